@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checksums, and the copy that computes one on the way.
+//
+// Payload checksum (BH_CHECKSUM_XXH3_TREE_4K): the value is cut into pieces of 4 KiB (the last may be
+// shorter); each piece is summed with XXH3-64 (seed 0); the checksum is XXH3-64 (seed 0) of the pieces'
+// sums as little-endian words followed by the value's length in bytes as one more word. Pieces can be
+// summed anywhere, in any order, by CPU, device or GPU; combining them costs 8 bytes per 4 KiB.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace bowhead {
+
+inline constexpr size_t kChecksumPieceBytes = 4096;
+
+/// XXH3-64 with seed 0, and with another seed.
+uint64_t hash64(const void* data, size_t size);
+uint64_t hash64(const void* data, size_t size, uint64_t seed);
+
+struct Hash128 {
+  uint64_t low = 0;
+  uint64_t high = 0;
+  bool operator==(const Hash128&) const = default;
+};
+
+/// XXH3-128 with a seed.
+Hash128 hash128(const void* data, size_t size, uint64_t seed);
+
+/// Payload checksum of contiguous bytes.
+uint64_t payload_checksum(const void* data, size_t size);
+
+/// Combines the sums of all pieces of a value of `size` bytes.
+uint64_t combine_pieces(std::span<const uint64_t> piece_sums, uint64_t size);
+
+/// Copies a value piecewise and sums what was copied, reading each source byte from memory once.
+///
+/// The sum is that of the bytes stored to the destination, even if the source changes meanwhile: that
+/// is what makes an optimistic read safe (a wrong copy has a wrong sum). Source and destination of
+/// one append may not overlap. Not thread-safe; no allocation. Data races on the source with writers
+/// of other threads are expected and harmless: the functions are exempt from ThreadSanitizer.
+class ChecksumCopy {
+ public:
+  /// `streaming`: store past the caches (for destinations that will not be read soon).
+  explicit ChecksumCopy(bool streaming) : streaming_(streaming) {}
+
+  void append(void* destination, const void* source, size_t size);
+
+  /// The checksum of all that was appended, in order. Streaming stores are globally visible after it
+  /// (sfence). Call once.
+  uint64_t finish();
+
+ private:
+  // (implementation detail: a partial piece, the sums so far)
+  bool streaming_;
+};
+
+}  // namespace bowhead

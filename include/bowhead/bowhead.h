@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The C ABI of Bowhead: the only symbols that libbowhead.so exports.
+ *
+ * Every function may be called from any thread; closing a handle may not overlap a call on it.
+ * After fork() the child must open the pool anew: a handle from before answers BH_FORKED.
+ * Functions return bh_status (status.h); bh_last_error() has a sentence for the calling thread's
+ * last failure. Keys are opaque bytes, 1 to 512. Values are 1 byte to 1 GiB, given and taken as
+ * scattered pieces. Nothing is written to an output on failure unless said. */
+#ifndef BOWHEAD_BOWHEAD_H
+#define BOWHEAD_BOWHEAD_H
+
+#include <bowhead/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BH_ABI_VERSION 1u
+
+typedef struct bh_pool bh_pool;       /* an open pool */
+typedef uint64_t bh_namespace_id;     /* fingerprint of a namespace's description */
+
+typedef struct bh_key {
+  const void* data;
+  size_t size_bytes;
+} bh_key;
+
+typedef struct bh_iovec {
+  void* data;
+  size_t size_bytes;
+} bh_iovec;
+
+typedef struct bh_const_iovec {
+  const void* data;
+  size_t size_bytes;
+} bh_const_iovec;
+
+/* Set struct_bytes to sizeof before use; later versions append members. Zero means the default. */
+typedef struct bh_create_options {
+  uint32_t struct_bytes;
+  uint32_t hosts;               /* host slots, 1 to 64; default 1 */
+  uint64_t size_bytes;          /* of the whole pool; required; at least 16 MiB */
+  uint64_t extent_bytes;        /* default: size / 1024, within 2 MiB and 64 MiB */
+  uint64_t min_block_bytes;     /* default 16 KiB */
+  uint32_t evict_high_permille; /* default 980 */
+  uint32_t evict_low_permille;  /* default 960 */
+  uint32_t no_eviction;         /* 1: a full pool answers BH_NO_SPACE */
+  uint32_t replace;             /* 1: overwrite what lies at the locator */
+} bh_create_options;
+
+/* Room for a block, filled in place between bh_reserve and bh_commit or bh_abort. */
+typedef struct bh_reservation {
+  void* data;
+  uint64_t length_bytes;
+  uint64_t offset;  /* of data in the mapping */
+  uint32_t present; /* 1: the key is stored already, nothing was reserved and nothing is to be ended */
+  uint32_t reserved;
+  void* internal;
+} bh_reservation;
+
+/* A block held in place. data must not be written. */
+typedef struct bh_lease {
+  const void* data;
+  uint64_t length_bytes;
+  uint64_t offset;
+  uint64_t stamp; /* generation of the block */
+  uint64_t internal;
+} bh_lease;
+
+uint32_t bh_abi_version(void);
+const char* bh_status_name(bh_status status); /* "NO_SPACE" */
+const char* bh_status_text(bh_status status); /* a sentence */
+const char* bh_last_error(void); /* valid until the thread's next call */
+
+bh_status bh_pool_create(const char* locator, const bh_create_options* options);
+bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
+void bh_pool_close(bh_pool* pool); /* NULL is allowed */
+bh_status bh_pool_destroy(const char* locator, int force);
+
+/* Base and length of the pool's mapping, e.g. for cudaHostRegister. */
+bh_status bh_pool_mapping(bh_pool* pool, const void** base, uint64_t* size_bytes);
+
+bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* description,
+                            bh_namespace_id* out);
+
+bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
+                 size_t value_count);
+/* The value's length goes to *length_bytes, also with BH_BUFFER_TOO_SMALL. */
+bh_status bh_get(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_iovec* buffers,
+                 size_t buffer_count, uint64_t* length_bytes);
+
+/* present[i] = 1 or 0. */
+bh_status bh_exists(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
+                    uint8_t* present);
+bh_status bh_longest_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
+                            size_t* length);
+
+bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
+                     bh_reservation* out);
+bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
+/* Commits without a checksum, for bytes that this CPU cannot read back: damage goes unnoticed. */
+bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation);
+bh_status bh_abort(bh_pool* pool, bh_reservation* reservation);
+
+bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms, bh_lease* out);
+bh_status bh_release(bh_pool* pool, bh_lease* lease); /* BH_OK: was valid throughout; BH_LAPSED */
+
+bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key);
+bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

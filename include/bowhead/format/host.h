@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What lies in the region of a host slot besides the index (index.h). Every line here has one writing
+ * host: the slot's. The parts and their places: superblock.h. */
+#ifndef BOWHEAD_FORMAT_HOST_H
+#define BOWHEAD_FORMAT_HOST_H
+
+#include <bowhead/format/common.h>
+
+/* States of a host slot. */
+enum {
+  BH_HOST_FREE = 0,
+  BH_HOST_JOINING = 1,
+  BH_HOST_LIVE = 2,
+  BH_HOST_LEFT = 3 /* stopped in order: everything it wrote is in the memory */
+};
+
+/* Sealed; two copies written in turn, the higher `turn` counts, so that a writer that dies in the
+ * middle leaves the other one. */
+typedef struct bh_host_slot {
+  uint32_t state; /* BH_HOST_* */
+  uint16_t incarnation; /* the how-manieth life of this slot; 0: never used */
+  uint16_t fenced; /* highest own incarnation known to have stopped writing */
+  uint64_t machine_id;
+  uint64_t boot_id;
+  uint64_t nonce;
+  uint64_t turn;
+  uint64_t reserved[2];
+  uint64_t seal;
+} bh_host_slot;
+BH_FORMAT_SIZE(bh_host_slot, 64);
+BH_FORMAT_OFFSET(bh_host_slot, machine_id, 8);
+BH_FORMAT_OFFSET(bh_host_slot, turn, 32);
+BH_FORMAT_OFFSET(bh_host_slot, seal, 56);
+
+/* Words, each complete in itself. */
+typedef struct bh_host_beat {
+  uint64_t beat;
+  uint64_t nonce;
+  uint64_t settled;      /* own stamps up to this sequence are in the memory for good */
+  uint64_t hazard_limit; /* hazard words at and beyond this index were never used */
+  uint64_t reserved[4];
+} bh_host_beat;
+BH_FORMAT_SIZE(bh_host_beat, 64);
+
+/* Ownership word of an extent: state:4 | transfer epoch:28 | peer slot:8 | peer incarnation:16 |
+ * custody:8, high to low. */
+enum {
+  BH_OWN_NONE = 0,
+  BH_OWN_OWN = 1,
+  BH_OWN_GIVEN = 2,
+  BH_OWN_CLAIM = 3,
+  BH_OWN_ABANDONED = 4
+};
+#define BH_OWN_STATE_SHIFT 60u
+#define BH_OWN_EPOCH_SHIFT 32u
+
+/* Hazard word: lease sequence:28 | block offset / 4096:36, high to low; 0: none. The sequence makes
+ * every life of the word different, so that a late clear cannot hit a later lease. */
+#define BH_HAZARD_PAGE_BITS 36u
+
+/* A namespace: the description whose fingerprint is the id. The line with the seal is written last. */
+#define BH_NAMESPACE_NAME_BYTES 64u
+#define BH_NAMESPACE_TEXT_BYTES 384u
+typedef struct bh_namespace {
+  uint64_t id; /* XXH3-64 of name and description; 0: entry not used */
+  uint64_t content_checksum; /* XXH3-64 of name[] and description[] */
+  uint32_t incarnation; /* of the writer */
+  uint32_t reserved0;
+  uint64_t reserved[4];
+  uint64_t seal; /* of this first line */
+  char name[BH_NAMESPACE_NAME_BYTES]; /* zero-filled */
+  char description[BH_NAMESPACE_TEXT_BYTES]; /* zero-filled: model, dtype, layout, ranks, as given */
+} bh_namespace;
+BH_FORMAT_SIZE(bh_namespace, 512);
+BH_FORMAT_OFFSET(bh_namespace, seal, 56);
+BH_FORMAT_OFFSET(bh_namespace, name, 64);
+
+/* ---- host-private from here: shared by the processes of one host, by ordinary atomics ---- */
+
+/* One line per word that several processes add to. */
+typedef struct bh_host_private {
+  uint64_t stamp_sequence; /* last sequence taken */
+  uint64_t pad0[7];
+  uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
+  uint64_t recovered_incarnation;
+  uint64_t pad1[6];
+  uint64_t retired_counters[16]; /* counters of processes that are gone, by BH_COUNTER_* */
+} bh_host_private;
+BH_FORMAT_SIZE(bh_host_private, 256);
+BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
+BH_FORMAT_OFFSET(bh_host_private, retired_counters, 128);
+
+/* Counters of a process. Sums over processes are the host's; sums over hosts the pool's. The first
+ * two go up and down and are signed. */
+enum {
+  BH_COUNTER_USED_BYTES = 0, /* room taken by reserved and committed blocks */
+  BH_COUNTER_BLOCKS,         /* committed blocks */
+  BH_COUNTER_PUTS,
+  BH_COUNTER_PUTS_PRESENT,   /* puts of a key that was there already */
+  BH_COUNTER_HITS,
+  BH_COUNTER_MISSES,
+  BH_COUNTER_EVICTIONS,
+  BH_COUNTER_REMOVALS,
+  BH_COUNTER_MOVES,          /* blocks moved to free an extent */
+  BH_COUNTER_DAMAGED,        /* blocks found damaged by a reader, and dropped */
+  BH_COUNTER_BYTES_IN,
+  BH_COUNTER_BYTES_OUT,
+  BH_COUNTER_NO_SPACE,
+  BH_COUNTER_SCAVENGED,      /* half-done things of dead processes finished or undone */
+  BH_COUNTER_COUNT,
+  BH_COUNTER_ROOM = 16
+};
+
+/* Process word: state:8 | scavenger's process slot + 1:16 | sequence:40, high to low. */
+enum { BH_PROCESS_FREE = 0, BH_PROCESS_LIVE = 1, BH_PROCESS_SCAVENGING = 2 };
+
+typedef struct bh_process {
+  uint64_t word;
+  uint64_t pid;           /* for people: liveness is the lock, see docs/invariants.md */
+  uint64_t pid_namespace; /* inode of the pid namespace that pid belongs to */
+  uint64_t opened_unix_ns;
+  uint64_t reserved[4];
+  uint64_t counters[BH_COUNTER_ROOM];
+} bh_process;
+BH_FORMAT_SIZE(bh_process, 192);
+BH_FORMAT_OFFSET(bh_process, counters, 64);
+
+/* Lease word: state:4 | process slot:12 | sequence:48, high to low. */
+enum {
+  BH_LEASE_FREE = 0,
+  BH_LEASE_ACTIVE = 1,
+  BH_LEASE_REVOKED = 2 /* its time was over; the holder learns it at release */
+};
+typedef struct bh_lease {
+  uint64_t word;
+  uint64_t deadline_ns; /* CLOCK_BOOTTIME of this host */
+  uint64_t stamp;
+  uint64_t block_offset;
+} bh_lease;
+BH_FORMAT_SIZE(bh_lease, 32);
+
+/* Allocator word of a block slot: state:4 | process slot:12 | sequence:48, high to low. The sequence
+ * goes up with every change of state. */
+enum {
+  BH_BLOCK_NONE = 0, /* no block begins here */
+  BH_BLOCK_FREE = 1,
+  BH_BLOCK_RESERVED = 2,  /* process */
+  BH_BLOCK_COMMITTED = 3,
+  BH_BLOCK_RETIRING = 4,  /* process */
+  BH_BLOCK_RETIRED = 5,   /* header retired and published; free once no hazard names it */
+  BH_BLOCK_CLEANING = 6   /* process: a dead one's RESERVED or RETIRING is being undone */
+};
+#define BH_WORD_STATE_SHIFT 60u
+#define BH_WORD_PROCESS_SHIFT 48u
+
+/* Extent word: the same shape as an allocator word. */
+enum {
+  BH_EXTENT_FREE = 0,
+  BH_EXTENT_CUTTING = 1,   /* process: FREE -> SLAB */
+  BH_EXTENT_SLAB = 2,
+  BH_EXTENT_PART = 3,      /* belongs to the slab that begins at extent `head` */
+  BH_EXTENT_JOINING = 4    /* process: SLAB -> FREE */
+};
+typedef struct bh_extent_state {
+  uint64_t word;
+  uint64_t block_bytes;
+  uint32_t block_count;
+  uint32_t extent_span;
+  uint64_t head;
+  uint64_t free_blocks; /* a hint: the allocator words decide */
+  uint64_t preferred;   /* process slot + 1 that allocates here; a hint */
+  uint64_t reserved[2];
+} bh_extent_state;
+BH_FORMAT_SIZE(bh_extent_state, 64);
+BH_FORMAT_OFFSET(bh_extent_state, free_blocks, 32);
+
+#endif

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The superblock: what a pool is and where its parts lie. Two copies, at offset 0 and at
+ * BH_SUPERBLOCK_COPY_OFFSET, written by whoever creates the pool and by `bowhead pool repair`,
+ * by nobody else. Every other offset in the pool follows from it.
+ *
+ *   0                      superblock, first copy
+ *   64 KiB                 superblock, second copy
+ *   regions_offset         host_count regions of region_bytes, one per host slot (host.h)
+ *   tables_offset          extent_count tables of table_bytes: block headers and keys (block.h)
+ *   payload_offset         extent_count extents of extent_bytes: payload and nothing else
+ */
+#ifndef BOWHEAD_FORMAT_SUPERBLOCK_H
+#define BOWHEAD_FORMAT_SUPERBLOCK_H
+
+#include <bowhead/format/common.h>
+
+#define BH_SUPERBLOCK_MAGIC 0x3144414548574F42ull /* "BOWHEAD1" as stored */
+#define BH_FORMAT_VERSION 1u
+#define BH_SUPERBLOCK_COPY_OFFSET 65536u
+#define BH_SUPERBLOCK_COPIES 2u
+
+/* Feature masks. A reader that meets an unknown bit: compat: ignores it; incompat: refuses to open;
+ * ro_compat: may read, refuses to write. Version 1 defines none. Incompat bit 0 is reserved for
+ * redundancy inside a block. */
+#define BH_FEATURES_COMPAT 0ull
+#define BH_FEATURES_INCOMPAT 0ull
+#define BH_FEATURES_RO_COMPAT 0ull
+
+/* Checksum kinds: how payload bytes are summed. Append only. */
+enum {
+  BH_CHECKSUM_NONE = 0,        /* nobody vouches for the bytes */
+  BH_CHECKSUM_XXH3_TREE_4K = 1 /* XXH3-64 of the XXH3-64 sums of 4 KiB pieces (base/checksum.h) */
+};
+
+/* The parts of a host region, in the order in which they lie. Parts up to BH_PART_INDEX are
+ * published: their one writer is the host, everybody reads them. The rest is host-private: shared by
+ * the processes of the host with ordinary atomics, and never a ground for another host's decision. */
+enum {
+  BH_PART_SLOT = 0,    /* bh_host_slot x2: who the host is */
+  BH_PART_BEAT,        /* bh_host_beat: heartbeat and other words that move */
+  BH_PART_DECIDE,      /* u64 x BH_HOSTS_MAX: registers of the agreement on successors */
+  BH_PART_ACK,         /* u64 x BH_HOSTS_MAX: incarnations treated as ended */
+  BH_PART_OWN,         /* u64 x extent_count: ownership of extents (BH_OWN_*) */
+  BH_PART_NAMESPACES,  /* bh_namespace x namespace_count */
+  BH_PART_HAZARDS,     /* u64 x lease_count: blocks that this host's leases hold */
+  BH_PART_TOUCH,       /* u64 x touch_count: recency hints for other owners */
+  BH_PART_MAIL,        /* 4 KiB x host_count: message lines to each other host */
+  BH_PART_INDEX,       /* bh_index_bucket x index_bucket_count */
+  BH_PART_PRIVATE,     /* bh_host_private: counters of the host */
+  BH_PART_PROCESSES,   /* bh_process x process_count */
+  BH_PART_LEASES,      /* bh_lease x lease_count */
+  BH_PART_VIEW,        /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
+  BH_PART_LOCKS,       /* u64 x lock_count: index locks */
+  BH_PART_EXTENTS,     /* bh_extent_state x extent_count: how extents are cut */
+  BH_PART_BLOCKS,      /* u64 x slots: allocator words, one per smallest block of the pool */
+  BH_PART_RECENCY,     /* u64 x slots: when the block was last used */
+  BH_PART_COUNT        /* 18 */
+};
+
+typedef struct bh_part {
+  uint64_t offset; /* from the start of the region */
+  uint64_t bytes;
+} bh_part;
+BH_FORMAT_SIZE(bh_part, 16);
+
+typedef struct bh_geometry {
+  uint64_t total_bytes;        /* of the pool; the medium may be longer */
+  uint64_t region_align_bytes; /* regions, tables and extents start at multiples of it: the grain in
+                                  which a mapping can be made read-only */
+  uint64_t regions_offset;
+  uint64_t region_bytes;
+  uint64_t tables_offset;
+  uint64_t table_bytes; /* per extent; a multiple of region_align_bytes */
+  uint64_t payload_offset;
+  uint64_t extent_bytes; /* a power of two, 2 MiB to 64 MiB */
+  uint64_t extent_count;
+  uint64_t min_block_bytes; /* a power of two: no block is smaller; one header slot per so much */
+  uint64_t index_bucket_count; /* per host */
+  uint32_t host_count;
+  uint32_t process_count;   /* per host */
+  uint32_t lease_count;     /* per host */
+  uint32_t namespace_count; /* per host */
+  uint32_t lock_count;      /* per host; a power of two */
+  uint32_t touch_count;     /* per host */
+  uint32_t block_parity_bytes; /* reserved for redundancy inside a block: 0 in version 1 */
+  uint32_t reserved;
+  bh_part parts[BH_PART_COUNT];
+} bh_geometry;
+BH_FORMAT_SIZE(bh_geometry, 408);
+BH_FORMAT_OFFSET(bh_geometry, host_count, 88);
+BH_FORMAT_OFFSET(bh_geometry, parts, 120);
+
+typedef struct bh_superblock {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t copy; /* 0 or 1: a copy found at the wrong place is damage */
+  uint64_t compat;
+  uint64_t incompat;
+  uint64_t ro_compat;
+  uint64_t pool_id[2]; /* random; part of every seal */
+  uint64_t created_unix_ns;
+  uint32_t checksum_kind; /* BH_CHECKSUM_* of new payloads */
+  uint32_t seal_kind;     /* 1: XXH3-64 (format/seal rule in docs/format.md) */
+  uint32_t evict_high_permille; /* eviction starts above this share of used payload; 0: never */
+  uint32_t evict_low_permille;  /* and goes on until below this */
+  bh_geometry geometry;
+  uint8_t reserved[3592]; /* zero */
+  uint64_t checksum; /* XXH3-64 of all bytes before */
+  uint64_t magic_end; /* BH_SUPERBLOCK_MAGIC again: a page cut short is damage */
+} bh_superblock;
+BH_FORMAT_SIZE(bh_superblock, 4096);
+BH_FORMAT_OFFSET(bh_superblock, pool_id, 40);
+BH_FORMAT_OFFSET(bh_superblock, checksum_kind, 64);
+BH_FORMAT_OFFSET(bh_superblock, geometry, 80);
+BH_FORMAT_OFFSET(bh_superblock, checksum, 4080);
+
+#endif

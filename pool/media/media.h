@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Media: where the bytes of a pool live. The pool knows this interface and no device.
+//
+// Locators: `shm:NAME` (tmpfs, or hugetlbfs when it has room), `file:/PATH` (fsdax or a regular file).
+// Later: `dax:`, `numa:`, and several joined with `+`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+
+namespace bowhead {
+
+/// What a medium promises. Filled when it is opened; does not change.
+struct MediaTraits {
+  std::string kind;         ///< "shm", "file", ...
+  std::string description;  ///< for people: path, page size, what its persistence rests on
+  uint64_t page_bytes = 4096;  ///< grain of protect() and of the mapping
+  bool survives_reboot = false;     ///< bytes are there after a reboot in good order
+  bool survives_power_loss = false; ///< published bytes are there after a power loss (CPU flushes
+                                    ///< suffice); false with survives_reboot: only what sync() wrote
+};
+
+/// A mapped medium. The mapping is shared, readable and writable until protect() says otherwise, at
+/// least 2 MiB aligned, and lives as long as the object. Thread-safe but for destruction.
+class Media {
+ public:
+  virtual ~Media() = default;
+  Media(const Media&) = delete;
+  Media& operator=(const Media&) = delete;
+
+  std::byte* base() const { return base_; }
+  uint64_t size_bytes() const { return size_bytes_; }
+  const MediaTraits& traits() const { return traits_; }
+
+  /// A descriptor of the medium's own inode, for byte-range locks (liveness of processes, joining):
+  /// every process that can map the medium can take them, in whatever namespace it runs.
+  int lock_fd() const { return lock_fd_; }
+
+  /// Makes [offset, offset+size) read-only or writable for this process. Both must be multiples of
+  /// traits().page_bytes. Returns MISALIGNED, INVALID_ARGUMENT (out of range), SYSTEM.
+  virtual Result<void> protect(uint64_t offset, uint64_t size, bool writable) = 0;
+
+  /// Makes [offset, offset+size) survive what traits() says it can survive; does nothing where
+  /// publishing does that already. Returns SYSTEM.
+  virtual Result<void> sync(uint64_t offset, uint64_t size) = 0;
+
+ protected:
+  Media() = default;
+
+  std::byte* base_ = nullptr;
+  uint64_t size_bytes_ = 0;
+  MediaTraits traits_;
+  int lock_fd_ = -1;
+};
+
+/// Called now and then with (bytes done, bytes in all) by what takes long. May be empty.
+using MediaProgress = void (*)(void* context, uint64_t done_bytes, uint64_t total_bytes);
+
+struct MediaCreateOptions {
+  uint64_t size_bytes = 0;  ///< a multiple of 2 MiB
+  bool replace = false;     ///< an existing object at the locator is overwritten in its place
+  MediaProgress progress = nullptr;
+  void* progress_context = nullptr;
+};
+
+/// Creates the object behind a locator, with all its space really allocated (a later store never
+/// fails for want of memory) and zero-filled, and maps it. The object stays when the mapping goes.
+/// Nothing is left behind on failure. Without `replace`, an existing object is POOL_EXISTS.
+/// Returns BAD_LOCATOR, NOT_SUPPORTED, POOL_EXISTS, TOO_SMALL, MISALIGNED, NO_SPACE, SYSTEM; the
+/// error names the path and says what to do.
+Result<std::unique_ptr<Media>> create_media(const std::string& locator,
+                                            const MediaCreateOptions& options);
+
+/// Maps an existing object. Returns BAD_LOCATOR, NOT_SUPPORTED, NO_SUCH_POOL, NOT_A_POOL (it is a
+/// directory, or empty), SYSTEM.
+Result<std::unique_ptr<Media>> open_media(const std::string& locator);
+
+/// Removes the object behind a locator; mappings of it stay valid. Returns BAD_LOCATOR,
+/// NOT_SUPPORTED, NO_SUCH_POOL, SYSTEM.
+Result<void> remove_media(const std::string& locator);
+
+}  // namespace bowhead

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pool: KV blocks under their keys, in memory that many processes share.
+//
+// Thread-safety: every method of an open Pool may be called from any thread at any time; moving and
+// destroying it may not overlap a call. After fork() the child's copy of a handle answers FORKED to
+// everything; the child opens the pool anew.
+//
+// A process may die at any instruction: what it had committed stays, what it had half done is
+// undone by the next process that needs it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace bowhead {
+
+/// Called now and then with (done, total, what) by what may take over a second. May be empty.
+using Progress = std::function<void(uint64_t done, uint64_t total, const char* what)>;
+
+struct CreateOptions {
+  uint64_t size_bytes = 0;         ///< of the whole pool; rounded down to 2 MiB; at least 16 MiB
+  uint32_t hosts = 1;              ///< host slots, 1 to 64; each takes its share of the extents
+  uint64_t extent_bytes = 0;       ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
+  uint64_t min_block_bytes = 16384;  ///< power of two, 4 KiB to 1 MiB: smaller values take as much
+  uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
+  uint32_t evict_low_permille = 960;   ///< and goes on until below this
+  bool replace = false;            ///< overwrite what lies at the locator
+  Progress progress;
+};
+
+struct OpenOptions {
+  uint32_t host = 0;  ///< host slot
+  Progress progress;
+};
+
+/// What a namespace is. Two namespaces share blocks only if both texts are equal.
+struct NamespaceDescription {
+  std::string name;         ///< 1 to 63 bytes, for people and the command line
+  std::string description;  ///< up to 383 bytes: model, dtype, layout, parallel rank, as you like
+};
+
+/// Fingerprint of a description; what operations take.
+using NamespaceId = uint64_t;
+
+/// A piece of a caller's buffer.
+struct Span {
+  std::byte* data = nullptr;
+  size_t size = 0;
+};
+struct ConstSpan {
+  const std::byte* data = nullptr;
+  size_t size = 0;
+};
+
+/// Room for a block, not visible to anybody until commit(). Ended by commit() or abort(), or by the
+/// death of the process.
+struct Reservation {
+  std::byte* data = nullptr;  ///< the payload, 4 KiB-aligned, `length_bytes` long, in the pool
+  uint64_t length_bytes = 0;
+  uint64_t offset = 0;        ///< of the payload in the pool
+  bool present = false;       ///< the key is stored already: nothing was reserved, nothing to do
+  uint64_t token = 0;         ///< internal
+  NamespaceId namespace_id = 0;
+  std::string key;
+};
+
+/// A promise that a block stays where it is until release() or the time limit.
+struct Lease {
+  const std::byte* data = nullptr;  ///< the payload; never write to it
+  uint64_t length_bytes = 0;
+  uint64_t offset = 0;              ///< of the payload in the pool
+  uint64_t stamp = 0;               ///< generation of the block
+  uint64_t token = 0;               ///< internal
+};
+
+/// Sums over all processes and hosts since the pool was created, and what is there now.
+struct PoolInfo {
+  struct Namespace {
+    NamespaceId id;
+    std::string name;
+    std::string description;
+  };
+  struct Host {
+    uint32_t slot;
+    std::string state;  ///< "free", "joining", "live", "left", "damaged"
+    uint32_t incarnation;
+    uint64_t extents_owned;
+    uint64_t extents_free;
+    uint64_t processes_live;
+    uint64_t leases_active;
+  };
+  std::string locator, media_kind, media_description, pool_id;
+  uint32_t format_version;
+  uint64_t created_unix_ns;
+  uint64_t size_bytes, payload_bytes, metadata_bytes;
+  uint64_t extent_bytes, extent_count, min_block_bytes;
+  uint32_t evict_high_permille, evict_low_permille;
+  std::string flush;  ///< how stores are published: "none", "clwb", ...
+  bool second_superblock_used;  ///< the first copy is damaged; `repair` mends it
+  int64_t used_bytes, blocks;
+  uint64_t puts, puts_present, hits, misses, evictions, removals, moves, damaged, bytes_in, bytes_out,
+      no_space, scavenged;
+  std::vector<Namespace> namespaces;
+  std::vector<Host> hosts;
+};
+
+/// One thing that check() found wrong.
+struct CheckFinding {
+  std::string what;   ///< a sentence that names the thing
+  bool data_lost;     ///< a committed block cannot be returned; else only housekeeping is off
+  uint64_t offset;    ///< in the pool
+};
+
+struct CheckReport {
+  uint64_t blocks_checked = 0;
+  uint64_t bytes_checked = 0;
+  uint64_t blocks_unverified = 0;  ///< committed with checksum kind NONE: nobody can tell
+  std::vector<CheckFinding> findings;
+};
+
+/// A block as list() shows it.
+struct BlockInfo {
+  NamespaceId namespace_id;
+  std::string key;
+  uint64_t length_bytes;
+  uint64_t offset;
+  uint64_t stamp;
+};
+
+class Pool {
+ public:
+  Pool(Pool&&) noexcept;
+  Pool& operator=(Pool&&) noexcept;
+  ~Pool();  ///< closes; reservations and leases still open are undone
+
+  /// Makes a pool. Returns INVALID_ARGUMENT, TOO_SMALL, POOL_EXISTS, IN_USE (replace, but processes
+  /// have it open), and what create_media() returns.
+  static Result<void> create(const std::string& locator, const CreateOptions& options);
+
+  /// Opens a pool; undoes what dead processes left and, after a reboot, rebuilds the allocator from
+  /// the index. Returns NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY
+  /// (another process is opening it and hangs), LIMIT_REACHED (too many processes), HOST_ID_IN_USE,
+  /// INVALID_ARGUMENT (host), and what open_media() returns.
+  static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
+
+  /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
+  static Result<void> destroy(const std::string& locator, bool force);
+
+  /// Mends what can be mended without loss while nobody has the pool open: a damaged superblock copy,
+  /// allocator state, index directory; drops blocks that are damaged. Returns what it did, a sentence
+  /// each. `take_over` accepts a pool that another machine did not leave in order.
+  static Result<std::vector<std::string>> repair(const std::string& locator, bool take_over,
+                                                 const Progress& progress = {});
+
+  /// Registers or finds a namespace. Returns INVALID_ARGUMENT, NAMESPACE_MISMATCH (same name, other
+  /// description), LIMIT_REACHED.
+  Result<NamespaceId> open_namespace(const NamespaceDescription& description);
+
+  /// Stores a value (the concatenation of `value`). A key that is present already is success, and the
+  /// stored bytes stay as they are. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY, FORKED.
+  Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
+
+  /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
+  /// returns its length. What it returns was checked against the checksum of the value, byte for
+  /// byte, in the caller's buffer. Returns NOT_FOUND (also for a damaged block, which is dropped and
+  /// counted), BUFFER_TOO_SMALL, KEY_TOO_LONG, FORKED. On failure the buffers hold anything.
+  Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers);
+
+  /// Length of a stored value. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
+  Result<uint64_t> length(NamespaceId ns, std::string_view key);
+
+  /// present[i] = 1 if keys[i] is stored, else 0; returns how many are. No recency is changed.
+  /// Keys that are too long count as absent. Returns FORKED, INVALID_ARGUMENT (sizes differ).
+  Result<uint64_t> exists(NamespaceId ns, std::span<const std::string_view> keys,
+                          std::span<uint8_t> present);
+
+  /// How many leading keys are stored without a gap; marks those as used, the first most recently,
+  /// so that eviction takes a prefix from its end. Returns FORKED.
+  Result<uint64_t> longest_prefix(NamespaceId ns, std::span<const std::string_view> keys);
+
+  /// Room for a value of `length_bytes` under `key`, to be filled in place. Same statuses as put().
+  Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes);
+
+  /// Makes a reservation visible. `verified` false stores it without a checksum (for writers that
+  /// cannot read back what a device wrote); then nobody will notice damage. If somebody else has
+  /// committed the key meanwhile, theirs stays. Returns CLOSED, BUSY, NO_SPACE (index), FORKED.
+  Status commit(Reservation& reservation, bool verified = true);
+  Status abort(Reservation& reservation);
+
+  /// Finds a block and keeps it where it is for `ttl_ms` (1 to 600,000). Returns NOT_FOUND,
+  /// LIMIT_REACHED (leases), KEY_TOO_LONG, INVALID_ARGUMENT, FORKED.
+  Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms);
+
+  /// Ends a lease. OK: everything read through it was the block's. LAPSED: its time was over or the
+  /// host was fenced; discard what was computed from it. CLOSED: ended before.
+  Status release(Lease& lease);
+
+  /// Removes a block; space comes back once no lease holds it. Returns NOT_FOUND, KEY_TOO_LONG, BUSY.
+  Status remove(NamespaceId ns, std::string_view key);
+
+  /// Marks blocks as used now, the first most recently. Absent keys are skipped.
+  Status touch(NamespaceId ns, std::span<const std::string_view> keys);
+
+  /// Calls `visit` for every committed block of every host, in no order; stops when it returns false.
+  Status list(const std::function<bool(const BlockInfo&)>& visit);
+
+  /// Undoes what dead processes left, now instead of when it is needed. Returns how many were found.
+  Result<uint64_t> scavenge();
+
+  Result<PoolInfo> info();
+
+  /// Reads everything and names what is wrong; changes nothing. `payload` also verifies every block.
+  Result<CheckReport> check(bool payload, const Progress& progress = {});
+
+  /// Base and length of the mapping (for registration with a GPU).
+  ConstSpan mapping() const;
+
+ private:
+  class Impl;
+  explicit Pool(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace bowhead
