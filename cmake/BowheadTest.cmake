@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+# bowhead_test(): one GoogleTest executable, of which ctest counts every case.
+#
+#   bowhead_test(NAME pool_lease_test
+#     SOURCES lease_test.cpp
+#     LIBS    bowhead::pool
+#     LABELS  unit                # one of: unit contract crash fuzz e2e chaos
+#     TIMEOUT 60)                 # seconds for one case; 60 if left out
+#
+# Each case runs in a process of its own, so a crash costs one case and not those behind it, and
+# GTEST_SKIP() is reported as skipped. Cases are listed just before ctest runs, not while building.
+# GoogleTest's main() is linked unless a source defines one; that one must call InitGoogleTest.
+
+include(GoogleTest)
+find_package(GTest REQUIRED)
+
+set(BOWHEAD_TEST_LABELS unit contract crash fuzz e2e chaos)
+
+function(bowhead_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS")
+  if(NOT arg_NAME OR NOT arg_SOURCES OR arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "bowhead_test(${ARGV}): needs NAME, SOURCES, LABELS; takes LIBS, TIMEOUT")
+  endif()
+  # One label: gtest_discover_tests() of CMake 3.25 loses what follows a list-valued property.
+  if(NOT arg_LABELS IN_LIST BOWHEAD_TEST_LABELS)
+    message(FATAL_ERROR "${arg_NAME}: LABELS ${arg_LABELS} is not one of ${BOWHEAD_TEST_LABELS}")
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBS} bowhead::flags GTest::gtest GTest::gtest_main)
+  gtest_discover_tests(${arg_NAME}
+    TEST_PREFIX "${arg_NAME}."
+    DISCOVERY_MODE PRE_TEST
+    DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+endfunction()
