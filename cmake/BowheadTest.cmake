@@ -5,7 +5,7 @@
 #     SOURCES lease_test.cpp
 #     LIBS    bowhead::pool
 #     LABELS  unit                # one of: unit contract crash fuzz e2e chaos
-#     TIMEOUT 60)                 # seconds for one case; 60 if left out
+#     TIMEOUT 60)                 # seconds for one case, without sanitizers; 60 if left out
 #
 # Each case runs in a process of its own, so a crash costs one case and not those behind it, and
 # GTEST_SKIP() is reported as skipped. Cases are listed just before ctest runs, not while building.
@@ -15,6 +15,7 @@ include(GoogleTest)
 find_package(GTest REQUIRED)
 
 set(BOWHEAD_TEST_LABELS unit contract crash fuzz e2e chaos)
+set(BOWHEAD_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Multiplies TIMEOUT; sanitizer presets raise it")
 
 function(bowhead_test)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS")
@@ -28,6 +29,7 @@ function(bowhead_test)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
+  math(EXPR timeout "${arg_TIMEOUT} * ${BOWHEAD_TEST_TIMEOUT_FACTOR}")
 
   add_executable(${arg_NAME} ${arg_SOURCES})
   target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBS} bowhead::flags GTest::gtest GTest::gtest_main)
@@ -35,5 +37,5 @@ function(bowhead_test)
     TEST_PREFIX "${arg_NAME}."
     DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+    PROPERTIES LABELS ${arg_LABELS} TIMEOUT ${timeout})
 endfunction()
