@@ -84,18 +84,14 @@ typedef struct bh_host_private {
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
   uint64_t pad1[6];
-  uint64_t retired_counters[16]; /* counters of processes that are gone, by BH_COUNTER_* */
 } bh_host_private;
-BH_FORMAT_SIZE(bh_host_private, 256);
+BH_FORMAT_SIZE(bh_host_private, 128);
 BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
-BH_FORMAT_OFFSET(bh_host_private, retired_counters, 128);
 
-/* Counters of a process. Sums over processes are the host's; sums over hosts the pool's. The first
- * two go up and down and are signed. */
+/* Counters of a process slot; they go on when the slot's next process comes. Sums over slots are the
+ * host's, sums over hosts the pool's. */
 enum {
-  BH_COUNTER_USED_BYTES = 0, /* room taken by reserved and committed blocks */
-  BH_COUNTER_BLOCKS,         /* committed blocks */
-  BH_COUNTER_PUTS,
+  BH_COUNTER_PUTS = 0,       /* blocks stored */
   BH_COUNTER_PUTS_PRESENT,   /* puts of a key that was there already */
   BH_COUNTER_HITS,
   BH_COUNTER_MISSES,
