@@ -2,9 +2,10 @@
 // Checksums, and the copy that computes one on the way.
 //
 // Payload checksum (BH_CHECKSUM_XXH3_TREE_4K): the value is cut into pieces of 4 KiB (the last may be
-// shorter); each piece is summed with XXH3-64 (seed 0); the checksum is XXH3-64 (seed 0) of the pieces'
-// sums as little-endian words followed by the value's length in bytes as one more word. Pieces can be
-// summed anywhere, in any order, by CPU, device or GPU; combining them costs 8 bytes per 4 KiB.
+// shorter); each piece is summed with XXH3-64 (seed 0); the checksum is XXH3-64 (seed 0) of the
+// pieces' sums as little-endian words followed by the value's length in bytes as one more word.
+// Pieces can be summed anywhere, in any order, by CPU, device or GPU; combining them costs 8 bytes
+// per 4 KiB.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,8 @@
 #include <span>
 
 namespace bowhead {
+
+struct VectorKernels;  // base/vector_kernels.h
 
 inline constexpr size_t kChecksumPieceBytes = 4096;
 
@@ -36,14 +39,16 @@ uint64_t combine_pieces(std::span<const uint64_t> piece_sums, uint64_t size);
 
 /// Copies a value piecewise and sums what was copied, reading each source byte from memory once.
 ///
-/// The sum is that of the bytes stored to the destination, even if the source changes meanwhile: that
-/// is what makes an optimistic read safe (a wrong copy has a wrong sum). Source and destination of
-/// one append may not overlap. Not thread-safe; no allocation. Data races on the source with writers
+/// The sum is that of the bytes stored to the destination, even if the source changes meanwhile:
+/// that is what makes an optimistic read safe (a wrong copy has a wrong sum). Source and destination
+/// of one append may not overlap. Not thread-safe; no allocation. Data races on the source with writers
 /// of other threads are expected and harmless: the functions are exempt from ThreadSanitizer.
 class ChecksumCopy {
  public:
   /// `streaming`: store past the caches (for destinations that will not be read soon).
-  explicit ChecksumCopy(bool streaming) : streaming_(streaming) {}
+  explicit ChecksumCopy(bool streaming);
+  ChecksumCopy(const ChecksumCopy&) = delete;
+  ChecksumCopy& operator=(const ChecksumCopy&) = delete;
 
   void append(void* destination, const void* source, size_t size);
 
@@ -52,8 +57,14 @@ class ChecksumCopy {
   uint64_t finish();
 
  private:
-  // (implementation detail: a partial piece, the sums so far)
-  bool streaming_;
+  void end_piece();
+
+  const VectorKernels* kernels_;
+  const bool streaming_;
+  uint64_t length_ = 0;
+  size_t piece_used_ = 0;  // bytes of a piece that is not whole yet
+  alignas(64) std::byte piece_[kChecksumPieceBytes];
+  alignas(64) std::byte combiner_[576];  // XXH3_state_t over the sums so far
 };
 
 }  // namespace bowhead

@@ -41,4 +41,7 @@ void invalidate_lines(FlushKind kind, const void* address, size_t size);
 /// A locked instruction on x86 (also for ThreadSanitizer, which knows no stand-alone fences).
 void full_fence();
 
+/// Orders earlier non-temporal stores before later stores (sfence).
+void streaming_fence();
+
 }  // namespace bowhead
