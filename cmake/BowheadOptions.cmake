@@ -31,7 +31,8 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
 endif()
 
-# bowhead_optional(NAME pkg-config-module "what it is for") sets BOWHEAD_HAVE_<NAME> and PkgConfig::<NAME>.
+# bowhead_optional(NAME pkg-config-module "what it is for") sets BOWHEAD_HAVE_<NAME>, and defines
+# PkgConfig::<NAME> if that is ON.
 function(bowhead_optional name module purpose)
   set(BOWHEAD_WITH_${name} AUTO CACHE STRING "${purpose}: AUTO, ON or OFF")
   set_property(CACHE BOWHEAD_WITH_${name} PROPERTY STRINGS AUTO ON OFF)

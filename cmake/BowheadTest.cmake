@@ -32,7 +32,8 @@ function(bowhead_test)
   math(EXPR timeout "${arg_TIMEOUT} * ${BOWHEAD_TEST_TIMEOUT_FACTOR}")
 
   add_executable(${arg_NAME} ${arg_SOURCES})
-  target_link_libraries(${arg_NAME} PRIVATE ${arg_LIBS} bowhead::flags GTest::gtest GTest::gtest_main)
+  target_link_libraries(${arg_NAME} PRIVATE
+    ${arg_LIBS} bowhead::flags GTest::gtest GTest::gtest_main)
   gtest_discover_tests(${arg_NAME}
     TEST_PREFIX "${arg_NAME}."
     DISCOVERY_MODE PRE_TEST

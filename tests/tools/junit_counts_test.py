@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tools/junit_counts must count as ctest means it; what could not be started has failed."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "tools" / "junit_counts"
+
+# As ctest 3.25 writes it.
+REPORT = """<?xml version="1.0" encoding="UTF-8"?>
+<testsuite name="x" tests="7" failures="2" disabled="1" skipped="3">
+<testcase name="a" status="run"><system-out>ok</system-out></testcase>
+<testcase name="b" status="run"/>
+<testcase name="c" status="fail"><failure message=""/></testcase>
+<testcase name="d" status="fail"><failure message="timeout"/></testcase>
+<testcase name="e" status="notrun"><skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>
+<system-out>[ RUN      ] X.Y
+/x/a.cpp:3: Skipped
+no hugepages here
+[  SKIPPED ] X.Y (0 ms)</system-out></testcase>
+<testcase name="f" status="notrun"><skipped message="Unable to find executable"/></testcase>
+<testcase name="g" status="disabled"/>
+</testsuite>
+"""
+
+
+def count(text):
+    with tempfile.NamedTemporaryFile("w", suffix=".xml") as report:
+        report.write(text)
+        report.flush()
+        done = subprocess.run([sys.executable, SCRIPT, report.name], capture_output=True, text=True,
+                              check=True)
+    return done.stdout.splitlines()
+
+
+class Counts(unittest.TestCase):
+    def test_every_kind(self):
+        self.assertEqual(count(REPORT), [
+            "failed: c",
+            "failed: d",
+            "skipped: e: no hugepages here",
+            "failed: f: Unable to find executable",
+            "skipped: g: disabled",
+            "2 3 2",
+        ])
+
+    def test_nothing(self):
+        self.assertEqual(count("<testsuite/>"), ["0 0 0"])
+
+
+if __name__ == "__main__":
+    unittest.main()

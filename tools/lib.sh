@@ -1,0 +1,66 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: Apache-2.0
+# What tools/run and tools/test share: install what is missing, configure, build. To be sourced from
+# the root of the repository; does nothing by itself.
+
+say() { printf '== %s\n' "$*"; }
+
+# Packages of tools/packages.txt that are not installed.
+missing_packages() {
+  local name
+  while read -r name; do
+    [[ -z $name || $name == '#'* ]] && continue
+    [[ $(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null) == installed ]] || echo "$name"
+  done <tools/packages.txt
+}
+
+apt_install() {
+  "$@" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+    -o DPkg::Lock::Timeout=300 "${missing[@]}" </dev/null
+}
+
+# Installs what is missing; where it may not, prints the command that would and returns 3.
+install_missing() {
+  local missing as_root=()
+  if ! command -v dpkg-query >/dev/null; then
+    say "not Debian: packages are not checked; tools/packages.txt names them"
+    return 0
+  fi
+  mapfile -t missing < <(missing_packages)
+  ((${#missing[@]})) || return 0
+  if ((EUID != 0)); then
+    if sudo -n true 2>/dev/null; then
+      as_root=(sudo)
+    else
+      echo "Packages are missing. Install them, then run this again:" >&2
+      echo "  sudo apt-get update && sudo apt-get install -y ${missing[*]}" >&2
+      return 3
+    fi
+  fi
+  say "installing ${missing[*]}"
+  # The lists of a fresh system are empty, those of an old one stale: update only then.
+  if ! apt_install "${as_root[@]}" >/dev/null 2>&1; then
+    "${as_root[@]}" apt-get update </dev/null || true
+    apt_install "${as_root[@]}" || {
+      echo "apt-get could not install: ${missing[*]}" >&2
+      return 3
+    }
+  fi
+}
+
+# build PRESET
+build() {
+  local launcher=()
+  if command -v ccache >/dev/null; then
+    launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  say "configuring and building preset $1 in build/$1"
+  cmake --preset "$1" "${launcher[@]}" >"$(log_of "$1" configure)" ||
+    { cat "$(log_of "$1" configure)"; return 1; }
+  cmake --build --preset "$1"
+}
+
+log_of() {
+  mkdir -p "build/$1"
+  echo "build/$1/$2.log"
+}
