@@ -127,13 +127,13 @@ enum {
   BH_LEASE_ACTIVE = 1,
   BH_LEASE_REVOKED = 2 /* its time was over; the holder learns it at release */
 };
-typedef struct bh_lease {
+typedef struct bh_lease_slot {
   uint64_t word;
   uint64_t deadline_ns; /* CLOCK_BOOTTIME of this host */
   uint64_t stamp;
   uint64_t block_offset;
-} bh_lease;
-BH_FORMAT_SIZE(bh_lease, 32);
+} bh_lease_slot;
+BH_FORMAT_SIZE(bh_lease_slot, 32);
 
 /* Allocator word of a block slot: state:4 | process slot:12 | sequence:48, high to low. The sequence
  * goes up with every change of state. */

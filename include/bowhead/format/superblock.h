@@ -48,7 +48,7 @@ enum {
   BH_PART_INDEX,       /* bh_index_bucket x index_bucket_count */
   BH_PART_PRIVATE,     /* bh_host_private: counters of the host */
   BH_PART_PROCESSES,   /* bh_process x process_count */
-  BH_PART_LEASES,      /* bh_lease x lease_count */
+  BH_PART_LEASES,      /* bh_lease_slot x lease_count */
   BH_PART_VIEW,        /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
   BH_PART_LOCKS,       /* u64 x lock_count: index locks */
   BH_PART_EXTENTS,     /* bh_extent_state x extent_count: how extents are cut */

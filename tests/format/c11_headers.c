@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every public header is C11: this file compiles them as such, with padding as an error. */
+#include <bowhead/bowhead.h>
+#include <bowhead/format/block.h>
+#include <bowhead/format/common.h>
+#include <bowhead/format/host.h>
+#include <bowhead/format/index.h>
+#include <bowhead/format/superblock.h>
+#include <bowhead/status.h>
+#include <stddef.h>
+
+/* In the order of frozen_sizes() of layout_freeze_test.cpp. */
+extern const size_t kSizesInC[];
+extern const size_t kSizesInCCount;
+const size_t kSizesInC[] = {
+    sizeof(bh_part),
+    sizeof(bh_geometry),
+    sizeof(bh_superblock),
+    sizeof(bh_host_slot),
+    sizeof(bh_host_beat),
+    sizeof(bh_namespace),
+    sizeof(bh_host_private),
+    sizeof(bh_process),
+    sizeof(bh_lease_slot),
+    sizeof(bh_extent_state),
+    sizeof(bh_block_header),
+    sizeof(bh_block_slot),
+    sizeof(bh_extent_descriptor),
+    sizeof(bh_index_entry),
+    sizeof(bh_index_bucket),
+};
+const size_t kSizesInCCount = sizeof(kSizesInC) / sizeof(kSizesInC[0]);

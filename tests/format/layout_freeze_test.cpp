@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+// A second copy, by hand, of every size, offset and number that is stored in pools, and of the
+// status numbers.
+//
+// If a test here fails, a layout or a number has changed, and with it every pool in the field. If
+// that is meant: raise BH_FORMAT_VERSION, keep reading the old one, and change this file as well.
+// Statuses and enums are append only.
+#include <bowhead/format/block.h>
+#include <bowhead/format/common.h>
+#include <bowhead/format/host.h>
+#include <bowhead/format/index.h>
+#include <bowhead/format/superblock.h>
+#include <bowhead/status.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+extern "C" {
+// c11_headers.c: sizes as the C compiler sees them, in the order of frozen_sizes() below.
+extern const size_t kSizesInC[];
+extern const size_t kSizesInCCount;
+}
+
+namespace {
+
+struct Field {
+  const char* name;
+  size_t offset, size;                // as compiled
+  size_t frozen_offset, frozen_size;  // as written here
+};
+
+struct Number {
+  const char* name;
+  uint64_t value, frozen;
+};
+
+// clang-format takes these braces for blocks.
+// clang-format off
+#define FIELD(type, member, offset, size) \
+  { #member, offsetof(type, member), sizeof(type::member), offset, size }
+#define NUMBER(name, value) \
+  { #name, uint64_t{name}, value }
+// clang-format on
+
+// Checks a struct against its frozen fields, which must cover it without gap or overlap.
+template <class T>
+void expect_layout(size_t frozen_size, const std::vector<Field>& fields) {
+  static_assert(std::has_unique_object_representations_v<T>, "padding, or a member not an integer");
+  static_assert(std::is_trivial_v<T> && std::is_standard_layout_v<T>);
+  EXPECT_EQ(sizeof(T), frozen_size);
+  size_t end = 0;
+  for (const Field& field : fields) {
+    EXPECT_EQ(field.offset, field.frozen_offset) << field.name;
+    EXPECT_EQ(field.size, field.frozen_size) << field.name;
+    EXPECT_EQ(field.frozen_offset, end) << "a field before " << field.name << " is not listed";
+    end = field.frozen_offset + field.frozen_size;
+  }
+  EXPECT_EQ(end, frozen_size) << "a field at the end is not listed";
+}
+
+void expect_numbers(const std::vector<Number>& numbers) {
+  for (const Number& number : numbers) EXPECT_EQ(number.value, number.frozen) << number.name;
+}
+
+TEST(LayoutFreeze, Part) {
+  const std::vector<Field> fields = {
+      FIELD(bh_part, offset, 0, 8),
+      FIELD(bh_part, bytes, 8, 8),
+  };
+  expect_layout<bh_part>(16, fields);
+}
+
+TEST(LayoutFreeze, Geometry) {
+  const std::vector<Field> fields = {
+      FIELD(bh_geometry, total_bytes, 0, 8),         FIELD(bh_geometry, region_align_bytes, 8, 8),
+      FIELD(bh_geometry, regions_offset, 16, 8),     FIELD(bh_geometry, region_bytes, 24, 8),
+      FIELD(bh_geometry, tables_offset, 32, 8),      FIELD(bh_geometry, table_bytes, 40, 8),
+      FIELD(bh_geometry, payload_offset, 48, 8),     FIELD(bh_geometry, extent_bytes, 56, 8),
+      FIELD(bh_geometry, extent_count, 64, 8),       FIELD(bh_geometry, min_block_bytes, 72, 8),
+      FIELD(bh_geometry, index_bucket_count, 80, 8), FIELD(bh_geometry, host_count, 88, 4),
+      FIELD(bh_geometry, process_count, 92, 4),      FIELD(bh_geometry, lease_count, 96, 4),
+      FIELD(bh_geometry, namespace_count, 100, 4),   FIELD(bh_geometry, lock_count, 104, 4),
+      FIELD(bh_geometry, touch_count, 108, 4),       FIELD(bh_geometry, block_parity_bytes, 112, 4),
+      FIELD(bh_geometry, reserved, 116, 4),          FIELD(bh_geometry, parts, 120, 288),
+  };
+  expect_layout<bh_geometry>(408, fields);
+}
+
+TEST(LayoutFreeze, Superblock) {
+  const std::vector<Field> fields = {
+      FIELD(bh_superblock, magic, 0, 8),
+      FIELD(bh_superblock, version, 8, 4),
+      FIELD(bh_superblock, copy, 12, 4),
+      FIELD(bh_superblock, compat, 16, 8),
+      FIELD(bh_superblock, incompat, 24, 8),
+      FIELD(bh_superblock, ro_compat, 32, 8),
+      FIELD(bh_superblock, pool_id, 40, 16),
+      FIELD(bh_superblock, created_unix_ns, 56, 8),
+      FIELD(bh_superblock, checksum_kind, 64, 4),
+      FIELD(bh_superblock, seal_kind, 68, 4),
+      FIELD(bh_superblock, evict_high_permille, 72, 4),
+      FIELD(bh_superblock, evict_low_permille, 76, 4),
+      FIELD(bh_superblock, geometry, 80, 408),
+      FIELD(bh_superblock, reserved, 488, 3592),
+      FIELD(bh_superblock, checksum, 4080, 8),
+      FIELD(bh_superblock, magic_end, 4088, 8),
+  };
+  expect_layout<bh_superblock>(4096, fields);
+}
+
+TEST(LayoutFreeze, HostSlot) {
+  const std::vector<Field> fields = {
+      FIELD(bh_host_slot, state, 0, 4),    FIELD(bh_host_slot, incarnation, 4, 2),
+      FIELD(bh_host_slot, fenced, 6, 2),   FIELD(bh_host_slot, machine_id, 8, 8),
+      FIELD(bh_host_slot, boot_id, 16, 8), FIELD(bh_host_slot, nonce, 24, 8),
+      FIELD(bh_host_slot, turn, 32, 8),    FIELD(bh_host_slot, reserved, 40, 16),
+      FIELD(bh_host_slot, seal, 56, 8),
+  };
+  expect_layout<bh_host_slot>(64, fields);
+}
+
+TEST(LayoutFreeze, HostBeat) {
+  const std::vector<Field> fields = {
+      FIELD(bh_host_beat, beat, 0, 8),       FIELD(bh_host_beat, nonce, 8, 8),
+      FIELD(bh_host_beat, settled, 16, 8),   FIELD(bh_host_beat, hazard_limit, 24, 8),
+      FIELD(bh_host_beat, reserved, 32, 32),
+  };
+  expect_layout<bh_host_beat>(64, fields);
+}
+
+TEST(LayoutFreeze, Namespace) {
+  const std::vector<Field> fields = {
+      FIELD(bh_namespace, id, 0, 8),           FIELD(bh_namespace, content_checksum, 8, 8),
+      FIELD(bh_namespace, incarnation, 16, 4), FIELD(bh_namespace, reserved0, 20, 4),
+      FIELD(bh_namespace, reserved, 24, 32),   FIELD(bh_namespace, seal, 56, 8),
+      FIELD(bh_namespace, name, 64, 64),       FIELD(bh_namespace, description, 128, 384),
+  };
+  expect_layout<bh_namespace>(512, fields);
+}
+
+TEST(LayoutFreeze, HostPrivate) {
+  const std::vector<Field> fields = {
+      FIELD(bh_host_private, stamp_sequence, 0, 8),
+      FIELD(bh_host_private, pad0, 8, 56),
+      FIELD(bh_host_private, recovered_boot_id, 64, 8),
+      FIELD(bh_host_private, recovered_incarnation, 72, 8),
+      FIELD(bh_host_private, pad1, 80, 48),
+  };
+  expect_layout<bh_host_private>(128, fields);
+}
+
+TEST(LayoutFreeze, Process) {
+  const std::vector<Field> fields = {
+      FIELD(bh_process, word, 0, 8),           FIELD(bh_process, pid, 8, 8),
+      FIELD(bh_process, pid_namespace, 16, 8), FIELD(bh_process, opened_unix_ns, 24, 8),
+      FIELD(bh_process, reserved, 32, 32),     FIELD(bh_process, counters, 64, 128),
+  };
+  expect_layout<bh_process>(192, fields);
+}
+
+TEST(LayoutFreeze, LeaseSlot) {
+  const std::vector<Field> fields = {
+      FIELD(bh_lease_slot, word, 0, 8),
+      FIELD(bh_lease_slot, deadline_ns, 8, 8),
+      FIELD(bh_lease_slot, stamp, 16, 8),
+      FIELD(bh_lease_slot, block_offset, 24, 8),
+  };
+  expect_layout<bh_lease_slot>(32, fields);
+}
+
+TEST(LayoutFreeze, ExtentState) {
+  const std::vector<Field> fields = {
+      FIELD(bh_extent_state, word, 0, 8),         FIELD(bh_extent_state, block_bytes, 8, 8),
+      FIELD(bh_extent_state, block_count, 16, 4), FIELD(bh_extent_state, extent_span, 20, 4),
+      FIELD(bh_extent_state, head, 24, 8),        FIELD(bh_extent_state, free_blocks, 32, 8),
+      FIELD(bh_extent_state, preferred, 40, 8),   FIELD(bh_extent_state, reserved, 48, 16),
+  };
+  expect_layout<bh_extent_state>(64, fields);
+}
+
+TEST(LayoutFreeze, BlockHeader) {
+  const std::vector<Field> fields = {
+      FIELD(bh_block_header, stamp, 0, 8),
+      FIELD(bh_block_header, key_hash, 8, 16),
+      FIELD(bh_block_header, payload_checksum, 24, 8),
+      FIELD(bh_block_header, namespace_id, 32, 8),
+      FIELD(bh_block_header, length_bytes, 40, 4),
+      FIELD(bh_block_header, stored_bytes, 44, 4),
+      FIELD(bh_block_header, key_bytes, 48, 2),
+      FIELD(bh_block_header, codec, 50, 1),
+      FIELD(bh_block_header, checksum_kind, 51, 1),
+      FIELD(bh_block_header, reserved, 52, 4),
+      FIELD(bh_block_header, seal, 56, 8),
+  };
+  expect_layout<bh_block_header>(64, fields);
+}
+
+TEST(LayoutFreeze, BlockSlot) {
+  const std::vector<Field> fields = {
+      FIELD(bh_block_slot, header, 0, 64),
+      FIELD(bh_block_slot, key, 64, 64),
+  };
+  expect_layout<bh_block_slot>(128, fields);
+}
+
+TEST(LayoutFreeze, ExtentDescriptor) {
+  const std::vector<Field> fields = {
+      FIELD(bh_extent_descriptor, cut, 0, 8),
+      FIELD(bh_extent_descriptor, block_bytes, 8, 8),
+      FIELD(bh_extent_descriptor, block_count, 16, 4),
+      FIELD(bh_extent_descriptor, extent_span, 20, 4),
+      FIELD(bh_extent_descriptor, owner, 24, 4),
+      FIELD(bh_extent_descriptor, reserved0, 28, 4),
+      FIELD(bh_extent_descriptor, reserved, 32, 24),
+      FIELD(bh_extent_descriptor, seal, 56, 8),
+  };
+  expect_layout<bh_extent_descriptor>(64, fields);
+}
+
+TEST(LayoutFreeze, IndexEntry) {
+  const std::vector<Field> fields = {
+      FIELD(bh_index_entry, key_hash, 0, 16),     FIELD(bh_index_entry, block_offset, 16, 8),
+      FIELD(bh_index_entry, stamp, 24, 8),        FIELD(bh_index_entry, payload_checksum, 32, 8),
+      FIELD(bh_index_entry, namespace_id, 40, 8), FIELD(bh_index_entry, length_bytes, 48, 4),
+      FIELD(bh_index_entry, incarnation, 52, 2),  FIELD(bh_index_entry, flags, 54, 2),
+      FIELD(bh_index_entry, seal, 56, 8),
+  };
+  expect_layout<bh_index_entry>(64, fields);
+}
+
+TEST(LayoutFreeze, IndexBucket) {
+  const std::vector<Field> fields = {
+      FIELD(bh_index_bucket, words, 0, 64),
+      FIELD(bh_index_bucket, entries, 64, 448),
+  };
+  expect_layout<bh_index_bucket>(512, fields);
+}
+
+std::vector<std::pair<size_t, size_t>> frozen_sizes() {
+  return {
+      {sizeof(bh_part), 16},
+      {sizeof(bh_geometry), 408},
+      {sizeof(bh_superblock), 4096},
+      {sizeof(bh_host_slot), 64},
+      {sizeof(bh_host_beat), 64},
+      {sizeof(bh_namespace), 512},
+      {sizeof(bh_host_private), 128},
+      {sizeof(bh_process), 192},
+      {sizeof(bh_lease_slot), 32},
+      {sizeof(bh_extent_state), 64},
+      {sizeof(bh_block_header), 64},
+      {sizeof(bh_block_slot), 128},
+      {sizeof(bh_extent_descriptor), 64},
+      {sizeof(bh_index_entry), 64},
+      {sizeof(bh_index_bucket), 512},
+  };
+}
+
+TEST(LayoutFreeze, CAndCxxAgree) {
+  const auto sizes = frozen_sizes();
+  ASSERT_EQ(kSizesInCCount, sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    EXPECT_EQ(sizes[i].first, sizes[i].second) << i;
+    EXPECT_EQ(kSizesInC[i], sizes[i].second) << i;
+  }
+}
+
+TEST(NumberFreeze, Common) {
+  const std::vector<Number> numbers = {
+      NUMBER(BH_LINE_BYTES, 64),     NUMBER(BH_PAYLOAD_ALIGN, 4096),
+      NUMBER(BH_KEY_BYTES_MAX, 512), NUMBER(BH_VALUE_BYTES_MAX, 1073741824),
+      NUMBER(BH_HOSTS_MAX, 64),
+  };
+  expect_numbers(numbers);
+}
+
+TEST(NumberFreeze, Superblock) {
+  const std::vector<Number> numbers = {
+      NUMBER(BH_SUPERBLOCK_MAGIC, 0x3144414548574F42),
+      NUMBER(BH_FORMAT_VERSION, 1),
+      NUMBER(BH_SUPERBLOCK_COPY_OFFSET, 65536),
+      NUMBER(BH_SUPERBLOCK_COPIES, 2),
+      NUMBER(BH_FEATURES_COMPAT, 0),
+      NUMBER(BH_FEATURES_INCOMPAT, 0),
+      NUMBER(BH_FEATURES_RO_COMPAT, 0),
+      NUMBER(BH_CHECKSUM_NONE, 0),
+      NUMBER(BH_CHECKSUM_XXH3_TREE_4K, 1),
+      NUMBER(BH_PART_SLOT, 0),
+      NUMBER(BH_PART_BEAT, 1),
+      NUMBER(BH_PART_DECIDE, 2),
+      NUMBER(BH_PART_ACK, 3),
+      NUMBER(BH_PART_OWN, 4),
+      NUMBER(BH_PART_NAMESPACES, 5),
+      NUMBER(BH_PART_HAZARDS, 6),
+      NUMBER(BH_PART_TOUCH, 7),
+      NUMBER(BH_PART_MAIL, 8),
+      NUMBER(BH_PART_INDEX, 9),
+      NUMBER(BH_PART_PRIVATE, 10),
+      NUMBER(BH_PART_PROCESSES, 11),
+      NUMBER(BH_PART_LEASES, 12),
+      NUMBER(BH_PART_VIEW, 13),
+      NUMBER(BH_PART_LOCKS, 14),
+      NUMBER(BH_PART_EXTENTS, 15),
+      NUMBER(BH_PART_BLOCKS, 16),
+      NUMBER(BH_PART_RECENCY, 17),
+      NUMBER(BH_PART_COUNT, 18),
+  };
+  expect_numbers(numbers);
+}
+
+TEST(NumberFreeze, Host) {
+  const std::vector<Number> numbers = {
+      NUMBER(BH_OWN_STATE_SHIFT, 60),
+      NUMBER(BH_OWN_EPOCH_SHIFT, 32),
+      NUMBER(BH_HAZARD_PAGE_BITS, 36),
+      NUMBER(BH_NAMESPACE_NAME_BYTES, 64),
+      NUMBER(BH_NAMESPACE_TEXT_BYTES, 384),
+      NUMBER(BH_WORD_STATE_SHIFT, 60),
+      NUMBER(BH_WORD_PROCESS_SHIFT, 48),
+      NUMBER(BH_HOST_FREE, 0),
+      NUMBER(BH_HOST_JOINING, 1),
+      NUMBER(BH_HOST_LIVE, 2),
+      NUMBER(BH_HOST_LEFT, 3),
+      NUMBER(BH_OWN_NONE, 0),
+      NUMBER(BH_OWN_OWN, 1),
+      NUMBER(BH_OWN_GIVEN, 2),
+      NUMBER(BH_OWN_CLAIM, 3),
+      NUMBER(BH_OWN_ABANDONED, 4),
+      NUMBER(BH_COUNTER_PUTS, 0),
+      NUMBER(BH_COUNTER_PUTS_PRESENT, 1),
+      NUMBER(BH_COUNTER_HITS, 2),
+      NUMBER(BH_COUNTER_MISSES, 3),
+      NUMBER(BH_COUNTER_EVICTIONS, 4),
+      NUMBER(BH_COUNTER_REMOVALS, 5),
+      NUMBER(BH_COUNTER_MOVES, 6),
+      NUMBER(BH_COUNTER_DAMAGED, 7),
+      NUMBER(BH_COUNTER_BYTES_IN, 8),
+      NUMBER(BH_COUNTER_BYTES_OUT, 9),
+      NUMBER(BH_COUNTER_NO_SPACE, 10),
+      NUMBER(BH_COUNTER_SCAVENGED, 11),
+      NUMBER(BH_COUNTER_COUNT, 12),
+      NUMBER(BH_COUNTER_ROOM, 16),
+      NUMBER(BH_PROCESS_FREE, 0),
+      NUMBER(BH_PROCESS_LIVE, 1),
+      NUMBER(BH_PROCESS_SCAVENGING, 2),
+      NUMBER(BH_LEASE_FREE, 0),
+      NUMBER(BH_LEASE_ACTIVE, 1),
+      NUMBER(BH_LEASE_REVOKED, 2),
+      NUMBER(BH_BLOCK_NONE, 0),
+      NUMBER(BH_BLOCK_FREE, 1),
+      NUMBER(BH_BLOCK_RESERVED, 2),
+      NUMBER(BH_BLOCK_COMMITTED, 3),
+      NUMBER(BH_BLOCK_RETIRING, 4),
+      NUMBER(BH_BLOCK_RETIRED, 5),
+      NUMBER(BH_BLOCK_CLEANING, 6),
+      NUMBER(BH_EXTENT_FREE, 0),
+      NUMBER(BH_EXTENT_CUTTING, 1),
+      NUMBER(BH_EXTENT_SLAB, 2),
+      NUMBER(BH_EXTENT_PART, 3),
+      NUMBER(BH_EXTENT_JOINING, 4),
+  };
+  expect_numbers(numbers);
+}
+
+TEST(NumberFreeze, BlockAndIndex) {
+  const std::vector<Number> numbers = {
+      NUMBER(BH_STAMP_STATE_BITS, 2),        NUMBER(BH_STAMP_SEQUENCE_BITS, 40),
+      NUMBER(BH_STAMP_INCARNATION_BITS, 16), NUMBER(BH_STAMP_COMMITTED, 0),
+      NUMBER(BH_STAMP_RETIRED, 1),           NUMBER(BH_CODEC_RAW, 0),
+      NUMBER(BH_INDEX_ENTRIES, 7),           NUMBER(BH_INDEX_PROBES, 8),
+      NUMBER(BH_ENTRY_COPY_ONLY, 1),
+  };
+  expect_numbers(numbers);
+}
+
+TEST(NumberFreeze, MagicReadsAsText) {
+  const uint64_t magic = BH_SUPERBLOCK_MAGIC;
+  EXPECT_EQ(std::memcmp(&magic, "BOWHEAD1", sizeof(magic)), 0);
+}
+
+TEST(NumberFreeze, Status) {
+  const std::vector<std::pair<int, const char*>> frozen = {
+      {0, "OK"},
+      {1, "NOT_FOUND"},
+      {2, "NO_SPACE"},
+      {3, "INVALID_ARGUMENT"},
+      {4, "KEY_TOO_LONG"},
+      {5, "VALUE_TOO_LARGE"},
+      {6, "BUFFER_TOO_SMALL"},
+      {7, "LAPSED"},
+      {8, "BUSY"},
+      {9, "FORKED"},
+      {10, "NO_SUCH_POOL"},
+      {11, "NOT_A_POOL"},
+      {12, "POOL_EXISTS"},
+      {13, "TOO_SMALL"},
+      {14, "MISALIGNED"},
+      {15, "VERSION_UNKNOWN"},
+      {16, "DAMAGED"},
+      {17, "NAMESPACE_MISMATCH"},
+      {18, "LIMIT_REACHED"},
+      {19, "HOST_ID_IN_USE"},
+      {20, "HOST_FENCED"},
+      {21, "HOST_ID_CONFLICT"},
+      {22, "NOT_SUPPORTED"},
+      {23, "SYSTEM"},
+      {24, "BAD_LOCATOR"},
+      {25, "BAD_TRACE"},
+      {26, "IN_USE"},
+      {27, "CLOSED"},
+      {28, "UNSUPPORTED_CODEC"},
+  };
+  const std::vector<std::pair<int, const char*>> actual = {
+#define ROW(number, name, text) {BH_##name, #name},
+      BH_STATUS_LIST(ROW)
+#undef ROW
+  };
+  ASSERT_EQ(actual.size(), frozen.size());
+  for (size_t i = 0; i < frozen.size(); ++i) {
+    EXPECT_EQ(actual[i].first, frozen[i].first) << frozen[i].second;
+    EXPECT_STREQ(actual[i].second, frozen[i].second);
+  }
+}
+
+}  // namespace
