@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checksums, and the copy that computes one on the way.
 //
-// Payload checksum (BH_CHECKSUM_XXH3_TREE_4K): the value is cut into pieces of 4 KiB (the last may be
-// shorter); each piece is summed with XXH3-64 (seed 0); the checksum is XXH3-64 (seed 0) of the
+// Payload checksum (BH_CHECKSUM_XXH3_TREE_4K): the value is cut into pieces of 4 KiB (the last may
+// be shorter); each piece is summed with XXH3-64 (seed 0); the checksum is XXH3-64 (seed 0) of the
 // pieces' sums as little-endian words followed by the value's length in bytes as one more word.
 // Pieces can be summed anywhere, in any order, by CPU, device or GPU; combining them costs 8 bytes
 // per 4 KiB.
@@ -40,9 +40,10 @@ uint64_t combine_pieces(std::span<const uint64_t> piece_sums, uint64_t size);
 /// Copies a value piecewise and sums what was copied, reading each source byte from memory once.
 ///
 /// The sum is that of the bytes stored to the destination, even if the source changes meanwhile:
-/// that is what makes an optimistic read safe (a wrong copy has a wrong sum). Source and destination
-/// of one append may not overlap. Not thread-safe; no allocation. Data races on the source with writers
-/// of other threads are expected and harmless: the functions are exempt from ThreadSanitizer.
+/// that is what makes an optimistic read safe (a wrong copy has a wrong sum). Source and
+/// destination of one append may not overlap. Not thread-safe; no allocation. Data races on the
+/// source with writers of other threads are expected and harmless: the functions are exempt from
+/// ThreadSanitizer.
 class ChecksumCopy {
  public:
   /// `streaming`: store past the caches (for destinations that will not be read soon).
@@ -52,8 +53,8 @@ class ChecksumCopy {
 
   void append(void* destination, const void* source, size_t size);
 
-  /// The checksum of all that was appended, in order. Streaming stores are globally visible after it
-  /// (sfence). Call once.
+  /// The checksum of all that was appended, in order. Streaming stores are globally visible after
+  /// it (sfence). Call once.
   uint64_t finish();
 
  private:

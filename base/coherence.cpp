@@ -132,8 +132,8 @@ void invalidate_lines(FlushKind kind, const void* address, size_t size) {
 
 void full_fence() {
 #if defined(__x86_64__)
-  // A locked instruction orders loads, stores, clflushopt, clwb and non-temporal stores like mfence,
-  // and is faster. The top of the stack is a line that this core owns.
+  // A locked instruction orders loads, stores, clflushopt, clwb and non-temporal stores as mfence
+  // does, and is faster. The top of the stack is a line that this core owns.
   asm volatile("lock orl $0, (%%rsp)" ::: "memory", "cc");
 #else
   asm volatile("dsb sy" ::: "memory");

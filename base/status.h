@@ -27,7 +27,8 @@ const char* status_name(Status status);
 /// The sentence of a status for people; "unknown status" for other numbers.
 const char* status_text(Status status);
 
-/// A failure: what kind, and what exactly, in a sentence ("" on hot paths, where the kind says all).
+/// A failure: what kind, and what exactly, in a sentence ("" on hot paths, where the kind says
+/// all).
 struct [[nodiscard]] Error {
   Status status = Status::SYSTEM;
   std::string detail;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels for AVX2.
 
-// All headers come before the target is set: what they define inline may be shared with other files.
+// All headers come before the target is set: what they define inline, other files share.
 #include <immintrin.h>
 #include <limits.h>
 #include <stddef.h>

@@ -2,8 +2,8 @@
 // The functions of base/ that exist once per instruction set, and the choice among them.
 //
 // Each set is compiled in its own file from base/vector_kernels.inc. Nothing in those files has
-// external linkage but the table, so that no instruction of a set leaks into code that runs on every
-// CPU (as an inline function of a shared header would).
+// external linkage but the table, so that no instruction of a set leaks into code that runs on
+// every CPU (as an inline function of a shared header would).
 #pragma once
 
 #include <cstddef>
