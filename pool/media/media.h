@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Media: where the bytes of a pool live. The pool knows this interface and no device.
 //
-// Locators: `shm:NAME` (tmpfs, or hugetlbfs when it has room), `file:/PATH` (fsdax or a regular file).
-// Later: `dax:`, `numa:`, and several joined with `+`.
+// Locators: `shm:NAME` (tmpfs, or hugetlbfs when it has room), `file:/PATH` (fsdax or a regular
+// file). Later: `dax:`, `numa:`, and several joined with `+`.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,18 @@
 
 namespace bowhead {
 
+/// Sizes of media are multiples of this, and mappings are aligned to it: one huge page.
+inline constexpr uint64_t kMediaGrainBytes = 2 << 20;
+
 /// What a medium promises. Filled when it is opened; does not change.
 struct MediaTraits {
-  std::string kind;         ///< "shm", "file", ...
-  std::string description;  ///< for people: path, page size, what its persistence rests on
-  uint64_t page_bytes = 4096;  ///< grain of protect() and of the mapping
-  bool survives_reboot = false;     ///< bytes are there after a reboot in good order
-  bool survives_power_loss = false; ///< published bytes are there after a power loss (CPU flushes
-                                    ///< suffice); false with survives_reboot: only what sync() wrote
+  std::string kind;              ///< "shm", "file", ...
+  std::string description;       ///< for people: path, page size, what its persistence rests on
+  uint64_t page_bytes = 4096;    ///< grain of protect() and of the mapping
+  bool survives_reboot = false;  ///< bytes are there after a reboot in good order
+  /// Published bytes are there after a power loss (CPU flushes suffice). If false, but
+  /// survives_reboot: only what sync() wrote.
+  bool survives_power_loss = false;
 };
 
 /// A mapped medium. The mapping is shared, readable and writable until protect() says otherwise, at
@@ -61,7 +65,7 @@ class Media {
 using MediaProgress = void (*)(void* context, uint64_t done_bytes, uint64_t total_bytes);
 
 struct MediaCreateOptions {
-  uint64_t size_bytes = 0;  ///< a multiple of 2 MiB
+  uint64_t size_bytes = 0;  ///< a multiple of kMediaGrainBytes, one or more
   bool replace = false;     ///< an existing object at the locator is overwritten in its place
   MediaProgress progress = nullptr;
   void* progress_context = nullptr;

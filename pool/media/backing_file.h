@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The regular file behind a medium: made whole or not at all, and never reached through a symbolic
+// link in the last part of its path.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "pool/media/media.h"
+
+namespace bowhead {
+
+/// A file descriptor with an owner.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept;
+  ~UniqueFd();
+
+  int get() const { return fd_; }
+  int release();
+
+ private:
+  int fd_ = -1;
+};
+
+/// An Error with what the system says of `error_number`.
+Error system_error(const std::string& what, int error_number);
+
+/// Opens the file at `path` for reading and writing and gives its size. Returns NO_SUCH_POOL,
+/// NOT_A_POOL (directory, empty, or a size that is no medium's), NOT_SUPPORTED (no regular file),
+/// SYSTEM.
+struct OpenedFile {
+  UniqueFd fd;
+  uint64_t size_bytes = 0;
+};
+Result<OpenedFile> open_backing_file(const std::string& path);
+
+/// Whether anything lies at `path`.
+bool backing_file_exists(const std::string& path);
+
+/// Removes it. Returns NO_SUCH_POOL, NOT_SUPPORTED (no regular file), SYSTEM.
+Result<void> remove_backing_file(const std::string& path);
+
+/// A file in the making. Until keep() it goes away with the object: where the filesystem allows, it
+/// has no name before, so that even a killed process leaves nothing.
+class NewFile {
+ public:
+  /// Begins a file of `size_bytes` at `path`, or anew inside the file that is there (`replace`), if
+  /// `free_bytes` and what the old file holds suffice. Returns POOL_EXISTS, NOT_SUPPORTED,
+  /// NO_SPACE, SYSTEM.
+  static Result<NewFile> begin(const std::string& path, const MediaCreateOptions& options,
+                               uint64_t free_bytes);
+  NewFile(NewFile&&) noexcept;
+  NewFile& operator=(NewFile&&) = delete;
+  ~NewFile();
+
+  int fd() const { return fd_.get(); }
+
+  /// Allocates all of it in steps of whole huge pages, calls `prepare` (may be empty) before each
+  /// and reports progress after it.
+  using Prepare = void (*)(void* context, uint64_t offset, uint64_t size);
+  Result<void> allocate(const MediaCreateOptions& options, Prepare prepare, void* context);
+
+  /// Gives it its name. Returns POOL_EXISTS (somebody was faster), SYSTEM.
+  Result<UniqueFd> keep();
+
+ private:
+  enum class State { UNNAMED, NAMED, DONE };
+  NewFile(std::string path, UniqueFd fd, State state);
+
+  std::string path_;
+  UniqueFd fd_;
+  State state_;
+};
+
+/// Free bytes on the filesystem that holds `directory`; nothing on an error.
+Result<uint64_t> free_bytes_of(const std::string& directory);
+
+/// NO_SPACE in numbers.
+Error no_space(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes);
+
+/// Checks a range that Media::protect() or sync() was given.
+Result<void> check_range(const Media& media, uint64_t offset, uint64_t size);
+
+}  // namespace bowhead
