@@ -11,7 +11,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "tools" / "juni
 
 # As ctest 3.25 writes it.
 REPORT = """<?xml version="1.0" encoding="UTF-8"?>
-<testsuite name="x" tests="7" failures="2" disabled="1" skipped="3">
+<testsuite name="x" tests="8" failures="2" disabled="1" skipped="4">
 <testcase name="a" status="run"><system-out>ok</system-out></testcase>
 <testcase name="b" status="run"/>
 <testcase name="c" status="fail"><failure message=""/></testcase>
@@ -23,6 +23,9 @@ no hugepages here
 [  SKIPPED ] X.Y (0 ms)</system-out></testcase>
 <testcase name="f" status="notrun"><skipped message="Unable to find executable"/></testcase>
 <testcase name="g" status="disabled"/>
+<testcase name="h" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/>
+<system-out>skipped: no nm here
+</system-out></testcase>
 </testsuite>
 """
 
@@ -44,7 +47,8 @@ class Counts(unittest.TestCase):
             "skipped: e: no hugepages here",
             "failed: f: Unable to find executable",
             "skipped: g: disabled",
-            "2 3 2",
+            "skipped: h: no nm here",
+            "2 3 3",
         ])
 
     def test_nothing(self):
