@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pool/core/access.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/assert.h"
+#include "base/checksum.h"
+
+namespace bowhead::core {
+namespace {
+
+// Lock bytes lie far beyond the end of any pool, where no data can be.
+constexpr int64_t kLockBase = int64_t{1} << 62;
+constexpr int64_t kHostLockBase = kLockBase + (int64_t{1} << 30);
+
+uint64_t clock_ns(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+uint64_t hash_file(const char* path, uint64_t fallback) {
+  std::ifstream in(path);
+  std::string text;
+  if (!std::getline(in, text) || text.empty()) return fallback;
+  return hash64(text.data(), text.size()) | 1;  // 0 means "none" in the format
+}
+
+struct flock range_lock(short type, int64_t start) {
+  struct flock lock {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = start;
+  lock.l_len = 1;
+  return lock;
+}
+
+/// The descriptors that hold liveness locks. A child shares their open file descriptions and would keep
+/// its dead parent alive, so the fork handler puts /dev/null in their place (closing them would free
+/// the numbers under their owners).
+class LockDescriptors {
+ public:
+  static LockDescriptors& get() {
+    static LockDescriptors* instance = new LockDescriptors;  // lives through exit handlers
+    return *instance;
+  }
+  void add(int fd) {
+    const std::lock_guard guard(mutex_);
+    fds_.push_back(fd);
+  }
+  void remove(int fd) {
+    const std::lock_guard guard(mutex_);
+    std::erase(fds_, fd);
+  }
+  const volatile uint64_t* canary() const { return canary_; }
+
+ private:
+  LockDescriptors() {
+    void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    BOWHEAD_ASSERT(page != MAP_FAILED);
+    BOWHEAD_ASSERT(madvise(page, 4096, MADV_WIPEONFORK) == 0);
+    canary_ = static_cast<volatile uint64_t*>(page);
+    *canary_ = 1;
+    pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); },
+                   [] { get().in_child(); });
+  }
+  void in_child() {
+    const int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd : fds_) {
+      if (null_fd >= 0) (void)dup3(null_fd, fd, O_CLOEXEC);
+    }
+    if (null_fd >= 0) close(null_fd);
+    fds_.clear();
+    mutex_.unlock();
+    // The canary of the parent stays wiped: handles from before the fork are dead. New handles of
+    // the child get a page of their own.
+    void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED || madvise(page, 4096, MADV_WIPEONFORK) != 0) _exit(127);
+    canary_ = static_cast<volatile uint64_t*>(page);
+    *canary_ = 1;
+  }
+
+  std::mutex mutex_;
+  std::vector<int> fds_;
+  volatile uint64_t* canary_ = nullptr;
+};
+
+}  // namespace
+
+NativeAccess::NativeAccess(Media& media, FlushKind flush)
+    : base_(media.base()),
+      flush_(flush),
+      lock_fd_(media.lock_fd()),
+      canary_(LockDescriptors::get().canary()) {
+  LockDescriptors::get().add(lock_fd_);
+}
+
+NativeAccess::~NativeAccess() {
+  if (!forked()) LockDescriptors::get().remove(lock_fd_);
+}
+
+uint64_t NativeAccess::now_ns() const { return clock_ns(CLOCK_BOOTTIME); }
+uint64_t NativeAccess::recency_ns() const { return clock_ns(CLOCK_MONOTONIC); }
+uint64_t NativeAccess::unix_ns() const { return clock_ns(CLOCK_REALTIME); }
+uint64_t NativeAccess::random() const { return random_u64_from_os(); }
+
+void NativeAccess::relax(uint32_t round) const {
+  if (round < 64) {
+    for (int i = 0; i < 16; ++i) cpu_relax();
+  } else if (round < 256) {
+    sched_yield();
+  } else {
+    const timespec pause{0, 200'000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+uint64_t NativeAccess::machine_id() const {
+  static const uint64_t id = hash_file("/etc/machine-id", 0);
+  return id;
+}
+
+uint64_t NativeAccess::boot_id() const {
+  static const uint64_t id = hash_file("/proc/sys/kernel/random/boot_id", 1);
+  return id;
+}
+
+uint64_t NativeAccess::pid() const { return static_cast<uint64_t>(getpid()); }
+
+uint64_t NativeAccess::pid_namespace() const {
+  struct stat status {};
+  return stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+LockResult NativeAccess::lock_process(uint32_t host, uint32_t process) {
+  auto lock = range_lock(F_WRLCK, kLockBase + int64_t{host} * 4096 + process);
+  return fcntl(lock_fd_, F_OFD_SETLK, &lock) == 0 ? LockResult::TAKEN : LockResult::HELD;
+}
+
+void NativeAccess::unlock_process(uint32_t host, uint32_t process) {
+  auto lock = range_lock(F_UNLCK, kLockBase + int64_t{host} * 4096 + process);
+  (void)fcntl(lock_fd_, F_OFD_SETLK, &lock);
+}
+
+bool NativeAccess::process_alive(uint32_t host, uint32_t process) const {
+  auto lock = range_lock(F_WRLCK, kLockBase + int64_t{host} * 4096 + process);
+  // Whoever cannot ask must not call anybody dead.
+  return fcntl(lock_fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+bool NativeAccess::anybody_locks(int lock_fd) {
+  auto lock = range_lock(F_WRLCK, kLockBase);
+  lock.l_len = kHostLockBase - kLockBase + BH_HOSTS_MAX;
+  return fcntl(lock_fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+LockResult NativeAccess::lock_host(uint32_t host, uint64_t wait_ms) {
+  const uint64_t deadline_ns = now_ns() + wait_ms * 1'000'000;
+  for (uint32_t round = 0;; ++round) {
+    auto lock = range_lock(F_WRLCK, kHostLockBase + host);
+    if (fcntl(lock_fd_, F_OFD_SETLK, &lock) == 0) return LockResult::TAKEN;
+    if (now_ns() >= deadline_ns) return LockResult::HELD;
+    relax(round + 200);
+  }
+}
+
+void NativeAccess::unlock_host(uint32_t host) {
+  auto lock = range_lock(F_UNLCK, kHostLockBase + host);
+  (void)fcntl(lock_fd_, F_OFD_SETLK, &lock);
+}
+
+}  // namespace bowhead::core

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// NativeAccess: the one policy through which pool code touches shared metadata, the clock, and the
+// identity and liveness of processes. The core is a template over it; a simulator or a fault injector
+// gives another class with the same members (tests/crash does) and no pool code changes.
+//
+// Offsets are bytes from the start of the pool. Words are aligned 8-byte integers; lines are aligned
+// 64 bytes. Metadata is only ever touched as words or lines, payload only through copies and pointers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/coherence.h"
+#include "base/random.h"
+#include "pool/core/words.h"
+#include "pool/media/media.h"
+
+namespace bowhead::core {
+
+/// Outcome of trying to take a lock that a live process may hold.
+enum class LockResult { TAKEN, HELD };
+
+class NativeAccess {
+ public:
+  /// `media` must outlive this. `flush` NONE: one coherence domain has the pool to itself.
+  NativeAccess(Media& media, FlushKind flush);
+  ~NativeAccess();
+  NativeAccess(const NativeAccess&) = delete;
+  NativeAccess& operator=(const NativeAccess&) = delete;
+
+  // ---- words ----
+  // Loads acquire and stores release: what a process wrote before it published a word is seen by
+  // whoever reads the word. Read-modify-writes are sequentially consistent. Only words of the own
+  // host's region may be stored to or modified (rule R1).
+  uint64_t load(uint64_t offset) const { return word(offset).load(std::memory_order_acquire); }
+  uint64_t load_relaxed(uint64_t offset) const {
+    return word(offset).load(std::memory_order_relaxed);
+  }
+  void store(uint64_t offset, uint64_t value) {
+    word(offset).store(value, std::memory_order_release);
+  }
+  /// For hints: may be lost, orders nothing.
+  void store_relaxed(uint64_t offset, uint64_t value) {
+    word(offset).store(value, std::memory_order_relaxed);
+  }
+  bool cas(uint64_t offset, uint64_t& expected, uint64_t desired) {
+    return word(offset).compare_exchange_strong(expected, desired);
+  }
+  uint64_t fetch_add(uint64_t offset, uint64_t delta) { return word(offset).fetch_add(delta); }
+
+  // ---- lines ----
+  // Word by word, ascending: a reader may see a prefix of the new words; the seal tells (rule R2).
+  Line load_line(uint64_t offset) const {
+    Line line;
+    for (uint64_t i = 0; i < 8; ++i) line[i] = load(offset + i * 8);
+    return line;
+  }
+  void store_line(uint64_t offset, const Line& line) {
+    for (uint64_t i = 0; i < 8; ++i) store(offset + i * 8, line[i]);
+  }
+  void prefetch(uint64_t offset) const { __builtin_prefetch(base_ + offset); }
+
+  // ---- payload ----
+  std::byte* payload(uint64_t offset) const { return base_ + offset; }
+
+  // ---- coherence (base/coherence.h) ----
+  /// Visible beyond this host when it returns; on a pool of one host release order suffices.
+  void publish(uint64_t offset, uint64_t bytes) {
+    if (flush_ == FlushKind::NONE) return;
+    flush_lines(flush_, base_ + offset, bytes);
+    full_fence();
+  }
+  /// Starts to publish; a fence() or publish() later completes it.
+  void flush(uint64_t offset, uint64_t bytes) {
+    if (flush_ != FlushKind::NONE) flush_lines(flush_, base_ + offset, bytes);
+  }
+  /// Loads after it see what memory held at or after it.
+  void acquire(uint64_t offset, uint64_t bytes) const {
+    if (flush_ == FlushKind::NONE) return;
+    invalidate_lines(flush_, base_ + offset, bytes);
+    full_fence();
+  }
+  /// Starts to invalidate; a fence() later completes it.
+  void invalidate(uint64_t offset, uint64_t bytes) const {
+    if (flush_ != FlushKind::NONE) invalidate_lines(flush_, base_ + offset, bytes);
+  }
+  /// Full fence, store-load order included, also on a pool of one host.
+  void fence() const { full_fence(); }
+  /// Orders started flushes and invalidates; free on a pool of one host.
+  void coherence_fence() const {
+    if (flush_ != FlushKind::NONE) full_fence();
+  }
+  FlushKind flush_kind() const { return flush_; }
+
+  // ---- clock, randomness, waiting ----
+  uint64_t now_ns() const;       ///< CLOCK_BOOTTIME: leases, waits
+  uint64_t recency_ns() const;   ///< CLOCK_MONOTONIC: order of use; cheap
+  uint64_t unix_ns() const;
+  uint64_t random() const;
+  void relax(uint32_t round) const;  ///< inside wait loops: pause, then yield, then sleep
+
+  // ---- identity and liveness ----
+  // A process is alive while it holds the lock of its slot: a byte-range lock of the pool's inode,
+  // which the kernel drops when the process has ended, and which means the same in every pid and mount
+  // namespace. A stopped process holds it still. A child does not inherit it (fork handler).
+  uint64_t machine_id() const;
+  uint64_t boot_id() const;
+  uint64_t pid() const;
+  uint64_t pid_namespace() const;
+  LockResult lock_process(uint32_t host, uint32_t process);
+  void unlock_process(uint32_t host, uint32_t process);
+  bool process_alive(uint32_t host, uint32_t process) const;
+  /// The lock under which processes of a host join, leave and rebuild. Waits up to `wait_ms`.
+  LockResult lock_host(uint32_t host, uint64_t wait_ms);
+  void unlock_host(uint32_t host);
+  /// Some process holds a liveness or host lock of this inode (other than through this descriptor).
+  static bool anybody_locks(int lock_fd);
+  /// True in a child of the process that made this object.
+  bool forked() const { return *canary_ == 0; }
+
+ private:
+  std::atomic_ref<uint64_t> word(uint64_t offset) const {
+    return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(base_ + offset));
+  }
+
+  std::byte* base_;
+  FlushKind flush_;
+  int lock_fd_;
+  const volatile uint64_t* canary_;  ///< 1 here, wiped to 0 by the kernel in a child
+};
+
+}  // namespace bowhead::core

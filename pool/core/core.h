@@ -1,0 +1,767 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core: the pool's operations as one process of one host runs them, over an access policy.
+//
+// The life of a block: reserve -> payload -> publish -> header -> publish -> index entry -> publish
+// (committed) -> retire (entry cleared, stamp says retired) -> hazards looked at -> free.
+//
+// Invariants (docs/invariants.md has the argument for each)
+//   C1 An entry is written only after the header and payload it names are published.
+//   C2 A block is FREE only after its header shows no committed stamp (I2).
+//   C3 A block goes RETIRED -> FREE only after a look at all hazards that began after its retired stamp
+//      was published and fenced (I4).
+//   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves two
+//      good entries and never none.
+//
+// Parts: core.h (life of a block), core_evict.h (making room), core_attach.h (joining, leaving, deaths,
+// rebuilding), core_check.h (reports). All methods may be called from any thread unless said.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/checksum.h"
+#include "base/status.h"
+#include "pool/core/allocator.h"
+#include "pool/core/context.h"
+#include "pool/core/index.h"
+#include "pool/core/leases.h"
+#include "pool/pool.h"
+
+namespace bowhead::core {
+
+/// A key with its hash. The hash is seeded with the namespace: keys of two namespaces never meet.
+struct Key {
+  Key(uint64_t ns, std::string_view text)
+      : Key(ns, text, hash128(text.data(), text.size(), ns)) {}
+  Key(uint64_t ns, std::string_view text, const Hash128& known_hash)
+      : bytes(text), namespace_id(ns), hash(known_hash) {}
+  static bool valid(std::string_view text) {
+    return !text.empty() && text.size() <= BH_KEY_BYTES_MAX;
+  }
+
+  std::string_view bytes;
+  uint64_t namespace_id;
+  Hash128 hash;
+};
+
+/// A committed block whose entry, header and key were all verified.
+struct Located {
+  Found found;
+  bh_block_header header{};
+  uint64_t slot = 0;
+};
+
+/// Runtime settings from the superblock.
+struct Settings {
+  uint32_t evict_high_permille = 0;  ///< 0: no eviction
+  uint32_t evict_low_permille = 0;
+};
+
+template <class A>
+class Core {
+ public:
+  Core(A& access, const bh_superblock& superblock, uint32_t host);
+
+  // ---- core_attach.h; not thread-safe ----
+  Result<void> attach(const Progress& progress);
+  void detach();
+  /// Exclusive: nobody may have the pool open. Rebuilds as after a reboot.
+  Result<std::vector<std::string>> repair(bool take_over, const Progress& progress);
+  uint64_t scavenge_dead();
+  bool anybody_alive();
+
+  // ---- blocks ----
+  Status put(const Key& key, std::span<const ConstSpan> value);
+  Result<uint64_t> get(const Key& key, std::span<const Span> buffers);
+  std::optional<Located> locate(const Key& key);
+  /// present[i] for up to 64 keys, pipelined: all lines of a step are fetched before the next step.
+  uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
+                  uint64_t* slots = nullptr);
+  void touch_slots(std::span<const uint64_t> slots);
+  Result<Reservation> reserve(const Key& key, uint64_t length_bytes);
+  Status commit(Reservation& reservation, bool verified);
+  Status abort(Reservation& reservation);
+  Result<Lease> acquire(const Key& key, uint64_t ttl_ms);
+  Status release(Lease& lease);
+  Status remove(const Key& key);
+  Result<uint64_t> open_namespace(const NamespaceDescription& description);
+
+  // ---- core_check.h ----
+  void fill_info(PoolInfo& info);
+  CheckReport check(bool payload, const Progress& progress);
+  void list(const std::function<bool(const BlockInfo&)>& visit);
+
+  Context<A>& context() { return c_; }
+  Allocator<A>& allocator() { return allocator_; }
+  Index<A>& index() { return index_; }
+  Leases<A>& leases() { return leases_; }
+
+  static constexpr uint64_t kBatch = 64;  ///< keys that exists() takes at once
+
+ private:
+  struct Victim {
+    uint64_t recency;
+    uint64_t slot;
+  };
+  using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
+
+  /// The key's index lock, held for the length of a scope. A dead holder is scavenged; a live one that
+  /// does not let go in kLockWaitNs makes it fail.
+  class KeyLock {
+   public:
+    KeyLock(Core& core, const Hash128& hash) : core_(core), hash_(hash), held_(core.lock(hash)) {}
+    ~KeyLock() {
+      if (held_) core_.index_.unlock(hash_);
+    }
+    KeyLock(const KeyLock&) = delete;
+    KeyLock& operator=(const KeyLock&) = delete;
+    bool held() const { return held_; }
+
+   private:
+    Core& core_;
+    const Hash128 hash_;
+    bool held_;
+  };
+  static constexpr uint64_t kLockWaitNs = 2'000'000'000;
+
+  bool lock(const Hash128& hash);
+  /// A host declared dead by the others stops (protocol 5.6); read before every commit.
+  bool ended() { return c_.access.load(c_.own(BH_PART_VIEW, c_.host)) >= c_.incarnation; }
+  bool stamps_left() {
+    return c_.access.load(sequence_at()) < kStampSequenceMax;
+  }
+  uint64_t sequence_at() const { return c_.layout.part(c_.host, BH_PART_PRIVATE); }
+  uint64_t next_stamp() {
+    return make_stamp(c_.host, c_.incarnation, c_.access.fetch_add(sequence_at(), 1) + 1);
+  }
+  void used_now(uint64_t slot) {
+    c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), c_.access.recency_ns());
+  }
+
+  std::optional<Located> verify(const Found& found, const Key& key) const;
+  bool key_matches(uint64_t slot, std::string_view key) const;
+  bool read_header(uint64_t slot, bh_block_header& header) const;
+  void write_key(uint64_t slot, std::string_view key);
+  void retire_header(uint64_t slot);
+  Status check_value(const Key& key, uint64_t bytes) const;
+  std::optional<bh_namespace> read_namespace(uint32_t host, uint64_t index) const;
+  void write_namespace(uint64_t index, const bh_namespace& entry);
+
+  std::optional<Block> reserve_block(uint64_t block_bytes);  // core_evict.h
+  Status finish_put(const Key& key, const Block& block, uint64_t length, uint64_t checksum,
+                    uint32_t kind);
+  bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
+  void undo_put(const Block& block);
+  bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
+  void drop_damaged(const Located& located);
+
+  bool retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter);
+  uint64_t reclaim(std::span<const uint64_t> slots);
+
+  // core_evict.h
+  uint64_t used_permille() const;
+  void evict_by_watermark(uint64_t bytes_put);
+  uint64_t evict(uint64_t bytes);
+  bool choose_victims();
+  bool make_room(uint64_t block_bytes);
+  bool empty_window(uint64_t first, uint64_t span);
+  bool empty_slab(const Cut& cut, const std::vector<uint64_t>& named);
+  std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free) const;
+  bool move(const Block& block);
+  bool evict_block(uint64_t slot);
+  uint64_t reclaim_all();
+
+  // core_attach.h
+  bool scavenge_process(uint32_t dead);
+  uint64_t scavenge_blocks(uint32_t dead);
+  bool scavenge_block(uint64_t slot, const Cut& cut, StateWord word);
+  bool clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry);
+  Result<void> take_process_slot();
+  Result<void> join_host(bool take_over, const Progress& progress);
+  Result<bh_host_slot> read_slot_line();
+  void write_slot_line(bh_host_slot line, uint32_t state);
+  void rebuild(const Progress& progress);
+  void restore_cuts();
+  bool restore_entry(const bh_index_entry& entry);
+  uint32_t highest_incarnation() const;
+  uint64_t drop_all_damaged(const Progress& progress);
+
+  // core_check.h
+  void check_entries(CheckReport& report, bool payload, const Progress& progress);
+  void check_blocks(CheckReport& report);
+  std::optional<std::string> entry_fault(const Found& found, bool payload, CheckReport& report);
+  PoolInfo::Host host_info(uint32_t host);
+  std::string read_key(uint64_t slot, uint64_t key_bytes) const;
+
+  Context<A> c_;
+  Allocator<A> allocator_;
+  Index<A> index_;
+  Leases<A> leases_;
+  const Settings settings_;
+
+  std::mutex victims_mutex_;
+  std::vector<Victim> victims_;  ///< oldest last
+  std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the watermarks were looked at
+  std::atomic<bool> evicting_{false};         ///< above the high watermark, not yet below the low one
+};
+
+inline uint64_t next_instance() {
+  static std::atomic<uint64_t> instances{0};
+  return ++instances;
+}
+
+template <class A>
+Core<A>::Core(A& access, const bh_superblock& superblock, uint32_t host)
+    : c_{access, Layout(superblock.geometry), Sealer(superblock.pool_id), next_instance(), host, 0, 0},
+      allocator_(c_),
+      index_(c_),
+      leases_(c_),
+      settings_{superblock.evict_high_permille, superblock.evict_low_permille} {}
+
+template <class A>
+bool Core<A>::lock(const Hash128& hash) {
+  uint32_t holder = 0;
+  if (index_.try_lock(hash, &holder)) return true;
+  const uint64_t deadline_ns = c_.access.now_ns() + kLockWaitNs;
+  for (uint32_t round = 0;; ++round) {
+    if (index_.try_lock(hash, &holder)) return true;
+    if (round % 256 == 255 && holder != c_.process &&
+        !c_.access.process_alive(c_.host, holder))
+      scavenge_process(holder);
+    if (round % 64 == 63 && c_.access.now_ns() > deadline_ns) return false;
+    c_.access.relax(round);
+  }
+}
+
+// ---- headers and keys ----
+
+template <class A>
+bool Core<A>::read_header(uint64_t slot, bh_block_header& header) const {
+  Line line;
+  if (!c_.read_sealed(c_.layout.header(slot), line)) return false;
+  header = from_line<bh_block_header>(line);
+  return true;
+}
+
+template <class A>
+bool Core<A>::key_matches(uint64_t slot, std::string_view key) const {
+  for (uint64_t at = 0; at < key.size(); at += BH_LINE_BYTES, ++slot) {
+    if (slot >= c_.layout.slot_count()) return false;
+    const uint64_t offset = c_.layout.header(slot) + offsetof(bh_block_slot, key);
+    c_.access.acquire(offset, BH_LINE_BYTES);
+    const Line line = c_.access.load_line(offset);
+    const size_t part = std::min<size_t>(BH_LINE_BYTES, key.size() - at);
+    if (std::memcmp(line.data(), key.data() + at, part) != 0) return false;
+  }
+  return true;
+}
+
+template <class A>
+void Core<A>::write_key(uint64_t slot, std::string_view key) {
+  for (uint64_t at = 0; at < key.size(); at += BH_LINE_BYTES, ++slot) {
+    Line line{};
+    std::memcpy(line.data(), key.data() + at, std::min<size_t>(BH_LINE_BYTES, key.size() - at));
+    const uint64_t offset = c_.layout.header(slot) + offsetof(bh_block_slot, key);
+    c_.access.store_line(offset, line);
+    c_.access.flush(offset, BH_LINE_BYTES);
+  }
+}
+
+/// Stamp -> retired, sealed and published (C2). Of an unreadable header nothing is kept.
+template <class A>
+void Core<A>::retire_header(uint64_t slot) {
+  bh_block_header header{};
+  if (!read_header(slot, header)) {
+    header = {};
+    header.stamp = next_stamp();
+  }
+  if (stamp_state(header.stamp) == BH_STAMP_RETIRED) return;
+  header.stamp = stamp_retired(header.stamp);
+  c_.write_sealed(c_.layout.header(slot), to_line(header));
+}
+
+template <class A>
+std::optional<Located> Core<A>::verify(const Found& found, const Key& key) const {
+  const bh_index_entry& entry = found.entry;
+  if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return std::nullopt;
+  Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
+  c_.access.acquire(c_.layout.header(located.slot), BH_LINE_BYTES);
+  bh_block_header& header = located.header;
+  if (!read_header(located.slot, header) || header.stamp != entry.stamp ||
+      stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
+      header.namespace_id != key.namespace_id || header.key_bytes != key.bytes.size() ||
+      header.length_bytes != entry.length_bytes ||
+      !c_.layout.valid_block(entry.block_offset, header.stored_bytes) ||
+      !key_matches(located.slot, key.bytes))
+    return std::nullopt;
+  return located;
+}
+
+template <class A>
+std::optional<Located> Core<A>::locate(const Key& key) {
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    std::optional<Located> located;
+    const auto found = index_.find_if(host, key.hash, [&](const bh_index_entry& entry) {
+      if (entry.namespace_id != key.namespace_id) return false;
+      located = verify(Found{entry, host, 0, 0, 0}, key);
+      return located.has_value();
+    });
+    if (!found) continue;
+    located->found = *found;
+    return located;
+  }
+  return std::nullopt;
+}
+
+// ---- put ----
+
+template <class A>
+Status Core<A>::check_value(const Key& key, uint64_t bytes) const {
+  const auto& g = c_.layout.geometry();
+  const uint64_t largest = std::min<uint64_t>(BH_VALUE_BYTES_MAX, g.extent_count * g.extent_bytes);
+  return bytes == 0 || c_.layout.block_bytes(bytes, key.bytes.size()) > largest
+             ? Status::VALUE_TOO_LARGE
+             : Status::OK;
+}
+
+template <class A>
+Status Core<A>::put(const Key& key, std::span<const ConstSpan> value) {
+  uint64_t length = 0;
+  for (const ConstSpan& part : value) length += part.size;
+  if (Status status = check_value(key, length); status != Status::OK) return status;
+  if (auto located = locate(key)) {
+    if (located->found.host == c_.host) used_now(located->slot);
+    c_.count(BH_COUNTER_PUTS_PRESENT);
+    return Status::OK;
+  }
+  const uint64_t room = c_.layout.block_bytes(length, key.bytes.size());
+  const auto block = reserve_block(room);
+  if (!block) return Status::NO_SPACE;
+  ChecksumCopy copy(/*streaming=*/true);
+  std::byte* to = c_.access.payload(block->offset);
+  for (const ConstSpan& part : value) {
+    copy.append(to, part.data, part.size);
+    to += part.size;
+  }
+  const uint64_t checksum = copy.finish();
+  c_.access.publish(block->offset, length);
+  return finish_put(key, *block, length, checksum, BH_CHECKSUM_XXH3_TREE_4K);
+}
+
+template <class A>
+bh_index_entry Core<A>::entry_for(const Block& block, const bh_block_header& header) const {
+  bh_index_entry entry{};
+  entry.key_hash[0] = header.key_hash[0];
+  entry.key_hash[1] = header.key_hash[1];
+  entry.block_offset = block.offset;
+  entry.stamp = header.stamp;
+  entry.payload_checksum = header.payload_checksum;
+  entry.namespace_id = header.namespace_id;
+  entry.length_bytes = header.length_bytes;
+  entry.incarnation = static_cast<uint16_t>(c_.incarnation);
+  return entry;
+}
+
+/// Key, header, entry, commit: the payload of the RESERVED block is published already (C1).
+template <class A>
+Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, uint64_t checksum,
+                           uint32_t kind) {
+  if (ended() || !stamps_left()) {
+    allocator_.release(block);
+    return ended() ? Status::HOST_FENCED : Status::LIMIT_REACHED;
+  }
+  bh_block_header header{};
+  header.stamp = next_stamp();
+  header.key_hash[0] = key.hash.low;
+  header.key_hash[1] = key.hash.high;
+  header.payload_checksum = checksum;
+  header.namespace_id = key.namespace_id;
+  header.length_bytes = static_cast<uint32_t>(length);
+  header.stored_bytes = static_cast<uint32_t>(length);
+  header.key_bytes = static_cast<uint16_t>(key.bytes.size());
+  header.codec = BH_CODEC_RAW;
+  header.checksum_kind = static_cast<uint8_t>(kind);
+  write_key(block.slot, key.bytes);
+  c_.write_sealed(c_.layout.header(block.slot), to_line(header));
+  used_now(block.slot);
+  {
+    const KeyLock lock(*this, key.hash);
+    const bool present = lock.held() && locate(key).has_value();
+    const bool ok = lock.held() && !present && !ended() &&
+                    index_.insert(key.hash, entry_for(block, header));
+    if (!ok) {
+      undo_put(block);
+      if (!lock.held()) return Status::BUSY;
+      if (present) c_.count(BH_COUNTER_PUTS_PRESENT);
+      return present ? Status::OK : ended() ? Status::HOST_FENCED : Status::NO_SPACE;
+    }
+    allocator_.commit(block);
+  }
+  c_.count(BH_COUNTER_PUTS);
+  c_.count(BH_COUNTER_BYTES_IN, length);
+  evict_by_watermark(block.block_bytes);
+  return Status::OK;
+}
+
+/// The header shows a committed stamp that no entry ever named: retire it, then the block is free (C2).
+template <class A>
+void Core<A>::undo_put(const Block& block) {
+  retire_header(block.slot);
+  allocator_.release(block);
+}
+
+// ---- get ----
+
+template <class A>
+Result<uint64_t> Core<A>::get(const Key& key, std::span<const Span> buffers) {
+  uint64_t room = 0;
+  for (const Span& buffer : buffers) room += buffer.size;
+  std::optional<Located> damaged_block;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto located = locate(key);
+    if (!located) break;
+    const uint64_t length = located->header.length_bytes;
+    if (length > room) return Status::BUFFER_TOO_SMALL;
+    if (located->header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
+    bool damaged = false;
+    if (copy_out(*located, buffers, &damaged)) {
+      if (located->found.host == c_.host) used_now(located->slot);
+      c_.count(BH_COUNTER_HITS);
+      c_.count(BH_COUNTER_BYTES_OUT, length);
+      return length;
+    }
+    damaged_block = damaged ? located : std::nullopt;
+  }
+  if (damaged_block) drop_damaged(*damaged_block);
+  c_.count(BH_COUNTER_MISSES);
+  return Status::NOT_FOUND;
+}
+
+/// Protocol 5.3: copy, then check that the block is still the same, then the sum of the private copy.
+/// `damaged`: the block did not change, and yet its bytes are not what was put.
+template <class A>
+bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bool* damaged) {
+  const uint64_t offset = located.found.entry.block_offset;
+  uint64_t left = located.header.length_bytes;
+  c_.access.acquire(offset, left);
+  ChecksumCopy copy(/*streaming=*/true);
+  const std::byte* from = c_.access.payload(offset);
+  for (const Span& buffer : buffers) {
+    const uint64_t part = std::min<uint64_t>(left, buffer.size);
+    copy.append(buffer.data, from, part);
+    from += part;
+    left -= part;
+  }
+  const uint64_t checksum = copy.finish();
+  const uint64_t header_at = c_.layout.header(located.slot);
+  // Loads are not reordered with the loads of the copy on x86; on weaker machines the checksum alone
+  // decides, and this check is only the cheap early exit.
+  c_.access.acquire(header_at, BH_LINE_BYTES);
+  if (c_.access.load(header_at) != located.header.stamp) return false;
+  if (located.header.checksum_kind == BH_CHECKSUM_NONE) return true;
+  *damaged = checksum != located.found.entry.payload_checksum;
+  return !*damaged;
+}
+
+template <class A>
+void Core<A>::drop_damaged(const Located& located) {
+  if (located.found.host != c_.host) return;
+  const Hash128 hash{located.header.key_hash[0], located.header.key_hash[1]};
+  retire(located.slot, hash, located.header.stamp, BH_COUNTER_DAMAGED);
+  reclaim({&located.slot, 1});
+}
+
+// ---- exists, prefix, touch ----
+
+template <class A>
+uint64_t Core<A>::exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
+                         uint64_t* slots) {
+  BOWHEAD_ASSERT(keys.size() <= kBatch);
+  const uint32_t hosts = c_.layout.geometry().host_count;
+  Hash128 hashes[kBatch];
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!Key::valid(keys[i])) continue;
+    hashes[i] = hash128(keys[i].data(), keys[i].size(), ns);
+    for (uint32_t host = 0; host < hosts; ++host) {
+      c_.access.invalidate(index_.first_line(host, hashes[i]), BH_LINE_BYTES);
+      c_.access.prefetch(index_.first_line(host, hashes[i]));
+    }
+  }
+  c_.access.coherence_fence();
+  index_.prefetch_entries({hashes, keys.size()});
+  index_.prefetch_headers({hashes, keys.size()});
+  uint64_t count = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    present[i] = 0;
+    if (slots != nullptr) slots[i] = UINT64_MAX;
+    if (!Key::valid(keys[i])) continue;
+    Key key(ns, keys[i], hashes[i]);
+    const auto located = locate(key);
+    if (!located) continue;
+    present[i] = 1;
+    ++count;
+    if (slots != nullptr && located->found.host == c_.host) slots[i] = located->slot;
+  }
+  return count;
+}
+
+template <class A>
+void Core<A>::touch_slots(std::span<const uint64_t> slots) {
+  // The first is the most recent: eviction then takes a prefix from its end.
+  uint64_t recency = c_.access.recency_ns() + slots.size();
+  for (const uint64_t slot : slots) {
+    if (slot != UINT64_MAX) c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), recency);
+    --recency;
+  }
+}
+
+// ---- reserve, commit, abort ----
+
+template <class A>
+Result<Reservation> Core<A>::reserve(const Key& key, uint64_t length_bytes) {
+  if (Status status = check_value(key, length_bytes); status != Status::OK) return status;
+  Reservation reservation;
+  reservation.length_bytes = length_bytes;
+  reservation.namespace_id = key.namespace_id;
+  reservation.key = std::string(key.bytes);
+  if (locate(key)) {
+    reservation.present = true;
+    return reservation;
+  }
+  const auto block = reserve_block(c_.layout.block_bytes(length_bytes, key.bytes.size()));
+  if (!block) return Status::NO_SPACE;
+  reservation.data = c_.access.payload(block->offset);
+  reservation.offset = block->offset;
+  reservation.token = block->slot + 1;
+  return reservation;
+}
+
+template <class A>
+Status Core<A>::commit(Reservation& reservation, bool verified) {
+  if (reservation.present) return Status::OK;
+  if (reservation.token == 0) return Status::CLOSED;
+  const uint64_t slot = reservation.token - 1;
+  reservation.token = 0;
+  const Block block =
+      allocator_.block_of(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot)));
+  const uint64_t checksum =
+      verified ? payload_checksum(reservation.data, reservation.length_bytes) : 0;
+  c_.access.publish(block.offset, reservation.length_bytes);
+  return finish_put(Key(reservation.namespace_id, reservation.key), block, reservation.length_bytes,
+                    checksum, verified ? BH_CHECKSUM_XXH3_TREE_4K : BH_CHECKSUM_NONE);
+}
+
+template <class A>
+Status Core<A>::abort(Reservation& reservation) {
+  if (reservation.present) return Status::OK;
+  if (reservation.token == 0) return Status::CLOSED;
+  const uint64_t slot = reservation.token - 1;
+  reservation.token = 0;
+  allocator_.release(
+      allocator_.block_of(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot))));
+  return Status::OK;
+}
+
+// ---- leases ----
+
+template <class A>
+Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto located = locate(key);
+    if (!located) break;
+    const bh_index_entry& entry = located->found.entry;
+    if (located->header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
+    const auto token = leases_.take(entry.block_offset, entry.stamp,
+                                    c_.access.now_ns() + ttl_ms * 1'000'000);
+    if (!token) return Status::LIMIT_REACHED;
+    // Only now (L2): a stamp read before the hazard was visible could be of a block already freed.
+    const uint64_t header_at = c_.layout.header(located->slot);
+    c_.access.acquire(header_at, BH_LINE_BYTES);
+    if (ended()) {
+      leases_.end(*token);
+      return Status::HOST_FENCED;
+    }
+    if (c_.access.load(header_at) == entry.stamp) {
+      c_.access.acquire(entry.block_offset, entry.length_bytes);
+      if (located->found.host == c_.host) used_now(located->slot);
+      c_.count(BH_COUNTER_HITS);
+      return Lease{c_.access.payload(entry.block_offset), entry.length_bytes, entry.block_offset,
+                   entry.stamp, *token};
+    }
+    leases_.end(*token);
+  }
+  c_.count(BH_COUNTER_MISSES);
+  return Status::NOT_FOUND;
+}
+
+template <class A>
+Status Core<A>::release(Lease& lease) {
+  const auto held = leases_.held(lease.token);
+  if (lease.token == 0 || !held) return Status::CLOSED;
+  const uint64_t slot = c_.layout.slot_of(held->block_offset);
+  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+  const bool same = c_.access.load(c_.layout.header(slot)) == held->stamp;
+  const bool valid = leases_.end(lease.token) && same && !ended();
+  lease.token = 0;
+  // Whoever retired it meanwhile could not free it because of this lease.
+  if (allocator_.word(slot).state == BH_BLOCK_RETIRED) reclaim({&slot, 1});
+  return valid ? Status::OK : Status::LAPSED;
+}
+
+// ---- retire and reuse ----
+
+template <class A>
+Status Core<A>::remove(const Key& key) {
+  bool removed = false;
+  // More than one entry: a process died while it moved the block.
+  while (auto located = locate(key)) {
+    if (located->found.host != c_.host) return Status::NOT_SUPPORTED;
+    if (!retire(located->slot, key.hash, located->header.stamp, BH_COUNTER_REMOVALS)) {
+      if (c_.access.load(c_.layout.header(located->slot)) == located->header.stamp)
+        return Status::BUSY;
+      continue;  // somebody else retired it
+    }
+    reclaim({&located->slot, 1});
+    removed = true;
+  }
+  return removed ? Status::OK : Status::NOT_FOUND;
+}
+
+/// COMMITTED -> RETIRED, entry cleared, stamp retired and published (protocol 5.5 (1) to (3)). False if
+/// the block is not (any more) the one of `stamp`, or its key's lock cannot be had.
+template <class A>
+bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter) {
+  {
+    const KeyLock lock(*this, hash);
+    if (!lock.held() || !allocator_.begin_retire(slot)) return false;
+    // The block is ours now and its cut stands still; is it the one that was meant?
+    if (c_.access.load(c_.layout.header(slot)) != stamp) {
+      const uint64_t at = c_.block_word(slot);
+      c_.store_state(at, c_.load_state(at).next(BH_BLOCK_COMMITTED));
+      return false;
+    }
+    const Block block =
+        allocator_.block_of(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot)));
+    const auto found = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
+      return entry.block_offset == block.offset && entry.stamp == stamp;
+    });
+    if (found) index_.erase(*found);
+  }
+  retire_header(slot);
+  allocator_.finish_retire(slot);
+  c_.count(counter);
+  return true;
+}
+
+/// RETIRED -> FREE for those that no hazard names (protocol 5.5 (5), (6)). Own leases whose time is over
+/// are revoked first. Returns how many were freed.
+template <class A>
+uint64_t Core<A>::reclaim(std::span<const uint64_t> slots) {
+  struct Retired {
+    uint64_t slot, offset;
+    StateWord word;
+  };
+  std::vector<Retired> retired;
+  for (const uint64_t slot : slots) {
+    const StateWord word = allocator_.word(slot);
+    const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+    if (word.state == BH_BLOCK_RETIRED && cut.block_bytes != 0)
+      retired.push_back({slot, allocator_.block_of(slot, cut).offset, word});
+  }
+  if (retired.empty()) return 0;
+  c_.access.fence();  // retired stamps before the look at the hazards (C3, L2)
+  std::vector<uint64_t> named = leases_.named_blocks();
+  if (!named.empty() && leases_.revoke_expired(c_.access.now_ns()) > 0)
+    named = leases_.named_blocks();
+  uint64_t freed = 0;
+  for (const Retired& block : retired) {
+    // The word from before the look: if the block had another life since, the CAS fails.
+    if (!std::binary_search(named.begin(), named.end(), block.offset))
+      freed += allocator_.free_retired(block.slot, block.word);
+  }
+  return freed;
+}
+
+// ---- namespaces ----
+
+template <class A>
+Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
+  if (d.name.empty() || d.name.size() >= BH_NAMESPACE_NAME_BYTES ||
+      d.name.find('\0') != std::string::npos || d.description.find('\0') != std::string::npos ||
+      d.description.size() >= BH_NAMESPACE_TEXT_BYTES)
+    return Error{Status::INVALID_ARGUMENT,
+                 "a namespace has a name of 1 to 63 bytes and a description of up to 383"};
+  bh_namespace wanted{};
+  std::memcpy(wanted.name, d.name.data(), d.name.size());
+  std::memcpy(wanted.description, d.description.data(), d.description.size());
+  constexpr size_t kTextBytes = BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES;
+  wanted.content_checksum = hash64(wanted.name, kTextBytes);
+  wanted.id = hash64(wanted.name, kTextBytes, 1) | 1;
+  wanted.incarnation = c_.incarnation;
+
+  const Hash128 lock_hash{0, 0};  // any lock will do, so long as it is always the same
+  const KeyLock lock(*this, lock_hash);
+  if (!lock.held()) return Status::BUSY;
+  std::optional<uint64_t> free_entry;
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
+      const auto entry = read_namespace(host, i);
+      if (!entry) {
+        if (host == c_.host && !free_entry) free_entry = i;
+        continue;
+      }
+      const bool same = std::memcmp(entry->name, wanted.name, kTextBytes) == 0;
+      if (same) return wanted.id;
+      if (entry->id == wanted.id ||
+          std::memcmp(entry->name, wanted.name, BH_NAMESPACE_NAME_BYTES) == 0)
+        return Error{Status::NAMESPACE_MISMATCH,
+                     "namespace '" + d.name + "' is registered with another description: '" +
+                         std::string(entry->description) + "'"};
+    }
+  }
+  if (!free_entry) return Error{Status::LIMIT_REACHED, "the pool's table of namespaces is full"};
+  write_namespace(*free_entry, wanted);
+  return wanted.id;
+}
+
+template <class A>
+std::optional<bh_namespace> Core<A>::read_namespace(uint32_t host, uint64_t index) const {
+  const uint64_t at = c_.layout.name_space(host, index);
+  c_.access.acquire(at, sizeof(bh_namespace));
+  std::array<Line, sizeof(bh_namespace) / sizeof(Line)> lines;
+  for (size_t i = 0; i < lines.size(); ++i)
+    lines[i] = c_.access.load_line(at + i * sizeof(Line));
+  const auto entry = std::bit_cast<bh_namespace>(lines);
+  const bool good = c_.sealer.check(lines[0], at) && entry.id != 0 &&
+                    entry.name[BH_NAMESPACE_NAME_BYTES - 1] == 0 &&
+                    entry.description[BH_NAMESPACE_TEXT_BYTES - 1] == 0 &&
+                    entry.content_checksum ==
+                        hash64(entry.name, BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES);
+  if (!good) return std::nullopt;
+  return entry;
+}
+
+/// The text first, then the sealed line that vouches for it.
+template <class A>
+void Core<A>::write_namespace(uint64_t index, const bh_namespace& entry) {
+  const uint64_t at = c_.layout.name_space(c_.host, index);
+  const auto lines = std::bit_cast<std::array<Line, sizeof(bh_namespace) / sizeof(Line)>>(entry);
+  for (size_t i = 1; i < lines.size(); ++i)
+    c_.access.store_line(at + i * sizeof(Line), lines[i]);
+  c_.access.publish(at, sizeof(bh_namespace));
+  c_.write_sealed(at, lines[0]);
+}
+
+}  // namespace bowhead::core
+
+#include "pool/core/core_attach.h"  // IWYU pragma: export
+#include "pool/core/core_check.h"   // IWYU pragma: export
+#include "pool/core/core_evict.h"   // IWYU pragma: export

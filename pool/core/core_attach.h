@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core, coming and going: joining a host slot, undoing what dead processes left, rebuilding after a
+// reboot. Included by core.h.
+//
+// A process is known by its process slot, and alive while it holds that slot's lock (access.h). Its
+// half-done work is found by its number in allocator, extent, lease, lock and directory words, and is
+// finished or undone by one scavenger, named in the process word; if that one dies too, the next takes
+// over. Every step can be repeated. The process slot is free again only when all is done, so that a
+// number in a word always means the same process.
+#pragma once
+
+#include <algorithm>
+
+#include "pool/core/core.h"
+
+namespace bowhead::core {
+
+inline constexpr uint64_t kHostLockWaitMs = 10'000;
+
+// ---- joining and leaving ----
+
+template <class A>
+Result<void> Core<A>::attach(const Progress& progress) {
+  if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
+    return Error{Status::BUSY, "another process has been opening this pool for 10 seconds; if it "
+                               "hangs, end it and try again"};
+  Result<void> joined = join_host(/*take_over=*/false, progress);
+  if (joined) joined = take_process_slot();
+  c_.access.unlock_host(c_.host);
+  if (joined) scavenge_dead();
+  return joined;
+}
+
+template <class A>
+void Core<A>::detach() {
+  scavenge_blocks(c_.process);
+  leases_.scavenge(c_.process);
+  const bool locked = c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::TAKEN;
+  allocator_.scavenge(c_.process);  // gives up preferences
+  const uint64_t at = c_.layout.process(c_.host, c_.process);
+  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+  c_.access.unlock_process(c_.host, c_.process);
+  if (!locked) return;
+  if (!anybody_alive()) {
+    if (auto line = read_slot_line()) {
+      line->fenced = line->incarnation;
+      write_slot_line(*line, BH_HOST_LEFT);
+    }
+  }
+  c_.access.unlock_host(c_.host);
+}
+
+template <class A>
+bool Core<A>::anybody_alive() {
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    const auto word = ProcessWord::unpack(c_.access.load(c_.layout.process(c_.host, p)));
+    if (word.state != BH_PROCESS_FREE && c_.access.process_alive(c_.host, p)) return true;
+  }
+  return false;
+}
+
+/// The newer of the two good copies; a zero line if the slot was never used.
+template <class A>
+Result<bh_host_slot> Core<A>::read_slot_line() {
+  bh_host_slot best{};
+  bool found = false, blank = true;
+  for (uint32_t copy = 0; copy < 2; ++copy) {
+    const uint64_t at = c_.layout.slot_line(c_.host, copy);
+    c_.access.acquire(at, BH_LINE_BYTES);
+    Line line;
+    const bool good = c_.read_sealed(at, line);
+    blank &= line == Line{};
+    const auto slot = from_line<bh_host_slot>(line);
+    if (good && (!found || slot.turn > best.turn)) {
+      best = slot;
+      found = true;
+    }
+  }
+  if (!found && !blank)
+    return Error{Status::DAMAGED, "both copies of host slot " + std::to_string(c_.host) +
+                                      " are damaged; `bowhead pool repair` writes them anew"};
+  return best;
+}
+
+/// Into the older copy, so that a death in the middle leaves the newer one.
+template <class A>
+void Core<A>::write_slot_line(bh_host_slot line, uint32_t state) {
+  line.state = state;
+  line.turn += 1;
+  c_.write_sealed(c_.layout.slot_line(c_.host, line.turn & 1), to_line(line));
+}
+
+/// Under the host lock. Continues the host's incarnation while its private parts are those of this boot;
+/// begins a new one, and rebuilds them, otherwise.
+template <class A>
+Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
+  auto slot = read_slot_line();
+  if (!slot) return slot.error();
+  const uint64_t boot = c_.access.boot_id();
+  const uint64_t recovered = c_.layout.part(c_.host, BH_PART_PRIVATE) +
+                             offsetof(bh_host_private, recovered_boot_id);
+  const bool same_boot = slot->incarnation != 0 && slot->boot_id == boot &&
+                         c_.access.load(recovered) == boot &&
+                         c_.access.load(recovered + 8) == slot->incarnation;
+  c_.incarnation = slot->incarnation;
+  if (same_boot) {
+    if (slot->state != BH_HOST_LIVE) write_slot_line(*slot, BH_HOST_LIVE);
+    return {};
+  }
+  const uint64_t machine = c_.access.machine_id();
+  if (slot->incarnation != 0 && slot->state != BH_HOST_LEFT && slot->boot_id != boot &&
+      slot->machine_id != machine && !take_over)
+    return Error{Status::HOST_ID_IN_USE,
+                 "another machine has host slot " + std::to_string(c_.host) +
+                     " and has not left it; if it is gone for good, `bowhead pool repair "
+                     "--take-over` makes the pool yours"};
+  if (slot->incarnation == UINT16_MAX)
+    return Error{Status::LIMIT_REACHED, "host slot " + std::to_string(c_.host) +
+                                            " has used up its 65,535 incarnations"};
+  slot->incarnation += 1;
+  slot->machine_id = machine;
+  slot->boot_id = boot;
+  slot->nonce = c_.access.random();
+  write_slot_line(*slot, BH_HOST_JOINING);
+  c_.incarnation = slot->incarnation;
+  rebuild(progress);
+  c_.access.store(recovered + 8, slot->incarnation);
+  c_.access.store(recovered, boot);
+  slot = read_slot_line();
+  write_slot_line(*slot, BH_HOST_LIVE);
+  return {};
+}
+
+template <class A>
+Result<void> Core<A>::take_process_slot() {
+  const auto& g = c_.layout.geometry();
+  // Free slots first; else that of a dead process, whose leftovers then count as ours.
+  for (const uint32_t wanted : {BH_PROCESS_FREE, BH_PROCESS_LIVE}) {
+    for (uint32_t p = 0; p < g.process_count; ++p) {
+      const uint64_t at = c_.layout.process(c_.host, p);
+      const auto word = ProcessWord::unpack(c_.access.load(at));
+      if (word.state != wanted || c_.access.lock_process(c_.host, p) == LockResult::HELD) continue;
+      c_.process = p;
+      c_.access.store(at + offsetof(bh_process, pid), c_.access.pid());
+      c_.access.store(at + offsetof(bh_process, pid_namespace), c_.access.pid_namespace());
+      c_.access.store(at + offsetof(bh_process, opened_unix_ns), c_.access.unix_ns());
+      c_.access.store(at, word.next(BH_PROCESS_LIVE).pack());
+      if (wanted == BH_PROCESS_LIVE) {
+        scavenge_blocks(p);
+        leases_.scavenge(p);
+        allocator_.scavenge(p);
+      }
+      return {};
+    }
+  }
+  return Error{Status::LIMIT_REACHED,
+               "all " + std::to_string(g.process_count) + " process slots of this host are taken"};
+}
+
+// ---- what dead processes left ----
+
+template <class A>
+uint64_t Core<A>::scavenge_dead() {
+  uint64_t dead = 0;
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    const auto word = ProcessWord::unpack(c_.access.load(c_.layout.process(c_.host, p)));
+    if (p != c_.process && word.state != BH_PROCESS_FREE && !c_.access.process_alive(c_.host, p))
+      dead += scavenge_process(p);
+  }
+  return dead;
+}
+
+/// False if another live process is at it. The caller has seen that `dead` does not hold its lock.
+template <class A>
+bool Core<A>::scavenge_process(uint32_t dead) {
+  const uint64_t at = c_.layout.process(c_.host, dead);
+  uint64_t seen = c_.access.load(at);
+  const auto word = ProcessWord::unpack(seen);
+  if (word.state == BH_PROCESS_FREE) return false;
+  if (word.state == BH_PROCESS_SCAVENGING) {
+    const uint32_t other = word.scavenger - 1;
+    if (other == c_.process || c_.access.process_alive(c_.host, other)) return false;
+  }
+  // Between the load and here its slot may have been scavenged and taken anew: then the word changed.
+  if (c_.access.process_alive(c_.host, dead) ||
+      !c_.access.cas(at, seen, word.next(BH_PROCESS_SCAVENGING, c_.process + 1).pack()))
+    return false;
+
+  // What it was scavenging itself comes first: its number stands in their process words.
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    const auto other = ProcessWord::unpack(c_.access.load(c_.layout.process(c_.host, p)));
+    if (p != dead && other.state == BH_PROCESS_SCAVENGING && other.scavenger == dead + 1)
+      scavenge_process(p);
+  }
+  uint64_t found = leases_.scavenge(dead);
+  found += scavenge_blocks(dead);
+  found += allocator_.scavenge(dead);
+  index_.release_locks(dead);
+  allocator_.recount();
+  c_.count(BH_COUNTER_SCAVENGED, found);
+  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+  return true;
+}
+
+/// Entries that it was writing, then its blocks, by what the entries say.
+template <class A>
+uint64_t Core<A>::scavenge_blocks(uint32_t dead) {
+  uint64_t found = index_.scavenge_claims(dead);
+  std::vector<uint64_t> retired;
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    const StateWord word = allocator_.word(slot);
+    if (word.process != dead || (word.state != BH_BLOCK_RESERVED &&
+                                 word.state != BH_BLOCK_RETIRING && word.state != BH_BLOCK_CLEANING))
+      continue;
+    ++found;
+    if (scavenge_block(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot)), word))
+      retired.push_back(slot);
+  }
+  reclaim(retired);
+  return found;
+}
+
+/// Protocol 5.12. True if the block is RETIRED now, false if it stays committed.
+template <class A>
+bool Core<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
+  bh_block_header header;
+  std::optional<Found> own_entry, other_entry;
+  if (cut.block_bytes != 0 && read_header(slot, header) &&
+      stamp_state(header.stamp) == BH_STAMP_COMMITTED) {
+    const uint64_t offset = allocator_.block_of(slot, cut).offset;
+    const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+    const auto is_own = [&](const bh_index_entry& entry) {
+      return entry.block_offset == offset && entry.stamp == header.stamp;
+    };
+    own_entry = index_.find_if(c_.host, hash, is_own);
+    const std::string text = read_key(slot, header.key_bytes);
+    other_entry = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
+      return !is_own(entry) &&
+             verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash));
+    });
+  }
+  // RETIRING with its entry in place: a removal or a move that had not begun to show. RESERVED with its
+  // entry in place: a put whose success was visible already; the copy of a move if another entry has
+  // the key too, and then the old block, which stays, is enough.
+  const bool keep = own_entry && word.state != BH_BLOCK_CLEANING &&
+                    !(word.state == BH_BLOCK_RESERVED && other_entry);
+  if (keep) {
+    c_.change(c_.block_word(slot), word, word.next(BH_BLOCK_COMMITTED));
+    return false;
+  }
+  return clean_block(slot, word, own_entry);
+}
+
+template <class A>
+bool Core<A>::clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry) {
+  const StateWord cleaning = word.next(BH_BLOCK_CLEANING, c_.process);
+  if (!c_.change(c_.block_word(slot), word, cleaning)) return false;
+  if (entry) index_.erase(*entry);
+  retire_header(slot);
+  c_.store_state(c_.block_word(slot), cleaning.next(BH_BLOCK_RETIRED));
+  return true;
+}
+
+// ---- rebuilding ----
+
+/// Under the host lock, nobody else of the host alive. Allocator, leases and locks are made anew from what
+/// is published: cuts from extent descriptors, blocks from index entries whose header agrees.
+template <class A>
+void Core<A>::rebuild(const Progress& progress) {
+  const auto& g = c_.layout.geometry();
+  const auto step = [&](uint64_t done) {
+    if (progress) progress(done, 4, "rebuilding the allocator from the index");
+  };
+  step(0);
+  leases_.reset();
+  for (uint64_t i = 0; i < g.lock_count; ++i) c_.access.store(c_.own(BH_PART_LOCKS, i), 0);
+  for (uint32_t p = 0; p < g.process_count; ++p) {
+    const uint64_t at = c_.layout.process(c_.host, p);
+    c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+  }
+  c_.access.store(sequence_at(), 0);
+  allocator_.reset();
+  step(1);
+  restore_cuts();
+  step(2);
+  index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
+  step(3);
+  // A header whose block did not come back must not show a committed stamp (C2).
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    if (own_state(c_.access.load(c_.own(BH_PART_OWN, c_.layout.extent_of_slot(slot)))) != BH_OWN_OWN ||
+        allocator_.word(slot).state == BH_BLOCK_COMMITTED)
+      continue;
+    const uint64_t stamp = c_.access.load(c_.layout.header(slot));
+    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED) retire_header(slot);
+  }
+  allocator_.recount();
+  step(4);
+}
+
+template <class A>
+void Core<A>::restore_cuts() {
+  const auto& g = c_.layout.geometry();
+  for (uint64_t e = 0; e < g.extent_count;) {
+    Line line;
+    const uint64_t at = c_.layout.descriptor(e);
+    c_.access.acquire(at, BH_LINE_BYTES);
+    const bool sealed = c_.read_sealed(at, line);
+    const auto d = from_line<bh_extent_descriptor>(line);
+    const bool owned = own_state(c_.access.load(c_.own(BH_PART_OWN, e))) == BH_OWN_OWN;
+    const bool good = sealed && owned && d.block_bytes >= g.min_block_bytes &&
+                      d.block_bytes % BH_PAYLOAD_ALIGN == 0 && d.extent_span >= 1 &&
+                      d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
+                      d.block_count == d.extent_span * g.extent_bytes / d.block_bytes;
+    if (good) allocator_.restore_cut(Cut{e, d.block_bytes, d.block_count, d.extent_span});
+    e += good ? d.extent_span : 1;
+  }
+}
+
+/// True if the block that an entry names is really there; it is COMMITTED then.
+template <class A>
+bool Core<A>::restore_entry(const bh_index_entry& entry) {
+  if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return false;
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  bh_block_header header;
+  const uint64_t extent = c_.layout.extent_of_slot(slot);
+  if (!read_header(slot, header) || header.stamp != entry.stamp ||
+      stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
+      header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
+      allocator_.word(slot).state != BH_BLOCK_FREE)
+    return false;
+  const Cut cut = allocator_.held_cut(extent);
+  if (cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
+      header.stored_bytes > cut.block_bytes)
+    return false;
+  allocator_.restore_committed(slot);
+  return true;
+}
+
+/// For a host slot whose lines are lost: the highest incarnation that any stamp of it shows.
+template <class A>
+uint32_t Core<A>::highest_incarnation() const {
+  uint32_t highest = 0;
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    bh_block_header header;
+    if (!read_header(slot, header) || header.stamp >> 58 != c_.host) continue;
+    highest = std::max(highest, static_cast<uint32_t>(header.stamp >> 42) & 0xFFFFu);
+  }
+  return highest;
+}
+
+template <class A>
+Result<std::vector<std::string>> Core<A>::repair(bool take_over, const Progress& progress) {
+  std::vector<std::string> done;
+  if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
+    return Error{Status::BUSY, "another process is opening this pool"};
+  if (anybody_alive()) {
+    c_.access.unlock_host(c_.host);
+    return Error{Status::IN_USE, "processes have this pool open; end them first"};
+  }
+  if (!read_slot_line()) {
+    bh_host_slot line{};
+    line.incarnation = static_cast<uint16_t>(highest_incarnation());
+    line.machine_id = c_.access.machine_id();
+    write_slot_line(line, BH_HOST_LEFT);
+    line.turn += 1;  // and the other copy
+    write_slot_line(line, BH_HOST_LEFT);
+    done.push_back("wrote host slot " + std::to_string(c_.host) + " anew");
+  }
+  // Forgetting the boot makes join_host() rebuild.
+  c_.access.store(c_.layout.part(c_.host, BH_PART_PRIVATE) +
+                      offsetof(bh_host_private, recovered_boot_id), 0);
+  Result<void> joined = join_host(take_over, progress);
+  if (joined) joined = take_process_slot();
+  c_.access.unlock_host(c_.host);
+  if (!joined) return joined.error();
+  done.push_back("rebuilt the allocator and the index directory from the stored blocks");
+  const uint64_t dropped = drop_all_damaged(progress);
+  if (dropped != 0) done.push_back("dropped " + std::to_string(dropped) + " damaged block(s)");
+  detach();
+  return done;
+}
+
+template <class A>
+uint64_t Core<A>::drop_all_damaged(const Progress& progress) {
+  std::vector<Found> damaged;
+  CheckReport unused;
+  uint64_t seen = 0;
+  index_.for_each(c_.host, [&](const Found& found) {
+    if (progress && ++seen % 64 == 0) progress(seen, 0, "verifying blocks");
+    if (entry_fault(found, /*payload=*/true, unused)) damaged.push_back(found);
+  });
+  for (const Found& found : damaged) {
+    const Hash128 hash{found.entry.key_hash[0], found.entry.key_hash[1]};
+    const uint64_t slot = c_.layout.slot_of(found.entry.block_offset);
+    retire(slot, hash, found.entry.stamp, BH_COUNTER_DAMAGED);
+    reclaim({&slot, 1});
+  }
+  return damaged.size();
+}
+
+}  // namespace bowhead::core

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core, looking at itself: info, list, check. Nothing here changes the pool. Included by core.h.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <unordered_set>
+
+#include "pool/core/core.h"
+
+namespace bowhead::core {
+
+/// A key as people can read it: text in quotes, or hex.
+inline std::string printable_key(std::string_view key) {
+  bool text = true;
+  for (const char c : key) text &= c >= 0x20 && c < 0x7F;
+  if (text) return fmt::format("'{}'", key);
+  std::string hex = "0x";
+  for (const char c : key) hex += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  return hex;
+}
+
+template <class A>
+std::string Core<A>::read_key(uint64_t slot, uint64_t key_bytes) const {
+  std::string key;
+  for (; key.size() < key_bytes && slot < c_.layout.slot_count(); ++slot) {
+    const uint64_t at = c_.layout.header(slot) + offsetof(bh_block_slot, key);
+    c_.access.acquire(at, BH_LINE_BYTES);
+    const Line line = c_.access.load_line(at);
+    key.append(reinterpret_cast<const char*>(line.data()),
+               std::min<size_t>(sizeof line, key_bytes - key.size()));
+  }
+  return key;
+}
+
+template <class A>
+void Core<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
+  bool more = true;
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    index_.for_each(host, [&](const Found& found) {
+      const bh_index_entry& entry = found.entry;
+      if (!more || !c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return;
+      const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+      bh_block_header header;
+      if (!read_header(slot, header) || header.stamp != entry.stamp) return;
+      more = visit(BlockInfo{entry.namespace_id, read_key(slot, header.key_bytes),
+                             entry.length_bytes, entry.block_offset, entry.stamp});
+    });
+  }
+}
+
+// ---- info ----
+
+template <class A>
+void Core<A>::fill_info(PoolInfo& info) {
+  const auto& g = c_.layout.geometry();
+  info.size_bytes = g.total_bytes;
+  info.payload_bytes = g.extent_count * g.extent_bytes;
+  info.metadata_bytes = info.size_bytes - info.payload_bytes;
+  info.extent_bytes = g.extent_bytes;
+  info.extent_count = g.extent_count;
+  info.min_block_bytes = g.min_block_bytes;
+  info.evict_high_permille = settings_.evict_high_permille;
+  info.evict_low_permille = settings_.evict_low_permille;
+  info.flush = flush_kind_name(c_.access.flush_kind());
+  allocator_.for_each_slab([&](const Cut& cut) {
+    for (uint64_t i = 0; i < cut.block_count; ++i) {
+      const uint32_t state = allocator_.word(allocator_.slot_of(cut, i)).state;
+      info.blocks += state == BH_BLOCK_COMMITTED;
+      if (state != BH_BLOCK_FREE && state != BH_BLOCK_NONE)
+        info.used_bytes += static_cast<int64_t>(cut.block_bytes);
+    }
+  });
+  uint64_t sums[BH_COUNTER_ROOM] = {};
+  for (uint32_t host = 0; host < g.host_count; ++host) {
+    for (uint32_t p = 0; p < g.process_count; ++p) {
+      for (uint32_t i = 0; i < BH_COUNTER_ROOM; ++i)
+        sums[i] += c_.access.load(c_.layout.process(host, p) + offsetof(bh_process, counters) + i * 8);
+    }
+    info.hosts.push_back(host_info(host));
+    for (uint64_t i = 0; i < g.namespace_count; ++i) {
+      if (const auto entry = read_namespace(host, i))
+        info.namespaces.push_back({entry->id, entry->name, entry->description});
+    }
+  }
+  info.puts = sums[BH_COUNTER_PUTS];
+  info.puts_present = sums[BH_COUNTER_PUTS_PRESENT];
+  info.hits = sums[BH_COUNTER_HITS];
+  info.misses = sums[BH_COUNTER_MISSES];
+  info.evictions = sums[BH_COUNTER_EVICTIONS];
+  info.removals = sums[BH_COUNTER_REMOVALS];
+  info.moves = sums[BH_COUNTER_MOVES];
+  info.damaged = sums[BH_COUNTER_DAMAGED];
+  info.bytes_in = sums[BH_COUNTER_BYTES_IN];
+  info.bytes_out = sums[BH_COUNTER_BYTES_OUT];
+  info.no_space = sums[BH_COUNTER_NO_SPACE];
+  info.scavenged = sums[BH_COUNTER_SCAVENGED];
+}
+
+template <class A>
+PoolInfo::Host Core<A>::host_info(uint32_t host) {
+  const auto& g = c_.layout.geometry();
+  PoolInfo::Host result{.slot = host, .state = "free", .incarnation = 0, .extents_owned = 0,
+                        .extents_free = 0, .processes_live = 0, .leases_active = 0};
+  uint64_t turn = 0;
+  for (uint32_t copy = 0; copy < 2; ++copy) {
+    Line line;
+    const uint64_t at = c_.layout.slot_line(host, copy);
+    c_.access.acquire(at, BH_LINE_BYTES);
+    const bool good = c_.read_sealed(at, line);
+    const auto slot = from_line<bh_host_slot>(line);
+    if (!good) {
+      if (line != Line{} && turn == 0) result.state = "damaged";
+      continue;
+    }
+    if (slot.turn < turn) continue;
+    turn = slot.turn;
+    static constexpr const char* kStates[] = {"free", "joining", "live", "left"};
+    result.state = slot.state < 4 ? kStates[slot.state] : "damaged";
+    result.incarnation = slot.incarnation;
+  }
+  for (uint64_t e = 0; e < g.extent_count; ++e) {
+    if (own_state(c_.access.load(c_.layout.word(host, BH_PART_OWN, e))) != BH_OWN_OWN) continue;
+    ++result.extents_owned;
+    result.extents_free +=
+        StateWord::unpack(c_.access.load(c_.layout.extent_state(host, e))).state == BH_EXTENT_FREE;
+  }
+  for (uint32_t p = 0; p < g.process_count; ++p) {
+    const auto word = ProcessWord::unpack(c_.access.load(c_.layout.process(host, p)));
+    const bool self = host == c_.host && p == c_.process;
+    result.processes_live +=
+        word.state == BH_PROCESS_LIVE && (self || c_.access.process_alive(host, p));
+  }
+  result.leases_active = leases_.active(host);
+  return result;
+}
+
+// ---- check ----
+
+template <class A>
+CheckReport Core<A>::check(bool payload, const Progress& progress) {
+  CheckReport report;
+  check_entries(report, payload, progress);
+  check_blocks(report);
+  return report;
+}
+
+/// What is wrong with the block that an entry names; empty if nothing. An entry that vanished or moved
+/// meanwhile has no fault.
+template <class A>
+std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload,
+                                                CheckReport& report) {
+  const bh_index_entry& entry = found.entry;
+  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes))
+    return "an index entry names a block outside the payload";
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  bh_block_header header;
+  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+  if (!read_header(slot, header)) return "the header of a block is damaged; its key is lost";
+  if (header.stamp != entry.stamp) return "an index entry names a block that has another stamp";
+  const std::string key = read_key(slot, header.key_bytes);
+  if (hash128(key.data(), key.size(), header.namespace_id) != hash)
+    return "the stored key of a block is damaged";
+  ++report.blocks_checked;
+  if (header.checksum_kind == BH_CHECKSUM_NONE) ++report.blocks_unverified;
+  if (!payload || header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;
+  c_.access.acquire(entry.block_offset, header.stored_bytes);
+  report.bytes_checked += header.stored_bytes;
+  if (payload_checksum(c_.access.payload(entry.block_offset), header.stored_bytes) ==
+      entry.payload_checksum)
+    return std::nullopt;
+  return fmt::format("the payload of block {} ({} bytes) does not match its checksum",
+                     printable_key(key), header.stored_bytes);
+}
+
+template <class A>
+void Core<A>::check_entries(CheckReport& report, bool payload, const Progress& progress) {
+  uint64_t seen = 0;
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    index_.for_each(host, [&](const Found& found) {
+      if (progress && ++seen % 64 == 0) progress(seen, 0, "checking blocks");
+      auto fault = entry_fault(found, payload, report);
+      if (!fault) return;
+      // The block may have been retired under our eyes: then its entry is gone.
+      const Hash128 hash{found.entry.key_hash[0], found.entry.key_hash[1]};
+      CheckReport again;
+      const auto same = index_.find_if(host, hash, [&](const bh_index_entry& entry) {
+        return entry.stamp == found.entry.stamp && entry.block_offset == found.entry.block_offset;
+      });
+      if (same && (fault = entry_fault(*same, payload, again)))
+        report.findings.push_back({*fault, true, found.entry.block_offset});
+    });
+  }
+}
+
+/// Committed blocks that no entry names: space that nobody can reach.
+template <class A>
+void Core<A>::check_blocks(CheckReport& report) {
+  std::unordered_set<uint64_t> named;
+  const auto collect = [&] {
+    index_.for_each(c_.host, [&](const Found& found) { named.insert(found.entry.block_offset); });
+  };
+  collect();
+  std::vector<std::pair<Block, uint64_t>> unnamed;
+  allocator_.for_each_slab([&](const Cut& cut) {
+    for (uint64_t i = 0; i < cut.block_count; ++i) {
+      const Block block = allocator_.block_of(allocator_.slot_of(cut, i), cut);
+      const StateWord word = allocator_.word(block.slot);
+      if (word.state == BH_BLOCK_COMMITTED && !named.contains(block.offset))
+        unnamed.emplace_back(block, word.pack());
+    }
+  });
+  if (unnamed.empty()) return;
+  collect();  // those that were put or moved during the first walk
+  for (const auto& [block, word] : unnamed) {
+    if (named.contains(block.offset) || allocator_.word(block.slot).pack() != word) continue;
+    report.findings.push_back({"a committed block is in no index entry: its space is lost until "
+                               "`bowhead pool repair`", false, block.offset});
+  }
+}
+
+}  // namespace bowhead::core

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core, making room: eviction of what was used longest ago, and emptying of extents by moving blocks.
+// Included by core.h.
+//
+// Recency is one word per block slot, a time, written without order and lost without harm. Victims are
+// the oldest 1/32 of the committed blocks, found by one walk over the words of the host; a victim that was
+// used since is skipped. So there is no list to keep and none to repair.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "pool/core/core.h"
+
+namespace bowhead::core {
+
+template <class A>
+std::optional<Block> Core<A>::reserve_block(uint64_t block_bytes) {
+  if (auto block = allocator_.reserve(block_bytes)) return block;
+  const auto& g = c_.layout.geometry();
+  const uint64_t step = std::max(4 * block_bytes, g.extent_count * g.extent_bytes / 512);
+  for (int round = 0; round < 64; ++round) {
+    bool made = reclaim_all() > 0;
+    if (!made && round == 0) made = scavenge_dead() > 0;
+    // Blocks of other sizes leave holes of no use here; then whole extents are emptied instead.
+    if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step) > 0;
+    if (!made) made = make_room(block_bytes);
+    if (auto block = allocator_.reserve(block_bytes)) return block;
+    if (!made) break;
+  }
+  c_.count(BH_COUNTER_NO_SPACE);
+  return std::nullopt;
+}
+
+/// Blocks that were retired under a lease which has ended since, or by a process that is gone.
+template <class A>
+uint64_t Core<A>::reclaim_all() {
+  std::vector<uint64_t> retired;
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    if (allocator_.word(slot).state == BH_BLOCK_RETIRED) retired.push_back(slot);
+  }
+  return reclaim(retired);
+}
+
+// ---- eviction ----
+
+template <class A>
+uint64_t Core<A>::used_permille() const {
+  uint64_t used = 0;
+  allocator_.for_each_slab([&](const Cut& cut) {
+    used += (cut.block_count - std::min(cut.block_count, allocator_.free_blocks_hint(cut.head))) *
+            cut.block_bytes;
+  });
+  const auto& g = c_.layout.geometry();
+  return used / (g.extent_count * g.extent_bytes / 1000);
+}
+
+/// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, four times as much goes
+/// as came, so that no put pays for many.
+template <class A>
+void Core<A>::evict_by_watermark(uint64_t bytes_put) {
+  if (settings_.evict_high_permille == 0) return;
+  const auto& g = c_.layout.geometry();
+  const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
+  if (put < g.extent_count * g.extent_bytes / 1024) return;
+  unwatched_bytes_ = 0;
+  const uint64_t used = used_permille();
+  if (used >= settings_.evict_high_permille) evicting_ = true;
+  if (used < settings_.evict_low_permille) evicting_ = false;
+  if (evicting_) evict(4 * put);
+}
+
+template <class A>
+uint64_t Core<A>::evict(uint64_t bytes) {
+  const std::vector<uint64_t> named = leases_.named_blocks();
+  std::vector<uint64_t> retired;
+  uint64_t freed_bytes = 0;
+  const std::lock_guard guard(victims_mutex_);
+  bool chosen = false;
+  while (freed_bytes < bytes) {
+    if (victims_.empty()) {
+      if (chosen || !choose_victims()) break;  // one walk per call bounds the work
+      chosen = true;
+    }
+    const Victim victim = victims_.back();
+    victims_.pop_back();
+    const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, victim.slot));
+    if (allocator_.word(victim.slot).state != BH_BLOCK_COMMITTED || recency != victim.recency)
+      continue;
+    const auto cut = allocator_.cut_of(c_.layout.extent_of_slot(victim.slot));
+    if (!cut || cut->block_bytes == 0) continue;
+    const Block block = allocator_.block_of(victim.slot, *cut);
+    if (std::binary_search(named.begin(), named.end(), block.offset)) continue;
+    if (!evict_block(victim.slot)) continue;
+    retired.push_back(victim.slot);
+    freed_bytes += block.block_bytes;
+  }
+  return reclaim(retired);
+}
+
+template <class A>
+bool Core<A>::evict_block(uint64_t slot) {
+  bh_block_header header;
+  return read_header(slot, header) && stamp_state(header.stamp) == BH_STAMP_COMMITTED &&
+         retire(slot, Hash128{header.key_hash[0], header.key_hash[1]}, header.stamp,
+                BH_COUNTER_EVICTIONS);
+}
+
+/// Fills victims_, oldest last. Two walks: a sample gives the age to beat, then those older are taken.
+template <class A>
+bool Core<A>::choose_victims() {
+  const uint64_t slots = c_.layout.slot_count();
+  const uint64_t stride = std::max<uint64_t>(1, slots / 65536);
+  std::vector<uint64_t> sample;
+  for (uint64_t slot = c_.access.recency_ns() % stride; slot < slots; slot += stride) {
+    if (allocator_.word(slot).state == BH_BLOCK_COMMITTED)
+      sample.push_back(c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot)));
+  }
+  uint64_t limit = UINT64_MAX;
+  if (sample.size() > 64) {
+    const auto nth = sample.begin() + static_cast<std::ptrdiff_t>(sample.size() / 32);
+    std::nth_element(sample.begin(), nth, sample.end());
+    limit = *nth;
+  }
+  victims_.clear();
+  for (uint64_t slot = 0; slot < slots; ++slot) {
+    if (allocator_.word(slot).state != BH_BLOCK_COMMITTED) continue;
+    const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot));
+    if (recency <= limit) victims_.push_back({recency, slot});
+  }
+  std::sort(victims_.begin(), victims_.end(),
+            [](const Victim& a, const Victim& b) { return a.recency > b.recency; });
+  return !victims_.empty();
+}
+
+// ---- emptying extents ----
+
+/// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or, with
+/// eviction on, evicting those that find none. The window with the least in it goes first.
+template <class A>
+bool Core<A>::make_room(uint64_t block_bytes) {
+  FreeBlocks free;
+  allocator_.for_each_slab([&](const Cut& cut) {
+    free[cut.block_bytes] += allocator_.free_blocks_hint(cut.head);
+  });
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  const auto spans = allocator_.spans_for(block_bytes);
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const uint64_t span = spans[i];
+    if (span > extents || (i > 0 && span == spans[0])) continue;
+    std::vector<std::pair<uint64_t, uint64_t>> windows;  // cost, first extent
+    for (uint64_t first = 0; first + span <= extents; ++first) {
+      if (const auto cost = window_cost(first, span, free)) windows.emplace_back(*cost, first);
+    }
+    std::sort(windows.begin(), windows.end());
+    if (windows.size() > 4) windows.resize(4);
+    for (const auto& [cost, first] : windows) {
+      if (empty_window(first, span)) return true;
+    }
+  }
+  return false;
+}
+
+/// Bytes to move or evict to free extents [first, first + span); empty if that cannot be.
+template <class A>
+std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span,
+                                             const FreeBlocks& free) const {
+  uint64_t cost = 0;
+  for (uint64_t e = first; e < first + span;) {
+    if (allocator_.extent_free(e)) {
+      ++e;
+      continue;
+    }
+    const auto cut = allocator_.cut_of(e);
+    if (!cut || cut->head != e || e + cut->extent_span > first + span) return std::nullopt;
+    const uint64_t free_here = std::min(cut->block_count, allocator_.free_blocks_hint(e));
+    const uint64_t used = cut->block_count - free_here;
+    const auto all = free.find(cut->block_bytes);
+    const uint64_t elsewhere = all == free.end() ? 0 : all->second - std::min(all->second, free_here);
+    if (elsewhere < used && settings_.evict_high_permille == 0) return std::nullopt;
+    cost += used * cut->block_bytes;
+    e += cut->extent_span;
+  }
+  return cost;
+}
+
+template <class A>
+bool Core<A>::empty_window(uint64_t first, uint64_t span) {
+  const std::vector<uint64_t> named = leases_.named_blocks();
+  for (uint64_t e = first; e < first + span;) {
+    if (allocator_.extent_free(e)) {
+      ++e;
+      continue;
+    }
+    // Closed first: the blocks moved out of it must not land in it again.
+    const auto cut = allocator_.begin_join(e);
+    if (!cut) return false;
+    const bool emptied = empty_slab(*cut, named);
+    if (!allocator_.end_join(*cut) || !emptied) return false;
+    e += cut->extent_span;
+  }
+  return true;
+}
+
+/// Moves or evicts every block of a closed slab.
+template <class A>
+bool Core<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named) {
+  std::vector<uint64_t> retired;
+  bool emptied = true;
+  for (uint64_t i = 0; i < cut.block_count && emptied; ++i) {
+    const Block block = allocator_.block_of(allocator_.slot_of(cut, i), cut);
+    const uint32_t state = allocator_.word(block.slot).state;
+    if (state == BH_BLOCK_FREE) continue;
+    if (state == BH_BLOCK_COMMITTED) {
+      emptied = !std::binary_search(named.begin(), named.end(), block.offset) &&
+                (move(block) ||
+                 (settings_.evict_high_permille != 0 && evict_block(block.slot)));
+    } else {
+      emptied = state == BH_BLOCK_RETIRED;
+    }
+    retired.push_back(block.slot);
+  }
+  reclaim(retired);
+  return emptied;
+}
+
+/// Copies a block of a closed slab to another slab of its size, then retires the old one (C4).
+template <class A>
+bool Core<A>::move(const Block& block) {
+  bh_block_header header;
+  if (!read_header(block.slot, header) || stamp_state(header.stamp) != BH_STAMP_COMMITTED)
+    return false;
+  const uint64_t old_stamp = header.stamp;
+  const auto target = allocator_.reserve(block.block_bytes);
+  if (!target) return false;
+  ChecksumCopy copy(/*streaming=*/true);
+  copy.append(c_.access.payload(target->offset), c_.access.payload(block.offset),
+              header.stored_bytes);
+  const uint64_t checksum = copy.finish();
+  const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+  if (header.checksum_kind != BH_CHECKSUM_NONE && checksum != header.payload_checksum) {
+    allocator_.release(*target);
+    return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
+  }
+  c_.access.publish(target->offset, header.stored_bytes);
+  header.stamp = next_stamp();
+  write_key(target->slot, read_key(block.slot, header.key_bytes));
+  c_.write_sealed(c_.layout.header(target->slot), to_line(header));
+  c_.access.store_relaxed(c_.own(BH_PART_RECENCY, target->slot),
+                          c_.access.load_relaxed(c_.own(BH_PART_RECENCY, block.slot)));
+  {
+    const KeyLock lock(*this, hash);
+    const auto old = !lock.held() ? std::nullopt
+                                  : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
+                                      return e.block_offset == block.offset && e.stamp == old_stamp;
+                                    });
+    if (!old || !index_.insert(hash, entry_for(*target, header))) {
+      undo_put(*target);
+      return false;
+    }
+    allocator_.commit(*target);
+  }
+  return retire(block.slot, hash, old_stamp, BH_COUNTER_MOVES);
+}
+
+}  // namespace bowhead::core

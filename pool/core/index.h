@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// Index: from the hash of a key to its block, in the index segments of all hosts (format/index.h).
+//
+// Invariants
+//   X1 An entry is only written or cleared by a process of the segment's host, which has set its claim
+//      in the entry's directory word by CAS before.
+//   X2 A word that is neither empty nor claimed has a sealed entry, and no word is ever empty while its
+//      entry is sealed: an entry is cleared before its word.
+//   X3 Word 7 of a bucket is at least the number of live entries that passed it by: raised before such an
+//      entry is written, lowered after it is cleared. Deaths can leave it too high, which costs a probe.
+//   X4 Two inserts, or an insert and a removal, of one key exclude each other by the key's lock.
+// Readers take no lock: whatever is half-written has a bad seal and means "nothing here".
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+
+#include "pool/core/context.h"
+
+namespace bowhead::core {
+
+/// An entry, copied to private memory, and where it was.
+struct Found {
+  bh_index_entry entry{};
+  uint32_t host = 0;
+  uint64_t bucket = 0;
+  uint32_t index = 0;  ///< of the entry in its bucket
+  uint32_t probe = 0;  ///< how many buckets of the key's probe set come before
+};
+
+template <class A>
+class Index {
+ public:
+  explicit Index(Context<A>& context) : c_(context) {}
+
+  uint64_t primary_bucket(const Hash128& hash) const {
+    return mul_high(hash.low, c_.layout.geometry().index_bucket_count);
+  }
+  /// The directory line that a look-up of `hash` begins with, for prefetching.
+  uint64_t first_line(uint32_t host, const Hash128& hash) const {
+    return c_.layout.bucket(host, primary_bucket(hash));
+  }
+
+  /// Finds an entry of host `host` for which accept(entry) holds.
+  template <class Accept>
+  std::optional<Found> find_if(uint32_t host, const Hash128& hash, Accept accept) const;
+
+  std::optional<Found> find(uint32_t host, const Hash128& hash, uint64_t namespace_id) const {
+    return find_if(host, hash, [&](const bh_index_entry& entry) {
+      return entry.namespace_id == namespace_id;
+    });
+  }
+
+  /// For a batch whose first lines were prefetched: prefetches the entries that match by tag, then the
+  /// headers (with the keys beside them) that those entries name. Only hints.
+  void prefetch_entries(std::span<const Hash128> hashes) const;
+  void prefetch_headers(std::span<const Hash128> hashes) const;
+
+  /// Writes an entry into the own segment. False if the whole probe set is full. Under the key's lock.
+  bool insert(const Hash128& hash, const bh_index_entry& entry);
+
+  /// Clears an entry of the own segment that find() saw. False if it changed since. Under the key's lock.
+  bool erase(const Found& found);
+
+  /// One try to take the lock of a key; `holder` is the process that has it otherwise.
+  bool try_lock(const Hash128& hash, uint32_t* holder);
+  void unlock(const Hash128& hash);
+
+  /// Calls visit(Found) for every sealed entry of a host.
+  template <class Visit>
+  void for_each(uint32_t host, Visit visit) const;
+
+  /// Finishes or clears entries that a dead process was writing or clearing, and only then, once its
+  /// blocks are settled too, release_locks() frees its locks.
+  uint64_t scavenge_claims(uint32_t dead);
+  void release_locks(uint32_t dead);
+
+  /// Rebuild, nobody else running: clears whatever `keep(entry)` refuses and counts word 7 anew.
+  template <class Keep>
+  void rebuild(Keep keep);
+
+ private:
+  static uint64_t mul_high(uint64_t a, uint64_t b) {
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+  }
+  /// Buckets of a probe set: double hashing.
+  class Probes {
+   public:
+    Probes(const Hash128& hash, uint64_t buckets)
+        : buckets_(buckets),
+          bucket_(mul_high(hash.low, buckets)),
+          step_(1 + mul_high(hash.high, buckets - 1)) {}
+    uint64_t bucket() const { return bucket_; }
+    void next() {
+      bucket_ += step_;
+      if (bucket_ >= buckets_) bucket_ -= buckets_;
+    }
+
+   private:
+    uint64_t buckets_, bucket_, step_;
+  };
+  Probes probes(const Hash128& hash) const {
+    return Probes(hash, c_.layout.geometry().index_bucket_count);
+  }
+  uint64_t word_at(uint32_t host, uint64_t bucket, uint32_t index) const {
+    return c_.layout.bucket(host, bucket) + index * 8;
+  }
+  uint64_t entry_at(uint32_t host, uint64_t bucket, uint32_t index) const {
+    return c_.layout.bucket(host, bucket) + offsetof(bh_index_bucket, entries) +
+           index * sizeof(bh_index_entry);
+  }
+  uint64_t lock_at(const Hash128& hash) const {
+    return c_.own(BH_PART_LOCKS, primary_bucket(hash) & (c_.layout.geometry().lock_count - 1));
+  }
+  /// Offsets of the entries in the first buckets of `hashes` whose tag matches.
+  template <class Visit>
+  void for_each_candidate(std::span<const Hash128> hashes, Visit visit) const;
+  void add_overflow(const Hash128& hash, uint32_t probe_count, int64_t delta);
+  bool write_at(uint64_t bucket, uint32_t index, uint64_t tag, const bh_index_entry& entry);
+  void clear_at(uint64_t bucket, uint32_t index);
+
+  Context<A>& c_;
+};
+
+template <class A>
+template <class Accept>
+std::optional<Found> Index<A>::find_if(uint32_t host, const Hash128& hash, Accept accept) const {
+  const uint64_t tag = directory_tag(hash);
+  Probes probe = probes(hash);
+  for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
+    const uint64_t line_at = c_.layout.bucket(host, probe.bucket());
+    c_.access.acquire(line_at, BH_LINE_BYTES);
+    const Line words = c_.access.load_line(line_at);
+    for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+      if (directory_tag_of(words[i]) != tag) continue;
+      const uint64_t at = entry_at(host, probe.bucket(), i);
+      c_.access.acquire(at, BH_LINE_BYTES);
+      Line line;
+      if (!c_.read_sealed(at, line)) continue;
+      const auto entry = from_line<bh_index_entry>(line);
+      if (entry.key_hash[0] == hash.low && entry.key_hash[1] == hash.high && accept(entry))
+        return Found{entry, host, probe.bucket(), i, n};
+    }
+    if (words[7] == 0) break;
+  }
+  return std::nullopt;
+}
+
+template <class A>
+template <class Visit>
+void Index<A>::for_each_candidate(std::span<const Hash128> hashes, Visit visit) const {
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    for (const Hash128& hash : hashes) {
+      const uint64_t bucket = primary_bucket(hash);
+      const uint64_t tag = directory_tag(hash);
+      for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+        if (directory_tag_of(c_.access.load_relaxed(word_at(host, bucket, i))) == tag)
+          visit(entry_at(host, bucket, i));
+      }
+    }
+  }
+}
+
+template <class A>
+void Index<A>::prefetch_entries(std::span<const Hash128> hashes) const {
+  for_each_candidate(hashes, [&](uint64_t entry) { c_.access.prefetch(entry); });
+}
+
+template <class A>
+void Index<A>::prefetch_headers(std::span<const Hash128> hashes) const {
+  for_each_candidate(hashes, [&](uint64_t entry) {
+    const uint64_t block =
+        c_.access.load_relaxed(entry + offsetof(bh_index_entry, block_offset));
+    if (!c_.layout.valid_block(block, 1)) return;
+    const uint64_t header = c_.layout.header(c_.layout.slot_of(block));
+    c_.access.prefetch(header);
+    c_.access.prefetch(header + BH_LINE_BYTES);
+  });
+}
+
+template <class A>
+bool Index<A>::insert(const Hash128& hash, const bh_index_entry& entry) {
+  const uint64_t tag = directory_tag(hash);
+  Probes probe = probes(hash);
+  for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
+    for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+      if (c_.access.load(word_at(c_.host, probe.bucket(), i)) == 0 &&
+          write_at(probe.bucket(), i, tag, entry))
+        return true;
+    }
+    // Published before the entry stands further on, so that no reader stops short of it (X3).
+    const uint64_t overflow = word_at(c_.host, probe.bucket(), BH_INDEX_ENTRIES);
+    c_.access.fetch_add(overflow, 1);
+    c_.access.publish(overflow, 8);
+  }
+  add_overflow(hash, BH_INDEX_PROBES, -1);
+  return false;
+}
+
+template <class A>
+bool Index<A>::write_at(uint64_t bucket, uint32_t index, uint64_t tag, const bh_index_entry& entry) {
+  const uint64_t word = word_at(c_.host, bucket, index);
+  uint64_t empty = 0;
+  if (!c_.access.cas(word, empty, directory_word(tag, c_.process + 1))) return false;
+  c_.write_sealed(entry_at(c_.host, bucket, index), to_line(entry));
+  c_.access.store(word, directory_word(tag, 0));
+  c_.access.publish(word, 8);
+  return true;
+}
+
+template <class A>
+bool Index<A>::erase(const Found& found) {
+  const uint64_t word = word_at(c_.host, found.bucket, found.index);
+  const Hash128 hash{found.entry.key_hash[0], found.entry.key_hash[1]};
+  const uint64_t tag = directory_tag(hash);
+  uint64_t expected = directory_word(tag, 0);
+  if (!c_.access.cas(word, expected, directory_word(tag, c_.process + 1))) return false;
+  Line line;
+  if (!c_.read_sealed(entry_at(c_.host, found.bucket, found.index), line) ||
+      line != to_line(found.entry)) {
+    c_.access.store(word, directory_word(tag, 0));
+    return false;
+  }
+  clear_at(found.bucket, found.index);
+  add_overflow(hash, found.probe, -1);
+  return true;
+}
+
+/// Entry first, then its word (X2). The word is claimed by us, or by a dead process that we scavenge.
+template <class A>
+void Index<A>::clear_at(uint64_t bucket, uint32_t index) {
+  const uint64_t at = entry_at(c_.host, bucket, index);
+  c_.access.store_line(at, Line{});
+  c_.access.publish(at, BH_LINE_BYTES);
+  const uint64_t word = word_at(c_.host, bucket, index);
+  c_.access.store(word, 0);
+  c_.access.publish(word, 8);
+}
+
+template <class A>
+void Index<A>::add_overflow(const Hash128& hash, uint32_t probe_count, int64_t delta) {
+  Probes probe = probes(hash);
+  for (uint32_t n = 0; n < probe_count; ++n, probe.next()) {
+    const uint64_t overflow = word_at(c_.host, probe.bucket(), BH_INDEX_ENTRIES);
+    c_.access.fetch_add(overflow, static_cast<uint64_t>(delta));
+    c_.access.publish(overflow, 8);
+  }
+}
+
+template <class A>
+bool Index<A>::try_lock(const Hash128& hash, uint32_t* holder) {
+  const uint64_t at = lock_at(hash);
+  const StateWord word = c_.load_state(at);
+  *holder = word.process;
+  return word.state == 0 && c_.change(at, word, word.next(1, c_.process));
+}
+
+template <class A>
+void Index<A>::unlock(const Hash128& hash) {
+  const uint64_t at = lock_at(hash);
+  const StateWord word = c_.load_state(at);
+  BOWHEAD_ASSERT(word.state == 1 && word.process == c_.process);
+  c_.store_state(at, word.next(0));
+}
+
+template <class A>
+template <class Visit>
+void Index<A>::for_each(uint32_t host, Visit visit) const {
+  for (uint64_t b = 0; b < c_.layout.geometry().index_bucket_count; ++b) {
+    const uint64_t line_at = c_.layout.bucket(host, b);
+    c_.access.acquire(line_at, sizeof(bh_index_bucket));
+    const Line words = c_.access.load_line(line_at);
+    for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+      Line line;
+      if (words[i] != 0 && c_.read_sealed(entry_at(host, b, i), line))
+        visit(Found{from_line<bh_index_entry>(line), host, b, i, 0});
+    }
+  }
+}
+
+template <class A>
+uint64_t Index<A>::scavenge_claims(uint32_t dead) {
+  uint64_t found = 0;
+  for (uint64_t b = 0; b < c_.layout.geometry().index_bucket_count; ++b) {
+    const Line words = c_.access.load_line(c_.layout.bucket(c_.host, b));
+    for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+      if (directory_claimant(words[i]) != dead + 1) continue;
+      ++found;
+      Line line;
+      if (c_.read_sealed(entry_at(c_.host, b, i), line)) {
+        c_.access.store(word_at(c_.host, b, i), directory_word(directory_tag_of(words[i]), 0));
+        c_.access.publish(word_at(c_.host, b, i), 8);
+      } else {
+        clear_at(b, i);
+      }
+    }
+  }
+  return found;
+}
+
+template <class A>
+void Index<A>::release_locks(uint32_t dead) {
+  for (uint64_t i = 0; i < c_.layout.geometry().lock_count; ++i) {
+    const uint64_t at = c_.own(BH_PART_LOCKS, i);
+    const StateWord word = c_.load_state(at);
+    if (word.state == 1 && word.process == dead) c_.change(at, word, word.next(0));
+  }
+}
+
+template <class A>
+template <class Keep>
+void Index<A>::rebuild(Keep keep) {
+  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
+  for (uint64_t b = 0; b < buckets; ++b) c_.access.store(word_at(c_.host, b, BH_INDEX_ENTRIES), 0);
+  for (uint64_t b = 0; b < buckets; ++b) {
+    for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+      const uint64_t word = word_at(c_.host, b, i);
+      const uint64_t old = c_.access.load(word);
+      Line line;
+      const bool sealed = c_.read_sealed(entry_at(c_.host, b, i), line);
+      const auto entry = from_line<bh_index_entry>(line);
+      const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+      Probes probe = probes(hash);
+      uint32_t n = 0;
+      while (sealed && n < BH_INDEX_PROBES && probe.bucket() != b) ++n, probe.next();
+      if (sealed && n < BH_INDEX_PROBES && keep(entry)) {
+        c_.access.store(word, directory_word(directory_tag(hash), 0));
+        add_overflow(hash, n, 1);
+      } else if (old != 0 || line != Line{}) {
+        clear_at(b, i);
+      }
+    }
+  }
+  c_.access.publish(c_.layout.part(c_.host, BH_PART_INDEX), buckets * sizeof(bh_index_bucket));
+}
+
+}  // namespace bowhead::core

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pool/core/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/checksum.h"
+
+namespace bowhead::core {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint32_t kProcesses = 256;
+constexpr uint32_t kNamespaces = 64;
+constexpr uint32_t kLocks = 4096;
+constexpr uint32_t kTouches = 4096;
+
+uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+/// Fills in everything that depends on the number of extents; returns the end of the payload.
+uint64_t place(bh_geometry& g) {
+  const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
+  // A host may come to own more than its share, so with several hosts each index has room for twice
+  // that. 1.75 entries per block keep probe sets short (docs/format.md).
+  const uint64_t blocks_of_host = std::min(slots, slots / g.host_count * (g.host_count > 1 ? 2 : 1));
+  g.index_bucket_count = (blocks_of_host * 7 / 4) / BH_INDEX_ENTRIES + 16;
+  g.process_count = kProcesses;
+  g.namespace_count = kNamespaces;
+  g.lock_count = kLocks;
+  g.touch_count = kTouches;
+  g.lease_count = static_cast<uint32_t>(std::clamp<uint64_t>(slots / 16, 1024, 65536));
+
+  const uint64_t bytes[BH_PART_COUNT] = {
+      2 * sizeof(bh_host_slot),
+      sizeof(bh_host_beat),
+      8 * BH_HOSTS_MAX,
+      8 * BH_HOSTS_MAX,
+      8 * g.extent_count,
+      sizeof(bh_namespace) * g.namespace_count,
+      8 * uint64_t{g.lease_count},
+      8 * uint64_t{g.touch_count},
+      kPage * g.host_count,
+      sizeof(bh_index_bucket) * g.index_bucket_count,
+      sizeof(bh_host_private),
+      sizeof(bh_process) * g.process_count,
+      sizeof(bh_lease_slot) * g.lease_count,
+      8 * BH_HOSTS_MAX,
+      8 * uint64_t{g.lock_count},
+      sizeof(bh_extent_state) * g.extent_count,
+      8 * slots,
+      8 * slots,
+  };
+  uint64_t offset = 0;
+  for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
+    g.parts[i] = {offset, bytes[i]};
+    offset += round_up(bytes[i], BH_LINE_BYTES * 2);
+  }
+  g.region_bytes = round_up(offset, g.region_align_bytes);
+  g.regions_offset = round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET, g.region_align_bytes);
+  g.table_bytes = round_up(sizeof(bh_block_slot) * (g.extent_bytes / g.min_block_bytes + 1),
+                           g.region_align_bytes);
+  g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
+  g.payload_offset = round_up(g.tables_offset + g.table_bytes * g.extent_count, kExtentBytesMin);
+  return g.payload_offset + g.extent_count * g.extent_bytes;
+}
+
+Error bad(Status status, std::string text) { return Error{status, std::move(text)}; }
+
+Result<void> check_choice(const GeometryChoice& c) {
+  if (c.total_bytes < kPoolBytesMin)
+    return bad(Status::TOO_SMALL, fmt::format("a pool of {} bytes is too small: 16 MiB at least",
+                                              c.total_bytes));
+  if (c.hosts < 1 || c.hosts > BH_HOSTS_MAX)
+    return bad(Status::INVALID_ARGUMENT, fmt::format("{} host slots: 1 to 64 are possible", c.hosts));
+  if (!std::has_single_bit(c.extent_bytes) || c.extent_bytes < kExtentBytesMin ||
+      c.extent_bytes > kExtentBytesMax)
+    return bad(Status::INVALID_ARGUMENT,
+               fmt::format("extents of {} bytes: give a power of two from 2 MiB to 64 MiB",
+                           c.extent_bytes));
+  if (!std::has_single_bit(c.min_block_bytes) || c.min_block_bytes < 4096 ||
+      c.min_block_bytes > (1u << 20))
+    return bad(Status::INVALID_ARGUMENT,
+               fmt::format("smallest blocks of {} bytes: give a power of two from 4 KiB to 1 MiB",
+                           c.min_block_bytes));
+  if (!std::has_single_bit(c.align_bytes) || c.align_bytes < kPage)
+    return bad(Status::MISALIGNED, fmt::format("the medium maps in grains of {} bytes, which is "
+                                               "no power of two from 4 KiB", c.align_bytes));
+  return {};
+}
+
+bool copy_is_good(const bh_superblock& sb, uint32_t copy) {
+  return sb.magic == BH_SUPERBLOCK_MAGIC && sb.magic_end == BH_SUPERBLOCK_MAGIC && sb.copy == copy &&
+         sb.checksum == hash64(&sb, offsetof(bh_superblock, checksum));
+}
+
+/// The geometry must be exactly the one that its own choices lead to: nothing else is trusted.
+bool geometry_is_planned(const bh_geometry& g) {
+  auto planned = plan_geometry(GeometryChoice{.total_bytes = g.total_bytes,
+                                              .align_bytes = g.region_align_bytes,
+                                              .hosts = g.host_count,
+                                              .extent_bytes = g.extent_bytes,
+                                              .min_block_bytes = g.min_block_bytes});
+  return planned && std::memcmp(&planned.value(), &g, sizeof g) == 0;
+}
+
+}  // namespace
+
+Result<bh_geometry> plan_geometry(const GeometryChoice& choice) {
+  GeometryChoice c = choice;
+  if (c.extent_bytes == 0)
+    c.extent_bytes =
+        std::clamp(std::bit_floor(c.total_bytes / 1024), kExtentBytesMin, kExtentBytesMax);
+  if (auto ok = check_choice(c); !ok) return ok.error();
+
+  bh_geometry g{};
+  g.total_bytes = c.total_bytes;
+  g.region_align_bytes = c.align_bytes;
+  g.extent_bytes = c.extent_bytes;
+  g.min_block_bytes = c.min_block_bytes;
+  g.host_count = c.hosts;
+  uint64_t low = 0, high = c.total_bytes / c.extent_bytes + 1;  // low fits, high does not
+  while (high - low > 1) {
+    g.extent_count = low + (high - low) / 2;
+    (place(g) <= c.total_bytes ? low : high) = g.extent_count;
+  }
+  if (low < c.hosts)
+    return bad(Status::TOO_SMALL,
+               fmt::format("{} bytes leave room for {} extents of {} bytes; {} host(s) need one "
+                           "each: give a larger size or smaller extents",
+                           c.total_bytes, low, c.extent_bytes, c.hosts));
+  g.extent_count = low;
+  place(g);
+  return g;
+}
+
+Result<bh_superblock> read_superblock(std::span<const std::byte> first,
+                                      std::span<const std::byte> second, uint64_t media_bytes,
+                                      bool* second_used) {
+  bh_superblock copies[BH_SUPERBLOCK_COPIES] = {};
+  const std::span<const std::byte> sources[] = {first, second};
+  bool looks_like_pool = false, version_unknown = false;
+  const bh_superblock* chosen = nullptr;
+  for (uint32_t i = 0; i < BH_SUPERBLOCK_COPIES; ++i) {
+    if (sources[i].size() < sizeof(bh_superblock)) continue;
+    std::memcpy(&copies[i], sources[i].data(), sizeof(bh_superblock));
+    looks_like_pool |= copies[i].magic == BH_SUPERBLOCK_MAGIC;
+    if (!copy_is_good(copies[i], i)) continue;
+    version_unknown |= copies[i].version != BH_FORMAT_VERSION;
+    if (chosen == nullptr) chosen = &copies[i];
+  }
+  if (chosen == nullptr && !looks_like_pool)
+    return bad(Status::NOT_A_POOL, "no Bowhead superblock at offset 0 or 64 KiB");
+  if (chosen == nullptr)
+    return bad(Status::DAMAGED, "both copies of the superblock are damaged; the pool cannot be opened");
+  if (version_unknown)
+    return bad(Status::VERSION_UNKNOWN,
+               fmt::format("the pool has format version {}; this build knows version {}: upgrade",
+                           chosen->version, BH_FORMAT_VERSION));
+  if ((chosen->incompat & ~BH_FEATURES_INCOMPAT) != 0 ||
+      (chosen->ro_compat & ~BH_FEATURES_RO_COMPAT) != 0)
+    return bad(Status::VERSION_UNKNOWN,
+               fmt::format("the pool uses features that this build does not know (incompat {:#x}, "
+                           "ro_compat {:#x}): upgrade", chosen->incompat, chosen->ro_compat));
+  if (!geometry_is_planned(chosen->geometry) || chosen->checksum_kind != BH_CHECKSUM_XXH3_TREE_4K ||
+      chosen->seal_kind != 1)
+    return bad(Status::DAMAGED, "the superblock is sealed but contradicts itself: not written by "
+                                "this program");
+  if (media_bytes < chosen->geometry.total_bytes)
+    return bad(Status::TOO_SMALL, fmt::format("the pool has {} bytes but the medium only {}: it was "
+                                              "cut short", chosen->geometry.total_bytes, media_bytes));
+  *second_used = chosen == &copies[1];
+  return *chosen;
+}
+
+void seal_superblock(bh_superblock& superblock, uint32_t copy) {
+  superblock.copy = copy;
+  superblock.checksum = hash64(&superblock, offsetof(bh_superblock, checksum));
+}
+
+}  // namespace bowhead::core

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layout: where everything in a pool lies, from the geometry in its superblock. Arithmetic only.
+#pragma once
+
+#include <bowhead/format/block.h>
+#include <bowhead/format/host.h>
+#include <bowhead/format/index.h>
+#include <bowhead/format/superblock.h>
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+
+namespace bowhead::core {
+
+/// What one chooses; the rest of a geometry follows.
+struct GeometryChoice {
+  uint64_t total_bytes = 0;
+  uint64_t align_bytes = 4096;   ///< grain of the mapping
+  uint32_t hosts = 1;
+  uint64_t extent_bytes = 0;     ///< 0: total / 1024 within 2 MiB and 64 MiB
+  uint64_t min_block_bytes = 16384;
+};
+
+inline constexpr uint64_t kPoolBytesMin = uint64_t{16} << 20;
+inline constexpr uint64_t kExtentBytesMin = uint64_t{2} << 20;
+inline constexpr uint64_t kExtentBytesMax = uint64_t{64} << 20;
+
+/// The geometry for a choice. Returns TOO_SMALL, INVALID_ARGUMENT, MISALIGNED with what to change.
+Result<bh_geometry> plan_geometry(const GeometryChoice& choice);
+
+/// Reads a superblock from the two copies (each BH_FORMAT sized, any bytes). `second_used` tells that
+/// the first is damaged. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED, TOO_SMALL (the medium is shorter
+/// than the pool).
+Result<bh_superblock> read_superblock(std::span<const std::byte> first,
+                                      std::span<const std::byte> second, uint64_t media_bytes,
+                                      bool* second_used);
+
+/// Fills in copy number and checksum.
+void seal_superblock(bh_superblock& superblock, uint32_t copy);
+
+class Layout {
+ public:
+  explicit Layout(const bh_geometry& geometry)
+      : g_(geometry), slots_per_extent_(geometry.extent_bytes / geometry.min_block_bytes) {}
+
+  const bh_geometry& geometry() const { return g_; }
+  uint64_t slots_per_extent() const { return slots_per_extent_; }
+  uint64_t slot_count() const { return slots_per_extent_ * g_.extent_count; }
+
+  uint64_t part(uint32_t host, uint32_t part) const {
+    return g_.regions_offset + host * g_.region_bytes + g_.parts[part].offset;
+  }
+  uint64_t slot_line(uint32_t host, uint32_t copy) const {
+    return part(host, BH_PART_SLOT) + copy * sizeof(bh_host_slot);
+  }
+  uint64_t word(uint32_t host, uint32_t part_id, uint64_t index) const {
+    return part(host, part_id) + index * 8;
+  }
+  uint64_t process(uint32_t host, uint64_t index) const {
+    return part(host, BH_PART_PROCESSES) + index * sizeof(bh_process);
+  }
+  uint64_t lease(uint32_t host, uint64_t index) const {
+    return part(host, BH_PART_LEASES) + index * sizeof(bh_lease_slot);
+  }
+  uint64_t extent_state(uint32_t host, uint64_t extent) const {
+    return part(host, BH_PART_EXTENTS) + extent * sizeof(bh_extent_state);
+  }
+  uint64_t bucket(uint32_t host, uint64_t index) const {
+    return part(host, BH_PART_INDEX) + index * sizeof(bh_index_bucket);
+  }
+  uint64_t name_space(uint32_t host, uint64_t index) const {
+    return part(host, BH_PART_NAMESPACES) + index * sizeof(bh_namespace);
+  }
+
+  // Extents and blocks.
+  uint64_t extent_offset(uint64_t extent) const {
+    return g_.payload_offset + extent * g_.extent_bytes;
+  }
+  uint64_t extent_of_slot(uint64_t slot) const { return slot / slots_per_extent_; }
+  uint64_t first_slot(uint64_t extent) const { return extent * slots_per_extent_; }
+  uint64_t descriptor(uint64_t extent) const { return g_.tables_offset + extent * g_.table_bytes; }
+  /// Offset of the bh_block_slot of a slot: header line, then key line.
+  uint64_t header(uint64_t slot) const {
+    return g_.tables_offset + slot / slots_per_extent_ * g_.table_bytes +
+           (slot % slots_per_extent_ + 1) * sizeof(bh_block_slot);
+  }
+  /// True if a block may start there; the argument comes from shared bytes and can be anything.
+  bool valid_block(uint64_t offset, uint64_t bytes) const {
+    const uint64_t end = g_.payload_offset + g_.extent_count * g_.extent_bytes;
+    return offset >= g_.payload_offset && offset < end && offset % BH_PAYLOAD_ALIGN == 0 &&
+           bytes <= end - offset;
+  }
+  uint64_t slot_of(uint64_t block_offset) const {
+    return (block_offset - g_.payload_offset) / g_.min_block_bytes;
+  }
+
+  /// Room that a block of `value_bytes` under a key of `key_bytes` takes: whole 4 KiB, at least
+  /// min_block_bytes, and enough slots for the key.
+  uint64_t block_bytes(uint64_t value_bytes, uint64_t key_bytes) const {
+    const uint64_t key_slots = (key_bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES;
+    const uint64_t rounded =
+        (value_bytes + BH_PAYLOAD_ALIGN - 1) / BH_PAYLOAD_ALIGN * BH_PAYLOAD_ALIGN;
+    const uint64_t least = g_.min_block_bytes * (key_slots > 1 ? key_slots : 1);
+    return rounded > least ? rounded : least;
+  }
+  /// The contiguous extents that belong to host `host` at creation.
+  uint64_t first_extent_of(uint32_t host) const { return g_.extent_count * host / g_.host_count; }
+
+ private:
+  bh_geometry g_;
+  uint64_t slots_per_extent_;
+};
+
+}  // namespace bowhead::core

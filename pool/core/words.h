@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words and sealed lines of the format, packed and unpacked. No shared memory is touched here.
+#pragma once
+
+#include <bowhead/format/block.h>
+#include <bowhead/format/host.h>
+#include <bowhead/format/index.h>
+#include <bowhead/format/superblock.h>
+
+#include <array>
+#include <bit>
+#include <cstdint>
+
+#include "base/assert.h"
+#include "base/checksum.h"
+
+namespace bowhead::core {
+
+static_assert(std::endian::native == std::endian::little, "the stored format is little-endian");
+
+/// One line of shared memory, copied to private memory.
+using Line = std::array<uint64_t, 8>;
+
+/// state:4 | process slot:12 | sequence:48 (allocator, extent and lease words).
+struct StateWord {
+  uint32_t state = 0;
+  uint32_t process = 0;
+  uint64_t sequence = 0;
+
+  static StateWord unpack(uint64_t word) {
+    return {static_cast<uint32_t>(word >> BH_WORD_STATE_SHIFT),
+            static_cast<uint32_t>(word >> BH_WORD_PROCESS_SHIFT) & 0xFFFu, word & kSequenceMask};
+  }
+  uint64_t pack() const {
+    return uint64_t{state} << BH_WORD_STATE_SHIFT | uint64_t{process} << BH_WORD_PROCESS_SHIFT |
+           (sequence & kSequenceMask);
+  }
+  /// The word after a change of state: the sequence goes up, so that no late CAS can succeed.
+  StateWord next(uint32_t new_state, uint32_t new_process = 0) const {
+    return {new_state, new_process, (sequence + 1) & kSequenceMask};
+  }
+
+  static constexpr uint64_t kSequenceMask = (uint64_t{1} << BH_WORD_PROCESS_SHIFT) - 1;
+};
+
+/// state:8 | scavenger's process slot + 1:16 | sequence:40 (process words).
+struct ProcessWord {
+  uint32_t state = 0;
+  uint32_t scavenger = 0;  ///< slot + 1
+  uint64_t sequence = 0;
+
+  static ProcessWord unpack(uint64_t word) {
+    return {static_cast<uint32_t>(word >> 56), static_cast<uint32_t>(word >> 40) & 0xFFFFu,
+            word & kSequenceMask};
+  }
+  uint64_t pack() const {
+    return uint64_t{state} << 56 | uint64_t{scavenger} << 40 | (sequence & kSequenceMask);
+  }
+  ProcessWord next(uint32_t new_state, uint32_t new_scavenger = 0) const {
+    return {new_state, new_scavenger, (sequence + 1) & kSequenceMask};
+  }
+
+  static constexpr uint64_t kSequenceMask = (uint64_t{1} << 40) - 1;
+};
+
+/// Stamp: slot:6 | incarnation:16 | sequence:40 | state:2. Never used twice in the life of a pool.
+inline constexpr uint64_t kStampSequenceMax = (uint64_t{1} << BH_STAMP_SEQUENCE_BITS) - 1;
+
+inline uint64_t make_stamp(uint32_t host, uint32_t incarnation, uint64_t sequence) {
+  BOWHEAD_ASSERT(host < BH_HOSTS_MAX && sequence <= kStampSequenceMax);
+  return uint64_t{host} << 58 | uint64_t{incarnation & 0xFFFFu} << 42 | sequence << 2;
+}
+inline uint32_t stamp_state(uint64_t stamp) { return stamp & 3u; }
+inline uint64_t stamp_retired(uint64_t stamp) { return (stamp & ~uint64_t{3}) | BH_STAMP_RETIRED; }
+
+/// Hazard: lease sequence:28 | block offset / 4096:36; 0 is "none".
+inline uint64_t make_hazard(uint64_t sequence, uint64_t block_offset) {
+  return sequence << BH_HAZARD_PAGE_BITS | block_offset / BH_PAYLOAD_ALIGN;
+}
+inline uint64_t hazard_block(uint64_t hazard) {
+  return (hazard & ((uint64_t{1} << BH_HAZARD_PAGE_BITS) - 1)) * BH_PAYLOAD_ALIGN;
+}
+
+/// Ownership word of an extent: state:4 | transfer epoch:28 | peer and custody:32.
+inline uint64_t make_own(uint32_t state, uint64_t epoch) {
+  return uint64_t{state} << BH_OWN_STATE_SHIFT | epoch << BH_OWN_EPOCH_SHIFT;
+}
+inline uint32_t own_state(uint64_t word) {
+  return static_cast<uint32_t>(word >> BH_OWN_STATE_SHIFT);
+}
+
+/// Directory words of the index.
+inline uint64_t directory_tag(const Hash128& hash) {
+  const uint64_t tag = hash.high & 0xFFFFFFFFu;
+  return tag == 0 ? 1 : tag;
+}
+inline uint64_t directory_tag_of(uint64_t word) { return word & 0xFFFFFFFFu; }
+inline uint32_t directory_claimant(uint64_t word) { return (word >> 32) & 0xFFFFu; }
+inline uint64_t directory_word(uint64_t tag, uint32_t claimant) {
+  return tag | uint64_t{claimant} << 32;
+}
+
+/// Seals: XXH3-64 over the line's first seven words, seeded with its offset and the pool's id (the
+/// writer's incarnation stands in the words). The line itself is never all zero with a right seal.
+class Sealer {
+ public:
+  explicit Sealer(const uint64_t pool_id[2]) : seed_(hash64(pool_id, 16)) {}
+
+  uint64_t seal_of(const Line& line, uint64_t offset) const {
+    return hash64(line.data(), 56, seed_ ^ offset);
+  }
+  void seal(Line& line, uint64_t offset) const { line[7] = seal_of(line, offset); }
+  bool check(const Line& line, uint64_t offset) const { return line[7] == seal_of(line, offset); }
+
+ private:
+  uint64_t seed_;
+};
+
+/// A format struct of one line as a Line and back.
+template <class T>
+Line to_line(const T& value) {
+  static_assert(sizeof(T) == sizeof(Line));
+  return std::bit_cast<Line>(value);
+}
+template <class T>
+T from_line(const Line& line) {
+  static_assert(sizeof(T) == sizeof(Line));
+  return std::bit_cast<T>(line);
+}
+
+}  // namespace bowhead::core

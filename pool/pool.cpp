@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pool: the core (pool/core) on real memory, plus what happens outside an open pool: create, destroy.
+#include "pool/pool.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "pool/core/access.h"
+#include "pool/core/core.h"
+#include "pool/core/layout.h"
+#include "pool/media/media.h"
+
+namespace bowhead {
+
+using core::Key;
+using core::NativeAccess;
+
+namespace {
+
+constexpr uint64_t kPoolGrain = uint64_t{2} << 20;
+
+Error with_locator(const std::string& locator, const Error& error) {
+  if (error.message().find(locator) != std::string::npos) return error;
+  return Error{error.status, locator + ": " + error.message()};
+}
+
+struct OpenedMedia {
+  std::unique_ptr<Media> media;
+  bh_superblock superblock{};
+  bool second_used = false;
+};
+
+std::span<const std::byte> superblock_bytes(const Media& media, uint32_t copy) {
+  const uint64_t at = uint64_t{copy} * BH_SUPERBLOCK_COPY_OFFSET;
+  if (media.size_bytes() < at + sizeof(bh_superblock)) return {};
+  return {media.base() + at, sizeof(bh_superblock)};
+}
+
+Result<OpenedMedia> open_with_superblock(const std::string& locator) {
+  auto media = open_media(locator);
+  if (!media) return media.error();
+  OpenedMedia opened;
+  opened.media = std::move(media).value();
+  auto superblock =
+      core::read_superblock(superblock_bytes(*opened.media, 0), superblock_bytes(*opened.media, 1),
+                            opened.media->size_bytes(), &opened.second_used);
+  if (!superblock) return with_locator(locator, superblock.error());
+  opened.superblock = *superblock;
+  return opened;
+}
+
+void store_superblock(Media& media, bh_superblock superblock, uint32_t copy) {
+  core::seal_superblock(superblock, copy);
+  std::memcpy(media.base() + uint64_t{copy} * BH_SUPERBLOCK_COPY_OFFSET, &superblock,
+              sizeof superblock);
+}
+
+/// Somebody has the pool open, or is opening it: some liveness lock is held.
+bool in_use(const std::string& locator) {
+  auto media = open_media(locator);
+  return media && NativeAccess::anybody_locks((*media)->lock_fd());
+}
+
+Result<void> check_options(const CreateOptions& o) {
+  if (o.evict_high_permille > 1000 || o.evict_low_permille > o.evict_high_permille)
+    return Error{Status::INVALID_ARGUMENT,
+                 "the eviction watermarks must be 0 <= low <= high <= 1000 permille"};
+  return {};
+}
+
+void write_new_pool(Media& media, const bh_geometry& geometry, const CreateOptions& options) {
+  bh_superblock sb{};
+  sb.magic = sb.magic_end = BH_SUPERBLOCK_MAGIC;
+  sb.version = BH_FORMAT_VERSION;
+  sb.compat = BH_FEATURES_COMPAT;
+  sb.incompat = BH_FEATURES_INCOMPAT;
+  sb.ro_compat = BH_FEATURES_RO_COMPAT;
+  NativeAccess access(media, choose_flush_kind(geometry.host_count > 1 ||
+                                               media.traits().survives_power_loss));
+  sb.pool_id[0] = access.random();
+  sb.pool_id[1] = access.random();
+  sb.created_unix_ns = access.unix_ns();
+  sb.checksum_kind = BH_CHECKSUM_XXH3_TREE_4K;
+  sb.seal_kind = 1;
+  sb.evict_high_permille = options.evict_high_permille;
+  sb.evict_low_permille = options.evict_high_permille == 0 ? 0 : options.evict_low_permille;
+  sb.geometry = geometry;
+  const core::Layout layout(geometry);
+  for (uint32_t host = 0; host < geometry.host_count; ++host) {
+    for (uint64_t e = layout.first_extent_of(host); e < layout.first_extent_of(host + 1); ++e)
+      access.store(layout.word(host, BH_PART_OWN, e), core::make_own(BH_OWN_OWN, 1));
+    access.publish(layout.part(host, BH_PART_OWN), 8 * geometry.extent_count);
+  }
+  // The superblock makes it a pool: last, and the first copy last of all.
+  store_superblock(media, sb, 1);
+  store_superblock(media, sb, 0);
+  access.publish(0, 2 * BH_SUPERBLOCK_COPY_OFFSET);
+}
+
+}  // namespace
+
+class Pool::Impl {
+ public:
+  Impl(std::string locator, OpenedMedia opened, uint32_t host)
+      : locator_(std::move(locator)),
+        superblock_(opened.superblock),
+        second_used_(opened.second_used),
+        media_(std::move(opened.media)),
+        access_(*media_, choose_flush_kind(superblock_.geometry.host_count > 1 ||
+                                           media_->traits().survives_power_loss)),
+        core_(access_, superblock_, host),
+        host_(host) {}
+
+  ~Impl() {
+    if (!attached_ || access_.forked()) return;
+    core_.detach();
+    (void)media_->sync(0, media_->size_bytes());
+  }
+
+  Result<void> attach(const Progress& progress) {
+    if (auto ok = protect(); !ok) return ok;
+    auto joined = core_.attach(progress);
+    attached_ = static_cast<bool>(joined);
+    return joined;
+  }
+
+  /// Rule R1: what other hosts own, and the superblock, can be read and not written.
+  Result<void> protect() {
+    const auto& g = superblock_.geometry;
+    const core::Layout layout(g);
+    const uint64_t first = layout.first_extent_of(host_), last = layout.first_extent_of(host_ + 1);
+    const std::pair<uint64_t, uint64_t> own[] = {
+        {g.regions_offset + host_ * g.region_bytes, g.region_bytes},
+        {layout.descriptor(first), (last - first) * g.table_bytes},
+        {layout.extent_offset(first), (last - first) * g.extent_bytes}};
+    uint64_t at = 0;
+    for (const auto& [offset, bytes] : own) {
+      if (offset > at) {
+        if (auto ok = media_->protect(at, offset - at, /*writable=*/false); !ok) return ok;
+      }
+      at = offset + bytes;
+    }
+    const uint64_t end = layout.extent_offset(g.extent_count);
+    return end > at ? media_->protect(at, end - at, /*writable=*/false) : Result<void>{};
+  }
+
+  bool forked() const { return access_.forked(); }
+  core::Core<NativeAccess>& core() { return core_; }
+  Media& media() { return *media_; }
+  const bh_superblock& superblock() const { return superblock_; }
+  bool second_used() const { return second_used_; }
+  const std::string& locator() const { return locator_; }
+
+ private:
+  std::string locator_;
+  bh_superblock superblock_;
+  bool second_used_;
+  std::unique_ptr<Media> media_;
+  NativeAccess access_;
+  core::Core<NativeAccess> core_;
+  uint32_t host_;
+  bool attached_ = false;
+};
+
+Pool::Pool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Pool::Pool(Pool&&) noexcept = default;
+Pool& Pool::operator=(Pool&&) noexcept = default;
+Pool::~Pool() = default;
+
+// ---- outside an open pool ----
+
+Result<void> Pool::create(const std::string& locator, const CreateOptions& options) {
+  if (auto ok = check_options(options); !ok) return ok;
+  const core::GeometryChoice choice{.total_bytes = options.size_bytes / kPoolGrain * kPoolGrain,
+                                    .hosts = options.hosts,
+                                    .extent_bytes = options.extent_bytes,
+                                    .min_block_bytes = options.min_block_bytes};
+  const auto geometry = core::plan_geometry(choice);
+  if (!geometry) return with_locator(locator, geometry.error());
+  if (options.replace && in_use(locator))
+    return Error{Status::IN_USE,
+                 locator + ": processes have this pool open; end them before you replace it"};
+  MediaCreateOptions media_options{.size_bytes = choice.total_bytes, .replace = options.replace};
+  if (options.progress) {
+    media_options.progress_context = const_cast<Progress*>(&options.progress);
+    media_options.progress = [](void* context, uint64_t done, uint64_t total) {
+      (*static_cast<Progress*>(context))(done, total, "allocating memory");
+    };
+  }
+  auto media = create_media(locator, media_options);
+  if (!media) return media.error();
+  if ((*media)->traits().page_bytes > geometry->region_align_bytes) {
+    // The medium maps in larger grains than assumed: plan again for them.
+    auto coarse = choice;
+    coarse.align_bytes = (*media)->traits().page_bytes;
+    const auto planned = core::plan_geometry(coarse);
+    if (!planned) {
+      (void)remove_media(locator);
+      return with_locator(locator, planned.error());
+    }
+    write_new_pool(**media, *planned, options);
+  } else {
+    write_new_pool(**media, *geometry, options);
+  }
+  return (*media)->sync(0, (*media)->size_bytes());
+}
+
+Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {
+  auto opened = open_with_superblock(locator);
+  if (!opened) return opened.error();
+  if (options.host >= opened->superblock.geometry.host_count)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("{}: host {} is out of range: the pool was made for {} host(s)", locator,
+                             options.host, opened->superblock.geometry.host_count)};
+  auto impl = std::make_unique<Impl>(locator, std::move(opened).value(), options.host);
+  if (auto joined = impl->attach(options.progress); !joined)
+    return with_locator(locator, joined.error());
+  return Pool(std::move(impl));
+}
+
+Result<void> Pool::destroy(const std::string& locator, bool force) {
+  auto opened = open_with_superblock(locator);
+  if (!opened && !(force && opened.status() != Status::NO_SUCH_POOL &&
+                   opened.status() != Status::BAD_LOCATOR))
+    return opened.error();
+  if (!force && NativeAccess::anybody_locks(opened->media->lock_fd()))
+    return Error{Status::IN_USE, locator + ": processes have this pool open; end them, or destroy "
+                                           "it all the same with --force"};
+  return remove_media(locator);
+}
+
+Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool take_over,
+                                              const Progress& progress) {
+  auto opened = open_with_superblock(locator);
+  if (!opened) return opened.error();
+  if (NativeAccess::anybody_locks(opened->media->lock_fd()))
+    return Error{Status::IN_USE, locator + ": processes have this pool open; end them first"};
+  std::vector<std::string> done;
+  Media& media = *opened->media;
+  const bh_superblock superblock = opened->superblock;
+  for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
+    bh_superblock wanted = superblock;
+    core::seal_superblock(wanted, copy);
+    if (std::memcmp(superblock_bytes(media, copy).data(), &wanted, sizeof wanted) == 0) continue;
+    store_superblock(media, superblock, copy);
+    done.push_back(fmt::format("wrote superblock copy {} anew", copy));
+  }
+  Impl impl(locator, std::move(opened).value(), 0);
+  if (auto ok = impl.protect(); !ok) return ok.error();
+  auto repaired = impl.core().repair(take_over, progress);
+  if (!repaired) return with_locator(locator, repaired.error());
+  done.insert(done.end(), repaired->begin(), repaired->end());
+  if (auto ok = impl.media().sync(0, impl.media().size_bytes()); !ok) return ok.error();
+  return done;
+}
+
+// ---- blocks ----
+
+Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description) {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->core().open_namespace(description);
+}
+
+Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value) {
+  if (impl_->forked()) return Status::FORKED;
+  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  return impl_->core().put(Key(ns, key), value);
+}
+
+Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers) {
+  if (impl_->forked()) return Status::FORKED;
+  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  return impl_->core().get(Key(ns, key), buffers);
+}
+
+Result<uint64_t> Pool::length(NamespaceId ns, std::string_view key) {
+  if (impl_->forked()) return Status::FORKED;
+  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  const auto located = impl_->core().locate(Key(ns, key));
+  if (!located) return Status::NOT_FOUND;
+  return uint64_t{located->header.length_bytes};
+}
+
+Result<uint64_t> Pool::exists(NamespaceId ns, std::span<const std::string_view> keys,
+                              std::span<uint8_t> present) {
+  if (impl_->forked()) return Status::FORKED;
+  if (present.size() != keys.size()) return Status::INVALID_ARGUMENT;
+  uint64_t count = 0;
+  for (size_t at = 0; at < keys.size();) {
+    const size_t n = std::min<size_t>(core::Core<NativeAccess>::kBatch, keys.size() - at);
+    count += impl_->core().exists(ns, keys.subspan(at, n), present.data() + at);
+    at += n;
+  }
+  return count;
+}
+
+Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::string_view> keys) {
+  if (impl_->forked()) return Status::FORKED;
+  constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
+  std::vector<uint64_t> slots;
+  bool gap = false;
+  while (!gap && slots.size() < keys.size()) {
+    uint8_t present[kBatch];
+    uint64_t batch[kBatch];
+    const size_t n = std::min(kBatch, keys.size() - slots.size());
+    impl_->core().exists(ns, keys.subspan(slots.size(), n), present, batch);
+    for (size_t i = 0; i < n && !gap; ++i) {
+      gap = present[i] == 0;
+      if (!gap) slots.push_back(batch[i]);
+    }
+  }
+  impl_->core().touch_slots(slots);
+  return uint64_t{slots.size()};
+}
+
+Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
+  if (impl_->forked()) return Status::FORKED;
+  constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
+  std::vector<uint64_t> slots(keys.size());
+  for (size_t at = 0; at < keys.size();) {
+    uint8_t present[kBatch];
+    const size_t n = std::min(kBatch, keys.size() - at);
+    impl_->core().exists(ns, keys.subspan(at, n), present, slots.data() + at);
+    at += n;
+  }
+  impl_->core().touch_slots(slots);
+  return Status::OK;
+}
+
+Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes) {
+  if (impl_->forked()) return Status::FORKED;
+  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  return impl_->core().reserve(Key(ns, key), length_bytes);
+}
+
+Status Pool::commit(Reservation& reservation, bool verified) {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->core().commit(reservation, verified);
+}
+
+Status Pool::abort(Reservation& reservation) {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->core().abort(reservation);
+}
+
+Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms) {
+  if (impl_->forked()) return Status::FORKED;
+  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (ttl_ms < 1 || ttl_ms > 600'000)
+    return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
+  return impl_->core().acquire(Key(ns, key), ttl_ms);
+}
+
+Status Pool::release(Lease& lease) {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->core().release(lease);
+}
+
+Status Pool::remove(NamespaceId ns, std::string_view key) {
+  if (impl_->forked()) return Status::FORKED;
+  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  return impl_->core().remove(Key(ns, key));
+}
+
+// ---- the whole pool ----
+
+Status Pool::list(const std::function<bool(const BlockInfo&)>& visit) {
+  if (impl_->forked()) return Status::FORKED;
+  impl_->core().list(visit);
+  return Status::OK;
+}
+
+Result<uint64_t> Pool::scavenge() {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->core().scavenge_dead();
+}
+
+Result<PoolInfo> Pool::info() {
+  if (impl_->forked()) return Status::FORKED;
+  const bh_superblock& sb = impl_->superblock();
+  PoolInfo info{};
+  info.locator = impl_->locator();
+  info.media_kind = impl_->media().traits().kind;
+  info.media_description = impl_->media().traits().description;
+  info.pool_id = fmt::format("{:016x}{:016x}", sb.pool_id[0], sb.pool_id[1]);
+  info.format_version = sb.version;
+  info.created_unix_ns = sb.created_unix_ns;
+  info.second_superblock_used = impl_->second_used();
+  impl_->core().fill_info(info);
+  return info;
+}
+
+Result<CheckReport> Pool::check(bool payload, const Progress& progress) {
+  if (impl_->forked()) return Status::FORKED;
+  CheckReport report = impl_->core().check(payload, progress);
+  if (impl_->second_used())
+    report.findings.insert(report.findings.begin(),
+                           {"the first copy of the superblock is damaged; the second is in use; "
+                            "`bowhead pool repair` writes it anew", false, 0});
+  return report;
+}
+
+ConstSpan Pool::mapping() const {
+  return {impl_->media().base(), impl_->media().size_bytes()};
+}
+
+}  // namespace bowhead
