@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cases of the contract. Each object is small: media allocate all their space.
+#include "tests/media/contract.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+
+#include "tests/media/child.h"
+
+namespace bowhead {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kSize = 4 * kMiB;
+
+void store(Media& media, uint64_t offset, uint8_t value) {
+  *reinterpret_cast<volatile uint8_t*>(media.base() + offset) = value;
+}
+
+uint8_t load(const Media& media, uint64_t offset) {
+  return *reinterpret_cast<volatile uint8_t*>(media.base() + offset);
+}
+
+bool all_zero(const Media& media) {
+  return std::all_of(media.base(), media.base() + media.size_bytes(),
+                     [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+bool lock_byte(int fd, off_t offset) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = offset;
+  lock.l_len = 1;
+  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
+TEST_P(MediaContract, CreatedIsZeroAlignedAndOfTheAskedSize) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  EXPECT_EQ(media->size_bytes(), kSize);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(media->base()) % kMediaGrainBytes, 0u);
+  EXPECT_TRUE(all_zero(*media));
+}
+
+TEST_P(MediaContract, SmallestSize) {
+  const std::unique_ptr<Media> media = create(kMediaGrainBytes);
+  ASSERT_NE(media, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(media->base()) % kMediaGrainBytes, 0u);
+  store(*media, kMediaGrainBytes - 1, 7);
+}
+
+TEST_P(MediaContract, TraitsSayWhatItIs) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  EXPECT_TRUE(locator().starts_with(media->traits().kind + ":"));
+  EXPECT_FALSE(media->traits().description.empty());
+  EXPECT_EQ(kMediaGrainBytes % media->traits().page_bytes, 0u);
+  EXPECT_TRUE(media->traits().survives_reboot || !media->traits().survives_power_loss);
+
+  const std::unique_ptr<Media> again = open();
+  ASSERT_NE(again, nullptr);
+  EXPECT_EQ(again->traits().kind, media->traits().kind);
+  EXPECT_EQ(again->traits().description, media->traits().description);
+  EXPECT_EQ(again->traits().page_bytes, media->traits().page_bytes);
+  EXPECT_EQ(again->traits().survives_reboot, media->traits().survives_reboot);
+  EXPECT_EQ(again->traits().survives_power_loss, media->traits().survives_power_loss);
+}
+
+TEST_P(MediaContract, BytesSurviveClosing) {
+  {
+    const std::unique_ptr<Media> media = create(kSize);
+    ASSERT_NE(media, nullptr);
+    for (uint64_t at = 0; at < kSize; at += 4093) store(*media, at, static_cast<uint8_t>(at));
+    EXPECT_TRUE(media->sync(0, kSize));
+  }
+  const std::unique_ptr<Media> media = open();
+  ASSERT_NE(media, nullptr);
+  EXPECT_EQ(media->size_bytes(), kSize);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(media->base()) % kMediaGrainBytes, 0u);
+  for (uint64_t at = 0; at < kSize; at += 4093) {
+    ASSERT_EQ(load(*media, at), static_cast<uint8_t>(at)) << at;
+  }
+}
+
+TEST_P(MediaContract, TwoMappingsAreOneMemory) {
+  const std::unique_ptr<Media> first = create(kSize);
+  const std::unique_ptr<Media> second = open();
+  ASSERT_TRUE(first && second);
+  EXPECT_NE(first->base(), second->base());
+  store(*first, 12345, 1);
+  EXPECT_EQ(load(*second, 12345), 1);
+  store(*second, kSize - 1, 2);
+  EXPECT_EQ(load(*first, kSize - 1), 2);
+}
+
+TEST_P(MediaContract, AnotherProcessSeesAndIsSeen) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  store(*media, 100, 42);
+  EXPECT_EQ(run_child([&] {
+              const std::unique_ptr<Media> mine = open();
+              if (mine == nullptr || load(*mine, 100) != 42) return 1;
+              store(*mine, 3 * kMiB, 43);
+              return 0;
+            }),
+            0);
+  EXPECT_EQ(load(*media, 3 * kMiB), 43);
+}
+
+TEST_P(MediaContract, RemovedIsGoneButMappingsLive) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  store(*media, 5, 5);
+  EXPECT_TRUE(remove_media(locator()));
+  EXPECT_EQ(load(*media, 5), 5);
+  store(*media, kSize - 1, 6);
+  EXPECT_EQ(open_media(locator()).status(), Status::NO_SUCH_POOL);
+  EXPECT_EQ(remove_media(locator()).status(), Status::NO_SUCH_POOL);
+  const std::unique_ptr<Media> next = create(kSize);
+  ASSERT_NE(next, nullptr);
+  EXPECT_TRUE(all_zero(*next));
+}
+
+TEST_P(MediaContract, MissingIsRefused) {
+  const Result<std::unique_ptr<Media>> media = open_media(locator());
+  ASSERT_EQ(media.status(), Status::NO_SUCH_POOL);
+  EXPECT_NE(media.error().message().find("does not exist"), std::string::npos);
+  EXPECT_EQ(remove_media(locator()).status(), Status::NO_SUCH_POOL);
+}
+
+TEST_P(MediaContract, ExistingIsRefusedAndKept) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  store(*media, 9, 9);
+  const auto again = create_media(locator(), {.size_bytes = kSize});
+  EXPECT_EQ(again.status(), Status::POOL_EXISTS);
+  const std::unique_ptr<Media> opened = open();
+  ASSERT_NE(opened, nullptr);
+  EXPECT_EQ(load(*opened, 9), 9);
+}
+
+TEST_P(MediaContract, ReplacedIsZeroAndOfTheNewSize) {
+  for (const uint64_t size : {kSize, 3 * kSize, kMediaGrainBytes}) {
+    const std::unique_ptr<Media> media = create(size, true);
+    ASSERT_NE(media, nullptr);
+    EXPECT_EQ(media->size_bytes(), size);
+    EXPECT_TRUE(all_zero(*media));
+    std::memset(media->base(), 0xFF, size);
+    const std::unique_ptr<Media> opened = open();
+    ASSERT_NE(opened, nullptr);
+    EXPECT_EQ(opened->size_bytes(), size);
+  }
+}
+
+TEST_P(MediaContract, WrongSizesAreRefused) {
+  const auto status_of = [&](uint64_t size) {
+    return create_media(locator(), {.size_bytes = size}).status();
+  };
+  EXPECT_EQ(status_of(0), Status::TOO_SMALL);
+  EXPECT_EQ(status_of(kMediaGrainBytes - 4096), Status::TOO_SMALL);
+  EXPECT_EQ(status_of(kMediaGrainBytes + 1), Status::MISALIGNED);
+  EXPECT_EQ(status_of(3 * kMiB), Status::MISALIGNED);
+  EXPECT_EQ(open_media(locator()).status(), Status::NO_SUCH_POOL);
+}
+
+TEST_P(MediaContract, MoreThanIsFreeLeavesNothing) {
+  for (const uint64_t size : {uint64_t{1} << 50, uint64_t{1} << 62, -kMediaGrainBytes}) {
+    const auto media = create_media(locator(), {.size_bytes = size});
+    ASSERT_EQ(media.status(), Status::NO_SPACE) << size;
+    EXPECT_NE(media.error().message().find("free"), std::string::npos);
+    EXPECT_EQ(open_media(locator()).status(), Status::NO_SUCH_POOL);
+  }
+}
+
+TEST_P(MediaContract, MoreThanIsFreeKeepsWhatWasToBeReplaced) {
+  store(*create(kSize), 11, 11);
+  const auto media = create_media(locator(), {.size_bytes = uint64_t{1} << 50, .replace = true});
+  EXPECT_EQ(media.status(), Status::NO_SPACE);
+  const std::unique_ptr<Media> opened = open();
+  ASSERT_NE(opened, nullptr);
+  EXPECT_EQ(load(*opened, 11), 11);
+}
+
+TEST_P(MediaContract, AFaultOfTheSystemLeavesNothing) {
+  EXPECT_EQ(run_child([&] {
+              signal(SIGXFSZ, SIG_IGN);
+              const rlimit limit = {kSize / 2, kSize / 2};
+              if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+              const auto media = create_media(locator(), {.size_bytes = kSize});
+              return media.status() == Status::SYSTEM ? 0 : 2;
+            }),
+            0);
+  EXPECT_EQ(open_media(locator()).status(), Status::NO_SUCH_POOL);
+}
+
+TEST_P(MediaContract, ProgressEndsAtTheWhole) {
+  struct Seen {
+    uint64_t last = 0;
+    bool rises = true;
+  } seen;
+  MediaCreateOptions options{.size_bytes = 3 * kSize};
+  options.progress = [](void* context, uint64_t done, uint64_t total) {
+    auto* progress = static_cast<Seen*>(context);
+    progress->rises &= done > progress->last && total == 3 * kSize;
+    progress->last = done;
+  };
+  options.progress_context = &seen;
+  EXPECT_TRUE(create_media(locator(), options));
+  EXPECT_TRUE(seen.rises);
+  EXPECT_EQ(seen.last, 3 * kSize);
+}
+
+TEST_P(MediaContract, ProtectedRangeFaultsOnStoreAndNoOther) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  const uint64_t page = media->traits().page_bytes;
+  store(*media, page, 77);
+  ASSERT_TRUE(media->protect(page, page, false));
+  EXPECT_EQ(load(*media, page), 77);
+  store(*media, page - 1, 1);
+  if (2 * page < kSize) store(*media, 2 * page, 1);
+  for (const uint64_t at : {page, 2 * page - 1}) {
+    EXPECT_EQ(run_child([&] {
+                store(*media, at, 1);
+                return 0;
+              }),
+              -SIGSEGV);
+  }
+  // Another mapping is not concerned, and the range can be written again after.
+  EXPECT_EQ(run_child([&] {
+              const std::unique_ptr<Media> mine = open();
+              if (mine == nullptr) return 1;
+              store(*mine, page, 78);
+              return 0;
+            }),
+            0);
+  EXPECT_EQ(load(*media, page), 78);
+  ASSERT_TRUE(media->protect(page, page, true));
+  store(*media, page, 79);
+  EXPECT_EQ(load(*media, page), 79);
+}
+
+TEST_P(MediaContract, ProtectRefusesBadRanges) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  const uint64_t page = media->traits().page_bytes;
+  EXPECT_EQ(media->protect(1, page, false).status(), Status::MISALIGNED);
+  EXPECT_EQ(media->protect(0, page - 1, false).status(), Status::MISALIGNED);
+  EXPECT_EQ(media->protect(kSize, page, false).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(media->protect(0, kSize + page, false).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(media->protect(page, -page, false).status(), Status::INVALID_ARGUMENT);
+  store(*media, 0, 1);
+}
+
+TEST_P(MediaContract, SyncTakesAnyRangeInside) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  store(*media, 5001, 1);
+  EXPECT_TRUE(media->sync(5001, 1));
+  EXPECT_TRUE(media->sync(0, kSize));
+  EXPECT_TRUE(media->sync(kSize, 0));
+}
+
+TEST_P(MediaContract, ByteLocksHoldBetweenProcessesAndEndWithTheirs) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  ASSERT_TRUE(lock_byte(media->lock_fd(), 4));
+  EXPECT_EQ(run_child([&] {
+              const std::unique_ptr<Media> mine = open();
+              if (mine == nullptr) return 1;
+              if (lock_byte(mine->lock_fd(), 4)) return 2;   // the parent's
+              if (!lock_byte(mine->lock_fd(), 5)) return 3;  // free
+              return 0;                                      // and dies with it
+            }),
+            0);
+  EXPECT_TRUE(lock_byte(media->lock_fd(), 5));
+  // Far past the end too: lock bytes need no space.
+  EXPECT_TRUE(lock_byte(media->lock_fd(), static_cast<off_t>(1) << 60));
+}
+
+TEST_P(MediaContract, DescriptorsAreClosedOnExec) {
+  const std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  EXPECT_NE(fcntl(media->lock_fd(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST_P(MediaContract, ClosingLeavesNoMappingAndNoDescriptor) {
+  ASSERT_NE(create(kSize), nullptr);
+  const auto count_descriptors = [] {
+    int count = 0;
+    for (int fd = 0; fd < 1024; ++fd) count += fcntl(fd, F_GETFD) != -1;
+    return count;
+  };
+  const auto count_mappings = [] {
+    std::ifstream maps("/proc/self/maps");
+    int count = 0;
+    for (std::string line; std::getline(maps, line);) {
+      count += line.find("bowhead-test-") != std::string::npos;
+    }
+    return count;
+  };
+  ASSERT_EQ(count_mappings(), 0);
+  const int descriptors = count_descriptors();
+  {
+    const std::unique_ptr<Media> media = open();
+    ASSERT_NE(media, nullptr);
+    EXPECT_GT(count_mappings(), 0);
+    EXPECT_GT(count_descriptors(), descriptors);
+  }
+  EXPECT_EQ(count_mappings(), 0);
+  EXPECT_EQ(count_descriptors(), descriptors);
+}
+
+}  // namespace
+}  // namespace bowhead

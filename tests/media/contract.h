@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every medium must do. A test file of a medium instantiates MediaContract with the ways to
+// name a fresh object of it; the cases are in contract.cpp.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+#include <ostream>
+#include <string>
+
+#include "pool/media/media.h"
+
+namespace bowhead {
+
+struct MediaUnderTest {
+  std::string name;
+  /// A locator where nothing is yet; the tag tells parallel runs apart.
+  std::string (*locator)(const std::string& tag);
+};
+
+/// How GoogleTest shows it.
+inline void PrintTo(const MediaUnderTest& media, std::ostream* out) { *out << media.name; }
+
+/// Differs between processes and calls.
+inline std::string fresh_tag() {
+  static std::atomic<int> calls = 0;
+  return "bowhead-test-" + std::to_string(getpid()) + "-" + std::to_string(calls++);
+}
+
+/// Removes what a test left when the test ends.
+class ScopedLocator {
+ public:
+  explicit ScopedLocator(std::string locator) : locator_(std::move(locator)) {}
+  ScopedLocator(const ScopedLocator&) = delete;
+  ScopedLocator& operator=(const ScopedLocator&) = delete;
+  ~ScopedLocator() { (void)remove_media(locator_); }
+  const std::string& text() const { return locator_; }
+
+ private:
+  const std::string locator_;
+};
+
+class MediaContract : public testing::TestWithParam<MediaUnderTest> {
+ protected:
+  std::unique_ptr<Media> create(uint64_t size_bytes, bool replace = false) {
+    Result<std::unique_ptr<Media>> media =
+        create_media(locator(), {.size_bytes = size_bytes, .replace = replace});
+    EXPECT_TRUE(media) << media.error().message();
+    return media ? *std::move(media) : nullptr;
+  }
+  std::unique_ptr<Media> open() {
+    Result<std::unique_ptr<Media>> media = open_media(locator());
+    EXPECT_TRUE(media) << media.error().message();
+    return media ? *std::move(media) : nullptr;
+  }
+  const std::string& locator() const { return object_.text(); }
+
+ private:
+  ScopedLocator object_{GetParam().locator(fresh_tag())};
+};
+
+}  // namespace bowhead

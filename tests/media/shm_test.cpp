@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// shm: the contract, and what is its own.
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "tests/media/child.h"
+#include "tests/media/contract.h"
+
+namespace bowhead {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+std::string shm_locator(const std::string& tag) { return "shm:" + tag; }
+
+INSTANTIATE_TEST_SUITE_P(Shm, MediaContract, testing::Values(MediaUnderTest{"shm", shm_locator}),
+                         [](const auto& media) { return media.param.name; });
+
+TEST(Shm, NamesAreChecked) {
+  const std::string longest(200, 'n');
+  for (const std::string& name :
+       {std::string(), std::string("a/b"), std::string("../x"), std::string("a b"),
+        std::string("\xC3\xA4"), longest + "n", std::string("a\0b", 3)}) {
+    const std::string locator = "shm:" + name;
+    EXPECT_EQ(create_media(locator, {.size_bytes = 2 * kMiB}).status(), Status::BAD_LOCATOR)
+        << name;
+    EXPECT_EQ(open_media(locator).status(), Status::BAD_LOCATOR) << name;
+    EXPECT_EQ(remove_media(locator).status(), Status::BAD_LOCATOR) << name;
+  }
+  EXPECT_EQ(open_media("shm:" + longest).status(), Status::NO_SUCH_POOL);
+}
+
+TEST(Shm, DoesNotSurviveAReboot) {
+  const ScopedLocator object(shm_locator(fresh_tag()));
+  const auto media = create_media(object.text(), {.size_bytes = 2 * kMiB});
+  ASSERT_TRUE(media) << media.error().message();
+  EXPECT_FALSE((*media)->traits().survives_reboot);
+  EXPECT_FALSE((*media)->traits().survives_power_loss);
+}
+
+TEST(Shm, IsItsOwnersOnly) {
+  const ScopedLocator object(shm_locator(fresh_tag()));
+  const auto media = create_media(object.text(), {.size_bytes = 2 * kMiB});
+  ASSERT_TRUE(media) << media.error().message();
+  struct stat info;
+  ASSERT_EQ(fstat((*media)->lock_fd(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST(Shm, AllSpaceIsAllocated) {
+  const ScopedLocator object(shm_locator(fresh_tag()));
+  const auto media = create_media(object.text(), {.size_bytes = 130 * kMiB});
+  ASSERT_TRUE(media) << media.error().message();
+  struct stat info;
+  ASSERT_EQ(fstat((*media)->lock_fd(), &info), 0);
+  EXPECT_EQ(info.st_blocks * 512, 130 * static_cast<int64_t>(kMiB));
+}
+
+// Without names before the end, even SIGKILL in the middle leaves no memory behind.
+TEST(Shm, KilledCreationLeavesNothing) {
+  const ScopedLocator object(shm_locator(fresh_tag()));
+  MediaCreateOptions options{.size_bytes = 128 * kMiB};
+  options.progress = [](void*, uint64_t done, uint64_t total) {
+    if (done < total) raise(SIGKILL);
+  };
+  EXPECT_EQ(run_child([&] { return create_media(object.text(), options) ? 1 : 2; }), -SIGKILL);
+  EXPECT_EQ(open_media(object.text()).status(), Status::NO_SUCH_POOL);
+}
+
+// A /dev/shm of our own, in a mount namespace of the calling process.
+bool mount_small_shm(uint64_t size_bytes) {
+  const uid_t uid = geteuid();
+  if (unshare(uid == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) return false;
+  if (uid != 0) std::ofstream("/proc/self/uid_map") << "0 " << uid << " 1";
+  const std::string options = "size=" + std::to_string(size_bytes);
+  return mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         mount("tmpfs", "/dev/shm", "tmpfs", 0, options.c_str()) == 0;
+}
+
+// The free space is checked first, but others may take it meanwhile.
+TEST(Shm, SpaceThatGoesAwayMidwayLeavesNothing) {
+  const int result = run_child([] {
+    if (!mount_small_shm(140 * kMiB)) return kChildCannot;
+    MediaCreateOptions options{.size_bytes = 128 * kMiB};
+    options.progress = [](void*, uint64_t, uint64_t) {
+      const int thief = open("/dev/shm/thief", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+      if (thief < 0 || fallocate(thief, 0, 0, 40 * kMiB) != 0) _exit(3);
+    };
+    const auto media = create_media("shm:x", options);
+    if (media.status() != Status::NO_SPACE) return 4;
+    if (open_media("shm:x").status() != Status::NO_SUCH_POOL) return 5;
+    // All of it is free again but for the thief's.
+    const bool fits = static_cast<bool>(create_media("shm:x", {.size_bytes = 100 * kMiB}));
+    return fits ? 0 : 6;
+  });
+  if (result == kChildCannot) GTEST_SKIP() << "no mount namespaces here";
+  EXPECT_EQ(result, 0);
+}
+
+TEST(Shm, ReplacingCountsTheSpaceOfTheOld) {
+  const int result = run_child([] {
+    if (!mount_small_shm(20 * kMiB)) return kChildCannot;
+    if (!create_media("shm:x", {.size_bytes = 16 * kMiB})) return 2;
+    if (!create_media("shm:x", {.size_bytes = 18 * kMiB, .replace = true})) return 3;
+    const auto larger = create_media("shm:x", {.size_bytes = 22 * kMiB, .replace = true});
+    return larger.status() == Status::NO_SPACE ? 0 : 4;
+  });
+  if (result == kChildCannot) GTEST_SKIP() << "no mount namespaces here";
+  EXPECT_EQ(result, 0);
+}
+
+// A link planted in the world-writable directory must lead nobody astray.
+TEST(Shm, SymbolicLinksAreRefused) {
+  const int result = run_child([] {
+    if (!mount_small_shm(20 * kMiB)) return kChildCannot;
+    const int target = open("/dev/shm/target", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (target < 0 || fallocate(target, 0, 0, 2 * kMiB) != 0 ||
+        symlink("/dev/shm/target", "/dev/shm/bowhead-x") != 0) {
+      return 1;
+    }
+    if (open_media("shm:x").status() != Status::NOT_SUPPORTED) return 2;
+    const MediaCreateOptions options{.size_bytes = 4 * kMiB, .replace = true};
+    if (create_media("shm:x", options).status() != Status::NOT_SUPPORTED) return 3;
+    if (remove_media("shm:x").status() != Status::NOT_SUPPORTED) return 4;
+    struct stat info;
+    return fstat(target, &info) == 0 && info.st_size == 2 * static_cast<off_t>(kMiB) ? 0 : 5;
+  });
+  if (result == kChildCannot) GTEST_SKIP() << "no mount namespaces here";
+  EXPECT_EQ(result, 0);
+}
+
+}  // namespace
+}  // namespace bowhead
