@@ -64,7 +64,8 @@ bool in_use(const std::string& locator) {
 }
 
 Result<void> check_options(const CreateOptions& o) {
-  if (o.evict_high_permille > 1000 || o.evict_low_permille > o.evict_high_permille)
+  if (o.evict_high_permille > 1000 ||
+      (o.evict_high_permille != 0 && o.evict_low_permille > o.evict_high_permille))
     return Error{Status::INVALID_ARGUMENT,
                  "the eviction watermarks must be 0 <= low <= high <= 1000 permille"};
   return {};

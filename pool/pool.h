@@ -33,12 +33,12 @@ struct CreateOptions {
   uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
   uint32_t evict_low_permille = 960;   ///< and goes on until below this
   bool replace = false;            ///< overwrite what lies at the locator
-  Progress progress;
+  Progress progress = {};
 };
 
 struct OpenOptions {
   uint32_t host = 0;  ///< host slot
-  Progress progress;
+  Progress progress = {};
 };
 
 /// What a namespace is. Two namespaces share blocks only if both texts are equal.

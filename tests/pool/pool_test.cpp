@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pool as its users see it: what is put comes back, what is wrong is said.
+#include "pool/pool.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "base/random.h"
+#include "tests/pool/support.h"
+
+namespace bowhead {
+namespace {
+
+using test::TestPool;
+
+TEST(Pool, WhatIsPutComesBackByteForByte) {
+  TestPool t(64 << 20);
+  for (const size_t size : {1ul, 63ul, 4096ul, 4097ul, 16384ul, 65536ul, 1000001ul, 5000000ul}) {
+    const auto value = test::bytes(size, size);
+    const std::string key = "key-" + std::to_string(size);
+    ASSERT_EQ(t.put(key, value), Status::OK) << size;
+    EXPECT_EQ(t.get(key), value) << size;
+  }
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Pool, AnotherProcessSeesWhatWasPut) {
+  TestPool t(32 << 20);
+  const auto value = test::bytes(100000, 7);
+  const int status = test::in_child([&] {
+    TestPool child(t.locator());
+    return child.put("k", value) == Status::OK ? 0 : 1;
+  });
+  ASSERT_EQ(status, 0);
+  EXPECT_EQ(t.get("k"), value);
+}
+
+TEST(Pool, PutOfAPresentKeyIsSuccessAndKeepsTheFirst) {
+  TestPool t(32 << 20);
+  const auto first = test::bytes(20000, 1), second = test::bytes(20000, 2);
+  EXPECT_EQ(t.put("k", first), Status::OK);
+  EXPECT_EQ(t.put("k", second), Status::OK);
+  EXPECT_EQ(t.get("k"), first);
+  EXPECT_EQ(t.info().blocks, 1);
+}
+
+TEST(Pool, ScatteredBuffersAreOneValue) {
+  TestPool t(32 << 20);
+  const auto value = test::bytes(50000, 3);
+  const ConstSpan in[] = {{value.data(), 1}, {value.data() + 1, 4999}, {value.data() + 5000, 45000}};
+  ASSERT_EQ(t.pool().put(t.ns(), "k", in), Status::OK);
+  std::vector<std::byte> out(60000);
+  const Span to[] = {{out.data(), 33000}, {out.data() + 33000, 7}, {out.data() + 33007, 20000}};
+  auto length = t.pool().get(t.ns(), "k", to);
+  ASSERT_TRUE(length);
+  EXPECT_EQ(*length, value.size());
+  EXPECT_EQ(std::memcmp(out.data(), value.data(), value.size()), 0);
+}
+
+TEST(Pool, KeysOfAllLengthsAreVerifiedInFull) {
+  TestPool t(32 << 20);
+  for (size_t n : {1u, 63u, 64u, 65u, 128u, 200u, 511u, 512u}) {
+    std::string key(n, 'a');
+    ASSERT_EQ(t.put(key, test::bytes(100, n)), Status::OK) << n;
+    EXPECT_EQ(t.get(key), test::bytes(100, n)) << n;
+    key.back() = 'b';
+    EXPECT_EQ(t.get_status(key), Status::NOT_FOUND) << n;
+  }
+  EXPECT_EQ(t.put(std::string(513, 'x'), test::bytes(1, 1)), Status::KEY_TOO_LONG);
+  EXPECT_EQ(t.put("", test::bytes(1, 1)), Status::KEY_TOO_LONG);
+}
+
+TEST(Pool, BadValuesAreNamed) {
+  TestPool t(32 << 20);
+  EXPECT_EQ(t.put("k", {}), Status::VALUE_TOO_LARGE);
+  std::vector<std::byte> huge(40 << 20);
+  EXPECT_EQ(t.put("k", huge), Status::VALUE_TOO_LARGE);
+  ASSERT_EQ(t.put("k", test::bytes(100, 1)), Status::OK);
+  std::byte small[10];
+  const Span to[] = {{small, sizeof small}};
+  EXPECT_EQ(t.pool().get(t.ns(), "k", to).status(), Status::BUFFER_TOO_SMALL);
+}
+
+TEST(Pool, NamespacesNeverMeet) {
+  TestPool t(32 << 20);
+  auto other = t.pool().open_namespace({"other", "model B"});
+  ASSERT_TRUE(other);
+  ASSERT_EQ(t.put("k", test::bytes(100, 1)), Status::OK);
+  std::byte out[100];
+  const Span to[] = {{out, sizeof out}};
+  EXPECT_EQ(t.pool().get(*other, "k", to).status(), Status::NOT_FOUND);
+  EXPECT_EQ(t.pool().open_namespace({"other", "model C"}).status(), Status::NAMESPACE_MISMATCH);
+  EXPECT_EQ(*t.pool().open_namespace({"other", "model B"}), *other);
+}
+
+TEST(Pool, ExistsAndLongestPrefix) {
+  TestPool t(64 << 20);
+  std::vector<std::string> keys;
+  for (int i = 0; i < 300; ++i) keys.push_back("block-" + std::to_string(i));
+  for (int i = 0; i < 300; ++i) {
+    if (i != 200 && i != 250) {
+      ASSERT_EQ(t.put(keys[i], test::bytes(1000, i)), Status::OK);
+    }
+  }
+  const std::vector<std::string_view> views(keys.begin(), keys.end());
+  std::vector<uint8_t> present(300);
+  EXPECT_EQ(*t.pool().exists(t.ns(), views, present), 298u);
+  EXPECT_EQ(present[199], 1);
+  EXPECT_EQ(present[200], 0);
+  EXPECT_EQ(*t.pool().longest_prefix(t.ns(), views), 200u);
+  EXPECT_EQ(*t.pool().longest_prefix(t.ns(), {}), 0u);
+}
+
+TEST(Pool, ReserveCommitAbort) {
+  TestPool t(32 << 20);
+  auto reservation = t.pool().reserve(t.ns(), "k", 30000);
+  ASSERT_TRUE(reservation);
+  ASSERT_FALSE(reservation->present);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(reservation->data) % 4096, 0u);
+  const auto value = test::bytes(30000, 5);
+  std::memcpy(reservation->data, value.data(), value.size());
+  EXPECT_EQ(t.get_status("k"), Status::NOT_FOUND);
+  EXPECT_EQ(t.pool().commit(*reservation), Status::OK);
+  EXPECT_EQ(t.get("k"), value);
+  EXPECT_EQ(t.pool().commit(*reservation), Status::CLOSED);
+  auto again = t.pool().reserve(t.ns(), "k", 30000);
+  EXPECT_TRUE(again->present);
+  auto aborted = t.pool().reserve(t.ns(), "other", 1000);
+  EXPECT_EQ(t.pool().abort(*aborted), Status::OK);
+  EXPECT_EQ(t.pool().abort(*aborted), Status::CLOSED);
+  EXPECT_EQ(t.info().blocks, 1);
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Pool, LeaseKeepsABlockInPlaceUntilItsRelease) {
+  TestPool t(32 << 20);
+  const auto value = test::bytes(20000, 9);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  auto lease = t.pool().acquire(t.ns(), "k", 60000);
+  ASSERT_TRUE(lease);
+  ASSERT_EQ(t.pool().remove(t.ns(), "k"), Status::OK);
+  EXPECT_EQ(t.get_status("k"), Status::NOT_FOUND);
+  for (int i = 0; i < 100; ++i)
+    ASSERT_EQ(t.put("other" + std::to_string(i), test::bytes(20000, i)), Status::OK);
+  EXPECT_EQ(std::memcmp(lease->data, value.data(), value.size()), 0);
+  EXPECT_EQ(t.pool().release(*lease), Status::LAPSED);  // removed while held: says so
+  EXPECT_EQ(t.pool().release(*lease), Status::CLOSED);
+  auto good = t.pool().acquire(t.ns(), "other1", 60000);
+  EXPECT_EQ(t.pool().release(*good), Status::OK);
+}
+
+TEST(Pool, ExpiredLeaseGivesWayAndSaysLapsed) {
+  TestPool t(32 << 20);
+  ASSERT_EQ(t.put("k", test::bytes(20000, 9)), Status::OK);
+  auto lease = t.pool().acquire(t.ns(), "k", 1);
+  ASSERT_TRUE(lease);
+  usleep(5000);
+  ASSERT_EQ(t.pool().remove(t.ns(), "k"), Status::OK);
+  EXPECT_EQ(t.info().used_bytes, 0);
+  EXPECT_EQ(t.pool().release(*lease), Status::LAPSED);
+}
+
+TEST(Pool, FullPoolSaysNoSpaceAndKeepsWhatItHas) {
+  TestPool t(32 << 20, {.evict_high_permille = 0});
+  int stored = 0;
+  Status status = Status::OK;
+  while (status == Status::OK) {
+    status = t.put("k" + std::to_string(stored), test::bytes(100000, stored));
+    stored += status == Status::OK;
+  }
+  EXPECT_EQ(status, Status::NO_SPACE);
+  ASSERT_GT(stored, 200);
+  for (int i = 0; i < stored; ++i) EXPECT_EQ(t.get("k" + std::to_string(i)), test::bytes(100000, i));
+  ASSERT_EQ(t.pool().remove(t.ns(), "k5"), Status::OK);
+  EXPECT_EQ(t.put("new", test::bytes(100000, 1)), Status::OK);
+}
+
+TEST(Pool, EvictionTakesWhatWasUsedLongestAgo) {
+  TestPool t(64 << 20);
+  const auto hot = test::bytes(65536, 1);
+  ASSERT_EQ(t.put("hot", hot), Status::OK);
+  for (int i = 0; i < 5000; ++i) {
+    ASSERT_EQ(t.put("k" + std::to_string(i), test::bytes(65536, i)), Status::OK);
+    ASSERT_EQ(t.get("hot"), hot) << i;
+  }
+  const PoolInfo info = t.info();
+  EXPECT_GT(info.evictions, 3000u);
+  EXPECT_EQ(t.get_status("k0"), Status::NOT_FOUND);
+  EXPECT_EQ(t.get("k4999"), test::bytes(65536, 4999));
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Pool, EveryByteFlipIsAMissAndNamedByCheck) {
+  TestPool t(32 << 20);
+  ASSERT_EQ(t.put("good", test::bytes(40000, 1)), Status::OK);
+  ASSERT_EQ(t.put("bad", test::bytes(40000, 2)), Status::OK);
+  t.flip_payload("bad", 12345);
+  auto report = t.pool().check(true);
+  ASSERT_TRUE(report);
+  ASSERT_EQ(report->findings.size(), 1u);
+  EXPECT_NE(report->findings[0].what.find("'bad'"), std::string::npos);
+  EXPECT_EQ(t.get_status("bad"), Status::NOT_FOUND);
+  EXPECT_EQ(t.info().damaged, 1u);
+  EXPECT_EQ(t.get("good"), test::bytes(40000, 1));
+  EXPECT_EQ(t.put("bad", test::bytes(40000, 2)), Status::OK);
+  EXPECT_EQ(t.get("bad"), test::bytes(40000, 2));
+}
+
+TEST(Pool, HandleFromBeforeForkAnswersForked) {
+  TestPool t(32 << 20);
+  ASSERT_EQ(t.put("k", test::bytes(1000, 1)), Status::OK);
+  const int status = test::in_child([&] {
+    if (t.get_status("k") != Status::FORKED) return 1;
+    TestPool own(t.locator());
+    return own.get("k") == test::bytes(1000, 1) ? 0 : 2;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(t.get("k"), test::bytes(1000, 1));
+  EXPECT_EQ(t.info().hosts[0].processes_live, 1u);
+}
+
+TEST(Pool, MixedSizesTurnOverManyTimes) {
+  TestPool t(128 << 20, {.evict_high_permille = 0});
+  Random random(11);
+  std::map<std::string, std::pair<size_t, uint64_t>> model;
+  uint64_t next = 0, refused = 0;
+  for (int i = 0; i < 6000; ++i) {
+    const std::string key = "k" + std::to_string(next++);
+    const size_t size = 1000 + random.below(700000);
+    const Status status = t.put(key, test::bytes(size, next));
+    if (status == Status::OK) {
+      model[key] = {size, next};
+    } else {
+      ASSERT_EQ(status, Status::NO_SPACE);
+      ++refused;
+    }
+    while (model.size() > 250 || (status != Status::OK && model.size() > 100)) {
+      auto it = model.begin();
+      std::advance(it, static_cast<long>(random.below(model.size())));
+      ASSERT_EQ(t.get(it->first), test::bytes(it->second.first, it->second.second));
+      ASSERT_EQ(t.pool().remove(t.ns(), it->first), Status::OK);
+      model.erase(it);
+      if (status != Status::OK && random.below(4) == 0) break;
+    }
+  }
+  for (const auto& [key, value] : model)
+    ASSERT_EQ(t.get(key), test::bytes(value.first, value.second));
+  EXPECT_GT(refused, 0u);
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Pool, ThreadsPutGetRemoveTogether) {
+  TestPool t(64 << 20);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (int id = 0; id < 4; ++id) {
+    threads.emplace_back([&, id] {
+      Random random(id);
+      for (int i = 0; i < 1500; ++i) {
+        const uint64_t n = random.below(400);
+        const std::string key = "k" + std::to_string(n);
+        const size_t size = 5000 + n * 100;
+        switch (random.below(4)) {
+          case 0:
+            (void)t.pool().remove(t.ns(), key);
+            break;
+          case 1: {
+            std::vector<std::byte> out(size);
+            const Span to[] = {{out.data(), out.size()}};
+            auto got = t.pool().get(t.ns(), key, to);
+            if (got && out != test::bytes(size, n)) ++wrong;
+            break;
+          }
+          default:
+            if (t.put(key, test::bytes(size, n)) != Status::OK) ++wrong;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_TRUE(t.check_clean());
+}
+
+}  // namespace
+}  // namespace bowhead

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests of the pool share: a pool on shared memory that goes away with its fixture.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "pool/pool.h"
+
+namespace bowhead::test {
+
+/// Deterministic content.
+inline std::vector<std::byte> bytes(size_t size, uint64_t seed) {
+  std::vector<std::byte> out(size);
+  Random random(seed + 1);
+  for (size_t i = 0; i < size; i += 8) {
+    const uint64_t word = random.next();
+    std::memcpy(out.data() + i, &word, std::min<size_t>(8, size - i));
+  }
+  return out;
+}
+
+/// Runs `body` in a child process and returns its result as the exit status.
+inline int in_child(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(body());
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+inline std::string unique_locator() {
+  static std::atomic<int> count{0};
+  return "shm:test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+}
+
+class TestPool {
+ public:
+  explicit TestPool(uint64_t size_bytes, CreateOptions options = {})
+      : locator_(unique_locator()), owner_(getpid()) {
+    options.size_bytes = size_bytes;
+    auto created = Pool::create(locator_, options);
+    EXPECT_TRUE(created) << created.error().message();
+    open();
+  }
+  /// Opens a pool that another fixture made.
+  explicit TestPool(std::string locator) : locator_(std::move(locator)) { open(); }
+  ~TestPool() {
+    pool_.clear();
+    if (owner_ == getpid()) (void)Pool::destroy(locator_, true);
+  }
+
+  void open() {
+    pool_.clear();
+    auto opened = Pool::open(locator_);
+    EXPECT_TRUE(opened) << opened.error().message();
+    pool_.push_back(std::move(opened).value());
+    ns_ = *pool().open_namespace({"test", "bytes"});
+  }
+  void close() { pool_.clear(); }
+
+  Pool& pool() { return pool_.front(); }
+  NamespaceId ns() const { return ns_; }
+  const std::string& locator() const { return locator_; }
+  PoolInfo info() { return *pool().info(); }
+
+  Status put(std::string_view key, const std::vector<std::byte>& value) {
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    return pool().put(ns_, key, in);
+  }
+  std::vector<std::byte> get(std::string_view key) {
+    auto length = pool().length(ns_, key);
+    if (!length) return {};
+    std::vector<std::byte> out(*length);
+    const Span to[] = {{out.data(), out.size()}};
+    return pool().get(ns_, key, to) ? out : std::vector<std::byte>{};
+  }
+  Status get_status(std::string_view key) {
+    std::vector<std::byte> out(1 << 20);
+    const Span to[] = {{out.data(), out.size()}};
+    return pool().get(ns_, key, to).status();
+  }
+
+  /// Damages a stored byte behind the pool's back.
+  void flip_payload(std::string_view key, uint64_t at) {
+    auto lease = pool().acquire(ns_, key, 60000);
+    ASSERT_TRUE(lease);
+    const_cast<std::byte*>(lease->data)[at] ^= std::byte{1};
+    ASSERT_EQ(pool().release(*lease), Status::OK);
+  }
+
+  testing::AssertionResult check_clean() {
+    auto report = pool().check(true);
+    if (!report) return testing::AssertionFailure() << report.error().message();
+    if (report->findings.empty()) return testing::AssertionSuccess();
+    auto result = testing::AssertionFailure();
+    for (const auto& finding : report->findings) result << finding.what << "; ";
+    return result;
+  }
+
+ private:
+  std::string locator_;
+  pid_t owner_ = 0;
+  std::vector<Pool> pool_;
+  NamespaceId ns_ = 0;
+};
+
+}  // namespace bowhead::test
