@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI's own work: arguments, handles, the sentence of the last error. What the pool does is
+// tested where the pool is; a program that uses it all is c_program.c.
+#include <bowhead/bowhead.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+bh_key key_of(const std::string& text) { return {text.data(), text.size()}; }
+
+bool error_contains(const char* part) { return std::strstr(bh_last_error(), part) != nullptr; }
+
+#define EXPECT_REFUSED(call, argument)                        \
+  do {                                                        \
+    EXPECT_EQ(call, BH_INVALID_ARGUMENT);                     \
+    EXPECT_TRUE(error_contains(argument)) << bh_last_error(); \
+  } while (0)
+
+bh_create_options options_of(uint64_t size_bytes) {
+  bh_create_options options{};
+  options.struct_bytes = sizeof options;
+  options.size_bytes = size_bytes;
+  return options;
+}
+
+class Abi : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    locator_ = "shm:bowhead-abi-test-" + std::to_string(getpid());
+    const bh_create_options options = options_of(32u << 20);
+    ASSERT_EQ(bh_pool_create(locator_.c_str(), &options), BH_OK) << bh_last_error();
+    ASSERT_EQ(bh_pool_open(locator_.c_str(), 0, &pool_), BH_OK) << bh_last_error();
+    ASSERT_EQ(bh_namespace_open(pool_, "test", "bytes", &ns_), BH_OK) << bh_last_error();
+  }
+  void TearDown() override {
+    bh_pool_close(pool_);
+    EXPECT_EQ(bh_pool_destroy(locator_.c_str(), 0), BH_OK) << bh_last_error();
+  }
+
+  bh_status put(const std::string& key, const std::string& value) {
+    const bh_const_iovec piece = {value.data(), value.size()};
+    return bh_put(pool_, ns_, key_of(key), &piece, 1);
+  }
+
+  std::string locator_;
+  bh_pool* pool_ = nullptr;
+  bh_namespace_id ns_ = 0;
+};
+
+TEST(AbiStatus, NamesEveryNumberAndOthersToo) {
+  EXPECT_STREQ(bh_status_name(BH_OK), "OK");
+  EXPECT_STREQ(bh_status_name(BH_LAPSED), "LAPSED");
+  EXPECT_STREQ(bh_status_name(static_cast<bh_status>(31)), "UNKNOWN");
+  EXPECT_STREQ(bh_status_text(static_cast<bh_status>(31)), "unknown status");
+  EXPECT_GT(std::strlen(bh_status_text(BH_NO_SPACE)), 10u);
+}
+
+TEST(AbiCreate, RefusesNullArguments) {
+  const bh_create_options options = options_of(32u << 20);
+  EXPECT_REFUSED(bh_pool_create(nullptr, &options), "'locator'");
+  EXPECT_REFUSED(bh_pool_create("shm:x", nullptr), "'options'");
+  bh_pool* pool = nullptr;
+  EXPECT_REFUSED(bh_pool_open(nullptr, 0, &pool), "'locator'");
+  EXPECT_REFUSED(bh_pool_open("shm:x", 0, nullptr), "'out'");
+  EXPECT_REFUSED(bh_pool_destroy(nullptr, 1), "'locator'");
+  bh_pool_close(nullptr);
+}
+
+TEST(AbiCreate, RefusesOptionsOfUnknownSize) {
+  bh_create_options options = options_of(32u << 20);
+  options.struct_bytes = 0;
+  EXPECT_REFUSED(bh_pool_create("shm:bowhead-never", &options), "struct_bytes");
+  options.struct_bytes = sizeof options - 1;
+  EXPECT_REFUSED(bh_pool_create("shm:bowhead-never", &options), "struct_bytes");
+}
+
+// A program built against a later header passes a longer struct: fine, as long as it asks for
+// nothing that this library does not know.
+TEST(AbiCreate, TakesLongerOptionsOnlyIfTheRestIsZero) {
+  struct Later {
+    bh_create_options options;
+    uint64_t member_of_later;
+  } later{options_of(32u << 20), 0};
+  later.options.struct_bytes = sizeof later;
+  const std::string locator = "shm:bowhead-abi-later-" + std::to_string(getpid());
+  EXPECT_EQ(bh_pool_create(locator.c_str(), &later.options), BH_OK) << bh_last_error();
+  EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_OK) << bh_last_error();
+
+  later.member_of_later = 1;
+  EXPECT_EQ(bh_pool_create(locator.c_str(), &later.options), BH_NOT_SUPPORTED);
+  EXPECT_TRUE(error_contains("byte 48")) << bh_last_error();
+  EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_NO_SUCH_POOL);
+}
+
+TEST(AbiCreate, PassesThePoolsOwnRefusalsThrough) {
+  bh_create_options options = options_of(1u << 20);
+  EXPECT_EQ(bh_pool_create("shm:bowhead-never", &options), BH_TOO_SMALL);
+  options.size_bytes = 32u << 20;
+  EXPECT_EQ(bh_pool_create("nonsense", &options), BH_BAD_LOCATOR);
+  EXPECT_TRUE(error_contains("nonsense")) << bh_last_error();
+  bh_pool* pool = nullptr;
+  EXPECT_EQ(bh_pool_open("shm:bowhead-no-such-pool", 0, &pool), BH_NO_SUCH_POOL);
+  EXPECT_EQ(pool, nullptr);
+  EXPECT_EQ(bh_pool_destroy("shm:bowhead-no-such-pool", 0), BH_NO_SUCH_POOL);
+}
+
+TEST_F(Abi, RefusesNullPool) {
+  const bh_key key = {"k", 1};
+  const bh_const_iovec in = {"v", 1};
+  const bh_iovec out = {&ns_, sizeof ns_};
+  uint64_t length = 0;
+  size_t prefix = 0;
+  uint8_t present = 0;
+  const void* base = nullptr;
+  bh_namespace_id ns = 0;
+  bh_reservation reservation{};
+  bh_lease lease{};
+  EXPECT_REFUSED(bh_pool_mapping(nullptr, &base, &length), "'pool'");
+  EXPECT_REFUSED(bh_namespace_open(nullptr, "a", "b", &ns), "'pool'");
+  EXPECT_REFUSED(bh_put(nullptr, ns_, key, &in, 1), "'pool'");
+  EXPECT_REFUSED(bh_get(nullptr, ns_, key, &out, 1, &length), "'pool'");
+  EXPECT_REFUSED(bh_exists(nullptr, ns_, &key, 1, &present), "'pool'");
+  EXPECT_REFUSED(bh_longest_prefix(nullptr, ns_, &key, 1, &prefix), "'pool'");
+  EXPECT_REFUSED(bh_reserve(nullptr, ns_, key, 1, &reservation), "'pool'");
+  EXPECT_REFUSED(bh_commit(nullptr, &reservation), "'pool'");
+  EXPECT_REFUSED(bh_commit_unverified(nullptr, &reservation), "'pool'");
+  EXPECT_REFUSED(bh_abort(nullptr, &reservation), "'pool'");
+  EXPECT_REFUSED(bh_acquire(nullptr, ns_, key, 1000, &lease), "'pool'");
+  EXPECT_REFUSED(bh_release(nullptr, &lease), "'pool'");
+  EXPECT_REFUSED(bh_remove(nullptr, ns_, key), "'pool'");
+  EXPECT_REFUSED(bh_touch(nullptr, ns_, &key, 1), "'pool'");
+}
+
+TEST_F(Abi, RefusesNullArguments) {
+  const bh_key key = {"k", 1};
+  const bh_iovec out = {&ns_, sizeof ns_};
+  uint64_t length = 0;
+  uint8_t present = 0;
+  size_t prefix = 0;
+  const void* base = nullptr;
+  bh_namespace_id ns = 0;
+  EXPECT_REFUSED(bh_pool_mapping(pool_, nullptr, &length), "'base'");
+  EXPECT_REFUSED(bh_pool_mapping(pool_, &base, nullptr), "'size_bytes'");
+  EXPECT_REFUSED(bh_namespace_open(pool_, nullptr, "b", &ns), "'name'");
+  EXPECT_REFUSED(bh_namespace_open(pool_, "a", nullptr, &ns), "'description'");
+  EXPECT_REFUSED(bh_namespace_open(pool_, "a", "b", nullptr), "'out'");
+  EXPECT_REFUSED(bh_put(pool_, ns_, key, nullptr, 1), "'value'");
+  EXPECT_REFUSED(bh_get(pool_, ns_, key, nullptr, 1, &length), "'buffers'");
+  EXPECT_REFUSED(bh_get(pool_, ns_, key, &out, 1, nullptr), "'length_bytes'");
+  EXPECT_REFUSED(bh_exists(pool_, ns_, nullptr, 1, &present), "'keys'");
+  EXPECT_REFUSED(bh_exists(pool_, ns_, &key, 1, nullptr), "'present'");
+  EXPECT_REFUSED(bh_longest_prefix(pool_, ns_, nullptr, 1, &prefix), "'keys'");
+  EXPECT_REFUSED(bh_longest_prefix(pool_, ns_, &key, 1, nullptr), "'length'");
+  EXPECT_REFUSED(bh_touch(pool_, ns_, nullptr, 1), "'keys'");
+  EXPECT_REFUSED(bh_reserve(pool_, ns_, key, 1, nullptr), "'out'");
+  EXPECT_REFUSED(bh_commit(pool_, nullptr), "'reservation'");
+  EXPECT_REFUSED(bh_commit_unverified(pool_, nullptr), "'reservation'");
+  EXPECT_REFUSED(bh_abort(pool_, nullptr), "'reservation'");
+  EXPECT_REFUSED(bh_acquire(pool_, ns_, key, 1000, nullptr), "'out'");
+  EXPECT_REFUSED(bh_release(pool_, nullptr), "'lease'");
+}
+
+TEST_F(Abi, RefusesKeysAndPiecesWithoutMemory) {
+  const bh_key good = {"k", 1};
+  const bh_key bad = {nullptr, 3};
+  const bh_key keys[2] = {good, bad};
+  const bh_const_iovec in[2] = {{"v", 1}, {nullptr, 5}};
+  const bh_iovec out[2] = {{nullptr, 0}, {nullptr, 7}};
+  uint8_t present[2] = {};
+  uint64_t length = 0;
+  size_t prefix = 0;
+  bh_reservation reservation{};
+  bh_lease lease{};
+  EXPECT_REFUSED(bh_put(pool_, ns_, bad, in, 1), "key.data");
+  EXPECT_REFUSED(bh_put(pool_, ns_, good, in, 2), "value[1]");
+  EXPECT_REFUSED(bh_get(pool_, ns_, bad, nullptr, 0, &length), "key.data");
+  EXPECT_REFUSED(bh_get(pool_, ns_, good, out, 2, &length), "buffers[1]");
+  EXPECT_REFUSED(bh_exists(pool_, ns_, keys, 2, present), "keys[1]");
+  EXPECT_REFUSED(bh_longest_prefix(pool_, ns_, keys, 2, &prefix), "keys[1]");
+  EXPECT_REFUSED(bh_touch(pool_, ns_, keys, 2), "keys[1]");
+  EXPECT_REFUSED(bh_reserve(pool_, ns_, bad, 1, &reservation), "key.data");
+  EXPECT_REFUSED(bh_acquire(pool_, ns_, bad, 1000, &lease), "key.data");
+  EXPECT_REFUSED(bh_remove(pool_, ns_, bad), "key.data");
+}
+
+TEST_F(Abi, PassesThePoolsRefusalsThrough) {
+  const std::string long_key(513, 'k');
+  bh_reservation reservation{};
+  bh_lease lease{};
+  EXPECT_EQ(put("", "v"), BH_KEY_TOO_LONG);
+  EXPECT_EQ(put(long_key, "v"), BH_KEY_TOO_LONG);
+  EXPECT_EQ(put("k", ""), BH_VALUE_TOO_LARGE);
+  EXPECT_EQ(bh_put(pool_, ns_, key_of("k"), nullptr, 0), BH_VALUE_TOO_LARGE);
+  EXPECT_EQ(bh_reserve(pool_, ns_, key_of("k"), 0, &reservation), BH_VALUE_TOO_LARGE);
+  EXPECT_EQ(bh_reserve(pool_, ns_, key_of("k"), uint64_t{1} << 40, &reservation),
+            BH_VALUE_TOO_LARGE);
+  ASSERT_EQ(put("k", "v"), BH_OK);
+  EXPECT_EQ(bh_acquire(pool_, ns_, key_of("k"), 0, &lease), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(bh_acquire(pool_, ns_, key_of("k"), 600001, &lease), BH_INVALID_ARGUMENT);
+  EXPECT_EQ(bh_remove(pool_, ns_, key_of("absent")), BH_NOT_FOUND);
+  EXPECT_GT(std::strlen(bh_last_error()), 10u);
+  bh_namespace_id ns = 0;
+  EXPECT_EQ(bh_namespace_open(pool_, "", "x", &ns), BH_INVALID_ARGUMENT);
+}
+
+TEST_F(Abi, EmptyBatchesAreFine) {
+  size_t prefix = 7;
+  EXPECT_EQ(bh_exists(pool_, ns_, nullptr, 0, nullptr), BH_OK);
+  EXPECT_EQ(bh_longest_prefix(pool_, ns_, nullptr, 0, &prefix), BH_OK);
+  EXPECT_EQ(prefix, 0u);
+  EXPECT_EQ(bh_touch(pool_, ns_, nullptr, 0), BH_OK);
+}
+
+TEST_F(Abi, OutputsStayAsTheyAreOnFailure) {
+  uint64_t length = 11;
+  bh_reservation reservation;
+  bh_lease lease;
+  std::memset(&reservation, 0x5A, sizeof reservation);
+  std::memset(&lease, 0x5A, sizeof lease);
+  const bh_reservation reservation_before = reservation;
+  const bh_lease lease_before = lease;
+  bh_pool* pool = pool_;
+  EXPECT_EQ(bh_get(pool_, ns_, key_of("absent"), nullptr, 0, &length), BH_NOT_FOUND);
+  EXPECT_EQ(bh_acquire(pool_, ns_, key_of("absent"), 1000, &lease), BH_NOT_FOUND);
+  EXPECT_EQ(bh_reserve(pool_, ns_, key_of("k"), 0, &reservation), BH_VALUE_TOO_LARGE);
+  EXPECT_EQ(bh_pool_open("shm:bowhead-no-such-pool", 0, &pool), BH_NO_SUCH_POOL);
+  EXPECT_EQ(length, 11u);
+  EXPECT_EQ(std::memcmp(&reservation, &reservation_before, sizeof reservation), 0);
+  EXPECT_EQ(std::memcmp(&lease, &lease_before, sizeof lease), 0);
+  EXPECT_EQ(pool, pool_);
+}
+
+TEST_F(Abi, EndedReservationsAreClosedAlsoThroughACopy) {
+  bh_reservation room;
+  ASSERT_EQ(bh_reserve(pool_, ns_, key_of("a"), 100, &room), BH_OK);
+  bh_reservation copy = room;
+  std::memset(room.data, 'x', 100);
+  EXPECT_EQ(bh_commit(pool_, &room), BH_OK);
+  EXPECT_EQ(room.data, nullptr);
+  EXPECT_EQ(bh_commit(pool_, &room), BH_CLOSED);
+  EXPECT_EQ(bh_abort(pool_, &copy), BH_CLOSED);
+
+  ASSERT_EQ(bh_reserve(pool_, ns_, key_of("b"), 100, &room), BH_OK);
+  EXPECT_EQ(bh_abort(pool_, &copy), BH_CLOSED);  // an old number never means a new reservation
+  EXPECT_EQ(bh_abort(pool_, &room), BH_OK);
+  EXPECT_EQ(bh_abort(pool_, &room), BH_CLOSED);
+
+  ASSERT_EQ(bh_reserve(pool_, ns_, key_of("a"), 100, &room), BH_OK);
+  EXPECT_EQ(room.present, 1u);
+  EXPECT_EQ(bh_commit(pool_, &room), BH_CLOSED);
+  EXPECT_TRUE(error_contains("bh_commit")) << bh_last_error();
+}
+
+TEST_F(Abi, ReservationsLeftOpenAreUndoneByClose) {
+  bh_reservation room;
+  ASSERT_EQ(bh_reserve(pool_, ns_, key_of("left"), 1u << 20, &room), BH_OK);
+  bh_pool_close(pool_);
+  ASSERT_EQ(bh_pool_open(locator_.c_str(), 0, &pool_), BH_OK) << bh_last_error();
+  ASSERT_EQ(bh_namespace_open(pool_, "test", "bytes", &ns_), BH_OK);
+  uint8_t present = 1;
+  const std::string text = "left";
+  const bh_key key = key_of(text);
+  EXPECT_EQ(bh_exists(pool_, ns_, &key, 1, &present), BH_OK);
+  EXPECT_EQ(present, 0);
+  EXPECT_EQ(put("left", "value"), BH_OK) << bh_last_error();
+}
+
+TEST_F(Abi, ReservationsOfManyThreadsDoNotMix) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this, t] {
+      for (int i = 0; i < 200; ++i) {
+        const std::string text = std::to_string(t) + "/" + std::to_string(i);
+        bh_reservation room;
+        ASSERT_EQ(bh_reserve(pool_, ns_, key_of(text), text.size(), &room), BH_OK)
+            << bh_last_error();
+        std::memcpy(room.data, text.data(), text.size());
+        ASSERT_EQ(bh_commit(pool_, &room), BH_OK) << bh_last_error();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int t = 0; t < 4; ++t) {
+    for (int i = 0; i < 200; ++i) {
+      const std::string text = std::to_string(t) + "/" + std::to_string(i);
+      char got[16];
+      const bh_iovec piece = {got, sizeof got};
+      uint64_t length = 0;
+      ASSERT_EQ(bh_get(pool_, ns_, key_of(text), &piece, 1, &length), BH_OK) << text;
+      EXPECT_EQ(std::string(got, length), text);
+    }
+  }
+}
+
+TEST_F(Abi, LastErrorBelongsToItsThread) {
+  EXPECT_EQ(bh_remove(nullptr, ns_, {"k", 1}), BH_INVALID_ARGUMENT);
+  const std::string mine = bh_last_error();
+  std::thread([] {
+    EXPECT_STREQ(bh_last_error(), "");
+    EXPECT_EQ(bh_pool_destroy(nullptr, 0), BH_INVALID_ARGUMENT);
+    EXPECT_TRUE(error_contains("bh_pool_destroy")) << bh_last_error();
+  }).join();
+  EXPECT_EQ(mine, bh_last_error());
+}
+
+TEST_F(Abi, LastErrorFitsWhateverTheLocator) {
+  const std::string locator = "shm:" + std::string(5000, 'x');
+  bh_pool* pool = nullptr;
+  EXPECT_NE(bh_pool_open(locator.c_str(), 0, &pool), BH_OK);
+  EXPECT_LT(std::strlen(bh_last_error()), 512u);
+}
+
+TEST_F(Abi, HandlesAreForkedInTheChild) {
+  ASSERT_EQ(put("k", "value"), BH_OK);
+  bh_reservation room;
+  ASSERT_EQ(bh_reserve(pool_, ns_, key_of("r"), 100, &room), BH_OK);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    char got[16];
+    const bh_iovec piece = {got, sizeof got};
+    uint64_t length = 0;
+    bh_reservation other;
+    bool as_expected = bh_get(pool_, ns_, {"k", 1}, &piece, 1, &length) == BH_FORKED;
+    as_expected = bh_reserve(pool_, ns_, {"n", 1}, 100, &other) == BH_FORKED && as_expected;
+    as_expected = bh_commit(pool_, &room) == BH_FORKED && as_expected;
+    as_expected = bh_abort(pool_, &room) == BH_FORKED && as_expected;
+    bh_pool* own = nullptr;
+    bh_namespace_id ns = 0;
+    as_expected = bh_pool_open(locator_.c_str(), 0, &own) == BH_OK && as_expected;
+    as_expected = bh_namespace_open(own, "test", "bytes", &ns) == BH_OK && as_expected;
+    as_expected = bh_get(own, ns, {"k", 1}, &piece, 1, &length) == BH_OK && as_expected;
+    bh_pool_close(own);
+    bh_pool_close(pool_);
+    _exit(as_expected ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(bh_abort(pool_, &room), BH_OK) << bh_last_error();  // the child undid nothing
+  EXPECT_EQ(put("k2", "value"), BH_OK);
+}
+
+}  // namespace

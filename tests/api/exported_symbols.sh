@@ -1,0 +1,31 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# exported_symbols.sh LIBRARY HEADER: the library exports the functions that the header declares,
+# all of them and nothing else.
+set -eu
+
+library=$1
+header=$2
+
+if ! command -v nm >/dev/null; then
+  echo "skipped: nm (binutils) is not installed"
+  exit 77
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# "A" is the version node itself.
+nm --dynamic --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
+  sort -u >"$work/exported"
+grep -oE '\<bh_[a-z_]+\(' "$header" | tr -d '(' | sort -u >"$work/declared"
+
+if [ "$(wc -l <"$work/declared")" -lt 20 ]; then
+  echo "fewer than 20 functions found in $header: this test no longer reads it"
+  exit 1
+fi
+if ! diff -u "$work/declared" "$work/exported"; then
+  echo "$library does not export what $header declares (- declared, + exported)"
+  exit 1
+fi
+echo "$(wc -l <"$work/exported") symbols, all declared"
