@@ -10,9 +10,9 @@
 namespace bowhead::bench {
 
 struct PoolBenchOptions {
-  std::string locator;            ///< of the pools made for it, one after another; empty: shm:bench-PID
-  uint64_t walk_bytes = 0;        ///< memory that a pass of the copy rows walks over; 0: 1 GiB, or four
-                                  ///< times the last-level cache
+  std::string locator;      ///< of the pools made for it, one after another; empty: shm:bench-PID
+  uint64_t walk_bytes = 0;  ///< memory that a pass of the copy rows walks over; 0: 1 GiB, or four
+                            ///< times the last-level cache
   std::vector<std::string> rows;  ///< of pool_bench_rows(); empty: all
   uint32_t rounds = 7;            ///< at least 5, so that a median and a spread mean something
   bool quick = false;             ///< small pools and few figures, to see that it runs: no result

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine a figure was measured on, as far as the system tells.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace bowhead::bench {
+
+struct Machine {
+  std::string cpu;
+  std::vector<int> cpus;                ///< that this process may use, in order
+  uint64_t last_level_cache_bytes = 0;  ///< 0: unknown
+  uint64_t memory_bytes = 0;
+  std::string kernel;
+  std::string hugepages;  ///< the system's settings, in words
+  std::string commit;     ///< of the sources this was built from; "unknown" outside a checkout
+};
+
+Machine this_machine();
+
+/// Memory that could be taken now without swapping.
+uint64_t available_memory_bytes();
+
+}  // namespace bowhead::bench

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// The benchmark runs in a child, so that its pools go away however it ends: this process does
+// nothing but wait for it, or for a signal.
+#include "bench/pool_bench.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include "bench/rows.h"
+#include "pool/media/media.h"
+
+namespace bowhead::bench {
+namespace {
+
+constexpr int kExitWrong = 1;
+constexpr int kExitUsage = 2;
+constexpr int kExitEnvironment = 3;
+
+struct Row {
+  const char* name;
+  Result<void> (*run)(Bench&);
+};
+constexpr Row kRows[] = {{"copy", run_copy_rows},
+                         {"alloc", run_alloc_rows},
+                         {"space", run_space_rows},
+                         {"exists", run_exists_rows},
+                         {"open", run_open_rows}};
+
+int complain(const Error& error) {
+  fmt::print(stderr, "bench: {}\n", error.message());
+  return error.status == Status::DAMAGED ? kExitWrong : kExitEnvironment;
+}
+
+/// The whole benchmark; runs in the child.
+int measure(const PoolBenchOptions& options, const std::string& locator) {
+  const Machine machine = this_machine();
+  Bench bench{options, locator, machine, Report(options, machine), {}};
+  bench.report.print_header();
+  for (const Row& row : kRows) {
+    const auto& chosen = options.rows;
+    if (!chosen.empty() && std::find(chosen.begin(), chosen.end(), row.name) == chosen.end())
+      continue;
+    if (auto result = row.run(bench); !result) return complain(result.error());
+  }
+  bench.report.progress("");
+  return 0;
+}
+
+int measure_guarded(const PoolBenchOptions& options, const std::string& locator) {
+  try {
+    return measure(options, locator);
+  } catch (const std::exception& exception) {
+    fmt::print(stderr, "bench: {}\n", exception.what());
+    return kExitEnvironment;
+  }
+}
+
+/// Waits until the child ends or a signal asks us to stop; then no child is left.
+int supervise(pid_t child, const sigset_t& signals) {
+  int code = kExitEnvironment;
+  for (;;) {
+    const int signal = sigwaitinfo(&signals, nullptr);
+    if (signal < 0 && errno == EINTR) continue;
+    if (signal != SIGCHLD) {
+      kill(child, SIGKILL);
+      code = 128 + signal;
+      break;
+    }
+    int status = 0;
+    const pid_t ended = waitpid(child, &status, WNOHANG);
+    if (ended == 0) continue;
+    if (WIFEXITED(status)) code = WEXITSTATUS(status);
+    if (WIFSIGNALED(status)) fmt::print(stderr, "bench: died of signal {}\n", WTERMSIG(status));
+    break;
+  }
+  // Its children die with it and become ours (subreaper): wait until the last one is gone.
+  while (waitpid(-1, nullptr, 0) > 0 || errno == EINTR) {
+  }
+  return code;
+}
+
+Result<void> check_options(const PoolBenchOptions& options) {
+  const auto& names = pool_bench_rows();
+  for (const std::string& row : options.rows) {
+    if (std::find(names.begin(), names.end(), row) != names.end()) continue;
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("no row is called '{}'; rows are {}", row, fmt::join(names, ", "))};
+  }
+  if (options.rounds < 5) {
+    return Error{Status::INVALID_ARGUMENT, "at least 5 rounds, for a median and a spread"};
+  }
+  return {};
+}
+
+}  // namespace
+
+const std::vector<std::string>& pool_bench_rows() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Row& row : kRows) list.emplace_back(row.name);
+    return list;
+  }();
+  return names;
+}
+
+int run_pool_bench(const PoolBenchOptions& options) {
+  if (auto result = check_options(options); !result) {
+    fmt::print(stderr, "bench: {}\n", result.error().message());
+    return kExitUsage;
+  }
+  const std::string locator =
+      options.locator.empty() ? fmt::format("shm:bench-{}", getpid()) : options.locator;
+  // What is removed at the end must be ours.
+  if (const auto media = open_media(locator); media.status() != Status::NO_SUCH_POOL) {
+    return complain(media
+                        ? Error{Status::POOL_EXISTS,
+                                fmt::format("{} exists; the benchmark makes its own pools: give a "
+                                            "locator where nothing is",
+                                            locator)}
+                        : media.error());
+  }
+  sigset_t signals;
+  sigset_t before;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&signals, signal);
+  sigprocmask(SIG_BLOCK, &signals, &before);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  std::fflush(nullptr);
+  const int self = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+    die_with_parent(self);
+    _exit(measure_guarded(options, locator));
+  }
+  int code = kExitEnvironment;
+  if (child < 0) {
+    fmt::print(stderr, "bench: fork: {}\n", std::strerror(errno));
+  } else {
+    code = supervise(child, signals);
+  }
+  (void)Pool::destroy(locator, true).status();  // there is one only if the child was stopped
+  prctl(PR_SET_CHILD_SUBREAPER, 0);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return code;
+}
+
+}  // namespace bowhead::bench

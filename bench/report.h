@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Figures and how they are printed: a row of the table, or a line of JSON, as soon as one is known.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/machine.h"
+#include "bench/pool_bench.h"
+
+namespace bowhead::bench {
+
+/// Median and spread of what the rounds gave.
+struct Summary {
+  double median = 0;
+  double min = 0;
+  double max = 0;
+  size_t rounds = 0;
+};
+
+/// Of at least one sample.
+Summary summarize(std::vector<double> samples);
+
+/// What the machine can do at best, measured in the same rounds as the figure beside it.
+struct Limit {
+  std::string kind;
+  Summary value;
+};
+
+struct Target {
+  double bound = 0;
+  bool at_least = true;   ///< else at most
+  bool of_ratio = false;  ///< bounds the ratio to the limit, else the value
+};
+
+struct Figure {
+  std::string row;                                       ///< stable name for programs
+  std::string what;                                      ///< for people
+  nlohmann::json parameters = nlohmann::json::object();  ///< block_bytes, processes, ...
+  Summary value;
+  std::string unit;
+  std::optional<Limit> limit;
+  std::optional<Summary> ratio;  ///< value to limit, taken round by round
+  std::optional<Target> target;
+  std::string note;
+
+  /// Whether the target is met by the median; empty without one.
+  std::optional<bool> met() const;
+};
+
+/// Divides round by round, so that what slows the whole machine down slows both.
+Summary ratio_of(const std::vector<double>& values, const std::vector<double>& limits);
+
+class Report {
+ public:
+  Report(const PoolBenchOptions& options, Machine machine);
+
+  void print_header() const;
+  void add(const Figure& figure) const;
+
+  /// Shows what is being measured, if somebody watches; the next figure wipes it out.
+  void progress(const std::string& what) const;
+
+  /// What the pool of the next figures lies on.
+  void set_media(std::string description);
+
+ private:
+  void print_row(const Figure& figure) const;
+  void print_json(const Figure& figure) const;
+
+  const PoolBenchOptions& options_;
+  const Machine machine_;
+  const std::string date_;
+  std::string media_;
+};
+
+/// "256 KiB", "2 MiB".
+std::string bytes_text(uint64_t bytes);
+
+}  // namespace bowhead::bench

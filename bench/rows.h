@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of the table, and what they share. A function measures its rows and reports each figure.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/random.h"
+#include "base/status.h"
+#include "bench/machine.h"
+#include "bench/pool_bench.h"
+#include "bench/report.h"
+#include "bench/team.h"
+#include "pool/pool.h"
+
+namespace bowhead::bench {
+
+inline constexpr size_t kKeyBytes = 64;
+
+/// Keys as engines make them: 64 hex digits of a hash. Two different (series, number) never agree.
+using Key = std::array<char, kKeyBytes>;
+Key make_key(uint64_t series, uint64_t number);
+inline std::string_view view(const Key& key) { return {key.data(), key.size()}; }
+
+/// A pool that is there as long as the object; whoever holds it has not opened it.
+class BenchPool {
+ public:
+  static Result<std::unique_ptr<BenchPool>> create(const std::string& locator, uint64_t size_bytes,
+                                                   uint64_t min_block_bytes);
+  ~BenchPool();
+  BenchPool(const BenchPool&) = delete;
+  BenchPool& operator=(const BenchPool&) = delete;
+
+ private:
+  explicit BenchPool(std::string locator) : locator_(std::move(locator)) {}
+  const std::string locator_;
+};
+
+/// A pool as a measuring process sees it: open, with one namespace.
+struct OpenPool {
+  Pool pool;
+  NamespaceId ns;
+};
+Result<OpenPool> open_bench_pool(const std::string& locator);
+
+/// Locator, kind of memory and way of publishing, in words.
+std::string media_text(Pool& pool);
+
+/// A million blocks, for the rows that need many: filled once, by a process that has ended.
+struct LargePool {
+  std::unique_ptr<BenchPool> pool;
+  uint64_t pool_bytes = 0;
+  uint64_t block_bytes = 0;
+  uint64_t block_count = 0;
+  std::string media;
+  std::string note;  ///< why it is smaller than the table asks, if it is
+};
+inline constexpr uint64_t kLargePoolSeries = 1;  ///< of make_key()
+
+struct Bench {
+  const PoolBenchOptions& options;
+  const std::string locator;
+  const Machine machine;
+  Report report;
+  LargePool large;
+
+  std::vector<int> one_cpu() const { return {machine.cpus.front()}; }
+
+  /// Fills `large` if it is not filled yet.
+  Result<void> need_large_pool();
+};
+
+Result<void> run_copy_rows(Bench& bench);
+Result<void> run_alloc_rows(Bench& bench);
+Result<void> run_exists_rows(Bench& bench);
+Result<void> run_space_rows(Bench& bench);
+Result<void> run_open_rows(Bench& bench);
+
+/// A wrong byte or a wrong answer: no figure after it counts.
+inline Error wrong(std::string what) { return Error{Status::DAMAGED, std::move(what)}; }
+
+}  // namespace bowhead::bench
