@@ -113,11 +113,15 @@ class Core {
   };
   using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
 
+  static constexpr uint64_t kLockWaitNs = 2'000'000'000;
+  static constexpr uint64_t kEvictLockWaitNs = 1'000'000;  ///< there are other victims
+
   /// The key's index lock, held for the length of a scope. A dead holder is scavenged; a live one that
-  /// does not let go in kLockWaitNs makes it fail.
+  /// does not let go in time makes it fail.
   class KeyLock {
    public:
-    KeyLock(Core& core, const Hash128& hash) : core_(core), hash_(hash), held_(core.lock(hash)) {}
+    KeyLock(Core& core, const Hash128& hash, uint64_t wait_ns = kLockWaitNs)
+        : core_(core), hash_(hash), held_(core.lock(hash, wait_ns)) {}
     ~KeyLock() {
       if (held_) core_.index_.unlock(hash_);
     }
@@ -130,9 +134,7 @@ class Core {
     const Hash128 hash_;
     bool held_;
   };
-  static constexpr uint64_t kLockWaitNs = 2'000'000'000;
-
-  bool lock(const Hash128& hash);
+  bool lock(const Hash128& hash, uint64_t wait_ns);
   /// A host declared dead by the others stops (protocol 5.6); read before every commit.
   bool ended() { return c_.access.load(c_.own(BH_PART_VIEW, c_.host)) >= c_.incarnation; }
   bool stamps_left() {
@@ -163,7 +165,8 @@ class Core {
   bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
   void drop_damaged(const Located& located);
 
-  bool retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter);
+  bool retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
+              uint64_t lock_wait_ns = kLockWaitNs);
   uint64_t reclaim(std::span<const uint64_t> slots);
 
   // core_evict.h
@@ -227,10 +230,10 @@ Core<A>::Core(A& access, const bh_superblock& superblock, uint32_t host)
       settings_{superblock.evict_high_permille, superblock.evict_low_permille} {}
 
 template <class A>
-bool Core<A>::lock(const Hash128& hash) {
+bool Core<A>::lock(const Hash128& hash, uint64_t wait_ns) {
   uint32_t holder = 0;
   if (index_.try_lock(hash, &holder)) return true;
-  const uint64_t deadline_ns = c_.access.now_ns() + kLockWaitNs;
+  const uint64_t deadline_ns = c_.access.now_ns() + wait_ns;
   for (uint32_t round = 0;; ++round) {
     if (index_.try_lock(hash, &holder)) return true;
     if (round % 256 == 255 && holder != c_.process &&
@@ -638,9 +641,10 @@ Status Core<A>::remove(const Key& key) {
 /// COMMITTED -> RETIRED, entry cleared, stamp retired and published (protocol 5.5 (1) to (3)). False if
 /// the block is not (any more) the one of `stamp`, or its key's lock cannot be had.
 template <class A>
-bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter) {
+bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
+                     uint64_t lock_wait_ns) {
   {
-    const KeyLock lock(*this, hash);
+    const KeyLock lock(*this, hash, lock_wait_ns);
     if (!lock.held() || !allocator_.begin_retire(slot)) return false;
     // The block is ours now and its cut stands still; is it the one that was meant?
     if (c_.access.load(c_.layout.header(slot)) != stamp) {

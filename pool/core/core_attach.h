@@ -138,13 +138,18 @@ Result<void> Core<A>::take_process_slot() {
   for (const uint32_t wanted : {BH_PROCESS_FREE, BH_PROCESS_LIVE}) {
     for (uint32_t p = 0; p < g.process_count; ++p) {
       const uint64_t at = c_.layout.process(c_.host, p);
-      const auto word = ProcessWord::unpack(c_.access.load(at));
+      uint64_t seen = c_.access.load(at);
+      const auto word = ProcessWord::unpack(seen);
       if (word.state != wanted || c_.access.lock_process(c_.host, p) == LockResult::HELD) continue;
+      // By CAS: a scavenger that saw it dead may be at it this instant.
+      if (!c_.access.cas(at, seen, word.next(BH_PROCESS_LIVE).pack())) {
+        c_.access.unlock_process(c_.host, p);
+        continue;
+      }
       c_.process = p;
       c_.access.store(at + offsetof(bh_process, pid), c_.access.pid());
       c_.access.store(at + offsetof(bh_process, pid_namespace), c_.access.pid_namespace());
       c_.access.store(at + offsetof(bh_process, opened_unix_ns), c_.access.unix_ns());
-      c_.access.store(at, word.next(BH_PROCESS_LIVE).pack());
       if (wanted == BH_PROCESS_LIVE) {
         scavenge_blocks(p);
         leases_.scavenge(p);
@@ -279,6 +284,9 @@ void Core<A>::rebuild(const Progress& progress) {
     c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
   }
   c_.access.store(sequence_at(), 0);
+  // The clock of recency began anew with the boot.
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot)
+    c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), 0);
   allocator_.reset();
   step(1);
   restore_cuts();

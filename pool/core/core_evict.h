@@ -104,7 +104,7 @@ bool Core<A>::evict_block(uint64_t slot) {
   bh_block_header header;
   return read_header(slot, header) && stamp_state(header.stamp) == BH_STAMP_COMMITTED &&
          retire(slot, Hash128{header.key_hash[0], header.key_hash[1]}, header.stamp,
-                BH_COUNTER_EVICTIONS);
+                BH_COUNTER_EVICTIONS, kEvictLockWaitNs);
 }
 
 /// Fills victims_, oldest last. Two walks: a sample gives the age to beat, then those older are taken.
