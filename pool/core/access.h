@@ -12,13 +12,11 @@
 
 #include "base/coherence.h"
 #include "base/random.h"
+#include "pool/core/context.h"
 #include "pool/core/words.h"
 #include "pool/media/media.h"
 
 namespace bowhead::core {
-
-/// Outcome of trying to take a lock that a live process may hold.
-enum class LockResult { TAKEN, HELD };
 
 class NativeAccess {
  public:

@@ -9,6 +9,9 @@
 
 namespace bowhead::core {
 
+/// Outcome of trying to take a lock that a live process may hold (access policy).
+enum class LockResult { TAKEN, HELD };
+
 template <class A>
 struct Context {
   A& access;

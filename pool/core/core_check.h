@@ -7,6 +7,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "base/coherence.h"
 #include "pool/core/core.h"
 
 namespace bowhead::core {
