@@ -78,8 +78,8 @@ void write_new_pool(Media& media, const bh_geometry& geometry, const CreateOptio
   sb.compat = BH_FEATURES_COMPAT;
   sb.incompat = BH_FEATURES_INCOMPAT;
   sb.ro_compat = BH_FEATURES_RO_COMPAT;
-  NativeAccess access(media, choose_flush_kind(geometry.host_count > 1 ||
-                                               media.traits().survives_power_loss));
+  NativeAccess access(
+      media, choose_flush_kind(geometry.host_count > 1 || media.traits().survives_power_loss));
   sb.pool_id[0] = access.random();
   sb.pool_id[1] = access.random();
   sb.created_unix_ns = access.unix_ns();
@@ -213,8 +213,8 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
   if (!opened) return opened.error();
   if (options.host >= opened->superblock.geometry.host_count)
     return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("{}: host {} is out of range: the pool was made for {} host(s)", locator,
-                             options.host, opened->superblock.geometry.host_count)};
+                 fmt::format("{}: host {} is out of range: the pool was made for {} host(s)",
+                             locator, options.host, opened->superblock.geometry.host_count)};
   auto impl = std::make_unique<Impl>(locator, std::move(opened).value(), options.host);
   if (auto joined = impl->attach(options.progress); !joined)
     return with_locator(locator, joined.error());
@@ -223,12 +223,13 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
 
 Result<void> Pool::destroy(const std::string& locator, bool force) {
   auto opened = open_with_superblock(locator);
-  if (!opened && !(force && opened.status() != Status::NO_SUCH_POOL &&
-                   opened.status() != Status::BAD_LOCATOR))
+  if (!opened &&
+      !(force && opened.status() != Status::NO_SUCH_POOL && opened.status() != Status::BAD_LOCATOR))
     return opened.error();
   if (!force && NativeAccess::anybody_locks(opened->media->lock_fd()))
-    return Error{Status::IN_USE, locator + ": processes have this pool open; end them, or destroy "
-                                           "it all the same with --force"};
+    return Error{Status::IN_USE, locator +
+                                     ": processes have this pool open; end them, or destroy "
+                                     "it all the same with --force"};
   return remove_media(locator);
 }
 
@@ -399,12 +400,11 @@ Result<CheckReport> Pool::check(bool payload, const Progress& progress) {
   if (impl_->second_used())
     report.findings.insert(report.findings.begin(),
                            {"the first copy of the superblock is damaged; the second is in use; "
-                            "`bowhead pool repair` writes it anew", false, 0});
+                            "`bowhead pool repair` writes it anew",
+                            false, 0});
   return report;
 }
 
-ConstSpan Pool::mapping() const {
-  return {impl_->media().base(), impl_->media().size_bytes()};
-}
+ConstSpan Pool::mapping() const { return {impl_->media().base(), impl_->media().size_bytes()}; }
 
 }  // namespace bowhead

@@ -26,13 +26,13 @@ namespace bowhead {
 using Progress = std::function<void(uint64_t done, uint64_t total, const char* what)>;
 
 struct CreateOptions {
-  uint64_t size_bytes = 0;         ///< of the whole pool; rounded down to 2 MiB; at least 16 MiB
-  uint32_t hosts = 1;              ///< host slots, 1 to 64; each takes its share of the extents
-  uint64_t extent_bytes = 0;       ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
+  uint64_t size_bytes = 0;           ///< of the whole pool; rounded down to 2 MiB; at least 16 MiB
+  uint32_t hosts = 1;                ///< host slots, 1 to 64; each takes its share of the extents
+  uint64_t extent_bytes = 0;         ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
   uint64_t min_block_bytes = 16384;  ///< power of two, 4 KiB to 1 MiB: smaller values take as much
   uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
   uint32_t evict_low_permille = 960;   ///< and goes on until below this
-  bool replace = false;            ///< overwrite what lies at the locator
+  bool replace = false;                ///< overwrite what lies at the locator
   Progress progress = {};
 };
 
@@ -65,9 +65,9 @@ struct ConstSpan {
 struct Reservation {
   std::byte* data = nullptr;  ///< the payload, 4 KiB-aligned, `length_bytes` long, in the pool
   uint64_t length_bytes = 0;
-  uint64_t offset = 0;        ///< of the payload in the pool
-  bool present = false;       ///< the key is stored already: nothing was reserved, nothing to do
-  uint64_t token = 0;         ///< internal
+  uint64_t offset = 0;   ///< of the payload in the pool
+  bool present = false;  ///< the key is stored already: nothing was reserved, nothing to do
+  uint64_t token = 0;    ///< internal
   NamespaceId namespace_id = 0;
   std::string key;
 };
@@ -76,9 +76,9 @@ struct Reservation {
 struct Lease {
   const std::byte* data = nullptr;  ///< the payload; never write to it
   uint64_t length_bytes = 0;
-  uint64_t offset = 0;              ///< of the payload in the pool
-  uint64_t stamp = 0;               ///< generation of the block
-  uint64_t token = 0;               ///< internal
+  uint64_t offset = 0;  ///< of the payload in the pool
+  uint64_t stamp = 0;   ///< generation of the block
+  uint64_t token = 0;   ///< internal
 };
 
 /// Sums over all processes and hosts since the pool was created, and what is there now.
@@ -103,20 +103,20 @@ struct PoolInfo {
   uint64_t size_bytes, payload_bytes, metadata_bytes;
   uint64_t extent_bytes, extent_count, min_block_bytes;
   uint32_t evict_high_permille, evict_low_permille;
-  std::string flush;  ///< how stores are published: "none", "clwb", ...
+  std::string flush;            ///< how stores are published: "none", "clwb", ...
   bool second_superblock_used;  ///< the first copy is damaged; `repair` mends it
   int64_t used_bytes, blocks;
-  uint64_t puts, puts_present, hits, misses, evictions, removals, moves, damaged, bytes_in, bytes_out,
-      no_space, scavenged;
+  uint64_t puts, puts_present, hits, misses, evictions, removals, moves, damaged, bytes_in,
+      bytes_out, no_space, scavenged;
   std::vector<Namespace> namespaces;
   std::vector<Host> hosts;
 };
 
 /// One thing that check() found wrong.
 struct CheckFinding {
-  std::string what;   ///< a sentence that names the thing
-  bool data_lost;     ///< a committed block cannot be returned; else only housekeeping is off
-  uint64_t offset;    ///< in the pool
+  std::string what;  ///< a sentence that names the thing
+  bool data_lost;    ///< a committed block cannot be returned; else only housekeeping is off
+  uint64_t offset;   ///< in the pool
 };
 
 struct CheckReport {

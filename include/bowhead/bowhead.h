@@ -19,8 +19,8 @@ extern "C" {
 
 #define BH_ABI_VERSION 1u
 
-typedef struct bh_pool bh_pool;       /* an open pool */
-typedef uint64_t bh_namespace_id;     /* fingerprint of a namespace's description */
+typedef struct bh_pool bh_pool;   /* an open pool */
+typedef uint64_t bh_namespace_id; /* fingerprint of a namespace's description */
 
 typedef struct bh_key {
   const void* data;
@@ -54,8 +54,9 @@ typedef struct bh_create_options {
 typedef struct bh_reservation {
   void* data;
   uint64_t length_bytes;
-  uint64_t offset;  /* of data in the mapping */
-  uint32_t present; /* 1: the key is stored already, nothing was reserved and nothing is to be ended */
+  uint64_t offset; /* of data in the mapping */
+  uint32_t
+      present; /* 1: the key is stored already, nothing was reserved and nothing is to be ended */
   uint32_t reserved;
   void* internal;
 } bh_reservation;
@@ -72,7 +73,7 @@ typedef struct bh_lease {
 uint32_t bh_abi_version(void);
 const char* bh_status_name(bh_status status); /* "NO_SPACE" */
 const char* bh_status_text(bh_status status); /* a sentence */
-const char* bh_last_error(void); /* valid until the thread's next call */
+const char* bh_last_error(void);              /* valid until the thread's next call */
 
 bh_status bh_pool_create(const char* locator, const bh_create_options* options);
 bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);

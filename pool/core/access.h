@@ -91,8 +91,8 @@ class NativeAccess {
   FlushKind flush_kind() const { return flush_; }
 
   // ---- clock, randomness, waiting ----
-  uint64_t now_ns() const;       ///< CLOCK_BOOTTIME: leases, waits
-  uint64_t recency_ns() const;   ///< CLOCK_MONOTONIC: order of use; cheap
+  uint64_t now_ns() const;      ///< CLOCK_BOOTTIME: leases, waits
+  uint64_t recency_ns() const;  ///< CLOCK_MONOTONIC: order of use; cheap
   uint64_t unix_ns() const;
   uint64_t random() const;
   void relax(uint32_t round) const;  ///< inside wait loops: pause, then yield, then sleep

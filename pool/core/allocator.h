@@ -321,7 +321,8 @@ bool Allocator<A>::collect(Magazine& magazine, uint64_t head) {
   }
   magazine.count = 0;
   uint64_t index = magazine.index < cut.block_count ? magazine.index : 0;
-  for (uint64_t seen = 0; seen < cut.block_count && magazine.count < magazine.slots.size(); ++seen) {
+  for (uint64_t seen = 0; seen < cut.block_count && magazine.count < magazine.slots.size();
+       ++seen) {
     const uint64_t slot = slot_of(cut, index);
     if (word(slot).state == BH_BLOCK_FREE) magazine.slots[magazine.count++] = slot;
     if (++index == cut.block_count) index = 0;
@@ -338,7 +339,8 @@ template <class A>
 std::array<uint64_t, 2> Allocator<A>::spans_for(uint64_t block_bytes) const {
   const uint64_t extent = c_.layout.geometry().extent_bytes;
   const uint64_t least = (block_bytes + extent - 1) / extent;
-  const uint64_t most = std::max(least, std::min<uint64_t>(16, c_.layout.geometry().extent_count / 16));
+  const uint64_t most =
+      std::max(least, std::min<uint64_t>(16, c_.layout.geometry().extent_count / 16));
   uint64_t best = least;
   for (uint64_t span = least; span <= most; ++span) {
     const uint64_t waste = span * extent % block_bytes;
@@ -383,7 +385,8 @@ template <class A>
 bool Allocator<A>::claim_at(uint64_t first, uint64_t span) {
   for (uint64_t e = first; e < first + span; ++e) {
     const StateWord word = c_.load_state(state(e));
-    if (word.state == BH_EXTENT_FREE && c_.change(state(e), word, word.next(BH_EXTENT_CUTTING, c_.process)))
+    if (word.state == BH_EXTENT_FREE &&
+        c_.change(state(e), word, word.next(BH_EXTENT_CUTTING, c_.process)))
       continue;
     for (uint64_t back = first; back < e; ++back)
       c_.store_state(state(back), c_.load_state(state(back)).next(BH_EXTENT_FREE));
@@ -564,8 +567,8 @@ void Allocator<A>::restore_cut(const Cut& cut) {
     set_field(e, offsetof(bh_extent_state, block_bytes), e == cut.head ? cut.block_bytes : 0);
     set_field(e, offsetof(bh_extent_state, block_count), cut.block_count | cut.extent_span << 32);
     set_field(e, offsetof(bh_extent_state, free_blocks), e == cut.head ? cut.block_count : 0);
-    c_.store_state(state(e), c_.load_state(state(e)).next(e == cut.head ? BH_EXTENT_SLAB
-                                                                       : BH_EXTENT_PART));
+    c_.store_state(state(e),
+                   c_.load_state(state(e)).next(e == cut.head ? BH_EXTENT_SLAB : BH_EXTENT_PART));
   }
   restore_words(cut);
 }

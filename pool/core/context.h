@@ -17,7 +17,8 @@ struct Context {
   A& access;
   const Layout layout;
   const Sealer sealer;
-  const uint64_t instance;   ///< different for every handle of this process: names thread-local hints
+  const uint64_t
+      instance;  ///< different for every handle of this process: names thread-local hints
   uint32_t host = 0;
   uint32_t incarnation = 0;
   uint32_t process = 0;

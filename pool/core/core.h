@@ -39,8 +39,7 @@ namespace bowhead::core {
 
 /// A key with its hash. The hash is seeded with the namespace: keys of two namespaces never meet.
 struct Key {
-  Key(uint64_t ns, std::string_view text)
-      : Key(ns, text, hash128(text.data(), text.size(), ns)) {}
+  Key(uint64_t ns, std::string_view text) : Key(ns, text, hash128(text.data(), text.size(), ns)) {}
   Key(uint64_t ns, std::string_view text, const Hash128& known_hash)
       : bytes(text), namespace_id(ns), hash(known_hash) {}
   static bool valid(std::string_view text) {
@@ -137,9 +136,7 @@ class Core {
   bool lock(const Hash128& hash, uint64_t wait_ns);
   /// A host declared dead by the others stops (protocol 5.6); read before every commit.
   bool ended() { return c_.access.load(c_.own(BH_PART_VIEW, c_.host)) >= c_.incarnation; }
-  bool stamps_left() {
-    return c_.access.load(sequence_at()) < kStampSequenceMax;
-  }
+  bool stamps_left() { return c_.access.load(sequence_at()) < kStampSequenceMax; }
   uint64_t sequence_at() const { return c_.layout.part(c_.host, BH_PART_PRIVATE); }
   uint64_t next_stamp() {
     return make_stamp(c_.host, c_.incarnation, c_.access.fetch_add(sequence_at(), 1) + 1);
@@ -211,9 +208,9 @@ class Core {
   const Settings settings_;
 
   std::mutex victims_mutex_;
-  std::vector<Victim> victims_;  ///< oldest last
+  std::vector<Victim> victims_;               ///< oldest last
   std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the watermarks were looked at
-  std::atomic<bool> evicting_{false};         ///< above the high watermark, not yet below the low one
+  std::atomic<bool> evicting_{false};  ///< above the high watermark, not yet below the low one
 };
 
 inline uint64_t next_instance() {
@@ -223,7 +220,8 @@ inline uint64_t next_instance() {
 
 template <class A>
 Core<A>::Core(A& access, const bh_superblock& superblock, uint32_t host)
-    : c_{access, Layout(superblock.geometry), Sealer(superblock.pool_id), next_instance(), host, 0, 0},
+    : c_{access, Layout(superblock.geometry), Sealer(superblock.pool_id), next_instance(), host, 0,
+         0},
       allocator_(c_),
       index_(c_),
       leases_(c_),
@@ -236,8 +234,7 @@ bool Core<A>::lock(const Hash128& hash, uint64_t wait_ns) {
   const uint64_t deadline_ns = c_.access.now_ns() + wait_ns;
   for (uint32_t round = 0;; ++round) {
     if (index_.try_lock(hash, &holder)) return true;
-    if (round % 256 == 255 && holder != c_.process &&
-        !c_.access.process_alive(c_.host, holder))
+    if (round % 256 == 255 && holder != c_.process && !c_.access.process_alive(c_.host, holder))
       scavenge_process(holder);
     if (round % 64 == 63 && c_.access.now_ns() > deadline_ns) return false;
     c_.access.relax(round);
@@ -299,9 +296,8 @@ std::optional<Located> Core<A>::verify(const Found& found, const Key& key) const
   c_.access.acquire(c_.layout.header(located.slot), BH_LINE_BYTES);
   bh_block_header& header = located.header;
   if (!read_header(located.slot, header) || header.stamp != entry.stamp ||
-      stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
-      header.namespace_id != key.namespace_id || header.key_bytes != key.bytes.size() ||
-      header.length_bytes != entry.length_bytes ||
+      stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.namespace_id != key.namespace_id ||
+      header.key_bytes != key.bytes.size() || header.length_bytes != entry.length_bytes ||
       !c_.layout.valid_block(entry.block_offset, header.stored_bytes) ||
       !key_matches(located.slot, key.bytes))
     return std::nullopt;
@@ -398,8 +394,8 @@ Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, 
   {
     const KeyLock lock(*this, key.hash);
     const bool present = lock.held() && locate(key).has_value();
-    const bool ok = lock.held() && !present && !ended() &&
-                    index_.insert(key.hash, entry_for(block, header));
+    const bool ok =
+        lock.held() && !present && !ended() && index_.insert(key.hash, entry_for(block, header));
     if (!ok) {
       undo_put(block);
       if (!lock.held()) return Status::BUSY;
@@ -582,8 +578,8 @@ Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
     if (!located) break;
     const bh_index_entry& entry = located->found.entry;
     if (located->header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
-    const auto token = leases_.take(entry.block_offset, entry.stamp,
-                                    c_.access.now_ns() + ttl_ms * 1'000'000);
+    const auto token =
+        leases_.take(entry.block_offset, entry.stamp, c_.access.now_ns() + ttl_ms * 1'000'000);
     if (!token) return Status::LIMIT_REACHED;
     // Only now (L2): a stamp read before the hazard was visible could be of a block already freed.
     const uint64_t header_at = c_.layout.header(located->slot);
@@ -726,9 +722,9 @@ Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
       if (same) return wanted.id;
       if (entry->id == wanted.id ||
           std::memcmp(entry->name, wanted.name, BH_NAMESPACE_NAME_BYTES) == 0)
-        return Error{Status::NAMESPACE_MISMATCH,
-                     "namespace '" + d.name + "' is registered with another description: '" +
-                         std::string(entry->description) + "'"};
+        return Error{Status::NAMESPACE_MISMATCH, "namespace '" + d.name +
+                                                     "' is registered with another description: '" +
+                                                     std::string(entry->description) + "'"};
     }
   }
   if (!free_entry) return Error{Status::LIMIT_REACHED, "the pool's table of namespaces is full"};
@@ -741,8 +737,7 @@ std::optional<bh_namespace> Core<A>::read_namespace(uint32_t host, uint64_t inde
   const uint64_t at = c_.layout.name_space(host, index);
   c_.access.acquire(at, sizeof(bh_namespace));
   std::array<Line, sizeof(bh_namespace) / sizeof(Line)> lines;
-  for (size_t i = 0; i < lines.size(); ++i)
-    lines[i] = c_.access.load_line(at + i * sizeof(Line));
+  for (size_t i = 0; i < lines.size(); ++i) lines[i] = c_.access.load_line(at + i * sizeof(Line));
   const auto entry = std::bit_cast<bh_namespace>(lines);
   const bool good = c_.sealer.check(lines[0], at) && entry.id != 0 &&
                     entry.name[BH_NAMESPACE_NAME_BYTES - 1] == 0 &&
@@ -758,8 +753,7 @@ template <class A>
 void Core<A>::write_namespace(uint64_t index, const bh_namespace& entry) {
   const uint64_t at = c_.layout.name_space(c_.host, index);
   const auto lines = std::bit_cast<std::array<Line, sizeof(bh_namespace) / sizeof(Line)>>(entry);
-  for (size_t i = 1; i < lines.size(); ++i)
-    c_.access.store_line(at + i * sizeof(Line), lines[i]);
+  for (size_t i = 1; i < lines.size(); ++i) c_.access.store_line(at + i * sizeof(Line), lines[i]);
   c_.access.publish(at, sizeof(bh_namespace));
   c_.write_sealed(at, lines[0]);
 }

@@ -22,8 +22,9 @@ inline constexpr uint64_t kHostLockWaitMs = 10'000;
 template <class A>
 Result<void> Core<A>::attach(const Progress& progress) {
   if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
-    return Error{Status::BUSY, "another process has been opening this pool for 10 seconds; if it "
-                               "hangs, end it and try again"};
+    return Error{Status::BUSY,
+                 "another process has been opening this pool for 10 seconds; if it "
+                 "hangs, end it and try again"};
   Result<void> joined = join_host(/*take_over=*/false, progress);
   if (joined) joined = take_process_slot();
   c_.access.unlock_host(c_.host);
@@ -97,8 +98,8 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
   auto slot = read_slot_line();
   if (!slot) return slot.error();
   const uint64_t boot = c_.access.boot_id();
-  const uint64_t recovered = c_.layout.part(c_.host, BH_PART_PRIVATE) +
-                             offsetof(bh_host_private, recovered_boot_id);
+  const uint64_t recovered =
+      c_.layout.part(c_.host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id);
   const bool same_boot = slot->incarnation != 0 && slot->boot_id == boot &&
                          c_.access.load(recovered) == boot &&
                          c_.access.load(recovered + 8) == slot->incarnation;
@@ -115,8 +116,8 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
                      " and has not left it; if it is gone for good, `bowhead pool repair "
                      "--take-over` makes the pool yours"};
   if (slot->incarnation == UINT16_MAX)
-    return Error{Status::LIMIT_REACHED, "host slot " + std::to_string(c_.host) +
-                                            " has used up its 65,535 incarnations"};
+    return Error{Status::LIMIT_REACHED,
+                 "host slot " + std::to_string(c_.host) + " has used up its 65,535 incarnations"};
   slot->incarnation += 1;
   slot->machine_id = machine;
   slot->boot_id = boot;
@@ -214,8 +215,9 @@ uint64_t Core<A>::scavenge_blocks(uint32_t dead) {
   std::vector<uint64_t> retired;
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
     const StateWord word = allocator_.word(slot);
-    if (word.process != dead || (word.state != BH_BLOCK_RESERVED &&
-                                 word.state != BH_BLOCK_RETIRING && word.state != BH_BLOCK_CLEANING))
+    if (word.process != dead ||
+        (word.state != BH_BLOCK_RESERVED && word.state != BH_BLOCK_RETIRING &&
+         word.state != BH_BLOCK_CLEANING))
       continue;
     ++found;
     if (scavenge_block(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot)), word))
@@ -295,7 +297,8 @@ void Core<A>::rebuild(const Progress& progress) {
   step(3);
   // A header whose block did not come back must not show a committed stamp (C2).
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
-    if (own_state(c_.access.load(c_.own(BH_PART_OWN, c_.layout.extent_of_slot(slot)))) != BH_OWN_OWN ||
+    if (own_state(c_.access.load(c_.own(BH_PART_OWN, c_.layout.extent_of_slot(slot)))) !=
+            BH_OWN_OWN ||
         allocator_.word(slot).state == BH_BLOCK_COMMITTED)
       continue;
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
@@ -332,9 +335,8 @@ bool Core<A>::restore_entry(const bh_index_entry& entry) {
   bh_block_header header;
   const uint64_t extent = c_.layout.extent_of_slot(slot);
   if (!read_header(slot, header) || header.stamp != entry.stamp ||
-      stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
-      header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
-      allocator_.word(slot).state != BH_BLOCK_FREE)
+      stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.key_hash[0] != entry.key_hash[0] ||
+      header.key_hash[1] != entry.key_hash[1] || allocator_.word(slot).state != BH_BLOCK_FREE)
     return false;
   const Cut cut = allocator_.held_cut(extent);
   if (cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
@@ -375,8 +377,8 @@ Result<std::vector<std::string>> Core<A>::repair(bool take_over, const Progress&
     done.push_back("wrote host slot " + std::to_string(c_.host) + " anew");
   }
   // Forgetting the boot makes join_host() rebuild.
-  c_.access.store(c_.layout.part(c_.host, BH_PART_PRIVATE) +
-                      offsetof(bh_host_private, recovered_boot_id), 0);
+  c_.access.store(
+      c_.layout.part(c_.host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id), 0);
   Result<void> joined = join_host(take_over, progress);
   if (joined) joined = take_process_slot();
   c_.access.unlock_host(c_.host);

@@ -77,7 +77,8 @@ void Core<A>::fill_info(PoolInfo& info) {
   for (uint32_t host = 0; host < g.host_count; ++host) {
     for (uint32_t p = 0; p < g.process_count; ++p) {
       for (uint32_t i = 0; i < BH_COUNTER_ROOM; ++i)
-        sums[i] += c_.access.load(c_.layout.process(host, p) + offsetof(bh_process, counters) + i * 8);
+        sums[i] +=
+            c_.access.load(c_.layout.process(host, p) + offsetof(bh_process, counters) + i * 8);
     }
     info.hosts.push_back(host_info(host));
     for (uint64_t i = 0; i < g.namespace_count; ++i) {
@@ -102,8 +103,13 @@ void Core<A>::fill_info(PoolInfo& info) {
 template <class A>
 PoolInfo::Host Core<A>::host_info(uint32_t host) {
   const auto& g = c_.layout.geometry();
-  PoolInfo::Host result{.slot = host, .state = "free", .incarnation = 0, .extents_owned = 0,
-                        .extents_free = 0, .processes_live = 0, .leases_active = 0};
+  PoolInfo::Host result{.slot = host,
+                        .state = "free",
+                        .incarnation = 0,
+                        .extents_owned = 0,
+                        .extents_free = 0,
+                        .processes_live = 0,
+                        .leases_active = 0};
   uint64_t turn = 0;
   for (uint32_t copy = 0; copy < 2; ++copy) {
     Line line;
@@ -217,8 +223,10 @@ void Core<A>::check_blocks(CheckReport& report) {
   collect();  // those that were put or moved during the first walk
   for (const auto& [block, word] : unnamed) {
     if (named.contains(block.offset) || allocator_.word(block.slot).pack() != word) continue;
-    report.findings.push_back({"a committed block is in no index entry: its space is lost until "
-                               "`bowhead pool repair`", false, block.offset});
+    report.findings.push_back(
+        {"a committed block is in no index entry: its space is lost until "
+         "`bowhead pool repair`",
+         false, block.offset});
   }
 }
 

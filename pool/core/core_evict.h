@@ -141,9 +141,8 @@ bool Core<A>::choose_victims() {
 template <class A>
 bool Core<A>::make_room(uint64_t block_bytes) {
   FreeBlocks free;
-  allocator_.for_each_slab([&](const Cut& cut) {
-    free[cut.block_bytes] += allocator_.free_blocks_hint(cut.head);
-  });
+  allocator_.for_each_slab(
+      [&](const Cut& cut) { free[cut.block_bytes] += allocator_.free_blocks_hint(cut.head); });
   const uint64_t extents = c_.layout.geometry().extent_count;
   const auto spans = allocator_.spans_for(block_bytes);
   for (size_t i = 0; i < spans.size(); ++i) {
@@ -177,7 +176,8 @@ std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span,
     const uint64_t free_here = std::min(cut->block_count, allocator_.free_blocks_hint(e));
     const uint64_t used = cut->block_count - free_here;
     const auto all = free.find(cut->block_bytes);
-    const uint64_t elsewhere = all == free.end() ? 0 : all->second - std::min(all->second, free_here);
+    const uint64_t elsewhere =
+        all == free.end() ? 0 : all->second - std::min(all->second, free_here);
     if (elsewhere < used && settings_.evict_high_permille == 0) return std::nullopt;
     cost += used * cut->block_bytes;
     e += cut->extent_span;
@@ -214,8 +214,7 @@ bool Core<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named) {
     if (state == BH_BLOCK_FREE) continue;
     if (state == BH_BLOCK_COMMITTED) {
       emptied = !std::binary_search(named.begin(), named.end(), block.offset) &&
-                (move(block) ||
-                 (settings_.evict_high_permille != 0 && evict_block(block.slot)));
+                (move(block) || (settings_.evict_high_permille != 0 && evict_block(block.slot)));
     } else {
       emptied = state == BH_BLOCK_RETIRED;
     }
@@ -251,10 +250,10 @@ bool Core<A>::move(const Block& block) {
                           c_.access.load_relaxed(c_.own(BH_PART_RECENCY, block.slot)));
   {
     const KeyLock lock(*this, hash);
-    const auto old = !lock.held() ? std::nullopt
-                                  : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
-                                      return e.block_offset == block.offset && e.stamp == old_stamp;
-                                    });
+    const auto old =
+        !lock.held() ? std::nullopt : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
+          return e.block_offset == block.offset && e.stamp == old_stamp;
+        });
     if (!old || !index_.insert(hash, entry_for(*target, header))) {
       undo_put(*target);
       return false;

@@ -47,9 +47,8 @@ class Index {
   std::optional<Found> find_if(uint32_t host, const Hash128& hash, Accept accept) const;
 
   std::optional<Found> find(uint32_t host, const Hash128& hash, uint64_t namespace_id) const {
-    return find_if(host, hash, [&](const bh_index_entry& entry) {
-      return entry.namespace_id == namespace_id;
-    });
+    return find_if(host, hash,
+                   [&](const bh_index_entry& entry) { return entry.namespace_id == namespace_id; });
   }
 
   /// For a batch whose first lines were prefetched: prefetches the entries that match by tag, then the
@@ -170,8 +169,7 @@ void Index<A>::prefetch_entries(std::span<const Hash128> hashes) const {
 template <class A>
 void Index<A>::prefetch_headers(std::span<const Hash128> hashes) const {
   for_each_candidate(hashes, [&](uint64_t entry) {
-    const uint64_t block =
-        c_.access.load_relaxed(entry + offsetof(bh_index_entry, block_offset));
+    const uint64_t block = c_.access.load_relaxed(entry + offsetof(bh_index_entry, block_offset));
     if (!c_.layout.valid_block(block, 1)) return;
     const uint64_t header = c_.layout.header(c_.layout.slot_of(block));
     c_.access.prefetch(header);
@@ -199,7 +197,8 @@ bool Index<A>::insert(const Hash128& hash, const bh_index_entry& entry) {
 }
 
 template <class A>
-bool Index<A>::write_at(uint64_t bucket, uint32_t index, uint64_t tag, const bh_index_entry& entry) {
+bool Index<A>::write_at(uint64_t bucket, uint32_t index, uint64_t tag,
+                        const bh_index_entry& entry) {
   const uint64_t word = word_at(c_.host, bucket, index);
   uint64_t empty = 0;
   if (!c_.access.cas(word, empty, directory_word(tag, c_.process + 1))) return false;

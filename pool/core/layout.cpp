@@ -25,7 +25,8 @@ uint64_t place(bh_geometry& g) {
   const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
   // A host may come to own more than its share, so with several hosts each index has room for twice
   // that. 1.75 entries per block keep probe sets short (docs/format.md).
-  const uint64_t blocks_of_host = std::min(slots, slots / g.host_count * (g.host_count > 1 ? 2 : 1));
+  const uint64_t blocks_of_host =
+      std::min(slots, slots / g.host_count * (g.host_count > 1 ? 2 : 1));
   g.index_bucket_count = (blocks_of_host * 7 / 4) / BH_INDEX_ENTRIES + 16;
   g.process_count = kProcesses;
   g.namespace_count = kNamespaces;
@@ -59,7 +60,8 @@ uint64_t place(bh_geometry& g) {
     offset += round_up(bytes[i], BH_LINE_BYTES * 2);
   }
   g.region_bytes = round_up(offset, g.region_align_bytes);
-  g.regions_offset = round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET, g.region_align_bytes);
+  g.regions_offset =
+      round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET, g.region_align_bytes);
   g.table_bytes = round_up(sizeof(bh_block_slot) * (g.extent_bytes / g.min_block_bytes + 1),
                            g.region_align_bytes);
   g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
@@ -71,10 +73,11 @@ Error bad(Status status, std::string text) { return Error{status, std::move(text
 
 Result<void> check_choice(const GeometryChoice& c) {
   if (c.total_bytes < kPoolBytesMin)
-    return bad(Status::TOO_SMALL, fmt::format("a pool of {} bytes is too small: 16 MiB at least",
-                                              c.total_bytes));
+    return bad(Status::TOO_SMALL,
+               fmt::format("a pool of {} bytes is too small: 16 MiB at least", c.total_bytes));
   if (c.hosts < 1 || c.hosts > BH_HOSTS_MAX)
-    return bad(Status::INVALID_ARGUMENT, fmt::format("{} host slots: 1 to 64 are possible", c.hosts));
+    return bad(Status::INVALID_ARGUMENT,
+               fmt::format("{} host slots: 1 to 64 are possible", c.hosts));
   if (!std::has_single_bit(c.extent_bytes) || c.extent_bytes < kExtentBytesMin ||
       c.extent_bytes > kExtentBytesMax)
     return bad(Status::INVALID_ARGUMENT,
@@ -87,13 +90,14 @@ Result<void> check_choice(const GeometryChoice& c) {
                            c.min_block_bytes));
   if (!std::has_single_bit(c.align_bytes) || c.align_bytes < kPage)
     return bad(Status::MISALIGNED, fmt::format("the medium maps in grains of {} bytes, which is "
-                                               "no power of two from 4 KiB", c.align_bytes));
+                                               "no power of two from 4 KiB",
+                                               c.align_bytes));
   return {};
 }
 
 bool copy_is_good(const bh_superblock& sb, uint32_t copy) {
-  return sb.magic == BH_SUPERBLOCK_MAGIC && sb.magic_end == BH_SUPERBLOCK_MAGIC && sb.copy == copy &&
-         sb.checksum == hash64(&sb, offsetof(bh_superblock, checksum));
+  return sb.magic == BH_SUPERBLOCK_MAGIC && sb.magic_end == BH_SUPERBLOCK_MAGIC &&
+         sb.copy == copy && sb.checksum == hash64(&sb, offsetof(bh_superblock, checksum));
 }
 
 /// The geometry must be exactly the one that its own choices lead to: nothing else is trusted.
@@ -154,7 +158,8 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
   if (chosen == nullptr && !looks_like_pool)
     return bad(Status::NOT_A_POOL, "no Bowhead superblock at offset 0 or 64 KiB");
   if (chosen == nullptr)
-    return bad(Status::DAMAGED, "both copies of the superblock are damaged; the pool cannot be opened");
+    return bad(Status::DAMAGED,
+               "both copies of the superblock are damaged; the pool cannot be opened");
   if (version_unknown)
     return bad(Status::VERSION_UNKNOWN,
                fmt::format("the pool has format version {}; this build knows version {}: upgrade",
@@ -163,14 +168,18 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
       (chosen->ro_compat & ~BH_FEATURES_RO_COMPAT) != 0)
     return bad(Status::VERSION_UNKNOWN,
                fmt::format("the pool uses features that this build does not know (incompat {:#x}, "
-                           "ro_compat {:#x}): upgrade", chosen->incompat, chosen->ro_compat));
+                           "ro_compat {:#x}): upgrade",
+                           chosen->incompat, chosen->ro_compat));
   if (!geometry_is_planned(chosen->geometry) || chosen->checksum_kind != BH_CHECKSUM_XXH3_TREE_4K ||
       chosen->seal_kind != 1)
-    return bad(Status::DAMAGED, "the superblock is sealed but contradicts itself: not written by "
-                                "this program");
+    return bad(Status::DAMAGED,
+               "the superblock is sealed but contradicts itself: not written by "
+               "this program");
   if (media_bytes < chosen->geometry.total_bytes)
-    return bad(Status::TOO_SMALL, fmt::format("the pool has {} bytes but the medium only {}: it was "
-                                              "cut short", chosen->geometry.total_bytes, media_bytes));
+    return bad(Status::TOO_SMALL,
+               fmt::format("the pool has {} bytes but the medium only {}: it was "
+                           "cut short",
+                           chosen->geometry.total_bytes, media_bytes));
   *second_used = chosen == &copies[1];
   return *chosen;
 }

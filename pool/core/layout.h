@@ -17,9 +17,9 @@ namespace bowhead::core {
 /// What one chooses; the rest of a geometry follows.
 struct GeometryChoice {
   uint64_t total_bytes = 0;
-  uint64_t align_bytes = 4096;   ///< grain of the mapping
+  uint64_t align_bytes = 4096;  ///< grain of the mapping
   uint32_t hosts = 1;
-  uint64_t extent_bytes = 0;     ///< 0: total / 1024 within 2 MiB and 64 MiB
+  uint64_t extent_bytes = 0;  ///< 0: total / 1024 within 2 MiB and 64 MiB
   uint64_t min_block_bytes = 16384;
 };
 

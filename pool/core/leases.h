@@ -72,7 +72,8 @@ class Leases {
   void clear_hazard(uint64_t index, uint64_t sequence) {
     uint64_t mine = hazard_of(index, sequence);
     c_.access.cas(c_.own(BH_PART_HAZARDS, index), mine, 0);
-    c_.access.flush(c_.own(BH_PART_HAZARDS, index), 8);  // at leisure: a late clear only delays reuse
+    c_.access.flush(c_.own(BH_PART_HAZARDS, index),
+                    8);  // at leisure: a late clear only delays reuse
   }
   void raise_limit(uint64_t index);
 
@@ -80,7 +81,8 @@ class Leases {
 };
 
 template <class A>
-std::optional<uint64_t> Leases<A>::take(uint64_t block_offset, uint64_t stamp, uint64_t deadline_ns) {
+std::optional<uint64_t> Leases<A>::take(uint64_t block_offset, uint64_t stamp,
+                                        uint64_t deadline_ns) {
   const uint64_t start = uint64_t{c_.process} * 64 % count();
   for (uint64_t i = 0; i < count(); ++i) {
     const uint64_t index = (start + i) % count();

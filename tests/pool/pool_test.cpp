@@ -52,7 +52,8 @@ TEST(Pool, PutOfAPresentKeyIsSuccessAndKeepsTheFirst) {
 TEST(Pool, ScatteredBuffersAreOneValue) {
   TestPool t(32 << 20);
   const auto value = test::bytes(50000, 3);
-  const ConstSpan in[] = {{value.data(), 1}, {value.data() + 1, 4999}, {value.data() + 5000, 45000}};
+  const ConstSpan in[] = {
+      {value.data(), 1}, {value.data() + 1, 4999}, {value.data() + 5000, 45000}};
   ASSERT_EQ(t.pool().put(t.ns(), "k", in), Status::OK);
   std::vector<std::byte> out(60000);
   const Span to[] = {{out.data(), 33000}, {out.data() + 33000, 7}, {out.data() + 33007, 20000}};
@@ -175,7 +176,8 @@ TEST(Pool, FullPoolSaysNoSpaceAndKeepsWhatItHas) {
   }
   EXPECT_EQ(status, Status::NO_SPACE);
   ASSERT_GT(stored, 200);
-  for (int i = 0; i < stored; ++i) EXPECT_EQ(t.get("k" + std::to_string(i)), test::bytes(100000, i));
+  for (int i = 0; i < stored; ++i)
+    EXPECT_EQ(t.get("k" + std::to_string(i)), test::bytes(100000, i));
   ASSERT_EQ(t.pool().remove(t.ns(), "k5"), Status::OK);
   EXPECT_EQ(t.put("new", test::bytes(100000, 1)), Status::OK);
 }

@@ -56,11 +56,11 @@ BH_FORMAT_SIZE(bh_block_slot, 128);
 /* How an extent is cut, for people, `check`, and an adopter that rebuilds; the owner decides from
  * its own bh_extent_state only. Sealed. A cut over several extents is described in the first. */
 typedef struct bh_extent_descriptor {
-  uint64_t cut;          /* counts the cuts of this extent */
-  uint64_t block_bytes;  /* 0: not cut */
+  uint64_t cut;         /* counts the cuts of this extent */
+  uint64_t block_bytes; /* 0: not cut */
   uint32_t block_count;
-  uint32_t extent_span;  /* contiguous extents of this cut */
-  uint32_t owner;        /* host slot | incarnation << 16, of the writer */
+  uint32_t extent_span; /* contiguous extents of this cut */
+  uint32_t owner;       /* host slot | incarnation << 16, of the writer */
   uint32_t reserved0;
   uint64_t reserved[3];
   uint64_t seal;

@@ -21,10 +21,10 @@
 #define BH_FORMAT_OFFSET(type, member, bytes) \
   BH_STATIC_ASSERT(offsetof(type, member) == (bytes), "format changed: raise BH_FORMAT_VERSION")
 
-#define BH_LINE_BYTES 64u        /* the unit of coherence: one writing host per line */
-#define BH_PAYLOAD_ALIGN 4096u   /* every payload starts at a multiple of this */
-#define BH_KEY_BYTES_MAX 512u    /* longest key */
+#define BH_LINE_BYTES 64u             /* the unit of coherence: one writing host per line */
+#define BH_PAYLOAD_ALIGN 4096u        /* every payload starts at a multiple of this */
+#define BH_KEY_BYTES_MAX 512u         /* longest key */
 #define BH_VALUE_BYTES_MAX (1u << 30) /* longest value */
-#define BH_HOSTS_MAX 64u         /* stamps have 6 bits for the host slot */
+#define BH_HOSTS_MAX 64u              /* stamps have 6 bits for the host slot */
 
 #endif

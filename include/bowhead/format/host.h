@@ -17,9 +17,9 @@ enum {
 /* Sealed; two copies written in turn, the higher `turn` counts, so that a writer that dies in the
  * middle leaves the other one. */
 typedef struct bh_host_slot {
-  uint32_t state; /* BH_HOST_* */
+  uint32_t state;       /* BH_HOST_* */
   uint16_t incarnation; /* the how-manieth life of this slot; 0: never used */
-  uint16_t fenced; /* highest own incarnation known to have stopped writing */
+  uint16_t fenced;      /* highest own incarnation known to have stopped writing */
   uint64_t machine_id;
   uint64_t boot_id;
   uint64_t nonce;
@@ -44,13 +44,7 @@ BH_FORMAT_SIZE(bh_host_beat, 64);
 
 /* Ownership word of an extent: state:4 | transfer epoch:28 | peer slot:8 | peer incarnation:16 |
  * custody:8, high to low. */
-enum {
-  BH_OWN_NONE = 0,
-  BH_OWN_OWN = 1,
-  BH_OWN_GIVEN = 2,
-  BH_OWN_CLAIM = 3,
-  BH_OWN_ABANDONED = 4
-};
+enum { BH_OWN_NONE = 0, BH_OWN_OWN = 1, BH_OWN_GIVEN = 2, BH_OWN_CLAIM = 3, BH_OWN_ABANDONED = 4 };
 #define BH_OWN_STATE_SHIFT 60u
 #define BH_OWN_EPOCH_SHIFT 32u
 
@@ -62,14 +56,15 @@ enum {
 #define BH_NAMESPACE_NAME_BYTES 64u
 #define BH_NAMESPACE_TEXT_BYTES 384u
 typedef struct bh_namespace {
-  uint64_t id; /* XXH3-64 of name and description; 0: entry not used */
+  uint64_t id;               /* XXH3-64 of name and description; 0: entry not used */
   uint64_t content_checksum; /* XXH3-64 of name[] and description[] */
-  uint32_t incarnation; /* of the writer */
+  uint32_t incarnation;      /* of the writer */
   uint32_t reserved0;
   uint64_t reserved[4];
-  uint64_t seal; /* of this first line */
+  uint64_t seal;                      /* of this first line */
   char name[BH_NAMESPACE_NAME_BYTES]; /* zero-filled */
-  char description[BH_NAMESPACE_TEXT_BYTES]; /* zero-filled: model, dtype, layout, ranks, as given */
+  char
+      description[BH_NAMESPACE_TEXT_BYTES]; /* zero-filled: model, dtype, layout, ranks, as given */
 } bh_namespace;
 BH_FORMAT_SIZE(bh_namespace, 512);
 BH_FORMAT_OFFSET(bh_namespace, seal, 56);
@@ -91,18 +86,18 @@ BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
 /* Counters of a process slot; they go on when the slot's next process comes. Sums over slots are the
  * host's, sums over hosts the pool's. */
 enum {
-  BH_COUNTER_PUTS = 0,       /* blocks stored */
-  BH_COUNTER_PUTS_PRESENT,   /* puts of a key that was there already */
+  BH_COUNTER_PUTS = 0,     /* blocks stored */
+  BH_COUNTER_PUTS_PRESENT, /* puts of a key that was there already */
   BH_COUNTER_HITS,
   BH_COUNTER_MISSES,
   BH_COUNTER_EVICTIONS,
   BH_COUNTER_REMOVALS,
-  BH_COUNTER_MOVES,          /* blocks moved to free an extent */
-  BH_COUNTER_DAMAGED,        /* blocks found damaged by a reader, and dropped */
+  BH_COUNTER_MOVES,   /* blocks moved to free an extent */
+  BH_COUNTER_DAMAGED, /* blocks found damaged by a reader, and dropped */
   BH_COUNTER_BYTES_IN,
   BH_COUNTER_BYTES_OUT,
   BH_COUNTER_NO_SPACE,
-  BH_COUNTER_SCAVENGED,      /* half-done things of dead processes finished or undone */
+  BH_COUNTER_SCAVENGED, /* half-done things of dead processes finished or undone */
   BH_COUNTER_COUNT,
   BH_COUNTER_ROOM = 16
 };
@@ -140,11 +135,11 @@ BH_FORMAT_SIZE(bh_lease_slot, 32);
 enum {
   BH_BLOCK_NONE = 0, /* no block begins here */
   BH_BLOCK_FREE = 1,
-  BH_BLOCK_RESERVED = 2,  /* process */
+  BH_BLOCK_RESERVED = 2, /* process */
   BH_BLOCK_COMMITTED = 3,
-  BH_BLOCK_RETIRING = 4,  /* process */
-  BH_BLOCK_RETIRED = 5,   /* header retired and published; free once no hazard names it */
-  BH_BLOCK_CLEANING = 6   /* process: a dead one's RESERVED or RETIRING is being undone */
+  BH_BLOCK_RETIRING = 4, /* process */
+  BH_BLOCK_RETIRED = 5,  /* header retired and published; free once no hazard names it */
+  BH_BLOCK_CLEANING = 6  /* process: a dead one's RESERVED or RETIRING is being undone */
 };
 #define BH_WORD_STATE_SHIFT 60u
 #define BH_WORD_PROCESS_SHIFT 48u
@@ -152,10 +147,10 @@ enum {
 /* Extent word: the same shape as an allocator word. */
 enum {
   BH_EXTENT_FREE = 0,
-  BH_EXTENT_CUTTING = 1,   /* process: FREE -> SLAB */
+  BH_EXTENT_CUTTING = 1, /* process: FREE -> SLAB */
   BH_EXTENT_SLAB = 2,
-  BH_EXTENT_PART = 3,      /* belongs to the slab that begins at extent `head` */
-  BH_EXTENT_JOINING = 4    /* process: SLAB -> FREE */
+  BH_EXTENT_PART = 3,   /* belongs to the slab that begins at extent `head` */
+  BH_EXTENT_JOINING = 4 /* process: SLAB -> FREE */
 };
 typedef struct bh_extent_state {
   uint64_t word;

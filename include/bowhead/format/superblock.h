@@ -36,25 +36,25 @@ enum {
  * published: their one writer is the host, everybody reads them. The rest is host-private: shared by
  * the processes of the host with ordinary atomics, and never a ground for another host's decision. */
 enum {
-  BH_PART_SLOT = 0,    /* bh_host_slot x2: who the host is */
-  BH_PART_BEAT,        /* bh_host_beat: heartbeat and other words that move */
-  BH_PART_DECIDE,      /* u64 x BH_HOSTS_MAX: registers of the agreement on successors */
-  BH_PART_ACK,         /* u64 x BH_HOSTS_MAX: incarnations treated as ended */
-  BH_PART_OWN,         /* u64 x extent_count: ownership of extents (BH_OWN_*) */
-  BH_PART_NAMESPACES,  /* bh_namespace x namespace_count */
-  BH_PART_HAZARDS,     /* u64 x lease_count: blocks that this host's leases hold */
-  BH_PART_TOUCH,       /* u64 x touch_count: recency hints for other owners */
-  BH_PART_MAIL,        /* 4 KiB x host_count: message lines to each other host */
-  BH_PART_INDEX,       /* bh_index_bucket x index_bucket_count */
-  BH_PART_PRIVATE,     /* bh_host_private: counters of the host */
-  BH_PART_PROCESSES,   /* bh_process x process_count */
-  BH_PART_LEASES,      /* bh_lease_slot x lease_count */
-  BH_PART_VIEW,        /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
-  BH_PART_LOCKS,       /* u64 x lock_count: index locks */
-  BH_PART_EXTENTS,     /* bh_extent_state x extent_count: how extents are cut */
-  BH_PART_BLOCKS,      /* u64 x slots: allocator words, one per smallest block of the pool */
-  BH_PART_RECENCY,     /* u64 x slots: when the block was last used */
-  BH_PART_COUNT        /* 18 */
+  BH_PART_SLOT = 0,   /* bh_host_slot x2: who the host is */
+  BH_PART_BEAT,       /* bh_host_beat: heartbeat and other words that move */
+  BH_PART_DECIDE,     /* u64 x BH_HOSTS_MAX: registers of the agreement on successors */
+  BH_PART_ACK,        /* u64 x BH_HOSTS_MAX: incarnations treated as ended */
+  BH_PART_OWN,        /* u64 x extent_count: ownership of extents (BH_OWN_*) */
+  BH_PART_NAMESPACES, /* bh_namespace x namespace_count */
+  BH_PART_HAZARDS,    /* u64 x lease_count: blocks that this host's leases hold */
+  BH_PART_TOUCH,      /* u64 x touch_count: recency hints for other owners */
+  BH_PART_MAIL,       /* 4 KiB x host_count: message lines to each other host */
+  BH_PART_INDEX,      /* bh_index_bucket x index_bucket_count */
+  BH_PART_PRIVATE,    /* bh_host_private: counters of the host */
+  BH_PART_PROCESSES,  /* bh_process x process_count */
+  BH_PART_LEASES,     /* bh_lease_slot x lease_count */
+  BH_PART_VIEW,       /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
+  BH_PART_LOCKS,      /* u64 x lock_count: index locks */
+  BH_PART_EXTENTS,    /* bh_extent_state x extent_count: how extents are cut */
+  BH_PART_BLOCKS,     /* u64 x slots: allocator words, one per smallest block of the pool */
+  BH_PART_RECENCY,    /* u64 x slots: when the block was last used */
+  BH_PART_COUNT       /* 18 */
 };
 
 typedef struct bh_part {
@@ -77,11 +77,11 @@ typedef struct bh_geometry {
   uint64_t min_block_bytes; /* a power of two: no block is smaller; one header slot per so much */
   uint64_t index_bucket_count; /* per host */
   uint32_t host_count;
-  uint32_t process_count;   /* per host */
-  uint32_t lease_count;     /* per host */
-  uint32_t namespace_count; /* per host */
-  uint32_t lock_count;      /* per host; a power of two */
-  uint32_t touch_count;     /* per host */
+  uint32_t process_count;      /* per host */
+  uint32_t lease_count;        /* per host */
+  uint32_t namespace_count;    /* per host */
+  uint32_t lock_count;         /* per host; a power of two */
+  uint32_t touch_count;        /* per host */
   uint32_t block_parity_bytes; /* reserved for redundancy inside a block: 0 in version 1 */
   uint32_t reserved;
   bh_part parts[BH_PART_COUNT];
@@ -99,14 +99,14 @@ typedef struct bh_superblock {
   uint64_t ro_compat;
   uint64_t pool_id[2]; /* random; part of every seal */
   uint64_t created_unix_ns;
-  uint32_t checksum_kind; /* BH_CHECKSUM_* of new payloads */
-  uint32_t seal_kind;     /* 1: XXH3-64 (format/seal rule in docs/format.md) */
+  uint32_t checksum_kind;       /* BH_CHECKSUM_* of new payloads */
+  uint32_t seal_kind;           /* 1: XXH3-64 (format/seal rule in docs/format.md) */
   uint32_t evict_high_permille; /* eviction starts above this share of used payload; 0: never */
   uint32_t evict_low_permille;  /* and goes on until below this */
   bh_geometry geometry;
   uint8_t reserved[3592]; /* zero */
-  uint64_t checksum; /* XXH3-64 of all bytes before */
-  uint64_t magic_end; /* BH_SUPERBLOCK_MAGIC again: a page cut short is damage */
+  uint64_t checksum;      /* XXH3-64 of all bytes before */
+  uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a page cut short is damage */
 } bh_superblock;
 BH_FORMAT_SIZE(bh_superblock, 4096);
 BH_FORMAT_OFFSET(bh_superblock, pool_id, 40);
