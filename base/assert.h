@@ -10,6 +10,6 @@ namespace bowhead {
 
 }  // namespace bowhead
 
-#define BOWHEAD_ASSERT(condition)              \
-  (static_cast<bool>(condition) ? (void)0      \
+#define BOWHEAD_ASSERT(condition)         \
+  (static_cast<bool>(condition) ? (void)0 \
                                 : ::bowhead::assertion_failed(#condition, __FILE__, __LINE__))

@@ -15,9 +15,9 @@
 
 namespace bowhead {
 
-enum class [[nodiscard]] Status : int {
+enum class [[nodiscard]] Status : int{
 #define BOWHEAD_STATUS_ENUM(number, name, text) name = number,
-  BH_STATUS_LIST(BOWHEAD_STATUS_ENUM)
+    BH_STATUS_LIST(BOWHEAD_STATUS_ENUM)
 #undef BOWHEAD_STATUS_ENUM
 };
 
@@ -41,7 +41,7 @@ struct [[nodiscard]] Error {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : state_(std::move(value)) {}     // NOLINT(google-explicit-constructor)
   Result(Error error) : state_(std::move(error)) {  // NOLINT(google-explicit-constructor)
     BOWHEAD_ASSERT(std::get<Error>(state_).status != Status::OK);
   }

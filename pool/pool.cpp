@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pool: the core (pool/core) on real memory, plus what happens outside an open pool: create, destroy.
+// Pool: the core (pool/core) on real memory, plus what happens outside an open pool: create,
+// destroy.
 #include "pool/pool.h"
 
 #include <fmt/format.h>

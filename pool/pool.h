@@ -154,9 +154,9 @@ class Pool {
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
   static Result<void> destroy(const std::string& locator, bool force);
 
-  /// Mends what can be mended without loss while nobody has the pool open: a damaged superblock copy,
-  /// allocator state, index directory; drops blocks that are damaged. Returns what it did, a sentence
-  /// each. `take_over` accepts a pool that another machine did not leave in order.
+  /// Mends what can be mended without loss while nobody has the pool open: a damaged superblock
+  /// copy, allocator state, index directory; drops blocks that are damaged. Returns what it did, a
+  /// sentence each. `take_over` accepts a pool that another machine did not leave in order.
   static Result<std::vector<std::string>> repair(const std::string& locator, bool take_over,
                                                  const Progress& progress = {});
 
@@ -164,14 +164,15 @@ class Pool {
   /// description), LIMIT_REACHED.
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
 
-  /// Stores a value (the concatenation of `value`). A key that is present already is success, and the
-  /// stored bytes stay as they are. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY, FORKED.
+  /// Stores a value (the concatenation of `value`). A key that is present already is success, and
+  /// the stored bytes stay as they are. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY,
+  /// FORKED.
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
 
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
   /// returns its length. What it returns was checked against the checksum of the value, byte for
-  /// byte, in the caller's buffer. Returns NOT_FOUND (also for a damaged block, which is dropped and
-  /// counted), BUFFER_TOO_SMALL, KEY_TOO_LONG, FORKED. On failure the buffers hold anything.
+  /// byte, in the caller's buffer. Returns NOT_FOUND (also for a damaged block, which is dropped
+  /// and counted), BUFFER_TOO_SMALL, KEY_TOO_LONG, FORKED. On failure the buffers hold anything.
   Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers);
 
   /// Length of a stored value. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
@@ -203,21 +204,25 @@ class Pool {
   /// host was fenced; discard what was computed from it. CLOSED: ended before.
   Status release(Lease& lease);
 
-  /// Removes a block; space comes back once no lease holds it. Returns NOT_FOUND, KEY_TOO_LONG, BUSY.
+  /// Removes a block; space comes back once no lease holds it. Returns NOT_FOUND, KEY_TOO_LONG,
+  /// BUSY.
   Status remove(NamespaceId ns, std::string_view key);
 
   /// Marks blocks as used now, the first most recently. Absent keys are skipped.
   Status touch(NamespaceId ns, std::span<const std::string_view> keys);
 
-  /// Calls `visit` for every committed block of every host, in no order; stops when it returns false.
+  /// Calls `visit` for every committed block of every host, in no order; stops when it returns
+  /// false.
   Status list(const std::function<bool(const BlockInfo&)>& visit);
 
-  /// Undoes what dead processes left, now instead of when it is needed. Returns how many were found.
+  /// Undoes what dead processes left, now instead of when it is needed. Returns how many were
+  /// found.
   Result<uint64_t> scavenge();
 
   Result<PoolInfo> info();
 
-  /// Reads everything and names what is wrong; changes nothing. `payload` also verifies every block.
+  /// Reads everything and names what is wrong; changes nothing. `payload` also verifies every
+  /// block.
   Result<CheckReport> check(bool payload, const Progress& progress = {});
 
   /// Base and length of the mapping (for registration with a GPU).

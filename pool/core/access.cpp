@@ -56,9 +56,9 @@ struct flock range_lock(short type, int64_t start) {
   return lock;
 }
 
-/// The descriptors that hold liveness locks. A child shares their open file descriptions and would keep
-/// its dead parent alive, so the fork handler puts /dev/null in their place (closing them would free
-/// the numbers under their owners).
+/// The descriptors that hold liveness locks. A child shares their open file descriptions and would
+/// keep its dead parent alive, so the fork handler puts /dev/null in their place (closing them
+/// would free the numbers under their owners).
 class LockDescriptors {
  public:
   static LockDescriptors& get() {

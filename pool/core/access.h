@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // NativeAccess: the one policy through which pool code touches shared metadata, the clock, and the
-// identity and liveness of processes. The core is a template over it; a simulator or a fault injector
-// gives another class with the same members (tests/crash does) and no pool code changes.
+// identity and liveness of processes. The core is a template over it; a simulator or a fault
+// injector gives another class with the same members (tests/crash does) and no pool code changes.
 //
-// Offsets are bytes from the start of the pool. Words are aligned 8-byte integers; lines are aligned
-// 64 bytes. Metadata is only ever touched as words or lines, payload only through copies and pointers.
+// Offsets are bytes from the start of the pool. Words are aligned 8-byte integers; lines are
+// aligned 64 bytes. Metadata is only ever touched as words or lines, payload only through copies
+// and pointers.
 #pragma once
 
 #include <atomic>
@@ -99,8 +100,8 @@ class NativeAccess {
 
   // ---- identity and liveness ----
   // A process is alive while it holds the lock of its slot: a byte-range lock of the pool's inode,
-  // which the kernel drops when the process has ended, and which means the same in every pid and mount
-  // namespace. A stopped process holds it still. A child does not inherit it (fork handler).
+  // which the kernel drops when the process has ended, and which means the same in every pid and
+  // mount namespace. A stopped process holds it still. A child does not inherit it (fork handler).
   uint64_t machine_id() const;
   uint64_t boot_id() const;
   uint64_t pid() const;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Allocator: extents of the own host cut into slabs of equal blocks, of whatever size comes.
 //
-// Truth: one allocator word per block slot (host.h, BH_PART_BLOCKS). A block belongs to whoever moved its
-// word by CAS from FREE to RESERVED; every change raises the word's sequence, so a late CAS fails.
-// Everything else (free counts, preferences, thread-local magazines) is a hint: losing it loses nothing.
+// Truth: one allocator word per block slot (host.h, BH_PART_BLOCKS). A block belongs to whoever
+// moved its word by CAS from FREE to RESERVED; every change raises the word's sequence, so a late
+// CAS fails. Everything else (free counts, preferences, thread-local magazines) is a hint: losing
+// it loses nothing.
 //
 // Invariants
-//   A1 A slot's word is not NONE only while its extent is part of a slab (or is being cut or joined) and
-//      the slot begins a block of it.
-//   A2 An extent is joined (slab -> free) only after every block word went FREE -> NONE by CAS, so no
-//      block of it can be taken meanwhile. Who holds a block of a slab therefore sees its cut unchanged.
+//   A1 A slot's word is not NONE only while its extent is part of a slab (or is being cut or
+//      joined) and the slot begins a block of it.
+//   A2 An extent is joined (slab -> free) only after every block word went FREE -> NONE by CAS, so
+//      no block of it can be taken meanwhile. Who holds a block of a slab therefore sees its cut
+//      unchanged.
 //   A3 A word that names a process is changed by that process or, after its death, by whoever
 //      scavenges it.
 //
@@ -55,8 +57,8 @@ class Allocator {
     return std::nullopt;
   }
 
-  /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store: nobody
-  /// else may change a word that names a live process (A3).
+  /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store:
+  /// nobody else may change a word that names a live process (A3).
   void release(const Block& block) {
     leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_FREE);
     add_free(c_.layout.extent_of_slot(block.slot), 1);
@@ -77,8 +79,8 @@ class Allocator {
   /// RETIRING (ours) -> RETIRED, once the retired header is published.
   void finish_retire(uint64_t slot) { leave(slot, BH_BLOCK_RETIRING, BH_BLOCK_RETIRED); }
 
-  /// RETIRED -> FREE, after the hazards were looked at. `seen` is the word from before that look: false
-  /// if it changed.
+  /// RETIRED -> FREE, after the hazards were looked at. `seen` is the word from before that look:
+  /// false if it changed.
   bool free_retired(uint64_t slot, StateWord seen) {
     BOWHEAD_ASSERT(seen.state == BH_BLOCK_RETIRED);
     if (!c_.change(c_.block_word(slot), seen, seen.next(BH_BLOCK_FREE))) return false;
@@ -137,8 +139,8 @@ class Allocator {
     const auto cut = begin_join(head);
     return cut && end_join(*cut);
   }
-  /// Closes a slab: nothing is reserved in it until end_join(). The cut stands still. Empty if it is no
-  /// slab or somebody else closes it.
+  /// Closes a slab: nothing is reserved in it until end_join(). The cut stands still. Empty if it
+  /// is no slab or somebody else closes it.
   std::optional<Cut> begin_join(uint64_t head);
   /// Joins a closed slab, or opens it again if a block of it is not free (false).
   bool end_join(const Cut& cut);

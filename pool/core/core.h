@@ -7,13 +7,14 @@
 // Invariants (docs/invariants.md has the argument for each)
 //   C1 An entry is written only after the header and payload it names are published.
 //   C2 A block is FREE only after its header shows no committed stamp (I2).
-//   C3 A block goes RETIRED -> FREE only after a look at all hazards that began after its retired stamp
-//      was published and fenced (I4).
-//   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves two
-//      good entries and never none.
+//   C3 A block goes RETIRED -> FREE only after a look at all hazards that began after its retired
+//      stamp was published and fenced (I4).
+//   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves
+//      two good entries and never none.
 //
-// Parts: core.h (life of a block), core_evict.h (making room), core_attach.h (joining, leaving, deaths,
-// rebuilding), core_check.h (reports). All methods may be called from any thread unless said.
+// Parts: core.h (life of a block), core_evict.h (making room), core_attach.h (joining, leaving,
+// deaths, rebuilding), core_check.h (reports). All methods may be called from any thread unless
+// said.
 #pragma once
 
 #include <atomic>
@@ -115,8 +116,8 @@ class Core {
   static constexpr uint64_t kLockWaitNs = 2'000'000'000;
   static constexpr uint64_t kEvictLockWaitNs = 1'000'000;  ///< there are other victims
 
-  /// The key's index lock, held for the length of a scope. A dead holder is scavenged; a live one that
-  /// does not let go in time makes it fail.
+  /// The key's index lock, held for the length of a scope. A dead holder is scavenged; a live one
+  /// that does not let go in time makes it fail.
   class KeyLock {
    public:
     KeyLock(Core& core, const Hash128& hash, uint64_t wait_ns = kLockWaitNs)
@@ -410,7 +411,8 @@ Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, 
   return Status::OK;
 }
 
-/// The header shows a committed stamp that no entry ever named: retire it, then the block is free (C2).
+/// The header shows a committed stamp that no entry ever named: retire it, then the block is free
+/// (C2).
 template <class A>
 void Core<A>::undo_put(const Block& block) {
   retire_header(block.slot);
@@ -444,8 +446,8 @@ Result<uint64_t> Core<A>::get(const Key& key, std::span<const Span> buffers) {
   return Status::NOT_FOUND;
 }
 
-/// Protocol 5.3: copy, then check that the block is still the same, then the sum of the private copy.
-/// `damaged`: the block did not change, and yet its bytes are not what was put.
+/// Protocol 5.3: copy, then check that the block is still the same, then the sum of the private
+/// copy. `damaged`: the block did not change, and yet its bytes are not what was put.
 template <class A>
 bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bool* damaged) {
   const uint64_t offset = located.found.entry.block_offset;
@@ -461,8 +463,8 @@ bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bo
   }
   const uint64_t checksum = copy.finish();
   const uint64_t header_at = c_.layout.header(located.slot);
-  // Loads are not reordered with the loads of the copy on x86; on weaker machines the checksum alone
-  // decides, and this check is only the cheap early exit.
+  // Loads are not reordered with the loads of the copy on x86; on weaker machines the checksum
+  // alone decides, and this check is only the cheap early exit.
   c_.access.acquire(header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != located.header.stamp) return false;
   if (located.header.checksum_kind == BH_CHECKSUM_NONE) return true;
@@ -634,8 +636,8 @@ Status Core<A>::remove(const Key& key) {
   return removed ? Status::OK : Status::NOT_FOUND;
 }
 
-/// COMMITTED -> RETIRED, entry cleared, stamp retired and published (protocol 5.5 (1) to (3)). False if
-/// the block is not (any more) the one of `stamp`, or its key's lock cannot be had.
+/// COMMITTED -> RETIRED, entry cleared, stamp retired and published (protocol 5.5 (1) to (3)).
+/// False if the block is not (any more) the one of `stamp`, or its key's lock cannot be had.
 template <class A>
 bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
                      uint64_t lock_wait_ns) {
@@ -661,8 +663,8 @@ bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_
   return true;
 }
 
-/// RETIRED -> FREE for those that no hazard names (protocol 5.5 (5), (6)). Own leases whose time is over
-/// are revoked first. Returns how many were freed.
+/// RETIRED -> FREE for those that no hazard names (protocol 5.5 (5), (6)). Own leases whose time is
+/// over are revoked first. Returns how many were freed.
 template <class A>
 uint64_t Core<A>::reclaim(std::span<const uint64_t> slots) {
   struct Retired {

@@ -3,10 +3,10 @@
 // reboot. Included by core.h.
 //
 // A process is known by its process slot, and alive while it holds that slot's lock (access.h). Its
-// half-done work is found by its number in allocator, extent, lease, lock and directory words, and is
-// finished or undone by one scavenger, named in the process word; if that one dies too, the next takes
-// over. Every step can be repeated. The process slot is free again only when all is done, so that a
-// number in a word always means the same process.
+// half-done work is found by its number in allocator, extent, lease, lock and directory words, and
+// is finished or undone by one scavenger, named in the process word; if that one dies too, the next
+// takes over. Every step can be repeated. The process slot is free again only when all is done, so
+// that a number in a word always means the same process.
 #pragma once
 
 #include <algorithm>
@@ -91,8 +91,8 @@ void Core<A>::write_slot_line(bh_host_slot line, uint32_t state) {
   c_.write_sealed(c_.layout.slot_line(c_.host, line.turn & 1), to_line(line));
 }
 
-/// Under the host lock. Continues the host's incarnation while its private parts are those of this boot;
-/// begins a new one, and rebuilds them, otherwise.
+/// Under the host lock. Continues the host's incarnation while its private parts are those of this
+/// boot; begins a new one, and rebuilds them, otherwise.
 template <class A>
 Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
   auto slot = read_slot_line();
@@ -187,7 +187,8 @@ bool Core<A>::scavenge_process(uint32_t dead) {
     const uint32_t other = word.scavenger - 1;
     if (other == c_.process || c_.access.process_alive(c_.host, other)) return false;
   }
-  // Between the load and here its slot may have been scavenged and taken anew: then the word changed.
+  // Between the load and here its slot may have been scavenged and taken anew: then the word
+  // changed.
   if (c_.access.process_alive(c_.host, dead) ||
       !c_.access.cas(at, seen, word.next(BH_PROCESS_SCAVENGING, c_.process + 1).pack()))
     return false;
@@ -246,9 +247,9 @@ bool Core<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
              verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash));
     });
   }
-  // RETIRING with its entry in place: a removal or a move that had not begun to show. RESERVED with its
-  // entry in place: a put whose success was visible already; the copy of a move if another entry has
-  // the key too, and then the old block, which stays, is enough.
+  // RETIRING with its entry in place: a removal or a move that had not begun to show. RESERVED with
+  // its entry in place: a put whose success was visible already; the copy of a move if another
+  // entry has the key too, and then the old block, which stays, is enough.
   const bool keep = own_entry && word.state != BH_BLOCK_CLEANING &&
                     !(word.state == BH_BLOCK_RESERVED && other_entry);
   if (keep) {
@@ -270,8 +271,9 @@ bool Core<A>::clean_block(uint64_t slot, StateWord word, const std::optional<Fou
 
 // ---- rebuilding ----
 
-/// Under the host lock, nobody else of the host alive. Allocator, leases and locks are made anew from what
-/// is published: cuts from extent descriptors, blocks from index entries whose header agrees.
+/// Under the host lock, nobody else of the host alive. Allocator, leases and locks are made anew
+/// from what is published: cuts from extent descriptors, blocks from index entries whose header
+/// agrees.
 template <class A>
 void Core<A>::rebuild(const Progress& progress) {
   const auto& g = c_.layout.geometry();

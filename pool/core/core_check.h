@@ -153,8 +153,8 @@ CheckReport Core<A>::check(bool payload, const Progress& progress) {
   return report;
 }
 
-/// What is wrong with the block that an entry names; empty if nothing. An entry that vanished or moved
-/// meanwhile has no fault.
+/// What is wrong with the block that an entry names; empty if nothing. An entry that vanished or
+/// moved meanwhile has no fault.
 template <class A>
 std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload,
                                                 CheckReport& report) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Core, making room: eviction of what was used longest ago, and emptying of extents by moving blocks.
-// Included by core.h.
+// Core, making room: eviction of what was used longest ago, and emptying of extents by moving
+// blocks. Included by core.h.
 //
-// Recency is one word per block slot, a time, written without order and lost without harm. Victims are
-// the oldest 1/32 of the committed blocks, found by one walk over the words of the host; a victim that was
-// used since is skipped. So there is no list to keep and none to repair.
+// Recency is one word per block slot, a time, written without order and lost without harm. Victims
+// are the oldest 1/32 of the committed blocks, found by one walk over the words of the host; a
+// victim that was used since is skipped. So there is no list to keep and none to repair.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +56,8 @@ uint64_t Core<A>::used_permille() const {
   return used / (g.extent_count * g.extent_bytes / 1000);
 }
 
-/// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, four times as much goes
-/// as came, so that no put pays for many.
+/// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, four times as much
+/// goes as came, so that no put pays for many.
 template <class A>
 void Core<A>::evict_by_watermark(uint64_t bytes_put) {
   if (settings_.evict_high_permille == 0) return;
@@ -107,7 +107,8 @@ bool Core<A>::evict_block(uint64_t slot) {
                 BH_COUNTER_EVICTIONS, kEvictLockWaitNs);
 }
 
-/// Fills victims_, oldest last. Two walks: a sample gives the age to beat, then those older are taken.
+/// Fills victims_, oldest last. Two walks: a sample gives the age to beat, then those older are
+/// taken.
 template <class A>
 bool Core<A>::choose_victims() {
   const uint64_t slots = c_.layout.slot_count();
@@ -136,8 +137,8 @@ bool Core<A>::choose_victims() {
 
 // ---- emptying extents ----
 
-/// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or, with
-/// eviction on, evicting those that find none. The window with the least in it goes first.
+/// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or,
+/// with eviction on, evicting those that find none. The window with the least in it goes first.
 template <class A>
 bool Core<A>::make_room(uint64_t block_bytes) {
   FreeBlocks free;

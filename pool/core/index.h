@@ -2,14 +2,15 @@
 // Index: from the hash of a key to its block, in the index segments of all hosts (format/index.h).
 //
 // Invariants
-//   X1 An entry is only written or cleared by a process of the segment's host, which has set its claim
-//      in the entry's directory word by CAS before.
-//   X2 A word that is neither empty nor claimed has a sealed entry, and no word is ever empty while its
-//      entry is sealed: an entry is cleared before its word.
-//   X3 Word 7 of a bucket is at least the number of live entries that passed it by: raised before such an
-//      entry is written, lowered after it is cleared. Deaths can leave it too high, which costs a probe.
+//   X1 An entry is only written or cleared by a process of the segment's host, which has set its
+//      claim in the entry's directory word by CAS before.
+//   X2 A word that is neither empty nor claimed has a sealed entry, and no word is ever empty while
+//      its entry is sealed: an entry is cleared before its word.
+//   X3 Word 7 of a bucket is at least the number of live entries that passed it by: raised before
+//      such an entry is written, lowered after it is cleared. Deaths can leave it too high, which
+//      costs a probe.
 //   X4 Two inserts, or an insert and a removal, of one key exclude each other by the key's lock.
-// Readers take no lock: whatever is half-written has a bad seal and means "nothing here".
+//      Readers take no lock: whatever is half-written has a bad seal and means "nothing here".
 #pragma once
 
 #include <array>
@@ -51,15 +52,17 @@ class Index {
                    [&](const bh_index_entry& entry) { return entry.namespace_id == namespace_id; });
   }
 
-  /// For a batch whose first lines were prefetched: prefetches the entries that match by tag, then the
-  /// headers (with the keys beside them) that those entries name. Only hints.
+  /// For a batch whose first lines were prefetched: prefetches the entries that match by tag, then
+  /// the headers (with the keys beside them) that those entries name. Only hints.
   void prefetch_entries(std::span<const Hash128> hashes) const;
   void prefetch_headers(std::span<const Hash128> hashes) const;
 
-  /// Writes an entry into the own segment. False if the whole probe set is full. Under the key's lock.
+  /// Writes an entry into the own segment. False if the whole probe set is full. Under the key's
+  /// lock.
   bool insert(const Hash128& hash, const bh_index_entry& entry);
 
-  /// Clears an entry of the own segment that find() saw. False if it changed since. Under the key's lock.
+  /// Clears an entry of the own segment that find() saw. False if it changed since. Under the key's
+  /// lock.
   bool erase(const Found& found);
 
   /// One try to take the lock of a key; `holder` is the process that has it otherwise.
@@ -70,8 +73,8 @@ class Index {
   template <class Visit>
   void for_each(uint32_t host, Visit visit) const;
 
-  /// Finishes or clears entries that a dead process was writing or clearing, and only then, once its
-  /// blocks are settled too, release_locks() frees its locks.
+  /// Finishes or clears entries that a dead process was writing or clearing, and only then, once
+  /// its blocks are settled too, release_locks() frees its locks.
   uint64_t scavenge_claims(uint32_t dead);
   void release_locks(uint32_t dead);
 
@@ -226,7 +229,8 @@ bool Index<A>::erase(const Found& found) {
   return true;
 }
 
-/// Entry first, then its word (X2). The word is claimed by us, or by a dead process that we scavenge.
+/// Entry first, then its word (X2). The word is claimed by us, or by a dead process that we
+/// scavenge.
 template <class A>
 void Index<A>::clear_at(uint64_t bucket, uint32_t index) {
   const uint64_t at = entry_at(c_.host, bucket, index);

@@ -30,9 +30,9 @@ inline constexpr uint64_t kExtentBytesMax = uint64_t{64} << 20;
 /// The geometry for a choice. Returns TOO_SMALL, INVALID_ARGUMENT, MISALIGNED with what to change.
 Result<bh_geometry> plan_geometry(const GeometryChoice& choice);
 
-/// Reads a superblock from the two copies (each BH_FORMAT sized, any bytes). `second_used` tells that
-/// the first is damaged. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED, TOO_SMALL (the medium is shorter
-/// than the pool).
+/// Reads a superblock from the two copies (each BH_FORMAT sized, any bytes). `second_used` tells
+/// that the first is damaged. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED, TOO_SMALL (the medium
+/// is shorter than the pool).
 Result<bh_superblock> read_superblock(std::span<const std::byte> first,
                                       std::span<const std::byte> second, uint64_t media_bytes,
                                       bool* second_used);

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leases: promises of this host's processes that a block stays where it is.
 //
-// Lease i has two faces: the hazard word i, published, which owners look at before they reuse a block;
-// and the lease line i, host-private, which says whose it is and until when.
+// Lease i has two faces: the hazard word i, published, which owners look at before they reuse a
+// block; and the lease line i, host-private, which says whose it is and until when.
 //
 // Invariants
-//   L1 A hazard word is set by the lease's holder, after the lease line is filled; whoever clears it does
-//      so by CAS of exactly that value, which contains the lease's sequence: a late clear hits nothing.
-//   L2 The holder reads the block's stamp only after hazard word and fence; who reuses a block reads the
-//      hazards only after retired stamp and fence. So one of the two sees the other (store-load on
-//      both sides), and a block that is named and passed its re-check is not reused (I4).
-//   L3 Hazard words at and beyond `hazard_limit` were never set: the limit is raised before the word is.
+//   L1 A hazard word is set by the lease's holder, after the lease line is filled; whoever clears
+//      it does so by CAS of exactly that value, which contains the lease's sequence: a late clear
+//      hits nothing.
+//   L2 The holder reads the block's stamp only after hazard word and fence; who reuses a block
+//      reads the hazards only after retired stamp and fence. So one of the two sees the other
+//      (store-load on both sides), and a block that is named and passed its re-check is not reused
+//      (I4).
+//   L3 Hazard words at and beyond `hazard_limit` were never set: the limit is raised before the
+//      word is.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +29,8 @@ class Leases {
  public:
   explicit Leases(Context<A>& context) : c_(context) {}
 
-  /// Takes a lease slot and sets its hazard; fenced. The token names this lease for good. Empty if all
-  /// slots are taken.
+  /// Takes a lease slot and sets its hazard; fenced. The token names this lease for good. Empty if
+  /// all slots are taken.
   std::optional<uint64_t> take(uint64_t block_offset, uint64_t stamp, uint64_t deadline_ns);
 
   /// What a token names, if it is still held by this process: its block and stamp.
@@ -41,8 +44,8 @@ class Leases {
   /// Ends a lease. False if it was revoked. The caller has checked the stamp before.
   bool end(uint64_t token);
 
-  /// Block offsets that the hazards of all hosts name, sorted. The caller has fenced after the stores
-  /// that it wants ordered before (L2).
+  /// Block offsets that the hazards of all hosts name, sorted. The caller has fenced after the
+  /// stores that it wants ordered before (L2).
   std::vector<uint64_t> named_blocks() const;
 
   /// Revokes own leases whose time is over. Returns how many.

@@ -6,8 +6,9 @@
  * o / min_block_bytes. Blocks are never smaller than min_block_bytes, so no two share a slot,
  * however the extent is cut, and no cut ever puts payload where a stale reference expects a header.
  *
- * A key lies in the key lines of the block's own slots, 64 bytes in each: a block that spans n slots
- * has room for a key of 64 n bytes. A longer key makes the block as large as its key needs. */
+ * A key lies in the key lines of the block's own slots, 64 bytes in each: a block that spans n
+ * slots has room for a key of 64 n bytes. A longer key makes the block as large as its key needs.
+ */
 #ifndef BOWHEAD_FORMAT_BLOCK_H
 #define BOWHEAD_FORMAT_BLOCK_H
 

@@ -15,7 +15,8 @@
 #define BH_STATIC_ASSERT(condition, text) _Static_assert(condition, text)
 #endif
 
-/* A changed size or offset is a changed format: raise BH_FORMAT_VERSION and keep reading the old. */
+/* A changed size or offset is a changed format: raise BH_FORMAT_VERSION and keep reading the old.
+ */
 #define BH_FORMAT_SIZE(type, bytes) \
   BH_STATIC_ASSERT(sizeof(type) == (bytes), "format changed: raise BH_FORMAT_VERSION")
 #define BH_FORMAT_OFFSET(type, member, bytes) \

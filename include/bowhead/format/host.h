@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lies in the region of a host slot besides the index (index.h). Every line here has one writing
- * host: the slot's. The parts and their places: superblock.h. */
+/* What lies in the region of a host slot besides the index (index.h). Every line here has one
+ * writing host: the slot's. The parts and their places: superblock.h. */
 #ifndef BOWHEAD_FORMAT_HOST_H
 #define BOWHEAD_FORMAT_HOST_H
 
@@ -52,7 +52,8 @@ enum { BH_OWN_NONE = 0, BH_OWN_OWN = 1, BH_OWN_GIVEN = 2, BH_OWN_CLAIM = 3, BH_O
  * every life of the word different, so that a late clear cannot hit a later lease. */
 #define BH_HAZARD_PAGE_BITS 36u
 
-/* A namespace: the description whose fingerprint is the id. The line with the seal is written last. */
+/* A namespace: the description whose fingerprint is the id. The line with the seal is written last.
+ */
 #define BH_NAMESPACE_NAME_BYTES 64u
 #define BH_NAMESPACE_TEXT_BYTES 384u
 typedef struct bh_namespace {
@@ -83,8 +84,8 @@ typedef struct bh_host_private {
 BH_FORMAT_SIZE(bh_host_private, 128);
 BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
 
-/* Counters of a process slot; they go on when the slot's next process comes. Sums over slots are the
- * host's, sums over hosts the pool's. */
+/* Counters of a process slot; they go on when the slot's next process comes. Sums over slots are
+ * the host's, sums over hosts the pool's. */
 enum {
   BH_COUNTER_PUTS = 0,     /* blocks stored */
   BH_COUNTER_PUTS_PRESENT, /* puts of a key that was there already */
@@ -130,8 +131,8 @@ typedef struct bh_lease_slot {
 } bh_lease_slot;
 BH_FORMAT_SIZE(bh_lease_slot, 32);
 
-/* Allocator word of a block slot: state:4 | process slot:12 | sequence:48, high to low. The sequence
- * goes up with every change of state. */
+/* Allocator word of a block slot: state:4 | process slot:12 | sequence:48, high to low. The
+ * sequence goes up with every change of state. */
 enum {
   BH_BLOCK_NONE = 0, /* no block begins here */
   BH_BLOCK_FREE = 1,

@@ -6,9 +6,9 @@
  *   bits 32..47  process slot + 1 that is writing the entry; 0: written
  *   bits 48..63  zero
  * Word 7 counts the entries that would have gone here, found the bucket full, and lie further on.
- * A key's probe set is fixed: BH_INDEX_PROBES buckets by double hashing; a reader stops at the first
- * whose word 7 is zero. Words are complete in themselves; entries are sealed; whatever is unreadable
- * means "nothing here". */
+ * A key's probe set is fixed: BH_INDEX_PROBES buckets by double hashing; a reader stops at the
+ * first whose word 7 is zero. Words are complete in themselves; entries are sealed; whatever is
+ * unreadable means "nothing here". */
 #ifndef BOWHEAD_FORMAT_INDEX_H
 #define BOWHEAD_FORMAT_INDEX_H
 

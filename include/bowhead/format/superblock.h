@@ -33,8 +33,9 @@ enum {
 };
 
 /* The parts of a host region, in the order in which they lie. Parts up to BH_PART_INDEX are
- * published: their one writer is the host, everybody reads them. The rest is host-private: shared by
- * the processes of the host with ordinary atomics, and never a ground for another host's decision. */
+ * published: their one writer is the host, everybody reads them. The rest is host-private: shared
+ * by the processes of the host with ordinary atomics, and never a ground for another host's
+ * decision. */
 enum {
   BH_PART_SLOT = 0,   /* bh_host_slot x2: who the host is */
   BH_PART_BEAT,       /* bh_host_beat: heartbeat and other words that move */
