@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# install_test.sh BUILD_FOLDER: what `cmake --install` put down works after the prefix was moved: a C
+# program finds it by pkg-config and by find_package(), links, runs.
+set -euo pipefail
+build=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+cmake --install "$build" --prefix "$work/first" >/dev/null
+mv "$work/first" "$work/moved"
+
+mkdir "$work/src"
+cat >"$work/src/main.c" <<'END'
+#include <bowhead/bowhead.h>
+#include <stdio.h>
+int main(void) {
+  printf("%u %s\n", bh_abi_version(), bh_status_name(BH_NO_SPACE));
+  return bh_abi_version() != BH_ABI_VERSION;
+}
+END
+cat >"$work/src/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(user C)
+find_package(bowhead 0.1 REQUIRED)
+add_executable(user main.c)
+target_link_libraries(user PRIVATE bowhead::bowhead)
+END
+
+pc=$(find "$work/moved" -name bowhead.pc)
+read -r -a flags < <(PKG_CONFIG_PATH=$(dirname "$pc") pkg-config --cflags --libs bowhead)
+cc -std=c11 -Wall -Wextra -Werror "$work/src/main.c" "${flags[@]}" -o "$work/user"
+LD_LIBRARY_PATH=$(dirname "$(find "$work/moved" -name libbowhead.so)") "$work/user"
+
+cmake -S "$work/src" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/moved" >/dev/null
+cmake --build "$work/build" >/dev/null
+"$work/build/user"
+
+if grep -rIl "$work/first" "$work/moved"; then
+  echo "the files above hold the old prefix"
+  exit 1
+fi
