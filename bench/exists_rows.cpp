@@ -90,7 +90,9 @@ void report_team(Bench& bench, const Team& team, const Plan& plan) {
     }
     Figure figure;
     figure.row = "exists";
-    figure.what = fmt::format("exists, {}, {} process(es), per core", kMixNames[mix], team.count());
+    figure.what =
+        fmt::format("exists, {}, {}", kMixNames[mix],
+                    team.count() == 1 ? "one core" : fmt::format("each of {} cores", team.count()));
     figure.parameters = {{"keys", kMixNames[mix]},
                          {"batch", kBatch},
                          {"blocks", plan.block_count},

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bench/rows.h"
+#include "pool/core/layout.h"
 
 namespace bowhead::bench {
 
@@ -41,6 +42,18 @@ Result<OpenPool> open_bench_pool(const std::string& locator) {
   auto ns = pool->open_namespace({"bench", "bytes"});
   if (!ns) return ns.error();
   return OpenPool{std::move(*pool), *ns};
+}
+
+Result<RawPool> open_raw_pool(const std::string& locator) {
+  auto media = open_media(locator);
+  if (!media) return media.error();
+  const std::byte* base = (*media)->base();
+  bool second_used = false;
+  const auto superblock = core::read_superblock(
+      {base, sizeof(bh_superblock)}, {base + BH_SUPERBLOCK_COPY_OFFSET, sizeof(bh_superblock)},
+      (*media)->size_bytes(), &second_used);
+  if (!superblock) return superblock.error();
+  return RawPool{std::move(*media), *superblock};
 }
 
 std::string media_text(Pool& pool) {

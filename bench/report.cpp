@@ -15,7 +15,7 @@
 namespace bowhead::bench {
 namespace {
 
-constexpr char kRowFormat[] = "{:<40} {:>28} {:>36} {:>18} {:>8} {:>4}";
+constexpr char kRowFormat[] = "{:<42} {:>28} {:>36} {:>18} {:>8} {:>4}";
 
 /// Three significant digits or more, never an exponent.
 std::string number(double value) {
@@ -76,7 +76,7 @@ Report::Report(const PoolBenchOptions& options, Machine machine)
       date_(fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))) {}
 
 void Report::set_media(std::string description) {
-  if (description == media_) return;
+  if (description.empty() || description == media_) return;
   media_ = std::move(description);
   progress("");
   if (!options_.json) fmt::print("on {}\n", media_);
@@ -127,7 +127,8 @@ void Report::print_row(const Figure& figure) const {
                                  met ? (*met ? "yes" : "NO") : "");
   line.erase(line.find_last_not_of(' ') + 1);
   fmt::print("{}\n", line);
-  if (!figure.note.empty()) fmt::print("  {}\n", figure.note);
+  if (!figure.note.empty() && figure.note != last_note_) fmt::print("  {}\n", figure.note);
+  last_note_ = figure.note;
 }
 
 void Report::print_json(const Figure& figure) const {

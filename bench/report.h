@@ -75,6 +75,7 @@ class Report {
   const Machine machine_;
   const std::string date_;
   std::string media_;
+  mutable std::string last_note_;  // not printed again for the next row
 };
 
 /// "256 KiB", "2 MiB".

@@ -2,6 +2,8 @@
 // The rows of the table, and what they share. A function measures its rows and reports each figure.
 #pragma once
 
+#include <bowhead/format/superblock.h>
+
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -15,6 +17,7 @@
 #include "bench/pool_bench.h"
 #include "bench/report.h"
 #include "bench/team.h"
+#include "pool/media/media.h"
 #include "pool/pool.h"
 
 namespace bowhead::bench {
@@ -46,6 +49,13 @@ struct OpenPool {
   NamespaceId ns;
 };
 Result<OpenPool> open_bench_pool(const std::string& locator);
+
+/// A pool below its interface, for what the interface cannot do. Nothing is joined.
+struct RawPool {
+  std::unique_ptr<Media> media;
+  bh_superblock superblock;
+};
+Result<RawPool> open_raw_pool(const std::string& locator);
 
 /// Locator, kind of memory and way of publishing, in words.
 std::string media_text(Pool& pool);
