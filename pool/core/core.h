@@ -463,8 +463,9 @@ bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bo
   }
   const uint64_t checksum = copy.finish();
   const uint64_t header_at = c_.layout.header(located.slot);
-  // Loads are not reordered with the loads of the copy on x86; on weaker machines the checksum
-  // alone decides, and this check is only the cheap early exit.
+  // On weakly ordered machines this look may overtake the copy: the checksum decides then, and where
+  // there is none, a fence keeps the order.
+  if (located.header.checksum_kind == BH_CHECKSUM_NONE) c_.access.fence();
   c_.access.acquire(header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != located.header.stamp) return false;
   if (located.header.checksum_kind == BH_CHECKSUM_NONE) return true;
