@@ -8,7 +8,7 @@ foreach(object IN LISTS OBJECTS)
   execute_process(COMMAND "${NM}" --extern-only --defined-only --format=posix "${object}"
     OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[^\n]+" lines "${symbols}")
-  list(FILTER lines EXCLUDE REGEX "^__odr_asan")
+  list(FILTER lines EXCLUDE REGEX "^(__odr_asan|DW\\.ref)\\.") # sanitizers' data
   list(LENGTH lines count)
   if(NOT count EQUAL 1 OR NOT lines MATCHES "kVectorKernels")
     message(FATAL_ERROR "${object} must define its table only, but defines:\n${symbols}")

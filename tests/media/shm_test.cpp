@@ -77,8 +77,13 @@ TEST(Shm, KilledCreationLeavesNothing) {
 // A /dev/shm of our own, in a mount namespace of the calling process.
 bool mount_small_shm(uint64_t size_bytes) {
   const uid_t uid = geteuid();
+  const gid_t gid = getegid();
   if (unshare(uid == 0 ? CLONE_NEWNS : CLONE_NEWNS | CLONE_NEWUSER) != 0) return false;
-  if (uid != 0) std::ofstream("/proc/self/uid_map") << "0 " << uid << " 1";
+  if (uid != 0) {
+    std::ofstream("/proc/self/setgroups") << "deny";
+    std::ofstream("/proc/self/uid_map") << "0 " << uid << " 1";
+    std::ofstream("/proc/self/gid_map") << "0 " << gid << " 1";
+  }
   const std::string options = "size=" + std::to_string(size_bytes);
   return mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
          mount("tmpfs", "/dev/shm", "tmpfs", 0, options.c_str()) == 0;
