@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# install_test.sh BUILD_FOLDER: what `cmake --install` put down works after the prefix was moved: a C
-# program finds it by pkg-config and by find_package(), links, runs.
+# install_test.sh BUILD_FOLDER: what `cmake --install` put down works after the prefix was moved: a
+# C program finds it by pkg-config and by find_package(), links, runs.
 set -euo pipefail
 build=$1
 work=$(mktemp -d)
