@@ -81,7 +81,7 @@ const char* flush_kind_name(FlushKind kind) {
   for (const FlushKindName& entry : kNames) {
     if (entry.kind == kind) return entry.name;
   }
-  BOWHEAD_ASSERT(!"a flush kind without a name");
+  BOWHEAD_ASSERT(false && "a flush kind without a name");
 }
 
 std::optional<FlushKind> flush_kind_from_name(std::string_view name) {

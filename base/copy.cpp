@@ -25,7 +25,7 @@ const char* copy_kind_name(CopyKind kind) {
     case CopyKind::NONTEMPORAL:
       return "nontemporal";
   }
-  BOWHEAD_ASSERT(!"a copy kind without a name");
+  BOWHEAD_ASSERT(false && "a copy kind without a name");
 }
 
 void copy_with(CopyKind kind, void* destination, const void* source, size_t size) {

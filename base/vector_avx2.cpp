@@ -12,8 +12,12 @@
 #include "base/race.h"
 #include "base/vector_kernels.h"
 
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx2")
+#endif
 
 #define XXH_INLINE_ALL
 #define XXH_VECTOR XXH_AVX2
@@ -51,4 +55,8 @@ inline void stream_line(std::byte* destination, Line line) {
 #define BOWHEAD_VECTOR_KERNELS kVectorKernelsAvx2
 #include "base/vector_kernels.inc"
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif

@@ -12,12 +12,16 @@
 #include "base/race.h"
 #include "base/vector_kernels.h"
 
+#if defined(__clang__)
+#pragma clang attribute push( \
+    __attribute__((target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl")
 // gcc 12 warns of its own intrinsics' "undefined" operands (gcc bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
-
-#pragma GCC push_options
-#pragma GCC target("avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
 
 #define XXH_INLINE_ALL
 #define XXH_VECTOR XXH_AVX512
@@ -50,4 +54,8 @@ inline void stream_line(std::byte* destination, Line line) {
 #define BOWHEAD_VECTOR_KERNELS kVectorKernelsAvx512
 #include "base/vector_kernels.inc"
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
