@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// bowhead put | get | ls | rm: single blocks from the shell.
+#include <bowhead/format/common.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "tools/bowhead/cli.h"
+#include "tools/bowhead/json.h"
+#include "tools/bowhead/text.h"
+
+namespace bowhead::cli {
+namespace {
+
+// What names a block on a command line.
+struct BlockArguments {
+  std::string locator;
+  std::string key;  // as typed
+  bool hex = false;
+  std::string namespace_name = "default";
+};
+
+void add_block_arguments(CLI::App& command, BlockArguments& arguments) {
+  command.add_option("locator", arguments.locator, kLocatorHelp)->required();
+  command.add_option("key", arguments.key, "The block's key, 1 to 512 bytes")->required();
+  command.add_flag("--hex", arguments.hex, "KEY is in hexadecimal digits, for binary keys");
+  command.add_option("--namespace", arguments.namespace_name, "Whose keys these are")
+      ->capture_default_str();
+}
+
+Result<std::string> key_of(const BlockArguments& arguments) {
+  std::string key = arguments.key;
+  if (arguments.hex) {
+    auto bytes = parse_hex(arguments.key);
+    if (!bytes) {
+      return Error{
+          Status::INVALID_ARGUMENT,
+          fmt::format("--hex: '{}' is not a row of pairs of hexadecimal digits", arguments.key)};
+    }
+    key = std::move(*bytes);
+  }
+  if (key.empty() || key.size() > BH_KEY_BYTES_MAX) {
+    return Error{Status::KEY_TOO_LONG, fmt::format("the key has {} bytes, but keys have 1 to {}",
+                                                   key.size(), BH_KEY_BYTES_MAX)};
+  }
+  return key;
+}
+
+// The namespace of this name as it is described in the pool, if it is there.
+Result<NamespaceId> find_namespace(Pool& pool, const std::string& locator,
+                                   const std::string& name) {
+  const auto info = pool.info();
+  if (!info) return info.error();
+  for (const auto& ns : info->namespaces) {
+    if (ns.name == name) return ns.id;
+  }
+  return Error{Status::NOT_FOUND, fmt::format("{} has no namespace '{}'", locator, name)};
+}
+
+// A failure of one block's operation, with what it was about.
+Error about(const BlockArguments& arguments, std::string_view key, Status status) {
+  return Error{status, fmt::format("{}: key '{}' of namespace '{}': {}", arguments.locator,
+                                   key_text(key), arguments.namespace_name, status_text(status))};
+}
+
+Result<std::string> read_value(const std::string& path) {
+  const bool standard_input = path == "-";
+  const auto close = [](FILE* file) {
+    if (file != stdin) std::fclose(file);
+  };
+  const std::unique_ptr<FILE, decltype(close)> file(
+      standard_input ? stdin : std::fopen(path.c_str(), "rbe"), close);
+  const std::string name = standard_input ? "standard input" : path;
+  if (!file) return Error{Status::SYSTEM, fmt::format("cannot open {}: {}", name, strerror(errno))};
+  std::string value;
+  std::vector<char> buffer(1 << 20);
+  while (const size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get())) {
+    value.append(buffer.data(), got);
+    if (value.size() > BH_VALUE_BYTES_MAX) break;
+  }
+  if (std::ferror(file.get())) {
+    return Error{Status::SYSTEM, fmt::format("cannot read {}: {}", name, strerror(errno))};
+  }
+  if (value.empty() || value.size() > BH_VALUE_BYTES_MAX) {
+    return Error{Status::VALUE_TOO_LARGE, fmt::format("{} {}, but values have 1 to {} bytes", name,
+                                                      value.empty() ? "is empty" : "is longer",
+                                                      grouped(BH_VALUE_BYTES_MAX))};
+  }
+  return value;
+}
+
+int run_put(const BlockArguments& arguments, const std::string& path) {
+  const auto key = key_of(arguments);
+  if (!key) return fail(key.error());
+  const auto value = read_value(path);  // before the pool: whoever feeds us may take a long time
+  if (!value) return fail(value.error());
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error());
+  auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
+  if (ns.status() == Status::NOT_FOUND) ns = pool->open_namespace({arguments.namespace_name, ""});
+  if (!ns) return fail(ns.error());
+  auto room = pool->reserve(*ns, *key, value->size());
+  if (!room) return fail(about(arguments, *key, room.status()));
+  if (room->present) {
+    print(fmt::format("'{}' is present already and stays as it is\n", key_text(*key)));
+    return kOk;
+  }
+  std::memcpy(room->data, value->data(), value->size());
+  const Status committed = pool->commit(*room);
+  if (committed != Status::OK) return fail(about(arguments, *key, committed));
+  print(fmt::format("stored '{}', {}\n", key_text(*key), exact_bytes(value->size())));
+  return kOk;
+}
+
+void add_put(CLI::App& app, Action& action) {
+  struct Arguments {
+    BlockArguments block;
+    std::string path = "-";
+  };
+  auto* command = app.add_subcommand("put", "Store a value under a key");
+  auto a = std::make_shared<Arguments>();
+  add_block_arguments(*command, a->block);
+  command->add_option("file", a->path, "Where the value is; - is standard input")
+      ->capture_default_str();
+  command->footer(R"(
+Examples:
+  bowhead put shm:demo layer0 ./layer0.bin
+  echo hello | bowhead put shm:demo greeting
+  bowhead put shm:demo --hex 00ff10 ./block.bin
+
+A key that is present already keeps its value: blocks do not change. `rm` it first.)");
+  command->callback([a, &action] { action = [a] { return run_put(a->block, a->path); }; });
+}
+
+Result<std::vector<std::byte>> read_block(Pool& pool, NamespaceId ns, const std::string& key) {
+  // Another process may replace the block between the two calls.
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto length = pool.length(ns, key);
+    if (!length) return length.error();
+    std::vector<std::byte> value(*length);
+    const Span span{value.data(), value.size()};
+    const auto got = pool.get(ns, key, std::span(&span, 1));
+    if (got.status() == Status::BUFFER_TOO_SMALL) continue;
+    if (!got) return got.error();
+    value.resize(*got);
+    return value;
+  }
+  return Status::BUSY;
+}
+
+Result<void> write_file(const std::string& path, const std::vector<std::byte>& value) {
+  FILE* file = std::fopen(path.c_str(), "wbe");
+  if (file == nullptr) {
+    return Error{Status::SYSTEM, fmt::format("cannot create {}: {}", path, strerror(errno))};
+  }
+  const bool written = std::fwrite(value.data(), 1, value.size(), file) == value.size();
+  const int write_error = errno;
+  const bool closed = std::fclose(file) == 0;
+  if (written && closed) return {};
+  const int error = written ? errno : write_error;
+  return Error{Status::SYSTEM, fmt::format("cannot write {}: {}", path, strerror(error))};
+}
+
+int run_get(const BlockArguments& arguments, const std::string& path, bool json) {
+  if (json && path.empty()) {
+    return fail({Status::INVALID_ARGUMENT,
+                 "get --json needs -o FILE: without it the value goes to standard output"});
+  }
+  const auto key = key_of(arguments);
+  if (!key) return fail(key.error());
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error());
+  const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
+  if (!ns) return fail(ns.error());
+  const auto before = pool->info();
+  const auto value = read_block(*pool, *ns, *key);
+  if (!value) {
+    const auto after = pool->info();
+    Error error = about(arguments, *key, value.status());
+    if (before && after && after->damaged > before->damaged) {
+      error.detail += " (it was, but is damaged, and has been dropped)";
+    }
+    return fail(error);
+  }
+  if (path.empty()) {
+    print({reinterpret_cast<const char*>(value->data()), value->size()});
+    return kOk;
+  }
+  const auto written = write_file(path, *value);
+  if (!written) return fail(written.error());
+  if (json) {
+    const Json out = {{"key", is_printable(*key) ? Json(*key) : Json(nullptr)},
+                      {"key_hex", hex_text(*key)},
+                      {"namespace", arguments.namespace_name},
+                      {"size_bytes", value->size()},
+                      {"file", path}};
+    print(json_text(out, 2) + "\n");
+  }
+  return kOk;
+}
+
+void add_get(CLI::App& app, Action& action) {
+  struct Arguments {
+    BlockArguments block;
+    std::string path;
+    bool json = false;
+  };
+  auto* command =
+      app.add_subcommand("get", "Write the value of a key to standard output or a file");
+  auto a = std::make_shared<Arguments>();
+  add_block_arguments(*command, a->block);
+  command->add_option("-o,--output", a->path, "File to write instead");
+  command->add_flag("--json", a->json, "Say what was written to FILE, as JSON");
+  command->footer(
+      "\nExit code 1 if nothing is stored under the key.\n\nExamples:\n"
+      "  bowhead get shm:demo greeting\n  bowhead get shm:demo layer0 -o layer0.bin");
+  command->callback([a, &action] { action = [a] { return run_get(a->block, a->path, a->json); }; });
+}
+
+struct ListArguments {
+  std::string locator;
+  std::string namespace_name;  // empty: all
+  bool json = false;
+};
+
+std::string namespace_text(const PoolInfo& info, NamespaceId id) {
+  for (const auto& ns : info.namespaces) {
+    if (ns.id == id) return ns.name;
+  }
+  return fmt::format("{:016x}", id);
+}
+
+// One block a line, and printed as it goes: a pool may hold millions.
+void print_blocks_json(const std::string& locator, const PoolInfo& info,
+                       const std::vector<BlockInfo>& blocks) {
+  print("{\"locator\": " + json_text(locator, -1) + ", \"blocks\": [");
+  const char* separator = "\n";
+  for (const BlockInfo& block : blocks) {
+    const Json row = {{"key", is_printable(block.key) ? Json(block.key) : Json(nullptr)},
+                      {"key_hex", hex_text(block.key)},
+                      {"namespace", namespace_text(info, block.namespace_id)},
+                      {"size_bytes", block.length_bytes},
+                      {"offset", block.offset},
+                      {"stamp", fmt::format("{:016x}", block.stamp)}};
+    print(separator + json_text(row, -1));
+    separator = ",\n";
+  }
+  print("\n]}\n");
+}
+
+void print_blocks(const PoolInfo& info, const std::vector<BlockInfo>& blocks) {
+  Table table({"NAMESPACE", ">BYTES", ">OFFSET", "KEY"});
+  for (const BlockInfo& block : blocks) {
+    table.add({namespace_text(info, block.namespace_id), grouped(block.length_bytes),
+               fmt::format("{:#x}", block.offset), key_text(block.key)});
+  }
+  print(table.text());
+}
+
+int run_ls(const ListArguments& arguments) {
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error());
+  const auto info = pool->info();
+  if (!info) return fail(info.error());
+  NamespaceId only = 0;
+  if (!arguments.namespace_name.empty()) {
+    const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
+    if (!ns) return fail(ns.error());
+    only = *ns;
+  }
+  std::vector<BlockInfo> blocks;
+  const Status listed = pool->list([&](const BlockInfo& block) {
+    if (arguments.namespace_name.empty() || block.namespace_id == only) blocks.push_back(block);
+    return true;
+  });
+  if (listed != Status::OK) return fail({listed, arguments.locator + ": " + status_text(listed)});
+  std::sort(blocks.begin(), blocks.end(), [](const BlockInfo& a, const BlockInfo& b) {
+    return std::tie(a.namespace_id, a.key) < std::tie(b.namespace_id, b.key);
+  });
+  arguments.json ? print_blocks_json(arguments.locator, *info, blocks)
+                 : print_blocks(*info, blocks);
+  return kOk;
+}
+
+void add_ls(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("ls", "List the blocks of a pool");
+  auto a = std::make_shared<ListArguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_option("--namespace", a->namespace_name, "Only this one (default: all)");
+  command->add_flag("--json", a->json, "As JSON");
+  command->footer(
+      "\nKeys that do not print are shown as hex:DIGITS; give them to other commands as\n"
+      "--hex DIGITS.\n\nExample:\n  bowhead ls shm:demo");
+  command->callback([a, &action] { action = [a] { return run_ls(*a); }; });
+}
+
+int run_rm(const BlockArguments& arguments) {
+  const auto key = key_of(arguments);
+  if (!key) return fail(key.error());
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error());
+  const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
+  if (!ns) return fail(ns.error());
+  const Status removed = pool->remove(*ns, *key);
+  if (removed != Status::OK) return fail(about(arguments, *key, removed));
+  print(fmt::format("removed '{}'\n", key_text(*key)));
+  return kOk;
+}
+
+void add_rm(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand("rm", "Remove a key and its value");
+  auto a = std::make_shared<BlockArguments>();
+  add_block_arguments(*command, *a);
+  command->footer(
+      "\nExit code 1 if nothing is stored under the key.\n\nExample:\n"
+      "  bowhead rm shm:demo greeting");
+  command->callback([a, &action] { action = [a] { return run_rm(*a); }; });
+}
+
+}  // namespace
+
+void add_block_commands(CLI::App& app, Action& action) {
+  add_put(app, action);
+  add_get(app, action);
+  add_ls(app, action);
+  add_rm(app, action);
+}
+
+}  // namespace bowhead::cli

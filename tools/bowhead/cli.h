@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all commands share: exit codes, errors, standard output, progress, interruption.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "pool/pool.h"
+
+namespace bowhead::cli {
+
+/// Exit codes. Besides these, 128 + n: ended by signal n (130 Ctrl-C, 143 SIGTERM).
+enum ExitCode : int {
+  kOk = 0,
+  kDamage = 1,       ///< damage or wrong bytes found; what was asked for is not there
+  kUsage = 2,        ///< the command line or an input file is wrong
+  kEnvironment = 3,  ///< the pool, the memory or the system does not let us
+};
+
+ExitCode exit_code(Status status);
+
+/// Prints "bowhead: message" to standard error; returns the exit code of the status.
+ExitCode fail(const Error& error);
+
+/// Prints "bowhead: message" to standard error.
+void say(std::string_view message);
+
+/// Writes to standard output. Errors are kept for finish_output().
+void print(std::string_view text);
+
+/// Flushes standard output. A reader that went away (`bowhead ls ... | head`) is fine; for any
+/// other failure to write it says so and returns kEnvironment in place of `code`.
+int finish_output(int code);
+
+/// What a command does once the whole command line has been understood; returns the exit code.
+using Action = std::function<int()>;
+
+void add_pool_commands(CLI::App& app, Action& action);
+void add_block_commands(CLI::App& app, Action& action);
+/// `command_line` as typed, for reports.
+void add_replay_command(CLI::App& app, Action& action, const std::string& command_line);
+void add_bench_command(CLI::App& app, Action& action, const std::string& command_line);
+
+/// Opens a pool and warns if it runs on the second copy of its superblock.
+Result<Pool> open_pool(const std::string& locator, const Progress& progress = {});
+
+/// The help line that every command with a locator ends with.
+inline constexpr const char* kLocatorHelp =
+    "Where the pool is: shm:NAME (memory) or file:/PATH (a file, or a device with a DAX file "
+    "system)";
+
+/// A line on standard error that shows how far a thing is, if that is a terminal and the thing
+/// lasts more than a second. Copies of the callback refer to this object.
+class ProgressLine {
+ public:
+  ProgressLine();
+  ~ProgressLine() { clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  Progress callback();
+  void clear();  ///< before anything else is printed
+
+ private:
+  void update(uint64_t done, uint64_t total, const char* what);
+
+  bool terminal_;
+  bool shown_ = false;
+  std::chrono::steady_clock::time_point start_, last_;
+};
+
+/// While it lives, SIGINT, SIGTERM and SIGHUP run `cleanup` on a thread of its own and end the
+/// process with 128 + signal, whatever the other threads are doing.
+class InterruptGuard {
+ public:
+  explicit InterruptGuard(std::function<void()> cleanup);
+  ~InterruptGuard();
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Pool::create() that leaves nothing behind when it is interrupted.
+Result<void> create_pool(const std::string& locator, CreateOptions options);
+
+}  // namespace bowhead::cli

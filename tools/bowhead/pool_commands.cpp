@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// bowhead pool create | info | check | repair | destroy
+#include <fmt/format.h>
+
+#include <ctime>
+#include <memory>
+
+#include "tools/bowhead/cli.h"
+#include "tools/bowhead/json.h"
+#include "tools/bowhead/text.h"
+
+namespace bowhead::cli {
+namespace {
+
+struct CreateArguments {
+  std::string locator;
+  CreateOptions options;
+  uint32_t evict_high_percent = 98;
+  uint32_t evict_low_percent = 96;
+  bool no_evict = false;
+};
+
+int run_create(const CreateArguments& arguments) {
+  CreateOptions options = arguments.options;
+  options.evict_high_permille = arguments.no_evict ? 0 : arguments.evict_high_percent * 10;
+  options.evict_low_permille = arguments.no_evict ? 0 : arguments.evict_low_percent * 10;
+  const auto created = create_pool(arguments.locator, options);
+  if (!created) return fail(created.error());
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error());
+  const auto info = pool->info();
+  if (!info) return fail(info.error());
+  print(fmt::format("created {}: {}, of which {} hold payload\n", info->locator,
+                    exact_bytes(info->size_bytes), exact_bytes(info->payload_bytes)));
+  if (info->size_bytes != options.size_bytes) {
+    say(fmt::format("{} bytes were asked for; pools are multiples of 2 MiB",
+                    grouped(options.size_bytes)));
+  }
+  return kOk;
+}
+
+void add_create(CLI::App& parent, Action& action) {
+  auto* command = parent.add_subcommand("create", "Make a pool");
+  auto a = std::make_shared<CreateArguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_option("--size", a->options.size_bytes, "Size of the whole pool, e.g. 4G")
+      ->required()
+      ->transform(CLI::AsSizeValue(false));
+  command->add_option("--hosts", a->options.hosts, "Hosts that may share it, 1 to 64")
+      ->capture_default_str();
+  command
+      ->add_option("--extent", a->options.extent_bytes,
+                   "Unit of ownership, 2M to 64M (default: from the size)")
+      ->transform(CLI::AsSizeValue(false));
+  command
+      ->add_option("--min-block", a->options.min_block_bytes,
+                   "Smaller values take as much room as this, 4K to 1M (default: 16K)")
+      ->transform(CLI::AsSizeValue(false));
+  auto* high = command
+                   ->add_option("--evict-high", a->evict_high_percent,
+                                "Percent of use above which old blocks are evicted")
+                   ->check(CLI::Range(1, 100))
+                   ->capture_default_str();
+  auto* low = command
+                  ->add_option("--evict-low", a->evict_low_percent,
+                               "Percent of use down to which eviction goes")
+                  ->check(CLI::Range(1, 100))
+                  ->capture_default_str();
+  command->add_flag("--no-evict", a->no_evict, "Never evict: a full pool answers NO_SPACE")
+      ->excludes(high)
+      ->excludes(low);
+  command->add_flag("--force", a->options.replace, "Overwrite what lies there already");
+  command->footer(R"(
+Examples:
+  bowhead pool create shm:demo --size 4G
+  bowhead pool create file:/mnt/pmem/kv --size 512G --extent 64M
+  bowhead pool create shm:store --size 1G --no-evict
+
+All its memory is taken at once, so that no later store can fail for want of it. Interrupted, it
+leaves nothing behind.)");
+  command->callback([a, &action] { action = [a] { return run_create(*a); }; });
+}
+
+std::string time_text(uint64_t unix_ns) {
+  const std::time_t seconds = static_cast<std::time_t>(unix_ns / 1'000'000'000);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[32];
+  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts));
+}
+
+Json info_json(const PoolInfo& info) {
+  Json json = {{"locator", info.locator},
+               {"pool_id", info.pool_id},
+               {"format_version", info.format_version},
+               {"created_unix_ns", info.created_unix_ns},
+               {"media", {{"kind", info.media_kind}, {"description", info.media_description}}},
+               {"flush", info.flush},
+               {"second_superblock_used", info.second_superblock_used},
+               {"size_bytes", info.size_bytes},
+               {"payload_bytes", info.payload_bytes},
+               {"metadata_bytes", info.metadata_bytes},
+               {"extent_bytes", info.extent_bytes},
+               {"extent_count", info.extent_count},
+               {"min_block_bytes", info.min_block_bytes},
+               {"evict_high_permille", info.evict_high_permille},
+               {"evict_low_permille", info.evict_low_permille},
+               {"used_bytes", info.used_bytes},
+               {"blocks", info.blocks},
+               {"counters",
+                {{"puts", info.puts},
+                 {"puts_present", info.puts_present},
+                 {"hits", info.hits},
+                 {"misses", info.misses},
+                 {"evictions", info.evictions},
+                 {"removals", info.removals},
+                 {"moves", info.moves},
+                 {"damaged", info.damaged},
+                 {"bytes_in", info.bytes_in},
+                 {"bytes_out", info.bytes_out},
+                 {"no_space", info.no_space},
+                 {"scavenged", info.scavenged}}}};
+  json["namespaces"] = Json::array();
+  for (const auto& ns : info.namespaces) {
+    json["namespaces"].push_back({{"id", fmt::format("{:016x}", ns.id)},
+                                  {"name", ns.name},
+                                  {"description", ns.description}});
+  }
+  json["hosts"] = Json::array();
+  for (const auto& host : info.hosts) {
+    json["hosts"].push_back({{"slot", host.slot},
+                             {"state", host.state},
+                             {"incarnation", host.incarnation},
+                             {"extents_owned", host.extents_owned},
+                             {"extents_free", host.extents_free},
+                             {"processes_live", host.processes_live},
+                             {"leases_active", host.leases_active}});
+  }
+  return json;
+}
+
+std::string info_text(const PoolInfo& info) {
+  const auto percent = [](double part, uint64_t whole) {
+    return whole == 0 ? 0.0 : 100 * part / static_cast<double>(whole);
+  };
+  Fields fields;
+  fields.add("pool", info.locator);
+  fields.add("id", info.pool_id);
+  fields.add("created", time_text(info.created_unix_ns));
+  fields.add("media", fmt::format("{}: {}", info.media_kind, info.media_description));
+  fields.add("published by", info.flush);
+  fields.add("size", exact_bytes(info.size_bytes));
+  fields.add("payload",
+             fmt::format("{}, {:.2f} % of the size", exact_bytes(info.payload_bytes),
+                         percent(static_cast<double>(info.payload_bytes), info.size_bytes)));
+  fields.add("extents",
+             fmt::format("{} of {}", grouped(info.extent_count), human_bytes(info.extent_bytes)));
+  fields.add("smallest block", human_bytes(info.min_block_bytes));
+  fields.add("eviction",
+             info.evict_high_permille == 0
+                 ? "off"
+                 : fmt::format("above {:g} %, down to {:g} %", info.evict_high_permille / 10.0,
+                               info.evict_low_permille / 10.0));
+  fields.add("used",
+             fmt::format("{}, {:.2f} % of the payload",
+                         exact_bytes(static_cast<uint64_t>(std::max<int64_t>(info.used_bytes, 0))),
+                         percent(static_cast<double>(info.used_bytes), info.payload_bytes)));
+  fields.add("blocks", grouped(static_cast<uint64_t>(std::max<int64_t>(info.blocks, 0))));
+  fields.add("put", fmt::format("{} blocks, {}; {} were present", grouped(info.puts),
+                                human_bytes(info.bytes_in), grouped(info.puts_present)));
+  fields.add("got", fmt::format("{} blocks, {}; {} misses", grouped(info.hits),
+                                human_bytes(info.bytes_out), grouped(info.misses)));
+  fields.add("evicted", grouped(info.evictions));
+  fields.add("removed", grouped(info.removals));
+  fields.add("moved", grouped(info.moves));
+  fields.add("no space", grouped(info.no_space));
+  fields.add("damaged", grouped(info.damaged));
+  fields.add("scavenged", grouped(info.scavenged));
+  std::string text = fields.text();
+
+  Table namespaces({"NAMESPACE", "ID", "DESCRIPTION"});
+  for (const auto& ns : info.namespaces) {
+    namespaces.add({key_text(ns.name), fmt::format("{:016x}", ns.id), key_text(ns.description)});
+  }
+  if (!info.namespaces.empty()) text += "\n" + namespaces.text();
+  Table hosts({">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">PROCESSES", ">LEASES"});
+  for (const auto& host : info.hosts) {
+    hosts.add({std::to_string(host.slot), host.state, std::to_string(host.incarnation),
+               grouped(host.extents_owned), grouped(host.extents_free),
+               std::to_string(host.processes_live), std::to_string(host.leases_active)});
+  }
+  return text + "\n" + hosts.text();
+}
+
+int run_info(const std::string& locator, bool json) {
+  auto pool = open_pool(locator);
+  if (!pool) return fail(pool.error());
+  const auto info = pool->info();
+  if (!info) return fail(info.error());
+  print(json ? json_text(info_json(*info), 2) + "\n" : info_text(*info));
+  return kOk;
+}
+
+void add_info(CLI::App& parent, Action& action) {
+  struct Arguments {
+    std::string locator;
+    bool json = false;
+  };
+  auto* command = parent.add_subcommand("info", "Show what a pool is, holds, and has done");
+  auto a = std::make_shared<Arguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_flag("--json", a->json, "As JSON");
+  command->footer("\nExample:\n  bowhead pool info shm:demo --json");
+  command->callback([a, &action] { action = [a] { return run_info(a->locator, a->json); }; });
+}
+
+int run_check(const std::string& locator, bool payload, bool json) {
+  ProgressLine progress;
+  auto pool = open_pool(locator, progress.callback());
+  if (!pool) return fail(pool.error());
+  const auto report = pool->check(payload, progress.callback());
+  progress.clear();
+  if (!report) return fail(report.error());
+  const bool good = report->findings.empty();
+  if (json) {
+    Json out = {{"locator", locator},
+                {"good", good},
+                {"payload_verified", payload},
+                {"blocks_checked", report->blocks_checked},
+                {"bytes_checked", report->bytes_checked},
+                {"blocks_unverified", report->blocks_unverified},
+                {"findings", Json::array()}};
+    for (const CheckFinding& finding : report->findings) {
+      out["findings"].push_back(
+          {{"what", finding.what}, {"data_lost", finding.data_lost}, {"offset", finding.offset}});
+    }
+    print(json_text(out, 2) + "\n");
+    return good ? kOk : kDamage;
+  }
+  for (const CheckFinding& finding : report->findings) {
+    print(fmt::format("{}: {}\n", finding.data_lost ? "LOST" : "mendable", finding.what));
+  }
+  print(fmt::format("{}: {} blocks checked, {} of payload verified, {} wrong\n", locator,
+                    grouped(report->blocks_checked), human_bytes(report->bytes_checked),
+                    grouped(report->findings.size())));
+  if (report->blocks_unverified > 0) {
+    print(fmt::format("{} blocks were stored without a checksum: nobody can tell\n",
+                      grouped(report->blocks_unverified)));
+  }
+  if (!good)
+    print(fmt::format("`bowhead pool repair {}` mends it and drops what is lost\n", locator));
+  return good ? kOk : kDamage;
+}
+
+void add_check(CLI::App& parent, Action& action) {
+  struct Arguments {
+    std::string locator;
+    bool payload = false;
+    bool json = false;
+  };
+  auto* command = parent.add_subcommand("check", "Look for damage; changes nothing");
+  auto a = std::make_shared<Arguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_flag("--payload", a->payload, "Also read every block and verify its checksum");
+  command->add_flag("--json", a->json, "As JSON");
+  command->footer(
+      "\nExit code 1 if anything is wrong.\n\nExample:\n"
+      "  bowhead pool check shm:demo --payload");
+  command->callback(
+      [a, &action] { action = [a] { return run_check(a->locator, a->payload, a->json); }; });
+}
+
+int run_repair(const std::string& locator, bool take_over) {
+  ProgressLine progress;
+  const auto done = Pool::repair(locator, take_over, progress.callback());
+  progress.clear();
+  if (!done) return fail(done.error());
+  for (const std::string& what : *done) print(what + "\n");
+  if (done->empty()) print(fmt::format("{}: nothing to mend\n", locator));
+  return kOk;
+}
+
+void add_repair(CLI::App& parent, Action& action) {
+  struct Arguments {
+    std::string locator;
+    bool take_over = false;
+  };
+  auto* command = parent.add_subcommand("repair", "Mend what can be mended; drop damaged blocks");
+  auto a = std::make_shared<Arguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_flag("--take-over", a->take_over,
+                    "Accept a pool that another machine did not leave in order");
+  command->footer(
+      "\nNobody may have the pool open meanwhile.\n\nExample:\n"
+      "  bowhead pool repair file:/mnt/pmem/kv");
+  command->callback(
+      [a, &action] { action = [a] { return run_repair(a->locator, a->take_over); }; });
+}
+
+int run_destroy(const std::string& locator, bool force) {
+  const auto destroyed = Pool::destroy(locator, force);
+  if (!destroyed) return fail(destroyed.error());
+  print(fmt::format("destroyed {}\n", locator));
+  return kOk;
+}
+
+void add_destroy(CLI::App& parent, Action& action) {
+  struct Arguments {
+    std::string locator;
+    bool force = false;
+  };
+  auto* command = parent.add_subcommand("destroy", "Remove a pool and all its blocks");
+  auto a = std::make_shared<Arguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_flag("--force", a->force,
+                    "Also what is no pool, is damaged, or is open in some process");
+  command->footer("\nExample:\n  bowhead pool destroy shm:demo");
+  command->callback([a, &action] { action = [a] { return run_destroy(a->locator, a->force); }; });
+}
+
+}  // namespace
+
+void add_pool_commands(CLI::App& app, Action& action) {
+  auto* pool = app.add_subcommand("pool", "Make, inspect, check, mend and remove pools");
+  pool->require_subcommand(1);
+  add_create(*pool, action);
+  add_info(*pool, action);
+  add_check(*pool, action);
+  add_repair(*pool, action);
+  add_destroy(*pool, action);
+}
+
+}  // namespace bowhead::cli

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stream is a hash of a counter in adds, shifts and exclusive ors, which every instruction set
+// does on vectors of 64-bit words; it is written with the compiler's vectors and needs no dispatch.
+#include "tools/bowhead/replay/content.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/checksum.h"
+
+namespace bowhead::replay {
+namespace {
+
+constexpr size_t kLineBytes = 64;
+constexpr uint64_t kWeyl = 0x9E3779B97F4A7C15ull;
+constexpr uint64_t kLowBitOfEachBf16 = 0x0001000100010001ull;
+
+typedef uint64_t Words __attribute__((vector_size(kLineBytes)));
+
+constexpr Words kLanes = {0,         kWeyl,     2 * kWeyl, 3 * kWeyl,
+                          4 * kWeyl, 5 * kWeyl, 6 * kWeyl, 7 * kWeyl};
+
+// Bijective in the counter, so no two words of a block are equal by construction.
+inline void mix(Words& x) {
+  x ^= x >> 32;
+  x += x << 21;
+  x ^= x >> 29;
+  x += x << 13;
+  x ^= x >> 31;
+}
+
+uint64_t block_key(uint64_t id, uint64_t seed) { return hash64(&id, sizeof id, seed); }
+
+// Appends a file.
+Result<void> read_tensors(const std::filesystem::path& path, std::vector<std::byte>& out) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  const std::streamoff size = file ? static_cast<std::streamoff>(file.tellg()) : -1;
+  if (size >= 0) {
+    const size_t before = out.size();
+    out.resize(before + static_cast<size_t>(size));
+    file.seekg(0);
+    file.read(reinterpret_cast<char*>(out.data() + before), size);
+  }
+  if (size < 0 || !file) {
+    return Error{Status::SYSTEM, fmt::format("cannot read tensors {}", path.string())};
+  }
+  return {};
+}
+
+}  // namespace
+
+Content Content::generated(uint64_t seed) {
+  Content content;
+  content.seed_ = seed;
+  content.description_ = fmt::format("stream-1 seed {}", seed);
+  return content;
+}
+
+Result<Content> Content::from_tensors(const std::string& directory, uint64_t seed) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  std::vector<fs::path> folders = {directory};
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (it->is_directory()) folders.push_back(it->path());
+  }
+  if (error) {
+    return Error{Status::SYSTEM,
+                 fmt::format("cannot read directory {}: {}", directory, error.message())};
+  }
+  std::sort(folders.begin(), folders.end());  // the same content whatever order the system lists
+  Content content;
+  content.seed_ = seed;
+  for (const fs::path& folder : folders) {
+    for (const char* name : {"k.bf16.bin", "v.bf16.bin"}) {
+      const fs::path path = folder / name;
+      if (!fs::exists(path, error)) continue;
+      const auto read = read_tensors(path, content.tensors_);
+      if (!read) return read.error();
+    }
+  }
+  content.tensor_lines_ = content.tensors_.size() / kLineBytes;
+  if (content.tensor_lines_ == 0) {
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("{} holds no tensors: no k.bf16.bin or v.bf16.bin of at least 64 bytes "
+                    "in it or in its folders",
+                    directory)};
+  }
+  content.description_ = fmt::format(
+      "tensors-1 {:016x} seed {}", hash64(content.tensors_.data(), content.tensors_.size()), seed);
+  return content;
+}
+
+// Calls visit(offset, bytes, line) for every line; only the last may have fewer than 64 bytes.
+template <class Visit>
+void Content::for_each_line(uint64_t id, size_t size, Visit visit) const {
+  const uint64_t key = block_key(id, seed_);
+  Words counter = key + kLanes;
+  uint64_t tensor_line = tensor_lines_ == 0 ? 0 : block_key(id, ~seed_) % tensor_lines_;
+  for (size_t offset = 0; offset < size; offset += kLineBytes) {
+    Words line = counter;
+    mix(line);
+    counter += 8 * kWeyl;
+    if (tensor_lines_ != 0) {
+      Words tensor;
+      std::memcpy(&tensor, tensors_.data() + tensor_line * kLineBytes, kLineBytes);
+      line = tensor ^ (line & kLowBitOfEachBf16);
+      if (++tensor_line == tensor_lines_) tensor_line = 0;
+    }
+    visit(offset, std::min(kLineBytes, size - offset), line);
+  }
+}
+
+void Content::fill(uint64_t id, std::byte* out, size_t size) const {
+  for_each_line(id, size, [out](size_t offset, size_t bytes, const Words& line) {
+    if (bytes == kLineBytes) {
+      std::memcpy(out + offset, &line, kLineBytes);
+    } else {
+      std::memcpy(out + offset, &line, bytes);
+    }
+  });
+}
+
+Difference Content::compare(uint64_t id, const std::byte* data, size_t size) const {
+  // Nearly always all is well: or-ing differences up is several times faster than looking at each.
+  Words differences = {};
+  for_each_line(id, size, [&](size_t offset, size_t bytes, const Words& line) {
+    Words stored = line;
+    if (bytes == kLineBytes) {
+      std::memcpy(&stored, data + offset, kLineBytes);
+    } else {
+      std::memcpy(&stored, data + offset, bytes);
+    }
+    differences |= stored ^ line;
+  });
+  uint64_t any = 0;
+  for (size_t i = 0; i < 8; ++i) any |= differences[i];
+  Difference result;
+  if (any == 0) return result;
+  for_each_line(id, size, [&](size_t offset, size_t bytes, const Words& line) {
+    std::byte expected[kLineBytes];
+    std::memcpy(expected, &line, kLineBytes);
+    for (size_t i = 0; i < bytes; ++i) {
+      if (data[offset + i] == expected[i]) continue;
+      if (result.wrong_bytes++ == 0) result.first_offset = offset + i;
+    }
+  });
+  return result;
+}
+
+}  // namespace bowhead::replay

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds of the kinds alternate, so that a slow moment of the machine hits all alike.
+#include "tools/bowhead/replay/copy_limit.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "bench/machine.h"
+
+namespace bowhead::replay {
+namespace {
+
+constexpr uint64_t kFootprintMin = 512ull << 20;
+
+// Touched; in huge pages where the system gives them, as the best case has it.
+class Memory {
+ public:
+  explicit Memory(size_t size) : size_(size) {
+    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    madvise(memory, size, MADV_HUGEPAGE);
+    std::memset(memory, 1, size);
+    data_ = static_cast<std::byte*>(memory);
+  }
+  ~Memory() { munmap(data_, size_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  size_t size_;
+  std::byte* data_;
+};
+
+}  // namespace
+
+CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t rounds) {
+  const uint64_t cache_bytes = bench::this_machine().last_level_cache_bytes;
+  const uint64_t wanted = std::max(kFootprintMin, 2 * cache_bytes);
+  const uint64_t allowed = std::min(wanted, bench::available_memory_bytes() / 4);
+  const uint64_t blocks = std::max<uint64_t>(1, allowed / (2 * workers * block_bytes));
+  const uint64_t side_bytes = blocks * block_bytes;  // of one worker
+
+  CopyLimit limit;
+  limit.rounds = rounds;
+  limit.footprint_bytes = 2 * workers * side_bytes;
+  limit.beyond_cache = limit.footprint_bytes >= 2 * cache_bytes;
+  const auto kinds = copy_kinds();
+  for (const CopyKind kind : kinds) limit.kinds.push_back({kind, 0});
+
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start;
+  uint64_t step = 0;  // of rounds * kinds; the first call of the barrier only starts the clock
+  const auto at_barrier = [&]() noexcept {
+    const auto now = Clock::now();
+    if (step > 0) {
+      const double seconds = std::chrono::duration<double>(now - start).count();
+      auto& best = limit.kinds[(step - 1) % kinds.size()].gb_per_s;
+      best = std::max(best, static_cast<double>(workers * side_bytes) / seconds / 1e9);
+    }
+    ++step;
+    start = Clock::now();
+  };
+  std::barrier barrier(workers, at_barrier);
+  const auto copy_all = [&] {
+    const Memory from(side_bytes);
+    const Memory to(side_bytes);
+    barrier.arrive_and_wait();
+    for (uint32_t round = 0; round < rounds; ++round) {
+      for (const CopyKind kind : kinds) {
+        for (uint64_t at = 0; at < side_bytes; at += block_bytes) {
+          copy_with(kind, to.data() + at, from.data() + at, block_bytes);
+        }
+        barrier.arrive_and_wait();
+      }
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (uint32_t i = 0; i < workers; ++i) threads.emplace_back(copy_all);
+  threads.clear();  // joins
+  for (const auto& kind : limit.kinds)
+    limit.best_gb_per_s = std::max(limit.best_gb_per_s, kind.gb_per_s);
+  return limit;
+}
+
+}  // namespace bowhead::replay

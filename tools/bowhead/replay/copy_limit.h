@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine's copy limit: how fast plain copies of blocks are when as many cores copy as there
+// are workers. What no pool can pass, measured beside it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/copy.h"
+
+namespace bowhead::replay {
+
+struct CopyLimit {
+  struct Kind {
+    CopyKind kind;
+    double gb_per_s;  ///< bytes copied (not read plus written) of all workers, best round
+  };
+  std::vector<Kind> kinds;
+  double best_gb_per_s = 0;
+  uint32_t rounds = 0;
+  uint64_t footprint_bytes = 0;  ///< sources and destinations together
+  bool beyond_cache = false;     ///< at least twice the last-level cache
+};
+
+/// Copies block by block from one end of memory larger than the caches to the other: all kinds in
+/// turn, `rounds` times. Uses at most a quarter of the free memory. Starts and ends threads.
+CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t rounds);
+
+}  // namespace bowhead::replay

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// The caller deals requests through one atomic counter and otherwise only watches its children.
+#include "tools/bowhead/replay/replay.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include "base/checksum.h"
+#include "tools/bowhead/replay/models.h"
+
+namespace bowhead::replay {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kCopyRounds = 5;
+constexpr auto kStopPatience = std::chrono::seconds(2);
+constexpr uint64_t kStagingMin = 64ull << 20;
+constexpr uint64_t kStagingMax = 256ull << 20;
+constexpr uint64_t kPayloadAlign = 4096;
+
+// What a worker tells; it is the only one to write it.
+struct WorkerPage {
+  EngineStats stats;
+  uint32_t failed_status;  // Status; 0: none
+  char failed_text[500];
+};
+
+// The page that parent and workers share.
+struct Shared {
+  std::atomic<uint64_t> next_request;
+  std::atomic<uint64_t> served;
+  std::atomic<uint32_t> ready;  // workers that have opened the pool
+  std::atomic<uint32_t> go;
+  std::atomic<uint32_t> stop;
+  WorkerPage workers[];
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+class SharedMapping {
+ public:
+  explicit SharedMapping(uint32_t workers) : size_(sizeof(Shared) + workers * sizeof(WorkerPage)) {
+    void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    shared_ = memory == MAP_FAILED ? nullptr : static_cast<Shared*>(memory);
+  }
+  ~SharedMapping() {
+    if (shared_ != nullptr) munmap(shared_, size_);
+  }
+  SharedMapping(const SharedMapping&) = delete;
+  SharedMapping& operator=(const SharedMapping&) = delete;
+  Shared* get() const { return shared_; }
+
+ private:
+  size_t size_;
+  Shared* shared_;
+};
+
+sigset_t ending_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  return set;
+}
+
+// Takes a pending signal, waiting for up to `wait_ms`; 0 if none came.
+int take_signal(long wait_ms) {
+  const sigset_t set = ending_signals();
+  const timespec wait{wait_ms / 1000, wait_ms % 1000 * 1'000'000};
+  const int signal = sigtimedwait(&set, nullptr, &wait);
+  return signal > 0 ? signal : 0;
+}
+
+NamespaceDescription namespace_of(const Content& content, uint64_t block_bytes) {
+  const std::string text = fmt::format("replay: {}, {} bytes", content.description(), block_bytes);
+  return {fmt::format("replay-{:016x}", hash64(text.data(), text.size())), text};
+}
+
+uint64_t staging_bytes(const Trace& trace, uint64_t block_bytes) {
+  return std::clamp(2 * trace.largest_request_blocks() * block_bytes, kStagingMin, kStagingMax);
+}
+
+Result<void> work(const Trace& trace, const Content& content, const ReplayOptions& options,
+                  Shared& shared, EngineStats& stats) {
+  auto pool = Pool::open(options.locator);
+  if (!pool) return pool.error();
+  const auto ns = pool->open_namespace(namespace_of(content, options.block_bytes));
+  if (!ns) return ns.error();
+  Engine engine(*pool, *ns, content, options.block_bytes, staging_bytes(trace, options.block_bytes),
+                stats);
+  shared.ready.fetch_add(1);
+  while (shared.go.load() == 0 && shared.stop.load() == 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  while (shared.stop.load(std::memory_order_relaxed) == 0) {
+    const uint64_t at = shared.next_request.fetch_add(1);
+    if (at >= trace.requests.size()) break;
+    const Request& request = trace.requests[at];
+    const auto served = engine.serve(trace.ids_of(request), request.input_tokens);
+    if (!served) return served;
+    shared.served.fetch_add(1, std::memory_order_relaxed);
+  }
+  return {};
+}
+
+// The child's life. Never returns: what the parent would do at exit is the parent's to do.
+[[noreturn]] void worker_main(const Trace& trace, const Content& content,
+                              const ReplayOptions& options, Shared& shared, uint32_t worker,
+                              pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);
+  WorkerPage& page = shared.workers[worker];
+  const auto worked = work(trace, content, options, shared, page.stats);
+  if (!worked) {
+    page.failed_status = static_cast<uint32_t>(worked.status());
+    const std::string text = worked.error().message();
+    std::memcpy(page.failed_text, text.data(), std::min(text.size(), sizeof page.failed_text - 1));
+  }
+  _exit(worked ? 0 : 1);
+}
+
+// The worker processes; those still there when it goes are killed.
+class Crew {
+ public:
+  explicit Crew(Shared& shared) : shared_(shared) {}
+  ~Crew() { kill_all(); }
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+
+  Result<void> start(const Trace& trace, const Content& content, const ReplayOptions& options) {
+    const pid_t self = getpid();
+    for (uint32_t i = 0; i < options.workers; ++i) {
+      const pid_t pid = fork();
+      if (pid == 0) worker_main(trace, content, options, shared_, i, self);
+      if (pid < 0) {
+        return Error{Status::SYSTEM, fmt::format("cannot start worker {} of {}: {}", i + 1,
+                                                 options.workers, strerror(errno))};
+      }
+      pids_.push_back(pid);
+    }
+    return {};
+  }
+
+  size_t running() const {
+    return static_cast<size_t>(
+        std::count_if(pids_.begin(), pids_.end(), [](pid_t p) { return p > 0; }));
+  }
+
+  // Collects workers that have ended. Returns why the run cannot go on, if one ended badly.
+  Result<void> collect() {
+    for (size_t i = 0; i < pids_.size(); ++i) {
+      int status = 0;
+      if (pids_[i] == 0 || waitpid(pids_[i], &status, WNOHANG) != pids_[i]) continue;
+      const pid_t pid = pids_[i];
+      pids_[i] = 0;
+      const WorkerPage& page = shared_.workers[i];
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+      if (page.failed_status != 0) {
+        return Error{static_cast<Status>(page.failed_status),
+                     fmt::format("worker {}: {}", i + 1, page.failed_text)};
+      }
+      return Error{Status::SYSTEM,
+                   WIFSIGNALED(status)
+                       ? fmt::format("worker {} (pid {}) was ended by signal {} ({})", i + 1, pid,
+                                     WTERMSIG(status), strsignal(WTERMSIG(status)))
+                       : fmt::format("worker {} (pid {}) ended with code {}", i + 1, pid,
+                                     WEXITSTATUS(status))};
+    }
+    return {};
+  }
+
+  // Lets the workers finish the request they are at; kills those that take too long.
+  void stop() {
+    shared_.stop.store(1);
+    const auto deadline = Clock::now() + kStopPatience;
+    while (running() > 0 && Clock::now() < deadline) {
+      (void)collect();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    kill_all();
+  }
+
+ private:
+  void kill_all() {
+    for (pid_t& pid : pids_) {
+      if (pid == 0) continue;
+      kill(pid, SIGKILL);
+      while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
+      pid = 0;
+    }
+  }
+
+  Shared& shared_;
+  std::vector<pid_t> pids_;
+};
+
+// Runs the workers to the end of the trace. Returns the signal that ended it early, or 0.
+Result<int> run_workers(const Trace& trace, const Content& content, const ReplayOptions& options,
+                        Shared& shared, ReplayReport& report) {
+  Crew crew(shared);
+  const auto started = crew.start(trace, content, options);
+  if (!started) return started.error();
+  Clock::time_point start = Clock::now();
+  bool going = false;
+  while (crew.running() > 0) {
+    if (!going && shared.ready.load() == options.workers) {
+      start = Clock::now();
+      shared.go.store(1);
+      going = true;
+    }
+    if (const int signal = take_signal(going ? 20 : 1)) {
+      crew.stop();
+      report.wall_s = std::chrono::duration<double>(Clock::now() - start).count();
+      return signal;
+    }
+    const auto collected = crew.collect();
+    if (!collected) {
+      crew.stop();
+      return collected.error();
+    }
+    if (options.progress && going) {
+      options.progress(shared.served.load(), trace.requests.size(), "requests replayed");
+    }
+  }
+  report.wall_s = std::chrono::duration<double>(Clock::now() - start).count();
+  return 0;
+}
+
+// How many blocks of `block_bytes` the pool holds before it evicts.
+void set_capacity(const PoolInfo& info, uint64_t block_bytes, ReplayReport& report) {
+  const uint64_t aligned = (block_bytes + kPayloadAlign - 1) / kPayloadAlign * kPayloadAlign;
+  report.footprint_bytes = std::max(info.min_block_bytes, aligned);
+  const uint64_t blocks = report.footprint_bytes <= info.extent_bytes
+                              ? info.extent_count * (info.extent_bytes / report.footprint_bytes)
+                              : info.payload_bytes / report.footprint_bytes;
+  const uint64_t permille = info.evict_high_permille == 0 ? 1000 : info.evict_high_permille;
+  report.capacity_blocks = blocks * permille / 1000;
+}
+
+Result<void> look_before(const Content& content, const ReplayOptions& options,
+                         ReplayReport& report) {
+  auto pool = Pool::open(options.locator);
+  if (!pool) return pool.error();
+  const auto ns = pool->open_namespace(namespace_of(content, options.block_bytes));
+  if (!ns) return ns.error();
+  auto info = pool->info();
+  if (!info) return info.error();
+  report.before = *std::move(info);
+  const Status listed = pool->list([&](const BlockInfo& block) {
+    report.warm_blocks += block.namespace_id == *ns;
+    return true;
+  });
+  if (listed != Status::OK) return listed;
+  set_capacity(report.before, options.block_bytes, report);
+  return {};
+}
+
+Result<void> look_after(const Content& content, const ReplayOptions& options,
+                        ReplayReport& report) {
+  auto pool = Pool::open(options.locator);
+  if (!pool) return pool.error();
+  auto info = pool->info();
+  if (!info) return info.error();
+  report.after = *std::move(info);
+  if (!options.self_test) return {};
+  const auto ns = pool->open_namespace(namespace_of(content, options.block_bytes));
+  if (!ns) return ns.error();
+  const auto tested = run_self_test(*pool, *ns, content, options.block_bytes, options.seed);
+  if (!tested) return tested.error();
+  report.self_test = *tested;
+  return {};
+}
+
+}  // namespace
+
+Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
+                                const ReplayOptions& options) {
+  ReplayReport report;
+  const auto before = look_before(content, options, report);
+  if (!before) return before.error();
+  report.copy_limit = measure_copy_limit(options.workers, options.block_bytes, kCopyRounds);
+
+  SharedMapping mapping(options.workers);
+  if (mapping.get() == nullptr) {
+    return Error{Status::SYSTEM, fmt::format("no memory for counters: {}", strerror(errno))};
+  }
+  Shared& shared = *mapping.get();
+  report.interrupted_by = take_signal(0);
+  if (report.interrupted_by != 0) return report;
+  const auto ended = run_workers(trace, content, options, shared, report);
+  if (!ended) return ended.error();
+  report.interrupted_by = *ended;
+  for (uint32_t i = 0; i < options.workers; ++i) {
+    report.workers.push_back(shared.workers[i].stats);
+    report.total.merge(shared.workers[i].stats);
+  }
+  if (report.interrupted_by != 0) return report;
+
+  const auto after = look_after(content, options, report);
+  if (!after) return after.error();
+  report.infinite_hits = infinite_hits(trace);
+  report.lru_hits = lru_hits(trace, report.capacity_blocks);
+  report.best_hits = best_hits(trace, report.capacity_blocks);
+  report.interrupted_by = take_signal(0);
+  return report;
+}
+
+}  // namespace bowhead::replay

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// bowhead replay: the command line of the main job, and its report.
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <csignal>
+#include <memory>
+
+#include "tools/bowhead/cli.h"
+#include "tools/bowhead/replay/generator.h"
+#include "tools/bowhead/replay/replay.h"
+#include "tools/bowhead/replay_report.h"
+
+namespace bowhead::cli {
+namespace {
+
+struct Arguments {
+  std::string trace_path;
+  std::string kv_directory;
+  replay::Workload workload = replay::Workload::MIXED;
+  uint64_t requests = 0;
+  uint64_t create_bytes = 0;
+  bool keep = false;
+  bool json = false;
+  replay::ReplayOptions options;
+  std::string command_line;
+};
+
+constexpr uint64_t kGeneratedRequests = 24000;
+
+// Reads and makes all that is needed before anything is touched.
+Result<replay::Trace> make_trace(const Arguments& arguments) {
+  if (!arguments.trace_path.empty()) {
+    return replay::read_trace(arguments.trace_path, arguments.requests);
+  }
+  return replay::generate_trace(arguments.workload, arguments.options.seed,
+                                arguments.requests == 0 ? kGeneratedRequests : arguments.requests);
+}
+
+// With the ending signals blocked: run_replay() takes them.
+int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
+                   const replay::Content& content) {
+  ProgressLine progress;
+  replay::ReplayOptions options = arguments.options;
+  options.progress = progress.callback();
+  const auto report = replay::run_replay(trace, content, options);
+  progress.clear();
+  if (!report) return fail(report.error());
+  if (report->interrupted_by != 0) {
+    say(fmt::format("interrupted after {} of {} requests; the workers have ended, the pool is good",
+                    report->total.requests, trace.requests.size()));
+    return 128 + report->interrupted_by;
+  }
+  const ReplayRun about{trace, content, options, *report, arguments.command_line};
+  print(arguments.json ? replay_json(about) : replay_text(about));
+  return replay_good(about) ? kOk : kDamage;
+}
+
+int run(const Arguments& arguments) {
+  const auto trace = make_trace(arguments);
+  if (!trace) return fail(trace.error());
+  const auto content =
+      arguments.kv_directory.empty()
+          ? replay::Content::generated(arguments.options.seed)
+          : replay::Content::from_tensors(arguments.kv_directory, arguments.options.seed);
+  if (!content) return fail(content.error());
+
+  sigset_t ending;
+  sigemptyset(&ending);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ending, signal);
+  if (arguments.create_bytes > 0) {
+    CreateOptions options;
+    options.size_bytes = arguments.create_bytes;
+    const auto created = create_pool(arguments.options.locator, options);
+    if (!created) return fail(created.error());
+  }
+  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  const int code = replay_in_pool(arguments, *trace, *content);
+  if (arguments.create_bytes > 0 && !arguments.keep) {
+    const auto destroyed = Pool::destroy(arguments.options.locator, false);
+    if (!destroyed) {
+      fail(destroyed.error());
+      return code == kOk ? kEnvironment : code;
+    }
+  }
+  return code;
+}
+
+constexpr const char* kFooter = R"(
+Requests are taken from TRACE (a JSON object per line: timestamp, input_length, output_length,
+hash_ids; - is standard input), or made from a seed. Each worker is a process that acts as an
+inference engine: it looks up the longest cached prefix of a request, restores those blocks,
+compares every byte with the content made anew from the block's id, and stores the blocks that were
+missing. The report shows the hit rate beside that of an ideal LRU and of the best possible cache of
+the same size, and the speed beside that of plain copies. What it means in full: docs/replay.md.
+
+Exit code 1 if a wrong byte came back, or if the self-test missed a planted one.
+
+Examples:
+  bowhead replay --pool shm:try --create 1G --workers 2
+  bowhead replay conversation.jsonl --pool shm:demo --workers 8 --block-bytes 256K --json
+  bowhead replay --pool shm:try --create 1G --generate agent --requests 5000 --self-test)";
+
+}  // namespace
+
+void add_replay_command(CLI::App& app, Action& action, const std::string& command_line) {
+  auto* command = app.add_subcommand("replay", "Run the requests of a trace against a pool");
+  auto a = std::make_shared<Arguments>();
+  a->command_line = command_line;
+  auto* trace = command->add_option("trace", a->trace_path, "Trace to replay (default: generated)");
+  command->add_option("--pool", a->options.locator, kLocatorHelp)->required();
+  command->add_option("--workers", a->options.workers, "Worker processes")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  command->add_option("--block-bytes", a->options.block_bytes, "Bytes of a 512-token block (64K)")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
+  command->add_option("--generate", a->workload, "Workload to make: multiturn, agent, mixed")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, replay::Workload>{{"multiturn", replay::Workload::MULTITURN},
+                                                  {"agent", replay::Workload::AGENT},
+                                                  {"mixed", replay::Workload::MIXED}}))
+      ->excludes(trace);
+  command
+      ->add_option("--requests", a->requests,
+                   "Stop after so many (default: the whole trace, or 24000 generated ones)")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 32));
+  command->add_option("--seed", a->options.seed, "Of generated requests and content")
+      ->capture_default_str();
+  command->add_option("--kv", a->kv_directory,
+                      "Folder of real tensors (k.bf16.bin, v.bf16.bin) to make content from");
+  auto* create = command
+                     ->add_option("--create", a->create_bytes,
+                                  "Make the pool, of this size, and destroy it afterwards")
+                     ->transform(CLI::AsSizeValue(false));
+  command->add_flag("--keep", a->keep, "Do not destroy the pool that --create made")->needs(create);
+  command->add_flag("--self-test", a->options.self_test,
+                    "Then flip stored bytes and store wrong ones: each must be found");
+  command->add_flag("--json", a->json, "Report as JSON");
+  command->footer(kFooter);
+  command->callback([a, &action] { action = [a] { return run(*a); }; });
+}
+
+}  // namespace bowhead::cli

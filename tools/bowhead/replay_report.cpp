@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rates are bytes by the time spent in the pool's own calls; what a worker does between them
+// (making and comparing content) is told apart.
+#include "tools/bowhead/replay_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "bench/machine.h"
+#include "tools/bowhead/json.h"
+#include "tools/bowhead/text.h"
+
+namespace bowhead::cli {
+namespace {
+
+using replay::EngineStats;
+using replay::LatencyHistogram;
+using replay::ReplayReport;
+
+double percent(uint64_t part, uint64_t whole) {
+  return whole == 0 ? 0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
+}
+
+double gb_per_s(uint64_t bytes, uint64_t ns) {
+  return ns == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(ns);
+}
+
+// Sums of what each worker moved in its own time: all of them at once, were they never elsewhere.
+struct Throughput {
+  double out = 0;
+  double in = 0;
+};
+Throughput throughput(const ReplayReport& report) {
+  Throughput sum;
+  for (const EngineStats& worker : report.workers) {
+    sum.out += gb_per_s(worker.bytes_out, worker.get.sum_ns);
+    sum.in += gb_per_s(worker.bytes_in, worker.put.sum_ns);
+  }
+  return sum;
+}
+
+Json latency_json(const LatencyHistogram& histogram) {
+  return {{"count", histogram.count},
+          {"p50_ns", histogram.quantile_ns(500)},
+          {"p99_ns", histogram.quantile_ns(990)},
+          {"p999_ns", histogram.quantile_ns(999)},
+          {"max_ns", histogram.max_ns}};
+}
+
+Json workers_json(const ReplayReport& report) {
+  Json workers = Json::array();
+  for (const EngineStats& worker : report.workers) {
+    workers.push_back({{"requests", worker.requests},
+                       {"out_gb_per_s", gb_per_s(worker.bytes_out, worker.get.sum_ns)},
+                       {"in_gb_per_s", gb_per_s(worker.bytes_in, worker.put.sum_ns)},
+                       {"bytes_out", worker.bytes_out},
+                       {"bytes_in", worker.bytes_in},
+                       {"get_ns", worker.get.sum_ns},
+                       {"put_ns", worker.put.sum_ns},
+                       {"lookup_ns", worker.lookup.sum_ns},
+                       {"touch_ns", worker.touch.sum_ns},
+                       {"content_ns", worker.content_ns}});
+  }
+  return workers;
+}
+
+Json wrong_json(const EngineStats& total) {
+  Json wrong = Json::array();
+  for (uint64_t i = 0; i < std::min<uint64_t>(total.wrong_blocks, EngineStats::kWrongKept); ++i) {
+    wrong.push_back({{"id", total.wrong[i].id},
+                     {"wrong_bytes", total.wrong[i].wrong_bytes},
+                     {"first_offset", total.wrong[i].first_offset}});
+  }
+  return wrong;
+}
+
+Json limit_json(const replay::CopyLimit& limit) {
+  Json kinds;
+  for (const auto& kind : limit.kinds) kinds[copy_kind_name(kind.kind)] = kind.gb_per_s;
+  return {{"gb_per_s", limit.best_gb_per_s},
+          {"kinds", kinds},
+          {"rounds", limit.rounds},
+          {"footprint_bytes", limit.footprint_bytes},
+          {"beyond_cache", limit.beyond_cache}};
+}
+
+Json self_test_json(const replay::SelfTestReport& test) {
+  return {{"passed", test.passed()},
+          {"flipped_planted", test.flipped_planted},
+          {"flipped_found", test.flipped_found},
+          {"flipped_delivered", test.delivered_wrong},
+          {"foreign_planted", test.foreign_planted},
+          {"foreign_found", test.foreign_found}};
+}
+
+Json setup_json(const ReplayRun& run) {
+  const bench::Machine machine = bench::this_machine();
+  return {{"command", run.command_line},
+          {"version", BOWHEAD_VERSION},
+          {"commit", machine.commit},
+          {"cpu", machine.cpu},
+          {"cores", machine.cpus.size()},
+          {"pool", run.options.locator},
+          {"media", run.report.before.media_description},
+          {"trace", run.trace.source},
+          {"content", run.content.description()},
+          {"workers", run.options.workers},
+          {"block_bytes", run.options.block_bytes},
+          {"block_tokens", replay::kBlockTokens}};
+}
+
+Json hits_json(const ReplayReport& report) {
+  const EngineStats& total = report.total;
+  const auto rate = [&](uint64_t hits) { return percent(hits, total.blocks_asked) / 100; };
+  return {{"requests", total.requests},
+          {"wall_s", report.wall_s},
+          {"blocks_asked", total.blocks_asked},
+          {"blocks_hit", total.blocks_hit},
+          {"blocks_put", total.blocks_put},
+          {"blocks_lost", total.blocks_lost},
+          {"blocks_no_space", total.blocks_no_space},
+          {"blocks_busy", total.blocks_busy},
+          {"blocks_warm", report.warm_blocks},
+          {"blocks_evicted", report.after.evictions - report.before.evictions},
+          {"blocks_damaged", report.after.damaged - report.before.damaged},
+          {"capacity_blocks", report.capacity_blocks},
+          {"footprint_bytes", report.footprint_bytes},
+          {"hit_rate", rate(total.blocks_hit)},
+          {"hit_rate_lru", rate(report.lru_hits)},
+          {"hit_rate_best", rate(report.best_hits)},
+          {"hit_rate_infinite", rate(report.infinite_hits)},
+          {"tokens_asked", total.tokens_asked},
+          {"tokens_saved", total.tokens_saved}};
+}
+
+Json speed_json(const ReplayReport& report) {
+  const EngineStats& total = report.total;
+  const Throughput rate = throughput(report);
+  const double limit = report.copy_limit.best_gb_per_s;
+  return {{"bytes_out", total.bytes_out},
+          {"bytes_in", total.bytes_in},
+          {"out_gb_per_s", rate.out},
+          {"in_gb_per_s", rate.in},
+          {"out_of_limit", limit == 0 ? 0 : rate.out / limit},
+          {"in_of_limit", limit == 0 ? 0 : rate.in / limit},
+          {"copy_limit", limit_json(report.copy_limit)},
+          {"latency",
+           {{"lookup", latency_json(total.lookup)},
+            {"get", latency_json(total.get)},
+            {"put", latency_json(total.put)},
+            {"touch", latency_json(total.touch)}}},
+          {"per_worker", workers_json(report)}};
+}
+
+std::string hits_text(const ReplayReport& report) {
+  const uint64_t asked = report.total.blocks_asked;
+  Table table({"HIT RATE", ">BLOCKS", ">PERCENT"});
+  const auto row = [&](const char* name, uint64_t hits) {
+    table.add({name, grouped(hits), fmt::format("{:.2f}", percent(hits, asked))});
+  };
+  row("this pool", report.total.blocks_hit);
+  row("ideal LRU", report.lru_hits);
+  row("best possible", report.best_hits);
+  row("endless cache", report.infinite_hits);
+  return table.text();
+}
+
+std::string speed_text(const ReplayReport& report) {
+  const Throughput rate = throughput(report);
+  const double limit = report.copy_limit.best_gb_per_s;
+  Table table({"SPEED", ">GB/s", ">OF LIMIT", ">BYTES", ">P50", ">P99", ">P99.9", ">MAX"});
+  const auto row = [&](const char* name, double speed, uint64_t bytes,
+                       const LatencyHistogram& latency) {
+    const bool moves = speed > 0;
+    table.add({name, moves ? fmt::format("{:.2f}", speed) : "",
+               moves && limit > 0 ? fmt::format("{:.2f}", speed / limit) : "",
+               moves ? human_bytes(bytes) : "", duration_text(latency.quantile_ns(500)),
+               duration_text(latency.quantile_ns(990)), duration_text(latency.quantile_ns(999)),
+               duration_text(latency.max_ns)});
+  };
+  row("get", rate.out, report.total.bytes_out, report.total.get);
+  row("put", rate.in, report.total.bytes_in, report.total.put);
+  row("lookup of a prefix", 0, 0, report.total.lookup);
+  row("touch of a request", 0, 0, report.total.touch);
+  std::string limits;
+  for (const auto& kind : report.copy_limit.kinds) {
+    limits += fmt::format("{}{} {:.2f}", limits.empty() ? "" : ", ", copy_kind_name(kind.kind),
+                          kind.gb_per_s);
+  }
+  return table.text() +
+         fmt::format(
+             "limit: plain copies of such blocks by {} cores at once, {} GB/s (best of {} "
+             "rounds over {}{})\n",
+             report.workers.size(), limits, report.copy_limit.rounds,
+             human_bytes(report.copy_limit.footprint_bytes),
+             report.copy_limit.beyond_cache ? "" : ", which the caches may hold");
+}
+
+std::string workers_text(const ReplayReport& report) {
+  Table table({">WORKER", ">REQUESTS", ">GET GB/s", ">PUT GB/s", ">IN POOL CALLS", ">IN CONTENT"});
+  for (size_t i = 0; i < report.workers.size(); ++i) {
+    const EngineStats& worker = report.workers[i];
+    table.add({std::to_string(i + 1), grouped(worker.requests),
+               fmt::format("{:.2f}", gb_per_s(worker.bytes_out, worker.get.sum_ns)),
+               fmt::format("{:.2f}", gb_per_s(worker.bytes_in, worker.put.sum_ns)),
+               duration_text(worker.get.sum_ns + worker.put.sum_ns + worker.lookup.sum_ns +
+                             worker.touch.sum_ns),
+               duration_text(worker.content_ns)});
+  }
+  return table.text();
+}
+
+std::string verdict_text(const ReplayRun& run) {
+  const ReplayReport& report = run.report;
+  const EngineStats& total = report.total;
+  std::string text = fmt::format(
+      "verified {}: {} wrong bytes in {} blocks; {} blocks damaged in the pool\n",
+      exact_bytes(total.bytes_verified), grouped(total.wrong_bytes), grouped(total.wrong_blocks),
+      grouped(report.after.damaged - report.before.damaged));
+  for (uint64_t i = 0; i < std::min<uint64_t>(total.wrong_blocks, 8); ++i) {
+    text += fmt::format("WRONG: block {}: {} bytes, the first at offset {}\n", total.wrong[i].id,
+                        grouped(total.wrong[i].wrong_bytes), total.wrong[i].first_offset);
+  }
+  if (run.options.self_test) {
+    const auto& test = report.self_test;
+    text += fmt::format(
+        "self-test {}: {} of {} flipped blocks found and {} delivered; {} of {} blocks of wrong "
+        "content found\n",
+        test.passed() ? "passed" : "FAILED", test.flipped_found, test.flipped_planted,
+        test.delivered_wrong, test.foreign_found, test.foreign_planted);
+  }
+  return text;
+}
+
+std::string setup_text(const ReplayRun& run) {
+  const ReplayReport& report = run.report;
+  const EngineStats& total = report.total;
+  Fields fields;
+  fields.add("trace", run.trace.source);
+  fields.add("requests", fmt::format("{}, with {} blocks of {} tokens, {} of them distinct",
+                                     grouped(total.requests), grouped(total.blocks_asked),
+                                     replay::kBlockTokens, grouped(run.trace.distinct_blocks)));
+  fields.add("blocks", fmt::format("{} each ({} in the pool); content: {}",
+                                   exact_bytes(run.options.block_bytes),
+                                   human_bytes(report.footprint_bytes), run.content.description()));
+  fields.add("pool", fmt::format("{}: holds {} such blocks", report.before.locator,
+                                 grouped(report.capacity_blocks)));
+  fields.add("time", fmt::format("{:.1f} s with {} workers, {:.0f} requests/s", report.wall_s,
+                                 report.workers.size(),
+                                 static_cast<double>(total.requests) / report.wall_s));
+  fields.add("prefill saved", fmt::format("{} of {} tokens, {:.2f} %", grouped(total.tokens_saved),
+                                          grouped(total.tokens_asked),
+                                          percent(total.tokens_saved, total.tokens_asked)));
+  fields.add("stored",
+             fmt::format("{} blocks; {} evicted, {} lost between lookup and get, {} found "
+                         "no space, {} found the pool busy",
+                         grouped(total.blocks_put),
+                         grouped(report.after.evictions - report.before.evictions),
+                         grouped(total.blocks_lost), grouped(total.blocks_no_space),
+                         grouped(total.blocks_busy)));
+  return fields.text();
+}
+
+}  // namespace
+
+bool replay_good(const ReplayRun& run) {
+  return run.report.total.wrong_blocks == 0 &&
+         (!run.options.self_test || run.report.self_test.passed());
+}
+
+std::string replay_json(const ReplayRun& run) {
+  Json json = setup_json(run);
+  json["good"] = replay_good(run);
+  json["blocks_distinct"] = run.trace.distinct_blocks;
+  json.update(hits_json(run.report));
+  json.update(speed_json(run.report));
+  const EngineStats& total = run.report.total;
+  json["bytes_verified"] = total.bytes_verified;
+  json["wrong_blocks"] = total.wrong_blocks;
+  json["wrong_bytes"] = total.wrong_bytes;
+  json["wrong"] = wrong_json(total);
+  if (run.options.self_test) json["self_test"] = self_test_json(run.report.self_test);
+  return json_text(json, 2) + "\n";
+}
+
+std::string replay_text(const ReplayRun& run) {
+  const ReplayReport& report = run.report;
+  std::string text = setup_text(run);
+  if (report.before.blocks > 0) {
+    text += fmt::format(
+        "note: {} blocks were in the pool before, {} of them of this content; the "
+        "models assume an empty one\n",
+        grouped(static_cast<uint64_t>(report.before.blocks)), grouped(report.warm_blocks));
+  }
+  return text + "\n" + hits_text(report) + "\n" + speed_text(report) + "\n" + workers_text(report) +
+         "\n" + verdict_text(run);
+}
+
+}  // namespace bowhead::cli

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers, keys and tables as people read them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace bowhead::cli {
+
+/// "4.00 GiB", "512 B".
+std::string human_bytes(uint64_t bytes);
+
+/// "4.00 GiB (4,294,967,296 bytes)": what people see and what it is exactly.
+std::string exact_bytes(uint64_t bytes);
+
+/// "1,234,567".
+std::string grouped(uint64_t number);
+
+/// "850 ns", "12.3 us", "4.56 ms", "1.20 s".
+std::string duration_text(uint64_t ns);
+
+std::string hex_text(std::string_view bytes);
+
+/// The bytes that hexadecimal digits stand for; nothing if they do not.
+std::optional<std::string> parse_hex(std::string_view digits);
+
+/// Printable ASCII throughout.
+bool is_printable(std::string_view key);
+
+/// The key itself if it is printable, else "hex:" and its digits.
+std::string key_text(std::string_view key);
+
+/// "name:  value" lines with the values aligned.
+class Fields {
+ public:
+  void add(std::string name, std::string value);
+  std::string text() const;
+
+ private:
+  std::vector<std::pair<std::string, std::string>> rows_;
+};
+
+/// Columns under headings; a heading that begins with '>' is aligned to the right.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> headings) : rows_{std::move(headings)} {}
+  void add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace bowhead::cli
