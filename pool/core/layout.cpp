@@ -17,6 +17,8 @@ constexpr uint32_t kProcesses = 256;
 constexpr uint32_t kNamespaces = 64;
 constexpr uint32_t kLocks = 4096;
 constexpr uint32_t kTouches = 4096;
+constexpr const char* kRestore =
+    "; restore it from a copy, or make it anew with `bowhead pool create --force`";
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -75,6 +77,9 @@ Result<void> check_choice(const GeometryChoice& c) {
   if (c.total_bytes < kPoolBytesMin)
     return bad(Status::TOO_SMALL,
                fmt::format("a pool of {} bytes is too small: 16 MiB at least", c.total_bytes));
+  if (c.total_bytes > kPoolBytesMax)
+    return bad(Status::INVALID_ARGUMENT,
+               fmt::format("a pool of {} bytes is too large: 256 TiB at most", c.total_bytes));
   if (c.hosts < 1 || c.hosts > BH_HOSTS_MAX)
     return bad(Status::INVALID_ARGUMENT,
                fmt::format("{} host slots: 1 to 64 are possible", c.hosts));
@@ -88,9 +93,10 @@ Result<void> check_choice(const GeometryChoice& c) {
     return bad(Status::INVALID_ARGUMENT,
                fmt::format("smallest blocks of {} bytes: give a power of two from 4 KiB to 1 MiB",
                            c.min_block_bytes));
-  if (!std::has_single_bit(c.align_bytes) || c.align_bytes < kPage)
+  if (!std::has_single_bit(c.align_bytes) || c.align_bytes < kPage ||
+      c.align_bytes > kExtentBytesMin)
     return bad(Status::MISALIGNED, fmt::format("the medium maps in grains of {} bytes, which is "
-                                               "no power of two from 4 KiB",
+                                               "no power of two from 4 KiB to 2 MiB",
                                                c.align_bytes));
   return {};
 }
@@ -98,6 +104,11 @@ Result<void> check_choice(const GeometryChoice& c) {
 bool copy_is_good(const bh_superblock& sb, uint32_t copy) {
   return sb.magic == BH_SUPERBLOCK_MAGIC && sb.magic_end == BH_SUPERBLOCK_MAGIC &&
          sb.copy == copy && sb.checksum == hash64(&sb, offsetof(bh_superblock, checksum));
+}
+
+bool is_known(const bh_superblock& sb) {
+  return sb.version == BH_FORMAT_VERSION && (sb.incompat & ~BH_FEATURES_INCOMPAT) == 0 &&
+         (sb.ro_compat & ~BH_FEATURES_RO_COMPAT) == 0;
 }
 
 /// The geometry must be exactly the one that its own choices lead to: nothing else is trusted.
@@ -145,41 +156,38 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
                                       bool* second_used) {
   bh_superblock copies[BH_SUPERBLOCK_COPIES] = {};
   const std::span<const std::byte> sources[] = {first, second};
-  bool looks_like_pool = false, version_unknown = false;
-  const bh_superblock* chosen = nullptr;
+  bool looks_like_pool = false;
+  const bh_superblock *chosen = nullptr, *newer = nullptr;
   for (uint32_t i = 0; i < BH_SUPERBLOCK_COPIES; ++i) {
     if (sources[i].size() < sizeof(bh_superblock)) continue;
     std::memcpy(&copies[i], sources[i].data(), sizeof(bh_superblock));
     looks_like_pool |= copies[i].magic == BH_SUPERBLOCK_MAGIC;
     if (!copy_is_good(copies[i], i)) continue;
-    version_unknown |= copies[i].version != BH_FORMAT_VERSION;
+    if (!is_known(copies[i])) newer = &copies[i];  // also if the other copy is not: half upgraded
     if (chosen == nullptr) chosen = &copies[i];
   }
   if (chosen == nullptr && !looks_like_pool)
-    return bad(Status::NOT_A_POOL, "no Bowhead superblock at offset 0 or 64 KiB");
+    return bad(Status::NOT_A_POOL,
+               "no Bowhead superblock at offset 0 or 64 KiB; give the locator of a pool, or make "
+               "one with `bowhead pool create --force`");
   if (chosen == nullptr)
     return bad(Status::DAMAGED,
-               "both copies of the superblock are damaged; the pool cannot be opened");
-  if (version_unknown)
+               std::string("both copies of the superblock are damaged") + kRestore);
+  if (newer != nullptr)
     return bad(Status::VERSION_UNKNOWN,
-               fmt::format("the pool has format version {}; this build knows version {}: upgrade",
-                           chosen->version, BH_FORMAT_VERSION));
-  if ((chosen->incompat & ~BH_FEATURES_INCOMPAT) != 0 ||
-      (chosen->ro_compat & ~BH_FEATURES_RO_COMPAT) != 0)
-    return bad(Status::VERSION_UNKNOWN,
-               fmt::format("the pool uses features that this build does not know (incompat {:#x}, "
-                           "ro_compat {:#x}): upgrade",
-                           chosen->incompat, chosen->ro_compat));
+               fmt::format("the pool has format version {} (features: incompat {:#x}, ro_compat "
+                           "{:#x}); this build knows version {} ({:#x}, {:#x}): upgrade Bowhead",
+                           newer->version, newer->incompat, newer->ro_compat, BH_FORMAT_VERSION,
+                           BH_FEATURES_INCOMPAT, BH_FEATURES_RO_COMPAT));
   if (!geometry_is_planned(chosen->geometry) || chosen->checksum_kind != BH_CHECKSUM_XXH3_TREE_4K ||
       chosen->seal_kind != 1)
-    return bad(Status::DAMAGED,
-               "the superblock is sealed but contradicts itself: not written by "
-               "this program");
+    return bad(Status::DAMAGED, std::string("the superblock is sealed but contradicts itself: not "
+                                            "written by this program") +
+                                    kRestore);
   if (media_bytes < chosen->geometry.total_bytes)
-    return bad(Status::TOO_SMALL,
-               fmt::format("the pool has {} bytes but the medium only {}: it was "
-                           "cut short",
-                           chosen->geometry.total_bytes, media_bytes));
+    return bad(Status::TOO_SMALL, fmt::format("the pool has {} bytes but the medium only {}: it "
+                                              "was cut short{}",
+                                              chosen->geometry.total_bytes, media_bytes, kRestore));
   *second_used = chosen == &copies[1];
   return *chosen;
 }

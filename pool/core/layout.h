@@ -24,6 +24,8 @@ struct GeometryChoice {
 };
 
 inline constexpr uint64_t kPoolBytesMin = uint64_t{16} << 20;
+/// What a hazard word can name. Also keeps every sum and product of a geometry far from overflow.
+inline constexpr uint64_t kPoolBytesMax = uint64_t{BH_PAYLOAD_ALIGN} << BH_HAZARD_PAGE_BITS;
 inline constexpr uint64_t kExtentBytesMin = uint64_t{2} << 20;
 inline constexpr uint64_t kExtentBytesMax = uint64_t{64} << 20;
 
