@@ -64,13 +64,14 @@ bool Core<A>::anybody_alive() {
 template <class A>
 Result<bh_host_slot> Core<A>::read_slot_line() {
   bh_host_slot best{};
-  bool found = false, blank = true;
+  bool found = false, blank = false;
   for (uint32_t copy = 0; copy < 2; ++copy) {
     const uint64_t at = c_.layout.slot_line(c_.host, copy);
     c_.access.acquire(at, BH_LINE_BYTES);
     Line line;
     const bool good = c_.read_sealed(at, line);
-    blank &= line == Line{};
+    // The first write goes to copy 1: while copy 0 is blank, nobody got past it, whole or torn.
+    if (copy == 0) blank = line == Line{};
     const auto slot = from_line<bh_host_slot>(line);
     if (good && (!found || slot.turn > best.turn)) {
       best = slot;
@@ -216,6 +217,8 @@ uint64_t Core<A>::scavenge_blocks(uint32_t dead) {
   std::vector<uint64_t> retired;
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
     const StateWord word = allocator_.word(slot);
+    // Nobody's: who retired it may have died before it could look at the hazards.
+    if (word.state == BH_BLOCK_RETIRED) retired.push_back(slot);
     if (word.process != dead ||
         (word.state != BH_BLOCK_RESERVED && word.state != BH_BLOCK_RETIRING &&
          word.state != BH_BLOCK_CLEANING))
