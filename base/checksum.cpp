@@ -14,17 +14,9 @@
 namespace bowhead {
 namespace {
 
-// Sums go to the combiner in batches of this many, so that the combiner costs next to nothing.
-constexpr size_t kBatch = 32;
-
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "sums are combined as they lie in memory");
 
-void combine(XXH3_state_t& state, std::span<const uint64_t> words) {
-  const XXH_errorcode result = XXH3_64bits_update(&state, words.data(), words.size_bytes());
-  BOWHEAD_ASSERT(result == XXH_OK);
-}
-
-XXH3_state_t& combiner_of(std::byte* storage) {
+XXH3_state_t& state_in(std::byte* storage) {
   return *std::launder(reinterpret_cast<XXH3_state_t*>(storage));
 }
 
@@ -63,36 +55,48 @@ Hash128 hash128(const void* data, size_t size, uint64_t seed) {
 uint64_t payload_checksum(const void* data, size_t size) {
   const VectorKernels& kernels = vector_kernels();
   const auto* bytes = static_cast<const std::byte*>(data);
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  uint64_t sums[kBatch];
-  size_t used = 0;
+  SumCombiner combiner;
   for (size_t at = 0; at < size; at += kChecksumPieceBytes) {
-    sums[used++] = kernels.hash64(bytes + at, std::min(size - at, kChecksumPieceBytes), 0);
-    if (used == kBatch) {
-      combine(state, sums);
-      used = 0;
-    }
+    combiner.room()[0] = kernels.hash64(bytes + at, std::min(size - at, kChecksumPieceBytes), 0);
+    combiner.add(1);
   }
-  combine(state, std::span(sums, used));
-  const uint64_t length = size;
-  combine(state, {&length, 1});
-  return XXH3_64bits_digest(&state);
+  return combiner.finish(size);
 }
 
 uint64_t combine_pieces(std::span<const uint64_t> piece_sums, uint64_t size) {
   BOWHEAD_ASSERT(piece_sums.size() == (size + kChecksumPieceBytes - 1) / kChecksumPieceBytes);
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
-  combine(state, piece_sums);
-  combine(state, {&size, 1});
-  return XXH3_64bits_digest(&state);
+  SumCombiner combiner;
+  for (const uint64_t sum : piece_sums) {
+    combiner.room()[0] = sum;
+    combiner.add(1);
+  }
+  return combiner.finish(size);
 }
 
-ChecksumCopy::ChecksumCopy(bool streaming) : kernels_(&vector_kernels()), streaming_(streaming) {
-  static_assert(sizeof(combiner_) >= sizeof(XXH3_state_t) && alignof(XXH3_state_t) <= 64);
-  XXH3_64bits_reset(new (combiner_) XXH3_state_t);
+std::span<uint64_t> SumCombiner::room() {
+  if (used_ == std::size(sums_)) spill();
+  return std::span(sums_).subspan(used_);
 }
+
+void SumCombiner::spill() {
+  static_assert(sizeof(state_) >= sizeof(XXH3_state_t) && alignof(XXH3_state_t) <= 64);
+  if (!spilled_) XXH3_64bits_reset(new (state_) XXH3_state_t);
+  spilled_ = true;
+  const XXH_errorcode result =
+      XXH3_64bits_update(&state_in(state_), sums_, used_ * sizeof(sums_[0]));
+  BOWHEAD_ASSERT(result == XXH_OK);
+  used_ = 0;
+}
+
+uint64_t SumCombiner::finish(uint64_t size) {
+  room()[0] = size;
+  add(1);
+  if (!spilled_) return hash64(sums_, used_ * sizeof(sums_[0]));
+  spill();
+  return XXH3_64bits_digest(&state_in(state_));
+}
+
+ChecksumCopy::ChecksumCopy(bool streaming) : kernels_(&vector_kernels()), streaming_(streaming) {}
 
 void ChecksumCopy::append(void* destination, const void* source, size_t size) {
   auto* to = static_cast<std::byte*>(destination);
@@ -101,10 +105,11 @@ void ChecksumCopy::append(void* destination, const void* source, size_t size) {
   while (size > 0) {
     size_t bytes;
     if (piece_used_ == 0 && size >= kChecksumPieceBytes) {
-      const size_t count = std::min(size / kChecksumPieceBytes, kBatch);
-      uint64_t sums[kBatch];
-      (streaming_ ? kernels_->copy_pieces_streaming : kernels_->copy_pieces)(to, from, count, sums);
-      combine(combiner_of(combiner_), std::span(sums, count));
+      const std::span<uint64_t> sums = combiner_.room();
+      const size_t count = std::min(size / kChecksumPieceBytes, sums.size());
+      const auto copy = streaming_ ? kernels_->copy_pieces_streaming : kernels_->copy_pieces;
+      copy(to, from, count, sums.data());
+      combiner_.add(count);
       bytes = count * kChecksumPieceBytes;
     } else {
       // By way of piece_: the sum is of bytes that nobody else can change.
@@ -122,16 +127,15 @@ void ChecksumCopy::append(void* destination, const void* source, size_t size) {
 }
 
 void ChecksumCopy::end_piece() {
-  const uint64_t sum = kernels_->hash64(piece_, piece_used_, 0);
-  combine(combiner_of(combiner_), {&sum, 1});
+  combiner_.room()[0] = kernels_->hash64(piece_, piece_used_, 0);
+  combiner_.add(1);
   piece_used_ = 0;
 }
 
 uint64_t ChecksumCopy::finish() {
   if (piece_used_ > 0) end_piece();
-  combine(combiner_of(combiner_), {&length_, 1});
   if (streaming_) streaming_fence();
-  return XXH3_64bits_digest(&combiner_of(combiner_));
+  return combiner_.finish(length_);
 }
 
 }  // namespace bowhead

@@ -37,6 +37,29 @@ uint64_t payload_checksum(const void* data, size_t size);
 /// Combines the sums of all pieces of a value of `size` bytes.
 uint64_t combine_pieces(std::span<const uint64_t> piece_sums, uint64_t size);
 
+/// Takes the sums of a value's pieces in order and combines them.
+class SumCombiner {
+ public:
+  SumCombiner() = default;
+  SumCombiner(const SumCombiner&) = delete;
+  SumCombiner& operator=(const SumCombiner&) = delete;
+
+  /// Where the next sums go, room for at least one; then add(how many were written there).
+  std::span<uint64_t> room();
+  void add(size_t count) { used_ += count; }
+
+  /// The checksum of a value of `size` bytes. Call once.
+  uint64_t finish(uint64_t size);
+
+ private:
+  void spill();
+
+  size_t used_ = 0;
+  bool spilled_ = false;
+  uint64_t sums_[128];                // enough for most blocks: those need no state
+  alignas(64) std::byte state_[576];  // XXH3_state_t over the sums before; valid if spilled_
+};
+
 /// Copies a value piecewise and sums what was copied, reading each source byte from memory once.
 ///
 /// The sum is that of the bytes stored to the destination, even if the source changes meanwhile:
@@ -65,7 +88,7 @@ class ChecksumCopy {
   uint64_t length_ = 0;
   size_t piece_used_ = 0;  // bytes of a piece that is not whole yet
   alignas(64) std::byte piece_[kChecksumPieceBytes];
-  alignas(64) std::byte combiner_[576];  // XXH3_state_t over the sums so far
+  SumCombiner combiner_;
 };
 
 }  // namespace bowhead

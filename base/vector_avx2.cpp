@@ -49,6 +49,8 @@ inline void stream_line(std::byte* destination, Line line) {
   _mm256_stream_si256(to + 1, line.high);
 }
 
+inline void leave_vectors() { _mm256_zeroupper(); }
+
 }  // namespace
 }  // namespace bowhead
 

@@ -48,6 +48,8 @@ inline void stream_line(std::byte* destination, Line line) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(destination), line.bytes);
 }
 
+inline void leave_vectors() { _mm256_zeroupper(); }
+
 }  // namespace
 }  // namespace bowhead
 

@@ -59,6 +59,8 @@ inline void stream_line(std::byte* destination, const Line& line) { store_line(d
 
 #endif
 
+inline void leave_vectors() {}
+
 }  // namespace
 }  // namespace bowhead
 
