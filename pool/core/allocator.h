@@ -32,7 +32,8 @@ struct Block {
   uint64_t block_bytes = 0;  ///< room
 };
 
-/// How an extent is cut, as read from its state. `head` is the first extent of the slab.
+/// How an extent is cut, as read from its state. `head` is the first extent of the slab. One without
+/// blocks (block_bytes 0) stands for what is no cut, also for damage.
 struct Cut {
   uint64_t head = 0;
   uint64_t block_bytes = 0;
@@ -94,18 +95,21 @@ class Allocator {
   std::optional<Cut> cut_of(uint64_t extent) const {
     const uint32_t kind = c_.load_state(state(extent)).state;
     if (kind != BH_EXTENT_SLAB && kind != BH_EXTENT_PART) return std::nullopt;
-    const uint64_t head = field(extent, offsetof(bh_extent_state, head));
-    if (c_.load_state(state(head)).state != BH_EXTENT_SLAB) return std::nullopt;
-    return read_cut(head);
+    const Cut cut = held_cut(extent);
+    if (cut.block_bytes == 0 || c_.load_state(state(cut.head)).state != BH_EXTENT_SLAB)
+      return std::nullopt;
+    return cut;
   }
   /// The same for somebody who holds a block of it, so that it cannot change (A2).
   Cut held_cut(uint64_t extent) const {
-    return read_cut(field(extent, offsetof(bh_extent_state, head)));
+    const Cut cut = read_cut(field(extent, offsetof(bh_extent_state, head)));
+    return extent - cut.head < cut.extent_span ? cut : Cut{};
   }
 
   /// The block of a slot whose word is not NONE and cannot become so (the caller holds it, or only
-  /// looks).
+  /// looks). Offset 0 if the cut has no blocks.
   Block block_of(uint64_t slot, const Cut& cut) const {
+    if (cut.block_bytes == 0) return {slot, 0, 0};
     const uint64_t relative = slot - c_.layout.first_slot(cut.head);
     const uint64_t index =
         (relative * c_.layout.geometry().min_block_bytes + cut.block_bytes - 1) / cut.block_bytes;
@@ -121,7 +125,8 @@ class Allocator {
   void for_each_slab(Visit visit) const {
     const uint64_t extents = c_.layout.geometry().extent_count;
     for (uint64_t e = 0; e < extents; ++e) {
-      if (c_.load_state(state(e)).state == BH_EXTENT_SLAB) visit(read_cut(e));
+      if (c_.load_state(state(e)).state != BH_EXTENT_SLAB) continue;
+      if (const Cut cut = read_cut(e); cut.block_bytes != 0) visit(cut);
     }
   }
 
@@ -132,6 +137,13 @@ class Allocator {
 
   bool extent_free(uint64_t extent) const {
     return owned(extent) && c_.load_state(state(extent)).state == BH_EXTENT_FREE;
+  }
+
+  bool owns(uint64_t first, uint64_t span) const {
+    for (uint64_t e = first; e < first + span; ++e) {
+      if (!owned(e)) return false;
+    }
+    return true;
   }
 
   /// Slab -> free extents, if every block is free. False if one is not.
@@ -196,10 +208,24 @@ class Allocator {
     return own_state(c_.access.load(c_.own(BH_PART_OWN, extent))) == BH_OWN_OWN;
   }
 
+  /// Every slot and offset made from what it returns lies inside the pool, whatever the bytes say.
   Cut read_cut(uint64_t head) const {
+    const auto& g = c_.layout.geometry();
+    if (head >= g.extent_count) return {};
     const uint64_t counts = field(head, offsetof(bh_extent_state, block_count));
-    return {head, field(head, offsetof(bh_extent_state, block_bytes)), counts & 0xFFFFFFFFu,
-            counts >> 32};
+    const Cut cut{head, field(head, offsetof(bh_extent_state, block_bytes)), counts & 0xFFFFFFFFu,
+                  counts >> 32};
+    if (cut.extent_span < 1 || cut.extent_span > g.extent_count - head) return {head, 0, 0, 1};
+    const uint64_t room = cut.extent_span * g.extent_bytes;
+    if (cut.block_bytes < g.min_block_bytes || cut.block_bytes % BH_PAYLOAD_ALIGN != 0 ||
+        static_cast<unsigned __int128>(cut.block_count) * cut.block_bytes > room)
+      return {head, 0, 0, cut.extent_span};
+    return cut;
+  }
+  /// The extent is part of this slab, by its own state too.
+  bool covers(const Cut& cut, uint64_t extent) const {
+    const auto own = cut_of(extent);
+    return own && own->head == cut.head && own->block_bytes == cut.block_bytes;
   }
 
   void leave(uint64_t slot, uint32_t from, uint32_t to) {
@@ -211,6 +237,7 @@ class Allocator {
 
   void add_free(uint64_t extent, int64_t delta) {
     const uint64_t head = field(extent, offsetof(bh_extent_state, head));
+    if (head >= c_.layout.geometry().extent_count) return;
     c_.access.fetch_add(state(head) + offsetof(bh_extent_state, free_blocks),
                         static_cast<uint64_t>(delta));
   }
@@ -241,7 +268,7 @@ class Allocator {
   std::optional<uint64_t> claim_run(uint64_t span);
   bool claim_at(uint64_t first, uint64_t span);
   void write_cut(const Cut& cut);
-  void clear_words(uint64_t extent);
+  bool clear_words(uint64_t extent);
   void restore_words(const Cut& cut);
   void write_descriptor(uint64_t extent, const Cut& cut);
   void undo_cutting(uint64_t extent);
@@ -323,10 +350,19 @@ bool Allocator<A>::collect(Magazine& magazine, uint64_t head) {
   }
   magazine.count = 0;
   uint64_t index = magazine.index < cut.block_count ? magazine.index : 0;
+  uint64_t extent = UINT64_MAX;  // looked at last
+  bool covered = false;
   for (uint64_t seen = 0; seen < cut.block_count && magazine.count < magazine.slots.size();
        ++seen) {
     const uint64_t slot = slot_of(cut, index);
-    if (word(slot).state == BH_BLOCK_FREE) magazine.slots[magazine.count++] = slot;
+    if (word(slot).state == BH_BLOCK_FREE) {
+      // Where the two disagree, try_reserve() would give every block back, and again.
+      if (c_.layout.extent_of_slot(slot) != extent) {
+        extent = c_.layout.extent_of_slot(slot);
+        covered = covers(cut, extent);
+      }
+      if (covered) magazine.slots[magazine.count++] = slot;
+    }
     if (++index == cut.block_count) index = 0;
   }
   magazine.index = index;
@@ -439,7 +475,10 @@ std::optional<Cut> Allocator<A>::begin_join(uint64_t head) {
   if (word.state != BH_EXTENT_SLAB ||
       !c_.change(state(head), word, word.next(BH_EXTENT_JOINING, c_.process)))
     return std::nullopt;
-  return read_cut(head);
+  const Cut cut = read_cut(head);
+  if (cut.block_bytes != 0) return cut;
+  undo_joining(cut);
+  return std::nullopt;
 }
 
 template <class A>
@@ -478,22 +517,30 @@ void Allocator<A>::undo_joining(const Cut& cut) {
 
 // ---- after deaths ----
 
+/// All words of an extent that is no slab -> NONE. False if somebody does not give back what he holds.
 template <class A>
-void Allocator<A>::clear_words(uint64_t extent) {
+bool Allocator<A>::clear_words(uint64_t extent) {
+  constexpr uint32_t kRounds = 2000;  // most of them sleep 0.2 ms
   const uint64_t first = c_.layout.first_slot(extent);
-  for (uint64_t slot = first; slot < first + c_.layout.slots_per_extent(); ++slot) {
+  uint32_t round = 0;
+  for (uint64_t slot = first; slot < first + c_.layout.slots_per_extent();) {
     const uint64_t at = c_.block_word(slot);
-    for (uint32_t round = 0;; ++round) {
-      const StateWord word = c_.load_state(at);
-      if (word.state == BH_BLOCK_NONE) break;
-      // Somebody with an old hint may hold it for an instant (try_reserve gives it back).
-      if (word.state == BH_BLOCK_FREE && c_.change(at, word, word.next(BH_BLOCK_NONE))) break;
-      c_.access.relax(round);
+    const StateWord word = c_.load_state(at);
+    // Somebody with an old hint may hold it for an instant (try_reserve gives it back). No other
+    // state can be rightful here (A1).
+    const bool held = word.state == BH_BLOCK_RESERVED && c_.alive(word.process);
+    if (word.state == BH_BLOCK_NONE || (!held && c_.change(at, word, word.next(BH_BLOCK_NONE)))) {
+      ++slot;
+      continue;
     }
+    if (++round == kRounds) return false;
+    c_.access.relax(round);
   }
+  return true;
 }
 
-/// CUTTING of a dead process -> FREE, with parts that were already marked.
+/// CUTTING of a dead process -> FREE, with parts that were already marked. Stays as it is, until the
+/// next rebuild, if a word of it is held.
 template <class A>
 void Allocator<A>::undo_cutting(uint64_t extent) {
   const Cut cut = read_cut(extent);
@@ -503,11 +550,11 @@ void Allocator<A>::undo_cutting(uint64_t extent) {
       const StateWord word = c_.load_state(state(e));
       if (word.state != BH_EXTENT_PART || field(e, offsetof(bh_extent_state, head)) != extent)
         continue;
-      clear_words(e);
+      if (!clear_words(e)) return;
       c_.store_state(state(e), word.next(BH_EXTENT_FREE));
     }
   }
-  clear_words(extent);
+  if (!clear_words(extent)) return;
   set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
   write_descriptor(extent, Cut{extent, 0, 0, 0});
   c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
@@ -526,7 +573,8 @@ uint64_t Allocator<A>::scavenge(uint32_t dead) {
       ++found;
     } else if (word.state == BH_EXTENT_JOINING) {
       const Cut cut = read_cut(e);
-      cut.block_bytes == 0 ? finish_joining(cut) : undo_joining(cut);
+      const bool joined = field(e, offsetof(bh_extent_state, block_bytes)) == 0;
+      joined ? finish_joining(cut) : undo_joining(cut);
       ++found;
     }
   }

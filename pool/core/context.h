@@ -31,6 +31,11 @@ struct Context {
     access.fetch_add(layout.process(host, process) + offsetof(bh_process, counters) + counter * 8,
                      delta);
   }
+  /// A process of the own host, this one too, has this number now. Any number may be asked.
+  bool alive(uint32_t number) const {
+    return number == process ||
+           (number < layout.geometry().process_count && access.process_alive(host, number));
+  }
   StateWord load_state(uint64_t offset) const { return StateWord::unpack(access.load(offset)); }
   /// CAS from exactly `from` to `to`.
   bool change(uint64_t offset, StateWord from, StateWord to) {

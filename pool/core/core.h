@@ -139,8 +139,11 @@ class Core {
   bool ended() { return c_.access.load(c_.own(BH_PART_VIEW, c_.host)) >= c_.incarnation; }
   bool stamps_left() { return c_.access.load(sequence_at()) < kStampSequenceMax; }
   uint64_t sequence_at() const { return c_.layout.part(c_.host, BH_PART_PRIVATE); }
+  /// The last sequence stands for "none left".
   uint64_t next_stamp() {
-    return make_stamp(c_.host, c_.incarnation, c_.access.fetch_add(sequence_at(), 1) + 1);
+    const uint64_t sequence =
+        stamps_left() ? c_.access.fetch_add(sequence_at(), 1) + 1 : kStampSequenceMax;
+    return make_stamp(c_.host, c_.incarnation, std::min(sequence, kStampSequenceMax));
   }
   void used_now(uint64_t slot) {
     c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), c_.access.recency_ns());
@@ -182,6 +185,7 @@ class Core {
 
   // core_attach.h
   bool scavenge_process(uint32_t dead);
+  uint64_t undo_work_of(uint32_t dead);
   uint64_t scavenge_blocks(uint32_t dead);
   bool scavenge_block(uint64_t slot, const Cut& cut, StateWord word);
   bool clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry);
@@ -190,6 +194,8 @@ class Core {
   Result<bh_host_slot> read_slot_line();
   void write_slot_line(bh_host_slot line, uint32_t state);
   void rebuild(const Progress& progress);
+  bool has_owner(uint64_t extent) const;
+  void take_back_extents();
   void restore_cuts();
   bool restore_entry(const bh_index_entry& entry);
   uint32_t highest_incarnation() const;
@@ -235,8 +241,7 @@ bool Core<A>::lock(const Hash128& hash, uint64_t wait_ns) {
   const uint64_t deadline_ns = c_.access.now_ns() + wait_ns;
   for (uint32_t round = 0;; ++round) {
     if (index_.try_lock(hash, &holder)) return true;
-    if (round % 256 == 255 && holder != c_.process && !c_.access.process_alive(c_.host, holder))
-      scavenge_process(holder);
+    if (round % 256 == 255 && !c_.alive(holder)) scavenge_process(holder);
     if (round % 64 == 63 && c_.access.now_ns() > deadline_ns) return false;
     c_.access.relax(round);
   }
@@ -552,8 +557,8 @@ Status Core<A>::commit(Reservation& reservation, bool verified) {
   if (reservation.token == 0) return Status::CLOSED;
   const uint64_t slot = reservation.token - 1;
   reservation.token = 0;
-  const Block block =
-      allocator_.block_of(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot)));
+  const Block block{slot, reservation.offset,
+                    allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
   const uint64_t checksum =
       verified ? payload_checksum(reservation.data, reservation.length_bytes) : 0;
   c_.access.publish(block.offset, reservation.length_bytes);
@@ -651,10 +656,9 @@ bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_
       c_.store_state(at, c_.load_state(at).next(BH_BLOCK_COMMITTED));
       return false;
     }
-    const Block block =
-        allocator_.block_of(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot)));
     const auto found = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
-      return entry.block_offset == block.offset && entry.stamp == stamp;
+      return entry.stamp == stamp && c_.layout.valid_block(entry.block_offset, 1) &&
+             c_.layout.slot_of(entry.block_offset) == slot;
     });
     if (found) index_.erase(*found);
   }

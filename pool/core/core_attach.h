@@ -116,6 +116,8 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
                  "another machine has host slot " + std::to_string(c_.host) +
                      " and has not left it; if it is gone for good, `bowhead pool repair "
                      "--take-over` makes the pool yours"};
+  // Blank though there are blocks: it was lost. Stamps must not begin anew (R3).
+  if (slot->incarnation == 0) slot->incarnation = static_cast<uint16_t>(highest_incarnation());
   if (slot->incarnation == UINT16_MAX)
     return Error{Status::LIMIT_REACHED,
                  "host slot " + std::to_string(c_.host) + " has used up its 65,535 incarnations"};
@@ -152,11 +154,7 @@ Result<void> Core<A>::take_process_slot() {
       c_.access.store(at + offsetof(bh_process, pid), c_.access.pid());
       c_.access.store(at + offsetof(bh_process, pid_namespace), c_.access.pid_namespace());
       c_.access.store(at + offsetof(bh_process, opened_unix_ns), c_.access.unix_ns());
-      if (wanted == BH_PROCESS_LIVE) {
-        scavenge_blocks(p);
-        leases_.scavenge(p);
-        allocator_.scavenge(p);
-      }
+      if (wanted == BH_PROCESS_LIVE) undo_work_of(p);
       return {};
     }
   }
@@ -184,20 +182,30 @@ bool Core<A>::scavenge_process(uint32_t dead) {
   uint64_t seen = c_.access.load(at);
   const auto word = ProcessWord::unpack(seen);
   if (word.state == BH_PROCESS_FREE) return false;
-  if (word.state == BH_PROCESS_SCAVENGING) {
-    const uint32_t other = word.scavenger - 1;
-    if (other == c_.process || c_.access.process_alive(c_.host, other)) return false;
-  }
+  if (word.state == BH_PROCESS_SCAVENGING && word.scavenger != 0 && c_.alive(word.scavenger - 1))
+    return false;
   // Between the load and here its slot may have been scavenged and taken anew: then the word
   // changed.
   if (c_.access.process_alive(c_.host, dead) ||
       !c_.access.cas(at, seen, word.next(BH_PROCESS_SCAVENGING, c_.process + 1).pack()))
     return false;
 
+  c_.count(BH_COUNTER_SCAVENGED, undo_work_of(dead));
+  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+  return true;
+}
+
+/// `dead` is a number that we scavenge, or that is ours since this instant. Returns how much was half
+/// done.
+template <class A>
+uint64_t Core<A>::undo_work_of(uint32_t dead) {
   // What it was scavenging itself comes first: its number stands in their process words.
   for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
-    const auto other = ProcessWord::unpack(c_.access.load(c_.layout.process(c_.host, p)));
-    if (p != dead && other.state == BH_PROCESS_SCAVENGING && other.scavenger == dead + 1)
+    const uint64_t at = c_.layout.process(c_.host, p);
+    uint64_t seen = c_.access.load(at);
+    const auto other = ProcessWord::unpack(seen);
+    if (p != dead && other.state == BH_PROCESS_SCAVENGING && other.scavenger == dead + 1 &&
+        c_.access.cas(at, seen, other.next(BH_PROCESS_SCAVENGING).pack()))
       scavenge_process(p);
   }
   uint64_t found = leases_.scavenge(dead);
@@ -205,9 +213,7 @@ bool Core<A>::scavenge_process(uint32_t dead) {
   found += allocator_.scavenge(dead);
   index_.release_locks(dead);
   allocator_.recount();
-  c_.count(BH_COUNTER_SCAVENGED, found);
-  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
-  return true;
+  return found;
 }
 
 /// Entries that it was writing, then its blocks, by what the entries say.
@@ -285,6 +291,9 @@ void Core<A>::rebuild(const Progress& progress) {
   };
   step(0);
   leases_.reset();
+  // No host of this pool declares another dead yet: whatever stands there is damage.
+  for (uint32_t host = 0; host < BH_HOSTS_MAX; ++host)
+    c_.access.store(c_.own(BH_PART_VIEW, host), 0);
   for (uint64_t i = 0; i < g.lock_count; ++i) c_.access.store(c_.own(BH_PART_LOCKS, i), 0);
   for (uint32_t p = 0; p < g.process_count; ++p) {
     const uint64_t at = c_.layout.process(c_.host, p);
@@ -295,6 +304,7 @@ void Core<A>::rebuild(const Progress& progress) {
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot)
     c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), 0);
   allocator_.reset();
+  take_back_extents();
   step(1);
   restore_cuts();
   step(2);
@@ -313,6 +323,32 @@ void Core<A>::rebuild(const Progress& progress) {
   step(4);
 }
 
+/// Some host says that the extent is its own, or on its way.
+template <class A>
+bool Core<A>::has_owner(uint64_t extent) const {
+  const uint32_t hosts = c_.layout.geometry().host_count;
+  for (uint32_t host = 0; host < hosts; ++host) {
+    const uint64_t at = c_.layout.word(host, BH_PART_OWN, extent);
+    c_.access.acquire(at, 8);
+    const uint32_t state = own_state(c_.access.load(at));
+    if (state == BH_OWN_OWN || (hosts > 1 && (state == BH_OWN_GIVEN || state == BH_OWN_CLAIM)))
+      return true;
+  }
+  return false;
+}
+
+/// Every extent has an owner (I5): one that has none lost its word, and is its first owner's again.
+template <class A>
+void Core<A>::take_back_extents() {
+  for (uint64_t e = c_.layout.first_extent_of(c_.host); e < c_.layout.first_extent_of(c_.host + 1);
+       ++e) {
+    if (has_owner(e)) continue;
+    const uint64_t at = c_.own(BH_PART_OWN, e);
+    c_.access.store(at, make_own(BH_OWN_OWN, 1));
+    c_.access.publish(at, 8);
+  }
+}
+
 template <class A>
 void Core<A>::restore_cuts() {
   const auto& g = c_.layout.geometry();
@@ -322,11 +358,11 @@ void Core<A>::restore_cuts() {
     c_.access.acquire(at, BH_LINE_BYTES);
     const bool sealed = c_.read_sealed(at, line);
     const auto d = from_line<bh_extent_descriptor>(line);
-    const bool owned = own_state(c_.access.load(c_.own(BH_PART_OWN, e))) == BH_OWN_OWN;
-    const bool good = sealed && owned && d.block_bytes >= g.min_block_bytes &&
+    const bool good = sealed && d.block_bytes >= g.min_block_bytes &&
                       d.block_bytes % BH_PAYLOAD_ALIGN == 0 && d.extent_span >= 1 &&
                       d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
-                      d.block_count == d.extent_span * g.extent_bytes / d.block_bytes;
+                      d.block_count == d.extent_span * g.extent_bytes / d.block_bytes &&
+                      allocator_.owns(e, d.extent_span);
     if (good) allocator_.restore_cut(Cut{e, d.block_bytes, d.block_count, d.extent_span});
     e += good ? d.extent_span : 1;
   }

@@ -150,6 +150,13 @@ CheckReport Core<A>::check(bool payload, const Progress& progress) {
   CheckReport report;
   check_entries(report, payload, progress);
   check_blocks(report);
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    if (!has_owner(e))
+      report.findings.push_back({fmt::format("extent {} belongs to no host: nothing new can be "
+                                             "stored in it until `bowhead pool repair`",
+                                             e),
+                                 false, c_.layout.extent_offset(e)});
+  }
   return report;
 }
 
@@ -167,6 +174,10 @@ std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   if (!read_header(slot, header)) return "the header of a block is damaged; its key is lost";
   if (header.stamp != entry.stamp) return "an index entry names a block that has another stamp";
+  if (header.length_bytes != entry.length_bytes || header.namespace_id != entry.namespace_id ||
+      header.payload_checksum != entry.payload_checksum ||
+      !c_.layout.valid_block(entry.block_offset, header.stored_bytes))
+    return "the header of a block and its index entry contradict each other";
   const std::string key = read_key(slot, header.key_bytes);
   if (hash128(key.data(), key.size(), header.namespace_id) != hash)
     return "the stored key of a block is damaged";

@@ -232,13 +232,15 @@ bool Core<A>::move(const Block& block) {
   if (!read_header(block.slot, header) || stamp_state(header.stamp) != BH_STAMP_COMMITTED)
     return false;
   const uint64_t old_stamp = header.stamp;
-  const auto target = allocator_.reserve(block.block_bytes);
+  const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+  if (c_.layout.block_bytes(header.stored_bytes, header.key_bytes) > block.block_bytes)
+    return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
+  const auto target = stamps_left() ? allocator_.reserve(block.block_bytes) : std::nullopt;
   if (!target) return false;
   ChecksumCopy copy(/*streaming=*/true);
   copy.append(c_.access.payload(target->offset), c_.access.payload(block.offset),
               header.stored_bytes);
   const uint64_t checksum = copy.finish();
-  const Hash128 hash{header.key_hash[0], header.key_hash[1]};
   if (header.checksum_kind != BH_CHECKSUM_NONE && checksum != header.payload_checksum) {
     allocator_.release(*target);
     return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);

@@ -256,7 +256,9 @@ bool Index<A>::try_lock(const Hash128& hash, uint32_t* holder) {
   const uint64_t at = lock_at(hash);
   const StateWord word = c_.load_state(at);
   *holder = word.process;
-  return word.state == 0 && c_.change(at, word, word.next(1, c_.process));
+  // A word that no process can have written is nobody's lock.
+  const bool taken = word.state == 1 && word.process < c_.layout.geometry().process_count;
+  return !taken && c_.change(at, word, word.next(1, c_.process));
 }
 
 template <class A>
