@@ -74,7 +74,7 @@ TEST(Shm, KilledCreationLeavesNothing) {
   EXPECT_EQ(open_media(object.text()).status(), Status::NO_SUCH_POOL);
 }
 
-// A /dev/shm of our own, in a mount namespace of the calling process.
+// A /dev/shm of our own and no hugetlbfs, in a mount namespace of the calling process.
 bool mount_small_shm(uint64_t size_bytes) {
   const uid_t uid = geteuid();
   const gid_t gid = getegid();
@@ -85,8 +85,15 @@ bool mount_small_shm(uint64_t size_bytes) {
     std::ofstream("/proc/self/gid_map") << "0 " << gid << " 1";
   }
   const std::string options = "size=" + std::to_string(size_bytes);
-  return mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-         mount("tmpfs", "/dev/shm", "tmpfs", 0, options.c_str()) == 0;
+  if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return false;
+  std::ifstream mounts("/proc/mounts");
+  for (std::string device, directory, type, rest; mounts >> device >> directory >> type;) {
+    std::getline(mounts, rest);
+    if (type == "hugetlbfs" && mount("tmpfs", directory.c_str(), "tmpfs", 0, nullptr) != 0) {
+      return false;
+    }
+  }
+  return mount("tmpfs", "/dev/shm", "tmpfs", 0, options.c_str()) == 0;
 }
 
 // The free space is checked first, but others may take it meanwhile.
