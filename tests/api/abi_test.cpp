@@ -274,6 +274,7 @@ TEST_F(Abi, ReservationsLeftOpenAreUndoneByClose) {
 
 TEST_F(Abi, ReservationsOfManyThreadsDoNotMix) {
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([this, t] {
       for (int i = 0; i < 200; ++i) {
