@@ -64,8 +64,8 @@ void expect_all_lines_differ(const Content& content) {
       lines.emplace(reinterpret_cast<const char*>(bytes.data()) + at, 64);
     }
   }
-  // 32 bits differ by chance in a line of tensors: a collision in 12,800 lines is expected in one of
-  // 50 seeds, and the seed is fixed.
+  // 32 bits differ by chance in a line of tensors: a collision in 12,800 lines is expected in one
+  // of 50 seeds, and the seed is fixed.
   EXPECT_EQ(lines.size(), kIds * kSize / 64);
 }
 

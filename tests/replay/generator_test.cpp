@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Generated traces keep the promises of a Trace, follow from the seed, and look like their workload.
+// Generated traces keep the promises of a Trace, follow from the seed, and look like their
+// workload.
 #include "tools/bowhead/replay/generator.h"
 
 #include <gtest/gtest.h>

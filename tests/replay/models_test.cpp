@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The yardsticks against slow oracles written from the definitions: LRU as a sorted list of times, the
-// best possible by trying every set of blocks that a cache could keep.
+// The yardsticks against slow oracles written from the definitions: LRU as a sorted list of times,
+// the best possible by trying every set of blocks that a cache could keep.
 #include "tools/bowhead/replay/models.h"
 
 #include <gtest/gtest.h>

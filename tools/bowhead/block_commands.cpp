@@ -2,6 +2,7 @@
 // bowhead put | get | ls | rm: single blocks from the shell.
 #include <bowhead/format/common.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -69,6 +70,11 @@ Error about(const BlockArguments& arguments, std::string_view key, Status status
                                    key_text(key), arguments.namespace_name, status_text(status))};
 }
 
+Error value_length_error(const std::string& name, const char* what) {
+  return Error{Status::VALUE_TOO_LARGE, fmt::format("{} {}, but values have 1 to {} bytes", name,
+                                                    what, grouped(BH_VALUE_BYTES_MAX))};
+}
+
 Result<std::string> read_value(const std::string& path) {
   const bool standard_input = path == "-";
   const auto close = [](FILE* file) {
@@ -78,6 +84,12 @@ Result<std::string> read_value(const std::string& path) {
       standard_input ? stdin : std::fopen(path.c_str(), "rbe"), close);
   const std::string name = standard_input ? "standard input" : path;
   if (!file) return Error{Status::SYSTEM, fmt::format("cannot open {}: {}", name, strerror(errno))};
+  // A file that is too long is refused before it is read.
+  struct stat status;
+  if (fstat(fileno(file.get()), &status) == 0 && S_ISREG(status.st_mode) &&
+      static_cast<uint64_t>(status.st_size) > BH_VALUE_BYTES_MAX) {
+    return value_length_error(name, "is longer");
+  }
   std::string value;
   std::vector<char> buffer(1 << 20);
   while (const size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get())) {
@@ -101,7 +113,7 @@ int run_put(const BlockArguments& arguments, const std::string& path) {
   const auto value = read_value(path);  // before the pool: whoever feeds us may take a long time
   if (!value) return fail(value.error());
   auto pool = open_pool(arguments.locator);
-  if (!pool) return fail(pool.error());
+  if (!pool) return fail(pool.error(), arguments.locator);
   auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
   if (ns.status() == Status::NOT_FOUND) ns = pool->open_namespace({arguments.namespace_name, ""});
   if (!ns) return fail(ns.error());
@@ -175,7 +187,7 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
   const auto key = key_of(arguments);
   if (!key) return fail(key.error());
   auto pool = open_pool(arguments.locator);
-  if (!pool) return fail(pool.error());
+  if (!pool) return fail(pool.error(), arguments.locator);
   const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
   if (!ns) return fail(ns.error());
   const auto before = pool->info();
@@ -265,9 +277,9 @@ void print_blocks(const PoolInfo& info, const std::vector<BlockInfo>& blocks) {
 
 int run_ls(const ListArguments& arguments) {
   auto pool = open_pool(arguments.locator);
-  if (!pool) return fail(pool.error());
+  if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
-  if (!info) return fail(info.error());
+  if (!info) return fail(info.error(), arguments.locator);
   NamespaceId only = 0;
   if (!arguments.namespace_name.empty()) {
     const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
@@ -304,7 +316,7 @@ int run_rm(const BlockArguments& arguments) {
   const auto key = key_of(arguments);
   if (!key) return fail(key.error());
   auto pool = open_pool(arguments.locator);
-  if (!pool) return fail(pool.error());
+  if (!pool) return fail(pool.error(), arguments.locator);
   const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
   if (!ns) return fail(ns.error());
   const Status removed = pool->remove(*ns, *key);

@@ -54,8 +54,10 @@ void say(std::string_view message) {
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
-ExitCode fail(const Error& error) {
-  say(error.message());
+ExitCode fail(const Error& error, const std::string& about) {
+  const std::string message = error.message();
+  const bool named = about.empty() || message.find(about) != std::string::npos;
+  say(named ? message : about + ": " + message);
   return exit_code(error.status);
 }
 

@@ -23,8 +23,9 @@ enum ExitCode : int {
 
 ExitCode exit_code(Status status);
 
-/// Prints "bowhead: message" to standard error; returns the exit code of the status.
-ExitCode fail(const Error& error);
+/// Prints "bowhead: message" to standard error, with what it is about in front if the message does
+/// not name it; returns the exit code of the status.
+ExitCode fail(const Error& error, const std::string& about = "");
 
 /// Prints "bowhead: message" to standard error.
 void say(std::string_view message);

@@ -43,7 +43,10 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    bowhead::cli::say(error.what());
+    // What it did not understand says more than what it misses.
+    const auto unknown = app.remaining(true);
+    bowhead::cli::say(unknown.empty() ? error.what()
+                                      : "'" + unknown[0] + "' is no command or option here");
     bowhead::cli::say("see `bowhead --help`, or `bowhead COMMAND --help`");
     return bowhead::cli::kUsage;
   }

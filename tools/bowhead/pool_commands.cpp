@@ -25,11 +25,15 @@ int run_create(const CreateArguments& arguments) {
   options.evict_high_permille = arguments.no_evict ? 0 : arguments.evict_high_percent * 10;
   options.evict_low_permille = arguments.no_evict ? 0 : arguments.evict_low_percent * 10;
   const auto created = create_pool(arguments.locator, options);
-  if (!created) return fail(created.error());
+  if (created.status() == Status::POOL_EXISTS) {
+    return fail({Status::POOL_EXISTS, created.error().message() + " (--force overwrites it)"},
+                arguments.locator);
+  }
+  if (!created) return fail(created.error(), arguments.locator);
   auto pool = open_pool(arguments.locator);
-  if (!pool) return fail(pool.error());
+  if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
-  if (!info) return fail(info.error());
+  if (!info) return fail(info.error(), arguments.locator);
   print(fmt::format("created {}: {}, of which {} hold payload\n", info->locator,
                     exact_bytes(info->size_bytes), exact_bytes(info->payload_bytes)));
   if (info->size_bytes != options.size_bytes) {
@@ -194,9 +198,9 @@ std::string info_text(const PoolInfo& info) {
 
 int run_info(const std::string& locator, bool json) {
   auto pool = open_pool(locator);
-  if (!pool) return fail(pool.error());
+  if (!pool) return fail(pool.error(), locator);
   const auto info = pool->info();
-  if (!info) return fail(info.error());
+  if (!info) return fail(info.error(), locator);
   print(json ? json_text(info_json(*info), 2) + "\n" : info_text(*info));
   return kOk;
 }
@@ -217,10 +221,10 @@ void add_info(CLI::App& parent, Action& action) {
 int run_check(const std::string& locator, bool payload, bool json) {
   ProgressLine progress;
   auto pool = open_pool(locator, progress.callback());
-  if (!pool) return fail(pool.error());
+  if (!pool) return fail(pool.error(), locator);
   const auto report = pool->check(payload, progress.callback());
   progress.clear();
-  if (!report) return fail(report.error());
+  if (!report) return fail(report.error(), locator);
   const bool good = report->findings.empty();
   if (json) {
     Json out = {{"locator", locator},
@@ -274,9 +278,8 @@ int run_repair(const std::string& locator, bool take_over) {
   ProgressLine progress;
   const auto done = Pool::repair(locator, take_over, progress.callback());
   progress.clear();
-  if (!done) return fail(done.error());
+  if (!done) return fail(done.error(), locator);
   for (const std::string& what : *done) print(what + "\n");
-  if (done->empty()) print(fmt::format("{}: nothing to mend\n", locator));
   return kOk;
 }
 
@@ -299,7 +302,7 @@ void add_repair(CLI::App& parent, Action& action) {
 
 int run_destroy(const std::string& locator, bool force) {
   const auto destroyed = Pool::destroy(locator, force);
-  if (!destroyed) return fail(destroyed.error());
+  if (!destroyed) return fail(destroyed.error(), locator);
   print(fmt::format("destroyed {}\n", locator));
   return kOk;
 }

@@ -45,7 +45,7 @@ int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
   options.progress = progress.callback();
   const auto report = replay::run_replay(trace, content, options);
   progress.clear();
-  if (!report) return fail(report.error());
+  if (!report) return fail(report.error(), options.locator);
   if (report->interrupted_by != 0) {
     say(fmt::format("interrupted after {} of {} requests; the workers have ended, the pool is good",
                     report->total.requests, trace.requests.size()));
@@ -65,21 +65,23 @@ int run(const Arguments& arguments) {
           : replay::Content::from_tensors(arguments.kv_directory, arguments.options.seed);
   if (!content) return fail(content.error());
 
+  // From here on a signal ends the run in good order: first create_pool() sees to it, then the
+  // replay, which takes it from the queue.
   sigset_t ending;
   sigemptyset(&ending);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ending, signal);
+  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   if (arguments.create_bytes > 0) {
     CreateOptions options;
     options.size_bytes = arguments.create_bytes;
     const auto created = create_pool(arguments.options.locator, options);
-    if (!created) return fail(created.error());
+    if (!created) return fail(created.error(), arguments.options.locator);
   }
-  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   const int code = replay_in_pool(arguments, *trace, *content);
   if (arguments.create_bytes > 0 && !arguments.keep) {
     const auto destroyed = Pool::destroy(arguments.options.locator, false);
     if (!destroyed) {
-      fail(destroyed.error());
+      fail(destroyed.error(), arguments.options.locator);
       return code == kOk ? kEnvironment : code;
     }
   }

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cstddef>
@@ -41,7 +42,8 @@ class Memory {
 
 }  // namespace
 
-CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t rounds) {
+CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t rounds,
+                             const std::function<bool()>& stop) {
   const uint64_t cache_bytes = bench::this_machine().last_level_cache_bytes;
   const uint64_t wanted = std::max(kFootprintMin, 2 * cache_bytes);
   const uint64_t allowed = std::min(wanted, bench::available_memory_bytes() / 4);
@@ -58,35 +60,42 @@ CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t ro
   using Clock = std::chrono::steady_clock;
   Clock::time_point start;
   uint64_t step = 0;  // of rounds * kinds; the first call of the barrier only starts the clock
+  std::atomic<bool> stop_asked = false;
+  bool stopping = false;  // the same for all threads: changes while all are at the barrier
   const auto at_barrier = [&]() noexcept {
-    const auto now = Clock::now();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (step > 0) {
-      const double seconds = std::chrono::duration<double>(now - start).count();
       auto& best = limit.kinds[(step - 1) % kinds.size()].gb_per_s;
       best = std::max(best, static_cast<double>(workers * side_bytes) / seconds / 1e9);
     }
     ++step;
+    stopping = stop_asked.load();
     start = Clock::now();
   };
   std::barrier barrier(workers, at_barrier);
+  std::atomic<uint32_t> finished = 0;
   const auto copy_all = [&] {
     const Memory from(side_bytes);
     const Memory to(side_bytes);
     barrier.arrive_and_wait();
-    for (uint32_t round = 0; round < rounds; ++round) {
-      for (const CopyKind kind : kinds) {
-        for (uint64_t at = 0; at < side_bytes; at += block_bytes) {
-          copy_with(kind, to.data() + at, from.data() + at, block_bytes);
-        }
-        barrier.arrive_and_wait();
+    for (size_t i = 0; i < rounds * kinds.size() && !stopping; ++i) {
+      for (uint64_t at = 0; at < side_bytes; at += block_bytes) {
+        copy_with(kinds[i % kinds.size()], to.data() + at, from.data() + at, block_bytes);
       }
+      barrier.arrive_and_wait();
     }
+    ++finished;
   };
   std::vector<std::jthread> threads;
   for (uint32_t i = 0; i < workers; ++i) threads.emplace_back(copy_all);
+  while (finished.load() < workers) {
+    if (stop()) stop_asked.store(true);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
   threads.clear();  // joins
-  for (const auto& kind : limit.kinds)
+  for (const auto& kind : limit.kinds) {
     limit.best_gb_per_s = std::max(limit.best_gb_per_s, kind.gb_per_s);
+  }
   return limit;
 }
 

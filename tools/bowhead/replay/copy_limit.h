@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "base/copy.h"
@@ -23,7 +24,9 @@ struct CopyLimit {
 };
 
 /// Copies block by block from one end of memory larger than the caches to the other: all kinds in
-/// turn, `rounds` times. Uses at most a quarter of the free memory. Starts and ends threads.
-CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t rounds);
+/// turn, `rounds` times. Uses at most a quarter of the free memory. Starts and ends threads. Asks
+/// `stop` now and then, on the calling thread, and returns early if it says so.
+CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t rounds,
+                             const std::function<bool()>& stop);
 
 }  // namespace bowhead::replay

@@ -23,8 +23,8 @@ constexpr double kPi = std::numbers::pi;
 constexpr uint64_t kContextTokensMax = 128 * 1024;
 
 // What shapes a workload. Times in seconds, lengths in tokens.
-constexpr double kChatSessionsPerSecond = 4.0;
-constexpr double kAgentSessionsPerSecond = 0.5;
+constexpr double kChatSessionsPerSecond = 40.0;
+constexpr double kAgentSessionsPerSecond = 6.0;
 constexpr size_t kChatPrompts = 64;
 constexpr size_t kAgentPrompts = 8;
 constexpr size_t kAgentProjects = 200;

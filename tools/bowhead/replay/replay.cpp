@@ -291,15 +291,17 @@ Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
   ReplayReport report;
   const auto before = look_before(content, options, report);
   if (!before) return before.error();
-  report.copy_limit = measure_copy_limit(options.workers, options.block_bytes, kCopyRounds);
+  report.copy_limit = measure_copy_limit(options.workers, options.block_bytes, kCopyRounds, [&] {
+    if (report.interrupted_by == 0) report.interrupted_by = take_signal(0);
+    return report.interrupted_by != 0;
+  });
+  if (report.interrupted_by != 0) return report;
 
   SharedMapping mapping(options.workers);
   if (mapping.get() == nullptr) {
     return Error{Status::SYSTEM, fmt::format("no memory for counters: {}", strerror(errno))};
   }
   Shared& shared = *mapping.get();
-  report.interrupted_by = take_signal(0);
-  if (report.interrupted_by != 0) return report;
   const auto ended = run_workers(trace, content, options, shared, report);
   if (!ended) return ended.error();
   report.interrupted_by = *ended;

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// put, get, ls, rm: values and keys of all kinds, and what is said about bad ones.
+#include <filesystem>
+
+#include "tests/cli/run.h"
+
+namespace bowhead::cli_test {
+namespace {
+
+using BlockCommands = CliTest;
+
+std::string all_bytes(size_t size) {
+  std::string value(size, '\0');
+  for (size_t i = 0; i < size; ++i) value[i] = static_cast<char>(i * 7 + i / 256);
+  return value;
+}
+
+TEST_F(BlockCommands, AValueGoesInByOneProcessAndComesOutByAnother) {
+  create(shm_locator());
+  const std::string value = all_bytes(3'000'001);
+  write("value", value);
+  const Outcome put = run({"put", shm_locator(), "k", path("value")});
+  EXPECT_EQ(put.code, 0) << put.err;
+  EXPECT_EQ(put.out, "stored 'k', 2.86 MiB (3,000,001 bytes)\n");
+  EXPECT_EQ(run({"get", shm_locator(), "k"}).out, value);
+  EXPECT_EQ(run({"get", shm_locator(), "k", "-o", path("out")}).code, 0);
+  EXPECT_EQ(read("out"), value);
+
+  EXPECT_EQ(run({"rm", shm_locator(), "k"}).code, 0);
+  const Outcome gone = run({"get", shm_locator(), "k"});
+  EXPECT_EQ(gone.code, 1);
+  EXPECT_EQ(gone.out, "");
+  EXPECT_NE(gone.err.find("'k'"), std::string::npos) << gone.err;
+  EXPECT_EQ(run({"rm", shm_locator(), "k"}).code, 1);
+}
+
+TEST_F(BlockCommands, StandardInputIsTheDefaultAndHasAName) {
+  create(shm_locator());
+  EXPECT_EQ(run({"put", shm_locator(), "a"}, "one").code, 0);
+  EXPECT_EQ(run({"put", shm_locator(), "b", "-"}, "two").code, 0);
+  EXPECT_EQ(run({"get", shm_locator(), "a"}).out, "one");
+  EXPECT_EQ(run({"get", shm_locator(), "b"}).out, "two");
+}
+
+TEST_F(BlockCommands, APresentKeyKeepsItsValueAndSaysSo) {
+  create(shm_locator());
+  EXPECT_EQ(run({"put", shm_locator(), "k"}, "first").code, 0);
+  const Outcome again = run({"put", shm_locator(), "k"}, "second");
+  EXPECT_EQ(again.code, 0);
+  EXPECT_NE(again.out.find("present already"), std::string::npos);
+  EXPECT_EQ(run({"get", shm_locator(), "k"}).out, "first");
+}
+
+TEST_F(BlockCommands, BinaryKeysAreGivenAndShownInHex) {
+  create(shm_locator());
+  EXPECT_EQ(run({"put", shm_locator(), "--hex", "00ff0A"}, "v").code, 0);
+  EXPECT_EQ(run({"get", shm_locator(), "--hex", "00FF0a"}).out, "v");
+  EXPECT_NE(run({"ls", shm_locator()}).out.find("hex:00ff0a"), std::string::npos);
+  const Outcome bad = run({"get", shm_locator(), "--hex", "0x00"});
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_NE(bad.err.find("'0x00'"), std::string::npos);
+}
+
+TEST_F(BlockCommands, NamespacesDoNotMeet) {
+  create(shm_locator());
+  EXPECT_EQ(run({"put", shm_locator(), "k", "--namespace", "a"}, "in a").code, 0);
+  EXPECT_EQ(run({"put", shm_locator(), "k"}, "in default").code, 0);
+  EXPECT_EQ(run({"get", shm_locator(), "k", "--namespace", "a"}).out, "in a");
+  EXPECT_EQ(run({"get", shm_locator(), "k"}).out, "in default");
+  const Outcome none = run({"get", shm_locator(), "k", "--namespace", "b"});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.err.find("no namespace 'b'"), std::string::npos) << none.err;
+  EXPECT_EQ(run({"ls", shm_locator(), "--namespace", "b"}).code, 1);
+  EXPECT_EQ(run({"put", shm_locator(), "k", "--namespace", ""}, "x").code, 2);
+  EXPECT_EQ(run({"put", shm_locator(), "k", "--namespace", std::string(64, 'n')}, "x").code, 2);
+}
+
+TEST_F(BlockCommands, LsListsAllOrANamespaceForPeopleAndPrograms) {
+  create(shm_locator());
+  EXPECT_EQ(json_of(run({"ls", shm_locator(), "--json"}))["blocks"].size(), 0u);
+  run({"put", shm_locator(), "a", "--namespace", "one"}, "1");
+  run({"put", shm_locator(), "b", "--namespace", "two"}, "22");
+  const auto all = json_of(run({"ls", shm_locator(), "--json"}));
+  EXPECT_EQ(all["locator"], shm_locator());
+  EXPECT_EQ(all["blocks"].size(), 2u);
+  const auto two = json_of(run({"ls", shm_locator(), "--json", "--namespace", "two"}));
+  ASSERT_EQ(two["blocks"].size(), 1u);
+  EXPECT_EQ(two["blocks"][0]["key"], "b");
+  EXPECT_EQ(two["blocks"][0]["key_hex"], "62");
+  EXPECT_EQ(two["blocks"][0]["namespace"], "two");
+  EXPECT_EQ(two["blocks"][0]["size_bytes"], 2);
+  EXPECT_EQ(two["blocks"][0]["offset"].get<uint64_t>() % 4096, 0u);
+  EXPECT_TRUE(two["blocks"][0]["stamp"].is_string());
+  const std::string text = run({"ls", shm_locator()}).out;
+  EXPECT_TRUE(text.starts_with("NAMESPACE  BYTES")) << text;
+}
+
+TEST_F(BlockCommands, GetSaysInJsonWhatItWrote) {
+  create(shm_locator());
+  run({"put", shm_locator(), "k"}, "value");
+  const auto json = json_of(run({"get", shm_locator(), "k", "-o", path("f"), "--json"}));
+  EXPECT_EQ(json["key"], "k");
+  EXPECT_EQ(json["size_bytes"], 5);
+  EXPECT_EQ(json["file"], path("f"));
+  EXPECT_EQ(run({"get", shm_locator(), "k", "--json"}).code, 2);
+}
+
+TEST_F(BlockCommands, KeysAreOneTo512Bytes) {
+  create(shm_locator());
+  EXPECT_EQ(run({"put", shm_locator(), std::string(512, 'k')}, "v").code, 0);
+  EXPECT_EQ(run({"get", shm_locator(), std::string(512, 'k')}).out, "v");
+  for (const char* command : {"put", "get", "rm"}) {
+    const Outcome over = run({command, shm_locator(), std::string(513, 'k')}, "v");
+    EXPECT_EQ(over.code, 2) << command;
+    EXPECT_NE(over.err.find("513 bytes"), std::string::npos) << over.err;
+    EXPECT_EQ(run({command, shm_locator(), ""}, "v").code, 2) << command;
+  }
+}
+
+TEST_F(BlockCommands, ValuesThatNoPoolTakesAreNamed) {
+  create(shm_locator());
+  const Outcome empty = run({"put", shm_locator(), "k", "-"});
+  EXPECT_EQ(empty.code, 2);
+  EXPECT_NE(empty.err.find("standard input is empty"), std::string::npos) << empty.err;
+  write("huge", "");
+  std::filesystem::resize_file(path("huge"), (1ull << 30) + 1);  // sparse
+  const Outcome huge = run({"put", shm_locator(), "k", path("huge")});
+  EXPECT_EQ(huge.code, 2);
+  EXPECT_NE(huge.err.find("huge is longer"), std::string::npos) << huge.err;
+  write("large", all_bytes(40 << 20));  // more than the pool
+  const Outcome large = run({"put", shm_locator(), "k", path("large")});
+  EXPECT_NE(large.code, 0);
+  EXPECT_NE(large.err.find("'k'"), std::string::npos) << large.err;
+  const Outcome missing = run({"put", shm_locator(), "k", path("missing")});
+  EXPECT_EQ(missing.code, 3);
+  EXPECT_NE(missing.err.find("missing"), std::string::npos);
+  EXPECT_EQ(run({"pool", "check", shm_locator(), "--payload"}).code, 0);
+}
+
+TEST_F(BlockCommands, AFullPoolRefusesAndKeepsWhatItHas) {
+  create(shm_locator(), "16M", {"--no-evict"});
+  write("value", all_bytes(1 << 20));
+  int stored = 0;
+  Outcome put;
+  while ((put = run({"put", shm_locator(), "k" + std::to_string(stored), path("value")})).code ==
+         0) {
+    ASSERT_LT(++stored, 17);
+  }
+  EXPECT_EQ(put.code, 3);
+  EXPECT_NE(put.err.find("no room"), std::string::npos) << put.err;
+  EXPECT_GE(stored, 13);
+  for (int i = 0; i < stored; ++i) {
+    EXPECT_EQ(run({"get", shm_locator(), "k" + std::to_string(i)}).out, all_bytes(1 << 20));
+  }
+  EXPECT_GE(json_of(run({"pool", "info", shm_locator(), "--json"}))["counters"]["no_space"], 1);
+}
+
+TEST_F(BlockCommands, AnOutputThatCannotBeWrittenIsAnError) {
+  create(shm_locator());
+  run({"put", shm_locator(), "k"}, all_bytes(100000));
+  EXPECT_EQ(run({"get", shm_locator(), "k", "-o", path("no/such")}).code, 3);
+  EXPECT_EQ(run({"get", shm_locator(), "k", "-o", "/dev/full"}).code, 3);
+  const Outcome full = shell("$B get " + shm_locator() + " k > /dev/full");
+  EXPECT_EQ(full.code, 3);
+  EXPECT_NE(full.err.find("No space left"), std::string::npos) << full.err;
+}
+
+TEST_F(BlockCommands, AReaderThatGoesAwayIsNoError) {
+  create(shm_locator());
+  run({"put", shm_locator(), "k"}, all_bytes(2'000'000));
+  const Outcome outcome =
+      shell("{ $B get " + shm_locator() + " k; echo code $? >&2; } | head -c 1 > /dev/null");
+  EXPECT_EQ(outcome.err, "code 0\n");
+}
+
+}  // namespace
+}  // namespace bowhead::cli_test

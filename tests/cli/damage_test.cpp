@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pools that were damaged behind our back, or written by somebody newer: named, never guessed.
+#include <bowhead/format/superblock.h>
+
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+
+#include "base/checksum.h"
+#include "tests/cli/run.h"
+
+namespace bowhead::cli_test {
+namespace {
+
+class Damage : public CliTest {
+ protected:
+  void SetUp() override {
+    create(file_locator());
+    value_ = std::string(100'000, 'v');
+    ASSERT_EQ(run({"put", file_locator(), "k"}, value_).code, 0);
+    ASSERT_EQ(run({"put", file_locator(), "other"}, "o").code, 0);
+  }
+
+  void flip(uint64_t offset) {
+    std::fstream file(path("pool"), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(offset));
+    const int byte = file.get();
+    file.seekp(static_cast<std::streamoff>(offset));
+    file.put(static_cast<char>(byte ^ 1));
+    ASSERT_TRUE(file.good());
+  }
+
+  uint64_t payload_of(const std::string& key) {
+    const auto listed = json_of(run({"ls", file_locator(), "--json"}));
+    for (const auto& block : listed["blocks"]) {
+      if (block["key"] == key) return block["offset"].get<uint64_t>();
+    }
+    ADD_FAILURE() << key << " is not listed";
+    return 0;
+  }
+
+  std::string value_;
+};
+
+TEST_F(Damage, ADamagedBlockIsAMissAndIsNamedByCheck) {
+  flip(payload_of("k") + 77'777);
+  const Outcome check = run({"pool", "check", file_locator(), "--payload"});
+  EXPECT_EQ(check.code, 1) << check.out;
+  EXPECT_NE(check.out.find("LOST: "), std::string::npos) << check.out;
+  EXPECT_NE(check.out.find("1 wrong"), std::string::npos) << check.out;
+  const auto json = json_of(run({"pool", "check", file_locator(), "--payload", "--json"}));
+  EXPECT_EQ(json["good"], false);
+  ASSERT_EQ(json["findings"].size(), 1u);
+  EXPECT_EQ(json["findings"][0]["data_lost"], true);
+  EXPECT_TRUE(json["findings"][0]["what"].is_string());
+  EXPECT_EQ(run({"pool", "check", file_locator()}).code, 0) << "without --payload nobody looks";
+
+  const Outcome get = run({"get", file_locator(), "k"});
+  EXPECT_EQ(get.code, 1);
+  EXPECT_EQ(get.out, "");
+  EXPECT_NE(get.err.find("damaged"), std::string::npos) << get.err;
+  EXPECT_EQ(run({"get", file_locator(), "other"}).out, "o");
+  EXPECT_EQ(run({"pool", "check", file_locator(), "--payload"}).code, 0) << "dropped by the get";
+}
+
+TEST_F(Damage, RepairDropsADamagedBlock) {
+  flip(payload_of("k"));
+  const Outcome repair = run({"pool", "repair", file_locator()});
+  EXPECT_EQ(repair.code, 0) << repair.err;
+  EXPECT_NE(repair.out, "");
+  EXPECT_EQ(run({"pool", "check", file_locator(), "--payload"}).code, 0);
+  EXPECT_EQ(run({"get", file_locator(), "k"}).code, 1);
+  EXPECT_EQ(run({"get", file_locator(), "other"}).out, "o");
+}
+
+TEST_F(Damage, WithOneSuperblockTheSecondIsUsedAndThisIsSaid) {
+  flip(offsetof(bh_superblock, pool_id));
+  const Outcome get = run({"get", file_locator(), "k"});
+  EXPECT_EQ(get.code, 0);
+  EXPECT_EQ(get.out, value_);
+  EXPECT_NE(get.err.find("superblock is damaged"), std::string::npos) << get.err;
+  EXPECT_EQ(json_of(run({"pool", "info", file_locator(), "--json"}))["second_superblock_used"],
+            true);
+  EXPECT_EQ(run({"pool", "check", file_locator()}).code, 1);
+  EXPECT_EQ(run({"pool", "repair", file_locator()}).code, 0);
+  EXPECT_EQ(run({"get", file_locator(), "k"}).err, "");
+  EXPECT_EQ(run({"pool", "check", file_locator()}).code, 0);
+}
+
+TEST_F(Damage, WithoutAnySuperblockThePoolIsRefused) {
+  flip(offsetof(bh_superblock, pool_id));
+  flip(BH_SUPERBLOCK_COPY_OFFSET + offsetof(bh_superblock, pool_id));
+  const Outcome info = run({"pool", "info", file_locator()});
+  EXPECT_EQ(info.code, 1) << info.err;
+  EXPECT_NE(info.err.find(path("pool")), std::string::npos) << info.err;
+  EXPECT_EQ(run({"pool", "destroy", file_locator(), "--force"}).code, 0);
+}
+
+TEST_F(Damage, ANewerVersionIsRefused) {
+  std::fstream file(path("pool"), std::ios::in | std::ios::out | std::ios::binary);
+  for (const uint64_t at : {uint64_t{0}, uint64_t{BH_SUPERBLOCK_COPY_OFFSET}}) {
+    bh_superblock superblock;
+    file.seekg(static_cast<std::streamoff>(at));
+    file.read(reinterpret_cast<char*>(&superblock), sizeof superblock);
+    superblock.version = BH_FORMAT_VERSION + 1;
+    superblock.checksum = hash64(&superblock, offsetof(bh_superblock, checksum));
+    file.seekp(static_cast<std::streamoff>(at));
+    file.write(reinterpret_cast<const char*>(&superblock), sizeof superblock);
+  }
+  file.close();
+  const Outcome info = run({"pool", "info", file_locator()});
+  EXPECT_EQ(info.code, 3) << info.err;
+  EXPECT_NE(info.err.find("version"), std::string::npos) << info.err;
+}
+
+TEST_F(Damage, AFileCutShortIsRefused) {
+  std::filesystem::resize_file(path("pool"), 16 << 20);
+  const Outcome info = run({"pool", "info", file_locator()});
+  EXPECT_NE(info.code, 0);
+  EXPECT_NE(info.err.find(path("pool")), std::string::npos) << info.err;
+}
+
+}  // namespace
+}  // namespace bowhead::cli_test

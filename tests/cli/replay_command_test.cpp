@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// The main job on small pools: what it reports, that it finds wrong bytes, what it says about bad
+// input.
+#include <cmath>
+
+#include "tests/cli/run.h"
+
+namespace bowhead::cli_test {
+namespace {
+
+class Replay : public CliTest {
+ protected:
+  Outcome replay(const Arguments& more) const {
+    Arguments arguments = {"replay", "--pool", shm_locator()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  }
+};
+
+constexpr const char* kTrace =
+    "{\"timestamp\": 0, \"input_length\": 1000, \"output_length\": 5, \"hash_ids\": [1, 2]}\n"
+    "{\"timestamp\": 1, \"input_length\": 1100, \"output_length\": 5, \"hash_ids\": [1, 2, 3]}\n"
+    "{\"timestamp\": 2, \"input_length\": 1000, \"output_length\": 5, \"hash_ids\": [1, 4]}\n";
+
+TEST_F(Replay, AGivenTraceIsServedToTheLastBlock) {
+  write("trace", kTrace);
+  const Outcome outcome = replay(
+      {path("trace"), "--create", "32M", "--workers", "1", "--json", "--block-bytes", "48K"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = json_of(outcome);
+  EXPECT_EQ(json["good"], true);
+  EXPECT_EQ(json["requests"], 3);
+  EXPECT_EQ(json["blocks_asked"], 7);
+  EXPECT_EQ(json["blocks_distinct"], 4);
+  EXPECT_EQ(json["blocks_hit"], 3);
+  EXPECT_EQ(json["blocks_put"], 4);
+  EXPECT_EQ(json["tokens_saved"], 1024 + 512);
+  EXPECT_EQ(json["tokens_asked"], 3100);
+  EXPECT_EQ(json["bytes_verified"], 3 * 49152);
+  EXPECT_EQ(json["bytes_in"], 4 * 49152);
+  EXPECT_EQ(json["wrong_bytes"], 0);
+  EXPECT_DOUBLE_EQ(json["hit_rate"], 3.0 / 7);
+  EXPECT_DOUBLE_EQ(json["hit_rate_lru"], 3.0 / 7);
+  EXPECT_DOUBLE_EQ(json["hit_rate_best"], 3.0 / 7);
+  EXPECT_DOUBLE_EQ(json["hit_rate_infinite"], 3.0 / 7);
+  EXPECT_EQ(json["latency"]["get"]["count"], 3);
+  EXPECT_GT(json["copy_limit"]["gb_per_s"], 0);
+  EXPECT_GE(json["copy_limit"]["rounds"], 5);
+  EXPECT_GT(json["in_gb_per_s"], 0);
+  EXPECT_EQ(json["per_worker"].size(), 1u);
+  EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << "--create takes it away again";
+}
+
+TEST_F(Replay, OneWorkerHitsLikeIdealLruAndNeverMoreThanTheBestPossible) {
+  const Outcome outcome = replay({"--create", "48M", "--workers", "1", "--json", "--block-bytes",
+                                  "16K", "--requests", "2500", "--self-test"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = json_of(outcome);
+  EXPECT_GT(json["blocks_evicted"], 1000);
+  EXPECT_LT(json["hit_rate_lru"], json["hit_rate_best"]);
+  EXPECT_LT(json["hit_rate_best"].get<double>(), json["hit_rate_infinite"].get<double>() + 1e-9);
+  EXPECT_NEAR(json["hit_rate"].get<double>(), json["hit_rate_lru"].get<double>(), 0.02);
+  EXPECT_LT(json["hit_rate"].get<double>(), json["hit_rate_best"].get<double>());
+  EXPECT_EQ(json["wrong_bytes"], 0);
+  EXPECT_EQ(json["self_test"]["passed"], true);
+  EXPECT_EQ(json["self_test"]["flipped_found"], 32);
+  EXPECT_EQ(json["self_test"]["foreign_found"], 32);
+}
+
+TEST_F(Replay, ARoomyPoolHitsWhatAnEndlessOneDoesAndThenEverything) {
+  create(shm_locator(), "128M");
+  const Arguments same = {"--workers",  "1",    "--json",     "--block-bytes", "16K",
+                          "--requests", "1000", "--generate", "agent"};
+  const auto cold = json_of(replay(same));
+  EXPECT_EQ(cold["hit_rate"], cold["hit_rate_infinite"]);
+  EXPECT_EQ(cold["blocks_warm"], 0);
+  const auto warm = json_of(replay(same));
+  EXPECT_EQ(warm["hit_rate"], 1.0);
+  EXPECT_EQ(warm["blocks_warm"], cold["blocks_distinct"]);
+  EXPECT_EQ(run({"pool", "check", shm_locator(), "--payload"}).code, 0);
+}
+
+TEST_F(Replay, ManyWorkersShareOnePool) {
+  const auto json = json_of(replay({"--create", "64M", "--workers", "5", "--json", "--block-bytes",
+                                    "16K", "--requests", "2000", "--keep"}));
+  EXPECT_EQ(json["good"], true);
+  EXPECT_EQ(json["requests"], 2000);
+  ASSERT_EQ(json["per_worker"].size(), 5u);
+  uint64_t requests = 0;
+  for (const auto& worker : json["per_worker"]) requests += worker["requests"].get<uint64_t>();
+  EXPECT_EQ(requests, 2000u);
+  EXPECT_EQ(run({"pool", "check", shm_locator(), "--payload"}).code, 0) << "--keep keeps it";
+}
+
+TEST_F(Replay, WrongContentUnderAGoodKeyIsFoundAndNamed) {
+  write("trace", kTrace);
+  create(shm_locator());
+  const Arguments arguments = {path("trace"), "--workers", "1", "--block-bytes", "16K"};
+  ASSERT_EQ(replay(arguments).code, 0);
+  const auto block = json_of(run({"ls", shm_locator(), "--json"}))["blocks"][1];
+  const std::string key = block["key"];
+  const std::string ns = block["namespace"];
+  ASSERT_EQ(run({"rm", shm_locator(), key, "--namespace", ns}).code, 0);
+  ASSERT_EQ(run({"put", shm_locator(), key, "--namespace", ns}, std::string(16384, 'x')).code, 0);
+  const Outcome outcome = replay(arguments);
+  EXPECT_EQ(outcome.code, 1) << outcome.out;
+  EXPECT_NE(outcome.out.find("WRONG: block "), std::string::npos) << outcome.out;
+  Arguments as_json = arguments;
+  as_json.push_back("--json");
+  const Outcome again = replay(as_json);
+  EXPECT_EQ(again.code, 1);
+  const auto json = json_of(again);
+  EXPECT_EQ(json["good"], false);
+  EXPECT_GE(json["wrong_blocks"], 1);
+  EXPECT_GT(json["wrong_bytes"], 16000);
+  EXPECT_EQ(json["wrong"].size(), json["wrong_blocks"].get<size_t>());
+}
+
+TEST_F(Replay, RealTensorsMakeOtherContent) {
+  std::filesystem::create_directory(folder_ / "model");
+  write("model/k.bf16.bin", std::string(100'000, 'k'));
+  write("trace", kTrace);
+  const auto json = json_of(replay(
+      {path("trace"), "--create", "32M", "--workers", "1", "--kv", folder_.string(), "--json"}));
+  EXPECT_EQ(json["good"], true);
+  EXPECT_TRUE(json["content"].get<std::string>().starts_with("tensors")) << json["content"];
+  const Outcome none = replay({"--create", "32M", "--kv", path("nothing")});
+  EXPECT_EQ(none.code, 3);
+  EXPECT_NE(none.err.find("nothing"), std::string::npos) << none.err;
+  EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << "nothing was created";
+}
+
+TEST_F(Replay, ABrokenTraceIsNamedBeforeAnythingIsTouched) {
+  write("bad", std::string(kTrace) + "{\"timestamp\": 3, \"input_length\": 1");
+  for (const Arguments& more : {Arguments{"--create", "32M"}, Arguments{}}) {
+    Arguments arguments = {path("bad")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = replay(arguments);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_TRUE(outcome.err.starts_with("bowhead: " + path("bad") + ":4: not valid JSON"))
+        << outcome.err;
+    EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << "something was created";
+  }
+  EXPECT_EQ(replay({path("missing"), "--create", "32M"}).code, 3);
+}
+
+TEST_F(Replay, AFullPoolThatDoesNotEvictIsNoError) {
+  create(shm_locator(), "16M", {"--no-evict"});
+  const Outcome outcome =
+      replay({"--workers", "2", "--json", "--block-bytes", "64K", "--requests", "300"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = json_of(outcome);
+  EXPECT_GT(json["blocks_no_space"], 100);
+  EXPECT_EQ(json["blocks_evicted"], 0);
+  EXPECT_EQ(json["wrong_bytes"], 0);
+}
+
+TEST_F(Replay, TheSelfTestSaysWhenItHasTooLittle) {
+  write("trace",
+        "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, "
+        "\"hash_ids\": [1]}\n");
+  const Outcome outcome = replay({path("trace"), "--create", "32M", "--self-test"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_NE(outcome.err.find("self-test needs"), std::string::npos) << outcome.err;
+}
+
+TEST_F(Replay, TheReportForPeopleHasItAll) {
+  write("trace", kTrace);
+  const Outcome outcome = replay({path("trace"), "--create", "32M", "--workers", "1"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* part : {"HIT RATE", "this pool", "ideal LRU", "best possible", "endless cache",
+                           "SPEED", "P99.9", "OF LIMIT", "WORKER", "prefill saved", "evicted",
+                           "verified 192.00 KiB (196,608 bytes): 0 wrong bytes"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;
+  }
+}
+
+}  // namespace
+}  // namespace bowhead::cli_test

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whatever is interrupted ends at once, with its children, and leaves the pool good.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "tests/cli/run.h"
+
+namespace bowhead::cli_test {
+namespace {
+
+class Signals : public CliTest {
+ protected:
+  Arguments long_replay() const {
+    return {"replay", "--pool",     shm_locator(), "--workers",  "3",     "--block-bytes",
+            "16K",    "--generate", "multiturn",   "--requests", "200000"};
+  }
+  bool working(const Running& running) const {
+    // Blocks appear: the workers are at it.
+    return eventually(30, [&] {
+      return running.children().size() == 3 &&
+             run({"ls", shm_locator()}).out.find("block-") != std::string::npos;
+    });
+  }
+  void expect_good() const {
+    const Outcome check = run({"pool", "check", shm_locator(), "--payload"});
+    EXPECT_EQ(check.code, 0) << check.out << check.err;
+    const auto info = json_of(run({"pool", "info", shm_locator(), "--json"}));
+    EXPECT_EQ(info["hosts"][0]["processes_live"], 1) << "besides who asks";
+  }
+};
+
+TEST_F(Signals, AReplayEndsPromptlyAndLeavesThePoolGood) {
+  create(shm_locator(), "64M");
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    Running replay(long_replay());
+    ASSERT_TRUE(working(replay));
+    replay.signal(number);
+    EXPECT_EQ(replay.wait(5), 128 + number);
+    EXPECT_TRUE(replay.group_is_gone());
+    expect_good();
+  }
+}
+
+TEST_F(Signals, AReplayThatIsStillMeasuringEndsToo) {
+  create(shm_locator(), "64M");
+  Running replay(long_replay());
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  replay.signal(SIGTERM);
+  EXPECT_EQ(replay.wait(3), 143);
+  expect_good();
+}
+
+TEST_F(Signals, AReplayTakesThePoolItMadeWithIt) {
+  Arguments arguments = long_replay();
+  arguments.insert(arguments.end(), {"--create", "64M"});
+  Running replay(arguments);
+  ASSERT_TRUE(working(replay));
+  replay.signal(SIGINT);
+  EXPECT_EQ(replay.wait(5), 130);
+  EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3);
+}
+
+TEST_F(Signals, AWorkerThatDiesEndsTheReplayAndHarmsNothing) {
+  create(shm_locator(), "64M");
+  Running replay(long_replay());
+  ASSERT_TRUE(working(replay));
+  const auto children = replay.children();
+  ASSERT_FALSE(children.empty());
+  kill(children[0], SIGKILL);
+  EXPECT_EQ(replay.wait(5), 3);
+  EXPECT_TRUE(replay.group_is_gone());
+  expect_good();
+}
+
+TEST_F(Signals, WorkersEndWithTheirParent) {
+  create(shm_locator(), "64M");
+  Running replay(long_replay());
+  ASSERT_TRUE(working(replay));
+  replay.signal(SIGKILL);
+  EXPECT_EQ(replay.wait(5), 137);
+  EXPECT_TRUE(replay.group_is_gone());
+  expect_good();
+}
+
+TEST_F(Signals, AnInterruptedCreateLeavesAPoolOrNothing) {
+  for (const int delay_ms : {0, 5, 20, 60, 150}) {
+    Running creation({"pool", "create", shm_locator(), "--size", "512M"});
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    creation.signal(SIGTERM);
+    const int code = creation.wait(10);
+    EXPECT_TRUE(code == 0 || code == 143) << code << " after " << delay_ms;
+    const int info = run({"pool", "info", shm_locator()}).code;
+    EXPECT_TRUE(info == 0 || (info == 3 && code == 143)) << info << " after " << delay_ms;
+    // Nothing in the way, in particular nothing half-made that would need --force.
+    EXPECT_EQ(run({"pool", "destroy", shm_locator()}).code, info);
+    EXPECT_EQ(run({"pool", "destroy", shm_locator()}).code, 3);
+  }
+}
+
+TEST_F(Signals, APutThatWaitsForItsValueEnds) {
+  create(shm_locator());
+  const Outcome outcome =
+      shell("cd " + folder_.string() + " && mkfifo f && exec 3<>f && { $B put " + shm_locator() +
+            " k <f & p=$!; sleep 0.2; kill -TERM $p; wait $p; }");
+  EXPECT_EQ(outcome.code, 143) << outcome.err;
+  expect_good();
+}
+
+}  // namespace
+}  // namespace bowhead::cli_test
