@@ -139,13 +139,10 @@ class Pool::Impl {
         {layout.extent_offset(first), (last - first) * g.extent_bytes}};
     uint64_t at = 0;
     for (const auto& [offset, bytes] : own) {
-      if (offset > at) {
-        if (auto ok = media_->protect(at, offset - at, /*writable=*/false); !ok) return ok;
-      }
+      if (auto ok = protect_between(at, offset); !ok) return ok;
       at = offset + bytes;
     }
-    const uint64_t end = layout.extent_offset(g.extent_count);
-    return end > at ? media_->protect(at, end - at, /*writable=*/false) : Result<void>{};
+    return protect_between(at, layout.extent_offset(g.extent_count));
   }
 
   bool forked() const { return access_.forked(); }
@@ -156,6 +153,14 @@ class Pool::Impl {
   const std::string& locator() const { return locator_; }
 
  private:
+  /// Whole grains only: the gaps between parts of one owner are smaller.
+  Result<void> protect_between(uint64_t begin, uint64_t end) {
+    const uint64_t grain = media_->traits().page_bytes;
+    begin = (begin + grain - 1) / grain * grain;
+    end = end / grain * grain;
+    return end > begin ? media_->protect(begin, end - begin, /*writable=*/false) : Result<void>{};
+  }
+
   std::string locator_;
   bh_superblock superblock_;
   bool second_used_;

@@ -21,6 +21,8 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "pool/core/context.h"
 
@@ -57,6 +59,10 @@ class Allocator {
     } while (refill(magazine));
     return std::nullopt;
   }
+
+  /// The same from the slabs there are, in the smallest block that is larger than `block_bytes` and no
+  /// larger than `most_bytes`: for pools of very many sizes, where most have no extent of their own.
+  std::optional<Block> reserve_larger(uint64_t block_bytes, uint64_t most_bytes);
 
   /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store:
   /// nobody else may change a word that names a live process (A3).
@@ -331,6 +337,25 @@ bool Allocator<A>::refill_by_truth(Magazine& magazine) {
 }
 
 template <class A>
+std::optional<Block> Allocator<A>::reserve_larger(uint64_t block_bytes, uint64_t most_bytes) {
+  std::vector<std::pair<uint64_t, uint64_t>> slabs;  // size, head
+  for_each_slab([&](const Cut& cut) {
+    if (cut.block_bytes > block_bytes && cut.block_bytes <= most_bytes &&
+        free_blocks_hint(cut.head) > 0)
+      slabs.emplace_back(cut.block_bytes, cut.head);
+  });
+  std::sort(slabs.begin(), slabs.end());
+  for (const auto& [size, head] : slabs) {
+    Magazine& magazine = magazine_of(size);
+    if (!collect(magazine, head)) continue;
+    while (magazine.count > 0) {
+      if (auto block = try_reserve(magazine.slots[--magazine.count], size)) return block;
+    }
+  }
+  return std::nullopt;
+}
+
+template <class A>
 bool Allocator<A>::join_empty_slabs(uint64_t block_bytes) {
   bool joined = false;
   for_each_slab([&](const Cut& cut) {
@@ -377,8 +402,13 @@ template <class A>
 std::array<uint64_t, 2> Allocator<A>::spans_for(uint64_t block_bytes) const {
   const uint64_t extent = c_.layout.geometry().extent_bytes;
   const uint64_t least = (block_bytes + extent - 1) / extent;
-  const uint64_t most =
-      std::max(least, std::min<uint64_t>(16, c_.layout.geometry().extent_count / 16));
+  // A size that few blocks have so far gets few extents: what it has already, and one.
+  uint64_t cut_already = 0;
+  for_each_slab([&](const Cut& cut) {
+    if (cut.block_bytes == block_bytes) cut_already += cut.extent_span;
+  });
+  const uint64_t most = std::max(
+      least, std::min({uint64_t{16}, c_.layout.geometry().extent_count / 16, cut_already + 1}));
   uint64_t best = least;
   for (uint64_t span = least; span <= most; ++span) {
     const uint64_t waste = span * extent % block_bytes;

@@ -18,6 +18,7 @@ namespace bowhead::core {
 template <class A>
 std::optional<Block> Core<A>::reserve_block(uint64_t block_bytes) {
   if (auto block = allocator_.reserve(block_bytes)) return block;
+  if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 9 / 8)) return block;
   const auto& g = c_.layout.geometry();
   const uint64_t step = std::max(4 * block_bytes, g.extent_count * g.extent_bytes / 512);
   for (int round = 0; round < 64; ++round) {
@@ -29,6 +30,7 @@ std::optional<Block> Core<A>::reserve_block(uint64_t block_bytes) {
     if (auto block = allocator_.reserve(block_bytes)) return block;
     if (!made) break;
   }
+  if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 2)) return block;
   c_.count(BH_COUNTER_NO_SPACE);
   return std::nullopt;
 }

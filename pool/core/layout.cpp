@@ -64,8 +64,10 @@ uint64_t place(bh_geometry& g) {
   g.region_bytes = round_up(offset, g.region_align_bytes);
   g.regions_offset =
       round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET, g.region_align_bytes);
+  // Tables change hands one by one, and then a mapping must be able to tell them apart; with one
+  // host they never do, and a coarse grain (2 MiB on huge pages) would waste most of each.
   g.table_bytes = round_up(sizeof(bh_block_slot) * (g.extent_bytes / g.min_block_bytes + 1),
-                           g.region_align_bytes);
+                           g.host_count > 1 ? g.region_align_bytes : kPage);
   g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
   g.payload_offset = round_up(g.tables_offset + g.table_bytes * g.extent_count, kExtentBytesMin);
   return g.payload_offset + g.extent_count * g.extent_bytes;

@@ -71,7 +71,7 @@ typedef struct bh_geometry {
   uint64_t regions_offset;
   uint64_t region_bytes;
   uint64_t tables_offset;
-  uint64_t table_bytes; /* per extent; a multiple of region_align_bytes */
+  uint64_t table_bytes; /* per extent; with several hosts a multiple of region_align_bytes */
   uint64_t payload_offset;
   uint64_t extent_bytes; /* a power of two, 2 MiB to 64 MiB */
   uint64_t extent_count;
