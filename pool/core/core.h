@@ -10,7 +10,7 @@
 //   C3 A block goes RETIRED -> FREE only after a look at all hazards that began after its retired
 //      stamp was published and fenced (I4).
 //   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves
-//      two good entries and never none.
+//      two good entries and never none. Whoever scavenges or rebuilds keeps one of them.
 //
 // Parts: core.h (life of a block), core_evict.h (making room), core_attach.h (joining, leaving,
 // deaths, rebuilding), core_check.h (reports). All methods may be called from any thread unless
@@ -168,6 +168,11 @@ class Core {
 
   bool retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
               uint64_t lock_wait_ns = kLockWaitNs);
+  /// RETIRING (ours) -> COMMITTED: it stays after all.
+  void cancel_retire(uint64_t slot) {
+    const uint64_t at = c_.block_word(slot);
+    c_.store_state(at, c_.load_state(at).next(BH_BLOCK_COMMITTED));
+  }
   uint64_t reclaim(std::span<const uint64_t> slots);
 
   // core_evict.h
@@ -198,6 +203,7 @@ class Core {
   void take_back_extents();
   void restore_cuts();
   bool restore_entry(const bh_index_entry& entry);
+  bool restored_elsewhere(const bh_index_entry& entry) const;
   uint32_t highest_incarnation() const;
   uint64_t drop_all_damaged(const Progress& progress);
 
@@ -652,8 +658,7 @@ bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_
     if (!lock.held() || !allocator_.begin_retire(slot)) return false;
     // The block is ours now and its cut stands still; is it the one that was meant?
     if (c_.access.load(c_.layout.header(slot)) != stamp) {
-      const uint64_t at = c_.block_word(slot);
-      c_.store_state(at, c_.load_state(at).next(BH_BLOCK_COMMITTED));
+      cancel_retire(slot);
       return false;
     }
     const auto found = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {

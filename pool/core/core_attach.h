@@ -252,15 +252,16 @@ bool Core<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
     own_entry = index_.find_if(c_.host, hash, is_own);
     const std::string text = read_key(slot, header.key_bytes);
     other_entry = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
+      // CLEANING by a scavenger that died too: that block is the one to go.
       return !is_own(entry) &&
-             verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash));
+             verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash)) &&
+             allocator_.word(c_.layout.slot_of(entry.block_offset)).state != BH_BLOCK_CLEANING;
     });
   }
-  // RETIRING with its entry in place: a removal or a move that had not begun to show. RESERVED with
-  // its entry in place: a put whose success was visible already; the copy of a move if another
-  // entry has the key too, and then the old block, which stays, is enough.
-  const bool keep = own_entry && word.state != BH_BLOCK_CLEANING &&
-                    !(word.state == BH_BLOCK_RESERVED && other_entry);
+  // RETIRING with its entry in place: a removal that had not begun to show. RESERVED with its entry
+  // in place: a put whose success was visible already. If another entry has the key too, they are
+  // the two blocks of a move, and the other one is enough.
+  const bool keep = own_entry && word.state != BH_BLOCK_CLEANING && !other_entry;
   if (keep) {
     c_.change(c_.block_word(slot), word, word.next(BH_BLOCK_COMMITTED));
     return false;
@@ -381,10 +382,26 @@ bool Core<A>::restore_entry(const bh_index_entry& entry) {
     return false;
   const Cut cut = allocator_.held_cut(extent);
   if (cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
-      header.stored_bytes > cut.block_bytes)
+      header.stored_bytes > cut.block_bytes || restored_elsewhere(entry))
     return false;
   allocator_.restore_committed(slot);
   return true;
+}
+
+/// A death in the middle of a move left two blocks of one key, and the other one is back already.
+template <class A>
+bool Core<A>::restored_elsewhere(const bh_index_entry& entry) const {
+  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  const auto other = index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
+    if (e.namespace_id != entry.namespace_id || e.block_offset == entry.block_offset ||
+        !c_.layout.valid_block(e.block_offset, e.length_bytes))
+      return false;
+    bh_block_header header;
+    const uint64_t slot = c_.layout.slot_of(e.block_offset);
+    return allocator_.word(slot).state == BH_BLOCK_COMMITTED && read_header(slot, header) &&
+           header.stamp == e.stamp;
+  });
+  return other.has_value();
 }
 
 /// For a host slot whose lines are lost: the highest incarnation that any stamp of it shows.

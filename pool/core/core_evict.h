@@ -259,13 +259,20 @@ bool Core<A>::move(const Block& block) {
         !lock.held() ? std::nullopt : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
           return e.block_offset == block.offset && e.stamp == old_stamp;
         });
-    if (!old || !index_.insert(hash, entry_for(*target, header))) {
+    // Retiring before there are two entries: whoever scavenges sees which block is to go.
+    const bool retiring = old && allocator_.begin_retire(block.slot);
+    if (!retiring || !index_.insert(hash, entry_for(*target, header))) {
+      if (retiring) cancel_retire(block.slot);
       undo_put(*target);
       return false;
     }
     allocator_.commit(*target);
+    index_.erase(*old);
+    retire_header(block.slot);
+    allocator_.finish_retire(block.slot);
   }
-  return retire(block.slot, hash, old_stamp, BH_COUNTER_MOVES);
+  c_.count(BH_COUNTER_MOVES);
+  return true;
 }
 
 }  // namespace bowhead::core
