@@ -102,9 +102,11 @@ void ProgressLine::update(uint64_t done, uint64_t total, const char* what) {
   if (now - start_ < 1s || now - last_ < 100ms) return;
   last_ = now;
   shown_ = true;
-  const double percent =
-      total == 0 ? 0 : 100 * static_cast<double>(done) / static_cast<double>(total);
-  const std::string line = fmt::format("\r\033[K{:3.0f}%  {}", percent, what);
+  const std::string percent =
+      total == 0
+          ? ""
+          : fmt::format("{:3.0f}%  ", 100 * static_cast<double>(done) / static_cast<double>(total));
+  const std::string line = fmt::format("\r\033[K{}{}", percent, what);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

@@ -292,6 +292,7 @@ Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
   const auto before = look_before(content, options, report);
   if (!before) return before.error();
   report.copy_limit = measure_copy_limit(options.workers, options.block_bytes, kCopyRounds, [&] {
+    if (options.progress) options.progress(0, 0, "measuring plain copies");
     if (report.interrupted_by == 0) report.interrupted_by = take_signal(0);
     return report.interrupted_by != 0;
   });
