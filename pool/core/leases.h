@@ -167,6 +167,11 @@ uint64_t Leases<A>::revoke_expired(uint64_t now_ns) {
     const uint64_t hazard = c_.access.load(c_.own(BH_PART_HAZARDS, i));
     if (hazard == 0) continue;
     const StateWord word = c_.load_state(line(i));
+    if (word.state == BH_LEASE_REVOKED && hazard_of(i, word.sequence - 1) == hazard) {
+      clear_hazard(i, word.sequence - 1);  // whoever revoked it died before this
+      ++revoked;
+      continue;
+    }
     // The fields belong to this lease only if its hazard is there already (L1).
     if (word.state != BH_LEASE_ACTIVE || hazard_of(i, word.sequence) != hazard ||
         c_.access.load(line(i) + offsetof(bh_lease_slot, deadline_ns)) > now_ns)
