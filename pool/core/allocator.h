@@ -48,15 +48,15 @@ class Allocator {
  public:
   explicit Allocator(Context<A>& context) : c_(context) {}
 
-  /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can be
-  /// cut; the caller makes room and tries again.
-  std::optional<Block> reserve(uint64_t block_bytes) {
+  /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can (or,
+  /// for who empties extents, may) be cut; the caller makes room and tries again.
+  std::optional<Block> reserve(uint64_t block_bytes, bool may_cut = true) {
     Magazine& magazine = magazine_of(block_bytes);
     do {
       while (magazine.count > 0) {
         if (auto block = try_reserve(magazine.slots[--magazine.count], block_bytes)) return block;
       }
-    } while (refill(magazine));
+    } while (refill(magazine, may_cut));
     return std::nullopt;
   }
 
@@ -265,7 +265,7 @@ class Allocator {
     return block_of(slot, *cut);
   }
 
-  bool refill(Magazine& magazine);
+  bool refill(Magazine& magazine, bool may_cut);
   bool refill_from_slabs(Magazine& magazine, Candidates& candidates);
   bool refill_by_truth(Magazine& magazine);
   bool join_empty_slabs(uint64_t block_bytes);
@@ -287,7 +287,7 @@ class Allocator {
 // ---- finding blocks ----
 
 template <class A>
-bool Allocator<A>::refill(Magazine& magazine) {
+bool Allocator<A>::refill(Magazine& magazine, bool may_cut) {
   Candidates candidates;
   if (refill_from_slabs(magazine, candidates)) return true;
   if (candidates.shared) {
@@ -297,9 +297,11 @@ bool Allocator<A>::refill(Magazine& magazine) {
     if (collect(magazine, *candidates.shared)) return true;
   }
   // A fresh extent before another process's slab: sharing one makes both slower.
-  if (auto head = cut(magazine.block_bytes)) return collect(magazine, *head);
+  if (may_cut) {
+    if (auto head = cut(magazine.block_bytes)) return collect(magazine, *head);
+  }
   if (candidates.foreign && collect(magazine, *candidates.foreign)) return true;
-  if (join_empty_slabs(magazine.block_bytes)) {
+  if (may_cut && join_empty_slabs(magazine.block_bytes)) {
     if (auto head = cut(magazine.block_bytes)) return collect(magazine, *head);
   }
   return refill_by_truth(magazine);
