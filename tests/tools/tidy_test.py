@@ -25,7 +25,7 @@ GOOD = {
         "/* SPDX-License-Identifier: Apache-2.0 */\n#include <bowhead/format/block.h>\n",
     "pool/b.cpp": SPDX + '#include <vector>\n\n#include "base/status.h"\n\n'
         '// #include "api/x.h"\n// TODO(#12): more\n\nint two() { return 2; }\n',
-    "docs/page.md": "x" * 200 + "\n",
+    "docs/page.md": "x" * 200 + "\n[a](../LICENSE) [b](https://example.org/x) [c](#d)\n",
     "LICENSE": "x" * 200 + "\n",
     "build/generated.cpp": "using namespace std;\n",
     "tools/script": "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\necho\n",
@@ -54,7 +54,7 @@ class GoodTree(unittest.TestCase):
         status, lines = run_tidy(GOOD)
         self.assertEqual((status, len([x for x in lines if "skipped format" not in x])), (0, 1),
                          lines)
-        self.assertRegex(lines[-1], r"^tidy of 8 files: [67] passed, 0 failed, [01] skipped$")
+        self.assertRegex(lines[-1], r"^tidy of 8 files: [78] passed, 0 failed, [01] skipped$")
 
 
 class PlantedFaults(unittest.TestCase):
@@ -117,6 +117,9 @@ class PlantedFaults(unittest.TestCase):
                         "  g();\n", "", 1))
         self.expect("functions", "base/s.py", 2, SPDX.replace("//", "#") + "def f():\n" +
                     "    g()\n" * 70)
+
+    def test_links(self):
+        self.expect("links", "docs/page.md", 2, "\n[a](../LICENSE) [b](gone.md#part)\n")
 
     def test_format(self):
         _, lines = run_tidy(GOOD | {"base/a.cpp": SPDX + "int  one( ){return 1;}\n"})
