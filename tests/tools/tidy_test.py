@@ -15,7 +15,7 @@ SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
 # Everything that looks like a fault and is none.
 GOOD = {
     "CMakeLists.txt":
-        "# SPDX-License-Identifier: Apache-2.0\nadd_library(x base/a.cpp pool/b.cpp)\n",
+        "# SPDX-License-Identifier: Apache-2.0\nadd_library(x base/a.cpp ${p}/b.cpp)\n",
     "base/a.cpp": SPDX + "int one() { return 1; }\n",
     "include/bowhead/format/common.h":
         "/* SPDX-License-Identifier: Apache-2.0 */\n#include <stdint.h>\n",
@@ -104,6 +104,7 @@ class PlantedFaults(unittest.TestCase):
     def test_unused(self):
         self.expect("unused", "pool/forgotten.cpp", 1, SPDX)
         self.expect("unused", "pool/my_b.cpp", 1, SPDX)
+        self.expect("unused", "pool/deep/b.cpp", 1, SPDX)
 
     def test_function_lengths(self):
         self.expect("functions", "base/a.cpp", 2, SPDX + function(69))
