@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Media made, opened and removed at any locator.
+//
+// Paths of file: are taken inside a folder of their own, so that no input reaches a file that
+// matters; names of shm: get a prefix if they are valid.
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <set>
+#include <string>
+
+#include "base/assert.h"
+#include "pool/media/media.h"
+#include "tests/fuzz/input.h"
+
+namespace bowhead {
+namespace {
+
+constexpr uint64_t kMediumBytes = 2 << 20;
+
+/// An empty folder that goes away at exit.
+class Folder {
+ public:
+  Folder() {
+    BOWHEAD_ASSERT(mkdtemp(path_) != nullptr);
+    BOWHEAD_ASSERT(mkdir((path() + "/folder").c_str(), 0700) == 0);
+  }
+  ~Folder() {
+    (void)rmdir((path() + "/folder").c_str());
+    (void)rmdir(path().c_str());
+  }
+  std::string path() const { return path_; }
+
+ private:
+  char path_[64] = "/tmp/bowhead-fuzz-XXXXXX";
+};
+
+bool valid_name(const std::string& name) {
+  if (name.empty() || name.size() > 200) return false;
+  for (const char c : name) {
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (!letter && !(c >= '0' && c <= '9') && c != '.' && c != '_' && c != '-') return false;
+  }
+  return true;
+}
+
+/// The locator without its teeth; empty if it would leave the folder.
+std::string tamed(const std::string& locator, const std::string& folder) {
+  if (locator.starts_with("file:/")) {
+    if ((locator + "/").find("/../") != std::string::npos) return {};
+    return "file:" + folder + locator.substr(5);
+  }
+  if (locator.starts_with("shm:") && valid_name(locator.substr(4)) && locator.size() < 150)
+    return "shm:fuzz-" + std::to_string(getpid()) + "-" + locator.substr(4);
+  return locator;
+}
+
+size_t entries_in(const std::string& folder) {
+  DIR* directory = opendir(folder.c_str());
+  BOWHEAD_ASSERT(directory != nullptr);
+  size_t entries = 0;
+  while (readdir(directory) != nullptr) ++entries;
+  closedir(directory);
+  return entries;
+}
+
+void check_failed(const Error& error, const std::set<Status>& possible,
+                  const std::string& locator) {
+  BOWHEAD_ASSERT(possible.contains(error.status) && !error.detail.empty());
+  if (error.status == Status::BAD_LOCATOR)
+    BOWHEAD_ASSERT(error.detail.find("'" + locator + "'") != std::string::npos);
+}
+
+void check_locator(const std::string& locator, const std::string& folder) {
+  const bool shm = locator.starts_with("shm:"), file = locator.starts_with("file:");
+  const size_t entries = entries_in(folder);
+  auto made = create_media(locator, {.size_bytes = kMediumBytes});
+  if (!made) {
+    check_failed(made.error(),
+                 {Status::BAD_LOCATOR, Status::NOT_SUPPORTED, Status::POOL_EXISTS, Status::SYSTEM},
+                 locator);
+    BOWHEAD_ASSERT(entries_in(folder) == entries && "a failure left something behind");
+    const auto opened = open_media(locator);
+    if (!opened)
+      check_failed(opened.error(),
+                   {Status::BAD_LOCATOR, Status::NOT_SUPPORTED, Status::NO_SUCH_POOL,
+                    Status::NOT_A_POOL, Status::SYSTEM},
+                   locator);
+    return;
+  }
+  BOWHEAD_ASSERT(shm ? valid_name(locator.substr(4)) : file);
+  BOWHEAD_ASSERT((*made)->size_bytes() == kMediumBytes);
+  (*made)->base()[kMediumBytes - 1] = std::byte{7};
+  auto opened = open_media(locator);
+  BOWHEAD_ASSERT(opened && (*opened)->base()[kMediumBytes - 1] == std::byte{7});
+  BOWHEAD_ASSERT(create_media(locator, {.size_bytes = kMediumBytes}).status() ==
+                 Status::POOL_EXISTS);
+  BOWHEAD_ASSERT(remove_media(locator));
+  BOWHEAD_ASSERT(open_media(locator).status() == Status::NO_SUCH_POOL);
+  BOWHEAD_ASSERT(entries_in(folder) == entries);
+}
+
+}  // namespace
+}  // namespace bowhead
+
+/// The locator.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const bowhead::Folder folder;
+  const std::string locator =
+      bowhead::tamed(std::string(reinterpret_cast<const char*>(data), size), folder.path());
+  if (!locator.empty()) bowhead::check_locator(locator, folder.path());
+  return 0;
+}
