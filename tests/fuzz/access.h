@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // FuzzAccess: the access policy of the pool's core over memory that is watched.
 //
-// A World is the memory of one pool with what the machine keeps beside it: who is alive, and a clock.
-// Everything the core asks of it is checked: words must lie in the metadata, payload in the payload,
-// stores in what the host owns (rule R1; the pages of others are really read-only), and no operation
-// may take more than so many steps. Time passes only by asking for it and by waiting, so that waits
-// cost nothing and a run can be repeated.
+// A World is the memory of one pool with what the machine keeps beside it: who is alive, and a
+// clock. Everything the core asks of it is checked: words must lie in the metadata, payload in the
+// payload, stores in what the host owns (rule R1; the pages of others are really read-only), and no
+// operation may take more than so many steps. Time passes only by asking for it and by waiting, so
+// that waits cost nothing and a run can be repeated.
 #pragma once
 
 #include <sys/mman.h>

@@ -265,8 +265,8 @@ void Run::check_bytes(uint32_t key, const std::byte* data, uint64_t length) cons
   BOWHEAD_ASSERT(right && "bytes that were never put under this key");
 }
 
-/// Nothing is wrong, and every block of every slab is free or committed. Of what the other host owns
-/// nothing can be mended.
+/// Nothing is wrong, and every block of every slab is free or committed. Of what the other host
+/// owns nothing can be mended.
 void Run::check_repaired() {
   const auto& g = image_->world.layout.geometry();
   if (g.host_count > 1) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a fuzz target without a fuzzing engine: on every file of its corpus, and on a fixed number of
-// mutations of them. What was running when a fault ended the process is printed as xxd -r -p reads
-// it, to become a file of the corpus.
+// Runs a fuzz target without a fuzzing engine: on every file of its corpus, and on a fixed number
+// of mutations of them. What was running when a fault ended the process is printed as xxd -r -p
+// reads it, to become a file of the corpus.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

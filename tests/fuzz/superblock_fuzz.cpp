@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// read_superblock() on anything: raw bytes, or a superblock made for choices from the input, changed
-// before or after it is sealed, so that what lies behind the checksum is reached too.
+// read_superblock() on anything: raw bytes, or a superblock made for choices from the input,
+// changed before or after it is sealed, so that what lies behind the checksum is reached too.
 //
 // Whatever is accepted must describe parts that lie inside the pool and do not overlap: the rest of
 // the code computes addresses from it without looking again.
