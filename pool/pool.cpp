@@ -41,7 +41,7 @@ std::span<const std::byte> superblock_bytes(const Media& media, uint32_t copy) {
 
 Result<OpenedMedia> open_with_superblock(const std::string& locator) {
   auto media = open_media(locator);
-  if (!media) return media.error();
+  if (!media) return with_locator(locator, media.error());
   OpenedMedia opened;
   opened.media = std::move(media).value();
   auto superblock =
@@ -197,7 +197,7 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
     };
   }
   auto media = create_media(locator, media_options);
-  if (!media) return media.error();
+  if (!media) return with_locator(locator, media.error());
   if ((*media)->traits().page_bytes > geometry->region_align_bytes) {
     // The medium maps in larger grains than assumed: plan again for them.
     auto coarse = choice;
@@ -219,7 +219,8 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
   if (!opened) return opened.error();
   if (options.host >= opened->superblock.geometry.host_count)
     return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("{}: host {} is out of range: the pool was made for {} host(s)",
+                 fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
+                             "numbered from 0",
                              locator, options.host, opened->superblock.geometry.host_count)};
   auto impl = std::make_unique<Impl>(locator, std::move(opened).value(), options.host);
   if (auto joined = impl->attach(options.progress); !joined)
@@ -236,7 +237,8 @@ Result<void> Pool::destroy(const std::string& locator, bool force) {
     return Error{Status::IN_USE, locator +
                                      ": processes have this pool open; end them, or destroy "
                                      "it all the same with --force"};
-  return remove_media(locator);
+  const auto removed = remove_media(locator);
+  return removed ? removed : with_locator(locator, removed.error());
 }
 
 Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool take_over,

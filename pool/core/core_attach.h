@@ -120,7 +120,9 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
   if (slot->incarnation == 0) slot->incarnation = static_cast<uint16_t>(highest_incarnation());
   if (slot->incarnation == UINT16_MAX)
     return Error{Status::LIMIT_REACHED,
-                 "host slot " + std::to_string(c_.host) + " has used up its 65,535 incarnations"};
+                 "host slot " + std::to_string(c_.host) +
+                     " has used up its 65,535 incarnations; `bowhead pool create --force` makes "
+                     "the pool anew, empty"};
   slot->incarnation += 1;
   slot->machine_id = machine;
   slot->boot_id = boot;
@@ -159,7 +161,8 @@ Result<void> Core<A>::take_process_slot() {
     }
   }
   return Error{Status::LIMIT_REACHED,
-               "all " + std::to_string(g.process_count) + " process slots of this host are taken"};
+               "all " + std::to_string(g.process_count) +
+                   " process slots of this host are taken; close the pool in some process"};
 }
 
 // ---- what dead processes left ----

@@ -24,19 +24,26 @@ std::string directory_of(const std::string& path) {
 }
 
 Error not_regular(const std::string& path, mode_t mode) {
-  const char* what = S_ISDIR(mode)                    ? "a directory"
+  const char* what = S_ISDIR(mode)                    ? "a directory; give the path of a file"
                      : S_ISLNK(mode)                  ? "a symbolic link; give the path it leads to"
-                     : S_ISCHR(mode) || S_ISBLK(mode) ? "a device"
-                                                      : "not a regular file";
+                     : S_ISCHR(mode) || S_ISBLK(mode) ? "a device; give the path of a regular file"
+                                                      : "not a regular file; give one";
   const Status status = S_ISDIR(mode) ? Status::NOT_A_POOL : Status::NOT_SUPPORTED;
   return Error{status, fmt::format("{} is {}", path, what)};
+}
+
+Error missing(const std::string& path) {
+  return Error{Status::NO_SUCH_POOL,
+               path +
+                   " does not exist; look for a slip in the locator, or make a pool with "
+                   "`bowhead pool create`"};
 }
 
 // Opens an existing file; `info` is of what was opened. No device is opened on the way to finding
 // out that it is one.
 Result<UniqueFd> open_regular(const std::string& path, struct stat* info) {
   if (lstat(path.c_str(), info) != 0) {
-    if (errno == ENOENT) return Error{Status::NO_SUCH_POOL, path + " does not exist"};
+    if (errno == ENOENT) return missing(path);
     return system_error(path, errno);
   }
   if (!S_ISREG(info->st_mode)) return not_regular(path, info->st_mode);
@@ -60,7 +67,9 @@ UniqueFd::~UniqueFd() {
 int UniqueFd::release() { return std::exchange(fd_, -1); }
 
 Error system_error(const std::string& what, int error_number) {
-  return Error{Status::SYSTEM, fmt::format("{}: {}", what, std::strerror(error_number))};
+  const bool refused = error_number == EACCES || error_number == EPERM || error_number == EROFS;
+  return Error{Status::SYSTEM, fmt::format("{}: {}{}", what, std::strerror(error_number),
+                                           refused ? "; look at its owner and permissions" : "")};
 }
 
 Error no_space(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes) {
@@ -90,10 +99,17 @@ Result<OpenedFile> open_backing_file(const std::string& path) {
   Result<UniqueFd> fd = open_regular(path, &info);
   if (!fd) return fd.error();
   const uint64_t size_bytes = info.st_size;
-  if (size_bytes == 0) return Error{Status::NOT_A_POOL, path + " is empty"};
+  if (size_bytes == 0) {
+    return Error{Status::NOT_A_POOL,
+                 path +
+                     " is empty; remove it, or make a pool of it with `bowhead pool create "
+                     "--force`"};
+  }
   if (size_bytes % kMediaGrainBytes != 0) {
     return Error{Status::NOT_A_POOL,
-                 fmt::format("{} has {} bytes, no multiple of 2 MiB: cut short, or never a pool",
+                 fmt::format("{} has {} bytes, no multiple of 2 MiB: cut short, or never a pool; "
+                             "restore it from a copy, or make it anew with `bowhead pool create "
+                             "--force`",
                              path, size_bytes)};
   }
   return OpenedFile{std::move(*fd), size_bytes};
@@ -110,7 +126,7 @@ Result<void> remove_backing_file(const std::string& path) {
     return Error{Status::NOT_SUPPORTED, not_regular(path, info.st_mode).detail};
   }
   if (unlink(path.c_str()) == 0) return {};
-  if (errno == ENOENT) return Error{Status::NO_SUCH_POOL, path + " does not exist"};
+  if (errno == ENOENT) return missing(path);
   return system_error(path, errno);
 }
 
