@@ -115,6 +115,18 @@ Result<OpenedFile> open_backing_file(const std::string& path) {
   return OpenedFile{std::move(*fd), size_bytes};
 }
 
+Result<UniqueFd> open_for_locks(const std::string& path, int fd) {
+  struct stat mapped, again;
+  UniqueFd second(open(path.c_str(), kOpenFlags));
+  if (second.get() < 0 || fstat(fd, &mapped) != 0 || fstat(second.get(), &again) != 0) {
+    return system_error(path, errno);
+  }
+  if (mapped.st_dev != again.st_dev || mapped.st_ino != again.st_ino) {
+    return Error{Status::SYSTEM, path + " was replaced while it was opened; try again"};
+  }
+  return second;
+}
+
 bool backing_file_exists(const std::string& path) {
   struct stat info;
   return lstat(path.c_str(), &info) == 0;

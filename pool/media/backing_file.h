@@ -38,6 +38,11 @@ struct OpenedFile {
 };
 Result<OpenedFile> open_backing_file(const std::string& path);
 
+/// Opens the file behind `fd` once more, for locks: a mapping holds on to the open file that it was
+/// made through, and so does every forked child that inherits the mapping, for as long as it lives.
+/// Returns SYSTEM, also if another file lies at `path` by now.
+Result<UniqueFd> open_for_locks(const std::string& path, int fd);
+
 /// Whether anything lies at `path`.
 bool backing_file_exists(const std::string& path);
 

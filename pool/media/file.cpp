@@ -42,9 +42,12 @@ class FileMedia final : public Media {
     return describe(fd, path);
   }
 
-  void own(UniqueFd fd) {
-    fd_ = std::move(fd);
-    lock_fd_ = fd_.get();
+  Result<void> open_locks(const std::string& path, int mapped_fd) {
+    Result<UniqueFd> fd = open_for_locks(path, mapped_fd);
+    if (!fd) return fd.error();
+    lock_owner_ = std::move(*fd);
+    lock_fd_ = lock_owner_.get();
+    return {};
   }
 
   Result<void> protect(uint64_t offset, uint64_t size, bool writable) override {
@@ -101,7 +104,7 @@ class FileMedia final : public Media {
     return {};
   }
 
-  UniqueFd fd_;
+  UniqueFd lock_owner_;
   pmem2_vm_reservation* reservation_ = nullptr;
   pmem2_map* map_ = nullptr;
 };
@@ -126,7 +129,7 @@ Result<std::unique_ptr<Media>> create_file(const std::string& path,
   }
   Result<UniqueFd> fd = file->keep();
   if (!fd) return fd.error();
-  media->own(std::move(*fd));
+  if (Result<void> locks = media->open_locks(path, fd->get()); !locks) return locks.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 
@@ -138,7 +141,7 @@ Result<std::unique_ptr<Media>> open_file(const std::string& path) {
   if (Result<void> mapped = media->map(file->fd.get(), path, file->size_bytes); !mapped) {
     return mapped.error();
   }
-  media->own(std::move(file->fd));
+  if (Result<void> locks = media->open_locks(path, file->fd.get()); !locks) return locks.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 

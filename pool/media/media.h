@@ -42,6 +42,7 @@ class Media {
 
   /// A descriptor of the medium's own inode, for byte-range locks (liveness of processes, joining):
   /// every process that can map the medium can take them, in whatever namespace it runs.
+  /// Its open file is not the mapping's, which a forked child would keep open.
   int lock_fd() const { return lock_fd_; }
 
   /// Makes [offset, offset+size) read-only or writable for this process. Both must be multiples of

@@ -143,9 +143,12 @@ class ShmMedia final : public Media {
     return {};
   }
 
-  void own(UniqueFd fd) {
-    fd_ = std::move(fd);
-    lock_fd_ = fd_.get();
+  Result<void> open_locks(const std::string& path, int mapped_fd) {
+    Result<UniqueFd> fd = open_for_locks(path, mapped_fd);
+    if (!fd) return fd.error();
+    lock_owner_ = std::move(*fd);
+    lock_fd_ = lock_owner_.get();
+    return {};
   }
 
   bool huge_pages_only() const { return traits_.page_bytes == kHugePageBytes; }
@@ -171,7 +174,7 @@ class ShmMedia final : public Media {
     if (!huge) madvise(base_, size_bytes_, MADV_HUGEPAGE);  // a wish: no harm if refused
   }
 
-  UniqueFd fd_;
+  UniqueFd lock_owner_;
 };
 
 // Asks for huge pages ahead of the allocation of the rest, whatever the policy for faults is. The
@@ -207,7 +210,7 @@ Result<std::unique_ptr<Media>> create_at(const std::string& path, const MediaCre
   }
   Result<UniqueFd> fd = file->keep();
   if (!fd) return fd.error();
-  media->own(std::move(*fd));
+  if (Result<void> locks = media->open_locks(path, fd->get()); !locks) return locks.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 
@@ -236,7 +239,7 @@ Result<std::unique_ptr<Media>> open_shm(const std::string& name) {
   if (Result<void> mapped = media->map(file->fd.get(), path, file->size_bytes); !mapped) {
     return mapped.error();
   }
-  media->own(std::move(file->fd));
+  if (Result<void> locks = media->open_locks(path, file->fd.get()); !locks) return locks.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 
