@@ -180,10 +180,13 @@ Pool::~Pool() = default;
 
 Result<void> Pool::create(const std::string& locator, const CreateOptions& options) {
   if (auto ok = check_options(options); !ok) return ok;
-  const core::GeometryChoice choice{.total_bytes = options.size_bytes / kPoolGrain * kPoolGrain,
-                                    .hosts = options.hosts,
-                                    .extent_bytes = options.extent_bytes,
-                                    .min_block_bytes = options.min_block_bytes};
+  // Too small a size is refused as it was given, not as it would be rounded.
+  const uint64_t rounded = options.size_bytes / kPoolGrain * kPoolGrain;
+  const core::GeometryChoice choice{
+      .total_bytes = options.size_bytes < core::kPoolBytesMin ? options.size_bytes : rounded,
+      .hosts = options.hosts,
+      .extent_bytes = options.extent_bytes,
+      .min_block_bytes = options.min_block_bytes};
   const auto geometry = core::plan_geometry(choice);
   if (!geometry) return with_locator(locator, geometry.error());
   if (options.replace && in_use(locator))
