@@ -48,19 +48,15 @@ install_missing() {
   fi
 }
 
-# build PRESET
+# build PRESET [TARGET]
 build() {
-  local launcher=()
+  local launcher=() log
+  mkdir -p "build/$1"
+  log=build/$1/configure.log
   if command -v ccache >/dev/null; then
     launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
   say "configuring and building preset $1 in build/$1"
-  cmake --preset "$1" "${launcher[@]}" >"$(log_of "$1" configure)" ||
-    { cat "$(log_of "$1" configure)"; return 1; }
-  cmake --build --preset "$1"
-}
-
-log_of() {
-  mkdir -p "build/$1"
-  echo "build/$1/$2.log"
+  cmake --preset "$1" "${launcher[@]}" >"$log" || { cat "$log"; return 1; }
+  cmake --build --preset "$1" ${2:+--target "$2"}
 }
