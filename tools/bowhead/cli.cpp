@@ -154,7 +154,7 @@ Result<void> create_pool(const std::string& locator, CreateOptions options) {
   options.progress = progress.callback();
   const bool was_there = open_media(locator).status() != Status::NO_SUCH_POOL;
   const InterruptGuard guard([&] {
-    // Half-made is what lies at a place that was free and is not a pool yet.
+    // What lies at a place that was free is ours: a whole pool, or one that is not a pool yet.
     if (was_there || Pool::destroy(locator, false).status() != Status::NOT_A_POOL) return;
     (void)remove_media(locator);
   });

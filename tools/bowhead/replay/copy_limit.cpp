@@ -19,6 +19,7 @@ namespace bowhead::replay {
 namespace {
 
 constexpr uint64_t kFootprintMin = 512ull << 20;
+constexpr uint64_t kFootprintLeast = 32ull << 20;  // where memory is scarce
 
 // Touched; in huge pages where the system gives them, as the best case has it.
 class Memory {
@@ -46,9 +47,11 @@ CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t ro
                              const std::function<bool()>& stop) {
   const uint64_t cache_bytes = bench::this_machine().last_level_cache_bytes;
   const uint64_t wanted = std::max(kFootprintMin, 2 * cache_bytes);
-  const uint64_t allowed = std::min(wanted, bench::available_memory_bytes() / 4);
-  const uint64_t blocks = std::max<uint64_t>(1, allowed / (2 * workers * block_bytes));
-  const uint64_t side_bytes = blocks * block_bytes;  // of one worker
+  const uint64_t allowed =
+      std::max(kFootprintLeast, std::min(wanted, bench::available_memory_bytes() / 4));
+  const uint64_t piece_bytes = std::min(block_bytes, allowed / (2 * workers));
+  const uint64_t pieces = allowed / (2 * workers * piece_bytes);
+  const uint64_t side_bytes = pieces * piece_bytes;  // of one worker
 
   CopyLimit limit;
   limit.rounds = rounds;
@@ -79,8 +82,8 @@ CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t ro
     const Memory to(side_bytes);
     barrier.arrive_and_wait();
     for (size_t i = 0; i < rounds * kinds.size() && !stopping; ++i) {
-      for (uint64_t at = 0; at < side_bytes; at += block_bytes) {
-        copy_with(kinds[i % kinds.size()], to.data() + at, from.data() + at, block_bytes);
+      for (uint64_t at = 0; at < side_bytes; at += piece_bytes) {
+        copy_with(kinds[i % kinds.size()], to.data() + at, from.data() + at, piece_bytes);
       }
       barrier.arrive_and_wait();
     }

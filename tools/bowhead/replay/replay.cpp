@@ -241,12 +241,14 @@ Result<int> run_workers(const Trace& trace, const Content& content, const Replay
 
 // How many blocks of `block_bytes` the pool holds before it evicts.
 void set_capacity(const PoolInfo& info, uint64_t block_bytes, ReplayReport& report) {
-  const uint64_t aligned = (block_bytes + kPayloadAlign - 1) / kPayloadAlign * kPayloadAlign;
-  report.footprint_bytes = std::max(info.min_block_bytes, aligned);
-  const uint64_t blocks = report.footprint_bytes <= info.extent_bytes
-                              ? info.extent_count * (info.extent_bytes / report.footprint_bytes)
-                              : info.payload_bytes / report.footprint_bytes;
+  const auto round_up = [](uint64_t n, uint64_t to) { return (n + to - 1) / to * to; };
+  uint64_t footprint = std::max(info.min_block_bytes, round_up(block_bytes, kPayloadAlign));
+  if (footprint > info.extent_bytes) footprint = round_up(footprint, info.extent_bytes);
+  const uint64_t blocks = footprint <= info.extent_bytes
+                              ? info.extent_count * (info.extent_bytes / footprint)
+                              : info.extent_count / (footprint / info.extent_bytes);
   const uint64_t permille = info.evict_high_permille == 0 ? 1000 : info.evict_high_permille;
+  report.footprint_bytes = footprint;
   report.capacity_blocks = blocks * permille / 1000;
 }
 
