@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is alive: across pid namespaces, forks and stops, up to the limit of processes, and with
+// several handles in one process.
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include "tests/pool/support.h"
+
+namespace bowhead::test {
+namespace {
+
+/// A child that waits at given places until it is told to go on.
+class Steps {
+ public:
+  Steps() {
+    EXPECT_EQ(pipe(reached_), 0);
+    EXPECT_EQ(pipe(go_), 0);
+  }
+  ~Steps() {
+    for (const int fd : {reached_[0], reached_[1], go_[0], go_[1]}) close(fd);
+  }
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
+
+  // In the child.
+  void reach() { EXPECT_EQ(write(reached_[1], "r", 1), 1); }
+  void wait() {
+    char byte = 0;
+    EXPECT_EQ(read(go_[0], &byte, 1), 1);
+  }
+  // In the parent.
+  void await() {
+    char byte = 0;
+    EXPECT_EQ(read(reached_[0], &byte, 1), 1);
+  }
+  void go_on() { EXPECT_EQ(write(go_[1], "g", 1), 1); }
+
+ private:
+  int reached_[2], go_[2];
+};
+
+pid_t start_child(const std::function<int()>& body) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  _exit(body());
+}
+int exit_status(pid_t pid) {
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+void kill_and_wait(pid_t pid) {
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+}
+
+constexpr size_t kBytes = 40'000;
+
+/// Reserves, fills, waits, commits.
+int put_slowly(const std::string& locator, const std::string& key, Steps& steps) {
+  TestPool own(locator);
+  auto reservation = own.pool().reserve(own.ns(), key, kBytes);
+  if (!reservation) return 2;
+  const auto value = bytes(kBytes, 1);
+  std::memcpy(reservation->data, value.data(), kBytes);
+  steps.reach();
+  steps.wait();
+  if (std::memcmp(reservation->data, value.data(), kBytes) != 0) return 3;
+  return own.pool().commit(*reservation) == Status::OK ? 0 : 4;
+}
+
+TEST(Liveness, AProcessInAnotherPidNamespaceIsAlive) {
+  TestPool t(32 << 20);
+  Steps steps;
+  constexpr int kCannot = 77;
+  const pid_t outer = start_child([&] {
+    if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) {
+      steps.reach();
+      return kCannot;
+    }
+    // Of this one's children, the first is process 1 of the new namespace.
+    return exit_status(start_child([&] {
+      if (getpid() != 1) return 5;
+      return put_slowly(t.locator(), "far", steps);
+    }));
+  });
+  steps.await();
+  if (waitpid(outer, nullptr, WNOHANG | WNOWAIT) == 0 && t.info().hosts[0].processes_live < 2)
+    usleep(100'000);  // it may be about to exit
+  if (t.info().hosts[0].processes_live < 2) {
+    ASSERT_EQ(exit_status(outer), kCannot);
+    GTEST_SKIP() << "this system lets no process make a pid namespace";
+  }
+  EXPECT_EQ(*t.pool().scavenge(), 0u);
+  EXPECT_EQ(t.info().hosts[0].processes_live, 2u);
+  steps.go_on();
+  EXPECT_EQ(exit_status(outer), 0);
+  EXPECT_EQ(t.get("far"), bytes(kBytes, 1));
+}
+
+TEST(Liveness, ADeadProcessInAnotherPidNamespaceIsScavenged) {
+  TestPool t(32 << 20);
+  Steps steps;
+  const pid_t outer = start_child([&] {
+    if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) return 77;
+    const pid_t inner = start_child([&] { return put_slowly(t.locator(), "far", steps); });
+    steps.wait();  // takes the inner one's place
+    kill_and_wait(inner);
+    return 0;
+  });
+  int status = 0;
+  usleep(20'000);
+  if (waitpid(outer, &status, WNOHANG) == outer && WEXITSTATUS(status) == 77)
+    GTEST_SKIP() << "this system lets no process make a pid namespace";
+  steps.await();
+  steps.go_on();
+  // Whichever of the two reads the byte: the inner one commits, or dies with a reservation.
+  steps.go_on();
+  EXPECT_EQ(exit_status(outer), 0);
+  (void)*t.pool().scavenge();
+  EXPECT_EQ(t.info().hosts[0].processes_live, 1u);
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Liveness, AForkedChildDoesNotKeepItsDeadParentAlive) {
+  TestPool t(32 << 20);
+  int grandchild_pipe[2];
+  ASSERT_EQ(pipe(grandchild_pipe), 0);
+  const pid_t child = start_child([&] {
+    TestPool own(t.locator());
+    EXPECT_TRUE(own.pool().reserve(own.ns(), "k", kBytes));
+    if (fork() == 0) {
+      const pid_t self = getpid();
+      EXPECT_EQ(write(grandchild_pipe[1], &self, sizeof self), static_cast<ssize_t>(sizeof self));
+      for (;;) pause();  // outlives its parent; says nothing of the pool
+    }
+    for (;;) pause();
+    return 0;
+  });
+  pid_t grandchild = 0;
+  ASSERT_EQ(read(grandchild_pipe[0], &grandchild, sizeof grandchild),
+            static_cast<ssize_t>(sizeof grandchild));
+  EXPECT_EQ(t.info().hosts[0].processes_live, 2u);
+  EXPECT_EQ(*t.pool().scavenge(), 0u);
+  EXPECT_GT(t.info().used_bytes, 0);
+  kill_and_wait(child);
+  ASSERT_EQ(kill(grandchild, 0), 0);
+  EXPECT_EQ(*t.pool().scavenge(), 1u);
+  EXPECT_EQ(t.info().hosts[0].processes_live, 1u);
+  EXPECT_EQ(t.info().used_bytes, 0);
+  kill(grandchild, SIGKILL);
+  close(grandchild_pipe[0]);
+  close(grandchild_pipe[1]);
+}
+
+TEST(Liveness, AForkedChildLeavesItsParentAlive) {
+  TestPool t(32 << 20);
+  auto reservation = t.pool().reserve(t.ns(), "k", kBytes);
+  ASSERT_TRUE(reservation);
+  EXPECT_EQ(exit_status(start_child([] { return 0; })), 0);
+  TestPool other(t.locator());
+  EXPECT_EQ(*other.pool().scavenge(), 0u);
+  const auto value = bytes(kBytes, 1);
+  std::memcpy(reservation->data, value.data(), kBytes);
+  EXPECT_EQ(t.pool().commit(*reservation), Status::OK);
+  EXPECT_EQ(other.get("k"), value);
+}
+
+TEST(Liveness, AStoppedProcessKeepsWhatItHas) {
+  TestPool t(32 << 20, {.evict_high_permille = 0});
+  ASSERT_EQ(t.put("leased", bytes(kBytes, 2)), Status::OK);
+  Steps steps;
+  const pid_t child = start_child([&] {
+    TestPool own(t.locator());
+    auto lease = own.pool().acquire(own.ns(), "leased", 600'000);
+    if (!lease) return 5;
+    const int put = put_slowly(t.locator(), "slow", steps);
+    if (put != 0) return put;
+    const auto value = bytes(kBytes, 2);
+    if (std::memcmp(lease->data, value.data(), kBytes) != 0) return 6;
+    return own.pool().release(*lease) == Status::LAPSED ? 0 : 7;  // removed meanwhile
+  });
+  steps.await();
+  ASSERT_EQ(kill(child, SIGSTOP), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(status));
+  EXPECT_EQ(*t.pool().scavenge(), 0u);
+  ASSERT_EQ(t.pool().remove(t.ns(), "leased"), Status::OK);
+  // All that is free is taken, and given back: nothing of the stopped process's may be among it.
+  std::vector<std::string> filled;
+  while (t.put("f" + std::to_string(filled.size()), bytes(kBytes, 3)) == Status::OK)
+    filled.push_back("f" + std::to_string(filled.size()));
+  EXPECT_GT(filled.size(), 100u);
+  for (const std::string& key : filled) EXPECT_EQ(t.pool().remove(t.ns(), key), Status::OK);
+  ASSERT_EQ(kill(child, SIGCONT), 0);
+  steps.go_on();
+  EXPECT_EQ(exit_status(child), 0);
+  EXPECT_EQ(t.get("slow"), bytes(kBytes, 1));
+  EXPECT_EQ(*t.pool().scavenge(), 0u);  // it closed its handles
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Liveness, MoreProcessesThanThereArePlacesAreRefused) {
+  TestPool t(32 << 20);
+  std::vector<pid_t> children;
+  for (int i = 0; i < 255; ++i) {
+    Steps steps;
+    children.push_back(start_child([&] {
+      TestPool own(t.locator());
+      EXPECT_TRUE(own.pool().reserve(own.ns(), "k" + std::to_string(i), 1000));
+      steps.reach();
+      for (;;) pause();
+      return 0;
+    }));
+    steps.await();
+  }
+  EXPECT_EQ(t.info().hosts[0].processes_live, 256u);
+  auto refused = Pool::open(t.locator());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.status(), Status::LIMIT_REACHED);
+  EXPECT_NE(refused.error().message().find("256"), std::string::npos);
+
+  // The place of one that died goes to the next, and with it the room that it had reserved.
+  kill_and_wait(children.back());
+  children.pop_back();
+  {
+    TestPool next(t.locator());
+    EXPECT_EQ(next.info().used_bytes, 254 * 16384);
+    EXPECT_EQ(next.put("next", bytes(1000, 1)), Status::OK);
+  }
+  for (const pid_t pid : children) kill_and_wait(pid);
+  EXPECT_EQ(*t.pool().scavenge(), 254u);
+  EXPECT_EQ(t.get("next"), bytes(1000, 1));
+  EXPECT_EQ(t.info().used_bytes, 16384);
+  EXPECT_EQ(t.info().hosts[0].processes_live, 1u);
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Liveness, HandlesOfOneProcessAreIndependent) {
+  TestPool first(32 << 20);
+  auto second = std::make_unique<TestPool>(first.locator());
+  TestPool third(first.locator());
+  EXPECT_EQ(first.info().hosts[0].processes_live, 3u);
+  ASSERT_EQ(first.put("k", bytes(kBytes, 1)), Status::OK);
+  EXPECT_EQ(second->get("k"), bytes(kBytes, 1));
+  auto of_first = first.pool().reserve(first.ns(), "mine", kBytes);
+  auto of_second = second->pool().reserve(second->ns(), "yours", kBytes);
+  auto lease = second->pool().acquire(second->ns(), "k", 60'000);
+  ASSERT_TRUE(of_first && of_second && lease);
+  EXPECT_NE(of_first->offset, of_second->offset);
+  EXPECT_EQ(*third.pool().scavenge(), 0u);
+  // What one closes is its own only. Were liveness a lock of the process, this would drop them all.
+  second.reset();
+  EXPECT_EQ(first.info().hosts[0].processes_live, 2u);
+  EXPECT_EQ(first.info().hosts[0].leases_active, 0u);
+  EXPECT_EQ(*third.pool().scavenge(), 0u);
+  const int scavenged_by_child = in_child([&] {
+    TestPool child(first.locator());
+    return static_cast<int>(*child.pool().scavenge());
+  });
+  EXPECT_EQ(scavenged_by_child, 0);
+  const auto value = bytes(kBytes, 4);
+  std::memcpy(of_first->data, value.data(), kBytes);
+  EXPECT_EQ(first.pool().commit(*of_first), Status::OK);
+  EXPECT_EQ(third.get("mine"), value);
+  EXPECT_EQ(third.get_status("yours"), Status::NOT_FOUND);
+  EXPECT_EQ(first.info().blocks, 2);
+  EXPECT_TRUE(first.check_clean());
+}
+
+}  // namespace
+}  // namespace bowhead::test

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// TinyPool: a pool of a few MiB with a geometry that no user can ask for (few buckets, locks,
+// leases, process slots), so that full and overflowing cases come soon and a copy of the whole pool
+// is cheap.
+//
+// The core is given its superblock directly; the copies in the medium are not written.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pool/core/access.h"
+#include "pool/core/core.h"
+#include "pool/media/media.h"
+#include "tests/pool/support.h"
+
+namespace bowhead::test {
+
+struct TinyShape {
+  uint64_t extent_bytes = 256 << 10;
+  uint64_t extent_count = 12;
+  uint64_t min_block_bytes = 8 << 10;
+  uint64_t index_bucket_count = 13;
+  uint32_t process_count = 8;
+  uint32_t lease_count = 8;
+  uint32_t namespace_count = 3;
+  uint32_t lock_count = 8;
+  uint32_t evict_high_permille = 0;
+  uint32_t evict_low_permille = 0;
+};
+
+inline uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+inline bh_geometry tiny_geometry(const TinyShape& shape) {
+  bh_geometry g{};
+  g.region_align_bytes = 4096;
+  g.extent_bytes = shape.extent_bytes;
+  g.extent_count = shape.extent_count;
+  g.min_block_bytes = shape.min_block_bytes;
+  g.index_bucket_count = shape.index_bucket_count;
+  g.host_count = 1;
+  g.process_count = shape.process_count;
+  g.lease_count = shape.lease_count;
+  g.namespace_count = shape.namespace_count;
+  g.lock_count = shape.lock_count;
+  g.touch_count = 8;
+  const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
+  const uint64_t part_bytes[BH_PART_COUNT] = {2 * sizeof(bh_host_slot),
+                                              sizeof(bh_host_beat),
+                                              8 * BH_HOSTS_MAX,
+                                              8 * BH_HOSTS_MAX,
+                                              8 * g.extent_count,
+                                              sizeof(bh_namespace) * g.namespace_count,
+                                              8 * uint64_t{g.lease_count},
+                                              8 * uint64_t{g.touch_count},
+                                              4096,
+                                              sizeof(bh_index_bucket) * g.index_bucket_count,
+                                              sizeof(bh_host_private),
+                                              sizeof(bh_process) * g.process_count,
+                                              sizeof(bh_lease_slot) * g.lease_count,
+                                              8 * BH_HOSTS_MAX,
+                                              8 * uint64_t{g.lock_count},
+                                              sizeof(bh_extent_state) * g.extent_count,
+                                              8 * slots,
+                                              8 * slots};
+  uint64_t offset = 0;
+  for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
+    g.parts[i] = {offset, part_bytes[i]};
+    offset += round_up(part_bytes[i], 2 * BH_LINE_BYTES);
+  }
+  g.regions_offset = BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET;
+  g.region_bytes = round_up(offset, g.region_align_bytes);
+  g.tables_offset = g.regions_offset + g.region_bytes;
+  g.table_bytes = round_up(sizeof(bh_block_slot) * (g.extent_bytes / g.min_block_bytes + 1),
+                           g.region_align_bytes);
+  g.payload_offset = round_up(g.tables_offset + g.table_bytes * g.extent_count, BH_PAYLOAD_ALIGN);
+  g.total_bytes = g.payload_offset + g.extent_count * g.extent_bytes;
+  return g;
+}
+
+class TinyPool {
+ public:
+  using Image = std::vector<std::byte>;
+
+  explicit TinyPool(const TinyShape& shape = {}) : owner_(getpid()) {
+    static std::atomic<int> count{0};
+    locator_ = "shm:tiny-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+    superblock_.pool_id[0] = 0x1234;
+    superblock_.pool_id[1] = 0x5678;
+    superblock_.evict_high_permille = shape.evict_high_permille;
+    superblock_.evict_low_permille = shape.evict_low_permille;
+    superblock_.geometry = tiny_geometry(shape);
+    auto media = create_media(
+        locator_, {.size_bytes = round_up(superblock_.geometry.total_bytes, kMediaGrainBytes)});
+    BOWHEAD_ASSERT(media);
+    media_ = std::move(media).value();
+    for (uint64_t e = 0; e < shape.extent_count; ++e)
+      store(layout().word(0, BH_PART_OWN, e), core::make_own(BH_OWN_OWN, 1));
+  }
+  ~TinyPool() {
+    if (owner_ == getpid()) (void)remove_media(locator_);
+  }
+  TinyPool(const TinyPool&) = delete;
+  TinyPool& operator=(const TinyPool&) = delete;
+
+  const std::string& locator() const { return locator_; }
+  const bh_superblock& superblock() const { return superblock_; }
+  core::Layout layout() const { return core::Layout(superblock_.geometry); }
+  std::byte* base() const { return media_->base(); }
+
+  /// Behind the pool's back; nobody may be at work.
+  void store(uint64_t offset, uint64_t value) {
+    std::memcpy(media_->base() + offset, &value, sizeof value);
+  }
+  uint64_t load(uint64_t offset) const {
+    uint64_t value = 0;
+    std::memcpy(&value, media_->base() + offset, sizeof value);
+    return value;
+  }
+
+  Image snapshot() const { return {base(), base() + superblock_.geometry.total_bytes}; }
+  void restore(const Image& image) { std::memcpy(base(), image.data(), image.size()); }
+
+  /// As after a reboot: the next process to open rebuilds all that is private to the host.
+  void forget_boot() {
+    store(layout().part(0, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id), 0);
+  }
+
+ private:
+  std::string locator_;
+  pid_t owner_;
+  bh_superblock superblock_{};
+  std::unique_ptr<Media> media_;
+};
+
+/// A core of its own on a pool: a mapping, locks and a process slot of its own. Destroying it
+/// without detach() is a death as others see it.
+template <class A>
+class Handle {
+ public:
+  Handle(const std::string& locator, const bh_superblock& superblock) {
+    auto media = open_media(locator);
+    BOWHEAD_ASSERT(media);
+    media_ = std::move(media).value();
+    access_ = std::make_unique<A>(*media_, FlushKind::NONE);
+    core_ = std::make_unique<core::Core<A>>(*access_, superblock, 0);
+  }
+  explicit Handle(const TinyPool& pool, bool eviction = true)
+      : Handle(pool.locator(), with_eviction(pool.superblock(), eviction)) {}
+
+  Result<void> attach() { return core_->attach({}); }
+  void detach() { core_->detach(); }
+  core::Core<A>& core() { return *core_; }
+  A& access() { return *access_; }
+  uint32_t process() { return core_->context().process; }
+
+ private:
+  static bh_superblock with_eviction(bh_superblock superblock, bool eviction) {
+    if (!eviction) superblock.evict_high_permille = superblock.evict_low_permille = 0;
+    return superblock;
+  }
+
+  std::unique_ptr<Media> media_;
+  std::unique_ptr<A> access_;
+  std::unique_ptr<core::Core<A>> core_;
+};
+
+using NativeHandle = Handle<core::NativeAccess>;
+
+// ---- the core's operations, in short ----
+
+inline constexpr uint64_t kNamespace = 77;  ///< the core takes any number
+
+template <class A>
+Status put(core::Core<A>& core, std::string_view key, const std::vector<std::byte>& value) {
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  return core.put(core::Key(kNamespace, key), in);
+}
+
+/// Empty if the key is not there.
+template <class A>
+std::vector<std::byte> get(core::Core<A>& core, std::string_view key) {
+  const core::Key wanted(kNamespace, key);
+  const auto located = core.locate(wanted);
+  if (!located) return {};
+  std::vector<std::byte> out(located->header.length_bytes);
+  const Span to[] = {{out.data(), out.size()}};
+  return core.get(wanted, to) ? out : std::vector<std::byte>{};
+}
+
+template <class A>
+Status remove(core::Core<A>& core, std::string_view key) {
+  return core.remove(core::Key(kNamespace, key));
+}
+
+}  // namespace bowhead::test
