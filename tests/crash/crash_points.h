@@ -2,11 +2,11 @@
 // Crash points: a scenario is run once for every store it makes to shared metadata, and dies there,
 // before and after; each time the pool must be whole again for whoever comes next.
 //
-// "Whole" means after every death: every key that was committed is there with exactly its bytes, but
-// for those that the scenario may take; the key of the operation is absent or exact; check() and the
-// audit (audit.h) find nothing; as many blocks fit as before or as after the operation; and once
-// every key is removed, as many fit, small and large, as in a pool in which nothing ever happened.
-// Nothing hangs.
+// "Whole" means after every death: every key that was committed is there with exactly its bytes,
+// but for those that the scenario may take; the key of the operation is absent or exact; check()
+// and the audit (audit.h) find nothing; as many blocks fit as before or as after the operation; and
+// once every key is removed, as many fit, small and large, as in a pool in which nothing ever
+// happened. Nothing hangs.
 #pragma once
 
 #include <functional>

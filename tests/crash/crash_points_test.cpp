@@ -60,21 +60,27 @@ TEST(CrashPoints, PutOfAPresentKey) {
   run_scenario({.name = "put of a present key", .prepare = fill_some, .act = put_of("a5", 20'000)});
 }
 
-TEST(CrashPoints, PutThatJoinsEmptySlabs) {
-  const auto prepare = [](World& world) {
+/// A pool full of slabs for one size, of which all but one are empty.
+Scenario scenario_of_joining(const char* name, uint64_t old_size, uint64_t new_size) {
+  const auto prepare = [=](World& world) {
     NativeHandle handle(world.pool);
     ASSERT_TRUE(handle.attach());
     int count = 0;
-    while (world.put(handle.core(), fmt::format("s{}", count), 120'000) == Status::OK) ++count;
+    while (world.put(handle.core(), fmt::format("s{}", count), old_size) == Status::OK) ++count;
     for (int i = 1; i < count; ++i) {
       ASSERT_EQ(remove(handle.core(), fmt::format("s{}", i)), Status::OK);
       world.expected.erase(fmt::format("s{}", i));
     }
-    world.may_come("new", 600'000);
+    world.may_come("new", new_size);
     handle.detach();
   };
-  run_scenario(
-      {.name = "put that joins empty slabs", .prepare = prepare, .act = put_of("new", 600'000)});
+  return {.name = name, .prepare = prepare, .act = put_of("new", new_size)};
+}
+TEST(CrashPoints, PutThatJoinsEmptySlabs) {
+  run_scenario(scenario_of_joining("put that joins empty slabs", 120'000, 600'000));
+}
+TEST(CrashPoints, PutThatJoinsWideSlabs) {
+  run_scenario(scenario_of_joining("put that joins slabs of three extents", 600'000, 20'000));
 }
 
 // ---- reserve, commit, abort ----
