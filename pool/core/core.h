@@ -348,13 +348,17 @@ Status Core<A>::put(const Key& key, std::span<const ConstSpan> value) {
   uint64_t length = 0;
   for (const ConstSpan& part : value) length += part.size;
   if (Status status = check_value(key, length); status != Status::OK) return status;
+  // A block is reserved while the first line of the look-up comes from memory.
+  c_.access.prefetch(index_.first_line(c_.host, key.hash));
+  const uint64_t room = c_.layout.block_bytes(length, key.bytes.size());
+  auto block = allocator_.reserve(room);
   if (auto located = locate(key)) {
+    if (block) allocator_.release(*block);
     if (located->found.host == c_.host) used_now(located->slot);
     c_.count(BH_COUNTER_PUTS_PRESENT);
     return Status::OK;
   }
-  const uint64_t room = c_.layout.block_bytes(length, key.bytes.size());
-  const auto block = reserve_block(room);
+  if (!block) block = reserve_block(room);
   if (!block) return Status::NO_SPACE;
   ChecksumCopy copy(/*streaming=*/true);
   std::byte* to = c_.access.payload(block->offset);
