@@ -58,6 +58,12 @@ void store_superblock(Media& media, bh_superblock superblock, uint32_t copy) {
               sizeof superblock);
 }
 
+/// That copy on the medium is this superblock, whole.
+bool holds_superblock(const Media& media, bh_superblock superblock, uint32_t copy) {
+  core::seal_superblock(superblock, copy);
+  return std::memcmp(superblock_bytes(media, copy).data(), &superblock, sizeof superblock) == 0;
+}
+
 /// Somebody has the pool open, or is opening it: some liveness lock is held.
 bool in_use(const std::string& locator) {
   auto media = open_media(locator);
@@ -254,9 +260,7 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
   Media& media = *opened->media;
   const bh_superblock superblock = opened->superblock;
   for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
-    bh_superblock wanted = superblock;
-    core::seal_superblock(wanted, copy);
-    if (std::memcmp(superblock_bytes(media, copy).data(), &wanted, sizeof wanted) == 0) continue;
+    if (holds_superblock(media, superblock, copy)) continue;
     store_superblock(media, superblock, copy);
     done.push_back(fmt::format("wrote superblock copy {} anew", copy));
   }
@@ -408,11 +412,14 @@ Result<PoolInfo> Pool::info() {
 Result<CheckReport> Pool::check(bool payload, const Progress& progress) {
   if (impl_->forked()) return Status::FORKED;
   CheckReport report = impl_->core().check(payload, progress);
-  if (impl_->second_used())
-    report.findings.insert(report.findings.begin(),
-                           {"the first copy of the superblock is damaged; the second is in use; "
-                            "`bowhead pool repair` writes it anew",
-                            false, 0});
+  for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
+    if (holds_superblock(impl_->media(), impl_->superblock(), copy)) continue;
+    report.findings.push_back(
+        {fmt::format("the {} copy of the superblock is damaged; the other is in use; `bowhead pool "
+                     "repair` writes it anew",
+                     copy == 0 ? "first" : "second"),
+         false, uint64_t{copy} * BH_SUPERBLOCK_COPY_OFFSET});
+  }
   return report;
 }
 

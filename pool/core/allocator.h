@@ -34,8 +34,8 @@ struct Block {
   uint64_t block_bytes = 0;  ///< room
 };
 
-/// How an extent is cut, as read from its state. `head` is the first extent of the slab. One without
-/// blocks (block_bytes 0) stands for what is no cut, also for damage.
+/// How an extent is cut, as read from its state. `head` is the first extent of the slab. One
+/// without blocks (block_bytes 0) stands for what is no cut, also for damage.
 struct Cut {
   uint64_t head = 0;
   uint64_t block_bytes = 0;
@@ -48,8 +48,8 @@ class Allocator {
  public:
   explicit Allocator(Context<A>& context) : c_(context) {}
 
-  /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can (or,
-  /// for who empties extents, may) be cut; the caller makes room and tries again.
+  /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can
+  /// (or, for who empties extents, may) be cut; the caller makes room and tries again.
   std::optional<Block> reserve(uint64_t block_bytes, bool may_cut = true) {
     Magazine& magazine = magazine_of(block_bytes);
     do {
@@ -60,8 +60,9 @@ class Allocator {
     return std::nullopt;
   }
 
-  /// The same from the slabs there are, in the smallest block that is larger than `block_bytes` and no
-  /// larger than `most_bytes`: for pools of very many sizes, where most have no extent of their own.
+  /// The same from the slabs there are, in the smallest block that is larger than `block_bytes` and
+  /// no larger than `most_bytes`: for pools of very many sizes, where most have no extent of their
+  /// own.
   std::optional<Block> reserve_larger(uint64_t block_bytes, uint64_t most_bytes);
 
   /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store:
@@ -172,6 +173,8 @@ class Allocator {
   /// Rebuild, nobody else running: forgets all; cuts one slab as it was.
   void reset();
   void restore_cut(const Cut& cut);
+  /// Publishes how an extent is cut, for the next rebuild.
+  void write_descriptor(uint64_t extent, const Cut& cut);
   void restore_committed(uint64_t slot) {
     c_.store_state(c_.block_word(slot), word(slot).next(BH_BLOCK_COMMITTED));
   }
@@ -276,7 +279,6 @@ class Allocator {
   void write_cut(const Cut& cut);
   bool clear_words(uint64_t extent);
   void restore_words(const Cut& cut);
-  void write_descriptor(uint64_t extent, const Cut& cut);
   void undo_cutting(uint64_t extent);
   void finish_joining(const Cut& cut);
   void undo_joining(const Cut& cut);
@@ -549,7 +551,8 @@ void Allocator<A>::undo_joining(const Cut& cut) {
 
 // ---- after deaths ----
 
-/// All words of an extent that is no slab -> NONE. False if somebody does not give back what he holds.
+/// All words of an extent that is no slab -> NONE. False if somebody does not give back what he
+/// holds.
 template <class A>
 bool Allocator<A>::clear_words(uint64_t extent) {
   constexpr uint32_t kRounds = 2000;  // most of them sleep 0.2 ms
@@ -571,8 +574,8 @@ bool Allocator<A>::clear_words(uint64_t extent) {
   return true;
 }
 
-/// CUTTING of a dead process -> FREE, with parts that were already marked. Stays as it is, until the
-/// next rebuild, if a word of it is held.
+/// CUTTING of a dead process -> FREE, with parts that were already marked. Stays as it is, until
+/// the next rebuild, if a word of it is held.
 template <class A>
 void Allocator<A>::undo_cutting(uint64_t extent) {
   const Cut cut = read_cut(extent);

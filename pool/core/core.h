@@ -202,14 +202,22 @@ class Core {
   bool has_owner(uint64_t extent) const;
   void take_back_extents();
   void restore_cuts();
+  void restore_cut_privately(const Cut& cut);
   bool restore_entry(const bh_index_entry& entry);
+  bool restore_unnamed(uint64_t slot);
   bool restored_elsewhere(const bh_index_entry& entry) const;
   uint32_t highest_incarnation() const;
   uint64_t drop_all_damaged(const Progress& progress);
+  uint64_t drop_damaged_namespaces();
 
   // core_check.h
   void check_entries(CheckReport& report, bool payload, const Progress& progress);
   void check_blocks(CheckReport& report);
+  void check_extents(CheckReport& report);
+  void check_namespaces(CheckReport& report);
+  const char* housekeeping_fault(const Found& found) const;
+  bool descriptor_says(const Cut& cut) const;
+  bool namespace_damaged(uint32_t host, uint64_t index) const;
   std::optional<std::string> entry_fault(const Found& found, bool payload, CheckReport& report);
   PoolInfo::Host host_info(uint32_t host);
   std::string read_key(uint64_t slot, uint64_t key_bytes) const;
@@ -478,8 +486,8 @@ bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bo
   }
   const uint64_t checksum = copy.finish();
   const uint64_t header_at = c_.layout.header(located.slot);
-  // On weakly ordered machines this look may overtake the copy: the checksum decides then, and where
-  // there is none, a fence keeps the order.
+  // On weakly ordered machines this look may overtake the copy: the checksum decides then, and
+  // where there is none, a fence keeps the order.
   if (located.header.checksum_kind == BH_CHECKSUM_NONE) c_.access.fence();
   c_.access.acquire(header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != located.header.stamp) return false;
@@ -660,8 +668,10 @@ bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_
   {
     const KeyLock lock(*this, hash, lock_wait_ns);
     if (!lock.held() || !allocator_.begin_retire(slot)) return false;
-    // The block is ours now and its cut stands still; is it the one that was meant?
-    if (c_.access.load(c_.layout.header(slot)) != stamp) {
+    // The block is ours now and its cut stands still; is it the one that was meant? A damaged
+    // header cannot say.
+    bh_block_header header;
+    if (read_header(slot, header) && header.stamp != stamp) {
       cancel_retire(slot);
       return false;
     }

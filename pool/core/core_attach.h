@@ -140,13 +140,16 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
 template <class A>
 Result<void> Core<A>::take_process_slot() {
   const auto& g = c_.layout.geometry();
-  // Free slots first; else that of a dead process, whose leftovers then count as ours.
-  for (const uint32_t wanted : {BH_PROCESS_FREE, BH_PROCESS_LIVE}) {
+  // Free slots first; else that of a dead process (or what damage looks like one), whose leftovers
+  // then count as ours.
+  for (const bool take_dead : {false, true}) {
     for (uint32_t p = 0; p < g.process_count; ++p) {
       const uint64_t at = c_.layout.process(c_.host, p);
       uint64_t seen = c_.access.load(at);
       const auto word = ProcessWord::unpack(seen);
-      if (word.state != wanted || c_.access.lock_process(c_.host, p) == LockResult::HELD) continue;
+      const bool suits =
+          take_dead ? word.state != BH_PROCESS_SCAVENGING : word.state == BH_PROCESS_FREE;
+      if (!suits || c_.access.lock_process(c_.host, p) == LockResult::HELD) continue;
       // By CAS: a scavenger that saw it dead may be at it this instant.
       if (!c_.access.cas(at, seen, word.next(BH_PROCESS_LIVE).pack())) {
         c_.access.unlock_process(c_.host, p);
@@ -156,7 +159,7 @@ Result<void> Core<A>::take_process_slot() {
       c_.access.store(at + offsetof(bh_process, pid), c_.access.pid());
       c_.access.store(at + offsetof(bh_process, pid_namespace), c_.access.pid_namespace());
       c_.access.store(at + offsetof(bh_process, opened_unix_ns), c_.access.unix_ns());
-      if (wanted == BH_PROCESS_LIVE) undo_work_of(p);
+      if (take_dead) undo_work_of(p);
       return {};
     }
   }
@@ -198,8 +201,8 @@ bool Core<A>::scavenge_process(uint32_t dead) {
   return true;
 }
 
-/// `dead` is a number that we scavenge, or that is ours since this instant. Returns how much was half
-/// done.
+/// `dead` is a number that we scavenge, or that is ours since this instant. Returns how much was
+/// half done.
 template <class A>
 uint64_t Core<A>::undo_work_of(uint32_t dead) {
   // What it was scavenging itself comes first: its number stands in their process words.
@@ -307,21 +310,25 @@ void Core<A>::rebuild(const Progress& progress) {
   // The clock of recency began anew with the boot.
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot)
     c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), 0);
+  std::vector<Cut> private_cuts;
+  allocator_.for_each_slab([&](const Cut& cut) { private_cuts.push_back(cut); });
   allocator_.reset();
   take_back_extents();
   step(1);
   restore_cuts();
+  for (const Cut& cut : private_cuts) restore_cut_privately(cut);
   step(2);
   index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
   step(3);
-  // A header whose block did not come back must not show a committed stamp (C2).
+  // A header whose block does not come back must not show a committed stamp (C2).
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
     if (own_state(c_.access.load(c_.own(BH_PART_OWN, c_.layout.extent_of_slot(slot)))) !=
             BH_OWN_OWN ||
         allocator_.word(slot).state == BH_BLOCK_COMMITTED)
       continue;
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
-    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED) retire_header(slot);
+    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED && !restore_unnamed(slot))
+      retire_header(slot);
   }
   allocator_.recount();
   step(4);
@@ -372,20 +379,34 @@ void Core<A>::restore_cuts() {
   }
 }
 
-/// True if the block that an entry names is really there; it is COMMITTED then.
+/// Where a descriptor is damaged, the cut that the host's private part had, if all of it is free.
+template <class A>
+void Core<A>::restore_cut_privately(const Cut& cut) {
+  Line line;
+  if (c_.read_sealed(c_.layout.descriptor(cut.head), line)) return;
+  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
+    if (!allocator_.extent_free(e)) return;
+  }
+  allocator_.restore_cut(cut);
+  allocator_.write_descriptor(cut.head, cut);
+}
+
+/// True if the block that an entry names is really there; it is COMMITTED then. Also if its header
+/// is damaged: the entry stays, so that check can name the loss.
 template <class A>
 bool Core<A>::restore_entry(const bh_index_entry& entry) {
   if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return false;
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
   bh_block_header header;
-  const uint64_t extent = c_.layout.extent_of_slot(slot);
-  if (!read_header(slot, header) || header.stamp != entry.stamp ||
-      stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.key_hash[0] != entry.key_hash[0] ||
-      header.key_hash[1] != entry.key_hash[1] || allocator_.word(slot).state != BH_BLOCK_FREE)
+  if (read_header(slot, header) &&
+      (header.stamp != entry.stamp || stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
+       header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
+       header.stored_bytes != entry.length_bytes))
     return false;
-  const Cut cut = allocator_.held_cut(extent);
-  if (cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
-      header.stored_bytes > cut.block_bytes || restored_elsewhere(entry))
+  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  if (allocator_.word(slot).state != BH_BLOCK_FREE || cut.block_bytes == 0 ||
+      allocator_.block_of(slot, cut).offset != entry.block_offset ||
+      entry.length_bytes > cut.block_bytes || restored_elsewhere(entry))
     return false;
   allocator_.restore_committed(slot);
   return true;
@@ -405,6 +426,27 @@ bool Core<A>::restored_elsewhere(const bh_index_entry& entry) const {
            header.stamp == e.stamp;
   });
   return other.has_value();
+}
+
+/// A whole block that no entry names, because its entry was damaged or its writer died just before:
+/// it gets an entry. Only one whose bytes can be verified.
+template <class A>
+bool Core<A>::restore_unnamed(uint64_t slot) {
+  bh_block_header header;
+  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  if (cut.block_bytes == 0 || allocator_.word(slot).state != BH_BLOCK_FREE ||
+      !read_header(slot, header) || header.checksum_kind == BH_CHECKSUM_NONE)
+    return false;
+  const Block block = allocator_.block_of(slot, cut);
+  const std::string text = read_key(slot, header.key_bytes);
+  const Key key(header.namespace_id, text);
+  if (!Key::valid(text) || key.hash.low != header.key_hash[0] ||
+      key.hash.high != header.key_hash[1] ||
+      c_.layout.block_bytes(header.stored_bytes, text.size()) > block.block_bytes || locate(key) ||
+      !index_.insert(key.hash, entry_for(block, header)))
+    return false;
+  allocator_.restore_committed(slot);
+  return true;
 }
 
 /// For a host slot whose lines are lost: the highest incarnation that any stamp of it shows.
@@ -447,6 +489,10 @@ Result<std::vector<std::string>> Core<A>::repair(bool take_over, const Progress&
   done.push_back("rebuilt the allocator and the index directory from the stored blocks");
   const uint64_t dropped = drop_all_damaged(progress);
   if (dropped != 0) done.push_back("dropped " + std::to_string(dropped) + " damaged block(s)");
+  const uint64_t forgotten = drop_damaged_namespaces();
+  if (forgotten != 0)
+    done.push_back("dropped " + std::to_string(forgotten) +
+                   " damaged description(s) of namespaces; open the namespaces to write them anew");
   detach();
   return done;
 }
@@ -460,13 +506,26 @@ uint64_t Core<A>::drop_all_damaged(const Progress& progress) {
     if (progress && ++seen % 64 == 0) progress(seen, 0, "verifying blocks");
     if (entry_fault(found, /*payload=*/true, unused)) damaged.push_back(found);
   });
+  uint64_t dropped = 0;
   for (const Found& found : damaged) {
     const Hash128 hash{found.entry.key_hash[0], found.entry.key_hash[1]};
     const uint64_t slot = c_.layout.slot_of(found.entry.block_offset);
-    retire(slot, hash, found.entry.stamp, BH_COUNTER_DAMAGED);
+    dropped += retire(slot, hash, found.entry.stamp, BH_COUNTER_DAMAGED);
     reclaim({&slot, 1});
   }
-  return damaged.size();
+  return dropped;
+}
+
+template <class A>
+uint64_t Core<A>::drop_damaged_namespaces() {
+  uint64_t dropped = 0;
+  for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
+    if (!namespace_damaged(c_.host, i)) continue;
+    c_.access.store_line(c_.layout.name_space(c_.host, i), Line{});
+    c_.access.publish(c_.layout.name_space(c_.host, i), BH_LINE_BYTES);
+    ++dropped;
+  }
+  return dropped;
 }
 
 }  // namespace bowhead::core

@@ -150,13 +150,8 @@ CheckReport Core<A>::check(bool payload, const Progress& progress) {
   CheckReport report;
   check_entries(report, payload, progress);
   check_blocks(report);
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
-    if (!has_owner(e))
-      report.findings.push_back({fmt::format("extent {} belongs to no host: nothing new can be "
-                                             "stored in it until `bowhead pool repair`",
-                                             e),
-                                 false, c_.layout.extent_offset(e)});
-  }
+  check_extents(report);
+  check_namespaces(report);
   return report;
 }
 
@@ -193,22 +188,45 @@ std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload
                      printable_key(key), header.stored_bytes);
 }
 
+/// What is wrong on the way to a good block: a repair mends it. Null if nothing.
+template <class A>
+const char* Core<A>::housekeeping_fault(const Found& found) const {
+  const bh_index_entry& entry = found.entry;
+  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  const auto reached = index_.find_if(found.host, hash, [&](const bh_index_entry& e) {
+    return e.stamp == entry.stamp && e.block_offset == entry.block_offset;
+  });
+  if (!reached)
+    return "the index directory does not lead to a stored block: its key is not found until "
+           "`bowhead pool repair`";
+  if (found.host != c_.host || !c_.layout.valid_block(entry.block_offset, 1)) return nullptr;
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  const uint32_t state = allocator_.word(slot).state;
+  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  const bool known = state == BH_BLOCK_COMMITTED || state == BH_BLOCK_RESERVED ||
+                     state == BH_BLOCK_RETIRING || state == BH_BLOCK_CLEANING;
+  if (!known || allocator_.block_of(slot, cut).offset != entry.block_offset)
+    return "the allocator does not know of a stored block: run `bowhead pool repair` before "
+           "anything is stored over it";
+  return nullptr;
+}
+
 template <class A>
 void Core<A>::check_entries(CheckReport& report, bool payload, const Progress& progress) {
   uint64_t seen = 0;
   for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
     index_.for_each(host, [&](const Found& found) {
       if (progress && ++seen % 64 == 0) progress(seen, 0, "checking blocks");
-      auto fault = entry_fault(found, payload, report);
-      if (!fault) return;
-      // The block may have been retired under our eyes: then its entry is gone.
-      const Hash128 hash{found.entry.key_hash[0], found.entry.key_hash[1]};
-      CheckReport again;
-      const auto same = index_.find_if(host, hash, [&](const bh_index_entry& entry) {
-        return entry.stamp == found.entry.stamp && entry.block_offset == found.entry.block_offset;
-      });
-      if (same && (fault = entry_fault(*same, payload, again)))
-        report.findings.push_back({*fault, true, found.entry.block_offset});
+      const auto fault = entry_fault(found, payload, report);
+      const char* housekeeping = housekeeping_fault(found);
+      if (!fault && housekeeping == nullptr) return;
+      // The block may have been retired under our eyes: then its entry went first.
+      const uint64_t at = index_.entry_at(host, found.bucket, found.index);
+      c_.access.acquire(at, BH_LINE_BYTES);
+      if (c_.access.load_line(at) != to_line(found.entry)) return;
+      if (fault) report.findings.push_back({*fault, true, found.entry.block_offset});
+      if (housekeeping != nullptr)
+        report.findings.push_back({housekeeping, false, found.entry.block_offset});
     });
   }
 }
@@ -238,6 +256,59 @@ void Core<A>::check_blocks(CheckReport& report) {
         {"a committed block is in no index entry: its space is lost until "
          "`bowhead pool repair`",
          false, block.offset});
+  }
+}
+
+/// Extents without an owner, and slabs that a rebuild would not find.
+template <class A>
+void Core<A>::check_extents(CheckReport& report) {
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    if (has_owner(e)) continue;
+    report.findings.push_back({fmt::format("extent {} belongs to no host: nothing new can be "
+                                           "stored in it until `bowhead pool repair`",
+                                           e),
+                               false, c_.layout.extent_offset(e)});
+  }
+  allocator_.for_each_slab([&](const Cut& cut) {
+    // Twice: it may be cut or joined under our eyes.
+    const auto now = allocator_.cut_of(cut.head);
+    if (descriptor_says(cut) || !now || now->block_bytes != cut.block_bytes ||
+        descriptor_says(*now))
+      return;
+    report.findings.push_back({fmt::format("the description of extent {}, which is cut into {} "
+                                           "blocks, is damaged; `bowhead pool repair` writes it "
+                                           "anew",
+                                           cut.head, cut.block_count),
+                               false, c_.layout.descriptor(cut.head)});
+  });
+}
+
+template <class A>
+bool Core<A>::descriptor_says(const Cut& cut) const {
+  Line line;
+  c_.access.acquire(c_.layout.descriptor(cut.head), BH_LINE_BYTES);
+  if (!c_.read_sealed(c_.layout.descriptor(cut.head), line)) return false;
+  const auto d = from_line<bh_extent_descriptor>(line);
+  return d.block_bytes == cut.block_bytes && d.block_count == cut.block_count &&
+         d.extent_span == cut.extent_span;
+}
+
+template <class A>
+bool Core<A>::namespace_damaged(uint32_t host, uint64_t index) const {
+  return !read_namespace(host, index) &&
+         c_.access.load_line(c_.layout.name_space(host, index)) != Line{};
+}
+
+template <class A>
+void Core<A>::check_namespaces(CheckReport& report) {
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
+      if (namespace_damaged(host, i))
+        report.findings.push_back(
+            {"the description of a namespace is damaged; its blocks are not, and whoever opens it "
+             "writes it anew",
+             false, c_.layout.name_space(host, i)});
+    }
   }
 }
 

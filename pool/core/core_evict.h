@@ -238,8 +238,8 @@ bool Core<A>::move(const Block& block) {
   if (c_.layout.block_bytes(header.stored_bytes, header.key_bytes) > block.block_bytes)
     return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   // Into holes only: a fresh extent would be one of those that are being emptied.
-  const auto target = stamps_left() ? allocator_.reserve(block.block_bytes, /*may_cut=*/false)
-                                    : std::nullopt;
+  const auto target =
+      stamps_left() ? allocator_.reserve(block.block_bytes, /*may_cut=*/false) : std::nullopt;
   if (!target) return false;
   ChecksumCopy copy(/*streaming=*/true);
   copy.append(c_.access.payload(target->offset), c_.access.payload(block.offset),

@@ -38,6 +38,10 @@ class Index {
   uint64_t primary_bucket(const Hash128& hash) const {
     return mul_high(hash.low, c_.layout.geometry().index_bucket_count);
   }
+  uint64_t entry_at(uint32_t host, uint64_t bucket, uint32_t index) const {
+    return c_.layout.bucket(host, bucket) + offsetof(bh_index_bucket, entries) +
+           index * sizeof(bh_index_entry);
+  }
   /// The directory line that a look-up of `hash` begins with, for prefetching.
   uint64_t first_line(uint32_t host, const Hash128& hash) const {
     return c_.layout.bucket(host, primary_bucket(hash));
@@ -107,10 +111,6 @@ class Index {
   }
   uint64_t word_at(uint32_t host, uint64_t bucket, uint32_t index) const {
     return c_.layout.bucket(host, bucket) + index * 8;
-  }
-  uint64_t entry_at(uint32_t host, uint64_t bucket, uint32_t index) const {
-    return c_.layout.bucket(host, bucket) + offsetof(bh_index_bucket, entries) +
-           index * sizeof(bh_index_entry);
   }
   uint64_t lock_at(const Hash128& hash) const {
     return c_.own(BH_PART_LOCKS, primary_bucket(hash) & (c_.layout.geometry().lock_count - 1));
