@@ -255,8 +255,11 @@ bool Core<A>::lock(const Hash128& hash, uint64_t wait_ns) {
   const uint64_t deadline_ns = c_.access.now_ns() + wait_ns;
   for (uint32_t round = 0;; ++round) {
     if (index_.try_lock(hash, &holder)) return true;
-    if (round % 256 == 255 && !c_.alive(holder)) scavenge_process(holder);
-    if (round % 64 == 63 && c_.access.now_ns() > deadline_ns) return false;
+    if (round % 64 == 63) {
+      // A dead holder is looked for first: on a busy machine the deadline comes after few rounds.
+      const bool scavenged = !c_.alive(holder) && scavenge_process(holder);
+      if (!scavenged && c_.access.now_ns() > deadline_ns) return false;
+    }
     c_.access.relax(round);
   }
 }
