@@ -528,6 +528,40 @@ TEST(CrashPoints, ScavengeAScavenger) {
   }
 }
 
+/// Two die at once: one cuts an extent, the other had a hint from before the cut, and reserved a block
+/// of it just then.
+TEST(CrashPoints, ScavengeACutThatAnOldHintMet) {
+  const auto prepare = [](World& world) {
+    fill_some(world);
+    world.may_come("cut", 33'000);
+    const Act nothing = [](CrashHandle& handle) {
+      handle.core().context().count(BH_COUNTER_PUTS, 0);
+    };
+    die_together(world, {{.before = attach, .act = put_of("cut", 33'000), .at_permille = 300},
+                         {.before = attach, .act = nothing}});
+    const core::Layout layout = world.pool.layout();
+    uint64_t changed = 0;
+    for (uint64_t slot = 0; slot < layout.slot_count() && changed == 0; ++slot) {
+      const uint64_t extent = layout.extent_of_slot(slot);
+      const auto state = core::StateWord::unpack(world.pool.load(layout.extent_state(0, extent)));
+      const uint64_t at = layout.word(0, BH_PART_BLOCKS, slot);
+      const auto word = core::StateWord::unpack(world.pool.load(at));
+      if (state.state != BH_EXTENT_CUTTING || word.state != BH_BLOCK_FREE) continue;
+      const uint32_t second = 1 - state.process;
+      world.pool.store(at, word.next(BH_BLOCK_RESERVED, second).pack());
+      ++changed;
+    }
+    EXPECT_EQ(changed, 1u);
+  };
+  run_scenario({.name = "scavenge a cut that an old hint met",
+                .shape = kManyLocks,
+                .prepare = prepare,
+                .before = {},
+                .act = attach,
+                .any_room = true,
+                .nexts = {Next::FRESH}});
+}
+
 TEST(CrashPoints, ScavengeAMove) {
   for (uint64_t permille = 20; permille < 1000; permille += 140) {
     run_scenario({.name = "scavenge a move",

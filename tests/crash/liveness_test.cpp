@@ -71,58 +71,54 @@ int put_slowly(const std::string& locator, const std::string& key, Steps& steps)
   return own.pool().commit(*reservation) == Status::OK ? 0 : 4;
 }
 
+// ---- pid namespaces ----
+
+constexpr int kCannot = 77;
+
+/// Runs `body` as the first process of a new pid namespace; kCannot if the system lets nobody make one.
+int in_new_pid_namespace(const std::function<int()>& body) {
+  if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) return kCannot;
+  return exit_status(start_child([&] { return getpid() == 1 ? body() : 5; }));
+}
+bool pid_namespaces_can_be_made() {
+  return exit_status(start_child([] { return in_new_pid_namespace([] { return 0; }); })) == 0;
+}
+
 TEST(Liveness, AProcessInAnotherPidNamespaceIsAlive) {
+  if (!pid_namespaces_can_be_made()) GTEST_SKIP() << "this system lets nobody make pid namespaces";
   TestPool t(32 << 20);
   Steps steps;
-  constexpr int kCannot = 77;
-  const pid_t outer = start_child([&] {
-    if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) {
-      steps.reach();
-      return kCannot;
-    }
-    // Of this one's children, the first is process 1 of the new namespace.
-    return exit_status(start_child([&] {
-      if (getpid() != 1) return 5;
-      return put_slowly(t.locator(), "far", steps);
-    }));
-  });
+  const pid_t child = start_child(
+      [&] { return in_new_pid_namespace([&] { return put_slowly(t.locator(), "far", steps); }); });
   steps.await();
-  if (waitpid(outer, nullptr, WNOHANG | WNOWAIT) == 0 && t.info().hosts[0].processes_live < 2)
-    usleep(100'000);  // it may be about to exit
-  if (t.info().hosts[0].processes_live < 2) {
-    ASSERT_EQ(exit_status(outer), kCannot);
-    GTEST_SKIP() << "this system lets no process make a pid namespace";
-  }
   EXPECT_EQ(*t.pool().scavenge(), 0u);
   EXPECT_EQ(t.info().hosts[0].processes_live, 2u);
   steps.go_on();
-  EXPECT_EQ(exit_status(outer), 0);
+  EXPECT_EQ(exit_status(child), 0);
   EXPECT_EQ(t.get("far"), bytes(kBytes, 1));
 }
 
 TEST(Liveness, ADeadProcessInAnotherPidNamespaceIsScavenged) {
+  if (!pid_namespaces_can_be_made()) GTEST_SKIP() << "this system lets nobody make pid namespaces";
   TestPool t(32 << 20);
   Steps steps;
-  const pid_t outer = start_child([&] {
-    if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) return 77;
-    const pid_t inner = start_child([&] { return put_slowly(t.locator(), "far", steps); });
-    steps.wait();  // takes the inner one's place
-    kill_and_wait(inner);
-    return 0;
+  const pid_t child = start_child([&] {
+    return in_new_pid_namespace([&] {
+      (void)put_slowly(t.locator(), "far", steps);  // killed in the middle, from outside
+      return 0;
+    });
   });
-  int status = 0;
-  usleep(20'000);
-  if (waitpid(outer, &status, WNOHANG) == outer && WEXITSTATUS(status) == 77)
-    GTEST_SKIP() << "this system lets no process make a pid namespace";
   steps.await();
-  steps.go_on();
-  // Whichever of the two reads the byte: the inner one commits, or dies with a reservation.
-  steps.go_on();
-  EXPECT_EQ(exit_status(outer), 0);
-  (void)*t.pool().scavenge();
+  EXPECT_GT(t.info().used_bytes, 0);
+  // Its parent, in our namespace, knows its pid here; PR_SET_PDEATHSIG takes it along.
+  kill_and_wait(child);
+  for (int i = 0; i < 1000 && *t.pool().scavenge() == 0; ++i) usleep(1000);
   EXPECT_EQ(t.info().hosts[0].processes_live, 1u);
+  EXPECT_EQ(t.info().used_bytes, 0);
   EXPECT_TRUE(t.check_clean());
 }
+
+// ---- forks, stops, limits ----
 
 TEST(Liveness, AForkedChildDoesNotKeepItsDeadParentAlive) {
   TestPool t(32 << 20);
