@@ -69,8 +69,8 @@ TEST_F(Replay, OneWorkerHitsLikeIdealLruAndNeverMoreThanTheBestPossible) {
 
 TEST_F(Replay, ARoomyPoolHitsWhatAnEndlessOneDoesAndThenEverything) {
   create(shm_locator(), "128M");
-  const Arguments same = {"--workers",  "1",    "--json",     "--block-bytes", "16K",
-                          "--requests", "1000", "--generate", "agent"};
+  const Arguments same = {"--workers",  "1",   "--json",     "--block-bytes", "16K",
+                          "--requests", "300", "--generate", "agent"};
   const auto cold = json_of(replay(same));
   EXPECT_EQ(cold["hit_rate"], cold["hit_rate_infinite"]);
   EXPECT_EQ(cold["blocks_warm"], 0);

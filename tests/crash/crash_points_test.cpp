@@ -528,8 +528,8 @@ TEST(CrashPoints, ScavengeAScavenger) {
   }
 }
 
-/// Two die at once: one cuts an extent, the other had a hint from before the cut, and reserved a block
-/// of it just then.
+/// Two die at once: one cuts an extent, the other had a hint from before the cut, and reserved a
+/// block of it just then.
 TEST(CrashPoints, ScavengeACutThatAnOldHintMet) {
   const auto prepare = [](World& world) {
     fill_some(world);

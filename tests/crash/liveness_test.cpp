@@ -75,11 +75,13 @@ int put_slowly(const std::string& locator, const std::string& key, Steps& steps)
 
 constexpr int kCannot = 77;
 
-/// Runs `body` as the first process of a new pid namespace; kCannot if the system lets nobody make one.
+/// Runs `body` as the first process of a new pid namespace; kCannot if the system lets nobody make
+/// one.
 int in_new_pid_namespace(const std::function<int()>& body) {
   if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) return kCannot;
   return exit_status(start_child([&] { return getpid() == 1 ? body() : 5; }));
 }
+
 bool pid_namespaces_can_be_made() {
   return exit_status(start_child([] { return in_new_pid_namespace([] { return 0; }); })) == 0;
 }
