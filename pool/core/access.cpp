@@ -120,6 +120,53 @@ NativeAccess::~NativeAccess() {
   if (!forked()) LockDescriptors::get().remove(lock_fd_);
 }
 
+namespace {
+
+/// Every line of the destination was stored whole, and past the caches, but for the last one.
+bool streamed_whole(std::span<const ConstSpan> value) {
+  for (const ConstSpan& part : value.first(value.size() - (value.empty() ? 0 : 1))) {
+    if (part.size % BH_LINE_BYTES != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+uint64_t NativeAccess::write_payload(uint64_t to, std::span<const ConstSpan> value) {
+  ChecksumCopy copy(/*streaming=*/true);
+  uint64_t at = to;
+  for (const ConstSpan& part : value) {
+    copy.append(base_ + at, part.data, part.size);
+    at += part.size;
+  }
+  const uint64_t checksum = copy.finish();
+  // Streamed lines are in no cache; the full fence orders them like flushed ones.
+  const uint64_t tail = streamed_whole(value) ? at / BH_LINE_BYTES * BH_LINE_BYTES : to;
+  publish(tail, at - tail);
+  return checksum;
+}
+
+uint64_t NativeAccess::read_payload(uint64_t from, uint64_t bytes,
+                                    std::span<const Span> buffers) const {
+  ChecksumCopy copy(/*streaming=*/true);
+  for (const Span& buffer : buffers) {
+    const uint64_t part = std::min<uint64_t>(bytes, buffer.size);
+    copy.append(buffer.data, base_ + from, part);
+    from += part;
+    bytes -= part;
+  }
+  return copy.finish();
+}
+
+uint64_t NativeAccess::move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
+  const ConstSpan value[] = {{base_ + from, bytes}};
+  return write_payload(to, value);
+}
+
+uint64_t NativeAccess::sum_payload(uint64_t from, uint64_t bytes) const {
+  return payload_checksum(base_ + from, bytes);
+}
+
 uint64_t NativeAccess::now_ns() const { return clock_ns(CLOCK_BOOTTIME); }
 uint64_t NativeAccess::recency_ns() const { return clock_ns(CLOCK_MONOTONIC); }
 uint64_t NativeAccess::unix_ns() const { return clock_ns(CLOCK_REALTIME); }
@@ -133,6 +180,14 @@ void NativeAccess::relax(uint32_t round) const {
   } else {
     const timespec pause{0, 200'000};
     nanosleep(&pause, nullptr);
+  }
+}
+
+void NativeAccess::sleep_ns(uint64_t ns) const {
+  const uint64_t until_ns = now_ns() + ns;
+  const timespec until{static_cast<time_t>(until_ns / 1'000'000'000),
+                       static_cast<long>(until_ns % 1'000'000'000)};
+  while (clock_nanosleep(CLOCK_BOOTTIME, TIMER_ABSTIME, &until, nullptr) == EINTR) {
   }
 }
 

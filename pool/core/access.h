@@ -10,12 +10,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 
 #include "base/coherence.h"
 #include "base/random.h"
 #include "pool/core/context.h"
 #include "pool/core/words.h"
 #include "pool/media/media.h"
+#include "pool/pool.h"
 
 namespace bowhead::core {
 
@@ -60,6 +62,15 @@ class NativeAccess {
   void prefetch(uint64_t offset) const { __builtin_prefetch(base_ + offset); }
 
   // ---- payload ----
+  // Each returns the payload checksum of the bytes that it stored or, where it stores nothing, read.
+  /// Copies into a block, past the caches, and publishes.
+  uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value);
+  /// Copies out of a block. Does not acquire: a stale copy has a wrong sum.
+  uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers) const;
+  /// Copies from block to block and publishes.
+  uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes);
+  uint64_t sum_payload(uint64_t from, uint64_t bytes) const;
+  /// For whoever works in place.
   std::byte* payload(uint64_t offset) const { return base_ + offset; }
 
   // ---- coherence (base/coherence.h) ----
@@ -97,6 +108,7 @@ class NativeAccess {
   uint64_t unix_ns() const;
   uint64_t random() const;
   void relax(uint32_t round) const;  ///< inside wait loops: pause, then yield, then sleep
+  void sleep_ns(uint64_t ns) const;  ///< at least so long, by now_ns()
 
   // ---- identity and liveness ----
   // A process is alive while it holds the lock of its slot: a byte-range lock of the pool's inode,

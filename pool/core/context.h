@@ -23,6 +23,9 @@ struct Context {
   uint32_t incarnation = 0;
   uint32_t process = 0;
 
+  /// One host has the pool to itself: nothing of the protocol between hosts is needed.
+  bool alone() const { return layout.geometry().host_count == 1; }
+
   /// A word of a part of the own host's region.
   uint64_t own(uint32_t part, uint64_t index) const { return layout.word(host, part, index); }
   uint64_t block_word(uint64_t slot) const { return own(BH_PART_BLOCKS, slot); }

@@ -371,14 +371,7 @@ Status Core<A>::put(const Key& key, std::span<const ConstSpan> value) {
   }
   if (!block) block = reserve_block(room);
   if (!block) return Status::NO_SPACE;
-  ChecksumCopy copy(/*streaming=*/true);
-  std::byte* to = c_.access.payload(block->offset);
-  for (const ConstSpan& part : value) {
-    copy.append(to, part.data, part.size);
-    to += part.size;
-  }
-  const uint64_t checksum = copy.finish();
-  c_.access.publish(block->offset, length);
+  const uint64_t checksum = c_.access.write_payload(block->offset, value);
   return finish_put(key, *block, length, checksum, BH_CHECKSUM_XXH3_TREE_4K);
 }
 
@@ -477,24 +470,22 @@ Result<uint64_t> Core<A>::get(const Key& key, std::span<const Span> buffers) {
 template <class A>
 bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bool* damaged) {
   const uint64_t offset = located.found.entry.block_offset;
-  uint64_t left = located.header.length_bytes;
-  c_.access.acquire(offset, left);
-  ChecksumCopy copy(/*streaming=*/true);
-  const std::byte* from = c_.access.payload(offset);
-  for (const Span& buffer : buffers) {
-    const uint64_t part = std::min<uint64_t>(left, buffer.size);
-    copy.append(buffer.data, from, part);
-    from += part;
-    left -= part;
+  const uint64_t bytes = located.header.length_bytes;
+  const bool checked = located.header.checksum_kind != BH_CHECKSUM_NONE;
+  if (!checked) c_.access.acquire(offset, bytes);
+  uint64_t checksum = c_.access.read_payload(offset, bytes, buffers);
+  if (checked && checksum != located.found.entry.payload_checksum && !c_.alone()) {
+    // Stale lines of the block's last life are rare, and the sum finds them: so only now.
+    c_.access.acquire(offset, bytes);
+    checksum = c_.access.read_payload(offset, bytes, buffers);
   }
-  const uint64_t checksum = copy.finish();
   const uint64_t header_at = c_.layout.header(located.slot);
   // On weakly ordered machines this look may overtake the copy: the checksum decides then, and
   // where there is none, a fence keeps the order.
-  if (located.header.checksum_kind == BH_CHECKSUM_NONE) c_.access.fence();
+  if (!checked) c_.access.fence();
   c_.access.acquire(header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != located.header.stamp) return false;
-  if (located.header.checksum_kind == BH_CHECKSUM_NONE) return true;
+  if (!checked) return true;
   *damaged = checksum != located.found.entry.payload_checksum;
   return !*damaged;
 }
@@ -581,7 +572,7 @@ Status Core<A>::commit(Reservation& reservation, bool verified) {
   const Block block{slot, reservation.offset,
                     allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
   const uint64_t checksum =
-      verified ? payload_checksum(reservation.data, reservation.length_bytes) : 0;
+      verified ? c_.access.sum_payload(reservation.offset, reservation.length_bytes) : 0;
   c_.access.publish(block.offset, reservation.length_bytes);
   return finish_put(Key(reservation.namespace_id, reservation.key), block, reservation.length_bytes,
                     checksum, verified ? BH_CHECKSUM_XXH3_TREE_4K : BH_CHECKSUM_NONE);

@@ -181,8 +181,7 @@ std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload
   if (!payload || header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;
   c_.access.acquire(entry.block_offset, header.stored_bytes);
   report.bytes_checked += header.stored_bytes;
-  if (payload_checksum(c_.access.payload(entry.block_offset), header.stored_bytes) ==
-      entry.payload_checksum)
+  if (c_.access.sum_payload(entry.block_offset, header.stored_bytes) == entry.payload_checksum)
     return std::nullopt;
   return fmt::format("the payload of block {} ({} bytes) does not match its checksum",
                      printable_key(key), header.stored_bytes);

@@ -241,15 +241,12 @@ bool Core<A>::move(const Block& block) {
   const auto target =
       stamps_left() ? allocator_.reserve(block.block_bytes, /*may_cut=*/false) : std::nullopt;
   if (!target) return false;
-  ChecksumCopy copy(/*streaming=*/true);
-  copy.append(c_.access.payload(target->offset), c_.access.payload(block.offset),
-              header.stored_bytes);
-  const uint64_t checksum = copy.finish();
+  const uint64_t checksum =
+      c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
   if (header.checksum_kind != BH_CHECKSUM_NONE && checksum != header.payload_checksum) {
     allocator_.release(*target);
     return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   }
-  c_.access.publish(target->offset, header.stored_bytes);
   header.stamp = next_stamp();
   write_key(target->slot, read_key(block.slot, header.key_bytes));
   c_.write_sealed(c_.layout.header(target->slot), to_line(header));

@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "base/assert.h"
+#include "base/checksum.h"
 #include "base/coherence.h"
 #include "pool/core/context.h"
+#include "pool/pool.h"
 
 namespace bowhead::fuzz {
 
@@ -150,6 +152,33 @@ class FuzzAccess {
   }
   void prefetch(uint64_t) const {}
 
+  uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value) {
+    ChecksumCopy copy(/*streaming=*/false);
+    uint64_t at = to;
+    for (const ConstSpan& part : value) {
+      copy.append(world_.payload(at), part.data, part.size);
+      at += part.size;
+    }
+    publish(to, at - to);
+    return copy.finish();
+  }
+  uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers) const {
+    ChecksumCopy copy(/*streaming=*/false);
+    for (const Span& buffer : buffers) {
+      const uint64_t part = std::min<uint64_t>(bytes, buffer.size);
+      copy.append(buffer.data, world_.payload(from), part);
+      from += part;
+      bytes -= part;
+    }
+    return copy.finish();
+  }
+  uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
+    const ConstSpan value[] = {{world_.payload(from), bytes}};
+    return write_payload(to, value);
+  }
+  uint64_t sum_payload(uint64_t from, uint64_t bytes) const {
+    return payload_checksum(world_.payload(from), bytes);
+  }
   std::byte* payload(uint64_t at) const { return world_.payload(at); }
 
   void publish(uint64_t at, uint64_t size) {
@@ -172,6 +201,11 @@ class FuzzAccess {
   void relax(uint32_t) const {
     world_.step();
     world_.now_ns += 1'000'000;
+  }
+
+  void sleep_ns(uint64_t ns) const {
+    world_.step();
+    world_.now_ns += ns;
   }
 
   uint64_t machine_id() const { return machine_.id; }
