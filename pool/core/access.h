@@ -62,7 +62,7 @@ class NativeAccess {
   void prefetch(uint64_t offset) const { __builtin_prefetch(base_ + offset); }
 
   // ---- payload ----
-  // Each returns the payload checksum of the bytes that it stored or, where it stores nothing, read.
+  // Each returns the payload checksum of the bytes that it stored or, storing nothing, read.
   /// Copies into a block, past the caches, and publishes.
   uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value);
   /// Copies out of a block. Does not acquire: a stale copy has a wrong sum.
