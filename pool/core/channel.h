@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Channel: messages between two hosts, or a host and a device, through shared memory, without a
+// lock.
+//
+// Each side has an area that it alone writes. The first line of an area holds two words: the
+// session of the side, and its progress with the messages of the other. The other lines are slots,
+// used in turn. A message is one line: seven words of the caller and a tag, stored last, which is
+// session:12 | number of the message in the session, from 1:52, high to low. The progress word is
+// made alike: session of the peer | number of the last message taken.
+//
+// A slot needs no seal. The writer stores the tag after the words, so whoever has a copy of the
+// line with the tag has the words too: a line leaves a cache whole and with a prefix of the stores
+// made (on Arm because the tag is stored with release). The reader loads the tag first and with
+// acquire, the words after it: from the copy that had the tag, or from one fetched later, where the
+// words are the same, since they are stored to again only when the reader has said that it took
+// the message, or that it follows a new session. A tag of an older round or session is "nothing
+// here yet". What a reader has taken lies in its private memory; it never looks at the slot again.
+// While it waits it invalidates the slot each time, since a line may have been fetched early.
+//
+// A side that died comes back with open() and begins a new session; what it had sent and the peer
+// had not taken is lost. It takes the peer's messages from the last progress that it had published
+// on: those taken since come a second time. (Progress is published when the next poll() begins, so
+// that what a poll returned and nobody handled comes again.) The peer learns of the new session
+// from the tags that open() writes to all slots, when it waits for a message; until it has said so,
+// there is no room to send. So over a restart of the sender messages may be lost, over one of the
+// receiver they may come twice; otherwise each comes once, in order.
+//
+// Words of the other side are believed only so far that a damaged one can stop the channel, and
+// lead nobody outside the two areas.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "base/assert.h"
+#include "base/coherence.h"
+#include "pool/core/words.h"
+
+namespace bowhead::core {
+
+/// What a message carries. Answers name what they answer by an id in the first word.
+using Message = std::array<uint64_t, 7>;
+
+/// One side of a channel. One thread at a time may send and one may poll; these may be two, and no
+/// other process of the host may use the same areas meanwhile (the caller sees to it).
+template <class A>
+class Channel {
+ public:
+  /// Areas of `area_bytes`, whole lines. The peer has the same with the areas exchanged.
+  Channel(A& access, uint64_t own_area, uint64_t peer_area, uint64_t area_bytes)
+      : access_(access),
+        own_area_(own_area),
+        peer_area_(peer_area),
+        slots_(area_bytes / BH_LINE_BYTES - 1) {
+    BOWHEAD_ASSERT(own_area % BH_LINE_BYTES == 0 && peer_area % BH_LINE_BYTES == 0 &&
+                   area_bytes % BH_LINE_BYTES == 0 && area_bytes >= 2 * BH_LINE_BYTES);
+  }
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  /// Messages that can be under way to the peer.
+  uint64_t slots() const { return slots_; }
+
+  /// Begins a session. Before the first send or poll, and to begin anew; nobody may be in either.
+  void open() {
+    access_.acquire(own_area_, BH_LINE_BYTES);
+    out_ = {};
+    out_.session = access_.load(own_area_) % kSessions + 1;
+    if (out_.session == kSessions) out_.session = 1;  // 0: never open
+    for (uint64_t slot = 0; slot < slots_; ++slot)
+      access_.store(slot_line(own_area_, slot) + kTagAt, make_tag(out_.session, 0));
+    access_.publish(slot_line(own_area_, 0), slots_ * BH_LINE_BYTES);
+
+    in_ = {};
+    in_.session = load_peer_session();
+    const uint64_t progress = access_.load(own_area_ + kProgressAt);
+    if (session_of(progress) == in_.session) in_.next = cursor(number_of(progress));
+    in_.told = in_.next.number;
+    access_.store(own_area_ + kProgressAt, make_tag(in_.session, in_.told));
+    access_.store(own_area_, out_.session);
+    access_.publish(own_area_, BH_LINE_BYTES);
+  }
+
+  /// Sends as many of `messages` as there is room for, from the first on; returns how many: none
+  /// until the peer has opened its side and polled. When it returns the peer can see them.
+  size_t send(std::span<const Message> messages) {
+    if (messages.size() > room()) look_for_room();
+    const uint64_t count = std::min<uint64_t>(messages.size(), room());
+    const uint64_t first = out_.next.slot;
+    for (uint64_t i = 0; i < count; ++i) {
+      Line line;
+      std::copy_n(messages[i].begin(), messages[i].size(), line.begin());
+      line[7] = make_tag(out_.session, out_.next.number + 1);
+      access_.store_line(slot_line(own_area_, out_.next.slot), line);
+      advance(out_.next);
+    }
+    each_run(own_area_, first, count, [&](uint64_t at, uint64_t size) { access_.flush(at, size); });
+    if (count != 0) access_.coherence_fence();
+    return count;
+  }
+  bool send(const Message& message) { return send(std::span(&message, 1)) == 1; }
+
+  /// Takes the messages that are there, as many as `out` has room for; returns how many. Those of
+  /// the poll before count as handled.
+  size_t poll(std::span<Message> out) {
+    if (in_.next.number - in_.told > slots_ / 4) tell_progress();
+    const bool coherent = access_.flush_kind() == FlushKind::NONE;
+    uint64_t taken = 0;
+    uint64_t ahead = coherent ? slots_ : in_.expected;
+    uint64_t tag = 0;
+    while (taken < out.size()) {
+      const uint64_t wanted = std::min<uint64_t>({out.size() - taken, ahead, slots_});
+      const uint64_t found = take(out.subspan(taken, wanted), tag);
+      taken += found;
+      if (found < wanted) break;
+      ahead = 2 * wanted;
+    }
+    in_.expected = std::max<uint64_t>(taken, 1);
+    if (taken == 0 && !out.empty() && session_of(tag) != in_.session) follow_peer();
+    return taken;
+  }
+
+  /// Session of the peer whose messages poll() takes; 0: it has not opened yet. When it changes,
+  /// what the earlier one had been asked may never be answered. For whoever polls.
+  uint64_t peer_session() const { return in_.session; }
+
+ private:
+  static constexpr uint64_t kProgressAt = 8;  // in an area's first line
+  static constexpr uint64_t kTagAt = 56;      // in a slot
+  static constexpr uint32_t kNumberBits = 52;
+  static constexpr uint64_t kSessions = uint64_t{1} << (64 - kNumberBits);
+  static constexpr uint64_t kNumbers = uint64_t{1} << kNumberBits;
+
+  /// After how many messages, and the slot of the next.
+  struct Cursor {
+    uint64_t number = 0;
+    uint64_t slot = 0;
+  };
+
+  static uint64_t make_tag(uint64_t session, uint64_t number) {
+    return session << kNumberBits | number;
+  }
+  static uint64_t session_of(uint64_t tag) { return tag >> kNumberBits; }
+  static uint64_t number_of(uint64_t tag) { return tag % kNumbers; }
+
+  Cursor cursor(uint64_t number) const { return {number, number % slots_}; }
+  void advance(Cursor& cursor) const {
+    ++cursor.number;
+    if (++cursor.slot == slots_) cursor.slot = 0;
+  }
+  static uint64_t slot_line(uint64_t area, uint64_t slot) {
+    return area + (slot + 1) * BH_LINE_BYTES;
+  }
+  /// Calls f(offset, bytes) for the one or two runs of memory in which `count` slots lie.
+  template <class F>
+  void each_run(uint64_t area, uint64_t first, uint64_t count, const F& f) const {
+    const uint64_t straight = std::min(count, slots_ - first);
+    if (straight != 0) f(slot_line(area, first), straight * BH_LINE_BYTES);
+    if (straight != count) f(slot_line(area, 0), (count - straight) * BH_LINE_BYTES);
+  }
+
+  uint64_t room() const { return out_.limit - out_.next.number; }
+
+  void look_for_room() {
+    access_.acquire(peer_area_, BH_LINE_BYTES);
+    const uint64_t progress = access_.load(peer_area_ + kProgressAt);
+    const uint64_t taken = number_of(progress);
+    if (session_of(progress) == out_.session && taken <= out_.next.number)
+      out_.limit = std::max(out_.limit, taken + slots_);
+  }
+
+  /// Takes messages until one is not there, whose slot's tag it leaves in `tag`.
+  uint64_t take(std::span<Message> out, uint64_t& tag) {
+    each_run(peer_area_, in_.next.slot, out.size(),
+             [&](uint64_t at, uint64_t size) { access_.invalidate(at, size); });
+    access_.coherence_fence();
+    uint64_t found = 0;
+    for (Message& message : out) {
+      const uint64_t line = slot_line(peer_area_, in_.next.slot);
+      tag = access_.load(line + kTagAt);
+      if (tag != make_tag(in_.session, in_.next.number + 1)) break;
+      for (uint64_t i = 0; i < message.size(); ++i) message[i] = access_.load(line + i * 8);
+      advance(in_.next);
+      ++found;
+    }
+    return found;
+  }
+
+  /// The next fence of a poll completes it.
+  void tell_progress() {
+    in_.told = in_.next.number;
+    access_.store(own_area_ + kProgressAt, make_tag(in_.session, in_.told));
+    access_.flush(own_area_, BH_LINE_BYTES);
+  }
+
+  uint64_t load_peer_session() const {
+    access_.acquire(peer_area_, BH_LINE_BYTES);
+    return access_.load(peer_area_) % kSessions;
+  }
+
+  /// A slot is tagged by another session than the one we follow: if it is open, begin with it.
+  void follow_peer() {
+    const uint64_t session = load_peer_session();
+    if (session == in_.session) return;
+    in_ = {};
+    in_.session = session;
+    tell_progress();
+  }
+
+  struct alignas(BH_LINE_BYTES) Out {
+    uint64_t session = 0;
+    Cursor next;
+    uint64_t limit = 0;  ///< number of the last message that there is room for
+  };
+  struct alignas(BH_LINE_BYTES) In {
+    uint64_t session = 0;
+    Cursor next;
+    uint64_t told = 0;      ///< progress last stored
+    uint64_t expected = 1;  ///< how many the last poll found
+  };
+
+  A& access_;
+  const uint64_t own_area_;
+  const uint64_t peer_area_;
+  const uint64_t slots_;
+  Out out_;  // of whoever sends
+  In in_;    // of whoever polls
+};
+
+}  // namespace bowhead::core

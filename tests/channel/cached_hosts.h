@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// CachedHosts: a memory and hosts whose caches nobody keeps coherent, for code written over an
+// access policy.
+//
+// A cache fetches lines early and keeps them, writes dirty lines back when it likes (also between
+// two stores to a line) and drops clean ones; a flush or an invalidate takes effect at its fence at
+// the latest. All this happens between any two accesses of any host, by chance from a seed. In the
+// middle of an operation of one host another may do a whole one of its own (`meanwhile`).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "base/assert.h"
+#include "base/coherence.h"
+#include "base/random.h"
+#include "pool/core/words.h"
+
+namespace bowhead::test {
+
+/// What a faulty program, or faulty hardware, leaves out or does the wrong way round.
+enum class Fault {
+  NONE,
+  NO_FLUSH,
+  NO_INVALIDATE,
+  NO_FENCE,
+  LAST_WORD_STORED_FIRST,  ///< of a line
+  LAST_WORD_LOADED_LAST    ///< of a line: the others were loaded before
+};
+
+class CachedHosts {
+ public:
+  CachedHosts(uint64_t bytes, uint32_t hosts, uint64_t seed)
+      : memory_(bytes / BH_LINE_BYTES), hosts_(hosts), random_(seed) {}
+
+  /// Without surprises caches only fetch early: what is not flushed stays, what is stale stays.
+  void set_surprises(bool surprises) { surprises_ = surprises; }
+
+  /// Called now and then in the middle of an operation of `host`; what it does is not interrupted.
+  std::function<void(uint32_t host)> meanwhile;
+
+  uint64_t load(uint32_t host, uint64_t at) {
+    happen(host);
+    return fetched(host, at / BH_LINE_BYTES).words[at % BH_LINE_BYTES / 8];
+  }
+  core::Line load_line(uint32_t host, uint64_t at) {
+    return fetched(host, at / BH_LINE_BYTES).words;
+  }
+  void store(uint32_t host, uint64_t at, uint64_t value) {
+    happen(host);
+    Cached& line = fetched(host, at / BH_LINE_BYTES);
+    line.words[at % BH_LINE_BYTES / 8] = value;
+    line.dirty = true;
+  }
+  void evict(uint32_t host, uint64_t at, uint64_t bytes, bool drop) {
+    for (uint64_t line = at / BH_LINE_BYTES; line * BH_LINE_BYTES < at + bytes; ++line)
+      hosts_[host].pending.push_back({line, drop});
+    happen(host);
+  }
+  void fence(uint32_t host) {
+    for (const Pending& pending : hosts_[host].pending) apply(host, pending);
+    hosts_[host].pending.clear();
+    happen(host);
+  }
+  /// A host dies: what only its cache had is lost.
+  void lose_cache(uint32_t host) { hosts_[host] = {}; }
+
+ private:
+  struct Cached {
+    core::Line words{};
+    bool dirty = false;
+  };
+  struct Pending {
+    uint64_t line;
+    bool drop;
+  };
+  struct Host {
+    std::map<uint64_t, Cached> cache;
+    std::vector<Pending> pending;
+  };
+
+  Cached& fetched(uint32_t host, uint64_t line) {
+    BOWHEAD_ASSERT(line < memory_.size());
+    return hosts_[host].cache.try_emplace(line, Cached{memory_[line], false}).first->second;
+  }
+  void apply(uint32_t host, Pending pending) {
+    const auto it = hosts_[host].cache.find(pending.line);
+    if (it == hosts_[host].cache.end()) return;
+    write_back(pending.line, it->second);
+    if (pending.drop) hosts_[host].cache.erase(it);
+  }
+  void write_back(uint64_t line, Cached& cached) {
+    if (cached.dirty) memory_[line] = cached.words;
+    cached.dirty = false;
+  }
+  /// Now and then a cache does something of its own, or another host acts.
+  void happen(uint32_t actor) {
+    if (meanwhile && !inside_ && random_.below(16) == 0) {
+      inside_ = true;
+      meanwhile(actor);
+      inside_ = false;
+    }
+    while (random_.below(3) == 0) {
+      const auto host = static_cast<uint32_t>(random_.below(hosts_.size()));
+      const uint64_t line = random_.below(memory_.size());
+      const uint64_t what = random_.below(surprises_ ? 4 : 1);
+      const auto it = hosts_[host].cache.find(line);
+      if (what == 0) (void)fetched(host, line);
+      if (it == hosts_[host].cache.end()) continue;
+      if (what == 1) write_back(line, it->second);
+      if (what == 2 && !it->second.dirty) hosts_[host].cache.erase(it);
+      if (what == 3) apply_some(host);
+    }
+  }
+  void apply_some(uint32_t host) {
+    auto& pending = hosts_[host].pending;
+    if (pending.empty()) return;
+    const uint64_t which = random_.below(pending.size());
+    apply(host, pending[which]);
+    pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(which));
+  }
+
+  std::vector<core::Line> memory_;
+  std::vector<Host> hosts_;
+  Random random_;
+  bool surprises_ = true;
+  bool inside_ = false;
+};
+
+/// The access policy of one host, as far as code needs it that touches words and lines.
+class CachedAccess {
+ public:
+  CachedAccess(CachedHosts& hosts, uint32_t host, Fault fault = Fault::NONE)
+      : hosts_(hosts), host_(host), fault_(fault) {}
+
+  uint64_t load(uint64_t at) const {
+    const uint64_t line = at / BH_LINE_BYTES, word = at % BH_LINE_BYTES / 8;
+    if (fault_ == Fault::LAST_WORD_LOADED_LAST && word == 7) {
+      older_ = hosts_.load_line(host_, at);
+      older_at_ = line;
+      hosts_.evict(host_, at, 8, /*drop=*/true);  // as any cache may at any time
+      hosts_.fence(host_);
+    }
+    return word != 7 && line == older_at_ ? older_[word] : hosts_.load(host_, at);
+  }
+  void store(uint64_t at, uint64_t value) { hosts_.store(host_, at, value); }
+  void store_line(uint64_t at, const core::Line& line) {
+    for (uint64_t i = 0; i < line.size(); ++i) {
+      const uint64_t word = fault_ == Fault::LAST_WORD_STORED_FIRST ? line.size() - 1 - i : i;
+      store(at + word * 8, line[word]);
+    }
+  }
+  void flush(uint64_t at, uint64_t bytes) {
+    if (fault_ != Fault::NO_FLUSH) hosts_.evict(host_, at, bytes, /*drop=*/false);
+  }
+  void invalidate(uint64_t at, uint64_t bytes) const {
+    if (fault_ != Fault::NO_INVALIDATE) hosts_.evict(host_, at, bytes, /*drop=*/true);
+  }
+  void coherence_fence() const {
+    if (fault_ != Fault::NO_FENCE) hosts_.fence(host_);
+  }
+  void publish(uint64_t at, uint64_t bytes) {
+    flush(at, bytes);
+    coherence_fence();
+  }
+  void acquire(uint64_t at, uint64_t bytes) const {
+    invalidate(at, bytes);
+    coherence_fence();
+  }
+  FlushKind flush_kind() const { return FlushKind::CLFLUSHOPT; }
+
+ private:
+  CachedHosts& hosts_;
+  const uint32_t host_;
+  const Fault fault_;
+  mutable core::Line older_{};
+  mutable uint64_t older_at_ = ~uint64_t{0};
+};
+
+}  // namespace bowhead::test
