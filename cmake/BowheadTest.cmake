@@ -4,7 +4,7 @@
 #   bowhead_test(NAME pool_lease_test
 #     SOURCES lease_test.cpp
 #     LIBS    bowhead::pool
-#     LABELS  unit                # one of: unit contract crash fuzz e2e chaos
+#     LABELS  unit                # one of: unit contract crash fuzz e2e chaos sim
 #     TIMEOUT 60)                 # seconds for one case, without sanitizers; 60 if left out
 #
 # Each case runs in a process of its own, so a crash costs one case and not those behind it, and
@@ -14,7 +14,7 @@
 include(GoogleTest)
 find_package(GTest REQUIRED)
 
-set(BOWHEAD_TEST_LABELS unit contract crash fuzz e2e chaos)
+set(BOWHEAD_TEST_LABELS unit contract crash fuzz e2e chaos sim)
 set(BOWHEAD_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Multiplies TIMEOUT; sanitizer presets raise it")
 
 function(bowhead_test)

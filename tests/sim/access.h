@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// SimAccess: the access policy of the pool's core in a simulated process. Every access is a step of
+// the World, at which anything may happen first.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "base/checksum.h"
+#include "base/coherence.h"
+#include "pool/core/context.h"
+#include "pool/pool.h"
+#include "tests/sim/model.h"
+#include "tests/sim/world.h"
+
+namespace bowhead::sim {
+
+class SimAccess {
+ public:
+  SimAccess(World& world, Model& model, Process& process)
+      : world_(world), model_(model), process_(process) {}
+  SimAccess(const SimAccess&) = delete;
+  SimAccess& operator=(const SimAccess&) = delete;
+
+  // ---- words ----
+  uint64_t load(uint64_t at) const {
+    check_word(at);
+    world_.step();
+    const uint64_t value = world_.load(at);
+    world_.record(Op::LOAD, at, value);
+    return value;
+  }
+  uint64_t load_relaxed(uint64_t at) const { return load(at); }
+  void store(uint64_t at, uint64_t value) {
+    check_word(at);
+    world_.step();
+    // By a store its holder commits a block or gives it back.
+    if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS))
+      model_.end_hold(process_, world_.map().block_offset(at));
+    world_.store(at, value);
+    world_.record(Op::STORE, at, value);
+  }
+  void store_relaxed(uint64_t at, uint64_t value) { store(at, value); }
+  bool cas(uint64_t at, uint64_t& expected, uint64_t desired) {
+    begin_locked(at);
+    const uint64_t value = world_.load(at);
+    const bool same = value == expected;
+    // One that fails is a store all the same.
+    world_.store_past_buffer(at, same ? desired : value);
+    world_.record(same ? Op::CAS : Op::CAS_FAILED, at, same ? desired : value);
+    expected = value;
+    return same;
+  }
+  uint64_t fetch_add(uint64_t at, uint64_t delta) {
+    begin_locked(at);
+    const uint64_t value = world_.load(at);
+    world_.store_past_buffer(at, value + delta);
+    world_.record(Op::ADD, at, value + delta);
+    return value;
+  }
+
+  // ---- lines ----
+  core::Line load_line(uint64_t at) const {
+    core::Line line;
+    for (uint64_t i = 0; i < 8; ++i) line[i] = load(at + i * 8);
+    return line;
+  }
+  void store_line(uint64_t at, const core::Line& line) {
+    for (uint64_t i = 0; i < 8; ++i) store(at + i * 8, line[i]);
+  }
+  void prefetch(uint64_t at) const {
+    world_.step();
+    world_.machine().cache.fill(at / BH_LINE_BYTES);
+  }
+
+  // ---- payload ----
+  uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value) {
+    std::vector<std::byte> bytes;
+    for (const ConstSpan& part : value) bytes.insert(bytes.end(), part.data, part.data + part.size);
+    return write_bytes(to, bytes);
+  }
+  uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers) const {
+    const std::vector<std::byte> copy = read_bytes(from, bytes);
+    uint64_t done = 0;
+    for (const Span& buffer : buffers) {
+      const uint64_t part = std::min<uint64_t>(bytes - done, buffer.size);
+      std::memcpy(buffer.data, copy.data() + done, part);
+      done += part;
+    }
+    return payload_checksum(copy.data(), copy.size());
+  }
+  uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
+    return write_bytes(to, read_bytes(from, bytes));
+  }
+  uint64_t sum_payload(uint64_t from, uint64_t bytes) const {
+    const std::vector<std::byte> copy = read_bytes(from, bytes);
+    return payload_checksum(copy.data(), copy.size());
+  }
+  /// Who works in place here does so by offset.
+  std::byte* payload(uint64_t) const { return nullptr; }
+
+  std::vector<std::byte> read_bytes(uint64_t from, uint64_t bytes) const;
+  /// Words in any order, and on their way out in any order. Returns the checksum.
+  uint64_t store_bytes(uint64_t to, std::span<const std::byte> bytes);
+
+  // ---- coherence ----
+  void publish(uint64_t at, uint64_t bytes) {
+    if (!world_.plan().flushes) return;
+    flush(at, bytes);
+    fence();
+  }
+  void flush(uint64_t at, uint64_t bytes) {
+    if (!world_.plan().flushes) return;
+    world_.step();
+    world_.record(Op::FLUSH, at, bytes);
+    world_.start_flush(at, bytes);
+  }
+  void acquire(uint64_t at, uint64_t bytes) const {
+    if (!world_.plan().flushes) return;
+    invalidate(at, bytes);
+    fence();
+  }
+  void invalidate(uint64_t at, uint64_t bytes) const {
+    if (!world_.plan().flushes) return;
+    world_.step();
+    world_.record(Op::FLUSH, at, bytes);
+    world_.start_flush(at, bytes);
+  }
+  void fence() const {
+    world_.step();
+    world_.fence();
+    world_.record(Op::FENCE, 0, 0);
+  }
+  void coherence_fence() const {
+    if (world_.plan().flushes) fence();
+  }
+  FlushKind flush_kind() const {
+    return world_.plan().flushes ? FlushKind::CLFLUSHOPT : FlushKind::NONE;
+  }
+
+  // ---- clock, randomness, waiting ----
+  uint64_t now_ns() const { return world_.host_now_ns(); }
+  uint64_t recency_ns() const { return now_ns(); }
+  uint64_t unix_ns() const { return now_ns(); }
+  uint64_t random() const { return world_.random().next(); }
+  void relax(uint32_t round) const {
+    world_.step();
+    world_.sleep(uint64_t{200} << std::min(round / 4, 10u));
+  }
+  void sleep_ns(uint64_t ns) const {
+    world_.step();
+    world_.sleep(ns);
+  }
+
+  // ---- identity and liveness ----
+  uint64_t machine_id() const { return 1 + process_.machine->host; }
+  uint64_t boot_id() const { return 1000 * machine_id() + process_.machine->boot; }
+  uint64_t pid() const { return 1 + process_.index; }
+  uint64_t pid_namespace() const { return 1; }
+  core::LockResult lock_process(uint32_t host, uint32_t process) {
+    world_.step();
+    Process*& holder = process_.machine->process_locks[host][process];
+    if (holder != nullptr && holder != &process_) return core::LockResult::HELD;
+    holder = &process_;
+    return core::LockResult::TAKEN;
+  }
+  void unlock_process(uint32_t host, uint32_t process) {
+    world_.drain_stores(world_.current());
+    world_.step();
+    process_.machine->process_locks[host][process] = nullptr;
+  }
+  bool process_alive(uint32_t host, uint32_t process) const {
+    world_.step();
+    const Process* holder = process_.machine->process_locks[host][process];
+    return holder != nullptr && holder != &process_;
+  }
+  core::LockResult lock_host(uint32_t host, uint64_t wait_ms) {
+    const uint64_t deadline_ns = now_ns() + wait_ms * 1'000'000;
+    for (uint32_t round = 0;; ++round) {
+      world_.step();
+      Process*& holder = process_.machine->host_locks[host];
+      if (holder == nullptr || holder == &process_) {
+        holder = &process_;
+        return core::LockResult::TAKEN;
+      }
+      if (now_ns() >= deadline_ns) return core::LockResult::HELD;
+      relax(round);
+    }
+  }
+  void unlock_host(uint32_t host) {
+    world_.drain_stores(world_.current());
+    world_.step();
+    process_.machine->host_locks[host] = nullptr;
+  }
+
+  World& world() { return world_; }
+
+ private:
+  void check_word(uint64_t at) const {
+    if (at % 8 != 0 || at / BH_LINE_BYTES >= world_.map().lines()) [[unlikely]]
+      world_.fail("range", "a word outside the pool: " + std::to_string(at));
+  }
+  void begin_locked(uint64_t at) {
+    check_word(at);
+    world_.step();
+    world_.check_writable(at);
+    world_.drain_stores(world_.current());
+  }
+  uint64_t write_bytes(uint64_t to, std::span<const std::byte> bytes) {
+    model_.hold(world_, process_, to, bytes.size());
+    const uint64_t checksum = store_bytes(to, bytes);
+    publish(to, bytes.size());
+    return checksum;
+  }
+
+  World& world_;
+  Model& model_;
+  Process& process_;
+};
+
+inline std::vector<std::byte> SimAccess::read_bytes(uint64_t from, uint64_t bytes) const {
+  std::vector<std::byte> out((bytes + 7) / 8 * 8);
+  world_.record(Op::PAYLOAD_OUT, from, bytes);
+  for (uint64_t at = 0; at < bytes; at += 8) {
+    check_word(from + at);
+    world_.step();
+    const uint64_t word = world_.load(from + at);
+    std::memcpy(out.data() + at, &word, 8);
+  }
+  out.resize(bytes);
+  return out;
+}
+
+inline uint64_t SimAccess::store_bytes(uint64_t to, std::span<const std::byte> bytes) {
+  world_.record(Op::PAYLOAD_IN, to, bytes.size());
+  const uint64_t words = (bytes.size() + 7) / 8;
+  const uint64_t start = world_.random().below(words);
+  const uint64_t stride = world_.random().below(2) == 0 ? 1 : words - 1;  // forth or back
+  for (uint64_t i = 0, n = start; i < words; ++i, n = (n + stride) % words) {
+    const uint64_t at = to + n * 8;
+    check_word(at);
+    world_.step();
+    world_.check_writable(at);
+    uint64_t word = n == words - 1 ? world_.load(at) : 0;
+    std::memcpy(&word, bytes.data() + n * 8, std::min<uint64_t>(8, bytes.size() - n * 8));
+    world_.store_past_buffer(at, word);
+  }
+  return payload_checksum(bytes.data(), bytes.size());
+}
+
+}  // namespace bowhead::sim

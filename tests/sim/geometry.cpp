@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/geometry.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "base/assert.h"
+
+namespace bowhead::sim {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kExtentBytes = 16384, kMinBlockBytes = 4096;
+
+constexpr std::array<const char*, BH_PART_COUNT> kPartNames = {
+    "slot",    "beat",  "decide", "ack",     "own",     "namespaces",
+    "hazards", "touch", "mail",   "index",   "private", "processes",
+    "leases",  "view",  "locks",  "extents", "blocks",  "recency"};
+
+uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+}  // namespace
+
+bh_geometry small_geometry(const Shape& shape) {
+  bh_geometry g{};
+  g.region_align_bytes = kPage;
+  g.extent_bytes = kExtentBytes;
+  g.extent_count = shape.extents;
+  g.min_block_bytes = kMinBlockBytes;
+  g.index_bucket_count = shape.buckets;
+  g.host_count = shape.hosts;
+  g.process_count = shape.processes;
+  g.lease_count = shape.leases;
+  g.namespace_count = 1;
+  g.lock_count = shape.locks;
+  g.touch_count = 8;
+  const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
+  const uint64_t part_bytes[BH_PART_COUNT] = {2 * sizeof(bh_host_slot),
+                                              sizeof(bh_host_beat),
+                                              8 * BH_HOSTS_MAX,
+                                              8 * BH_HOSTS_MAX,
+                                              8 * g.extent_count,
+                                              sizeof(bh_namespace) * g.namespace_count,
+                                              8 * uint64_t{g.lease_count},
+                                              8 * uint64_t{g.touch_count},
+                                              kPage * g.host_count,
+                                              sizeof(bh_index_bucket) * g.index_bucket_count,
+                                              sizeof(bh_host_private),
+                                              sizeof(bh_process) * g.process_count,
+                                              sizeof(bh_lease_slot) * g.lease_count,
+                                              8 * BH_HOSTS_MAX,
+                                              8 * uint64_t{g.lock_count},
+                                              sizeof(bh_extent_state) * g.extent_count,
+                                              8 * slots,
+                                              8 * slots};
+  uint64_t offset = 0;
+  for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
+    g.parts[i] = {offset, part_bytes[i]};
+    offset += round_up(part_bytes[i], 2 * BH_LINE_BYTES);
+  }
+  g.regions_offset = kPage;  // the superblock is given to the core directly
+  g.region_bytes = round_up(offset, kPage);
+  g.table_bytes = round_up(sizeof(bh_block_slot) * (g.extent_bytes / g.min_block_bytes + 1), kPage);
+  g.tables_offset = g.regions_offset + g.host_count * g.region_bytes;
+  g.payload_offset = g.tables_offset + g.table_bytes * g.extent_count;
+  g.total_bytes = g.payload_offset + g.extent_count * g.extent_bytes;
+  return g;
+}
+
+Map::Map(const bh_geometry& g) : layout_(g), places_(g.total_bytes / BH_LINE_BYTES) {
+  for (uint32_t host = 0; host < g.host_count; ++host) {
+    for (uint16_t part = 0; part < BH_PART_COUNT; ++part)
+      mark(layout_.part(host, part), g.parts[part].bytes,
+           {Kind::REGION, static_cast<uint8_t>(host), part});
+  }
+  for (uint64_t e = 0; e < g.extent_count; ++e) {
+    const auto extent = static_cast<uint16_t>(e);
+    mark(layout_.descriptor(e), BH_LINE_BYTES, {Kind::DESCRIPTOR, 0, extent});
+    for (uint64_t slot = layout_.first_slot(e); slot < layout_.first_slot(e + 1); ++slot) {
+      mark(layout_.header(slot), BH_LINE_BYTES, {Kind::HEADER, 0, extent});
+      mark(layout_.header(slot) + BH_LINE_BYTES, BH_LINE_BYTES, {Kind::KEY, 0, extent});
+    }
+    mark(layout_.extent_offset(e), g.extent_bytes, {Kind::PAYLOAD, 0, extent});
+  }
+}
+
+void Map::mark(uint64_t offset, uint64_t bytes, Place place) {
+  for (uint64_t at = offset; at < offset + bytes; at += BH_LINE_BYTES) {
+    BOWHEAD_ASSERT(places_[at / BH_LINE_BYTES].kind == Kind::NOTHING);
+    places_[at / BH_LINE_BYTES] = place;
+  }
+}
+
+std::string Map::describe(uint64_t offset) const {
+  const Place place = at(offset);
+  const auto& g = layout_.geometry();
+  const uint64_t word = offset % BH_LINE_BYTES / 8;
+  const uint64_t in_table =
+      place.kind == Kind::NOTHING || place.kind == Kind::REGION
+          ? 0
+          : (offset - layout_.descriptor(place.index)) / sizeof(bh_block_slot);
+  switch (place.kind) {
+    case Kind::NOTHING:
+      return fmt::format("offset {:#x}", offset);
+    case Kind::REGION:
+      return fmt::format("host {} {}[{}]", place.host, kPartNames[place.index],
+                         (offset - layout_.part(place.host, place.index)) / 8);
+    case Kind::DESCRIPTOR:
+      return fmt::format("extent {} descriptor word {}", place.index, word);
+    case Kind::HEADER:
+      return fmt::format("extent {} header {} word {}", place.index, in_table - 1, word);
+    case Kind::KEY:
+      return fmt::format("extent {} key {} word {}", place.index, in_table - 1, word);
+    case Kind::PAYLOAD:
+      return fmt::format("extent {} payload +{:#x}", place.index,
+                         offset - g.payload_offset - place.index * g.extent_bytes);
+  }
+  return {};
+}
+
+}  // namespace bowhead::sim

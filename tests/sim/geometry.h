@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// A geometry that no user can ask for: so small that full tables, full probe sets and shared lines
+// come at once, and so that a simulated pool costs a few hundred KiB. And the map of it: what each
+// line of the pool is, by which accesses are judged, described, and lied about (plants.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pool/core/layout.h"
+#include "pool/core/words.h"
+
+namespace bowhead::sim {
+
+struct Shape {
+  uint32_t hosts = 1;
+  uint64_t extents = 8;
+  uint64_t buckets = 5;
+  uint32_t processes = 3;  ///< process slots
+  uint32_t leases = 4;
+  uint32_t locks = 2;
+};
+
+bh_geometry small_geometry(const Shape& shape);
+
+enum class Kind : uint8_t { NOTHING, REGION, DESCRIPTOR, HEADER, KEY, PAYLOAD };
+
+/// What a line is.
+struct Place {
+  Kind kind = Kind::NOTHING;
+  uint8_t host = 0;    ///< REGION: whose
+  uint16_t index = 0;  ///< REGION: part; else: extent
+
+  bool is_part(uint32_t part) const { return kind == Kind::REGION && index == part; }
+  /// Only the processes of one host ever look at it.
+  bool is_private() const { return kind == Kind::REGION && index >= BH_PART_PRIVATE; }
+};
+
+class Map {
+ public:
+  explicit Map(const bh_geometry& geometry);
+  uint64_t lines() const { return places_.size(); }
+  Place at_line(uint64_t line) const { return places_[line]; }
+  Place at(uint64_t offset) const { return places_[offset / BH_LINE_BYTES]; }
+  /// Where the block lies whose allocator word this is.
+  uint64_t block_offset(uint64_t word_offset) const {
+    const uint64_t slot = (word_offset - layout_.part(at(word_offset).host, BH_PART_BLOCKS)) / 8;
+    return layout_.geometry().payload_offset + slot * layout_.geometry().min_block_bytes;
+  }
+  /// "host 1 hazards[3]", "extent 2 header 1 word 0": for people.
+  std::string describe(uint64_t offset) const;
+  const core::Layout& layout() const { return layout_; }
+
+ private:
+  void mark(uint64_t offset, uint64_t bytes, Place place);
+
+  core::Layout layout_;
+  std::vector<Place> places_;
+};
+
+}  // namespace bowhead::sim

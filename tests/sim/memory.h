@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory: the lines of the pool as its medium has them. Cache: what one machine has of them.
+//
+// Between the two, what the hardware may do at any time: a line comes in early and stays though the
+// memory changes, a dirty line goes out late or between two stores to it, a clean line is dropped.
+// Weak memory: a line that leaves the machine is on its way for a bounded time, overtaken by other
+// lines, but never by itself. What is on its way arrives even if the machine crashes.
+#pragma once
+
+#include <bowhead/format/common.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "base/random.h"
+#include "pool/core/words.h"
+
+namespace bowhead::sim {
+
+using core::Line;
+
+class Memory {
+ public:
+  /// All zero, cheaply: only what was written is cleared.
+  void reset(uint64_t lines) {
+    for (const uint64_t line : written_) {
+      lines_[line] = Line{};
+      is_written_[line] = false;
+    }
+    written_.clear();
+    if (lines_.size() < lines) {
+      lines_.resize(lines);
+      is_written_.resize(lines);
+    }
+  }
+  const Line& read(uint64_t line) const { return lines_[line]; }
+  void write(uint64_t line, const Line& words) {
+    if (!is_written_[line]) {
+      is_written_[line] = true;
+      written_.push_back(line);
+    }
+    lines_[line] = words;
+  }
+  void write_word(uint64_t offset, uint64_t value) {
+    Line words = lines_[offset / BH_LINE_BYTES];
+    words[offset / 8 % 8] = value;
+    write(offset / BH_LINE_BYTES, words);
+  }
+
+ private:
+  std::vector<Line> lines_;
+  std::vector<uint8_t> is_written_;
+  std::vector<uint64_t> written_;
+};
+
+class Cache {
+ public:
+  enum class State : uint8_t { ABSENT, CLEAN, DIRTY };
+
+  /// `drain_ns`: weak memory, in which a line takes up to so long to arrive; 0: at once.
+  void reset(Memory& memory, Random& random, uint64_t lines, uint64_t drain_ns) {
+    memory_ = &memory;
+    random_ = &random;
+    drain_ns_ = drain_ns;
+    if (lines_.size() < lines) lines_.resize(lines);
+    on_the_way_.clear();
+    lose();
+  }
+  /// The machine crashes.
+  void lose() { ++life_; }
+
+  uint64_t load(uint64_t offset) { return here(offset / BH_LINE_BYTES).words[offset / 8 % 8]; }
+  void store(uint64_t offset, uint64_t value) {
+    Entry& entry = here(offset / BH_LINE_BYTES);
+    entry.words[offset / 8 % 8] = value;
+    entry.dirty = true;
+  }
+  /// As load(), but brings nothing in.
+  uint64_t peek(uint64_t offset) const {
+    const Entry& entry = lines_[offset / BH_LINE_BYTES];
+    const Line& words = entry.life == life_ ? entry.words : last_written(offset / BH_LINE_BYTES);
+    return words[offset / 8 % 8];
+  }
+  State state(uint64_t line) const {
+    const Entry& entry = lines_[line];
+    if (entry.life != life_) return State::ABSENT;
+    return entry.dirty ? State::DIRTY : State::CLEAN;
+  }
+
+  void fill(uint64_t line) { (void)here(line); }
+  void drop(uint64_t line) { lines_[line].life = 0; }
+  void write_back(uint64_t line, uint64_t now_ns) {
+    Entry& entry = lines_[line];
+    entry.dirty = false;
+    if (drain_ns_ == 0) return memory_->write(line, entry.words);
+    uint64_t due_ns = now_ns + random_->below(drain_ns_);
+    for (const Posted& posted : on_the_way_) {
+      if (posted.line == line) due_ns = std::max(due_ns, posted.due_ns);
+    }
+    on_the_way_.push_back({line, due_ns, entry.words});
+  }
+  /// What a flush does when it takes effect.
+  void flush(uint64_t line, uint64_t now_ns) {
+    if (state(line) == State::DIRTY) write_back(line, now_ns);
+    drop(line);
+  }
+
+  // ---- weak memory ----
+  bool anything_on_the_way() const { return !on_the_way_.empty(); }
+  /// One line arrives, any but that no line overtakes itself.
+  void drain_one() {
+    const uint64_t line = on_the_way_[random_->below(on_the_way_.size())].line;
+    const auto first = std::find_if(on_the_way_.begin(), on_the_way_.end(),
+                                    [&](const Posted& posted) { return posted.line == line; });
+    memory_->write(line, first->words);
+    on_the_way_.erase(first);
+  }
+  void drain_due(uint64_t now_ns) {
+    if (on_the_way_.empty()) return;
+    std::erase_if(on_the_way_, [&](const Posted& posted) {
+      const bool due = posted.due_ns <= now_ns;
+      if (due) memory_->write(posted.line, posted.words);
+      return due;
+    });
+  }
+
+ private:
+  struct Entry {
+    Line words{};
+    uint64_t life = 0;  ///< of the cache when the line came in
+    bool dirty = false;
+  };
+  struct Posted {
+    uint64_t line, due_ns;
+    Line words;
+  };
+
+  const Line& last_written(uint64_t line) const {
+    for (auto it = on_the_way_.rbegin(); it != on_the_way_.rend(); ++it) {
+      if (it->line == line) return it->words;
+    }
+    return memory_->read(line);
+  }
+  Entry& here(uint64_t line) {
+    Entry& entry = lines_[line];
+    if (entry.life != life_) {
+      entry.words = last_written(line);
+      entry.life = life_;
+      entry.dirty = false;
+    }
+    return entry;
+  }
+
+  Memory* memory_ = nullptr;
+  Random* random_ = nullptr;
+  uint64_t drain_ns_ = 0;
+  uint64_t life_ = 0;  ///< grows over all runs: nothing has to be cleared
+  std::vector<Entry> lines_;
+  std::vector<Posted> on_the_way_;
+};
+
+}  // namespace bowhead::sim

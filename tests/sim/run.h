@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Simulator: runs plans, one after the other, in one thread. A run works until all is done, lets
+// the pool come to rest, and then checks what must hold at rest.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tests/sim/model.h"
+#include "tests/sim/plan.h"
+#include "tests/sim/user.h"
+#include "tests/sim/world.h"
+
+namespace bowhead::sim {
+
+struct Outcome {
+  std::optional<Failure> failure;
+  uint64_t hash = 0;  ///< over all steps
+  Counts counts{};
+  std::string last_steps;  ///< before the failure
+};
+
+class Simulator {
+ public:
+  Outcome run(const Plan& plan, bool print_steps = false);
+
+  /// The smallest plan found that fails in the same way.
+  Plan shrink(const Plan& plan, const Failure& failure);
+
+ private:
+  void direct();
+  void direct_phase(Phase phase);
+  void rest();
+  void write_new_pool(const Plan& plan);
+  void check_space();
+  bool all_ready() const;
+
+  World world_;
+  Model model_;
+  std::unique_ptr<Stage> stage_;
+  std::vector<std::unique_ptr<User>> users_;
+};
+
+}  // namespace bowhead::sim

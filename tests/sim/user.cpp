@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/user.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace bowhead::core {
+
+template <>
+Allocator<sim::SimAccess>::Magazine& Allocator<sim::SimAccess>::magazine_of(uint64_t block_bytes) {
+  static std::array<std::array<Magazine, 8>, 64> magazines;
+  auto& of_thread = magazines[c_.access.world().current().index % magazines.size()];
+  Magazine& magazine = of_thread[block_bytes / BH_PAYLOAD_ALIGN % of_thread.size()];
+  if (magazine.instance != c_.instance || magazine.block_bytes != block_bytes)
+    magazine = Magazine{.instance = c_.instance, .block_bytes = block_bytes};
+  return magazine;
+}
+
+}  // namespace bowhead::core
+
+namespace bowhead::sim {
+namespace {
+
+constexpr size_t kHeldMax = 3;  ///< leases, and reservations, of one worker
+constexpr uint64_t kBeatNs = kBeatMs * 1'000'000;
+
+// What begin_operation() and end_operation() get: operation:8 | key:8 | number:32.
+enum What : uint8_t {
+  PUT,
+  GET,
+  REMOVE,
+  EXISTS,
+  LEASE,
+  READ,
+  RELEASE,
+  RESERVE,
+  COMMIT,
+  ABORT,
+  ATTACH,
+  TICK,
+  DETACH
+};
+constexpr const char* kWhatNames[] = {"put",    "get",     "remove",  "exists", "lease",
+                                      "read",   "release", "reserve", "commit", "abort",
+                                      "attach", "tick",    "detach"};
+
+uint64_t what(What operation, uint64_t key = 0, uint64_t number = 0) {
+  return uint64_t{operation} << 40 | key << 32 | number;
+}
+
+}  // namespace
+
+std::string operation_text(uint64_t code) {
+  return fmt::format("{} key {}: {}", kWhatNames[code >> 40], code >> 32 & 0xFF, code & 0xFFFFFFFF);
+}
+
+void Counts::add(const Counts& other) {
+  static_assert(sizeof(Counts) % sizeof(uint64_t) == 0);
+  auto* to = reinterpret_cast<uint64_t*>(this);
+  const auto* from = reinterpret_cast<const uint64_t*>(&other);
+  for (size_t i = 0; i < sizeof(Counts) / sizeof(uint64_t); ++i) to[i] += from[i];
+}
+
+std::string Counts::text() const {
+  return fmt::format(
+      "{} runs, {} steps; {} lives of processes, {} ended as fenced; {} puts, {} without room, {} "
+      "busy; {} hits, {} of them on other hosts, {} misses, {} removals; {} leases: {} valid, {} "
+      "lapsed; {} reservations",
+      runs, steps, lives, fenced, puts, no_space, busy, hits, remote_hits, misses, removals, leases,
+      leases_valid, leases_lapsed, reservations);
+}
+
+// ---- lives ----
+
+void User::begin() {
+  ++stage_.counts.lives;
+  phase_done_ = 0;
+  leases_.clear();
+  reservations_.clear();
+  core_.reset();
+  access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, *this);
+  stage_.world.start_thread(
+      this, [](void* self) { static_cast<User*>(self)->work(); }, this);
+}
+
+void User::attach() {
+  stage_.world.begin_operation(what(ATTACH));
+  core_ = std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host);
+  const auto attached = core_->attach({});
+  stage_.world.end_operation(what(ATTACH, 0, static_cast<uint64_t>(attached.status())));
+  if (!attached) {
+    expect("attach", attached.error(), {Status::BUSY, Status::HOST_ID_IN_USE});
+    stage_.world.end_process(4 * kBeatNs);
+  }
+}
+
+void User::work() {
+  attach();
+  stage_.world.start_thread(
+      this, [](void* self) { static_cast<User*>(self)->tick(); }, this);
+  while (operations_left_ > 0) {
+    --operations_left_;
+    operate();
+    const uint64_t think_ns = stage_.world.plan().think_ns;
+    if (think_ns != 0 && below(2) == 0) stage_.world.sleep(below(4 * think_ns));
+  }
+  while (!leases_.empty()) release();
+  while (!reservations_.empty()) finish_reservation();
+  for (;;) {
+    phase_done_ = stage_.phase_number;
+    while (ready()) stage_.world.sleep(kBeatNs);
+    do_phase(stage_.phase);
+  }
+}
+
+void User::tick() {
+  for (;;) {
+    stage_.world.sleep(kBeatNs);
+  }
+}
+
+void User::expect(const char* name, Status status, std::initializer_list<Status> allowed) {
+  expect(name, Error{status, {}}, allowed);
+}
+
+void User::expect(const char* name, const Error& error, std::initializer_list<Status> allowed) {
+  if (error.status == Status::OK || std::count(allowed.begin(), allowed.end(), error.status) != 0)
+    return;
+  if (error.status == Status::HOST_FENCED && !machine->innocent) {
+    ++stage_.counts.fenced;
+    stage_.world.end_process(below(2 * kBeatNs));
+  }
+  stage_.world.fail("status", fmt::format("process {}: {} says {}: {}", index, name,
+                                          status_name(error.status), error.message()));
+}
+
+// ---- operations ----
+
+void User::operate() {
+  const uint64_t roll = below(100);
+  if (roll < 30) return put();
+  if (roll < 55) return get();
+  if (roll < 67) return remove();
+  if (roll < 70) return exists();
+  if (roll < 78) return lease();
+  if (roll < 84) return read_in_place();
+  if (roll < 90) return release();
+  if (roll < 95) return reserve();
+  finish_reservation();
+}
+
+void User::put() {
+  const uint32_t k = any_key();
+  const uint32_t version = stage_.model.new_version(k, machine->host);
+  const std::vector<std::byte> value = stage_.model.value(k, version);
+  stage_.world.begin_operation(what(PUT, k, version));
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  const Status status = core_->put(key(k), in);
+  stage_.world.end_operation(what(PUT, k, static_cast<uint64_t>(status)));
+  expect("put", status, {Status::NO_SPACE, Status::BUSY});
+  if (status != Status::OK) stage_.model.refuse(k, version);
+  stage_.counts.puts += status == Status::OK;
+  stage_.counts.no_space += status == Status::NO_SPACE;
+  stage_.counts.busy += status == Status::BUSY;
+}
+
+void User::get() {
+  const uint32_t k = any_key();
+  std::vector<std::byte> out(8192);
+  const Span to[] = {{out.data(), out.size()}};
+  stage_.world.begin_operation(what(GET, k));
+  const auto length = core_->get(key(k), to);
+  stage_.world.end_operation(what(GET, k, static_cast<uint64_t>(length.status())));
+  expect("get", length.status(), {Status::NOT_FOUND});
+  if (!length) {
+    ++stage_.counts.misses;
+    return;
+  }
+  ++stage_.counts.hits;
+  uint32_t host = 0;
+  const std::string fault = stage_.model.judge(k, {out.data(), *length}, &host);
+  if (!fault.empty()) stage_.world.fail("bytes", fmt::format("get: {}", fault));
+  stage_.counts.remote_hits += host != machine->host;
+}
+
+void User::remove() {
+  const uint32_t k = any_key();
+  stage_.world.begin_operation(what(REMOVE, k));
+  const Status status = core_->remove(key(k));
+  stage_.world.end_operation(what(REMOVE, k, static_cast<uint64_t>(status)));
+  expect("remove", status, {Status::NOT_FOUND, Status::BUSY, Status::NOT_SUPPORTED});
+  stage_.counts.removals += status == Status::OK;
+}
+
+void User::exists() {
+  std::vector<std::string_view> keys;
+  for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) keys.push_back(stage_.model.key(k));
+  std::vector<uint8_t> present(keys.size());
+  stage_.world.begin_operation(what(EXISTS));
+  const uint64_t count = core_->exists(Model::kNamespace, keys, present.data());
+  stage_.world.end_operation(what(EXISTS, 0, count));
+}
+
+// ---- leases ----
+
+void User::lease() {
+  if (leases_.size() == kHeldMax) return release();
+  const uint32_t k = any_key();
+  // Some run out while they are in use.
+  const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kBeatMs) : 600'000;
+  stage_.world.begin_operation(what(LEASE, k, ttl_ms));
+  const uint64_t called_ns = stage_.world.now_ns();
+  auto lease = core_->acquire(key(k), ttl_ms);
+  stage_.world.end_operation(what(LEASE, k, static_cast<uint64_t>(lease.status())));
+  expect("acquire", lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED});
+  if (!lease) return;
+  ++stage_.counts.leases;
+  // The time limit counts from an instant in acquire().
+  const uint64_t taken_ns = stage_.world.now_ns() - called_ns;
+  const uint64_t ttl_ns = ttl_ms * 1'000'000;
+  stage_.model.add_lease(stage_.world, *this, lease->token, lease->offset,
+                         ttl_ns - std::min(ttl_ns, taken_ns));
+  leases_.push_back({*lease, k, {}});
+}
+
+/// Some of the time twice: the bytes must stand still.
+void User::read_in_place() {
+  if (leases_.empty()) return;
+  Leased& leased = leases_[below(leases_.size())];
+  stage_.world.begin_operation(what(READ, leased.key));
+  std::vector<std::byte> bytes =
+      access_->read_bytes(leased.lease.offset, leased.lease.length_bytes);
+  // Whether they are right counts only if the release says so.
+  if (leased.bytes.empty() || leased.bytes == bytes)
+    leased.bytes = std::move(bytes);
+  else
+    leased.bytes.assign(1, std::byte{0});
+  stage_.world.end_operation(what(READ, leased.key));
+}
+
+void User::release() {
+  if (leases_.empty()) return;
+  const size_t n = below(leases_.size());
+  Leased leased = std::move(leases_[n]);
+  leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(n));
+  const uint64_t token = leased.lease.token;
+  stage_.world.begin_operation(what(RELEASE, leased.key));
+  const Status status = core_->release(leased.lease);
+  stage_.world.end_operation(what(RELEASE, leased.key, static_cast<uint64_t>(status)));
+  stage_.model.end_lease(*this, token);
+  expect("release", status, {Status::LAPSED});
+  ++(status == Status::OK ? stage_.counts.leases_valid : stage_.counts.leases_lapsed);
+  if (status != Status::OK || leased.bytes.empty()) return;
+  uint32_t host = 0;
+  const std::string fault = stage_.model.judge(leased.key, leased.bytes, &host);
+  if (!fault.empty())
+    stage_.world.fail("bytes", fmt::format("read in place, and released as valid: {}", fault));
+}
+
+// ---- reservations ----
+
+void User::reserve() {
+  if (reservations_.size() == kHeldMax) return finish_reservation();
+  const uint32_t k = any_key();
+  const uint32_t version = stage_.model.new_version(k, machine->host);
+  const std::vector<std::byte> value = stage_.model.value(k, version);
+  stage_.world.begin_operation(what(RESERVE, k, version));
+  auto reservation = core_->reserve(key(k), value.size());
+  stage_.world.end_operation(what(RESERVE, k, static_cast<uint64_t>(reservation.status())));
+  expect("reserve", reservation.status(), {Status::NO_SPACE, Status::BUSY});
+  if (!reservation || reservation->present) return;
+  ++stage_.counts.reservations;
+  stage_.model.hold(stage_.world, *this, reservation->offset, reservation->length_bytes);
+  access_->store_bytes(reservation->offset, value);
+  reservations_.push_back({*reservation, k, version});
+}
+
+void User::finish_reservation() {
+  if (reservations_.empty()) return;
+  const size_t n = below(reservations_.size());
+  Reserved reserved = std::move(reservations_[n]);
+  reservations_.erase(reservations_.begin() + static_cast<std::ptrdiff_t>(n));
+  const bool commits = below(3) != 0;
+  const What operation = commits ? COMMIT : ABORT;
+  stage_.world.begin_operation(what(operation, reserved.key, reserved.version));
+  const Status status =
+      commits ? core_->commit(reserved.reservation, true) : core_->abort(reserved.reservation);
+  stage_.world.end_operation(what(operation, reserved.key, static_cast<uint64_t>(status)));
+  expect(kWhatNames[operation], status, {Status::NO_SPACE, Status::BUSY});
+  if (!commits || status != Status::OK) stage_.model.refuse(reserved.key, reserved.version);
+}
+
+// ---- phases ----
+
+void User::do_phase(Phase phase) {
+  if (phase == Phase::LEAVE) return leave();
+  if (phase == Phase::GONE) return find_nothing();
+  if (!leads()) return;
+  if (phase == Phase::REMOVE) return remove_all();
+  if (phase == Phase::FILL) return fill();
+  for (Reserved& reserved : reservations_) {
+    expect("abort", core_->abort(reserved.reservation), {});
+  }
+  reservations_.clear();
+}
+
+void User::remove_all() {
+  for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
+    stage_.world.begin_operation(what(REMOVE, k));
+    const Status status = core_->remove(key(k));
+    stage_.world.end_operation(what(REMOVE, k, static_cast<uint64_t>(status)));
+    expect("remove, at rest", status, {Status::NOT_FOUND, Status::NOT_SUPPORTED});
+  }
+}
+
+void User::find_nothing() {
+  for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
+    std::vector<std::byte> out(8192);
+    const Span to[] = {{out.data(), out.size()}};
+    stage_.world.begin_operation(what(GET, k));
+    const auto length = core_->get(key(k), to);
+    stage_.world.end_operation(what(GET, k, static_cast<uint64_t>(length.status())));
+    if (length.status() != Status::NOT_FOUND)
+      stage_.world.fail(
+          "gone", fmt::format("key {} was removed by all, and process {} finds it", k, index));
+  }
+}
+
+/// Takes all that this host can reserve. The model knows if a block is given out twice.
+void User::fill() {
+  while (stage_.turn != machine->host) stage_.world.sleep(kBeatNs);
+  for (uint32_t n = 0;; ++n) {
+    const std::string name = fmt::format("fill-{}-{}", index, n);
+    stage_.world.begin_operation(what(RESERVE, 255, n));
+    auto reservation = core_->reserve(core::Key(Model::kNamespace, name), 100);
+    stage_.world.end_operation(what(RESERVE, 255, static_cast<uint64_t>(reservation.status())));
+    expect("reserve, at rest", reservation.status(), {Status::NO_SPACE});
+    if (!reservation) break;
+    stage_.model.hold(stage_.world, *this, reservation->offset, reservation->length_bytes);
+    const uint32_t version = stage_.model.new_version(0, machine->host);
+    reservations_.push_back({*reservation, 0, version});
+    ++stage_.blocks_reserved;
+  }
+  ++stage_.turn;
+}
+
+void User::leave() {
+  stage_.world.begin_operation(what(DETACH));
+  core_->detach();
+  stage_.world.end_operation(what(DETACH));
+  phase_done_ = stage_.phase_number;
+  stage_.world.end_process(UINT64_MAX - stage_.world.now_ns());
+}
+
+}  // namespace bowhead::sim

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// User: a process that has the pool open. Its worker puts, gets, leases, reserves and removes; its
+// ticker lets the host's beat go on. When the work is done it does what the run's phases ask for
+// (run.cpp leads them).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pool/core/core.h"
+#include "tests/sim/access.h"
+#include "tests/sim/model.h"
+#include "tests/sim/world.h"
+
+namespace bowhead::core {
+
+/// The allocator's hints of a thread are those of a simulated thread.
+template <>
+Allocator<sim::SimAccess>::Magazine& Allocator<sim::SimAccess>::magazine_of(uint64_t block_bytes);
+
+}  // namespace bowhead::core
+
+namespace bowhead::sim {
+
+/// How often what happened: a simulator in which nothing happens proves nothing.
+struct Counts {
+  uint64_t runs, steps, lives, fenced;
+  uint64_t puts, no_space, busy, hits, remote_hits, misses, removals;
+  uint64_t leases, leases_valid, leases_lapsed, reservations;
+
+  void add(const Counts& other);
+  std::string text() const;
+};
+
+enum class Phase : uint8_t {
+  WORK,
+  REMOVE,  ///< every key is removed
+  GONE,    ///< nobody finds any
+  FILL,    ///< host after host reserves all that there is
+  EMPTY,   ///< and gives it back
+  LEAVE    ///< in order
+};
+
+/// What all users of a run share.
+struct Stage {
+  World& world;
+  Model& model;
+  bh_superblock superblock{};
+  Phase phase = Phase::WORK;
+  uint32_t phase_number = 1;     ///< tells two of one kind apart
+  uint32_t turn = 0;             ///< FILL: which host's
+  uint64_t blocks_reserved = 0;  ///< FILL: by all
+  Counts counts{};
+};
+
+class User final : public Process {
+ public:
+  User(Stage& stage, uint32_t operations) : stage_(stage), operations_left_(operations) {}
+
+  void begin() override;
+  /// It has done what the phase asks for.
+  bool ready() const { return phase_done_ == stage_.phase_number; }
+
+ private:
+  struct Leased {
+    Lease lease;
+    uint32_t key;
+    std::vector<std::byte> bytes;  ///< as first read; empty: not read yet
+  };
+  struct Reserved {
+    Reservation reservation;
+    uint32_t key, version;
+  };
+
+  void work();
+  void tick();
+  void attach();
+  void operate();
+  void put();
+  void get();
+  void remove();
+  void exists();
+  void lease();
+  void read_in_place();
+  void release();
+  void reserve();
+  void finish_reservation();
+  void do_phase(Phase phase);
+  void remove_all();
+  void find_nothing();
+  void fill();
+  void leave();
+
+  /// Ends the process if the host was fenced; fails if the status is none of `allowed`.
+  void expect(const char* what, const Error& error, std::initializer_list<Status> allowed);
+  void expect(const char* what, Status status, std::initializer_list<Status> allowed);
+  core::Key key(uint32_t number) const {
+    return core::Key(Model::kNamespace, stage_.model.key(number));
+  }
+  uint32_t any_key() { return static_cast<uint32_t>(below(stage_.world.plan().keys)); }
+  uint64_t below(uint64_t n) { return stage_.world.random().below(n); }
+  bool leads() const { return index % stage_.world.plan().processes_per_host == 0; }
+
+  Stage& stage_;
+  uint32_t operations_left_;
+  uint32_t phase_done_ = 0;  ///< number of the last one
+  // Of this life.
+  std::unique_ptr<SimAccess> access_;
+  std::unique_ptr<core::Core<SimAccess>> core_;
+  std::vector<Leased> leases_;
+  std::vector<Reserved> reservations_;
+};
+
+}  // namespace bowhead::sim

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/world.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/assert.h"
+
+namespace bowhead {
+
+namespace sim {
+namespace {
+
+constexpr uint64_t kStartNs = 1'000'000'000;
+constexpr uint64_t kOperationStepsMax = 2'000'000;
+constexpr uint64_t kStepsMax = 40'000'000;
+
+World* the_running_world = nullptr;
+
+}  // namespace
+
+World* running_world() { return the_running_world; }
+
+World::World() = default;
+World::~World() = default;
+
+void World::reset(const Plan& plan, bool print_steps) {
+  plan_ = plan;
+  faults_ = plan.faults;
+  map_ = std::make_unique<Map>(small_geometry(plan.shape));
+  random_ = Random(plan.seed);
+  memory_.reset(map_->lines());
+  while (machines_.size() < plan.shape.hosts) machines_.push_back(std::make_unique<Machine>());
+  for (uint32_t host = 0; host < plan.shape.hosts; ++host) {
+    Machine& machine = *machines_[host];
+    machine.cache.reset(memory_, random_, map_->lines(), plan.weak ? kDrainNs : 0);
+    machine.host = host;
+    machine.boot = 1;
+    machine.paused_until_ns = 0;
+    machine.clock_offset_ns = static_cast<int64_t>(random_.below(1'000'000'000));
+    machine.innocent = true;
+    machine.process_locks = {};
+    machine.host_locks = {};
+  }
+  for (const auto& thread : threads_) thread->alive = false;
+  thread_count_ = 0;
+  processes_.clear();
+  current_ = nullptr;
+  print_steps_ = print_steps;
+  now_ns_ = kStartNs;
+  step_ns_ = plan.step_ns;
+  steps_ = steps_at_event_ = 0;
+  until_event_ = 1;
+  hash_ = plan.seed;
+  recent_ = {};
+  recent_next_ = 0;
+  ring_next_ = 0;
+  failed_ = false;
+}
+
+void World::add_process(Process& process, uint32_t host) {
+  process.index = static_cast<uint32_t>(processes_.size());
+  process.machine = machines_[host].get();
+  process.begin_ns = now_ns_;
+  processes_.push_back(&process);
+}
+
+Thread& World::start_thread(Process* process, Fiber::Entry entry, void* argument) {
+  uint32_t index = 0;
+  while (index < thread_count_ && threads_[index]->alive) ++index;
+  if (index == threads_.size()) threads_.push_back(std::make_unique<Thread>());
+  thread_count_ = std::max(thread_count_, index + 1);
+  Thread& thread = *threads_[index];
+  thread.index = index;
+  thread.process = process;
+  thread.alive = true;
+  thread.wake_ns = now_ns_;
+  thread.store_count = 0;
+  thread.flushing.clear();
+  thread.operation_steps = 0;
+  thread.fiber.start(entry, argument);
+  if (process != nullptr) process->threads.push_back(&thread);
+  return thread;
+}
+
+// ---- the scheduler ----
+
+void World::run(Thread& director) {
+  the_running_world = this;
+  while (!failed_ && director.alive) {
+    Thread* thread = pick();
+    if (thread == nullptr) {
+      failed_ = true;
+      failure_ = {"deadlock", "no thread will ever go on"};
+      break;
+    }
+    current_ = thread;
+    current_index_ = static_cast<uint16_t>(
+        thread->index | (thread->process == nullptr ? 0 : thread->process->index + 1) << 8);
+    thread->fiber.resume();
+    current_ = nullptr;
+  }
+  the_running_world = nullptr;
+}
+
+uint64_t World::ready_ns(const Thread& thread) const {
+  if (thread.process == nullptr) return thread.wake_ns;
+  return std::max(
+      {thread.wake_ns, thread.process->stopped_until_ns, thread.process->machine->paused_until_ns});
+}
+
+void World::begin_lives() {
+  for (Process* process : processes_) {
+    if (process->alive || process->begin_ns > now_ns_) continue;
+    process->alive = true;
+    process->begin_ns = UINT64_MAX;
+    process->lives += 1;
+    process->threads.clear();
+    record(Op::BEGIN_LIFE, 0, process->index);
+    process->begin();
+  }
+}
+
+/// One of the threads that can go on; time jumps if none can.
+Thread* World::pick() {
+  for (;;) {
+    begin_lives();
+    std::array<Thread*, 64> ready;
+    size_t count = 0;
+    uint64_t next_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < thread_count_; ++i) {
+      Thread* thread = threads_[i].get();
+      if (!thread->alive) continue;
+      const uint64_t at_ns = ready_ns(*thread);
+      if (at_ns > now_ns_) {
+        next_ns = std::min(next_ns, at_ns);
+      } else if (count < ready.size()) {
+        ready[count++] = thread;
+      }
+    }
+    if (count > 0) return ready[count == 1 ? 0 : random_.below(count)];
+    for (const Process* process : processes_) {
+      if (!process->alive) next_ns = std::min(next_ns, process->begin_ns);
+    }
+    if (next_ns == UINT64_MAX) return nullptr;
+    set_now(next_ns);
+  }
+}
+
+void World::set_now(uint64_t now_ns) {
+  now_ns_ = now_ns;
+  for (uint32_t host = 0; host < plan_.shape.hosts; ++host)
+    machines_[host]->cache.drain_due(now_ns);
+}
+
+void World::yield() { current_->fiber.suspend(); }
+
+void World::never_again() {
+  for (;;) current_->fiber.suspend();
+}
+
+void World::sleep_until(uint64_t time_ns) {
+  account();
+  drain_stores(*current_);
+  record(Op::SLEEP, 0, time_ns - now_ns_);
+  current_->wake_ns = time_ns;
+  yield();
+}
+
+void World::end_thread() {
+  account();
+  drain_stores(*current_);
+  current_->alive = false;
+  never_again();
+}
+
+void World::end_process(uint64_t again_after_ns) {
+  Process& process = *current_->process;
+  process.begin_ns = now_ns_ + again_after_ns;
+  kill(process, /*crash=*/false);
+  never_again();
+}
+
+void World::fail(const std::string& kind, const std::string& text) {
+  if (!failed_) failure_ = {kind, text};
+  failed_ = true;
+  never_again();
+}
+
+void World::begin_operation(uint64_t what) {
+  account();
+  current_->operation_steps = 0;
+  record(Op::BEGIN, 0, what);
+}
+void World::end_operation(uint64_t what) { record(Op::END, 0, what); }
+
+// ---- events ----
+
+void World::account() {
+  const uint64_t steps = steps_ - steps_at_event_;
+  steps_at_event_ = steps_;
+  current_->operation_steps += steps;
+  if (current_->process != nullptr) current_->process->steps += steps;
+}
+
+void World::event() {
+  account();
+  until_event_ = 1 + random_.below(2 * plan_.steps_per_event);
+  if (current_->operation_steps > kOperationStepsMax)
+    fail("progress", fmt::format("an operation took {} steps", current_->operation_steps));
+  if (steps_ > kStepsMax) fail("endless", fmt::format("the run took {} steps", steps_));
+  if (!faults_.empty()) apply_due_faults();
+  set_now(now_ns_);
+  const uint64_t shares = plan_.cache_share + plan_.switch_share + plan_.stall_share;
+  const uint64_t roll = random_.below(shares + 2);
+  if (roll < plan_.cache_share) return cache_event();
+  if (roll < plan_.cache_share + plan_.switch_share) return yield();
+  if (roll >= shares) return buffer_event();
+  if (plan_.stall_ns == 0) return;
+  // Short stalls are as likely as long ones, by the length's magnitude.
+  uint64_t ns = plan_.stall_ns >> random_.below(12);
+  ns = 1 + random_.below(ns + 1);
+  record(Op::STALL, 0, ns);
+  current_->wake_ns = now_ns_ + ns;
+  yield();
+}
+
+/// Some machine's cache does something to a line that somebody touched a moment ago.
+void World::cache_event() {
+  Machine& machine = *machines_[random_.below(plan_.shape.hosts)];
+  Cache& cache = machine.cache;
+  if (cache.anything_on_the_way() && random_.below(2) == 0) {
+    record(Op::ARRIVE, 0, machine.host);
+    return cache.drain_one();
+  }
+  const uint64_t line = recent_[random_.below(recent_.size())];
+  const uint64_t offset = line * BH_LINE_BYTES;
+  switch (cache.state(line)) {
+    case Cache::State::ABSENT:
+      record(Op::FILL, offset, machine.host);
+      return cache.fill(line);
+    case Cache::State::CLEAN:
+      record(Op::DROP, offset, machine.host);
+      return cache.drop(line);
+    case Cache::State::DIRTY:
+      if (!plan_.flushes) return;
+      record(Op::WRITE_BACK, offset, machine.host);
+      return cache.write_back(line, now_ns_);
+  }
+}
+
+/// Of some thread, a flush takes effect or a store reaches the cache.
+void World::buffer_event() {
+  Thread& thread = *threads_[random_.below(thread_count_)];
+  if (!thread.alive) return;
+  if (!thread.flushing.empty() && random_.below(2) == 0)
+    take_effect(thread, random_.below(thread.flushing.size()));
+  else if (thread.store_count > 0)
+    commit_store(thread);
+}
+
+// ---- flushes and fences ----
+
+void World::start_flush(uint64_t offset, uint64_t bytes) {
+  if (bytes == 0) return;
+  const uint64_t last = (offset + bytes - 1) / BH_LINE_BYTES;
+  for (uint64_t line = offset / BH_LINE_BYTES; line <= last; ++line)
+    current_->flushing.push_back(line);
+}
+
+void World::take_effect(Thread& thread, size_t index) {
+  drain_stores(thread);  // a flush comes after older stores to its line
+  const uint64_t line = thread.flushing[index];
+  thread.flushing[index] = thread.flushing.back();
+  thread.flushing.pop_back();
+  thread.process->machine->cache.flush(line, now_ns_);
+  record(Op::FLUSHED, line * BH_LINE_BYTES, thread.process->machine->host);
+}
+
+void World::fence() {
+  Thread& thread = *current_;
+  drain_stores(thread);
+  while (!thread.flushing.empty()) {
+    take_effect(thread, random_.below(thread.flushing.size()));
+    step();
+  }
+}
+
+void World::commit_store(Thread& thread) {
+  const Thread::Store store = thread.stores[0];
+  thread.store_count -= 1;
+  std::copy_n(thread.stores.begin() + 1, thread.store_count, thread.stores.begin());
+  touch(store.offset);
+  thread.process->machine->cache.store(store.offset, store.value);
+}
+
+void World::drain_stores(Thread& thread) {
+  while (thread.store_count > 0) commit_store(thread);
+}
+
+Place World::check_writable(uint64_t offset) {
+  const Place place = map_->at(offset);
+  const uint32_t host = machine().host;
+  if (place.kind == Kind::REGION) {
+    if (place.host == host) return place;
+  } else if (place.kind != Kind::NOTHING) {
+    const uint64_t own_at = map_->layout().word(host, BH_PART_OWN, place.index);
+    uint64_t word = machine().cache.peek(own_at);
+    for (uint32_t i = 0; i < current_->store_count; ++i) {
+      if (current_->stores[i].offset == own_at) word = current_->stores[i].value;
+    }
+    if (core::own_state(word) == BH_OWN_OWN) return place;
+  }
+  fail("writer",
+       fmt::format("host {} stores to {}, which it does not own", host, map_->describe(offset)));
+}
+
+// ---- faults ----
+
+void World::apply_due_faults() {
+  Process* process = current_->process;
+  if (process == nullptr) return;
+  const auto due = std::find_if(faults_.begin(), faults_.end(), [&](const Fault& fault) {
+    return fault.process == process->index && process->steps >= fault.after_steps;
+  });
+  if (due == faults_.end()) return;
+  const Fault fault = *due;
+  faults_.erase(due);
+  hit(fault, *process);
+  if (!current_->alive) never_again();
+}
+
+void World::hit(const Fault& fault, Process& process) {
+  Machine& machine = *process.machine;
+  const uint64_t until_ns = now_ns_ + fault.duration_ns;
+  switch (fault.kind) {
+    case FaultKind::KILL:
+      process.begin_ns = until_ns;
+      kill(process, /*crash=*/false);
+      if (plan_.processes_per_host == 1) machine.innocent = false;
+      return;
+    case FaultKind::CRASH:
+      record(Op::CRASH, 0, machine.host);
+      machine.innocent = false;
+      for (Process* other : processes_) {
+        if (other->machine != &machine) continue;
+        if (other->alive) kill(*other, /*crash=*/true);
+        other->begin_ns = until_ns;
+      }
+      machine.cache.lose();
+      machine.boot += 1;
+      return;
+    case FaultKind::PAUSE:
+      record(Op::PAUSE, 0, machine.host);
+      machine.innocent = false;
+      machine.paused_until_ns = until_ns;
+      if (fault.clock_stops) machine.clock_offset_ns -= static_cast<int64_t>(fault.duration_ns);
+      return yield();
+    case FaultKind::STOP_PROCESS:
+      record(Op::STOP, 0, process.index);
+      if (plan_.processes_per_host == 1) machine.innocent = false;
+      process.stopped_until_ns = until_ns;
+      return yield();
+  }
+}
+
+/// What a dying process had stored reaches the cache; of its flushes any may still take effect.
+void World::kill(Process& process, bool crash) {
+  record(Op::KILL, 0, process.index);
+  for (Thread* thread : process.threads) {
+    if (!thread->alive) continue;
+    if (!crash) {
+      drain_stores(*thread);
+      while (!thread->flushing.empty() && random_.below(4) != 0)
+        take_effect(*thread, random_.below(thread->flushing.size()));
+    }
+    thread->store_count = 0;
+    thread->flushing.clear();
+    thread->alive = false;
+  }
+  process.alive = false;
+  process.stopped_until_ns = 0;
+  for (auto& slots : process.machine->process_locks)
+    std::replace(slots.begin(), slots.end(), &process, static_cast<Process*>(nullptr));
+  std::replace(process.machine->host_locks.begin(), process.machine->host_locks.end(), &process,
+               static_cast<Process*>(nullptr));
+}
+
+// ---- for people ----
+
+namespace {
+
+const char* op_name(Op op) {
+  static constexpr const char* kNames[] = {
+      "load",    "store", "cas",   "cas failed", "add",        "payload in", "payload out", "flush",
+      "flushed", "fence", "fill",  "write back", "drop",       "arrive",     "stall",       "sleep",
+      "KILL",    "CRASH", "PAUSE", "STOP",       "begin life", "BEGIN",      "END"};
+  return kNames[static_cast<size_t>(op)];
+}
+
+}  // namespace
+
+std::string World::step_text(const StepRecord& step) const {
+  const uint32_t thread = step.thread & 0xFF, process = step.thread >> 8;
+  std::string who = process == 0 ? "director" : fmt::format("p{}/t{}", process - 1, thread);
+  std::string what;
+  switch (step.op) {
+    case Op::FILL:
+    case Op::WRITE_BACK:
+    case Op::DROP:
+    case Op::FLUSHED:
+      who = fmt::format("cache {}", step.value);
+      what = map_->describe(step.offset);
+      break;
+    case Op::BEGIN:
+    case Op::END:
+      what = operation_text(step.value);
+      break;
+    case Op::FLUSH:
+    case Op::PAYLOAD_IN:
+    case Op::PAYLOAD_OUT:
+      what = fmt::format("{} ({} bytes)", map_->describe(step.offset), step.value);
+      break;
+    case Op::SLEEP:
+    case Op::STALL:
+      what = fmt::format("{} ns", step.value);
+      break;
+    case Op::ARRIVE:
+    case Op::CRASH:
+    case Op::PAUSE:
+      what = fmt::format("host {}", step.value);
+      break;
+    case Op::KILL:
+    case Op::STOP:
+    case Op::BEGIN_LIFE:
+      what = fmt::format("process {}", step.value);
+      break;
+    default:
+      what = fmt::format("{} {:#x}", map_->describe(step.offset), step.value);
+  }
+  return fmt::format("{:>12.3f} us  {:<9} {:<11} {}", static_cast<double>(step.now_ns) / 1000, who,
+                     op_name(step.op), what);
+}
+
+void World::print_step(const StepRecord& step) const {
+  std::printf("%s\n", step_text(step).c_str());
+}
+
+std::string World::last_steps(size_t count) const {
+  const uint64_t kept = std::min<uint64_t>({count, ring_next_, ring_.size()});
+  std::string text;
+  for (uint64_t i = ring_next_ - kept; i < ring_next_; ++i)
+    text += step_text(ring_[i % ring_.size()]) + "\n";
+  return text;
+}
+
+}  // namespace sim
+
+/// In a simulated process it is the run that fails, with its seed and its last steps.
+void assertion_failed(const char* condition, const char* file, int line) {
+  const std::string text = fmt::format("assertion failed: {} ({}:{})", condition, file, line);
+  if (sim::World* world = sim::running_world(); world != nullptr && world->in_thread())
+    world->fail("assertion", text);
+  std::fprintf(stderr, "bowhead: %s\n", text.c_str());
+  std::abort();
+}
+
+}  // namespace bowhead

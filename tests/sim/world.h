@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// World: machines with a cache each in front of one memory, processes on them, threads of these as
+// fibers, one clock, and the scheduler that draws from the seed what happens next.
+//
+// Every access of a thread is a step. Between two steps, now and then, an event: another thread
+// goes on, this one stands still for a while, a cache does something (memory.h), a flush takes
+// effect, a fault of the plan comes due. Time passes with steps, and jumps when all threads sleep.
+// The run is a function of the plan: the same plan gives the same steps, which hash() proves.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "tests/sim/fiber.h"
+#include "tests/sim/memory.h"
+#include "tests/sim/plan.h"
+
+namespace bowhead::sim {
+
+enum class Op : uint8_t {
+  LOAD,
+  STORE,
+  CAS,
+  CAS_FAILED,
+  ADD,
+  PAYLOAD_IN,
+  PAYLOAD_OUT,
+  FLUSH,       // issued
+  FLUSHED,     // took effect
+  FENCE,       // all of the thread's took effect
+  FILL,        // by itself: a line came early
+  WRITE_BACK,  // by itself
+  DROP,        // by itself
+  ARRIVE,      // a line on its way reached memory
+  STALL,
+  SLEEP,
+  KILL,
+  CRASH,
+  PAUSE,
+  STOP,
+  BEGIN_LIFE,
+  BEGIN,  // of an operation (note())
+  END     // of an operation
+};
+
+struct Process;
+class Model;
+
+struct Thread {
+  struct Store {
+    uint64_t offset, value;
+  };
+  static constexpr uint32_t kStoresMax = 8;
+
+  Fiber fiber;
+  uint32_t index = 0;
+  Process* process = nullptr;  ///< none: the director of the run
+  bool alive = false;
+  uint64_t wake_ns = 0;
+  uint32_t store_count = 0;
+  std::array<Store, kStoresMax> stores{};  ///< done by the program, not yet in the cache; in order
+  std::vector<uint64_t> flushing;          ///< lines whose flush has not taken effect
+  uint64_t operation_steps = 0;            ///< since the operation began
+};
+
+struct Machine {
+  Cache cache;
+  uint32_t host = 0;  ///< whose slot its processes take
+  uint64_t boot = 1;
+  uint64_t paused_until_ns = 0;
+  int64_t clock_offset_ns = 0;
+  bool innocent = true;  ///< no fault of the plan hit it: the others have no reason to end it
+  std::array<std::array<Process*, 8>, 4> process_locks{};  ///< [host][process slot]
+  std::array<Process*, 4> host_locks{};
+};
+
+/// A process that has the pool open; actors.h says what it does.
+struct Process {
+  virtual ~Process() = default;
+  /// Begins a life: starts its threads. From the scheduler.
+  virtual void begin() = 0;
+
+  uint32_t index = 0;
+  Machine* machine = nullptr;
+  bool alive = false;
+  uint64_t begin_ns = 0;  ///< not alive: when its next life begins; UINT64_MAX: never
+  uint64_t stopped_until_ns = 0;
+  uint64_t steps = 0;  ///< over all lives
+  uint32_t lives = 0;
+  std::vector<Thread*> threads;
+};
+
+struct Failure {
+  std::string kind;  ///< one word: shrinking keeps it
+  std::string text;
+};
+
+class World {
+ public:
+  World();
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  /// Everything as at the start of a run. The caller adds the processes.
+  void reset(const Plan& plan, bool print_steps);
+  void add_process(Process& process, uint32_t host);
+  /// Runs until `director` has ended, or something failed.
+  void run(Thread& director);
+
+  /// A thread that runs entry(argument) from now on.
+  Thread& start_thread(Process* process, Fiber::Entry entry, void* argument);
+
+  // ---- from inside threads ----
+  Thread& current() { return *current_; }
+  bool in_thread() const { return current_ != nullptr; }
+  /// Comes before every access.
+  void step() {
+    now_ns_ += step_ns_;
+    ++steps_;
+    if (--until_event_ == 0) event();
+  }
+  void record(Op op, uint64_t offset, uint64_t value) {
+    hash_ = (hash_ ^ offset ^ value * 0x9E3779B97F4A7C15u ^
+             uint64_t{static_cast<uint8_t>(op)} << 56 ^ uint64_t{current_index_} << 48) *
+            0xD6E8FEB86659FD93u;
+    hash_ ^= hash_ >> 32;
+    ring_[ring_next_++ % ring_.size()] = {now_ns_, offset, value, current_index_, op};
+    if (print_steps_) [[unlikely]]
+      print_step(ring_[(ring_next_ - 1) % ring_.size()]);
+  }
+  void sleep_until(uint64_t time_ns);
+  void sleep(uint64_t ns) { sleep_until(now_ns_ + ns); }
+  /// The thread's last act.
+  [[noreturn]] void end_thread();
+  /// The process's last act: as a kill, but that it chose it.
+  [[noreturn]] void end_process(uint64_t again_after_ns);
+  [[noreturn]] void fail(const std::string& kind, const std::string& text);
+  void begin_operation(uint64_t what);
+  void end_operation(uint64_t what);
+
+  // ---- what accesses are made of (access.h) ----
+  uint64_t load(uint64_t offset) {
+    for (uint32_t i = current_->store_count; i > 0; --i) {
+      if (current_->stores[i - 1].offset == offset) return current_->stores[i - 1].value;
+    }
+    touch(offset);
+    return machine().cache.load(offset);
+  }
+  void store(uint64_t offset, uint64_t value) {
+    if (plan_.store_buffer == 0) return store_past_buffer(offset, value);
+    if (current_->store_count == plan_.store_buffer) commit_store(*current_);
+    current_->stores[current_->store_count++] = {offset, value};
+  }
+  /// Straight into the cache, as locked instructions and non-temporal stores.
+  void store_past_buffer(uint64_t offset, uint64_t value) {
+    touch(offset);
+    machine().cache.store(offset, value);
+  }
+  void start_flush(uint64_t offset, uint64_t bytes);
+  void fence();
+  void drain_stores(Thread& thread);
+  /// The own host may write there at this moment (rule R1); fails otherwise.
+  Place check_writable(uint64_t offset);
+
+  Machine& machine() { return *current_->process->machine; }
+  Machine& machine_of(uint32_t host) { return *machines_[host]; }
+  Memory& memory() { return memory_; }
+  const Map& map() const { return *map_; }
+  const Plan& plan() const { return plan_; }
+  Random& random() { return random_; }
+  uint64_t now_ns() const { return now_ns_; }
+  uint64_t host_now_ns() { return now_ns_ + machine().clock_offset_ns; }
+  std::vector<Process*>& processes() { return processes_; }
+  bool faults_left() const { return !faults_.empty(); }
+  void cancel_faults() { faults_.clear(); }
+
+  // ---- after the run ----
+  const Failure* failure() const { return failed_ ? &failure_ : nullptr; }
+  uint64_t hash() const { return hash_; }
+  uint64_t steps() const { return steps_; }
+  std::string last_steps(size_t count) const;
+
+ private:
+  struct StepRecord {
+    uint64_t now_ns, offset, value;
+    uint16_t thread;
+    Op op;
+  };
+
+  void touch(uint64_t offset) { recent_[recent_next_++ % recent_.size()] = offset / BH_LINE_BYTES; }
+  void account();
+  void event();
+  void cache_event();
+  void buffer_event();
+  void apply_due_faults();
+  void hit(const Fault& fault, Process& process);
+  void kill(Process& process, bool crash);
+  void take_effect(Thread& thread, size_t index);
+  void commit_store(Thread& thread);
+  void yield();
+  [[noreturn]] void never_again();
+  Thread* pick();
+  uint64_t ready_ns(const Thread& thread) const;
+  void begin_lives();
+  void set_now(uint64_t now_ns);
+  std::string step_text(const StepRecord& step) const;
+  void print_step(const StepRecord& step) const;
+
+  Plan plan_;
+  std::vector<Fault> faults_;
+  std::unique_ptr<Map> map_;
+  Random random_{0};
+  Memory memory_;
+  std::vector<std::unique_ptr<Machine>> machines_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  uint32_t thread_count_ = 0;  ///< of this run; the others are left over from runs before
+  std::vector<Process*> processes_;
+  Thread* current_ = nullptr;
+  uint16_t current_index_ = 0;
+  bool print_steps_ = false;
+  uint64_t now_ns_ = 0;
+  uint64_t step_ns_ = 0;
+  uint64_t steps_ = 0, steps_at_event_ = 0;
+  uint64_t until_event_ = 0;
+  uint64_t hash_ = 0;
+  std::array<uint64_t, 64> recent_{};  ///< lines that were touched last: events choose among them
+  uint64_t recent_next_ = 0;
+  std::array<StepRecord, 512> ring_{};
+  uint64_t ring_next_ = 0;
+  bool failed_ = false;
+  Failure failure_;
+};
+
+/// The world whose thread runs now, if any: assertions fail in it.
+World* running_world();
+
+/// What note() and traces call an operation.
+std::string operation_text(uint64_t what);
+
+}  // namespace bowhead::sim
