@@ -29,6 +29,8 @@
 // lead nobody outside the two areas.
 #pragma once
 
+#include <bowhead/format/common.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -36,7 +38,6 @@
 
 #include "base/assert.h"
 #include "base/coherence.h"
-#include "pool/core/words.h"
 
 namespace bowhead::core {
 
@@ -88,16 +89,17 @@ class Channel {
   size_t send(std::span<const Message> messages) {
     if (messages.size() > room()) look_for_room();
     const uint64_t count = std::min<uint64_t>(messages.size(), room());
-    const uint64_t first = out_.next.slot;
-    for (uint64_t i = 0; i < count; ++i) {
-      Line line;
-      std::copy_n(messages[i].begin(), messages[i].size(), line.begin());
-      line[7] = make_tag(out_.session, out_.next.number + 1);
-      access_.store_line(slot_line(own_area_, out_.next.slot), line);
+    if (count == 0) return 0;
+    const Cursor first = out_.next;
+    advance(out_.next);
+    for (uint64_t i = 1; i < count; ++i) {
+      store_message(out_.next, messages[i]);
       advance(out_.next);
     }
-    each_run(own_area_, first, count, [&](uint64_t at, uint64_t size) { access_.flush(at, size); });
-    if (count != 0) access_.coherence_fence();
+    store_message(first, messages[0]);  // last: who waits for it finds the others there too
+    each_run(own_area_, first.slot, count,
+             [&](uint64_t at, uint64_t size) { access_.flush(at, size); });
+    access_.coherence_fence();
     return count;
   }
   bool send(const Message& message) { return send(std::span(&message, 1)) == 1; }
@@ -108,16 +110,16 @@ class Channel {
     if (in_.next.number - in_.told > slots_ / 4) tell_progress();
     const bool coherent = access_.flush_kind() == FlushKind::NONE;
     uint64_t taken = 0;
-    uint64_t ahead = coherent ? slots_ : in_.expected;
+    uint64_t ahead = coherent ? slots_ : 1;  // lines to fetch anew; most polls find nothing
     uint64_t tag = 0;
     while (taken < out.size()) {
       const uint64_t wanted = std::min<uint64_t>({out.size() - taken, ahead, slots_});
       const uint64_t found = take(out.subspan(taken, wanted), tag);
       taken += found;
       if (found < wanted) break;
-      ahead = 2 * wanted;
+      ahead = std::max(2 * ahead, in_.expected);
     }
-    in_.expected = std::max<uint64_t>(taken, 1);
+    if (taken != 0) in_.expected = taken;
     if (taken == 0 && !out.empty() && session_of(tag) != in_.session) follow_peer();
     return taken;
   }
@@ -162,6 +164,12 @@ class Channel {
   }
 
   uint64_t room() const { return out_.limit - out_.next.number; }
+
+  void store_message(const Cursor& at, const Message& message) {
+    const uint64_t line = slot_line(own_area_, at.slot);
+    for (uint64_t i = 0; i < message.size(); ++i) access_.store(line + i * 8, message[i]);
+    access_.store(line + kTagAt, make_tag(out_.session, at.number + 1));
+  }
 
   void look_for_room() {
     access_.acquire(peer_area_, BH_LINE_BYTES);
@@ -218,7 +226,7 @@ class Channel {
     uint64_t session = 0;
     Cursor next;
     uint64_t told = 0;      ///< progress last stored
-    uint64_t expected = 1;  ///< how many the last poll found
+    uint64_t expected = 0;  ///< how many the last poll that found any took
   };
 
   A& access_;

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "base/assert.h"
@@ -145,12 +147,19 @@ class CachedAccess {
     }
     return word != 7 && line == older_at_ ? older_[word] : hosts_.load(host_, at);
   }
-  void store(uint64_t at, uint64_t value) { hosts_.store(host_, at, value); }
-  void store_line(uint64_t at, const core::Line& line) {
-    for (uint64_t i = 0; i < line.size(); ++i) {
-      const uint64_t word = fault_ == Fault::LAST_WORD_STORED_FIRST ? line.size() - 1 - i : i;
-      store(at + word * 8, line[word]);
+  void store(uint64_t at, uint64_t value) {
+    const uint64_t line = at / BH_LINE_BYTES;
+    if (fault_ == Fault::LAST_WORD_STORED_FIRST) {
+      if (at % BH_LINE_BYTES == 56) {
+        sealed_.insert(line);
+      } else if (sealed_.contains(line)) {
+        held_back_.emplace_back(at, value);
+        return;
+      }
     }
+    hosts_.store(host_, at, value);
+    for (const auto& [earlier, word] : held_back_) hosts_.store(host_, earlier, word);
+    held_back_.clear();
   }
   void flush(uint64_t at, uint64_t bytes) {
     if (fault_ != Fault::NO_FLUSH) hosts_.evict(host_, at, bytes, /*drop=*/false);
@@ -175,6 +184,8 @@ class CachedAccess {
   CachedHosts& hosts_;
   const uint32_t host_;
   const Fault fault_;
+  std::set<uint64_t> sealed_;  // lines whose last word is used
+  std::vector<std::pair<uint64_t, uint64_t>> held_back_;
   mutable core::Line older_{};
   mutable uint64_t older_at_ = ~uint64_t{0};
 };
