@@ -6,7 +6,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
+#include <thread>
 
 #include "pool/core/access.h"
 #include "pool/core/core.h"
@@ -109,20 +113,91 @@ void write_new_pool(Media& media, const bh_geometry& geometry, const CreateOptio
 
 }  // namespace
 
+namespace {
+
+/// Looks at host slots of a pool before it is opened.
+struct SlotView {
+  explicit SlotView(const OpenedMedia& opened)
+      : access(*opened.media, choose_flush_kind(true)),
+        context{access,
+                core::Layout(opened.superblock.geometry),
+                core::Sealer(opened.superblock.pool_id),
+                0,
+                {},
+                0,
+                0,
+                0},
+        hosts(context) {}
+  NativeAccess access;
+  core::Context<NativeAccess> context;
+  core::Hosts<NativeAccess> hosts;
+};
+
+bool never_used(const OpenedMedia& opened, uint32_t host) {
+  SlotView view(opened);
+  const auto slot = view.hosts.read_slot(host);
+  return slot && slot->incarnation == 0;
+}
+
+/// Writes a nonce into a free slot, waits, and looks twice whether it is still there: the machines
+/// that want the same slot cannot agree in any other way before they have one (protocol 5.9).
+bool claim_slot(SlotView& view, uint32_t host) {
+  view.context.host = host;
+  if (view.access.lock_host(host, 0) == core::LockResult::HELD) return false;
+  bh_host_slot line = view.hosts.read_slot(host).value_or(bh_host_slot{});
+  line.nonce = view.access.random();
+  view.hosts.write_slot(line, line.state);
+  bool ours = true;
+  for (int look = 0; look < 2 && ours; ++look) {
+    view.access.sleep_ns(1'000'000'000);
+    const auto now = view.hosts.read_slot(host);
+    ours = now && now->nonce == line.nonce && now->incarnation == line.incarnation;
+  }
+  view.access.unlock_host(host);
+  return ours;
+}
+
+/// The slot that this machine has, else a free one; host_count if there is none.
+uint32_t choose_host(const OpenedMedia& opened) {
+  const uint32_t count = opened.superblock.geometry.host_count;
+  if (count == 1) return 0;
+  SlotView view(opened);
+  for (uint32_t h = 0; h < count; ++h) {
+    const auto slot = view.hosts.read_slot(h);
+    if (slot && slot->incarnation != 0 && slot->machine_id == view.access.machine_id()) return h;
+  }
+  const auto first = static_cast<uint32_t>(view.access.machine_id() % count);
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t h = (first + i) % count;
+    const auto slot = view.hosts.read_slot(h);
+    const bool free = slot && (slot->incarnation == 0 || slot->state == BH_HOST_LEFT);
+    if (free && claim_slot(view, h)) return h;
+  }
+  return count;
+}
+
+}  // namespace
+
 class Pool::Impl {
  public:
-  Impl(std::string locator, OpenedMedia opened, uint32_t host)
+  Impl(std::string locator, OpenedMedia opened, uint32_t host, const SharingTimes& times)
       : locator_(std::move(locator)),
         superblock_(opened.superblock),
         second_used_(opened.second_used),
         media_(std::move(opened.media)),
         access_(*media_, choose_flush_kind(superblock_.geometry.host_count > 1 ||
                                            media_->traits().survives_power_loss)),
-        core_(access_, superblock_, host),
+        core_(access_, superblock_, host, times),
+        times_(times),
         host_(host) {}
 
   ~Impl() {
-    if (!attached_ || access_.forked()) return;
+    if (access_.forked()) {
+      if (ticker_.joinable()) ticker_.detach();  // it is the parent's
+      return;
+    }
+    stop_ticking();
+    if (!attached_) return;
     core_.detach();
     (void)media_->sync(0, media_->size_bytes());
   }
@@ -131,24 +206,24 @@ class Pool::Impl {
     if (auto ok = protect(); !ok) return ok;
     auto joined = core_.attach(progress);
     attached_ = static_cast<bool>(joined);
+    if (joined && superblock_.geometry.host_count > 1) ticker_ = std::thread([this] { tick(); });
     return joined;
   }
 
-  /// Rule R1: what other hosts own, and the superblock, can be read and not written.
+  /// Rule R1: what other hosts own, and the superblock, can be read and not written. With several
+  /// hosts the core asks for extents one by one, as they come and go.
   Result<void> protect() {
     const auto& g = superblock_.geometry;
     const core::Layout layout(g);
-    const uint64_t first = layout.first_extent_of(host_), last = layout.first_extent_of(host_ + 1);
-    const std::pair<uint64_t, uint64_t> own[] = {
-        {g.regions_offset + host_ * g.region_bytes, g.region_bytes},
-        {layout.descriptor(first), (last - first) * g.table_bytes},
-        {layout.extent_offset(first), (last - first) * g.extent_bytes}};
-    uint64_t at = 0;
-    for (const auto& [offset, bytes] : own) {
-      if (auto ok = protect_between(at, offset); !ok) return ok;
-      at = offset + bytes;
-    }
-    return protect_between(at, layout.extent_offset(g.extent_count));
+    const uint64_t own = g.regions_offset + host_ * g.region_bytes;
+    if (auto ok = protect_between(0, own); !ok) return ok;
+    if (g.host_count == 1) return {};
+    return protect_between(own + g.region_bytes, layout.extent_offset(g.extent_count));
+  }
+
+  Result<void> leave() {
+    stop_ticking();
+    return core_.leave();
   }
 
   bool forked() const { return access_.forked(); }
@@ -159,6 +234,25 @@ class Pool::Impl {
   const std::string& locator() const { return locator_; }
 
  private:
+  void tick() {
+    std::unique_lock lock(ticker_mutex_);
+    while (!stop_) {
+      lock.unlock();
+      const bool lives = static_cast<bool>(core_.tick());
+      lock.lock();
+      if (!lives) return;  // every operation that stores says why
+      ticker_wake_.wait_for(lock, std::chrono::milliseconds(times_.beat_ms));
+    }
+  }
+  void stop_ticking() {
+    {
+      const std::lock_guard lock(ticker_mutex_);
+      stop_ = true;
+    }
+    ticker_wake_.notify_all();
+    if (ticker_.joinable()) ticker_.join();
+  }
+
   /// Whole grains only: the gaps between parts of one owner are smaller.
   Result<void> protect_between(uint64_t begin, uint64_t end) {
     const uint64_t grain = media_->traits().page_bytes;
@@ -173,8 +267,14 @@ class Pool::Impl {
   std::unique_ptr<Media> media_;
   NativeAccess access_;
   core::Core<NativeAccess> core_;
+  const SharingTimes times_;
   uint32_t host_;
   bool attached_ = false;
+
+  std::mutex ticker_mutex_;
+  std::condition_variable ticker_wake_;
+  bool stop_ = false;
+  std::thread ticker_;  ///< beats; only with several hosts
 };
 
 Pool::Pool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -226,12 +326,18 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
 Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {
   auto opened = open_with_superblock(locator);
   if (!opened) return opened.error();
-  if (options.host >= opened->superblock.geometry.host_count)
+  const uint32_t host = options.host == kAnyHost ? choose_host(*opened) : options.host;
+  if (options.host == kAnyHost && host == opened->superblock.geometry.host_count)
+    return Error{Status::LIMIT_REACHED,
+                 fmt::format("{}: all {} host slots are taken; `bowhead pool info` lists them, "
+                             "`bowhead pool leave` frees one",
+                             locator, host)};
+  if (host >= opened->superblock.geometry.host_count)
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
                              "numbered from 0",
-                             locator, options.host, opened->superblock.geometry.host_count)};
-  auto impl = std::make_unique<Impl>(locator, std::move(opened).value(), options.host);
+                             locator, host, opened->superblock.geometry.host_count)};
+  auto impl = std::make_unique<Impl>(locator, std::move(opened).value(), host, options.times);
   if (auto joined = impl->attach(options.progress); !joined)
     return with_locator(locator, joined.error());
   return Pool(std::move(impl));
@@ -264,13 +370,30 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
     store_superblock(media, superblock, copy);
     done.push_back(fmt::format("wrote superblock copy {} anew", copy));
   }
-  Impl impl(locator, std::move(opened).value(), 0);
-  if (auto ok = impl.protect(); !ok) return ok.error();
-  auto repaired = impl.core().repair(take_over, progress);
-  if (!repaired) return with_locator(locator, repaired.error());
-  done.insert(done.end(), repaired->begin(), repaired->end());
-  if (auto ok = impl.media().sync(0, impl.media().size_bytes()); !ok) return ok.error();
+  const uint32_t hosts = superblock.geometry.host_count;
+  for (uint32_t host = 0; host < hosts; ++host) {
+    if (host > 0) opened = open_with_superblock(locator);
+    if (!opened) return opened.error();
+    if (hosts > 1 && never_used(*opened, host)) continue;
+    Impl impl(locator, std::move(opened).value(), host, {});
+    if (auto ok = impl.protect(); !ok) return ok.error();
+    auto repaired = impl.core().repair(take_over, progress);
+    if (!repaired) return with_locator(locator, repaired.error());
+    for (std::string& text : *repaired)
+      done.push_back(hosts == 1 ? text : fmt::format("host {}: {}", host, text));
+    if (auto ok = impl.media().sync(0, impl.media().size_bytes()); !ok) return ok.error();
+  }
   return done;
+}
+
+Result<void> Pool::leave() {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->leave();
+}
+
+Result<void> Pool::fence(uint32_t host) {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->core().vouch_fenced(host);
 }
 
 // ---- blocks ----

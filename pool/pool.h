@@ -36,8 +36,22 @@ struct CreateOptions {
   Progress progress = {};
 };
 
+/// Time limits between hosts (docs/sharing.md). All hosts of a pool should use the same.
+struct SharingTimes {
+  uint32_t beat_ms = 100;        ///< between two heartbeats
+  uint32_t dead_ms = 3000;       ///< a heartbeat that stands still so long may be declared dead
+  uint32_t grace_ms = 1000;      ///< leases of a host declared dead are honoured so long
+  uint32_t settle_ms = 20;       ///< a flushed line is in the memory after so long
+  uint32_t reclaim_ms = 60'000;  ///< space of a dead host is reused after so long even if nobody
+                                 ///< vouches that it has stopped writing; 0: never
+};
+
+/// The host slot that this machine has already, or a free one.
+inline constexpr uint32_t kAnyHost = UINT32_MAX;
+
 struct OpenOptions {
-  uint32_t host = 0;  ///< host slot
+  uint32_t host = kAnyHost;  ///< host slot
+  SharingTimes times = {};
   Progress progress = {};
 };
 
@@ -90,10 +104,11 @@ struct PoolInfo {
   };
   struct Host {
     uint32_t slot;
-    std::string state;  ///< "free", "joining", "live", "left", "damaged"
+    std::string state;  ///< "free", "joining", "live", "left", "ended", "damaged"
     uint32_t incarnation;
     uint64_t extents_owned;
     uint64_t extents_free;
+    uint64_t extents_custody;  ///< of a dead host, not yet known to have stopped writing
     uint64_t processes_live;
     uint64_t leases_active;
   };
@@ -107,7 +122,7 @@ struct PoolInfo {
   bool second_superblock_used;  ///< the first copy is damaged; `repair` mends it
   int64_t used_bytes, blocks;
   uint64_t puts, puts_present, hits, misses, evictions, removals, moves, damaged, bytes_in,
-      bytes_out, no_space, scavenged;
+      bytes_out, no_space, scavenged, hits_elsewhere;
   std::vector<Namespace> namespaces;
   std::vector<Host> hosts;
 };
@@ -146,9 +161,11 @@ class Pool {
   static Result<void> create(const std::string& locator, const CreateOptions& options);
 
   /// Opens a pool; undoes what dead processes left and, after a reboot, rebuilds the allocator from
-  /// the index. Returns NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY
-  /// (another process is opening it and hangs), LIMIT_REACHED (too many processes), HOST_ID_IN_USE,
-  /// INVALID_ARGUMENT (host), and what open_media() returns.
+  /// the index. A pool of several hosts beats in a thread of its own while it is open. Returns
+  /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process is
+  /// opening it and hangs, or the hosts do not agree), LIMIT_REACHED (too many processes, no free
+  /// host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it still
+  /// have the pool open), INVALID_ARGUMENT (host), and what open_media() returns.
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
@@ -166,7 +183,8 @@ class Pool {
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
   /// the stored bytes stay as they are. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY,
-  /// FORKED.
+  /// HOST_FENCED (the other hosts declared this one dead: close the pool and open it again; also
+  /// from reserve(), commit(), acquire() and remove()), FORKED.
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
 
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
@@ -197,15 +215,18 @@ class Pool {
   Status abort(Reservation& reservation);
 
   /// Finds a block and keeps it where it is for `ttl_ms` (1 to 600,000). Returns NOT_FOUND,
-  /// LIMIT_REACHED (leases), KEY_TOO_LONG, INVALID_ARGUMENT, FORKED.
+  /// COPY_ONLY (its host died; get() copies it), LIMIT_REACHED (leases), KEY_TOO_LONG,
+  /// INVALID_ARGUMENT, HOST_FENCED, FORKED.
   Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms);
 
-  /// Ends a lease. OK: everything read through it was the block's. LAPSED: its time was over or the
-  /// host was fenced; discard what was computed from it. CLOSED: ended before.
+  /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if
+  /// nobody needed the block yet). LAPSED: it was revoked or the host was fenced; discard what was
+  /// computed from it. CLOSED: ended before.
   Status release(Lease& lease);
 
-  /// Removes a block; space comes back once no lease holds it. Returns NOT_FOUND, KEY_TOO_LONG,
-  /// BUSY.
+  /// Removes a block; space comes back once no lease holds it. A block of another host is gone when
+  /// that host has read the request, usually within times.beat_ms; a request to a host that dies
+  /// first is lost. Returns NOT_FOUND, KEY_TOO_LONG, BUSY (also: too many requests stand).
   Status remove(NamespaceId ns, std::string_view key);
 
   /// Marks blocks as used now, the first most recently. Absent keys are skipped.
@@ -214,6 +235,16 @@ class Pool {
   /// Calls `visit` for every committed block of every host, in no order; stops when it returns
   /// false.
   Status list(const std::function<bool(const BlockInfo&)>& visit);
+
+  /// Ends this host's membership in order, so that the others may take over its blocks at once.
+  /// Everything but closing answers HOST_FENCED afterwards. Pools of one host have nothing to
+  /// leave: OK. Returns IN_USE (other processes of this host have the pool open), FORKED.
+  Result<void> leave();
+
+  /// The operator vouches that a host which died has stopped writing to the memory for good: its
+  /// machine is off, or cut off from the memory. Until then its space serves verified copies only.
+  /// Returns INVALID_ARGUMENT (never used, out of range, or this host), FORKED.
+  Result<void> fence(uint32_t host);
 
   /// Undoes what dead processes left, now instead of when it is needed. Returns how many were
   /// found.

@@ -36,7 +36,8 @@
   X(25, BAD_TRACE, "the trace is malformed")                                                     \
   X(26, IN_USE, "processes have this pool open")                                                 \
   X(27, CLOSED, "this handle, lease or reservation was ended already")                           \
-  X(28, UNSUPPORTED_CODEC, "the block uses a codec that this build does not know")
+  X(28, UNSUPPORTED_CODEC, "the block uses a codec that this build does not know")               \
+  X(29, COPY_ONLY, "the block is in custody for a host that died: get() copies it, no lease")
 
 typedef enum bh_status {
 #define BH_STATUS_ENUM(number, name, text) BH_##name = number,

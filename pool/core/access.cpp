@@ -109,7 +109,8 @@ class LockDescriptors {
 }  // namespace
 
 NativeAccess::NativeAccess(Media& media, FlushKind flush)
-    : base_(media.base()),
+    : media_(media),
+      base_(media.base()),
       flush_(flush),
       lock_fd_(media.lock_fd()),
       canary_(LockDescriptors::get().canary()) {
@@ -165,6 +166,14 @@ uint64_t NativeAccess::move_payload(uint64_t to, uint64_t from, uint64_t bytes) 
 
 uint64_t NativeAccess::sum_payload(uint64_t from, uint64_t bytes) const {
   return payload_checksum(base_ + from, bytes);
+}
+
+void NativeAccess::set_writable(uint64_t offset, uint64_t bytes, bool writable) {
+  const uint64_t grain = media_.traits().page_bytes;
+  const uint64_t begin = (offset + grain - 1) / grain * grain;
+  const uint64_t end = (offset + bytes) / grain * grain;
+  // What cannot be protected stays writable: the rule holds all the same, only unwatched.
+  if (end > begin) (void)media_.protect(begin, end - begin, writable);
 }
 
 uint64_t NativeAccess::now_ns() const { return clock_ns(CLOCK_BOOTTIME); }

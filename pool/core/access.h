@@ -73,6 +73,9 @@ class NativeAccess {
   /// For whoever works in place.
   std::byte* payload(uint64_t offset) const { return base_ + offset; }
 
+  /// Rule R1, by the mapping: whole grains of a range can be stored to, or not.
+  void set_writable(uint64_t offset, uint64_t bytes, bool writable);
+
   // ---- coherence (base/coherence.h) ----
   /// Visible beyond this host when it returns; on a pool of one host release order suffices.
   void publish(uint64_t offset, uint64_t bytes) {
@@ -134,6 +137,7 @@ class NativeAccess {
     return std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(base_ + offset));
   }
 
+  Media& media_;
   std::byte* base_;
   FlushKind flush_;
   int lock_fd_;

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -46,7 +47,8 @@ struct Cut {
 template <class A>
 class Allocator {
  public:
-  explicit Allocator(Context<A>& context) : c_(context) {}
+  explicit Allocator(Context<A>& context)
+      : c_(context), exposed_(c_.alone() ? 0 : c_.layout.geometry().extent_count) {}
 
   /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can
   /// (or, for who empties extents, may) be cut; the caller makes room and tries again.
@@ -142,13 +144,46 @@ class Allocator {
     return free > 0 ? static_cast<uint64_t>(free) : 0;
   }
 
-  bool extent_free(uint64_t extent) const {
-    return owned(extent) && c_.load_state(state(extent)).state == BH_EXTENT_FREE;
+  /// The extent is this host's: by its own word, in this life of the host.
+  bool holds(uint64_t extent) const {
+    const auto word = own_word(extent);
+    return word.state == BH_OWN_OWN && (c_.alone() || word.incarnation == c_.incarnation);
+  }
+  /// And its lines may be written: it is not in READ_ONLY custody.
+  bool writable(uint64_t extent) const {
+    return holds(extent) && own_word(extent).custody != BH_CUSTODY_READ_ONLY;
+  }
+  /// A stale writer may still store into it: verified copies only.
+  bool copy_only(uint64_t extent) const { return own_word(extent).custody != BH_CUSTODY_FULL; }
+  OwnWord own_word(uint64_t extent) const {
+    return OwnWord::unpack(c_.access.load(c_.own(BH_PART_OWN, extent)));
   }
 
-  bool owns(uint64_t first, uint64_t span) const {
+  /// Before this process stores into an extent that the host holds, and after the host gave
+  /// extents away: the mapping lets nobody else's be written (rule R1).
+  void expose(uint64_t first, uint64_t span) {
+    if (c_.alone()) return;
     for (uint64_t e = first; e < first + span; ++e) {
-      if (!owned(e)) return false;
+      if (!exposed_[e].exchange(true, std::memory_order_relaxed)) set_writable(e, true);
+    }
+  }
+  void cover() {
+    for (uint64_t e = 0; e < exposed_.size(); ++e) {
+      if (exposed_[e].load(std::memory_order_relaxed) && !holds(e)) {
+        set_writable(e, false);
+        exposed_[e].store(false, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  bool extent_free(uint64_t extent) const {
+    return writable(extent) && !closed(extent) &&
+           c_.load_state(state(extent)).state == BH_EXTENT_FREE;
+  }
+
+  bool holds(uint64_t first, uint64_t span) const {
+    for (uint64_t e = first; e < first + span; ++e) {
+      if (!holds(e)) return false;
     }
     return true;
   }
@@ -173,6 +208,28 @@ class Allocator {
   /// Rebuild, nobody else running: forgets all; cuts one slab as it was.
   void reset();
   void restore_cut(const Cut& cut);
+  /// Takes a free extent out of use, to give it away, and puts it back.
+  bool claim_extent(uint64_t extent) { return extent_free(extent) && claim_at(extent, 1); }
+  void unclaim_extent(uint64_t extent) {
+    c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
+  }
+  /// An extent that comes from another host, not cut.
+  void forget(uint64_t extent);
+  /// An adopted extent: restore_cut() gives none of its blocks free until open().
+  void close(uint64_t extent) {
+    forget(extent);
+    set_field(extent, offsetof(bh_extent_state, closed), 1);
+  }
+  bool closed(uint64_t extent) const {
+    return field(extent, offsetof(bh_extent_state, closed)) != 0;
+  }
+  void open(uint64_t first, uint64_t span) {
+    for (uint64_t e = first; e < first + span; ++e)
+      set_field(e, offsetof(bh_extent_state, closed), 0);
+    if (const auto cut = cut_of(first)) restore_words(*cut);
+    recount();
+  }
+
   /// Publishes how an extent is cut, for the next rebuild.
   void write_descriptor(uint64_t extent, const Cut& cut);
   void restore_committed(uint64_t slot) {
@@ -212,9 +269,6 @@ class Allocator {
   uint64_t field(uint64_t extent, size_t at) const { return c_.access.load(state(extent) + at); }
   void set_field(uint64_t extent, size_t at, uint64_t value) {
     c_.access.store(state(extent) + at, value);
-  }
-  bool owned(uint64_t extent) const {
-    return own_state(c_.access.load(c_.own(BH_PART_OWN, extent))) == BH_OWN_OWN;
   }
 
   /// Every slot and offset made from what it returns lies inside the pool, whatever the bytes say.
@@ -265,6 +319,7 @@ class Allocator {
       return std::nullopt;
     }
     add_free(extent, -1);
+    expose(cut->head, cut->extent_span);
     return block_of(slot, *cut);
   }
 
@@ -283,7 +338,14 @@ class Allocator {
   void finish_joining(const Cut& cut);
   void undo_joining(const Cut& cut);
 
+  void set_writable(uint64_t extent, bool writable) {
+    const auto& g = c_.layout.geometry();
+    c_.access.set_writable(c_.layout.descriptor(extent), g.table_bytes, writable);
+    c_.access.set_writable(c_.layout.extent_offset(extent), g.extent_bytes, writable);
+  }
+
   Context<A>& c_;
+  std::vector<std::atomic<bool>> exposed_;
 };
 
 // ---- finding blocks ----
@@ -482,7 +544,18 @@ void Allocator<A>::write_cut(const Cut& cut) {
 }
 
 template <class A>
+void Allocator<A>::forget(uint64_t extent) {
+  set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
+  set_field(extent, offsetof(bh_extent_state, head), extent);
+  set_field(extent, offsetof(bh_extent_state, preferred), 0);
+  c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
+}
+
+template <class A>
 void Allocator<A>::restore_words(const Cut& cut) {
+  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
+    if (closed(e)) return;
+  }
   for (uint64_t i = 0; i < cut.block_count; ++i) {
     const uint64_t slot = slot_of(cut, i);
     const StateWord old = word(slot);
@@ -492,6 +565,7 @@ void Allocator<A>::restore_words(const Cut& cut) {
 
 template <class A>
 void Allocator<A>::write_descriptor(uint64_t extent, const Cut& cut) {
+  expose(extent, 1);
   const uint64_t at = c_.layout.descriptor(extent);
   bh_extent_descriptor old = from_line<bh_extent_descriptor>(c_.access.load_line(at));
   bh_extent_descriptor descriptor{};
@@ -591,7 +665,8 @@ void Allocator<A>::undo_cutting(uint64_t extent) {
   }
   if (!clear_words(extent)) return;
   set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
-  write_descriptor(extent, Cut{extent, 0, 0, 0});
+  // It may have been given away in that moment.
+  if (writable(extent)) write_descriptor(extent, Cut{extent, 0, 0, 0});
   c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
 }
 
@@ -638,10 +713,9 @@ void Allocator<A>::reset() {
     if (old.pack() != 0) c_.store_state(c_.block_word(slot), old.next(BH_BLOCK_NONE));
   }
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
-    c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_FREE));
-    set_field(e, offsetof(bh_extent_state, block_bytes), 0);
-    set_field(e, offsetof(bh_extent_state, head), e);
-    set_field(e, offsetof(bh_extent_state, preferred), 0);
+    forget(e);
+    set_field(e, offsetof(bh_extent_state, closed),
+              holds(e) && own_word(e).custody == BH_CUSTODY_READ_ONLY);
   }
 }
 

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "base/coherence.h"
 #include "pool/core/layout.h"
 #include "pool/core/words.h"
+#include "pool/pool.h"
 
 namespace bowhead::core {
 
@@ -19,6 +21,7 @@ struct Context {
   const Sealer sealer;
   const uint64_t
       instance;  ///< different for every handle of this process: names thread-local hints
+  const SharingTimes times;
   uint32_t host = 0;
   uint32_t incarnation = 0;
   uint32_t process = 0;
@@ -26,9 +29,35 @@ struct Context {
   /// One host has the pool to itself: nothing of the protocol between hosts is needed.
   bool alone() const { return layout.geometry().host_count == 1; }
 
+  /// Other hosts read what this one writes through memory that no hardware keeps coherent.
+  bool incoherent() const { return !alone() && access.flush_kind() != FlushKind::NONE; }
+
+  /// What was published before has reached the memory when it returns, whatever a fence is worth
+  /// on this machine (protocol assumption H3'). Also a full fence.
+  void settle() const {
+    access.fence();
+    if (incoherent()) access.sleep_ns(uint64_t{times.settle_ms} * 1'000'000);
+  }
+
+  /// Loads after it see what memory held at or after it; lines that only this host writes need
+  /// none of that.
+  void acquire_from(uint32_t writer, uint64_t offset, uint64_t bytes) const {
+    if (writer != host) access.acquire(offset, bytes);
+  }
+  void invalidate_from(uint32_t writer, uint64_t offset, uint64_t bytes) const {
+    if (writer != host) access.invalidate(offset, bytes);
+  }
+
   /// A word of a part of the own host's region.
   uint64_t own(uint32_t part, uint64_t index) const { return layout.word(host, part, index); }
   uint64_t block_word(uint64_t slot) const { return own(BH_PART_BLOCKS, slot); }
+  uint64_t private_word(size_t at) const { return layout.part(host, BH_PART_PRIVATE) + at; }
+
+  ViewWord view(uint32_t of) const { return ViewWord::unpack(access.load(own(BH_PART_VIEW, of))); }
+  /// This life of a host is over: a decision says so, and every process here acts by it (view).
+  bool ended(Life life) const { return view(life.host).ended > life.incarnation; }
+  /// A host declared dead by the others stops (protocol 5.6); read before every commit.
+  bool ended() const { return ended({host, incarnation}); }
 
   void count(uint32_t counter, uint64_t delta = 1) {
     access.fetch_add(layout.process(host, process) + offsetof(bh_process, counters) + counter * 8,
@@ -57,6 +86,40 @@ struct Context {
     line = access.load_line(offset);
     return sealer.check(line, offset);
   }
+};
+
+/// The scope between taking a stamp and having published what bears it. Each process counts its
+/// scopes by the parity of the host's phase; a count that sticks was made in its phase, so once the
+/// phase has moved on and the old parity's counts are zero, everything from before is published.
+template <class A>
+class Publishing {
+ public:
+  explicit Publishing(Context<A>& context) : c_(context) {
+    if (c_.alone()) return;
+    for (;;) {
+      const uint64_t phase = c_.access.load(phase_at());
+      at_ = count_at(c_, c_.process, phase);
+      c_.access.fetch_add(at_, 1);
+      if (c_.access.load(phase_at()) == phase) return;
+      c_.access.fetch_add(at_, uint64_t{0} - 1);
+    }
+  }
+  ~Publishing() {
+    if (!c_.alone()) c_.access.fetch_add(at_, uint64_t{0} - 1);
+  }
+  Publishing(const Publishing&) = delete;
+  Publishing& operator=(const Publishing&) = delete;
+
+  static uint64_t count_at(const Context<A>& context, uint32_t process, uint64_t phase) {
+    return context.layout.process(context.host, process) + offsetof(bh_process, publishing) +
+           (phase & 1) * 8;
+  }
+
+ private:
+  uint64_t phase_at() const { return c_.private_word(offsetof(bh_host_private, publish_phase)); }
+
+  Context<A>& c_;
+  uint64_t at_ = 0;
 };
 
 }  // namespace bowhead::core

@@ -17,7 +17,9 @@
 // said.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -32,6 +34,7 @@
 #include "base/status.h"
 #include "pool/core/allocator.h"
 #include "pool/core/context.h"
+#include "pool/core/hosts.h"
 #include "pool/core/index.h"
 #include "pool/core/leases.h"
 #include "pool/pool.h"
@@ -68,7 +71,7 @@ struct Settings {
 template <class A>
 class Core {
  public:
-  Core(A& access, const bh_superblock& superblock, uint32_t host);
+  Core(A& access, const bh_superblock& superblock, uint32_t host, const SharingTimes& times = {});
 
   // ---- core_attach.h; not thread-safe ----
   Result<void> attach(const Progress& progress);
@@ -78,11 +81,24 @@ class Core {
   uint64_t scavenge_dead();
   bool anybody_alive();
 
+  // ---- core_share.h: pools of several hosts ----
+  /// Beats for the host and does what that entails: agreement on successors, custody and transfer
+  /// of extents, requests of other hosts, expiry of leases. Every process calls it once per
+  /// times.beat_ms, one thread at a time; may sleep for some times.settle_ms. HOST_FENCED,
+  /// HOST_ID_CONFLICT: this handle, and those of all other processes of the host, must be closed.
+  Result<void> tick();
+  /// Ends this life of the host in order, so that others may take over at once. Nobody else of the
+  /// host may have the pool open (IN_USE).
+  Result<void> leave();
+  /// An operator vouches that a host has stopped writing to the memory for good.
+  Result<void> vouch_fenced(uint32_t host);
+
   // ---- blocks ----
   Status put(const Key& key, std::span<const ConstSpan> value);
   Result<uint64_t> get(const Key& key, std::span<const Span> buffers);
-  std::optional<Located> locate(const Key& key);
-  /// present[i] for up to 64 keys, pipelined: all lines of a step are fetched before the next step.
+  std::optional<Located> locate(const Key& key, Fresh fresh = Fresh::NOTHING);
+  /// present[i] for up to 128 keys, pipelined: all lines of a step are fetched before the next
+  /// step. `slots`: their block slots.
   uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                   uint64_t* slots = nullptr);
   void touch_slots(std::span<const uint64_t> slots);
@@ -104,7 +120,7 @@ class Core {
   Index<A>& index() { return index_; }
   Leases<A>& leases() { return leases_; }
 
-  static constexpr uint64_t kBatch = 64;  ///< keys that exists() takes at once
+  static constexpr uint64_t kBatch = 128;  ///< keys that exists() takes at once
 
  private:
   struct Victim {
@@ -135,8 +151,7 @@ class Core {
     bool held_;
   };
   bool lock(const Hash128& hash, uint64_t wait_ns);
-  /// A host declared dead by the others stops (protocol 5.6); read before every commit.
-  bool ended() { return c_.access.load(c_.own(BH_PART_VIEW, c_.host)) >= c_.incarnation; }
+  bool ended() const { return c_.ended(); }
   bool stamps_left() { return c_.access.load(sequence_at()) < kStampSequenceMax; }
   uint64_t sequence_at() const { return c_.layout.part(c_.host, BH_PART_PRIVATE); }
   /// The last sequence stands for "none left".
@@ -145,12 +160,29 @@ class Core {
         stamps_left() ? c_.access.fetch_add(sequence_at(), 1) + 1 : kStampSequenceMax;
     return make_stamp(c_.host, c_.incarnation, std::min(sequence, kStampSequenceMax));
   }
-  void used_now(uint64_t slot) {
-    c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), c_.access.recency_ns());
+  /// Notes when a block was used, or tells its owner so. Both may be lost.
+  void used(uint64_t slot, uint64_t recency) {
+    if (c_.alone() || allocator_.holds(c_.layout.extent_of_slot(slot)))
+      c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), recency);
+    else
+      touch_elsewhere(slot);
   }
+  void used_now(uint64_t slot) { used(slot, c_.access.recency_ns()); }
+  void touch_elsewhere(uint64_t slot);
 
-  std::optional<Located> verify(const Found& found, const Key& key) const;
-  bool key_matches(uint64_t slot, std::string_view key) const;
+  /// A bit for each host whose index look-ups read.
+  uint64_t probed_hosts() const {
+    return c_.alone() ? 1
+                      : c_.access.load(c_.private_word(offsetof(bh_host_private, probed_hosts))) |
+                            own_bit();
+  }
+  uint64_t own_bit() const { return uint64_t{1} << c_.host; }
+  uint64_t other_hosts() const { return c_.alone() ? 0 : probed_hosts() & ~own_bit(); }
+
+  /// In the segment of one host.
+  std::optional<Located> locate_at(uint32_t host, const Key& key, Fresh fresh) const;
+  std::optional<Located> verify(const Found& found, const Key& key, Fresh fresh) const;
+  bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
   bool read_header(uint64_t slot, bh_block_header& header) const;
   void write_key(uint64_t slot, std::string_view key);
   void retire_header(uint64_t slot);
@@ -173,7 +205,18 @@ class Core {
     const uint64_t at = c_.block_word(slot);
     c_.store_state(at, c_.load_state(at).next(BH_BLOCK_COMMITTED));
   }
+  /// A block that waits until no hazard names it.
+  struct Retired {
+    uint64_t slot, offset;
+    StateWord word;
+    uint64_t retired_at_ns;
+  };
   uint64_t reclaim(std::span<const uint64_t> slots);
+  uint64_t reap(bool wait);
+  uint64_t free_unnamed(const std::vector<Retired>& retired);
+
+  Status confirm(const Located& located);
+  bool settled(uint64_t stamp) const;
 
   // core_evict.h
   uint64_t used_permille() const;
@@ -197,11 +240,11 @@ class Core {
   Result<void> take_process_slot();
   Result<void> join_host(bool take_over, const Progress& progress);
   Result<bh_host_slot> read_slot_line();
-  void write_slot_line(bh_host_slot line, uint32_t state);
   void rebuild(const Progress& progress);
   bool has_owner(uint64_t extent) const;
   void take_back_extents();
-  void restore_cuts();
+  template <class Ours>
+  void restore_cuts(Ours ours);
   void restore_cut_privately(const Cut& cut);
   bool restore_entry(const bh_index_entry& entry);
   bool restore_unnamed(uint64_t slot);
@@ -209,6 +252,47 @@ class Core {
   uint32_t highest_incarnation() const;
   uint64_t drop_all_damaged(const Progress& progress);
   uint64_t drop_damaged_namespaces();
+
+  // core_share.h
+  /// Whose an extent is, by the words of all hosts.
+  struct Holding {
+    OwnWord word;         ///< the one that counts
+    uint32_t writer = 0;  ///< whose word it is
+    Life life;            ///< the holder
+  };
+  static constexpr uint64_t kMailLines = BH_MAIL_AREA_BYTES / sizeof(bh_mail);
+  static Hash128 mail_lock(uint32_t peer) { return {peer, 0}; }
+  Error fenced_error() const;
+  Result<void> check_own_slot();
+  uint64_t hazard_hosts() const;
+  std::vector<uint64_t> named_blocks();
+  void want_extents(uint64_t count);
+  void succeed_the_dead(uint64_t now_ns, bool locked = false);
+  OwnWord own_of(uint32_t host, uint64_t extent) const;
+  void refresh_own_words() const;
+  void write_own(uint64_t extent, const OwnWord& word);
+  Holding holding_of(uint64_t extent) const;
+  std::vector<Life> predecessors(uint64_t extent) const;
+  void settle_extents(uint64_t now_ns);
+  void give(uint64_t count, Life to);
+  void claim(const std::vector<uint64_t>& extents);
+  void adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited);
+  void import_entry(bh_index_entry entry);
+  void open_custody(uint64_t now_ns);
+  void open_extent(uint64_t extent);
+  void take_touches(uint64_t now_ns);
+  bool ask_to_remove(const Located& located);
+  bool post(uint32_t peer, bh_mail mail);
+  std::optional<bh_mail> read_mail_line(uint32_t host, uint32_t peer, uint64_t index) const;
+  void read_mail();
+  void clear_mail(uint32_t peer);
+  void ask_for_extents();
+  bool decided(Life life) const { return hosts_.decided(life); }
+  Result<void> begin_life(bh_host_slot slot, bool same_boot, const Progress& progress);
+  void look_around();
+  Result<void> succeed_myself(Life old);
+  Result<void> take_over_extents(Life old);
+  void flush_life(Life old);
 
   // core_check.h
   void check_entries(CheckReport& report, bool payload, const Progress& progress);
@@ -226,7 +310,21 @@ class Core {
   Allocator<A> allocator_;
   Index<A> index_;
   Leases<A> leases_;
+  Hosts<A> hosts_;
   const Settings settings_;
+
+  // Of whoever calls tick().
+  bh_host_slot own_slot_{};                       ///< as this process knows it
+  std::array<uint64_t, BH_HOSTS_MAX> granted_{};  ///< requests for extents that were dealt with
+  std::vector<uint64_t> touches_;                 ///< touch words as seen last
+  uint64_t touches_at_ns_ = 0;
+  uint64_t surveyed_at_ns_ = 0, surveyed_views_ = 0;
+  uint64_t asked_at_ns_ = 0;
+  bool custody_pending_ = true;
+  bool wanted_ = false;
+
+  std::mutex retired_mutex_;
+  std::vector<Retired> retired_;  ///< by this process; their words are the truth
 
   std::mutex victims_mutex_;
   std::vector<Victim> victims_;               ///< oldest last
@@ -240,12 +338,19 @@ inline uint64_t next_instance() {
 }
 
 template <class A>
-Core<A>::Core(A& access, const bh_superblock& superblock, uint32_t host)
-    : c_{access, Layout(superblock.geometry), Sealer(superblock.pool_id), next_instance(), host, 0,
+Core<A>::Core(A& access, const bh_superblock& superblock, uint32_t host, const SharingTimes& times)
+    : c_{access,
+         Layout(superblock.geometry),
+         Sealer(superblock.pool_id),
+         next_instance(),
+         times,
+         host,
+         0,
          0},
       allocator_(c_),
       index_(c_),
       leases_(c_),
+      hosts_(c_),
       settings_{superblock.evict_high_permille, superblock.evict_low_permille} {}
 
 template <class A>
@@ -274,12 +379,13 @@ bool Core<A>::read_header(uint64_t slot, bh_block_header& header) const {
   return true;
 }
 
+/// The first line of the key is fresh: it lies beside the header.
 template <class A>
-bool Core<A>::key_matches(uint64_t slot, std::string_view key) const {
+bool Core<A>::key_matches(const Found& found, uint64_t slot, std::string_view key) const {
   for (uint64_t at = 0; at < key.size(); at += BH_LINE_BYTES, ++slot) {
     if (slot >= c_.layout.slot_count()) return false;
     const uint64_t offset = c_.layout.header(slot) + offsetof(bh_block_slot, key);
-    c_.access.acquire(offset, BH_LINE_BYTES);
+    if (at > 0) c_.acquire_from(found.host, offset, BH_LINE_BYTES);
     const Line line = c_.access.load_line(offset);
     const size_t part = std::min<size_t>(BH_LINE_BYTES, key.size() - at);
     if (std::memcmp(line.data(), key.data() + at, part) != 0) return false;
@@ -301,44 +407,70 @@ void Core<A>::write_key(uint64_t slot, std::string_view key) {
 /// Stamp -> retired, sealed and published (C2). Of an unreadable header nothing is kept.
 template <class A>
 void Core<A>::retire_header(uint64_t slot) {
+  allocator_.expose(c_.layout.extent_of_slot(slot), 1);
   bh_block_header header{};
   if (!read_header(slot, header)) {
     header = {};
     header.stamp = next_stamp();
   }
-  if (stamp_state(header.stamp) == BH_STAMP_RETIRED) return;
+  if (stamp_state(header.stamp) == BH_STAMP_RETIRED) {
+    // Whoever retired it may have died before this.
+    c_.access.publish(c_.layout.header(slot), BH_LINE_BYTES);
+    return;
+  }
   header.stamp = stamp_retired(header.stamp);
   c_.write_sealed(c_.layout.header(slot), to_line(header));
 }
 
 template <class A>
-std::optional<Located> Core<A>::verify(const Found& found, const Key& key) const {
+std::optional<Located> Core<A>::verify(const Found& found, const Key& key, Fresh fresh) const {
   const bh_index_entry& entry = found.entry;
   if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return std::nullopt;
   Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
-  c_.access.acquire(c_.layout.header(located.slot), BH_LINE_BYTES);
+  if (fresh != Fresh::EVERYTHING)
+    c_.acquire_from(found.host, c_.layout.header(located.slot), sizeof(bh_block_slot));
   bh_block_header& header = located.header;
   if (!read_header(located.slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.namespace_id != key.namespace_id ||
       header.key_bytes != key.bytes.size() || header.length_bytes != entry.length_bytes ||
       !c_.layout.valid_block(entry.block_offset, header.stored_bytes) ||
-      !key_matches(located.slot, key.bytes))
+      !key_matches(found, located.slot, key.bytes))
     return std::nullopt;
   return located;
 }
 
 template <class A>
-std::optional<Located> Core<A>::locate(const Key& key) {
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
-    std::optional<Located> located;
-    const auto found = index_.find_if(host, key.hash, [&](const bh_index_entry& entry) {
-      if (entry.namespace_id != key.namespace_id) return false;
-      located = verify(Found{entry, host, 0, 0, 0}, key);
-      return located.has_value();
-    });
-    if (!found) continue;
-    located->found = *found;
-    return located;
+std::optional<Located> Core<A>::locate_at(uint32_t host, const Key& key, Fresh fresh) const {
+  std::optional<Located> located;
+  const auto accept = [&](const bh_index_entry& entry) {
+    if (entry.namespace_id != key.namespace_id) return false;
+    located = verify(Found{entry, host, 0, 0, 0}, key, fresh);
+    return located.has_value();
+  };
+  const auto found = index_.find_if(host, key.hash, accept, fresh);
+  if (!found) return std::nullopt;
+  located->found = *found;
+  return located;
+}
+
+/// The own host first; then all others, their first lines invalidated under one fence (protocol
+/// 5.2).
+template <class A>
+std::optional<Located> Core<A>::locate(const Key& key, Fresh fresh) {
+  if (auto located = locate_at(c_.host, key, fresh)) return located;
+  const uint64_t others = other_hosts();
+  if (others == 0) return std::nullopt;
+  if (fresh == Fresh::NOTHING) {
+    for (uint64_t left = others; left != 0; left &= left - 1) {
+      const auto host = static_cast<uint32_t>(std::countr_zero(left));
+      c_.access.invalidate(index_.first_line(host, key.hash), BH_LINE_BYTES);
+    }
+    c_.access.coherence_fence();
+    fresh = Fresh::FIRST_LINE;
+  }
+  for (uint64_t left = others; left != 0; left &= left - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(left));
+    if (auto located = locate_at(host, key, fresh)) return located;
   }
   return std::nullopt;
 }
@@ -365,12 +497,12 @@ Status Core<A>::put(const Key& key, std::span<const ConstSpan> value) {
   auto block = allocator_.reserve(room);
   if (auto located = locate(key)) {
     if (block) allocator_.release(*block);
-    if (located->found.host == c_.host) used_now(located->slot);
+    used_now(located->slot);
     c_.count(BH_COUNTER_PUTS_PRESENT);
     return Status::OK;
   }
   if (!block) block = reserve_block(room);
-  if (!block) return Status::NO_SPACE;
+  if (!block) return ended() ? Status::HOST_FENCED : Status::NO_SPACE;
   const uint64_t checksum = c_.access.write_payload(block->offset, value);
   return finish_put(key, *block, length, checksum, BH_CHECKSUM_XXH3_TREE_4K);
 }
@@ -386,6 +518,7 @@ bh_index_entry Core<A>::entry_for(const Block& block, const bh_block_header& hea
   entry.namespace_id = header.namespace_id;
   entry.length_bytes = header.length_bytes;
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
+  if (allocator_.copy_only(c_.layout.extent_of_slot(block.slot))) entry.flags = BH_ENTRY_COPY_ONLY;
   return entry;
 }
 
@@ -397,6 +530,7 @@ Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, 
     allocator_.release(block);
     return ended() ? Status::HOST_FENCED : Status::LIMIT_REACHED;
   }
+  const Publishing publishing(c_);
   bh_block_header header{};
   header.stamp = next_stamp();
   header.key_hash[0] = key.hash.low;
@@ -413,7 +547,8 @@ Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, 
   used_now(block.slot);
   {
     const KeyLock lock(*this, key.hash);
-    const bool present = lock.held() && locate(key).has_value();
+    // Other hosts may store the same key meanwhile; then there are two, and either is right.
+    const bool present = lock.held() && locate_at(c_.host, key, Fresh::NOTHING).has_value();
     const bool ok =
         lock.held() && !present && !ended() && index_.insert(key.hash, entry_for(block, header));
     if (!ok) {
@@ -453,9 +588,10 @@ Result<uint64_t> Core<A>::get(const Key& key, std::span<const Span> buffers) {
     if (located->header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
     bool damaged = false;
     if (copy_out(*located, buffers, &damaged)) {
-      if (located->found.host == c_.host) used_now(located->slot);
+      used_now(located->slot);
       c_.count(BH_COUNTER_HITS);
       c_.count(BH_COUNTER_BYTES_OUT, length);
+      if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
       return length;
     }
     damaged_block = damaged ? located : std::nullopt;
@@ -483,7 +619,7 @@ bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bo
   // On weakly ordered machines this look may overtake the copy: the checksum decides then, and
   // where there is none, a fence keeps the order.
   if (!checked) c_.access.fence();
-  c_.access.acquire(header_at, BH_LINE_BYTES);
+  c_.acquire_from(located.found.host, header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != located.header.stamp) return false;
   if (!checked) return true;
   *damaged = checksum != located.found.entry.payload_checksum;
@@ -504,30 +640,20 @@ template <class A>
 uint64_t Core<A>::exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                          uint64_t* slots) {
   BOWHEAD_ASSERT(keys.size() <= kBatch);
-  const uint32_t hosts = c_.layout.geometry().host_count;
   Hash128 hashes[kBatch];
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (!Key::valid(keys[i])) continue;
-    hashes[i] = hash128(keys[i].data(), keys[i].size(), ns);
-    for (uint32_t host = 0; host < hosts; ++host) {
-      c_.access.invalidate(index_.first_line(host, hashes[i]), BH_LINE_BYTES);
-      c_.access.prefetch(index_.first_line(host, hashes[i]));
-    }
-  }
-  c_.access.coherence_fence();
-  index_.prefetch_entries({hashes, keys.size()});
-  index_.prefetch_headers({hashes, keys.size()});
+  for (size_t i = 0; i < keys.size(); ++i)
+    hashes[i] = hash128(keys[i].data(), std::min<size_t>(keys[i].size(), BH_KEY_BYTES_MAX), ns);
+  index_.refresh({hashes, keys.size()}, probed_hosts());
   uint64_t count = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     present[i] = 0;
     if (slots != nullptr) slots[i] = UINT64_MAX;
     if (!Key::valid(keys[i])) continue;
-    Key key(ns, keys[i], hashes[i]);
-    const auto located = locate(key);
+    const auto located = locate(Key(ns, keys[i], hashes[i]), Fresh::EVERYTHING);
     if (!located) continue;
     present[i] = 1;
     ++count;
-    if (slots != nullptr && located->found.host == c_.host) slots[i] = located->slot;
+    if (slots != nullptr) slots[i] = located->slot;
   }
   return count;
 }
@@ -537,7 +663,7 @@ void Core<A>::touch_slots(std::span<const uint64_t> slots) {
   // The first is the most recent: eviction then takes a prefix from its end.
   uint64_t recency = c_.access.recency_ns() + slots.size();
   for (const uint64_t slot : slots) {
-    if (slot != UINT64_MAX) c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), recency);
+    if (slot != UINT64_MAX) used(slot, recency);
     --recency;
   }
 }
@@ -551,6 +677,7 @@ Result<Reservation> Core<A>::reserve(const Key& key, uint64_t length_bytes) {
   reservation.length_bytes = length_bytes;
   reservation.namespace_id = key.namespace_id;
   reservation.key = std::string(key.bytes);
+  if (ended()) return Status::HOST_FENCED;
   if (locate(key)) {
     reservation.present = true;
     return reservation;
@@ -593,6 +720,7 @@ Status Core<A>::abort(Reservation& reservation) {
 
 template <class A>
 Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
+  Status refused = Status::NOT_FOUND;
   for (int attempt = 0; attempt < 3; ++attempt) {
     const auto located = locate(key);
     if (!located) break;
@@ -601,24 +729,65 @@ Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
     const auto token =
         leases_.take(entry.block_offset, entry.stamp, c_.access.now_ns() + ttl_ms * 1'000'000);
     if (!token) return Status::LIMIT_REACHED;
-    // Only now (L2): a stamp read before the hazard was visible could be of a block already freed.
-    const uint64_t header_at = c_.layout.header(located->slot);
-    c_.access.acquire(header_at, BH_LINE_BYTES);
-    if (ended()) {
-      leases_.end(*token);
-      return Status::HOST_FENCED;
-    }
-    if (c_.access.load(header_at) == entry.stamp) {
-      c_.access.acquire(entry.block_offset, entry.length_bytes);
-      if (located->found.host == c_.host) used_now(located->slot);
+    const Status status = confirm(*located);
+    if (status == Status::OK) {
+      used_now(located->slot);
       c_.count(BH_COUNTER_HITS);
+      if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
       return Lease{c_.access.payload(entry.block_offset), entry.length_bytes, entry.block_offset,
                    entry.stamp, *token};
     }
     leases_.end(*token);
+    if (status == Status::HOST_FENCED) return status;
+    refused = status;
   }
   c_.count(BH_COUNTER_MISSES);
-  return Status::NOT_FOUND;
+  return refused;
+}
+
+/// After the hazard is visible: may this block be leased, and is it still the same? (protocol 5.4
+/// (1), (3), (4), (5)). NOT_FOUND: it changed; COPY_ONLY: it is in custody.
+template <class A>
+Status Core<A>::confirm(const Located& located) {
+  const bh_index_entry& entry = located.found.entry;
+  const uint64_t header_at = c_.layout.header(located.slot);
+  // Whose it is, before the header: an owner that is gone is acked only after `view` says so, and
+  // that comes after this load or shows in it.
+  const uint64_t extent = c_.layout.extent_of_slot(located.slot);
+  const uint32_t host = located.found.host;
+  const uint64_t own_at = c_.layout.word(host, BH_PART_OWN, extent);
+  c_.acquire_from(host, own_at, 8);
+  const auto own = OwnWord::unpack(c_.access.load(own_at));
+  if (ended()) return Status::HOST_FENCED;
+  if (!c_.alone() && (own.state != BH_OWN_OWN || c_.ended({host, own.incarnation}) ||
+                      own.custody != BH_CUSTODY_FULL))
+    return Status::COPY_ONLY;
+  // Only now (L2): a stamp read before the hazard was visible could be of a block already freed.
+  c_.acquire_from(host, header_at, BH_LINE_BYTES);
+  if (c_.access.load(header_at) != entry.stamp) return Status::NOT_FOUND;
+  c_.acquire_from(host, entry.block_offset, entry.length_bytes);
+  // Of a block that came just now, or from a host that may have been writing when it died, the
+  // header may be in the memory before the payload (I3).
+  if (host == c_.host && (entry.flags & BH_ENTRY_COPY_ONLY) == 0) return Status::OK;
+  if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 && settled(entry.stamp)) return Status::OK;
+  return located.header.checksum_kind != BH_CHECKSUM_NONE &&
+                 c_.access.sum_payload(entry.block_offset, entry.length_bytes) ==
+                     entry.payload_checksum
+             ? Status::OK
+             : Status::NOT_FOUND;
+}
+
+/// Header and payload of this stamp have reached the memory.
+template <class A>
+bool Core<A>::settled(uint64_t stamp) const {
+  if (!c_.incoherent()) return true;
+  const uint32_t writer = stamp_host(stamp);
+  if (writer >= c_.layout.geometry().host_count) return false;
+  const uint64_t at = c_.layout.part(writer, BH_PART_BEAT) + offsetof(bh_host_beat, settled);
+  c_.acquire_from(writer, at, 8);
+  const uint64_t word = c_.access.load(at);
+  return word >> BH_STAMP_SEQUENCE_BITS == stamp_incarnation(stamp) &&
+         stamp_sequence(stamp) <= (word & kStampSequenceMax);
 }
 
 template <class A>
@@ -626,12 +795,15 @@ Status Core<A>::release(Lease& lease) {
   const auto held = leases_.held(lease.token);
   if (lease.token == 0 || !held) return Status::CLOSED;
   const uint64_t slot = c_.layout.slot_of(held->block_offset);
-  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+  const bool own = c_.alone() || allocator_.holds(c_.layout.extent_of_slot(slot));
+  // The stamp alone would not do: of two zombies, the owner's old header may come back.
+  if (!own) c_.access.invalidate(c_.layout.header(slot), BH_LINE_BYTES);
+  const bool declared_dead = !c_.alone() && decided({c_.host, c_.incarnation});
   const bool same = c_.access.load(c_.layout.header(slot)) == held->stamp;
-  const bool valid = leases_.end(lease.token) && same && !ended();
+  const bool valid = leases_.end(lease.token) && same && !declared_dead && !ended();
   lease.token = 0;
   // Whoever retired it meanwhile could not free it because of this lease.
-  if (allocator_.word(slot).state == BH_BLOCK_RETIRED) reclaim({&slot, 1});
+  if (own && allocator_.word(slot).state == BH_BLOCK_RETIRED) reclaim({&slot, 1});
   return valid ? Status::OK : Status::LAPSED;
 }
 
@@ -639,16 +811,23 @@ Status Core<A>::release(Lease& lease) {
 
 template <class A>
 Status Core<A>::remove(const Key& key) {
+  if (ended()) return Status::HOST_FENCED;
   bool removed = false;
   // More than one entry: a process died while it moved the block.
-  while (auto located = locate(key)) {
-    if (located->found.host != c_.host) return Status::NOT_SUPPORTED;
+  while (const auto located = locate_at(c_.host, key, Fresh::NOTHING)) {
     if (!retire(located->slot, key.hash, located->header.stamp, BH_COUNTER_REMOVALS)) {
       if (c_.access.load(c_.layout.header(located->slot)) == located->header.stamp)
-        return Status::BUSY;
+        return ended() ? Status::HOST_FENCED : Status::BUSY;
       continue;  // somebody else retired it
     }
     reclaim({&located->slot, 1});
+    removed = true;
+  }
+  for (uint64_t left = other_hosts(); left != 0; left &= left - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(left));
+    const auto located = locate_at(host, key, Fresh::NOTHING);
+    if (!located) continue;
+    if (!ask_to_remove(*located)) return Status::BUSY;
     removed = true;
   }
   return removed ? Status::OK : Status::NOT_FOUND;
@@ -660,6 +839,7 @@ template <class A>
 bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
                      uint64_t lock_wait_ns) {
   {
+    if (ended() || !allocator_.writable(c_.layout.extent_of_slot(slot))) return false;
     const KeyLock lock(*this, hash, lock_wait_ns);
     if (!lock.held() || !allocator_.begin_retire(slot)) return false;
     // The block is ours now and its cut stands still; is it the one that was meant? A damaged
@@ -681,31 +861,66 @@ bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_
   return true;
 }
 
-/// RETIRED -> FREE for those that no hazard names (protocol 5.5 (5), (6)). Own leases whose time is
-/// over are revoked first. Returns how many were freed.
+/// RETIRED -> FREE for those that no hazard names (protocol 5.5 (5), (6)): at once where stores are
+/// seen at once, else when they have settled (reap()). Returns how many were freed.
 template <class A>
 uint64_t Core<A>::reclaim(std::span<const uint64_t> slots) {
-  struct Retired {
-    uint64_t slot, offset;
-    StateWord word;
-  };
   std::vector<Retired> retired;
+  const uint64_t now_ns = c_.incoherent() ? c_.access.now_ns() : 0;
   for (const uint64_t slot : slots) {
     const StateWord word = allocator_.word(slot);
     const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
     if (word.state == BH_BLOCK_RETIRED && cut.block_bytes != 0)
-      retired.push_back({slot, allocator_.block_of(slot, cut).offset, word});
+      retired.push_back({slot, allocator_.block_of(slot, cut).offset, word, now_ns});
   }
-  if (retired.empty()) return 0;
+  if (!c_.incoherent()) return free_unnamed(retired);
+  const std::lock_guard guard(retired_mutex_);
+  retired_.insert(retired_.end(), retired.begin(), retired.end());
+  return 0;
+}
+
+/// Frees what reclaim() put off and what has settled since; `wait`: until all of it has.
+template <class A>
+uint64_t Core<A>::reap(bool wait) {
+  const uint64_t settle_ns = uint64_t{c_.times.settle_ms} * 1'000'000;
+  std::vector<Retired> ripe;
+  uint64_t last_ns = 0;
+  {
+    const uint64_t now_ns = c_.access.now_ns();
+    const std::lock_guard guard(retired_mutex_);
+    const auto unripe = std::partition(retired_.begin(), retired_.end(), [&](const Retired& block) {
+      return wait || block.retired_at_ns + settle_ns <= now_ns;
+    });
+    ripe.assign(retired_.begin(), unripe);
+    retired_.erase(retired_.begin(), unripe);
+    for (const Retired& block : ripe) last_ns = std::max(last_ns, block.retired_at_ns);
+  }
+  const uint64_t settled_at_ns = last_ns + settle_ns;
+  if (const uint64_t now_ns = c_.access.now_ns(); !ripe.empty() && settled_at_ns > now_ns)
+    c_.access.sleep_ns(settled_at_ns - now_ns);
+  return free_unnamed(ripe);
+}
+
+/// Own leases whose time is over are revoked first. What a lease still names is freed later: by
+/// whoever looks at all words (reclaim_all), or by its release.
+template <class A>
+uint64_t Core<A>::free_unnamed(const std::vector<Retired>& retired) {
+  if (retired.empty() || ended()) return 0;
   c_.access.fence();  // retired stamps before the look at the hazards (C3, L2)
-  std::vector<uint64_t> named = leases_.named_blocks();
-  if (!named.empty() && leases_.revoke_expired(c_.access.now_ns()) > 0)
-    named = leases_.named_blocks();
+  std::vector<uint64_t> named = named_blocks();
+  if (!named.empty() && leases_.revoke_expired(c_.access.now_ns()) > 0) named = named_blocks();
   uint64_t freed = 0;
+  std::vector<Retired> waiting;
   for (const Retired& block : retired) {
     // The word from before the look: if the block had another life since, the CAS fails.
     if (!std::binary_search(named.begin(), named.end(), block.offset))
       freed += allocator_.free_retired(block.slot, block.word);
+    else if (!c_.alone())
+      waiting.push_back(block);
+  }
+  if (!waiting.empty()) {
+    const std::lock_guard guard(retired_mutex_);
+    retired_.insert(retired_.end(), waiting.begin(), waiting.end());
   }
   return freed;
 }
@@ -783,3 +998,4 @@ void Core<A>::write_namespace(uint64_t index, const bh_namespace& entry) {
 #include "pool/core/core_attach.h"  // IWYU pragma: export
 #include "pool/core/core_check.h"   // IWYU pragma: export
 #include "pool/core/core_evict.h"   // IWYU pragma: export
+#include "pool/core/core_share.h"   // IWYU pragma: export

@@ -16,6 +16,7 @@
 namespace bowhead::core {
 
 inline constexpr uint64_t kHostLockWaitMs = 10'000;
+inline constexpr uint64_t kJoinWaitNs = 20'000'000'000;
 
 // ---- joining and leaving ----
 
@@ -42,10 +43,11 @@ void Core<A>::detach() {
   c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
   c_.access.unlock_process(c_.host, c_.process);
   if (!locked) return;
-  if (!anybody_alive()) {
+  // With several hosts that is leave(): a new life costs an agreement, and there are only so many.
+  if (c_.alone() && !anybody_alive()) {
     if (auto line = read_slot_line()) {
       line->fenced = line->incarnation;
-      write_slot_line(*line, BH_HOST_LEFT);
+      hosts_.write_slot(*line, BH_HOST_LEFT);
     }
   }
   c_.access.unlock_host(c_.host);
@@ -60,80 +62,211 @@ bool Core<A>::anybody_alive() {
   return false;
 }
 
-/// The newer of the two good copies; a zero line if the slot was never used.
 template <class A>
 Result<bh_host_slot> Core<A>::read_slot_line() {
-  bh_host_slot best{};
-  bool found = false, blank = false;
-  for (uint32_t copy = 0; copy < 2; ++copy) {
-    const uint64_t at = c_.layout.slot_line(c_.host, copy);
-    c_.access.acquire(at, BH_LINE_BYTES);
-    Line line;
-    const bool good = c_.read_sealed(at, line);
-    // The first write goes to copy 1: while copy 0 is blank, nobody got past it, whole or torn.
-    if (copy == 0) blank = line == Line{};
-    const auto slot = from_line<bh_host_slot>(line);
-    if (good && (!found || slot.turn > best.turn)) {
-      best = slot;
-      found = true;
-    }
-  }
-  if (!found && !blank)
-    return Error{Status::DAMAGED, "both copies of host slot " + std::to_string(c_.host) +
-                                      " are damaged; `bowhead pool repair` writes them anew"};
-  return best;
+  if (const auto slot = hosts_.read_slot(c_.host)) return *slot;
+  return Error{Status::DAMAGED, "both copies of host slot " + std::to_string(c_.host) +
+                                    " are damaged; `bowhead pool repair` writes them anew"};
 }
 
-/// Into the older copy, so that a death in the middle leaves the newer one.
-template <class A>
-void Core<A>::write_slot_line(bh_host_slot line, uint32_t state) {
-  line.state = state;
-  line.turn += 1;
-  c_.write_sealed(c_.layout.slot_line(c_.host, line.turn & 1), to_line(line));
-}
-
-/// Under the host lock. Continues the host's incarnation while its private parts are those of this
-/// boot; begins a new one, and rebuilds them, otherwise.
+/// Under the host lock. Continues the host's life while its private parts are those of this boot
+/// and nobody declared it dead; begins a new one, and rebuilds them, otherwise.
 template <class A>
 Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
   auto slot = read_slot_line();
   if (!slot) return slot.error();
   const uint64_t boot = c_.access.boot_id();
-  const uint64_t recovered =
-      c_.layout.part(c_.host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id);
+  const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
   const bool same_boot = slot->incarnation != 0 && slot->boot_id == boot &&
                          c_.access.load(recovered) == boot &&
                          c_.access.load(recovered + 8) == slot->incarnation;
   c_.incarnation = slot->incarnation;
-  if (same_boot) {
-    if (slot->state != BH_HOST_LIVE) write_slot_line(*slot, BH_HOST_LIVE);
+  const bool over =
+      !c_.alone() && same_boot &&
+      (slot->state != BH_HOST_LIVE || ended() || hosts_.decided({c_.host, c_.incarnation}));
+  if (same_boot && !over) {
+    if (slot->state != BH_HOST_LIVE) hosts_.write_slot(*slot, BH_HOST_LIVE);
+    own_slot_ = *slot;
+    if (!c_.alone()) look_around();
     return {};
   }
-  const uint64_t machine = c_.access.machine_id();
-  if (slot->incarnation != 0 && slot->state != BH_HOST_LEFT && slot->boot_id != boot &&
-      slot->machine_id != machine && !take_over)
+  if (over && anybody_alive())
+    return Error{Status::HOST_FENCED,
+                 "host " + std::to_string(c_.host) +
+                     " was declared dead by the others, and processes of it still have the pool "
+                     "open; end them, then open it again"};
+  const bool left =
+      slot->state == BH_HOST_LEFT || (!c_.alone() && slot->fenced >= slot->incarnation);
+  if (slot->incarnation != 0 && !left && slot->boot_id != boot &&
+      slot->machine_id != c_.access.machine_id() && !take_over)
     return Error{Status::HOST_ID_IN_USE,
                  "another machine has host slot " + std::to_string(c_.host) +
-                     " and has not left it; if it is gone for good, `bowhead pool repair "
-                     "--take-over` makes the pool yours"};
+                     " and has not left it; give this one another --host, or, if that machine is "
+                     "gone for good, take its place by `bowhead pool repair --take-over`"};
+  return begin_life(*slot, same_boot, progress);
+}
+
+template <class A>
+Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progress& progress) {
   // Blank though there are blocks: it was lost. Stamps must not begin anew (R3).
-  if (slot->incarnation == 0) slot->incarnation = static_cast<uint16_t>(highest_incarnation());
-  if (slot->incarnation == UINT16_MAX)
+  if (slot.incarnation == 0) slot.incarnation = static_cast<uint16_t>(highest_incarnation());
+  if (slot.incarnation == UINT16_MAX)
     return Error{Status::LIMIT_REACHED,
                  "host slot " + std::to_string(c_.host) +
                      " has used up its 65,535 incarnations; `bowhead pool create --force` makes "
                      "the pool anew, empty"};
-  slot->incarnation += 1;
-  slot->machine_id = machine;
-  slot->boot_id = boot;
-  slot->nonce = c_.access.random();
-  write_slot_line(*slot, BH_HOST_JOINING);
-  c_.incarnation = slot->incarnation;
+  const Life old{c_.host, slot.incarnation};
+  if (!c_.alone()) {
+    if (!same_boot) {  // the private part is of another boot
+      for (uint32_t h = 0; h < BH_HOSTS_MAX; ++h) c_.access.store(c_.own(BH_PART_VIEW, h), 0);
+    }
+    if (auto ok = succeed_myself(old); !ok) return ok;
+    if (slot.boot_id == c_.access.boot_id()) flush_life(old);
+    // Before the slot says that the new life has begun: who dies until then finds the old one
+    // again, and its decision, next time.
+    if (auto ok = take_over_extents(old); !ok) return ok;
+  }
+  slot.fenced = slot.incarnation;
+  slot.incarnation += 1;
+  slot.machine_id = c_.access.machine_id();
+  slot.boot_id = c_.access.boot_id();
+  slot.nonce = c_.access.random();
+  hosts_.write_slot(slot, BH_HOST_JOINING);
+  c_.incarnation = slot.incarnation;
+  if (!c_.alone()) {
+    // Whoever judges leases by the lives it knows of sees this one, before decisions are read.
+    c_.settle();
+    hosts_.observe(c_.access.now_ns());
+  }
   rebuild(progress);
-  c_.access.store(recovered + 8, slot->incarnation);
-  c_.access.store(recovered, boot);
-  slot = read_slot_line();
-  write_slot_line(*slot, BH_HOST_LIVE);
+  const uint64_t beat_at = c_.layout.part(c_.host, BH_PART_BEAT);
+  c_.access.store(beat_at + offsetof(bh_host_beat, settled),
+                  uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS);
+  c_.access.store(beat_at + offsetof(bh_host_beat, nonce), slot.nonce);
+  c_.access.publish(beat_at, sizeof(bh_host_beat));
+  const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
+  c_.access.store(recovered + 8, slot.incarnation);
+  c_.access.store(recovered, slot.boot_id);
+  const auto written = read_slot_line();
+  if (!written) return written.error();
+  hosts_.write_slot(*written, BH_HOST_LIVE);
+  own_slot_ = *written;
+  if (!c_.alone()) look_around();
+  return {};
+}
+
+/// So that the first look-up after joining knows whose indexes to read.
+template <class A>
+void Core<A>::look_around() {
+  const uint64_t now_ns = c_.access.now_ns();
+  hosts_.observe(now_ns);
+  settle_extents(now_ns);
+}
+
+/// Waits for a decision about the old life; proposes the new one of this host.
+template <class A>
+Result<void> Core<A>::succeed_myself(Life old) {
+  const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
+  for (uint32_t round = 1; !hosts_.decided(old); ++round) {
+    const Life next{c_.host, old.incarnation + 1};
+    const Outcome outcome = hosts_.decide(old, next.value());
+    if (outcome == Outcome::EXHAUSTED || c_.access.now_ns() > deadline_ns)
+      return Error{Status::BUSY, "the hosts of this pool do not agree on who succeeds host " +
+                                     std::to_string(c_.host) + "; try again"};
+    if (outcome == Outcome::BACK_OFF)
+      c_.access.sleep_ns((1 + c_.access.random() % round) * c_.times.beat_ms * 1'000'000);
+  }
+  hosts_.observe(c_.access.now_ns());
+  return {};
+}
+
+/// What the old life held is this one's if it succeeded itself; else it waits until the successor
+/// has it all, since the index of this host may be cleared only then.
+template <class A>
+Result<void> Core<A>::take_over_extents(Life old) {
+  const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  c_.incarnation = old.incarnation + 1;
+  if (hosts_.successor(old) == Life{c_.host, c_.incarnation}) {
+    for (uint64_t e = 0; e < extents; ++e) {
+      OwnWord word = allocator_.own_word(e);
+      if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) ||
+          word.incarnation != old.incarnation)
+        continue;
+      word.incarnation = c_.incarnation;
+      write_own(e, word);
+    }
+    return {};
+  }
+  for (;;) {
+    refresh_own_words();
+    bool held = false;
+    for (uint64_t e = 0; e < extents && !held; ++e) held = holding_of(e).life == old;
+    if (!held) return {};
+    if (c_.access.now_ns() > deadline_ns)
+      return Error{Status::BUSY, "another host is to take over what host " +
+                                     std::to_string(c_.host) +
+                                     " held before and has not done so yet; try again"};
+    c_.access.sleep_ns(uint64_t{c_.times.beat_ms} * 1'000'000);
+    const uint64_t now_ns = c_.access.now_ns();
+    hosts_.observe(now_ns);
+    succeed_the_dead(now_ns, /*locked=*/true);
+  }
+}
+
+/// Everything that a life of this host on this boot can have left in the caches goes out.
+template <class A>
+void Core<A>::flush_life(Life old) {
+  const auto& g = c_.layout.geometry();
+  c_.access.flush(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
+  for (uint64_t e = 0; e < g.extent_count; ++e) {
+    const OwnWord word = allocator_.own_word(e);
+    if (word.state == BH_OWN_NONE || word.state == BH_OWN_GIVEN ||
+        word.incarnation != old.incarnation)
+      continue;
+    c_.access.flush(c_.layout.descriptor(e), g.table_bytes);
+    c_.access.flush(c_.layout.extent_offset(e), g.extent_bytes);
+  }
+  c_.settle();
+}
+
+template <class A>
+Result<void> Core<A>::leave() {
+  if (c_.alone()) return {};
+  if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
+    return Error{Status::BUSY, "another process is opening this pool"};
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    if (p == c_.process || !c_.access.process_alive(c_.host, p)) continue;
+    c_.access.unlock_host(c_.host);
+    return Error{Status::IN_USE, "other processes of this host have the pool open; end them first"};
+  }
+  scavenge_dead();
+  scavenge_blocks(c_.process);
+  leases_.scavenge(c_.process);
+  const auto slot = read_slot_line();
+  if (slot && slot->incarnation == c_.incarnation) {
+    flush_life({c_.host, c_.incarnation});
+    bh_host_slot line = *slot;
+    line.fenced = line.incarnation;
+    hosts_.write_slot(line, BH_HOST_LEFT);
+  }
+  c_.access.store(c_.own(BH_PART_VIEW, c_.host),
+                  ViewWord{uint64_t{c_.incarnation} + 1, c_.access.now_ns() / 1'000'000}.pack());
+  c_.access.unlock_host(c_.host);
+  return slot ? Result<void>{} : slot.error();
+}
+
+template <class A>
+Result<void> Core<A>::vouch_fenced(uint32_t host) {
+  if (host >= hosts_.count() || host == c_.host)
+    return Error{Status::INVALID_ARGUMENT,
+                 "host " + std::to_string(host) + " is " +
+                     (host == c_.host ? "this host itself" : "out of range")};
+  const auto slot = hosts_.read_slot(host);
+  if (!slot || slot->incarnation == 0)
+    return Error{Status::INVALID_ARGUMENT,
+                 "host slot " + std::to_string(host) + " was never used, or cannot be read"};
+  hosts_.vouch_fenced({host, slot->incarnation});
   return {};
 }
 
@@ -218,6 +351,8 @@ uint64_t Core<A>::undo_work_of(uint32_t dead) {
   found += scavenge_blocks(dead);
   found += allocator_.scavenge(dead);
   index_.release_locks(dead);
+  for (const uint64_t parity : {0, 1})
+    c_.access.store(Publishing<A>::count_at(c_, dead, parity), 0);
   allocator_.recount();
   return found;
 }
@@ -260,7 +395,8 @@ bool Core<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
     other_entry = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
       // CLEANING by a scavenger that died too: that block is the one to go.
       return !is_own(entry) &&
-             verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash)) &&
+             verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash),
+                    Fresh::NOTHING) &&
              allocator_.word(c_.layout.slot_of(entry.block_offset)).state != BH_BLOCK_CLEANING;
     });
   }
@@ -269,6 +405,9 @@ bool Core<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
   // the two blocks of a move, and the other one is enough.
   const bool keep = own_entry && word.state != BH_BLOCK_CLEANING && !other_entry;
   if (keep) {
+    // It may have died before it published them.
+    c_.access.publish(own_entry->entry.block_offset, header.stored_bytes);
+    c_.access.publish(c_.layout.header(slot), sizeof(bh_block_slot));
     c_.change(c_.block_word(slot), word, word.next(BH_BLOCK_COMMITTED));
     return false;
   }
@@ -298,13 +437,19 @@ void Core<A>::rebuild(const Progress& progress) {
   };
   step(0);
   leases_.reset();
-  // No host of this pool declares another dead yet: whatever stands there is damage.
-  for (uint32_t host = 0; host < BH_HOSTS_MAX; ++host)
-    c_.access.store(c_.own(BH_PART_VIEW, host), 0);
+  if (c_.alone()) {  // nobody can have declared it dead: whatever stands there is damage
+    for (uint32_t host = 0; host < BH_HOSTS_MAX; ++host)
+      c_.access.store(c_.own(BH_PART_VIEW, host), 0);
+  }
+  for (const size_t at :
+       {offsetof(bh_host_private, beat_at_ns), offsetof(bh_host_private, probed_hosts),
+        offsetof(bh_host_private, publish_phase), offsetof(bh_host_private, wanted_extents)})
+    c_.access.store(c_.private_word(at), 0);
   for (uint64_t i = 0; i < g.lock_count; ++i) c_.access.store(c_.own(BH_PART_LOCKS, i), 0);
   for (uint32_t p = 0; p < g.process_count; ++p) {
     const uint64_t at = c_.layout.process(c_.host, p);
     c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+    for (const uint64_t parity : {0, 1}) c_.access.store(Publishing<A>::count_at(c_, p, parity), 0);
   }
   c_.access.store(sequence_at(), 0);
   // The clock of recency began anew with the boot.
@@ -315,15 +460,15 @@ void Core<A>::rebuild(const Progress& progress) {
   allocator_.reset();
   take_back_extents();
   step(1);
-  restore_cuts();
+  restore_cuts([&](uint64_t e) { return allocator_.holds(e); });
   for (const Cut& cut : private_cuts) restore_cut_privately(cut);
   step(2);
   index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
   step(3);
   // A header whose block does not come back must not show a committed stamp (C2).
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
-    if (own_state(c_.access.load(c_.own(BH_PART_OWN, c_.layout.extent_of_slot(slot)))) !=
-            BH_OWN_OWN ||
+    const uint64_t extent = c_.layout.extent_of_slot(slot);
+    if (!allocator_.writable(extent) || allocator_.closed(extent) ||
         allocator_.word(slot).state == BH_BLOCK_COMMITTED)
       continue;
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
@@ -360,8 +505,10 @@ void Core<A>::take_back_extents() {
   }
 }
 
+/// Cuts of which all extents are ours(extent), by their descriptors.
 template <class A>
-void Core<A>::restore_cuts() {
+template <class Ours>
+void Core<A>::restore_cuts(Ours ours) {
   const auto& g = c_.layout.geometry();
   for (uint64_t e = 0; e < g.extent_count;) {
     Line line;
@@ -369,11 +516,11 @@ void Core<A>::restore_cuts() {
     c_.access.acquire(at, BH_LINE_BYTES);
     const bool sealed = c_.read_sealed(at, line);
     const auto d = from_line<bh_extent_descriptor>(line);
-    const bool good = sealed && d.block_bytes >= g.min_block_bytes &&
-                      d.block_bytes % BH_PAYLOAD_ALIGN == 0 && d.extent_span >= 1 &&
-                      d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
-                      d.block_count == d.extent_span * g.extent_bytes / d.block_bytes &&
-                      allocator_.owns(e, d.extent_span);
+    bool good = sealed && d.block_bytes >= g.min_block_bytes &&
+                d.block_bytes % BH_PAYLOAD_ALIGN == 0 && d.extent_span >= 1 &&
+                d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
+                d.block_count == d.extent_span * g.extent_bytes / d.block_bytes;
+    for (uint64_t part = e; good && part < e + d.extent_span; ++part) good = ours(part);
     if (good) allocator_.restore_cut(Cut{e, d.block_bytes, d.block_count, d.extent_span});
     e += good ? d.extent_span : 1;
   }
@@ -404,7 +551,9 @@ bool Core<A>::restore_entry(const bh_index_entry& entry) {
        header.stored_bytes != entry.length_bytes))
     return false;
   const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
-  if (allocator_.word(slot).state != BH_BLOCK_FREE || cut.block_bytes == 0 ||
+  const uint32_t usable =
+      allocator_.closed(c_.layout.extent_of_slot(slot)) ? BH_BLOCK_NONE : BH_BLOCK_FREE;
+  if (allocator_.word(slot).state != usable || cut.block_bytes == 0 ||
       allocator_.block_of(slot, cut).offset != entry.block_offset ||
       entry.length_bytes > cut.block_bytes || restored_elsewhere(entry))
     return false;
@@ -470,13 +619,13 @@ Result<std::vector<std::string>> Core<A>::repair(bool take_over, const Progress&
     c_.access.unlock_host(c_.host);
     return Error{Status::IN_USE, "processes have this pool open; end them first"};
   }
-  if (!read_slot_line()) {
+  if (!hosts_.read_slot(c_.host)) {
     bh_host_slot line{};
     line.incarnation = static_cast<uint16_t>(highest_incarnation());
     line.machine_id = c_.access.machine_id();
-    write_slot_line(line, BH_HOST_LEFT);
+    hosts_.write_slot(line, BH_HOST_LEFT);
     line.turn += 1;  // and the other copy
-    write_slot_line(line, BH_HOST_LEFT);
+    hosts_.write_slot(line, BH_HOST_LEFT);
     done.push_back("wrote host slot " + std::to_string(c_.host) + " anew");
   }
   // Forgetting the boot makes join_host() rebuild.

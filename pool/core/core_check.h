@@ -44,6 +44,7 @@ void Core<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
       if (!more || !c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return;
       const uint64_t slot = c_.layout.slot_of(entry.block_offset);
       bh_block_header header;
+      c_.acquire_from(host, c_.layout.header(slot), BH_LINE_BYTES);
       if (!read_header(slot, header) || header.stamp != entry.stamp) return;
       more = visit(BlockInfo{entry.namespace_id, read_key(slot, header.key_bytes),
                              entry.length_bytes, entry.block_offset, entry.stamp});
@@ -75,6 +76,14 @@ void Core<A>::fill_info(PoolInfo& info) {
   });
   uint64_t sums[BH_COUNTER_ROOM] = {};
   for (uint32_t host = 0; host < g.host_count; ++host) {
+    if (host != c_.host) {
+      index_.for_each(host, [&](const Found& found) {
+        info.blocks += 1;
+        info.used_bytes += static_cast<int64_t>(c_.layout.block_bytes(found.entry.length_bytes, 1));
+      });
+    }
+    c_.acquire_from(host, c_.layout.part(host, BH_PART_PROCESSES),
+                    sizeof(bh_process) * g.process_count);
     for (uint32_t p = 0; p < g.process_count; ++p) {
       for (uint32_t i = 0; i < BH_COUNTER_ROOM; ++i)
         sums[i] +=
@@ -98,6 +107,7 @@ void Core<A>::fill_info(PoolInfo& info) {
   info.bytes_out = sums[BH_COUNTER_BYTES_OUT];
   info.no_space = sums[BH_COUNTER_NO_SPACE];
   info.scavenged = sums[BH_COUNTER_SCAVENGED];
+  info.hits_elsewhere = sums[BH_COUNTER_HITS_ELSEWHERE];
 }
 
 template <class A>
@@ -108,28 +118,25 @@ PoolInfo::Host Core<A>::host_info(uint32_t host) {
                         .incarnation = 0,
                         .extents_owned = 0,
                         .extents_free = 0,
+                        .extents_custody = 0,
                         .processes_live = 0,
                         .leases_active = 0};
-  uint64_t turn = 0;
-  for (uint32_t copy = 0; copy < 2; ++copy) {
-    Line line;
-    const uint64_t at = c_.layout.slot_line(host, copy);
-    c_.access.acquire(at, BH_LINE_BYTES);
-    const bool good = c_.read_sealed(at, line);
-    const auto slot = from_line<bh_host_slot>(line);
-    if (!good) {
-      if (line != Line{} && turn == 0) result.state = "damaged";
-      continue;
-    }
-    if (slot.turn < turn) continue;
-    turn = slot.turn;
-    static constexpr const char* kStates[] = {"free", "joining", "live", "left"};
-    result.state = slot.state < 4 ? kStates[slot.state] : "damaged";
-    result.incarnation = slot.incarnation;
+  const auto slot = hosts_.read_slot(host);
+  static constexpr const char* kStates[] = {"free", "joining", "live", "left"};
+  result.state = slot && slot->state < 4 ? kStates[slot->state] : "damaged";
+  if (slot) {
+    result.incarnation = slot->incarnation;
+    if (slot->incarnation != 0 && c_.ended({host, slot->incarnation})) result.state = "ended";
   }
+  c_.acquire_from(host, c_.layout.part(host, BH_PART_OWN), 8 * g.extent_count);
+  c_.acquire_from(host, c_.layout.part(host, BH_PART_EXTENTS),
+                  sizeof(bh_extent_state) * g.extent_count);
+  if (!c_.alone()) refresh_own_words();
   for (uint64_t e = 0; e < g.extent_count; ++e) {
-    if (own_state(c_.access.load(c_.layout.word(host, BH_PART_OWN, e))) != BH_OWN_OWN) continue;
+    const OwnWord own = own_of(host, e);
+    if (own.state != BH_OWN_OWN || (!c_.alone() && holding_of(e).writer != host)) continue;
     ++result.extents_owned;
+    result.extents_custody += own.custody != BH_CUSTODY_FULL;
     result.extents_free +=
         StateWord::unpack(c_.access.load(c_.layout.extent_state(host, e))).state == BH_EXTENT_FREE;
   }

@@ -17,8 +17,10 @@ namespace bowhead::core {
 
 template <class A>
 std::optional<Block> Core<A>::reserve_block(uint64_t block_bytes) {
+  if (ended()) return std::nullopt;
   if (auto block = allocator_.reserve(block_bytes)) return block;
   if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 9 / 8)) return block;
+  want_extents(1);
   const auto& g = c_.layout.geometry();
   const uint64_t step = std::max(4 * block_bytes, g.extent_count * g.extent_bytes / 512);
   for (int round = 0; round < 64; ++round) {
@@ -35,14 +37,22 @@ std::optional<Block> Core<A>::reserve_block(uint64_t block_bytes) {
   return std::nullopt;
 }
 
-/// Blocks that were retired under a lease which has ended since, or by a process that is gone.
+/// Blocks that were retired a moment ago, or under a lease which has ended since, or by a process
+/// that is gone.
 template <class A>
 uint64_t Core<A>::reclaim_all() {
   std::vector<uint64_t> retired;
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
     if (allocator_.word(slot).state == BH_BLOCK_RETIRED) retired.push_back(slot);
   }
-  return reclaim(retired);
+  return reclaim(retired) + (retired.empty() ? 0 : reap(/*wait=*/true));
+}
+
+/// Blocks that leases name: of every host that is not ended, or was not a moment ago (protocol 5.5
+/// (5)), and of the own.
+template <class A>
+std::vector<uint64_t> Core<A>::named_blocks() {
+  return leases_.named_blocks(c_.alone() ? 1 : hazard_hosts() | own_bit());
 }
 
 // ---- eviction ----
@@ -55,7 +65,12 @@ uint64_t Core<A>::used_permille() const {
             cut.block_bytes;
   });
   const auto& g = c_.layout.geometry();
-  return used / (g.extent_count * g.extent_bytes / 1000);
+  uint64_t extents = g.extent_count;
+  if (!c_.alone()) {
+    extents = 0;
+    for (uint64_t e = 0; e < g.extent_count; ++e) extents += allocator_.holds(e);
+  }
+  return extents == 0 ? 1000 : used / (extents * g.extent_bytes / 1000);
 }
 
 /// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, four times as much
@@ -70,12 +85,14 @@ void Core<A>::evict_by_watermark(uint64_t bytes_put) {
   const uint64_t used = used_permille();
   if (used >= settings_.evict_high_permille) evicting_ = true;
   if (used < settings_.evict_low_permille) evicting_ = false;
+  if (used >= settings_.evict_low_permille) want_extents(1);
   if (evicting_) evict(4 * put);
+  if (!c_.alone()) reap(/*wait=*/false);
 }
 
 template <class A>
 uint64_t Core<A>::evict(uint64_t bytes) {
-  const std::vector<uint64_t> named = leases_.named_blocks();
+  const std::vector<uint64_t> named = named_blocks();
   std::vector<uint64_t> retired;
   uint64_t freed_bytes = 0;
   const std::lock_guard guard(victims_mutex_);
@@ -98,7 +115,8 @@ uint64_t Core<A>::evict(uint64_t bytes) {
     retired.push_back(victim.slot);
     freed_bytes += block.block_bytes;
   }
-  return reclaim(retired);
+  const uint64_t freed = reclaim(retired);
+  return c_.incoherent() ? retired.size() : freed;
 }
 
 template <class A>
@@ -129,6 +147,7 @@ bool Core<A>::choose_victims() {
   victims_.clear();
   for (uint64_t slot = 0; slot < slots; ++slot) {
     if (allocator_.word(slot).state != BH_BLOCK_COMMITTED) continue;
+    if (!allocator_.writable(c_.layout.extent_of_slot(slot))) continue;
     const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot));
     if (recency <= limit) victims_.push_back({recency, slot});
   }
@@ -175,7 +194,8 @@ std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span,
       continue;
     }
     const auto cut = allocator_.cut_of(e);
-    if (!cut || cut->head != e || e + cut->extent_span > first + span) return std::nullopt;
+    if (!cut || cut->head != e || e + cut->extent_span > first + span || !allocator_.writable(e))
+      return std::nullopt;
     const uint64_t free_here = std::min(cut->block_count, allocator_.free_blocks_hint(e));
     const uint64_t used = cut->block_count - free_here;
     const auto all = free.find(cut->block_bytes);
@@ -190,7 +210,7 @@ std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span,
 
 template <class A>
 bool Core<A>::empty_window(uint64_t first, uint64_t span) {
-  const std::vector<uint64_t> named = leases_.named_blocks();
+  const std::vector<uint64_t> named = named_blocks();
   for (uint64_t e = first; e < first + span;) {
     if (allocator_.extent_free(e)) {
       ++e;
@@ -224,6 +244,7 @@ bool Core<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named) {
     retired.push_back(block.slot);
   }
   reclaim(retired);
+  if (c_.incoherent() && !retired.empty()) reap(/*wait=*/true);
   return emptied;
 }
 
@@ -247,6 +268,7 @@ bool Core<A>::move(const Block& block) {
     allocator_.release(*target);
     return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   }
+  const Publishing publishing(c_);
   header.stamp = next_stamp();
   write_key(target->slot, read_key(block.slot, header.key_bytes));
   c_.write_sealed(c_.layout.header(target->slot), to_line(header));

@@ -14,12 +14,16 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <optional>
 #include <span>
 
 #include "pool/core/context.h"
 
 namespace bowhead::core {
+
+/// Which lines of another host's segment were invalidated just now, in a batch.
+enum class Fresh { NOTHING, FIRST_LINE, EVERYTHING };
 
 /// An entry, copied to private memory, and where it was.
 struct Found {
@@ -49,17 +53,20 @@ class Index {
 
   /// Finds an entry of host `host` for which accept(entry) holds.
   template <class Accept>
-  std::optional<Found> find_if(uint32_t host, const Hash128& hash, Accept accept) const;
+  std::optional<Found> find_if(uint32_t host, const Hash128& hash, Accept accept,
+                               Fresh fresh = Fresh::NOTHING) const;
 
   std::optional<Found> find(uint32_t host, const Hash128& hash, uint64_t namespace_id) const {
     return find_if(host, hash,
                    [&](const bh_index_entry& entry) { return entry.namespace_id == namespace_id; });
   }
 
-  /// For a batch whose first lines were prefetched: prefetches the entries that match by tag, then
-  /// the headers (with the keys beside them) that those entries name. Only hints.
-  void prefetch_entries(std::span<const Hash128> hashes) const;
-  void prefetch_headers(std::span<const Hash128> hashes) const;
+  /// For a batch of keys, in three steps, so that the lines of a step come from memory together:
+  /// invalidates (if they are another host's) and prefetches the first lines of the segments of
+  /// `hosts` (a bit each), then the entries that match by tag, then the headers, with the keys
+  /// beside them, that those entries name. Then find_if(..., Fresh::EVERYTHING) finds the newest,
+  /// but for what changed meanwhile.
+  void refresh(std::span<const Hash128> hashes, uint64_t hosts) const;
 
   /// Writes an entry into the own segment. False if the whole probe set is full. Under the key's
   /// lock.
@@ -115,9 +122,13 @@ class Index {
   uint64_t lock_at(const Hash128& hash) const {
     return c_.own(BH_PART_LOCKS, primary_bucket(hash) & (c_.layout.geometry().lock_count - 1));
   }
-  /// Offsets of the entries in the first buckets of `hashes` whose tag matches.
+  /// Calls visit(host, entry offset) for the entries in the first buckets of `hashes` whose tag
+  /// matches.
   template <class Visit>
-  void for_each_candidate(std::span<const Hash128> hashes, Visit visit) const;
+  void for_each_candidate(std::span<const Hash128> hashes, uint64_t hosts, Visit visit) const;
+  /// Invalidates and prefetches what visit_all(visit) visits.
+  template <class VisitAll>
+  void fetch(uint64_t bytes, VisitAll visit_all) const;
   void add_overflow(const Hash128& hash, uint32_t probe_count, int64_t delta);
   bool write_at(uint64_t bucket, uint32_t index, uint64_t tag, const bh_index_entry& entry);
   void clear_at(uint64_t bucket, uint32_t index);
@@ -127,17 +138,18 @@ class Index {
 
 template <class A>
 template <class Accept>
-std::optional<Found> Index<A>::find_if(uint32_t host, const Hash128& hash, Accept accept) const {
+std::optional<Found> Index<A>::find_if(uint32_t host, const Hash128& hash, Accept accept,
+                                       Fresh fresh) const {
   const uint64_t tag = directory_tag(hash);
   Probes probe = probes(hash);
   for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
     const uint64_t line_at = c_.layout.bucket(host, probe.bucket());
-    c_.access.acquire(line_at, BH_LINE_BYTES);
+    if (fresh == Fresh::NOTHING || n > 0) c_.acquire_from(host, line_at, BH_LINE_BYTES);
     const Line words = c_.access.load_line(line_at);
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
       if (directory_tag_of(words[i]) != tag) continue;
       const uint64_t at = entry_at(host, probe.bucket(), i);
-      c_.access.acquire(at, BH_LINE_BYTES);
+      if (fresh != Fresh::EVERYTHING || n > 0) c_.acquire_from(host, at, BH_LINE_BYTES);
       Line line;
       if (!c_.read_sealed(at, line)) continue;
       const auto entry = from_line<bh_index_entry>(line);
@@ -151,32 +163,47 @@ std::optional<Found> Index<A>::find_if(uint32_t host, const Hash128& hash, Accep
 
 template <class A>
 template <class Visit>
-void Index<A>::for_each_candidate(std::span<const Hash128> hashes, Visit visit) const {
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+void Index<A>::for_each_candidate(std::span<const Hash128> hashes, uint64_t hosts,
+                                  Visit visit) const {
+  for (; hosts != 0; hosts &= hosts - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(hosts));
     for (const Hash128& hash : hashes) {
       const uint64_t bucket = primary_bucket(hash);
       const uint64_t tag = directory_tag(hash);
       for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
         if (directory_tag_of(c_.access.load_relaxed(word_at(host, bucket, i))) == tag)
-          visit(entry_at(host, bucket, i));
+          visit(host, entry_at(host, bucket, i));
       }
     }
   }
 }
 
 template <class A>
-void Index<A>::prefetch_entries(std::span<const Hash128> hashes) const {
-  for_each_candidate(hashes, [&](uint64_t entry) { c_.access.prefetch(entry); });
+template <class VisitAll>
+void Index<A>::fetch(uint64_t bytes, VisitAll visit_all) const {
+  if (!c_.alone()) {
+    visit_all([&](uint32_t host, uint64_t at) { c_.invalidate_from(host, at, bytes); });
+    c_.access.coherence_fence();
+  }
+  visit_all([&](uint32_t, uint64_t at) {
+    for (uint64_t line = at; line < at + bytes; line += BH_LINE_BYTES) c_.access.prefetch(line);
+  });
 }
 
 template <class A>
-void Index<A>::prefetch_headers(std::span<const Hash128> hashes) const {
-  for_each_candidate(hashes, [&](uint64_t entry) {
-    const uint64_t block = c_.access.load_relaxed(entry + offsetof(bh_index_entry, block_offset));
-    if (!c_.layout.valid_block(block, 1)) return;
-    const uint64_t header = c_.layout.header(c_.layout.slot_of(block));
-    c_.access.prefetch(header);
-    c_.access.prefetch(header + BH_LINE_BYTES);
+void Index<A>::refresh(std::span<const Hash128> hashes, uint64_t hosts) const {
+  fetch(BH_LINE_BYTES, [&](auto visit) {
+    for (uint64_t left = hosts; left != 0; left &= left - 1) {
+      const auto host = static_cast<uint32_t>(std::countr_zero(left));
+      for (const Hash128& hash : hashes) visit(host, first_line(host, hash));
+    }
+  });
+  fetch(BH_LINE_BYTES, [&](auto visit) { for_each_candidate(hashes, hosts, visit); });
+  fetch(sizeof(bh_block_slot), [&](auto visit) {
+    for_each_candidate(hashes, hosts, [&](uint32_t host, uint64_t entry) {
+      const uint64_t block = c_.access.load_relaxed(entry + offsetof(bh_index_entry, block_offset));
+      if (c_.layout.valid_block(block, 1)) visit(host, c_.layout.header(c_.layout.slot_of(block)));
+    });
   });
 }
 
@@ -274,7 +301,7 @@ template <class Visit>
 void Index<A>::for_each(uint32_t host, Visit visit) const {
   for (uint64_t b = 0; b < c_.layout.geometry().index_bucket_count; ++b) {
     const uint64_t line_at = c_.layout.bucket(host, b);
-    c_.access.acquire(line_at, sizeof(bh_index_bucket));
+    c_.acquire_from(host, line_at, sizeof(bh_index_bucket));
     const Line words = c_.access.load_line(line_at);
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
       Line line;
@@ -294,6 +321,7 @@ uint64_t Index<A>::scavenge_claims(uint32_t dead) {
       ++found;
       Line line;
       if (c_.read_sealed(entry_at(c_.host, b, i), line)) {
+        c_.access.publish(entry_at(c_.host, b, i), BH_LINE_BYTES);  // it may have died before
         c_.access.store(word_at(c_.host, b, i), directory_word(directory_tag_of(words[i]), 0));
         c_.access.publish(word_at(c_.host, b, i), 8);
       } else {

@@ -72,6 +72,10 @@ class Layout {
   uint64_t bucket(uint32_t host, uint64_t index) const {
     return part(host, BH_PART_INDEX) + index * sizeof(bh_index_bucket);
   }
+  /// Line of a request of `host` to `peer`.
+  uint64_t mail(uint32_t host, uint32_t peer, uint64_t index) const {
+    return part(host, BH_PART_MAIL) + peer * uint64_t{BH_MAIL_AREA_BYTES} + index * sizeof(bh_mail);
+  }
   uint64_t name_space(uint32_t host, uint64_t index) const {
     return part(host, BH_PART_NAMESPACES) + index * sizeof(bh_namespace);
   }

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <vector>
 
@@ -44,9 +45,9 @@ class Leases {
   /// Ends a lease. False if it was revoked. The caller has checked the stamp before.
   bool end(uint64_t token);
 
-  /// Block offsets that the hazards of all hosts name, sorted. The caller has fenced after the
-  /// stores that it wants ordered before (L2).
-  std::vector<uint64_t> named_blocks() const;
+  /// Block offsets that the hazards of `hosts` (a bit each) name, sorted. The caller has fenced
+  /// after the stores that it wants ordered before (L2).
+  std::vector<uint64_t> named_blocks(uint64_t hosts) const;
 
   /// Revokes own leases whose time is over. Returns how many.
   uint64_t revoke_expired(uint64_t now_ns);
@@ -144,12 +145,13 @@ bool Leases<A>::end(uint64_t token) {
 }
 
 template <class A>
-std::vector<uint64_t> Leases<A>::named_blocks() const {
+std::vector<uint64_t> Leases<A>::named_blocks(uint64_t hosts) const {
   std::vector<uint64_t> named;
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
-    c_.access.acquire(limit_at(host), 8);
+  for (; hosts != 0; hosts &= hosts - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(hosts));
+    c_.acquire_from(host, limit_at(host), 8);
     const uint64_t limit = std::min<uint64_t>(c_.access.load(limit_at(host)), count());
-    c_.access.acquire(c_.layout.word(host, BH_PART_HAZARDS, 0), limit * 8);
+    c_.acquire_from(host, c_.layout.word(host, BH_PART_HAZARDS, 0), limit * 8);
     for (uint64_t i = 0; i < limit; ++i) {
       const uint64_t hazard = c_.access.load(c_.layout.word(host, BH_PART_HAZARDS, i));
       if (hazard != 0) named.push_back(hazard_block(hazard));

@@ -71,7 +71,18 @@ inline uint64_t make_stamp(uint32_t host, uint32_t incarnation, uint64_t sequenc
   return uint64_t{host} << 58 | uint64_t{incarnation & 0xFFFFu} << 42 | sequence << 2;
 }
 inline uint32_t stamp_state(uint64_t stamp) { return stamp & 3u; }
+inline uint32_t stamp_host(uint64_t stamp) { return static_cast<uint32_t>(stamp >> 58); }
+inline uint32_t stamp_incarnation(uint64_t stamp) {
+  return static_cast<uint32_t>(stamp >> 42) & 0xFFFFu;
+}
+inline uint64_t stamp_sequence(uint64_t stamp) { return stamp >> 2 & kStampSequenceMax; }
 inline uint64_t stamp_retired(uint64_t stamp) { return (stamp & ~uint64_t{3}) | BH_STAMP_RETIRED; }
+
+/// Touch: slot + 1:40 | a time, so that each use gives another word:24.
+inline uint64_t make_touch(uint64_t slot, uint64_t time_ns) {
+  return (slot + 1) << 24 | (time_ns >> 20 & 0xFFFFFFu);
+}
+inline uint64_t touch_slot(uint64_t word) { return (word >> 24) - 1; }
 
 /// Hazard: lease sequence:28 | block offset / 4096:36; 0 is "none".
 inline uint64_t make_hazard(uint64_t sequence, uint64_t block_offset) {
@@ -81,13 +92,74 @@ inline uint64_t hazard_block(uint64_t hazard) {
   return (hazard & ((uint64_t{1} << BH_HAZARD_PAGE_BITS) - 1)) * BH_PAYLOAD_ALIGN;
 }
 
-/// Ownership word of an extent: state:4 | transfer epoch:28 | peer and custody:32.
+/// Ownership word of an extent (host.h).
+struct OwnWord {
+  uint32_t state = BH_OWN_NONE;
+  uint64_t epoch = 0;
+  uint32_t slot = 0;
+  uint32_t incarnation = 0;
+  uint32_t custody = BH_CUSTODY_FULL;
+
+  static OwnWord unpack(uint64_t word) {
+    return {static_cast<uint32_t>(word >> BH_OWN_STATE_SHIFT),
+            word >> BH_OWN_EPOCH_SHIFT & kEpochMask,
+            static_cast<uint32_t>(word >> BH_OWN_SLOT_SHIFT) & 0xFFu,
+            static_cast<uint32_t>(word >> BH_OWN_INCARNATION_SHIFT) & 0xFFFFu,
+            static_cast<uint32_t>(word) & 0xFFu};
+  }
+  uint64_t pack() const {
+    return uint64_t{state} << BH_OWN_STATE_SHIFT | (epoch & kEpochMask) << BH_OWN_EPOCH_SHIFT |
+           uint64_t{slot} << BH_OWN_SLOT_SHIFT |
+           uint64_t{incarnation & 0xFFFFu} << BH_OWN_INCARNATION_SHIFT | (custody & 0xFFu);
+  }
+
+  static constexpr uint64_t kEpochMask = (uint64_t{1} << 28) - 1;
+};
 inline uint64_t make_own(uint32_t state, uint64_t epoch) {
-  return uint64_t{state} << BH_OWN_STATE_SHIFT | epoch << BH_OWN_EPOCH_SHIFT;
+  return OwnWord{.state = state, .epoch = epoch}.pack();
 }
-inline uint32_t own_state(uint64_t word) {
-  return static_cast<uint32_t>(word >> BH_OWN_STATE_SHIFT);
-}
+inline uint32_t own_state(uint64_t word) { return OwnWord::unpack(word).state; }
+
+/// Decision word (host.h).
+struct DecideWord {
+  uint32_t inst = 0;
+  uint32_t mbal = 0;
+  uint32_t bal = 0;
+  uint32_t val = 0;
+  bool done = false;
+
+  static DecideWord unpack(uint64_t word) {
+    return {static_cast<uint32_t>(word >> BH_DECIDE_INST_SHIFT) & 0xFFFFu,
+            static_cast<uint32_t>(word >> BH_DECIDE_MBAL_SHIFT) & 0x7FFFu,
+            static_cast<uint32_t>(word >> BH_DECIDE_BAL_SHIFT) & 0x7FFFu,
+            static_cast<uint32_t>(word >> BH_DECIDE_VAL_SHIFT) & 0xFFFFu, (word & 1) != 0};
+  }
+  uint64_t pack() const {
+    return uint64_t{inst} << BH_DECIDE_INST_SHIFT | uint64_t{mbal} << BH_DECIDE_MBAL_SHIFT |
+           uint64_t{bal} << BH_DECIDE_BAL_SHIFT | uint64_t{val} << BH_DECIDE_VAL_SHIFT |
+           uint64_t{done};
+  }
+};
+
+/// View word (private): which lives of a host are over, and since when this host knows.
+/// time in ms:44 | highest ended incarnation, plus 1:20.
+struct ViewWord {
+  uint64_t ended = 0;  ///< plus 1; 0: none
+  uint64_t since_ms = 0;
+
+  static ViewWord unpack(uint64_t word) { return {word & 0xFFFFFu, word >> 20}; }
+  uint64_t pack() const { return since_ms << 20 | ended; }
+};
+
+/// A life of a host slot.
+struct Life {
+  uint32_t host = 0;
+  uint32_t incarnation = 0;
+  bool operator==(const Life&) const = default;
+
+  /// As the value of a decision.
+  uint32_t value() const { return host << 10 | (incarnation & 1023u); }
+};
 
 /// Directory words of the index.
 inline uint64_t directory_tag(const Hash128& hash) {

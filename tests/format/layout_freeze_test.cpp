@@ -147,7 +147,11 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, pad0, 8, 56),
       FIELD(bh_host_private, recovered_boot_id, 64, 8),
       FIELD(bh_host_private, recovered_incarnation, 72, 8),
-      FIELD(bh_host_private, pad1, 80, 48),
+      FIELD(bh_host_private, beat_at_ns, 80, 8),
+      FIELD(bh_host_private, probed_hosts, 88, 8),
+      FIELD(bh_host_private, publish_phase, 96, 8),
+      FIELD(bh_host_private, wanted_extents, 104, 8),
+      FIELD(bh_host_private, pad1, 112, 16),
   };
   expect_layout<bh_host_private>(128, fields);
 }
@@ -156,7 +160,8 @@ TEST(LayoutFreeze, Process) {
   const std::vector<Field> fields = {
       FIELD(bh_process, word, 0, 8),           FIELD(bh_process, pid, 8, 8),
       FIELD(bh_process, pid_namespace, 16, 8), FIELD(bh_process, opened_unix_ns, 24, 8),
-      FIELD(bh_process, reserved, 32, 32),     FIELD(bh_process, counters, 64, 128),
+      FIELD(bh_process, publishing, 32, 16),   FIELD(bh_process, reserved, 48, 16),
+      FIELD(bh_process, counters, 64, 128),
   };
   expect_layout<bh_process>(192, fields);
 }
@@ -176,9 +181,20 @@ TEST(LayoutFreeze, ExtentState) {
       FIELD(bh_extent_state, word, 0, 8),         FIELD(bh_extent_state, block_bytes, 8, 8),
       FIELD(bh_extent_state, block_count, 16, 4), FIELD(bh_extent_state, extent_span, 20, 4),
       FIELD(bh_extent_state, head, 24, 8),        FIELD(bh_extent_state, free_blocks, 32, 8),
-      FIELD(bh_extent_state, preferred, 40, 8),   FIELD(bh_extent_state, reserved, 48, 16),
+      FIELD(bh_extent_state, preferred, 40, 8),   FIELD(bh_extent_state, closed, 48, 8),
+      FIELD(bh_extent_state, reserved, 56, 8),
   };
   expect_layout<bh_extent_state>(64, fields);
+}
+
+TEST(LayoutFreeze, Mail) {
+  const std::vector<Field> fields = {
+      FIELD(bh_mail, kind, 0, 4),       FIELD(bh_mail, incarnation, 4, 4),
+      FIELD(bh_mail, sequence, 8, 8),   FIELD(bh_mail, slot, 16, 8),
+      FIELD(bh_mail, stamp, 24, 8),     FIELD(bh_mail, count, 32, 8),
+      FIELD(bh_mail, reserved, 40, 16), FIELD(bh_mail, seal, 56, 8),
+  };
+  expect_layout<bh_mail>(64, fields);
 }
 
 TEST(LayoutFreeze, BlockHeader) {
@@ -315,6 +331,21 @@ TEST(NumberFreeze, Host) {
   const std::vector<Number> numbers = {
       NUMBER(BH_OWN_STATE_SHIFT, 60),
       NUMBER(BH_OWN_EPOCH_SHIFT, 32),
+      NUMBER(BH_OWN_SLOT_SHIFT, 24),
+      NUMBER(BH_OWN_INCARNATION_SHIFT, 8),
+      NUMBER(BH_CUSTODY_FULL, 0),
+      NUMBER(BH_CUSTODY_READ_ONLY, 1),
+      NUMBER(BH_CUSTODY_COPY_ONLY, 2),
+      NUMBER(BH_DECIDE_INST_SHIFT, 47),
+      NUMBER(BH_DECIDE_MBAL_SHIFT, 32),
+      NUMBER(BH_DECIDE_BAL_SHIFT, 17),
+      NUMBER(BH_DECIDE_VAL_SHIFT, 1),
+      NUMBER(BH_DECIDE_ROUND_MAX, 511),
+      NUMBER(BH_ACK_FENCED_SHIFT, 32),
+      NUMBER(BH_MAIL_NONE, 0),
+      NUMBER(BH_MAIL_REMOVE, 1),
+      NUMBER(BH_MAIL_WANT, 2),
+      NUMBER(BH_MAIL_AREA_BYTES, 4096),
       NUMBER(BH_HAZARD_PAGE_BITS, 36),
       NUMBER(BH_NAMESPACE_NAME_BYTES, 64),
       NUMBER(BH_NAMESPACE_TEXT_BYTES, 384),
@@ -341,7 +372,8 @@ TEST(NumberFreeze, Host) {
       NUMBER(BH_COUNTER_BYTES_OUT, 9),
       NUMBER(BH_COUNTER_NO_SPACE, 10),
       NUMBER(BH_COUNTER_SCAVENGED, 11),
-      NUMBER(BH_COUNTER_COUNT, 12),
+      NUMBER(BH_COUNTER_HITS_ELSEWHERE, 12),
+      NUMBER(BH_COUNTER_COUNT, 13),
       NUMBER(BH_COUNTER_ROOM, 16),
       NUMBER(BH_PROCESS_FREE, 0),
       NUMBER(BH_PROCESS_LIVE, 1),
@@ -412,6 +444,7 @@ TEST(NumberFreeze, Status) {
       {26, "IN_USE"},
       {27, "CLOSED"},
       {28, "UNSUPPORTED_CODEC"},
+      {29, "COPY_ONLY"},
   };
   const std::vector<std::pair<int, const char*>> actual = {
 #define ROW(number, name, text) {BH_##name, #name},

@@ -181,6 +181,8 @@ class FuzzAccess {
   }
   std::byte* payload(uint64_t at) const { return world_.payload(at); }
 
+  void set_writable(uint64_t, uint64_t, bool) {}
+
   void publish(uint64_t at, uint64_t size) {
     BOWHEAD_ASSERT(at <= world_.bytes() && size <= world_.bytes() - at);
     if (at >= world_.payload_offset()) world_.payload_changed(at, size);

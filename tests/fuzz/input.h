@@ -24,7 +24,7 @@ class Input {
   T take() {
     T value = 0;
     const std::string_view bytes = take_bytes(sizeof value);
-    std::memcpy(&value, bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(&value, bytes.data(), bytes.size());
     return value;
   }
 

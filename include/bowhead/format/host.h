@@ -34,23 +34,71 @@ BH_FORMAT_OFFSET(bh_host_slot, seal, 56);
 
 /* Words, each complete in itself. */
 typedef struct bh_host_beat {
-  uint64_t beat;
-  uint64_t nonce;
-  uint64_t settled;      /* own stamps up to this sequence are in the memory for good */
+  uint64_t beat;         /* goes up while the host lives */
+  uint64_t nonce;        /* of the slot line that this host wrote */
+  uint64_t settled;      /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
+                            sequence are in the memory for good */
   uint64_t hazard_limit; /* hazard words at and beyond this index were never used */
   uint64_t reserved[4];
 } bh_host_beat;
 BH_FORMAT_SIZE(bh_host_beat, 64);
 
-/* Ownership word of an extent: state:4 | transfer epoch:28 | peer slot:8 | peer incarnation:16 |
- * custody:8, high to low. */
+/* Decision word, decide[h][d]: the register of host h for the agreement on who succeeds incarnation
+ * `inst` of slot d (Disk Paxos: Gafni and Lamport 2003, with one disk). High to low:
+ * inst:16 | mbal:15 | bal:15 | val:16 | done:1. Ballot: round:9 | host:6. Value: slot:6 | low bits
+ * of its incarnation:10. Zero: nothing said about incarnation 0, before a slot was ever used. */
+#define BH_DECIDE_INST_SHIFT 47u
+#define BH_DECIDE_MBAL_SHIFT 32u
+#define BH_DECIDE_BAL_SHIFT 17u
+#define BH_DECIDE_VAL_SHIFT 1u
+#define BH_DECIDE_ROUND_MAX 511u
+
+/* Ack word, ack[h][d], high to low: incarnation of d that an operator at h vouches to have stopped
+ * writing, plus 1:32 | incarnation of d that every process of h treats as ended, plus 1:32. */
+#define BH_ACK_FENCED_SHIFT 32u
+
+/* Ownership word of an extent, own[h][e], high to low:
+ * state:4 | transfer epoch:28 | slot:8 | incarnation:16 | custody:8.
+ * OWN: the incarnation is that of h. CLAIM, ABANDONED: slot of the grantor, incarnation of h. GIVEN:
+ * slot and incarnation of the recipient, and low bits of h's own incarnation for the custody. */
 enum { BH_OWN_NONE = 0, BH_OWN_OWN = 1, BH_OWN_GIVEN = 2, BH_OWN_CLAIM = 3, BH_OWN_ABANDONED = 4 };
 #define BH_OWN_STATE_SHIFT 60u
 #define BH_OWN_EPOCH_SHIFT 32u
+#define BH_OWN_SLOT_SHIFT 24u
+#define BH_OWN_INCARNATION_SHIFT 8u
+
+/* What the owner of an extent may do with it. */
+enum {
+  BH_CUSTODY_FULL = 0,
+  BH_CUSTODY_READ_ONLY = 1, /* a dead host's: served as it is */
+  BH_CUSTODY_COPY_ONLY = 2  /* reused, but that host may still write: verified copies only */
+};
 
 /* Hazard word: lease sequence:28 | block offset / 4096:36, high to low; 0: none. The sequence makes
  * every life of the word different, so that a late clear cannot hit a later lease. */
 #define BH_HAZARD_PAGE_BITS 36u
+
+/* A request of one host to another, mail[h][p][i]: a sealed line in the area of 4 KiB that host h
+ * has for host p. It stands until h sees that it was done, or is no longer wanted: requests are such
+ * that doing one twice does no harm. A line that is not sealed asks for nothing. */
+enum {
+  BH_MAIL_NONE = 0,
+  BH_MAIL_REMOVE = 1, /* remove the block of this slot and stamp */
+  BH_MAIL_WANT = 2    /* give me `count` extents if there are any free */
+};
+#define BH_MAIL_AREA_BYTES 4096u
+typedef struct bh_mail {
+  uint32_t kind;
+  uint32_t incarnation; /* of the writer */
+  uint64_t sequence;    /* another one for each request */
+  uint64_t slot;
+  uint64_t stamp;
+  uint64_t count;
+  uint64_t reserved[2];
+  uint64_t seal;
+} bh_mail;
+BH_FORMAT_SIZE(bh_mail, 64);
+BH_FORMAT_OFFSET(bh_mail, seal, 56);
 
 /* A namespace: the description whose fingerprint is the id. The line with the seal is written last.
  */
@@ -79,7 +127,11 @@ typedef struct bh_host_private {
   uint64_t pad0[7];
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
-  uint64_t pad1[6];
+  uint64_t beat_at_ns;     /* CLOCK_BOOTTIME of the last beat; moved by compare-and-swap */
+  uint64_t probed_hosts;   /* bit h: look-ups read the index of host h */
+  uint64_t publish_phase;  /* parity: which counter of bh_process.publishing is in use */
+  uint64_t wanted_extents; /* a process found no room */
+  uint64_t pad1[2];
 } bh_host_private;
 BH_FORMAT_SIZE(bh_host_private, 128);
 BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
@@ -98,7 +150,8 @@ enum {
   BH_COUNTER_BYTES_IN,
   BH_COUNTER_BYTES_OUT,
   BH_COUNTER_NO_SPACE,
-  BH_COUNTER_SCAVENGED, /* half-done things of dead processes finished or undone */
+  BH_COUNTER_SCAVENGED,      /* half-done things of dead processes finished or undone */
+  BH_COUNTER_HITS_ELSEWHERE, /* hits on blocks of other hosts */
   BH_COUNTER_COUNT,
   BH_COUNTER_ROOM = 16
 };
@@ -111,7 +164,8 @@ typedef struct bh_process {
   uint64_t pid;           /* for people: liveness is the lock, see docs/invariants.md */
   uint64_t pid_namespace; /* inode of the pid namespace that pid belongs to */
   uint64_t opened_unix_ns;
-  uint64_t reserved[4];
+  uint64_t publishing[2]; /* puts between taking a stamp and being published, by phase */
+  uint64_t reserved[2];
   uint64_t counters[BH_COUNTER_ROOM];
 } bh_process;
 BH_FORMAT_SIZE(bh_process, 192);
@@ -161,7 +215,8 @@ typedef struct bh_extent_state {
   uint64_t head;
   uint64_t free_blocks; /* a hint: the allocator words decide */
   uint64_t preferred;   /* process slot + 1 that allocates here; a hint */
-  uint64_t reserved[2];
+  uint64_t closed;      /* adopted, and its free blocks are not in use yet */
+  uint64_t reserved[1];
 } bh_extent_state;
 BH_FORMAT_SIZE(bh_extent_state, 64);
 BH_FORMAT_OFFSET(bh_extent_state, free_blocks, 32);

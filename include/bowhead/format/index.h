@@ -17,7 +17,7 @@
 #define BH_INDEX_ENTRIES 7u /* per bucket */
 #define BH_INDEX_PROBES 8u  /* buckets per key at most */
 
-#define BH_ENTRY_COPY_ONLY 1u /* the extent is in custody: verified copies only, no leases */
+#define BH_ENTRY_COPY_ONLY 1u /* written in custody: leased only if its bytes were verified */
 
 /* A sealed line, immutable while its directory word is set, but for a move of the block. */
 typedef struct bh_index_entry {

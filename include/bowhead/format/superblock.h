@@ -45,7 +45,7 @@ enum {
   BH_PART_NAMESPACES, /* bh_namespace x namespace_count */
   BH_PART_HAZARDS,    /* u64 x lease_count: blocks that this host's leases hold */
   BH_PART_TOUCH,      /* u64 x touch_count: recency hints for other owners */
-  BH_PART_MAIL,       /* 4 KiB x host_count: message lines to each other host */
+  BH_PART_MAIL,       /* 4 KiB x host_count: requests to each other host */
   BH_PART_INDEX,      /* bh_index_bucket x index_bucket_count */
   BH_PART_PRIVATE,    /* bh_host_private: counters of the host */
   BH_PART_PROCESSES,  /* bh_process x process_count */

@@ -1,0 +1,574 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core, sharing the pool with other hosts: beats, succession, custody and transfer of extents, mail
+// (docs/sharing.md). Included by core.h. A pool of one host needs none of it.
+//
+// Who holds an extent follows from the `own` words of all hosts, each written by its host alone:
+// the word of the highest transfer epoch says it, where CLAIM, OWN and ABANDONED of the recipient
+// come before GIVEN of the grantor. If that life of the holder is over, its successor holds the
+// extent (protocol 5.8) and says so with a word of the next epoch. Words of lives that are over
+// stay where they are: they tell who may still be writing (predecessors).
+//
+// Invariants
+//   S1 A word of a higher epoch is written only by the one host that the words and decisions before
+//      it name: the holder, its successor, or the recipient of a grant. So two hosts never write
+//      one epoch (I5).
+//   S2 A recipient that sees CLAIM through to OWN has looked, after its CLAIM settled, for a
+//      decision that is as much as begun about the grantor's life or its own; whoever takes the
+//      extent by such a decision looks at the CLAIM after the decision settled. One sees the other.
+//   S3 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
+//      acked that the lives before it are over and no hazard names a block of it; it ends in FULL
+//      only if all those lives are known to have stopped writing.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "pool/core/core.h"
+
+namespace bowhead::core {
+
+template <class A>
+Result<void> Core<A>::tick() {
+  if (c_.alone()) return {};
+  if (ended()) return fenced_error();
+  reap(/*wait=*/false);
+  allocator_.cover();
+  const uint64_t now_ns = c_.access.now_ns();
+  if (!hosts_.take_beat(now_ns)) return {};
+  if (auto ok = check_own_slot(); !ok) return ok;
+  hosts_.observe(now_ns);
+  if (ended()) return fenced_error();
+  hosts_.publish_beat();
+  const uint64_t wanted_at = c_.private_word(offsetof(bh_host_private, wanted_extents));
+  wanted_ = c_.access.load(wanted_at) != 0;
+  if (wanted_) c_.access.store(wanted_at, 0);
+  leases_.revoke_expired(now_ns);
+  take_touches(now_ns);
+  read_mail();
+  succeed_the_dead(now_ns);
+  settle_extents(now_ns);
+  return ended() ? fenced_error() : Result<void>{};
+}
+
+template <class A>
+Error Core<A>::fenced_error() const {
+  return Error{Status::HOST_FENCED,
+               "host " + std::to_string(c_.host) +
+                   " stood still too long and was declared dead by the others; close the pool and "
+                   "open it again to rejoin"};
+}
+
+/// The slot line is ours alone: another nonce in it means that another machine, or a copy of this
+/// one, runs as the same host.
+template <class A>
+Result<void> Core<A>::check_own_slot() {
+  const auto slot = hosts_.read_slot(c_.host);
+  if (!slot) {
+    hosts_.write_slot(own_slot_, BH_HOST_LIVE);  // damaged; the others go on meanwhile
+    return {};
+  }
+  if (slot->nonce == own_slot_.nonce && slot->incarnation == c_.incarnation) {
+    own_slot_ = *slot;
+    return {};
+  }
+  if (hosts_.decided({c_.host, c_.incarnation})) return {};  // observe() sees it too
+  c_.access.store(c_.own(BH_PART_VIEW, c_.host),
+                  ViewWord{uint64_t{c_.incarnation} + 1, c_.access.now_ns() / 1'000'000}.pack());
+  return Error{Status::HOST_ID_CONFLICT, "another machine, or a copy of this one, runs as host " +
+                                             std::to_string(c_.host) +
+                                             " too; give each its own --host"};
+}
+
+template <class A>
+uint64_t Core<A>::hazard_hosts() const {
+  return hosts_.hazard_hosts(c_.access.now_ns());
+}
+
+template <class A>
+void Core<A>::want_extents(uint64_t count) {
+  if (c_.alone()) return;
+  const uint64_t at = c_.private_word(offsetof(bh_host_private, wanted_extents));
+  if (c_.access.load_relaxed(at) < count) c_.access.store_relaxed(at, count);
+}
+
+// ---- succession ----
+
+/// Proposes this host as the successor of hosts that are suspected, the host with the lowest slot
+/// first; and, if it needs room, of slots that nobody ever used. `locked`: under the host lock.
+template <class A>
+void Core<A>::succeed_the_dead(uint64_t now_ns, bool locked) {
+  uint64_t before = 0;  // live hosts that should propose first
+  for (uint32_t h = 0; h < c_.host; ++h) {
+    const auto slot = hosts_.read_slot(h);
+    before += slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}) &&
+              !hosts_.suspected(h, now_ns);
+  }
+  const uint64_t wait_ms = before * 2 * uint64_t{c_.times.beat_ms};
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    if (h == c_.host) continue;
+    const auto slot = hosts_.read_slot(h);
+    if (!slot) continue;
+    const Life life{h, slot->incarnation};
+    const bool unused = life.incarnation == 0 && wanted_ && !c_.ended(life);
+    if (!unused && !hosts_.suspected(h, now_ns, wait_ms)) continue;
+    if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
+    hosts_.decide(life, Life{c_.host, c_.incarnation}.value());
+    if (!locked) c_.access.unlock_host(c_.host);
+    hosts_.observe(c_.access.now_ns());
+    if (unused || ended()) return;  // one at a time
+  }
+}
+
+// ---- who holds what ----
+
+template <class A>
+OwnWord Core<A>::own_of(uint32_t host, uint64_t extent) const {
+  return OwnWord::unpack(c_.access.load(c_.layout.word(host, BH_PART_OWN, extent)));
+}
+
+template <class A>
+void Core<A>::refresh_own_words() const {
+  for (uint32_t h = 0; h < hosts_.count(); ++h)
+    c_.invalidate_from(h, c_.layout.part(h, BH_PART_OWN), 8 * c_.layout.geometry().extent_count);
+  c_.access.coherence_fence();
+}
+
+template <class A>
+void Core<A>::write_own(uint64_t extent, const OwnWord& word) {
+  c_.access.store(c_.own(BH_PART_OWN, extent), word.pack());
+  c_.access.publish(c_.own(BH_PART_OWN, extent), 8);
+}
+
+/// After refresh_own_words().
+template <class A>
+auto Core<A>::holding_of(uint64_t extent) const -> Holding {
+  Holding best;
+  const auto order = [](const OwnWord& word) {
+    return word.epoch * 2 + (word.state == BH_OWN_GIVEN ? 0 : 1);
+  };
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    const OwnWord word = own_of(h, extent);
+    if (word.state == BH_OWN_NONE ||
+        (best.word.state != BH_OWN_NONE && order(word) <= order(best.word)))
+      continue;
+    best.word = word;
+    best.writer = h;
+  }
+  best.life = {best.writer, best.word.incarnation};
+  // A grant that was not claimed, or given up, is the grantor's.
+  const uint32_t grantor = best.word.state == BH_OWN_GIVEN       ? best.writer
+                           : best.word.state == BH_OWN_ABANDONED ? best.word.slot
+                                                                 : UINT32_MAX;
+  if (grantor < hosts_.count()) {
+    const OwnWord given = own_of(grantor, extent);
+    const auto slot = hosts_.read_slot(grantor);
+    const uint32_t now = slot ? slot->incarnation : 0;
+    best.life = {grantor, now - ((now - given.custody) & 0xFFu)};
+  }
+  return best;
+}
+
+/// Lives that held the extent before this one and are not known to have given it away: they may
+/// still write to it.
+template <class A>
+std::vector<Life> Core<A>::predecessors(uint64_t extent) const {
+  std::vector<Life> found;
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    const OwnWord word = own_of(h, extent);
+    if (h != c_.host && (word.state == BH_OWN_OWN || word.state == BH_OWN_CLAIM))
+      found.push_back({h, word.incarnation});
+  }
+  return found;
+}
+
+/// What a beat does about extents: claims what was given to this host, takes back what nobody
+/// claimed, adopts what it inherited, opens what it has in custody, and says whose indexes are to
+/// be probed.
+template <class A>
+void Core<A>::settle_extents(uint64_t now_ns) {
+  uint64_t views = 0;
+  for (uint32_t h = 0; h < hosts_.count(); ++h) views += c_.view(h).ended;
+  if (views == surveyed_views_ && !custody_pending_ && !wanted_ &&
+      now_ns - surveyed_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000)
+    return;
+  surveyed_at_ns_ = now_ns;
+  surveyed_views_ = views;
+  const Life self{c_.host, c_.incarnation};
+  std::vector<uint64_t> claims;
+  std::vector<std::pair<uint64_t, Holding>> inherited;
+  std::map<std::pair<uint32_t, uint32_t>, bool> mine;  // lives that this host succeeds
+  uint64_t probed = own_bit();
+  refresh_own_words();
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    const Holding now = holding_of(e);
+    if (now.life.incarnation != 0) probed |= uint64_t{1} << now.life.host;
+    if (now.life == self) {
+      const bool to_ended =
+          now.word.state == BH_OWN_GIVEN && c_.ended({now.word.slot, now.word.incarnation});
+      if (now.word.state == BH_OWN_CLAIM) claims.push_back(e);
+      if (now.word.state == BH_OWN_ABANDONED || to_ended)
+        write_own(e, {BH_OWN_OWN, now.word.epoch + 1, 0, c_.incarnation, BH_CUSTODY_FULL});
+    } else if (now.word.state == BH_OWN_GIVEN && now.word.slot == c_.host &&
+               now.word.incarnation == c_.incarnation && !c_.ended(now.life)) {
+      claims.push_back(e);
+    } else if (c_.ended(now.life)) {
+      const auto [at, fresh] = mine.try_emplace({now.life.host, now.life.incarnation}, false);
+      if (fresh) at->second = hosts_.successor(now.life) == self;
+      if (at->second) inherited.emplace_back(e, now);
+    }
+  }
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    const auto slot = hosts_.read_slot(h);
+    if (slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}))
+      probed |= uint64_t{1} << h;
+  }
+  if (wanted_ && claims.empty() && inherited.empty()) ask_for_extents();
+  if (!claims.empty()) claim(claims);
+  if (!inherited.empty()) adopt(inherited);
+  open_custody(now_ns);
+  c_.access.store(c_.private_word(offsetof(bh_host_private, probed_hosts)), probed);
+}
+
+// ---- grants ----
+
+/// Empties up to `count` extents and gives them away (protocol 5.13 (1), (2)).
+template <class A>
+void Core<A>::give(uint64_t count, Life to) {
+  std::vector<uint64_t> given;
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  for (uint64_t e = 0; e < extents && given.size() < count; ++e) {
+    if (allocator_.copy_only(e) || !allocator_.claim_extent(e)) continue;
+    c_.access.flush(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
+    c_.access.flush(c_.layout.extent_offset(e), c_.layout.geometry().extent_bytes);
+    given.push_back(e);
+  }
+  if (given.empty()) return;
+  c_.settle();
+  for (const uint64_t e : given) {
+    write_own(e, {BH_OWN_GIVEN, allocator_.own_word(e).epoch + 1, to.host, to.incarnation,
+                  c_.incarnation & 0xFFu});
+    allocator_.unclaim_extent(e);
+  }
+}
+
+/// Protocol 5.13 (3). Also after this host died in the middle and came back.
+template <class A>
+void Core<A>::claim(const std::vector<uint64_t>& extents) {
+  std::vector<std::pair<uint64_t, Holding>> claimed;
+  for (const uint64_t e : extents) {
+    Holding now = holding_of(e);
+    const uint32_t grantor = now.word.state == BH_OWN_GIVEN ? now.writer : now.word.slot;
+    write_own(e, {BH_OWN_CLAIM, now.word.epoch, grantor, c_.incarnation, BH_CUSTODY_FULL});
+    now.word = allocator_.own_word(e);
+    claimed.emplace_back(e, now);
+  }
+  c_.settle();
+  std::map<uint32_t, bool> doubtful;  // grantors
+  for (const auto& [e, now] : claimed) {
+    const uint32_t grantor = now.word.slot;
+    if (grantor >= hosts_.count()) continue;
+    const auto [at, fresh] = doubtful.try_emplace(grantor, false);
+    if (fresh) {
+      const auto slot = hosts_.read_slot(grantor);
+      const OwnWord given = own_of(grantor, e);
+      const Life life{grantor, slot ? slot->incarnation : 0u};
+      at->second = !slot || (life.incarnation & 0xFFu) != given.custody || hosts_.begun(life) ||
+                   hosts_.begun({c_.host, c_.incarnation});
+    }
+    OwnWord word = now.word;
+    word.state = at->second ? BH_OWN_ABANDONED : BH_OWN_OWN;
+    if (!at->second) {
+      c_.access.acquire(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
+      c_.access.acquire(c_.layout.extent_offset(e), c_.layout.geometry().extent_bytes);
+      allocator_.forget(e);
+    }
+    write_own(e, word);
+  }
+}
+
+// ---- custody ----
+
+/// Protocol 5.11 (1): the blocks of a host that is gone are served at once. They come into this
+/// host's index before its `own` words say so, so that a host that rejoins does not clear its index
+/// before.
+template <class A>
+void Core<A>::adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited) {
+  std::vector<bool> ours(c_.layout.geometry().extent_count);
+  std::vector<uint32_t> sources;
+  for (const auto& [e, now] : inherited) {
+    ours[e] = true;
+    allocator_.close(e);
+    if (now.life.incarnation != 0) sources.push_back(now.life.host);
+  }
+  restore_cuts([&](uint64_t e) { return ours[e]; });
+  std::sort(sources.begin(), sources.end());
+  sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
+  for (const uint32_t host : sources) {
+    index_.for_each(host, [&](const Found& found) {
+      const bh_index_entry& entry = found.entry;
+      if (c_.layout.valid_block(entry.block_offset, entry.length_bytes) &&
+          ours[c_.layout.extent_of_slot(c_.layout.slot_of(entry.block_offset))])
+        import_entry(entry);
+    });
+  }
+  allocator_.recount();
+  for (const auto& [e, now] : inherited)
+    write_own(e, {BH_OWN_OWN, now.word.epoch + 1, 0, c_.incarnation, BH_CUSTODY_READ_ONLY});
+  custody_pending_ = true;
+}
+
+template <class A>
+void Core<A>::import_entry(bh_index_entry entry) {
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  bh_block_header header;
+  if (!read_header(slot, header) || header.stamp != entry.stamp ||
+      stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.key_hash[0] != entry.key_hash[0] ||
+      header.key_hash[1] != entry.key_hash[1] || cut.block_bytes == 0 ||
+      allocator_.block_of(slot, cut).offset != entry.block_offset ||
+      entry.length_bytes > cut.block_bytes)
+    return;
+  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  const KeyLock lock(*this, hash);
+  if (!lock.held()) return;
+  const bool there =
+      index_
+          .find_if(c_.host, hash,
+                   [&](const bh_index_entry& own) {
+                     return own.stamp == entry.stamp && own.block_offset == entry.block_offset;
+                   })
+          .has_value();
+  entry.incarnation = static_cast<uint16_t>(c_.incarnation);
+  entry.flags = BH_ENTRY_COPY_ONLY;
+  if (!there && !index_.insert(hash, entry)) return;
+  if (allocator_.word(slot).state == BH_BLOCK_NONE) allocator_.restore_committed(slot);
+}
+
+/// Protocol 5.11 (2) to (4).
+template <class A>
+void Core<A>::open_custody(uint64_t now_ns) {
+  custody_pending_ = false;
+  std::map<std::pair<uint32_t, uint32_t>, std::pair<bool, bool>> known;  // acked, fenced
+  std::vector<std::pair<uint64_t, uint32_t>> ready;
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    if (!allocator_.holds(e)) continue;
+    const OwnWord word = allocator_.own_word(e);
+    if (word.custody == BH_CUSTODY_FULL && !allocator_.closed(e)) continue;
+    bool acked = true, fenced = true;
+    uint64_t since_ms = 0;
+    for (const Life life : predecessors(e)) {
+      const auto [at, fresh] = known.try_emplace({life.host, life.incarnation});
+      if (fresh) at->second = {hosts_.acked(life), hosts_.fenced(life)};
+      acked &= at->second.first;
+      fenced &= at->second.second;
+      since_ms = std::max(since_ms, c_.view(life.host).since_ms);
+    }
+    const bool timed_out =
+        c_.times.reclaim_ms != 0 && now_ns / 1'000'000 - since_ms >= c_.times.reclaim_ms;
+    const uint32_t custody = fenced ? BH_CUSTODY_FULL
+                             : timed_out || word.custody == BH_CUSTODY_COPY_ONLY
+                                 ? BH_CUSTODY_COPY_ONLY
+                                 : BH_CUSTODY_READ_ONLY;
+    custody_pending_ |= custody != BH_CUSTODY_FULL || !acked;
+    const bool opens = word.custody == BH_CUSTODY_READ_ONLY ? acked : true;
+    if (opens && (custody != word.custody || allocator_.closed(e)) &&
+        custody != BH_CUSTODY_READ_ONLY)
+      ready.emplace_back(e, custody);
+  }
+  if (ready.empty()) return;
+  c_.settle();
+  const std::vector<uint64_t> named = named_blocks();
+  for (const auto& [e, custody] : ready) {
+    const uint64_t begin = c_.layout.extent_offset(e);
+    const auto first = std::lower_bound(named.begin(), named.end(), begin);
+    const bool leased = first != named.end() && *first < begin + c_.layout.geometry().extent_bytes;
+    OwnWord word = allocator_.own_word(e);
+    if (word.custody == BH_CUSTODY_READ_ONLY && leased) {
+      custody_pending_ = true;
+      continue;
+    }
+    if (custody == BH_CUSTODY_FULL && word.custody != BH_CUSTODY_FULL) {
+      c_.access.acquire(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
+      c_.access.acquire(begin, c_.layout.geometry().extent_bytes);
+    }
+    word.custody = custody;
+    write_own(e, word);
+  }
+  for (const auto& [e, custody] : ready) open_extent(e);
+}
+
+/// The free blocks of an extent that this host may write to come into use, once all extents of its
+/// slab may be written. Headers of blocks that did not come along must not show a committed stamp
+/// (C2).
+template <class A>
+void Core<A>::open_extent(uint64_t extent) {
+  if (!allocator_.closed(extent)) return;
+  const auto cut = allocator_.cut_of(extent);
+  const uint64_t first = cut ? cut->head : extent;
+  const uint64_t span = cut ? cut->extent_span : 1;
+  for (uint64_t e = first; e < first + span; ++e) {
+    if (!allocator_.writable(e)) {
+      custody_pending_ = true;
+      return;
+    }
+  }
+  for (uint64_t slot = c_.layout.first_slot(first); slot < c_.layout.first_slot(first + span);
+       ++slot) {
+    if (allocator_.word(slot).state != BH_BLOCK_NONE) continue;
+    const uint64_t stamp = c_.access.load(c_.layout.header(slot));
+    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED) retire_header(slot);
+  }
+  allocator_.open(first, span);
+}
+
+// ---- hints and mail ----
+
+/// A hint for the owner of the block: it was used. Many blocks share a word, and the last one wins.
+template <class A>
+void Core<A>::touch_elsewhere(uint64_t slot) {
+  const uint64_t at =
+      c_.own(BH_PART_TOUCH, slot * 0x9E3779B97F4A7C15u % c_.layout.geometry().touch_count);
+  c_.access.store_relaxed(at, make_touch(slot, c_.access.recency_ns()));
+  c_.access.flush(at, 8);
+}
+
+template <class A>
+void Core<A>::take_touches(uint64_t now_ns) {
+  if (now_ns - touches_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000) return;
+  touches_at_ns_ = now_ns;
+  const uint64_t count = c_.layout.geometry().touch_count;
+  touches_.resize(count * hosts_.count());
+  for (uint64_t left = other_hosts(); left != 0; left &= left - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(left));
+    c_.access.acquire(c_.layout.part(host, BH_PART_TOUCH), 8 * count);
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t word = c_.access.load_relaxed(c_.layout.word(host, BH_PART_TOUCH, i));
+      uint64_t& seen = touches_[host * count + i];
+      if (word == seen) continue;
+      seen = word;
+      const uint64_t slot = touch_slot(word);
+      if (slot < c_.layout.slot_count() && allocator_.holds(c_.layout.extent_of_slot(slot)))
+        c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), c_.access.recency_ns());
+    }
+  }
+}
+
+template <class A>
+bool Core<A>::ask_to_remove(const Located& located) {
+  bh_mail mail{};
+  mail.kind = BH_MAIL_REMOVE;
+  mail.slot = located.slot;
+  mail.stamp = located.header.stamp;
+  return post(located.found.host, mail);
+}
+
+/// False if all lines to that host are taken. A request that stands already is enough.
+template <class A>
+bool Core<A>::post(uint32_t peer, bh_mail mail) {
+  const KeyLock lock(*this, mail_lock(peer));
+  if (!lock.held()) return false;
+  std::optional<uint64_t> free_line;
+  for (uint64_t i = 0; i < kMailLines; ++i) {
+    const auto old = read_mail_line(c_.host, peer, i);
+    if (!old) {
+      if (!free_line) free_line = i;
+    } else if (old->kind == mail.kind && old->slot == mail.slot && old->stamp == mail.stamp) {
+      return true;
+    }
+  }
+  if (!free_line) return false;
+  mail.incarnation = c_.incarnation;
+  mail.sequence = c_.access.random();
+  c_.write_sealed(c_.layout.mail(c_.host, peer, *free_line), to_line(mail));
+  return true;
+}
+
+template <class A>
+std::optional<bh_mail> Core<A>::read_mail_line(uint32_t host, uint32_t peer, uint64_t index) const {
+  Line line;
+  if (!c_.read_sealed(c_.layout.mail(host, peer, index), line)) return std::nullopt;
+  return from_line<bh_mail>(line);
+}
+
+/// Does what others ask for, and takes back own requests that were done.
+template <class A>
+void Core<A>::read_mail() {
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    if (h == c_.host) continue;
+    clear_mail(h);
+    c_.access.acquire(c_.layout.mail(h, c_.host, 0), BH_MAIL_AREA_BYTES);
+    for (uint64_t i = 0; i < kMailLines; ++i) {
+      const auto mail = read_mail_line(h, c_.host, i);
+      if (!mail || c_.ended({h, mail->incarnation})) continue;
+      if (mail->kind == BH_MAIL_REMOVE && mail->slot < c_.layout.slot_count()) {
+        bh_block_header header;
+        if (!read_header(mail->slot, header) || header.stamp != mail->stamp) continue;
+        const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+        if (retire(mail->slot, hash, header.stamp, BH_COUNTER_REMOVALS)) reclaim({&mail->slot, 1});
+      } else if (mail->kind == BH_MAIL_WANT && mail->sequence != granted_[h]) {
+        granted_[h] = mail->sequence;
+        give(mail->count, {h, mail->incarnation});
+      }
+    }
+  }
+}
+
+template <class A>
+void Core<A>::clear_mail(uint32_t peer) {
+  const uint64_t now_ns = c_.access.now_ns();
+  for (uint64_t i = 0; i < kMailLines; ++i) {
+    const auto mail = read_mail_line(c_.host, peer, i);
+    if (!mail) continue;
+    bool done = mail->incarnation != c_.incarnation;
+    if (mail->kind == BH_MAIL_REMOVE && mail->slot < c_.layout.slot_count()) {
+      // Whoever holds the block now, if it is gone, it is gone.
+      const auto slot = hosts_.read_slot(peer);
+      c_.access.acquire(c_.layout.header(mail->slot), BH_LINE_BYTES);
+      done |= c_.access.load(c_.layout.header(mail->slot)) != mail->stamp || !slot ||
+              c_.ended({peer, slot->incarnation});
+    } else if (mail->kind == BH_MAIL_WANT) {
+      done |= now_ns - asked_at_ns_ > uint64_t{c_.times.beat_ms} * 10'000'000;
+    }
+    if (!done) continue;
+    const KeyLock lock(*this, mail_lock(peer));
+    if (!lock.held()) return;
+    c_.access.store_line(c_.layout.mail(c_.host, peer, i), Line{});
+    c_.access.publish(c_.layout.mail(c_.host, peer, i), BH_LINE_BYTES);
+  }
+}
+
+/// Asks the live host that has the most free extents, by what it says in its private part: a hint,
+/// and whoever is asked gives only what is free.
+template <class A>
+void Core<A>::ask_for_extents() {
+  const uint64_t now_ns = c_.access.now_ns();
+  if (now_ns - asked_at_ns_ < uint64_t{c_.times.beat_ms} * 10'000'000) return;
+  asked_at_ns_ = now_ns;
+  uint64_t most = 1;  // its last one it keeps
+  std::optional<uint32_t> richest;
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    const auto slot = hosts_.read_slot(h);
+    if (h == c_.host || !slot || slot->incarnation == 0 || c_.ended({h, slot->incarnation}))
+      continue;
+    c_.access.acquire(c_.layout.part(h, BH_PART_EXTENTS),
+                      sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
+    uint64_t free = 0;
+    for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+      const OwnWord own = own_of(h, e);
+      free += own.state == BH_OWN_OWN && own.incarnation == slot->incarnation &&
+              c_.load_state(c_.layout.extent_state(h, e)).state == BH_EXTENT_FREE;
+    }
+    if (free <= most) continue;
+    most = free;
+    richest = h;
+  }
+  if (!richest) return;
+  bh_mail mail{};
+  mail.kind = BH_MAIL_WANT;
+  mail.count = most / 2;
+  post(*richest, mail);
+}
+
+}  // namespace bowhead::core

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hosts: who shares the pool, who lives, and who succeeds whom (docs/sharing.md).
+//
+// Invariants
+//   H1 Every word here has one writing host. Slot lines are sealed and have two copies, written in
+//      turn; beat, decision and ack words are complete in themselves.
+//   H2 For each life of a host at most one successor is ever decided (Disk Paxos over the decision
+//      words: Gafni and Lamport 2003, with one disk and a settle after each publish).
+//   H3 Nobody acts on a decision before it has seen a word that says done. `view` says which
+//      decisions this host acts on; `ack` is published only after `view` and a full fence, so that
+//      whoever sees the ack knows that every lease taken here before is visible as a hazard.
+//   H4 Time only permits: a host whose beat stands still may be proposed for succession, no more.
+//
+// Not thread-safe, but for reading `view`; one process of a host at a time beats (take_beat()), and
+// two at once do no harm.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "pool/core/context.h"
+
+namespace bowhead::core {
+
+/// What came of one attempt to decide.
+enum class Outcome {
+  DECIDED,    ///< there is a decision, this one's or another
+  BACK_OFF,   ///< somebody else is at it with a higher ballot
+  OVER,       ///< the words are in use for a later life already
+  EXHAUSTED,  ///< no ballots are left
+};
+
+template <class A>
+class Hosts {
+ public:
+  explicit Hosts(Context<A>& context) : c_(context) {}
+
+  uint32_t count() const { return c_.layout.geometry().host_count; }
+
+  /// The newer of the two good copies, fresh; all zero if the slot was never used. Empty if both
+  /// are damaged.
+  std::optional<bh_host_slot> read_slot(uint32_t host) const;
+  /// Own slot: into the older copy, so that a death in the middle leaves the newer one.
+  void write_slot(bh_host_slot line, uint32_t state);
+
+  // ---- beats ----
+  /// It is time for a beat, and this process is the one to do it.
+  bool take_beat(uint64_t now_ns);
+  void publish_beat();
+  /// Looks at the words of all hosts: updates view and acks, notes whose beat moved.
+  void observe(uint64_t now_ns);
+  /// Its beat did not move for dead_ms and `wait_ms`, with samples in between, or it left.
+  bool suspected(uint32_t host, uint64_t now_ns, uint64_t wait_ms = 0) const;
+
+  // ---- agreement ----
+  /// Proposes `value` as the successor of a life. One process of a host at a time (host lock).
+  Outcome decide(Life life, uint32_t value);
+  /// A fresh look: some word says done for this life.
+  bool decided(Life life) const { return decision(life).has_value(); }
+  /// A fresh look: somebody has at least begun to decide about this life.
+  bool begun(Life life) const;
+  /// Who holds now what that life held: the chain of decisions is followed to a life that is not
+  /// over. Empty while a link of it is not decided.
+  std::optional<Life> successor(Life life) const;
+
+  /// Some host knows that this life has stopped writing: it said so itself, or an operator did.
+  bool fenced(Life life) const;
+  void vouch_fenced(Life life);
+  /// Every live host treats this life as ended.
+  bool acked(Life life) const;
+
+  /// Hosts whose leases count: all but those that ended a while ago.
+  uint64_t hazard_hosts(uint64_t now_ns) const;
+
+ private:
+  struct Seen {
+    uint64_t beat = 0;
+    uint32_t incarnation = 0;
+    uint64_t changed_at_ns = 0;
+    uint64_t sampled_at_ns = 0;
+    uint32_t samples = 0;
+  };
+
+  uint64_t decide_at(uint32_t host, uint32_t of) const {
+    return c_.layout.word(host, BH_PART_DECIDE, of);
+  }
+  uint64_t beat_at(uint32_t host) const { return c_.layout.part(host, BH_PART_BEAT); }
+  DecideWord decide_word(uint32_t host, uint32_t of) const {
+    return DecideWord::unpack(c_.access.load(decide_at(host, of)));
+  }
+  void write_decide(uint32_t of, const DecideWord& word) {
+    c_.access.store(decide_at(c_.host, of), word.pack());
+    c_.access.publish(decide_at(c_.host, of), 8);
+    c_.settle();
+  }
+  void refresh_decisions(uint32_t of) const;
+  std::optional<uint32_t> decision(Life life) const;
+  std::optional<Life> life_of(uint32_t value) const;
+  void note_ended(uint32_t host, uint64_t ended, uint64_t now_ns);
+  void advance_settled(uint64_t now_ns);
+  bool all_published(uint64_t phase) const;
+  uint64_t ack_at(uint32_t host, uint32_t of) const {
+    return c_.layout.word(host, BH_PART_ACK, of);
+  }
+  void raise_ack(uint32_t of, uint32_t shift, uint64_t value);
+
+  Context<A>& c_;
+  std::array<Seen, BH_HOSTS_MAX> seen_{};
+  // Stamps up to settling_ of the phase before settling_phase_ were all published when draining
+  // ended at drained_at_ns_ (0: not yet).
+  std::optional<uint64_t> settling_;
+  uint64_t settling_phase_ = 0;
+  uint64_t drained_at_ns_ = 0;
+};
+
+// ---- slots ----
+
+template <class A>
+std::optional<bh_host_slot> Hosts<A>::read_slot(uint32_t host) const {
+  bh_host_slot best{};
+  bool found = false, blank = false;
+  c_.access.acquire(c_.layout.slot_line(host, 0), 2 * sizeof(bh_host_slot));
+  for (uint32_t copy = 0; copy < 2; ++copy) {
+    Line line;
+    const bool good = c_.read_sealed(c_.layout.slot_line(host, copy), line);
+    // The first write goes to copy 1: while copy 0 is blank, nobody got past it, whole or torn.
+    if (copy == 0) blank = line == Line{};
+    const auto slot = from_line<bh_host_slot>(line);
+    if (good && (!found || slot.turn > best.turn)) {
+      best = slot;
+      found = true;
+    }
+  }
+  if (!found && !blank) return std::nullopt;
+  return best;
+}
+
+template <class A>
+void Hosts<A>::write_slot(bh_host_slot line, uint32_t state) {
+  line.state = state;
+  line.turn += 1;
+  c_.write_sealed(c_.layout.slot_line(c_.host, line.turn & 1), to_line(line));
+}
+
+// ---- beats ----
+
+/// The time of the last beat is moved by compare-and-swap: a stopped process does not stop the
+/// beats of its host.
+template <class A>
+bool Hosts<A>::take_beat(uint64_t now_ns) {
+  const uint64_t at = c_.private_word(offsetof(bh_host_private, beat_at_ns));
+  uint64_t last_ns = c_.access.load(at);
+  const uint64_t due_ns = last_ns + uint64_t{c_.times.beat_ms} * 900'000;
+  // A time in the future is from before a reboot.
+  return (now_ns >= due_ns || now_ns < last_ns) && c_.access.cas(at, last_ns, now_ns);
+}
+
+template <class A>
+void Hosts<A>::publish_beat() {
+  advance_settled(c_.access.now_ns());
+  c_.access.fetch_add(beat_at(c_.host) + offsetof(bh_host_beat, beat), 1);
+  c_.access.publish(beat_at(c_.host), sizeof(bh_host_beat));
+}
+
+/// One cycle: note the last stamp, turn the phase, wait until the old parity's counts are zero,
+/// wait T_settle, say so. A cycle that another process's turn of the phase broke is begun anew.
+template <class A>
+void Hosts<A>::advance_settled(uint64_t now_ns) {
+  const uint64_t phase_at = c_.private_word(offsetof(bh_host_private, publish_phase));
+  uint64_t phase = c_.access.load(phase_at);
+  if (settling_ && settling_phase_ != phase) settling_.reset();
+  if (settling_ && drained_at_ns_ == 0 && all_published(phase - 1)) drained_at_ns_ = now_ns;
+  if (settling_ && drained_at_ns_ != 0 &&
+      now_ns - drained_at_ns_ >= uint64_t{c_.times.settle_ms} * 1'000'000) {
+    c_.access.store(beat_at(c_.host) + offsetof(bh_host_beat, settled),
+                    uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS | *settling_);
+    settling_.reset();
+  }
+  // The other parity must be at rest before it comes into use again.
+  if (settling_ || !all_published(phase + 1)) return;
+  const uint64_t last = c_.access.load(c_.private_word(offsetof(bh_host_private, stamp_sequence)));
+  if (!c_.access.cas(phase_at, phase, phase + 1)) return;
+  settling_ = std::min(last, kStampSequenceMax);
+  settling_phase_ = phase + 1;
+  drained_at_ns_ = 0;
+}
+
+template <class A>
+bool Hosts<A>::all_published(uint64_t phase) const {
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    if (c_.access.load(Publishing<A>::count_at(c_, p, phase)) != 0) return false;
+  }
+  return true;
+}
+
+template <class A>
+void Hosts<A>::observe(uint64_t now_ns) {
+  for (uint32_t h = 0; h < count(); ++h) {
+    c_.invalidate_from(h, c_.layout.slot_line(h, 0), 2 * sizeof(bh_host_slot));
+    c_.invalidate_from(h, beat_at(h), sizeof(bh_host_beat));
+    c_.invalidate_from(h, decide_at(h, 0), uint64_t{8} * count());
+  }
+  c_.access.coherence_fence();
+  for (uint32_t d = 0; d < count(); ++d) {
+    uint64_t ended = 0;
+    for (uint32_t h = 0; h < count(); ++h) {
+      const DecideWord word = decide_word(h, d);
+      if (word.done) ended = std::max<uint64_t>(ended, uint64_t{word.inst} + 1);
+    }
+    note_ended(d, ended, now_ns);
+    Seen& seen = seen_[d];
+    const uint64_t beat = c_.access.load(beat_at(d) + offsetof(bh_host_beat, beat));
+    const auto slot = read_slot(d);
+    const uint32_t incarnation = slot ? slot->incarnation : seen.incarnation;
+    // Whoever was paused himself begins to count anew (protocol 5.7).
+    const bool paused = now_ns - seen.sampled_at_ns > uint64_t{c_.times.dead_ms} * 1'000'000 / 2;
+    if (beat != seen.beat || incarnation != seen.incarnation || paused)
+      seen = {beat, incarnation, now_ns, now_ns, 0};
+    seen.sampled_at_ns = now_ns;
+    ++seen.samples;
+  }
+}
+
+/// H3: view, full fence, ack. Also for who died between the two.
+template <class A>
+void Hosts<A>::note_ended(uint32_t host, uint64_t ended, uint64_t now_ns) {
+  const ViewWord view = c_.view(host);
+  if (ended > view.ended)
+    c_.access.store(c_.own(BH_PART_VIEW, host), ViewWord{ended, now_ns / 1'000'000}.pack());
+  ended = std::max(ended, view.ended);
+  if (ended == 0 || host == c_.host) return;
+  c_.access.fence();
+  raise_ack(host, 0, ended);
+}
+
+template <class A>
+void Hosts<A>::raise_ack(uint32_t of, uint32_t shift, uint64_t value) {
+  const uint64_t at = ack_at(c_.host, of);
+  const uint64_t mask = uint64_t{0xFFFFFFFF} << shift;
+  uint64_t word = c_.access.load(at);
+  while ((word & mask) < value << shift &&
+         !c_.access.cas(at, word, (word & ~mask) | value << shift)) {
+  }
+  if ((word & mask) < value << shift) c_.access.publish(at, 8);
+}
+
+template <class A>
+bool Hosts<A>::suspected(uint32_t host, uint64_t now_ns, uint64_t wait_ms) const {
+  const Seen& seen = seen_[host];
+  const auto slot = read_slot(host);
+  if (!slot || slot->incarnation == 0 || c_.ended({host, slot->incarnation})) return false;
+  return slot->state == BH_HOST_LEFT ||
+         (seen.samples >= 3 &&
+          now_ns >= seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000);
+}
+
+// ---- agreement ----
+
+template <class A>
+void Hosts<A>::refresh_decisions(uint32_t of) const {
+  for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, decide_at(h, of), 8);
+  c_.access.coherence_fence();
+}
+
+template <class A>
+std::optional<uint32_t> Hosts<A>::decision(Life life) const {
+  refresh_decisions(life.host);
+  for (uint32_t h = 0; h < count(); ++h) {
+    const DecideWord word = decide_word(h, life.host);
+    if (word.done && word.inst == life.incarnation) return word.val;
+  }
+  return std::nullopt;
+}
+
+template <class A>
+bool Hosts<A>::begun(Life life) const {
+  refresh_decisions(life.host);
+  for (uint32_t h = 0; h < count(); ++h) {
+    const DecideWord word = decide_word(h, life.host);
+    if (word.inst > life.incarnation || (word.inst == life.incarnation && word.mbal != 0))
+      return true;
+  }
+  return false;
+}
+
+/// Protocol 5.8. Each numbered step publishes the own word and settles before it looks.
+template <class A>
+Outcome Hosts<A>::decide(Life life, uint32_t value) {
+  refresh_decisions(life.host);
+  uint32_t round = 0;
+  for (uint32_t h = 0; h < count(); ++h) {
+    const DecideWord word = decide_word(h, life.host);
+    if (word.inst > life.incarnation) return Outcome::OVER;
+    if (word.inst < life.incarnation) continue;
+    if (word.done) return Outcome::DECIDED;
+    round = std::max(round, word.mbal >> 6);
+  }
+  if (round >= BH_DECIDE_ROUND_MAX) return Outcome::EXHAUSTED;
+  const uint32_t ballot = (round + 1) << 6 | c_.host;
+  DecideWord mine = decide_word(c_.host, life.host);
+  if (mine.inst != life.incarnation) mine = {.inst = life.incarnation};
+  mine.mbal = ballot;
+  write_decide(life.host, mine);  // (1)
+  uint32_t accepted_bal = mine.bal;
+  if (mine.bal == 0) mine.val = value;
+  for (const bool second : {false, true}) {
+    refresh_decisions(life.host);  // (2), (4)
+    for (uint32_t h = 0; h < count(); ++h) {
+      if (h == c_.host) continue;
+      const DecideWord word = decide_word(h, life.host);
+      if (word.inst > life.incarnation) return Outcome::OVER;
+      if (word.inst < life.incarnation) continue;
+      if (word.done) return Outcome::DECIDED;
+      if (word.mbal > ballot) return Outcome::BACK_OFF;
+      if (!second && word.bal > accepted_bal) {
+        accepted_bal = word.bal;
+        mine.val = word.val;
+      }
+    }
+    if (second) break;
+    mine.bal = ballot;
+    write_decide(life.host, mine);  // (3)
+  }
+  mine.done = true;
+  write_decide(life.host, mine);  // (5)
+  return Outcome::DECIDED;
+}
+
+/// A value has ten bits of an incarnation: the newest with these bits that the slot can have.
+template <class A>
+std::optional<Life> Hosts<A>::life_of(uint32_t value) const {
+  const uint32_t host = value >> 10;
+  if (host >= count()) return std::nullopt;
+  const auto slot = read_slot(host);
+  if (!slot) return std::nullopt;
+  const uint32_t next = slot->incarnation + 1u;
+  const uint32_t back = (next - value) & 1023u;
+  if (back > next) return std::nullopt;
+  return Life{host, next - back};
+}
+
+template <class A>
+std::optional<Life> Hosts<A>::successor(Life life) const {
+  for (uint32_t links = 0; links < 4 * BH_HOSTS_MAX; ++links) {
+    const auto value = decision(life);
+    const auto next = value ? life_of(*value) : std::nullopt;
+    if (!next || !c_.ended(*next)) return next;
+    life = *next;
+  }
+  return std::nullopt;
+}
+
+template <class A>
+bool Hosts<A>::fenced(Life life) const {
+  if (life.incarnation == 0) return true;  // nobody ever was there
+  const auto slot = read_slot(life.host);
+  if (slot && slot->fenced >= life.incarnation) return true;
+  for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, ack_at(h, life.host), 8);
+  c_.access.coherence_fence();
+  for (uint32_t h = 0; h < count(); ++h) {
+    if (c_.access.load(ack_at(h, life.host)) >> BH_ACK_FENCED_SHIFT > life.incarnation) return true;
+  }
+  return false;
+}
+
+template <class A>
+void Hosts<A>::vouch_fenced(Life life) {
+  raise_ack(life.host, BH_ACK_FENCED_SHIFT, uint64_t{life.incarnation} + 1);
+}
+
+template <class A>
+bool Hosts<A>::acked(Life life) const {
+  for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, ack_at(h, life.host), 8);
+  c_.access.coherence_fence();
+  for (uint32_t h = 0; h < count(); ++h) {
+    if (h == c_.host) continue;
+    const auto slot = read_slot(h);
+    if (slot && (slot->incarnation == 0 || c_.ended({h, slot->incarnation}))) continue;
+    // One that joins reads all decisions after it has published JOINING.
+    if (h == life.host) continue;
+    if ((c_.access.load(ack_at(h, life.host)) & 0xFFFFFFFFu) <= life.incarnation) return false;
+  }
+  return true;
+}
+
+template <class A>
+uint64_t Hosts<A>::hazard_hosts(uint64_t now_ns) const {
+  uint64_t hosts = 0;
+  for (uint32_t h = 0; h < count(); ++h) {
+    const ViewWord view = c_.view(h);
+    bool over = false;
+    if (view.ended != 0) {
+      const auto slot = read_slot(h);
+      over = slot && slot->incarnation < view.ended &&
+             now_ns / 1'000'000 - view.since_ms > c_.times.grace_ms;
+    }
+    if (!over) hosts |= uint64_t{1} << h;
+  }
+  return hosts;
+}
+
+}  // namespace bowhead::core
