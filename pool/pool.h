@@ -162,10 +162,10 @@ class Pool {
 
   /// Opens a pool; undoes what dead processes left and, after a reboot, rebuilds the allocator from
   /// the index. A pool of several hosts beats in a thread of its own while it is open. Returns
-  /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process is
-  /// opening it and hangs, or the hosts do not agree), LIMIT_REACHED (too many processes, no free
-  /// host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it still
-  /// have the pool open), INVALID_ARGUMENT (host), and what open_media() returns.
+  /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process
+  /// is opening it and hangs, or the hosts do not agree), LIMIT_REACHED (too many processes, no
+  /// free host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it
+  /// still have the pool open), INVALID_ARGUMENT (host), and what open_media() returns.
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).

@@ -59,8 +59,8 @@ BH_FORMAT_SIZE(bh_host_beat, 64);
 
 /* Ownership word of an extent, own[h][e], high to low:
  * state:4 | transfer epoch:28 | slot:8 | incarnation:16 | custody:8.
- * OWN: the incarnation is that of h. CLAIM, ABANDONED: slot of the grantor, incarnation of h. GIVEN:
- * slot and incarnation of the recipient, and low bits of h's own incarnation for the custody. */
+ * OWN: the incarnation is that of h. CLAIM, ABANDONED: slot of the grantor, incarnation of h.
+ * GIVEN: slot and incarnation of the recipient, low bits of h's own incarnation for custody. */
 enum { BH_OWN_NONE = 0, BH_OWN_OWN = 1, BH_OWN_GIVEN = 2, BH_OWN_CLAIM = 3, BH_OWN_ABANDONED = 4 };
 #define BH_OWN_STATE_SHIFT 60u
 #define BH_OWN_EPOCH_SHIFT 32u
@@ -78,9 +78,9 @@ enum {
  * every life of the word different, so that a late clear cannot hit a later lease. */
 #define BH_HAZARD_PAGE_BITS 36u
 
-/* A request of one host to another, mail[h][p][i]: a sealed line in the area of 4 KiB that host h
- * has for host p. It stands until h sees that it was done, or is no longer wanted: requests are such
- * that doing one twice does no harm. A line that is not sealed asks for nothing. */
+/* A request of one host to another, mail[h][p][i]: a sealed line in the 4 KiB that host h has for
+ * host p. It stands until h sees that it was done, or wants it no longer: requests are such that
+ * doing one twice does no harm. A line that is not sealed asks for nothing. */
 enum {
   BH_MAIL_NONE = 0,
   BH_MAIL_REMOVE = 1, /* remove the block of this slot and stamp */
