@@ -21,6 +21,7 @@ namespace bowhead::cli {
 namespace {
 
 int output_error = 0;
+uint32_t host_option = kAnyHost;
 
 void note_output_error() {
   if (output_error == 0) output_error = errno;
@@ -73,8 +74,17 @@ int finish_output(int code) {
   return kEnvironment;
 }
 
+void add_host_option(CLI::App& app) {
+  app.add_option("--host", host_option,
+                 "Host slot to act as, in a pool of several (default: the one this machine has, or "
+                 "a free one)")
+      ->check(CLI::Range(0, 63));
+}
+
+uint32_t chosen_host() { return host_option; }
+
 Result<Pool> open_pool(const std::string& locator, const Progress& progress) {
-  Result<Pool> pool = Pool::open(locator, OpenOptions{.host = 0, .progress = progress});
+  Result<Pool> pool = Pool::open(locator, {.host = host_option, .times = {}, .progress = progress});
   if (!pool) return pool;
   const auto info = pool->info();
   if (info && info->second_superblock_used) {

@@ -46,7 +46,12 @@ void add_block_commands(CLI::App& app, Action& action);
 void add_replay_command(CLI::App& app, Action& action, const std::string& command_line);
 void add_bench_command(CLI::App& app, Action& action, const std::string& command_line);
 
-/// Opens a pool and warns if it runs on the second copy of its superblock.
+/// --host, for every command: as which host of the pool it acts.
+void add_host_option(CLI::App& app);
+/// What it said; kAnyHost by default.
+uint32_t chosen_host();
+
+/// Opens a pool as that host and warns if it runs on the second copy of its superblock.
 Result<Pool> open_pool(const std::string& locator, const Progress& progress = {});
 
 /// The help line that every command with a locator ends with.

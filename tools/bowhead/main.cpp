@@ -31,6 +31,8 @@ int main(int argc, char** argv) {
   CLI::App app{"Bowhead: a pool of memory for the KV caches of large language models", "bowhead"};
   app.set_version_flag("--version", BOWHEAD_VERSION);
   app.require_subcommand(1);
+  app.fallthrough();  // --host may stand behind the command
+  bowhead::cli::add_host_option(app);
   app.footer(kFooter);
   std::string command_line = "bowhead";
   for (int i = 1; i < argc; ++i) command_line += std::string(" ") + argv[i];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bowhead pool create | info | check | repair | destroy
+// bowhead pool create | info | check | repair | leave | fence | destroy
 #include <fmt/format.h>
 
 #include <ctime>
@@ -30,6 +30,11 @@ int run_create(const CreateArguments& arguments) {
                 arguments.locator);
   }
   if (!created) return fail(created.error(), arguments.locator);
+  if (options.hosts > 1) {  // to look inside it would have to join as one of them
+    print(fmt::format("created {}: {} for {} hosts\n", arguments.locator,
+                      human_bytes(options.size_bytes), options.hosts));
+    return kOk;
+  }
   auto pool = open_pool(arguments.locator);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
@@ -79,6 +84,7 @@ Examples:
   bowhead pool create shm:demo --size 4G
   bowhead pool create file:/mnt/pmem/kv --size 512G --extent 64M
   bowhead pool create shm:store --size 1G --no-evict
+  bowhead pool create file:/mnt/cxl/kv --size 512G --hosts 8
 
 All its memory is taken at once, so that no later store can fail for want of it. Interrupted, it
 leaves nothing behind.)");
@@ -123,7 +129,8 @@ Json info_json(const PoolInfo& info) {
                  {"bytes_in", info.bytes_in},
                  {"bytes_out", info.bytes_out},
                  {"no_space", info.no_space},
-                 {"scavenged", info.scavenged}}}};
+                 {"scavenged", info.scavenged},
+                 {"hits_elsewhere", info.hits_elsewhere}}}};
   json["namespaces"] = Json::array();
   for (const auto& ns : info.namespaces) {
     json["namespaces"].push_back({{"id", fmt::format("{:016x}", ns.id)},
@@ -137,6 +144,7 @@ Json info_json(const PoolInfo& info) {
                              {"incarnation", host.incarnation},
                              {"extents_owned", host.extents_owned},
                              {"extents_free", host.extents_free},
+                             {"extents_custody", host.extents_custody},
                              {"processes_live", host.processes_live},
                              {"leases_active", host.leases_active}});
   }
@@ -180,6 +188,7 @@ std::string info_text(const PoolInfo& info) {
   fields.add("no space", grouped(info.no_space));
   fields.add("damaged", grouped(info.damaged));
   fields.add("scavenged", grouped(info.scavenged));
+  if (info.hosts.size() > 1) fields.add("got from other hosts", grouped(info.hits_elsewhere));
   std::string text = fields.text();
 
   Table namespaces({"NAMESPACE", "ID", "DESCRIPTION"});
@@ -187,11 +196,13 @@ std::string info_text(const PoolInfo& info) {
     namespaces.add({key_text(ns.name), fmt::format("{:016x}", ns.id), key_text(ns.description)});
   }
   if (!info.namespaces.empty()) text += "\n" + namespaces.text();
-  Table hosts({">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">PROCESSES", ">LEASES"});
+  Table hosts(
+      {">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">CUSTODY", ">PROCESSES", ">LEASES"});
   for (const auto& host : info.hosts) {
     hosts.add({std::to_string(host.slot), host.state, std::to_string(host.incarnation),
                grouped(host.extents_owned), grouped(host.extents_free),
-               std::to_string(host.processes_live), std::to_string(host.leases_active)});
+               grouped(host.extents_custody), std::to_string(host.processes_live),
+               std::to_string(host.leases_active)});
   }
   return text + "\n" + hosts.text();
 }
@@ -300,6 +311,58 @@ void add_repair(CLI::App& parent, Action& action) {
       [a, &action] { action = [a] { return run_repair(a->locator, a->take_over); }; });
 }
 
+int run_leave(const std::string& locator) {
+  auto pool = open_pool(locator);
+  if (!pool) return fail(pool.error(), locator);
+  if (const auto left = pool->leave(); !left) return fail(left.error(), locator);
+  print(fmt::format("left {}: the other hosts may take over what this one held\n", locator));
+  return kOk;
+}
+
+void add_leave(CLI::App& parent, Action& action) {
+  auto* command = parent.add_subcommand("leave", "End this host's membership in order");
+  auto locator = std::make_shared<std::string>();
+  command->add_option("locator", *locator, kLocatorHelp)->required();
+  command->footer(R"(
+The other hosts need not wait until its heartbeat is missed, nor doubt that it has stopped writing:
+its blocks stay, and their space is theirs at once. No process of this host may have the pool open.
+A host that leaves can come back any time, empty.
+
+Example:
+  bowhead pool leave file:/mnt/cxl/kv --host 3)");
+  command->callback([locator, &action] { action = [locator] { return run_leave(*locator); }; });
+}
+
+int run_fence(const std::string& locator, uint32_t host) {
+  auto pool = open_pool(locator);
+  if (!pool) return fail(pool.error(), locator);
+  if (const auto fenced = pool->fence(host); !fenced) return fail(fenced.error(), locator);
+  print(fmt::format("noted in {}: host {} has stopped writing for good\n", locator, host));
+  return kOk;
+}
+
+void add_fence(CLI::App& parent, Action& action) {
+  struct Arguments {
+    std::string locator;
+    uint32_t fenced = 0;
+  };
+  auto* command = parent.add_subcommand("fence", "Vouch that a dead host has stopped writing");
+  auto a = std::make_shared<Arguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_option("fenced", a->fenced, "Slot of the host that is off")
+      ->required()
+      ->check(CLI::Range(0, 63));
+  command->footer(R"(
+A host that the others declared dead may only be slow, and still store into the extents it had. Until
+somebody knows better, these serve verified copies and no leases. Say so with this command, by hand
+or from the hook of a fabric manager, when the machine is powered off or cut off from the memory, and
+only then: blocks leased from these extents rest on your word. It acts as a live host (--host).
+
+Example:
+  bowhead pool fence file:/mnt/cxl/kv 3)");
+  command->callback([a, &action] { action = [a] { return run_fence(a->locator, a->fenced); }; });
+}
+
 int run_destroy(const std::string& locator, bool force) {
   const auto destroyed = Pool::destroy(locator, force);
   if (!destroyed) return fail(destroyed.error(), locator);
@@ -330,6 +393,8 @@ void add_pool_commands(CLI::App& app, Action& action) {
   add_info(*pool, action);
   add_check(*pool, action);
   add_repair(*pool, action);
+  add_leave(*pool, action);
+  add_fence(*pool, action);
   add_destroy(*pool, action);
 }
 

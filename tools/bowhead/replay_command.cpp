@@ -74,6 +74,7 @@ int run(const Arguments& arguments) {
   if (arguments.create_bytes > 0) {
     CreateOptions options;
     options.size_bytes = arguments.create_bytes;
+    options.hosts = std::max(1u, arguments.options.hosts);
     const auto created = create_pool(arguments.options.locator, options);
     if (!created) return fail(created.error(), arguments.options.locator);
   }
@@ -101,7 +102,8 @@ Exit code 1 if a wrong byte came back, or if the self-test missed a planted one.
 Examples:
   bowhead replay --pool shm:try --create 1G --workers 2
   bowhead replay conversation.jsonl --pool shm:demo --workers 8 --block-bytes 256K --json
-  bowhead replay --pool shm:try --create 1G --generate agent --requests 5000 --self-test)";
+  bowhead replay --pool shm:try --create 1G --generate agent --requests 5000 --self-test
+  bowhead replay --pool shm:try --create 1G --hosts 4)";
 
 }  // namespace
 
@@ -114,6 +116,12 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
   command->add_option("--workers", a->options.workers, "Worker processes")
       ->check(CLI::Range(1, 256))
       ->capture_default_str();
+  command
+      ->add_option(
+          "--hosts", a->options.hosts,
+          "Act as so many hosts, which share nothing but the pool: worker w is host w "
+          "modulo this. The pool must be made for as many; stores are published by flushes")
+      ->check(CLI::Range(1, 64));
   command->add_option("--block-bytes", a->options.block_bytes, "Bytes of a 512-token block (64K)")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
@@ -140,7 +148,13 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
                     "Then flip stored bytes and store wrong ones: each must be found");
   command->add_flag("--json", a->json, "Report as JSON");
   command->footer(kFooter);
-  command->callback([a, &action] { action = [a] { return run(*a); }; });
+  command->callback([a, &action] {
+    action = [a] {
+      a->options.host = chosen_host();
+      a->options.workers = std::max(a->options.workers, a->options.hosts);
+      return run(*a);
+    };
+  });
 }
 
 }  // namespace bowhead::cli

@@ -106,6 +106,8 @@ Json setup_json(const ReplayRun& run) {
           {"trace", run.trace.source},
           {"content", run.content.description()},
           {"workers", run.options.workers},
+          {"hosts", std::max(1u, run.options.hosts)},
+          {"flush", run.report.before.flush},
           {"block_bytes", run.options.block_bytes},
           {"block_tokens", replay::kBlockTokens}};
 }
@@ -121,6 +123,7 @@ Json hits_json(const ReplayReport& report) {
           {"blocks_lost", total.blocks_lost},
           {"blocks_no_space", total.blocks_no_space},
           {"blocks_busy", total.blocks_busy},
+          {"blocks_hit_elsewhere", report.after.hits_elsewhere - report.before.hits_elsewhere},
           {"blocks_warm", report.warm_blocks},
           {"blocks_evicted", report.after.evictions - report.before.evictions},
           {"blocks_damaged", report.after.damaged - report.before.damaged},
@@ -160,6 +163,8 @@ std::string hits_text(const ReplayReport& report) {
     table.add({name, grouped(hits), fmt::format("{:.2f}", percent(hits, asked))});
   };
   row("this pool", report.total.blocks_hit);
+  if (report.after.hosts.size() > 1)
+    row("  of other hosts", report.after.hits_elsewhere - report.before.hits_elsewhere);
   row("ideal LRU", report.lru_hits);
   row("best possible", report.best_hits);
   row("endless cache", report.infinite_hits);

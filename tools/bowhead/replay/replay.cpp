@@ -92,9 +92,15 @@ uint64_t staging_bytes(const Trace& trace, uint64_t block_bytes) {
   return std::clamp(2 * trace.largest_request_blocks() * block_bytes, kStagingMin, kStagingMax);
 }
 
+Result<Pool> open_as(const ReplayOptions& options, uint32_t worker) {
+  OpenOptions open;
+  open.host = options.hosts == 0 ? options.host : worker % options.hosts;
+  return Pool::open(options.locator, open);
+}
+
 Result<void> work(const Trace& trace, const Content& content, const ReplayOptions& options,
-                  Shared& shared, EngineStats& stats) {
-  auto pool = Pool::open(options.locator);
+                  Shared& shared, uint32_t worker, EngineStats& stats) {
+  auto pool = open_as(options, worker);
   if (!pool) return pool.error();
   const auto ns = pool->open_namespace(namespace_of(content, options.block_bytes));
   if (!ns) return ns.error();
@@ -122,7 +128,7 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
   WorkerPage& page = shared.workers[worker];
-  const auto worked = work(trace, content, options, shared, page.stats);
+  const auto worked = work(trace, content, options, shared, worker, page.stats);
   if (!worked) {
     page.failed_status = static_cast<uint32_t>(worked.status());
     const std::string text = worked.error().message();
@@ -254,7 +260,7 @@ void set_capacity(const PoolInfo& info, uint64_t block_bytes, ReplayReport& repo
 
 Result<void> look_before(const Content& content, const ReplayOptions& options,
                          ReplayReport& report) {
-  auto pool = Pool::open(options.locator);
+  auto pool = open_as(options, 0);
   if (!pool) return pool.error();
   const auto ns = pool->open_namespace(namespace_of(content, options.block_bytes));
   if (!ns) return ns.error();
@@ -272,7 +278,7 @@ Result<void> look_before(const Content& content, const ReplayOptions& options,
 
 Result<void> look_after(const Content& content, const ReplayOptions& options,
                         ReplayReport& report) {
-  auto pool = Pool::open(options.locator);
+  auto pool = open_as(options, 0);
   if (!pool) return pool.error();
   auto info = pool->info();
   if (!info) return info.error();
