@@ -353,10 +353,11 @@ void add_fence(CLI::App& parent, Action& action) {
       ->required()
       ->check(CLI::Range(0, 63));
   command->footer(R"(
-A host that the others declared dead may only be slow, and still store into the extents it had. Until
-somebody knows better, these serve verified copies and no leases. Say so with this command, by hand
-or from the hook of a fabric manager, when the machine is powered off or cut off from the memory, and
-only then: blocks leased from these extents rest on your word. It acts as a live host (--host).
+A host that the others declared dead may only be slow, and still store into the extents it had.
+Until somebody knows better, these serve verified copies and no leases. Say so with this command, by
+hand or from the hook of a fabric manager, when the machine is powered off or cut off from the
+memory, and only then: blocks leased from these extents rest on your word. It acts as a live host
+(--host).
 
 Example:
   bowhead pool fence file:/mnt/cxl/kv 3)");
