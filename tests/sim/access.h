@@ -64,8 +64,17 @@ class SimAccess {
 
   // ---- lines ----
   core::Line load_line(uint64_t at) const {
+    check_word(at);
     core::Line line;
-    for (uint64_t i = 0; i < 8; ++i) line[i] = load(at + i * 8);
+    if (world_.current().store_count == 0 && world_.steps_without_event(line.size())) {
+      line = world_.line(at);
+    } else {
+      for (uint64_t i = 0; i < line.size(); ++i) {
+        world_.step();
+        line[i] = world_.load(at + i * 8);
+      }
+    }
+    world_.record(Op::LOAD_LINE, at, line);
     return line;
   }
   void store_line(uint64_t at, const core::Line& line) {
@@ -101,6 +110,10 @@ class SimAccess {
   }
   /// Who works in place here does so by offset.
   std::byte* payload(uint64_t) const { return nullptr; }
+  void set_writable(uint64_t at, uint64_t bytes, bool writable) {
+    for (uint64_t line = at / BH_LINE_BYTES; line < (at + bytes) / BH_LINE_BYTES; ++line)
+      process_.mapped_writable[line] = writable;
+  }
 
   std::vector<std::byte> read_bytes(uint64_t from, uint64_t bytes) const;
   /// Words in any order, and on their way out in any order. Returns the checksum.

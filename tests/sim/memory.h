@@ -71,6 +71,7 @@ class Cache {
   void lose() { ++life_; }
 
   uint64_t load(uint64_t offset) { return here(offset / BH_LINE_BYTES).words[offset / 8 % 8]; }
+  const Line& line(uint64_t line) { return here(line).words; }
   void store(uint64_t offset, uint64_t value) {
     Entry& entry = here(offset / BH_LINE_BYTES);
     entry.words[offset / 8 % 8] = value;

@@ -10,8 +10,6 @@
 namespace bowhead::sim {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
-
 const char* fault_name(FaultKind kind) {
   switch (kind) {
     case FaultKind::KILL:
@@ -22,6 +20,8 @@ const char* fault_name(FaultKind kind) {
       return "pause";
     case FaultKind::STOP_PROCESS:
       return "stop";
+    case FaultKind::LEAVE:
+      return "leave";
   }
   return "";
 }
@@ -35,17 +35,20 @@ Fault make_fault(Random& random, const Plan& plan) {
   Fault fault{};
   fault.process = static_cast<uint32_t>(random.below(plan.processes()));
   fault.after_steps = any_magnitude(random, 16);
-  const uint64_t roll = random.below(8);
-  fault.kind = roll < 4   ? FaultKind::KILL
-               : roll < 5 ? FaultKind::STOP_PROCESS
-               : roll < 6 ? FaultKind::PAUSE
-                          : FaultKind::CRASH;
+  static constexpr FaultKind kKinds[] = {
+      FaultKind::KILL,  FaultKind::KILL,  FaultKind::KILL,  FaultKind::STOP_PROCESS,
+      FaultKind::PAUSE, FaultKind::CRASH, FaultKind::CRASH, FaultKind::LEAVE};
+  fault.kind = kKinds[random.below(std::size(kKinds))];
   // What nobody flushes is lost with the machine, and the pool with it.
   if (fault.kind == FaultKind::CRASH && !plan.flushes) fault.kind = FaultKind::KILL;
   // Some are back before anybody misses them, some after all is decided and done.
-  const uint64_t longest = 2 * (kDeadMs + kGraceMs + kReclaimMs) * kMs;
-  fault.duration_ns = kSettleMs * kMs + random.below(longest >> random.below(6));
+  const uint64_t longest = 2 * (kTimes.dead_ms + kTimes.grace_ms + kTimes.reclaim_ms) * kMs;
+  fault.duration_ns = kSettleNs + random.below(longest >> random.below(6));
   fault.clock_stops = random.below(4) == 0;
+  // Of several hosts the first one never goes for good.
+  if (fault.kind == FaultKind::CRASH && fault.process >= plan.processes_per_host &&
+      random.below(4) == 0)
+    fault.duration_ns = kForever;
   return fault;
 }
 
@@ -63,7 +66,7 @@ Plan make_plan(uint64_t seed) {
   shape.locks = 1u << random.below(3);
   plan.processes_per_host = 1 + static_cast<uint32_t>(random.below(2));
   plan.flushes = shape.hosts > 1 || random.below(2) == 0;
-  plan.weak = random.below(3) == 0 && plan.flushes && shape.hosts == 1;
+  plan.weak = random.below(3) == 0 && plan.flushes;
   plan.store_buffer = random.below(2) == 0 ? 0 : 1 + static_cast<uint32_t>(random.below(4));
   plan.step_ns = 10 + static_cast<uint32_t>(random.below(90));
   plan.steps_per_event = 1u << random.below(6);
@@ -73,7 +76,7 @@ Plan make_plan(uint64_t seed) {
   plan.stall_ns = kMs << random.below(4);
   plan.operations = 4 + static_cast<uint32_t>(random.below(24));
   plan.keys = 2 + static_cast<uint32_t>(random.below(7));
-  plan.think_ns = random.below(3) == 0 ? 0 : kMs * kBeatMs >> random.below(8);
+  plan.think_ns = random.below(3) == 0 ? 0 : kBeatNs >> random.below(8);
   plan.eviction = random.below(2) == 0;
   if (random.below(4) != 0) {
     for (uint64_t n = 1 + random.below(4); n > 0; --n)
@@ -93,8 +96,11 @@ std::string Plan::describe() const {
       eviction ? ", eviction" : "");
   for (const Fault& fault : faults)
     text += fmt::format(
-        "  fault: {} process {} after {} steps, back after {:.3f} ms{}\n", fault_name(fault.kind),
-        fault.process, fault.after_steps, static_cast<double>(fault.duration_ns) / kMs,
+        "  fault: {} process {} after {} steps, {}{}\n", fault_name(fault.kind), fault.process,
+        fault.after_steps,
+        fault.duration_ns == kForever
+            ? "for good"
+            : fmt::format("back after {:.3f} ms", static_cast<double>(fault.duration_ns) / kMs),
         fault.kind == FaultKind::PAUSE && fault.clock_stops ? ", its clock stands still" : "");
   return text;
 }

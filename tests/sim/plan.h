@@ -7,22 +7,25 @@
 #include <string>
 #include <vector>
 
+#include "pool/pool.h"
 #include "tests/sim/geometry.h"
 
 namespace bowhead::sim {
 
 enum class FaultKind : uint8_t {
-  KILL,         ///< of a process; its host goes on
-  CRASH,        ///< of a host; what its cache had is lost
-  PAUSE,        ///< of a host: its processes stand still, its cache does not
-  STOP_PROCESS  ///< SIGSTOP, SIGCONT: its host goes on
+  KILL,          ///< of a process; its host goes on
+  CRASH,         ///< of a host; what its cache had is lost
+  PAUSE,         ///< of a host: its processes stand still, its cache does not
+  STOP_PROCESS,  ///< SIGSTOP, SIGCONT: its host goes on
+  LEAVE          ///< of a host, in order, after its operation
 };
+inline constexpr uint64_t kForever = UINT64_MAX;
 
 struct Fault {
   FaultKind kind;
   uint32_t process;      ///< that has taken `after_steps` steps: it, or its host, is hit
   uint64_t after_steps;  ///< counted over its lives
-  uint64_t duration_ns;  ///< until it is back
+  uint64_t duration_ns;  ///< until it is back; CRASH: kForever if it is gone for good
   bool clock_stops;      ///< PAUSE that the host's clock does not show (a virtual machine)
 };
 
@@ -48,9 +51,12 @@ struct Plan {
 };
 
 /// Lengths of time in the simulated pool: those of a real one, divided so that a run is short.
-inline constexpr uint64_t kBeatMs = 4, kDeadMs = 40, kGraceMs = 12, kSettleMs = 2, kReclaimMs = 60;
+inline constexpr SharingTimes kTimes{
+    .beat_ms = 4, .dead_ms = 40, .grace_ms = 12, .settle_ms = 2, .reclaim_ms = 60};
+inline constexpr uint64_t kMs = 1'000'000;
+inline constexpr uint64_t kBeatNs = kTimes.beat_ms * kMs, kSettleNs = kTimes.settle_ms * kMs;
 /// How long a line may take to memory on weak memory: just within the time that settling takes.
-inline constexpr uint64_t kDrainNs = kSettleMs * 1'000'000 - 1;
+inline constexpr uint64_t kDrainNs = kSettleNs - 1;
 
 Plan make_plan(uint64_t seed);
 

@@ -8,9 +8,14 @@
 namespace bowhead::sim {
 namespace {
 
-constexpr uint64_t kMs = 1'000'000;
 /// No phase takes longer in simulated time, whatever fails and comes back.
 constexpr uint64_t kPhaseNs = 60'000 * kMs;
+/// After so long everything that waits for time has happened.
+constexpr uint64_t kRestNs =
+    2 * (kTimes.dead_ms + kTimes.grace_ms + kTimes.reclaim_ms + 40 * kTimes.beat_ms) * kMs;
+/// A request to another host is read, done, and found done.
+constexpr uint64_t kSweepNs = 6 * kBeatNs;
+constexpr int kRemovals = 4;
 constexpr size_t kShrinkRuns = 2000;
 
 }  // namespace
@@ -54,49 +59,94 @@ void Simulator::write_new_pool(const Plan& plan) {
   }
 }
 
-bool Simulator::all_ready() const {
-  return std::all_of(users_.begin(), users_.end(), [](const auto& user) { return user->ready(); });
-}
-
 // ---- the director ----
 
 void Simulator::direct() {
-  direct_phase(Phase::WORK);
+  do_phase(Phase::WORK);
   world_.cancel_faults();
   rest();
-  // Two hosts that put a key at once each have a block of it: more than one removal.
-  for (uint32_t n = 0; n < world_.plan().shape.hosts; ++n) {
-    direct_phase(Phase::REMOVE);
-    rest();
+  // Requests may be lost with the host that was asked.
+  for (int n = 0; n == 0 || stage_->keys_found != 0; ++n) {
+    if (n == kRemovals)
+      world_.fail("gone", fmt::format("all removed all keys {} times, and some are there", n));
+    do_phase(Phase::REMOVE);
+    world_.sleep(kSweepNs);
+    stage_->keys_found = 0;
+    do_phase(Phase::LOOK);
   }
-  direct_phase(Phase::GONE);
-  direct_phase(Phase::FILL);
+  do_phase(Phase::FILL);
   check_space();
-  direct_phase(Phase::EMPTY);
-  direct_phase(Phase::LEAVE);
+  do_phase(Phase::EMPTY);
+  do_phase(Phase::LEAVE);
   world_.end_thread();
 }
 
-void Simulator::direct_phase(Phase phase) {
+void Simulator::do_phase(Phase phase) {
   stage_->phase = phase;
   stage_->phase_number += 1;
   const uint64_t deadline_ns = world_.now_ns() + kPhaseNs;
-  while (!all_ready()) {
+  while (!std::all_of(users_.begin(), users_.end(),
+                      [](const auto& user) { return user->ready() || user->gone(); })) {
     if (world_.now_ns() > deadline_ns)
       world_.fail("progress", fmt::format("phase {} does not end", static_cast<int>(phase)));
-    world_.sleep(kBeatMs * kMs);
+    world_.sleep(kBeatNs);
   }
 }
 
-/// Long enough for everything that waits for time.
-void Simulator::rest() { world_.sleep((kDeadMs + kGraceMs + kReclaimMs + 20 * kBeatMs) * kMs); }
+/// Until every extent has one owner that may write to it.
+void Simulator::rest() {
+  const uint64_t deadline_ns = world_.now_ns() + kRestNs;
+  world_.sleep(kSweepNs);
+  while (!extents_have_owners()) {
+    if (world_.now_ns() > deadline_ns)
+      world_.fail("owner", fmt::format("an extent has no owner:{}", owners()));
+    world_.sleep(kBeatNs);
+  }
+}
+
+bool Simulator::extents_have_owners() {
+  const core::Layout& layout = world_.map().layout();
+  for (uint64_t e = 0; e < layout.geometry().extent_count; ++e) {
+    uint32_t found = 0;
+    for (const auto& user : users_) {
+      if (user->index % world_.plan().processes_per_host != 0 || user->incarnation() == 0) continue;
+      const uint32_t host = user->machine->host;
+      const auto own =
+          core::OwnWord::unpack(user->machine->cache.peek(layout.word(host, BH_PART_OWN, e)));
+      if (own.state == BH_OWN_OWN && own.custody != BH_CUSTODY_READ_ONLY &&
+          (layout.geometry().host_count == 1 || own.incarnation == user->incarnation()))
+        ++found;
+    }
+    if (found > 1) world_.fail("owner", fmt::format("extent {} has two owners:{}", e, owners()));
+    if (found == 0) return false;
+  }
+  return true;
+}
+
+/// The ownership words of all hosts, as each wrote them: for people.
+std::string Simulator::owners() {
+  const core::Layout& layout = world_.map().layout();
+  std::string text;
+  for (uint64_t e = 0; e < layout.geometry().extent_count; ++e) {
+    text += fmt::format("\n  extent {}:", e);
+    for (uint32_t host = 0; host < layout.geometry().host_count; ++host) {
+      const Cache& cache = world_.machine_of(host).cache;
+      const auto own = core::OwnWord::unpack(cache.peek(layout.word(host, BH_PART_OWN, e)));
+      if (own.state == BH_OWN_NONE) continue;
+      static constexpr const char* kStates[] = {"none", "own", "given", "claim", "abandoned"};
+      text += fmt::format(" host {} {} epoch {} slot {} life {} custody {}, state {};", host,
+                          kStates[own.state % 5], own.epoch, own.slot, own.incarnation, own.custody,
+                          cache.peek(layout.extent_state(host, e)) >> BH_WORD_STATE_SHIFT);
+    }
+  }
+  return text;
+}
 
 void Simulator::check_space() {
-  const auto& g = world_.map().layout().geometry();
-  const uint64_t blocks = g.extent_count * (g.extent_bytes / g.min_block_bytes);
+  const uint64_t blocks = world_.map().layout().slot_count();
   if (stage_->blocks_reserved != blocks)
-    world_.fail("space", fmt::format("{} blocks can be reserved in the empty pool, of {}",
-                                     stage_->blocks_reserved, blocks));
+    world_.fail("space", fmt::format("{} blocks can be reserved in the empty pool, of {}:{}",
+                                     stage_->blocks_reserved, blocks, owners()));
 }
 
 // ---- shrinking ----

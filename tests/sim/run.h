@@ -30,11 +30,12 @@ class Simulator {
 
  private:
   void direct();
-  void direct_phase(Phase phase);
+  void do_phase(Phase phase);
   void rest();
+  bool extents_have_owners();
   void write_new_pool(const Plan& plan);
   void check_space();
-  bool all_ready() const;
+  std::string owners();
 
   World world_;
   Model model_;

@@ -22,8 +22,8 @@ Allocator<sim::SimAccess>::Magazine& Allocator<sim::SimAccess>::magazine_of(uint
 namespace bowhead::sim {
 namespace {
 
+constexpr uint64_t kFillPatienceNs = 100 * kBeatNs;
 constexpr size_t kHeldMax = 3;  ///< leases, and reservations, of one worker
-constexpr uint64_t kBeatNs = kBeatMs * 1'000'000;
 
 // What begin_operation() and end_operation() get: operation:8 | key:8 | number:32.
 enum What : uint8_t {
@@ -39,11 +39,12 @@ enum What : uint8_t {
   ABORT,
   ATTACH,
   TICK,
-  DETACH
+  DETACH,
+  LEAVE
 };
 constexpr const char* kWhatNames[] = {"put",    "get",     "remove",  "exists", "lease",
                                       "read",   "release", "reserve", "commit", "abort",
-                                      "attach", "tick",    "detach"};
+                                      "attach", "tick",    "detach",  "leave"};
 
 uint64_t what(What operation, uint64_t key = 0, uint64_t number = 0) {
   return uint64_t{operation} << 40 | key << 32 | number;
@@ -64,11 +65,12 @@ void Counts::add(const Counts& other) {
 
 std::string Counts::text() const {
   return fmt::format(
-      "{} runs, {} steps; {} lives of processes, {} ended as fenced; {} puts, {} without room, {} "
+      "{} runs, {} steps; {} lives of processes, {} ended as fenced, {} left; {} puts, {} without "
+      "room, {} "
       "busy; {} hits, {} of them on other hosts, {} misses, {} removals; {} leases: {} valid, {} "
       "lapsed; {} reservations",
-      runs, steps, lives, fenced, puts, no_space, busy, hits, remote_hits, misses, removals, leases,
-      leases_valid, leases_lapsed, reservations);
+      runs, steps, lives, fenced, left, puts, no_space, busy, hits, remote_hits, misses, removals,
+      leases, leases_valid, leases_lapsed, reservations);
 }
 
 // ---- lives ----
@@ -76,23 +78,28 @@ std::string Counts::text() const {
 void User::begin() {
   ++stage_.counts.lives;
   phase_done_ = 0;
+  has_left_ = false;
   leases_.clear();
   reservations_.clear();
   core_.reset();
   access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, *this);
+  // Of a pool of several hosts nothing can be written that is not said to be (rule R1).
+  mapped_writable.assign(stage_.world.plan().shape.hosts > 1 ? stage_.world.map().lines() : 0, 0);
   stage_.world.start_thread(
       this, [](void* self) { static_cast<User*>(self)->work(); }, this);
 }
 
 void User::attach() {
   stage_.world.begin_operation(what(ATTACH));
-  core_ = std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host);
+  core_ =
+      std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host, kTimes);
   const auto attached = core_->attach({});
   stage_.world.end_operation(what(ATTACH, 0, static_cast<uint64_t>(attached.status())));
   if (!attached) {
     expect("attach", attached.error(), {Status::BUSY, Status::HOST_ID_IN_USE});
     stage_.world.end_process(4 * kBeatNs);
   }
+  joined = true;
 }
 
 void User::work() {
@@ -102,6 +109,7 @@ void User::work() {
   while (operations_left_ > 0) {
     --operations_left_;
     operate();
+    if (leaves_for_ns != 0) leave_for(leaves_for_ns);
     const uint64_t think_ns = stage_.world.plan().think_ns;
     if (think_ns != 0 && below(2) == 0) stage_.world.sleep(below(4 * think_ns));
   }
@@ -117,6 +125,11 @@ void User::work() {
 void User::tick() {
   for (;;) {
     stage_.world.sleep(kBeatNs);
+    stage_.world.begin_operation(what(TICK));
+    const auto ticked = core_->tick();
+    stage_.world.end_operation(what(TICK, 0, static_cast<uint64_t>(ticked.status())));
+    if (has_left_) stage_.world.end_thread();
+    if (!ticked) expect("tick", ticked.error(), {});
   }
 }
 
@@ -208,12 +221,12 @@ void User::lease() {
   if (leases_.size() == kHeldMax) return release();
   const uint32_t k = any_key();
   // Some run out while they are in use.
-  const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kBeatMs) : 600'000;
+  const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kTimes.beat_ms) : 600'000;
   stage_.world.begin_operation(what(LEASE, k, ttl_ms));
   const uint64_t called_ns = stage_.world.now_ns();
   auto lease = core_->acquire(key(k), ttl_ms);
   stage_.world.end_operation(what(LEASE, k, static_cast<uint64_t>(lease.status())));
-  expect("acquire", lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED});
+  expect("acquire", lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY});
   if (!lease) return;
   ++stage_.counts.leases;
   // The time limit counts from an instant in acquire().
@@ -295,7 +308,7 @@ void User::finish_reservation() {
 
 void User::do_phase(Phase phase) {
   if (phase == Phase::LEAVE) return leave();
-  if (phase == Phase::GONE) return find_nothing();
+  if (phase == Phase::LOOK) return look();
   if (!leads()) return;
   if (phase == Phase::REMOVE) return remove_all();
   if (phase == Phase::FILL) return fill();
@@ -314,43 +327,71 @@ void User::remove_all() {
   }
 }
 
-void User::find_nothing() {
+void User::look() {
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
     std::vector<std::byte> out(8192);
     const Span to[] = {{out.data(), out.size()}};
     stage_.world.begin_operation(what(GET, k));
     const auto length = core_->get(key(k), to);
     stage_.world.end_operation(what(GET, k, static_cast<uint64_t>(length.status())));
-    if (length.status() != Status::NOT_FOUND)
-      stage_.world.fail(
-          "gone", fmt::format("key {} was removed by all, and process {} finds it", k, index));
+    expect("get, at rest", length.status(), {Status::NOT_FOUND});
+    stage_.keys_found += length.status() == Status::OK;
   }
 }
 
-/// Takes all that this host can reserve. The model knows if a block is given out twice.
+/// Takes all that there is, with all other hosts; extents wander to who asks for them. The model
+/// knows if a block is given out twice.
 void User::fill() {
-  while (stage_.turn != machine->host) stage_.world.sleep(kBeatNs);
-  for (uint32_t n = 0;; ++n) {
+  uint64_t last_ns = stage_.world.now_ns(), seen = 0;
+  for (uint32_t n = 0; stage_.blocks_reserved < stage_.world.map().layout().slot_count();) {
     const std::string name = fmt::format("fill-{}-{}", index, n);
     stage_.world.begin_operation(what(RESERVE, 255, n));
     auto reservation = core_->reserve(core::Key(Model::kNamespace, name), 100);
     stage_.world.end_operation(what(RESERVE, 255, static_cast<uint64_t>(reservation.status())));
     expect("reserve, at rest", reservation.status(), {Status::NO_SPACE});
-    if (!reservation) break;
-    stage_.model.hold(stage_.world, *this, reservation->offset, reservation->length_bytes);
-    const uint32_t version = stage_.model.new_version(0, machine->host);
-    reservations_.push_back({*reservation, 0, version});
-    ++stage_.blocks_reserved;
+    if (reservation) {
+      stage_.model.hold(stage_.world, *this, reservation->offset, reservation->length_bytes);
+      reservations_.push_back({*reservation, 0, 0});
+      ++stage_.blocks_reserved;
+      ++n;
+    }
+    if (stage_.blocks_reserved != seen) last_ns = stage_.world.now_ns();
+    seen = stage_.blocks_reserved;
+    if (stage_.world.now_ns() > last_ns + kFillPatienceNs) return;
+    if (!reservation) stage_.world.sleep(4 * kBeatNs);
   }
-  ++stage_.turn;
 }
 
+/// False if other processes of the host have the pool open.
+bool User::leave_host() {
+  stage_.world.begin_operation(what(LEAVE));
+  const auto left = core_->leave();
+  has_left_ = left.status() == Status::OK;
+  stage_.world.end_operation(what(LEAVE, 0, static_cast<uint64_t>(left.status())));
+  if (!left) expect("leave", left.error(), {Status::IN_USE, Status::BUSY});
+  stage_.counts.left += left.status() == Status::OK;
+  return left.status() == Status::OK;
+}
+
+/// The last process of a host leaves for it.
 void User::leave() {
+  if (leads()) {
+    while (!leave_host()) stage_.world.sleep(kBeatNs);
+  }
   stage_.world.begin_operation(what(DETACH));
   core_->detach();
   stage_.world.end_operation(what(DETACH));
   phase_done_ = stage_.phase_number;
-  stage_.world.end_process(UINT64_MAX - stage_.world.now_ns());
+  stage_.world.end_process(kForever);
+}
+
+void User::leave_for(uint64_t duration_ns) {
+  leaves_for_ns = 0;
+  if (!leave_host()) return;
+  stage_.world.begin_operation(what(DETACH));
+  core_->detach();
+  stage_.world.end_operation(what(DETACH));
+  stage_.world.end_process(duration_ns);
 }
 
 }  // namespace bowhead::sim

@@ -25,7 +25,7 @@ namespace bowhead::sim {
 
 /// How often what happened: a simulator in which nothing happens proves nothing.
 struct Counts {
-  uint64_t runs, steps, lives, fenced;
+  uint64_t runs, steps, lives, fenced, left;
   uint64_t puts, no_space, busy, hits, remote_hits, misses, removals;
   uint64_t leases, leases_valid, leases_lapsed, reservations;
 
@@ -36,9 +36,9 @@ struct Counts {
 enum class Phase : uint8_t {
   WORK,
   REMOVE,  ///< every key is removed
-  GONE,    ///< nobody finds any
-  FILL,    ///< host after host reserves all that there is
-  EMPTY,   ///< and gives it back
+  LOOK,    ///< who finds any?
+  FILL,    ///< all that there is gets reserved
+  EMPTY,   ///< and given back
   LEAVE    ///< in order
 };
 
@@ -49,8 +49,8 @@ struct Stage {
   bh_superblock superblock{};
   Phase phase = Phase::WORK;
   uint32_t phase_number = 1;     ///< tells two of one kind apart
-  uint32_t turn = 0;             ///< FILL: which host's
-  uint64_t blocks_reserved = 0;  ///< FILL: by all
+  uint64_t keys_found = 0;       ///< LOOK
+  uint64_t blocks_reserved = 0;  ///< FILL
   Counts counts{};
 };
 
@@ -61,6 +61,8 @@ class User final : public Process {
   void begin() override;
   /// It has done what the phase asks for.
   bool ready() const { return phase_done_ == stage_.phase_number; }
+  /// This life of its host; 0: not joined.
+  uint32_t incarnation() const { return alive && core_ ? core_->context().incarnation : 0; }
 
  private:
   struct Leased {
@@ -77,6 +79,7 @@ class User final : public Process {
   void tick();
   void attach();
   void operate();
+  void leave_for(uint64_t duration_ns);
   void put();
   void get();
   void remove();
@@ -88,8 +91,9 @@ class User final : public Process {
   void finish_reservation();
   void do_phase(Phase phase);
   void remove_all();
-  void find_nothing();
+  void look();
   void fill();
+  bool leave_host();
   void leave();
 
   /// Ends the process if the host was fenced; fails if the status is none of `allowed`.
@@ -106,6 +110,7 @@ class User final : public Process {
   uint32_t operations_left_;
   uint32_t phase_done_ = 0;  ///< number of the last one
   // Of this life.
+  bool has_left_ = false;
   std::unique_ptr<SimAccess> access_;
   std::unique_ptr<core::Core<SimAccess>> core_;
   std::vector<Leased> leases_;

@@ -116,7 +116,7 @@ void World::begin_lives() {
   for (Process* process : processes_) {
     if (process->alive || process->begin_ns > now_ns_) continue;
     process->alive = true;
-    process->begin_ns = UINT64_MAX;
+    process->begin_ns = kForever;
     process->lives += 1;
     process->threads.clear();
     record(Op::BEGIN_LIFE, 0, process->index);
@@ -179,7 +179,7 @@ void World::end_thread() {
 
 void World::end_process(uint64_t again_after_ns) {
   Process& process = *current_->process;
-  process.begin_ns = now_ns_ + again_after_ns;
+  process.begin_ns = again_after_ns == kForever ? kForever : now_ns_ + again_after_ns;
   kill(process, /*crash=*/false);
   never_again();
 }
@@ -301,6 +301,11 @@ void World::drain_stores(Thread& thread) {
   while (thread.store_count > 0) commit_store(thread);
 }
 
+bool World::mapped(uint64_t offset) const {
+  const auto& lines = current_->process->mapped_writable;
+  return lines.empty() || lines[offset / BH_LINE_BYTES] != 0;
+}
+
 Place World::check_writable(uint64_t offset) {
   const Place place = map_->at(offset);
   const uint32_t host = machine().host;
@@ -312,7 +317,9 @@ Place World::check_writable(uint64_t offset) {
     for (uint32_t i = 0; i < current_->store_count; ++i) {
       if (current_->stores[i].offset == own_at) word = current_->stores[i].value;
     }
-    if (core::own_state(word) == BH_OWN_OWN) return place;
+    const auto own = core::OwnWord::unpack(word);
+    if (own.state == BH_OWN_OWN && own.custody != BH_CUSTODY_READ_ONLY && mapped(offset))
+      return place;
   }
   fail("writer",
        fmt::format("host {} stores to {}, which it does not own", host, map_->describe(offset)));
@@ -335,13 +342,12 @@ void World::apply_due_faults() {
 
 void World::hit(const Fault& fault, Process& process) {
   Machine& machine = *process.machine;
-  const uint64_t until_ns = now_ns_ + fault.duration_ns;
+  const uint64_t until_ns = fault.duration_ns == kForever ? kForever : now_ns_ + fault.duration_ns;
   switch (fault.kind) {
     case FaultKind::KILL:
       process.begin_ns = until_ns;
       kill(process, /*crash=*/false);
-      if (plan_.processes_per_host == 1) machine.innocent = false;
-      return;
+      return note_silence(process);
     case FaultKind::CRASH:
       record(Op::CRASH, 0, machine.host);
       machine.innocent = false;
@@ -361,10 +367,24 @@ void World::hit(const Fault& fault, Process& process) {
       return yield();
     case FaultKind::STOP_PROCESS:
       record(Op::STOP, 0, process.index);
-      if (plan_.processes_per_host == 1) machine.innocent = false;
       process.stopped_until_ns = until_ns;
+      note_silence(process);
       return yield();
+    case FaultKind::LEAVE:
+      machine.innocent = false;
+      process.leaves_for_ns = fault.duration_ns;
+      return;
   }
+}
+
+/// If no other process lets the host's beat go on, the others may end it.
+void World::note_silence(const Process& process) {
+  for (const Process* other : processes_) {
+    if (other != &process && other->machine == process.machine && other->alive && other->joined &&
+        other->stopped_until_ns <= now_ns_)
+      return;
+  }
+  process.machine->innocent = false;
 }
 
 /// What a dying process had stored reaches the cache; of its flushes any may still take effect.
@@ -381,7 +401,8 @@ void World::kill(Process& process, bool crash) {
     thread->flushing.clear();
     thread->alive = false;
   }
-  process.alive = false;
+  process.alive = process.joined = false;
+  process.leaves_for_ns = 0;
   process.stopped_until_ns = 0;
   for (auto& slots : process.machine->process_locks)
     std::replace(slots.begin(), slots.end(), &process, static_cast<Process*>(nullptr));
@@ -395,9 +416,10 @@ namespace {
 
 const char* op_name(Op op) {
   static constexpr const char* kNames[] = {
-      "load",    "store", "cas",   "cas failed", "add",        "payload in", "payload out", "flush",
-      "flushed", "fence", "fill",  "write back", "drop",       "arrive",     "stall",       "sleep",
-      "KILL",    "CRASH", "PAUSE", "STOP",       "begin life", "BEGIN",      "END"};
+      "load",       "load line",   "store",  "cas",        "cas failed", "add",
+      "payload in", "payload out", "flush",  "flushed",    "fence",      "fill",
+      "write back", "drop",        "arrive", "stall",      "sleep",      "KILL",
+      "CRASH",      "PAUSE",       "STOP",   "begin life", "BEGIN",      "END"};
   return kNames[static_cast<size_t>(op)];
 }
 

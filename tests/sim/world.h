@@ -23,6 +23,7 @@ namespace bowhead::sim {
 
 enum class Op : uint8_t {
   LOAD,
+  LOAD_LINE,
   STORE,
   CAS,
   CAS_FAILED,
@@ -83,15 +84,20 @@ struct Process {
   virtual ~Process() = default;
   /// Begins a life: starts its threads. From the scheduler.
   virtual void begin() = 0;
+  /// It will never be back.
+  bool gone() const { return !alive && begin_ns == kForever; }
 
   uint32_t index = 0;
   Machine* machine = nullptr;
   bool alive = false;
-  uint64_t begin_ns = 0;  ///< not alive: when its next life begins; UINT64_MAX: never
+  bool joined = false;    ///< has the pool open in this life
+  uint64_t begin_ns = 0;  ///< not alive: when its next life begins; kForever: never
   uint64_t stopped_until_ns = 0;
-  uint64_t steps = 0;  ///< over all lives
+  uint64_t leaves_for_ns = 0;  ///< it is asked to leave the pool for so long
+  uint64_t steps = 0;          ///< over all lives
   uint32_t lives = 0;
   std::vector<Thread*> threads;
+  std::vector<uint8_t> mapped_writable;  ///< by line, of tables and payload; empty: all
 };
 
 struct Failure {
@@ -124,11 +130,32 @@ class World {
     ++steps_;
     if (--until_event_ == 0) event();
   }
+  /// The next `count` steps at once, if no event comes between them.
+  bool steps_without_event(uint64_t count) {
+    if (until_event_ <= count) return false;
+    until_event_ -= count;
+    now_ns_ += count * step_ns_;
+    steps_ += count;
+    return true;
+  }
   void record(Op op, uint64_t offset, uint64_t value) {
+    mix(op, offset, value);
+    note(op, offset, value);
+  }
+  /// For a line: the record shows its first word.
+  void record(Op op, uint64_t offset, const Line& line) {
+    uint64_t all = 0;
+    for (const uint64_t word : line) all = all * 31 + word;
+    mix(op, offset, all);
+    note(op, offset, line[0]);
+  }
+  void mix(Op op, uint64_t offset, uint64_t value) {
     hash_ = (hash_ ^ offset ^ value * 0x9E3779B97F4A7C15u ^
              uint64_t{static_cast<uint8_t>(op)} << 56 ^ uint64_t{current_index_} << 48) *
             0xD6E8FEB86659FD93u;
     hash_ ^= hash_ >> 32;
+  }
+  void note(Op op, uint64_t offset, uint64_t value) {
     ring_[ring_next_++ % ring_.size()] = {now_ns_, offset, value, current_index_, op};
     if (print_steps_) [[unlikely]]
       print_step(ring_[(ring_next_ - 1) % ring_.size()]);
@@ -150,6 +177,11 @@ class World {
     }
     touch(offset);
     return machine().cache.load(offset);
+  }
+  /// Only if no store of the thread is on its way to the cache.
+  const Line& line(uint64_t offset) {
+    touch(offset);
+    return machine().cache.line(offset / BH_LINE_BYTES);
   }
   void store(uint64_t offset, uint64_t value) {
     if (plan_.store_buffer == 0) return store_past_buffer(offset, value);
@@ -192,6 +224,7 @@ class World {
     Op op;
   };
 
+  bool mapped(uint64_t offset) const;
   void touch(uint64_t offset) { recent_[recent_next_++ % recent_.size()] = offset / BH_LINE_BYTES; }
   void account();
   void event();
@@ -199,6 +232,7 @@ class World {
   void buffer_event();
   void apply_due_faults();
   void hit(const Fault& fault, Process& process);
+  void note_silence(const Process& process);
   void kill(Process& process, bool crash);
   void take_effect(Thread& thread, size_t index);
   void commit_store(Thread& thread);
