@@ -33,7 +33,7 @@ inline std::string_view view(const Key& key) { return {key.data(), key.size()}; 
 class BenchPool {
  public:
   static Result<std::unique_ptr<BenchPool>> create(const std::string& locator, uint64_t size_bytes,
-                                                   uint64_t min_block_bytes);
+                                                   uint64_t min_block_bytes, uint32_t hosts = 1);
   ~BenchPool();
   BenchPool(const BenchPool&) = delete;
   BenchPool& operator=(const BenchPool&) = delete;
@@ -90,6 +90,7 @@ Result<void> run_exists_rows(Bench& bench);
 Result<void> run_space_rows(Bench& bench);
 Result<void> run_open_rows(Bench& bench);
 Result<void> run_rpc_rows(Bench& bench);
+Result<void> run_share_rows(Bench& bench);
 
 /// A wrong byte or a wrong answer: no figure after it counts.
 inline Error wrong(std::string what) { return Error{Status::DAMAGED, std::move(what)}; }

@@ -164,7 +164,10 @@ uint32_t choose_host(const OpenedMedia& opened) {
   SlotView view(opened);
   for (uint32_t h = 0; h < count; ++h) {
     const auto slot = view.hosts.read_slot(h);
-    if (slot && slot->incarnation != 0 && slot->machine_id == view.access.machine_id()) return h;
+    const uint64_t machine = view.access.machine_id();
+    if (slot && slot->incarnation != 0 &&
+        ((machine != 0 && slot->machine_id == machine) || slot->boot_id == view.access.boot_id()))
+      return h;
   }
   const auto first = static_cast<uint32_t>(view.access.machine_id() % count);
   for (uint32_t i = 0; i < count; ++i) {

@@ -519,10 +519,11 @@ template <class A>
 bool Allocator<A>::claim_at(uint64_t first, uint64_t span) {
   for (uint64_t e = first; e < first + span; ++e) {
     const StateWord word = c_.load_state(state(e));
-    if (word.state == BH_EXTENT_FREE &&
-        c_.change(state(e), word, word.next(BH_EXTENT_CUTTING, c_.process)))
-      continue;
-    for (uint64_t back = first; back < e; ++back)
+    const bool claimed = word.state == BH_EXTENT_FREE &&
+                         c_.change(state(e), word, word.next(BH_EXTENT_CUTTING, c_.process));
+    // Nobody gives it away from here on; it may have been just before.
+    if (claimed && writable(e) && !closed(e)) continue;
+    for (uint64_t back = first; back < e + (claimed ? 1 : 0); ++back)
       c_.store_state(state(back), c_.load_state(state(back)).next(BH_EXTENT_FREE));
     return false;
   }

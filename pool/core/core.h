@@ -96,7 +96,7 @@ class Core {
   // ---- blocks ----
   Status put(const Key& key, std::span<const ConstSpan> value);
   Result<uint64_t> get(const Key& key, std::span<const Span> buffers);
-  std::optional<Located> locate(const Key& key, Fresh fresh = Fresh::NOTHING);
+  std::optional<Located> locate(const Key& key);
   /// present[i] for up to 128 keys, pipelined: all lines of a step are fetched before the next
   /// step. `slots`: their block slots.
   uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
@@ -152,6 +152,10 @@ class Core {
   };
   bool lock(const Hash128& hash, uint64_t wait_ns);
   bool ended() const { return c_.ended(); }
+  /// Why it ended.
+  Status gone() const {
+    return c_.view(c_.host).conflict ? Status::HOST_ID_CONFLICT : Status::HOST_FENCED;
+  }
   bool stamps_left() { return c_.access.load(sequence_at()) < kStampSequenceMax; }
   uint64_t sequence_at() const { return c_.layout.part(c_.host, BH_PART_PRIVATE); }
   /// The last sequence stands for "none left".
@@ -181,7 +185,17 @@ class Core {
 
   /// In the segment of one host.
   std::optional<Located> locate_at(uint32_t host, const Key& key, Fresh fresh) const;
-  std::optional<Located> verify(const Found& found, const Key& key, Fresh fresh) const;
+  /// The block that an entry names, if it is the one of the key. `fresh`: header and first key line
+  /// were acquired.
+  std::optional<Located> verify(const Found& found, const Key& key, bool fresh = false) const;
+  /// Step by step for a batch of keys, each step's lines invalidated and fetched together.
+  struct Candidate {
+    uint32_t key, host;
+    uint64_t at;  ///< of the entry, then of the header
+    bh_index_entry entry;
+  };
+  uint64_t match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found) const;
+  void fetch(std::vector<Candidate>& found, uint64_t bytes) const;
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
   bool read_header(uint64_t slot, bh_block_header& header) const;
   void write_key(uint64_t slot, std::string_view key);
@@ -198,8 +212,20 @@ class Core {
   bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
   void drop_damaged(const Located& located);
 
+  /// What says that a block is the one that was meant.
+  enum class Proof { HEADER, ENTRY };
   bool retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
-              uint64_t lock_wait_ns = kLockWaitNs);
+              uint64_t lock_wait_ns = kLockWaitNs, Proof proof = Proof::HEADER);
+  /// The block of an own entry, whatever its header says: in custody somebody else may have written
+  /// that.
+  bool retire_entry(const bh_index_entry& entry, uint32_t counter) {
+    const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+    const bool retired = retire(slot, {entry.key_hash[0], entry.key_hash[1]}, entry.stamp, counter,
+                                kLockWaitNs, Proof::ENTRY);
+    if (retired) reclaim({&slot, 1});
+    return retired;
+  }
+  void drop_overwritten(const std::vector<bool>& extents);
   /// RETIRING (ours) -> COMMITTED: it stays after all.
   void cancel_retire(uint64_t slot) {
     const uint64_t at = c_.block_word(slot);
@@ -273,7 +299,8 @@ class Core {
   void write_own(uint64_t extent, const OwnWord& word);
   Holding holding_of(uint64_t extent) const;
   std::vector<Life> predecessors(uint64_t extent) const;
-  void settle_extents(uint64_t now_ns);
+  void settle_extents(uint64_t now_ns, bool locked);
+  void survey(uint64_t now_ns);
   void give(uint64_t count, Life to);
   void claim(const std::vector<uint64_t>& extents);
   void adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited);
@@ -423,12 +450,11 @@ void Core<A>::retire_header(uint64_t slot) {
 }
 
 template <class A>
-std::optional<Located> Core<A>::verify(const Found& found, const Key& key, Fresh fresh) const {
+std::optional<Located> Core<A>::verify(const Found& found, const Key& key, bool fresh) const {
   const bh_index_entry& entry = found.entry;
   if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return std::nullopt;
   Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
-  if (fresh != Fresh::EVERYTHING)
-    c_.acquire_from(found.host, c_.layout.header(located.slot), sizeof(bh_block_slot));
+  if (!fresh) c_.acquire_from(found.host, c_.layout.header(located.slot), sizeof(bh_block_slot));
   bh_block_header& header = located.header;
   if (!read_header(located.slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.namespace_id != key.namespace_id ||
@@ -444,7 +470,7 @@ std::optional<Located> Core<A>::locate_at(uint32_t host, const Key& key, Fresh f
   std::optional<Located> located;
   const auto accept = [&](const bh_index_entry& entry) {
     if (entry.namespace_id != key.namespace_id) return false;
-    located = verify(Found{entry, host, 0, 0, 0}, key, fresh);
+    located = verify(Found{entry, host, 0, 0, 0}, key);
     return located.has_value();
   };
   const auto found = index_.find_if(host, key.hash, accept, fresh);
@@ -456,21 +482,18 @@ std::optional<Located> Core<A>::locate_at(uint32_t host, const Key& key, Fresh f
 /// The own host first; then all others, their first lines invalidated under one fence (protocol
 /// 5.2).
 template <class A>
-std::optional<Located> Core<A>::locate(const Key& key, Fresh fresh) {
-  if (auto located = locate_at(c_.host, key, fresh)) return located;
+std::optional<Located> Core<A>::locate(const Key& key) {
+  if (auto located = locate_at(c_.host, key, Fresh::NOTHING)) return located;
   const uint64_t others = other_hosts();
   if (others == 0) return std::nullopt;
-  if (fresh == Fresh::NOTHING) {
-    for (uint64_t left = others; left != 0; left &= left - 1) {
-      const auto host = static_cast<uint32_t>(std::countr_zero(left));
-      c_.access.invalidate(index_.first_line(host, key.hash), BH_LINE_BYTES);
-    }
-    c_.access.coherence_fence();
-    fresh = Fresh::FIRST_LINE;
-  }
   for (uint64_t left = others; left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
-    if (auto located = locate_at(host, key, fresh)) return located;
+    c_.access.invalidate(index_.first_line(host, key.hash), BH_LINE_BYTES);
+  }
+  c_.access.coherence_fence();
+  for (uint64_t left = others; left != 0; left &= left - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(left));
+    if (auto located = locate_at(host, key, Fresh::FIRST_LINE)) return located;
   }
   return std::nullopt;
 }
@@ -502,7 +525,7 @@ Status Core<A>::put(const Key& key, std::span<const ConstSpan> value) {
     return Status::OK;
   }
   if (!block) block = reserve_block(room);
-  if (!block) return ended() ? Status::HOST_FENCED : Status::NO_SPACE;
+  if (!block) return ended() ? gone() : Status::NO_SPACE;
   const uint64_t checksum = c_.access.write_payload(block->offset, value);
   return finish_put(key, *block, length, checksum, BH_CHECKSUM_XXH3_TREE_4K);
 }
@@ -528,7 +551,7 @@ Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, 
                            uint32_t kind) {
   if (ended() || !stamps_left()) {
     allocator_.release(block);
-    return ended() ? Status::HOST_FENCED : Status::LIMIT_REACHED;
+    return ended() ? gone() : Status::LIMIT_REACHED;
   }
   const Publishing publishing(c_);
   bh_block_header header{};
@@ -555,7 +578,7 @@ Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, 
       undo_put(block);
       if (!lock.held()) return Status::BUSY;
       if (present) c_.count(BH_COUNTER_PUTS_PRESENT);
-      return present ? Status::OK : ended() ? Status::HOST_FENCED : Status::NO_SPACE;
+      return present ? Status::OK : ended() ? gone() : Status::NO_SPACE;
     }
     allocator_.commit(block);
   }
@@ -636,24 +659,86 @@ void Core<A>::drop_damaged(const Located& located) {
 
 // ---- exists, prefix, touch ----
 
+/// Entries whose tag matches, of all hosts. Returns a bit for each host of which a bucket has
+/// entries further on.
+template <class A>
+uint64_t Core<A>::match_batch(std::span<const Hash128> hashes,
+                              std::vector<Candidate>& found) const {
+  const uint64_t hosts = probed_hosts();
+  for (uint64_t left = hosts & ~own_bit(); left != 0; left &= left - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(left));
+    for (const Hash128& hash : hashes)
+      c_.access.invalidate(index_.first_line(host, hash), BH_LINE_BYTES);
+  }
+  if (!c_.alone()) c_.access.coherence_fence();
+  uint64_t further = 0;
+  constexpr size_t kAhead = 16;  // lines under way
+  for (uint64_t left = hosts; left != 0; left &= left - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(left));
+    for (size_t i = 0; i < hashes.size() + kAhead; ++i) {
+      if (i < hashes.size()) c_.access.prefetch(index_.first_line(host, hashes[i]));
+      if (i < kAhead) continue;
+      const auto key = static_cast<uint32_t>(i - kAhead);
+      const Line words = c_.access.load_line(index_.first_line(host, hashes[key]));
+      const auto note = [&](uint64_t at) { found.push_back({key, host, at, {}}); };
+      if (index_.for_each_match(host, hashes[key], words, note)) further |= uint64_t{1} << host;
+    }
+  }
+  return further;
+}
+
+template <class A>
+void Core<A>::fetch(std::vector<Candidate>& found, uint64_t bytes) const {
+  if (!c_.alone()) {
+    for (const Candidate& one : found) c_.invalidate_from(one.host, one.at, bytes);
+    c_.access.coherence_fence();
+  }
+  for (const Candidate& one : found) {
+    for (uint64_t line = one.at; line < one.at + bytes; line += BH_LINE_BYTES)
+      c_.access.prefetch(line);
+  }
+}
+
 template <class A>
 uint64_t Core<A>::exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                          uint64_t* slots) {
   BOWHEAD_ASSERT(keys.size() <= kBatch);
   Hash128 hashes[kBatch];
-  for (size_t i = 0; i < keys.size(); ++i)
-    hashes[i] = hash128(keys[i].data(), std::min<size_t>(keys[i].size(), BH_KEY_BYTES_MAX), ns);
-  index_.refresh({hashes, keys.size()}, probed_hosts());
-  uint64_t count = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
+    hashes[i] = hash128(keys[i].data(), std::min<size_t>(keys[i].size(), BH_KEY_BYTES_MAX), ns);
     present[i] = 0;
     if (slots != nullptr) slots[i] = UINT64_MAX;
-    if (!Key::valid(keys[i])) continue;
-    const auto located = locate(Key(ns, keys[i], hashes[i]), Fresh::EVERYTHING);
-    if (!located) continue;
-    present[i] = 1;
+  }
+  static thread_local std::vector<Candidate> found;
+  found.clear();
+  const uint64_t further = match_batch({hashes, keys.size()}, found);
+  fetch(found, BH_LINE_BYTES);
+  std::erase_if(found, [&](Candidate& one) {
+    const auto entry = index_.read_entry(one.at, hashes[one.key]);
+    if (!entry || entry->namespace_id != ns || !c_.layout.valid_block(entry->block_offset, 1))
+      return true;
+    one.entry = *entry;
+    one.at = c_.layout.header(c_.layout.slot_of(entry->block_offset));
+    return false;
+  });
+  fetch(found, sizeof(bh_block_slot));
+  uint64_t count = 0;
+  const auto note = [&](uint32_t key, const Located& located) {
+    if (present[key] != 0) return;
+    present[key] = 1;
     ++count;
-    if (slots != nullptr) slots[i] = located->slot;
+    if (slots != nullptr) slots[key] = located.slot;
+  };
+  for (const Candidate& one : found) {
+    if (present[one.key] != 0 || !Key::valid(keys[one.key])) continue;
+    const auto located = verify(Found{one.entry, one.host, 0, 0, 0},
+                                Key(ns, keys[one.key], hashes[one.key]), /*fresh=*/true);
+    if (located) note(one.key, *located);
+  }
+  if (further == 0) return count;
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    if (present[i] != 0 || !Key::valid(keys[i])) continue;
+    if (const auto located = locate(Key(ns, keys[i], hashes[i]))) note(i, *located);
   }
   return count;
 }
@@ -677,7 +762,7 @@ Result<Reservation> Core<A>::reserve(const Key& key, uint64_t length_bytes) {
   reservation.length_bytes = length_bytes;
   reservation.namespace_id = key.namespace_id;
   reservation.key = std::string(key.bytes);
-  if (ended()) return Status::HOST_FENCED;
+  if (ended()) return gone();
   if (locate(key)) {
     reservation.present = true;
     return reservation;
@@ -738,7 +823,7 @@ Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
                    entry.stamp, *token};
     }
     leases_.end(*token);
-    if (status == Status::HOST_FENCED) return status;
+    if (ended()) return gone();
     refused = status;
   }
   c_.count(BH_COUNTER_MISSES);
@@ -758,7 +843,7 @@ Status Core<A>::confirm(const Located& located) {
   const uint64_t own_at = c_.layout.word(host, BH_PART_OWN, extent);
   c_.acquire_from(host, own_at, 8);
   const auto own = OwnWord::unpack(c_.access.load(own_at));
-  if (ended()) return Status::HOST_FENCED;
+  if (ended()) return gone();
   if (!c_.alone() && (own.state != BH_OWN_OWN || c_.ended({host, own.incarnation}) ||
                       own.custody != BH_CUSTODY_FULL))
     return Status::COPY_ONLY;
@@ -811,13 +896,13 @@ Status Core<A>::release(Lease& lease) {
 
 template <class A>
 Status Core<A>::remove(const Key& key) {
-  if (ended()) return Status::HOST_FENCED;
+  if (ended()) return gone();
   bool removed = false;
   // More than one entry: a process died while it moved the block.
   while (const auto located = locate_at(c_.host, key, Fresh::NOTHING)) {
     if (!retire(located->slot, key.hash, located->header.stamp, BH_COUNTER_REMOVALS)) {
       if (c_.access.load(c_.layout.header(located->slot)) == located->header.stamp)
-        return ended() ? Status::HOST_FENCED : Status::BUSY;
+        return ended() ? gone() : Status::BUSY;
       continue;  // somebody else retired it
     }
     reclaim({&located->slot, 1});
@@ -837,7 +922,7 @@ Status Core<A>::remove(const Key& key) {
 /// False if the block is not (any more) the one of `stamp`, or its key's lock cannot be had.
 template <class A>
 bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
-                     uint64_t lock_wait_ns) {
+                     uint64_t lock_wait_ns, Proof proof) {
   {
     if (ended() || !allocator_.writable(c_.layout.extent_of_slot(slot))) return false;
     const KeyLock lock(*this, hash, lock_wait_ns);
@@ -845,7 +930,7 @@ bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_
     // The block is ours now and its cut stands still; is it the one that was meant? A damaged
     // header cannot say.
     bh_block_header header;
-    if (read_header(slot, header) && header.stamp != stamp) {
+    if (proof == Proof::HEADER && read_header(slot, header) && header.stamp != stamp) {
       cancel_retire(slot);
       return false;
     }
@@ -853,6 +938,10 @@ bool Core<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_
       return entry.stamp == stamp && c_.layout.valid_block(entry.block_offset, 1) &&
              c_.layout.slot_of(entry.block_offset) == slot;
     });
+    if (!found && proof == Proof::ENTRY) {
+      cancel_retire(slot);
+      return false;
+    }
     if (found) index_.erase(*found);
   }
   retire_header(slot);

@@ -95,14 +95,21 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
                  "host " + std::to_string(c_.host) +
                      " was declared dead by the others, and processes of it still have the pool "
                      "open; end them, then open it again"};
+  // An unknown machine (0) is another one, but for its own boot.
+  const uint64_t machine = c_.access.machine_id();
+  const bool ours = slot->incarnation == 0 || slot->boot_id == boot ||
+                    (slot->machine_id == machine && (machine != 0 || c_.alone()));
+  const Life life{c_.host, slot->incarnation};
   const bool left =
-      slot->state == BH_HOST_LEFT || (!c_.alone() && slot->fenced >= slot->incarnation);
-  if (slot->incarnation != 0 && !left && slot->boot_id != boot &&
-      slot->machine_id != c_.access.machine_id() && !take_over)
+      slot->state == BH_HOST_LEFT || (!c_.alone() && hosts_.fenced(life) && hosts_.decided(life));
+  if (!ours && !left && !take_over)
     return Error{Status::HOST_ID_IN_USE,
                  "another machine has host slot " + std::to_string(c_.host) +
-                     " and has not left it; give this one another --host, or, if that machine is "
-                     "gone for good, take its place by `bowhead pool repair --take-over`"};
+                     " and has not left it; if it is gone for good, " +
+                     (c_.alone() ? "`bowhead pool repair --take-over` makes the pool yours"
+                                 : "say so by `bowhead pool fence` as another host, or, with the "
+                                   "pool closed everywhere, by `bowhead pool repair --take-over`; "
+                                   "else choose another --host")};
   return begin_life(*slot, same_boot, progress);
 }
 
@@ -160,7 +167,7 @@ template <class A>
 void Core<A>::look_around() {
   const uint64_t now_ns = c_.access.now_ns();
   hosts_.observe(now_ns);
-  settle_extents(now_ns);
+  settle_extents(now_ns, /*locked=*/true);
 }
 
 /// Waits for a decision about the old life; proposes the new one of this host.
@@ -250,8 +257,10 @@ Result<void> Core<A>::leave() {
     line.fenced = line.incarnation;
     hosts_.write_slot(line, BH_HOST_LEFT);
   }
-  c_.access.store(c_.own(BH_PART_VIEW, c_.host),
-                  ViewWord{uint64_t{c_.incarnation} + 1, c_.access.now_ns() / 1'000'000}.pack());
+  c_.access.store(
+      c_.own(BH_PART_VIEW, c_.host),
+      ViewWord{.ended = uint64_t{c_.incarnation} + 1, .since_ms = c_.access.now_ns() / 1'000'000}
+          .pack());
   c_.access.unlock_host(c_.host);
   return slot ? Result<void>{} : slot.error();
 }
@@ -395,8 +404,7 @@ bool Core<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
     other_entry = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
       // CLEANING by a scavenger that died too: that block is the one to go.
       return !is_own(entry) &&
-             verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash),
-                    Fresh::NOTHING) &&
+             verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash)) &&
              allocator_.word(c_.layout.slot_of(entry.block_offset)).state != BH_BLOCK_CLEANING;
     });
   }

@@ -122,9 +122,19 @@ uint64_t Core<A>::evict(uint64_t bytes) {
 template <class A>
 bool Core<A>::evict_block(uint64_t slot) {
   bh_block_header header;
-  return read_header(slot, header) && stamp_state(header.stamp) == BH_STAMP_COMMITTED &&
-         retire(slot, Hash128{header.key_hash[0], header.key_hash[1]}, header.stamp,
-                BH_COUNTER_EVICTIONS, kEvictLockWaitNs);
+  if (read_header(slot, header) && stamp_state(header.stamp) == BH_STAMP_COMMITTED &&
+      retire(slot, Hash128{header.key_hash[0], header.key_hash[1]}, header.stamp,
+             BH_COUNTER_EVICTIONS, kEvictLockWaitNs))
+    return true;
+  if (!allocator_.copy_only(c_.layout.extent_of_slot(slot))) return false;
+  // In custody somebody else may have written the header.
+  std::optional<bh_index_entry> named;
+  index_.for_each(c_.host, [&](const Found& found) {
+    if (c_.layout.valid_block(found.entry.block_offset, 1) &&
+        c_.layout.slot_of(found.entry.block_offset) == slot)
+      named = found.entry;
+  });
+  return named && retire_entry(*named, BH_COUNTER_EVICTIONS);
 }
 
 /// Fills victims_, oldest last. Two walks: a sample gives the age to beat, then those older are

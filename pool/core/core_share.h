@@ -47,16 +47,20 @@ Result<void> Core<A>::tick() {
   take_touches(now_ns);
   read_mail();
   succeed_the_dead(now_ns);
-  settle_extents(now_ns);
+  settle_extents(now_ns, /*locked=*/false);
   return ended() ? fenced_error() : Result<void>{};
 }
 
 template <class A>
 Error Core<A>::fenced_error() const {
+  const std::string host = "host " + std::to_string(c_.host);
+  if (gone() == Status::HOST_ID_CONFLICT)
+    return Error{Status::HOST_ID_CONFLICT, "another machine, or a copy of this one, runs as " +
+                                               host + " too; give each its own --host"};
   return Error{Status::HOST_FENCED,
-               "host " + std::to_string(c_.host) +
-                   " stood still too long and was declared dead by the others; close the pool and "
-                   "open it again to rejoin"};
+               host +
+                   " stood still too long and was declared dead by the others; close the pool "
+                   "and open it again to rejoin"};
 }
 
 /// The slot line is ours alone: another nonce in it means that another machine, or a copy of this
@@ -73,11 +77,10 @@ Result<void> Core<A>::check_own_slot() {
     return {};
   }
   if (hosts_.decided({c_.host, c_.incarnation})) return {};  // observe() sees it too
-  c_.access.store(c_.own(BH_PART_VIEW, c_.host),
-                  ViewWord{uint64_t{c_.incarnation} + 1, c_.access.now_ns() / 1'000'000}.pack());
-  return Error{Status::HOST_ID_CONFLICT, "another machine, or a copy of this one, runs as host " +
-                                             std::to_string(c_.host) +
-                                             " too; give each its own --host"};
+  c_.access.store(
+      c_.own(BH_PART_VIEW, c_.host),
+      ViewWord{uint64_t{c_.incarnation} + 1, true, c_.access.now_ns() / 1'000'000}.pack());
+  return fenced_error();
 }
 
 template <class A>
@@ -186,14 +189,23 @@ std::vector<Life> Core<A>::predecessors(uint64_t extent) const {
 /// claimed, adopts what it inherited, opens what it has in custody, and says whose indexes are to
 /// be probed.
 template <class A>
-void Core<A>::settle_extents(uint64_t now_ns) {
+void Core<A>::settle_extents(uint64_t now_ns, bool locked) {
   uint64_t views = 0;
   for (uint32_t h = 0; h < hosts_.count(); ++h) views += c_.view(h).ended;
   if (views == surveyed_views_ && !custody_pending_ && !wanted_ &&
       now_ns - surveyed_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000)
     return;
+  // One process of the host at a time, also if it takes longer than a beat: what one has opened
+  // another must not close.
+  if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
   surveyed_at_ns_ = now_ns;
   surveyed_views_ = views;
+  survey(now_ns);
+  if (!locked) c_.access.unlock_host(c_.host);
+}
+
+template <class A>
+void Core<A>::survey(uint64_t now_ns) {
   const Life self{c_.host, c_.incarnation};
   std::vector<uint64_t> claims;
   std::vector<std::pair<uint64_t, Holding>> inherited;
@@ -235,6 +247,7 @@ void Core<A>::settle_extents(uint64_t now_ns) {
 /// Empties up to `count` extents and gives them away (protocol 5.13 (1), (2)).
 template <class A>
 void Core<A>::give(uint64_t count, Life to) {
+  if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
   std::vector<uint64_t> given;
   const uint64_t extents = c_.layout.geometry().extent_count;
   for (uint64_t e = 0; e < extents && given.size() < count; ++e) {
@@ -243,13 +256,13 @@ void Core<A>::give(uint64_t count, Life to) {
     c_.access.flush(c_.layout.extent_offset(e), c_.layout.geometry().extent_bytes);
     given.push_back(e);
   }
-  if (given.empty()) return;
-  c_.settle();
+  if (!given.empty()) c_.settle();
   for (const uint64_t e : given) {
     write_own(e, {BH_OWN_GIVEN, allocator_.own_word(e).epoch + 1, to.host, to.incarnation,
                   c_.incarnation & 0xFFu});
     allocator_.unclaim_extent(e);
   }
+  c_.access.unlock_host(c_.host);
 }
 
 /// Protocol 5.13 (3). Also after this host died in the middle and came back.
@@ -380,6 +393,7 @@ void Core<A>::open_custody(uint64_t now_ns) {
   if (ready.empty()) return;
   c_.settle();
   const std::vector<uint64_t> named = named_blocks();
+  std::vector<bool> opened(c_.layout.geometry().extent_count);
   for (const auto& [e, custody] : ready) {
     const uint64_t begin = c_.layout.extent_offset(e);
     const auto first = std::lower_bound(named.begin(), named.end(), begin);
@@ -395,8 +409,28 @@ void Core<A>::open_custody(uint64_t now_ns) {
     }
     word.custody = custody;
     write_own(e, word);
+    opened[e] = true;
   }
+  drop_overwritten(opened);
   for (const auto& [e, custody] : ready) open_extent(e);
+}
+
+/// Blocks that came along when the extents were adopted, and that their old owner, only slow,
+/// retired or overwrote since.
+template <class A>
+void Core<A>::drop_overwritten(const std::vector<bool>& extents) {
+  std::vector<bh_index_entry> overwritten;
+  index_.for_each(c_.host, [&](const Found& found) {
+    const bh_index_entry& entry = found.entry;
+    if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 || !c_.layout.valid_block(entry.block_offset, 1))
+      return;
+    const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+    if (!extents[c_.layout.extent_of_slot(slot)]) return;
+    c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+    bh_block_header header;
+    if (!read_header(slot, header) || header.stamp != entry.stamp) overwritten.push_back(entry);
+  });
+  for (const bh_index_entry& entry : overwritten) retire_entry(entry, BH_COUNTER_REMOVALS);
 }
 
 /// The free blocks of an extent that this host may write to come into use, once all extents of its

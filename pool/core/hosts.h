@@ -227,7 +227,8 @@ template <class A>
 void Hosts<A>::note_ended(uint32_t host, uint64_t ended, uint64_t now_ns) {
   const ViewWord view = c_.view(host);
   if (ended > view.ended)
-    c_.access.store(c_.own(BH_PART_VIEW, host), ViewWord{ended, now_ns / 1'000'000}.pack());
+    c_.access.store(c_.own(BH_PART_VIEW, host),
+                    ViewWord{.ended = ended, .since_ms = now_ns / 1'000'000}.pack());
   ended = std::max(ended, view.ended);
   if (ended == 0 || host == c_.host) return;
   c_.access.fence();

@@ -16,14 +16,13 @@
 #include <array>
 #include <bit>
 #include <optional>
-#include <span>
 
 #include "pool/core/context.h"
 
 namespace bowhead::core {
 
 /// Which lines of another host's segment were invalidated just now, in a batch.
-enum class Fresh { NOTHING, FIRST_LINE, EVERYTHING };
+enum class Fresh { NOTHING, FIRST_LINE };
 
 /// An entry, copied to private memory, and where it was.
 struct Found {
@@ -61,12 +60,25 @@ class Index {
                    [&](const bh_index_entry& entry) { return entry.namespace_id == namespace_id; });
   }
 
-  /// For a batch of keys, in three steps, so that the lines of a step come from memory together:
-  /// invalidates (if they are another host's) and prefetches the first lines of the segments of
-  /// `hosts` (a bit each), then the entries that match by tag, then the headers, with the keys
-  /// beside them, that those entries name. Then find_if(..., Fresh::EVERYTHING) finds the newest,
-  /// but for what changed meanwhile.
-  void refresh(std::span<const Hash128> hashes, uint64_t hosts) const;
+  /// Calls visit(word, entry offset) for the entries of a directory line, which the caller has
+  /// loaded from the first bucket of `hash` in a host's segment, whose tag matches. True if entries
+  /// of that bucket lie further on, where only find_if() looks.
+  template <class Visit>
+  bool for_each_match(uint32_t host, const Hash128& hash, const Line& words, Visit visit) const {
+    const uint64_t tag = directory_tag(hash);
+    for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+      if (directory_tag_of(words[i]) == tag) visit(entry_at(host, primary_bucket(hash), i));
+    }
+    return words[BH_INDEX_ENTRIES] != 0;
+  }
+  /// The entry in a line that was acquired, if it is sealed and of this key's hash.
+  std::optional<bh_index_entry> read_entry(uint64_t at, const Hash128& hash) const {
+    Line line;
+    if (!c_.read_sealed(at, line)) return std::nullopt;
+    const auto entry = from_line<bh_index_entry>(line);
+    if (entry.key_hash[0] != hash.low || entry.key_hash[1] != hash.high) return std::nullopt;
+    return entry;
+  }
 
   /// Writes an entry into the own segment. False if the whole probe set is full. Under the key's
   /// lock.
@@ -122,13 +134,6 @@ class Index {
   uint64_t lock_at(const Hash128& hash) const {
     return c_.own(BH_PART_LOCKS, primary_bucket(hash) & (c_.layout.geometry().lock_count - 1));
   }
-  /// Calls visit(host, entry offset) for the entries in the first buckets of `hashes` whose tag
-  /// matches.
-  template <class Visit>
-  void for_each_candidate(std::span<const Hash128> hashes, uint64_t hosts, Visit visit) const;
-  /// Invalidates and prefetches what visit_all(visit) visits.
-  template <class VisitAll>
-  void fetch(uint64_t bytes, VisitAll visit_all) const;
   void add_overflow(const Hash128& hash, uint32_t probe_count, int64_t delta);
   bool write_at(uint64_t bucket, uint32_t index, uint64_t tag, const bh_index_entry& entry);
   void clear_at(uint64_t bucket, uint32_t index);
@@ -149,62 +154,13 @@ std::optional<Found> Index<A>::find_if(uint32_t host, const Hash128& hash, Accep
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
       if (directory_tag_of(words[i]) != tag) continue;
       const uint64_t at = entry_at(host, probe.bucket(), i);
-      if (fresh != Fresh::EVERYTHING || n > 0) c_.acquire_from(host, at, BH_LINE_BYTES);
-      Line line;
-      if (!c_.read_sealed(at, line)) continue;
-      const auto entry = from_line<bh_index_entry>(line);
-      if (entry.key_hash[0] == hash.low && entry.key_hash[1] == hash.high && accept(entry))
-        return Found{entry, host, probe.bucket(), i, n};
+      c_.acquire_from(host, at, BH_LINE_BYTES);
+      const auto entry = read_entry(at, hash);
+      if (entry && accept(*entry)) return Found{*entry, host, probe.bucket(), i, n};
     }
     if (words[7] == 0) break;
   }
   return std::nullopt;
-}
-
-template <class A>
-template <class Visit>
-void Index<A>::for_each_candidate(std::span<const Hash128> hashes, uint64_t hosts,
-                                  Visit visit) const {
-  for (; hosts != 0; hosts &= hosts - 1) {
-    const auto host = static_cast<uint32_t>(std::countr_zero(hosts));
-    for (const Hash128& hash : hashes) {
-      const uint64_t bucket = primary_bucket(hash);
-      const uint64_t tag = directory_tag(hash);
-      for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
-        if (directory_tag_of(c_.access.load_relaxed(word_at(host, bucket, i))) == tag)
-          visit(host, entry_at(host, bucket, i));
-      }
-    }
-  }
-}
-
-template <class A>
-template <class VisitAll>
-void Index<A>::fetch(uint64_t bytes, VisitAll visit_all) const {
-  if (!c_.alone()) {
-    visit_all([&](uint32_t host, uint64_t at) { c_.invalidate_from(host, at, bytes); });
-    c_.access.coherence_fence();
-  }
-  visit_all([&](uint32_t, uint64_t at) {
-    for (uint64_t line = at; line < at + bytes; line += BH_LINE_BYTES) c_.access.prefetch(line);
-  });
-}
-
-template <class A>
-void Index<A>::refresh(std::span<const Hash128> hashes, uint64_t hosts) const {
-  fetch(BH_LINE_BYTES, [&](auto visit) {
-    for (uint64_t left = hosts; left != 0; left &= left - 1) {
-      const auto host = static_cast<uint32_t>(std::countr_zero(left));
-      for (const Hash128& hash : hashes) visit(host, first_line(host, hash));
-    }
-  });
-  fetch(BH_LINE_BYTES, [&](auto visit) { for_each_candidate(hashes, hosts, visit); });
-  fetch(sizeof(bh_block_slot), [&](auto visit) {
-    for_each_candidate(hashes, hosts, [&](uint32_t host, uint64_t entry) {
-      const uint64_t block = c_.access.load_relaxed(entry + offsetof(bh_index_entry, block_offset));
-      if (c_.layout.valid_block(block, 1)) visit(host, c_.layout.header(c_.layout.slot_of(block)));
-    });
-  });
 }
 
 template <class A>

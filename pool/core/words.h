@@ -142,13 +142,16 @@ struct DecideWord {
 };
 
 /// View word (private): which lives of a host are over, and since when this host knows.
-/// time in ms:44 | highest ended incarnation, plus 1:20.
+/// time in ms:44 | conflict:1 | highest ended incarnation, plus 1:19.
 struct ViewWord {
-  uint64_t ended = 0;  ///< plus 1; 0: none
+  uint64_t ended = 0;     ///< plus 1; 0: none
+  bool conflict = false;  ///< of the own slot: ended because somebody else runs as this host
   uint64_t since_ms = 0;
 
-  static ViewWord unpack(uint64_t word) { return {word & 0xFFFFFu, word >> 20}; }
-  uint64_t pack() const { return since_ms << 20 | ended; }
+  static ViewWord unpack(uint64_t word) {
+    return {word & 0x7FFFFu, (word >> 19 & 1) != 0, word >> 20};
+  }
+  uint64_t pack() const { return since_ms << 20 | uint64_t{conflict} << 19 | ended; }
 };
 
 /// A life of a host slot.
