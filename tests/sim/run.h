@@ -32,6 +32,8 @@ class Simulator {
   void direct();
   void do_phase(Phase phase);
   void rest();
+  bool all_ready() const;
+  bool never_owned(uint64_t extent);
   bool extents_have_owners();
   void write_new_pool(const Plan& plan);
   void check_space();

@@ -81,6 +81,7 @@ Thread& World::start_thread(Process* process, Fiber::Entry entry, void* argument
   thread.store_count = 0;
   thread.flushing.clear();
   thread.operation_steps = 0;
+  thread.stalled_ns = 0;
   thread.fiber.start(entry, argument);
   if (process != nullptr) process->threads.push_back(&thread);
   return thread;
@@ -193,9 +194,17 @@ void World::fail(const std::string& kind, const std::string& text) {
 void World::begin_operation(uint64_t what) {
   account();
   current_->operation_steps = 0;
+  current_->stalled_ns = 0;
   record(Op::BEGIN, 0, what);
 }
 void World::end_operation(uint64_t what) { record(Op::END, 0, what); }
+
+uint64_t World::all_go_on_ns() const {
+  uint64_t at_ns = 0;
+  for (const Process* process : processes_)
+    at_ns = std::max({at_ns, process->stopped_until_ns, process->machine->paused_until_ns});
+  return at_ns;
+}
 
 // ---- events ----
 
@@ -219,10 +228,12 @@ void World::event() {
   if (roll < plan_.cache_share) return cache_event();
   if (roll < plan_.cache_share + plan_.switch_share) return yield();
   if (roll >= shares) return buffer_event();
-  if (plan_.stall_ns == 0) return;
-  // Short stalls are as likely as long ones, by the length's magnitude.
-  uint64_t ns = plan_.stall_ns >> random_.below(12);
-  ns = 1 + random_.below(ns + 1);
+  // Short stalls are as likely as long ones, by magnitude; all of one operation have a limit, since
+  // a host that is not stalled for long has nothing to fear.
+  uint64_t ns = 1 + random_.below(std::max<uint64_t>(1, plan_.stall_ns >> random_.below(12)));
+  ns = std::min(ns, plan_.stall_ns - current_->stalled_ns);
+  current_->stalled_ns += ns;
+  if (ns == 0) return;
   record(Op::STALL, 0, ns);
   current_->wake_ns = now_ns_ + ns;
   yield();
@@ -391,7 +402,8 @@ void World::note_silence(const Process& process) {
 void World::kill(Process& process, bool crash) {
   record(Op::KILL, 0, process.index);
   for (Thread* thread : process.threads) {
-    if (!thread->alive) continue;
+    // One that ended by itself may be another process's by now.
+    if (!thread->alive || thread->process != &process) continue;
     if (!crash) {
       drain_stores(*thread);
       while (!thread->flushing.empty() && random_.below(4) != 0)

@@ -66,6 +66,7 @@ struct Thread {
   std::array<Store, kStoresMax> stores{};  ///< done by the program, not yet in the cache; in order
   std::vector<uint64_t> flushing;          ///< lines whose flush has not taken effect
   uint64_t operation_steps = 0;            ///< since the operation began
+  uint64_t stalled_ns = 0;                 ///< the same
 };
 
 struct Machine {
@@ -206,6 +207,8 @@ class World {
   const Plan& plan() const { return plan_; }
   Random& random() { return random_; }
   uint64_t now_ns() const { return now_ns_; }
+  /// When no machine is paused and no process stopped any more.
+  uint64_t all_go_on_ns() const;
   uint64_t host_now_ns() { return now_ns_ + machine().clock_offset_ns; }
   std::vector<Process*>& processes() { return processes_; }
   bool faults_left() const { return !faults_.empty(); }
