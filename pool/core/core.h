@@ -299,6 +299,8 @@ class Core {
   void write_own(uint64_t extent, const OwnWord& word);
   Holding holding_of(uint64_t extent) const;
   std::vector<Life> predecessors(uint64_t extent) const;
+  bool has_rival(uint64_t extent, uint64_t epoch) const;
+  bool doubted();
   void settle_extents(uint64_t now_ns, bool locked);
   void survey(uint64_t now_ns);
   void give(uint64_t count, Life to);
@@ -317,9 +319,9 @@ class Core {
   bool decided(Life life) const { return hosts_.decided(life); }
   Result<void> begin_life(bh_host_slot slot, bool same_boot, const Progress& progress);
   void look_around();
-  Result<void> succeed_myself(Life old);
+  Result<void> succeed_myself(Life& old);
   Result<void> take_over_extents(Life old);
-  void flush_life(Life old);
+  void flush_own();
 
   // core_check.h
   void check_entries(CheckReport& report, bool payload, const Progress& progress);
@@ -347,6 +349,8 @@ class Core {
   uint64_t touches_at_ns_ = 0;
   uint64_t surveyed_at_ns_ = 0, surveyed_views_ = 0;
   uint64_t asked_at_ns_ = 0;
+  uint64_t doubted_since_ns_ = 0;
+  uint64_t swept_at_ns_ = 0;
   bool custody_pending_ = true;
   bool wanted_ = false;
 

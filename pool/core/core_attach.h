@@ -122,13 +122,14 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
                  "host slot " + std::to_string(c_.host) +
                      " has used up its 65,535 incarnations; `bowhead pool create --force` makes "
                      "the pool anew, empty"};
-  const Life old{c_.host, slot.incarnation};
+  Life old{c_.host, slot.incarnation};
   if (!c_.alone()) {
     if (!same_boot) {  // the private part is of another boot
       for (uint32_t h = 0; h < BH_HOSTS_MAX; ++h) c_.access.store(c_.own(BH_PART_VIEW, h), 0);
     }
     if (auto ok = succeed_myself(old); !ok) return ok;
-    if (slot.boot_id == c_.access.boot_id()) flush_life(old);
+    slot.incarnation = static_cast<uint16_t>(old.incarnation);
+    if (slot.boot_id == c_.access.boot_id()) flush_own();
     // Before the slot says that the new life has begun: who dies until then finds the old one
     // again, and its decision, next time.
     if (auto ok = take_over_extents(old); !ok) return ok;
@@ -170,13 +171,19 @@ void Core<A>::look_around() {
   settle_extents(now_ns, /*locked=*/true);
 }
 
-/// Waits for a decision about the old life; proposes the new one of this host.
+/// Waits for a decision about the old life; proposes the new one of this host. A life that was to
+/// follow and never began, because whoever joined then died, may be over too: then it is the old
+/// one.
 template <class A>
-Result<void> Core<A>::succeed_myself(Life old) {
+Result<void> Core<A>::succeed_myself(Life& old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
   for (uint32_t round = 1; !hosts_.decided(old); ++round) {
     const Life next{c_.host, old.incarnation + 1};
     const Outcome outcome = hosts_.decide(old, next.value());
+    if (outcome == Outcome::OVER) {
+      old = next;
+      continue;
+    }
     if (outcome == Outcome::EXHAUSTED || c_.access.now_ns() > deadline_ns)
       return Error{Status::BUSY, "the hosts of this pool do not agree on who succeeds host " +
                                      std::to_string(c_.host) + "; try again"};
@@ -195,10 +202,11 @@ Result<void> Core<A>::take_over_extents(Life old) {
   const uint64_t extents = c_.layout.geometry().extent_count;
   c_.incarnation = old.incarnation + 1;
   if (hosts_.successor(old) == Life{c_.host, c_.incarnation}) {
+    refresh_own_words();
     for (uint64_t e = 0; e < extents; ++e) {
       OwnWord word = allocator_.own_word(e);
       if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) ||
-          word.incarnation != old.incarnation)
+          holding_of(e).writer != c_.host)
         continue;
       word.incarnation = c_.incarnation;
       write_own(e, word);
@@ -208,7 +216,7 @@ Result<void> Core<A>::take_over_extents(Life old) {
   for (;;) {
     refresh_own_words();
     bool held = false;
-    for (uint64_t e = 0; e < extents && !held; ++e) held = holding_of(e).life == old;
+    for (uint64_t e = 0; e < extents && !held; ++e) held = holding_of(e).life.host == c_.host;
     if (!held) return {};
     if (c_.access.now_ns() > deadline_ns)
       return Error{Status::BUSY, "another host is to take over what host " +
@@ -221,16 +229,14 @@ Result<void> Core<A>::take_over_extents(Life old) {
   }
 }
 
-/// Everything that a life of this host on this boot can have left in the caches goes out.
+/// Everything that this host can have left in the caches of this boot goes out.
 template <class A>
-void Core<A>::flush_life(Life old) {
+void Core<A>::flush_own() {
   const auto& g = c_.layout.geometry();
   c_.access.flush(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
   for (uint64_t e = 0; e < g.extent_count; ++e) {
-    const OwnWord word = allocator_.own_word(e);
-    if (word.state == BH_OWN_NONE || word.state == BH_OWN_GIVEN ||
-        word.incarnation != old.incarnation)
-      continue;
+    const uint32_t state = allocator_.own_word(e).state;
+    if (state == BH_OWN_NONE || state == BH_OWN_GIVEN) continue;
     c_.access.flush(c_.layout.descriptor(e), g.table_bytes);
     c_.access.flush(c_.layout.extent_offset(e), g.extent_bytes);
   }
@@ -252,7 +258,7 @@ Result<void> Core<A>::leave() {
   leases_.scavenge(c_.process);
   const auto slot = read_slot_line();
   if (slot && slot->incarnation == c_.incarnation) {
-    flush_life({c_.host, c_.incarnation});
+    flush_own();
     bh_host_slot line = *slot;
     line.fenced = line.incarnation;
     hosts_.write_slot(line, BH_HOST_LEFT);

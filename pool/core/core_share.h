@@ -15,7 +15,10 @@
 //   S2 A recipient that sees CLAIM through to OWN has looked, after its CLAIM settled, for a
 //      decision that is as much as begun about the grantor's life or its own; whoever takes the
 //      extent by such a decision looks at the CLAIM after the decision settled. One sees the other.
-//   S3 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
+//   S3 An extent that a word of this host makes its own comes into use only after the word has
+//      settled and, after that, no decision about this life had begun: so whoever succeeds this
+//      life, and looks after its decision has settled, finds the word among the predecessors'.
+//   S4 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
 //      acked that the lives before it are over and no hazard names a block of it; it ends in FULL
 //      only if all those lives are known to have stopped writing.
 #pragma once
@@ -27,6 +30,8 @@
 #include "pool/core/core.h"
 
 namespace bowhead::core {
+
+inline constexpr uint64_t kSweepBeats = 50;
 
 template <class A>
 Result<void> Core<A>::tick() {
@@ -105,22 +110,39 @@ void Core<A>::succeed_the_dead(uint64_t now_ns, bool locked) {
   for (uint32_t h = 0; h < c_.host; ++h) {
     const auto slot = hosts_.read_slot(h);
     before += slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}) &&
-              !hosts_.suspected(h, now_ns);
+              !hosts_.suspect(h, now_ns);
   }
   const uint64_t wait_ms = before * 2 * uint64_t{c_.times.beat_ms};
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     if (h == c_.host) continue;
     const auto slot = hosts_.read_slot(h);
-    if (!slot) continue;
-    const Life life{h, slot->incarnation};
-    const bool unused = life.incarnation == 0 && wanted_ && !c_.ended(life);
-    if (!unused && !hosts_.suspected(h, now_ns, wait_ms)) continue;
+    const bool unused = slot && slot->incarnation == 0 && wanted_ && !c_.ended({h, 0});
+    const auto suspect = unused ? Life{h, 0} : hosts_.suspect(h, now_ns, wait_ms);
+    if (!suspect) continue;
     if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
-    hosts_.decide(life, Life{c_.host, c_.incarnation}.value());
+    hosts_.decide(*suspect, Life{c_.host, c_.incarnation}.value());
     if (!locked) c_.access.unlock_host(c_.host);
     hosts_.observe(c_.access.now_ns());
     if (unused || ended()) return;  // one at a time
   }
+}
+
+/// Somebody has at least begun to decide that this life is over. One who dies in the middle of that
+/// leaves the question open; then this host answers it itself, and begins a new life.
+template <class A>
+bool Core<A>::doubted() {
+  const Life self{c_.host, c_.incarnation};
+  if (!hosts_.begun(self)) {
+    doubted_since_ns_ = 0;
+    return false;
+  }
+  const uint64_t now_ns = c_.access.now_ns();
+  if (doubted_since_ns_ == 0) doubted_since_ns_ = now_ns;
+  if (now_ns - doubted_since_ns_ > uint64_t{c_.times.dead_ms} * 1'000'000) {
+    hosts_.decide(self, Life{c_.host, c_.incarnation + 1}.value());
+    hosts_.observe(c_.access.now_ns());
+  }
+  return true;
 }
 
 // ---- who holds what ----
@@ -147,14 +169,15 @@ void Core<A>::write_own(uint64_t extent, const OwnWord& word) {
 template <class A>
 auto Core<A>::holding_of(uint64_t extent) const -> Holding {
   Holding best;
-  const auto order = [](const OwnWord& word) {
-    return word.epoch * 2 + (word.state == BH_OWN_GIVEN ? 0 : 1);
-  };
+  uint64_t highest = 0;
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     const OwnWord word = own_of(h, extent);
-    if (word.state == BH_OWN_NONE ||
-        (best.word.state != BH_OWN_NONE && order(word) <= order(best.word)))
-      continue;
+    if (word.state == BH_OWN_NONE) continue;
+    // Of two that say OWN, one is late: its life is over, and the other succeeded it.
+    const bool late = word.state == BH_OWN_OWN && c_.ended({h, word.incarnation});
+    const uint64_t order = word.epoch * 4 + (word.state == BH_OWN_GIVEN ? 0 : late ? 1 : 2);
+    if (order < highest) continue;
+    highest = order;
     best.word = word;
     best.writer = h;
   }
@@ -183,6 +206,16 @@ std::vector<Life> Core<A>::predecessors(uint64_t extent) const {
       found.push_back({h, word.incarnation});
   }
   return found;
+}
+
+/// A host that did not know yet that its life is over said OWN in the same epoch.
+template <class A>
+bool Core<A>::has_rival(uint64_t extent, uint64_t epoch) const {
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    const OwnWord word = own_of(h, extent);
+    if (h != c_.host && word.state == BH_OWN_OWN && word.epoch >= epoch) return true;
+  }
+  return false;
 }
 
 /// What a beat does about extents: claims what was given to this host, takes back what nobody
@@ -219,8 +252,14 @@ void Core<A>::survey(uint64_t now_ns) {
       const bool to_ended =
           now.word.state == BH_OWN_GIVEN && c_.ended({now.word.slot, now.word.incarnation});
       if (now.word.state == BH_OWN_CLAIM) claims.push_back(e);
-      if (now.word.state == BH_OWN_ABANDONED || to_ended)
-        write_own(e, {BH_OWN_OWN, now.word.epoch + 1, 0, c_.incarnation, BH_CUSTODY_FULL});
+      if (now.word.state == BH_OWN_ABANDONED || to_ended) {
+        write_own(e, {BH_OWN_OWN, now.word.epoch + 1, 0, c_.incarnation, BH_CUSTODY_READ_ONLY});
+        custody_pending_ = true;
+      } else if (now.word.state == BH_OWN_OWN && has_rival(e, now.word.epoch)) {
+        OwnWord word = now.word;
+        word.epoch += 1;
+        write_own(e, word);
+      }
     } else if (now.word.state == BH_OWN_GIVEN && now.word.slot == c_.host &&
                now.word.incarnation == c_.incarnation && !c_.ended(now.life)) {
       claims.push_back(e);
@@ -277,6 +316,7 @@ void Core<A>::claim(const std::vector<uint64_t>& extents) {
     claimed.emplace_back(e, now);
   }
   c_.settle();
+  const bool self_doubted = doubted();
   std::map<uint32_t, bool> doubtful;  // grantors
   for (const auto& [e, now] : claimed) {
     const uint32_t grantor = now.word.slot;
@@ -287,7 +327,7 @@ void Core<A>::claim(const std::vector<uint64_t>& extents) {
       const OwnWord given = own_of(grantor, e);
       const Life life{grantor, slot ? slot->incarnation : 0u};
       at->second = !slot || (life.incarnation & 0xFFu) != given.custody || hosts_.begun(life) ||
-                   hosts_.begun({c_.host, c_.incarnation});
+                   self_doubted;
     }
     OwnWord word = now.word;
     word.state = at->second ? BH_OWN_ABANDONED : BH_OWN_OWN;
@@ -363,12 +403,14 @@ void Core<A>::import_entry(bh_index_entry entry) {
 template <class A>
 void Core<A>::open_custody(uint64_t now_ns) {
   custody_pending_ = false;
+  std::vector<bool> copy_only(c_.layout.geometry().extent_count);
   std::map<std::pair<uint32_t, uint32_t>, std::pair<bool, bool>> known;  // acked, fenced
   std::vector<std::pair<uint64_t, uint32_t>> ready;
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     if (!allocator_.holds(e)) continue;
     const OwnWord word = allocator_.own_word(e);
     if (word.custody == BH_CUSTODY_FULL && !allocator_.closed(e)) continue;
+    copy_only[e] = word.custody == BH_CUSTODY_COPY_ONLY;
     bool acked = true, fenced = true;
     uint64_t since_ms = 0;
     for (const Life life : predecessors(e)) {
@@ -390,8 +432,17 @@ void Core<A>::open_custody(uint64_t now_ns) {
         custody != BH_CUSTODY_READ_ONLY)
       ready.emplace_back(e, custody);
   }
+  // As long as the old owner may write, it may retire blocks that came along.
+  if (custody_pending_ && now_ns - swept_at_ns_ > kSweepBeats * c_.times.beat_ms * 1'000'000) {
+    swept_at_ns_ = now_ns;
+    drop_overwritten(copy_only);
+  }
   if (ready.empty()) return;
   c_.settle();
+  if (doubted()) {
+    custody_pending_ = true;
+    return;
+  }
   const std::vector<uint64_t> named = named_blocks();
   std::vector<bool> opened(c_.layout.geometry().extent_count);
   for (const auto& [e, custody] : ready) {

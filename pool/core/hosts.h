@@ -50,8 +50,9 @@ class Hosts {
   void publish_beat();
   /// Looks at the words of all hosts: updates view and acks, notes whose beat moved.
   void observe(uint64_t now_ns);
-  /// Its beat did not move for dead_ms and `wait_ms`, with samples in between, or it left.
-  bool suspected(uint32_t host, uint64_t now_ns, uint64_t wait_ms = 0) const;
+  /// The life of a host that may be declared over: it left, or its beat did not move for dead_ms and
+  /// `wait_ms`, with samples in between. Also a life that a decision names and that never began.
+  std::optional<Life> suspect(uint32_t host, uint64_t now_ns, uint64_t wait_ms = 0) const;
 
   // ---- agreement ----
   /// Proposes `value` as the successor of a life. One process of a host at a time (host lock).
@@ -97,6 +98,7 @@ class Hosts {
   void refresh_decisions(uint32_t of) const;
   std::optional<uint32_t> decision(Life life) const;
   std::optional<Life> life_of(uint32_t value) const;
+  std::optional<Life> next_life(Life life) const;
   void note_ended(uint32_t host, uint64_t ended, uint64_t now_ns);
   void advance_settled(uint64_t now_ns);
   bool all_published(uint64_t phase) const;
@@ -247,13 +249,22 @@ void Hosts<A>::raise_ack(uint32_t of, uint32_t shift, uint64_t value) {
 }
 
 template <class A>
-bool Hosts<A>::suspected(uint32_t host, uint64_t now_ns, uint64_t wait_ms) const {
+std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t now_ns, uint64_t wait_ms) const {
   const Seen& seen = seen_[host];
   const auto slot = read_slot(host);
-  if (!slot || slot->incarnation == 0 || c_.ended({host, slot->incarnation})) return false;
-  return slot->state == BH_HOST_LEFT ||
-         (seen.samples >= 3 &&
-          now_ns >= seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000);
+  if (!slot) return std::nullopt;
+  Life life{host, slot->incarnation};
+  const bool began = !c_.ended(life);
+  if (began && life.incarnation == 0) return std::nullopt;  // never used
+  for (int links = 0; c_.ended(life); ++links) {
+    const auto next = next_life(life);
+    if (!next || next->host != host || links == 3) return std::nullopt;
+    life = *next;
+  }
+  const bool still =
+      seen.samples >= 3 && now_ns >= seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000;
+  if (still || (began && slot->state == BH_HOST_LEFT)) return life;
+  return std::nullopt;
 }
 
 // ---- agreement ----
@@ -341,11 +352,23 @@ std::optional<Life> Hosts<A>::life_of(uint32_t value) const {
   return Life{host, next - back};
 }
 
+/// One link of the chain of decisions. Words are used again for a slot's next life only when
+/// nothing is left that the life before holds, unless the host succeeded itself and died before it
+/// said so: so where the decision is gone, that is what it was.
+template <class A>
+std::optional<Life> Hosts<A>::next_life(Life life) const {
+  if (const auto value = decision(life)) return life_of(*value);
+  for (uint32_t h = 0; h < count(); ++h) {
+    if (decide_word(h, life.host).inst > life.incarnation)
+      return Life{life.host, life.incarnation + 1};
+  }
+  return std::nullopt;
+}
+
 template <class A>
 std::optional<Life> Hosts<A>::successor(Life life) const {
   for (uint32_t links = 0; links < 4 * BH_HOSTS_MAX; ++links) {
-    const auto value = decision(life);
-    const auto next = value ? life_of(*value) : std::nullopt;
+    const auto next = next_life(life);
     if (!next || !c_.ended(*next)) return next;
     life = *next;
   }
