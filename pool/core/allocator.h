@@ -208,6 +208,9 @@ class Allocator {
   /// Rebuild, nobody else running: forgets all; cuts one slab as it was.
   void reset();
   void restore_cut(const Cut& cut);
+  /// Slabs with no block in use, but for those of a size -> free extents.
+  bool join_empty_slabs(uint64_t but_block_bytes = 0);
+
   /// Takes a free extent out of use, to give it away, and puts it back.
   bool claim_extent(uint64_t extent) { return extent_free(extent) && claim_at(extent, 1); }
   void unclaim_extent(uint64_t extent) {
@@ -326,7 +329,6 @@ class Allocator {
   bool refill(Magazine& magazine, bool may_cut);
   bool refill_from_slabs(Magazine& magazine, Candidates& candidates);
   bool refill_by_truth(Magazine& magazine);
-  bool join_empty_slabs(uint64_t block_bytes);
   bool collect(Magazine& magazine, uint64_t head);
   std::optional<uint64_t> cut(uint64_t block_bytes);
   std::optional<uint64_t> claim_run(uint64_t span);
@@ -422,10 +424,10 @@ std::optional<Block> Allocator<A>::reserve_larger(uint64_t block_bytes, uint64_t
 }
 
 template <class A>
-bool Allocator<A>::join_empty_slabs(uint64_t block_bytes) {
+bool Allocator<A>::join_empty_slabs(uint64_t but_block_bytes) {
   bool joined = false;
   for_each_slab([&](const Cut& cut) {
-    if (cut.block_bytes != block_bytes && free_blocks_hint(cut.head) == cut.block_count)
+    if (cut.block_bytes != but_block_bytes && free_blocks_hint(cut.head) == cut.block_count)
       joined |= join(cut.head);
   });
   return joined;

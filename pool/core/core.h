@@ -316,6 +316,7 @@ class Core {
   void read_mail();
   void clear_mail(uint32_t peer);
   void ask_for_extents();
+  uint64_t free_extents() const;
   bool decided(Life life) const { return hosts_.decided(life); }
   Result<void> begin_life(bh_host_slot slot, bool same_boot, const Progress& progress);
   void look_around();
@@ -902,15 +903,20 @@ template <class A>
 Status Core<A>::remove(const Key& key) {
   if (ended()) return gone();
   bool removed = false;
+  const uint64_t deadline_ns = c_.access.now_ns() + kLockWaitNs;
   // More than one entry: a process died while it moved the block.
-  while (const auto located = locate_at(c_.host, key, Fresh::NOTHING)) {
-    if (!retire(located->slot, key.hash, located->header.stamp, BH_COUNTER_REMOVALS)) {
-      if (c_.access.load(c_.layout.header(located->slot)) == located->header.stamp)
-        return ended() ? gone() : Status::BUSY;
-      continue;  // somebody else retired it
+  for (uint32_t round = 0; const auto located = locate_at(c_.host, key, Fresh::NOTHING);) {
+    if (retire(located->slot, key.hash, located->header.stamp, BH_COUNTER_REMOVALS)) {
+      reclaim({&located->slot, 1});
+      removed = true;
+      continue;
     }
-    reclaim({&located->slot, 1});
-    removed = true;
+    if (ended()) return gone();
+    // Somebody else may be retiring it this instant; in READ_ONLY custody nobody can.
+    if (!allocator_.writable(c_.layout.extent_of_slot(located->slot)) ||
+        c_.access.now_ns() > deadline_ns)
+      return Status::BUSY;
+    c_.access.relax(round++);
   }
   for (uint64_t left = other_hosts(); left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));

@@ -283,9 +283,13 @@ void Core<A>::survey(uint64_t now_ns) {
 
 // ---- grants ----
 
-/// Empties up to `count` extents and gives them away (protocol 5.13 (1), (2)).
+/// Gives up to `count` extents away (protocol 5.13 (1), (2)): free ones, or, where blocks are
+/// evicted for room, one that is emptied.
 template <class A>
 void Core<A>::give(uint64_t count, Life to) {
+  allocator_.join_empty_slabs();
+  if (settings_.evict_high_permille != 0 && free_extents() == 0)
+    make_room(c_.layout.geometry().extent_bytes);
   if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
   std::vector<uint64_t> given;
   const uint64_t extents = c_.layout.geometry().extent_count;
@@ -624,36 +628,50 @@ void Core<A>::clear_mail(uint32_t peer) {
   }
 }
 
-/// Asks the live host that has the most free extents, by what it says in its private part: a hint,
-/// and whoever is asked gives only what is free.
+template <class A>
+uint64_t Core<A>::free_extents() const {
+  uint64_t free = 0;
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e)
+    free += allocator_.extent_free(e);
+  return free;
+}
+
+/// Asks the live host that has the most free extents, or else, if this one has less than its share,
+/// the one that has most. How many are free the other's private part says: a hint, and whoever is
+/// asked decides.
 template <class A>
 void Core<A>::ask_for_extents() {
   const uint64_t now_ns = c_.access.now_ns();
   if (now_ns - asked_at_ns_ < uint64_t{c_.times.beat_ms} * 10'000'000) return;
   asked_at_ns_ = now_ns;
-  uint64_t most = 1;  // its last one it keeps
-  std::optional<uint32_t> richest;
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  uint64_t live = 1, held = 0;
+  for (uint64_t e = 0; e < extents; ++e) held += allocator_.holds(e);
+  std::pair<uint64_t, uint64_t> most{0, 0};  // free, held
+  uint32_t richest = c_.host;
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     const auto slot = hosts_.read_slot(h);
     if (h == c_.host || !slot || slot->incarnation == 0 || c_.ended({h, slot->incarnation}))
       continue;
-    c_.access.acquire(c_.layout.part(h, BH_PART_EXTENTS),
-                      sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
-    uint64_t free = 0;
-    for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    ++live;
+    c_.access.acquire(c_.layout.part(h, BH_PART_EXTENTS), sizeof(bh_extent_state) * extents);
+    std::pair<uint64_t, uint64_t> has{0, 0};
+    for (uint64_t e = 0; e < extents; ++e) {
       const OwnWord own = own_of(h, e);
-      free += own.state == BH_OWN_OWN && own.incarnation == slot->incarnation &&
-              c_.load_state(c_.layout.extent_state(h, e)).state == BH_EXTENT_FREE;
+      if (own.state != BH_OWN_OWN || own.incarnation != slot->incarnation) continue;
+      has.second += 1;
+      has.first += c_.load_state(c_.layout.extent_state(h, e)).state == BH_EXTENT_FREE;
     }
-    if (free <= most) continue;
-    most = free;
+    if (has <= most) continue;
+    most = has;
     richest = h;
   }
-  if (!richest) return;
+  const bool poor = (held + 1) * live <= extents && most.second > held + 1;
+  if (most.first < 2 && !poor) return;
   bh_mail mail{};
   mail.kind = BH_MAIL_WANT;
-  mail.count = most / 2;
-  post(*richest, mail);
+  mail.count = std::max<uint64_t>(most.first / 2, 1);
+  post(richest, mail);
 }
 
 }  // namespace bowhead::core
