@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hosts of one pool: what one stores the others find, leases hold across hosts, and whoever leaves,
+// dies or is late is succeeded without a wrong byte and without lost space.
+#include <chrono>
+#include <set>
+
+#include "tests/hosts/support.h"
+
+namespace bowhead::test {
+namespace {
+
+std::string key(const char* name, uint64_t n) { return fmt::format("{}-{}", name, n); }
+
+/// All of `count` blocks come back with the right bytes.
+bool all_there(Host& host, const char* name, uint64_t count) {
+  for (uint64_t n = 0; n < count; ++n) {
+    if (const Status status = host.get(key(name, n)); status != Status::OK) {
+      ADD_FAILURE() << key(name, n) << ": " << status_name(status);
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Puts until there is no room, also not after a while: others may have to give some first.
+uint64_t fill(Host& host, const char* name) {
+  uint64_t stored = 0;
+  for (int refusals = 0; refusals < 40;) {
+    const Status status = host.put(key(name, stored));
+    if (status == Status::OK) {
+      ++stored;
+      refusals = 0;
+      continue;
+    }
+    EXPECT_EQ(status, Status::NO_SPACE);
+    if (status != Status::NO_SPACE) break;
+    ++refusals;
+    sleep_ms(2 * kShortTimes.beat_ms);
+  }
+  return stored;
+}
+
+/// Blocks of Host::kSize that so many extents hold.
+uint64_t room_of(const SharedPool& shared, uint64_t extents) {
+  const uint64_t block = (Host::kSize + BH_PAYLOAD_ALIGN - 1) / BH_PAYLOAD_ALIGN * BH_PAYLOAD_ALIGN;
+  return shared.layout().geometry().extent_bytes / block * extents;
+}
+
+/// As soon as the block is found: of a host that joined a moment ago that may take some beats.
+Result<Lease> acquire_when_seen(Host& host, std::string_view name) {
+  EXPECT_TRUE(eventually([&] { return host.holds(name); }));
+  return host.acquire(name);
+}
+
+bool ended(Host& observer, uint32_t host) { return observer.info_of(host).state == "ended"; }
+
+// ---- blocks ----
+
+TEST(Hosts, WhatOneStoresTheOthersFind) {
+  SharedPool shared(3);
+  Host first = shared.open(0), second = shared.open(1), third = shared.open(2);
+  EXPECT_EQ(first.ns(), second.ns());
+  for (uint64_t n = 0; n < 30; ++n) ASSERT_EQ(first.put(key("a", n)), Status::OK);
+  EXPECT_TRUE(all_there(second, "a", 30));
+  EXPECT_TRUE(all_there(third, "a", 30));
+  std::vector<std::string> keys;
+  for (uint64_t n = 0; n < 40; ++n) keys.push_back(key("a", n));
+  const std::vector<std::string_view> views(keys.begin(), keys.end());
+  std::vector<uint8_t> present(views.size());
+  EXPECT_EQ(*third.pool().exists(third.ns(), views, present), 30u);
+  EXPECT_EQ(present[29], 1);
+  EXPECT_EQ(present[30], 0);
+  ASSERT_EQ(second.put(keys[31]), Status::OK);
+  EXPECT_EQ(*third.pool().longest_prefix(third.ns(), views), 30u);
+  ASSERT_EQ(second.put(keys[30]), Status::OK);
+  EXPECT_EQ(*third.pool().longest_prefix(third.ns(), views), 32u);
+  EXPECT_EQ(third.pool().touch(third.ns(), views), Status::OK);
+  EXPECT_EQ(first.pool().info()->hits_elsewhere, 60u);
+  EXPECT_EQ(first.pool().info()->blocks, 32);
+  std::set<std::string> listed;
+  EXPECT_EQ(
+      third.pool().list([&](const BlockInfo& block) { return listed.insert(block.key).second; }),
+      Status::OK);
+  EXPECT_EQ(listed.size(), 32u);
+}
+
+TEST(Hosts, APutOfWhatAnotherHostHasStoresNothing) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  ASSERT_EQ(first.put("k"), Status::OK);
+  ASSERT_EQ(second.put("k"), Status::OK);
+  const auto reserved = second.pool().reserve(second.ns(), "k", Host::kSize);
+  ASSERT_TRUE(reserved);
+  EXPECT_TRUE(reserved->present);
+  EXPECT_EQ(second.pool().info()->puts, 1u);
+  EXPECT_EQ(second.pool().info()->puts_present, 1u);
+}
+
+TEST(Hosts, ABlockReservedInPlaceIsSeenWhenItIsCommitted) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  const auto value = value_of("k", Host::kSize);
+  auto reserved = first.pool().reserve(first.ns(), "k", value.size());
+  ASSERT_TRUE(reserved);
+  std::memcpy(reserved->data, value.data(), value.size());
+  EXPECT_FALSE(second.holds("k"));
+  ASSERT_EQ(first.pool().commit(*reserved), Status::OK);
+  EXPECT_EQ(second.get("k"), Status::OK);
+}
+
+TEST(Hosts, ARemovalIsDoneByTheOwner) {
+  SharedPool shared(3);
+  Host first = shared.open(0), second = shared.open(1), third = shared.open(2);
+  for (uint64_t n = 0; n < 100; ++n) ASSERT_EQ(first.put(key("a", n)), Status::OK);
+  for (uint64_t n = 0; n < 100; ++n) {
+    // One area of mail holds 64 requests.
+    ASSERT_TRUE(eventually([&] { return second.remove(key("a", n)) != Status::BUSY; })) << n;
+  }
+  EXPECT_TRUE(eventually([&] { return first.pool().info()->blocks == 0; }));
+  for (uint64_t n = 0; n < 100; ++n) {
+    EXPECT_FALSE(first.holds(key("a", n))) << n;
+    EXPECT_FALSE(third.holds(key("a", n))) << n;
+  }
+  EXPECT_EQ(second.remove("a-0"), Status::NOT_FOUND);
+  ASSERT_EQ(second.put("a-0"), Status::OK) << "a request that was done stays done";
+  sleep_ms(20 * kShortTimes.beat_ms);
+  EXPECT_EQ(first.get("a-0"), Status::OK);
+}
+
+// ---- leases ----
+
+TEST(Hosts, ALeaseHoldsOnAnotherHostsBlock) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  ASSERT_EQ(first.put("k"), Status::OK);
+  auto lease = second.acquire("k");
+  ASSERT_TRUE(lease) << lease.error().message();
+  const auto value = value_of("k", Host::kSize);
+  ASSERT_EQ(lease->length_bytes, value.size());
+  EXPECT_EQ(std::memcmp(lease->data, value.data(), value.size()), 0);
+  EXPECT_EQ(first.info_of(1).leases_active, 1u);
+  EXPECT_EQ(second.pool().release(*lease), Status::OK);
+  EXPECT_EQ(first.info_of(1).leases_active, 0u);
+  EXPECT_EQ(second.pool().release(*lease), Status::CLOSED);
+}
+
+TEST(Hosts, ALeaseElsewhereHoldsOffReuse) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  ASSERT_EQ(first.put("k"), Status::OK);
+  const auto value = value_of("k", Host::kSize);
+  auto lease = second.acquire("k");
+  ASSERT_TRUE(lease) << lease.error().message();
+  ASSERT_EQ(first.remove("k"), Status::OK);
+  EXPECT_FALSE(second.holds("k"));
+  const uint64_t stored = fill(first, "fill");
+  EXPECT_GE(stored, room_of(shared, shared.extents() / 2) - 1);
+  EXPECT_EQ(std::memcmp(lease->data, value.data(), value.size()), 0);
+  const auto taken = [&] {
+    bool found = false;
+    EXPECT_EQ(first.pool().list([&](const BlockInfo& block) {
+      found |= block.offset == lease->offset;
+      return true;
+    }),
+              Status::OK);
+    return found;
+  };
+  EXPECT_FALSE(taken());
+  EXPECT_EQ(second.pool().release(*lease), Status::LAPSED);  // removed while held: says so
+  EXPECT_TRUE(eventually([&] { return first.put("more") == Status::OK; }));
+  EXPECT_TRUE(taken()) << "it was the only place left";
+}
+
+TEST(Hosts, EvictionSparesWhatAnotherHostLeases) {
+  SharedPool shared(2, {});
+  Host first = shared.open(0), second = shared.open(1);
+  ASSERT_EQ(first.put("k"), Status::OK);
+  auto lease = second.acquire("k");
+  ASSERT_TRUE(lease) << lease.error().message();
+  const uint64_t puts = 3 * room_of(shared, shared.extents());
+  for (uint64_t n = 0; n < puts; ++n) ASSERT_EQ(first.put(key("more", n)), Status::OK) << n;
+  EXPECT_GT(first.pool().info()->evictions, puts / 3);
+  EXPECT_EQ(first.get("k"), Status::OK);
+  EXPECT_EQ(second.pool().release(*lease), Status::OK);
+}
+
+TEST(Hosts, ALeaseWhoseTimeIsOverLapses) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  ASSERT_EQ(first.put("k"), Status::OK);
+  auto lease = second.pool().acquire(second.ns(), "k", 10);
+  ASSERT_TRUE(lease) << lease.error().message();
+  EXPECT_TRUE(eventually([&] { return first.info_of(1).leases_active == 0; }));
+  EXPECT_EQ(second.pool().release(*lease), Status::LAPSED);
+}
+
+// ---- room ----
+
+TEST(Hosts, RoomComesFromSlotsThatNobodyUsed) {
+  SharedPool shared(4);
+  Host only = shared.open(2);
+  EXPECT_EQ(fill(only, "a"), room_of(shared, shared.extents()));
+  EXPECT_TRUE(all_there(only, "a", room_of(shared, shared.extents())));
+  EXPECT_EQ(only.info_of(2).extents_custody, 0u) << "nobody can be writing there";
+  Host late = shared.open(0);
+  EXPECT_EQ(late.get("a-0"), Status::OK);
+  for (uint64_t n = 0; n < room_of(shared, 4); ++n)
+    ASSERT_EQ(only.remove(key("a", n)), Status::OK) << n;
+  EXPECT_TRUE(eventually([&] { return late.put("late") == Status::OK; }));
+}
+
+TEST(Hosts, AHostThatComesToAFullPoolThatEvictsGetsItsShare) {
+  SharedPool shared(2, {});
+  Host first = shared.open(0);
+  // More than one host holds at first: it takes the other one's extents.
+  for (uint64_t n = 0; n < 3 * room_of(shared, shared.extents()); ++n) {
+    ASSERT_EQ(first.put(key("a", n)), Status::OK) << n;
+    if (n % 10 == 0) sleep_ms(1);
+  }
+  EXPECT_EQ(first.info_of(0).extents_owned, shared.extents());
+  Host late = shared.open(1);
+  uint64_t stored = 0;
+  EXPECT_TRUE(eventually([&] {
+    stored += late.put(key("late", stored)) == Status::OK;
+    return late.info_of(1).extents_owned >= shared.extents() / 3;
+  }));
+  EXPECT_GE(stored, room_of(shared, 1));
+  EXPECT_EQ(first.put("more"), Status::OK);
+}
+
+TEST(Hosts, RoomComesFromAHostThatHasSome) {
+  SharedPool shared(2);
+  Host poor = shared.open(0), rich = shared.open(1);
+  ASSERT_EQ(rich.put("rich"), Status::OK);
+  const uint64_t stored = fill(poor, "a");
+  EXPECT_GE(stored, room_of(shared, shared.extents() - 2));
+  EXPECT_TRUE(all_there(rich, "a", stored));
+  EXPECT_EQ(poor.get("rich"), Status::OK);
+  EXPECT_EQ(poor.info_of(0).extents_owned + poor.info_of(1).extents_owned, shared.extents());
+}
+
+// ---- leaving ----
+
+TEST(Hosts, WhoLeavesIsSucceededAtOnce) {
+  SharedPool shared(2);
+  auto first = std::make_unique<Host>(shared.open(0));
+  Host second = shared.open(1);
+  for (uint64_t n = 0; n < 20; ++n) ASSERT_EQ(first->put(key("a", n)), Status::OK);
+  ASSERT_TRUE(first->pool().leave());
+  EXPECT_EQ(first->put("late"), Status::HOST_FENCED);
+  EXPECT_EQ(first->acquire("a-0").status(), Status::HOST_FENCED);
+  first.reset();
+  EXPECT_TRUE(eventually([&] { return !all_there(second, "a", 20) || ended(second, 0); }));
+  EXPECT_TRUE(all_there(second, "a", 20));
+  EXPECT_EQ(fill(second, "b"), room_of(shared, shared.extents()) - 20);
+  EXPECT_EQ(second.info_of(1).extents_custody, 0u);
+  for (const char* name : {"a-0", "b-0"}) {
+    auto lease = second.acquire(name);
+    ASSERT_TRUE(lease) << name << ": " << lease.error().message();
+    EXPECT_EQ(second.pool().release(*lease), Status::OK);
+  }
+  Host again = shared.open(0);
+  EXPECT_TRUE(all_there(again, "a", 20));
+  EXPECT_EQ(again.info_of(0).incarnation, 2u);
+}
+
+TEST(Hosts, NobodyLeavesForOthers) {
+  SharedPool shared(2);
+  HostProcess other(shared, 0, {[](Host& host) { return host.put("k"); }});
+  {
+    Host first = shared.open(0);
+    const auto left = first.pool().leave();
+    ASSERT_FALSE(left);
+    EXPECT_EQ(left.status(), Status::IN_USE) << left.error().message();
+  }
+  EXPECT_EQ(other.next(), Status::OK);
+}
+
+TEST(Hosts, ClosingIsNotLeaving) {
+  SharedPool shared(2);
+  { ASSERT_EQ(shared.open(0).put("k"), Status::OK); }
+  Host again = shared.open(0);
+  EXPECT_EQ(again.info_of(0).incarnation, 1u);
+  EXPECT_EQ(again.get("k"), Status::OK);
+}
+
+// ---- dying ----
+
+TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceComesBack) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {[](Host& host) {
+                      for (uint64_t n = 0; n < 20; ++n) {
+                        if (host.put(key("a", n)) != Status::OK) return Status::NO_SPACE;
+                      }
+                      return Status::OK;
+                    }});
+  SharingTimes times = kShortTimes;
+  times.reclaim_ms = 1500;
+  Host second = shared.open(1, times);
+  ASSERT_EQ(first.next(), Status::OK);
+  first.kill_now();
+  const auto killed_at = std::chrono::steady_clock::now();
+  EXPECT_TRUE(eventually([&] { return !all_there(second, "a", 20) || ended(second, 0); }));
+  EXPECT_TRUE(eventually([&] { return second.info_of(0).extents_owned == 0; }));
+  // In custody: served by copy, not leased, not reused.
+  EXPECT_TRUE(all_there(second, "a", 20));
+  EXPECT_EQ(second.acquire("a-3").status(), Status::COPY_ONLY);
+  EXPECT_EQ(second.info_of(1).extents_custody, shared.extents() / 2);
+  // Reused after times.reclaim_ms, for copies.
+  const uint64_t own_room = room_of(shared, shared.extents() - shared.extents() / 2);
+  const uint64_t room = room_of(shared, shared.extents()) - 20;
+  for (uint64_t n = 0; n < own_room; ++n) ASSERT_EQ(second.put(key("b", n)), Status::OK);
+  ASSERT_TRUE(eventually([&] { return second.put(key("b", own_room)) == Status::OK; }));
+  EXPECT_GE(std::chrono::steady_clock::now() - killed_at,
+            std::chrono::milliseconds(times.reclaim_ms));
+  for (uint64_t n = own_room + 1; n < room; ++n)
+    ASSERT_TRUE(eventually([&] { return second.put(key("b", n)) == Status::OK; })) << n;
+  EXPECT_EQ(second.put("one-more"), Status::NO_SPACE);
+  EXPECT_TRUE(all_there(second, "a", 20));
+  EXPECT_TRUE(all_there(second, "b", room));
+  const auto leased = [&](const char* name, uint64_t count) {
+    uint64_t got = 0;
+    for (uint64_t n = 0; n < count; ++n) {
+      auto lease = second.acquire(key(name, n));
+      if (lease) {
+        EXPECT_EQ(second.pool().release(*lease), Status::OK);
+        ++got;
+      } else {
+        EXPECT_EQ(lease.status(), Status::COPY_ONLY);
+      }
+    }
+    return got;
+  };
+  EXPECT_EQ(leased("a", 20), 0u);
+  EXPECT_EQ(leased("b", room), own_room);
+  // In full, once somebody vouches for it.
+  ASSERT_TRUE(second.pool().fence(0));
+  EXPECT_TRUE(eventually([&] { return second.info_of(1).extents_custody == 0; }));
+  EXPECT_EQ(leased("a", 20), 20u);
+  EXPECT_EQ(leased("b", room), room);
+}
+
+TEST(Hosts, WithoutATimeLimitSpaceWaitsForTheFence) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
+  SharingTimes times = kShortTimes;
+  times.reclaim_ms = 0;
+  Host second = shared.open(1, times);
+  ASSERT_EQ(first.next(), Status::OK);
+  first.kill_now();
+  EXPECT_TRUE(eventually([&] { return second.info_of(0).extents_owned == 0; }));
+  const uint64_t own = fill(second, "b");
+  EXPECT_EQ(own, room_of(shared, shared.extents() - shared.extents() / 2));
+  ASSERT_TRUE(second.pool().fence(0));
+  EXPECT_TRUE(eventually([&] { return second.put("more") == Status::OK; }));
+  EXPECT_EQ(second.get("a"), Status::OK);
+}
+
+TEST(Hosts, ADeadHostThatComesBackVouchesForItself) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
+  SharingTimes times = kShortTimes;
+  times.reclaim_ms = 0;
+  Host second = shared.open(1, times);
+  ASSERT_EQ(first.next(), Status::OK);
+  first.kill_now();
+  EXPECT_TRUE(eventually([&] { return second.info_of(1).extents_custody != 0; }));
+  Host again = shared.open(0, times);
+  EXPECT_EQ(again.get("a"), Status::OK);
+  EXPECT_TRUE(eventually([&] { return second.info_of(1).extents_custody == 0; }));
+  auto lease = again.acquire("a");
+  ASSERT_TRUE(lease) << lease.error().message();
+  EXPECT_EQ(again.pool().release(*lease), Status::OK);
+}
+
+TEST(Hosts, ADeathIsOverBeforeTheOthersNotice) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
+  Host second = shared.open(1);
+  ASSERT_EQ(first.next(), Status::OK);
+  first.kill_now();
+  Host again = shared.open(0);
+  EXPECT_EQ(again.info_of(0).incarnation, 1u);
+  EXPECT_EQ(again.get("a"), Status::OK);
+  sleep_ms(2 * kShortTimes.dead_ms);
+  EXPECT_EQ(second.info_of(0).state, "live");
+}
+
+TEST(Hosts, AProcessThatStandsStillDoesNotStopItsHost) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
+  Host sibling = shared.open(0), second = shared.open(1);
+  first.stop();
+  sleep_ms(3 * kShortTimes.dead_ms);
+  EXPECT_EQ(second.info_of(0).state, "live");
+  EXPECT_EQ(sibling.put("b"), Status::OK);
+  first.go_on();
+  EXPECT_EQ(first.next(), Status::OK);
+  EXPECT_EQ(second.get("a"), Status::OK);
+}
+
+// ---- being late ----
+
+TEST(Hosts, ALateHostIsToldAndComesBack) {
+  SharedPool shared(2);
+  Lease lease;
+  Reservation reservation;
+  const auto fenced = [](Host& host) {
+    return eventually([&] { return host.put("x") == Status::HOST_FENCED; }) ? Status::HOST_FENCED
+                                                                            : Status::OK;
+  };
+  HostProcess first(
+      shared, 0,
+      {[](Host& host) { return host.put("a"); },
+       [&](Host& host) {
+         auto reserved = host.pool().reserve(host.ns(), "r", Host::kSize);
+         if (reserved) reservation = *reserved;
+         auto leased = acquire_when_seen(host, "b");
+         if (leased) lease = *leased;
+         return !reserved ? reserved.status() : leased.status();
+       },
+       fenced, [&](Host& host) { return host.pool().commit(reservation); },
+       [&](Host& host) { return host.pool().release(lease); },
+       [](Host& host) { return host.pool().reserve(host.ns(), "s", 10).status(); },
+       [](Host& host) { return host.acquire("b").status(); },
+       [](Host& host) { return host.remove("a"); }, [](Host& host) { return host.get("a"); },
+       [](Host& host) { return host.get("b"); }});
+  Host second = shared.open(1);
+  ASSERT_EQ(second.put("b"), Status::OK);
+  ASSERT_EQ(first.next(), Status::OK);
+  ASSERT_EQ(first.next(), Status::OK);
+  first.stop();
+  EXPECT_TRUE(eventually([&] { return ended(second, 0); }));
+  first.go_on();
+  EXPECT_EQ(first.next(), Status::HOST_FENCED) << "put";
+  EXPECT_EQ(first.next(), Status::HOST_FENCED) << "commit";
+  EXPECT_EQ(first.next(), Status::LAPSED) << "release";
+  EXPECT_EQ(first.next(), Status::HOST_FENCED) << "reserve";
+  EXPECT_EQ(first.next(), Status::HOST_FENCED) << "acquire";
+  EXPECT_EQ(first.next(), Status::HOST_FENCED) << "remove";
+  EXPECT_EQ(first.next(), Status::OK) << "get of its own block";
+  EXPECT_EQ(first.next(), Status::OK) << "get of another's block";
+  EXPECT_FALSE(second.holds("r"));
+  const auto refused = Host::open(shared.locator(), 0);
+  ASSERT_FALSE(refused) << "a process of the life that is over is still there";
+  EXPECT_EQ(refused.status(), Status::HOST_FENCED);
+  EXPECT_NE(refused.error().message().find("end them"), std::string::npos)
+      << refused.error().message();
+  first.kill_now();
+  Host again = shared.open(0);
+  EXPECT_EQ(again.info_of(0).incarnation, 2u);
+  EXPECT_EQ(again.get("a"), Status::OK);
+  EXPECT_TRUE(eventually([&] { return again.put("c") == Status::OK; }));
+  EXPECT_TRUE(eventually([&] { return second.get("c") == Status::OK; }));
+}
+
+TEST(Hosts, ALeaseOfALateHostDoesNotHoldForever) {
+  SharedPool shared(2);
+  Lease lease;
+  HostProcess first(shared, 0,
+                    {[&](Host& host) {
+                       auto leased = acquire_when_seen(host, "k");
+                       if (leased) lease = *leased;
+                       return leased.status();
+                     },
+                     [&](Host& host) { return host.pool().release(lease); }});
+  Host second = shared.open(1);
+  ASSERT_EQ(second.put("k"), Status::OK);
+  ASSERT_EQ(first.next(), Status::OK);
+  ASSERT_EQ(second.remove("k"), Status::OK);
+  first.stop();
+  EXPECT_EQ(fill(second, "fill"), room_of(shared, shared.extents()))
+      << "all of it, what the late host leases included";
+  first.go_on();
+  EXPECT_EQ(first.next(), Status::LAPSED);
+}
+
+}  // namespace
+}  // namespace bowhead::test

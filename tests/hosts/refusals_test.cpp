@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hosts that must not come in or go on, each with its status and a sentence that names the pool and
+// says what to do; and a slot line that is damaged while its host runs.
+#include "pool/core/core.h"
+#include "tests/hosts/support.h"
+
+namespace bowhead::test {
+namespace {
+
+void expect_error(const Error& error, Status status, const std::string& locator,
+                  const std::string& advice) {
+  EXPECT_EQ(error.status, status) << error.message();
+  EXPECT_NE(error.message().find(locator), std::string::npos) << error.message();
+  EXPECT_NE(error.message().find(advice), std::string::npos) << error.message();
+}
+
+/// A host slot as another machine has it, or as one that left.
+void give_to_another_machine(const SharedPool& shared, uint32_t host, uint32_t state) {
+  { ASSERT_EQ(shared.open(host).put(fmt::format("of-{}", host)), Status::OK); }
+  bh_host_slot slot = *shared.slot(host);
+  slot.state = state;
+  slot.machine_id = 1;
+  slot.boot_id = 2;
+  if (state == BH_HOST_LEFT) slot.fenced = slot.incarnation;
+  shared.write_slot(host, slot);
+}
+
+TEST(Refused, ANumberOutOfRange) {
+  SharedPool two(2);
+  const auto third = Host::open(two.locator(), 2);
+  ASSERT_FALSE(third);
+  expect_error(third.error(), Status::INVALID_ARGUMENT, two.locator(), "numbered from 0");
+  SharedPool one(1);
+  const auto second = Host::open(one.locator(), 1);
+  ASSERT_FALSE(second);
+  expect_error(second.error(), Status::INVALID_ARGUMENT, one.locator(), "made for 1 host(s)");
+}
+
+TEST(Refused, AFullPool) {
+  SharedPool shared(2);
+  for (const uint32_t host : {0u, 1u}) give_to_another_machine(shared, host, BH_HOST_LIVE);
+  const auto opened = Host::open(shared.locator(), kAnyHost);
+  ASSERT_FALSE(opened);
+  expect_error(opened.error(), Status::LIMIT_REACHED, shared.locator(), "`bowhead pool leave`");
+}
+
+TEST(Refused, AnIdOfAnotherMachine) {
+  SharedPool shared(2);
+  give_to_another_machine(shared, 0, BH_HOST_LIVE);
+  const auto opened = Host::open(shared.locator(), 0);
+  ASSERT_FALSE(opened);
+  expect_error(opened.error(), Status::HOST_ID_IN_USE, shared.locator(), "another --host");
+  EXPECT_EQ(shared.slot(0)->machine_id, 1u) << "its line is left as it was";
+}
+
+TEST(Accepted, AnIdOfAnotherMachineThatLeft) {
+  SharedPool shared(2);
+  give_to_another_machine(shared, 0, BH_HOST_LEFT);
+  Host host = shared.open(0);
+  EXPECT_EQ(host.info_of(0).incarnation, 2u);
+  EXPECT_EQ(host.put("k"), Status::OK);
+  EXPECT_EQ(host.get("of-0"), Status::OK);
+}
+
+TEST(Accepted, AnIdOfAnotherMachineThatDiedAndWasFenced) {
+  SharedPool shared(2);
+  give_to_another_machine(shared, 0, BH_HOST_LIVE);
+  Host other = shared.open(1);
+  EXPECT_TRUE(eventually([&] { return other.info_of(0).state == "ended"; }));
+  const auto refused = Host::open(shared.locator(), 0);
+  ASSERT_FALSE(refused) << "that machine may still be writing";
+  expect_error(refused.error(), Status::HOST_ID_IN_USE, shared.locator(), "another --host");
+  ASSERT_TRUE(other.pool().fence(0));
+  auto host = Host::open(shared.locator(), 0);
+  ASSERT_TRUE(host) << host.error().message();
+  EXPECT_EQ(host->info_of(0).incarnation, 2u);
+  EXPECT_EQ(host->get("of-0"), Status::OK);
+  EXPECT_TRUE(eventually([&] { return host->put("k") == Status::OK; }));
+}
+
+TEST(Accepted, AnyHostIsTheOneThatThisMachineHas) {
+  SharedPool shared(3);
+  give_to_another_machine(shared, 0, BH_HOST_LIVE);
+  { ASSERT_EQ(shared.open(2).put("k"), Status::OK); }
+  Host any = shared.open(kAnyHost);
+  EXPECT_EQ(any.info_of(2).processes_live, 1u);
+  EXPECT_EQ(any.get("k"), Status::OK);
+}
+
+TEST(Accepted, AnyHostIsAFreeOne) {
+  SharedPool shared(2);
+  give_to_another_machine(shared, 1, BH_HOST_LIVE);
+  Host any = shared.open(kAnyHost);
+  EXPECT_EQ(any.info_of(0).processes_live, 1u);
+  EXPECT_EQ(any.put("k"), Status::OK);
+}
+
+// ---- fence ----
+
+TEST(Refused, AFenceOfWhatCannotBeFenced) {
+  SharedPool shared(3);
+  Host host = shared.open(1);
+  for (const auto& [slot, advice] :
+       {std::pair{1u, "this host itself"}, std::pair{3u, "out of range"},
+        std::pair{UINT32_MAX, "out of range"}, std::pair{2u, "never used"}}) {
+    const auto fenced = host.pool().fence(slot);
+    ASSERT_FALSE(fenced) << slot;
+    EXPECT_EQ(fenced.status(), Status::INVALID_ARGUMENT);
+    EXPECT_NE(fenced.error().message().find(advice), std::string::npos) << fenced.error().message();
+  }
+}
+
+// ---- one id, two machines ----
+
+/// The core alone, so that its ticks are the test's.
+struct Ticked {
+  explicit Ticked(const SharedPool& shared)
+      : media(*open_media(shared.locator())),
+        access(*media, choose_flush_kind(/*needed=*/true)),
+        core(access, shared.superblock(), /*host=*/0, kShortTimes) {}
+  std::unique_ptr<Media> media;
+  core::NativeAccess access;
+  core::Core<core::NativeAccess> core;
+};
+
+TEST(Conflict, TwoMachinesWithOneIdAreNoticed) {
+  SharedPool shared(2);
+  Ticked host(shared);
+  ASSERT_TRUE(host.core.attach({}));
+  sleep_ms(kShortTimes.beat_ms);
+  ASSERT_TRUE(host.core.tick());
+  bh_host_slot other = *shared.slot(0);
+  ++other.nonce;
+  shared.write_slot(0, other);
+  sleep_ms(kShortTimes.beat_ms);
+  const auto ticked = host.core.tick();
+  ASSERT_FALSE(ticked);
+  EXPECT_EQ(ticked.status(), Status::HOST_ID_CONFLICT);
+  EXPECT_NE(ticked.error().message().find("--host"), std::string::npos) << ticked.error().message();
+  host.core.detach();
+  EXPECT_EQ(shared.slot(0)->nonce, other.nonce) << "the line is left to the other machine";
+}
+
+TEST(Conflict, NothingIsStoredAnyMore) {
+  SharedPool shared(2);
+  Host host = shared.open(0);
+  ASSERT_EQ(host.put("before"), Status::OK);
+  auto reserved = host.pool().reserve(host.ns(), "reserved", 1000);
+  ASSERT_TRUE(reserved);
+  bh_host_slot other = *shared.slot(0);
+  ++other.nonce;
+  shared.write_slot(0, other);
+  Status status = Status::OK;
+  uint64_t n = 0;
+  EXPECT_TRUE(eventually([&] {
+    status = host.put(fmt::format("after-{}", n++), 1000);
+    return status != Status::OK;
+  }));
+  EXPECT_EQ(status, Status::HOST_ID_CONFLICT);
+  EXPECT_EQ(host.pool().commit(*reserved), Status::HOST_ID_CONFLICT);
+  EXPECT_EQ(host.pool().reserve(host.ns(), "more", 10).status(), Status::HOST_ID_CONFLICT);
+  EXPECT_EQ(host.acquire("before").status(), Status::HOST_ID_CONFLICT);
+  EXPECT_EQ(host.remove("before"), Status::HOST_ID_CONFLICT);
+}
+
+// ---- damage ----
+
+TEST(Damage, ASlotOfARunningHostIsMended) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  ASSERT_EQ(first.put("a"), Status::OK);
+  const bh_host_slot before = *shared.slot(0);
+  for (int round = 0; round < 3; ++round) {
+    for (const uint32_t copy : {0u, 1u})
+      std::memset(shared.at(shared.layout().slot_line(0, copy)), 0xAB, sizeof(bh_host_slot));
+    EXPECT_EQ(second.get("a"), Status::OK);
+    EXPECT_EQ(second.put(fmt::format("b-{}", round)), Status::OK);
+    EXPECT_TRUE(eventually([&] { return shared.slot(0).has_value(); }));
+    EXPECT_EQ(first.put(fmt::format("c-{}", round)), Status::OK);
+    EXPECT_EQ(second.get(fmt::format("c-{}", round)), Status::OK);
+  }
+  EXPECT_EQ(shared.slot(0)->nonce, before.nonce);
+  EXPECT_EQ(shared.slot(0)->incarnation, before.incarnation);
+  EXPECT_EQ(second.info_of(0).state, "live");
+  EXPECT_EQ(second.info_of(1).state, "live");
+}
+
+TEST(Damage, ASlotOfAHostThatIsGoneStopsNobodyElse) {
+  SharedPool shared(3);
+  { ASSERT_EQ(shared.open(0).put("a"), Status::OK); }
+  for (const uint32_t copy : {0u, 1u})
+    std::memset(shared.at(shared.layout().slot_line(0, copy)), 0xAB, sizeof(bh_host_slot));
+  Host second = shared.open(1);
+  EXPECT_EQ(second.put("b"), Status::OK);
+  EXPECT_EQ(second.info_of(0).state, "damaged");
+  Host third = shared.open(2);
+  EXPECT_EQ(third.get("b"), Status::OK);
+  const auto refused = Host::open(shared.locator(), 0);
+  ASSERT_FALSE(refused);
+  expect_error(refused.error(), Status::DAMAGED, shared.locator(), "`bowhead pool repair`");
+}
+
+}  // namespace
+}  // namespace bowhead::test
