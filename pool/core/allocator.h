@@ -229,8 +229,10 @@ class Allocator {
   void open(uint64_t first, uint64_t span) {
     for (uint64_t e = first; e < first + span; ++e)
       set_field(e, offsetof(bh_extent_state, closed), 0);
-    if (const auto cut = cut_of(first)) restore_words(*cut);
-    recount();
+    const auto cut = cut_of(first);
+    if (!cut) return;
+    restore_words(*cut);
+    set_field(first, offsetof(bh_extent_state, free_blocks), count_free(*cut));
   }
 
   /// Publishes how an extent is cut, for the next rebuild.
@@ -293,6 +295,8 @@ class Allocator {
     const auto own = cut_of(extent);
     return own && own->head == cut.head && own->block_bytes == cut.block_bytes;
   }
+
+  uint64_t count_free(const Cut& cut, bool all = false) const;
 
   void leave(uint64_t slot, uint32_t from, uint32_t to) {
     const uint64_t at = c_.block_word(slot);
@@ -427,7 +431,7 @@ template <class A>
 bool Allocator<A>::join_empty_slabs(uint64_t but_block_bytes) {
   bool joined = false;
   for_each_slab([&](const Cut& cut) {
-    if (cut.block_bytes != but_block_bytes && free_blocks_hint(cut.head) == cut.block_count)
+    if (cut.block_bytes != but_block_bytes && count_free(cut, /*all=*/true) == cut.block_count)
       joined |= join(cut.head);
   });
   return joined;
@@ -694,14 +698,25 @@ uint64_t Allocator<A>::scavenge(uint32_t dead) {
   return found;
 }
 
+/// By the words. `all`: no further than to the first that is not free.
+template <class A>
+uint64_t Allocator<A>::count_free(const Cut& cut, bool all) const {
+  uint64_t free = 0;
+  for (uint64_t i = 0; i < cut.block_count; ++i) {
+    if (word(slot_of(cut, i)).state == BH_BLOCK_FREE)
+      ++free;
+    else if (all)
+      break;
+  }
+  return free;
+}
+
 template <class A>
 void Allocator<A>::recount() {
   for_each_slab([&](const Cut& cut) {
     const uint64_t at = state(cut.head) + offsetof(bh_extent_state, free_blocks);
     uint64_t before = c_.access.load(at);
-    uint64_t free = 0;
-    for (uint64_t i = 0; i < cut.block_count; ++i)
-      free += word(slot_of(cut, i)).state == BH_BLOCK_FREE;
+    const uint64_t free = count_free(cut);
     // Only if nothing moved meanwhile; a count that somebody is changing is left alone.
     if (free != before) c_.access.cas(at, before, free);
   });
@@ -728,7 +743,8 @@ void Allocator<A>::restore_cut(const Cut& cut) {
     set_field(e, offsetof(bh_extent_state, head), cut.head);
     set_field(e, offsetof(bh_extent_state, block_bytes), e == cut.head ? cut.block_bytes : 0);
     set_field(e, offsetof(bh_extent_state, block_count), cut.block_count | cut.extent_span << 32);
-    set_field(e, offsetof(bh_extent_state, free_blocks), e == cut.head ? cut.block_count : 0);
+    const bool counts = e == cut.head && !closed(e);
+    set_field(e, offsetof(bh_extent_state, free_blocks), counts ? cut.block_count : 0);
     c_.store_state(state(e),
                    c_.load_state(state(e)).next(e == cut.head ? BH_EXTENT_SLAB : BH_EXTENT_PART));
   }

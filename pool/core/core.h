@@ -714,8 +714,8 @@ uint64_t Core<A>::exists(uint64_t ns, std::span<const std::string_view> keys, ui
     present[i] = 0;
     if (slots != nullptr) slots[i] = UINT64_MAX;
   }
-  static thread_local std::vector<Candidate> found;
-  found.clear();
+  std::vector<Candidate> found;
+  found.reserve(keys.size() + 16);
   const uint64_t further = match_batch({hashes, keys.size()}, found);
   fetch(found, BH_LINE_BYTES);
   std::erase_if(found, [&](Candidate& one) {

@@ -369,7 +369,6 @@ void Core<A>::adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited) 
         import_entry(entry);
     });
   }
-  allocator_.recount();
   for (const auto& [e, now] : inherited)
     write_own(e, {BH_OWN_OWN, now.word.epoch + 1, 0, c_.incarnation, BH_CUSTODY_READ_ONLY});
   custody_pending_ = true;
