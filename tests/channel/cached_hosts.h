@@ -28,6 +28,8 @@ enum class Fault {
   NO_FLUSH,
   NO_INVALIDATE,
   NO_FENCE,
+  NO_FENCE_AFTER_FLUSH,
+  NO_FENCE_AFTER_INVALIDATE,
   LAST_WORD_STORED_FIRST,  ///< of a line
   LAST_WORD_LOADED_LAST    ///< of a line: the others were loaded before
 };
@@ -57,14 +59,17 @@ class CachedHosts {
     line.dirty = true;
   }
   void evict(uint32_t host, uint64_t at, uint64_t bytes, bool drop) {
-    for (uint64_t line = at / BH_LINE_BYTES; line * BH_LINE_BYTES < at + bytes; ++line)
+    for (uint64_t line = at / BH_LINE_BYTES; line * BH_LINE_BYTES < at + bytes; ++line) {
       hosts_[host].pending.push_back({line, drop});
+      used_[++uses_ % kUsed] = line;
+    }
     happen(host);
   }
   void fence(uint32_t host) {
-    for (const Pending& pending : hosts_[host].pending) apply(host, pending);
-    hosts_[host].pending.clear();
-    happen(host);
+    do {
+      apply_some(host);
+      happen(host);
+    } while (!hosts_[host].pending.empty());
   }
   /// A host dies: what only its cache had is lost.
   void lose_cache(uint32_t host) { hosts_[host] = {}; }
@@ -99,22 +104,27 @@ class CachedHosts {
   }
   /// Now and then a cache does something of its own, or another host acts.
   void happen(uint32_t actor) {
-    if (meanwhile && !inside_ && random_.below(16) == 0) {
-      inside_ = true;
-      meanwhile(actor);
-      inside_ = false;
-    }
     while (random_.below(3) == 0) {
-      const auto host = static_cast<uint32_t>(random_.below(hosts_.size()));
-      const uint64_t line = random_.below(memory_.size());
-      const uint64_t what = random_.below(surprises_ ? 4 : 1);
-      const auto it = hosts_[host].cache.find(line);
-      if (what == 0) (void)fetched(host, line);
-      if (it == hosts_[host].cache.end()) continue;
-      if (what == 1) write_back(line, it->second);
-      if (what == 2 && !it->second.dirty) hosts_[host].cache.erase(it);
-      if (what == 3) apply_some(host);
+      if (meanwhile && !inside_ && random_.below(8) == 0) {
+        inside_ = true;
+        meanwhile(actor);
+        inside_ = false;
+      } else {
+        surprise();
+      }
     }
+  }
+  void surprise() {
+    const auto host = static_cast<uint32_t>(random_.below(hosts_.size()));
+    const uint64_t line =
+        random_.below(2) == 0 ? used_[random_.below(kUsed)] : random_.below(memory_.size());
+    const uint64_t what = random_.below(surprises_ ? 4 : 1);
+    const auto it = hosts_[host].cache.find(line);
+    if (what == 0) (void)fetched(host, line);
+    if (it == hosts_[host].cache.end()) return;
+    if (what == 1) write_back(line, it->second);
+    if (what == 2 && !it->second.dirty) hosts_[host].cache.erase(it);
+    if (what == 3) apply_some(host);
   }
   void apply_some(uint32_t host) {
     auto& pending = hosts_[host].pending;
@@ -127,6 +137,9 @@ class CachedHosts {
   std::vector<core::Line> memory_;
   std::vector<Host> hosts_;
   Random random_;
+  static constexpr uint64_t kUsed = 4;
+  uint64_t used_[kUsed] = {};  // lines that matter just now: more happens to them
+  uint64_t uses_ = 0;
   bool surprises_ = true;
   bool inside_ = false;
 };
@@ -162,14 +175,19 @@ class CachedAccess {
     held_back_.clear();
   }
   void flush(uint64_t at, uint64_t bytes) {
+    flushed_last_ = true;
     if (fault_ != Fault::NO_FLUSH) hosts_.evict(host_, at, bytes, /*drop=*/false);
   }
   void invalidate(uint64_t at, uint64_t bytes) const {
+    flushed_last_ = false;
     if (fault_ != Fault::NO_INVALIDATE) hosts_.evict(host_, at, bytes, /*drop=*/true);
   }
-  void coherence_fence() const {
-    if (fault_ != Fault::NO_FENCE) hosts_.fence(host_);
+  void fence() const {
+    const Fault here =
+        flushed_last_ ? Fault::NO_FENCE_AFTER_FLUSH : Fault::NO_FENCE_AFTER_INVALIDATE;
+    if (fault_ != Fault::NO_FENCE && fault_ != here) hosts_.fence(host_);
   }
+  void coherence_fence() const { fence(); }
   void publish(uint64_t at, uint64_t bytes) {
     flush(at, bytes);
     coherence_fence();
@@ -184,6 +202,7 @@ class CachedAccess {
   CachedHosts& hosts_;
   const uint32_t host_;
   const Fault fault_;
+  mutable bool flushed_last_ = false;
   std::set<uint64_t> sealed_;  // lines whose last word is used
   std::vector<std::pair<uint64_t, uint64_t>> held_back_;
   mutable core::Line older_{};

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// bowhead litmus: which flush primitive lets two hosts share a pool.
+#include "pool/litmus.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "tools/bowhead/cli.h"
+#include "tools/bowhead/json.h"
+#include "tools/bowhead/text.h"
+
+namespace bowhead::cli {
+namespace {
+
+struct Arguments {
+  std::string locator;
+  std::string host;
+  LitmusOptions options;
+  bool json = false;
+};
+
+constexpr const char* kFooter = R"(
+Hosts whose caches the hardware does not keep coherent share a pool by writing lines back and
+invalidating them. Which instruction does that reliably depends on CPU and memory device. Start
+this command on both hosts within a minute; nobody may have the pool open. It tries every
+instruction that both CPUs have, and none at all, in three ways:
+
+  message passing        data is written, then a flag: who sees the flag must see the data
+  store buffering        each writes, then reads what the other wrote: one must see the other
+  lease against retire   the same, between a reader that takes a lease on a block that it knows
+                         and the owner that takes the block away
+
+It counts stale reads, measures what a publish (store, write back, fence) and an acquire
+(invalidate, fence, load) of a line cost, and names the cheapest instruction that had no stale
+reads. On one machine run both, with --host A and --host B: that shows the costs, but its caches
+are coherent.
+
+Exit code 0: what Bowhead uses on these hosts had no stale reads. 1: it had, see the report.
+
+Examples:
+  bowhead pool create file:/mnt/cxl/pool --size 4G --hosts 2
+  bowhead litmus file:/mnt/cxl/pool --host A        # on one host
+  bowhead litmus file:/mnt/cxl/pool --host B        # on the other
+  bowhead litmus file:/mnt/cxl/pool --host A --seconds 600 --json)";
+
+std::string tally_text(const LitmusTally& tally) {
+  return fmt::format("{} of {}", grouped(tally.stale), grouped(tally.rounds));
+}
+
+std::string cost_text(const std::array<double, 2>& ns) {
+  return fmt::format("{:.0f} / {:.0f} ns", ns[0], ns[1]);
+}
+
+std::string in_use_text(const LitmusReport& report) {
+  const char* a = flush_kind_name(report.in_use[0]);
+  const char* b = flush_kind_name(report.in_use[1]);
+  if (report.in_use[0] == report.in_use[1]) return fmt::format("Both hosts use {}", a);
+  return fmt::format("Host A uses {}, host B {}", a, b);
+}
+
+/// What to do, in sentences.
+std::string advice(const LitmusReport& report) {
+  const auto recommended = report.recommended();
+  if (!recommended) {
+    return "Recommended: nothing. Every instruction that both CPUs have showed stale reads: these\n"
+           "hosts cannot share this memory safely without hardware coherence. Do not open the "
+           "pool\n"
+           "from both.\n";
+  }
+  const char* name = flush_kind_name(*recommended);
+  if (report.in_use[0] == *recommended && report.in_use[1] == *recommended) {
+    return fmt::format(
+        "Recommended: {}, which both hosts use: no stale reads, and none without "
+        "them\nis much cheaper.\n",
+        name);
+  }
+  return fmt::format(
+      "Recommended: {}, the cheapest without stale reads.\n{}{}\n"
+      "Set BOWHEAD_FLUSH={} for every process of both hosts to choose it.\n",
+      name, in_use_text(report),
+      report.safe_in_use() ? ", which had none either." : ", WHICH HAD STALE READS.", name);
+}
+
+std::string about_none(const LitmusReport& report) {
+  if (report.one_machine) {
+    return "Both run on one machine, whose caches are coherent: this shows what the instructions\n"
+           "cost, and nothing about two hosts.\n";
+  }
+  if (report.results.empty() || report.results.back().kind != FlushKind::NONE ||
+      report.results.back().stale()) {
+    return "";
+  }
+  return "Without any instruction nothing was stale either: the hardware may keep these hosts\n"
+         "coherent. Only if its maker says so is BOWHEAD_FLUSH=none safe, and cheaper.\n";
+}
+
+std::string report_text(const Arguments& arguments, const LitmusReport& report) {
+  Table table({"PRIMITIVE", ">MESSAGE PASSING", ">STORE BUFFERING", ">LEASE AGAINST RETIRE",
+               ">PUBLISH, A / B", ">ACQUIRE, A / B"});
+  for (const LitmusResult& result : report.results) {
+    table.add({flush_kind_name(result.kind), tally_text(result.patterns[0]),
+               tally_text(result.patterns[1]), tally_text(result.patterns[2]),
+               cost_text(result.publish_ns), cost_text(result.acquire_ns)});
+  }
+  return fmt::format("Stale reads between host A and host B, {}\n\n", arguments.locator) +
+         table.text() + "\n" + advice(report) + about_none(report) +
+         "Stale reads prove that a primitive is unsafe here; that none were seen proves nothing:\n"
+         "run it longer (--seconds), and under the load that the hosts will have.\n";
+}
+
+std::string report_json(const Arguments& arguments, const LitmusReport& report) {
+  Json json;
+  json["locator"] = arguments.locator;
+  json["one_machine"] = report.one_machine;
+  json["in_use"] = {flush_kind_name(report.in_use[0]), flush_kind_name(report.in_use[1])};
+  json["safe_in_use"] = report.safe_in_use();
+  const auto recommended = report.recommended();
+  json["recommended"] = recommended ? Json(flush_kind_name(*recommended)) : Json(nullptr);
+  json["primitives"] = Json::array();
+  for (const LitmusResult& result : report.results) {
+    Json patterns = Json::array();
+    for (uint32_t i = 0; i < kLitmusPatterns; ++i) {
+      patterns.push_back({{"name", litmus_pattern_name(static_cast<LitmusPattern>(i))},
+                          {"rounds", result.patterns[i].rounds},
+                          {"stale", result.patterns[i].stale}});
+    }
+    json["primitives"].push_back({{"name", flush_kind_name(result.kind)},
+                                  {"stale", result.stale()},
+                                  {"patterns", patterns},
+                                  {"publish_ns", result.publish_ns},
+                                  {"acquire_ns", result.acquire_ns}});
+  }
+  return json_text(json, 2) + "\n";
+}
+
+int run(const Arguments& arguments) {
+  ProgressLine progress;
+  LitmusOptions options = arguments.options;
+  options.host = arguments.host == "A" || arguments.host == "a" ? 0 : 1;
+  options.progress = progress.callback();
+  const auto report = run_litmus(arguments.locator, options);
+  progress.clear();
+  if (!report) return fail(report.error(), arguments.locator);
+  print(arguments.json ? report_json(arguments, *report) : report_text(arguments, *report));
+  return report->safe_in_use() ? kOk : kDamage;
+}
+
+}  // namespace
+
+void add_litmus_command(CLI::App& app, Action& action) {
+  auto* command =
+      app.add_subcommand("litmus", "Find out which flush primitive lets two hosts share a pool");
+  auto a = std::make_shared<Arguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_option("--host", a->host, "Which of the two this is")
+      ->required()
+      ->check(CLI::IsMember({"A", "B"}, CLI::ignore_case));
+  command->add_option("--seconds", a->options.seconds, "How long to try; host A's counts")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str();
+  command->add_option("--wait", a->options.wait_seconds, "Seconds to wait for the other host")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str();
+  command->add_flag("--json", a->json, "Report as JSON");
+  command->footer(kFooter);
+  command->callback([a, &action] { action = [a] { return run(*a); }; });
+}
+
+}  // namespace bowhead::cli
