@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -20,8 +21,8 @@ namespace bowhead::sim {
 
 class SimAccess {
  public:
-  SimAccess(World& world, Model& model, Process& process)
-      : world_(world), model_(model), process_(process) {}
+  SimAccess(World& world, Model& model, Process& process, const bh_superblock& superblock)
+      : world_(world), model_(model), process_(process), sealer_(superblock.pool_id) {}
   SimAccess(const SimAccess&) = delete;
   SimAccess& operator=(const SimAccess&) = delete;
 
@@ -29,7 +30,9 @@ class SimAccess {
   uint64_t load(uint64_t at) const {
     check_word(at);
     world_.step();
-    const uint64_t value = world_.load(at);
+    uint64_t value = world_.load(at);
+    if (world_.planted()) [[unlikely]]
+      value = lie_about(at, value);
     world_.record(Op::LOAD, at, value);
     return value;
   }
@@ -47,7 +50,7 @@ class SimAccess {
   bool cas(uint64_t at, uint64_t& expected, uint64_t desired) {
     begin_locked(at);
     const uint64_t value = world_.load(at);
-    const bool same = value == expected;
+    const bool same = value == expected || lie_about_exchange(at, value, expected);
     // One that fails is a store all the same.
     world_.store_past_buffer(at, same ? desired : value);
     world_.record(same ? Op::CAS : Op::CAS_FAILED, at, same ? desired : value);
@@ -59,7 +62,9 @@ class SimAccess {
     const uint64_t value = world_.load(at);
     world_.store_past_buffer(at, value + delta);
     world_.record(Op::ADD, at, value + delta);
-    return value;
+    const bool repeats = world_.plant(Lie::STAMPS_REPEAT) != nullptr &&
+                         at == world_.map().layout().part(process_.machine->host, BH_PART_PRIVATE);
+    return repeats ? value / 4 * 4 : value;
   }
 
   // ---- lines ----
@@ -74,6 +79,8 @@ class SimAccess {
         line[i] = world_.load(at + i * 8);
       }
     }
+    if (world_.planted()) [[unlikely]]
+      lie_about_line(at, line);
     world_.record(Op::LOAD_LINE, at, line);
     return line;
   }
@@ -92,13 +99,14 @@ class SimAccess {
     return write_bytes(to, bytes);
   }
   uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers) const {
-    const std::vector<std::byte> copy = read_bytes(from, bytes);
+    std::vector<std::byte> copy = read_bytes(from, bytes);
     uint64_t done = 0;
     for (const Span& buffer : buffers) {
       const uint64_t part = std::min<uint64_t>(bytes - done, buffer.size);
       std::memcpy(buffer.data, copy.data() + done, part);
       done += part;
     }
+    if (world_.plant(Lie::SUM_OF_SHARED_BYTES) != nullptr) copy = read_bytes(from, bytes);
     return payload_checksum(copy.data(), copy.size());
   }
   uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
@@ -126,10 +134,10 @@ class SimAccess {
     fence();
   }
   void flush(uint64_t at, uint64_t bytes) {
-    if (!world_.plan().flushes) return;
+    if (!world_.plan().flushes || left_out(Lie::NO_FLUSH, at, bytes)) return;
     world_.step();
     world_.record(Op::FLUSH, at, bytes);
-    world_.start_flush(at, bytes);
+    world_.start_flush(at, bytes, /*invalidates=*/false);
   }
   void acquire(uint64_t at, uint64_t bytes) const {
     if (!world_.plan().flushes) return;
@@ -137,10 +145,10 @@ class SimAccess {
     fence();
   }
   void invalidate(uint64_t at, uint64_t bytes) const {
-    if (!world_.plan().flushes) return;
+    if (!world_.plan().flushes || left_out(Lie::NO_INVALIDATE, at, bytes)) return;
     world_.step();
     world_.record(Op::FLUSH, at, bytes);
-    world_.start_flush(at, bytes);
+    world_.start_flush(at, bytes, /*invalidates=*/true);
   }
   void fence() const {
     world_.step();
@@ -188,6 +196,9 @@ class SimAccess {
   bool process_alive(uint32_t host, uint32_t process) const {
     world_.step();
     const Process* holder = process_.machine->process_locks[host][process];
+    if (holder != nullptr && holder->stopped_until_ns > world_.now_ns() &&
+        world_.plant(Lie::STOPPED_IS_DEAD) != nullptr)
+      return false;
     return holder != nullptr && holder != &process_;
   }
   core::LockResult lock_host(uint32_t host, uint64_t wait_ms) {
@@ -229,9 +240,25 @@ class SimAccess {
     return checksum;
   }
 
+  // ---- planted bugs (plants.h) ----
+  bool left_out(Lie lie, uint64_t at, uint64_t bytes) const {
+    const Plant* plant = world_.plant(lie);
+    return plant != nullptr && plant->concerns(world_.map().at(at)) && bytes >= plant->least_bytes;
+  }
+  bool lie_about_exchange(uint64_t at, uint64_t value, uint64_t expected) const {
+    return world_.plant(Lie::SEQUENCE_IGNORED) != nullptr &&
+           world_.map().at(at).is_part(BH_PART_BLOCKS) &&
+           value >> BH_WORD_STATE_SHIFT == expected >> BH_WORD_STATE_SHIFT;
+  }
+  uint64_t lie_about(uint64_t at, uint64_t value) const;
+  void lie_about_line(uint64_t at, core::Line& line) const;
+
   World& world_;
   Model& model_;
   Process& process_;
+  const core::Sealer sealer_;
+  mutable std::map<uint64_t, uint64_t> named_stamps_;  ///< by block: of the entry read last
+  mutable uint64_t lease_stamp_ = 0;                   ///< of the lease line read last
 };
 
 inline std::vector<std::byte> SimAccess::read_bytes(uint64_t from, uint64_t bytes) const {

@@ -11,7 +11,6 @@ namespace bowhead::sim {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kExtentBytes = 16384, kMinBlockBytes = 4096;
 
 constexpr std::array<const char*, BH_PART_COUNT> kPartNames = {
     "slot",    "beat",  "decide", "ack",     "own",     "namespaces",

@@ -13,6 +13,8 @@
 
 namespace bowhead::sim {
 
+inline constexpr uint64_t kExtentBytes = 16384, kMinBlockBytes = 4096;
+
 struct Shape {
   uint32_t hosts = 1;
   uint64_t extents = 8;

@@ -20,9 +20,9 @@ constexpr size_t kShrinkRuns = 2000;
 
 }  // namespace
 
-Outcome Simulator::run(const Plan& plan, bool print_steps) {
+Outcome Simulator::run(const Plan& plan, const Plant* plant, bool print_steps) {
   users_.clear();
-  world_.reset(plan, print_steps);
+  world_.reset(plan, plant, print_steps);
   model_.reset(plan);
   stage_ = std::make_unique<Stage>(Stage{.world = world_, .model = model_});
   write_new_pool(plan);
@@ -177,14 +177,14 @@ void Simulator::check_space() {
 
 // ---- shrinking ----
 
-Plan Simulator::shrink(const Plan& plan, const Failure& failure) {
+Plan Simulator::shrink(const Plan& plan, const Plant* plant, const Failure& failure) {
   Plan smallest = plan;
   size_t runs = 0;
   for (bool found = true; found && runs < kShrinkRuns;) {
     found = false;
     for (const Plan& candidate : smaller(smallest)) {
       ++runs;
-      const Outcome outcome = run(candidate);
+      const Outcome outcome = run(candidate, plant);
       if (!outcome.failure || outcome.failure->kind != failure.kind) continue;
       smallest = candidate;
       found = true;

@@ -23,10 +23,10 @@ struct Outcome {
 
 class Simulator {
  public:
-  Outcome run(const Plan& plan, bool print_steps = false);
+  Outcome run(const Plan& plan, const Plant* plant = nullptr, bool print_steps = false);
 
   /// The smallest plan found that fails in the same way.
-  Plan shrink(const Plan& plan, const Failure& failure);
+  Plan shrink(const Plan& plan, const Plant* plant, const Failure& failure);
 
  private:
   void direct();

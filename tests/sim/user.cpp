@@ -25,36 +25,7 @@ namespace {
 constexpr uint64_t kFillPatienceNs = 100 * kBeatNs;
 constexpr size_t kHeldMax = 3;  ///< leases, and reservations, of one worker
 
-// What begin_operation() and end_operation() get: operation:8 | key:8 | number:32.
-enum What : uint8_t {
-  PUT,
-  GET,
-  REMOVE,
-  EXISTS,
-  LEASE,
-  READ,
-  RELEASE,
-  RESERVE,
-  COMMIT,
-  ABORT,
-  ATTACH,
-  TICK,
-  DETACH,
-  LEAVE
-};
-constexpr const char* kWhatNames[] = {"put",    "get",     "remove",  "exists", "lease",
-                                      "read",   "release", "reserve", "commit", "abort",
-                                      "attach", "tick",    "detach",  "leave"};
-
-uint64_t what(What operation, uint64_t key = 0, uint64_t number = 0) {
-  return uint64_t{operation} << 40 | key << 32 | number;
-}
-
 }  // namespace
-
-std::string operation_text(uint64_t code) {
-  return fmt::format("{} key {}: {}", kWhatNames[code >> 40], code >> 32 & 0xFF, code & 0xFFFFFFFF);
-}
 
 void Counts::add(const Counts& other) {
   static_assert(sizeof(Counts) % sizeof(uint64_t) == 0);
@@ -82,7 +53,7 @@ void User::begin() {
   leases_.clear();
   reservations_.clear();
   core_.reset();
-  access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, *this);
+  access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, *this, stage_.superblock);
   // Of a pool of several hosts nothing can be written that is not said to be (rule R1).
   mapped_writable.assign(stage_.world.plan().shape.hosts > 1 ? stage_.world.map().lines() : 0, 0);
   stage_.world.start_thread(
@@ -90,11 +61,11 @@ void User::begin() {
 }
 
 void User::attach() {
-  stage_.world.begin_operation(what(ATTACH));
+  stage_.world.begin_operation(Operation::ATTACH);
   core_ =
       std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host, kTimes);
   const auto attached = core_->attach({});
-  stage_.world.end_operation(what(ATTACH, 0, static_cast<uint64_t>(attached.status())));
+  stage_.world.end_operation(static_cast<uint64_t>(attached.status()));
   if (!attached) {
     expect("attach", attached.error(), {Status::BUSY, Status::HOST_ID_IN_USE});
     stage_.world.end_process(4 * kBeatNs);
@@ -125,9 +96,9 @@ void User::work() {
 void User::tick() {
   for (;;) {
     stage_.world.sleep(kBeatNs);
-    stage_.world.begin_operation(what(TICK));
+    stage_.world.begin_operation(Operation::TICK);
     const auto ticked = core_->tick();
-    stage_.world.end_operation(what(TICK, 0, static_cast<uint64_t>(ticked.status())));
+    stage_.world.end_operation(static_cast<uint64_t>(ticked.status()));
     if (has_left_) stage_.world.end_thread();
     if (!ticked) expect("tick", ticked.error(), {});
   }
@@ -167,10 +138,10 @@ void User::put() {
   const uint32_t k = any_key();
   const uint32_t version = stage_.model.new_version(k, machine->host);
   const std::vector<std::byte> value = stage_.model.value(k, version);
-  stage_.world.begin_operation(what(PUT, k, version));
+  stage_.world.begin_operation(Operation::PUT, k, version);
   const ConstSpan in[] = {{value.data(), value.size()}};
   const Status status = core_->put(key(k), in);
-  stage_.world.end_operation(what(PUT, k, static_cast<uint64_t>(status)));
+  stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("put", status, {Status::NO_SPACE, Status::BUSY});
   if (status != Status::OK) stage_.model.refuse(k, version);
   stage_.counts.puts += status == Status::OK;
@@ -182,9 +153,9 @@ void User::get() {
   const uint32_t k = any_key();
   std::vector<std::byte> out(8192);
   const Span to[] = {{out.data(), out.size()}};
-  stage_.world.begin_operation(what(GET, k));
+  stage_.world.begin_operation(Operation::GET, k);
   const auto length = core_->get(key(k), to);
-  stage_.world.end_operation(what(GET, k, static_cast<uint64_t>(length.status())));
+  stage_.world.end_operation(static_cast<uint64_t>(length.status()));
   expect("get", length.status(), {Status::NOT_FOUND});
   if (!length) {
     ++stage_.counts.misses;
@@ -199,9 +170,9 @@ void User::get() {
 
 void User::remove() {
   const uint32_t k = any_key();
-  stage_.world.begin_operation(what(REMOVE, k));
+  stage_.world.begin_operation(Operation::REMOVE, k);
   const Status status = core_->remove(key(k));
-  stage_.world.end_operation(what(REMOVE, k, static_cast<uint64_t>(status)));
+  stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("remove", status, {Status::NOT_FOUND, Status::BUSY, Status::NOT_SUPPORTED});
   stage_.counts.removals += status == Status::OK;
 }
@@ -210,9 +181,9 @@ void User::exists() {
   std::vector<std::string_view> keys;
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) keys.push_back(stage_.model.key(k));
   std::vector<uint8_t> present(keys.size());
-  stage_.world.begin_operation(what(EXISTS));
+  stage_.world.begin_operation(Operation::EXISTS);
   const uint64_t count = core_->exists(Model::kNamespace, keys, present.data());
-  stage_.world.end_operation(what(EXISTS, 0, count));
+  stage_.world.end_operation(count);
 }
 
 // ---- leases ----
@@ -222,10 +193,10 @@ void User::lease() {
   const uint32_t k = any_key();
   // Some run out while they are in use.
   const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kTimes.beat_ms) : 600'000;
-  stage_.world.begin_operation(what(LEASE, k, ttl_ms));
+  stage_.world.begin_operation(Operation::LEASE, k, ttl_ms);
   const uint64_t called_ns = stage_.world.now_ns();
   auto lease = core_->acquire(key(k), ttl_ms);
-  stage_.world.end_operation(what(LEASE, k, static_cast<uint64_t>(lease.status())));
+  stage_.world.end_operation(static_cast<uint64_t>(lease.status()));
   expect("acquire", lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY});
   if (!lease) return;
   ++stage_.counts.leases;
@@ -241,7 +212,7 @@ void User::lease() {
 void User::read_in_place() {
   if (leases_.empty()) return;
   Leased& leased = leases_[below(leases_.size())];
-  stage_.world.begin_operation(what(READ, leased.key));
+  stage_.world.begin_operation(Operation::READ, leased.key);
   std::vector<std::byte> bytes =
       access_->read_bytes(leased.lease.offset, leased.lease.length_bytes);
   // Whether they are right counts only if the release says so.
@@ -249,7 +220,7 @@ void User::read_in_place() {
     leased.bytes = std::move(bytes);
   else
     leased.bytes.assign(1, std::byte{0});
-  stage_.world.end_operation(what(READ, leased.key));
+  stage_.world.end_operation(0);
 }
 
 void User::release() {
@@ -258,9 +229,9 @@ void User::release() {
   Leased leased = std::move(leases_[n]);
   leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(n));
   const uint64_t token = leased.lease.token;
-  stage_.world.begin_operation(what(RELEASE, leased.key));
+  stage_.world.begin_operation(Operation::RELEASE, leased.key);
   const Status status = core_->release(leased.lease);
-  stage_.world.end_operation(what(RELEASE, leased.key, static_cast<uint64_t>(status)));
+  stage_.world.end_operation(static_cast<uint64_t>(status));
   stage_.model.end_lease(*this, token);
   expect("release", status, {Status::LAPSED});
   ++(status == Status::OK ? stage_.counts.leases_valid : stage_.counts.leases_lapsed);
@@ -278,9 +249,9 @@ void User::reserve() {
   const uint32_t k = any_key();
   const uint32_t version = stage_.model.new_version(k, machine->host);
   const std::vector<std::byte> value = stage_.model.value(k, version);
-  stage_.world.begin_operation(what(RESERVE, k, version));
+  stage_.world.begin_operation(Operation::RESERVE, k, version);
   auto reservation = core_->reserve(key(k), value.size());
-  stage_.world.end_operation(what(RESERVE, k, static_cast<uint64_t>(reservation.status())));
+  stage_.world.end_operation(static_cast<uint64_t>(reservation.status()));
   expect("reserve", reservation.status(), {Status::NO_SPACE, Status::BUSY});
   if (!reservation || reservation->present) return;
   ++stage_.counts.reservations;
@@ -295,12 +266,12 @@ void User::finish_reservation() {
   Reserved reserved = std::move(reservations_[n]);
   reservations_.erase(reservations_.begin() + static_cast<std::ptrdiff_t>(n));
   const bool commits = below(3) != 0;
-  const What operation = commits ? COMMIT : ABORT;
-  stage_.world.begin_operation(what(operation, reserved.key, reserved.version));
+  stage_.world.begin_operation(commits ? Operation::COMMIT : Operation::ABORT, reserved.key,
+                               reserved.version);
   const Status status =
       commits ? core_->commit(reserved.reservation, true) : core_->abort(reserved.reservation);
-  stage_.world.end_operation(what(operation, reserved.key, static_cast<uint64_t>(status)));
-  expect(kWhatNames[operation], status, {Status::NO_SPACE, Status::BUSY});
+  stage_.world.end_operation(static_cast<uint64_t>(status));
+  expect(commits ? "commit" : "abort", status, {Status::NO_SPACE, Status::BUSY});
   if (!commits || status != Status::OK) stage_.model.refuse(reserved.key, reserved.version);
 }
 
@@ -320,9 +291,9 @@ void User::do_phase(Phase phase) {
 
 void User::remove_all() {
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
-    stage_.world.begin_operation(what(REMOVE, k));
+    stage_.world.begin_operation(Operation::REMOVE, k);
     const Status status = core_->remove(key(k));
-    stage_.world.end_operation(what(REMOVE, k, static_cast<uint64_t>(status)));
+    stage_.world.end_operation(static_cast<uint64_t>(status));
     expect("remove, at rest", status, {Status::NOT_FOUND, Status::NOT_SUPPORTED});
   }
 }
@@ -331,9 +302,9 @@ void User::look() {
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
     std::vector<std::byte> out(8192);
     const Span to[] = {{out.data(), out.size()}};
-    stage_.world.begin_operation(what(GET, k));
+    stage_.world.begin_operation(Operation::GET, k);
     const auto length = core_->get(key(k), to);
-    stage_.world.end_operation(what(GET, k, static_cast<uint64_t>(length.status())));
+    stage_.world.end_operation(static_cast<uint64_t>(length.status()));
     expect("get, at rest", length.status(), {Status::NOT_FOUND});
     stage_.keys_found += length.status() == Status::OK;
   }
@@ -345,9 +316,9 @@ void User::fill() {
   uint64_t last_ns = stage_.world.now_ns(), seen = 0;
   for (uint32_t n = 0; stage_.blocks_reserved < stage_.world.map().layout().slot_count();) {
     const std::string name = fmt::format("fill-{}-{}", index, n);
-    stage_.world.begin_operation(what(RESERVE, 255, n));
+    stage_.world.begin_operation(Operation::RESERVE, 255, n);
     auto reservation = core_->reserve(core::Key(Model::kNamespace, name), 100);
-    stage_.world.end_operation(what(RESERVE, 255, static_cast<uint64_t>(reservation.status())));
+    stage_.world.end_operation(static_cast<uint64_t>(reservation.status()));
     expect("reserve, at rest", reservation.status(), {Status::NO_SPACE});
     if (reservation) {
       stage_.model.hold(stage_.world, *this, reservation->offset, reservation->length_bytes);
@@ -364,10 +335,10 @@ void User::fill() {
 
 /// False if other processes of the host have the pool open.
 bool User::leave_host() {
-  stage_.world.begin_operation(what(LEAVE));
+  stage_.world.begin_operation(Operation::LEAVE);
   const auto left = core_->leave();
   has_left_ = left.status() == Status::OK;
-  stage_.world.end_operation(what(LEAVE, 0, static_cast<uint64_t>(left.status())));
+  stage_.world.end_operation(static_cast<uint64_t>(left.status()));
   if (!left) expect("leave", left.error(), {Status::IN_USE, Status::BUSY});
   stage_.counts.left += left.status() == Status::OK;
   return left.status() == Status::OK;
@@ -378,9 +349,9 @@ void User::leave() {
   if (leads()) {
     while (!leave_host()) stage_.world.sleep(kBeatNs);
   }
-  stage_.world.begin_operation(what(DETACH));
+  stage_.world.begin_operation(Operation::DETACH);
   core_->detach();
-  stage_.world.end_operation(what(DETACH));
+  stage_.world.end_operation(0);
   phase_done_ = stage_.phase_number;
   stage_.world.end_process(kForever);
 }
@@ -388,9 +359,9 @@ void User::leave() {
 void User::leave_for(uint64_t duration_ns) {
   leaves_for_ns = 0;
   if (!leave_host()) return;
-  stage_.world.begin_operation(what(DETACH));
+  stage_.world.begin_operation(Operation::DETACH);
   core_->detach();
-  stage_.world.end_operation(what(DETACH));
+  stage_.world.end_operation(0);
   stage_.world.end_process(duration_ns);
 }
 

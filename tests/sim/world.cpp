@@ -27,8 +27,9 @@ World* running_world() { return the_running_world; }
 World::World() = default;
 World::~World() = default;
 
-void World::reset(const Plan& plan, bool print_steps) {
+void World::reset(const Plan& plan, const Plant* plant, bool print_steps) {
   plan_ = plan;
+  plant_ = plant;
   faults_ = plan.faults;
   map_ = std::make_unique<Map>(small_geometry(plan.shape));
   random_ = Random(plan.seed);
@@ -82,6 +83,7 @@ Thread& World::start_thread(Process* process, Fiber::Entry entry, void* argument
   thread.flushing.clear();
   thread.operation_steps = 0;
   thread.stalled_ns = 0;
+  thread.operation = Operation::NONE;
   thread.fiber.start(entry, argument);
   if (process != nullptr) process->threads.push_back(&thread);
   return thread;
@@ -191,13 +193,17 @@ void World::fail(const std::string& kind, const std::string& text) {
   never_again();
 }
 
-void World::begin_operation(uint64_t what) {
+void World::begin_operation(Operation operation, uint64_t key, uint64_t number) {
   account();
+  current_->operation = operation;
   current_->operation_steps = 0;
   current_->stalled_ns = 0;
-  record(Op::BEGIN, 0, what);
+  record(Op::BEGIN, 0, uint64_t{static_cast<uint8_t>(operation)} << 40 | key << 32 | number);
 }
-void World::end_operation(uint64_t what) { record(Op::END, 0, what); }
+void World::end_operation(uint64_t result) {
+  record(Op::END, 0, uint64_t{static_cast<uint8_t>(current_->operation)} << 40 | result);
+  current_->operation = Operation::NONE;
+}
 
 uint64_t World::all_go_on_ns() const {
   uint64_t at_ns = 0;
@@ -275,23 +281,36 @@ void World::buffer_event() {
 
 // ---- flushes and fences ----
 
-void World::start_flush(uint64_t offset, uint64_t bytes) {
+void World::start_flush(uint64_t offset, uint64_t bytes, bool invalidates) {
   if (bytes == 0) return;
   const uint64_t last = (offset + bytes - 1) / BH_LINE_BYTES;
   for (uint64_t line = offset / BH_LINE_BYTES; line <= last; ++line)
-    current_->flushing.push_back(line);
+    current_->flushing.push_back({line, invalidates});
 }
 
 void World::take_effect(Thread& thread, size_t index) {
   drain_stores(thread);  // a flush comes after older stores to its line
-  const uint64_t line = thread.flushing[index];
+  const uint64_t line = thread.flushing[index].line;
   thread.flushing[index] = thread.flushing.back();
   thread.flushing.pop_back();
   thread.process->machine->cache.flush(line, now_ns_);
   record(Op::FLUSHED, line * BH_LINE_BYTES, thread.process->machine->host);
 }
 
+bool World::fence_left_out() const {
+  if (current_->flushing.empty()) return plant(Lie::NO_PLAIN_FENCE) != nullptr;
+  const Plant* flush = plant(Lie::NO_FENCE_AFTER_FLUSH);
+  const Plant* plant = flush != nullptr ? flush : this->plant(Lie::NO_FENCE_AFTER_INVALIDATE);
+  if (plant == nullptr) return false;
+  return std::all_of(current_->flushing.begin(), current_->flushing.end(),
+                     [&](const Thread::Flush& waiting) {
+                       return waiting.invalidates == (flush == nullptr) &&
+                              plant->concerns(map_->at_line(waiting.line));
+                     });
+}
+
 void World::fence() {
+  if (plant_ != nullptr && fence_left_out()) return;
   Thread& thread = *current_;
   drain_stores(thread);
   while (!thread.flushing.empty()) {
@@ -317,23 +336,23 @@ bool World::mapped(uint64_t offset) const {
   return lines.empty() || lines[offset / BH_LINE_BYTES] != 0;
 }
 
-Place World::check_writable(uint64_t offset) {
+bool World::writable(uint64_t offset) {
   const Place place = map_->at(offset);
   const uint32_t host = machine().host;
-  if (place.kind == Kind::REGION) {
-    if (place.host == host) return place;
-  } else if (place.kind != Kind::NOTHING) {
-    const uint64_t own_at = map_->layout().word(host, BH_PART_OWN, place.index);
-    uint64_t word = machine().cache.peek(own_at);
-    for (uint32_t i = 0; i < current_->store_count; ++i) {
-      if (current_->stores[i].offset == own_at) word = current_->stores[i].value;
-    }
-    const auto own = core::OwnWord::unpack(word);
-    if (own.state == BH_OWN_OWN && own.custody != BH_CUSTODY_READ_ONLY && mapped(offset))
-      return place;
+  if (place.kind == Kind::REGION) return place.host == host;
+  if (place.kind == Kind::NOTHING) return false;
+  const uint64_t own_at = map_->layout().word(host, BH_PART_OWN, place.index);
+  uint64_t word = machine().cache.peek(own_at);
+  for (uint32_t i = 0; i < current_->store_count; ++i) {
+    if (current_->stores[i].offset == own_at) word = current_->stores[i].value;
   }
-  fail("writer",
-       fmt::format("host {} stores to {}, which it does not own", host, map_->describe(offset)));
+  const auto own = core::OwnWord::unpack(word);
+  return own.state == BH_OWN_OWN && own.custody != BH_CUSTODY_READ_ONLY && mapped(offset);
+}
+
+void World::fail_writer(uint64_t offset) {
+  fail("writer", fmt::format("host {} stores to {}, which it does not own", machine().host,
+                             map_->describe(offset)));
 }
 
 // ---- faults ----
@@ -425,6 +444,13 @@ void World::kill(Process& process, bool crash) {
 // ---- for people ----
 
 namespace {
+
+std::string operation_text(uint64_t code) {
+  static constexpr const char* kNames[] = {"",      "put",    "get",     "remove",  "exists",
+                                           "lease", "read",   "release", "reserve", "commit",
+                                           "abort", "attach", "tick",    "detach",  "leave"};
+  return fmt::format("{} key {}: {}", kNames[code >> 40], code >> 32 & 0xFF, code & 0xFFFFFFFF);
+}
 
 const char* op_name(Op op) {
   static constexpr const char* kNames[] = {

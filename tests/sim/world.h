@@ -18,6 +18,7 @@
 #include "tests/sim/fiber.h"
 #include "tests/sim/memory.h"
 #include "tests/sim/plan.h"
+#include "tests/sim/plants.h"
 
 namespace bowhead::sim {
 
@@ -64,9 +65,14 @@ struct Thread {
   uint64_t wake_ns = 0;
   uint32_t store_count = 0;
   std::array<Store, kStoresMax> stores{};  ///< done by the program, not yet in the cache; in order
-  std::vector<uint64_t> flushing;          ///< lines whose flush has not taken effect
-  uint64_t operation_steps = 0;            ///< since the operation began
-  uint64_t stalled_ns = 0;                 ///< the same
+  struct Flush {
+    uint64_t line;
+    bool invalidates;  ///< as the program meant it; the same is done
+  };
+  std::vector<Flush> flushing;  ///< that have not taken effect
+  Operation operation = Operation::NONE;
+  uint64_t operation_steps = 0;  ///< since the operation began
+  uint64_t stalled_ns = 0;       ///< the same
 };
 
 struct Machine {
@@ -114,7 +120,7 @@ class World {
   World& operator=(const World&) = delete;
 
   /// Everything as at the start of a run. The caller adds the processes.
-  void reset(const Plan& plan, bool print_steps);
+  void reset(const Plan& plan, const Plant* plant, bool print_steps);
   void add_process(Process& process, uint32_t host);
   /// Runs until `director` has ended, or something failed.
   void run(Thread& director);
@@ -168,8 +174,8 @@ class World {
   /// The process's last act: as a kill, but that it chose it.
   [[noreturn]] void end_process(uint64_t again_after_ns);
   [[noreturn]] void fail(const std::string& kind, const std::string& text);
-  void begin_operation(uint64_t what);
-  void end_operation(uint64_t what);
+  void begin_operation(Operation operation, uint64_t key = 0, uint64_t number = 0);
+  void end_operation(uint64_t result);
 
   // ---- what accesses are made of (access.h) ----
   uint64_t load(uint64_t offset) {
@@ -194,17 +200,30 @@ class World {
     touch(offset);
     machine().cache.store(offset, value);
   }
-  void start_flush(uint64_t offset, uint64_t bytes);
+  void start_flush(uint64_t offset, uint64_t bytes, bool invalidates);
   void fence();
   void drain_stores(Thread& thread);
-  /// The own host may write there at this moment (rule R1); fails otherwise.
-  Place check_writable(uint64_t offset);
+  /// The own host may write there at this moment (rule R1).
+  bool writable(uint64_t offset);
+  Place check_writable(uint64_t offset) {
+    if (!writable(offset)) [[unlikely]]
+      fail_writer(offset);
+    return map_->at(offset);
+  }
 
   Machine& machine() { return *current_->process->machine; }
   Machine& machine_of(uint32_t host) { return *machines_[host]; }
   Memory& memory() { return memory_; }
   const Map& map() const { return *map_; }
   const Plan& plan() const { return plan_; }
+  bool planted() const { return plant_ != nullptr; }
+  /// The planted bug, if it is of this kind.
+  const Plant* plant(Lie lie) const {
+    return plant_ != nullptr && plant_->lie == lie &&
+                   (plant_->only_in == Operation::NONE || plant_->only_in == current_->operation)
+               ? plant_
+               : nullptr;
+  }
   Random& random() { return random_; }
   uint64_t now_ns() const { return now_ns_; }
   /// When no machine is paused and no process stopped any more.
@@ -228,6 +247,7 @@ class World {
   };
 
   bool mapped(uint64_t offset) const;
+  [[noreturn]] void fail_writer(uint64_t offset);
   void touch(uint64_t offset) { recent_[recent_next_++ % recent_.size()] = offset / BH_LINE_BYTES; }
   void account();
   void event();
@@ -237,6 +257,7 @@ class World {
   void hit(const Fault& fault, Process& process);
   void note_silence(const Process& process);
   void kill(Process& process, bool crash);
+  bool fence_left_out() const;
   void take_effect(Thread& thread, size_t index);
   void commit_store(Thread& thread);
   void yield();
@@ -249,6 +270,7 @@ class World {
   void print_step(const StepRecord& step) const;
 
   Plan plan_;
+  const Plant* plant_ = nullptr;
   std::vector<Fault> faults_;
   std::unique_ptr<Map> map_;
   Random random_{0};
@@ -275,8 +297,5 @@ class World {
 
 /// The world whose thread runs now, if any: assertions fail in it.
 World* running_world();
-
-/// What note() and traces call an operation.
-std::string operation_text(uint64_t what);
 
 }  // namespace bowhead::sim

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// What SimAccess says that is not so, if a bug is planted.
+#include "tests/sim/access.h"
+
+namespace bowhead::sim {
+
+uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
+  const Place place = world_.map().at(at);
+  const bool foreign = place.host != process_.machine->host;
+  if (const Plant* plant = world_.plant(Lie::LOAD_ZERO); plant && plant->concerns(place)) return 0;
+  if (const Plant* plant = world_.plant(Lie::VIEW_OF_OTHERS_ZERO);
+      plant && plant->concerns(place)) {
+    const uint64_t self = world_.map().layout().word(place.host, place.index, place.host);
+    return at == self ? value : 0;
+  }
+  if (world_.plant(Lie::CLAIM_UNSEEN) && place.is_part(BH_PART_OWN) && foreign)
+    return core::own_state(value) == BH_OWN_CLAIM ? 0 : value;
+  if (place.is_part(BH_PART_DECIDE) && foreign) {
+    auto word = core::DecideWord::unpack(value);
+    if (world_.plant(Lie::DONE_TOO_EARLY) && word.bal != 0) word.done = true;
+    if (world_.plant(Lie::ACCEPTED_UNSEEN) && !word.done) word.bal = word.val = 0;
+    return word.pack();
+  }
+  if (place.is_part(BH_PART_ACK) && foreign) {
+    if (world_.plant(Lie::ALL_ACKED)) return value | 0xFFFFFFFFu;
+    if (world_.plant(Lie::ALL_FENCED)) return value | uint64_t{0xFFFFFFFF} << BH_ACK_FENCED_SHIFT;
+  }
+  if (place.is_part(BH_PART_LEASES) && at % sizeof(bh_lease_slot) == offsetof(bh_lease_slot, stamp))
+    lease_stamp_ = value;
+  if (world_.plant(Lie::EXPECTED_STAMP) && place.kind == Kind::HEADER &&
+      at % sizeof(bh_block_header) == 0)
+    return world_.current().operation == Operation::RELEASE ? lease_stamp_ : named_stamps_[at];
+  if (const Plant* plant = world_.plant(Lie::READS_DIRTY);
+      plant && plant->concerns(place) && !world_.writable(at))
+    world_.store_past_buffer(at, value);
+  return value;
+}
+
+void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
+  const Place place = world_.map().at(at);
+  if (const Plant* plant = world_.plant(Lie::READS_DIRTY);
+      plant && plant->concerns(place) && !world_.writable(at))
+    world_.store_past_buffer(at, world_.load(at));
+  if (place.is_part(BH_PART_INDEX)) {
+    const core::Layout& layout = world_.map().layout();
+    const auto entry = core::from_line<bh_index_entry>(line);
+    if (sealer_.check(line, at) && layout.valid_block(entry.block_offset, 1))
+      named_stamps_[layout.header(layout.slot_of(entry.block_offset))] = entry.stamp;
+  }
+  const Plant* plant = world_.plant(Lie::SECOND_LOOK);
+  if (plant == nullptr || !plant->concerns(place) || !sealer_.check(line, at)) return;
+  // The seal was good; what is used are the words that the line has now.
+  for (uint64_t i = 0; i < line.size(); ++i) {
+    world_.step();
+    line[i] = world_.load(at + i * 8);
+  }
+  sealer_.seal(line, at);
+}
+
+}  // namespace bowhead::sim
