@@ -148,17 +148,18 @@ class SharedPool {
       std::memcpy(at(layout_->slot_line(host, copy)), line.data(), sizeof line);
     }
   }
-  uint64_t extents() const { return superblock_.geometry.extent_count; }
-
-  static constexpr uint64_t kPoolBytes = 48 << 20;
-
- private:
+  /// Of shared bytes.
   template <class T>
   T read(uint64_t offset) const {
     T value;
     std::memcpy(&value, at(offset), sizeof value);
     return value;
   }
+  uint64_t extents() const { return superblock_.geometry.extent_count; }
+
+  static constexpr uint64_t kPoolBytes = 48 << 20;
+
+ private:
   core::Sealer sealer() const { return core::Sealer(superblock_.pool_id); }
 
   std::string locator_;

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chaos among hosts: four hosts work in one pool while their processes are killed, stopped for less
+// or for more than it takes to be declared dead, leave, come back and are fenced. No byte that
+// anybody reads may be wrong; in the end every extent has one owner and all space is back.
+//
+// The seed is printed; BOWHEAD_CHAOS_SEED sets it, BOWHEAD_CHAOS_EVENTS the number of events. The
+// moments are the scheduler's, so that a seed repeats the choices and not the run.
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+
+#include "base/random.h"
+#include "tests/hosts/chaos_worker.h"
+#include "tests/hosts/support.h"
+
+namespace bowhead::test {
+namespace {
+
+constexpr std::array<uint32_t, 6> kHostOfProcess = {0, 0, 1, 1, 2, 3};
+constexpr uint64_t kPoolBytes = 64 << 20;
+constexpr uint64_t kHangMs = 45'000;
+constexpr unsigned kDeadlineSeconds = 280;
+
+uint64_t from_environment(const char* name, uint64_t otherwise) {
+  const char* given = std::getenv(name);
+  return given != nullptr ? std::strtoull(given, nullptr, 0) : otherwise;
+}
+
+uint64_t now_ms() {
+  using std::chrono::steady_clock;
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now().time_since_epoch())
+          .count());
+}
+
+// ---- who sends the events ----
+
+class Chaos {
+ public:
+  Chaos(const std::string& locator, uint64_t seed) : locator_(locator), random_(seed) {
+    void* page =
+        mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    BOWHEAD_ASSERT(page != MAP_FAILED);
+    board_ = new (page) Board;
+    for (size_t i = 0; i < processes_.size(); ++i) {
+      processes_[i].host = kHostOfProcess[i];
+      processes_[i].number = static_cast<uint32_t>(i);
+      processes_[i].leads = i == 0 || kHostOfProcess[i] != kHostOfProcess[i - 1];
+    }
+  }
+  ~Chaos() {
+    for (Process& process : processes_) {
+      if (process.pid != 0) end(process);
+    }
+    munmap(board_, sizeof(Board));
+  }
+  Chaos(const Chaos&) = delete;
+  Chaos& operator=(const Chaos&) = delete;
+
+  void run(uint64_t events) {
+    for (uint64_t sent = 0; sent < events && board_->faults == 0;) {
+      pass(random_.below(200));
+      sent += send();
+    }
+    calm_down();
+    EXPECT_EQ(board_->faults, 0u) << board_->fault_text();
+  }
+  Board& board() { return *board_; }
+  const std::string& counts() const { return counts_; }
+
+ private:
+  struct Process {
+    uint32_t host = 0, number = 0;
+    bool leads = false;  ///< it leaves for its host
+    pid_t pid = 0;       ///< 0: not running
+    bool stopped = false;
+    uint64_t start_at_ms = 0, go_on_at_ms = 0, moved_at_ms = 0, moves = 0;
+  };
+
+  // ---- what happens by itself ----
+
+  /// Lets time go by, and does what is due.
+  void pass(uint64_t ms) {
+    const uint64_t until_ms = now_ms() + ms;
+    do {
+      for (Process& process : processes_) look_after(process);
+      for (uint32_t h = 0; h < kHosts; ++h) {
+        if (back_at_ms_[h] != 0 && now_ms() >= back_at_ms_[h]) {
+          board_->away[h] = Away::NO;
+          back_at_ms_[h] = 0;
+        }
+      }
+      sleep_ms(2);
+    } while (now_ms() < until_ms);
+  }
+
+  void look_after(Process& process) {
+    const uint64_t now = now_ms();
+    if (process.pid == 0) {
+      if (now >= process.start_at_ms && board_->fence[process.host] == Fence::NO) start(process);
+      return;
+    }
+    if (process.stopped) {
+      if (now >= process.go_on_at_ms) go_on(process);
+      return;
+    }
+    int status = 0;
+    if (waitpid(process.pid, &status, WNOHANG) == process.pid) {
+      board_->report(fmt::format("a process of host {} ended by itself with status {:#x}",
+                                 process.host, status));
+      process.pid = 0;
+      return;
+    }
+    const uint64_t moves = board_->progress[process.number].moves;
+    if (moves != process.moves) {
+      process.moves = moves;
+      process.moved_at_ms = now;
+    } else if (now - process.moved_at_ms > kHangMs) {
+      board_->report(fmt::format("process {} of host {} hangs in {}", process.pid, process.host,
+                                 board_->progress[process.number].doing.load()));
+      process.moved_at_ms = now;
+    }
+  }
+
+  void start(Process& process) {
+    const uint64_t seed = random_.next();
+    process.stopped = false;
+    process.moved_at_ms = now_ms();
+    process.pid = fork();
+    if (process.pid == 0)
+      _exit(
+          ChaosWorker(locator_, *board_, process.host, process.number, process.leads, seed).run());
+  }
+  void end(Process& process) {
+    kill(process.pid, SIGKILL);
+    waitpid(process.pid, nullptr, 0);
+    process.pid = 0;
+    process.stopped = false;
+  }
+  void stop(Process& process, uint64_t ms) {
+    kill(process.pid, SIGSTOP);
+    process.stopped = true;
+    process.go_on_at_ms = now_ms() + ms;
+  }
+  void go_on(Process& process) {
+    kill(process.pid, SIGCONT);
+    process.stopped = false;
+    process.moved_at_ms = now_ms();
+  }
+
+  // ---- events ----
+
+  template <class Action>
+  void each_of(uint32_t host, Action action) {
+    for (Process& process : processes_) {
+      if (process.host == host && process.pid != 0) action(process);
+    }
+  }
+  bool is_calm(uint32_t host) const {
+    for (const Process& process : processes_) {
+      if (process.host == host && (process.pid == 0 || process.stopped)) return false;
+    }
+    return board_->away[host] == Away::NO;
+  }
+  void end_all(uint32_t host, uint64_t restart_ms) {
+    each_of(host, [&](Process& process) {
+      end(process);
+      process.start_at_ms = now_ms() + random_.below(restart_ms);
+    });
+  }
+  void stop_all(uint32_t host, uint64_t ms) {
+    each_of(host, [&](Process& process) { stop(process, ms); });
+  }
+
+  /// Returns 1 if something happened.
+  uint64_t send() {
+    Process& process = processes_[random_.below(processes_.size())];
+    const uint32_t host = process.host;
+    const uint64_t kind = random_.below(20);
+    const uint64_t some_ms = random_.below(1000);
+    constexpr uint64_t kDead = kChaosTimes.dead_ms, kReclaim = kChaosTimes.reclaim_ms;
+    if (kind < 6) {
+      if (process.pid == 0) return 0;
+      end(process);
+      process.start_at_ms = now_ms() + (kind < 4 ? 0 : some_ms);
+      ++killed_;
+    } else if (!is_calm(host)) {
+      return 0;
+    } else if (kind < 9) {
+      end_all(host, kind == 6 ? 1 : 3 * kDead);
+      ++killed_;
+    } else if (kind < 11) {
+      stop(process, some_ms * 2);
+      ++stopped_;
+    } else if (kind < 13) {
+      stop_all(host, some_ms * kDead / 1000);
+      ++stopped_;
+    } else if (kind < 16) {
+      stop_all(host, kDead + 100 + some_ms + (kind == 15 ? kReclaim : 0));
+      ++stopped_long_;
+    } else if (kind < 18) {
+      board_->away[host] = Away::ASKED;
+      back_at_ms_[host] = now_ms() + 200 + some_ms;
+      ++left_;
+    } else {
+      end_all(host, 1 + some_ms);
+      fence(host);
+      ++fenced_;
+    }
+    return 1;
+  }
+
+  /// Somebody else vouches that this host, of which no process is left, has stopped writing.
+  void fence(uint32_t host) {
+    board_->fence[host] = Fence::ASKED;
+    for (int i = 0; i < 100 && board_->fence[host] != Fence::DONE; ++i) pass(10);
+    // Whoever has begun must end it before the host comes back.
+    Fence asked = Fence::ASKED;
+    board_->fence[host].compare_exchange_strong(asked, Fence::NO);
+    while (board_->fence[host] == Fence::DOING && board_->faults == 0) pass(10);
+    board_->fence[host] = Fence::NO;
+  }
+
+  /// All processes go on, then end by themselves.
+  void calm_down() {
+    for (Process& process : processes_) {
+      if (process.stopped) go_on(process);
+    }
+    for (uint32_t h = 0; h < kHosts; ++h) board_->away[h] = Away::NO;
+    if (board_->faults == 0) pass(500);
+    board_->stop = true;
+    for (const uint64_t until = now_ms() + kHangMs; now_ms() < until;) {
+      bool running = false;
+      for (Process& process : processes_) {
+        int status = 0;
+        if (process.pid != 0 && waitpid(process.pid, &status, WNOHANG) == process.pid) {
+          if (status != 0) board_->report(fmt::format("a process ended with {:#x}", status));
+          process.pid = 0;
+        }
+        running |= process.pid != 0;
+      }
+      if (!running) break;
+      sleep_ms(2);
+    }
+    for (const Process& process : processes_) {
+      if (process.pid == 0) continue;
+      board_->report(fmt::format("process {} of host {} does not end: it is in {}", process.pid,
+                                 process.host, board_->progress[process.number].doing.load()));
+    }
+    counts_ = fmt::format(
+        "{} kills, {} stops, {} of them past being declared dead, {} leaves, {} "
+        "fences",
+        killed_, stopped_ + stopped_long_, stopped_long_, left_, fenced_);
+  }
+
+  const std::string locator_;
+  Random random_;
+  Board* board_ = nullptr;
+  std::array<Process, kHostOfProcess.size()> processes_{};
+  std::array<uint64_t, kHosts> back_at_ms_{};
+  int killed_ = 0, stopped_ = 0, stopped_long_ = 0, left_ = 0, fenced_ = 0;
+  std::string counts_;
+};
+
+// ---- afterwards ----
+
+/// Comes in, however long the others take to agree.
+Host rejoin(const std::string& locator, uint32_t host) {
+  std::optional<Host> opened;
+  std::string why;
+  EXPECT_TRUE(eventually([&] {
+    auto result = Host::open(locator, host, kChaosTimes);
+    if (!result) why = result.error().message();
+    if (result) opened.emplace(std::move(result).value());
+    return opened.has_value();
+  })) << why;
+  BOWHEAD_ASSERT(opened);
+  return std::move(*opened);
+}
+
+/// How many blocks of some sizes one host can have once all others have left. Removes nothing.
+std::vector<uint64_t> measure_room(const SharedPool& shared, std::vector<Host>& hosts) {
+  for (uint32_t h = 1; h < kHosts; ++h) {
+    const auto left = hosts[h].pool().leave();
+    EXPECT_TRUE(left) << left.error().message();
+  }
+  Host host = std::move(hosts.front());
+  hosts.clear();
+  EXPECT_TRUE(eventually([&] { return host.info_of(0).extents_owned == shared.extents(); }));
+  EXPECT_TRUE(eventually([&] { return host.info_of(0).extents_custody == 0; }));
+  sleep_ms(5 * kChaosTimes.beat_ms);
+  std::vector<uint64_t> room;
+  for (const uint64_t size : {20'000, 200'000, 5'000'000}) {
+    std::vector<Reservation> taken;
+    for (int refusals = 0; refusals < 5;) {
+      auto reserved = host.pool().reserve(host.ns(), fmt::format("fill-{}", taken.size()), size);
+      if (reserved) {
+        taken.push_back(std::move(reserved).value());
+        refusals = 0;
+      } else {
+        EXPECT_EQ(reserved.status(), Status::NO_SPACE);
+        ++refusals;
+        sleep_ms(2 * kChaosTimes.beat_ms);
+      }
+    }
+    for (Reservation& reservation : taken) EXPECT_EQ(host.pool().abort(reservation), Status::OK);
+    room.push_back(taken.size());
+  }
+  return room;
+}
+
+std::vector<Host> rejoin_all(const std::string& locator) {
+  std::vector<Host> hosts;
+  for (uint32_t h = 0; h < kHosts; ++h) hosts.push_back(rejoin(locator, h));
+  return hosts;
+}
+
+/// By the words of all hosts: the one of the highest epoch owns the extent, in its life of now, and
+/// may do with it what it likes.
+void expect_one_owner_each(const SharedPool& shared) {
+  for (uint64_t e = 0; e < shared.extents(); ++e) {
+    uint64_t highest = 0;
+    uint32_t owner = kHosts, owners = 0;
+    core::OwnWord last;
+    for (uint32_t h = 0; h < kHosts; ++h) {
+      const auto word =
+          core::OwnWord::unpack(shared.read<uint64_t>(shared.layout().word(h, BH_PART_OWN, e)));
+      if (word.state == BH_OWN_NONE || word.state == BH_OWN_GIVEN || word.epoch < highest) continue;
+      owners = word.epoch == highest ? owners + 1 : 1;
+      highest = word.epoch;
+      owner = h;
+      last = word;
+    }
+    EXPECT_EQ(owners, 1u) << "extent " << e;
+    EXPECT_EQ(last.state, BH_OWN_OWN) << "extent " << e;
+    EXPECT_EQ(last.custody, BH_CUSTODY_FULL) << "extent " << e << " of host " << owner;
+    if (owner == kHosts) continue;
+    EXPECT_EQ(last.incarnation, shared.slot(owner)->incarnation)
+        << "extent " << e << " of host " << owner;
+  }
+}
+
+/// Nobody holds a block, a lease or a hazard, and nothing is half done.
+void expect_all_free(const SharedPool& shared, uint32_t host) {
+  const core::Layout& layout = shared.layout();
+  const auto state = [&](uint64_t at) {
+    return core::StateWord::unpack(shared.read<uint64_t>(at)).state;
+  };
+  std::array<uint64_t, 16> blocks{};
+  for (uint64_t slot = 0; slot < layout.slot_count(); ++slot)
+    ++blocks[state(layout.word(host, BH_PART_BLOCKS, slot))];
+  EXPECT_EQ(blocks[BH_BLOCK_FREE] + blocks[BH_BLOCK_NONE], layout.slot_count())
+      << blocks[BH_BLOCK_RESERVED] << " reserved, " << blocks[BH_BLOCK_COMMITTED] << " committed, "
+      << blocks[BH_BLOCK_RETIRING] << " retiring, " << blocks[BH_BLOCK_RETIRED] << " retired, "
+      << blocks[BH_BLOCK_CLEANING] << " cleaning";
+  for (uint64_t e = 0; e < shared.extents(); ++e) {
+    const uint32_t kind = state(layout.extent_state(host, e));
+    EXPECT_TRUE(kind == BH_EXTENT_FREE || kind == BH_EXTENT_SLAB || kind == BH_EXTENT_PART)
+        << "extent " << e << ": " << kind;
+  }
+  for (uint32_t h = 0; h < kHosts; ++h) {
+    for (uint64_t i = 0; i < layout.geometry().lease_count; ++i)
+      EXPECT_EQ(shared.read<uint64_t>(layout.word(h, BH_PART_HAZARDS, i)), 0u)
+          << "hazard " << i << " of host " << h;
+  }
+}
+
+/// What all hosts find, its bytes looked at through each of them.
+uint64_t expect_all_right(std::vector<Host>& hosts, const Board& board) {
+  uint64_t present = 0;
+  for (uint64_t n = 0; n < kKeys; ++n) {
+    uint32_t found = 0;
+    for (Host& host : hosts) {
+      std::vector<std::byte> out(300'000);
+      const Span to[] = {{out.data(), out.size()}};
+      const auto length = host.pool().get(host.ns(), chaos_key(n), to);
+      if (!length) {
+        EXPECT_EQ(length.status(), Status::NOT_FOUND);
+        continue;
+      }
+      ++found;
+      EXPECT_EQ(fault_of(n, out.data(), *length, board), "") << "key " << n;
+    }
+    EXPECT_TRUE(found == 0 || found == kHosts) << "key " << n << " is found by " << found;
+    present += found != 0;
+  }
+  return present;
+}
+
+void expect_whole(const SharedPool& shared, const Board& board, const std::vector<uint64_t>& room) {
+  std::vector<Host> hosts = rejoin_all(shared.locator());
+  for (uint32_t h = 0; h < kHosts; ++h)
+    EXPECT_TRUE(eventually([&] { return hosts[0].info_of(h).extents_custody == 0; }))
+        << "custody of host " << h << " does not end";
+  sleep_ms(10 * kChaosTimes.beat_ms);
+  expect_one_owner_each(shared);
+  EXPECT_GT(expect_all_right(hosts, board), 0u);
+  for (Host& host : hosts) {
+    const auto report = host.pool().check(/*payload=*/true);
+    ASSERT_TRUE(report);
+    for (const CheckFinding& finding : report->findings) ADD_FAILURE() << finding.what;
+  }
+  for (uint64_t n = 0; n < kKeys; ++n) {
+    EXPECT_TRUE(eventually([&] { return hosts[n % kHosts].remove(chaos_key(n)) != Status::BUSY; }));
+  }
+  EXPECT_TRUE(eventually([&] { return hosts[0].pool().info()->blocks == 0; }))
+      << hosts[0].pool().info()->blocks << " blocks are left";
+  EXPECT_EQ(measure_room(shared, hosts), room);
+  expect_all_free(shared, 0);
+}
+
+std::vector<uint64_t> room_of_new_pool(const CreateOptions& options) {
+  const SharedPool fresh(kHosts, options);
+  std::vector<Host> hosts = rejoin_all(fresh.locator());
+  return measure_room(fresh, hosts);
+}
+
+void run(CreateOptions options, uint64_t events) {
+  alarm(kDeadlineSeconds);  // whatever hangs, ends here
+  const uint64_t seed = from_environment("BOWHEAD_CHAOS_SEED", random_u64_from_os());
+  events = from_environment("BOWHEAD_CHAOS_EVENTS", events);
+  fmt::print("BOWHEAD_CHAOS_SEED={} BOWHEAD_CHAOS_EVENTS={}\n", seed, events);
+  std::fflush(stdout);
+  options.size_bytes = kPoolBytes;
+  const auto room = room_of_new_pool(options);
+  const SharedPool shared(kHosts, options);
+  Chaos chaos(shared.locator(), seed);
+  chaos.run(events);
+  const Board& board = chaos.board();
+  fmt::print(
+      "{}: {} puts ({} without space), {} gets, {} removals, {} leases ({} lapsed, {} refused "
+      "COPY_ONLY), {} times busy, {} times fenced, {} opens\n",
+      chaos.counts(), board.stored.load(), board.refused.load(), board.read.load(),
+      board.removed.load(), board.leased.load(), board.lapsed.load(), board.copy_only.load(),
+      board.busy.load(), board.fenced.load(), board.opened.load());
+  if (events >= 100) {
+    EXPECT_GT(board.stored, 1000u);
+    EXPECT_GT(board.read, 1000u);
+    EXPECT_GT(board.leased, 100u);
+    EXPECT_GT(board.fenced, 10u);
+  }
+  if (!testing::Test::HasFailure()) expect_whole(shared, board, room);
+}
+
+TEST(Chaos, OfHostsWithEviction) { run({}, 300); }
+TEST(Chaos, OfHostsWithoutEviction) { run({.evict_high_permille = 0}, 100); }
+
+}  // namespace
+}  // namespace bowhead::test

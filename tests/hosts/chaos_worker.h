@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process of a host does in the chaos, and the memory in which it reports.
+//
+// The content of a block follows from its key and a version, which stand at its begin: so a reader
+// knows every byte without asking the pool, and bytes of two puts are told apart.
+#pragma once
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "tests/hosts/support.h"
+
+namespace bowhead::test {
+
+inline constexpr uint32_t kHosts = 4;
+inline constexpr uint64_t kKeys = 500;
+inline constexpr SharingTimes kChaosTimes{
+    .beat_ms = 20, .dead_ms = 400, .grace_ms = 150, .settle_ms = 5, .reclaim_ms = 600};
+
+enum class Away : uint32_t { NO, ASKED, GONE };
+enum class Fence : uint32_t { NO, ASKED, DOING, DONE };
+
+/// Shared by all processes of the chaos.
+struct Board {
+  struct Progress {
+    std::atomic<uint64_t> moves{0};
+    std::atomic<const char*> doing{""};  ///< a literal: at the same place in all of them
+  };
+  static constexpr uint64_t kFaults = 8, kFaultBytes = 400;
+
+  std::atomic<bool> stop{false};
+  std::atomic<Away> away[kHosts] = {};
+  std::atomic<Fence> fence[kHosts] = {};
+  Progress progress[16];
+  std::atomic<uint64_t> version{0};
+  std::atomic<uint64_t> stored{0}, read{0}, removed{0}, leased{0}, lapsed{0}, refused{0}, busy{0},
+      copy_only{0}, fenced{0}, opened{0};
+  std::atomic<uint64_t> faults{0};
+  char fault[kFaults][kFaultBytes] = {};
+
+  void report(const std::string& text) {
+    if (const uint64_t n = faults++; n < kFaults)
+      snprintf(fault[n], kFaultBytes, "%s", text.c_str());
+  }
+  std::string fault_text() const {
+    std::string text;
+    for (uint64_t n = 0; n < std::min(faults.load(), kFaults); ++n)
+      text += std::string(fault[n]) + "\n";
+    return text;
+  }
+};
+
+inline std::string chaos_key(uint64_t n) {
+  return fmt::format("chaos-{}{}", n, n % 11 == 0 ? std::string(n % 450, 'x') : "");
+}
+
+/// Number of the key, version, then what follows from them, up to a length that does too.
+inline std::vector<std::byte> chaos_value(uint64_t n, uint64_t version) {
+  constexpr size_t kSizes[] = {700, 16'384, 20'000, 50'000, 65'536, 100'000, 131'072, 300'000};
+  auto value = bytes(kSizes[(n + version) % std::size(kSizes)] - version % 7, n << 32 ^ version);
+  std::memcpy(value.data(), &n, 8);
+  std::memcpy(value.data() + 8, &version, 8);
+  return value;
+}
+
+/// Empty if the bytes are a value of this key; else what is wrong with them.
+inline std::string fault_of(uint64_t n, const std::byte* data, size_t size, const Board& board) {
+  uint64_t stored_n = 0, version = 0;
+  if (size < 16) return fmt::format("{} bytes only", size);
+  std::memcpy(&stored_n, data, 8);
+  std::memcpy(&version, data + 8, 8);
+  if (stored_n != n || version > board.version)
+    return fmt::format("begins like key {:#x} version {:#x}", stored_n, version);
+  const auto value = chaos_value(n, version);
+  if (value.size() != size)
+    return fmt::format("{} bytes of version {}, which has {}", size, version, value.size());
+  for (size_t i = 0; i < size; ++i) {
+    if (value[i] != data[i]) return fmt::format("version {} up to byte {} of {}", version, i, size);
+  }
+  return "";
+}
+
+/// One process. Opens the pool, works in it, closes it, and again.
+class ChaosWorker {
+ public:
+  ChaosWorker(std::string locator, Board& board, uint32_t host, uint32_t number, bool leads,
+              uint64_t seed)
+      : locator_(std::move(locator)),
+        board_(board),
+        host_(host),
+        progress_(board.progress[number]),
+        leads_(leads),
+        random_(seed) {}
+
+  int run() {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    while (!board_.stop) {
+      doing("waiting");
+      if (board_.away[host_] != Away::NO && !leads_) {
+        sleep_ms(5);
+        continue;
+      }
+      if (board_.away[host_] == Away::GONE) {
+        sleep_ms(5);
+        continue;
+      }
+      doing("open");
+      auto opened = Host::open(locator_, host_, kChaosTimes);
+      if (!opened) {
+        // Processes of a life that is over are still there, or the others are not at hand.
+        if (opened.status() != Status::HOST_FENCED && opened.status() != Status::BUSY)
+          return fail(opened.error().message());
+        ++board_.busy;
+        sleep_ms(10);
+        continue;
+      }
+      ++board_.opened;
+      work(*opened);
+    }
+    return 0;
+  }
+
+ private:
+  struct Reserved {
+    Reservation reservation;
+    uint64_t n, version;
+  };
+  struct Leased {
+    Lease lease;
+    uint64_t n, version;
+  };
+
+  int fail(const std::string& text) {
+    board_.report(fmt::format("host {}: {}", host_, text));
+    return 1;
+  }
+  void doing(const char* what) {
+    progress_.doing = what;
+    ++progress_.moves;
+  }
+
+  void work(Host& host) {
+    pool_ = &host.pool();
+    ns_ = host.ns();
+    over_ = false;
+    const uint64_t steps = 200 + random_.below(3000);
+    for (uint64_t i = 0; i < steps && !over_ && !board_.stop; ++i) {
+      if (board_.away[host_] == Away::ASKED) break;
+      if (i % 16 == 0) vouch();
+      step(random_.below(kKeys));
+    }
+    // Not always: closing undoes what is still open.
+    if (random_.below(2) == 0) {
+      while (!reservations_.empty()) end_reservation();
+      while (!leases_.empty()) end_lease();
+    }
+    if (board_.away[host_] == Away::ASKED && !over_ && leads_) leave();
+    reservations_.clear();
+    leases_.clear();
+    doing("close");
+  }
+
+  void step(uint64_t n) {
+    switch (random_.below(16)) {
+      case 0:
+      case 1:
+        return remove(n);
+      case 2:
+        return reserve(n);
+      case 3:
+        return end_reservation();
+      case 4:
+        return lease(n);
+      case 5:
+        return end_lease();
+      case 6:
+        return prefix(n);
+      case 7:
+      case 8:
+      case 9:
+      case 10:
+        return read(n);
+      default:
+        return put(n);
+    }
+  }
+
+  /// True if it is OK; counts the refusals that may come, reports others.
+  bool accept(Status status, std::initializer_list<Status> refusals, const char* what, uint64_t n) {
+    if (status == Status::OK) return true;
+    if (status == Status::BUSY) ++board_.busy;
+    if (status == Status::NO_SPACE) ++board_.refused;
+    if (status == Status::COPY_ONLY) ++board_.copy_only;
+    if (status == Status::HOST_FENCED) {
+      over_ = true;
+      ++board_.fenced;
+    }
+    for (const Status refusal : refusals) {
+      if (status == refusal) return false;
+    }
+    fail(fmt::format("{} of key {}: {}", what, n, status_name(status)));
+    return false;
+  }
+  void judge(uint64_t n, const std::byte* data, size_t size, const char* what) {
+    if (const std::string fault = fault_of(n, data, size, board_); !fault.empty())
+      fail(fmt::format("{} of key {}: {}", what, n, fault));
+  }
+
+  void put(uint64_t n) {
+    doing("put");
+    const auto value = chaos_value(n, ++board_.version);
+    // In two pieces, as engines do.
+    const size_t half = value.size() / 2;
+    const ConstSpan parts[] = {{value.data(), half}, {value.data() + half, value.size() - half}};
+    if (accept(pool_->put(ns_, chaos_key(n), parts),
+               {Status::NO_SPACE, Status::BUSY, Status::HOST_FENCED}, "put", n))
+      ++board_.stored;
+  }
+  void read(uint64_t n) {
+    doing("get");
+    std::vector<std::byte> out(300'000);
+    const Span to[] = {{out.data(), out.size()}};
+    const auto length = pool_->get(ns_, chaos_key(n), to);
+    if (!accept(length.status(), {Status::NOT_FOUND}, "get", n)) return;
+    judge(n, out.data(), *length, "get");
+    ++board_.read;
+  }
+  void remove(uint64_t n) {
+    doing("remove");
+    if (accept(pool_->remove(ns_, chaos_key(n)),
+               {Status::NOT_FOUND, Status::BUSY, Status::HOST_FENCED}, "remove", n))
+      ++board_.removed;
+  }
+
+  void reserve(uint64_t n) {
+    if (reservations_.size() > 2) return end_reservation();
+    doing("reserve");
+    const uint64_t version = ++board_.version;
+    const auto value = chaos_value(n, version);
+    auto reservation = pool_->reserve(ns_, chaos_key(n), value.size());
+    if (!accept(reservation.status(), {Status::NO_SPACE, Status::BUSY, Status::HOST_FENCED},
+                "reserve", n) ||
+        reservation->present)
+      return;
+    std::memcpy(reservation->data, value.data(), value.size());
+    reservations_.push_back({*reservation, n, version});
+  }
+  /// Whatever happened since, stops included: what was reserved is nobody else's, unless this host
+  /// was declared dead, and then commit says so.
+  void end_reservation() {
+    if (reservations_.empty()) return;
+    doing("commit");
+    Reserved reserved = std::move(reservations_.back());
+    reservations_.pop_back();
+    const auto value = chaos_value(reserved.n, reserved.version);
+    const bool whole = std::memcmp(reserved.reservation.data, value.data(), value.size()) == 0;
+    if (random_.below(4) == 0) {
+      accept(pool_->abort(reserved.reservation), {Status::HOST_FENCED}, "abort", reserved.n);
+    } else if (accept(pool_->commit(reserved.reservation),
+                      {Status::NO_SPACE, Status::BUSY, Status::HOST_FENCED}, "commit",
+                      reserved.n) &&
+               !whole) {
+      fail(fmt::format("somebody else wrote to a reservation of key {}", reserved.n));
+    }
+  }
+
+  void lease(uint64_t n) {
+    if (leases_.size() > 2) return end_lease();
+    doing("acquire");
+    auto lease = pool_->acquire(ns_, chaos_key(n), 1 + random_.below(300));
+    if (!accept(lease.status(),
+                {Status::NOT_FOUND, Status::COPY_ONLY, Status::LIMIT_REACHED, Status::HOST_FENCED},
+                "acquire", n))
+      return;
+    uint64_t version = 0;
+    std::memcpy(&version, lease->data + 8, 8);
+    leases_.push_back({*lease, n, version});
+  }
+  void end_lease() {
+    if (leases_.empty()) return;
+    doing("release");
+    Leased leased = leases_.front();
+    leases_.erase(leases_.begin());
+    // Private first: what is judged is what was there before the release.
+    const std::vector<std::byte> seen(leased.lease.data,
+                                      leased.lease.data + leased.lease.length_bytes);
+    const Status status = pool_->release(leased.lease);
+    ++(status == Status::LAPSED ? board_.lapsed : board_.leased);
+    if (!accept(status, {Status::LAPSED}, "release", leased.n)) return;
+    judge(leased.n, seen.data(), seen.size(), "a valid lease");
+    if (std::memcmp(&leased.version, seen.data() + 8, 8) != 0)
+      fail(fmt::format("a valid lease of key {} changed its version", leased.n));
+  }
+
+  void prefix(uint64_t n) {
+    doing("longest_prefix");
+    std::vector<std::string> keys;
+    for (uint64_t i = 0; i < 16; ++i) keys.push_back(chaos_key((n + i) % kKeys));
+    const std::vector<std::string_view> views(keys.begin(), keys.end());
+    const auto found = pool_->longest_prefix(ns_, views);
+    accept(found.status(), {}, "longest_prefix", n);
+    if (found && *found > views.size()) fail("a prefix longer than what was asked for");
+  }
+
+  /// In the operator's place.
+  void vouch() {
+    for (uint32_t h = 0; h < kHosts; ++h) {
+      Fence asked = Fence::ASKED;
+      if (h == host_ || !board_.fence[h].compare_exchange_strong(asked, Fence::DOING)) continue;
+      doing("fence");
+      const auto fenced = pool_->fence(h);
+      if (!fenced) fail(fenced.error().message());
+      board_.fence[h] = Fence::DONE;
+    }
+  }
+
+  void leave() {
+    while (board_.away[host_] == Away::ASKED && !board_.stop) {
+      doing("leave");
+      const auto left = pool_->leave();
+      if (left) {
+        Away asked = Away::ASKED;
+        board_.away[host_].compare_exchange_strong(asked, Away::GONE);
+        return;
+      }
+      if (left.status() != Status::IN_USE && left.status() != Status::BUSY) {
+        fail("leave: " + left.error().message());
+        return;
+      }
+      sleep_ms(5);
+    }
+  }
+
+  const std::string locator_;
+  Board& board_;
+  const uint32_t host_;
+  Board::Progress& progress_;
+  const bool leads_;
+  Random random_;
+  Pool* pool_ = nullptr;
+  NamespaceId ns_ = 0;
+  bool over_ = false;  ///< this life of the host
+  std::vector<Reserved> reservations_;
+  std::vector<Leased> leases_;
+};
+
+}  // namespace bowhead::test
