@@ -243,7 +243,8 @@ class Pool {
 
   /// The operator vouches that a host which died has stopped writing to the memory for good: its
   /// machine is off, or cut off from the memory. Until then its space serves verified copies only.
-  /// Returns INVALID_ARGUMENT (never used, out of range, or this host), FORKED.
+  /// Returns INVALID_ARGUMENT (never used, out of range, or this host), BUSY (the hosts have not
+  /// declared it dead, or not yet), FORKED.
   Result<void> fence(uint32_t host);
 
   /// Undoes what dead processes left, now instead of when it is needed. Returns how many were

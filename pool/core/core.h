@@ -242,6 +242,7 @@ class Core {
   uint64_t free_unnamed(const std::vector<Retired>& retired);
 
   Status confirm(const Located& located);
+  bool vouched(const Located& located) const;
   bool settled(uint64_t stamp) const;
 
   // core_evict.h
@@ -649,9 +650,23 @@ bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bo
   if (!checked) c_.access.fence();
   c_.acquire_from(located.found.host, header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != located.header.stamp) return false;
+  if (!checked && !vouched(located)) return false;
   if (!checked) return true;
   *damaged = checksum != located.found.entry.payload_checksum;
   return !*damaged;
+}
+
+/// For blocks without a checksum: the life of whoever stored it was not over when it was copied, so
+/// nobody else can have written there.
+template <class A>
+bool Core<A>::vouched(const Located& located) const {
+  if (c_.alone()) return true;
+  const uint32_t host = located.found.host;
+  const uint64_t at = c_.layout.word(host, BH_PART_OWN, c_.layout.extent_of_slot(located.slot));
+  c_.acquire_from(host, at, 8);
+  const auto own = OwnWord::unpack(c_.access.load(at));
+  return own.state == BH_OWN_OWN && own.custody == BH_CUSTODY_FULL &&
+         !hosts_.decided({host, own.incarnation});
 }
 
 template <class A>
@@ -790,6 +805,12 @@ Status Core<A>::commit(Reservation& reservation, bool verified) {
                     allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
   const uint64_t checksum =
       verified ? c_.access.sum_payload(reservation.offset, reservation.length_bytes) : 0;
+  // The sum is of what lies in the pool: had this life been over before, it could be of bytes that
+  // the successor put there.
+  if (!c_.alone() && decided({c_.host, c_.incarnation})) {
+    allocator_.release(block);
+    return gone();
+  }
   c_.access.publish(block.offset, reservation.length_bytes);
   return finish_put(Key(reservation.namespace_id, reservation.key), block, reservation.length_bytes,
                     checksum, verified ? BH_CHECKSUM_XXH3_TREE_4K : BH_CHECKSUM_NONE);

@@ -35,8 +35,9 @@ Result<void> Core<A>::attach(const Progress& progress) {
 
 template <class A>
 void Core<A>::detach() {
-  scavenge_blocks(c_.process);
   leases_.scavenge(c_.process);
+  scavenge_blocks(c_.process);
+  reap(/*wait=*/true);
   const bool locked = c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::TAKEN;
   allocator_.scavenge(c_.process);  // gives up preferences
   const uint64_t at = c_.layout.process(c_.host, c_.process);
@@ -281,7 +282,12 @@ Result<void> Core<A>::vouch_fenced(uint32_t host) {
   if (!slot || slot->incarnation == 0)
     return Error{Status::INVALID_ARGUMENT,
                  "host slot " + std::to_string(host) + " was never used, or cannot be read"};
-  hosts_.vouch_fenced({host, slot->incarnation});
+  const Life life{host, slot->incarnation};
+  if (slot->state != BH_HOST_LEFT && !hosts_.decided(life))
+    return Error{Status::BUSY, "host " + std::to_string(host) +
+                                   " has not been declared dead; if its machine is off, the other "
+                                   "hosts do so within seconds: try again then"};
+  hosts_.vouch_fenced(life);
   return {};
 }
 

@@ -380,10 +380,11 @@ void Core<A>::import_entry(bh_index_entry entry) {
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
   bh_block_header header;
+  // Without a checksum nobody could tell what a zombie may do to it.
   if (!read_header(slot, header) || header.stamp != entry.stamp ||
-      stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.key_hash[0] != entry.key_hash[0] ||
-      header.key_hash[1] != entry.key_hash[1] || cut.block_bytes == 0 ||
-      allocator_.block_of(slot, cut).offset != entry.block_offset ||
+      stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
+      header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
+      cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
       entry.length_bytes > cut.block_bytes)
     return;
   const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
@@ -424,7 +425,7 @@ void Core<A>::open_custody(uint64_t now_ns) {
       since_ms = std::max(since_ms, c_.view(life.host).since_ms);
     }
     const bool timed_out =
-        c_.times.reclaim_ms != 0 && now_ns / 1'000'000 - since_ms >= c_.times.reclaim_ms;
+        c_.times.reclaim_ms != 0 && now_ns / 1'000'000 >= since_ms + c_.times.reclaim_ms;
     const uint32_t custody = fenced ? BH_CUSTODY_FULL
                              : timed_out || word.custody == BH_CUSTODY_COPY_ONLY
                                  ? BH_CUSTODY_COPY_ONLY

@@ -50,8 +50,8 @@ class Hosts {
   void publish_beat();
   /// Looks at the words of all hosts: updates view and acks, notes whose beat moved.
   void observe(uint64_t now_ns);
-  /// The life of a host that may be declared over: it left, or its beat did not move for dead_ms
-  /// and `wait_ms`, with samples in between. Also a life that a decision names and that never began.
+  /// The life of a host that may be declared over: it left, or its beat did not move for dead_ms and
+  /// wait_ms, with samples in between. Also a life that a decision names and that never began.
   std::optional<Life> suspect(uint32_t host, uint64_t now_ns, uint64_t wait_ms = 0) const;
 
   // ---- agreement ----
@@ -417,7 +417,7 @@ uint64_t Hosts<A>::hazard_hosts(uint64_t now_ns) const {
     if (view.ended != 0) {
       const auto slot = read_slot(h);
       over = slot && slot->incarnation < view.ended &&
-             now_ns / 1'000'000 - view.since_ms > c_.times.grace_ms;
+             now_ns / 1'000'000 > view.since_ms + c_.times.grace_ms;
     }
     if (!over) hosts |= uint64_t{1} << h;
   }
