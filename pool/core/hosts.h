@@ -50,7 +50,7 @@ class Hosts {
   void publish_beat();
   /// Looks at the words of all hosts: updates view and acks, notes whose beat moved.
   void observe(uint64_t now_ns);
-  /// The life of a host that may be declared over: it left, or its beat did not move for dead_ms and
+  /// The life of a host that may be declared over: it left, or its beat stood still for dead_ms and
   /// wait_ms, with samples in between. Also a life that a decision names and that never began.
   std::optional<Life> suspect(uint32_t host, uint64_t now_ns, uint64_t wait_ms = 0) const;
 

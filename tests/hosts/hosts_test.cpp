@@ -386,6 +386,19 @@ TEST(Hosts, ADeathIsOverBeforeTheOthersNotice) {
   EXPECT_EQ(second.info_of(0).state, "live");
 }
 
+TEST(Hosts, AFencedLifeDoesNotGoOn) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
+  Host second = shared.open(1);
+  ASSERT_EQ(first.next(), Status::OK);
+  first.kill_now();
+  ASSERT_TRUE(second.pool().fence(0));  // before it is declared dead
+  Host again = shared.open(0);
+  EXPECT_EQ(again.info_of(0).incarnation, 2u) << "its first life has stopped writing for good";
+  EXPECT_EQ(again.get("a"), Status::OK);
+  EXPECT_TRUE(eventually([&] { return again.put("b") == Status::OK; }));
+}
+
 TEST(Hosts, AProcessThatStandsStillDoesNotStopItsHost) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
