@@ -26,6 +26,7 @@ constexpr uint64_t kMagic = 0x31736D7469Cull;  // of what the two sides say to e
 constexpr uint64_t kStepWaitNs = 10'000'000'000;
 constexpr uint64_t kByeWaitNs = 1'000'000'000;
 constexpr uint64_t kBeatWaitNs = 500'000'000;  // a few beats of a live host
+constexpr uint32_t kYield = 64;  // round of relax() that gives the CPU away and does not sleep
 constexpr const char* kHostNames[] = {"A", "B"};
 
 // Lines of an area.
@@ -271,7 +272,7 @@ class Side {
     for (uint32_t round = 0; !peer_is_at(step_); ++round) {
       if (round == 64) deadline_ns = control_.now_ns() + wait_ns;
       if (round > 64 && control_.now_ns() > deadline_ns) return false;
-      control_.relax(round);
+      control_.relax(std::min(round, kYield));  // who sleeps comes late to the next trial
     }
     return true;
   }
@@ -390,7 +391,7 @@ class Side {
       if (all_written) return false;
       if (round % 64 != 0) continue;
       if (control_.now_ns() > deadline_ns) return stopped_answering();
-      control_.relax(64);  // the writer may need this CPU
+      control_.relax(kYield);  // the writer may need this CPU
     }
   }
 

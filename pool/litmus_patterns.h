@@ -67,7 +67,7 @@ class LitmusPatterns {
   }
   /// By the owner: retires the header; whether it saw the hazard.
   bool retire(uint32_t slot, uint64_t value) {
-    fill(second(own_, slot), retired(value));
+    access_.store(second(own_, slot), retired(value));
     barrier(second(own_, slot), first(peer_, slot));
     return access_.load(first(peer_, slot)) == value;
   }
