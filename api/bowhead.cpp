@@ -261,6 +261,20 @@ bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out) {
 
 void bh_pool_close(bh_pool* pool) { delete pool; }
 
+bh_status bh_pool_leave(bh_pool* pool) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    return finish(pool->pool.leave());
+  });
+}
+
+bh_status bh_pool_fence(bh_pool* pool, uint32_t host) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    return finish(pool->pool.fence(host));
+  });
+}
+
 bh_status bh_pool_destroy(const char* locator, int force) {
   return guarded(__func__, [&]() -> bh_status {
     if (locator == nullptr) return null_argument("locator");

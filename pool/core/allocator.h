@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -159,20 +160,27 @@ class Allocator {
     return OwnWord::unpack(c_.access.load(c_.own(BH_PART_OWN, extent)));
   }
 
-  /// Before this process stores into an extent that the host holds, and after the host gave
-  /// extents away: the mapping lets nobody else's be written (rule R1).
+  /// Before this process stores into an extent that the host holds, and after the host gave extents
+  /// away: the mapping lets nobody else's be written (rule R1). An extent that comes back does so
+  /// in a later epoch, so that whoever covers it late and whoever exposes it meet at the lock.
   void expose(uint64_t first, uint64_t span) {
     if (c_.alone()) return;
     for (uint64_t e = first; e < first + span; ++e) {
-      if (!exposed_[e].exchange(true, std::memory_order_relaxed)) set_writable(e, true);
+      const uint64_t epoch = own_word(e).epoch;
+      if (exposed_[e].load(std::memory_order_acquire) == epoch) continue;
+      const std::lock_guard guard(exposed_mutex_);
+      set_writable(e, true);
+      exposed_[e].store(epoch, std::memory_order_release);
     }
   }
   void cover() {
     for (uint64_t e = 0; e < exposed_.size(); ++e) {
-      if (exposed_[e].load(std::memory_order_relaxed) && !holds(e)) {
-        set_writable(e, false);
-        exposed_[e].store(false, std::memory_order_relaxed);
-      }
+      const uint64_t epoch = exposed_[e].load(std::memory_order_acquire);
+      if (epoch == 0 || holds(e)) continue;
+      const std::lock_guard guard(exposed_mutex_);
+      if (exposed_[e].load(std::memory_order_relaxed) != epoch) continue;
+      exposed_[e].store(0, std::memory_order_release);
+      set_writable(e, false);
     }
   }
 
@@ -351,7 +359,9 @@ class Allocator {
   }
 
   Context<A>& c_;
-  std::vector<std::atomic<bool>> exposed_;
+  std::mutex exposed_mutex_;
+  /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
+  std::vector<std::atomic<uint64_t>> exposed_;
 };
 
 // ---- finding blocks ----

@@ -84,7 +84,8 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
   c_.incarnation = slot->incarnation;
   const bool over =
       !c_.alone() && same_boot &&
-      (slot->state != BH_HOST_LIVE || ended() || hosts_.decided({c_.host, c_.incarnation}));
+      (slot->state != BH_HOST_LIVE || ended() || hosts_.decided({c_.host, c_.incarnation}) ||
+       hosts_.fenced({c_.host, c_.incarnation}));
   if (same_boot && !over) {
     if (slot->state != BH_HOST_LIVE) hosts_.write_slot(*slot, BH_HOST_LIVE);
     own_slot_ = *slot;
