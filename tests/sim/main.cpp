@@ -1,43 +1,170 @@
 // SPDX-License-Identifier: Apache-2.0
+// sim: runs seeds, in as many processes as are asked for, and says which fail.
 #include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <string>
 
 #include "tests/sim/run.h"
 
-using namespace bowhead;
+namespace bowhead::sim {
+namespace {
+
+constexpr uint64_t kChunk = 50;  ///< seeds that a job takes at once
+constexpr size_t kJobsMax = 256;
+
+struct Options {
+  uint64_t first = 0, last = 0;
+  size_t jobs = 1;
+  std::string state_file;
+  const Plant* plant = nullptr;
+  bool shrink = false, trace = false;
+};
+
+/// What the jobs share.
+struct Shared {
+  std::atomic<uint64_t> next{0}, passed{0}, failed{0};
+  struct Job {
+    std::atomic<uint64_t> seed{0};   ///< that it runs
+    std::atomic<uint64_t> chunk{0};  ///< first seed of the chunk that it runs
+  };
+  std::array<Job, kJobsMax> jobs;
+};
+
+/// Prints what there is to know about a failure.
+void explain(Simulator& simulator, const Options& options, Plan plan, Outcome outcome) {
+  if (options.shrink) {
+    plan = simulator.shrink(plan, options.plant, *outcome.failure);
+    outcome = simulator.run(plan, options.plant, options.trace);
+  }
+  const std::string text =
+      fmt::format("{}{}seed {} failed: {}: {}\n\n", plan.describe(), outcome.last_steps, plan.seed,
+                  outcome.failure->kind, outcome.failure->text);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void work(const Options& options, Shared& shared, Shared::Job& job) {
+  Simulator simulator;
+  for (;;) {
+    const uint64_t begin = shared.next.fetch_add(kChunk);
+    if (begin > options.last) return;
+    job.chunk = begin;
+    for (uint64_t seed = begin; seed < begin + kChunk && seed <= options.last; ++seed) {
+      job.seed = seed;
+      const Plan plan = make_plan(seed);
+      Outcome outcome = simulator.run(plan, options.plant, options.trace && !options.shrink);
+      ++(outcome.failure ? shared.failed : shared.passed);
+      if (outcome.failure) explain(simulator, options, plan, std::move(outcome));
+    }
+    job.chunk = UINT64_MAX;
+  }
+}
+
+/// The state file: all seeds before `next` were run. Counts are of all runs together.
+struct State {
+  uint64_t next = 0, passed = 0, failed = 0;
+};
+
+State read_state(const std::string& path, uint64_t first) {
+  State state{.next = first};
+  std::ifstream in(path);
+  if (in) in >> state.next >> state.passed >> state.failed;
+  return state;
+}
+
+void write_state(const std::string& path, const State& state) {
+  if (path.empty()) return;
+  const std::string beside = path + ".new";
+  std::ofstream(beside) << state.next << ' ' << state.passed << ' ' << state.failed << '\n';
+  if (std::rename(beside.c_str(), path.c_str()) != 0) std::perror(path.c_str());
+}
+
+/// Waits for the jobs, and shows how far they are. Returns how many ended otherwise than in order.
+uint64_t watch(const Options& options, Shared& shared, const State& before) {
+  uint64_t crashed = 0;
+  std::vector<pid_t> jobs;
+  for (size_t i = 0; i < options.jobs; ++i) {
+    shared.jobs[i].chunk = UINT64_MAX;
+    const pid_t pid = fork();
+    if (pid == 0) {
+      work(options, shared, shared.jobs[i]);
+      std::fflush(stdout);
+      _exit(0);
+    }
+    jobs.push_back(pid);
+  }
+  const bool terminal = isatty(STDERR_FILENO) != 0;
+  for (size_t running = jobs.size(); running > 0; usleep(100'000)) {
+    int status = 0;
+    for (pid_t pid = waitpid(-1, &status, WNOHANG); pid > 0; pid = waitpid(-1, &status, WNOHANG)) {
+      --running;
+      const auto job = static_cast<size_t>(std::find(jobs.begin(), jobs.end(), pid) - jobs.begin());
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+      ++crashed;
+      fmt::print("seed {} ended its job with status {:#x}\n", shared.jobs[job].seed.load(), status);
+    }
+    uint64_t next = std::min(shared.next.load(), options.last + 1);
+    for (size_t i = 0; i < jobs.size(); ++i) next = std::min(next, shared.jobs[i].chunk.load());
+    write_state(options.state_file,
+                {next, before.passed + shared.passed, before.failed + shared.failed});
+    if (terminal)
+      fmt::print(stderr, "\rseed {} of {}: {} passed, {} failed ", next, options.last,
+                 shared.passed.load(), shared.failed.load());
+  }
+  if (terminal) fmt::print(stderr, "\r\033[K");
+  return crashed;
+}
+
+int run(Options options) {
+  void* room =
+      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  BOWHEAD_ASSERT(room != MAP_FAILED);
+  auto& shared = *new (room) Shared;
+  const State before = read_state(options.state_file, options.first);
+  shared.next = before.next;
+  const auto start = std::chrono::steady_clock::now();
+  const uint64_t crashed = watch(options, shared, before);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const uint64_t passed = shared.passed, failed = shared.failed + crashed;
+  fmt::print("{} seeds passed, {} failed, {:.0f} seeds/s\n", before.passed + passed,
+             before.failed + failed, static_cast<double>(passed + failed) / seconds.count());
+  return before.failed + failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace bowhead::sim
 
 int main(int argc, char** argv) {
-  CLI::App app{"Runs the pool's code over simulated hosts, from seeds"};
-  std::string seeds = "1..1000";
-  std::string plant_name;
-  bool trace = false, shrink = false;
-  app.add_option("--seeds", seeds, "A..B, both included, or one");
-  app.add_option("--plant", plant_name, "Plant a bug");
-  app.add_flag("--trace", trace, "Print every step");
-  app.add_flag("--shrink", shrink, "Make the plan of a failing seed smaller");
+  CLI::App app{"Runs the pool's code over simulated hosts, caches and faults (docs/simulator.md)"};
+  bowhead::sim::Options options;
+  std::string seeds = "1..1000", plant;
+  std::vector<std::string> plants;
+  for (const auto& known : bowhead::sim::all_plants()) plants.emplace_back(known.name);
+  app.add_option("--seeds", seeds, "A..B, both included, or one seed")->capture_default_str();
+  app.add_option("--jobs", options.jobs, "Processes at work")
+      ->check(CLI::Range(size_t{1}, bowhead::sim::kJobsMax))
+      ->capture_default_str();
+  app.add_option("--state", options.state_file, "File that says how far it got, to go on from");
+  app.add_option("--plant", plant, "Plant this bug")->check(CLI::IsMember(plants));
+  app.add_flag("--shrink", options.shrink, "Make the plan of a failing seed smaller");
+  app.add_flag("--trace", options.trace, "Print every step; with --shrink, of the smallest plan");
   CLI11_PARSE(app, argc, argv);
-  uint64_t first = 0, last = 0;
-  if (sscanf(seeds.c_str(), "%lu..%lu", &first, &last) != 2) last = first;
-  const sim::Plant* plant = sim::find_plant(plant_name);
-  sim::Simulator simulator;
-  sim::Counts counts{};
-  uint64_t failed = 0;
-  for (uint64_t seed = first; seed <= last; ++seed) {
-    sim::Plan plan = sim::make_plan(seed);
-    sim::Outcome outcome = simulator.run(plan, plant, trace && !shrink);
-    counts.add(outcome.counts);
-    if (!outcome.failure) continue;
-    ++failed;
-    if (shrink) {
-      plan = simulator.shrink(plan, plant, *outcome.failure);
-      outcome = simulator.run(plan, plant, trace);
-    }
-    fmt::print("{}{}{}: {}\n\n", plan.describe(), outcome.last_steps, outcome.failure->kind,
-               outcome.failure->text);
-    if (failed > 20) break;
+  char rest = 0;
+  const int parsed = std::sscanf(seeds.c_str(), "%lu..%lu%c", &options.first, &options.last, &rest);
+  if (parsed == 1 && seeds.find("..") == std::string::npos) options.last = options.first;
+  if (parsed < 1 || parsed > 2 || options.last < options.first) {
+    fmt::print(stderr, "sim: --seeds {}: give A..B, both numbers, or one number\n", seeds);
+    return 2;
   }
-  fmt::print("{}\n{} failed\n", counts.text(), failed);
-  return failed ? 1 : 0;
+  options.plant = bowhead::sim::find_plant(plant);
+  return bowhead::sim::run(options);
 }

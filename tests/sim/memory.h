@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/random.h"
 #include "pool/core/words.h"
+#include "tests/sim/dice.h"
 
 namespace bowhead::sim {
 
@@ -59,7 +59,7 @@ class Cache {
   enum class State : uint8_t { ABSENT, CLEAN, DIRTY };
 
   /// `drain_ns`: weak memory, in which a line takes up to so long to arrive; 0: at once.
-  void reset(Memory& memory, Random& random, uint64_t lines, uint64_t drain_ns) {
+  void reset(Memory& memory, Dice& random, uint64_t lines, uint64_t drain_ns) {
     memory_ = &memory;
     random_ = &random;
     drain_ns_ = drain_ns;
@@ -154,7 +154,7 @@ class Cache {
   }
 
   Memory* memory_ = nullptr;
-  Random* random_ = nullptr;
+  Dice* random_ = nullptr;
   uint64_t drain_ns_ = 0;
   uint64_t life_ = 0;  ///< grows over all runs: nothing has to be cleared
   std::vector<Entry> lines_;

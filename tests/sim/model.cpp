@@ -36,7 +36,7 @@ uint32_t Model::new_version(uint32_t key, uint32_t host) {
 }
 
 std::vector<std::byte> Model::value(uint32_t key, uint32_t version) const {
-  Random random(seed_ ^ name_of(key, version));
+  Dice random(seed_ ^ name_of(key, version));
   // Seldom a value that needs a block of another size.
   const uint64_t bytes = 8 + random.below(160) + (random.below(24) == 0 ? 4096 : 0);
   std::vector<std::byte> value(bytes);

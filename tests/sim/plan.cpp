@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "base/random.h"
+#include "tests/sim/dice.h"
 
 namespace bowhead::sim {
 namespace {
@@ -27,11 +27,11 @@ const char* fault_name(FaultKind kind) {
 }
 
 /// 1 to 2^bits - 1, every magnitude as likely as any other.
-uint64_t any_magnitude(Random& random, uint64_t bits) {
+uint64_t any_magnitude(Dice& random, uint64_t bits) {
   return 1 + random.below(uint64_t{1} << random.below(bits));
 }
 
-Fault make_fault(Random& random, const Plan& plan) {
+Fault make_fault(Dice& random, const Plan& plan) {
   Fault fault{};
   fault.process = static_cast<uint32_t>(random.below(plan.processes()));
   fault.after_steps = any_magnitude(random, 16);
@@ -55,7 +55,7 @@ Fault make_fault(Random& random, const Plan& plan) {
 }  // namespace
 
 Plan make_plan(uint64_t seed) {
-  Random random(seed * 2 + 1);
+  Dice random(seed * 2 + 1);
   Plan plan;
   plan.seed = seed;
   Shape& shape = plan.shape;

@@ -105,7 +105,7 @@ void Simulator::rest() {
   uint64_t since_ns = 0;
   while (since_ns == 0 || world_.now_ns() < since_ns + kSweepNs) {
     const bool settled = all_ready() && world_.all_go_on_ns() <= world_.now_ns() &&
-                         lives == stage_->counts.lives && extents_have_owners();
+                         lives == stage_->counts.lives && !anybody_ended() && extents_have_owners();
     lives = stage_->counts.lives;
     if (!settled) since_ns = 0;
     if (settled && since_ns == 0) since_ns = world_.now_ns();
@@ -113,6 +113,20 @@ void Simulator::rest() {
       world_.fail("owner", fmt::format("an extent has no owner, or two:{}", owners()));
     world_.sleep(kBeatNs);
   }
+}
+
+/// There is a decision about the life of a host that has not heard of it.
+bool Simulator::anybody_ended() {
+  const core::Layout& layout = world_.map().layout();
+  for (const auto& user : users_) {
+    if (user->incarnation() == 0) continue;
+    for (uint32_t host = 0; host < layout.geometry().host_count; ++host) {
+      const auto word = core::DecideWord::unpack(world_.machine_of(host).cache.peek(
+          layout.word(host, BH_PART_DECIDE, user->machine->host)));
+      if (word.done && word.inst >= user->incarnation()) return true;
+    }
+  }
+  return false;
 }
 
 /// Its first owner never came: it is taken when it is needed.

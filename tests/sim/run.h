@@ -33,6 +33,7 @@ class Simulator {
   void do_phase(Phase phase);
   void rest();
   bool all_ready() const;
+  bool anybody_ended();
   bool never_owned(uint64_t extent);
   bool extents_have_owners();
   void write_new_pool(const Plan& plan);

@@ -49,7 +49,7 @@ std::string Counts::text() const {
 void User::begin() {
   ++stage_.counts.lives;
   phase_done_ = 0;
-  has_left_ = false;
+  silent_ = ticking_ = false;
   leases_.clear();
   reservations_.clear();
   core_.reset();
@@ -96,12 +96,20 @@ void User::work() {
 void User::tick() {
   for (;;) {
     stage_.world.sleep(kBeatNs);
+    if (silent_) continue;
+    ticking_ = true;
     stage_.world.begin_operation(Operation::TICK);
     const auto ticked = core_->tick();
     stage_.world.end_operation(static_cast<uint64_t>(ticked.status()));
-    if (has_left_) stage_.world.end_thread();
+    ticking_ = false;
     if (!ticked) expect("tick", ticked.error(), {});
   }
+}
+
+/// Nobody ticks while a handle is closed.
+void User::stop_ticking() {
+  silent_ = true;
+  while (ticking_) stage_.world.sleep(kBeatNs / 8);
 }
 
 void User::expect(const char* name, Status status, std::initializer_list<Status> allowed) {
@@ -230,9 +238,9 @@ void User::release() {
   leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(n));
   const uint64_t token = leased.lease.token;
   stage_.world.begin_operation(Operation::RELEASE, leased.key);
+  stage_.model.end_lease(*this, token);  // nobody reads in place from here on
   const Status status = core_->release(leased.lease);
   stage_.world.end_operation(static_cast<uint64_t>(status));
-  stage_.model.end_lease(*this, token);
   expect("release", status, {Status::LAPSED});
   ++(status == Status::OK ? stage_.counts.leases_valid : stage_.counts.leases_lapsed);
   if (status != Status::OK || leased.bytes.empty()) return;
@@ -335,23 +343,27 @@ void User::fill() {
 
 /// False if other processes of the host have the pool open.
 bool User::leave_host() {
+  stop_ticking();
   stage_.world.begin_operation(Operation::LEAVE);
   const auto left = core_->leave();
-  has_left_ = left.status() == Status::OK;
   stage_.world.end_operation(static_cast<uint64_t>(left.status()));
+  silent_ = left.status() == Status::OK;
   if (!left) expect("leave", left.error(), {Status::IN_USE, Status::BUSY});
   stage_.counts.left += left.status() == Status::OK;
   return left.status() == Status::OK;
 }
 
-/// The last process of a host leaves for it.
-void User::leave() {
-  if (leads()) {
-    while (!leave_host()) stage_.world.sleep(kBeatNs);
-  }
+void User::detach() {
+  stop_ticking();
   stage_.world.begin_operation(Operation::DETACH);
   core_->detach();
   stage_.world.end_operation(0);
+}
+
+/// The last process of a host leaves for it.
+void User::leave() {
+  while (leads() && !leave_host()) stage_.world.sleep(kBeatNs);
+  detach();
   phase_done_ = stage_.phase_number;
   stage_.world.end_process(kForever);
 }
@@ -359,9 +371,7 @@ void User::leave() {
 void User::leave_for(uint64_t duration_ns) {
   leaves_for_ns = 0;
   if (!leave_host()) return;
-  stage_.world.begin_operation(Operation::DETACH);
-  core_->detach();
-  stage_.world.end_operation(0);
+  detach();
   stage_.world.end_process(duration_ns);
 }
 

@@ -93,7 +93,9 @@ class User final : public Process {
   void remove_all();
   void look();
   void fill();
+  void stop_ticking();
   bool leave_host();
+  void detach();
   void leave();
 
   /// Ends the process if the host was fenced; fails if the status is none of `allowed`.
@@ -110,7 +112,8 @@ class User final : public Process {
   uint32_t operations_left_;
   uint32_t phase_done_ = 0;  ///< number of the last one
   // Of this life.
-  bool has_left_ = false;
+  bool ticking_ = false;
+  bool silent_ = false;  ///< the ticker does nothing
   std::unique_ptr<SimAccess> access_;
   std::unique_ptr<core::Core<SimAccess>> core_;
   std::vector<Leased> leases_;

@@ -32,7 +32,7 @@ void World::reset(const Plan& plan, const Plant* plant, bool print_steps) {
   plant_ = plant;
   faults_ = plan.faults;
   map_ = std::make_unique<Map>(small_geometry(plan.shape));
-  random_ = Random(plan.seed);
+  random_ = Dice(plan.seed);
   memory_.reset(map_->lines());
   while (machines_.size() < plan.shape.hosts) machines_.push_back(std::make_unique<Machine>());
   for (uint32_t host = 0; host < plan.shape.hosts; ++host) {
@@ -228,7 +228,7 @@ void World::event() {
     fail("progress", fmt::format("an operation took {} steps", current_->operation_steps));
   if (steps_ > kStepsMax) fail("endless", fmt::format("the run took {} steps", steps_));
   if (!faults_.empty()) apply_due_faults();
-  set_now(now_ns_);
+  if (plan_.weak) set_now(now_ns_);
   const uint64_t shares = plan_.cache_share + plan_.switch_share + plan_.stall_share;
   const uint64_t roll = random_.below(shares + 2);
   if (roll < plan_.cache_share) return cache_event();

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "base/random.h"
+#include "tests/sim/dice.h"
 #include "tests/sim/fiber.h"
 #include "tests/sim/memory.h"
 #include "tests/sim/plan.h"
@@ -224,7 +224,7 @@ class World {
                ? plant_
                : nullptr;
   }
-  Random& random() { return random_; }
+  Dice& random() { return random_; }
   uint64_t now_ns() const { return now_ns_; }
   /// When no machine is paused and no process stopped any more.
   uint64_t all_go_on_ns() const;
@@ -273,7 +273,7 @@ class World {
   const Plant* plant_ = nullptr;
   std::vector<Fault> faults_;
   std::unique_ptr<Map> map_;
-  Random random_{0};
+  Dice random_{0};
   Memory memory_;
   std::vector<std::unique_ptr<Machine>> machines_;
   std::vector<std::unique_ptr<Thread>> threads_;
