@@ -386,17 +386,21 @@ TEST(Hosts, ADeathIsOverBeforeTheOthersNotice) {
   EXPECT_EQ(second.info_of(0).state, "live");
 }
 
-TEST(Hosts, AFencedLifeDoesNotGoOn) {
+TEST(Hosts, NobodyVouchesForAHostThatMayComeBack) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
   Host second = shared.open(1);
   ASSERT_EQ(first.next(), Status::OK);
+  EXPECT_EQ(second.pool().fence(0).status(), Status::BUSY) << "it lives";
   first.kill_now();
-  ASSERT_TRUE(second.pool().fence(0));  // before it is declared dead
+  const auto refused = second.pool().fence(0);
+  ASSERT_FALSE(refused) << "its life would go on";
+  EXPECT_EQ(refused.status(), Status::BUSY);
+  EXPECT_NE(refused.error().message().find("try again"), std::string::npos)
+      << refused.error().message();
   Host again = shared.open(0);
-  EXPECT_EQ(again.info_of(0).incarnation, 2u) << "its first life has stopped writing for good";
-  EXPECT_EQ(again.get("a"), Status::OK);
-  EXPECT_TRUE(eventually([&] { return again.put("b") == Status::OK; }));
+  EXPECT_EQ(again.info_of(0).incarnation, 1u);
+  EXPECT_EQ(again.put("b"), Status::OK);
 }
 
 TEST(Hosts, AProcessThatStandsStillDoesNotStopItsHost) {
