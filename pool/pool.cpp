@@ -207,6 +207,7 @@ class Pool::Impl {
 
   Result<void> attach(const Progress& progress) {
     if (auto ok = protect(); !ok) return ok;
+    if (observing()) return {};
     auto joined = core_.attach(progress);
     attached_ = static_cast<bool>(joined);
     if (joined && superblock_.geometry.host_count > 1) ticker_ = std::thread([this] { tick(); });
@@ -219,6 +220,7 @@ class Pool::Impl {
     const auto& g = superblock_.geometry;
     const core::Layout layout(g);
     const uint64_t own = g.regions_offset + host_ * g.region_bytes;
+    if (observing()) return protect_between(0, layout.extent_offset(g.extent_count));
     if (auto ok = protect_between(0, own); !ok) return ok;
     if (g.host_count == 1) return {};
     return protect_between(own + g.region_bytes, layout.extent_offset(g.extent_count));
@@ -230,6 +232,12 @@ class Pool::Impl {
   }
 
   bool forked() const { return access_.forked(); }
+  bool observing() const { return host_ == superblock_.geometry.host_count; }
+  /// Why nothing may be stored through this handle; OK if it may.
+  Status barred() const {
+    if (forked()) return Status::FORKED;
+    return observing() ? Status::NOT_SUPPORTED : Status::OK;
+  }
   core::Core<NativeAccess>& core() { return core_; }
   Media& media() { return *media_; }
   const bh_superblock& superblock() const { return superblock_; }
@@ -329,13 +337,17 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
 Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {
   auto opened = open_with_superblock(locator);
   if (!opened) return opened.error();
-  const uint32_t host = options.host == kAnyHost ? choose_host(*opened) : options.host;
-  if (options.host == kAnyHost && host == opened->superblock.geometry.host_count)
+  const uint32_t count = opened->superblock.geometry.host_count;
+  const bool observe = options.observe && count > 1;
+  const uint32_t host = options.host != kAnyHost ? options.host
+                        : observe                ? count
+                                                 : choose_host(*opened);
+  if (options.host == kAnyHost && host == count && !observe)
     return Error{Status::LIMIT_REACHED,
                  fmt::format("{}: all {} host slots are taken; `bowhead pool info` lists them, "
                              "`bowhead pool leave` frees one",
                              locator, host)};
-  if (host >= opened->superblock.geometry.host_count)
+  if (host >= count && !observe)
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
                              "numbered from 0",
@@ -390,12 +402,12 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
 }
 
 Result<void> Pool::leave() {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   return impl_->leave();
 }
 
 Result<void> Pool::fence(uint32_t host) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   return impl_->core().vouch_fenced(host);
 }
 
@@ -407,7 +419,7 @@ Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description
 }
 
 Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   if (!Key::valid(key)) return Status::KEY_TOO_LONG;
   return impl_->core().put(Key(ns, key), value);
 }
@@ -459,7 +471,7 @@ Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::strin
 }
 
 Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
   std::vector<uint64_t> slots(keys.size());
   for (size_t at = 0; at < keys.size();) {
@@ -473,23 +485,23 @@ Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
 }
 
 Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   if (!Key::valid(key)) return Status::KEY_TOO_LONG;
   return impl_->core().reserve(Key(ns, key), length_bytes);
 }
 
 Status Pool::commit(Reservation& reservation, bool verified) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   return impl_->core().commit(reservation, verified);
 }
 
 Status Pool::abort(Reservation& reservation) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   return impl_->core().abort(reservation);
 }
 
 Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   if (!Key::valid(key)) return Status::KEY_TOO_LONG;
   if (ttl_ms < 1 || ttl_ms > 600'000)
     return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
@@ -497,12 +509,12 @@ Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_m
 }
 
 Status Pool::release(Lease& lease) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   return impl_->core().release(lease);
 }
 
 Status Pool::remove(NamespaceId ns, std::string_view key) {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   if (!Key::valid(key)) return Status::KEY_TOO_LONG;
   return impl_->core().remove(Key(ns, key));
 }
@@ -516,7 +528,7 @@ Status Pool::list(const std::function<bool(const BlockInfo&)>& visit) {
 }
 
 Result<uint64_t> Pool::scavenge() {
-  if (impl_->forked()) return Status::FORKED;
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   return impl_->core().scavenge_dead();
 }
 

@@ -51,6 +51,9 @@ inline constexpr uint32_t kAnyHost = UINT32_MAX;
 
 struct OpenOptions {
   uint32_t host = kAnyHost;  ///< host slot
+  /// Look only, without joining a pool of several hosts as one of them: what would store, lease or
+  /// register answers NOT_SUPPORTED. A pool of one host is opened as ever.
+  bool observe = false;
   SharingTimes times = {};
   Progress progress = {};
 };

@@ -29,6 +29,9 @@ struct Context {
   /// One host has the pool to itself: nothing of the protocol between hosts is needed.
   bool alone() const { return layout.geometry().host_count == 1; }
 
+  /// Looks at a pool of several hosts without being one of them: stores nothing.
+  bool observing() const { return host == layout.geometry().host_count; }
+
   /// Other hosts read what this one writes through memory that no hardware keeps coherent.
   bool incoherent() const { return !alone() && access.flush_kind() != FlushKind::NONE; }
 
@@ -53,13 +56,17 @@ struct Context {
   uint64_t block_word(uint64_t slot) const { return own(BH_PART_BLOCKS, slot); }
   uint64_t private_word(size_t at) const { return layout.part(host, BH_PART_PRIVATE) + at; }
 
-  ViewWord view(uint32_t of) const { return ViewWord::unpack(access.load(own(BH_PART_VIEW, of))); }
+  ViewWord view(uint32_t of) const {
+    if (observing()) return {};
+    return ViewWord::unpack(access.load(own(BH_PART_VIEW, of)));
+  }
   /// This life of a host is over: a decision says so, and every process here acts by it (view).
   bool ended(Life life) const { return view(life.host).ended > life.incarnation; }
   /// A host declared dead by the others stops (protocol 5.6); read before every commit.
   bool ended() const { return ended({host, incarnation}); }
 
   void count(uint32_t counter, uint64_t delta = 1) {
+    if (observing()) return;
     access.fetch_add(layout.process(host, process) + offsetof(bh_process, counters) + counter * 8,
                      delta);
   }

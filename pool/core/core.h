@@ -166,6 +166,7 @@ class Core {
   }
   /// Notes when a block was used, or tells its owner so. Both may be lost.
   void used(uint64_t slot, uint64_t recency) {
+    if (c_.observing()) return;
     if (c_.alone() || allocator_.holds(c_.layout.extent_of_slot(slot)))
       c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), recency);
     else
@@ -176,11 +177,11 @@ class Core {
 
   /// A bit for each host whose index look-ups read.
   uint64_t probed_hosts() const {
-    return c_.alone() ? 1
-                      : c_.access.load(c_.private_word(offsetof(bh_host_private, probed_hosts))) |
-                            own_bit();
+    if (c_.alone()) return 1;
+    if (c_.observing()) return ~uint64_t{0} >> (64 - hosts_.count());
+    return c_.access.load(c_.private_word(offsetof(bh_host_private, probed_hosts))) | own_bit();
   }
-  uint64_t own_bit() const { return uint64_t{1} << c_.host; }
+  uint64_t own_bit() const { return c_.observing() ? 0 : uint64_t{1} << c_.host; }
   uint64_t other_hosts() const { return c_.alone() ? 0 : probed_hosts() & ~own_bit(); }
 
   /// In the segment of one host.
@@ -202,6 +203,7 @@ class Core {
   void retire_header(uint64_t slot);
   Status check_value(const Key& key, uint64_t bytes) const;
   std::optional<bh_namespace> read_namespace(uint32_t host, uint64_t index) const;
+  Result<uint64_t> find_namespace(const bh_namespace& wanted) const;
   void write_namespace(uint64_t index, const bh_namespace& entry);
 
   std::optional<Block> reserve_block(uint64_t block_bytes);  // core_evict.h
@@ -489,7 +491,9 @@ std::optional<Located> Core<A>::locate_at(uint32_t host, const Key& key, Fresh f
 /// 5.2).
 template <class A>
 std::optional<Located> Core<A>::locate(const Key& key) {
-  if (auto located = locate_at(c_.host, key, Fresh::NOTHING)) return located;
+  if (!c_.observing()) {
+    if (auto located = locate_at(c_.host, key, Fresh::NOTHING)) return located;
+  }
   const uint64_t others = other_hosts();
   if (others == 0) return std::nullopt;
   for (uint64_t left = others; left != 0; left &= left - 1) {
@@ -1062,6 +1066,7 @@ Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
   wanted.id = hash64(wanted.name, kTextBytes, 1) | 1;
   wanted.incarnation = c_.incarnation;
 
+  if (c_.observing()) return find_namespace(wanted);
   const Hash128 lock_hash{0, 0};  // any lock will do, so long as it is always the same
   const KeyLock lock(*this, lock_hash);
   if (!lock.held()) return Status::BUSY;
@@ -1085,6 +1090,17 @@ Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
   if (!free_entry) return Error{Status::LIMIT_REACHED, "the pool's table of namespaces is full"};
   write_namespace(*free_entry, wanted);
   return wanted.id;
+}
+
+template <class A>
+Result<uint64_t> Core<A>::find_namespace(const bh_namespace& wanted) const {
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
+      const auto entry = read_namespace(host, i);
+      if (entry && entry->id == wanted.id) return wanted.id;
+    }
+  }
+  return Error{Status::NOT_FOUND, "the pool has no namespace of this name and description"};
 }
 
 template <class A>

@@ -66,7 +66,10 @@ void Core<A>::fill_info(PoolInfo& info) {
   info.evict_high_permille = settings_.evict_high_permille;
   info.evict_low_permille = settings_.evict_low_permille;
   info.flush = flush_kind_name(c_.access.flush_kind());
-  allocator_.for_each_slab([&](const Cut& cut) {
+  const auto each_slab = [&](auto visit) {
+    if (!c_.observing()) allocator_.for_each_slab(visit);
+  };
+  each_slab([&](const Cut& cut) {
     for (uint64_t i = 0; i < cut.block_count; ++i) {
       const uint32_t state = allocator_.word(allocator_.slot_of(cut, i)).state;
       info.blocks += state == BH_BLOCK_COMMITTED;
@@ -126,7 +129,9 @@ PoolInfo::Host Core<A>::host_info(uint32_t host) {
   result.state = slot && slot->state < 4 ? kStates[slot->state] : "damaged";
   if (slot) {
     result.incarnation = slot->incarnation;
-    if (slot->incarnation != 0 && c_.ended({host, slot->incarnation})) result.state = "ended";
+    if (!c_.alone() && slot->incarnation != 0 && slot->state != BH_HOST_LEFT &&
+        hosts_.decided({host, slot->incarnation}))
+      result.state = "ended";
   }
   c_.acquire_from(host, c_.layout.part(host, BH_PART_OWN), 8 * g.extent_count);
   c_.acquire_from(host, c_.layout.part(host, BH_PART_EXTENTS),
@@ -156,8 +161,10 @@ template <class A>
 CheckReport Core<A>::check(bool payload, const Progress& progress) {
   CheckReport report;
   check_entries(report, payload, progress);
-  check_blocks(report);
-  check_extents(report);
+  if (!c_.observing()) {  // what only the own host knows
+    check_blocks(report);
+    check_extents(report);
+  }
   check_namespaces(report);
   return report;
 }

@@ -186,7 +186,7 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
   }
   const auto key = key_of(arguments);
   if (!key) return fail(key.error());
-  auto pool = open_pool(arguments.locator);
+  auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
   if (!ns) return fail(ns.error());
@@ -276,7 +276,7 @@ void print_blocks(const PoolInfo& info, const std::vector<BlockInfo>& blocks) {
 }
 
 int run_ls(const ListArguments& arguments) {
-  auto pool = open_pool(arguments.locator);
+  auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
   if (!info) return fail(info.error(), arguments.locator);

@@ -83,8 +83,12 @@ void add_host_option(CLI::App& app) {
 
 uint32_t chosen_host() { return host_option; }
 
-Result<Pool> open_pool(const std::string& locator, const Progress& progress) {
-  Result<Pool> pool = Pool::open(locator, {.host = host_option, .times = {}, .progress = progress});
+Result<Pool> open_pool(const std::string& locator, const Progress& progress, bool look) {
+  OpenOptions options;
+  options.host = host_option;
+  options.observe = look && host_option == kAnyHost;
+  options.progress = progress;
+  Result<Pool> pool = Pool::open(locator, options);
   if (!pool) return pool;
   const auto info = pool->info();
   if (info && info->second_superblock_used) {

@@ -53,7 +53,9 @@ void add_host_option(CLI::App& app);
 uint32_t chosen_host();
 
 /// Opens a pool as that host and warns if it runs on the second copy of its superblock.
-Result<Pool> open_pool(const std::string& locator, const Progress& progress = {});
+/// `look`: without --host, only look at a pool of several hosts, without joining it.
+Result<Pool> open_pool(const std::string& locator, const Progress& progress = {},
+                       bool look = false);
 
 /// The help line that every command with a locator ends with.
 inline constexpr const char* kLocatorHelp =

@@ -30,12 +30,7 @@ int run_create(const CreateArguments& arguments) {
                 arguments.locator);
   }
   if (!created) return fail(created.error(), arguments.locator);
-  if (options.hosts > 1) {  // to look inside it would have to join as one of them
-    print(fmt::format("created {}: {} for {} hosts\n", arguments.locator,
-                      human_bytes(options.size_bytes), options.hosts));
-    return kOk;
-  }
-  auto pool = open_pool(arguments.locator);
+  auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
   if (!info) return fail(info.error(), arguments.locator);
@@ -208,7 +203,7 @@ std::string info_text(const PoolInfo& info) {
 }
 
 int run_info(const std::string& locator, bool json) {
-  auto pool = open_pool(locator);
+  auto pool = open_pool(locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), locator);
   const auto info = pool->info();
   if (!info) return fail(info.error(), locator);
@@ -231,7 +226,7 @@ void add_info(CLI::App& parent, Action& action) {
 
 int run_check(const std::string& locator, bool payload, bool json) {
   ProgressLine progress;
-  auto pool = open_pool(locator, progress.callback());
+  auto pool = open_pool(locator, progress.callback(), /*look=*/true);
   if (!pool) return fail(pool.error(), locator);
   const auto report = pool->check(payload, progress.callback());
   progress.clear();
