@@ -55,6 +55,12 @@ struct Key {
   Hash128 hash;
 };
 
+/// The host that may have written the lines that an entry leads to: that of the entry, or, of an
+/// extent in custody, who knows.
+inline uint32_t writer_of(uint32_t host, const bh_index_entry& entry) {
+  return (entry.flags & BH_ENTRY_COPY_ONLY) != 0 ? UINT32_MAX : host;
+}
+
 /// A committed block whose entry, header and key were all verified.
 struct Located {
   Found found;
@@ -130,7 +136,7 @@ class Core {
   using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
 
   static constexpr uint64_t kLockWaitNs = 2'000'000'000;
-  static constexpr uint64_t kEvictLockWaitNs = 1'000'000;  ///< there are other victims
+  static constexpr uint64_t kShortLockWaitNs = 1'000'000;  ///< where there are others, or later
 
   /// The key's index lock, held for the length of a scope. A dead holder is scavenged; a live one
   /// that does not let go in time makes it fail.
@@ -192,7 +198,8 @@ class Core {
   /// Step by step for a batch of keys, each step's lines invalidated and fetched together.
   struct Candidate {
     uint32_t key, host;
-    uint64_t at;  ///< of the entry, then of the header
+    uint32_t writer;  ///< of the line at `at`
+    uint64_t at;      ///< of the entry, then of the header
     bh_index_entry entry;
   };
   uint64_t match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found) const;
@@ -223,7 +230,7 @@ class Core {
   bool retire_entry(const bh_index_entry& entry, uint32_t counter) {
     const uint64_t slot = c_.layout.slot_of(entry.block_offset);
     const bool retired = retire(slot, {entry.key_hash[0], entry.key_hash[1]}, entry.stamp, counter,
-                                kLockWaitNs, Proof::ENTRY);
+                                kShortLockWaitNs, Proof::ENTRY);
     if (retired) reclaim({&slot, 1});
     return retired;
   }
@@ -275,6 +282,7 @@ class Core {
   template <class Ours>
   void restore_cuts(Ours ours);
   void restore_cut_privately(const Cut& cut);
+  void hold_leased();
   bool restore_entry(const bh_index_entry& entry);
   bool restore_unnamed(uint64_t slot);
   bool restored_elsewhere(const bh_index_entry& entry) const;
@@ -420,7 +428,7 @@ bool Core<A>::key_matches(const Found& found, uint64_t slot, std::string_view ke
   for (uint64_t at = 0; at < key.size(); at += BH_LINE_BYTES, ++slot) {
     if (slot >= c_.layout.slot_count()) return false;
     const uint64_t offset = c_.layout.header(slot) + offsetof(bh_block_slot, key);
-    if (at > 0) c_.acquire_from(found.host, offset, BH_LINE_BYTES);
+    if (at > 0) c_.acquire_from(writer_of(found.host, found.entry), offset, BH_LINE_BYTES);
     const Line line = c_.access.load_line(offset);
     const size_t part = std::min<size_t>(BH_LINE_BYTES, key.size() - at);
     if (std::memcmp(line.data(), key.data() + at, part) != 0) return false;
@@ -462,7 +470,9 @@ std::optional<Located> Core<A>::verify(const Found& found, const Key& key, bool 
   const bh_index_entry& entry = found.entry;
   if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return std::nullopt;
   Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
-  if (!fresh) c_.acquire_from(found.host, c_.layout.header(located.slot), sizeof(bh_block_slot));
+  if (!fresh)
+    c_.acquire_from(writer_of(found.host, entry), c_.layout.header(located.slot),
+                    sizeof(bh_block_slot));
   bh_block_header& header = located.header;
   if (!read_header(located.slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.namespace_id != key.namespace_id ||
@@ -652,7 +662,7 @@ bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bo
   // On weakly ordered machines this look may overtake the copy: the checksum decides then, and
   // where there is none, a fence keeps the order.
   if (!checked) c_.access.fence();
-  c_.acquire_from(located.found.host, header_at, BH_LINE_BYTES);
+  c_.acquire_from(writer_of(located.found.host, located.found.entry), header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != located.header.stamp) return false;
   if (!checked && !vouched(located)) return false;
   if (!checked) return true;
@@ -704,7 +714,7 @@ uint64_t Core<A>::match_batch(std::span<const Hash128> hashes,
       if (i < kAhead) continue;
       const auto key = static_cast<uint32_t>(i - kAhead);
       const Line words = c_.access.load_line(index_.first_line(host, hashes[key]));
-      const auto note = [&](uint64_t at) { found.push_back({key, host, at, {}}); };
+      const auto note = [&](uint64_t at) { found.push_back({key, host, host, at, {}}); };
       if (index_.for_each_match(host, hashes[key], words, note)) further |= uint64_t{1} << host;
     }
   }
@@ -714,7 +724,7 @@ uint64_t Core<A>::match_batch(std::span<const Hash128> hashes,
 template <class A>
 void Core<A>::fetch(std::vector<Candidate>& found, uint64_t bytes) const {
   if (!c_.alone()) {
-    for (const Candidate& one : found) c_.invalidate_from(one.host, one.at, bytes);
+    for (const Candidate& one : found) c_.invalidate_from(one.writer, one.at, bytes);
     c_.access.coherence_fence();
   }
   for (const Candidate& one : found) {
@@ -743,6 +753,7 @@ uint64_t Core<A>::exists(uint64_t ns, std::span<const std::string_view> keys, ui
       return true;
     one.entry = *entry;
     one.at = c_.layout.header(c_.layout.slot_of(entry->block_offset));
+    one.writer = writer_of(one.host, *entry);
     return false;
   });
   fetch(found, sizeof(bh_block_slot));
@@ -878,9 +889,10 @@ Status Core<A>::confirm(const Located& located) {
                       own.custody != BH_CUSTODY_FULL))
     return Status::COPY_ONLY;
   // Only now (L2): a stamp read before the hazard was visible could be of a block already freed.
-  c_.acquire_from(host, header_at, BH_LINE_BYTES);
+  const uint32_t writer = writer_of(host, entry);
+  c_.acquire_from(writer, header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != entry.stamp) return Status::NOT_FOUND;
-  c_.acquire_from(host, entry.block_offset, entry.length_bytes);
+  c_.acquire_from(writer, entry.block_offset, entry.length_bytes);
   // Of a block that came just now, or from a host that may have been writing when it died, the
   // header may be in the memory before the payload (I3).
   if (host == c_.host && (entry.flags & BH_ENTRY_COPY_ONLY) == 0) return Status::OK;

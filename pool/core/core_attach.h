@@ -496,8 +496,23 @@ void Core<A>::rebuild(const Progress& progress) {
     if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED && !restore_unnamed(slot))
       retire_header(slot);
   }
+  if (!c_.alone()) hold_leased();
   allocator_.recount();
   step(4);
+}
+
+/// Blocks that are free by what was stored, but that leases of other hosts still name: they are
+/// freed like any that was retired (I4).
+template <class A>
+void Core<A>::hold_leased() {
+  c_.settle();
+  for (const uint64_t offset : named_blocks()) {
+    if (!c_.layout.valid_block(offset, 1)) continue;
+    const uint64_t slot = c_.layout.slot_of(offset);
+    const StateWord word = allocator_.word(slot);
+    if (word.state == BH_BLOCK_FREE)
+      c_.store_state(c_.block_word(slot), word.next(BH_BLOCK_RETIRED));
+  }
 }
 
 /// Some host says that the extent is its own, or on its way.

@@ -129,8 +129,7 @@ PoolInfo::Host Core<A>::host_info(uint32_t host) {
   result.state = slot && slot->state < 4 ? kStates[slot->state] : "damaged";
   if (slot) {
     result.incarnation = slot->incarnation;
-    if (!c_.alone() && slot->incarnation != 0 && slot->state != BH_HOST_LEFT &&
-        hosts_.decided({host, slot->incarnation}))
+    if (!c_.alone() && slot->incarnation != 0 && hosts_.decided({host, slot->incarnation}))
       result.state = "ended";
   }
   c_.acquire_from(host, c_.layout.part(host, BH_PART_OWN), 8 * g.extent_count);

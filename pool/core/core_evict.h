@@ -124,7 +124,7 @@ bool Core<A>::evict_block(uint64_t slot) {
   bh_block_header header;
   if (read_header(slot, header) && stamp_state(header.stamp) == BH_STAMP_COMMITTED &&
       retire(slot, Hash128{header.key_hash[0], header.key_hash[1]}, header.stamp,
-             BH_COUNTER_EVICTIONS, kEvictLockWaitNs))
+             BH_COUNTER_EVICTIONS, kShortLockWaitNs))
     return true;
   if (!allocator_.copy_only(c_.layout.extent_of_slot(slot))) return false;
   // In custody somebody else may have written the header.

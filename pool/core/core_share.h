@@ -39,6 +39,7 @@ Result<void> Core<A>::tick() {
   if (ended()) return fenced_error();
   reap(/*wait=*/false);
   allocator_.cover();
+  // Nothing here waits long for a lock: whoever hangs with one must not stop the beats.
   const uint64_t now_ns = c_.access.now_ns();
   if (!hosts_.take_beat(now_ns)) return {};
   if (auto ok = check_own_slot(); !ok) return ok;
@@ -388,8 +389,8 @@ void Core<A>::import_entry(bh_index_entry entry) {
       entry.length_bytes > cut.block_bytes)
     return;
   const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
-  const KeyLock lock(*this, hash);
-  if (!lock.held()) return;
+  const KeyLock lock(*this, hash, kShortLockWaitNs);
+  if (!lock.held()) return;  // its holder hangs: the block is not worth waiting for
   const bool there =
       index_
           .find_if(c_.host, hash,
@@ -556,7 +557,7 @@ bool Core<A>::ask_to_remove(const Located& located) {
 /// False if all lines to that host are taken. A request that stands already is enough.
 template <class A>
 bool Core<A>::post(uint32_t peer, bh_mail mail) {
-  const KeyLock lock(*this, mail_lock(peer));
+  const KeyLock lock(*this, mail_lock(peer), kShortLockWaitNs);
   if (!lock.held()) return false;
   std::optional<uint64_t> free_line;
   for (uint64_t i = 0; i < kMailLines; ++i) {
@@ -595,7 +596,8 @@ void Core<A>::read_mail() {
         bh_block_header header;
         if (!read_header(mail->slot, header) || header.stamp != mail->stamp) continue;
         const Hash128 hash{header.key_hash[0], header.key_hash[1]};
-        if (retire(mail->slot, hash, header.stamp, BH_COUNTER_REMOVALS)) reclaim({&mail->slot, 1});
+        if (retire(mail->slot, hash, header.stamp, BH_COUNTER_REMOVALS, kShortLockWaitNs))
+          reclaim({&mail->slot, 1});
       } else if (mail->kind == BH_MAIL_WANT && mail->sequence != granted_[h]) {
         granted_[h] = mail->sequence;
         give(mail->count, {h, mail->incarnation});
@@ -621,7 +623,7 @@ void Core<A>::clear_mail(uint32_t peer) {
       done |= now_ns - asked_at_ns_ > uint64_t{c_.times.beat_ms} * 10'000'000;
     }
     if (!done) continue;
-    const KeyLock lock(*this, mail_lock(peer));
+    const KeyLock lock(*this, mail_lock(peer), kShortLockWaitNs);
     if (!lock.held()) return;
     c_.access.store_line(c_.layout.mail(c_.host, peer, i), Line{});
     c_.access.publish(c_.layout.mail(c_.host, peer, i), BH_LINE_BYTES);

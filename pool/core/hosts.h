@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <vector>
 
 #include "pool/core/context.h"
 
@@ -256,9 +257,9 @@ std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t now_ns, uint64_t w
   Life life{host, slot->incarnation};
   const bool began = !c_.ended(life);
   if (began && life.incarnation == 0) return std::nullopt;  // never used
-  for (int links = 0; c_.ended(life); ++links) {
-    const auto next = next_life(life);
-    if (!next || next->host != host || links == 3) return std::nullopt;
+  if (!began) {
+    const auto next = successor(life);
+    if (!next || next->host != host || next->incarnation <= life.incarnation) return std::nullopt;
     life = *next;
   }
   const bool still =
@@ -365,14 +366,27 @@ std::optional<Life> Hosts<A>::next_life(Life life) const {
   return std::nullopt;
 }
 
+/// Follows the chain. Decisions can make a ring: a host decides for itself the life of another that
+/// does not know yet that it is over, and that one the first one's. Then the ring's lowest slot
+/// goes on, with its next life: everybody sees the same ring.
 template <class A>
 std::optional<Life> Hosts<A>::successor(Life life) const {
-  for (uint32_t links = 0; links < 4 * BH_HOSTS_MAX; ++links) {
+  std::vector<Life> seen;
+  for (;;) {
     const auto next = next_life(life);
     if (!next || !c_.ended(*next)) return next;
-    life = *next;
+    seen.push_back(life);
+    const auto ring = std::find(seen.begin(), seen.end(), *next);
+    if (ring == seen.end()) {
+      life = *next;
+      continue;
+    }
+    const Life lowest = *std::min_element(
+        ring, seen.end(), [](const Life& a, const Life& b) { return a.host < b.host; });
+    life = {lowest.host, lowest.incarnation + 1};
+    if (!c_.ended(life)) return life;
+    seen.clear();
   }
-  return std::nullopt;
 }
 
 template <class A>
