@@ -340,17 +340,18 @@ Outcome Hosts<A>::decide(Life life, uint32_t value) {
   return Outcome::DECIDED;
 }
 
-/// A value has ten bits of an incarnation: the newest with these bits that the slot can have.
+/// A value has ten bits of an incarnation: the one with these bits that is nearest to the slot's. It
+/// may be ahead by more than one: lives can be decided that never began.
 template <class A>
 std::optional<Life> Hosts<A>::life_of(uint32_t value) const {
   const uint32_t host = value >> 10;
   if (host >= count()) return std::nullopt;
   const auto slot = read_slot(host);
   if (!slot) return std::nullopt;
-  const uint32_t next = slot->incarnation + 1u;
-  const uint32_t back = (next - value) & 1023u;
-  if (back > next) return std::nullopt;
-  return Life{host, next - back};
+  const auto ahead = static_cast<int32_t>((value - slot->incarnation) << 22) >> 22;
+  const int32_t incarnation = int32_t{slot->incarnation} + ahead;
+  if (incarnation < 0) return std::nullopt;
+  return Life{host, static_cast<uint32_t>(incarnation)};
 }
 
 /// One link of the chain of decisions. Words are used again for a slot's next life only when

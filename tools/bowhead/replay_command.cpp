@@ -57,6 +57,8 @@ int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
 }
 
 int run(const Arguments& arguments) {
+  if (arguments.options.hosts != 0 && arguments.options.host != kAnyHost)
+    return fail({Status::INVALID_ARGUMENT, "--hosts acts as hosts 0 and up: leave out --host"});
   const auto trace = make_trace(arguments);
   if (!trace) return fail(trace.error());
   const auto content =
