@@ -340,8 +340,8 @@ Outcome Hosts<A>::decide(Life life, uint32_t value) {
   return Outcome::DECIDED;
 }
 
-/// A value has ten bits of an incarnation: the one with these bits that is nearest to the slot's. It
-/// may be ahead by more than one: lives can be decided that never began.
+/// A value has ten bits of an incarnation: the one with these bits that is nearest to the slot's.
+/// It may be ahead by more than one: lives can be decided that never began.
 template <class A>
 std::optional<Life> Hosts<A>::life_of(uint32_t value) const {
   const uint32_t host = value >> 10;
