@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line on pools of several hosts: --host, leave, fence, looking without joining, replay
+// as several hosts.
+#include "tests/cli/run.h"
+
+namespace bowhead::cli_test {
+namespace {
+
+class HostCommands : public CliTest {
+ protected:
+  Outcome as(uint32_t host, Arguments arguments, const std::string& input = "") const {
+    arguments.push_back("--host");
+    arguments.push_back(std::to_string(host));
+    return run(arguments, input);
+  }
+  nlohmann::json host_info(uint32_t host) const {
+    return json_of(run({"pool", "info", shm_locator(), "--json"}))["hosts"][host];
+  }
+  void expect_refused(const Outcome& outcome, int code, const std::string& advice) const {
+    EXPECT_EQ(outcome.code, code) << outcome.out << outcome.err;
+    EXPECT_TRUE(outcome.err.starts_with("bowhead: " + shm_locator())) << outcome.err;
+    EXPECT_NE(outcome.err.find(advice), std::string::npos) << outcome.err;
+  }
+};
+
+TEST_F(HostCommands, WhatOneStoresTheOthersGetAndRemove) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  EXPECT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
+  EXPECT_EQ(as(1, {"get", shm_locator(), "k"}).out, "value");
+  EXPECT_NE(as(1, {"ls", shm_locator()}).out.find("k"), std::string::npos);
+  const Outcome again = as(1, {"put", shm_locator(), "k"}, "other");
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(as(0, {"get", shm_locator(), "k"}).out, "value");
+  EXPECT_EQ(as(0, {"rm", shm_locator(), "k"}).code, 0);
+  EXPECT_EQ(as(1, {"get", shm_locator(), "k"}).code, 1);
+  EXPECT_EQ(as(0, {"pool", "check", shm_locator(), "--payload"}).code, 0);
+}
+
+TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
+  create(shm_locator(), "32M", {"--hosts", "2", "--no-evict"});
+  ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
+  EXPECT_EQ(as(1, {"rm", shm_locator(), "k"}).code, 0);
+  // Host 0 reads its mail while somebody has the pool open as host 0.
+  const Running owner(
+      {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});
+  EXPECT_TRUE(eventually(20, [&] { return run({"get", shm_locator(), "k"}).code == 1; }));
+}
+
+TEST_F(HostCommands, WhoLooksDoesNotJoin) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  ASSERT_EQ(as(1, {"put", shm_locator(), "k"}, "value").code, 0);
+  for (const Arguments& command :
+       {Arguments{"pool", "info", shm_locator()}, Arguments{"pool", "check", shm_locator()},
+        Arguments{"ls", shm_locator()}, Arguments{"get", shm_locator(), "k"}}) {
+    const Outcome outcome = run(command);
+    EXPECT_EQ(outcome.code, 0) << command[0] << ": " << outcome.err;
+  }
+  EXPECT_EQ(host_info(0)["state"], "free");
+  EXPECT_EQ(host_info(0)["incarnation"], 0);
+  EXPECT_EQ(host_info(1)["incarnation"], 1);
+  EXPECT_EQ(host_info(1)["processes_live"], 0);
+}
+
+TEST_F(HostCommands, InfoShowsTheHosts) {
+  create(shm_locator(), "32M", {"--hosts", "3"});
+  ASSERT_EQ(as(1, {"put", shm_locator(), "k"}, "value").code, 0);
+  const auto info = json_of(run({"pool", "info", shm_locator(), "--json"}));
+  ASSERT_EQ(info["hosts"].size(), 3u);
+  EXPECT_NE(info["flush"], "none") << "stores are written back";
+  uint64_t owned = 0;
+  for (const auto& host : info["hosts"]) {
+    owned += host["extents_owned"].get<uint64_t>();
+    EXPECT_EQ(host["extents_custody"], 0);
+    EXPECT_EQ(host["leases_active"], 0);
+  }
+  EXPECT_EQ(owned, info["extent_count"]);
+  EXPECT_EQ(info["hosts"][0]["state"], "free");
+  EXPECT_EQ(info["hosts"][1]["state"], "live");
+  const std::string text = run({"pool", "info", shm_locator()}).out;
+  EXPECT_NE(text.find("CUSTODY"), std::string::npos) << text;
+  EXPECT_NE(text.find("got from other hosts"), std::string::npos) << text;
+}
+
+TEST_F(HostCommands, NumbersThatNoHostHasAreRefused) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  for (const Arguments& command :
+       {Arguments{"pool", "info", shm_locator()}, Arguments{"put", shm_locator(), "k"},
+        Arguments{"pool", "leave", shm_locator()}, Arguments{"pool", "fence", shm_locator(), "0"}})
+    expect_refused(as(2, command, "v"), 2, "made for 2 host(s), numbered from 0");
+  for (const char* wrong : {"64", "-1", "x", ""}) {
+    const Outcome outcome = run({"pool", "info", shm_locator(), "--host", wrong});
+    EXPECT_EQ(outcome.code, 2) << wrong;
+    EXPECT_NE(outcome.err.find("--host"), std::string::npos) << outcome.err;
+  }
+  EXPECT_EQ(host_info(0)["incarnation"], 0) << "nothing was joined";
+}
+
+TEST_F(HostCommands, APoolForOneHostHasNoSecond) {
+  create(shm_locator());
+  expect_refused(as(1, {"put", shm_locator(), "k"}, "v"), 2, "made for 1 host(s)");
+  expect_refused(as(0, {"pool", "fence", shm_locator(), "0"}), 2, "this host itself");
+  EXPECT_EQ(as(0, {"put", shm_locator(), "k"}, "v").code, 0);
+  EXPECT_EQ(run({"pool", "leave", shm_locator()}).code, 0) << "nothing to leave";
+  EXPECT_EQ(run({"get", shm_locator(), "k"}).out, "v");
+}
+
+// ---- leave ----
+
+TEST_F(HostCommands, WhoLeftLeavesItsBlocksToTheOthers) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
+  const Outcome left = as(0, {"pool", "leave", shm_locator()});
+  EXPECT_EQ(left.code, 0) << left.err;
+  EXPECT_NE(left.out.find("left " + shm_locator()), std::string::npos) << left.out;
+  EXPECT_EQ(host_info(0)["state"], "left");
+  EXPECT_EQ(as(1, {"get", shm_locator(), "k"}).out, "value");
+  const Running other(
+      {"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1", "--block-bytes", "16K"});
+  EXPECT_TRUE(eventually(20, [&] { return host_info(0)["extents_owned"] == 0; }));
+  EXPECT_EQ(host_info(0)["state"], "ended");
+  EXPECT_TRUE(eventually(20, [&] { return host_info(1)["extents_custody"] == 0; }))
+      << "it said itself that it has stopped";
+}
+
+TEST_F(HostCommands, NobodyLeavesWhileAProcessIsThere) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  const Running other(
+      {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});
+  ASSERT_TRUE(eventually(20, [&] { return host_info(0)["processes_live"] == 1; }));
+  expect_refused(as(0, {"pool", "leave", shm_locator()}), 3, "end them");
+  EXPECT_EQ(host_info(0)["state"], "live");
+}
+
+// ---- fence ----
+
+TEST_F(HostCommands, OnlyADeadHostIsFenced) {
+  create(shm_locator(), "32M", {"--hosts", "3"});
+  ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
+  expect_refused(as(1, {"pool", "fence", shm_locator(), "1"}), 2, "this host itself");
+  expect_refused(as(1, {"pool", "fence", shm_locator(), "3"}), 2, "out of range");
+  expect_refused(as(1, {"pool", "fence", shm_locator(), "2"}), 2, "never used");
+  for (const char* wrong : {"64", "-1", "x"})
+    EXPECT_EQ(as(1, {"pool", "fence", shm_locator(), wrong}).code, 2) << wrong;
+  expect_refused(as(1, {"pool", "fence", shm_locator(), "0"}), 3, "not been declared dead");
+  // As its heartbeat stands still, host 1 declares it dead.
+  const Running other(
+      {"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1", "--block-bytes", "16K"});
+  ASSERT_TRUE(eventually(20, [&] { return host_info(0)["state"] == "ended"; }));
+  EXPECT_TRUE(eventually(20, [&] { return host_info(1)["extents_custody"] != 0; }));
+  const Outcome fenced = as(1, {"pool", "fence", shm_locator(), "0"});
+  EXPECT_EQ(fenced.code, 0) << fenced.err;
+  EXPECT_NE(fenced.out.find("host 0 has stopped writing"), std::string::npos) << fenced.out;
+  EXPECT_TRUE(eventually(20, [&] { return host_info(1)["extents_custody"] == 0; }));
+}
+
+// ---- replay ----
+
+TEST_F(HostCommands, ReplayAsTwoHostsHitsWhatTheOtherStored) {
+  const Outcome outcome =
+      run({"replay", "--pool", shm_locator(), "--create", "64M", "--keep", "--hosts", "2",
+           "--workers", "2", "--json", "--block-bytes", "16K", "--requests", "1000"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = json_of(outcome);
+  EXPECT_EQ(json["good"], true);
+  EXPECT_EQ(json["hosts"], 2);
+  EXPECT_NE(json["flush"], "none");
+  EXPECT_EQ(json["requests"], 1000);
+  EXPECT_GT(json["blocks_hit"], 1000);
+  EXPECT_GT(json["blocks_hit_elsewhere"], 100);
+  EXPECT_LE(json["blocks_hit_elsewhere"], json["blocks_hit"]);
+  EXPECT_EQ(json["wrong_bytes"], 0);
+  EXPECT_EQ(json["per_worker"].size(), 2u);
+  EXPECT_EQ(host_info(0)["incarnation"], 1);
+  EXPECT_EQ(host_info(1)["incarnation"], 1);
+  EXPECT_EQ(run({"pool", "check", shm_locator(), "--payload"}).code, 0);
+}
+
+TEST_F(HostCommands, ReplayOfMoreHostsHasAsManyWorkersAtLeast) {
+  const auto json = json_of(run({"replay", "--pool", shm_locator(), "--create", "64M", "--hosts",
+                                 "3", "--json", "--block-bytes", "16K", "--requests", "200"}));
+  EXPECT_EQ(json["good"], true);
+  EXPECT_EQ(json["hosts"], 3);
+  EXPECT_GE(json["workers"], 3);
+}
+
+TEST_F(HostCommands, ReplayOfOneHostHitsNothingElsewhere) {
+  const auto json = json_of(run({"replay", "--pool", shm_locator(), "--create", "32M", "--workers",
+                                 "2", "--json", "--block-bytes", "16K", "--requests", "200"}));
+  EXPECT_EQ(json["hosts"], 1);
+  EXPECT_EQ(json["flush"], "none");
+  EXPECT_EQ(json["blocks_hit_elsewhere"], 0);
+}
+
+TEST_F(HostCommands, ReplayRefusesHostsThatThePoolWasNotMadeFor) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  const Outcome outcome = run({"replay", "--pool", shm_locator(), "--hosts", "3", "--requests",
+                               "10", "--block-bytes", "16K"});
+  EXPECT_EQ(outcome.code, 2) << outcome.err;
+  EXPECT_NE(outcome.err.find(shm_locator() + ": host 2 is out of range"), std::string::npos)
+      << outcome.err;
+  for (const char* wrong : {"0", "65", "x"}) {
+    const Outcome usage = run({"replay", "--pool", shm_locator(), "--hosts", wrong});
+    EXPECT_EQ(usage.code, 2) << wrong;
+    EXPECT_NE(usage.err.find("--hosts"), std::string::npos) << usage.err;
+  }
+  const Outcome both = run({"replay", "--pool", shm_locator(), "--hosts", "2", "--host", "0"});
+  EXPECT_EQ(both.code, 2) << both.out;
+  EXPECT_NE(both.err.find("--host"), std::string::npos) << both.err;
+}
+
+}  // namespace
+}  // namespace bowhead::cli_test
