@@ -169,7 +169,7 @@ class SimAccess {
   uint64_t random() const { return world_.random().next(); }
   void relax(uint32_t round) const {
     world_.step();
-    world_.sleep(uint64_t{200} << std::min(round / 4, 10u));
+    world_.sleep(round < 64 ? 100 : round < 256 ? 1'000 : 20'000);  // pause, yield, sleep
   }
   void sleep_ns(uint64_t ns) const {
     world_.step();

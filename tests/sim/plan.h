@@ -39,7 +39,7 @@ struct Plan {
   uint32_t step_ns = 50;
   uint32_t steps_per_event = 8;                                 ///< mean
   uint32_t cache_share = 4, switch_share = 4, stall_share = 1;  ///< of the events
-  uint64_t stall_ns = 0;    ///< a thread stands still for up to so long
+  uint64_t stall_ns = 1;    ///< a thread stands still for up to so long, or 4 times, see event()
   uint32_t operations = 0;  ///< of each worker
   uint32_t keys = 4;
   uint64_t think_ns = 0;  ///< mean time between two operations

@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool's code over simulated hosts, for a fixed range of seeds. `sim --seeds N --shrink` says
-// more about one that fails.
+// The pool's code over simulated hosts, for a fixed range of seeds; and with bugs planted, which
+// must be found. `sim --seeds N --shrink` says more about a seed that fails.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "tests/sim/run.h"
 
 namespace bowhead::sim {
 namespace {
 
-constexpr uint64_t kSeedsPerTest = 2000;
+constexpr uint64_t kSeedsPerTest = 1000;
+constexpr uint64_t kSeedsPerPlant = 2000;
+
+std::string text(const Plan& plan, const Outcome& outcome) {
+  return fmt::format("{}{}{}: {}\n", plan.describe(), outcome.last_steps, outcome.failure->kind,
+                     outcome.failure->text);
+}
+
+// ---- the seeds ----
 
 class Seeds : public testing::TestWithParam<uint64_t> {};
 
@@ -24,30 +34,82 @@ TEST_P(Seeds, Pass) {
     const Plan plan = make_plan(seed);
     const Outcome outcome = simulator.run(plan);
     counts.add(outcome.counts);
-    if (outcome.failure)
-      ADD_FAILURE() << plan.describe() << outcome.last_steps << outcome.failure->kind << ": "
-                    << outcome.failure->text;
+    if (outcome.failure) ADD_FAILURE() << text(plan, outcome);
   }
   fmt::print("{}\n", counts.text());
   for (const uint64_t count :
        {counts.puts, counts.no_space, counts.hits, counts.remote_hits, counts.misses,
         counts.removals, counts.leases_valid, counts.leases_lapsed, counts.reservations})
-    EXPECT_GT(count, kSeedsPerTest / 20);
-  EXPECT_GT(counts.lives, kSeedsPerTest * 2);
+    EXPECT_GT(count, kSeedsPerTest / 4);
+  EXPECT_GT(counts.lives, kSeedsPerTest * 4);
+  EXPECT_GT(counts.fenced, kSeedsPerTest / 20);
+  EXPECT_GT(counts.left, kSeedsPerTest);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ordinary, Seeds, testing::Range<uint64_t>(0, 10));
+INSTANTIATE_TEST_SUITE_P(Ordinary, Seeds, testing::Range<uint64_t>(0, 20));
 
-/// A run depends on its seed and on nothing else, so not on the runs before it.
+// ---- a run is a function of its seed ----
+
 TEST(Determinism, TheSameSeedTakesTheSameSteps) {
   Simulator one, other;
   std::vector<uint64_t> hashes;
   for (uint64_t seed = 0; seed < 100; ++seed) hashes.push_back(one.run(make_plan(seed)).hash);
   for (uint64_t seed = 100; seed-- > 0;)
     EXPECT_EQ(other.run(make_plan(seed)).hash, hashes[seed]) << "seed " << seed;
-  std::sort(hashes.begin(), hashes.end());
-  EXPECT_EQ(std::unique(hashes.begin(), hashes.end()), hashes.end());
+  const std::set<uint64_t> different(hashes.begin(), hashes.end());
+  EXPECT_EQ(different.size(), hashes.size());
 }
 
+/// Also of a run that fails; and a smaller plan fails in the same way.
+TEST(Determinism, AFailureRepeatsAndShrinks) {
+  const Plant* plant = find_plant("reuse-without-hazards");
+  Simulator simulator;
+  uint64_t seed = 0;
+  Outcome outcome = simulator.run(make_plan(seed), plant);
+  while (!outcome.failure) outcome = simulator.run(make_plan(++seed), plant);
+  Simulator other;
+  EXPECT_EQ(other.run(make_plan(seed), plant).failure->text, outcome.failure->text);
+  const Plan plan = make_plan(seed);
+  const Plan small = other.shrink(plan, plant, *outcome.failure);
+  EXPECT_LT(small.operations * small.processes() + small.faults.size(),
+            plan.operations * plan.processes() + plan.faults.size());
+  EXPECT_EQ(simulator.run(small, plant).failure->kind, outcome.failure->kind);
+}
+
+// ---- planted bugs ----
+
+class Plants : public testing::TestWithParam<Plant> {};
+
+/// What is planted is found, and it is what is planted that is found; or it is harmless, and the
+/// table says why.
+TEST_P(Plants, AreFound) {
+  const Plant plant = GetParam();
+  Simulator simulator;
+  for (uint64_t seed = 0; seed < kSeedsPerPlant; ++seed) {
+    const Plan plan = make_plan(seed);
+    const Outcome outcome = simulator.run(plan, &plant);
+    if (!outcome.failure || simulator.run(plan).failure) continue;
+    fmt::print("found after {} seeds: {}: {}\n", seed + 1, outcome.failure->kind,
+               outcome.failure->text);
+    EXPECT_EQ(plant.harmless_because, nullptr)
+        << "not harmless, as it was said to be because " << plant.harmless_because << "\n"
+        << text(plan, outcome);
+    return;
+  }
+  EXPECT_NE(plant.harmless_because, nullptr) << "not found in " << kSeedsPerPlant << " seeds";
+}
+
+std::string plant_name(const testing::TestParamInfo<Plant>& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, Plants, testing::ValuesIn(all_plants().begin(), all_plants().end()),
+                         plant_name);
+
 }  // namespace
+
+void PrintTo(const Plant& plant, std::ostream* out) { *out << plant.name; }
+
 }  // namespace bowhead::sim

@@ -104,7 +104,10 @@ class User final : public Process {
   core::Key key(uint32_t number) const {
     return core::Key(Model::kNamespace, stage_.model.key(number));
   }
-  uint32_t any_key() { return static_cast<uint32_t>(below(stage_.world.plan().keys)); }
+  /// The first one is as popular as all others.
+  uint32_t any_key() {
+    return below(2) == 0 ? 0 : static_cast<uint32_t>(below(stage_.world.plan().keys));
+  }
   uint64_t below(uint64_t n) { return stage_.world.random().below(n); }
   bool leads() const { return index % stage_.world.plan().processes_per_host == 0; }
 

@@ -234,12 +234,16 @@ void World::event() {
   if (roll < plan_.cache_share) return cache_event();
   if (roll < plan_.cache_share + plan_.switch_share) return yield();
   if (roll >= shares) return buffer_event();
-  // Short stalls are as likely as long ones, by magnitude; all of one operation have a limit, since
-  // a host that is not stalled for long has nothing to fear.
-  uint64_t ns = 1 + random_.below(std::max<uint64_t>(1, plan_.stall_ns >> random_.below(12)));
-  ns = std::min(ns, plan_.stall_ns - current_->stalled_ns);
-  current_->stalled_ns += ns;
+  // Short stalls are as likely as long ones, by magnitude. All of one operation have a limit: where
+  // the host's beat hangs on it, a short one, since a host that no fault hits has nothing to fear.
+  const Operation operation = current_->operation;
+  const bool host_waits = operation == Operation::TICK || operation == Operation::ATTACH ||
+                          operation == Operation::LEAVE || operation == Operation::DETACH;
+  const uint64_t most_ns = host_waits ? plan_.stall_ns : 4 * plan_.stall_ns;
+  uint64_t ns = 1 + random_.below(most_ns >> random_.below(10));
+  ns = std::min(ns, most_ns - std::min(most_ns, current_->stalled_ns));
   if (ns == 0) return;
+  current_->stalled_ns += ns;
   record(Op::STALL, 0, ns);
   current_->wake_ns = now_ns_ + ns;
   yield();

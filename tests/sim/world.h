@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -152,7 +153,7 @@ class World {
   /// For a line: the record shows its first word.
   void record(Op op, uint64_t offset, const Line& line) {
     uint64_t all = 0;
-    for (const uint64_t word : line) all = all * 31 + word;
+    for (size_t i = 0; i < line.size(); ++i) all ^= std::rotl(line[i], static_cast<int>(7 * i));
     mix(op, offset, all);
     note(op, offset, line[0]);
   }
