@@ -1018,7 +1018,9 @@ uint64_t Core<A>::reclaim(std::span<const uint64_t> slots) {
 /// Frees what reclaim() put off and what has settled since; `wait`: until all of it has.
 template <class A>
 uint64_t Core<A>::reap(bool wait) {
-  const uint64_t settle_ns = uint64_t{c_.times.settle_ms} * 1'000'000;
+  // Twice: when the retired stamp has reached the memory, a reader may just have seen the old one,
+  // and its hazard, published before, takes as long again.
+  const uint64_t settle_ns = 2 * uint64_t{c_.times.settle_ms} * 1'000'000;
   std::vector<Retired> ripe;
   uint64_t last_ns = 0;
   {

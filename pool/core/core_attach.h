@@ -506,6 +506,7 @@ void Core<A>::rebuild(const Progress& progress) {
 template <class A>
 void Core<A>::hold_leased() {
   c_.settle();
+  c_.settle();  // twice, as in reap()
   for (const uint64_t offset : named_blocks()) {
     if (!c_.layout.valid_block(offset, 1)) continue;
     const uint64_t slot = c_.layout.slot_of(offset);
