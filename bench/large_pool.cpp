@@ -24,9 +24,10 @@ Key make_key(uint64_t series, uint64_t number) {
 
 Result<std::unique_ptr<BenchPool>> BenchPool::create(const std::string& locator,
                                                      uint64_t size_bytes, uint64_t min_block_bytes,
-                                                     uint32_t hosts) {
+                                                     uint32_t hosts, const SharingTimes& times) {
   CreateOptions options;
   options.hosts = hosts;
+  options.times = times;
   options.size_bytes = size_bytes;
   options.min_block_bytes = min_block_bytes;
   options.evict_high_permille = 0;  // what was put stays until it is removed

@@ -33,7 +33,8 @@ inline std::string_view view(const Key& key) { return {key.data(), key.size()}; 
 class BenchPool {
  public:
   static Result<std::unique_ptr<BenchPool>> create(const std::string& locator, uint64_t size_bytes,
-                                                   uint64_t min_block_bytes, uint32_t hosts = 1);
+                                                   uint64_t min_block_bytes, uint32_t hosts = 1,
+                                                   const SharingTimes& times = {});
   ~BenchPool();
   BenchPool(const BenchPool&) = delete;
   BenchPool& operator=(const BenchPool&) = delete;

@@ -24,9 +24,10 @@ namespace {
 
 constexpr uint64_t kSeries = 50;  // of make_key()
 
-Result<OpenPool> open_as(const std::string& locator, uint32_t host,
-                         const SharingTimes& times = {}) {
-  auto pool = Pool::open(locator, {.host = host, .times = times, .progress = {}});
+Result<OpenPool> open_as(const std::string& locator, uint32_t host) {
+  OpenOptions options;
+  options.host = host;
+  auto pool = Pool::open(locator, options);
   if (!pool) return pool.error();
   auto ns = pool->open_namespace({"bench", "bytes"});
   if (!ns) return ns.error();
@@ -34,9 +35,10 @@ Result<OpenPool> open_as(const std::string& locator, uint32_t host,
 }
 
 Result<std::unique_ptr<BenchPool>> make_pool(const std::string& locator, uint64_t payload_bytes,
-                                             uint64_t min_block_bytes, uint32_t hosts) {
+                                             uint64_t min_block_bytes, uint32_t hosts,
+                                             const SharingTimes& times = {}) {
   return BenchPool::create(locator, payload_bytes + payload_bytes / 4 + (uint64_t{256} << 20),
-                           min_block_bytes, hosts);
+                           min_block_bytes, hosts, times);
 }
 
 /// Stores blocks whose bytes are left as they are.
@@ -267,7 +269,7 @@ constexpr SharingTimes kHasty{
 
 /// Host 1: stores its blocks, says so by closing the pipe, and lives until it is killed.
 [[noreturn]] void live_as_host_1(const std::string& locator, uint64_t blocks, int done) {
-  auto open = open_as(locator, 1, kHasty);
+  auto open = open_as(locator, 1);
   if (!open || !fill(*open, 0, blocks, 1)) _exit(1);
   const char byte = 1;
   if (write(done, &byte, 1) != 1) _exit(1);
@@ -314,7 +316,7 @@ Result<double> time_adoption(const std::string& locator, uint64_t blocks) {
   char byte = 0;
   const bool filled = read(ends[0], &byte, 1) == 1;
   close(ends[0]);
-  auto open = open_as(locator, 0, kHasty);
+  auto open = open_as(locator, 0);
   auto raw = open_raw_pool(locator);
   usleep(200'000);
   kill(child, SIGKILL);
@@ -348,7 +350,7 @@ Result<void> run_adoption(Bench& bench) {
   std::vector<double> times;
   for (uint32_t round = 0; round < bench.options.rounds; ++round) {
     bench.report.progress(fmt::format("adoption, round {}", round + 1));
-    auto pool = make_pool(bench.locator, 2 * blocks * 4096, 4096, 2);
+    auto pool = make_pool(bench.locator, 2 * blocks * 4096, 4096, 2, kHasty);
     if (!pool) return pool.error();
     Team team(bench.one_cpu(), 0, 1);
     auto result = team.run([&](Member& me) -> Result<void> {

@@ -79,6 +79,15 @@ Result<void> check_options(const CreateOptions& o) {
       (o.evict_high_permille != 0 && o.evict_low_permille > o.evict_high_permille))
     return Error{Status::INVALID_ARGUMENT,
                  "the eviction watermarks must be 0 <= low <= high <= 1000 permille"};
+  const SharingTimes& t = o.times;
+  if (t.beat_ms == 0 || t.settle_ms == 0 || t.dead_ms < 5 * uint64_t{t.beat_ms} ||
+      t.dead_ms < 10 * uint64_t{t.settle_ms})
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("a host that is silent for {} ms cannot be called dead when hosts beat "
+                    "each {} ms and stores settle in {} ms: give at least 5 beats and 10 "
+                    "settles",
+                    t.dead_ms, t.beat_ms, t.settle_ms)};
   return {};
 }
 
@@ -99,6 +108,13 @@ void write_new_pool(Media& media, const bh_geometry& geometry, const CreateOptio
   sb.evict_high_permille = options.evict_high_permille;
   sb.evict_low_permille = options.evict_high_permille == 0 ? 0 : options.evict_low_permille;
   sb.geometry = geometry;
+  if (geometry.host_count > 1) {
+    sb.beat_ms = options.times.beat_ms;
+    sb.dead_ms = options.times.dead_ms;
+    sb.grace_ms = options.times.grace_ms;
+    sb.settle_ms = options.times.settle_ms;
+    sb.reclaim_ms = options.times.reclaim_ms;
+  }
   const core::Layout layout(geometry);
   for (uint32_t host = 0; host < geometry.host_count; ++host) {
     for (uint64_t e = layout.first_extent_of(host); e < layout.first_extent_of(host + 1); ++e)
@@ -183,15 +199,14 @@ uint32_t choose_host(const OpenedMedia& opened) {
 
 class Pool::Impl {
  public:
-  Impl(std::string locator, OpenedMedia opened, uint32_t host, const SharingTimes& times)
+  Impl(std::string locator, OpenedMedia opened, uint32_t host)
       : locator_(std::move(locator)),
         superblock_(opened.superblock),
         second_used_(opened.second_used),
         media_(std::move(opened.media)),
         access_(*media_, choose_flush_kind(superblock_.geometry.host_count > 1 ||
                                            media_->traits().survives_power_loss)),
-        core_(access_, superblock_, host, times),
-        times_(times),
+        core_(access_, superblock_, host),
         host_(host) {}
 
   ~Impl() {
@@ -252,7 +267,7 @@ class Pool::Impl {
       const bool lives = static_cast<bool>(core_.tick());
       lock.lock();
       if (!lives) return;  // every operation that stores says why
-      ticker_wake_.wait_for(lock, std::chrono::milliseconds(times_.beat_ms));
+      ticker_wake_.wait_for(lock, std::chrono::milliseconds(core::times_of(superblock_).beat_ms));
     }
   }
   void stop_ticking() {
@@ -278,7 +293,6 @@ class Pool::Impl {
   std::unique_ptr<Media> media_;
   NativeAccess access_;
   core::Core<NativeAccess> core_;
-  const SharingTimes times_;
   uint32_t host_;
   bool attached_ = false;
 
@@ -352,7 +366,7 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
                  fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
                              "numbered from 0",
                              locator, host, opened->superblock.geometry.host_count)};
-  auto impl = std::make_unique<Impl>(locator, std::move(opened).value(), host, options.times);
+  auto impl = std::make_unique<Impl>(locator, std::move(opened).value(), host);
   if (auto joined = impl->attach(options.progress); !joined)
     return with_locator(locator, joined.error());
   return Pool(std::move(impl));
@@ -390,7 +404,7 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
     if (host > 0) opened = open_with_superblock(locator);
     if (!opened) return opened.error();
     if (hosts > 1 && never_used(*opened, host)) continue;
-    Impl impl(locator, std::move(opened).value(), host, {});
+    Impl impl(locator, std::move(opened).value(), host);
     if (auto ok = impl.protect(); !ok) return ok.error();
     auto repaired = impl.core().repair(take_over, progress);
     if (!repaired) return with_locator(locator, repaired.error());

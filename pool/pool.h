@@ -25,18 +25,7 @@ namespace bowhead {
 /// Called now and then with (done, total, what) by what may take over a second. May be empty.
 using Progress = std::function<void(uint64_t done, uint64_t total, const char* what)>;
 
-struct CreateOptions {
-  uint64_t size_bytes = 0;           ///< of the whole pool; rounded down to 2 MiB; at least 16 MiB
-  uint32_t hosts = 1;                ///< host slots, 1 to 64; each takes its share of the extents
-  uint64_t extent_bytes = 0;         ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
-  uint64_t min_block_bytes = 16384;  ///< power of two, 4 KiB to 1 MiB: smaller values take as much
-  uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
-  uint32_t evict_low_permille = 960;   ///< and goes on until below this
-  bool replace = false;                ///< overwrite what lies at the locator
-  Progress progress = {};
-};
-
-/// Time limits between hosts (docs/sharing.md). All hosts of a pool should use the same.
+/// Time limits between hosts (docs/sharing.md). Stored in the pool.
 struct SharingTimes {
   uint32_t beat_ms = 100;        ///< between two heartbeats
   uint32_t dead_ms = 3000;       ///< a heartbeat that stands still so long may be declared dead
@@ -44,6 +33,18 @@ struct SharingTimes {
   uint32_t settle_ms = 20;       ///< a flushed line is in the memory after so long
   uint32_t reclaim_ms = 60'000;  ///< space of a dead host is reused after so long even if nobody
                                  ///< vouches that it has stopped writing; 0: never
+};
+
+struct CreateOptions {
+  uint64_t size_bytes = 0;           ///< of the whole pool; rounded down to 2 MiB; at least 16 MiB
+  uint32_t hosts = 1;                ///< host slots, 1 to 64; each takes its share of the extents
+  uint64_t extent_bytes = 0;         ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
+  uint64_t min_block_bytes = 16384;  ///< power of two, 4 KiB to 1 MiB: smaller values take as much
+  uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
+  uint32_t evict_low_permille = 960;   ///< and goes on until below this
+  SharingTimes times = {};             ///< between hosts
+  bool replace = false;                ///< overwrite what lies at the locator
+  Progress progress = {};
 };
 
 /// The host slot that this machine has already, or a free one.
@@ -54,7 +55,6 @@ struct OpenOptions {
   /// Look only, without joining a pool of several hosts as one of them: what would store, lease or
   /// register answers NOT_SUPPORTED. A pool of one host is opened as ever.
   bool observe = false;
-  SharingTimes times = {};
   Progress progress = {};
 };
 

@@ -74,10 +74,15 @@ struct Settings {
   uint32_t evict_low_permille = 0;
 };
 
+inline SharingTimes times_of(const bh_superblock& sb) {
+  if (sb.beat_ms == 0) return {};
+  return {sb.beat_ms, sb.dead_ms, sb.grace_ms, sb.settle_ms, sb.reclaim_ms};
+}
+
 template <class A>
 class Core {
  public:
-  Core(A& access, const bh_superblock& superblock, uint32_t host, const SharingTimes& times = {});
+  Core(A& access, const bh_superblock& superblock, uint32_t host);
 
   // ---- core_attach.h; not thread-safe ----
   Result<void> attach(const Progress& progress);
@@ -381,12 +386,12 @@ inline uint64_t next_instance() {
 }
 
 template <class A>
-Core<A>::Core(A& access, const bh_superblock& superblock, uint32_t host, const SharingTimes& times)
+Core<A>::Core(A& access, const bh_superblock& superblock, uint32_t host)
     : c_{access,
          Layout(superblock.geometry),
          Sealer(superblock.pool_id),
          next_instance(),
-         times,
+         times_of(superblock),
          host,
          0,
          0},

@@ -272,7 +272,7 @@ Host rejoin(const std::string& locator, uint32_t host) {
   std::optional<Host> opened;
   std::string why;
   EXPECT_TRUE(eventually([&] {
-    auto result = Host::open(locator, host, kChaosTimes);
+    auto result = Host::open(locator, host);
     if (!result) why = result.error().message();
     if (result) opened.emplace(std::move(result).value());
     return opened.has_value();
@@ -413,7 +413,7 @@ void expect_whole(const SharedPool& shared, const Board& board, const std::vecto
 }
 
 std::vector<uint64_t> room_of_new_pool(const CreateOptions& options) {
-  const SharedPool fresh(kHosts, options);
+  const SharedPool fresh(kHosts, options, kChaosTimes);
   std::vector<Host> hosts = rejoin_all(fresh.locator());
   return measure_room(fresh, hosts);
 }
@@ -426,7 +426,7 @@ void run(CreateOptions options, uint64_t events) {
   std::fflush(stdout);
   options.size_bytes = kPoolBytes;
   const auto room = room_of_new_pool(options);
-  const SharedPool shared(kHosts, options);
+  const SharedPool shared(kHosts, options, kChaosTimes);
   Chaos chaos(shared.locator(), seed);
   chaos.run(events);
   const Board& board = chaos.board();

@@ -108,7 +108,7 @@ class ChaosWorker {
         continue;
       }
       doing("open");
-      auto opened = Host::open(locator_, host_, kChaosTimes);
+      auto opened = Host::open(locator_, host_);
       if (!opened) {
         // Processes of a life that is over are still there, or the others are not at hand.
         if (opened.status() != Status::HOST_FENCED && opened.status() != Status::BUSY)

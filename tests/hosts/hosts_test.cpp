@@ -127,6 +127,60 @@ TEST(Hosts, ARemovalIsDoneByTheOwner) {
   EXPECT_EQ(first.get("a-0"), Status::OK);
 }
 
+// ---- looking ----
+
+TEST(Hosts, WhoOnlyLooksLeavesNoTrace) {
+  SharedPool shared(3);
+  {
+    Host first = shared.open(0), second = shared.open(1);
+    for (uint64_t n = 0; n < 20; ++n) ASSERT_EQ(first.put(key("a", n)), Status::OK);
+    ASSERT_EQ(second.put("b"), Status::OK);
+  }
+  const std::byte* base = shared.at(0);
+  const std::vector<std::byte> before(base, base + shared.superblock().geometry.total_bytes);
+  {
+    auto opened = Host::observe(shared.locator());
+    ASSERT_TRUE(opened) << opened.error().message();
+    Host& observer = *opened;
+    EXPECT_TRUE(all_there(observer, "a", 20));
+    EXPECT_EQ(observer.get("b"), Status::OK);
+    EXPECT_EQ(observer.get("c"), Status::NOT_FOUND);
+    EXPECT_EQ(observer.pool().info()->blocks, 21);
+    EXPECT_EQ(observer.info_of(0).state, "live");
+    EXPECT_EQ(observer.info_of(2).state, "free");
+    EXPECT_TRUE(observer.pool().check(/*payload=*/true)->findings.empty());
+    const std::string_view keys[] = {"a-0", "a-1", "a-2", "c", "b"};
+    uint8_t present[5];
+    EXPECT_EQ(*observer.pool().exists(observer.ns(), keys, present), 4u);
+    EXPECT_EQ(*observer.pool().longest_prefix(observer.ns(), keys), 3u);
+    EXPECT_EQ(observer.put("c"), Status::NOT_SUPPORTED);
+    EXPECT_EQ(observer.remove("b"), Status::NOT_SUPPORTED);
+    EXPECT_EQ(observer.acquire("b").status(), Status::NOT_SUPPORTED);
+    EXPECT_EQ(observer.pool().reserve(observer.ns(), "c", 1).status(), Status::NOT_SUPPORTED);
+    EXPECT_EQ(observer.pool().touch(observer.ns(), keys), Status::NOT_SUPPORTED);
+    EXPECT_EQ(observer.pool().leave().status(), Status::NOT_SUPPORTED);
+    EXPECT_EQ(observer.pool().fence(0).status(), Status::NOT_SUPPORTED);
+    EXPECT_EQ(observer.pool().open_namespace({"new", "bytes"}).status(), Status::NOT_FOUND);
+  }
+  EXPECT_EQ(std::memcmp(before.data(), base, before.size()), 0);
+}
+
+TEST(Hosts, WhoOnlyLooksSeesWhatHappens) {
+  SharedPool shared(2);
+  HostProcess first(
+      shared, 0,
+      {[](Host& host) { return host.put("a"); }, [](Host& host) { return host.remove("a"); }});
+  Host second = shared.open(1);
+  auto observer = Host::observe(shared.locator());
+  ASSERT_TRUE(observer) << observer.error().message();
+  ASSERT_EQ(first.next(), Status::OK);
+  EXPECT_EQ(observer->get("a"), Status::OK);
+  ASSERT_EQ(first.next(), Status::OK);
+  EXPECT_EQ(observer->get("a"), Status::NOT_FOUND);
+  first.kill_now();
+  EXPECT_TRUE(eventually([&] { return ended(*observer, 0); }));
+}
+
 // ---- leases ----
 
 TEST(Hosts, ALeaseHoldsOnAnotherHostsBlock) {
@@ -286,17 +340,22 @@ TEST(Hosts, ClosingIsNotLeaving) {
 
 // ---- dying ----
 
+constexpr SharingTimes with_reclaim(uint32_t reclaim_ms) {
+  SharingTimes times = kShortTimes;
+  times.reclaim_ms = reclaim_ms;
+  return times;
+}
+constexpr SharingTimes kSlowReclaim = with_reclaim(1500), kNoReclaim = with_reclaim(0);
+
 TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceComesBack) {
-  SharedPool shared(2);
+  SharedPool shared(2, {.evict_high_permille = 0}, kSlowReclaim);
   HostProcess first(shared, 0, {[](Host& host) {
                       for (uint64_t n = 0; n < 20; ++n) {
                         if (host.put(key("a", n)) != Status::OK) return Status::NO_SPACE;
                       }
                       return Status::OK;
                     }});
-  SharingTimes times = kShortTimes;
-  times.reclaim_ms = 1500;
-  Host second = shared.open(1, times);
+  Host second = shared.open(1);
   ASSERT_EQ(first.next(), Status::OK);
   first.kill_now();
   const auto killed_at = std::chrono::steady_clock::now();
@@ -306,13 +365,13 @@ TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceComesBack) {
   EXPECT_TRUE(all_there(second, "a", 20));
   EXPECT_EQ(second.acquire("a-3").status(), Status::COPY_ONLY);
   EXPECT_EQ(second.info_of(1).extents_custody, shared.extents() / 2);
-  // Reused after times.reclaim_ms, for copies.
+  // Reused after kSlowReclaim.reclaim_ms, for copies.
   const uint64_t own_room = room_of(shared, shared.extents() - shared.extents() / 2);
   const uint64_t room = room_of(shared, shared.extents()) - 20;
   for (uint64_t n = 0; n < own_room; ++n) ASSERT_EQ(second.put(key("b", n)), Status::OK);
   ASSERT_TRUE(eventually([&] { return second.put(key("b", own_room)) == Status::OK; }));
   EXPECT_GE(std::chrono::steady_clock::now() - killed_at,
-            std::chrono::milliseconds(times.reclaim_ms));
+            std::chrono::milliseconds(kSlowReclaim.reclaim_ms));
   for (uint64_t n = own_room + 1; n < room; ++n)
     ASSERT_TRUE(eventually([&] { return second.put(key("b", n)) == Status::OK; })) << n;
   EXPECT_EQ(second.put("one-more"), Status::NO_SPACE);
@@ -341,11 +400,9 @@ TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceComesBack) {
 }
 
 TEST(Hosts, WithoutATimeLimitSpaceWaitsForTheFence) {
-  SharedPool shared(2);
+  SharedPool shared(2, {.evict_high_permille = 0}, kNoReclaim);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
-  SharingTimes times = kShortTimes;
-  times.reclaim_ms = 0;
-  Host second = shared.open(1, times);
+  Host second = shared.open(1);
   ASSERT_EQ(first.next(), Status::OK);
   first.kill_now();
   EXPECT_TRUE(eventually([&] { return second.info_of(0).extents_owned == 0; }));
@@ -357,15 +414,13 @@ TEST(Hosts, WithoutATimeLimitSpaceWaitsForTheFence) {
 }
 
 TEST(Hosts, ADeadHostThatComesBackVouchesForItself) {
-  SharedPool shared(2);
+  SharedPool shared(2, {.evict_high_permille = 0}, kNoReclaim);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
-  SharingTimes times = kShortTimes;
-  times.reclaim_ms = 0;
-  Host second = shared.open(1, times);
+  Host second = shared.open(1);
   ASSERT_EQ(first.next(), Status::OK);
   first.kill_now();
   EXPECT_TRUE(eventually([&] { return second.info_of(1).extents_custody != 0; }));
-  Host again = shared.open(0, times);
+  Host again = shared.open(0);
   EXPECT_EQ(again.get("a"), Status::OK);
   EXPECT_TRUE(eventually([&] { return second.info_of(1).extents_custody == 0; }));
   auto lease = again.acquire("a");

@@ -36,6 +36,18 @@ TEST(Refused, ANumberOutOfRange) {
   expect_error(second.error(), Status::INVALID_ARGUMENT, one.locator(), "made for 1 host(s)");
 }
 
+TEST(Refused, ANumberOutOfRangeAlsoToLook) {
+  SharedPool shared(2);
+  for (const uint32_t host : {2u, 3u, 64u}) {
+    OpenOptions options;
+    options.host = host;
+    options.observe = true;
+    const auto opened = Pool::open(shared.locator(), options);
+    ASSERT_FALSE(opened) << host;
+    expect_error(opened.error(), Status::INVALID_ARGUMENT, shared.locator(), "numbered from 0");
+  }
+}
+
 TEST(Refused, AFullPool) {
   SharedPool shared(2);
   for (const uint32_t host : {0u, 1u}) give_to_another_machine(shared, host, BH_HOST_LIVE);

@@ -58,9 +58,19 @@ inline std::vector<std::byte> value_of(std::string_view key, size_t size) {
 /// An open pool, as one host.
 class Host {
  public:
-  static Result<Host> open(const std::string& locator, uint32_t host,
-                           const SharingTimes& times = kShortTimes) {
-    auto pool = Pool::open(locator, {.host = host, .times = times});
+  static Result<Host> open(const std::string& locator, uint32_t host) {
+    OpenOptions options;
+    options.host = host;
+    return open(locator, options);
+  }
+  /// One that only looks.
+  static Result<Host> observe(const std::string& locator) {
+    OpenOptions options;
+    options.observe = true;
+    return open(locator, options);
+  }
+  static Result<Host> open(const std::string& locator, const OpenOptions& options) {
+    auto pool = Pool::open(locator, options);
     if (!pool) return pool.error();
     auto ns = pool->open_namespace({"hosts", "any bytes"});
     if (!ns) return ns.error();
@@ -101,8 +111,10 @@ class Host {
 /// A pool that several hosts share, with all that is needed to look into it and to damage it.
 class SharedPool {
  public:
-  explicit SharedPool(uint32_t hosts, CreateOptions options = {.evict_high_permille = 0})
+  explicit SharedPool(uint32_t hosts, CreateOptions options = {.evict_high_permille = 0},
+                      const SharingTimes& times = kShortTimes)
       : locator_(unique_locator()) {
+    options.times = times;
     if (options.size_bytes == 0) options.size_bytes = kPoolBytes;
     options.hosts = hosts;
     const auto created = Pool::create(locator_, options);
@@ -123,8 +135,8 @@ class SharedPool {
   std::byte* at(uint64_t offset) const { return media_->base() + offset; }
 
   /// A host that must open; fails the test if it does not.
-  Host open(uint32_t host, const SharingTimes& times = kShortTimes) const {
-    auto opened = Host::open(locator_, host, times);
+  Host open(uint32_t host) const {
+    auto opened = Host::open(locator_, host);
     EXPECT_TRUE(opened) << opened.error().message();
     return std::move(opened).value();
   }

@@ -50,6 +50,11 @@ void Simulator::write_new_pool(const Plan& plan) {
   superblock.pool_id[0] = plan.seed;
   superblock.pool_id[1] = 1;
   superblock.geometry = small_geometry(plan.shape);
+  superblock.beat_ms = kTimes.beat_ms;
+  superblock.dead_ms = kTimes.dead_ms;
+  superblock.grace_ms = kTimes.grace_ms;
+  superblock.settle_ms = kTimes.settle_ms;
+  superblock.reclaim_ms = kTimes.reclaim_ms;
   superblock.evict_high_permille = plan.eviction ? 800 : 0;
   superblock.evict_low_permille = plan.eviction ? 600 : 0;
   const core::Layout& layout = world_.map().layout();

@@ -62,8 +62,7 @@ void User::begin() {
 
 void User::attach() {
   stage_.world.begin_operation(Operation::ATTACH);
-  core_ =
-      std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host, kTimes);
+  core_ = std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host);
   const auto attached = core_->attach({});
   stage_.world.end_operation(static_cast<uint64_t>(attached.status()));
   if (!attached) {

@@ -73,6 +73,20 @@ void add_create(CLI::App& parent, Action& action) {
   command->add_flag("--no-evict", a->no_evict, "Never evict: a full pool answers NO_SPACE")
       ->excludes(high)
       ->excludes(low);
+  command
+      ->add_option("--dead-ms", a->options.times.dead_ms,
+                   "Several hosts: silence after which one may be declared dead")
+      ->capture_default_str();
+  command
+      ->add_option("--settle-ms", a->options.times.settle_ms,
+                   "Several hosts: a flushed line has reached the memory after so long")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--reclaim-ms", a->options.times.reclaim_ms,
+          "Several hosts: space of a dead one is reused after so long, for verified copies, "
+          "though nobody ran `pool fence`; 0: never")
+      ->capture_default_str();
   command->add_flag("--force", a->options.replace, "Overwrite what lies there already");
   command->footer(R"(
 Examples:

@@ -105,7 +105,14 @@ typedef struct bh_superblock {
   uint32_t evict_high_permille; /* eviction starts above this share of used payload; 0: never */
   uint32_t evict_low_permille;  /* and goes on until below this */
   bh_geometry geometry;
-  uint8_t reserved[3592]; /* zero */
+  /* Time limits between hosts, in ms (docs/sharing.md). beat_ms 0: a pool of one host. */
+  uint32_t beat_ms;
+  uint32_t dead_ms;
+  uint32_t grace_ms;
+  uint32_t settle_ms;
+  uint32_t reclaim_ms; /* 0: never */
+  uint32_t reserved0;
+  uint8_t reserved[3568]; /* zero */
   uint64_t checksum;      /* XXH3-64 of all bytes before */
   uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a page cut short is damage */
 } bh_superblock;
