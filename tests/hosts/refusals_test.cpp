@@ -129,7 +129,7 @@ struct Ticked {
   explicit Ticked(const SharedPool& shared)
       : media(*open_media(shared.locator())),
         access(*media, choose_flush_kind(/*needed=*/true)),
-        core(access, shared.superblock(), /*host=*/0, kShortTimes) {}
+        core(access, shared.superblock(), /*host=*/0) {}
   std::unique_ptr<Media> media;
   core::NativeAccess access;
   core::Core<core::NativeAccess> core;
