@@ -361,7 +361,7 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
                  fmt::format("{}: all {} host slots are taken; `bowhead pool info` lists them, "
                              "`bowhead pool leave` frees one",
                              locator, host)};
-  if (host >= count && !observe)
+  if (options.host != kAnyHost && host >= count)
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
                              "numbered from 0",

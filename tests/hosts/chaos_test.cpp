@@ -436,10 +436,10 @@ void run(CreateOptions options, uint64_t events) {
       chaos.counts(), board.stored.load(), board.refused.load(), board.read.load(),
       board.removed.load(), board.leased.load(), board.lapsed.load(), board.copy_only.load(),
       board.busy.load(), board.fenced.load(), board.opened.load());
-  if (events >= 100 && board.faults == 0) {
-    EXPECT_GT(board.stored, 1000u);
-    EXPECT_GT(board.read, 1000u);
-    EXPECT_GT(board.leased, 100u);
+  if (events >= 100 && board.faults == 0) {  // low: sanitizers leave little time for work
+    EXPECT_GT(board.stored, events);
+    EXPECT_GT(board.read, events);
+    EXPECT_GT(board.leased, events / 10);
     EXPECT_GT(board.fenced, 0u);
   }
   if (!testing::Test::HasFailure()) expect_whole(shared, board, room);
