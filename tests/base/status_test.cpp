@@ -43,6 +43,7 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {26, "IN_USE"},
     {27, "CLOSED"},
     {28, "UNSUPPORTED_CODEC"},
+    {29, "COPY_ONLY"},
 };
 
 TEST(Status, NumbersAreFrozen) {

@@ -94,7 +94,11 @@ TEST_F(PoolBench, PrintsEveryRowAsDocumented) {
                                       "open_after_reboot",
                                       "allocate_free_rate",
                                       "reserve_abort_time",
-                                      "reserve_abort_rate"};
+                                      "reserve_abort_rate",
+                                      "lookup_hosts",
+                                      "put_flushed",
+                                      "get_flushed",
+                                      "adoption"};
   if (cpus > 1) documented.insert({"rpc_one_way", "rpc_round_trip", "rpc_rate"});
   EXPECT_EQ(rows, documented);
   EXPECT_FALSE(pool_exists());
