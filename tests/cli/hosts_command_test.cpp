@@ -43,7 +43,7 @@ TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
   // Host 0 reads its mail while somebody has the pool open as host 0.
   const Running owner(
       {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});
-  EXPECT_TRUE(eventually(20, [&] { return run({"get", shm_locator(), "k"}).code == 1; }));
+  EXPECT_TRUE(eventually(45, [&] { return run({"get", shm_locator(), "k"}).code == 1; }));
 }
 
 TEST_F(HostCommands, WhoLooksDoesNotJoin) {
@@ -116,9 +116,9 @@ TEST_F(HostCommands, WhoLeftLeavesItsBlocksToTheOthers) {
   EXPECT_EQ(as(1, {"get", shm_locator(), "k"}).out, "value");
   const Running other(
       {"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1", "--block-bytes", "16K"});
-  EXPECT_TRUE(eventually(20, [&] { return host_info(0)["extents_owned"] == 0; }));
+  EXPECT_TRUE(eventually(45, [&] { return host_info(0)["extents_owned"] == 0; }));
   EXPECT_EQ(host_info(0)["state"], "ended");
-  EXPECT_TRUE(eventually(20, [&] { return host_info(1)["extents_custody"] == 0; }))
+  EXPECT_TRUE(eventually(45, [&] { return host_info(1)["extents_custody"] == 0; }))
       << "it said itself that it has stopped";
 }
 
@@ -127,7 +127,7 @@ TEST_F(HostCommands, NobodyLeavesWhileAProcessIsThere) {
   const Running other(
       {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "2", "--block-bytes", "16K"});
   // Both workers, not the parent, which looks at the pool before and lets it go again.
-  ASSERT_TRUE(eventually(20, [&] { return host_info(0)["processes_live"] == 2; }));
+  ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 2; }));
   expect_refused(as(0, {"pool", "leave", shm_locator()}), 3, "end them");
   EXPECT_EQ(host_info(0)["state"], "live");
 }
@@ -146,12 +146,12 @@ TEST_F(HostCommands, OnlyADeadHostIsFenced) {
   // As its heartbeat stands still, host 1 declares it dead.
   const Running other(
       {"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1", "--block-bytes", "16K"});
-  ASSERT_TRUE(eventually(20, [&] { return host_info(0)["state"] == "ended"; }));
-  EXPECT_TRUE(eventually(20, [&] { return host_info(1)["extents_custody"] != 0; }));
+  ASSERT_TRUE(eventually(45, [&] { return host_info(0)["state"] == "ended"; }));
+  EXPECT_TRUE(eventually(45, [&] { return host_info(1)["extents_custody"] != 0; }));
   const Outcome fenced = as(1, {"pool", "fence", shm_locator(), "0"});
   EXPECT_EQ(fenced.code, 0) << fenced.err;
   EXPECT_NE(fenced.out.find("host 0 has stopped writing"), std::string::npos) << fenced.out;
-  EXPECT_TRUE(eventually(20, [&] { return host_info(1)["extents_custody"] == 0; }));
+  EXPECT_TRUE(eventually(45, [&] { return host_info(1)["extents_custody"] == 0; }));
 }
 
 // ---- replay ----
