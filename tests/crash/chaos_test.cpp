@@ -409,9 +409,9 @@ void run(const CreateOptions& options) {
       "(%lu lapsed), %lu times busy\n",
       kKills, chaos.stops(), board.stored.load(), board.refused.load(), board.read.load(),
       board.removed.load(), board.leased.load(), board.lapsed.load(), board.busy.load());
-  EXPECT_GT(board.stored, 1000u);
-  EXPECT_GT(board.read, 1000u);
-  EXPECT_GT(board.leased, 100u);
+  EXPECT_GT(board.stored, 300u);  // sanitizers are slow
+  EXPECT_GT(board.read, 300u);
+  EXPECT_GT(board.leased, 30u);
   if (!testing::Test::HasFailure()) expect_whole(pool.locator(), room);
 }
 
