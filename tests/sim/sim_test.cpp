@@ -97,7 +97,7 @@ TEST_P(Plants, AreFound) {
     return;
   }
   if (plant.harmless_because == nullptr)
-    GTEST_SKIP() << "TODO(issue 3): not found in " << kSeedsPerPlant
+    GTEST_SKIP() << "TODO(#3): not found in " << kSeedsPerPlant
                  << " seeds, and not shown to be harmless";
 }
 
