@@ -338,6 +338,7 @@ class Core {
   void look_around();
   Result<void> succeed_myself(Life& old);
   Result<void> take_over_extents(Life old);
+  void relabel_extents(uint64_t extents);
   void flush_own();
 
   // core_check.h

@@ -179,21 +179,23 @@ void Core<A>::look_around() {
 template <class A>
 Result<void> Core<A>::succeed_myself(Life& old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
-  for (uint32_t round = 1; !hosts_.decided(old); ++round) {
+  for (uint32_t round = 1;; ++round) {
     const Life next{c_.host, old.incarnation + 1};
-    const Outcome outcome = hosts_.decide(old, next.value());
-    if (outcome == Outcome::OVER) {
+    const Outcome outcome =
+        hosts_.decided(old) ? Outcome::DECIDED : hosts_.decide(old, next.value());
+    if (outcome == Outcome::DECIDED) {
+      hosts_.observe(c_.access.now_ns());
+      if (!c_.ended(next)) return {};
+    }
+    if (outcome == Outcome::DECIDED || outcome == Outcome::OVER) {
       old = next;
       continue;
     }
     if (outcome == Outcome::EXHAUSTED || c_.access.now_ns() > deadline_ns)
       return Error{Status::BUSY, "the hosts of this pool do not agree on who succeeds host " +
                                      std::to_string(c_.host) + "; try again"};
-    if (outcome == Outcome::BACK_OFF)
-      c_.access.sleep_ns((1 + c_.access.random() % round) * c_.times.beat_ms * 1'000'000);
+    c_.access.sleep_ns((1 + c_.access.random() % round) * c_.times.beat_ms * 1'000'000);
   }
-  hosts_.observe(c_.access.now_ns());
-  return {};
 }
 
 /// What the old life held is this one's if it succeeded itself; else it waits until the successor
@@ -203,24 +205,16 @@ Result<void> Core<A>::take_over_extents(Life old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
   const uint64_t extents = c_.layout.geometry().extent_count;
   c_.incarnation = old.incarnation + 1;
-  if (hosts_.successor(old) == Life{c_.host, c_.incarnation}) {
-    refresh_own_words();
-    for (uint64_t e = 0; e < extents; ++e) {
-      OwnWord word = allocator_.own_word(e);
-      if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) ||
-          holding_of(e).writer != c_.host)
-        continue;
-      word.incarnation = c_.incarnation;
-      write_own(e, word);
-    }
-    return {};
-  }
   for (;;) {
     refresh_own_words();
+    if (hosts_.successor(old) == Life{c_.host, c_.incarnation}) {
+      relabel_extents(extents);
+      return {};
+    }
     bool held = false;
     for (uint64_t e = 0; e < extents && !held; ++e) held = holding_of(e).life.host == c_.host;
     if (!held) return {};
-    if (c_.access.now_ns() > deadline_ns)
+    if (c_.access.now_ns() > deadline_ns || c_.ended())
       return Error{Status::BUSY, "another host is to take over what host " +
                                      std::to_string(c_.host) +
                                      " held before and has not done so yet; try again"};
@@ -228,6 +222,18 @@ Result<void> Core<A>::take_over_extents(Life old) {
     const uint64_t now_ns = c_.access.now_ns();
     hosts_.observe(now_ns);
     succeed_the_dead(now_ns, /*locked=*/true);
+  }
+}
+
+/// After refresh_own_words(): what the words say this host holds, it holds in its new life.
+template <class A>
+void Core<A>::relabel_extents(uint64_t extents) {
+  for (uint64_t e = 0; e < extents; ++e) {
+    OwnWord word = allocator_.own_word(e);
+    if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) || holding_of(e).writer != c_.host)
+      continue;
+    word.incarnation = c_.incarnation;
+    write_own(e, word);
   }
 }
 
