@@ -240,6 +240,7 @@ class Core {
     return retired;
   }
   void drop_overwritten(const std::vector<bool>& extents);
+  void retry_overwritten();
   /// RETIRING (ours) -> COMMITTED: it stays after all.
   void cancel_retire(uint64_t slot) {
     const uint64_t at = c_.block_word(slot);
@@ -369,6 +370,7 @@ class Core {
   uint64_t asked_at_ns_ = 0;
   uint64_t doubted_since_ns_ = 0;
   uint64_t swept_at_ns_ = 0;
+  std::vector<bh_index_entry> unswept_;
   bool custody_pending_ = true;
   bool wanted_ = false;
 

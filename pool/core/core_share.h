@@ -409,6 +409,7 @@ void Core<A>::import_entry(bh_index_entry entry) {
 template <class A>
 void Core<A>::open_custody(uint64_t now_ns) {
   custody_pending_ = false;
+  retry_overwritten();
   std::vector<bool> copy_only(c_.layout.geometry().extent_count);
   std::map<std::pair<uint32_t, uint32_t>, std::pair<bool, bool>> known;  // acked, fenced
   std::vector<std::pair<uint64_t, uint32_t>> ready;
@@ -469,6 +470,7 @@ void Core<A>::open_custody(uint64_t now_ns) {
     opened[e] = true;
   }
   drop_overwritten(opened);
+  custody_pending_ |= !unswept_.empty();
   for (const auto& [e, custody] : ready) open_extent(e);
 }
 
@@ -487,7 +489,22 @@ void Core<A>::drop_overwritten(const std::vector<bool>& extents) {
     bh_block_header header;
     if (!read_header(slot, header) || header.stamp != entry.stamp) overwritten.push_back(entry);
   });
-  for (const bh_index_entry& entry : overwritten) retire_entry(entry, BH_COUNTER_REMOVALS);
+  for (const bh_index_entry& entry : overwritten) {
+    if (!retire_entry(entry, BH_COUNTER_REMOVALS)) unswept_.push_back(entry);
+  }
+}
+
+/// Those whose lock somebody held, until they can be retired or are gone.
+template <class A>
+void Core<A>::retry_overwritten() {
+  std::erase_if(unswept_, [&](const bh_index_entry& entry) {
+    if (retire_entry(entry, BH_COUNTER_REMOVALS)) return true;
+    const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+    return !index_.find_if(c_.host, hash, [&](const bh_index_entry& own) {
+      return own.stamp == entry.stamp && own.block_offset == entry.block_offset;
+    });
+  });
+  custody_pending_ |= !unswept_.empty();
 }
 
 /// The free blocks of an extent that this host may write to come into use, once all extents of its
