@@ -41,14 +41,33 @@ Result<std::unique_ptr<BenchPool>> make_pool(const std::string& locator, uint64_
                            min_block_bytes, hosts, times);
 }
 
-/// Stores blocks whose bytes are left as they are.
+/// Stores a block whose bytes are left as they are.
+Result<void> fill_one(OpenPool& open, const Key& key) {
+  auto room = open.pool.reserve(open.ns, view(key), 4096);
+  if (!room) return room.error();
+  const Status status = open.pool.commit(*room);
+  return status == Status::OK ? Result<void>{} : status;
+}
+
 Result<void> fill(OpenPool& open, uint64_t first, uint64_t last, uint64_t step) {
   for (uint64_t i = first; i < last; i += step) {
-    auto room = open.pool.reserve(open.ns, view(make_key(kSeries, i)), 4096);
-    if (!room) return room.error();
-    if (const Status status = open.pool.commit(*room); status != Status::OK) return status;
+    if (auto filled = fill_one(open, make_key(kSeries, i)); !filled) return filled;
   }
   return {};
+}
+
+/// Waits until `open` finds the block, which another host has stored: a beat or two after that host
+/// joined, and later where the machine is busy.
+Result<void> await_block(OpenPool& open, const Key& key) {
+  const std::string_view wanted = view(key);
+  uint8_t found = 0;
+  for (const uint64_t deadline_ns = now_ns() + 10'000'000'000; now_ns() < deadline_ns;) {
+    const auto count = open.pool.exists(open.ns, {&wanted, 1}, {&found, 1});
+    if (!count) return count.error();
+    if (*count == 1) return {};
+    usleep(5'000);
+  }
+  return wrong("a host did not hear of another within 10 s");
 }
 
 // ---- look-ups over eight hosts ----
@@ -72,7 +91,9 @@ Result<void> look_up(Member& me, const Lookup& plan) {
     hosts.push_back(std::move(*open));
   }
   me.leave_text(media_text(hosts[0].pool));
-  usleep(300'000);  // until each has heard of the others
+  for (uint32_t host = 1; host < kLookupHosts; ++host) {
+    if (auto heard = await_block(hosts[0], make_key(kSeries, host)); !heard) return heard;
+  }
   Random random(7);
   std::vector<uint64_t> order(plan.blocks);
   std::iota(order.begin(), order.end(), uint64_t{0});
@@ -173,7 +194,12 @@ Result<void> measure_cost(Member& me, const Cost& plan) {
   if (!flushed) return flushed.error();
   me.leave_text(media_text(flushed->writer.pool));
   Pair* pairs[] = {&*coherent, &*flushed};
-  usleep(300'000);
+  for (Pair* pair : pairs) {
+    const uint64_t number = uint64_t{1} << 60;  // no other block's
+    const Key key = make_key(kSeries + me.index(), number);
+    if (auto stored = fill_one(pair->writer, key); !stored) return stored;
+    if (auto heard = await_block(pair->reader, key); !heard) return heard;
+  }
   std::vector<std::byte> from(plan.blocks * kBlockBytes), to(from.size());
   Random random(me.index() + 1);
   for (uint64_t i = 0; i < from.size(); i += 8) {
@@ -264,8 +290,7 @@ Result<void> run_cost(Bench& bench, const std::vector<int>& cpus) {
 
 // ---- adoption ----
 
-constexpr SharingTimes kHasty{
-    .beat_ms = 20, .dead_ms = 400, .grace_ms = 100, .settle_ms = 20, .reclaim_ms = 60'000};
+constexpr SharingTimes kSoonDead{.dead_ms = 2000};  // a shorter wait for what is timed
 
 /// Host 1: stores its blocks, says so by closing the pipe, and lives until it is killed.
 [[noreturn]] void live_as_host_1(const std::string& locator, uint64_t blocks, int done) {
@@ -318,12 +343,13 @@ Result<double> time_adoption(const std::string& locator, uint64_t blocks) {
   close(ends[0]);
   auto open = open_as(locator, 0);
   auto raw = open_raw_pool(locator);
-  usleep(200'000);
+  const auto heard = filled && open ? await_block(*open, make_key(kSeries, 0)) : Result<void>{};
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   if (!filled) return wrong("the host that was to die could not store its blocks");
   if (!open) return open.error();
   if (!raw) return raw.error();
+  if (!heard) return heard.error();
   const Watcher watcher(std::move(*raw));
   Random random(3);
   std::byte buffer[4096];
@@ -350,7 +376,7 @@ Result<void> run_adoption(Bench& bench) {
   std::vector<double> times;
   for (uint32_t round = 0; round < bench.options.rounds; ++round) {
     bench.report.progress(fmt::format("adoption, round {}", round + 1));
-    auto pool = make_pool(bench.locator, 2 * blocks * 4096, 4096, 2, kHasty);
+    auto pool = make_pool(bench.locator, 2 * blocks * 4096, 4096, 2, kSoonDead);
     if (!pool) return pool.error();
     Team team(bench.one_cpu(), 0, 1);
     auto result = team.run([&](Member& me) -> Result<void> {
