@@ -353,6 +353,7 @@ class Core {
   std::optional<std::string> entry_fault(const Found& found, bool payload, CheckReport& report);
   PoolInfo::Host host_info(uint32_t host);
   std::string read_key(uint64_t slot, uint64_t key_bytes) const;
+  Hash128 key_hash(uint64_t slot, const bh_block_header& header) const;
 
   Context<A> c_;
   Allocator<A> allocator_;

@@ -35,6 +35,13 @@ std::string Core<A>::read_key(uint64_t slot, uint64_t key_bytes) const {
   return key;
 }
 
+/// Of the key that is stored, whatever the header says it hashes to.
+template <class A>
+Hash128 Core<A>::key_hash(uint64_t slot, const bh_block_header& header) const {
+  const std::string key = read_key(slot, header.key_bytes);
+  return hash128(key.data(), key.size(), header.namespace_id);
+}
+
 template <class A>
 void Core<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
   bool more = true;
@@ -186,9 +193,7 @@ std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload
       header.payload_checksum != entry.payload_checksum ||
       !c_.layout.valid_block(entry.block_offset, header.stored_bytes))
     return "the header of a block and its index entry contradict each other";
-  const std::string key = read_key(slot, header.key_bytes);
-  if (hash128(key.data(), key.size(), header.namespace_id) != hash)
-    return "the stored key of a block is damaged";
+  if (key_hash(slot, header) != hash) return "the stored key of a block is damaged";
   ++report.blocks_checked;
   if (header.checksum_kind == BH_CHECKSUM_NONE) ++report.blocks_unverified;
   if (!payload || header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;
@@ -197,7 +202,7 @@ std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload
   if (c_.access.sum_payload(entry.block_offset, header.stored_bytes) == entry.payload_checksum)
     return std::nullopt;
   return fmt::format("the payload of block {} ({} bytes) does not match its checksum",
-                     printable_key(key), header.stored_bytes);
+                     printable_key(read_key(slot, header.key_bytes)), header.stored_bytes);
 }
 
 /// What is wrong on the way to a good block: a repair mends it. Null if nothing.

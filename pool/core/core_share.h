@@ -474,8 +474,9 @@ void Core<A>::open_custody(uint64_t now_ns) {
   for (const auto& [e, custody] : ready) open_extent(e);
 }
 
-/// Blocks that came along when the extents were adopted, and that their old owner, only slow,
-/// retired or overwrote since.
+/// Blocks that came along when the extents were adopted, or were stored there since, and whose
+/// header or key their old owner, only slow, retired or overwrote: nobody finds them under their
+/// key, so nobody could remove them.
 template <class A>
 void Core<A>::drop_overwritten(const std::vector<bool>& extents) {
   std::vector<bh_index_entry> overwritten;
@@ -487,7 +488,9 @@ void Core<A>::drop_overwritten(const std::vector<bool>& extents) {
     if (!extents[c_.layout.extent_of_slot(slot)]) return;
     c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
     bh_block_header header;
-    if (!read_header(slot, header) || header.stamp != entry.stamp) overwritten.push_back(entry);
+    const bool whole = read_header(slot, header) && header.stamp == entry.stamp &&
+                       key_hash(slot, header) == Hash128{entry.key_hash[0], entry.key_hash[1]};
+    if (!whole) overwritten.push_back(entry);
   });
   for (const bh_index_entry& entry : overwritten) {
     if (!retire_entry(entry, BH_COUNTER_REMOVALS)) unswept_.push_back(entry);
