@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The models: the protocol between hosts in small pieces, as it is specified, which must hold in
+// every state, and with something left out, which must be found (docs/models.md).
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/models/explorer.h"
+
+namespace bowhead::models {
+
+struct Case {
+  std::string model, variant;
+  std::string finds;  ///< part of the failure that must be found; empty: the rules hold
+  std::function<Model()> make;
+  bool large = false;  ///< not among the ordinary tests
+};
+
+void add_lease(std::vector<Case>& cases);
+void add_hazard_limit(std::vector<Case>& cases);
+
+inline std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (const auto add : {add_lease, add_hazard_limit}) add(cases);
+  return cases;
+}
+
+}  // namespace bowhead::models
