@@ -101,7 +101,7 @@ class Hosts {
   std::optional<Life> life_of(uint32_t value) const;
   std::optional<Life> next_life(Life life) const;
   void note_ended(uint32_t host, uint64_t ended, uint64_t now_ns);
-  void advance_settled(uint64_t now_ns);
+  void advance_settled();
   bool all_published(uint64_t phase) const;
   uint64_t ack_at(uint32_t host, uint32_t of) const {
     return c_.layout.word(host, BH_PART_ACK, of);
@@ -161,7 +161,7 @@ bool Hosts<A>::take_beat(uint64_t now_ns) {
 
 template <class A>
 void Hosts<A>::publish_beat() {
-  advance_settled(c_.access.now_ns());
+  advance_settled();
   c_.access.fetch_add(beat_at(c_.host) + offsetof(bh_host_beat, beat), 1);
   c_.access.publish(beat_at(c_.host), sizeof(bh_host_beat));
 }
@@ -169,13 +169,15 @@ void Hosts<A>::publish_beat() {
 /// One cycle: note the last stamp, turn the phase, wait until the old parity's counts are zero,
 /// wait T_settle, say so. A cycle that another process's turn of the phase broke is begun anew.
 template <class A>
-void Hosts<A>::advance_settled(uint64_t now_ns) {
+void Hosts<A>::advance_settled() {
   const uint64_t phase_at = c_.private_word(offsetof(bh_host_private, publish_phase));
   uint64_t phase = c_.access.load(phase_at);
   if (settling_ && settling_phase_ != phase) settling_.reset();
-  if (settling_ && drained_at_ns_ == 0 && all_published(phase - 1)) drained_at_ns_ = now_ns;
+  // The clock is read after the counts: whoever is paused in between waits the longer.
+  if (settling_ && drained_at_ns_ == 0 && all_published(phase - 1))
+    drained_at_ns_ = c_.access.now_ns();
   if (settling_ && drained_at_ns_ != 0 &&
-      now_ns - drained_at_ns_ >= uint64_t{c_.times.settle_ms} * 1'000'000) {
+      c_.access.now_ns() - drained_at_ns_ >= uint64_t{c_.times.settle_ms} * 1'000'000) {
     c_.access.store(beat_at(c_.host) + offsetof(bh_host_beat, settled),
                     uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS | *settling_);
     settling_.reset();

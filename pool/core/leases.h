@@ -13,7 +13,8 @@
 //      (store-load on both sides), and a block that is named and passed its re-check is not reused
 //      (I4).
 //   L3 Hazard words at and beyond `hazard_limit` were never set: the limit is raised before the
-//      word is.
+//      word is, and in the memory no later than the word. Each holder flushes it for itself, for
+//      whoever raised it may not have come to it yet.
 #pragma once
 
 #include <algorithm>
@@ -113,7 +114,7 @@ void Leases<A>::raise_limit(uint64_t index) {
   uint64_t limit = c_.access.load(at);
   while (limit <= index && !c_.access.cas(at, limit, index + 1)) {
   }
-  if (limit <= index) c_.access.publish(at, 8);
+  c_.access.flush(at, 8);  // fenced with the hazard
 }
 
 template <class A>
