@@ -147,6 +147,11 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
     // Whoever judges leases by the lives it knows of sees this one, before decisions are read.
     c_.settle();
     hosts_.observe(c_.access.now_ns());
+    // Declared dead before it had begun: its successor may already use what it is to rebuild.
+    if (ended())
+      return Error{Status::BUSY,
+                   "host " + std::to_string(c_.host) +
+                       " was declared dead while it was joining; open the pool again"};
   }
   rebuild(progress);
   const uint64_t beat_at = c_.layout.part(c_.host, BH_PART_BEAT);

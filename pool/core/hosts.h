@@ -371,24 +371,31 @@ std::optional<Life> Hosts<A>::next_life(Life life) const {
 
 /// Follows the chain. Decisions can make a ring: a host decides for itself the life of another that
 /// does not know yet that it is over, and that one the first one's. Then the ring's lowest slot
-/// goes on, with its next life: everybody sees the same ring.
+/// goes on, with its next life: everybody sees the same ring. It ends: a heir that is over lies in
+/// no ring yet, or in one that begins earlier.
 template <class A>
 std::optional<Life> Hosts<A>::successor(Life life) const {
   std::vector<Life> seen;
+  std::vector<size_t> ring;  // where the ring begins that seen[i] is in; i: in none
   for (;;) {
-    const auto next = next_life(life);
-    if (!next || !c_.ended(*next)) return next;
-    seen.push_back(life);
-    const auto ring = std::find(seen.begin(), seen.end(), *next);
-    if (ring == seen.end()) {
+    const auto at = std::find(seen.begin(), seen.end(), life);
+    if (at == seen.end()) {
+      ring.push_back(seen.size());
+      seen.push_back(life);
+      const auto next = next_life(life);
+      if (!next || !c_.ended(*next)) return next;
       life = *next;
       continue;
     }
-    const Life lowest = *std::min_element(
-        ring, seen.end(), [](const Life& a, const Life& b) { return a.host < b.host; });
+    // A ring that leads back into an earlier one is one with it: else it would be found for ever.
+    const size_t begin = ring[at - seen.begin()];
+    std::fill(ring.begin() + begin, ring.end(), begin);
+    const Life lowest =
+        *std::min_element(seen.begin() + begin, seen.end(), [](const Life& a, const Life& b) {
+          return a.host != b.host ? a.host < b.host : a.incarnation > b.incarnation;
+        });
     life = {lowest.host, lowest.incarnation + 1};
     if (!c_.ended(life)) return life;
-    seen.clear();
   }
 }
 
