@@ -45,6 +45,7 @@ Result<void> Core<A>::tick() {
   if (auto ok = check_own_slot(); !ok) return ok;
   hosts_.observe(now_ns);
   if (ended()) return fenced_error();
+  leases_.flush();
   hosts_.publish_beat();
   const uint64_t wanted_at = c_.private_word(offsetof(bh_host_private, wanted_extents));
   wanted_ = c_.access.load(wanted_at) != 0;

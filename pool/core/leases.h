@@ -58,6 +58,12 @@ class Leases {
 
   uint64_t active(uint32_t host) const;
 
+  /// Flushes what this host says: whoever was to may have died before. The caller fences.
+  void flush() const {
+    const uint64_t limit = std::min<uint64_t>(c_.access.load(limit_at(c_.host)), count());
+    if (limit > 0) c_.access.flush(c_.own(BH_PART_HAZARDS, 0), limit * 8);
+  }
+
   /// Rebuild, nobody else running.
   void reset();
 
@@ -77,8 +83,8 @@ class Leases {
   void clear_hazard(uint64_t index, uint64_t sequence) {
     uint64_t mine = hazard_of(index, sequence);
     c_.access.cas(c_.own(BH_PART_HAZARDS, index), mine, 0);
-    c_.access.flush(c_.own(BH_PART_HAZARDS, index),
-                    8);  // at leisure: a late clear only delays reuse
+    // Not fenced: a late clear only delays reuse, until the next beat at most.
+    c_.access.flush(c_.own(BH_PART_HAZARDS, index), 8);
   }
   void raise_limit(uint64_t index);
 
