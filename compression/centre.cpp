@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compression/centre.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+
+#include "base/assert.h"
+
+namespace bowhead::compression {
+namespace {
+
+constexpr uint32_t kTableBits = 10;
+constexpr uint64_t kTurnOfOneRadian = 683565276;  // 2^32 / (2 pi)
+
+/// Sines of a whole turn, and the first once more.
+const std::array<int32_t, (1u << kTableBits) + 1>& sines() {
+  static const auto table = [] {
+    std::array<int32_t, (1u << kTableBits) + 1> t{};
+    for (size_t i = 0; i < t.size(); ++i) {
+      const double angle = 2 * std::numbers::pi * static_cast<double>(i) / (1u << kTableBits);
+      t[i] = static_cast<int32_t>(std::lround(32768 * std::sin(angle)));
+    }
+    return t;
+  }();
+  return table;
+}
+
+int16_t sine_of(uint32_t phase) {
+  constexpr uint32_t kFraction = 32 - kTableBits;
+  const auto& table = sines();
+  const uint32_t index = phase >> kFraction;
+  const int64_t part = phase & ((1u << kFraction) - 1);
+  const int64_t low = table[index], high = table[index + 1];
+  const int64_t value =
+      low + (((high - low) * part + (int64_t{1} << (kFraction - 1))) >> kFraction);
+  return static_cast<int16_t>(std::min<int64_t>(value, 32767));
+}
+
+int16_t saturated(int32_t value) { return static_cast<int16_t>(std::clamp(value, -32768, 32767)); }
+
+/// Rounded product in units of 2^-15.
+int32_t product(int16_t a, int16_t b) { return (int32_t{a} * b + 0x4000) >> 15; }
+
+}  // namespace
+
+Rotary rotary_of(double base, uint32_t dim) {
+  BOWHEAD_ASSERT(dim > 0 && dim % 2 == 0 && dim < 65536 && base > 1);
+  const double ratio = std::pow(base, -2.0 / dim);
+  return {static_cast<uint16_t>(dim),
+          static_cast<uint32_t>(std::min(std::round(std::ldexp(ratio, 32)), 4294967295.0))};
+}
+
+Turn turn_of(uint32_t phase) { return {sine_of(phase + (1u << 30)), sine_of(phase)}; }
+
+void CentreRows::start(const Number& number, std::span<const uint8_t> exponents,
+                       std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary) {
+  channels_ = static_cast<uint32_t>(exponents.size());
+  row_.assign(channels_ + 64, 0);
+  all_zero_ = amplitudes.empty();
+  if (all_zero_) return;
+  BOWHEAD_ASSERT(amplitudes.size() == channels_);
+  half_ = rotary.dim / 2;
+  most_ = static_cast<int16_t>((1 << number.magnitude_bits) - 1);
+  least_ = static_cast<int16_t>(-most_ - 1);
+  const int fraction = 13 - number.magnitude_bits;  // a vector may be longer than its components
+  state_.resize(channels_ + 64);
+  right_.resize(channels_ + 64);
+  for (uint32_t c = 0; c < channels_; ++c) {
+    state_[c] = saturated(int32_t{amplitudes[c]} * (1 << (static_cast<int>(shift) + fraction)));
+    int right = fraction;
+    if (half_ != 0) {
+      const uint32_t partner = c % rotary.dim < half_ ? c + half_ : c - half_;
+      right -= std::max(exponents[partner] - exponents[c], 0);
+    }
+    right_[c] = static_cast<int16_t>(right < 0 ? 16 : right);
+  }
+  turns_.resize(half_);
+  uint64_t step = kTurnOfOneRadian;
+  for (Turn& turn : turns_) {
+    turn = turn_of(static_cast<uint32_t>(step));
+    step = step * rotary.ratio >> 32;
+  }
+  set_row();
+}
+
+void CentreRows::next() {
+  if (all_zero_ || half_ == 0) return;
+  for (uint32_t head = 0; head < channels_; head += 2 * half_) {
+    int16_t* x = state_.data() + head;
+    int16_t* y = x + half_;
+    for (uint32_t i = 0; i < half_; ++i) {
+      const Turn turn = turns_[i];
+      const int16_t a = x[i], b = y[i];
+      x[i] = saturated(product(a, turn.cosine) - product(b, turn.sine));
+      y[i] = saturated(product(a, turn.sine) + product(b, turn.cosine));
+    }
+  }
+  set_row();
+}
+
+void CentreRows::set_row() {
+  for (uint32_t c = 0; c < channels_; ++c) {
+    const auto value = static_cast<int16_t>(state_[c] >> std::min<int16_t>(right_[c], 15));
+    row_[c] = right_[c] == 16 ? int16_t{0} : std::clamp(value, least_, most_);
+  }
+}
+
+}  // namespace bowhead::compression

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a channel's values lie around: one number per channel, or, for keys that rotary position
+// embedding turned, one vector per pair of channels that turns with the token.
+//
+// All arithmetic is on integers, so that every CPU, device and language computes the same row.
+// Values are in units of 2^(E - mantissa_bits) of the channel, E being its largest exponent.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "compression/number.h"
+
+namespace bowhead::compression {
+
+/// Channel c of each head is turned together with channel c + dim / 2, by
+/// base^(-2 c / dim) radians more for every token.
+struct Rotary {
+  uint16_t dim = 0;    ///< channels of a head; 0: nothing is turned
+  uint32_t ratio = 0;  ///< base^(-2 / dim) in units of 2^-32
+
+  bool operator==(const Rotary&) const = default;
+};
+
+/// Of a model with this base ("rope theta") and head size. `dim` is even.
+Rotary rotary_of(double base, uint32_t dim);
+
+/// Cosine and sine in units of 2^-15, at most 32767, of a phase in units of 2^-32 turns.
+struct Turn {
+  int16_t cosine;
+  int16_t sine;
+};
+Turn turn_of(uint32_t phase);
+
+/// The rows of a tile's centre, one after the other. Reused from tile to tile: allocates only when
+/// the shape grows.
+class CentreRows {
+ public:
+  /// Of a tile: `amplitudes` (empty: all zero) in units of 2^shift, of channels whose largest
+  /// exponents are `exponents`. Turning, both of a pair are in units of the larger exponent.
+  void start(const Number& number, std::span<const uint8_t> exponents,
+             std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary);
+
+  bool all_zero() const { return all_zero_; }
+  /// Row of the current token: as many as channels, and 64 more that may be read.
+  const int16_t* row() const { return row_.data(); }
+  /// To the next token.
+  void next();
+
+ private:
+  void set_row();
+
+  bool all_zero_ = true;
+  uint32_t channels_ = 0;
+  uint32_t half_ = 0;  // of a head that turns; 0: nothing does
+  int16_t least_ = 0, most_ = 0;
+  std::vector<Turn> turns_;     // of a pair, per token
+  std::vector<int16_t> state_;  // by channel, with fraction bits
+  std::vector<int16_t> right_;  // shift that makes state_ a row; 16: none does
+  std::vector<int16_t> row_;
+};
+
+}  // namespace bowhead::compression

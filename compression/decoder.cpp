@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+#include <vector>
+
+#include "compression/frame_parts.h"
+
+namespace bowhead::compression {
+
+class Decoder::Impl {
+ public:
+  /// `planes` 0: exactly.
+  Status decode(ConstBytes bytes, uint32_t planes, Bytes out, ReadReport* report) {
+    const auto frame = open_frame(bytes);
+    if (!frame) return frame.status();
+    if (out.size() != frame->shape.size_bytes()) return Status::INVALID_ARGUMENT;
+    const Number* number = number_of(frame->shape.number);
+    if (planes > (number == nullptr ? 0 : number->planes())) return Status::INVALID_ARGUMENT;
+    read_bytes_ = sizeof(bh_frame_header) + frame->table.size();
+    uint64_t at = read_bytes_;
+    for (uint64_t tile = 0; tile < frame->tiling.tiles; ++tile) {
+      const uint64_t size = frame->table.empty() ? bytes.size() - at : frame->table_entry(tile);
+      if (size > bytes.size() - at) return Status::DAMAGED;
+      const uint32_t tokens = frame->tiling.tokens_of(frame->shape.tokens, tile);
+      const size_t values_bytes = tokens * frame->shape.row_bytes();
+      const Status status =
+          decode_tile(*frame, bytes.subspan(at, size), tokens, planes, out.first(values_bytes));
+      if (status != Status::OK) return status;
+      out = out.subspan(values_bytes);
+      at += size;
+    }
+    if (report != nullptr) report->bytes_read = read_bytes_;
+    return at == bytes.size() ? Status::OK : Status::DAMAGED;
+  }
+
+  Status decode_tokens(ConstBytes bytes, uint32_t outer, uint32_t first, uint32_t count,
+                       Bytes out) {
+    const auto frame = open_frame(bytes);
+    if (!frame) return frame.status();
+    const Shape& shape = frame->shape;
+    if (outer >= shape.outer || count == 0 || first >= shape.tokens ||
+        count > shape.tokens - first || out.size() != count * shape.row_bytes())
+      return Status::INVALID_ARGUMENT;
+    const Tiling& tiling = frame->tiling;
+    uint64_t at = sizeof(bh_frame_header) + frame->table.size();
+    const uint64_t begin = uint64_t{outer} * tiling.tiles_per_outer + first / tiling.tile_tokens;
+    for (uint64_t tile = 0; tile < begin; ++tile) at += frame->table_entry(tile);
+    for (uint64_t tile = begin; !out.empty(); ++tile) {
+      if (at > bytes.size()) return Status::DAMAGED;
+      const uint64_t size = frame->table.empty() ? bytes.size() - at : frame->table_entry(tile);
+      if (size > bytes.size() - at) return Status::DAMAGED;
+      const uint32_t tokens = tiling.tokens_of(shape.tokens, tile);
+      const uint32_t skipped = first % tiling.tile_tokens;
+      const uint32_t taken = std::min(tokens - skipped, count);
+      const size_t part = taken * shape.row_bytes();
+      if (taken == tokens) {
+        const Status status =
+            decode_tile(*frame, bytes.subspan(at, size), tokens, 0, out.first(part));
+        if (status != Status::OK) return status;
+      } else {
+        values_.resize(std::max(values_.size(), tokens * shape.row_bytes()));
+        const Bytes whole = Bytes(values_).first(tokens * shape.row_bytes());
+        const Status status = decode_tile(*frame, bytes.subspan(at, size), tokens, 0, whole);
+        if (status != Status::OK) return status;
+        std::memcpy(out.data(), whole.data() + skipped * shape.row_bytes(), part);
+      }
+      out = out.subspan(part);
+      first += taken;
+      count -= taken;
+      at += size;
+    }
+    return Status::OK;
+  }
+
+ private:
+  Status decode_tile(const Frame& frame, ConstBytes tile, uint32_t tokens, uint32_t planes,
+                     Bytes out) {
+    ByteReader from(tile);
+    const uint32_t layout = from.u8();
+    if (layout == BH_TILE_PLANES && number_of(frame.shape.number) != nullptr)
+      return decode_planes(frame, tile, from, tokens, planes, out);
+    if (layout != BH_TILE_STORED && layout != BH_TILE_BYTES)
+      return from.good() ? Status::UNSUPPORTED_CODEC : Status::DAMAGED;
+    const uint32_t codec = layout == BH_TILE_BYTES ? from.u8() : uint32_t{BH_STREAM_STORED};
+    if (codec > BH_STREAM_ZSTD) return Status::UNSUPPORTED_CODEC;
+    const uint32_t checksum = from.u32();
+    if (!from.good()) return Status::DAMAGED;
+    const ConstBytes coded = tile.subspan(from.at());
+    read_bytes_ += tile.size();
+    if (checksum32(coded) != checksum) return Status::DAMAGED;
+    return coder_.decode(static_cast<StreamCodec>(codec), coded, out) ? Status::OK
+                                                                      : Status::DAMAGED;
+  }
+
+  Status decode_planes(const Frame& frame, ConstBytes bytes, ByteReader& from, uint32_t tokens,
+                       uint32_t planes, Bytes out) {
+    const Number& number = *number_of(frame.shape.number);
+    const uint32_t channels = frame.shape.channels;
+    const size_t plane_bytes = (channels + 7) / 8 * size_t{tokens};
+    TileHead head;
+    if (const Status status = read_tile_head(from, number, plane_bytes, head); status != Status::OK)
+      return status;
+    const ConstBytes parameters = from.bytes(parameter_bytes(head, channels));
+    const size_t covered = from.at();
+    if (from.u32() != checksum32(bytes.first(covered)) || !from.good()) return Status::DAMAGED;
+    read_bytes_ += from.at();
+    if (!read_parameters(number, head, parameters, frame)) return Status::DAMAGED;
+
+    const bool exact = planes == 0;
+    Merge in{.plane_count = exact ? number.planes() : planes, .exact = exact};
+    if (const Status status =
+            read_streams(number, head, bytes.subspan(from.at()), tokens, channels, in);
+        status != Status::OK)
+      return status;
+    centre_.start(number, {exponents_.data(), channels}, amplitudes_, head.centre_shift,
+                  head.centre_turns ? frame.shape.rotary : Rotary{});
+    const TileFrame tile{number, tokens, channels, exponents_.data(), centre_};
+    return plane_kernels().merge(tile, in, out.data()) ? Status::OK : Status::DAMAGED;
+  }
+
+  bool read_parameters(const Number& number, const TileHead& head, ConstBytes packed,
+                       const Frame& frame) {
+    const uint32_t channels = frame.shape.channels;
+    if (head.centre_turns && frame.shape.rotary.dim == 0) return false;
+    exponents_.assign(channels + 64, 0);
+    const uint32_t most = (1u << number.exponent_bits) - 1;
+    for (uint32_t c = 0; c < channels; ++c) {
+      const uint32_t exponent = head.exponent_base + packed_value(packed, c, head.exponent_width);
+      if (exponent > most) return false;
+      exponents_[c] = static_cast<uint8_t>(exponent);
+    }
+    amplitudes_.clear();
+    if (head.centre_width == 0) return true;
+    const ConstBytes centres = packed.subspan((size_t{channels} * head.exponent_width + 7) / 8);
+    for (uint32_t c = 0; c < channels; ++c) {
+      const uint32_t value = packed_value(centres, c, head.centre_width);
+      const uint32_t sign = value >> (head.centre_width - 1u);
+      amplitudes_.push_back(static_cast<int16_t>(value - (sign << head.centre_width)));
+    }
+    return true;
+  }
+
+  /// Finds, verifies and decodes the streams that `in` wants.
+  Status read_streams(const Number& number, const TileHead& head, ConstBytes bytes, uint32_t tokens,
+                      uint32_t channels, Merge& in) {
+    const uint32_t streams = stream_count(number);
+    const uint64_t values = uint64_t{tokens} * channels;
+    const uint64_t room[] = {(values * number.remainder_bits + 7) / 8,
+                             values * number.element_bytes};
+    ByteReader from(bytes);
+    ConstBytes coded[kMaxStreams];
+    ConstBytes groups[kGroups];
+    for (uint32_t s = 0; s < streams; ++s) {
+      const StreamSize& stream = head.streams[s];
+      if (s >= number.planes() && stream.plain_bytes > room[s - number.planes()])
+        return Status::DAMAGED;
+      const uint32_t group = group_of(number, s);
+      const size_t at = from.at();
+      coded[s] = from.bytes(stream.coded_bytes);
+      if (!from.good()) return Status::DAMAGED;
+      const size_t begin =
+          groups[group].empty() ? at : static_cast<size_t>(groups[group].data() - bytes.data());
+      groups[group] = bytes.subspan(begin, from.at() - begin);
+    }
+    if (from.at() != bytes.size()) return Status::DAMAGED;
+    const uint32_t last = in.exact ? 3 : in.plane_count <= kFirstPlanes ? 1 : 2;
+    for (uint32_t group = 1; group <= last; ++group) {
+      if (checksum32(groups[group]) != head.checksums[group]) return Status::DAMAGED;
+    }
+    size_t needed = 0;
+    const uint32_t wanted = in.exact ? streams : in.plane_count;
+    for (uint32_t s = 0; s < wanted; ++s) needed += head.streams[s].plain_bytes;
+    plain_.resize(std::max(plain_.size(), needed));
+    Bytes to(plain_);
+    for (uint32_t s = 0; s < wanted; ++s) {
+      read_bytes_ += coded[s].size();
+      ConstBytes plain = coded[s];
+      if (head.streams[s].codec != StreamCodec::STORED) {
+        const Bytes part = to.first(head.streams[s].plain_bytes);
+        if (!coder_.decode(head.streams[s].codec, coded[s], part)) return Status::DAMAGED;
+        plain = part;
+        to = to.subspan(part.size());
+      }
+      if (s < number.planes())
+        in.planes[s] = plain.data();
+      else
+        (s == number.planes() ? in.remainder : in.exceptions) = plain;
+    }
+    return Status::OK;
+  }
+
+  StreamCoder coder_;
+  CentreRows centre_;
+  std::vector<uint8_t> exponents_, plain_, values_;
+  std::vector<int16_t> amplitudes_;
+  uint64_t read_bytes_ = 0;
+};
+
+Decoder::Decoder() : impl_(std::make_unique<Impl>()) {}
+Decoder::~Decoder() = default;
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder& Decoder::operator=(Decoder&&) noexcept = default;
+
+Status Decoder::decode(ConstBytes frame, Bytes out) {
+  return impl_->decode(frame, 0, out, nullptr);
+}
+
+Status Decoder::decode_tokens(ConstBytes frame, uint32_t outer, uint32_t first, uint32_t count,
+                              Bytes out) {
+  return impl_->decode_tokens(frame, outer, first, count, out);
+}
+
+Status Decoder::decode_prefix(ConstBytes frame, uint32_t planes, Bytes out, ReadReport* report) {
+  if (planes == 0) return Status::INVALID_ARGUMENT;
+  return impl_->decode(frame, planes, out, report);
+}
+
+}  // namespace bowhead::compression

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+#include <vector>
+
+#include "base/assert.h"
+#include "compression/fit.h"
+#include "compression/frame_parts.h"
+
+namespace bowhead::compression {
+namespace {
+
+struct ProfileRules {
+  StreamCodec codec;
+  int level;
+  uint32_t least_saved_parts;  ///< a coded stream is kept if it saves 1 / so much at least
+};
+
+ProfileRules rules_of(Profile profile) {
+  switch (profile) {
+    case Profile::FAST:
+      return {StreamCodec::LZ4, 0, 16};
+    case Profile::BALANCED:
+      return {StreamCodec::ZSTD, 1, 8};
+    case Profile::DENSE:
+      return {StreamCodec::ZSTD, 1, 100};
+  }
+  return {StreamCodec::STORED, 0, 1};
+}
+
+bool all_zero(ConstBytes bytes) {
+  return bytes.empty() ||
+         (bytes[0] == 0 && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
+}
+
+}  // namespace
+
+class Encoder::Impl {
+ public:
+  explicit Impl(Profile profile) : rules_(rules_of(profile)) {}
+
+  Result<size_t> encode(const Shape& shape, ConstBytes values, Bytes out) {
+    if (!valid_shape(shape))
+      return Error{Status::INVALID_ARGUMENT, "a frame needs a shape with values in it"};
+    if (values.size() != shape.size_bytes() || out.size() < frame_bound(shape))
+      return Error{Status::INVALID_ARGUMENT, "the buffers do not fit the shape of the frame"};
+    const uint32_t tile_tokens = tile_tokens_of(shape);
+    const Tiling tiling = tiling_of(shape.outer, shape.tokens, tile_tokens);
+    bh_frame_header header{.magic = BH_FRAME_MAGIC,
+                           .version = BH_FRAME_VERSION,
+                           .number = static_cast<uint8_t>(shape.number),
+                           .channels = static_cast<uint16_t>(shape.channels),
+                           .outer = shape.outer,
+                           .tokens = shape.tokens,
+                           .tile_tokens = static_cast<uint16_t>(tile_tokens),
+                           .rotary_dim = shape.rotary.dim,
+                           .rotary_ratio = shape.rotary.ratio};
+    const size_t table_bytes = tiling.tiles > 1 ? tiling.tiles * 4 : 0;
+    const Bytes table = out.subspan(sizeof header, table_bytes);
+    size_t at = sizeof header + table_bytes;
+    for (uint64_t tile = 0; tile < tiling.tiles; ++tile) {
+      const uint32_t tokens = tiling.tokens_of(shape.tokens, tile);
+      const size_t bytes = tokens * shape.row_bytes();
+      const auto size =
+          static_cast<uint32_t>(encode_tile(shape, tokens, values.first(bytes), out.subspan(at)));
+      if (!table.empty()) std::memcpy(table.data() + tile * 4, &size, 4);
+      values = values.subspan(bytes);
+      at += size;
+    }
+    header.table_checksum = table_checksum(header, table);
+    std::memcpy(out.data(), &header, sizeof header);
+    return at;
+  }
+
+ private:
+  /// At most kStoredTileHeadBytes more than the values.
+  size_t encode_tile(const Shape& shape, uint32_t tokens, ConstBytes values, Bytes out) {
+    const Number* number = number_of(shape.number);
+    const size_t limit = values.size() + kStoredTileHeadBytes;
+    size_t size = number == nullptr ? encode_bytes(values, out)
+                                    : encode_planes(*number, shape, tokens, values, out);
+    if (size != 0 && size < limit) return size;
+    ByteWriter to(out.data());
+    to.u8(BH_TILE_STORED);
+    to.u32(checksum32(values));
+    to.bytes(values);
+    return to.size();
+  }
+
+  size_t encode_bytes(ConstBytes values, Bytes out) {
+    constexpr size_t kHead = 2 + 4;
+    const size_t most = values.size() - values.size() / rules_.least_saved_parts;
+    const size_t size = coder_.encode(rules_.codec, rules_.level, values, out.subspan(kHead), most);
+    if (size == 0) return 0;
+    ByteWriter to(out.data());
+    to.u8(BH_TILE_BYTES);
+    to.u8(static_cast<uint32_t>(rules_.codec));
+    to.u32(checksum32(out.subspan(kHead, size)));
+    return kHead + size;
+  }
+
+  /// 0 if it does not fit.
+  size_t encode_planes(const Number& number, const Shape& shape, uint32_t tokens, ConstBytes values,
+                       Bytes out) {
+    const uint32_t channels = shape.channels;
+    make_room(number, tokens, channels);
+    if (number.is_float())
+      kernels_.largest_exponents(number, values.data(), tokens, channels, exponents_.data());
+    split(number, shape, tokens, values);
+
+    TileHead head;
+    set_parameters(number, channels, head);
+    const uint32_t streams = stream_count(number);
+    ConstBytes plain[kMaxStreams];
+    for (uint32_t s = 0; s < number.planes(); ++s)
+      plain[s] = {split_.planes[s], (channels + 7) / 8 * size_t{tokens}};
+    plain[streams - 2] = {split_.remainder, (split_.remainder_bits + 7) / 8};
+    plain[streams - 1] = {split_.exceptions, size_t{split_.exception_count} * number.element_bytes};
+    ConstBytes coded[kMaxStreams];
+    code_streams(number, plain, coded, head);
+    return assemble(number, channels, coded, head, out);
+  }
+
+  void make_room(const Number& number, uint32_t tokens, uint32_t channels) {
+    const size_t plane = (channels + 7) / 8 * size_t{tokens} + 8;
+    const size_t values = size_t{tokens} * channels;
+    const size_t remainder = (values * number.remainder_bits + 7) / 8 + 16;
+    const size_t exceptions = values * number.element_bytes;
+    const size_t all = number.planes() * plane + remainder + exceptions;
+    if (plain_.size() < all) plain_.resize(all);
+    if (coded_.size() < all) coded_.resize(all);
+    if (exponents_.size() < channels + 64) exponents_.resize(channels + 64);
+    if (beyond_.size() < channels + 64) beyond_.resize(channels + 64);
+    uint8_t* at = plain_.data();
+    for (uint32_t p = 0; p < number.planes(); ++p, at += plane) split_.planes[p] = at;
+    split_.remainder = at;
+    split_.exceptions = at + remainder;
+    split_.beyond = beyond_.data();
+  }
+
+  /// Fits a centre and splits; a channel whose values lie too far from it does without.
+  void split(const Number& number, const Shape& shape, uint32_t tokens, ConstBytes values) {
+    const uint32_t channels = shape.channels;
+    const std::span<const uint8_t> exponents(exponents_.data(), channels);
+    centre_ = {};
+    if (number.is_float())
+      centre_ = fitter_.fit(number, values.data(), tokens, channels, exponents, shape.rotary);
+    for (bool again = true; again;) {
+      const Rotary rotary = centre_.turns ? shape.rotary : Rotary{};
+      rows_.start(number, exponents, centre_.amplitudes, centre_.shift, rotary);
+      const TileFrame tile{number, tokens, channels, exponents_.data(), rows_};
+      kernels_.split(tile, values.data(), split_);
+      again = false;
+      for (uint32_t c = 0; c < channels && !centre_.amplitudes.empty(); ++c) {
+        if (beyond_[c] == 0) continue;
+        again = true;
+        centre_.amplitudes[c] = 0;
+        if (!centre_.turns) continue;
+        const uint32_t half = rotary.dim / 2u;
+        centre_.amplitudes[c % rotary.dim < half ? c + half : c - half] = 0;
+      }
+    }
+  }
+
+  void set_parameters(const Number& number, uint32_t channels, TileHead& head) {
+    head.centre_width = centre_.amplitudes.empty() ? 0 : centre_.width;
+    head.centre_shift = head.centre_width == 0 ? 0 : centre_.shift;
+    head.centre_turns = head.centre_width != 0 && centre_.turns;
+    if (!number.is_float()) return;
+    const auto [least, most] =
+        std::minmax_element(exponents_.begin(), exponents_.begin() + channels);
+    head.exponent_base = *least;
+    head.exponent_width =
+        static_cast<uint8_t>(std::bit_width(static_cast<uint8_t>(*most - *least)));
+  }
+
+  /// Planes are tried from the top until one does not get smaller. All are tried if the sign does:
+  /// then tokens repeat.
+  void code_streams(const Number& number, const ConstBytes* plain, ConstBytes* coded,
+                    TileHead& head) {
+    const uint32_t streams = stream_count(number);
+    Bytes room(coded_);
+    bool sign_shrank = false, worth_it = true;
+    for (uint32_t s = 0; s < streams; ++s) {
+      StreamSize& stream = head.streams[s];
+      stream = {StreamCodec::STORED, plain[s].size(), plain[s].size()};
+      coded[s] = plain[s];
+      if (all_zero(plain[s])) {
+        stream.codec = StreamCodec::ZERO;
+        stream.coded_bytes = 0;
+        coded[s] = {};
+        continue;
+      }
+      const bool plane = s < number.planes();
+      if (!(s == 0 || sign_shrank || (plane ? worth_it : s == streams - 1))) continue;
+      const size_t most = plain[s].size() - plain[s].size() / rules_.least_saved_parts - 1;
+      const size_t size = coder_.encode(rules_.codec, rules_.level, plain[s], room, most);
+      if (s == 0)
+        sign_shrank = size != 0 && size < plain[s].size() / 8 * 7;
+      else
+        worth_it = size != 0;
+      if (size == 0) continue;
+      stream.codec = rules_.codec;
+      stream.coded_bytes = size;
+      coded[s] = room.first(size);
+      room = room.subspan(size);
+    }
+  }
+
+  /// 0 if it does not fit.
+  size_t assemble(const Number& number, uint32_t channels, const ConstBytes* coded, TileHead& head,
+                  Bytes out) {
+    const uint32_t streams = stream_count(number);
+    uint64_t size = kMaxTileHeadBytes + parameter_bytes(head, channels);
+    for (uint32_t s = 0; s < streams; ++s) size += coded[s].size();
+    if (size > out.size()) return 0;
+
+    // The streams first, behind where the head ends: their checksums stand in it.
+    ByteWriter measured(out.data());
+    write_tile_head(measured, number, head);
+    const size_t head_bytes = measured.size() + parameter_bytes(head, channels) + 4;
+    ByteWriter body(out.data() + head_bytes);
+    head.checksums.fill(checksum32({}));  // of what a group without planes holds
+    size_t group_begin = 0;
+    for (uint32_t s = 0; s < streams; ++s) {
+      body.bytes(coded[s]);
+      const uint32_t group = group_of(number, s);
+      if (s + 1 < streams && group_of(number, s + 1) == group) continue;
+      head.checksums[group] =
+          checksum32({out.data() + head_bytes + group_begin, body.size() - group_begin});
+      group_begin = body.size();
+    }
+    ByteWriter to(out.data());
+    write_tile_head(to, number, head);
+    std::vector<uint8_t>& deltas = beyond_;  // its use is over
+    for (uint32_t c = 0; c < channels; ++c)
+      deltas[c] = static_cast<uint8_t>(exponents_[c] - head.exponent_base);
+    to.packed(std::span(deltas).first(channels), head.exponent_width);
+    to.packed(centre_.amplitudes, head.centre_width);
+    to.u32(checksum32({out.data(), to.size()}));
+    BOWHEAD_ASSERT(to.size() == head_bytes);
+    return head_bytes + body.size();
+  }
+
+  const ProfileRules rules_;
+  const PlaneKernels& kernels_ = plane_kernels();
+  StreamCoder coder_;
+  CentreFitter fitter_;
+  Centre centre_;
+  CentreRows rows_;
+  Split split_{};
+  std::vector<uint8_t> plain_, coded_, exponents_, beyond_;
+};
+
+Encoder::Encoder(Profile profile) : impl_(std::make_unique<Impl>(profile)) {}
+Encoder::~Encoder() = default;
+Encoder::Encoder(Encoder&&) noexcept = default;
+Encoder& Encoder::operator=(Encoder&&) noexcept = default;
+
+Result<size_t> Encoder::encode(const Shape& shape, ConstBytes values, Bytes out) {
+  return impl_->encode(shape, values, out);
+}
+
+}  // namespace bowhead::compression

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compression/fit.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace bowhead::compression {
+namespace {
+
+constexpr uint32_t kSamples = 64;
+
+uint32_t partner_of(uint32_t channel, const Rotary& rotary) {
+  const uint32_t half = rotary.dim / 2u;
+  return channel % rotary.dim < half ? channel + half : channel - half;
+}
+
+/// Values of one token as floats.
+void load_row(const Number& number, const uint8_t* from, uint32_t channels, float* to) {
+  if (number.exponent_bits == 8) {  // bf16
+    for (uint32_t c = 0; c < channels; ++c) {
+      uint16_t bits;
+      std::memcpy(&bits, from + c * 2, 2);
+      to[c] = std::bit_cast<float>(uint32_t{bits} << 16);
+    }
+    return;
+  }
+  // The fields moved to those of a float, and its bias put right by a product.
+  const uint32_t rest = (1u << (number.exponent_bits + number.mantissa_bits)) - 1;
+  const uint32_t sign = number.element_bytes * 8u - 1;
+  const float scale = std::ldexp(1.0f, 127 - ((1 << (number.exponent_bits - 1)) - 1));
+  for (uint32_t c = 0; c < channels; ++c) {
+    uint32_t bits = from[c * number.element_bytes];
+    if (number.element_bytes == 2) bits |= uint32_t{from[c * 2 + 1]} << 8;
+    to[c] =
+        std::bit_cast<float>((bits & rest) << (23 - number.mantissa_bits) | (bits >> sign) << 31) *
+        scale;
+  }
+}
+
+}  // namespace
+
+void CentreFitter::set_turns(uint32_t samples, uint32_t step, const Rotary& rotary) {
+  const TurnKey key{samples, step, rotary};
+  if (key == turned_) return;
+  turned_ = key;
+  const uint32_t half = rotary.dim / 2u;
+  cosines_.resize(samples * half);
+  sines_.resize(samples * half);
+  uint64_t per_token = 683565276;  // of one radian, in units of 2^-32 turns (centre.cpp)
+  for (uint32_t pair = 0; pair < half; ++pair) {
+    for (uint32_t s = 0; s < samples; ++s) {
+      const Turn turn = turn_of(static_cast<uint32_t>(per_token * s * step));
+      cosines_[s * half + pair] = static_cast<float>(turn.cosine) / 32768;
+      sines_[s * half + pair] = static_cast<float>(turn.sine) / 32768;
+    }
+    per_token = per_token * rotary.ratio >> 32;
+  }
+}
+
+void CentreFitter::accumulate(const Number& number, const void* values, uint32_t samples,
+                              uint32_t step, uint32_t channels, const Rotary& rotary) {
+  const auto* from = static_cast<const uint8_t*>(values);
+  const uint32_t half = rotary.dim / 2u;
+  energy_.assign(channels, 0);
+  mean_.assign(channels, 0);
+  vector_.assign(channels, 0);
+  row_.resize(channels);
+  float* __restrict row = row_.data();
+  float* __restrict energy = energy_.data();
+  float* __restrict mean = mean_.data();
+  for (uint32_t s = 0; s < samples; ++s) {
+    load_row(number, from + size_t{s} * step * channels * number.element_bytes, channels, row);
+    const float* __restrict scale = scale_.data();
+    for (uint32_t c = 0; c < channels; ++c) {
+      row[c] *= scale[c];
+      energy[c] += row[c] * row[c];
+      mean[c] += row[c];
+    }
+    for (uint32_t head = 0; half != 0 && head < channels; head += 2 * half) {
+      const float* __restrict x = row + head;
+      const float* __restrict y = x + half;
+      const float* __restrict cosine = cosines_.data() + s * half;
+      const float* __restrict sine = sines_.data() + s * half;
+      float* __restrict u = vector_.data() + head;
+      float* __restrict v = u + half;
+      for (uint32_t i = 0; i < half; ++i) {
+        u[i] += x[i] * cosine[i] + y[i] * sine[i];
+        v[i] += y[i] * cosine[i] - x[i] * sine[i];
+      }
+    }
+  }
+}
+
+const Centre& CentreFitter::fit(const Number& number, const void* values, uint32_t tokens,
+                                uint32_t channels, std::span<const uint8_t> exponents,
+                                const Rotary& rotary) {
+  centre_.amplitudes.clear();
+  centre_.width = 0;
+  if (tokens < 8) return centre_;
+  const uint32_t step = std::max(tokens / kSamples, 1u),
+                 samples = std::min(tokens / step, kSamples);
+  const uint32_t half = rotary.dim / 2u;
+  if (half != 0) set_turns(samples, step, rotary);
+  const int bias = (1 << (number.exponent_bits - 1)) - 1;
+  scale_.resize(channels);
+  for (uint32_t c = 0; c < channels; ++c) {
+    const uint8_t largest =
+        half == 0 ? exponents[c] : std::max(exponents[c], exponents[partner_of(c, rotary)]);
+    scale_[c] = std::ldexp(1.0f, number.mantissa_bits + bias - largest);
+  }
+  accumulate(number, values, samples, step, channels, rotary);
+
+  // Bits that a centre saves, per token: half the logarithm of what is left of the energy.
+  const auto n = static_cast<float>(samples);
+  float saved_by_mean = 0, saved_by_vector = 0;
+  for (uint32_t c = 0; c < channels; ++c) {
+    const float left = energy_[c] - mean_[c] * mean_[c] / n;
+    saved_by_mean += std::log2((energy_[c] + n) / (std::max(left, 0.0f) + n));
+  }
+  for (uint32_t c = 0; half != 0 && c < channels; ++c) {
+    if (c % rotary.dim >= half) continue;
+    const float all = energy_[c] + energy_[c + half];
+    const float left = all - (vector_[c] * vector_[c] + vector_[c + half] * vector_[c + half]) / n;
+    saved_by_vector += 2 * std::log2((all + n) / (std::max(left, 0.0f) + n));
+  }
+  const bool turns = saved_by_vector > saved_by_mean;
+  centre_.turns = turns;
+  centre_.shift =
+      static_cast<uint8_t>(std::max(number.magnitude_bits - (tokens >= 128 ? 6 : 4), 0));
+  const float cost = static_cast<float>(channels * (number.magnitude_bits - centre_.shift + 1u));
+  const float gain = 0.5f * static_cast<float>(tokens) * std::max(saved_by_mean, saved_by_vector);
+  if (!(gain > cost)) return centre_;
+
+  const float unit = n * static_cast<float>(1u << centre_.shift);
+  const float most = static_cast<float>(1u << (number.magnitude_bits - centre_.shift)) * 1.4f;
+  uint32_t width = 0;
+  for (uint32_t c = 0; c < channels; ++c) {
+    // A mean is in units of the channel itself.
+    const float own =
+        turns || half == 0
+            ? 1.0f
+            : std::ldexp(1.0f, std::max(exponents[partner_of(c, rotary)] - exponents[c], 0));
+    const float amplitude = (turns ? vector_[c] : mean_[c] * own) / unit;
+    const float clamped =
+        std::isfinite(amplitude) ? std::clamp(std::round(amplitude), -most, most) : 0;
+    const auto value = static_cast<int16_t>(clamped);
+    centre_.amplitudes.push_back(value);
+    width = std::max(width, static_cast<uint32_t>(
+                                std::bit_width(static_cast<uint16_t>(value < 0 ? ~value : value))) +
+                                1);
+  }
+  centre_.width = static_cast<uint8_t>(width);
+  return centre_;
+}
+
+}  // namespace bowhead::compression

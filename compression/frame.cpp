@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compression/frame.h"
+
+#include <bowhead/format/frame.h>
+
+#include <cstring>
+
+#include "base/checksum.h"
+#include "compression/frame_parts.h"
+
+namespace bowhead::compression {
+
+uint32_t checksum32(ConstBytes bytes) {
+  return static_cast<uint32_t>(hash64(bytes.data(), bytes.size()));
+}
+
+uint32_t table_checksum(const bh_frame_header& header, ConstBytes table) {
+  constexpr size_t kBefore = offsetof(bh_frame_header, table_checksum);
+  return static_cast<uint32_t>(hash64(table.data(), table.size(), hash64(&header, kBefore)));
+}
+
+size_t frame_bound(const Shape& shape) {
+  if (!valid_shape(shape)) return 0;
+  const Tiling tiling = tiling_of(shape.outer, shape.tokens, tile_tokens_of(shape));
+  return sizeof(bh_frame_header) + tiling.tiles * (4 + kStoredTileHeadBytes) + shape.size_bytes();
+}
+
+bool valid_shape(const Shape& shape) {
+  const bool known = shape.number == NumberKind::BYTES || number_of(shape.number) != nullptr;
+  const Rotary& rotary = shape.rotary;
+  const bool turns = rotary.dim != 0;
+  const bool turnable = rotary.dim % 2 == 0 && rotary.ratio != 0 &&
+                        shape.channels % std::max<uint32_t>(rotary.dim, 1) == 0;
+  return known && shape.outer > 0 && shape.tokens > 0 && shape.channels > 0 &&
+         shape.channels <= UINT16_MAX &&
+         (shape.number != NumberKind::BYTES || shape.channels == 1) &&
+         (turns ? turnable && shape.number != NumberKind::BYTES : rotary.ratio == 0) &&
+         shape.size_bytes() / shape.outer / shape.tokens == shape.row_bytes() &&
+         shape.size_bytes() <= kMaxValuesBytes;
+}
+
+uint32_t tile_tokens_of(const Shape& shape) {
+  constexpr uint64_t kTileBytes = 64 << 10, kMostBytes = 1 << 20, kGoodTokens = 128;
+  if (shape.number == NumberKind::BYTES)
+    return static_cast<uint32_t>(std::min<uint64_t>(shape.tokens, kTileBytes - 1024));
+  const uint64_t row = shape.row_bytes();
+  const uint64_t most = std::max<uint64_t>(kMostBytes / row, 1);
+  const uint64_t wanted =
+      std::min<uint64_t>(std::min(std::max(kTileBytes / row, kGoodTokens), most), UINT16_MAX);
+  const uint64_t tiles = (shape.tokens + wanted - 1) / wanted;
+  return static_cast<uint32_t>((shape.tokens + tiles - 1) / tiles);
+}
+
+Result<Frame> open_frame(ConstBytes bytes) {
+  bh_frame_header header;
+  if (bytes.size() < sizeof header) return Error{Status::DAMAGED, "a frame ends in its header"};
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.magic != BH_FRAME_MAGIC) return Error{Status::DAMAGED, "this is no frame"};
+  if (header.version != BH_FRAME_VERSION)
+    return Error{Status::UNSUPPORTED_CODEC,
+                 "a frame is of a version that this build does not know"};
+  Frame frame;
+  frame.bytes = bytes;
+  frame.shape = {static_cast<NumberKind>(header.number),
+                 header.outer,
+                 header.tokens,
+                 header.channels,
+                 {header.rotary_dim, header.rotary_ratio}};
+  const bool known = frame.shape.number == NumberKind::BYTES || number_of(frame.shape.number);
+  if (!known)
+    return Error{Status::UNSUPPORTED_CODEC,
+                 "a frame is of a kind of number that this build does not know"};
+  if (!valid_shape(frame.shape) || header.tile_tokens == 0)
+    return Error{Status::DAMAGED, "a frame has a shape that no tensor has"};
+  frame.tiling = tiling_of(header.outer, header.tokens, header.tile_tokens);
+  const ConstBytes rest = bytes.subspan(sizeof header);
+  // Every tile has a byte at least, so a table that is there bounds the shape.
+  const uint64_t table_bytes = frame.tiling.tiles > 1 ? frame.tiling.tiles * 4 : 0;
+  if (table_bytes > rest.size()) return Error{Status::DAMAGED, "a frame ends in its table"};
+  frame.table = rest.first(table_bytes);
+  if (table_checksum(header, frame.table) != header.table_checksum)
+    return Error{Status::DAMAGED, "the header of a frame does not match its checksum"};
+  return frame;
+}
+
+Result<FrameInfo> frame_info(ConstBytes bytes) {
+  const auto frame = open_frame(bytes);
+  if (!frame) return frame.error();
+  const Number* number = number_of(frame->shape.number);
+  uint64_t size = sizeof(bh_frame_header) + frame->table.size();
+  for (uint64_t tile = 0; tile < frame->table.size() / 4; ++tile) size += frame->table_entry(tile);
+  if (frame->table.empty()) size = bytes.size();
+  if (size != bytes.size()) return Error{Status::DAMAGED, "a frame has another size than it says"};
+  return FrameInfo{frame->shape, frame->tiling.tile_tokens,
+                   number == nullptr ? 0 : number->planes(), size};
+}
+
+// ---- heads of tiles ----
+
+void write_tile_head(ByteWriter& to, const Number& number, const TileHead& head) {
+  const uint32_t streams = stream_count(number);
+  to.u8(BH_TILE_PLANES);
+  to.u8(head.exponent_base);
+  to.u8(head.exponent_width | uint32_t{head.centre_width} << 4);
+  to.u8(head.centre_shift | (head.centre_turns ? 0x80u : 0u));
+  for (uint32_t s = 0; s < streams; s += 2) {
+    const uint32_t next = s + 1 < streams ? static_cast<uint32_t>(head.streams[s + 1].codec) : 0;
+    to.u8(static_cast<uint32_t>(head.streams[s].codec) | next << 4);
+  }
+  for (uint32_t s = 0; s < streams; ++s) {
+    const StreamSize& stream = head.streams[s];
+    if (s >= number.planes()) to.varint(stream.plain_bytes);
+    if (stream.codec >= StreamCodec::LZ4) to.varint(stream.coded_bytes);
+  }
+  for (uint32_t group = 1; group < kGroups; ++group) to.u32(head.checksums[group]);
+}
+
+Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_bytes,
+                      TileHead& head) {
+  const uint32_t streams = stream_count(number);
+  head.exponent_base = static_cast<uint8_t>(from.u8());
+  const uint32_t widths = from.u8(), centre = from.u8();
+  head.exponent_width = widths & 0xF;
+  head.centre_width = static_cast<uint8_t>(widths >> 4);
+  head.centre_shift = centre & 0x7F;
+  head.centre_turns = (centre & 0x80) != 0;
+  if (head.exponent_width > 8 || head.centre_shift > 15) return Status::DAMAGED;
+  uint32_t pair = 0;
+  for (uint32_t s = 0; s < streams; ++s) {
+    pair = s % 2 == 0 ? from.u8() : pair >> 4;
+    head.streams[s].codec = static_cast<StreamCodec>(pair & 0xF);
+  }
+  for (uint32_t s = 0; s < streams; ++s) {
+    StreamSize& stream = head.streams[s];
+    if (stream.codec > StreamCodec::ZSTD) return Status::UNSUPPORTED_CODEC;
+    stream.plain_bytes = s < number.planes() ? plane_bytes : from.varint();
+    stream.coded_bytes = stream.codec == StreamCodec::ZERO     ? 0
+                         : stream.codec == StreamCodec::STORED ? stream.plain_bytes
+                                                               : from.varint();
+  }
+  for (uint32_t group = 1; group < kGroups; ++group) head.checksums[group] = from.u32();
+  return from.good() ? Status::OK : Status::DAMAGED;
+}
+
+}  // namespace bowhead::compression

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What encoder and decoder share: headers of frames and tiles (docs/frame.md).
+#pragma once
+
+#include <bowhead/format/frame.h>
+
+#include "compression/frame.h"
+#include "compression/tile_head.h"
+
+namespace bowhead::compression {
+
+/// Sizes of streams within a tile, and offsets in a frame, stay far below 2^32.
+inline constexpr uint64_t kMaxValuesBytes = uint64_t{1} << 31;
+inline constexpr size_t kStoredTileHeadBytes = 1 + 4;  // layout, checksum
+
+bool valid_shape(const Shape& shape);
+
+/// How many tokens a new frame has in a tile.
+uint32_t tile_tokens_of(const Shape& shape);
+
+/// A frame whose header is good.
+struct Frame {
+  Shape shape;
+  Tiling tiling;
+  ConstBytes bytes;
+  ConstBytes table;  ///< sizes of the tiles; empty if there is one
+
+  uint64_t table_entry(uint64_t tile) const {
+    uint32_t size;
+    std::memcpy(&size, table.data() + tile * 4, 4);
+    return size;
+  }
+};
+
+/// DAMAGED, UNSUPPORTED_CODEC.
+Result<Frame> open_frame(ConstBytes bytes);
+
+uint32_t checksum32(ConstBytes bytes);
+/// Of a header and the sizes of the tiles.
+uint32_t table_checksum(const bh_frame_header& header, ConstBytes table);
+
+/// All of a planes tile's head up to the parameters, and back; reading begins behind the layout.
+void write_tile_head(ByteWriter& to, const Number& number, const TileHead& head);
+Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_bytes, TileHead& head);
+
+/// The most that write_tile_head() writes, and the checksum behind the parameters.
+inline constexpr size_t kMaxTileHeadBytes =
+    4 + kMaxStreams / 2 + 1 + (kMaxStreams + 2) * 6 + kGroups * 4;
+
+}  // namespace bowhead::compression

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kinds of numbers, as the planes see them: sign, exponent, mantissa.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+
+namespace bowhead::compression {
+
+/// Numbers of frames (bowhead/format/frame.h).
+enum class NumberKind : uint8_t {
+  BF16 = 1,
+  FP16 = 2,
+  FP8_E4M3 = 3,
+  FP8_E5M2 = 4,
+  INT8 = 5,
+  BYTES = 6
+};
+
+/// How a kind is cut. Exponents are taken as they are stored and every mantissa gets a one in
+/// front, so that each bit pattern, denormal, infinite or not a number, is just a number.
+struct Number {
+  uint8_t element_bytes;
+  uint8_t exponent_bits;  ///< 0: an integer
+  uint8_t mantissa_bits;
+  uint8_t
+      magnitude_bits;  ///< planes below the sign: the mantissa and its one, or all of an integer
+  uint8_t remainder_bits;  ///< a value up to so many binades below its channel's largest is exact
+                           ///< in planes and remainder; what lies lower is an exception
+
+  bool is_float() const { return exponent_bits != 0; }
+  uint32_t planes() const { return magnitude_bits + 1u; }
+};
+
+inline constexpr uint32_t kMaxPlanes = 12;
+inline constexpr uint32_t kMaxRemainderBits = 12;
+
+inline constexpr Number kNumbers[] = {
+    {2, 8, 7, 8, 8}, {2, 5, 10, 11, 11}, {1, 4, 3, 4, 12}, {1, 5, 2, 3, 12}, {1, 0, 0, 7, 0}};
+
+/// Null if there is no such kind, or for BYTES.
+constexpr const Number* number_of(NumberKind kind) {
+  const auto index = static_cast<uint8_t>(kind) - 1u;
+  return index < std::size(kNumbers) ? &kNumbers[index] : nullptr;
+}
+
+constexpr uint32_t element_bytes(NumberKind kind) {
+  const Number* number = number_of(kind);
+  return number == nullptr ? 1 : number->element_bytes;
+}
+
+}  // namespace bowhead::compression

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between the values of a tile and its planes: what exists once per instruction set.
+//
+// With E the largest exponent of a channel and a value's significand (mantissa with its one) s,
+// exponent E - e and sign: t = s >> e, of magnitude_bits bits, is the value cut to a multiple of
+// the channel's unit; q = t or ~t is that with the sign; d = q - centre. Plane 0 is the sign of d,
+// planes 1.. the bits of d or ~d, the highest first. What is left are the low e bits of s: the
+// remainder. A value of e > remainder_bits is an exception: all its bits but the sign are kept
+// apart.
+//
+// Rows of planes are whole bytes, one bit per channel, the first channel lowest. The remainder is a
+// stream of bits, the first lowest: for each token, for each 64 channels, for k = 1, 2, ..: bit
+// e - k of the significands of those channels that have e >= k, ascending. Exceptions have no
+// bits after the one that shows what they are (k = remainder_bits + 1 - magnitude_bits).
+//
+// Integers are their own q; they have neither remainder nor exceptions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/cpu.h"
+#include "compression/centre.h"
+#include "compression/number.h"
+
+namespace bowhead::compression {
+
+/// A tile's shape and what its planes are relative to.
+struct TileFrame {
+  const Number& number;
+  uint32_t tokens;
+  uint32_t channels;
+  const uint8_t* exponents;  ///< by channel, 64 more may be read; null for integers
+  CentreRows& centre;        ///< started
+
+  size_t row_bytes() const { return (channels + 7) / 8; }
+  size_t plane_bytes() const { return row_bytes() * tokens; }
+};
+
+struct Split {
+  uint8_t* planes[kMaxPlanes + 1];  ///< out: each plane_bytes() and 8 more that may be written
+  uint8_t* remainder;               ///< out: remainder_room() bytes
+  uint64_t remainder_bits = 0;      ///< out
+  uint8_t* exceptions;              ///< out: room for every value
+  uint32_t exception_count = 0;     ///< out
+  uint8_t* beyond;  ///< out, by channel, 64 more that may be written: not 0 if some d has too many
+                    ///< bits; then the planes mean nothing
+};
+
+struct Merge {
+  const uint8_t* planes[kMaxPlanes + 1];  ///< each plane_bytes()
+  uint32_t plane_count;                   ///< those that there are, 1 or more
+  bool exact;                             ///< all planes, remainder and exceptions are there
+  std::span<const uint8_t> remainder;     ///< if exact
+  std::span<const uint8_t> exceptions;    ///< if exact
+};
+
+struct PlaneKernels {
+  /// Largest exponent per channel. 64 more may be written.
+  void (*largest_exponents)(const Number& number, const void* values, uint32_t tokens,
+                            uint32_t channels, uint8_t* exponents);
+  void (*split)(const TileFrame& tile, const void* values, Split& out);
+  /// False: the remainder or the exceptions are not as long as the planes say.
+  bool (*merge)(const TileFrame& tile, const Merge& in, void* values);
+};
+
+inline size_t remainder_room(const TileFrame& tile) {
+  return (size_t{tile.tokens} * tile.channels * tile.number.remainder_bits + 7) / 8 + 16;
+}
+
+/// The set of a level that this CPU has (asserted); of cpu_features().isa.
+const PlaneKernels& plane_kernels(IsaLevel level);
+const PlaneKernels& plane_kernels();
+
+extern const PlaneKernels kPlaneKernelsScalar;
+extern const PlaneKernels kPlaneKernelsAvx512;
+
+}  // namespace bowhead::compression

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "compression/stream.h"
+
+#include <lz4.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <new>
+
+namespace bowhead::compression {
+
+struct StreamCoder::State {
+  ZSTD_CCtx* compressor = ZSTD_createCCtx();
+  ZSTD_DCtx* decompressor = ZSTD_createDCtx();
+  LZ4_stream_t lz4;
+
+  State() {
+    if (compressor == nullptr || decompressor == nullptr) throw std::bad_alloc();
+    ZSTD_CCtx_setParameter(compressor, ZSTD_c_contentSizeFlag, 0);
+    ZSTD_CCtx_setParameter(compressor, ZSTD_c_checksumFlag, 0);
+  }
+  ~State() {
+    ZSTD_freeCCtx(compressor);
+    ZSTD_freeDCtx(decompressor);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+};
+
+StreamCoder::StreamCoder() : state_(std::make_unique<State>()) {}
+StreamCoder::~StreamCoder() = default;
+StreamCoder::StreamCoder(StreamCoder&&) noexcept = default;
+StreamCoder& StreamCoder::operator=(StreamCoder&&) noexcept = default;
+
+size_t StreamCoder::encode(StreamCodec codec, int level, std::span<const uint8_t> in,
+                           std::span<uint8_t> out, size_t most) {
+  most = std::min(most, out.size());
+  if (codec == StreamCodec::LZ4) {
+    constexpr size_t kLimit = std::numeric_limits<int>::max();
+    if (in.size() > LZ4_MAX_INPUT_SIZE || most > kLimit) return 0;
+    return static_cast<size_t>(LZ4_compress_fast_extState(
+        &state_->lz4, reinterpret_cast<const char*>(in.data()), reinterpret_cast<char*>(out.data()),
+        static_cast<int>(in.size()), static_cast<int>(most), 1));
+  }
+  if (codec == StreamCodec::ZSTD) {
+    ZSTD_CCtx_setParameter(state_->compressor, ZSTD_c_compressionLevel, level);
+    const size_t size = ZSTD_compress2(state_->compressor, out.data(), most, in.data(), in.size());
+    return ZSTD_isError(size) ? 0 : size;
+  }
+  if (codec == StreamCodec::STORED && in.size() <= most) {
+    std::memcpy(out.data(), in.data(), in.size());
+    return in.size();
+  }
+  return 0;
+}
+
+bool StreamCoder::decode(StreamCodec codec, std::span<const uint8_t> in, std::span<uint8_t> out) {
+  switch (codec) {
+    case StreamCodec::STORED:
+      if (in.size() != out.size()) return false;
+      if (!in.empty()) std::memcpy(out.data(), in.data(), in.size());
+      return true;
+    case StreamCodec::ZERO:
+      std::fill(out.begin(), out.end(), uint8_t{0});
+      return in.empty();
+    case StreamCodec::LZ4: {
+      constexpr size_t kLimit = std::numeric_limits<int>::max();
+      if (in.size() > kLimit || out.size() > kLimit) return false;
+      const int size = LZ4_decompress_safe(
+          reinterpret_cast<const char*>(in.data()), reinterpret_cast<char*>(out.data()),
+          static_cast<int>(in.size()), static_cast<int>(out.size()));
+      return size >= 0 && static_cast<size_t>(size) == out.size();
+    }
+    case StreamCodec::ZSTD:
+      return ZSTD_decompressDCtx(state_->decompressor, out.data(), out.size(), in.data(),
+                                 in.size()) == out.size();
+  }
+  return false;
+}
+
+}  // namespace bowhead::compression

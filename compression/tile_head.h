@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands before the streams of a tile, in and out (docs/frame.md).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "compression/planes.h"
+#include "compression/stream.h"
+
+namespace bowhead::compression {
+
+inline constexpr uint32_t kMaxStreams = kMaxPlanes + 2;  // planes, remainder, exceptions
+/// Verified together: head and parameters; the sign and four planes; the other planes; the rest.
+inline constexpr uint32_t kGroups = 4;
+inline constexpr uint32_t kFirstPlanes = 5;
+
+/// One stream of a tile: bytes as they lie in the frame, and decoded.
+struct StreamSize {
+  StreamCodec codec = StreamCodec::STORED;
+  uint64_t coded_bytes = 0;
+  uint64_t plain_bytes = 0;
+};
+
+struct TileHead {
+  uint8_t exponent_base = 0;
+  uint8_t exponent_width = 0;  ///< bits of each channel's exponent above the base
+  uint8_t centre_width = 0;    ///< bits of each channel's amplitude; 0: no centre
+  uint8_t centre_shift = 0;
+  bool centre_turns = false;
+  std::array<StreamSize, kMaxStreams> streams;
+  std::array<uint32_t, kGroups> checksums;
+};
+
+inline uint32_t stream_count(const Number& number) { return number.planes() + 2; }
+inline size_t parameter_bytes(const TileHead& head, uint32_t channels) {
+  return (size_t{channels} * head.exponent_width + 7) / 8 +
+         (size_t{channels} * head.centre_width + 7) / 8;
+}
+/// Of a stream: the group whose checksum covers it.
+inline uint32_t group_of(const Number& number, uint32_t stream) {
+  if (stream < kFirstPlanes) return 1;
+  return stream < number.planes() ? 2 : 3;
+}
+
+/// Writes bytes one after the other; the caller has made sure that there is room.
+class ByteWriter {
+ public:
+  explicit ByteWriter(uint8_t* to) : begin_(to), to_(to) {}
+  void u8(uint32_t value) { *to_++ = static_cast<uint8_t>(value); }
+  void u32(uint32_t value) {
+    for (int i = 0; i < 4; ++i) u8(value >> 8 * i & 0xFF);
+  }
+  void varint(uint64_t value) {
+    for (; value >= 0x80; value >>= 7) u8(static_cast<uint32_t>(value & 0x7F) | 0x80);
+    u8(static_cast<uint32_t>(value));
+  }
+  void bytes(std::span<const uint8_t> bytes) {
+    if (!bytes.empty()) std::memcpy(to_, bytes.data(), bytes.size());
+    to_ += bytes.size();
+  }
+  /// `width` bits of each value, the first lowest.
+  template <class Values>
+  void packed(const Values& values, uint32_t width) {
+    uint64_t pending = 0;
+    uint32_t fill = 0;
+    if (width == 0) return;
+    for (const auto value : values) {
+      pending |= (static_cast<uint64_t>(value) & ((1ull << width) - 1)) << fill;
+      for (fill += width; fill >= 8; fill -= 8, pending >>= 8) u8(pending & 0xFF);
+    }
+    if (fill > 0) u8(static_cast<uint32_t>(pending));
+  }
+  size_t size() const { return static_cast<size_t>(to_ - begin_); }
+  uint8_t* position() { return to_; }
+
+ private:
+  uint8_t* begin_;
+  uint8_t* to_;
+};
+
+/// Reads bytes one after the other; behind the end everything is zero and good() false.
+class ByteReader {
+ public:
+  explicit ByteReader(std::span<const uint8_t> from) : from_(from) {}
+  uint32_t u8() {
+    if (at_ < from_.size()) return from_[at_++];
+    good_ = false;
+    return 0;
+  }
+  uint32_t u32() {
+    uint32_t value = 0;
+    for (int i = 0; i < 4; ++i) value |= u8() << 8 * i;
+    return value;
+  }
+  uint64_t varint() {
+    uint64_t value = 0;
+    for (uint32_t shift = 0; shift < 42; shift += 7) {
+      const uint64_t byte = u8();
+      value |= (byte & 0x7F) << shift;
+      if (byte < 0x80) return value;
+    }
+    good_ = false;
+    return 0;
+  }
+  std::span<const uint8_t> bytes(uint64_t count) {
+    if (count > from_.size() - at_) {
+      good_ = false;
+      return {};
+    }
+    const auto part = from_.subspan(at_, count);
+    at_ += count;
+    return part;
+  }
+  bool good() const { return good_; }
+  size_t at() const { return at_; }
+
+ private:
+  std::span<const uint8_t> from_;
+  size_t at_ = 0;
+  bool good_ = true;
+};
+
+/// Value i of a packed array.
+inline uint32_t packed_value(std::span<const uint8_t> packed, uint64_t i, uint32_t width) {
+  uint32_t value = 0;
+  for (uint32_t bit = 0; bit < width; ++bit) {
+    const uint64_t at = i * width + bit;
+    value |= (packed[at / 8] >> at % 8 & 1u) << bit;
+  }
+  return value;
+}
+
+/// How a frame is cut into tiles.
+struct Tiling {
+  uint32_t tile_tokens = 0;
+  uint32_t tiles_per_outer = 0;
+  uint64_t tiles = 0;
+
+  /// Tokens of tile `index`.
+  uint32_t tokens_of(uint32_t tokens, uint64_t index) const {
+    const auto within = static_cast<uint32_t>(index % tiles_per_outer);
+    return std::min(tile_tokens, tokens - within * tile_tokens);
+  }
+};
+
+inline Tiling tiling_of(uint32_t outer, uint32_t tokens, uint32_t tile_tokens) {
+  const uint32_t per_outer = (tokens + tile_tokens - 1) / tile_tokens;
+  return {tile_tokens, per_outer, uint64_t{outer} * per_outer};
+}
+
+}  // namespace bowhead::compression

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Frames: compressed tensors. docs/frame.md says what follows the header. Numbers are append-only.
+ */
+#ifndef BOWHEAD_FORMAT_FRAME_H
+#define BOWHEAD_FORMAT_FRAME_H
+
+#include <bowhead/format/common.h>
+
+#define BH_FRAME_MAGIC 0x31464842u /* "BHF1" */
+#define BH_FRAME_VERSION 1u
+
+/* Kinds of numbers. */
+enum {
+  BH_NUMBER_BF16 = 1,
+  BH_NUMBER_FP16 = 2,
+  BH_NUMBER_FP8_E4M3 = 3,
+  BH_NUMBER_FP8_E5M2 = 4,
+  BH_NUMBER_INT8 = 5,
+  BH_NUMBER_BYTES = 6 /* no numbers: never cut into planes */
+};
+
+/* Layouts of a tile. */
+enum {
+  BH_TILE_STORED = 0, /* the values as they are */
+  BH_TILE_PLANES = 1, /* bit-planes of fixed point, and what is left */
+  BH_TILE_BYTES = 2   /* the values as one stream */
+};
+
+/* How the bytes of one stream are coded. */
+enum {
+  BH_STREAM_STORED = 0,
+  BH_STREAM_ZERO = 1, /* all zero: no bytes */
+  BH_STREAM_LZ4 = 2,  /* one LZ4 block */
+  BH_STREAM_ZSTD = 3  /* one ZSTD frame */
+};
+
+/* A tensor [outer][tokens][channels], cut into tiles of tile_tokens tokens of one outer index; the
+ * last of each may be shorter. After the header, if there are several tiles, the size of each in
+ * bytes (uint32_t), then the tiles. */
+typedef struct bh_frame_header {
+  uint32_t magic;
+  uint8_t version;
+  uint8_t number;
+  uint16_t channels;
+  uint32_t outer;
+  uint32_t tokens;
+  uint16_t tile_tokens;
+  uint16_t rotary_dim;     /* channels that rotary position embedding turned together; 0: none */
+  uint32_t rotary_ratio;   /* base^(-2 / rotary_dim) in units of 2^-32; 0: none */
+  uint32_t table_checksum; /* low half of XXH3-64 of the bytes above and the sizes of the tiles */
+} bh_frame_header;
+BH_FORMAT_SIZE(bh_frame_header, 28);
+BH_FORMAT_OFFSET(bh_frame_header, channels, 6);
+BH_FORMAT_OFFSET(bh_frame_header, outer, 8);
+BH_FORMAT_OFFSET(bh_frame_header, tile_tokens, 16);
+BH_FORMAT_OFFSET(bh_frame_header, rotary_ratio, 20);
+BH_FORMAT_OFFSET(bh_frame_header, table_checksum, 24);
+
+#endif

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whatever goes into a frame comes out bit for bit; a prefix of its planes is as good as promised;
+// what nobody encoded is refused.
+#include "compression/frame.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <tuple>
+
+#include "base/random.h"
+#include "tests/compression/tensors.h"
+
+namespace bowhead::compression {
+namespace {
+
+constexpr Profile kProfiles[] = {Profile::FAST, Profile::BALANCED, Profile::DENSE};
+constexpr NumberKind kFloats[] = {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
+                                  NumberKind::FP8_E5M2};
+
+std::vector<uint8_t> encode(const Shape& shape, const std::vector<uint8_t>& values,
+                            Profile profile) {
+  std::vector<uint8_t> frame(frame_bound(shape));
+  Encoder encoder(profile);
+  const auto size = encoder.encode(shape, values, frame);
+  EXPECT_TRUE(size) << (size ? "" : size.error().message());
+  frame.resize(size ? *size : 0);
+  frame.shrink_to_fit();
+  return frame;
+}
+
+std::vector<uint8_t> decode(const Shape& shape, const std::vector<uint8_t>& frame) {
+  std::vector<uint8_t> values(shape.size_bytes());
+  EXPECT_EQ(Decoder().decode(frame, values), Status::OK);
+  return values;
+}
+
+std::vector<Shape> shapes(NumberKind kind) {
+  if (kind == NumberKind::BYTES)
+    return {{kind, 1, 1, 1}, {kind, 1, 100, 1}, {kind, 3, 70'000, 1}, {kind, 1, 200'001, 1}};
+  const Rotary r8 = rotary_of(1e4, 8), r64 = rotary_of(1e4, 64), r128 = rotary_of(5e5, 128);
+  return {{kind, 1, 1, 1},          {kind, 1, 7, 3},          {kind, 2, 33, 8, r8},
+          {kind, 1, 512, 64, r64},  {kind, 1, 512, 64},       {kind, 1, 256, 128, r128},
+          {kind, 1, 40, 80},        {kind, 3, 300, 72},       {kind, 1, 17, 1024, r128},
+          {kind, 2, 1100, 64, r64}, {kind, 1, 130, 192, r64}, {kind, 1, 9, 65},
+          {kind, 1, 3, 65'535},     {kind, 1, 70'000, 1}};
+}
+
+class Frames : public ::testing::TestWithParam<NumberKind> {};
+
+TEST_P(Frames, ComeBackBitForBit) {
+  for (const Shape& shape : shapes(GetParam())) {
+    for (const Content content : kContents) {
+      for (const Profile profile : kProfiles) {
+        const auto values = make_tensor(shape, content, 1);
+        const auto frame = encode(shape, values, profile);
+        EXPECT_LE(frame.size(), frame_bound(shape));
+        ASSERT_EQ(decode(shape, frame), values) << describe(shape, content);
+      }
+    }
+  }
+}
+
+TEST_P(Frames, SayWhatTheyHold) {
+  for (const Shape& shape : shapes(GetParam())) {
+    const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 2), Profile::FAST);
+    const auto info = frame_info(frame);
+    ASSERT_TRUE(info);
+    EXPECT_EQ(info->shape.number, shape.number);
+    EXPECT_EQ(info->shape.outer, shape.outer);
+    EXPECT_EQ(info->shape.tokens, shape.tokens);
+    EXPECT_EQ(info->shape.channels, shape.channels);
+    EXPECT_EQ(info->shape.rotary, shape.rotary);
+    EXPECT_EQ(info->size_bytes, frame.size());
+  }
+}
+
+TEST_P(Frames, GiveAnyTokens) {
+  Random random(3);
+  for (const Shape& shape : shapes(GetParam())) {
+    const auto values = make_tensor(shape, Content::NORMAL, 3);
+    const auto frame = encode(shape, values, Profile::DENSE);
+    Decoder decoder;
+    for (int i = 0; i < 20; ++i) {
+      const auto outer = static_cast<uint32_t>(random.below(shape.outer));
+      const auto first = static_cast<uint32_t>(random.below(shape.tokens));
+      const auto count = static_cast<uint32_t>(1 + random.below(shape.tokens - first));
+      std::vector<uint8_t> part(count * shape.row_bytes());
+      ASSERT_EQ(decoder.decode_tokens(frame, outer, first, count, part), Status::OK);
+      const auto begin =
+          values.begin() +
+          static_cast<ptrdiff_t>((uint64_t{outer} * shape.tokens + first) * shape.row_bytes());
+      ASSERT_TRUE(std::equal(part.begin(), part.end(), begin)) << describe(shape, Content::NORMAL);
+    }
+    std::vector<uint8_t> row(shape.row_bytes());
+    EXPECT_EQ(decoder.decode_tokens(frame, shape.outer, 0, 1, row), Status::INVALID_ARGUMENT);
+    EXPECT_EQ(decoder.decode_tokens(frame, 0, shape.tokens, 1, row), Status::INVALID_ARGUMENT);
+    EXPECT_EQ(decoder.decode_tokens(frame, 0, 0, 0, {}), Status::INVALID_ARGUMENT);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Numbers, Frames,
+                         ::testing::Values(NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
+                                           NumberKind::FP8_E5M2, NumberKind::INT8,
+                                           NumberKind::BYTES),
+                         name_of_param);
+
+TEST(Frame, HoldsEveryBitPattern) {
+  for (const NumberKind kind : kFloats) {
+    const uint32_t patterns = element_bytes(kind) == 2 ? 65'536 : 256;
+    const Shape shape{kind, 1, patterns / 64, 64};
+    std::vector<uint8_t> values(shape.size_bytes());
+    for (uint32_t order = 0; order < 3; ++order) {
+      for (uint32_t i = 0; i < patterns; ++i) {
+        const uint32_t bits = order == 0 ? i : order == 1 ? i * 40'503u : i / 64 + i % 64 * 1024;
+        values[i * element_bytes(kind)] = static_cast<uint8_t>(bits);
+        if (element_bytes(kind) == 2) values[i * 2 + 1] = static_cast<uint8_t>(bits >> 8);
+      }
+      for (const Profile profile : kProfiles)
+        ASSERT_EQ(decode(shape, encode(shape, values, profile)), values);
+    }
+  }
+}
+
+/// Largest exponent field of a channel within a tile.
+uint32_t largest_exponent(const Shape& shape, const std::vector<uint8_t>& values, uint32_t first,
+                          uint32_t count, uint32_t channel) {
+  const Number& number = *number_of(shape.number);
+  uint32_t largest = 0;
+  for (uint32_t t = first; t < first + count; ++t) {
+    const uint32_t bits = load_element(shape.number, values, size_t{t} * shape.channels + channel);
+    largest = std::max(largest, bits >> number.mantissa_bits & ((1u << number.exponent_bits) - 1));
+  }
+  return largest;
+}
+
+TEST(Prefix, IsAsGoodAsPromised) {
+  for (const NumberKind kind : kFloats) {
+    const Number& number = *number_of(kind);
+    for (const Shape& shape : {Shape{kind, 1, 512, 64, rotary_of(1e4, 64)}, Shape{kind, 1, 300, 72},
+                               Shape{kind, 1, 33, 8}}) {
+      for (const Content content : {Content::NORMAL, Content::ROTATED, Content::SPARSE}) {
+        const auto values = make_tensor(shape, content, 4);
+        const auto frame = encode(shape, values, Profile::DENSE);
+        const uint32_t tile = frame_info(frame)->tile_tokens;
+        std::vector<uint8_t> out(values.size());
+        uint64_t read_before = 0;
+        for (uint32_t planes = 1; planes <= number.planes(); ++planes) {
+          ReadReport report;
+          ASSERT_EQ(Decoder().decode_prefix(frame, planes, out, &report), Status::OK);
+          EXPECT_GE(report.bytes_read, read_before);
+          EXPECT_LE(report.bytes_read, frame.size());
+          read_before = report.bytes_read;
+          for (uint32_t first = 0; first < shape.tokens; first += tile) {
+            const uint32_t count = std::min(tile, shape.tokens - first);
+            for (uint32_t c = 0; c < shape.channels; ++c) {
+              const auto largest =
+                  static_cast<int>(largest_exponent(shape, values, first, count, c));
+              const int bias = (1 << (number.exponent_bits - 1)) - 1;
+              const double unit = std::ldexp(1.0, largest - bias - number.mantissa_bits);
+              const double bound = std::ldexp(unit, static_cast<int>(number.planes() - planes) - 1);
+              for (uint32_t t = first; t < first + count; ++t) {
+                const size_t i = size_t{t} * shape.channels + c;
+                const double right = value_of(kind, load_element(kind, values, i));
+                const double got = value_of(kind, load_element(kind, out, i));
+                const double rounding = std::ldexp(std::abs(right) + bound, -number.mantissa_bits);
+                const double least =
+                    std::ldexp(2.0, 1 - bias);  // a zero is below the least exponent
+                ASSERT_LE(std::abs(right - got), bound + rounding + least)
+                    << describe(shape, content) << " planes " << planes << " token " << t
+                    << " channel " << c << ": " << right << " " << got;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Prefix, RefusesWhatTheFrameHasNot) {
+  const Shape shape{NumberKind::BF16, 1, 16, 64};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 5), Profile::FAST);
+  std::vector<uint8_t> out(shape.size_bytes());
+  EXPECT_EQ(Decoder().decode_prefix(frame, 0, out), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Decoder().decode_prefix(frame, 10, out), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Decoder().decode_prefix(frame, 9, out), Status::OK);
+  out.pop_back();
+  EXPECT_EQ(Decoder().decode_prefix(frame, 9, out), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Decoder().decode(frame, out), Status::INVALID_ARGUMENT);
+}
+
+TEST(Encoder, RefusesShapesWithoutValues) {
+  Encoder encoder(Profile::FAST);
+  std::vector<uint8_t> values(1024), out(4096);
+  const auto status = [&](const Shape& shape) {
+    return encoder.encode(shape, values, out).status();
+  };
+  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 64}), Status::OK);
+  EXPECT_EQ(status({NumberKind::BF16, 1, 0, 64}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberKind::BF16, 0, 8, 64}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 0}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 32}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 64, {48, 1}}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberKind::BYTES, 1, 8, 128}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({static_cast<NumberKind>(9), 1, 8, 64}), Status::INVALID_ARGUMENT);
+  out.resize(frame_bound({NumberKind::BF16, 1, 8, 64}) - 1);
+  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 64}), Status::INVALID_ARGUMENT);
+}
+
+std::vector<std::vector<uint8_t>> small_frames() {
+  std::vector<std::vector<uint8_t>> frames;
+  for (const Shape& shape :
+       {Shape{NumberKind::BF16, 1, 24, 64, rotary_of(1e4, 64)}, Shape{NumberKind::FP16, 2, 9, 16},
+        Shape{NumberKind::FP8_E4M3, 1, 60, 24}, Shape{NumberKind::INT8, 1, 30, 16},
+        Shape{NumberKind::BYTES, 1, 500, 1}}) {
+    for (const Content content : {Content::NORMAL, Content::REPEATED, Content::RANDOM})
+      frames.push_back(encode(shape, make_tensor(shape, content, 6), Profile::DENSE));
+  }
+  return frames;
+}
+
+/// Of a frame that may be damaged: its status, without looking at what it says about its size.
+Status read(const std::vector<uint8_t>& frame, size_t values_bytes) {
+  std::vector<uint8_t> out(values_bytes);
+  return Decoder().decode(frame, out);
+}
+
+TEST(Damage, AnyWrongBitIsFound) {
+  for (const auto& frame : small_frames()) {
+    const size_t bytes = frame_info(frame)->shape.size_bytes();
+    for (size_t bit = 0; bit < frame.size() * 8; ++bit) {
+      auto damaged = frame;
+      damaged[bit / 8] = static_cast<uint8_t>(damaged[bit / 8] ^ 1u << bit % 8);
+      const Status status = read(damaged, bytes);
+      ASSERT_TRUE(status == Status::DAMAGED || status == Status::UNSUPPORTED_CODEC)
+          << "bit " << bit << ": " << status_name(status);
+    }
+  }
+}
+
+TEST(Damage, AnyMissingOrSurplusByteIsFound) {
+  for (const auto& frame : small_frames()) {
+    const size_t bytes = frame_info(frame)->shape.size_bytes();
+    for (size_t size = 0; size < frame.size(); ++size) {
+      const std::vector<uint8_t> cut(frame.begin(), frame.begin() + static_cast<ptrdiff_t>(size));
+      ASSERT_EQ(read(cut, bytes), Status::DAMAGED) << size;
+    }
+    auto longer = frame;
+    longer.push_back(0);
+    ASSERT_EQ(read(longer, bytes), Status::DAMAGED);
+  }
+}
+
+}  // namespace
+}  // namespace bowhead::compression

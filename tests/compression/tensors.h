@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors to compress: what models make, and what nobody should.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compression/frame.h"
+
+namespace bowhead::compression {
+
+enum class Content {
+  NORMAL,    ///< channels of different size around centres, as values are
+  ROTATED,   ///< the same, turned with the token, as keys are
+  REPEATED,  ///< few different tokens
+  RANDOM,    ///< any bits
+  CONSTANT,  ///< one bit pattern
+  ZERO,      ///< all zero, also negative
+  SPARSE,    ///< zeros, and few large numbers
+  SPECIAL,   ///< denormals, infinities, what is not a number, zeros of both signs
+  SMALL,     ///< every value far below one in its channel
+};
+inline constexpr Content kContents[] = {Content::NORMAL, Content::ROTATED,  Content::REPEATED,
+                                        Content::RANDOM, Content::CONSTANT, Content::ZERO,
+                                        Content::SPARSE, Content::SPECIAL,  Content::SMALL};
+
+std::vector<uint8_t> make_tensor(const Shape& shape, Content content, uint64_t seed);
+
+/// Of the bits of one element.
+double value_of(NumberKind kind, uint32_t bits);
+uint32_t load_element(NumberKind kind, const std::vector<uint8_t>& tensor, size_t index);
+
+/// For a test's messages.
+std::string describe(const Shape& shape, Content content);
+
+/// Of tests whose parameter is a kind of number.
+inline std::string name_of_param(const ::testing::TestParamInfo<NumberKind>& info) {
+  constexpr const char* kNames[] = {"none", "bf16", "fp16", "e4m3", "e5m2", "int8", "bytes"};
+  return kNames[static_cast<size_t>(info.param)];
+}
+
+}  // namespace bowhead::compression
