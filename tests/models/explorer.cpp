@@ -136,6 +136,7 @@ class Search {
   uint8_t& crashes_left() { return state_[places_.left]; }
   uint8_t& kills_left() { return state_[places_.left + 1]; }
   uint32_t words_of(uint32_t line) const { return model_.lines[line].words; }
+  bool busy(uint32_t host) const;
   bool own(uint32_t host, uint32_t line) const { return model_.lines[line].writer == host; }
 
   void begin();
@@ -149,12 +150,14 @@ class Search {
   void mark(uint32_t p);
   void drain_marked(uint32_t p);
   void go_on(uint32_t p, uint8_t result);
+  void issue_flushes(uint32_t p, uint16_t lines);
   void take_eager_steps(uint32_t p);
 
   // ---- steps from the state at hand ----
   void step_process(uint32_t p);
   void step_line(uint32_t p, const Op& op);
   void step_word(uint32_t p, const Op& op);
+  void step_action(uint32_t p, const Op& op);
   void step_flushes(uint32_t p);
   void step_cache(uint32_t host, uint32_t line);
   void step_faults();
@@ -219,8 +222,8 @@ bool Search::write_back(uint32_t host, uint32_t line) {
     sort_flight(host);
   }
   flag(host, line) = kClean;
-  // A clean copy of a line that only this host writes is as good as none.
-  if (own(host, line)) drop(host, line);
+  // A clean copy is as good as none if only this host writes the line, or nobody will load it.
+  if (own(host, line) || !busy(host)) drop(host, line);
   return true;
 }
 
@@ -278,9 +281,36 @@ bool Search::flush_all(uint32_t p) {
 
 // ---- processes ----
 
+/// Somebody there may still load something.
+bool Search::busy(uint32_t host) const {
+  for (uint32_t p = 0; p < model_.processes.size(); ++p) {
+    if (model_.processes[p].host == host && node(p) != Automaton::kGone) return true;
+  }
+  return false;
+}
+
 void Search::go_on(uint32_t p, uint8_t result) {
   set16(places_.process[p], automata_[p].after(node(p), result));
   take_eager_steps(p);
+  const uint32_t host = model_.processes[p].host;
+  if (busy(host)) return;
+  for (uint32_t line = 0; line < model_.lines.size(); ++line) {
+    if (flag(host, line) == kClean) drop(host, line);
+  }
+}
+
+/// Of lines that are not dirty it takes effect at once: that is one of the moments when it may, and
+/// at all later ones the cache may drop the line by itself.
+void Search::issue_flushes(uint32_t p, uint16_t lines) {
+  const uint32_t host = model_.processes[p].host;
+  for (uint32_t line = 0; lines >> line != 0; ++line) {
+    if ((lines >> line & 1) == 0) continue;
+    if (flag(host, line) == kDirty) {
+      set16(places_.process[p] + 2, static_cast<uint16_t>(to_flush(p) | 1u << line));
+    } else {
+      drop(host, line);
+    }
+  }
 }
 
 void Search::take_eager_steps(uint32_t p) {
@@ -288,8 +318,10 @@ void Search::take_eager_steps(uint32_t p) {
     const Op op = automata_[p].op(node(p));
     uint8_t result = 0;
     if (op.kind == Kind::FENCE || op.kind == Kind::SETTLE || op.kind == Kind::FLUSH)
-      set16(places_.process[p] + 2, to_flush(p) | op.lines);
-    if (op.kind > Kind::FAIL) return;
+      issue_flushes(p, op.lines);
+    const bool nothing_to_wait_for =
+        to_flush(p) == 0 && (op.kind == Kind::FENCE || (op.kind == Kind::SETTLE && !model_.weak));
+    if (op.kind > Kind::FAIL && !nothing_to_wait_for) return;
     if (op.kind == Kind::NOTE) word(op.at) = op.value;
     if (op.kind == Kind::SEE) result = word(op.at);
     if (op.kind == Kind::PEEK) result = memory(op.at)[op.word];
@@ -311,28 +343,30 @@ void Search::step_process(uint32_t p) {
       emit(say);
       return;
     case Kind::SETTLE:
-      if (settling(p) == 0) {
-        if (!flush_all(p)) break;
-        if (model_.weak) mark(p);
-        settling(p) = 1;
-      } else {
-        if (model_.weak) drain_marked(p);
+      if (settling(p) != 0) {
+        drain_marked(p);
         settling(p) = 0;
-      }
-      // Where fences wait for the memory there is nothing to wait for.
-      if (settling(p) != 0 && model_.weak) {
-        emit(say);
+        go_on(p, 0);
+        emit([&] { return model_.processes[p].name + " has settled"; });
         return;
       }
-      settling(p) = 0;
-      go_on(p, 0);
-      emit([&] { return model_.processes[p].name + " has settled"; });
+      if (!flush_all(p)) break;
+      if (model_.weak) {
+        mark(p);
+        settling(p) = 1;
+      } else {
+        go_on(p, 0);
+      }
+      emit(say);
       return;
     case Kind::CHOOSE:
       for (uint8_t i = 0; i < op.at; ++i) {
         go_on(p, i);
         emit([&] { return describe(p, op, i); });
       }
+      return;
+    case Kind::ACT:
+      step_action(p, op);
       return;
     case Kind::LOAD:
     case Kind::STORE:
@@ -387,6 +421,20 @@ void Search::step_word(uint32_t p, const Op& op) {
   emit([&] { return describe(p, op, result); });
 }
 
+void Search::step_action(uint32_t p, const Op& op) {
+  const Model::Action& action = model_.actions[op.at];
+  for (int i = 0; i < action.alternatives; ++i) {
+    const std::string broken = action.act({state_.data() + places_.words, model_.words.size()}, i);
+    if (broken == kImpossible) {
+      restore();
+      continue;
+    }
+    if (failure_.empty()) failure_ = broken;
+    go_on(p, 0);
+    emit([&] { return model_.processes[p].name + ": " + action.name(i); });
+  }
+}
+
 void Search::step_flushes(uint32_t p) {
   const uint16_t lines = to_flush(p);
   for (uint32_t line = 0; lines >> line != 0; ++line) {
@@ -417,7 +465,7 @@ void Search::step_cache(uint32_t host, uint32_t line) {
   } else if (flag(host, line) == kClean) {
     drop(host, line);
     emit([&] { return say("drops"); });
-  } else if (reads && !own(host, line)) {
+  } else if (reads && !own(host, line) && busy(host)) {
     fetch_to(host, line, cached(host, line));
     flag(host, line) = kClean;
     emit([&] { return say("fetches"); });
@@ -506,7 +554,7 @@ void Search::expand(uint32_t from) {
 /// Nobody goes on: all must be done, and what the model wants at the end must hold.
 void Search::check_rest() {
   for (uint32_t p = 0; p < model_.processes.size(); ++p) {
-    if (node(p) == Automaton::kGone) continue;
+    if (node(p) == Automaton::kGone || (!moved_ && model_.may_wait)) continue;
     if (!moved_) failure_ = "nobody can go on: " + model_.processes[p].name + " waits for ever";
     return;
   }

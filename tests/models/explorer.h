@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,24 +36,10 @@ inline constexpr uint32_t kAnyone = UINT32_MAX;
 
 /// What a process awaits. Those in the first row happen together with the step before them.
 enum class Kind : uint8_t {
-  FLUSH,
-  NOTE,
-  SEE,
-  PEEK,
-  FAIL,
-  DONE,
-  LOAD,
-  STORE,
-  SWAP_LINE,
-  FENCE,
-  SETTLE,
-  CHOOSE,
-  GET,
-  SET,
-  ADD,
-  SWAP,
-  UNTIL,
-  ALIVE,
+  // clang-format off
+  FLUSH, NOTE, SEE, PEEK, FAIL,
+  DONE, LOAD, STORE, SWAP_LINE, FENCE, SETTLE, CHOOSE, GET, SET, ADD, SWAP, UNTIL, ALIVE, ACT,
+  // clang-format on
 };
 
 struct Op {
@@ -148,6 +135,8 @@ class Process {
     made.op.expected = static_cast<uint8_t>(expected);
     return made;
   }
+  /// One of an action's alternatives that is possible.
+  Step act(uint32_t action) { return step(Kind::ACT, action, 0); }
   Step alive(uint32_t process) { return step(Kind::ALIVE, process, 0); }
 
   // These take no time: they happen with the step before.
@@ -179,6 +168,8 @@ class Process {
   Op pending_;
 };
 
+inline const std::string kImpossible = "-";
+
 using Stage = std::function<Program(Process&, Args)>;
 
 /// What the memory holds at the end of a run, for a model's last check.
@@ -199,6 +190,14 @@ struct Model {
     std::string name;
     uint8_t first = 0;
   };
+  /// Something that happens at once, whatever it looks at and changes of the words; for models
+  /// whose matter is not memory but what follows from what.
+  struct Action {
+    int alternatives = 1;
+    /// What it breaks, nothing if it may go on so, or kImpossible.
+    std::function<std::string(std::span<uint8_t> words, int alternative)> act;
+    std::function<std::string(int alternative)> name;
+  };
   struct Runs {
     std::string name;
     uint32_t host = 0;
@@ -214,7 +213,9 @@ struct Model {
   std::vector<Line> lines;
   std::vector<Word> words;
   std::vector<Stage> stages;
+  std::vector<Action> actions;
   std::vector<Runs> processes;
+  bool may_wait = false;  ///< at rest are also states where all that are not done wait for ever
   /// Once all processes are done and all is in the memory: what is wrong, or nothing.
   std::function<std::string(const Rest&)> at_rest;
 
@@ -225,6 +226,7 @@ struct Model {
   int stage(Stage stage) {
     return stages.push_back(std::move(stage)), static_cast<int>(last(stages));
   }
+  uint32_t action(Action action) { return actions.push_back(std::move(action)), last(actions); }
   uint32_t process(std::string name, uint32_t host, Stage program) {
     return processes.push_back({std::move(name), host, {stage(std::move(program)), {}}, {}}),
            last(processes);
