@@ -31,16 +31,20 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
       at % sizeof(bh_block_header) == 0)
     return world_.current().operation == Operation::RELEASE ? lease_stamp_ : named_stamps_[at];
   if (const Plant* plant = world_.plant(Lie::READS_DIRTY);
-      plant && plant->concerns(place) && !world_.writable(at))
+      plant && plant->concerns(place) && !world_.writable(at)) {
+    world_.note_plant();
     world_.store_past_buffer(at, value);
+  }
   return value;
 }
 
 void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
   const Place place = world_.map().at(at);
   if (const Plant* plant = world_.plant(Lie::READS_DIRTY);
-      plant && plant->concerns(place) && !world_.writable(at))
+      plant && plant->concerns(place) && !world_.writable(at)) {
+    world_.note_plant();
     world_.store_past_buffer(at, world_.load(at));
+  }
   if (place.is_part(BH_PART_INDEX)) {
     const core::Layout& layout = world_.map().layout();
     const auto entry = core::from_line<bh_index_entry>(line);
@@ -50,10 +54,12 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
   const Plant* plant = world_.plant(Lie::SECOND_LOOK);
   if (plant == nullptr || !plant->concerns(place) || !sealer_.check(line, at)) return;
   // The seal was good; what is used are the words that the line has now.
+  const core::Line checked = line;
   for (uint64_t i = 0; i < line.size(); ++i) {
     world_.step();
     line[i] = world_.load(at + i * 8);
   }
+  if (line != checked) world_.note_plant();
   sealer_.seal(line, at);
 }
 

@@ -15,14 +15,20 @@
 #include "pool/core/context.h"
 #include "pool/pool.h"
 #include "tests/sim/model.h"
+#include "tests/sim/rules.h"
 #include "tests/sim/world.h"
 
 namespace bowhead::sim {
 
 class SimAccess {
  public:
-  SimAccess(World& world, Model& model, Process& process, const bh_superblock& superblock)
-      : world_(world), model_(model), process_(process), sealer_(superblock.pool_id) {}
+  SimAccess(World& world, Model& model, Rules& rules, Process& process,
+            const bh_superblock& superblock)
+      : world_(world),
+        model_(model),
+        rules_(rules),
+        process_(process),
+        sealer_(superblock.pool_id) {}
   SimAccess(const SimAccess&) = delete;
   SimAccess& operator=(const SimAccess&) = delete;
 
@@ -31,8 +37,11 @@ class SimAccess {
     check_word(at);
     world_.step();
     uint64_t value = world_.load(at);
-    if (world_.planted()) [[unlikely]]
-      value = lie_about(at, value);
+    if (world_.planted()) [[unlikely]] {
+      const uint64_t said = lie_about(at, value);
+      if (said != value) world_.note_plant();
+      value = said;
+    }
     world_.record(Op::LOAD, at, value);
     return value;
   }
@@ -43,6 +52,7 @@ class SimAccess {
     // By a store its holder commits a block or gives it back.
     if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS))
       model_.end_hold(process_, world_.map().block_offset(at));
+    rules_.check_store(at, value);
     world_.store(at, value);
     world_.record(Op::STORE, at, value);
   }
@@ -64,6 +74,7 @@ class SimAccess {
     world_.record(Op::ADD, at, value + delta);
     const bool repeats = world_.plant(Lie::STAMPS_REPEAT) != nullptr &&
                          at == world_.map().layout().part(process_.machine->host, BH_PART_PRIVATE);
+    if (repeats) world_.note_plant();
     return repeats ? value / 4 * 4 : value;
   }
 
@@ -106,7 +117,10 @@ class SimAccess {
       std::memcpy(buffer.data, copy.data() + done, part);
       done += part;
     }
-    if (world_.plant(Lie::SUM_OF_SHARED_BYTES) != nullptr) copy = read_bytes(from, bytes);
+    if (world_.plant(Lie::SUM_OF_SHARED_BYTES) != nullptr) {
+      world_.note_plant();
+      copy = read_bytes(from, bytes);
+    }
     return payload_checksum(copy.data(), copy.size());
   }
   uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
@@ -197,8 +211,10 @@ class SimAccess {
     world_.step();
     const Process* holder = process_.machine->process_locks[host][process];
     if (holder != nullptr && holder->stopped_until_ns > world_.now_ns() &&
-        world_.plant(Lie::STOPPED_IS_DEAD) != nullptr)
+        world_.plant(Lie::STOPPED_IS_DEAD) != nullptr) {
+      world_.note_plant();
       return false;
+    }
     return holder != nullptr && holder != &process_;
   }
   core::LockResult lock_host(uint32_t host, uint64_t wait_ms) {
@@ -243,18 +259,24 @@ class SimAccess {
   // ---- planted bugs (plants.h) ----
   bool left_out(Lie lie, uint64_t at, uint64_t bytes) const {
     const Plant* plant = world_.plant(lie);
-    return plant != nullptr && plant->concerns(world_.map().at(at)) && bytes >= plant->least_bytes;
+    if (plant == nullptr || !plant->concerns(world_.map().at(at)) || bytes < plant->least_bytes)
+      return false;
+    world_.note_plant();
+    return true;
   }
   bool lie_about_exchange(uint64_t at, uint64_t value, uint64_t expected) const {
-    return world_.plant(Lie::SEQUENCE_IGNORED) != nullptr &&
-           world_.map().at(at).is_part(BH_PART_BLOCKS) &&
-           value >> BH_WORD_STATE_SHIFT == expected >> BH_WORD_STATE_SHIFT;
+    const bool lies = world_.plant(Lie::SEQUENCE_IGNORED) != nullptr &&
+                      world_.map().at(at).is_part(BH_PART_BLOCKS) &&
+                      value >> BH_WORD_STATE_SHIFT == expected >> BH_WORD_STATE_SHIFT;
+    if (lies) world_.note_plant();
+    return lies;
   }
   uint64_t lie_about(uint64_t at, uint64_t value) const;
   void lie_about_line(uint64_t at, core::Line& line) const;
 
   World& world_;
   Model& model_;
+  Rules& rules_;
   Process& process_;
   const core::Sealer sealer_;
   mutable std::map<uint64_t, uint64_t> named_stamps_;  ///< by block: of the entry read last

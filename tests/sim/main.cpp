@@ -60,7 +60,8 @@ void work(const Options& options, Shared& shared, Shared::Job& job) {
     job.chunk = begin;
     for (uint64_t seed = begin; seed < begin + kChunk && seed <= options.last; ++seed) {
       job.seed = seed;
-      const Plan plan = make_plan(seed);
+      const Plan plan =
+          make_plan(seed, options.plant == nullptr ? Focus::ANYTHING : options.plant->focus);
       Outcome outcome = simulator.run(plan, options.plant, options.trace && !options.shrink);
       ++(outcome.failure ? shared.failed : shared.passed);
       if (outcome.failure) explain(simulator, options, plan, std::move(outcome));

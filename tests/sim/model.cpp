@@ -23,7 +23,7 @@ void Model::reset(const Plan& plan) {
   keys_.clear();
   for (uint32_t k = 0; k < plan.keys; ++k) {
     std::string name = fmt::format("key-{}", k);
-    if (k % 4 == 3) name += std::string(BH_LINE_BYTES, 'x');
+    if (k % 4 == 3 || (plan.long_keys && k > 0)) name += std::string(BH_LINE_BYTES, 'x');
     keys_.push_back({std::move(name), {}});
   }
   holders_.clear();
@@ -31,7 +31,7 @@ void Model::reset(const Plan& plan) {
 }
 
 uint32_t Model::new_version(uint32_t key, uint32_t host) {
-  keys_[key].puts.push_back({host, /*refused=*/false});
+  keys_[key].puts.push_back({host, /*refused=*/false, /*accepted=*/false});
   return static_cast<uint32_t>(keys_[key].puts.size() - 1);
 }
 

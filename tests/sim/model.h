@@ -3,6 +3,7 @@
 // who holds which block, and who reads where in place.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -26,6 +27,12 @@ class Model {
   const std::string& key(uint32_t index) const { return keys_[index].name; }
   /// A version of its own for every put: no two puts have the same bytes.
   uint32_t new_version(uint32_t key, uint32_t host);
+  void accept(uint32_t key, uint32_t version) { keys_[key].puts[version].accepted = true; }
+  /// Some put of the key said that it was done.
+  bool accepted(uint32_t key) const {
+    return std::any_of(keys_[key].puts.begin(), keys_[key].puts.end(),
+                       [](const Put& put) { return put.accepted; });
+  }
   void refuse(uint32_t key, uint32_t version) { keys_[key].puts[version].refused = true; }
   std::vector<std::byte> value(uint32_t key, uint32_t version) const;
   /// What is wrong with bytes that were got under a key: nothing if one of its puts put them.
@@ -42,7 +49,8 @@ class Model {
  private:
   struct Put {
     uint32_t host;
-    bool refused;  ///< it failed: nobody may ever get its bytes
+    bool refused;   ///< it failed: nobody may ever get its bytes
+    bool accepted;  ///< it said that it is done
   };
   struct Key {
     std::string name;

@@ -20,8 +20,30 @@ const char* fault_name(FaultKind kind) {
       return "pause";
     case FaultKind::STOP_PROCESS:
       return "stop";
+    case FaultKind::STALL:
+      return "stall";
     case FaultKind::LEAVE:
       return "leave";
+  }
+  return "";
+}
+
+const char* since_name(Since since) {
+  switch (since) {
+    case Since::START:
+      return "";
+    case Since::GIVEN:
+      return " since it gave an extent away";
+    case Since::CLAIM:
+      return " since it claimed one";
+    case Since::ACCEPTED:
+      return " since it accepted a value";
+    case Since::KEY:
+      return " since it wrote a key";
+    case Since::RETIRED:
+      return " since it retired a block";
+    case Since::LEASE:
+      return " since it asked for a lease";
   }
   return "";
 }
@@ -52,9 +74,167 @@ Fault make_fault(Dice& random, const Plan& plan) {
   return fault;
 }
 
+Fault crash(uint32_t process, uint64_t after_steps, uint64_t duration_ns) {
+  return {.kind = FaultKind::CRASH,
+          .process = process,
+          .after_steps = after_steps,
+          .duration_ns = duration_ns,
+          .clock_stops = false};
+}
+Fault pause(uint32_t process, uint64_t after_steps, uint64_t duration_ns) {
+  Fault fault = crash(process, after_steps, duration_ns);
+  fault.kind = FaultKind::PAUSE;
+  return fault;
+}
+Fault since(Since what, uint32_t by, Fault fault) {
+  fault.since = what;
+  fault.by = by;
+  return fault;
+}
+
+/// Each time.
+Fault stall(Since what, uint32_t process, uint64_t after_steps, uint64_t duration_ns) {
+  Fault fault = since(what, process, crash(process, after_steps, duration_ns));
+  fault.kind = FaultKind::STALL;
+  fault.each_time = true;
+  return fault;
+}
+
+void aim_at_leases(Dice& random, Plan& plan, Focus focus) {
+  const bool slow = focus == Focus::SLOW || focus == Focus::WEAK;
+  plan.work = Work::LEASES;
+  plan.some_without_sum = true;
+  plan.long_keys = focus == Focus::LONG_KEYS;
+  plan.operations = 60;
+  plan.think_ns = slow ? kBeatNs >> random.below(5) : 0;
+  plan.stall_share = 2;
+  plan.stall_magnitudes = 6;
+  plan.stall_ns = focus == Focus::WEAK ? kMs : 16 * kMs;
+  // What is on its way stays there while little happens.
+  if (slow) plan.steps_per_event = 8u << random.below(3);
+  plan.shape.hosts = 2;
+  plan.shape.leases = 5;
+  plan.weak = plan.weak || focus == Focus::WEAK;
+  if (focus == Focus::RETIRES) {
+    plan.steps_per_event = 32;
+    plan.faults = {stall(Since::RETIRED, 0, 14 + random.below(14), (6 + random.below(4)) * kMs),
+                   stall(Since::LEASE, 1, 40 + random.below(30), (10 + random.below(20)) * kMs)};
+  }
+  if (focus != Focus::ALONE && focus != Focus::PAIRS) return;
+  plan.processes_per_host = 2;
+  plan.store_buffer = 4;
+  plan.operations = 200;
+  plan.stall_magnitudes = 12;
+  plan.shape.hosts = 1;
+  plan.weak = false;
+  plan.flushes = focus == Focus::PAIRS;
+}
+
+/// The last host goes. Who decides about that stands still when it has accepted a value; or the
+/// dead host is back at the moment when it would be missed, and decides too.
+void aim_at_decisions(Dice& random, Plan& plan) {
+  plan.operations = 4;
+  plan.think_ns = kBeatNs;
+  plan.shape.hosts = 3;
+  const bool is_back = random.below(2) == 0;
+  plan.faults.push_back(crash(2, 1000 + any_magnitude(random, 12),
+                              is_back ? (kTimes.dead_ms - 2 + random.below(12)) * kMs : kForever));
+  for (uint32_t process = 0; process < 2 && !is_back; ++process)
+    plan.faults.push_back(since(Since::ACCEPTED, process,
+                                pause(process, random.below(40), (8 + random.below(28)) * kMs)));
+}
+
+void aim_at_grants(Dice& random, Plan& plan) {
+  plan.work = Work::GREEDY;
+  plan.operations = 40;
+  plan.think_ns = kBeatNs;
+  plan.keys = 20;
+  plan.shape.hosts = 3;
+  plan.shape.leases = 5;
+  plan.steps_per_event = 2u << random.below(5);
+  plan.cache_share = 16;
+  const auto crash_of_grantor = since(Since::GIVEN, 1, crash(1, random.below(400), kForever));
+  switch (random.below(3)) {
+    case 0:  // who claims stands still until others have decided about the grantor
+      plan.faults = {crash_of_grantor,
+                     since(Since::CLAIM, 2,
+                           pause(2, any_magnitude(random, 10), (30 + random.below(8)) * kMs))};
+      return;
+    case 1:  // or claims just before they do
+      plan.faults = {crash_of_grantor,
+                     since(Since::GIVEN, 1, pause(2, 0, (24 + random.below(14)) * kMs))};
+      return;
+    default:  // the grantors die while they put
+      for (uint32_t process = 0; process < 2; ++process)
+        plan.faults.push_back(since(Since::KEY, process,
+                                    {.kind = FaultKind::KILL,
+                                     .process = process,
+                                     .after_steps = random.below(12),
+                                     .duration_ns = kMs,
+                                     .clock_stops = false}));
+  }
+}
+
+void aim(Dice& random, Plan& plan, Focus focus) {
+  const auto any_process = [&] { return static_cast<uint32_t>(random.below(plan.processes())); };
+  plan.flushes = true;
+  plan.processes_per_host = 1;
+  plan.keys = 2;
+  plan.eviction = false;
+  plan.faults.clear();
+  plan.steps_per_event = std::min(plan.steps_per_event, 8u);
+  plan.cache_share = std::max(plan.cache_share, 4u);
+  plan.shape.hosts = 2 + static_cast<uint32_t>(random.below(2));
+  uint64_t extents_each = 1;
+  switch (focus) {
+    case Focus::ANYTHING:
+      return;
+    case Focus::STOPPED:
+      plan.shape.hosts = 1;
+      plan.processes_per_host = 2;
+      plan.operations = 30;
+      plan.faults.push_back({.kind = FaultKind::STOP_PROCESS,
+                             .process = any_process(),
+                             .after_steps = 1000 + random.below(4000),
+                             .duration_ns = 200 * kMs,
+                             .clock_stops = false});
+      break;
+    case Focus::ZOMBIES:
+    case Focus::LAPSED:
+      if (focus == Focus::LAPSED) plan.work = Work::LEASES;
+      plan.operations = 60;
+      plan.think_ns = kBeatNs;
+      plan.faults.push_back(
+          pause(any_process(), 2000 + any_magnitude(random, 16), (100 + random.below(150)) * kMs));
+      break;
+    case Focus::DECISIONS:
+      aim_at_decisions(random, plan);
+      break;
+    case Focus::KEEP:
+      plan.work = Work::KEEP;
+      plan.operations = 12;
+      plan.keys = 4;
+      plan.stall_share = 0;
+      plan.faults.push_back(crash(plan.shape.hosts - 1, 3000 + any_magnitude(random, 13),
+                                  random.below(2) == 0 ? 10 * kMs : kForever));
+      extents_each = 2;
+      break;
+    case Focus::GRANTS:
+      aim_at_grants(random, plan);
+      extents_each = 3;
+      break;
+    default:
+      aim_at_leases(random, plan, focus);
+  }
+  plan.shape.extents = plan.shape.hosts * extents_each;
+  // Where caches do nothing by themselves, what is stale stays so.
+  const bool settles = focus == Focus::ZOMBIES || focus == Focus::DECISIONS;
+  if (!settles && random.below(2) == 0) plan.cache_share = 0;
+}
+
 }  // namespace
 
-Plan make_plan(uint64_t seed) {
+Plan make_plan(uint64_t seed, Focus focus) {
   Dice random(seed * 2 + 1);
   Plan plan;
   plan.seed = seed;
@@ -82,6 +262,7 @@ Plan make_plan(uint64_t seed) {
     for (uint64_t n = 1 + random.below(4); n > 0; --n)
       plan.faults.push_back(make_fault(random, plan));
   }
+  if (focus != Focus::ANYTHING) aim(random, plan, focus);
   return plan;
 }
 
@@ -96,8 +277,8 @@ std::string Plan::describe() const {
       eviction ? ", eviction" : "");
   for (const Fault& fault : faults)
     text += fmt::format(
-        "  fault: {} process {} after {} steps, {}{}\n", fault_name(fault.kind), fault.process,
-        fault.after_steps,
+        "  fault: {} process {} after {} steps{}, {}{}\n", fault_name(fault.kind), fault.process,
+        fault.after_steps, since_name(fault.since),
         fault.duration_ns == kForever
             ? "for good"
             : fmt::format("back after {:.3f} ms", static_cast<double>(fault.duration_ns) / kMs),

@@ -17,9 +17,21 @@ enum class FaultKind : uint8_t {
   CRASH,         ///< of a host; what its cache had is lost
   PAUSE,         ///< of a host: its processes stand still, its cache does not
   STOP_PROCESS,  ///< SIGSTOP, SIGCONT: its host goes on
+  STALL,         ///< of a worker
   LEAVE          ///< of a host, in order, after its operation
 };
 inline constexpr uint64_t kForever = UINT64_MAX;
+
+/// What a process stores, from where a fault may count.
+enum class Since : uint8_t {
+  START,
+  GIVEN,     ///< of an extent
+  CLAIM,     ///< the same
+  ACCEPTED,  ///< of a value, in a decision about another host
+  KEY,       ///< of a block
+  RETIRED,   ///< of a header
+  LEASE      ///< not a store: it asks for one
+};
 
 struct Fault {
   FaultKind kind;
@@ -27,6 +39,17 @@ struct Fault {
   uint64_t after_steps;  ///< counted over its lives
   uint64_t duration_ns;  ///< until it is back; CRASH: kForever if it is gone for good
   bool clock_stops;      ///< PAUSE that the host's clock does not show (a virtual machine)
+  Since since = Since::START;
+  uint32_t by = 0;         ///< the process that stores it, if `since` is not START
+  bool each_time = false;  ///< not the first time only
+};
+
+/// What the workers do.
+enum class Work : uint8_t {
+  ANYTHING,
+  LEASES,  ///< leases, and what can hurt them
+  KEEP,    ///< nothing that takes away what was put: it must be there in the end
+  GREEDY   ///< the last host puts all it can, and needs what others can do without
 };
 
 struct Plan {
@@ -39,10 +62,14 @@ struct Plan {
   uint32_t step_ns = 50;
   uint32_t steps_per_event = 8;                                 ///< mean
   uint32_t cache_share = 4, switch_share = 4, stall_share = 1;  ///< of the events
-  uint64_t stall_ns = 1;    ///< a thread stands still for up to so long, or 4 times, see event()
-  uint32_t operations = 0;  ///< of each worker
+  uint64_t stall_ns = 1;  ///< a thread stands still for up to so long, or 4 times, see event()
+  uint32_t stall_magnitudes = 10;  ///< down from that, all as likely
+  uint32_t operations = 0;         ///< of each worker
   uint32_t keys = 4;
-  uint64_t think_ns = 0;  ///< mean time between two operations
+  Work work = Work::ANYTHING;
+  bool some_without_sum = false;  ///< of the reservations
+  bool long_keys = false;         ///< of two lines, all but the first
+  uint64_t think_ns = 0;          ///< mean time between two operations
   bool eviction = false;
   std::vector<Fault> faults;
 
@@ -58,7 +85,25 @@ inline constexpr uint64_t kBeatNs = kTimes.beat_ms * kMs, kSettleNs = kTimes.set
 /// How long a line may take to memory on weak memory: just within the time that settling takes.
 inline constexpr uint64_t kDrainNs = kSettleNs - 1;
 
-Plan make_plan(uint64_t seed);
+/// What a plan is made for. Planted bugs that show seldom are looked for where they can.
+enum class Focus : uint8_t {
+  ANYTHING,
+  LEASES,     ///< two hosts on eight blocks and two keys, stalled often
+  SLOW,       ///< the same, spread over more beats: what was put settles
+  WEAK,       ///< the same on weak memory
+  ALONE,      ///< the same of two processes of one host, in one coherence domain
+  RETIRES,    ///< the same of two hosts, and one stands still when it retires a block
+  PAIRS,      ///< the same of two hosts of two processes, with stores that stay behind
+  LONG_KEYS,  ///< keys that take more than one line
+  STOPPED,    ///< one of two processes of a host is stopped while the other goes on
+  ZOMBIES,    ///< a host is paused until the others have reused what it had
+  LAPSED,     ///< the same, and all have leases
+  DECISIONS,  ///< a host goes, and who decides about it is hit in turn
+  KEEP,       ///< a host goes, and what it had must be there all the same
+  GRANTS      ///< extents change hands, and the hands are hit
+};
+
+Plan make_plan(uint64_t seed, Focus focus = Focus::ANYTHING);
 
 /// Smaller plans to try, those that take most away first.
 std::vector<Plan> smaller(const Plan& plan);

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "tests/sim/geometry.h"
+#include "tests/sim/plan.h"
 
 namespace bowhead::sim {
 
@@ -57,11 +58,14 @@ enum class Lie : uint8_t {
 struct Plant {
   const char* name;
   Lie lie;
-  Kind kind = Kind::NOTHING;  ///< of lines; NOTHING: whatever they are
-  uint16_t part = 0;          ///< if REGION
-  uint64_t least_bytes = 0;   ///< only ranges of so many
+  std::optional<Lie> also = std::nullopt;  ///< left out as well: what makes up for the first
+  Kind kind = Kind::NOTHING;               ///< of lines; NOTHING: whatever they are
+  uint16_t part = 0;                       ///< if REGION
+  uint16_t also_before = 0;                ///< fences: nor if lines of this part are to be read
+  uint64_t least_bytes = 0;                ///< only ranges of so many
   Operation only_in = Operation::NONE;
-  const char* harmless_because = nullptr;  ///< or it must be found
+  Focus focus = Focus::ANYTHING;  ///< of the plans in which it is looked for
+  const char* harmless_because = nullptr;
 
   bool concerns(Place place) const {
     return place.kind == kind && (kind != Kind::REGION || place.index == part);

@@ -16,7 +16,8 @@ namespace bowhead::sim {
 
 struct Outcome {
   std::optional<Failure> failure;
-  uint64_t hash = 0;  ///< over all steps
+  uint64_t hash = 0;        ///< over all steps
+  uint64_t plant_acts = 0;  ///< how often the planted bug did something
   Counts counts{};
   std::string last_steps;  ///< before the failure
 };
@@ -37,11 +38,13 @@ class Simulator {
   bool never_owned(uint64_t extent);
   bool extents_have_owners();
   void write_new_pool(const Plan& plan);
+  bool is_full() const;
   void check_space();
   std::string owners();
 
   World world_;
   Model model_;
+  Rules rules_;
   std::unique_ptr<Stage> stage_;
   std::vector<std::unique_ptr<User>> users_;
 };

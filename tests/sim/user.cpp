@@ -53,7 +53,8 @@ void User::begin() {
   leases_.clear();
   reservations_.clear();
   core_.reset();
-  access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, *this, stage_.superblock);
+  access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, stage_.rules, *this,
+                                        stage_.superblock);
   // Of a pool of several hosts nothing can be written that is not said to be (rule R1).
   mapped_writable.assign(stage_.world.plan().shape.hosts > 1 ? stage_.world.map().lines() : 0, 0);
   stage_.world.start_thread(
@@ -130,6 +131,22 @@ void User::expect(const char* name, const Error& error, std::initializer_list<St
 
 void User::operate() {
   const uint64_t roll = below(100);
+  switch (stage_.world.plan().work) {
+    case Work::ANYTHING:
+      break;
+    case Work::LEASES:
+      if (below(2) == 0) break;
+      if (roll < 35) return lease();
+      if (roll >= 65) return roll < 82 ? remove() : put();
+      read_in_place();
+      return roll < 50 ? release() : void();
+    case Work::KEEP:
+      return roll < 60 ? put() : roll < 85 ? get() : exists();
+    case Work::GREEDY:
+      if (machine->host + 1 == stage_.world.plan().shape.hosts || operations_left_ % 16 == 8)
+        return put();
+      return roll < 50 ? reserve() : finish_reservation();
+  }
   if (roll < 30) return put();
   if (roll < 48) return get();
   if (roll < 63) return remove();
@@ -150,7 +167,10 @@ void User::put() {
   const Status status = core_->put(key(k), in);
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("put", status, {Status::NO_SPACE, Status::BUSY});
-  if (status != Status::OK) stage_.model.refuse(k, version);
+  if (status == Status::OK)
+    stage_.model.accept(k, version);
+  else
+    stage_.model.refuse(k, version);
   stage_.counts.puts += status == Status::OK;
   stage_.counts.no_space += status == Status::NO_SPACE;
   stage_.counts.busy += status == Status::BUSY;
@@ -201,12 +221,15 @@ void User::lease() {
   // Some run out while they are in use.
   const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kTimes.beat_ms) : 600'000;
   stage_.world.begin_operation(Operation::LEASE, k, ttl_ms);
+  stage_.world.note_store(Since::LEASE);
   const uint64_t called_ns = stage_.world.now_ns();
+  const auto known_over = stage_.rules.known_over(machine->host);
   auto lease = core_->acquire(key(k), ttl_ms);
   stage_.world.end_operation(static_cast<uint64_t>(lease.status()));
   expect("acquire", lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY});
   if (!lease) return;
   ++stage_.counts.leases;
+  stage_.rules.check_lease(lease->offset, known_over);
   // The time limit counts from an instant in acquire().
   const uint64_t taken_ns = stage_.world.now_ns() - called_ns;
   const uint64_t ttl_ns = ttl_ms * 1'000'000;
@@ -275,8 +298,9 @@ void User::finish_reservation() {
   const bool commits = below(3) != 0;
   stage_.world.begin_operation(commits ? Operation::COMMIT : Operation::ABORT, reserved.key,
                                reserved.version);
+  const bool verified = !stage_.world.plan().some_without_sum || below(2) == 0;
   const Status status =
-      commits ? core_->commit(reserved.reservation, true) : core_->abort(reserved.reservation);
+      commits ? core_->commit(reserved.reservation, verified) : core_->abort(reserved.reservation);
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect(commits ? "commit" : "abort", status, {Status::NO_SPACE, Status::BUSY});
   if (!commits || status != Status::OK) stage_.model.refuse(reserved.key, reserved.version);
@@ -316,6 +340,8 @@ void User::look() {
     stage_.world.end_operation(static_cast<uint64_t>(length.status()));
     expect("get, at rest", length.status(), {Status::NOT_FOUND});
     stage_.keys_found += length.status() == Status::OK;
+    if (stage_.must_find && !length && stage_.model.accepted(k))
+      stage_.world.fail("lost", fmt::format("process {} does not find key {}", index, k));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "pool/core/core.h"
 #include "tests/sim/access.h"
 #include "tests/sim/model.h"
+#include "tests/sim/rules.h"
 #include "tests/sim/world.h"
 
 namespace bowhead::core {
@@ -46,10 +47,12 @@ enum class Phase : uint8_t {
 struct Stage {
   World& world;
   Model& model;
+  Rules& rules;
   bh_superblock superblock{};
   Phase phase = Phase::WORK;
   uint32_t phase_number = 1;     ///< tells two of one kind apart
   uint64_t keys_found = 0;       ///< LOOK
+  bool must_find = false;        ///< the same: every key that was put
   uint64_t blocks_reserved = 0;  ///< FILL
   Counts counts{};
 };
@@ -62,7 +65,9 @@ class User final : public Process {
   /// It has done what the phase asks for.
   bool ready() const { return phase_done_ == stage_.phase_number; }
   /// This life of its host; 0: not joined.
-  uint32_t incarnation() const { return alive && core_ ? core_->context().incarnation : 0; }
+  uint32_t incarnation() const override {
+    return alive && core_ ? core_->context().incarnation : 0;
+  }
 
  private:
   struct Leased {
@@ -106,6 +111,10 @@ class User final : public Process {
   }
   /// The first one is as popular as all others.
   uint32_t any_key() {
+    const Plan& plan = stage_.world.plan();
+    if (plan.work == Work::GREEDY)  // none of the others has those of the last host
+      return machine->host + 1 == plan.shape.hosts ? 2 + static_cast<uint32_t>(below(plan.keys - 2))
+                                                   : machine->host;
     return below(2) == 0 ? 0 : static_cast<uint32_t>(below(stage_.world.plan().keys));
   }
   uint64_t below(uint64_t n) { return stage_.world.random().below(n); }

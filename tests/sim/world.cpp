@@ -30,6 +30,7 @@ World::~World() = default;
 void World::reset(const Plan& plan, const Plant* plant, bool print_steps) {
   plan_ = plan;
   plant_ = plant;
+  plant_acts_ = 0;
   faults_ = plan.faults;
   map_ = std::make_unique<Map>(small_geometry(plan.shape));
   random_ = Dice(plan.seed);
@@ -240,7 +241,7 @@ void World::event() {
   const bool host_waits = operation == Operation::TICK || operation == Operation::ATTACH ||
                           operation == Operation::LEAVE || operation == Operation::DETACH;
   const uint64_t most_ns = host_waits ? plan_.stall_ns : 4 * plan_.stall_ns;
-  uint64_t ns = 1 + random_.below(most_ns >> random_.below(10));
+  uint64_t ns = 1 + random_.below(most_ns >> random_.below(plan_.stall_magnitudes));
   ns = std::min(ns, most_ns - std::min(most_ns, current_->stalled_ns));
   if (ns == 0) return;
   current_->stalled_ns += ns;
@@ -301,20 +302,22 @@ void World::take_effect(Thread& thread, size_t index) {
   record(Op::FLUSHED, line * BH_LINE_BYTES, thread.process->machine->host);
 }
 
-bool World::fence_left_out() const {
+bool World::fence_left_out() {
   if (current_->flushing.empty()) return plant(Lie::NO_PLAIN_FENCE) != nullptr;
   const Plant* flush = plant(Lie::NO_FENCE_AFTER_FLUSH);
   const Plant* plant = flush != nullptr ? flush : this->plant(Lie::NO_FENCE_AFTER_INVALIDATE);
   if (plant == nullptr) return false;
-  return std::all_of(current_->flushing.begin(), current_->flushing.end(),
-                     [&](const Thread::Flush& waiting) {
-                       return waiting.invalidates == (flush == nullptr) &&
-                              plant->concerns(map_->at_line(waiting.line));
-                     });
+  return std::all_of(
+      current_->flushing.begin(), current_->flushing.end(), [&](const Thread::Flush& waiting) {
+        const Place place = map_->at_line(waiting.line);
+        return (waiting.invalidates == (flush == nullptr) && plant->concerns(place)) ||
+               (waiting.invalidates && plant->also_before != 0 &&
+                place.is_part(plant->also_before));
+      });
 }
 
 void World::fence() {
-  if (plant_ != nullptr && fence_left_out()) return;
+  if (plant_ != nullptr && fence_left_out()) return note_plant();
   Thread& thread = *current_;
   drain_stores(thread);
   while (!thread.flushing.empty()) {
@@ -365,13 +368,30 @@ void World::apply_due_faults() {
   Process* process = current_->process;
   if (process == nullptr) return;
   const auto due = std::find_if(faults_.begin(), faults_.end(), [&](const Fault& fault) {
-    return fault.process == process->index && process->steps >= fault.after_steps;
+    return fault.since == Since::START && fault.process == process->index &&
+           process->steps >= fault.after_steps &&
+           (fault.kind != FaultKind::STALL || current_->operation != Operation::TICK);
   });
   if (due == faults_.end()) return;
   const Fault fault = *due;
   faults_.erase(due);
   hit(fault, *process);
   if (!current_->alive) never_again();
+}
+
+void World::note_store(Since since) {
+  account();
+  for (size_t i = 0; i < faults_.size(); ++i) {
+    Fault fault = faults_[i];
+    if (fault.since != since || fault.by != current_->process->index) continue;
+    if (fault.process == fault.by) until_event_ = std::min(until_event_, fault.after_steps + 1);
+    fault.since = Since::START;
+    fault.after_steps += processes_[fault.process]->steps;
+    if (fault.each_time)
+      faults_.push_back(fault);
+    else
+      faults_[i] = fault;
+  }
 }
 
 void World::hit(const Fault& fault, Process& process) {
@@ -403,6 +423,10 @@ void World::hit(const Fault& fault, Process& process) {
       record(Op::STOP, 0, process.index);
       process.stopped_until_ns = until_ns;
       note_silence(process);
+      return yield();
+    case FaultKind::STALL:
+      record(Op::STALL, 0, fault.duration_ns);
+      current_->wake_ns = until_ns;
       return yield();
     case FaultKind::LEAVE:
       machine.innocent = false;

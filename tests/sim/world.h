@@ -92,6 +92,8 @@ struct Process {
   virtual ~Process() = default;
   /// Begins a life: starts its threads. From the scheduler.
   virtual void begin() = 0;
+  /// Its host's life, as it knows it; 0: none.
+  virtual uint32_t incarnation() const = 0;
   /// It will never be back.
   bool gone() const { return !alive && begin_ns == kForever; }
 
@@ -220,11 +222,14 @@ class World {
   bool planted() const { return plant_ != nullptr; }
   /// The planted bug, if it is of this kind.
   const Plant* plant(Lie lie) const {
-    return plant_ != nullptr && plant_->lie == lie &&
+    return plant_ != nullptr && (plant_->lie == lie || plant_->also == lie) &&
                    (plant_->only_in == Operation::NONE || plant_->only_in == current_->operation)
                ? plant_
                : nullptr;
   }
+  /// The planted bug did something.
+  void note_plant() { ++plant_acts_; }
+  uint64_t plant_acts() const { return plant_acts_; }
   Dice& random() { return random_; }
   uint64_t now_ns() const { return now_ns_; }
   /// When no machine is paused and no process stopped any more.
@@ -233,6 +238,8 @@ class World {
   std::vector<Process*>& processes() { return processes_; }
   bool faults_left() const { return !faults_.empty(); }
   void cancel_faults() { faults_.clear(); }
+  /// Faults that count from such a store of this process count from now.
+  void note_store(Since since);
 
   // ---- after the run ----
   const Failure* failure() const { return failed_ ? &failure_ : nullptr; }
@@ -258,7 +265,7 @@ class World {
   void hit(const Fault& fault, Process& process);
   void note_silence(const Process& process);
   void kill(Process& process, bool crash);
-  bool fence_left_out() const;
+  bool fence_left_out();
   void take_effect(Thread& thread, size_t index);
   void commit_store(Thread& thread);
   void yield();
@@ -272,6 +279,7 @@ class World {
 
   Plan plan_;
   const Plant* plant_ = nullptr;
+  uint64_t plant_acts_ = 0;
   std::vector<Fault> faults_;
   std::unique_ptr<Map> map_;
   Dice random_{0};

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/sim/rules.h"
+
+#include <fmt/format.h>
+
+namespace bowhead::sim {
+
+using core::DecideWord;
+using core::Life;
+using core::OwnWord;
+using core::ViewWord;
+
+/// Stamps never repeat (rule R3).
+void Rules::check_stamp(uint64_t at, uint64_t value) {
+  if (core::stamp_state(value) == BH_STAMP_RETIRED) world_->note_store(Since::RETIRED);
+  if (value == 0 || core::stamp_state(value) != BH_STAMP_COMMITTED) return;
+  const auto [known, fresh] = stamps_.try_emplace(value, at);
+  if (!fresh)
+    world_->fail("stamp",
+                 fmt::format("the stamp of {} goes to {} too",
+                             world_->map().describe(known->second), world_->map().describe(at)));
+}
+
+/// About each life of a host only one thing is ever decided (I6).
+void Rules::check_decision(uint64_t at, uint64_t value) {
+  const auto word = DecideWord::unpack(value);
+  const core::Layout& layout = world_->map().layout();
+  const uint32_t self = world_->machine().host;
+  const auto of = static_cast<uint32_t>((at - layout.part(self, BH_PART_DECIDE)) / 8);
+  if (word.bal != 0 && !word.done && of != self) world_->note_store(Since::ACCEPTED);
+  if (!word.done) return;
+  for (uint32_t host = 0; host < hosts(); ++host) {
+    const auto other = DecideWord::unpack(peek(host, layout.word(host, BH_PART_DECIDE, of)));
+    if (other.done && other.inst == word.inst && other.val != word.val)
+      world_->fail("decision",
+                   fmt::format("host {} decides {:#x} about life {} of host {}, host {} "
+                               "decided {:#x}",
+                               self, word.val, word.inst, of, host, other.val));
+  }
+}
+
+bool Rules::is_decided(Life life) const {
+  const core::Layout& layout = world_->map().layout();
+  for (uint32_t host = 0; host < hosts(); ++host) {
+    const auto word = DecideWord::unpack(peek(host, layout.word(host, BH_PART_DECIDE, life.host)));
+    if (word.inst > life.incarnation || (word.done && word.inst == life.incarnation)) return true;
+  }
+  return false;
+}
+
+/// Nobody acts on a decision that is not done.
+void Rules::check_view(uint64_t at, uint64_t value) {
+  const uint32_t self = world_->machine().host;
+  const auto of = static_cast<uint32_t>((at - world_->map().layout().part(self, BH_PART_VIEW)) / 8);
+  const ViewWord view = ViewWord::unpack(value);
+  if (view.ended == 0 || of >= hosts() || of == self) return;
+  const auto last = static_cast<uint32_t>(view.ended - 1);
+  if (!is_decided({of, last}))
+    world_->fail("decision", fmt::format("host {} takes life {} of host {} for over, and that is "
+                                         "not decided",
+                                         self, last, of));
+}
+
+void Rules::check_own(uint64_t at, uint64_t value) {
+  const uint32_t self = world_->machine().host;
+  const uint64_t extent = (at - world_->map().layout().part(self, BH_PART_OWN)) / 8;
+  const auto before = OwnWord::unpack(peek(self, at)), after = OwnWord::unpack(value);
+  if (after.state == BH_OWN_GIVEN) {
+    world_->note_store(Since::GIVEN);
+    check_given(extent);
+  }
+  if (after.state == BH_OWN_CLAIM) world_->note_store(Since::CLAIM);
+  const bool held = before.state == BH_OWN_OWN && after.state == BH_OWN_OWN;
+  if (held && before.custody != after.custody && after.custody != BH_CUSTODY_READ_ONLY)
+    check_custody(extent, after.custody == BH_CUSTODY_FULL);
+}
+
+/// Who gives an extent away has nothing of it left that could still go out (I1).
+void Rules::check_given(uint64_t extent) {
+  if (!world_->plan().flushes) return;
+  const core::Layout& layout = world_->map().layout();
+  const auto check = [&](uint64_t begin, uint64_t bytes) {
+    for (uint64_t at = begin; at < begin + bytes; at += BH_LINE_BYTES) {
+      if (world_->machine().cache.state(at / BH_LINE_BYTES) == Cache::State::DIRTY)
+        world_->fail("dirty",
+                     fmt::format("host {} gives extent {} away and has not written {} back",
+                                 world_->machine().host, extent, world_->map().describe(at)));
+    }
+  };
+  check(layout.descriptor(extent), layout.geometry().table_bytes);
+  check(layout.extent_offset(extent), layout.geometry().extent_bytes);
+}
+
+/// Custody is opened when all know that the lives before are over; fully, when those have stopped.
+void Rules::check_custody(uint64_t extent, bool full) {
+  const core::Layout& layout = world_->map().layout();
+  const uint32_t self = world_->machine().host;
+  for (uint32_t host = 0; host < hosts(); ++host) {
+    const auto word = OwnWord::unpack(peek(host, layout.word(host, BH_PART_OWN, extent)));
+    if (host == self || (word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM)) continue;
+    const Life life{host, word.incarnation};
+    check_acks(extent, life);
+    for (const Process* process : world_->processes()) {
+      if (!full || process->machine->host != host || !process->alive || !process->joined ||
+          process->incarnation() != life.incarnation || life.incarnation == 0)
+        continue;
+      if (!says_stopped(life))
+        world_->fail("custody", fmt::format("host {} has full custody of extent {}, to which "
+                                            "process {} may still write",
+                                            self, extent, process->index));
+    }
+  }
+}
+
+/// In order, as who leaves does.
+bool Rules::says_stopped(Life life) const {
+  for (uint32_t copy = 0; copy < 2; ++copy) {
+    const uint64_t word = peek(life.host, world_->map().layout().slot_line(life.host, copy));
+    if (word >> 48 >= life.incarnation) return true;
+  }
+  return false;
+}
+
+void Rules::check_acks(uint64_t extent, Life life) {
+  const core::Layout& layout = world_->map().layout();
+  const uint32_t self = world_->machine().host;
+  for (const Process* process : world_->processes()) {
+    const uint32_t host = process->machine->host;
+    if (host == self || host == life.host || !process->alive || !process->joined ||
+        is_decided({host, process->incarnation()}))
+      continue;
+    const ViewWord view = ViewWord::unpack(peek(host, layout.word(host, BH_PART_VIEW, life.host)));
+    if (view.ended <= life.incarnation)
+      world_->fail("custody",
+                   fmt::format("host {} opens extent {}, and process {} does not know that life {} "
+                               "of host {} is over",
+                               self, extent, process->index, life.incarnation, life.host));
+  }
+}
+
+std::vector<uint64_t> Rules::known_over(uint32_t host) const {
+  std::vector<uint64_t> over;
+  for (uint32_t of = 0; of < hosts(); ++of)
+    over.push_back(
+        ViewWord::unpack(peek(host, world_->map().layout().word(host, BH_PART_VIEW, of))).ended);
+  return over;
+}
+
+/// A block is leased only where the reader knows of no reason why its owner should be over.
+void Rules::check_lease(uint64_t offset, const std::vector<uint64_t>& known_over) {
+  const Machine& machine = world_->machine();
+  if (hosts() == 1 || !machine.innocent) return;
+  const core::Layout& layout = world_->map().layout();
+  const uint64_t extent = layout.extent_of_slot(layout.slot_of(offset));
+  for (uint32_t host = 0; host < hosts(); ++host) {
+    const auto word = OwnWord::unpack(peek(host, layout.word(host, BH_PART_OWN, extent)));
+    if (word.state == BH_OWN_OWN && word.custody == BH_CUSTODY_FULL &&
+        known_over[host] <= word.incarnation)
+      return;
+  }
+  world_->fail("custody", fmt::format("host {} leases {}, whose owner it knows to be over",
+                                      machine.host, world_->map().describe(offset)));
+}
+
+}  // namespace bowhead::sim
