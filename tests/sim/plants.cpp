@@ -81,15 +81,29 @@ constexpr Plant kPlants[] = {
      .harmless_because = "who takes an extent reads only what it wrote there; what was stale in "
                          "the last line of a value lies behind its end"},
     // Fences left out.
-    of_part("no-fence-after-hazard", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_HAZARDS, Focus::PAIRS),
+    {.name = "no-fence-after-hazard",
+     .lie = Lie::NO_FENCE_AFTER_FLUSH,
+     .kind = Kind::REGION,
+     .part = BH_PART_HAZARDS,
+     .also_part = BH_PART_BEAT,  // the limit of the hazards, flushed with them
+     .focus = Focus::PAIRS},
     of_part("no-fence-before-hazards-are-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_HAZARDS,
             Focus::LEASES),
-    of_lines("no-fence-after-header", Lie::NO_FENCE_AFTER_FLUSH, Kind::HEADER, Focus::RETIRES),
+    {.name = "no-fence-after-header",
+     .lie = Lie::NO_FENCE_AFTER_FLUSH,
+     .kind = Kind::HEADER,
+     .focus = Focus::RETIRES,
+     .first_seed = 2000},
     of_lines("no-fence-before-header-is-read", Lie::NO_FENCE_AFTER_INVALIDATE, Kind::HEADER,
              Focus::LEASES),
     of_part("no-fence-after-decision", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_DECIDE, Focus::DECISIONS),
-    of_part("no-fence-before-decision-is-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_DECIDE,
-            Focus::DECISIONS),
+    of_part(
+        "no-fence-before-decision-is-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_DECIDE,
+        Focus::DECISIONS,
+        "each look comes after a publish of one's own, whose fence completes the invalidation "
+        "of the look before: what is seen is no older than that publish. Where a fence does not "
+        "wait for the memory, the caches of both deciders would have to fetch the other's line "
+        "early within one settle (decision-not-acquired is found)"),
     of_part(
         "no-fence-after-owner", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_OWN, Focus::GRANTS,
         "the look at decisions that must come later reads slot lines first, and the fence of that "

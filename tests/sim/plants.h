@@ -61,10 +61,11 @@ struct Plant {
   std::optional<Lie> also = std::nullopt;  ///< left out as well: what makes up for the first
   Kind kind = Kind::NOTHING;               ///< of lines; NOTHING: whatever they are
   uint16_t part = 0;                       ///< if REGION
-  uint16_t also_before = 0;                ///< fences: nor if lines of this part are to be read
+  uint16_t also_part = 0;                  ///< fences: or if also lines of this part wait
   uint64_t least_bytes = 0;                ///< only ranges of so many
   Operation only_in = Operation::NONE;
   Focus focus = Focus::ANYTHING;  ///< of the plans in which it is looked for
+  uint64_t first_seed = 0;        ///< of the search, where it would take long from 0
   const char* harmless_because = nullptr;
 
   bool concerns(Place place) const {

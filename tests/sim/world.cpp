@@ -311,8 +311,7 @@ bool World::fence_left_out() {
       current_->flushing.begin(), current_->flushing.end(), [&](const Thread::Flush& waiting) {
         const Place place = map_->at_line(waiting.line);
         return (waiting.invalidates == (flush == nullptr) && plant->concerns(place)) ||
-               (waiting.invalidates && plant->also_before != 0 &&
-                place.is_part(plant->also_before));
+               (plant->also_part != 0 && place.is_part(plant->also_part));
       });
 }
 
