@@ -35,13 +35,20 @@ int16_t sine_of(uint32_t phase) {
   const int64_t low = table[index], high = table[index + 1];
   const int64_t value =
       low + (((high - low) * part + (int64_t{1} << (kFraction - 1))) >> kFraction);
-  return static_cast<int16_t>(std::min<int64_t>(value, 32767));
+  return static_cast<int16_t>(std::clamp<int64_t>(value, -32767, 32767));
 }
 
 int16_t saturated(int32_t value) { return static_cast<int16_t>(std::clamp(value, -32768, 32767)); }
 
 /// Rounded product in units of 2^-15.
 int32_t product(int16_t a, int16_t b) { return (int32_t{a} * b + 0x4000) >> 15; }
+
+void set_row(const TurningRow& t) {
+  for (uint32_t c = 0; c < t.channels; ++c) {
+    const auto value = static_cast<int16_t>(t.state[c] >> std::min<int16_t>(t.right[c], 15));
+    t.row[c] = t.right[c] == 16 ? int16_t{0} : std::clamp(value, t.least, t.most);
+  }
+}
 
 }  // namespace
 
@@ -54,57 +61,59 @@ Rotary rotary_of(double base, uint32_t dim) {
 
 Turn turn_of(uint32_t phase) { return {sine_of(phase + (1u << 30)), sine_of(phase)}; }
 
-void CentreRows::start(const Number& number, std::span<const uint8_t> exponents,
+void turn_row(const TurningRow& t) {
+  for (uint32_t head = 0; head < t.channels; head += 2 * t.half) {
+    int16_t* x = t.state + head;
+    int16_t* y = x + t.half;
+    for (uint32_t i = 0; i < t.half; ++i) {
+      const int16_t a = x[i], b = y[i];
+      x[i] = saturated(product(a, t.cosines[i]) - product(b, t.sines[i]));
+      y[i] = saturated(product(a, t.sines[i]) + product(b, t.cosines[i]));
+    }
+  }
+  set_row(t);
+}
+
+void CentreRows::start(const Number& number, std::span<const uint16_t> exponents,
                        std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary) {
-  channels_ = static_cast<uint32_t>(exponents.size());
-  row_.assign(channels_ + 64, 0);
+  const auto channels = static_cast<uint32_t>(exponents.size());
+  row_.assign(channels + 64, 0);
   all_zero_ = amplitudes.empty();
+  turning_.half = 0;
   if (all_zero_) return;
-  BOWHEAD_ASSERT(amplitudes.size() == channels_);
-  half_ = rotary.dim / 2;
-  most_ = static_cast<int16_t>((1 << number.magnitude_bits) - 1);
-  least_ = static_cast<int16_t>(-most_ - 1);
+  BOWHEAD_ASSERT(amplitudes.size() == channels);
+  const uint32_t half = rotary.dim / 2u;
   const int fraction = 13 - number.magnitude_bits;  // a vector may be longer than its components
-  state_.resize(channels_ + 64);
-  right_.resize(channels_ + 64);
-  for (uint32_t c = 0; c < channels_; ++c) {
+  state_.resize(channels + 64);
+  right_.resize(channels + 64);
+  for (uint32_t c = 0; c < channels; ++c) {
     state_[c] = saturated(int32_t{amplitudes[c]} * (1 << (static_cast<int>(shift) + fraction)));
     int right = fraction;
-    if (half_ != 0) {
-      const uint32_t partner = c % rotary.dim < half_ ? c + half_ : c - half_;
+    if (half != 0) {
+      const uint32_t partner = c % rotary.dim < half ? c + half : c - half;
       right -= std::max(exponents[partner] - exponents[c], 0);
     }
     right_[c] = static_cast<int16_t>(right < 0 ? 16 : right);
   }
-  turns_.resize(half_);
+  turns_.resize(2 * half);
   uint64_t step = kTurnOfOneRadian;
-  for (Turn& turn : turns_) {
-    turn = turn_of(static_cast<uint32_t>(step));
+  for (uint32_t i = 0; i < half; ++i) {
+    const Turn turn = turn_of(static_cast<uint32_t>(step));
+    turns_[i] = turn.cosine;
+    turns_[half + i] = turn.sine;
     step = step * rotary.ratio >> 32;
   }
-  set_row();
-}
-
-void CentreRows::next() {
-  if (all_zero_ || half_ == 0) return;
-  for (uint32_t head = 0; head < channels_; head += 2 * half_) {
-    int16_t* x = state_.data() + head;
-    int16_t* y = x + half_;
-    for (uint32_t i = 0; i < half_; ++i) {
-      const Turn turn = turns_[i];
-      const int16_t a = x[i], b = y[i];
-      x[i] = saturated(product(a, turn.cosine) - product(b, turn.sine));
-      y[i] = saturated(product(a, turn.sine) + product(b, turn.cosine));
-    }
-  }
-  set_row();
-}
-
-void CentreRows::set_row() {
-  for (uint32_t c = 0; c < channels_; ++c) {
-    const auto value = static_cast<int16_t>(state_[c] >> std::min<int16_t>(right_[c], 15));
-    row_[c] = right_[c] == 16 ? int16_t{0} : std::clamp(value, least_, most_);
-  }
+  const auto most = static_cast<int16_t>((1 << number.magnitude_bits) - 1);
+  turning_ = {channels,
+              half,
+              turns_.data(),
+              turns_.data() + half,
+              state_.data(),
+              right_.data(),
+              static_cast<int16_t>(-most - 1),
+              most,
+              row_.data()};
+  set_row(turning_);
 }
 
 }  // namespace bowhead::compression

@@ -26,12 +26,26 @@ struct Rotary {
 /// Of a model with this base ("rope theta") and head size. `dim` is even.
 Rotary rotary_of(double base, uint32_t dim);
 
-/// Cosine and sine in units of 2^-15, at most 32767, of a phase in units of 2^-32 turns.
+/// Cosine and sine in units of 2^-15, from -32767 to 32767, of a phase in units of 2^-32 turns.
 struct Turn {
   int16_t cosine;
   int16_t sine;
 };
 Turn turn_of(uint32_t phase);
+
+/// The row of a token, and what turns it to the next. One way per instruction set (planes.h).
+struct TurningRow {
+  uint32_t channels;
+  uint32_t half;           ///< of a head: channel c turns together with c + half
+  const int16_t* cosines;  ///< of one token's turn, by pair of a head
+  const int16_t* sines;    ///< from -32767
+  int16_t* state;          ///< by channel, with fraction bits
+  const int16_t* right;    ///< shift that makes a state a row; 16: the row is zero there
+  int16_t least, most;     ///< of a row
+  int16_t* row;
+};
+using Turner = void (*)(const TurningRow& row);
+void turn_row(const TurningRow& row);
 
 /// The rows of a tile's centre, one after the other. Reused from tile to tile: allocates only when
 /// the shape grows.
@@ -39,26 +53,21 @@ class CentreRows {
  public:
   /// Of a tile: `amplitudes` (empty: all zero) in units of 2^shift, of channels whose largest
   /// exponents are `exponents`. Turning, both of a pair are in units of the larger exponent.
-  void start(const Number& number, std::span<const uint8_t> exponents,
+  void start(const Number& number, std::span<const uint16_t> exponents,
              std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary);
 
   bool all_zero() const { return all_zero_; }
   /// Row of the current token: as many as channels, and 64 more that may be read.
   const int16_t* row() const { return row_.data(); }
   /// To the next token.
-  void next();
+  void next(Turner turner) {
+    if (turning_.half != 0) turner(turning_);
+  }
 
  private:
-  void set_row();
-
   bool all_zero_ = true;
-  uint32_t channels_ = 0;
-  uint32_t half_ = 0;  // of a head that turns; 0: nothing does
-  int16_t least_ = 0, most_ = 0;
-  std::vector<Turn> turns_;     // of a pair, per token
-  std::vector<int16_t> state_;  // by channel, with fraction bits
-  std::vector<int16_t> right_;  // shift that makes state_ a row; 16: none does
-  std::vector<int16_t> row_;
+  TurningRow turning_{};
+  std::vector<int16_t> turns_, state_, right_, row_;
 };
 
 }  // namespace bowhead::compression

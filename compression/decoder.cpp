@@ -81,7 +81,7 @@ class Decoder::Impl {
     if (layout != BH_TILE_STORED && layout != BH_TILE_BYTES)
       return from.good() ? Status::UNSUPPORTED_CODEC : Status::DAMAGED;
     const uint32_t codec = layout == BH_TILE_BYTES ? from.u8() : uint32_t{BH_STREAM_STORED};
-    if (codec > BH_STREAM_ZSTD) return Status::UNSUPPORTED_CODEC;
+    if (codec > kLastStreamCodec) return Status::UNSUPPORTED_CODEC;
     const uint32_t checksum = from.u32();
     if (!from.good()) return Status::DAMAGED;
     const ConstBytes coded = tile.subspan(from.at());
@@ -126,7 +126,7 @@ class Decoder::Impl {
     for (uint32_t c = 0; c < channels; ++c) {
       const uint32_t exponent = head.exponent_base + packed_value(packed, c, head.exponent_width);
       if (exponent > most) return false;
-      exponents_[c] = static_cast<uint8_t>(exponent);
+      exponents_[c] = static_cast<uint16_t>(exponent);
     }
     amplitudes_.clear();
     if (head.centre_width == 0) return true;
@@ -190,7 +190,8 @@ class Decoder::Impl {
 
   StreamCoder coder_;
   CentreRows centre_;
-  std::vector<uint8_t> exponents_, plain_, values_;
+  std::vector<uint16_t> exponents_;
+  std::vector<uint8_t> plain_, values_;
   std::vector<int16_t> amplitudes_;
   uint64_t read_bytes_ = 0;
 };

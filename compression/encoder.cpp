@@ -137,10 +137,11 @@ class Encoder::Impl {
     split_.beyond = beyond_.data();
   }
 
-  /// Fits a centre and splits; a channel whose values lie too far from it does without.
+  /// Fits a centre and splits. A channel that has values too far from it gets a larger unit, or
+  /// does without.
   void split(const Number& number, const Shape& shape, uint32_t tokens, ConstBytes values) {
     const uint32_t channels = shape.channels;
-    const std::span<const uint8_t> exponents(exponents_.data(), channels);
+    const std::span<uint16_t> exponents(exponents_.data(), channels);
     centre_ = {};
     if (number.is_float())
       centre_ = fitter_.fit(number, values.data(), tokens, channels, exponents, shape.rotary);
@@ -153,10 +154,7 @@ class Encoder::Impl {
       for (uint32_t c = 0; c < channels && !centre_.amplitudes.empty(); ++c) {
         if (beyond_[c] == 0) continue;
         again = true;
-        centre_.amplitudes[c] = 0;
-        if (!centre_.turns) continue;
-        const uint32_t half = rotary.dim / 2u;
-        centre_.amplitudes[c % rotary.dim < half ? c + half : c - half] = 0;
+        raise_unit(number, c, rotary, exponents, centre_);
       }
     }
   }
@@ -168,7 +166,7 @@ class Encoder::Impl {
     if (!number.is_float()) return;
     const auto [least, most] =
         std::minmax_element(exponents_.begin(), exponents_.begin() + channels);
-    head.exponent_base = *least;
+    head.exponent_base = static_cast<uint8_t>(*least);
     head.exponent_width =
         static_cast<uint8_t>(std::bit_width(static_cast<uint8_t>(*most - *least)));
   }
@@ -179,31 +177,43 @@ class Encoder::Impl {
                     TileHead& head) {
     const uint32_t streams = stream_count(number);
     Bytes room(coded_);
-    bool sign_shrank = false, worth_it = true;
+    bool repeats = false, worth_it = true;
     for (uint32_t s = 0; s < streams; ++s) {
       StreamSize& stream = head.streams[s];
       stream = {StreamCodec::STORED, plain[s].size(), plain[s].size()};
       coded[s] = plain[s];
+      const bool plane = s < number.planes();
       if (all_zero(plain[s])) {
         stream.codec = StreamCodec::ZERO;
         stream.coded_bytes = 0;
         coded[s] = {};
-        continue;
+      } else if (s == 0 || repeats || (plane ? worth_it : s == streams - 1)) {
+        code_stream(plain[s], s == 0 || repeats, room, stream);
+        if (stream.codec != StreamCodec::STORED) {
+          coded[s] = room.first(stream.coded_bytes);
+          room = room.subspan(stream.coded_bytes);
+        }
+        if (s == 0)
+          repeats = stream.coded_bytes < plain[s].size() / 8 * 7;
+        else
+          worth_it = stream.codec != StreamCodec::STORED;
       }
-      const bool plane = s < number.planes();
-      if (!(s == 0 || sign_shrank || (plane ? worth_it : s == streams - 1))) continue;
-      const size_t most = plain[s].size() - plain[s].size() / rules_.least_saved_parts - 1;
-      const size_t size = coder_.encode(rules_.codec, rules_.level, plain[s], room, most);
-      if (s == 0)
-        sign_shrank = size != 0 && size < plain[s].size() / 8 * 7;
-      else
-        worth_it = size != 0;
-      if (size == 0) continue;
-      stream.codec = rules_.codec;
-      stream.coded_bytes = size;
-      coded[s] = room.first(size);
-      room = room.subspan(size);
     }
+  }
+
+  /// Into `room` what takes least, if it saves enough.
+  void code_stream(ConstBytes plain, bool repeats, Bytes room, StreamSize& stream) {
+    const size_t most = plain.size() - plain.size() / rules_.least_saved_parts - 1;
+    const size_t nibbles = nibbles_size(plain);
+    size_t size = 0;
+    if (repeats || rules_.codec != StreamCodec::LZ4)
+      size = coder_.encode(rules_.codec, rules_.level, plain, room, std::min(most, nibbles));
+    stream.codec = rules_.codec;
+    if (size == 0) {
+      size = coder_.encode(StreamCodec::NIBBLES, 0, plain, room, most);
+      stream.codec = size == 0 ? StreamCodec::STORED : StreamCodec::NIBBLES;
+    }
+    stream.coded_bytes = size == 0 ? plain.size() : size;
   }
 
   /// 0 if it does not fit.
@@ -248,7 +258,8 @@ class Encoder::Impl {
   Centre centre_;
   CentreRows rows_;
   Split split_{};
-  std::vector<uint8_t> plain_, coded_, exponents_, beyond_;
+  std::vector<uint8_t> plain_, coded_, beyond_;
+  std::vector<uint16_t> exponents_;
 };
 
 Encoder::Encoder(Profile profile) : impl_(std::make_unique<Impl>(profile)) {}

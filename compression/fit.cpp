@@ -10,6 +10,7 @@ namespace bowhead::compression {
 namespace {
 
 constexpr uint32_t kSamples = 64;
+constexpr uint32_t kManyTokens = 128;  // from here on parameters cost little
 
 uint32_t partner_of(uint32_t channel, const Rotary& rotary) {
   const uint32_t half = rotary.dim / 2u;
@@ -40,6 +41,20 @@ void load_row(const Number& number, const uint8_t* from, uint32_t channels, floa
 }
 
 }  // namespace
+
+void raise_unit(const Number& number, uint32_t channel, const Rotary& rotary,
+                std::span<uint16_t> exponents, Centre& centre) {
+  const auto raise = [&](uint32_t c) {
+    const bool can = exponents[c] + 1u < 1u << number.exponent_bits;
+    if (can) ++exponents[c];
+    centre.amplitudes[c] = static_cast<int16_t>(can ? centre.amplitudes[c] / 2 : 0);
+    return can;
+  };
+  const bool can = raise(channel);
+  if (rotary.dim == 0) return;
+  const uint32_t partner = partner_of(channel, rotary);
+  if (!raise(partner) || !can) centre.amplitudes[channel] = centre.amplitudes[partner] = 0;
+}
 
 void CentreFitter::set_turns(uint32_t samples, uint32_t step, const Rotary& rotary) {
   const TurnKey key{samples, step, rotary};
@@ -94,7 +109,7 @@ void CentreFitter::accumulate(const Number& number, const void* values, uint32_t
 }
 
 const Centre& CentreFitter::fit(const Number& number, const void* values, uint32_t tokens,
-                                uint32_t channels, std::span<const uint8_t> exponents,
+                                uint32_t channels, std::span<uint16_t> exponents,
                                 const Rotary& rotary) {
   centre_.amplitudes.clear();
   centre_.width = 0;
@@ -106,7 +121,7 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
   const int bias = (1 << (number.exponent_bits - 1)) - 1;
   scale_.resize(channels);
   for (uint32_t c = 0; c < channels; ++c) {
-    const uint8_t largest =
+    const uint16_t largest =
         half == 0 ? exponents[c] : std::max(exponents[c], exponents[partner_of(c, rotary)]);
     scale_[c] = std::ldexp(1.0f, number.mantissa_bits + bias - largest);
   }
@@ -128,7 +143,7 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
   const bool turns = saved_by_vector > saved_by_mean;
   centre_.turns = turns;
   centre_.shift =
-      static_cast<uint8_t>(std::max(number.magnitude_bits - (tokens >= 128 ? 6 : 4), 0));
+      static_cast<uint8_t>(std::max(number.magnitude_bits - (tokens >= kManyTokens ? 6 : 4), 0));
   const float cost = static_cast<float>(channels * (number.magnitude_bits - centre_.shift + 1u));
   const float gain = 0.5f * static_cast<float>(tokens) * std::max(saved_by_mean, saved_by_vector);
   if (!(gain > cost)) return centre_;
@@ -152,7 +167,30 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
                                 1);
   }
   centre_.width = static_cast<uint8_t>(width);
+  if (tokens >= kManyTokens) raise_units(number, n, exponents, rotary);
   return centre_;
+}
+
+/// Where 3.3 standard deviations of what is left have too many bits.
+void CentreFitter::raise_units(const Number& number, float samples, std::span<uint16_t> exponents,
+                               const Rotary& rotary) {
+  const Rotary turned = centre_.turns ? rotary : Rotary{};
+  const float most = static_cast<float>(1u << number.magnitude_bits) / 3.3f;
+  for (uint32_t c = 0; c < exponents.size(); ++c) {
+    const uint32_t half = turned.dim / 2u;
+    if (half != 0 && c % turned.dim >= half) continue;
+    float left = energy_[c] - mean_[c] * mean_[c] / samples;
+    float unit = 1;
+    if (half != 0) {
+      left = (energy_[c] + energy_[c + half] -
+              (vector_[c] * vector_[c] + vector_[c + half] * vector_[c + half]) / samples) /
+             2;
+    } else if (rotary.dim != 0) {
+      unit = std::ldexp(1.0f, std::max(exponents[partner_of(c, rotary)] - exponents[c], 0));
+    }
+    if (std::sqrt(std::max(left, 0.0f) / samples) * unit > most)
+      raise_unit(number, c, turned, exponents, centre_);
+  }
 }
 
 }  // namespace bowhead::compression

@@ -18,13 +18,21 @@ struct Centre {
   bool turns = false;
 };
 
+/// Doubles the unit of a channel, and of the one it turns with: then what lies around the centre has
+/// one bit more. Without a centre where no unit is larger.
+void raise_unit(const Number& number, uint32_t channel, const Rotary& rotary,
+                std::span<uint16_t> exponents, Centre& centre);
+
 class CentreFitter {
  public:
-  /// Looks at some of the tokens of a tile of floats and says which centre saves most bits.
+  /// Looks at some of the tokens of a tile of floats and says which centre saves most bits. Raises
+  /// the exponents of channels whose values will lie too far from it.
   const Centre& fit(const Number& number, const void* values, uint32_t tokens, uint32_t channels,
-                    std::span<const uint8_t> exponents, const Rotary& rotary);
+                    std::span<uint16_t> exponents, const Rotary& rotary);
 
  private:
+  void raise_units(const Number& number, float samples, std::span<uint16_t> exponents,
+                   const Rotary& rotary);
   void set_turns(uint32_t samples, uint32_t step, const Rotary& rotary);
   void accumulate(const Number& number, const void* values, uint32_t samples, uint32_t step,
                   uint32_t channels, const Rotary& rotary);

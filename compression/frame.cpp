@@ -132,7 +132,7 @@ Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_byt
   }
   for (uint32_t s = 0; s < streams; ++s) {
     StreamSize& stream = head.streams[s];
-    if (stream.codec > StreamCodec::ZSTD) return Status::UNSUPPORTED_CODEC;
+    if (static_cast<uint32_t>(stream.codec) > kLastStreamCodec) return Status::UNSUPPORTED_CODEC;
     stream.plain_bytes = s < number.planes() ? plane_bytes : from.varint();
     stream.coded_bytes = stream.codec == StreamCodec::ZERO     ? 0
                          : stream.codec == StreamCodec::STORED ? stream.plain_bytes

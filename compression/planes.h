@@ -31,8 +31,8 @@ struct TileFrame {
   const Number& number;
   uint32_t tokens;
   uint32_t channels;
-  const uint8_t* exponents;  ///< by channel, 64 more may be read; null for integers
-  CentreRows& centre;        ///< started
+  const uint16_t* exponents;  ///< by channel, 64 more may be read; null for integers
+  CentreRows& centre;         ///< started
 
   size_t row_bytes() const { return (channels + 7) / 8; }
   size_t plane_bytes() const { return row_bytes() * tokens; }
@@ -59,7 +59,7 @@ struct Merge {
 struct PlaneKernels {
   /// Largest exponent per channel. 64 more may be written.
   void (*largest_exponents)(const Number& number, const void* values, uint32_t tokens,
-                            uint32_t channels, uint8_t* exponents);
+                            uint32_t channels, uint16_t* exponents);
   void (*split)(const TileFrame& tile, const void* values, Split& out);
   /// False: the remainder or the exceptions are not as long as the planes say.
   bool (*merge)(const TileFrame& tile, const Merge& in, void* values);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "compression/planes.h"
 
@@ -24,6 +25,9 @@
 namespace bowhead::compression {
 namespace {
 
+// What takes a Number is inlined where it is a constant, and its loops are unrolled there.
+#define BOWHEAD_INLINE inline __attribute__((always_inline))
+
 constexpr uint32_t kLanes = 64;
 
 inline uint64_t lanes_mask(uint32_t count) { return count >= 64 ? ~0ull : (1ull << count) - 1; }
@@ -38,20 +42,22 @@ inline Words words_of_bytes(__m512i bytes) {
           _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(bytes, 1))};
 }
 
+/// Of words below 256.
 inline __m512i bytes_of_words(Words words) {
-  const __m256i low = _mm512_cvtepi16_epi8(words.a), high = _mm512_cvtepi16_epi8(words.b);
-  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  return _mm512_permutexvar_epi64(order, _mm512_packus_epi16(words.a, words.b));
 }
 
 inline uint64_t join(__mmask32 a, __mmask32 b) { return uint64_t{b} << 32 | a; }
 
-inline Words load_values(const uint8_t* from, uint32_t element_bytes, uint64_t valid) {
+BOWHEAD_INLINE Words load_values(const uint8_t* from, uint32_t element_bytes, uint64_t valid) {
   if (element_bytes == 1) return words_of_bytes(_mm512_maskz_loadu_epi8(valid, from));
   return {_mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid), from),
           _mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid >> 32), from + 64)};
 }
 
-inline void store_values(uint8_t* to, uint32_t element_bytes, uint64_t valid, Words values) {
+BOWHEAD_INLINE void store_values(uint8_t* to, uint32_t element_bytes, uint64_t valid,
+                                 Words values) {
   if (element_bytes == 1) {
     _mm512_mask_storeu_epi8(to, valid, bytes_of_words(values));
     return;
@@ -60,8 +66,9 @@ inline void store_values(uint8_t* to, uint32_t element_bytes, uint64_t valid, Wo
   _mm512_mask_storeu_epi16(to + 64, static_cast<__mmask32>(valid >> 32), values.b);
 }
 
-inline Words load_centre(const int16_t* row) {
-  return {_mm512_loadu_si512(row), _mm512_loadu_si512(row + 32)};
+inline Words load_words(const void* from) {
+  const auto* words = static_cast<const uint16_t*>(from);
+  return {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 32)};
 }
 
 inline uint64_t load_bits(const uint8_t* from, uint32_t count) {
@@ -77,7 +84,7 @@ inline uint64_t load_bits(const uint8_t* from, uint32_t count) {
 // ---- exponents ----
 
 void largest_exponents(const Number& number, const void* values, uint32_t tokens, uint32_t channels,
-                       uint8_t* exponents) {
+                       uint16_t* exponents) {
   const auto* bytes = static_cast<const uint8_t*>(values);
   const size_t row_bytes = size_t{channels} * number.element_bytes;
   const __m512i rest = _mm512_set1_epi16(number.element_bytes == 1 ? 0x7F : 0x7FFF);
@@ -91,8 +98,39 @@ void largest_exponents(const Number& number, const void* values, uint32_t tokens
       b = _mm512_max_epu16(b, _mm512_and_si512(v.b, rest));
     }
     const __m128i shift = _mm_cvtsi32_si128(number.mantissa_bits);
-    _mm512_storeu_si512(exponents + first,
-                        bytes_of_words({_mm512_srl_epi16(a, shift), _mm512_srl_epi16(b, shift)}));
+    _mm512_storeu_si512(exponents + first, _mm512_srl_epi16(a, shift));
+    _mm512_storeu_si512(exponents + first + 32, _mm512_srl_epi16(b, shift));
+  }
+}
+
+// ---- centres ----
+
+inline __m512i row_of(const TurningRow& t, __m512i state, uint32_t at) {
+  const __m512i right = _mm512_loadu_si512(t.right + at);
+  const __mmask32 some = _mm512_cmplt_epi16_mask(right, _mm512_set1_epi16(16));
+  const __m512i row = _mm512_maskz_srav_epi16(some, state, right);
+  return _mm512_min_epi16(_mm512_max_epi16(row, _mm512_set1_epi16(t.least)),
+                          _mm512_set1_epi16(t.most));
+}
+
+void turn(const TurningRow& t) {
+  if (t.half % 32 != 0) return turn_row(t);
+  for (uint32_t head = 0; head < t.channels; head += 2 * t.half) {
+    for (uint32_t i = 0; i < t.half; i += 32) {
+      const uint32_t at_x = head + i, at_y = at_x + t.half;
+      const __m512i cosine = _mm512_loadu_si512(t.cosines + i);
+      const __m512i sine = _mm512_loadu_si512(t.sines + i);
+      const __m512i x = _mm512_loadu_si512(t.state + at_x);
+      const __m512i y = _mm512_loadu_si512(t.state + at_y);
+      const __m512i new_x =
+          _mm512_subs_epi16(_mm512_mulhrs_epi16(x, cosine), _mm512_mulhrs_epi16(y, sine));
+      const __m512i new_y =
+          _mm512_adds_epi16(_mm512_mulhrs_epi16(x, sine), _mm512_mulhrs_epi16(y, cosine));
+      _mm512_storeu_si512(t.state + at_x, new_x);
+      _mm512_storeu_si512(t.state + at_y, new_y);
+      _mm512_storeu_si512(t.row + at_x, row_of(t, new_x, at_x));
+      _mm512_storeu_si512(t.row + at_y, row_of(t, new_y, at_y));
+    }
   }
 }
 
@@ -101,14 +139,15 @@ void largest_exponents(const Number& number, const void* values, uint32_t tokens
 class BitSink {
  public:
   explicit BitSink(uint8_t* to) : to_(to), begin_(to) {}
+  /// Without branches: how full a word is cannot be foreseen.
   void add(uint64_t bits, uint32_t count) {
     pending_ |= bits << fill_;
-    fill_ += count;
-    if (fill_ < 64) return;
     memcpy(to_, &pending_, 8);
-    to_ += 8;
-    fill_ -= 64;
-    pending_ = fill_ == 0 ? 0 : bits >> (count - fill_);
+    const uint64_t rest = (bits >> 1) >> (63 - fill_);
+    const uint32_t total = fill_ + count;
+    to_ += total / 64 * 8;
+    pending_ = total >= 64 ? rest : pending_;
+    fill_ = total % 64;
   }
   uint64_t finish() {
     memcpy(to_, &pending_, 8);
@@ -141,7 +180,7 @@ struct Half {
   __m512i q, significand, below;
 };
 
-inline Half fixed_of(const Constants& k, __m512i v, __m512i largest, bool is_float) {
+BOWHEAD_INLINE Half fixed_of(const Constants& k, __m512i v, __m512i largest, bool is_float) {
   const __m512i sign = _mm512_srai_epi16(_mm512_sll_epi16(v, k.to_top), 15);
   const __m512i zero = _mm512_setzero_si512();
   if (!is_float) return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), zero, zero};
@@ -153,7 +192,8 @@ inline Half fixed_of(const Constants& k, __m512i v, __m512i largest, bool is_flo
   return half;
 }
 
-void store_planes(const Number& number, Words d, uint64_t valid, size_t at, Split& out) {
+BOWHEAD_INLINE void store_planes(const Number& number, Words d, uint64_t valid, size_t at,
+                                 Split& out) {
   const size_t bytes = (static_cast<size_t>(_mm_popcnt_u64(valid)) + 7) / 8;
   const auto put = [&](uint32_t plane, uint64_t bits) {
     bits &= valid;
@@ -165,12 +205,14 @@ void store_planes(const Number& number, Words d, uint64_t valid, size_t at, Spli
   if (number.magnitude_bits <= 8) {
     const __m128i up = _mm_cvtsi32_si128(8 - number.magnitude_bits);
     __m512i bits = bytes_of_words({_mm512_sll_epi16(m.a, up), _mm512_sll_epi16(m.b, up)});
+#pragma GCC unroll 12
     for (uint32_t p = 1; p < number.planes(); ++p) {
       put(p, _mm512_movepi8_mask(bits));
       bits = _mm512_add_epi8(bits, bits);
     }
     return;
   }
+#pragma GCC unroll 12
   for (uint32_t p = 1; p < number.planes(); ++p) {
     const __m512i bit = _mm512_set1_epi16(static_cast<short>(1 << (number.magnitude_bits - p)));
     put(p, join(_mm512_test_epi16_mask(m.a, bit), _mm512_test_epi16_mask(m.b, bit)));
@@ -187,21 +229,36 @@ inline void mark_beyond(const Constants& k, Words d, uint64_t valid, uint8_t* be
   if (over != 0) _mm512_mask_storeu_epi8(beyond, over, _mm512_set1_epi8(1));
 }
 
-void split_remainder(const Number& number, const Constants& c, const Half& a, const Half& b,
-                     uint64_t valid, uint64_t exceptions, BitSink& sink) {
-  const __m512i sixteen = _mm512_set1_epi16(16);
-  __m512i low_a = _mm512_sllv_epi16(a.significand, _mm512_sub_epi16(sixteen, a.below));
-  __m512i low_b = _mm512_sllv_epi16(b.significand, _mm512_sub_epi16(sixteen, b.below));
+BOWHEAD_INLINE void split_remainder(const Number& number, const Constants& c, const Half& a,
+                                    const Half& b, uint64_t valid, uint64_t exceptions,
+                                    BitSink& sink) {
+  constexpr int kTop = 16;
+  const bool in_bytes = number.remainder_bits <= 8;
+  const __m512i top = _mm512_set1_epi16(in_bytes ? 8 : kTop);
+  Words low = {_mm512_sllv_epi16(a.significand, _mm512_sub_epi16(top, a.below)),
+               _mm512_sllv_epi16(b.significand, _mm512_sub_epi16(top, b.below))};
+  const auto put = [&](uint32_t k, uint64_t has, uint64_t bits) {
+    has &= k > c.telling ? valid & ~exceptions : valid;
+    sink.add(_pext_u64(bits, has), static_cast<uint32_t>(_mm_popcnt_u64(has)));
+  };
+  if (in_bytes) {
+    const __m512i byte = _mm512_set1_epi16(0xFF);
+    __m512i bits = bytes_of_words({_mm512_and_si512(low.a, byte), _mm512_and_si512(low.b, byte)});
+    const __m512i below = bytes_of_words({a.below, b.below});
+#pragma GCC unroll 8
+    for (uint32_t k = 1; k <= number.remainder_bits; ++k) {
+      put(k, _mm512_cmpge_epu8_mask(below, _mm512_set1_epi8(static_cast<char>(k))),
+          _mm512_movepi8_mask(bits));
+      bits = _mm512_add_epi8(bits, bits);
+    }
+    return;
+  }
+#pragma GCC unroll 12
   for (uint32_t k = 1; k <= number.remainder_bits; ++k) {
     const __m512i least = _mm512_set1_epi16(static_cast<short>(k));
-    uint64_t has =
-        join(_mm512_cmpge_epu16_mask(a.below, least), _mm512_cmpge_epu16_mask(b.below, least)) &
-        valid;
-    if (k > c.telling) has &= ~exceptions;
-    const uint64_t bits = join(_mm512_movepi16_mask(low_a), _mm512_movepi16_mask(low_b));
-    sink.add(_pext_u64(bits, has), static_cast<uint32_t>(_mm_popcnt_u64(has)));
-    low_a = _mm512_add_epi16(low_a, low_a);
-    low_b = _mm512_add_epi16(low_b, low_b);
+    put(k, join(_mm512_cmpge_epu16_mask(a.below, least), _mm512_cmpge_epu16_mask(b.below, least)),
+        join(_mm512_movepi16_mask(low.a), _mm512_movepi16_mask(low.b)));
+    low = {_mm512_add_epi16(low.a, low.a), _mm512_add_epi16(low.b, low.b)};
   }
 }
 
@@ -222,26 +279,25 @@ void put_exceptions(const Number& number, Words values, uint64_t which, Split& o
   }
 }
 
-void split(const TileFrame& tile, const void* values, Split& out) {
-  const Number& number = tile.number;
+template <const Number& number>
+void split_as(const TileFrame& tile, const void* values, Split& out) {
   const Constants k(number);
   const auto* bytes = static_cast<const uint8_t*>(values);
   BitSink sink(out.remainder);
   memset(out.beyond, 0, tile.channels);
   out.exception_count = 0;
   for (uint32_t token = 0; token < tile.tokens; ++token) {
-    if (token > 0) tile.centre.next();
+    if (token > 0) tile.centre.next(turn);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint32_t count = std::min(kLanes, tile.channels - first);
       const uint64_t valid = lanes_mask(count);
       const size_t at = (size_t{token} * tile.channels + first) * number.element_bytes;
       const Words v = load_values(bytes + at, number.element_bytes, valid);
       Words largest = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-      if (number.is_float())
-        largest = words_of_bytes(_mm512_maskz_loadu_epi8(valid, tile.exponents + first));
+      if (number.is_float()) largest = load_words(tile.exponents + first);
       const Half a = fixed_of(k, v.a, largest.a, number.is_float());
       const Half b = fixed_of(k, v.b, largest.b, number.is_float());
-      const Words centre = load_centre(tile.centre.row() + first);
+      const Words centre = load_words(tile.centre.row() + first);
       const Words d = {_mm512_sub_epi16(a.q, centre.a), _mm512_sub_epi16(b.q, centre.b)};
       mark_beyond(k, d, valid, out.beyond + first);
       store_planes(number, d, valid, token * tile.row_bytes() + first / 8, out);
@@ -287,75 +343,87 @@ class BitSource {
   uint64_t at_ = 0;
 };
 
-// Lanes as bytes where magnitudes have at most 8 bits, else as words: the same operations.
+// Lanes as bytes where magnitude and remainder have at most 8 bits, else as words: the same
+// operations.
 struct ByteLanes {
   __m512i v;
 };
+struct WordMask {
+  __mmask32 a, b;
+};
 inline void clear(ByteLanes& x) { x.v = _mm512_setzero_si512(); }
 inline void clear(Words& x) { x.a = x.b = _mm512_setzero_si512(); }
-inline uint64_t less(ByteLanes x, uint32_t bound) {
+inline __mmask64 less(ByteLanes x, uint32_t bound) {
   return _mm512_cmplt_epu8_mask(x.v, _mm512_set1_epi8(static_cast<char>(bound)));
 }
-inline uint64_t less(Words x, uint32_t bound) {
+inline WordMask less(Words x, uint32_t bound) {
   const __m512i most = _mm512_set1_epi16(static_cast<short>(bound));
-  return join(_mm512_cmplt_epu16_mask(x.a, most), _mm512_cmplt_epu16_mask(x.b, most));
+  return {_mm512_cmplt_epu16_mask(x.a, most), _mm512_cmplt_epu16_mask(x.b, most)};
 }
-/// x + x in `which`, and 1 more in `bits`, a part of it.
-inline void push(ByteLanes& x, uint64_t which, uint64_t bits) {
-  x.v = _mm512_mask_add_epi8(x.v, which, x.v, x.v);
-  x.v = _mm512_mask_sub_epi8(x.v, bits, x.v, _mm512_set1_epi8(-1));
+inline uint64_t bits_of(__mmask64 mask) { return mask; }
+inline uint64_t bits_of(WordMask mask) { return join(mask.a, mask.b); }
+inline void to_mask(uint64_t bits, __mmask64& mask) { mask = bits; }
+inline void to_mask(uint64_t bits, WordMask& mask) {
+  mask = {static_cast<__mmask32>(bits), static_cast<__mmask32>(bits >> 32)};
 }
-inline void push(Words& x, uint64_t which, uint64_t bits) {
-  const __m512i minus = _mm512_set1_epi16(-1);
-  const auto wa = static_cast<__mmask32>(which), wb = static_cast<__mmask32>(which >> 32);
-  x.a = _mm512_mask_add_epi16(x.a, wa, x.a, x.a);
-  x.b = _mm512_mask_add_epi16(x.b, wb, x.b, x.b);
-  x.a = _mm512_mask_sub_epi16(x.a, static_cast<__mmask32>(bits), x.a, minus);
-  x.b = _mm512_mask_sub_epi16(x.b, static_cast<__mmask32>(bits >> 32), x.b, minus);
+/// x + amount in `which`.
+inline void add(ByteLanes& x, __mmask64 which, uint32_t amount) {
+  x.v = _mm512_mask_add_epi8(x.v, which, x.v, _mm512_set1_epi8(static_cast<char>(amount)));
 }
-inline void count(ByteLanes& x, uint64_t which) {
-  x.v = _mm512_mask_sub_epi8(x.v, which, x.v, _mm512_set1_epi8(-1));
-}
-inline void count(Words& x, uint64_t which) {
-  const __m512i minus = _mm512_set1_epi16(-1);
-  x.a = _mm512_mask_sub_epi16(x.a, static_cast<__mmask32>(which), x.a, minus);
-  x.b = _mm512_mask_sub_epi16(x.b, static_cast<__mmask32>(which >> 32), x.b, minus);
+inline void add(Words& x, WordMask which, uint32_t amount) {
+  const __m512i more = _mm512_set1_epi16(static_cast<short>(amount));
+  x.a = _mm512_mask_add_epi16(x.a, which.a, x.a, more);
+  x.b = _mm512_mask_add_epi16(x.b, which.b, x.b, more);
 }
 inline Words widen(ByteLanes x) { return words_of_bytes(x.v); }
 inline Words widen(Words x) { return x; }
 inline void narrow(Words x, ByteLanes& to) { to.v = bytes_of_words(x); }
 inline void narrow(Words x, Words& to) { to = x; }
 
-/// low and below of 64 values, whose exceptions it returns.
+/// Of 64 values: `below`, and `low`, the remainder's bits, the first as bit remainder_bits - 1.
+/// Returns the exceptions; what they get means nothing.
 template <class Lanes>
-inline uint64_t merge_remainder(const Number& number, uint32_t telling, Lanes t, uint64_t valid,
-                                BitSource& source, Lanes& low, Lanes& below) {
-  const uint32_t bits = number.magnitude_bits;
+BOWHEAD_INLINE uint64_t merge_remainder(const Number& number, uint32_t telling, Lanes t,
+                                        uint64_t valid, BitSource& source, Lanes& low,
+                                        Lanes& below) {
+  const uint32_t bits = number.magnitude_bits, most = number.remainder_bits;
   clear(low);
   clear(below);
-  const uint64_t zero = less(t, 1) & valid;
+  auto mask = less(t, 1);
+  const uint64_t zero = bits_of(mask) & valid;
   uint64_t exceptions = 0, zero_so_far = zero;
-  for (uint32_t k = 1; k <= number.remainder_bits; ++k) {
-    const uint64_t has =
-        (k <= bits ? less(t, 1u << (bits - k)) & valid : zero_so_far) & ~exceptions;
+#pragma GCC unroll 12
+  for (uint32_t k = 1; k <= most; ++k) {
+    if (k <= bits)
+      mask = less(t, 1u << (bits - k));
+    else
+      to_mask(zero_so_far, mask);
+    add(below, mask, 1);
+    const uint64_t has = bits_of(mask) & valid & ~exceptions;
     const uint64_t taken = source.take(static_cast<uint32_t>(_mm_popcnt_u64(has)));
-    push(low, has, _pdep_u64(taken, has));
-    count(below, has);
-    if (k + 1 > bits) zero_so_far = zero & less(low, 1u << (bits - 1));
-    if (k == telling) exceptions = zero & less(low, 1);
+    to_mask(_pdep_u64(taken, has), mask);
+    add(low, mask, 1u << (most - k));
+    if (k >= bits && k < most) zero_so_far = zero & bits_of(less(low, 1u << (most + bits - 1 - k)));
+    if (k == telling) exceptions = zero & bits_of(less(low, 1));
   }
   return exceptions;
 }
 
-inline __m512i assemble(const Constants& k, const Number& number, __m512i t, __m512i low,
-                        __m512i below, __m512i largest, __m512i sign) {
-  const __m512i significand = _mm512_or_si512(_mm512_sllv_epi16(t, below), low);
+BOWHEAD_INLINE __m512i assemble(const Constants& k, const Number& number, __m512i t, __m512i low,
+                                __m512i below, __m512i largest, __m512i sign) {
+  const __m512i rest = _mm512_sub_epi16(_mm512_set1_epi16(number.remainder_bits), below);
+  const __m512i significand =
+      number.magnitude_bits + number.remainder_bits <= 16
+          ? _mm512_srlv_epi16(_mm512_or_si512(_mm512_slli_epi16(t, number.remainder_bits), low),
+                              rest)
+          : _mm512_or_si512(_mm512_sllv_epi16(t, below), _mm512_srlv_epi16(low, rest));
   const __m512i exponent = _mm512_and_si512(_mm512_sub_epi16(largest, below), k.exponent);
   const __m512i top =
       _mm512_set1_epi16(static_cast<short>(number.element_bytes == 1 ? 0x80 : 0x8000));
-  return _mm512_or_si512(
-      _mm512_or_si512(_mm512_and_si512(sign, top), _mm512_sll_epi16(exponent, k.shift)),
-      _mm512_and_si512(significand, k.mantissa));
+  // (sign & top) | exponent << shift | (significand & mantissa)
+  return _mm512_ternarylogic_epi32(
+      _mm512_ternarylogic_epi32(sign, top, _mm512_sll_epi16(exponent, k.shift), 0xEA), significand,
+      k.mantissa, 0xF8);
 }
 
 /// Puts exceptions into values that were stored; false if there are not so many.
@@ -372,24 +440,29 @@ bool take_exceptions(const Number& number, uint64_t which, std::span<const uint8
   return true;
 }
 
-template <class Lanes>
-bool merge_exact(const TileFrame& tile, const Merge& in, uint8_t* values) {
-  const Number& number = tile.number;
+template <const Number& number>
+bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  constexpr bool kBytes = number.magnitude_bits <= 8 && number.remainder_bits <= 8;
+  using Lanes = std::conditional_t<kBytes, ByteLanes, Words>;
   const Constants k(number);
   BitSource source(in.remainder);
   size_t exceptions = 0;
   for (uint32_t token = 0; token < tile.tokens; ++token) {
-    if (token > 0) tile.centre.next();
+    if (token > 0) tile.centre.next(turn);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint32_t lanes = std::min(kLanes, tile.channels - first);
       const uint64_t valid = lanes_mask(lanes);
       const size_t at = token * tile.row_bytes() + first / 8;
       Lanes magnitude;
       clear(magnitude);
-      for (uint32_t p = 1; p < number.planes(); ++p)
-        push(magnitude, ~0ull, load_bits(in.planes[p] + at, lanes));
+      decltype(less(magnitude, 1)) mask;
+#pragma GCC unroll 12
+      for (uint32_t p = 1; p < number.magnitude_bits + 1u; ++p) {
+        to_mask(load_bits(in.planes[p] + at, lanes), mask);
+        add(magnitude, mask, 1u << (number.magnitude_bits - p));
+      }
       const uint64_t signs = load_bits(in.planes[0] + at, lanes);
-      const Words m = widen(magnitude), centre = load_centre(tile.centre.row() + first);
+      const Words m = widen(magnitude), centre = load_words(tile.centre.row() + first);
       const __m512i da = _mm512_xor_si512(m.a, _mm512_movm_epi16(static_cast<__mmask32>(signs)));
       const __m512i db =
           _mm512_xor_si512(m.b, _mm512_movm_epi16(static_cast<__mmask32>(signs >> 32)));
@@ -406,7 +479,7 @@ bool merge_exact(const TileFrame& tile, const Merge& in, uint8_t* values) {
       Lanes narrow_t, low, below;
       narrow(t, narrow_t);
       const uint64_t odd = merge_remainder(number, k.telling, narrow_t, valid, source, low, below);
-      const Words largest = words_of_bytes(_mm512_maskz_loadu_epi8(valid, tile.exponents + first));
+      const Words largest = load_words(tile.exponents + first);
       const Words wide_low = widen(low), e = widen(below);
       store_values(to, number.element_bytes, valid,
                    {assemble(k, number, t.a, wide_low.a, e.a, largest.a, sign.a),
@@ -420,8 +493,37 @@ bool merge_exact(const TileFrame& tile, const Merge& in, uint8_t* values) {
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
   if (!in.exact) return kPlaneKernelsScalar.merge(tile, in, values);
   auto* bytes = static_cast<uint8_t*>(values);
-  return tile.number.magnitude_bits <= 8 ? merge_exact<ByteLanes>(tile, in, bytes)
-                                         : merge_exact<Words>(tile, in, bytes);
+  switch (&tile.number - kNumbers) {
+    case 0:
+      return merge_as<kNumbers[0]>(tile, in, bytes);
+    case 1:
+      return merge_as<kNumbers[1]>(tile, in, bytes);
+    case 2:
+      return merge_as<kNumbers[2]>(tile, in, bytes);
+    case 3:
+      return merge_as<kNumbers[3]>(tile, in, bytes);
+    case 4:
+      return merge_as<kNumbers[4]>(tile, in, bytes);
+    default:
+      return kPlaneKernelsScalar.merge(tile, in, values);
+  }
+}
+
+void split(const TileFrame& tile, const void* values, Split& out) {
+  switch (&tile.number - kNumbers) {
+    case 0:
+      return split_as<kNumbers[0]>(tile, values, out);
+    case 1:
+      return split_as<kNumbers[1]>(tile, values, out);
+    case 2:
+      return split_as<kNumbers[2]>(tile, values, out);
+    case 3:
+      return split_as<kNumbers[3]>(tile, values, out);
+    case 4:
+      return split_as<kNumbers[4]>(tile, values, out);
+    default:
+      return kPlaneKernelsScalar.split(tile, values, out);
+  }
 }
 
 }  // namespace

@@ -82,12 +82,12 @@ uint32_t telling_bit(const Number& number) {
 }
 
 void largest_exponents(const Number& number, const void* values, uint32_t tokens, uint32_t channels,
-                       uint8_t* exponents) {
-  std::fill_n(exponents, channels, uint8_t{0});
+                       uint16_t* exponents) {
+  std::fill_n(exponents, channels, uint16_t{0});
   for (size_t i = 0; i < size_t{tokens} * channels; ++i) {
-    uint8_t& largest = exponents[i % channels];
+    uint16_t& largest = exponents[i % channels];
     const uint32_t exponent = exponent_of(number, load_value(number, values, i));
-    largest = std::max(largest, static_cast<uint8_t>(exponent));
+    largest = std::max(largest, static_cast<uint16_t>(exponent));
   }
 }
 
@@ -109,7 +109,7 @@ void split(const TileFrame& tile, const void* values, Split& out) {
   for (uint32_t p = 0; p < number.planes(); ++p) std::memset(out.planes[p], 0, tile.plane_bytes());
   const int32_t limit = 1 << number.magnitude_bits;
   uint32_t exceptions = 0;
-  for (uint32_t token = 0; token < tile.tokens; ++token, tile.centre.next()) {
+  for (uint32_t token = 0; token < tile.tokens; ++token, tile.centre.next(turn_row)) {
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint32_t count = std::min(kLanes, tile.channels - first);
       Fixed lanes[kLanes];
@@ -187,7 +187,7 @@ bool merge(const TileFrame& tile, const Merge& in, void* values) {
   size_t exceptions = 0;
   const size_t exception_count = in.exceptions.size() / number.element_bytes;
   const uint32_t missing = number.planes() - in.plane_count;
-  for (uint32_t token = 0; token < tile.tokens; ++token, tile.centre.next()) {
+  for (uint32_t token = 0; token < tile.tokens; ++token, tile.centre.next(turn_row)) {
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint32_t count = std::min(kLanes, tile.channels - first);
       Lane lanes[kLanes];

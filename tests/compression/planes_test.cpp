@@ -12,7 +12,8 @@ namespace bowhead::compression {
 namespace {
 
 struct Planes {
-  std::vector<uint8_t> exponents, remainder, exceptions, beyond;
+  std::vector<uint16_t> exponents;
+  std::vector<uint8_t> remainder, exceptions, beyond;
   std::vector<std::vector<uint8_t>> planes;
   uint64_t remainder_bits = 0;
 };
@@ -25,7 +26,7 @@ Planes split(const PlaneKernels& kernels, const Shape& shape, const std::vector<
   if (number.is_float())
     kernels.largest_exponents(number, values.data(), shape.tokens, shape.channels,
                               out.exponents.data());
-  std::fill(out.exponents.begin() + shape.channels, out.exponents.end(), uint8_t{0});
+  std::fill(out.exponents.begin() + shape.channels, out.exponents.end(), uint16_t{0});
   CentreRows centre;
   centre.start(number, {out.exponents.data(), shape.channels}, amplitudes, shift, shape.rotary);
   const TileFrame tile{number, shape.tokens, shape.channels, out.exponents.data(), centre};

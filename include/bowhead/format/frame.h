@@ -29,9 +29,10 @@ enum {
 /* How the bytes of one stream are coded. */
 enum {
   BH_STREAM_STORED = 0,
-  BH_STREAM_ZERO = 1, /* all zero: no bytes */
-  BH_STREAM_LZ4 = 2,  /* one LZ4 block */
-  BH_STREAM_ZSTD = 3  /* one ZSTD frame */
+  BH_STREAM_ZERO = 1,   /* all zero: no bytes */
+  BH_STREAM_LZ4 = 2,    /* one LZ4 block */
+  BH_STREAM_ZSTD = 3,   /* one ZSTD frame */
+  BH_STREAM_NIBBLES = 4 /* a bit for each nibble that is not zero, then those nibbles */
 };
 
 /* A tensor [outer][tokens][channels], cut into tiles of tile_tokens tokens of one outer index; the
