@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -71,6 +72,32 @@ class Decoder::Impl {
     return Status::OK;
   }
 
+  Status units(ConstBytes bytes, uint32_t outer, uint32_t token, std::span<float> out) {
+    const auto frame = open_frame(bytes);
+    if (!frame) return frame.status();
+    const Shape& shape = frame->shape;
+    if (outer >= shape.outer || token >= shape.tokens || out.size() != shape.channels)
+      return Status::INVALID_ARGUMENT;
+    const Tiling& tiling = frame->tiling;
+    const uint64_t tile = uint64_t{outer} * tiling.tiles_per_outer + token / tiling.tile_tokens;
+    uint64_t at = sizeof(bh_frame_header) + frame->table.size();
+    for (uint64_t before = 0; before < tile; ++before) at += frame->table_entry(before);
+    if (at >= bytes.size()) return Status::DAMAGED;
+    std::fill(out.begin(), out.end(), 0.0f);
+    const Number* number = number_of(shape.number);
+    ByteReader from(bytes.subspan(at));
+    if (from.u8() != BH_TILE_PLANES || number == nullptr) return Status::OK;
+    TileHead head;
+    if (const Status status =
+            read_head(*frame, bytes.subspan(at), from, tiling.tokens_of(shape.tokens, tile), head);
+        status != Status::OK)
+      return status;
+    const int bias = number->is_float() ? (1 << (number->exponent_bits - 1)) - 1 : 0;
+    for (uint32_t c = 0; c < shape.channels; ++c)
+      out[c] = std::ldexp(1.0f, exponents_[c] - bias - number->mantissa_bits);
+    return Status::OK;
+  }
+
  private:
   Status decode_tile(const Frame& frame, ConstBytes tile, uint32_t tokens, uint32_t planes,
                      Bytes out) {
@@ -95,15 +122,10 @@ class Decoder::Impl {
                        uint32_t planes, Bytes out) {
     const Number& number = *number_of(frame.shape.number);
     const uint32_t channels = frame.shape.channels;
-    const size_t plane_bytes = (channels + 7) / 8 * size_t{tokens};
     TileHead head;
-    if (const Status status = read_tile_head(from, number, plane_bytes, head); status != Status::OK)
+    if (const Status status = read_head(frame, bytes, from, tokens, head); status != Status::OK)
       return status;
-    const ConstBytes parameters = from.bytes(parameter_bytes(head, channels));
-    const size_t covered = from.at();
-    if (from.u32() != checksum32(bytes.first(covered)) || !from.good()) return Status::DAMAGED;
     read_bytes_ += from.at();
-    if (!read_parameters(number, head, parameters, frame)) return Status::DAMAGED;
 
     const bool exact = planes == 0;
     Merge in{.plane_count = exact ? number.planes() : planes, .exact = exact};
@@ -115,6 +137,20 @@ class Decoder::Impl {
                   head.centre_turns ? frame.shape.rotary : Rotary{});
     const TileFrame tile{number, tokens, channels, exponents_.data(), centre_};
     return plane_kernels().merge(tile, in, out.data()) ? Status::OK : Status::DAMAGED;
+  }
+
+  /// What stands before the streams, verified.
+  Status read_head(const Frame& frame, ConstBytes bytes, ByteReader& from, uint32_t tokens,
+                   TileHead& head) {
+    const Number& number = *number_of(frame.shape.number);
+    const uint32_t channels = frame.shape.channels;
+    const size_t plane_bytes = (channels + 7) / 8 * size_t{tokens};
+    if (const Status status = read_tile_head(from, number, plane_bytes, head); status != Status::OK)
+      return status;
+    const ConstBytes parameters = from.bytes(parameter_bytes(head, channels));
+    const size_t covered = from.at();
+    if (from.u32() != checksum32(bytes.first(covered)) || !from.good()) return Status::DAMAGED;
+    return read_parameters(number, head, parameters, frame) ? Status::OK : Status::DAMAGED;
   }
 
   bool read_parameters(const Number& number, const TileHead& head, ConstBytes packed,
@@ -213,6 +249,10 @@ Status Decoder::decode_tokens(ConstBytes frame, uint32_t outer, uint32_t first, 
 Status Decoder::decode_prefix(ConstBytes frame, uint32_t planes, Bytes out, ReadReport* report) {
   if (planes == 0) return Status::INVALID_ARGUMENT;
   return impl_->decode(frame, planes, out, report);
+}
+
+Status Decoder::units(ConstBytes frame, uint32_t outer, uint32_t token, std::span<float> out) {
+  return impl_->units(frame, outer, token, out);
 }
 
 }  // namespace bowhead::compression

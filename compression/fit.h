@@ -18,8 +18,8 @@ struct Centre {
   bool turns = false;
 };
 
-/// Doubles the unit of a channel, and of the one it turns with: then what lies around the centre has
-/// one bit more. Without a centre where no unit is larger.
+/// Doubles the unit of a channel, and of the one it turns with: then what lies around the centre
+/// has one bit more. Without a centre where no unit is larger.
 void raise_unit(const Number& number, uint32_t channel, const Rotary& rotary,
                 std::span<uint16_t> exponents, Centre& centre);
 

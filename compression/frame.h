@@ -97,10 +97,14 @@ class Decoder {
 
   /// All values as the first `planes` planes show them (1 is the sign alone; at most
   /// FrameInfo::planes): numbers of the same kind, in the middle of what they can be, so that none
-  /// is further off than 2^(planes_of_all - planes - 1) of its channel's unit, which is
-  /// 2^(E - mantissa bits) for a largest exponent E; and rounded to the kind. Channels that hold
-  /// infinities or what is not a number have no such bound.
+  /// is further off than 2^(FrameInfo::planes - planes - 1) of its channel's unit, and then rounded
+  /// to the kind (integers: down). Channels that hold infinities or what is not a number have no
+  /// such bound; tiles that are not in planes are exact.
   Status decode_prefix(ConstBytes frame, uint32_t planes, Bytes out, ReadReport* report = nullptr);
+
+  /// The unit of each channel in the tile that holds this token; 0 where all is exact at any
+  /// precision. INVALID_ARGUMENT: no such token, or out.size() is not the channels.
+  Status units(ConstBytes frame, uint32_t outer, uint32_t token, std::span<float> out);
 
  private:
   class Impl;

@@ -472,8 +472,10 @@ bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
                        _mm512_and_si512(_mm512_xor_si512(qb, sign.b), k.magnitude)};
       uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
       if (!number.is_float()) {
+        const __m512i byte = _mm512_set1_epi16(0xFF);
         store_values(to, number.element_bytes, valid,
-                     {_mm512_xor_si512(t.a, sign.a), _mm512_xor_si512(t.b, sign.b)});
+                     {_mm512_and_si512(_mm512_xor_si512(t.a, sign.a), byte),
+                      _mm512_and_si512(_mm512_xor_si512(t.b, sign.b), byte)});
         continue;
       }
       Lanes narrow_t, low, below;
