@@ -314,7 +314,8 @@ class Core {
   OwnWord own_of(uint32_t host, uint64_t extent) const;
   void refresh_own_words() const;
   void write_own(uint64_t extent, const OwnWord& word);
-  Holding holding_of(uint64_t extent) const;
+  Holding holding_of(uint64_t extent, bool others_only = false) const;
+  void confirm_adopted();
   std::vector<Life> predecessors(uint64_t extent) const;
   bool has_rival(uint64_t extent, uint64_t epoch) const;
   bool doubted();

@@ -204,9 +204,7 @@ Result<void> Core<A>::succeed_myself(Life& old) {
 }
 
 /// What the old life held is this one's if it succeeded itself; else it waits until the successor
-/// has it all, since the index of this host may be cleared only then. It waits also for what others
-/// held that a chain through this host's old lives leads to somebody: once the new life is over,
-/// its decision takes the words that are a link of that chain.
+/// has it all, since the index of this host may be cleared only then.
 template <class A>
 Result<void> Core<A>::take_over_extents(Life old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
@@ -219,15 +217,7 @@ Result<void> Core<A>::take_over_extents(Life old) {
       return {};
     }
     bool held = false;
-    std::map<std::pair<uint32_t, uint32_t>, bool> through;
-    for (uint64_t e = 0; e < extents && !held; ++e) {
-      const Life life = holding_of(e).life;
-      const auto [at, fresh] = through.try_emplace({life.host, life.incarnation}, false);
-      if (fresh)
-        at->second =
-            life.host == c_.host || (c_.ended(life) && hosts_.leads_through(life, c_.host));
-      held = at->second;
-    }
+    for (uint64_t e = 0; e < extents && !held; ++e) held = holding_of(e).life.host == c_.host;
     if (!held) return {};
     if (c_.access.now_ns() > deadline_ns || c_.ended())
       return Error{Status::BUSY, "another host is to take over what host " +

@@ -18,6 +18,9 @@
 //   S3 An extent that a word of this host makes its own comes into use only after the word has
 //      settled and, after that, no decision about this life had begun: so whoever succeeds this
 //      life, and looks after its decision has settled, finds the word among the predecessors'.
+//   S5 An inherited extent comes into use only if, after its word had settled, the decisions still
+//      led from its holder before to this life: words of a decision that was a link may have been
+//      used again while it was followed. Who follows them later finds the word of a living host.
 //   S4 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
 //      acked that the lives before it are over and no hazard names a block of it; it ends in FULL
 //      only if all those lives are known to have stopped writing.
@@ -170,10 +173,11 @@ void Core<A>::write_own(uint64_t extent, const OwnWord& word) {
 
 /// After refresh_own_words().
 template <class A>
-auto Core<A>::holding_of(uint64_t extent) const -> Holding {
+auto Core<A>::holding_of(uint64_t extent, bool others_only) const -> Holding {
   Holding best;
   uint64_t highest = 0;
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    if (others_only && h == c_.host) continue;
     const OwnWord word = own_of(h, extent);
     if (word.state == BH_OWN_NONE) continue;
     // Of two that say OWN, one is late: its life is over, and the other succeeded it.
@@ -280,6 +284,8 @@ void Core<A>::survey(uint64_t now_ns) {
   if (wanted_ && claims.empty() && inherited.empty()) ask_for_extents();
   if (!claims.empty()) claim(claims);
   if (!inherited.empty()) adopt(inherited);
+  confirm_adopted();
+  if (ended()) return;
   open_custody(now_ns);
   c_.access.store(c_.private_word(offsetof(bh_host_private, probed_hosts)), probed);
 }
@@ -372,9 +378,43 @@ void Core<A>::adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited) 
         import_entry(entry);
     });
   }
-  for (const auto& [e, now] : inherited)
-    write_own(e, {BH_OWN_OWN, now.word.epoch + 1, 0, c_.incarnation, BH_CUSTODY_READ_ONLY});
+  for (const auto& [e, now] : inherited) {
+    // Of what an old life of this host held, no other host's word tells.
+    const uint32_t slot = now.life.host == c_.host ? 0 : BH_OWN_UNCONFIRMED;
+    write_own(e, {BH_OWN_OWN, now.word.epoch + 1, slot, c_.incarnation, BH_CUSTODY_READ_ONLY});
+  }
   custody_pending_ = true;
+}
+
+/// S5. A life that the decisions contradict gives up all that it holds: who succeeds it knows more.
+template <class A>
+void Core<A>::confirm_adopted() {
+  std::vector<uint64_t> adopted;
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    const OwnWord word = allocator_.own_word(e);
+    if (word.state == BH_OWN_OWN && word.slot == BH_OWN_UNCONFIRMED &&
+        word.incarnation == c_.incarnation)
+      adopted.push_back(e);
+  }
+  if (adopted.empty()) return;
+  c_.settle();
+  refresh_own_words();
+  const Life self{c_.host, c_.incarnation};
+  std::map<std::pair<uint32_t, uint32_t>, bool> heir;
+  for (const uint64_t e : adopted) {
+    const Life life = holding_of(e, /*others_only=*/true).life;
+    const auto [at, fresh] = heir.try_emplace({life.host, life.incarnation}, false);
+    if (fresh) at->second = c_.ended(life) && hosts_.successor(life) == self;
+    if (at->second) {
+      OwnWord word = allocator_.own_word(e);
+      word.slot = 0;
+      write_own(e, word);
+      continue;
+    }
+    hosts_.decide(self, Life{c_.host, c_.incarnation + 1}.value());
+    hosts_.observe(c_.access.now_ns());
+    return;
+  }
 }
 
 template <class A>
@@ -418,6 +458,10 @@ void Core<A>::open_custody(uint64_t now_ns) {
     if (!allocator_.holds(e)) continue;
     const OwnWord word = allocator_.own_word(e);
     if (word.custody == BH_CUSTODY_FULL && !allocator_.closed(e)) continue;
+    if (word.slot == BH_OWN_UNCONFIRMED) {
+      custody_pending_ = true;
+      continue;
+    }
     copy_only[e] = word.custody == BH_CUSTODY_COPY_ONLY;
     bool acked = true, fenced = true;
     uint64_t since_ms = 0;

@@ -68,13 +68,6 @@ class Hosts {
     std::vector<Life> seen;
     return follow(life, seen);
   }
-  /// That chain has a life of `host` in it, but for its end.
-  bool leads_through(Life life, uint32_t host) const {
-    std::vector<Life> seen;
-    (void)follow(life, seen);
-    return std::any_of(seen.begin(), seen.end(), [&](Life link) { return link.host == host; });
-  }
-
   /// Some host knows that this life has stopped writing: it said so itself, or an operator did.
   bool fenced(Life life) const;
   void vouch_fenced(Life life);

@@ -59,9 +59,11 @@ BH_FORMAT_SIZE(bh_host_beat, 64);
 
 /* Ownership word of an extent, own[h][e], high to low:
  * state:4 | transfer epoch:28 | slot:8 | incarnation:16 | custody:8.
- * OWN: the incarnation is that of h. CLAIM, ABANDONED: slot of the grantor, incarnation of h.
+ * OWN: the incarnation is that of h; the slot BH_OWN_UNCONFIRMED until an adoption is certain.
+ * CLAIM, ABANDONED: slot of the grantor, incarnation of h.
  * GIVEN: slot and incarnation of the recipient, low bits of h's own incarnation for custody. */
 enum { BH_OWN_NONE = 0, BH_OWN_OWN = 1, BH_OWN_GIVEN = 2, BH_OWN_CLAIM = 3, BH_OWN_ABANDONED = 4 };
+#define BH_OWN_UNCONFIRMED 0xFFu
 #define BH_OWN_STATE_SHIFT 60u
 #define BH_OWN_EPOCH_SHIFT 32u
 #define BH_OWN_SLOT_SHIFT 24u
