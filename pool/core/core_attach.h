@@ -238,6 +238,8 @@ void Core<A>::relabel_extents(uint64_t extents) {
     if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) || holding_of(e).writer != c_.host)
       continue;
     word.incarnation = c_.incarnation;
+    // Whoever else inherited it in the meantime sees this word of a living host, and gives it up.
+    if (word.slot == BH_OWN_UNCONFIRMED) word.slot = 0;
     write_own(e, word);
   }
 }

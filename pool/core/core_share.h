@@ -457,11 +457,8 @@ void Core<A>::open_custody(uint64_t now_ns) {
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     if (!allocator_.holds(e)) continue;
     const OwnWord word = allocator_.own_word(e);
+    if (word.slot == BH_OWN_UNCONFIRMED) continue;  // S5
     if (word.custody == BH_CUSTODY_FULL && !allocator_.closed(e)) continue;
-    if (word.slot == BH_OWN_UNCONFIRMED) {
-      custody_pending_ = true;
-      continue;
-    }
     copy_only[e] = word.custody == BH_CUSTODY_COPY_ONLY;
     bool acked = true, fenced = true;
     uint64_t since_ms = 0;

@@ -3,6 +3,7 @@
 #include <bowhead/bowhead.h>
 #include <bowhead/format/block.h>
 #include <bowhead/format/common.h>
+#include <bowhead/format/frame.h>
 #include <bowhead/format/host.h>
 #include <bowhead/format/index.h>
 #include <bowhead/format/superblock.h>
@@ -28,5 +29,6 @@ const size_t kSizesInC[] = {
     sizeof(bh_extent_descriptor),
     sizeof(bh_index_entry),
     sizeof(bh_index_bucket),
+    sizeof(bh_frame_header),
 };
 const size_t kSizesInCCount = sizeof(kSizesInC) / sizeof(kSizesInC[0]);

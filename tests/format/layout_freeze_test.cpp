@@ -7,6 +7,7 @@
 // Statuses and enums are append only.
 #include <bowhead/format/block.h>
 #include <bowhead/format/common.h>
+#include <bowhead/format/frame.h>
 #include <bowhead/format/host.h>
 #include <bowhead/format/index.h>
 #include <bowhead/format/superblock.h>
@@ -261,6 +262,17 @@ TEST(LayoutFreeze, IndexBucket) {
   expect_layout<bh_index_bucket>(512, fields);
 }
 
+TEST(LayoutFreeze, FrameHeader) {
+  const std::vector<Field> fields = {
+      FIELD(bh_frame_header, magic, 0, 4),         FIELD(bh_frame_header, version, 4, 1),
+      FIELD(bh_frame_header, number, 5, 1),        FIELD(bh_frame_header, channels, 6, 2),
+      FIELD(bh_frame_header, outer, 8, 4),         FIELD(bh_frame_header, tokens, 12, 4),
+      FIELD(bh_frame_header, tile_tokens, 16, 2),  FIELD(bh_frame_header, rotary_dim, 18, 2),
+      FIELD(bh_frame_header, rotary_ratio, 20, 4), FIELD(bh_frame_header, table_checksum, 24, 4),
+  };
+  expect_layout<bh_frame_header>(28, fields);
+}
+
 std::vector<std::pair<size_t, size_t>> frozen_sizes() {
   return {
       {sizeof(bh_part), 16},
@@ -278,6 +290,7 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_extent_descriptor), 64},
       {sizeof(bh_index_entry), 64},
       {sizeof(bh_index_bucket), 512},
+      {sizeof(bh_frame_header), 28},
   };
 }
 
@@ -333,8 +346,23 @@ TEST(NumberFreeze, Superblock) {
   expect_numbers(numbers);
 }
 
+TEST(NumberFreeze, Frame) {
+  const std::vector<Number> numbers = {
+      NUMBER(BH_FRAME_MAGIC, 0x31464842), NUMBER(BH_FRAME_VERSION, 1),
+      NUMBER(BH_NUMBER_BF16, 1),          NUMBER(BH_NUMBER_FP16, 2),
+      NUMBER(BH_NUMBER_FP8_E4M3, 3),      NUMBER(BH_NUMBER_FP8_E5M2, 4),
+      NUMBER(BH_NUMBER_INT8, 5),          NUMBER(BH_NUMBER_BYTES, 6),
+      NUMBER(BH_TILE_STORED, 0),          NUMBER(BH_TILE_PLANES, 1),
+      NUMBER(BH_TILE_BYTES, 2),           NUMBER(BH_STREAM_STORED, 0),
+      NUMBER(BH_STREAM_ZERO, 1),          NUMBER(BH_STREAM_LZ4, 2),
+      NUMBER(BH_STREAM_ZSTD, 3),          NUMBER(BH_STREAM_NIBBLES, 4),
+  };
+  expect_numbers(numbers);
+}
+
 TEST(NumberFreeze, Host) {
   const std::vector<Number> numbers = {
+      NUMBER(BH_OWN_UNCONFIRMED, 255),
       NUMBER(BH_OWN_STATE_SHIFT, 60),
       NUMBER(BH_OWN_EPOCH_SHIFT, 32),
       NUMBER(BH_OWN_SLOT_SHIFT, 24),
