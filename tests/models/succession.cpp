@@ -23,7 +23,7 @@ struct Rules {
   bool nested_rings = true;  ///< a ring is remembered while the chain is followed on
   bool s3 = true;            ///< an extent is opened only if nobody doubts the own life
   bool stop_joining = true;  ///< as a life that is over before it has begun
-  bool look_again = true;    ///< before it opens: is it still the successor?
+  bool look_again = true;    ///< once it has said OWN: is it still the successor?
 };
 
 struct Life {
@@ -38,8 +38,9 @@ struct Register {
 };
 
 struct Word {
-  uint8_t epoch : 4, n : 4;  ///< epoch 0: never said anything
-  uint8_t open;              ///< not READ_ONLY
+  uint8_t epoch : 4, n : 4;         ///< epoch 0: never said anything
+  uint8_t open : 2, confirmed : 1;  ///< open: not READ_ONLY
+  uint8_t from;                     ///< host whose life held it before
 };
 
 constexpr uint8_t kNone = 0, kFull = 2;  // and 1: for verified copies only
@@ -53,6 +54,7 @@ struct State {
   Register decide[kHosts][kHosts];
   Word own[kHosts][kExtents];
   uint8_t adopting[kHosts][kExtents];  ///< epoch that the host is about to say OWN with
+  uint8_t from[kHosts][kExtents];      ///< and whose it is
   uint8_t opening[kHosts][kExtents];   ///< has read who held it before
   uint16_t before[kHosts][kExtents];   ///< lives, four bits for each host
   uint8_t uses[kHosts][kExtents];
@@ -76,7 +78,8 @@ void each_byte(State& s, const Rules& rules, const F& f) {
     for (int e = 0; e < rules.extents; ++e) {
       all(s.own[h][e]);
       all(s.before[h][e]);
-      for (uint8_t* byte : {&s.adopting[h][e], &s.opening[h][e], &s.uses[h][e]}) f(*byte);
+      for (uint8_t* byte : {&s.adopting[h][e], &s.from[h][e], &s.opening[h][e], &s.uses[h][e]})
+        f(*byte);
     }
   }
   for (uint8_t* byte : {&s.decisions, &s.crashes, &s.joins}) f(*byte);
@@ -218,34 +221,42 @@ class Host {
 
   bool survey(int e) {
     const Holding now = holding(e);
-    if (s_.adopting[self_][e] != 0 || now.life == self() || !over(now.life) ||
+    if (now.life.host < 0 || s_.adopting[self_][e] != 0 || now.life == self() || !over(now.life) ||
         !(successor(now.life) == self()))
       return false;
     s_.adopting[self_][e] = static_cast<uint8_t>(now.epoch + 1);
+    s_.from[self_][e] = static_cast<uint8_t>(now.life.host);
     return true;
   }
   bool adopt(int e) {
     if (s_.adopting[self_][e] == 0) return false;
-    s_.own[self_][e] = Word{};
-    s_.own[self_][e].epoch = s_.adopting[self_][e] & 15;
-    s_.own[self_][e].n = s_.runs[self_] & 15;
-    s_.adopting[self_][e] = 0;
+    Word word{};
+    word.epoch = s_.adopting[self_][e] & 15;
+    word.n = s_.runs[self_] & 15;
+    word.from = s_.from[self_][e];
+    s_.own[self_][e] = word;
+    s_.adopting[self_][e] = s_.from[self_][e] = 0;
     return true;
   }
   bool closed(int e) const {
     const Word& word = s_.own[self_][e];
     return word.epoch != 0 && word.n == s_.runs[self_] && !word.open;
   }
-  /// Decision words can be used again while somebody acts on what they said: so it looks whether it
-  /// would adopt now as well.
-  bool look_before(int e) {
-    if (!closed(e) || s_.opening[self_][e]) return false;
-    if (r_.s3 && begun(self())) return false;
+  /// Decision words can be used again while somebody acts on what they said: so once its word is in
+  /// the memory it looks whether it would adopt now as well. Later it need not: whoever finds that
+  /// the words lead to himself finds this word too.
+  bool look_again(int e) {
+    if (!closed(e) || s_.own[self_][e].confirmed) return false;
     const Life before = holding(e, self_).life;
-    if (r_.look_again && (!over(before) || !(successor(before) == self()))) {
-      s_.own[self_][e] = Word{};  // gives it up
-      return true;
-    }
+    const bool still = before.host >= 0 && over(before) && successor(before) == self();
+    if (r_.look_again && s_.own[self_][e].from != self_ && !still)
+      return decide(self(), {self_, s_.runs[self_] + 1});  // ends its own life
+    s_.own[self_][e].confirmed = 1;
+    return true;
+  }
+  bool look_before(int e) {
+    if (!closed(e) || !s_.own[self_][e].confirmed || s_.opening[self_][e]) return false;
+    if (r_.s3 && begun(self())) return false;
     s_.opening[self_][e] = 1;
     for (int h = 0; h < r_.hosts; ++h) {
       if (h != self_) s_.before[self_][e] |= static_cast<uint16_t>(s_.own[h][e].n << 4 * h);
@@ -282,7 +293,7 @@ class Host {
   void stop() {
     s_.runs[self_] = s_.joining[self_] = s_.relabels[self_] = 0;
     for (int e = 0; e < kExtents; ++e) {
-      s_.adopting[self_][e] = s_.opening[self_][e] = 0;
+      s_.adopting[self_][e] = s_.from[self_][e] = s_.opening[self_][e] = 0;
       s_.before[self_][e] = 0;
       s_.uses[self_][e] = kNone;
     }
@@ -371,8 +382,8 @@ const char* const kSteps[] = {"observes",
                               "begins its life",
                               "crashes"};
 const char* const kExtentSteps[] = {"finds that it succeeds the holder of", "says OWN of",
-                                    "reads who held", "opens"};
-constexpr int kPlain = 7, kOfExtent = 4;
+                                    "looks again about", "reads who held", "opens"};
+constexpr int kPlain = 7, kOfExtent = 5;
 
 std::string may(bool done) { return done ? std::string() : kImpossible; }
 
@@ -419,6 +430,8 @@ std::string act(State& s, const Rules& rules, int self, int step) {
     case 1:
       return may(host.adopt(e));
     case 2:
+      return may(host.look_again(e));
+    case 3:
       return may(host.look_before(e));
     default:
       return host.open(e);
@@ -449,6 +462,7 @@ std::string lost_extent(const State& s, const Rules& rules) {
     }
     for (int e = 0; e < rules.extents; ++e) {
       const Life holder = host.holding(e).life;
+      if (holder.host < 0) return "nobody holds an extent";
       if (!host.over(holder)) continue;
       const Life next = host.successor(holder);
       if (next.host < 0) {
@@ -468,7 +482,7 @@ Model succession(const Rules& rules) {
   State first{};
   for (int h = 0; h < rules.hosts; ++h) first.slot[h] = first.runs[h] = 1;
   for (int e = 0; e < rules.extents; ++e) {
-    first.own[e][e] = {1, 1, 2};
+    first.own[e][e] = {1, 1, kFull, 1, static_cast<uint8_t>(e)};
     first.uses[e][e] = kFull;
   }
   for (int h = 0; h < rules.hosts; ++h) {
