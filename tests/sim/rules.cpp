@@ -95,6 +95,8 @@ void Rules::check_given(uint64_t extent) {
 void Rules::check_custody(uint64_t extent, bool full) {
   const core::Layout& layout = world_->map().layout();
   const uint32_t self = world_->machine().host;
+  // What one opens who is over himself, and has not heard of it, his successor knows to be his.
+  if (is_decided({self, world_->current().process->incarnation()})) return;
   for (uint32_t host = 0; host < hosts(); ++host) {
     const auto word = OwnWord::unpack(peek(host, layout.word(host, BH_PART_OWN, extent)));
     if (host == self || (word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM)) continue;
