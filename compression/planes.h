@@ -63,6 +63,14 @@ struct PlaneKernels {
   void (*split)(const TileFrame& tile, const void* values, Split& out);
   /// False: the remainder or the exceptions are not as long as the planes say.
   bool (*merge)(const TileFrame& tile, const Merge& in, void* values);
+
+  /// Bytes as nibbles, the low one first; a bit for each, the first lowest, says whether it is not
+  /// zero; then, in whole bytes again, those that are not. For planes of few ones: a table of
+  /// frequencies would cost more than it saves where they are short. Writes nibbles_size() bytes,
+  /// and may write 8 more.
+  void (*pack_nibbles)(std::span<const uint8_t> in, uint8_t* out);
+  /// False unless `in` is exactly that of out.size() bytes.
+  bool (*unpack_nibbles)(std::span<const uint8_t> in, std::span<uint8_t> out);
 };
 
 inline size_t remainder_room(const TileFrame& tile) {

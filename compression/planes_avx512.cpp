@@ -492,20 +492,100 @@ bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
   return source.at_end() && exceptions * number.element_bytes == in.exceptions.size();
 }
 
+/// 16 of what scalar code calls middle(): half units as a number, cut.
+BOWHEAD_INLINE __m512i middle(const Number& number, __m512i twice, __m512i largest) {
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i sign =
+      _mm512_slli_epi32(_mm512_srli_epi32(twice, 31), number.element_bytes * 8 - 1);
+  const __m512i magnitude = _mm512_abs_epi32(twice);
+  // Exponent and mantissa of a float, cut to those of the kind, and its bias moved.
+  const __m512i bits = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(magnitude)),
+                                         23 - number.mantissa_bits);
+  const __m512i moved = _mm512_slli_epi32(
+      _mm512_sub_epi32(largest, _mm512_set1_epi32(number.mantissa_bits + 1 + 127)),
+      number.mantissa_bits);
+  __m512i value = _mm512_add_epi32(bits, moved);
+  const __m512i most =
+      _mm512_set1_epi32(((number.finite_exponent + 1) << number.mantissa_bits) - 1);
+  value = _mm512_min_epi32(value, most);
+  const __mmask16 some =
+      _mm512_cmpge_epi32_mask(value, zero) & _mm512_test_epi32_mask(magnitude, magnitude);
+  return _mm512_or_si512(_mm512_maskz_mov_epi32(some, value), sign);
+}
+
+template <const Number& number>
+bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  const uint32_t missing = number.planes() - in.plane_count;
+  for (uint32_t token = 0; token < tile.tokens; ++token) {
+    if (token > 0) tile.centre.next(turn);
+    for (uint32_t first = 0; first < tile.channels; first += kLanes) {
+      const uint32_t lanes = std::min(kLanes, tile.channels - first);
+      const uint64_t valid = lanes_mask(lanes);
+      const size_t at = token * tile.row_bytes() + first / 8;
+      const __m512i half = _mm512_set1_epi16(static_cast<short>(1 << missing));
+      Words m = {half, half};  // twice the magnitude and a half of what is not known
+      for (uint32_t p = 1; p < in.plane_count; ++p) {
+        WordMask mask;
+        to_mask(load_bits(in.planes[p] + at, lanes), mask);
+        add(m, mask, 2u << (number.magnitude_bits - p));
+      }
+      const uint64_t signs = load_bits(in.planes[0] + at, lanes);
+      const __m512i zero = _mm512_setzero_si512();
+      const Words centre = load_words(tile.centre.row() + first);
+      const __m512i a =
+          _mm512_add_epi16(_mm512_mask_sub_epi16(m.a, static_cast<__mmask32>(signs), zero, m.a),
+                           _mm512_slli_epi16(centre.a, 1));
+      const __m512i b = _mm512_add_epi16(
+          _mm512_mask_sub_epi16(m.b, static_cast<__mmask32>(signs >> 32), zero, m.b),
+          _mm512_slli_epi16(centre.b, 1));
+      uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
+      Words out;
+      if (!number.is_float()) {
+        const __m512i least = _mm512_set1_epi16(-128), most = _mm512_set1_epi16(127);
+        const __m512i byte = _mm512_set1_epi16(0xFF);
+        const auto cut = [&](__m512i twice) {
+          return _mm512_and_si512(
+              _mm512_min_epi16(_mm512_max_epi16(_mm512_srai_epi16(twice, 1), least), most), byte);
+        };
+        out = {cut(a), cut(b)};
+      } else {
+        const auto convert = [&](__m512i twice, const uint16_t* exponents) {
+          const __m512i low = middle(number, _mm512_cvtepi16_epi32(_mm512_castsi512_si256(twice)),
+                                     _mm512_cvtepu16_epi32(_mm256_loadu_si256(
+                                         reinterpret_cast<const __m256i*>(exponents))));
+          const __m512i high =
+              middle(number, _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(twice, 1)),
+                     _mm512_cvtepu16_epi32(
+                         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(exponents + 16))));
+          return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)),
+                                    _mm512_cvtepi32_epi16(high), 1);
+        };
+        out = {convert(a, tile.exponents + first), convert(b, tile.exponents + first + 32)};
+      }
+      store_values(to, number.element_bytes, valid, out);
+    }
+  }
+  return true;
+}
+
+template <const Number& number>
+bool merge_either(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  return in.exact ? merge_as<number>(tile, in, values) : merge_prefix<number>(tile, in, values);
+}
+
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
-  if (!in.exact) return kPlaneKernelsScalar.merge(tile, in, values);
   auto* bytes = static_cast<uint8_t*>(values);
   switch (&tile.number - kNumbers) {
     case 0:
-      return merge_as<kNumbers[0]>(tile, in, bytes);
+      return merge_either<kNumbers[0]>(tile, in, bytes);
     case 1:
-      return merge_as<kNumbers[1]>(tile, in, bytes);
+      return merge_either<kNumbers[1]>(tile, in, bytes);
     case 2:
-      return merge_as<kNumbers[2]>(tile, in, bytes);
+      return merge_either<kNumbers[2]>(tile, in, bytes);
     case 3:
-      return merge_as<kNumbers[3]>(tile, in, bytes);
+      return merge_either<kNumbers[3]>(tile, in, bytes);
     case 4:
-      return merge_as<kNumbers[4]>(tile, in, bytes);
+      return merge_either<kNumbers[4]>(tile, in, bytes);
     default:
       return kPlaneKernelsScalar.merge(tile, in, values);
   }
@@ -528,9 +608,50 @@ void split(const TileFrame& tile, const void* values, Split& out) {
   }
 }
 
+// ---- nibbles ----
+
+constexpr uint64_t kLowBits = 0x1111111111111111;
+
+/// The lowest bit of each nibble that is not zero.
+inline uint64_t some_of(uint64_t word) {
+  return (word | word >> 1 | word >> 2 | word >> 3) & kLowBits;
+}
+
+void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
+  const size_t map_bytes = (in.size() * 2 + 7) / 8;
+  BitSink sink(out + map_bytes);
+  for (size_t at = 0; at < in.size(); at += 8) {
+    uint64_t word = 0;
+    const size_t bytes = std::min<size_t>(in.size() - at, 8);
+    memcpy(&word, in.data() + at, bytes);
+    const uint64_t some = some_of(word), map = _pext_u64(some, kLowBits);
+    memcpy(out + at / 4, &map, (bytes * 2 + 7) / 8);
+    sink.add(_pext_u64(word, some * 15), static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4);
+  }
+  (void)sink.finish();
+}
+
+bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
+  const size_t map_bytes = (out.size() * 2 + 7) / 8;
+  if (in.size() < map_bytes) return false;
+  BitSource source(in.subspan(map_bytes));
+  for (size_t at = 0; at < out.size(); at += 8) {
+    const size_t bytes = std::min<size_t>(out.size() - at, 8);
+    uint64_t map = 0;
+    memcpy(&map, in.data() + at / 4, (bytes * 2 + 7) / 8);
+    if (map >> bytes * 2 != 0) return false;
+    const uint64_t some = _pdep_u64(map, kLowBits);
+    const uint64_t word =
+        _pdep_u64(source.take(static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4), some * 15);
+    memcpy(out.data() + at, &word, bytes);
+  }
+  return source.at_end();
+}
+
 }  // namespace
 
-const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split, merge};
+const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split, merge, pack_nibbles,
+                                          unpack_nibbles};
 
 }  // namespace bowhead::compression
 

@@ -171,7 +171,7 @@ uint32_t middle(const Number& number, int32_t twice, uint32_t largest) {
   int exponent = static_cast<int>(largest) + width - 2 - number.mantissa_bits;
   const int shift = width - 1 - number.mantissa_bits;
   uint32_t significand = shift > 0 ? magnitude >> shift : magnitude << -shift;
-  const int most = (1 << number.exponent_bits) - 1;
+  const int most = number.finite_exponent;
   if (exponent > most) {
     exponent = most;
     significand = (2u << number.mantissa_bits) - 1;
@@ -240,8 +240,64 @@ bool merge(const TileFrame& tile, const Merge& in, void* values) {
   return !in.exact || (remainder.at_end() && exceptions == exception_count);
 }
 
+// ---- nibbles ----
+
+constexpr uint64_t kLowBits = 0x1111111111111111;
+
+uint64_t load_word(std::span<const uint8_t> bytes, size_t at) {
+  uint64_t word = 0;
+  std::memcpy(&word, bytes.data() + at, std::min<size_t>(bytes.size() - at, 8));
+  return word;
+}
+
+/// The lowest bit of each nibble that is not zero.
+uint64_t some_of(uint64_t word) { return (word | word >> 1 | word >> 2 | word >> 3) & kLowBits; }
+
+void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
+  uint8_t* map = out;
+  uint8_t* to = out + (in.size() * 2 + 7) / 8;
+  std::memset(map, 0, static_cast<size_t>(to - map));
+  bool high = false;
+  for (size_t at = 0; at < in.size(); at += 8) {
+    const uint64_t word = load_word(in, at);
+    for (uint64_t some = some_of(word); some != 0; some &= some - 1) {
+      const auto bit = static_cast<uint32_t>(std::countr_zero(some));
+      const size_t nibble = at * 2 + bit / 4;
+      map[nibble / 8] = static_cast<uint8_t>(map[nibble / 8] | 1u << nibble % 8);
+      const auto value = static_cast<uint8_t>(word >> bit & 0xF);
+      if (high)
+        *to++ |= static_cast<uint8_t>(value << 4);
+      else
+        *to = value;
+      high = !high;
+    }
+  }
+}
+
+bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
+  const size_t map_bytes = (out.size() * 2 + 7) / 8;
+  if (in.size() < map_bytes) return false;
+  const std::span<const uint8_t> map = in.first(map_bytes), nibbles = in.subspan(map_bytes);
+  size_t count = 0;
+  for (size_t at = 0; at < map.size(); at += 8)
+    count += static_cast<size_t>(std::popcount(load_word(map, at)));
+  if (nibbles.size() != (count + 1) / 2) return false;
+  std::fill(out.begin(), out.end(), uint8_t{0});
+  size_t taken = 0;
+  for (size_t at = 0; at < map.size(); at += 8) {
+    for (uint64_t some = load_word(map, at); some != 0; some &= some - 1, ++taken) {
+      const size_t nibble = at * 8 + static_cast<size_t>(std::countr_zero(some));
+      if (nibble >= out.size() * 2) return false;
+      const uint32_t value = nibbles[taken / 2] >> taken % 2 * 4 & 0xFu;
+      out[nibble / 2] = static_cast<uint8_t>(out[nibble / 2] | value << nibble % 2 * 4);
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
-const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split, merge};
+const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split, merge, pack_nibbles,
+                                          unpack_nibbles};
 
 }  // namespace bowhead::compression

@@ -10,6 +10,8 @@
 #include <limits>
 #include <new>
 
+#include "compression/planes.h"
+
 namespace bowhead::compression {
 
 namespace {
@@ -32,48 +34,6 @@ size_t nibbles_size(std::span<const uint8_t> in) {
   for (size_t at = 0; at < in.size(); at += 8)
     count += static_cast<size_t>(std::popcount(some_of(load_word(in, at))));
   return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
-}
-
-void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
-  uint8_t* map = out;
-  uint8_t* to = out + (in.size() * 2 + 7) / 8;
-  std::memset(map, 0, static_cast<size_t>(to - map));
-  bool high = false;
-  for (size_t at = 0; at < in.size(); at += 8) {
-    const uint64_t word = load_word(in, at);
-    for (uint64_t some = some_of(word); some != 0; some &= some - 1) {
-      const auto bit = static_cast<uint32_t>(std::countr_zero(some));
-      const size_t nibble = at * 2 + bit / 4;
-      map[nibble / 8] = static_cast<uint8_t>(map[nibble / 8] | 1u << nibble % 8);
-      const auto value = static_cast<uint8_t>(word >> bit & 0xF);
-      if (high)
-        *to++ |= static_cast<uint8_t>(value << 4);
-      else
-        *to = value;
-      high = !high;
-    }
-  }
-}
-
-bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
-  const size_t map_bytes = (out.size() * 2 + 7) / 8;
-  if (in.size() < map_bytes) return false;
-  const std::span<const uint8_t> map = in.first(map_bytes), nibbles = in.subspan(map_bytes);
-  size_t count = 0;
-  for (size_t at = 0; at < map.size(); at += 8)
-    count += static_cast<size_t>(std::popcount(load_word(map, at)));
-  if (nibbles.size() != (count + 1) / 2) return false;
-  std::fill(out.begin(), out.end(), uint8_t{0});
-  size_t taken = 0;
-  for (size_t at = 0; at < map.size(); at += 8) {
-    for (uint64_t some = load_word(map, at); some != 0; some &= some - 1, ++taken) {
-      const size_t nibble = at * 8 + static_cast<size_t>(std::countr_zero(some));
-      if (nibble >= out.size() * 2) return false;
-      const uint32_t value = nibbles[taken / 2] >> taken % 2 * 4 & 0xFu;
-      out[nibble / 2] = static_cast<uint8_t>(out[nibble / 2] | value << nibble % 2 * 4);
-    }
-  }
-  return true;
 }
 
 struct StreamCoder::State {
@@ -116,8 +76,8 @@ size_t StreamCoder::encode(StreamCodec codec, int level, std::span<const uint8_t
   }
   if (codec == StreamCodec::NIBBLES) {
     const size_t size = nibbles_size(in);
-    if (size > most) return 0;
-    pack_nibbles(in, out.data());
+    if (size > most || size + 8 > out.size()) return 0;
+    plane_kernels().pack_nibbles(in, out.data());
     return size;
   }
   if (codec == StreamCodec::STORED && in.size() <= most) {
@@ -145,7 +105,7 @@ bool StreamCoder::decode(StreamCodec codec, std::span<const uint8_t> in, std::sp
       return size >= 0 && static_cast<size_t>(size) == out.size();
     }
     case StreamCodec::NIBBLES:
-      return unpack_nibbles(in, out);
+      return plane_kernels().unpack_nibbles(in, out);
     case StreamCodec::ZSTD:
       return ZSTD_decompressDCtx(state_->decompressor, out.data(), out.size(), in.data(),
                                  in.size()) == out.size();

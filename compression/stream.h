@@ -13,13 +13,8 @@ namespace bowhead::compression {
 enum class StreamCodec : uint8_t { STORED = 0, ZERO = 1, LZ4 = 2, ZSTD = 3, NIBBLES = 4 };
 inline constexpr uint32_t kLastStreamCodec = 4;
 
-/// NIBBLES: the bytes as nibbles, the low one first; a bit for each, the first lowest, says whether
-/// it is zero; then, in whole bytes again, those that are not. What planes of few ones take: a
-/// table of frequencies would cost more than it saves where they are short.
+/// What NIBBLES takes (compression/planes.h).
 size_t nibbles_size(std::span<const uint8_t> in);
-void pack_nibbles(std::span<const uint8_t> in, uint8_t* out);
-/// False unless `in` is exactly that of out.size() bytes.
-bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out);
 
 /// Codes and decodes streams. Not thread-safe. Allocates when made, not later.
 class StreamCoder {
