@@ -18,7 +18,7 @@ struct ProfileRules {
 ProfileRules rules_of(Profile profile) {
   switch (profile) {
     case Profile::FAST:
-      return {StreamCodec::LZ4, 0, 16};
+      return {StreamCodec::LZ4, 1, 16};
     case Profile::BALANCED:
       return {StreamCodec::ZSTD, 1, 8};
     case Profile::DENSE:
@@ -171,32 +171,31 @@ class Encoder::Impl {
         static_cast<uint8_t>(std::bit_width(static_cast<uint8_t>(*most - *least)));
   }
 
-  /// Planes are tried from the top until one does not get smaller. All are tried if the sign does:
-  /// then tokens repeat.
+  /// Planes are tried from the top until one does not get smaller. The sign tells whether tokens
+  /// repeat: then all streams are tried, and by a codec that finds it.
   void code_streams(const Number& number, const ConstBytes* plain, ConstBytes* coded,
                     TileHead& head) {
+    constexpr int kQuick = 4;
     const uint32_t streams = stream_count(number);
     Bytes room(coded_);
-    bool repeats = false, worth_it = true;
+    const bool repeats =
+        coder_.encode(StreamCodec::LZ4, kQuick, plain[0], room, plain[0].size() / 32 * 31) != 0;
+    bool worth_it = true;
     for (uint32_t s = 0; s < streams; ++s) {
       StreamSize& stream = head.streams[s];
       stream = {StreamCodec::STORED, plain[s].size(), plain[s].size()};
       coded[s] = plain[s];
-      const bool plane = s < number.planes();
+      const bool plane = s > 0 && s < number.planes();
       if (all_zero(plain[s])) {
         stream.codec = StreamCodec::ZERO;
         stream.coded_bytes = 0;
         coded[s] = {};
-      } else if (s == 0 || repeats || (plane ? worth_it : s == streams - 1)) {
-        code_stream(plain[s], s == 0 || repeats, room, stream);
-        if (stream.codec != StreamCodec::STORED) {
-          coded[s] = room.first(stream.coded_bytes);
-          room = room.subspan(stream.coded_bytes);
-        }
-        if (s == 0)
-          repeats = stream.coded_bytes < plain[s].size() / 8 * 7;
-        else
-          worth_it = stream.codec != StreamCodec::STORED;
+      } else if (repeats || (plane ? worth_it : s == streams - 1)) {
+        code_stream(plain[s], repeats, room, stream);
+        if (plane) worth_it = stream.codec != StreamCodec::STORED;
+        if (stream.codec == StreamCodec::STORED) continue;
+        coded[s] = room.first(stream.coded_bytes);
+        room = room.subspan(stream.coded_bytes);
       }
     }
   }
@@ -204,7 +203,7 @@ class Encoder::Impl {
   /// Into `room` what takes least, if it saves enough.
   void code_stream(ConstBytes plain, bool repeats, Bytes room, StreamSize& stream) {
     const size_t most = plain.size() - plain.size() / rules_.least_saved_parts - 1;
-    const size_t nibbles = nibbles_size(plain);
+    const size_t nibbles = kernels_.nibbles_size(plain);
     size_t size = 0;
     if (repeats || rules_.codec != StreamCodec::LZ4)
       size = coder_.encode(rules_.codec, rules_.level, plain, room, std::min(most, nibbles));

@@ -68,6 +68,7 @@ struct PlaneKernels {
   /// zero; then, in whole bytes again, those that are not. For planes of few ones: a table of
   /// frequencies would cost more than it saves where they are short. Writes nibbles_size() bytes,
   /// and may write 8 more.
+  size_t (*nibbles_size)(std::span<const uint8_t> in);
   void (*pack_nibbles)(std::span<const uint8_t> in, uint8_t* out);
   /// False unless `in` is exactly that of out.size() bytes.
   bool (*unpack_nibbles)(std::span<const uint8_t> in, std::span<uint8_t> out);

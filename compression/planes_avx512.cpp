@@ -617,6 +617,16 @@ inline uint64_t some_of(uint64_t word) {
   return (word | word >> 1 | word >> 2 | word >> 3) & kLowBits;
 }
 
+size_t nibbles_size(std::span<const uint8_t> in) {
+  size_t count = 0;
+  for (size_t at = 0; at < in.size(); at += 8) {
+    uint64_t word = 0;
+    memcpy(&word, in.data() + at, std::min<size_t>(in.size() - at, 8));
+    count += static_cast<size_t>(_mm_popcnt_u64(some_of(word)));
+  }
+  return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
+}
+
 void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
   const size_t map_bytes = (in.size() * 2 + 7) / 8;
   BitSink sink(out + map_bytes);
@@ -650,8 +660,8 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split, merge, pack_nibbles,
-                                          unpack_nibbles};
+const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split,        merge,
+                                          nibbles_size,      pack_nibbles, unpack_nibbles};
 
 }  // namespace bowhead::compression
 

@@ -253,6 +253,13 @@ uint64_t load_word(std::span<const uint8_t> bytes, size_t at) {
 /// The lowest bit of each nibble that is not zero.
 uint64_t some_of(uint64_t word) { return (word | word >> 1 | word >> 2 | word >> 3) & kLowBits; }
 
+size_t nibbles_size(std::span<const uint8_t> in) {
+  size_t count = 0;
+  for (size_t at = 0; at < in.size(); at += 8)
+    count += static_cast<size_t>(std::popcount(some_of(load_word(in, at))));
+  return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
+}
+
 void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
   uint8_t* map = out;
   uint8_t* to = out + (in.size() * 2 + 7) / 8;
@@ -297,7 +304,7 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split, merge, pack_nibbles,
-                                          unpack_nibbles};
+const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split,        merge,
+                                          nibbles_size,      pack_nibbles, unpack_nibbles};
 
 }  // namespace bowhead::compression

@@ -14,28 +14,6 @@
 
 namespace bowhead::compression {
 
-namespace {
-
-constexpr uint64_t kLowBits = 0x1111111111111111;
-
-uint64_t load_word(std::span<const uint8_t> bytes, size_t at) {
-  uint64_t word = 0;
-  std::memcpy(&word, bytes.data() + at, std::min<size_t>(bytes.size() - at, 8));
-  return word;
-}
-
-/// The lowest bit of each nibble that is not zero.
-uint64_t some_of(uint64_t word) { return (word | word >> 1 | word >> 2 | word >> 3) & kLowBits; }
-
-}  // namespace
-
-size_t nibbles_size(std::span<const uint8_t> in) {
-  size_t count = 0;
-  for (size_t at = 0; at < in.size(); at += 8)
-    count += static_cast<size_t>(std::popcount(some_of(load_word(in, at))));
-  return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
-}
-
 struct StreamCoder::State {
   ZSTD_CCtx* compressor = ZSTD_createCCtx();
   ZSTD_DCtx* decompressor = ZSTD_createDCtx();
@@ -67,7 +45,7 @@ size_t StreamCoder::encode(StreamCodec codec, int level, std::span<const uint8_t
     if (in.size() > LZ4_MAX_INPUT_SIZE || most > kLimit) return 0;
     return static_cast<size_t>(LZ4_compress_fast_extState(
         &state_->lz4, reinterpret_cast<const char*>(in.data()), reinterpret_cast<char*>(out.data()),
-        static_cast<int>(in.size()), static_cast<int>(most), 1));
+        static_cast<int>(in.size()), static_cast<int>(most), level));
   }
   if (codec == StreamCodec::ZSTD) {
     ZSTD_CCtx_setParameter(state_->compressor, ZSTD_c_compressionLevel, level);
@@ -75,7 +53,7 @@ size_t StreamCoder::encode(StreamCodec codec, int level, std::span<const uint8_t
     return ZSTD_isError(size) ? 0 : size;
   }
   if (codec == StreamCodec::NIBBLES) {
-    const size_t size = nibbles_size(in);
+    const size_t size = plane_kernels().nibbles_size(in);
     if (size > most || size + 8 > out.size()) return 0;
     plane_kernels().pack_nibbles(in, out.data());
     return size;

@@ -13,9 +13,6 @@ namespace bowhead::compression {
 enum class StreamCodec : uint8_t { STORED = 0, ZERO = 1, LZ4 = 2, ZSTD = 3, NIBBLES = 4 };
 inline constexpr uint32_t kLastStreamCodec = 4;
 
-/// What NIBBLES takes (compression/planes.h).
-size_t nibbles_size(std::span<const uint8_t> in);
-
 /// Codes and decodes streams. Not thread-safe. Allocates when made, not later.
 class StreamCoder {
  public:
@@ -25,7 +22,8 @@ class StreamCoder {
   StreamCoder& operator=(StreamCoder&&) noexcept;
 
   /// Codes `in` to `out` and returns the coded bytes; 0 if that would take more than `most` bytes,
-  /// which is at most out.size(). `level`: of ZSTD.
+  /// which is at most out.size(). `level`: of ZSTD; of LZ4 the
+  /// acceleration.
   size_t encode(StreamCodec codec, int level, std::span<const uint8_t> in, std::span<uint8_t> out,
                 size_t most);
 
