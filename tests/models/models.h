@@ -23,13 +23,14 @@ void add_hazard_limit(std::vector<Case>& cases);
 void add_adopter(std::vector<Case>& cases);
 void add_channel(std::vector<Case>& cases);
 void add_grant(std::vector<Case>& cases);
+void add_join(std::vector<Case>& cases);
 void add_succession(std::vector<Case>& cases);
 void add_settled(std::vector<Case>& cases);
 
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const auto add : {add_lease, add_hazard_limit, add_settled, add_adopter, add_channel,
-                         add_grant, add_succession})
+                         add_grant, add_join, add_succession})
     add(cases);
   return cases;
 }

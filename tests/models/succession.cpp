@@ -2,7 +2,7 @@
 // Who holds what, when hosts die in turn (core::Hosts::successor(), core_share.h, core_attach.h):
 // lives are decided over, by hosts that are themselves decided over; chains and rings of
 // successions; joining hosts take back or wait; adopters say OWN and open. Decisions are atomic
-// here (Disk Paxos has models elsewhere), memory is coherent; what is at stake is which host acts
+// here, memory is coherent; what is at stake is which host acts
 // on which words, and when.
 #include <algorithm>
 #include <vector>
@@ -476,7 +476,7 @@ std::string lost_extent(const State& s, const Rules& rules) {
 
 Model succession(const Rules& rules) {
   Model m;
-  m.hosts = 1;
+  m.hosts = static_cast<uint32_t>(rules.hosts);
   m.may_wait = true;
   m.states_max = 60'000'000;
   State first{};
@@ -511,7 +511,7 @@ Model succession(const Rules& rules) {
       co_await p.act(action);
       co_return Next{stage, {}};
     };
-    m.processes.push_back({"host " + std::to_string(h), 0, {stage, {}}, {}});
+    m.processes.push_back({"host " + std::to_string(h), static_cast<uint32_t>(h), {stage, {}}, {}});
   }
   m.at_rest = [=](const Rest& rest) {
     State s{};
@@ -529,9 +529,9 @@ void add_succession(std::vector<Case>& cases) {
                        bool large = false) {
     cases.push_back({"succession", variant, finds, [=] { return succession(rules); }, large});
   };
-  add("as specified, no crash", "", {.decisions = 4, .crashes = 0, .joins = 1});
+  add("as specified, no crash", "", {.decisions = 4, .crashes = 0, .joins = 1}, true);
   add("as specified, one crash", "", {.decisions = 3, .crashes = 1, .joins = 1});
-  add("as specified", "", {}, true);
+  add("as specified, two crashes", "", {}, true);
   add("no rule for rings", "nobody succeeds", {.ring = false});
   add("a ring forgotten before the next", "nobody succeeds",
       {.decisions = 4, .crashes = 0, .joins = 1, .nested_rings = false});
