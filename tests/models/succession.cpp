@@ -2,8 +2,7 @@
 // Who holds what, when hosts die in turn (core::Hosts::successor(), core_share.h, core_attach.h):
 // lives are decided over, by hosts that are themselves decided over; chains and rings of
 // successions; joining hosts take back or wait; adopters say OWN and open. Decisions are atomic
-// here, memory is coherent; what is at stake is which host acts
-// on which words, and when.
+// here, memory is coherent; what is at stake is which host acts on which words, and when.
 #include <algorithm>
 #include <vector>
 
