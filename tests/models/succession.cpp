@@ -343,7 +343,9 @@ class Host {
   bool take_over() {
     if (s_.joining[self_] != 3) return false;
     for (int e = 0; e < r_.extents; ++e) {
-      if ((s_.relabels[self_] >> e & 1) != 0) s_.own[self_][e].n = s_.runs[self_] & 15;
+      if ((s_.relabels[self_] >> e & 1) == 0) continue;
+      s_.own[self_][e].n = s_.runs[self_] & 15;
+      s_.own[self_][e].confirmed = 1;
     }
     s_.relabels[self_] = 0;
     s_.joining[self_] = 4;
