@@ -72,6 +72,34 @@ class Decoder::Impl {
     return Status::OK;
   }
 
+  Status stream_bytes(ConstBytes bytes, std::span<uint64_t, kMaxPlanes + 3> out) {
+    const auto frame = open_frame(bytes);
+    if (!frame) return frame.status();
+    const Number* number = number_of(frame->shape.number);
+    uint64_t& rest = out[kMaxPlanes + 2];
+    uint64_t at = sizeof(bh_frame_header) + frame->table.size();
+    rest += at;
+    for (uint64_t tile = 0; tile < frame->tiling.tiles; ++tile) {
+      const uint64_t size = frame->table.empty() ? bytes.size() - at : frame->table_entry(tile);
+      if (at > bytes.size() || size > bytes.size() - at) return Status::DAMAGED;
+      const ConstBytes part = bytes.subspan(at, size);
+      at += size;
+      rest += size;
+      ByteReader from(part);
+      if (from.u8() != BH_TILE_PLANES || number == nullptr) continue;
+      TileHead head;
+      const uint32_t tokens = frame->tiling.tokens_of(frame->shape.tokens, tile);
+      if (const Status status = read_head(*frame, part, from, tokens, head); status != Status::OK)
+        return status;
+      for (uint32_t s = 0; s < stream_count(*number); ++s) {
+        const uint32_t to = s < number->planes() ? s : kMaxPlanes + s - number->planes();
+        out[to] += head.streams[s].coded_bytes;
+        rest -= std::min(rest, head.streams[s].coded_bytes);
+      }
+    }
+    return at == bytes.size() ? Status::OK : Status::DAMAGED;
+  }
+
   Status units(ConstBytes bytes, uint32_t outer, uint32_t token, std::span<float> out) {
     const auto frame = open_frame(bytes);
     if (!frame) return frame.status();
@@ -249,6 +277,10 @@ Status Decoder::decode_tokens(ConstBytes frame, uint32_t outer, uint32_t first, 
 Status Decoder::decode_prefix(ConstBytes frame, uint32_t planes, Bytes out, ReadReport* report) {
   if (planes == 0) return Status::INVALID_ARGUMENT;
   return impl_->decode(frame, planes, out, report);
+}
+
+Status Decoder::stream_bytes(ConstBytes frame, std::span<uint64_t, kMaxPlanes + 3> out) {
+  return impl_->stream_bytes(frame, out);
 }
 
 Status Decoder::units(ConstBytes frame, uint32_t outer, uint32_t token, std::span<float> out) {

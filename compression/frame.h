@@ -102,6 +102,10 @@ class Decoder {
   /// such bound; tiles that are not in planes are exact.
   Status decode_prefix(ConstBytes frame, uint32_t planes, Bytes out, ReadReport* report = nullptr);
 
+  /// Adds what the frame's streams take: planes (of kMaxPlanes), the remainder, the exceptions, and
+  /// all else (heads, tiles that are not in planes).
+  Status stream_bytes(ConstBytes frame, std::span<uint64_t, kMaxPlanes + 3> out);
+
   /// The unit of each channel in the tile that holds this token; 0 where all is exact at any
   /// precision. INVALID_ARGUMENT: no such token, or out.size() is not the channels.
   Status units(ConstBytes frame, uint32_t outer, uint32_t token, std::span<float> out);

@@ -48,6 +48,9 @@ constexpr const Number* number_of(NumberKind kind) {
   return index < std::size(kNumbers) ? &kNumbers[index] : nullptr;
 }
 
+/// What a bit pattern stands for; infinities and what is not a number as if the exponent went on.
+double value_of(NumberKind kind, uint32_t bits);
+
 constexpr uint32_t element_bytes(NumberKind kind) {
   const Number* number = number_of(kind);
   return number == nullptr ? 1 : number->element_bytes;

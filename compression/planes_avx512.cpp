@@ -194,10 +194,9 @@ BOWHEAD_INLINE Half fixed_of(const Constants& k, __m512i v, __m512i largest, boo
 
 BOWHEAD_INLINE void store_planes(const Number& number, Words d, uint64_t valid, size_t at,
                                  Split& out) {
-  const size_t bytes = (static_cast<size_t>(_mm_popcnt_u64(valid)) + 7) / 8;
   const auto put = [&](uint32_t plane, uint64_t bits) {
     bits &= valid;
-    memcpy(out.planes[plane] + at, &bits, bytes);
+    memcpy(out.planes[plane] + at, &bits, 8);  // what is too much, the next row overwrites
   };
   put(0, join(_mm512_movepi16_mask(d.a), _mm512_movepi16_mask(d.b)));
   const Words m = {_mm512_xor_si512(d.a, _mm512_srai_epi16(d.a, 15)),
@@ -617,42 +616,61 @@ inline uint64_t some_of(uint64_t word) {
   return (word | word >> 1 | word >> 2 | word >> 3) & kLowBits;
 }
 
+/// Calls each(word, at) for all bytes, eight at a time; the last may be fewer.
+template <class Each>
+inline void for_words(std::span<const uint8_t> bytes, const Each& each) {
+  size_t at = 0;
+  uint64_t word;
+  for (; at + 8 <= bytes.size(); at += 8) {
+    memcpy(&word, bytes.data() + at, 8);
+    each(word, at);
+  }
+  if (at == bytes.size()) return;
+  word = 0;
+  memcpy(&word, bytes.data() + at, bytes.size() - at);
+  each(word, at);
+}
+
 size_t nibbles_size(std::span<const uint8_t> in) {
   size_t count = 0;
-  for (size_t at = 0; at < in.size(); at += 8) {
-    uint64_t word = 0;
-    memcpy(&word, in.data() + at, std::min<size_t>(in.size() - at, 8));
+  for_words(in, [&](uint64_t word, size_t) {
     count += static_cast<size_t>(_mm_popcnt_u64(some_of(word)));
-  }
+  });
   return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
 }
 
 void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
-  const size_t map_bytes = (in.size() * 2 + 7) / 8;
-  BitSink sink(out + map_bytes);
-  for (size_t at = 0; at < in.size(); at += 8) {
-    uint64_t word = 0;
-    const size_t bytes = std::min<size_t>(in.size() - at, 8);
-    memcpy(&word, in.data() + at, bytes);
-    const uint64_t some = some_of(word), map = _pext_u64(some, kLowBits);
-    memcpy(out + at / 4, &map, (bytes * 2 + 7) / 8);
-    sink.add(_pext_u64(word, some * 15), static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4);
-  }
-  (void)sink.finish();
+  BitSink map(out), nibbles(out + (in.size() * 2 + 7) / 8);
+  // The map first: its last word may run into the nibbles.
+  for_words(in, [&](uint64_t word, size_t) { map.add(_pext_u64(some_of(word), kLowBits), 16); });
+  (void)map.finish();
+  for_words(in, [&](uint64_t word, size_t) {
+    const uint64_t some = some_of(word);
+    nibbles.add(_pext_u64(word, some * 15), static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4);
+  });
+  (void)nibbles.finish();
 }
 
 bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
   const size_t map_bytes = (out.size() * 2 + 7) / 8;
   if (in.size() < map_bytes) return false;
   BitSource source(in.subspan(map_bytes));
-  for (size_t at = 0; at < out.size(); at += 8) {
-    const size_t bytes = std::min<size_t>(out.size() - at, 8);
+  const auto word_of = [&](uint64_t map) {
+    const uint64_t some = _pdep_u64(map, kLowBits);
+    return _pdep_u64(source.take(static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4), some * 15);
+  };
+  size_t at = 0;
+  for (; at + 8 <= out.size(); at += 8) {
+    uint16_t map;
+    memcpy(&map, in.data() + at / 4, 2);
+    const uint64_t word = word_of(map);
+    memcpy(out.data() + at, &word, 8);
+  }
+  if (const size_t bytes = out.size() - at; bytes != 0) {
     uint64_t map = 0;
     memcpy(&map, in.data() + at / 4, (bytes * 2 + 7) / 8);
     if (map >> bytes * 2 != 0) return false;
-    const uint64_t some = _pdep_u64(map, kLowBits);
-    const uint64_t word =
-        _pdep_u64(source.take(static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4), some * 15);
+    const uint64_t word = word_of(map);
     memcpy(out.data() + at, &word, bytes);
   }
   return source.at_end();

@@ -22,6 +22,7 @@ TEST_F(PoolCommands, EveryCommandExplainsItself) {
                                            {"ls"},
                                            {"rm"},
                                            {"replay"},
+                                           {"codec"},
                                            {"litmus"},
                                            {"bench", "pool"}};
   for (Arguments command : commands) {

@@ -115,19 +115,6 @@ std::vector<uint8_t> make_tensor(const Shape& shape, Content content, uint64_t s
   return tensor;
 }
 
-double value_of(NumberKind kind, uint32_t bits) {
-  const Number& number = *number_of(kind);
-  if (!number.is_float()) return static_cast<int8_t>(bits);
-  const int bias = (1 << (number.exponent_bits - 1)) - 1;
-  const auto field =
-      static_cast<int>(bits >> number.mantissa_bits & ((1u << number.exponent_bits) - 1));
-  const double mantissa = bits & ((1u << number.mantissa_bits) - 1);
-  const double magnitude = field == 0 ? std::ldexp(mantissa, 1 - bias - number.mantissa_bits)
-                                      : std::ldexp(mantissa + (1 << number.mantissa_bits),
-                                                   field - bias - number.mantissa_bits);
-  return bits >> (number.element_bytes * 8 - 1) & 1 ? -magnitude : magnitude;
-}
-
 uint32_t load_element(NumberKind kind, const std::vector<uint8_t>& tensor, size_t index) {
   if (element_bytes(kind) == 1) return tensor[index];
   return tensor[index * 2] | uint32_t{tensor[index * 2 + 1]} << 8;

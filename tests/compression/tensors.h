@@ -29,8 +29,6 @@ inline constexpr Content kContents[] = {Content::NORMAL, Content::ROTATED,  Cont
 
 std::vector<uint8_t> make_tensor(const Shape& shape, Content content, uint64_t seed);
 
-/// Of the bits of one element.
-double value_of(NumberKind kind, uint32_t bits);
 uint32_t load_element(NumberKind kind, const std::vector<uint8_t>& tensor, size_t index);
 
 /// For a test's messages.

@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   bowhead::cli::add_pool_commands(app, action);
   bowhead::cli::add_block_commands(app, action);
   bowhead::cli::add_replay_command(app, action, command_line);
+  bowhead::cli::add_codec_command(app, action);
   bowhead::cli::add_litmus_command(app, action);
   bowhead::cli::add_bench_command(app, action, command_line);
   try {

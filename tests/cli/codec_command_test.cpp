@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// bowhead codec from outside: each kind of file, what the report says, wrong input.
+#include <cstring>
+
+#include "tests/cli/run.h"
+
+namespace bowhead::cli_test {
+namespace {
+
+class CodecCommand : public CliTest {
+ protected:
+  /// Numbers around 1, as bf16: their top byte hardly changes.
+  static std::string values(size_t count) {
+    std::string bytes;
+    for (size_t i = 0; i < count; ++i) {
+      bytes += static_cast<char>(i * 37 % 251);
+      bytes += static_cast<char>(i % 3 == 0 ? 0x3F : 0xBF);
+    }
+    return bytes;
+  }
+  static std::string npy(const std::string& header, const std::string& data) {
+    const auto size = static_cast<uint16_t>(header.size());
+    return std::string("\x93NUMPY\x01\x00", 8) + static_cast<char>(size & 0xFF) +
+           static_cast<char>(size >> 8) + header + data;
+  }
+  static std::string safetensors(const std::string& header, const std::string& data) {
+    std::string size(8, '\0');
+    size[0] = static_cast<char>(header.size() & 0xFF);
+    size[1] = static_cast<char>(header.size() >> 8);
+    return size + header + data;
+  }
+  Outcome codec(const std::string& file, Arguments more = {}) const {
+    Arguments all = {"codec", path(file), "--rounds", "3", "--quick"};
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all);
+  }
+};
+
+TEST_F(CodecCommand, CompressesRawNumbers) {
+  write("k.bin", values(4 * 300 * 64));
+  const Outcome json = codec("k.bin", {"--number", "bf16", "--shape", "4,300,64", "--rope-base",
+                                       "10000", "--block-bytes", "16K", "--json"});
+  ASSERT_EQ(json.code, 0) << json.err;
+  const auto report = json_of(json);
+  EXPECT_EQ(report["number"], "bf16");
+  EXPECT_EQ(report["shape"], (std::vector<int>{4, 300, 64}));
+  EXPECT_EQ(report["blocks"], 4 * 3);  // of 128, 128 and 44 tokens
+  ASSERT_EQ(report["profiles"].size(), 3u);
+  for (const auto& profile : report["profiles"]) {
+    EXPECT_GT(profile["ratio"], 1.1);
+    uint64_t bytes = profile["remainder_bytes"].get<uint64_t>() +
+                     profile["exceptions_bytes"].get<uint64_t>() +
+                     profile["other_bytes"].get<uint64_t>();
+    for (const uint64_t plane : profile["plane_bytes"]) bytes += plane;
+    EXPECT_EQ(bytes, profile["frames_bytes"]);
+    EXPECT_GT(profile["decode_gb_per_s"]["median"], 0);
+  }
+  ASSERT_EQ(report["precisions"].size(), 8u);
+  double error = 2, bits = 0;
+  for (const auto& precision : report["precisions"]) {
+    EXPECT_LT(precision["relative_error"], error);
+    EXPECT_GT(precision["bits_read_per_value"], bits);
+    error = precision["relative_error"];
+    bits = precision["bits_read_per_value"];
+  }
+  const Outcome people =
+      codec("k.bin", {"--number", "bf16", "--shape", "4,300,64", "--profile", "fast"});
+  EXPECT_EQ(people.code, 0);
+  EXPECT_NE(people.out.find("fast"), std::string::npos) << people.out;
+  EXPECT_EQ(people.out.find("dense"), std::string::npos) << people.out;
+}
+
+TEST_F(CodecCommand, ReadsWhatFilesSayAboutThemselves) {
+  write("k.npy",
+        npy("{'descr': '<f2', 'fortran_order': False, 'shape': (600, 64), }\n", values(600 * 64)));
+  const auto array = json_of(codec("k.npy", {"--json", "--profile", "fast"}));
+  EXPECT_EQ(array["number"], "fp16");
+  EXPECT_EQ(array["shape"], (std::vector<int>{600, 64}));
+  write("c.safetensors",
+        safetensors(R"({"__metadata__":{"a":"b"},)"
+                    R"("k":{"dtype":"BF16","shape":[600,64],"data_offsets":[0,76800]},)"
+                    R"("w":{"dtype":"F32","shape":[2],"data_offsets":[76800,76808]}})",
+                    values(38404)));
+  const Outcome cache = codec("c.safetensors", {"--json", "--profile", "fast"});
+  EXPECT_EQ(json_of(cache)["number"], "bf16");
+  EXPECT_NE(cache.err.find("c.safetensors:w (F32) is left out"), std::string::npos) << cache.err;
+}
+
+TEST_F(CodecCommand, WrongInputIsNamed) {
+  write("k.bin", values(64));
+  write("empty.npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", "12345678"));
+  write("fortran.npy", npy("{'descr': '<f2', 'fortran_order': True, 'shape': (2,), }", "1234"));
+  write("short.safetensors", "abc");
+  write("outside.safetensors",
+        safetensors(R"({"k":{"dtype":"BF16","shape":[10,64],"data_offsets":[0,1280]}})", "abc"));
+  const std::tuple<std::string, Arguments, int, std::string> lines[] = {
+      {"none.bin", {}, 3, "none.bin"},
+      {"k.bin", {}, 2, "--number"},
+      {"k.bin", {"--number", "bf16"}, 2, "--shape"},
+      {"k.bin", {"--number", "bf16", "--shape", "3,64"}, 2, "takes 384"},
+      {"k.bin", {"--number", "float128", "--shape", "1,64"}, 2, "--number"},
+      {"k.bin",
+       {"--number", "bf16", "--shape", "1,64", "--rope-base", "1e4", "--rotary-dim", "48"},
+       2,
+       "heads of 48"},
+      {"empty.npy", {}, 2, "<f4"},
+      {"fortran.npy", {}, 2, "Fortran"},
+      {"short.safetensors", {}, 2, "header"},
+      {"outside.safetensors", {}, 2, "outside"},
+  };
+  for (const auto& [file, more, code, named] : lines) {
+    const Outcome outcome = codec(file, more);
+    EXPECT_EQ(outcome.code, code) << file << outcome.err;
+    EXPECT_NE(outcome.err.find(named), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.out, "") << outcome.out;
+  }
+}
+
+}  // namespace
+}  // namespace bowhead::cli_test
