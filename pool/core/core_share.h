@@ -18,12 +18,12 @@
 //   S3 An extent that a word of this host makes its own comes into use only after the word has
 //      settled and, after that, no decision about this life had begun: so whoever succeeds this
 //      life, and looks after its decision has settled, finds the word among the predecessors'.
-//   S5 An inherited extent comes into use only if, after its word had settled, the decisions still
-//      led from its holder before to this life: words of a decision that was a link may have been
-//      used again while it was followed. Who follows them later finds the word of a living host.
 //   S4 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
 //      acked that the lives before it are over and no hazard names a block of it; it ends in FULL
 //      only if all those lives are known to have stopped writing.
+//   S5 An inherited extent comes into use only if, after its word had settled, the decisions still
+//      led from its holder before to this life: words of a decision that was a link may have been
+//      used again while it was followed. Who follows them later finds the word of a living host.
 #pragma once
 
 #include <algorithm>

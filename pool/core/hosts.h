@@ -64,10 +64,8 @@ class Hosts {
   bool begun(Life life) const;
   /// Who holds now what that life held: the chain of decisions is followed to a life that is not
   /// over. Empty while a link of it is not decided.
-  std::optional<Life> successor(Life life) const {
-    std::vector<Life> seen;
-    return follow(life, seen);
-  }
+  std::optional<Life> successor(Life life) const;
+
   /// Some host knows that this life has stopped writing: it said so itself, or an operator did.
   bool fenced(Life life) const;
   void vouch_fenced(Life life);
@@ -100,7 +98,6 @@ class Hosts {
   }
   void refresh_decisions(uint32_t of) const;
   std::optional<uint32_t> decision(Life life) const;
-  std::optional<Life> follow(Life life, std::vector<Life>& seen) const;
   std::optional<Life> life_of(uint32_t value) const;
   std::optional<Life> next_life(Life life) const;
   void note_ended(uint32_t host, uint64_t ended, uint64_t now_ns);
@@ -377,7 +374,8 @@ std::optional<Life> Hosts<A>::next_life(Life life) const {
 /// goes on, with its next life: everybody sees the same ring. It ends: a heir that is over lies in
 /// no ring yet, or in one that begins earlier.
 template <class A>
-std::optional<Life> Hosts<A>::follow(Life life, std::vector<Life>& seen) const {
+std::optional<Life> Hosts<A>::successor(Life life) const {
+  std::vector<Life> seen;
   std::vector<size_t> ring;  // where the ring begins that seen[i] is in; i: in none
   for (;;) {
     const auto at = std::find(seen.begin(), seen.end(), life);
