@@ -404,7 +404,8 @@ void Core<A>::confirm_adopted() {
   for (const uint64_t e : adopted) {
     const Life life = holding_of(e, /*others_only=*/true).life;
     const auto [at, fresh] = heir.try_emplace({life.host, life.incarnation}, false);
-    if (fresh) at->second = c_.ended(life) && hosts_.successor(life) == self;
+    // Its own where the recipient of a grant, late, has given it up meanwhile.
+    if (fresh) at->second = life == self || (c_.ended(life) && hosts_.successor(life) == self);
     if (at->second) {
       OwnWord word = allocator_.own_word(e);
       word.slot = 0;
