@@ -187,19 +187,20 @@ class Decoder::Impl {
     if (head.centre_turns && frame.shape.rotary.dim == 0) return false;
     exponents_.assign(channels + 64, 0);
     const uint32_t most = (1u << number.exponent_bits) - 1;
-    for (uint32_t c = 0; c < channels; ++c) {
-      const uint32_t exponent = head.exponent_base + packed_value(packed, c, head.exponent_width);
-      if (exponent > most) return false;
+    bool good = true;
+    for_packed(packed, head.exponent_width, channels, [&](uint32_t c, uint32_t above) {
+      const uint32_t exponent = head.exponent_base + above;
+      good &= exponent <= most;
       exponents_[c] = static_cast<uint16_t>(exponent);
-    }
+    });
     amplitudes_.clear();
-    if (head.centre_width == 0) return true;
-    const ConstBytes centres = packed.subspan((size_t{channels} * head.exponent_width + 7) / 8);
-    for (uint32_t c = 0; c < channels; ++c) {
-      const uint32_t value = packed_value(centres, c, head.centre_width);
-      const uint32_t sign = value >> (head.centre_width - 1u);
-      amplitudes_.push_back(static_cast<int16_t>(value - (sign << head.centre_width)));
-    }
+    if (!good || head.centre_width == 0) return good;
+    amplitudes_.resize(channels);
+    const uint32_t sign = 1u << (head.centre_width - 1);
+    for_packed(packed.subspan((size_t{channels} * head.exponent_width + 7) / 8), head.centre_width,
+               channels, [&](uint32_t c, uint32_t value) {
+                 amplitudes_[c] = static_cast<int16_t>((value ^ sign) - sign);
+               });
     return true;
   }
 

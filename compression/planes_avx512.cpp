@@ -52,6 +52,7 @@ inline uint64_t join(__mmask32 a, __mmask32 b) { return uint64_t{b} << 32 | a; }
 
 BOWHEAD_INLINE Words load_values(const uint8_t* from, uint32_t element_bytes, uint64_t valid) {
   if (element_bytes == 1) return words_of_bytes(_mm512_maskz_loadu_epi8(valid, from));
+  if (valid == ~0ull) return {_mm512_loadu_si512(from), _mm512_loadu_si512(from + 64)};
   return {_mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid), from),
           _mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid >> 32), from + 64)};
 }
@@ -60,6 +61,11 @@ BOWHEAD_INLINE void store_values(uint8_t* to, uint32_t element_bytes, uint64_t v
                                  Words values) {
   if (element_bytes == 1) {
     _mm512_mask_storeu_epi8(to, valid, bytes_of_words(values));
+    return;
+  }
+  if (valid == ~0ull) {
+    _mm512_storeu_si512(to, values.a);
+    _mm512_storeu_si512(to + 64, values.b);
     return;
   }
   _mm512_mask_storeu_epi16(to, static_cast<__mmask32>(valid), values.a);
@@ -278,8 +284,9 @@ void put_exceptions(const Number& number, Words values, uint64_t which, Split& o
   }
 }
 
-template <const Number& number>
-void split_as(const TileFrame& tile, const void* values, Split& out) {
+/// Rows of a multiple of 64 channels need no masks.
+template <const Number& number, bool kFull>
+void split_rows(const TileFrame& tile, const void* values, Split& out) {
   const Constants k(number);
   const auto* bytes = static_cast<const uint8_t*>(values);
   BitSink sink(out.remainder);
@@ -288,8 +295,7 @@ void split_as(const TileFrame& tile, const void* values, Split& out) {
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) tile.centre.next(turn);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
-      const uint32_t count = std::min(kLanes, tile.channels - first);
-      const uint64_t valid = lanes_mask(count);
+      const uint64_t valid = kFull ? ~0ull : lanes_mask(tile.channels - first);
       const size_t at = (size_t{token} * tile.channels + first) * number.element_bytes;
       const Words v = load_values(bytes + at, number.element_bytes, valid);
       Words largest = {_mm512_setzero_si512(), _mm512_setzero_si512()};
@@ -317,26 +323,32 @@ void split_as(const TileFrame& tile, const void* values, Split& out) {
 class BitSource {
  public:
   explicit BitSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
-  /// The next bits; those behind the end are zero.
+  /// So many bytes from here on, and 16 more, are there.
+  bool has(uint64_t bytes) const { return at_ / 8 + bytes + 16 <= size_; }
+  /// The next bits; the caller has asked has().
   uint64_t take(uint32_t count) {
+    const uint8_t* from = from_ + at_ / 8;
+    const uint32_t shift = at_ % 8;
+    at_ += count;
+    uint64_t low, high;
+    memcpy(&low, from, 8);
+    memcpy(&high, from + 7, 8);
+    return low >> shift | high << (56 - shift);
+  }
+  /// The next bits; those behind the end are zero.
+  uint64_t take_near_end(uint32_t count) {
+    if (has(0)) return take(count);
     const uint64_t at = at_ / 8;
     const uint32_t shift = at_ % 8;
     at_ += count;
-    if (at + 9 > size_) return near_end(at, shift);
-    uint64_t bits;
-    memcpy(&bits, from_ + at, 8);
-    return bits >> shift | (uint64_t{from_[at + 8]} << 1) << (63 - shift);
-  }
-  bool at_end() const { return (at_ + 7) / 8 == size_; }
-
- private:
-  uint64_t near_end(uint64_t at, uint32_t shift) const {
     uint64_t bits = 0, more = 0;
     if (at < size_) memcpy(&bits, from_ + at, std::min<uint64_t>(size_ - at, 8));
     if (at + 8 < size_) more = from_[at + 8];
     return bits >> shift | (more << 1) << (63 - shift);
   }
+  bool at_end() const { return (at_ + 7) / 8 == size_; }
 
+ private:
   const uint8_t* from_;
   uint64_t size_;
   uint64_t at_ = 0;
@@ -381,7 +393,7 @@ inline void narrow(Words x, Words& to) { to = x; }
 
 /// Of 64 values: `below`, and `low`, the remainder's bits, the first as bit remainder_bits - 1.
 /// Returns the exceptions; what they get means nothing.
-template <class Lanes>
+template <bool kNearEnd, class Lanes>
 BOWHEAD_INLINE uint64_t merge_remainder(const Number& number, uint32_t telling, Lanes t,
                                         uint64_t valid, BitSource& source, Lanes& low,
                                         Lanes& below) {
@@ -399,7 +411,8 @@ BOWHEAD_INLINE uint64_t merge_remainder(const Number& number, uint32_t telling, 
       to_mask(zero_so_far, mask);
     add(below, mask, 1);
     const uint64_t has = bits_of(mask) & valid & ~exceptions;
-    const uint64_t taken = source.take(static_cast<uint32_t>(_mm_popcnt_u64(has)));
+    const auto count = static_cast<uint32_t>(_mm_popcnt_u64(has));
+    const uint64_t taken = kNearEnd ? source.take_near_end(count) : source.take(count);
     to_mask(_pdep_u64(taken, has), mask);
     add(low, mask, 1u << (most - k));
     if (k >= bits && k < most) zero_so_far = zero & bits_of(less(low, 1u << (most + bits - 1 - k)));
@@ -439,8 +452,8 @@ bool take_exceptions(const Number& number, uint64_t which, std::span<const uint8
   return true;
 }
 
-template <const Number& number>
-bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
+template <const Number& number, bool kFull>
+bool merge_rows(const TileFrame& tile, const Merge& in, uint8_t* values) {
   constexpr bool kBytes = number.magnitude_bits <= 8 && number.remainder_bits <= 8;
   using Lanes = std::conditional_t<kBytes, ByteLanes, Words>;
   const Constants k(number);
@@ -449,8 +462,8 @@ bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) tile.centre.next(turn);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
-      const uint32_t lanes = std::min(kLanes, tile.channels - first);
-      const uint64_t valid = lanes_mask(lanes);
+      const uint32_t lanes = kFull ? kLanes : std::min(kLanes, tile.channels - first);
+      const uint64_t valid = kFull ? ~0ull : lanes_mask(lanes);
       const size_t at = token * tile.row_bytes() + first / 8;
       Lanes magnitude;
       clear(magnitude);
@@ -479,7 +492,10 @@ bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
       }
       Lanes narrow_t, low, below;
       narrow(t, narrow_t);
-      const uint64_t odd = merge_remainder(number, k.telling, narrow_t, valid, source, low, below);
+      const uint64_t odd =
+          source.has(kLanes / 8 * number.remainder_bits)
+              ? merge_remainder<false>(number, k.telling, narrow_t, valid, source, low, below)
+              : merge_remainder<true>(number, k.telling, narrow_t, valid, source, low, below);
       const Words largest = load_words(tile.exponents + first);
       const Words wide_low = widen(low), e = widen(below);
       store_values(to, number.element_bytes, valid,
@@ -512,14 +528,14 @@ BOWHEAD_INLINE __m512i middle(const Number& number, __m512i twice, __m512i large
   return _mm512_or_si512(_mm512_maskz_mov_epi32(some, value), sign);
 }
 
-template <const Number& number>
+template <const Number& number, bool kFull>
 bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
   const uint32_t missing = number.planes() - in.plane_count;
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) tile.centre.next(turn);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
-      const uint32_t lanes = std::min(kLanes, tile.channels - first);
-      const uint64_t valid = lanes_mask(lanes);
+      const uint32_t lanes = kFull ? kLanes : std::min(kLanes, tile.channels - first);
+      const uint64_t valid = kFull ? ~0ull : lanes_mask(lanes);
       const size_t at = token * tile.row_bytes() + first / 8;
       const __m512i half = _mm512_set1_epi16(static_cast<short>(1 << missing));
       Words m = {half, half};  // twice the magnitude and a half of what is not known
@@ -568,23 +584,34 @@ bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
 }
 
 template <const Number& number>
-bool merge_either(const TileFrame& tile, const Merge& in, uint8_t* values) {
-  return in.exact ? merge_as<number>(tile, in, values) : merge_prefix<number>(tile, in, values);
+bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  const bool full = tile.channels % kLanes == 0;
+  if (in.exact)
+    return full ? merge_rows<number, true>(tile, in, values)
+                : merge_rows<number, false>(tile, in, values);
+  return full ? merge_prefix<number, true>(tile, in, values)
+              : merge_prefix<number, false>(tile, in, values);
+}
+
+template <const Number& number>
+void split_as(const TileFrame& tile, const void* values, Split& out) {
+  tile.channels % kLanes == 0 ? split_rows<number, true>(tile, values, out)
+                              : split_rows<number, false>(tile, values, out);
 }
 
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
   auto* bytes = static_cast<uint8_t*>(values);
   switch (&tile.number - kNumbers) {
     case 0:
-      return merge_either<kNumbers[0]>(tile, in, bytes);
+      return merge_as<kNumbers[0]>(tile, in, bytes);
     case 1:
-      return merge_either<kNumbers[1]>(tile, in, bytes);
+      return merge_as<kNumbers[1]>(tile, in, bytes);
     case 2:
-      return merge_either<kNumbers[2]>(tile, in, bytes);
+      return merge_as<kNumbers[2]>(tile, in, bytes);
     case 3:
-      return merge_either<kNumbers[3]>(tile, in, bytes);
+      return merge_as<kNumbers[3]>(tile, in, bytes);
     case 4:
-      return merge_either<kNumbers[4]>(tile, in, bytes);
+      return merge_as<kNumbers[4]>(tile, in, bytes);
     default:
       return kPlaneKernelsScalar.merge(tile, in, values);
   }
@@ -657,7 +684,8 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
   BitSource source(in.subspan(map_bytes));
   const auto word_of = [&](uint64_t map) {
     const uint64_t some = _pdep_u64(map, kLowBits);
-    return _pdep_u64(source.take(static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4), some * 15);
+    const auto count = static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4;
+    return _pdep_u64(source.take_near_end(count), some * 15);
   };
   size_t at = 0;
   for (; at + 8 <= out.size(); at += 8) {

@@ -124,14 +124,18 @@ class ByteReader {
   bool good_ = true;
 };
 
-/// Value i of a packed array.
-inline uint32_t packed_value(std::span<const uint8_t> packed, uint64_t i, uint32_t width) {
-  uint32_t value = 0;
-  for (uint32_t bit = 0; bit < width; ++bit) {
-    const uint64_t at = i * width + bit;
-    value |= (packed[at / 8] >> at % 8 & 1u) << bit;
+/// Calls each(i, value) for the values of a packed array that is all there.
+template <class Each>
+void for_packed(std::span<const uint8_t> packed, uint32_t width, uint32_t count, const Each& each) {
+  uint64_t pending = 0;
+  uint32_t fill = 0;
+  size_t at = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    for (; fill < width; fill += 8) pending |= uint64_t{packed[at++]} << fill;
+    each(i, static_cast<uint32_t>(pending & ((1ull << width) - 1)));
+    pending >>= width;
+    fill -= width;
   }
-  return value;
 }
 
 /// How a frame is cut into tiles.
