@@ -151,6 +151,7 @@ void aim_at_grants(Dice& random, Plan& plan) {
   plan.keys = 20;
   plan.shape.hosts = 3;
   plan.shape.leases = 5;
+  plan.stall_ns = kMs;  // a beat takes long enough here
   plan.steps_per_event = 2u << random.below(5);
   plan.cache_share = 16;
   const auto crash_of_grantor = since(Since::GIVEN, 1, crash(1, random.below(400), kForever));

@@ -101,6 +101,7 @@ void Rules::check_custody(uint64_t extent, bool full) {
     const auto word = OwnWord::unpack(peek(host, layout.word(host, BH_PART_OWN, extent)));
     if (host == self || (word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM)) continue;
     const Life life{host, word.incarnation};
+    if (!was_live(life)) continue;  // it may have written its word this instant, and nothing else
     check_acks(extent, life);
     for (const Process* process : world_->processes()) {
       if (!full || process->machine->host != host || !process->alive || !process->joined ||
@@ -112,6 +113,17 @@ void Rules::check_custody(uint64_t extent, bool full) {
                                             self, extent, process->index));
     }
   }
+}
+
+bool Rules::was_live(Life life) const {
+  for (uint32_t copy = 0; copy < 2; ++copy) {
+    const uint64_t word = peek(life.host, world_->map().layout().slot_line(life.host, copy));
+    const uint64_t incarnation = word >> 32 & 0xFFFF;
+    const bool joining = (word & 0xFFFFFFFF) == BH_HOST_JOINING;
+    if (incarnation > life.incarnation || (incarnation == life.incarnation && !joining))
+      return life.incarnation != 0;
+  }
+  return false;
 }
 
 /// In order, as who leaves does.

@@ -47,6 +47,7 @@ class Rules {
   void check_custody(uint64_t extent, bool full);
   void check_acks(uint64_t extent, core::Life life);
   bool is_decided(core::Life life) const;
+  bool was_live(core::Life life) const;
   bool says_stopped(core::Life life) const;
 
   World* world_ = nullptr;
