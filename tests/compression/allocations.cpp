@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// In a file of its own: where gcc sees both ends it takes free() for a mistake.
+#include "tests/compression/allocations.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+size_t largest_allocation = 0;
+
+void* operator new(size_t size) {
+  largest_allocation = std::max(largest_allocation, size);
+  if (void* memory = std::malloc(std::max<size_t>(size, 1))) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }

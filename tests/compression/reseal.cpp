@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/compression/reseal.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "compression/frame_parts.h"
+
+namespace bowhead::compression {
+namespace {
+
+void store32(uint8_t* to, uint32_t value) { std::memcpy(to, &value, sizeof value); }
+
+/// Of a tile whose checksum stands at `at` and covers what follows.
+void seal_rest(Bytes tile, size_t at) {
+  if (tile.size() < at + 4) return;
+  store32(tile.data() + at, checksum32(tile.subspan(at + 4)));
+}
+
+void seal_planes(Bytes tile, const Shape& shape, uint32_t tokens) {
+  const Number* number = number_of(shape.number);
+  if (number == nullptr) return;
+  ByteReader from(tile);
+  from.u8();
+  TileHead head;
+  const uint64_t plane_bytes = uint64_t{(shape.channels + 7) / 8} * tokens;
+  if (read_tile_head(from, *number, plane_bytes, head) != Status::OK) return;
+  const size_t checksums = from.at() - 12,
+               covered = from.at() + parameter_bytes(head, shape.channels);
+  if (tile.size() < covered + 4) return;
+  uint64_t begin = covered + 4, end = begin;
+  for (uint32_t group = 1; group < kGroups; ++group, begin = end) {
+    for (uint32_t s = 0; s < stream_count(*number); ++s) {
+      if (group_of(*number, s) == group) end += head.streams[s].coded_bytes;
+    }
+    end = std::min<uint64_t>(end, tile.size());
+    store32(tile.data() + checksums + (group - 1) * 4,
+            checksum32(tile.subspan(begin, end - begin)));
+  }
+  store32(tile.data() + covered, checksum32(tile.first(covered)));
+}
+
+void seal_tile(Bytes tile, const Shape& shape, uint32_t tokens) {
+  if (tile.empty()) return;
+  if (tile[0] == BH_TILE_STORED) seal_rest(tile, 1);
+  if (tile[0] == BH_TILE_BYTES) seal_rest(tile, 2);
+  if (tile[0] == BH_TILE_PLANES) seal_planes(tile, shape, tokens);
+}
+
+}  // namespace
+
+void reseal(std::vector<uint8_t>& frame) {
+  bh_frame_header header;
+  if (frame.size() < sizeof header) return;
+  std::memcpy(&header, frame.data(), sizeof header);
+  const Shape shape{static_cast<NumberKind>(header.number),
+                    header.outer,
+                    header.tokens,
+                    header.channels,
+                    {header.rotary_dim, header.rotary_ratio}};
+  if (header.tile_tokens == 0) return;
+  const Tiling tiling = tiling_of(shape.outer, shape.tokens, header.tile_tokens);
+  Bytes rest = Bytes(frame).subspan(sizeof header);
+  const uint64_t table_bytes = tiling.tiles > 1 ? tiling.tiles * 4 : 0;
+  const ConstBytes table = rest.first(std::min<uint64_t>(table_bytes, rest.size()));
+  store32(frame.data() + offsetof(bh_frame_header, table_checksum), table_checksum(header, table));
+  if (!valid_shape(shape) || table.size() < table_bytes) return;
+  rest = rest.subspan(table.size());
+  for (uint64_t tile = 0; tile < tiling.tiles; ++tile) {
+    uint32_t size = static_cast<uint32_t>(rest.size());
+    if (!table.empty()) std::memcpy(&size, table.data() + tile * 4, 4);
+    const Bytes bytes = rest.first(std::min<size_t>(size, rest.size()));
+    seal_tile(bytes, shape, tiling.tokens_of(shape.tokens, tile));
+    rest = rest.subspan(bytes.size());
+  }
+}
+
+}  // namespace bowhead::compression
