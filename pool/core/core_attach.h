@@ -442,6 +442,7 @@ bool Core<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
     // It may have died before it published them.
     c_.access.publish(own_entry->entry.block_offset, header.stored_bytes);
     c_.access.publish(c_.layout.header(slot), sizeof(bh_block_slot));
+    index_.publish(*own_entry);
     c_.change(c_.block_word(slot), word, word.next(BH_BLOCK_COMMITTED));
     return false;
   }

@@ -125,6 +125,8 @@ void Core<A>::succeed_the_dead(uint64_t now_ns, bool locked) {
     const auto suspect = unused ? Life{h, 0} : hosts_.suspect(h, now_ns, wait_ms);
     if (!suspect) continue;
     if (ended()) return;  // who is over decides nothing
+    // Two who propose in step would overtake each other for ever.
+    if (hosts_.begun(*suspect) && c_.access.random() % 4 != 0) continue;
     if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
     hosts_.decide(*suspect, Life{c_.host, c_.incarnation}.value());
     if (!locked) c_.access.unlock_host(c_.host);

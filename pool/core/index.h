@@ -60,6 +60,14 @@ class Index {
                    [&](const bh_index_entry& entry) { return entry.namespace_id == namespace_id; });
   }
 
+  /// Publishes an own entry and the words that lead to it: who wrote them may have died before.
+  void publish(const Found& found) const {
+    Probes probe = probes({found.entry.key_hash[0], found.entry.key_hash[1]});
+    for (uint32_t n = 0; n <= found.probe; ++n, probe.next())
+      c_.access.flush(c_.layout.bucket(c_.host, probe.bucket()), BH_LINE_BYTES);
+    c_.access.publish(entry_at(c_.host, found.bucket, found.index), BH_LINE_BYTES);
+  }
+
   /// Calls visit(word, entry offset) for the entries of a directory line, which the caller has
   /// loaded from the first bucket of `hash` in a host's segment, whose tag matches. True if entries
   /// of that bucket lie further on, where only find_if() looks.

@@ -99,6 +99,7 @@ class User final : public Process {
   void look();
   void fill();
   void stop_ticking();
+  bool ended_itself() const;
   bool leave_host();
   void detach();
   void leave();
