@@ -38,7 +38,9 @@ int16_t sine_of(uint32_t phase) {
   return static_cast<int16_t>(std::clamp<int64_t>(value, -32767, 32767));
 }
 
-int16_t saturated(int32_t value) { return static_cast<int16_t>(std::clamp(value, -32768, 32767)); }
+int16_t saturated(int64_t value) {
+  return static_cast<int16_t>(std::clamp<int64_t>(value, -32768, 32767));
+}
 
 /// Rounded product in units of 2^-15.
 int32_t product(int16_t a, int16_t b) { return (int32_t{a} * b + 0x4000) >> 15; }
@@ -87,7 +89,7 @@ void CentreRows::start(const Number& number, std::span<const uint16_t> exponents
   state_.resize(channels + 64);
   right_.resize(channels + 64);
   for (uint32_t c = 0; c < channels; ++c) {
-    state_[c] = saturated(int32_t{amplitudes[c]} * (1 << (static_cast<int>(shift) + fraction)));
+    state_[c] = saturated(int64_t{amplitudes[c]} * (1 << (static_cast<int>(shift) + fraction)));
     int right = fraction;
     if (half != 0) {
       const uint32_t partner = c % rotary.dim < half ? c + half : c - half;
