@@ -314,7 +314,7 @@ class Core {
   OwnWord own_of(uint32_t host, uint64_t extent) const;
   void refresh_own_words() const;
   void write_own(uint64_t extent, const OwnWord& word);
-  Holding holding_of(uint64_t extent, bool others_only = false) const;
+  Holding holding_of(uint64_t extent, std::optional<uint64_t> others_since = {}) const;
   void confirm_adopted();
   std::vector<Life> predecessors(uint64_t extent) const;
   bool has_rival(uint64_t extent, uint64_t epoch) const;

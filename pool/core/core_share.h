@@ -21,9 +21,10 @@
 //   S4 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
 //      acked that the lives before it are over and no hazard names a block of it; it ends in FULL
 //      only if all those lives are known to have stopped writing.
-//   S5 An inherited extent comes into use only if, after its word had settled, the decisions still
-//      led from its holder before to this life: words of a decision that was a link may have been
-//      used again while it was followed. Who follows them later finds the word of a living host.
+//   S5 An extent that was inherited, or taken back from a recipient, comes into use only if, after
+//      its word had settled, the words and decisions of the others still led to this life: words of
+//      a decision that was a link may have been used again while it was followed, and a late
+//      recipient may have written. Who looks later finds the word of a living host.
 #pragma once
 
 #include <algorithm>
@@ -175,13 +176,13 @@ void Core<A>::write_own(uint64_t extent, const OwnWord& word) {
 
 /// After refresh_own_words().
 template <class A>
-auto Core<A>::holding_of(uint64_t extent, bool others_only) const -> Holding {
+auto Core<A>::holding_of(uint64_t extent, std::optional<uint64_t> others_since) const -> Holding {
   Holding best;
   uint64_t highest = 0;
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
-    if (others_only && h == c_.host) continue;
     const OwnWord word = own_of(h, extent);
     if (word.state == BH_OWN_NONE) continue;
+    if (others_since && (h == c_.host || word.epoch < *others_since)) continue;
     // Of two that say OWN, one is late: its life is over, and the other succeeded it.
     const bool late = word.state == BH_OWN_OWN && c_.ended({h, word.incarnation});
     const uint64_t order = word.epoch * 4 + (word.state == BH_OWN_GIVEN ? 0 : late ? 1 : 2);
@@ -262,7 +263,8 @@ void Core<A>::survey(uint64_t now_ns) {
           now.word.state == BH_OWN_GIVEN && c_.ended({now.word.slot, now.word.incarnation});
       if (now.word.state == BH_OWN_CLAIM) claims.push_back(e);
       if (now.word.state == BH_OWN_ABANDONED || to_ended) {
-        write_own(e, {BH_OWN_OWN, now.word.epoch + 1, 0, c_.incarnation, BH_CUSTODY_READ_ONLY});
+        write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
+                      BH_CUSTODY_READ_ONLY});
         custody_pending_ = true;
       } else if (now.word.state == BH_OWN_OWN && has_rival(e, now.word.epoch)) {
         OwnWord word = now.word;
@@ -380,11 +382,9 @@ void Core<A>::adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited) 
         import_entry(entry);
     });
   }
-  for (const auto& [e, now] : inherited) {
-    // Of what an old life of this host held, no other host's word tells.
-    const uint32_t slot = now.life.host == c_.host ? 0 : BH_OWN_UNCONFIRMED;
-    write_own(e, {BH_OWN_OWN, now.word.epoch + 1, slot, c_.incarnation, BH_CUSTODY_READ_ONLY});
-  }
+  for (const auto& [e, now] : inherited)
+    write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
+                  BH_CUSTODY_READ_ONLY});
   custody_pending_ = true;
 }
 
@@ -404,12 +404,13 @@ void Core<A>::confirm_adopted() {
   const Life self{c_.host, c_.incarnation};
   std::map<std::pair<uint32_t, uint32_t>, bool> heir;
   for (const uint64_t e : adopted) {
-    const Life life = holding_of(e, /*others_only=*/true).life;
-    const auto [at, fresh] = heir.try_emplace({life.host, life.incarnation}, false);
-    // Its own where the recipient of a grant, late, has given it up meanwhile.
-    if (fresh) at->second = life == self || (c_.ended(life) && hosts_.successor(life) == self);
+    OwnWord word = allocator_.own_word(e);
+    const Holding other = holding_of(e, word.epoch - 1);
+    // Its own where the recipient of a grant gave it up, or no other host says anything.
+    const Life life = other.word.state == BH_OWN_NONE ? self : other.life;
+    const auto [at, fresh] = heir.try_emplace({life.host, life.incarnation}, life == self);
+    if (fresh && life != self) at->second = c_.ended(life) && hosts_.successor(life) == self;
     if (at->second) {
-      OwnWord word = allocator_.own_word(e);
       word.slot = 0;
       write_own(e, word);
       continue;
