@@ -183,9 +183,14 @@ auto Core<A>::holding_of(uint64_t extent, std::optional<uint64_t> others_since) 
     const OwnWord word = own_of(h, extent);
     if (word.state == BH_OWN_NONE) continue;
     if (others_since && (h == c_.host || word.epoch < *others_since)) continue;
-    // Of two that say OWN, one is late: its life is over, and the other succeeded it.
+    // Of two that say OWN, one is late: its life is over, and the other succeeded it. Where it was
+    // over before it was certain, the words before it tell, unless there is none.
     const bool late = word.state == BH_OWN_OWN && c_.ended({h, word.incarnation});
-    const uint64_t order = word.epoch * 4 + (word.state == BH_OWN_GIVEN ? 0 : late ? 1 : 2);
+    const uint64_t order = late && word.slot == BH_OWN_UNCONFIRMED
+                               ? 0
+                               : word.epoch * 4 + (word.state == BH_OWN_GIVEN ? 0
+                                                   : late                     ? 1
+                                                                              : 2);
     if (order < highest) continue;
     highest = order;
     best.word = word;
@@ -277,7 +282,15 @@ void Core<A>::survey(uint64_t now_ns) {
     } else if (c_.ended(now.life)) {
       const auto [at, fresh] = mine.try_emplace({now.life.host, now.life.incarnation}, false);
       if (fresh) at->second = hosts_.successor(now.life) == self;
-      if (at->second) inherited.emplace_back(e, now);
+      if (!at->second) continue;
+      OwnWord own = allocator_.own_word(e);
+      if (own.state != BH_OWN_OWN || own.incarnation != c_.incarnation) {
+        inherited.emplace_back(e, now);
+        continue;
+      }
+      // Held already: one of the lives between wrote late that it had inherited it.
+      own.epoch = now.word.epoch + 1;
+      write_own(e, own);
     }
   }
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
