@@ -149,7 +149,8 @@ constexpr Plant kPlants[] = {
      .kind = Kind::REGION,
      .part = BH_PART_DECIDE,
      .only_in = Operation::RELEASE,
-     .focus = Focus::LAPSED},
+     .focus = Focus::LAPSED,
+     .first_seed = 2200},
     // Deciding wrongly.
     {.name = "done-too-early", .lie = Lie::DONE_TOO_EARLY, .focus = Focus::DECISIONS},
     {.name = "accepted-value-ignored", .lie = Lie::ACCEPTED_UNSEEN, .focus = Focus::DECISIONS},
