@@ -99,8 +99,8 @@ void Rules::check_custody(uint64_t extent, bool full) {
   if (is_decided({self, world_->current().process->incarnation()})) return;
   for (uint32_t host = 0; host < hosts(); ++host) {
     const auto word = OwnWord::unpack(peek(host, layout.word(host, BH_PART_OWN, extent)));
-    // Who only claims does not write, and looks before it does: it may have been too late.
-    if (host == self || word.state != BH_OWN_OWN) continue;
+    // Who only claims, or is not certain yet, does not write, and looks before it does.
+    if (host == self || word.state != BH_OWN_OWN || word.slot == BH_OWN_UNCONFIRMED) continue;
     const Life life{host, word.incarnation};
     if (!was_live(life)) continue;  // it may have written its word this instant, and nothing else
     check_acks(extent, life);
