@@ -240,10 +240,10 @@ void User::lease() {
   expect("acquire", lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY});
   if (!lease) return;
   ++stage_.counts.leases;
-  stage_.rules.check_lease(lease->offset, known_over);
   // The time limit counts from an instant in acquire().
   const uint64_t taken_ns = stage_.world.now_ns() - called_ns;
   const uint64_t ttl_ns = ttl_ms * 1'000'000;
+  if (taken_ns < ttl_ns) stage_.rules.check_lease(lease->offset, known_over);
   stage_.model.add_lease(stage_.world, *this, lease->token, lease->offset,
                          ttl_ns - std::min(ttl_ns, taken_ns));
   leases_.push_back({*lease, k, {}});
