@@ -27,7 +27,7 @@ struct Number {
       magnitude_bits;  ///< planes below the sign: the mantissa and its one, or all of an integer
   uint8_t remainder_bits;   ///< a value up to so many binades below its channel's largest is exact
                             ///< in planes and remainder; what lies lower is an exception
-  uint8_t finite_exponent;  ///< largest exponent field of a finite value
+  uint16_t largest_finite;  ///< bit pattern
 
   bool is_float() const { return exponent_bits != 0; }
   uint32_t planes() const { return magnitude_bits + 1u; }
@@ -36,10 +36,10 @@ struct Number {
 inline constexpr uint32_t kMaxPlanes = 12;
 inline constexpr uint32_t kMaxRemainderBits = 12;
 
-inline constexpr Number kNumbers[] = {{2, 8, 7, 8, 8, 254},
-                                      {2, 5, 10, 11, 11, 30},
-                                      {1, 4, 3, 4, 12, 15},
-                                      {1, 5, 2, 3, 12, 30},
+inline constexpr Number kNumbers[] = {{2, 8, 7, 8, 8, 0x7F7F},
+                                      {2, 5, 10, 11, 11, 0x7BFF},
+                                      {1, 4, 3, 4, 12, 0x7E},
+                                      {1, 5, 2, 3, 12, 0x7B},
                                       {1, 0, 0, 7, 0, 0}};
 
 /// Null if there is no such kind, or for BYTES.

@@ -284,9 +284,11 @@ void put_exceptions(const Number& number, Words values, uint64_t which, Split& o
   }
 }
 
-/// Rows of a multiple of 64 channels need no masks.
-template <const Number& number, bool kFull>
+/// Rows of a multiple of 64 channels need no masks. (The number by its index: clang 14 takes no
+/// element of an array for a template.)
+template <size_t kNumber, bool kFull>
 void split_rows(const TileFrame& tile, const void* values, Split& out) {
+  constexpr const Number& number = kNumbers[kNumber];
   const Constants k(number);
   const auto* bytes = static_cast<const uint8_t*>(values);
   BitSink sink(out.remainder);
@@ -452,8 +454,9 @@ bool take_exceptions(const Number& number, uint64_t which, std::span<const uint8
   return true;
 }
 
-template <const Number& number, bool kFull>
+template <size_t kNumber, bool kFull>
 bool merge_rows(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  constexpr const Number& number = kNumbers[kNumber];
   constexpr bool kBytes = number.magnitude_bits <= 8 && number.remainder_bits <= 8;
   using Lanes = std::conditional_t<kBytes, ByteLanes, Words>;
   const Constants k(number);
@@ -520,16 +523,15 @@ BOWHEAD_INLINE __m512i middle(const Number& number, __m512i twice, __m512i large
       _mm512_sub_epi32(largest, _mm512_set1_epi32(number.mantissa_bits + 1 + 127)),
       number.mantissa_bits);
   __m512i value = _mm512_add_epi32(bits, moved);
-  const __m512i most =
-      _mm512_set1_epi32(((number.finite_exponent + 1) << number.mantissa_bits) - 1);
-  value = _mm512_min_epi32(value, most);
+  value = _mm512_min_epi32(value, _mm512_set1_epi32(number.largest_finite));
   const __mmask16 some =
       _mm512_cmpge_epi32_mask(value, zero) & _mm512_test_epi32_mask(magnitude, magnitude);
   return _mm512_or_si512(_mm512_maskz_mov_epi32(some, value), sign);
 }
 
-template <const Number& number, bool kFull>
+template <size_t kNumber, bool kFull>
 bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  constexpr const Number& number = kNumbers[kNumber];
   const uint32_t missing = number.planes() - in.plane_count;
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) tile.centre.next(turn);
@@ -583,35 +585,35 @@ bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
   return true;
 }
 
-template <const Number& number>
+template <size_t kNumber>
 bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
   const bool full = tile.channels % kLanes == 0;
   if (in.exact)
-    return full ? merge_rows<number, true>(tile, in, values)
-                : merge_rows<number, false>(tile, in, values);
-  return full ? merge_prefix<number, true>(tile, in, values)
-              : merge_prefix<number, false>(tile, in, values);
+    return full ? merge_rows<kNumber, true>(tile, in, values)
+                : merge_rows<kNumber, false>(tile, in, values);
+  return full ? merge_prefix<kNumber, true>(tile, in, values)
+              : merge_prefix<kNumber, false>(tile, in, values);
 }
 
-template <const Number& number>
+template <size_t kNumber>
 void split_as(const TileFrame& tile, const void* values, Split& out) {
-  tile.channels % kLanes == 0 ? split_rows<number, true>(tile, values, out)
-                              : split_rows<number, false>(tile, values, out);
+  tile.channels % kLanes == 0 ? split_rows<kNumber, true>(tile, values, out)
+                              : split_rows<kNumber, false>(tile, values, out);
 }
 
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
   auto* bytes = static_cast<uint8_t*>(values);
   switch (&tile.number - kNumbers) {
     case 0:
-      return merge_as<kNumbers[0]>(tile, in, bytes);
+      return merge_as<0>(tile, in, bytes);
     case 1:
-      return merge_as<kNumbers[1]>(tile, in, bytes);
+      return merge_as<1>(tile, in, bytes);
     case 2:
-      return merge_as<kNumbers[2]>(tile, in, bytes);
+      return merge_as<2>(tile, in, bytes);
     case 3:
-      return merge_as<kNumbers[3]>(tile, in, bytes);
+      return merge_as<3>(tile, in, bytes);
     case 4:
-      return merge_as<kNumbers[4]>(tile, in, bytes);
+      return merge_as<4>(tile, in, bytes);
     default:
       return kPlaneKernelsScalar.merge(tile, in, values);
   }
@@ -620,15 +622,15 @@ bool merge(const TileFrame& tile, const Merge& in, void* values) {
 void split(const TileFrame& tile, const void* values, Split& out) {
   switch (&tile.number - kNumbers) {
     case 0:
-      return split_as<kNumbers[0]>(tile, values, out);
+      return split_as<0>(tile, values, out);
     case 1:
-      return split_as<kNumbers[1]>(tile, values, out);
+      return split_as<1>(tile, values, out);
     case 2:
-      return split_as<kNumbers[2]>(tile, values, out);
+      return split_as<2>(tile, values, out);
     case 3:
-      return split_as<kNumbers[3]>(tile, values, out);
+      return split_as<3>(tile, values, out);
     case 4:
-      return split_as<kNumbers[4]>(tile, values, out);
+      return split_as<4>(tile, values, out);
     default:
       return kPlaneKernelsScalar.split(tile, values, out);
   }

@@ -168,17 +168,13 @@ uint32_t middle(const Number& number, int32_t twice, uint32_t largest) {
   if (magnitude == 0) return sign << sign_shift(number);
   // twice = magnitude * 2^-1 of the unit, whose significand has mantissa_bits + 1 bits.
   const int width = std::bit_width(magnitude);
-  int exponent = static_cast<int>(largest) + width - 2 - number.mantissa_bits;
+  const int exponent = static_cast<int>(largest) + width - 2 - number.mantissa_bits;
   const int shift = width - 1 - number.mantissa_bits;
-  uint32_t significand = shift > 0 ? magnitude >> shift : magnitude << -shift;
-  const int most = number.finite_exponent;
-  if (exponent > most) {
-    exponent = most;
-    significand = (2u << number.mantissa_bits) - 1;
-  }
+  const uint32_t significand = shift > 0 ? magnitude >> shift : magnitude << -shift;
   if (exponent < 0) return sign << sign_shift(number);
-  return sign << sign_shift(number) | static_cast<uint32_t>(exponent) << number.mantissa_bits |
-         (significand & ((1u << number.mantissa_bits) - 1));
+  const uint32_t bits = static_cast<uint32_t>(exponent) << number.mantissa_bits |
+                        (significand & ((1u << number.mantissa_bits) - 1));
+  return sign << sign_shift(number) | std::min<uint32_t>(bits, number.largest_finite);
 }
 
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
@@ -237,7 +233,8 @@ bool merge(const TileFrame& tile, const Merge& in, void* values) {
       }
     }
   }
-  return !in.exact || (remainder.at_end() && exceptions == exception_count);
+  return !in.exact ||
+         (remainder.at_end() && exceptions * number.element_bytes == in.exceptions.size());
 }
 
 // ---- nibbles ----

@@ -167,6 +167,27 @@ TEST(Prefix, IsAsGoodAsPromised) {
   }
 }
 
+TEST(Prefix, OfFiniteValuesIsFinite) {
+  for (const NumberKind kind : kFloats) {
+    const Number& number = *number_of(kind);
+    const Shape shape{kind, 1, 256, 8};
+    std::vector<uint8_t> values(shape.size_bytes()), out(values.size());
+    for (uint32_t i = 0; i < shape.tokens * shape.channels; ++i) {
+      const uint32_t bits = number.largest_finite - i / 100 % 3;
+      values[i * number.element_bytes] = static_cast<uint8_t>(bits);
+      if (number.element_bytes == 2) values[i * 2 + 1] = static_cast<uint8_t>(bits >> 8);
+    }
+    const auto frame = encode(shape, values, Profile::FAST);
+    ASSERT_LT(frame.size(), values.size());  // in planes
+    for (uint32_t planes = 1; planes <= number.planes(); ++planes) {
+      ASSERT_EQ(Decoder().decode_prefix(frame, planes, out), Status::OK);
+      const uint32_t magnitude = (1u << (number.element_bytes * 8 - 1)) - 1;
+      for (uint32_t i = 0; i < shape.tokens * shape.channels; ++i)
+        ASSERT_LE(load_element(kind, out, i) & magnitude, number.largest_finite) << i;
+    }
+  }
+}
+
 TEST(Prefix, RefusesWhatTheFrameHasNot) {
   const Shape shape{NumberKind::BF16, 1, 16, 64};
   const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 5), Profile::FAST);
