@@ -40,11 +40,11 @@ bool valid_shape(const Shape& shape) {
 }
 
 uint32_t tile_tokens_of(const Shape& shape) {
-  constexpr uint64_t kTileBytes = 64 << 10, kMostBytes = 1 << 20, kGoodTokens = 128;
+  constexpr uint64_t kTileBytes = 64 << 10, kGoodTokens = 128;
   if (shape.number == NumberKind::BYTES)
     return static_cast<uint32_t>(std::min<uint64_t>(shape.tokens, kTileBytes - 1024));
   const uint64_t row = shape.row_bytes();
-  const uint64_t most = std::max<uint64_t>(kMostBytes / row, 1);
+  const uint64_t most = kMaxTileValuesBytes / row;
   const uint64_t wanted =
       std::min<uint64_t>(std::min(std::max(kTileBytes / row, kGoodTokens), most), UINT16_MAX);
   const uint64_t tiles = (shape.tokens + wanted - 1) / wanted;
@@ -72,6 +72,9 @@ Result<Frame> open_frame(ConstBytes bytes) {
                  "a frame is of a kind of number that this build does not know"};
   if (!valid_shape(frame.shape) || header.tile_tokens == 0)
     return Error{Status::DAMAGED, "a frame has a shape that no tensor has"};
+  if (std::min<uint64_t>(header.tokens, header.tile_tokens) * frame.shape.row_bytes() >
+      kMaxTileValuesBytes)
+    return Error{Status::DAMAGED, "a frame has tiles that are too large"};
   frame.tiling = tiling_of(header.outer, header.tokens, header.tile_tokens);
   const ConstBytes rest = bytes.subspan(sizeof header);
   // Every tile has a byte at least, so a table that is there bounds the shape.

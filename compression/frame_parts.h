@@ -11,6 +11,8 @@ namespace bowhead::compression {
 
 /// Sizes of streams within a tile, and offsets in a frame, stay far below 2^32.
 inline constexpr uint64_t kMaxValuesBytes = uint64_t{1} << 31;
+/// A row of the most channels is far smaller. What a decoder needs for a tile is bounded by this.
+inline constexpr uint64_t kMaxTileValuesBytes = uint64_t{1} << 20;
 inline constexpr size_t kStoredTileHeadBytes = 1 + 4;  // layout, checksum
 
 bool valid_shape(const Shape& shape);

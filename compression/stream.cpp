@@ -14,6 +14,17 @@
 
 namespace bowhead::compression {
 
+namespace {
+
+/// The library would take several, empty ones, and those of its own past as well.
+bool one_zstd_frame(std::span<const uint8_t> in) {
+  constexpr uint32_t kMagic = ZSTD_MAGICNUMBER;
+  return in.size() >= sizeof kMagic && std::memcmp(in.data(), &kMagic, sizeof kMagic) == 0 &&
+         ZSTD_findFrameCompressedSize(in.data(), in.size()) == in.size();
+}
+
+}  // namespace
+
 struct StreamCoder::State {
   ZSTD_CCtx* compressor = ZSTD_createCCtx();
   ZSTD_DCtx* decompressor = ZSTD_createDCtx();
@@ -85,8 +96,8 @@ bool StreamCoder::decode(StreamCodec codec, std::span<const uint8_t> in, std::sp
     case StreamCodec::NIBBLES:
       return plane_kernels().unpack_nibbles(in, out);
     case StreamCodec::ZSTD:
-      return ZSTD_decompressDCtx(state_->decompressor, out.data(), out.size(), in.data(),
-                                 in.size()) == out.size();
+      return one_zstd_frame(in) && ZSTD_decompressDCtx(state_->decompressor, out.data(), out.size(),
+                                                       in.data(), in.size()) == out.size();
   }
   return false;
 }

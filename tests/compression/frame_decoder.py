@@ -15,6 +15,7 @@ import sys
 from collections import namedtuple
 
 MAX_VALUE_BYTES = 1 << 31
+MAX_TILE_VALUE_BYTES = 1 << 20
 
 
 class Damaged(Exception):
@@ -500,6 +501,9 @@ class Frame:
             raise Damaged("a size of the frame is zero")
         if self.outer * self.tokens * self.channels * self.kind.element_bytes > MAX_VALUE_BYTES:
             raise Damaged("the frame says that its values take more than 2 GiB")
+        token_bytes = self.channels * self.kind.element_bytes
+        if min(self.tokens, self.tile_tokens) * token_bytes > MAX_TILE_VALUE_BYTES:
+            raise Damaged("the frame says that the values of a tile take more than 1 MiB")
         if self.kind_number == BYTES and self.channels != 1:
             raise Damaged("a frame of bytes has channels")
         if self.rotary_dim == 0:

@@ -137,6 +137,10 @@ const std::vector<Case> kHeaders = {
      [](Buffer& f) {
        f = tiny({NumberKind::INT8, 1u << 16, 1u << 16, 1}, 65'535, zero_integers());
      }},
+    {"TileOfTwoGigabytes", "bf16_values",
+     [](Buffer& f) {
+       f = tiny({NumberKind::INT8, 1, 32'767, 65'535}, 32'767, zero_integers());
+     }},
     {"TableWithoutEnd", "bf16_values",
      [](Buffer& f) {
        f = tiny({NumberKind::INT8, 1, 1u << 30, 1}, 1, zero_integers());
@@ -166,6 +170,11 @@ const std::vector<Case> kTiles = {
     {"StoredTooLong", "bf16_random", [](Buffer& f) { f.push_back(0); }},
     {"UnknownCodec", "bf16_values", [](Buffer& f) { put_codec(f, 1, 15); },
      Status::UNSUPPORTED_CODEC},
+    {"SecondZstdFrame", "bytes_text",
+     [](Buffer& f) {
+       const uint8_t skippable[] = {0x50, 0x2A, 0x4D, 0x18, 0, 0, 0, 0};
+       f.insert(f.end(), std::begin(skippable), std::end(skippable));
+     }},
     {"StoredThatWasNibbles", "bf16_values", [](Buffer& f) { put_codec(f, 1, BH_STREAM_STORED); }},
     {"NibblesThatWereStored", "bf16_values", [](Buffer& f) { put_codec(f, 0, 4); }},
     {"ZeroThatWasStored", "bf16_values", [](Buffer& f) { put_codec(f, 0, BH_STREAM_ZERO); }},
@@ -188,6 +197,17 @@ const std::vector<Case> kTiles = {
      [](Buffer& f) {
        const uint8_t most[] = {0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F};
        f.insert(f.begin() + kSizesOfBf16, std::begin(most), std::end(most) - 1);
+     }},
+    {"HalfAnExceptionMore", "bf16_keys",
+     [](Buffer& f) {
+       size_t at = kSizesOfBf16;
+       for (int size = 0; size < 3; ++size) {  // two streams of nibbles, the remainder
+         while (f[at] >= 0x80) ++at;
+         ++at;
+       }
+       ASSERT_EQ(f[at], 16);
+       ++f[at];
+       f.push_back(0);
      }},
     {"BytesBehindTheStreams", "bf16_values", [](Buffer& f) { f.push_back(0); }},
     {"ByteMissing", "bf16_values", [](Buffer& f) { f.pop_back(); }},

@@ -148,5 +148,15 @@ INSTANTIATE_TEST_SUITE_P(Numbers, KernelsOfFloats,
                                            NumberKind::FP8_E5M2),
                          name_of_param);
 
+TEST(Centre, IsCutHoweverFarOutAFrameSaysItIs) {
+  const Number& bf16 = *number_of(NumberKind::BF16);
+  const uint16_t exponents[] = {127, 127};
+  const int16_t amplitudes[] = {16'383, -16'384};
+  CentreRows centre;
+  centre.start(bf16, exponents, amplitudes, 15, {});
+  EXPECT_EQ(centre.row()[0], 255);
+  EXPECT_EQ(centre.row()[1], -256);
+}
+
 }  // namespace
 }  // namespace bowhead::compression
