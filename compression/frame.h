@@ -76,9 +76,10 @@ struct FrameInfo {
 /// DAMAGED, UNSUPPORTED_CODEC.
 Result<FrameInfo> frame_info(ConstBytes frame);
 
-/// What a read touched, and how good it is.
 struct ReadReport {
-  uint64_t bytes_read = 0;  ///< of the frame
+  /// Of the frame, that were decoded. To verify them the whole groups that they lie in are read as
+  /// well: the sign and four planes, the other planes (docs/frame.md).
+  uint64_t bytes_read = 0;
 };
 
 class Decoder {
