@@ -12,7 +12,6 @@ namespace bowhead::compression {
 namespace {
 
 constexpr uint32_t kTableBits = 10;
-constexpr uint64_t kTurnOfOneRadian = 683565276;  // 2^32 / (2 pi)
 
 /// Sines of a whole turn, and the first once more.
 const std::array<int32_t, (1u << kTableBits) + 1>& sines() {
@@ -103,7 +102,7 @@ void CentreRows::start(const Number& number, std::span<const uint16_t> exponents
     const Turn turn = turn_of(static_cast<uint32_t>(step));
     turns_[i] = turn.cosine;
     turns_[half + i] = turn.sine;
-    step = step * rotary.ratio >> 32;
+    step = next_pair(step, rotary);
   }
   const auto most = static_cast<int16_t>((1 << number.magnitude_bits) - 1);
   turning_ = {channels,

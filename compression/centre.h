@@ -26,6 +26,11 @@ struct Rotary {
 /// Of a model with this base ("rope theta") and head size. `dim` is even.
 Rotary rotary_of(double base, uint32_t dim);
 
+/// What the first pair of a head turns by per token, one radian, in units of 2^-32 turns; and the
+/// pair after one that turns by `step`.
+inline constexpr uint64_t kTurnOfOneRadian = 683565276;
+inline uint64_t next_pair(uint64_t step, const Rotary& rotary) { return step * rotary.ratio >> 32; }
+
 /// Cosine and sine in units of 2^-15, from -32767 to 32767, of a phase in units of 2^-32 turns.
 struct Turn {
   int16_t cosine;

@@ -19,15 +19,13 @@ class Decoder::Impl {
     read_bytes_ = sizeof(bh_frame_header) + frame->table.size();
     uint64_t at = read_bytes_;
     for (uint64_t tile = 0; tile < frame->tiling.tiles; ++tile) {
-      const uint64_t size = frame->table.empty() ? bytes.size() - at : frame->table_entry(tile);
-      if (size > bytes.size() - at) return Status::DAMAGED;
+      const ConstBytes part = frame->tile_at(tile, at);
       const uint32_t tokens = frame->tiling.tokens_of(frame->shape.tokens, tile);
       const size_t values_bytes = tokens * frame->shape.row_bytes();
-      const Status status =
-          decode_tile(*frame, bytes.subspan(at, size), tokens, planes, out.first(values_bytes));
+      const Status status = decode_tile(*frame, part, tokens, planes, out.first(values_bytes));
       if (status != Status::OK) return status;
       out = out.subspan(values_bytes);
-      at += size;
+      at += part.size();
     }
     if (report != nullptr) report->bytes_read = read_bytes_;
     return at == bytes.size() ? Status::OK : Status::DAMAGED;
@@ -42,32 +40,27 @@ class Decoder::Impl {
         count > shape.tokens - first || out.size() != count * shape.row_bytes())
       return Status::INVALID_ARGUMENT;
     const Tiling& tiling = frame->tiling;
-    uint64_t at = sizeof(bh_frame_header) + frame->table.size();
-    const uint64_t begin = uint64_t{outer} * tiling.tiles_per_outer + first / tiling.tile_tokens;
-    for (uint64_t tile = 0; tile < begin; ++tile) at += frame->table_entry(tile);
-    for (uint64_t tile = begin; !out.empty(); ++tile) {
-      if (at > bytes.size()) return Status::DAMAGED;
-      const uint64_t size = frame->table.empty() ? bytes.size() - at : frame->table_entry(tile);
-      if (size > bytes.size() - at) return Status::DAMAGED;
+    uint64_t tile = tiling.tile_of(outer, first);
+    for (uint64_t at = frame->offset_of(tile); !out.empty(); ++tile) {
+      const ConstBytes coded = frame->tile_at(tile, at);
       const uint32_t tokens = tiling.tokens_of(shape.tokens, tile);
       const uint32_t skipped = first % tiling.tile_tokens;
       const uint32_t taken = std::min(tokens - skipped, count);
       const size_t part = taken * shape.row_bytes();
       if (taken == tokens) {
-        const Status status =
-            decode_tile(*frame, bytes.subspan(at, size), tokens, 0, out.first(part));
+        const Status status = decode_tile(*frame, coded, tokens, 0, out.first(part));
         if (status != Status::OK) return status;
       } else {
         values_.resize(std::max(values_.size(), tokens * shape.row_bytes()));
         const Bytes whole = Bytes(values_).first(tokens * shape.row_bytes());
-        const Status status = decode_tile(*frame, bytes.subspan(at, size), tokens, 0, whole);
+        const Status status = decode_tile(*frame, coded, tokens, 0, whole);
         if (status != Status::OK) return status;
         std::memcpy(out.data(), whole.data() + skipped * shape.row_bytes(), part);
       }
       out = out.subspan(part);
       first += taken;
       count -= taken;
-      at += size;
+      at += coded.size();
     }
     return Status::OK;
   }
@@ -80,11 +73,10 @@ class Decoder::Impl {
     uint64_t at = sizeof(bh_frame_header) + frame->table.size();
     rest += at;
     for (uint64_t tile = 0; tile < frame->tiling.tiles; ++tile) {
-      const uint64_t size = frame->table.empty() ? bytes.size() - at : frame->table_entry(tile);
-      if (at > bytes.size() || size > bytes.size() - at) return Status::DAMAGED;
-      const ConstBytes part = bytes.subspan(at, size);
-      at += size;
-      rest += size;
+      const ConstBytes part = frame->tile_at(tile, at);
+      if (part.empty()) return Status::DAMAGED;
+      at += part.size();
+      rest += part.size();
       ByteReader from(part);
       if (from.u8() != BH_TILE_PLANES || number == nullptr) continue;
       TileHead head;
@@ -106,19 +98,16 @@ class Decoder::Impl {
     const Shape& shape = frame->shape;
     if (outer >= shape.outer || token >= shape.tokens || out.size() != shape.channels)
       return Status::INVALID_ARGUMENT;
-    const Tiling& tiling = frame->tiling;
-    const uint64_t tile = uint64_t{outer} * tiling.tiles_per_outer + token / tiling.tile_tokens;
-    uint64_t at = sizeof(bh_frame_header) + frame->table.size();
-    for (uint64_t before = 0; before < tile; ++before) at += frame->table_entry(before);
-    if (at >= bytes.size()) return Status::DAMAGED;
+    const uint64_t tile = frame->tiling.tile_of(outer, token);
+    const ConstBytes part = frame->tile_at(tile, frame->offset_of(tile));
+    if (part.empty()) return Status::DAMAGED;
     std::fill(out.begin(), out.end(), 0.0f);
     const Number* number = number_of(shape.number);
-    ByteReader from(bytes.subspan(at));
+    ByteReader from(part);
     if (from.u8() != BH_TILE_PLANES || number == nullptr) return Status::OK;
     TileHead head;
-    if (const Status status =
-            read_head(*frame, bytes.subspan(at), from, tiling.tokens_of(shape.tokens, tile), head);
-        status != Status::OK)
+    const uint32_t tokens = frame->tiling.tokens_of(shape.tokens, tile);
+    if (const Status status = read_head(*frame, part, from, tokens, head); status != Status::OK)
       return status;
     const int bias = number->is_float() ? (1 << (number->exponent_bits - 1)) - 1 : 0;
     for (uint32_t c = 0; c < shape.channels; ++c)
@@ -172,8 +161,8 @@ class Decoder::Impl {
                    TileHead& head) {
     const Number& number = *number_of(frame.shape.number);
     const uint32_t channels = frame.shape.channels;
-    const size_t plane_bytes = (channels + 7) / 8 * size_t{tokens};
-    if (const Status status = read_tile_head(from, number, plane_bytes, head); status != Status::OK)
+    if (const Status status = read_tile_head(from, number, plane_bytes(channels, tokens), head);
+        status != Status::OK)
       return status;
     const ConstBytes parameters = from.bytes(parameter_bytes(head, channels));
     const size_t covered = from.at();

@@ -112,7 +112,7 @@ class Encoder::Impl {
     const uint32_t streams = stream_count(number);
     ConstBytes plain[kMaxStreams];
     for (uint32_t s = 0; s < number.planes(); ++s)
-      plain[s] = {split_.planes[s], (channels + 7) / 8 * size_t{tokens}};
+      plain[s] = {split_.planes[s], plane_bytes(channels, tokens)};
     plain[streams - 2] = {split_.remainder, (split_.remainder_bits + 7) / 8};
     plain[streams - 1] = {split_.exceptions, size_t{split_.exception_count} * number.element_bytes};
     ConstBytes coded[kMaxStreams];
@@ -121,9 +121,9 @@ class Encoder::Impl {
   }
 
   void make_room(const Number& number, uint32_t tokens, uint32_t channels) {
-    const size_t plane = (channels + 7) / 8 * size_t{tokens} + 8;
+    const size_t plane = plane_bytes(channels, tokens) + 8;
     const size_t values = size_t{tokens} * channels;
-    const size_t remainder = (values * number.remainder_bits + 7) / 8 + 16;
+    const size_t remainder = remainder_room(number, values);
     const size_t exceptions = values * number.element_bytes;
     const size_t all = number.planes() * plane + remainder + exceptions;
     if (plain_.size() < all) plain_.resize(all);

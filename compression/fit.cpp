@@ -63,14 +63,14 @@ void CentreFitter::set_turns(uint32_t samples, uint32_t step, const Rotary& rota
   const uint32_t half = rotary.dim / 2u;
   cosines_.resize(samples * half);
   sines_.resize(samples * half);
-  uint64_t per_token = 683565276;  // of one radian, in units of 2^-32 turns (centre.cpp)
+  uint64_t per_token = kTurnOfOneRadian;
   for (uint32_t pair = 0; pair < half; ++pair) {
     for (uint32_t s = 0; s < samples; ++s) {
       const Turn turn = turn_of(static_cast<uint32_t>(per_token * s * step));
       cosines_[s * half + pair] = static_cast<float>(turn.cosine) / 32768;
       sines_[s * half + pair] = static_cast<float>(turn.sine) / 32768;
     }
-    per_token = per_token * rotary.ratio >> 32;
+    per_token = next_pair(per_token, rotary);
   }
 }
 

@@ -32,6 +32,17 @@ struct Frame {
     std::memcpy(&size, table.data() + tile * 4, 4);
     return size;
   }
+  uint64_t offset_of(uint64_t tile) const {
+    uint64_t at = sizeof(bh_frame_header) + table.size();
+    for (uint64_t before = 0; before < tile; ++before) at += table_entry(before);
+    return at;
+  }
+  /// The bytes of a tile that begins at `at`; empty if they are not all there, which no tile is.
+  ConstBytes tile_at(uint64_t tile, uint64_t at) const {
+    if (at > bytes.size()) return {};
+    const uint64_t left = bytes.size() - at, size = table.empty() ? left : table_entry(tile);
+    return size <= left ? bytes.subspan(at, size) : ConstBytes{};
+  }
 };
 
 /// DAMAGED, UNSUPPORTED_CODEC.

@@ -26,6 +26,10 @@
 
 namespace bowhead::compression {
 
+inline size_t plane_bytes(uint32_t channels, uint32_t tokens) {
+  return (channels + 7) / 8 * size_t{tokens};
+}
+
 /// A tile's shape and what its planes are relative to.
 struct TileFrame {
   const Number& number;
@@ -35,7 +39,7 @@ struct TileFrame {
   CentreRows& centre;         ///< started
 
   size_t row_bytes() const { return (channels + 7) / 8; }
-  size_t plane_bytes() const { return row_bytes() * tokens; }
+  size_t plane_bytes() const { return compression::plane_bytes(channels, tokens); }
 };
 
 struct Split {
@@ -74,8 +78,9 @@ struct PlaneKernels {
   bool (*unpack_nibbles)(std::span<const uint8_t> in, std::span<uint8_t> out);
 };
 
-inline size_t remainder_room(const TileFrame& tile) {
-  return (size_t{tile.tokens} * tile.channels * tile.number.remainder_bits + 7) / 8 + 16;
+/// For the remainder of so many values, and what is written behind it.
+inline size_t remainder_room(const Number& number, size_t values) {
+  return (values * number.remainder_bits + 7) / 8 + 16;
 }
 
 /// The set of a level that this CPU has (asserted); of cpu_features().isa.

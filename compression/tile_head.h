@@ -144,6 +144,9 @@ struct Tiling {
   uint32_t tiles_per_outer = 0;
   uint64_t tiles = 0;
 
+  uint64_t tile_of(uint32_t outer, uint32_t token) const {
+    return uint64_t{outer} * tiles_per_outer + token / tile_tokens;
+  }
   /// Tokens of tile `index`.
   uint32_t tokens_of(uint32_t tokens, uint64_t index) const {
     const auto within = static_cast<uint32_t>(index % tiles_per_outer);

@@ -60,7 +60,8 @@ class Index {
                    [&](const bh_index_entry& entry) { return entry.namespace_id == namespace_id; });
   }
 
-  /// Publishes an own entry and the words that lead to it: who wrote them may have died before.
+  /// Publishes an own entry and the words that lead to it: who wrote them may have died before. In
+  /// any order under one fence, as the entry is sealed: a word that comes first leads to nothing.
   void publish(const Found& found) const {
     Probes probe = probes({found.entry.key_hash[0], found.entry.key_hash[1]});
     for (uint32_t n = 0; n <= found.probe; ++n, probe.next())

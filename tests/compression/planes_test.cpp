@@ -33,7 +33,7 @@ Planes split(const PlaneKernels& kernels, const Shape& shape, const std::vector<
   Split split{};
   out.planes.assign(number.planes(), std::vector<uint8_t>(tile.plane_bytes() + 8));
   for (uint32_t p = 0; p < number.planes(); ++p) split.planes[p] = out.planes[p].data();
-  out.remainder.resize(remainder_room(tile));
+  out.remainder.resize(remainder_room(number, size_t{shape.tokens} * shape.channels));
   out.exceptions.resize(values.size());
   out.beyond.resize(shape.channels + 64);
   split.remainder = out.remainder.data();
