@@ -60,8 +60,13 @@ class Chaos {
   Chaos(const Chaos&) = delete;
   Chaos& operator=(const Chaos&) = delete;
 
+  /// So many events, and more, up to five times as many, until some host was fenced: which of the
+  /// pauses last longer than a host may be silent is left to chance.
   void run(uint64_t events) {
-    for (uint64_t sent = 0; sent < events && board_->faults == 0;) {
+    const auto enough = [&](uint64_t sent) {
+      return sent >= events && (board_->fenced > 0 || sent >= 5 * events);
+    };
+    for (uint64_t sent = 0; !enough(sent) && board_->faults == 0;) {
       pass(random_.below(200));
       sent += send();
     }
