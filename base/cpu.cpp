@@ -31,8 +31,10 @@ CpuFeatures detect() {
   // The builtin also asks whether the system saves the registers.
   if (__builtin_cpu_supports("avx2")) features.isa = IsaLevel::AVX2;
   if (features.isa == IsaLevel::AVX2 && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+      __builtin_cpu_supports("gfni")) {
     features.isa = IsaLevel::AVX512;
   }
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

@@ -6,8 +6,9 @@
 
 namespace bowhead {
 
-/// Generations in order: each includes what stands before it.
-enum class IsaLevel { SCALAR, AVX2, AVX512 };  // AVX512: F, BW, DQ, VL
+/// Generations in order: each includes what stands before it. AVX512 is what x86 servers have had
+/// since Ice Lake and Zen 4, older than any that speaks CXL: F, BW, CD, DQ, VL, VBMI, VBMI2, GFNI.
+enum class IsaLevel { SCALAR, AVX2, AVX512 };
 
 struct CpuFeatures {
   IsaLevel isa = IsaLevel::SCALAR;  ///< BOWHEAD_ISA=scalar|avx2|avx512 lowers it (for tests)

@@ -96,19 +96,20 @@ void CentreRows::start(const Number& number, std::span<const uint16_t> exponents
     }
     right_[c] = static_cast<int16_t>(right < 0 ? 16 : right);
   }
-  turns_.resize(2 * half);
+  cosines_.resize(half);
+  sines_.resize(half);
   uint64_t step = kTurnOfOneRadian;
   for (uint32_t i = 0; i < half; ++i) {
     const Turn turn = turn_of(static_cast<uint32_t>(step));
-    turns_[i] = turn.cosine;
-    turns_[half + i] = turn.sine;
+    cosines_[i] = turn.cosine;
+    sines_[i] = turn.sine;
     step = next_pair(step, rotary);
   }
   const auto most = static_cast<int16_t>((1 << number.magnitude_bits) - 1);
   turning_ = {channels,
               half,
-              turns_.data(),
-              turns_.data() + half,
+              cosines_.data(),
+              sines_.data(),
               state_.data(),
               right_.data(),
               static_cast<int16_t>(-most - 1),

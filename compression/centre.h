@@ -8,8 +8,8 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
+#include "compression/lines.h"
 #include "compression/number.h"
 
 namespace bowhead::compression {
@@ -72,7 +72,7 @@ class CentreRows {
  private:
   bool all_zero_ = true;
   TurningRow turning_{};
-  std::vector<int16_t> turns_, state_, right_, row_;
+  Lines<int16_t> cosines_, sines_, state_, right_, row_;
 };
 
 }  // namespace bowhead::compression

@@ -130,7 +130,7 @@ class Decoder::Impl {
     if (!from.good()) return Status::DAMAGED;
     const ConstBytes coded = tile.subspan(from.at());
     read_bytes_ += tile.size();
-    if (checksum32(coded) != checksum) return Status::DAMAGED;
+    if (rest_checksum(layout, codec, coded) != checksum) return Status::DAMAGED;
     return coder_.decode(static_cast<StreamCodec>(codec), coded, out) ? Status::OK
                                                                       : Status::DAMAGED;
   }
@@ -198,35 +198,32 @@ class Decoder::Impl {
                       uint32_t channels, Merge& in) {
     const uint32_t streams = stream_count(number);
     const uint64_t values = uint64_t{tokens} * channels;
-    const uint64_t room[] = {(values * number.remainder_bits + 7) / 8,
-                             values * number.element_bytes};
+    const uint64_t most[] = {most_remainder_bytes(number, values), values};
     ByteReader from(bytes);
     ConstBytes coded[kMaxStreams];
-    ConstBytes groups[kGroups];
+    const Groups groups(number, plane_bytes(channels, tokens));
+    size_t begins[kMaxPlanes + 2] = {};  // of groups; of what is behind them
     for (uint32_t s = 0; s < streams; ++s) {
       const StreamSize& stream = head.streams[s];
-      if (s >= number.planes() && stream.plain_bytes > room[s - number.planes()])
+      if (s >= number.planes() && stream.plain_bytes > most[s - number.planes()])
         return Status::DAMAGED;
-      const uint32_t group = group_of(number, s);
-      const size_t at = from.at();
       coded[s] = from.bytes(stream.coded_bytes);
       if (!from.good()) return Status::DAMAGED;
-      const size_t begin =
-          groups[group].empty() ? at : static_cast<size_t>(groups[group].data() - bytes.data());
-      groups[group] = bytes.subspan(begin, from.at() - begin);
+      for (uint32_t next = groups.of(s) + 1; next <= groups.count(); ++next)
+        begins[next] = from.at();
     }
     if (from.at() != bytes.size()) return Status::DAMAGED;
-    const uint32_t last = in.exact ? 3 : in.plane_count <= kFirstPlanes ? 1 : 2;
-    for (uint32_t group = 1; group <= last; ++group) {
-      if (checksum32(groups[group]) != head.checksums[group]) return Status::DAMAGED;
+    const uint32_t wanted = in.exact ? streams : in.plane_count;
+    for (uint32_t group = 0; group <= groups.of(wanted - 1); ++group) {
+      const ConstBytes covered = bytes.subspan(begins[group], begins[group + 1] - begins[group]);
+      if (checksum32(covered) != head.checksums[group]) return Status::DAMAGED;
+      read_bytes_ += covered.size();
     }
     size_t needed = 0;
-    const uint32_t wanted = in.exact ? streams : in.plane_count;
     for (uint32_t s = 0; s < wanted; ++s) needed += head.streams[s].plain_bytes;
     plain_.resize(std::max(plain_.size(), needed));
     Bytes to(plain_);
     for (uint32_t s = 0; s < wanted; ++s) {
-      read_bytes_ += coded[s].size();
       ConstBytes plain = coded[s];
       if (head.streams[s].codec != StreamCodec::STORED) {
         const Bytes part = to.first(head.streams[s].plain_bytes);
@@ -244,8 +241,8 @@ class Decoder::Impl {
 
   StreamCoder coder_;
   CentreRows centre_;
-  std::vector<uint16_t> exponents_;
-  std::vector<uint8_t> plain_, values_;
+  Lines<uint16_t> exponents_;
+  Lines<uint8_t> plain_, values_;
   std::vector<int16_t> amplitudes_;
   uint64_t read_bytes_ = 0;
 };

@@ -81,21 +81,22 @@ class Encoder::Impl {
     if (size != 0 && size < limit) return size;
     ByteWriter to(out.data());
     to.u8(BH_TILE_STORED);
-    to.u32(checksum32(values));
+    to.u32(rest_checksum(BH_TILE_STORED, BH_STREAM_STORED, values));
     to.bytes(values);
     return to.size();
   }
 
   size_t encode_bytes(ConstBytes values, Bytes out) {
-    constexpr size_t kHead = 2 + 4;
     const size_t most = values.size() - values.size() / rules_.least_saved_parts;
-    const size_t size = coder_.encode(rules_.codec, rules_.level, values, out.subspan(kHead), most);
+    const Bytes rest = out.subspan(kBytesTileHeadBytes);
+    const size_t size = coder_.encode(rules_.codec, rules_.level, values, rest, most);
     if (size == 0) return 0;
     ByteWriter to(out.data());
     to.u8(BH_TILE_BYTES);
-    to.u8(static_cast<uint32_t>(rules_.codec));
-    to.u32(checksum32(out.subspan(kHead, size)));
-    return kHead + size;
+    const auto codec = static_cast<uint32_t>(rules_.codec);
+    to.u8(codec);
+    to.u32(rest_checksum(BH_TILE_BYTES, codec, rest.first(size)));
+    return kBytesTileHeadBytes + size;
   }
 
   /// 0 if it does not fit.
@@ -114,7 +115,7 @@ class Encoder::Impl {
     for (uint32_t s = 0; s < number.planes(); ++s)
       plain[s] = {split_.planes[s], plane_bytes(channels, tokens)};
     plain[streams - 2] = {split_.remainder, (split_.remainder_bits + 7) / 8};
-    plain[streams - 1] = {split_.exceptions, size_t{split_.exception_count} * number.element_bytes};
+    plain[streams - 1] = {split_.exceptions, split_.exception_count};
     ConstBytes coded[kMaxStreams];
     code_streams(number, plain, coded, head);
     return assemble(number, channels, coded, head, out);
@@ -124,7 +125,7 @@ class Encoder::Impl {
     const size_t plane = plane_bytes(channels, tokens) + 8;
     const size_t values = size_t{tokens} * channels;
     const size_t remainder = remainder_room(number, values);
-    const size_t exceptions = values * number.element_bytes;
+    const size_t exceptions = values + 64;
     const size_t all = number.planes() * plane + remainder + exceptions;
     if (plain_.size() < all) plain_.resize(all);
     if (coded_.size() < all) coded_.resize(all);
@@ -229,18 +230,18 @@ class Encoder::Impl {
     const size_t head_bytes = measured.size() + parameter_bytes(head, channels) + 4;
     ByteWriter body(out.data() + head_bytes);
     head.checksums.fill(checksum32({}));  // of what a group without planes holds
+    const Groups groups(number, head.streams[0].plain_bytes);
     size_t group_begin = 0;
     for (uint32_t s = 0; s < streams; ++s) {
       body.bytes(coded[s]);
-      const uint32_t group = group_of(number, s);
-      if (s + 1 < streams && group_of(number, s + 1) == group) continue;
-      head.checksums[group] =
+      if (s + 1 < streams && groups.of(s + 1) == groups.of(s)) continue;
+      head.checksums[groups.of(s)] =
           checksum32({out.data() + head_bytes + group_begin, body.size() - group_begin});
       group_begin = body.size();
     }
     ByteWriter to(out.data());
     write_tile_head(to, number, head);
-    std::vector<uint8_t>& deltas = beyond_;  // its use is over
+    Lines<uint8_t>& deltas = beyond_;  // its use is over
     for (uint32_t c = 0; c < channels; ++c)
       deltas[c] = static_cast<uint8_t>(exponents_[c] - head.exponent_base);
     to.packed(std::span(deltas).first(channels), head.exponent_width);
@@ -257,8 +258,8 @@ class Encoder::Impl {
   Centre centre_;
   CentreRows rows_;
   Split split_{};
-  std::vector<uint8_t> plain_, coded_, beyond_;
-  std::vector<uint16_t> exponents_;
+  Lines<uint8_t> plain_, coded_, beyond_;
+  Lines<uint16_t> exponents_;
 };
 
 Encoder::Encoder(Profile profile) : impl_(std::make_unique<Impl>(profile)) {}

@@ -10,8 +10,8 @@
 
 namespace bowhead::compression {
 
-uint32_t checksum32(ConstBytes bytes) {
-  return static_cast<uint32_t>(hash64(bytes.data(), bytes.size()));
+uint32_t checksum32(ConstBytes bytes, uint64_t seed) {
+  return static_cast<uint32_t>(hash64(bytes.data(), bytes.size(), seed));
 }
 
 uint32_t table_checksum(const bh_frame_header& header, ConstBytes table) {
@@ -115,7 +115,8 @@ void write_tile_head(ByteWriter& to, const Number& number, const TileHead& head)
     if (s >= number.planes()) to.varint(stream.plain_bytes);
     if (stream.codec >= StreamCodec::LZ4) to.varint(stream.coded_bytes);
   }
-  for (uint32_t group = 1; group < kGroups; ++group) to.u32(head.checksums[group]);
+  const Groups groups(number, head.streams[0].plain_bytes);
+  for (uint32_t group = 0; group < groups.count(); ++group) to.u32(head.checksums[group]);
 }
 
 Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_bytes,
@@ -141,7 +142,8 @@ Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_byt
                          : stream.codec == StreamCodec::STORED ? stream.plain_bytes
                                                                : from.varint();
   }
-  for (uint32_t group = 1; group < kGroups; ++group) head.checksums[group] = from.u32();
+  const Groups groups(number, plane_bytes);
+  for (uint32_t group = 0; group < groups.count(); ++group) head.checksums[group] = from.u32();
   return from.good() ? Status::OK : Status::DAMAGED;
 }
 

@@ -77,9 +77,7 @@ struct FrameInfo {
 Result<FrameInfo> frame_info(ConstBytes frame);
 
 struct ReadReport {
-  /// Of the frame, that were decoded. To verify them the whole groups that they lie in are read as
-  /// well: the sign and four planes, the other planes (docs/frame.md).
-  uint64_t bytes_read = 0;
+  uint64_t bytes_read = 0;  ///< of the frame, to verify and decode
 };
 
 class Decoder {

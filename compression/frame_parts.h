@@ -14,6 +14,7 @@ inline constexpr uint64_t kMaxValuesBytes = uint64_t{1} << 31;
 /// A row of the most channels is far smaller. What a decoder needs for a tile is bounded by this.
 inline constexpr uint64_t kMaxTileValuesBytes = uint64_t{1} << 20;
 inline constexpr size_t kStoredTileHeadBytes = 1 + 4;  // layout, checksum
+inline constexpr size_t kBytesTileHeadBytes = 2 + 4;   // layout, codec, checksum
 
 bool valid_shape(const Shape& shape);
 
@@ -48,7 +49,11 @@ struct Frame {
 /// DAMAGED, UNSUPPORTED_CODEC.
 Result<Frame> open_frame(ConstBytes bytes);
 
-uint32_t checksum32(ConstBytes bytes);
+uint32_t checksum32(ConstBytes bytes, uint64_t seed = 0);
+/// Of the bytes behind the head of a tile that is not in planes.
+inline uint32_t rest_checksum(uint32_t layout, uint32_t codec, ConstBytes rest) {
+  return checksum32(rest, layout | codec << 8);
+}
 /// Of a header and the sizes of the tiles.
 uint32_t table_checksum(const bh_frame_header& header, ConstBytes table);
 
@@ -58,6 +63,6 @@ Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_byt
 
 /// The most that write_tile_head() writes, and the checksum behind the parameters.
 inline constexpr size_t kMaxTileHeadBytes =
-    4 + kMaxStreams / 2 + 1 + (kMaxStreams + 2) * 6 + kGroups * 4;
+    4 + kMaxStreams / 2 + 1 + (kMaxStreams + 2) * 6 + (kMaxPlanes + 2) * 4;
 
 }  // namespace bowhead::compression

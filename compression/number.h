@@ -23,10 +23,7 @@ struct Number {
   uint8_t element_bytes;
   uint8_t exponent_bits;  ///< 0: an integer
   uint8_t mantissa_bits;
-  uint8_t
-      magnitude_bits;  ///< planes below the sign: the mantissa and its one, or all of an integer
-  uint8_t remainder_bits;   ///< a value up to so many binades below its channel's largest is exact
-                            ///< in planes and remainder; what lies lower is an exception
+  uint8_t magnitude_bits;   ///< planes below the sign: the mantissa and its one, or an integer's
   uint16_t largest_finite;  ///< bit pattern
 
   bool is_float() const { return exponent_bits != 0; }
@@ -34,13 +31,12 @@ struct Number {
 };
 
 inline constexpr uint32_t kMaxPlanes = 12;
-inline constexpr uint32_t kMaxRemainderBits = 12;
 
-inline constexpr Number kNumbers[] = {{2, 8, 7, 8, 8, 0x7F7F},
-                                      {2, 5, 10, 11, 11, 0x7BFF},
-                                      {1, 4, 3, 4, 12, 0x7E},
-                                      {1, 5, 2, 3, 12, 0x7B},
-                                      {1, 0, 0, 7, 0, 0}};
+inline constexpr Number kNumbers[] = {{2, 8, 7, 8, 0x7F7F},
+                                      {2, 5, 10, 11, 0x7BFF},
+                                      {1, 4, 3, 4, 0x7E},
+                                      {1, 5, 2, 3, 0x7B},
+                                      {1, 0, 0, 7, 0}};
 
 /// Null if there is no such kind, or for BYTES.
 constexpr const Number* number_of(NumberKind kind) {

@@ -4,16 +4,15 @@
 // With E the largest exponent of a channel and a value's significand (mantissa with its one) s,
 // exponent E - e and sign: t = s >> e, of magnitude_bits bits, is the value cut to a multiple of
 // the channel's unit; q = t or ~t is that with the sign; d = q - centre. Plane 0 is the sign of d,
-// planes 1.. the bits of d or ~d, the highest first. What is left are the low e bits of s: the
-// remainder. A value of e > remainder_bits is an exception: all its bits but the sign are kept
-// apart.
+// planes 1.. the bits of d or ~d, the highest first.
 //
-// Rows of planes are whole bytes, one bit per channel, the first channel lowest. The remainder is a
-// stream of bits, the first lowest: for each token, for each 64 channels, for k = 1, 2, ..: bit
-// e - k of the significands of those channels that have e >= k, ascending. Exceptions have no
-// bits after the one that shows what they are (k = remainder_bits + 1 - magnitude_bits).
+// What is left are the low e bits of s, or the mantissa if t is zero and so does not tell e: the
+// remainder, values one after the other, the lowest bit first. How many a value has, t alone says,
+// so that positions are prefix sums. Where t is zero the value is an exception: a byte apart holds
+// e - magnitude_bits.
 //
-// Integers are their own q; they have neither remainder nor exceptions.
+// Rows of planes are whole bytes, one bit per channel, the first channel lowest. Integers are their
+// own q; they have neither remainder nor exceptions.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +45,7 @@ struct Split {
   uint8_t* planes[kMaxPlanes + 1];  ///< out: each plane_bytes() and 8 more that may be written
   uint8_t* remainder;               ///< out: remainder_room() bytes
   uint64_t remainder_bits = 0;      ///< out
-  uint8_t* exceptions;              ///< out: room for every value
+  uint8_t* exceptions;              ///< out: room for every value, and 64 more
   uint32_t exception_count = 0;     ///< out
   uint8_t* beyond;  ///< out, by channel, 64 more that may be written: not 0 if some d has too many
                     ///< bits; then the planes mean nothing
@@ -78,9 +77,13 @@ struct PlaneKernels {
   bool (*unpack_nibbles)(std::span<const uint8_t> in, std::span<uint8_t> out);
 };
 
-/// For the remainder of so many values, and what is written behind it.
+/// Of the remainder of so many values, at most.
+inline size_t most_remainder_bytes(const Number& number, size_t values) {
+  return (values * number.mantissa_bits + 7) / 8;
+}
+/// For it, and what is written behind it.
 inline size_t remainder_room(const Number& number, size_t values) {
-  return (values * number.remainder_bits + 7) / 8 + 16;
+  return most_remainder_bytes(number, values) + 16;
 }
 
 /// The set of a level that this CPU has (asserted); of cpu_features().isa.

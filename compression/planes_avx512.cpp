@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planes with AVX-512 (F, BW, DQ, VL): 64 channels at a time.
+// The planes with AVX-512 (F, BW, CD, DQ, VL, VBMI, VBMI2, GFNI): 64 channels at a time.
 
 // All headers come before the target is set: what they define inline, other files share.
 #include <immintrin.h>
 #include <string.h>
 
 #include <algorithm>
-#include <type_traits>
+#include <bit>
 
 #include "compression/planes.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(                                                           \
-    __attribute__((target("avx2,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl"))), \
+#pragma clang attribute push(                                                             \
+    __attribute__((target("avx2,bmi,bmi2,popcnt,gfni,avx512f,avx512bw,avx512cd,avx512dq," \
+                          "avx512vl,avx512vbmi,avx512vbmi2"))),                           \
     apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx2,bmi,bmi2,popcnt,avx512f,avx512bw,avx512dq,avx512vl")
+#pragma GCC target( \
+    "avx2,bmi,bmi2,popcnt,gfni,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi,avx512vbmi2")
 // gcc 12 warns of its own intrinsics' "undefined" operands (gcc bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -70,6 +72,33 @@ BOWHEAD_INLINE void store_values(uint8_t* to, uint32_t element_bytes, uint64_t v
   }
   _mm512_mask_storeu_epi16(to, static_cast<__mmask32>(valid), values.a);
   _mm512_mask_storeu_epi16(to + 64, static_cast<__mmask32>(valid >> 32), values.b);
+}
+
+// Within a kernel words may lie as bytes unpack: `a` has the first 8 of each 16 channels, `b` the
+// others. Then bytes become words and words bytes within each quarter of a register.
+
+inline Words unpack(__m512i low, __m512i high) {
+  return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+}
+inline __m512i pack(Words words) { return _mm512_packus_epi16(words.a, words.b); }
+inline Words unpacked_order(Words words) {
+  return {_mm512_shuffle_i64x2(words.a, words.b, 0x88),
+          _mm512_shuffle_i64x2(words.a, words.b, 0xDD)};
+}
+inline Words channel_order(Words words) {
+  const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  return {_mm512_permutex2var_epi64(words.a, low, words.b),
+          _mm512_permutex2var_epi64(words.a, high, words.b)};
+}
+
+/// Words of unpack(); below 256 where elements are bytes.
+BOWHEAD_INLINE void store_unpacked(uint8_t* to, uint32_t element_bytes, uint64_t valid,
+                                   Words values) {
+  if (element_bytes == 1)
+    _mm512_mask_storeu_epi8(to, valid, pack(values));
+  else
+    store_values(to, element_bytes, valid, channel_order(values));
 }
 
 inline Words load_words(const void* from) {
@@ -174,11 +203,9 @@ struct Constants {
         exponent(_mm512_set1_epi16(static_cast<short>((1 << n.exponent_bits) - 1))),
         magnitude(_mm512_set1_epi16(static_cast<short>((1 << n.magnitude_bits) - 1))),
         shift(_mm_cvtsi32_si128(n.mantissa_bits)),
-        to_top(_mm_cvtsi32_si128(16 - 8 * n.element_bytes)),
-        telling(n.remainder_bits + 1u - n.magnitude_bits) {}
+        to_top(_mm_cvtsi32_si128(16 - 8 * n.element_bytes)) {}
   __m512i mantissa, one, exponent, magnitude;
   __m128i shift, to_top;
-  uint32_t telling;  // see planes_scalar.cpp
 };
 
 /// 32 lanes in fixed point.
@@ -234,54 +261,44 @@ inline void mark_beyond(const Constants& k, Words d, uint64_t valid, uint8_t* be
   if (over != 0) _mm512_mask_storeu_epi8(beyond, over, _mm512_set1_epi8(1));
 }
 
-BOWHEAD_INLINE void split_remainder(const Number& number, const Constants& c, const Half& a,
-                                    const Half& b, uint64_t valid, uint64_t exceptions,
-                                    BitSink& sink) {
-  constexpr int kTop = 16;
-  const bool in_bytes = number.remainder_bits <= 8;
-  const __m512i top = _mm512_set1_epi16(in_bytes ? 8 : kTop);
-  Words low = {_mm512_sllv_epi16(a.significand, _mm512_sub_epi16(top, a.below)),
-               _mm512_sllv_epi16(b.significand, _mm512_sub_epi16(top, b.below))};
-  const auto put = [&](uint32_t k, uint64_t has, uint64_t bits) {
-    has &= k > c.telling ? valid & ~exceptions : valid;
-    sink.add(_pext_u64(bits, has), static_cast<uint32_t>(_mm_popcnt_u64(has)));
+/// The low bits of each significand that t lacks, or the mantissa where t is zero.
+BOWHEAD_INLINE void split_remainder(const Number& number, const Constants& k, const Half& a,
+                                    const Half& b, uint64_t valid, BitSink& sink) {
+  const __m512i ones = _mm512_set1_epi16(-1);
+  const __m512i most = _mm512_set1_epi16(number.mantissa_bits);
+  const auto wanted = [&](const Half& half) {
+    return _mm512_andnot_si512(_mm512_sllv_epi16(ones, _mm512_min_epu16(half.below, most)),
+                               k.mantissa);
   };
-  if (in_bytes) {
-    const __m512i byte = _mm512_set1_epi16(0xFF);
-    __m512i bits = bytes_of_words({_mm512_and_si512(low.a, byte), _mm512_and_si512(low.b, byte)});
-    const __m512i below = bytes_of_words({a.below, b.below});
-#pragma GCC unroll 8
-    for (uint32_t k = 1; k <= number.remainder_bits; ++k) {
-      put(k, _mm512_cmpge_epu8_mask(below, _mm512_set1_epi8(static_cast<char>(k))),
-          _mm512_movepi8_mask(bits));
-      bits = _mm512_add_epi8(bits, bits);
-    }
-    return;
+  const Words which = {_mm512_maskz_mov_epi16(static_cast<__mmask32>(valid), wanted(a)),
+                       _mm512_maskz_mov_epi16(static_cast<__mmask32>(valid >> 32), wanted(b))};
+  alignas(64) uint64_t masks[16], bits[16];
+  const int words = number.magnitude_bits <= 8 ? 8 : 16;
+  if (words == 8) {
+    _mm512_store_si512(masks, bytes_of_words(which));
+    _mm512_store_si512(bits, bytes_of_words({a.significand, b.significand}));
+  } else {
+    _mm512_store_si512(masks, which.a);
+    _mm512_store_si512(masks + 8, which.b);
+    _mm512_store_si512(bits, a.significand);
+    _mm512_store_si512(bits + 8, b.significand);
   }
-#pragma GCC unroll 12
-  for (uint32_t k = 1; k <= number.remainder_bits; ++k) {
-    const __m512i least = _mm512_set1_epi16(static_cast<short>(k));
-    put(k, join(_mm512_cmpge_epu16_mask(a.below, least), _mm512_cmpge_epu16_mask(b.below, least)),
-        join(_mm512_movepi16_mask(low.a), _mm512_movepi16_mask(low.b)));
-    low = {_mm512_add_epi16(low.a, low.a), _mm512_add_epi16(low.b, low.b)};
-  }
+#pragma GCC unroll 16
+  for (int i = 0; i < words; ++i)
+    sink.add(_pext_u64(bits[i], masks[i]), static_cast<uint32_t>(_mm_popcnt_u64(masks[i])));
 }
 
-/// Without signs, in order.
-void put_exceptions(const Number& number, Words values, uint64_t which, Split& out) {
-  uint16_t lanes[kLanes];
-  _mm512_storeu_si512(lanes, values.a);
-  _mm512_storeu_si512(lanes + 32, values.b);
-  for (; which != 0; which &= which - 1) {
-    const uint16_t bits = lanes[_tzcnt_u64(which)];
-    uint8_t* to = out.exceptions + size_t{out.exception_count++} * number.element_bytes;
-    if (number.element_bytes == 1) {
-      to[0] = bits & 0x7F;
-    } else {
-      to[0] = static_cast<uint8_t>(bits);
-      to[1] = static_cast<uint8_t>(bits >> 8 & 0x7F);
-    }
-  }
+/// How far below those are whose t is zero.
+BOWHEAD_INLINE void put_exceptions(const Number& number, const Half& a, const Half& b,
+                                   uint64_t valid, Split& out) {
+  const __m512i least = _mm512_set1_epi16(number.magnitude_bits);
+  const uint64_t which =
+      join(_mm512_cmpge_epu16_mask(a.below, least), _mm512_cmpge_epu16_mask(b.below, least)) &
+      valid;
+  const __m512i far =
+      bytes_of_words({_mm512_subs_epu16(a.below, least), _mm512_subs_epu16(b.below, least)});
+  _mm512_storeu_si512(out.exceptions + out.exception_count, _mm512_maskz_compress_epi8(which, far));
+  out.exception_count += static_cast<uint32_t>(_mm_popcnt_u64(which));
 }
 
 /// Rows of a multiple of 64 channels need no masks. (The number by its index: clang 14 takes no
@@ -309,12 +326,8 @@ void split_rows(const TileFrame& tile, const void* values, Split& out) {
       mark_beyond(k, d, valid, out.beyond + first);
       store_planes(number, d, valid, token * tile.row_bytes() + first / 8, out);
       if (!number.is_float()) continue;
-      const __m512i most = _mm512_set1_epi16(number.remainder_bits);
-      const uint64_t exceptions =
-          join(_mm512_cmpgt_epu16_mask(a.below, most), _mm512_cmpgt_epu16_mask(b.below, most)) &
-          valid;
-      split_remainder(number, k, a, b, valid, exceptions, sink);
-      if (exceptions != 0) put_exceptions(number, v, exceptions, out);
+      split_remainder(number, k, a, b, valid, sink);
+      put_exceptions(number, a, b, valid, out);
     }
   }
   out.remainder_bits = sink.finish();
@@ -325,27 +338,18 @@ void split_rows(const TileFrame& tile, const void* values, Split& out) {
 class BitSource {
  public:
   explicit BitSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
-  /// So many bytes from here on, and 16 more, are there.
-  bool has(uint64_t bytes) const { return at_ / 8 + bytes + 16 <= size_; }
-  /// The next bits; the caller has asked has().
+  /// The next bits, at most 64; those behind the end are zero.
   uint64_t take(uint32_t count) {
-    const uint8_t* from = from_ + at_ / 8;
-    const uint32_t shift = at_ % 8;
-    at_ += count;
-    uint64_t low, high;
-    memcpy(&low, from, 8);
-    memcpy(&high, from + 7, 8);
-    return low >> shift | high << (56 - shift);
-  }
-  /// The next bits; those behind the end are zero.
-  uint64_t take_near_end(uint32_t count) {
-    if (has(0)) return take(count);
     const uint64_t at = at_ / 8;
     const uint32_t shift = at_ % 8;
     at_ += count;
     uint64_t bits = 0, more = 0;
-    if (at < size_) memcpy(&bits, from_ + at, std::min<uint64_t>(size_ - at, 8));
-    if (at + 8 < size_) more = from_[at + 8];
+    if (at + 9 <= size_) {
+      memcpy(&bits, from_ + at, 8);
+      more = from_[at + 8];
+    } else if (at < size_) {
+      memcpy(&bits, from_ + at, std::min<uint64_t>(size_ - at, 8));
+    }
     return bits >> shift | (more << 1) << (63 - shift);
   }
   bool at_end() const { return (at_ + 7) / 8 == size_; }
@@ -356,230 +360,323 @@ class BitSource {
   uint64_t at_ = 0;
 };
 
-// Lanes as bytes where magnitude and remainder have at most 8 bits, else as words: the same
-// operations.
-struct ByteLanes {
-  __m512i v;
+/// 64 bytes of a stream, and those 16 bits further on.
+struct Window {
+  __m512i early, late;
 };
-struct WordMask {
-  __mmask32 a, b;
+
+/// The words whose highest bits are those before each `end`, counted from the window's bit 16 on.
+BOWHEAD_INLINE __m512i words_before(const Window& window, __m512i end) {
+  const __m512i word = _mm512_srli_epi16(end, 4);
+  return _mm512_shrdv_epi16(_mm512_permutexvar_epi16(word, window.early),
+                            _mm512_permutexvar_epi16(word, window.late), end);
+}
+
+/// Of the remainder.
+class WindowSource {
+ public:
+  explicit WindowSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
+  /// From the byte of the next bit; what is not in the stream is zero.
+  BOWHEAD_INLINE Window window() const {
+    const uint64_t at = at_ / 8;
+    if (at >= 2 && at + 64 <= size_)
+      return {_mm512_loadu_si512(from_ + at - 2), _mm512_loadu_si512(from_ + at)};
+    return window_at_edge(at);
+  }
+  uint32_t shift() const { return at_ % 8; }
+  void skip(uint32_t count) { at_ += count; }
+  bool at_end() const { return (at_ + 7) / 8 == size_; }
+
+ private:
+  __attribute__((noinline)) Window window_at_edge(uint64_t at) const {
+    uint8_t bytes[2 + 64] = {};
+    const uint64_t begin = at >= 2 ? at - 2 : 0, end = std::min(at + 64, size_);
+    if (begin < end) memcpy(bytes + 2 + begin - at, from_ + begin, end - begin);
+    return {_mm512_loadu_si512(bytes), _mm512_loadu_si512(bytes + 2)};
+  }
+
+  const uint8_t* from_;
+  uint64_t size_;
+  uint64_t at_ = 0;
 };
-inline void clear(ByteLanes& x) { x.v = _mm512_setzero_si512(); }
-inline void clear(Words& x) { x.a = x.b = _mm512_setzero_si512(); }
-inline __mmask64 less(ByteLanes x, uint32_t bound) {
-  return _mm512_cmplt_epu8_mask(x.v, _mm512_set1_epi8(static_cast<char>(bound)));
-}
-inline WordMask less(Words x, uint32_t bound) {
-  const __m512i most = _mm512_set1_epi16(static_cast<short>(bound));
-  return {_mm512_cmplt_epu16_mask(x.a, most), _mm512_cmplt_epu16_mask(x.b, most)};
-}
-inline uint64_t bits_of(__mmask64 mask) { return mask; }
-inline uint64_t bits_of(WordMask mask) { return join(mask.a, mask.b); }
-inline void to_mask(uint64_t bits, __mmask64& mask) { mask = bits; }
-inline void to_mask(uint64_t bits, WordMask& mask) {
-  mask = {static_cast<__mmask32>(bits), static_cast<__mmask32>(bits >> 32)};
-}
-/// x + amount in `which`.
-inline void add(ByteLanes& x, __mmask64 which, uint32_t amount) {
-  x.v = _mm512_mask_add_epi8(x.v, which, x.v, _mm512_set1_epi8(static_cast<char>(amount)));
-}
-inline void add(Words& x, WordMask which, uint32_t amount) {
-  const __m512i more = _mm512_set1_epi16(static_cast<short>(amount));
-  x.a = _mm512_mask_add_epi16(x.a, which.a, x.a, more);
-  x.b = _mm512_mask_add_epi16(x.b, which.b, x.b, more);
-}
-inline Words widen(ByteLanes x) { return words_of_bytes(x.v); }
-inline Words widen(Words x) { return x; }
-inline void narrow(Words x, ByteLanes& to) { to.v = bytes_of_words(x); }
-inline void narrow(Words x, Words& to) { to = x; }
 
-/// Of 64 values: `below`, and `low`, the remainder's bits, the first as bit remainder_bits - 1.
-/// Returns the exceptions; what they get means nothing.
-template <bool kNearEnd, class Lanes>
-BOWHEAD_INLINE uint64_t merge_remainder(const Number& number, uint32_t telling, Lanes t,
-                                        uint64_t valid, BitSource& source, Lanes& low,
-                                        Lanes& below) {
-  const uint32_t bits = number.magnitude_bits, most = number.remainder_bits;
-  clear(low);
-  clear(below);
-  auto mask = less(t, 1);
-  const uint64_t zero = bits_of(mask) & valid;
-  uint64_t exceptions = 0, zero_so_far = zero;
-#pragma GCC unroll 12
-  for (uint32_t k = 1; k <= most; ++k) {
-    if (k <= bits)
-      mask = less(t, 1u << (bits - k));
-    else
-      to_mask(zero_so_far, mask);
-    add(below, mask, 1);
-    const uint64_t has = bits_of(mask) & valid & ~exceptions;
-    const auto count = static_cast<uint32_t>(_mm_popcnt_u64(has));
-    const uint64_t taken = kNearEnd ? source.take_near_end(count) : source.take(count);
-    to_mask(_pdep_u64(taken, has), mask);
-    add(low, mask, 1u << (most - k));
-    if (k >= bits && k < most) zero_so_far = zero & bits_of(less(low, 1u << (most + bits - 1 - k)));
-    if (k == telling) exceptions = zero & bits_of(less(low, 1));
+/// Leading zeros of words.
+inline __m512i leading_zeros(__m512i words) {
+  const __m512i low = _mm512_set1_epi32(0xFFFF);
+  const __m512i even = _mm512_lzcnt_epi32(_mm512_and_si512(words, low));  // 16 too many
+  const __m512i odd = _mm512_lzcnt_epi32(_mm512_andnot_si512(low, words));
+  const __m512i clamped = _mm512_min_epu32(odd, _mm512_set1_epi32(16));
+  return _mm512_or_si512(_mm512_sub_epi32(even, _mm512_set1_epi32(16)),
+                         _mm512_slli_epi32(clamped, 16));
+}
+
+/// By magnitude_bits and nibble: bits below the highest one of a magnitude's low and high nibble;
+/// 255 where the high one does not tell.
+struct CountTables {
+  alignas(16) uint8_t low[9][16], high[9][16];
+};
+constexpr CountTables kCountTables = [] {
+  CountTables tables{};
+  for (uint32_t bits = 0; bits <= 8; ++bits) {
+    for (uint32_t nibble = 0; nibble < 16; ++nibble) {
+      const auto width = static_cast<uint32_t>(std::bit_width(nibble | 1));
+      tables.low[bits][nibble] = static_cast<uint8_t>(bits - width);
+      tables.high[bits][nibble] = static_cast<uint8_t>(nibble == 0 ? 255 : bits - width - 4);
+    }
   }
-  return exceptions;
+  return tables;
+}();
+
+inline __m512i broadcast_table(const uint8_t* bytes) {
+  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-BOWHEAD_INLINE __m512i assemble(const Constants& k, const Number& number, __m512i t, __m512i low,
-                                __m512i below, __m512i largest, __m512i sign) {
-  const __m512i rest = _mm512_sub_epi16(_mm512_set1_epi16(number.remainder_bits), below);
-  const __m512i significand =
-      number.magnitude_bits + number.remainder_bits <= 16
-          ? _mm512_srlv_epi16(_mm512_or_si512(_mm512_slli_epi16(t, number.remainder_bits), low),
-                              rest)
-          : _mm512_or_si512(_mm512_sllv_epi16(t, below), _mm512_srlv_epi16(low, rest));
-  const __m512i exponent = _mm512_and_si512(_mm512_sub_epi16(largest, below), k.exponent);
-  const __m512i top =
-      _mm512_set1_epi16(static_cast<short>(number.element_bytes == 1 ? 0x80 : 0x8000));
-  // (sign & top) | exponent << shift | (significand & mantissa)
-  return _mm512_ternarylogic_epi32(
-      _mm512_ternarylogic_epi32(sign, top, _mm512_sll_epi16(exponent, k.shift), 0xEA), significand,
-      k.mantissa, 0xF8);
+/// How many bits of the remainder each of 64 magnitudes of up to 8 bits has.
+BOWHEAD_INLINE __m512i counts_of(const Number& number, __m512i t, uint64_t valid) {
+  const __m512i nibble = _mm512_set1_epi8(15);
+  const __m512i low = _mm512_shuffle_epi8(broadcast_table(kCountTables.low[number.magnitude_bits]),
+                                          _mm512_and_si512(t, nibble));
+  const __m512i high =
+      _mm512_shuffle_epi8(broadcast_table(kCountTables.high[number.magnitude_bits]),
+                          _mm512_and_si512(_mm512_srli_epi16(t, 4), nibble));
+  return _mm512_maskz_min_epu8(valid, low, high);
 }
 
-/// Puts exceptions into values that were stored; false if there are not so many.
-bool take_exceptions(const Number& number, uint64_t which, std::span<const uint8_t> from,
-                     size_t& taken, uint8_t* values) {
-  for (; which != 0; which &= which - 1) {
-    const size_t at = taken++ * number.element_bytes;
-    if (at + number.element_bytes > from.size()) return false;
-    uint8_t* to = values + _tzcnt_u64(which) * number.element_bytes;
-    uint8_t& top = to[number.element_bytes - 1];
-    top = static_cast<uint8_t>((top & 0x80) | (from[at + number.element_bytes - 1] & 0x7F));
-    if (number.element_bytes == 2) to[0] = from[at];
+/// For each lane of 64 bits the sum of the highest bytes of those before it, and `from`. Sets `sum`
+/// to that of all eight.
+BOWHEAD_INLINE __m512i sums_before(__m512i lanes, uint32_t from, uint32_t& sum) {
+  const __m512i zero = _mm512_setzero_si512();
+  // Lane n gets the bytes of lanes 0 .. n - 1, and in its last one, which is free, `from`.
+  const __m512i tops = _mm512_set1_epi64(0x3F372F271F170F07);
+  const __mmask64 earlier = 0x7F3F1F0F07030100;
+  const __m512i first = _mm512_set1_epi64(static_cast<long long>(uint64_t{from} << 56));
+  const __m512i all = _mm512_permutexvar_epi8(tops, lanes);
+  sum = static_cast<uint32_t>(
+      _mm_cvtsi128_si32(_mm_sad_epu8(_mm512_castsi512_si128(all), _mm_setzero_si128())));
+  return _mm512_sad_epu8(_mm512_mask_mov_epi8(first, earlier, all), zero);
+}
+
+/// The remainders of 64 values of bytes, in the highest bits of words in the order of unpack().
+BOWHEAD_INLINE Words take_remainders(__m512i counts, WindowSource& source) {
+  const __m512i within = _mm512_mullo_epi64(counts, _mm512_set1_epi8(1));  // sums of 8 lanes
+  uint32_t sum;
+  const __m512i before = sums_before(within, source.shift(), sum);
+  const Window window = source.window();
+  source.skip(sum);
+  const Words ends = unpack(within, _mm512_setzero_si512());
+  const __m512i of_a = _mm512_shuffle_epi8(before, _mm512_set1_epi16(0x0100));
+  const __m512i of_b = _mm512_shuffle_epi8(before, _mm512_set1_epi16(0x0908));
+  return {words_before(window, _mm512_add_epi16(ends.a, of_a)),
+          words_before(window, _mm512_add_epi16(ends.b, of_b))};
+}
+
+/// The same of 32 numbers of any magnitude, in the order of the channels.
+BOWHEAD_INLINE void take_remainders_of_words(const Number& number, __m512i t, __mmask32 valid,
+                                             WindowSource& source, __m512i& count, __m512i& high) {
+  count = _mm512_maskz_sub_epi16(valid, leading_zeros(_mm512_or_si512(t, _mm512_set1_epi16(1))),
+                                 _mm512_set1_epi16(static_cast<short>(16 - number.magnitude_bits)));
+  const __m512i within = _mm512_mullo_epi64(count, _mm512_set1_epi16(1));  // sums of 4 lanes
+  uint32_t sum;
+  const __m512i before = sums_before(_mm512_slli_epi64(within, 8), source.shift(), sum);
+  const Window window = source.window();
+  source.skip(sum);
+  const __m512i by_fours = _mm512_set_epi64(
+      0x001C001C001C001C, 0x0018001800180018, 0x0014001400140014, 0x0010001000100010,
+      0x000C000C000C000C, 0x0008000800080008, 0x0004000400040004, 0);
+  high = words_before(window, _mm512_add_epi16(within, _mm512_permutexvar_epi16(by_fours, before)));
+}
+
+class ByteSource {
+ public:
+  explicit ByteSource(std::span<const uint8_t> from) : from_(from) {}
+  /// The next bytes, at most 64, in lanes that are set; those behind the end are zero.
+  BOWHEAD_INLINE __m512i take(uint64_t lanes) {
+    const size_t left = from_.size() - std::min(taken_, from_.size());
+    const __m512i bytes = left >= 64
+                              ? _mm512_loadu_si512(from_.data() + taken_)
+                              : _mm512_maskz_loadu_epi8(lanes_mask(static_cast<uint32_t>(left)),
+                                                        from_.data() + (from_.size() - left));
+    taken_ += static_cast<size_t>(_mm_popcnt_u64(lanes));
+    return _mm512_maskz_expand_epi8(lanes, bytes);
   }
-  return true;
+  bool at_end() const { return taken_ == from_.size(); }
+
+ private:
+  std::span<const uint8_t> from_;
+  size_t taken_ = 0;
+};
+
+/// Magnitudes of 64 channels from `count` planes, at most 8, the highest first.
+BOWHEAD_INLINE __m512i gather_planes(const uint8_t* const* planes, uint32_t count, size_t at,
+                                     uint32_t lanes) {
+  const auto row = [&](uint32_t bit) {
+    return bit < count ? static_cast<long long>(load_bits(planes[count - 1 - bit] + at, lanes)) : 0;
+  };
+  const __m512i rows =
+      _mm512_set_epi64(row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7));
+  const __m512i across = _mm512_set_epi64(
+      0x3F372F271F170F07, 0x3E362E261E160E06, 0x3D352D251D150D05, 0x3C342C241C140C04,
+      0x3B332B231B130B03, 0x3A322A221A120A02, 0x3931292119110901, 0x3830282018100800);
+  // A matrix times the unit vectors: its columns.
+  const __m512i unit_vectors = _mm512_set1_epi64(static_cast<long long>(0x8040201008040201));
+  return _mm512_gf2p8affine_epi64_epi8(unit_vectors, _mm512_permutexvar_epi8(across, rows), 0);
+}
+
+/// d of 64 channels in the order of unpack().
+BOWHEAD_INLINE Words gather_differences(const Number& number, const uint8_t* const* planes,
+                                        size_t at, uint32_t lanes) {
+  const uint32_t bits = number.magnitude_bits, above = bits > 8 ? bits - 8 : 0;
+  const __m512i signs = _mm512_movm_epi8(load_bits(planes[0] + at, lanes));
+  const __m512i low = gather_planes(planes + 1 + above, bits - above, at, lanes);
+  __m512i high = signs;
+  if (above > 0) high = _mm512_xor_si512(signs, gather_planes(planes + 1, above, at, lanes));
+  return unpack(_mm512_xor_si512(signs, low), high);
+}
+
+/// Values with the sign of q, `below` being one less than e.
+BOWHEAD_INLINE __m512i assemble(const Number& number, const Constants& k, __m512i significand,
+                                __m512i below, __m512i largest, __m512i q) {
+  // The exponent one lower than it is: the significand's one makes up for it, or e where t is zero.
+  const __m512i exponent = _mm512_sub_epi16(_mm512_sub_epi16(largest, below), _mm512_set1_epi16(1));
+  const __m512i bits = _mm512_add_epi16(_mm512_sll_epi16(exponent, k.shift), significand);
+  if (number.element_bytes == 1) q = _mm512_srli_epi16(q, 8);
+  const __m512i rest = _mm512_set1_epi16(number.element_bytes == 1 ? 0x7F : 0x7FFF);
+  return _mm512_ternarylogic_epi32(rest, bits, q, 0xCA);  // rest ? bits : q
+}
+
+BOWHEAD_INLINE __m512i magnitude_of(const Constants& k, __m512i q) {
+  return _mm512_and_si512(_mm512_xor_si512(q, _mm512_srai_epi16(q, 15)), k.magnitude);
+}
+
+/// 64 values of q in the order of unpack(), of a kind of at most 8 bits of magnitude.
+BOWHEAD_INLINE Words exact_by_bytes(const Number& number, const Constants& k, Words q,
+                                    Words largest, uint64_t valid, WindowSource& remainder,
+                                    ByteSource& exceptions) {
+  const Words t = {magnitude_of(k, q.a), magnitude_of(k, q.b)};
+  const __m512i bytes = pack(t), zero = _mm512_setzero_si512();
+  const __m512i counts = counts_of(number, bytes, valid);
+  const Words high = take_remainders(counts, remainder), count = unpack(counts, zero);
+  const __m512i far = exceptions.take(_mm512_testn_epi8_mask(bytes, bytes) & valid);
+  const Words below = unpack(_mm512_add_epi8(counts, far), zero);
+  largest = unpacked_order(largest);
+  const Words values = {
+      assemble(number, k, _mm512_shldv_epi16(t.a, high.a, count.a), below.a, largest.a, q.a),
+      assemble(number, k, _mm512_shldv_epi16(t.b, high.b, count.b), below.b, largest.b, q.b)};
+  return values;
+}
+
+/// 64 values of q in the order of the channels, of any kind.
+BOWHEAD_INLINE Words exact_by_words(const Number& number, const Constants& k, Words q,
+                                    Words largest, uint64_t valid, WindowSource& remainder,
+                                    ByteSource& exceptions) {
+  const Words t = {magnitude_of(k, q.a), magnitude_of(k, q.b)};
+  Words count, high;
+  take_remainders_of_words(number, t.a, static_cast<__mmask32>(valid), remainder, count.a, high.a);
+  take_remainders_of_words(number, t.b, static_cast<__mmask32>(valid >> 32), remainder, count.b,
+                           high.b);
+  const Words far = words_of_bytes(exceptions.take(
+      join(_mm512_testn_epi16_mask(t.a, t.a), _mm512_testn_epi16_mask(t.b, t.b)) & valid));
+  return {assemble(number, k, _mm512_shldv_epi16(t.a, high.a, count.a),
+                   _mm512_add_epi16(count.a, far.a), largest.a, q.a),
+          assemble(number, k, _mm512_shldv_epi16(t.b, high.b, count.b),
+                   _mm512_add_epi16(count.b, far.b), largest.b, q.b)};
 }
 
 template <size_t kNumber, bool kFull>
 bool merge_rows(const TileFrame& tile, const Merge& in, uint8_t* values) {
   constexpr const Number& number = kNumbers[kNumber];
-  constexpr bool kBytes = number.magnitude_bits <= 8 && number.remainder_bits <= 8;
-  using Lanes = std::conditional_t<kBytes, ByteLanes, Words>;
   const Constants k(number);
-  BitSource source(in.remainder);
-  size_t exceptions = 0;
+  WindowSource remainder(in.remainder);
+  ByteSource exceptions(in.exceptions);
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) tile.centre.next(turn);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint32_t lanes = kFull ? kLanes : std::min(kLanes, tile.channels - first);
       const uint64_t valid = kFull ? ~0ull : lanes_mask(lanes);
       const size_t at = token * tile.row_bytes() + first / 8;
-      Lanes magnitude;
-      clear(magnitude);
-      decltype(less(magnitude, 1)) mask;
-#pragma GCC unroll 12
-      for (uint32_t p = 1; p < number.magnitude_bits + 1u; ++p) {
-        to_mask(load_bits(in.planes[p] + at, lanes), mask);
-        add(magnitude, mask, 1u << (number.magnitude_bits - p));
-      }
-      const uint64_t signs = load_bits(in.planes[0] + at, lanes);
-      const Words m = widen(magnitude), centre = load_words(tile.centre.row() + first);
-      const __m512i da = _mm512_xor_si512(m.a, _mm512_movm_epi16(static_cast<__mmask32>(signs)));
-      const __m512i db =
-          _mm512_xor_si512(m.b, _mm512_movm_epi16(static_cast<__mmask32>(signs >> 32)));
-      const __m512i qa = _mm512_add_epi16(da, centre.a), qb = _mm512_add_epi16(db, centre.b);
-      const Words sign = {_mm512_srai_epi16(qa, 15), _mm512_srai_epi16(qb, 15)};
-      const Words t = {_mm512_and_si512(_mm512_xor_si512(qa, sign.a), k.magnitude),
-                       _mm512_and_si512(_mm512_xor_si512(qb, sign.b), k.magnitude)};
+      const Words d = gather_differences(number, in.planes, at, lanes);
+      const Words centre = unpacked_order(load_words(tile.centre.row() + first));
+      const Words q = {_mm512_add_epi16(d.a, centre.a), _mm512_add_epi16(d.b, centre.b)};
       uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
       if (!number.is_float()) {
         const __m512i byte = _mm512_set1_epi16(0xFF);
-        store_values(to, number.element_bytes, valid,
-                     {_mm512_and_si512(_mm512_xor_si512(t.a, sign.a), byte),
-                      _mm512_and_si512(_mm512_xor_si512(t.b, sign.b), byte)});
+        store_unpacked(to, number.element_bytes, valid,
+                       {_mm512_and_si512(q.a, byte), _mm512_and_si512(q.b, byte)});
         continue;
       }
-      Lanes narrow_t, low, below;
-      narrow(t, narrow_t);
-      const uint64_t odd =
-          source.has(kLanes / 8 * number.remainder_bits)
-              ? merge_remainder<false>(number, k.telling, narrow_t, valid, source, low, below)
-              : merge_remainder<true>(number, k.telling, narrow_t, valid, source, low, below);
       const Words largest = load_words(tile.exponents + first);
-      const Words wide_low = widen(low), e = widen(below);
-      store_values(to, number.element_bytes, valid,
-                   {assemble(k, number, t.a, wide_low.a, e.a, largest.a, sign.a),
-                    assemble(k, number, t.b, wide_low.b, e.b, largest.b, sign.b)});
-      if (odd != 0 && !take_exceptions(number, odd, in.exceptions, exceptions, to)) return false;
+      if (number.magnitude_bits > 8) {
+        store_values(
+            to, number.element_bytes, valid,
+            exact_by_words(number, k, channel_order(q), largest, valid, remainder, exceptions));
+        continue;
+      }
+      store_unpacked(to, number.element_bytes, valid,
+                     exact_by_bytes(number, k, q, largest, valid, remainder, exceptions));
     }
   }
-  return source.at_end() && exceptions * number.element_bytes == in.exceptions.size();
+  return remainder.at_end() && exceptions.at_end();
 }
 
-/// 16 of what scalar code calls middle(): half units as a number, cut.
-BOWHEAD_INLINE __m512i middle(const Number& number, __m512i twice, __m512i largest) {
-  const __m512i zero = _mm512_setzero_si512();
-  const __m512i sign =
-      _mm512_slli_epi32(_mm512_srli_epi32(twice, 31), number.element_bytes * 8 - 1);
-  const __m512i magnitude = _mm512_abs_epi32(twice);
-  // Exponent and mantissa of a float, cut to those of the kind, and its bias moved.
-  const __m512i bits = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(magnitude)),
-                                         23 - number.mantissa_bits);
-  const __m512i moved = _mm512_slli_epi32(
-      _mm512_sub_epi32(largest, _mm512_set1_epi32(number.mantissa_bits + 1 + 127)),
-      number.mantissa_bits);
-  __m512i value = _mm512_add_epi32(bits, moved);
-  value = _mm512_min_epi32(value, _mm512_set1_epi32(number.largest_finite));
-  const __mmask16 some =
-      _mm512_cmpge_epi32_mask(value, zero) & _mm512_test_epi32_mask(magnitude, magnitude);
-  return _mm512_or_si512(_mm512_maskz_mov_epi32(some, value), sign);
+/// What scalar code calls middle(): half units as a number, cut.
+BOWHEAD_INLINE __m512i middle(const Number& number, const Constants& k, __m512i twice,
+                              __m512i largest) {
+  const __m512i magnitude = _mm512_abs_epi16(twice);
+  const __m512i zeros = leading_zeros(magnitude);
+  const __m512i exponent = _mm512_sub_epi16(
+      _mm512_add_epi16(largest, _mm512_set1_epi16(14 - number.mantissa_bits)), zeros);
+  const __mmask32 some = _mm512_cmpge_epi16_mask(exponent, _mm512_setzero_si512()) &
+                         _mm512_test_epi16_mask(magnitude, magnitude);
+  const __m512i significand = _mm512_srli_epi16(_mm512_sllv_epi16(magnitude, zeros),
+                                                static_cast<unsigned>(15 - number.mantissa_bits));
+  const __m512i bits = _mm512_add_epi16(
+      _mm512_sll_epi16(_mm512_sub_epi16(exponent, _mm512_set1_epi16(1)), k.shift), significand);
+  const __m512i value = _mm512_maskz_min_epu16(
+      some, bits, _mm512_set1_epi16(static_cast<short>(number.largest_finite)));
+  if (number.element_bytes == 1) twice = _mm512_srli_epi16(twice, 8);
+  const __m512i rest = _mm512_set1_epi16(number.element_bytes == 1 ? 0x7F : 0x7FFF);
+  return _mm512_ternarylogic_epi32(rest, value, twice, 0xCA);
 }
 
 template <size_t kNumber, bool kFull>
 bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
   constexpr const Number& number = kNumbers[kNumber];
-  const uint32_t missing = number.planes() - in.plane_count;
+  const Constants k(number);
+  // What is read for planes that are not there is masked off.
+  const uint8_t* planes[kMaxPlanes + 1];
+  for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = in.planes[p < in.plane_count ? p : 0];
+  const int half_unit = 1 << (number.planes() - in.plane_count);
+  const __m512i half = _mm512_set1_epi16(static_cast<short>(half_unit)),
+                known = _mm512_set1_epi16(static_cast<short>(-2 * half_unit));
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) tile.centre.next(turn);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint32_t lanes = kFull ? kLanes : std::min(kLanes, tile.channels - first);
       const uint64_t valid = kFull ? ~0ull : lanes_mask(lanes);
       const size_t at = token * tile.row_bytes() + first / 8;
-      const __m512i half = _mm512_set1_epi16(static_cast<short>(1 << missing));
-      Words m = {half, half};  // twice the magnitude and a half of what is not known
-      for (uint32_t p = 1; p < in.plane_count; ++p) {
-        WordMask mask;
-        to_mask(load_bits(in.planes[p] + at, lanes), mask);
-        add(m, mask, 2u << (number.magnitude_bits - p));
-      }
-      const uint64_t signs = load_bits(in.planes[0] + at, lanes);
-      const __m512i zero = _mm512_setzero_si512();
-      const Words centre = load_words(tile.centre.row() + first);
-      const __m512i a =
-          _mm512_add_epi16(_mm512_mask_sub_epi16(m.a, static_cast<__mmask32>(signs), zero, m.a),
-                           _mm512_slli_epi16(centre.a, 1));
-      const __m512i b = _mm512_add_epi16(
-          _mm512_mask_sub_epi16(m.b, static_cast<__mmask32>(signs >> 32), zero, m.b),
-          _mm512_slli_epi16(centre.b, 1));
+      const Words d = gather_differences(number, planes, at, lanes);
+      const Words centre = unpacked_order(load_words(tile.centre.row() + first));
+      // Twice d, with a one and then zeros for what is not known: the middle, whatever the sign.
+      const auto twice = [&](__m512i some, __m512i around) {
+        return _mm512_add_epi16(
+            _mm512_ternarylogic_epi32(_mm512_slli_epi16(some, 1), known, half, 0xEA),
+            _mm512_slli_epi16(around, 1));
+      };
+      const Words x = {twice(d.a, centre.a), twice(d.b, centre.b)};
       uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
-      Words out;
       if (!number.is_float()) {
         const __m512i least = _mm512_set1_epi16(-128), most = _mm512_set1_epi16(127);
         const __m512i byte = _mm512_set1_epi16(0xFF);
-        const auto cut = [&](__m512i twice) {
+        const auto cut = [&](__m512i two) {
           return _mm512_and_si512(
-              _mm512_min_epi16(_mm512_max_epi16(_mm512_srai_epi16(twice, 1), least), most), byte);
+              _mm512_min_epi16(_mm512_max_epi16(_mm512_srai_epi16(two, 1), least), most), byte);
         };
-        out = {cut(a), cut(b)};
-      } else {
-        const auto convert = [&](__m512i twice, const uint16_t* exponents) {
-          const __m512i low = middle(number, _mm512_cvtepi16_epi32(_mm512_castsi512_si256(twice)),
-                                     _mm512_cvtepu16_epi32(_mm256_loadu_si256(
-                                         reinterpret_cast<const __m256i*>(exponents))));
-          const __m512i high =
-              middle(number, _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(twice, 1)),
-                     _mm512_cvtepu16_epi32(
-                         _mm256_loadu_si256(reinterpret_cast<const __m256i*>(exponents + 16))));
-          return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)),
-                                    _mm512_cvtepi32_epi16(high), 1);
-        };
-        out = {convert(a, tile.exponents + first), convert(b, tile.exponents + first + 32)};
+        store_unpacked(to, number.element_bytes, valid, {cut(x.a), cut(x.b)});
+        continue;
       }
-      store_values(to, number.element_bytes, valid, out);
+      const Words largest = unpacked_order(load_words(tile.exponents + first));
+      store_unpacked(to, number.element_bytes, valid,
+                     {middle(number, k, x.a, largest.a), middle(number, k, x.b, largest.b)});
     }
   }
   return true;
@@ -687,7 +784,7 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
   const auto word_of = [&](uint64_t map) {
     const uint64_t some = _pdep_u64(map, kLowBits);
     const auto count = static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4;
-    return _pdep_u64(source.take_near_end(count), some * 15);
+    return _pdep_u64(source.take(count), some * 15);
   };
   size_t at = 0;
   for (; at + 8 <= out.size(); at += 8) {

@@ -10,8 +10,6 @@
 namespace bowhead::compression {
 namespace {
 
-constexpr uint32_t kLanes = 64;
-
 uint32_t load_value(const Number& number, const void* values, size_t index) {
   const auto* bytes = static_cast<const uint8_t*>(values) + index * number.element_bytes;
   return number.element_bytes == 1 ? bytes[0] : bytes[0] | uint32_t{bytes[1]} << 8;
@@ -46,13 +44,19 @@ Fixed fixed_of(const Number& number, uint32_t bits, uint32_t largest) {
   return fixed;
 }
 
+/// How many bits of a value are in the remainder.
+uint32_t remainder_bits(const Number& number, uint32_t t) {
+  return number.magnitude_bits - static_cast<uint32_t>(std::bit_width(t | 1));
+}
+
 class BitWriter {
  public:
   explicit BitWriter(uint8_t* to) : to_(to) {}
-  void add(uint32_t bit) {
-    if (count_ % 8 == 0) to_[count_ / 8] = 0;
-    to_[count_ / 8] = static_cast<uint8_t>(to_[count_ / 8] | bit << count_ % 8);
-    ++count_;
+  void add(uint32_t bits, uint32_t count) {
+    for (uint32_t i = 0; i < count; ++i, ++count_) {
+      if (count_ % 8 == 0) to_[count_ / 8] = 0;
+      to_[count_ / 8] = static_cast<uint8_t>(to_[count_ / 8] | (bits >> i & 1) << count_ % 8);
+    }
   }
   uint64_t count() const { return count_; }
 
@@ -65,9 +69,12 @@ class BitReader {
  public:
   explicit BitReader(std::span<const uint8_t> from) : from_(from) {}
   /// Zero behind the end.
-  uint32_t take() {
-    const uint64_t at = count_++;
-    return at / 8 < from_.size() ? from_[at / 8] >> at % 8 & 1u : 0;
+  uint32_t take(uint32_t count) {
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < count; ++i, ++count_) {
+      if (count_ / 8 < from_.size()) bits |= (from_[count_ / 8] >> count_ % 8 & 1u) << i;
+    }
+    return bits;
   }
   bool at_end() const { return (count_ + 7) / 8 == from_.size(); }
 
@@ -75,11 +82,6 @@ class BitReader {
   std::span<const uint8_t> from_;
   uint64_t count_ = 0;
 };
-
-/// After this bit of the remainder it is seen which values are exceptions.
-uint32_t telling_bit(const Number& number) {
-  return number.remainder_bits + 1u - number.magnitude_bits;
-}
 
 void largest_exponents(const Number& number, const void* values, uint32_t tokens, uint32_t channels,
                        uint16_t* exponents) {
@@ -91,73 +93,36 @@ void largest_exponents(const Number& number, const void* values, uint32_t tokens
   }
 }
 
-void split_remainder(const Number& number, std::span<const Fixed> lanes, BitWriter& remainder) {
-  for (uint32_t k = 1; k <= number.remainder_bits; ++k) {
-    for (const Fixed& lane : lanes) {
-      const bool exception = lane.below > number.remainder_bits;
-      if (lane.below < k || (exception && k > telling_bit(number))) continue;
-      const uint32_t shift = lane.below - k;
-      remainder.add(shift < 32 ? lane.significand >> shift & 1u : 0);
-    }
-  }
-}
-
 void split(const TileFrame& tile, const void* values, Split& out) {
   const Number& number = tile.number;
   BitWriter remainder(out.remainder);
   std::fill_n(out.beyond, tile.channels, uint8_t{0});
   for (uint32_t p = 0; p < number.planes(); ++p) std::memset(out.planes[p], 0, tile.plane_bytes());
   const int32_t limit = 1 << number.magnitude_bits;
-  uint32_t exceptions = 0;
+  out.exception_count = 0;
   for (uint32_t token = 0; token < tile.tokens; ++token, tile.centre.next(turn_row)) {
-    for (uint32_t first = 0; first < tile.channels; first += kLanes) {
-      const uint32_t count = std::min(kLanes, tile.channels - first);
-      Fixed lanes[kLanes];
-      for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t c = first + i;
-        const uint32_t bits = load_value(number, values, size_t{token} * tile.channels + c);
-        lanes[i] = fixed_of(number, bits, number.is_float() ? tile.exponents[c] : 0u);
-        const int32_t d = lanes[i].q - tile.centre.row()[c];
-        if (d >= limit || d < -limit) out.beyond[c] = 1;
-        const uint32_t magnitude = static_cast<uint32_t>(d < 0 ? ~d : d);
-        const size_t at = token * tile.row_bytes() + c / 8;
-        const auto set = [&](uint32_t plane, uint32_t bit) {
-          out.planes[plane][at] = static_cast<uint8_t>(out.planes[plane][at] | bit << c % 8);
-        };
-        set(0, d < 0);
-        for (uint32_t p = 1; p < number.planes(); ++p)
-          set(p, magnitude >> (number.magnitude_bits - p) & 1u);
-        if (lanes[i].below > number.remainder_bits)
-          store_value(number, out.exceptions, exceptions++, bits & ~(1u << sign_shift(number)));
-      }
-      split_remainder(number, {lanes, count}, remainder);
+    for (uint32_t c = 0; c < tile.channels; ++c) {
+      const uint32_t bits = load_value(number, values, size_t{token} * tile.channels + c);
+      const Fixed fixed = fixed_of(number, bits, number.is_float() ? tile.exponents[c] : 0u);
+      const int32_t d = fixed.q - tile.centre.row()[c];
+      if (d >= limit || d < -limit) out.beyond[c] = 1;
+      const uint32_t magnitude = static_cast<uint32_t>(d < 0 ? ~d : d);
+      const size_t at = token * tile.row_bytes() + c / 8;
+      const auto set = [&](uint32_t plane, uint32_t bit) {
+        out.planes[plane][at] = static_cast<uint8_t>(out.planes[plane][at] | bit << c % 8);
+      };
+      set(0, d < 0);
+      for (uint32_t p = 1; p < number.planes(); ++p)
+        set(p, magnitude >> (number.magnitude_bits - p) & 1u);
+      if (!number.is_float()) continue;
+      const auto t = static_cast<uint32_t>(fixed.q < 0 ? ~fixed.q : fixed.q);
+      remainder.add(fixed.significand, remainder_bits(number, t));
+      if (t == 0)
+        out.exceptions[out.exception_count++] =
+            static_cast<uint8_t>(fixed.below - number.magnitude_bits);
     }
   }
   out.remainder_bits = remainder.count();
-  out.exception_count = exceptions;
-}
-
-/// Where a value is after its planes were read.
-struct Lane {
-  uint32_t t, low = 0, below = 0;
-  bool sign, zero_so_far, exception = false;
-};
-
-void merge_remainder(const Number& number, std::span<Lane> lanes, BitReader& remainder) {
-  const uint32_t bits = number.magnitude_bits, telling = telling_bit(number);
-  for (uint32_t k = 1; k <= number.remainder_bits; ++k) {
-    for (Lane& lane : lanes) {
-      const bool has = k <= bits ? lane.t < 1u << (bits - k) : lane.zero_so_far;
-      if (!has || lane.exception) continue;
-      lane.low = lane.low << 1 | remainder.take();
-      ++lane.below;
-    }
-    // What has been all zero up to bit j lies more than magnitude_bits + j - 1 binades below.
-    for (Lane& lane : lanes) {
-      if (k + 1 > bits) lane.zero_so_far = lane.t == 0 && lane.low >> (bits - 1) == 0;
-      if (k == telling) lane.exception = lane.t == 0 && lane.low == 0;
-    }
-  }
 }
 
 /// The middle of what a value can be after the first planes, as a number of the kind, cut.
@@ -177,64 +142,51 @@ uint32_t middle(const Number& number, int32_t twice, uint32_t largest) {
   return sign << sign_shift(number) | std::min<uint32_t>(bits, number.largest_finite);
 }
 
+/// The value whose fixed point is q.
+uint32_t exact(const Number& number, int32_t q, uint32_t largest, BitReader& remainder,
+               std::span<const uint8_t> exceptions, size_t& taken) {
+  if (!number.is_float()) return static_cast<uint8_t>(q);
+  const uint32_t sign = q < 0;
+  const uint32_t t = static_cast<uint32_t>(q < 0 ? ~q : q) & ((1u << number.magnitude_bits) - 1);
+  const uint32_t count = remainder_bits(number, t);
+  const uint32_t significand = t << count | remainder.take(count);
+  uint32_t below = count;
+  if (t == 0) {
+    below = number.magnitude_bits + (taken < exceptions.size() ? exceptions[taken] : 0u);
+    ++taken;
+  }
+  const uint32_t one = 1u << number.mantissa_bits;
+  const uint32_t bits = ((largest - below) << number.mantissa_bits) + (significand & (one - 1));
+  return sign << sign_shift(number) | (bits & ((1u << sign_shift(number)) - 1));
+}
+
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
   const Number& number = tile.number;
   BitReader remainder(in.remainder);
   size_t exceptions = 0;
-  const size_t exception_count = in.exceptions.size() / number.element_bytes;
   const uint32_t missing = number.planes() - in.plane_count;
   for (uint32_t token = 0; token < tile.tokens; ++token, tile.centre.next(turn_row)) {
-    for (uint32_t first = 0; first < tile.channels; first += kLanes) {
-      const uint32_t count = std::min(kLanes, tile.channels - first);
-      Lane lanes[kLanes];
-      for (uint32_t i = 0; i < count; ++i) {
-        const uint32_t c = first + i;
-        const size_t at = token * tile.row_bytes() + c / 8;
-        const auto bit = [&](uint32_t plane) { return in.planes[plane][at] >> c % 8 & 1u; };
-        uint32_t magnitude = 0;
-        for (uint32_t p = 1; p < in.plane_count; ++p) magnitude = magnitude << 1 | bit(p);
-        magnitude <<= missing;
-        const int32_t centre = tile.centre.row()[c];
-        if (!in.exact) {
-          const int32_t twice = static_cast<int32_t>(2 * magnitude + (1u << missing));
-          store_value(number, values, size_t{token} * tile.channels + c,
-                      middle(number, 2 * centre + (bit(0) ? -twice : twice),
-                             number.is_float() ? tile.exponents[c] : 0u));
-          continue;
-        }
-        const auto low = static_cast<int32_t>(magnitude);
-        const int32_t q = centre + (bit(0) ? ~low : low);
-        const uint32_t mask = (1u << number.magnitude_bits) - 1;
-        lanes[i] = {
-            .t = static_cast<uint32_t>(q < 0 ? ~q : q) & mask, .sign = q < 0, .zero_so_far = true};
+    for (uint32_t c = 0; c < tile.channels; ++c) {
+      const size_t at = token * tile.row_bytes() + c / 8;
+      const auto bit = [&](uint32_t plane) { return in.planes[plane][at] >> c % 8 & 1u; };
+      uint32_t magnitude = 0;
+      for (uint32_t p = 1; p < in.plane_count; ++p) magnitude = magnitude << 1 | bit(p);
+      magnitude <<= missing;
+      const int32_t centre = tile.centre.row()[c];
+      const uint32_t largest = number.is_float() ? tile.exponents[c] : 0u;
+      uint32_t bits;
+      if (in.exact) {
+        const auto d = static_cast<int32_t>(magnitude);
+        bits = exact(number, centre + (bit(0) ? ~d : d), largest, remainder, in.exceptions,
+                     exceptions);
+      } else {
+        const auto twice = static_cast<int32_t>(2 * magnitude + (1u << missing));
+        bits = middle(number, 2 * centre + (bit(0) ? -twice : twice), largest);
       }
-      if (!in.exact) continue;
-      if (number.is_float()) merge_remainder(number, {lanes, count}, remainder);
-      for (uint32_t i = 0; i < count; ++i) {
-        const Lane& lane = lanes[i];
-        const uint32_t c = first + i;
-        uint32_t bits;
-        if (!number.is_float()) {
-          bits = static_cast<uint8_t>(lane.sign ? ~lane.t : lane.t);
-        } else if (lane.exception) {
-          bits = exceptions < exception_count ? load_value(number, in.exceptions.data(), exceptions)
-                                              : 0;
-          ++exceptions;
-          bits = (bits & ((1u << sign_shift(number)) - 1)) | uint32_t{lane.sign}
-                                                                 << sign_shift(number);
-        } else {
-          const uint32_t significand = lane.t << lane.below | lane.low;
-          const uint32_t exponent = tile.exponents[c] - lane.below;
-          bits = uint32_t{lane.sign} << sign_shift(number) |
-                 (exponent & ((1u << number.exponent_bits) - 1)) << number.mantissa_bits |
-                 (significand & ((1u << number.mantissa_bits) - 1));
-        }
-        store_value(number, values, size_t{token} * tile.channels + c, bits);
-      }
+      store_value(number, values, size_t{token} * tile.channels + c, bits);
     }
   }
-  return !in.exact ||
-         (remainder.at_end() && exceptions * number.element_bytes == in.exceptions.size());
+  return !in.exact || (remainder.at_end() && exceptions == in.exceptions.size());
 }
 
 // ---- nibbles ----

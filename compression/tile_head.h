@@ -14,9 +14,6 @@
 namespace bowhead::compression {
 
 inline constexpr uint32_t kMaxStreams = kMaxPlanes + 2;  // planes, remainder, exceptions
-/// Verified together: head and parameters; the sign and four planes; the other planes; the rest.
-inline constexpr uint32_t kGroups = 4;
-inline constexpr uint32_t kFirstPlanes = 5;
 
 /// One stream of a tile: bytes as they lie in the frame, and decoded.
 struct StreamSize {
@@ -32,7 +29,7 @@ struct TileHead {
   uint8_t centre_shift = 0;
   bool centre_turns = false;
   std::array<StreamSize, kMaxStreams> streams;
-  std::array<uint32_t, kGroups> checksums;
+  std::array<uint32_t, kMaxPlanes + 1> checksums;  ///< of groups of streams
 };
 
 inline uint32_t stream_count(const Number& number) { return number.planes() + 2; }
@@ -40,11 +37,23 @@ inline size_t parameter_bytes(const TileHead& head, uint32_t channels) {
   return (size_t{channels} * head.exponent_width + 7) / 8 +
          (size_t{channels} * head.centre_width + 7) / 8;
 }
-/// Of a stream: the group whose checksum covers it.
-inline uint32_t group_of(const Number& number, uint32_t stream) {
-  if (stream < kFirstPlanes) return 1;
-  return stream < number.planes() ? 2 : 3;
-}
+
+/// Streams that one checksum covers: each plane, or, where planes are short, the sign and four
+/// planes, then the other planes; last what is behind the planes.
+class Groups {
+ public:
+  Groups(const Number& number, uint64_t plane_bytes)
+      : planes_(number.planes()), single_(plane_bytes >= 1024) {}
+  uint32_t count() const { return of(planes_) + 1; }
+  uint32_t of(uint32_t stream) const {
+    if (stream >= planes_) return single_ ? planes_ : 2;
+    return single_ ? stream : stream < 5 ? 0u : 1u;
+  }
+
+ private:
+  uint32_t planes_;
+  bool single_;
+};
 
 /// Writes bytes one after the other; the caller has made sure that there is room.
 class ByteWriter {

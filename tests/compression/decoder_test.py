@@ -61,6 +61,7 @@ def traits_of(data):
             continue
         head = Head(tile, tokens, frame)
         traits |= {("planes", "codec", codec) for codec in head.codecs}
+        traits.add(("groups", "of one plane" if len(head.groups) > 3 else "of several"))
         if any(head.amplitudes):
             traits.add((kind, "turning" if head.turns else "resting", "centre"))
         traits |= {(kind, name) for name, size in zip(("remainder", "exceptions"),
@@ -73,6 +74,7 @@ def traits_of(data):
 FLOATS = ("bf16", "fp16", "fp8 e4m3", "fp8 e5m2")
 WANTED = (
     {("planes", "codec", codec) for codec in range(5)}
+    | {("groups", "of one plane"), ("groups", "of several")}
     | {("one stream", "codec", codec) for codec in (2, 3)}
     | {("partial tile", "layout", layout) for layout in (1, 2)}
     | {(kind, "layout", 1) for kind in FLOATS + ("int8",)}

@@ -26,15 +26,15 @@ class Unsupported(Exception):
     pass
 
 
-Kind = namedtuple("Kind", "name element_bytes exponent_bits mantissa magnitude remainder")
+Kind = namedtuple("Kind", "name element_bytes exponent_bits mantissa magnitude")
 
 KINDS = {
-    1: Kind("bf16", 2, 8, 7, 8, 8),
-    2: Kind("fp16", 2, 5, 10, 11, 11),
-    3: Kind("fp8 e4m3", 1, 4, 3, 4, 12),
-    4: Kind("fp8 e5m2", 1, 5, 2, 3, 12),
-    5: Kind("int8", 1, 0, 0, 7, 0),
-    6: Kind("bytes", 1, None, None, None, None),
+    1: Kind("bf16", 2, 8, 7, 8),
+    2: Kind("fp16", 2, 5, 10, 11),
+    3: Kind("fp8 e4m3", 1, 4, 3, 4),
+    4: Kind("fp8 e5m2", 1, 5, 2, 3),
+    5: Kind("int8", 1, 0, 0, 7),
+    6: Kind("bytes", 1, None, None, None),
 }
 INT8, BYTES = 5, 6
 
@@ -62,8 +62,8 @@ def xxh3(data, seed=0):
     return XXHASH.XXH3_64bits_withSeed(bytes(data), len(data), seed)
 
 
-def check(data, checksum, what):
-    if xxh3(data) & 0xFFFFFFFF != checksum:
+def check(data, checksum, what, seed=0):
+    if xxh3(data, seed) & 0xFFFFFFFF != checksum:
         raise Damaged(f"the checksum of {what} does not match")
 
 
@@ -263,6 +263,14 @@ def bias_of(kind):
     return (1 << kind.exponent_bits >> 1) - 1 if kind.exponent_bits else 0
 
 
+def groups_of(planes, plane_bytes):
+    """First stream, and the one behind the last, of each group that has one checksum."""
+    if plane_bytes >= 1024:
+        return [(i, i + 1) for i in range(planes)] + [(planes, planes + 2)]
+    first = min(5, planes)
+    return [(0, first), (first, planes), (planes, planes + 2)]
+
+
 class Head:
     """The head of a tile in planes: all that comes before its streams."""
 
@@ -294,7 +302,8 @@ class Head:
                 self.coded.append(0)
             else:
                 self.coded.append(cursor.varint())
-        self.checksums = [cursor.u32() for _ in range(3)]
+        self.groups = groups_of(kind.magnitude + 1, self.decoded[0])
+        self.checksums = [cursor.u32() for _ in self.groups]
         channels = frame.channels
         exponents = cursor.take((channels * exponent_bits + 7) // 8)
         self.exponents = [base + e for e in packed(exponents, channels, exponent_bits)]
@@ -312,11 +321,15 @@ class BitReader:
     def __init__(self, data):
         self.data, self.size, self.at = data, 8 * len(data), 0
 
-    def bit(self):
-        if self.at >= self.size:
+    def take(self, count):
+        """The next COUNT bits, the first lowest."""
+        if count > self.size - self.at:
             raise Damaged("the remainder of a tile ends before its values do")
-        self.at += 1
-        return self.data[self.at - 1 >> 3] >> (self.at - 1 & 7) & 1
+        bits = 0
+        for i in range(count):
+            bits |= (self.data[self.at >> 3] >> (self.at & 7) & 1) << i
+            self.at += 1
+        return bits
 
     def check_end(self):
         if (self.at + 7) // 8 != self.size // 8:
@@ -333,9 +346,7 @@ def streams_of(tile, head, frame, planes):
     if starts[-1] != len(tile):
         raise Damaged("the streams of a tile do not fill it")
     wanted = count if planes is None else planes
-    planes_end = max(5, last_plane + 1)
-    groups = [(0, 5), (5, planes_end), (planes_end, count)]
-    for (begin, end), checksum in zip(groups, head.checksums):
+    for (begin, end), checksum in zip(head.groups, head.checksums):
         if begin < wanted:
             check(tile[starts[begin] : starts[end]], checksum, f"the streams from {begin}")
     return [
@@ -358,40 +369,6 @@ def differences(planes, frame, token):
         yield plane_bit(planes[0], frame, token, c), magnitude
 
 
-class Value:
-    """What is known of a value: its truncated significand t and the bits of the remainder."""
-
-    def __init__(self, t, negative, magnitude_bits):
-        self.t, self.negative, self.s_bits = t, negative, magnitude_bits
-        self.bits = []
-        self.exception = False
-
-    def reaches(self, k):
-        """Whether e >= k, which is known once the bits before k are read."""
-        if self.exception:
-            return False
-        if k <= self.s_bits:
-            return self.t < 1 << self.s_bits - k
-        return self.t == 0 and not any(self.bits[: k - self.s_bits])
-
-    def take(self, bit, remainder_bits):
-        self.bits.append(bit)
-        zero_so_far = self.t == 0 and not any(self.bits)
-        if zero_so_far and len(self.bits) == remainder_bits + 1 - self.s_bits:
-            self.exception = True
-
-    def element(self, exponent, kind):
-        e = len(self.bits)
-        s = self.t << e
-        for k, bit in enumerate(self.bits, 1):
-            s |= bit << e - k
-        mantissa = s - (1 << kind.mantissa)
-        x = exponent - e
-        if x < 0 or not 0 <= mantissa < 1 << kind.mantissa:
-            raise Damaged("a value has no exponent")
-        return x << kind.mantissa | mantissa | sign_bit(self.negative, kind)
-
-
 def sign_bit(negative, kind):
     return negative << 8 * kind.element_bytes - 1
 
@@ -402,7 +379,7 @@ def decode_planes(tile, tokens, frame):
     streams = streams_of(tile, head, frame, None)
     planes = streams[: kind.magnitude + 1]
     remainder = BitReader(streams[kind.magnitude + 1])
-    exceptions = Cursor(streams[kind.magnitude + 2], "the exceptions of a tile")
+    exceptions = Cursor(streams[kind.magnitude + 2], "the stream of exceptions")
     centres = Centres(head, frame)
     out = []
     for token in range(tokens):
@@ -428,19 +405,18 @@ def decode_planes(tile, tokens, frame):
 def elements(qs, head, frame, remainder, exceptions):
     """The values of one token."""
     kind = frame.kind
-    values = [Value(~q if q < 0 else q, int(q < 0), kind.magnitude) for q in qs]
-    for group in range(0, frame.channels, 64):
-        for k in range(1, kind.remainder + 1):
-            for value in values[group : group + 64]:
-                if value.reaches(k):
-                    value.take(remainder.bit(), kind.remainder)
     out = []
-    for value, exponent in zip(values, head.exponents):
-        if value.exception:
-            bits = int.from_bytes(exceptions.take(kind.element_bytes), "little")
-            out.append(bits & sign_bit(1, kind) - 1 | sign_bit(value.negative, kind))
+    for q, exponent in zip(qs, head.exponents):
+        t = ~q if q < 0 else q
+        if t > 0:
+            e = kind.magnitude - t.bit_length()
+            mantissa = (t << e | remainder.take(e)) - (1 << kind.mantissa)
         else:
-            out.append(value.element(exponent, kind))
+            e = kind.magnitude + exceptions.byte()
+            mantissa = remainder.take(kind.mantissa)
+        if e > exponent:
+            raise Damaged("a value has no exponent")
+        out.append((exponent - e) << kind.mantissa | mantissa | sign_bit(int(q < 0), kind))
     return out
 
 
@@ -538,7 +514,7 @@ def decode_tile(tile, tokens, frame):
     codec = CODEC_STORED if layout == STORED else cursor.byte()
     checksum = cursor.u32()
     coded = tile[cursor.at :]
-    check(coded, checksum, "a tile")
+    check(coded, checksum, "a tile", layout + 256 * codec)
     return stream(codec, coded, tokens * frame.channels * frame.kind.element_bytes)
 
 

@@ -31,6 +31,7 @@ std::vector<Golden> goldens() {
       {"bf16_special", {BF16, 1, 20, 72}, Content::SPECIAL, DENSE},
       {"bf16_small", {BF16, 1, 9, 65}, Content::SMALL, BALANCED},
       {"bf16_random", {BF16, 1, 3, 65}, Content::RANDOM, FAST},
+      {"bf16_long_planes", {BF16, 1, 64, 128, r64}, Content::ROTATED, FAST},
       {"bf16_tiles", {BF16, 3, 1001, 1}, Content::REPEATED, DENSE},
       {"fp16_values", {FP16, 1, 40, 35}, Content::NORMAL, DENSE},
       {"fp16_keys", {FP16, 2, 33, 8, r8}, Content::ROTATED, DENSE},

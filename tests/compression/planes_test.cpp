@@ -34,7 +34,7 @@ Planes split(const PlaneKernels& kernels, const Shape& shape, const std::vector<
   out.planes.assign(number.planes(), std::vector<uint8_t>(tile.plane_bytes() + 8));
   for (uint32_t p = 0; p < number.planes(); ++p) split.planes[p] = out.planes[p].data();
   out.remainder.resize(remainder_room(number, size_t{shape.tokens} * shape.channels));
-  out.exceptions.resize(values.size());
+  out.exceptions.resize(size_t{shape.tokens} * shape.channels + 64);
   out.beyond.resize(shape.channels + 64);
   split.remainder = out.remainder.data();
   split.exceptions = out.exceptions.data();
@@ -42,7 +42,7 @@ Planes split(const PlaneKernels& kernels, const Shape& shape, const std::vector<
   kernels.split(tile, values.data(), split);
   out.remainder_bits = split.remainder_bits;
   out.remainder.resize((split.remainder_bits + 7) / 8);
-  out.exceptions.resize(size_t{split.exception_count} * number.element_bytes);
+  out.exceptions.resize(split.exception_count);
   out.beyond.resize(shape.channels);
   for (auto& plane : out.planes) plane.resize(tile.plane_bytes());
   return out;

@@ -14,7 +14,8 @@ void store32(uint8_t* to, uint32_t value) { std::memcpy(to, &value, sizeof value
 /// Of a tile whose checksum stands at `at` and covers what follows.
 void seal_rest(Bytes tile, size_t at) {
   if (tile.size() < at + 4) return;
-  store32(tile.data() + at, checksum32(tile.subspan(at + 4)));
+  const uint32_t codec = tile[0] == BH_TILE_BYTES ? tile[1] : uint32_t{BH_STREAM_STORED};
+  store32(tile.data() + at, rest_checksum(tile[0], codec, tile.subspan(at + 4)));
 }
 
 void seal_planes(Bytes tile, const Shape& shape, uint32_t tokens) {
@@ -25,17 +26,17 @@ void seal_planes(Bytes tile, const Shape& shape, uint32_t tokens) {
   TileHead head;
   const uint64_t plane_bytes = uint64_t{(shape.channels + 7) / 8} * tokens;
   if (read_tile_head(from, *number, plane_bytes, head) != Status::OK) return;
-  const size_t checksums = from.at() - 12,
+  const Groups groups(*number, plane_bytes);
+  const size_t checksums = from.at() - size_t{groups.count()} * 4,
                covered = from.at() + parameter_bytes(head, shape.channels);
   if (tile.size() < covered + 4) return;
   uint64_t begin = covered + 4, end = begin;
-  for (uint32_t group = 1; group < kGroups; ++group, begin = end) {
+  for (uint32_t group = 0; group < groups.count(); ++group, begin = end) {
     for (uint32_t s = 0; s < stream_count(*number); ++s) {
-      if (group_of(*number, s) == group) end += head.streams[s].coded_bytes;
+      if (groups.of(s) == group) end += head.streams[s].coded_bytes;
     }
     end = std::min<uint64_t>(end, tile.size());
-    store32(tile.data() + checksums + (group - 1) * 4,
-            checksum32(tile.subspan(begin, end - begin)));
+    store32(tile.data() + checksums + group * 4, checksum32(tile.subspan(begin, end - begin)));
   }
   store32(tile.data() + covered, checksum32(tile.first(covered)));
 }

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrays that begin at a cache line: a vector load that crosses lines costs two, and cannot take
+// what was just stored from the store buffer.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <vector>
+
+namespace bowhead::compression {
+
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kAlign{64};
+
+  LineAllocator() = default;
+  template <class U>
+  explicit LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kAlign)); }
+  void deallocate(T* p, size_t n) { ::operator delete(p, n * sizeof(T), kAlign); }
+  bool operator==(const LineAllocator&) const { return true; }
+};
+
+template <class T>
+using Lines = std::vector<T, LineAllocator<T>>;
+
+}  // namespace bowhead::compression
