@@ -44,13 +44,6 @@ int16_t saturated(int64_t value) {
 /// Rounded product in units of 2^-15.
 int32_t product(int16_t a, int16_t b) { return (int32_t{a} * b + 0x4000) >> 15; }
 
-void set_row(const TurningRow& t) {
-  for (uint32_t c = 0; c < t.channels; ++c) {
-    const auto value = static_cast<int16_t>(t.state[c] >> std::min<int16_t>(t.right[c], 15));
-    t.row[c] = t.right[c] == 16 ? int16_t{0} : std::clamp(value, t.least, t.most);
-  }
-}
-
 }  // namespace
 
 Rotary rotary_of(double base, uint32_t dim) {
@@ -62,8 +55,8 @@ Rotary rotary_of(double base, uint32_t dim) {
 
 Turn turn_of(uint32_t phase) { return {sine_of(phase + (1u << 30)), sine_of(phase)}; }
 
-void turn_row(const TurningRow& t) {
-  for (uint32_t head = 0; head < t.channels; head += 2 * t.half) {
+void turn(const TurningCentre& t) {
+  for (uint32_t head = 0; t.half != 0 && head < t.channels; head += 2 * t.half) {
     int16_t* x = t.state + head;
     int16_t* y = x + t.half;
     for (uint32_t i = 0; i < t.half; ++i) {
@@ -72,29 +65,24 @@ void turn_row(const TurningRow& t) {
       y[i] = saturated(product(a, t.sines[i]) + product(b, t.cosines[i]));
     }
   }
-  set_row(t);
 }
 
-void CentreRows::start(const Number& number, std::span<const uint16_t> exponents,
-                       std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary) {
+TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> exponents,
+                                std::span<const int16_t> amplitudes, uint32_t shift,
+                                const Rotary& rotary) {
   const auto channels = static_cast<uint32_t>(exponents.size());
-  row_.assign(channels + 64, 0);
-  all_zero_ = amplitudes.empty();
-  turning_.half = 0;
-  if (all_zero_) return;
-  BOWHEAD_ASSERT(amplitudes.size() == channels);
-  const uint32_t half = rotary.dim / 2u;
+  const uint32_t half = amplitudes.empty() ? 0 : rotary.dim / 2u;
+  state_.assign(channels + 64, 0);
+  right_.assign(channels + 64, 0);
   const int fraction = 13 - number.magnitude_bits;  // a vector may be longer than its components
-  state_.resize(channels + 64);
-  right_.resize(channels + 64);
-  for (uint32_t c = 0; c < channels; ++c) {
+  for (uint32_t c = 0; c < amplitudes.size(); ++c) {
     state_[c] = saturated(int64_t{amplitudes[c]} * (1 << (static_cast<int>(shift) + fraction)));
     int right = fraction;
     if (half != 0) {
       const uint32_t partner = c % rotary.dim < half ? c + half : c - half;
       right -= std::max(exponents[partner] - exponents[c], 0);
     }
-    right_[c] = static_cast<int16_t>(right < 0 ? 16 : right);
+    right_[c] = static_cast<int16_t>(right < 0 ? 15 : right);  // too far out for a centre
   }
   cosines_.resize(half);
   sines_.resize(half);
@@ -105,17 +93,7 @@ void CentreRows::start(const Number& number, std::span<const uint16_t> exponents
     sines_[i] = turn.sine;
     step = next_pair(step, rotary);
   }
-  const auto most = static_cast<int16_t>((1 << number.magnitude_bits) - 1);
-  turning_ = {channels,
-              half,
-              cosines_.data(),
-              sines_.data(),
-              state_.data(),
-              right_.data(),
-              static_cast<int16_t>(-most - 1),
-              most,
-              row_.data()};
-  set_row(turning_);
+  return {channels, half, cosines_.data(), sines_.data(), state_.data(), right_.data()};
 }
 
 }  // namespace bowhead::compression

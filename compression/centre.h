@@ -38,41 +38,33 @@ struct Turn {
 };
 Turn turn_of(uint32_t phase);
 
-/// The row of a token, and what turns it to the next. One way per instruction set (planes.h).
-struct TurningRow {
-  uint32_t channels;
-  uint32_t half;           ///< of a head: channel c turns together with c + half
-  const int16_t* cosines;  ///< of one token's turn, by pair of a head
-  const int16_t* sines;    ///< from -32767
-  int16_t* state;          ///< by channel, with fraction bits
-  const int16_t* right;    ///< shift that makes a state a row; 16: the row is zero there
-  int16_t least, most;     ///< of a row
-  int16_t* row;
-};
-using Turner = void (*)(const TurningRow& row);
-void turn_row(const TurningRow& row);
+/// The centre at one token, and what turns it to the next. Arrays by channel: 64 more may be read.
+struct TurningCentre {
+  uint32_t channels = 0;
+  uint32_t half = 0;  ///< of a head: channel c turns together with c + half; 0: nothing turns
+  const int16_t* cosines = nullptr;  ///< of one token's turn, by pair of a head
+  const int16_t* sines = nullptr;    ///< from -32767
+  int16_t* state = nullptr;          ///< by channel, with fraction bits
+  const int16_t* right = nullptr;    ///< by channel: how many
 
-/// The rows of a tile's centre, one after the other. Reused from tile to tile: allocates only when
-/// the shape grows.
-class CentreRows {
+  int16_t at(uint32_t channel) const {
+    return static_cast<int16_t>(state[channel] >> right[channel]);
+  }
+};
+/// To the next token. Once more per instruction set (planes.h).
+void turn(const TurningCentre& centre);
+
+/// The centres of one tile after the other: allocates only when the shape grows.
+class CentreMaker {
  public:
   /// Of a tile: `amplitudes` (empty: all zero) in units of 2^shift, of channels whose largest
-  /// exponents are `exponents`. Turning, both of a pair are in units of the larger exponent.
-  void start(const Number& number, std::span<const uint16_t> exponents,
-             std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary);
-
-  bool all_zero() const { return all_zero_; }
-  /// Row of the current token: as many as channels, and 64 more that may be read.
-  const int16_t* row() const { return row_.data(); }
-  /// To the next token.
-  void next(Turner turner) {
-    if (turning_.half != 0) turner(turning_);
-  }
+  /// exponents are `exponents`. Turning, both of a pair are in units of the larger exponent. Valid
+  /// until the next one is made.
+  TurningCentre make(const Number& number, std::span<const uint16_t> exponents,
+                     std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary);
 
  private:
-  bool all_zero_ = true;
-  TurningRow turning_{};
-  Lines<int16_t> cosines_, sines_, state_, right_, row_;
+  Lines<int16_t> cosines_, sines_, state_, right_;
 };
 
 }  // namespace bowhead::compression

@@ -150,9 +150,10 @@ class Decoder::Impl {
             read_streams(number, head, bytes.subspan(from.at()), tokens, channels, in);
         status != Status::OK)
       return status;
-    centre_.start(number, {exponents_.data(), channels}, amplitudes_, head.centre_shift,
-                  head.centre_turns ? frame.shape.rotary : Rotary{});
-    const TileFrame tile{number, tokens, channels, exponents_.data(), centre_};
+    const TileFrame tile{
+        number, tokens, channels, exponents_.data(),
+        centres_.make(number, {exponents_.data(), channels}, amplitudes_, head.centre_shift,
+                      head.centre_turns ? frame.shape.rotary : Rotary{})};
     return plane_kernels().merge(tile, in, out.data()) ? Status::OK : Status::DAMAGED;
   }
 
@@ -240,7 +241,7 @@ class Decoder::Impl {
   }
 
   StreamCoder coder_;
-  CentreRows centre_;
+  CentreMaker centres_;
   Lines<uint16_t> exponents_;
   Lines<uint8_t> plain_, values_;
   std::vector<int16_t> amplitudes_;

@@ -148,8 +148,9 @@ class Encoder::Impl {
       centre_ = fitter_.fit(number, values.data(), tokens, channels, exponents, shape.rotary);
     for (bool again = true; again;) {
       const Rotary rotary = centre_.turns ? shape.rotary : Rotary{};
-      rows_.start(number, exponents, centre_.amplitudes, centre_.shift, rotary);
-      const TileFrame tile{number, tokens, channels, exponents_.data(), rows_};
+      const TileFrame tile{
+          number, tokens, channels, exponents_.data(),
+          centres_.make(number, exponents, centre_.amplitudes, centre_.shift, rotary)};
       kernels_.split(tile, values.data(), split_);
       again = false;
       for (uint32_t c = 0; c < channels && !centre_.amplitudes.empty(); ++c) {
@@ -256,7 +257,7 @@ class Encoder::Impl {
   StreamCoder coder_;
   CentreFitter fitter_;
   Centre centre_;
-  CentreRows rows_;
+  CentreMaker centres_;
   Split split_{};
   Lines<uint8_t> plain_, coded_, beyond_;
   Lines<uint16_t> exponents_;

@@ -9,7 +9,7 @@
 namespace bowhead::compression {
 namespace {
 
-constexpr uint32_t kSamples = 64;
+constexpr uint32_t kSamples = 32;
 constexpr uint32_t kManyTokens = 128;  // from here on parameters cost little
 
 uint32_t partner_of(uint32_t channel, const Rotary& rotary) {

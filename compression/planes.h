@@ -35,7 +35,7 @@ struct TileFrame {
   uint32_t tokens;
   uint32_t channels;
   const uint16_t* exponents;  ///< by channel, 64 more may be read; null for integers
-  CentreRows& centre;         ///< started
+  TurningCentre centre;       ///< at the first token; it is used up
 
   size_t row_bytes() const { return (channels + 7) / 8; }
   size_t plane_bytes() const { return compression::plane_bytes(channels, tokens); }
@@ -48,7 +48,7 @@ struct Split {
   uint8_t* exceptions;              ///< out: room for every value, and 64 more
   uint32_t exception_count = 0;     ///< out
   uint8_t* beyond;  ///< out, by channel, 64 more that may be written: not 0 if some d has too many
-                    ///< bits; then the planes mean nothing
+                    ///< bits; then all else means nothing
 };
 
 struct Merge {

@@ -39,47 +39,13 @@ struct Words {
   __m512i a, b;
 };
 
-inline Words words_of_bytes(__m512i bytes) {
-  return {_mm512_cvtepu8_epi16(_mm512_castsi512_si256(bytes)),
-          _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(bytes, 1))};
-}
-
-/// Of words below 256.
-inline __m512i bytes_of_words(Words words) {
-  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
-  return _mm512_permutexvar_epi64(order, _mm512_packus_epi16(words.a, words.b));
-}
-
-inline uint64_t join(__mmask32 a, __mmask32 b) { return uint64_t{b} << 32 | a; }
-
-BOWHEAD_INLINE Words load_values(const uint8_t* from, uint32_t element_bytes, uint64_t valid) {
-  if (element_bytes == 1) return words_of_bytes(_mm512_maskz_loadu_epi8(valid, from));
-  if (valid == ~0ull) return {_mm512_loadu_si512(from), _mm512_loadu_si512(from + 64)};
-  return {_mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid), from),
-          _mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid >> 32), from + 64)};
-}
-
-BOWHEAD_INLINE void store_values(uint8_t* to, uint32_t element_bytes, uint64_t valid,
-                                 Words values) {
-  if (element_bytes == 1) {
-    _mm512_mask_storeu_epi8(to, valid, bytes_of_words(values));
-    return;
-  }
-  if (valid == ~0ull) {
-    _mm512_storeu_si512(to, values.a);
-    _mm512_storeu_si512(to + 64, values.b);
-    return;
-  }
-  _mm512_mask_storeu_epi16(to, static_cast<__mmask32>(valid), values.a);
-  _mm512_mask_storeu_epi16(to + 64, static_cast<__mmask32>(valid >> 32), values.b);
-}
-
-// Within a kernel words may lie as bytes unpack: `a` has the first 8 of each 16 channels, `b` the
-// others. Then bytes become words and words bytes within each quarter of a register.
+// Within the kernels words lie as bytes unpack: `a` has the first 8 of each 16 channels, `b` the
+// others. So bytes become words, and words bytes, within each quarter of a register.
 
 inline Words unpack(__m512i low, __m512i high) {
   return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
 }
+/// Of words below 256.
 inline __m512i pack(Words words) { return _mm512_packus_epi16(words.a, words.b); }
 inline Words unpacked_order(Words words) {
   return {_mm512_shuffle_i64x2(words.a, words.b, 0x88),
@@ -92,18 +58,52 @@ inline Words channel_order(Words words) {
           _mm512_permutex2var_epi64(words.a, high, words.b)};
 }
 
-/// Words of unpack(); below 256 where elements are bytes.
-BOWHEAD_INLINE void store_unpacked(uint8_t* to, uint32_t element_bytes, uint64_t valid,
-                                   Words values) {
+inline uint64_t join(__mmask32 a, __mmask32 b) { return uint64_t{b} << 32 | a; }
+
+BOWHEAD_INLINE Words load_values(const uint8_t* from, uint32_t element_bytes, uint64_t valid) {
   if (element_bytes == 1)
-    _mm512_mask_storeu_epi8(to, valid, pack(values));
-  else
-    store_values(to, element_bytes, valid, channel_order(values));
+    return unpack(_mm512_maskz_loadu_epi8(valid, from), _mm512_setzero_si512());
+  if (valid == ~0ull)
+    return unpacked_order({_mm512_loadu_si512(from), _mm512_loadu_si512(from + 64)});
+  return unpacked_order({_mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid), from),
+                         _mm512_maskz_loadu_epi16(static_cast<__mmask32>(valid >> 32), from + 64)});
 }
 
-inline Words load_words(const void* from) {
-  const auto* words = static_cast<const uint16_t*>(from);
-  return {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 32)};
+BOWHEAD_INLINE void store_values(uint8_t* to, uint32_t element_bytes, uint64_t valid,
+                                 Words values) {
+  if (element_bytes == 1) {
+    _mm512_mask_storeu_epi8(to, valid, pack(values));
+    return;
+  }
+  values = channel_order(values);
+  if (valid == ~0ull) {
+    _mm512_storeu_si512(to, values.a);
+    _mm512_storeu_si512(to + 64, values.b);
+    return;
+  }
+  _mm512_mask_storeu_epi16(to, static_cast<__mmask32>(valid), values.a);
+  _mm512_mask_storeu_epi16(to + 64, static_cast<__mmask32>(valid >> 32), values.b);
+}
+
+/// Permutes bytes as an 8 by 8 matrix is transposed.
+inline __m512i transposed(__m512i bytes) {
+  return _mm512_permutexvar_epi8(
+      _mm512_set_epi64(0x3F372F271F170F07, 0x3E362E261E160E06, 0x3D352D251D150D05,
+                       0x3C342C241C140C04, 0x3B332B231B130B03, 0x3A322A221A120A02,
+                       0x3931292119110901, 0x3830282018100800),
+      bytes);
+}
+
+/// The columns of each matrix of 8 by 8 bits: byte i has bit i of each byte, that of the last byte
+/// lowest.
+inline __m512i columns_of(__m512i matrices) {
+  const __m512i unit_vectors = _mm512_set1_epi64(static_cast<long long>(0x8040201008040201));
+  return _mm512_gf2p8affine_epi64_epi8(unit_vectors, matrices, 0);
+}
+
+/// Of exponents, as they lie in memory.
+inline Words load_words(const uint16_t* words) {
+  return unpacked_order({_mm512_loadu_si512(words), _mm512_loadu_si512(words + 32)});
 }
 
 inline uint64_t load_bits(const uint8_t* from, uint32_t count) {
@@ -133,61 +133,56 @@ void largest_exponents(const Number& number, const void* values, uint32_t tokens
       b = _mm512_max_epu16(b, _mm512_and_si512(v.b, rest));
     }
     const __m128i shift = _mm_cvtsi32_si128(number.mantissa_bits);
-    _mm512_storeu_si512(exponents + first, _mm512_srl_epi16(a, shift));
-    _mm512_storeu_si512(exponents + first + 32, _mm512_srl_epi16(b, shift));
+    const Words largest = channel_order({_mm512_srl_epi16(a, shift), _mm512_srl_epi16(b, shift)});
+    _mm512_storeu_si512(exponents + first, largest.a);
+    _mm512_storeu_si512(exponents + first + 32, largest.b);
   }
 }
 
 // ---- centres ----
 
-inline __m512i row_of(const TurningRow& t, __m512i state, uint32_t at) {
-  const __m512i right = _mm512_loadu_si512(t.right + at);
-  const __mmask32 some = _mm512_cmplt_epi16_mask(right, _mm512_set1_epi16(16));
-  const __m512i row = _mm512_maskz_srav_epi16(some, state, right);
-  return _mm512_min_epi16(_mm512_max_epi16(row, _mm512_set1_epi16(t.least)),
-                          _mm512_set1_epi16(t.most));
-}
-
-void turn(const TurningRow& t) {
-  if (t.half % 32 != 0) return turn_row(t);
-  for (uint32_t head = 0; head < t.channels; head += 2 * t.half) {
+BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
+  if (t.half % 32 != 0) return turn(t);
+  for (uint32_t head = 0; t.half != 0 && head < t.channels; head += 2 * t.half) {
     for (uint32_t i = 0; i < t.half; i += 32) {
-      const uint32_t at_x = head + i, at_y = at_x + t.half;
+      int16_t* at_x = t.state + head + i;
+      int16_t* at_y = at_x + t.half;
       const __m512i cosine = _mm512_loadu_si512(t.cosines + i);
       const __m512i sine = _mm512_loadu_si512(t.sines + i);
-      const __m512i x = _mm512_loadu_si512(t.state + at_x);
-      const __m512i y = _mm512_loadu_si512(t.state + at_y);
-      const __m512i new_x =
-          _mm512_subs_epi16(_mm512_mulhrs_epi16(x, cosine), _mm512_mulhrs_epi16(y, sine));
-      const __m512i new_y =
-          _mm512_adds_epi16(_mm512_mulhrs_epi16(x, sine), _mm512_mulhrs_epi16(y, cosine));
-      _mm512_storeu_si512(t.state + at_x, new_x);
-      _mm512_storeu_si512(t.state + at_y, new_y);
-      _mm512_storeu_si512(t.row + at_x, row_of(t, new_x, at_x));
-      _mm512_storeu_si512(t.row + at_y, row_of(t, new_y, at_y));
+      const __m512i x = _mm512_loadu_si512(at_x), y = _mm512_loadu_si512(at_y);
+      _mm512_storeu_si512(
+          at_x, _mm512_subs_epi16(_mm512_mulhrs_epi16(x, cosine), _mm512_mulhrs_epi16(y, sine)));
+      _mm512_storeu_si512(
+          at_y, _mm512_adds_epi16(_mm512_mulhrs_epi16(x, sine), _mm512_mulhrs_epi16(y, cosine)));
     }
   }
 }
 
+BOWHEAD_INLINE Words load_centre(const TurningCentre& t, uint32_t first) {
+  const auto of = [&](uint32_t channel) {
+    return _mm512_srav_epi16(_mm512_loadu_si512(t.state + channel),
+                             _mm512_loadu_si512(t.right + channel));
+  };
+  return unpacked_order({of(first), of(first + 32)});
+}
+
 // ---- split ----
 
+/// Writes up to 8 bytes behind the last one that counts.
 class BitSink {
  public:
   explicit BitSink(uint8_t* to) : to_(to), begin_(to) {}
-  /// Without branches: how full a word is cannot be foreseen.
+  /// At most 56 bits. Whole bytes go, so that there is no case in which a word is full: how full it
+  /// is cannot be foreseen.
   void add(uint64_t bits, uint32_t count) {
     pending_ |= bits << fill_;
     memcpy(to_, &pending_, 8);
-    const uint64_t rest = (bits >> 1) >> (63 - fill_);
     const uint32_t total = fill_ + count;
-    to_ += total / 64 * 8;
-    pending_ = total >= 64 ? rest : pending_;
-    fill_ = total % 64;
+    to_ += total / 8;
+    pending_ >>= total & ~7u;
+    fill_ = total % 8;
   }
-  uint64_t finish() {
-    memcpy(to_, &pending_, 8);
-    return static_cast<uint64_t>(to_ - begin_) * 8 + fill_;
-  }
+  uint64_t count() const { return static_cast<uint64_t>(to_ - begin_) * 8 + fill_; }
 
  private:
   uint8_t* to_;
@@ -219,85 +214,86 @@ BOWHEAD_INLINE Half fixed_of(const Constants& k, __m512i v, __m512i largest, boo
   if (!is_float) return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), zero, zero};
   Half half;
   const __m512i exponent = _mm512_and_si512(_mm512_srl_epi16(v, k.shift), k.exponent);
-  half.significand = _mm512_or_si512(_mm512_and_si512(v, k.mantissa), k.one);
+  half.significand = _mm512_ternarylogic_epi32(v, k.mantissa, k.one, 0xEA);  // v & m | one
   half.below = _mm512_sub_epi16(largest, exponent);
   half.q = _mm512_xor_si512(_mm512_srlv_epi16(half.significand, half.below), sign);
   return half;
 }
 
-BOWHEAD_INLINE void store_planes(const Number& number, Words d, uint64_t valid, size_t at,
-                                 Split& out) {
-  const auto put = [&](uint32_t plane, uint64_t bits) {
-    bits &= valid;
-    memcpy(out.planes[plane] + at, &bits, 8);  // what is too much, the next row overwrites
-  };
-  put(0, join(_mm512_movepi16_mask(d.a), _mm512_movepi16_mask(d.b)));
-  const Words m = {_mm512_xor_si512(d.a, _mm512_srai_epi16(d.a, 15)),
-                   _mm512_xor_si512(d.b, _mm512_srai_epi16(d.b, 15))};
+/// The planes of 64 bytes: plane p of `count` is their bit count - 1 - p.
+BOWHEAD_INLINE void scatter_planes(__m512i bytes, uint8_t* const* planes, uint32_t count,
+                                   size_t at) {
+  const __m512i backwards = _mm512_set4_epi32(0x08090A0B, 0x0C0D0E0F, 0x00010203, 0x04050607);
+  const __m512i rows = transposed(columns_of(_mm512_shuffle_epi8(bytes, backwards)));
+  alignas(64) uint64_t bits[8];
+  _mm512_store_si512(bits, rows);
+#pragma GCC unroll 8
+  for (uint32_t p = 0; p < count; ++p) memcpy(planes[p] + at, &bits[count - 1 - p], 8);
+}
+
+/// What is behind the valid channels is zero; what of it is too much, the next row overwrites.
+BOWHEAD_INLINE void scatter_differences(const Number& number, Words d, Words m, uint64_t valid,
+                                        size_t at, Split& out) {
+  const uint64_t signs = valid & _mm512_movepi8_mask(_mm512_packs_epi16(d.a, d.b));
+  memcpy(out.planes[0] + at, &signs, 8);
+  const uint32_t above = number.magnitude_bits > 8 ? number.magnitude_bits - 8u : 0;
+  if (above > 0) {
+    const Words high = {_mm512_srli_epi16(m.a, 8), _mm512_srli_epi16(m.b, 8)};
+    scatter_planes(_mm512_maskz_mov_epi8(valid, pack(high)), out.planes + 1, above, at);
+    const __m512i byte = _mm512_set1_epi16(0xFF);
+    m = {_mm512_and_si512(m.a, byte), _mm512_and_si512(m.b, byte)};
+  }
+  scatter_planes(_mm512_maskz_mov_epi8(valid, pack(m)), out.planes + 1 + above,
+                 number.magnitude_bits - above, at);
+}
+
+/// Marks channels whose d has too many bits; false if there is none.
+BOWHEAD_INLINE bool mark_beyond(const Constants& k, Words m, uint64_t valid, uint8_t* beyond) {
+  if (!((_mm512_cmpgt_epi16_mask(m.a, k.magnitude) | _mm512_cmpgt_epi16_mask(m.b, k.magnitude))))
+    return false;
+  const Words in_order = channel_order(m);
+  const uint64_t over = valid & join(_mm512_cmpgt_epi16_mask(in_order.a, k.magnitude),
+                                     _mm512_cmpgt_epi16_mask(in_order.b, k.magnitude));
+  _mm512_mask_storeu_epi8(beyond, over, _mm512_set1_epi8(1));
+  return over != 0;
+}
+
+/// The bits of each significand that the remainder has; `below` are bytes in the order of the
+/// channels.
+BOWHEAD_INLINE void put_remainders(const Number& number, Words significand, __m512i below,
+                                   uint64_t valid, BitSink& sink) {
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i count = _mm512_maskz_min_epu8(
+      valid, below, _mm512_set1_epi8(static_cast<char>(number.mantissa_bits)));
+  alignas(64) uint64_t masks[16], bits[16];
   if (number.magnitude_bits <= 8) {
-    const __m128i up = _mm_cvtsi32_si128(8 - number.magnitude_bits);
-    __m512i bits = bytes_of_words({_mm512_sll_epi16(m.a, up), _mm512_sll_epi16(m.b, up)});
-#pragma GCC unroll 12
-    for (uint32_t p = 1; p < number.planes(); ++p) {
-      put(p, _mm512_movepi8_mask(bits));
-      bits = _mm512_add_epi8(bits, bits);
-    }
+    const __m512i ones = _mm512_set1_epi64(static_cast<long long>(0x7F3F1F0F07030100));
+    _mm512_store_si512(masks, _mm512_shuffle_epi8(ones, count));
+    _mm512_store_si512(bits, pack(significand));
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+      sink.add(_pext_u64(bits[i], masks[i]), static_cast<uint32_t>(_mm_popcnt_u64(masks[i])));
     return;
   }
-#pragma GCC unroll 12
-  for (uint32_t p = 1; p < number.planes(); ++p) {
-    const __m512i bit = _mm512_set1_epi16(static_cast<short>(1 << (number.magnitude_bits - p)));
-    put(p, join(_mm512_test_epi16_mask(m.a, bit), _mm512_test_epi16_mask(m.b, bit)));
-  }
-}
-
-/// Marks channels whose d has too many bits.
-inline void mark_beyond(const Constants& k, Words d, uint64_t valid, uint8_t* beyond) {
-  const __m512i a = _mm512_xor_si512(d.a, _mm512_srai_epi16(d.a, 15));
-  const __m512i b = _mm512_xor_si512(d.b, _mm512_srai_epi16(d.b, 15));
-  const uint64_t over =
-      join(_mm512_cmpgt_epi16_mask(a, k.magnitude), _mm512_cmpgt_epi16_mask(b, k.magnitude)) &
-      valid;
-  if (over != 0) _mm512_mask_storeu_epi8(beyond, over, _mm512_set1_epi8(1));
-}
-
-/// The low bits of each significand that t lacks, or the mantissa where t is zero.
-BOWHEAD_INLINE void split_remainder(const Number& number, const Constants& k, const Half& a,
-                                    const Half& b, uint64_t valid, BitSink& sink) {
+  const Words counts = channel_order(unpack(count, zero));
+  const Words in_order = channel_order(significand);
   const __m512i ones = _mm512_set1_epi16(-1);
-  const __m512i most = _mm512_set1_epi16(number.mantissa_bits);
-  const auto wanted = [&](const Half& half) {
-    return _mm512_andnot_si512(_mm512_sllv_epi16(ones, _mm512_min_epu16(half.below, most)),
-                               k.mantissa);
-  };
-  const Words which = {_mm512_maskz_mov_epi16(static_cast<__mmask32>(valid), wanted(a)),
-                       _mm512_maskz_mov_epi16(static_cast<__mmask32>(valid >> 32), wanted(b))};
-  alignas(64) uint64_t masks[16], bits[16];
-  const int words = number.magnitude_bits <= 8 ? 8 : 16;
-  if (words == 8) {
-    _mm512_store_si512(masks, bytes_of_words(which));
-    _mm512_store_si512(bits, bytes_of_words({a.significand, b.significand}));
-  } else {
-    _mm512_store_si512(masks, which.a);
-    _mm512_store_si512(masks + 8, which.b);
-    _mm512_store_si512(bits, a.significand);
-    _mm512_store_si512(bits + 8, b.significand);
-  }
+  _mm512_store_si512(masks, _mm512_andnot_si512(_mm512_sllv_epi16(ones, counts.a), ones));
+  _mm512_store_si512(masks + 8, _mm512_andnot_si512(_mm512_sllv_epi16(ones, counts.b), ones));
+  _mm512_store_si512(bits, in_order.a);
+  _mm512_store_si512(bits + 8, in_order.b);
 #pragma GCC unroll 16
-  for (int i = 0; i < words; ++i)
+  for (int i = 0; i < 16; ++i)
     sink.add(_pext_u64(bits[i], masks[i]), static_cast<uint32_t>(_mm_popcnt_u64(masks[i])));
 }
 
 /// How far below those are whose t is zero.
-BOWHEAD_INLINE void put_exceptions(const Number& number, const Half& a, const Half& b,
-                                   uint64_t valid, Split& out) {
-  const __m512i least = _mm512_set1_epi16(number.magnitude_bits);
-  const uint64_t which =
-      join(_mm512_cmpge_epu16_mask(a.below, least), _mm512_cmpge_epu16_mask(b.below, least)) &
-      valid;
-  const __m512i far =
-      bytes_of_words({_mm512_subs_epu16(a.below, least), _mm512_subs_epu16(b.below, least)});
-  _mm512_storeu_si512(out.exceptions + out.exception_count, _mm512_maskz_compress_epi8(which, far));
+BOWHEAD_INLINE void put_exceptions(const Number& number, __m512i below, uint64_t valid,
+                                   Split& out) {
+  const __m512i least = _mm512_set1_epi8(static_cast<char>(number.magnitude_bits));
+  const uint64_t which = valid & _mm512_cmpge_epu8_mask(below, least);
+  _mm512_storeu_si512(out.exceptions + out.exception_count,
+                      _mm512_maskz_compress_epi8(which, _mm512_sub_epi8(below, least)));
   out.exception_count += static_cast<uint32_t>(_mm_popcnt_u64(which));
 }
 
@@ -311,8 +307,9 @@ void split_rows(const TileFrame& tile, const void* values, Split& out) {
   BitSink sink(out.remainder);
   memset(out.beyond, 0, tile.channels);
   out.exception_count = 0;
+  bool any_beyond = false;  // then the rest is only looked at for others
   for (uint32_t token = 0; token < tile.tokens; ++token) {
-    if (token > 0) tile.centre.next(turn);
+    if (token > 0) turn_vectors(tile.centre);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint64_t valid = kFull ? ~0ull : lanes_mask(tile.channels - first);
       const size_t at = (size_t{token} * tile.channels + first) * number.element_bytes;
@@ -321,16 +318,20 @@ void split_rows(const TileFrame& tile, const void* values, Split& out) {
       if (number.is_float()) largest = load_words(tile.exponents + first);
       const Half a = fixed_of(k, v.a, largest.a, number.is_float());
       const Half b = fixed_of(k, v.b, largest.b, number.is_float());
-      const Words centre = load_words(tile.centre.row() + first);
+      const Words centre = load_centre(tile.centre, first);
       const Words d = {_mm512_sub_epi16(a.q, centre.a), _mm512_sub_epi16(b.q, centre.b)};
-      mark_beyond(k, d, valid, out.beyond + first);
-      store_planes(number, d, valid, token * tile.row_bytes() + first / 8, out);
+      const Words m = {_mm512_xor_si512(d.a, _mm512_srai_epi16(d.a, 15)),
+                       _mm512_xor_si512(d.b, _mm512_srai_epi16(d.b, 15))};
+      any_beyond |= mark_beyond(k, m, valid, out.beyond + first);
+      if (any_beyond) continue;
+      scatter_differences(number, d, m, valid, token * tile.row_bytes() + first / 8, out);
       if (!number.is_float()) continue;
-      split_remainder(number, k, a, b, valid, sink);
-      put_exceptions(number, a, b, valid, out);
+      const __m512i below = pack({a.below, b.below});
+      put_remainders(number, {a.significand, b.significand}, below, valid, sink);
+      put_exceptions(number, below, valid, out);
     }
   }
-  out.remainder_bits = sink.finish();
+  out.remainder_bits = sink.count();
 }
 
 // ---- merge ----
@@ -514,12 +515,7 @@ BOWHEAD_INLINE __m512i gather_planes(const uint8_t* const* planes, uint32_t coun
   };
   const __m512i rows =
       _mm512_set_epi64(row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7));
-  const __m512i across = _mm512_set_epi64(
-      0x3F372F271F170F07, 0x3E362E261E160E06, 0x3D352D251D150D05, 0x3C342C241C140C04,
-      0x3B332B231B130B03, 0x3A322A221A120A02, 0x3931292119110901, 0x3830282018100800);
-  // A matrix times the unit vectors: its columns.
-  const __m512i unit_vectors = _mm512_set1_epi64(static_cast<long long>(0x8040201008040201));
-  return _mm512_gf2p8affine_epi64_epi8(unit_vectors, _mm512_permutexvar_epi8(across, rows), 0);
+  return columns_of(transposed(rows));
 }
 
 /// d of 64 channels in the order of unpack().
@@ -558,24 +554,28 @@ BOWHEAD_INLINE Words exact_by_bytes(const Number& number, const Constants& k, Wo
   const Words high = take_remainders(counts, remainder), count = unpack(counts, zero);
   const __m512i far = exceptions.take(_mm512_testn_epi8_mask(bytes, bytes) & valid);
   const Words below = unpack(_mm512_add_epi8(counts, far), zero);
-  largest = unpacked_order(largest);
   const Words values = {
       assemble(number, k, _mm512_shldv_epi16(t.a, high.a, count.a), below.a, largest.a, q.a),
       assemble(number, k, _mm512_shldv_epi16(t.b, high.b, count.b), below.b, largest.b, q.b)};
   return values;
 }
 
-/// 64 values of q in the order of the channels, of any kind.
+/// The same of any kind.
 BOWHEAD_INLINE Words exact_by_words(const Number& number, const Constants& k, Words q,
                                     Words largest, uint64_t valid, WindowSource& remainder,
                                     ByteSource& exceptions) {
   const Words t = {magnitude_of(k, q.a), magnitude_of(k, q.b)};
+  const Words in_order = channel_order(t);
+  const uint64_t zero = valid & join(_mm512_testn_epi16_mask(in_order.a, in_order.a),
+                                     _mm512_testn_epi16_mask(in_order.b, in_order.b));
   Words count, high;
-  take_remainders_of_words(number, t.a, static_cast<__mmask32>(valid), remainder, count.a, high.a);
-  take_remainders_of_words(number, t.b, static_cast<__mmask32>(valid >> 32), remainder, count.b,
-                           high.b);
-  const Words far = words_of_bytes(exceptions.take(
-      join(_mm512_testn_epi16_mask(t.a, t.a), _mm512_testn_epi16_mask(t.b, t.b)) & valid));
+  take_remainders_of_words(number, in_order.a, static_cast<__mmask32>(valid), remainder, count.a,
+                           high.a);
+  take_remainders_of_words(number, in_order.b, static_cast<__mmask32>(valid >> 32), remainder,
+                           count.b, high.b);
+  count = unpacked_order(count);
+  high = unpacked_order(high);
+  const Words far = unpack(exceptions.take(zero), _mm512_setzero_si512());
   return {assemble(number, k, _mm512_shldv_epi16(t.a, high.a, count.a),
                    _mm512_add_epi16(count.a, far.a), largest.a, q.a),
           assemble(number, k, _mm512_shldv_epi16(t.b, high.b, count.b),
@@ -589,30 +589,26 @@ bool merge_rows(const TileFrame& tile, const Merge& in, uint8_t* values) {
   WindowSource remainder(in.remainder);
   ByteSource exceptions(in.exceptions);
   for (uint32_t token = 0; token < tile.tokens; ++token) {
-    if (token > 0) tile.centre.next(turn);
+    if (token > 0) turn_vectors(tile.centre);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint32_t lanes = kFull ? kLanes : std::min(kLanes, tile.channels - first);
       const uint64_t valid = kFull ? ~0ull : lanes_mask(lanes);
       const size_t at = token * tile.row_bytes() + first / 8;
       const Words d = gather_differences(number, in.planes, at, lanes);
-      const Words centre = unpacked_order(load_words(tile.centre.row() + first));
+      const Words centre = load_centre(tile.centre, first);
       const Words q = {_mm512_add_epi16(d.a, centre.a), _mm512_add_epi16(d.b, centre.b)};
       uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
       if (!number.is_float()) {
         const __m512i byte = _mm512_set1_epi16(0xFF);
-        store_unpacked(to, number.element_bytes, valid,
-                       {_mm512_and_si512(q.a, byte), _mm512_and_si512(q.b, byte)});
+        store_values(to, number.element_bytes, valid,
+                     {_mm512_and_si512(q.a, byte), _mm512_and_si512(q.b, byte)});
         continue;
       }
       const Words largest = load_words(tile.exponents + first);
-      if (number.magnitude_bits > 8) {
-        store_values(
-            to, number.element_bytes, valid,
-            exact_by_words(number, k, channel_order(q), largest, valid, remainder, exceptions));
-        continue;
-      }
-      store_unpacked(to, number.element_bytes, valid,
-                     exact_by_bytes(number, k, q, largest, valid, remainder, exceptions));
+      const Words exact = number.magnitude_bits <= 8
+                              ? exact_by_bytes(number, k, q, largest, valid, remainder, exceptions)
+                              : exact_by_words(number, k, q, largest, valid, remainder, exceptions);
+      store_values(to, number.element_bytes, valid, exact);
     }
   }
   return remainder.at_end() && exceptions.at_end();
@@ -649,13 +645,13 @@ bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
   const __m512i half = _mm512_set1_epi16(static_cast<short>(half_unit)),
                 known = _mm512_set1_epi16(static_cast<short>(-2 * half_unit));
   for (uint32_t token = 0; token < tile.tokens; ++token) {
-    if (token > 0) tile.centre.next(turn);
+    if (token > 0) turn_vectors(tile.centre);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
       const uint32_t lanes = kFull ? kLanes : std::min(kLanes, tile.channels - first);
       const uint64_t valid = kFull ? ~0ull : lanes_mask(lanes);
       const size_t at = token * tile.row_bytes() + first / 8;
       const Words d = gather_differences(number, planes, at, lanes);
-      const Words centre = unpacked_order(load_words(tile.centre.row() + first));
+      const Words centre = load_centre(tile.centre, first);
       // Twice d, with a one and then zeros for what is not known: the middle, whatever the sign.
       const auto twice = [&](__m512i some, __m512i around) {
         return _mm512_add_epi16(
@@ -671,12 +667,12 @@ bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
           return _mm512_and_si512(
               _mm512_min_epi16(_mm512_max_epi16(_mm512_srai_epi16(two, 1), least), most), byte);
         };
-        store_unpacked(to, number.element_bytes, valid, {cut(x.a), cut(x.b)});
+        store_values(to, number.element_bytes, valid, {cut(x.a), cut(x.b)});
         continue;
       }
-      const Words largest = unpacked_order(load_words(tile.exponents + first));
-      store_unpacked(to, number.element_bytes, valid,
-                     {middle(number, k, x.a, largest.a), middle(number, k, x.b, largest.b)});
+      const Words largest = load_words(tile.exponents + first);
+      store_values(to, number.element_bytes, valid,
+                   {middle(number, k, x.a, largest.a), middle(number, k, x.b, largest.b)});
     }
   }
   return true;
@@ -769,12 +765,12 @@ void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
   BitSink map(out), nibbles(out + (in.size() * 2 + 7) / 8);
   // The map first: its last word may run into the nibbles.
   for_words(in, [&](uint64_t word, size_t) { map.add(_pext_u64(some_of(word), kLowBits), 16); });
-  (void)map.finish();
   for_words(in, [&](uint64_t word, size_t) {
-    const uint64_t some = some_of(word);
-    nibbles.add(_pext_u64(word, some * 15), static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4);
+    const uint64_t some = some_of(word), bits = _pext_u64(word, some * 15);
+    const auto count = static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4;
+    nibbles.add(bits & 0xFFFFFFFF, std::min(count, 32u));
+    nibbles.add(bits >> 32, count - std::min(count, 32u));
   });
-  (void)nibbles.finish();
 }
 
 bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {

@@ -100,11 +100,12 @@ void split(const TileFrame& tile, const void* values, Split& out) {
   for (uint32_t p = 0; p < number.planes(); ++p) std::memset(out.planes[p], 0, tile.plane_bytes());
   const int32_t limit = 1 << number.magnitude_bits;
   out.exception_count = 0;
-  for (uint32_t token = 0; token < tile.tokens; ++token, tile.centre.next(turn_row)) {
+  for (uint32_t token = 0; token < tile.tokens; ++token) {
+    if (token > 0) turn(tile.centre);
     for (uint32_t c = 0; c < tile.channels; ++c) {
       const uint32_t bits = load_value(number, values, size_t{token} * tile.channels + c);
       const Fixed fixed = fixed_of(number, bits, number.is_float() ? tile.exponents[c] : 0u);
-      const int32_t d = fixed.q - tile.centre.row()[c];
+      const int32_t d = fixed.q - tile.centre.at(c);
       if (d >= limit || d < -limit) out.beyond[c] = 1;
       const uint32_t magnitude = static_cast<uint32_t>(d < 0 ? ~d : d);
       const size_t at = token * tile.row_bytes() + c / 8;
@@ -165,23 +166,25 @@ bool merge(const TileFrame& tile, const Merge& in, void* values) {
   BitReader remainder(in.remainder);
   size_t exceptions = 0;
   const uint32_t missing = number.planes() - in.plane_count;
-  for (uint32_t token = 0; token < tile.tokens; ++token, tile.centre.next(turn_row)) {
+  for (uint32_t token = 0; token < tile.tokens; ++token) {
+    if (token > 0) turn(tile.centre);
     for (uint32_t c = 0; c < tile.channels; ++c) {
       const size_t at = token * tile.row_bytes() + c / 8;
       const auto bit = [&](uint32_t plane) { return in.planes[plane][at] >> c % 8 & 1u; };
       uint32_t magnitude = 0;
       for (uint32_t p = 1; p < in.plane_count; ++p) magnitude = magnitude << 1 | bit(p);
       magnitude <<= missing;
-      const int32_t centre = tile.centre.row()[c];
+      const int32_t centre = tile.centre.at(c);
       const uint32_t largest = number.is_float() ? tile.exponents[c] : 0u;
       uint32_t bits;
       if (in.exact) {
         const auto d = static_cast<int32_t>(magnitude);
-        bits = exact(number, centre + (bit(0) ? ~d : d), largest, remainder, in.exceptions,
-                     exceptions);
+        bits = exact(number, static_cast<int16_t>(centre + (bit(0) ? ~d : d)), largest, remainder,
+                     in.exceptions, exceptions);
       } else {
         const auto twice = static_cast<int32_t>(2 * magnitude + (1u << missing));
-        bits = middle(number, 2 * centre + (bit(0) ? -twice : twice), largest);
+        bits =
+            middle(number, static_cast<int16_t>(2 * centre + (bit(0) ? -twice : twice)), largest);
       }
       store_value(number, values, size_t{token} * tile.channels + c, bits);
     }

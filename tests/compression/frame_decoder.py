@@ -188,7 +188,6 @@ class Centres:
 
     def __init__(self, head, frame):
         magnitude = frame.kind.magnitude
-        self.limit_bits = magnitude + 1
         self.turns = head.turns
         self.f = 13 - magnitude
         self.states = [saturate(a << head.centre_shift + self.f) for a in head.amplitudes]
@@ -209,7 +208,7 @@ class Centres:
 
     def of_token(self):
         return [
-            0 if g > self.f else saturate(state >> self.f - g, self.limit_bits)
+            state >> (15 if g > self.f else self.f - g)
             for state, g in zip(self.states, self.lifts)
         ]
 
