@@ -336,31 +336,6 @@ void split_rows(const TileFrame& tile, const void* values, Split& out) {
 
 // ---- merge ----
 
-class BitSource {
- public:
-  explicit BitSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
-  /// The next bits, at most 64; those behind the end are zero.
-  uint64_t take(uint32_t count) {
-    const uint64_t at = at_ / 8;
-    const uint32_t shift = at_ % 8;
-    at_ += count;
-    uint64_t bits = 0, more = 0;
-    if (at + 9 <= size_) {
-      memcpy(&bits, from_ + at, 8);
-      more = from_[at + 8];
-    } else if (at < size_) {
-      memcpy(&bits, from_ + at, std::min<uint64_t>(size_ - at, 8));
-    }
-    return bits >> shift | (more << 1) << (63 - shift);
-  }
-  bool at_end() const { return (at_ + 7) / 8 == size_; }
-
- private:
-  const uint8_t* from_;
-  uint64_t size_;
-  uint64_t at_ = 0;
-};
-
 /// 64 bytes of a stream, and those 16 bits further on.
 struct Window {
   __m512i early, late;
@@ -731,72 +706,95 @@ void split(const TileFrame& tile, const void* values, Split& out) {
 
 // ---- nibbles ----
 
-constexpr uint64_t kLowBits = 0x1111111111111111;
-
-/// The lowest bit of each nibble that is not zero.
-inline uint64_t some_of(uint64_t word) {
-  return (word | word >> 1 | word >> 2 | word >> 3) & kLowBits;
+/// The nibbles of 32 bytes in order, a byte each.
+inline __m512i nibbles_of(__m256i bytes) {
+  const __m512i words = _mm512_cvtepu8_epi16(bytes);
+  return _mm512_and_si512(_mm512_or_si512(words, _mm512_slli_epi16(words, 4)),
+                          _mm512_set1_epi8(15));
 }
 
-/// Calls each(word, at) for all bytes, eight at a time; the last may be fewer.
+/// Calls each(bytes, at, count) for all bytes, 32 at a time; the last are followed by zeros.
 template <class Each>
-inline void for_words(std::span<const uint8_t> bytes, const Each& each) {
+inline void for_bytes(std::span<const uint8_t> in, const Each& each) {
   size_t at = 0;
-  uint64_t word;
-  for (; at + 8 <= bytes.size(); at += 8) {
-    memcpy(&word, bytes.data() + at, 8);
-    each(word, at);
-  }
-  if (at == bytes.size()) return;
-  word = 0;
-  memcpy(&word, bytes.data() + at, bytes.size() - at);
-  each(word, at);
+  for (; at + 32 <= in.size(); at += 32)
+    each(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(in.data() + at)), at, size_t{32});
+  const size_t left = in.size() - at;
+  if (left != 0) each(_mm256_maskz_loadu_epi8((1u << left) - 1, in.data() + at), at, left);
 }
 
 size_t nibbles_size(std::span<const uint8_t> in) {
   size_t count = 0;
-  for_words(in, [&](uint64_t word, size_t) {
-    count += static_cast<size_t>(_mm_popcnt_u64(some_of(word)));
+  for_bytes(in, [&](__m256i bytes, size_t, size_t) {
+    const __m512i nibbles = nibbles_of(bytes);
+    count += static_cast<size_t>(_mm_popcnt_u64(_mm512_test_epi8_mask(nibbles, nibbles)));
   });
   return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
 }
 
 void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
-  BitSink map(out), nibbles(out + (in.size() * 2 + 7) / 8);
+  const size_t map_bytes = (in.size() * 2 + 7) / 8;
   // The map first: its last word may run into the nibbles.
-  for_words(in, [&](uint64_t word, size_t) { map.add(_pext_u64(some_of(word), kLowBits), 16); });
-  for_words(in, [&](uint64_t word, size_t) {
-    const uint64_t some = some_of(word), bits = _pext_u64(word, some * 15);
-    const auto count = static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4;
-    nibbles.add(bits & 0xFFFFFFFF, std::min(count, 32u));
-    nibbles.add(bits >> 32, count - std::min(count, 32u));
+  for_bytes(in, [&](__m256i bytes, size_t at, size_t) {
+    const __m512i nibbles = nibbles_of(bytes);
+    const uint64_t map = _mm512_test_epi8_mask(nibbles, nibbles);
+    memcpy(out + at / 4, &map, 8);
   });
+  BitSink sink(out + map_bytes);
+  for_bytes(in, [&](__m256i bytes, size_t, size_t) {
+    alignas(32) uint64_t words[4];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(words), bytes);
+    for (const uint64_t word : words) {
+      const uint64_t some =
+          (word | word >> 1 | word >> 2 | word >> 3) & 0x1111111111111111;  // of each nibble
+      const uint64_t bits = _pext_u64(word, some * 15);
+      const auto count = static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4;
+      sink.add(bits & 0xFFFFFFFF, std::min(count, 32u));
+      sink.add(bits >> 32, count - std::min(count, 32u));
+    }
+  });
+}
+
+/// The next 64 nibbles from nibble `at` on, a byte each; zero behind the end.
+inline __m512i load_nibbles(std::span<const uint8_t> from, size_t at) {
+  const size_t first = at / 2, left = from.size() - std::min(first, from.size());
+  const __m512i bytes = left >= 64
+                            ? _mm512_loadu_si512(from.data() + first)
+                            : _mm512_maskz_loadu_epi8(lanes_mask(static_cast<uint32_t>(left)),
+                                                      from.data() + (from.size() - left));
+  // Lane n of 64 bits gets bytes 4 n .. 4 n + 7, and from those eight nibbles.
+  const __m512i spread = _mm512_permutexvar_epi8(
+      _mm512_set_epi64(0x232221201F1E1D1C, 0x1F1E1D1C1B1A1918, 0x1B1A191817161514,
+                       0x1716151413121110, 0x131211100F0E0D0C, 0x0F0E0D0C0B0A0908,
+                       0x0B0A090807060504, 0x0706050403020100),
+      bytes);
+  const __m512i begin = _mm512_add_epi8(_mm512_set1_epi64(0x1C1814100C080400),
+                                        _mm512_set1_epi8(static_cast<char>(at % 2 * 4)));
+  return _mm512_and_si512(_mm512_multishift_epi64_epi8(begin, spread), _mm512_set1_epi8(15));
 }
 
 bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
   const size_t map_bytes = (out.size() * 2 + 7) / 8;
   if (in.size() < map_bytes) return false;
-  BitSource source(in.subspan(map_bytes));
-  const auto word_of = [&](uint64_t map) {
-    const uint64_t some = _pdep_u64(map, kLowBits);
-    const auto count = static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4;
-    return _pdep_u64(source.take(count), some * 15);
-  };
-  size_t at = 0;
-  for (; at + 8 <= out.size(); at += 8) {
-    uint16_t map;
-    memcpy(&map, in.data() + at / 4, 2);
-    const uint64_t word = word_of(map);
-    memcpy(out.data() + at, &word, 8);
-  }
-  if (const size_t bytes = out.size() - at; bytes != 0) {
+  const std::span<const uint8_t> nibbles = in.subspan(map_bytes);
+  const __m512i pair = _mm512_set1_epi16(0x1001);  // the low one and 16 times the high one
+  size_t taken = 0;
+  for (size_t at = 0; at < out.size(); at += 32) {
+    const size_t bytes = std::min<size_t>(out.size() - at, 32);
     uint64_t map = 0;
-    memcpy(&map, in.data() + at / 4, (bytes * 2 + 7) / 8);
-    if (map >> bytes * 2 != 0) return false;
-    const uint64_t word = word_of(map);
-    memcpy(out.data() + at, &word, bytes);
+    if (bytes == 32) {
+      memcpy(&map, in.data() + at / 4, 8);
+    } else {
+      memcpy(&map, in.data() + at / 4, (bytes * 2 + 7) / 8);
+      if (map >> bytes * 2 != 0) return false;
+    }
+    const __m512i expanded = _mm512_maskz_expand_epi8(map, load_nibbles(nibbles, taken));
+    const __m256i joined = _mm512_cvtepi16_epi8(_mm512_maddubs_epi16(expanded, pair));
+    taken += static_cast<size_t>(_mm_popcnt_u64(map));
+    _mm256_mask_storeu_epi8(
+        out.data() + at, static_cast<__mmask32>(lanes_mask(static_cast<uint32_t>(bytes))), joined);
   }
-  return source.at_end();
+  return (taken + 1) / 2 == nibbles.size();
 }
 
 }  // namespace

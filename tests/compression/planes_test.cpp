@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/random.h"
 #include "tests/compression/tensors.h"
 
 namespace bowhead::compression {
@@ -149,6 +150,42 @@ INSTANTIATE_TEST_SUITE_P(Numbers, KernelsOfFloats,
                          ::testing::Values(NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
                                            NumberKind::FP8_E5M2),
                          name_of_param);
+
+TEST(Nibbles, AgreeWithTheDefinition) {
+  std::vector<const PlaneKernels*> all = {&plane_kernels(IsaLevel::SCALAR), &plane_kernels()};
+  Random random(5);
+  for (size_t size = 0; size < 300; ++size) {
+    for (const uint64_t rarity : {1, 2, 20}) {
+      std::vector<uint8_t> bytes(size);
+      for (uint8_t& byte : bytes) {
+        if (random.next() % rarity == 0) byte |= static_cast<uint8_t>(random.next() & 0xF0);
+        if (random.next() % rarity == 0) byte |= static_cast<uint8_t>(random.next() & 0x0F);
+      }
+      std::vector<uint8_t> packed[2], out(size);
+      for (size_t i = 0; i < 2; ++i) {
+        packed[i].resize(all[i]->nibbles_size(bytes) + 8);
+        all[i]->pack_nibbles(bytes, packed[i].data());
+        packed[i].resize(packed[i].size() - 8);
+      }
+      ASSERT_EQ(packed[0], packed[1]) << size;
+      for (const PlaneKernels* kernels : all) {
+        std::fill(out.begin(), out.end(), uint8_t{0xEE});
+        ASSERT_TRUE(kernels->unpack_nibbles(packed[0], out)) << size;
+        ASSERT_EQ(out, bytes);
+        std::vector<uint8_t> bad = packed[0];
+        bad.push_back(0);
+        ASSERT_FALSE(kernels->unpack_nibbles(bad, out)) << size;
+        if (size == 0) continue;
+        bad.resize(packed[0].size() - 1);
+        ASSERT_FALSE(kernels->unpack_nibbles(bad, out)) << size;
+        if (size % 4 == 0) continue;
+        bad = packed[0];
+        bad[(size * 2 + 7) / 8 - 1] |= 0x80;  // says that there is a nibble behind the end
+        ASSERT_FALSE(kernels->unpack_nibbles(bad, out)) << size;
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace bowhead::compression
