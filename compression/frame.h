@@ -18,8 +18,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "compression/centre.h"
@@ -78,6 +80,26 @@ Result<FrameInfo> frame_info(ConstBytes frame);
 
 struct ReadReport {
   uint64_t bytes_read = 0;  ///< of the frame, to verify and decode
+};
+
+/// Brings a frame near piece by piece, from memory that is far or not to be read whole: first what
+/// decode_prefix() of few planes touches, later, into the same bytes, what more planes do.
+class FramePieces {
+ public:
+  /// Copies a part of the frame; what it returns but OK ends the fetch.
+  using Read = std::function<Status(uint64_t offset, Bytes to)>;
+
+  /// Reads what is missing in `frame`, all of whose bytes the caller has room for, so that
+  /// decode_prefix() with so many planes, or decode() if `planes` is 0, find what they touch. The
+  /// others keep what they held. INVALID_ARGUMENT: too many planes; DAMAGED, UNSUPPORTED_CODEC, as
+  /// far as the heads tell; what `read` returns. After any of these begin anew.
+  Status fetch(uint32_t planes, const Read& read, Bytes frame);
+  uint64_t bytes_fetched() const { return bytes_fetched_; }
+
+ private:
+  uint64_t head_end_ = 0;       ///< of the frame's head
+  std::vector<uint64_t> ends_;  ///< how much of each tile is there
+  uint64_t bytes_fetched_ = 0;
 };
 
 class Decoder {

@@ -200,6 +200,81 @@ TEST(Prefix, RefusesWhatTheFrameHasNot) {
   EXPECT_EQ(Decoder().decode(frame, out), Status::INVALID_ARGUMENT);
 }
 
+TEST_P(Frames, ComeInPieces) {
+  if (GetParam() == NumberKind::BYTES) return;
+  for (const Shape& shape : shapes(GetParam())) {
+    const auto frame = encode(shape, make_tensor(shape, Content::ROTATED, 4), Profile::DENSE);
+    const uint32_t planes = frame_info(frame)->planes;
+    std::vector<uint8_t> near(frame.size(), 0xEE), out(shape.size_bytes()), right = out;
+    const auto read = [&](uint64_t offset, Bytes to) {
+      EXPECT_LE(offset + to.size(), frame.size());
+      std::memcpy(to.data(), frame.data() + offset, to.size());
+      return Status::OK;
+    };
+    FramePieces pieces;
+    Decoder decoder;
+    const uint64_t tiles = uint64_t{shape.outer} * shape.tokens;  // or fewer
+    for (const uint32_t n : {1u, 2u, 3u, planes, 0u}) {
+      ASSERT_EQ(pieces.fetch(n, read, near), Status::OK);
+      ReadReport report;
+      ASSERT_EQ(n == 0 ? decoder.decode(near, out) : decoder.decode_prefix(near, n, out, &report),
+                Status::OK);
+      ASSERT_EQ(n == 0 ? decoder.decode(frame, right) : decoder.decode_prefix(frame, n, right),
+                Status::OK);
+      ASSERT_EQ(out, right) << describe(shape, Content::ROTATED) << " planes " << n;
+      if (n != 0) {
+        EXPECT_LE(pieces.bytes_fetched(), report.bytes_read + 256 * (tiles + 1));
+      }
+    }
+    EXPECT_EQ(near, frame);
+  }
+}
+
+TEST(Pieces, OfAPrefixAreFew) {
+  const Shape shape{NumberKind::BF16, 1, 512, 64};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 4), Profile::FAST);
+  std::vector<uint8_t> near(frame.size());
+  FramePieces pieces;
+  ASSERT_EQ(pieces.fetch(
+                5,
+                [&](uint64_t offset, Bytes to) {
+                  std::memcpy(to.data(), frame.data() + offset, to.size());
+                  return Status::OK;
+                },
+                near),
+            Status::OK);
+  EXPECT_LT(pieces.bytes_fetched(), shape.size_bytes() * 36 / 100);
+}
+
+TEST(Pieces, AreRefused) {
+  const Shape shape{NumberKind::BF16, 2, 512, 64};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 4), Profile::FAST);
+  const auto fetch = [&](const std::vector<uint8_t>& from, uint32_t planes) {
+    std::vector<uint8_t> near(from.size());
+    return FramePieces().fetch(
+        planes,
+        [&](uint64_t offset, Bytes to) {
+          std::memcpy(to.data(), from.data() + offset, to.size());
+          return Status::OK;
+        },
+        near);
+  };
+  EXPECT_EQ(fetch(frame, 9), Status::OK);
+  EXPECT_EQ(fetch(frame, 10), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(fetch({}, 1), Status::DAMAGED);
+  for (const size_t at : {0, 4, 16, 28, 40}) {
+    auto bad = frame;
+    bad[at] ^= 0x7F;
+    EXPECT_NE(fetch(bad, 1), Status::OK) << at;
+  }
+  auto less = frame;
+  less.pop_back();
+  EXPECT_EQ(fetch(less, 1), Status::DAMAGED);
+  EXPECT_EQ(FramePieces().fetch(
+                1, [](uint64_t, Bytes) { return Status::BUSY; }, less),
+            Status::BUSY);
+}
+
 TEST(Encoder, RefusesShapesWithoutValues) {
   Encoder encoder(Profile::FAST);
   std::vector<uint8_t> values(1024), out(4096);

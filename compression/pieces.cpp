@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "compression/frame_parts.h"
+
+namespace bowhead::compression {
+namespace {
+
+/// Holds the head of any tile, and mostly its parameters.
+constexpr uint64_t kFirstPieceBytes = 256;
+static_assert(kFirstPieceBytes >= 1 + kMaxTileHeadBytes);
+
+/// How much of the table follows a header that nobody has checked; more than there is if it cannot
+/// be right.
+uint64_t table_bytes_of(const bh_frame_header& header) {
+  if (header.tile_tokens == 0) return UINT64_MAX;
+  const uint64_t tiles = tiling_of(header.outer, header.tokens, header.tile_tokens).tiles;
+  return tiles > 1 ? tiles * 4 : 0;
+}
+
+/// Where the last stream ends that is verified with the first planes. `tile` is a part of a tile in
+/// planes that has its head.
+Result<uint64_t> end_of_planes(const Frame& frame, ConstBytes tile, uint32_t tokens,
+                               uint32_t planes) {
+  const Number& number = *number_of(frame.shape.number);
+  const uint32_t channels = frame.shape.channels;
+  ByteReader from(tile);
+  from.u8();
+  TileHead head;
+  const uint64_t bytes = plane_bytes(channels, tokens);
+  if (const Status status = read_tile_head(from, number, bytes, head); status != Status::OK)
+    return status;
+  const Groups groups(number, bytes);
+  uint64_t end = from.at() + parameter_bytes(head, channels) + 4;
+  for (uint32_t s = 0; s < number.planes() && groups.of(s) <= groups.of(planes - 1); ++s)
+    end += head.streams[s].coded_bytes;
+  return end;
+}
+
+}  // namespace
+
+Status FramePieces::fetch(uint32_t planes, const Read& read, Bytes frame) {
+  const auto extend = [&](uint64_t& end, uint64_t begin, uint64_t wanted) {
+    if (wanted <= end) return Status::OK;
+    const uint64_t at = begin + end, size = wanted - end;
+    end = wanted;
+    bytes_fetched_ += size;
+    return read(at, frame.subspan(at, size));
+  };
+  bh_frame_header header;
+  if (frame.size() < sizeof header) return Status::DAMAGED;
+  if (const Status status =
+          extend(head_end_, 0, std::min<uint64_t>(frame.size(), kFirstPieceBytes));
+      status != Status::OK)
+    return status;
+  std::memcpy(&header, frame.data(), sizeof header);
+  const uint64_t table_bytes = table_bytes_of(header);
+  if (table_bytes > frame.size() - sizeof header) return Status::DAMAGED;
+  if (const Status status = extend(head_end_, 0, sizeof header + table_bytes); status != Status::OK)
+    return status;
+  const auto opened = open_frame(frame);
+  if (!opened) return opened.status();
+  const Number* number = number_of(opened->shape.number);
+  if (planes > (number == nullptr ? 0 : number->planes())) return Status::INVALID_ARGUMENT;
+
+  ends_.resize(opened->tiling.tiles);
+  uint64_t begin = sizeof header + table_bytes;
+  for (uint64_t tile = 0; tile < opened->tiling.tiles; ++tile) {
+    const ConstBytes part = opened->tile_at(tile, begin);
+    if (part.empty()) return Status::DAMAGED;
+    uint64_t& end = ends_[tile];
+    if (const Status status = extend(end, begin, std::min<uint64_t>(part.size(), kFirstPieceBytes));
+        status != Status::OK)
+      return status;
+    uint64_t wanted = part.size();
+    if (planes != 0 && part[0] == BH_TILE_PLANES) {
+      const uint32_t tokens = opened->tiling.tokens_of(opened->shape.tokens, tile);
+      const auto planes_end = end_of_planes(*opened, part, tokens, planes);
+      if (!planes_end) return planes_end.status();
+      wanted = std::min(wanted, *planes_end);
+    }
+    if (const Status status = extend(end, begin, wanted); status != Status::OK) return status;
+    begin += part.size();
+  }
+  return begin == frame.size() ? Status::OK : Status::DAMAGED;
+}
+
+}  // namespace bowhead::compression
