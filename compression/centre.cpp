@@ -67,6 +67,21 @@ void turn(const TurningCentre& t) {
   }
 }
 
+void CentreMaker::set_turns(const Rotary& rotary) {
+  if (rotary == turned_) return;
+  turned_ = rotary;
+  const uint32_t half = rotary.dim / 2u;
+  cosines_.resize(half);
+  sines_.resize(half);
+  uint64_t step = kTurnOfOneRadian;
+  for (uint32_t i = 0; i < half; ++i) {
+    const Turn turn = turn_of(static_cast<uint32_t>(step));
+    cosines_[i] = turn.cosine;
+    sines_[i] = turn.sine;
+    step = next_pair(step, rotary);
+  }
+}
+
 TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> exponents,
                                 std::span<const int16_t> amplitudes, uint32_t shift,
                                 const Rotary& rotary) {
@@ -84,15 +99,7 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
     }
     right_[c] = static_cast<int16_t>(right < 0 ? 15 : right);  // too far out for a centre
   }
-  cosines_.resize(half);
-  sines_.resize(half);
-  uint64_t step = kTurnOfOneRadian;
-  for (uint32_t i = 0; i < half; ++i) {
-    const Turn turn = turn_of(static_cast<uint32_t>(step));
-    cosines_[i] = turn.cosine;
-    sines_[i] = turn.sine;
-    step = next_pair(step, rotary);
-  }
+  if (half != 0) set_turns(rotary);
   return {channels, half, cosines_.data(), sines_.data(), state_.data(), right_.data()};
 }
 

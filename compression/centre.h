@@ -64,6 +64,9 @@ class CentreMaker {
                      std::span<const int16_t> amplitudes, uint32_t shift, const Rotary& rotary);
 
  private:
+  void set_turns(const Rotary& rotary);
+
+  Rotary turned_;  ///< whose turns these are
   Lines<int16_t> cosines_, sines_, state_, right_;
 };
 

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "base/random.h"
+#include "compression/crew.h"
 #include "tests/compression/tensors.h"
 
 namespace bowhead::compression {
@@ -273,6 +274,40 @@ TEST(Pieces, AreRefused) {
   EXPECT_EQ(FramePieces().fetch(
                 1, [](uint64_t, Bytes) { return Status::BUSY; }, less),
             Status::BUSY);
+}
+
+TEST(Crew, DoesAllJobsAsOneWould) {
+  for (const uint32_t threads : {1u, 3u}) {
+    Crew crew(Profile::FAST, threads);
+    ASSERT_EQ(crew.threads(), threads);
+    std::vector<std::vector<uint8_t>> values, frames, outs;
+    std::vector<EncodeJob> encode_jobs;
+    std::vector<DecodeJob> decode_jobs;
+    for (uint32_t i = 0; i < 20; ++i) {
+      const Shape shape{NumberKind::BF16, 1, 10 + 30 * i, 64};
+      values.push_back(make_tensor(shape, Content::NORMAL, i));
+      frames.emplace_back(frame_bound(shape));
+      outs.emplace_back(values.back().size());
+      encode_jobs.push_back({shape, values.back(), frames.back()});
+    }
+    encode_jobs[7].shape.channels = 0;
+    crew.encode(encode_jobs);
+    for (uint32_t i = 0; i < encode_jobs.size(); ++i) {
+      ASSERT_EQ(static_cast<bool>(encode_jobs[i].size), i != 7) << i;
+      if (i == 7) continue;
+      ASSERT_EQ(std::vector<uint8_t>(frames[i].begin(),
+                                     frames[i].begin() + static_cast<long>(*encode_jobs[i].size)),
+                encode(encode_jobs[i].shape, values[i], Profile::FAST));
+      const ConstBytes frame = ConstBytes(frames[i]).first(*encode_jobs[i].size);
+      decode_jobs.push_back({frame, outs[i], i == 9 ? 3u : 0u});
+    }
+    decode_jobs[5].frame = decode_jobs[5].frame.first(40);
+    crew.decode(decode_jobs);
+    for (size_t i = 0; i < decode_jobs.size(); ++i)
+      EXPECT_EQ(decode_jobs[i].status, i == 5 ? Status::DAMAGED : Status::OK) << i;
+    EXPECT_EQ(outs[19], values[19]);
+    EXPECT_NE(outs[9], values[9]);
+  }
 }
 
 TEST(Encoder, RefusesShapesWithoutValues) {

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many frames at once, on several cores.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "compression/frame.h"
+
+namespace bowhead::compression {
+
+struct EncodeJob {
+  Shape shape;
+  ConstBytes values;
+  Bytes frame;                                     ///< frame_bound(shape) bytes
+  Result<size_t> size = Status::INVALID_ARGUMENT;  ///< out: as of Encoder::encode()
+};
+
+struct DecodeJob {
+  ConstBytes frame;
+  Bytes values;
+  uint32_t planes = 0;                       ///< 0: exactly
+  Status status = Status::INVALID_ARGUMENT;  ///< out: as of Decoder::decode(), decode_prefix()
+};
+
+/// Encoders and decoders for so many threads, the caller's among them. A call starts the others and
+/// waits for them: worth it from some ten blocks of 64 KiB on. For one caller at a time.
+class Crew {
+ public:
+  /// At least one thread; 0: as many as there are cores.
+  explicit Crew(Profile profile, uint32_t threads = 0);
+
+  void encode(std::span<EncodeJob> jobs);
+  void decode(std::span<DecodeJob> jobs);
+  uint32_t threads() const { return static_cast<uint32_t>(decoders_.size()); }
+
+ private:
+  /// Calls work(thread, job) for each job, once, whichever thread is free.
+  void share(size_t jobs, const std::function<void(size_t thread, size_t job)>& work) const;
+
+  std::vector<Encoder> encoders_;
+  std::vector<Decoder> decoders_;
+};
+
+}  // namespace bowhead::compression
