@@ -18,7 +18,7 @@ struct LineAllocator {
   template <class U>
   explicit LineAllocator(const LineAllocator<U>&) {}
   T* allocate(size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kAlign)); }
-  void deallocate(T* p, size_t n) { ::operator delete(p, n * sizeof(T), kAlign); }
+  void deallocate(T* p, size_t /*n*/) { ::operator delete(p, kAlign); }
   bool operator==(const LineAllocator&) const { return true; }
 };
 

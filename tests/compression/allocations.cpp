@@ -13,5 +13,12 @@ void* operator new(size_t size) {
   if (void* memory = std::malloc(std::max<size_t>(size, 1))) return memory;
   throw std::bad_alloc();
 }
+void* operator new(size_t size, std::align_val_t align) {
+  largest_allocation = std::max(largest_allocation, size);
+  const auto unit = static_cast<size_t>(align);
+  if (void* memory = std::aligned_alloc(unit, (size + unit) / unit * unit)) return memory;
+  throw std::bad_alloc();
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
