@@ -5,7 +5,6 @@
 // plain copies use (held by reservations), and blocks. All four are walked from end to end in every
 // pass, each larger than the caches, so no pass finds what an earlier one left.
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,36 +12,13 @@
 
 #include "base/checksum.h"
 #include "base/copy.h"
+#include "bench/private_memory.h"
 #include "bench/rows.h"
 
 namespace bowhead::bench {
 namespace {
 
 constexpr uint64_t kPieceBytes = 64u << 20;  // of the part that plain copies use; whole blocks fit
-
-/// Private memory, touched; huge pages where the system gives them.
-class PrivateMemory {
- public:
-  explicit PrivateMemory(uint64_t bytes) : bytes_(bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return;
-    madvise(memory, bytes, MADV_HUGEPAGE);
-    std::memset(memory, 0, bytes);
-    data_ = static_cast<std::byte*>(memory);
-  }
-  ~PrivateMemory() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-  }
-  PrivateMemory(const PrivateMemory&) = delete;
-  PrivateMemory& operator=(const PrivateMemory&) = delete;
-
-  std::byte* data() const { return data_; }
-  std::span<uint64_t> words() const { return {reinterpret_cast<uint64_t*>(data_), bytes_ / 8}; }
-
- private:
-  const uint64_t bytes_;
-  std::byte* data_ = nullptr;
-};
 
 /// What a pass does, per direction: the plain copies, the operation, and the copy that also sums.
 enum class Pass : uint32_t {

@@ -43,8 +43,10 @@ int complain(const Error& error) {
 /// The whole benchmark; runs in the child.
 int measure(const PoolBenchOptions& options, const std::string& locator) {
   const Machine machine = this_machine();
-  Bench bench{options, locator, machine, Report(options, machine), {}};
+  Report report({"pool", options.quick, options.json, options.command}, machine);
+  Bench bench{options, locator, machine, std::move(report), {}};
   bench.report.print_header();
+  bench.report.print_heading();
   for (const Row& row : kRows) {
     const auto& chosen = options.rows;
     if (!chosen.empty() && std::find(chosen.begin(), chosen.end(), row.name) == chosen.end())

@@ -25,11 +25,6 @@ std::string number(double value) {
   return fmt::format("{:.3f}", value);
 }
 
-std::string spread(const Summary& summary, const std::string& unit) {
-  return fmt::format("{} ({}..{}){}{}", number(summary.median), number(summary.min),
-                     number(summary.max), unit.empty() ? "" : " ", unit);
-}
-
 nlohmann::json to_json(const Summary& summary) {
   return {{"median", summary.median},
           {"min", summary.min},
@@ -60,6 +55,11 @@ std::optional<bool> Figure::met() const {
   return target->at_least ? measured >= target->bound : measured <= target->bound;
 }
 
+std::string spread(const Summary& summary, const std::string& unit) {
+  return fmt::format("{} ({}..{}){}{}", number(summary.median), number(summary.min),
+                     number(summary.max), unit.empty() ? "" : " ", unit);
+}
+
 std::string bytes_text(uint64_t bytes) {
   const char* const units[] = {"bytes", "KiB", "MiB", "GiB"};
   size_t unit = 0;
@@ -70,8 +70,8 @@ std::string bytes_text(uint64_t bytes) {
   return fmt::format("{} {}", bytes, units[unit]);
 }
 
-Report::Report(const PoolBenchOptions& options, Machine machine)
-    : options_(options),
+Report::Report(RunDescription run, Machine machine)
+    : run_(std::move(run)),
       machine_(std::move(machine)),
       date_(fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))) {}
 
@@ -79,7 +79,7 @@ void Report::set_media(std::string description) {
   if (description.empty() || description == media_) return;
   media_ = std::move(description);
   progress("");
-  if (!options_.json) fmt::print("on {}\n", media_);
+  if (!run_.json) fmt::print("on {}\n", media_);
   std::fflush(stdout);
 }
 
@@ -90,14 +90,19 @@ void Report::progress(const std::string& what) const {
 }
 
 void Report::print_header() const {
-  if (options_.json) return;
+  if (run_.json) return;
   fmt::print("machine    {}, {} CPUs usable, last-level cache {}, memory {:.1f} GiB\n",
              machine_.cpu, machine_.cpus.size(), bytes_text(machine_.last_level_cache_bytes),
              static_cast<double>(machine_.memory_bytes) / (1u << 30));
   fmt::print("kernel     {}\nhugepages  {}\ncommit     {}\ndate       {}\ncommand    {}\n",
-             machine_.kernel, machine_.hugepages, machine_.commit, date_, options_.command);
-  if (options_.quick) fmt::print("quick run: small pools and few rounds; no result\n");
+             machine_.kernel, machine_.hugepages, machine_.commit, date_, run_.command);
+  if (run_.quick) fmt::print("quick run: small and short; no result\n");
   fmt::print("\n");
+  std::fflush(stdout);
+}
+
+void Report::print_heading() const {
+  if (run_.json) return;
   fmt::print("{}\n", fmt::format(kRowFormat, "what: median (lowest..highest round)", "figure",
                                  "limit, same rounds", "ratio", "target", "met"));
   std::fflush(stdout);
@@ -105,7 +110,7 @@ void Report::print_header() const {
 
 void Report::add(const Figure& figure) const {
   progress("");
-  if (options_.json) {
+  if (run_.json) {
     print_json(figure);
   } else {
     print_row(figure);
@@ -132,14 +137,13 @@ void Report::print_row(const Figure& figure) const {
 }
 
 void Report::print_json(const Figure& figure) const {
-  nlohmann::json line = {{"bench", "pool"},
+  nlohmann::json line = {{"bench", run_.bench},
                          {"row", figure.row},
                          {"what", figure.what},
                          {"parameters", figure.parameters},
                          {"value", to_json(figure.value)},
                          {"unit", figure.unit},
-                         {"quick", options_.quick},
-                         {"media", media_},
+                         {"quick", run_.quick},
                          {"machine",
                           {{"cpu", machine_.cpu},
                            {"cpus", machine_.cpus.size()},
@@ -149,7 +153,8 @@ void Report::print_json(const Figure& figure) const {
                            {"hugepages", machine_.hugepages}}},
                          {"commit", machine_.commit},
                          {"date", date_},
-                         {"command", options_.command}};
+                         {"command", run_.command}};
+  if (!media_.empty()) line["media"] = media_;
   if (figure.limit) {
     line["limit"] = to_json(figure.limit->value);
     line["limit"]["kind"] = figure.limit->kind;

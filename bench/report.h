@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "bench/machine.h"
-#include "bench/pool_bench.h"
 
 namespace bowhead::bench {
 
@@ -54,12 +53,24 @@ struct Figure {
 /// Divides round by round, so that what slows the whole machine down slows both.
 Summary ratio_of(const std::vector<double>& values, const std::vector<double>& limits);
 
+/// What every report says about its run.
+struct RunDescription {
+  std::string bench;    ///< "pool", "codec"
+  bool quick = false;   ///< to see that it runs: no result
+  bool json = false;    ///< one JSON line per figure instead of a table
+  std::string command;  ///< as typed
+};
+
 class Report {
  public:
-  Report(const PoolBenchOptions& options, Machine machine);
+  Report(RunDescription run, Machine machine);
 
+  /// Machine, commit, date, command. Nothing in JSON, as print_heading().
   void print_header() const;
+  /// Of the table that add() makes.
+  void print_heading() const;
   void add(const Figure& figure) const;
+  bool json() const { return run_.json; }
 
   /// Shows what is being measured, if somebody watches; the next figure wipes it out.
   void progress(const std::string& what) const;
@@ -71,12 +82,15 @@ class Report {
   void print_row(const Figure& figure) const;
   void print_json(const Figure& figure) const;
 
-  const PoolBenchOptions& options_;
+  const RunDescription run_;
   const Machine machine_;
   const std::string date_;
   std::string media_;
   mutable std::string last_note_;  // not printed again for the next row
 };
+
+/// "10.1 (9.55..10.3) GB/s".
+std::string spread(const Summary& summary, const std::string& unit);
 
 /// "256 KiB", "2 MiB".
 std::string bytes_text(uint64_t bytes);

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// bowhead bench pool: the table of bench/pool_bench.h.
+// bowhead bench: the tables of bench/.
 #include <fmt/format.h>
 
 #include <memory>
 
+#include "bench/codec_bench.h"
 #include "bench/pool_bench.h"
 #include "tools/bowhead/cli.h"
 
 namespace bowhead::cli {
 
-void add_bench_command(CLI::App& app, Action& action, const std::string& command_line) {
-  auto* bench = app.add_subcommand("bench", "Measure this build on this machine");
-  bench->require_subcommand(1);
-  auto* command = bench->add_subcommand("pool", "Speed, space and recovery of the pool");
+namespace {
+
+void add_pool(CLI::App& bench, Action& action, const std::string& command_line) {
+  auto* command = bench.add_subcommand("pool", "Speed, space and recovery of the pool");
   auto options = std::make_shared<bench::PoolBenchOptions>();
   command->add_option("--pool", options->locator,
                       "Where its pools are made, one after another (default: memory)");
@@ -29,6 +30,47 @@ void add_bench_command(CLI::App& app, Action& action, const std::string& command
   options->command = command_line;
   command->callback(
       [options, &action] { action = [options] { return bench::run_pool_bench(*options); }; });
+}
+
+constexpr const char* kCodecFooter = R"(
+Cuts keys and values into blocks of 64 KiB and 4 KiB, and has each codec compress every block on its
+own, on one core, with data that no cache holds. Every block is compared before anything is timed;
+then all codecs take turns in every round, beside plain copies of the same blocks.
+
+Ratios count all headers. Speeds are GB/s of uncompressed bytes. "of copy" is the speed beside that
+of the best plain copy, round by round.
+
+DIR has a folder for each set of captured tensors, with a meta.json (docs/bench.md). Without it the
+tensors are synthetic, and so are their ratios.
+
+Examples:
+  bowhead bench codec --data kv
+  bowhead bench codec --json)";
+
+void add_codec(CLI::App& bench, Action& action, const std::string& command_line) {
+  auto* command =
+      bench.add_subcommand("codec", "Ratio and speed of compression, ours and that of others");
+  auto options = std::make_shared<bench::CodecBenchOptions>();
+  command->add_option("--data", options->data,
+                      "Folder of captured keys and values (default: synthetic ones)");
+  command->add_option("--rounds", options->rounds, "Rounds of each timed figure")
+      ->check(CLI::Range(5, 1000))
+      ->capture_default_str();
+  command->add_flag("--quick", options->quick, "Small and short, to see that it runs: no result");
+  command->add_flag("--json", options->json, "One JSON line per figure");
+  command->footer(kCodecFooter);
+  options->command = command_line;
+  command->callback(
+      [options, &action] { action = [options] { return bench::run_codec_bench(*options); }; });
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, Action& action, const std::string& command_line) {
+  auto* bench = app.add_subcommand("bench", "Measure this build on this machine");
+  bench->require_subcommand(1);
+  add_pool(*bench, action, command_line);
+  add_codec(*bench, action, command_line);
 }
 
 }  // namespace bowhead::cli

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/kv_data.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "base/random.h"
+
+namespace bowhead::bench {
+namespace {
+
+using namespace compression;
+
+constexpr std::pair<const char*, KvRole> kRoles[] = {
+    {"k", KvRole::KEYS}, {"v", KvRole::VALUES}, {"q", KvRole::QUERIES}};
+constexpr std::pair<const char*, NumberKind> kNumberNames[] = {{"bf16", NumberKind::BF16},
+                                                               {"fp16", NumberKind::FP16}};
+
+template <class Table>
+auto find_in(const Table& table, const std::string& name)
+    -> std::optional<decltype(table[0].second)> {
+  for (const auto& [known, value] : table) {
+    if (name == known) return value;
+  }
+  return std::nullopt;
+}
+
+Error wrong_file(const std::filesystem::path& path, const std::string& what) {
+  return {Status::INVALID_ARGUMENT, fmt::format("{}: {}", path.string(), what)};
+}
+
+Result<std::vector<uint8_t>> read_file(const std::filesystem::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream)
+    return Error{Status::SYSTEM, fmt::format("{}: {}", path.string(), std::strerror(errno))};
+  std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(stream), {}};
+  if (stream.bad()) return Error{Status::SYSTEM, fmt::format("{}: cannot be read", path.string())};
+  return bytes;
+}
+
+Result<void> read_tensor(const std::filesystem::path& path, const nlohmann::json& entry,
+                         KvSet& set) {
+  const auto role = find_in(kRoles, entry.at("tensor"));
+  const auto number = find_in(kNumberNames, entry.at("dtype"));
+  if (!role || !number) return {};
+  KvTensor tensor{.set = set.name, .number = *number, .role = *role};
+  tensor.shape = entry.at("shape");
+  auto bytes = read_file(path);
+  if (!bytes) return bytes.error();
+  const uint64_t expected = uint64_t{tensor.layers()} * tensor.heads() * tensor.head_bytes();
+  if (expected == 0 || bytes->size() != expected)
+    return wrong_file(path, fmt::format("it has {} bytes, and by meta.json, as [{}] of {}, {}",
+                                        bytes->size(), fmt::join(tensor.shape, ", "),
+                                        entry.at("dtype").get<std::string>(), expected));
+  tensor.values = std::move(*bytes);
+  set.tensors.push_back(std::move(tensor));
+  return {};
+}
+
+Result<KvSet> read_set(const std::filesystem::path& folder) {
+  KvSet set{.name = folder.filename().string()};
+  const auto meta_path = folder / "meta.json";
+  const auto text = read_file(meta_path);
+  if (!text) return text.error();
+  try {
+    const auto meta = nlohmann::json::parse(text->begin(), text->end());
+    for (const auto& [name, entry] : meta.at("files").items()) {
+      if (auto result = read_tensor(folder / name, entry, set); !result) return result.error();
+    }
+  } catch (const nlohmann::json::exception& exception) {
+    return wrong_file(meta_path, fmt::format("it lists no tensors: {}", exception.what()));
+  }
+  if (std::filesystem::exists(folder / "qpos.u32.bin")) {
+    const auto positions = read_file(folder / "qpos.u32.bin");
+    if (!positions) return positions.error();
+    set.query_positions.resize(positions->size() / 4);
+    std::memcpy(set.query_positions.data(), positions->data(), set.query_positions.size() * 4);
+  }
+  std::sort(set.tensors.begin(), set.tensors.end(), [](const KvTensor& a, const KvTensor& b) {
+    return std::tie(a.number, a.role) < std::tie(b.number, b.role);
+  });
+  return set;
+}
+
+double uniform(Random& random) { return static_cast<double>(random.next() >> 11) * 0x1p-53; }
+
+double normal(Random& random) {
+  return std::sqrt(-2 * std::log(1 - uniform(random))) * std::cos(2 * M_PI * uniform(random));
+}
+
+/// The nearest number of a kind; none of ours comes near its largest.
+uint32_t nearest(const Number& number, double value) {
+  const int bias = (1 << (number.exponent_bits - 1)) - 1;
+  int exponent = 0;
+  (void)std::frexp(value, &exponent);
+  exponent = std::max(exponent - 1, 1 - bias);
+  // Where rounding carries, the mantissa runs over into the exponent, as it should.
+  const auto significand = static_cast<uint32_t>(
+      std::nearbyint(std::ldexp(std::abs(value), number.mantissa_bits - exponent)));
+  const auto hidden = 1u << number.mantissa_bits;
+  const auto magnitude =
+      (static_cast<uint32_t>(exponent + bias) << number.mantissa_bits) + significand - hidden;
+  return magnitude | (std::signbit(value) ? 1u << (number.element_bytes * 8 - 1) : 0);
+}
+
+constexpr uint32_t kSyntheticTokens = 2048, kSyntheticChannels = 128, kSyntheticHeads = 4;
+constexpr double kSyntheticBase = 5e5;
+
+/// One head, [token][channel].
+std::vector<double> make_head(KvRole role, uint32_t head) {
+  Random random(1000 * (static_cast<uint64_t>(role) + 1) + head);
+  std::vector<double> scales, means, values;
+  for (uint32_t c = 0; c < kSyntheticChannels; ++c) {
+    scales.push_back(std::exp(0.5 * normal(random)));
+    means.push_back(scales[c] * normal(random) * (role == KvRole::KEYS ? 1 : 0.3));
+  }
+  const bool repeats = role == KvRole::VALUES && head == 0;
+  const uint32_t half = kSyntheticChannels / 2;
+  std::vector<double> row(kSyntheticChannels);
+  for (uint32_t t = 0; t < kSyntheticTokens; ++t) {
+    // Words are as frequent as in a text: the n-th with 1 / n.
+    Random of_token(static_cast<uint64_t>(std::exp(uniform(random) * std::log(8192))) + 77);
+    for (uint32_t c = 0; c < kSyntheticChannels; ++c)
+      row[c] = means[c] + scales[c] * normal(repeats ? of_token : random);
+    for (uint32_t i = 0; role == KvRole::KEYS && i < half; ++i) {
+      const double angle = t * std::pow(kSyntheticBase, -2.0 * i / kSyntheticChannels);
+      const double x = row[i], y = row[i + half];
+      row[i] = x * std::cos(angle) - y * std::sin(angle);
+      row[i + half] = x * std::sin(angle) + y * std::cos(angle);
+    }
+    values.insert(values.end(), row.begin(), row.end());
+  }
+  return values;
+}
+
+}  // namespace
+
+const char* kv_role_name(KvRole role) {
+  constexpr const char* kNames[] = {"keys", "values", "queries"};
+  return kNames[static_cast<size_t>(role)];
+}
+
+Result<std::vector<KvSet>> read_kv_data(const std::string& folder) {
+  std::vector<std::filesystem::path> folders;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (std::filesystem::exists(entry.path() / "meta.json")) folders.push_back(entry.path());
+  }
+  if (error) return Error{Status::SYSTEM, fmt::format("{}: {}", folder, error.message())};
+  if (folders.empty())
+    return wrong_file(folder, "no folder in it has a meta.json, as sets of tensors have");
+  std::sort(folders.begin(), folders.end());
+  std::vector<KvSet> sets;
+  for (const auto& path : folders) {
+    auto set = read_set(path);
+    if (!set) return set.error();
+    sets.push_back(std::move(*set));
+  }
+  return sets;
+}
+
+KvSet make_kv_data() {
+  KvSet set{.name = "synthetic", .synthetic = true};
+  for (const NumberKind kind : {NumberKind::BF16, NumberKind::FP16}) {
+    for (const KvRole role : {KvRole::KEYS, KvRole::VALUES}) {
+      KvTensor tensor{.set = set.name, .number = kind, .role = role};
+      tensor.shape = {1, kSyntheticHeads, kSyntheticTokens, kSyntheticChannels};
+      if (role == KvRole::KEYS) tensor.rotary = rotary_of(kSyntheticBase, kSyntheticChannels);
+      for (uint32_t head = 0; head < kSyntheticHeads; ++head) {
+        for (const double value : make_head(role, head)) {
+          const uint32_t bits = nearest(*number_of(kind), value);
+          tensor.values.push_back(static_cast<uint8_t>(bits));
+          tensor.values.push_back(static_cast<uint8_t>(bits >> 8));
+        }
+      }
+      set.tensors.push_back(std::move(tensor));
+    }
+  }
+  return set;
+}
+
+Rotary find_rotary(const KvTensor& keys) {
+  if (keys.channels() % 2 != 0) return {};
+  Encoder encoder(Profile::DENSE);
+  Shape shape{keys.number, 1, keys.tokens(), keys.channels()};
+  std::vector<uint8_t> frame(frame_bound(shape));
+  Rotary best;
+  size_t least = SIZE_MAX;
+  for (const double base : {0.0, 1e4, 5e5, 1e6}) {
+    shape.rotary = base == 0 ? Rotary{} : rotary_of(base, keys.channels());
+    const auto size =
+        encoder.encode(shape, ConstBytes(keys.values).first(keys.head_bytes()), frame);
+    if (!size || *size >= least) continue;
+    least = *size;
+    best = shape.rotary;
+  }
+  return best;
+}
+
+}  // namespace bowhead::bench

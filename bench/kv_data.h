@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys, values and queries to compress: captured from models, or made to be like them.
+//
+// A folder of captured tensors has a folder per set, each with a meta.json that lists its files:
+//
+//   {"files": {"k.bf16.bin": {"tensor": "k", "dtype": "bf16", "shape": [6, 2, 2048, 64]}, ...}}
+//
+// "k" and "v" are [layer][kv_head][token][channel], "q" is [layer][q_head][query][channel], all
+// little-endian, keys and queries after rotary position embedding. qpos.u32.bin holds the token
+// that each query stands at. Other files and other numbers are left alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "compression/frame.h"
+
+namespace bowhead::bench {
+
+enum class KvRole : uint8_t { KEYS, VALUES, QUERIES };
+const char* kv_role_name(KvRole role);  ///< "keys", "values", "queries"
+
+struct KvTensor {
+  std::string set;
+  compression::NumberKind number = compression::NumberKind::BF16;  ///< or FP16
+  KvRole role = KvRole::KEYS;
+  std::array<uint32_t, 4> shape{};  ///< layers, heads, tokens or queries, channels
+  compression::Rotary rotary;       ///< of keys; of captured ones see find_rotary()
+  std::vector<uint8_t> values;
+
+  uint32_t layers() const { return shape[0]; }
+  uint32_t heads() const { return shape[1]; }
+  uint32_t tokens() const { return shape[2]; }
+  uint32_t channels() const { return shape[3]; }
+  size_t row_bytes() const { return channels() * size_t{element_bytes(number)}; }
+  /// Of one head: all its tokens.
+  size_t head_bytes() const { return tokens() * row_bytes(); }
+};
+
+struct KvSet {
+  std::string name;
+  bool synthetic = false;
+  std::vector<KvTensor> tensors;          ///< by number, then role
+  std::vector<uint32_t> query_positions;  ///< empty: there is no qpos.u32.bin
+};
+
+/// All sets of a folder, by name. INVALID_ARGUMENT: a file is not what meta.json says, or there is
+/// no set; SYSTEM: something cannot be read.
+Result<std::vector<KvSet>> read_kv_data(const std::string& folder);
+
+/// Keys and values with the statistics of captured ones: channels of different sizes, keys around a
+/// mean that rotary position embedding turns, a head of values where tokens repeat. The same in
+/// every run.
+KvSet make_kv_data();
+
+/// The files do not say by which base their keys were turned, as an engine would: of the usual ones
+/// it is the one whose frames are the smallest.
+compression::Rotary find_rotary(const KvTensor& keys);
+
+}  // namespace bowhead::bench

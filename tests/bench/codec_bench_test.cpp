@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// The comparison of codecs runs, says what docs/bench.md promises, and refuses data that is not
+// what it says. No speed is judged.
+#include "bench/codec_bench.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "bench/codecs.h"
+#include "bench/kv_data.h"
+
+namespace bowhead::bench {
+namespace {
+
+class CodecBench : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_.rounds = 5;
+    options_.quick = true;
+    options_.json = true;
+    options_.command = "the test";
+    folder_ = testing::TempDir() + "bowhead-codec-bench-test-" + std::to_string(getpid());
+    std::filesystem::create_directories(folder_ + "/data/set");
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  int run() {
+    const pid_t child = fork();
+    if (child == 0) {
+      if (freopen((folder_ + "/out").c_str(), "w", stdout) == nullptr) _exit(99);
+      _exit(run_codec_bench(options_));
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  std::vector<nlohmann::json> lines() const {
+    std::vector<nlohmann::json> lines;
+    std::ifstream output(folder_ + "/out");
+    for (std::string text; std::getline(output, text);)
+      lines.push_back(nlohmann::json::parse(text));
+    return lines;
+  }
+  void write(const std::string& name, const std::string& content) const {
+    std::ofstream(folder_ + "/data/set/" + name, std::ios::binary) << content;
+  }
+
+  CodecBenchOptions options_;
+  std::string folder_;
+};
+
+TEST_F(CodecBench, MeasuresEveryCodecOnTheSameBlocks) {
+  ASSERT_EQ(run(), 0);
+  std::map<std::string, std::set<std::string>> rows;  // by codec
+  std::map<std::string, double> ratios;               // of 64 KiB of bf16 keys
+  std::set<std::string> blocks;
+  for (const auto& line : lines()) {
+    EXPECT_EQ(line.at("bench"), "codec");
+    EXPECT_EQ(line.at("command"), "the test");
+    EXPECT_EQ(line.at("quick"), true);
+    for (const char* field : {"commit", "date", "machine", "what"}) {
+      EXPECT_TRUE(line.contains(field)) << field << " in " << line;
+    }
+    const auto& parameters = line.at("parameters");
+    EXPECT_EQ(parameters.at("synthetic"), true);
+    const std::string codec = parameters.at("codec"), row = line.at("row");
+    rows[codec].insert(row);
+    blocks.insert(parameters.at("tensor").get<std::string>() + " " +
+                  parameters.at("number").get<std::string>() + " " +
+                  std::to_string(parameters.at("block_bytes").get<int>()));
+    if (row == "ratio") {
+      if (parameters.at("tensor") == "keys" && parameters.at("number") == "bf16" &&
+          parameters.at("block_bytes") == 65536)
+        ratios[codec] = line.at("value").at("median");
+      continue;
+    }
+    EXPECT_EQ(line.at("unit"), "GB/s");
+    EXPECT_EQ(line.at("value").at("rounds"), 5);
+    EXPECT_GT(line.at("value").at("min"), 0);
+    EXPECT_GT(line.at("limit").at("median"), 0);
+    EXPECT_GT(line.at("ratio").at("median"), 0);
+  }
+  EXPECT_EQ(blocks,
+            (std::set<std::string>{"keys bf16 65536", "keys bf16 4096", "keys fp16 65536",
+                                   "keys fp16 4096", "values bf16 65536", "values bf16 4096",
+                                   "values fp16 65536", "values fp16 4096"}));
+  const std::set<std::string> all = {"ratio", "encode", "decode"};
+  for (const char* codec :
+       {"ours fast", "ours balanced", "ours dense", "lz4", "zstd -1", "zstd -3"}) {
+    EXPECT_EQ(rows[codec], all) << codec;
+  }
+  EXPECT_EQ(rows["planes alone"], (std::set<std::string>{"encode", "decode"}));
+  EXPECT_EQ(rows["planes alone, first 5"], (std::set<std::string>{"decode"}));
+  // Frames find what such keys have in them, and no more than is there.
+  EXPECT_GT(ratios["ours dense"], 1.45);
+  EXPECT_LT(ratios["ours dense"], 1.65);
+  EXPECT_GT(ratios["ours fast"], ratios["zstd -3"]);
+}
+
+TEST_F(CodecBench, NoCodecPassesWithWrongValues) {
+  const KvSet made = make_kv_data();
+  const KvTensor& keys = made.tensors.front();
+  const compression::Shape shape{keys.number, 1, 256, keys.channels(), keys.rotary};
+  const auto values = compression::ConstBytes(keys.values).first(shape.size_bytes());
+  std::vector<uint8_t> coded(coded_room(values.size())), out(values.size());
+  Codecs codecs;
+  add_frame_codecs(codecs);
+  add_plane_codecs(codecs);
+  add_general_codecs(codecs);
+  add_blosc_codecs(codecs);
+  for (const auto& codec : codecs) {
+    const size_t size = codec->encode(shape, values, coded);
+    ASSERT_GT(size, 0u) << codec->name();
+    ASSERT_TRUE(codec->decode(shape, compression::ConstBytes(coded).first(size), out));
+    EXPECT_TRUE(codec->right(shape, values, out)) << codec->name();
+    out.back() ^= 0x80;  // the sign of one value
+    EXPECT_FALSE(codec->right(shape, values, out)) << codec->name();
+  }
+}
+
+TEST_F(CodecBench, ReadsCapturedTensors) {
+  const KvSet made = make_kv_data();
+  const KvTensor& keys = made.tensors.front();
+  write("meta.json", R"({"files": {
+    "k.bin": {"tensor": "k", "dtype": "bf16", "shape": [1, 4, 2048, 128]},
+    "x.bin": {"tensor": "k", "dtype": "float64", "shape": [1]},
+    "qpos.u32.bin": {"tensor": "positions", "dtype": "uint32", "shape": [2]}}})");
+  write("k.bin", {keys.values.begin(), keys.values.end()});
+  write("qpos.u32.bin", std::string("\1\0\0\0\7\2\0\0", 8));
+  const auto sets = read_kv_data(folder_ + "/data");
+  ASSERT_TRUE(sets);
+  ASSERT_EQ(sets->size(), 1u);
+  EXPECT_EQ(sets->front().name, "set");
+  EXPECT_EQ(sets->front().query_positions, (std::vector<uint32_t>{1, 0x207}));
+  ASSERT_EQ(sets->front().tensors.size(), 1u);
+  const KvTensor& read = sets->front().tensors.front();
+  EXPECT_EQ(read.shape, keys.shape);
+  EXPECT_EQ(read.values, keys.values);
+  EXPECT_EQ(find_rotary(read), keys.rotary);
+
+  options_.data = folder_ + "/data";
+  ASSERT_EQ(run(), 0);
+  for (const auto& line : lines()) {
+    EXPECT_EQ(line.at("parameters").at("set"), "set");
+    EXPECT_EQ(line.at("parameters").at("synthetic"), false);
+    EXPECT_EQ(line.at("parameters").at("rotary_dim"), 128);
+  }
+}
+
+TEST_F(CodecBench, RefusesDataThatIsNotWhatItSays) {
+  options_.data = folder_ + "/nothing";
+  EXPECT_EQ(run(), 3);
+  options_.data = folder_ + "/data";
+  EXPECT_EQ(run(), 2);  // no set
+  write("meta.json", "{");
+  EXPECT_EQ(run(), 2);
+  write("meta.json",
+        R"({"files": {"k.bin": {"tensor": "k", "dtype": "bf16", "shape": [1, 1, 4, 64]}}})");
+  EXPECT_EQ(run(), 3);  // no such file
+  write("k.bin", "too short");
+  EXPECT_EQ(run(), 2);
+  EXPECT_TRUE(lines().empty());
+}
+
+}  // namespace
+}  // namespace bowhead::bench
