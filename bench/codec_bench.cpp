@@ -318,7 +318,6 @@ Result<std::vector<KvSet>> data_of(const CodecBenchOptions& options) {
 }  // namespace
 
 int run_codec_bench(const CodecBenchOptions& options) {
-  constexpr int kExitWrong = 1, kExitUsage = 2, kExitEnvironment = 3;
   const Machine machine = this_machine();
   Team team({machine.cpus.front()}, 0, 0);
   const auto result = team.run([&](Member&) -> Result<void> {
@@ -326,11 +325,7 @@ int run_codec_bench(const CodecBenchOptions& options) {
     if (!sets) return sets.error();
     return CodecBench(options, machine).run(*sets);
   });
-  if (result) return 0;
-  fmt::print(stderr, "bench: {}\n", result.error().message());
-  return result.status() == Status::DAMAGED            ? kExitWrong
-         : result.status() == Status::INVALID_ARGUMENT ? kExitUsage
-                                                       : kExitEnvironment;
+  return result ? 0 : complain(result.error());
 }
 
 }  // namespace bowhead::bench

@@ -199,8 +199,7 @@ Rotary find_rotary(const KvTensor& keys) {
   size_t least = SIZE_MAX;
   for (const double base : {0.0, 1e4, 5e5, 1e6}) {
     shape.rotary = base == 0 ? Rotary{} : rotary_of(base, keys.channels());
-    const auto size =
-        encoder.encode(shape, ConstBytes(keys.values).first(keys.head_bytes()), frame);
+    const auto size = encoder.encode(shape, keys.head(0), frame);
     if (!size || *size >= least) continue;
     least = *size;
     best = shape.rotary;

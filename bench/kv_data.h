@@ -38,6 +38,10 @@ struct KvTensor {
   size_t row_bytes() const { return channels() * size_t{element_bytes(number)}; }
   /// Of one head: all its tokens.
   size_t head_bytes() const { return tokens() * row_bytes(); }
+  /// `index` counts the heads of all layers.
+  compression::ConstBytes head(size_t index) const {
+    return compression::ConstBytes(values).subspan(index * head_bytes(), head_bytes());
+  }
 };
 
 struct KvSet {

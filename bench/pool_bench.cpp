@@ -21,8 +21,6 @@
 namespace bowhead::bench {
 namespace {
 
-constexpr int kExitWrong = 1;
-constexpr int kExitUsage = 2;
 constexpr int kExitEnvironment = 3;
 
 struct Row {
@@ -34,11 +32,6 @@ constexpr Row kRows[] = {{"copy", run_copy_rows},   {"alloc", run_alloc_rows},
                          {"space", run_space_rows}, {"rpc", run_rpc_rows},
                          {"share", run_share_rows}, {"exists", run_exists_rows},
                          {"open", run_open_rows}};
-
-int complain(const Error& error) {
-  fmt::print(stderr, "bench: {}\n", error.message());
-  return error.status == Status::DAMAGED ? kExitWrong : kExitEnvironment;
-}
 
 /// The whole benchmark; runs in the child.
 int measure(const PoolBenchOptions& options, const std::string& locator) {
@@ -115,10 +108,7 @@ const std::vector<std::string>& pool_bench_rows() {
 }
 
 int run_pool_bench(const PoolBenchOptions& options) {
-  if (auto result = check_options(options); !result) {
-    fmt::print(stderr, "bench: {}\n", result.error().message());
-    return kExitUsage;
-  }
+  if (auto result = check_options(options); !result) return complain(result.error());
   const std::string locator =
       options.locator.empty() ? fmt::format("shm:bench-{}", getpid()) : options.locator;
   // What is removed at the end must be ours.

@@ -55,6 +55,13 @@ std::optional<bool> Figure::met() const {
   return target->at_least ? measured >= target->bound : measured <= target->bound;
 }
 
+int complain(const Error& error) {
+  constexpr int kExitWrong = 1, kExitUsage = 2, kExitEnvironment = 3;
+  fmt::print(stderr, "bench: {}\n", error.message());
+  if (error.status == Status::DAMAGED) return kExitWrong;
+  return error.status == Status::INVALID_ARGUMENT ? kExitUsage : kExitEnvironment;
+}
+
 std::string spread(const Summary& summary, const std::string& unit) {
   return fmt::format("{} ({}..{}){}{}", number(summary.median), number(summary.min),
                      number(summary.max), unit.empty() ? "" : " ", unit);

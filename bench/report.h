@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "bench/machine.h"
 
 namespace bowhead::bench {
@@ -88,6 +89,10 @@ class Report {
   std::string media_;
   mutable std::string last_note_;  // not printed again for the next row
 };
+
+/// Prints "bench: ..." to stderr; returns the exit code: 1 wrong bytes or a wrong answer, 2 what
+/// was asked for makes no sense, 3 environment.
+int complain(const Error& error);
 
 /// "10.1 (9.55..10.3) GB/s".
 std::string spread(const Summary& summary, const std::string& unit);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The comparison of codecs runs, says what docs/bench.md promises, and refuses data that is not
-// what it says. No speed is judged.
+// The comparison of codecs and the recall of prefixes run, say what docs/bench.md promises, and
+// refuse data that is not what it says. No speed is judged.
 #include "bench/codec_bench.h"
 
 #include <gtest/gtest.h>
@@ -8,16 +8,20 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "bench/codecs.h"
 #include "bench/kv_data.h"
+#include "bench/recall_bench.h"
 
 namespace bowhead::bench {
 namespace {
@@ -35,10 +39,16 @@ class CodecBench : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   int run() {
+    return run([&] { return run_codec_bench(options_); });
+  }
+  int run_recall() {
+    return run([&] { return run_recall_bench({folder_ + "/data", true, "the test"}); });
+  }
+  int run(const std::function<int()>& bench) {
     const pid_t child = fork();
     if (child == 0) {
       if (freopen((folder_ + "/out").c_str(), "w", stdout) == nullptr) _exit(99);
-      _exit(run_codec_bench(options_));
+      _exit(bench());
     }
     int status = 0;
     waitpid(child, &status, 0);
@@ -155,6 +165,75 @@ TEST_F(CodecBench, ReadsCapturedTensors) {
     EXPECT_EQ(line.at("parameters").at("synthetic"), false);
     EXPECT_EQ(line.at("parameters").at("rotary_dim"), 128);
   }
+}
+
+/// 400 keys of 8 channels, and four queries of each of two heads, in bf16. The queries look
+/// at the first channel only: it is 1.25 in the first 64 keys of odd number, and 1 in all others.
+class CodecBenchRecall : public CodecBench {
+ protected:
+  static void add(std::string& bytes, float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    bytes += static_cast<char>(bits >> 16);
+    bytes += static_cast<char>(bits >> 24);
+  }
+  void write_set(const std::string& query_shape, uint32_t position) const {
+    std::string keys, queries, positions;
+    Random random(5);
+    for (uint32_t t = 0; t < 400; ++t) {
+      for (uint32_t c = 0; c < 8; ++c) {
+        const float noise = static_cast<float>(random.below(1000)) / 500 - 1;
+        add(keys, c > 0 ? noise : t % 2 == 1 && t < 128 ? 1.25f : 1.0f);
+      }
+    }
+    for (uint32_t i = 0; i < 2 * 4 * 8; ++i) add(queries, i % 8 == 0 ? 1.0f : 0.0f);
+    for (const uint32_t at : {399u, 10u, 300u, position}) {
+      for (int shift = 0; shift < 32; shift += 8) positions += static_cast<char>(at >> shift);
+    }
+    write("meta.json",
+          R"({"files": {"k": {"tensor": "k", "dtype": "bf16", "shape": [1, 1, 400, 8]},
+                        "q": {"tensor": "q", "dtype": "bf16", "shape": )" +
+              query_shape + "}}}");
+    write("k", keys);
+    write("q", queries);
+    write("qpos.u32.bin", positions);
+  }
+};
+
+TEST_F(CodecBenchRecall, FindsMoreKeysWithMorePlanes) {
+  write_set("[1, 2, 4, 8]", 350);
+  ASSERT_EQ(run_recall(), 0);
+  const auto reports = lines();
+  ASSERT_EQ(reports.size(), 6u);
+  double bits = 0;
+  for (uint32_t planes = 1; planes <= 6; ++planes) {
+    const auto& line = reports[planes - 1];
+    EXPECT_EQ(line.at("bench"), "recall");
+    EXPECT_EQ(line.at("set"), "set");
+    EXPECT_EQ(line.at("number"), "bf16");
+    EXPECT_EQ(line.at("planes"), planes);
+    EXPECT_EQ(line.at("queries"), 3);  // the second sees 11 keys only
+    EXPECT_EQ(line.at("heads"), 2);
+    EXPECT_GE(line.at("bits_read_per_value"), bits);  // short planes are verified together
+    bits = line.at("bits_read_per_value");
+    EXPECT_LE(line.at("share_of_frames"), 1);
+  }
+  EXPECT_GT(bits, reports[0].at("bits_read_per_value"));
+  // 1 and 1.25 differ in the third bit below the sign at the latest, if no centre lies between.
+  EXPECT_LT(reports[0].at("recall").at("mean"), 1);
+  EXPECT_EQ(reports[5].at("recall").at("min"), 1);
+}
+
+TEST_F(CodecBenchRecall, RefusesQueriesThatDoNotFit) {
+  EXPECT_EQ(run_recall(), 2);  // no set
+  write_set("[1, 2, 4, 8]", 400);
+  EXPECT_EQ(run_recall(), 2);  // behind the last key
+  write_set("[1, 1, 8, 8]", 350);
+  EXPECT_EQ(run_recall(), 2);  // four positions for eight queries
+  write("meta.json",
+        R"({"files": {"k": {"tensor": "k", "dtype": "bf16", "shape": [1, 1, 400, 8]}}})");
+  EXPECT_EQ(run_recall(), 2);  // no queries
+  EXPECT_TRUE(lines().empty());
 }
 
 TEST_F(CodecBench, RefusesDataThatIsNotWhatItSays) {

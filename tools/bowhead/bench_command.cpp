@@ -6,6 +6,7 @@
 
 #include "bench/codec_bench.h"
 #include "bench/pool_bench.h"
+#include "bench/recall_bench.h"
 #include "tools/bowhead/cli.h"
 
 namespace bowhead::cli {
@@ -64,6 +65,29 @@ void add_codec(CLI::App& bench, Action& action, const std::string& command_line)
       [options, &action] { action = [options] { return bench::run_codec_bench(*options); }; });
 }
 
+constexpr const char* kRecallFooter = R"(
+Attention reads the keys that score highest. This finds for each query the 64 keys that it scores
+highest, and how many of them it still finds among the scores of keys of which only the first
+bit-planes were read; with the bits that this takes per value, heads and parameters included.
+
+DIR has a folder for each set of captured tensors, with a meta.json (docs/bench.md); sets without
+queries are left alone.
+
+Example:
+  bowhead bench recall --data kv)";
+
+void add_recall(CLI::App& bench, Action& action, const std::string& command_line) {
+  auto* command =
+      bench.add_subcommand("recall", "Which keys are found from the first bit-planes of frames");
+  auto options = std::make_shared<bench::RecallBenchOptions>();
+  command->add_option("--data", options->data, "Folder of captured keys and queries")->required();
+  command->add_flag("--json", options->json, "One JSON line per number of planes");
+  command->footer(kRecallFooter);
+  options->command = command_line;
+  command->callback(
+      [options, &action] { action = [options] { return bench::run_recall_bench(*options); }; });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, Action& action, const std::string& command_line) {
@@ -71,6 +95,7 @@ void add_bench_command(CLI::App& app, Action& action, const std::string& command
   bench->require_subcommand(1);
   add_pool(*bench, action, command_line);
   add_codec(*bench, action, command_line);
+  add_recall(*bench, action, command_line);
 }
 
 }  // namespace bowhead::cli
