@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <exception>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -232,8 +233,13 @@ Result<void> measure(const RecallBenchOptions& options) {
 }  // namespace
 
 int run_recall_bench(const RecallBenchOptions& options) {
-  const auto result = measure(options);
-  std::fflush(stdout);
+  Result<void> result;
+  try {
+    result = measure(options);
+    std::fflush(stdout);
+  } catch (const std::exception& exception) {  // no memory, or nobody reads what is printed
+    result = Error{Status::SYSTEM, exception.what()};
+  }
   return result ? 0 : complain(result.error());
 }
 

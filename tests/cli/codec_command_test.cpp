@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // bowhead codec from outside: each kind of file, what the report says, wrong input.
 #include <cstring>
+#include <regex>
 
 #include "tests/cli/run.h"
 
@@ -86,6 +87,28 @@ TEST_F(CodecCommand, ReadsWhatFilesSayAboutThemselves) {
   EXPECT_NE(cache.err.find("c.safetensors:w (F32) is left out"), std::string::npos) << cache.err;
 }
 
+TEST_F(CodecCommand, PlotsErrorAgainstBits) {
+  write("a&b.bin", values(4 * 300 * 64));
+  const Outcome outcome = codec(
+      "a&b.bin", {"--number", "bf16", "--shape", "4,300,64", "--json", "--plot", path("a.svg")});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::string svg = read("a.svg");
+  EXPECT_TRUE(svg.starts_with("<svg ")) << svg;
+  EXPECT_TRUE(svg.ends_with("</svg>\n")) << svg;
+  EXPECT_NE(svg.find("a&amp;b.bin</text>"), std::string::npos) << svg;
+  // A point for each number of planes: more bits to the right, less error further down.
+  const std::regex circle("<circle cx='([0-9.]+)' cy='([0-9.]+)'");
+  double x = 0, y = 0;
+  uint64_t points = 0;
+  for (std::sregex_iterator at(svg.begin(), svg.end(), circle), end; at != end; ++at, ++points) {
+    EXPECT_GT(std::stod((*at)[1]), x);
+    EXPECT_GT(std::stod((*at)[2]), y);
+    x = std::stod((*at)[1]);
+    y = std::stod((*at)[2]);
+  }
+  EXPECT_EQ(points, json_of(outcome)["precisions"].size());
+}
+
 TEST_F(CodecCommand, WrongInputIsNamed) {
   write("k.bin", values(64));
   write("empty.npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", "12345678"));
@@ -97,7 +120,12 @@ TEST_F(CodecCommand, WrongInputIsNamed) {
       {"none.bin", {}, 3, "none.bin"},
       {"k.bin", {}, 2, "--number"},
       {"k.bin", {"--number", "bf16"}, 2, "--shape"},
+      {"k.bin", {"--number", "bf16", "--shape", "3,64"}, 2, "k.bin: it has 128 bytes, and its"},
       {"k.bin", {"--number", "bf16", "--shape", "3,64"}, 2, "takes 384"},
+      {"k.bin",
+       {"--number", "bf16", "--shape", "1,64", "--plot", "/no/such/folder/a.svg"},
+       3,
+       "/no/such/folder/a.svg: No such file"},
       {"k.bin", {"--number", "float128", "--shape", "1,64"}, 2, "--number"},
       {"k.bin",
        {"--number", "bf16", "--shape", "1,64", "--rope-base", "1e4", "--rotary-dim", "48"},

@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <memory>
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/codec/measure.h"
+#include "tools/bowhead/codec/plot.h"
 #include "tools/bowhead/json.h"
 #include "tools/bowhead/text.h"
 
@@ -20,7 +24,7 @@ constexpr std::pair<const char*, Profile> kProfiles[] = {
 
 struct Arguments {
   std::vector<std::string> files, profiles;
-  std::string number;
+  std::string number, plot;
   RawDescription raw;
   CodecOptions options;
   bool json = false;
@@ -29,14 +33,14 @@ struct Arguments {
 constexpr const char* kFooter = R"(
 Cuts each tensor into blocks of whole tokens, compresses every block on its own, and checks that
 all come back bit for bit. Shows what each profile saves and how fast it is, beside a plain copy
-in the same rounds; and what reading only the first bit-planes costs and gives.
+in the same rounds; and what reading only the first bit-planes costs and gives, which --plot draws.
 
 A tensor is [...][tokens][channels]: the last two sizes of its shape. Keys after rotary position
 embedding compress better if its base ("rope theta") is known.
 
 Examples:
   bowhead codec keys.npy
-  bowhead codec model-cache.safetensors --profile dense
+  bowhead codec model-cache.safetensors --profile dense --plot planes.svg
   bowhead codec k.bin --number bf16 --shape 12,2048,64 --rope-base 10000)";
 
 const char* profile_name(Profile profile) {
@@ -110,6 +114,13 @@ Json to_json(const Tensor& tensor, const TensorReport& report) {
   return json;
 }
 
+Curve curve_of(const Tensor& tensor, const TensorReport& report) {
+  Curve curve{tensor.name, {}};
+  for (const PrecisionReport& p : report.precisions)
+    curve.points.push_back({fmt::format("sign + {}", p.planes - 1), p.bits_per_value, p.error});
+  return curve;
+}
+
 int run(Arguments arguments) {
   arguments.raw.number = number_kind_of(arguments.number);
   std::vector<Profile> profiles;
@@ -118,7 +129,14 @@ int run(Arguments arguments) {
     if (wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end())
       profiles.push_back(profile);
   }
+  std::ofstream plot;
+  if (!arguments.plot.empty()) {
+    plot.open(arguments.plot);  // before all that takes time
+    if (!plot)
+      return fail({Status::SYSTEM, fmt::format("{}: {}", arguments.plot, std::strerror(errno))});
+  }
   uint64_t tensors = 0;
+  std::vector<Curve> curves;
   std::vector<std::string> skipped;
   for (const std::string& file : arguments.files) {
     const auto read = read_tensors(file, arguments.raw, skipped);
@@ -127,6 +145,7 @@ int run(Arguments arguments) {
       const auto report = measure_tensor(tensor, arguments.options, profiles);
       if (!report) return fail(report.error(), tensor.name);
       ++tensors;
+      if (!report->precisions.empty()) curves.push_back(curve_of(tensor, *report));
       arguments.json ? print(json_text(to_json(tensor, *report), -1) + "\n")
                      : print_people(tensor, *report);
     }
@@ -136,6 +155,11 @@ int run(Arguments arguments) {
     say("there is no tensor to compress");
     return kUsage;
   }
+  if (arguments.plot.empty()) return kOk;
+  plot << plot_svg(fmt::format("First bit-planes of frames ({})", profile_name(profiles.back())),
+                   curves);
+  plot.close();
+  if (!plot) return fail({Status::SYSTEM, arguments.plot + ": cannot be written"});
   return kOk;
 }
 
@@ -164,6 +188,8 @@ void add_codec_command(CLI::App& app, Action& action) {
   command->add_option("--rounds", arguments->options.rounds, "Of each timed figure")
       ->check(CLI::Range(3, 1000))
       ->capture_default_str();
+  command->add_option("--plot", arguments->plot,
+                      "Write an SVG picture: error against bits read, a line per tensor");
   command->add_flag("--quick", arguments->options.quick, "Small and short: speeds mean nothing");
   command->add_flag("--json", arguments->json, "One JSON line per tensor");
   command->footer(kFooter);

@@ -40,13 +40,13 @@ uint64_t values_of(const std::vector<uint64_t>& shape) {
   return values;
 }
 
-Result<Tensor> tensor_of(const std::string& path, std::string name, NumberKind number,
-                         std::vector<uint64_t> shape, const char* begin, uint64_t bytes) {
+/// `name` is the file's, and the tensor's if the file has several.
+Result<Tensor> tensor_of(std::string name, NumberKind number, std::vector<uint64_t> shape,
+                         const char* begin, uint64_t bytes) {
   const uint64_t expected = values_of(shape) * element_bytes(number);
   if (expected == 0 || expected != bytes)
-    return wrong(path,
-                 fmt::format("{} has {} bytes, and its shape [{}] of {} takes {}", name, bytes,
-                             fmt::join(shape, ", "), number_kind_name(number), expected));
+    return wrong(name, fmt::format("it has {} bytes, and its shape [{}] of {} takes {}", bytes,
+                                   fmt::join(shape, ", "), number_kind_name(number), expected));
   Tensor tensor{std::move(name), number, std::move(shape), {}};
   tensor.values.assign(begin, begin + bytes);
   return tensor;
@@ -62,7 +62,7 @@ Result<Tensor> read_raw(const std::string& path, const std::string& file,
   std::vector<uint64_t> shape = raw.shape;
   if (*raw.number == NumberKind::BYTES && shape.empty()) shape = {file.size()};
   if (shape.empty()) return wrong(path, "--shape is missing (such as --shape 2048,64)");
-  return tensor_of(path, path, *raw.number, shape, file.data(), file.size());
+  return tensor_of(path, *raw.number, shape, file.data(), file.size());
 }
 
 /// The format of NumPy, versions 1 to 3 (numpy.lib.format).
@@ -95,7 +95,7 @@ Result<Tensor> read_npy(const std::string& path, const std::string& file) {
   for (std::sregex_iterator at(sizes.begin(), sizes.end(), number), end; at != end; ++at)
     shape.push_back(std::strtoull(at->str().c_str(), nullptr, 10));
   const size_t data = begin + header_bytes;
-  return tensor_of(path, path, kind, shape, file.data() + data, file.size() - data);
+  return tensor_of(path, kind, shape, file.data() + data, file.size() - data);
 }
 
 /// Eight bytes of header size, a JSON header, the tensors' bytes.
@@ -126,7 +126,7 @@ Result<std::vector<Tensor>> read_safetensors(const std::string& path, const std:
         skipped.push_back(fmt::format("{} ({})", full, type));
         continue;
       }
-      auto tensor = tensor_of(path, full, kind->second, shape,
+      auto tensor = tensor_of(full, kind->second, shape,
                               file.data() + 8 + header_bytes + offsets[0], offsets[1] - offsets[0]);
       if (!tensor) return tensor.error();
       tensors.push_back(std::move(*tensor));
