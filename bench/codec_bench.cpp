@@ -25,7 +25,6 @@ namespace {
 
 using compression::Bytes;
 using compression::ConstBytes;
-using compression::NumberKind;
 using compression::Shape;
 
 constexpr char kLineFormat[] = "  {:<21} {:>6}  {:>21} {:>7}  {:>21} {:>7}";
@@ -144,7 +143,7 @@ class CodecBench {
       for (const KvTensor& tensor : set.tensors) {
         if (tensor.role == KvRole::QUERIES) continue;
         if (tensor.head_bytes() < kBlockBytes[0] || kBlockBytes[1] % tensor.row_bytes() != 0) {
-          fmt::print(stderr, "bench: left out: {} of {}: the tokens of a head fill no {}\n",
+          fmt::print(stderr, "bench: left out: {} of {}: the tokens of a head do not fill {}\n",
                      kv_role_name(tensor.role), set.name, bytes_text(kBlockBytes[0]));
           continue;
         }
@@ -158,9 +157,8 @@ class CodecBench {
 
  private:
   Result<void> measure(const KvSet& set, const KvTensor& tensor, uint64_t block_bytes) {
-    const std::string what =
-        fmt::format("{} {} {}, {} blocks", set.name, kv_role_name(tensor.role),
-                    tensor.number == NumberKind::BF16 ? "bf16" : "fp16", bytes_text(block_bytes));
+    const std::string what = fmt::format("{} {} {}, {} blocks", set.name, kv_role_name(tensor.role),
+                                         kv_number_name(tensor.number), bytes_text(block_bytes));
     report_.progress(what);
     Walk walk(tensor, block_bytes, walk_bytes_);
     if (!walk.has_memory())
@@ -239,7 +237,7 @@ class CodecBench {
                                    {"set", set.name},
                                    {"synthetic", set.synthetic},
                                    {"tensor", kv_role_name(tensor.role)},
-                                   {"number", tensor.number == NumberKind::BF16 ? "bf16" : "fp16"},
+                                   {"number", kv_number_name(tensor.number)},
                                    {"block_bytes", walk.shape().size_bytes()},
                                    {"blocks", walk.blocks()},
                                    {"rotary_dim", tensor.rotary.dim},

@@ -21,7 +21,8 @@
 namespace bowhead::bench {
 
 enum class KvRole : uint8_t { KEYS, VALUES, QUERIES };
-const char* kv_role_name(KvRole role);  ///< "keys", "values", "queries"
+const char* kv_role_name(KvRole role);                       ///< "keys", "values", "queries"
+const char* kv_number_name(compression::NumberKind number);  ///< "bf16", "fp16"
 
 struct KvTensor {
   std::string set;
