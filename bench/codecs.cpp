@@ -82,9 +82,9 @@ bool Codec::right(const Shape&, ConstBytes values, ConstBytes out) const {
 }
 
 void add_frame_codecs(Codecs& codecs) {
-  codecs.push_back(std::make_unique<FrameCodec>("ours fast", Profile::FAST));
-  codecs.push_back(std::make_unique<FrameCodec>("ours balanced", Profile::BALANCED));
-  codecs.push_back(std::make_unique<FrameCodec>("ours dense", Profile::DENSE));
+  codecs.push_back(std::make_unique<FrameCodec>("frames fast", Profile::FAST));
+  codecs.push_back(std::make_unique<FrameCodec>("frames balanced", Profile::BALANCED));
+  codecs.push_back(std::make_unique<FrameCodec>("frames dense", Profile::DENSE));
 }
 
 void add_general_codecs(Codecs& codecs) {

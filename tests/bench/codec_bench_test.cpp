@@ -106,15 +106,15 @@ TEST_F(CodecBench, MeasuresEveryCodecOnTheSameBlocks) {
                                    "values fp16 65536", "values fp16 4096"}));
   const std::set<std::string> all = {"ratio", "encode", "decode"};
   for (const char* codec :
-       {"ours fast", "ours balanced", "ours dense", "lz4", "zstd -1", "zstd -3"}) {
+       {"frames fast", "frames balanced", "frames dense", "lz4", "zstd -1", "zstd -3"}) {
     EXPECT_EQ(rows[codec], all) << codec;
   }
   EXPECT_EQ(rows["planes alone"], (std::set<std::string>{"encode", "decode"}));
   EXPECT_EQ(rows["planes alone, first 5"], (std::set<std::string>{"decode"}));
   // Frames find what such keys have in them, and no more than is there.
-  EXPECT_GT(ratios["ours dense"], 1.45);
-  EXPECT_LT(ratios["ours dense"], 1.65);
-  EXPECT_GT(ratios["ours fast"], ratios["zstd -3"]);
+  EXPECT_GT(ratios["frames dense"], 1.45);
+  EXPECT_LT(ratios["frames dense"], 1.65);
+  EXPECT_GT(ratios["frames fast"], ratios["zstd -3"]);
 }
 
 TEST_F(CodecBench, NoCodecPassesWithWrongValues) {

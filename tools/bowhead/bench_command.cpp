@@ -49,8 +49,8 @@ Examples:
   bowhead bench codec --json)";
 
 void add_codec(CLI::App& bench, Action& action, const std::string& command_line) {
-  auto* command =
-      bench.add_subcommand("codec", "Ratio and speed of compression, ours and that of others");
+  auto* command = bench.add_subcommand(
+      "codec", "Ratio and speed of compression, of frames and of other codecs");
   auto options = std::make_shared<bench::CodecBenchOptions>();
   command->add_option("--data", options->data,
                       "Folder of captured keys and values (default: synthetic ones)");
