@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "pool/coded.h"
 #include "pool/core/access.h"
 #include "pool/core/core.h"
 #include "pool/core/layout.h"
@@ -207,6 +208,7 @@ class Pool::Impl {
         access_(*media_, choose_flush_kind(superblock_.geometry.host_count > 1 ||
                                            media_->traits().survives_power_loss)),
         core_(access_, superblock_, host),
+        coded_(core_),
         host_(host) {}
 
   ~Impl() {
@@ -254,6 +256,7 @@ class Pool::Impl {
     return observing() ? Status::NOT_SUPPORTED : Status::OK;
   }
   core::Core<NativeAccess>& core() { return core_; }
+  CodedStore& coded() { return coded_; }
   Media& media() { return *media_; }
   const bh_superblock& superblock() const { return superblock_; }
   bool second_used() const { return second_used_; }
@@ -293,6 +296,7 @@ class Pool::Impl {
   std::unique_ptr<Media> media_;
   NativeAccess access_;
   core::Core<NativeAccess> core_;
+  CodedStore coded_;
   uint32_t host_;
   bool attached_ = false;
 
@@ -429,19 +433,19 @@ Result<void> Pool::fence(uint32_t host) {
 
 Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description) {
   if (impl_->forked()) return Status::FORKED;
-  return impl_->core().open_namespace(description);
+  return impl_->coded().open_namespace(description);
 }
 
 Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
   if (!Key::valid(key)) return Status::KEY_TOO_LONG;
-  return impl_->core().put(Key(ns, key), value);
+  return impl_->coded().put(Key(ns, key), value);
 }
 
 Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers) {
   if (impl_->forked()) return Status::FORKED;
   if (!Key::valid(key)) return Status::KEY_TOO_LONG;
-  return impl_->core().get(Key(ns, key), buffers);
+  return impl_->coded().get(Key(ns, key), buffers);
 }
 
 Result<uint64_t> Pool::length(NamespaceId ns, std::string_view key) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "pool/compression.h"
 
 namespace bowhead {
 
@@ -62,6 +63,9 @@ struct OpenOptions {
 struct NamespaceDescription {
   std::string name;         ///< 1 to 63 bytes, for people and the command line
   std::string description;  ///< up to 383 bytes: model, dtype, layout, parallel rank, as you like
+  /// Of what put() stores: it takes fewer bytes, and comes back bit for bit. Whoever opens the
+  /// namespace first decides; NONE takes what is there.
+  Compression compression = {};
 };
 
 /// Fingerprint of a description; what operations take.
@@ -104,6 +108,7 @@ struct PoolInfo {
     NamespaceId id;
     std::string name;
     std::string description;
+    Compression compression;
   };
   struct Host {
     uint32_t slot;
@@ -149,6 +154,7 @@ struct BlockInfo {
   NamespaceId namespace_id;
   std::string key;
   uint64_t length_bytes;
+  uint64_t stored_bytes;  ///< less than the length if it is compressed
   uint64_t offset;
   uint64_t stamp;
 };
@@ -180,23 +186,26 @@ class Pool {
   static Result<std::vector<std::string>> repair(const std::string& locator, bool take_over,
                                                  const Progress& progress = {});
 
-  /// Registers or finds a namespace. Returns INVALID_ARGUMENT, NAMESPACE_MISMATCH (same name, other
-  /// description), LIMIT_REACHED.
+  /// Registers or finds a namespace. Returns INVALID_ARGUMENT (also: compression of what no tensor
+  /// looks like), NAMESPACE_MISMATCH (same name, other description or compression), LIMIT_REACHED.
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
-  /// the stored bytes stay as they are. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY,
-  /// HOST_FENCED (the other hosts declared this one dead: close the pool and open it again; also
-  /// from reserve(), commit(), acquire() and remove()), FORKED.
+  /// the stored bytes stay as they are. In a compressed namespace it is encoded by the calling
+  /// thread, and kept as it is where that would not take a smaller block. Returns KEY_TOO_LONG,
+  /// VALUE_TOO_LARGE, NO_SPACE, BUSY, HOST_FENCED (the other hosts declared this one dead: close
+  /// the pool and open it again; also from reserve(), commit(), acquire() and remove()), FORKED.
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
 
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
   /// returns its length. What it returns was checked against the checksum of the value, byte for
-  /// byte, in the caller's buffer. Returns NOT_FOUND (also for a damaged block, which is dropped
-  /// and counted), BUFFER_TOO_SMALL, KEY_TOO_LONG, FORKED. On failure the buffers hold anything.
+  /// byte, in the caller's buffer, or, of a compressed block, before it was decoded into it.
+  /// Returns NOT_FOUND (also for a damaged block, which is dropped and counted), BUFFER_TOO_SMALL,
+  /// UNSUPPORTED_CODEC (a newer Bowhead compressed it), KEY_TOO_LONG, FORKED. On failure the
+  /// buffers hold anything.
   Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers);
 
-  /// Length of a stored value. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
+  /// Length of a stored value, as it was put. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
   Result<uint64_t> length(NamespaceId ns, std::string_view key);
 
   /// present[i] = 1 if keys[i] is stored, else 0; returns how many are. No recency is changed.
@@ -208,7 +217,8 @@ class Pool {
   /// so that eviction takes a prefix from its end. Returns FORKED.
   Result<uint64_t> longest_prefix(NamespaceId ns, std::span<const std::string_view> keys);
 
-  /// Room for a value of `length_bytes` under `key`, to be filled in place. Same statuses as put().
+  /// Room for a value of `length_bytes` under `key`, to be filled in place: it stays as it is
+  /// filled in compressed namespaces too. Same statuses as put().
   Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes);
 
   /// Makes a reservation visible. `verified` false stores it without a checksum (for writers that
@@ -218,8 +228,9 @@ class Pool {
   Status abort(Reservation& reservation);
 
   /// Finds a block and keeps it where it is for `ttl_ms` (1 to 600,000). Returns NOT_FOUND,
-  /// COPY_ONLY (its host died; get() copies it), LIMIT_REACHED (leases), KEY_TOO_LONG,
-  /// INVALID_ARGUMENT, HOST_FENCED, FORKED.
+  /// COPY_ONLY (its host died; get() copies it), UNSUPPORTED_CODEC (it is compressed, which any
+  /// block of a compressed namespace may be; get() decodes it), LIMIT_REACHED (leases),
+  /// KEY_TOO_LONG, INVALID_ARGUMENT, HOST_FENCED, FORKED.
   Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms);
 
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if

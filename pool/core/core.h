@@ -12,9 +12,12 @@
 //   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves
 //      two good entries and never none. Whoever scavenges or rebuilds keeps one of them.
 //
+// Blocks hold bytes and say by which codec they encode the value; what codecs do is none of the
+// core's business.
+//
 // Parts: core.h (life of a block), core_evict.h (making room), core_attach.h (joining, leaving,
-// deaths, rebuilding), core_check.h (reports). All methods may be called from any thread unless
-// said.
+// deaths, rebuilding), core_check.h (reports), core_namespace.h (the table of namespaces). All
+// methods may be called from any thread unless said.
 #pragma once
 
 #include <algorithm>
@@ -61,6 +64,29 @@ inline uint32_t writer_of(uint32_t host, const bh_index_entry& entry) {
   return (entry.flags & BH_ENTRY_COPY_ONLY) != 0 ? UINT32_MAX : host;
 }
 
+/// What a put stores: a value as it is, or coded in fewer bytes.
+struct Content {
+  std::span<const ConstSpan> stored;  ///< what goes into the pool
+  uint64_t length_bytes = 0;          ///< of the value
+  uint8_t codec = BH_CODEC_RAW;
+  uint8_t profile = BH_PROFILE_NONE;
+
+  static Content raw(std::span<const ConstSpan> value) { return {value, bytes_of(value)}; }
+  uint64_t stored_bytes() const { return bytes_of(stored); }
+
+ private:
+  static uint64_t bytes_of(std::span<const ConstSpan> parts) {
+    uint64_t bytes = 0;
+    for (const ConstSpan& part : parts) bytes += part.size;
+    return bytes;
+  }
+};
+
+/// A block that is stored as it is has as many bytes as its value.
+inline bool lengths_agree(const bh_block_header& header) {
+  return header.codec != BH_CODEC_RAW || header.stored_bytes == header.length_bytes;
+}
+
 /// A committed block whose entry, header and key were all verified.
 struct Located {
   Found found;
@@ -105,8 +131,24 @@ class Core {
   Result<void> vouch_fenced(uint32_t host);
 
   // ---- blocks ----
-  Status put(const Key& key, std::span<const ConstSpan> value);
+  Status put(const Key& key, const Content& content);
+  Status put(const Key& key, std::span<const ConstSpan> value) {
+    return put(key, Content::raw(value));
+  }
+  /// Of the block that a put would take.
+  uint64_t room_for(const Content& content, uint64_t key_bytes) const;
+  /// The key is stored already: what a put of it then does is done.
+  bool put_present(const Key& key);
   Result<uint64_t> get(const Key& key, std::span<const Span> buffers);
+  /// Copies the stored bytes of a block, whatever their codec, to where `sink` wants them, and
+  /// returns the length of the value. Of a Sink:
+  ///   Result<std::span<const Span>> room_for(const bh_block_header&)  buffers for the stored
+  ///       bytes; an error is what get() returns;
+  ///   Status take(const bh_block_header&)  what came was verified. DAMAGED: it is no value all the
+  ///       same, and the block is dropped like any that is damaged.
+  /// The header is private to this call, like the bytes; each may be called several times.
+  template <class Sink>
+  Result<uint64_t> get_stored(const Key& key, Sink& sink);
   std::optional<Located> locate(const Key& key);
   /// present[i] for up to 128 keys, pipelined: all lines of a step are fetched before the next
   /// step. `slots`: their block slots.
@@ -119,7 +161,11 @@ class Core {
   Result<Lease> acquire(const Key& key, uint64_t ttl_ms);
   Status release(Lease& lease);
   Status remove(const Key& key);
+
+  // ---- core_namespace.h ----
   Result<uint64_t> open_namespace(const NamespaceDescription& description);
+  /// How a namespace is compressed; NONE also if there is none of this id.
+  Compression compression_of(uint64_t ns) const;
 
   // ---- core_check.h ----
   void fill_info(PoolInfo& info);
@@ -214,13 +260,16 @@ class Core {
   void write_key(uint64_t slot, std::string_view key);
   void retire_header(uint64_t slot);
   Status check_value(const Key& key, uint64_t bytes) const;
+
+  // core_namespace.h
   std::optional<bh_namespace> read_namespace(uint32_t host, uint64_t index) const;
-  Result<uint64_t> find_namespace(const bh_namespace& wanted) const;
+  template <class Visit>
+  void for_each_namespace(Visit visit) const;
   void write_namespace(uint64_t index, const bh_namespace& entry);
 
   std::optional<Block> reserve_block(uint64_t block_bytes);  // core_evict.h
-  Status finish_put(const Key& key, const Block& block, uint64_t length, uint64_t checksum,
-                    uint32_t kind);
+  Status finish_put(const Key& key, const Block& block, bh_block_header header);
+  bh_block_header header_for(const Content& content) const;
   bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
   void undo_put(const Block& block);
   bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
@@ -478,7 +527,7 @@ void Core<A>::retire_header(uint64_t slot) {
 template <class A>
 std::optional<Located> Core<A>::verify(const Found& found, const Key& key, bool fresh) const {
   const bh_index_entry& entry = found.entry;
-  if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return std::nullopt;
+  if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return std::nullopt;
   Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
   if (!fresh)
     c_.acquire_from(writer_of(found.host, entry), c_.layout.header(located.slot),
@@ -486,9 +535,8 @@ std::optional<Located> Core<A>::verify(const Found& found, const Key& key, bool 
   bh_block_header& header = located.header;
   if (!read_header(located.slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.namespace_id != key.namespace_id ||
-      header.key_bytes != key.bytes.size() || header.length_bytes != entry.length_bytes ||
-      !c_.layout.valid_block(entry.block_offset, header.stored_bytes) ||
-      !key_matches(found, located.slot, key.bytes))
+      header.key_bytes != key.bytes.size() || header.stored_bytes != entry.stored_bytes ||
+      !lengths_agree(header) || !key_matches(found, located.slot, key.bytes))
     return std::nullopt;
   return located;
 }
@@ -540,24 +588,50 @@ Status Core<A>::check_value(const Key& key, uint64_t bytes) const {
 }
 
 template <class A>
-Status Core<A>::put(const Key& key, std::span<const ConstSpan> value) {
-  uint64_t length = 0;
-  for (const ConstSpan& part : value) length += part.size;
-  if (Status status = check_value(key, length); status != Status::OK) return status;
+bool Core<A>::put_present(const Key& key) {
+  const auto located = locate(key);
+  if (!located) return false;
+  used_now(located->slot);
+  c_.count(BH_COUNTER_PUTS_PRESENT);
+  return true;
+}
+
+template <class A>
+Status Core<A>::put(const Key& key, const Content& content) {
+  if (Status status = check_value(key, content.length_bytes); status != Status::OK) return status;
   // A block is reserved while the first line of the look-up comes from memory.
   c_.access.prefetch(index_.first_line(c_.host, key.hash));
-  const uint64_t room = c_.layout.block_bytes(length, key.bytes.size());
+  const uint64_t room = room_for(content, key.bytes.size());
   auto block = allocator_.reserve(room);
-  if (auto located = locate(key)) {
+  if (put_present(key)) {
     if (block) allocator_.release(*block);
-    used_now(located->slot);
-    c_.count(BH_COUNTER_PUTS_PRESENT);
     return Status::OK;
   }
   if (!block) block = reserve_block(room);
   if (!block) return ended() ? gone() : Status::NO_SPACE;
-  const uint64_t checksum = c_.access.write_payload(block->offset, value);
-  return finish_put(key, *block, length, checksum, BH_CHECKSUM_XXH3_TREE_4K);
+  bh_block_header header = header_for(content);
+  header.payload_checksum = c_.access.write_payload(block->offset, content.stored);
+  return finish_put(key, *block, header);
+}
+
+template <class A>
+uint64_t Core<A>::room_for(const Content& content, uint64_t key_bytes) const {
+  const uint64_t stored = content.stored_bytes();
+  return content.codec == BH_CODEC_RAW
+             ? c_.layout.block_bytes(stored, key_bytes)
+             : c_.layout.coded_block_bytes(stored, content.length_bytes, key_bytes);
+}
+
+/// Of what is stored: the rest is filled in when it is published.
+template <class A>
+bh_block_header Core<A>::header_for(const Content& content) const {
+  bh_block_header header{};
+  header.length_bytes = static_cast<uint32_t>(content.length_bytes);
+  header.stored_bytes = static_cast<uint32_t>(content.stored_bytes());
+  header.codec = content.codec;
+  header.profile = content.profile;
+  header.checksum_kind = BH_CHECKSUM_XXH3_TREE_4K;
+  return header;
 }
 
 template <class A>
@@ -569,7 +643,7 @@ bh_index_entry Core<A>::entry_for(const Block& block, const bh_block_header& hea
   entry.stamp = header.stamp;
   entry.payload_checksum = header.payload_checksum;
   entry.namespace_id = header.namespace_id;
-  entry.length_bytes = header.length_bytes;
+  entry.stored_bytes = header.stored_bytes;
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
   if (allocator_.copy_only(c_.layout.extent_of_slot(block.slot))) entry.flags = BH_ENTRY_COPY_ONLY;
   return entry;
@@ -577,24 +651,17 @@ bh_index_entry Core<A>::entry_for(const Block& block, const bh_block_header& hea
 
 /// Key, header, entry, commit: the payload of the RESERVED block is published already (C1).
 template <class A>
-Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, uint64_t checksum,
-                           uint32_t kind) {
+Status Core<A>::finish_put(const Key& key, const Block& block, bh_block_header header) {
   if (ended() || !stamps_left()) {
     allocator_.release(block);
     return ended() ? gone() : Status::LIMIT_REACHED;
   }
   const Publishing publishing(c_);
-  bh_block_header header{};
   header.stamp = next_stamp();
   header.key_hash[0] = key.hash.low;
   header.key_hash[1] = key.hash.high;
-  header.payload_checksum = checksum;
   header.namespace_id = key.namespace_id;
-  header.length_bytes = static_cast<uint32_t>(length);
-  header.stored_bytes = static_cast<uint32_t>(length);
   header.key_bytes = static_cast<uint16_t>(key.bytes.size());
-  header.codec = BH_CODEC_RAW;
-  header.checksum_kind = static_cast<uint8_t>(kind);
   write_key(block.slot, key.bytes);
   c_.write_sealed(c_.layout.header(block.slot), to_line(header));
   used_now(block.slot);
@@ -613,7 +680,7 @@ Status Core<A>::finish_put(const Key& key, const Block& block, uint64_t length, 
     allocator_.commit(block);
   }
   c_.count(BH_COUNTER_PUTS);
-  c_.count(BH_COUNTER_BYTES_IN, length);
+  c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);
   evict_by_watermark(block.block_bytes);
   return Status::OK;
 }
@@ -628,24 +695,47 @@ void Core<A>::undo_put(const Block& block) {
 
 // ---- get ----
 
+/// Of values that are stored as they are.
+struct RawSink {
+  std::span<const Span> buffers;
+
+  Result<std::span<const Span>> room_for(const bh_block_header& header) const {
+    uint64_t room = 0;
+    for (const Span& buffer : buffers) room += buffer.size;
+    if (header.length_bytes > room) return Status::BUFFER_TOO_SMALL;
+    if (header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
+    return buffers;
+  }
+  Status take(const bh_block_header& /*header*/) const { return Status::OK; }
+};
+
 template <class A>
 Result<uint64_t> Core<A>::get(const Key& key, std::span<const Span> buffers) {
-  uint64_t room = 0;
-  for (const Span& buffer : buffers) room += buffer.size;
+  RawSink sink{buffers};
+  return get_stored(key, sink);
+}
+
+template <class A>
+template <class Sink>
+Result<uint64_t> Core<A>::get_stored(const Key& key, Sink& sink) {
   std::optional<Located> damaged_block;
   for (int attempt = 0; attempt < 3; ++attempt) {
     const auto located = locate(key);
     if (!located) break;
-    const uint64_t length = located->header.length_bytes;
-    if (length > room) return Status::BUFFER_TOO_SMALL;
-    if (located->header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
+    const auto buffers = sink.room_for(located->header);
+    if (!buffers) return buffers.error();
     bool damaged = false;
-    if (copy_out(*located, buffers, &damaged)) {
-      used_now(located->slot);
-      c_.count(BH_COUNTER_HITS);
-      c_.count(BH_COUNTER_BYTES_OUT, length);
-      if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
-      return length;
+    if (copy_out(*located, *buffers, &damaged)) {
+      const Status taken = sink.take(located->header);
+      if (taken == Status::OK) {
+        used_now(located->slot);
+        c_.count(BH_COUNTER_HITS);
+        c_.count(BH_COUNTER_BYTES_OUT, located->header.length_bytes);
+        if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
+        return uint64_t{located->header.length_bytes};
+      }
+      damaged = taken == Status::DAMAGED;
+      if (!damaged) return taken;
     }
     damaged_block = damaged ? located : std::nullopt;
   }
@@ -659,7 +749,7 @@ Result<uint64_t> Core<A>::get(const Key& key, std::span<const Span> buffers) {
 template <class A>
 bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bool* damaged) {
   const uint64_t offset = located.found.entry.block_offset;
-  const uint64_t bytes = located.header.length_bytes;
+  const uint64_t bytes = located.header.stored_bytes;
   const bool checked = located.header.checksum_kind != BH_CHECKSUM_NONE;
   if (!checked) c_.access.acquire(offset, bytes);
   uint64_t checksum = c_.access.read_payload(offset, bytes, buffers);
@@ -828,8 +918,11 @@ Status Core<A>::commit(Reservation& reservation, bool verified) {
   reservation.token = 0;
   const Block block{slot, reservation.offset,
                     allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
-  const uint64_t checksum =
-      verified ? c_.access.sum_payload(reservation.offset, reservation.length_bytes) : 0;
+  bh_block_header header{};
+  header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
+  header.checksum_kind = verified ? BH_CHECKSUM_XXH3_TREE_4K : BH_CHECKSUM_NONE;
+  if (verified)
+    header.payload_checksum = c_.access.sum_payload(reservation.offset, reservation.length_bytes);
   // The sum is of what lies in the pool: had this life been over before, it could be of bytes that
   // the successor put there.
   if (!c_.alone() && decided({c_.host, c_.incarnation})) {
@@ -837,8 +930,7 @@ Status Core<A>::commit(Reservation& reservation, bool verified) {
     return gone();
   }
   c_.access.publish(block.offset, reservation.length_bytes);
-  return finish_put(Key(reservation.namespace_id, reservation.key), block, reservation.length_bytes,
-                    checksum, verified ? BH_CHECKSUM_XXH3_TREE_4K : BH_CHECKSUM_NONE);
+  return finish_put(Key(reservation.namespace_id, reservation.key), block, header);
 }
 
 template <class A>
@@ -870,7 +962,7 @@ Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
       used_now(located->slot);
       c_.count(BH_COUNTER_HITS);
       if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
-      return Lease{c_.access.payload(entry.block_offset), entry.length_bytes, entry.block_offset,
+      return Lease{c_.access.payload(entry.block_offset), entry.stored_bytes, entry.block_offset,
                    entry.stamp, *token};
     }
     leases_.end(*token);
@@ -902,13 +994,13 @@ Status Core<A>::confirm(const Located& located) {
   const uint32_t writer = writer_of(host, entry);
   c_.acquire_from(writer, header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != entry.stamp) return Status::NOT_FOUND;
-  c_.acquire_from(writer, entry.block_offset, entry.length_bytes);
+  c_.acquire_from(writer, entry.block_offset, entry.stored_bytes);
   // Of a block that came just now, or from a host that may have been writing when it died, the
   // header may be in the memory before the payload (I3).
   if (host == c_.host && (entry.flags & BH_ENTRY_COPY_ONLY) == 0) return Status::OK;
   if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 && settled(entry.stamp)) return Status::OK;
   return located.header.checksum_kind != BH_CHECKSUM_NONE &&
-                 c_.access.sum_payload(entry.block_offset, entry.length_bytes) ==
+                 c_.access.sum_payload(entry.block_offset, entry.stored_bytes) ==
                      entry.payload_checksum
              ? Status::OK
              : Status::NOT_FOUND;
@@ -1073,89 +1165,10 @@ uint64_t Core<A>::free_unnamed(const std::vector<Retired>& retired) {
   return freed;
 }
 
-// ---- namespaces ----
-
-template <class A>
-Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
-  if (d.name.empty() || d.name.size() >= BH_NAMESPACE_NAME_BYTES ||
-      d.name.find('\0') != std::string::npos || d.description.find('\0') != std::string::npos ||
-      d.description.size() >= BH_NAMESPACE_TEXT_BYTES)
-    return Error{Status::INVALID_ARGUMENT,
-                 "a namespace has a name of 1 to 63 bytes and a description of up to 383"};
-  bh_namespace wanted{};
-  std::memcpy(wanted.name, d.name.data(), d.name.size());
-  std::memcpy(wanted.description, d.description.data(), d.description.size());
-  constexpr size_t kTextBytes = BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES;
-  wanted.content_checksum = hash64(wanted.name, kTextBytes);
-  wanted.id = hash64(wanted.name, kTextBytes, 1) | 1;
-  wanted.incarnation = c_.incarnation;
-
-  if (c_.observing()) return find_namespace(wanted);
-  const Hash128 lock_hash{0, 0};  // any lock will do, so long as it is always the same
-  const KeyLock lock(*this, lock_hash);
-  if (!lock.held()) return Status::BUSY;
-  std::optional<uint64_t> free_entry;
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
-    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
-      const auto entry = read_namespace(host, i);
-      if (!entry) {
-        if (host == c_.host && !free_entry) free_entry = i;
-        continue;
-      }
-      const bool same = std::memcmp(entry->name, wanted.name, kTextBytes) == 0;
-      if (same) return wanted.id;
-      if (entry->id == wanted.id ||
-          std::memcmp(entry->name, wanted.name, BH_NAMESPACE_NAME_BYTES) == 0)
-        return Error{Status::NAMESPACE_MISMATCH, "namespace '" + d.name +
-                                                     "' is registered with another description: '" +
-                                                     std::string(entry->description) + "'"};
-    }
-  }
-  if (!free_entry) return Error{Status::LIMIT_REACHED, "the pool's table of namespaces is full"};
-  write_namespace(*free_entry, wanted);
-  return wanted.id;
-}
-
-template <class A>
-Result<uint64_t> Core<A>::find_namespace(const bh_namespace& wanted) const {
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
-    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
-      const auto entry = read_namespace(host, i);
-      if (entry && entry->id == wanted.id) return wanted.id;
-    }
-  }
-  return Error{Status::NOT_FOUND, "the pool has no namespace of this name and description"};
-}
-
-template <class A>
-std::optional<bh_namespace> Core<A>::read_namespace(uint32_t host, uint64_t index) const {
-  const uint64_t at = c_.layout.name_space(host, index);
-  c_.access.acquire(at, sizeof(bh_namespace));
-  std::array<Line, sizeof(bh_namespace) / sizeof(Line)> lines;
-  for (size_t i = 0; i < lines.size(); ++i) lines[i] = c_.access.load_line(at + i * sizeof(Line));
-  const auto entry = std::bit_cast<bh_namespace>(lines);
-  const bool good = c_.sealer.check(lines[0], at) && entry.id != 0 &&
-                    entry.name[BH_NAMESPACE_NAME_BYTES - 1] == 0 &&
-                    entry.description[BH_NAMESPACE_TEXT_BYTES - 1] == 0 &&
-                    entry.content_checksum ==
-                        hash64(entry.name, BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES);
-  if (!good) return std::nullopt;
-  return entry;
-}
-
-/// The text first, then the sealed line that vouches for it.
-template <class A>
-void Core<A>::write_namespace(uint64_t index, const bh_namespace& entry) {
-  const uint64_t at = c_.layout.name_space(c_.host, index);
-  const auto lines = std::bit_cast<std::array<Line, sizeof(bh_namespace) / sizeof(Line)>>(entry);
-  for (size_t i = 1; i < lines.size(); ++i) c_.access.store_line(at + i * sizeof(Line), lines[i]);
-  c_.access.publish(at, sizeof(bh_namespace));
-  c_.write_sealed(at, lines[0]);
-}
-
 }  // namespace bowhead::core
 
-#include "pool/core/core_attach.h"  // IWYU pragma: export
-#include "pool/core/core_check.h"   // IWYU pragma: export
-#include "pool/core/core_evict.h"   // IWYU pragma: export
-#include "pool/core/core_share.h"   // IWYU pragma: export
+#include "pool/core/core_attach.h"     // IWYU pragma: export
+#include "pool/core/core_check.h"      // IWYU pragma: export
+#include "pool/core/core_evict.h"      // IWYU pragma: export
+#include "pool/core/core_namespace.h"  // IWYU pragma: export
+#include "pool/core/core_share.h"      // IWYU pragma: export

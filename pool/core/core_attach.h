@@ -593,20 +593,20 @@ void Core<A>::restore_cut_privately(const Cut& cut) {
 /// is damaged: the entry stays, so that check can name the loss.
 template <class A>
 bool Core<A>::restore_entry(const bh_index_entry& entry) {
-  if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return false;
+  if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return false;
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
   bh_block_header header;
   if (read_header(slot, header) &&
       (header.stamp != entry.stamp || stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
        header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
-       header.stored_bytes != entry.length_bytes))
+       header.stored_bytes != entry.stored_bytes))
     return false;
   const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
   const uint32_t usable =
       allocator_.closed(c_.layout.extent_of_slot(slot)) ? BH_BLOCK_NONE : BH_BLOCK_FREE;
   if (allocator_.word(slot).state != usable || cut.block_bytes == 0 ||
       allocator_.block_of(slot, cut).offset != entry.block_offset ||
-      entry.length_bytes > cut.block_bytes || restored_elsewhere(entry))
+      entry.stored_bytes > cut.block_bytes || restored_elsewhere(entry))
     return false;
   allocator_.restore_committed(slot);
   return true;
@@ -618,7 +618,7 @@ bool Core<A>::restored_elsewhere(const bh_index_entry& entry) const {
   const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
   const auto other = index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
     if (e.namespace_id != entry.namespace_id || e.block_offset == entry.block_offset ||
-        !c_.layout.valid_block(e.block_offset, e.length_bytes))
+        !c_.layout.valid_block(e.block_offset, e.stored_bytes))
       return false;
     bh_block_header header;
     const uint64_t slot = c_.layout.slot_of(e.block_offset);

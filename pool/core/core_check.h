@@ -9,6 +9,7 @@
 
 #include "base/coherence.h"
 #include "pool/core/core.h"
+#include "pool/core/core_namespace.h"
 
 namespace bowhead::core {
 
@@ -48,13 +49,14 @@ void Core<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
   for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
     index_.for_each(host, [&](const Found& found) {
       const bh_index_entry& entry = found.entry;
-      if (!more || !c_.layout.valid_block(entry.block_offset, entry.length_bytes)) return;
+      if (!more || !c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
       const uint64_t slot = c_.layout.slot_of(entry.block_offset);
       bh_block_header header;
       c_.acquire_from(host, c_.layout.header(slot), BH_LINE_BYTES);
       if (!read_header(slot, header) || header.stamp != entry.stamp) return;
-      more = visit(BlockInfo{entry.namespace_id, read_key(slot, header.key_bytes),
-                             entry.length_bytes, entry.block_offset, entry.stamp});
+      more =
+          visit(BlockInfo{entry.namespace_id, read_key(slot, header.key_bytes), header.length_bytes,
+                          header.stored_bytes, entry.block_offset, entry.stamp});
     });
   }
 }
@@ -89,7 +91,7 @@ void Core<A>::fill_info(PoolInfo& info) {
     if (host != c_.host) {
       index_.for_each(host, [&](const Found& found) {
         info.blocks += 1;
-        info.used_bytes += static_cast<int64_t>(c_.layout.block_bytes(found.entry.length_bytes, 1));
+        info.used_bytes += static_cast<int64_t>(c_.layout.block_bytes(found.entry.stored_bytes, 1));
       });
     }
     c_.acquire_from(host, c_.layout.part(host, BH_PART_PROCESSES),
@@ -102,7 +104,8 @@ void Core<A>::fill_info(PoolInfo& info) {
     info.hosts.push_back(host_info(host));
     for (uint64_t i = 0; i < g.namespace_count; ++i) {
       if (const auto entry = read_namespace(host, i))
-        info.namespaces.push_back({entry->id, entry->name, entry->description});
+        info.namespaces.push_back(
+            {entry->id, entry->name, entry->description, compression_in(*entry)});
     }
   }
   info.puts = sums[BH_COUNTER_PUTS];
@@ -182,16 +185,15 @@ std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload
                                                 CheckReport& report) {
   const bh_index_entry& entry = found.entry;
   const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
-  if (!c_.layout.valid_block(entry.block_offset, entry.length_bytes))
+  if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes))
     return "an index entry names a block outside the payload";
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
   bh_block_header header;
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   if (!read_header(slot, header)) return "the header of a block is damaged; its key is lost";
   if (header.stamp != entry.stamp) return "an index entry names a block that has another stamp";
-  if (header.length_bytes != entry.length_bytes || header.namespace_id != entry.namespace_id ||
-      header.payload_checksum != entry.payload_checksum ||
-      !c_.layout.valid_block(entry.block_offset, header.stored_bytes))
+  if (header.stored_bytes != entry.stored_bytes || header.namespace_id != entry.namespace_id ||
+      header.payload_checksum != entry.payload_checksum || !lengths_agree(header))
     return "the header of a block and its index entry contradict each other";
   if (key_hash(slot, header) != hash) return "the stored key of a block is damaged";
   ++report.blocks_checked;

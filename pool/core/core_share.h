@@ -390,7 +390,7 @@ void Core<A>::adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited) 
   for (const uint32_t host : sources) {
     index_.for_each(host, [&](const Found& found) {
       const bh_index_entry& entry = found.entry;
-      if (c_.layout.valid_block(entry.block_offset, entry.length_bytes) &&
+      if (c_.layout.valid_block(entry.block_offset, entry.stored_bytes) &&
           ours[c_.layout.extent_of_slot(c_.layout.slot_of(entry.block_offset))])
         import_entry(entry);
     });
@@ -445,7 +445,7 @@ void Core<A>::import_entry(bh_index_entry entry) {
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
       header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
       cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
-      entry.length_bytes > cut.block_bytes)
+      entry.stored_bytes > cut.block_bytes)
     return;
   const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
   const KeyLock lock(*this, hash, kShortLockWaitNs);

@@ -7,6 +7,8 @@
 #include <bowhead/format/index.h>
 #include <bowhead/format/superblock.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
 
@@ -110,6 +112,14 @@ class Layout {
         (value_bytes + BH_PAYLOAD_ALIGN - 1) / BH_PAYLOAD_ALIGN * BH_PAYLOAD_ALIGN;
     const uint64_t least = g_.min_block_bytes * (key_slots > 1 ? key_slots : 1);
     return rounded > least ? rounded : least;
+  }
+  /// The same for a coded value. Codes come in all sizes, and every size of block needs slabs of
+  /// its own: in steps of 4 KiB large values would cut so many slabs that most of each stays empty.
+  /// In steps of 1/32 to 1/16 of the value there are at most 32 sizes, and half a step is lost.
+  uint64_t coded_block_bytes(uint64_t stored_bytes, uint64_t value_bytes,
+                             uint64_t key_bytes) const {
+    const uint64_t step = std::max<uint64_t>(BH_PAYLOAD_ALIGN, std::bit_ceil(value_bytes) / 32);
+    return block_bytes((stored_bytes + step - 1) / step * step, key_bytes);
   }
   /// The contiguous extents that belong to host `host` at creation.
   uint64_t first_extent_of(uint32_t host) const { return g_.extent_count * host / g_.host_count; }

@@ -140,10 +140,21 @@ TEST(LayoutFreeze, HostBeat) {
 
 TEST(LayoutFreeze, Namespace) {
   const std::vector<Field> fields = {
-      FIELD(bh_namespace, id, 0, 8),           FIELD(bh_namespace, content_checksum, 8, 8),
-      FIELD(bh_namespace, incarnation, 16, 4), FIELD(bh_namespace, reserved0, 20, 4),
-      FIELD(bh_namespace, reserved, 24, 32),   FIELD(bh_namespace, seal, 56, 8),
-      FIELD(bh_namespace, name, 64, 64),       FIELD(bh_namespace, description, 128, 384),
+      FIELD(bh_namespace, id, 0, 8),
+      FIELD(bh_namespace, content_checksum, 8, 8),
+      FIELD(bh_namespace, incarnation, 16, 4),
+      FIELD(bh_namespace, profile, 20, 1),
+      FIELD(bh_namespace, number, 21, 1),
+      FIELD(bh_namespace, channels, 22, 2),
+      FIELD(bh_namespace, outer, 24, 4),
+      FIELD(bh_namespace, rotary_ratio, 28, 4),
+      FIELD(bh_namespace, rotary_dim, 32, 2),
+      FIELD(bh_namespace, reserved0, 34, 2),
+      FIELD(bh_namespace, reserved1, 36, 4),
+      FIELD(bh_namespace, reserved, 40, 16),
+      FIELD(bh_namespace, seal, 56, 8),
+      FIELD(bh_namespace, name, 64, 64),
+      FIELD(bh_namespace, description, 128, 384),
   };
   expect_layout<bh_namespace>(512, fields);
 }
@@ -215,7 +226,8 @@ TEST(LayoutFreeze, BlockHeader) {
       FIELD(bh_block_header, key_bytes, 48, 2),
       FIELD(bh_block_header, codec, 50, 1),
       FIELD(bh_block_header, checksum_kind, 51, 1),
-      FIELD(bh_block_header, reserved, 52, 4),
+      FIELD(bh_block_header, profile, 52, 1),
+      FIELD(bh_block_header, reserved, 53, 3),
       FIELD(bh_block_header, seal, 56, 8),
   };
   expect_layout<bh_block_header>(64, fields);
@@ -247,7 +259,7 @@ TEST(LayoutFreeze, IndexEntry) {
   const std::vector<Field> fields = {
       FIELD(bh_index_entry, key_hash, 0, 16),     FIELD(bh_index_entry, block_offset, 16, 8),
       FIELD(bh_index_entry, stamp, 24, 8),        FIELD(bh_index_entry, payload_checksum, 32, 8),
-      FIELD(bh_index_entry, namespace_id, 40, 8), FIELD(bh_index_entry, length_bytes, 48, 4),
+      FIELD(bh_index_entry, namespace_id, 40, 8), FIELD(bh_index_entry, stored_bytes, 48, 4),
       FIELD(bh_index_entry, incarnation, 52, 2),  FIELD(bh_index_entry, flags, 54, 2),
       FIELD(bh_index_entry, seal, 56, 8),
   };
@@ -433,10 +445,19 @@ TEST(NumberFreeze, Host) {
 
 TEST(NumberFreeze, BlockAndIndex) {
   const std::vector<Number> numbers = {
-      NUMBER(BH_STAMP_STATE_BITS, 2),        NUMBER(BH_STAMP_SEQUENCE_BITS, 40),
-      NUMBER(BH_STAMP_INCARNATION_BITS, 16), NUMBER(BH_STAMP_COMMITTED, 0),
-      NUMBER(BH_STAMP_RETIRED, 1),           NUMBER(BH_CODEC_RAW, 0),
-      NUMBER(BH_INDEX_ENTRIES, 7),           NUMBER(BH_INDEX_PROBES, 8),
+      NUMBER(BH_STAMP_STATE_BITS, 2),
+      NUMBER(BH_STAMP_SEQUENCE_BITS, 40),
+      NUMBER(BH_STAMP_INCARNATION_BITS, 16),
+      NUMBER(BH_STAMP_COMMITTED, 0),
+      NUMBER(BH_STAMP_RETIRED, 1),
+      NUMBER(BH_CODEC_RAW, 0),
+      NUMBER(BH_CODEC_FRAME, 1),
+      NUMBER(BH_PROFILE_NONE, 0),
+      NUMBER(BH_PROFILE_FAST, 1),
+      NUMBER(BH_PROFILE_BALANCED, 2),
+      NUMBER(BH_PROFILE_DENSE, 3),
+      NUMBER(BH_INDEX_ENTRIES, 7),
+      NUMBER(BH_INDEX_PROBES, 8),
       NUMBER(BH_ENTRY_COPY_ONLY, 1),
   };
   expect_numbers(numbers);

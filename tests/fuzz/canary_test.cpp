@@ -41,7 +41,7 @@ void store_other_bytes(uint32_t key) {
       auto header = core::from_line<bh_block_header>(line);
       header.payload_checksum = checksum;
       line = core::to_line(header);
-    } else if (core::from_line<bh_index_entry>(line).length_bytes == stored.payload_bytes) {
+    } else if (core::from_line<bh_index_entry>(line).stored_bytes == stored.payload_bytes) {
       auto entry = core::from_line<bh_index_entry>(line);
       entry.payload_checksum = checksum;
       line = core::to_line(entry);

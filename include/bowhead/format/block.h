@@ -23,7 +23,14 @@
 #define BH_STAMP_RETIRED 1u
 
 /* Codecs: how the stored bytes encode the value. Append only. */
-enum { BH_CODEC_RAW = 0 };
+enum {
+  BH_CODEC_RAW = 0,  /* they are the value */
+  BH_CODEC_FRAME = 1 /* they are one frame (docs/frame.md), which says what the value looks like */
+};
+
+/* How much work goes into making frames. Append only; of two, the larger takes more and saves more.
+ */
+enum { BH_PROFILE_NONE = 0, BH_PROFILE_FAST = 1, BH_PROFILE_BALANCED = 2, BH_PROFILE_DENSE = 3 };
 
 /* A sealed line (docs/format.md). Written whole by the extent's owner, immutable until retired.
  * Never written: all zero, which no seal matches. */
@@ -37,7 +44,8 @@ typedef struct bh_block_header {
   uint16_t key_bytes;
   uint8_t codec;
   uint8_t checksum_kind;
-  uint32_t reserved; /* zero */
+  uint8_t profile;     /* BH_PROFILE_* that made the frame; NONE for BH_CODEC_RAW */
+  uint8_t reserved[3]; /* zero */
   uint64_t seal;
 } bh_block_header;
 BH_FORMAT_SIZE(bh_block_header, 64);

@@ -110,14 +110,26 @@ typedef struct bh_namespace {
   uint64_t id;               /* XXH3-64 of name and description; 0: entry not used */
   uint64_t content_checksum; /* XXH3-64 of name[] and description[] */
   uint32_t incarnation;      /* of the writer */
-  uint32_t reserved0;
-  uint64_t reserved[4];
+  /* What puts make of a value that is [outer][tokens][channels]: frames. No part of the id: what is
+   * stored says itself how to read it. All zero: values are stored as they are. */
+  uint8_t profile; /* BH_PROFILE_* (block.h) */
+  uint8_t number;  /* BH_NUMBER_* (frame.h) */
+  uint16_t channels;
+  uint32_t outer;
+  uint32_t rotary_ratio; /* as in bh_frame_header */
+  uint16_t rotary_dim;
+  uint16_t reserved0;
+  uint32_t reserved1;
+  uint64_t reserved[2];
   uint64_t seal;                      /* of this first line */
   char name[BH_NAMESPACE_NAME_BYTES]; /* zero-filled */
   char
       description[BH_NAMESPACE_TEXT_BYTES]; /* zero-filled: model, dtype, layout, ranks, as given */
 } bh_namespace;
 BH_FORMAT_SIZE(bh_namespace, 512);
+BH_FORMAT_OFFSET(bh_namespace, profile, 20);
+BH_FORMAT_OFFSET(bh_namespace, outer, 24);
+BH_FORMAT_OFFSET(bh_namespace, reserved, 40);
 BH_FORMAT_OFFSET(bh_namespace, seal, 56);
 BH_FORMAT_OFFSET(bh_namespace, name, 64);
 

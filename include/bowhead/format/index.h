@@ -26,9 +26,9 @@ typedef struct bh_index_entry {
   uint64_t stamp;
   uint64_t payload_checksum;
   uint64_t namespace_id;
-  uint32_t length_bytes;
-  uint16_t incarnation; /* of the writer, whose slot is the region's: part of the seal */
-  uint16_t flags;       /* BH_ENTRY_* */
+  uint32_t stored_bytes; /* of the payload; how long the value is, the header says */
+  uint16_t incarnation;  /* of the writer, whose slot is the region's: part of the seal */
+  uint16_t flags;        /* BH_ENTRY_* */
   uint64_t seal;
 } bh_index_entry;
 BH_FORMAT_SIZE(bh_index_entry, 64);
@@ -36,7 +36,7 @@ BH_FORMAT_OFFSET(bh_index_entry, block_offset, 16);
 BH_FORMAT_OFFSET(bh_index_entry, stamp, 24);
 BH_FORMAT_OFFSET(bh_index_entry, payload_checksum, 32);
 BH_FORMAT_OFFSET(bh_index_entry, namespace_id, 40);
-BH_FORMAT_OFFSET(bh_index_entry, length_bytes, 48);
+BH_FORMAT_OFFSET(bh_index_entry, stored_bytes, 48);
 BH_FORMAT_OFFSET(bh_index_entry, incarnation, 52);
 BH_FORMAT_OFFSET(bh_index_entry, flags, 54);
 BH_FORMAT_OFFSET(bh_index_entry, seal, 56);

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pool/coded.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+
+namespace bowhead {
+
+using compression::Bytes;
+using compression::ConstBytes;
+using compression::NumberKind;
+using compression::Shape;
+using core::Content;
+using core::Key;
+
+namespace {
+
+/// Memory that is kept from value to value.
+class Scratch {
+ public:
+  Bytes room(size_t bytes) {
+    if (bytes > bytes_) {
+      data_ = std::make_unique_for_overwrite<uint8_t[]>(bytes);
+      bytes_ = bytes;
+    }
+    return {data_.get(), bytes};
+  }
+
+ private:
+  std::unique_ptr<uint8_t[]> data_;
+  size_t bytes_ = 0;
+};
+
+compression::Profile codec_profile(CompressionProfile profile) {
+  switch (profile) {
+    case CompressionProfile::FAST:
+      return compression::Profile::FAST;
+    case CompressionProfile::BALANCED:
+      return compression::Profile::BALANCED;
+    default:
+      return compression::Profile::DENSE;
+  }
+}
+
+bool known_profile(CompressionProfile profile) {
+  return profile >= CompressionProfile::FAST && profile <= CompressionProfile::DENSE;
+}
+
+/// Which would make every value plain bytes, or no frame at all: most likely not what was meant.
+bool good(const Compression& c) {
+  if (c.profile == CompressionProfile::NONE) return true;
+  if (!known_profile(c.profile) || c.channels > UINT16_MAX) return false;
+  if (c.number == NumberKind::BYTES && c.outer != 1) return false;
+  return compression::frame_bound({c.number, c.outer, 1, c.channels, c.rotary}) > 0;
+}
+
+uint8_t* as_bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
+const uint8_t* as_bytes(const std::byte* data) { return reinterpret_cast<const uint8_t*>(data); }
+
+}  // namespace
+
+Shape shape_of(const Compression& c, uint64_t length_bytes) {
+  const uint64_t row_bytes = uint64_t{c.channels} * compression::element_bytes(c.number);
+  const uint64_t token_bytes = row_bytes * c.outer;
+  if (token_bytes == 0 || length_bytes % token_bytes != 0)
+    return {NumberKind::BYTES, 1, static_cast<uint32_t>(length_bytes), 1, {}};
+  return {c.number, c.outer, static_cast<uint32_t>(length_bytes / token_bytes), c.channels,
+          c.rotary};
+}
+
+// ---- workspaces ----
+
+/// What one thread needs to encode or decode.
+struct CodedStore::Workspace {
+  /// The frame of a value, or nothing if there is none or it is not smaller.
+  std::optional<Content> encode(const Compression& compression, const Shape& shape,
+                                const Content& raw) {
+    const size_t bound = compression::frame_bound(shape);
+    if (bound == 0) return std::nullopt;
+    auto& encoder = encoders[static_cast<size_t>(compression.profile) - 1];
+    if (!encoder) encoder.emplace(codec_profile(compression.profile));
+    const auto size = encoder->encode(shape, contiguous(raw), frame.room(bound));
+    if (!size || *size >= raw.length_bytes) return std::nullopt;
+    coded = {reinterpret_cast<const std::byte*>(frame.room(bound).data()), *size};
+    return Content{
+        {&coded, 1}, raw.length_bytes, BH_CODEC_FRAME, static_cast<uint8_t>(compression.profile)};
+  }
+
+  ConstBytes contiguous(const Content& raw) {
+    if (raw.stored.size() == 1) return {as_bytes(raw.stored[0].data), raw.stored[0].size};
+    const Bytes all = values.room(raw.length_bytes);
+    size_t at = 0;
+    for (const ConstSpan& part : raw.stored) {
+      if (part.size > 0) std::memcpy(all.data() + at, part.data, part.size);
+      at += part.size;
+    }
+    return all;
+  }
+
+  std::array<std::optional<compression::Encoder>, 3> encoders;  ///< by profile, less 1
+  compression::Decoder decoder;
+  Scratch values, frame;
+  ConstSpan coded;
+};
+
+/// A workspace for the length of a scope.
+class CodedStore::Loan {
+ public:
+  explicit Loan(CodedStore& from) : from_(from) {
+    const std::lock_guard lock(from_.idle_mutex_);
+    if (from_.idle_.empty()) return;
+    one_ = std::move(from_.idle_.back());
+    from_.idle_.pop_back();
+  }
+  ~Loan() {
+    if (!one_) return;
+    const std::lock_guard lock(from_.idle_mutex_);
+    from_.idle_.push_back(std::move(one_));
+  }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+  Workspace* operator->() {
+    if (!one_) one_ = std::make_unique<Workspace>();
+    return one_.get();
+  }
+
+ private:
+  CodedStore& from_;
+  std::unique_ptr<Workspace> one_;
+};
+
+CodedStore::CodedStore(Core& core) : core_(core) {}
+
+CodedStore::~CodedStore() {
+  for (Known* one = known_.load(std::memory_order_acquire); one != nullptr;) {
+    Known* next = one->next;
+    delete one;
+    one = next;
+  }
+}
+
+// ---- namespaces ----
+
+Result<NamespaceId> CodedStore::open_namespace(const NamespaceDescription& description) {
+  if (!good(description.compression))
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("no tensor looks like '{}': give 1 to 65,535 channels, for bytes one "
+                             "and no outer size, and a rotary dim that is even and divides the "
+                             "channels",
+                             to_text(description.compression))};
+  const auto id = core_.open_namespace(description);
+  if (id) learn(*id, core_.compression_of(*id));
+  return id;
+}
+
+Compression CodedStore::compression_of(NamespaceId id) {
+  // Acquire: the node's members were written before its pointer was released.
+  for (const Known* one = known_.load(std::memory_order_acquire); one != nullptr; one = one->next) {
+    if (one->id == id) return one->compression;
+  }
+  const Compression compression = core_.compression_of(id);
+  learn(id, compression);
+  return compression;
+}
+
+/// What was learned last comes first. Twice the same does no harm.
+void CodedStore::learn(NamespaceId id, const Compression& compression) {
+  Known* head = known_.load(std::memory_order_acquire);
+  for (const Known* one = head; one != nullptr; one = one->next) {
+    if (one->id != id) continue;
+    if (one->compression == compression) return;
+    break;
+  }
+  auto* one = new Known{id, compression, head};
+  while (!known_.compare_exchange_weak(one->next, one, std::memory_order_acq_rel,
+                                       std::memory_order_acquire)) {
+  }
+}
+
+// ---- put and get ----
+
+Status CodedStore::put(const Key& key, std::span<const ConstSpan> value) {
+  const Content raw = Content::raw(value);
+  const Compression compression = compression_of(key.namespace_id);
+  if (!known_profile(compression.profile) || raw.length_bytes == 0 ||
+      raw.length_bytes > BH_VALUE_BYTES_MAX)
+    return core_.put(key, raw);
+  // A key that is there needs no frame.
+  if (core_.put_present(key)) return Status::OK;
+  Loan work(*this);
+  const auto coded = work->encode(compression, shape_of(compression, raw.length_bytes), raw);
+  const uint64_t key_bytes = key.bytes.size();
+  if (coded && core_.room_for(*coded, key_bytes) < core_.room_for(raw, key_bytes))
+    return core_.put(key, *coded);
+  return core_.put(key, raw);
+}
+
+/// Values as they are go to the caller's buffers at once, frames to a workspace first.
+class CodedStore::ValueSink {
+ public:
+  ValueSink(CodedStore& store, std::span<const Span> buffers) : raw_{buffers}, work_(store) {}
+
+  Result<std::span<const Span>> room_for(const bh_block_header& header) {
+    auto room = raw_.room_for(header);
+    if (header.codec != BH_CODEC_FRAME || room.status() != Status::UNSUPPORTED_CODEC) return room;
+    frame_ = work_->frame.room(header.stored_bytes);
+    stored_ = {reinterpret_cast<std::byte*>(frame_.data()), frame_.size()};
+    return std::span<const Span>(&stored_, 1);
+  }
+
+  Status take(const bh_block_header& header) {
+    if (header.codec != BH_CODEC_FRAME) return Status::OK;
+    const Span& first = raw_.buffers.front();
+    const bool direct = first.size >= header.length_bytes;
+    const Bytes values = direct ? Bytes(as_bytes(first.data), header.length_bytes)
+                                : work_->values.room(header.length_bytes);
+    const Status decoded = work_->decoder.decode(frame_, values);
+    // Of another size than the header says: nobody encoded that.
+    if (decoded == Status::INVALID_ARGUMENT) return Status::DAMAGED;
+    if (decoded == Status::OK && !direct) scatter(values);
+    return decoded;
+  }
+
+ private:
+  void scatter(ConstBytes values) const {
+    for (const Span& buffer : raw_.buffers) {
+      const size_t part = std::min(buffer.size, values.size());
+      if (part > 0) std::memcpy(buffer.data, values.data(), part);
+      values = values.subspan(part);
+    }
+  }
+
+  core::RawSink raw_;
+  Loan work_;
+  Bytes frame_;
+  Span stored_;
+};
+
+Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers) {
+  ValueSink sink(*this, buffers);
+  return core_.get_stored(key, sink);
+}
+
+}  // namespace bowhead

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// CodedStore: values of compressed namespaces on their way into the core and out of it, and all
+// others straight through. It knows the codec and no shared memory; the core knows it the other way
+// round. Thread-safe but for construction; encodes and decodes in private memory only, without
+// allocating once as many threads as now have done so with values of the size.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "compression/frame.h"
+#include "pool/core/access.h"
+#include "pool/core/core.h"
+
+namespace bowhead {
+
+class CodedStore {
+ public:
+  using Core = core::Core<core::NativeAccess>;
+
+  explicit CodedStore(Core& core);
+  ~CodedStore();
+  CodedStore(const CodedStore&) = delete;
+  CodedStore& operator=(const CodedStore&) = delete;
+
+  /// As of Pool.
+  Result<NamespaceId> open_namespace(const NamespaceDescription& description);
+  Status put(const core::Key& key, std::span<const ConstSpan> value);
+  Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers);
+
+ private:
+  struct Workspace;
+  class Loan;
+  class ValueSink;
+
+  /// What this handle knows of a namespace. A list that only grows, by a compare-and-swap of its
+  /// head, so that puts read it without a lock; it is as long as the namespaces in use.
+  struct Known {
+    NamespaceId id;
+    Compression compression;
+    Known* next;
+  };
+  Compression compression_of(NamespaceId id);
+  void learn(NamespaceId id, const Compression& compression);
+
+  Core& core_;
+  std::atomic<Known*> known_{nullptr};
+  std::mutex idle_mutex_;
+  std::vector<std::unique_ptr<Workspace>> idle_;
+};
+
+/// The tensor that a value of this length is; plain bytes if it is none.
+compression::Shape shape_of(const Compression& compression, uint64_t length_bytes);
+
+}  // namespace bowhead

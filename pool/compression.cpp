@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pool/compression.h"
+
+#include <bowhead/format/block.h>
+#include <bowhead/format/frame.h>
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace bowhead {
+namespace {
+
+using compression::NumberKind;
+
+static_assert(static_cast<int>(CompressionProfile::NONE) == BH_PROFILE_NONE &&
+              static_cast<int>(CompressionProfile::FAST) == BH_PROFILE_FAST &&
+              static_cast<int>(CompressionProfile::BALANCED) == BH_PROFILE_BALANCED &&
+              static_cast<int>(CompressionProfile::DENSE) == BH_PROFILE_DENSE);
+static_assert(static_cast<int>(NumberKind::BF16) == BH_NUMBER_BF16 &&
+              static_cast<int>(NumberKind::BYTES) == BH_NUMBER_BYTES);
+
+constexpr const char* kProfileNames[] = {"none", "fast", "balanced", "dense"};
+constexpr const char* kNumberNames[] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes"};
+
+/// Place of a name; as many as there are if it is none of them.
+template <size_t N>
+size_t place_of(std::string_view name, const char* const (&names)[N]) {
+  size_t at = 0;
+  while (at < N && name != names[at]) ++at;
+  return at;
+}
+
+}  // namespace
+
+const char* profile_name(CompressionProfile profile) {
+  const auto at = static_cast<size_t>(profile);
+  return at < std::size(kProfileNames) ? kProfileNames[at] : "unknown";
+}
+
+std::optional<CompressionProfile> profile_named(std::string_view name) {
+  const size_t at = place_of(name, kProfileNames);
+  if (at == std::size(kProfileNames)) return std::nullopt;
+  return static_cast<CompressionProfile>(at);
+}
+
+const char* number_name(NumberKind number) {
+  const size_t at = static_cast<size_t>(number) - 1;
+  return at < std::size(kNumberNames) ? kNumberNames[at] : "unknown";
+}
+
+std::optional<NumberKind> number_named(std::string_view name) {
+  const size_t at = place_of(name, kNumberNames);
+  if (at == std::size(kNumberNames)) return std::nullopt;
+  return static_cast<NumberKind>(at + 1);
+}
+
+std::string to_text(const Compression& c) {
+  if (c.profile == CompressionProfile::NONE) return "none";
+  std::string text = fmt::format("{}, {}", profile_name(c.profile), number_name(c.number));
+  if (c.number == NumberKind::BYTES) return text;
+  text += fmt::format(" [{}][tokens][{}]", c.outer, c.channels);
+  if (c.rotary.dim == 0) return text;
+  const double base = std::pow(c.rotary.ratio / std::exp2(32), -c.rotary.dim / 2.0);
+  return text + fmt::format(", rotary {} of base {:.6g}", c.rotary.dim, base);
+}
+
+}  // namespace bowhead

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compressed namespaces: nothing changes but the bytes that blocks take.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <optional>
+
+#include "compression/frame.h"
+#include "pool/coded.h"
+#include "pool/pool.h"
+#include "tests/compression/tensors.h"
+#include "tests/pool/support.h"
+
+namespace bowhead {
+namespace {
+
+using compression::NumberKind;
+using compression::Shape;
+using test::TestPool;
+using TensorContent = compression::Content;
+using Value = std::vector<std::byte>;
+
+constexpr Compression kKeys{
+    .profile = CompressionProfile::DENSE, .number = NumberKind::BF16, .channels = 64, .outer = 2};
+
+Value tensor(const Compression& of, uint64_t length_bytes, uint64_t seed,
+             TensorContent content = TensorContent::NORMAL) {
+  const auto values = compression::make_tensor(shape_of(of, length_bytes), content, seed);
+  Value out(values.size());
+  std::memcpy(out.data(), values.data(), values.size());
+  return out;
+}
+
+/// A pool, and a compressed namespace in it.
+class CodedPool : public TestPool {
+ public:
+  explicit CodedPool(const Compression& compression = kKeys, CreateOptions options = {})
+      : TestPool(64 << 20, options), ns_(open_coded(compression)) {}
+  explicit CodedPool(const std::string& locator) : TestPool(locator), ns_(open_coded({})) {}
+
+  NamespaceId coded_ns() const { return ns_; }
+  Status put(std::string_view key, const Value& value) {
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    return pool().put(ns_, key, in);
+  }
+  Result<Value> get(std::string_view key) {
+    const auto length = pool().length(ns_, key);
+    if (!length) return length.error();
+    Value out(*length);
+    const Span to[] = {{out.data(), out.size()}};
+    const auto got = pool().get(ns_, key, to);
+    if (!got) return got.error();
+    EXPECT_EQ(*got, *length);
+    return out;
+  }
+  BlockInfo block(std::string_view key) {
+    std::optional<BlockInfo> found;
+    EXPECT_EQ(pool().list([&](const BlockInfo& block) {
+      if (block.namespace_id == ns_ && block.key == key) found = block;
+      return !found;
+    }),
+              Status::OK);
+    EXPECT_TRUE(found) << key;
+    return found.value_or(BlockInfo{});
+  }
+  std::byte* stored(std::string_view key) {
+    return const_cast<std::byte*>(pool().mapping().data) + block(key).offset;
+  }
+
+ private:
+  NamespaceId open_coded(const Compression& compression) {
+    const auto opened = pool().open_namespace({"coded", "a model", compression});
+    EXPECT_TRUE(opened) << opened.error().message();
+    return opened ? *opened : 0;
+  }
+
+  NamespaceId ns_;
+};
+
+TEST(Coded, EveryKindOfNumberComesBackBitForBit) {
+  for (const auto number : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
+                            NumberKind::FP8_E5M2, NumberKind::INT8, NumberKind::BYTES}) {
+    for (const auto profile :
+         {CompressionProfile::FAST, CompressionProfile::BALANCED, CompressionProfile::DENSE}) {
+      Compression compression{.profile = profile, .number = number};
+      if (number != NumberKind::BYTES) {
+        compression.channels = 128;
+        compression.outer = 3;
+        compression.rotary = compression::rotary_of(500000, 64);
+      }
+      CodedPool t(compression);
+      for (const TensorContent content : compression::kContents) {
+        const Value value = tensor(compression, 3 * 128 * 2 * 100, 1, content);
+        const std::string key = fmt::format("k{}", static_cast<int>(content));
+        ASSERT_EQ(t.put(key, value), Status::OK);
+        const auto got = t.get(key);
+        ASSERT_TRUE(got) << got.error().message();
+        EXPECT_EQ(*got, value) << to_text(compression) << ", content " << static_cast<int>(content);
+      }
+      EXPECT_TRUE(t.check_clean());
+    }
+  }
+}
+
+TEST(Coded, TakesFewerBytesAndCountsThoseOfTheValue) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 256 << 10, 1);
+  const auto before = t.info();
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  const auto block = t.block("k");
+  EXPECT_EQ(block.length_bytes, value.size());
+  EXPECT_LT(block.stored_bytes, value.size() * 3 / 4);
+  EXPECT_EQ(*t.pool().length(t.coded_ns(), "k"), value.size());
+  const auto after = t.info();
+  EXPECT_EQ(after.bytes_in - before.bytes_in, value.size());
+  EXPECT_LT(after.used_bytes - before.used_bytes, static_cast<int64_t>(value.size() * 3 / 4));
+  ASSERT_TRUE(t.get("k"));
+  EXPECT_EQ(t.info().bytes_out - before.bytes_out, value.size());
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  EXPECT_EQ(t.info().puts_present, before.puts_present + 1);
+}
+
+TEST(Coded, ScatteredBuffersAreOneValue) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 96 << 10, 4);
+  const ConstSpan in[] = {{value.data(), 1},
+                          {value.data() + 1, 0},
+                          {value.data() + 1, 40000},
+                          {value.data() + 40001, value.size() - 40001}};
+  ASSERT_EQ(t.pool().put(t.coded_ns(), "k", in), Status::OK);
+  ASSERT_LT(t.block("k").stored_bytes, value.size());
+  Value out(value.size() + 100);
+  const Span to[] = {{nullptr, 0}, {out.data(), 33333}, {out.data() + 33333, out.size() - 33333}};
+  const auto length = t.pool().get(t.coded_ns(), "k", to);
+  ASSERT_TRUE(length);
+  EXPECT_EQ(*length, value.size());
+  out.resize(value.size());
+  EXPECT_EQ(out, value);
+  const Span small[] = {{out.data(), 40000}, {out.data() + 40000, value.size() - 40001}};
+  EXPECT_EQ(t.pool().get(t.coded_ns(), "k", small).status(), Status::BUFFER_TOO_SMALL);
+}
+
+TEST(Coded, WhatDoesNotShrinkStaysAsItIsAndCanBeLeased) {
+  CodedPool t;
+  const Value noise = test::bytes(64 << 10, 3);
+  ASSERT_EQ(t.put("noise", noise), Status::OK);
+  EXPECT_EQ(t.block("noise").stored_bytes, noise.size());
+  EXPECT_EQ(*t.get("noise"), noise);
+  auto lease = t.pool().acquire(t.coded_ns(), "noise", 1000);
+  ASSERT_TRUE(lease);
+  EXPECT_EQ(std::memcmp(lease->data, noise.data(), noise.size()), 0);
+  EXPECT_EQ(t.pool().release(*lease), Status::OK);
+  // A frame of it would be smaller, but not the block: the pool's smallest has 16 KiB.
+  const Value small = tensor(kKeys, 12 << 10, 1);
+  ASSERT_EQ(t.put("small", small), Status::OK);
+  EXPECT_EQ(t.block("small").stored_bytes, small.size());
+}
+
+TEST(Coded, AValueThatIsNoTensorIsCompressedAsBytes) {
+  CodedPool t;
+  Value value = test::bytes(100001, 1);
+  std::fill(value.begin(), value.begin() + 60000, std::byte{7});
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  EXPECT_LT(t.block("k").stored_bytes, 60000u);
+  EXPECT_EQ(*t.get("k"), value);
+}
+
+TEST(Coded, CodedBlocksAreCopiedAndNotLeased) {
+  CodedPool t;
+  ASSERT_EQ(t.put("k", tensor(kKeys, 64 << 10, 1)), Status::OK);
+  EXPECT_EQ(t.pool().acquire(t.coded_ns(), "k", 1000).status(), Status::UNSUPPORTED_CODEC);
+  // What is filled in place stays as it was filled.
+  const Value value = tensor(kKeys, 64 << 10, 2);
+  auto room = t.pool().reserve(t.coded_ns(), "in-place", value.size());
+  ASSERT_TRUE(room);
+  std::memcpy(room->data, value.data(), value.size());
+  ASSERT_EQ(t.pool().commit(*room), Status::OK);
+  EXPECT_EQ(t.block("in-place").stored_bytes, value.size());
+  EXPECT_EQ(*t.get("in-place"), value);
+  EXPECT_TRUE(t.pool().acquire(t.coded_ns(), "in-place", 1000));
+}
+
+TEST(Coded, WhoeverOpensFirstDecides) {
+  CodedPool t;
+  EXPECT_EQ(*t.pool().open_namespace({"coded", "a model"}), t.coded_ns());
+  EXPECT_EQ(*t.pool().open_namespace({"coded", "a model", kKeys}), t.coded_ns());
+  Compression other = kKeys;
+  other.profile = CompressionProfile::FAST;
+  other.channels = 128;
+  other.rotary = compression::rotary_of(500000, 128);
+  const auto refused = t.pool().open_namespace({"coded", "a model", other});
+  ASSERT_EQ(refused.status(), Status::NAMESPACE_MISMATCH);
+  const std::string text = refused.error().message();
+  EXPECT_NE(text.find("'dense, bf16 [2][tokens][64]'"), std::string::npos) << text;
+  EXPECT_NE(text.find("'fast, bf16 [2][tokens][128], rotary 128 of base 500000'"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(t.pool().open_namespace({"test", "bytes", kKeys}).status(), Status::NAMESPACE_MISMATCH);
+  for (const PoolInfo::Namespace& ns : t.info().namespaces)
+    EXPECT_EQ(to_text(ns.compression), ns.name == "coded" ? to_text(kKeys) : "none");
+}
+
+TEST(Coded, NoTensorLooksLikeThat) {
+  TestPool t(32 << 20);
+  const Compression bad[] = {
+      {.profile = CompressionProfile::FAST, .number = NumberKind::BF16, .channels = 0},
+      {.profile = CompressionProfile::FAST, .number = NumberKind::BF16, .channels = 65536},
+      {.profile = CompressionProfile::FAST, .number = NumberKind::BF16, .outer = 0},
+      {.profile = CompressionProfile::FAST, .number = NumberKind::BYTES, .channels = 2},
+      {.profile = CompressionProfile::FAST, .number = NumberKind::BYTES, .outer = 2},
+      {.profile = CompressionProfile::FAST, .number = NumberKind{9}},
+      {.profile = CompressionProfile{9}, .number = NumberKind::BF16},
+      {.profile = CompressionProfile::FAST,
+       .number = NumberKind::BF16,
+       .channels = 96,
+       .rotary = compression::rotary_of(10000, 64)}};
+  for (const Compression& one : bad)
+    EXPECT_EQ(t.pool().open_namespace({"bad", "", one}).status(), Status::INVALID_ARGUMENT)
+        << to_text(one);
+}
+
+TEST(Coded, AnotherProcessPressesAndReadsWithoutBeingTold) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 64 << 10, 1), theirs = tensor(kKeys, 64 << 10, 2);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  const int status = test::in_child([&] {
+    CodedPool child(t.locator());
+    const auto got = child.get("k");
+    if (!got || *got != value) return 1;
+    return child.put("theirs", theirs) == Status::OK ? 0 : 2;
+  });
+  ASSERT_EQ(status, 0);
+  EXPECT_LT(t.block("theirs").stored_bytes, theirs.size());
+  EXPECT_EQ(*t.get("theirs"), theirs);
+  // Nor does a handle that was only told the id.
+  auto plain = Pool::open(t.locator());
+  ASSERT_TRUE(plain);
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  ASSERT_EQ(plain->put(t.coded_ns(), "by-id", in), Status::OK);
+  EXPECT_LT(t.block("by-id").stored_bytes, value.size());
+}
+
+TEST(Coded, AFlippedByteIsAMissAndTheBlockIsDropped) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 64 << 10, 1);
+  for (const uint64_t at : {0ul, 5ul, 100ul, 20000ul}) {
+    ASSERT_EQ(t.put("k", value), Status::OK);
+    t.stored("k")[at] ^= std::byte{4};
+    EXPECT_EQ(t.pool().check(true)->findings.size(), 1u);
+    EXPECT_EQ(t.get("k").status(), Status::NOT_FOUND) << at;
+    EXPECT_TRUE(t.check_clean());
+  }
+  EXPECT_EQ(t.info().damaged, 4u);
+}
+
+}  // namespace
+}  // namespace bowhead
