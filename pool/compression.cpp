@@ -32,6 +32,16 @@ size_t place_of(std::string_view name, const char* const (&names)[N]) {
 
 }  // namespace
 
+Result<compression::Rotary> checked_rotary(double base, uint32_t dim) {
+  if (base == 0 && dim == 0) return compression::Rotary{};
+  if (!(base > 1) || !std::isfinite(base) || dim == 0 || dim % 2 != 0 || dim > UINT16_MAX)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("rotary position embedding of base {} over {} channels: give a base "
+                             "above 1, such as 500000, and an even number of channels",
+                             base, dim)};
+  return compression::rotary_of(base, dim);
+}
+
 const char* profile_name(CompressionProfile profile) {
   const auto at = static_cast<size_t>(profile);
   return at < std::size(kProfileNames) ? kProfileNames[at] : "unknown";

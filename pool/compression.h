@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/status.h"
 #include "compression/centre.h"
 #include "compression/number.h"
 
@@ -32,6 +33,10 @@ struct Compression {
            outer == other.outer && rotary == other.rotary;
   }
 };
+
+/// rotary_of() of what users say; none if both are 0. INVALID_ARGUMENT: a base that is not above 1,
+/// or a dim that is odd, 0 or above 65,534.
+Result<compression::Rotary> checked_rotary(double base, uint32_t dim);
 
 /// "fast"; "none".
 const char* profile_name(CompressionProfile profile);

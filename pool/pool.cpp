@@ -565,6 +565,11 @@ Result<PoolInfo> Pool::info() {
   return info;
 }
 
+Result<std::vector<NamespaceUsage>> Pool::usage() {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->core().usage();
+}
+
 Result<CheckReport> Pool::check(bool payload, const Progress& progress) {
   if (impl_->forked()) return Status::FORKED;
   CheckReport report = impl_->core().check(payload, progress);

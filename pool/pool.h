@@ -9,6 +9,7 @@
 // undone by the next process that needs it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -133,6 +134,16 @@ struct PoolInfo {
       bytes_out, no_space, scavenged, hits_elsewhere;
   std::vector<Namespace> namespaces;
   std::vector<Host> hosts;
+};
+
+/// What the blocks of a namespace take, of all hosts.
+struct NamespaceUsage {
+  NamespaceId id = 0;
+  uint64_t blocks = 0;
+  uint64_t value_bytes = 0;   ///< as they were put
+  uint64_t stored_bytes = 0;  ///< of their payloads
+  uint64_t block_bytes = 0;   ///< what those are rounded up to: what they take of the pool
+  std::array<uint64_t, 4> blocks_by_profile{};  ///< by CompressionProfile; NONE: stored as they are
 };
 
 /// One thing that check() found wrong.
@@ -266,6 +277,9 @@ class Pool {
   Result<uint64_t> scavenge();
 
   Result<PoolInfo> info();
+
+  /// Looks at the header of every block. In no order; a namespace without blocks is not there.
+  Result<std::vector<NamespaceUsage>> usage();
 
   /// Reads everything and names what is wrong; changes nothing. `payload` also verifies every
   /// block.

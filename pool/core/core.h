@@ -136,7 +136,11 @@ class Core {
     return put(key, Content::raw(value));
   }
   /// Of the block that a put would take.
-  uint64_t room_for(const Content& content, uint64_t key_bytes) const;
+  uint64_t room_for(const Content& content, uint64_t key_bytes) const {
+    bh_block_header header = header_for(content);
+    header.key_bytes = static_cast<uint16_t>(key_bytes);
+    return room_for(header);
+  }
   /// The key is stored already: what a put of it then does is done.
   bool put_present(const Key& key);
   Result<uint64_t> get(const Key& key, std::span<const Span> buffers);
@@ -171,6 +175,7 @@ class Core {
   void fill_info(PoolInfo& info);
   CheckReport check(bool payload, const Progress& progress);
   void list(const std::function<bool(const BlockInfo&)>& visit);
+  std::vector<NamespaceUsage> usage();
 
   Context<A>& context() { return c_; }
   Allocator<A>& allocator() { return allocator_; }
@@ -269,6 +274,7 @@ class Core {
 
   std::optional<Block> reserve_block(uint64_t block_bytes);  // core_evict.h
   Status finish_put(const Key& key, const Block& block, bh_block_header header);
+  uint64_t room_for(const bh_block_header& header) const;
   bh_block_header header_for(const Content& content) const;
   bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
   void undo_put(const Block& block);
@@ -393,6 +399,10 @@ class Core {
   void flush_own();
 
   // core_check.h
+  /// Calls visit(entry, header, slot) for every committed block of every host until it returns
+  /// false.
+  template <class Visit>
+  void for_each_block(Visit visit) const;
   void check_entries(CheckReport& report, bool payload, const Progress& progress);
   void check_blocks(CheckReport& report);
   void check_extents(CheckReport& report);
@@ -615,11 +625,11 @@ Status Core<A>::put(const Key& key, const Content& content) {
 }
 
 template <class A>
-uint64_t Core<A>::room_for(const Content& content, uint64_t key_bytes) const {
-  const uint64_t stored = content.stored_bytes();
-  return content.codec == BH_CODEC_RAW
-             ? c_.layout.block_bytes(stored, key_bytes)
-             : c_.layout.coded_block_bytes(stored, content.length_bytes, key_bytes);
+uint64_t Core<A>::room_for(const bh_block_header& header) const {
+  return header.codec == BH_CODEC_RAW
+             ? c_.layout.block_bytes(header.stored_bytes, header.key_bytes)
+             : c_.layout.coded_block_bytes(header.stored_bytes, header.length_bytes,
+                                           header.key_bytes);
 }
 
 /// Of what is stored: the rest is filled in when it is published.

@@ -44,7 +44,8 @@ Hash128 Core<A>::key_hash(uint64_t slot, const bh_block_header& header) const {
 }
 
 template <class A>
-void Core<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
+template <class Visit>
+void Core<A>::for_each_block(Visit visit) const {
   bool more = true;
   for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
     index_.for_each(host, [&](const Found& found) {
@@ -53,12 +54,19 @@ void Core<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
       const uint64_t slot = c_.layout.slot_of(entry.block_offset);
       bh_block_header header;
       c_.acquire_from(host, c_.layout.header(slot), BH_LINE_BYTES);
-      if (!read_header(slot, header) || header.stamp != entry.stamp) return;
-      more =
-          visit(BlockInfo{entry.namespace_id, read_key(slot, header.key_bytes), header.length_bytes,
-                          header.stored_bytes, entry.block_offset, entry.stamp});
+      if (read_header(slot, header) && header.stamp == entry.stamp)
+        more = visit(entry, header, slot);
     });
   }
+}
+
+template <class A>
+void Core<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
+  for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t slot) {
+    return visit(BlockInfo{entry.namespace_id, read_key(slot, header.key_bytes),
+                           header.length_bytes, header.stored_bytes, entry.block_offset,
+                           entry.stamp});
+  });
 }
 
 // ---- info ----
@@ -121,6 +129,24 @@ void Core<A>::fill_info(PoolInfo& info) {
   info.no_space = sums[BH_COUNTER_NO_SPACE];
   info.scavenged = sums[BH_COUNTER_SCAVENGED];
   info.hits_elsewhere = sums[BH_COUNTER_HITS_ELSEWHERE];
+}
+
+template <class A>
+std::vector<NamespaceUsage> Core<A>::usage() {
+  std::map<uint64_t, NamespaceUsage> usage;
+  for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t) {
+    NamespaceUsage& of = usage[entry.namespace_id];
+    of.id = entry.namespace_id;
+    of.blocks += 1;
+    of.value_bytes += header.length_bytes;
+    of.stored_bytes += header.stored_bytes;
+    of.block_bytes += room_for(header);
+    if (header.profile < of.blocks_by_profile.size()) of.blocks_by_profile[header.profile] += 1;
+    return true;
+  });
+  std::vector<NamespaceUsage> result;
+  for (const auto& [id, of] : usage) result.push_back(of);
+  return result;
 }
 
 template <class A>

@@ -75,6 +75,47 @@ TEST_F(BlockCommands, NamespacesDoNotMeet) {
   EXPECT_EQ(run({"put", shm_locator(), "k", "--namespace", std::string(64, 'n')}, "x").code, 2);
 }
 
+TEST_F(BlockCommands, ANewNamespaceMayBeCompressed) {
+  create(shm_locator());
+  std::string value;
+  while (value.size() < 1'000'000) value += "all work and no play makes Jack a dull boy. ";
+  write("value", value);
+  const Arguments put = {"put", shm_locator(), "k", path("value"), "--namespace", "text"};
+  const auto with = [&](const Arguments& more) {
+    Arguments all = put;
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all);
+  };
+  EXPECT_EQ(with({"--compress", "dense"}).code, 0);
+  EXPECT_EQ(run({"get", shm_locator(), "k", "--namespace", "text"}).out, value);
+  EXPECT_EQ(run(put).code, 0);  // need not be said again
+  const Outcome other = with({"--compress", "fast", "--number", "bf16", "--channels", "64"});
+  EXPECT_EQ(other.code, 3);
+  EXPECT_NE(other.err.find("'dense, bytes', not 'fast, bf16 [1][tokens][64]'"), std::string::npos)
+      << other.err;
+
+  const auto block = json_of(run({"ls", shm_locator(), "--json"}))["blocks"][0];
+  EXPECT_EQ(block["size_bytes"], value.size());
+  EXPECT_LT(block["stored_bytes"], value.size() / 10);
+  const auto info = json_of(run({"pool", "info", shm_locator(), "--json"}))["namespaces"][0];
+  EXPECT_EQ(info["compression"]["profile"], "dense");
+  EXPECT_EQ(info["compression"]["number"], "bytes");
+  EXPECT_EQ(info["blocks_by_profile"]["dense"], 1);
+  EXPECT_EQ(info["value_bytes"], value.size());
+  EXPECT_EQ(info["stored_bytes"], block["stored_bytes"]);
+  EXPECT_GT(info["ratio"], 10.0);
+  EXPECT_NE(run({"pool", "info", shm_locator()}).out.find("dense, bytes"), std::string::npos);
+
+  for (const Arguments& bad :
+       {Arguments{"--compress", "most"}, Arguments{"--channels", "64"},
+        Arguments{"--compress", "fast", "--number", "bf16", "--channels", "0"},
+        Arguments{"--compress", "fast", "--number", "bf16", "--channels", "64", "--rope-base", "1"},
+        Arguments{"--compress", "fast", "--rotary-dim", "64"}}) {
+    const Outcome refused = with(bad);
+    EXPECT_EQ(refused.code, 2) << bad.back() << ": " << refused.err;
+  }
+}
+
 TEST_F(BlockCommands, LsListsAllOrANamespaceForPeopleAndPrograms) {
   create(shm_locator());
   EXPECT_EQ(json_of(run({"ls", shm_locator(), "--json"}))["blocks"].size(), 0u);

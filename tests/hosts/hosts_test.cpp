@@ -127,6 +127,35 @@ TEST(Hosts, ARemovalIsDoneByTheOwner) {
   EXPECT_EQ(first.get("a-0"), Status::OK);
 }
 
+TEST(Hosts, ACompressedNamespaceIsCompressedForAll) {
+  SharedPool shared(3);
+  Host first = shared.open(0), second = shared.open(1);
+  const Compression fast{.profile = CompressionProfile::FAST};
+  const auto ns = first.pool().open_namespace({"coded", "", fast});
+  ASSERT_TRUE(ns) << ns.error().message();
+  EXPECT_EQ(*second.pool().open_namespace({"coded", ""}), *ns);
+  const std::vector<std::byte> value(Host::kSize, std::byte{7});
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  ASSERT_EQ(first.pool().put(*ns, "from-first", in), Status::OK);
+  ASSERT_EQ(second.pool().put(*ns, "from-second", in), Status::OK);
+  for (const char* name : {"from-first", "from-second"}) {
+    for (Host* reader : {&first, &second}) {
+      std::vector<std::byte> out(value.size());
+      const Span to[] = {{out.data(), out.size()}};
+      const auto got = reader->pool().get(*ns, name, to);
+      ASSERT_TRUE(got) << name << ": " << got.error().message();
+      EXPECT_EQ(out, value);
+    }
+  }
+  const auto usage = shared.open(2).pool().usage();
+  ASSERT_TRUE(usage);
+  ASSERT_EQ(usage->size(), 1u);
+  EXPECT_EQ((*usage)[0].blocks, 2u);
+  EXPECT_EQ((*usage)[0].value_bytes, 2 * value.size());
+  EXPECT_EQ((*usage)[0].blocks_by_profile[1], 2u);
+  EXPECT_LT((*usage)[0].block_bytes, value.size());
+}
+
 // ---- looking ----
 
 TEST(Hosts, WhoOnlyLooksLeavesNoTrace) {

@@ -121,6 +121,44 @@ TEST(Coded, TakesFewerBytesAndCountsThoseOfTheValue) {
   EXPECT_EQ(t.info().puts_present, before.puts_present + 1);
 }
 
+TEST(Coded, UsageSaysWhatEachNamespaceTakes) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 256 << 10, 1), noise = test::bytes(100000, 1);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  ASSERT_EQ(t.put("noise", noise), Status::OK);
+  ASSERT_EQ(t.TestPool::put("raw", noise), Status::OK);
+  const auto usage = t.pool().usage();
+  ASSERT_TRUE(usage);
+  ASSERT_EQ(usage->size(), 2u);
+  for (const NamespaceUsage& one : *usage) {
+    if (one.id == t.ns()) {
+      EXPECT_EQ(one.blocks, 1u);
+      EXPECT_EQ(one.value_bytes, noise.size());
+      EXPECT_EQ(one.stored_bytes, noise.size());
+      EXPECT_EQ(one.block_bytes, 25u * 4096);
+    } else {
+      EXPECT_EQ(one.id, t.coded_ns());
+      EXPECT_EQ(one.blocks, 2u);
+      EXPECT_EQ(one.value_bytes, value.size() + noise.size());
+      EXPECT_EQ(one.stored_bytes, t.block("k").stored_bytes + noise.size());
+      const std::array<uint64_t, 4> by_profile{1, 0, 0, 1};
+      EXPECT_EQ(one.blocks_by_profile, by_profile);
+    }
+  }
+  int64_t taken = 0;
+  for (const NamespaceUsage& one : *usage) taken += static_cast<int64_t>(one.block_bytes);
+  EXPECT_EQ(taken, t.info().used_bytes);
+}
+
+TEST(Coded, FramesOfLargeValuesShareFewSizesOfBlock) {
+  CodedPool t;
+  for (uint64_t seed = 0; seed < 12; ++seed)
+    ASSERT_EQ(t.put(fmt::format("k{}", seed), tensor(kKeys, (1 << 20) + (seed + 1) * 4096, seed)),
+              Status::OK);
+  // Slabs of one size each: the frames of values of a size are a few KiB apart.
+  EXPECT_EQ(t.info().used_bytes % (64 << 10), 0);
+}
+
 TEST(Coded, ScatteredBuffersAreOneValue) {
   CodedPool t;
   const Value value = tensor(kKeys, 96 << 10, 4);

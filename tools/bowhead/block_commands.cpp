@@ -54,14 +54,21 @@ Result<std::string> key_of(const BlockArguments& arguments) {
 }
 
 // The namespace of this name as it is described in the pool, if it is there.
-Result<NamespaceId> find_namespace(Pool& pool, const std::string& locator,
-                                   const std::string& name) {
+Result<PoolInfo::Namespace> describe_namespace(Pool& pool, const std::string& locator,
+                                               const std::string& name) {
   const auto info = pool.info();
   if (!info) return info.error();
   for (const auto& ns : info->namespaces) {
-    if (ns.name == name) return ns.id;
+    if (ns.name == name) return ns;
   }
   return Error{Status::NOT_FOUND, fmt::format("{} has no namespace '{}'", locator, name)};
+}
+
+Result<NamespaceId> find_namespace(Pool& pool, const std::string& locator,
+                                   const std::string& name) {
+  const auto found = describe_namespace(pool, locator, name);
+  if (!found) return found.error();
+  return found->id;
 }
 
 // A failure of one block's operation, with what it was about.
@@ -107,37 +114,88 @@ Result<std::string> read_value(const std::string& path) {
   return value;
 }
 
-int run_put(const BlockArguments& arguments, const std::string& path) {
+// How a new namespace is to be compressed, as typed.
+struct CompressionArguments {
+  std::string profile = "none";
+  std::string number = "bytes";
+  uint32_t channels = 1;
+  uint32_t outer = 1;
+  double rope_base = 0;
+  uint32_t rotary_dim = 0;  // 0: all channels, if there is a base
+};
+
+void add_compression_arguments(CLI::App& command, CompressionArguments& arguments) {
+  CLI::Option* compress = command
+                              .add_option("--compress", arguments.profile,
+                                          "Of a namespace that is new: fast, balanced or dense")
+                              ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
+  command
+      .add_option("--number", arguments.number,
+                  "What values consist of: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or bytes")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes"}))
+      ->needs(compress);
+  command.add_option("--channels", arguments.channels, "Of a token")->needs(compress);
+  command
+      .add_option("--outer", arguments.outer,
+                  "Values are [outer][tokens][channels]: layers, K and V, heads")
+      ->needs(compress);
+  CLI::Option* base =
+      command
+          .add_option("--rope-base", arguments.rope_base,
+                      "Of keys after rotary position embedding: its base, such as 500000")
+          ->needs(compress);
+  command
+      .add_option("--rotary-dim", arguments.rotary_dim,
+                  "Channels of a head that turn together (default: all)")
+      ->needs(base);
+}
+
+Result<Compression> compression_of(const CompressionArguments& arguments) {
+  const uint32_t dim = arguments.rope_base != 0 && arguments.rotary_dim == 0 ? arguments.channels
+                                                                             : arguments.rotary_dim;
+  const auto rotary = checked_rotary(arguments.rope_base, dim);
+  if (!rotary) return rotary.error();
+  return Compression{.profile = *profile_named(arguments.profile),
+                     .number = *number_named(arguments.number),
+                     .channels = arguments.channels,
+                     .outer = arguments.outer,
+                     .rotary = *rotary};
+}
+
+int run_put(const BlockArguments& arguments, const CompressionArguments& compression_arguments,
+            const std::string& path) {
   const auto key = key_of(arguments);
   if (!key) return fail(key.error());
+  const auto compression = compression_of(compression_arguments);
+  if (!compression) return fail(compression.error());
   const auto value = read_value(path);  // before the pool: whoever feeds us may take a long time
   if (!value) return fail(value.error());
   auto pool = open_pool(arguments.locator);
   if (!pool) return fail(pool.error(), arguments.locator);
-  auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
-  if (ns.status() == Status::NOT_FOUND) ns = pool->open_namespace({arguments.namespace_name, ""});
+  const auto there = describe_namespace(*pool, arguments.locator, arguments.namespace_name);
+  if (!there && there.status() != Status::NOT_FOUND) return fail(there.error());
+  const auto ns = pool->open_namespace(
+      {arguments.namespace_name, there ? there->description : "", *compression});
   if (!ns) return fail(ns.error());
-  auto room = pool->reserve(*ns, *key, value->size());
-  if (!room) return fail(about(arguments, *key, room.status()));
-  if (room->present) {
-    print(fmt::format("'{}' is present already and stays as it is\n", key_text(*key)));
-    return kOk;
-  }
-  std::memcpy(room->data, value->data(), value->size());
-  const Status committed = pool->commit(*room);
-  if (committed != Status::OK) return fail(about(arguments, *key, committed));
-  print(fmt::format("stored '{}', {}\n", key_text(*key), exact_bytes(value->size())));
+  const bool present = static_cast<bool>(pool->length(*ns, *key));
+  const ConstSpan bytes{reinterpret_cast<const std::byte*>(value->data()), value->size()};
+  const Status stored = pool->put(*ns, *key, {&bytes, 1});
+  if (stored != Status::OK) return fail(about(arguments, *key, stored));
+  print(present ? fmt::format("'{}' is present already and stays as it is\n", key_text(*key))
+                : fmt::format("stored '{}', {}\n", key_text(*key), exact_bytes(value->size())));
   return kOk;
 }
 
 void add_put(CLI::App& app, Action& action) {
   struct Arguments {
     BlockArguments block;
+    CompressionArguments compression;
     std::string path = "-";
   };
   auto* command = app.add_subcommand("put", "Store a value under a key");
   auto a = std::make_shared<Arguments>();
   add_block_arguments(*command, a->block);
+  add_compression_arguments(*command, a->compression);
   command->add_option("file", a->path, "Where the value is; - is standard input")
       ->capture_default_str();
   command->footer(R"(
@@ -145,9 +203,13 @@ Examples:
   bowhead put shm:demo layer0 ./layer0.bin
   echo hello | bowhead put shm:demo greeting
   bowhead put shm:demo --hex 00ff10 ./block.bin
+  bowhead put shm:demo k0 ./k0.bin --namespace keys --compress dense --number bf16 \
+    --channels 128 --rope-base 500000
 
+How a namespace is compressed is decided by the put that makes it; later ones need not repeat it.
 A key that is present already keeps its value: blocks do not change. `rm` it first.)");
-  command->callback([a, &action] { action = [a] { return run_put(a->block, a->path); }; });
+  command->callback(
+      [a, &action] { action = [a] { return run_put(a->block, a->compression, a->path); }; });
 }
 
 Result<std::vector<std::byte>> read_block(Pool& pool, NamespaceId ns, const std::string& key) {
@@ -258,6 +320,7 @@ void print_blocks_json(const std::string& locator, const PoolInfo& info,
                       {"key_hex", hex_text(block.key)},
                       {"namespace", namespace_text(info, block.namespace_id)},
                       {"size_bytes", block.length_bytes},
+                      {"stored_bytes", block.stored_bytes},
                       {"offset", block.offset},
                       {"stamp", fmt::format("{:016x}", block.stamp)}};
     print(separator + json_text(row, -1));
@@ -267,10 +330,11 @@ void print_blocks_json(const std::string& locator, const PoolInfo& info,
 }
 
 void print_blocks(const PoolInfo& info, const std::vector<BlockInfo>& blocks) {
-  Table table({"NAMESPACE", ">BYTES", ">OFFSET", "KEY"});
+  Table table({"NAMESPACE", ">BYTES", ">STORED", ">OFFSET", "KEY"});
   for (const BlockInfo& block : blocks) {
     table.add({namespace_text(info, block.namespace_id), grouped(block.length_bytes),
-               fmt::format("{:#x}", block.offset), key_text(block.key)});
+               grouped(block.stored_bytes), fmt::format("{:#x}", block.offset),
+               key_text(block.key)});
   }
   print(table.text());
 }

@@ -108,7 +108,48 @@ std::string time_text(uint64_t unix_ns) {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts));
 }
 
-Json info_json(const PoolInfo& info) {
+using Usage = std::vector<NamespaceUsage>;
+
+NamespaceUsage usage_of(const Usage& usage, NamespaceId id) {
+  for (const NamespaceUsage& one : usage) {
+    if (one.id == id) return one;
+  }
+  return {.id = id};
+}
+
+/// What was put, by what it takes of the pool.
+double ratio_of(const NamespaceUsage& usage) {
+  return usage.block_bytes == 0
+             ? 1.0
+             : static_cast<double>(usage.value_bytes) / static_cast<double>(usage.block_bytes);
+}
+
+Json namespace_json(const PoolInfo::Namespace& ns, const NamespaceUsage& usage) {
+  const Compression& c = ns.compression;
+  Json compression = {{"profile", profile_name(c.profile)}};
+  if (c.profile != CompressionProfile::NONE) {
+    compression.update({{"number", number_name(c.number)},
+                        {"outer", c.outer},
+                        {"channels", c.channels},
+                        {"rotary_dim", c.rotary.dim},
+                        {"rotary_ratio", c.rotary.ratio}});
+  }
+  Json by_profile = Json::object();
+  for (size_t i = 0; i < usage.blocks_by_profile.size(); ++i)
+    by_profile[profile_name(static_cast<CompressionProfile>(i))] = usage.blocks_by_profile[i];
+  return {{"id", fmt::format("{:016x}", ns.id)},
+          {"name", ns.name},
+          {"description", ns.description},
+          {"compression", compression},
+          {"blocks", usage.blocks},
+          {"blocks_by_profile", by_profile},
+          {"value_bytes", usage.value_bytes},
+          {"stored_bytes", usage.stored_bytes},
+          {"block_bytes", usage.block_bytes},
+          {"ratio", ratio_of(usage)}};
+}
+
+Json info_json(const PoolInfo& info, const Usage& usage) {
   Json json = {{"locator", info.locator},
                {"pool_id", info.pool_id},
                {"format_version", info.format_version},
@@ -141,11 +182,8 @@ Json info_json(const PoolInfo& info) {
                  {"scavenged", info.scavenged},
                  {"hits_elsewhere", info.hits_elsewhere}}}};
   json["namespaces"] = Json::array();
-  for (const auto& ns : info.namespaces) {
-    json["namespaces"].push_back({{"id", fmt::format("{:016x}", ns.id)},
-                                  {"name", ns.name},
-                                  {"description", ns.description}});
-  }
+  for (const auto& ns : info.namespaces)
+    json["namespaces"].push_back(namespace_json(ns, usage_of(usage, ns.id)));
   json["hosts"] = Json::array();
   for (const auto& host : info.hosts) {
     json["hosts"].push_back({{"slot", host.slot},
@@ -160,7 +198,19 @@ Json info_json(const PoolInfo& info) {
   return json;
 }
 
-std::string info_text(const PoolInfo& info) {
+std::string namespaces_text(const PoolInfo& info, const Usage& usage) {
+  Table table({"NAMESPACE", ">BLOCKS", ">VALUES", ">IN POOL", ">RATIO", "COMPRESSION", "ID",
+               "DESCRIPTION"});
+  for (const auto& ns : info.namespaces) {
+    const NamespaceUsage of = usage_of(usage, ns.id);
+    table.add({key_text(ns.name), grouped(of.blocks), human_bytes(of.value_bytes),
+               human_bytes(of.block_bytes), fmt::format("{:.3f}", ratio_of(of)),
+               to_text(ns.compression), fmt::format("{:016x}", ns.id), key_text(ns.description)});
+  }
+  return table.text();
+}
+
+std::string info_text(const PoolInfo& info, const Usage& usage) {
   const auto percent = [](double part, uint64_t whole) {
     return whole == 0 ? 0.0 : 100 * part / static_cast<double>(whole);
   };
@@ -200,11 +250,7 @@ std::string info_text(const PoolInfo& info) {
   if (info.hosts.size() > 1) fields.add("got from other hosts", grouped(info.hits_elsewhere));
   std::string text = fields.text();
 
-  Table namespaces({"NAMESPACE", "ID", "DESCRIPTION"});
-  for (const auto& ns : info.namespaces) {
-    namespaces.add({key_text(ns.name), fmt::format("{:016x}", ns.id), key_text(ns.description)});
-  }
-  if (!info.namespaces.empty()) text += "\n" + namespaces.text();
+  if (!info.namespaces.empty()) text += "\n" + namespaces_text(info, usage);
   Table hosts(
       {">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">CUSTODY", ">PROCESSES", ">LEASES"});
   for (const auto& host : info.hosts) {
@@ -221,7 +267,9 @@ int run_info(const std::string& locator, bool json) {
   if (!pool) return fail(pool.error(), locator);
   const auto info = pool->info();
   if (!info) return fail(info.error(), locator);
-  print(json ? json_text(info_json(*info), 2) + "\n" : info_text(*info));
+  const auto usage = pool->usage();
+  if (!usage) return fail(usage.error(), locator);
+  print(json ? json_text(info_json(*info, *usage), 2) + "\n" : info_text(*info, *usage));
   return kOk;
 }
 
@@ -234,7 +282,13 @@ void add_info(CLI::App& parent, Action& action) {
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   command->add_flag("--json", a->json, "As JSON");
-  command->footer("\nExample:\n  bowhead pool info shm:demo --json");
+  command->footer(R"(
+VALUES are the bytes that were put, IN POOL what their blocks take; compression makes the RATIO, and
+rounding up to whole blocks lowers it. For that every block is looked at: some tenths of a second
+per million.
+
+Example:
+  bowhead pool info shm:demo --json)");
   command->callback([a, &action] { action = [a] { return run_info(a->locator, a->json); }; });
 }
 
