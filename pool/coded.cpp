@@ -123,10 +123,11 @@ class CodedStore::Loan {
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
 
-  Workspace* operator->() {
+  Workspace& operator*() {
     if (!one_) one_ = std::make_unique<Workspace>();
-    return one_.get();
+    return *one_;
   }
+  Workspace* operator->() { return &**this; }
 
  private:
   CodedStore& from_;
@@ -243,6 +244,59 @@ class CodedStore::ValueSink {
 Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers) {
   ValueSink sink(*this, buffers);
   return core_.get_stored(key, sink);
+}
+
+// ---- recompression ----
+
+/// In one pass at a time: two would do the same work twice.
+RecompressReport CodedStore::recompress(uint64_t cold_ms, uint64_t most_blocks) {
+  const std::lock_guard lock(tried_mutex_);
+  std::unordered_set<uint64_t> tried;  // without those that are gone
+  const auto wanted = [&](const bh_block_header& header) {
+    // Bytes that nobody can verify are not written anew as if somebody could.
+    if (header.profile >= BH_PROFILE_DENSE || header.checksum_kind == BH_CHECKSUM_NONE ||
+        header.codec > BH_CODEC_FRAME ||
+        !known_profile(compression_of(header.namespace_id).profile))
+      return false;
+    if (!tried_.contains(header.stamp)) return true;
+    tried.insert(header.stamp);
+    return false;
+  };
+  const auto cold = core_.cold_blocks(cold_ms * 1'000'000, most_blocks, wanted);
+  RecompressReport report{.cold_blocks = cold.size()};
+  Loan work(*this);
+  for (const core::Located& located : cold) {
+    if (!recompress_block(located, *work, report)) tried.insert(located.header.stamp);
+  }
+  tried_ = std::move(tried);
+  return report;
+}
+
+/// False if there is no use in trying it again.
+bool CodedStore::recompress_block(const core::Located& located, Workspace& work,
+                                  RecompressReport& report) {
+  const bh_block_header& header = located.header;
+  const bool raw = header.codec == BH_CODEC_RAW;
+  const Bytes stored = (raw ? work.values : work.frame).room(header.stored_bytes);
+  const Span to{reinterpret_cast<std::byte*>(stored.data()), stored.size()};
+  if (!core_.read_stored(located, {&to, 1})) return true;
+  Compression compression = compression_of(header.namespace_id);
+  Shape shape = shape_of(compression, header.length_bytes);
+  const Bytes values = work.values.room(header.length_bytes);
+  if (!raw) {
+    const auto info = compression::frame_info(stored);
+    if (!info || work.decoder.decode(stored, values) != Status::OK) return false;
+    shape = info->shape;
+  }
+  compression.profile = CompressionProfile::DENSE;
+  const ConstSpan value{reinterpret_cast<const std::byte*>(values.data()), values.size()};
+  const auto coded = work.encode(compression, shape, Content::raw({&value, 1}));
+  if (!coded || core_.room_for(*coded, header.key_bytes) >= core_.room_for(header)) return false;
+  if (!core_.replace(located, *coded)) return true;
+  report.recompressed += 1;
+  report.before_bytes += header.stored_bytes;
+  report.after_bytes += coded->stored_bytes();
+  return true;
 }
 
 }  // namespace bowhead

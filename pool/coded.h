@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 #include "compression/frame.h"
@@ -30,6 +31,7 @@ class CodedStore {
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
   Status put(const core::Key& key, std::span<const ConstSpan> value);
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers);
+  RecompressReport recompress(uint64_t cold_ms, uint64_t most_blocks);
 
  private:
   struct Workspace;
@@ -48,6 +50,11 @@ class CodedStore {
 
   Core& core_;
   std::atomic<Known*> known_{nullptr};
+  bool recompress_block(const core::Located& located, Workspace& work, RecompressReport& report);
+
+  std::mutex tried_mutex_;
+  std::unordered_set<uint64_t> tried_;  ///< stamps of blocks that do not shrink
+
   std::mutex idle_mutex_;
   std::vector<std::unique_ptr<Workspace>> idle_;
 };

@@ -539,6 +539,11 @@ Status Pool::remove(NamespaceId ns, std::string_view key) {
 
 // ---- the whole pool ----
 
+Result<RecompressReport> Pool::recompress(uint64_t cold_ms, uint64_t most_blocks) {
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  return impl_->coded().recompress(cold_ms, most_blocks);
+}
+
 Status Pool::list(const std::function<bool(const BlockInfo&)>& visit) {
   if (impl_->forked()) return Status::FORKED;
   impl_->core().list(visit);

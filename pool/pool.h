@@ -131,7 +131,7 @@ struct PoolInfo {
   bool second_superblock_used;  ///< the first copy is damaged; `repair` mends it
   int64_t used_bytes, blocks;
   uint64_t puts, puts_present, hits, misses, evictions, removals, moves, damaged, bytes_in,
-      bytes_out, no_space, scavenged, hits_elsewhere;
+      bytes_out, no_space, scavenged, hits_elsewhere, recompressed;
   std::vector<Namespace> namespaces;
   std::vector<Host> hosts;
 };
@@ -144,6 +144,14 @@ struct NamespaceUsage {
   uint64_t stored_bytes = 0;  ///< of their payloads
   uint64_t block_bytes = 0;   ///< what those are rounded up to: what they take of the pool
   std::array<uint64_t, 4> blocks_by_profile{};  ///< by CompressionProfile; NONE: stored as they are
+};
+
+/// What one pass of recompress() did.
+struct RecompressReport {
+  uint64_t cold_blocks = 0;   ///< that could have been pressed harder, and were tried
+  uint64_t recompressed = 0;  ///< of those
+  uint64_t before_bytes = 0;  ///< of the payloads that were recompressed
+  uint64_t after_bytes = 0;
 };
 
 /// One thing that check() found wrong.
@@ -271,6 +279,14 @@ class Pool {
   /// Returns INVALID_ARGUMENT (never used, out of range, or this host), BUSY (the hosts have not
   /// declared it dead, or not yet), FORKED.
   Result<void> fence(uint32_t host);
+
+  /// Stores blocks of this host that are cold (unused for `cold_ms`) in as few bytes as the codec
+  /// can (DENSE), if they belong to a compressed namespace and were stored as they are or by a
+  /// cheaper profile. Nobody who reads them notices but by acquire(), which they are then too
+  /// compressed for. Tries `most_blocks` at most; blocks may move meanwhile, so call it until it
+  /// finds nothing to do. What did not shrink is not tried again by this handle. Returns FORKED,
+  /// NOT_SUPPORTED.
+  Result<RecompressReport> recompress(uint64_t cold_ms, uint64_t most_blocks);
 
   /// Undoes what dead processes left, now instead of when it is needed. Returns how many were
   /// found.

@@ -141,6 +141,7 @@ class Core {
     header.key_bytes = static_cast<uint16_t>(key_bytes);
     return room_for(header);
   }
+  uint64_t room_for(const bh_block_header& header) const;
   /// The key is stored already: what a put of it then does is done.
   bool put_present(const Key& key);
   Result<uint64_t> get(const Key& key, std::span<const Span> buffers);
@@ -159,6 +160,15 @@ class Core {
   uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                   uint64_t* slots = nullptr);
   void touch_slots(std::span<const uint64_t> slots);
+  /// Committed blocks of this host that nobody leases and nobody used for `unused_ns`, at most so
+  /// many; only those that wanted(header) says.
+  template <class Wanted>
+  std::vector<Located> cold_blocks(uint64_t unused_ns, uint64_t most, Wanted wanted);
+  /// Copies what a block holds, verified. False if it changed, or is damaged (then it is dropped).
+  bool read_stored(const Located& located, std::span<const Span> buffers);
+  /// Another content that stands for the same value takes the place of a block of this host. False
+  /// if it takes no smaller block, there is none to be had without evicting, or the block changed.
+  bool replace(const Located& old, const Content& content);
   Result<Reservation> reserve(const Key& key, uint64_t length_bytes);
   Status commit(Reservation& reservation, bool verified);
   Status abort(Reservation& reservation);
@@ -274,7 +284,6 @@ class Core {
 
   std::optional<Block> reserve_block(uint64_t block_bytes);  // core_evict.h
   Status finish_put(const Key& key, const Block& block, bh_block_header header);
-  uint64_t room_for(const bh_block_header& header) const;
   bh_block_header header_for(const Content& content) const;
   bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
   void undo_put(const Block& block);
@@ -325,6 +334,8 @@ class Core {
   bool empty_slab(const Cut& cut, const std::vector<uint64_t>& named);
   std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free) const;
   bool move(const Block& block);
+  bool supersede(const Block& old, uint64_t old_stamp, const Block& target, bh_block_header header);
+  std::optional<Block> reserve_in_passing(uint64_t block_bytes);
   bool evict_block(uint64_t slot);
   uint64_t reclaim_all();
 

@@ -129,6 +129,7 @@ void Core<A>::fill_info(PoolInfo& info) {
   info.no_space = sums[BH_COUNTER_NO_SPACE];
   info.scavenged = sums[BH_COUNTER_SCAVENGED];
   info.hits_elsewhere = sums[BH_COUNTER_HITS_ELSEWHERE];
+  info.recompressed = sums[BH_COUNTER_RECOMPRESSED];
 }
 
 template <class A>

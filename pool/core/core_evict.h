@@ -278,31 +278,102 @@ bool Core<A>::move(const Block& block) {
     allocator_.release(*target);
     return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   }
+  if (!supersede(block, old_stamp, *target, header)) return false;
+  c_.count(BH_COUNTER_MOVES);
+  return true;
+}
+
+/// One block of a key gives way to another one, whose payload is published: header and entry of the
+/// new one, and only then the old entry goes (C4). `header` lacks its stamp. False if `old` is not
+/// (any more) the block of that stamp; `target` is free again then.
+template <class A>
+bool Core<A>::supersede(const Block& old, uint64_t old_stamp, const Block& target,
+                        bh_block_header header) {
+  const Hash128 hash{header.key_hash[0], header.key_hash[1]};
   const Publishing publishing(c_);
   header.stamp = next_stamp();
-  write_key(target->slot, read_key(block.slot, header.key_bytes));
-  c_.write_sealed(c_.layout.header(target->slot), to_line(header));
-  c_.access.store_relaxed(c_.own(BH_PART_RECENCY, target->slot),
-                          c_.access.load_relaxed(c_.own(BH_PART_RECENCY, block.slot)));
-  {
-    const KeyLock lock(*this, hash);
-    const auto old =
-        !lock.held() ? std::nullopt : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
-          return e.block_offset == block.offset && e.stamp == old_stamp;
-        });
-    // Retiring before there are two entries: whoever scavenges sees which block is to go.
-    const bool retiring = old && allocator_.begin_retire(block.slot);
-    if (!retiring || !index_.insert(hash, entry_for(*target, header))) {
-      if (retiring) cancel_retire(block.slot);
-      undo_put(*target);
-      return false;
-    }
-    allocator_.commit(*target);
-    index_.erase(*old);
-    retire_header(block.slot);
-    allocator_.finish_retire(block.slot);
+  // If it is the key of somebody else by now, the old entry is gone as well.
+  write_key(target.slot, read_key(old.slot, header.key_bytes));
+  c_.write_sealed(c_.layout.header(target.slot), to_line(header));
+  c_.access.store_relaxed(c_.own(BH_PART_RECENCY, target.slot),
+                          c_.access.load_relaxed(c_.own(BH_PART_RECENCY, old.slot)));
+  const KeyLock lock(*this, hash);
+  const auto entry =
+      !lock.held() ? std::nullopt : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
+        return e.block_offset == old.offset && e.stamp == old_stamp;
+      });
+  // Retiring before there are two entries: whoever scavenges sees which block is to go.
+  const bool retiring = entry && allocator_.begin_retire(old.slot);
+  if (!retiring || !index_.insert(hash, entry_for(target, header))) {
+    if (retiring) cancel_retire(old.slot);
+    undo_put(target);
+    return false;
   }
-  c_.count(BH_COUNTER_MOVES);
+  allocator_.commit(target);
+  index_.erase(*entry);
+  retire_header(old.slot);
+  allocator_.finish_retire(old.slot);
+  return true;
+}
+
+// ---- other contents for the same values ----
+
+template <class A>
+template <class Wanted>
+std::vector<Located> Core<A>::cold_blocks(uint64_t unused_ns, uint64_t most, Wanted wanted) {
+  const std::vector<uint64_t> named = named_blocks();
+  const uint64_t now_ns = c_.access.recency_ns();
+  std::vector<Located> cold;
+  index_.for_each(c_.host, [&](const Found& found) {
+    const bh_index_entry& entry = found.entry;
+    if (cold.size() == most || !c_.layout.valid_block(entry.block_offset, entry.stored_bytes))
+      return;
+    Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
+    const uint64_t used_ns = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, located.slot));
+    if (used_ns + unused_ns <= now_ns && read_header(located.slot, located.header) &&
+        located.header.stamp == entry.stamp && located.header.stored_bytes == entry.stored_bytes &&
+        lengths_agree(located.header) &&
+        allocator_.writable(c_.layout.extent_of_slot(located.slot)) &&
+        !std::binary_search(named.begin(), named.end(), entry.block_offset) &&
+        wanted(located.header))
+      cold.push_back(located);
+  });
+  return cold;
+}
+
+template <class A>
+bool Core<A>::read_stored(const Located& located, std::span<const Span> buffers) {
+  bool damaged = false;
+  const bool read = copy_out(located, buffers, &damaged);
+  if (damaged) drop_damaged(located);
+  return read;
+}
+
+/// For whoever saves space and need not: nothing is evicted for it, but for what empties an extent.
+template <class A>
+std::optional<Block> Core<A>::reserve_in_passing(uint64_t block_bytes) {
+  if (auto block = allocator_.reserve(block_bytes)) return block;
+  if (reclaim_all() == 0 && !make_room(block_bytes)) return std::nullopt;
+  return allocator_.reserve(block_bytes);
+}
+
+template <class A>
+bool Core<A>::replace(const Located& old, const Content& content) {
+  bh_block_header header = header_for(content);
+  header.key_hash[0] = old.header.key_hash[0];
+  header.key_hash[1] = old.header.key_hash[1];
+  header.namespace_id = old.header.namespace_id;
+  header.key_bytes = old.header.key_bytes;
+  const auto cut = allocator_.cut_of(c_.layout.extent_of_slot(old.slot));
+  const uint64_t room = room_for(header);
+  if (ended() || !stamps_left() || !cut || room >= cut->block_bytes) return false;
+  const auto target = reserve_in_passing(room);
+  if (!target) return false;
+  header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
+  const Block block{old.slot, old.found.entry.block_offset, cut->block_bytes};
+  if (!supersede(block, old.header.stamp, *target, header)) return false;
+  c_.count(BH_COUNTER_RECOMPRESSED);
+  reclaim({&old.slot, 1});
   return true;
 }
 

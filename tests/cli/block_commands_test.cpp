@@ -116,6 +116,30 @@ TEST_F(BlockCommands, ANewNamespaceMayBeCompressed) {
   }
 }
 
+TEST_F(BlockCommands, ColdBlocksAreRecompressed) {
+  create(shm_locator());
+  std::string value;
+  // Digits without order: nothing for LZ4, half of it for ZSTD.
+  uint64_t random = 1;
+  for (int i = 0; i < 300'000; ++i) {
+    random = random * 6364136223846793005u + 1;
+    value += static_cast<char>('0' + (random >> 60) % 10);
+  }
+  write("value", value);
+  EXPECT_EQ(run({"put", shm_locator(), "k", path("value"), "--compress", "fast"}).code, 0);
+  const Outcome warm = run({"pool", "recompress", shm_locator(), "--cold", "3600", "--json"});
+  EXPECT_EQ(json_of(warm)["recompressed"], 0);
+  const auto done = json_of(run({"pool", "recompress", shm_locator(), "--cold", "0", "--json"}));
+  EXPECT_EQ(done["recompressed"], 1);
+  EXPECT_LT(done["after_bytes"], done["before_bytes"]);
+  EXPECT_EQ(run({"get", shm_locator(), "k"}).out, value);
+  const Outcome again = run({"pool", "recompress", shm_locator(), "--cold", "0"});
+  EXPECT_EQ(again.out, "recompressed 0 cold blocks: 0 B became 0 B\n");
+  const auto info = json_of(run({"pool", "info", shm_locator(), "--json"}));
+  EXPECT_EQ(info["counters"]["recompressed"], 1);
+  EXPECT_EQ(info["namespaces"][0]["blocks_by_profile"]["dense"], 1);
+}
+
 TEST_F(BlockCommands, LsListsAllOrANamespaceForPeopleAndPrograms) {
   create(shm_locator());
   EXPECT_EQ(json_of(run({"ls", shm_locator(), "--json"}))["blocks"].size(), 0u);

@@ -16,6 +16,7 @@ TEST_F(PoolCommands, EveryCommandExplainsItself) {
                                            {"pool", "info"},
                                            {"pool", "check"},
                                            {"pool", "repair"},
+                                           {"pool", "recompress"},
                                            {"pool", "destroy"},
                                            {"put"},
                                            {"get"},

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/random.h"
+#include "pool/coded.h"
 #include "tests/crash/audit.h"
 #include "tests/crash/tiny_pool.h"
 #include "tests/pool/support.h"
@@ -36,6 +37,7 @@ struct Board {
   std::atomic<uint64_t> faults{0};
   char first_fault[300] = {};
   std::atomic<uint64_t> stored{0}, read{0}, removed{0}, leased{0}, lapsed{0}, refused{0}, busy{0};
+  std::atomic<uint64_t> recompressed{0};
 
   void report(const std::string& text) {
     if (faults++ == 0) snprintf(first_fault, sizeof first_fault, "%s", text.c_str());
@@ -47,11 +49,19 @@ std::string key_of(uint64_t n) {
   if (n % 11 == 0) key += std::string(n % 450, 'x');
   return key;
 }
-/// The content follows from the key alone, never from the pool.
+/// Of the test that runs; known to the workers, which are forks.
+Compression compression;
+
+NamespaceDescription description() { return {"chaos", "any bytes", compression}; }
+
+/// The content follows from the key alone, never from the pool. Half of it can be compressed.
 std::vector<std::byte> value_of(uint64_t n) {
   static constexpr std::array<size_t, 9> kSizes = {700,     16'384,  20'000,  50'000, 65'536,
                                                    100'000, 131'072, 200'001, 300'000};
-  return bytes(kSizes[n % kSizes.size()] - n % 7, n);
+  auto value = bytes(kSizes[n % kSizes.size()] - n % 7, n);
+  if (n % 2 == 0)
+    std::fill(value.begin() + static_cast<long>(value.size() / 2), value.end(), std::byte(n));
+  return value;
 }
 
 // ---- workers ----
@@ -167,7 +177,8 @@ class Worker {
   void lease(uint64_t n) {
     if (leases_.size() > 2) return end_lease();
     auto lease = pool_.acquire(ns_, key_of(n), 1 + random_.below(100));
-    if (accept(lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED}, "acquire", n))
+    if (accept(lease.status(),
+               {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::UNSUPPORTED_CODEC}, "acquire", n))
       leases_.push_back({*lease, n});
   }
   void end_lease() {
@@ -193,11 +204,17 @@ class Worker {
   }
   void now_and_then() {
     if (random_.below(8) == 0) accept(pool_.scavenge().status(), {}, "scavenge", 0);
+    if (random_.below(8) == 0) recompress();
     if (random_.below(60) != 0) return;
     auto report = pool_.check(/*payload=*/true);
     if (!accept(report.status(), {}, "check", 0)) return;
     for (const CheckFinding& finding : report->findings)
       if (finding.data_lost) board_.report("check: " + finding.what);
+  }
+
+  void recompress() {
+    const auto done = pool_.recompress(/*cold_ms=*/0, 1 + random_.below(20));
+    if (accept(done.status(), {}, "recompress", 0)) board_.recompressed += done->recompressed;
   }
 
   Pool& pool_;
@@ -218,7 +235,7 @@ int work(const std::string& locator, Board& board, uint64_t seed) {
       board.report(pool.error().message());
       return 1;
     }
-    auto ns = pool->open_namespace({"chaos", "any bytes"});
+    auto ns = pool->open_namespace(description());
     if (!ns && ns.status() == Status::BUSY) continue;
     if (!ns) {
       board.report(ns.error().message());
@@ -369,7 +386,8 @@ void expect_whole(const std::string& locator, const std::vector<uint64_t>& room)
   for (const CheckFinding& finding : core.check(/*payload=*/true, {}).findings)
     ADD_FAILURE() << finding.what;
   uint64_t ns = 0, present = 0;
-  auto opened = core.open_namespace({"chaos", "any bytes"});
+  CodedStore store(core);
+  auto opened = store.open_namespace(description());
   ASSERT_TRUE(opened);
   ns = *opened;
   for (uint64_t n = 0; n < kKeys; ++n) {
@@ -377,7 +395,7 @@ void expect_whole(const std::string& locator, const std::vector<uint64_t>& room)
     const auto value = value_of(n);
     std::vector<std::byte> out(value.size());
     const Span to[] = {{out.data(), out.size()}};
-    const auto length = core.get(core::Key(ns, key), to);
+    const auto length = store.get(core::Key(ns, key), to);
     if (!length) continue;
     ++present;
     EXPECT_EQ(*length, value.size());
@@ -406,17 +424,24 @@ void run(const CreateOptions& options) {
   const Board& board = chaos.board();
   std::printf(
       "%d kills, %d stops: %lu puts (%lu without space), %lu gets, %lu removals, %lu leases "
-      "(%lu lapsed), %lu times busy\n",
+      "(%lu lapsed), %lu times busy, %lu recompressed\n",
       kKills, chaos.stops(), board.stored.load(), board.refused.load(), board.read.load(),
-      board.removed.load(), board.leased.load(), board.lapsed.load(), board.busy.load());
+      board.removed.load(), board.leased.load(), board.lapsed.load(), board.busy.load(),
+      board.recompressed.load());
   EXPECT_GT(board.stored, 300u);  // sanitizers are slow
   EXPECT_GT(board.read, 300u);
   EXPECT_GT(board.leased, 30u);
+  EXPECT_EQ(board.recompressed > 0, compression.profile != CompressionProfile::NONE);
   if (!testing::Test::HasFailure()) expect_whole(pool.locator(), room);
 }
 
 TEST(Chaos, WithEviction) { run({}); }
 TEST(Chaos, WithoutEviction) { run({.evict_high_permille = 0}); }
+TEST(Chaos, Compressed) {
+  compression.profile = CompressionProfile::FAST;
+  run({});
+  compression = {};
+}
 
 }  // namespace
 }  // namespace bowhead::test

@@ -287,7 +287,9 @@ class Runner {
 // ---- World ----
 
 std::vector<std::byte> World::value(const std::string& key, uint64_t size) {
-  return bytes(size, core::Key(kNamespace, key).hash.low);
+  auto value = bytes(size, core::Key(kNamespace, key).hash.low);
+  if (key.starts_with("twice")) std::memcpy(value.data() + size / 2, value.data(), size / 2);
+  return value;
 }
 
 template <class A>

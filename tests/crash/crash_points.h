@@ -38,6 +38,7 @@ struct World {
   void may_come(const std::string& key, uint64_t size);
   void may_go(const std::string& key) { expected.at(key).must = Must::STAY_OR_GO; }
   void goes(const std::string& key) { expected.at(key).must = Must::BE_GONE; }
+  /// Of a key that begins with "twice", two equal halves (DoublingSink).
   static std::vector<std::byte> value(const std::string& key, uint64_t size);
 
   TinyPool pool;

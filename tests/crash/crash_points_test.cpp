@@ -60,6 +60,69 @@ TEST(CrashPoints, PutOfAPresentKey) {
   run_scenario({.name = "put of a present key", .prepare = fill_some, .act = put_of("a5", 20'000)});
 }
 
+// ---- coded values ----
+
+TEST(CrashPoints, PutOfACodedValue) {
+  const auto prepare = [](World& world) {
+    fill_some(world);
+    world.may_come("twice", 40'000);
+  };
+  run_scenario({.name = "put of a coded value", .prepare = prepare, .act = [](CrashHandle& handle) {
+                  const auto value = World::value("twice", 40'000);
+                  ConstSpan half;
+                  EXPECT_EQ(handle.core().put(Key(kNamespace, "twice"), doubled(value, half)),
+                            Status::OK);
+                }});
+}
+
+Act replace_by_half(uint64_t size) {
+  return [size](CrashHandle& handle) {
+    const auto value = World::value("twice", size);
+    std::vector<std::byte> stored(size);
+    const Span to{stored.data(), stored.size()};
+    const auto cold = handle.core().cold_blocks(0, 1, [&](const bh_block_header& header) {
+      return header.length_bytes == size && header.codec == BH_CODEC_RAW;
+    });
+    ASSERT_EQ(cold.size(), 1u);
+    ASSERT_TRUE(handle.core().read_stored(cold[0], {&to, 1}));
+    EXPECT_EQ(stored, value);
+    ConstSpan half;
+    EXPECT_TRUE(handle.core().replace(cold[0], doubled(value, half)));
+  };
+}
+
+void fill_some_and_twice(World& world) {
+  fill_some(world);
+  NativeHandle handle(world.pool);
+  ASSERT_TRUE(handle.attach());
+  ASSERT_EQ(world.put(handle.core(), "twice", 120'000), Status::OK);
+  handle.detach();
+}
+
+TEST(CrashPoints, Replace) {
+  run_scenario({.name = "replace by fewer bytes",
+                .prepare = fill_some_and_twice,
+                .act = replace_by_half(120'000)});
+}
+
+/// A death in the middle leaves two blocks of one key; then the machine goes down too.
+TEST(CrashPoints, RebootAfterADeathInAReplace) {
+  for (uint64_t permille = 500; permille < 1000; permille += 50) {
+    const auto prepare = [permille](World& world) {
+      fill_some_and_twice(world);
+      die_together(world,
+                   {{.before = attach, .act = replace_by_half(120'000), .at_permille = permille}});
+      world.pool.forget_boot();
+    };
+    run_scenario({.name = "open after a reboot, after a death in a replacement",
+                  .prepare = prepare,
+                  .before = {},
+                  .act = attach,
+                  .every = 29,
+                  .nexts = {Next::FRESH}});
+  }
+}
+
 /// A pool full of slabs for one size, of which all but one are empty.
 Scenario scenario_of_joining(const char* name, uint64_t old_size, uint64_t new_size) {
   const auto prepare = [=](World& world) {

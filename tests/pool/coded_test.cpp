@@ -279,6 +279,102 @@ TEST(Coded, AnotherProcessPressesAndReadsWithoutBeingTold) {
   EXPECT_LT(t.block("by-id").stored_bytes, value.size());
 }
 
+// ---- recompression ----
+
+constexpr Compression kFastKeys{
+    .profile = CompressionProfile::FAST, .number = NumberKind::BF16, .channels = 64, .outer = 2};
+
+TEST(Coded, ColdBlocksBecomeDenser) {
+  CodedPool t({.profile = CompressionProfile::FAST});
+  // Digits without order: nothing for LZ4, half of it for ZSTD.
+  Value value = test::bytes(512 << 10, 1);
+  for (std::byte& byte : value) byte = std::byte('0' + static_cast<int>(byte) % 10);
+  std::fill(value.begin(), value.begin() + (128 << 10), std::byte{'0'});
+  const Value noise = test::bytes(64 << 10, 1);
+  ASSERT_EQ(t.put("coded", value), Status::OK);
+  ASSERT_EQ(t.put("noise", noise), Status::OK);
+  auto room = t.pool().reserve(t.coded_ns(), "in-place", value.size());
+  ASSERT_TRUE(room);
+  std::memcpy(room->data, value.data(), value.size());
+  ASSERT_EQ(t.pool().commit(*room), Status::OK);
+  ASSERT_EQ(t.TestPool::put("other", value), Status::OK);
+  const uint64_t fast_bytes = t.block("coded").stored_bytes;
+  const auto before = t.info();
+
+  const auto warm = t.pool().recompress(3'600'000, 100);
+  ASSERT_TRUE(warm);
+  EXPECT_EQ(warm->cold_blocks, 0u);
+  const auto done = t.pool().recompress(0, 100);
+  ASSERT_TRUE(done);
+  EXPECT_EQ(done->cold_blocks, 3u);
+  EXPECT_EQ(done->recompressed, 2u);
+  EXPECT_EQ(done->before_bytes, fast_bytes + value.size());
+  const auto after = t.info();
+  EXPECT_EQ(after.blocks, before.blocks);
+  EXPECT_EQ(after.recompressed, 2u);
+  EXPECT_LT(after.used_bytes, before.used_bytes);
+  EXPECT_LT(t.block("coded").stored_bytes, fast_bytes);
+  EXPECT_EQ(t.block("coded").stored_bytes, t.block("in-place").stored_bytes);
+  for (const char* key : {"coded", "in-place"}) EXPECT_EQ(*t.get(key), value);
+  EXPECT_EQ(*t.get("noise"), noise);
+  EXPECT_EQ(t.TestPool::get("other"), value);
+  EXPECT_EQ(t.pool().recompress(0, 100)->cold_blocks, 0u);  // nor the noise a second time
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Coded, WhatIsLeasedIsNotRecompressed) {
+  CodedPool t(kFastKeys);
+  const Value value = tensor(kFastKeys, 64 << 10, 1);
+  auto room = t.pool().reserve(t.coded_ns(), "k", value.size());
+  std::memcpy(room->data, value.data(), value.size());
+  ASSERT_EQ(t.pool().commit(*room), Status::OK);
+  auto lease = t.pool().acquire(t.coded_ns(), "k", 60'000);
+  ASSERT_TRUE(lease);
+  EXPECT_EQ(t.pool().recompress(0, 100)->recompressed, 0u);
+  EXPECT_EQ(t.pool().release(*lease), Status::OK);
+  EXPECT_EQ(t.pool().recompress(0, 100)->recompressed, 1u);
+  EXPECT_EQ(*t.get("k"), value);
+}
+
+TEST(Coded, ADamagedBlockIsDroppedAndNotPressed) {
+  CodedPool t(kFastKeys);
+  ASSERT_EQ(t.put("k", tensor(kFastKeys, 64 << 10, 1)), Status::OK);
+  t.stored("k")[1000] ^= std::byte{1};
+  EXPECT_EQ(t.pool().recompress(0, 100)->recompressed, 0u);
+  EXPECT_EQ(t.get("k").status(), Status::NOT_FOUND);
+  EXPECT_EQ(t.info().damaged, 1u);
+}
+
+/// There is no free extent for the new size: room comes from what was recompressed before.
+TEST(Coded, AFullPoolShrinksWithoutEvicting) {
+  CodedPool t(kFastKeys, {.evict_high_permille = 0});
+  uint64_t count = 0;
+  std::vector<Value> values;
+  for (uint64_t seed = 0; seed < 8; ++seed)
+    values.push_back(tensor(kFastKeys, 128 << 10, seed, TensorContent::NORMAL));
+  for (;; ++count) {
+    auto room = t.pool().reserve(t.coded_ns(), fmt::format("k{}", count), 128 << 10);
+    if (!room) break;
+    std::memcpy(room->data, values[count % 8].data(), 128 << 10);
+    ASSERT_EQ(t.pool().commit(*room), Status::OK);
+  }
+  // One slab is emptied, so that there is room to begin with.
+  for (uint64_t i = 0; i < 16; ++i)
+    ASSERT_EQ(t.pool().remove(t.coded_ns(), fmt::format("k{}", i)), Status::OK);
+  const auto before = t.info();
+  uint64_t done = 0;
+  // Several passes: the blocks move meanwhile.
+  while (const uint64_t now = t.pool().recompress(0, 10'000)->recompressed) done += now;
+  EXPECT_EQ(done, count - 16);
+  const auto after = t.info();
+  EXPECT_EQ(after.evictions, 0u);
+  EXPECT_EQ(after.blocks, before.blocks);
+  EXPECT_LT(after.used_bytes, before.used_bytes * 3 / 4);
+  for (uint64_t i = 16; i < count; ++i)
+    ASSERT_EQ(*t.get(fmt::format("k{}", i)), values[i % 8]) << i;
+  EXPECT_TRUE(t.check_clean());
+}
+
 TEST(Coded, AFlippedByteIsAMissAndTheBlockIsDropped) {
   CodedPool t;
   const Value value = tensor(kKeys, 64 << 10, 1);

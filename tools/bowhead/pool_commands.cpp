@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// bowhead pool create | info | check | repair | leave | fence | destroy
+// bowhead pool create | info | check | repair | recompress | leave | fence | destroy
 #include <fmt/format.h>
+#include <sys/resource.h>
 
+#include <algorithm>
+#include <chrono>
 #include <ctime>
 #include <memory>
+#include <thread>
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
@@ -180,7 +184,8 @@ Json info_json(const PoolInfo& info, const Usage& usage) {
                  {"bytes_out", info.bytes_out},
                  {"no_space", info.no_space},
                  {"scavenged", info.scavenged},
-                 {"hits_elsewhere", info.hits_elsewhere}}}};
+                 {"hits_elsewhere", info.hits_elsewhere},
+                 {"recompressed", info.recompressed}}}};
   json["namespaces"] = Json::array();
   for (const auto& ns : info.namespaces)
     json["namespaces"].push_back(namespace_json(ns, usage_of(usage, ns.id)));
@@ -244,6 +249,7 @@ std::string info_text(const PoolInfo& info, const Usage& usage) {
   fields.add("evicted", grouped(info.evictions));
   fields.add("removed", grouped(info.removals));
   fields.add("moved", grouped(info.moves));
+  fields.add("recompressed", grouped(info.recompressed));
   fields.add("no space", grouped(info.no_space));
   fields.add("damaged", grouped(info.damaged));
   fields.add("scavenged", grouped(info.scavenged));
@@ -374,6 +380,73 @@ void add_repair(CLI::App& parent, Action& action) {
       [a, &action] { action = [a] { return run_repair(a->locator, a->take_over); }; });
 }
 
+struct RecompressArguments {
+  std::string locator;
+  double cold_s = 60;
+  bool watch = false;
+  bool json = false;
+};
+
+void print_recompressed(const RecompressReport& done, bool json) {
+  if (json) {
+    const Json out = {{"recompressed", done.recompressed},
+                      {"before_bytes", done.before_bytes},
+                      {"after_bytes", done.after_bytes}};
+    return print(json_text(out, -1) + "\n");
+  }
+  print(fmt::format("recompressed {} cold blocks: {} became {}\n", grouped(done.recompressed),
+                    human_bytes(done.before_bytes), human_bytes(done.after_bytes)));
+}
+
+/// All that is cold now.
+Result<RecompressReport> recompress_all(Pool& pool, uint64_t cold_ms) {
+  constexpr uint64_t kAtOnce = 4096;
+  RecompressReport sum;
+  for (;;) {
+    const auto done = pool.recompress(cold_ms, kAtOnce);
+    if (!done) return done.error();
+    if (done->recompressed == 0) return sum;
+    sum.recompressed += done->recompressed;
+    sum.before_bytes += done->before_bytes;
+    sum.after_bytes += done->after_bytes;
+  }
+}
+
+int run_recompress(const RecompressArguments& arguments) {
+  (void)setpriority(PRIO_PROCESS, 0, 19);  // what engines leave of the CPUs
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error(), arguments.locator);
+  const auto cold_ms = static_cast<uint64_t>(arguments.cold_s * 1000);
+  for (;;) {
+    const auto done = recompress_all(*pool, cold_ms);
+    if (!done) return fail(done.error(), arguments.locator);
+    if (!arguments.watch || done->recompressed > 0) print_recompressed(*done, arguments.json);
+    if (!arguments.watch) return kOk;
+    if (const int code = finish_output(kOk); code != kOk) return code;
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(std::clamp<uint64_t>(cold_ms, 100, 5000)));
+  }
+}
+
+void add_recompress(CLI::App& parent, Action& action) {
+  auto* command =
+      parent.add_subcommand("recompress", "Press cold blocks of compressed namespaces harder");
+  auto a = std::make_shared<RecompressArguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_option("--cold", a->cold_s, "Seconds without use that make a block cold")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+  command->add_flag("--watch", a->watch, "Go on until interrupted");
+  command->add_flag("--json", a->json, "As JSON, one line each time");
+  command->footer(R"(
+Puts may then use a fast profile: what nobody uses for a while is stored anew as dense as can be,
+while everybody goes on working. Runs at the lowest priority, on blocks of its own host (--host).
+
+Example:
+  bowhead pool recompress shm:demo --cold 300 --watch)");
+  command->callback([a, &action] { action = [a] { return run_recompress(*a); }; });
+}
+
 int run_leave(const std::string& locator) {
   auto pool = open_pool(locator);
   if (!pool) return fail(pool.error(), locator);
@@ -457,6 +530,7 @@ void add_pool_commands(CLI::App& app, Action& action) {
   add_info(*pool, action);
   add_check(*pool, action);
   add_repair(*pool, action);
+  add_recompress(*pool, action);
   add_leave(*pool, action);
   add_fence(*pool, action);
   add_destroy(*pool, action);

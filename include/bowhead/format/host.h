@@ -166,6 +166,7 @@ enum {
   BH_COUNTER_NO_SPACE,
   BH_COUNTER_SCAVENGED,      /* half-done things of dead processes finished or undone */
   BH_COUNTER_HITS_ELSEWHERE, /* hits on blocks of other hosts */
+  BH_COUNTER_RECOMPRESSED,   /* blocks stored anew in fewer bytes */
   BH_COUNTER_COUNT,
   BH_COUNTER_ROOM = 16
 };
