@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <exception>
@@ -150,28 +151,32 @@ bh_status check_key(const bh_key& key) {
               current_function, key.size_bytes);
 }
 
-// The first version of bh_create_options; a caller's may be longer, never shorter.
-constexpr uint32_t kCreateOptionsBytesV1 = 48;
-static_assert(sizeof(bh_create_options) == kCreateOptionsBytesV1);
+// The first versions of structs that grow; a caller's may be longer, never shorter.
+template <class T>
+constexpr uint32_t kBytesV1 = 0;
+template <>
+constexpr uint32_t kBytesV1<bh_create_options> = 48;
+template <>
+constexpr uint32_t kBytesV1<bh_compression> = 32;
+static_assert(sizeof(bh_create_options) == kBytesV1<bh_create_options>);
+static_assert(sizeof(bh_compression) == kBytesV1<bh_compression>);
 
-/// Copies what this library knows of the caller's options. Members that it does not know must be
+/// Copies what this library knows of a caller's struct. Members that it does not know must be
 /// zero: a caller that asks for more than we can do must not believe that it got it.
-bh_status read_create_options(const bh_create_options* given, bh_create_options& options) {
-  if (given->struct_bytes < kCreateOptionsBytesV1) {
-    return fail(BH_INVALID_ARGUMENT,
-                "bh_pool_create: options->struct_bytes is {}; set it to sizeof(bh_create_options)",
-                given->struct_bytes);
+template <class T>
+bh_status read_struct(const T* given, const char* name, T& known) {
+  if (given->struct_bytes < kBytesV1<T>) {
+    return fail(BH_INVALID_ARGUMENT, "{}: {}->struct_bytes is {}; set it to sizeof *{}",
+                current_function, name, given->struct_bytes, name);
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (size_t i = sizeof options; i < given->struct_bytes; ++i) {
+  for (size_t i = sizeof known; i < given->struct_bytes; ++i) {
     if (bytes[i] == 0) continue;
-    return fail(
-        BH_NOT_SUPPORTED,
-        "bh_pool_create: options has a member set at byte {} that this library (ABI {}) does "
-        "not know",
-        i, BH_ABI_VERSION);
+    return fail(BH_NOT_SUPPORTED,
+                "{}: {} has a member set at byte {} that this library (ABI {}) does not know",
+                current_function, name, i, BH_ABI_VERSION);
   }
-  std::memcpy(&options, given, sizeof options);
+  std::memcpy(&known, given, sizeof known);
   return BH_OK;
 }
 
@@ -209,6 +214,19 @@ bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
   return finish(status);
 }
 
+bh_status open_namespace(bh_pool* pool, const char* name, const char* description,
+                         const bowhead::Compression& compression, bh_namespace_id* out) {
+  if (pool == nullptr) return null_argument("pool");
+  if (name == nullptr) return null_argument("name");
+  if (description == nullptr) return null_argument("description");
+  if (out == nullptr) return null_argument("out");
+  const Result<bowhead::NamespaceId> id =
+      pool->pool.open_namespace({name, description, compression});
+  if (!id) return fail(id.error());
+  *out = *id;
+  return BH_OK;
+}
+
 }  // namespace
 
 extern "C" {
@@ -230,7 +248,7 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options) 
     if (locator == nullptr) return null_argument("locator");
     if (options == nullptr) return null_argument("options");
     bh_create_options given;
-    if (const bh_status status = read_create_options(options, given); status != BH_OK)
+    if (const bh_status status = read_struct(options, "options", given); status != BH_OK)
       return status;
     bowhead::CreateOptions create;
     create.size_bytes = given.size_bytes;
@@ -296,15 +314,29 @@ bh_status bh_pool_mapping(bh_pool* pool, const void** base, uint64_t* size_bytes
 
 bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* description,
                             bh_namespace_id* out) {
+  return guarded(__func__, [&] { return open_namespace(pool, name, description, {}, out); });
+}
+
+bh_status bh_namespace_open_compressed(bh_pool* pool, const char* name, const char* description,
+                                       const bh_compression* compression, bh_namespace_id* out) {
   return guarded(__func__, [&]() -> bh_status {
-    if (pool == nullptr) return null_argument("pool");
-    if (name == nullptr) return null_argument("name");
-    if (description == nullptr) return null_argument("description");
-    if (out == nullptr) return null_argument("out");
-    const Result<bowhead::NamespaceId> id = pool->pool.open_namespace({name, description});
-    if (!id) return fail(id.error());
-    *out = *id;
-    return BH_OK;
+    if (compression == nullptr) return null_argument("compression");
+    bh_compression given;
+    if (const bh_status status = read_struct(compression, "compression", given); status != BH_OK)
+      return status;
+    const auto rotary = bowhead::checked_rotary(given.rotary_base, given.rotary_dim);
+    if (!rotary) return fail(rotary.error());
+    // What is too large for its type is no number that is known.
+    const auto small = [](uint32_t number) {
+      return static_cast<uint8_t>(std::min<uint32_t>(number, UINT8_MAX));
+    };
+    const bowhead::Compression wanted{.profile = bowhead::CompressionProfile{small(given.profile)},
+                                      .number = bowhead::compression::NumberKind{small(
+                                          value_or<uint32_t>(given.number, BH_NUMBER_BYTES))},
+                                      .channels = value_or(given.channels, 1u),
+                                      .outer = value_or(given.outer, 1u),
+                                      .rotary = *rotary};
+    return open_namespace(pool, name, description, wanted, out);
   });
 }
 

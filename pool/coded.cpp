@@ -203,7 +203,9 @@ Status CodedStore::put(const Key& key, std::span<const ConstSpan> value) {
 /// Values as they are go to the caller's buffers at once, frames to a workspace first.
 class CodedStore::ValueSink {
  public:
-  ValueSink(CodedStore& store, std::span<const Span> buffers) : raw_{buffers}, work_(store) {}
+  /// `planes`: 0 for all of them.
+  ValueSink(CodedStore& store, std::span<const Span> buffers, uint32_t planes = 0)
+      : raw_{buffers}, planes_(planes), work_(store) {}
 
   Result<std::span<const Span>> room_for(const bh_block_header& header) {
     auto room = raw_.room_for(header);
@@ -214,19 +216,33 @@ class CodedStore::ValueSink {
   }
 
   Status take(const bh_block_header& header) {
+    read_bytes_ = header.stored_bytes;
     if (header.codec != BH_CODEC_FRAME) return Status::OK;
     const Span& first = raw_.buffers.front();
     const bool direct = first.size >= header.length_bytes;
     const Bytes values = direct ? Bytes(as_bytes(first.data), header.length_bytes)
                                 : work_->values.room(header.length_bytes);
-    const Status decoded = work_->decoder.decode(frame_, values);
+    const Status decoded = decode(values);
     // Of another size than the header says: nobody encoded that.
     if (decoded == Status::INVALID_ARGUMENT) return Status::DAMAGED;
     if (decoded == Status::OK && !direct) scatter(values);
     return decoded;
   }
 
+  uint64_t read_bytes() const { return read_bytes_; }
+
  private:
+  Status decode(Bytes values) {
+    const auto info = compression::frame_info(frame_);
+    if (!info) return info.status();
+    if (planes_ == 0 || planes_ >= info->planes) return work_->decoder.decode(frame_, values);
+    // TODO(#4): copy those bytes only; the checksum of the payload is of all of them.
+    compression::ReadReport report;
+    const Status decoded = work_->decoder.decode_prefix(frame_, planes_, values, &report);
+    read_bytes_ = report.bytes_read;
+    return decoded;
+  }
+
   void scatter(ConstBytes values) const {
     for (const Span& buffer : raw_.buffers) {
       const size_t part = std::min(buffer.size, values.size());
@@ -236,6 +252,8 @@ class CodedStore::ValueSink {
   }
 
   core::RawSink raw_;
+  uint32_t planes_;
+  uint64_t read_bytes_ = 0;
   Loan work_;
   Bytes frame_;
   Span stored_;
@@ -244,6 +262,14 @@ class CodedStore::ValueSink {
 Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers) {
   ValueSink sink(*this, buffers);
   return core_.get_stored(key, sink);
+}
+
+Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
+                                          std::span<const Span> buffers) {
+  ValueSink sink(*this, buffers, planes);
+  const auto length = core_.get_stored(key, sink);
+  if (!length) return length.error();
+  return PrefixRead{*length, sink.read_bytes()};
 }
 
 // ---- recompression ----

@@ -448,6 +448,14 @@ Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const
   return impl_->coded().get(Key(ns, key), buffers);
 }
 
+Result<PrefixRead> Pool::get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
+                                    std::span<const Span> buffers) {
+  if (impl_->forked()) return Status::FORKED;
+  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (planes == 0) return Error{Status::INVALID_ARGUMENT, "no planes show nothing: ask for 1"};
+  return impl_->coded().get_prefix(Key(ns, key), planes, buffers);
+}
+
 Result<uint64_t> Pool::length(NamespaceId ns, std::string_view key) {
   if (impl_->forked()) return Status::FORKED;
   if (!Key::valid(key)) return Status::KEY_TOO_LONG;

@@ -154,6 +154,12 @@ struct RecompressReport {
   uint64_t after_bytes = 0;
 };
 
+/// What get_prefix() delivered.
+struct PrefixRead {
+  uint64_t length_bytes = 0;  ///< of the value
+  uint64_t read_bytes = 0;    ///< of what is stored, that were decoded; all that is not in planes
+};
+
 /// One thing that check() found wrong.
 struct CheckFinding {
   std::string what;  ///< a sentence that names the thing
@@ -223,6 +229,13 @@ class Pool {
   /// UNSUPPORTED_CODEC (a newer Bowhead compressed it), KEY_TOO_LONG, FORKED. On failure the
   /// buffers hold anything.
   Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers);
+
+  /// Like get(), of a compressed value of numbers as its first `planes` bit-planes show it
+  /// (Decoder::decode_prefix() in compression/frame.h): 1 is the signs alone; a number has at most
+  /// 12, and more than it has are all. Values that are not in planes come exactly. Returns also
+  /// INVALID_ARGUMENT (no planes).
+  Result<PrefixRead> get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
+                                std::span<const Span> buffers);
 
   /// Length of a stored value, as it was put. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
   Result<uint64_t> length(NamespaceId ns, std::string_view key);

@@ -9,6 +9,8 @@
 #ifndef BOWHEAD_BOWHEAD_H
 #define BOWHEAD_BOWHEAD_H
 
+#include <bowhead/format/block.h> /* BH_PROFILE_* */
+#include <bowhead/format/frame.h> /* BH_NUMBER_* */
 #include <bowhead/status.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -50,6 +52,20 @@ typedef struct bh_create_options {
   uint32_t replace;             /* 1: overwrite what lies at the locator */
 } bh_create_options;
 
+/* What the values of a namespace look like, [outer][tokens][channels] tensors, contiguous and
+ * little-endian, and how hard puts press them. The tokens follow from a value's length; a value
+ * whose length does not divide is pressed as plain bytes. Set struct_bytes to sizeof before use;
+ * later versions append members. Zero means the default. */
+typedef struct bh_compression {
+  uint32_t struct_bytes;
+  uint32_t profile;    /* BH_PROFILE_*; default NONE: values are stored as they are */
+  uint32_t number;     /* BH_NUMBER_*; default BYTES */
+  uint32_t channels;   /* 1 to 65,535; default 1 */
+  uint32_t outer;      /* layers, K and V, heads: whatever lies around the tokens; default 1 */
+  uint32_t rotary_dim; /* channels of a head that rotary position embedding turned together */
+  double rotary_base; /* its base, such as 500000; default: values are not turned, or unknown how */
+} bh_compression;
+
 /* Room for a block, filled in place between bh_reserve and bh_commit or bh_abort. */
 typedef struct bh_reservation {
   void* data;
@@ -90,8 +106,14 @@ bh_status bh_pool_destroy(const char* locator, int force);
 /* Base and length of the pool's mapping, e.g. for cudaHostRegister. */
 bh_status bh_pool_mapping(bh_pool* pool, const void** base, uint64_t* size_bytes);
 
+/* Registers or finds a namespace. BH_NAMESPACE_MISMATCH: same name, other description. */
 bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* description,
                             bh_namespace_id* out);
+/* The same, of which whoever registers it decides the compression: bh_put then takes fewer bytes of
+ * the pool, bh_get returns every bit, and whoever opens it by bh_namespace_open need not know.
+ * BH_NAMESPACE_MISMATCH also if it is registered with another compression. */
+bh_status bh_namespace_open_compressed(bh_pool* pool, const char* name, const char* description,
+                                       const bh_compression* compression, bh_namespace_id* out);
 
 bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
                  size_t value_count);
@@ -105,6 +127,7 @@ bh_status bh_exists(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_
 bh_status bh_longest_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
                             size_t* length);
 
+/* What is filled in place stays as it is, in compressed namespaces too. */
 bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
                      bh_reservation* out);
 bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
@@ -112,6 +135,7 @@ bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation);
 bh_status bh_abort(bh_pool* pool, bh_reservation* reservation);
 
+/* BH_UNSUPPORTED_CODEC: it is compressed, as any block of a compressed namespace may be: bh_get. */
 bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms, bh_lease* out);
 bh_status bh_release(bh_pool* pool, bh_lease* lease); /* BH_OK: was valid throughout; BH_LAPSED */
 

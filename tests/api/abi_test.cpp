@@ -54,6 +54,66 @@ class Abi : public ::testing::Test {
   bh_namespace_id ns_ = 0;
 };
 
+bh_compression keys_of(uint32_t profile) {
+  bh_compression compression{};
+  compression.struct_bytes = sizeof compression;
+  compression.profile = profile;
+  compression.number = BH_NUMBER_BF16;
+  compression.channels = 64;
+  compression.outer = 2;
+  compression.rotary_dim = 64;
+  compression.rotary_base = 500000;
+  return compression;
+}
+
+TEST_F(Abi, ANamespaceMayBeCompressed) {
+  const bh_compression keys = keys_of(BH_PROFILE_FAST), other = keys_of(BH_PROFILE_DENSE);
+  bh_namespace_id again = 0;
+  ASSERT_EQ(bh_namespace_open_compressed(pool_, "keys", "", &keys, &ns_), BH_OK) << bh_last_error();
+  EXPECT_EQ(bh_namespace_open_compressed(pool_, "keys", "", &keys, &again), BH_OK);
+  EXPECT_EQ(again, ns_);
+  EXPECT_EQ(bh_namespace_open(pool_, "keys", "", &again), BH_OK);
+  EXPECT_EQ(again, ns_);
+  EXPECT_EQ(bh_namespace_open_compressed(pool_, "keys", "", &other, &again), BH_NAMESPACE_MISMATCH);
+  EXPECT_TRUE(error_contains("'fast, bf16 [2][tokens][64], rotary 64 of base 500000', not 'dense"))
+      << bh_last_error();
+
+  const std::string value(200'000, 'v');
+  ASSERT_EQ(put("k", value), BH_OK) << bh_last_error();
+  std::string out(value.size(), '\0');
+  const bh_iovec piece = {out.data(), out.size()};
+  uint64_t length_bytes = 0;
+  ASSERT_EQ(bh_get(pool_, ns_, key_of("k"), &piece, 1, &length_bytes), BH_OK) << bh_last_error();
+  EXPECT_EQ(length_bytes, value.size());
+  EXPECT_EQ(out, value);
+  bh_lease lease;
+  EXPECT_EQ(bh_acquire(pool_, ns_, key_of("k"), 1000, &lease), BH_UNSUPPORTED_CODEC);
+}
+
+TEST_F(Abi, CompressionIsChecked) {
+  bh_namespace_id id = 0;
+  const auto open = [&](const bh_compression& compression) {
+    return bh_namespace_open_compressed(pool_, "new", "", &compression, &id);
+  };
+  EXPECT_REFUSED(bh_namespace_open_compressed(pool_, "new", "", nullptr, &id), "'compression'");
+  bh_compression bad = keys_of(BH_PROFILE_FAST);
+  bad.struct_bytes = sizeof bad - 1;
+  EXPECT_REFUSED(open(bad), "struct_bytes");
+  for (const uint32_t profile : {4u, 256u, 257u}) EXPECT_REFUSED(open(keys_of(profile)), "unknown");
+  bad = keys_of(BH_PROFILE_FAST);
+  bad.number = 257;
+  EXPECT_REFUSED(open(bad), "unknown");
+  bad = keys_of(BH_PROFILE_FAST);
+  bad.channels = 96;
+  EXPECT_REFUSED(open(bad), "no tensor");
+  bad = keys_of(BH_PROFILE_FAST);
+  bad.rotary_base = 0.5;
+  EXPECT_REFUSED(open(bad), "base");
+  bh_compression plain{};
+  plain.struct_bytes = sizeof plain;
+  EXPECT_EQ(open(plain), BH_OK) << bh_last_error();  // none
+}
+
 TEST(AbiStatus, NamesEveryNumberAndOthersToo) {
   EXPECT_STREQ(bh_status_name(BH_OK), "OK");
   EXPECT_STREQ(bh_status_name(BH_LAPSED), "LAPSED");

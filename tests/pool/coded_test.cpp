@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <optional>
 
@@ -277,6 +278,48 @@ TEST(Coded, AnotherProcessPressesAndReadsWithoutBeingTold) {
   const ConstSpan in[] = {{value.data(), value.size()}};
   ASSERT_EQ(plain->put(t.coded_ns(), "by-id", in), Status::OK);
   EXPECT_LT(t.block("by-id").stored_bytes, value.size());
+}
+
+TEST(Coded, FewPlanesShowAValueRoughlyAndReadLess) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 64 << 10, 1), noise = test::bytes(64 << 10, 3);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  ASSERT_EQ(t.put("noise", noise), Status::OK);
+  const uint64_t stored = t.block("k").stored_bytes;
+  Value out(value.size());
+  const Span to[] = {{out.data(), 1000}, {out.data() + 1000, out.size() - 1000}};
+  const auto error_of = [&] {
+    double sum = 0;
+    for (size_t i = 0; i < out.size(); i += 2) {
+      uint16_t seen, right;
+      std::memcpy(&seen, &out[i], 2);
+      std::memcpy(&right, &value[i], 2);
+      sum += std::abs(compression::value_of(NumberKind::BF16, seen) -
+                      compression::value_of(NumberKind::BF16, right));
+    }
+    return sum;
+  };
+  double last_error = 1e300;
+  uint64_t last_read = 0;
+  for (const uint32_t planes : {1u, 3u, 5u, 8u}) {
+    const auto read = t.pool().get_prefix(t.coded_ns(), "k", planes, to);
+    ASSERT_TRUE(read) << read.error().message();
+    EXPECT_EQ(read->length_bytes, value.size());
+    EXPECT_GT(read->read_bytes, last_read);
+    EXPECT_LT(read->read_bytes, stored);
+    EXPECT_LT(error_of(), last_error);
+    last_read = read->read_bytes;
+    last_error = error_of();
+  }
+  const auto all = t.pool().get_prefix(t.coded_ns(), "k", 99, to);
+  ASSERT_TRUE(all);
+  EXPECT_EQ(out, value);
+  EXPECT_EQ(all->read_bytes, stored);
+  const auto plain = t.pool().get_prefix(t.coded_ns(), "noise", 1, to);
+  ASSERT_TRUE(plain);
+  EXPECT_EQ(out, noise);
+  EXPECT_EQ(plain->read_bytes, noise.size());
+  EXPECT_EQ(t.pool().get_prefix(t.coded_ns(), "k", 0, to).status(), Status::INVALID_ARGUMENT);
 }
 
 // ---- recompression ----
