@@ -437,10 +437,10 @@ void run(CreateOptions options, uint64_t events) {
   const Board& board = chaos.board();
   fmt::print(
       "{}: {} puts ({} without space), {} gets, {} removals, {} leases ({} lapsed, {} refused "
-      "COPY_ONLY), {} times busy, {} times fenced, {} opens\n",
+      "COPY_ONLY), {} times busy, {} times fenced, {} opens, {} recompressed\n",
       chaos.counts(), board.stored.load(), board.refused.load(), board.read.load(),
       board.removed.load(), board.leased.load(), board.lapsed.load(), board.copy_only.load(),
-      board.busy.load(), board.fenced.load(), board.opened.load());
+      board.busy.load(), board.fenced.load(), board.opened.load(), board.recompressed.load());
   if (events >= 100 && board.faults == 0) {  // low: sanitizers leave little time for work
     EXPECT_GT(board.stored, events);
     EXPECT_GT(board.read, events);
@@ -452,6 +452,11 @@ void run(CreateOptions options, uint64_t events) {
 
 TEST(Chaos, OfHostsWithEviction) { run({}, 300); }
 TEST(Chaos, OfHostsWithoutEviction) { run({.evict_high_permille = 0}, 100); }
+TEST(Chaos, OfHostsCompressed) {
+  host_compression.profile = CompressionProfile::FAST;
+  run({}, 150);
+  host_compression = {};
+}
 
 }  // namespace
 }  // namespace bowhead::test

@@ -37,7 +37,7 @@ struct Board {
   Progress progress[16];
   std::atomic<uint64_t> version{0};
   std::atomic<uint64_t> stored{0}, read{0}, removed{0}, leased{0}, lapsed{0}, refused{0}, busy{0},
-      copy_only{0}, fenced{0}, opened{0};
+      copy_only{0}, fenced{0}, opened{0}, recompressed{0};
   std::atomic<uint64_t> faults{0};
   char fault[kFaults][kFaultBytes] = {};
 
@@ -57,10 +57,12 @@ inline std::string chaos_key(uint64_t n) {
   return fmt::format("chaos-{}{}", n, n % 11 == 0 ? std::string(n % 450, 'x') : "");
 }
 
-/// Number of the key, version, then what follows from them, up to a length that does too.
+/// Number of the key, version, then what follows from them, up to a length that does too. One half
+/// can be compressed.
 inline std::vector<std::byte> chaos_value(uint64_t n, uint64_t version) {
   constexpr size_t kSizes[] = {700, 16'384, 20'000, 50'000, 65'536, 100'000, 131'072, 300'000};
   auto value = bytes(kSizes[(n + version) % std::size(kSizes)] - version % 7, n << 32 ^ version);
+  std::fill(value.begin() + static_cast<long>(value.size() / 2), value.end(), std::byte(version));
   std::memcpy(value.data(), &n, 8);
   std::memcpy(value.data() + 8, &version, 8);
   return value;
@@ -177,7 +179,7 @@ class ChaosWorker {
       case 5:
         return end_lease();
       case 6:
-        return prefix(n);
+        return random_.below(16) == 0 ? recompress() : prefix(n);
       case 7:
       case 8:
       case 9:
@@ -272,7 +274,8 @@ class ChaosWorker {
     doing("acquire");
     auto lease = pool_->acquire(ns_, chaos_key(n), 1 + random_.below(300));
     if (!accept(lease.status(),
-                {Status::NOT_FOUND, Status::COPY_ONLY, Status::LIMIT_REACHED, Status::HOST_FENCED},
+                {Status::NOT_FOUND, Status::COPY_ONLY, Status::LIMIT_REACHED, Status::HOST_FENCED,
+                 Status::UNSUPPORTED_CODEC},
                 "acquire", n))
       return;
     uint64_t version = 0;
@@ -303,6 +306,12 @@ class ChaosWorker {
     const auto found = pool_->longest_prefix(ns_, views);
     accept(found.status(), {}, "longest_prefix", n);
     if (found && *found > views.size()) fail("a prefix longer than what was asked for");
+  }
+
+  void recompress() {
+    doing("recompress");
+    const auto done = pool_->recompress(/*cold_ms=*/0, 1 + random_.below(20));
+    if (accept(done.status(), {}, "recompress", 0)) board_.recompressed += done->recompressed;
   }
 
   /// In the operator's place.

@@ -24,6 +24,8 @@ struct Arguments {
   bool json = false;
   replay::ReplayOptions options;
   std::string command_line;
+  std::string profile = "none";
+  uint32_t channels = 64;
 };
 
 constexpr uint64_t kGeneratedRequests = 24000;
@@ -105,7 +107,11 @@ Examples:
   bowhead replay --pool shm:try --create 1G --workers 2
   bowhead replay conversation.jsonl --pool shm:demo --workers 8 --block-bytes 256K --json
   bowhead replay --pool shm:try --create 1G --generate agent --requests 5000 --self-test
-  bowhead replay --pool shm:try --create 1G --hosts 4)";
+  bowhead replay --pool shm:try --create 1G --hosts 4
+  bowhead replay --pool shm:try --create 1G --kv ./tensors --compress dense --channels 64
+
+With --compress the caches that the hit rate is compared with are as large as this pool without it:
+what it is above them is what compression gains.)";
 
 }  // namespace
 
@@ -141,6 +147,15 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
       ->capture_default_str();
   command->add_option("--kv", a->kv_directory,
                       "Folder of real tensors (k.bf16.bin, v.bf16.bin) to make content from");
+  auto* compress =
+      command
+          ->add_option("--compress", a->profile,
+                       "Store blocks compressed: fast, balanced or dense (content of --kv: bf16)")
+          ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
+  command->add_option("--channels", a->channels, "Of a token in --kv, for --compress")
+      ->check(CLI::Range(1, 65535))
+      ->needs(compress)
+      ->capture_default_str();
   auto* create = command
                      ->add_option("--create", a->create_bytes,
                                   "Make the pool, of this size, and destroy it afterwards")
@@ -154,6 +169,9 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
     action = [a] {
       a->options.host = chosen_host();
       a->options.workers = std::max(a->options.workers, a->options.hosts);
+      a->options.compression.profile = *profile_named(a->profile);
+      a->options.compression.number = compression::NumberKind::BF16;
+      a->options.compression.channels = a->channels;
       return run(*a);
     };
   });

@@ -83,9 +83,13 @@ int take_signal(long wait_ms) {
   return signal > 0 ? signal : 0;
 }
 
-NamespaceDescription namespace_of(const Content& content, uint64_t block_bytes) {
-  const std::string text = fmt::format("replay: {}, {} bytes", content.description(), block_bytes);
-  return {fmt::format("replay-{:016x}", hash64(text.data(), text.size())), text};
+NamespaceDescription namespace_of(const Content& content, const ReplayOptions& options) {
+  std::string text =
+      fmt::format("replay: {}, {} bytes", content.description(), options.block_bytes);
+  if (options.compression.profile != CompressionProfile::NONE)
+    text += ", compression " + to_text(options.compression);
+  return {fmt::format("replay-{:016x}", hash64(text.data(), text.size())), text,
+          options.compression};
 }
 
 uint64_t staging_bytes(const Trace& trace, uint64_t block_bytes) {
@@ -102,7 +106,7 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
                   Shared& shared, uint32_t worker, EngineStats& stats) {
   auto pool = open_as(options, worker);
   if (!pool) return pool.error();
-  const auto ns = pool->open_namespace(namespace_of(content, options.block_bytes));
+  const auto ns = pool->open_namespace(namespace_of(content, options));
   if (!ns) return ns.error();
   Engine engine(*pool, *ns, content, options.block_bytes, staging_bytes(trace, options.block_bytes),
                 stats);
@@ -262,7 +266,7 @@ Result<void> look_before(const Content& content, const ReplayOptions& options,
                          ReplayReport& report) {
   auto pool = open_as(options, 0);
   if (!pool) return pool.error();
-  const auto ns = pool->open_namespace(namespace_of(content, options.block_bytes));
+  const auto ns = pool->open_namespace(namespace_of(content, options));
   if (!ns) return ns.error();
   auto info = pool->info();
   if (!info) return info.error();
@@ -284,7 +288,7 @@ Result<void> look_after(const Content& content, const ReplayOptions& options,
   if (!info) return info.error();
   report.after = *std::move(info);
   if (!options.self_test) return {};
-  const auto ns = pool->open_namespace(namespace_of(content, options.block_bytes));
+  const auto ns = pool->open_namespace(namespace_of(content, options));
   if (!ns) return ns.error();
   const auto tested = run_self_test(*pool, *ns, content, options.block_bytes, options.seed);
   if (!tested) return tested.error();

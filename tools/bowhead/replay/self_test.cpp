@@ -17,6 +17,7 @@ constexpr size_t kPlanted = 32;
 struct Target {
   uint64_t id;
   uint64_t offset;
+  uint64_t stored_bytes;
 };
 
 // `count` blocks of ours, chosen at random.
@@ -24,7 +25,7 @@ Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_
                                    std::mt19937_64& random, size_t count) {
   std::vector<Target> targets;
   const Status listed = pool.list([&](const BlockInfo& block) {
-    Target target{0, block.offset};
+    Target target{0, block.offset, block.stored_bytes};
     if (block.namespace_id == namespace_id && block.length_bytes == block_bytes &&
         parse_block_key(block.key, target.id)) {
       targets.push_back(target);
@@ -52,11 +53,11 @@ Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_
 }
 
 Result<void> flip(Pool& pool, Engine& engine, const EngineStats& stats,
-                  const std::vector<Target>& targets, uint64_t block_bytes, std::mt19937_64& random,
+                  const std::vector<Target>& targets, std::mt19937_64& random,
                   SelfTestReport& report) {
   const ConstSpan mapping = pool.mapping();
   for (const Target& target : targets) {
-    const uint64_t at = target.offset + random() % block_bytes;
+    const uint64_t at = target.offset + random() % target.stored_bytes;
     BOWHEAD_ASSERT(at < mapping.size);
     const_cast<std::byte*>(mapping.data)[at] ^= std::byte(1u << (random() % 8));
     ++report.flipped_planted;
@@ -113,7 +114,7 @@ Result<SelfTestReport> run_self_test(Pool& pool, NamespaceId namespace_id, const
   SelfTestReport report;
   const auto flipped = choose(pool, namespace_id, block_bytes, random, kPlanted);
   if (!flipped) return flipped.error();
-  const auto flips = flip(pool, engine, *stats, *flipped, block_bytes, random, report);
+  const auto flips = flip(pool, engine, *stats, *flipped, random, report);
   if (!flips) return flips.error();
   const auto foreign = choose(pool, namespace_id, block_bytes, random, kPlanted);
   if (!foreign) return foreign.error();
