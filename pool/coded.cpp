@@ -106,15 +106,10 @@ struct CodedStore::Workspace {
   ConstSpan coded;
 };
 
-/// A workspace for the length of a scope.
+/// A workspace from its first use to the end of a scope.
 class CodedStore::Loan {
  public:
-  explicit Loan(CodedStore& from) : from_(from) {
-    const std::lock_guard lock(from_.idle_mutex_);
-    if (from_.idle_.empty()) return;
-    one_ = std::move(from_.idle_.back());
-    from_.idle_.pop_back();
-  }
+  explicit Loan(CodedStore& from) : from_(from) {}
   ~Loan() {
     if (!one_) return;
     const std::lock_guard lock(from_.idle_mutex_);
@@ -124,12 +119,20 @@ class CodedStore::Loan {
   Loan& operator=(const Loan&) = delete;
 
   Workspace& operator*() {
-    if (!one_) one_ = std::make_unique<Workspace>();
+    if (!one_) one_ = take();
     return *one_;
   }
   Workspace* operator->() { return &**this; }
 
  private:
+  std::unique_ptr<Workspace> take() {
+    const std::lock_guard lock(from_.idle_mutex_);
+    if (from_.idle_.empty()) return std::make_unique<Workspace>();
+    auto one = std::move(from_.idle_.back());
+    from_.idle_.pop_back();
+    return one;
+  }
+
   CodedStore& from_;
   std::unique_ptr<Workspace> one_;
 };
