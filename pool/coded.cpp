@@ -220,11 +220,15 @@ class CodedStore::ValueSink {
 
   Status take(const bh_block_header& header) {
     read_bytes_ = header.stored_bytes;
-    if (header.codec != BH_CODEC_FRAME) return Status::OK;
+    return header.codec == BH_CODEC_FRAME ? take_values(header.length_bytes) : Status::OK;
+  }
+
+  /// Decodes the frame.
+  Status take_values(uint64_t length_bytes) {
     const Span& first = raw_.buffers.front();
-    const bool direct = first.size >= header.length_bytes;
-    const Bytes values = direct ? Bytes(as_bytes(first.data), header.length_bytes)
-                                : work_->values.room(header.length_bytes);
+    const bool direct = first.size >= length_bytes;
+    const Bytes values =
+        direct ? Bytes(as_bytes(first.data), length_bytes) : work_->values.room(length_bytes);
     const Status decoded = decode(values);
     // Of another size than the header says: nobody encoded that.
     if (decoded == Status::INVALID_ARGUMENT) return Status::DAMAGED;
@@ -232,18 +236,16 @@ class CodedStore::ValueSink {
     return decoded;
   }
 
+  Bytes frame() const { return frame_; }
   uint64_t read_bytes() const { return read_bytes_; }
 
  private:
   Status decode(Bytes values) {
+    if (planes_ == 0) return work_->decoder.decode(frame_, values);
     const auto info = compression::frame_info(frame_);
     if (!info) return info.status();
-    if (planes_ == 0 || planes_ >= info->planes) return work_->decoder.decode(frame_, values);
-    // TODO(#4): copy those bytes only; the checksum of the payload is of all of them.
-    compression::ReadReport report;
-    const Status decoded = work_->decoder.decode_prefix(frame_, planes_, values, &report);
-    read_bytes_ = report.bytes_read;
-    return decoded;
+    if (planes_ > info->planes) return work_->decoder.decode(frame_, values);
+    return work_->decoder.decode_prefix(frame_, planes_, values);
   }
 
   void scatter(ConstBytes values) const {
@@ -267,9 +269,24 @@ Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers) 
   return core_.get_stored(key, sink);
 }
 
+/// The first planes alone, if the frame can be had piece by piece; else from all of it, where also
+/// what is wrong with it comes to light.
 Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
                                           std::span<const Span> buffers) {
   ValueSink sink(*this, buffers, planes);
+  compression::FramePieces pieces;
+  const auto part = core_.get_parts(key, [&](const bh_block_header& header, const auto& read) {
+    const auto room = sink.room_for(header);
+    if (!room) return room.status();
+    if (header.codec != BH_CODEC_FRAME) return Status::UNSUPPORTED_CODEC;
+    const auto copy = [&](uint64_t offset, Bytes to) {
+      read(offset, Span{reinterpret_cast<std::byte*>(to.data()), to.size()});
+      return Status::OK;
+    };
+    return pieces.fetch(planes, copy, sink.frame());
+  });
+  if (part && sink.take_values(*part) == Status::OK)
+    return PrefixRead{*part, pieces.bytes_fetched()};
   const auto length = core_.get_stored(key, sink);
   if (!length) return length.error();
   return PrefixRead{*length, sink.read_bytes()};

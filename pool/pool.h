@@ -157,7 +157,7 @@ struct RecompressReport {
 /// What get_prefix() delivered.
 struct PrefixRead {
   uint64_t length_bytes = 0;  ///< of the value
-  uint64_t read_bytes = 0;    ///< of what is stored, that were decoded; all that is not in planes
+  uint64_t read_bytes = 0;    ///< of what is stored, that were copied from the pool
 };
 
 /// One thing that check() found wrong.
@@ -232,8 +232,9 @@ class Pool {
 
   /// Like get(), of a compressed value of numbers as its first `planes` bit-planes show it
   /// (Decoder::decode_prefix() in compression/frame.h): 1 is the signs alone; a number has at most
-  /// 12, and more than it has are all. Values that are not in planes come exactly. Returns also
-  /// INVALID_ARGUMENT (no planes).
+  /// 12, and more than it has are all. Values that are not in planes come exactly. Only the bytes
+  /// of those planes are read from the pool, and verified by the checksums of the frame, unless the
+  /// host of the block died, or stored it a moment ago. Returns also INVALID_ARGUMENT (no planes).
   Result<PrefixRead> get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
                                 std::span<const Span> buffers);
 

@@ -160,6 +160,12 @@ class Core {
   uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                   uint64_t* slots = nullptr);
   void touch_slots(std::span<const uint64_t> slots);
+  /// Copies parts of what a block holds: Status take(header, read) calls read(offset, buffer) as it
+  /// likes. For who can verify a part without the rest, since the checksum of the block is of all
+  /// of it. What was copied is good only if the length of the value comes back; nothing does where
+  /// the block is not found, changed, might hold what somebody else wrote, or take() is not OK.
+  template <class Take>
+  std::optional<uint64_t> get_parts(const Key& key, Take take);
   /// Committed blocks of this host that nobody leases and nobody used for `unused_ns`, at most so
   /// many; only those that wanted(header) says.
   template <class Wanted>
@@ -287,6 +293,7 @@ class Core {
   bh_block_header header_for(const Content& content) const;
   bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
   void undo_put(const Block& block);
+  uint64_t note_hit(const Located& located);
   bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
   void drop_damaged(const Located& located);
 
@@ -748,13 +755,7 @@ Result<uint64_t> Core<A>::get_stored(const Key& key, Sink& sink) {
     bool damaged = false;
     if (copy_out(*located, *buffers, &damaged)) {
       const Status taken = sink.take(located->header);
-      if (taken == Status::OK) {
-        used_now(located->slot);
-        c_.count(BH_COUNTER_HITS);
-        c_.count(BH_COUNTER_BYTES_OUT, located->header.length_bytes);
-        if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
-        return uint64_t{located->header.length_bytes};
-      }
+      if (taken == Status::OK) return note_hit(*located);
       damaged = taken == Status::DAMAGED;
       if (!damaged) return taken;
     }
@@ -763,6 +764,41 @@ Result<uint64_t> Core<A>::get_stored(const Key& key, Sink& sink) {
   if (damaged_block) drop_damaged(*damaged_block);
   c_.count(BH_COUNTER_MISSES);
   return Status::NOT_FOUND;
+}
+
+/// Returns the length of the value.
+template <class A>
+uint64_t Core<A>::note_hit(const Located& located) {
+  used_now(located.slot);
+  c_.count(BH_COUNTER_HITS);
+  c_.count(BH_COUNTER_BYTES_OUT, located.header.length_bytes);
+  if (located.found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
+  return located.header.length_bytes;
+}
+
+/// As of a block without a checksum: its bytes are those of its stamp if its writer's life was not
+/// over, they had reached the memory before they were acquired, and the stamp is still there
+/// afterwards.
+template <class A>
+template <class Take>
+std::optional<uint64_t> Core<A>::get_parts(const Key& key, Take take) {
+  const auto located = locate(key);
+  if (!located) return std::nullopt;
+  const bh_index_entry& entry = located->found.entry;
+  if ((entry.flags & BH_ENTRY_COPY_ONLY) != 0) return std::nullopt;
+  if (located->found.host != c_.host && !settled(entry.stamp)) return std::nullopt;
+  c_.acquire_from(located->found.host, entry.block_offset, entry.stored_bytes);
+  const auto read = [&](uint64_t offset, Span to) {
+    BOWHEAD_ASSERT(offset + to.size <= entry.stored_bytes);
+    c_.access.read_payload(entry.block_offset + offset, to.size, {&to, 1});
+  };
+  if (take(located->header, read) != Status::OK) return std::nullopt;
+  // The look at the stamp may not overtake the copies: no checksum would tell.
+  c_.access.fence();
+  const uint64_t header_at = c_.layout.header(located->slot);
+  c_.acquire_from(located->found.host, header_at, BH_LINE_BYTES);
+  if (c_.access.load(header_at) != entry.stamp || !vouched(*located)) return std::nullopt;
+  return note_hit(*located);
 }
 
 /// Protocol 5.3: copy, then check that the block is still the same, then the sum of the private

@@ -301,7 +301,7 @@ TEST(Coded, FewPlanesShowAValueRoughlyAndReadLess) {
   };
   double last_error = 1e300;
   uint64_t last_read = 0;
-  for (const uint32_t planes : {1u, 3u, 5u, 8u}) {
+  for (const uint32_t planes : {3u, 5u, 8u, 9u}) {
     const auto read = t.pool().get_prefix(t.coded_ns(), "k", planes, to);
     ASSERT_TRUE(read) << read.error().message();
     EXPECT_EQ(read->length_bytes, value.size());
@@ -319,6 +319,12 @@ TEST(Coded, FewPlanesShowAValueRoughlyAndReadLess) {
   ASSERT_TRUE(plain);
   EXPECT_EQ(out, noise);
   EXPECT_EQ(plain->read_bytes, noise.size());
+  // What is not read may be damaged; what is read may not, and the block is dropped.
+  t.stored("k")[stored - 1] ^= std::byte{1};
+  EXPECT_TRUE(t.pool().get_prefix(t.coded_ns(), "k", 3, to));
+  t.stored("k")[100] ^= std::byte{1};
+  EXPECT_EQ(t.pool().get_prefix(t.coded_ns(), "k", 8, to).status(), Status::NOT_FOUND);
+  EXPECT_EQ(t.info().damaged, 1u);
   EXPECT_EQ(t.pool().get_prefix(t.coded_ns(), "k", 0, to).status(), Status::INVALID_ARGUMENT);
 }
 
