@@ -7,10 +7,19 @@ namespace bowhead::compression {
 
 const PlaneKernels& plane_kernels(IsaLevel level) {
   BOWHEAD_ASSERT(level <= cpu_features().isa);
-#if defined(__x86_64__)
-  if (level == IsaLevel::AVX512) return kPlaneKernelsAvx512;
-#endif
+#if defined(__aarch64__)
+  return kPlaneKernelsNeon;
+#else
+  switch (level) {
+    case IsaLevel::AVX512:
+      return kPlaneKernelsAvx512;
+    case IsaLevel::AVX2:
+      return kPlaneKernelsAvx2;
+    case IsaLevel::SCALAR:
+      break;
+  }
   return kPlaneKernelsScalar;
+#endif
 }
 
 const PlaneKernels& plane_kernels() { return plane_kernels(cpu_features().isa); }

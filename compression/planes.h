@@ -86,11 +86,13 @@ inline size_t remainder_room(const Number& number, size_t values) {
   return most_remainder_bytes(number, values) + 16;
 }
 
-/// The set of a level that this CPU has (asserted); of cpu_features().isa.
+/// The set of a level that this CPU has (asserted); of cpu_features().isa. On Arm always Neon's.
 const PlaneKernels& plane_kernels(IsaLevel level);
 const PlaneKernels& plane_kernels();
 
-extern const PlaneKernels kPlaneKernelsScalar;
+extern const PlaneKernels kPlaneKernelsScalar;  ///< the definition
+extern const PlaneKernels kPlaneKernelsAvx2;
 extern const PlaneKernels kPlaneKernelsAvx512;
+extern const PlaneKernels kPlaneKernelsNeon;
 
 }  // namespace bowhead::compression

@@ -24,6 +24,8 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
+#include "compression/bit_sink.h"
+
 namespace bowhead::compression {
 namespace {
 
@@ -167,29 +169,6 @@ BOWHEAD_INLINE Words load_centre(const TurningCentre& t, uint32_t first) {
 }
 
 // ---- split ----
-
-/// Writes up to 8 bytes behind the last one that counts.
-class BitSink {
- public:
-  explicit BitSink(uint8_t* to) : to_(to), begin_(to) {}
-  /// At most 56 bits. Whole bytes go, so that there is no case in which a word is full: how full it
-  /// is cannot be foreseen.
-  void add(uint64_t bits, uint32_t count) {
-    pending_ |= bits << fill_;
-    memcpy(to_, &pending_, 8);
-    const uint32_t total = fill_ + count;
-    to_ += total / 8;
-    pending_ >>= total & ~7u;
-    fill_ = total % 8;
-  }
-  uint64_t count() const { return static_cast<uint64_t>(to_ - begin_) * 8 + fill_; }
-
- private:
-  uint8_t* to_;
-  uint8_t* begin_;
-  uint64_t pending_ = 0;
-  uint32_t fill_ = 0;
-};
 
 struct Constants {
   explicit Constants(const Number& n)

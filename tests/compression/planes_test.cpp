@@ -67,17 +67,50 @@ bool merge(const PlaneKernels& kernels, const Shape& shape, const Planes& planes
   return kernels.merge(tile, in, values.data());
 }
 
+/// Those of this CPU, besides the definition.
+std::vector<const PlaneKernels*> other_sets() {
+  std::vector<const PlaneKernels*> sets;
+  for (const IsaLevel level : {IsaLevel::SCALAR, IsaLevel::AVX2, IsaLevel::AVX512}) {
+    if (level > cpu_features().isa) continue;
+    const PlaneKernels* kernels = &plane_kernels(level);
+    if (kernels != &kPlaneKernelsScalar) sets.push_back(kernels);
+  }
+  return sets;
+}
+
 class Kernels : public ::testing::TestWithParam<NumberKind> {
  protected:
   void SetUp() override {
-    if (cpu_features().isa < IsaLevel::AVX512) GTEST_SKIP() << "this CPU has the scalar code only";
+    if (other_sets().empty()) GTEST_SKIP() << "this CPU has the scalar code only";
   }
 };
 
+void expect_agreement(const PlaneKernels& kernels, const Shape& shape,
+                      const std::vector<uint8_t>& values, const std::vector<int16_t>& amplitudes) {
+  const Number& number = *number_of(shape.number);
+  const uint32_t shift = number.magnitude_bits / 2;
+  const Planes right = split(kPlaneKernelsScalar, shape, values, amplitudes, shift);
+  const Planes other = split(kernels, shape, values, amplitudes, shift);
+  ASSERT_EQ(right.exponents, other.exponents);
+  ASSERT_EQ(right.beyond, other.beyond);
+  if (*std::max_element(right.beyond.begin(), right.beyond.end()) != 0) return;
+  ASSERT_EQ(right.planes, other.planes);
+  ASSERT_EQ(right.remainder_bits, other.remainder_bits);
+  ASSERT_EQ(right.remainder, other.remainder);
+  ASSERT_EQ(right.exceptions, other.exceptions);
+  for (uint32_t count = 0; count <= number.planes(); ++count) {
+    std::vector<uint8_t> a, b;
+    ASSERT_TRUE(merge(kPlaneKernelsScalar, shape, right, amplitudes, shift, count, a));
+    ASSERT_TRUE(merge(kernels, shape, right, amplitudes, shift, count, b));
+    if (count == 0) {
+      ASSERT_EQ(a, values);
+    }
+    ASSERT_EQ(a, b) << "planes " << count;
+  }
+}
+
 TEST_P(Kernels, AgreeWithTheDefinition) {
   const NumberKind kind = GetParam();
-  const PlaneKernels& scalar = plane_kernels(IsaLevel::SCALAR);
-  const PlaneKernels& vector = plane_kernels(IsaLevel::AVX512);
   for (const Shape& shape :
        {Shape{kind, 1, 65, 64, rotary_of(1e4, 64)}, Shape{kind, 1, 33, 128, rotary_of(5e5, 128)},
         Shape{kind, 1, 10, 72}, Shape{kind, 1, 40, 8, rotary_of(1e4, 8)}, Shape{kind, 1, 5, 1},
@@ -88,26 +121,9 @@ TEST_P(Kernels, AgreeWithTheDefinition) {
         std::vector<int16_t> amplitudes;
         for (uint32_t c = 0; centred && c < shape.channels; ++c)
           amplitudes.push_back(static_cast<int16_t>(c * 37 % 11) - 5);
-        const uint32_t shift = number_of(kind)->magnitude_bits / 2;
-        const Planes right = split(scalar, shape, values, amplitudes, shift);
-        const Planes other = split(vector, shape, values, amplitudes, shift);
-        ASSERT_EQ(right.exponents, other.exponents) << describe(shape, content);
-        ASSERT_EQ(right.beyond, other.beyond) << describe(shape, content);
-        const bool whole = *std::max_element(right.beyond.begin(), right.beyond.end()) == 0;
-        if (whole) {
-          ASSERT_EQ(right.planes, other.planes) << describe(shape, content);
-          ASSERT_EQ(right.remainder_bits, other.remainder_bits) << describe(shape, content);
-          ASSERT_EQ(right.remainder, other.remainder) << describe(shape, content);
-          ASSERT_EQ(right.exceptions, other.exceptions) << describe(shape, content);
-        }
-        for (uint32_t count = 0; whole && count <= number_of(kind)->planes(); ++count) {
-          std::vector<uint8_t> a, b;
-          ASSERT_TRUE(merge(scalar, shape, right, amplitudes, shift, count, a));
-          ASSERT_TRUE(merge(vector, shape, right, amplitudes, shift, count, b));
-          if (count == 0) {
-            ASSERT_EQ(a, values) << describe(shape, content);
-          }
-          ASSERT_EQ(a, b) << describe(shape, content) << " planes " << count;
+        for (const PlaneKernels* kernels : other_sets()) {
+          SCOPED_TRACE(describe(shape, content));
+          ASSERT_NO_FATAL_FAILURE(expect_agreement(*kernels, shape, values, amplitudes));
         }
       }
     }
@@ -120,8 +136,10 @@ TEST_P(KernelsOfFloats, AgreeOnWhatDoesNotFit) {
   const NumberKind kind = GetParam();
   const Shape shape{kind, 1, 20, 72};
   const auto values = make_tensor(shape, Content::SPARSE, 8);
-  for (const IsaLevel level : {IsaLevel::SCALAR, IsaLevel::AVX512}) {
-    const PlaneKernels& kernels = plane_kernels(level);
+  std::vector<const PlaneKernels*> sets = other_sets();
+  sets.push_back(&kPlaneKernelsScalar);
+  for (const PlaneKernels* set : sets) {
+    const PlaneKernels& kernels = *set;
     const Planes good = split(kernels, shape, values, {}, 0);
     std::vector<uint8_t> out;
     ASSERT_TRUE(merge(kernels, shape, good, {}, 0, 0, out));
@@ -152,7 +170,8 @@ INSTANTIATE_TEST_SUITE_P(Numbers, KernelsOfFloats,
                          name_of_param);
 
 TEST(Nibbles, AgreeWithTheDefinition) {
-  std::vector<const PlaneKernels*> all = {&plane_kernels(IsaLevel::SCALAR), &plane_kernels()};
+  std::vector<const PlaneKernels*> all = other_sets();
+  all.insert(all.begin(), &kPlaneKernelsScalar);
   Random random(5);
   for (size_t size = 0; size < 300; ++size) {
     for (const uint64_t rarity : {1, 2, 20}) {
@@ -161,25 +180,26 @@ TEST(Nibbles, AgreeWithTheDefinition) {
         if (random.next() % rarity == 0) byte |= static_cast<uint8_t>(random.next() & 0xF0);
         if (random.next() % rarity == 0) byte |= static_cast<uint8_t>(random.next() & 0x0F);
       }
-      std::vector<uint8_t> packed[2], out(size);
-      for (size_t i = 0; i < 2; ++i) {
-        packed[i].resize(all[i]->nibbles_size(bytes) + 8);
-        all[i]->pack_nibbles(bytes, packed[i].data());
-        packed[i].resize(packed[i].size() - 8);
+      std::vector<uint8_t> right, out(size);
+      for (const PlaneKernels* kernels : all) {
+        std::vector<uint8_t> packed(kernels->nibbles_size(bytes) + 8);
+        kernels->pack_nibbles(bytes, packed.data());
+        packed.resize(packed.size() - 8);
+        if (kernels == all[0]) right = packed;
+        ASSERT_EQ(packed, right) << size;
       }
-      ASSERT_EQ(packed[0], packed[1]) << size;
       for (const PlaneKernels* kernels : all) {
         std::fill(out.begin(), out.end(), uint8_t{0xEE});
-        ASSERT_TRUE(kernels->unpack_nibbles(packed[0], out)) << size;
+        ASSERT_TRUE(kernels->unpack_nibbles(right, out)) << size;
         ASSERT_EQ(out, bytes);
-        std::vector<uint8_t> bad = packed[0];
+        std::vector<uint8_t> bad = right;
         bad.push_back(0);
         ASSERT_FALSE(kernels->unpack_nibbles(bad, out)) << size;
         if (size == 0) continue;
-        bad.resize(packed[0].size() - 1);
+        bad.resize(right.size() - 1);
         ASSERT_FALSE(kernels->unpack_nibbles(bad, out)) << size;
         if (size % 4 == 0) continue;
-        bad = packed[0];
+        bad = right;
         bad[(size * 2 + 7) / 8 - 1] |= 0x80;  // says that there is a nibble behind the end
         ASSERT_FALSE(kernels->unpack_nibbles(bad, out)) << size;
       }

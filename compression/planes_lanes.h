@@ -1,0 +1,672 @@
+// SPDX-License-Identifier: Apache-2.0
+// The planes with the compiler's vectors, for instruction sets without masks: as many channels at a
+// time as a vector has bytes, their words in two vectors.
+//
+// planes_avx2.cpp and planes_neon.cpp include it behind their headers and target, having defined
+// BOWHEAD_VECTOR_BYTES. It includes nothing, so that nothing that others share is compiled for that
+// target.
+#pragma once
+
+namespace bowhead::compression {
+namespace {
+
+// What takes a Number is inlined where it is a constant, and its loops are unrolled there.
+#define BOWHEAD_INLINE inline __attribute__((always_inline))
+
+constexpr uint32_t kBlock = BOWHEAD_VECTOR_BYTES;
+constexpr uint32_t kWords = kBlock / 2, kRuns = kBlock / 8;
+
+typedef uint8_t U8 __attribute__((vector_size(kBlock)));
+typedef uint16_t U16 __attribute__((vector_size(kBlock)));
+typedef int16_t I16 __attribute__((vector_size(kBlock)));
+typedef uint32_t U32 __attribute__((vector_size(kBlock)));
+typedef int32_t I32 __attribute__((vector_size(kBlock)));
+typedef uint64_t U64 __attribute__((vector_size(kBlock)));
+typedef float F32 __attribute__((vector_size(kBlock)));
+
+// ---- what the compiler's vectors cannot say: by who includes this ----
+
+/// The highest bit of each byte.
+BOWHEAD_INLINE uint32_t top_bits(U8 bytes);
+/// a x b / 2^15, rounded; a + b and a - b, saturated.
+BOWHEAD_INLINE I16 product(I16 a, I16 b);
+BOWHEAD_INLINE I16 saturated_sum(I16 a, I16 b);
+BOWHEAD_INLINE I16 saturated_difference(I16 a, I16 b);
+
+// ---- lanes ----
+
+/// The words of a block of channels.
+struct Words {
+  U16 a, b;
+};
+
+template <class Lanes>
+BOWHEAD_INLINE Lanes load(const void* from) {
+  Lanes lanes;
+  memcpy(&lanes, from, sizeof(lanes));
+  return lanes;
+}
+template <class Lanes>
+BOWHEAD_INLINE void store(void* to, Lanes lanes) {
+  memcpy(to, &lanes, sizeof(lanes));
+}
+
+template <size_t... i>
+BOWHEAD_INLINE U8 even_bytes(U8 a, U8 b, std::index_sequence<i...>) {
+  return __builtin_shufflevector(a, b, (2 * i)...);
+}
+template <size_t kFrom, size_t... i>
+BOWHEAD_INLINE U8 interleaved(U8 low, U8 high, std::index_sequence<i...>) {
+  return __builtin_shufflevector(low, high, (kFrom + i / 2 + i % 2 * kBlock)...);
+}
+/// Each byte 8 times, of each 16 bytes the next two: so none crosses from one half to the other.
+template <size_t... i>
+BOWHEAD_INLINE U8 each_by_8(U8 bytes, std::index_sequence<i...>) {
+  return __builtin_shufflevector(bytes, bytes, (i / 16 * 16 + i / 8)...);
+}
+template <size_t... i>
+BOWHEAD_INLINE U8 bit_of_byte(std::index_sequence<i...>) {
+  return U8{(1 << i % 8)...};
+}
+template <class Lanes, size_t... i>
+BOWHEAD_INLINE Lanes counted(std::index_sequence<i...>) {
+  return Lanes{i...};
+}
+using EachByte = std::make_index_sequence<kBlock>;
+
+/// The low bytes.
+BOWHEAD_INLINE U8 narrow(Words words) { return even_bytes(U8(words.a), U8(words.b), EachByte{}); }
+BOWHEAD_INLINE Words widen(U8 low, U8 high) {
+  return {U16(interleaved<0>(low, high, EachByte{})),
+          U16(interleaved<kWords>(low, high, EachByte{}))};
+}
+
+/// A byte of ones for each bit that is set.
+BOWHEAD_INLINE U8 spread(uint32_t bits) {
+  const U8 bit = bit_of_byte(EachByte{});
+  return U8((each_by_8(U8(U32{} + bits), EachByte{}) & bit) == bit);
+}
+
+BOWHEAD_INLINE uint32_t lanes_mask(uint32_t count) {
+  return static_cast<uint32_t>((uint64_t{1} << count) - 1);
+}
+BOWHEAD_INLINE U8 valid_bytes(uint32_t lanes) {
+  return U8(counted<U8>(EachByte{}) < static_cast<uint8_t>(lanes));
+}
+
+BOWHEAD_INLINE U16 smaller(U16 a, U16 b) { return a < b ? a : b; }
+BOWHEAD_INLINE U16 larger(U16 a, U16 b) { return a > b ? a : b; }
+BOWHEAD_INLINE U16 all_of(uint32_t word) { return U16{} + static_cast<uint16_t>(word); }
+BOWHEAD_INLINE U16 signs_of(U16 words) { return U16(I16(words) >> 15); }
+
+// Shifts by lane are by way of lanes of 32 bits, as AVX2 has none of 16. By at most 16.
+
+BOWHEAD_INLINE U16 shifted_right(U16 words, U16 by) {
+  const U32 w = U32(words), n = U32(by);
+  return U16((w & 0xFFFF) >> (n & 0xFFFF) | (w >> (n >> 16) & 0xFFFF0000));
+}
+BOWHEAD_INLINE U16 shifted_left(U16 words, U16 by) {
+  const U32 w = U32(words), n = U32(by);
+  return U16((w << (n & 0xFFFF) & 0xFFFF) | (w & 0xFFFF0000) << (n >> 16));
+}
+/// Of signed words, by at most 15.
+BOWHEAD_INLINE U16 shifted_right_signed(U16 words, U16 by) {
+  const U32 w = U32(words), n = U32(by);
+  return U16(U32(I32(w << 16) >> I32(n & 0xFFFF)) >> 16 |
+             (U32(I32(w) >> I32(n >> 16)) & 0xFFFF0000));
+}
+BOWHEAD_INLINE U16 ones(U16 counts) { return ~shifted_left(~U16{}, counts); }
+
+/// The bits of four words each, side by side, and how many.
+struct Runs {
+  U64 bits, counts;
+};
+
+BOWHEAD_INLINE U32 sums_of_pairs(U16 counts) {
+  return (U32(counts) & 0xFFFF) + (U32(counts) >> 16);
+}
+BOWHEAD_INLINE U64 sums_of_fours(U16 counts) {
+  const U64 pairs = U64(sums_of_pairs(counts));
+  return (pairs & 0xFFFFFFFF) + (pairs >> 32);
+}
+
+/// The lowest bits of words, which have no others, side by side.
+BOWHEAD_INLINE Runs join(U16 bits, U16 counts) {
+  const U32 words = U32(bits);
+  const U64 pairs = U64((words & 0xFFFF) | words >> 16 << (U32(counts) & 0xFFFF));
+  const U64 count = U64(sums_of_pairs(counts));
+  return {(pairs & 0xFFFFFFFF) | pairs >> 32 << (count & 0xFFFFFFFF), sums_of_fours(counts)};
+}
+
+/// The other way round; the words have other bits above theirs.
+BOWHEAD_INLINE U16 deal(U64 runs, U16 counts) {
+  const U64 count = U64(sums_of_pairs(counts));
+  const U32 pairs = U32((runs & 0xFFFFFFFF) | runs >> (count & 0xFFFFFFFF) << 32);
+  return U16((pairs & 0xFFFF) | pairs >> (U32(counts) & 0xFFFF) << 16);
+}
+
+/// A stream of bits; zeros behind its end.
+class BitSource {
+ public:
+  explicit BitSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
+  /// The next runs of at most 64 bits; above their bits there are others.
+  BOWHEAD_INLINE U64 take(U64 counts) {
+    uint8_t edge[kMostRead];
+    const uint64_t at = at_ / 8;
+    const uint8_t* from = at + kMostRead <= size_ ? from_ + at : copy_edge(at, edge);
+    uint64_t bit = at_ % 8;
+    U64 runs{};
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < kRuns; ++i) {
+      uint64_t low;
+      memcpy(&low, from + bit / 8, 8);
+      const uint64_t high = from[bit / 8 + 8];
+      runs[i] = low >> bit % 8 | high << 1 << (63 - bit % 8);
+      bit += counts[i];
+    }
+    at_ = at * 8 + bit;
+    return runs;
+  }
+  bool at_end() const { return (at_ + 7) / 8 == size_; }
+
+ private:
+  static constexpr uint32_t kMostRead = kBlock + 9;
+  __attribute__((noinline)) const uint8_t* copy_edge(uint64_t at, uint8_t* edge) const {
+    memset(edge, 0, kMostRead);
+    if (at < size_) memcpy(edge, from_ + at, size_ - at < kMostRead ? size_ - at : kMostRead);
+    return edge;
+  }
+
+  const uint8_t* from_;
+  uint64_t size_;
+  uint64_t at_ = 0;
+};
+
+class ByteSource {
+ public:
+  explicit ByteSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
+  /// The next bytes in lanes that are set; the others, and those behind the end, are zero.
+  BOWHEAD_INLINE U8 take(uint32_t lanes) {
+    uint8_t bytes[kBlock] = {};
+    for (; lanes != 0; lanes &= lanes - 1, ++taken_)
+      if (taken_ < size_) bytes[__builtin_ctz(lanes)] = from_[taken_];
+    return load<U8>(bytes);
+  }
+  bool at_end() const { return taken_ == size_; }
+
+ private:
+  const uint8_t* from_;
+  uint64_t size_;
+  uint64_t taken_ = 0;
+};
+
+// ---- values ----
+
+/// Zero behind the last of `lanes`.
+BOWHEAD_INLINE Words load_values(const uint8_t* from, uint32_t element_bytes, uint32_t lanes) {
+  uint8_t padded[2 * kBlock] = {};
+  if (lanes != kBlock) from = static_cast<uint8_t*>(memcpy(padded, from, lanes * element_bytes));
+  if (element_bytes == 1) return widen(load<U8>(from), U8{});
+  return {load<U16>(from), load<U16>(from + kBlock)};
+}
+
+BOWHEAD_INLINE void store_values(uint8_t* to, uint32_t element_bytes, uint32_t lanes,
+                                 Words values) {
+  uint8_t padded[2 * kBlock];
+  uint8_t* all = lanes == kBlock ? to : padded;
+  if (element_bytes == 1) {
+    store(all, narrow(values));
+  } else {
+    store(all, values.a);
+    store(all + kBlock, values.b);
+  }
+  if (lanes != kBlock) memcpy(to, padded, lanes * element_bytes);
+}
+
+BOWHEAD_INLINE Words load_words(const uint16_t* words) {
+  return {load<U16>(words), load<U16>(words + kWords)};
+}
+
+void largest_exponents(const Number& number, const void* values, uint32_t tokens, uint32_t channels,
+                       uint16_t* exponents) {
+  const auto* bytes = static_cast<const uint8_t*>(values);
+  const size_t row_bytes = size_t{channels} * number.element_bytes;
+  const U16 rest = all_of(number.element_bytes == 1 ? 0x7F : 0x7FFF);
+  for (uint32_t first = 0; first < channels; first += kBlock) {
+    const uint32_t lanes = std::min(kBlock, channels - first);
+    U16 a{}, b{};
+    for (uint32_t token = 0; token < tokens; ++token) {
+      const Words v = load_values(bytes + token * row_bytes + size_t{first} * number.element_bytes,
+                                  number.element_bytes, lanes);
+      a = larger(a, v.a & rest);
+      b = larger(b, v.b & rest);
+    }
+    store(exponents + first, a >> number.mantissa_bits);
+    store(exponents + first + kWords, b >> number.mantissa_bits);
+  }
+}
+
+// ---- centres ----
+
+BOWHEAD_INLINE void turn_vectors(const TurningCentre& t) {
+  if (t.half % kWords != 0) return turn(t);
+  for (uint32_t head = 0; t.half != 0 && head < t.channels; head += 2 * t.half) {
+    for (uint32_t i = 0; i < t.half; i += kWords) {
+      int16_t* at_x = t.state + head + i;
+      int16_t* at_y = at_x + t.half;
+      const I16 cosine = load<I16>(t.cosines + i), sine = load<I16>(t.sines + i);
+      const I16 x = load<I16>(at_x), y = load<I16>(at_y);
+      store(at_x, saturated_difference(product(x, cosine), product(y, sine)));
+      store(at_y, saturated_sum(product(x, sine), product(y, cosine)));
+    }
+  }
+}
+
+BOWHEAD_INLINE Words load_centre(const TurningCentre& t, uint32_t first) {
+  const auto of = [&](uint32_t channel) {
+    return shifted_right_signed(load<U16>(t.state + channel), load<U16>(t.right + channel));
+  };
+  return {of(first), of(first + kWords)};
+}
+
+// ---- split ----
+
+/// Words in fixed point.
+struct Fixed {
+  U16 q, significand, below;
+};
+
+BOWHEAD_INLINE Fixed fixed_of(const Number& number, U16 v, U16 largest) {
+  if (!number.is_float()) return {U16(I16(v << 8) >> 8), U16{}, U16{}};
+  const U16 one = all_of(1u << number.mantissa_bits);
+  const U16 exponent = v >> number.mantissa_bits & all_of((1u << number.exponent_bits) - 1);
+  Fixed fixed;
+  fixed.significand = (v & (one - 1)) | one;
+  fixed.below = largest - exponent;
+  fixed.q = shifted_right(fixed.significand, smaller(fixed.below, all_of(16))) ^
+            signs_of(v << (16 - 8 * number.element_bytes));
+  return fixed;
+}
+
+/// Plane p of `count` is bit count - 1 - p of the bytes.
+BOWHEAD_INLINE void scatter_planes(U8 bytes, uint8_t* const* planes, uint32_t count, size_t at) {
+  bytes = U8(U16(bytes) << (8 - count));  // what gets into a byte from the other is below them
+#pragma GCC unroll 8
+  for (uint32_t p = 0; p < count; ++p) {
+    const uint32_t row = top_bits(bytes);
+    memcpy(planes[p] + at, &row, kRuns);
+    bytes += bytes;
+  }
+}
+
+/// What is behind the valid channels is zero; what of it is too much, the next row overwrites.
+BOWHEAD_INLINE void scatter_differences(const Number& number, Words d, Words m, U8 valid, size_t at,
+                                        Split& out) {
+  scatter_planes(narrow({d.a >> 15, d.b >> 15}) & valid, out.planes, 1, at);
+  const uint32_t above = number.magnitude_bits > 8 ? number.magnitude_bits - 8u : 0;
+  if (above > 0) scatter_planes(narrow({m.a >> 8, m.b >> 8}) & valid, out.planes + 1, above, at);
+  scatter_planes(narrow(m) & valid, out.planes + 1 + above, number.magnitude_bits - above, at);
+}
+
+/// Marks channels whose d has too many bits; false if there is none.
+BOWHEAD_INLINE bool mark_beyond(const Number& number, Words m, U8 valid, uint8_t* beyond) {
+  const U16 most = all_of((1u << number.magnitude_bits) - 1);
+  uint32_t over = top_bits(narrow({U16(m.a > most), U16(m.b > most)}) & valid);
+  if (over == 0) return false;
+  for (; over != 0; over &= over - 1) beyond[__builtin_ctz(over)] = 1;
+  return true;
+}
+
+/// The bits of each significand that the remainder has.
+BOWHEAD_INLINE void put_remainders(const Number& number, const Fixed& fixed, U16 valid,
+                                   BitSink& sink) {
+  const U16 counts = smaller(fixed.below, all_of(number.mantissa_bits)) & valid;
+  const Runs runs = join(fixed.significand & ones(counts), counts);
+  const uint32_t at_once = 8 * number.mantissa_bits <= 56 ? 2 : 1;
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < kRuns; i += at_once) {
+    uint64_t bits = runs.bits[i], count = runs.counts[i];
+    if (at_once == 2) {
+      bits |= runs.bits[i + 1] << count;
+      count += runs.counts[i + 1];
+    }
+    sink.add(bits, static_cast<uint32_t>(count));
+  }
+}
+
+/// How far below those are whose t is zero.
+BOWHEAD_INLINE void put_exceptions(const Number& number, const Fixed& a, const Fixed& b, U8 valid,
+                                   Split& out) {
+  const U16 least = all_of(number.magnitude_bits);
+  uint32_t which = top_bits(narrow({U16(a.below >= least), U16(b.below >= least)}) & valid);
+  if (which == 0) return;
+  uint8_t far[kBlock];
+  store(far, narrow({a.below - least, b.below - least}));
+  for (; which != 0; which &= which - 1)
+    out.exceptions[out.exception_count++] = far[__builtin_ctz(which)];
+}
+
+/// (The number by its index: clang 14 takes no element of an array for a template.)
+template <size_t kNumber>
+void split_as(const TileFrame& tile, const void* values, Split& out) {
+  constexpr const Number& number = kNumbers[kNumber];
+  const auto* bytes = static_cast<const uint8_t*>(values);
+  BitSink sink(out.remainder);
+  memset(out.beyond, 0, tile.channels);
+  out.exception_count = 0;
+  bool any_beyond = false;  // then the rest is only looked at for others
+  for (uint32_t token = 0; token < tile.tokens; ++token) {
+    if (token > 0) turn_vectors(tile.centre);
+    for (uint32_t first = 0; first < tile.channels; first += kBlock) {
+      const uint32_t lanes = std::min(kBlock, tile.channels - first);
+      const U8 valid = valid_bytes(lanes);
+      const size_t at = (size_t{token} * tile.channels + first) * number.element_bytes;
+      const Words v = load_values(bytes + at, number.element_bytes, lanes);
+      Words largest{};
+      if (number.is_float()) largest = load_words(tile.exponents + first);
+      const Fixed a = fixed_of(number, v.a, largest.a), b = fixed_of(number, v.b, largest.b);
+      const Words centre = load_centre(tile.centre, first);
+      const Words d = {a.q - centre.a, b.q - centre.b};
+      const Words m = {d.a ^ signs_of(d.a), d.b ^ signs_of(d.b)};
+      any_beyond |= mark_beyond(number, m, valid, out.beyond + first);
+      if (any_beyond) continue;
+      scatter_differences(number, d, m, valid, token * tile.row_bytes() + first / 8, out);
+      if (!number.is_float()) continue;
+      const Words valid_words = widen(valid, valid);
+      put_remainders(number, a, valid_words.a, sink);
+      put_remainders(number, b, valid_words.b, sink);
+      put_exceptions(number, a, b, valid, out);
+    }
+  }
+  out.remainder_bits = sink.count();
+}
+
+// ---- merge ----
+
+/// Magnitudes from `count` planes, at most 8, the highest first.
+BOWHEAD_INLINE U8 gather_planes(const uint8_t* const* planes, uint32_t count, size_t at,
+                                uint32_t lanes) {
+  U8 bytes{};
+#pragma GCC unroll 8
+  for (uint32_t p = 0; p < count; ++p) {
+    uint32_t row = 0;
+    if (lanes == kBlock) {
+      memcpy(&row, planes[p] + at, kRuns);
+    } else {
+      memcpy(&row, planes[p] + at, (lanes + 7) / 8);
+    }
+    bytes += bytes;
+    bytes -= spread(row);
+  }
+  return bytes;
+}
+
+BOWHEAD_INLINE Words gather_differences(const Number& number, const uint8_t* const* planes,
+                                        size_t at, uint32_t lanes) {
+  const uint32_t bits = number.magnitude_bits, above = bits > 8 ? bits - 8 : 0;
+  const U8 signs = -gather_planes(planes, 1, at, lanes);
+  const U8 low = gather_planes(planes + 1 + above, bits - above, at, lanes);
+  const U8 high = gather_planes(planes + 1, above, at, lanes);
+  return widen(low ^ signs, high ^ signs);
+}
+
+/// Lanes of 32 bits for the even and the odd words: numbers as float, of which the exponent and the
+/// first bits are wanted.
+BOWHEAD_INLINE U32 even_as_float(U16 words) {
+  return U32(__builtin_convertvector(I32(U32(words) & 0xFFFF), F32));
+}
+BOWHEAD_INLINE U32 odd_as_float(U16 words) {
+  return U32(__builtin_convertvector(I32(U32(words) >> 16), F32));
+}
+
+/// How many bits of the remainder each magnitude has.
+BOWHEAD_INLINE U16 counts_of(const Number& number, U16 t) {
+  const U16 some = t | 1;
+  const U16 exponents = U16(even_as_float(some) >> 23 | odd_as_float(some) >> 23 << 16);
+  return all_of(127u + number.mantissa_bits) - exponents;
+}
+
+/// Value bits under the sign of q.
+BOWHEAD_INLINE U16 with_sign(const Number& number, U16 bits, U16 q) {
+  if (number.element_bytes == 1) return (bits & 0x7F) | (q >> 8 & 0x80);
+  return (bits & 0x7FFF) | (q & 0x8000);
+}
+
+/// `far`: of those whose t is zero.
+BOWHEAD_INLINE U16 exact(const Number& number, U16 q, U16 t, U16 largest, U16 valid, U16 far,
+                         BitSource& remainder) {
+  const U16 counts = counts_of(number, t) & valid;
+  const U16 low = deal(remainder.take(sums_of_fours(counts)), counts) & ones(counts);
+  const U16 significand = shifted_left(t, counts) | low;
+  const U16 below = counts - U16(t == 0) + far;
+  const U16 mantissa = significand & all_of((1u << number.mantissa_bits) - 1);
+  return with_sign(number, ((largest - below) << number.mantissa_bits) + mantissa, q);
+}
+
+template <size_t kNumber>
+bool merge_exact(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  constexpr const Number& number = kNumbers[kNumber];
+  const U16 magnitude = all_of((1u << number.magnitude_bits) - 1);
+  BitSource remainder(in.remainder);
+  ByteSource exceptions(in.exceptions);
+  for (uint32_t token = 0; token < tile.tokens; ++token) {
+    if (token > 0) turn_vectors(tile.centre);
+    for (uint32_t first = 0; first < tile.channels; first += kBlock) {
+      const uint32_t lanes = std::min(kBlock, tile.channels - first);
+      const size_t at = token * tile.row_bytes() + first / 8;
+      const Words d = gather_differences(number, in.planes, at, lanes);
+      const Words centre = load_centre(tile.centre, first);
+      const Words q = {d.a + centre.a, d.b + centre.b};
+      uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
+      if (!number.is_float()) {
+        store_values(to, number.element_bytes, lanes, q);
+        continue;
+      }
+      const Words t = {(q.a ^ signs_of(q.a)) & magnitude, (q.b ^ signs_of(q.b)) & magnitude};
+      const U8 valid_byte = valid_bytes(lanes);
+      const uint32_t zeros = top_bits(narrow({U16(t.a == 0), U16(t.b == 0)}) & valid_byte);
+      Words far{};
+      if (zeros != 0) far = widen(exceptions.take(zeros), U8{});
+      const Words largest = load_words(tile.exponents + first);
+      const Words valid = widen(valid_byte, valid_byte);
+      const U16 a = exact(number, q.a, t.a, largest.a, valid.a, far.a, remainder);
+      const U16 b = exact(number, q.b, t.b, largest.b, valid.b, far.b, remainder);
+      store_values(to, number.element_bytes, lanes, {a, b});
+    }
+  }
+  return remainder.at_end() && exceptions.at_end();
+}
+
+/// Value bits of half units, given as float: their first bits are the mantissa.
+BOWHEAD_INLINE U32 middle_of(const Number& number, U32 half_units, U32 largest) {
+  const int mantissa_bits = number.mantissa_bits;
+  const U32 bits = (half_units >> (23 - mantissa_bits)) +
+                   ((largest - (128u + number.mantissa_bits)) << mantissa_bits);
+  const I32 most = I32{} + number.largest_finite;
+  const I32 cut = I32(bits) < most ? I32(bits) : most;
+  return U32(cut) & U32(cut > 0) & U32(half_units != 0);
+}
+
+/// What scalar code calls middle(): half units as a number, cut.
+BOWHEAD_INLINE U16 middle(const Number& number, U16 twice, U16 largest) {
+  const U16 sign = signs_of(twice), magnitude = (twice ^ sign) - sign;
+  const U32 e = U32(largest);
+  const U32 even = middle_of(number, even_as_float(magnitude), e & 0xFFFF);
+  const U32 odd = middle_of(number, odd_as_float(magnitude), e >> 16);
+  return with_sign(number, U16(even | odd << 16), twice);
+}
+
+template <size_t kNumber>
+bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  constexpr const Number& number = kNumbers[kNumber];
+  // What is read for planes that are not there is masked off.
+  const uint8_t* planes[kMaxPlanes + 1];
+  for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = in.planes[p < in.plane_count ? p : 0];
+  const uint32_t half_unit = 1u << (number.planes() - in.plane_count);
+  const U16 half = all_of(half_unit), known = all_of(0u - 2 * half_unit);
+  for (uint32_t token = 0; token < tile.tokens; ++token) {
+    if (token > 0) turn_vectors(tile.centre);
+    for (uint32_t first = 0; first < tile.channels; first += kBlock) {
+      const uint32_t lanes = std::min(kBlock, tile.channels - first);
+      const size_t at = token * tile.row_bytes() + first / 8;
+      const Words d = gather_differences(number, planes, at, lanes);
+      const Words centre = load_centre(tile.centre, first);
+      // Twice d, with a one and then zeros for what is not known: the middle, whatever the sign.
+      const Words twice = {((d.a << 1 & known) | half) + (centre.a << 1),
+                           ((d.b << 1 & known) | half) + (centre.b << 1)};
+      uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
+      if (!number.is_float()) {
+        const I16 least = I16{} - int16_t{128}, most = I16{} + int16_t{127};
+        const auto cut = [&](U16 two) {
+          const I16 value = I16(two) >> 1;
+          return U16(value < least ? least : value > most ? most : value);
+        };
+        store_values(to, number.element_bytes, lanes, {cut(twice.a), cut(twice.b)});
+        continue;
+      }
+      const Words largest = load_words(tile.exponents + first);
+      store_values(to, number.element_bytes, lanes,
+                   {middle(number, twice.a, largest.a), middle(number, twice.b, largest.b)});
+    }
+  }
+  return true;
+}
+
+template <size_t kNumber>
+bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
+  return in.exact ? merge_exact<kNumber>(tile, in, values)
+                  : merge_prefix<kNumber>(tile, in, values);
+}
+
+bool merge(const TileFrame& tile, const Merge& in, void* values) {
+  auto* bytes = static_cast<uint8_t*>(values);
+  switch (&tile.number - kNumbers) {
+    case 0:
+      return merge_as<0>(tile, in, bytes);
+    case 1:
+      return merge_as<1>(tile, in, bytes);
+    case 2:
+      return merge_as<2>(tile, in, bytes);
+    case 3:
+      return merge_as<3>(tile, in, bytes);
+    case 4:
+      return merge_as<4>(tile, in, bytes);
+    default:
+      return kPlaneKernelsScalar.merge(tile, in, values);
+  }
+}
+
+void split(const TileFrame& tile, const void* values, Split& out) {
+  switch (&tile.number - kNumbers) {
+    case 0:
+      return split_as<0>(tile, values, out);
+    case 1:
+      return split_as<1>(tile, values, out);
+    case 2:
+      return split_as<2>(tile, values, out);
+    case 3:
+      return split_as<3>(tile, values, out);
+    case 4:
+      return split_as<4>(tile, values, out);
+    default:
+      return kPlaneKernelsScalar.split(tile, values, out);
+  }
+}
+
+// ---- nibbles ----
+
+/// The nibbles of a block of bytes, of which `some` have ones where they are not zero.
+struct Nibbles {
+  U8 low, high;
+  U8 some_low() const { return U8(low != 0); }
+  U8 some_high() const { return U8(high != 0); }
+};
+
+BOWHEAD_INLINE Nibbles nibbles_of(U8 bytes) { return {bytes & 15, U8(U16(bytes) >> 4) & 15}; }
+
+/// Calls each(bytes, at) for all bytes, a block at a time; the last are followed by zeros.
+template <class Each>
+BOWHEAD_INLINE void for_blocks(std::span<const uint8_t> in, const Each& each) {
+  size_t at = 0;
+  for (; at + kBlock <= in.size(); at += kBlock) each(load<U8>(in.data() + at), at);
+  if (at == in.size()) return;
+  uint8_t padded[kBlock] = {};
+  memcpy(padded, in.data() + at, in.size() - at);
+  each(load<U8>(padded), at);
+}
+
+size_t nibbles_size(std::span<const uint8_t> in) {
+  size_t count = 0;
+  for_blocks(in, [&](U8 bytes, size_t) {
+    const Nibbles nibbles = nibbles_of(bytes);
+    count += static_cast<size_t>(__builtin_popcount(top_bits(nibbles.some_low())) +
+                                 __builtin_popcount(top_bits(nibbles.some_high())));
+  });
+  return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
+}
+
+/// How many bits of the nibbles that are not zero each pair of bytes has.
+BOWHEAD_INLINE U16 counts_of_pairs(U8 bits) { return (U16(bits) & 0xFF) + (U16(bits) >> 8); }
+
+void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
+  // The map first: its last word may run into the nibbles.
+  for_blocks(in, [&](U8 bytes, size_t at) {
+    const Nibbles nibbles = nibbles_of(bytes);
+    const Words some = widen(nibbles.some_low(), nibbles.some_high());
+    const uint32_t map[2] = {top_bits(U8(some.a)), top_bits(U8(some.b))};
+    memcpy(out + at / 4, &map[0], kRuns);
+    memcpy(out + at / 4 + kRuns, &map[1], kRuns);
+  });
+  BitSink sink(out + (in.size() * 2 + 7) / 8);
+  for_blocks(in, [&](U8 bytes, size_t) {
+    const Nibbles nibbles = nibbles_of(bytes);
+    const U8 count_low = nibbles.some_low() & 4;
+    const U8 count = count_low + (nibbles.some_high() & 4);
+    const U16 joined = U16(count_low == 0 ? nibbles.high : bytes);
+    const U16 first = U16(count) & 0xFF;
+    const Runs runs =
+        join((joined & 0xFF) | shifted_left(joined >> 8, first), counts_of_pairs(count));
+    for (uint32_t i = 0; i < kRuns; ++i) {
+      const auto bits = static_cast<uint32_t>(runs.counts[i]), low = std::min(bits, 32u);
+      sink.add(runs.bits[i] & 0xFFFFFFFF, low);
+      sink.add(runs.bits[i] >> 32, bits - low);
+    }
+  });
+}
+
+/// A block of bytes whose map begins at `map`.
+BOWHEAD_INLINE U8 take_nibbles(const uint8_t* map, BitSource& nibbles) {
+  uint32_t rows[2] = {};
+  memcpy(&rows[0], map, kRuns);
+  memcpy(&rows[1], map + kRuns, kRuns);
+  const Words some = {U16(spread(rows[0])), U16(spread(rows[1]))};
+  const U8 some_low = narrow(some), some_high = narrow({some.a >> 8, some.b >> 8});
+  const U8 count = (some_low & 4) + (some_high & 4);
+  const U16 counts = counts_of_pairs(count);
+  const U16 pairs = deal(nibbles.take(sums_of_fours(counts)), counts);
+  const U8 bytes = U8((pairs & 0xFF) | shifted_right(pairs, U16(count) & 0xFF) << 8);
+  const Nibbles both = nibbles_of(bytes);
+  const U8 high = some_low == 0 ? both.low : both.high;
+  return (both.low & some_low) | (U8(U16(high) << 4) & some_high);
+}
+
+bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
+  const size_t map_bytes = (out.size() * 2 + 7) / 8;
+  if (in.size() < map_bytes) return false;
+  if (out.size() % 4 != 0 && in[map_bytes - 1] >> out.size() % 4 * 2 != 0) return false;
+  const uint8_t* map = in.data();
+  BitSource nibbles(in.subspan(map_bytes));
+  size_t at = 0;
+  for (; at + kBlock <= out.size(); at += kBlock)
+    store(out.data() + at, take_nibbles(map + at / 4, nibbles));
+  if (at < out.size()) {
+    uint8_t padded_map[2 * kRuns] = {}, padded[kBlock];
+    memcpy(padded_map, map + at / 4, map_bytes - at / 4);
+    store(padded, take_nibbles(padded_map, nibbles));
+    memcpy(out.data() + at, padded, out.size() - at);
+  }
+  return nibbles.at_end();
+}
+
+}  // namespace
+}  // namespace bowhead::compression
