@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/compression/tensors.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -121,9 +119,10 @@ uint32_t load_element(NumberKind kind, const std::vector<uint8_t>& tensor, size_
 }
 
 std::string describe(const Shape& shape, Content content) {
-  return fmt::format("kind {} [{}][{}][{}] rotary {}, content {}", static_cast<int>(shape.number),
-                     shape.outer, shape.tokens, shape.channels, shape.rotary.dim,
-                     static_cast<int>(content));
+  const auto text = [](auto number) { return std::to_string(static_cast<uint32_t>(number)); };
+  return "kind " + text(shape.number) + " [" + text(shape.outer) + "][" + text(shape.tokens) +
+         "][" + text(shape.channels) + "] rotary " + text(shape.rotary.dim) + ", content " +
+         text(content);
 }
 
 }  // namespace bowhead::compression

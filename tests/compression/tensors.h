@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors to compress: what models make, and what nobody should.
+// Tensors to compress: what models make, and what nobody should. Needs no library: neon_check uses
+// it as well.
 #pragma once
-
-#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <string>
@@ -35,9 +34,9 @@ uint32_t load_element(NumberKind kind, const std::vector<uint8_t>& tensor, size_
 std::string describe(const Shape& shape, Content content);
 
 /// Of tests whose parameter is a kind of number.
-inline std::string name_of_param(const ::testing::TestParamInfo<NumberKind>& info) {
+inline constexpr auto name_of_param = [](const auto& info) -> std::string {
   constexpr const char* kNames[] = {"none", "bf16", "fp16", "e4m3", "e5m2", "int8", "bytes"};
   return kNames[static_cast<size_t>(info.param)];
-}
+};
 
 }  // namespace bowhead::compression

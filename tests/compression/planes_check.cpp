@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/compression/planes_check.h"
+
+#include <algorithm>
+
+#include "base/random.h"
+
+namespace bowhead::compression {
+namespace {
+
+struct Planes {
+  std::vector<uint16_t> exponents;
+  std::vector<uint8_t> remainder, exceptions, beyond;
+  std::vector<std::vector<uint8_t>> planes;
+  uint64_t remainder_bits = 0;
+};
+
+Planes split(const PlaneKernels& kernels, const Shape& shape, const std::vector<uint8_t>& values,
+             const std::vector<int16_t>& amplitudes, uint32_t shift) {
+  const Number& number = *number_of(shape.number);
+  Planes out;
+  out.exponents.resize(shape.channels + 64);
+  if (number.is_float())
+    kernels.largest_exponents(number, values.data(), shape.tokens, shape.channels,
+                              out.exponents.data());
+  std::fill(out.exponents.begin() + shape.channels, out.exponents.end(), uint16_t{0});
+  CentreMaker centres;
+  const TileFrame tile{number, shape.tokens, shape.channels, out.exponents.data(),
+                       centres.make(number, {out.exponents.data(), shape.channels}, amplitudes,
+                                    shift, shape.rotary)};
+  Split split{};
+  out.planes.assign(number.planes(), std::vector<uint8_t>(tile.plane_bytes() + 8));
+  for (uint32_t p = 0; p < number.planes(); ++p) split.planes[p] = out.planes[p].data();
+  out.remainder.resize(remainder_room(number, size_t{shape.tokens} * shape.channels));
+  out.exceptions.resize(size_t{shape.tokens} * shape.channels + 64);
+  out.beyond.resize(shape.channels + 64);
+  split.remainder = out.remainder.data();
+  split.exceptions = out.exceptions.data();
+  split.beyond = out.beyond.data();
+  kernels.split(tile, values.data(), split);
+  out.remainder_bits = split.remainder_bits;
+  out.remainder.resize((split.remainder_bits + 7) / 8);
+  out.exceptions.resize(split.exception_count);
+  out.beyond.resize(shape.channels);
+  for (auto& plane : out.planes) plane.resize(tile.plane_bytes());
+  return out;
+}
+
+bool merge(const PlaneKernels& kernels, const Shape& shape, const Planes& planes,
+           const std::vector<int16_t>& amplitudes, uint32_t shift, uint32_t count,
+           std::vector<uint8_t>& values) {
+  const Number& number = *number_of(shape.number);
+  CentreMaker centres;
+  const TileFrame tile{number, shape.tokens, shape.channels, planes.exponents.data(),
+                       centres.make(number, {planes.exponents.data(), shape.channels}, amplitudes,
+                                    shift, shape.rotary)};
+  Merge in{.plane_count = count == 0 ? number.planes() : count,
+           .exact = count == 0,
+           .remainder = planes.remainder,
+           .exceptions = planes.exceptions};
+  for (uint32_t p = 0; p < number.planes(); ++p) in.planes[p] = planes.planes[p].data();
+  values.assign(shape.size_bytes(), 0xEE);
+  return kernels.merge(tile, in, values.data());
+}
+
+/// What differs of a tensor that is split and merged.
+std::string fault_with_centre(const PlaneKernels& kernels, const Shape& shape,
+                              const std::vector<uint8_t>& values,
+                              const std::vector<int16_t>& amplitudes) {
+  const Number& number = *number_of(shape.number);
+  const uint32_t shift = number.magnitude_bits / 2;
+  const Planes right = split(kPlaneKernelsScalar, shape, values, amplitudes, shift);
+  const Planes other = split(kernels, shape, values, amplitudes, shift);
+  if (right.exponents != other.exponents) return "largest exponents differ";
+  if (right.beyond != other.beyond) return "what is beyond differs";
+  if (*std::max_element(right.beyond.begin(), right.beyond.end()) != 0) return {};
+  if (right.planes != other.planes) return "planes differ";
+  if (right.remainder_bits != other.remainder_bits) return "the remainder is not as long";
+  if (right.remainder != other.remainder) return "the remainder differs";
+  if (right.exceptions != other.exceptions) return "exceptions differ";
+  for (uint32_t count = 0; count <= number.planes(); ++count) {
+    std::vector<uint8_t> a, b;
+    if (!merge(kPlaneKernelsScalar, shape, right, amplitudes, shift, count, a))
+      return "the definition does not merge what it split";
+    if (!merge(kernels, shape, right, amplitudes, shift, count, b)) return "does not merge";
+    if (count == 0 && a != values) return "the definition merges to other values";
+    if (a != b) return "merges to other values by planes: " + std::to_string(count);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string fault_in_agreement(const PlaneKernels& kernels, NumberKind kind) {
+  for (const Shape& shape :
+       {Shape{kind, 1, 65, 64, rotary_of(1e4, 64)}, Shape{kind, 1, 33, 128, rotary_of(5e5, 128)},
+        Shape{kind, 1, 10, 72}, Shape{kind, 1, 40, 8, rotary_of(1e4, 8)}, Shape{kind, 1, 5, 1},
+        Shape{kind, 1, 7, 191}}) {
+    for (const Content content : kContents) {
+      const auto values = make_tensor(shape, content, 7);
+      for (const bool centred : {false, true}) {
+        std::vector<int16_t> amplitudes;
+        for (uint32_t c = 0; centred && c < shape.channels; ++c)
+          amplitudes.push_back(static_cast<int16_t>(c * 37 % 11) - 5);
+        const std::string fault = fault_with_centre(kernels, shape, values, amplitudes);
+        if (!fault.empty())
+          return fault + ": " + describe(shape, content) + (centred ? ", centred" : "");
+      }
+    }
+  }
+  return {};
+}
+
+std::string fault_in_lengths(const PlaneKernels& kernels, NumberKind kind) {
+  const Shape shape{kind, 1, 20, 72};
+  const auto values = make_tensor(shape, Content::SPARSE, 8);
+  const Planes good = split(kernels, shape, values, {}, 0);
+  std::vector<uint8_t> out;
+  const auto merges = [&](const Planes& planes) {
+    return merge(kernels, shape, planes, {}, 0, 0, out);
+  };
+  if (!merges(good)) return "does not merge what it split";
+  if (good.exceptions.empty()) return "there are no exceptions: this test no longer tests them";
+  Planes bad = good;
+  bad.remainder.pop_back();
+  if (merges(bad)) return "merges with a remainder too short";
+  bad.remainder.clear();
+  if (merges(bad)) return "merges without a remainder";
+  bad = good;
+  bad.remainder.push_back(0);
+  if (merges(bad)) return "merges with a remainder too long";
+  bad = good;
+  bad.exceptions.push_back(0);
+  if (merges(bad)) return "merges with an exception too many";
+  bad.exceptions.clear();
+  if (merges(bad)) return "merges without exceptions";
+  return {};
+}
+
+namespace {
+
+std::string fault_in_nibbles_of(const PlaneKernels& kernels, const std::vector<uint8_t>& bytes) {
+  const size_t size = bytes.size();
+  const auto packed_by = [&](const PlaneKernels& set) {
+    std::vector<uint8_t> packed(set.nibbles_size(bytes) + 8);
+    set.pack_nibbles(bytes, packed.data());
+    packed.resize(packed.size() - 8);
+    return packed;
+  };
+  const std::vector<uint8_t> packed = packed_by(kPlaneKernelsScalar);
+  if (packed_by(kernels) != packed) return "packs to other bytes";
+  std::vector<uint8_t> out(size, 0xEE);
+  if (!kernels.unpack_nibbles(packed, out)) return "does not unpack";
+  if (out != bytes) return "unpacks to other bytes";
+  std::vector<uint8_t> bad = packed;
+  bad.push_back(0);
+  if (kernels.unpack_nibbles(bad, out)) return "unpacks a byte too many";
+  if (size == 0) return {};
+  bad.resize(packed.size() - 1);
+  if (kernels.unpack_nibbles(bad, out)) return "unpacks a byte too few";
+  if (size % 4 == 0) return {};
+  bad = packed;
+  bad[(size * 2 + 7) / 8 - 1] |= 0x80;
+  if (kernels.unpack_nibbles(bad, out)) return "unpacks a nibble behind the end";
+  return {};
+}
+
+}  // namespace
+
+std::string fault_in_nibbles(const PlaneKernels& kernels) {
+  Random random(5);
+  for (size_t size = 0; size < 300; ++size) {
+    for (const uint64_t rarity : {1, 2, 20}) {
+      std::vector<uint8_t> bytes(size);
+      for (uint8_t& byte : bytes) {
+        if (random.next() % rarity == 0) byte |= static_cast<uint8_t>(random.next() & 0xF0);
+        if (random.next() % rarity == 0) byte |= static_cast<uint8_t>(random.next() & 0x0F);
+      }
+      const std::string fault = fault_in_nibbles_of(kernels, bytes);
+      if (!fault.empty()) return fault + ": " + std::to_string(size) + " bytes";
+    }
+  }
+  return {};
+}
+
+}  // namespace bowhead::compression
