@@ -75,6 +75,8 @@ Result<Tensor> read_npy(const std::string& path, const std::string& file) {
             : byte(8) | size_t{byte(9)} << 8 | size_t{byte(10)} << 16 | size_t{byte(11)} << 24;
   const size_t begin = first ? 10 : 12;
   if (header_bytes > file.size() - begin) return wrong(path, "it ends in the .npy header");
+  // Headers of NumPy are short; expressions need stack for every byte.
+  if (header_bytes > 10'000) return wrong(path, "its .npy header has more than 10,000 bytes");
   const std::string header = file.substr(begin, header_bytes);
   std::smatch match;
   if (!std::regex_search(header, match, std::regex("'descr': *'([^']*)'")))
