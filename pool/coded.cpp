@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
@@ -17,6 +18,8 @@ using core::Content;
 using core::Key;
 
 namespace {
+
+constexpr uint64_t kColdMsMost = uint64_t{1} << 40;  ///< longer than anything is up
 
 /// Memory that is kept from value to value.
 class Scratch {
@@ -308,7 +311,8 @@ RecompressReport CodedStore::recompress(uint64_t cold_ms, uint64_t most_blocks) 
     tried.insert(header.stamp);
     return false;
   };
-  const auto cold = core_.cold_blocks(cold_ms * 1'000'000, most_blocks, wanted);
+  const uint64_t unused_ns = std::min(cold_ms, kColdMsMost) * 1'000'000;
+  const auto cold = core_.cold_blocks(unused_ns, most_blocks, wanted);
   RecompressReport report{.cold_blocks = cold.size()};
   Loan work(*this);
   for (const core::Located& located : cold) {
@@ -328,12 +332,13 @@ bool CodedStore::recompress_block(const core::Located& located, Workspace& work,
   if (!core_.read_stored(located, {&to, 1})) return true;
   Compression compression = compression_of(header.namespace_id);
   Shape shape = shape_of(compression, header.length_bytes);
-  const Bytes values = work.values.room(header.length_bytes);
   if (!raw) {
     const auto info = compression::frame_info(stored);
-    if (!info || work.decoder.decode(stored, values) != Status::OK) return false;
+    if (!info || info->shape.size_bytes() != header.length_bytes) return false;
     shape = info->shape;
   }
+  const Bytes values = work.values.room(header.length_bytes);
+  if (!raw && work.decoder.decode(stored, values) != Status::OK) return false;
   compression.profile = CompressionProfile::DENSE;
   const ConstSpan value{reinterpret_cast<const std::byte*>(values.data()), values.size()};
   const auto coded = work.encode(compression, shape, Content::raw({&value, 1}));
