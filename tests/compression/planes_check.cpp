@@ -23,7 +23,7 @@ Planes split(const PlaneKernels& kernels, const Shape& shape, const std::vector<
   if (number.is_float())
     kernels.largest_exponents(number, values.data(), shape.tokens, shape.channels,
                               out.exponents.data());
-  std::fill(out.exponents.begin() + shape.channels, out.exponents.end(), uint16_t{0});
+  std::fill(out.exponents.begin() + shape.channels, out.exponents.end(), uint16_t{0xFF});
   CentreMaker centres;
   const TileFrame tile{number, shape.tokens, shape.channels, out.exponents.data(),
                        centres.make(number, {out.exponents.data(), shape.channels}, amplitudes,
@@ -39,10 +39,14 @@ Planes split(const PlaneKernels& kernels, const Shape& shape, const std::vector<
   split.beyond = out.beyond.data();
   kernels.split(tile, values.data(), split);
   out.remainder_bits = split.remainder_bits;
-  out.remainder.resize((split.remainder_bits + 7) / 8);
-  out.exceptions.resize(split.exception_count);
-  out.beyond.resize(shape.channels);
-  for (auto& plane : out.planes) plane.resize(tile.plane_bytes());
+  const auto cut = [](std::vector<uint8_t>& bytes, size_t size) {
+    bytes.resize(size);
+    bytes.shrink_to_fit();  // so that a sanitizer sees what is read behind
+  };
+  cut(out.remainder, (split.remainder_bits + 7) / 8);
+  cut(out.exceptions, split.exception_count);
+  cut(out.beyond, shape.channels);
+  for (auto& plane : out.planes) cut(plane, tile.plane_bytes());
   return out;
 }
 
