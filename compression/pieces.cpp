@@ -63,8 +63,11 @@ Status FramePieces::fetch(uint32_t planes, const Read& read, Bytes frame) {
   const Number* number = number_of(opened->shape.number);
   if (planes > (number == nullptr ? 0 : number->planes())) return Status::INVALID_ARGUMENT;
 
-  ends_.resize(opened->tiling.tiles);
   uint64_t begin = sizeof header + table_bytes;
+  if (ends_.empty()) {
+    ends_.resize(opened->tiling.tiles);
+    if (ends_.size() == 1) ends_[0] = head_end_ - begin;  // came with the header
+  }
   for (uint64_t tile = 0; tile < opened->tiling.tiles; ++tile) {
     const ConstBytes part = opened->tile_at(tile, begin);
     if (part.empty()) return Status::DAMAGED;

@@ -160,7 +160,7 @@ Result<NamespaceId> CodedStore::open_namespace(const NamespaceDescription& descr
                              "channels",
                              to_text(description.compression))};
   const auto id = core_.open_namespace(description);
-  if (id) learn(*id, core_.compression_of(*id));
+  if (id) (void)compression_of(*id);
   return id;
 }
 
@@ -169,9 +169,10 @@ Compression CodedStore::compression_of(NamespaceId id) {
   for (const Known* one = known_.load(std::memory_order_acquire); one != nullptr; one = one->next) {
     if (one->id == id) return one->compression;
   }
-  const Compression compression = core_.compression_of(id);
-  learn(id, compression);
-  return compression;
+  const auto compression = core_.compression_of(id);
+  if (!compression) return {};  // nobody has opened it yet
+  learn(id, *compression);
+  return *compression;
 }
 
 /// What was learned last comes first. Twice the same does no harm.
@@ -228,10 +229,9 @@ class CodedStore::ValueSink {
 
   /// Decodes the frame.
   Status take_values(uint64_t length_bytes) {
-    const Span& first = raw_.buffers.front();
-    const bool direct = first.size >= length_bytes;
-    const Bytes values =
-        direct ? Bytes(as_bytes(first.data), length_bytes) : work_->values.room(length_bytes);
+    const bool direct = !raw_.buffers.empty() && raw_.buffers.front().size >= length_bytes;
+    const Bytes values = direct ? Bytes(as_bytes(raw_.buffers.front().data), length_bytes)
+                                : work_->values.room(length_bytes);
     const Status decoded = decode(values);
     // Of another size than the header says: nobody encoded that.
     if (decoded == Status::INVALID_ARGUMENT) return Status::DAMAGED;
@@ -298,26 +298,25 @@ Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
 // ---- recompression ----
 
 /// In one pass at a time: two would do the same work twice.
-RecompressReport CodedStore::recompress(uint64_t cold_ms, uint64_t most_blocks) {
+RecompressReport CodedStore::recompress(uint64_t cold_ms) {
   const std::lock_guard lock(tried_mutex_);
   std::unordered_set<uint64_t> tried;  // without those that are gone
-  const auto wanted = [&](const bh_block_header& header) {
-    // Bytes that nobody can verify are not written anew as if somebody could.
-    if (header.profile >= BH_PROFILE_DENSE || header.checksum_kind == BH_CHECKSUM_NONE ||
-        header.codec > BH_CODEC_FRAME ||
-        !known_profile(compression_of(header.namespace_id).profile))
-      return false;
-    if (!tried_.contains(header.stamp)) return true;
-    tried.insert(header.stamp);
-    return false;
-  };
-  const uint64_t unused_ns = std::min(cold_ms, kColdMsMost) * 1'000'000;
-  const auto cold = core_.cold_blocks(unused_ns, most_blocks, wanted);
-  RecompressReport report{.cold_blocks = cold.size()};
+  RecompressReport report;
   Loan work(*this);
-  for (const core::Located& located : cold) {
-    if (!recompress_block(located, *work, report)) tried.insert(located.header.stamp);
-  }
+  core_.for_each_cold(
+      std::min(cold_ms, kColdMsMost) * 1'000'000, [&](const core::Located& located) {
+        const bh_block_header& header = located.header;
+        // Bytes that nobody can verify are not written anew as if somebody could.
+        if (header.profile >= BH_PROFILE_DENSE || header.checksum_kind == BH_CHECKSUM_NONE ||
+            header.codec > BH_CODEC_FRAME ||
+            !known_profile(compression_of(header.namespace_id).profile))
+          return;
+        if (!tried_.contains(header.stamp)) {
+          ++report.cold_blocks;
+          if (recompress_block(located, *work, report)) return;
+        }
+        tried.insert(header.stamp);
+      });
   tried_ = std::move(tried);
   return report;
 }

@@ -33,7 +33,7 @@ class CodedStore {
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers);
   Result<PrefixRead> get_prefix(const core::Key& key, uint32_t planes,
                                 std::span<const Span> buffers);
-  RecompressReport recompress(uint64_t cold_ms, uint64_t most_blocks);
+  RecompressReport recompress(uint64_t cold_ms);
 
  private:
   struct Workspace;

@@ -547,9 +547,9 @@ Status Pool::remove(NamespaceId ns, std::string_view key) {
 
 // ---- the whole pool ----
 
-Result<RecompressReport> Pool::recompress(uint64_t cold_ms, uint64_t most_blocks) {
+Result<RecompressReport> Pool::recompress(uint64_t cold_ms) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->coded().recompress(cold_ms, most_blocks);
+  return impl_->coded().recompress(cold_ms);
 }
 
 Status Pool::list(const std::function<bool(const BlockInfo&)>& visit) {

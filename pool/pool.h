@@ -297,10 +297,10 @@ class Pool {
   /// Stores blocks of this host that are cold (unused for `cold_ms`) in as few bytes as the codec
   /// can (DENSE), if they belong to a compressed namespace and were stored as they are or by a
   /// cheaper profile. Nobody who reads them notices but by acquire(), which they are then too
-  /// compressed for. Tries `most_blocks` at most; blocks may move meanwhile, so call it until it
-  /// finds nothing to do. What did not shrink is not tried again by this handle. Returns FORKED,
-  /// NOT_SUPPORTED.
-  Result<RecompressReport> recompress(uint64_t cold_ms, uint64_t most_blocks);
+  /// compressed for. Leaves leased blocks as they are, and evicts nothing. One pass over all
+  /// blocks, which may move meanwhile: call it until it finds nothing to do. What did not shrink is
+  /// not tried again by this handle. Returns FORKED, NOT_SUPPORTED.
+  Result<RecompressReport> recompress(uint64_t cold_ms);
 
   /// Undoes what dead processes left, now instead of when it is needed. Returns how many were
   /// found.

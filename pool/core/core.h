@@ -166,14 +166,14 @@ class Core {
   /// the block is not found, changed, might hold what somebody else wrote, or take() is not OK.
   template <class Take>
   std::optional<uint64_t> get_parts(const Key& key, Take take);
-  /// Committed blocks of this host that nobody leases and nobody used for `unused_ns`, at most so
-  /// many; only those that wanted(header) says.
-  template <class Wanted>
-  std::vector<Located> cold_blocks(uint64_t unused_ns, uint64_t most, Wanted wanted);
+  /// Calls visit(located) for committed blocks of this host that nobody used for `unused_ns`.
+  template <class Visit>
+  void for_each_cold(uint64_t unused_ns, Visit visit);
   /// Copies what a block holds, verified. False if it changed, or is damaged (then it is dropped).
   bool read_stored(const Located& located, std::span<const Span> buffers);
   /// Another content that stands for the same value takes the place of a block of this host. False
-  /// if it takes no smaller block, there is none to be had without evicting, or the block changed.
+  /// if it takes no smaller block, there is none to be had without evicting, or the block is leased
+  /// or changed.
   bool replace(const Located& old, const Content& content);
   Result<Reservation> reserve(const Key& key, uint64_t length_bytes);
   Status commit(Reservation& reservation, bool verified);
@@ -184,8 +184,8 @@ class Core {
 
   // ---- core_namespace.h ----
   Result<uint64_t> open_namespace(const NamespaceDescription& description);
-  /// How a namespace is compressed; NONE also if there is none of this id.
-  Compression compression_of(uint64_t ns) const;
+  /// How a namespace is compressed, if there is one of this id.
+  std::optional<Compression> compression_of(uint64_t ns) const;
 
   // ---- core_check.h ----
   void fill_info(PoolInfo& info);

@@ -319,26 +319,20 @@ bool Core<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targe
 // ---- other contents for the same values ----
 
 template <class A>
-template <class Wanted>
-std::vector<Located> Core<A>::cold_blocks(uint64_t unused_ns, uint64_t most, Wanted wanted) {
-  const std::vector<uint64_t> named = named_blocks();
-  const uint64_t now_ns = c_.access.recency_ns();
-  std::vector<Located> cold;
+template <class Visit>
+void Core<A>::for_each_cold(uint64_t unused_ns, Visit visit) {
   index_.for_each(c_.host, [&](const Found& found) {
     const bh_index_entry& entry = found.entry;
-    if (cold.size() == most || !c_.layout.valid_block(entry.block_offset, entry.stored_bytes))
-      return;
+    if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
     Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
     const uint64_t used_ns = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, located.slot));
-    if (used_ns + unused_ns <= now_ns && read_header(located.slot, located.header) &&
-        located.header.stamp == entry.stamp && located.header.stored_bytes == entry.stored_bytes &&
-        lengths_agree(located.header) &&
-        allocator_.writable(c_.layout.extent_of_slot(located.slot)) &&
-        !std::binary_search(named.begin(), named.end(), entry.block_offset) &&
-        wanted(located.header))
-      cold.push_back(located);
+    const uint64_t now_ns = c_.access.recency_ns();
+    if (used_ns <= now_ns && now_ns - used_ns >= unused_ns &&
+        read_header(located.slot, located.header) && located.header.stamp == entry.stamp &&
+        located.header.stored_bytes == entry.stored_bytes && lengths_agree(located.header) &&
+        allocator_.writable(c_.layout.extent_of_slot(located.slot)))
+      visit(located);
   });
-  return cold;
 }
 
 template <class A>
@@ -349,11 +343,12 @@ bool Core<A>::read_stored(const Located& located, std::span<const Span> buffers)
   return read;
 }
 
-/// For whoever saves space and need not: nothing is evicted for it, but for what empties an extent.
+/// For whoever saves space and need not: nothing is evicted for it.
 template <class A>
 std::optional<Block> Core<A>::reserve_in_passing(uint64_t block_bytes) {
   if (auto block = allocator_.reserve(block_bytes)) return block;
-  if (reclaim_all() == 0 && !make_room(block_bytes)) return std::nullopt;
+  const bool moves_only = settings_.evict_high_permille == 0;
+  if (reclaim_all() == 0 && !(moves_only && make_room(block_bytes))) return std::nullopt;
   return allocator_.reserve(block_bytes);
 }
 
@@ -371,6 +366,12 @@ bool Core<A>::replace(const Located& old, const Content& content) {
   if (!target) return false;
   header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
   const Block block{old.slot, old.found.entry.block_offset, cut->block_bytes};
+  // A lease taken after this look lapses, as one does that loses against an eviction.
+  const std::vector<uint64_t> named = named_blocks();
+  if (std::binary_search(named.begin(), named.end(), block.offset)) {
+    allocator_.release(*target);
+    return false;
+  }
   if (!supersede(block, old.header.stamp, *target, header)) return false;
   c_.count(BH_COUNTER_RECOMPRESSED);
   reclaim({&old.slot, 1});

@@ -106,8 +106,8 @@ Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
 }
 
 template <class A>
-Compression Core<A>::compression_of(uint64_t ns) const {
-  Compression found;
+std::optional<Compression> Core<A>::compression_of(uint64_t ns) const {
+  std::optional<Compression> found;
   for_each_namespace([&](const bh_namespace& entry) {
     if (entry.id == ns) found = compression_in(entry);
     return entry.id != ns;

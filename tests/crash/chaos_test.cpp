@@ -213,7 +213,7 @@ class Worker {
   }
 
   void recompress() {
-    const auto done = pool_.recompress(/*cold_ms=*/0, 1 + random_.below(20));
+    const auto done = pool_.recompress(/*cold_ms=*/random_.below(20));
     if (accept(done.status(), {}, "recompress", 0)) board_.recompressed += done->recompressed;
   }
 

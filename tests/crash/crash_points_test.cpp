@@ -80,8 +80,10 @@ Act replace_by_half(uint64_t size) {
     const auto value = World::value("twice", size);
     std::vector<std::byte> stored(size);
     const Span to{stored.data(), stored.size()};
-    const auto cold = handle.core().cold_blocks(0, 1, [&](const bh_block_header& header) {
-      return header.length_bytes == size && header.codec == BH_CODEC_RAW;
+    std::vector<core::Located> cold;
+    handle.core().for_each_cold(0, [&](const core::Located& located) {
+      if (located.header.length_bytes == size && located.header.codec == BH_CODEC_RAW)
+        cold.push_back(located);
     });
     ASSERT_EQ(cold.size(), 1u);
     ASSERT_TRUE(handle.core().read_stored(cold[0], {&to, 1}));

@@ -350,10 +350,10 @@ TEST(Coded, ColdBlocksBecomeDenser) {
   const uint64_t fast_bytes = t.block("coded").stored_bytes;
   const auto before = t.info();
 
-  const auto warm = t.pool().recompress(3'600'000, 100);
+  const auto warm = t.pool().recompress(3'600'000);
   ASSERT_TRUE(warm);
   EXPECT_EQ(warm->cold_blocks, 0u);
-  const auto done = t.pool().recompress(0, 100);
+  const auto done = t.pool().recompress(0);
   ASSERT_TRUE(done);
   EXPECT_EQ(done->cold_blocks, 3u);
   EXPECT_EQ(done->recompressed, 2u);
@@ -367,7 +367,7 @@ TEST(Coded, ColdBlocksBecomeDenser) {
   for (const char* key : {"coded", "in-place"}) EXPECT_EQ(*t.get(key), value);
   EXPECT_EQ(*t.get("noise"), noise);
   EXPECT_EQ(t.TestPool::get("other"), value);
-  EXPECT_EQ(t.pool().recompress(0, 100)->cold_blocks, 0u);  // nor the noise a second time
+  EXPECT_EQ(t.pool().recompress(0)->cold_blocks, 0u);  // nor the noise a second time
   EXPECT_TRUE(t.check_clean());
 }
 
@@ -379,9 +379,9 @@ TEST(Coded, WhatIsLeasedIsNotRecompressed) {
   ASSERT_EQ(t.pool().commit(*room), Status::OK);
   auto lease = t.pool().acquire(t.coded_ns(), "k", 60'000);
   ASSERT_TRUE(lease);
-  EXPECT_EQ(t.pool().recompress(0, 100)->recompressed, 0u);
+  EXPECT_EQ(t.pool().recompress(0)->recompressed, 0u);
   EXPECT_EQ(t.pool().release(*lease), Status::OK);
-  EXPECT_EQ(t.pool().recompress(0, 100)->recompressed, 1u);
+  EXPECT_EQ(t.pool().recompress(0)->recompressed, 1u);
   EXPECT_EQ(*t.get("k"), value);
 }
 
@@ -389,7 +389,7 @@ TEST(Coded, ADamagedBlockIsDroppedAndNotPressed) {
   CodedPool t(kFastKeys);
   ASSERT_EQ(t.put("k", tensor(kFastKeys, 64 << 10, 1)), Status::OK);
   t.stored("k")[1000] ^= std::byte{1};
-  EXPECT_EQ(t.pool().recompress(0, 100)->recompressed, 0u);
+  EXPECT_EQ(t.pool().recompress(0)->recompressed, 0u);
   EXPECT_EQ(t.get("k").status(), Status::NOT_FOUND);
   EXPECT_EQ(t.info().damaged, 1u);
 }
@@ -413,7 +413,7 @@ TEST(Coded, AFullPoolShrinksWithoutEvicting) {
   const auto before = t.info();
   uint64_t done = 0;
   // Several passes: the blocks move meanwhile.
-  while (const uint64_t now = t.pool().recompress(0, 10'000)->recompressed) done += now;
+  while (const uint64_t now = t.pool().recompress(0)->recompressed) done += now;
   EXPECT_EQ(done, count - 16);
   const auto after = t.info();
   EXPECT_EQ(after.evictions, 0u);
@@ -421,6 +421,25 @@ TEST(Coded, AFullPoolShrinksWithoutEvicting) {
   EXPECT_LT(after.used_bytes, before.used_bytes * 3 / 4);
   for (uint64_t i = 16; i < count; ++i)
     ASSERT_EQ(*t.get(fmt::format("k{}", i)), values[i % 8]) << i;
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Coded, RecompressionEvictsNothing) {
+  CodedPool t(kFastKeys);
+  const Value value = tensor(kFastKeys, 128 << 10, 1, TensorContent::NORMAL);
+  for (uint64_t n = 0; t.info().evictions == 0; ++n) {
+    auto room = t.pool().reserve(t.coded_ns(), fmt::format("k{}", n), value.size());
+    ASSERT_TRUE(room);
+    std::memcpy(room->data, value.data(), value.size());
+    ASSERT_EQ(t.pool().commit(*room), Status::OK);
+  }
+  const auto before = t.info();
+  uint64_t done = 0;
+  while (const uint64_t now = t.pool().recompress(0)->recompressed) done += now;
+  const auto after = t.info();
+  EXPECT_EQ(after.evictions, before.evictions);
+  EXPECT_EQ(after.blocks, before.blocks);
+  EXPECT_EQ(after.recompressed, done);
   EXPECT_TRUE(t.check_clean());
 }
 

@@ -398,12 +398,11 @@ void print_recompressed(const RecompressReport& done, bool json) {
                     human_bytes(done.before_bytes), human_bytes(done.after_bytes)));
 }
 
-/// All that is cold now.
+/// All that is cold now, also what moves meanwhile.
 Result<RecompressReport> recompress_all(Pool& pool, uint64_t cold_ms) {
-  constexpr uint64_t kAtOnce = 4096;
   RecompressReport sum;
   for (;;) {
-    const auto done = pool.recompress(cold_ms, kAtOnce);
+    const auto done = pool.recompress(cold_ms);
     if (!done) return done.error();
     if (done->recompressed == 0) return sum;
     sum.recompressed += done->recompressed;
