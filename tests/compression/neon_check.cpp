@@ -16,6 +16,7 @@ int main() {
   };
   for (uint8_t kind = 1; number_of(NumberKind{kind}) != nullptr; ++kind) {
     report(fault_in_agreement(kPlaneKernelsNeon, NumberKind{kind}));
+    report(fault_in_lies(kPlaneKernelsNeon, NumberKind{kind}));
     if (number_of(NumberKind{kind})->is_float())
       report(fault_in_lengths(kPlaneKernelsNeon, NumberKind{kind}));
   }

@@ -141,6 +141,38 @@ std::string fault_in_lengths(const PlaneKernels& kernels, NumberKind kind) {
   return {};
 }
 
+std::string fault_in_lies(const PlaneKernels& kernels, NumberKind kind) {
+  const Number& number = *number_of(kind);
+  Random random(9);
+  const auto random_bytes = [&](size_t size) {
+    std::vector<uint8_t> bytes(size);
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
+    return bytes;
+  };
+  for (uint32_t i = 0; i < 1000; ++i) {
+    const auto tokens = static_cast<uint32_t>(1 + random.below(4));
+    const auto channels = static_cast<uint32_t>(1 + random.below(150));
+    const Shape shape{kind, 1, tokens, channels};
+    Planes lies;
+    for (uint32_t c = 0; c < channels + 64; ++c)
+      lies.exponents.push_back(static_cast<uint16_t>(random.below(1u << number.exponent_bits)));
+    for (uint32_t p = 0; p < number.planes(); ++p)
+      lies.planes.push_back(random_bytes(plane_bytes(channels, tokens)));
+    lies.remainder = random_bytes(random.below(2 * most_remainder_bytes(number, channels) + 1));
+    lies.exceptions = random_bytes(random.below(channels));
+    std::vector<int16_t> amplitudes;
+    for (uint32_t c = 0; c < channels; ++c)
+      amplitudes.push_back(static_cast<int16_t>(random.next()));
+    const uint32_t count = i % (number.planes() + 1);
+    std::vector<uint8_t> a, b;
+    if (merge(kPlaneKernelsScalar, shape, lies, amplitudes, 1, count, a) !=
+        merge(kernels, shape, lies, amplitudes, 1, count, b))
+      return "judges otherwise: " + describe(shape, Content::RANDOM);
+    if (a != b) return "merges to other values: " + describe(shape, Content::RANDOM);
+  }
+  return {};
+}
+
 namespace {
 
 std::string fault_in_nibbles_of(const PlaneKernels& kernels, const std::vector<uint8_t>& bytes) {

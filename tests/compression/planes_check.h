@@ -17,6 +17,9 @@ std::string fault_in_agreement(const PlaneKernels& kernels, NumberKind kind);
 /// Of floats: a remainder, or exceptions, of another length than the planes say are refused.
 std::string fault_in_lengths(const PlaneKernels& kernels, NumberKind kind);
 
+/// Streams of any bytes and lengths, which nobody split.
+std::string fault_in_lies(const PlaneKernels& kernels, NumberKind kind);
+
 std::string fault_in_nibbles(const PlaneKernels& kernels);
 
 }  // namespace bowhead::compression

@@ -33,6 +33,10 @@ TEST_P(Kernels, AgreeWithTheDefinition) {
     EXPECT_EQ(fault_in_agreement(*kernels, GetParam()), "");
 }
 
+TEST_P(Kernels, AgreeOnWhatNobodySplit) {
+  for (const PlaneKernels* kernels : all_sets()) EXPECT_EQ(fault_in_lies(*kernels, GetParam()), "");
+}
+
 class KernelsOfFloats : public ::testing::TestWithParam<NumberKind> {};
 
 TEST_P(KernelsOfFloats, RefuseOtherLengths) {
