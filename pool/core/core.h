@@ -336,10 +336,16 @@ class Core {
   void evict_by_watermark(uint64_t bytes_put);
   uint64_t evict(uint64_t bytes);
   bool choose_victims();
-  bool make_room(uint64_t block_bytes);
-  bool empty_window(uint64_t first, uint64_t span);
-  bool empty_slab(const Cut& cut, const std::vector<uint64_t>& named);
-  std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free) const;
+  /// What may be done with blocks that are in the way.
+  enum class Clear { BY_MOVES, BY_EVICTION };
+  Clear clear_by() const {
+    return settings_.evict_high_permille == 0 ? Clear::BY_MOVES : Clear::BY_EVICTION;
+  }
+  bool make_room(uint64_t block_bytes, Clear by);
+  bool empty_window(uint64_t first, uint64_t span, Clear by);
+  bool empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by);
+  std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
+                                      Clear by) const;
   bool move(const Block& block);
   bool supersede(const Block& old, uint64_t old_stamp, const Block& target, bh_block_header header);
   std::optional<Block> reserve_in_passing(uint64_t block_bytes);

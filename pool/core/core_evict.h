@@ -28,7 +28,7 @@ std::optional<Block> Core<A>::reserve_block(uint64_t block_bytes) {
     if (!made && round == 0) made = scavenge_dead() > 0;
     // Blocks of other sizes leave holes of no use here; then whole extents are emptied instead.
     if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step) > 0;
-    if (!made) made = make_room(block_bytes);
+    if (!made) made = make_room(block_bytes, clear_by());
     if (auto block = allocator_.reserve(block_bytes)) return block;
     if (!made) break;
   }
@@ -168,10 +168,10 @@ bool Core<A>::choose_victims() {
 
 // ---- emptying extents ----
 
-/// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or,
-/// with eviction on, evicting those that find none. The window with the least in it goes first.
+/// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or
+/// evicting those that find none. The window with the least in it goes first.
 template <class A>
-bool Core<A>::make_room(uint64_t block_bytes) {
+bool Core<A>::make_room(uint64_t block_bytes, Clear by) {
   FreeBlocks free;
   allocator_.for_each_slab(
       [&](const Cut& cut) { free[cut.block_bytes] += allocator_.free_blocks_hint(cut.head); });
@@ -182,12 +182,12 @@ bool Core<A>::make_room(uint64_t block_bytes) {
     if (span > extents || (i > 0 && span == spans[0])) continue;
     std::vector<std::pair<uint64_t, uint64_t>> windows;  // cost, first extent
     for (uint64_t first = 0; first + span <= extents; ++first) {
-      if (const auto cost = window_cost(first, span, free)) windows.emplace_back(*cost, first);
+      if (const auto cost = window_cost(first, span, free, by)) windows.emplace_back(*cost, first);
     }
     std::sort(windows.begin(), windows.end());
     if (windows.size() > 4) windows.resize(4);
     for (const auto& [cost, first] : windows) {
-      if (empty_window(first, span)) return true;
+      if (empty_window(first, span, by)) return true;
     }
   }
   return false;
@@ -195,8 +195,8 @@ bool Core<A>::make_room(uint64_t block_bytes) {
 
 /// Bytes to move or evict to free extents [first, first + span); empty if that cannot be.
 template <class A>
-std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span,
-                                             const FreeBlocks& free) const {
+std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
+                                             Clear by) const {
   uint64_t cost = 0;
   for (uint64_t e = first; e < first + span;) {
     if (allocator_.extent_free(e)) {
@@ -211,7 +211,7 @@ std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span,
     const auto all = free.find(cut->block_bytes);
     const uint64_t elsewhere =
         all == free.end() ? 0 : all->second - std::min(all->second, free_here);
-    if (elsewhere < used && settings_.evict_high_permille == 0) return std::nullopt;
+    if (elsewhere < used && by == Clear::BY_MOVES) return std::nullopt;
     cost += used * cut->block_bytes;
     e += cut->extent_span;
   }
@@ -219,7 +219,7 @@ std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span,
 }
 
 template <class A>
-bool Core<A>::empty_window(uint64_t first, uint64_t span) {
+bool Core<A>::empty_window(uint64_t first, uint64_t span, Clear by) {
   const std::vector<uint64_t> named = named_blocks();
   for (uint64_t e = first; e < first + span;) {
     if (allocator_.extent_free(e)) {
@@ -229,7 +229,7 @@ bool Core<A>::empty_window(uint64_t first, uint64_t span) {
     // Closed first: the blocks moved out of it must not land in it again.
     const auto cut = allocator_.begin_join(e);
     if (!cut) return false;
-    const bool emptied = empty_slab(*cut, named);
+    const bool emptied = empty_slab(*cut, named, by);
     if (!allocator_.end_join(*cut) || !emptied) return false;
     e += cut->extent_span;
   }
@@ -238,7 +238,7 @@ bool Core<A>::empty_window(uint64_t first, uint64_t span) {
 
 /// Moves or evicts every block of a closed slab.
 template <class A>
-bool Core<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named) {
+bool Core<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by) {
   std::vector<uint64_t> retired;
   bool emptied = true;
   for (uint64_t i = 0; i < cut.block_count && emptied; ++i) {
@@ -247,7 +247,7 @@ bool Core<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named) {
     if (state == BH_BLOCK_FREE) continue;
     if (state == BH_BLOCK_COMMITTED) {
       emptied = !std::binary_search(named.begin(), named.end(), block.offset) &&
-                (move(block) || (settings_.evict_high_permille != 0 && evict_block(block.slot)));
+                (move(block) || (by == Clear::BY_EVICTION && evict_block(block.slot)));
     } else {
       emptied = state == BH_BLOCK_RETIRED;
     }
@@ -347,8 +347,7 @@ bool Core<A>::read_stored(const Located& located, std::span<const Span> buffers)
 template <class A>
 std::optional<Block> Core<A>::reserve_in_passing(uint64_t block_bytes) {
   if (auto block = allocator_.reserve(block_bytes)) return block;
-  const bool moves_only = settings_.evict_high_permille == 0;
-  if (reclaim_all() == 0 && !(moves_only && make_room(block_bytes))) return std::nullopt;
+  if (reclaim_all() == 0 && !make_room(block_bytes, Clear::BY_MOVES)) return std::nullopt;
   return allocator_.reserve(block_bytes);
 }
 

@@ -315,7 +315,7 @@ template <class A>
 void Core<A>::give(uint64_t count, Life to) {
   allocator_.join_empty_slabs();
   if (settings_.evict_high_permille != 0 && free_extents() == 0)
-    make_room(c_.layout.geometry().extent_bytes);
+    make_room(c_.layout.geometry().extent_bytes, clear_by());
   if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
   std::vector<uint64_t> given;
   const uint64_t extents = c_.layout.geometry().extent_count;
