@@ -154,11 +154,12 @@ CodedStore::~CodedStore() {
 
 Result<NamespaceId> CodedStore::open_namespace(const NamespaceDescription& description) {
   if (!good(description.compression))
-    return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("no tensor looks like '{}': give 1 to 65,535 channels, for bytes one "
-                             "and no outer size, and a rotary dim that is even and divides the "
-                             "channels",
-                             to_text(description.compression))};
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("no tensor looks like '{}': give a known profile and kind of number, 1 "
+                    "to 65,535 channels (one for bytes, and no outer size), and a rotary "
+                    "dim that is even and divides the channels",
+                    to_text(description.compression))};
   const auto id = core_.open_namespace(description);
   if (id) (void)compression_of(*id);
   return id;
@@ -286,10 +287,10 @@ Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
       read(offset, Span{reinterpret_cast<std::byte*>(to.data()), to.size()});
       return Status::OK;
     };
-    return pieces.fetch(planes, copy, sink.frame());
+    const Status fetched = pieces.fetch(planes, copy, sink.frame());
+    return fetched == Status::OK ? sink.take_values(header.length_bytes) : fetched;
   });
-  if (part && sink.take_values(*part) == Status::OK)
-    return PrefixRead{*part, pieces.bytes_fetched()};
+  if (part) return PrefixRead{*part, pieces.bytes_fetched()};
   const auto length = core_.get_stored(key, sink);
   if (!length) return length.error();
   return PrefixRead{*length, sink.read_bytes()};
@@ -298,10 +299,13 @@ Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
 // ---- recompression ----
 
 /// In one pass at a time: two would do the same work twice.
-RecompressReport CodedStore::recompress(uint64_t cold_ms) {
+Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
+  constexpr int kTries = 8;  // without room, one after the other: there is none
   const std::lock_guard lock(tried_mutex_);
   std::unordered_set<uint64_t> tried;  // without those that are gone
   RecompressReport report;
+  Status stopped = core_.standing();
+  int without_room = 0;
   Loan work(*this);
   core_.for_each_cold(
       std::min(cold_ms, kColdMsMost) * 1'000'000, [&](const core::Located& located) {
@@ -311,42 +315,50 @@ RecompressReport CodedStore::recompress(uint64_t cold_ms) {
             header.codec > BH_CODEC_FRAME ||
             !known_profile(compression_of(header.namespace_id).profile))
           return;
-        if (!tried_.contains(header.stamp)) {
-          ++report.cold_blocks;
-          if (recompress_block(located, *work, report)) return;
-        }
-        tried.insert(header.stamp);
+        const bool hopeless = tried_.contains(header.stamp);
+        if (hopeless) tried.insert(header.stamp);
+        if (hopeless || stopped != Status::OK) return;
+        ++report.cold_blocks;
+        const Status status = recompress_block(located, *work, report);
+        if (status == Status::VALUE_TOO_LARGE) tried.insert(header.stamp);
+        without_room = status == Status::NO_SPACE ? without_room + 1 : 0;
+        if (status == Status::HOST_FENCED || status == Status::HOST_ID_CONFLICT ||
+            without_room == kTries)
+          stopped = status;
       });
   tried_ = std::move(tried);
+  if (stopped != Status::OK && stopped != Status::NO_SPACE) return stopped;
   return report;
 }
 
-/// False if there is no use in trying it again.
-bool CodedStore::recompress_block(const core::Located& located, Workspace& work,
-                                  RecompressReport& report) {
+/// VALUE_TOO_LARGE: it does not shrink; BUSY: perhaps later; what Core::replace() returns.
+Status CodedStore::recompress_block(const core::Located& located, Workspace& work,
+                                    RecompressReport& report) {
   const bh_block_header& header = located.header;
   const bool raw = header.codec == BH_CODEC_RAW;
   const Bytes stored = (raw ? work.values : work.frame).room(header.stored_bytes);
   const Span to{reinterpret_cast<std::byte*>(stored.data()), stored.size()};
-  if (!core_.read_stored(located, {&to, 1})) return true;
+  if (!core_.read_stored(located, {&to, 1})) return Status::BUSY;
   Compression compression = compression_of(header.namespace_id);
   Shape shape = shape_of(compression, header.length_bytes);
   if (!raw) {
     const auto info = compression::frame_info(stored);
-    if (!info || info->shape.size_bytes() != header.length_bytes) return false;
+    if (!info || info->shape.size_bytes() != header.length_bytes) return Status::VALUE_TOO_LARGE;
     shape = info->shape;
   }
   const Bytes values = work.values.room(header.length_bytes);
-  if (!raw && work.decoder.decode(stored, values) != Status::OK) return false;
+  if (!raw && work.decoder.decode(stored, values) != Status::OK) return Status::VALUE_TOO_LARGE;
   compression.profile = CompressionProfile::DENSE;
   const ConstSpan value{reinterpret_cast<const std::byte*>(values.data()), values.size()};
   const auto coded = work.encode(compression, shape, Content::raw({&value, 1}));
-  if (!coded || core_.room_for(*coded, header.key_bytes) >= core_.room_for(header)) return false;
-  if (!core_.replace(located, *coded)) return true;
+  if (!coded || core_.room_for(*coded, header.key_bytes) >= core_.room_for(header))
+    return Status::VALUE_TOO_LARGE;
+  const Status status = core_.replace(located, *coded);
+  if (status != Status::OK) return status;
   report.recompressed += 1;
   report.before_bytes += header.stored_bytes;
   report.after_bytes += coded->stored_bytes();
-  return true;
+  return Status::OK;
 }
 
 }  // namespace bowhead

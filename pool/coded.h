@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // CodedStore: values of compressed namespaces on their way into the core and out of it, and all
 // others straight through. It knows the codec and no shared memory; the core knows it the other way
-// round. Thread-safe but for construction; encodes and decodes in private memory only, without
-// allocating once as many threads as now have done so with values of the size.
+// round. Thread-safe but for construction; encodes and decodes in private memory only, which
+// is kept: puts and gets allocate nothing once as many threads as now have done so with values of
+// the size.
 #pragma once
 
 #include <atomic>
@@ -33,7 +34,7 @@ class CodedStore {
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers);
   Result<PrefixRead> get_prefix(const core::Key& key, uint32_t planes,
                                 std::span<const Span> buffers);
-  RecompressReport recompress(uint64_t cold_ms);
+  Result<RecompressReport> recompress(uint64_t cold_ms);
 
  private:
   struct Workspace;
@@ -52,7 +53,7 @@ class CodedStore {
 
   Core& core_;
   std::atomic<Known*> known_{nullptr};
-  bool recompress_block(const core::Located& located, Workspace& work, RecompressReport& report);
+  Status recompress_block(const core::Located& located, Workspace& work, RecompressReport& report);
 
   std::mutex tried_mutex_;
   std::unordered_set<uint64_t> tried_;  ///< stamps of blocks that do not shrink

@@ -299,7 +299,8 @@ class Pool {
   /// cheaper profile. Nobody who reads them notices but by acquire(), which they are then too
   /// compressed for. Leaves leased blocks as they are, and evicts nothing. One pass over all
   /// blocks, which may move meanwhile: call it until it finds nothing to do. What did not shrink is
-  /// not tried again by this handle. Returns FORKED, NOT_SUPPORTED.
+  /// not tried again by this handle. Ends early where there is no room for new blocks. Returns
+  /// HOST_FENCED, FORKED, NOT_SUPPORTED.
   Result<RecompressReport> recompress(uint64_t cold_ms);
 
   /// Undoes what dead processes left, now instead of when it is needed. Returns how many were

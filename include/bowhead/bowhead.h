@@ -9,8 +9,7 @@
 #ifndef BOWHEAD_BOWHEAD_H
 #define BOWHEAD_BOWHEAD_H
 
-#include <bowhead/format/block.h> /* BH_PROFILE_* */
-#include <bowhead/format/frame.h> /* BH_NUMBER_* */
+#include <bowhead/format/tensor.h>
 #include <bowhead/status.h>
 #include <stddef.h>
 #include <stdint.h>

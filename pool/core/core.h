@@ -130,6 +130,9 @@ class Core {
   /// An operator vouches that a host has stopped writing to the memory for good.
   Result<void> vouch_fenced(uint32_t host);
 
+  /// OK, or why nothing may be stored any more.
+  Status standing() const { return ended() ? gone() : Status::OK; }
+
   // ---- blocks ----
   Status put(const Key& key, const Content& content);
   Status put(const Key& key, std::span<const ConstSpan> value) {
@@ -161,9 +164,9 @@ class Core {
                   uint64_t* slots = nullptr);
   void touch_slots(std::span<const uint64_t> slots);
   /// Copies parts of what a block holds: Status take(header, read) calls read(offset, buffer) as it
-  /// likes. For who can verify a part without the rest, since the checksum of the block is of all
-  /// of it. What was copied is good only if the length of the value comes back; nothing does where
-  /// the block is not found, changed, might hold what somebody else wrote, or take() is not OK.
+  /// likes, and verifies what came: the checksum of the block is of all of it. What was copied is
+  /// good only if the length of the value comes back; nothing does where the block is not found,
+  /// changed, might hold what somebody else wrote, or take() is not OK.
   template <class Take>
   std::optional<uint64_t> get_parts(const Key& key, Take take);
   /// Calls visit(located) for committed blocks of this host that nobody used for `unused_ns`.
@@ -171,10 +174,10 @@ class Core {
   void for_each_cold(uint64_t unused_ns, Visit visit);
   /// Copies what a block holds, verified. False if it changed, or is damaged (then it is dropped).
   bool read_stored(const Located& located, std::span<const Span> buffers);
-  /// Another content that stands for the same value takes the place of a block of this host. False
-  /// if it takes no smaller block, there is none to be had without evicting, or the block is leased
-  /// or changed.
-  bool replace(const Located& old, const Content& content);
+  /// Another content that stands for the same value takes the place of a block of this host. BUSY:
+  /// the block is leased or changed, or takes no smaller one; NO_SPACE: there is none to be had
+  /// without evicting; HOST_FENCED.
+  Status replace(const Located& old, const Content& content);
   Result<Reservation> reserve(const Key& key, uint64_t length_bytes);
   Status commit(Reservation& reservation, bool verified);
   Status abort(Reservation& reservation);
@@ -793,9 +796,9 @@ std::optional<uint64_t> Core<A>::get_parts(const Key& key, Take take) {
   const bh_index_entry& entry = located->found.entry;
   if ((entry.flags & BH_ENTRY_COPY_ONLY) != 0) return std::nullopt;
   if (located->found.host != c_.host && !settled(entry.stamp)) return std::nullopt;
-  c_.acquire_from(located->found.host, entry.block_offset, entry.stored_bytes);
   const auto read = [&](uint64_t offset, Span to) {
     BOWHEAD_ASSERT(offset + to.size <= entry.stored_bytes);
+    c_.acquire_from(located->found.host, entry.block_offset + offset, to.size);
     c_.access.read_payload(entry.block_offset + offset, to.size, {&to, 1});
   };
   if (take(located->header, read) != Status::OK) return std::nullopt;

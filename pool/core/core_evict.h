@@ -352,7 +352,7 @@ std::optional<Block> Core<A>::reserve_in_passing(uint64_t block_bytes) {
 }
 
 template <class A>
-bool Core<A>::replace(const Located& old, const Content& content) {
+Status Core<A>::replace(const Located& old, const Content& content) {
   bh_block_header header = header_for(content);
   header.key_hash[0] = old.header.key_hash[0];
   header.key_hash[1] = old.header.key_hash[1];
@@ -360,21 +360,22 @@ bool Core<A>::replace(const Located& old, const Content& content) {
   header.key_bytes = old.header.key_bytes;
   const auto cut = allocator_.cut_of(c_.layout.extent_of_slot(old.slot));
   const uint64_t room = room_for(header);
-  if (ended() || !stamps_left() || !cut || room >= cut->block_bytes) return false;
+  if (ended()) return gone();
+  if (!stamps_left() || !cut || room >= cut->block_bytes) return Status::BUSY;
   const auto target = reserve_in_passing(room);
-  if (!target) return false;
+  if (!target) return ended() ? gone() : Status::NO_SPACE;
   header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
   const Block block{old.slot, old.found.entry.block_offset, cut->block_bytes};
   // A lease taken after this look lapses, as one does that loses against an eviction.
   const std::vector<uint64_t> named = named_blocks();
   if (std::binary_search(named.begin(), named.end(), block.offset)) {
     allocator_.release(*target);
-    return false;
+    return Status::BUSY;
   }
-  if (!supersede(block, old.header.stamp, *target, header)) return false;
+  if (!supersede(block, old.header.stamp, *target, header)) return ended() ? gone() : Status::BUSY;
   c_.count(BH_COUNTER_RECOMPRESSED);
   reclaim({&old.slot, 1});
-  return true;
+  return Status::OK;
 }
 
 }  // namespace bowhead::core

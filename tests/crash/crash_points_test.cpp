@@ -89,7 +89,7 @@ Act replace_by_half(uint64_t size) {
     ASSERT_TRUE(handle.core().read_stored(cold[0], {&to, 1}));
     EXPECT_EQ(stored, value);
     ConstSpan half;
-    EXPECT_TRUE(handle.core().replace(cold[0], doubled(value, half)));
+    EXPECT_EQ(handle.core().replace(cold[0], doubled(value, half)), Status::OK);
   };
 }
 

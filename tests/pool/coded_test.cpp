@@ -11,6 +11,7 @@
 #include "pool/coded.h"
 #include "pool/pool.h"
 #include "tests/compression/tensors.h"
+#include "tests/crash/tiny_pool.h"
 #include "tests/pool/support.h"
 
 namespace bowhead {
@@ -326,6 +327,45 @@ TEST(Coded, FewPlanesShowAValueRoughlyAndReadLess) {
   EXPECT_EQ(t.pool().get_prefix(t.coded_ns(), "k", 8, to).status(), Status::NOT_FOUND);
   EXPECT_EQ(t.info().damaged, 1u);
   EXPECT_EQ(t.pool().get_prefix(t.coded_ns(), "k", 0, to).status(), Status::INVALID_ARGUMENT);
+}
+
+/// Nothing else tells whose the bytes are: frames of another key are as good.
+TEST(Coded, PartsOfABlockThatWasReusedMeanwhileAreRefused) {
+  test::TinyPool pool;
+  test::NativeHandle handle(pool);
+  ASSERT_TRUE(handle.attach());
+  const Value ours(20'000, std::byte{1}), others(20'000, std::byte{2});
+  const ConstSpan value{ours.data(), ours.size()}, other{others.data(), others.size()};
+  const core::Key key(test::kNamespace, "ours");
+  ASSERT_EQ(handle.core().put(key, {&value, 1}), Status::OK);
+  for (const bool meanwhile : {false, true}) {
+    Value got(ours.size());
+    const auto length =
+        handle.core().get_parts(key, [&](const bh_block_header& /*header*/, const auto& read) {
+          if (meanwhile) {
+            EXPECT_EQ(handle.core().remove(key), Status::OK);
+          }
+          for (int n = 0; meanwhile && n < 40; ++n)
+            (void)handle.core().put(core::Key(test::kNamespace, fmt::format("{}", n)), {&other, 1});
+          read(0, Span{got.data(), got.size()});
+          return Status::OK;
+        });
+    EXPECT_EQ(got, meanwhile ? others : ours);
+    EXPECT_EQ(length.has_value(), !meanwhile);
+  }
+  handle.detach();
+}
+
+TEST(Coded, APrefixWithADamagedPlaneIsAMiss) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 64 << 10, 1);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  t.stored("k")[3000] ^= std::byte{1};
+  Value got(value.size());
+  const Span to{got.data(), got.size()};
+  EXPECT_EQ(t.pool().get_prefix(t.coded_ns(), "k", 3, {&to, 1}).status(), Status::NOT_FOUND);
+  EXPECT_EQ(t.info().hits, 0u);
+  EXPECT_EQ(t.info().damaged, 1u);
 }
 
 // ---- recompression ----

@@ -13,6 +13,7 @@
 #define BOWHEAD_FORMAT_BLOCK_H
 
 #include <bowhead/format/common.h>
+#include <bowhead/format/tensor.h>
 
 /* A stamp names one life of one block and is never used twice in the life of the pool:
  * slot:6 | incarnation:16 | sequence:40 | state:2, high to low. */
@@ -27,10 +28,6 @@ enum {
   BH_CODEC_RAW = 0,  /* they are the value */
   BH_CODEC_FRAME = 1 /* they are one frame (docs/frame.md), which says what the value looks like */
 };
-
-/* How much work goes into making frames. Append only; of two, the larger takes more and saves more.
- */
-enum { BH_PROFILE_NONE = 0, BH_PROFILE_FAST = 1, BH_PROFILE_BALANCED = 2, BH_PROFILE_DENSE = 3 };
 
 /* A sealed line (docs/format.md). Written whole by the extent's owner, immutable until retired.
  * Never written: all zero, which no seal matches. */

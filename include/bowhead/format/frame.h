@@ -5,19 +5,10 @@
 #define BOWHEAD_FORMAT_FRAME_H
 
 #include <bowhead/format/common.h>
+#include <bowhead/format/tensor.h>
 
 #define BH_FRAME_MAGIC 0x31464842u /* "BHF1" */
 #define BH_FRAME_VERSION 1u
-
-/* Kinds of numbers. */
-enum {
-  BH_NUMBER_BF16 = 1,
-  BH_NUMBER_FP16 = 2,
-  BH_NUMBER_FP8_E4M3 = 3,
-  BH_NUMBER_FP8_E5M2 = 4,
-  BH_NUMBER_INT8 = 5,
-  BH_NUMBER_BYTES = 6 /* no numbers: never cut into planes */
-};
 
 /* Layouts of a tile. */
 enum {
@@ -41,7 +32,7 @@ enum {
 typedef struct bh_frame_header {
   uint32_t magic;
   uint8_t version;
-  uint8_t number;
+  uint8_t number; /* BH_NUMBER_* */
   uint16_t channels;
   uint32_t outer;
   uint32_t tokens;

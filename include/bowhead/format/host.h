@@ -112,8 +112,8 @@ typedef struct bh_namespace {
   uint32_t incarnation;      /* of the writer */
   /* What puts make of a value that is [outer][tokens][channels]: frames. No part of the id: what is
    * stored says itself how to read it. All zero: values are stored as they are. */
-  uint8_t profile; /* BH_PROFILE_* (block.h) */
-  uint8_t number;  /* BH_NUMBER_* (frame.h) */
+  uint8_t profile; /* BH_PROFILE_* (tensor.h) */
+  uint8_t number;  /* BH_NUMBER_* (tensor.h) */
   uint16_t channels;
   uint32_t outer;
   uint32_t rotary_ratio; /* as in bh_frame_header */
