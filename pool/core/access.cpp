@@ -147,9 +147,9 @@ uint64_t NativeAccess::write_payload(uint64_t to, std::span<const ConstSpan> val
   return checksum;
 }
 
-uint64_t NativeAccess::read_payload(uint64_t from, uint64_t bytes,
-                                    std::span<const Span> buffers) const {
-  ChecksumCopy copy(/*streaming=*/true);
+uint64_t NativeAccess::read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers,
+                                    bool used_soon) const {
+  ChecksumCopy copy(/*streaming=*/!used_soon);
   for (const Span& buffer : buffers) {
     const uint64_t part = std::min<uint64_t>(bytes, buffer.size);
     copy.append(buffer.data, base_ + from, part);

@@ -799,7 +799,7 @@ std::optional<uint64_t> Core<A>::get_parts(const Key& key, Take take) {
   const auto read = [&](uint64_t offset, Span to) {
     BOWHEAD_ASSERT(offset + to.size <= entry.stored_bytes);
     c_.acquire_from(located->found.host, entry.block_offset + offset, to.size);
-    c_.access.read_payload(entry.block_offset + offset, to.size, {&to, 1});
+    c_.access.read_payload(entry.block_offset + offset, to.size, {&to, 1}, /*used_soon=*/true);
   };
   if (take(located->header, read) != Status::OK) return std::nullopt;
   // The look at the stamp may not overtake the copies: no checksum would tell.
@@ -818,11 +818,12 @@ bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bo
   const uint64_t bytes = located.header.stored_bytes;
   const bool checked = located.header.checksum_kind != BH_CHECKSUM_NONE;
   if (!checked) c_.access.acquire(offset, bytes);
-  uint64_t checksum = c_.access.read_payload(offset, bytes, buffers);
+  const bool used_soon = located.header.codec != BH_CODEC_RAW;  // by a decoder
+  uint64_t checksum = c_.access.read_payload(offset, bytes, buffers, used_soon);
   if (checked && checksum != located.found.entry.payload_checksum && !c_.alone()) {
     // Stale lines of the block's last life are rare, and the sum finds them: so only now.
     c_.access.acquire(offset, bytes);
-    checksum = c_.access.read_payload(offset, bytes, buffers);
+    checksum = c_.access.read_payload(offset, bytes, buffers, used_soon);
   }
   const uint64_t header_at = c_.layout.header(located.slot);
   // On weakly ordered machines this look may overtake the copy: the checksum decides then, and

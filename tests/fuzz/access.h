@@ -162,7 +162,8 @@ class FuzzAccess {
     publish(to, at - to);
     return copy.finish();
   }
-  uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers) const {
+  uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers,
+                        bool /*used_soon*/ = false) const {
     ChecksumCopy copy(/*streaming=*/false);
     for (const Span& buffer : buffers) {
       const uint64_t part = std::min<uint64_t>(bytes, buffer.size);

@@ -109,7 +109,8 @@ class SimAccess {
     for (const ConstSpan& part : value) bytes.insert(bytes.end(), part.data, part.data + part.size);
     return write_bytes(to, bytes);
   }
-  uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers) const {
+  uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers,
+                        bool /*used_soon*/ = false) const {
     std::vector<std::byte> copy = read_bytes(from, bytes);
     uint64_t done = 0;
     for (const Span& buffer : buffers) {
