@@ -65,8 +65,8 @@ class NativeAccess {
   // Each returns the payload checksum of the bytes that it stored or, storing nothing, read.
   /// Copies into a block, past the caches, and publishes.
   uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value);
-  /// Copies out of a block, past the caches unless it is `used_soon`. Does not acquire: a stale copy
-  /// has a wrong sum.
+  /// Copies out of a block, past the caches unless it is `used_soon`. Does not acquire: a stale
+  /// copy has a wrong sum.
   uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers,
                         bool used_soon = false) const;
   /// Copies from block to block and publishes.
