@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "compression/planes.h"
+
 namespace bowhead::compression {
 namespace {
 
@@ -96,6 +98,20 @@ void CentreFitter::accumulate(const Number& number, const void* values, uint32_t
   energy_.assign(channels, 0);
   mean_.assign(channels, 0);
   vector_.assign(channels, 0);
+  const SampleSums sums{number,
+                        from,
+                        size_t{step} * channels * number.element_bytes,
+                        samples,
+                        channels,
+                        half,
+                        scale_.data(),
+                        cosines_.data(),
+                        sines_.data(),
+                        energy_.data(),
+                        mean_.data(),
+                        vector_.data()};
+  const auto sum_samples = plane_kernels().sum_samples;
+  if (sum_samples != nullptr && sum_samples(sums)) return;
   row_.resize(channels);
   float* __restrict row = row_.data();
   float* __restrict energy = energy_.data();

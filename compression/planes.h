@@ -59,6 +59,19 @@ struct Merge {
   std::span<const uint8_t> exceptions;    ///< if exact
 };
 
+/// Some tokens of a tile, for the fit of a centre (fit.h): sums by channel, which begin at zero.
+struct SampleSums {
+  const Number& number;
+  const uint8_t* values;  ///< of the first sample
+  size_t stride_bytes;    ///< from sample to sample
+  uint32_t samples;
+  uint32_t channels;
+  uint32_t half;                  ///< as in TurningCentre
+  const float* scale;             ///< by channel: of the values
+  const float *cosines, *sines;   ///< by sample and pair: of the turn up to there
+  float *energy, *mean, *vector;  ///< of squares; of values; of pairs turned back
+};
+
 struct PlaneKernels {
   /// Largest exponent per channel. 64 more may be written.
   void (*largest_exponents)(const Number& number, const void* values, uint32_t tokens,
@@ -75,6 +88,9 @@ struct PlaneKernels {
   void (*pack_nibbles)(std::span<const uint8_t> in, uint8_t* out);
   /// False unless `in` is exactly that of out.size() bytes.
   bool (*unpack_nibbles)(std::span<const uint8_t> in, std::span<uint8_t> out);
+
+  /// False, and nothing is done, where the general way is meant. Null: always.
+  bool (*sum_samples)(const SampleSums& sums) = nullptr;
 };
 
 /// Of the remainder of so many values, at most.

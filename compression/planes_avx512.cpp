@@ -168,6 +168,60 @@ BOWHEAD_INLINE Words load_centre(const TurningCentre& t, uint32_t first) {
   return unpacked_order({of(first), of(first + 32)});
 }
 
+// ---- samples ----
+
+/// 16 numbers of bf16 as floats.
+inline __m512 load_floats(const uint8_t* from) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
+void add_to(float* sums, __m512 more) {
+  _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(sums), more));
+}
+
+/// 16 channels.
+void sum_channels(const SampleSums& s, uint32_t first) {
+  const __m512 scale = _mm512_loadu_ps(s.scale + first);
+  __m512 energy = _mm512_setzero_ps(), mean = energy;
+  for (uint32_t i = 0; i < s.samples; ++i) {
+    const __m512 x = _mm512_mul_ps(load_floats(s.values + i * s.stride_bytes + first * 2), scale);
+    energy = _mm512_fmadd_ps(x, x, energy);
+    mean = _mm512_add_ps(mean, x);
+  }
+  add_to(s.energy + first, energy);
+  add_to(s.mean + first, mean);
+}
+
+/// 16 pairs: what they are when they are turned back.
+void sum_pairs(const SampleSums& s, uint32_t head, uint32_t pair) {
+  const uint32_t first = head + pair, second = first + s.half;
+  const __m512 scale_x = _mm512_loadu_ps(s.scale + first);
+  const __m512 scale_y = _mm512_loadu_ps(s.scale + second);
+  __m512 u = _mm512_setzero_ps(), v = u;
+  for (uint32_t i = 0; i < s.samples; ++i) {
+    const uint8_t* token = s.values + i * s.stride_bytes;
+    const __m512 x = _mm512_mul_ps(load_floats(token + first * 2), scale_x);
+    const __m512 y = _mm512_mul_ps(load_floats(token + second * 2), scale_y);
+    const __m512 cosine = _mm512_loadu_ps(s.cosines + size_t{i} * s.half + pair);
+    const __m512 sine = _mm512_loadu_ps(s.sines + size_t{i} * s.half + pair);
+    u = _mm512_fmadd_ps(x, cosine, _mm512_fmadd_ps(y, sine, u));
+    v = _mm512_fmadd_ps(y, cosine, _mm512_fnmadd_ps(x, sine, v));
+  }
+  add_to(s.vector + first, u);
+  add_to(s.vector + second, v);
+}
+
+bool sum_samples(const SampleSums& s) {
+  const bool bf16 = s.number.exponent_bits == 8;
+  if (!bf16 || s.channels % 16 != 0 || s.half % 16 != 0) return false;
+  for (uint32_t first = 0; first < s.channels; first += 16) sum_channels(s, first);
+  for (uint32_t head = 0; s.half != 0 && head < s.channels; head += 2 * s.half) {
+    for (uint32_t pair = 0; pair < s.half; pair += 16) sum_pairs(s, head, pair);
+  }
+  return true;
+}
+
 // ---- split ----
 
 struct Constants {
@@ -778,8 +832,8 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split,        merge,
-                                          nibbles_size,      pack_nibbles, unpack_nibbles};
+const PlaneKernels kPlaneKernelsAvx512 = {
+    largest_exponents, split, merge, nibbles_size, pack_nibbles, unpack_nibbles, sum_samples};
 
 }  // namespace bowhead::compression
 

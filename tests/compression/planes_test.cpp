@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <vector>
 
 #include "tests/compression/planes_check.h"
@@ -55,6 +56,48 @@ INSTANTIATE_TEST_SUITE_P(Numbers, KernelsOfFloats,
 
 TEST(Nibbles, AgreeWithTheDefinition) {
   for (const PlaneKernels* kernels : all_sets()) EXPECT_EQ(fault_in_nibbles(*kernels), "");
+}
+
+TEST(Samples, AreSummedAsTheFormulasSay) {
+  const auto sum_samples = plane_kernels().sum_samples;
+  if (sum_samples == nullptr) GTEST_SKIP() << "this CPU has the general way only";
+  const Number& bf16 = *number_of(NumberKind::BF16);
+  for (const uint32_t half : {0u, 16u, 64u}) {
+    const Shape shape{NumberKind::BF16, 1, 40, 128};
+    const auto values = make_tensor(shape, Content::NORMAL, 3);
+    std::vector<float> scale(128), cosines(13 * 64), sines(13 * 64), sums[3];
+    for (size_t c = 0; c < scale.size(); ++c) scale[c] = 1.0f / static_cast<float>(1 + c % 5);
+    for (size_t i = 0; i < cosines.size(); ++i) {
+      cosines[i] = std::cos(static_cast<float>(i));
+      sines[i] = std::sin(static_cast<float>(i));
+    }
+    for (auto& sum : sums) sum.assign(128, 0);
+    ASSERT_TRUE(
+        sum_samples({bf16, values.data(), 3 * 256, 13, 128, half, scale.data(), cosines.data(),
+                     sines.data(), sums[0].data(), sums[1].data(), sums[2].data()}));
+    const auto value = [&](uint32_t sample, uint32_t c) {
+      const size_t at = (sample * 3 * 128 + c) * 2;
+      return value_of(NumberKind::BF16, values[at] | uint32_t{values[at + 1]} << 8) *
+             double{scale[c]};
+    };
+    for (uint32_t c = 0; c < 128; ++c) {
+      double energy = 0, mean = 0, vector = 0;
+      const bool first = half != 0 && c % (2 * half) < half;
+      for (uint32_t s = 0; s < 13; ++s) {
+        energy += value(s, c) * value(s, c);
+        mean += value(s, c);
+        if (half == 0) continue;
+        const uint32_t x = first ? c : c - half, turn = s * half + x % (2 * half);
+        const double cosine = cosines[turn], sine = sines[turn];
+        vector += first ? value(s, x) * cosine + value(s, x + half) * sine
+                        : value(s, x + half) * cosine - value(s, x) * sine;
+      }
+      const double bound = 1e-4 * std::sqrt(13 * energy);
+      EXPECT_NEAR(sums[0][c], energy, 1e-4 * energy) << c;
+      EXPECT_NEAR(sums[1][c], mean, bound) << c;
+      EXPECT_NEAR(sums[2][c], vector, 2 * bound + 1e-3) << c;
+    }
+  }
 }
 
 }  // namespace
