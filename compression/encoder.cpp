@@ -54,7 +54,7 @@ class Encoder::Impl {
                            .tile_tokens = static_cast<uint16_t>(tile_tokens),
                            .rotary_dim = shape.rotary.dim,
                            .rotary_ratio = shape.rotary.ratio};
-    const size_t table_bytes = tiling.tiles > 1 ? tiling.tiles * 4 : 0;
+    const size_t table_bytes = tiling.table_bytes();
     const Bytes table = out.subspan(sizeof header, table_bytes);
     size_t at = sizeof header + table_bytes;
     for (uint64_t tile = 0; tile < tiling.tiles; ++tile) {

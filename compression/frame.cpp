@@ -78,7 +78,7 @@ Result<Frame> open_frame(ConstBytes bytes) {
   frame.tiling = tiling_of(header.outer, header.tokens, header.tile_tokens);
   const ConstBytes rest = bytes.subspan(sizeof header);
   // Every tile has a byte at least, so a table that is there bounds the shape.
-  const uint64_t table_bytes = frame.tiling.tiles > 1 ? frame.tiling.tiles * 4 : 0;
+  const uint64_t table_bytes = frame.tiling.table_bytes();
   if (table_bytes > rest.size()) return Error{Status::DAMAGED, "a frame ends in its table"};
   frame.table = rest.first(table_bytes);
   if (table_checksum(header, frame.table) != header.table_checksum)

@@ -14,8 +14,7 @@ static_assert(kFirstPieceBytes >= 1 + kMaxTileHeadBytes);
 /// be right.
 uint64_t table_bytes_of(const bh_frame_header& header) {
   if (header.tile_tokens == 0) return UINT64_MAX;
-  const uint64_t tiles = tiling_of(header.outer, header.tokens, header.tile_tokens).tiles;
-  return tiles > 1 ? tiles * 4 : 0;
+  return tiling_of(header.outer, header.tokens, header.tile_tokens).table_bytes();
 }
 
 /// Where the last stream ends that is verified with the first planes. `tile` is a part of a tile in

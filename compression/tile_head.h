@@ -153,6 +153,8 @@ struct Tiling {
   uint32_t tiles_per_outer = 0;
   uint64_t tiles = 0;
 
+  /// Of the table of sizes; one tile needs none.
+  uint64_t table_bytes() const { return tiles > 1 ? tiles * 4 : 0; }
   uint64_t tile_of(uint32_t outer, uint32_t token) const {
     return uint64_t{outer} * tiles_per_outer + token / tile_tokens;
   }
