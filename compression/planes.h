@@ -17,8 +17,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
+#include <type_traits>
 
+#include "base/assert.h"
 #include "base/cpu.h"
 #include "compression/centre.h"
 #include "compression/number.h"
@@ -105,6 +108,26 @@ inline size_t remainder_room(const Number& number, size_t values) {
 /// The set of a level that this CPU has (asserted); of cpu_features().isa. On Arm always Neon's.
 const PlaneKernels& plane_kernels(IsaLevel level);
 const PlaneKernels& plane_kernels();
+
+/// Returns call(index of the kind in kNumbers, as a constant): kernels are compiled for each kind.
+/// (By its index: clang 14 takes no element of an array for a template.)
+template <class Call>
+auto with_number(const Number& number, const Call& call) {
+  static_assert(std::size(kNumbers) == 5);
+  switch (&number - kNumbers) {
+    case 0:
+      return call(std::integral_constant<size_t, 0>());
+    case 1:
+      return call(std::integral_constant<size_t, 1>());
+    case 2:
+      return call(std::integral_constant<size_t, 2>());
+    case 3:
+      return call(std::integral_constant<size_t, 3>());
+    default:
+      BOWHEAD_ASSERT(&number == &kNumbers[4]);
+      return call(std::integral_constant<size_t, 4>());
+  }
+}
 
 extern const PlaneKernels kPlaneKernelsScalar;  ///< the definition
 extern const PlaneKernels kPlaneKernelsAvx2;

@@ -330,8 +330,7 @@ BOWHEAD_INLINE void put_exceptions(const Number& number, __m512i below, uint64_t
   out.exception_count += static_cast<uint32_t>(_mm_popcnt_u64(which));
 }
 
-/// Rows of a multiple of 64 channels need no masks. (The number by its index: clang 14 takes no
-/// element of an array for a template.)
+/// Rows of a multiple of 64 channels need no masks.
 template <size_t kNumber, bool kFull>
 void split_rows(const TileFrame& tile, const void* values, Split& out) {
   constexpr const Number& number = kNumbers[kNumber];
@@ -703,38 +702,13 @@ void split_as(const TileFrame& tile, const void* values, Split& out) {
 }
 
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
-  auto* bytes = static_cast<uint8_t*>(values);
-  switch (&tile.number - kNumbers) {
-    case 0:
-      return merge_as<0>(tile, in, bytes);
-    case 1:
-      return merge_as<1>(tile, in, bytes);
-    case 2:
-      return merge_as<2>(tile, in, bytes);
-    case 3:
-      return merge_as<3>(tile, in, bytes);
-    case 4:
-      return merge_as<4>(tile, in, bytes);
-    default:
-      return kPlaneKernelsScalar.merge(tile, in, values);
-  }
+  return with_number(tile.number, [&](auto kind) {
+    return merge_as<kind.value>(tile, in, static_cast<uint8_t*>(values));
+  });
 }
 
 void split(const TileFrame& tile, const void* values, Split& out) {
-  switch (&tile.number - kNumbers) {
-    case 0:
-      return split_as<0>(tile, values, out);
-    case 1:
-      return split_as<1>(tile, values, out);
-    case 2:
-      return split_as<2>(tile, values, out);
-    case 3:
-      return split_as<3>(tile, values, out);
-    case 4:
-      return split_as<4>(tile, values, out);
-    default:
-      return kPlaneKernelsScalar.split(tile, values, out);
-  }
+  with_number(tile.number, [&](auto kind) { split_as<kind.value>(tile, values, out); });
 }
 
 // ---- nibbles ----

@@ -346,7 +346,6 @@ BOWHEAD_INLINE void put_exceptions(const Number& number, const Fixed& a, const F
     out.exceptions[out.exception_count++] = far[__builtin_ctz(which)];
 }
 
-/// (The number by its index: clang 14 takes no element of an array for a template.)
 template <size_t kNumber>
 void split_as(const TileFrame& tile, const void* values, Split& out) {
   constexpr const Number& number = kNumbers[kNumber];
@@ -539,38 +538,13 @@ bool merge_as(const TileFrame& tile, const Merge& in, uint8_t* values) {
 }
 
 bool merge(const TileFrame& tile, const Merge& in, void* values) {
-  auto* bytes = static_cast<uint8_t*>(values);
-  switch (&tile.number - kNumbers) {
-    case 0:
-      return merge_as<0>(tile, in, bytes);
-    case 1:
-      return merge_as<1>(tile, in, bytes);
-    case 2:
-      return merge_as<2>(tile, in, bytes);
-    case 3:
-      return merge_as<3>(tile, in, bytes);
-    case 4:
-      return merge_as<4>(tile, in, bytes);
-    default:
-      return kPlaneKernelsScalar.merge(tile, in, values);
-  }
+  return with_number(tile.number, [&](auto kind) {
+    return merge_as<kind.value>(tile, in, static_cast<uint8_t*>(values));
+  });
 }
 
 void split(const TileFrame& tile, const void* values, Split& out) {
-  switch (&tile.number - kNumbers) {
-    case 0:
-      return split_as<0>(tile, values, out);
-    case 1:
-      return split_as<1>(tile, values, out);
-    case 2:
-      return split_as<2>(tile, values, out);
-    case 3:
-      return split_as<3>(tile, values, out);
-    case 4:
-      return split_as<4>(tile, values, out);
-    default:
-      return kPlaneKernelsScalar.split(tile, values, out);
-  }
+  with_number(tile.number, [&](auto kind) { split_as<kind.value>(tile, values, out); });
 }
 
 // ---- nibbles ----
