@@ -158,7 +158,7 @@ class CodecBench {
  private:
   Result<void> measure(const KvSet& set, const KvTensor& tensor, uint64_t block_bytes) {
     const std::string what = fmt::format("{} {} {}, {} blocks", set.name, kv_role_name(tensor.role),
-                                         kv_number_name(tensor.number), bytes_text(block_bytes));
+                                         number_name(tensor.number), bytes_text(block_bytes));
     report_.progress(what);
     Walk walk(tensor, block_bytes, walk_bytes_);
     if (!walk.has_memory())
@@ -237,7 +237,7 @@ class CodecBench {
                                    {"set", set.name},
                                    {"synthetic", set.synthetic},
                                    {"tensor", kv_role_name(tensor.role)},
-                                   {"number", kv_number_name(tensor.number)},
+                                   {"number", number_name(tensor.number)},
                                    {"block_bytes", walk.shape().size_bytes()},
                                    {"blocks", walk.blocks()},
                                    {"rotary_dim", tensor.rotary.dim},

@@ -62,7 +62,7 @@ Result<void> read_tensor(const std::filesystem::path& path, const nlohmann::json
   if (expected == 0 || bytes->size() != expected)
     return wrong_file(
         path, fmt::format("it has {} bytes, and by meta.json, as [{}] of {}, {}", bytes->size(),
-                          fmt::join(tensor.shape, ", "), kv_number_name(*number), expected));
+                          fmt::join(tensor.shape, ", "), number_name(*number), expected));
   tensor.values = std::move(*bytes);
   set.tensors.push_back(std::move(tensor));
   return {};
@@ -149,10 +149,6 @@ std::vector<double> make_head(KvRole role, uint32_t head) {
 const char* kv_role_name(KvRole role) {
   constexpr const char* kNames[] = {"keys", "values", "queries"};
   return kNames[static_cast<size_t>(role)];
-}
-
-const char* kv_number_name(NumberKind number) {
-  return number == NumberKind::BF16 ? kNumberNames[0].first : kNumberNames[1].first;
 }
 
 Result<std::vector<KvSet>> read_kv_data(const std::string& folder) {

@@ -21,8 +21,7 @@
 namespace bowhead::bench {
 
 enum class KvRole : uint8_t { KEYS, VALUES, QUERIES };
-const char* kv_role_name(KvRole role);                       ///< "keys", "values", "queries"
-const char* kv_number_name(compression::NumberKind number);  ///< "bf16", "fp16"
+const char* kv_role_name(KvRole role);  ///< "keys", "values", "queries"
 
 struct KvTensor {
   std::string set;

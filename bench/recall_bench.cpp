@@ -148,7 +148,7 @@ class Recall {
 
 void print_report(const RecallBenchOptions& options, const KvTensor& keys,
                   const RecallReport& report) {
-  const char* number = kv_number_name(keys.number);
+  const char* number = number_name(keys.number);
   if (!options.json)
     fmt::print(
         "{} {}: best {} keys of {} queries of each of {} heads, frames of {} tokens\n"

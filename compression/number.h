@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <iterator>
+#include <optional>
+#include <string_view>
 
 namespace bowhead::compression {
 
@@ -43,6 +45,10 @@ constexpr const Number* number_of(NumberKind kind) {
   const auto index = static_cast<uint8_t>(kind) - 1u;
   return index < std::size(kNumbers) ? &kNumbers[index] : nullptr;
 }
+
+/// "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes".
+const char* number_name(NumberKind kind);
+std::optional<NumberKind> number_named(std::string_view name);
 
 /// What a bit pattern stands for; infinities and what is not a number as if the exponent went on.
 double value_of(NumberKind kind, uint32_t bits);

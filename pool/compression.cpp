@@ -20,15 +20,6 @@ static_assert(static_cast<int>(NumberKind::BF16) == BH_NUMBER_BF16 &&
               static_cast<int>(NumberKind::BYTES) == BH_NUMBER_BYTES);
 
 constexpr const char* kProfileNames[] = {"none", "fast", "balanced", "dense"};
-constexpr const char* kNumberNames[] = {"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes"};
-
-/// Place of a name; as many as there are if it is none of them.
-template <size_t N>
-size_t place_of(std::string_view name, const char* const (&names)[N]) {
-  size_t at = 0;
-  while (at < N && name != names[at]) ++at;
-  return at;
-}
 
 }  // namespace
 
@@ -48,20 +39,10 @@ const char* profile_name(CompressionProfile profile) {
 }
 
 std::optional<CompressionProfile> profile_named(std::string_view name) {
-  const size_t at = place_of(name, kProfileNames);
-  if (at == std::size(kProfileNames)) return std::nullopt;
-  return static_cast<CompressionProfile>(at);
-}
-
-const char* number_name(NumberKind number) {
-  const size_t at = static_cast<size_t>(number) - 1;
-  return at < std::size(kNumberNames) ? kNumberNames[at] : "unknown";
-}
-
-std::optional<NumberKind> number_named(std::string_view name) {
-  const size_t at = place_of(name, kNumberNames);
-  if (at == std::size(kNumberNames)) return std::nullopt;
-  return static_cast<NumberKind>(at + 1);
+  for (size_t at = 0; at < std::size(kProfileNames); ++at) {
+    if (name == kProfileNames[at]) return static_cast<CompressionProfile>(at);
+  }
+  return std::nullopt;
 }
 
 std::string to_text(const Compression& c) {

@@ -43,10 +43,6 @@ const char* profile_name(CompressionProfile profile);
 /// Of FAST, BALANCED, DENSE and NONE.
 std::optional<CompressionProfile> profile_named(std::string_view name);
 
-/// "bf16", "fp8_e4m3", "bytes".
-const char* number_name(compression::NumberKind number);
-std::optional<compression::NumberKind> number_named(std::string_view name);
-
 /// "dense, bf16 [2][tokens][128], rotary 128 of base 500000"; "none".
 std::string to_text(const Compression& compression);
 

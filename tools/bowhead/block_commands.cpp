@@ -156,7 +156,7 @@ Result<Compression> compression_of(const CompressionArguments& arguments) {
   const auto rotary = checked_rotary(arguments.rope_base, dim);
   if (!rotary) return rotary.error();
   return Compression{.profile = *profile_named(arguments.profile),
-                     .number = *number_named(arguments.number),
+                     .number = *compression::number_named(arguments.number),
                      .channels = arguments.channels,
                      .outer = arguments.outer,
                      .rotary = *rotary};

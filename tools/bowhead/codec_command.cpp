@@ -57,7 +57,7 @@ std::string speed_text(const Speed& speed) {
 void print_people(const Tensor& tensor, const TensorReport& report) {
   const auto& shape = report.block;
   print(fmt::format("{}: {} [{}], {} in {} blocks of {} tokens x {} channels\n", tensor.name,
-                    number_kind_name(tensor.number), fmt::join(tensor.shape, ", "),
+                    number_name(tensor.number), fmt::join(tensor.shape, ", "),
                     human_bytes(tensor.values.size()), grouped(report.blocks), shape.tokens,
                     shape.channels));
   Table profiles({"profile", ">ratio", ">encode GB/s", ">decode GB/s", ">copy GB/s"});
@@ -86,7 +86,7 @@ Json speed_json(const Speed& speed) {
 
 Json to_json(const Tensor& tensor, const TensorReport& report) {
   Json json{{"tensor", tensor.name},
-            {"number", number_kind_name(tensor.number)},
+            {"number", number_name(tensor.number)},
             {"shape", tensor.shape},
             {"blocks", report.blocks},
             {"block_tokens", report.block.tokens},
@@ -122,7 +122,7 @@ Curve curve_of(const Tensor& tensor, const TensorReport& report) {
 }
 
 int run(Arguments arguments) {
-  arguments.raw.number = number_kind_of(arguments.number);
+  arguments.raw.number = compression::number_named(arguments.number);
   std::vector<Profile> profiles;
   for (const auto& [name, profile] : kProfiles) {
     const auto& wanted = arguments.profiles;

@@ -17,11 +17,6 @@ namespace {
 
 using compression::NumberKind;
 
-constexpr std::pair<const char*, NumberKind> kKinds[] = {
-    {"bf16", NumberKind::BF16},         {"fp16", NumberKind::FP16},
-    {"fp8_e4m3", NumberKind::FP8_E4M3}, {"fp8_e5m2", NumberKind::FP8_E5M2},
-    {"int8", NumberKind::INT8},         {"bytes", NumberKind::BYTES}};
-
 constexpr std::pair<const char*, NumberKind> kSafetensorsKinds[] = {
     {"BF16", NumberKind::BF16},        {"F16", NumberKind::FP16}, {"F8_E4M3", NumberKind::FP8_E4M3},
     {"F8_E5M2", NumberKind::FP8_E5M2}, {"I8", NumberKind::INT8},  {"U8", NumberKind::BYTES}};
@@ -46,7 +41,7 @@ Result<Tensor> tensor_of(std::string name, NumberKind number, std::vector<uint64
   const uint64_t expected = values_of(shape) * element_bytes(number);
   if (expected == 0 || expected != bytes)
     return wrong(name, fmt::format("it has {} bytes, and its shape [{}] of {} takes {}", bytes,
-                                   fmt::join(shape, ", "), number_kind_name(number), expected));
+                                   fmt::join(shape, ", "), number_name(number), expected));
   Tensor tensor{std::move(name), number, std::move(shape), {}};
   tensor.values.assign(begin, begin + bytes);
   return tensor;
@@ -140,20 +135,6 @@ Result<std::vector<Tensor>> read_safetensors(const std::string& path, const std:
 }
 
 }  // namespace
-
-std::optional<NumberKind> number_kind_of(const std::string& name) {
-  for (const auto& [known, kind] : kKinds) {
-    if (name == known) return kind;
-  }
-  return std::nullopt;
-}
-
-const char* number_kind_name(NumberKind kind) {
-  for (const auto& [name, known] : kKinds) {
-    if (kind == known) return name;
-  }
-  return "?";
-}
 
 Result<std::vector<Tensor>> read_tensors(const std::string& path, const RawDescription& raw,
                                          std::vector<std::string>& skipped) {

@@ -30,8 +30,4 @@ struct RawDescription {
 Result<std::vector<Tensor>> read_tensors(const std::string& path, const RawDescription& raw,
                                          std::vector<std::string>& skipped);
 
-/// "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes".
-std::optional<compression::NumberKind> number_kind_of(const std::string& name);
-const char* number_kind_name(compression::NumberKind kind);
-
 }  // namespace bowhead::cli
