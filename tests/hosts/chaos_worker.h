@@ -311,7 +311,8 @@ class ChaosWorker {
   void recompress() {
     doing("recompress");
     const auto done = pool_->recompress(/*cold_ms=*/random_.below(20));
-    if (accept(done.status(), {}, "recompress", 0)) board_.recompressed += done->recompressed;
+    if (accept(done.status(), {Status::HOST_FENCED}, "recompress", 0))
+      board_.recompressed += done->recompressed;
   }
 
   /// In the operator's place.
