@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ struct Case {
   std::string finds;  ///< part of the failure that must be found; empty: the rules hold
   std::function<Model()> make;
   bool large = false;  ///< not among the ordinary tests
+
+  /// What GoogleTest shows of it.
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.model << ", " << c.variant; }
 };
 
 void add_lease(std::vector<Case>& cases);

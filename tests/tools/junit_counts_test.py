@@ -14,7 +14,10 @@ REPORT = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuite name="x" tests="8" failures="2" disabled="1" skipped="4">
 <testcase name="a" status="run"><system-out>ok</system-out></testcase>
 <testcase name="b" status="run"/>
-<testcase name="c" status="fail"><failure message=""/></testcase>
+<testcase name="c" status="fail"><failure message=""/>
+<system-out>what it said
+why it failed
+</system-out></testcase>
 <testcase name="d" status="fail"><failure message="timeout"/></testcase>
 <testcase name="e" status="notrun"><skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>
 <system-out>[ RUN      ] X.Y
@@ -43,6 +46,8 @@ class Counts(unittest.TestCase):
     def test_every_kind(self):
         self.assertEqual(count(REPORT), [
             "failed: c",
+            "  what it said",
+            "  why it failed",
             "failed: d",
             "skipped: e: no hugepages here",
             "failed: f: Unable to find executable",
