@@ -270,6 +270,7 @@ class Core {
   /// The block that an entry names, if it is the one of the key. `fresh`: header and first key line
   /// were acquired.
   std::optional<Located> verify(const Found& found, const Key& key, bool fresh = false) const;
+  std::optional<Located> locate_own(const Key& key, bool* unsure);
   /// Step by step for a batch of keys, each step's lines invalidated and fetched together.
   struct Candidate {
     uint32_t key, host;
@@ -590,6 +591,18 @@ std::optional<Located> Core<A>::locate_at(uint32_t host, const Key& key, Fresh f
   if (!found) return std::nullopt;
   located->found = *found;
   return located;
+}
+
+/// In the own segment; nothing that is there is missed, unless `unsure` says that it may be. A look
+/// without the lock can pass over a key whose block is just being moved: before the new entry
+/// stands where it looks first, and after the old one went where it looks last. Who moves a block
+/// holds the lock from the one to the other.
+template <class A>
+std::optional<Located> Core<A>::locate_own(const Key& key, bool* unsure) {
+  if (auto located = locate_at(c_.host, key, Fresh::NOTHING)) return located;
+  const KeyLock lock(*this, key.hash);
+  *unsure = !lock.held();
+  return locate_at(c_.host, key, Fresh::NOTHING);
 }
 
 /// The own host first; then all others, their first lines invalidated under one fence (protocol
@@ -1108,10 +1121,10 @@ Status Core<A>::release(Lease& lease) {
 template <class A>
 Status Core<A>::remove(const Key& key) {
   if (ended()) return gone();
-  bool removed = false;
+  bool removed = false, unsure = false;
   const uint64_t deadline_ns = c_.access.now_ns() + kLockWaitNs;
   // More than one entry: a process died while it moved the block.
-  for (uint32_t round = 0; const auto located = locate_at(c_.host, key, Fresh::NOTHING);) {
+  for (uint32_t round = 0; const auto located = locate_own(key, &unsure);) {
     if (retire(located->slot, key.hash, located->header.stamp, BH_COUNTER_REMOVALS)) {
       reclaim({&located->slot, 1});
       removed = true;
@@ -1124,6 +1137,7 @@ Status Core<A>::remove(const Key& key) {
       return Status::BUSY;
     c_.access.relax(round++);
   }
+  if (unsure) return Status::BUSY;
   for (uint64_t left = other_hosts(); left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
     const auto located = locate_at(host, key, Fresh::NOTHING);
