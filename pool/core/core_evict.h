@@ -285,27 +285,35 @@ bool Core<A>::move(const Block& block) {
 
 /// One block of a key gives way to another one, whose payload is published: header and entry of the
 /// new one, and only then the old entry goes (C4). `header` lacks its stamp. False if `old` is not
-/// (any more) the block of that stamp; `target` is free again then.
+/// (any more) the block of that stamp, or this life is over; `target` is free again then.
+///
+/// All under the key's lock, which whoever takes the old block away holds too: before it is known
+/// that the old block stands, no committed header of the new one may be in the memory. A removal
+/// would not see it, and were the host to crash then, a rebuild would bring it back, named by
+/// nothing as a put that had come so far. And a life that is over publishes nothing.
 template <class A>
 bool Core<A>::supersede(const Block& old, uint64_t old_stamp, const Block& target,
                         bh_block_header header) {
   const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+  const KeyLock lock(*this, hash);
+  const auto entry = !lock.held() || ended()
+                         ? std::nullopt
+                         : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
+                             return e.block_offset == old.offset && e.stamp == old_stamp;
+                           });
+  // Retiring before there are two entries: whoever scavenges sees which block is to go.
+  if (!entry || !allocator_.begin_retire(old.slot)) {
+    allocator_.release(target);
+    return false;
+  }
   const Publishing publishing(c_);
   header.stamp = next_stamp();
-  // If it is the key of somebody else by now, the old entry is gone as well.
   write_key(target.slot, read_key(old.slot, header.key_bytes));
   c_.write_sealed(c_.layout.header(target.slot), to_line(header));
   c_.access.store_relaxed(c_.own(BH_PART_RECENCY, target.slot),
                           c_.access.load_relaxed(c_.own(BH_PART_RECENCY, old.slot)));
-  const KeyLock lock(*this, hash);
-  const auto entry =
-      !lock.held() ? std::nullopt : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
-        return e.block_offset == old.offset && e.stamp == old_stamp;
-      });
-  // Retiring before there are two entries: whoever scavenges sees which block is to go.
-  const bool retiring = entry && allocator_.begin_retire(old.slot);
-  if (!retiring || !index_.insert(hash, entry_for(target, header))) {
-    if (retiring) cancel_retire(old.slot);
+  if (!index_.insert(hash, entry_for(target, header))) {
+    cancel_retire(old.slot);
     undo_put(target);
     return false;
   }
