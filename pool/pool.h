@@ -256,7 +256,8 @@ class Pool {
 
   /// Makes a reservation visible. `verified` false stores it without a checksum (for writers that
   /// cannot read back what a device wrote); then nobody will notice damage. If somebody else has
-  /// committed the key meanwhile, theirs stays. Returns CLOSED, BUSY, NO_SPACE (index), FORKED.
+  /// committed the key meanwhile, theirs stays. Returns CLOSED, BUSY (also: the host that had this
+  /// room before died, and may have written to it), NO_SPACE (index), FORKED.
   Status commit(Reservation& reservation, bool verified = true);
   Status abort(Reservation& reservation);
 

@@ -282,6 +282,10 @@ class Core {
   void fetch(std::vector<Candidate>& found, uint64_t bytes) const;
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
   bool read_header(uint64_t slot, bh_block_header& header) const;
+  static constexpr uint64_t kReservedInCustody = uint64_t{1} << 63;  ///< of a reservation's token
+  static uint64_t slot_of(const Reservation& reservation) {
+    return (reservation.token & ~kReservedInCustody) - 1;
+  }
   void write_key(uint64_t slot, std::string_view key);
   void retire_header(uint64_t slot);
   Status check_value(const Key& key, uint64_t bytes) const;
@@ -855,6 +859,8 @@ bool Core<A>::copy_out(const Located& located, std::span<const Span> buffers, bo
 template <class A>
 bool Core<A>::vouched(const Located& located) const {
   if (c_.alone()) return true;
+  // What was stored in custody, a zombie may have written to before custody was full.
+  if ((located.found.entry.flags & BH_ENTRY_COPY_ONLY) != 0) return false;
   const uint32_t host = located.found.host;
   const uint64_t at = c_.layout.word(host, BH_PART_OWN, c_.layout.extent_of_slot(located.slot));
   c_.acquire_from(host, at, 8);
@@ -987,6 +993,8 @@ Result<Reservation> Core<A>::reserve(const Key& key, uint64_t length_bytes) {
   reservation.data = c_.access.payload(block->offset);
   reservation.offset = block->offset;
   reservation.token = block->slot + 1;
+  if (allocator_.copy_only(c_.layout.extent_of_slot(block->slot)))
+    reservation.token |= kReservedInCustody;
   return reservation;
 }
 
@@ -994,10 +1002,17 @@ template <class A>
 Status Core<A>::commit(Reservation& reservation, bool verified) {
   if (reservation.present) return Status::OK;
   if (reservation.token == 0) return Status::CLOSED;
-  const uint64_t slot = reservation.token - 1;
+  const bool in_custody = (reservation.token & kReservedInCustody) != 0;
+  const uint64_t slot = slot_of(reservation);
   reservation.token = 0;
   const Block block{slot, reservation.offset,
                     allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
+  // A zombie may have written there since, and the sum would be of its bytes. That custody is full
+  // by now does not help.
+  if (in_custody) {
+    allocator_.release(block);
+    return Status::BUSY;
+  }
   bh_block_header header{};
   header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
   header.checksum_kind = verified ? BH_CHECKSUM_XXH3_TREE_4K : BH_CHECKSUM_NONE;
@@ -1017,7 +1032,7 @@ template <class A>
 Status Core<A>::abort(Reservation& reservation) {
   if (reservation.present) return Status::OK;
   if (reservation.token == 0) return Status::CLOSED;
-  const uint64_t slot = reservation.token - 1;
+  const uint64_t slot = slot_of(reservation);
   reservation.token = 0;
   allocator_.release(
       allocator_.block_of(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot))));
