@@ -15,6 +15,10 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
   }
   if (world_.plant(Lie::CLAIM_UNSEEN) && place.is_part(BH_PART_OWN) && foreign)
     return core::own_state(value) == BH_OWN_CLAIM ? 0 : value;
+  if (world_.plant(Lie::ALL_SETTLED) && place.is_part(BH_PART_BEAT) && foreign &&
+      at % BH_LINE_BYTES == offsetof(bh_host_beat, settled))
+    return value | core::kStampSequenceMax;
+  if (world_.plant(Lie::GONE_IS_THERE) && place.is_part(BH_PART_BLOCKS)) return seems_there(value);
   if (place.is_part(BH_PART_DECIDE) && foreign) {
     auto word = core::DecideWord::unpack(value);
     if (world_.plant(Lie::DONE_TOO_EARLY) && word.bal != 0) word.done = true;
@@ -51,6 +55,9 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
     if (sealer_.check(line, at) && layout.valid_block(entry.block_offset, 1))
       named_stamps_[layout.header(layout.slot_of(entry.block_offset))] = entry.stamp;
   }
+  if (world_.plant(Lie::GONE_IS_THERE) && place.is_part(BH_PART_INDEX) &&
+      place.host == process_.machine->host)
+    show_what_is_gone(at, line);
   const Plant* plant = world_.plant(Lie::SECOND_LOOK);
   if (plant == nullptr || !plant->concerns(place) || !sealer_.check(line, at)) return;
   // The seal was good; what is used are the words that the line has now.
@@ -61,6 +68,22 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
   }
   if (line != checked) world_.note_plant();
   sealer_.seal(line, at);
+}
+
+/// Words of a directory, or a whole entry.
+void SimAccess::show_what_is_gone(uint64_t at, core::Line& line) const {
+  core::Line& seen = seen_lines_[at];
+  const core::Line now = line;
+  const core::Layout& layout = world_.map().layout();
+  const uint64_t in_bucket =
+      (at - layout.part(process_.machine->host, BH_PART_INDEX)) % sizeof(bh_index_bucket);
+  const bool entry = in_bucket != 0;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == 0 && (!entry || now == core::Line{}) && (entry || i < BH_INDEX_ENTRIES))
+      line[i] = seen[i];
+  }
+  if (line != now && world_.current().locked) world_.note_plant();
+  seen = line;
 }
 
 }  // namespace bowhead::sim

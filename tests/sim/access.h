@@ -64,6 +64,7 @@ class SimAccess {
     // One that fails is a store all the same.
     world_.store_past_buffer(at, same ? desired : value);
     world_.record(same ? Op::CAS : Op::CAS_FAILED, at, same ? desired : value);
+    if (same && world_.map().at(at).is_part(BH_PART_LOCKS)) rules_.note_lock();
     expected = value;
     return same;
   }
@@ -96,6 +97,7 @@ class SimAccess {
     return line;
   }
   void store_line(uint64_t at, const core::Line& line) {
+    if (world_.map().at(at).is_part(BH_PART_INDEX)) rules_.check_entry(at, line);
     for (uint64_t i = 0; i < 8; ++i) store(at + i * 8, line[i]);
   }
   void prefetch(uint64_t at) const {
@@ -266,12 +268,21 @@ class SimAccess {
     return true;
   }
   bool lie_about_exchange(uint64_t at, uint64_t value, uint64_t expected) const {
-    const bool lies = world_.plant(Lie::SEQUENCE_IGNORED) != nullptr &&
-                      world_.map().at(at).is_part(BH_PART_BLOCKS) &&
-                      value >> BH_WORD_STATE_SHIFT == expected >> BH_WORD_STATE_SHIFT;
+    if (!world_.map().at(at).is_part(BH_PART_BLOCKS)) return false;
+    const bool lies =
+        (world_.plant(Lie::SEQUENCE_IGNORED) != nullptr &&
+         value >> BH_WORD_STATE_SHIFT == expected >> BH_WORD_STATE_SHIFT) ||
+        (world_.plant(Lie::GONE_IS_THERE) != nullptr && seems_there(value) == expected);
     if (lies) world_.note_plant();
     return lies;
   }
+  /// A block's word, if it is of one that is gone.
+  uint64_t seems_there(uint64_t word) const {
+    const auto state = core::StateWord::unpack(word);
+    const bool gone = state.state == BH_BLOCK_RETIRED || state.state == BH_BLOCK_FREE;
+    return gone && world_.current().locked ? state.next(BH_BLOCK_COMMITTED).pack() : word;
+  }
+  void show_what_is_gone(uint64_t at, core::Line& line) const;
   uint64_t lie_about(uint64_t at, uint64_t value) const;
   void lie_about_line(uint64_t at, core::Line& line) const;
 
@@ -281,6 +292,7 @@ class SimAccess {
   Process& process_;
   const core::Sealer sealer_;
   mutable std::map<uint64_t, uint64_t> named_stamps_;  ///< by block: of the entry read last
+  mutable std::map<uint64_t, core::Line> seen_lines_;  ///< of the own index
   mutable uint64_t lease_stamp_ = 0;                   ///< of the lease line read last
 };
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/checksum.h"
+#include "pool/core/core.h"
 #include "tests/sim/world.h"
 
 namespace bowhead::sim {
@@ -20,48 +22,110 @@ uint64_t name_of(uint32_t key, uint32_t version) {
 
 void Model::reset(const Plan& plan) {
   seed_ = plan.seed;
+  larger_share_ = plan.larger_share;
+  late_ns_ = plan.weak ? kSettleNs : 0;
   keys_.clear();
   for (uint32_t k = 0; k < plan.keys; ++k) {
     std::string name = fmt::format("key-{}", k);
     if (k % 4 == 3 || (plan.long_keys && k > 0)) name += std::string(BH_LINE_BYTES, 'x');
-    keys_.push_back({std::move(name), {}});
+    const core::Key key(kNamespace, name);
+    keys_.push_back({std::move(name), key.hash.low, key.hash.high, {}});
   }
+  lineage_by_sum_.clear();
   holders_.clear();
   leases_.clear();
 }
 
 uint32_t Model::new_version(uint32_t key, uint32_t host) {
-  keys_[key].puts.push_back({host, /*refused=*/false, /*accepted=*/false});
-  return static_cast<uint32_t>(keys_[key].puts.size() - 1);
+  return add(key, {.host = host, .lineage = static_cast<uint32_t>(keys_[key].puts.size())});
 }
 
-std::vector<std::byte> Model::value(uint32_t key, uint32_t version) const {
+uint32_t Model::new_reserved(uint32_t key, uint32_t host) {
+  const uint32_t version = static_cast<uint32_t>(keys_[key].puts.size());
+  return add(key, {.host = host, .in_place = true, .lineage = version});
+}
+
+uint32_t Model::new_replacement(uint32_t key, uint32_t host, uint32_t of) {
+  return add(key, {.host = host, .replaces = true, .lineage = keys_[key].puts[of].lineage});
+}
+
+uint32_t Model::add(uint32_t key, Put put) {
+  keys_[key].puts.push_back(put);
+  const auto version = static_cast<uint32_t>(keys_[key].puts.size() - 1);
+  const std::vector<std::byte> bytes = stored(key, version).bytes;
+  lineage_by_sum_[payload_checksum(bytes.data(), bytes.size())] = uint64_t{key} << 32 | put.lineage;
+  return version;
+}
+
+Model::Stored Model::stored(uint32_t key, uint32_t version) const {
   Dice random(seed_ ^ name_of(key, version));
-  // Seldom a value that needs a block of another size.
-  const uint64_t bytes = 8 + random.below(160) + (random.below(24) == 0 ? 4096 : 0);
-  std::vector<std::byte> value(bytes);
+  const Put& put = keys_[key].puts[version];
+  // Some values need a block of another size; what takes their place does not.
+  uint64_t bytes = 8 + random.below(160);
+  if (random.below(larger_share_) == 0 && !put.replaces) bytes += BH_PAYLOAD_ALIGN;
+  const bool coded = random.below(4) < (put.replaces ? 3 : 1) && !put.in_place;
+  Stored stored{std::vector<std::byte>(bytes), bytes, BH_CODEC_RAW};
+  if (coded) {
+    stored.codec = BH_CODEC_FRAME;
+    stored.length = bytes + random.below(1000);
+  }
   for (uint64_t at = 0; at < bytes; at += 8) {
     const uint64_t word = at == 0 ? name_of(key, version) : random.next();
-    std::memcpy(value.data() + at, &word, std::min<uint64_t>(8, bytes - at));
+    std::memcpy(stored.bytes.data() + at, &word, std::min<uint64_t>(8, bytes - at));
   }
-  return value;
+  return stored;
 }
 
-std::string Model::judge(uint32_t key, std::span<const std::byte> bytes, uint32_t* host) const {
+std::optional<uint32_t> Model::key_of(uint64_t hash_low, uint64_t hash_high) const {
+  for (uint32_t k = 0; k < keys_.size(); ++k) {
+    if (keys_[k].hash_low == hash_low && keys_[k].hash_high == hash_high) return k;
+  }
+  return std::nullopt;
+}
+
+std::string Model::judge(uint32_t key, const Seen& seen, uint32_t* version) const {
+  const std::vector<Put>& puts = keys_[key].puts;
   uint64_t first = 0;
-  std::memcpy(&first, bytes.data(), std::min<size_t>(8, bytes.size()));
-  const auto version = static_cast<uint32_t>(first);
-  if (bytes.size() < 8 || first != name_of(key, version) || version >= keys_[key].puts.size())
-    return fmt::format("{} bytes that begin with {:#x} are no value of key {}", bytes.size(), first,
+  const std::vector<std::byte>& begin = seen.pieces[0].bytes;
+  std::memcpy(&first, begin.data(), std::min<size_t>(8, begin.size()));
+  *version = static_cast<uint32_t>(first);
+  if (begin.size() < 8 || first != name_of(key, *version) || *version >= puts.size())
+    return fmt::format("{} bytes that begin with {:#x} are no value of key {}", begin.size(), first,
                        key);
-  const std::vector<std::byte> right = value(key, version);
-  if (!std::equal(bytes.begin(), bytes.end(), right.begin(), right.end()))
-    return fmt::format("{} bytes of version {} of key {} are not what was put", bytes.size(),
-                       version, key);
-  if (keys_[key].puts[version].refused)
-    return fmt::format("version {} of key {} was never put", version, key);
-  *host = keys_[key].puts[version].host;
+  const Stored right = stored(key, *version);
+  if (seen.stored_bytes != right.bytes.size() || seen.length != right.length ||
+      seen.codec != right.codec)
+    return fmt::format("version {} of key {} is said to be {} bytes, coded in {} by {}", *version,
+                       key, seen.length, seen.stored_bytes, seen.codec);
+  for (const Piece& piece : seen.pieces) {
+    const auto from = right.bytes.begin() + static_cast<std::ptrdiff_t>(piece.offset);
+    if (!std::equal(piece.bytes.begin(), piece.bytes.end(), from))
+      return fmt::format("{} bytes at {} of version {} of key {} are not what was put",
+                         piece.bytes.size(), piece.offset, *version, key);
+  }
+  if (puts[*version].refused)
+    return fmt::format("version {} of key {} was never put", *version, key);
+  const uint64_t removed_ns = puts[puts[*version].lineage].removed_ns;
+  if (removed_ns != 0 && seen.begun_ns > removed_ns + late_ns_)
+    return fmt::format("version {} of key {} had been removed", *version, key);
   return {};
+}
+
+// ---- lineages ----
+
+std::vector<uint32_t> Model::lineages_of(uint32_t key, uint32_t host, uint32_t life) const {
+  std::vector<uint32_t> lineages;
+  const std::vector<Put>& puts = keys_[key].puts;
+  for (uint32_t version = 0; version < puts.size(); ++version) {
+    const Put& put = puts[version];
+    if (put.accepted && put.host == host && put.life == life && put.removed_ns == 0)
+      lineages.push_back(version);
+  }
+  return lineages;
+}
+
+void Model::note_removed(uint32_t key, const std::vector<uint32_t>& lineages, uint64_t now_ns) {
+  for (const uint32_t lineage : lineages) keys_[key].puts[lineage].removed_ns = now_ns;
 }
 
 // ---- blocks ----

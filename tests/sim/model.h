@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Model: what a run knows of the truth, and judges by. Which bytes were ever put under which key,
-// who holds which block, and who reads where in place.
+// what took their place, what was removed, who holds which block, and who reads where in place.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tests/sim/plan.h"
@@ -27,17 +28,69 @@ class Model {
   const std::string& key(uint32_t index) const { return keys_[index].name; }
   /// A version of its own for every put: no two puts have the same bytes.
   uint32_t new_version(uint32_t key, uint32_t host);
-  void accept(uint32_t key, uint32_t version) { keys_[key].puts[version].accepted = true; }
+  /// The same, to be written in place: never coded.
+  uint32_t new_reserved(uint32_t key, uint32_t host);
+  /// Made-up bytes that stand for the same value as those of another version: of one lineage.
+  uint32_t new_replacement(uint32_t key, uint32_t host, uint32_t of);
+  /// The put is done; `life` of its host.
+  void accept(uint32_t key, uint32_t version, uint32_t life) {
+    keys_[key].puts[version].accepted = true;
+    keys_[key].puts[version].life = life;
+  }
   /// Some put of the key said that it was done.
   bool accepted(uint32_t key) const {
     return std::any_of(keys_[key].puts.begin(), keys_[key].puts.end(),
                        [](const Put& put) { return put.accepted; });
   }
   void refuse(uint32_t key, uint32_t version) { keys_[key].puts[version].refused = true; }
-  std::vector<std::byte> value(uint32_t key, uint32_t version) const;
-  /// What is wrong with bytes that were got under a key: nothing if one of its puts put them.
-  /// `host`: whose.
-  std::string judge(uint32_t key, std::span<const std::byte> bytes, uint32_t* host) const;
+
+  /// What the pool stores for a version.
+  struct Stored {
+    std::vector<std::byte> bytes;
+    uint64_t length = 0;  ///< of the value; as many as there are bytes if it is not coded
+    uint8_t codec = BH_CODEC_RAW;
+  };
+  Stored stored(uint32_t key, uint32_t version) const;
+  /// As a reservation takes it.
+  std::vector<std::byte> value(uint32_t key, uint32_t version) const {
+    return stored(key, version).bytes;
+  }
+
+  /// What somebody read.
+  struct Piece {
+    uint64_t offset;
+    std::vector<std::byte> bytes;
+  };
+  struct Seen {
+    std::vector<Piece> pieces;  ///< the first one begins at 0
+    uint64_t stored_bytes = 0;  ///< of all there is
+    uint64_t length = 0;
+    uint8_t codec = BH_CODEC_RAW;
+    uint64_t begun_ns = 0;  ///< when the key was looked for; 0: not to be judged
+
+    static Seen whole(std::vector<std::byte> bytes, uint64_t length, uint8_t codec,
+                      uint64_t begun_ns) {
+      const uint64_t size = bytes.size();
+      return {{{0, std::move(bytes)}}, size, length, codec, begun_ns};
+    }
+  };
+  /// What is wrong with what was read under a key: nothing if all of it is of one version of it,
+  /// which did not fail and had not been removed before. `version`: which.
+  std::string judge(uint32_t key, const Seen& seen, uint32_t* version) const;
+  uint32_t host_of(uint32_t key, uint32_t version) const { return keys_[key].puts[version].host; }
+  /// The key whose hash this is, if it is one of those that users work on.
+  std::optional<uint32_t> key_of(uint64_t hash_low, uint64_t hash_high) const;
+
+  // ---- lineages ----
+  /// Those that a removal by a host in this life must find if it begins now.
+  std::vector<uint32_t> lineages_of(uint32_t key, uint32_t host, uint32_t life) const;
+  /// It found all that there was. Who looks for the key from now on finds none of them.
+  void note_removed(uint32_t key, const std::vector<uint32_t>& lineages, uint64_t now_ns);
+  /// Key and lineage of the bytes with this checksum, as one number.
+  std::optional<uint64_t> lineage_of_sum(uint64_t checksum) const {
+    const auto found = lineage_by_sum_.find(checksum);
+    return found == lineage_by_sum_.end() ? std::nullopt : std::optional(found->second);
+  }
 
   // ---- blocks ----
   /// A process writes to a block, or has reserved it: nobody else may have it, or read it in place.
@@ -51,9 +104,14 @@ class Model {
     uint32_t host;
     bool refused;   ///< it failed: nobody may ever get its bytes
     bool accepted;  ///< it said that it is done
+    bool replaces, in_place;
+    uint32_t lineage;     ///< the version that was put
+    uint32_t life;        ///< if accepted: of the host
+    uint64_t removed_ns;  ///< of a lineage; 0: not
   };
   struct Key {
     std::string name;
+    uint64_t hash_low, hash_high;
     std::vector<Put> puts;
   };
   struct Holder {
@@ -67,11 +125,15 @@ class Model {
   };
 
   static bool holds(const Holder& holder);
+  uint32_t add(uint32_t key, Put put);
 
   uint64_t seed_ = 0;
+  uint64_t larger_share_ = 1;
+  uint64_t late_ns_ = 0;  ///< what is published may take so long to be in the memory
   std::vector<Key> keys_;
   std::vector<Holder> holders_;
   std::vector<LeaseHolder> leases_;
+  std::unordered_map<uint64_t, uint64_t> lineage_by_sum_;
 };
 
 }  // namespace bowhead::sim

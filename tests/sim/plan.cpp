@@ -44,6 +44,8 @@ const char* since_name(Since since) {
       return " since it retired a block";
     case Since::LEASE:
       return " since it asked for a lease";
+    case Since::REPLACES:
+      return " since it began to replace a content";
   }
   return "";
 }
@@ -176,6 +178,38 @@ void aim_at_grants(Dice& random, Plan& plan) {
   }
 }
 
+/// Replacements among all else. Or the first one of process 0 stands still in the middle, the other
+/// process of its host goes on, and the host crashes meanwhile. Or a host becomes a zombie.
+void aim_at_contents(Dice& random, Plan& plan) {
+  plan.work = Work::CONTENTS;
+  plan.operations = 60;
+  plan.larger_share = 2;
+  plan.shape.hosts = 2;
+  plan.shape.leases = 5;
+  plan.processes_per_host = 1 + static_cast<uint32_t>(random.below(2));
+  plan.think_ns = random.below(2) == 0 ? 0 : kBeatNs >> random.below(5);
+  plan.stall_share = 2;
+  plan.stall_magnitudes = 6;
+  if (plan.processes_per_host == 1) return;
+  switch (random.below(3)) {
+    case 0:
+      plan.think_ns = 0;
+      plan.keys = 1;
+      plan.faults = {
+          stall(Since::REPLACES, 0, 50 + random.below(64), 16 * kMs),
+          since(Since::REPLACES, 0, crash(1, 200 + any_magnitude(random, 12), 10 * kMs))};
+      return;
+    case 1:
+      plan.think_ns = kBeatNs / 8;
+      plan.larger_share = 1;
+      plan.faults = {pause(static_cast<uint32_t>(random.below(4)), 1000 + any_magnitude(random, 13),
+                           (100 + random.below(150)) * kMs)};
+      return;
+    default:
+      return;
+  }
+}
+
 void aim(Dice& random, Plan& plan, Focus focus) {
   const auto any_process = [&] { return static_cast<uint32_t>(random.below(plan.processes())); };
   plan.flushes = true;
@@ -219,6 +253,10 @@ void aim(Dice& random, Plan& plan, Focus focus) {
       plan.faults.push_back(crash(plan.shape.hosts - 1, 3000 + any_magnitude(random, 13),
                                   random.below(2) == 0 ? 10 * kMs : kForever));
       extents_each = 2;
+      break;
+    case Focus::CONTENTS:
+      aim_at_contents(random, plan);
+      extents_each = 3;
       break;
     case Focus::GRANTS:
       aim_at_grants(random, plan);

@@ -30,7 +30,8 @@ enum class Since : uint8_t {
   ACCEPTED,  ///< of a value, in a decision about another host
   KEY,       ///< of a block
   RETIRED,   ///< of a header
-  LEASE      ///< not a store: it asks for one
+  LEASE,     ///< not a store: it asks for one
+  REPLACES   ///< the same: it begins to replace a content
 };
 
 struct Fault {
@@ -47,9 +48,10 @@ struct Fault {
 /// What the workers do.
 enum class Work : uint8_t {
   ANYTHING,
-  LEASES,  ///< leases, and what can hurt them
-  KEEP,    ///< nothing that takes away what was put: it must be there in the end
-  GREEDY   ///< the last host puts all it can, and needs what others can do without
+  LEASES,   ///< leases, and what can hurt them
+  KEEP,     ///< nothing that takes away what was put: it must be there in the end
+  GREEDY,   ///< the last host puts all it can, and needs what others can do without
+  CONTENTS  ///< contents are replaced and read in pieces, and keys are removed and put again
 };
 
 struct Plan {
@@ -71,6 +73,7 @@ struct Plan {
   bool long_keys = false;         ///< of two lines, all but the first
   uint64_t think_ns = 0;          ///< mean time between two operations
   bool eviction = false;
+  uint32_t larger_share = 4;  ///< one value of so many takes a block of the next size
   std::vector<Fault> faults;
 
   uint32_t processes() const { return shape.hosts * processes_per_host; }
@@ -100,7 +103,8 @@ enum class Focus : uint8_t {
   LAPSED,     ///< the same, and all have leases
   DECISIONS,  ///< a host goes, and who decides about it is hit in turn
   KEEP,       ///< a host goes, and what it had must be there all the same
-  GRANTS      ///< extents change hands, and the hands are hit
+  GRANTS,     ///< extents change hands, and the hands are hit
+  CONTENTS    ///< contents are replaced, some by hosts that crash meanwhile or are over
 };
 
 Plan make_plan(uint64_t seed, Focus focus = Focus::ANYTHING);

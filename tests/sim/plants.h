@@ -29,7 +29,9 @@ enum class Operation : uint8_t {
   ATTACH,
   TICK,
   DETACH,
-  LEAVE
+  LEAVE,
+  PARTS,
+  REPLACE
 };
 
 enum class Lie : uint8_t {
@@ -52,7 +54,9 @@ enum class Lie : uint8_t {
   READS_DIRTY,          ///< loads of other hosts' lines are stores, as a failing exchange is
   SEQUENCE_IGNORED,     ///< a compare-and-swap of allocator words looks at their state only
   STOPPED_IS_DEAD,      ///< a stopped process is taken for dead
-  STAMPS_REPEAT         ///< four stamps in a row are one
+  STAMPS_REPEAT,        ///< four stamps in a row are one
+  ALL_SETTLED,          ///< what other hosts stored is taken for settled
+  GONE_IS_THERE         ///< entries and blocks that went after they were seen seem to be there
 };
 
 struct Plant {

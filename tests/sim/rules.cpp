@@ -21,6 +21,44 @@ void Rules::check_stamp(uint64_t at, uint64_t value) {
                              world_->map().describe(known->second), world_->map().describe(at)));
 }
 
+void Rules::note_lock() {
+  const uint32_t host = world_->machine().host;
+  world_->current().locked = true;
+  const uint64_t view = peek(host, world_->map().layout().word(host, BH_PART_VIEW, host));
+  world_->current().knew_it_is_over =
+      ViewWord::unpack(view).ended > world_->current().process->incarnation();
+}
+
+/// A life that is over, and knows it, publishes nothing (but what it adopts, which nobody reads
+/// there). And what stands for a value takes the place of what stands there: once the last entry of
+/// a lineage is gone, be it removed, evicted or replaced by a put, none comes back.
+void Rules::check_entry(uint64_t at, const core::Line& line) {
+  const Machine& machine = world_->machine();
+  const uint32_t incarnation = world_->current().process->incarnation();
+  Segment& segment = segments_[machine.host];
+  if (segment.boot != machine.boot || segment.incarnation != incarnation)
+    segment = {.boot = machine.boot, .incarnation = incarnation, .lineages = {}, .standing = {}};
+  if (const auto old = segment.lineages.find(at); old != segment.lineages.end()) {
+    --segment.standing[old->second];
+    segment.lineages.erase(old);
+  }
+  const auto entry = core::from_line<bh_index_entry>(line);
+  if (entry.stamp == 0) return;
+  const Thread& thread = world_->current();
+  if (thread.knew_it_is_over && thread.operation != Operation::TICK)
+    world_->fail("zombie", fmt::format("host {} publishes an entry and knows that life {} is over",
+                                       machine.host, incarnation));
+  const auto lineage = model_->lineage_of_sum(entry.payload_checksum);
+  if (!lineage || entry.payload_checksum == 0) return;
+  const auto [standing, fresh] = segment.standing.try_emplace(*lineage, 0);
+  if (!fresh && standing->second == 0 && (entry.flags & BH_ENTRY_COPY_ONLY) == 0)
+    world_->fail("resurrection",
+                 fmt::format("host {} publishes version {} of key {} again, which was gone",
+                             machine.host, *lineage & 0xFFFFFFFF, *lineage >> 32));
+  ++standing->second;
+  segment.lineages[at] = *lineage;
+}
+
 /// About each life of a host only one thing is ever decided (I6).
 void Rules::check_decision(uint64_t at, uint64_t value) {
   const auto word = DecideWord::unpack(value);

@@ -7,15 +7,18 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tests/sim/model.h"
 #include "tests/sim/world.h"
 
 namespace bowhead::sim {
 
 class Rules {
  public:
-  void reset(World& world) {
+  void reset(World& world, const Model& model) {
     world_ = &world;
+    model_ = &model;
     stamps_.clear();
+    segments_.clear();
   }
 
   /// Before the current thread's process stores `value`.
@@ -28,6 +31,13 @@ class Rules {
     if (place.index == BH_PART_VIEW) return check_view(at, value);
     if (place.index == BH_PART_OWN) return check_own(at, value);
   }
+
+  /// The current thread's process has taken a lock of its host.
+  void note_lock();
+  /// Before it stores a line of its host's index segment.
+  void check_entry(uint64_t at, const core::Line& line);
+  /// Nobody has decided that a life is over.
+  bool stands(core::Life life) const { return hosts() == 1 || !is_decided(life); }
 
   /// How many lives of each host a host knows to be over.
   std::vector<uint64_t> known_over(uint32_t host) const;
@@ -50,8 +60,18 @@ class Rules {
   bool was_live(core::Life life) const;
   bool says_stopped(core::Life life) const;
 
+  /// Entries that a host wrote in this life, as its caches show them.
+  struct Segment {
+    uint64_t boot = 0;
+    uint32_t incarnation = 0;
+    std::unordered_map<uint64_t, uint64_t> lineages;  ///< by offset of the entry
+    std::unordered_map<uint64_t, uint64_t> standing;  ///< entries of a lineage; 0: no more
+  };
+
   World* world_ = nullptr;
-  std::unordered_map<uint64_t, uint64_t> stamps_;  ///< header by stamp
+  const Model* model_ = nullptr;
+  std::unordered_map<uint64_t, uint64_t> stamps_;   ///< header by stamp
+  std::unordered_map<uint32_t, Segment> segments_;  ///< by host
 };
 
 }  // namespace bowhead::sim

@@ -24,7 +24,7 @@ Outcome Simulator::run(const Plan& plan, const Plant* plant, bool print_steps) {
   users_.clear();
   world_.reset(plan, plant, print_steps);
   model_.reset(plan);
-  rules_.reset(world_);
+  rules_.reset(world_, model_);
   stage_ = std::make_unique<Stage>(Stage{.world = world_, .model = model_, .rules = rules_});
   write_new_pool(plan);
   for (uint32_t i = 0; i < plan.processes(); ++i) {

@@ -40,8 +40,11 @@ TEST_P(Seeds, Pass) {
   fmt::print("{}\n", counts.text());
   for (const uint64_t count :
        {counts.puts, counts.no_space, counts.hits, counts.remote_hits, counts.misses,
-        counts.removals, counts.leases_valid, counts.leases_lapsed, counts.reservations})
+        counts.removals, counts.leases_valid, counts.leases_lapsed, counts.reservations,
+        counts.parts, counts.parts_refused})
     EXPECT_GT(count, kSeedsPerTest / 4);
+  for (const uint64_t count : {counts.replacements, counts.not_replaced})
+    EXPECT_GT(count, kSeedsPerTest / 20);
   EXPECT_GT(counts.lives, kSeedsPerTest * 4);
   EXPECT_GT(counts.fenced, kSeedsPerTest / 20);
   EXPECT_GT(counts.left, kSeedsPerTest);

@@ -25,6 +25,27 @@ namespace {
 constexpr uint64_t kFillPatienceNs = 100 * kBeatNs;
 constexpr size_t kHeldMax = 3;  ///< leases, and reservations, of one worker
 
+/// Takes what is stored, whatever its codec.
+struct StoredSink {
+  std::vector<std::byte> bytes;
+  Span room;
+  uint8_t codec = BH_CODEC_RAW;
+
+  Result<std::span<const Span>> room_for(const bh_block_header& header) {
+    bytes.assign(header.stored_bytes, std::byte{0});
+    room = {bytes.data(), bytes.size()};
+    return std::span<const Span>(&room, 1);
+  }
+  Status take(const bh_block_header& header) {
+    codec = header.codec;
+    return Status::OK;
+  }
+};
+
+core::Content content(const Model::Stored& stored, std::span<const ConstSpan> bytes) {
+  return {bytes, stored.length, stored.codec};
+}
+
 }  // namespace
 
 void Counts::add(const Counts& other) {
@@ -39,9 +60,10 @@ std::string Counts::text() const {
       "{} runs, {} steps; {} lives of processes, {} ended as fenced, {} left; {} puts, {} without "
       "room, {} "
       "busy; {} hits, {} of them on other hosts, {} misses, {} removals; {} leases: {} valid, {} "
-      "lapsed; {} reservations",
+      "lapsed; {} reservations; {} reads in pieces, {} refused; {} replacements, {} refused",
       runs, steps, lives, fenced, left, puts, no_space, busy, hits, remote_hits, misses, removals,
-      leases, leases_valid, leases_lapsed, reservations);
+      leases, leases_valid, leases_lapsed, reservations, parts, parts_refused, replacements,
+      not_replaced);
 }
 
 // ---- lives ----
@@ -152,19 +174,27 @@ void User::operate() {
       read_in_place();
       return roll < 50 ? release() : void();
     case Work::KEEP:
-      return roll < 60 ? put() : roll < 85 ? get() : exists();
+      if (roll < 50) return put();
+      if (roll < 65) return get();
+      return roll < 75 ? get_parts() : roll < 95 ? replace() : exists();
+    case Work::CONTENTS:
+      if (below(4) == 0) break;
+      if (roll < 25) return put();
+      return roll < 50 ? get_parts() : roll < 80 ? replace() : remove();
     case Work::GREEDY:
       if (machine->host + 1 == stage_.world.plan().shape.hosts || operations_left_ % 16 == 8)
         return put();
       return roll < 50 ? reserve() : finish_reservation();
   }
-  if (roll < 30) return put();
-  if (roll < 48) return get();
-  if (roll < 63) return remove();
-  if (roll < 66) return exists();
-  if (roll < 78) return lease();
-  if (roll < 84) return read_in_place();
-  if (roll < 90) return release();
+  if (roll < 28) return put();
+  if (roll < 38) return get();
+  if (roll < 46) return get_parts();
+  if (roll < 54) return replace();
+  if (roll < 66) return remove();
+  if (roll < 69) return exists();
+  if (roll < 80) return lease();
+  if (roll < 86) return read_in_place();
+  if (roll < 91) return release();
   if (roll < 95) return reserve();
   finish_reservation();
 }
@@ -172,14 +202,14 @@ void User::operate() {
 void User::put() {
   const uint32_t k = any_key();
   const uint32_t version = stage_.model.new_version(k, machine->host);
-  const std::vector<std::byte> value = stage_.model.value(k, version);
+  const Model::Stored stored = stage_.model.stored(k, version);
+  const ConstSpan in[] = {{stored.bytes.data(), stored.bytes.size()}};
   stage_.world.begin_operation(Operation::PUT, k, version);
-  const ConstSpan in[] = {{value.data(), value.size()}};
-  const Status status = core_->put(key(k), in);
+  const Status status = core_->put(key(k), content(stored, in));
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("put", status, {Status::NO_SPACE, Status::BUSY});
   if (status == Status::OK)
-    stage_.model.accept(k, version);
+    stage_.model.accept(k, version, incarnation());
   else
     stage_.model.refuse(k, version);
   stage_.counts.puts += status == Status::OK;
@@ -187,12 +217,13 @@ void User::put() {
   stage_.counts.busy += status == Status::BUSY;
 }
 
-void User::get() {
-  const uint32_t k = any_key();
-  std::vector<std::byte> out(8192);
-  const Span to[] = {{out.data(), out.size()}};
+void User::get() { get(any_key()); }
+
+void User::get(uint32_t k) {
+  StoredSink sink;
+  const uint64_t begun_ns = stage_.world.now_ns();
   stage_.world.begin_operation(Operation::GET, k);
-  const auto length = core_->get(key(k), to);
+  const auto length = core_->get_stored(key(k), sink);
   stage_.world.end_operation(static_cast<uint64_t>(length.status()));
   expect("get", length.status(), {Status::NOT_FOUND});
   if (!length) {
@@ -200,17 +231,101 @@ void User::get() {
     return;
   }
   ++stage_.counts.hits;
-  uint32_t host = 0;
-  const std::string fault = stage_.model.judge(k, {out.data(), *length}, &host);
-  if (!fault.empty()) stage_.world.fail("bytes", fmt::format("get: {}", fault));
-  stage_.counts.remote_hits += host != machine->host;
+  const uint32_t version =
+      judge("get", k, Model::Seen::whole(std::move(sink.bytes), *length, sink.codec, begun_ns));
+  stage_.counts.remote_hits += stage_.model.host_of(k, version) != machine->host;
+}
+
+uint32_t User::judge(const char* what, uint32_t k, const Model::Seen& seen) {
+  uint32_t version = 0;
+  const std::string fault = stage_.model.judge(k, seen, &version);
+  if (!fault.empty()) stage_.world.fail("bytes", fmt::format("{}: {}", what, fault));
+  return version;
+}
+
+/// As a reader of the first planes: the begin says how the rest lies, of which it takes some, in
+/// any order. What it cannot have so it gets whole.
+void User::get_parts() {
+  const uint32_t k = any_key();
+  Model::Seen seen;
+  seen.begun_ns = stage_.world.now_ns();
+  stage_.world.begin_operation(Operation::PARTS, k);
+  const auto length = core_->get_parts(key(k), [&](const bh_block_header& header,
+                                                   const auto& read) {
+    seen.codec = header.codec;
+    seen.stored_bytes = header.stored_bytes;
+    const auto take = [&](uint64_t from, uint64_t most) {
+      Model::Piece piece{from, std::vector<std::byte>(std::min(most, seen.stored_bytes - from))};
+      read(from, Span{piece.bytes.data(), piece.bytes.size()});
+      seen.pieces.push_back(std::move(piece));
+    };
+    take(0, 8);
+    const bool all = below(2) == 0;
+    for (uint64_t n = all ? 0 : 1 + below(4); n > 0; --n)
+      take(8 * below((seen.stored_bytes + 7) / 8), 8 * (1 + below(8)));
+    if (all) take(0, seen.stored_bytes);
+    return below(16) == 0 ? Status::DAMAGED : Status::OK;  // no decoder can use it
+  });
+  stage_.world.end_operation(length.has_value());
+  if (!length) {
+    ++stage_.counts.parts_refused;
+    return get(k);
+  }
+  ++stage_.counts.parts;
+  seen.length = *length;
+  judge("get in pieces", k, seen);
+}
+
+/// As recompression does, of one of the blocks that somebody has not used for a while.
+void User::replace() {
+  const uint64_t unused_ns = below(2) == 0 ? 0 : below(kBeatNs);
+  bool done = false;
+  stage_.world.begin_operation(Operation::REPLACE);
+  core_->for_each_cold(unused_ns, [&](const core::Located& located) {
+    if (done || located.header.checksum_kind == BH_CHECKSUM_NONE || below(3) == 0) return;
+    const Status status = replace(located);
+    done = status != Status::VALUE_TOO_LARGE;
+  });
+  stage_.world.end_operation(done);
+  if (core_->standing() != Status::OK) expect("replace", core_->standing(), {});
+}
+
+/// VALUE_TOO_LARGE: what it would take is not smaller.
+Status User::replace(const core::Located& old) {
+  const auto k = stage_.model.key_of(old.header.key_hash[0], old.header.key_hash[1]);
+  if (!k) stage_.world.fail("bytes", "a cold block is of a key that nobody put");
+  std::vector<std::byte> bytes(old.header.stored_bytes);
+  const Span to{bytes.data(), bytes.size()};
+  if (!core_->read_stored(old, {&to, 1})) return Status::BUSY;
+  const uint32_t version = judge("read to be replaced", *k,
+                                 Model::Seen::whole(std::move(bytes), old.header.length_bytes,
+                                                    old.header.codec, /*begun_ns=*/0));
+  const uint32_t next = stage_.model.new_replacement(*k, machine->host, version);
+  const Model::Stored stored = stage_.model.stored(*k, next);
+  const ConstSpan in[] = {{stored.bytes.data(), stored.bytes.size()}};
+  const core::Content replacement = content(stored, in);
+  // Who asks all the same is refused.
+  if (core_->room_for(replacement, old.header.key_bytes) >= core_->room_for(old.header) &&
+      below(8) != 0)
+    return Status::VALUE_TOO_LARGE;
+  stage_.world.note_store(Since::REPLACES);
+  const Status status = core_->replace(old, replacement);
+  if (status != Status::OK) stage_.model.refuse(*k, next);
+  expect("replace", status, {Status::NO_SPACE, Status::BUSY});
+  ++(status == Status::OK ? stage_.counts.replacements : stage_.counts.not_replaced);
+  return status;
 }
 
 void User::remove() {
   const uint32_t k = any_key();
+  const uint32_t life = incarnation();
+  const std::vector<uint32_t> lineages = stage_.model.lineages_of(k, machine->host, life);
   stage_.world.begin_operation(Operation::REMOVE, k);
   const Status status = core_->remove(key(k));
   stage_.world.end_operation(static_cast<uint64_t>(status));
+  // Who adopted the blocks meanwhile knows nothing of it.
+  if (status == Status::OK && stage_.rules.stands({machine->host, life}))
+    stage_.model.note_removed(k, lineages, stage_.world.now_ns());
   expect("remove", status, {Status::NOT_FOUND, Status::BUSY});
   stage_.counts.removals += status == Status::OK;
 }
@@ -237,7 +352,8 @@ void User::lease() {
   const auto known_over = stage_.rules.known_over(machine->host);
   auto lease = core_->acquire(key(k), ttl_ms);
   stage_.world.end_operation(static_cast<uint64_t>(lease.status()));
-  expect("acquire", lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY});
+  expect("acquire", lease.status(),
+         {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY, Status::UNSUPPORTED_CODEC});
   if (!lease) return;
   ++stage_.counts.leases;
   // The time limit counts from an instant in acquire().
@@ -277,10 +393,9 @@ void User::release() {
   expect("release", status, {Status::LAPSED});
   ++(status == Status::OK ? stage_.counts.leases_valid : stage_.counts.leases_lapsed);
   if (status != Status::OK || leased.bytes.empty()) return;
-  uint32_t host = 0;
-  const std::string fault = stage_.model.judge(leased.key, leased.bytes, &host);
-  if (!fault.empty())
-    stage_.world.fail("bytes", fmt::format("read in place, and released as valid: {}", fault));
+  const uint64_t length = leased.bytes.size();
+  judge("read in place, and released as valid", leased.key,
+        Model::Seen::whole(std::move(leased.bytes), length, BH_CODEC_RAW, /*begun_ns=*/0));
 }
 
 // ---- reservations ----
@@ -288,7 +403,7 @@ void User::release() {
 void User::reserve() {
   if (reservations_.size() == kHeldMax) return finish_reservation();
   const uint32_t k = any_key();
-  const uint32_t version = stage_.model.new_version(k, machine->host);
+  const uint32_t version = stage_.model.new_reserved(k, machine->host);
   const std::vector<std::byte> value = stage_.model.value(k, version);
   stage_.world.begin_operation(Operation::RESERVE, k, version);
   auto reservation = core_->reserve(key(k), value.size());
@@ -344,10 +459,9 @@ void User::remove_all() {
 
 void User::look() {
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
-    std::vector<std::byte> out(8192);
-    const Span to[] = {{out.data(), out.size()}};
+    StoredSink sink;
     stage_.world.begin_operation(Operation::GET, k);
-    const auto length = core_->get(key(k), to);
+    const auto length = core_->get_stored(key(k), sink);
     stage_.world.end_operation(static_cast<uint64_t>(length.status()));
     expect("get, at rest", length.status(), {Status::NOT_FOUND});
     stage_.keys_found += length.status() == Status::OK;

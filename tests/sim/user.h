@@ -29,6 +29,7 @@ struct Counts {
   uint64_t runs, steps, lives, fenced, left;
   uint64_t puts, no_space, busy, hits, remote_hits, misses, removals;
   uint64_t leases, leases_valid, leases_lapsed, reservations;
+  uint64_t parts, parts_refused, replacements, not_replaced;
 
   void add(const Counts& other);
   std::string text() const;
@@ -87,6 +88,8 @@ class User final : public Process {
   void leave_for(uint64_t duration_ns);
   void put();
   void get();
+  void get_parts();
+  void replace();
   void remove();
   void exists();
   void lease();
@@ -103,6 +106,11 @@ class User final : public Process {
   bool leave_host();
   void detach();
   void leave();
+
+  void get(uint32_t k);
+  Status replace(const core::Located& located);
+  /// Fails if what was read is not right; else which version it is.
+  uint32_t judge(const char* what, uint32_t k, const Model::Seen& seen);
 
   /// Ends the process if the host was fenced; fails if the status is none of `allowed`.
   void expect(const char* what, const Error& error, std::initializer_list<Status> allowed);

@@ -84,6 +84,7 @@ Thread& World::start_thread(Process* process, Fiber::Entry entry, void* argument
   thread.flushing.clear();
   thread.operation_steps = 0;
   thread.stalled_ns = 0;
+  thread.locked = thread.knew_it_is_over = false;
   thread.operation = Operation::NONE;
   thread.fiber.start(entry, argument);
   if (process != nullptr) process->threads.push_back(&thread);
@@ -199,6 +200,7 @@ void World::begin_operation(Operation operation, uint64_t key, uint64_t number) 
   current_->operation = operation;
   current_->operation_steps = 0;
   current_->stalled_ns = 0;
+  current_->locked = false;
   record(Op::BEGIN, 0, uint64_t{static_cast<uint8_t>(operation)} << 40 | key << 32 | number);
 }
 void World::end_operation(uint64_t result) {
@@ -473,9 +475,9 @@ void World::kill(Process& process, bool crash) {
 namespace {
 
 std::string operation_text(uint64_t code) {
-  static constexpr const char* kNames[] = {"",      "put",    "get",     "remove",  "exists",
-                                           "lease", "read",   "release", "reserve", "commit",
-                                           "abort", "attach", "tick",    "detach",  "leave"};
+  static constexpr const char* kNames[] = {
+      "",       "put",   "get",    "remove", "exists", "lease", "read",  "release", "reserve",
+      "commit", "abort", "attach", "tick",   "detach", "leave", "parts", "replace"};
   return fmt::format("{} key {}: {}", kNames[code >> 40], code >> 32 & 0xFF, code & 0xFFFFFFFF);
 }
 

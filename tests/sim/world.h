@@ -74,6 +74,8 @@ struct Thread {
   Operation operation = Operation::NONE;
   uint64_t operation_steps = 0;  ///< since the operation began
   uint64_t stalled_ns = 0;       ///< the same
+  bool locked = false;           ///< it took a lock in this operation
+  bool knew_it_is_over = false;  ///< its host, about this life, when it took a lock last
 };
 
 struct Machine {
