@@ -437,10 +437,12 @@ void run(CreateOptions options, uint64_t events) {
   const Board& board = chaos.board();
   fmt::print(
       "{}: {} puts ({} without space), {} gets, {} removals, {} leases ({} lapsed, {} refused "
-      "COPY_ONLY), {} times busy, {} times fenced, {} opens, {} recompressed\n",
+      "COPY_ONLY), {} times busy, {} times fenced, {} opens, {} recompressed, {} read "
+      "in planes\n",
       chaos.counts(), board.stored.load(), board.refused.load(), board.read.load(),
       board.removed.load(), board.leased.load(), board.lapsed.load(), board.copy_only.load(),
-      board.busy.load(), board.fenced.load(), board.opened.load(), board.recompressed.load());
+      board.busy.load(), board.fenced.load(), board.opened.load(), board.recompressed.load(),
+      board.planes.load());
   if (events >= 100 && board.faults == 0) {  // low: sanitizers leave little time for work
     EXPECT_GT(board.stored, events);
     EXPECT_GT(board.read, events);
@@ -454,6 +456,8 @@ TEST(Chaos, OfHostsWithEviction) { run({}, 300); }
 TEST(Chaos, OfHostsWithoutEviction) { run({.evict_high_permille = 0}, 100); }
 TEST(Chaos, OfHostsCompressed) {
   host_compression.profile = CompressionProfile::FAST;
+  host_compression.number = compression::NumberKind::BF16;
+  host_compression.channels = kChaosChannels;
   run({}, 150);
   host_compression = {};
 }

@@ -5,6 +5,7 @@
 // knows every byte without asking the pool, and bytes of two puts are told apart.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <string>
@@ -19,6 +20,10 @@ inline constexpr uint32_t kHosts = 4;
 inline constexpr uint64_t kKeys = 500;
 inline constexpr SharingTimes kChaosTimes{
     .beat_ms = 20, .dead_ms = 400, .grace_ms = 150, .settle_ms = 5, .reclaim_ms = 600};
+
+/// Numbers of which some values are made up, if they are compressed: the others are bytes.
+inline constexpr uint32_t kChaosChannels = 2;
+inline constexpr uint64_t kChaosTokenBytes = 2 * kChaosChannels;
 
 enum class Away : uint32_t { NO, ASKED, GONE };
 enum class Fence : uint32_t { NO, ASKED, DOING, DONE };
@@ -37,7 +42,7 @@ struct Board {
   Progress progress[16];
   std::atomic<uint64_t> version{0};
   std::atomic<uint64_t> stored{0}, read{0}, removed{0}, leased{0}, lapsed{0}, refused{0}, busy{0},
-      copy_only{0}, fenced{0}, opened{0}, recompressed{0};
+      copy_only{0}, fenced{0}, opened{0}, recompressed{0}, planes{0};
   std::atomic<uint64_t> faults{0};
   char fault[kFaults][kFaultBytes] = {};
 
@@ -59,13 +64,22 @@ inline std::string chaos_key(uint64_t n) {
 
 /// Number of the key, version, then what follows from them, up to a length that does too. One half
 /// can be compressed.
+inline constexpr size_t kChaosSizes[] = {700,    16'384,  20'000,  50'000,
+                                         65'536, 100'000, 131'072, 300'000};
+inline constexpr size_t kChaosLess = 7;
 inline std::vector<std::byte> chaos_value(uint64_t n, uint64_t version) {
-  constexpr size_t kSizes[] = {700, 16'384, 20'000, 50'000, 65'536, 100'000, 131'072, 300'000};
-  auto value = bytes(kSizes[(n + version) % std::size(kSizes)] - version % 7, n << 32 ^ version);
+  const size_t size = kChaosSizes[(n + version) % std::size(kChaosSizes)] - version % kChaosLess;
+  auto value = bytes(size, n << 32 ^ version);
   std::fill(value.begin() + static_cast<long>(value.size() / 2), value.end(), std::byte(version));
   std::memcpy(value.data(), &n, 8);
   std::memcpy(value.data() + 8, &version, 8);
   return value;
+}
+
+/// Some value has this size.
+inline bool is_chaos_size(uint64_t bytes) {
+  return std::any_of(std::begin(kChaosSizes), std::end(kChaosSizes),
+                     [&](size_t size) { return bytes <= size && size - bytes < kChaosLess; });
 }
 
 /// Empty if the bytes are a value of this key; else what is wrong with them.
@@ -183,8 +197,9 @@ class ChaosWorker {
       case 7:
       case 8:
       case 9:
-      case 10:
         return read(n);
+      case 10:
+        return random_.below(2) == 0 ? read(n) : read_planes(n);
       default:
         return put(n);
     }
@@ -229,6 +244,29 @@ class ChaosWorker {
     if (!accept(length.status(), {Status::NOT_FOUND}, "get", n)) return;
     judge(n, out.data(), *length, "get");
     ++board_.read;
+  }
+  /// All planes, and what is not in planes, must be exact. Of fewer planes only the length is
+  /// known: the version is not to be seen in them.
+  void read_planes(uint64_t n) {
+    doing("get_prefix");
+    const auto planes = static_cast<uint32_t>(1 + random_.below(16));
+    const bool all = planes >= 12;  // no number has more
+    std::vector<std::byte> out(300'000);
+    const Span to[] = {{out.data(), out.size()}};
+    const auto read = pool_->get_prefix(ns_, chaos_key(n), planes, to);
+    if (!accept(read.status(), {Status::NOT_FOUND}, "get_prefix", n)) return;
+    const Compression& c = host_compression;
+    const bool in_planes = c.profile != CompressionProfile::NONE &&
+                           c.number != compression::NumberKind::BYTES &&
+                           read->length_bytes % kChaosTokenBytes == 0;
+    if (all || !in_planes)
+      judge(n, out.data(), read->length_bytes, "get_prefix");
+    else if (!is_chaos_size(read->length_bytes))
+      fail(fmt::format("get_prefix of key {}: {} bytes", n, read->length_bytes));
+    if (read->read_bytes == 0 || read->read_bytes > read->length_bytes)
+      fail(fmt::format("get_prefix of key {}: read {} bytes for {}", n, read->read_bytes,
+                       read->length_bytes));
+    ++board_.planes;
   }
   void remove(uint64_t n) {
     doing("remove");
