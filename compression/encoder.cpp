@@ -27,6 +27,9 @@ ProfileRules rules_of(Profile profile) {
   return {StreamCodec::STORED, 0, 1};
 }
 
+/// Bytes of a plane from which on a table of its frequencies costs less than it saves.
+constexpr size_t kWorthATable = 1024;
+
 bool all_zero(ConstBytes bytes) {
   return bytes.empty() ||
          (bytes[0] == 0 && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
@@ -207,8 +210,9 @@ class Encoder::Impl {
     const size_t most = plain.size() - plain.size() / rules_.least_saved_parts - 1;
     const size_t nibbles = kernels_.nibbles_size(plain);
     size_t size = 0;
-    if (repeats || rules_.codec != StreamCodec::LZ4)
-      size = coder_.encode(rules_.codec, rules_.level, plain, room, std::min(most, nibbles));
+    if (repeats || (rules_.codec == StreamCodec::ZSTD && plain.size() >= kWorthATable))
+      size = coder_.encode(rules_.codec, repeats ? rules_.level : kZstdWithoutSearch, plain, room,
+                           std::min(most, nibbles));
     stream.codec = rules_.codec;
     if (size == 0) {
       size = coder_.encode(StreamCodec::NIBBLES, 0, plain, room, most);

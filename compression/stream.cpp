@@ -2,6 +2,7 @@
 #include "compression/stream.h"
 
 #include <lz4.h>
+#define ZSTD_STATIC_LINKING_ONLY  // for the name of a parameter
 #include <zstd.h>
 
 #include <algorithm>
@@ -34,6 +35,9 @@ struct StreamCoder::State {
     if (compressor == nullptr || decompressor == nullptr) throw std::bad_alloc();
     ZSTD_CCtx_setParameter(compressor, ZSTD_c_contentSizeFlag, 0);
     ZSTD_CCtx_setParameter(compressor, ZSTD_c_checksumFlag, 0);
+    // Also where the level says that all else is for speed: a library that did not know this would
+    // leave such streams as they are.
+    ZSTD_CCtx_setParameter(compressor, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);
   }
   ~State() {
     ZSTD_freeCCtx(compressor);
@@ -42,6 +46,8 @@ struct StreamCoder::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 };
+
+static_assert(kZstdWithoutSearch == -ZSTD_TARGETLENGTH_MAX);
 
 StreamCoder::StreamCoder() : state_(std::make_unique<State>()) {}
 StreamCoder::~StreamCoder() = default;

@@ -13,6 +13,10 @@ namespace bowhead::compression {
 enum class StreamCodec : uint8_t { STORED = 0, ZERO = 1, LZ4 = 2, ZSTD = 3, NIBBLES = 4 };
 inline constexpr uint32_t kLastStreamCodec = 4;
 
+/// A level at which ZSTD codes bytes by how frequent they are and hardly looks for what repeats:
+/// the lowest that it has.
+inline constexpr int kZstdWithoutSearch = -131072;
+
 /// Codes and decodes streams. Not thread-safe. Allocates when made, not later.
 class StreamCoder {
  public:
@@ -22,8 +26,7 @@ class StreamCoder {
   StreamCoder& operator=(StreamCoder&&) noexcept;
 
   /// Codes `in` to `out` and returns the coded bytes; 0 if that would take more than `most` bytes,
-  /// which is at most out.size(). `level`: of ZSTD; of LZ4 the
-  /// acceleration.
+  /// which is at most out.size(). `level`: of ZSTD; of LZ4 the acceleration.
   size_t encode(StreamCodec codec, int level, std::span<const uint8_t> in, std::span<uint8_t> out,
                 size_t most);
 
