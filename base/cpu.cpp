@@ -29,13 +29,16 @@ std::string model_name() {
 CpuFeatures detect() {
   CpuFeatures features;
   // The builtin also asks whether the system saves the registers.
-  if (__builtin_cpu_supports("avx2")) features.isa = IsaLevel::AVX2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    features.isa = IsaLevel::AVX2;
   if (features.isa == IsaLevel::AVX2 && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
       __builtin_cpu_supports("gfni")) {
     features.isa = IsaLevel::AVX512;
+    features.dot_products =
+        __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512vnni") != 0;
   }
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   constexpr unsigned kClflushBit = 1u << 19;  // has no name in gcc 12's header
@@ -81,6 +84,7 @@ void apply_environment(CpuFeatures& features) {
     return;
   }
   features.isa = level;
+  features.dot_products &= level == IsaLevel::AVX512;
 }
 
 }  // namespace

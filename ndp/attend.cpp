@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ndp/operations.h"
+#include "ndp/tiles.h"
+
+namespace bowhead::ndp {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+/// Kernels write whole registers.
+size_t padded(uint32_t channels) { return (size_t{channels} + 63) / 64 * 64; }
+
+/// Scores of a tile, with what is behind them never chosen.
+void score_whole_tile(const Kernels& kernels, const Queries& queries, const Rows& keys,
+                      uint32_t first, uint32_t count, float* scores) {
+  score_tile(kernels, queries, keys, first, count, scores);
+  for (uint32_t q = 0; q < queries.count() && count < kTileTokens; ++q)
+    std::fill(scores + q * kTileTokens + count, scores + (q + 1) * kTileTokens, kNever);
+}
+
+}  // namespace
+
+Attention::Attention(uint32_t queries, uint32_t channels)
+    : queries_(queries),
+      channels_(channels),
+      largest_(queries, kNever),
+      weights_(queries, 0),
+      sums_(queries * padded(channels), 0),
+      tile_(size_t{queries} * kTileTokens) {}
+
+Result<Attention> Attention::of(uint32_t queries, uint32_t channels) {
+  if (queries == 0 || queries > kMaxQueries || channels == 0 || channels > kMaxChannels)
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("attention of {} queries to values of {} channels: 1 to {} and 1 to {} "
+                    "are possible",
+                    queries, channels, kMaxQueries, kMaxChannels)};
+  return Attention(queries, channels);
+}
+
+Result<void> Attention::add(const Queries& queries, std::span<const KvBlock> blocks,
+                            const Visible& visible) {
+  if (queries.count() != queries_)
+    return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this is attention of {}",
+                                                       queries.count(), queries_)};
+  if (auto good = check_blocks(blocks, queries.channels()); !good) return good;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].values.channels != channels_)
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("values of block {}: {} channels, while this is attention to {}", i,
+                               blocks[i].values.channels, channels_)};
+  }
+  for (const KvBlock& block : blocks)
+    for_tiles(block.first_token, block.keys.tokens, visible,
+              [&](uint32_t first, uint32_t count) { add_tile(queries, block, first, count); });
+  return {};
+}
+
+/// Sums are relative to the largest score so far: where a tile has a larger one, what was summed
+/// before gets less.
+void Attention::add_tile(const Queries& queries, const KvBlock& block, uint32_t first,
+                         uint32_t count) {
+  const Kernels& use = kernels();
+  const size_t stride = padded(channels_);
+  score_whole_tile(use, queries, block.keys, first, count, tile_.data());
+  for (uint32_t q = 0; q < queries_; ++q) {
+    float* scores = &tile_[size_t{q} * kTileTokens];
+    const float largest = use.largest(scores);
+    if (largest > largest_[q]) {
+      const float less = std::exp(largest_[q] - largest);
+      largest_[q] = largest;
+      weights_[q] *= less;
+      if (less != 1)
+        for (size_t c = 0; c < stride; ++c) sums_[q * stride + c] *= less;
+    }
+    // Nothing but negative infinity so far: no weight, instead of infinity less infinity.
+    weights_[q] +=
+        use.exponentials(scores, std::max(largest_[q], std::numeric_limits<float>::lowest()));
+    if (block.values.scales == nullptr) continue;
+    for (uint32_t i = 0; i < count; ++i) scores[i] *= block.values.scales[first + i];
+  }
+  use.weigh(tile_.data(), queries_, block.values, first, count, sums_.data(), stride);
+}
+
+Result<void> Attention::merge(const Attention& other) {
+  if (other.queries_ != queries_ || other.channels_ != channels_)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("attention of {} queries to {} channels does not merge with {} to {}",
+                             other.queries_, other.channels_, queries_, channels_)};
+  const size_t stride = padded(channels_);
+  for (uint32_t q = 0; q < queries_; ++q) {
+    const float largest = std::max(largest_[q], other.largest_[q]);
+    if (largest == kNever) continue;
+    const float own = std::exp(largest_[q] - largest);
+    const float others = std::exp(other.largest_[q] - largest);
+    largest_[q] = largest;
+    weights_[q] = weights_[q] * own + other.weights_[q] * others;
+    for (size_t c = q * stride; c < (q + 1) * stride; ++c)
+      sums_[c] = sums_[c] * own + other.sums_[c] * others;
+  }
+  return {};
+}
+
+Result<void> Attention::merge(std::span<const float> outputs, std::span<const float> log_sum_exps) {
+  if (outputs.size() != size_t{queries_} * channels_ || log_sum_exps.size() != queries_)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("{} outputs and {} log-sum-exps, while {} queries have {} and {}",
+                             outputs.size(), log_sum_exps.size(), queries_,
+                             size_t{queries_} * channels_, queries_)};
+  // Weights that sum to 1, relative to the log-sum-exp.
+  Attention other(queries_, channels_);
+  for (uint32_t q = 0; q < queries_; ++q) {
+    if (log_sum_exps[q] == kNever) continue;
+    other.largest_[q] = log_sum_exps[q];
+    other.weights_[q] = 1;
+    std::copy_n(outputs.begin() + q * channels_, channels_,
+                other.sums_.begin() + static_cast<long>(q * padded(channels_)));
+  }
+  return merge(other);
+}
+
+Status Attention::output(uint32_t query, std::span<float> out) const {
+  if (query >= queries_ || out.size() != channels_) return Status::INVALID_ARGUMENT;
+  const float weight = weights_[query];
+  for (uint32_t c = 0; c < channels_; ++c)
+    out[c] = weight == 0 ? 0 : sums_[query * padded(channels_) + c] / weight;
+  return Status::OK;
+}
+
+float Attention::log_sum_exp(uint32_t query) const {
+  return weights_[query] == 0 ? kNever : largest_[query] + std::log(weights_[query]);
+}
+
+Result<void> add_mass(const Queries& queries, std::span<const KeyBlock> blocks,
+                      const Visible& visible, std::span<const float> log_sum_exps,
+                      std::span<float> mass) {
+  if (auto good = check_blocks(blocks, queries.channels()); !good) return good;
+  size_t all = 0;
+  for (const KeyBlock& block : blocks) all += block.keys.tokens;
+  if (mass.size() != all || log_sum_exps.size() != queries.count())
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("masses of {} tokens and {} log-sum-exps, while there are {} and {}",
+                             mass.size(), log_sum_exps.size(), all, queries.count())};
+  const Kernels& use = kernels();
+  std::vector<float> tile(size_t{queries.count()} * kTileTokens);
+  size_t at = 0;
+  for (const KeyBlock& block : blocks) {
+    for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
+      score_whole_tile(use, queries, block.keys, first, count, tile.data());
+      for (uint32_t q = 0; q < queries.count(); ++q) {
+        if (log_sum_exps[q] == kNever) continue;
+        float* weights = &tile[size_t{q} * kTileTokens];
+        use.exponentials(weights, log_sum_exps[q]);
+        for (uint32_t i = 0; i < count; ++i) mass[at + first + i] += weights[i];
+      }
+    });
+    at += block.keys.tokens;
+  }
+  return {};
+}
+
+}  // namespace bowhead::ndp

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What exists once per instruction set. Everything else in ndp/ is written once.
+//
+// Arithmetic is in float, sums in several lanes: the scalar set, which is the definition, sums in
+// double. How far sets may be apart, say the tolerances of operations.h.
+#pragma once
+
+#include <span>
+
+#include "ndp/operations.h"
+#include "ndp/rows.h"
+
+namespace bowhead::ndp {
+
+/// Tokens that are worked on at once: their scores, and rows of usual heads, stay in the nearest
+/// cache.
+inline constexpr uint32_t kTileTokens = 64;
+
+struct Kernels {
+  const char* name;
+
+  /// scores[q * kTileTokens + i]: of query q and token first + i, i < count <= kTileTokens. The
+  /// rows' scales are not looked at.
+  void (*score)(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+                float* scores);
+  /// sums[q * stride + c] += weights[q * kTileTokens + i] * channel c of token first + i, for all
+  /// i. Weights are not negative; those of a tile's tokens behind `count` are zero.
+  void (*weigh)(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
+                uint32_t count, float* sums, size_t stride);
+  /// Of kTileTokens numbers; that of which some is not a number may be any of them.
+  float (*largest)(const float* values);
+  /// values[i] = exp(values[i] - largest) for kTileTokens numbers; returns their sum.
+  float (*exponentials)(float* values, float largest);
+  /// Appends hits of the first `count` scores that are `least` or more, or not less: with what is
+  /// not a number if `least` is that too. Returns how many; kTileTokens may be written.
+  uint32_t (*select)(const float* scores, uint32_t count, float least, uint32_t first_token,
+                     Hit* out);
+  /// By channel: the least and largest of so many tokens' numbers, scales included; what is not a
+  /// number makes them infinite.
+  void (*bounds)(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest);
+};
+
+/// The best that this CPU has, or BOWHEAD_ISA allows.
+const Kernels& kernels();
+/// All that this CPU has, the scalar ones first.
+std::span<const Kernels* const> kernels_here();
+
+extern const Kernels kKernelsScalar;  ///< the definition
+extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx512;
+extern const Kernels kKernelsNeon;
+
+}  // namespace bowhead::ndp

@@ -1,0 +1,608 @@
+// SPDX-License-Identifier: Apache-2.0
+// With AVX-512 and its dot products of bf16 and of int16.
+//
+// A score is a sum along a row. So rows are read as they lie, 16 sums of queries and tokens are
+// kept in 16 registers, lane by lane, and only at the end of the rows folded into one register.
+
+// All headers come before the target is set: what they define inline, other files share.
+#include <immintrin.h>
+#include <string.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "ndp/kernels.h"
+#include "ndp/numbers.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(                                                                   \
+    __attribute__((target("avx2,f16c,fma,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi," \
+                          "avx512bf16,avx512vnni"))),                                           \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target( \
+    "avx2,f16c,fma,popcnt,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx512vnni")
+// gcc 12 warns of its own intrinsics' "undefined" operands (gcc bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+namespace bowhead::ndp {
+namespace {
+
+#define BOWHEAD_INLINE inline __attribute__((always_inline))
+#define BOWHEAD_INLINE_LAMBDA __attribute__((always_inline))
+
+BOWHEAD_INLINE __mmask32 first_words(uint32_t count) {
+  return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << count) - 1;
+}
+BOWHEAD_INLINE __mmask64 first_bytes(uint32_t count) {
+  return count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1;
+}
+
+BOWHEAD_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
+  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+}
+
+// ---- kinds of rows: how some channels are loaded and multiplied ----
+//
+// Where `channels` are fewer than a chunk, what is behind them is zero, and not read.
+
+struct Bf16 {
+  static constexpr uint32_t kChunk = 32;
+  static constexpr bool kWhole = false;
+  using Sum = __m512;
+  using Chunk = __m512i;
+  static BOWHEAD_INLINE Chunk load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+    const uint8_t* at = row + size_t{channel} * 2;
+    return channels >= kChunk ? _mm512_loadu_si512(at)
+                              : _mm512_maskz_loadu_epi16(first_words(channels), at);
+  }
+  static const uint16_t* query(const Queries& queries, uint32_t q, uint32_t part) {
+    return queries.bf16(q, part);
+  }
+  static BOWHEAD_INLINE Sum add(Sum sum, Chunk keys, const uint16_t* query) {
+    return add_products(sum, keys, _mm512_loadu_si512(query));
+  }
+};
+
+/// By the bits below the sign: a bf16 number's low bytes, then its high bytes.
+using ByteTable = std::array<uint8_t, 256>;
+template <uint32_t kExponentBits, bool kHasInfinity>
+constexpr ByteTable bf16_of_bytes() {
+  ByteTable table{};
+  for (uint32_t i = 0; i < 128; ++i) {
+    const auto bits =
+        std::bit_cast<uint32_t>(small_float(i, kExponentBits, 7 - kExponentBits, kHasInfinity));
+    table[i] = static_cast<uint8_t>(bits >> 16);
+    table[128 + i] = static_cast<uint8_t>(bits >> 24);
+  }
+  return table;
+}
+
+/// In the order in which bytes unpack: of each 16 channels the first 8, then the others.
+struct WordPair {
+  __m512i a, b;
+};
+
+template <uint32_t kExponentBits, bool kHasInfinity>
+struct Fp8 {
+  static constexpr uint32_t kChunk = 64;
+  static constexpr bool kWhole = false;
+  using Sum = __m512;
+  using Chunk = WordPair;
+  static BOWHEAD_INLINE Chunk load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+    alignas(64) static constexpr ByteTable kTable = bf16_of_bytes<kExponentBits, kHasInfinity>();
+    const uint8_t* at = row + channel;
+    const __m512i bytes = channels >= kChunk ? _mm512_loadu_si512(at)
+                                             : _mm512_maskz_loadu_epi8(first_bytes(channels), at);
+    const auto look_up = [&](size_t part) {
+      return _mm512_permutex2var_epi8(_mm512_load_si512(kTable.data() + part), bytes,
+                                      _mm512_load_si512(kTable.data() + part + 64));
+    };
+    const __m512i low = look_up(0);
+    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    const __m512i high = _mm512_ternarylogic_epi32(look_up(128), bytes, sign, 0xF8);  // a | b & c
+    return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+  }
+  static const uint16_t* query(const Queries& queries, uint32_t q, uint32_t part) {
+    return queries.bf16_unpacked(q, part);
+  }
+  static BOWHEAD_INLINE Sum add(Sum sum, const Chunk& keys, const uint16_t* query) {
+    sum = add_products(sum, keys.a, _mm512_loadu_si512(query));
+    return add_products(sum, keys.b, _mm512_loadu_si512(query + 32));
+  }
+};
+
+struct FloatPair {
+  __m512 a, b;
+};
+
+struct Fp16 {
+  static constexpr uint32_t kChunk = 32;
+  static constexpr bool kWhole = false;
+  using Sum = __m512;
+  using Chunk = FloatPair;
+  static BOWHEAD_INLINE Chunk load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+    const __m512i words = Bf16::load(row, channel, channels);
+    return {_mm512_cvtph_ps(_mm512_castsi512_si256(words)),
+            _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1))};
+  }
+  static const float* query(const Queries& queries, uint32_t q, uint32_t) {
+    return queries.floats(q);
+  }
+  static BOWHEAD_INLINE Sum add(Sum sum, const Chunk& keys, const float* query) {
+    sum = _mm512_fmadd_ps(keys.a, _mm512_loadu_ps(query), sum);
+    return _mm512_fmadd_ps(keys.b, _mm512_loadu_ps(query + 16), sum);
+  }
+};
+
+struct Int8 {
+  static constexpr uint32_t kChunk = 32;
+  static constexpr bool kWhole = true;
+  using Sum = __m512i;
+  using Chunk = __m512i;
+  static BOWHEAD_INLINE __m256i load_bytes(const uint8_t* at, uint32_t channels) {
+    return channels >= kChunk ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
+                              : _mm256_maskz_loadu_epi8(first_words(channels), at);
+  }
+  static BOWHEAD_INLINE Chunk load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+    return _mm512_cvtepi8_epi16(load_bytes(row + channel, channels));
+  }
+  static const int16_t* query(const Queries& queries, uint32_t q, uint32_t) {
+    return queries.integers(q);
+  }
+  static BOWHEAD_INLINE Sum add(Sum sum, Chunk keys, const int16_t* query) {
+    return _mm512_dpwssd_epi32(sum, keys, _mm512_loadu_si512(query));
+  }
+};
+
+// ---- scores ----
+
+BOWHEAD_INLINE __m512i zero_of(__m512i) { return _mm512_setzero_si512(); }
+BOWHEAD_INLINE __m512 zero_of(__m512) { return _mm512_setzero_ps(); }
+BOWHEAD_INLINE __m512i plus(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
+BOWHEAD_INLINE __m512 plus(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+BOWHEAD_INLINE __m512i bits_of(__m512i a) { return a; }
+BOWHEAD_INLINE __m512i bits_of(__m512 a) { return _mm512_castps_si512(a); }
+BOWHEAD_INLINE void set_bits(__m512i& to, __m512i bits) { to = bits; }
+BOWHEAD_INLINE void set_bits(__m512& to, __m512i bits) { to = _mm512_castsi512_ps(bits); }
+BOWHEAD_INLINE __m512 floats_of(__m512i a) { return _mm512_cvtepi32_ps(a); }
+BOWHEAD_INLINE __m512 floats_of(__m512 a) { return a; }
+
+template <class Sum>
+BOWHEAD_INLINE Sum plus_bits(__m512i a, __m512i b) {
+  Sum x, y;
+  set_bits(x, a);
+  set_bits(y, b);
+  return plus(x, y);
+}
+
+/// Of the quarters of both: the first two added, the other two.
+template <class Sum>
+BOWHEAD_INLINE Sum add_quarters(Sum low, Sum high) {
+  const __m512i a = bits_of(low), b = bits_of(high);
+  return plus_bits<Sum>(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xDD));
+}
+
+/// Lane i has the sum of the lanes of sums[i].
+template <class Sum>
+BOWHEAD_INLINE Sum fold(const Sum (&sums)[16]) {
+  Sum twos[8], fours[4];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512i a = bits_of(sums[2 * i]), b = bits_of(sums[2 * i + 1]);
+    twos[i] = plus_bits<Sum>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = bits_of(twos[2 * i]), b = bits_of(twos[2 * i + 1]);
+    fours[i] = plus_bits<Sum>(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+  }
+  return add_quarters(add_quarters(fours[0], fours[1]), add_quarters(fours[2], fours[3]));
+}
+
+/// kQueries queries from `q` on, 16 / kQueries tokens at a time.
+template <class Kind, uint32_t kParts, uint32_t kQueries>
+void score_some(const Queries& queries, uint32_t q, const Rows& keys, uint32_t first,
+                uint32_t count, float* scores) {
+  constexpr uint32_t kTokens = 16 / kQueries;
+  using Sum = typename Kind::Sum;
+  decltype(Kind::query(queries, q, 0)) query[kQueries][kParts];
+  alignas(64) float lanes[16];
+  for (uint32_t i = 0; i < kQueries; ++i) {
+    for (uint32_t part = 0; part < kParts; ++part)
+      query[i][part] = Kind::query(queries, q + i, part);
+    const float factor = queries.scale() * (Kind::kWhole ? queries.unit(q + i) : 1);
+    std::fill_n(lanes + i * kTokens, kTokens, factor);
+  }
+  const __m512 factors = _mm512_load_ps(lanes);
+  for (uint32_t at = 0; at < count; at += kTokens) {
+    // Behind the last token it stands in for others, whose scores mean nothing.
+    const uint8_t* rows[kTokens];
+    for (uint32_t t = 0; t < kTokens; ++t) rows[t] = keys.row(first + std::min(at + t, count - 1));
+    Sum sums[16];
+#pragma GCC unroll 16
+    for (Sum& sum : sums) sum = zero_of(Sum{});
+    const auto add = [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
+#pragma GCC unroll 16
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        const auto chunk = Kind::load(rows[t], channel, channels);
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < kQueries; ++i) {
+#pragma GCC unroll 2
+          for (uint32_t part = 0; part < kParts; ++part)
+            sums[i * kTokens + t] =
+                Kind::add(sums[i * kTokens + t], chunk, query[i][part] + channel);
+        }
+      }
+    };
+    uint32_t channel = 0;
+    for (; channel + Kind::kChunk <= keys.channels; channel += Kind::kChunk)
+      add(channel, Kind::kChunk);
+    if (channel < keys.channels) add(channel, keys.channels - channel);
+    _mm512_store_ps(lanes, _mm512_mul_ps(floats_of(fold(sums)), factors));
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < kQueries; ++i)
+      memcpy(scores + (q + i) * kTileTokens + at, lanes + i * kTokens, kTokens * sizeof(float));
+  }
+}
+
+template <class Kind, uint32_t kParts>
+void score_all(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+               float* scores) {
+  uint32_t q = 0;
+  for (; q + 8 <= queries.count(); q += 8)
+    score_some<Kind, kParts, 8>(queries, q, keys, first, count, scores);
+  const uint32_t left = queries.count() - q;
+  if (left & 4) score_some<Kind, kParts, 4>(queries, q, keys, first, count, scores);
+  q += left & 4;
+  if (left & 2) score_some<Kind, kParts, 2>(queries, q, keys, first, count, scores);
+  q += left & 2;
+  if (left & 1) score_some<Kind, kParts, 1>(queries, q, keys, first, count, scores);
+}
+
+template <class Kind>
+void score_as(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+              float* scores) {
+  queries.bf16_parts() == 1 ? score_all<Kind, 1>(queries, keys, first, count, scores)
+                            : score_all<Kind, 2>(queries, keys, first, count, scores);
+}
+
+using E4m3 = Fp8<4, false>;
+using E5m2 = Fp8<5, true>;
+
+void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+           float* scores) {
+  switch (keys.number) {
+    case NumberKind::BF16:
+      return score_as<Bf16>(queries, keys, first, count, scores);
+    case NumberKind::FP8_E4M3:
+      return score_as<E4m3>(queries, keys, first, count, scores);
+    case NumberKind::FP8_E5M2:
+      return score_as<E5m2>(queries, keys, first, count, scores);
+    case NumberKind::FP16:
+      return score_all<Fp16, 1>(queries, keys, first, count, scores);
+    default:
+      return score_all<Int8, 1>(queries, keys, first, count, scores);
+  }
+}
+
+// ---- weighted sums of values ----
+
+/// 16 channels.
+BOWHEAD_INLINE void add_to(float* sums, __m512 more) {
+  _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(sums), more));
+}
+
+/// Values as bf16, two tokens at a time: a lane has a channel of both.
+template <class Kind>
+struct Pairs;
+
+template <>
+struct Pairs<Bf16> {
+  static constexpr uint32_t kQueries = 8, kSums = 2;  // for a chunk of 32 channels
+  static BOWHEAD_INLINE void load(__m512i (&pairs)[kSums], const uint8_t* even, const uint8_t* odd,
+                                  uint32_t channel, uint32_t channels) {
+    const __m512i a = Bf16::load(even, channel, channels), b = Bf16::load(odd, channel, channels);
+    pairs[0] = _mm512_unpacklo_epi16(a, b);
+    pairs[1] = _mm512_unpackhi_epi16(a, b);
+  }
+  static BOWHEAD_INLINE void add_to_sums(float* sums, const __m512 (&lanes)[kSums]) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    add_to(sums, _mm512_permutex2var_ps(lanes[0], low, lanes[1]));
+    add_to(sums + 16, _mm512_permutex2var_ps(lanes[0], high, lanes[1]));
+  }
+};
+
+template <uint32_t kExponentBits, bool kHasInfinity>
+struct Pairs<Fp8<kExponentBits, kHasInfinity>> {
+  static constexpr uint32_t kQueries = 4, kSums = 4;  // for a chunk of 64 channels
+  static BOWHEAD_INLINE void load(__m512i (&pairs)[kSums], const uint8_t* even, const uint8_t* odd,
+                                  uint32_t channel, uint32_t channels) {
+    using Kind = Fp8<kExponentBits, kHasInfinity>;
+    const WordPair x = Kind::load(even, channel, channels), y = Kind::load(odd, channel, channels);
+    pairs[0] = _mm512_unpacklo_epi16(x.a, y.a);
+    pairs[1] = _mm512_unpackhi_epi16(x.a, y.a);
+    pairs[2] = _mm512_unpacklo_epi16(x.b, y.b);
+    pairs[3] = _mm512_unpackhi_epi16(x.b, y.b);
+  }
+  /// Quarter i of lanes[j] has channels 16 i + 4 j and the three behind it.
+  static BOWHEAD_INLINE void add_to_sums(float* sums, const __m512 (&lanes)[kSums]) {
+    const __m512 a = _mm512_shuffle_f32x4(lanes[0], lanes[1], 0x44);
+    const __m512 b = _mm512_shuffle_f32x4(lanes[2], lanes[3], 0x44);
+    const __m512 c = _mm512_shuffle_f32x4(lanes[0], lanes[1], 0xEE);
+    const __m512 d = _mm512_shuffle_f32x4(lanes[2], lanes[3], 0xEE);
+    add_to(sums, _mm512_shuffle_f32x4(a, b, 0x88));
+    add_to(sums + 16, _mm512_shuffle_f32x4(a, b, 0xDD));
+    add_to(sums + 32, _mm512_shuffle_f32x4(c, d, 0x88));
+    add_to(sums + 48, _mm512_shuffle_f32x4(c, d, 0xDD));
+  }
+};
+
+/// `weights` as bf16: [query][kTileTokens].
+template <class Kind, uint32_t kQueries>
+void weigh_pairs(const uint16_t* weights, const Rows& values, uint32_t first, uint32_t count,
+                 float* sums, size_t stride) {
+  using P = Pairs<Kind>;
+  const auto chunk = [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
+    __m512 lanes[kQueries][P::kSums];
+    for (auto& of_query : lanes) {
+      for (__m512& lane : of_query) lane = _mm512_setzero_ps();
+    }
+    for (uint32_t i = 0; i < count; i += 2) {
+      // Without a second token the first one stands in for it, with weight zero.
+      __m512i pairs[P::kSums];
+      P::load(pairs, values.row(first + i), values.row(first + std::min(i + 1, count - 1)), channel,
+              channels);
+#pragma GCC unroll 8
+      for (uint32_t q = 0; q < kQueries; ++q) {
+        int both;
+        memcpy(&both, weights + q * kTileTokens + i, 4);
+        const __m512i weight = _mm512_set1_epi32(both);
+#pragma GCC unroll 4
+        for (uint32_t s = 0; s < P::kSums; ++s)
+          lanes[q][s] = add_products(lanes[q][s], pairs[s], weight);
+      }
+    }
+    for (uint32_t q = 0; q < kQueries; ++q) P::add_to_sums(sums + q * stride + channel, lanes[q]);
+  };
+  uint32_t channel = 0;
+  for (; channel + Kind::kChunk <= values.channels; channel += Kind::kChunk)
+    chunk(channel, Kind::kChunk);
+  if (channel < values.channels) chunk(channel, values.channels - channel);
+}
+
+template <class Kind>
+void weigh_as_pairs(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
+                    uint32_t count, float* sums, size_t stride) {
+  alignas(64) uint16_t small[8 * kTileTokens];
+  for (uint32_t q = 0; q < queries;) {
+    const uint32_t left = queries - q;
+    const uint32_t some = left >= 8 ? Pairs<Kind>::kQueries : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    for (uint32_t i = 0; i < some * kTileTokens; i += 32) {
+      const float* from = weights + q * kTileTokens + i;
+      _mm512_store_si512(small + i, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + 16),
+                                                                 _mm512_loadu_ps(from)));
+    }
+    float* to = sums + q * stride;
+    if (some == 8)
+      weigh_pairs<Kind, Pairs<Kind>::kQueries>(small, values, first, count, to, stride);
+    else if (some == 4)
+      weigh_pairs<Kind, 4>(small, values, first, count, to, stride);
+    else if (some == 2)
+      weigh_pairs<Kind, 2>(small, values, first, count, to, stride);
+    else
+      weigh_pairs<Kind, 1>(small, values, first, count, to, stride);
+    q += some;
+  }
+}
+
+/// 32 channels as floats.
+struct Int8Floats {
+  static BOWHEAD_INLINE FloatPair load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+    const __m256i bytes = Int8::load_bytes(row + channel, channels);
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes))),
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)))};
+  }
+};
+
+template <class Kind, uint32_t kQueries>
+void weigh_floats(const float* weights, const Rows& values, uint32_t first, uint32_t count,
+                  float* sums, size_t stride) {
+  const auto chunk = [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
+    FloatPair lanes[kQueries];
+    for (FloatPair& lane : lanes) lane = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (uint32_t i = 0; i < count; ++i) {
+      const FloatPair value = Kind::load(values.row(first + i), channel, channels);
+#pragma GCC unroll 8
+      for (uint32_t q = 0; q < kQueries; ++q) {
+        const __m512 weight = _mm512_set1_ps(weights[q * kTileTokens + i]);
+        lanes[q].a = _mm512_fmadd_ps(value.a, weight, lanes[q].a);
+        lanes[q].b = _mm512_fmadd_ps(value.b, weight, lanes[q].b);
+      }
+    }
+    for (uint32_t q = 0; q < kQueries; ++q) {
+      add_to(sums + q * stride + channel, lanes[q].a);
+      add_to(sums + q * stride + channel + 16, lanes[q].b);
+    }
+  };
+  uint32_t channel = 0;
+  for (; channel + 32 <= values.channels; channel += 32) chunk(channel, 32);
+  if (channel < values.channels) chunk(channel, values.channels - channel);
+}
+
+template <class Kind>
+void weigh_as_floats(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
+                     uint32_t count, float* sums, size_t stride) {
+  uint32_t q = 0;
+  for (; q + 8 <= queries; q += 8)
+    weigh_floats<Kind, 8>(weights + q * kTileTokens, values, first, count, sums + q * stride,
+                          stride);
+  for (; q + 2 <= queries; q += 2)
+    weigh_floats<Kind, 2>(weights + q * kTileTokens, values, first, count, sums + q * stride,
+                          stride);
+  if (q < queries)
+    weigh_floats<Kind, 1>(weights + q * kTileTokens, values, first, count, sums + q * stride,
+                          stride);
+}
+
+void weigh(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
+           uint32_t count, float* sums, size_t stride) {
+  switch (values.number) {
+    case NumberKind::BF16:
+      return weigh_as_pairs<Bf16>(weights, queries, values, first, count, sums, stride);
+    case NumberKind::FP8_E4M3:
+      return weigh_as_pairs<E4m3>(weights, queries, values, first, count, sums, stride);
+    case NumberKind::FP8_E5M2:
+      return weigh_as_pairs<E5m2>(weights, queries, values, first, count, sums, stride);
+    case NumberKind::FP16:
+      return weigh_as_floats<Fp16>(weights, queries, values, first, count, sums, stride);
+    default:
+      return weigh_as_floats<Int8Floats>(weights, queries, values, first, count, sums, stride);
+  }
+}
+
+// ---- softmax ----
+
+float largest(const float* values) {
+  __m512 most = _mm512_loadu_ps(values);
+  for (uint32_t i = 16; i < kTileTokens; i += 16)
+    most = _mm512_max_ps(most, _mm512_loadu_ps(values + i));
+  return _mm512_reduce_max_ps(most);
+}
+
+/// e^x as 2^n 2^f, |f| <= 1/2; 2^f by its series up to f^6 (error below 2^-22). What is not a
+/// number remains so.
+BOWHEAD_INLINE __m512 exponential(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-1000), x);  // of two the second, if one is not a number
+  const __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
+  const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  // In two steps: the product rounds where x is large.
+  __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
+  __m512 sum = _mm512_set1_ps(1.0f / 720);
+  for (const float factor : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+    sum = _mm512_fmadd_ps(sum, f, _mm512_set1_ps(factor));
+  return _mm512_scalef_ps(sum, n);
+}
+
+float exponentials(float* values, float largest) {
+  __m512 sum = _mm512_setzero_ps();
+  for (uint32_t i = 0; i < kTileTokens; i += 16) {
+    const __m512 x =
+        exponential(_mm512_sub_ps(_mm512_loadu_ps(values + i), _mm512_set1_ps(largest)));
+    _mm512_storeu_ps(values + i, x);
+    sum = _mm512_add_ps(sum, x);
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+// ---- selection ----
+
+uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
+  uint32_t taken = 0;
+  for (uint32_t i = 0; i < count; i += 16) {
+    const auto valid = static_cast<__mmask16>(first_words(std::min(count - i, 16u)));
+    const __m512 score = _mm512_loadu_ps(scores + i);
+    const __mmask16 which =
+        _mm512_mask_cmp_ps_mask(valid, score, _mm512_set1_ps(least), _CMP_NLT_UQ);
+    if (which == 0) continue;
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i token = _mm512_maskz_compress_epi32(
+        which, _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first_token + i))));
+    const __m512i some = _mm512_maskz_compress_epi32(which, _mm512_castps_si512(score));
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    _mm512_storeu_si512(out + taken, _mm512_permutex2var_epi32(some, low, token));
+    _mm512_storeu_si512(out + taken + 8, _mm512_permutex2var_epi32(some, high, token));
+    taken += static_cast<uint32_t>(_mm_popcnt_u32(which));
+  }
+  return taken;
+}
+
+// ---- digests ----
+
+template <class Kind>
+void bounds_as(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
+  const __m512 infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+  const __m512 minus_infinity = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  for (uint32_t channel = 0; channel < keys.channels; channel += 32) {
+    const uint32_t channels = std::min(keys.channels - channel, 32u);
+    FloatPair low = {infinity, infinity}, high = {minus_infinity, minus_infinity};
+    for (uint32_t i = first; i < first + count; ++i) {
+      const __m512 scale = _mm512_set1_ps(keys.scales == nullptr ? 1 : keys.scales[i]);
+      const auto take = [&](__m512 x, __m512& lowest, __m512& highest) BOWHEAD_INLINE_LAMBDA {
+        x = _mm512_mul_ps(x, scale);
+        const __mmask16 odd = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+        lowest = _mm512_min_ps(lowest, _mm512_mask_mov_ps(x, odd, minus_infinity));
+        highest = _mm512_max_ps(highest, _mm512_mask_mov_ps(x, odd, infinity));
+      };
+      const FloatPair value = Kind::load(keys.row(i), channel, channels);
+      take(value.a, low.a, high.a);
+      take(value.b, low.b, high.b);
+    }
+    const __mmask32 valid = first_words(channels);
+    const auto store = [&](float* to, const FloatPair& from) BOWHEAD_INLINE_LAMBDA {
+      _mm512_mask_storeu_ps(to + channel, static_cast<__mmask16>(valid), from.a);
+      _mm512_mask_storeu_ps(to + channel + 16, static_cast<__mmask16>(valid >> 16), from.b);
+    };
+    store(least, low);
+    store(largest, high);
+  }
+}
+
+BOWHEAD_INLINE __m512 floats_of_bf16(__m256i words) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
+struct Bf16Floats {
+  static BOWHEAD_INLINE FloatPair load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+    const __m512i words = Bf16::load(row, channel, channels);
+    return {floats_of_bf16(_mm512_castsi512_si256(words)),
+            floats_of_bf16(_mm512_extracti64x4_epi64(words, 1))};
+  }
+};
+
+template <uint32_t kExponentBits, bool kHasInfinity>
+struct Fp8Floats {
+  static BOWHEAD_INLINE FloatPair load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+    // 32 bytes: each quarter's words are 8 channels of `a`, then 8 of `b`, of the first two.
+    const WordPair w =
+        Fp8<kExponentBits, kHasInfinity>::load(row, channel, std::min(channels, 32u));
+    const __m512i order = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i words = _mm512_permutex2var_epi64(w.a, order, w.b);
+    return {floats_of_bf16(_mm512_castsi512_si256(words)),
+            floats_of_bf16(_mm512_extracti64x4_epi64(words, 1))};
+  }
+};
+
+void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
+  switch (keys.number) {
+    case NumberKind::BF16:
+      return bounds_as<Bf16Floats>(keys, first, count, least, largest);
+    case NumberKind::FP8_E4M3:
+      return bounds_as<Fp8Floats<4, false>>(keys, first, count, least, largest);
+    case NumberKind::FP8_E5M2:
+      return bounds_as<Fp8Floats<5, true>>(keys, first, count, least, largest);
+    case NumberKind::FP16:
+      return bounds_as<Fp16>(keys, first, count, least, largest);
+    default:
+      return bounds_as<Int8Floats>(keys, first, count, least, largest);
+  }
+}
+
+}  // namespace
+
+const Kernels kKernelsAvx512 = {"avx512", score, weigh, largest, exponentials, select, bounds};
+
+}  // namespace bowhead::ndp
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// With the compiler's vectors, all kinds as floats.
+//
+// kernels_avx2.cpp and kernels_neon.cpp include it behind their headers and target, having defined
+// BOWHEAD_VECTOR_BYTES. It includes nothing, so that nothing that others share is compiled for that
+// target.
+#pragma once
+
+namespace bowhead::ndp {
+namespace {
+
+#define BOWHEAD_INLINE inline __attribute__((always_inline))
+#define BOWHEAD_INLINE_LAMBDA __attribute__((always_inline))
+
+constexpr uint32_t kLanes = BOWHEAD_VECTOR_BYTES / 4;
+
+typedef float Floats __attribute__((vector_size(BOWHEAD_VECTOR_BYTES)));
+typedef uint32_t Words __attribute__((vector_size(BOWHEAD_VECTOR_BYTES)));
+typedef int32_t Integers __attribute__((vector_size(BOWHEAD_VECTOR_BYTES)));
+typedef uint16_t HalfWords __attribute__((vector_size(BOWHEAD_VECTOR_BYTES / 2)));
+typedef uint8_t SomeBytes __attribute__((vector_size(BOWHEAD_VECTOR_BYTES / 4)));
+typedef int8_t SignedBytes __attribute__((vector_size(BOWHEAD_VECTOR_BYTES / 4)));
+
+template <class Lanes>
+BOWHEAD_INLINE Lanes load(const void* from) {
+  Lanes lanes;
+  memcpy(&lanes, from, sizeof(lanes));
+  return lanes;
+}
+template <class Lanes>
+BOWHEAD_INLINE void store(void* to, Lanes lanes) {
+  memcpy(to, &lanes, sizeof(lanes));
+}
+BOWHEAD_INLINE Floats all(float value) { return value - Floats{}; }
+BOWHEAD_INLINE Floats choose(Integers which, Floats yes, Floats no) {
+  return Floats((Integers(yes) & which) | (Integers(no) & ~which));
+}
+
+// ---- kinds ----
+
+/// A float of fewer bits, its exponent in the place of a float's: its bias comes right by a
+/// product, for denormals too. From `special` on it is infinite or not a number.
+BOWHEAD_INLINE Floats widened(Words magnitude, Words sign, float factor, uint32_t special) {
+  const Words value = Words(Floats(magnitude) * factor);
+  const Words beyond = Words(magnitude >= special) & (magnitude | 0x7F800000);
+  return Floats((Words(magnitude >= special) & beyond) | (~Words(magnitude >= special) & value) |
+                sign);
+}
+
+template <NumberKind kNumber>
+BOWHEAD_INLINE Floats convert(const void* at) {
+  if constexpr (kNumber == NumberKind::BF16) {
+    return Floats(__builtin_convertvector(load<HalfWords>(at), Words) << 16);
+  } else if constexpr (kNumber == NumberKind::FP16) {
+    const Words bits = __builtin_convertvector(load<HalfWords>(at), Words);
+    return widened((bits & 0x7FFF) << 13, (bits & 0x8000) << 16, 0x1p112f, 31u << 23);
+  } else if constexpr (kNumber == NumberKind::FP8_E4M3) {
+    const Words bits = __builtin_convertvector(load<SomeBytes>(at), Words);
+    return widened((bits & 0x7F) << 20, (bits & 0x80) << 24, 0x1p120f, 0x7Fu << 20);
+  } else if constexpr (kNumber == NumberKind::FP8_E5M2) {
+    const Words bits = __builtin_convertvector(load<SomeBytes>(at), Words);
+    return widened((bits & 0x7F) << 21, (bits & 0x80) << 24, 0x1p112f, 31u << 23);
+  } else {
+    return __builtin_convertvector(__builtin_convertvector(load<SignedBytes>(at), Integers),
+                                   Floats);
+  }
+}
+
+/// Channels of a row; those that it has not are zero, and not read.
+template <NumberKind kNumber>
+BOWHEAD_INLINE Floats load_channels(const uint8_t* row, uint32_t channel, uint32_t channels) {
+  constexpr uint32_t kBytes = compression::element_bytes(kNumber);
+  const uint8_t* at = row + size_t{channel} * kBytes;
+  if (channels >= kLanes) return convert<kNumber>(at);
+  uint8_t some[kLanes * kBytes] = {};
+  memcpy(some, at, size_t{channels} * kBytes);
+  return convert<kNumber>(some);
+}
+
+/// Calls each(channel, how many) for as many channels at a time as there are lanes.
+template <class Each>
+BOWHEAD_INLINE void for_channels(uint32_t channels, const Each& each) {
+  uint32_t channel = 0;
+  for (; channel + kLanes <= channels; channel += kLanes) each(channel, kLanes);
+  if (channel < channels) each(channel, channels - channel);
+}
+
+/// Returns call.operator()<kind>().
+template <class Call>
+BOWHEAD_INLINE void with_kind(NumberKind number, const Call& call) {
+  switch (number) {
+    case NumberKind::BF16:
+      return call.template operator()<NumberKind::BF16>();
+    case NumberKind::FP16:
+      return call.template operator()<NumberKind::FP16>();
+    case NumberKind::FP8_E4M3:
+      return call.template operator()<NumberKind::FP8_E4M3>();
+    case NumberKind::FP8_E5M2:
+      return call.template operator()<NumberKind::FP8_E5M2>();
+    default:
+      return call.template operator()<NumberKind::INT8>();
+  }
+}
+
+// ---- scores ----
+
+BOWHEAD_INLINE float sum_of(Floats lanes) {
+  float sum = 0;
+  for (uint32_t i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+
+/// kQueries queries from `q` on, 8 / kQueries tokens at a time.
+template <NumberKind kNumber, uint32_t kQueries>
+void score_some(const Queries& queries, uint32_t q, const Rows& keys, uint32_t first,
+                uint32_t count, float* scores) {
+  constexpr uint32_t kTokens = 8 / kQueries;
+  for (uint32_t at = 0; at < count; at += kTokens) {
+    // Behind the last token it stands in for others, whose scores mean nothing.
+    const uint8_t* rows[kTokens];
+    for (uint32_t t = 0; t < kTokens; ++t) rows[t] = keys.row(first + std::min(at + t, count - 1));
+    Floats sums[kTokens][kQueries] = {};
+    for_channels(keys.channels, [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        const Floats key = load_channels<kNumber>(rows[t], channel, channels);
+        for (uint32_t i = 0; i < kQueries; ++i)
+          sums[t][i] += key * load<Floats>(queries.floats(q + i) + channel);
+      }
+    });
+    for (uint32_t t = 0; t < kTokens; ++t) {
+      for (uint32_t i = 0; i < kQueries; ++i)
+        scores[(q + i) * kTileTokens + at + t] = sum_of(sums[t][i]) * queries.scale();
+    }
+  }
+}
+
+void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+           float* scores) {
+  with_kind(keys.number, [&]<NumberKind kNumber>() {
+    uint32_t q = 0;
+    for (; q + 4 <= queries.count(); q += 4)
+      score_some<kNumber, 4>(queries, q, keys, first, count, scores);
+    for (; q < queries.count(); ++q) score_some<kNumber, 1>(queries, q, keys, first, count, scores);
+  });
+}
+
+// ---- weighted sums of values ----
+
+template <NumberKind kNumber, uint32_t kQueries>
+void weigh_some(const float* weights, const Rows& values, uint32_t first, uint32_t count,
+                float* sums, size_t stride) {
+  for_channels(values.channels, [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
+    Floats lanes[kQueries] = {};
+    for (uint32_t i = 0; i < count; ++i) {
+      const Floats value = load_channels<kNumber>(values.row(first + i), channel, channels);
+      for (uint32_t q = 0; q < kQueries; ++q) lanes[q] += value * weights[q * kTileTokens + i];
+    }
+    for (uint32_t q = 0; q < kQueries; ++q) {
+      float* to = sums + q * stride + channel;
+      store(to, load<Floats>(to) + lanes[q]);
+    }
+  });
+}
+
+void weigh(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
+           uint32_t count, float* sums, size_t stride) {
+  with_kind(values.number, [&]<NumberKind kNumber>() {
+    uint32_t q = 0;
+    for (; q + 8 <= queries; q += 8)
+      weigh_some<kNumber, 8>(weights + q * kTileTokens, values, first, count, sums + q * stride,
+                             stride);
+    for (; q < queries; ++q)
+      weigh_some<kNumber, 1>(weights + q * kTileTokens, values, first, count, sums + q * stride,
+                             stride);
+  });
+}
+
+// ---- softmax ----
+
+float largest(const float* values) {
+  Floats most = load<Floats>(values);
+  for (uint32_t i = kLanes; i < kTileTokens; i += kLanes) {
+    const Floats some = load<Floats>(values + i);
+    most = choose(some > most, some, most);
+  }
+  float one = most[0];
+  for (uint32_t i = 1; i < kLanes; ++i) one = std::max(one, most[i]);
+  return one;
+}
+
+/// e^x as 2^n 2^f, |f| <= 1/2; 2^f by its series up to f^6 (error below 2^-22). What is not a
+/// number remains so; below the least normal number it is zero.
+BOWHEAD_INLINE Floats exponential(Floats x) {
+  const Integers far = x < -87.3f;
+  x = choose(far, all(-87.3f), x);
+  const Floats rounder = all(0x1.8p23f);
+  const Floats shifted = x * 1.44269504f + rounder;
+  const Floats n = shifted - rounder;
+  // In two steps: the product rounds where x is large.
+  Floats f = x - n * 0.693359375f;
+  f = f + n * 2.12194440e-4f;
+  Floats sum = all(1.0f / 720);
+  for (const float factor : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+    sum = sum * f + factor;
+  const Integers power = (Integers(shifted) - Integers(rounder)) << 23;
+  const Floats scaled = Floats(Integers(sum) + power);
+  return choose(far, all(0), choose(x == x, scaled, x));
+}
+
+float exponentials(float* values, float largest) {
+  Floats sum = {};
+  for (uint32_t i = 0; i < kTileTokens; i += kLanes) {
+    const Floats x = exponential(load<Floats>(values + i) - largest);
+    store(values + i, x);
+    sum += x;
+  }
+  return sum_of(sum);
+}
+
+// ---- selection ----
+
+uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
+  uint32_t taken = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    out[taken] = {scores[i], first_token + i};
+    taken += !(scores[i] < least);
+  }
+  return taken;
+}
+
+// ---- digests ----
+
+void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  with_kind(keys.number, [&]<NumberKind kNumber>() {
+    for_channels(keys.channels, [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
+      Floats low = all(kInfinity), high = all(-kInfinity);
+      for (uint32_t i = first; i < first + count; ++i) {
+        const Floats x = load_channels<kNumber>(keys.row(i), channel, channels) *
+                         (keys.scales == nullptr ? 1 : keys.scales[i]);
+        const Floats at_least = choose(x == x, x, all(-kInfinity));
+        const Floats at_most = choose(x == x, x, all(kInfinity));
+        low = choose(at_least < low, at_least, low);
+        high = choose(at_most > high, at_most, high);
+      }
+      memcpy(least + channel, &low, channels * sizeof(float));
+      memcpy(largest + channel, &high, channels * sizeof(float));
+    });
+  });
+}
+
+}  // namespace
+}  // namespace bowhead::ndp

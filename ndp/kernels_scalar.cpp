@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The definition.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ndp/kernels.h"
+#include "ndp/numbers.h"
+
+namespace bowhead::ndp {
+namespace {
+
+double dot(const float* query, const Rows& keys, uint32_t token) {
+  const uint8_t* row = keys.row(token);
+  const uint32_t bytes = compression::element_bytes(keys.number);
+  double sum = 0;
+  for (uint32_t c = 0; c < keys.channels; ++c)
+    sum += double{query[c]} * load_number(keys.number, row + size_t{c} * bytes);
+  return sum;
+}
+
+void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+           float* scores) {
+  for (uint32_t q = 0; q < queries.count(); ++q) {
+    for (uint32_t i = 0; i < count; ++i)
+      scores[q * kTileTokens + i] =
+          static_cast<float>(dot(queries.floats(q), keys, first + i) * queries.scale());
+  }
+}
+
+void weigh(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
+           uint32_t count, float* sums, size_t stride) {
+  const uint32_t bytes = compression::element_bytes(values.number);
+  for (uint32_t q = 0; q < queries; ++q) {
+    for (uint32_t c = 0; c < values.channels; ++c) {
+      double sum = sums[q * stride + c];
+      for (uint32_t i = 0; i < count; ++i)
+        sum += double{weights[q * kTileTokens + i]} *
+               load_number(values.number, values.row(first + i) + size_t{c} * bytes);
+      sums[q * stride + c] = static_cast<float>(sum);
+    }
+  }
+}
+
+float largest(const float* values) { return *std::max_element(values, values + kTileTokens); }
+
+float exponentials(float* values, float largest) {
+  double sum = 0;
+  for (uint32_t i = 0; i < kTileTokens; ++i) {
+    values[i] = std::exp(values[i] - largest);
+    sum += values[i];
+  }
+  return static_cast<float>(sum);
+}
+
+uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
+  uint32_t taken = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (!(scores[i] < least)) out[taken++] = {scores[i], first_token + i};
+  }
+  return taken;
+}
+
+void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const uint32_t bytes = compression::element_bytes(keys.number);
+  for (uint32_t c = 0; c < keys.channels; ++c) {
+    least[c] = kInfinity;
+    largest[c] = -kInfinity;
+    for (uint32_t i = first; i < first + count; ++i) {
+      const float scale = keys.scales == nullptr ? 1 : keys.scales[i];
+      const float value = load_number(keys.number, keys.row(i) + size_t{c} * bytes) * scale;
+      const bool number = !std::isnan(value);
+      least[c] = std::min(least[c], number ? value : -kInfinity);
+      largest[c] = std::max(largest[c], number ? value : kInfinity);
+    }
+  }
+}
+
+}  // namespace
+
+const Kernels kKernelsScalar = {"scalar", score, weigh, largest, exponentials, select, bounds};
+
+}  // namespace bowhead::ndp

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is computed next to the memory: scores, the best keys, attention in parts, tokens by number,
+// digests of pages. Pure functions: they read the blocks where they lie, write what they are given,
+// and start no threads. Copies and checksums are those of base/, compression that of compression/.
+//
+// Every operation refuses, with INVALID_ARGUMENT and a sentence that names the block, rows that are
+// not what rows.h says, keys of other channels than the queries have, and blocks of which two hold
+// the same token. Where no token is visible there is no answer, and that is not an error.
+//
+// How exact answers are. With exact scores s = scale * sum over channels of q k, and with reach
+// being scale * sum of |q k|, where for int8 keys each |q| is the largest of its query:
+//
+//   |score - s| <= kScoreTolerance * reach
+//   |weight / sum of weights - its exact value| <= kWeightTolerance of it, given the scores
+//   |output - exact| <= (kWeightTolerance + 2 * largest error of a score) * sum of p |value|
+//   |log-sum-exp - exact| <= kExpTolerance * max(1, |log-sum-exp|) + largest error of a score
+//
+// so that answers of any two instruction sets lie within twice that. What is not a number, in a
+// query or a key, makes the scores it takes part in not a number; infinity makes them infinite as
+// IEEE arithmetic does, or, where queries are not bf16, not a number. A score that is not a number
+// or positive infinity makes its query's output and log-sum-exp not a number.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ndp/rows.h"
+
+namespace bowhead::ndp {
+
+inline constexpr float kScoreTolerance = 0x1p-14f;
+inline constexpr float kWeightTolerance = 0x1p-8f;
+inline constexpr float kExpTolerance = 0x1p-16f;
+
+/// scores[q * n + i] of query q and token i, counted through the blocks in their order, which have
+/// n tokens together; negative infinity where it is not visible. INVALID_ARGUMENT also: `scores` is
+/// not queries.count() * n.
+Result<void> score(const Queries& queries, std::span<const KeyBlock> blocks, const Visible& visible,
+                   std::span<float> scores);
+
+struct Hit {
+  float score = 0;
+  uint32_t token = 0;
+
+  bool operator==(const Hit&) const = default;
+};
+/// The order of hits: higher scores first, of equal ones (as zeros of either sign are) the earlier
+/// token; what is not a number comes last, and is taken only where there is nothing else.
+bool better(const Hit& a, const Hit& b);
+
+/// The best keys of each query so far. Not thread-safe: threads and devices have one each, which
+/// are merged.
+class TopK {
+ public:
+  /// INVALID_ARGUMENT: none or more than kMaxQueries; k is zero or above kMaxK.
+  static constexpr uint32_t kMaxK = 1u << 20;
+  static Result<TopK> of(uint32_t queries, uint32_t k);
+
+  /// Looks at more tokens: none that was looked at before.
+  Result<void> add(const Queries& queries, std::span<const KeyBlock> blocks,
+                   const Visible& visible);
+  /// Takes over the hits of another part of the sequence. INVALID_ARGUMENT: of another shape.
+  Result<void> merge(const TopK& other);
+  /// Hits of a query, the best first: k, or fewer if no more were visible. Valid until the next
+  /// call of any other member.
+  std::span<const Hit> hits(uint32_t query);
+
+ private:
+  struct Best {
+    std::vector<Hit> hits;  ///< k of which count, and room for those that come
+    uint32_t count = 0;
+    float least = 0;  ///< of which better ones are wanted
+  };
+  TopK(uint32_t queries, uint32_t k);
+  void shrink(Best& best) const;
+  void take(Best& best, uint32_t more) const;
+
+  uint32_t k_;
+  std::vector<Best> best_;
+  std::vector<float> scores_;
+};
+
+/// Softmax-weighted sums of values: of a part of a sequence, with what it takes to merge parts.
+class Attention {
+ public:
+  /// Of so many queries and channels of values. INVALID_ARGUMENT: as in rows.h.
+  static Result<Attention> of(uint32_t queries, uint32_t channels);
+
+  /// Looks at more tokens: none that was looked at before.
+  Result<void> add(const Queries& queries, std::span<const KvBlock> blocks, const Visible& visible);
+  /// As if `other`'s tokens had been added here, to rounding. INVALID_ARGUMENT: another shape.
+  Result<void> merge(const Attention& other);
+  /// A part that somebody else computed: outputs as [query][channel], and log-sum-exps. Negative
+  /// infinity: of no token. INVALID_ARGUMENT: other sizes.
+  Result<void> merge(std::span<const float> outputs, std::span<const float> log_sum_exps);
+
+  /// [channel] of a query; zeros if it has looked at no token. INVALID_ARGUMENT: `out` has another
+  /// size.
+  Status output(uint32_t query, std::span<float> out) const;
+  /// Of the scores; negative infinity if it has looked at no token.
+  float log_sum_exp(uint32_t query) const;
+
+ private:
+  Attention(uint32_t queries, uint32_t channels);
+  void add_tile(const Queries& queries, const KvBlock& block, uint32_t first, uint32_t count);
+
+  uint32_t queries_, channels_;
+  std::vector<float> largest_, weights_;  ///< by query: of the scores; sum of exp(score - largest)
+  std::vector<float> sums_;               ///< [query][channels]: of values by these weights
+  std::vector<float> tile_;
+};
+
+/// Adds to mass[i], for token i counted through the blocks, what all queries together pay it of
+/// their attention: exp(score - log_sum_exp), with the log-sum-exp of each over the whole sequence.
+/// So policies that evict by accumulated attention need no scores. INVALID_ARGUMENT also: spans of
+/// other sizes.
+Result<void> add_mass(const Queries& queries, std::span<const KeyBlock> blocks,
+                      const Visible& visible, std::span<const float> log_sum_exps,
+                      std::span<float> mass);
+
+/// Rows of some tokens, one behind the other, as they are: `tokens` are positions in the sequence,
+/// in any order, also more than once. INVALID_ARGUMENT also: a token that no block has; `out` is
+/// not tokens.size() rows, or the blocks' rows are not of one kind and size. Scales, if `scales` is
+/// not empty: as many.
+Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> tokens,
+                    std::span<std::byte> out, std::span<float> scales = {});
+
+/// What a page of a block's keys holds, by channel: a bound for every score in it.
+struct Digests {
+  uint32_t first_token = 0, tokens = 0;
+  uint32_t page_tokens = 0, channels = 0;
+  std::vector<float> least, largest;  ///< [page][channel]
+
+  uint32_t pages() const { return (tokens + page_tokens - 1) / page_tokens; }
+};
+/// The digests of a block in pages of so many tokens, the last one shorter. INVALID_ARGUMENT also:
+/// pages of no token.
+Result<Digests> digest(const KeyBlock& block, uint32_t page_tokens);
+
+/// The k pages of all blocks that can hold the highest scores, by the sum over channels of the
+/// largest q k that a page allows, the maximum over the queries. Hits name first tokens of pages;
+/// pages without a visible token have none. INVALID_ARGUMENT also: k is 0.
+Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Digests> digests,
+                                      const Visible& visible, uint32_t k);
+
+}  // namespace bowhead::ndp

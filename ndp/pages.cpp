@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens by number, and pages by their digests.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "ndp/operations.h"
+#include "ndp/tiles.h"
+
+namespace bowhead::ndp {
+
+Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> tokens,
+                    std::span<std::byte> out, std::span<float> scales) {
+  if (auto good = check_blocks(blocks, 0); !good) return good;
+  std::vector<const KeyBlock*> order;
+  for (const KeyBlock& block : blocks) {
+    if (block.keys.tokens != 0) order.push_back(&block);
+  }
+  std::sort(order.begin(), order.end(),
+            [](const KeyBlock* a, const KeyBlock* b) { return a->first_token < b->first_token; });
+  const size_t row_bytes = order.empty() ? 0 : order.front()->keys.row_bytes();
+  for (const KeyBlock* block : order) {
+    if (block->keys.number != order.front()->keys.number || block->keys.row_bytes() != row_bytes)
+      return Error{Status::INVALID_ARGUMENT, "the blocks' rows differ in kind or size"};
+  }
+  if (out.size() != tokens.size() * row_bytes ||
+      (!scales.empty() && scales.size() != tokens.size()))
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("room for {} bytes and {} scales, while {} rows have {} bytes",
+                             out.size(), scales.size(), tokens.size(), tokens.size() * row_bytes)};
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto behind = std::upper_bound(
+        order.begin(), order.end(), tokens[i],
+        [](uint32_t token, const KeyBlock* block) { return token < block->first_token; });
+    const KeyBlock* block = behind == order.begin() ? nullptr : *(behind - 1);
+    if (block == nullptr || tokens[i] - block->first_token >= block->keys.tokens)
+      return Error{Status::INVALID_ARGUMENT, fmt::format("no block has token {}", tokens[i])};
+    const uint32_t within = tokens[i] - block->first_token;
+    std::memcpy(&out[i * row_bytes], block->keys.row(within), row_bytes);
+    if (!scales.empty()) scales[i] = block->keys.scales == nullptr ? 1 : block->keys.scales[within];
+  }
+  return {};
+}
+
+Result<Digests> digest(const KeyBlock& block, uint32_t page_tokens) {
+  if (auto good = check_blocks(std::span(&block, 1), 0); !good) return good.error();
+  if (page_tokens == 0) return Error{Status::INVALID_ARGUMENT, "digests of pages of no token"};
+  Digests digests{block.first_token, block.keys.tokens, page_tokens, block.keys.channels, {}, {}};
+  const size_t all = size_t{digests.pages()} * digests.channels;
+  digests.least.resize(all);
+  digests.largest.resize(all);
+  for (uint32_t page = 0; page < digests.pages(); ++page) {
+    const uint32_t first = page * page_tokens,
+                   count = std::min(page_tokens, digests.tokens - first);
+    const size_t at = size_t{page} * digests.channels;
+    kernels().bounds(block.keys, first, count, &digests.least[at], &digests.largest[at]);
+  }
+  return digests;
+}
+
+namespace {
+
+/// No score in the page is higher, but for what rounding does to both.
+float bound_of(const float* query, const float* least, const float* largest, uint32_t channels) {
+  float bound = 0;
+  for (uint32_t c = 0; c < channels; ++c) {
+    if (query[c] != 0) bound += query[c] * (query[c] > 0 ? largest[c] : least[c]);
+  }
+  return std::isnan(bound) ? std::numeric_limits<float>::infinity() : bound;
+}
+
+bool any_visible(const Visible& visible, uint32_t first, uint32_t count) {
+  bool any = false;
+  for_tiles(first, count, visible, [&](uint32_t, uint32_t) { any = true; });
+  return any;
+}
+
+}  // namespace
+
+Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Digests> digests,
+                                      const Visible& visible, uint32_t k) {
+  if (k == 0) return Error{Status::INVALID_ARGUMENT, "the best 0 pages"};
+  std::vector<Hit> hits;
+  for (size_t i = 0; i < digests.size(); ++i) {
+    const Digests& d = digests[i];
+    const size_t all = d.page_tokens == 0 ? 0 : size_t{d.pages()} * d.channels;
+    if (d.channels != queries.channels() || d.page_tokens == 0 || d.least.size() != all ||
+        d.largest.size() != all)
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("digests {}: {} bounds of pages of {} tokens and {} channels, while "
+                               "the queries have {} channels",
+                               i, d.least.size(), d.page_tokens, d.channels, queries.channels())};
+    for (uint32_t page = 0; page < d.pages(); ++page) {
+      const uint32_t first = d.first_token + page * d.page_tokens;
+      if (!any_visible(visible, first, std::min(d.page_tokens, d.tokens - page * d.page_tokens)))
+        continue;
+      float most = -std::numeric_limits<float>::infinity();
+      for (uint32_t q = 0; q < queries.count(); ++q) {
+        const size_t at = size_t{page} * d.channels;
+        most =
+            std::max(most, bound_of(queries.floats(q), &d.least[at], &d.largest[at], d.channels));
+      }
+      hits.push_back({most * queries.scale(), first});
+    }
+  }
+  const size_t some = std::min<size_t>(k, hits.size());
+  std::partial_sort(hits.begin(), hits.begin() + static_cast<long>(some), hits.end(), better);
+  hits.resize(some);
+  return hits;
+}
+
+}  // namespace bowhead::ndp

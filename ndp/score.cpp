@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ndp/operations.h"
+#include "ndp/tiles.h"
+
+namespace bowhead::ndp {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr uint32_t kFewHits = 256;
+
+}  // namespace
+
+Result<void> score(const Queries& queries, std::span<const KeyBlock> blocks, const Visible& visible,
+                   std::span<float> scores) {
+  if (auto good = check_blocks(blocks, queries.channels()); !good) return good;
+  size_t all = 0;
+  for (const KeyBlock& block : blocks) all += block.keys.tokens;
+  if (scores.size() != all * queries.count())
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("room for {} scores, while {} queries of {} tokens have {}",
+                             scores.size(), queries.count(), all, all * queries.count())};
+  std::fill(scores.begin(), scores.end(), kNever);
+  std::vector<float> tile(size_t{queries.count()} * kTileTokens);
+  size_t at = 0;
+  for (const KeyBlock& block : blocks) {
+    for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
+      score_tile(kernels(), queries, block.keys, first, count, tile.data());
+      for (uint32_t q = 0; q < queries.count(); ++q)
+        std::copy_n(&tile[size_t{q} * kTileTokens], count, &scores[q * all + at + first]);
+    });
+    at += block.keys.tokens;
+  }
+  return {};
+}
+
+// ---- the best ----
+
+bool better(const Hit& a, const Hit& b) {
+  if (a.score > b.score) return true;
+  if (a.score < b.score) return false;
+  if (a.score == b.score) return a.token < b.token;
+  const bool a_is_number = !std::isnan(a.score), b_is_number = !std::isnan(b.score);
+  return a_is_number != b_is_number ? a_is_number : a.token < b.token;
+}
+
+TopK::TopK(uint32_t queries, uint32_t k) : k_(k), best_(queries) {
+  // Hits are put in order only now and then; a tile of them may be written behind the last.
+  const uint32_t room = std::max(2 * k, kFewHits) + kTileTokens;
+  for (Best& best : best_) {
+    best.hits.resize(room);
+    best.least = kNever;
+  }
+  scores_.resize(size_t{queries} * kTileTokens);
+}
+
+Result<TopK> TopK::of(uint32_t queries, uint32_t k) {
+  if (queries == 0 || queries > kMaxQueries || k == 0 || k > kMaxK)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("the {} best of {} queries: 1 to {} of 1 to {} are possible", k,
+                             queries, kMaxK, kMaxQueries)};
+  return TopK(queries, k);
+}
+
+/// Keeps the k best.
+void TopK::shrink(Best& best) const {
+  if (best.count <= k_) return;
+  const auto kth = best.hits.begin() + (k_ - 1);
+  std::nth_element(best.hits.begin(), kth, best.hits.begin() + best.count, better);
+  best.count = k_;
+  best.least = kth->score;
+}
+
+void TopK::take(Best& best, uint32_t more) const {
+  best.count += more;
+  if (best.count + kTileTokens > best.hits.size()) shrink(best);
+}
+
+Result<void> TopK::add(const Queries& queries, std::span<const KeyBlock> blocks,
+                       const Visible& visible) {
+  if (queries.count() != best_.size())
+    return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this has the best of {}",
+                                                       queries.count(), best_.size())};
+  if (auto good = check_blocks(blocks, queries.channels()); !good) return good;
+  const Kernels& use = kernels();
+  for (const KeyBlock& block : blocks) {
+    for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
+      score_tile(use, queries, block.keys, first, count, scores_.data());
+      for (uint32_t q = 0; q < queries.count(); ++q) {
+        Best& best = best_[q];
+        take(best, use.select(&scores_[size_t{q} * kTileTokens], count, best.least,
+                              block.first_token + first, &best.hits[best.count]));
+      }
+    });
+  }
+  return {};
+}
+
+Result<void> TopK::merge(const TopK& other) {
+  if (other.best_.size() != best_.size() || other.k_ != k_)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("the {} best of {} queries do not merge with the {} best of {}",
+                             other.k_, other.best_.size(), k_, best_.size())};
+  for (size_t q = 0; q < best_.size(); ++q) {
+    for (uint32_t i = 0; i < other.best_[q].count; ++i) {
+      best_[q].hits[best_[q].count] = other.best_[q].hits[i];
+      take(best_[q], 1);
+    }
+  }
+  return {};
+}
+
+std::span<const Hit> TopK::hits(uint32_t query) {
+  Best& best = best_[query];
+  shrink(best);
+  std::sort(best.hits.begin(), best.hits.begin() + best.count, better);
+  return {best.hits.data(), best.count};
+}
+
+}  // namespace bowhead::ndp

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ndp/tiles.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+namespace bowhead::ndp {
+
+namespace {
+
+Result<void> check_rows(const Rows& rows, const char* what, size_t block, uint32_t channels) {
+  const auto refuse = [&](const std::string& why) {
+    return Error{Status::INVALID_ARGUMENT, fmt::format("{} of block {}: {}", what, block, why)};
+  };
+  if (compression::number_of(rows.number) == nullptr)
+    return refuse(fmt::format("number kind {}: it has to be one with a value, such as bf16",
+                              static_cast<int>(rows.number)));
+  if (rows.channels == 0 || rows.channels > kMaxChannels)
+    return refuse(fmt::format("{} channels: 1 to {} are possible", rows.channels, kMaxChannels));
+  if (channels != 0 && rows.channels != channels)
+    return refuse(fmt::format("{} channels, while the queries have {}", rows.channels, channels));
+  if (rows.tokens == 0) return {};
+  if (rows.data == nullptr) return refuse(fmt::format("{} tokens at a null pointer", rows.tokens));
+  if (rows.stride_bytes < rows.row_bytes())
+    return refuse(fmt::format("rows of {} bytes overlap at a stride of {}", rows.row_bytes(),
+                              rows.stride_bytes));
+  return {};
+}
+
+struct Part {
+  uint64_t begin, end;
+  size_t block;
+};
+
+Result<void> check_parts(std::vector<Part>& parts) {
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+  });
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    if (part.end > std::numeric_limits<uint32_t>::max())
+      return Error{
+          Status::INVALID_ARGUMENT,
+          fmt::format("block {} ends at token {}: positions have 32 bits", part.block, part.end)};
+    if (i > 0 && part.begin < parts[i - 1].end)
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("blocks {} and {} both hold token {}", parts[i - 1].block,
+                               part.block, part.begin)};
+  }
+  return {};
+}
+
+Result<void> check_block(const KeyBlock& block, size_t at, uint32_t channels) {
+  return check_rows(block.keys, "keys", at, channels);
+}
+Result<void> check_block(const KvBlock& block, size_t at, uint32_t channels) {
+  if (auto good = check_rows(block.keys, "keys", at, channels); !good) return good;
+  if (auto good = check_rows(block.values, "values", at, 0); !good) return good;
+  if (block.keys.tokens == block.values.tokens) return {};
+  return Error{Status::INVALID_ARGUMENT,
+               fmt::format("block {} has keys of {} tokens and values of {}", at, block.keys.tokens,
+                           block.values.tokens)};
+}
+
+}  // namespace
+
+template <class Block>
+Result<void> check_blocks(std::span<const Block> blocks, uint32_t channels) {
+  std::vector<Part> parts;
+  parts.reserve(blocks.size());
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (auto good = check_block(blocks[i], i, channels); !good) return good;
+    const uint64_t begin = blocks[i].first_token, tokens = blocks[i].keys.tokens;
+    if (tokens != 0) parts.push_back({begin, begin + tokens, i});
+  }
+  return check_parts(parts);
+}
+
+template Result<void> check_blocks(std::span<const KeyBlock>, uint32_t);
+template Result<void> check_blocks(std::span<const KvBlock>, uint32_t);
+
+}  // namespace bowhead::ndp

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all operations do with blocks: refuse what is wrong, and go over what is visible.
+#pragma once
+
+#include <algorithm>
+#include <span>
+
+#include "ndp/kernels.h"
+
+namespace bowhead::ndp {
+
+/// INVALID_ARGUMENT as operations.h says. `channels`: that keys are to have; 0: any.
+template <class Block>
+Result<void> check_blocks(std::span<const Block> blocks, uint32_t channels);
+
+/// Calls each(first, count) for tokens of a block, by their number in it, that are visible, at most
+/// kTileTokens at a time.
+template <class Each>
+void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, const Each& each) {
+  const uint64_t end = std::min<uint64_t>(uint64_t{first_token} + tokens, visible.end);
+  const auto run = [&](uint64_t from, uint64_t to) {
+    for (from = std::max<uint64_t>(from, first_token), to = std::min(to, end); from < to;) {
+      const uint64_t count = std::min<uint64_t>(to - from, kTileTokens);
+      each(static_cast<uint32_t>(from - first_token), static_cast<uint32_t>(count));
+      from += count;
+    }
+  };
+  run(0, std::min(visible.sinks, visible.begin));
+  run(visible.begin, end);
+}
+
+/// Scores of a tile with the rows' scales.
+inline void score_tile(const Kernels& kernels, const Queries& queries, const Rows& keys,
+                       uint32_t first, uint32_t count, float* scores) {
+  kernels.score(queries, keys, first, count, scores);
+  if (keys.scales == nullptr) return;
+  for (uint32_t q = 0; q < queries.count(); ++q) {
+    for (uint32_t i = 0; i < count; ++i) scores[q * kTileTokens + i] *= keys.scales[first + i];
+  }
+}
+
+}  // namespace bowhead::ndp

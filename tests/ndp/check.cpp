@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ndp/check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "ndp/operations.h"
+
+namespace bowhead::test {
+
+using ndp::Hit;
+using ndp::NumberKind;
+using ndp::Visible;
+
+namespace {
+
+OracleVisible as_oracle(const Visible& visible) {
+  return {visible.begin, visible.end, visible.sinks};
+}
+
+/// As operations.h says; and what is lost where numbers are denormal.
+double error_of_score(const Problem& p, uint32_t q, uint32_t token) {
+  const bool whole = p.shape().number == NumberKind::INT8;
+  return ndp::kScoreTolerance *
+             oracle_reach(p.query(q), p.sequence().keys[token], p.scale(), whole) +
+         1e-30;
+}
+
+/// The first half of the blocks, and the others.
+template <class Block>
+std::pair<std::vector<Block>, std::vector<Block>> halves(const std::vector<Block>& blocks) {
+  const auto middle = blocks.begin() + static_cast<long>(blocks.size() / 2);
+  return {{blocks.begin(), middle}, {middle, blocks.end()}};
+}
+
+}  // namespace
+
+std::vector<Shape> shapes_to_check(uint64_t seed) {
+  Random random(seed);
+  std::vector<Shape> shapes;
+  for (const NumberKind number : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
+                                  NumberKind::FP8_E5M2, NumberKind::INT8}) {
+    for (const uint32_t queries : {1u, 2u, 3u, 7u, 8u, 17u}) {
+      Shape shape{.number = number, .queries = queries};
+      shape.key_channels = random.below(2) == 0 ? 64 << random.below(2)
+                                                : 1 + static_cast<uint32_t>(random.below(200));
+      shape.value_channels = random.below(2) == 0 ? 64 << random.below(2)
+                                                  : 1 + static_cast<uint32_t>(random.below(200));
+      shape.latent = random.below(4) == 0;
+      if (shape.latent) shape.value_channels = std::min(shape.value_channels, shape.key_channels);
+      shape.tokens = 1 + static_cast<uint32_t>(random.below(300));
+      shape.most_in_a_block = 1 + static_cast<uint32_t>(random.below(150));
+      shape.with_scales = random.below(2) == 0;
+      shape.float_queries = random.below(2) == 0;
+      shapes.push_back(shape);
+    }
+  }
+  return shapes;
+}
+
+std::string to_text(const Shape& s) {
+  return fmt::format(
+      "{}, {} {} queries of {} channels, {} tokens in blocks of up to {}, values of "
+      "{}{}{}",
+      compression::number_name(s.number), s.queries, s.float_queries ? "float" : "bf16",
+      s.key_channels, s.tokens, s.most_in_a_block, s.value_channels, s.latent ? ", latent" : "",
+      s.with_scales ? ", scales" : "");
+}
+
+std::string check_scores(const Problem& p, const Visible& visible) {
+  const auto blocks = p.key_blocks();
+  std::vector<float> scores(size_t{p.shape().queries} * p.shape().tokens);
+  if (const auto done = ndp::score(p.queries(), blocks, visible, scores); !done)
+    return "score: " + done.error().message();
+  for (uint32_t q = 0; q < p.shape().queries; ++q) {
+    const float* at = &scores[size_t{q} * p.shape().tokens];
+    for (const auto& block : blocks) {
+      for (uint32_t i = 0; i < block.keys.tokens; ++i, ++at) {
+        const uint32_t token = block.first_token + i;
+        const bool seen = oracle_sees(as_oracle(visible), token);
+        const double want = seen ? oracle_score(p.query(q), p.sequence().keys[token], p.scale())
+                                 : -std::numeric_limits<double>::infinity();
+        if (seen ? !(std::abs(*at - want) <= error_of_score(p, q, token)) : !(*at == want))
+          return fmt::format("score of query {} and token {}: {}, not {}", q, token, *at, want);
+      }
+    }
+  }
+  return "";
+}
+
+namespace {
+
+/// The right ones, but where scores are too close to tell, and in order.
+std::string check_hits(const Problem& p, const Visible& visible, uint32_t q, uint32_t k,
+                       std::span<const Hit> hits) {
+  const auto order = oracle_order(p.sequence(), p.query(q), p.scale(), as_oracle(visible));
+  const size_t wanted = std::min<size_t>(k, order.size());
+  if (hits.size() != wanted) return fmt::format("{} hits, not {}", hits.size(), wanted);
+  std::vector<bool> seen(p.shape().tokens);
+  for (size_t i = 0; i < hits.size(); ++i) {
+    const uint32_t token = hits[i].token;
+    if (token >= seen.size() || seen[token]) return fmt::format("token {} twice, or none", token);
+    seen[token] = true;
+    if (i > 0 && !better(hits[i - 1], hits[i])) return fmt::format("hit {} is out of order", i);
+    if (!oracle_sees(as_oracle(visible), token)) return fmt::format("hit {} is not visible", token);
+    const double exact = oracle_score(p.query(q), p.sequence().keys[token], p.scale());
+    const double error = error_of_score(p, q, token);
+    if (!(std::abs(hits[i].score - exact) <= error))
+      return fmt::format("hit {} has score {}, not {}", token, hits[i].score, exact);
+    if (exact < order[wanted - 1].score - error - error_of_score(p, q, order[wanted - 1].token))
+      return fmt::format("token {} is a hit with {}, the last should have {}", token, exact,
+                         order[wanted - 1].score);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string check_top_k(const Problem& p, const Visible& visible, uint32_t k) {
+  const auto queries = p.queries();
+  auto whole = ndp::TopK::of(queries.count(), k).value();
+  auto first = whole, second = whole;
+  const auto blocks = p.key_blocks();
+  const auto parts = halves(blocks);
+  for (const auto& done :
+       {whole.add(queries, blocks, visible), first.add(queries, parts.first, visible),
+        second.add(queries, parts.second, visible), second.merge(first)}) {
+    if (!done) return "top-k: " + done.error().message();
+  }
+  for (uint32_t q = 0; q < queries.count(); ++q) {
+    const std::string wrong = check_hits(p, visible, q, k, whole.hits(q));
+    if (!wrong.empty()) return fmt::format("the best {} of query {}: {}", k, q, wrong);
+    if (!std::ranges::equal(whole.hits(q), second.hits(q)))
+      return fmt::format("the best {} of query {} differ when merged", k, q);
+  }
+  return "";
+}
+
+namespace {
+
+std::string compare(const Problem& p, const Visible& visible, const ndp::Attention& attention,
+                    const char* what) {
+  for (uint32_t q = 0; q < p.shape().queries; ++q) {
+    const OracleAttention want =
+        oracle_attention(p.sequence(), p.query(q), p.scale(), as_oracle(visible));
+    double error = 0;
+    for (uint32_t token = 0; token < p.shape().tokens; ++token)
+      error = std::max(error, error_of_score(p, q, token));
+    const float lse = attention.log_sum_exp(q);
+    if (!(lse == want.log_sum_exp ||
+          std::abs(lse - want.log_sum_exp) <=
+              ndp::kExpTolerance * std::max(1.0, std::abs(want.log_sum_exp)) + error))
+      return fmt::format("{}: log-sum-exp {} of query {}, not {}", what, lse, q, want.log_sum_exp);
+    std::vector<float> output(p.shape().value_channels);
+    if (attention.output(q, output) != Status::OK) return "no output";
+    for (uint32_t c = 0; c < output.size(); ++c) {
+      const double most = (ndp::kWeightTolerance + 2 * error) * want.reach[c] + 1e-30;
+      if (!(std::abs(output[c] - want.output[c]) <= most))
+        return fmt::format("{}: output {} of query {} and channel {}, not {} within {}", what,
+                           output[c], q, c, want.output[c], most);
+    }
+  }
+  return "";
+}
+
+std::string check_mass(const Problem& p, const Visible& visible, const ndp::Attention& attention) {
+  const auto queries = p.queries();
+  std::vector<float> lse, mass(p.shape().tokens);
+  for (uint32_t q = 0; q < queries.count(); ++q) lse.push_back(attention.log_sum_exp(q));
+  const auto blocks = p.key_blocks();
+  if (const auto done = ndp::add_mass(queries, blocks, visible, lse, mass); !done)
+    return "mass: " + done.error().message();
+  std::vector<double> want(p.shape().tokens), reach(p.shape().tokens);
+  for (uint32_t q = 0; q < queries.count(); ++q) {
+    const auto one = oracle_attention(p.sequence(), p.query(q), p.scale(), as_oracle(visible));
+    double error = 0;
+    for (uint32_t t = 0; t < want.size(); ++t) error = std::max(error, error_of_score(p, q, t));
+    for (uint32_t t = 0; t < want.size(); ++t) {
+      if (one.weights[t] == 0) continue;
+      want[t] += one.weights[t];
+      reach[t] += one.weights[t] *
+                  (2 * ndp::kExpTolerance * std::max(1.0, std::abs(one.log_sum_exp)) + 3 * error);
+    }
+  }
+  size_t at = 0;
+  for (const auto& block : blocks) {
+    for (uint32_t t = block.first_token; t < block.first_token + block.keys.tokens; ++t, ++at) {
+      if (!(std::abs(mass[at] - want[t]) <= reach[t] + 1e-30))
+        return fmt::format("mass {} of token {}, not {}", mass[at], t, want[t]);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string check_attention(const Problem& p, const Visible& visible) {
+  const auto queries = p.queries();
+  auto whole = ndp::Attention::of(queries.count(), p.shape().value_channels).value();
+  auto first = whole, second = whole, remote = whole;
+  const auto parts = halves(p.blocks());
+  for (const auto& done :
+       {whole.add(queries, p.blocks(), visible), first.add(queries, parts.first, visible),
+        second.add(queries, parts.second, visible)}) {
+    if (!done) return "attention: " + done.error().message();
+  }
+  std::vector<float> outputs(size_t{queries.count()} * p.shape().value_channels), lse;
+  for (uint32_t q = 0; q < queries.count(); ++q) {
+    const std::span<float> all(outputs);
+    if (first.output(q, all.subspan(q * p.shape().value_channels, p.shape().value_channels)) !=
+        Status::OK)
+      return "no output";
+    lse.push_back(first.log_sum_exp(q));
+  }
+  if (!remote.merge(outputs, lse) || !remote.merge(second) || !first.merge(second))
+    return "parts do not merge";
+  for (const auto& [attention, what] :
+       {std::pair(&whole, "whole"), {&first, "merged"}, {&remote, "merged by outputs"}}) {
+    if (const std::string wrong = compare(p, visible, *attention, what); !wrong.empty())
+      return wrong;
+  }
+  return check_mass(p, visible, whole);
+}
+
+std::string check_pages(const Problem& p, const Visible& visible) {
+  constexpr uint32_t kPageTokens = 16;
+  const auto queries = p.queries();
+  std::vector<ndp::Digests> digests;
+  for (const auto& block : p.key_blocks()) {
+    auto one = ndp::digest(block, kPageTokens);
+    if (!one) return "digest: " + one.error().message();
+    digests.push_back(std::move(*one));
+  }
+  const auto pages = ndp::select_pages(queries, digests, visible, 1u << 20);
+  if (!pages) return "pages: " + pages.error().message();
+  uint32_t found = 0;
+  for (const Hit& page : *pages) {
+    for (const auto& d : digests) {
+      if (page.token < d.first_token || page.token >= d.first_token + d.tokens) continue;
+      const uint32_t end = std::min(page.token + kPageTokens, d.first_token + d.tokens);
+      for (uint32_t token = page.token; token < end; ++token) {
+        found += oracle_sees(as_oracle(visible), token);
+        for (uint32_t q = 0; q < queries.count(); ++q) {
+          const double score = oracle_score(p.query(q), p.sequence().keys[token], p.scale());
+          if (score > page.score + error_of_score(p, q, token))
+            return fmt::format("page at {}: token {} has {}, more than {}", page.token, token,
+                               score, page.score);
+        }
+      }
+    }
+  }
+  const auto all = oracle_order(p.sequence(), p.query(0), p.scale(), as_oracle(visible)).size();
+  return found == all ? "" : fmt::format("pages show {} of {} tokens", found, all);
+}
+
+std::string check_all(const Shape& shape, uint64_t seed) {
+  const Problem p(shape, seed);
+  Random random(seed);
+  const auto some = [&] { return static_cast<uint32_t>(random.below(shape.tokens + 1)); };
+  for (const Visible& visible :
+       {Visible{}, Visible{.end = some()}, Visible{.begin = some(), .sinks = some()},
+        Visible{.begin = some(), .end = some(), .sinks = 4}}) {
+    for (const std::string& wrong :
+         {check_scores(p, visible), check_top_k(p, visible, 1), check_top_k(p, visible, 7),
+          check_top_k(p, visible, shape.tokens + 5), check_attention(p, visible),
+          check_pages(p, visible)}) {
+      if (!wrong.empty())
+        return fmt::format("{}; tokens {} to {}, and {}; seed {}: {}", to_text(shape),
+                           visible.begin, visible.end, visible.sinks, seed, wrong);
+    }
+  }
+  return "";
+}
+
+}  // namespace bowhead::test

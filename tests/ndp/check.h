@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the operations answer as the oracle does, within the tolerances that operations.h states.
+// Without GoogleTest: an emulated machine has none.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/ndp/problem.h"
+
+namespace bowhead::test {
+
+/// Shapes of every kind of number, number of queries, and size.
+std::vector<Shape> shapes_to_check(uint64_t seed);
+std::string to_text(const Shape& shape);
+
+/// What is wrong, or nothing.
+std::string check_scores(const Problem& problem, const ndp::Visible& visible);
+std::string check_top_k(const Problem& problem, const ndp::Visible& visible, uint32_t k);
+std::string check_attention(const Problem& problem, const ndp::Visible& visible);
+std::string check_pages(const Problem& problem, const ndp::Visible& visible);
+/// All of these.
+std::string check_all(const Shape& shape, uint64_t seed);
+
+}  // namespace bowhead::test

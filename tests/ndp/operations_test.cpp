@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations against the oracle, and the rules that they state: in the order of hits, for what
+// is not a number, and for what is wrong. CMake runs it once for each instruction set.
+#include "ndp/operations.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "tests/ndp/check.h"
+
+namespace bowhead::test {
+namespace {
+
+using ndp::better;
+using ndp::Hit;
+using ndp::KeyBlock;
+using ndp::NumberKind;
+using ndp::Queries;
+using ndp::Rows;
+using ndp::TopK;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+const float kNan = std::nanf("");
+
+TEST(Operations, AnswerAsTheOracle) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    for (const Shape& shape : shapes_to_check(seed)) ASSERT_EQ(check_all(shape, seed), "");
+  }
+}
+
+TEST(Operations, OfLatentAttention) {
+  const Shape shape{
+      .queries = 16, .key_channels = 576, .value_channels = 512, .tokens = 130, .latent = true};
+  ASSERT_EQ(check_all(shape, 1), "");
+}
+
+TEST(Operations, OfManyTokens) {
+  const Shape shape{.queries = 4,
+                    .key_channels = 128,
+                    .value_channels = 128,
+                    .tokens = 5000,
+                    .most_in_a_block = 600};
+  ASSERT_EQ(check_all(shape, 1), "");
+}
+
+/// Every bit pattern of every kind, once as a key and once as a value.
+TEST(Operations, KnowEveryNumber) {
+  for (const NumberKind number : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
+                                  NumberKind::FP8_E5M2, NumberKind::INT8}) {
+    const uint32_t bytes = compression::element_bytes(number);
+    const uint32_t count = bytes == 1 ? 256 : 65536;
+    std::vector<uint8_t> data(size_t{count} * bytes);
+    for (uint32_t i = 0; i < count; ++i) std::memcpy(&data[size_t{i} * bytes], &i, bytes);
+    const KeyBlock block{0, {number, 1, count, data.data(), bytes}};
+    const float one = 1;
+    std::vector<float> scores(count);
+    ASSERT_TRUE(
+        ndp::score(Queries::of({&one, 1}, 1, 1, 1).value(), std::span(&block, 1), {}, scores));
+    for (uint32_t i = 0; i < count; ++i) {
+      const double want = oracle_value(compression::number_name(number), i);
+      const bool denormal = std::abs(want) < std::numeric_limits<float>::min();
+      const double error = denormal ? 0x1p-126 : std::abs(want) * ndp::kScoreTolerance;
+      const bool same = std::isnan(want)   ? std::isnan(scores[i])
+                        : std::isinf(want) ? scores[i] == want
+                                           : std::abs(scores[i] - want) <= error;
+      ASSERT_TRUE(same) << compression::number_name(number) << " " << i << ": " << scores[i]
+                        << ", not " << want;
+    }
+  }
+}
+
+// ---- the order of hits ----
+
+TEST(Order, IsByScoreThenByToken) {
+  EXPECT_TRUE(better({2, 9}, {1, 0}));
+  EXPECT_TRUE(better({1, 0}, {1, 1}));
+  EXPECT_TRUE(better({-0.0f, 0}, {0.0f, 1}));
+  EXPECT_TRUE(better({0.0f, 0}, {-0.0f, 1}));
+  EXPECT_TRUE(better({-kInfinity, 9}, {kNan, 0}));
+  EXPECT_FALSE(better({kNan, 0}, {-kInfinity, 9}));
+  EXPECT_TRUE(better({kNan, 0}, {kNan, 1}));
+  EXPECT_FALSE(better({1, 1}, {1, 1}));
+}
+
+TEST(Order, OfTiesIsTheEarlierTokens) {
+  const std::vector<float> ones(64, 1);
+  std::vector<uint16_t> rows(size_t{3000} * 64, 0x3F80);
+  const auto queries = Queries::of(ones, 1, 64, 1).value();
+  std::vector<KeyBlock> blocks;
+  for (const uint32_t first : {2000u, 0u, 1000u})
+    blocks.push_back({first, {NumberKind::BF16, 64, 1000, &rows[first * 64], 128}});
+  auto best = TopK::of(1, 100).value();
+  ASSERT_TRUE(best.add(queries, blocks, {.begin = 10}));
+  ASSERT_EQ(best.hits(0).size(), 100u);
+  for (uint32_t i = 0; i < 100; ++i) EXPECT_EQ(best.hits(0)[i], (Hit{64, 10 + i}));
+}
+
+// ---- what is not a number ----
+
+TEST(NotANumber, ComesLast) {
+  Problem p({.tokens = 300}, 1);
+  p.set_key(7, 3, 0x7FC0);
+  const auto queries = p.queries();
+  const auto blocks = p.key_blocks();
+  for (const uint32_t k : {299u, 300u}) {
+    auto best = TopK::of(1, k).value();
+    ASSERT_TRUE(best.add(queries, blocks, {}));
+    ASSERT_EQ(best.hits(0).size(), k);
+    for (uint32_t i = 0; i < 299; ++i) EXPECT_FALSE(std::isnan(best.hits(0)[i].score));
+    if (k == 300) {
+      EXPECT_EQ(best.hits(0)[299].token, 7u);
+    }
+  }
+}
+
+TEST(NotANumber, InAKeyShowsInItsQueriesOutputs) {
+  Problem p({.queries = 2, .tokens = 300}, 1);
+  p.set_key(7, 3, 0x7FC0);
+  auto attention = ndp::Attention::of(2, 64).value();
+  ASSERT_TRUE(attention.add(p.queries(), p.blocks(), {}));
+  std::vector<float> out(64);
+  ASSERT_EQ(attention.output(0, out), Status::OK);
+  EXPECT_TRUE(std::isnan(out[0]));
+  EXPECT_TRUE(std::isnan(attention.log_sum_exp(1)));
+  auto without = ndp::Attention::of(2, 64).value();
+  ASSERT_TRUE(without.add(p.queries(), p.blocks(), {.begin = 8}));
+  ASSERT_EQ(without.output(0, out), Status::OK);
+  EXPECT_FALSE(std::isnan(out[0]));
+}
+
+TEST(NotANumber, OpensItsPage) {
+  Problem p({.tokens = 64, .most_in_a_block = 1}, 1);
+  p.set_key(40, 3, 0x7FC0);
+  const auto block = p.key_blocks();
+  for (const KeyBlock& one : block) {
+    if (one.first_token != 40) continue;
+    const auto digests = ndp::digest(one, 16).value();
+    EXPECT_EQ(digests.least[3], -kInfinity);
+    EXPECT_EQ(digests.largest[3], kInfinity);
+    const auto pages = ndp::select_pages(p.queries(), std::span(&digests, 1), {}, 1).value();
+    ASSERT_EQ(pages.size(), 1u);
+    EXPECT_EQ(pages[0].score, kInfinity);
+  }
+}
+
+TEST(Infinity, WinsAndMakesAttentionNotANumber) {
+  Problem p({.tokens = 100}, 1);
+  p.set_key(7, 3, p.query(0)[3] > 0 ? 0x7F80 : 0xFF80);
+  auto best = TopK::of(1, 1).value();
+  const auto blocks = p.key_blocks();
+  ASSERT_TRUE(best.add(p.queries(), blocks, {}));
+  EXPECT_EQ(best.hits(0)[0], (Hit{kInfinity, 7}));
+  auto attention = ndp::Attention::of(1, 64).value();
+  ASSERT_TRUE(attention.add(p.queries(), p.blocks(), {}));
+  std::vector<float> out(64);
+  ASSERT_EQ(attention.output(0, out), Status::OK);
+  EXPECT_TRUE(std::isnan(out[0]));
+}
+
+/// Negative infinity, as masks have it, is a weight of zero, also before any other score.
+TEST(Infinity, BelowIsNoWeight) {
+  Problem p({.tokens = 100}, 1);
+  for (uint32_t token = 0; token < 50; ++token)
+    p.set_key(token, 3, p.query(0)[3] > 0 ? 0xFF80 : 0x7F80);
+  auto all = ndp::Attention::of(1, 64).value(), rest = all, none = all;
+  ASSERT_TRUE(all.add(p.queries(), p.blocks(), {.end = 50}));
+  EXPECT_EQ(all.log_sum_exp(0), -kInfinity);
+  ASSERT_TRUE(all.add(p.queries(), p.blocks(), {.begin = 50}));
+  ASSERT_TRUE(rest.add(p.queries(), p.blocks(), {.begin = 50}));
+  EXPECT_EQ(all.log_sum_exp(0), rest.log_sum_exp(0));
+  ASSERT_TRUE(none.merge(none));
+  std::vector<float> out(64, 1);
+  ASSERT_EQ(none.output(0, out), Status::OK);
+  EXPECT_EQ(out, std::vector<float>(64, 0));
+}
+
+// ---- gather ----
+
+TEST(Gather, BringsRowsInAnyOrder) {
+  const Problem p({.tokens = 200, .most_in_a_block = 30, .with_scales = true}, 3);
+  const auto blocks = p.key_blocks();
+  const std::vector<uint32_t> tokens = {199, 0, 17, 17, 100};
+  std::vector<std::byte> out(tokens.size() * 128);
+  std::vector<float> scales(tokens.size());
+  ASSERT_TRUE(ndp::gather(blocks, tokens, out, scales));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    for (uint32_t c = 0; c < 64; ++c) {
+      uint16_t bits = 0;
+      std::memcpy(&bits, &out[i * 128 + c * 2], 2);
+      EXPECT_EQ(oracle_value("bf16", bits) * double{scales[i]}, p.sequence().keys[tokens[i]][c]);
+    }
+  }
+  const std::vector<uint32_t> missing = {200, 0, 0, 0, 0};
+  EXPECT_EQ(ndp::gather(blocks, missing, out).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(ndp::gather(blocks, tokens, std::span(out).first(100)).status(),
+            Status::INVALID_ARGUMENT);
+  EXPECT_EQ(ndp::gather({}, tokens, {}).status(), Status::INVALID_ARGUMENT);
+}
+
+// ---- what is wrong ----
+
+struct Wrong {
+  KeyBlock block;
+  const char* says;
+};
+
+TEST(Wrong, IsRefusedAndNamed) {
+  const std::vector<uint16_t> data(64 * 10);
+  const std::vector<float> query(64, 1);
+  const auto queries = Queries::of(query, 1, 64, 1).value();
+  const Rows good{NumberKind::BF16, 64, 10, data.data(), 128};
+  const auto with = [&](auto change) {
+    Rows rows = good;
+    change(rows);
+    return KeyBlock{100, rows};
+  };
+  const Wrong wrongs[] = {
+      {with([](Rows& r) { r.number = NumberKind::BYTES; }), "number kind"},
+      {with([](Rows& r) { r.number = static_cast<NumberKind>(77); }), "number kind 77"},
+      {with([](Rows& r) { r.channels = 0; }), "0 channels"},
+      {with([](Rows& r) { r.channels = 4097; }), "4097 channels"},
+      {with([](Rows& r) { r.channels = 32; }), "32 channels, while the queries have 64"},
+      {with([](Rows& r) { r.data = nullptr; }), "null"},
+      {with([](Rows& r) { r.stride_bytes = 127; }), "overlap at a stride of 127"},
+      {{0xFFFFFFFF, good}, "32 bits"},
+      {{9, good}, "both hold token 9"},
+  };
+  for (const Wrong& wrong : wrongs) {
+    const KeyBlock blocks[] = {{0, good}, wrong.block};
+    std::vector<float> scores(20, 5);
+    const auto done = ndp::score(queries, blocks, {}, scores);
+    ASSERT_EQ(done.status(), Status::INVALID_ARGUMENT) << wrong.says;
+    EXPECT_NE(done.error().message().find(wrong.says), std::string::npos) << done.error().message();
+    EXPECT_NE(done.error().message().find("1"), std::string::npos) << done.error().message();
+    EXPECT_EQ(scores, std::vector<float>(20, 5));
+    auto best = TopK::of(1, 3).value();
+    EXPECT_EQ(best.add(queries, blocks, {}).status(), Status::INVALID_ARGUMENT);
+    EXPECT_TRUE(best.hits(0).empty());
+  }
+}
+
+TEST(Wrong, SizesAreRefused) {
+  const std::vector<float> query(64, 1);
+  EXPECT_EQ(Queries::of(query, 1, 63, 1).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of({}, 0, 64, 1).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 64, 0).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 64, kNan).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(TopK::of(1, 0).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(TopK::of(0, 1).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(ndp::Attention::of(1, 0).status(), Status::INVALID_ARGUMENT);
+  const auto queries = Queries::of(query, 1, 64, 1).value();
+  auto attention = ndp::Attention::of(2, 64).value();
+  EXPECT_EQ(attention.add(queries, {}, {}).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(attention.merge(ndp::Attention::of(2, 63).value()).status(), Status::INVALID_ARGUMENT);
+  const Problem p({.tokens = 20}, 1);
+  auto blocks = p.blocks();
+  auto narrow = ndp::Attention::of(1, 32).value();
+  EXPECT_EQ(narrow.add(p.queries(), blocks, {}).status(), Status::INVALID_ARGUMENT);
+  --blocks[0].values.tokens;
+  auto right = ndp::Attention::of(1, 64).value();
+  EXPECT_EQ(right.add(p.queries(), blocks, {}).status(), Status::INVALID_ARGUMENT);
+  const KeyBlock key_block = p.key_blocks()[0];
+  EXPECT_EQ(ndp::digest(key_block, 0).status(), Status::INVALID_ARGUMENT);
+}
+
+TEST(Nothing, IsNoError) {
+  const std::vector<float> query(64, 1);
+  const auto queries = Queries::of(query, 1, 64, 1).value();
+  auto best = TopK::of(1, 3).value();
+  const KeyBlock empty{5, {NumberKind::BF16, 64, 0, nullptr, 128}};
+  EXPECT_TRUE(best.add(queries, std::span(&empty, 1), {}));
+  EXPECT_TRUE(best.add(queries, {}, {}));
+  EXPECT_TRUE(best.hits(0).empty());
+  EXPECT_TRUE(ndp::score(queries, {}, {}, {}));
+}
+
+}  // namespace
+}  // namespace bowhead::test

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 The operations of ndp/ once more, from their formulas, slowly
+// and in double, with no code of ndp/.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace bowhead::test {
+
+/// A sequence as one head sees it: numbers that the blocks hold, times their scales.
+struct Sequence {
+  uint32_t key_channels = 0, value_channels = 0;
+  std::vector<std::vector<double>> keys, values;  ///< by token
+};
+
+struct OracleVisible {
+  uint64_t begin = 0, end = UINT64_MAX, sinks = 0;
+};
+
+struct OracleHit {
+  double score = 0;
+  uint32_t token = 0;
+};
+
+/// By `kind` "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8": what the bits stand for.
+double oracle_value(const char* kind, uint32_t bits);
+
+bool oracle_sees(const OracleVisible& visible, uint64_t token);
+double oracle_score(const std::vector<double>& query, const std::vector<double>& key, double scale);
+/// Sum of |q k| times the scale, or, if `whole`, of the largest |q| and |k|: what errors of a score
+/// are relative to.
+double oracle_reach(const std::vector<double>& query, const std::vector<double>& key, double scale,
+                    bool whole);
+/// All visible tokens, the best first.
+std::vector<OracleHit> oracle_order(const Sequence& sequence, const std::vector<double>& query,
+                                    double scale, const OracleVisible& visible);
+
+struct OracleAttention {
+  std::vector<double> output;
+  std::vector<double> reach;  ///< by channel: the sum of p |value|
+  double log_sum_exp = 0;
+  std::vector<double> weights;  ///< by token
+};
+OracleAttention oracle_attention(const Sequence& sequence, const std::vector<double>& query,
+                                 double scale, const OracleVisible& visible);
+
+}  // namespace bowhead::test

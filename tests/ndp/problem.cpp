@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ndp/problem.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace bowhead::test {
+namespace {
+
+using ndp::NumberKind;
+
+double uniform(Random& random) { return static_cast<double>(random.below(1u << 20)) / (1u << 20); }
+
+/// About normal.
+double normal(Random& random) {
+  double sum = -6;
+  for (int i = 0; i < 12; ++i) sum += uniform(random);
+  return sum;
+}
+
+/// The bits of the kind whose number is next to `value`, found by bisection among what is positive.
+uint32_t bits_of(NumberKind number, double value) {
+  const char* name = compression::number_name(number);
+  const uint32_t sign = 1u << (compression::element_bytes(number) * 8 - 1);
+  if (number == NumberKind::INT8)
+    return static_cast<uint8_t>(
+        static_cast<int8_t>(std::clamp(std::lround(value * 30), -128L, 127L)));
+  uint32_t low = 0, high = number == NumberKind::FP8_E4M3   ? 0x7E
+                           : number == NumberKind::FP8_E5M2 ? 0x7B
+                           : number == NumberKind::FP16     ? 0x7BFF
+                                                            : 0x7F7F;
+  while (low < high) {
+    const uint32_t middle = (low + high) / 2;
+    if (oracle_value(name, middle) < std::abs(value))
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low | (value < 0 ? sign : 0);
+}
+
+}  // namespace
+
+Problem::Problem(const Shape& shape, uint64_t seed)
+    : shape_(shape), random_(seed), scale_(1 / std::sqrt(shape.key_channels)) {
+  for (uint32_t q = 0; q < shape.queries; ++q) {
+    std::vector<double>& query = queries_.emplace_back();
+    for (uint32_t c = 0; c < shape.key_channels; ++c) {
+      const auto value = static_cast<float>(normal(random_) * 2);
+      query.push_back(
+          shape.float_queries ? value : oracle_value("bf16", std::bit_cast<uint32_t>(value) >> 16));
+    }
+  }
+  for (uint32_t token = 0; token < shape.tokens;) {
+    const auto some = static_cast<uint32_t>(
+        std::min<uint64_t>(1 + random_.below(shape.most_in_a_block), shape.tokens - token));
+    ndp::KvBlock block{token, make_rows(some, shape.key_channels), {}};
+    block.values = shape.latent ? block.keys : make_rows(some, shape.value_channels);
+    block.values.channels = shape.value_channels;
+    blocks_.push_back(block);
+    token += some;
+  }
+  for (size_t i = blocks_.size(); i > 1; --i) std::swap(blocks_[i - 1], blocks_[random_.below(i)]);
+  see();
+}
+
+/// With gaps between rows, and behind exactly as many bytes as the rows have: what reads further is
+/// found by the sanitizers.
+ndp::Rows Problem::make_rows(uint32_t tokens, uint32_t channels) {
+  ndp::Rows rows{shape_.number, channels, tokens, nullptr, 0, nullptr};
+  const uint64_t gaps = random_.below(3);
+  rows.stride_bytes = rows.row_bytes() + gaps * random_.below(40);
+  const size_t before = random_.below(64);
+  const size_t all = before + rows.stride_bytes * (tokens - 1) + rows.row_bytes();
+  auto& bytes = bytes_.emplace_back(std::make_unique<uint8_t[]>(all));
+  for (size_t i = 0; i < all; ++i) bytes[i] = 0xFF;  // not a number, where it is nobody's
+  rows.data = bytes.get() + before;
+  const uint32_t element = compression::element_bytes(shape_.number);
+  for (uint32_t token = 0; token < tokens; ++token) {
+    for (uint32_t c = 0; c < channels; ++c) {
+      // Some far smaller: denormals of the small kinds.
+      const double factor = random_.below(8) == 0 ? 0.01 : 1;
+      const uint32_t bits = bits_of(shape_.number, normal(random_) * factor);
+      std::memcpy(const_cast<uint8_t*>(rows.row(token)) + size_t{c} * element, &bits, element);
+    }
+  }
+  if (!shape_.with_scales) return rows;
+  auto& scales = scales_.emplace_back(std::make_unique<float[]>(tokens));
+  for (uint32_t token = 0; token < tokens; ++token)
+    scales[token] = static_cast<float>(0.01 + uniform(random_));
+  rows.scales = scales.get();
+  return rows;
+}
+
+std::vector<double> Problem::values_of(const ndp::Rows& rows, uint32_t token) const {
+  std::vector<double> values;
+  const uint32_t element = compression::element_bytes(rows.number);
+  for (uint32_t c = 0; c < rows.channels; ++c) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, rows.row(token) + size_t{c} * element, element);
+    values.push_back(oracle_value(compression::number_name(rows.number), bits) *
+                     (rows.scales == nullptr ? 1.0 : rows.scales[token]));
+  }
+  return values;
+}
+
+void Problem::see() {
+  sequence_ = {shape_.key_channels, shape_.value_channels, {}, {}};
+  sequence_.keys.resize(shape_.tokens);
+  sequence_.values.resize(shape_.tokens);
+  for (const ndp::KvBlock& block : blocks_) {
+    for (uint32_t i = 0; i < block.keys.tokens; ++i) {
+      sequence_.keys[block.first_token + i] = values_of(block.keys, i);
+      sequence_.values[block.first_token + i] = values_of(block.values, i);
+    }
+  }
+}
+
+std::vector<ndp::KeyBlock> Problem::key_blocks() const {
+  std::vector<ndp::KeyBlock> blocks;
+  for (const ndp::KvBlock& block : blocks_) blocks.push_back({block.first_token, block.keys});
+  return blocks;
+}
+
+ndp::Queries Problem::queries() const {
+  std::vector<float> all;
+  for (const auto& query : queries_) all.insert(all.end(), query.begin(), query.end());
+  return ndp::Queries::of(all, shape_.queries, shape_.key_channels, static_cast<float>(scale_))
+      .value();
+}
+
+void Problem::set_key(uint32_t token, uint32_t channel, uint32_t bits) {
+  const uint32_t element = compression::element_bytes(shape_.number);
+  for (const ndp::KvBlock& block : blocks_) {
+    if (token < block.first_token || token >= block.first_token + block.keys.tokens) continue;
+    std::memcpy(
+        const_cast<uint8_t*>(block.keys.row(token - block.first_token)) + size_t{channel} * element,
+        &bits, element);
+  }
+  see();
+}
+
+}  // namespace bowhead::test

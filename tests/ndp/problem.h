@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of random kinds, shapes and places, and what the oracle sees in them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/random.h"
+#include "ndp/rows.h"
+#include "tests/ndp/oracle.h"
+
+namespace bowhead::test {
+
+struct Shape {
+  ndp::NumberKind number = ndp::NumberKind::BF16;
+  uint32_t queries = 1, key_channels = 64, value_channels = 64;
+  uint32_t tokens = 200;  ///< of all blocks together
+  uint32_t most_in_a_block = 100;
+  bool latent = false;         ///< values are the first channels of the keys
+  bool with_scales = false;    ///< of keys and values
+  bool float_queries = false;  ///< else they are bf16
+};
+
+/// Owns what its blocks point to.
+class Problem {
+ public:
+  Problem(const Shape& shape, uint64_t seed);
+
+  const std::vector<ndp::KvBlock>& blocks() const { return blocks_; }
+  std::vector<ndp::KeyBlock> key_blocks() const;
+  const Sequence& sequence() const { return sequence_; }
+  ndp::Queries queries() const;
+  const std::vector<double>& query(uint32_t q) const { return queries_[q]; }
+  double scale() const { return scale_; }
+  const Shape& shape() const { return shape_; }
+
+  /// Overwrites a channel of a token's keys with these bits.
+  void set_key(uint32_t token, uint32_t channel, uint32_t bits);
+
+ private:
+  ndp::Rows make_rows(uint32_t tokens, uint32_t channels);
+  std::vector<double> values_of(const ndp::Rows& rows, uint32_t token) const;
+  void see();
+
+  Shape shape_;
+  Random random_;
+  double scale_ = 1;
+  std::vector<std::unique_ptr<uint8_t[]>> bytes_;
+  std::vector<std::unique_ptr<float[]>> scales_;
+  std::vector<ndp::KvBlock> blocks_;
+  std::vector<std::vector<double>> queries_;
+  Sequence sequence_;
+};
+
+}  // namespace bowhead::test
