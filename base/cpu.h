@@ -7,8 +7,8 @@
 namespace bowhead {
 
 /// Generations in order: each includes what stands before it. AVX2 has FMA with it. AVX512 is what
-/// x86 servers have had since Ice Lake and Zen 4, older than any that speaks CXL: F, BW, CD, DQ, VL,
-/// VBMI, VBMI2, GFNI.
+/// x86 servers have had since Ice Lake and Zen 4, older than any that speaks CXL: F, BW, CD, DQ,
+/// VL, VBMI, VBMI2, GFNI.
 enum class IsaLevel { SCALAR, AVX2, AVX512 };
 
 struct CpuFeatures {

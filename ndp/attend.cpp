@@ -49,7 +49,7 @@ Result<void> Attention::add(const Queries& queries, std::span<const KvBlock> blo
   if (queries.count() != queries_)
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this is attention of {}",
                                                        queries.count(), queries_)};
-  if (auto good = check_blocks(blocks, queries.channels()); !good) return good;
+  if (auto good = check_blocks(blocks, &queries); !good) return good;
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i].values.channels != channels_)
       return Error{Status::INVALID_ARGUMENT,
@@ -140,7 +140,7 @@ float Attention::log_sum_exp(uint32_t query) const {
 Result<void> add_mass(const Queries& queries, std::span<const KeyBlock> blocks,
                       const Visible& visible, std::span<const float> log_sum_exps,
                       std::span<float> mass) {
-  if (auto good = check_blocks(blocks, queries.channels()); !good) return good;
+  if (auto good = check_blocks(blocks, &queries); !good) return good;
   size_t all = 0;
   for (const KeyBlock& block : blocks) all += block.keys.tokens;
   if (mass.size() != all || log_sum_exps.size() != queries.count())

@@ -31,8 +31,8 @@ struct Kernels {
   float (*largest)(const float* values);
   /// values[i] = exp(values[i] - largest) for kTileTokens numbers; returns their sum.
   float (*exponentials)(float* values, float largest);
-  /// Appends hits of the first `count` scores that are `least` or more, or not less: with what is
-  /// not a number if `least` is that too. Returns how many; kTileTokens may be written.
+  /// Hits of those of the first `count` scores that are `least` or more, or of all, if `least` is
+  /// not a number. Returns how many; kTileTokens may be written.
   uint32_t (*select)(const float* scores, uint32_t count, float least, uint32_t first_token,
                      Hit* out);
   /// By channel: the least and largest of so many tokens' numbers, scales included; what is not a

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // With AVX-512 and its dot products of bf16 and of int16.
 //
-// A score is a sum along a row. So rows are read as they lie, 16 sums of queries and tokens are
-// kept in 16 registers, lane by lane, and only at the end of the rows folded into one register.
+// A score is a sum along a row. 16 units of 32 bits are multiplied at once: of one query, or, where
+// there are several, fewer units of a row beside themselves, once for each query. So a register
+// holds sums of all queries of a group, and little is left to add up across its lanes.
 
 // All headers come before the target is set: what they define inline, other files share.
 #include <immintrin.h>
@@ -46,25 +47,16 @@ BOWHEAD_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-// ---- kinds of rows: how some channels are loaded and multiplied ----
+// ---- kinds of rows ----
 //
 // Where `channels` are fewer than a chunk, what is behind them is zero, and not read.
 
 struct Bf16 {
   static constexpr uint32_t kChunk = 32;
-  static constexpr bool kWhole = false;
-  using Sum = __m512;
-  using Chunk = __m512i;
-  static BOWHEAD_INLINE Chunk load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+  static BOWHEAD_INLINE __m512i load(const uint8_t* row, uint32_t channel, uint32_t channels) {
     const uint8_t* at = row + size_t{channel} * 2;
     return channels >= kChunk ? _mm512_loadu_si512(at)
                               : _mm512_maskz_loadu_epi16(first_words(channels), at);
-  }
-  static const uint16_t* query(const Queries& queries, uint32_t q, uint32_t part) {
-    return queries.bf16(q, part);
-  }
-  static BOWHEAD_INLINE Sum add(Sum sum, Chunk keys, const uint16_t* query) {
-    return add_products(sum, keys, _mm512_loadu_si512(query));
   }
 };
 
@@ -90,15 +82,12 @@ struct WordPair {
 template <uint32_t kExponentBits, bool kHasInfinity>
 struct Fp8 {
   static constexpr uint32_t kChunk = 64;
-  static constexpr bool kWhole = false;
-  using Sum = __m512;
-  using Chunk = WordPair;
-  static BOWHEAD_INLINE Chunk load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+  static BOWHEAD_INLINE WordPair load(const uint8_t* row, uint32_t channel, uint32_t channels) {
     alignas(64) static constexpr ByteTable kTable = bf16_of_bytes<kExponentBits, kHasInfinity>();
     const uint8_t* at = row + channel;
     const __m512i bytes = channels >= kChunk ? _mm512_loadu_si512(at)
                                              : _mm512_maskz_loadu_epi8(first_bytes(channels), at);
-    const auto look_up = [&](size_t part) {
+    const auto look_up = [&](size_t part) BOWHEAD_INLINE_LAMBDA {
       return _mm512_permutex2var_epi8(_mm512_load_si512(kTable.data() + part), bytes,
                                       _mm512_load_si512(kTable.data() + part + 64));
     };
@@ -107,13 +96,6 @@ struct Fp8 {
     const __m512i high = _mm512_ternarylogic_epi32(look_up(128), bytes, sign, 0xF8);  // a | b & c
     return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
   }
-  static const uint16_t* query(const Queries& queries, uint32_t q, uint32_t part) {
-    return queries.bf16_unpacked(q, part);
-  }
-  static BOWHEAD_INLINE Sum add(Sum sum, const Chunk& keys, const uint16_t* query) {
-    sum = add_products(sum, keys.a, _mm512_loadu_si512(query));
-    return add_products(sum, keys.b, _mm512_loadu_si512(query + 32));
-  }
 };
 
 struct FloatPair {
@@ -121,172 +103,255 @@ struct FloatPair {
 };
 
 struct Fp16 {
-  static constexpr uint32_t kChunk = 32;
-  static constexpr bool kWhole = false;
-  using Sum = __m512;
-  using Chunk = FloatPair;
-  static BOWHEAD_INLINE Chunk load(const uint8_t* row, uint32_t channel, uint32_t channels) {
+  static BOWHEAD_INLINE FloatPair load(const uint8_t* row, uint32_t channel, uint32_t channels) {
     const __m512i words = Bf16::load(row, channel, channels);
     return {_mm512_cvtph_ps(_mm512_castsi512_si256(words)),
             _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1))};
   }
-  static const float* query(const Queries& queries, uint32_t q, uint32_t) {
-    return queries.floats(q);
+};
+
+BOWHEAD_INLINE __m256i load_bytes(const uint8_t* at, uint32_t channels) {
+  return channels >= 32 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
+                        : _mm256_maskz_loadu_epi8(first_words(channels), at);
+}
+
+// ---- rows as units of 32 bits: how 64 channels are loaded and multiplied ----
+
+struct Bf16Units {
+  static constexpr uint32_t kLines = 2;
+  using Sum = __m512;
+  static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
+                                  __m512i (&lines)[kLines]) {
+    lines[0] = Bf16::load(row, channel, channels);
+    lines[1] = Bf16::load(row, channel + 32, channels > 32 ? channels - 32 : 0);
   }
-  static BOWHEAD_INLINE Sum add(Sum sum, const Chunk& keys, const float* query) {
-    sum = _mm512_fmadd_ps(keys.a, _mm512_loadu_ps(query), sum);
-    return _mm512_fmadd_ps(keys.b, _mm512_loadu_ps(query + 16), sum);
+  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) { return add_products(sum, a, b); }
+};
+
+template <class Kind>
+struct Fp8Units {
+  static constexpr uint32_t kLines = 2;
+  using Sum = __m512;
+  static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
+                                  __m512i (&lines)[kLines]) {
+    const WordPair words = Kind::load(row, channel, channels);
+    lines[0] = words.a;
+    lines[1] = words.b;
+  }
+  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) { return add_products(sum, a, b); }
+};
+
+struct Fp16Units {
+  static constexpr uint32_t kLines = 4;
+  using Sum = __m512;
+  static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
+                                  __m512i (&lines)[kLines]) {
+    const FloatPair a = Fp16::load(row, channel, channels);
+    const FloatPair b = Fp16::load(row, channel + 32, channels > 32 ? channels - 32 : 0);
+    lines[0] = _mm512_castps_si512(a.a);
+    lines[1] = _mm512_castps_si512(a.b);
+    lines[2] = _mm512_castps_si512(b.a);
+    lines[3] = _mm512_castps_si512(b.b);
+  }
+  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
   }
 };
 
-struct Int8 {
-  static constexpr uint32_t kChunk = 32;
-  static constexpr bool kWhole = true;
+struct Int8Units {
+  static constexpr uint32_t kLines = 2;
   using Sum = __m512i;
-  using Chunk = __m512i;
-  static BOWHEAD_INLINE __m256i load_bytes(const uint8_t* at, uint32_t channels) {
-    return channels >= kChunk ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))
-                              : _mm256_maskz_loadu_epi8(first_words(channels), at);
+  static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
+                                  __m512i (&lines)[kLines]) {
+    lines[0] = _mm512_cvtepi8_epi16(load_bytes(row + channel, channels));
+    lines[1] =
+        _mm512_cvtepi8_epi16(load_bytes(row + channel + 32, channels > 32 ? channels - 32 : 0));
   }
-  static BOWHEAD_INLINE Chunk load(const uint8_t* row, uint32_t channel, uint32_t channels) {
-    return _mm512_cvtepi8_epi16(load_bytes(row + channel, channels));
-  }
-  static const int16_t* query(const Queries& queries, uint32_t q, uint32_t) {
-    return queries.integers(q);
-  }
-  static BOWHEAD_INLINE Sum add(Sum sum, Chunk keys, const int16_t* query) {
-    return _mm512_dpwssd_epi32(sum, keys, _mm512_loadu_si512(query));
+  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) {
+    return _mm512_dpwssd_epi32(sum, a, b);
   }
 };
+
+/// Calls each(lines, bytes of units before them) for a row.
+template <class Units, class Each>
+BOWHEAD_INLINE void for_lines(const uint8_t* row, uint32_t channels, const Each& each) {
+  __m512i lines[Units::kLines];
+  uint32_t channel = 0, at = 0;
+  for (; channel + 64 <= channels; channel += 64, at += Units::kLines * 64) {
+    Units::load(row, channel, 64, lines);
+    each(lines, at);
+  }
+  if (channel == channels) return;
+  Units::load(row, channel, channels - channel, lines);
+  each(lines, at);
+}
+
+/// Writes the row's units, padded with zeros.
+template <class Units>
+BOWHEAD_INLINE void prepare(const uint8_t* row, uint32_t channels, uint8_t* to) {
+  for_lines<Units>(row, channels, [&](const auto& lines, uint32_t at) BOWHEAD_INLINE_LAMBDA {
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < Units::kLines; ++i) _mm512_store_si512(to + at + i * 64, lines[i]);
+  });
+}
 
 // ---- scores ----
 
 BOWHEAD_INLINE __m512i zero_of(__m512i) { return _mm512_setzero_si512(); }
 BOWHEAD_INLINE __m512 zero_of(__m512) { return _mm512_setzero_ps(); }
-BOWHEAD_INLINE __m512i plus(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
-BOWHEAD_INLINE __m512 plus(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
-BOWHEAD_INLINE __m512i bits_of(__m512i a) { return a; }
-BOWHEAD_INLINE __m512i bits_of(__m512 a) { return _mm512_castps_si512(a); }
-BOWHEAD_INLINE void set_bits(__m512i& to, __m512i bits) { to = bits; }
-BOWHEAD_INLINE void set_bits(__m512& to, __m512i bits) { to = _mm512_castsi512_ps(bits); }
 BOWHEAD_INLINE __m512 floats_of(__m512i a) { return _mm512_cvtepi32_ps(a); }
 BOWHEAD_INLINE __m512 floats_of(__m512 a) { return a; }
 
-template <class Sum>
-BOWHEAD_INLINE Sum plus_bits(__m512i a, __m512i b) {
-  Sum x, y;
-  set_bits(x, a);
-  set_bits(y, b);
-  return plus(x, y);
+/// 16 / kTimes units, so many times.
+template <uint32_t kTimes>
+BOWHEAD_INLINE __m512i repeat(const uint8_t* units) {
+  if constexpr (kTimes == 4) {
+    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(units)));
+  } else if constexpr (kTimes == 2) {
+    return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(units)));
+  } else {
+    return _mm512_load_si512(units);
+  }
 }
 
-/// Of the quarters of both: the first two added, the other two.
-template <class Sum>
-BOWHEAD_INLINE Sum add_quarters(Sum low, Sum high) {
-  const __m512i a = bits_of(low), b = bits_of(high);
-  return plus_bits<Sum>(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xDD));
+/// Quarter i has the sums of the quarters i of four.
+BOWHEAD_INLINE __m512 fold_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  return _mm512_add_ps(
+      _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+      _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
 }
 
-/// Lane i has the sum of the lanes of sums[i].
-template <class Sum>
-BOWHEAD_INLINE Sum fold(const Sum (&sums)[16]) {
-  Sum twos[8], fours[4];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    const __m512i a = bits_of(sums[2 * i]), b = bits_of(sums[2 * i + 1]);
-    twos[i] = plus_bits<Sum>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512i a = bits_of(twos[2 * i]), b = bits_of(twos[2 * i + 1]);
-    fours[i] = plus_bits<Sum>(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-  }
-  return add_quarters(add_quarters(fours[0], fours[1]), add_quarters(fours[2], fours[3]));
-}
+constexpr uint32_t kRows = 8;  // that are prepared at once
+static_assert(kTileTokens % kRows == 0);
 
-/// kQueries queries from `q` on, 16 / kQueries tokens at a time.
-template <class Kind, uint32_t kParts, uint32_t kQueries>
-void score_some(const Queries& queries, uint32_t q, const Rows& keys, uint32_t first,
-                uint32_t count, float* scores) {
-  constexpr uint32_t kTokens = 16 / kQueries;
-  using Sum = typename Kind::Sum;
-  decltype(Kind::query(queries, q, 0)) query[kQueries][kParts];
-  alignas(64) float lanes[16];
-  for (uint32_t i = 0; i < kQueries; ++i) {
-    for (uint32_t part = 0; part < kParts; ++part)
-      query[i][part] = Kind::query(queries, q + i, part);
-    const float factor = queries.scale() * (Kind::kWhole ? queries.unit(q + i) : 1);
-    std::fill_n(lanes + i * kTokens, kTokens, factor);
-  }
-  const __m512 factors = _mm512_load_ps(lanes);
-  for (uint32_t at = 0; at < count; at += kTokens) {
-    // Behind the last token it stands in for others, whose scores mean nothing.
-    const uint8_t* rows[kTokens];
-    for (uint32_t t = 0; t < kTokens; ++t) rows[t] = keys.row(first + std::min(at + t, count - 1));
-    Sum sums[16];
-#pragma GCC unroll 16
-    for (Sum& sum : sums) sum = zero_of(Sum{});
-    const auto add = [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
-#pragma GCC unroll 16
-      for (uint32_t t = 0; t < kTokens; ++t) {
-        const auto chunk = Kind::load(rows[t], channel, channels);
-#pragma GCC unroll 8
-        for (uint32_t i = 0; i < kQueries; ++i) {
+struct PreparedRows {
+  alignas(64) uint8_t units[kRows][kMaxChannels * 4];
+};
+
+/// kRows tokens of a line of queries: sums[t] has those of each query in 16 / kQueries lanes.
+template <uint32_t kQueries, class Sum>
+BOWHEAD_INLINE void store_scores(const Queries& queries, uint32_t first_query,
+                                 const Sum (&sums)[kRows], float* scores) {
 #pragma GCC unroll 2
-          for (uint32_t part = 0; part < kParts; ++part)
-            sums[i * kTokens + t] =
-                Kind::add(sums[i * kTokens + t], chunk, query[i][part] + channel);
-        }
-      }
-    };
-    uint32_t channel = 0;
-    for (; channel + Kind::kChunk <= keys.channels; channel += Kind::kChunk)
-      add(channel, Kind::kChunk);
-    if (channel < keys.channels) add(channel, keys.channels - channel);
-    _mm512_store_ps(lanes, _mm512_mul_ps(floats_of(fold(sums)), factors));
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < kQueries; ++i)
-      memcpy(scores + (q + i) * kTileTokens + at, lanes + i * kTokens, kTokens * sizeof(float));
+  for (uint32_t t = 0; t < kRows; t += 4) {
+    alignas(64) float quarters[4][4];
+    _mm512_store_ps(&quarters[0][0], fold_quarters(floats_of(sums[t]), floats_of(sums[t + 1]),
+                                                   floats_of(sums[t + 2]), floats_of(sums[t + 3])));
+#pragma GCC unroll 4
+    for (uint32_t q = 0; q < kQueries; ++q) {
+      constexpr uint32_t kOfQuery = 4 / kQueries;
+      __m128 sum = _mm_load_ps(quarters[q * kOfQuery]);
+#pragma GCC unroll 4
+      for (uint32_t i = 1; i < kOfQuery; ++i)
+        sum = _mm_add_ps(sum, _mm_load_ps(quarters[q * kOfQuery + i]));
+      sum = _mm_mul_ps(sum, _mm_set1_ps(queries.factor(first_query + q)));
+      _mm_storeu_ps(scores + (first_query + q) * kTileTokens + t, sum);
+    }
   }
 }
 
-template <class Kind, uint32_t kParts>
-void score_all(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
-               float* scores) {
-  uint32_t q = 0;
-  for (; q + 8 <= queries.count(); q += 8)
-    score_some<Kind, kParts, 8>(queries, q, keys, first, count, scores);
-  const uint32_t left = queries.count() - q;
-  if (left & 4) score_some<Kind, kParts, 4>(queries, q, keys, first, count, scores);
-  q += left & 4;
-  if (left & 2) score_some<Kind, kParts, 2>(queries, q, keys, first, count, scores);
-  q += left & 2;
-  if (left & 1) score_some<Kind, kParts, 1>(queries, q, keys, first, count, scores);
+/// A group of queries in two lines, and kRows rows.
+template <class Units, uint32_t kParts, uint32_t kQueries>
+BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query,
+                                const PreparedRows& rows, float* scores) {
+  constexpr uint32_t kHalf = kQueries / 2;
+  using Sum = typename Units::Sum;
+  Sum sums[2][kRows];
+#pragma GCC unroll 8
+  for (uint32_t t = 0; t < kRows; ++t) sums[0][t] = sums[1][t] = zero_of(Sum{});
+  const uint32_t* lines = queries.group(first_query, 0);
+  const uint32_t* rests = queries.group(first_query, kParts - 1);
+  for (uint32_t unit = 0; unit < queries.units(); unit += 16 / kHalf, lines += 32, rests += 32) {
+    const __m512i line[2] = {_mm512_loadu_si512(lines), _mm512_loadu_si512(lines + 16)};
+    __m512i rest[2];
+    if constexpr (kParts == 2) {
+      rest[0] = _mm512_loadu_si512(rests);
+      rest[1] = _mm512_loadu_si512(rests + 16);
+    }
+#pragma GCC unroll 8
+    for (uint32_t t = 0; t < kRows; ++t) {
+      const __m512i row = repeat<kHalf>(rows.units[t] + unit * 4);
+#pragma GCC unroll 2
+      for (uint32_t half = 0; half < 2; ++half) {
+        sums[half][t] = Units::add(sums[half][t], row, line[half]);
+        if constexpr (kParts == 2) sums[half][t] = Units::add(sums[half][t], row, rest[half]);
+      }
+    }
+  }
+  store_scores<kHalf>(queries, first_query, sums[0], scores);
+  store_scores<kHalf>(queries, first_query + kHalf, sums[1], scores);
 }
 
-template <class Kind>
+/// One query alone: row by row, as they are read fastest.
+template <class Units, uint32_t kParts>
+BOWHEAD_INLINE float score_one(const Queries& queries, uint32_t q, const uint8_t* row) {
+  using Sum = typename Units::Sum;
+  const uint32_t* first = queries.group(q, 0);
+  const uint32_t* second = queries.group(q, kParts - 1);
+  Sum sums[2] = {zero_of(Sum{}), zero_of(Sum{})};
+  for_lines<Units>(
+      row, queries.channels(), [&](const auto& lines, uint32_t at) BOWHEAD_INLINE_LAMBDA {
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < Units::kLines; ++i) {
+          const uint32_t unit = at / 4 + i * 16;
+          sums[i % 2] = Units::add(sums[i % 2], lines[i], _mm512_loadu_si512(first + unit));
+          if constexpr (kParts == 2)
+            sums[i % 2] = Units::add(sums[i % 2], lines[i], _mm512_loadu_si512(second + unit));
+        }
+      });
+  return _mm512_reduce_add_ps(_mm512_add_ps(floats_of(sums[0]), floats_of(sums[1]))) *
+         queries.factor(q);
+}
+
+template <class Units, uint32_t kParts>
 void score_as(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
               float* scores) {
-  queries.bf16_parts() == 1 ? score_all<Kind, 1>(queries, keys, first, count, scores)
-                            : score_all<Kind, 2>(queries, keys, first, count, scores);
+  const uint32_t single = queries.count() % 2;  // the last query of an odd number
+  for (uint32_t i = 0; i < count * single; ++i)
+    scores[(queries.count() - 1) * kTileTokens + i] =
+        score_one<Units, kParts>(queries, queries.count() - 1, keys.row(first + i));
+  if (queries.count() == 1) return;
+  PreparedRows rows;
+  for (uint32_t at = 0; at < count; at += kRows) {
+    // Behind the last token it stands in for others, whose scores mean nothing. Rows are read one
+    // after the other: several streams at once a CPU does not foresee.
+    for (uint32_t t = 0; t < kRows; ++t)
+      prepare<Units>(keys.row(first + std::min(at + t, count - 1)), keys.channels, rows.units[t]);
+    float* to = scores + at;
+    uint32_t q = 0;
+    for (; q + 8 <= queries.count(); q += 8) score_group<Units, kParts, 8>(queries, q, rows, to);
+    const uint32_t left = queries.count() - q;
+    if (left & 4) score_group<Units, kParts, 4>(queries, q, rows, to);
+    q += left & 4;
+    if (left & 2) score_group<Units, kParts, 2>(queries, q, rows, to);
+  }
 }
 
 using E4m3 = Fp8<4, false>;
 using E5m2 = Fp8<5, true>;
 
+template <class Units>
+void score_in_parts(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+                    float* scores) {
+  queries.parts() == 1 ? score_as<Units, 1>(queries, keys, first, count, scores)
+                       : score_as<Units, 2>(queries, keys, first, count, scores);
+}
+
 void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
            float* scores) {
   switch (keys.number) {
     case NumberKind::BF16:
-      return score_as<Bf16>(queries, keys, first, count, scores);
+      return score_in_parts<Bf16Units>(queries, keys, first, count, scores);
     case NumberKind::FP8_E4M3:
-      return score_as<E4m3>(queries, keys, first, count, scores);
+      return score_in_parts<Fp8Units<E4m3>>(queries, keys, first, count, scores);
     case NumberKind::FP8_E5M2:
-      return score_as<E5m2>(queries, keys, first, count, scores);
+      return score_in_parts<Fp8Units<E5m2>>(queries, keys, first, count, scores);
     case NumberKind::FP16:
-      return score_all<Fp16, 1>(queries, keys, first, count, scores);
+      return score_as<Fp16Units, 1>(queries, keys, first, count, scores);
     default:
-      return score_all<Int8, 1>(queries, keys, first, count, scores);
+      return score_as<Int8Units, 1>(queries, keys, first, count, scores);
   }
 }
 
@@ -404,7 +469,7 @@ void weigh_as_pairs(const float* weights, uint32_t queries, const Rows& values, 
 /// 32 channels as floats.
 struct Int8Floats {
   static BOWHEAD_INLINE FloatPair load(const uint8_t* row, uint32_t channel, uint32_t channels) {
-    const __m256i bytes = Int8::load_bytes(row + channel, channels);
+    const __m256i bytes = load_bytes(row + channel, channels);
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes))),
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)))};
   }
@@ -504,12 +569,13 @@ float exponentials(float* values, float largest) {
 // ---- selection ----
 
 uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
+  const __mmask16 all = least != least ? 0xFFFF : 0;
   uint32_t taken = 0;
   for (uint32_t i = 0; i < count; i += 16) {
     const auto valid = static_cast<__mmask16>(first_words(std::min(count - i, 16u)));
     const __m512 score = _mm512_loadu_ps(scores + i);
     const __mmask16 which =
-        _mm512_mask_cmp_ps_mask(valid, score, _mm512_set1_ps(least), _CMP_NLT_UQ);
+        valid & (all | _mm512_cmp_ps_mask(score, _mm512_set1_ps(least), _CMP_GE_OQ));
     if (which == 0) continue;
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i token = _mm512_maskz_compress_epi32(

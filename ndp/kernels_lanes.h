@@ -220,10 +220,11 @@ float exponentials(float* values, float largest) {
 // ---- selection ----
 
 uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
+  const bool all = least != least;
   uint32_t taken = 0;
   for (uint32_t i = 0; i < count; ++i) {
     out[taken] = {scores[i], first_token + i};
-    taken += !(scores[i] < least);
+    taken += all | (scores[i] >= least);
   }
   return taken;
 }

@@ -56,7 +56,7 @@ float exponentials(float* values, float largest) {
 uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
   uint32_t taken = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    if (!(scores[i] < least)) out[taken++] = {scores[i], first_token + i};
+    if (std::isnan(least) || scores[i] >= least) out[taken++] = {scores[i], first_token + i};
   }
   return taken;
 }

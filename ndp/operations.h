@@ -70,7 +70,7 @@ class TopK {
   struct Best {
     std::vector<Hit> hits;  ///< k of which count, and room for those that come
     uint32_t count = 0;
-    float least = 0;  ///< of which better ones are wanted
+    float least = 0;  ///< of the k best; not a number if they are not k
   };
   TopK(uint32_t queries, uint32_t k);
   void shrink(Best& best) const;

@@ -14,7 +14,7 @@ namespace bowhead::ndp {
 
 Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> tokens,
                     std::span<std::byte> out, std::span<float> scales) {
-  if (auto good = check_blocks(blocks, 0); !good) return good;
+  if (auto good = check_blocks(blocks, nullptr); !good) return good;
   std::vector<const KeyBlock*> order;
   for (const KeyBlock& block : blocks) {
     if (block.keys.tokens != 0) order.push_back(&block);
@@ -46,7 +46,7 @@ Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> 
 }
 
 Result<Digests> digest(const KeyBlock& block, uint32_t page_tokens) {
-  if (auto good = check_blocks(std::span(&block, 1), 0); !good) return good.error();
+  if (auto good = check_blocks(std::span(&block, 1), nullptr); !good) return good.error();
   if (page_tokens == 0) return Error{Status::INVALID_ARGUMENT, "digests of pages of no token"};
   Digests digests{block.first_token, block.keys.tokens, page_tokens, block.keys.channels, {}, {}};
   const size_t all = size_t{digests.pages()} * digests.channels;

@@ -21,7 +21,7 @@ namespace bowhead::ndp {
 
 using compression::NumberKind;
 
-inline constexpr uint32_t kMaxChannels = 4096;
+inline constexpr uint32_t kMaxChannels = 1024;
 inline constexpr uint32_t kMaxQueries = 1024;
 
 /// Keys or values of one head: tokens of a block, one row each.
@@ -61,52 +61,55 @@ struct Visible {
   bool has(uint32_t token) const { return token < end && (token >= begin || token < sinks); }
 };
 
-/// The queries that share a KV head, made ready once for any number of blocks. Not changed
-/// afterwards: threads may share it.
+/// The queries that share a KV head, made ready once for any number of blocks whose keys are of one
+/// kind. Not changed afterwards: threads may share it.
 class Queries {
  public:
   /// `values`: [count][channels]. Scores are dot products times `scale`, in general
   /// 1 / sqrt(channels). INVALID_ARGUMENT: none or more than kMaxQueries, no or more than
-  /// kMaxChannels channels, `values` of another size, a scale that is not a finite number above 0.
+  /// kMaxChannels channels, `values` of another size, a scale that is not a finite number above 0,
+  /// keys of no kind of number.
   static Result<Queries> of(std::span<const float> values, uint32_t count, uint32_t channels,
-                            float scale);
+                            float scale, NumberKind keys);
 
   uint32_t count() const { return count_; }
   uint32_t channels() const { return channels_; }
   float scale() const { return scale_; }
+  NumberKind keys() const { return keys_; }
 
   // ---- for kernels ----
 
-  /// Channels in memory: the next multiple of 64, the surplus ones zero.
-  uint32_t padded() const { return (channels_ + 63) / 64 * 64; }
   const float* floats(uint32_t query) const { return &floats_[size_t{query} * padded()]; }
+  /// Channels in memory, a multiple of 64: the surplus ones are zero.
+  uint32_t padded() const { return (channels_ + 63) / 64 * 64; }
 
-  /// As bf16: the nearest ones, and, unless all queries are bf16 anyway, what is left of them.
-  uint32_t bf16_parts() const { return exact_bf16_ ? 1 : 2; }
-  const uint16_t* bf16(uint32_t query, uint32_t part) const {
-    return &bf16_[(size_t{part} * count_ + query) * padded()];
+  /// Units of 32 bits that are multiplied at once: two channels as bf16 for keys of bf16 and fp8,
+  /// as whole numbers for int8, one as float for fp16. For fp8 in the order in which the bytes of
+  /// 64 channels unpack: of each 16 the first 8, then the others.
+  uint32_t units() const { return keys_ == NumberKind::FP16 ? padded() : padded() / 2; }
+  /// 1, or, where the queries are no bf16, 2: the nearest ones, and what is left of them.
+  uint32_t parts() const { return parts_; }
+  /// Queries are taken in groups of 8, then of 4, 2 and 1. The units of a group lie in lines of 16:
+  /// the first units of the group's first half, so many of each query, those of its second half,
+  /// the next ones of the first half ...; of a single query 16 and 16.
+  const uint32_t* group(uint32_t first_query, uint32_t part) const {
+    return &units_[(size_t{part} * count_ + first_query) * units()];
   }
-  /// The same in the order in which bytes of 64 channels unpack: of each 16 the first 8, then the
-  /// others.
-  const uint16_t* bf16_unpacked(uint32_t query, uint32_t part) const {
-    return &bf16_unpacked_[(size_t{part} * count_ + query) * padded()];
-  }
-
-  /// As whole numbers of `unit(query)`: so few that no sum of products with int8 overflows.
-  const int16_t* integers(uint32_t query) const { return &integers_[size_t{query} * padded()]; }
-  float unit(uint32_t query) const { return units_[query]; }
+  /// What the sum of products of units is to be multiplied by, the scale included.
+  float factor(uint32_t query) const { return factors_[query]; }
 
  private:
   Queries() = default;
+  void set_floats();
   void set_bf16();
   void set_integers();
+  void group_units(std::span<const uint32_t> by_query);
 
-  uint32_t count_ = 0, channels_ = 0;
-  bool exact_bf16_ = true;
+  uint32_t count_ = 0, channels_ = 0, parts_ = 1;
   float scale_ = 1;
-  std::vector<float> floats_, units_;
-  std::vector<uint16_t> bf16_, bf16_unpacked_;
-  std::vector<int16_t> integers_;
+  NumberKind keys_ = NumberKind::BF16;
+  std::vector<float> floats_, factors_;
+  std::vector<uint32_t> units_;
 };
 
 }  // namespace bowhead::ndp

@@ -18,7 +18,7 @@ constexpr uint32_t kFewHits = 256;
 
 Result<void> score(const Queries& queries, std::span<const KeyBlock> blocks, const Visible& visible,
                    std::span<float> scores) {
-  if (auto good = check_blocks(blocks, queries.channels()); !good) return good;
+  if (auto good = check_blocks(blocks, &queries); !good) return good;
   size_t all = 0;
   for (const KeyBlock& block : blocks) all += block.keys.tokens;
   if (scores.size() != all * queries.count())
@@ -54,7 +54,7 @@ TopK::TopK(uint32_t queries, uint32_t k) : k_(k), best_(queries) {
   const uint32_t room = std::max(2 * k, kFewHits) + kTileTokens;
   for (Best& best : best_) {
     best.hits.resize(room);
-    best.least = kNever;
+    best.least = std::numeric_limits<float>::quiet_NaN();
   }
   scores_.resize(size_t{queries} * kTileTokens);
 }
@@ -86,7 +86,7 @@ Result<void> TopK::add(const Queries& queries, std::span<const KeyBlock> blocks,
   if (queries.count() != best_.size())
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this has the best of {}",
                                                        queries.count(), best_.size())};
-  if (auto good = check_blocks(blocks, queries.channels()); !good) return good;
+  if (auto good = check_blocks(blocks, &queries); !good) return good;
   const Kernels& use = kernels();
   for (const KeyBlock& block : blocks) {
     for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {

@@ -9,7 +9,7 @@ namespace bowhead::ndp {
 
 namespace {
 
-Result<void> check_rows(const Rows& rows, const char* what, size_t block, uint32_t channels) {
+Result<void> check_rows(const Rows& rows, const char* what, size_t block, const Queries* queries) {
   const auto refuse = [&](const std::string& why) {
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} of block {}: {}", what, block, why)};
   };
@@ -18,8 +18,13 @@ Result<void> check_rows(const Rows& rows, const char* what, size_t block, uint32
                               static_cast<int>(rows.number)));
   if (rows.channels == 0 || rows.channels > kMaxChannels)
     return refuse(fmt::format("{} channels: 1 to {} are possible", rows.channels, kMaxChannels));
-  if (channels != 0 && rows.channels != channels)
-    return refuse(fmt::format("{} channels, while the queries have {}", rows.channels, channels));
+  if (queries != nullptr && rows.channels != queries->channels())
+    return refuse(
+        fmt::format("{} channels, while the queries have {}", rows.channels, queries->channels()));
+  if (queries != nullptr && rows.number != queries->keys())
+    return refuse(fmt::format("they are {}, while the queries are for {}",
+                              compression::number_name(rows.number),
+                              compression::number_name(queries->keys())));
   if (rows.tokens == 0) return {};
   if (rows.data == nullptr) return refuse(fmt::format("{} tokens at a null pointer", rows.tokens));
   if (rows.stride_bytes < rows.row_bytes())
@@ -51,12 +56,12 @@ Result<void> check_parts(std::vector<Part>& parts) {
   return {};
 }
 
-Result<void> check_block(const KeyBlock& block, size_t at, uint32_t channels) {
-  return check_rows(block.keys, "keys", at, channels);
+Result<void> check_block(const KeyBlock& block, size_t at, const Queries* queries) {
+  return check_rows(block.keys, "keys", at, queries);
 }
-Result<void> check_block(const KvBlock& block, size_t at, uint32_t channels) {
-  if (auto good = check_rows(block.keys, "keys", at, channels); !good) return good;
-  if (auto good = check_rows(block.values, "values", at, 0); !good) return good;
+Result<void> check_block(const KvBlock& block, size_t at, const Queries* queries) {
+  if (auto good = check_rows(block.keys, "keys", at, queries); !good) return good;
+  if (auto good = check_rows(block.values, "values", at, nullptr); !good) return good;
   if (block.keys.tokens == block.values.tokens) return {};
   return Error{Status::INVALID_ARGUMENT,
                fmt::format("block {} has keys of {} tokens and values of {}", at, block.keys.tokens,
@@ -66,18 +71,18 @@ Result<void> check_block(const KvBlock& block, size_t at, uint32_t channels) {
 }  // namespace
 
 template <class Block>
-Result<void> check_blocks(std::span<const Block> blocks, uint32_t channels) {
+Result<void> check_blocks(std::span<const Block> blocks, const Queries* queries) {
   std::vector<Part> parts;
   parts.reserve(blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) {
-    if (auto good = check_block(blocks[i], i, channels); !good) return good;
+    if (auto good = check_block(blocks[i], i, queries); !good) return good;
     const uint64_t begin = blocks[i].first_token, tokens = blocks[i].keys.tokens;
     if (tokens != 0) parts.push_back({begin, begin + tokens, i});
   }
   return check_parts(parts);
 }
 
-template Result<void> check_blocks(std::span<const KeyBlock>, uint32_t);
-template Result<void> check_blocks(std::span<const KvBlock>, uint32_t);
+template Result<void> check_blocks(std::span<const KeyBlock>, const Queries*);
+template Result<void> check_blocks(std::span<const KvBlock>, const Queries*);
 
 }  // namespace bowhead::ndp

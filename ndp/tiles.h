@@ -9,9 +9,9 @@
 
 namespace bowhead::ndp {
 
-/// INVALID_ARGUMENT as operations.h says. `channels`: that keys are to have; 0: any.
+/// INVALID_ARGUMENT as operations.h says. `queries`: that keys are to fit to; null: any.
 template <class Block>
-Result<void> check_blocks(std::span<const Block> blocks, uint32_t channels);
+Result<void> check_blocks(std::span<const Block> blocks, const Queries* queries);
 
 /// Calls each(first, count) for tokens of a block, by their number in it, that are visible, at most
 /// kTileTokens at a time.

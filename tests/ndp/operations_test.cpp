@@ -57,8 +57,8 @@ TEST(Operations, KnowEveryNumber) {
     const KeyBlock block{0, {number, 1, count, data.data(), bytes}};
     const float one = 1;
     std::vector<float> scores(count);
-    ASSERT_TRUE(
-        ndp::score(Queries::of({&one, 1}, 1, 1, 1).value(), std::span(&block, 1), {}, scores));
+    ASSERT_TRUE(ndp::score(Queries::of({&one, 1}, 1, 1, 1, number).value(), std::span(&block, 1),
+                           {}, scores));
     for (uint32_t i = 0; i < count; ++i) {
       const double want = oracle_value(compression::number_name(number), i);
       const bool denormal = std::abs(want) < std::numeric_limits<float>::min();
@@ -88,7 +88,7 @@ TEST(Order, IsByScoreThenByToken) {
 TEST(Order, OfTiesIsTheEarlierTokens) {
   const std::vector<float> ones(64, 1);
   std::vector<uint16_t> rows(size_t{3000} * 64, 0x3F80);
-  const auto queries = Queries::of(ones, 1, 64, 1).value();
+  const auto queries = Queries::of(ones, 1, 64, 1, NumberKind::BF16).value();
   std::vector<KeyBlock> blocks;
   for (const uint32_t first : {2000u, 0u, 1000u})
     blocks.push_back({first, {NumberKind::BF16, 64, 1000, &rows[first * 64], 128}});
@@ -210,7 +210,7 @@ struct Wrong {
 TEST(Wrong, IsRefusedAndNamed) {
   const std::vector<uint16_t> data(64 * 10);
   const std::vector<float> query(64, 1);
-  const auto queries = Queries::of(query, 1, 64, 1).value();
+  const auto queries = Queries::of(query, 1, 64, 1, NumberKind::BF16).value();
   const Rows good{NumberKind::BF16, 64, 10, data.data(), 128};
   const auto with = [&](auto change) {
     Rows rows = good;
@@ -221,8 +221,10 @@ TEST(Wrong, IsRefusedAndNamed) {
       {with([](Rows& r) { r.number = NumberKind::BYTES; }), "number kind"},
       {with([](Rows& r) { r.number = static_cast<NumberKind>(77); }), "number kind 77"},
       {with([](Rows& r) { r.channels = 0; }), "0 channels"},
-      {with([](Rows& r) { r.channels = 4097; }), "4097 channels"},
+      {with([](Rows& r) { r.channels = 1025; }), "1025 channels"},
       {with([](Rows& r) { r.channels = 32; }), "32 channels, while the queries have 64"},
+      {with([](Rows& r) { r.number = NumberKind::FP16; }),
+       "they are fp16, while the queries are for bf16"},
       {with([](Rows& r) { r.data = nullptr; }), "null"},
       {with([](Rows& r) { r.stride_bytes = 127; }), "overlap at a stride of 127"},
       {{0xFFFFFFFF, good}, "32 bits"},
@@ -244,14 +246,15 @@ TEST(Wrong, IsRefusedAndNamed) {
 
 TEST(Wrong, SizesAreRefused) {
   const std::vector<float> query(64, 1);
-  EXPECT_EQ(Queries::of(query, 1, 63, 1).status(), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(Queries::of({}, 0, 64, 1).status(), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(Queries::of(query, 1, 64, 0).status(), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(Queries::of(query, 1, 64, kNan).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 63, 1, NumberKind::BF16).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of({}, 0, 64, 1, NumberKind::BF16).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 64, 0, NumberKind::BF16).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 64, kNan, NumberKind::BF16).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 64, 1, NumberKind::BYTES).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(TopK::of(1, 0).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(TopK::of(0, 1).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(ndp::Attention::of(1, 0).status(), Status::INVALID_ARGUMENT);
-  const auto queries = Queries::of(query, 1, 64, 1).value();
+  const auto queries = Queries::of(query, 1, 64, 1, NumberKind::BF16).value();
   auto attention = ndp::Attention::of(2, 64).value();
   EXPECT_EQ(attention.add(queries, {}, {}).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(attention.merge(ndp::Attention::of(2, 63).value()).status(), Status::INVALID_ARGUMENT);
@@ -268,7 +271,7 @@ TEST(Wrong, SizesAreRefused) {
 
 TEST(Nothing, IsNoError) {
   const std::vector<float> query(64, 1);
-  const auto queries = Queries::of(query, 1, 64, 1).value();
+  const auto queries = Queries::of(query, 1, 64, 1, NumberKind::BF16).value();
   auto best = TopK::of(1, 3).value();
   const KeyBlock empty{5, {NumberKind::BF16, 64, 0, nullptr, 128}};
   EXPECT_TRUE(best.add(queries, std::span(&empty, 1), {}));

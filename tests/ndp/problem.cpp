@@ -127,7 +127,8 @@ std::vector<ndp::KeyBlock> Problem::key_blocks() const {
 ndp::Queries Problem::queries() const {
   std::vector<float> all;
   for (const auto& query : queries_) all.insert(all.end(), query.begin(), query.end());
-  return ndp::Queries::of(all, shape_.queries, shape_.key_channels, static_cast<float>(scale_))
+  return ndp::Queries::of(all, shape_.queries, shape_.key_channels, static_cast<float>(scale_),
+                          shape_.number)
       .value();
 }
 
