@@ -226,8 +226,12 @@ BOWHEAD_INLINE __m512 fold_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
 constexpr uint32_t kRows = 8;  // that are prepared at once
 static_assert(kTileTokens % kRows == 0);
 
+/// One behind the other, and not at a distance at which they would share few lines of the cache.
 struct PreparedRows {
-  alignas(64) uint8_t units[kRows][kMaxChannels * 4];
+  uint8_t* row(uint32_t t) const { return units + t * stride_bytes; }
+
+  uint8_t* units;
+  size_t stride_bytes;
 };
 
 /// kRows tokens of a line of queries: sums[t] has those of each query in 16 / kQueries lanes.
@@ -272,7 +276,7 @@ BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query,
     }
 #pragma GCC unroll 8
     for (uint32_t t = 0; t < kRows; ++t) {
-      const __m512i row = repeat<kHalf>(rows.units[t] + unit * 4);
+      const __m512i row = repeat<kHalf>(rows.row(t) + unit * 4);
 #pragma GCC unroll 2
       for (uint32_t half = 0; half < 2; ++half) {
         sums[half][t] = Units::add(sums[half][t], row, line[half]);
@@ -313,12 +317,13 @@ void score_as(const Queries& queries, const Rows& keys, uint32_t first, uint32_t
     scores[(queries.count() - 1) * kTileTokens + i] =
         score_one<Units, kParts>(queries, queries.count() - 1, keys.row(first + i));
   if (queries.count() == 1) return;
-  PreparedRows rows;
+  alignas(64) uint8_t room[kRows * (kMaxChannels * 4 + 64)];
+  const PreparedRows rows{room, size_t{queries.units()} * 4 + 64};
   for (uint32_t at = 0; at < count; at += kRows) {
     // Behind the last token it stands in for others, whose scores mean nothing. Rows are read one
     // after the other: several streams at once a CPU does not foresee.
     for (uint32_t t = 0; t < kRows; ++t)
-      prepare<Units>(keys.row(first + std::min(at + t, count - 1)), keys.channels, rows.units[t]);
+      prepare<Units>(keys.row(first + std::min(at + t, count - 1)), keys.channels, rows.row(t));
     float* to = scores + at;
     uint32_t q = 0;
     for (; q + 8 <= queries.count(); q += 8) score_group<Units, kParts, 8>(queries, q, rows, to);
