@@ -69,7 +69,7 @@ BOWHEAD_INLINE Floats convert(const void* at) {
 /// Channels of a row; those that it has not are zero, and not read.
 template <NumberKind kNumber>
 BOWHEAD_INLINE Floats load_channels(const uint8_t* row, uint32_t channel, uint32_t channels) {
-  constexpr uint32_t kBytes = compression::element_bytes(kNumber);
+  constexpr uint32_t kBytes = kNumber == NumberKind::BF16 || kNumber == NumberKind::FP16 ? 2 : 1;
   const uint8_t* at = row + size_t{channel} * kBytes;
   if (channels >= kLanes) return convert<kNumber>(at);
   uint8_t some[kLanes * kBytes] = {};

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fails if a vector_*.cpp or planes_*.cpp object among OBJECTS defines a symbol for others besides
-# its table.
-list(FILTER OBJECTS INCLUDE REGEX "/(vector|planes)_[a-z0-9]+\\.cpp\\.o$")
+# Fails if a vector_*.cpp, planes_*.cpp or kernels_*.cpp object among OBJECTS defines a symbol for
+# others besides its table.
+list(FILTER OBJECTS INCLUDE REGEX "/(vector|planes|kernels)_[a-z0-9]+\\.cpp\\.o$")
 if(NOT OBJECTS)
   message(FATAL_ERROR "no vector objects given")
 endif()
@@ -11,7 +11,7 @@ foreach(object IN LISTS OBJECTS)
   string(REGEX MATCHALL "[^\n]+" lines "${symbols}")
   list(FILTER lines EXCLUDE REGEX "^(__odr_asan|DW\\.ref)\\.| [uV] ") # sanitizers' and weak data
   list(LENGTH lines count)
-  if(NOT count EQUAL 1 OR NOT lines MATCHES "k(Vector|Plane)Kernels")
+  if(NOT count EQUAL 1 OR NOT lines MATCHES "k(Vector|Plane|)Kernels")
     message(FATAL_ERROR "${object} must define its table only, but defines:\n${symbols}")
   endif()
 endforeach()

@@ -13,6 +13,6 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-aarch64-linux-gnu-g++ -std=c++20 -O1 -fno-strict-aliasing -static -I../.. -I../../include \
-  -o "$work/neon_check" "$@"
+aarch64-linux-gnu-g++ -std=c++20 -O1 -fno-strict-aliasing -static -DFMT_HEADER_ONLY \
+  -I../.. -I../../include -o "$work/neon_check" "$@"
 qemu-aarch64-static "$work/neon_check"
