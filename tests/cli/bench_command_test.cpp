@@ -13,6 +13,8 @@ TEST(BenchCommand, WrongUseIsNamed) {
       {{"bench", "codec", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
       {{"bench", "recall"}, 2, "--data"},
       {{"bench", "recall", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
+      {{"bench", "keep"}, 2, "--data"},
+      {{"bench", "keep", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
   };
   for (const auto& [arguments, code, named] : lines) {
     const Outcome outcome = run(arguments);
@@ -23,7 +25,7 @@ TEST(BenchCommand, WrongUseIsNamed) {
 }
 
 TEST(BenchCommand, HelpShowsExamples) {
-  for (const char* name : {"pool", "codec", "recall"}) {
+  for (const char* name : {"pool", "codec", "recall", "keep"}) {
     const Outcome outcome = run({"bench", name, "--help"});
     EXPECT_EQ(outcome.code, 0);
     EXPECT_NE(outcome.out.find(std::string("  bowhead bench ") + name), std::string::npos)

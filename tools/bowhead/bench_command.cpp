@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "bench/codec_bench.h"
+#include "bench/keep_bench.h"
 #include "bench/pool_bench.h"
 #include "bench/recall_bench.h"
 #include "tools/bowhead/cli.h"
@@ -88,6 +89,31 @@ void add_recall(CLI::App& bench, Action& action, const std::string& command_line
       [options, &action] { action = [options] { return bench::run_recall_bench(*options); }; });
 }
 
+constexpr const char* kKeepFooter = R"(
+A model that may keep only some tokens of each head can keep those that got most attention so far.
+The memory accumulates that mass, so that no score leaves it. This lets the captured queries look in
+turn, and compares for the last quarter of them the output of attention to the kept tokens with that
+to all: |difference| / |output|, the mean. What was not kept earlier could still be chosen.
+
+DIR has a folder for each set of captured tensors, with a meta.json (docs/bench.md); sets without
+keys, values and queries of bf16 are left alone.
+
+Example:
+  bowhead bench keep --data kv)";
+
+void add_keep(CLI::App& bench, Action& action, const std::string& command_line) {
+  auto* command =
+      bench.add_subcommand("keep", "What attention loses where few tokens of a head are kept");
+  auto options = std::make_shared<bench::KeepBenchOptions>();
+  command->add_option("--data", options->data, "Folder of captured keys, values and queries")
+      ->required();
+  command->add_flag("--json", options->json, "One JSON line per choice and budget");
+  command->footer(kKeepFooter);
+  options->command = command_line;
+  command->callback(
+      [options, &action] { action = [options] { return bench::run_keep_bench(*options); }; });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, Action& action, const std::string& command_line) {
@@ -96,6 +122,7 @@ void add_bench_command(CLI::App& app, Action& action, const std::string& command
   add_pool(*bench, action, command_line);
   add_codec(*bench, action, command_line);
   add_recall(*bench, action, command_line);
+  add_keep(*bench, action, command_line);
 }
 
 }  // namespace bowhead::cli

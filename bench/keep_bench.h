@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0 What attention loses where few tokens of a head are kept,
+// chosen by the attention that they got so far: the mass that the memory accumulates
+// (ndp/operations.h), so that no score leaves it. A worked example; nothing is timed. docs/bench.md
+// says what is compared.
+#pragma once
+
+#include <string>
+
+namespace bowhead::bench {
+
+struct KeepBenchOptions {
+  std::string data;     ///< folder of captured tensors (bench/kv_data.h), with queries
+  bool json = false;    ///< one JSON line per way of choosing instead of the table
+  std::string command;  ///< as typed, for the report
+};
+
+/// Prints to stdout. Returns an exit code: 0 measured; 2 no set in the folder has keys and values
+/// with queries, or a file is not what it says; 3 environment.
+int run_keep_bench(const KeepBenchOptions& options);
+
+}  // namespace bowhead::bench
