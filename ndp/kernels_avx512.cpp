@@ -47,6 +47,12 @@ BOWHEAD_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
+/// Where there is much to compute, loads wait for memory in vain: the CPU does not look far enough
+/// ahead. So the rows of the next tile, if they lie behind these, come to the second cache in time.
+BOWHEAD_INLINE void fetch_ahead(const uint8_t* at, size_t stride_bytes) {
+  _mm_prefetch(at + kTileTokens * stride_bytes, _MM_HINT_T1);
+}
+
 // ---- kinds of rows ----
 //
 // Where `channels` are fewer than a chunk, what is behind them is zero, and not read.
@@ -118,6 +124,7 @@ BOWHEAD_INLINE __m256i load_bytes(const uint8_t* at, uint32_t channels) {
 // ---- rows as units of 32 bits: how 64 channels are loaded and multiplied ----
 
 struct Bf16Units {
+  static constexpr uint32_t kBytes = 2;  // of a channel
   static constexpr uint32_t kLines = 2;
   using Sum = __m512;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
@@ -130,6 +137,7 @@ struct Bf16Units {
 
 template <class Kind>
 struct Fp8Units {
+  static constexpr uint32_t kBytes = 1;  // of a channel
   static constexpr uint32_t kLines = 2;
   using Sum = __m512;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
@@ -142,6 +150,7 @@ struct Fp8Units {
 };
 
 struct Fp16Units {
+  static constexpr uint32_t kBytes = 2;  // of a channel
   static constexpr uint32_t kLines = 4;
   using Sum = __m512;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
@@ -159,6 +168,7 @@ struct Fp16Units {
 };
 
 struct Int8Units {
+  static constexpr uint32_t kBytes = 1;  // of a channel
   static constexpr uint32_t kLines = 2;
   using Sum = __m512i;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
@@ -184,15 +194,6 @@ BOWHEAD_INLINE void for_lines(const uint8_t* row, uint32_t channels, const Each&
   if (channel == channels) return;
   Units::load(row, channel, channels - channel, lines);
   each(lines, at);
-}
-
-/// Writes the row's units, padded with zeros.
-template <class Units>
-BOWHEAD_INLINE void prepare(const uint8_t* row, uint32_t channels, uint8_t* to) {
-  for_lines<Units>(row, channels, [&](const auto& lines, uint32_t at) BOWHEAD_INLINE_LAMBDA {
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < Units::kLines; ++i) _mm512_store_si512(to + at + i * 64, lines[i]);
-  });
 }
 
 // ---- scores ----
@@ -223,15 +224,53 @@ BOWHEAD_INLINE __m512 fold_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
       _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
 }
 
-constexpr uint32_t kRows = 8;  // that are prepared at once
+constexpr uint32_t kRows = 8;  // that are scored at once
 static_assert(kTileTokens % kRows == 0);
 
-/// One behind the other, and not at a distance at which they would share few lines of the cache.
-struct PreparedRows {
-  uint8_t* row(uint32_t t) const { return units + t * stride_bytes; }
+/// From row to row: a constant, and none at which rows would share few lines of the cache.
+constexpr size_t kRowRoom = kMaxChannels * 4 + 64;
 
-  uint8_t* units;
-  size_t stride_bytes;
+/// Units of kRows rows. They are made 64 channels at a time, in the order in which rows are
+/// read: several streams at once a CPU does not foresee.
+template <class Units>
+class PreparedRows {
+ public:
+  explicit PreparedRows(uint8_t* room) : units_(room) {}
+
+  /// Behind token `last` that one stands in for others, whose scores mean nothing.
+  void begin(const Rows& keys, uint32_t first, uint32_t last) {
+    from_ = keys.row(first);
+    stride_bytes_ = keys.stride_bytes;
+    channels_ = keys.channels;
+    left_ = last - first;
+    row_ = channel_ = 0;
+  }
+  /// 64 channels more; nothing if all are there.
+  BOWHEAD_INLINE void prepare() {
+    if (row_ == kRows) return;
+    __m512i lines[Units::kLines];
+    Units::load(from_, channel_, channels_ - channel_, lines);
+#pragma GCC unroll 2
+    for (uint32_t byte = 0; byte < 64 * Units::kBytes; byte += 64)
+      fetch_ahead(from_ + channel_ * Units::kBytes + byte, stride_bytes_);
+    uint8_t* to = units_ + row_ * kRowRoom + channel_ / 64 * Units::kLines * 64;
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < Units::kLines; ++i) _mm512_store_si512(to + i * 64, lines[i]);
+    channel_ += 64;
+    if (channel_ < channels_) return;
+    channel_ = 0;
+    if (++row_ <= left_) from_ += stride_bytes_;
+  }
+  void prepare_all() {
+    while (row_ < kRows) prepare();
+  }
+  const uint8_t* row(uint32_t t) const { return units_ + t * kRowRoom; }
+
+ private:
+  uint8_t* units_;
+  const uint8_t* from_ = nullptr;
+  size_t stride_bytes_ = 0;
+  uint32_t channels_ = 0, left_ = 0, row_ = kRows, channel_ = 0;
 };
 
 /// kRows tokens of a line of queries: sums[t] has those of each query in 16 / kQueries lanes.
@@ -256,11 +295,15 @@ BOWHEAD_INLINE void store_scores(const Queries& queries, uint32_t first_query,
   }
 }
 
-/// A group of queries in two lines, and kRows rows.
+/// A group of queries in two lines, and kRows rows. Meanwhile the next rows are prepared: it takes
+/// other parts of the CPU.
 template <class Units, uint32_t kParts, uint32_t kQueries>
 BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query,
-                                const PreparedRows& rows, float* scores) {
+                                const PreparedRows<Units>& rows, float* scores,
+                                PreparedRows<Units>& next) {
   constexpr uint32_t kHalf = kQueries / 2;
+  PreparedRows<Units> ahead = next;  // in registers
+  const uint8_t* const row_units = rows.row(0);
   using Sum = typename Units::Sum;
   Sum sums[2][kRows];
 #pragma GCC unroll 8
@@ -276,14 +319,16 @@ BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query,
     }
 #pragma GCC unroll 8
     for (uint32_t t = 0; t < kRows; ++t) {
-      const __m512i row = repeat<kHalf>(rows.row(t) + unit * 4);
+      const __m512i row = repeat<kHalf>(row_units + t * kRowRoom + unit * 4);
 #pragma GCC unroll 2
       for (uint32_t half = 0; half < 2; ++half) {
         sums[half][t] = Units::add(sums[half][t], row, line[half]);
         if constexpr (kParts == 2) sums[half][t] = Units::add(sums[half][t], row, rest[half]);
       }
     }
+    ahead.prepare();
   }
+  next = ahead;
   store_scores<kHalf>(queries, first_query, sums[0], scores);
   store_scores<kHalf>(queries, first_query + kHalf, sums[1], scores);
 }
@@ -317,20 +362,22 @@ void score_as(const Queries& queries, const Rows& keys, uint32_t first, uint32_t
     scores[(queries.count() - 1) * kTileTokens + i] =
         score_one<Units, kParts>(queries, queries.count() - 1, keys.row(first + i));
   if (queries.count() == 1) return;
-  alignas(64) uint8_t room[kRows * (kMaxChannels * 4 + 64)];
-  const PreparedRows rows{room, size_t{queries.units()} * 4 + 64};
+  alignas(64) uint8_t room[2][kRows * kRowRoom];
+  PreparedRows<Units> rows(room[0]), next(room[1]);
+  rows.begin(keys, first, first + count - 1);
+  rows.prepare_all();
   for (uint32_t at = 0; at < count; at += kRows) {
-    // Behind the last token it stands in for others, whose scores mean nothing. Rows are read one
-    // after the other: several streams at once a CPU does not foresee.
-    for (uint32_t t = 0; t < kRows; ++t)
-      prepare<Units>(keys.row(first + std::min(at + t, count - 1)), keys.channels, rows.row(t));
+    if (at + kRows < count) next.begin(keys, first + at + kRows, first + count - 1);
     float* to = scores + at;
     uint32_t q = 0;
-    for (; q + 8 <= queries.count(); q += 8) score_group<Units, kParts, 8>(queries, q, rows, to);
+    for (; q + 8 <= queries.count(); q += 8)
+      score_group<Units, kParts, 8>(queries, q, rows, to, next);
     const uint32_t left = queries.count() - q;
-    if (left & 4) score_group<Units, kParts, 4>(queries, q, rows, to);
+    if (left & 4) score_group<Units, kParts, 4>(queries, q, rows, to, next);
     q += left & 4;
-    if (left & 2) score_group<Units, kParts, 2>(queries, q, rows, to);
+    if (left & 2) score_group<Units, kParts, 2>(queries, q, rows, to, next);
+    next.prepare_all();
+    std::swap(rows, next);
   }
 }
 
@@ -426,8 +473,11 @@ void weigh_pairs(const uint16_t* weights, const Rows& values, uint32_t first, ui
     for (uint32_t i = 0; i < count; i += 2) {
       // Without a second token the first one stands in for it, with weight zero.
       __m512i pairs[P::kSums];
-      P::load(pairs, values.row(first + i), values.row(first + std::min(i + 1, count - 1)), channel,
-              channels);
+      const uint8_t* even = values.row(first + i);
+      const uint8_t* odd = values.row(first + std::min(i + 1, count - 1));
+      fetch_ahead(even + channel * (64 / Kind::kChunk), values.stride_bytes);
+      fetch_ahead(odd + channel * (64 / Kind::kChunk), values.stride_bytes);
+      P::load(pairs, even, odd, channel, channels);
 #pragma GCC unroll 8
       for (uint32_t q = 0; q < kQueries; ++q) {
         int both;
@@ -487,7 +537,9 @@ void weigh_floats(const float* weights, const Rows& values, uint32_t first, uint
     FloatPair lanes[kQueries];
     for (FloatPair& lane : lanes) lane = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (uint32_t i = 0; i < count; ++i) {
-      const FloatPair value = Kind::load(values.row(first + i), channel, channels);
+      const uint8_t* row = values.row(first + i);
+      fetch_ahead(row + channel * compression::element_bytes(values.number), values.stride_bytes);
+      const FloatPair value = Kind::load(row, channel, channels);
 #pragma GCC unroll 8
       for (uint32_t q = 0; q < kQueries; ++q) {
         const __m512 weight = _mm512_set1_ps(weights[q * kTileTokens + i]);
