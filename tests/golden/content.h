@@ -18,10 +18,20 @@ struct Block {
   size_t bytes;
   bool verified = true;
   uint32_t host = 0;
+  bool tensor = false;  ///< bf16 numbers, which compress
 };
 
 inline const std::vector<NamespaceDescription> kNamespaces = {
     {"model-a", "dtype=bf16 layout=paged rank=0/1"}, {"model-b", ""}};
+
+/// Of the pool of one host with compressed blocks.
+inline const std::vector<NamespaceDescription> kCompressedNamespaces = {
+    {"model-c",
+     "keys",
+     {.profile = CompressionProfile::FAST,
+      .number = compression::NumberKind::BF16,
+      .channels = 64,
+      .rotary = {64, 3220771105}}}};  // base 10,000
 
 /// A key of `bytes` bytes, not all of them text.
 inline std::string long_key(size_t bytes) {
@@ -52,10 +62,25 @@ inline std::vector<Block> blocks_of_two_hosts() {
           {1, "fourth", 8192, true, 1}};
 }
 
+/// Frames of one tile and of several, bytes of no whole token, and what does not get smaller.
+inline std::vector<Block> blocks_of_compressed_pool() {
+  return {{0, "a tile", 65536, true, 0, true},
+          {0, "tiles", 640 * 128, true, 0, true},
+          {0, "no whole token", 20001, true, 0, true},
+          {0, "noise", 16000}};
+}
+
 /// The value of the `index`-th block of a list.
 inline std::vector<std::byte> value_of(const Block& block, size_t index) {
   std::vector<std::byte> value(block.bytes);
   Random random(1000 + index);
+  for (size_t i = 0; block.tensor && i < value.size(); i += 2) {
+    // From 1/128 to 2, small ones as often as large ones, of either sign.
+    const auto number = static_cast<uint16_t>((random.next() & 0x83FF) | 0x3C00);
+    value[i] = static_cast<std::byte>(number);
+    if (i + 1 < value.size()) value[i + 1] = static_cast<std::byte>(number >> 8);
+  }
+  if (block.tensor) return value;
   for (std::byte& byte : value) byte = static_cast<std::byte>(random.next());
   return value;
 }

@@ -28,6 +28,33 @@ TEST(Golden, OneHost) {
   EXPECT_EQ(info->hosts[0].state, "live");
 }
 
+/// Frames in blocks: they decode, also the first planes alone, and can be coded anew.
+TEST(Golden, Compressed) {
+  GoldenPool golden("v1-compressed");
+  auto pool = golden.open();
+  ASSERT_TRUE(pool) << pool.error().message();
+  const auto ns = pool->open_namespace(kCompressedNamespaces[0]);
+  ASSERT_TRUE(ns) << ns.error().message();
+  const auto blocks = blocks_of_compressed_pool();
+  for (const bool pressed_anew : {false, true}) {
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      std::vector<std::byte> value(blocks[i].bytes);
+      const Span to[] = {{value.data(), value.size()}};
+      ASSERT_TRUE(pool->get(*ns, blocks[i].key, to)) << blocks[i].key;
+      EXPECT_EQ(value, value_of(blocks[i], i)) << blocks[i].key;
+      const auto prefix = pool->get_prefix(*ns, blocks[i].key, 4, to);
+      ASSERT_TRUE(prefix) << blocks[i].key;
+      EXPECT_EQ(prefix->length_bytes, blocks[i].bytes);
+      EXPECT_EQ(prefix->read_bytes < blocks[i].bytes / 3, i < 2) << blocks[i].key;
+      EXPECT_EQ(value == value_of(blocks[i], i), i >= 2) << blocks[i].key;
+    }
+    EXPECT_EQ(findings_of(*pool), "");
+    if (!pressed_anew) {
+      EXPECT_TRUE(pool->recompress(0));
+    }
+  }
+}
+
 TEST(Golden, CheckTellsWhatNobodyVouchesFor) {
   GoldenPool golden("v1-one-host");
   auto pool = golden.open();

@@ -23,11 +23,13 @@ Status put_one(Pool& pool, NamespaceId ns, const Block& block,
 }
 
 /// Host `host` comes, stores its blocks and one that it removes again, and leaves in order.
-Result<void> fill(const std::string& locator, uint32_t host, const std::vector<Block>& blocks) {
+Result<void> fill(const std::string& locator, uint32_t host,
+                  const std::vector<NamespaceDescription>& namespaces,
+                  const std::vector<Block>& blocks) {
   auto pool = Pool::open(locator, {.host = host});
   if (!pool) return pool.error();
   std::vector<NamespaceId> ids;
-  for (const auto& description : kNamespaces) {
+  for (const auto& description : namespaces) {
     auto id = pool->open_namespace(description);
     if (!id) return id.error();
     ids.push_back(*id);
@@ -45,12 +47,13 @@ Result<void> fill(const std::string& locator, uint32_t host, const std::vector<B
 }
 
 Result<void> make(const std::string& path, const CreateOptions& options,
+                  const std::vector<NamespaceDescription>& namespaces,
                   const std::vector<Block>& blocks) {
   const std::string locator = "shm:golden-being-made";
   if (auto created = Pool::create(locator, options); !created) return created;
   Result<void> filled;
   for (uint32_t host = 0; host < options.hosts && filled; ++host)
-    filled = fill(locator, host, blocks);
+    filled = fill(locator, host, namespaces, blocks);
   auto media = open_media(locator);
   if (filled && media) write_sparse(path, {(*media)->base(), (*media)->size_bytes()});
   if (auto removed = Pool::destroy(locator, /*force=*/true); !removed) return removed;
@@ -61,8 +64,10 @@ int run(const std::string& folder) {
   const CreateOptions small{.size_bytes = 16 << 20};
   const CreateOptions two_hosts{.size_bytes = 16 << 20, .hosts = 2};
   for (const auto& made :
-       {make(folder + "/v1-one-host.sparse", small, blocks_of_one_host()),
-        make(folder + "/v1-two-hosts.sparse", two_hosts, blocks_of_two_hosts())}) {
+       {make(folder + "/v1-one-host.sparse", small, kNamespaces, blocks_of_one_host()),
+        make(folder + "/v1-two-hosts.sparse", two_hosts, kNamespaces, blocks_of_two_hosts()),
+        make(folder + "/v1-compressed.sparse", small, kCompressedNamespaces,
+             blocks_of_compressed_pool())}) {
     if (made) continue;
     fmt::print(stderr, "make_golden: {}\n", made.error().message());
     return 1;
