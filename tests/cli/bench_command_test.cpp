@@ -11,6 +11,7 @@ TEST(BenchCommand, WrongUseIsNamed) {
       {{"bench"}, 2, "subcommand"},
       {{"bench", "codec", "--rounds", "4"}, 2, "--rounds"},
       {{"bench", "codec", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
+      {{"bench", "ndp", "--rounds", "4"}, 2, "--rounds"},
       {{"bench", "recall"}, 2, "--data"},
       {{"bench", "recall", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
       {{"bench", "keep"}, 2, "--data"},
@@ -25,7 +26,7 @@ TEST(BenchCommand, WrongUseIsNamed) {
 }
 
 TEST(BenchCommand, HelpShowsExamples) {
-  for (const char* name : {"pool", "codec", "recall", "keep"}) {
+  for (const char* name : {"pool", "codec", "recall", "keep", "ndp"}) {
     const Outcome outcome = run({"bench", name, "--help"});
     EXPECT_EQ(outcome.code, 0);
     EXPECT_NE(outcome.out.find(std::string("  bowhead bench ") + name), std::string::npos)

@@ -6,6 +6,7 @@
 
 #include "bench/codec_bench.h"
 #include "bench/keep_bench.h"
+#include "bench/ndp_bench.h"
 #include "bench/pool_bench.h"
 #include "bench/recall_bench.h"
 #include "tools/bowhead/cli.h"
@@ -114,6 +115,33 @@ void add_keep(CLI::App& bench, Action& action, const std::string& command_line) 
       [options, &action] { action = [options] { return bench::run_keep_bench(*options); }; });
 }
 
+constexpr const char* kNdpFooter = R"(
+Scores of keys and the best of them, attention, digests and chosen rows, computed over blocks of 512
+tokens that no cache holds: on one core, and on all with their answers merged. Answers are compared
+with the scalar ones before anything is timed.
+
+The limit is what the same cores reach in the same rounds: reading that memory, or, where that is
+less, multiplying as often as the queries make it necessary. GB/s are of keys, and of values where
+they are read.
+
+Examples:
+  bowhead bench ndp
+  bowhead bench ndp --json --rounds 15)";
+
+void add_ndp(CLI::App& bench, Action& action, const std::string& command_line) {
+  auto* command = bench.add_subcommand("ndp", "Scores, the best keys and attention near memory");
+  auto options = std::make_shared<bench::NdpBenchOptions>();
+  command->add_option("--rounds", options->rounds, "Rounds of each timed figure")
+      ->check(CLI::Range(5, 1000))
+      ->capture_default_str();
+  command->add_flag("--quick", options->quick, "Small and short, to see that it runs: no result");
+  command->add_flag("--json", options->json, "One JSON line per figure");
+  command->footer(kNdpFooter);
+  options->command = command_line;
+  command->callback(
+      [options, &action] { action = [options] { return bench::run_ndp_bench(*options); }; });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, Action& action, const std::string& command_line) {
@@ -123,6 +151,7 @@ void add_bench_command(CLI::App& app, Action& action, const std::string& command
   add_codec(*bench, action, command_line);
   add_recall(*bench, action, command_line);
   add_keep(*bench, action, command_line);
+  add_ndp(*bench, action, command_line);
 }
 
 }  // namespace bowhead::cli

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys of one kind after the other. In every round all operations on them go over all of the
+// memory, on one core and on all, and so do the limits: reading it, and multiplying as keys of this
+// kind are multiplied. Each round starts with another one.
+#include "bench/ndp_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "bench/machine.h"
+#include "bench/ndp_limits.h"
+#include "bench/ndp_work.h"
+#include "bench/report.h"
+#include "ndp/kernels.h"
+
+namespace bowhead::bench {
+namespace {
+
+using compression::number_name;
+using ndp::NumberKind;
+
+constexpr NumberKind kKinds[] = {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
+                                 NumberKind::INT8};
+constexpr uint32_t kGroupedQueries = 8;
+constexpr uint32_t kLatentChannels = 576, kLatentQueries = 16;
+
+struct Pass {
+  Works work;
+  std::vector<int> cpus;
+  std::vector<double> rates;  ///< 10^9 bytes or multiply-adds a second, by round
+};
+
+/// What a row cannot be faster than: another pass's rate times `factor`.
+struct Bound {
+  size_t pass;
+  double factor;
+  const char* name;
+};
+
+struct Row {
+  size_t pass;
+  std::vector<Bound> bounds;  ///< the lowest is the limit
+  Figure figure;
+};
+
+/// What each core walks over: a quarter of what no cache holds, so that four of them that share one
+/// find nothing in it. Fewer cores share what there is.
+uint64_t part_bytes(const Machine& machine, bool quick) {
+  constexpr uint64_t kMiB = 1u << 20;
+  if (quick) return 2 * kMiB;
+  const uint64_t whole = std::max(128 * kMiB, 4 * machine.last_level_cache_bytes);
+  const uint64_t part = whole / std::min<size_t>(machine.cpus.size(), 4);
+  return (part + kMiB - 1) / kMiB * kMiB;
+}
+
+/// All passes over keys of one kind.
+class Table {
+ public:
+  Table(const NdpBenchOptions& options, const Machine& machine, const Report& report,
+        const NdpData& data)
+      : options_(options),
+        report_(report),
+        data_(data),
+        part_bytes_(part_bytes(machine, options.quick)) {
+    const size_t parts = std::min<size_t>(machine.cpus.size(), 4);
+    one_ = {&data, {data.part(0, parts * part_bytes_)}};
+    all_ = {&data, {}};
+    for (size_t i = 0; i < machine.cpus.size(); ++i)
+      all_.parts.push_back(data.part(i * part_bytes_, part_bytes_));
+    add_rows(one_, {machine.cpus.front()});
+    if (machine.cpus.size() > 1) add_rows(all_, machine.cpus);
+  }
+
+  Result<void> run() {
+    for (Pass& pass : passes_) {
+      seconds_of(*pass.work, pass.cpus);
+      if (auto good = pass.work->check(); !good) return good;
+    }
+    for (uint32_t round = 0; round < options_.rounds; ++round) {
+      report_.progress(fmt::format("{} keys, round {} of {}", number_name(data_.number()),
+                                   round + 1, options_.rounds));
+      for (size_t i = 0; i < passes_.size(); ++i) {
+        Pass& pass = passes_[(round + i) % passes_.size()];
+        const double seconds = seconds_of(*pass.work, pass.cpus);
+        pass.rates.push_back(static_cast<double>(pass.work->amount()) / seconds * 1e-9);
+      }
+    }
+    for (Row& row : rows_) report(row);
+    return {};
+  }
+
+ private:
+  size_t add_pass(Works work, const std::vector<int>& cpus) {
+    passes_.push_back({std::move(work), cpus, {}});
+    return passes_.size() - 1;
+  }
+
+  Row& add_row(size_t pass, const char* name, std::string what, std::vector<Bound> bounds) {
+    const Pass& of = passes_[pass];
+    const char* cores = of.cpus.size() == 1 ? "one core" : "all cores";
+    Row row{pass, std::move(bounds), {}};
+    row.figure.row = name;
+    row.figure.what = fmt::format("{} {}, {}", number_name(data_.number()), what, cores);
+    row.figure.unit = "GB/s";
+    row.figure.parameters = {{"number", number_name(data_.number())},
+                             {"cores", of.cpus.size()},
+                             {"channels", kHeadChannels},
+                             {"block_tokens", kBlockTokens},
+                             {"pass_bytes", of.work->amount()},
+                             {"kernels", ndp::kernels().name}};
+    rows_.push_back(std::move(row));
+    return rows_.back();
+  }
+
+  void add_rows(const Walk& walk, const std::vector<int>& cpus) {
+    const bool all = cpus.size() > 1;
+    const NumberKind number = data_.number();
+    const uint64_t products = options_.quick ? 1u << 24 : 1u << 30;
+    const size_t read = add_pass(make_read(walk), cpus);
+    const size_t multiply = add_pass(make_multiply(number, cpus.size(), products), cpus);
+    add_row(read, "read", "read", {});
+    Row& speed =
+        add_row(multiply, "multiply", fmt::format("keys: {}", multiplication(number).name), {});
+    speed.figure.unit = "G/s";
+    speed.figure.parameters.erase("channels");
+    speed.figure.parameters.erase("block_tokens");
+    speed.figure.parameters.erase("pass_bytes");
+
+    const Bound reading{read, 1, "read"};
+    // A key's number takes one multiply-add for each query.
+    const auto roofline = [&](uint32_t queries) {
+      return std::vector<Bound>{
+          reading,
+          {multiply, compression::element_bytes(number) / static_cast<double>(queries),
+           "multiply"}};
+    };
+    for (const uint32_t queries : {1u, kGroupedQueries}) {
+      // For bf16 the table of targets asks for a share of what is read, but for several queries on
+      // one core, which may multiply slower than it reads.
+      const bool by_reading = number == NumberKind::BF16 && (queries == 1 || all);
+      Row& row = add_row(add_pass(make_topk(walk, queries), cpus), "topk",
+                         fmt::format("top-{}, {}", kWantedHits, queries_text(queries)),
+                         by_reading ? std::vector<Bound>{reading} : roofline(queries));
+      row.figure.parameters["queries"] = queries;
+      row.figure.parameters["k"] = kWantedHits;
+      const double bound = number != NumberKind::BF16 ? 0.80 : by_reading ? 0.90 : 0.85;
+      row.figure.target = Target{bound, true, true};
+    }
+    if (number != NumberKind::BF16) return;
+    // Keys and values both are multiplied once for each query.
+    Row& attend = add_row(add_pass(make_attend(walk, kGroupedQueries), cpus), "attend",
+                          fmt::format("attend, {}", queries_text(kGroupedQueries)),
+                          roofline(kGroupedQueries));
+    attend.figure.parameters["queries"] = kGroupedQueries;
+    if (all) attend.figure.target = Target{0.70, true, true};
+    add_rows_without_target(walk, cpus, reading, roofline(kLatentQueries));
+  }
+
+  void add_rows_without_target(const Walk& walk, const std::vector<int>& cpus, const Bound& reading,
+                               std::vector<Bound> roofline) {
+    Row& score = add_row(add_pass(make_score(walk, kLatentQueries, kLatentChannels), cpus), "score",
+                         fmt::format("score, {} queries of {}", kLatentQueries, kLatentChannels),
+                         std::move(roofline));
+    score.figure.parameters["queries"] = kLatentQueries;
+    score.figure.parameters["channels"] = kLatentChannels;
+    Row& digest = add_row(add_pass(make_digest(walk), cpus), "digest",
+                          fmt::format("digest, pages of {}", kPageTokens), {reading});
+    digest.figure.parameters["page_tokens"] = kPageTokens;
+    const size_t copies = add_pass(make_gather(walk, true), cpus);
+    add_row(add_pass(make_gather(walk, false), cpus), "gather", "gather an eighth",
+            {{copies, 1, "memcpy"}});
+  }
+
+  static std::string queries_text(uint32_t queries) {
+    return queries == 1 ? "1 query" : fmt::format("{} queries", queries);
+  }
+
+  void report(Row& row) const {
+    const std::vector<double>& rates = passes_[row.pass].rates;
+    row.figure.value = summarize(rates);
+    if (!row.bounds.empty()) {
+      std::vector<double> limits(rates.size());
+      for (size_t round = 0; round < rates.size(); ++round)
+        limits[round] = rate_of(*lowest(row.bounds, round), round);
+      row.figure.limit = Limit{limit_name(row.bounds), summarize(limits)};
+      row.figure.ratio = ratio_of(rates, limits);
+    }
+    report_.add(row.figure);
+  }
+
+  double rate_of(const Bound& bound, size_t round) const {
+    return passes_[bound.pass].rates[round] * bound.factor;
+  }
+  std::vector<Bound>::const_iterator lowest(const std::vector<Bound>& bounds, size_t round) const {
+    return std::min_element(bounds.begin(), bounds.end(), [&](const Bound& a, const Bound& b) {
+      return rate_of(a, round) < rate_of(b, round);
+    });
+  }
+  /// Of the bound that is the lowest in most rounds.
+  const char* limit_name(const std::vector<Bound>& bounds) const {
+    std::vector<size_t> rounds(bounds.size());
+    for (size_t round = 0; round < options_.rounds; ++round)
+      ++rounds[static_cast<size_t>(lowest(bounds, round) - bounds.begin())];
+    return bounds[static_cast<size_t>(std::max_element(rounds.begin(), rounds.end()) -
+                                      rounds.begin())]
+        .name;
+  }
+
+  const NdpBenchOptions& options_;
+  const Report& report_;
+  const NdpData& data_;
+  const uint64_t part_bytes_;
+  Walk one_, all_;
+  std::vector<Pass> passes_;
+  std::vector<Row> rows_;
+};
+
+Result<void> measure(const NdpBenchOptions& options) {
+  if (options.rounds < 5)
+    return Error{Status::INVALID_ARGUMENT, "at least 5 rounds, for a median and a spread"};
+  const Machine machine = this_machine();
+  const Report report({"ndp", options.quick, options.json, options.command}, machine);
+  report.print_header();
+  report.print_heading();
+  for (const NumberKind kind : kKinds) {
+    report.progress(fmt::format("{} keys", number_name(kind)));
+    const uint64_t bytes = machine.cpus.size() * part_bytes(machine, options.quick);
+    const NdpData data(kind, bytes);
+    if (!data.there())
+      return Error{Status::SYSTEM, fmt::format("no memory for keys of {}", bytes_text(bytes))};
+    if (auto result = Table(options, machine, report, data).run(); !result) return result;
+  }
+  report.progress("");
+  return {};
+}
+
+}  // namespace
+
+int run_ndp_bench(const NdpBenchOptions& options) {
+  try {
+    const auto result = measure(options);
+    return result ? 0 : complain(result.error());
+  } catch (const std::exception& exception) {  // no memory, no thread
+    return complain({Status::SYSTEM, exception.what()});
+  }
+}
+
+}  // namespace bowhead::bench

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys, values and queries of random normal numbers, and how cores share them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "bench/private_memory.h"
+#include "ndp/operations.h"
+
+namespace bowhead::bench {
+
+inline constexpr uint32_t kHeadChannels = 128;
+inline constexpr uint32_t kBlockTokens = 512;
+
+/// Numbers of one kind, enough for rows of any shape. Rows of int8 have scales.
+class NdpData {
+ public:
+  /// `bytes`: a multiple of those of a block of kHeadChannels.
+  NdpData(ndp::NumberKind number, uint64_t bytes);
+
+  /// False: there was no memory.
+  bool there() const { return memory_.data() != nullptr; }
+  ndp::NumberKind number() const { return number_; }
+  uint64_t bytes() const { return memory_.bytes().size(); }
+  std::span<const uint8_t> part(uint64_t from, uint64_t size) const {
+    return memory_.bytes().subspan(from, size);
+  }
+  /// As many whole blocks as the part has, one behind the other, from `first_token` on. Scales are
+  /// there for rows of kHeadChannels.
+  std::vector<ndp::KeyBlock> blocks(std::span<const uint8_t> part, uint32_t channels,
+                                    uint32_t first_token) const;
+
+ private:
+  const ndp::NumberKind number_;
+  const PrivateMemory memory_;
+  std::vector<float> scales_;  ///< by token of kHeadChannels; empty: 1
+};
+
+/// What each of some cores walks over. The data outlives it.
+struct Walk {
+  const NdpData* data;
+  std::vector<std::span<const uint8_t>> parts;
+
+  uint64_t bytes() const;
+  /// By part; tokens are numbered through the parts.
+  std::vector<std::vector<ndp::KeyBlock>> blocks(uint32_t channels) const;
+};
+
+/// Queries that are bf16, as models have them.
+ndp::Queries make_queries(uint32_t count, uint32_t channels, ndp::NumberKind keys);
+
+}  // namespace bowhead::bench

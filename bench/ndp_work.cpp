@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/ndp_work.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <latch>
+#include <thread>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/random.h"
+#include "bench/ndp_checks.h"
+#include "bench/ndp_limits.h"
+#include "bench/team.h"
+
+namespace bowhead::bench {
+namespace {
+
+using ndp::KeyBlock;
+using ndp::KvBlock;
+
+class Read final : public Work {
+ public:
+  explicit Read(const Walk& walk) : walk_(walk) {}
+  uint64_t amount() const override { return walk_.bytes(); }
+  void work(size_t core) override {
+    read_memory(walk_.parts[core].data(), walk_.parts[core].size());
+  }
+
+ private:
+  const Walk& walk_;
+};
+
+class Multiply final : public Work {
+ public:
+  Multiply(ndp::NumberKind keys, size_t cores, uint64_t count)
+      : multiplication_(multiplication(keys)), count_(count), made_(cores) {}
+  uint64_t amount() const override {
+    uint64_t sum = 0;
+    for (const Made& made : made_) sum += made.count;
+    return sum;
+  }
+  void work(size_t core) override { made_[core].count = multiplication_.run(count_); }
+
+ private:
+  struct alignas(64) Made {
+    uint64_t count = 0;
+  };
+  const Multiplication& multiplication_;
+  const uint64_t count_;
+  std::vector<Made> made_;
+};
+
+/// Blocks of keys by part.
+class OverBlocks : public Work {
+ public:
+  OverBlocks(const Walk& walk, uint32_t channels) : parts_(walk.blocks(channels)) {}
+  uint64_t amount() const override {
+    uint64_t rows = 0;
+    for (const auto& part : parts_) rows += part.size() * kBlockTokens;
+    return rows * parts_.front().front().keys.row_bytes();
+  }
+
+ protected:
+  std::vector<KeyBlock> all_blocks() const {
+    std::vector<KeyBlock> all;
+    for (const auto& part : parts_) all.insert(all.end(), part.begin(), part.end());
+    return all;
+  }
+  const std::vector<std::vector<KeyBlock>> parts_;
+};
+
+class FindBest final : public OverBlocks {
+ public:
+  FindBest(const Walk& walk, uint32_t queries)
+      : OverBlocks(walk, kHeadChannels),
+        queries_(make_queries(queries, kHeadChannels, walk.data->number())) {}
+  void begin() override {
+    best_.clear();
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      auto best = ndp::TopK::of(queries_.count(), kWantedHits);
+      BOWHEAD_ASSERT(best);
+      best_.push_back(std::move(*best));
+    }
+  }
+  void work(size_t core) override { BOWHEAD_ASSERT(best_[core].add(queries_, parts_[core], {})); }
+  void merge() override {
+    for (size_t i = 1; i < best_.size(); ++i) BOWHEAD_ASSERT(best_.front().merge(best_[i]));
+    for (uint32_t q = 0; q < queries_.count(); ++q)
+      BOWHEAD_ASSERT(best_.front().hits(q).size() == kWantedHits);
+  }
+  Result<void> check() override {
+    const auto blocks = all_blocks();
+    for (uint32_t q = 0; q < queries_.count(); ++q) {
+      if (auto good = check_hits(queries_, blocks, q, best_.front().hits(q)); !good) return good;
+    }
+    return {};
+  }
+
+ private:
+  const ndp::Queries queries_;
+  std::vector<ndp::TopK> best_;
+};
+
+class Attend final : public OverBlocks {
+ public:
+  Attend(const Walk& walk, uint32_t queries)
+      : OverBlocks(walk, kHeadChannels),
+        queries_(make_queries(queries, kHeadChannels, walk.data->number())) {
+    for (const auto& part : parts_) {
+      std::vector<KvBlock>& pairs = pairs_.emplace_back();
+      for (size_t i = 0; i + 1 < part.size(); i += 2)
+        pairs.push_back({part[i].first_token, part[i].keys, part[i + 1].keys});
+    }
+  }
+  void begin() override {
+    sums_.clear();
+    for (size_t i = 0; i < parts_.size(); ++i) sums_.push_back(nothing());
+  }
+  void work(size_t core) override { BOWHEAD_ASSERT(sums_[core].add(queries_, pairs_[core], {})); }
+  void merge() override {
+    for (size_t i = 1; i < sums_.size(); ++i) BOWHEAD_ASSERT(sums_.front().merge(sums_[i]));
+    std::vector<float> out(kHeadChannels);
+    for (uint32_t q = 0; q < queries_.count(); ++q)
+      BOWHEAD_ASSERT(sums_.front().output(q, out) == Status::OK);
+  }
+  /// Of the last blocks of each part: by the definition a whole pass takes too long.
+  Result<void> check() override {
+    auto sum = nothing();
+    std::vector<KvBlock> some;
+    for (const auto& pairs : pairs_) {
+      some.push_back(pairs.back());
+      auto more = nothing();
+      BOWHEAD_ASSERT(more.add(queries_, std::span(&pairs.back(), 1), {}) && sum.merge(more));
+    }
+    return check_attention(queries_, some, sum);
+  }
+
+ private:
+  ndp::Attention nothing() const {
+    auto sums = ndp::Attention::of(queries_.count(), kHeadChannels);
+    BOWHEAD_ASSERT(sums);
+    return std::move(*sums);
+  }
+  const ndp::Queries queries_;
+  std::vector<std::vector<KvBlock>> pairs_;
+  std::vector<ndp::Attention> sums_;
+};
+
+class Score final : public OverBlocks {
+ public:
+  Score(const Walk& walk, uint32_t queries, uint32_t channels)
+      : OverBlocks(walk, channels), queries_(make_queries(queries, channels, walk.data->number())) {
+    for (const auto& part : parts_) scores_.emplace_back(part.size() * kBlockTokens * queries);
+  }
+  void work(size_t core) override {
+    BOWHEAD_ASSERT(ndp::score(queries_, parts_[core], {}, scores_[core]));
+  }
+  Result<void> check() override {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (auto good = check_scores(queries_, parts_[i], scores_[i]); !good) return good;
+    }
+    return {};
+  }
+
+ private:
+  const ndp::Queries queries_;
+  std::vector<std::vector<float>> scores_;
+};
+
+class Digest final : public OverBlocks {
+ public:
+  explicit Digest(const Walk& walk) : OverBlocks(walk, kHeadChannels), digests_(parts_.size()) {}
+  void begin() override {
+    for (auto& digests : digests_) digests.clear();
+  }
+  void work(size_t core) override {
+    for (const KeyBlock& block : parts_[core]) {
+      auto digests = ndp::digest(block, kPageTokens);
+      BOWHEAD_ASSERT(digests);
+      digests_[core].push_back(std::move(*digests));
+    }
+  }
+  Result<void> check() override {
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      if (auto good = check_digests(parts_[i].back(), digests_[i].back()); !good) return good;
+    }
+    return {};
+  }
+
+ private:
+  std::vector<std::vector<ndp::Digests>> digests_;
+};
+
+class Gather final : public OverBlocks {
+ public:
+  Gather(const Walk& walk, bool plain) : OverBlocks(walk, kHeadChannels), plain_(plain) {
+    Random random(1);
+    for (const auto& part : parts_) {
+      Wanted& wanted = wanted_.emplace_back();
+      for (size_t i = 0; i < part.size() * kBlockTokens / 8; ++i) {
+        const KeyBlock& block = part[random.below(part.size())];
+        const auto token = static_cast<uint32_t>(random.below(kBlockTokens));
+        wanted.tokens.push_back(block.first_token + token);
+        wanted.rows.push_back(block.keys.row(token));
+      }
+      wanted.out.resize(wanted.rows.size() * row_bytes());
+    }
+  }
+  uint64_t amount() const override {
+    uint64_t bytes = 0;
+    for (const Wanted& wanted : wanted_) bytes += wanted.out.size();
+    return bytes;
+  }
+  void work(size_t core) override {
+    Wanted& wanted = wanted_[core];
+    if (!plain_) {
+      BOWHEAD_ASSERT(ndp::gather(parts_[core], wanted.tokens, wanted.out));
+      return;
+    }
+    std::byte* to = wanted.out.data();
+    for (const uint8_t* row : wanted.rows) {
+      std::memcpy(to, row, row_bytes());
+      to += row_bytes();
+    }
+  }
+  Result<void> check() override {
+    for (const Wanted& wanted : wanted_) {
+      for (size_t i = 0; i < wanted.rows.size(); ++i) {
+        if (std::memcmp(&wanted.out[i * row_bytes()], wanted.rows[i], row_bytes()) != 0)
+          return Error{Status::DAMAGED, "a gathered row is another one"};
+      }
+    }
+    return {};
+  }
+
+ private:
+  struct Wanted {
+    std::vector<uint32_t> tokens;
+    std::vector<const uint8_t*> rows;
+    std::vector<std::byte> out;
+  };
+  size_t row_bytes() const { return parts_.front().front().keys.row_bytes(); }
+  const bool plain_;
+  std::vector<Wanted> wanted_;
+};
+
+void pin_to(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
+}  // namespace
+
+Works make_read(const Walk& walk) { return std::make_unique<Read>(walk); }
+Works make_multiply(ndp::NumberKind keys, size_t cores, uint64_t count) {
+  return std::make_unique<Multiply>(keys, cores, count);
+}
+Works make_topk(const Walk& walk, uint32_t queries) {
+  return std::make_unique<FindBest>(walk, queries);
+}
+Works make_attend(const Walk& walk, uint32_t queries) {
+  return std::make_unique<Attend>(walk, queries);
+}
+Works make_score(const Walk& walk, uint32_t queries, uint32_t channels) {
+  return std::make_unique<Score>(walk, queries, channels);
+}
+Works make_digest(const Walk& walk) { return std::make_unique<Digest>(walk); }
+Works make_gather(const Walk& walk, bool plain) { return std::make_unique<Gather>(walk, plain); }
+
+double seconds_of(Work& work, const std::vector<int>& cpus) {
+  struct alignas(64) Interval {
+    uint64_t begin_ns = 0, end_ns = 0;
+  };
+  work.begin();
+  std::vector<Interval> intervals(cpus.size());
+  std::latch all_there(static_cast<std::ptrdiff_t>(cpus.size()));
+  std::vector<std::thread> threads;
+  for (size_t core = 0; core < cpus.size(); ++core) {
+    threads.emplace_back([&, core] {
+      pin_to(cpus[core]);
+      all_there.arrive_and_wait();
+      intervals[core].begin_ns = now_ns();
+      work.work(core);
+      intervals[core].end_ns = now_ns();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  uint64_t begin = UINT64_MAX, end = 0;
+  for (const Interval& interval : intervals) {
+    begin = std::min(begin, interval.begin_ns);
+    end = std::max(end, interval.end_ns);
+  }
+  const uint64_t merging = now_ns();
+  work.merge();
+  return static_cast<double>(end - begin + now_ns() - merging) * 1e-9;
+}
+
+}  // namespace bowhead::bench
