@@ -333,34 +333,44 @@ BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query,
   store_scores<kHalf>(queries, first_query + kHalf, sums[1], scores);
 }
 
-/// One query alone: row by row, as they are read fastest.
+/// One query alone: rows are multiplied as they are read.
 template <class Units, uint32_t kParts>
-BOWHEAD_INLINE float score_one(const Queries& queries, uint32_t q, const uint8_t* row) {
+BOWHEAD_INLINE typename Units::Sum multiply_row(const Queries& queries, uint32_t q,
+                                                const uint8_t* row) {
   using Sum = typename Units::Sum;
   const uint32_t* first = queries.group(q, 0);
   const uint32_t* second = queries.group(q, kParts - 1);
-  Sum sums[2] = {zero_of(Sum{}), zero_of(Sum{})};
-  for_lines<Units>(
-      row, queries.channels(), [&](const auto& lines, uint32_t at) BOWHEAD_INLINE_LAMBDA {
+  Sum sum = zero_of(Sum{});
+  for_lines<Units>(row, queries.channels(),
+                   [&](const auto& lines, uint32_t at) BOWHEAD_INLINE_LAMBDA {
 #pragma GCC unroll 4
-        for (uint32_t i = 0; i < Units::kLines; ++i) {
-          const uint32_t unit = at / 4 + i * 16;
-          sums[i % 2] = Units::add(sums[i % 2], lines[i], _mm512_loadu_si512(first + unit));
-          if constexpr (kParts == 2)
-            sums[i % 2] = Units::add(sums[i % 2], lines[i], _mm512_loadu_si512(second + unit));
-        }
-      });
-  return _mm512_reduce_add_ps(_mm512_add_ps(floats_of(sums[0]), floats_of(sums[1]))) *
-         queries.factor(q);
+                     for (uint32_t i = 0; i < Units::kLines; ++i) {
+                       const uint32_t unit = at / 4 + i * 16;
+                       sum = Units::add(sum, lines[i], _mm512_loadu_si512(first + unit));
+                       if constexpr (kParts == 2)
+                         sum = Units::add(sum, lines[i], _mm512_loadu_si512(second + unit));
+                     }
+                   });
+  return sum;
+}
+
+template <class Units, uint32_t kParts>
+void score_single(const Queries& queries, uint32_t q, const Rows& keys, uint32_t first,
+                  uint32_t count, float* scores) {
+  for (uint32_t at = 0; at < count; at += kRows) {
+    typename Units::Sum sums[kRows];
+    for (uint32_t t = 0; t < kRows; ++t)
+      sums[t] =
+          multiply_row<Units, kParts>(queries, q, keys.row(first + std::min(at + t, count - 1)));
+    store_scores<1>(queries, q, sums, scores + at);
+  }
 }
 
 template <class Units, uint32_t kParts>
 void score_as(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
               float* scores) {
-  const uint32_t single = queries.count() % 2;  // the last query of an odd number
-  for (uint32_t i = 0; i < count * single; ++i)
-    scores[(queries.count() - 1) * kTileTokens + i] =
-        score_one<Units, kParts>(queries, queries.count() - 1, keys.row(first + i));
+  if (queries.count() % 2 == 1)
+    score_single<Units, kParts>(queries, queries.count() - 1, keys, first, count, scores);
   if (queries.count() == 1) return;
   alignas(64) uint8_t room[2][kRows * kRowRoom];
   PreparedRows<Units> rows(room[0]), next(room[1]);
@@ -649,32 +659,46 @@ uint32_t select(const float* scores, uint32_t count, float least, uint32_t first
 
 // ---- digests ----
 
+/// Of 16 channels. What is not a number is left out of the others, and remembered.
+struct Bounds {
+  __m512 least, largest;
+  __mmask16 odd;
+
+  BOWHEAD_INLINE void clear() {
+    least = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+    largest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    odd = 0;
+  }
+  BOWHEAD_INLINE void take(__m512 x) {
+    odd = static_cast<__mmask16>(odd | _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q));
+    least = _mm512_min_ps(x, least);  // of two the second, if one is not a number
+    largest = _mm512_max_ps(x, largest);
+  }
+  BOWHEAD_INLINE void store(float* low, float* high, __mmask16 valid) const {
+    const float infinity = std::numeric_limits<float>::infinity();
+    _mm512_mask_storeu_ps(low, valid, _mm512_mask_mov_ps(least, odd, _mm512_set1_ps(-infinity)));
+    _mm512_mask_storeu_ps(high, valid, _mm512_mask_mov_ps(largest, odd, _mm512_set1_ps(infinity)));
+  }
+};
+
 template <class Kind>
 void bounds_as(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
-  const __m512 infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
-  const __m512 minus_infinity = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  const uint32_t bytes = compression::element_bytes(keys.number);
   for (uint32_t channel = 0; channel < keys.channels; channel += 32) {
     const uint32_t channels = std::min(keys.channels - channel, 32u);
-    FloatPair low = {infinity, infinity}, high = {minus_infinity, minus_infinity};
+    Bounds a, b;
+    a.clear();
+    b.clear();
     for (uint32_t i = first; i < first + count; ++i) {
-      const __m512 scale = _mm512_set1_ps(keys.scales == nullptr ? 1 : keys.scales[i]);
-      const auto take = [&](__m512 x, __m512& lowest, __m512& highest) BOWHEAD_INLINE_LAMBDA {
-        x = _mm512_mul_ps(x, scale);
-        const __mmask16 odd = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-        lowest = _mm512_min_ps(lowest, _mm512_mask_mov_ps(x, odd, minus_infinity));
-        highest = _mm512_max_ps(highest, _mm512_mask_mov_ps(x, odd, infinity));
-      };
+      fetch_ahead(keys.row(i) + size_t{channel} * bytes, keys.stride_bytes);
       const FloatPair value = Kind::load(keys.row(i), channel, channels);
-      take(value.a, low.a, high.a);
-      take(value.b, low.b, high.b);
+      const __m512 scale = _mm512_set1_ps(keys.scales == nullptr ? 1 : keys.scales[i]);
+      a.take(_mm512_mul_ps(value.a, scale));
+      b.take(_mm512_mul_ps(value.b, scale));
     }
     const __mmask32 valid = first_words(channels);
-    const auto store = [&](float* to, const FloatPair& from) BOWHEAD_INLINE_LAMBDA {
-      _mm512_mask_storeu_ps(to + channel, static_cast<__mmask16>(valid), from.a);
-      _mm512_mask_storeu_ps(to + channel + 16, static_cast<__mmask16>(valid >> 16), from.b);
-    };
-    store(least, low);
-    store(largest, high);
+    a.store(least + channel, largest + channel, static_cast<__mmask16>(valid));
+    b.store(least + channel + 16, largest + channel + 16, static_cast<__mmask16>(valid >> 16));
   }
 }
 

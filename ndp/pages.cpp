@@ -12,6 +12,22 @@
 
 namespace bowhead::ndp {
 
+namespace {
+
+constexpr size_t kEarly = 8;  // rows that are fetched before they are copied
+
+struct Place {
+  const Rows* rows;
+  uint32_t token;
+
+  const uint8_t* row() const { return rows->row(token); }
+  void fetch() const {
+    for (size_t at = 0; at < rows->row_bytes(); at += 64) __builtin_prefetch(row() + at);
+  }
+};
+
+}  // namespace
+
 Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> tokens,
                     std::span<std::byte> out, std::span<float> scales) {
   if (auto good = check_blocks(blocks, nullptr); !good) return good;
@@ -31,16 +47,24 @@ Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> 
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("room for {} bytes and {} scales, while {} rows have {} bytes",
                              out.size(), scales.size(), tokens.size(), tokens.size() * row_bytes)};
-  for (size_t i = 0; i < tokens.size(); ++i) {
+  // All places first: so there is something to fetch early, and nothing is written if one is wrong.
+  std::vector<Place> places;
+  places.reserve(tokens.size());
+  for (const uint32_t token : tokens) {
     const auto behind = std::upper_bound(
-        order.begin(), order.end(), tokens[i],
-        [](uint32_t token, const KeyBlock* block) { return token < block->first_token; });
+        order.begin(), order.end(), token,
+        [](uint32_t one, const KeyBlock* block) { return one < block->first_token; });
     const KeyBlock* block = behind == order.begin() ? nullptr : *(behind - 1);
-    if (block == nullptr || tokens[i] - block->first_token >= block->keys.tokens)
-      return Error{Status::INVALID_ARGUMENT, fmt::format("no block has token {}", tokens[i])};
-    const uint32_t within = tokens[i] - block->first_token;
-    std::memcpy(&out[i * row_bytes], block->keys.row(within), row_bytes);
-    if (!scales.empty()) scales[i] = block->keys.scales == nullptr ? 1 : block->keys.scales[within];
+    if (block == nullptr || token - block->first_token >= block->keys.tokens)
+      return Error{Status::INVALID_ARGUMENT, fmt::format("no block has token {}", token)};
+    places.push_back({&block->keys, token - block->first_token});
+  }
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (i + kEarly < places.size()) places[i + kEarly].fetch();
+    std::memcpy(&out[i * row_bytes], places[i].row(), row_bytes);
+    if (scales.empty()) continue;
+    const float* of_rows = places[i].rows->scales;
+    scales[i] = of_rows == nullptr ? 1 : of_rows[places[i].token];
   }
   return {};
 }
