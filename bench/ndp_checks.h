@@ -17,9 +17,11 @@ Result<void> check_score(const ndp::Queries& queries, uint32_t query, const ndp:
 Result<void> check_scores(const ndp::Queries& queries, std::span<const ndp::KeyBlock> blocks,
                           std::span<const float> scores);
 
-/// All hits, and that they are the best. Tokens of the blocks are numbered through.
+/// All hits, and that they are the best by `scores`, as ndp::score() leaves them. Tokens of the
+/// blocks are numbered through.
 Result<void> check_hits(const ndp::Queries& queries, std::span<const ndp::KeyBlock> blocks,
-                        uint32_t query, std::span<const ndp::Hit> hits);
+                        std::span<const float> scores, uint32_t query,
+                        std::span<const ndp::Hit> hits);
 
 /// Outputs of attention to just these blocks.
 Result<void> check_attention(const ndp::Queries& queries, std::span<const ndp::KvBlock> blocks,

@@ -94,8 +94,12 @@ class FindBest final : public OverBlocks {
   }
   Result<void> check() override {
     const auto blocks = all_blocks();
+    std::vector<float> scores(blocks.size() * kBlockTokens * queries_.count());
+    BOWHEAD_ASSERT(ndp::score(queries_, blocks, {}, scores));
+    if (auto good = check_scores(queries_, blocks, scores); !good) return good;
     for (uint32_t q = 0; q < queries_.count(); ++q) {
-      if (auto good = check_hits(queries_, blocks, q, best_.front().hits(q)); !good) return good;
+      if (auto good = check_hits(queries_, blocks, scores, q, best_.front().hits(q)); !good)
+        return good;
     }
     return {};
   }

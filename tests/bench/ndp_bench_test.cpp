@@ -164,14 +164,16 @@ TEST_P(NdpBenchChecks, FindWrongScores) {
 }
 
 TEST_P(NdpBenchChecks, FindWrongHits) {
+  std::vector<float> scores(blocks_.size() * kBlockTokens * queries_.count());
+  ASSERT_TRUE(ndp::score(queries_, blocks_, {}, scores));
   auto best = ndp::TopK::of(8, 64);
   ASSERT_TRUE(best);
   ASSERT_TRUE(best->add(queries_, blocks_, {}));
   const auto found = best->hits(3);
   const std::vector<ndp::Hit> hits(found.begin(), found.end());
-  EXPECT_TRUE(check_hits(queries_, blocks_, 3, hits));
+  EXPECT_TRUE(check_hits(queries_, blocks_, scores, 3, hits));
   const auto refused = [&](std::vector<ndp::Hit> wrong) {
-    return check_hits(queries_, blocks_, 3, wrong).status() == Status::DAMAGED;
+    return check_hits(queries_, blocks_, scores, 3, wrong).status() == Status::DAMAGED;
   };
   auto wrong = hits;
   wrong.erase(wrong.begin() + 20);
