@@ -81,7 +81,9 @@ class Decoder::Impl {
       if (from.u8() != BH_TILE_PLANES || number == nullptr) continue;
       TileHead head;
       const uint32_t tokens = frame->tiling.tokens_of(frame->shape.tokens, tile);
-      if (const Status status = read_head(*frame, part, from, tokens, head); status != Status::OK)
+      if (const Status status =
+              read_tile_parameters(from, frame->shape, part, tokens, head, parameters_);
+          status != Status::OK)
         return status;
       for (uint32_t s = 0; s < stream_count(*number); ++s) {
         const uint32_t to = s < number->planes() ? s : kMaxPlanes + s - number->planes();
@@ -107,11 +109,13 @@ class Decoder::Impl {
     if (from.u8() != BH_TILE_PLANES || number == nullptr) return Status::OK;
     TileHead head;
     const uint32_t tokens = frame->tiling.tokens_of(shape.tokens, tile);
-    if (const Status status = read_head(*frame, part, from, tokens, head); status != Status::OK)
+    if (const Status status =
+            read_tile_parameters(from, frame->shape, part, tokens, head, parameters_);
+        status != Status::OK)
       return status;
     const int bias = number->is_float() ? (1 << (number->exponent_bits - 1)) - 1 : 0;
     for (uint32_t c = 0; c < shape.channels; ++c)
-      out[c] = std::ldexp(1.0f, exponents_[c] - bias - number->mantissa_bits);
+      out[c] = std::ldexp(1.0f, parameters_.exponents[c] - bias - number->mantissa_bits);
     return Status::OK;
   }
 
@@ -140,7 +144,9 @@ class Decoder::Impl {
     const Number& number = *number_of(frame.shape.number);
     const uint32_t channels = frame.shape.channels;
     TileHead head;
-    if (const Status status = read_head(frame, bytes, from, tokens, head); status != Status::OK)
+    if (const Status status =
+            read_tile_parameters(from, frame.shape, bytes, tokens, head, parameters_);
+        status != Status::OK)
       return status;
     read_bytes_ += from.at();
 
@@ -151,47 +157,10 @@ class Decoder::Impl {
         status != Status::OK)
       return status;
     const TileFrame tile{
-        number, tokens, channels, exponents_.data(),
-        centres_.make(number, {exponents_.data(), channels}, amplitudes_, head.centre_shift,
-                      head.centre_turns ? frame.shape.rotary : Rotary{})};
+        number, tokens, channels, parameters_.exponents.data(),
+        centres_.make(number, {parameters_.exponents.data(), channels}, parameters_.amplitudes,
+                      head.centre_shift, head.centre_turns ? frame.shape.rotary : Rotary{})};
     return plane_kernels().merge(tile, in, out.data()) ? Status::OK : Status::DAMAGED;
-  }
-
-  /// What stands before the streams, verified.
-  Status read_head(const Frame& frame, ConstBytes bytes, ByteReader& from, uint32_t tokens,
-                   TileHead& head) {
-    const Number& number = *number_of(frame.shape.number);
-    const uint32_t channels = frame.shape.channels;
-    if (const Status status = read_tile_head(from, number, plane_bytes(channels, tokens), head);
-        status != Status::OK)
-      return status;
-    const ConstBytes parameters = from.bytes(parameter_bytes(head, channels));
-    const size_t covered = from.at();
-    if (from.u32() != checksum32(bytes.first(covered)) || !from.good()) return Status::DAMAGED;
-    return read_parameters(number, head, parameters, frame) ? Status::OK : Status::DAMAGED;
-  }
-
-  bool read_parameters(const Number& number, const TileHead& head, ConstBytes packed,
-                       const Frame& frame) {
-    const uint32_t channels = frame.shape.channels;
-    if (head.centre_turns && frame.shape.rotary.dim == 0) return false;
-    exponents_.assign(channels + 64, 0);
-    const uint32_t most = (1u << number.exponent_bits) - 1;
-    bool good = true;
-    for_packed(packed, head.exponent_width, channels, [&](uint32_t c, uint32_t above) {
-      const uint32_t exponent = head.exponent_base + above;
-      good &= exponent <= most;
-      exponents_[c] = static_cast<uint16_t>(exponent);
-    });
-    amplitudes_.clear();
-    if (!good || head.centre_width == 0) return good;
-    amplitudes_.resize(channels);
-    const uint32_t sign = 1u << (head.centre_width - 1);
-    for_packed(packed.subspan((size_t{channels} * head.exponent_width + 7) / 8), head.centre_width,
-               channels, [&](uint32_t c, uint32_t value) {
-                 amplitudes_[c] = static_cast<int16_t>((value ^ sign) - sign);
-               });
-    return true;
   }
 
   /// Finds, verifies and decodes the streams that `in` wants.
@@ -242,9 +211,8 @@ class Decoder::Impl {
 
   StreamCoder coder_;
   CentreMaker centres_;
-  Lines<uint16_t> exponents_;
+  TileParameters parameters_;
   Lines<uint8_t> plain_, values_;
-  std::vector<int16_t> amplitudes_;
   uint64_t read_bytes_ = 0;
 };
 

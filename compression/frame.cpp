@@ -147,4 +147,45 @@ Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_byt
   return from.good() ? Status::OK : Status::DAMAGED;
 }
 
+namespace {
+
+/// False: no frame has such ones.
+bool unpack_parameters(const Shape& shape, const TileHead& head, ConstBytes packed,
+                       TileParameters& parameters) {
+  const uint32_t channels = shape.channels;
+  if (head.centre_turns && shape.rotary.dim == 0) return false;
+  parameters.exponents.assign(channels + 64, 0);
+  const uint32_t most = (1u << number_of(shape.number)->exponent_bits) - 1;
+  bool good = true;
+  for_packed(packed, head.exponent_width, channels, [&](uint32_t c, uint32_t above) {
+    const uint32_t exponent = head.exponent_base + above;
+    good &= exponent <= most;
+    parameters.exponents[c] = static_cast<uint16_t>(exponent);
+  });
+  parameters.amplitudes.clear();
+  if (!good || head.centre_width == 0) return good;
+  parameters.amplitudes.resize(channels);
+  const uint32_t sign = 1u << (head.centre_width - 1);
+  for_packed(packed.subspan((size_t{channels} * head.exponent_width + 7) / 8), head.centre_width,
+             channels, [&](uint32_t c, uint32_t value) {
+               parameters.amplitudes[c] = static_cast<int16_t>((value ^ sign) - sign);
+             });
+  return true;
+}
+
+}  // namespace
+
+Status read_tile_parameters(ByteReader& from, const Shape& shape, ConstBytes tile, uint32_t tokens,
+                            TileHead& head, TileParameters& parameters) {
+  const uint32_t channels = shape.channels;
+  if (const Status status =
+          read_tile_head(from, *number_of(shape.number), plane_bytes(channels, tokens), head);
+      status != Status::OK)
+    return status;
+  const ConstBytes packed = from.bytes(parameter_bytes(head, channels));
+  const size_t covered = from.at();
+  if (from.u32() != checksum32(tile.first(covered)) || !from.good()) return Status::DAMAGED;
+  return unpack_parameters(shape, head, packed, parameters) ? Status::OK : Status::DAMAGED;
+}
+
 }  // namespace bowhead::compression

@@ -61,6 +61,15 @@ uint32_t table_checksum(const bh_frame_header& header, ConstBytes table);
 void write_tile_head(ByteWriter& to, const Number& number, const TileHead& head);
 Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_bytes, TileHead& head);
 
+/// What the planes of a tile are relative to.
+struct TileParameters {
+  Lines<uint16_t> exponents;        ///< by channel, and 64 more
+  std::vector<int16_t> amplitudes;  ///< by channel; empty: no centre
+};
+/// All that stands before the streams, verified; reading begins behind the layout.
+Status read_tile_parameters(ByteReader& from, const Shape& shape, ConstBytes tile, uint32_t tokens,
+                            TileHead& head, TileParameters& parameters);
+
 /// The most that write_tile_head() writes, and the checksum behind the parameters.
 inline constexpr size_t kMaxTileHeadBytes =
     4 + kMaxStreams / 2 + 1 + (kMaxStreams + 2) * 6 + (kMaxPlanes + 2) * 4;
