@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The best keys of queries, from few bits: of keys that lie in frames (compression/frame.h), cut
+// into bit-planes, most are ruled out before their low planes are read.
+//
+// In short: the planes read so far bound a score from both sides. First planes are read of all
+// tokens, then all planes of the likeliest winners; from then on a token whose upper bound is below
+// the k-th highest lower bound is out, and of the others the next plane is read, some tokens at a
+// time (as many rows of a plane as make a line). What is left in the end is scored exactly.
+// docs/ndp-topk.md has the proof, what it takes of real keys, and what few bits find.
+//
+// Tokens of tiles that are not in planes, or hold infinities or what is not a number, and all
+// tokens for a query that holds such, are read exactly: they have no bounds.
+//
+// Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there, each line
+// once however often it is looked at: heads of frames and tiles, planes (a coded one has no
+// rows: it is read whole), remainders and exceptions, and what PlaneKeys keeps.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "compression/frame.h"
+#include "compression/lines.h"
+#include "ndp/operations.h"
+#include "ndp/rows.h"
+
+namespace bowhead::ndp {
+
+/// The keys of one outer index of a frame, made ready for any number of searches: verified, and
+/// with a note of where each few tokens' remainders begin, which the frame does not say. The frame
+/// stays where it is, must outlive this and not change. Not changed after open(): threads may share
+/// it.
+class PlaneKeys {
+ public:
+  /// Verifies the header of the frame and all tiles of this outer index. The first token of the
+  /// frame is `first_token` of the sequence. Keeps about 800 bytes for 64 KiB of bf16 keys
+  /// (kept_bytes()). DAMAGED; UNSUPPORTED_CODEC; INVALID_ARGUMENT: a frame of bytes, of more than
+  /// kMaxChannels channels or without this outer index, positions beyond 32 bits.
+  static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer,
+                                uint32_t first_token);
+
+  NumberKind number() const { return shape_.number; }
+  uint32_t channels() const { return shape_.channels; }
+  uint32_t first_token() const { return first_token_; }
+  uint32_t tokens() const { return shape_.tokens; }
+  /// Beside the frame.
+  size_t kept_bytes() const;
+
+  // ---- for searches ----
+
+  struct Tile {
+    uint64_t begin = 0, bytes = 0;  ///< in the frame
+    uint32_t first = 0;             ///< token of this outer index
+    uint32_t tokens = 0;
+    bool bounded = false;   ///< in planes, and all finite
+    uint32_t rests_at = 0;  ///< in rests(), a group after the other
+  };
+  /// Where the remainders and exceptions of a group of tokens begin in their streams.
+  struct RestBegin {
+    uint32_t bits = 0, exceptions = 0;
+  };
+  compression::ConstBytes frame() const { return frame_; }
+  const compression::Shape& shape() const { return shape_; }
+  uint32_t outer() const { return outer_; }
+  std::span<const Tile> tiles() const { return tiles_; }
+  std::span<const RestBegin> rests() const { return rests_; }
+  /// Tokens that are read together: as many rows of a plane as make a line.
+  uint32_t group_tokens() const { return group_tokens_of(shape_.channels); }
+  static uint32_t group_tokens_of(uint32_t channels) {
+    const uint32_t row = (channels + 7) / 8;
+    return row >= 64 ? 1 : 64 / row;
+  }
+
+ private:
+  PlaneKeys() = default;
+  void add_tile(const Tile& tile, std::span<const uint8_t> values,
+                std::span<const uint16_t> exponents);
+
+  compression::ConstBytes frame_;
+  compression::Shape shape_;
+  uint32_t outer_ = 0, first_token_ = 0;
+  std::vector<Tile> tiles_;
+  compression::Lines<RestBegin> rests_;
+};
+
+struct PlaneAnswer {
+  std::vector<std::vector<Hit>> hits;  ///< by query, the best first
+  std::vector<uint64_t> bytes_read;    ///< for each query, as if it were the only one
+  uint64_t bytes_read_together = 0;    ///< for all: lines that several read count once
+};
+
+/// The k best keys of each query, or as many as are visible. A score is the sum, in double, of
+/// query times key by channel, in their order, times the scale, rounded to a float: what the scalar
+/// operations say of the decoded keys, but for their rounding; hits are those of the highest scores
+/// by the order of better(), exactly. INVALID_ARGUMENT: k as for TopK; keys of other channels or of
+/// another kind than the queries are for; two blocks hold the same token. DAMAGED: a frame has
+/// changed since it was opened (what cannot be noticed gives wrong hits).
+Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
+                                const Visible& visible, uint32_t k);
+
+}  // namespace bowhead::ndp

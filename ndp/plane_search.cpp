@@ -1,0 +1,531 @@
+// SPDX-License-Identifier: Apache-2.0
+// The searches of plane_keys.h. docs/ndp-topk.md has the proof of the exact one, whose steps are
+// named here.
+#include <bowhead/format/frame.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "ndp/numbers.h"
+#include "ndp/plane_keys.h"
+#include "ndp/plane_tile.h"
+
+namespace bowhead::ndp {
+namespace {
+
+using namespace compression;
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr uint32_t kFirstPlanes = 3;  // that are read of all tokens
+constexpr uint32_t kBatch = 8;        // queries at a time: what is kept of each grows with tokens
+constexpr uint8_t kExactly = 0xFF;    // level of tokens that were read as they are
+
+/// Which lines of memory, of those that some bytes lie in, have been read.
+class LineSet {
+ public:
+  explicit LineSet(ConstBytes bytes) : first_(line_of(bytes.data())) {
+    if (!bytes.empty()) words_.resize((line_of(&bytes.back()) - first_) / 64 + 1);
+  }
+  void add(ConstBytes part) {
+    for_lines(part, [&](uint64_t& word, uint64_t bit) { word |= bit; });
+  }
+  void add(const LineSet& other) {
+    for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
+  }
+  uint64_t bytes() const {
+    uint64_t lines = 0;
+    for (const uint64_t word : words_) lines += static_cast<uint64_t>(std::popcount(word));
+    return lines * 64;
+  }
+
+ private:
+  static uint64_t line_of(const uint8_t* at) { return reinterpret_cast<uintptr_t>(at) / 64; }
+  template <class Each>
+  void for_lines(ConstBytes part, const Each& each) {
+    if (part.empty()) return;
+    for (uint64_t line = line_of(part.data()); line <= line_of(&part.back()); ++line)
+      each(words_[(line - first_) / 64], uint64_t{1} << (line - first_) % 64);
+  }
+
+  uint64_t first_;
+  std::vector<uint64_t> words_;
+};
+
+template <class T>
+ConstBytes bytes_of(std::span<const T> some) {
+  return {reinterpret_cast<const uint8_t*>(some.data()), some.size_bytes()};
+}
+
+/// What was read of a block.
+struct Reads {
+  LineSet frame, rests;
+
+  explicit Reads(const PlaneKeys& keys) : frame(keys.frame()), rests(bytes_of(keys.rests())) {}
+  uint64_t bytes() const { return frame.bytes() + rests.bytes(); }
+  void add(const Reads& other) {
+    frame.add(other.frame);
+    rests.add(other.rests);
+  }
+};
+
+/// A tile with a visible token.
+struct Piece {
+  size_t index = 0;  ///< of this piece
+  uint32_t block = 0;
+  const PlaneKeys* keys = nullptr;
+  const PlaneKeys::Tile* tile = nullptr;
+  size_t tokens_at = 0, groups_at = 0;  ///< among those of all pieces
+  uint32_t group = 1;                   ///< its tokens
+  PlaneTile planes;                     ///< opened if bounded
+  std::vector<uint8_t> values;          ///< if they had to be read as they are
+
+  uint32_t groups() const { return (tile->tokens + group - 1) / group; }
+  uint32_t in_group(uint32_t g) const { return std::min(group, tile->tokens - g * group); }
+  uint32_t all_planes() const { return number_of(keys->number())->planes(); }
+};
+
+/// What bounds a query's scores in a tile, by planes that have been read.
+struct Reach {
+  std::vector<double> query;  ///< times the channel's unit; padded
+  double units = 0;           ///< sum of their sizes
+  double always = 0;          ///< for rounding, and for what is smaller than frames take it to be
+
+  double of(const Piece& piece, uint32_t planes) const {
+    return std::ldexp(units, static_cast<int>(piece.all_planes() - planes) - 1) + always;
+  }
+};
+
+/// What is known of a query's scores.
+struct Progress {
+  uint32_t query = 0;
+  bool finite = true;                       ///< the query
+  std::vector<uint8_t> levels;              ///< by group: planes that have been read of it
+  std::vector<float> middles, lows, highs;  ///< by token; only of visible ones
+  std::vector<Reach> reaches;               ///< by piece
+  std::vector<Reads> reads;                 ///< by block
+};
+
+class Search {
+ public:
+  Search(const Queries& queries, std::span<const PlaneKeys* const> blocks, const Visible& visible,
+         uint32_t k)
+      : queries_(queries), blocks_(blocks), visible_(visible), k_(k) {}
+
+  Result<PlaneAnswer> exact();
+
+ private:
+  // ---- of all queries ----
+
+  Status open();
+  Status open_piece(Piece piece);
+  void begin(uint32_t first, uint32_t count);
+  Status read_first_planes(uint32_t planes);
+  Status read_first_planes(Piece& piece, uint32_t planes);
+  void note(Progress& query, std::vector<Hit> hits);
+
+  // ---- of one ----
+
+  bool bounded(const Piece& piece, const Progress& query) const {
+    return piece.tile->bounded && query.finite;
+  }
+  /// Rounds as the answer does. As rounding never turns two numbers round, bounds of sums become
+  /// bounds of answers.
+  float answer_of(double sum) const {
+    return static_cast<float>(sum * static_cast<double>(queries_.scale()));
+  }
+  bool sees(const Piece& piece, uint32_t token) const {
+    return visible_.has(piece.keys->first_token() + piece.tile->first + token);
+  }
+  Piece& piece_of(size_t token) {
+    return *(std::upper_bound(pieces_.begin(), pieces_.end(), token,
+                              [](size_t at, const Piece& piece) { return at < piece.tokens_at; }) -
+             1);
+  }
+  Reach reach_of(const Piece& piece, const Progress& query) const;
+  void bound_group(const Piece& piece, uint32_t group, uint32_t planes, Progress& query);
+  Status read_as_it_is(Piece& piece, Progress& query);
+  float score_as_it_is(const Piece& piece, uint32_t token, const Progress& query);
+  float score_of_row(const Progress& query) const;
+  Status deepen(Piece& piece, uint32_t group, uint32_t planes, Progress& query);
+  Status deepen_likeliest(Progress& query);
+  Status deepen_open(Progress& query);
+  float least_wanted(const Progress& query);
+  Status score_exactly(size_t token, Progress& query, float& score);
+  Status finish(Progress& query);
+
+  const Queries& queries_;
+  const std::span<const PlaneKeys* const> blocks_;
+  const Visible visible_;
+  const uint32_t k_;
+  std::vector<Piece> pieces_;
+  size_t tokens_ = 0, groups_ = 0;
+  std::vector<uint32_t> seen_;       // tokens, counted through the pieces
+  std::vector<uint8_t> group_seen_;  // whether one of its tokens is
+  std::vector<Progress> batch_;
+  std::vector<Reads> together_;
+  std::vector<double> rows_;   // of a group
+  std::vector<float> sorted_;  // to find a k-th
+  StreamCoder coder_;
+  Decoder decoder_;
+  PlaneAnswer answer_;
+};
+
+// ---- of all queries ----
+
+Result<PlaneAnswer> Search::exact() {
+  if (const Status status = open(); status != Status::OK) return status;
+  for (uint32_t first = 0; first < queries_.count(); first += kBatch) {
+    begin(first, std::min(kBatch, queries_.count() - first));
+    if (const Status status = read_first_planes(kFirstPlanes); status != Status::OK) return status;
+    for (Progress& query : batch_) {
+      if (const Status status = finish(query); status != Status::OK) return status;
+    }
+  }
+  for (const Reads& reads : together_) answer_.bytes_read_together += reads.bytes();
+  return std::move(answer_);
+}
+
+Status Search::open() {
+  for (uint32_t b = 0; b < blocks_.size(); ++b) {
+    const PlaneKeys& keys = *blocks_[b];
+    together_.emplace_back(keys);
+    rows_.resize(
+        std::max(rows_.size(), size_t{keys.group_tokens()} * padded_channels(keys.channels())));
+    for (const PlaneKeys::Tile& tile : keys.tiles()) {
+      Piece piece;
+      piece.block = b;
+      piece.keys = &keys;
+      piece.tile = &tile;
+      if (const Status status = open_piece(std::move(piece)); status != Status::OK) return status;
+    }
+  }
+  return Status::OK;
+}
+
+Status Search::open_piece(Piece piece) {
+  piece.index = pieces_.size();
+  piece.tokens_at = tokens_;
+  piece.groups_at = groups_;
+  piece.group = piece.keys->group_tokens();
+  const size_t seen_before = seen_.size();
+  for (uint32_t token = 0; token < piece.tile->tokens; ++token) {
+    if (sees(piece, token)) seen_.push_back(static_cast<uint32_t>(tokens_ + token));
+  }
+  if (seen_.size() == seen_before) return Status::OK;
+  group_seen_.resize(groups_ + piece.groups());
+  for (size_t i = seen_before; i < seen_.size(); ++i)
+    group_seen_[groups_ + (seen_[i] - tokens_) / piece.group] = 1;
+  tokens_ += piece.tile->tokens;
+  groups_ += piece.groups();
+  if (piece.tile->bounded) {
+    const Status status = piece.planes.open(*piece.keys, *piece.tile);
+    if (status != Status::OK) return status;
+  }
+  pieces_.push_back(std::move(piece));
+  return Status::OK;
+}
+
+void Search::begin(uint32_t first, uint32_t count) {
+  batch_.clear();
+  for (uint32_t q = first; q < first + count; ++q) {
+    Progress& query = batch_.emplace_back();
+    query.query = q;
+    const float* values = queries_.floats(q);
+    query.finite =
+        std::all_of(values, values + queries_.channels(), [](float x) { return std::isfinite(x); });
+    query.levels.assign(groups_, 0);
+    for (auto* by_token : {&query.middles, &query.lows, &query.highs})
+      by_token->assign(tokens_, kNever);
+    for (const Piece& piece : pieces_) query.reaches.push_back(reach_of(piece, query));
+    for (const PlaneKeys* keys : blocks_) query.reads.emplace_back(*keys);
+  }
+}
+
+Status Search::read_first_planes(uint32_t planes) {
+  for (Piece& piece : pieces_) {
+    const ConstBytes frame = piece.keys->frame();
+    for (Progress& query : batch_) {
+      query.reads[piece.block].frame.add(frame.first(sizeof(bh_frame_header)));
+      if (bounded(piece, query)) continue;
+      if (const Status status = read_as_it_is(piece, query); status != Status::OK) return status;
+    }
+    if (!piece.tile->bounded) continue;
+    const Status status = read_first_planes(piece, std::min(planes, piece.all_planes()));
+    if (status != Status::OK) return status;
+  }
+  return Status::OK;
+}
+
+/// Of a tile for all queries: what the planes show is the same for each of them.
+Status Search::read_first_planes(Piece& piece, uint32_t planes) {
+  for (uint32_t p = 0; p < planes; ++p) {
+    if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
+  }
+  for (Progress& query : batch_) {
+    if (query.finite) query.reads[piece.block].frame.add(piece.planes.head());
+  }
+  for (uint32_t group = 0; group < piece.groups(); ++group) {
+    if (group_seen_[piece.groups_at + group] == 0) continue;
+    const uint32_t first = group * piece.group, count = piece.in_group(group);
+    piece.planes.middles(first, count, planes, rows_.data());
+    for (Progress& query : batch_) {
+      if (!query.finite) continue;
+      for (uint32_t p = 0; p < planes; ++p)
+        query.reads[piece.block].frame.add(piece.planes.rows_of(p, first, count));
+      bound_group(piece, group, planes, query);
+    }
+  }
+  return Status::OK;
+}
+
+void Search::note(Progress& query, std::vector<Hit> hits) {
+  answer_.hits.push_back(std::move(hits));
+  uint64_t bytes = 0;
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    bytes += query.reads[b].bytes();
+    together_[b].add(query.reads[b]);
+  }
+  answer_.bytes_read.push_back(bytes);
+}
+
+// ---- of one ----
+
+/// A value lies in an interval of 2^(planes - n) units if n planes have been read, and its middle
+/// is off by half of that at most; that of a denormal, which frames take for a number with a one in
+/// front, by up to 2^-bias more, unless it is so far below the largest exponent that even so it
+/// lies in the unit next to zero. Weighted by the query, offs add up.
+Reach Search::reach_of(const Piece& piece, const Progress& query) const {
+  Reach reach;
+  if (!bounded(piece, query)) return reach;
+  const Number& number = *number_of(piece.keys->number());
+  const std::span<const double> units = piece.planes.units();
+  reach.query.resize(units.size());
+  const int bias = number.is_float() ? (1 << (number.exponent_bits - 1)) - 1 : 0;
+  for (uint32_t c = 0; c < piece.keys->channels(); ++c) {
+    const double value = static_cast<double>(queries_.floats(query.query)[c]);
+    reach.query[c] = value * units[c];
+    reach.units += std::abs(reach.query[c]);
+    if (number.is_float() && piece.planes.parameters().exponents[c] < number.magnitude_bits)
+      reach.always += std::ldexp(std::abs(value), -bias);
+  }
+  // Rounding. Queries (24 bits) times units (powers of two), and that times middles (17 bits), are
+  // exact in double, and no exponent comes near its ends. What rounds are sums of at most 1024 such
+  // products, in which middles with their centre, and values, are below 2^17 units: each by less
+  // than 1024 * 2^-53 * 2^17 = 2^-26 of `units`. There is one for the middle and one for the score
+  // that it stands for; the sums here, and adding a reach to a middle, round by far less than both.
+  reach.always += reach.always * 0x1p-20 + reach.units * 0x1p-24;
+  return reach;
+}
+
+double dot(const std::vector<double>& query, const double* row) {
+  double sums[8] = {};
+  for (size_t c = 0; c < query.size(); c += 8) {
+    for (size_t i = 0; i < 8; ++i) sums[i] += query[c + i] * row[c + i];
+  }
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+/// By the rows that rows_ holds.
+void Search::bound_group(const Piece& piece, uint32_t group, uint32_t planes, Progress& query) {
+  const Reach& reach = query.reaches[piece.index];
+  const double off = reach.of(piece, planes);
+  const double* row = rows_.data();
+  query.levels[piece.groups_at + group] = static_cast<uint8_t>(planes);
+  for (uint32_t i = 0; i < piece.in_group(group); ++i, row += reach.query.size()) {
+    const uint32_t token = group * piece.group + i;
+    if (!sees(piece, token)) continue;
+    const double middle = dot(reach.query, row);
+    const size_t at = piece.tokens_at + token;
+    query.middles[at] = answer_of(middle);
+    query.lows[at] = answer_of(middle - off);
+    query.highs[at] = answer_of(middle + off);
+  }
+}
+
+/// All of a tile. What is not a number is below all numbers.
+Status Search::read_as_it_is(Piece& piece, Progress& query) {
+  const PlaneKeys& keys = *piece.keys;
+  const PlaneKeys::Tile& tile = *piece.tile;
+  if (piece.values.empty()) {
+    piece.values.resize(tile.tokens * keys.shape().row_bytes());
+    const Status status =
+        decoder_.decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values);
+    if (status != Status::OK) return status;
+  }
+  query.reads[piece.block].frame.add(keys.frame().subspan(tile.begin, tile.bytes));
+  std::fill_n(query.levels.begin() + static_cast<ptrdiff_t>(piece.groups_at), piece.groups(),
+              kExactly);
+  for (uint32_t token = 0; token < tile.tokens; ++token) {
+    if (!sees(piece, token)) continue;
+    const float score = score_as_it_is(piece, token, query);
+    const size_t at = piece.tokens_at + token;
+    query.middles[at] = query.lows[at] = query.highs[at] = std::isnan(score) ? kNever : score;
+  }
+  return Status::OK;
+}
+
+float Search::score_as_it_is(const Piece& piece, uint32_t token, const Progress& query) {
+  const Shape& shape = piece.keys->shape();
+  const uint8_t* value = &piece.values[token * shape.row_bytes()];
+  for (uint32_t c = 0; c < shape.channels; ++c, value += element_bytes(shape.number))
+    rows_[c] = static_cast<double>(load_number(shape.number, value));
+  return score_of_row(query);
+}
+
+float Search::score_of_row(const Progress& query) const {
+  const float* values = queries_.floats(query.query);
+  double sum = 0;
+  for (uint32_t c = 0; c < queries_.channels(); ++c)
+    sum += static_cast<double>(values[c]) * rows_[c];
+  return answer_of(sum);
+}
+
+/// Reads the planes that a group still lacks of the first so many.
+Status Search::deepen(Piece& piece, uint32_t group, uint32_t planes, Progress& query) {
+  const uint32_t first = group * piece.group, count = piece.in_group(group);
+  const uint8_t level = query.levels[piece.groups_at + group];
+  if (level >= planes) return Status::OK;
+  for (uint32_t p = level; p < planes; ++p) {
+    if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
+    query.reads[piece.block].frame.add(piece.planes.rows_of(p, first, count));
+  }
+  piece.planes.middles(first, count, planes, rows_.data());
+  bound_group(piece, group, planes, query);
+  return Status::OK;
+}
+
+/// Step 2: what the k likeliest score is then known as well as planes can tell, and bounds the k-th
+/// highest score from below.
+Status Search::deepen_likeliest(Progress& query) {
+  std::vector<uint32_t> order = seen_;
+  const size_t some = std::min<size_t>(k_, order.size());
+  std::nth_element(order.begin(), order.begin() + static_cast<ptrdiff_t>(some), order.end(),
+                   [&](uint32_t a, uint32_t b) { return query.middles[a] > query.middles[b]; });
+  for (size_t i = 0; i < some; ++i) {
+    Piece& piece = piece_of(order[i]);
+    const auto group = static_cast<uint32_t>((order[i] - piece.tokens_at) / piece.group);
+    const Status status = deepen(piece, group, piece.all_planes(), query);
+    if (status != Status::OK) return status;
+  }
+  return Status::OK;
+}
+
+/// The k-th highest lower bound: k tokens score as much.
+float Search::least_wanted(const Progress& query) {
+  if (k_ >= seen_.size()) return kNever;
+  sorted_.clear();
+  for (const uint32_t token : seen_) sorted_.push_back(query.lows[token]);
+  std::nth_element(sorted_.begin(), sorted_.begin() + (k_ - 1), sorted_.end(), std::greater<>());
+  return sorted_[k_ - 1];
+}
+
+/// Step 3, until no token that may be wanted has planes left to read.
+Status Search::deepen_open(Progress& query) {
+  for (bool some = true; some;) {
+    some = false;
+    const float least = least_wanted(query);
+    size_t done = 0;  // groups before this one, among those of all pieces
+    for (const uint32_t token : seen_) {
+      if (query.highs[token] < least) continue;
+      Piece& piece = piece_of(token);
+      const auto group = static_cast<uint32_t>((token - piece.tokens_at) / piece.group);
+      const uint8_t level = query.levels[piece.groups_at + group];
+      if (level >= piece.all_planes() || piece.groups_at + group < done) continue;
+      done = piece.groups_at + group + 1;
+      some = true;
+      const Status status = deepen(piece, group, level + 1u, query);
+      if (status != Status::OK) return status;
+    }
+  }
+  return Status::OK;
+}
+
+Status Search::score_exactly(size_t token, Progress& query, float& score) {
+  Piece& piece = piece_of(token);
+  const auto within = static_cast<uint32_t>(token - piece.tokens_at);
+  const uint32_t group = within / piece.group;
+  if (query.levels[piece.groups_at + group] == kExactly) {
+    score = score_as_it_is(piece, within, query);
+    return Status::OK;
+  }
+  const uint32_t remainder = piece.all_planes();
+  for (const uint32_t stream : {remainder, remainder + 1}) {
+    if (const Status status = piece.planes.load(stream, coder_); status != Status::OK)
+      return status;
+  }
+  const auto rests = piece.keys->rests().subspan(piece.tile->rests_at + group, 1);
+  PlaneKeys::RestBegin at = rests[0], end;
+  piece.planes.exact(within, at, end, rows_.data());
+  Reads& reads = query.reads[piece.block];
+  reads.rests.add(bytes_of(rests));
+  if (end.bits > at.bits)
+    reads.frame.add(piece.planes.part_of(remainder, at.bits / 8, (end.bits + 7) / 8 - at.bits / 8));
+  if (end.exceptions > at.exceptions)
+    reads.frame.add(
+        piece.planes.part_of(remainder + 1, at.exceptions, end.exceptions - at.exceptions));
+  score = score_of_row(query);
+  return Status::OK;
+}
+
+/// Steps 2 to 4.
+Status Search::finish(Progress& query) {
+  if (const Status status = deepen_likeliest(query); status != Status::OK) return status;
+  if (const Status status = deepen_open(query); status != Status::OK) return status;
+  const float least = least_wanted(query);
+  std::vector<Hit> hits;
+  for (const uint32_t token : seen_) {
+    if (query.highs[token] < least) continue;
+    const Piece& piece = piece_of(token);
+    Hit hit;
+    if (const Status status = score_exactly(token, query, hit.score); status != Status::OK)
+      return status;
+    hit.token = static_cast<uint32_t>(piece.keys->first_token() + piece.tile->first + token -
+                                      piece.tokens_at);
+    hits.push_back(hit);
+  }
+  std::sort(hits.begin(), hits.end(), better);
+  hits.resize(std::min<size_t>(k_, hits.size()));
+  note(query, std::move(hits));
+  return Status::OK;
+}
+
+Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blocks, uint32_t k) {
+  const auto refuse = [](std::string why) {
+    return Error{Status::INVALID_ARGUMENT, std::move(why)};
+  };
+  if (k == 0 || k > TopK::kMaxK)
+    return refuse(fmt::format("the {} best keys: 1 to {} are possible", k, TopK::kMaxK));
+  std::vector<std::pair<uint32_t, size_t>> order;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const PlaneKeys& keys = *blocks[b];
+    if (keys.channels() != queries.channels() || keys.number() != queries.keys())
+      return refuse(
+          fmt::format("block {} has keys of {} channels of {}, while the queries are for "
+                      "{} of {}",
+                      b, keys.channels(), number_name(keys.number()), queries.channels(),
+                      number_name(queries.keys())));
+    order.emplace_back(keys.first_token(), b);
+  }
+  std::sort(order.begin(), order.end());
+  for (size_t i = 1; i < order.size(); ++i) {
+    const PlaneKeys& before = *blocks[order[i - 1].second];
+    if (order[i].first - before.first_token() < before.tokens())
+      return refuse(fmt::format("blocks {} and {} both hold token {}", order[i - 1].second,
+                                order[i].second, order[i].first));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
+                                const Visible& visible, uint32_t k) {
+  if (auto good = check(queries, blocks, k); !good) return good.error();
+  return Search(queries, blocks, visible, k).exact();
+}
+
+}  // namespace bowhead::ndp

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tile of keys in planes while a search looks at it: what its planes show so far, and its exact
+// values.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "compression/frame_parts.h"
+#include "ndp/plane_keys.h"
+
+namespace bowhead::ndp {
+
+/// Channels in memory: the surplus ones are zero.
+constexpr uint32_t padded_channels(uint32_t channels) { return (channels + 7) / 8 * 8; }
+
+class PlaneTile {
+ public:
+  /// Reads and verifies the head. DAMAGED.
+  Status open(const PlaneKeys& keys, const PlaneKeys::Tile& tile);
+
+  /// The frame's bytes that some tokens' rows of a plane take, or `bytes` of another stream: all of
+  /// a coded stream, none of one that is all zero.
+  compression::ConstBytes rows_of(uint32_t plane, uint32_t first, uint32_t count) const;
+  compression::ConstBytes part_of(uint32_t stream, uint64_t begin, uint64_t bytes) const;
+  compression::ConstBytes head() const { return bytes_.first(head_bytes_); }
+  bool is_coded(uint32_t stream) const;
+  /// Makes a stream readable by what follows: once for the life of this object. DAMAGED.
+  Status load(uint32_t stream, compression::StreamCoder& coder);
+
+  /// By channel; padded with zeros.
+  std::span<const double> units() const { return units_; }
+  const compression::TileParameters& parameters() const { return parameters_; }
+
+  /// What the first planes, loaded, show of tokens first .. first + count - 1 in units of the
+  /// channel: the middle of what each can be. `first` begins a group. rows: [token][padded].
+  void middles(uint32_t first, uint32_t count, uint32_t planes, double* rows);
+
+  /// The values of a token, from all streams, loaded. `at`: of its group, on return of this token;
+  /// `end`: of the next one. Streams that end too early are as if zeros followed.
+  void exact(uint32_t token, PlaneKeys::RestBegin& at, PlaneKeys::RestBegin& end, double* row);
+
+ private:
+  void note_states();
+  compression::TurningCentre centre_at(uint32_t group);
+  void unpack(uint32_t token, uint32_t planes);
+  uint32_t remainder_of(uint64_t bit, uint32_t count) const;
+  double value_of_exact(int32_t q, uint32_t channel, PlaneKeys::RestBegin& at, bool wanted) const;
+
+  const compression::Number* number_ = nullptr;
+  compression::Shape shape_;
+  uint32_t tokens_ = 0;
+  compression::ConstBytes bytes_;
+  size_t head_bytes_ = 0;
+  compression::TileHead head_;
+  compression::TileParameters parameters_;
+  std::vector<double> units_;
+  compression::CentreMaker centres_;
+  compression::TurningCentre centre_;
+  std::vector<int16_t> states_;  // of the centre at the first token of each group, or, if it does
+                                 // not turn, at any; behind them one to turn
+  std::array<compression::ConstBytes, compression::kMaxStreams> coded_;
+  std::array<compression::ConstBytes, compression::kMaxStreams> plain_;  // empty: not loaded
+  std::array<compression::Lines<uint8_t>, compression::kMaxStreams> decoded_;
+  std::vector<uint16_t> magnitudes_;  // of a row
+  std::vector<uint8_t> negatives_;
+};
+
+}  // namespace bowhead::ndp
