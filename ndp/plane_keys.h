@@ -16,6 +16,7 @@
 // rows: it is read whole), remainders and exceptions, and what PlaneKeys keeps.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -27,10 +28,15 @@
 
 namespace bowhead::ndp {
 
+class PlaneTile;
+
+inline constexpr uint32_t kScaledPlanes = 4;
+inline constexpr double kScaleUnit = 1.0 / 128;
+
 /// The keys of one outer index of a frame, made ready for any number of searches: verified, and
-/// with a note of where each few tokens' remainders begin, which the frame does not say. The frame
-/// stays where it is, must outlive this and not change. Not changed after open(): threads may share
-/// it.
+/// with a note of where each few tokens' remainders begin, which the frame does not say, and of how
+/// its channels spread. The frame stays where it is, must outlive this and not change. Not changed
+/// after open(): threads may share it.
 class PlaneKeys {
  public:
   /// Verifies the header of the frame and all tiles of this outer index. The first token of the
@@ -53,8 +59,10 @@ class PlaneKeys {
     uint64_t begin = 0, bytes = 0;  ///< in the frame
     uint32_t first = 0;             ///< token of this outer index
     uint32_t tokens = 0;
-    bool bounded = false;   ///< in planes, and all finite
-    uint32_t rests_at = 0;  ///< in rests(), a group after the other
+    bool bounded = false;    ///< in planes, and all finite
+    uint32_t skew = 0;       ///< how many tokens its first group is shorter by
+    uint32_t rests_at = 0;   ///< in rests(), a group after the other
+    uint32_t scales_at = 0;  ///< in scales(): by planes and channel
   };
   /// Where the remainders and exceptions of a group of tokens begin in their streams.
   struct RestBegin {
@@ -65,8 +73,22 @@ class PlaneKeys {
   uint32_t outer() const { return outer_; }
   std::span<const Tile> tiles() const { return tiles_; }
   std::span<const RestBegin> rests() const { return rests_; }
-  /// Tokens that are read together: as many rows of a plane as make a line.
+  /// By what, in units of kScaleUnit, the middles that so many planes show have to be multiplied
+  /// (less the centre) to be nearest to the keys; none if that is not kept, where it is about 1.
+  std::span<const uint8_t> scales_of(const Tile& tile, uint32_t planes) const {
+    if (planes > kScaledPlanes) return {};
+    return scales().subspan(tile.scales_at + size_t{planes - 1} * channels(), channels());
+  }
+  std::span<const uint8_t> scales() const { return scales_; }
+  /// As many tokens as have rows of a plane in a line. Groups of a tile begin where lines of its
+  /// low planes do, so that a line has what it takes to find the remainders of its tokens.
   uint32_t group_tokens() const { return group_tokens_of(shape_.channels); }
+  uint32_t group_of(const Tile& tile, uint32_t token) const {
+    return (token + tile.skew) / group_tokens();
+  }
+  uint32_t first_of(const Tile& tile, uint32_t group) const {
+    return std::max(group * group_tokens(), tile.skew) - tile.skew;
+  }
   static uint32_t group_tokens_of(uint32_t channels) {
     const uint32_t row = (channels + 7) / 8;
     return row >= 64 ? 1 : 64 / row;
@@ -74,14 +96,16 @@ class PlaneKeys {
 
  private:
   PlaneKeys() = default;
-  void add_tile(const Tile& tile, std::span<const uint8_t> values,
-                std::span<const uint16_t> exponents);
+  Status add_tile(Tile tile, std::span<const uint8_t> values);
+  bool add_rests(Tile& tile, std::span<const uint8_t> values, std::span<const uint16_t> exponents);
+  Status add_scales(Tile& tile, PlaneTile& planes, std::span<const uint8_t> values);
 
   compression::ConstBytes frame_;
   compression::Shape shape_;
   uint32_t outer_ = 0, first_token_ = 0;
   std::vector<Tile> tiles_;
   compression::Lines<RestBegin> rests_;
+  compression::Lines<uint8_t> scales_;
 };
 
 struct PlaneAnswer {
@@ -98,5 +122,14 @@ struct PlaneAnswer {
 /// changed since it was opened (what cannot be noticed gives wrong hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Visible& visible, uint32_t k);
+
+/// Keys that are likely among the k best, by so many bytes of memory for each visible token of a
+/// query: more are not read but for the first plane and heads, tiles that have no planes, and all
+/// that a query which is not finite asks for. Scores are estimates. docs/ndp-topk.md says how many
+/// of the best are found. INVALID_ARGUMENT also: a budget that is not a number above 0; DAMAGED as
+/// above.
+Result<PlaneAnswer> approximate_top_k(const Queries& queries,
+                                      std::span<const PlaneKeys* const> blocks,
+                                      const Visible& visible, uint32_t k, double bytes_per_token);
 
 }  // namespace bowhead::ndp

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "ndp/numbers.h"
 #include "ndp/plane_keys.h"
@@ -21,8 +22,11 @@ using namespace compression;
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr uint32_t kFirstPlanes = 3;  // that are read of all tokens
-constexpr uint32_t kBatch = 8;        // queries at a time: what is kept of each grows with tokens
-constexpr uint8_t kExactly = 0xFF;    // level of tokens that were read as they are
+// Of a budget: up to what share planes of all tokens are read; and of what is then left, the share
+// for planes of more tokens. docs/ndp-topk.md has what these find.
+constexpr double kFirstShare = 0.7, kSecondShare = 0.7;
+constexpr uint32_t kBatch = 8;      // queries at a time: what is kept of each grows with tokens
+constexpr uint8_t kExactly = 0xFF;  // level of tokens that were read as they are
 
 /// Which lines of memory, of those that some bytes lie in, have been read.
 class LineSet {
@@ -31,7 +35,14 @@ class LineSet {
     if (!bytes.empty()) words_.resize((line_of(&bytes.back()) - first_) / 64 + 1);
   }
   void add(ConstBytes part) {
-    for_lines(part, [&](uint64_t& word, uint64_t bit) { word |= bit; });
+    for_lines(part, [&](size_t word, uint64_t bit) { words_[word] |= bit; });
+  }
+  /// Bytes that adding it would add.
+  uint64_t missing(ConstBytes part) const {
+    uint64_t bytes = 0;
+    for_lines(part,
+              [&](size_t word, uint64_t bit) { bytes += (words_[word] & bit) == 0 ? 64 : 0; });
+    return bytes;
   }
   void add(const LineSet& other) {
     for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
@@ -45,10 +56,10 @@ class LineSet {
  private:
   static uint64_t line_of(const uint8_t* at) { return reinterpret_cast<uintptr_t>(at) / 64; }
   template <class Each>
-  void for_lines(ConstBytes part, const Each& each) {
+  void for_lines(ConstBytes part, const Each& each) const {
     if (part.empty()) return;
     for (uint64_t line = line_of(part.data()); line <= line_of(&part.back()); ++line)
-      each(words_[(line - first_) / 64], uint64_t{1} << (line - first_) % 64);
+      each((line - first_) / 64, uint64_t{1} << (line - first_) % 64);
   }
 
   uint64_t first_;
@@ -56,19 +67,21 @@ class LineSet {
 };
 
 template <class T>
-ConstBytes bytes_of(std::span<const T> some) {
+ConstBytes memory_of(std::span<const T> some) {
   return {reinterpret_cast<const uint8_t*>(some.data()), some.size_bytes()};
 }
 
 /// What was read of a block.
 struct Reads {
-  LineSet frame, rests;
+  LineSet frame, rests, scales;
 
-  explicit Reads(const PlaneKeys& keys) : frame(keys.frame()), rests(bytes_of(keys.rests())) {}
-  uint64_t bytes() const { return frame.bytes() + rests.bytes(); }
+  explicit Reads(const PlaneKeys& keys)
+      : frame(keys.frame()), rests(memory_of(keys.rests())), scales(keys.scales()) {}
+  uint64_t bytes() const { return frame.bytes() + rests.bytes() + scales.bytes(); }
   void add(const Reads& other) {
     frame.add(other.frame);
     rests.add(other.rests);
+    scales.add(other.scales);
   }
 };
 
@@ -103,7 +116,7 @@ struct Reach {
 struct Progress {
   uint32_t query = 0;
   bool finite = true;                       ///< the query
-  std::vector<uint8_t> levels;              ///< by group: planes that have been read of it
+  std::vector<uint8_t> levels;              ///< by token: planes that have been read of it
   std::vector<float> middles, lows, highs;  ///< by token; only of visible ones
   std::vector<Reach> reaches;               ///< by piece
   std::vector<Reads> reads;                 ///< by block
@@ -116,6 +129,7 @@ class Search {
       : queries_(queries), blocks_(blocks), visible_(visible), k_(k) {}
 
   Result<PlaneAnswer> exact();
+  Result<PlaneAnswer> approximate(double bytes_per_token);
 
  private:
   // ---- of all queries ----
@@ -125,6 +139,8 @@ class Search {
   void begin(uint32_t first, uint32_t count);
   Status read_first_planes(uint32_t planes);
   Status read_first_planes(Piece& piece, uint32_t planes);
+  uint32_t planes_within(uint64_t budget);
+  Result<PlaneAnswer> take_answer();
   void note(Progress& query, std::vector<Hit> hits);
 
   // ---- of one ----
@@ -137,8 +153,11 @@ class Search {
   float answer_of(double sum) const {
     return static_cast<float>(sum * static_cast<double>(queries_.scale()));
   }
+  static uint32_t position_of(const Piece& piece, uint32_t token) {
+    return piece.keys->first_token() + piece.tile->first + token;
+  }
   bool sees(const Piece& piece, uint32_t token) const {
-    return visible_.has(piece.keys->first_token() + piece.tile->first + token);
+    return visible_.has(position_of(piece, token));
   }
   Piece& piece_of(size_t token) {
     return *(std::upper_bound(pieces_.begin(), pieces_.end(), token,
@@ -146,28 +165,42 @@ class Search {
              1);
   }
   Reach reach_of(const Piece& piece, const Progress& query) const;
-  void bound_group(const Piece& piece, uint32_t group, uint32_t planes, Progress& query);
+  std::span<const uint8_t> scales_of(const Piece& piece, uint32_t planes) const {
+    return scaled_ ? piece.keys->scales_of(*piece.tile, planes) : std::span<const uint8_t>();
+  }
+  void bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query);
+  static uint32_t readable(const Piece& piece, uint32_t token, uint32_t planes, uint32_t most,
+                           const LineSet& lines);
   Status read_as_it_is(Piece& piece, Progress& query);
   float score_as_it_is(const Piece& piece, uint32_t token, const Progress& query);
   float score_of_row(const Progress& query) const;
-  Status deepen(Piece& piece, uint32_t group, uint32_t planes, Progress& query);
+  Status deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query);
+  std::vector<uint32_t> likeliest(size_t count, const Progress& query) const;
   Status deepen_likeliest(Progress& query);
   Status deepen_open(Progress& query);
   float least_wanted(const Progress& query);
   Status score_exactly(size_t token, Progress& query, float& score);
   Status finish(Progress& query);
+  uint64_t bytes_of(const Progress& query) const;
+  Status deepen_tiles(uint64_t budget, Progress& query);
+  std::vector<uint32_t> best_of_groups(std::span<const uint32_t> tokens, const Progress& query);
+  Status deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_t budget,
+                     Progress& query);
+  Status finish_within(uint64_t budget, Progress& query);
 
   const Queries& queries_;
   const std::span<const PlaneKeys* const> blocks_;
   const Visible visible_;
   const uint32_t k_;
+  uint32_t first_planes_ = kFirstPlanes;
+  bool scaled_ = false;  // middles, to be near on average; else they are in the middle of bounds
   std::vector<Piece> pieces_;
   size_t tokens_ = 0, groups_ = 0;
   std::vector<uint32_t> seen_;       // tokens, counted through the pieces
   std::vector<uint8_t> group_seen_;  // whether one of its tokens is
   std::vector<Progress> batch_;
   std::vector<Reads> together_;
-  std::vector<double> rows_;   // of a group
+  std::vector<double> rows_;   // of some tokens
   std::vector<float> sorted_;  // to find a k-th
   StreamCoder coder_;
   Decoder decoder_;
@@ -180,11 +213,15 @@ Result<PlaneAnswer> Search::exact() {
   if (const Status status = open(); status != Status::OK) return status;
   for (uint32_t first = 0; first < queries_.count(); first += kBatch) {
     begin(first, std::min(kBatch, queries_.count() - first));
-    if (const Status status = read_first_planes(kFirstPlanes); status != Status::OK) return status;
+    if (const Status status = read_first_planes(first_planes_); status != Status::OK) return status;
     for (Progress& query : batch_) {
       if (const Status status = finish(query); status != Status::OK) return status;
     }
   }
+  return take_answer();
+}
+
+Result<PlaneAnswer> Search::take_answer() {
   for (const Reads& reads : together_) answer_.bytes_read_together += reads.bytes();
   return std::move(answer_);
 }
@@ -193,8 +230,8 @@ Status Search::open() {
   for (uint32_t b = 0; b < blocks_.size(); ++b) {
     const PlaneKeys& keys = *blocks_[b];
     together_.emplace_back(keys);
-    rows_.resize(
-        std::max(rows_.size(), size_t{keys.group_tokens()} * padded_channels(keys.channels())));
+    rows_.resize(std::max(
+        rows_.size(), (2 * size_t{keys.group_tokens()} + 1) * padded_channels(keys.channels())));
     for (const PlaneKeys::Tile& tile : keys.tiles()) {
       Piece piece;
       piece.block = b;
@@ -237,7 +274,7 @@ void Search::begin(uint32_t first, uint32_t count) {
     const float* values = queries_.floats(q);
     query.finite =
         std::all_of(values, values + queries_.channels(), [](float x) { return std::isfinite(x); });
-    query.levels.assign(groups_, 0);
+    query.levels.assign(tokens_, 0);
     for (auto* by_token : {&query.middles, &query.lows, &query.highs})
       by_token->assign(tokens_, kNever);
     for (const Piece& piece : pieces_) query.reaches.push_back(reach_of(piece, query));
@@ -271,12 +308,12 @@ Status Search::read_first_planes(Piece& piece, uint32_t planes) {
   for (uint32_t group = 0; group < piece.groups(); ++group) {
     if (group_seen_[piece.groups_at + group] == 0) continue;
     const uint32_t first = group * piece.group, count = piece.in_group(group);
-    piece.planes.middles(first, count, planes, rows_.data());
+    piece.planes.middles(first, count, planes, scales_of(piece, planes), rows_.data());
     for (Progress& query : batch_) {
       if (!query.finite) continue;
       for (uint32_t p = 0; p < planes; ++p)
         query.reads[piece.block].frame.add(piece.planes.rows_of(p, first, count));
-      bound_group(piece, group, planes, query);
+      bound(piece, first, count, planes, query);
     }
   }
   return Status::OK;
@@ -329,17 +366,18 @@ double dot(const std::vector<double>& query, const double* row) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-/// By the rows that rows_ holds.
-void Search::bound_group(const Piece& piece, uint32_t group, uint32_t planes, Progress& query) {
+/// Tokens `first` and so many more, by the rows that rows_ holds.
+void Search::bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t planes,
+                   Progress& query) {
   const Reach& reach = query.reaches[piece.index];
   const double off = reach.of(piece, planes);
   const double* row = rows_.data();
-  query.levels[piece.groups_at + group] = static_cast<uint8_t>(planes);
-  for (uint32_t i = 0; i < piece.in_group(group); ++i, row += reach.query.size()) {
-    const uint32_t token = group * piece.group + i;
+  query.reads[piece.block].scales.add(scales_of(piece, planes));
+  for (uint32_t token = first; token < first + count; ++token, row += reach.query.size()) {
+    const size_t at = piece.tokens_at + token;
+    query.levels[at] = static_cast<uint8_t>(planes);
     if (!sees(piece, token)) continue;
     const double middle = dot(reach.query, row);
-    const size_t at = piece.tokens_at + token;
     query.middles[at] = answer_of(middle);
     query.lows[at] = answer_of(middle - off);
     query.highs[at] = answer_of(middle + off);
@@ -357,7 +395,7 @@ Status Search::read_as_it_is(Piece& piece, Progress& query) {
     if (status != Status::OK) return status;
   }
   query.reads[piece.block].frame.add(keys.frame().subspan(tile.begin, tile.bytes));
-  std::fill_n(query.levels.begin() + static_cast<ptrdiff_t>(piece.groups_at), piece.groups(),
+  std::fill_n(query.levels.begin() + static_cast<ptrdiff_t>(piece.tokens_at), tile.tokens,
               kExactly);
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (!sees(piece, token)) continue;
@@ -384,31 +422,64 @@ float Search::score_of_row(const Progress& query) const {
   return answer_of(sum);
 }
 
-/// Reads the planes that a group still lacks of the first so many.
-Status Search::deepen(Piece& piece, uint32_t group, uint32_t planes, Progress& query) {
-  const uint32_t first = group * piece.group, count = piece.in_group(group);
-  const uint8_t level = query.levels[piece.groups_at + group];
-  if (level >= planes) return Status::OK;
-  for (uint32_t p = level; p < planes; ++p) {
-    if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
-    query.reads[piece.block].frame.add(piece.planes.rows_of(p, first, count));
+/// Reads the planes that a token still lacks of the first so many, and takes what comes with their
+/// lines: rows of the tokens around it.
+Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query) {
+  LineSet& lines = query.reads[piece.block].frame;
+  uint8_t* levels = &query.levels[piece.tokens_at];
+  for (uint32_t p = levels[token]; p < planes; ++p) lines.add(piece.planes.rows_of(p, token, 1));
+  const uint32_t begin = token - std::min(token, piece.group);
+  const uint32_t end = std::min(token + piece.group + 1, piece.tile->tokens);
+  for (uint32_t first = begin, count = 1; first < end; first += count) {
+    const uint32_t level = readable(piece, first, levels[first], planes, lines);
+    for (count = 1; first + count < end; ++count) {
+      if (readable(piece, first + count, levels[first + count], planes, lines) != level) break;
+    }
+    if (std::all_of(levels + first, levels + first + count,
+                    [&](uint8_t before) { return before == level; }))
+      continue;
+    for (uint32_t p = 0; p < level; ++p) {
+      if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
+    }
+    piece.planes.middles(first, count, level, scales_of(piece, level), rows_.data());
+    bound(piece, first, count, level, query);
   }
-  piece.planes.middles(first, count, planes, rows_.data());
-  bound_group(piece, group, planes, query);
   return Status::OK;
+}
+
+/// How many first planes of a token, from so many to at most so many, are in lines that have been
+/// read.
+uint32_t Search::readable(const Piece& piece, uint32_t token, uint32_t planes, uint32_t most,
+                          const LineSet& lines) {
+  for (; planes < most; ++planes) {
+    ConstBytes row = piece.planes.rows_of(planes, token, 1);
+    // Coded planes are read whole, and between its ends a stream has lines to itself.
+    if (piece.planes.is_coded(planes) && row.size() > 128) row = row.subspan(row.size() / 2, 1);
+    if (lines.missing(row) != 0) break;
+  }
+  return planes;
+}
+
+/// So many tokens with the highest middles.
+std::vector<uint32_t> Search::likeliest(size_t count, const Progress& query) const {
+  std::vector<uint32_t> order = seen_;
+  count = std::min(count, order.size());
+  std::nth_element(
+      order.begin(), order.begin() + static_cast<ptrdiff_t>(count), order.end(),
+      [&](uint32_t a, uint32_t b) {
+        return query.middles[a] != query.middles[b] ? query.middles[a] > query.middles[b] : a < b;
+      });
+  order.resize(count);
+  return order;
 }
 
 /// Step 2: what the k likeliest score is then known as well as planes can tell, and bounds the k-th
 /// highest score from below.
 Status Search::deepen_likeliest(Progress& query) {
-  std::vector<uint32_t> order = seen_;
-  const size_t some = std::min<size_t>(k_, order.size());
-  std::nth_element(order.begin(), order.begin() + static_cast<ptrdiff_t>(some), order.end(),
-                   [&](uint32_t a, uint32_t b) { return query.middles[a] > query.middles[b]; });
-  for (size_t i = 0; i < some; ++i) {
-    Piece& piece = piece_of(order[i]);
-    const auto group = static_cast<uint32_t>((order[i] - piece.tokens_at) / piece.group);
-    const Status status = deepen(piece, group, piece.all_planes(), query);
+  for (const uint32_t token : likeliest(k_, query)) {
+    Piece& piece = piece_of(token);
+    const auto within = static_cast<uint32_t>(token - piece.tokens_at);
+    const Status status = deepen(piece, within, piece.all_planes(), query);
     if (status != Status::OK) return status;
   }
   return Status::OK;
@@ -428,16 +499,15 @@ Status Search::deepen_open(Progress& query) {
   for (bool some = true; some;) {
     some = false;
     const float least = least_wanted(query);
-    size_t done = 0;  // groups before this one, among those of all pieces
+
     for (const uint32_t token : seen_) {
       if (query.highs[token] < least) continue;
       Piece& piece = piece_of(token);
-      const auto group = static_cast<uint32_t>((token - piece.tokens_at) / piece.group);
-      const uint8_t level = query.levels[piece.groups_at + group];
-      if (level >= piece.all_planes() || piece.groups_at + group < done) continue;
-      done = piece.groups_at + group + 1;
+      const auto within = static_cast<uint32_t>(token - piece.tokens_at);
+      const uint8_t level = query.levels[token];
+      if (level >= piece.all_planes()) continue;
       some = true;
-      const Status status = deepen(piece, group, level + 1u, query);
+      const Status status = deepen(piece, within, level + 1u, query);
       if (status != Status::OK) return status;
     }
   }
@@ -447,21 +517,25 @@ Status Search::deepen_open(Progress& query) {
 Status Search::score_exactly(size_t token, Progress& query, float& score) {
   Piece& piece = piece_of(token);
   const auto within = static_cast<uint32_t>(token - piece.tokens_at);
-  const uint32_t group = within / piece.group;
-  if (query.levels[piece.groups_at + group] == kExactly) {
+  if (query.levels[token] == kExactly) {
     score = score_as_it_is(piece, within, query);
     return Status::OK;
   }
   const uint32_t remainder = piece.all_planes();
-  for (const uint32_t stream : {remainder, remainder + 1}) {
+  for (uint32_t stream = 0; stream < remainder + 2; ++stream) {
     if (const Status status = piece.planes.load(stream, coder_); status != Status::OK)
       return status;
   }
+  // The planes of the group's tokens up to this one say where its remainder begins.
+  const uint32_t group = piece.keys->group_of(*piece.tile, within);
+  const uint32_t first = piece.keys->first_of(*piece.tile, group);
   const auto rests = piece.keys->rests().subspan(piece.tile->rests_at + group, 1);
   PlaneKeys::RestBegin at = rests[0], end;
-  piece.planes.exact(within, at, end, rows_.data());
+  piece.planes.exact(first, within, at, end, rows_.data());
   Reads& reads = query.reads[piece.block];
-  reads.rests.add(bytes_of(rests));
+  reads.rests.add(memory_of(rests));
+  for (uint32_t p = 0; p < remainder; ++p)
+    reads.frame.add(piece.planes.rows_of(p, first, within - first + 1));
   if (end.bits > at.bits)
     reads.frame.add(piece.planes.part_of(remainder, at.bits / 8, (end.bits + 7) / 8 - at.bits / 8));
   if (end.exceptions > at.exceptions)
@@ -483,14 +557,173 @@ Status Search::finish(Progress& query) {
     Hit hit;
     if (const Status status = score_exactly(token, query, hit.score); status != Status::OK)
       return status;
-    hit.token = static_cast<uint32_t>(piece.keys->first_token() + piece.tile->first + token -
-                                      piece.tokens_at);
+    hit.token = position_of(piece, static_cast<uint32_t>(token - piece.tokens_at));
     hits.push_back(hit);
   }
   std::sort(hits.begin(), hits.end(), better);
   hits.resize(std::min<size_t>(k_, hits.size()));
   note(query, std::move(hits));
   return Status::OK;
+}
+
+// ---- within a budget ----
+
+uint64_t Search::bytes_of(const Progress& query) const {
+  uint64_t bytes = 0;
+  for (const Reads& reads : query.reads) bytes += reads.bytes();
+  return bytes;
+}
+
+/// How many first planes of all visible tokens leave enough of the budget to look closer at the
+/// best; one at least.
+uint32_t Search::planes_within(uint64_t budget) {
+  std::vector<Reads> reads;
+  for (const PlaneKeys* keys : blocks_) reads.emplace_back(*keys);
+  for (uint32_t planes = 1; planes <= kMaxPlanes; ++planes) {
+    uint64_t bytes = 0;
+    for (const Piece& piece : pieces_) {
+      LineSet& frame = reads[piece.block].frame;
+      if (!piece.tile->bounded) {
+        frame.add(piece.keys->frame().subspan(piece.tile->begin, piece.tile->bytes));
+        continue;
+      }
+      frame.add(piece.planes.head());
+      if (planes > piece.all_planes()) return planes - 1;
+      reads[piece.block].scales.add(scales_of(piece, planes));
+      for (uint32_t group = 0; group < piece.groups(); ++group) {
+        if (group_seen_[piece.groups_at + group] != 0)
+          frame.add(piece.planes.rows_of(planes - 1, group * piece.group, piece.in_group(group)));
+      }
+    }
+    for (const Reads& each : reads) bytes += each.bytes();
+    if (planes > 1 && static_cast<double>(bytes) > kFirstShare * static_cast<double>(budget))
+      return planes - 1;
+  }
+  return kMaxPlanes;
+}
+
+/// Where the next planes are coded, and so have no rows: all of them, of the tiles that have most
+/// of the best so far, as far as the budget goes.
+Status Search::deepen_tiles(uint64_t budget, Progress& query) {
+  const std::vector<uint32_t> order = likeliest(size_t{k_} + k_ / 2, query);
+  std::vector<uint32_t> counts(pieces_.size()), by_count(pieces_.size());
+  for (const uint32_t token : order) ++counts[piece_of(token).index];
+  std::iota(by_count.begin(), by_count.end(), 0u);
+  std::stable_sort(by_count.begin(), by_count.end(),
+                   [&](uint32_t a, uint32_t b) { return counts[a] > counts[b]; });
+  for (const uint32_t index : by_count) {
+    Piece& piece = pieces_[index];
+    if (counts[index] == 0 || !bounded(piece, query)) continue;
+    uint32_t planes = std::min(first_planes_, piece.all_planes());
+    const uint32_t before = planes;
+    uint64_t bytes = bytes_of(query);
+    const Reads& reads = query.reads[piece.block];
+    for (; planes < piece.all_planes() && piece.planes.is_coded(planes); ++planes) {
+      bytes += reads.frame.missing(piece.planes.rows_of(planes, 0, 1)) +
+               reads.scales.missing(scales_of(piece, planes + 1));
+      if (bytes > budget) break;
+    }
+    if (planes == before) continue;
+    for (uint32_t p = before; p < planes; ++p) {
+      if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
+      query.reads[piece.block].frame.add(piece.planes.rows_of(p, 0, 1));
+    }
+    for (uint32_t group = 0; group < piece.groups(); ++group) {
+      if (group_seen_[piece.groups_at + group] == 0) continue;
+      const uint32_t first = group * piece.group, count = piece.in_group(group);
+      piece.planes.middles(first, count, planes, scales_of(piece, planes), rows_.data());
+      bound(piece, first, count, planes, query);
+    }
+  }
+  return Status::OK;
+}
+
+/// The likeliest token of each of these tokens' groups. They are in order, or those of a group side
+/// by side at least.
+std::vector<uint32_t> Search::best_of_groups(std::span<const uint32_t> tokens,
+                                             const Progress& query) {
+  std::vector<uint32_t> best;
+  size_t last = SIZE_MAX;
+  for (const uint32_t token : tokens) {
+    const Piece& piece = piece_of(token);
+    const size_t group = piece.groups_at + (token - piece.tokens_at) / piece.group;
+    if (group != last) best.push_back(token);
+    last = group;
+    if (query.middles[token] > query.middles[best.back()]) best.back() = token;
+  }
+  return best;
+}
+
+/// So many more planes of the groups of these tokens, the likeliest first, as far as the budget
+/// goes. On return the tokens whose groups it has reached.
+Status Search::deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_t budget,
+                           Progress& query) {
+  std::stable_sort(tokens.begin(), tokens.end(),
+                   [&](uint32_t a, uint32_t b) { return query.middles[a] > query.middles[b]; });
+  std::vector<uint32_t> reached;
+  uint64_t bytes = bytes_of(query);
+  for (const uint32_t token : tokens) {
+    Piece& piece = piece_of(token);
+    if (!bounded(piece, query)) continue;
+    const auto within = static_cast<uint32_t>(token - piece.tokens_at);
+    const uint32_t level = query.levels[token];
+    const uint32_t planes = std::min(level + more, piece.all_planes());
+    const Reads& reads = query.reads[piece.block];
+    uint64_t cost = 0;
+    bool whole = false;
+    for (uint32_t p = level; p < planes; ++p) {
+      const uint64_t missing = reads.frame.missing(piece.planes.rows_of(p, within, 1));
+      whole |= missing != 0 && piece.planes.is_coded(p);
+      // Tokens around it may get as far as any of these planes.
+      cost += missing + reads.scales.missing(scales_of(piece, p + 1));
+    }
+    if (whole) continue;  // too much for one group
+    bytes += cost;
+    if (bytes > budget) break;
+    if (const Status status = deepen(piece, within, planes, query); status != Status::OK)
+      return status;
+    reached.push_back(token);
+  }
+  tokens = std::move(reached);
+  return Status::OK;
+}
+
+Status Search::finish_within(uint64_t budget, Progress& query) {
+  if (const Status status = deepen_tiles(budget, query); status != Status::OK) return status;
+  std::vector<uint32_t> tokens = best_of_groups(seen_, query);
+  const uint64_t bytes = bytes_of(query), left = budget - std::min(budget, bytes);
+  const auto first = bytes + static_cast<uint64_t>(kSecondShare * static_cast<double>(left));
+  if (const Status status = deepen_best(tokens, 2, first, query); status != Status::OK)
+    return status;
+  if (const Status status = deepen_best(tokens, 1, budget, query); status != Status::OK)
+    return status;
+  std::vector<Hit> hits;
+  for (const uint32_t token : likeliest(k_, query)) {
+    const Piece& piece = piece_of(token);
+    const auto within = static_cast<uint32_t>(token - piece.tokens_at);
+    const bool exactly = query.levels[token] == kExactly;
+    hits.push_back({exactly ? score_as_it_is(piece, within, query) : query.middles[token],
+                    position_of(piece, within)});
+  }
+  std::sort(hits.begin(), hits.end(), better);
+  note(query, std::move(hits));
+  return Status::OK;
+}
+
+Result<PlaneAnswer> Search::approximate(double bytes_per_token) {
+  scaled_ = true;
+  if (const Status status = open(); status != Status::OK) return status;
+  const auto budget =
+      static_cast<uint64_t>(std::min(bytes_per_token * static_cast<double>(seen_.size()), 0x1p62));
+  first_planes_ = planes_within(budget);
+  for (uint32_t first = 0; first < queries_.count(); first += kBatch) {
+    begin(first, std::min(kBatch, queries_.count() - first));
+    if (const Status status = read_first_planes(first_planes_); status != Status::OK) return status;
+    for (Progress& query : batch_) {
+      if (const Status status = finish_within(budget, query); status != Status::OK) return status;
+    }
+  }
+  return take_answer();
 }
 
 Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blocks, uint32_t k) {
@@ -526,6 +759,16 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
                                 const Visible& visible, uint32_t k) {
   if (auto good = check(queries, blocks, k); !good) return good.error();
   return Search(queries, blocks, visible, k).exact();
+}
+
+Result<PlaneAnswer> approximate_top_k(const Queries& queries,
+                                      std::span<const PlaneKeys* const> blocks,
+                                      const Visible& visible, uint32_t k, double bytes_per_token) {
+  if (auto good = check(queries, blocks, k); !good) return good.error();
+  if (!(bytes_per_token > 0))
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("{} bytes for each token: give a number above 0", bytes_per_token)};
+  return Search(queries, blocks, visible, k).approximate(bytes_per_token);
 }
 
 }  // namespace bowhead::ndp

@@ -16,6 +16,8 @@ using namespace compression;
 
 namespace {
 
+constexpr uint32_t kStateTokens = 8;
+
 /// The bits of a byte, each as a byte.
 constexpr std::array<uint64_t, 256> make_spread() {
   std::array<uint64_t, 256> table{};
@@ -57,21 +59,23 @@ Status PlaneTile::open(const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
 }
 
 void PlaneTile::note_states() {
-  const uint32_t channels = shape_.channels, group = PlaneKeys::group_tokens_of(channels);
+  const uint32_t channels = shape_.channels;
   states_.clear();
   for (uint32_t token = 0; token < tokens_; ++token) {
-    if (token % group == 0) states_.insert(states_.end(), centre_.state, centre_.state + channels);
+    if (token % kStateTokens == 0)
+      states_.insert(states_.end(), centre_.state, centre_.state + channels);
     if (centre_.half == 0) break;
     turn(centre_);
   }
   states_.resize(states_.size() + channels);
 }
 
-TurningCentre PlaneTile::centre_at(uint32_t group) {
-  const uint32_t channels = shape_.channels;
+TurningCentre PlaneTile::centre_of(uint32_t token) {
+  const uint32_t channels = shape_.channels, group = token / kStateTokens;
   TurningCentre centre = centre_;
   centre.state = &states_[states_.size() - channels];
   std::copy_n(&states_[centre_.half == 0 ? 0 : size_t{group} * channels], channels, centre.state);
+  for (uint32_t before = group * kStateTokens; before < token; ++before) turn(centre);
   return centre;
 }
 
@@ -128,10 +132,11 @@ void PlaneTile::unpack(uint32_t token, uint32_t planes) {
   }
 }
 
-void PlaneTile::middles(uint32_t first, uint32_t count, uint32_t planes, double* rows) {
+void PlaneTile::middles(uint32_t first, uint32_t count, uint32_t planes,
+                        std::span<const uint8_t> scales, double* rows) {
   const uint32_t missing = number_->planes() - planes;
   const double step = std::ldexp(1.0, static_cast<int>(missing));
-  const TurningCentre centre = centre_at(first / PlaneKeys::group_tokens_of(shape_.channels));
+  const TurningCentre centre = centre_of(first);
   const auto padded = static_cast<uint32_t>(units_.size());
   for (uint32_t token = first; token < first + count; ++token, rows += padded) {
     unpack(token, planes);
@@ -139,6 +144,7 @@ void PlaneTile::middles(uint32_t first, uint32_t count, uint32_t planes, double*
       const double middle = (magnitudes_[c] + 0.5) * step;
       rows[c] = negatives_[c] != 0 ? -middle : middle;
     }
+    for (uint32_t c = 0; c < scales.size(); ++c) rows[c] *= scales[c] * kScaleUnit;
     for (uint32_t c = 0; c < shape_.channels; ++c) rows[c] += centre.at(c);
     turn(centre);
   }
@@ -179,12 +185,11 @@ double PlaneTile::value_of_exact(int32_t q, uint32_t channel, PlaneKeys::RestBeg
   return load_number(shape_.number, bytes);
 }
 
-void PlaneTile::exact(uint32_t token, PlaneKeys::RestBegin& at, PlaneKeys::RestBegin& end,
-                      double* row) {
-  const uint32_t group = token / PlaneKeys::group_tokens_of(shape_.channels);
-  const TurningCentre centre = centre_at(group);
+void PlaneTile::exact(uint32_t first, uint32_t token, PlaneKeys::RestBegin& at,
+                      PlaneKeys::RestBegin& end, double* row) {
+  const TurningCentre centre = centre_of(first);
   end = at;
-  for (uint32_t i = group * PlaneKeys::group_tokens_of(shape_.channels); i <= token; ++i) {
+  for (uint32_t i = first; i <= token; ++i) {
     at = end;
     unpack(i, number_->planes());
     for (uint32_t c = 0; c < shape_.channels; ++c) {

@@ -35,16 +35,20 @@ class PlaneTile {
   const compression::TileParameters& parameters() const { return parameters_; }
 
   /// What the first planes, loaded, show of tokens first .. first + count - 1 in units of the
-  /// channel: the middle of what each can be. `first` begins a group. rows: [token][padded].
-  void middles(uint32_t first, uint32_t count, uint32_t planes, double* rows);
+  /// channel: the middle of what each can be. rows: [token][padded]. `scales`: by channel, in units
+  /// of kScaleUnit: what a middle, less the centre, is multiplied by; empty: 1.
+  void middles(uint32_t first, uint32_t count, uint32_t planes, std::span<const uint8_t> scales,
+               double* rows);
 
-  /// The values of a token, from all streams, loaded. `at`: of its group, on return of this token;
-  /// `end`: of the next one. Streams that end too early are as if zeros followed.
-  void exact(uint32_t token, PlaneKeys::RestBegin& at, PlaneKeys::RestBegin& end, double* row);
+  /// The values of a token, from all streams, loaded. `at`: of token `first`, which is not behind
+  /// it, on return of this token; `end`: of the next one. Streams that end too early are as if
+  /// zeros followed.
+  void exact(uint32_t first, uint32_t token, PlaneKeys::RestBegin& at, PlaneKeys::RestBegin& end,
+             double* row);
 
  private:
   void note_states();
-  compression::TurningCentre centre_at(uint32_t group);
+  compression::TurningCentre centre_of(uint32_t token);
   void unpack(uint32_t token, uint32_t planes);
   uint32_t remainder_of(uint64_t bit, uint32_t count) const;
   double value_of_exact(int32_t q, uint32_t channel, PlaneKeys::RestBegin& at, bool wanted) const;
@@ -59,7 +63,7 @@ class PlaneTile {
   std::vector<double> units_;
   compression::CentreMaker centres_;
   compression::TurningCentre centre_;
-  std::vector<int16_t> states_;  // of the centre at the first token of each group, or, if it does
+  std::vector<int16_t> states_;  // of the centre at every eighth token, or, if it does
                                  // not turn, at any; behind them one to turn
   std::array<compression::ConstBytes, compression::kMaxStreams> coded_;
   std::array<compression::ConstBytes, compression::kMaxStreams> plain_;  // empty: not loaded

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -146,6 +148,43 @@ void check_exact(const Sequences& keys, const std::vector<float>& values, const 
   ASSERT_LE(answer->bytes_read_together, sum);
 }
 
+// ---- within a budget ----
+
+/// Bytes that a search cannot do without: heads, first planes, tiles without planes.
+uint64_t least_bytes(const Sequences& keys, const Queries& queries, const Visible& visible) {
+  const auto answer = approximate_top_k(queries, keys.blocks(), visible, 1, 1e-9).value();
+  return *std::max_element(answer.bytes_read.begin(), answer.bytes_read.end());
+}
+
+/// Returns how many of the best were found, of all queries.
+double check_approximate(const Sequences& keys, const std::vector<float>& values,
+                         const Visible& visible, uint32_t k, double bytes_per_token) {
+  const uint32_t channels = keys.shape().channels;
+  const auto count = static_cast<uint32_t>(values.size() / channels);
+  const auto queries = Queries::of(values, count, channels, 1, keys.shape().number).value();
+  const auto answer = approximate_top_k(queries, keys.blocks(), visible, k, bytes_per_token);
+  EXPECT_TRUE(answer) << answer.error().message();
+  uint32_t seen = 0, found = 0;
+  for (uint32_t t = 0; t < keys.sequence().keys.size(); ++t) seen += visible.has(t) ? 1 : 0;
+  const auto budget = static_cast<uint64_t>(bytes_per_token * seen);
+  const uint64_t most = std::max(budget, least_bytes(keys, queries, visible));
+  for (uint32_t q = 0; q < count; ++q) {
+    EXPECT_LE(answer->bytes_read[q], most);
+    EXPECT_EQ(answer->hits[q].size(), std::min(k, seen));
+    EXPECT_TRUE(std::is_sorted(answer->hits[q].begin(), answer->hits[q].end(), ndp::better));
+    std::set<uint32_t> tokens;
+    for (const Hit& hit : answer->hits[q]) {
+      EXPECT_TRUE(visible.has(hit.token));
+      tokens.insert(hit.token);
+    }
+    EXPECT_EQ(tokens.size(), answer->hits[q].size());
+    for (const Hit& hit :
+         expected(keys.sequence(), values.data() + size_t{q} * channels, 1, visible, k))
+      found += tokens.count(hit.token) != 0 ? 1 : 0;
+  }
+  return found / static_cast<double>(size_t{count} * std::min(k, std::max(seen, 1u)));
+}
+
 class PlaneKeysTest : public testing::TestWithParam<NumberKind> {};
 
 TEST_P(PlaneKeysTest, FindTheBestOfEveryContent) {
@@ -174,13 +213,164 @@ TEST_P(PlaneKeysTest, FindTheBestOfEveryContent) {
       for (const Visible& visible : {Visible{}, Visible{0, end, 0}, Visible{begin, end, 5}}) {
         const auto k = static_cast<uint32_t>(1 + random.below(random.below(2) == 0 ? 20 : 2000));
         ASSERT_NO_FATAL_FAILURE(check_exact(keys, values, visible, k));
+        for (const double budget : {1.0, 12.0, 1e9})
+          check_approximate(keys, values, visible, k, budget);
+        ASSERT_FALSE(HasFailure());
       }
     }
   }
 }
 
+/// Ties at every depth: each key several times, in other tiles and frames too.
+TEST_P(PlaneKeysTest, FindTheFirstOfKeysThatRepeat) {
+  compression::Shape shape{GetParam(), 1, 40, 64, {}};
+  const auto few = make_tensor(shape, Content::NORMAL, 7);
+  std::vector<uint8_t> values;
+  Random random(3);
+  shape.tokens = 700;
+  for (uint32_t t = 0; t < shape.tokens; ++t) {
+    const auto* key = &few[random.below(40) * shape.row_bytes()];
+    values.insert(values.end(), key, key + shape.row_bytes());
+  }
+  Sequences keys(shape, Content::ZERO, 1);
+  keys.add(values, 700, Profile::FAST);
+  keys.add(values, 700, Profile::DENSE);
+  for (const uint32_t k : {1u, 10u, 33u, 64u, 700u, 1399u, 1400u, 2100u, 5000u})
+    ASSERT_NO_FATAL_FAILURE(check_exact(keys, random_queries(3, 64, k), {}, k));
+}
+
+/// Queries that are not finite, one among others; queries of zeros and of the ends of floats.
+TEST_P(PlaneKeysTest, FindWhatAnyQueryAsksFor) {
+  const Sequences keys({GetParam(), 1, 900, 64, {}}, Content::NORMAL, 5);
+  for (const float odd :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 0.0f,
+        std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
+        std::numeric_limits<float>::denorm_min()}) {
+    auto values = random_queries(3, 64, 1);
+    values[70] = odd;
+    for (uint32_t c = 128; c < 192; ++c) values[c] = odd == 0 ? 0 : values[c] * odd;
+    ASSERT_NO_FATAL_FAILURE(check_exact(keys, values, {}, 20));
+    check_approximate(keys, values, {}, 20, 16);
+  }
+}
+
+/// Every bit pattern with every exponent above it in its channel: what bounds say of denormals.
+TEST_P(PlaneKeysTest, BoundEveryNumber) {
+  const NumberKind kind = GetParam();
+  const uint32_t bytes = compression::element_bytes(kind), patterns = bytes == 1 ? 256 : 4096;
+  const compression::Shape shape{kind, 1, patterns, 8, {}};
+  for (uint32_t top = 0; top < 6; ++top) {
+    std::vector<uint8_t> values;
+    for (uint32_t i = 0; i < patterns * 8; ++i) {
+      // Small ones of both signs, which the same query channel tells apart.
+      const uint32_t low = (i / 8) % (patterns / 2) >> top;
+      const uint32_t bits = low | (i / 8 >= patterns / 2 ? 1u << (bytes * 8 - 1) : 0);
+      values.push_back(static_cast<uint8_t>(bits));
+      if (bytes == 2) values.push_back(static_cast<uint8_t>(bits >> 8));
+    }
+    Sequences keys(shape, Content::ZERO, 2);
+    keys.add(values, patterns, Profile::FAST);
+    for (const uint32_t k : {1u, 5u, 60u})
+      ASSERT_NO_FATAL_FAILURE(check_exact(keys, random_queries(4, 8, top), {}, k));
+  }
+}
+
+TEST_P(PlaneKeysTest, AreRefusedWhereAFrameIsDamaged) {
+  const compression::Shape shape{GetParam(), 2, 600, 64, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::DENSE);
+  Random random(1);
+  for (int i = 0; i < 100; ++i) {
+    auto damaged = frame;
+    const size_t at = random.below(frame.size());
+    damaged[at] = static_cast<uint8_t>(damaged[at] ^ 1u << random.below(8));
+    const auto first = PlaneKeys::open(damaged, 0, 0), second = PlaneKeys::open(damaged, 1, 0);
+    ASSERT_FALSE(first && second) << at;
+    const Status status = first ? second.status() : first.status();
+    ASSERT_TRUE(status == Status::DAMAGED || status == Status::UNSUPPORTED_CODEC) << at;
+    damaged.resize(random.below(frame.size()));
+    ASSERT_FALSE(PlaneKeys::open(damaged, 0, 0));
+  }
+}
+
+/// Frames with right checksums that no encoder makes: any hits, but no overrun.
+TEST_P(PlaneKeysTest, StayWithinFramesThatNobodyEncoded) {
+  const compression::Shape shape{GetParam(), 1, 600, 64, {}};
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
+  const auto values = random_queries(2, 64, 1);
+  const auto queries = Queries::of(values, 2, 64, 1, GetParam()).value();
+  Random random(2);
+  int opened = 0;
+  for (int i = 0; i < 100; ++i) {
+    auto odd = frame;
+    for (int flips = 0; flips < 3; ++flips) odd[28 + random.below(odd.size() - 28)] ^= 4;
+    compression::reseal(odd);
+    const auto keys = PlaneKeys::open(odd, 0, 0);
+    if (!keys) continue;
+    ++opened;
+    const PlaneKeys* block = &*keys;
+    const auto exact = exact_top_k(queries, std::span(&block, 1), {}, 30);
+    if (exact) {
+      ASSERT_EQ(exact->hits[0].size(), 30u);
+    }
+    ASSERT_TRUE(approximate_top_k(queries, std::span(&block, 1), {}, 30, 12));
+  }
+  EXPECT_GT(opened, 5);
+}
+
 INSTANTIATE_TEST_SUITE_P(Numbers, PlaneKeysTest, testing::ValuesIn(kKinds),
                          compression::name_of_param);
+
+TEST(PlaneSearch, ReadsLittleOfKeysThatLieAroundACentre) {
+  compression::Shape shape{NumberKind::BF16, 1, 2048, 64, compression::rotary_of(10000, 64)};
+  Sequences keys(shape, Content::ROTATED, 2);
+  const auto values = random_queries(4, 64, 9);
+  const auto queries = Queries::of(values, 4, 64, 1, NumberKind::BF16).value();
+  const auto exact = exact_top_k(queries, keys.blocks(), {}, 30).value();
+  for (const uint64_t bytes : exact.bytes_read) EXPECT_LT(bytes, shape.size_bytes() / 2);
+  double before = 0.5;
+  for (const double bits : {2.0, 3.0, 5.0}) {
+    const double recall = check_approximate(keys, values, {}, 64, bits * 8);
+    EXPECT_GT(recall, before);
+    before = recall;
+  }
+  EXPECT_GT(before, 0.95);
+  EXPECT_LT(keys.blocks()[0]->kept_bytes(), shape.size_bytes() / 64);
+}
+
+TEST(PlaneSearch, RefusesWhatDoesNotFit) {
+  const compression::Shape shape{NumberKind::BF16, 1, 100, 16, {}};
+  Sequences keys(shape, Content::NORMAL, 1);
+  keys.add(make_tensor(shape, Content::NORMAL, 2), 100, Profile::FAST);
+  const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 3), Profile::FAST);
+  const auto refused = [](const auto& result) {
+    return result.status() == Status::INVALID_ARGUMENT;
+  };
+  EXPECT_TRUE(refused(PlaneKeys::open(frame, 1, 0)));
+  EXPECT_TRUE(refused(PlaneKeys::open(frame, 0, 0xFFFFFFFF)));
+  const auto text =
+      encode({NumberKind::BYTES, 1, 100, 1, {}}, std::vector<uint8_t>(100), Profile::FAST);
+  EXPECT_TRUE(refused(PlaneKeys::open(text, 0, 0)));
+
+  const std::vector<float> ones(32, 1);
+  const auto queries = Queries::of(std::span(ones).first(16), 1, 16, 1, NumberKind::BF16).value();
+  const auto wide = Queries::of(ones, 1, 32, 1, NumberKind::BF16).value();
+  const auto halves = Queries::of(ones, 2, 16, 1, NumberKind::FP16).value();
+  const auto blocks = keys.blocks();
+  EXPECT_TRUE(exact_top_k(queries, blocks, {}, 1));
+  EXPECT_TRUE(refused(exact_top_k(queries, blocks, {}, 0)));
+  EXPECT_TRUE(refused(exact_top_k(queries, blocks, {}, ndp::TopK::kMaxK + 1)));
+  EXPECT_TRUE(refused(exact_top_k(wide, blocks, {}, 1)));
+  EXPECT_TRUE(refused(exact_top_k(halves, blocks, {}, 1)));
+  EXPECT_TRUE(refused(approximate_top_k(queries, blocks, {}, 1, 0)));
+  EXPECT_TRUE(refused(approximate_top_k(queries, blocks, {}, 1, std::nan(""))));
+  const auto other = PlaneKeys::open(frame, 0, 199).value();
+  const std::vector<const PlaneKeys*> overlapping = {&other, blocks[0]};
+  EXPECT_TRUE(refused(exact_top_k(queries, overlapping, {}, 1)));
+
+  EXPECT_TRUE(exact_top_k(queries, {}, {}, 1)->hits[0].empty());
+  EXPECT_TRUE(exact_top_k(queries, blocks, {.end = 0}, 1)->hits[0].empty());
+  EXPECT_EQ(exact_top_k(queries, blocks, {.end = 0}, 1)->bytes_read[0], 0u);
+}
 
 }  // namespace
 }  // namespace bowhead::test
