@@ -123,30 +123,31 @@ BOWHEAD_INLINE __m256i load_bytes(const uint8_t* at, uint32_t channels) {
 
 // ---- rows as units of 32 bits: how 64 channels are loaded and multiplied ----
 
-struct Bf16Units {
-  static constexpr uint32_t kBytes = 2;  // of a channel
+/// Of both kinds that are multiplied as bf16.
+struct Bf16Products {
   static constexpr uint32_t kLines = 2;
   using Sum = __m512;
+  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) { return add_products(sum, a, b); }
+};
+
+struct Bf16Units : Bf16Products {
+  static constexpr uint32_t kBytes = 2;  // of a channel
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
                                   __m512i (&lines)[kLines]) {
     lines[0] = Bf16::load(row, channel, channels);
     lines[1] = Bf16::load(row, channel + 32, channels > 32 ? channels - 32 : 0);
   }
-  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) { return add_products(sum, a, b); }
 };
 
 template <class Kind>
-struct Fp8Units {
+struct Fp8Units : Bf16Products {
   static constexpr uint32_t kBytes = 1;  // of a channel
-  static constexpr uint32_t kLines = 2;
-  using Sum = __m512;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
                                   __m512i (&lines)[kLines]) {
     const WordPair words = Kind::load(row, channel, channels);
     lines[0] = words.a;
     lines[1] = words.b;
   }
-  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) { return add_products(sum, a, b); }
 };
 
 struct Fp16Units {
