@@ -24,7 +24,7 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr uint32_t kFirstPlanes = 3;  // that are read of all tokens
 // Of a budget: up to what share planes of all tokens are read; and of what is then left, the share
 // for planes of more tokens. docs/ndp-topk.md has what these find.
-constexpr double kFirstShare = 0.7, kSecondShare = 0.7;
+constexpr double kFirstShare = 0.72, kSecondShare = 0.65;
 constexpr uint32_t kBatch = 8;      // queries at a time: what is kept of each grows with tokens
 constexpr uint8_t kExactly = 0xFF;  // level of tokens that were read as they are
 
@@ -183,7 +183,7 @@ class Search {
   Status finish(Progress& query);
   uint64_t bytes_of(const Progress& query) const;
   Status deepen_tiles(uint64_t budget, Progress& query);
-  std::vector<uint32_t> best_of_groups(std::span<const uint32_t> tokens, const Progress& query);
+
   Status deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_t budget,
                      Progress& query);
   Status finish_within(uint64_t budget, Progress& query);
@@ -638,33 +638,21 @@ Status Search::deepen_tiles(uint64_t budget, Progress& query) {
   return Status::OK;
 }
 
-/// The likeliest token of each of these tokens' groups. They are in order, or those of a group side
-/// by side at least.
-std::vector<uint32_t> Search::best_of_groups(std::span<const uint32_t> tokens,
-                                             const Progress& query) {
-  std::vector<uint32_t> best;
-  size_t last = SIZE_MAX;
-  for (const uint32_t token : tokens) {
-    const Piece& piece = piece_of(token);
-    const size_t group = piece.groups_at + (token - piece.tokens_at) / piece.group;
-    if (group != last) best.push_back(token);
-    last = group;
-    if (query.middles[token] > query.middles[best.back()]) best.back() = token;
-  }
-  return best;
-}
-
-/// So many more planes of the groups of these tokens, the likeliest first, as far as the budget
-/// goes. On return the tokens whose groups it has reached.
+/// So many more planes of these tokens, the likeliest first, as far as the budget goes. On return
+/// those that it has reached.
 Status Search::deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_t budget,
                            Progress& query) {
   std::stable_sort(tokens.begin(), tokens.end(),
                    [&](uint32_t a, uint32_t b) { return query.middles[a] > query.middles[b]; });
+  const std::vector<uint8_t> before = query.levels;
   std::vector<uint32_t> reached;
-  uint64_t bytes = bytes_of(query);
   for (const uint32_t token : tokens) {
     Piece& piece = piece_of(token);
     if (!bounded(piece, query)) continue;
+    if (query.levels[token] != before[token]) {  // came with another one's lines
+      reached.push_back(token);
+      continue;
+    }
     const auto within = static_cast<uint32_t>(token - piece.tokens_at);
     const uint32_t level = query.levels[token];
     const uint32_t planes = std::min(level + more, piece.all_planes());
@@ -678,8 +666,7 @@ Status Search::deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_
       cost += missing + reads.scales.missing(scales_of(piece, p + 1));
     }
     if (whole) continue;  // too much for one group
-    bytes += cost;
-    if (bytes > budget) break;
+    if (bytes_of(query) + cost > budget) break;
     if (const Status status = deepen(piece, within, planes, query); status != Status::OK)
       return status;
     reached.push_back(token);
@@ -690,7 +677,7 @@ Status Search::deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_
 
 Status Search::finish_within(uint64_t budget, Progress& query) {
   if (const Status status = deepen_tiles(budget, query); status != Status::OK) return status;
-  std::vector<uint32_t> tokens = best_of_groups(seen_, query);
+  std::vector<uint32_t> tokens = seen_;
   const uint64_t bytes = bytes_of(query), left = budget - std::min(budget, bytes);
   const auto first = bytes + static_cast<uint64_t>(kSecondShare * static_cast<double>(left));
   if (const Status status = deepen_best(tokens, 2, first, query); status != Status::OK)
