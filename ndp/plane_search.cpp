@@ -22,9 +22,10 @@ using namespace compression;
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr uint32_t kFirstPlanes = 3;  // that are read of all tokens
-// Of a budget: up to what share planes of all tokens are read; and of what is then left, the share
-// for planes of more tokens. docs/ndp-topk.md has what these find.
-constexpr double kFirstShare = 0.72, kSecondShare = 0.65;
+// Of a budget: up to what share planes of all tokens are read; up to what share coded ones of some
+// tiles; and of what is then left, the share for planes of more tokens. docs/ndp-topk.md has what
+// these find.
+constexpr double kFirstShare = 0.5, kTilesShare = 0.8, kSecondShare = 0.65;
 constexpr uint32_t kBatch = 8;      // queries at a time: what is kept of each grows with tokens
 constexpr uint8_t kExactly = 0xFF;  // level of tokens that were read as they are
 
@@ -676,7 +677,8 @@ Status Search::deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_
 }
 
 Status Search::finish_within(uint64_t budget, Progress& query) {
-  if (const Status status = deepen_tiles(budget, query); status != Status::OK) return status;
+  const auto tiles = static_cast<uint64_t>(kTilesShare * static_cast<double>(budget));
+  if (const Status status = deepen_tiles(tiles, query); status != Status::OK) return status;
   std::vector<uint32_t> tokens = seen_;
   const uint64_t bytes = bytes_of(query), left = budget - std::min(budget, bytes);
   const auto first = bytes + static_cast<uint64_t>(kSecondShare * static_cast<double>(left));

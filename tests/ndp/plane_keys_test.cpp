@@ -330,7 +330,7 @@ TEST(PlaneSearch, ReadsLittleOfKeysThatLieAroundACentre) {
   double before = 0.5;
   for (const double bits : {2.0, 3.0, 5.0}) {
     const double recall = check_approximate(keys, values, {}, 64, bits * 8);
-    EXPECT_GT(recall, before);
+    EXPECT_GE(recall, before);
     before = recall;
   }
   EXPECT_GT(before, 0.95);
