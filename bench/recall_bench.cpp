@@ -16,6 +16,7 @@
 #include "bench/kv_data.h"
 #include "bench/machine.h"
 #include "bench/report.h"
+#include "bench/topk_rows.h"
 
 namespace bowhead::bench {
 namespace {
@@ -221,6 +222,10 @@ Result<void> measure(const RecallBenchOptions& options) {
       if (!report) return Error{report.status(), set.name + ": its frames do not decode"};
       if (report->queries == 0) continue;
       print_report(options, keys, *report);
+      if (auto good =
+              measure_top_k(keys, *queries, set.query_positions, options.json, options.command);
+          !good)
+        return good;
       some = true;
     }
   }
