@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 #include <deque>
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <span>
@@ -292,14 +291,7 @@ Result<void> measure(const KeepBenchOptions& options) {
 }  // namespace
 
 int run_keep_bench(const KeepBenchOptions& options) {
-  Result<void> result;
-  try {
-    result = measure(options);
-    std::fflush(stdout);
-  } catch (const std::exception& exception) {  // no memory, or nobody reads what is printed
-    result = Error{Status::SYSTEM, exception.what()};
-  }
-  return result ? 0 : complain(result.error());
+  return exit_code_of([&] { return measure(options); });
 }
 
 }  // namespace bowhead::bench

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 #include <vector>
 
@@ -241,12 +240,7 @@ Result<void> measure(const NdpBenchOptions& options) {
 }  // namespace
 
 int run_ndp_bench(const NdpBenchOptions& options) {
-  try {
-    const auto result = measure(options);
-    return result ? 0 : complain(result.error());
-  } catch (const std::exception& exception) {  // no memory, no thread
-    return complain({Status::SYSTEM, exception.what()});
-  }
+  return exit_code_of([&] { return measure(options); });
 }
 
 }  // namespace bowhead::bench

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <exception>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -238,14 +237,7 @@ Result<void> measure(const RecallBenchOptions& options) {
 }  // namespace
 
 int run_recall_bench(const RecallBenchOptions& options) {
-  Result<void> result;
-  try {
-    result = measure(options);
-    std::fflush(stdout);
-  } catch (const std::exception& exception) {  // no memory, or nobody reads what is printed
-    result = Error{Status::SYSTEM, exception.what()};
-  }
-  return result ? 0 : complain(result.error());
+  return exit_code_of([&] { return measure(options); });
 }
 
 }  // namespace bowhead::bench

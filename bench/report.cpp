@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <exception>
 #include <utility>
 
 #include "base/assert.h"
@@ -60,6 +61,17 @@ int complain(const Error& error) {
   fmt::print(stderr, "bench: {}\n", error.message());
   if (error.status == Status::DAMAGED) return kExitWrong;
   return error.status == Status::INVALID_ARGUMENT ? kExitUsage : kExitEnvironment;
+}
+
+int exit_code_of(const std::function<Result<void>()>& measure) {
+  Result<void> result;
+  try {
+    result = measure();
+    std::fflush(stdout);
+  } catch (const std::exception& exception) {
+    result = Error{Status::SYSTEM, exception.what()};
+  }
+  return result ? 0 : complain(result.error());
 }
 
 std::string spread(const Summary& summary, const std::string& unit) {

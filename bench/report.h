@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -93,6 +94,10 @@ class Report {
 /// Prints "bench: ..." to stderr; returns the exit code: 1 wrong bytes or a wrong answer, 2 what
 /// was asked for makes no sense, 3 environment.
 int complain(const Error& error);
+
+/// Runs `measure`, which prints to stdout, and complains of what it returns or throws: no memory,
+/// or nobody reads what is printed. Returns the exit code.
+int exit_code_of(const std::function<Result<void>()>& measure);
 
 /// "10.1 (9.55..10.3) GB/s".
 std::string spread(const Summary& summary, const std::string& unit);

@@ -53,8 +53,9 @@ bool better(const Hit& a, const Hit& b);
 /// are merged.
 class TopK {
  public:
-  /// INVALID_ARGUMENT: none or more than kMaxQueries; k is zero or above kMaxK.
   static constexpr uint32_t kMaxK = 1u << 20;
+  static constexpr uint64_t kMaxHits = 1u << 24;  ///< k times queries: 256 MiB
+  /// INVALID_ARGUMENT: none or more than kMaxQueries; k is zero or above kMaxK; more than kMaxHits.
   static Result<TopK> of(uint32_t queries, uint32_t k);
 
   /// Looks at more tokens: none that was looked at before.

@@ -14,6 +14,7 @@
 #include "ndp/numbers.h"
 #include "ndp/plane_keys.h"
 #include "ndp/plane_tile.h"
+#include "ndp/tiles.h"
 
 namespace bowhead::ndp {
 namespace {
@@ -721,7 +722,7 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
   };
   if (k == 0 || k > TopK::kMaxK)
     return refuse(fmt::format("the {} best keys: 1 to {} are possible", k, TopK::kMaxK));
-  std::vector<std::pair<uint32_t, size_t>> order;
+  std::vector<Part> parts;
   for (size_t b = 0; b < blocks.size(); ++b) {
     const PlaneKeys& keys = *blocks[b];
     if (keys.channels() != queries.channels() || keys.number() != queries.keys())
@@ -730,16 +731,9 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
                       "{} of {}",
                       b, keys.channels(), number_name(keys.number()), queries.channels(),
                       number_name(queries.keys())));
-    order.emplace_back(keys.first_token(), b);
+    parts.push_back({keys.first_token(), uint64_t{keys.first_token()} + keys.tokens(), b});
   }
-  std::sort(order.begin(), order.end());
-  for (size_t i = 1; i < order.size(); ++i) {
-    const PlaneKeys& before = *blocks[order[i - 1].second];
-    if (order[i].first - before.first_token() < before.tokens())
-      return refuse(fmt::format("blocks {} and {} both hold token {}", order[i - 1].second,
-                                order[i].second, order[i].first));
-  }
-  return {};
+  return check_parts(std::move(parts));
 }
 
 }  // namespace

@@ -60,10 +60,12 @@ TopK::TopK(uint32_t queries, uint32_t k) : k_(k), best_(queries) {
 }
 
 Result<TopK> TopK::of(uint32_t queries, uint32_t k) {
-  if (queries == 0 || queries > kMaxQueries || k == 0 || k > kMaxK)
-    return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("the {} best of {} queries: 1 to {} of 1 to {} are possible", k,
-                             queries, kMaxK, kMaxQueries)};
+  if (queries == 0 || queries > kMaxQueries || k == 0 || k > kMaxK ||
+      uint64_t{queries} * k > kMaxHits)
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("the {} best of {} queries: 1 to {} of 1 to {} are possible, {} in all", k,
+                    queries, kMaxK, kMaxQueries, kMaxHits)};
   return TopK(queries, k);
 }
 

@@ -33,12 +33,21 @@ Result<void> check_rows(const Rows& rows, const char* what, size_t block, const 
   return {};
 }
 
-struct Part {
-  uint64_t begin, end;
-  size_t block;
-};
+Result<void> check_block(const KeyBlock& block, size_t at, const Queries* queries) {
+  return check_rows(block.keys, "keys", at, queries);
+}
+Result<void> check_block(const KvBlock& block, size_t at, const Queries* queries) {
+  if (auto good = check_rows(block.keys, "keys", at, queries); !good) return good;
+  if (auto good = check_rows(block.values, "values", at, nullptr); !good) return good;
+  if (block.keys.tokens == block.values.tokens) return {};
+  return Error{Status::INVALID_ARGUMENT,
+               fmt::format("block {} has keys of {} tokens and values of {}", at, block.keys.tokens,
+                           block.values.tokens)};
+}
 
-Result<void> check_parts(std::vector<Part>& parts) {
+}  // namespace
+
+Result<void> check_parts(std::vector<Part> parts) {
   std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
   });
@@ -56,20 +65,6 @@ Result<void> check_parts(std::vector<Part>& parts) {
   return {};
 }
 
-Result<void> check_block(const KeyBlock& block, size_t at, const Queries* queries) {
-  return check_rows(block.keys, "keys", at, queries);
-}
-Result<void> check_block(const KvBlock& block, size_t at, const Queries* queries) {
-  if (auto good = check_rows(block.keys, "keys", at, queries); !good) return good;
-  if (auto good = check_rows(block.values, "values", at, nullptr); !good) return good;
-  if (block.keys.tokens == block.values.tokens) return {};
-  return Error{Status::INVALID_ARGUMENT,
-               fmt::format("block {} has keys of {} tokens and values of {}", at, block.keys.tokens,
-                           block.values.tokens)};
-}
-
-}  // namespace
-
 template <class Block>
 Result<void> check_blocks(std::span<const Block> blocks, const Queries* queries) {
   std::vector<Part> parts;
@@ -79,7 +74,7 @@ Result<void> check_blocks(std::span<const Block> blocks, const Queries* queries)
     const uint64_t begin = blocks[i].first_token, tokens = blocks[i].keys.tokens;
     if (tokens != 0) parts.push_back({begin, begin + tokens, i});
   }
-  return check_parts(parts);
+  return check_parts(std::move(parts));
 }
 
 template Result<void> check_blocks(std::span<const KeyBlock>, const Queries*);

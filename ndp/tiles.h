@@ -4,10 +4,19 @@
 
 #include <algorithm>
 #include <span>
+#include <vector>
 
 #include "ndp/kernels.h"
 
 namespace bowhead::ndp {
+
+/// Tokens of the sequence that a block has.
+struct Part {
+  uint64_t begin, end;
+  size_t block;
+};
+/// INVALID_ARGUMENT: two hold the same token, or one is beyond 32 bits.
+Result<void> check_parts(std::vector<Part> parts);
 
 /// INVALID_ARGUMENT as operations.h says. `queries`: that keys are to fit to; null: any.
 template <class Block>

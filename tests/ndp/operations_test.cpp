@@ -253,6 +253,7 @@ TEST(Wrong, SizesAreRefused) {
   EXPECT_EQ(Queries::of(query, 1, 64, 1, NumberKind::BYTES).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(TopK::of(1, 0).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(TopK::of(0, 1).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(TopK::of(1024, TopK::kMaxK).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(ndp::Attention::of(1, 0).status(), Status::INVALID_ARGUMENT);
   const auto queries = Queries::of(query, 1, 64, 1, NumberKind::BF16).value();
   auto attention = ndp::Attention::of(2, 64).value();
