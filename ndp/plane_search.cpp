@@ -501,7 +501,6 @@ Status Search::deepen_open(Progress& query) {
   for (bool some = true; some;) {
     some = false;
     const float least = least_wanted(query);
-
     for (const uint32_t token : seen_) {
       if (query.highs[token] < least) continue;
       Piece& piece = piece_of(token);
