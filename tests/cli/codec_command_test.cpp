@@ -65,7 +65,7 @@ TEST_F(CodecCommand, CompressesRawNumbers) {
     bits = precision["bits_read_per_value"];
   }
   const Outcome people =
-      codec("k.bin", {"--number", "bf16", "--shape", "4,300,64", "--profile", "fast"});
+      codec("k.bin", {"--dtype", "bf16", "--shape", "4,300,64", "--profile", "fast"});
   EXPECT_EQ(people.code, 0);
   EXPECT_NE(people.out.find("fast"), std::string::npos) << people.out;
   EXPECT_EQ(people.out.find("dense"), std::string::npos) << people.out;

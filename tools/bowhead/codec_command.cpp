@@ -170,7 +170,7 @@ void add_codec_command(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<Arguments>();
   command->add_option("file", arguments->files, ".npy, .safetensors, or raw numbers")->required();
   command
-      ->add_option("--number", arguments->number,
+      ->add_option("--number,--dtype", arguments->number,
                    "Of raw files: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or bytes")
       ->check(CLI::IsMember({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes"}));
   command->add_option("--shape", arguments->raw.shape, "Of raw files, such as 12,2048,64")
