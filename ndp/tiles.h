@@ -22,20 +22,30 @@ Result<void> check_parts(std::vector<Part> parts);
 template <class Block>
 Result<void> check_blocks(std::span<const Block> blocks, const Queries* queries);
 
-/// Calls each(first, count) for tokens of a block, by their number in it, that are visible, at most
-/// kTileTokens at a time.
+/// Calls each(first, count) for the visible tokens of a block, by their number in it: once, or
+/// twice where there are sinks.
 template <class Each>
-void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, const Each& each) {
+void for_runs(uint32_t first_token, uint32_t tokens, const Visible& visible, const Each& each) {
   const uint64_t end = std::min<uint64_t>(uint64_t{first_token} + tokens, visible.end);
   const auto run = [&](uint64_t from, uint64_t to) {
-    for (from = std::max<uint64_t>(from, first_token), to = std::min(to, end); from < to;) {
-      const uint64_t count = std::min<uint64_t>(to - from, kTileTokens);
-      each(static_cast<uint32_t>(from - first_token), static_cast<uint32_t>(count));
-      from += count;
-    }
+    from = std::max<uint64_t>(from, first_token);
+    to = std::min(to, end);
+    if (from < to)
+      each(static_cast<uint32_t>(from - first_token), static_cast<uint32_t>(to - from));
   };
   run(0, std::min(visible.sinks, visible.begin));
   run(visible.begin, end);
+}
+
+/// The same, at most kTileTokens at a time.
+template <class Each>
+void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, const Each& each) {
+  for_runs(first_token, tokens, visible, [&](uint32_t first, uint32_t left) {
+    for (uint32_t count; left > 0; first += count, left -= count) {
+      count = std::min(left, kTileTokens);
+      each(first, count);
+    }
+  });
 }
 
 /// Scores of a tile with the rows' scales.

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ndp/frames.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "ndp/tiles.h"
+
+namespace bowhead::ndp {
+namespace {
+
+using compression::Shape;
+
+/// What the heads of a block's frames say.
+struct Heads {
+  Shape keys, values;  ///< no values: an empty shape
+};
+
+bool has_latent_values(const FramedKv& block) {
+  return block.values.frame.empty() && block.value_channels != 0;
+}
+
+bool is_unreadable(Status status) {
+  return status == Status::DAMAGED || status == Status::UNSUPPORTED_CODEC;
+}
+
+Error refuse(size_t block, const std::string& why) {
+  return {Status::INVALID_ARGUMENT, fmt::format("block {}: {}", block, why)};
+}
+Error cannot_read(size_t block, Status status) {
+  return {status, fmt::format("block {}: {}", block, status_text(status))};
+}
+
+Result<Shape> shape_of(const FramedRows& rows, const char* what, size_t block) {
+  const auto info = compression::frame_info(rows.frame);
+  if (!info) return cannot_read(block, info.status());
+  const Shape& shape = info->shape;
+  if (compression::number_of(shape.number) == nullptr)
+    return refuse(block, fmt::format("a frame of bytes has no {}", what));
+  if (shape.channels > kMaxChannels)
+    return refuse(block, fmt::format("a frame of {} of {} channels: 1 to {} are possible", what,
+                                     shape.channels, kMaxChannels));
+  if (rows.outer >= shape.outer)
+    return refuse(block, fmt::format("outer index {} of a frame of {} that has {}", rows.outer,
+                                     what, shape.outer));
+  return shape;
+}
+
+Result<Heads> heads_of(const FramedKeys& block, size_t at) {
+  auto keys = shape_of(block.keys, "keys", at);
+  if (!keys) return keys.error();
+  return Heads{*keys, {}};
+}
+
+Result<Heads> heads_of(const FramedKv& block, size_t at) {
+  auto keys = shape_of(block.keys, "keys", at);
+  if (!keys) return keys.error();
+  if (has_latent_values(block)) {
+    if (block.value_channels > keys->channels)
+      return refuse(at, fmt::format("the first {} channels of {} as values", block.value_channels,
+                                    keys->channels));
+    return Heads{*keys, {}};
+  }
+  auto values = shape_of(block.values, "values", at);
+  if (!values) return values.error();
+  if (keys->tokens != values->tokens)
+    return refuse(at,
+                  fmt::format("keys of {} tokens and values of {}", keys->tokens, values->tokens));
+  return Heads{*keys, *values};
+}
+
+/// Tokens of a block, by their number in it.
+struct Run {
+  uint32_t first, count;
+};
+
+size_t lines_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
+size_t room_for(const Heads& heads, const Run& run) {
+  return lines_bytes(run.count * heads.keys.row_bytes()) +
+         lines_bytes(run.count * heads.values.row_bytes());
+}
+
+/// Decodes a run to `to`, which moves behind it.
+Status decode(compression::Decoder& decoder, const FramedRows& framed, const Shape& shape,
+              const Run& run, uint8_t*& to, Rows& out) {
+  const size_t bytes = run.count * shape.row_bytes();
+  out = {shape.number,      shape.channels,
+         run.count,         to,
+         shape.row_bytes(), framed.scales == nullptr ? nullptr : framed.scales + run.first};
+  const Status status =
+      decoder.decode_tokens(framed.frame, framed.outer, run.first, run.count, {to, bytes});
+  to += lines_bytes(bytes);
+  return status;
+}
+
+Status decode(compression::Decoder& decoder, const FramedKeys& block, const Heads& heads,
+              const Run& run, uint8_t*& to, KeyBlock& out) {
+  out.first_token = block.first_token + run.first;
+  return decode(decoder, block.keys, heads.keys, run, to, out.keys);
+}
+
+Status decode(compression::Decoder& decoder, const FramedKv& block, const Heads& heads,
+              const Run& run, uint8_t*& to, KvBlock& out) {
+  out.first_token = block.first_token + run.first;
+  const Status status = decode(decoder, block.keys, heads.keys, run, to, out.keys);
+  if (status != Status::OK) return status;
+  if (!has_latent_values(block))
+    return decode(decoder, block.values, heads.values, run, to, out.values);
+  out.values = out.keys;
+  out.values.channels = block.value_channels;
+  return Status::OK;
+}
+
+/// Of all blocks, before any is decoded; none where a frame cannot be read.
+template <class Framed>
+Result<std::vector<std::optional<Heads>>> heads_of_all(std::span<const Framed> blocks,
+                                                       Unreadable unreadable) {
+  std::vector<std::optional<Heads>> all(blocks.size());
+  std::vector<Part> parts;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    auto heads = heads_of(blocks[i], i);
+    if (!heads) {
+      if (unreadable == Unreadable::SKIP && is_unreadable(heads.status())) continue;
+      return heads.error();
+    }
+    const uint64_t begin = blocks[i].first_token;
+    if (heads->keys.tokens != 0) parts.push_back({begin, begin + heads->keys.tokens, i});
+    all[i] = *heads;
+  }
+  if (auto good = check_parts(std::move(parts)); !good) return good.error();
+  return all;
+}
+
+}  // namespace
+
+template <class Rowed, class Framed, class Use>
+Result<std::vector<size_t>> FrameReader::for_blocks(std::span<const Framed> blocks,
+                                                    const Visible& visible, Unreadable unreadable,
+                                                    const Use& use) {
+  const auto heads = heads_of_all(blocks, unreadable);
+  if (!heads) return heads.error();
+  std::vector<size_t> left_out;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (!(*heads)[i]) {
+      left_out.push_back(i);
+      continue;
+    }
+    const Heads& of = *(*heads)[i];
+    std::vector<Run> runs;
+    size_t room = 0;
+    for_runs(blocks[i].first_token, of.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
+      runs.push_back({first, count});
+      room += room_for(of, runs.back());
+    });
+    if (runs.empty()) continue;
+    room_.resize(std::max(room_.size(), room));
+    std::vector<Rowed> rows(runs.size());
+    Status status = Status::OK;
+    uint8_t* to = room_.data();
+    for (size_t r = 0; r < runs.size() && status == Status::OK; ++r)
+      status = decode(decoder_, blocks[i], of, runs[r], to, rows[r]);
+    if (status == Status::OK) {
+      if (auto done = use(std::span<const Rowed>(rows)); !done) return done.error();
+    } else if (unreadable == Unreadable::SKIP && is_unreadable(status)) {
+      left_out.push_back(i);
+    } else {
+      return cannot_read(i, status);
+    }
+  }
+  return left_out;
+}
+
+Result<std::vector<size_t>> FrameReader::for_keys(std::span<const FramedKeys> blocks,
+                                                  const Visible& visible, Unreadable unreadable,
+                                                  const UseKeys& use) {
+  return for_blocks<KeyBlock>(blocks, visible, unreadable, use);
+}
+
+Result<std::vector<size_t>> FrameReader::for_keys_and_values(std::span<const FramedKv> blocks,
+                                                             const Visible& visible,
+                                                             Unreadable unreadable,
+                                                             const UseKv& use) {
+  return for_blocks<KvBlock>(blocks, visible, unreadable, use);
+}
+
+}  // namespace bowhead::ndp
