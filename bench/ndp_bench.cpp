@@ -157,6 +157,12 @@ class Table {
     attend.figure.parameters["queries"] = kGroupedQueries;
     if (all) attend.figure.target = Target{0.70, true, true};
     add_rows_without_target(walk, cpus, reading, roofline(kLatentQueries));
+    const size_t decode = add_pass(make_attend_frames(walk, kGroupedQueries, true), cpus);
+    Row& frames =
+        add_row(add_pass(make_attend_frames(walk, kGroupedQueries, false), cpus), "attend_frames",
+                fmt::format("attend in frames, {}", queries_text(kGroupedQueries)),
+                {{decode, 1, "decode"}});
+    frames.figure.parameters["queries"] = kGroupedQueries;
   }
 
   void add_rows_without_target(const Walk& walk, const std::vector<int>& cpus, const Bound& reading,

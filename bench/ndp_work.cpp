@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <latch>
 #include <thread>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "bench/ndp_checks.h"
 #include "bench/ndp_limits.h"
 #include "bench/team.h"
+#include "ndp/frames.h"
 
 namespace bowhead::bench {
 namespace {
@@ -109,7 +111,7 @@ class FindBest final : public OverBlocks {
   std::vector<ndp::TopK> best_;
 };
 
-class Attend final : public OverBlocks {
+class Attend : public OverBlocks {
  public:
   Attend(const Walk& walk, uint32_t queries)
       : OverBlocks(walk, kHeadChannels),
@@ -143,7 +145,7 @@ class Attend final : public OverBlocks {
     return check_attention(queries_, some, sum);
   }
 
- private:
+ protected:
   ndp::Attention nothing() const {
     auto sums = ndp::Attention::of(queries_.count(), kHeadChannels);
     BOWHEAD_ASSERT(sums);
@@ -152,6 +154,62 @@ class Attend final : public OverBlocks {
   const ndp::Queries queries_;
   std::vector<std::vector<KvBlock>> pairs_;
   std::vector<ndp::Attention> sums_;
+};
+
+class AttendFrames final : public Attend {
+ public:
+  AttendFrames(const Walk& walk, uint32_t queries, bool plain)
+      : Attend(walk, queries), plain_(plain), readers_(parts_.size()), framed_(parts_.size()) {
+    compression::Encoder encoder(compression::Profile::FAST);
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      for (const KvBlock& pair : pairs_[i])
+        framed_[i].push_back(
+            {pair.first_token, {encode(encoder, pair.keys)}, {encode(encoder, pair.values)}});
+    }
+  }
+  void work(size_t core) override {
+    const auto attend = [&](std::span<const KvBlock> rows) -> Result<void> {
+      if (plain_) return {};
+      return sums_[core].add(queries_, rows, {});
+    };
+    const auto done =
+        readers_[core].for_keys_and_values(framed_[core], {}, ndp::Unreadable::REFUSE, attend);
+    BOWHEAD_ASSERT(done);
+  }
+  /// Rows answer the same, bit for bit.
+  Result<void> check() override {
+    if (plain_) return {};
+    std::vector<float> framed(kHeadChannels), rows(kHeadChannels);
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      auto of_frames = nothing(), of_rows = nothing();
+      const auto framed_done = readers_[i].for_keys_and_values(
+          framed_[i], {}, ndp::Unreadable::REFUSE,
+          [&](std::span<const KvBlock> some) { return of_frames.add(queries_, some, {}); });
+      BOWHEAD_ASSERT(framed_done && of_rows.add(queries_, pairs_[i], {}));
+      for (uint32_t q = 0; q < queries_.count(); ++q) {
+        BOWHEAD_ASSERT(of_frames.output(q, framed) == Status::OK);
+        BOWHEAD_ASSERT(of_rows.output(q, rows) == Status::OK);
+        if (framed != rows || of_frames.log_sum_exp(q) != of_rows.log_sum_exp(q))
+          return Error{Status::DAMAGED, "attention to frames is not that to their rows"};
+      }
+    }
+    return {};
+  }
+
+ private:
+  compression::ConstBytes encode(compression::Encoder& encoder, const ndp::Rows& rows) {
+    const compression::Shape shape{rows.number, 1, rows.tokens, rows.channels, {}};
+    auto& frame = frames_.emplace_back(frame_bound(shape));
+    const auto bytes = encoder.encode(shape, {rows.row(0), shape.size_bytes()}, frame);
+    BOWHEAD_ASSERT(bytes);
+    frame.resize(*bytes);
+    frame.shrink_to_fit();
+    return frame;
+  }
+  const bool plain_;
+  std::vector<ndp::FrameReader> readers_;
+  std::deque<std::vector<uint8_t>> frames_;
+  std::vector<std::vector<ndp::FramedKv>> framed_;
 };
 
 class Score final : public OverBlocks {
@@ -270,6 +328,9 @@ Works make_topk(const Walk& walk, uint32_t queries) {
 }
 Works make_attend(const Walk& walk, uint32_t queries) {
   return std::make_unique<Attend>(walk, queries);
+}
+Works make_attend_frames(const Walk& walk, uint32_t queries, bool plain) {
+  return std::make_unique<AttendFrames>(walk, queries, plain);
 }
 Works make_score(const Walk& walk, uint32_t queries, uint32_t channels) {
   return std::make_unique<Score>(walk, queries, channels);

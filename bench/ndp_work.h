@@ -34,6 +34,9 @@ inline constexpr uint32_t kWantedHits = 64;
 Works make_topk(const Walk& walk, uint32_t queries);
 /// Every second block is of keys, the one behind it of their values.
 Works make_attend(const Walk& walk, uint32_t queries);
+/// The same of blocks in frames of the fast profile; amount() is of what they hold. `plain`: they
+/// are decoded, and nothing else.
+Works make_attend_frames(const Walk& walk, uint32_t queries, bool plain);
 Works make_score(const Walk& walk, uint32_t queries, uint32_t channels);
 inline constexpr uint32_t kPageTokens = 16;
 Works make_digest(const Walk& walk);
