@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // With AVX-512 and its dot products of bf16 and of int16.
 //
-// A score is a sum along a row. 16 units of 32 bits are multiplied at once: of one query, or, where
-// there are several, fewer units of a row beside themselves, once for each query. So a register
-// holds sums of all queries of a group, and little is left to add up across its lanes.
+// A score is a sum along a row. 16 units of 32 bits are multiplied at once: of
+// one query, or, where there are several, fewer units of a row beside
+// themselves, once for each query. So a register holds sums of all queries of a
+// group, and little is left to add up across its lanes.
 
-// All headers come before the target is set: what they define inline, other files share.
+// All headers come before the target is set: what they define inline, other
+// files share.
 #include <immintrin.h>
 #include <string.h>
 
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <type_traits>
+#include <utility>
 
 #include "ndp/kernels.h"
 #include "ndp/numbers.h"
@@ -43,19 +47,17 @@ BOWHEAD_INLINE __mmask64 first_bytes(uint32_t count) {
   return count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1;
 }
 
-BOWHEAD_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-}
-
-/// Where there is much to compute, loads wait for memory in vain: the CPU does not look far enough
-/// ahead. So the rows of the next tile, if they lie behind these, come to the second cache in time.
+/// Where there is much to compute, loads wait for memory in vain: the CPU does
+/// not look far enough ahead. So the rows of the next tile, if they lie behind
+/// these, come to the second cache in time.
 BOWHEAD_INLINE void fetch_ahead(const uint8_t* at, size_t stride_bytes) {
   _mm_prefetch(at + kTileTokens * stride_bytes, _MM_HINT_T1);
 }
 
 // ---- kinds of rows ----
 //
-// Where `channels` are fewer than a chunk, what is behind them is zero, and not read.
+// Where `channels` are fewer than a chunk, what is behind them is zero, and not
+// read.
 
 struct Bf16 {
   static constexpr uint32_t kChunk = 32;
@@ -80,7 +82,8 @@ constexpr ByteTable bf16_of_bytes() {
   return table;
 }
 
-/// In the order in which bytes unpack: of each 16 channels the first 8, then the others.
+/// In the order in which bytes unpack: of each 16 channels the first 8, then
+/// the others.
 struct WordPair {
   __m512i a, b;
 };
@@ -121,17 +124,34 @@ BOWHEAD_INLINE __m256i load_bytes(const uint8_t* at, uint32_t channels) {
                         : _mm256_maskz_loadu_epi8(first_words(channels), at);
 }
 
-// ---- rows as units of 32 bits: how 64 channels are loaded and multiplied ----
+// ---- rows as units of 32 bits: how they are loaded and multiplied ----
+//
+// Products are added by asm: around some of these instructions' intrinsics gcc
+// 12 copies every sum, which takes as long as the products.
+
+BOWHEAD_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
 
 /// Of both kinds that are multiplied as bf16.
 struct Bf16Products {
-  static constexpr uint32_t kLines = 2;
+  static constexpr uint32_t kRows = 8;  // that are scored at once
+  static constexpr uint32_t kSums = 1;  // of a row and a line of queries, whatever their parts
   using Sum = __m512;
-  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) { return add_products(sum, a, b); }
+  static BOWHEAD_INLINE Sum add(Sum sum, __m512i row, __m512i line) {
+    return add_products(sum, row, line);
+  }
+  static BOWHEAD_INLINE __m512 floats(const Sum (&sums)[kSums][kRows], uint32_t t) {
+    return sums[0][t];
+  }
 };
 
 struct Bf16Units : Bf16Products {
-  static constexpr uint32_t kBytes = 2;  // of a channel
+  static constexpr bool kAsTheyLie = true;  // the bytes of a row are units
+  static constexpr uint32_t kBytes = 2;     // of a channel
+  static constexpr uint32_t kChunk = 64;    // channels that are loaded at once, as kLines lines
+  static constexpr uint32_t kLines = 2;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
                                   __m512i (&lines)[kLines]) {
     lines[0] = Bf16::load(row, channel, channels);
@@ -141,7 +161,8 @@ struct Bf16Units : Bf16Products {
 
 template <class Kind>
 struct Fp8Units : Bf16Products {
-  static constexpr uint32_t kBytes = 1;  // of a channel
+  static constexpr bool kAsTheyLie = false;
+  static constexpr uint32_t kBytes = 1, kChunk = 64, kLines = 2;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
                                   __m512i (&lines)[kLines]) {
     const WordPair words = Kind::load(row, channel, channels);
@@ -151,68 +172,75 @@ struct Fp8Units : Bf16Products {
 };
 
 struct Fp16Units {
-  static constexpr uint32_t kBytes = 2;  // of a channel
-  static constexpr uint32_t kLines = 4;
+  static constexpr bool kAsTheyLie = false;
+  static constexpr uint32_t kBytes = 2, kChunk = 32, kLines = 2;
+  static constexpr uint32_t kRows = 8, kSums = 1;
   using Sum = __m512;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
                                   __m512i (&lines)[kLines]) {
-    const FloatPair a = Fp16::load(row, channel, channels);
-    const FloatPair b = Fp16::load(row, channel + 32, channels > 32 ? channels - 32 : 0);
-    lines[0] = _mm512_castps_si512(a.a);
-    lines[1] = _mm512_castps_si512(a.b);
-    lines[2] = _mm512_castps_si512(b.a);
-    lines[3] = _mm512_castps_si512(b.b);
+    const FloatPair floats = Fp16::load(row, channel, channels);
+    lines[0] = _mm512_castps_si512(floats.a);
+    lines[1] = _mm512_castps_si512(floats.b);
   }
-  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+  static BOWHEAD_INLINE Sum add(Sum sum, __m512i row, __m512i line) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(row), _mm512_castsi512_ps(line), sum);
+  }
+  static BOWHEAD_INLINE __m512 floats(const Sum (&sums)[kSums][kRows], uint32_t t) {
+    return sums[0][t];
   }
 };
 
+/// Four channels a unit, of which 128 is taken: products are of bytes without
+/// and with a sign, and sums begin at what the 128 add (Queries::starts). High
+/// and low bytes of queries have sums of their own.
 struct Int8Units {
-  static constexpr uint32_t kBytes = 1;  // of a channel
-  static constexpr uint32_t kLines = 2;
+  static constexpr bool kAsTheyLie = true;
+  static constexpr uint32_t kBytes = 1, kChunk = 64, kLines = 1;
+  static constexpr uint32_t kRows = 4, kSums = 2;
   using Sum = __m512i;
   static BOWHEAD_INLINE void load(const uint8_t* row, uint32_t channel, uint32_t channels,
                                   __m512i (&lines)[kLines]) {
-    lines[0] = _mm512_cvtepi8_epi16(load_bytes(row + channel, channels));
-    lines[1] =
-        _mm512_cvtepi8_epi16(load_bytes(row + channel + 32, channels > 32 ? channels - 32 : 0));
+    const uint8_t* at = row + channel;
+    lines[0] = channels >= kChunk ? _mm512_loadu_si512(at)
+                                  : _mm512_maskz_loadu_epi8(first_bytes(channels), at);
   }
-  static BOWHEAD_INLINE Sum add(Sum sum, __m512i a, __m512i b) {
-    return _mm512_dpwssd_epi32(sum, a, b);
+  static BOWHEAD_INLINE Sum add(Sum sum, __m512i row, __m512i line) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(row), "v"(line));
+    return sum;
+  }
+  static BOWHEAD_INLINE __m512 floats(const Sum (&sums)[kSums][kRows], uint32_t t) {
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(sums[0][t], 8), sums[1][t]));
   }
 };
 
-/// Calls each(lines, bytes of units before them) for a row.
-template <class Units, class Each>
-BOWHEAD_INLINE void for_lines(const uint8_t* row, uint32_t channels, const Each& each) {
-  __m512i lines[Units::kLines];
-  uint32_t channel = 0, at = 0;
-  for (; channel + 64 <= channels; channel += 64, at += Units::kLines * 64) {
-    Units::load(row, channel, 64, lines);
-    each(lines, at);
-  }
-  if (channel == channels) return;
-  Units::load(row, channel, channels - channel, lines);
-  each(lines, at);
+/// As add() takes a row.
+template <class Units>
+BOWHEAD_INLINE __m512i row_units(__m512i loaded) {
+  if constexpr (std::is_same_v<Units, Int8Units>)
+    return _mm512_xor_si512(loaded, _mm512_set1_epi8(static_cast<char>(0x80)));
+  else
+    return loaded;
+}
+
+template <class Units>
+BOWHEAD_INLINE typename Units::Sum first_sum(const Queries& queries, uint32_t query,
+                                             uint32_t part) {
+  if constexpr (std::is_same_v<Units, Int8Units>)
+    return _mm512_loadu_si512(queries.starts(query, part));
+  else
+    return _mm512_setzero_ps();
 }
 
 // ---- scores ----
-
-BOWHEAD_INLINE __m512i zero_of(__m512i) { return _mm512_setzero_si512(); }
-BOWHEAD_INLINE __m512 zero_of(__m512) { return _mm512_setzero_ps(); }
-BOWHEAD_INLINE __m512 floats_of(__m512i a) { return _mm512_cvtepi32_ps(a); }
-BOWHEAD_INLINE __m512 floats_of(__m512 a) { return a; }
 
 /// 16 / kTimes units, so many times.
 template <uint32_t kTimes>
 BOWHEAD_INLINE __m512i repeat(const uint8_t* units) {
   if constexpr (kTimes == 4) {
-    return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(units)));
-  } else if constexpr (kTimes == 2) {
-    return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(units)));
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(units)));
   } else {
-    return _mm512_load_si512(units);
+    static_assert(kTimes == 2);
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(units)));
   }
 }
 
@@ -225,145 +253,312 @@ BOWHEAD_INLINE __m512 fold_quarters(__m512 a, __m512 b, __m512 c, __m512 d) {
       _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
 }
 
-constexpr uint32_t kRows = 8;  // that are scored at once
+constexpr uint32_t kRows = 8;  // whose scores are stored at once
 static_assert(kTileTokens % kRows == 0);
 
-/// From row to row: a constant, and none at which rows would share few lines of the cache.
-constexpr size_t kRowRoom = kMaxChannels * 4 + 64;
+template <class Units>
+constexpr size_t kRoomBytes = size_t{kRows} * (kMaxChannels / Units::kChunk) * Units::kLines * 64;
 
-/// Units of kRows rows. They are made 64 channels at a time, in the order in which rows are
-/// read: several streams at once a CPU does not foresee.
+/// Units of some rows, each so many bytes, one every `stride_bytes`.
+struct UnitRows {
+  const uint8_t* units;
+  size_t stride_bytes, bytes;
+
+  UnitRows from(uint32_t row) const { return {units + row * stride_bytes, stride_bytes, bytes}; }
+};
+
+/// Rows that are not units as they lie are made units, those that come next
+/// while others are multiplied, which takes other parts of the CPU.
 template <class Units>
 class PreparedRows {
  public:
-  explicit PreparedRows(uint8_t* room) : units_(room) {}
+  explicit PreparedRows(uint8_t* room) : room_(room) {}
 
-  /// Behind token `last` that one stands in for others, whose scores mean nothing.
+  /// Behind token `last` that one stands in for others, whose scores mean
+  /// nothing.
   void begin(const Rows& keys, uint32_t first, uint32_t last) {
-    from_ = keys.row(first);
+    row_ = keys.row(std::min(first, last));
     stride_bytes_ = keys.stride_bytes;
     channels_ = keys.channels;
-    left_ = last - first;
-    row_ = channel_ = 0;
+    rows_left_ = first < last ? last - first : 0;
+    const uint32_t chunks = (keys.channels + Units::kChunk - 1) / Units::kChunk;
+    bytes_ = size_t{chunks} * Units::kLines * 64;
+    to_ = room_;
+    channel_ = 0;
+    chunks_left_ = chunks * kRows;
   }
-  /// 64 channels more; nothing if all are there.
-  BOWHEAD_INLINE void prepare() {
-    if (row_ == kRows) return;
+  /// A chunk more, in the order in which they lie; nothing if all are there.
+  BOWHEAD_INLINE void step() {
+    if (chunks_left_ == 0) return;
+    --chunks_left_;
     __m512i lines[Units::kLines];
-    Units::load(from_, channel_, channels_ - channel_, lines);
+    Units::load(row_, channel_, channels_ - channel_, lines);
+    fetch_ahead(row_ + channel_ * Units::kBytes, stride_bytes_);
 #pragma GCC unroll 2
-    for (uint32_t byte = 0; byte < 64 * Units::kBytes; byte += 64)
-      fetch_ahead(from_ + channel_ * Units::kBytes + byte, stride_bytes_);
-    uint8_t* to = units_ + row_ * kRowRoom + channel_ / 64 * Units::kLines * 64;
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < Units::kLines; ++i) _mm512_store_si512(to + i * 64, lines[i]);
-    channel_ += 64;
+    for (uint32_t i = 0; i < Units::kLines; ++i) _mm512_store_si512(to_ + i * 64, lines[i]);
+    to_ += Units::kLines * 64;
+    channel_ += Units::kChunk;
     if (channel_ < channels_) return;
     channel_ = 0;
-    if (++row_ <= left_) from_ += stride_bytes_;
+    if (rows_left_ == 0) return;
+    --rows_left_;
+    row_ += stride_bytes_;
   }
-  void prepare_all() {
-    while (row_ < kRows) prepare();
+  void finish() {
+    while (chunks_left_ != 0) step();
   }
-  const uint8_t* row(uint32_t t) const { return units_ + t * kRowRoom; }
+  UnitRows rows() const { return {room_, bytes_, bytes_}; }
 
  private:
-  uint8_t* units_;
-  const uint8_t* from_ = nullptr;
-  size_t stride_bytes_ = 0;
-  uint32_t channels_ = 0, left_ = 0, row_ = kRows, channel_ = 0;
+  uint8_t *room_, *to_ = nullptr;
+  const uint8_t* row_ = nullptr;
+  size_t stride_bytes_ = 0, bytes_ = 0;
+  uint32_t channels_ = 0, channel_ = 0, rows_left_ = 0, chunks_left_ = 0;
 };
 
-/// kRows tokens of a line of queries: sums[t] has those of each query in 16 / kQueries lanes.
-template <uint32_t kQueries, class Sum>
-BOWHEAD_INLINE void store_scores(const Queries& queries, uint32_t first_query,
-                                 const Sum (&sums)[kRows], float* scores) {
-#pragma GCC unroll 2
-  for (uint32_t t = 0; t < kRows; t += 4) {
-    alignas(64) float quarters[4][4];
-    _mm512_store_ps(&quarters[0][0], fold_quarters(floats_of(sums[t]), floats_of(sums[t + 1]),
-                                                   floats_of(sums[t + 2]), floats_of(sums[t + 3])));
-#pragma GCC unroll 4
-    for (uint32_t q = 0; q < kQueries; ++q) {
-      constexpr uint32_t kOfQuery = 4 / kQueries;
-      __m128 sum = _mm_load_ps(quarters[q * kOfQuery]);
-#pragma GCC unroll 4
-      for (uint32_t i = 1; i < kOfQuery; ++i)
-        sum = _mm_add_ps(sum, _mm_load_ps(quarters[q * kOfQuery + i]));
-      sum = _mm_mul_ps(sum, _mm_set1_ps(queries.factor(first_query + q)));
-      _mm_storeu_ps(scores + (first_query + q) * kTileTokens + t, sum);
+/// Where rows are multiplied as they lie, several at once, a CPU does not
+/// foresee what is read next: so the lines of later rows are fetched in their
+/// order, to the second cache a tile before they are needed, to the first one
+/// some rows before.
+template <class Units>
+class RowsAhead {
+ public:
+  /// A step is 16 bytes of Units::kRows rows: so many lines.
+  static constexpr uint32_t kLinesOfStep = Units::kRows * 16 / 64;
+
+  explicit RowsAhead(const Rows& keys)
+      : near_bytes_(kRows * keys.stride_bytes), far_bytes_(kTileTokens * keys.stride_bytes) {
+    const size_t row_bytes = keys.row_bytes();
+    size_t row = 0, at = 0;
+    for (uint32_t i = 0; i < row_bytes / 16 * kLinesOfStep; ++i) {
+      offsets_[i] = row + at;
+      at += 64;
+      if (at < row_bytes) continue;
+      at = 0;
+      row += keys.stride_bytes;
     }
+  }
+  BOWHEAD_INLINE void fetch(const uint8_t* rows, uint32_t step) const {
+#pragma GCC unroll 2
+    for (uint32_t i = 0; i < kLinesOfStep; ++i) {
+      const uint8_t* line = rows + offsets_[step * kLinesOfStep + i];
+      _mm_prefetch(line + far_bytes_, _MM_HINT_T1);
+      _mm_prefetch(line + near_bytes_, _MM_HINT_T0);
+    }
+  }
+
+ private:
+  const size_t near_bytes_, far_bytes_;
+  size_t offsets_[kMaxChannels * Units::kBytes / 16 * kLinesOfStep];
+};
+
+/// Scores of kRows rows and a line of queries, kOfLine of which it has: of the
+/// first four rows, and of the others.
+template <uint32_t kOfLine>
+BOWHEAD_INLINE void store_scores(__m512 a, __m512 b, const float* factors, float* scores) {
+  if constexpr (kOfLine < 4) {
+    a = _mm512_add_ps(a, _mm512_shuffle_f32x4(a, a, 0xB1));
+    b = _mm512_add_ps(b, _mm512_shuffle_f32x4(b, b, 0xB1));
+  }
+  if constexpr (kOfLine == 1) {
+    a = _mm512_add_ps(a, _mm512_shuffle_f32x4(a, a, 0x4E));
+    b = _mm512_add_ps(b, _mm512_shuffle_f32x4(b, b, 0x4E));
+  }
+  constexpr int kNext = kOfLine == 4 ? 2 : 4;  // words of 64 bits between queries
+  const __m512i pairs = _mm512_setr_epi64(0, 1, 8, 9, kNext, kNext + 1, kNext + 8, kNext + 9);
+#pragma GCC unroll 2
+  for (uint32_t q = 0; q < kOfLine; q += 2) {
+    const __m512i which = _mm512_add_epi64(pairs, _mm512_set1_epi64(q * 2));
+    const __m512 both =
+        _mm512_castpd_ps(_mm512_permutex2var_pd(_mm512_castps_pd(a), which, _mm512_castps_pd(b)));
+    float* to = scores + q * kTileTokens;
+    _mm256_storeu_ps(to, _mm256_mul_ps(_mm512_castps512_ps256(both), _mm256_set1_ps(factors[q])));
+    if constexpr (kOfLine > 1)
+      _mm256_storeu_ps(to + kTileTokens, _mm256_mul_ps(_mm512_extractf32x8_ps(both, 1),
+                                                       _mm256_set1_ps(factors[q + 1])));
   }
 }
 
-/// A group of queries in two lines, and kRows rows. Meanwhile the next rows are prepared: it takes
-/// other parts of the CPU.
-template <class Units, uint32_t kParts, uint32_t kQueries>
-BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query,
-                                const PreparedRows<Units>& rows, float* scores,
-                                PreparedRows<Units>& next) {
-  constexpr uint32_t kHalf = kQueries / 2;
-  PreparedRows<Units> ahead = next;  // in registers
-  const uint8_t* const row_units = rows.row(0);
-  using Sum = typename Units::Sum;
-  Sum sums[2][kRows];
-#pragma GCC unroll 8
-  for (uint32_t t = 0; t < kRows; ++t) sums[0][t] = sums[1][t] = zero_of(Sum{});
-  const uint32_t* lines = queries.group(first_query, 0);
-  const uint32_t* rests = queries.group(first_query, kParts - 1);
-  for (uint32_t unit = 0; unit < queries.units(); unit += 16 / kHalf, lines += 32, rests += 32) {
-    const __m512i line[2] = {_mm512_loadu_si512(lines), _mm512_loadu_si512(lines + 16)};
-    __m512i rest[2];
-    if constexpr (kParts == 2) {
-      rest[0] = _mm512_loadu_si512(rests);
-      rest[1] = _mm512_loadu_si512(rests + 16);
-    }
-#pragma GCC unroll 8
-    for (uint32_t t = 0; t < kRows; ++t) {
-      const __m512i row = repeat<kHalf>(row_units + t * kRowRoom + unit * 4);
+/// Of some lines of queries; kRows rows, folded four to one, in one part or
+/// two.
+template <uint32_t kOfLine, uint32_t kParts, uint32_t kLines, uint32_t kFours>
+BOWHEAD_INLINE void store_group(const Queries& queries, uint32_t first_query,
+                                const __m512 (&folded)[kParts][kLines][kFours], float* scores) {
+  static_assert(kParts * kFours == 2);
 #pragma GCC unroll 2
-      for (uint32_t half = 0; half < 2; ++half) {
-        sums[half][t] = Units::add(sums[half][t], row, line[half]);
-        if constexpr (kParts == 2) sums[half][t] = Units::add(sums[half][t], row, rest[half]);
+  for (uint32_t l = 0; l < kLines; ++l) {
+    const uint32_t query = first_query + l * kOfLine;
+    store_scores<kOfLine>(folded[0][l][0], folded[kParts - 1][l][kFours - 1],
+                          queries.factors(query), scores + size_t{query} * kTileTokens);
+  }
+}
+
+template <class Units>
+BOWHEAD_INLINE void fold_rows(const typename Units::Sum (&sums)[Units::kSums][Units::kRows],
+                              __m512 (&folded)[Units::kRows / 4]) {
+#pragma GCC unroll 2
+  for (uint32_t t = 0; t < Units::kRows; t += 4)
+    folded[t / 4] = fold_quarters(Units::floats(sums, t), Units::floats(sums, t + 1),
+                                  Units::floats(sums, t + 2), Units::floats(sums, t + 3));
+}
+
+/// Sums of kParts and some lines of queries, each of kOfLine, and Units::kRows
+/// rows, folded four rows to one. For each 16 bytes of theirs `meanwhile` is
+/// called, with the rows and the number of the step.
+template <class Units, uint32_t kParts, uint32_t kLines, uint32_t kOfLine, class Meanwhile>
+BOWHEAD_INLINE void multiply(const Queries& queries, uint32_t first_query, const UnitRows& rows,
+                             __m512 (&folded)[kLines][Units::kRows / 4],
+                             const Meanwhile& meanwhile) {
+  constexpr uint32_t kAtOnce = Units::kRows, kSums = Units::kSums;
+  using Sum = typename Units::Sum;
+  Sum sums[kLines][kSums][kAtOnce];
+#pragma GCC unroll 2
+  for (uint32_t l = 0; l < kLines; ++l) {
+#pragma GCC unroll 2
+    for (uint32_t s = 0; s < kSums; ++s) {
+      const Sum start = first_sum<Units>(queries, first_query + l * kOfLine, s);
+#pragma GCC unroll 8
+      for (uint32_t t = 0; t < kAtOnce; ++t) sums[l][s][t] = start;
+    }
+  }
+  const uint32_t* first = queries.group(first_query, 0);
+  const uint32_t* second = queries.group(first_query, kParts - 1);
+  const uint8_t* units = rows.units;
+  const size_t stride_bytes = rows.stride_bytes;
+  uint32_t step = 0;
+  for (const uint8_t* end = units + rows.bytes; units < end; units += 64 / kOfLine) {
+    __m512i lines[kParts][kLines];
+#pragma GCC unroll 2
+    for (uint32_t l = 0; l < kLines; ++l) {
+      lines[0][l] = _mm512_loadu_si512(first + l * 16);
+      if constexpr (kParts == 2) lines[1][l] = _mm512_loadu_si512(second + l * 16);
+    }
+    first += kLines * 16;
+    second += kLines * 16;
+#pragma GCC unroll 8
+    for (uint32_t t = 0; t < kAtOnce; ++t) {
+      const __m512i row = row_units<Units>(repeat<kOfLine>(units + t * stride_bytes));
+#pragma GCC unroll 2
+      for (uint32_t p = 0; p < kParts; ++p) {
+#pragma GCC unroll 2
+        for (uint32_t l = 0; l < kLines; ++l)
+          sums[l][p % kSums][t] = Units::add(sums[l][p % kSums][t], row, lines[p][l]);
       }
     }
-    ahead.prepare();
+#pragma GCC unroll 2
+    for (uint32_t i = 0; i < 4 / kOfLine; ++i) meanwhile(rows.units, step++);
   }
-  next = ahead;
-  store_scores<kHalf>(queries, first_query, sums[0], scores);
-  store_scores<kHalf>(queries, first_query + kHalf, sums[1], scores);
+#pragma GCC unroll 2
+  for (uint32_t l = 0; l < kLines; ++l) fold_rows<Units>(sums[l], folded[l]);
 }
 
-/// One query alone: rows are multiplied as they are read.
+/// A group of queries and kRows rows.
+template <class Units, uint32_t kParts, uint32_t kQueries, class Meanwhile>
+BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query, const UnitRows& rows,
+                                float* scores, const Meanwhile& meanwhile) {
+  constexpr uint32_t kOfLine = std::min(kQueries, 4u), kLines = kQueries / kOfLine;
+  __m512 folded[kRows / Units::kRows][kLines][Units::kRows / 4];
+#pragma GCC unroll 2
+  for (uint32_t i = 0; i < kRows / Units::kRows; ++i)
+    multiply<Units, kParts, kLines, kOfLine>(queries, first_query, rows.from(i * Units::kRows),
+                                             folded[i], meanwhile);
+  store_group<kOfLine>(queries, first_query, folded, scores);
+}
+
+template <class Units, uint32_t kParts, class Meanwhile>
+BOWHEAD_INLINE void score_rows(const Queries& queries, const UnitRows& rows, float* scores,
+                               const Meanwhile& meanwhile) {
+  uint32_t q = 0;
+  for (; q + 8 <= queries.count(); q += 8)
+    score_group<Units, kParts, 8>(queries, q, rows, scores, meanwhile);
+  if (queries.count() & 4) score_group<Units, kParts, 4>(queries, q, rows, scores, meanwhile);
+  q += queries.count() & 4;
+  if (queries.count() & 2) score_group<Units, kParts, 2>(queries, q, rows, scores, meanwhile);
+}
+
 template <class Units, uint32_t kParts>
-BOWHEAD_INLINE typename Units::Sum multiply_row(const Queries& queries, uint32_t q,
-                                                const uint8_t* row) {
-  using Sum = typename Units::Sum;
-  const uint32_t* first = queries.group(q, 0);
-  const uint32_t* second = queries.group(q, kParts - 1);
-  Sum sum = zero_of(Sum{});
-  for_lines<Units>(row, queries.channels(),
-                   [&](const auto& lines, uint32_t at) BOWHEAD_INLINE_LAMBDA {
-#pragma GCC unroll 4
-                     for (uint32_t i = 0; i < Units::kLines; ++i) {
-                       const uint32_t unit = at / 4 + i * 16;
-                       sum = Units::add(sum, lines[i], _mm512_loadu_si512(first + unit));
-                       if constexpr (kParts == 2)
-                         sum = Units::add(sum, lines[i], _mm512_loadu_si512(second + unit));
-                     }
-                   });
-  return sum;
+void score_as_they_lie(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+                       float* scores) {
+  const RowsAhead<Units> ahead(keys);
+  const auto fetch = [&](const uint8_t* rows, uint32_t step)
+                         BOWHEAD_INLINE_LAMBDA { ahead.fetch(rows, step); };
+  uint32_t at = 0;
+  for (; at + kRows <= count; at += kRows)
+    score_rows<Units, kParts>(queries, {keys.row(first + at), keys.stride_bytes, keys.row_bytes()},
+                              scores + at, fetch);
+  if (at == count) return;
+  alignas(64) uint8_t room[kRoomBytes<Units>];
+  PreparedRows<Units> rest(room);
+  rest.begin(keys, first + at, first + count - 1);
+  rest.finish();
+  const auto nothing = [](const uint8_t*, uint32_t) {};
+  score_rows<Units, kParts>(queries, rest.rows(), scores + at, nothing);
+}
+
+template <class Units, uint32_t kParts>
+void score_prepared(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+                    float* scores) {
+  alignas(64) uint8_t room[2][kRoomBytes<Units>];
+  PreparedRows<Units> rows(room[0]), next(room[1]);
+  const uint32_t last = first + count - 1;
+  rows.begin(keys, first, last);
+  rows.finish();
+  for (uint32_t at = 0; at < count; at += kRows) {
+    if (at + kRows < count) next.begin(keys, first + at + kRows, last);
+    const auto prepare = [&](const uint8_t*, uint32_t) BOWHEAD_INLINE_LAMBDA { next.step(); };
+    score_rows<Units, kParts>(queries, rows.rows(), scores + at, prepare);
+    next.finish();
+    std::swap(rows, next);
+  }
+}
+
+/// One query alone and Units::kRows rows, which are made units as they are
+/// read, one after the other. Behind row `last` that one stands in for others.
+template <class Units, uint32_t kParts>
+BOWHEAD_INLINE void multiply_single(const Queries& queries, uint32_t q, const uint8_t* row,
+                                    size_t stride_bytes, uint32_t last,
+                                    __m512 (&folded)[Units::kRows / 4]) {
+  constexpr uint32_t kAtOnce = Units::kRows, kSums = Units::kSums, kLines = Units::kLines;
+  const uint32_t* parts[2] = {queries.group(q, 0), queries.group(q, kParts - 1)};
+  const uint32_t channels = queries.channels();
+  typename Units::Sum sums[kSums][kAtOnce];
+#pragma GCC unroll 8
+  for (uint32_t t = 0; t < kAtOnce; ++t) {
+#pragma GCC unroll 2
+    for (uint32_t s = 0; s < kSums; ++s) sums[s][t] = first_sum<Units>(queries, q, s);
+    const auto chunk = [&](uint32_t channel, uint32_t some) BOWHEAD_INLINE_LAMBDA {
+      __m512i lines[kLines];
+      Units::load(row, channel, some, lines);
+#pragma GCC unroll 2
+      for (uint32_t i = 0; i < kLines; ++i) {
+        const uint32_t unit = (channel / Units::kChunk * kLines + i) * 16;
+#pragma GCC unroll 2
+        for (uint32_t p = 0; p < kParts; ++p)
+          sums[p % kSums][t] = Units::add(sums[p % kSums][t], row_units<Units>(lines[i]),
+                                          _mm512_loadu_si512(parts[p] + unit));
+      }
+    };
+    uint32_t channel = 0;
+    for (; channel + Units::kChunk <= channels; channel += Units::kChunk)
+      chunk(channel, Units::kChunk);
+    if (channel < channels) chunk(channel, channels - channel);
+    if (t < last) row += stride_bytes;
+  }
+  fold_rows<Units>(sums, folded);
 }
 
 template <class Units, uint32_t kParts>
 void score_single(const Queries& queries, uint32_t q, const Rows& keys, uint32_t first,
                   uint32_t count, float* scores) {
   for (uint32_t at = 0; at < count; at += kRows) {
-    typename Units::Sum sums[kRows];
-    for (uint32_t t = 0; t < kRows; ++t)
-      sums[t] =
-          multiply_row<Units, kParts>(queries, q, keys.row(first + std::min(at + t, count - 1)));
-    store_scores<1>(queries, q, sums, scores + at);
+    __m512 folded[kRows / Units::kRows][1][Units::kRows / 4];
+#pragma GCC unroll 2
+    for (uint32_t i = 0; i < kRows / Units::kRows; ++i) {
+      const uint32_t from = std::min(at + i * Units::kRows, count - 1);
+      multiply_single<Units, kParts>(queries, q, keys.row(first + from), keys.stride_bytes,
+                                     count - 1 - from, folded[i][0]);
+    }
+    store_group<1>(queries, q, folded, scores + at);
   }
 }
 
@@ -373,23 +568,12 @@ void score_as(const Queries& queries, const Rows& keys, uint32_t first, uint32_t
   if (queries.count() % 2 == 1)
     score_single<Units, kParts>(queries, queries.count() - 1, keys, first, count, scores);
   if (queries.count() == 1) return;
-  alignas(64) uint8_t room[2][kRows * kRowRoom];
-  PreparedRows<Units> rows(room[0]), next(room[1]);
-  rows.begin(keys, first, first + count - 1);
-  rows.prepare_all();
-  for (uint32_t at = 0; at < count; at += kRows) {
-    if (at + kRows < count) next.begin(keys, first + at + kRows, first + count - 1);
-    float* to = scores + at;
-    uint32_t q = 0;
-    for (; q + 8 <= queries.count(); q += 8)
-      score_group<Units, kParts, 8>(queries, q, rows, to, next);
-    const uint32_t left = queries.count() - q;
-    if (left & 4) score_group<Units, kParts, 4>(queries, q, rows, to, next);
-    q += left & 4;
-    if (left & 2) score_group<Units, kParts, 2>(queries, q, rows, to, next);
-    next.prepare_all();
-    std::swap(rows, next);
-  }
+  // Two queries take 32 bytes of a row at once, more of them 16.
+  const uint32_t step_bytes = (queries.count() & 2) != 0 ? 32 : 16;
+  if (Units::kAsTheyLie && keys.row_bytes() % step_bytes == 0)
+    score_as_they_lie<Units, kParts>(queries, keys, first, count, scores);
+  else
+    score_prepared<Units, kParts>(queries, keys, first, count, scores);
 }
 
 using E4m3 = Fp8<4, false>;
@@ -414,7 +598,7 @@ void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t co
     case NumberKind::FP16:
       return score_as<Fp16Units, 1>(queries, keys, first, count, scores);
     default:
-      return score_as<Int8Units, 1>(queries, keys, first, count, scores);
+      return score_as<Int8Units, 2>(queries, keys, first, count, scores);
   }
 }
 
@@ -431,7 +615,8 @@ struct Pairs;
 
 template <>
 struct Pairs<Bf16> {
-  static constexpr uint32_t kQueries = 8, kSums = 2;  // for a chunk of 32 channels
+  static constexpr uint32_t kQueries = 8,
+                            kSums = 2;  // for a chunk of 32 channels
   static BOWHEAD_INLINE void load(__m512i (&pairs)[kSums], const uint8_t* even, const uint8_t* odd,
                                   uint32_t channel, uint32_t channels) {
     const __m512i a = Bf16::load(even, channel, channels), b = Bf16::load(odd, channel, channels);
@@ -448,7 +633,8 @@ struct Pairs<Bf16> {
 
 template <uint32_t kExponentBits, bool kHasInfinity>
 struct Pairs<Fp8<kExponentBits, kHasInfinity>> {
-  static constexpr uint32_t kQueries = 4, kSums = 4;  // for a chunk of 64 channels
+  static constexpr uint32_t kQueries = 4,
+                            kSums = 4;  // for a chunk of 64 channels
   static BOWHEAD_INLINE void load(__m512i (&pairs)[kSums], const uint8_t* even, const uint8_t* odd,
                                   uint32_t channel, uint32_t channels) {
     using Kind = Fp8<kExponentBits, kHasInfinity>;
@@ -482,7 +668,8 @@ void weigh_pairs(const uint16_t* weights, const Rows& values, uint32_t first, ui
       for (__m512& lane : of_query) lane = _mm512_setzero_ps();
     }
     for (uint32_t i = 0; i < count; i += 2) {
-      // Without a second token the first one stands in for it, with weight zero.
+      // Without a second token the first one stands in for it, with weight
+      // zero.
       __m512i pairs[P::kSums];
       const uint8_t* even = values.row(first + i);
       const uint8_t* odd = values.row(first + std::min(i + 1, count - 1));
@@ -608,10 +795,11 @@ float largest(const float* values) {
   return _mm512_reduce_max_ps(most);
 }
 
-/// e^x as 2^n 2^f, |f| <= 1/2; 2^f by its series up to f^6 (error below 2^-22). What is not a
-/// number remains so.
+/// e^x as 2^n 2^f, |f| <= 1/2; 2^f by its series up to f^6 (error below 2^-22).
+/// What is not a number remains so.
 BOWHEAD_INLINE __m512 exponential(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-1000), x);  // of two the second, if one is not a number
+  x = _mm512_max_ps(_mm512_set1_ps(-1000),
+                    x);  // of two the second, if one is not a number
   const __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
   const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   // In two steps: the product rounds where x is large.
@@ -660,7 +848,8 @@ uint32_t select(const float* scores, uint32_t count, float least, uint32_t first
 
 // ---- digests ----
 
-/// Of 16 channels. What is not a number is left out of the others, and remembered.
+/// Of 16 channels. What is not a number is left out of the others, and
+/// remembered.
 struct Bounds {
   __m512 least, largest;
   __mmask16 odd;
@@ -718,7 +907,8 @@ struct Bf16Floats {
 template <uint32_t kExponentBits, bool kHasInfinity>
 struct Fp8Floats {
   static BOWHEAD_INLINE FloatPair load(const uint8_t* row, uint32_t channel, uint32_t channels) {
-    // 32 bytes: each quarter's words are 8 channels of `a`, then 8 of `b`, of the first two.
+    // 32 bytes: each quarter's words are 8 channels of `a`, then 8 of `b`, of
+    // the first two.
     const WordPair w =
         Fp8<kExponentBits, kHasInfinity>::load(row, channel, std::min(channels, 32u));
     const __m512i order = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);

@@ -77,43 +77,74 @@ void Queries::set_bf16() {
   group_units(units);
 }
 
-/// As so small whole numbers that no sum of products with int8 overflows.
+/// As whole numbers of two bytes, each with a sign. No sum overflows: a lane has at most a quarter
+/// of the channels.
 void Queries::set_integers() {
-  const uint32_t most = std::min(32767u, 0x7FFFFFFFu / (128 * padded()));
-  std::vector<uint32_t> units(size_t{count_} * padded() / 2);
+  constexpr int32_t kMost = 127 * 256 + 127;
+  static_assert(int64_t{kMaxChannels} / 4 * 128 * kMost < std::numeric_limits<int32_t>::max());
+  parts_ = 2;
+  const size_t all = floats_.size();
+  std::vector<uint8_t> bytes(all * parts_);
   for (uint32_t q = 0; q < count_; ++q) {
     const float* from = floats(q);
     float largest = 0;
     for (uint32_t c = 0; c < channels_; ++c)  // this way round what is not a number stays
       largest = std::abs(from[c]) <= largest ? largest : std::abs(from[c]);
     // Without a number to go by every score is not one.
-    const float unit = std::isfinite(largest) ? largest / static_cast<float>(most)
-                                              : std::numeric_limits<float>::quiet_NaN();
+    const float unit =
+        std::isfinite(largest) ? largest / kMost : std::numeric_limits<float>::quiet_NaN();
     factors_[q] *= unit;
     if (!(unit > 0)) continue;
     for (uint32_t c = 0; c < channels_; ++c) {
-      const float whole =
-          std::clamp(from[c] / unit, -static_cast<float>(most), static_cast<float>(most));
-      const auto word = static_cast<uint16_t>(std::lround(whole));
-      units[(q * size_t{padded()} + c) / 2] |= uint32_t{word} << c % 2 * 16;
+      const float most = kMost;
+      const auto whole = static_cast<int32_t>(std::lround(std::clamp(from[c] / unit, -most, most)));
+      const int32_t high = (whole + 128) >> 8;
+      bytes[q * size_t{padded()} + c] = static_cast<uint8_t>(high);
+      bytes[all + q * size_t{padded()} + c] = static_cast<uint8_t>(whole - high * 256);
     }
   }
+  std::vector<uint32_t> units(bytes.size() / 4);
+  for (size_t i = 0; i < bytes.size(); ++i) units[i / 4] |= uint32_t{bytes[i]} << i % 4 * 8;
   group_units(units);
+  set_starts();
+}
+
+void Queries::set_starts() {
+  starts_.assign(size_t{count_} * parts_ * 16, 0);
+  for (uint32_t part = 0; part < parts_; ++part) {
+    for (uint32_t first = 0; first < count_;) {
+      const uint32_t queries = queries_of_group(first), lines = queries == 8 ? 2 : 1;
+      const uint32_t* units = group(first, part);
+      for (size_t i = 0; i < size_t{queries} * this->units(); ++i) {
+        const size_t line = i / 16 % lines, query = first + line * 4;
+        int32_t& start = starts_[(size_t{part} * count_ + query) * 16 + i % 16];
+        for (uint32_t byte = 0; byte < 4; ++byte)
+          start -= 128 * static_cast<int8_t>(units[i] >> byte * 8);
+      }
+      first += queries;
+    }
+  }
+}
+
+uint32_t Queries::queries_of_group(uint32_t first_query) const {
+  const uint32_t left = count_ - first_query;
+  return left >= 8 ? 8 : std::bit_floor(left);
 }
 
 void Queries::group_units(std::span<const uint32_t> by_query) {
   units_.resize(by_query.size());
-  const uint32_t rows = count_ * parts_;
-  for (uint32_t row = 0; row < rows;) {
-    const uint32_t left = count_ - row % count_;
-    const uint32_t queries = left >= 8 ? 8 : std::bit_floor(left);
-    const uint32_t each = queries == 1 ? 16 : 32 / queries;  // of a query in a line
-    uint32_t* to = &units_[size_t{row} * units()];
-    for (uint32_t unit = 0; unit < units(); unit += each) {
-      for (uint32_t q = 0; q < queries; ++q, to += each)
-        std::copy_n(&by_query[size_t{row + q} * units() + unit], each, to);
+  for (uint32_t part = 0; part < parts_; ++part) {
+    for (uint32_t first = 0; first < count_;) {
+      const uint32_t queries = queries_of_group(first);
+      const uint32_t each = 16 / std::min(queries, 4u);  // of a query in a line
+      const size_t from = (size_t{part} * count_ + first) * units();
+      uint32_t* to = &units_[from];
+      for (uint32_t unit = 0; unit < units(); unit += each) {
+        for (uint32_t q = 0; q < queries; ++q, to += each)
+          std::copy_n(&by_query[from + size_t{q} * units() + unit], each, to);
+      }
+      first += queries;
     }
-    row += queries;
   }
 }
 

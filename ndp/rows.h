@@ -84,32 +84,45 @@ class Queries {
   uint32_t padded() const { return (channels_ + 63) / 64 * 64; }
 
   /// Units of 32 bits that are multiplied at once: two channels as bf16 for keys of bf16 and fp8,
-  /// as whole numbers for int8, one as float for fp16. For fp8 in the order in which the bytes of
-  /// 64 channels unpack: of each 16 the first 8, then the others.
-  uint32_t units() const { return keys_ == NumberKind::FP16 ? padded() : padded() / 2; }
-  /// 1, or, where the queries are no bf16, 2: the nearest ones, and what is left of them.
+  /// one as float for fp16, four as bytes with a sign for int8. For fp8 in the order in which the
+  /// bytes of 64 channels unpack: of each 16 the first 8, then the others.
+  uint32_t units() const {
+    return keys_ == NumberKind::FP16   ? padded()
+           : keys_ == NumberKind::INT8 ? padded() / 4
+                                       : padded() / 2;
+  }
+  /// 1, or, where the queries are no bf16, 2: the nearest ones, and what is left of them. For int8
+  /// always 2: whole numbers' high bytes, worth 256, and their low ones.
   uint32_t parts() const { return parts_; }
-  /// Queries are taken in groups of 8, then of 4, 2 and 1. The units of a group lie in lines of 16:
-  /// the first units of the group's first half, so many of each query, those of its second half,
-  /// the next ones of the first half ...; of a single query 16 and 16.
+  /// Queries are taken in groups of 8, then of 4, 2 and 1. The units of a group lie in lines of 16,
+  /// each of four queries, or of all if they are fewer: the first units of each query, the next
+  /// ones ...; of 8 queries a line of the first four, then one of the others.
   const uint32_t* group(uint32_t first_query, uint32_t part) const {
     return &units_[(size_t{part} * count_ + first_query) * units()];
   }
+  /// For int8: the sums, by lane of the line that begins with this query, of 128 times its units'
+  /// bytes, less than zero.
+  const int32_t* starts(uint32_t query, uint32_t part) const {
+    return &starts_[(size_t{part} * count_ + query) * 16];
+  }
   /// What the sum of products of units is to be multiplied by, the scale included.
-  float factor(uint32_t query) const { return factors_[query]; }
+  const float* factors(uint32_t query) const { return &factors_[query]; }
 
  private:
   Queries() = default;
   void set_floats();
   void set_bf16();
   void set_integers();
+  void set_starts();
   void group_units(std::span<const uint32_t> by_query);
+  uint32_t queries_of_group(uint32_t first_query) const;
 
   uint32_t count_ = 0, channels_ = 0, parts_ = 1;
   float scale_ = 1;
   NumberKind keys_ = NumberKind::BF16;
   std::vector<float> floats_, factors_;
   std::vector<uint32_t> units_;
+  std::vector<int32_t> starts_;
 };
 
 }  // namespace bowhead::ndp

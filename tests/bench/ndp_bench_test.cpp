@@ -104,7 +104,8 @@ TEST_F(NdpBench, PrintsEveryRowAsDocumented) {
   std::multiset<std::string> of_bf16, of_others;
   for (size_t i = 0; i < (cpus > 1 ? 2 : 1); ++i) {
     of_others.insert({"read", "multiply", "topk", "topk"});
-    of_bf16.insert({"read", "multiply", "topk", "topk", "attend", "score", "digest", "gather"});
+    of_bf16.insert({"read", "multiply", "topk", "topk", "attend", "attend_frames", "score",
+                    "digest", "gather"});
   }
   EXPECT_EQ(rows["bf16"], of_bf16);
   for (const char* number : {"fp16", "fp8_e4m3", "int8"}) EXPECT_EQ(rows[number], of_others);

@@ -72,6 +72,27 @@ TEST(Operations, KnowEveryNumber) {
   }
 }
 
+/// The largest sums that whole numbers make, of every group of queries.
+TEST(Operations, OfInt8DoNotOverflow) {
+  for (const int key : {-128, -1, 0, 127}) {
+    const std::vector<int8_t> rows(size_t{20} * ndp::kMaxChannels, static_cast<int8_t>(key));
+    const KeyBlock block{
+        0, {NumberKind::INT8, ndp::kMaxChannels, 20, rows.data(), ndp::kMaxChannels, nullptr}};
+    for (const uint32_t count : {1u, 2u, 4u, 8u}) {
+      for (const float sign : {-1.0f, 1.0f}) {
+        const std::vector<float> ones(size_t{count} * ndp::kMaxChannels, sign);
+        std::vector<float> scores(count * 20);
+        ASSERT_TRUE(
+            ndp::score(Queries::of(ones, count, ndp::kMaxChannels, 1, NumberKind::INT8).value(),
+                       std::span(&block, 1), {}, scores));
+        const float want = sign * static_cast<float>(key) * ndp::kMaxChannels;
+        for (const float score : scores)
+          EXPECT_NEAR(score, want, std::abs(want) * ndp::kScoreTolerance);
+      }
+    }
+  }
+}
+
 // ---- the order of hits ----
 
 TEST(Order, IsByScoreThenByToken) {
