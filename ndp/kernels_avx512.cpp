@@ -657,11 +657,36 @@ struct Pairs<Fp8<kExponentBits, kHasInfinity>> {
   }
 };
 
+/// A tile is gone over once for some channels after the other. The next one is fetched meanwhile, in
+/// the order in which it lies: two lines at a time, which is what two tokens have.
+class NextTile {
+ public:
+  NextTile(const Rows& rows, uint32_t first)
+      : at_(rows.row(first) + kTileTokens * rows.stride_bytes),
+        left_(static_cast<ptrdiff_t>(rows.row_bytes())),
+        row_bytes_(left_),
+        gap_bytes_(static_cast<ptrdiff_t>(rows.stride_bytes) - (left_ + 127) / 128 * 128) {}
+  BOWHEAD_INLINE void fetch() {
+    _mm_prefetch(at_, _MM_HINT_T1);
+    _mm_prefetch(at_ + 64, _MM_HINT_T1);
+    at_ += 128;
+    left_ -= 128;
+    const bool ends = left_ <= 0;
+    at_ += ends ? gap_bytes_ : 0;
+    left_ = ends ? row_bytes_ : left_;
+  }
+
+ private:
+  const uint8_t* at_;
+  ptrdiff_t left_, row_bytes_, gap_bytes_;
+};
+
 /// `weights` as bf16: [query][kTileTokens].
 template <class Kind, uint32_t kQueries>
 void weigh_pairs(const uint16_t* weights, const Rows& values, uint32_t first, uint32_t count,
                  float* sums, size_t stride) {
   using P = Pairs<Kind>;
+  NextTile ahead(values, first);
   const auto chunk = [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
     __m512 lanes[kQueries][P::kSums];
     for (auto& of_query : lanes) {
@@ -673,8 +698,7 @@ void weigh_pairs(const uint16_t* weights, const Rows& values, uint32_t first, ui
       __m512i pairs[P::kSums];
       const uint8_t* even = values.row(first + i);
       const uint8_t* odd = values.row(first + std::min(i + 1, count - 1));
-      fetch_ahead(even + channel * (64 / Kind::kChunk), values.stride_bytes);
-      fetch_ahead(odd + channel * (64 / Kind::kChunk), values.stride_bytes);
+      ahead.fetch();
       P::load(pairs, even, odd, channel, channels);
 #pragma GCC unroll 8
       for (uint32_t q = 0; q < kQueries; ++q) {
