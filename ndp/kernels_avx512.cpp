@@ -657,8 +657,8 @@ struct Pairs<Fp8<kExponentBits, kHasInfinity>> {
   }
 };
 
-/// A tile is gone over once for some channels after the other. The next one is fetched meanwhile, in
-/// the order in which it lies: two lines at a time, which is what two tokens have.
+/// A tile is gone over once for some channels after the other. The next one is fetched meanwhile,
+/// in the order in which it lies: two lines at a time, which is what two tokens have.
 class NextTile {
  public:
   NextTile(const Rows& rows, uint32_t first)
