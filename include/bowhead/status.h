@@ -37,7 +37,9 @@
   X(26, IN_USE, "processes have this pool open")                                                 \
   X(27, CLOSED, "this handle, lease or reservation was ended already")                           \
   X(28, UNSUPPORTED_CODEC, "the block uses a codec that this build does not know")               \
-  X(29, COPY_ONLY, "the block is in custody for a host that died: get() copies it, no lease")
+  X(29, COPY_ONLY, "the block is in custody for a host that died: get() copies it, no lease")    \
+  X(30, GPU_LOST, "the GPU or its driver does not answer any more; the pool is intact")          \
+  X(31, CANCELLED, "the request was cancelled before it was done")
 
 typedef enum bh_status {
 #define BH_STATUS_ENUM(number, name, text) BH_##name = number,

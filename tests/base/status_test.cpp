@@ -44,6 +44,8 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {27, "CLOSED"},
     {28, "UNSUPPORTED_CODEC"},
     {29, "COPY_ONLY"},
+    {30, "GPU_LOST"},
+    {31, "CANCELLED"},
 };
 
 TEST(Status, NumbersAreFrozen) {

@@ -507,6 +507,8 @@ TEST(NumberFreeze, Status) {
       {27, "CLOSED"},
       {28, "UNSUPPORTED_CODEC"},
       {29, "COPY_ONLY"},
+      {30, "GPU_LOST"},
+      {31, "CANCELLED"},
   };
   const std::vector<std::pair<int, const char*>> actual = {
 #define ROW(number, name, text) {BH_##name, #name},
