@@ -272,9 +272,11 @@ class Pool {
   /// computed from it. CLOSED: ended before.
   Status release(Lease& lease);
 
-  /// Removes a block; space comes back once no lease holds it. A block of another host is gone when
-  /// that host has read the request, usually within times.beat_ms; a request to a host that dies
-  /// first is lost. Returns NOT_FOUND, KEY_TOO_LONG, BUSY (also: too many requests stand).
+  /// Removes what is stored under a key; space comes back once no lease holds it. OK: nobody gets
+  /// any more what was found there. For a block of another host that takes until the host has
+  /// answered: times.beat_ms as a rule. Returns NOT_FOUND, KEY_TOO_LONG, HOST_FENCED, FORKED, BUSY
+  /// (somebody hangs with the key for two seconds, or the host of the block died or does not
+  /// answer: try again; until then it may be removed yet, or not).
   Status remove(NamespaceId ns, std::string_view key);
 
   /// Marks blocks as used now, the first most recently. Absent keys are skipped.

@@ -270,7 +270,9 @@ class Core {
   /// The block that an entry names, if it is the one of the key. `fresh`: header and first key line
   /// were acquired.
   std::optional<Located> verify(const Found& found, const Key& key, bool fresh = false) const;
-  std::optional<Located> locate_own(const Key& key, bool* unsure);
+  std::optional<Found> find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure);
+  template <class Wanted>
+  Status remove_own(const Hash128& hash, uint64_t wait_ns, Wanted wanted);
   /// Step by step for a batch of keys, each step's lines invalidated and fetched together.
   struct Candidate {
     uint32_t key, host;
@@ -392,6 +394,9 @@ class Core {
   };
   static constexpr uint64_t kMailLines = BH_MAIL_AREA_BYTES / sizeof(bh_mail);
   static Hash128 mail_lock(uint32_t peer) { return {peer, 0}; }
+  static bool asks(const bh_mail& mail) {
+    return mail.kind == BH_MAIL_WANT || mail.kind == BH_MAIL_REMOVE;
+  }
   Error fenced_error() const;
   Result<void> check_own_slot();
   uint64_t hazard_hosts() const;
@@ -415,11 +420,14 @@ class Core {
   void open_custody(uint64_t now_ns);
   void open_extent(uint64_t extent);
   void take_touches(uint64_t now_ns);
-  bool ask_to_remove(const Located& located);
-  bool post(uint32_t peer, bh_mail mail);
-  std::optional<bh_mail> read_mail_line(uint32_t host, uint32_t peer, uint64_t index) const;
+  Status ask_to_remove(Life owner, const Hash128& hash);
+  std::optional<uint64_t> post(uint32_t peer, bh_mail& mail);
+  bh_mail read_mail_line(uint32_t host, uint32_t peer, uint64_t index) const;
+  template <class Change>
+  bool change_mail_line(uint32_t peer, uint64_t index, Change change);
+  void withdraw(uint32_t peer, uint64_t index, uint64_t sequence);
   void read_mail();
-  void clear_mail(uint32_t peer);
+  void do_request(uint32_t peer, uint64_t index, const bh_mail& request);
   void ask_for_extents();
   uint64_t free_extents() const;
   bool decided(Life life) const { return hosts_.decided(life); }
@@ -455,9 +463,8 @@ class Core {
   const Settings settings_;
 
   // Of whoever calls tick().
-  bh_host_slot own_slot_{};                       ///< as this process knows it
-  std::array<uint64_t, BH_HOSTS_MAX> granted_{};  ///< requests for extents that were dealt with
-  std::vector<uint64_t> touches_;                 ///< touch words as seen last
+  bh_host_slot own_slot_{};        ///< as this process knows it
+  std::vector<uint64_t> touches_;  ///< touch words as seen last
   uint64_t touches_at_ns_ = 0;
   uint64_t surveyed_at_ns_ = 0, surveyed_views_ = 0;
   uint64_t asked_at_ns_ = 0;
@@ -595,18 +602,6 @@ std::optional<Located> Core<A>::locate_at(uint32_t host, const Key& key, Fresh f
   if (!found) return std::nullopt;
   located->found = *found;
   return located;
-}
-
-/// In the own segment; nothing that is there is missed, unless `unsure` says that it may be. A look
-/// without the lock can pass over a key whose block is just being moved: before the new entry
-/// stands where it looks first, and after the old one went where it looks last. Who moves a block
-/// holds the lock from the one to the other.
-template <class A>
-std::optional<Located> Core<A>::locate_own(const Key& key, bool* unsure) {
-  if (auto located = locate_at(c_.host, key, Fresh::NOTHING)) return located;
-  const KeyLock lock(*this, key.hash);
-  *unsure = !lock.held();
-  return locate_at(c_.host, key, Fresh::NOTHING);
 }
 
 /// The own host first; then all others, their first lines invalidated under one fence (protocol
@@ -1133,34 +1128,73 @@ Status Core<A>::release(Lease& lease) {
 
 // ---- retire and reuse ----
 
+/// In the own segment; nothing that is there is missed, unless `unsure` says that it may be. A look
+/// without the lock can pass over a key whose block is just being moved: before the new entry
+/// stands where it looks first, and after the old one went where it looks last. Who moves a block
+/// holds the lock from the one to the other.
 template <class A>
-Status Core<A>::remove(const Key& key) {
-  if (ended()) return gone();
+std::optional<Found> Core<A>::find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure) {
+  const auto accept = [&](const bh_index_entry& entry) {
+    if (!c_.layout.valid_block(entry.block_offset, 1)) return false;
+    const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+    c_.acquire_from(writer_of(c_.host, entry), c_.layout.header(slot), BH_LINE_BYTES);
+    bh_block_header header;
+    return read_header(slot, header) && header.stamp == entry.stamp &&
+           stamp_state(header.stamp) == BH_STAMP_COMMITTED;
+  };
+  if (auto found = index_.find_if(c_.host, hash, accept)) return found;
+  const KeyLock lock(*this, hash, wait_ns);
+  *unsure = !lock.held();
+  return index_.find_if(c_.host, hash, accept);
+}
+
+/// Takes away what this host has of a key. NOT_FOUND: nothing. BUSY: somebody has its lock or
+/// retires it this instant, the block is in READ_ONLY custody, or wanted(), which is asked when one
+/// was found, says that it may not go.
+template <class A>
+template <class Wanted>
+Status Core<A>::remove_own(const Hash128& hash, uint64_t wait_ns, Wanted wanted) {
   bool removed = false, unsure = false;
-  const uint64_t deadline_ns = c_.access.now_ns() + kLockWaitNs;
+  const uint64_t deadline_ns = c_.access.now_ns() + wait_ns;
   // More than one entry: a process died while it moved the block.
-  for (uint32_t round = 0; const auto located = locate_own(key, &unsure);) {
-    if (retire(located->slot, key.hash, located->header.stamp, BH_COUNTER_REMOVALS)) {
-      reclaim({&located->slot, 1});
+  for (uint32_t round = 0; const auto found = find_own(hash, wait_ns, &unsure);) {
+    const uint64_t slot = c_.layout.slot_of(found->entry.block_offset);
+    if (!wanted()) return Status::BUSY;
+    if (retire(slot, hash, found->entry.stamp, BH_COUNTER_REMOVALS, wait_ns)) {
+      reclaim({&slot, 1});
       removed = true;
       continue;
     }
     if (ended()) return gone();
-    // Somebody else may be retiring it this instant; in READ_ONLY custody nobody can.
-    if (!allocator_.writable(c_.layout.extent_of_slot(located->slot)) ||
-        c_.access.now_ns() > deadline_ns)
+    if (!allocator_.writable(c_.layout.extent_of_slot(slot)) || c_.access.now_ns() > deadline_ns)
       return Status::BUSY;
     c_.access.relax(round++);
   }
-  if (unsure) return Status::BUSY;
-  for (uint64_t left = other_hosts(); left != 0; left &= left - 1) {
+  return unsure ? Status::BUSY : removed ? Status::OK : Status::NOT_FOUND;
+}
+
+/// OK only after all is gone, and after that the lives of those who had it stood (S6).
+template <class A>
+Status Core<A>::remove(const Key& key) {
+  if (ended()) return gone();
+  const uint64_t others = other_hosts();
+  // Before the look: what a life that comes after it says is not about the blocks that are found.
+  std::vector<Life> lives;
+  for (uint64_t left = others; left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
-    const auto located = locate_at(host, key, Fresh::NOTHING);
-    if (!located) continue;
-    if (!ask_to_remove(*located)) return Status::BUSY;
-    removed = true;
+    const auto slot = hosts_.read_slot(host);
+    lives.push_back({host, slot ? slot->incarnation : 0u});
   }
-  return removed ? Status::OK : Status::NOT_FOUND;
+  Status removed = remove_own(key.hash, kLockWaitNs, [] { return true; });
+  if (removed != Status::OK && removed != Status::NOT_FOUND) return removed;
+  if (removed == Status::OK && !c_.alone() && !hosts_.stands({c_.host, c_.incarnation}))
+    return Status::BUSY;
+  for (const Life life : lives) {
+    if (!locate_at(life.host, key, Fresh::NOTHING)) continue;
+    if (Status status = ask_to_remove(life, key.hash); status != Status::OK) return status;
+    removed = Status::OK;
+  }
+  return removed;
 }
 
 /// COMMITTED -> RETIRED, entry cleared, stamp retired and published (protocol 5.5 (1) to (3)).

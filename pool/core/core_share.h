@@ -25,6 +25,8 @@
 //      its word had settled, the words and decisions of the others still led to this life: words of
 //      a decision that was a link may have been used again while it was followed, and a late
 //      recipient may have written. Who looks later finds the word of a living host.
+//   S6 What a host says it has removed is removed for all only if its life stood after that
+//      (Hosts::stands): then whoever succeeds it reads an index that has no entry of it.
 #pragma once
 
 #include <algorithm>
@@ -625,89 +627,132 @@ void Core<A>::take_touches(uint64_t now_ns) {
   }
 }
 
+/// Waits for the answer. OK: the host has removed what it had of the key, and its life stood then
+/// (S6). BUSY: it may yet do so.
 template <class A>
-bool Core<A>::ask_to_remove(const Located& located) {
+Status Core<A>::ask_to_remove(Life owner, const Hash128& hash) {
+  if (c_.ended(owner)) return Status::BUSY;  // its successor is about to take over
   bh_mail mail{};
   mail.kind = BH_MAIL_REMOVE;
-  mail.slot = located.slot;
-  mail.stamp = located.header.stamp;
-  return post(located.found.host, mail);
+  mail.key_hash[0] = hash.low;
+  mail.key_hash[1] = hash.high;
+  const auto line = post(owner.host, mail);
+  if (!line) return Status::BUSY;
+  const uint64_t answer_at = c_.layout.mail(owner.host, c_.host, *line);
+  const uint64_t deadline_ns = c_.access.now_ns() + kLockWaitNs;
+  for (;;) {
+    c_.access.acquire(answer_at, BH_LINE_BYTES);
+    const bool answered = read_mail_line(owner.host, c_.host, *line).answered == mail.sequence;
+    const bool given_up = c_.ended(owner) || ended() || c_.access.now_ns() > deadline_ns;
+    if (answered || given_up) withdraw(owner.host, *line, mail.sequence);
+    if (answered) return hosts_.stands(owner) ? Status::OK : Status::BUSY;
+    if (given_up) return ended() ? gone() : Status::BUSY;
+    c_.access.sleep_ns(uint64_t{c_.times.beat_ms} * 50'000);
+  }
 }
 
-/// False if all lines to that host are taken. A request that stands already is enough.
+/// Returns the line that the request stands in; none if all lines to that host are taken.
 template <class A>
-bool Core<A>::post(uint32_t peer, bh_mail mail) {
+std::optional<uint64_t> Core<A>::post(uint32_t peer, bh_mail& mail) {
+  const KeyLock lock(*this, mail_lock(peer), kShortLockWaitNs);
+  if (!lock.held()) return std::nullopt;
+  for (uint64_t i = 0; i < kMailLines; ++i) {
+    const bh_mail old = read_mail_line(c_.host, peer, i);
+    if (asks(old)) continue;
+    mail.incarnation = c_.incarnation;
+    mail.sequence = c_.access.random();
+    mail.answered = old.answered;
+    c_.write_sealed(c_.layout.mail(c_.host, peer, i), to_line(mail));
+    return i;
+  }
+  return std::nullopt;
+}
+
+/// One that is not sealed asks for nothing, and answers nothing.
+template <class A>
+bh_mail Core<A>::read_mail_line(uint32_t host, uint32_t peer, uint64_t index) const {
+  Line line;
+  return c_.read_sealed(c_.layout.mail(host, peer, index), line) ? from_line<bh_mail>(line)
+                                                                 : bh_mail{};
+}
+
+/// An own line is written under its lock: what it asks and what it answers come from two sides.
+/// Without the lock it may be seen half written. False if somebody hangs with the lock: the next
+/// beat tries again. change(line) says whether it did so.
+template <class A>
+template <class Change>
+bool Core<A>::change_mail_line(uint32_t peer, uint64_t index, Change change) {
   const KeyLock lock(*this, mail_lock(peer), kShortLockWaitNs);
   if (!lock.held()) return false;
-  std::optional<uint64_t> free_line;
-  for (uint64_t i = 0; i < kMailLines; ++i) {
-    const auto old = read_mail_line(c_.host, peer, i);
-    if (!old) {
-      if (!free_line) free_line = i;
-    } else if (old->kind == mail.kind && old->slot == mail.slot && old->stamp == mail.stamp) {
-      return true;
-    }
-  }
-  if (!free_line) return false;
-  mail.incarnation = c_.incarnation;
-  mail.sequence = c_.access.random();
-  c_.write_sealed(c_.layout.mail(c_.host, peer, *free_line), to_line(mail));
+  bh_mail mail = read_mail_line(c_.host, peer, index);
+  if (change(mail)) c_.write_sealed(c_.layout.mail(c_.host, peer, index), to_line(mail));
   return true;
 }
 
 template <class A>
-std::optional<bh_mail> Core<A>::read_mail_line(uint32_t host, uint32_t peer, uint64_t index) const {
-  Line line;
-  if (!c_.read_sealed(c_.layout.mail(host, peer, index), line)) return std::nullopt;
-  return from_line<bh_mail>(line);
+void Core<A>::withdraw(uint32_t peer, uint64_t index, uint64_t sequence) {
+  change_mail_line(peer, index, [&](bh_mail& mail) {
+    if (mail.sequence != sequence) return false;
+    const uint64_t answered = mail.answered;
+    mail = {};
+    mail.answered = answered;
+    return true;
+  });
 }
 
-/// Does what others ask for, and takes back own requests that were done.
+/// Takes back own requests that were answered, or never will be, and does what others ask for.
 template <class A>
 void Core<A>::read_mail() {
+  const bool want_is_old =
+      c_.access.now_ns() - asked_at_ns_ > uint64_t{c_.times.beat_ms} * 10'000'000;
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     if (h == c_.host) continue;
-    clear_mail(h);
+    const auto slot = hosts_.read_slot(h);
+    const bool over = !slot || c_.ended({h, slot->incarnation});
     c_.access.acquire(c_.layout.mail(h, c_.host, 0), BH_MAIL_AREA_BYTES);
     for (uint64_t i = 0; i < kMailLines; ++i) {
-      const auto mail = read_mail_line(h, c_.host, i);
-      if (!mail || c_.ended({h, mail->incarnation})) continue;
-      if (mail->kind == BH_MAIL_REMOVE && mail->slot < c_.layout.slot_count()) {
-        bh_block_header header;
-        if (!read_header(mail->slot, header) || header.stamp != mail->stamp) continue;
-        const Hash128 hash{header.key_hash[0], header.key_hash[1]};
-        if (retire(mail->slot, hash, header.stamp, BH_COUNTER_REMOVALS, kShortLockWaitNs))
-          reclaim({&mail->slot, 1});
-      } else if (mail->kind == BH_MAIL_WANT && mail->sequence != granted_[h]) {
-        granted_[h] = mail->sequence;
-        give(mail->count, {h, mail->incarnation});
-      }
+      const bh_mail ours = read_mail_line(c_.host, h, i);
+      const bh_mail theirs = read_mail_line(h, c_.host, i);
+      if (asks(ours) &&
+          (over || ours.incarnation != c_.incarnation || ours.sequence == theirs.answered ||
+           (ours.kind == BH_MAIL_WANT && want_is_old)))
+        withdraw(h, i, ours.sequence);
+      if (asks(theirs) && theirs.sequence != ours.answered && !c_.ended({h, theirs.incarnation}))
+        do_request(h, i, theirs);
     }
   }
 }
 
+/// Another process of this host may be at the same request. Once that has answered, the key may
+/// have been put again; so a block is only taken away that was found while there was no answer.
 template <class A>
-void Core<A>::clear_mail(uint32_t peer) {
-  const uint64_t now_ns = c_.access.now_ns();
-  for (uint64_t i = 0; i < kMailLines; ++i) {
-    const auto mail = read_mail_line(c_.host, peer, i);
-    if (!mail) continue;
-    bool done = mail->incarnation != c_.incarnation;
-    if (mail->kind == BH_MAIL_REMOVE && mail->slot < c_.layout.slot_count()) {
-      // Whoever holds the block now, if it is gone, it is gone.
-      const auto slot = hosts_.read_slot(peer);
-      c_.access.acquire(c_.layout.header(mail->slot), BH_LINE_BYTES);
-      done |= c_.access.load(c_.layout.header(mail->slot)) != mail->stamp || !slot ||
-              c_.ended({peer, slot->incarnation});
-    } else if (mail->kind == BH_MAIL_WANT) {
-      done |= now_ns - asked_at_ns_ > uint64_t{c_.times.beat_ms} * 10'000'000;
-    }
-    if (!done) continue;
-    const KeyLock lock(*this, mail_lock(peer), kShortLockWaitNs);
-    if (!lock.held()) return;
-    c_.access.store_line(c_.layout.mail(c_.host, peer, i), Line{});
-    c_.access.publish(c_.layout.mail(c_.host, peer, i), BH_LINE_BYTES);
+void Core<A>::do_request(uint32_t peer, uint64_t index, const bh_mail& request) {
+  uint64_t last = 0;
+  const bool read = change_mail_line(peer, index, [&](const bh_mail& mail) {
+    last = mail.answered;
+    return false;
+  });
+  if (!read || last == request.sequence) return;
+  const auto not_answered = [&] {
+    bool same = false;
+    change_mail_line(peer, index, [&](const bh_mail& mail) {
+      same = mail.answered == last;
+      return false;
+    });
+    return same;
+  };
+  if (request.kind == BH_MAIL_REMOVE) {
+    const Status removed =
+        remove_own({request.key_hash[0], request.key_hash[1]}, kShortLockWaitNs, not_answered);
+    if (removed != Status::OK && removed != Status::NOT_FOUND) return;  // the next beat again
+  } else {
+    give(request.count, {peer, request.incarnation});
   }
+  change_mail_line(peer, index, [&](bh_mail& mail) {
+    if (mail.answered != last) return false;
+    mail.answered = request.sequence;
+    return true;
+  });
 }
 
 template <class A>
@@ -750,6 +795,9 @@ void Core<A>::ask_for_extents() {
   }
   const bool poor = (held + 1) * live <= extents && most.second > held + 1;
   if (most.first < 2 && !poor) return;
+  for (uint64_t i = 0; i < kMailLines; ++i) {
+    if (read_mail_line(c_.host, richest, i).kind == BH_MAIL_WANT) return;
+  }
   bh_mail mail{};
   mail.kind = BH_MAIL_WANT;
   mail.count = std::max<uint64_t>(most.first / 2, 1);

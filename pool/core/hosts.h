@@ -62,6 +62,9 @@ class Hosts {
   bool decided(Life life) const { return decision(life).has_value(); }
   /// A fresh look: somebody has at least begun to decide about this life.
   bool begun(Life life) const;
+  /// A fresh look: this life is not over, and nobody will act on a decision that it is before what
+  /// it published until now is in the memory.
+  bool stands(Life life) const;
   /// Who holds now what that life held: the chain of decisions is followed to a life that is not
   /// over. Empty while a link of it is not decided.
   std::optional<Life> successor(Life life) const;
@@ -297,6 +300,21 @@ bool Hosts<A>::begun(Life life) const {
       return true;
   }
   return false;
+}
+
+/// A decision that has not begun by now takes two settles more. One that has may be done, and its
+/// word on its way: then it is there one settle later; and who decided looked at nothing before his
+/// word had settled.
+template <class A>
+bool Hosts<A>::stands(Life life) const {
+  if (!begun(life)) return true;
+  c_.settle();
+  refresh_decisions(life.host);
+  for (uint32_t h = 0; h < count(); ++h) {
+    const DecideWord word = decide_word(h, life.host);
+    if (word.inst > life.incarnation || (word.inst == life.incarnation && word.done)) return false;
+  }
+  return true;
 }
 
 /// Protocol 5.8. Each numbered step publishes the own word and settles before it looks.

@@ -207,10 +207,10 @@ TEST(LayoutFreeze, ExtentState) {
 
 TEST(LayoutFreeze, Mail) {
   const std::vector<Field> fields = {
-      FIELD(bh_mail, kind, 0, 4),       FIELD(bh_mail, incarnation, 4, 4),
-      FIELD(bh_mail, sequence, 8, 8),   FIELD(bh_mail, slot, 16, 8),
-      FIELD(bh_mail, stamp, 24, 8),     FIELD(bh_mail, count, 32, 8),
-      FIELD(bh_mail, reserved, 40, 16), FIELD(bh_mail, seal, 56, 8),
+      FIELD(bh_mail, kind, 0, 4),      FIELD(bh_mail, incarnation, 4, 4),
+      FIELD(bh_mail, sequence, 8, 8),  FIELD(bh_mail, key_hash, 16, 16),
+      FIELD(bh_mail, count, 32, 8),    FIELD(bh_mail, answered, 40, 8),
+      FIELD(bh_mail, reserved, 48, 8), FIELD(bh_mail, seal, 56, 8),
   };
   expect_layout<bh_mail>(64, fields);
 }
@@ -389,8 +389,8 @@ TEST(NumberFreeze, Host) {
       NUMBER(BH_DECIDE_ROUND_MAX, 511),
       NUMBER(BH_ACK_FENCED_SHIFT, 32),
       NUMBER(BH_MAIL_NONE, 0),
-      NUMBER(BH_MAIL_REMOVE, 1),
       NUMBER(BH_MAIL_WANT, 2),
+      NUMBER(BH_MAIL_REMOVE, 3),
       NUMBER(BH_MAIL_AREA_BYTES, 4096),
       NUMBER(BH_HAZARD_PAGE_BITS, 36),
       NUMBER(BH_NAMESPACE_NAME_BYTES, 64),

@@ -58,6 +58,9 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
   if (world_.plant(Lie::GONE_IS_THERE) && place.is_part(BH_PART_INDEX) &&
       place.host == process_.machine->host)
     show_what_is_gone(at, line);
+  if (world_.plant(Lie::ALL_ANSWERED) && place.is_part(BH_PART_MAIL) &&
+      place.host != process_.machine->host)
+    show_answer(at, place.host, line);
   const Plant* plant = world_.plant(Lie::SECOND_LOOK);
   if (plant == nullptr || !plant->concerns(place) || !sealer_.check(line, at)) return;
   // The seal was good; what is used are the words that the line has now.
@@ -67,6 +70,17 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
     line[i] = world_.load(at + i * 8);
   }
   if (line != checked) world_.note_plant();
+  sealer_.seal(line, at);
+}
+
+/// To the own request in the line of the same number.
+void SimAccess::show_answer(uint64_t at, uint32_t host, core::Line& line) const {
+  const core::Layout& layout = world_.map().layout();
+  const uint32_t self = process_.machine->host;
+  const uint64_t own = layout.mail(self, host, (at - layout.mail(host, self, 0)) / BH_LINE_BYTES);
+  const uint64_t sequence = world_.load(own + offsetof(bh_mail, sequence));
+  if (line[offsetof(bh_mail, answered) / 8] != sequence) world_.note_plant();
+  line[offsetof(bh_mail, answered) / 8] = sequence;
   sealer_.seal(line, at);
 }
 

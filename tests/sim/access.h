@@ -98,6 +98,7 @@ class SimAccess {
   }
   void store_line(uint64_t at, const core::Line& line) {
     if (world_.map().at(at).is_part(BH_PART_INDEX)) rules_.check_entry(at, line);
+    if (world_.map().at(at).is_part(BH_PART_MAIL)) rules_.note_mail(at, line);
     for (uint64_t i = 0; i < 8; ++i) store(at + i * 8, line[i]);
   }
   void prefetch(uint64_t at) const {
@@ -283,6 +284,7 @@ class SimAccess {
     return gone && world_.current().locked ? state.next(BH_BLOCK_COMMITTED).pack() : word;
   }
   void show_what_is_gone(uint64_t at, core::Line& line) const;
+  void show_answer(uint64_t at, uint32_t host, core::Line& line) const;
   uint64_t lie_about(uint64_t at, uint64_t value) const;
   void lie_about_line(uint64_t at, core::Line& line) const;
 

@@ -113,19 +113,14 @@ std::string Model::judge(uint32_t key, const Seen& seen, uint32_t* version) cons
 
 // ---- lineages ----
 
-std::vector<uint32_t> Model::lineages_of(uint32_t key, uint32_t host, uint32_t life) const {
-  std::vector<uint32_t> lineages;
+std::vector<Model::Lineage> Model::lineages_of(uint32_t key) const {
+  std::vector<Lineage> lineages;
   const std::vector<Put>& puts = keys_[key].puts;
   for (uint32_t version = 0; version < puts.size(); ++version) {
     const Put& put = puts[version];
-    if (put.accepted && put.host == host && put.life == life && put.removed_ns == 0)
-      lineages.push_back(version);
+    if (put.accepted && put.removed_ns == 0) lineages.push_back({version, put.host, put.life});
   }
   return lineages;
-}
-
-void Model::note_removed(uint32_t key, const std::vector<uint32_t>& lineages, uint64_t now_ns) {
-  for (const uint32_t lineage : lineages) keys_[key].puts[lineage].removed_ns = now_ns;
 }
 
 // ---- blocks ----

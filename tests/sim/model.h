@@ -82,10 +82,16 @@ class Model {
   std::optional<uint32_t> key_of(uint64_t hash_low, uint64_t hash_high) const;
 
   // ---- lineages ----
-  /// Those that a removal by a host in this life must find if it begins now.
-  std::vector<uint32_t> lineages_of(uint32_t key, uint32_t host, uint32_t life) const;
-  /// It found all that there was. Who looks for the key from now on finds none of them.
-  void note_removed(uint32_t key, const std::vector<uint32_t>& lineages, uint64_t now_ns);
+  /// What stands under a key now, if nobody evicted it: a removal that asks its host takes it away.
+  struct Lineage {
+    uint32_t version;
+    uint32_t host, life;
+  };
+  std::vector<Lineage> lineages_of(uint32_t key) const;
+  /// Who looks for the key from now on does not find this one.
+  void note_removed(uint32_t key, uint32_t lineage, uint64_t now_ns) {
+    keys_[key].puts[lineage].removed_ns = now_ns;
+  }
   /// Key and lineage of the bytes with this checksum, as one number.
   std::optional<uint64_t> lineage_of_sum(uint64_t checksum) const {
     const auto found = lineage_by_sum_.find(checksum);

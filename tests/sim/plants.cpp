@@ -230,6 +230,11 @@ constexpr Plant kPlants[] = {
      .only_in = Operation::REPLACE,
      .focus = Focus::CONTENTS,
      .first_seed = 4400},
+    // A removal that another host is asked for.
+    {.name = "removal-not-awaited",
+     .lie = Lie::ALL_ANSWERED,
+     .only_in = Operation::REMOVE,
+     .focus = Focus::CONTENTS},
 };
 
 }  // namespace

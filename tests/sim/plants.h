@@ -56,7 +56,8 @@ enum class Lie : uint8_t {
   STOPPED_IS_DEAD,      ///< a stopped process is taken for dead
   STAMPS_REPEAT,        ///< four stamps in a row are one
   ALL_SETTLED,          ///< what other hosts stored is taken for settled
-  GONE_IS_THERE         ///< entries and blocks that went after they were seen seem to be there
+  GONE_IS_THERE,        ///< entries and blocks that went after they were seen seem to be there
+  ALL_ANSWERED          ///< what others are asked for they seem to have done
 };
 
 struct Plant {

@@ -59,6 +59,14 @@ void Rules::check_entry(uint64_t at, const core::Line& line) {
   segment.lineages[at] = *lineage;
 }
 
+void Rules::note_mail(uint64_t at, const core::Line& line) {
+  Thread& thread = world_->current();
+  const uint64_t area = world_->map().layout().mail(world_->machine().host, 0, 0);
+  if (thread.operation == Operation::REMOVE &&
+      core::from_line<bh_mail>(line).kind == BH_MAIL_REMOVE)
+    thread.asked |= uint64_t{1} << (at - area) / BH_MAIL_AREA_BYTES;
+}
+
 /// About each life of a host only one thing is ever decided (I6).
 void Rules::check_decision(uint64_t at, uint64_t value) {
   const auto word = DecideWord::unpack(value);

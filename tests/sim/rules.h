@@ -36,6 +36,8 @@ class Rules {
   void note_lock();
   /// Before it stores a line of its host's index segment.
   void check_entry(uint64_t at, const core::Line& line);
+  /// Before it stores a line of its host's mail.
+  void note_mail(uint64_t at, const core::Line& line);
   /// Nobody has decided that a life is over.
   bool stands(core::Life life) const { return hosts() == 1 || !is_decided(life); }
 

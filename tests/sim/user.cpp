@@ -318,14 +318,19 @@ Status User::replace(const core::Located& old) {
 
 void User::remove() {
   const uint32_t k = any_key();
-  const uint32_t life = incarnation();
-  const std::vector<uint32_t> lineages = stage_.model.lineages_of(k, machine->host, life);
+  // What was stored in a life that is over, somebody else has.
+  std::vector<Model::Lineage> lineages = stage_.model.lineages_of(k);
+  std::erase_if(lineages, [&](const Model::Lineage& lineage) {
+    return !stage_.rules.stands({lineage.host, lineage.life});
+  });
   stage_.world.begin_operation(Operation::REMOVE, k);
   const Status status = core_->remove(key(k));
+  const uint64_t asked = stage_.world.current().asked | uint64_t{1} << machine->host;
   stage_.world.end_operation(static_cast<uint64_t>(status));
-  // Who adopted the blocks meanwhile knows nothing of it.
-  if (status == Status::OK && stage_.rules.stands({machine->host, life}))
-    stage_.model.note_removed(k, lineages, stage_.world.now_ns());
+  for (const auto& [version, host, life] : lineages) {
+    if (status == Status::OK && (asked >> host & 1) != 0)
+      stage_.model.note_removed(k, version, stage_.world.now_ns());
+  }
   expect("remove", status, {Status::NOT_FOUND, Status::BUSY});
   stage_.counts.removals += status == Status::OK;
 }

@@ -75,6 +75,7 @@ struct Thread {
   uint64_t operation_steps = 0;  ///< since the operation began
   uint64_t stalled_ns = 0;       ///< the same
   bool locked = false;           ///< it took a lock in this operation
+  uint64_t asked = 0;            ///< a bit for each host that it asked for a removal in it
   bool knew_it_is_over = false;  ///< its host, about this life, when it took a lock last
 };
 

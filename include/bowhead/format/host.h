@@ -81,25 +81,27 @@ enum {
 #define BH_HAZARD_PAGE_BITS 36u
 
 /* A request of one host to another, mail[h][p][i]: a sealed line in the 4 KiB that host h has for
- * host p. It stands until h sees that it was done, or wants it no longer: requests are such that
- * doing one twice does no harm. A line that is not sealed asks for nothing. */
+ * host p. It stands until p has answered, or h wants it no longer: requests are such that doing one
+ * twice does no harm. The answer is `answered` of mail[p][h][i], which says nothing of what that
+ * line asks itself. A line that is not sealed, or of another kind, asks for nothing. */
 enum {
-  BH_MAIL_NONE = 0,
-  BH_MAIL_REMOVE = 1, /* remove the block of this slot and stamp */
-  BH_MAIL_WANT = 2    /* give me `count` extents if there are any free */
+  BH_MAIL_NONE = 0,  /* 1 asked to remove a block by slot and stamp, which a move changes */
+  BH_MAIL_WANT = 2,  /* give me `count` extents if there are any free */
+  BH_MAIL_REMOVE = 3 /* remove what there is of the key with this hash */
 };
 #define BH_MAIL_AREA_BYTES 4096u
 typedef struct bh_mail {
   uint32_t kind;
   uint32_t incarnation; /* of the writer */
   uint64_t sequence;    /* another one for each request */
-  uint64_t slot;
-  uint64_t stamp;
+  uint64_t key_hash[2];
   uint64_t count;
-  uint64_t reserved[2];
+  uint64_t answered; /* sequence of the request in mail[p][h][i] that h has dealt with last */
+  uint64_t reserved;
   uint64_t seal;
 } bh_mail;
 BH_FORMAT_SIZE(bh_mail, 64);
+BH_FORMAT_OFFSET(bh_mail, answered, 40);
 BH_FORMAT_OFFSET(bh_mail, seal, 56);
 
 /* A namespace: the description whose fingerprint is the id. The line with the seal is written last.
