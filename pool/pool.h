@@ -251,13 +251,14 @@ class Pool {
   Result<uint64_t> longest_prefix(NamespaceId ns, std::span<const std::string_view> keys);
 
   /// Room for a value of `length_bytes` under `key`, to be filled in place: it stays as it is
-  /// filled in compressed namespaces too. Same statuses as put().
+  /// filled in compressed namespaces too. Same statuses as put(); BUSY also if all room there is
+  /// was that of a host which died and may still write to it: put() can use that.
   Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes);
 
   /// Makes a reservation visible. `verified` false stores it without a checksum (for writers that
   /// cannot read back what a device wrote); then nobody will notice damage. If somebody else has
-  /// committed the key meanwhile, theirs stays. Returns CLOSED, BUSY (also: the host that had this
-  /// room before died, and may have written to it), NO_SPACE (index), FORKED.
+  /// committed the key meanwhile, theirs stays. Returns CLOSED, BUSY, NO_SPACE (index),
+  /// HOST_FENCED, FORKED.
   Status commit(Reservation& reservation, bool verified = true);
   Status abort(Reservation& reservation);
 

@@ -36,6 +36,12 @@ struct Block {
   uint64_t block_bytes = 0;  ///< room
 };
 
+/// On what terms a block is wanted.
+struct Terms {
+  bool may_cut = true;     ///< an extent may be cut for it
+  bool in_custody = true;  ///< it may be where a stale writer may still store
+};
+
 /// How an extent is cut, as read from its state. `head` is the first extent of the slab. One
 /// without blocks (block_bytes 0) stands for what is no cut, also for damage.
 struct Cut {
@@ -53,13 +59,15 @@ class Allocator {
 
   /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can
   /// (or, for who empties extents, may) be cut; the caller makes room and tries again.
-  std::optional<Block> reserve(uint64_t block_bytes, bool may_cut = true) {
+  std::optional<Block> reserve(uint64_t block_bytes, Terms terms = {}) {
     Magazine& magazine = magazine_of(block_bytes);
     do {
       while (magazine.count > 0) {
-        if (auto block = try_reserve(magazine.slots[--magazine.count], block_bytes)) return block;
+        const uint64_t slot = magazine.slots[--magazine.count];
+        if (!suits(c_.layout.extent_of_slot(slot), terms)) continue;
+        if (auto block = try_reserve(slot, block_bytes)) return block;
       }
-    } while (refill(magazine, may_cut));
+    } while (refill(magazine, terms));
     return std::nullopt;
   }
 
@@ -338,12 +346,14 @@ class Allocator {
     return block_of(slot, *cut);
   }
 
-  bool refill(Magazine& magazine, bool may_cut);
-  bool refill_from_slabs(Magazine& magazine, Candidates& candidates);
-  bool refill_by_truth(Magazine& magazine);
+  bool suits(uint64_t extent, Terms terms) const { return terms.in_custody || !copy_only(extent); }
+
+  bool refill(Magazine& magazine, Terms terms);
+  bool refill_from_slabs(Magazine& magazine, Terms terms, Candidates& candidates);
+  bool refill_by_truth(Magazine& magazine, Terms terms);
   bool collect(Magazine& magazine, uint64_t head);
-  std::optional<uint64_t> cut(uint64_t block_bytes);
-  std::optional<uint64_t> claim_run(uint64_t span);
+  std::optional<uint64_t> cut(uint64_t block_bytes, Terms terms);
+  std::optional<uint64_t> claim_run(uint64_t span, Terms terms);
   bool claim_at(uint64_t first, uint64_t span);
   void write_cut(const Cut& cut);
   bool clear_words(uint64_t extent);
@@ -367,9 +377,9 @@ class Allocator {
 // ---- finding blocks ----
 
 template <class A>
-bool Allocator<A>::refill(Magazine& magazine, bool may_cut) {
+bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
   Candidates candidates;
-  if (refill_from_slabs(magazine, candidates)) return true;
+  if (refill_from_slabs(magazine, terms, candidates)) return true;
   if (candidates.shared) {
     uint64_t nobody = 0;
     c_.access.cas(state(*candidates.shared) + offsetof(bh_extent_state, preferred), nobody,
@@ -377,24 +387,25 @@ bool Allocator<A>::refill(Magazine& magazine, bool may_cut) {
     if (collect(magazine, *candidates.shared)) return true;
   }
   // A fresh extent before another process's slab: sharing one makes both slower.
-  if (may_cut) {
-    if (auto head = cut(magazine.block_bytes)) return collect(magazine, *head);
+  if (terms.may_cut) {
+    if (auto head = cut(magazine.block_bytes, terms)) return collect(magazine, *head);
   }
   if (candidates.foreign && collect(magazine, *candidates.foreign)) return true;
-  if (may_cut && join_empty_slabs(magazine.block_bytes)) {
-    if (auto head = cut(magazine.block_bytes)) return collect(magazine, *head);
+  if (terms.may_cut && join_empty_slabs(magazine.block_bytes)) {
+    if (auto head = cut(magazine.block_bytes, terms)) return collect(magazine, *head);
   }
-  return refill_by_truth(magazine);
+  return refill_by_truth(magazine, terms);
 }
 
 template <class A>
-bool Allocator<A>::refill_from_slabs(Magazine& magazine, Candidates& candidates) {
+bool Allocator<A>::refill_from_slabs(Magazine& magazine, Terms terms, Candidates& candidates) {
   const uint64_t extents = c_.layout.geometry().extent_count;
   for (uint64_t i = 0; i < extents; ++i) {
     uint64_t e = magazine.head + i;
     if (e >= extents) e -= extents;
     if (field(e, offsetof(bh_extent_state, block_bytes)) != magazine.block_bytes ||
-        c_.load_state(state(e)).state != BH_EXTENT_SLAB || free_blocks_hint(e) == 0)
+        c_.load_state(state(e)).state != BH_EXTENT_SLAB || free_blocks_hint(e) == 0 ||
+        !suits(e, terms))
       continue;
     const uint64_t preferred = field(e, offsetof(bh_extent_state, preferred));
     if (preferred == c_.process + 1) {
@@ -410,10 +421,11 @@ bool Allocator<A>::refill_from_slabs(Magazine& magazine, Candidates& candidates)
 
 /// The free counts may have lost track when somebody died: look at every word before giving up.
 template <class A>
-bool Allocator<A>::refill_by_truth(Magazine& magazine) {
+bool Allocator<A>::refill_by_truth(Magazine& magazine, Terms terms) {
   bool found = false;
   for_each_slab([&](const Cut& cut) {
-    if (!found && cut.block_bytes == magazine.block_bytes) found = collect(magazine, cut.head);
+    if (!found && cut.block_bytes == magazine.block_bytes && suits(cut.head, terms))
+      found = collect(magazine, cut.head);
   });
   return found;
 }
@@ -501,9 +513,9 @@ std::array<uint64_t, 2> Allocator<A>::spans_for(uint64_t block_bytes) const {
 }
 
 template <class A>
-std::optional<uint64_t> Allocator<A>::cut(uint64_t block_bytes) {
+std::optional<uint64_t> Allocator<A>::cut(uint64_t block_bytes, Terms terms) {
   for (const uint64_t span : spans_for(block_bytes)) {
-    const auto head = claim_run(span);
+    const auto head = claim_run(span, terms);
     if (!head) continue;
     const Cut cut{*head, block_bytes, span * c_.layout.geometry().extent_bytes / block_bytes, span};
     write_cut(cut);
@@ -517,13 +529,13 @@ std::optional<uint64_t> Allocator<A>::cut(uint64_t block_bytes) {
 
 /// Single extents from the low end, runs from the high end, so that runs find room.
 template <class A>
-std::optional<uint64_t> Allocator<A>::claim_run(uint64_t span) {
+std::optional<uint64_t> Allocator<A>::claim_run(uint64_t span, Terms terms) {
   const uint64_t extents = c_.layout.geometry().extent_count;
   if (span > extents) return std::nullopt;
   uint64_t run = 0;
   for (uint64_t i = 0; i < extents; ++i) {
     const uint64_t e = span == 1 ? i : extents - 1 - i;
-    run = extent_free(e) ? run + 1 : 0;
+    run = extent_free(e) && suits(e, terms) ? run + 1 : 0;
     if (run < span) continue;
     if (claim_at(e, span)) return e;
     run = 0;

@@ -284,10 +284,7 @@ class Core {
   void fetch(std::vector<Candidate>& found, uint64_t bytes) const;
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
   bool read_header(uint64_t slot, bh_block_header& header) const;
-  static constexpr uint64_t kReservedInCustody = uint64_t{1} << 63;  ///< of a reservation's token
-  static uint64_t slot_of(const Reservation& reservation) {
-    return (reservation.token & ~kReservedInCustody) - 1;
-  }
+  static uint64_t slot_of(const Reservation& reservation) { return reservation.token - 1; }
   void write_key(uint64_t slot, std::string_view key);
   void retire_header(uint64_t slot);
   Status check_value(const Key& key, uint64_t bytes) const;
@@ -983,13 +980,18 @@ Result<Reservation> Core<A>::reserve(const Key& key, uint64_t length_bytes) {
     reservation.present = true;
     return reservation;
   }
-  const auto block = reserve_block(c_.layout.block_bytes(length_bytes, key.bytes.size()));
+  // Not in custody: a zombie may write there while the caller does, and the sum would be of that.
+  const uint64_t room = c_.layout.block_bytes(length_bytes, key.bytes.size());
+  auto block = allocator_.reserve(room, {.in_custody = false});
+  if (!block) block = reserve_block(room);
   if (!block) return Status::NO_SPACE;
+  if (allocator_.copy_only(c_.layout.extent_of_slot(block->slot))) {
+    allocator_.release(*block);
+    return Status::BUSY;
+  }
   reservation.data = c_.access.payload(block->offset);
   reservation.offset = block->offset;
   reservation.token = block->slot + 1;
-  if (allocator_.copy_only(c_.layout.extent_of_slot(block->slot)))
-    reservation.token |= kReservedInCustody;
   return reservation;
 }
 
@@ -997,17 +999,10 @@ template <class A>
 Status Core<A>::commit(Reservation& reservation, bool verified) {
   if (reservation.present) return Status::OK;
   if (reservation.token == 0) return Status::CLOSED;
-  const bool in_custody = (reservation.token & kReservedInCustody) != 0;
   const uint64_t slot = slot_of(reservation);
   reservation.token = 0;
   const Block block{slot, reservation.offset,
                     allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
-  // A zombie may have written there since, and the sum would be of its bytes. That custody is full
-  // by now does not help.
-  if (in_custody) {
-    allocator_.release(block);
-    return Status::BUSY;
-  }
   bh_block_header header{};
   header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
   header.checksum_kind = verified ? BH_CHECKSUM_XXH3_TREE_4K : BH_CHECKSUM_NONE;

@@ -270,7 +270,7 @@ bool Core<A>::move(const Block& block) {
     return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   // Into holes only: a fresh extent would be one of those that are being emptied.
   const auto target =
-      stamps_left() ? allocator_.reserve(block.block_bytes, /*may_cut=*/false) : std::nullopt;
+      stamps_left() ? allocator_.reserve(block.block_bytes, {.may_cut = false}) : std::nullopt;
   if (!target) return false;
   const uint64_t checksum =
       c_.access.move_payload(target->offset, block.offset, header.stored_bytes);

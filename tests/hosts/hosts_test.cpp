@@ -587,6 +587,32 @@ TEST(Hosts, ALateHostIsToldAndComesBack) {
   EXPECT_TRUE(eventually([&] { return second.get("c") == Status::OK; }));
 }
 
+TEST(Hosts, NobodyFillsInPlaceWhereALateHostMayWrite) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {});
+  Host second = shared.open(1);
+  first.stop();
+  // Without evidence that the first one has stopped writing.
+  ASSERT_TRUE(eventually([&] {
+    return ended(second, 0) && second.info_of(1).extents_custody == shared.extents() / 2;
+  }));
+  std::vector<Reservation> reserved;
+  const auto next = [&] {
+    return second.pool().reserve(second.ns(), key("r", reserved.size()), Host::kSize);
+  };
+  auto reservation = next();
+  for (; reservation; reservation = next()) reserved.push_back(*reservation);
+  EXPECT_EQ(reserved.size(), room_of(shared, shared.extents() - shared.extents() / 2))
+      << "all that was its own";
+  ASSERT_TRUE(eventually([&] { return second.put("p") == Status::OK; })) << "after reclaim_ms";
+  EXPECT_EQ(next().status(), Status::BUSY);
+  EXPECT_EQ(second.get("p"), Status::OK);
+  first.kill_now();
+  ASSERT_TRUE(second.pool().fence(0));
+  EXPECT_TRUE(eventually([&] { return next().status() == Status::OK; }));
+  for (Reservation& one : reserved) EXPECT_EQ(second.pool().commit(one), Status::OK);
+}
+
 TEST(Hosts, ALeaseOfALateHostDoesNotHoldForever) {
   SharedPool shared(2);
   Lease lease;

@@ -74,6 +74,7 @@ void User::begin() {
   silent_ = ticking_ = false;
   leases_.clear();
   reservations_.clear();
+  taken_.clear();
   core_.reset();
   access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, stage_.rules, *this,
                                         stage_.superblock);
@@ -449,6 +450,8 @@ void User::do_phase(Phase phase) {
     expect("abort", core_->abort(reserved.reservation), {});
   }
   reservations_.clear();
+  for (const core::Block& block : taken_) core_->allocator().release(block);
+  taken_.clear();
 }
 
 /// By one process, for all: those of other hosts by request.
@@ -484,17 +487,25 @@ void User::fill() {
     stage_.world.begin_operation(Operation::RESERVE, 255, n);
     auto reservation = core_->reserve(core::Key(Model::kNamespace, name), 100);
     stage_.world.end_operation(static_cast<uint64_t>(reservation.status()));
-    expect("reserve, at rest", reservation.status(), {Status::NO_SPACE});
+    expect("reserve, at rest", reservation.status(), {Status::NO_SPACE, Status::BUSY});
+    // In custody, where nothing is reserved to be filled in place.
+    const auto block = reservation.status() == Status::BUSY
+                           ? core_->allocator().reserve(kMinBlockBytes)
+                           : std::nullopt;
     if (reservation) {
       stage_.model.hold(stage_.world, *this, reservation->offset, reservation->length_bytes);
       reservations_.push_back({*reservation, 0, 0});
-      ++stage_.blocks_reserved;
-      ++n;
+    } else if (block) {
+      stage_.model.hold(stage_.world, *this, block->offset, block->block_bytes);
+      taken_.push_back(*block);
     }
+    const bool got = reservation || block;
+    stage_.blocks_reserved += got;
+    n += got;
     if (stage_.blocks_reserved != seen) last_ns = stage_.world.now_ns();
     seen = stage_.blocks_reserved;
     if (stage_.world.now_ns() > last_ns + kFillPatienceNs) return;
-    if (!reservation) stage_.world.sleep(4 * kBeatNs);
+    if (!got) stage_.world.sleep(4 * kBeatNs);
   }
 }
 

@@ -139,6 +139,7 @@ class User final : public Process {
   std::unique_ptr<core::Core<SimAccess>> core_;
   std::vector<Leased> leases_;
   std::vector<Reserved> reservations_;
+  std::vector<core::Block> taken_;  ///< FILL: of what is in custody
 };
 
 }  // namespace bowhead::sim

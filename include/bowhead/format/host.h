@@ -85,7 +85,8 @@ enum {
  * twice does no harm. The answer is `answered` of mail[p][h][i], which says nothing of what that
  * line asks itself. A line that is not sealed, or of another kind, asks for nothing. */
 enum {
-  BH_MAIL_NONE = 0,  /* 1 asked to remove a block by slot and stamp, which a move changes */
+  BH_MAIL_NONE = 0,
+  /* 1: was a request to remove a block, which moves changed */
   BH_MAIL_WANT = 2,  /* give me `count` extents if there are any free */
   BH_MAIL_REMOVE = 3 /* remove what there is of the key with this hash */
 };
