@@ -435,16 +435,15 @@ bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t len
 
 bh_status bh_commit(bh_pool* pool, bh_reservation* reservation) {
   return guarded(__func__, [&]() -> bh_status {
-    return end_reservation(pool, reservation, [&](bowhead::Reservation& open) {
-      return pool->pool.commit(open, true);
-    });
+    return end_reservation(pool, reservation,
+                           [&](bowhead::Reservation& open) { return pool->pool.commit(open); });
   });
 }
 
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation) {
   return guarded(__func__, [&]() -> bh_status {
     return end_reservation(pool, reservation, [&](bowhead::Reservation& open) {
-      return pool->pool.commit(open, false);
+      return pool->pool.commit(open, {bowhead::PayloadSum::By::NOBODY});
     });
   });
 }

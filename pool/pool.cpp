@@ -516,9 +516,9 @@ Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t
   return impl_->core().reserve(Key(ns, key), length_bytes);
 }
 
-Status Pool::commit(Reservation& reservation, bool verified) {
+Status Pool::commit(Reservation& reservation, const PayloadSum& sum) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->core().commit(reservation, verified);
+  return impl_->core().commit(reservation, sum);
 }
 
 Status Pool::abort(Reservation& reservation) {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -94,13 +95,26 @@ struct Reservation {
   std::string key;
 };
 
+/// Where the checksum of what was filled into a reservation comes from.
+struct PayloadSum {
+  enum class By {
+    POOL,    ///< commit() reads the payload
+    WRITER,  ///< whoever stored it summed it on the way, as GPUs do: `checksum` is
+             ///< payload_checksum() (base/checksum.h). If it is not, readers find the block damaged
+    NOBODY   ///< there is none, and nobody will notice damage
+  };
+  By by = By::POOL;
+  uint64_t checksum = 0;
+};
+
 /// A promise that a block stays where it is until release() or the time limit.
 struct Lease {
   const std::byte* data = nullptr;  ///< the payload; never write to it
   uint64_t length_bytes = 0;
-  uint64_t offset = 0;  ///< of the payload in the pool
-  uint64_t stamp = 0;   ///< generation of the block
-  uint64_t token = 0;   ///< internal
+  uint64_t offset = 0;               ///< of the payload in the pool
+  uint64_t stamp = 0;                ///< generation of the block
+  std::optional<uint64_t> checksum;  ///< payload_checksum() of the payload, if it has one
+  uint64_t token = 0;                ///< internal
 };
 
 /// Sums over all processes and hosts since the pool was created, and what is there now.
@@ -255,11 +269,10 @@ class Pool {
   /// was that of a host which died and may still write to it: put() can use that.
   Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes);
 
-  /// Makes a reservation visible. `verified` false stores it without a checksum (for writers that
-  /// cannot read back what a device wrote); then nobody will notice damage. If somebody else has
+  /// Makes a reservation visible, all of which was stored before. If somebody else has
   /// committed the key meanwhile, theirs stays. Returns CLOSED, BUSY, NO_SPACE (index),
   /// HOST_FENCED, FORKED.
-  Status commit(Reservation& reservation, bool verified = true);
+  Status commit(Reservation& reservation, const PayloadSum& sum = {});
   Status abort(Reservation& reservation);
 
   /// Finds a block and keeps it where it is for `ttl_ms` (1 to 600,000). Returns NOT_FOUND,

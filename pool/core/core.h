@@ -179,7 +179,7 @@ class Core {
   /// without evicting; HOST_FENCED.
   Status replace(const Located& old, const Content& content);
   Result<Reservation> reserve(const Key& key, uint64_t length_bytes);
-  Status commit(Reservation& reservation, bool verified);
+  Status commit(Reservation& reservation, const PayloadSum& sum);
   Status abort(Reservation& reservation);
   Result<Lease> acquire(const Key& key, uint64_t ttl_ms);
   Status release(Lease& lease);
@@ -996,7 +996,7 @@ Result<Reservation> Core<A>::reserve(const Key& key, uint64_t length_bytes) {
 }
 
 template <class A>
-Status Core<A>::commit(Reservation& reservation, bool verified) {
+Status Core<A>::commit(Reservation& reservation, const PayloadSum& sum) {
   if (reservation.present) return Status::OK;
   if (reservation.token == 0) return Status::CLOSED;
   const uint64_t slot = slot_of(reservation);
@@ -1005,10 +1005,13 @@ Status Core<A>::commit(Reservation& reservation, bool verified) {
                     allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
   bh_block_header header{};
   header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
-  header.checksum_kind = verified ? BH_CHECKSUM_XXH3_TREE_4K : BH_CHECKSUM_NONE;
-  if (verified)
+  header.checksum_kind =
+      sum.by == PayloadSum::By::NOBODY ? BH_CHECKSUM_NONE : BH_CHECKSUM_XXH3_TREE_4K;
+  if (sum.by == PayloadSum::By::POOL)
     header.payload_checksum = c_.access.sum_payload(reservation.offset, reservation.length_bytes);
-  // The sum is of what lies in the pool: had this life been over before, it could be of bytes that
+  else if (sum.by == PayloadSum::By::WRITER)
+    header.payload_checksum = sum.checksum;
+  // The pool's sum is of what lies there: had this life been over before, it could be of bytes that
   // the successor put there.
   if (!c_.alone() && decided({c_.host, c_.incarnation})) {
     allocator_.release(block);
@@ -1047,8 +1050,14 @@ Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
       used_now(located->slot);
       c_.count(BH_COUNTER_HITS);
       if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
-      return Lease{c_.access.payload(entry.block_offset), entry.stored_bytes, entry.block_offset,
-                   entry.stamp, *token};
+      Lease lease{.data = c_.access.payload(entry.block_offset),
+                  .length_bytes = entry.stored_bytes,
+                  .offset = entry.block_offset,
+                  .stamp = entry.stamp,
+                  .token = *token};
+      if (located->header.checksum_kind != BH_CHECKSUM_NONE)
+        lease.checksum = entry.payload_checksum;
+      return lease;
     }
     leases_.end(*token);
     if (ended()) return gone();

@@ -170,14 +170,14 @@ TEST(CrashPoints, ReserveCommit) {
   run_scenario({.name = "reserve and commit",
                 .prepare = fill_some_and_expect_new,
                 .act = reserve_then("new", 20'000, [](auto& core, Reservation& reservation) {
-                  return core.commit(reservation, /*verified=*/true);
+                  return core.commit(reservation, {});
                 })});
 }
 TEST(CrashPoints, ReserveCommitUnverified) {
   run_scenario({.name = "reserve and commit without a checksum",
                 .prepare = fill_some_and_expect_new,
                 .act = reserve_then("new", 20'000, [](auto& core, Reservation& reservation) {
-                  return core.commit(reservation, /*verified=*/false);
+                  return core.commit(reservation, {PayloadSum::By::NOBODY});
                 })});
 }
 TEST(CrashPoints, ReserveAbort) {

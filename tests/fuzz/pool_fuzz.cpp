@@ -322,7 +322,7 @@ void Run::reserve(uint32_t key, uint32_t version, uint32_t how) {
   }
   std::memcpy(reservation->data, value.data(), value.size());
   put_[key][version] = true;
-  (void)handle_->core.commit(*reservation, /*verified=*/true);
+  (void)handle_->core.commit(*reservation, {});
 }
 
 void Run::lease(uint32_t key) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <thread>
 
+#include "base/checksum.h"
 #include "base/random.h"
 #include "tests/pool/support.h"
 
@@ -136,6 +137,31 @@ TEST(Pool, ReserveCommitAbort) {
   EXPECT_EQ(t.pool().abort(*aborted), Status::CLOSED);
   EXPECT_EQ(t.info().blocks, 1);
   EXPECT_TRUE(t.check_clean());
+}
+
+/// A sum that its writer made is believed, and then found out.
+TEST(Pool, CommitTakesTheSumOfTheWriter) {
+  TestPool t(32 << 20);
+  const auto value = test::bytes(30000, 5);
+  const uint64_t sum = payload_checksum(value.data(), value.size());
+  const auto store = [&](const char* key, const PayloadSum& by) {
+    auto room = t.pool().reserve(t.ns(), key, value.size());
+    ASSERT_TRUE(room);
+    std::memcpy(room->data, value.data(), value.size());
+    ASSERT_EQ(t.pool().commit(*room, by), Status::OK);
+  };
+  store("right", {PayloadSum::By::WRITER, sum});
+  store("wrong", {PayloadSum::By::WRITER, sum + 1});
+  store("none", {PayloadSum::By::NOBODY});
+  EXPECT_EQ(t.get("right"), value);
+  EXPECT_EQ(t.get("none"), value);
+  auto lease = t.pool().acquire(t.ns(), "right", 60000);
+  EXPECT_EQ(lease->checksum, sum);
+  EXPECT_EQ(t.pool().release(*lease), Status::OK);
+  lease = t.pool().acquire(t.ns(), "none", 60000);
+  EXPECT_EQ(lease->checksum, std::nullopt);
+  EXPECT_EQ(t.pool().release(*lease), Status::OK);
+  EXPECT_EQ(t.get_status("wrong"), Status::NOT_FOUND);
 }
 
 TEST(Pool, LeaseKeepsABlockInPlaceUntilItsRelease) {

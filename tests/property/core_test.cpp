@@ -124,7 +124,9 @@ class User {
       return;
     }
     const bool present = !get(handle_->core(), key).empty();
-    const Status status = handle_->core().commit(reserved.reservation, random_.below(4) != 0);
+    const Status status = handle_->core().commit(
+        reserved.reservation,
+        random_.below(4) != 0 ? PayloadSum{} : PayloadSum{PayloadSum::By::NOBODY});
     EXPECT_TRUE(status == Status::OK || status == Status::NO_SPACE) << status_name(status);
     if (status == Status::OK && !present) model_[key] = reserved.value;
   }

@@ -13,7 +13,7 @@ constexpr uint64_t kPhaseNs = 60'000 * kMs;
 /// After so long everything that waits for time has happened.
 constexpr uint64_t kRestNs =
     2 * (kTimes.dead_ms + kTimes.grace_ms + kTimes.reclaim_ms + 40 * kTimes.beat_ms) * kMs;
-/// A request to another host is read, done, and found done.
+/// What waits for a beat or two is done: reuse, and what a zombie left.
 constexpr uint64_t kSweepNs = 6 * kBeatNs;
 constexpr int kRemovals = 4;
 constexpr size_t kShrinkRuns = 2000;
@@ -81,7 +81,7 @@ void Simulator::direct() {
     do_phase(Phase::LOOK);
     stage_->must_find = false;
   }
-  // Requests may be lost with the host that was asked.
+  // Who is asked may die, or not answer yet.
   for (int n = 0; n == 0 || stage_->keys_found != 0; ++n) {
     if (n ==
         std::max(kRemovals, static_cast<int>(world_.plan().keys)))  // few at a time are asked for

@@ -430,9 +430,15 @@ void User::finish_reservation() {
   const bool commits = below(3) != 0;
   stage_.world.begin_operation(commits ? Operation::COMMIT : Operation::ABORT, reserved.key,
                                reserved.version);
-  const bool verified = !stage_.world.plan().some_without_sum || below(2) == 0;
+  PayloadSum sum;
+  if (stage_.world.plan().some_without_sum && below(2) != 0) {
+    sum.by = PayloadSum::By::NOBODY;
+  } else if (reserved.version % 2 == 0) {
+    const auto value = stage_.model.value(reserved.key, reserved.version);
+    sum = {PayloadSum::By::WRITER, payload_checksum(value.data(), value.size())};
+  }
   const Status status =
-      commits ? core_->commit(reserved.reservation, verified) : core_->abort(reserved.reservation);
+      commits ? core_->commit(reserved.reservation, sum) : core_->abort(reserved.reservation);
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect(commits ? "commit" : "abort", status, {Status::NO_SPACE, Status::BUSY});
   if (!commits || status != Status::OK) stage_.model.refuse(reserved.key, reserved.version);
