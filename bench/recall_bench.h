@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many of the keys that a query scores highest are found from the first planes of the keys'
-// frames. Nothing is timed: the same everywhere. docs/bench.md says what is counted.
+// frames, and how fast. All but speeds is the same everywhere. docs/bench.md says what is counted.
 #pragma once
 
 #include <string>

@@ -10,8 +10,12 @@
 #include <numeric>
 #include <span>
 
+#include "base/assert.h"
 #include "bench/machine.h"
+#include "bench/report.h"
+#include "bench/team.h"
 #include "compression/lines.h"
+#include "ndp/operations.h"
 #include "ndp/plane_keys.h"
 
 namespace bowhead::bench {
@@ -46,12 +50,24 @@ struct ExactRow {
 };
 struct NearRow {
   Figure recall, mass, of_all, bits;
+  std::vector<double> rates;
 };
+/// Tokens per second: of opening a frame, else of a call for the queries of a group.
+struct Rates {
+  std::vector<double> open, decode, rows, exact;
+};
+
+template <class Call>
+double rate_of(uint32_t tokens, const Call& call) {
+  const uint64_t begin = now_ns();
+  call();
+  return tokens * 1e9 / static_cast<double>(std::max<uint64_t>(now_ns() - begin, 1));
+}
 
 /// One head of keys in frames, each at the start of a page as in a pool, and its scores.
 class Head {
  public:
-  Head(const KvTensor& keys, uint32_t head, const Rotary& rotary) : keys_(keys) {
+  Head(const KvTensor& keys, uint32_t head, const Rotary& rotary, Rates& rates) : keys_(keys) {
     Shape shape{keys.number, 1, 0, keys.channels(), rotary};
     const auto most = static_cast<uint32_t>(kBlockBytes / keys.row_bytes());
     ConstBytes values = keys.head(head);
@@ -65,13 +81,32 @@ class Head {
       const size_t at = kPage - reinterpret_cast<uintptr_t>(room.data()) % kPage;
       const Bytes frame = Bytes(room).subspan(at);
       const size_t size = encoder.encode(shape, values.first(shape.size_bytes()), frame).value();
-      blocks_.push_back(PlaneKeys::open(frame.first(size), 0, first).value());
+      rates.open.push_back(rate_of(shape.tokens, [&] {
+        blocks_.push_back(PlaneKeys::open(frame.first(size), 0, first).value());
+      }));
       values = values.subspan(shape.size_bytes());
     }
     for (const PlaneKeys& block : blocks_) pointers_.push_back(&block);
   }
 
   std::span<const PlaneKeys* const> blocks() const { return pointers_; }
+  /// The other way: all frames that have one of the first tokens decoded, then searched as rows.
+  void search_rows(const ndp::Queries& queries, uint32_t seen, uint32_t k, Rates& rates) {
+    rows_.resize(keys_.head(0).size());
+    std::vector<ndp::KeyBlock> blocks;
+    for (const PlaneKeys& block : blocks_) {
+      if (block.first_token() < seen) blocks.push_back({block.first_token(), rows_of(block)});
+    }
+    rates.decode.push_back(rate_of(seen, [&] {
+      for (size_t b = 0; b < blocks.size(); ++b)
+        BOWHEAD_ASSERT(decoder_.decode(blocks_[b].frame(), bytes_of(blocks_[b])) == Status::OK);
+    }));
+    rates.rows.push_back(rate_of(seen, [&] {
+      auto best = ndp::TopK::of(queries.count(), k).value();
+      BOWHEAD_ASSERT(best.add(queries, blocks, {.end = seen}));
+      BOWHEAD_ASSERT(!best.hits(0).empty());
+    }));
+  }
   /// Of the first tokens.
   std::vector<double> scores(std::span<const float> query, uint32_t count) const {
     const double scale = static_cast<double>(scale_of(keys_.channels()));
@@ -86,7 +121,18 @@ class Head {
   static float scale_of(uint32_t channels) { return 1 / std::sqrt(static_cast<float>(channels)); }
 
  private:
+  Bytes bytes_of(const PlaneKeys& block) {
+    return Bytes(rows_).subspan(block.first_token() * keys_.row_bytes(),
+                                block.tokens() * keys_.row_bytes());
+  }
+  ndp::Rows rows_of(const PlaneKeys& block) {
+    return {keys_.number, keys_.channels(), block.tokens(), bytes_of(block).data(),
+            keys_.row_bytes()};
+  }
+
   const KvTensor& keys_;
+  Decoder decoder_;
+  Lines<uint8_t> rows_;  // decoded
   std::vector<double> values_;
   std::vector<Lines<uint8_t>> frames_;
   std::vector<PlaneKeys> blocks_;
@@ -116,7 +162,7 @@ class TopKRows {
   Result<void> run() {
     const Rotary rotary = find_rotary(keys_);
     for (uint32_t h = 0; h < keys_.layers() * keys_.heads(); ++h) {
-      const Head head(keys_, h, rotary);
+      Head head(keys_, h, rotary, rates_);
       for (const size_t at : exact_at_) {
         if (auto good = measure_exact(head, h, at); !good) return good;
       }
@@ -155,8 +201,9 @@ class TopKRows {
                             keys_.number)
         .value();
   }
-  Result<void> measure_exact(const Head& head, uint32_t h, size_t at);
+  Result<void> measure_exact(Head& head, uint32_t h, size_t at);
   void measure_near(const Head& head, uint32_t h, size_t at);
+  void print_rates(bool json, nlohmann::json line) const;
 
   const KvTensor& keys_;
   const KvTensor& queries_;
@@ -164,14 +211,19 @@ class TopKRows {
   std::vector<size_t> exact_at_, near_at_;  // of positions
   ExactRow exact_;
   NearRow near_[std::size(kBits)];
+  Rates rates_;
 };
 
-Result<void> TopKRows::measure_exact(const Head& head, uint32_t h, size_t at) {
+Result<void> TopKRows::measure_exact(Head& head, uint32_t h, size_t at) {
   const uint32_t seen = positions_[at] + 1;
   const auto k = static_cast<uint32_t>(std::ceil(kExactShare * seen));
   const std::vector<float> values = queries_at(h, at);
-  const auto answer = ndp::exact_top_k(ready(values), head.blocks(), {.end = seen}, k);
+  const ndp::Queries queries = ready(values);
+  Result<PlaneAnswer> answer = PlaneAnswer();
+  rates_.exact.push_back(
+      rate_of(seen, [&] { answer = ndp::exact_top_k(queries, head.blocks(), {.end = seen}, k); }));
   if (!answer) return answer.error();
+  head.search_rows(queries, seen, k, rates_);
   const double plain = static_cast<double>(seen * keys_.row_bytes());
   for (uint32_t q = 0; q < group(); ++q) {
     const std::span query =
@@ -203,8 +255,11 @@ void TopKRows::measure_near(const Head& head, uint32_t h, size_t at) {
     for (double& score : scores) score /= sum;
   }
   for (size_t b = 0; b < std::size(kBits); ++b) {
-    const auto answer = ndp::approximate_top_k(queries, head.blocks(), {.end = seen}, kNearWanted,
-                                               kBits[b] * channels / 8);
+    Result<PlaneAnswer> answer = PlaneAnswer();
+    near_[b].rates.push_back(rate_of(seen, [&] {
+      answer = ndp::approximate_top_k(queries, head.blocks(), {.end = seen}, kNearWanted,
+                                      kBits[b] * channels / 8);
+    }));
     for (uint32_t q = 0; q < group(); ++q) {
       double found = 0, mass = 0, all = 0, most = 0;
       for (const Hit& hit : answer->hits[q]) {
@@ -218,6 +273,37 @@ void TopKRows::measure_near(const Head& head, uint32_t h, size_t at) {
       near_[b].mass.add(mass / most);
       near_[b].of_all.add(all);
       near_[b].bits.add(static_cast<double>(answer->bytes_read[q]) * 8 / channels / seen);
+    }
+  }
+}
+
+/// Medians.
+void TopKRows::print_rates(bool json, nlohmann::json line) const {
+  std::vector<double> both;
+  for (size_t i = 0; i < rates_.rows.size(); ++i)
+    both.push_back(1 / (1 / rates_.decode[i] + 1 / rates_.rows[i]));
+  std::vector<std::pair<std::string, const std::vector<double>*>> all = {
+      {"open a frame", &rates_.open},
+      {"decode", &rates_.decode},
+      {"decode, search rows", &both},
+      {"search rows", &rates_.rows},
+      {"search exactly", &rates_.exact}};
+  for (size_t b = 0; b < std::size(kBits); ++b)
+    all.emplace_back(fmt::format("search in {} bits", kBits[b]), &near_[b].rates);
+  if (!json)
+    fmt::print("  speed, one thread, queries in groups of {}: medians\n  {:<21} {:>12} {:>18}\n",
+               group(), "", "M tokens/s", "GB/s of decoded");
+  for (const auto& [step, rates] : all) {
+    const Summary rate = summarize(*rates);
+    const auto bytes = static_cast<double>(keys_.row_bytes());
+    if (json) {
+      line["step"] = step;
+      line["tokens_per_s"] = {{"median", rate.median}, {"min", rate.min}, {"max", rate.max}};
+      line["decoded_bytes_per_s"] = rate.median * bytes;
+      fmt::print("{}\n", line.dump());
+    } else {
+      fmt::print("  {:<21} {:>12.2f} {:>18.3f}\n", step, rate.median * 1e-6,
+                 rate.median * bytes * 1e-9);
     }
   }
 }
@@ -270,6 +356,9 @@ void TopKRows::print(bool json, const std::string& command) const {
     near["attention"] = row.of_all.mean();
     fmt::print("{}\n", near.dump());
   }
+  auto speed = line("speed");
+  speed["queries_of_a_call"] = group();
+  print_rates(json, std::move(speed));
 }
 
 }  // namespace
