@@ -32,6 +32,9 @@ inline size_t plane_bytes(uint32_t channels, uint32_t tokens) {
   return (channels + 7) / 8 * size_t{tokens};
 }
 
+/// Of a row for searches.
+constexpr uint32_t padded_channels(uint32_t channels) { return (channels + 63) / 64 * 64; }
+
 /// A tile's shape and what its planes are relative to.
 struct TileFrame {
   const Number& number;
@@ -82,6 +85,13 @@ struct PlaneKernels {
   void (*split)(const TileFrame& tile, const void* values, Split& out);
   /// False: the remainder or the exceptions are not as long as the planes say.
   bool (*merge)(const TileFrame& tile, const Merge& in, void* values);
+
+  /// Rows for searches, each of padded_channels(), of which the surplus ones hold anything. The
+  /// first: twice the middle of what d can be after the first planes; it fits 16 bits. The other:
+  /// the centre, at so many tokens; on return it is that of the next one.
+  void (*differences)(const Number& number, const uint8_t* const* planes, uint32_t plane_count,
+                      uint32_t tokens, uint32_t channels, int16_t* twice);
+  void (*centres)(const TurningCentre& centre, uint32_t tokens, int16_t* rows);
 
   /// Bytes as nibbles, the low one first; a bit for each, the first lowest, says whether it is not
   /// zero; then, in whole bytes again, those that are not. For planes of few ones: a table of

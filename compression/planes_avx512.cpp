@@ -711,6 +711,52 @@ void split(const TileFrame& tile, const void* values, Split& out) {
   with_number(tile.number, [&](auto kind) { split_as<kind.value>(tile, values, out); });
 }
 
+// ---- rows for searches ----
+
+inline void store_row(int16_t* to, Words words) {
+  words = channel_order(words);
+  _mm512_storeu_si512(to, words.a);
+  _mm512_storeu_si512(to + 32, words.b);
+}
+
+template <size_t kNumber>
+void differences_as(const uint8_t* const* shown, uint32_t plane_count, uint32_t tokens,
+                    uint32_t channels, int16_t* twice) {
+  constexpr const Number& number = kNumbers[kNumber];
+  // As in merge_prefix().
+  const uint8_t* planes[kMaxPlanes + 1];
+  for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = shown[p < plane_count ? p : 0];
+  const int half_unit = 1 << (number.planes() - plane_count);
+  const __m512i half = _mm512_set1_epi16(static_cast<short>(half_unit)),
+                known = _mm512_set1_epi16(static_cast<short>(-2 * half_unit));
+  const size_t row_bytes = (channels + 7) / 8;
+  for (uint32_t token = 0; token < tokens; ++token) {
+    for (uint32_t first = 0; first < channels; first += kLanes, twice += kLanes) {
+      const uint32_t lanes = std::min(kLanes, channels - first);
+      const Words d = gather_differences(number, planes, token * row_bytes + first / 8, lanes);
+      const auto doubled = [&](__m512i some) {
+        return _mm512_ternarylogic_epi32(_mm512_slli_epi16(some, 1), known, half, 0xEA);
+      };
+      store_row(twice, {doubled(d.a), doubled(d.b)});
+    }
+  }
+}
+
+void differences(const Number& number, const uint8_t* const* planes, uint32_t plane_count,
+                 uint32_t tokens, uint32_t channels, int16_t* twice) {
+  with_number(number, [&](auto kind) {
+    differences_as<kind.value>(planes, plane_count, tokens, channels, twice);
+  });
+}
+
+void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {
+  for (uint32_t token = 0; token < tokens; ++token) {
+    for (uint32_t first = 0; first < centre.channels; first += kLanes, rows += kLanes)
+      store_row(rows, load_centre(centre, first));
+    turn_vectors(centre);
+  }
+}
+
 // ---- nibbles ----
 
 /// The nibbles of 32 bytes in order, a byte each.
@@ -806,8 +852,9 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsAvx512 = {
-    largest_exponents, split, merge, nibbles_size, pack_nibbles, unpack_nibbles, sum_samples};
+const PlaneKernels kPlaneKernelsAvx512 = {largest_exponents, split,          merge,
+                                          differences,       centres,        nibbles_size,
+                                          pack_nibbles,      unpack_nibbles, sum_samples};
 
 }  // namespace bowhead::compression
 

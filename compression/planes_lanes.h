@@ -547,6 +547,47 @@ void split(const TileFrame& tile, const void* values, Split& out) {
   with_number(tile.number, [&](auto kind) { split_as<kind.value>(tile, values, out); });
 }
 
+// ---- rows for searches ----
+
+BOWHEAD_INLINE void store_row(int16_t* to, Words words) {
+  store(to, words.a);
+  store(to + kWords, words.b);
+}
+
+template <size_t kNumber>
+void differences_as(const uint8_t* const* shown, uint32_t plane_count, uint32_t tokens,
+                    uint32_t channels, int16_t* twice) {
+  constexpr const Number& number = kNumbers[kNumber];
+  // As in merge_prefix().
+  const uint8_t* planes[kMaxPlanes + 1];
+  for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = shown[p < plane_count ? p : 0];
+  const uint32_t half_unit = 1u << (number.planes() - plane_count);
+  const U16 half = all_of(half_unit), known = all_of(0u - 2 * half_unit);
+  const size_t row_bytes = (channels + 7) / 8;
+  for (uint32_t token = 0; token < tokens; ++token, twice += padded_channels(channels)) {
+    for (uint32_t first = 0; first < channels; first += kBlock) {
+      const uint32_t lanes = std::min(kBlock, channels - first);
+      const Words d = gather_differences(number, planes, token * row_bytes + first / 8, lanes);
+      store_row(twice + first, {(d.a << 1 & known) | half, (d.b << 1 & known) | half});
+    }
+  }
+}
+
+void differences(const Number& number, const uint8_t* const* planes, uint32_t plane_count,
+                 uint32_t tokens, uint32_t channels, int16_t* twice) {
+  with_number(number, [&](auto kind) {
+    differences_as<kind.value>(planes, plane_count, tokens, channels, twice);
+  });
+}
+
+void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {
+  for (uint32_t token = 0; token < tokens; ++token, rows += padded_channels(centre.channels)) {
+    for (uint32_t first = 0; first < centre.channels; first += kBlock)
+      store_row(rows + first, load_centre(centre, first));
+    turn_vectors(centre);
+  }
+}
+
 // ---- nibbles ----
 
 /// The nibbles of a block of bytes, of which `some` have ones where they are not zero.

@@ -192,6 +192,30 @@ bool merge(const TileFrame& tile, const Merge& in, void* values) {
   return !in.exact || (remainder.at_end() && exceptions == in.exceptions.size());
 }
 
+// ---- rows for searches ----
+
+void differences(const Number& number, const uint8_t* const* planes, uint32_t plane_count,
+                 uint32_t tokens, uint32_t channels, int16_t* twice) {
+  const uint32_t missing = number.planes() - plane_count, row_bytes = (channels + 7) / 8;
+  for (uint32_t token = 0; token < tokens; ++token, twice += padded_channels(channels)) {
+    for (uint32_t c = 0; c < channels; ++c) {
+      const size_t at = size_t{token} * row_bytes + c / 8;
+      const auto bit = [&](uint32_t plane) { return planes[plane][at] >> c % 8 & 1; };
+      int32_t magnitude = 0;
+      for (uint32_t p = 1; p < plane_count; ++p) magnitude = magnitude << 1 | bit(p);
+      const int32_t middle = (2 * magnitude + 1) << missing;
+      twice[c] = static_cast<int16_t>(bit(0) != 0 ? -middle : middle);
+    }
+  }
+}
+
+void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {
+  for (uint32_t token = 0; token < tokens; ++token, rows += padded_channels(centre.channels)) {
+    for (uint32_t c = 0; c < centre.channels; ++c) rows[c] = centre.at(c);
+    turn(centre);
+  }
+}
+
 // ---- nibbles ----
 
 constexpr uint64_t kLowBits = 0x1111111111111111;
@@ -256,7 +280,8 @@ bool unpack_nibbles(std::span<const uint8_t> in, std::span<uint8_t> out) {
 
 }  // namespace
 
-const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split,        merge,
-                                          nibbles_size,      pack_nibbles, unpack_nibbles};
+const PlaneKernels kPlaneKernelsScalar = {largest_exponents, split,         merge,
+                                          differences,       centres,       nibbles_size,
+                                          pack_nibbles,      unpack_nibbles};
 
 }  // namespace bowhead::compression

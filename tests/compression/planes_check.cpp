@@ -67,6 +67,44 @@ bool merge(const PlaneKernels& kernels, const Shape& shape, const Planes& planes
   return kernels.merge(tile, in, values.data());
 }
 
+/// Rows for searches of the first `count` planes; what lies behind the channels is cut off.
+std::vector<int16_t> rows_of(const PlaneKernels& kernels, const Shape& shape, const Planes& planes,
+                             const std::vector<int16_t>& amplitudes, uint32_t shift,
+                             uint32_t count) {
+  const Number& number = *number_of(shape.number);
+  const uint32_t padded = padded_channels(shape.channels);
+  std::vector<int16_t> rows(size_t{2} * shape.tokens * padded), out;
+  const uint8_t* shown[kMaxPlanes + 1] = {};
+  for (uint32_t p = 0; p < count; ++p) shown[p] = planes.planes[p].data();
+  kernels.differences(number, shown, count, shape.tokens, shape.channels, rows.data());
+  CentreMaker centres;
+  const TurningCentre centre = centres.make(number, {planes.exponents.data(), shape.channels},
+                                            amplitudes, shift, shape.rotary);
+  int16_t* to = &rows[size_t{shape.tokens} * padded];
+  kernels.centres(centre, 1, to);  // it goes on where it was
+  kernels.centres(centre, shape.tokens - 1, to + padded);
+  for (size_t at = 0; at < rows.size(); at += padded)
+    out.insert(out.end(), &rows[at], &rows[at] + shape.channels);
+  return out;
+}
+
+/// What few planes show is off from what all of them show by less than half a step.
+std::string fault_in_rows(const PlaneKernels& kernels, const Shape& shape, const Planes& planes,
+                          const std::vector<int16_t>& amplitudes, uint32_t shift) {
+  const uint32_t all = number_of(shape.number)->planes();
+  const auto whole = rows_of(kPlaneKernelsScalar, shape, planes, amplitudes, shift, all);
+  for (uint32_t count = 1; count <= all; ++count) {
+    const auto rows = rows_of(kernels, shape, planes, amplitudes, shift, count);
+    if (rows != rows_of(kPlaneKernelsScalar, shape, planes, amplitudes, shift, count))
+      return "has other rows for searches, planes: " + std::to_string(count);
+    for (size_t i = 0; i < rows.size() / 2; ++i) {
+      if (std::abs(rows[i] - whole[i]) >= 1 << (all - count))
+        return "has rows that are too far off, planes: " + std::to_string(count);
+    }
+  }
+  return {};
+}
+
 /// What differs of a tensor that is split and merged.
 std::string fault_with_centre(const PlaneKernels& kernels, const Shape& shape,
                               const std::vector<uint8_t>& values,
@@ -90,7 +128,7 @@ std::string fault_with_centre(const PlaneKernels& kernels, const Shape& shape,
     if (count == 0 && a != values) return "the definition merges to other values";
     if (a != b) return "merges to other values by planes: " + std::to_string(count);
   }
-  return {};
+  return fault_in_rows(kernels, shape, right, amplitudes, shift);
 }
 
 }  // namespace
