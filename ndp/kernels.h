@@ -35,6 +35,11 @@ struct Kernels {
   /// not a number. Returns how many; kTileTokens may be written.
   uint32_t (*select)(const float* scores, uint32_t count, float least, uint32_t first_token,
                      Hit* out);
+  /// sums[i] = sum over channels of query * row i, of so many rows, one behind the other, whose
+  /// channels are a multiple of 64. Off by at most (channels / 4 + 4) * 2^-24 times the sum of
+  /// |query * row|.
+  void (*dots)(const float* query, const int16_t* rows, uint32_t count, uint32_t channels,
+               float* sums);
   /// By channel: the least and largest of so many tokens' numbers, scales included; what is not a
   /// number makes them infinite.
   void (*bounds)(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest);

@@ -21,7 +21,7 @@
 
 namespace bowhead::ndp {
 
-const Kernels kKernelsAvx2 = {"avx2", score, weigh, largest, exponentials, select, bounds};
+const Kernels kKernelsAvx2 = {"avx2", score, weigh, largest, exponentials, select, dots, bounds};
 
 }  // namespace bowhead::ndp
 

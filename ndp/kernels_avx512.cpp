@@ -916,6 +916,23 @@ void bounds_as(const Rows& keys, uint32_t first, uint32_t count, float* least, f
   }
 }
 
+void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t channels, float* sums) {
+  for (uint32_t i = 0; i < count; ++i, rows += channels) {
+    __m512 sum[4] = {};
+    for (uint32_t c = 0; c < channels; c += 64) {
+      for (uint32_t part = 0; part < 4; ++part) {
+        const uint32_t at = c + 16 * part;
+        const __m512i row =
+            _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + at)));
+        sum[part] =
+            _mm512_fmadd_ps(_mm512_loadu_ps(query + at), _mm512_cvtepi32_ps(row), sum[part]);
+      }
+    }
+    sums[i] = _mm512_reduce_add_ps(
+        _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+  }
+}
+
 BOWHEAD_INLINE __m512 floats_of_bf16(__m256i words) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
@@ -959,7 +976,8 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsAvx512 = {"avx512", score, weigh, largest, exponentials, select, bounds};
+const Kernels kKernelsAvx512 = {"avx512",     score,  weigh, largest,
+                                exponentials, select, dots,  bounds};
 
 }  // namespace bowhead::ndp
 

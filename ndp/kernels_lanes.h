@@ -229,6 +229,19 @@ uint32_t select(const float* scores, uint32_t count, float least, uint32_t first
   return taken;
 }
 
+// ---- sums of rows ----
+
+typedef int16_t Shorts __attribute__((vector_size(BOWHEAD_VECTOR_BYTES / 2)));
+
+void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t channels, float* sums) {
+  for (uint32_t i = 0; i < count; ++i, rows += channels) {
+    Floats sum = {};
+    for (uint32_t c = 0; c < channels; c += kLanes)
+      sum += load<Floats>(query + c) * __builtin_convertvector(load<Shorts>(rows + c), Floats);
+    sums[i] = sum_of(sum);
+  }
+}
+
 // ---- digests ----
 
 void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {

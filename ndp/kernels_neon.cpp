@@ -13,6 +13,6 @@
 
 namespace bowhead::ndp {
 
-const Kernels kKernelsNeon = {"neon", score, weigh, largest, exponentials, select, bounds};
+const Kernels kKernelsNeon = {"neon", score, weigh, largest, exponentials, select, dots, bounds};
 
 }  // namespace bowhead::ndp

@@ -61,6 +61,14 @@ uint32_t select(const float* scores, uint32_t count, float least, uint32_t first
   return taken;
 }
 
+void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t channels, float* sums) {
+  for (uint32_t i = 0; i < count; ++i, rows += channels) {
+    double sum = 0;
+    for (uint32_t c = 0; c < channels; ++c) sum += double{query[c]} * rows[c];
+    sums[i] = static_cast<float>(sum);
+  }
+}
+
 void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const uint32_t bytes = compression::element_bytes(keys.number);
@@ -79,6 +87,7 @@ void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, floa
 
 }  // namespace
 
-const Kernels kKernelsScalar = {"scalar", score, weigh, largest, exponentials, select, bounds};
+const Kernels kKernelsScalar = {"scalar",     score,  weigh, largest,
+                                exponentials, select, dots,  bounds};
 
 }  // namespace bowhead::ndp

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <limits>
 
+#include "base/random.h"
+#include "ndp/kernels.h"
 #include "ndp/operations.h"
 
 namespace bowhead::test {
@@ -255,6 +257,28 @@ std::string check_pages(const Problem& p, const Visible& visible) {
   }
   const auto all = oracle_order(p.sequence(), p.query(0), p.scale(), as_oracle(visible)).size();
   return found == all ? "" : fmt::format("pages show {} of {} tokens", found, all);
+}
+
+std::string check_dots(uint32_t channels, uint64_t seed) {
+  constexpr uint32_t kRows = 9;
+  Random random(seed);
+  std::vector<float> query(channels), sums(kRows);
+  std::vector<int16_t> rows(size_t{kRows} * channels);
+  for (float& value : query) value = static_cast<float>(random.below(1u << 25)) - (1 << 24);
+  for (int16_t& value : rows) value = static_cast<int16_t>(random.next());
+  ndp::kernels().dots(query.data(), rows.data(), kRows, channels, sums.data());
+  for (uint32_t i = 0; i < kRows; ++i) {
+    double sum = 0, sizes = 0;
+    for (uint32_t c = 0; c < channels; ++c) {
+      const double product = double{query[c]} * rows[size_t{i} * channels + c];
+      sum += product;
+      sizes += std::abs(product);
+    }
+    if (std::abs(sums[i] - sum) > (channels / 4 + 4) * 0x1p-24 * sizes)
+      return fmt::format("{} channels: the sum of row {} is {} and not {}", channels, i, sums[i],
+                         sum);
+  }
+  return "";
 }
 
 std::string check_all(const Shape& shape, uint64_t seed) {

@@ -19,7 +19,9 @@ std::string check_scores(const Problem& problem, const ndp::Visible& visible);
 std::string check_top_k(const Problem& problem, const ndp::Visible& visible, uint32_t k);
 std::string check_attention(const Problem& problem, const ndp::Visible& visible);
 std::string check_pages(const Problem& problem, const ndp::Visible& visible);
-/// All of these.
+/// Of rows of so many channels, a multiple of 64.
+std::string check_dots(uint32_t channels, uint64_t seed);
+/// All of these but the last.
 std::string check_all(const Shape& shape, uint64_t seed);
 
 }  // namespace bowhead::test

@@ -31,6 +31,10 @@ TEST(Operations, AnswerAsTheOracle) {
   }
 }
 
+TEST(Operations, SumRows) {
+  for (const uint32_t channels : {64u, 128u, 576u, 1024u}) ASSERT_EQ(check_dots(channels, 2), "");
+}
+
 TEST(Operations, OfLatentAttention) {
   const Shape shape{
       .queries = 16, .key_channels = 576, .value_channels = 512, .tokens = 130, .latent = true};
