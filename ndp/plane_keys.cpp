@@ -4,12 +4,13 @@
 #include <bowhead/format/frame.h>
 #include <fmt/format.h>
 
-#include <bit>
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "compression/frame_parts.h"
-#include "ndp/numbers.h"
+#include "compression/planes.h"
+#include "ndp/kernels.h"
 #include "ndp/plane_tile.h"
 
 namespace bowhead::ndp {
@@ -33,6 +34,10 @@ Result<void> check_open(const Shape& shape, uint32_t outer, uint32_t first_token
   return {};
 }
 
+uint32_t word_at(ConstBytes values, size_t index) {
+  return values[2 * index] | uint32_t{values[2 * index + 1]} << 8;
+}
+
 }  // namespace
 
 Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t first_token) {
@@ -49,19 +54,30 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
   keys.outer_ = outer;
   keys.first_token_ = first_token;
   const Tiling& tiling = frame->tiling;
-  std::vector<uint8_t> room(tiling.tile_tokens * shape.row_bytes());
+  std::vector<uint8_t> values;
   Decoder decoder;
+  // Some tiles at a time: each call reads the table, and all at once may be large.
+  const uint32_t many = std::max<uint32_t>(
+      static_cast<uint32_t>(kMaxTileValuesBytes / (tiling.tile_tokens * shape.row_bytes())), 1);
   uint64_t index = tiling.tile_of(outer, 0), at = frame->offset_of(index);
-  for (uint32_t first = 0; first < shape.tokens; first += tiling.tile_tokens, ++index) {
-    const ConstBytes coded = frame->tile_at(index, at);
-    const uint32_t tokens = tiling.tokens_of(shape.tokens, index);
-    const Bytes values = Bytes(room).first(tokens * shape.row_bytes());
-    Status status = decoder.decode_tokens(bytes, outer, first, tokens, values);
+  for (uint32_t begin = 0; begin < shape.tokens;) {
+    const uint64_t most = uint64_t{many} * tiling.tile_tokens;
+    const auto count = static_cast<uint32_t>(std::min<uint64_t>(most, shape.tokens - begin));
+    values.resize(count * shape.row_bytes());
+    Status status = decoder.decode_tokens(bytes, outer, begin, count, values);
     if (status != Status::OK) return status;
-    const bool in_planes = !coded.empty() && coded[0] == BH_TILE_PLANES;
-    status = keys.add_tile({at, coded.size(), first, tokens, in_planes}, values);
-    if (status != Status::OK) return status;
-    at += coded.size();
+    ConstBytes left = values;
+    for (const uint32_t end = begin + count; begin < end; ++index) {
+      const ConstBytes coded = frame->tile_at(index, at);
+      const uint32_t tokens = tiling.tokens_of(shape.tokens, index);
+      const bool in_planes = !coded.empty() && coded[0] == BH_TILE_PLANES;
+      status = keys.add_tile({at, coded.size(), begin, tokens, in_planes},
+                             left.first(tokens * shape.row_bytes()));
+      if (status != Status::OK) return status;
+      left = left.subspan(tokens * shape.row_bytes());
+      at += coded.size();
+      begin += tokens;
+    }
   }
   return keys;
 }
@@ -78,75 +94,90 @@ Status PlaneKeys::add_tile(Tile tile, std::span<const uint8_t> values) {
       const auto bytes = static_cast<uint32_t>(plane_bytes(shape_.channels, 1));
       tile.skew = group_tokens() - std::min(group_tokens(), (64 - in_line + bytes - 1) / bytes);
     }
-    tile.bounded = add_rests(tile, values, planes.parameters().exponents);
+    StreamCoder coder;
+    for (uint32_t p = 0; p < number_of(shape_.number)->planes(); ++p) {
+      if (const Status status = planes.load(p, coder); status != Status::OK) return status;
+    }
+    tile.bounded = all_finite(tile, values) && planes.are_of(values);
     if (tile.bounded) {
-      const Status status = add_scales(tile, planes, values);
-      if (status != Status::OK) return status;
+      add_rests(tile, values, planes.parameters().exponents);
+      add_scales(tile, planes);
     }
   }
   tiles_.push_back(tile);
   return Status::OK;
 }
 
-/// False, and none are added, if not all values are finite. Where a frame with right checksums has
-/// planes that no encoder writes, what is noted here may be beyond its streams: readers look where
-/// they read.
-bool PlaneKeys::add_rests(Tile& tile, std::span<const uint8_t> values,
+bool PlaneKeys::all_finite(const Tile& tile, std::span<const uint8_t> values) const {
+  const Number& number = *number_of(shape_.number);
+  const size_t count = size_t{tile.tokens} * shape_.channels;
+  if (!number.is_float()) return true;
+  bool beyond = false;
+  if (number.element_bytes == 1) {
+    for (size_t i = 0; i < count; ++i) beyond |= (values[i] & 0x7F) > number.largest_finite;
+  } else {
+    for (size_t i = 0; i < count; ++i)
+      beyond |= (word_at(values, i) & 0x7FFF) > number.largest_finite;
+  }
+  return !beyond;
+}
+
+/// By the exponents: what a value has in the remainder are its e lowest bits, or, where that are
+/// all (it is an exception), its mantissa.
+void PlaneKeys::add_rests(const Tile& tile, std::span<const uint8_t> values,
                           std::span<const uint16_t> exponents) {
   const Number& number = *number_of(shape_.number);
-  const uint32_t one = 1u << number.mantissa_bits, most = (1u << number.exponent_bits) - 1;
+  const uint32_t mantissa = number.mantissa_bits, most = (1u << number.exponent_bits) - 1;
   RestBegin at;
-  bool finite = true;
-  const uint8_t* value = values.data();
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (first_of(tile, group_of(tile, token)) == token) rests_.push_back(at);
-    for (uint32_t c = 0; c < shape_.channels && number.is_float(); ++c) {
-      uint32_t bits = value[0];
-      if (number.element_bytes == 2) bits |= uint32_t{value[1]} << 8;
-      finite &= std::isfinite(load_number(shape_.number, value));
-      value += number.element_bytes;
-      const uint32_t below = exponents[c] - (bits >> number.mantissa_bits & most);
-      const uint32_t t = below < 32 ? ((bits & (one - 1)) | one) >> below : 0;
-      at.bits += number.magnitude_bits - static_cast<uint32_t>(std::bit_width(t | 1));
-      at.exceptions += t == 0 ? 1 : 0;
+    if (!number.is_float()) continue;
+    const auto row = values.subspan(token * shape_.row_bytes(), shape_.row_bytes());
+    const auto add = [&](uint32_t c, uint32_t bits) {
+      const uint32_t e = exponents[c] - (bits >> mantissa & most);
+      at.bits += std::min(e, mantissa);
+      at.exceptions += e > mantissa ? 1 : 0;
+    };
+    if (number.element_bytes == 1) {
+      for (uint32_t c = 0; c < shape_.channels; ++c) add(c, row[c]);
+    } else {
+      for (uint32_t c = 0; c < shape_.channels; ++c) add(c, word_at(row, c));
     }
   }
-  if (!finite) rests_.resize(tile.rests_at);
-  return finite;
 }
 
 /// The scale with the least squares of what is off is sum(apart * middle) / sum(middle^2), of what
-/// lies apart from the centre.
-Status PlaneKeys::add_scales(Tile& tile, PlaneTile& planes, std::span<const uint8_t> values) {
-  StreamCoder coder;
-  const uint32_t all = std::min(kScaledPlanes, number_of(shape_.number)->planes());
-  const auto padded = static_cast<uint32_t>(planes.units().size());
-  std::vector<double> middles(size_t{group_tokens()} * padded), centres(middles.size());
-  std::vector<double> products(padded), squares(padded);
-  const std::vector<uint8_t> nothing(shape_.channels);
-  for (uint32_t n = 1; n <= all; ++n) {
-    if (const Status status = planes.load(n - 1, coder); status != Status::OK) return status;
-    std::fill(products.begin(), products.end(), 0);
-    std::fill(squares.begin(), squares.end(), 0);
-    const uint8_t* value = values.data();
-    for (uint32_t first = 0; first < tile.tokens; first += group_tokens()) {
-      const uint32_t count = std::min(group_tokens(), tile.tokens - first);
-      planes.middles(first, count, n, {}, middles.data());
-      planes.middles(first, count, n, nothing, centres.data());
+/// lies apart from the centre. What all planes show of it is near enough.
+void PlaneKeys::add_scales(const Tile& tile, const PlaneTile& planes) {
+  const Number& number = *number_of(shape_.number);
+  const uint32_t padded = padded_channels(shape_.channels);
+  const uint32_t levels = std::min(kScaledPlanes, number.planes());
+  std::vector<int16_t> apart(size_t{kTileTokens} * padded);
+  std::vector<float> products(size_t{levels} * padded), squares(products.size());
+  for (uint32_t first = 0; first < tile.tokens; first += kTileTokens) {
+    const uint32_t count = std::min(kTileTokens, tile.tokens - first);
+    planes.differences(first, count, number.planes(), apart.data());
+    for (uint32_t level = 0; level < levels; ++level) {
+      const int half = 1 << (number.planes() - level - 1), known = -2 * half;
+      float *product = &products[size_t{level} * padded],
+            *square = &squares[size_t{level} * padded];
       for (uint32_t i = 0; i < count; ++i) {
-        for (uint32_t c = 0; c < shape_.channels; ++c, value += element_bytes(shape_.number)) {
-          const double centre = centres[i * padded + c], middle = middles[i * padded + c] - centre;
-          const double key = static_cast<double>(load_number(shape_.number, value));
-          products[c] += middle * (key / planes.units()[c] - centre);
-          squares[c] += middle * middle;
+        const int16_t* row = &apart[size_t{i} * padded];
+        for (uint32_t c = 0; c < shape_.channels; ++c) {
+          const auto middle = static_cast<float>((row[c] & known) | half);
+          product[c] += middle * static_cast<float>(row[c]);
+          square[c] += middle * middle;
         }
       }
     }
-    for (uint32_t c = 0; c < shape_.channels; ++c)
-      scales_.push_back(static_cast<uint8_t>(
-          std::clamp(std::round(products[c] / squares[c] / kScaleUnit), 0.0, 255.0)));
   }
-  return Status::OK;
+  for (uint32_t level = 0; level < levels; ++level) {
+    for (uint32_t c = 0; c < shape_.channels; ++c) {
+      const size_t i = size_t{level} * padded + c;
+      const float scale = products[i] / squares[i] / static_cast<float>(kScaleUnit);
+      scales_.push_back(static_cast<uint8_t>(std::clamp(std::round(scale), 0.0f, 255.0f)));
+    }
+  }
 }
 
 size_t PlaneKeys::kept_bytes() const {

@@ -59,7 +59,7 @@ class PlaneKeys {
     uint64_t begin = 0, bytes = 0;  ///< in the frame
     uint32_t first = 0;             ///< token of this outer index
     uint32_t tokens = 0;
-    bool bounded = false;    ///< in planes, and all finite
+    bool bounded = false;    ///< in planes, as an encoder makes them, and all finite
     uint32_t skew = 0;       ///< how many tokens its first group is shorter by
     uint32_t rests_at = 0;   ///< in rests(), a group after the other
     uint32_t scales_at = 0;  ///< in scales(): by planes and channel
@@ -97,8 +97,10 @@ class PlaneKeys {
  private:
   PlaneKeys() = default;
   Status add_tile(Tile tile, std::span<const uint8_t> values);
-  bool add_rests(Tile& tile, std::span<const uint8_t> values, std::span<const uint16_t> exponents);
-  Status add_scales(Tile& tile, PlaneTile& planes, std::span<const uint8_t> values);
+  bool all_finite(const Tile& tile, std::span<const uint8_t> values) const;
+  void add_rests(const Tile& tile, std::span<const uint8_t> values,
+                 std::span<const uint16_t> exponents);
+  void add_scales(const Tile& tile, const PlaneTile& planes);
 
   compression::ConstBytes frame_;
   compression::Shape shape_;

@@ -5,12 +5,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>
 
+#include "compression/planes.h"
+#include "ndp/kernels.h"
 #include "ndp/numbers.h"
 #include "ndp/plane_keys.h"
 #include "ndp/plane_tile.h"
@@ -27,8 +30,9 @@ constexpr uint32_t kFirstPlanes = 3;  // that are read of all tokens
 // tiles; and of what is then left, the share for planes of more tokens. docs/ndp-topk.md has what
 // these find.
 constexpr double kFirstShare = 0.5, kTilesShare = 0.8, kSecondShare = 0.65;
-constexpr uint32_t kBatch = 8;      // queries at a time: what is kept of each grows with tokens
-constexpr uint8_t kExactly = 0xFF;  // level of tokens that were read as they are
+constexpr uint32_t kMostRows = 129;  // two groups of tokens and one, at most
+constexpr uint32_t kBatch = 8;       // queries at a time: what is kept of each grows with tokens
+constexpr uint8_t kExactly = 0xFF;   // level of tokens that were read as they are
 
 /// Which lines of memory, of those that some bytes lie in, have been read.
 class LineSet {
@@ -37,7 +41,10 @@ class LineSet {
     if (!bytes.empty()) words_.resize((line_of(&bytes.back()) - first_) / 64 + 1);
   }
   void add(ConstBytes part) {
-    for_lines(part, [&](size_t word, uint64_t bit) { words_[word] |= bit; });
+    for_lines(part, [&](size_t word, uint64_t bit) {
+      bytes_ += (words_[word] & bit) == 0 ? 64 : 0;
+      words_[word] |= bit;
+    });
   }
   /// Bytes that adding it would add.
   uint64_t missing(ConstBytes part) const {
@@ -47,13 +54,13 @@ class LineSet {
     return bytes;
   }
   void add(const LineSet& other) {
-    for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
+    bytes_ = 0;
+    for (size_t i = 0; i < words_.size(); ++i) {
+      words_[i] |= other.words_[i];
+      bytes_ += 64 * static_cast<uint64_t>(std::popcount(words_[i]));
+    }
   }
-  uint64_t bytes() const {
-    uint64_t lines = 0;
-    for (const uint64_t word : words_) lines += static_cast<uint64_t>(std::popcount(word));
-    return lines * 64;
-  }
+  uint64_t bytes() const { return bytes_; }
 
  private:
   static uint64_t line_of(const uint8_t* at) { return reinterpret_cast<uintptr_t>(at) / 64; }
@@ -64,7 +71,7 @@ class LineSet {
       each((line - first_) / 64, uint64_t{1} << (line - first_) % 64);
   }
 
-  uint64_t first_;
+  uint64_t first_, bytes_ = 0;
   std::vector<uint64_t> words_;
 };
 
@@ -105,9 +112,12 @@ struct Piece {
 
 /// What bounds a query's scores in a tile, by planes that have been read.
 struct Reach {
-  std::vector<double> query;  ///< times the channel's unit; padded
-  double units = 0;           ///< sum of their sizes
-  double always = 0;          ///< for rounding, and for what is smaller than frames take it to be
+  /// Times the channel's unit, and in units of `one`, a power of two; padded with zeros. As it is,
+  /// or times the scales of so many planes.
+  std::array<std::vector<float>, kScaledPlanes + 1> query;
+  double one = 1;
+  double units = 0;   ///< sum of their sizes
+  double always = 0;  ///< for rounding, and for what is smaller than frames take it to be
 
   double of(const Piece& piece, uint32_t planes) const {
     return std::ldexp(units, static_cast<int>(piece.all_planes() - planes) - 1) + always;
@@ -119,6 +129,7 @@ struct Progress {
   uint32_t query = 0;
   bool finite = true;                       ///< the query
   std::vector<uint8_t> levels;              ///< by token: planes that have been read of it
+  std::vector<float> centres;               ///< by token: query times centre, as Reach has it
   std::vector<float> middles, lows, highs;  ///< by token; only of visible ones
   std::vector<Reach> reaches;               ///< by piece
   std::vector<Reads> reads;                 ///< by block
@@ -166,11 +177,27 @@ class Search {
                               [](size_t at, const Piece& piece) { return at < piece.tokens_at; }) -
              1);
   }
+  /// Calls each(first, count) for tokens of groups that are seen, as many as rows_ has room for.
+  template <class Each>
+  void for_seen(const Piece& piece, const Each& each) {
+    const uint32_t most = kMostRows / piece.group;
+    for (uint32_t group = 0; group < piece.groups();) {
+      uint32_t end = group;
+      while (end < std::min(group + most, piece.groups()) &&
+             group_seen_[piece.groups_at + end] != 0)
+        ++end;
+      const uint32_t first = group * piece.group;
+      if (end > group) each(first, std::min(end * piece.group, piece.tile->tokens) - first);
+      group = std::max(end, group + 1);
+    }
+  }
   Reach reach_of(const Piece& piece, const Progress& query) const;
   std::span<const uint8_t> scales_of(const Piece& piece, uint32_t planes) const {
     return scaled_ ? piece.keys->scales_of(*piece.tile, planes) : std::span<const uint8_t>();
   }
+  void look(Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query);
   void bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query);
+  void add_centres(Piece& piece, uint32_t first, uint32_t count);
   static uint32_t readable(const Piece& piece, uint32_t token, uint32_t planes, uint32_t most,
                            const LineSet& lines);
   Status read_as_it_is(Piece& piece, Progress& query);
@@ -202,8 +229,10 @@ class Search {
   std::vector<uint8_t> group_seen_;  // whether one of its tokens is
   std::vector<Progress> batch_;
   std::vector<Reads> together_;
-  std::vector<double> rows_;   // of some tokens
-  std::vector<float> sorted_;  // to find a k-th
+  std::vector<int16_t> rows_;          // of some tokens
+  std::vector<double> row_;            // exact values of one
+  std::array<float, kMostRows> sums_;  // by row
+  std::vector<float> sorted_;          // to find a k-th
   StreamCoder coder_;
   Decoder decoder_;
   PlaneAnswer answer_;
@@ -232,8 +261,8 @@ Status Search::open() {
   for (uint32_t b = 0; b < blocks_.size(); ++b) {
     const PlaneKeys& keys = *blocks_[b];
     together_.emplace_back(keys);
-    rows_.resize(std::max(
-        rows_.size(), (2 * size_t{keys.group_tokens()} + 1) * padded_channels(keys.channels())));
+    rows_.resize(size_t{kMostRows} * padded_channels(keys.channels()));
+    row_.resize(keys.channels());
     for (const PlaneKeys::Tile& tile : keys.tiles()) {
       Piece piece;
       piece.block = b;
@@ -277,6 +306,7 @@ void Search::begin(uint32_t first, uint32_t count) {
     query.finite =
         std::all_of(values, values + queries_.channels(), [](float x) { return std::isfinite(x); });
     query.levels.assign(tokens_, 0);
+    query.centres.assign(tokens_, 0);
     for (auto* by_token : {&query.middles, &query.lows, &query.highs})
       by_token->assign(tokens_, kNever);
     for (const Piece& piece : pieces_) query.reaches.push_back(reach_of(piece, query));
@@ -307,18 +337,31 @@ Status Search::read_first_planes(Piece& piece, uint32_t planes) {
   for (Progress& query : batch_) {
     if (query.finite) query.reads[piece.block].frame.add(piece.planes.head());
   }
-  for (uint32_t group = 0; group < piece.groups(); ++group) {
-    if (group_seen_[piece.groups_at + group] == 0) continue;
-    const uint32_t first = group * piece.group, count = piece.in_group(group);
-    piece.planes.middles(first, count, planes, scales_of(piece, planes), rows_.data());
+  for_seen(piece, [&](uint32_t first, uint32_t count) {
+    add_centres(piece, first, count);
+    piece.planes.differences(first, count, planes, rows_.data());
     for (Progress& query : batch_) {
       if (!query.finite) continue;
       for (uint32_t p = 0; p < planes; ++p)
         query.reads[piece.block].frame.add(piece.planes.rows_of(p, first, count));
       bound(piece, first, count, planes, query);
     }
-  }
+  });
   return Status::OK;
+}
+
+/// A centre that does not turn is the same at all tokens.
+void Search::add_centres(Piece& piece, uint32_t first, uint32_t count) {
+  const uint32_t rows = piece.planes.turns() ? count : 1;
+  const uint32_t padded = padded_channels(piece.keys->channels());
+  piece.planes.centres(first, rows, rows_.data());
+  for (Progress& query : batch_) {
+    if (!query.finite) continue;
+    const auto& wanted = query.reaches[piece.index].query[0];
+    kernels().dots(wanted.data(), rows_.data(), rows, padded, sums_.data());
+    for (uint32_t i = 0; i < count; ++i)
+      query.centres[piece.tokens_at + first + i] = sums_[piece.planes.turns() ? i : 0];
+  }
 }
 
 void Search::note(Progress& query, std::vector<Hit> hits) {
@@ -342,44 +385,60 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
   if (!bounded(piece, query)) return reach;
   const Number& number = *number_of(piece.keys->number());
   const std::span<const double> units = piece.planes.units();
-  reach.query.resize(units.size());
+  const float* values = queries_.floats(query.query);
+  const uint32_t channels = piece.keys->channels(), padded = padded_channels(channels);
   const int bias = number.is_float() ? (1 << (number.exponent_bits - 1)) - 1 : 0;
-  for (uint32_t c = 0; c < piece.keys->channels(); ++c) {
-    const double value = static_cast<double>(queries_.floats(query.query)[c]);
-    reach.query[c] = value * units[c];
-    reach.units += std::abs(reach.query[c]);
+  double most = 0, centres = 0;
+  for (uint32_t c = 0; c < channels; ++c) {
+    const double value = std::abs(static_cast<double>(values[c]));
+    most = std::max(most, value * units[c]);
+    reach.units += value * units[c];
+    centres += value * units[c] * piece.planes.most_centre(c);
     if (number.is_float() && piece.planes.parameters().exponents[c] < number.magnitude_bits)
-      reach.always += std::ldexp(std::abs(value), -bias);
+      reach.always += std::ldexp(value, -bias);
   }
-  // Rounding. Queries (24 bits) times units (powers of two), and that times middles (17 bits), are
-  // exact in double, and no exponent comes near its ends. What rounds are sums of at most 1024 such
-  // products, in which middles with their centre, and values, are below 2^17 units: each by less
-  // than 1024 * 2^-53 * 2^17 = 2^-26 of `units`. There is one for the middle and one for the score
-  // that it stands for; the sums here, and adding a reach to a middle, round by far less than both.
-  reach.always += reach.always * 0x1p-20 + reach.units * 0x1p-24;
+  if (most > 0) reach.one = std::ldexp(1.0, std::ilogb(most));
+  reach.query[0].resize(padded);
+  for (uint32_t c = 0; c < channels; ++c)
+    reach.query[0][c] = static_cast<float>(static_cast<double>(values[c]) * units[c] / reach.one);
+  for (uint32_t planes = 1; scaled_ && planes <= kScaledPlanes; ++planes) {
+    auto& scaled = reach.query[planes] = reach.query[0];
+    const auto scales = piece.keys->scales_of(*piece.tile, planes);
+    for (uint32_t c = 0; c < scales.size(); ++c)
+      scaled[c] *= static_cast<float>(scales[c] * kScaleUnit);
+  }
+  // Rounding. In units of the largest, queries (24 bits) times units (powers of two) are exact in
+  // float, or so small that a float ends: below 2^-126, off by 2^-150, which the 2^-24 of `units`
+  // is far above, as are sums in double here and adding a reach to a middle. Sums of products of
+  // rows are off by (padded / 4 + 4) 2^-24 of the sum of their sizes (kernels.h), where differences
+  // are at most 2^magnitude_bits; adding both sums is off once more.
+  const double sizes = std::ldexp(reach.units, number.magnitude_bits) + centres;
+  reach.always +=
+      reach.always * 0x1p-20 + reach.units * 0x1p-24 + sizes * (padded / 4 + 6) * 0x1p-24;
   return reach;
 }
 
-double dot(const std::vector<double>& query, const double* row) {
-  double sums[8] = {};
-  for (size_t c = 0; c < query.size(); c += 8) {
-    for (size_t i = 0; i < 8; ++i) sums[i] += query[c + i] * row[c + i];
-  }
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+/// What the first planes, loaded, show of tokens `first` and so many more: 64 at most.
+void Search::look(Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query) {
+  piece.planes.differences(first, count, planes, rows_.data());
+  bound(piece, first, count, planes, query);
 }
 
-/// Tokens `first` and so many more, by the rows that rows_ holds.
+/// By the differences that rows_ holds.
 void Search::bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t planes,
                    Progress& query) {
   const Reach& reach = query.reaches[piece.index];
   const double off = reach.of(piece, planes);
-  const double* row = rows_.data();
   query.reads[piece.block].scales.add(scales_of(piece, planes));
-  for (uint32_t token = first; token < first + count; ++token, row += reach.query.size()) {
+  const auto& wanted = reach.query[scaled_ && planes <= kScaledPlanes ? planes : 0];
+  kernels().dots(wanted.data(), rows_.data(), count, padded_channels(piece.keys->channels()),
+                 sums_.data());
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t token = first + i;
     const size_t at = piece.tokens_at + token;
     query.levels[at] = static_cast<uint8_t>(planes);
     if (!sees(piece, token)) continue;
-    const double middle = dot(reach.query, row);
+    const double middle = static_cast<double>(sums_[i] / 2 + query.centres[at]) * reach.one;
     query.middles[at] = answer_of(middle);
     query.lows[at] = answer_of(middle - off);
     query.highs[at] = answer_of(middle + off);
@@ -412,7 +471,7 @@ float Search::score_as_it_is(const Piece& piece, uint32_t token, const Progress&
   const Shape& shape = piece.keys->shape();
   const uint8_t* value = &piece.values[token * shape.row_bytes()];
   for (uint32_t c = 0; c < shape.channels; ++c, value += element_bytes(shape.number))
-    rows_[c] = static_cast<double>(load_number(shape.number, value));
+    row_[c] = static_cast<double>(load_number(shape.number, value));
   return score_of_row(query);
 }
 
@@ -420,7 +479,7 @@ float Search::score_of_row(const Progress& query) const {
   const float* values = queries_.floats(query.query);
   double sum = 0;
   for (uint32_t c = 0; c < queries_.channels(); ++c)
-    sum += static_cast<double>(values[c]) * rows_[c];
+    sum += static_cast<double>(values[c]) * row_[c];
   return answer_of(sum);
 }
 
@@ -443,8 +502,7 @@ Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& q
     for (uint32_t p = 0; p < level; ++p) {
       if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
     }
-    piece.planes.middles(first, count, level, scales_of(piece, level), rows_.data());
-    bound(piece, first, count, level, query);
+    look(piece, first, count, level, query);
   }
   return Status::OK;
 }
@@ -532,7 +590,7 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
   const uint32_t first = piece.keys->first_of(*piece.tile, group);
   const auto rests = piece.keys->rests().subspan(piece.tile->rests_at + group, 1);
   PlaneKeys::RestBegin at = rests[0], end;
-  piece.planes.exact(first, within, at, end, rows_.data());
+  piece.planes.exact(first, within, at, end, row_.data());
   Reads& reads = query.reads[piece.block];
   reads.rests.add(memory_of(rests));
   for (uint32_t p = 0; p < remainder; ++p)
@@ -629,12 +687,8 @@ Status Search::deepen_tiles(uint64_t budget, Progress& query) {
       if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
       query.reads[piece.block].frame.add(piece.planes.rows_of(p, 0, 1));
     }
-    for (uint32_t group = 0; group < piece.groups(); ++group) {
-      if (group_seen_[piece.groups_at + group] == 0) continue;
-      const uint32_t first = group * piece.group, count = piece.in_group(group);
-      piece.planes.middles(first, count, planes, scales_of(piece, planes), rows_.data());
-      bound(piece, first, count, planes, query);
-    }
+    for_seen(piece,
+             [&](uint32_t first, uint32_t count) { look(piece, first, count, planes, query); });
   }
   return Status::OK;
 }

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 
+#include "compression/planes.h"
 #include "ndp/numbers.h"
 
 namespace bowhead::ndp {
@@ -17,16 +17,6 @@ using namespace compression;
 namespace {
 
 constexpr uint32_t kStateTokens = 8;
-
-/// The bits of a byte, each as a byte.
-constexpr std::array<uint64_t, 256> make_spread() {
-  std::array<uint64_t, 256> table{};
-  for (uint32_t byte = 0; byte < 256; ++byte) {
-    for (uint32_t bit = 0; bit < 8; ++bit) table[byte] |= uint64_t{byte >> bit & 1} << 8 * bit;
-  }
-  return table;
-}
-constexpr std::array<uint64_t, 256> kSpread = make_spread();
 
 }  // namespace
 
@@ -45,12 +35,10 @@ Status PlaneTile::open(const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
     coded_[s] = from.bytes(head_.streams[s].coded_bytes);
   if (!from.good()) return Status::DAMAGED;
 
-  units_.assign(padded_channels(shape_.channels), 0);
+  units_.resize(shape_.channels);
   const int bias = number_->is_float() ? (1 << (number_->exponent_bits - 1)) - 1 : 0;
   for (uint32_t c = 0; c < shape_.channels; ++c)
     units_[c] = std::ldexp(1.0, parameters_.exponents[c] - bias - number_->mantissa_bits);
-  magnitudes_.resize(units_.size());
-  negatives_.resize(units_.size());
   centre_ = centres_.make(*number_, {parameters_.exponents.data(), shape_.channels},
                           parameters_.amplitudes, head_.centre_shift,
                           head_.centre_turns ? shape_.rotary : Rotary{});
@@ -58,25 +46,26 @@ Status PlaneTile::open(const PlaneKeys& keys, const PlaneKeys::Tile& tile) {
   return Status::OK;
 }
 
+double PlaneTile::most_centre(uint32_t channel) const {
+  return std::ldexp(1.0, 15 - centre_.right[channel]);
+}
+
 void PlaneTile::note_states() {
   const uint32_t channels = shape_.channels;
   states_.clear();
-  for (uint32_t token = 0; token < tokens_; ++token) {
-    if (token % kStateTokens == 0)
-      states_.insert(states_.end(), centre_.state, centre_.state + channels);
-    if (centre_.half == 0) break;
-    turn(centre_);
+  centre_rows_.resize(size_t{kStateTokens} * padded_channels(channels));
+  for (uint32_t token = 0; token < (turns() ? tokens_ : 1); token += kStateTokens) {
+    states_.insert(states_.end(), centre_.state, centre_.state + channels);
+    plane_kernels().centres(centre_, kStateTokens, centre_rows_.data());
   }
-  states_.resize(states_.size() + channels);
 }
 
-TurningCentre PlaneTile::centre_of(uint32_t token) {
-  const uint32_t channels = shape_.channels, group = token / kStateTokens;
-  TurningCentre centre = centre_;
-  centre.state = &states_[states_.size() - channels];
-  std::copy_n(&states_[centre_.half == 0 ? 0 : size_t{group} * channels], channels, centre.state);
-  for (uint32_t before = group * kStateTokens; before < token; ++before) turn(centre);
-  return centre;
+void PlaneTile::centres(uint32_t first, uint32_t count, int16_t* rows) {
+  const uint32_t channels = shape_.channels, group = turns() ? first / kStateTokens : 0;
+  const uint32_t before = turns() ? first % kStateTokens : 0;
+  std::copy_n(&states_[size_t{group} * channels], channels, centre_.state);
+  if (before > 0) plane_kernels().centres(centre_, before, centre_rows_.data());
+  plane_kernels().centres(centre_, count, rows);
 }
 
 bool PlaneTile::is_coded(uint32_t stream) const {
@@ -108,46 +97,40 @@ Status PlaneTile::load(uint32_t stream, StreamCoder& coder) {
   return Status::OK;
 }
 
-/// Magnitudes of a row from the first planes, and which are negative.
-void PlaneTile::unpack(uint32_t token, uint32_t planes) {
-  const size_t row = plane_bytes(shape_.channels, 1), at = token * row;
-  for (size_t byte = 0; byte < row; ++byte) {
-    // Eight channels in a word, a byte each: of the first eight bits, and of what is behind them.
-    uint64_t high = 0, low = 0;
-    uint32_t behind = 0;
-    for (uint32_t p = 1; p < planes; ++p) {
-      const uint64_t bits = kSpread[plain_[p][at + byte]];
-      if (p <= 8) {
-        high = high << 1 | bits;
-      } else {
-        low = low << 1 | bits;
-        ++behind;
-      }
-    }
-    const uint64_t negative = kSpread[plain_[0][at + byte]];
-    std::memcpy(&negatives_[byte * 8], &negative, 8);
-    for (uint32_t i = 0; i < 8; ++i)
-      magnitudes_[byte * 8 + i] =
-          static_cast<uint16_t>((high >> 8 * i & 0xFF) << behind | (low >> 8 * i & 0xFF));
-  }
+void PlaneTile::differences(uint32_t first, uint32_t count, uint32_t planes, int16_t* twice) const {
+  const uint8_t* from[kMaxPlanes + 1] = {};
+  for (uint32_t p = 0; p < planes; ++p)
+    from[p] = plain_[p].data() + first * plane_bytes(shape_.channels, 1);
+  plane_kernels().differences(*number_, from, planes, count, shape_.channels, twice);
 }
 
-void PlaneTile::middles(uint32_t first, uint32_t count, uint32_t planes,
-                        std::span<const uint8_t> scales, double* rows) {
-  const uint32_t missing = number_->planes() - planes;
-  const double step = std::ldexp(1.0, static_cast<int>(missing));
-  const TurningCentre centre = centre_of(first);
-  const auto padded = static_cast<uint32_t>(units_.size());
-  for (uint32_t token = first; token < first + count; ++token, rows += padded) {
-    unpack(token, planes);
-    for (uint32_t c = 0; c < padded; ++c) {
-      const double middle = (magnitudes_[c] + 0.5) * step;
-      rows[c] = negatives_[c] != 0 ? -middle : middle;
+bool PlaneTile::are_of(std::span<const uint8_t> values) {
+  const uint32_t channels = shape_.channels;
+  if (number_->is_float()) {
+    std::vector<uint16_t> largest(channels + 64);
+    plane_kernels().largest_exponents(*number_, values.data(), tokens_, channels, largest.data());
+    for (uint32_t c = 0; c < channels; ++c) {
+      if (largest[c] > parameters_.exponents[c]) return false;
     }
-    for (uint32_t c = 0; c < scales.size(); ++c) rows[c] *= scales[c] * kScaleUnit;
-    for (uint32_t c = 0; c < shape_.channels; ++c) rows[c] += centre.at(c);
-    turn(centre);
   }
+  const size_t plane = plane_bytes(channels, tokens_), all = size_t{tokens_} * channels;
+  std::vector<uint8_t> room(number_->planes() * (plane + 8)), beyond(channels + 64);
+  std::vector<uint8_t> remainder(remainder_room(*number_, all)), exceptions(all + 64);
+  Split split{};
+  for (uint32_t p = 0; p < number_->planes(); ++p) split.planes[p] = &room[p * (plane + 8)];
+  split.remainder = remainder.data();
+  split.exceptions = exceptions.data();
+  split.beyond = beyond.data();
+  std::copy_n(states_.begin(), channels, centre_.state);
+  plane_kernels().split({*number_, tokens_, channels, parameters_.exponents.data(), centre_},
+                        values.data(), split);
+  for (uint32_t c = 0; c < channels; ++c) {
+    if (beyond[c] != 0) return false;
+  }
+  for (uint32_t p = 0; p < number_->planes(); ++p) {
+    if (!std::equal(split.planes[p], split.planes[p] + plane, plain_[p].begin())) return false;
+  }
+  return true;
 }
 
 /// Zero behind the end.
@@ -187,17 +170,18 @@ double PlaneTile::value_of_exact(int32_t q, uint32_t channel, PlaneKeys::RestBeg
 
 void PlaneTile::exact(uint32_t first, uint32_t token, PlaneKeys::RestBegin& at,
                       PlaneKeys::RestBegin& end, double* row) {
-  const TurningCentre centre = centre_of(first);
+  const uint32_t count = token - first + 1, padded = padded_channels(shape_.channels);
+  rows_.resize(std::max(rows_.size(), 2 * size_t{count} * padded));
+  int16_t *twice = rows_.data(), *centre = twice + size_t{count} * padded;
+  differences(first, count, number_->planes(), twice);
+  centres(first, count, centre);
   end = at;
-  for (uint32_t i = first; i <= token; ++i) {
+  for (uint32_t i = first; i <= token; ++i, twice += padded, centre += padded) {
     at = end;
-    unpack(i, number_->planes());
     for (uint32_t c = 0; c < shape_.channels; ++c) {
-      const auto d = static_cast<int32_t>(magnitudes_[c]);
-      const auto q = static_cast<int16_t>(centre.at(c) + (negatives_[c] != 0 ? ~d : d));
+      const auto q = static_cast<int16_t>(centre[c] + (twice[c] >> 1));
       row[c] = value_of_exact(q, c, end, i == token);
     }
-    turn(centre);
   }
 }
 

@@ -13,9 +13,6 @@
 
 namespace bowhead::ndp {
 
-/// Channels in memory: the surplus ones are zero.
-constexpr uint32_t padded_channels(uint32_t channels) { return (channels + 7) / 8 * 8; }
-
 class PlaneTile {
  public:
   /// Reads and verifies the head. DAMAGED.
@@ -30,15 +27,21 @@ class PlaneTile {
   /// Makes a stream readable by what follows: once for the life of this object. DAMAGED.
   Status load(uint32_t stream, compression::StreamCoder& coder);
 
-  /// By channel; padded with zeros.
-  std::span<const double> units() const { return units_; }
+  /// Whether the planes, all loaded, are what an encoder makes of these values, which are finite:
+  /// then bounds by planes are true of them.
+  bool are_of(std::span<const uint8_t> values);
+
+  std::span<const double> units() const { return units_; }  ///< by channel
+  /// What a centre is at most, in units, and whether it turns: else it is the same at each token.
+  double most_centre(uint32_t channel) const;
+  bool turns() const { return centre_.half != 0; }
   const compression::TileParameters& parameters() const { return parameters_; }
 
   /// What the first planes, loaded, show of tokens first .. first + count - 1 in units of the
-  /// channel: the middle of what each can be. rows: [token][padded]. `scales`: by channel, in units
-  /// of kScaleUnit: what a middle, less the centre, is multiplied by; empty: 1.
-  void middles(uint32_t first, uint32_t count, uint32_t planes, std::span<const uint8_t> scales,
-               double* rows);
+  /// channel: twice the middle of what each can be, less the centre; and the centre. Rows as
+  /// compression/planes.h has them.
+  void differences(uint32_t first, uint32_t count, uint32_t planes, int16_t* twice) const;
+  void centres(uint32_t first, uint32_t count, int16_t* rows);
 
   /// The values of a token, from all streams, loaded. `at`: of token `first`, which is not behind
   /// it, on return of this token; `end`: of the next one. Streams that end too early are as if
@@ -48,8 +51,6 @@ class PlaneTile {
 
  private:
   void note_states();
-  compression::TurningCentre centre_of(uint32_t token);
-  void unpack(uint32_t token, uint32_t planes);
   uint32_t remainder_of(uint64_t bit, uint32_t count) const;
   double value_of_exact(int32_t q, uint32_t channel, PlaneKeys::RestBegin& at, bool wanted) const;
 
@@ -64,12 +65,11 @@ class PlaneTile {
   compression::CentreMaker centres_;
   compression::TurningCentre centre_;
   std::vector<int16_t> states_;  // of the centre at every eighth token, or, if it does
-                                 // not turn, at any; behind them one to turn
+                                 // not turn, at any
   std::array<compression::ConstBytes, compression::kMaxStreams> coded_;
   std::array<compression::ConstBytes, compression::kMaxStreams> plain_;  // empty: not loaded
   std::array<compression::Lines<uint8_t>, compression::kMaxStreams> decoded_;
-  std::vector<uint16_t> magnitudes_;  // of a row
-  std::vector<uint8_t> negatives_;
+  std::vector<int16_t> rows_, centre_rows_;  // of some tokens
 };
 
 }  // namespace bowhead::ndp
