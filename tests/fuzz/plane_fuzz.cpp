@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Searches of keys in frames of any bytes: what opens is searched exactly as the rows that it
+// decodes to, and within a budget without a fault.
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "base/assert.h"
+#include "compression/frame.h"
+#include "ndp/numbers.h"
+#include "ndp/plane_keys.h"
+#include "tests/compression/reseal.h"
+#include "tests/fuzz/input.h"
+
+namespace bowhead::ndp {
+namespace {
+
+using compression::Decoder;
+using compression::Encoder;
+using compression::Profile;
+using compression::Shape;
+
+constexpr size_t kMostBytes = 1 << 18;
+
+struct Wanted {
+  uint32_t outer, first_token, k;
+  double bytes_per_token;
+  Visible visible;
+  uint32_t query_count;
+  std::vector<float> queries;  ///< as many as are there; repeated
+};
+
+/// Small whole numbers, or any bits.
+Wanted take_wanted(fuzz::Input& input) {
+  Wanted wanted;
+  wanted.outer = input.take<uint8_t>() % 4;
+  wanted.first_token = input.take<uint8_t>();
+  wanted.k = 1 + input.take<uint8_t>();
+  wanted.bytes_per_token = (1 + input.take<uint8_t>()) / 8.0;
+  wanted.visible = {input.take<uint8_t>(), input.take<uint16_t>(), input.take<uint8_t>()};
+  const auto kind = input.take<uint8_t>();
+  wanted.query_count = 1 + kind % 4;
+  for (int i = 0; i < 8; ++i) {
+    const auto bits = input.take<uint32_t>();
+    wanted.queries.push_back(kind < 128 ? static_cast<float>(static_cast<int8_t>(bits))
+                                        : std::bit_cast<float>(bits));
+  }
+  return wanted;
+}
+
+/// As plane_keys.h defines them.
+std::vector<Hit> best_of_rows(const Shape& shape, const std::vector<uint8_t>& rows,
+                              const Queries& queries, uint32_t query, const Wanted& wanted) {
+  std::vector<Hit> hits;
+  const uint8_t* value = rows.data();
+  for (uint32_t t = 0; t < shape.tokens; ++t) {
+    double sum = 0;
+    for (uint32_t c = 0; c < shape.channels; ++c, value += element_bytes(shape.number))
+      sum += static_cast<double>(queries.floats(query)[c]) *
+             static_cast<double>(load_number(shape.number, value));
+    const uint32_t token = wanted.first_token + t;
+    if (wanted.visible.has(token))
+      hits.push_back({static_cast<float>(sum * static_cast<double>(queries.scale())), token});
+  }
+  std::sort(hits.begin(), hits.end(), better);
+  hits.resize(std::min<size_t>(hits.size(), wanted.k));
+  return hits;
+}
+
+void search(const Shape& shape, const PlaneKeys& keys, const std::vector<uint8_t>& rows,
+            const Wanted& wanted) {
+  std::vector<float> values(size_t{wanted.query_count} * shape.channels);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = wanted.queries[(i + i / 8) % wanted.queries.size()];
+  const auto queries =
+      Queries::of(values, wanted.query_count, shape.channels, 0.125f, shape.number).value();
+  const PlaneKeys* block = &keys;
+  const auto exact = exact_top_k(queries, {&block, 1}, wanted.visible, wanted.k);
+  const auto near =
+      approximate_top_k(queries, {&block, 1}, wanted.visible, wanted.k, wanted.bytes_per_token);
+  BOWHEAD_ASSERT(exact && near);
+  for (uint32_t q = 0; q < wanted.query_count; ++q) {
+    const auto right = best_of_rows(shape, rows, queries, q, wanted);
+    BOWHEAD_ASSERT(std::equal(right.begin(), right.end(), exact->hits[q].begin(),
+                              exact->hits[q].end(), [](const Hit& a, const Hit& b) {
+                                return a.token == b.token &&
+                                       (a.score == b.score ||
+                                        (std::isnan(a.score) && std::isnan(b.score)));
+                              }));
+    std::set<uint32_t> tokens;
+    for (const Hit& hit : near->hits[q]) {
+      BOWHEAD_ASSERT(wanted.visible.has(hit.token));
+      BOWHEAD_ASSERT(hit.token - wanted.first_token < shape.tokens);
+      tokens.insert(hit.token);
+    }
+    BOWHEAD_ASSERT(tokens.size() == right.size() && near->hits[q].size() == right.size());
+  }
+}
+
+void check_frame(const std::vector<uint8_t>& frame, const Wanted& wanted) {
+  const auto info = compression::frame_info(frame);
+  if (info && info->shape.size_bytes() > kMostBytes) return;
+  const auto keys = PlaneKeys::open(frame, wanted.outer, wanted.first_token);
+  const Status status = keys ? Status::OK : keys.status();
+  if (!info) {
+    BOWHEAD_ASSERT(status == info.status());
+    return;
+  }
+  const Shape& shape = info->shape;
+  if (compression::number_of(shape.number) == nullptr || shape.channels > kMaxChannels ||
+      wanted.outer >= shape.outer) {
+    BOWHEAD_ASSERT(status == Status::INVALID_ARGUMENT);
+    return;
+  }
+  std::vector<uint8_t> rows(shape.tokens * shape.row_bytes());
+  BOWHEAD_ASSERT(Decoder().decode_tokens(frame, wanted.outer, 0, shape.tokens, rows) == status);
+  BOWHEAD_ASSERT(keys || status == Status::DAMAGED || status == Status::UNSUPPORTED_CODEC);
+  if (keys) search(shape, *keys, rows, wanted);
+}
+
+/// {kind of number, channels, rotary, profile}, then values.
+std::vector<uint8_t> take_encoded(fuzz::Input& input) {
+  Shape shape;
+  shape.number = static_cast<NumberKind>(1 + input.take<uint8_t>() % 5);
+  shape.outer = 1;
+  shape.channels = 1 + input.take<uint8_t>() % 140u;
+  if (input.take<uint8_t>() % 2 != 0 && shape.channels % 2 == 0)
+    shape.rotary = compression::rotary_of(10000, shape.channels);
+  const Profile profile = input.take<uint8_t>() % 2 != 0 ? Profile::DENSE : Profile::FAST;
+  const std::string_view bytes = input.take_bytes(kMostBytes);
+  shape.tokens = static_cast<uint32_t>(bytes.size() / shape.row_bytes());
+  if (shape.tokens == 0) return {};
+  std::vector<uint8_t> frame(frame_bound(shape));
+  frame.resize(Encoder(profile)
+                   .encode(shape,
+                           {reinterpret_cast<const uint8_t*>(bytes.data()), shape.size_bytes()},
+                           frame)
+                   .value());
+  return frame;
+}
+
+}  // namespace
+}  // namespace bowhead::ndp
+
+/// {what: a frame, a frame whose checksums are made right, values}, what is asked, and that.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace bowhead;
+  fuzz::Input input(data, size);
+  const uint32_t what = input.take<uint8_t>() % 3;
+  ndp::Wanted wanted = ndp::take_wanted(input);
+  std::vector<uint8_t> frame;
+  if (what == 2) {
+    frame = ndp::take_encoded(input);
+    wanted.outer = 0;
+  } else {
+    const std::string_view bytes = input.take_bytes(size);
+    frame.assign(bytes.begin(), bytes.end());
+    if (what == 1) compression::reseal(frame);
+  }
+  frame.shrink_to_fit();  // so that a sanitizer sees what is read behind
+  ndp::check_frame(frame, wanted);
+  return 0;
+}
