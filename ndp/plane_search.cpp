@@ -25,11 +25,9 @@ namespace {
 using namespace compression;
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr uint32_t kFirstPlanes = 3;  // that are read of all tokens
-// Of a budget: up to what share planes of all tokens are read; up to what share coded ones of some
-// tiles; and of what is then left, the share for planes of more tokens. docs/ndp-topk.md has what
-// these find.
-constexpr double kFirstShare = 0.5, kTilesShare = 0.8, kSecondShare = 0.65;
+constexpr uint32_t kFirstPlanes = 3;  // that an exact search reads of all tokens
+// Within a budget a round spends this share of what is left, and that share of all at least.
+constexpr double kRoundShare = 0.5, kLeastRoundShare = 1.0 / 32;
 constexpr uint32_t kMostRows = 129;  // two groups of tokens and one, at most
 constexpr uint32_t kBatch = 8;       // queries at a time: what is kept of each grows with tokens
 constexpr uint8_t kExactly = 0xFF;   // level of tokens that were read as they are
@@ -115,12 +113,18 @@ struct Reach {
   /// Times the channel's unit, and in units of `one`, a power of two; padded with zeros. As it is,
   /// or times the scales of so many planes.
   std::array<std::vector<float>, kScaledPlanes + 1> query;
+  std::array<double, kScaledPlanes + 1> norms{};  ///< of these
   double one = 1;
   double units = 0;   ///< sum of their sizes
   double always = 0;  ///< for rounding, and for what is smaller than frames take it to be
 
   double of(const Piece& piece, uint32_t planes) const {
     return std::ldexp(units, static_cast<int>(piece.all_planes() - planes) - 1) + always;
+  }
+  /// How far middles are off in general: as if what planes leave open were spread evenly.
+  double spread_of(const Piece& piece, uint32_t planes) const {
+    return std::ldexp(norms[planes <= kScaledPlanes ? planes : 0] / std::sqrt(3.0),
+                      static_cast<int>(piece.all_planes() - planes) - 1);
   }
 };
 
@@ -133,6 +137,12 @@ struct Progress {
   std::vector<float> middles, lows, highs;  ///< by token; only of visible ones
   std::vector<Reach> reaches;               ///< by piece
   std::vector<Reads> reads;                 ///< by block
+};
+
+/// What may be read next: the next plane, or its line, of a token, and what comes with it.
+struct Offer {
+  float doubts = 0;  ///< of its tokens, then for each byte
+  uint32_t piece = 0, token = 0;
 };
 
 class Search {
@@ -152,7 +162,6 @@ class Search {
   void begin(uint32_t first, uint32_t count);
   Status read_first_planes(uint32_t planes);
   Status read_first_planes(Piece& piece, uint32_t planes);
-  uint32_t planes_within(uint64_t budget);
   Result<PlaneAnswer> take_answer();
   void note(Progress& query, std::vector<Hit> hits);
 
@@ -211,17 +220,17 @@ class Search {
   Status score_exactly(size_t token, Progress& query, float& score);
   Status finish(Progress& query);
   uint64_t bytes_of(const Progress& query) const;
-  Status deepen_tiles(uint64_t budget, Progress& query);
-
-  Status deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_t budget,
-                     Progress& query);
+  float edge_of(const Progress& query);
+  void add_offers(const Piece& piece, float edge, const Progress& query);
+  void add_offer(Offer offer, uint32_t level, const Progress& query);
+  Status take(const Offer& offer, uint64_t budget, Progress& query);
+  Status spend(uint64_t budget, Progress& query);
   Status finish_within(uint64_t budget, Progress& query);
 
   const Queries& queries_;
   const std::span<const PlaneKeys* const> blocks_;
   const Visible visible_;
   const uint32_t k_;
-  uint32_t first_planes_ = kFirstPlanes;
   bool scaled_ = false;  // middles, to be near on average; else they are in the middle of bounds
   std::vector<Piece> pieces_;
   size_t tokens_ = 0, groups_ = 0;
@@ -232,7 +241,8 @@ class Search {
   std::vector<int16_t> rows_;          // of some tokens
   std::vector<double> row_;            // exact values of one
   std::array<float, kMostRows> sums_;  // by row
-  std::vector<float> sorted_;          // to find a k-th
+  std::vector<Offer> offers_;
+  std::vector<float> sorted_;  // to find a k-th
   StreamCoder coder_;
   Decoder decoder_;
   PlaneAnswer answer_;
@@ -244,7 +254,8 @@ Result<PlaneAnswer> Search::exact() {
   if (const Status status = open(); status != Status::OK) return status;
   for (uint32_t first = 0; first < queries_.count(); first += kBatch) {
     begin(first, std::min(kBatch, queries_.count() - first));
-    if (const Status status = read_first_planes(first_planes_); status != Status::OK) return status;
+    if (const Status status = read_first_planes(scaled_ ? 1 : kFirstPlanes); status != Status::OK)
+      return status;
     for (Progress& query : batch_) {
       if (const Status status = finish(query); status != Status::OK) return status;
     }
@@ -407,6 +418,10 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
     for (uint32_t c = 0; c < scales.size(); ++c)
       scaled[c] *= static_cast<float>(scales[c] * kScaleUnit);
   }
+  for (size_t i = 0; scaled_ && i < reach.query.size(); ++i)
+    reach.norms[i] =
+        reach.one * std::sqrt(std::inner_product(reach.query[i].begin(), reach.query[i].end(),
+                                                 reach.query[i].begin(), 0.0));
   // Rounding. In units of the largest, queries (24 bits) times units (powers of two) are exact in
   // float, or so small that a float ends: below 2^-126, off by 2^-150, which the 2^-24 of `units`
   // is far above, as are sums in double here and adding a reach to a middle. Sums of products of
@@ -633,113 +648,110 @@ uint64_t Search::bytes_of(const Progress& query) const {
   return bytes;
 }
 
-/// How many first planes of all visible tokens leave enough of the budget to look closer at the
-/// best; one at least.
-uint32_t Search::planes_within(uint64_t budget) {
-  std::vector<Reads> reads;
-  for (const PlaneKeys* keys : blocks_) reads.emplace_back(*keys);
-  for (uint32_t planes = 1; planes <= kMaxPlanes; ++planes) {
-    uint64_t bytes = 0;
-    for (const Piece& piece : pieces_) {
-      LineSet& frame = reads[piece.block].frame;
-      if (!piece.tile->bounded) {
-        frame.add(piece.keys->frame().subspan(piece.tile->begin, piece.tile->bytes));
-        continue;
-      }
-      frame.add(piece.planes.head());
-      if (planes > piece.all_planes()) return planes - 1;
-      reads[piece.block].scales.add(scales_of(piece, planes));
-      for (uint32_t group = 0; group < piece.groups(); ++group) {
-        if (group_seen_[piece.groups_at + group] != 0)
-          frame.add(piece.planes.rows_of(planes - 1, group * piece.group, piece.in_group(group)));
-      }
-    }
-    for (const Reads& each : reads) bytes += each.bytes();
-    if (planes > 1 && static_cast<double>(bytes) > kFirstShare * static_cast<double>(budget))
-      return planes - 1;
-  }
-  return kMaxPlanes;
+/// About twice how likely it is that a token is wrongly among the best, or wrongly not: by how far
+/// its middle is from the last of the best, in units of how far middles are off. What is beyond
+/// doubt is not worth reading.
+float doubt_of(float apart, float spread) {
+  const float x = apart / spread, y = 1 + x * x;
+  return y < 32 ? 1 / (y * y) : 0;
 }
 
-/// Where the next planes are coded, and so have no rows: all of them, of the tiles that have most
-/// of the best so far, as far as the budget goes.
-Status Search::deepen_tiles(uint64_t budget, Progress& query) {
-  const std::vector<uint32_t> order = likeliest(size_t{k_} + k_ / 2, query);
-  std::vector<uint32_t> counts(pieces_.size()), by_count(pieces_.size());
-  for (const uint32_t token : order) ++counts[piece_of(token).index];
-  std::iota(by_count.begin(), by_count.end(), 0u);
-  std::stable_sort(by_count.begin(), by_count.end(),
-                   [&](uint32_t a, uint32_t b) { return counts[a] > counts[b]; });
-  for (const uint32_t index : by_count) {
-    Piece& piece = pieces_[index];
-    if (counts[index] == 0 || !bounded(piece, query)) continue;
-    uint32_t planes = std::min(first_planes_, piece.all_planes());
-    const uint32_t before = planes;
-    uint64_t bytes = bytes_of(query);
-    const Reads& reads = query.reads[piece.block];
-    for (; planes < piece.all_planes() && piece.planes.is_coded(planes); ++planes) {
-      bytes += reads.frame.missing(piece.planes.rows_of(planes, 0, 1)) +
-               reads.scales.missing(scales_of(piece, planes + 1));
-      if (bytes > budget) break;
+/// The k-th highest middle.
+float Search::edge_of(const Progress& query) {
+  sorted_.clear();
+  for (const uint32_t token : seen_) sorted_.push_back(query.middles[token]);
+  std::nth_element(sorted_.begin(), sorted_.begin() + (k_ - 1), sorted_.end(), std::greater<>());
+  return sorted_[k_ - 1];
+}
+
+/// Lines of next planes, and next planes that are coded and so have no rows, by the doubts of their
+/// tokens for each byte.
+void Search::add_offers(const Piece& piece, float edge, const Progress& query) {
+  if (!bounded(piece, query)) return;
+  const PlaneKeys& keys = *piece.keys;
+  std::array<float, kMaxPlanes + 1> spreads;
+  for (uint32_t p = 1; p <= piece.all_planes(); ++p)
+    spreads[p] = answer_of(query.reaches[piece.index].spread_of(piece, p));
+  std::array<Offer, kMaxPlanes + 1> whole{};
+  for (uint32_t first = 0, end = 0; first < piece.tile->tokens; first = end) {
+    end = keys.first_of(*piece.tile, keys.group_of(*piece.tile, first) + 1);
+    end = std::min(end, piece.tile->tokens);
+    uint32_t level = piece.all_planes();
+    Offer offer{0, static_cast<uint32_t>(piece.index), first};
+    for (uint32_t token = first; token < end; ++token) {
+      const size_t at = piece.tokens_at + token;
+      if (!sees(piece, token)) continue;
+      if (query.levels[at] < level) {
+        level = query.levels[at];
+        offer.token = token;
+      }
+      offer.doubts += doubt_of(query.middles[at] - edge, spreads[query.levels[at]]);
     }
-    if (planes == before) continue;
-    for (uint32_t p = before; p < planes; ++p) {
-      if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
-      query.reads[piece.block].frame.add(piece.planes.rows_of(p, 0, 1));
+    if (level == piece.all_planes()) continue;
+    if (piece.planes.is_coded(level)) {
+      offer.doubts += whole[level].doubts;
+      whole[level] = offer;
+    } else {
+      add_offer(offer, level, query);
     }
-    for_seen(piece,
-             [&](uint32_t first, uint32_t count) { look(piece, first, count, planes, query); });
   }
+  for (uint32_t level = 1; level < piece.all_planes(); ++level)
+    add_offer(whole[level], level, query);
+}
+
+void Search::add_offer(Offer offer, uint32_t level, const Progress& query) {
+  if (offer.doubts == 0) return;
+  const Piece& piece = pieces_[offer.piece];
+  const uint64_t cost =
+      query.reads[piece.block].frame.missing(piece.planes.rows_of(level, offer.token, 1));
+  offer.doubts /= static_cast<float>(std::max<uint64_t>(cost, 1));  // it came with something else
+  offers_.push_back(offer);
+}
+
+/// Reads it if the budget allows.
+Status Search::take(const Offer& offer, uint64_t budget, Progress& query) {
+  Piece& piece = pieces_[offer.piece];
+  const uint32_t level = query.levels[piece.tokens_at + offer.token];
+  if (level == piece.all_planes()) return Status::OK;  // it came with something else
+  Reads& reads = query.reads[piece.block];
+  const ConstBytes row = piece.planes.rows_of(level, offer.token, 1);
+  const uint64_t cost =
+      reads.frame.missing(row) + reads.scales.missing(scales_of(piece, level + 1));
+  if (bytes_of(query) + cost > budget) return Status::OK;
+  if (!piece.planes.is_coded(level)) return deepen(piece, offer.token, level + 1, query);
+  for (uint32_t p = 0; p <= level; ++p) {
+    if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
+  }
+  reads.frame.add(row);
+  for_seen(piece,
+           [&](uint32_t first, uint32_t count) { look(piece, first, count, level + 1, query); });
   return Status::OK;
 }
 
-/// So many more planes of these tokens, the likeliest first, as far as the budget goes. On return
-/// those that it has reached.
-Status Search::deepen_best(std::vector<uint32_t>& tokens, uint32_t more, uint64_t budget,
-                           Progress& query) {
-  std::stable_sort(tokens.begin(), tokens.end(),
-                   [&](uint32_t a, uint32_t b) { return query.middles[a] > query.middles[b]; });
-  const std::vector<uint8_t> before = query.levels;
-  std::vector<uint32_t> reached;
-  for (const uint32_t token : tokens) {
-    Piece& piece = piece_of(token);
-    if (!bounded(piece, query)) continue;
-    if (query.levels[token] != before[token]) {  // came with another one's lines
-      reached.push_back(token);
-      continue;
+/// In rounds: what is read changes what is in doubt.
+Status Search::spend(uint64_t budget, Progress& query) {
+  for (uint64_t bytes = bytes_of(query), before = 0; bytes < budget && bytes != before;) {
+    before = bytes;
+    const float edge = edge_of(query);
+    offers_.clear();
+    for (const Piece& piece : pieces_) add_offers(piece, edge, query);
+    std::sort(offers_.begin(), offers_.end(),
+              [](const Offer& a, const Offer& b) { return a.doubts > b.doubts; });
+    const double some = std::max(kRoundShare * static_cast<double>(budget - bytes),
+                                 kLeastRoundShare * static_cast<double>(budget));
+    for (const Offer& offer : offers_) {
+      if (static_cast<double>(bytes_of(query) - before) >= some) break;
+      if (const Status status = take(offer, budget, query); status != Status::OK) return status;
     }
-    const auto within = static_cast<uint32_t>(token - piece.tokens_at);
-    const uint32_t level = query.levels[token];
-    const uint32_t planes = std::min(level + more, piece.all_planes());
-    const Reads& reads = query.reads[piece.block];
-    uint64_t cost = 0;
-    bool whole = false;
-    for (uint32_t p = level; p < planes; ++p) {
-      const uint64_t missing = reads.frame.missing(piece.planes.rows_of(p, within, 1));
-      whole |= missing != 0 && piece.planes.is_coded(p);
-      // Tokens around it may get as far as any of these planes.
-      cost += missing + reads.scales.missing(scales_of(piece, p + 1));
-    }
-    if (whole) continue;  // too much for one group
-    if (bytes_of(query) + cost > budget) break;
-    if (const Status status = deepen(piece, within, planes, query); status != Status::OK)
-      return status;
-    reached.push_back(token);
+    bytes = bytes_of(query);
   }
-  tokens = std::move(reached);
   return Status::OK;
 }
 
 Status Search::finish_within(uint64_t budget, Progress& query) {
-  const auto tiles = static_cast<uint64_t>(kTilesShare * static_cast<double>(budget));
-  if (const Status status = deepen_tiles(tiles, query); status != Status::OK) return status;
-  std::vector<uint32_t> tokens = seen_;
-  const uint64_t bytes = bytes_of(query), left = budget - std::min(budget, bytes);
-  const auto first = bytes + static_cast<uint64_t>(kSecondShare * static_cast<double>(left));
-  if (const Status status = deepen_best(tokens, 2, first, query); status != Status::OK)
-    return status;
-  if (const Status status = deepen_best(tokens, 1, budget, query); status != Status::OK)
-    return status;
+  if (k_ < seen_.size()) {
+    if (const Status status = spend(budget, query); status != Status::OK) return status;
+  }
   std::vector<Hit> hits;
   for (const uint32_t token : likeliest(k_, query)) {
     const Piece& piece = piece_of(token);
@@ -758,10 +770,10 @@ Result<PlaneAnswer> Search::approximate(double bytes_per_token) {
   if (const Status status = open(); status != Status::OK) return status;
   const auto budget =
       static_cast<uint64_t>(std::min(bytes_per_token * static_cast<double>(seen_.size()), 0x1p62));
-  first_planes_ = planes_within(budget);
   for (uint32_t first = 0; first < queries_.count(); first += kBatch) {
     begin(first, std::min(kBatch, queries_.count() - first));
-    if (const Status status = read_first_planes(first_planes_); status != Status::OK) return status;
+    if (const Status status = read_first_planes(scaled_ ? 1 : kFirstPlanes); status != Status::OK)
+      return status;
     for (Progress& query : batch_) {
       if (const Status status = finish_within(budget, query); status != Status::OK) return status;
     }
