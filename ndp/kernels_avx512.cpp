@@ -916,21 +916,40 @@ void bounds_as(const Rows& keys, uint32_t first, uint32_t count, float* least, f
   }
 }
 
-void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t channels, float* sums) {
-  for (uint32_t i = 0; i < count; ++i, rows += channels) {
-    __m512 sum[4] = {};
-    for (uint32_t c = 0; c < channels; c += 64) {
-      for (uint32_t part = 0; part < 4; ++part) {
-        const uint32_t at = c + 16 * part;
-        const __m512i row =
-            _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + at)));
-        sum[part] =
-            _mm512_fmadd_ps(_mm512_loadu_ps(query + at), _mm512_cvtepi32_ps(row), sum[part]);
-      }
-    }
-    sums[i] = _mm512_reduce_add_ps(
-        _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+BOWHEAD_INLINE __m512 dot(const float* query, const int16_t* row, uint32_t channels) {
+  const auto add = [&](__m512 sum, uint32_t at) BOWHEAD_INLINE_LAMBDA {
+    const __m512i values =
+        _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + at)));
+    return _mm512_fmadd_ps(_mm512_loadu_ps(query + at), _mm512_cvtepi32_ps(values), sum);
+  };
+  __m512 a = _mm512_setzero_ps(), b = a, c = a, d = a;
+  for (uint32_t at = 0; at < channels; at += 64) {
+    a = add(a, at);
+    b = add(b, at + 16);
+    c = add(c, at + 32);
+    d = add(d, at + 48);
   }
+  return _mm512_add_ps(_mm512_add_ps(a, b), _mm512_add_ps(c, d));
+}
+
+BOWHEAD_INLINE __m512 sums_of_pairs(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+
+void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t channels, float* sums) {
+  for (; count >= 4; count -= 4, rows += size_t{4} * channels, sums += 4) {
+    const __m512 a = dot(query, rows, channels), b = dot(query, rows + channels, channels),
+                 c = dot(query, rows + 2 * channels, channels),
+                 d = dot(query, rows + 3 * channels, channels);
+    // Rows 0 and 2 in turn, and 1 and 3; then all four in each quarter.
+    const __m512 quarters = sums_of_pairs(sums_of_pairs(a, c), sums_of_pairs(b, d));
+    const __m256 halves =
+        _mm256_add_ps(_mm512_castps512_ps256(quarters), _mm512_extractf32x8_ps(quarters, 1));
+    _mm_storeu_ps(sums,
+                  _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+  }
+  for (uint32_t i = 0; i < count; ++i)
+    sums[i] = _mm512_reduce_add_ps(dot(query, rows + size_t{i} * channels, channels));
 }
 
 BOWHEAD_INLINE __m512 floats_of_bf16(__m256i words) {

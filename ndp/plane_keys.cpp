@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "compression/frame_parts.h"
@@ -34,8 +35,12 @@ Result<void> check_open(const Shape& shape, uint32_t outer, uint32_t first_token
   return {};
 }
 
+constexpr uint32_t kFitEvery = 4;  // tokens, for scales
+
 uint32_t word_at(ConstBytes values, size_t index) {
-  return values[2 * index] | uint32_t{values[2 * index + 1]} << 8;
+  uint16_t word;
+  std::memcpy(&word, &values[2 * index], 2);
+  return word;
 }
 
 }  // namespace
@@ -56,6 +61,7 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
   const Tiling& tiling = frame->tiling;
   std::vector<uint8_t> values;
   Decoder decoder;
+  StreamCoder coder;
   // Some tiles at a time: each call reads the table, and all at once may be large.
   const uint32_t many = std::max<uint32_t>(
       static_cast<uint32_t>(kMaxTileValuesBytes / (tiling.tile_tokens * shape.row_bytes())), 1);
@@ -72,7 +78,7 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
       const uint32_t tokens = tiling.tokens_of(shape.tokens, index);
       const bool in_planes = !coded.empty() && coded[0] == BH_TILE_PLANES;
       status = keys.add_tile({at, coded.size(), begin, tokens, in_planes},
-                             left.first(tokens * shape.row_bytes()));
+                             left.first(tokens * shape.row_bytes()), coder);
       if (status != Status::OK) return status;
       left = left.subspan(tokens * shape.row_bytes());
       at += coded.size();
@@ -82,7 +88,7 @@ Result<PlaneKeys> PlaneKeys::open(ConstBytes bytes, uint32_t outer, uint32_t fir
   return keys;
 }
 
-Status PlaneKeys::add_tile(Tile tile, std::span<const uint8_t> values) {
+Status PlaneKeys::add_tile(Tile tile, std::span<const uint8_t> values, StreamCoder& coder) {
   tile.rests_at = static_cast<uint32_t>(rests_.size());
   tile.scales_at = static_cast<uint32_t>(scales_.size());
   if (tile.bounded) {
@@ -94,7 +100,6 @@ Status PlaneKeys::add_tile(Tile tile, std::span<const uint8_t> values) {
       const auto bytes = static_cast<uint32_t>(plane_bytes(shape_.channels, 1));
       tile.skew = group_tokens() - std::min(group_tokens(), (64 - in_line + bytes - 1) / bytes);
     }
-    StreamCoder coder;
     for (uint32_t p = 0; p < number_of(shape_.number)->planes(); ++p) {
       if (const Status status = planes.load(p, coder); status != Status::OK) return status;
     }
@@ -112,14 +117,13 @@ bool PlaneKeys::all_finite(const Tile& tile, std::span<const uint8_t> values) co
   const Number& number = *number_of(shape_.number);
   const size_t count = size_t{tile.tokens} * shape_.channels;
   if (!number.is_float()) return true;
-  bool beyond = false;
+  uint32_t most = 0;
   if (number.element_bytes == 1) {
-    for (size_t i = 0; i < count; ++i) beyond |= (values[i] & 0x7F) > number.largest_finite;
+    for (size_t i = 0; i < count; ++i) most = std::max(most, values[i] & 0x7Fu);
   } else {
-    for (size_t i = 0; i < count; ++i)
-      beyond |= (word_at(values, i) & 0x7FFF) > number.largest_finite;
+    for (size_t i = 0; i < count; ++i) most = std::max(most, word_at(values, i) & 0x7FFF);
   }
-  return !beyond;
+  return most <= number.largest_finite;
 }
 
 /// By the exponents: what a value has in the remainder are its e lowest bits, or, where that are
@@ -161,7 +165,7 @@ void PlaneKeys::add_scales(const Tile& tile, const PlaneTile& planes) {
       const int half = 1 << (number.planes() - level - 1), known = -2 * half;
       float *product = &products[size_t{level} * padded],
             *square = &squares[size_t{level} * padded];
-      for (uint32_t i = 0; i < count; ++i) {
+      for (uint32_t i = 0; i < count; i += kFitEvery) {
         const int16_t* row = &apart[size_t{i} * padded];
         for (uint32_t c = 0; c < shape_.channels; ++c) {
           const auto middle = static_cast<float>((row[c] & known) | half);

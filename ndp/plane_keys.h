@@ -23,6 +23,7 @@
 
 #include "compression/frame.h"
 #include "compression/lines.h"
+#include "compression/stream.h"
 #include "ndp/operations.h"
 #include "ndp/rows.h"
 
@@ -96,7 +97,7 @@ class PlaneKeys {
 
  private:
   PlaneKeys() = default;
-  Status add_tile(Tile tile, std::span<const uint8_t> values);
+  Status add_tile(Tile tile, std::span<const uint8_t> values, compression::StreamCoder& coder);
   bool all_finite(const Tile& tile, std::span<const uint8_t> values) const;
   void add_rests(const Tile& tile, std::span<const uint8_t> values,
                  std::span<const uint16_t> exponents);

@@ -11,6 +11,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "compression/planes.h"
 #include "ndp/kernels.h"
@@ -28,7 +29,7 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr uint32_t kFirstPlanes = 3;  // that an exact search reads of all tokens
 // Within a budget a round spends this share of what is left, and that share of all at least.
 constexpr double kRoundShare = 0.5, kLeastRoundShare = 1.0 / 32;
-constexpr uint32_t kMostRows = 129;  // two groups of tokens and one, at most
+constexpr uint32_t kMostRows = 128;  // at a time: what lines of a row hold at most
 constexpr uint32_t kBatch = 8;       // queries at a time: what is kept of each grows with tokens
 constexpr uint8_t kExactly = 0xFF;   // level of tokens that were read as they are
 
@@ -215,8 +216,8 @@ class Search {
   Status deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query);
   std::vector<uint32_t> likeliest(size_t count, const Progress& query) const;
   Status deepen_likeliest(Progress& query);
-  Status deepen_open(Progress& query);
-  float least_wanted(const Progress& query);
+  float drop_outdone(const Progress& query, std::vector<uint32_t>& open);
+  Status deepen_open(Progress& query, std::vector<uint32_t>& open);
   Status score_exactly(size_t token, Progress& query, float& score);
   Status finish(Progress& query);
   uint64_t bytes_of(const Progress& query) const;
@@ -244,7 +245,7 @@ class Search {
   std::vector<Offer> offers_;
   std::vector<float> sorted_;  // to find a k-th
   StreamCoder coder_;
-  Decoder decoder_;
+  std::optional<Decoder> decoder_;  // where tiles are read as they are
   PlaneAnswer answer_;
 };
 
@@ -433,7 +434,7 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
   return reach;
 }
 
-/// What the first planes, loaded, show of tokens `first` and so many more: 64 at most.
+/// What the first planes, loaded, show of tokens `first` and so many more.
 void Search::look(Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query) {
   piece.planes.differences(first, count, planes, rows_.data());
   bound(piece, first, count, planes, query);
@@ -466,8 +467,9 @@ Status Search::read_as_it_is(Piece& piece, Progress& query) {
   const PlaneKeys::Tile& tile = *piece.tile;
   if (piece.values.empty()) {
     piece.values.resize(tile.tokens * keys.shape().row_bytes());
+    if (!decoder_) decoder_.emplace();
     const Status status =
-        decoder_.decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values);
+        decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values);
     if (status != Status::OK) return status;
   }
   query.reads[piece.block].frame.add(keys.frame().subspan(tile.begin, tile.bytes));
@@ -499,13 +501,20 @@ float Search::score_of_row(const Progress& query) const {
 }
 
 /// Reads the planes that a token still lacks of the first so many, and takes what comes with their
-/// lines: rows of the tokens around it.
+/// lines.
 Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query) {
   LineSet& lines = query.reads[piece.block].frame;
   uint8_t* levels = &query.levels[piece.tokens_at];
   for (uint32_t p = levels[token]; p < planes; ++p) lines.add(piece.planes.rows_of(p, token, 1));
-  const uint32_t begin = token - std::min(token, piece.group);
-  const uint32_t end = std::min(token + piece.group + 1, piece.tile->tokens);
+  // As far as the lines of its last row reach; where there is none, as far as they would at most.
+  const ConstBytes row = piece.planes.rows_of(planes - 1, token, 1);
+  const auto bytes = static_cast<uint32_t>(plane_bytes(piece.keys->channels(), 1));
+  const auto at = reinterpret_cast<uintptr_t>(row.data());
+  const bool is_row = row.size() == bytes;
+  const auto before_row = is_row ? static_cast<uint32_t>(at % 64) : 63;
+  const auto behind_row = is_row ? 63 - static_cast<uint32_t>((at + bytes - 1) % 64) : 63;
+  const uint32_t begin = token - std::min(token, (before_row + bytes - 1) / bytes);
+  const uint32_t end = std::min(token + 1 + (behind_row + bytes - 1) / bytes, piece.tile->tokens);
   for (uint32_t first = begin, count = 1; first < end; first += count) {
     const uint32_t level = readable(piece, first, levels[first], planes, lines);
     for (count = 1; first + count < end; ++count) {
@@ -560,22 +569,25 @@ Status Search::deepen_likeliest(Progress& query) {
   return Status::OK;
 }
 
-/// The k-th highest lower bound: k tokens score as much.
-float Search::least_wanted(const Progress& query) {
-  if (k_ >= seen_.size()) return kNever;
+/// Drops the tokens that are out from `open`: k others, which stay, score as much as the k-th
+/// highest lower bound, which is returned.
+float Search::drop_outdone(const Progress& query, std::vector<uint32_t>& open) {
+  if (k_ >= open.size()) return kNever;
   sorted_.clear();
-  for (const uint32_t token : seen_) sorted_.push_back(query.lows[token]);
+  for (const uint32_t token : open) sorted_.push_back(query.lows[token]);
   std::nth_element(sorted_.begin(), sorted_.begin() + (k_ - 1), sorted_.end(), std::greater<>());
-  return sorted_[k_ - 1];
+  const float least = sorted_[k_ - 1];
+  std::erase_if(open, [&](uint32_t token) { return query.highs[token] < least; });
+  return least;
 }
 
 /// Step 3, until no token that may be wanted has planes left to read.
-Status Search::deepen_open(Progress& query) {
+Status Search::deepen_open(Progress& query, std::vector<uint32_t>& open) {
   for (bool some = true; some;) {
     some = false;
-    const float least = least_wanted(query);
-    for (const uint32_t token : seen_) {
-      if (query.highs[token] < least) continue;
+    const float least = drop_outdone(query, open);
+    for (const uint32_t token : open) {
+      if (query.highs[token] < least) continue;  // since its line came with another one
       Piece& piece = piece_of(token);
       const auto within = static_cast<uint32_t>(token - piece.tokens_at);
       const uint8_t level = query.levels[token];
@@ -622,11 +634,10 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
 /// Steps 2 to 4.
 Status Search::finish(Progress& query) {
   if (const Status status = deepen_likeliest(query); status != Status::OK) return status;
-  if (const Status status = deepen_open(query); status != Status::OK) return status;
-  const float least = least_wanted(query);
+  std::vector<uint32_t> open = seen_;
+  if (const Status status = deepen_open(query, open); status != Status::OK) return status;
   std::vector<Hit> hits;
-  for (const uint32_t token : seen_) {
-    if (query.highs[token] < least) continue;
+  for (const uint32_t token : open) {
     const Piece& piece = piece_of(token);
     Hit hit;
     if (const Status status = score_exactly(token, query, hit.score); status != Status::OK)
