@@ -122,9 +122,11 @@ struct PlaneAnswer {
 /// operations say of the decoded keys, but for their rounding; hits are those of the highest scores
 /// by the order of better(), exactly. INVALID_ARGUMENT: k as for TopK; keys of other channels or of
 /// another kind than the queries are for; two blocks hold the same token. DAMAGED: a frame has
-/// changed since it was opened (what cannot be noticed gives wrong hits).
+/// changed since it was opened, that of block number *changed_block (what cannot be noticed gives
+/// wrong hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Visible& visible, uint32_t k);
+                                const Visible& visible, uint32_t k,
+                                uint32_t* changed_block = nullptr);
 
 /// Keys that are likely among the k best, by so many bytes of memory for each visible token of a
 /// query: more are not read but for the first plane and heads, tiles that have no planes, and all
@@ -133,6 +135,7 @@ Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKey
 /// above.
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks,
-                                      const Visible& visible, uint32_t k, double bytes_per_token);
+                                      const Visible& visible, uint32_t k, double bytes_per_token,
+                                      uint32_t* changed_block = nullptr);
 
 }  // namespace bowhead::ndp

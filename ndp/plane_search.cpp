@@ -13,6 +13,7 @@
 #include <numeric>
 #include <optional>
 
+#include "base/assert.h"
 #include "compression/planes.h"
 #include "ndp/kernels.h"
 #include "ndp/numbers.h"
@@ -152,18 +153,21 @@ class Search {
          uint32_t k)
       : queries_(queries), blocks_(blocks), visible_(visible), k_(k) {}
 
-  Result<PlaneAnswer> exact();
-  Result<PlaneAnswer> approximate(double bytes_per_token);
+  Status exact();
+  Status approximate(double bytes_per_token);
+  /// What is to be said after one of them.
+  Result<PlaneAnswer> answer(Status status, uint32_t* changed_block);
 
  private:
   // ---- of all queries ----
 
   Status open();
   Status open_piece(Piece piece);
+  Status checked(const Piece& piece, Status status);
+  Status load(Piece& piece, uint32_t streams);
   void begin(uint32_t first, uint32_t count);
   Status read_first_planes(uint32_t planes);
   Status read_first_planes(Piece& piece, uint32_t planes);
-  Result<PlaneAnswer> take_answer();
   void note(Progress& query, std::vector<Hit> hits);
 
   // ---- of one ----
@@ -246,12 +250,13 @@ class Search {
   std::vector<float> sorted_;  // to find a k-th
   StreamCoder coder_;
   std::optional<Decoder> decoder_;  // where tiles are read as they are
+  uint32_t changed_ = 0;            // block whose frame has changed
   PlaneAnswer answer_;
 };
 
 // ---- of all queries ----
 
-Result<PlaneAnswer> Search::exact() {
+Status Search::exact() {
   if (const Status status = open(); status != Status::OK) return status;
   for (uint32_t first = 0; first < queries_.count(); first += kBatch) {
     begin(first, std::min(kBatch, queries_.count() - first));
@@ -261,12 +266,34 @@ Result<PlaneAnswer> Search::exact() {
       if (const Status status = finish(query); status != Status::OK) return status;
     }
   }
-  return take_answer();
+  return Status::OK;
 }
 
-Result<PlaneAnswer> Search::take_answer() {
+Result<PlaneAnswer> Search::answer(Status status, uint32_t* changed_block) {
+  if (status != Status::OK) {
+    if (changed_block != nullptr) *changed_block = changed_;
+    return Error{Status::DAMAGED,
+                 fmt::format("the frame of block {} has changed since it was opened: open it "
+                             "again, or search the other blocks only",
+                             changed_)};
+  }
   for (const Reads& reads : together_) answer_.bytes_read_together += reads.bytes();
   return std::move(answer_);
+}
+
+/// Notes whose frame it was.
+Status Search::checked(const Piece& piece, Status status) {
+  if (status != Status::OK) changed_ = piece.block;
+  return status;
+}
+
+/// The first streams of a tile.
+Status Search::load(Piece& piece, uint32_t streams) {
+  for (uint32_t stream = 0; stream < streams; ++stream) {
+    const Status status = checked(piece, piece.planes.load(stream, coder_));
+    if (status != Status::OK) return status;
+  }
+  return Status::OK;
 }
 
 Status Search::open() {
@@ -302,7 +329,7 @@ Status Search::open_piece(Piece piece) {
   tokens_ += piece.tile->tokens;
   groups_ += piece.groups();
   if (piece.tile->bounded) {
-    const Status status = piece.planes.open(*piece.keys, *piece.tile);
+    const Status status = checked(piece, piece.planes.open(*piece.keys, *piece.tile));
     if (status != Status::OK) return status;
   }
   pieces_.push_back(std::move(piece));
@@ -343,9 +370,7 @@ Status Search::read_first_planes(uint32_t planes) {
 
 /// Of a tile for all queries: what the planes show is the same for each of them.
 Status Search::read_first_planes(Piece& piece, uint32_t planes) {
-  for (uint32_t p = 0; p < planes; ++p) {
-    if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
-  }
+  if (const Status status = load(piece, planes); status != Status::OK) return status;
   for (Progress& query : batch_) {
     if (query.finite) query.reads[piece.block].frame.add(piece.planes.head());
   }
@@ -443,6 +468,7 @@ void Search::look(Piece& piece, uint32_t first, uint32_t count, uint32_t planes,
 /// By the differences that rows_ holds.
 void Search::bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t planes,
                    Progress& query) {
+  BOWHEAD_ASSERT(count <= kMostRows);
   const Reach& reach = query.reaches[piece.index];
   const double off = reach.of(piece, planes);
   query.reads[piece.block].scales.add(scales_of(piece, planes));
@@ -468,8 +494,9 @@ Status Search::read_as_it_is(Piece& piece, Progress& query) {
   if (piece.values.empty()) {
     piece.values.resize(tile.tokens * keys.shape().row_bytes());
     if (!decoder_) decoder_.emplace();
-    const Status status =
-        decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values);
+    const Status status = checked(
+        piece,
+        decoder_->decode_tokens(keys.frame(), keys.outer(), tile.first, tile.tokens, piece.values));
     if (status != Status::OK) return status;
   }
   query.reads[piece.block].frame.add(keys.frame().subspan(tile.begin, tile.bytes));
@@ -523,9 +550,7 @@ Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& q
     if (std::all_of(levels + first, levels + first + count,
                     [&](uint8_t before) { return before == level; }))
       continue;
-    for (uint32_t p = 0; p < level; ++p) {
-      if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
-    }
+    if (const Status status = load(piece, level); status != Status::OK) return status;
     look(piece, first, count, level, query);
   }
   return Status::OK;
@@ -608,10 +633,7 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
     return Status::OK;
   }
   const uint32_t remainder = piece.all_planes();
-  for (uint32_t stream = 0; stream < remainder + 2; ++stream) {
-    if (const Status status = piece.planes.load(stream, coder_); status != Status::OK)
-      return status;
-  }
+  if (const Status status = load(piece, remainder + 2); status != Status::OK) return status;
   // The planes of the group's tokens up to this one say where its remainder begins.
   const uint32_t group = piece.keys->group_of(*piece.tile, within);
   const uint32_t first = piece.keys->first_of(*piece.tile, group);
@@ -730,9 +752,7 @@ Status Search::take(const Offer& offer, uint64_t budget, Progress& query) {
       reads.frame.missing(row) + reads.scales.missing(scales_of(piece, level + 1));
   if (bytes_of(query) + cost > budget) return Status::OK;
   if (!piece.planes.is_coded(level)) return deepen(piece, offer.token, level + 1, query);
-  for (uint32_t p = 0; p <= level; ++p) {
-    if (const Status status = piece.planes.load(p, coder_); status != Status::OK) return status;
-  }
+  if (const Status status = load(piece, level + 1); status != Status::OK) return status;
   reads.frame.add(row);
   for_seen(piece,
            [&](uint32_t first, uint32_t count) { look(piece, first, count, level + 1, query); });
@@ -776,7 +796,7 @@ Status Search::finish_within(uint64_t budget, Progress& query) {
   return Status::OK;
 }
 
-Result<PlaneAnswer> Search::approximate(double bytes_per_token) {
+Status Search::approximate(double bytes_per_token) {
   scaled_ = true;
   if (const Status status = open(); status != Status::OK) return status;
   const auto budget =
@@ -789,7 +809,7 @@ Result<PlaneAnswer> Search::approximate(double bytes_per_token) {
       if (const Status status = finish_within(budget, query); status != Status::OK) return status;
     }
   }
-  return take_answer();
+  return Status::OK;
 }
 
 Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blocks, uint32_t k) {
@@ -815,19 +835,22 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
 }  // namespace
 
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
-                                const Visible& visible, uint32_t k) {
+                                const Visible& visible, uint32_t k, uint32_t* changed_block) {
   if (auto good = check(queries, blocks, k); !good) return good.error();
-  return Search(queries, blocks, visible, k).exact();
+  Search search(queries, blocks, visible, k);
+  return search.answer(search.exact(), changed_block);
 }
 
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks,
-                                      const Visible& visible, uint32_t k, double bytes_per_token) {
+                                      const Visible& visible, uint32_t k, double bytes_per_token,
+                                      uint32_t* changed_block) {
   if (auto good = check(queries, blocks, k); !good) return good.error();
   if (!(bytes_per_token > 0))
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("{} bytes for each token: give a number above 0", bytes_per_token)};
-  return Search(queries, blocks, visible, k).approximate(bytes_per_token);
+  Search search(queries, blocks, visible, k);
+  return search.answer(search.approximate(bytes_per_token), changed_block);
 }
 
 }  // namespace bowhead::ndp

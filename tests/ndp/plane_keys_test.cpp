@@ -351,6 +351,34 @@ TEST(PlaneSearch, ReadsLittleOfKeysThatLieAroundACentre) {
   EXPECT_LT(keys.blocks()[0]->kept_bytes(), shape.size_bytes() / 64);
 }
 
+TEST(PlaneSearch, SaysWhichFrameHasChanged) {
+  const compression::Shape shape{NumberKind::BF16, 1, 300, 64, {}};
+  std::vector<std::vector<uint8_t>> frames;
+  std::vector<PlaneKeys> opened;
+  std::vector<const PlaneKeys*> blocks;
+  for (uint32_t b = 0; b < 4; ++b)
+    frames.push_back(encode(shape, make_tensor(shape, Content::NORMAL, b), Profile::DENSE));
+  for (uint32_t b = 0; b < 4; ++b)
+    opened.push_back(PlaneKeys::open(frames[b], 0, b * shape.tokens).value());
+  for (const PlaneKeys& keys : opened) blocks.push_back(&keys);
+  const auto queries = Queries::of(random_queries(2, 64, 1), 2, 64, 1, NumberKind::BF16).value();
+  for (const uint32_t b : {2u, 0u, 3u}) {
+    const auto right = frames[b];
+    const PlaneKeys::Tile& tile = opened[b].tiles()[0];
+    frames[b][tile.begin + 20] ^= 1;  // of its head
+    for (const bool exactly : {true, false}) {
+      uint32_t changed = 99;
+      const auto answer = exactly ? exact_top_k(queries, blocks, {}, 5, &changed)
+                                  : approximate_top_k(queries, blocks, {}, 5, 16, &changed);
+      ASSERT_EQ(answer.status(), Status::DAMAGED);
+      EXPECT_EQ(changed, b);
+      EXPECT_NE(answer.error().message().find("block " + std::to_string(b)), std::string::npos);
+    }
+    frames[b] = right;
+    ASSERT_TRUE(exact_top_k(queries, blocks, {}, 5));
+  }
+}
+
 TEST(PlaneSearch, RefusesWhatDoesNotFit) {
   const compression::Shape shape{NumberKind::BF16, 1, 100, 16, {}};
   Sequences keys(shape, Content::NORMAL, 1);
