@@ -8,8 +8,9 @@
 // time (as many rows of a plane as make a line). What is left in the end is scored exactly.
 // docs/ndp-topk.md has the proof, what it takes of real keys, and what few bits find.
 //
-// Tokens of tiles that are not in planes, or hold infinities or what is not a number, and all
-// tokens for a query that holds such, are read exactly: they have no bounds.
+// Tokens of tiles that are not in planes, or in such as no encoder makes of their values, or hold
+// infinities or what is not a number, and all tokens for a query that holds such, are read exactly:
+// they have no bounds.
 //
 // Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there, each line
 // once however often it is looked at: heads of frames and tiles, planes (a coded one has no
