@@ -19,7 +19,7 @@ size_t padded(uint32_t channels) { return (size_t{channels} + 63) / 64 * 64; }
 /// Scores of a tile, with what is behind them never chosen.
 void score_whole_tile(const Kernels& kernels, const Queries& queries, const Rows& keys,
                       uint32_t first, uint32_t count, float* scores) {
-  score_tile(kernels, queries, keys, first, count, scores);
+  kernels.score(queries, keys, first, count, scores);
   for (uint32_t q = 0; q < queries.count() && count < kTileTokens; ++q)
     std::fill(scores + q * kTileTokens + count, scores + (q + 1) * kTileTokens, kNever);
 }

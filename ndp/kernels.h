@@ -19,8 +19,7 @@ inline constexpr uint32_t kTileTokens = 64;
 struct Kernels {
   const char* name;
 
-  /// scores[q * kTileTokens + i]: of query q and token first + i, i < count <= kTileTokens. The
-  /// rows' scales are not looked at.
+  /// scores[q * kTileTokens + i]: of query q and token first + i, i < count <= kTileTokens.
   void (*score)(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
                 float* scores);
   /// sums[q * stride + c] += weights[q * kTileTokens + i] * channel c of token first + i, for all

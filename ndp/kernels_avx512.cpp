@@ -352,10 +352,17 @@ class RowsAhead {
   size_t offsets_[kMaxChannels * Units::kBytes / 16 * kLinesOfStep];
 };
 
+/// Of kRows rows, or as many as there are.
+BOWHEAD_INLINE __m256 scales_of(const Rows& keys, uint32_t first, uint32_t count) {
+  if (keys.scales == nullptr) return _mm256_set1_ps(1);
+  return _mm256_maskz_loadu_ps(static_cast<__mmask8>(first_words(count)), keys.scales + first);
+}
+
 /// Scores of kRows rows and a line of queries, kOfLine of which it has: of the
 /// first four rows, and of the others.
 template <uint32_t kOfLine>
-BOWHEAD_INLINE void store_scores(__m512 a, __m512 b, const float* factors, float* scores) {
+BOWHEAD_INLINE void store_scores(__m512 a, __m512 b, const float* factors, __m256 scales,
+                                 float* scores) {
   if constexpr (kOfLine < 4) {
     a = _mm512_add_ps(a, _mm512_shuffle_f32x4(a, a, 0xB1));
     b = _mm512_add_ps(b, _mm512_shuffle_f32x4(b, b, 0xB1));
@@ -372,10 +379,12 @@ BOWHEAD_INLINE void store_scores(__m512 a, __m512 b, const float* factors, float
     const __m512 both =
         _mm512_castpd_ps(_mm512_permutex2var_pd(_mm512_castps_pd(a), which, _mm512_castps_pd(b)));
     float* to = scores + q * kTileTokens;
-    _mm256_storeu_ps(to, _mm256_mul_ps(_mm512_castps512_ps256(both), _mm256_set1_ps(factors[q])));
+    const auto scaled = [&](__m256 sums, uint32_t query) BOWHEAD_INLINE_LAMBDA {
+      return _mm256_mul_ps(sums, _mm256_mul_ps(scales, _mm256_set1_ps(factors[query])));
+    };
+    _mm256_storeu_ps(to, scaled(_mm512_castps512_ps256(both), q));
     if constexpr (kOfLine > 1)
-      _mm256_storeu_ps(to + kTileTokens, _mm256_mul_ps(_mm512_extractf32x8_ps(both, 1),
-                                                       _mm256_set1_ps(factors[q + 1])));
+      _mm256_storeu_ps(to + kTileTokens, scaled(_mm512_extractf32x8_ps(both, 1), q + 1));
   }
 }
 
@@ -383,13 +392,14 @@ BOWHEAD_INLINE void store_scores(__m512 a, __m512 b, const float* factors, float
 /// two.
 template <uint32_t kOfLine, uint32_t kParts, uint32_t kLines, uint32_t kFours>
 BOWHEAD_INLINE void store_group(const Queries& queries, uint32_t first_query,
-                                const __m512 (&folded)[kParts][kLines][kFours], float* scores) {
+                                const __m512 (&folded)[kParts][kLines][kFours], __m256 scales,
+                                float* scores) {
   static_assert(kParts * kFours == 2);
 #pragma GCC unroll 2
   for (uint32_t l = 0; l < kLines; ++l) {
     const uint32_t query = first_query + l * kOfLine;
     store_scores<kOfLine>(folded[0][l][0], folded[kParts - 1][l][kFours - 1],
-                          queries.factors(query), scores + size_t{query} * kTileTokens);
+                          queries.factors(query), scales, scores + size_t{query} * kTileTokens);
   }
 }
 
@@ -455,25 +465,27 @@ BOWHEAD_INLINE void multiply(const Queries& queries, uint32_t first_query, const
 /// A group of queries and kRows rows.
 template <class Units, uint32_t kParts, uint32_t kQueries, class Meanwhile>
 BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query, const UnitRows& rows,
-                                float* scores, const Meanwhile& meanwhile) {
+                                __m256 scales, float* scores, const Meanwhile& meanwhile) {
   constexpr uint32_t kOfLine = std::min(kQueries, 4u), kLines = kQueries / kOfLine;
   __m512 folded[kRows / Units::kRows][kLines][Units::kRows / 4];
 #pragma GCC unroll 2
   for (uint32_t i = 0; i < kRows / Units::kRows; ++i)
     multiply<Units, kParts, kLines, kOfLine>(queries, first_query, rows.from(i * Units::kRows),
                                              folded[i], meanwhile);
-  store_group<kOfLine>(queries, first_query, folded, scores);
+  store_group<kOfLine>(queries, first_query, folded, scales, scores);
 }
 
 template <class Units, uint32_t kParts, class Meanwhile>
-BOWHEAD_INLINE void score_rows(const Queries& queries, const UnitRows& rows, float* scores,
-                               const Meanwhile& meanwhile) {
+BOWHEAD_INLINE void score_rows(const Queries& queries, const UnitRows& rows, __m256 scales,
+                               float* scores, const Meanwhile& meanwhile) {
   uint32_t q = 0;
   for (; q + 8 <= queries.count(); q += 8)
-    score_group<Units, kParts, 8>(queries, q, rows, scores, meanwhile);
-  if (queries.count() & 4) score_group<Units, kParts, 4>(queries, q, rows, scores, meanwhile);
+    score_group<Units, kParts, 8>(queries, q, rows, scales, scores, meanwhile);
+  if (queries.count() & 4)
+    score_group<Units, kParts, 4>(queries, q, rows, scales, scores, meanwhile);
   q += queries.count() & 4;
-  if (queries.count() & 2) score_group<Units, kParts, 2>(queries, q, rows, scores, meanwhile);
+  if (queries.count() & 2)
+    score_group<Units, kParts, 2>(queries, q, rows, scales, scores, meanwhile);
 }
 
 template <class Units, uint32_t kParts>
@@ -485,14 +497,15 @@ void score_as_they_lie(const Queries& queries, const Rows& keys, uint32_t first,
   uint32_t at = 0;
   for (; at + kRows <= count; at += kRows)
     score_rows<Units, kParts>(queries, {keys.row(first + at), keys.stride_bytes, keys.row_bytes()},
-                              scores + at, fetch);
+                              scales_of(keys, first + at, kRows), scores + at, fetch);
   if (at == count) return;
   alignas(64) uint8_t room[kRoomBytes<Units>];
   PreparedRows<Units> rest(room);
   rest.begin(keys, first + at, first + count - 1);
   rest.finish();
   const auto nothing = [](const uint8_t*, uint32_t) {};
-  score_rows<Units, kParts>(queries, rest.rows(), scores + at, nothing);
+  score_rows<Units, kParts>(queries, rest.rows(), scales_of(keys, first + at, count - at),
+                            scores + at, nothing);
 }
 
 template <class Units, uint32_t kParts>
@@ -506,7 +519,8 @@ void score_prepared(const Queries& queries, const Rows& keys, uint32_t first, ui
   for (uint32_t at = 0; at < count; at += kRows) {
     if (at + kRows < count) next.begin(keys, first + at + kRows, last);
     const auto prepare = [&](const uint8_t*, uint32_t) BOWHEAD_INLINE_LAMBDA { next.step(); };
-    score_rows<Units, kParts>(queries, rows.rows(), scores + at, prepare);
+    score_rows<Units, kParts>(queries, rows.rows(), scales_of(keys, first + at, count - at),
+                              scores + at, prepare);
     next.finish();
     std::swap(rows, next);
   }
@@ -558,7 +572,7 @@ void score_single(const Queries& queries, uint32_t q, const Rows& keys, uint32_t
       multiply_single<Units, kParts>(queries, q, keys.row(first + from), keys.stride_bytes,
                                      count - 1 - from, folded[i][0]);
     }
-    store_group<1>(queries, q, folded, scores + at);
+    store_group<1>(queries, q, folded, scales_of(keys, first + at, count - at), scores + at);
   }
 }
 

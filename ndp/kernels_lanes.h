@@ -128,8 +128,10 @@ void score_some(const Queries& queries, uint32_t q, const Rows& keys, uint32_t f
       }
     });
     for (uint32_t t = 0; t < kTokens; ++t) {
+      const uint32_t token = first + std::min(at + t, count - 1);
+      const float scale = queries.scale() * (keys.scales == nullptr ? 1 : keys.scales[token]);
       for (uint32_t i = 0; i < kQueries; ++i)
-        scores[(q + i) * kTileTokens + at + t] = sum_of(sums[t][i]) * queries.scale();
+        scores[(q + i) * kTileTokens + at + t] = sum_of(sums[t][i]) * scale;
     }
   }
 }

@@ -22,9 +22,11 @@ double dot(const float* query, const Rows& keys, uint32_t token) {
 void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
            float* scores) {
   for (uint32_t q = 0; q < queries.count(); ++q) {
-    for (uint32_t i = 0; i < count; ++i)
+    for (uint32_t i = 0; i < count; ++i) {
+      const double scale = keys.scales == nullptr ? 1 : keys.scales[first + i];
       scores[q * kTileTokens + i] =
-          static_cast<float>(dot(queries.floats(q), keys, first + i) * queries.scale());
+          static_cast<float>(dot(queries.floats(q), keys, first + i) * queries.scale() * scale);
+    }
   }
 }
 

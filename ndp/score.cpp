@@ -30,7 +30,7 @@ Result<void> score(const Queries& queries, std::span<const KeyBlock> blocks, con
   size_t at = 0;
   for (const KeyBlock& block : blocks) {
     for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
-      score_tile(kernels(), queries, block.keys, first, count, tile.data());
+      kernels().score(queries, block.keys, first, count, tile.data());
       for (uint32_t q = 0; q < queries.count(); ++q)
         std::copy_n(&tile[size_t{q} * kTileTokens], count, &scores[q * all + at + first]);
     });
@@ -92,7 +92,7 @@ Result<void> TopK::add(const Queries& queries, std::span<const KeyBlock> blocks,
   const Kernels& use = kernels();
   for (const KeyBlock& block : blocks) {
     for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
-      score_tile(use, queries, block.keys, first, count, scores_.data());
+      use.score(queries, block.keys, first, count, scores_.data());
       for (uint32_t q = 0; q < queries.count(); ++q) {
         Best& best = best_[q];
         take(best, use.select(&scores_[size_t{q} * kTileTokens], count, best.least,

@@ -48,14 +48,4 @@ void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, co
   });
 }
 
-/// Scores of a tile with the rows' scales.
-inline void score_tile(const Kernels& kernels, const Queries& queries, const Rows& keys,
-                       uint32_t first, uint32_t count, float* scores) {
-  kernels.score(queries, keys, first, count, scores);
-  if (keys.scales == nullptr) return;
-  for (uint32_t q = 0; q < queries.count(); ++q) {
-    for (uint32_t i = 0; i < count; ++i) scores[q * kTileTokens + i] *= keys.scales[first + i];
-  }
-}
-
 }  // namespace bowhead::ndp

@@ -150,7 +150,7 @@ constexpr Plant kPlants[] = {
      .part = BH_PART_DECIDE,
      .only_in = Operation::RELEASE,
      .focus = Focus::LAPSED,
-     .first_seed = 4600},
+     .first_seed = 18200},
     // Deciding wrongly.
     {.name = "done-too-early", .lie = Lie::DONE_TOO_EARLY, .focus = Focus::DECISIONS},
     {.name = "accepted-value-ignored",
