@@ -863,23 +863,27 @@ float exponentials(float* values, float largest) {
 // ---- selection ----
 
 uint32_t select(const float* scores, uint32_t count, float least, uint32_t first_token, Hit* out) {
-  const __mmask16 all = least != least ? 0xFFFF : 0;
+  static_assert(kTileTokens == 64);
+  uint64_t which = 0;
+#pragma GCC unroll 4
+  for (uint32_t i = 0; i < kTileTokens; i += 16)
+    which |=
+        uint64_t{_mm512_cmp_ps_mask(_mm512_loadu_ps(scores + i), _mm512_set1_ps(least), _CMP_GE_OQ)}
+        << i;
+  if (least != least) which = ~uint64_t{0};
+  which &= first_bytes(count);
   uint32_t taken = 0;
-  for (uint32_t i = 0; i < count; i += 16) {
-    const auto valid = static_cast<__mmask16>(first_words(std::min(count - i, 16u)));
-    const __m512 score = _mm512_loadu_ps(scores + i);
-    const __mmask16 which =
-        valid & (all | _mm512_cmp_ps_mask(score, _mm512_set1_ps(least), _CMP_GE_OQ));
-    if (which == 0) continue;
+  for (uint32_t i = 0; which != 0; i += 16, which >>= 16) {  // in most tiles there is none
+    const auto some = static_cast<__mmask16>(which);
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i token = _mm512_maskz_compress_epi32(
-        which, _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first_token + i))));
-    const __m512i some = _mm512_maskz_compress_epi32(which, _mm512_castps_si512(score));
+        some, _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(first_token + i))));
+    const __m512i score = _mm512_maskz_compress_epi32(some, _mm512_loadu_si512(scores + i));
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    _mm512_storeu_si512(out + taken, _mm512_permutex2var_epi32(some, low, token));
-    _mm512_storeu_si512(out + taken + 8, _mm512_permutex2var_epi32(some, high, token));
-    taken += static_cast<uint32_t>(_mm_popcnt_u32(which));
+    _mm512_storeu_si512(out + taken, _mm512_permutex2var_epi32(score, low, token));
+    _mm512_storeu_si512(out + taken + 8, _mm512_permutex2var_epi32(score, high, token));
+    taken += static_cast<uint32_t>(_mm_popcnt_u32(some));
   }
   return taken;
 }
