@@ -33,7 +33,6 @@ float number_at(const ndp::Rows& rows, uint32_t token, uint32_t channel) {
 Exact exact_score(const Queries& queries, uint32_t query, const KeyBlock& block, uint32_t token) {
   std::vector<float> scores(size_t{queries.count()} * ndp::kTileTokens);
   ndp::kernels_here().front()->score(queries, block.keys, token, 1, scores.data());
-  const float scale = block.keys.scales == nullptr ? 1 : block.keys.scales[token];
   const std::span<const float> q(queries.floats(query), queries.channels());
   float largest = 0;
   for (const float value : q) largest = std::max(largest, std::abs(value));
@@ -41,7 +40,7 @@ Exact exact_score(const Queries& queries, uint32_t query, const KeyBlock& block,
   float reach = 0;
   for (uint32_t c = 0; c < queries.channels(); ++c)
     reach += std::abs(number_at(block.keys, token, c)) * (int8 ? largest : std::abs(q[c]));
-  return {scores[size_t{query} * ndp::kTileTokens] * scale,
+  return {scores[size_t{query} * ndp::kTileTokens],
           2 * ndp::kScoreTolerance * reach * queries.scale()};
 }
 

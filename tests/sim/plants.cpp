@@ -197,10 +197,7 @@ constexpr Plant kPlants[] = {
      .kind = Kind::REGION,
      .part = BH_PART_DECIDE,
      .only_in = Operation::PARTS,
-     .focus = Focus::ZOMBIES,
-     .harmless_because =
-         "as at a release the stamp shows each reuse, and what is stored in custody "
-         "is not read in pieces"},
+     .focus = Focus::ZOMBIES},
     // A content that takes the place of another.
     {.name = "replacement-not-published",
      .lie = Lie::NO_FLUSH,
@@ -229,7 +226,7 @@ constexpr Plant kPlants[] = {
      .part = BH_PART_VIEW,
      .only_in = Operation::REPLACE,
      .focus = Focus::CONTENTS,
-     .first_seed = 4400},
+     .first_seed = 900},
     // A removal that another host is asked for.
     {.name = "removal-not-awaited",
      .lie = Lie::ALL_ANSWERED,
