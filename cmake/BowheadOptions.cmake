@@ -12,15 +12,17 @@ find_package(fmt REQUIRED)
 add_library(bowhead_flags INTERFACE)
 add_library(bowhead::flags ALIAS bowhead_flags)
 target_compile_features(bowhead_flags INTERFACE cxx_std_20 c_std_11)
-# Options{.size_bytes = n} means that the rest takes its defaults: no warning about that.
-target_compile_options(bowhead_flags INTERFACE
-  -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
-  -fno-strict-aliasing)
+# Options{.size_bytes = n} means that the rest takes its defaults: no warning about that. Not for
+# nvcc, which knows none of these.
+target_compile_options(bowhead_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:\
+-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion;-Wno-missing-field-initializers;\
+-fno-strict-aliasing>")
 target_include_directories(bowhead_flags INTERFACE
   "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/include")
 option(BOWHEAD_WERROR "Treat warnings as errors (presets set it)" OFF)
 if(BOWHEAD_WERROR)
-  target_compile_options(bowhead_flags INTERFACE -Werror -Wno-error=tsan)
+  target_compile_options(bowhead_flags INTERFACE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:-Werror;-Wno-error=tsan>")
 endif()
 
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)

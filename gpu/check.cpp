@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/check.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+namespace bowhead::gpu {
+namespace {
+
+template <class... Args>
+Error wrong(fmt::format_string<Args...> format, Args&&... args) {
+  return Error{Status::INVALID_ARGUMENT, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+// Kernels count bytes of a payload, and tokens of a sequence, in 32 bits.
+constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
+
+Result<void> check_shape(const MovePieces& work) {
+  if (work.layers == 0) return wrong("layers is 0");
+  if (work.layer_parts != 1 && work.layer_parts != 2) {
+    return wrong("layer_parts is {}: K and V make 2, latent attention has 1", work.layer_parts);
+  }
+  if (work.heads == 0) return wrong("heads is 0: latent attention has 1");
+  if (work.page_tokens == 0) return wrong("page_tokens is 0");
+  if (work.row_bytes == 0) return wrong("row_bytes is 0");
+  if (work.order != PayloadOrder::HEADS_FIRST && work.order != PayloadOrder::TOKENS_FIRST) {
+    return wrong("order {} is unknown", static_cast<uint32_t>(work.order));
+  }
+  if (work.first_layer > work.layers || work.some_layers > work.layers - work.first_layer) {
+    return wrong("layers {} to {} of {}", work.first_layer,
+                 uint64_t{work.first_layer} + work.some_layers, work.layers);
+  }
+  return {};
+}
+
+Result<void> check_units(const MovePieces& work) {
+  const uint32_t unit = work.unit_bytes;
+  if (unit != 16 && unit != 8 && unit != 4 && unit != 2 && unit != 1) {
+    return wrong("unit_bytes is {}: 16, 8, 4, 2 or 1", unit);
+  }
+  if (work.row_bytes % unit != 0) {
+    return wrong("row_bytes is {}, no multiple of unit_bytes {}", work.row_bytes, unit);
+  }
+  if (work.parts == nullptr) return wrong("parts is null");
+  for (uint64_t i = 0; i < uint64_t{work.layers} * work.layer_parts; ++i) {
+    const PagedPart& part = work.parts[i];
+    const auto fault = [&](const char* name, uint64_t value) {
+      return wrong("{} of part {} of layer {} is {:#x}, no multiple of unit_bytes {}", name,
+                   i % work.layer_parts, i / work.layer_parts, value, unit);
+    };
+    const auto base = reinterpret_cast<uintptr_t>(part.base);
+    if (base == 0) {
+      return wrong("base of part {} of layer {} is null", i % work.layer_parts,
+                   i / work.layer_parts);
+    }
+    if (base % unit != 0) return fault("base", base);
+    if (part.page_stride_bytes % unit != 0) {
+      return fault("page_stride_bytes", part.page_stride_bytes);
+    }
+    if (part.token_stride_bytes % unit != 0) {
+      return fault("token_stride_bytes", part.token_stride_bytes);
+    }
+    if (part.head_stride_bytes % unit != 0) {
+      return fault("head_stride_bytes", part.head_stride_bytes);
+    }
+  }
+  return {};
+}
+
+Result<void> check_block(const MovePieces& work, uint32_t index) {
+  const MoveBlock& block = work.blocks[index];
+  if (block.tokens == 0) return wrong("block {} has 0 tokens", index);
+  if (block.tokens > work.most_tokens) {
+    return wrong("block {} has {} tokens, more than most_tokens {}", index, block.tokens,
+                 work.most_tokens);
+  }
+  if (block.tokens > kMost - block.first_token) {
+    return wrong("block {}: tokens {} and on, {} of them, do not fit 32 bits", index,
+                 block.first_token, block.tokens);
+  }
+  if (reinterpret_cast<uintptr_t>(block.payload) % 16 != 0) {
+    return wrong("payload of block {} is at {:#x}, no multiple of 16", index,
+                 reinterpret_cast<uintptr_t>(block.payload));
+  }
+  if (block.payload == nullptr) return wrong("payload of block {} is null", index);
+  if (block.sums == nullptr) return wrong("sums of block {} is null", index);
+  if (block.pages == nullptr) return wrong("pages of block {} is null", index);
+  return {};
+}
+
+}  // namespace
+
+Result<void> check(const MovePieces& work) {
+  if (Result<void> shape = check_shape(work); !shape) return shape;
+  if (Result<void> units = check_units(work); !units) return units;
+  // One factor after the other: no product of two 32-bit numbers passes 64 bits.
+  uint64_t most_bytes = work.most_tokens;
+  for (const uint32_t factor : {work.row_bytes, work.heads, work.layer_parts, work.layers}) {
+    most_bytes *= factor;
+    if (most_bytes > kMost) {
+      return wrong(
+          "{} tokens of {} layers, {} parts, {} heads, {} bytes make a payload of 4 GiB "
+          "or more",
+          work.most_tokens, work.layers, work.layer_parts, work.heads, work.row_bytes);
+    }
+  }
+  if (work.blocks == nullptr && work.block_count != 0) return wrong("blocks is null");
+  for (uint32_t i = 0; i < work.block_count; ++i) {
+    if (Result<void> block = check_block(work, i); !block) return block;
+  }
+  return {};
+}
+
+}  // namespace bowhead::gpu

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether what a kernel is told makes sense: a kernel itself has no way to say so.
+#pragma once
+
+#include "base/status.h"
+#include "gpu/kernels.h"
+
+namespace bowhead::gpu {
+
+/// INVALID_ARGUMENT, with a sentence that names what is wrong. Reads the arrays of parts and of
+/// blocks, so they have to be readable for the CPU here, and not what those point to: page numbers
+/// beyond the cache are not found.
+Result<void> check(const MovePieces& work);
+
+}  // namespace bowhead::gpu
