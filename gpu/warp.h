@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// What makes the code of a warp run on a GPU, and on a CPU in its place: written once, in steps
+// that all lanes do before any does the next.
+//
+//   Lanes<uint64_t> squares;
+//   Warp::each([&](uint32_t lane) { squares[lane] = lane * lane; });
+//   squares = Warp::sum(squares, 31);  // each lane: the sum over all of them
+//
+// nvcc makes functions of a GPU of it, with a lane in each thread; other compilers make loops over
+// 32 lanes. All 32 of a warp have to come along.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#ifdef __CUDACC__
+#define BOWHEAD_WARP_CODE __device__ __forceinline__
+#define BOWHEAD_UNROLL _Pragma("unroll")  // arrays that loops index stay in registers
+#define BOWHEAD_NO_UNROLL _Pragma("unroll 1")
+#else
+#define BOWHEAD_WARP_CODE inline
+#define BOWHEAD_UNROLL
+#define BOWHEAD_NO_UNROLL
+#endif
+
+namespace bowhead::gpu {
+
+inline constexpr uint32_t kWarpLanes = 32;
+
+/// The widest that a lane loads and stores at once.
+struct alignas(16) Bytes16 {
+  uint64_t low = 0, high = 0;
+};
+inline constexpr uint32_t kLaneBytes = sizeof(Bytes16);
+
+/// A T of each lane. Of what a GPU has, `lane` is the own one.
+template <class T>
+class Lanes {
+ public:
+#ifdef __CUDACC__
+  BOWHEAD_WARP_CODE T& operator[](uint32_t) { return own_; }
+  BOWHEAD_WARP_CODE const T& operator[](uint32_t) const { return own_; }
+
+ private:
+  T own_;
+#else
+  T& operator[](uint32_t lane) { return all_[lane]; }
+  const T& operator[](uint32_t lane) const { return all_[lane]; }
+
+ private:
+  T all_[kWarpLanes];
+#endif
+};
+
+struct Warp {
+  /// f(lane) for each lane; a lane may not use what another does in the same call.
+  template <class F>
+  static BOWHEAD_WARP_CODE void each(F f) {
+#ifdef __CUDACC__
+    f(threadIdx.x % kWarpLanes);
+#else
+    for (uint32_t lane = 0; lane < kWarpLanes; ++lane) f(lane);
+#endif
+  }
+
+  /// For each lane the sum over those whose numbers differ from its own in no bit but `lane_bits`.
+  static BOWHEAD_WARP_CODE Lanes<uint64_t> sum(Lanes<uint64_t> values, uint32_t lane_bits) {
+    BOWHEAD_UNROLL
+    for (uint32_t bit = 1; bit < kWarpLanes; bit *= 2) {
+      if ((lane_bits & bit) == 0) continue;
+#ifdef __CUDACC__
+      values[0] += __shfl_xor_sync(~0u, values[0], bit);
+#else
+      const Lanes<uint64_t> before = values;
+      each([&](uint32_t lane) { values[lane] += before[lane ^ bit]; });
+#endif
+    }
+    return values;
+  }
+};
+
+#ifdef __CUDACC__
+// What the intrinsics below take for a T.
+template <class T>
+using CudaWord = std::conditional_t<std::is_pointer_v<T>, uintptr_t,
+                                    std::conditional_t<std::is_same_v<T, Bytes16>, ulonglong2, T>>;
+#endif
+
+/// A load, at once and of global memory.
+template <class T>
+BOWHEAD_WARP_CODE T load(const T* from) {
+#ifdef __CUDACC__
+  __builtin_assume(__isGlobal(from));
+  return __builtin_bit_cast(T, *reinterpret_cast<const CudaWord<T>*>(from));
+#else
+  return *from;
+#endif
+}
+
+/// A load of what nobody writes while the kernel runs: the compiler may move it across stores.
+template <class T>
+BOWHEAD_WARP_CODE T load_constant(const T* from) {
+#ifdef __CUDACC__
+  return __builtin_bit_cast(T, __ldg(reinterpret_cast<const CudaWord<T>*>(from)));
+#else
+  return *from;
+#endif
+}
+
+/// A load of what is used once: first to leave the caches.
+template <class T>
+BOWHEAD_WARP_CODE T load_streaming(const T* from) {
+#ifdef __CUDACC__
+  return __builtin_bit_cast(T, __ldcs(reinterpret_cast<const CudaWord<T>*>(from)));
+#else
+  return *from;
+#endif
+}
+
+template <class T>
+BOWHEAD_WARP_CODE void store(T* to, T value) {
+#ifdef __CUDACC__
+  __builtin_assume(__isGlobal(to));
+  *reinterpret_cast<CudaWord<T>*>(to) = __builtin_bit_cast(CudaWord<T>, value);
+#else
+  *to = value;
+#endif
+}
+
+template <class T>
+BOWHEAD_WARP_CODE void store_streaming(T* to, T value) {
+#ifdef __CUDACC__
+  __stcs(reinterpret_cast<CudaWord<T>*>(to), __builtin_bit_cast(CudaWord<T>, value));
+#else
+  *to = value;
+#endif
+}
+
+}  // namespace bowhead::gpu
