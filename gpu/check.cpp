@@ -7,6 +7,8 @@
 #include <limits>
 #include <utility>
 
+#include "gpu/move_pieces.h"
+
 namespace bowhead::gpu {
 namespace {
 
@@ -15,8 +17,10 @@ Error wrong(fmt::format_string<Args...> format, Args&&... args) {
   return Error{Status::INVALID_ARGUMENT, fmt::format(format, std::forward<Args>(args)...)};
 }
 
-// Kernels count bytes of a payload, and tokens of a sequence, in 32 bits.
-constexpr uint64_t kMost = std::numeric_limits<uint32_t>::max();
+// Kernels count in 32 bits: tokens of a sequence, and, with a step beyond the last, bytes of a
+// payload and slots.
+constexpr uint32_t kMostTokens = std::numeric_limits<uint32_t>::max();
+constexpr uint64_t kMost = uint64_t{1} << 31;
 
 Result<void> check_shape(const MovePieces& work) {
   if (work.layers == 0) return wrong("layers is 0");
@@ -77,7 +81,7 @@ Result<void> check_block(const MovePieces& work, uint32_t index) {
     return wrong("block {} has {} tokens, more than most_tokens {}", index, block.tokens,
                  work.most_tokens);
   }
-  if (block.tokens > kMost - block.first_token) {
+  if (block.tokens > kMostTokens - block.first_token) {
     return wrong("block {}: tokens {} and on, {} of them, do not fit 32 bits", index,
                  block.first_token, block.tokens);
   }
@@ -102,10 +106,13 @@ Result<void> check(const MovePieces& work) {
     most_bytes *= factor;
     if (most_bytes > kMost) {
       return wrong(
-          "{} tokens of {} layers, {} parts, {} heads, {} bytes make a payload of 4 GiB "
-          "or more",
+          "{} tokens of {} layers, {} parts, {} heads, {} bytes make a payload of more than 2 GiB",
           work.most_tokens, work.layers, work.layer_parts, work.heads, work.row_bytes);
     }
+  }
+  if (uint64_t{work.block_count} * slots_per_block(work) > kMost) {
+    return wrong("{} blocks of {} tokens are more than one launch can move", work.block_count,
+                 work.most_tokens);
   }
   if (work.blocks == nullptr && work.block_count != 0) return wrong("blocks is null");
   for (uint32_t i = 0; i < work.block_count; ++i) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What kernels are told: plain structs of addresses and strides, the same for CUDA and for the CPU
 // in its place. Everything that they point to has to be reachable for the device, and to stay until
-// the kernel is done.
+// the kernel is done; parts, blocks and pages, which are read again and again, in its own memory if
+// it has one. check() (check.h) says what is wrong with them.
 //
 // A payload is cut into the pieces of 4 KiB whose sums make its checksum (base/checksum.h): a piece
 // is what a warp moves, and sums on the way.
@@ -30,9 +31,9 @@ struct PagedPart {
 
 /// Tokens of one sequence, and the payload that has them.
 struct MoveBlock {
-  uint8_t* payload = nullptr;
-  uint64_t* sums = nullptr;  ///< by piece; of a last piece that is shorter nothing is written
-  const uint32_t* pages = nullptr;
+  uint8_t* payload = nullptr;  ///< a multiple of 16, and up to 2 GiB long
+  uint64_t* sums = nullptr;    ///< by piece; of a last piece that is shorter nothing is written
+  const uint32_t* pages = nullptr;  ///< of the sequence, from its first token on
   uint32_t first_token = 0, tokens = 0;
 };
 

@@ -125,12 +125,14 @@ TEST_F(CheckMovePieces, NamesABlock) {
 }
 
 TEST_F(CheckMovePieces, NamesPayloadsThatAreTooLong) {
-  work_.most_tokens = (uint64_t{1} << 32) / (256 * 4 * 6);
+  work_.most_tokens = (uint32_t{1} << 31) / (256 * 4 * 6);
   EXPECT_TRUE(check(work_));
   ++work_.most_tokens;
   expect_wrong(
-      "699051 tokens of 3 layers, 2 parts, 4 heads, 256 bytes make a payload of 4 GiB or "
-      "more");
+      "349526 tokens of 3 layers, 2 parts, 4 heads, 256 bytes make a payload of more than 2 GiB");
+  work_.most_tokens = 32;
+  work_.block_count = UINT32_MAX;
+  expect_wrong("4294967295 blocks of 32 tokens are more than one launch can move");
 }
 
 }  // namespace

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks that go to payloads and back, in caches of any layout, against loops over rows.
+#include "gpu/move_pieces.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "base/checksum.h"
+#include "base/random.h"
+#include "gpu/check.h"
+#include "gpu/twin_kernels.h"
+
+namespace bowhead::gpu {
+namespace {
+
+constexpr uint64_t kNoSum = 0x5EED5EED5EED5EED;
+
+std::vector<uint8_t> random_bytes(Random& random, size_t size) {
+  std::vector<uint8_t> bytes(size);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
+  return bytes;
+}
+
+uint32_t between(Random& random, uint32_t least, uint32_t most) {
+  return least + static_cast<uint32_t>(random.below(most - least + 1));
+}
+
+// A few numbers from 0 to `most`, which are the first and the last.
+std::vector<uint32_t> random_cuts(Random& random, uint32_t most) {
+  std::vector<uint32_t> cuts = {0, most};
+  for (uint64_t more = random.below(4); more > 0; --more) cuts.push_back(between(random, 0, most));
+  std::sort(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+struct Model {
+  uint32_t layers, layer_parts, heads, row_bytes;
+  PayloadOrder order;
+
+  size_t payload_bytes(uint32_t tokens) const {
+    return size_t{layers} * layer_parts * heads * tokens * row_bytes;
+  }
+  size_t row_at(uint32_t tokens, uint32_t layer, uint32_t part, uint32_t token,
+                uint32_t head) const {
+    const size_t before = size_t{layer} * layer_parts + part;
+    return row_bytes * (order == PayloadOrder::HEADS_FIRST
+                            ? (before * heads + head) * tokens + token
+                            : (before * tokens + token) * heads + head);
+  }
+};
+
+// Axes nested in any order, with gaps: all layouts of engines are among them, in one allocation.
+class Cache {
+ public:
+  Cache(Random& random, const Model& model, uint32_t page_tokens, uint32_t pages, uint32_t unit)
+      : unit_(unit), page_tokens_(page_tokens) {
+    const std::array<uint32_t, 5> counts = {model.layers, model.layer_parts, pages, page_tokens,
+                                            model.heads};
+    std::array<uint32_t, 5> axes = {0, 1, 2, 3, 4};
+    for (uint32_t i = 4; i > 0; --i) std::swap(axes[i], axes[random.below(i + 1)]);
+    size_t size = model.row_bytes;
+    for (const uint32_t axis : axes) {
+      strides_[axis] = size + unit * random.below(3);
+      size = strides_[axis] * counts[axis];
+    }
+    start_ = unit * random.below(5);
+    bytes = random_bytes(random, start_ + size);
+    // Aligned as promised and no better, where the unit is less than 16.
+    for (uint32_t i = 0; i < model.layers * model.layer_parts; ++i) {
+      parts_.push_back({bytes.data() + start_ + i / model.layer_parts * strides_[0] +
+                            i % model.layer_parts * strides_[1],
+                        strides_[2], strides_[3], strides_[4]});
+    }
+  }
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+  size_t row_at(const std::vector<uint32_t>& pages, uint32_t layer, uint32_t part, uint32_t token,
+                uint32_t head) const {
+    return start_ + layer * strides_[0] + part * strides_[1] +
+           pages[token / page_tokens_] * strides_[2] + token % page_tokens_ * strides_[3] +
+           head * strides_[4];
+  }
+
+  void describe(const Model& model, MovePieces& work) const {
+    work.parts = parts_.data();
+    work.layers = model.layers;
+    work.layer_parts = model.layer_parts;
+    work.heads = model.heads;
+    work.page_tokens = page_tokens_;
+    work.row_bytes = model.row_bytes;
+    work.unit_bytes = unit_;
+    work.order = model.order;
+  }
+
+  std::vector<uint8_t> bytes;
+
+ private:
+  uint32_t unit_, page_tokens_;
+  size_t start_ = 0;
+  std::array<size_t, 5> strides_{};
+  std::vector<PagedPart> parts_;
+};
+
+struct Block {
+  uint32_t sequence, first_token, tokens;
+  std::vector<uint8_t> memory;    // more than the payload, on either side
+  std::vector<uint8_t> expected;  // all of it
+  size_t payload_at;
+  std::vector<uint64_t> sums;
+  std::vector<int> moved;  // how many times, by piece
+
+  uint8_t* payload() { return memory.data() + payload_at; }
+  size_t payload_bytes() const { return memory.size() - 2 * payload_at; }
+  size_t whole_pieces() const { return payload_bytes() / kPieceBytes; }
+};
+
+using PageLists = std::vector<std::vector<uint32_t>>;
+
+// Sequences with pages of their own among those of a cache.
+PageLists random_pages(Random& random, const std::vector<uint32_t>& tokens, uint32_t page_tokens,
+                       uint32_t& pages) {
+  const auto needed = [&](uint32_t count) { return (count + page_tokens - 1) / page_tokens; };
+  pages = between(random, 0, 3);
+  for (const uint32_t count : tokens) pages += needed(count);
+  std::vector<uint32_t> free(pages);
+  std::iota(free.begin(), free.end(), 0);
+  for (uint32_t i = pages; i > 1; --i) std::swap(free[i - 1], free[random.below(i)]);
+  PageLists lists;
+  for (const uint32_t count : tokens) {
+    lists.emplace_back(free.end() - needed(count), free.end());
+    free.resize(free.size() - needed(count));
+  }
+  return lists;
+}
+
+class MoveTest {
+ public:
+  explicit MoveTest(uint64_t seed) : random_(seed) {
+    do {
+      choose();
+    } while (model_.payload_bytes(tokens_[0] + tokens_[1]) > 300'000);
+    make_blocks();
+  }
+
+  void run() {
+    uint32_t pages = 0;
+    const uint32_t page_tokens = random_page_tokens();
+    const PageLists lists = random_pages(random_, tokens_, page_tokens, pages);
+    Cache cache(random_, model_, page_tokens, pages, random_unit());
+    expect_payloads(cache, lists);
+    const std::vector<uint8_t> before = cache.bytes;
+    const auto check_payloads = [&](uint32_t layers) {
+      for (Block& block : blocks_) expect_moved(block, layers);
+    };
+    move(cache, lists, true, check_payloads);
+    EXPECT_EQ(cache.bytes, before);
+
+    // Back to a cache that is laid out otherwise.
+    const uint32_t other_tokens = random_page_tokens();
+    const PageLists other_lists = random_pages(random_, tokens_, other_tokens, pages);
+    Cache other(random_, model_, other_tokens, pages, random_unit());
+    std::vector<uint8_t> expected = other.bytes;
+    copy_rows(cache, lists, other, other_lists, model_.layers, expected);
+    const auto check_layers = [&](uint32_t layers) {
+      std::vector<uint8_t> so_far = other.bytes;
+      copy_rows(cache, lists, other, other_lists, layers, so_far);
+      EXPECT_EQ(other.bytes == so_far, true) << "layers before " << layers;
+    };
+    move(other, other_lists, false, check_layers);
+    EXPECT_EQ(other.bytes == expected, true);
+    for (const Block& block : blocks_) EXPECT_EQ(block.memory == block.expected, true);
+  }
+
+ private:
+  void choose() {
+    const bool latent = random_.below(4) == 0;
+    model_.layers = between(random_, 1, 5);
+    model_.layer_parts = latent ? 1 : 2;
+    model_.heads = latent ? 1 : between(random_, 1, 8);
+    model_.row_bytes = between(random_, 1, 1152);
+    if (random_.below(2) == 0) model_.row_bytes = between(random_, 1, 40);
+    row_unit_ = 1u << random_.below(5);
+    model_.row_bytes = std::max(model_.row_bytes / row_unit_, 1u) * row_unit_;
+    model_.order = random_.below(2) == 0 ? PayloadOrder::HEADS_FIRST : PayloadOrder::TOKENS_FIRST;
+    tokens_ = {between(random_, 1, 300), between(random_, 1, 40)};
+  }
+
+  // Of rows that are multiples of 16, and of smaller ones.
+  uint32_t random_unit() { return std::max(1u, row_unit_ >> random_.below(3)); }
+  uint32_t random_page_tokens() {
+    return random_.below(2) == 0 ? between(random_, 1, 64) : 1u << random_.below(7);
+  }
+
+  void make_blocks() {
+    for (uint32_t sequence = 0; sequence < tokens_.size(); ++sequence) {
+      const std::vector<uint32_t> cuts = random_cuts(random_, tokens_[sequence]);
+      for (size_t i = 1; i < cuts.size(); ++i) {
+        if (cuts[i] == cuts[i - 1] || random_.below(8) == 0) continue;
+        Block& block = blocks_.emplace_back();
+        block.sequence = sequence;
+        block.first_token = cuts[i - 1];
+        block.tokens = cuts[i] - cuts[i - 1];
+        block.payload_at = 16 * between(random_, 1, 8);
+        const size_t bytes = model_.payload_bytes(block.tokens);
+        block.memory = random_bytes(random_, bytes + 2 * block.payload_at);
+        block.sums.resize(bytes / kPieceBytes + 2);
+        block.moved.resize(bytes / kPieceBytes);
+      }
+    }
+  }
+
+  template <class F>  // f(layer, part, token of the block, head)
+  void for_rows(uint32_t tokens, uint32_t layers, F f) const {
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      for (uint32_t part = 0; part < model_.layer_parts; ++part) {
+        for (uint32_t token = 0; token < tokens; ++token) {
+          for (uint32_t head = 0; head < model_.heads; ++head) f(layer, part, token, head);
+        }
+      }
+    }
+  }
+
+  void expect_payloads(const Cache& cache, const PageLists& lists) {
+    for (Block& block : blocks_) {
+      block.expected = block.memory;
+      for_rows(block.tokens, model_.layers, [&](auto layer, auto part, auto token, auto head) {
+        const size_t to = model_.row_at(block.tokens, layer, part, token, head);
+        const size_t from =
+            cache.row_at(lists[block.sequence], layer, part, block.first_token + token, head);
+        std::memcpy(block.expected.data() + block.payload_at + to, cache.bytes.data() + from,
+                    model_.row_bytes);
+      });
+    }
+  }
+
+  void copy_rows(const Cache& cache, const PageLists& lists, const Cache& other,
+                 const PageLists& other_lists, uint32_t layers, std::vector<uint8_t>& to) const {
+    for (const Block& block : blocks_) {
+      for_rows(block.tokens, layers, [&](auto layer, auto part, auto token, auto head) {
+        const auto row_at = [&](const Cache& in, const PageLists& pages) {
+          return in.row_at(pages[block.sequence], layer, part, block.first_token + token, head);
+        };
+        std::memcpy(to.data() + row_at(other, other_lists),
+                    cache.bytes.data() + row_at(cache, lists), model_.row_bytes);
+      });
+    }
+  }
+
+  // Pieces that end before a layer's begin are there, and no other byte is written.
+  void expect_moved(Block& block, uint32_t layers) const {
+    const size_t all = block.payload_bytes();
+    size_t there = all / model_.layers * layers;
+    if (there != all) there -= there % kPieceBytes;
+    const auto at = block.payload_at;
+    EXPECT_TRUE(std::equal(block.payload(), block.payload() + there, block.expected.data() + at));
+    EXPECT_TRUE(
+        std::equal(block.memory.begin(), block.memory.begin() + at, block.expected.begin()));
+    EXPECT_TRUE(std::equal(block.memory.begin() + at + all, block.memory.end(),
+                           block.expected.begin() + at + all));
+    const size_t moved = std::count(block.moved.begin(), block.moved.end(), 1);
+    EXPECT_EQ(moved, there / kPieceBytes);
+  }
+
+  // All layers, some at a time; `expect`(layers so far).
+  template <class F>
+  void move(const Cache& cache, const PageLists& lists, bool to_payload, F expect) {
+    MovePieces work;
+    cache.describe(model_, work);
+    work.to_payload = to_payload;
+    std::vector<MoveBlock> described;
+    for (Block& block : blocks_) {
+      described.push_back({block.payload(), block.sums.data(), lists[block.sequence].data(),
+                           block.first_token, block.tokens});
+      work.most_tokens = std::max(work.most_tokens, block.tokens);
+      std::fill(block.moved.begin(), block.moved.end(), 0);
+    }
+    work.blocks = described.data();
+    work.block_count = static_cast<uint32_t>(described.size());
+    const std::vector<uint32_t> cuts = random_cuts(random_, model_.layers);
+    for (size_t i = 1; i < cuts.size(); ++i) {
+      work.first_layer = cuts[i - 1];
+      work.some_layers = cuts[i] - cuts[i - 1];
+      for (Block& block : blocks_) std::fill(block.sums.begin(), block.sums.end(), kNoSum);
+      const Result<void> result = check(work);
+      ASSERT_TRUE(result) << result.error().message();
+      run_on_cpu(work);
+      for (Block& block : blocks_) take_sums(block);
+      expect(cuts[i]);
+    }
+    for (const Block& block : blocks_) {
+      EXPECT_EQ(std::count(block.moved.begin(), block.moved.end(), 1), block.moved.size());
+    }
+  }
+
+  static void take_sums(Block& block) {
+    for (size_t piece = 0; piece < block.sums.size(); ++piece) {
+      if (block.sums[piece] == kNoSum) continue;
+      ASSERT_LT(piece, block.whole_pieces());
+      ++block.moved[piece];
+      EXPECT_EQ(
+          block.sums[piece],
+          hash64(block.expected.data() + block.payload_at + piece * kPieceBytes, kPieceBytes));
+    }
+  }
+
+  Random random_;
+  Model model_{};
+  uint32_t row_unit_ = 1;
+  std::vector<uint32_t> tokens_;  // of sequences
+  std::vector<Block> blocks_;
+};
+
+TEST(MovePieces, MovesBlocksOfAnyLayoutThereAndBack) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    MoveTest(seed).run();
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace bowhead::gpu
