@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "gpu/launch.h"
+#include "gpu/move_pieces.h"
+
+namespace bowhead::gpu {
+namespace {
+
+constexpr uint32_t kBlockThreads = 256;
+constexpr uint32_t kBlockWarps = kBlockThreads / kWarpLanes;
+
+// A link of 64 GB/s and an assumed 2 us is full with 128 KiB under way; 32 blocks of 8 pieces are
+// 1 MiB, and leave most of a GPU's 100 or so multiprocessors to those who compute.
+constexpr uint32_t kMostBlocks = 32;
+
+template <class Unit, bool kToPayload>
+__global__ void __launch_bounds__(kBlockThreads, 2)
+    move_pieces(const __grid_constant__ MovePieces work, uint32_t block_slots) {
+  const uint32_t slots = work.block_count * block_slots;
+  uint32_t slot = blockIdx.x * kBlockWarps + threadIdx.x / kWarpLanes;
+  for (; slot < slots; slot += gridDim.x * kBlockWarps) {
+    move_slot<Unit, kToPayload>(work, block_slots, slot);
+  }
+}
+
+using Kernel = void (*)(MovePieces, uint32_t);
+
+template <class Unit>
+Kernel kernel_for(bool to_payload) {
+  return to_payload ? Kernel{move_pieces<Unit, true>} : Kernel{move_pieces<Unit, false>};
+}
+
+Kernel kernel_for(const MovePieces& work) {
+  switch (work.unit_bytes) {
+    case 16:
+      return kernel_for<Bytes16>(work.to_payload);
+    case 8:
+      return kernel_for<uint64_t>(work.to_payload);
+    case 4:
+      return kernel_for<uint32_t>(work.to_payload);
+    case 2:
+      return kernel_for<uint16_t>(work.to_payload);
+    default:
+      return kernel_for<uint8_t>(work.to_payload);
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_move_pieces(const MovePieces& work, cudaStream_t stream) {
+  MovePieces copy = work;
+  uint32_t block_slots = slots_per_block(work);
+  const uint32_t slots = work.block_count * block_slots;
+  if (slots == 0) return cudaSuccess;
+  const dim3 grid(std::min((slots + kBlockWarps - 1) / kBlockWarps, kMostBlocks));
+  void* arguments[] = {&copy, &block_slots};
+  return cudaLaunchKernel(kernel_for(work), grid, dim3(kBlockThreads), arguments, 0, stream);
+}
+
+}  // namespace bowhead::gpu

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels, queued in a CUDA stream. Only where CUDA is.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "gpu/kernels.h"
+
+namespace bowhead::gpu {
+
+/// Queues what `work` says, which check() (check.h) has found right; `work` itself is copied.
+/// An error of the driver's may be one of earlier work, which it tells late.
+cudaError_t launch_move_pieces(const MovePieces& work, cudaStream_t stream);
+
+}  // namespace bowhead::gpu
