@@ -324,5 +324,34 @@ TEST(MovePieces, MovesBlocksOfAnyLayoutThereAndBack) {
   }
 }
 
+TEST(MovePieces, CountsThePiecesOfTheLongestPayload) {
+  MovePieces work;
+  work.layers = work.layer_parts = 2;
+  work.heads = 8;
+  work.row_bytes = 256;
+  work.some_layers = 2;
+  MoveBlock block;
+  block.tokens = work.most_tokens = 262'144;  // 2 GiB
+  const PieceMover<Bytes16, false> mover(work, block);
+  EXPECT_EQ(mover.first_piece(1), 262'144);
+  EXPECT_EQ(mover.first_piece(2), 524'288);
+  EXPECT_GE(slots_per_block(work), 524'288);
+}
+
+TEST(MovePieces, WaitsForTheLayersOfAPiece) {
+  MovePieces work;
+  work.layers = 3;
+  work.layer_parts = work.heads = 1;
+  work.row_bytes = 16;
+  MoveBlock block;
+  block.tokens = 300;  // layers of 4800 bytes, in four pieces
+  const PieceMover<Bytes16, true> there(work, block);
+  const PieceMover<Bytes16, false> back(work, block);
+  for (uint32_t layer = 0; layer <= 3; ++layer) {
+    EXPECT_EQ(there.first_piece(layer), (std::array{0, 1, 2, 4}[layer])) << "layer " << layer;
+    EXPECT_EQ(back.first_piece(layer), (std::array{0, 2, 3, 4}[layer])) << "layer " << layer;
+  }
+}
+
 }  // namespace
 }  // namespace bowhead::gpu
