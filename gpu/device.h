@@ -6,32 +6,39 @@
 // executed lane by lane. Addresses and streams are those of CUDA: an engine's pointers and its
 // cudaStream_t go in as they are.
 //
-// Thread-safety: all of a Device. What is queued in one stream happens in its order.
+// Every fault that the driver reports comes back as a status, with a sentence that names the call
+// and has the driver's own words. Two statuses may come from all methods and are not repeated:
+// GPU_LOST (a kernel did what it must not, or the hardware failed: nothing works any more in this
+// process, and what was queued is not done) and SYSTEM (the driver says what nobody expected).
+//
+// Thread-safety: all of a Device, and no method changes which GPU is current to the calling thread.
+// Its streams, events and memory are ended before it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/status.h"
 #include "gpu/kernels.h"
 
 namespace bowhead::gpu {
 
-/// A cudaStream_t; null: the default stream. Of the twin: what make_stream() gave.
+/// A cudaStream_t; null: the default stream, which neither waits for those of make_stream() nor
+/// they for it. Of the twin: what make_stream() gave, or null.
 using Stream = void*;
 using Event = void*;
 
 /// What a pointer points to, as far as the driver knows.
 enum class PointerKind {
-  HOST,        ///< memory that no GPU reaches
+  HOST,        ///< memory that nobody registered, or no memory at all
   REGISTERED,  ///< host memory that this device reaches: registered, or allocated as such
   DEVICE,      ///< of this device
   OTHER,       ///< of another device
-  MANAGED
+  MANAGED      ///< moves between host and device on its own
 };
 const char* pointer_kind_name(PointerKind kind);
 
@@ -39,7 +46,7 @@ struct DeviceInfo {
   std::string name;  ///< "NVIDIA H200", "cpu"
   bool is_twin = false;
   uint64_t memory_bytes = 0;
-  std::string driver;  ///< version, "none" of the twin
+  std::string driver;  ///< the newest CUDA that it knows, "13.0"; "none" of the twin
 };
 
 struct CopyRun {
@@ -48,56 +55,89 @@ struct CopyRun {
   size_t size_bytes = 0;
 };
 
+/// Of the CPU in place of a GPU: the limits and faults that a test wants to meet.
+struct TwinOptions {
+  uint64_t memory_bytes = uint64_t{16} << 30;  ///< of device memory
+  uint64_t most_registered_bytes = UINT64_MAX;
+  /// Called before each registration, by the caller's thread, and before each copy, batch and
+  /// kernel, by the stream's. It may block; false: the GPU is lost from here on.
+  std::function<bool()> before_work = {};
+};
+
 class Device {
  public:
   virtual ~Device() = default;
 
-  /// GPU `ordinal`. NOT_SUPPORTED: built without CUDA, or there is no driver; NOT_FOUND: no such
-  /// GPU; GPU_LOST: the driver does not answer.
+  /// GPU `ordinal`. NOT_SUPPORTED: built without CUDA, there is no driver, or it is too old;
+  /// NOT_FOUND: no such GPU.
   static Result<std::unique_ptr<Device>> open(uint32_t ordinal);
-  /// The CPU in place of a GPU.
-  static std::unique_ptr<Device> twin();
+  /// The CPU in place of a GPU. Twins of a process are to each other what its GPUs are.
+  static std::unique_ptr<Device> twin(TwinOptions options = {});
 
   virtual const DeviceInfo& info() const = 0;
 
   // ---- memory ----
 
-  /// Device memory. NO_SPACE.
+  /// Device memory, 256-byte-aligned. NO_SPACE; INVALID_ARGUMENT: no bytes.
   virtual Result<void*> allocate(size_t size_bytes) = 0;
-  /// Host memory that this device reaches. NO_SPACE.
+  /// Host memory that this device reaches, page-aligned. Same statuses.
   virtual Result<void*> allocate_pinned(size_t size_bytes) = 0;
-  virtual void free(void* memory) = 0;  ///< of either kind
+  /// Of either kind, when nothing that is queued uses it; null: nothing to do.
+  virtual void free(void* memory) = 0;
 
   virtual Result<PointerKind> classify(const void* pointer) = 0;
-  /// Makes host memory reachable for kernels and for copies at full speed. LIMIT_REACHED: the
-  /// driver has no more room for it; NOT_SUPPORTED: not this kind of memory; BUSY: some of it is
-  /// registered already; GPU_LOST.
-  virtual Status register_host(void* memory, size_t size_bytes) = 0;
-  virtual Status unregister_host(void* memory) = 0;
+  /// Makes host memory reachable for kernels and for copies at full speed, on all GPUs of the
+  /// process: one Device registers for all. It has to stay mapped until it is unregistered; both
+  /// arguments are multiples of 4 KiB.
+  /// LIMIT_REACHED: the driver has no more room for it; NOT_SUPPORTED: not this kind of memory;
+  /// BUSY: some of it is registered already; MISALIGNED; INVALID_ARGUMENT: no bytes.
+  virtual Result<void> register_host(void* memory, size_t size_bytes) = 0;
+  /// `memory` as it was registered, when nothing that is queued uses it. INVALID_ARGUMENT: it is
+  /// not. After GPU_LOST the driver may hold the pages until the process ends.
+  virtual Result<void> unregister_host(void* memory) = 0;
   /// Where kernels find registered memory. INVALID_ARGUMENT: it is not.
   virtual Result<void*> device_address(void* registered) = 0;
 
-  // ---- order ----
+  // ---- order: what is queued in one stream is done in its order ----
 
-  /// `priority`: 0, or below for what is more urgent.
+  /// `priority`: 0, or below for what is more urgent; what the device does not have is taken as the
+  /// nearest that it has.
   virtual Result<Stream> make_stream(int priority) = 0;
-  virtual void destroy_stream(Stream stream) = 0;  ///< when what is queued in it is done
-  /// INVALID_ARGUMENT: a stream of another device.
-  virtual Status check_stream(Stream stream) = 0;
+  /// Waits until what is queued in it is done, or the GPU lost. Never null.
+  virtual void destroy_stream(Stream stream) = 0;
+  /// Of a stream that comes from elsewhere. INVALID_ARGUMENT: it is of another device.
+  virtual Result<void> check_stream(Stream stream) = 0;
+
   virtual Result<Event> make_event() = 0;
   virtual void destroy_event(Event event) = 0;
-  virtual Status record(Event event, Stream stream) = 0;
-  virtual Status wait(Stream stream, Event event) = 0;  ///< the stream waits, not the caller
-  virtual Result<bool> is_done(Event event) = 0;        ///< GPU_LOST also: what came before failed
-  virtual Status synchronize(Event event) = 0;
-  // ---- work: queued, done later ----
+  /// The event means what is queued in `stream` so far, and no longer what it meant before.
+  virtual Result<void> record(Event event, Stream stream) = 0;
+  /// What is queued in `stream` from here on waits for what the event means now; the caller does
+  /// not wait. An event that was not recorded is done.
+  virtual Result<void> wait(Stream stream, Event event) = 0;
+  virtual Result<bool> is_done(Event event) = 0;
+  /// The caller waits.
+  virtual Result<void> synchronize(Event event) = 0;
 
-  virtual Status copy(void* to, const void* from, size_t size_bytes, Stream stream) = 0;
-  /// The same for many runs, by one call of the driver's where it has one. `runs` may be gone when
-  /// it returns.
-  virtual Status copy_batch(std::span<const CopyRun> runs, Stream stream) = 0;
-  /// Kernels, by what kernels.h calls them. `work` is copied; what it points to has to stay.
-  virtual Status launch(const MovePieces& work, Stream stream) = 0;
+  // ---- work: queued, done later ----
+  //
+  // A fault that the driver finds at once is this call's; a later one is GPU_LOST.
+
+  /// Between memory of any kind that this device reaches. From or to HOST memory it works, slowly,
+  /// and the caller may wait. Neither end may leave the allocation or the registration in which it
+  /// begins (Registration::for_chunks()). INVALID_ARGUMENT: it does, or is null, as far as the
+  /// driver sees. No bytes: OK, and nothing is looked at.
+  virtual Result<void> copy(void* to, const void* from, size_t size_bytes, Stream stream) = 0;
+  /// The same for many runs, in any order among themselves, by one call of the driver's where it
+  /// has one. `runs` may be gone when it returns. After a failure some may have been queued.
+  virtual Result<void> copy_batch(std::span<const CopyRun> runs, Stream stream) = 0;
+  /// Kernels, by what kernels.h calls them. `work` is one that check() (check.h) accepts; it is
+  /// copied, and what it points to has to stay. Nobody looks at its addresses before it runs.
+  virtual Result<void> launch(const MovePieces& work, Stream stream) = 0;
+
+ protected:
+  /// What register_host() asks of its arguments. INVALID_ARGUMENT, MISALIGNED.
+  static Result<void> check_host_range(const void* memory, size_t size_bytes);
 };
 
 }  // namespace bowhead::gpu
