@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+namespace bowhead::gpu {
+namespace {
+
+Error refuse(std::string why) { return {Status::INVALID_ARGUMENT, std::move(why)}; }
+
+struct Dimension {
+  const char* name;
+  size_t stride_bytes;
+  uint32_t count;
+};
+
+/// Pages may share their bytes with other parts and layers in between, but what one part has may
+/// not overlap itself: each stride has room for all that is nested in it.
+Result<void> check_part(const KvCache& cache, size_t at) {
+  const PagedPart& part = cache.parts[at];
+  const auto where =
+      fmt::format("part {} of layer {}", at % cache.layer_parts, at / cache.layer_parts);
+  if (part.base == nullptr) return refuse(where + ": a null pointer");
+  std::array<Dimension, 3> dimensions = {{{"pages", part.page_stride_bytes, cache.pages},
+                                          {"tokens", part.token_stride_bytes, cache.page_tokens},
+                                          {"heads", part.head_stride_bytes, cache.heads}}};
+  std::sort(dimensions.begin(), dimensions.end(),
+            [](const Dimension& a, const Dimension& b) { return a.stride_bytes < b.stride_bytes; });
+  uint64_t needed = cache.row_bytes;
+  for (const Dimension& dimension : dimensions) {
+    if (dimension.count == 1) continue;
+    if (dimension.stride_bytes < needed)
+      return refuse(fmt::format("{}: {} overlap, with a stride of {} bytes for {}", where,
+                                dimension.name, dimension.stride_bytes, needed));
+    needed = uint64_t{dimension.stride_bytes} * (dimension.count - 1) + needed;
+  }
+  return {};
+}
+
+}  // namespace
+
+uint32_t KvCache::unit_bytes() const {
+  uint64_t all = row_bytes | 16;
+  for (const PagedPart& part : parts)
+    all |= reinterpret_cast<uintptr_t>(part.base) | part.page_stride_bytes |
+           part.token_stride_bytes | part.head_stride_bytes;
+  return static_cast<uint32_t>(all & -all);
+}
+
+Result<void> check_cache(const KvCache& cache) {
+  if (cache.layers == 0 || cache.layer_parts == 0 || cache.heads == 0 || cache.page_tokens == 0 ||
+      cache.pages == 0 || cache.row_bytes == 0)
+    return refuse(
+        fmt::format("a cache of {} layers, {} parts, {} heads, {} pages of {} tokens, rows "
+                    "of {} bytes: none may be 0",
+                    cache.layers, cache.layer_parts, cache.heads, cache.pages, cache.page_tokens,
+                    cache.row_bytes));
+  if (cache.parts.size() != size_t{cache.layers} * cache.layer_parts)
+    return refuse(fmt::format("{} addresses of parts, while {} layers have {}", cache.parts.size(),
+                              cache.layers, size_t{cache.layers} * cache.layer_parts));
+  if (cache.order != PayloadOrder::HEADS_FIRST && cache.order != PayloadOrder::TOKENS_FIRST)
+    return refuse(fmt::format("payload order {}", static_cast<uint32_t>(cache.order)));
+  for (size_t i = 0; i < cache.parts.size(); ++i) {
+    if (auto good = check_part(cache, i); !good) return good;
+  }
+  return {};
+}
+
+Result<void> check_tokens(const KvCache& cache, const TokenRange& range) {
+  if (range.tokens == 0) return refuse("a block of no tokens");
+  const uint64_t end = uint64_t{range.first_token} + range.tokens;
+  const uint64_t needed = (end + cache.page_tokens - 1) / cache.page_tokens;
+  if (range.pages.size() < needed)
+    return refuse(fmt::format("tokens {} to {} take {} entries of the block table, which has {}",
+                              range.first_token, end - 1, needed, range.pages.size()));
+  if (cache.payload_bytes(range.tokens) > std::numeric_limits<uint32_t>::max())
+    return refuse(fmt::format("a block of {} bytes: at most 4 GiB are possible",
+                              cache.payload_bytes(range.tokens)));
+  for (uint64_t i = range.first_token / cache.page_tokens; i < needed; ++i) {
+    if (range.pages[i] >= cache.pages)
+      return refuse(fmt::format("entry {} of the block table is page {}, while the cache has {}", i,
+                                range.pages[i], cache.pages));
+  }
+  return {};
+}
+
+void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_layer,
+              uint32_t some_layers,
+              const std::function<void(uint64_t offset, uint8_t* address, uint64_t bytes)>& each) {
+  uint64_t offset = cache.part_bytes(range.tokens) * cache.layer_parts * first_layer;
+  uint64_t run_offset = offset, run = 0;
+  uint8_t* run_address = nullptr;
+  const auto add = [&](uint8_t* address) {
+    if (run != 0 && address != run_address + run) {
+      each(run_offset, run_address, run);
+      run = 0;
+    }
+    if (run == 0) {
+      run_offset = offset;
+      run_address = address;
+    }
+    run += cache.row_bytes;
+    offset += cache.row_bytes;
+  };
+  const bool heads_first = cache.order == PayloadOrder::HEADS_FIRST;
+  const uint32_t outer = heads_first ? cache.heads : range.tokens;
+  const uint32_t inner = heads_first ? range.tokens : cache.heads;
+  const size_t first_part = size_t{first_layer} * cache.layer_parts;
+  for (size_t p = first_part; p < first_part + size_t{some_layers} * cache.layer_parts; ++p) {
+    const PagedPart& part = cache.parts[p];
+    for (uint32_t i = 0; i < outer; ++i) {
+      for (uint32_t j = 0; j < inner; ++j) {
+        const uint32_t head = heads_first ? i : j;
+        const uint32_t token = range.first_token + (heads_first ? j : i);
+        add(part.base + range.pages[token / cache.page_tokens] * part.page_stride_bytes +
+            token % cache.page_tokens * part.token_stride_bytes + head * part.head_stride_bytes);
+      }
+    }
+  }
+  if (run != 0) each(run_offset, run_address, run);
+}
+
+uint64_t run_bytes(const KvCache& cache, uint32_t tokens) {
+  const PagedPart& part = cache.parts.front();
+  const uint32_t in_page = std::min(tokens, cache.page_tokens);
+  const bool heads_first = cache.order == PayloadOrder::HEADS_FIRST;
+  const size_t inner_stride = heads_first ? part.token_stride_bytes : part.head_stride_bytes;
+  const size_t outer_stride = heads_first ? part.head_stride_bytes : part.token_stride_bytes;
+  const uint32_t inner = heads_first ? in_page : cache.heads;
+  const uint32_t outer = heads_first ? cache.heads : in_page;
+  if (inner > 1 && inner_stride != cache.row_bytes) return cache.row_bytes;
+  const uint64_t run = uint64_t{inner} * cache.row_bytes;
+  // All tokens of a head that are in one page, then the next head: contiguous if the page is all.
+  const bool whole = !heads_first || in_page == tokens;
+  return whole && (outer == 1 || outer_stride == run) ? run * outer : run;
+}
+
+}  // namespace bowhead::gpu

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine's paged KV cache in GPU memory, by raw pointers and strides: this is all that gpu/
+// knows of an engine.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "gpu/kernels.h"
+
+namespace bowhead::gpu {
+
+struct KvCache {
+  /// [layer][part], K before V; latent attention (MLA) has one part with one head.
+  std::vector<PagedPart> parts;
+  uint32_t layers = 0, layer_parts = 2, heads = 0;
+  uint32_t page_tokens = 0;
+  uint32_t pages = 0;                              ///< numbers in block tables are below
+  uint32_t row_bytes = 0;                          ///< of one token of one head
+  PayloadOrder order = PayloadOrder::HEADS_FIRST;  ///< of what is stored; the same wherever it is
+                                                   ///< read
+
+  /// Bytes of a layer's K or V, and of all, of so many tokens.
+  uint64_t part_bytes(uint32_t tokens) const { return uint64_t{tokens} * heads * row_bytes; }
+  uint64_t payload_bytes(uint32_t tokens) const {
+    return part_bytes(tokens) * layer_parts * layers;
+  }
+  /// 16, 8, 4, 2 or 1: bases, strides and rows are multiples of it.
+  uint32_t unit_bytes() const;
+};
+
+/// INVALID_ARGUMENT, MISALIGNED: nothing of something, parts that are not layers * layer_parts, rows,
+/// tokens or heads that overlap, blocks' payloads beyond 4 GiB.
+Result<void> check_cache(const KvCache& cache);
+
+/// Some tokens of a sequence: token t is in page pages[t / page_tokens].
+struct TokenRange {
+  std::span<const uint32_t> pages;  ///< the block table, from token 0 on
+  uint32_t first_token = 0, tokens = 0;
+};
+/// INVALID_ARGUMENT, with the entry: no tokens, a table that ends before them, a page that the cache
+/// does not have.
+Result<void> check_tokens(const KvCache& cache, const TokenRange& range);
+
+/// Calls each(offset in the payload, address in the cache, bytes) for runs that are contiguous in
+/// both, in the payload's order, of some layers.
+void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_layer,
+              uint32_t some_layers,
+              const std::function<void(uint64_t offset, uint8_t* address, uint64_t bytes)>& each);
+/// How long these runs are in general: what the choice of a path goes by.
+uint64_t run_bytes(const KvCache& cache, uint32_t tokens);
+
+}  // namespace bowhead::gpu

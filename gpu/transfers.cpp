@@ -1,0 +1,531 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/transfers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "base/checksum.h"
+#include "gpu/check.h"
+
+namespace bowhead::gpu {
+namespace {
+
+/// Runs from so many bytes on go by copies: where kernels and copy engines meet on recent GPUs.
+/// TODO(#6): measured once per machine, and kept.
+constexpr uint64_t kCopiesFromBytes = 28 << 10;
+
+static_assert(kPieceBytes == kChecksumPieceBytes);
+
+size_t whole_pieces(uint64_t bytes) { return bytes / kPieceBytes; }
+size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+/// The checksum of a payload, of whose whole pieces these are the sums.
+uint64_t checksum_of(std::span<const uint64_t> sums, const std::byte* payload, uint64_t bytes) {
+  std::vector<uint64_t> all(sums.begin(), sums.end());
+  const uint64_t rest = bytes % kPieceBytes;
+  if (rest != 0) all.push_back(hash64(payload + bytes - rest, rest));
+  return combine_pieces(all, bytes);
+}
+
+/// Pinned memory and as much of the device's.
+struct Room {
+  std::byte* pinned = nullptr;
+  std::byte* device = nullptr;
+  size_t size_bytes = 0;
+};
+
+}  // namespace
+
+/// One block of a job that goes through the device.
+struct Moving {
+  size_t number = 0;  ///< in the job
+  TokenRange range;
+  uint64_t size_bytes = 0;
+  std::byte* payload = nullptr;       ///< in the pool, or in `staging`
+  uint8_t* device_payload = nullptr;  ///< the same for kernels
+  const uint64_t* sums = nullptr;     ///< of the kernel
+  std::vector<uint32_t> pages;
+  Room staging;
+  std::optional<Reservation> reservation;
+  std::optional<Lease> lease;
+};
+
+class Transfers::Job {
+ public:
+  bool spills = false;
+  bool is_cancelled = false, is_done = false;
+  Path path = Path::KERNEL;
+  uint32_t layers_at_once = 0;
+  std::vector<Status> results;
+  std::vector<Moving> moving;
+  Room room;
+  std::vector<Event> events;  ///< by group of layers
+};
+
+class Transfers::Impl {
+ public:
+  Impl(Pool& pool, Registration& registration, Device& device, KvCache cache)
+      : pool_(pool), registration_(registration), device_(device), cache_(std::move(cache)) {}
+  ~Impl();
+
+  Result<void> open();
+  Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const BlockOfTokens> blocks,
+                                     const JobOptions& options, bool spills);
+  Result<void> wait_layer(const Job& job, uint32_t layer, Stream stream);
+  bool poll(Job& job);
+  void wait(Job& job);
+
+ private:
+  Result<Room> take_room(size_t size_bytes);
+  void give_back(Room& room);
+  Result<Event> take_event();
+  bool reach(Moving& block);
+  Status stage(Moving& block);
+  Status prepare_spill(NamespaceId ns, const std::string& key, Moving& block);
+  Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
+                         Moving& block);
+  Result<void> queue(Job& job, const JobOptions& options);
+  void drain(Stream stream);
+  std::vector<CopyRun> copy_runs(const Job& job, uint32_t first_layer, uint32_t some_layers) const;
+  Result<void> queue_layers(Job& job, const MovePieces& work, const MovePieces& on_host,
+                            uint32_t first, Stream stream);
+  void finish(Job& job, Status device_status);
+  Status end_spill(Moving& block, Path path, Status status);
+  Status end_restore(Moving& block, Path path, Status status);
+
+  Pool& pool_;
+  Registration& registration_;
+  Device& device_;
+  const KvCache cache_;
+  Stream streams_[2] = {};  ///< for what is not urgent, and for what is
+  std::vector<Room> rooms_;
+  std::vector<Event> events_;
+  std::vector<std::shared_ptr<Job>> running_;
+};
+
+// ---- open and close ----
+
+Result<void> Transfers::Impl::open() {
+  if (auto good = check_cache(cache_); !good) return good;
+  for (size_t i = 0; i < cache_.parts.size(); ++i) {
+    const auto kind = device_.classify(cache_.parts[i].base);
+    if (!kind) return kind.error();
+    if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
+      return Error{
+          Status::INVALID_ARGUMENT,
+          fmt::format("part {} of layer {} is {} memory, which this device does not reach",
+                      i % cache_.layer_parts, i / cache_.layer_parts, pointer_kind_name(*kind))};
+  }
+  for (int urgent = 0; urgent < 2; ++urgent) {
+    auto stream = device_.make_stream(-urgent);
+    if (!stream) return stream.error();
+    streams_[urgent] = *stream;
+  }
+  return {};
+}
+
+Transfers::Impl::~Impl() {
+  for (const auto& job : std::vector(running_)) {
+    job->is_cancelled = true;
+    wait(*job);
+  }
+  for (Stream stream : streams_) {
+    if (stream != nullptr) device_.destroy_stream(stream);
+  }
+  for (Event event : events_) device_.destroy_event(event);
+  for (const Room& room : rooms_) {
+    device_.free(room.pinned);
+    device_.free(room.device);
+  }
+}
+
+// ---- what jobs borrow ----
+
+Result<Room> Transfers::Impl::take_room(size_t size_bytes) {
+  auto best = rooms_.end();
+  for (auto room = rooms_.begin(); room != rooms_.end(); ++room) {
+    const bool fits = room->size_bytes >= size_bytes;
+    if (fits && (best == rooms_.end() || room->size_bytes < best->size_bytes)) best = room;
+  }
+  if (best != rooms_.end()) {
+    const Room room = *best;
+    rooms_.erase(best);
+    return room;
+  }
+  Room room;
+  room.size_bytes = aligned(size_bytes);
+  auto pinned = device_.allocate_pinned(room.size_bytes);
+  if (!pinned) return pinned.error();
+  room.pinned = static_cast<std::byte*>(*pinned);
+  auto device = device_.allocate(room.size_bytes);
+  if (!device) {
+    device_.free(room.pinned);
+    return device.error();
+  }
+  room.device = static_cast<std::byte*>(*device);
+  return room;
+}
+
+void Transfers::Impl::give_back(Room& room) {
+  if (room.pinned != nullptr) rooms_.push_back(room);
+  room = {};
+}
+
+Result<Event> Transfers::Impl::take_event() {
+  if (events_.empty()) return device_.make_event();
+  Event event = events_.back();
+  events_.pop_back();
+  return event;
+}
+
+// ---- start ----
+
+/// Whether kernels and copies reach the payload where it lies in the pool.
+bool Transfers::Impl::reach(Moving& block) {
+  const auto offset = static_cast<uint64_t>(block.payload - pool_.mapping().data);
+  if (!registration_.ensure(offset, block.size_bytes)) return false;
+  const auto first = registration_.device_address(offset);
+  const auto last = registration_.device_address(offset + block.size_bytes - 1);
+  // Chunks may lie elsewhere for the device; then a kernel cannot walk from one to the next.
+  if (!first || !last) return false;
+  block.device_payload = static_cast<uint8_t*>(*first);
+  return static_cast<uint8_t*>(*last) == block.device_payload + block.size_bytes - 1;
+}
+
+Status Transfers::Impl::stage(Moving& block) {
+  auto room = take_room(block.size_bytes);
+  if (!room) return room.status();
+  block.staging = *room;
+  const auto address = device_.device_address(room->pinned);
+  if (!address) return address.status();
+  block.payload = room->pinned;
+  block.device_payload = static_cast<uint8_t*>(*address);
+  return Status::OK;
+}
+
+/// LAPSED: there is nothing to do, as the key is stored.
+Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Moving& block) {
+  auto reservation = pool_.reserve(ns, key, block.size_bytes);
+  if (!reservation) return reservation.status();
+  if (reservation->present) return Status::LAPSED;
+  block.reservation = std::move(*reservation);
+  block.payload = block.reservation->data;
+  return reach(block) ? Status::OK : stage(block);
+}
+
+Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
+                                        const JobOptions& options, Moving& block) {
+  auto lease = pool_.acquire(ns, key, options.lease_ms);
+  const bool copied = lease.status() == Status::COPY_ONLY ||
+                      lease.status() == Status::UNSUPPORTED_CODEC ||
+                      lease.status() == Status::LIMIT_REACHED;
+  if (!lease && !copied) return lease.status();
+  if (lease) {
+    block.lease = *lease;
+    if (lease->length_bytes != block.size_bytes)
+      return lease->length_bytes > block.size_bytes ? Status::BUFFER_TOO_SMALL
+                                                    : Status::INVALID_ARGUMENT;
+    block.payload = const_cast<std::byte*>(lease->data);  // kernels read it
+    if (reach(block)) return Status::OK;
+    const Status over = pool_.release(*block.lease);
+    block.lease.reset();
+    if (over != Status::OK) return over;
+  }
+  if (const Status status = stage(block); status != Status::OK) return status;
+  const Span buffer{block.payload, block.size_bytes};
+  const auto length = pool_.get(ns, key, {&buffer, 1});
+  if (!length) return length.status();
+  return *length == block.size_bytes ? Status::OK : Status::INVALID_ARGUMENT;
+}
+
+Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
+    NamespaceId ns, std::span<const BlockOfTokens> blocks, const JobOptions& options, bool spills) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (auto good = check_tokens(cache_, blocks[i].range); !good)
+      return Error{good.status(), fmt::format("block {}: {}", i, good.error().message())};
+  }
+  if (options.after != nullptr) {
+    if (auto good = device_.check_stream(options.after); !good) return good.error();
+  }
+  auto job = std::make_shared<Job>();
+  job->spills = spills;
+  job->results.assign(blocks.size(), Status::OK);
+  const bool in_groups = !spills && options.layers_at_once != 0;
+  job->layers_at_once = in_groups ? std::min(options.layers_at_once, cache_.layers) : cache_.layers;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const TokenRange& range = blocks[i].range;
+    Moving block;
+    block.number = i;
+    // Only the part of the table that it takes, and tokens counted from there.
+    const uint32_t first_page = range.first_token / cache_.page_tokens;
+    const uint32_t last_page = (range.first_token + range.tokens - 1) / cache_.page_tokens;
+    block.pages.assign(range.pages.begin() + first_page, range.pages.begin() + last_page + 1);
+    block.range = {{}, range.first_token % cache_.page_tokens, range.tokens};
+    block.size_bytes = cache_.payload_bytes(range.tokens);
+    const Status status = spills ? prepare_spill(ns, blocks[i].key, block)
+                                 : prepare_restore(ns, blocks[i].key, options, block);
+    if (status == Status::OK) {
+      job->moving.push_back(std::move(block));
+      continue;
+    }
+    job->results[i] = spills && status == Status::LAPSED ? Status::OK : status;
+    // Of what was taken before it failed.
+    (void)(spills ? end_spill(block, Path::KERNEL, status)
+                  : end_restore(block, Path::KERNEL, status));
+    give_back(block.staging);
+  }
+  for (Moving& block : job->moving) block.range.pages = block.pages;
+  running_.push_back(job);
+  if (auto queued = queue(*job, options); !queued) {
+    drain(streams_[options.urgent ? 1 : 0]);
+    finish(*job, queued.status());
+    return queued.error();
+  }
+  return job;
+}
+
+/// What is queued of a job that fails to start may still move bytes.
+void Transfers::Impl::drain(Stream stream) {
+  auto event = take_event();
+  if (!event) return;
+  if (device_.record(*event, stream)) (void)device_.synchronize(*event);
+  events_.push_back(*event);
+}
+
+/// What kernels are told lies in one room: parts, blocks, pages, then the sums that they write,
+/// which go to its pinned half.
+Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
+  if (job.moving.empty()) return {};
+  uint32_t most_tokens = 0;
+  size_t pages = 0, pieces = 0;
+  for (const Moving& block : job.moving) {
+    most_tokens = std::max(most_tokens, block.range.tokens);
+    pages += block.pages.size();
+    pieces += whole_pieces(block.size_bytes);
+  }
+  const size_t blocks_at = aligned(cache_.parts.size() * sizeof(PagedPart));
+  const size_t pages_at = blocks_at + aligned(job.moving.size() * sizeof(MoveBlock));
+  const size_t sums_at = pages_at + aligned(pages * sizeof(uint32_t));
+  auto room = take_room(sums_at + pieces * sizeof(uint64_t));
+  if (!room) return room.error();
+  job.room = *room;
+  const auto sums_address = device_.device_address(room->pinned + sums_at);
+  if (!sums_address) return sums_address.error();
+
+  std::memcpy(room->pinned, cache_.parts.data(), cache_.parts.size() * sizeof(PagedPart));
+  auto* blocks = reinterpret_cast<MoveBlock*>(room->pinned + blocks_at);
+  auto* sums = reinterpret_cast<uint64_t*>(room->pinned + sums_at);
+  auto* device_sums = static_cast<uint64_t*>(*sums_address);
+  size_t page = 0, piece = 0;
+  for (size_t i = 0; i < job.moving.size(); ++i) {
+    Moving& block = job.moving[i];
+    const size_t at = pages_at + page * sizeof(uint32_t);
+    std::memcpy(room->pinned + at, block.pages.data(), block.pages.size() * sizeof(uint32_t));
+    blocks[i] = {block.device_payload, device_sums + piece,
+                 reinterpret_cast<const uint32_t*>(room->device + at), block.range.first_token,
+                 block.range.tokens};
+    block.sums = sums + piece;
+    page += block.pages.size();
+    piece += whole_pieces(block.size_bytes);
+  }
+  MovePieces work;
+  work.parts = reinterpret_cast<const PagedPart*>(room->device);
+  work.blocks = reinterpret_cast<const MoveBlock*>(room->device + blocks_at);
+  work.layers = cache_.layers;
+  work.layer_parts = cache_.layer_parts;
+  work.heads = cache_.heads;
+  work.page_tokens = cache_.page_tokens;
+  work.row_bytes = cache_.row_bytes;
+  work.unit_bytes = cache_.unit_bytes();
+  work.order = cache_.order;
+  work.to_payload = job.spills;
+  work.block_count = static_cast<uint32_t>(job.moving.size());
+  work.most_tokens = most_tokens;
+  MovePieces on_host = work;
+  on_host.parts = cache_.parts.data();
+  on_host.blocks = blocks;
+
+  job.path = options.path != Path::CHOOSE                         ? options.path
+             : run_bytes(cache_, most_tokens) >= kCopiesFromBytes ? Path::COPIES
+                                                                  : Path::KERNEL;
+  Stream stream = streams_[options.urgent ? 1 : 0];
+  if (options.after != nullptr) {
+    auto event = take_event();
+    if (!event) return event.error();
+    auto ordered = device_.record(*event, options.after);
+    if (ordered) ordered = device_.wait(stream, *event);
+    events_.push_back(*event);
+    if (!ordered) return ordered;
+  }
+  if (job.path == Path::KERNEL) {
+    if (auto copied = device_.copy(room->device, room->pinned, sums_at, stream); !copied)
+      return copied;
+  }
+  for (uint32_t first = 0; first < cache_.layers; first += job.layers_at_once) {
+    if (auto queued = queue_layers(job, work, on_host, first, stream); !queued) return queued;
+  }
+  return {};
+}
+
+/// None leaves the chunk of the registration in which it begins.
+std::vector<CopyRun> Transfers::Impl::copy_runs(const Job& job, uint32_t first_layer,
+                                                uint32_t some_layers) const {
+  std::vector<CopyRun> runs;
+  for (const Moving& block : job.moving) {
+    const auto add = [&](std::byte* payload, uint8_t* address, uint64_t bytes) {
+      runs.push_back(job.spills ? CopyRun{payload, address, bytes}
+                                : CopyRun{address, payload, bytes});
+    };
+    for_runs(cache_, block.range, first_layer, some_layers,
+             [&](uint64_t offset, uint8_t* address, uint64_t bytes) {
+               std::byte* const payload = block.payload + offset;
+               if (block.staging.pinned != nullptr) return add(payload, address, bytes);
+               const auto in_pool = static_cast<uint64_t>(payload - pool_.mapping().data);
+               registration_.for_chunks(in_pool, bytes, [&](uint64_t at, uint64_t part) {
+                 add(payload + (at - in_pool), address + (at - in_pool), part);
+               });
+             });
+  }
+  return runs;
+}
+
+/// Some layers from `first` on, with an event behind them.
+Result<void> Transfers::Impl::queue_layers(Job& job, const MovePieces& work,
+                                           const MovePieces& on_host, uint32_t first,
+                                           Stream stream) {
+  const uint32_t some = std::min(job.layers_at_once, cache_.layers - first);
+  if (job.path == Path::KERNEL) {
+    MovePieces part = work, checked = on_host;
+    part.first_layer = checked.first_layer = first;
+    part.some_layers = checked.some_layers = some;
+    if (auto good = check(checked); !good) return good;
+    if (auto launched = device_.launch(part, stream); !launched) return launched;
+  } else {
+    const std::vector<CopyRun> runs = copy_runs(job, first, some);
+    if (auto copied = device_.copy_batch(runs, stream); !copied) return copied;
+  }
+  auto event = take_event();
+  if (!event) return event.error();
+  job.events.push_back(*event);
+  return device_.record(*event, stream);
+}
+
+Result<void> Transfers::Impl::wait_layer(const Job& job, uint32_t layer, Stream stream) {
+  if (job.is_done || layer >= cache_.layers)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("layer {} of {}{}", layer, cache_.layers,
+                             job.is_done ? ", of a job that is done" : "")};
+  if (job.events.empty()) return {};  // no block moves
+  return device_.wait(stream, job.events[layer / job.layers_at_once]);
+}
+
+// ---- end ----
+
+bool Transfers::Impl::poll(Job& job) {
+  if (job.is_done) return true;
+  if (job.events.empty()) {
+    finish(job, Status::OK);
+    return true;
+  }
+  const auto done = device_.is_done(job.events.back());
+  if (done && !*done) return false;
+  finish(job, done.status());
+  return true;
+}
+
+void Transfers::Impl::wait(Job& job) {
+  if (job.is_done) return;
+  const auto done = job.events.empty() ? Result<void>() : device_.synchronize(job.events.back());
+  finish(job, done.status());
+}
+
+/// `device_status` but OK: the device did not do it, or nobody knows.
+void Transfers::Impl::finish(Job& job, Status device_status) {
+  const Status status = device_status != Status::OK ? device_status
+                        : job.is_cancelled          ? Status::CANCELLED
+                                                    : Status::OK;
+  for (Moving& block : job.moving) {
+    job.results[block.number] =
+        job.spills ? end_spill(block, job.path, status) : end_restore(block, job.path, status);
+    give_back(block.staging);
+  }
+  job.moving.clear();
+  give_back(job.room);
+  events_.insert(events_.end(), job.events.begin(), job.events.end());
+  job.events.clear();
+  job.is_done = true;
+  std::erase_if(running_, [&](const auto& one) { return one.get() == &job; });
+}
+
+/// Commits, or gives the room back where `status` is not OK.
+Status Transfers::Impl::end_spill(Moving& block, Path path, Status status) {
+  if (!block.reservation) return status;
+  if (status != Status::OK) {
+    (void)pool_.abort(*block.reservation);
+    return status;
+  }
+  if (block.payload != block.reservation->data)
+    std::memcpy(block.reservation->data, block.payload, block.size_bytes);
+  PayloadSum sum;
+  if (path == Path::KERNEL)
+    sum = {PayloadSum::By::WRITER, checksum_of({block.sums, whole_pieces(block.size_bytes)},
+                                               block.payload, block.size_bytes)};
+  return pool_.commit(*block.reservation, sum);
+}
+
+/// What get() copied was verified then; what was read by a lease is, now.
+Status Transfers::Impl::end_restore(Moving& block, Path path, Status status) {
+  if (!block.lease) return status;
+  if (status == Status::OK && block.lease->checksum) {
+    const uint64_t sum = path == Path::KERNEL
+                             ? checksum_of({block.sums, whole_pieces(block.size_bytes)},
+                                           block.payload, block.size_bytes)
+                             : payload_checksum(block.payload, block.size_bytes);
+    if (sum != *block.lease->checksum) status = Status::DAMAGED;
+  }
+  // A lease that lapsed explains any sum.
+  const Status released = pool_.release(*block.lease);
+  return status == Status::OK || (status == Status::DAMAGED && released == Status::LAPSED)
+             ? released
+             : status;
+}
+
+// ---- Transfers ----
+
+Transfers::Transfers(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Transfers::Transfers(Transfers&&) noexcept = default;
+Transfers& Transfers::operator=(Transfers&&) noexcept = default;
+Transfers::~Transfers() = default;
+
+Result<Transfers> Transfers::open(Pool& pool, Registration& registration, Device& device,
+                                  KvCache cache) {
+  auto impl = std::make_unique<Impl>(pool, registration, device, std::move(cache));
+  if (auto opened = impl->open(); !opened) return opened.error();
+  return Transfers(std::move(impl));
+}
+
+Result<std::shared_ptr<Transfers::Job>> Transfers::spill(NamespaceId ns,
+                                                         std::span<const BlockOfTokens> blocks,
+                                                         const JobOptions& options) {
+  return impl_->start(ns, blocks, options, true);
+}
+
+Result<std::shared_ptr<Transfers::Job>> Transfers::restore(NamespaceId ns,
+                                                           std::span<const BlockOfTokens> blocks,
+                                                           const JobOptions& options) {
+  return impl_->start(ns, blocks, options, false);
+}
+
+Result<void> Transfers::wait_layer(const Job& job, uint32_t layer, Stream stream) {
+  return impl_->wait_layer(job, layer, stream);
+}
+bool Transfers::poll(Job& job) { return impl_->poll(job); }
+void Transfers::wait(Job& job) { impl_->wait(job); }
+void Transfers::cancel(Job& job) { job.is_cancelled = true; }
+std::span<const Status> Transfers::results(const Job& job) const { return job.results; }
+
+}  // namespace bowhead::gpu

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks go from an engine's pages to the pool and come back into others as they were, by either
+// path and any layout; and what goes wrong is a status, with pages and pool intact.
+#include "gpu/transfers.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/checksum.h"
+#include "base/random.h"
+#include "tests/gpu/devices.h"
+#include "tests/pool/support.h"
+
+namespace bowhead::gpu {
+namespace {
+
+using test::TestPool;
+
+enum class Layout { NHD, HND, JOINED, ACROSS_LAYERS, LATENT };
+
+struct Sizes {
+  uint32_t layers = 3, heads = 4, page_tokens = 16, pages = 24, row_bytes = 64;
+};
+
+/// An engine's cache in the memory of a device, and what the CPU knows of it.
+class EngineCache {
+ public:
+  EngineCache(Device& device, Layout layout, const Sizes& s, PayloadOrder order) : device_(device) {
+    const bool latent = layout == Layout::LATENT;
+    cache_ = {
+        {},          s.layers, latent ? 1u : 2u, latent ? 1u : s.heads, s.page_tokens, s.pages,
+        s.row_bytes, order};
+    const size_t row = s.row_bytes, part = row * cache_.heads * s.page_tokens;
+    const bool tokens_outside = layout != Layout::HND;
+    const size_t token = tokens_outside ? row * cache_.heads : row;
+    const size_t head = tokens_outside ? row : row * s.page_tokens;
+    const size_t parts = cache_.layer_parts, layer = part * s.pages * parts;
+    size_bytes_ = layer * s.layers;
+    memory_ = static_cast<uint8_t*>(device.allocate(size_bytes_).value());
+    for (uint32_t l = 0; l < s.layers; ++l) {
+      for (uint32_t p = 0; p < parts; ++p) {
+        if (layout == Layout::ACROSS_LAYERS)  // [page][layer][part]
+          cache_.parts.push_back(
+              {memory_ + (l * parts + p) * part, part * parts * s.layers, token, head});
+        else if (layout == Layout::JOINED)  // [layer][page][part]
+          cache_.parts.push_back({memory_ + l * layer + p * part, part * parts, token, head});
+        else  // [layer][part][page]
+          cache_.parts.push_back({memory_ + l * layer + p * part * s.pages, part, token, head});
+      }
+    }
+  }
+  EngineCache(const EngineCache&) = delete;
+  EngineCache& operator=(const EngineCache&) = delete;
+  ~EngineCache() { device_.free(memory_); }
+
+  const KvCache& cache() const { return cache_; }
+
+  void write(const std::vector<uint8_t>& bytes) { copy(memory_, bytes.data()); }
+  std::vector<uint8_t> read() {
+    std::vector<uint8_t> bytes(size_bytes_);
+    copy(bytes.data(), memory_);
+    return bytes;
+  }
+  std::vector<uint8_t> random_bytes(uint64_t seed) const {
+    Random random(seed);
+    std::vector<uint8_t> bytes(size_bytes_);
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
+    return bytes;
+  }
+  /// Of `bytes`, which the cache held or holds, the payload of a block by the formula.
+  std::vector<std::byte> payload(const std::vector<uint8_t>& bytes, const TokenRange& range) const {
+    std::vector<std::byte> out;
+    const bool heads_first = cache_.order == PayloadOrder::HEADS_FIRST;
+    for (const PagedPart& part : cache_.parts) {
+      for (uint32_t i = 0; i < cache_.heads * range.tokens; ++i) {
+        const uint32_t head = heads_first ? i / range.tokens : i % cache_.heads;
+        const uint32_t t = range.first_token + (heads_first ? i % range.tokens : i / cache_.heads);
+        const uint8_t* row =
+            part.base + range.pages[t / cache_.page_tokens] * part.page_stride_bytes +
+            t % cache_.page_tokens * part.token_stride_bytes + head * part.head_stride_bytes;
+        const auto* from = reinterpret_cast<const std::byte*>(&bytes[row - memory_]);
+        out.insert(out.end(), from, from + cache_.row_bytes);
+      }
+    }
+    return out;
+  }
+
+ private:
+  void copy(void* to, const void* from) {
+    const Stream stream = device_.make_stream(0).value();
+    EXPECT_DONE(device_.copy(to, from, size_bytes_, stream));
+    device_.destroy_stream(stream);
+  }
+
+  Device& device_;
+  KvCache cache_;
+  uint8_t* memory_ = nullptr;
+  size_t size_bytes_ = 0;
+};
+
+class TransfersTest : public EveryDevice {
+ protected:
+  void SetUp() override {
+    EveryDevice::SetUp();
+    if (IsSkipped()) return;
+    registration_ =
+        std::move(Registration::create(device(), pool_.pool().mapping(), 4 << 20).value());
+  }
+  void TearDown() override { registration_.reset(); }
+
+  Transfers open(const EngineCache& engine) {
+    auto opened = Transfers::open(pool_.pool(), *registration_, device(), engine.cache());
+    EXPECT_DONE(opened);
+    return std::move(*opened);
+  }
+  std::vector<Status> run(Transfers& transfers, bool spills,
+                          const std::vector<BlockOfTokens>& blocks,
+                          const JobOptions& options = {}) {
+    auto job = spills ? transfers.spill(pool_.ns(), blocks, options)
+                      : transfers.restore(pool_.ns(), blocks, options);
+    EXPECT_DONE(job);
+    if (!job) return {job.status()};
+    transfers.wait(**job);
+    const auto results = transfers.results(**job);
+    return {results.begin(), results.end()};
+  }
+  /// Blocks of 40 tokens, one behind the other, in pages in no order.
+  static std::vector<BlockOfTokens> blocks_in(const std::vector<uint32_t>& pages, uint32_t count) {
+    std::vector<BlockOfTokens> blocks;
+    for (uint32_t i = 0; i < count; ++i)
+      blocks.push_back({"block " + std::to_string(i), {pages, i * 40, 40}});
+    return blocks;
+  }
+  static std::vector<uint32_t> shuffled(uint32_t count, uint64_t seed) {
+    std::vector<uint32_t> pages(count);
+    std::iota(pages.begin(), pages.end(), 0u);
+    Random random(seed);
+    for (uint32_t i = count; i > 1; --i) std::swap(pages[i - 1], pages[random.below(i)]);
+    return pages;
+  }
+
+  TestPool pool_{32 << 20};
+  std::unique_ptr<Registration> registration_;
+};
+INSTANTIATE_TEST_SUITE_P(Devices, TransfersTest, kEveryDevice, device_name);
+
+const std::vector<Status> kFine(5, Status::OK);
+
+TEST_P(TransfersTest, BringBackWhatTheyTook) {
+  int run_number = 0;
+  for (const Layout layout :
+       {Layout::NHD, Layout::HND, Layout::JOINED, Layout::ACROSS_LAYERS, Layout::LATENT}) {
+    for (const PayloadOrder order : {PayloadOrder::HEADS_FIRST, PayloadOrder::TOKENS_FIRST}) {
+      for (const Path path : {Path::KERNEL, Path::COPIES}) {
+        SCOPED_TRACE(run_number);
+        EngineCache engine(device(), layout, {}, order);
+        const auto before = engine.random_bytes(++run_number);
+        engine.write(before);
+        Transfers transfers = open(engine);
+        const auto pages = shuffled(24, 1), others = shuffled(24, 2);
+        auto blocks = blocks_in(pages, 5);
+        for (auto& block : blocks) block.key += " of " + std::to_string(run_number);
+        ASSERT_EQ(run(transfers, true, blocks, {.path = path}), kFine);
+        for (const auto& block : blocks)
+          ASSERT_EQ(pool_.get(block.key), engine.payload(before, block.range));
+
+        engine.write(engine.random_bytes(1000));
+        for (auto& block : blocks) block.range.pages = others;
+        const Path other = path == Path::KERNEL ? Path::COPIES : Path::KERNEL;
+        ASSERT_EQ(run(transfers, false, blocks, {.urgent = true, .path = other}), kFine);
+        const auto after = engine.read();
+        for (uint32_t i = 0; i < blocks.size(); ++i)
+          ASSERT_EQ(engine.payload(after, blocks[i].range),
+                    engine.payload(before, {pages, i * 40, 40}));
+      }
+    }
+  }
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+TEST_P(TransfersTest, WriteNothingButTheirTokens) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const std::vector<BlockOfTokens> blocks = {{"b", {pages, 24, 5}}};
+  ASSERT_EQ(run(transfers, true, blocks), std::vector{Status::OK});
+  auto changed = engine.random_bytes(2);
+  engine.write(changed);
+  ASSERT_EQ(run(transfers, false, blocks), std::vector{Status::OK});
+  const auto after = engine.read();
+  size_t others = 0;
+  for (size_t i = 0; i < after.size(); ++i) others += after[i] != changed[i] ? 1 : 0;
+  EXPECT_LE(others, engine.cache().payload_bytes(5));
+  EXPECT_EQ(engine.payload(after, blocks[0].range), engine.payload(before, blocks[0].range));
+}
+
+TEST_P(TransfersTest, TakeWhatIsStoredForDone) {
+  EngineCache engine(device(), Layout::HND, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  ASSERT_EQ(run(transfers, true, blocks_in(pages, 3)), std::vector(3, Status::OK));
+  const auto kept = pool_.get("block 1");
+  engine.write(engine.random_bytes(2));
+  ASSERT_EQ(run(transfers, true, blocks_in(pages, 5)), kFine);
+  EXPECT_EQ(pool_.get("block 1"), kept);
+  EXPECT_EQ(pool_.info().blocks, 5);
+}
+
+TEST_P(TransfersTest, TellWhichBlocksFail) {
+  EngineCache engine(device(), Layout::HND, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  auto blocks = blocks_in(pages, 5);
+  ASSERT_EQ(run(transfers, true, blocks), kFine);
+  ASSERT_EQ(pool_.pool().remove(pool_.ns(), "block 0"), Status::OK);
+  blocks[1].range.tokens = 20;
+  blocks[2].range.tokens = 48;
+  auto lease = pool_.pool().acquire(pool_.ns(), "block 3", 1000).value();
+  const_cast<std::byte&>(lease.data[100]) ^= std::byte{1};
+  ASSERT_EQ(pool_.pool().release(lease), Status::OK);
+  for (const Path path : {Path::KERNEL, Path::COPIES})
+    EXPECT_EQ(run(transfers, false, blocks, {.path = path}),
+              (std::vector{Status::NOT_FOUND, Status::BUFFER_TOO_SMALL, Status::INVALID_ARGUMENT,
+                           Status::DAMAGED, Status::OK}));
+}
+
+TEST_P(TransfersTest, GoByPinnedMemoryWhereTheyMust) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const std::vector<BlockOfTokens> blocks = {{"compressed", {pages, 0, 40}}};
+  Compression compression{.profile = CompressionProfile::FAST};
+  compression.number = bowhead::compression::NumberKind::BF16;
+  compression.channels = 32;
+  compression.outer = 24;
+  const auto coded = pool_.pool().open_namespace({"coded", "", compression});
+  ASSERT_DONE(coded);
+  const auto value = engine.payload(before, blocks[0].range);
+  const ConstSpan in{value.data(), value.size()};
+  ASSERT_EQ(pool_.pool().put(*coded, "compressed", {&in, 1}), Status::OK);
+  engine.write(engine.random_bytes(2));
+  for (const Path path : {Path::KERNEL, Path::COPIES}) {
+    auto job = transfers.restore(*coded, blocks, {.path = path});
+    ASSERT_DONE(job);
+    transfers.wait(**job);
+    EXPECT_EQ(transfers.results(**job)[0], Status::OK);
+    EXPECT_EQ(engine.payload(engine.read(), blocks[0].range), value);
+  }
+}
+
+TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const std::vector<uint32_t> beyond = {3, 24};
+  const struct {
+    TokenRange range;
+    const char* says;
+  } wrongs[] = {
+      {{pages, 0, 0}, "no tokens"},
+      {{pages, 380, 5}, "take 25 entries of the block table, which has 24"},
+      {{beyond, 0, 17}, "entry 1 of the block table is page 24, while the cache has 24"},
+      {{pages, 0xFFFFFFFF, 2}, "entries of the block table"},
+  };
+  for (const auto& wrong : wrongs) {
+    const std::vector<BlockOfTokens> blocks = {{"fine", {pages, 0, 40}}, {"wrong", wrong.range}};
+    for (const bool spills : {true, false}) {
+      const auto job = spills ? transfers.spill(pool_.ns(), blocks, {})
+                              : transfers.restore(pool_.ns(), blocks, {});
+      ASSERT_EQ(job.status(), Status::INVALID_ARGUMENT) << wrong.says;
+      EXPECT_NE(job.error().message().find("block 1"), std::string::npos) << job.error().message();
+      EXPECT_NE(job.error().message().find(wrong.says), std::string::npos) << job.error().message();
+    }
+  }
+  EXPECT_EQ(pool_.info().blocks, 0);
+  // Beyond the cache nothing is a cache.
+  const auto refused = [&](auto change, const char* says) {
+    KvCache cache = engine.cache();
+    change(cache);
+    const auto opened = Transfers::open(pool_.pool(), *registration_, device(), cache);
+    EXPECT_EQ(opened.status(), Status::INVALID_ARGUMENT) << says;
+    EXPECT_NE(message_of(opened).find(says), std::string::npos) << message_of(opened);
+  };
+  uint8_t on_host[64];
+  refused([&](KvCache& c) { c.parts[1].base = on_host; }, "part 1 of layer 0 is host memory");
+  refused([](KvCache& c) { c.parts[2].base = nullptr; }, "part 0 of layer 1: a null pointer");
+  refused([](KvCache& c) { c.parts.pop_back(); }, "5 addresses of parts, while 3 layers have 6");
+  refused([](KvCache& c) { c.heads = 0; }, "none may be 0");
+  refused([](KvCache& c) { c.parts[3].token_stride_bytes = 32; }, "tokens overlap");
+  refused([](KvCache& c) { c.parts[3].page_stride_bytes -= 1; }, "pages overlap");
+}
+
+// ---- order, and what ends before its time: the twin can be held ----
+
+class GatedTransfers : public TransfersTest {};
+INSTANTIATE_TEST_SUITE_P(Devices, GatedTransfers, testing::Values("twin"), device_name);
+
+TEST_P(GatedTransfers, FollowWhatTheEngineHasQueued) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(engine.random_bytes(2));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const Stream compute = device().make_stream(0).value();
+  gate_->hold_next(1);
+  uint8_t* const memory = engine.cache().parts[0].base;
+  ASSERT_DONE(device().copy(memory, before.data(), before.size(), compute));
+  auto job = transfers.spill(pool_.ns(), blocks_in(pages, 2), {.after = compute});
+  ASSERT_DONE(job);
+  EXPECT_FALSE(transfers.poll(**job));
+  EXPECT_EQ(pool_.get_status("block 0"), Status::NOT_FOUND);
+  gate_->let_go();
+  transfers.wait(**job);
+  EXPECT_TRUE(transfers.poll(**job));
+  EXPECT_EQ(pool_.get("block 1"), engine.payload(before, {pages, 40, 40}));
+  device().destroy_stream(compute);
+}
+
+TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  ASSERT_EQ(run(transfers, true, blocks_in(pages, 5)), kFine);
+  for (const Path path : {Path::KERNEL, Path::COPIES}) {
+    engine.write(engine.random_bytes(2));
+    const Stream compute = device().make_stream(0).value();
+    const Event used = device().make_event().value();
+    // What the kernel is told is copied first; then layers 0 and 1, and then the last one, which
+    // is held.
+    const size_t first = gate_->count() + (path == Path::KERNEL ? 4 : 3);
+    auto job =
+        transfers.restore(pool_.ns(), blocks_in(pages, 5), {.path = path, .layers_at_once = 2});
+    (void)first;
+    ASSERT_DONE(job);
+    ASSERT_DONE(transfers.wait_layer(**job, 1, compute));
+    ASSERT_DONE(device().record(used, compute));
+    ASSERT_DONE(device().synchronize(used));
+    const auto after = engine.read();
+    const size_t two_layers = engine.payload(before, {pages, 0, 40}).size() / 3 * 2;
+    const auto want = engine.payload(before, {pages, 0, 40});
+    const auto got = engine.payload(after, {pages, 0, 40});
+    EXPECT_TRUE(
+        std::equal(want.begin(), want.begin() + static_cast<long>(two_layers), got.begin()));
+    EXPECT_EQ(transfers.wait_layer(**job, 3, compute).status(), Status::INVALID_ARGUMENT);
+    transfers.wait(**job);
+    EXPECT_EQ(transfers.wait_layer(**job, 1, compute).status(), Status::INVALID_ARGUMENT);
+    device().destroy_event(used);
+    device().destroy_stream(compute);
+  }
+}
+
+TEST_P(GatedTransfers, AreCancelled) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  gate_->hold_next(1);
+  auto job = transfers.spill(pool_.ns(), blocks_in(pages, 2), {});
+  ASSERT_DONE(job);
+  transfers.cancel(**job);
+  EXPECT_FALSE(transfers.poll(**job));
+  gate_->let_go();
+  transfers.wait(**job);
+  EXPECT_EQ(transfers.results(**job)[1], Status::CANCELLED);
+  EXPECT_EQ(pool_.info().blocks, 0);
+  EXPECT_EQ(run(transfers, true, blocks_in(pages, 5)), kFine);
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+TEST_P(GatedTransfers, LoseTheGpuAndNothingElse) {
+  const auto pages = shuffled(24, 1);
+  {
+    EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    engine.write(engine.random_bytes(1));
+    Transfers transfers = open(engine);
+    ASSERT_EQ(run(transfers, true, blocks_in(pages, 2)), std::vector(2, Status::OK));
+    gate_->lose_from(gate_->count() + 1);
+    auto job = transfers.spill(pool_.ns(), blocks_in(pages, 4), {});
+    if (job) {
+      transfers.wait(**job);
+      EXPECT_EQ(transfers.results(**job)[0], Status::OK);
+      EXPECT_EQ(transfers.results(**job)[3], Status::GPU_LOST);
+    } else {
+      EXPECT_EQ(job.status(), Status::GPU_LOST);
+    }
+    EXPECT_EQ(transfers.restore(pool_.ns(), blocks_in(pages, 2), {}).status(), Status::GPU_LOST);
+  }
+  EXPECT_EQ(pool_.info().blocks, 2);
+  EXPECT_EQ(pool_.get_status("block 1"), Status::OK);
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+/// The lease ends while the device still reads.
+TEST_P(GatedTransfers, LapseWithTheirLeases) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const auto blocks = blocks_in(pages, 1);
+  ASSERT_EQ(run(transfers, true, blocks), std::vector{Status::OK});
+  gate_->hold_next(1);
+  auto job = transfers.restore(pool_.ns(), blocks, {.lease_ms = 1});
+  ASSERT_DONE(job);
+  ASSERT_EQ(pool_.pool().remove(pool_.ns(), "block 0"), Status::OK);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  // Until something else takes the room of the block.
+  for (int i = 0; pool_.put("other " + std::to_string(i), test::bytes(61440, i)) == Status::OK;
+       ++i) {
+    if (i == 1000) break;
+  }
+  gate_->let_go();
+  transfers.wait(**job);
+  EXPECT_EQ(transfers.results(**job)[0], Status::LAPSED);
+}
+
+}  // namespace
+}  // namespace bowhead::gpu
