@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 
 namespace bowhead::gpu {
 namespace {
@@ -77,9 +76,9 @@ Result<void> check_tokens(const KvCache& cache, const TokenRange& range) {
   if (range.pages.size() < needed)
     return refuse(fmt::format("tokens {} to {} take {} entries of the block table, which has {}",
                               range.first_token, end - 1, needed, range.pages.size()));
-  if (cache.payload_bytes(range.tokens) > std::numeric_limits<uint32_t>::max())
-    return refuse(fmt::format("a block of {} bytes: at most 4 GiB are possible",
-                              cache.payload_bytes(range.tokens)));
+  if (cache.payload_bytes(range.tokens) > kMostPayloadBytes)
+    return refuse(fmt::format("a block of {} bytes: at most {} are possible",
+                              cache.payload_bytes(range.tokens), kMostPayloadBytes));
   for (uint64_t i = range.first_token / cache.page_tokens; i < needed; ++i) {
     if (range.pages[i] >= cache.pages)
       return refuse(fmt::format("entry {} of the block table is page {}, while the cache has {}", i,

@@ -13,6 +13,8 @@
 
 namespace bowhead::gpu {
 
+inline constexpr uint64_t kMostPayloadBytes = uint64_t{1} << 31;  ///< of a block
+
 struct KvCache {
   /// [layer][part], K before V; latent attention (MLA) has one part with one head.
   std::vector<PagedPart> parts;
@@ -32,8 +34,8 @@ struct KvCache {
   uint32_t unit_bytes() const;
 };
 
-/// INVALID_ARGUMENT, MISALIGNED: nothing of something, parts that are not layers * layer_parts, rows,
-/// tokens or heads that overlap, blocks' payloads beyond 4 GiB.
+/// INVALID_ARGUMENT: nothing of something, parts that are not layers * layer_parts, rows, tokens or
+/// heads that overlap.
 Result<void> check_cache(const KvCache& cache);
 
 /// Some tokens of a sequence: token t is in page pages[t / page_tokens].
@@ -41,8 +43,8 @@ struct TokenRange {
   std::span<const uint32_t> pages;  ///< the block table, from token 0 on
   uint32_t first_token = 0, tokens = 0;
 };
-/// INVALID_ARGUMENT, with the entry: no tokens, a table that ends before them, a page that the cache
-/// does not have.
+/// INVALID_ARGUMENT: no tokens, a payload of more than kMostPayloadBytes, a table that ends before
+/// them, a page that the cache does not have.
 Result<void> check_tokens(const KvCache& cache, const TokenRange& range);
 
 /// Calls each(offset in the payload, address in the cache, bytes) for runs that are contiguous in

@@ -90,6 +90,7 @@ class Transfers::Impl {
                          Moving& block);
   Result<void> queue(Job& job, const JobOptions& options);
   void drain(Stream stream);
+  MovePieces told(const Job& job, uint32_t most_tokens) const;
   std::vector<CopyRun> copy_runs(const Job& job, uint32_t first_layer, uint32_t some_layers) const;
   Result<void> queue_layers(Job& job, const MovePieces& work, const MovePieces& on_host,
                             uint32_t first, Stream stream);
@@ -296,6 +297,22 @@ void Transfers::Impl::drain(Stream stream) {
   events_.push_back(*event);
 }
 
+/// All but where parts and blocks lie.
+MovePieces Transfers::Impl::told(const Job& job, uint32_t most_tokens) const {
+  MovePieces work;
+  work.layers = cache_.layers;
+  work.layer_parts = cache_.layer_parts;
+  work.heads = cache_.heads;
+  work.page_tokens = cache_.page_tokens;
+  work.row_bytes = cache_.row_bytes;
+  work.unit_bytes = cache_.unit_bytes();
+  work.order = cache_.order;
+  work.to_payload = job.spills;
+  work.block_count = static_cast<uint32_t>(job.moving.size());
+  work.most_tokens = most_tokens;
+  return work;
+}
+
 /// What kernels are told lies in one room: parts, blocks, pages, then the sums that they write,
 /// which go to its pinned half.
 Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
@@ -332,19 +349,9 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
     page += block.pages.size();
     piece += whole_pieces(block.size_bytes);
   }
-  MovePieces work;
+  MovePieces work = told(job, most_tokens);
   work.parts = reinterpret_cast<const PagedPart*>(room->device);
   work.blocks = reinterpret_cast<const MoveBlock*>(room->device + blocks_at);
-  work.layers = cache_.layers;
-  work.layer_parts = cache_.layer_parts;
-  work.heads = cache_.heads;
-  work.page_tokens = cache_.page_tokens;
-  work.row_bytes = cache_.row_bytes;
-  work.unit_bytes = cache_.unit_bytes();
-  work.order = cache_.order;
-  work.to_payload = job.spills;
-  work.block_count = static_cast<uint32_t>(job.moving.size());
-  work.most_tokens = most_tokens;
   MovePieces on_host = work;
   on_host.parts = cache_.parts.data();
   on_host.blocks = blocks;

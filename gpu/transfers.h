@@ -5,9 +5,9 @@
 // queues its work on the GPU and waits for nothing; what the CPU has to do when the GPU is through
 // - verify, commit, end leases - is done by poll() or wait().
 //
-// Bytes go by one kernel, which moves all blocks of a job and sums them on the way, or by batches of
-// copies for the GPU's copy engines, whose bytes the CPU sums: short runs by the kernel, long ones
-// by copies. Pool memory that the driver will not register, and blocks that give no lease
+// Bytes go by one kernel, which moves all blocks of a job and sums them on the way, or by batches
+// of copies for the GPU's copy engines, whose bytes the CPU sums: short runs by the kernel, long
+// ones by copies. Pool memory that the driver will not register, and blocks that give no lease
 // (compressed ones, those in custody), go by way of pinned memory: slower, and otherwise the same.
 //
 // A restored block is OK only if its sum is that of the block and its lease was whole until the
