@@ -330,13 +330,13 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
   auto room = take_room(sums_at + pieces * sizeof(uint64_t));
   if (!room) return room.error();
   job.room = *room;
-  const auto sums_address = device_.device_address(room->pinned + sums_at);
-  if (!sums_address) return sums_address.error();
+  const auto address = device_.device_address(room->pinned);
+  if (!address) return address.error();
 
   std::memcpy(room->pinned, cache_.parts.data(), cache_.parts.size() * sizeof(PagedPart));
   auto* blocks = reinterpret_cast<MoveBlock*>(room->pinned + blocks_at);
   auto* sums = reinterpret_cast<uint64_t*>(room->pinned + sums_at);
-  auto* device_sums = static_cast<uint64_t*>(*sums_address);
+  auto* device_sums = reinterpret_cast<uint64_t*>(static_cast<std::byte*>(*address) + sums_at);
   size_t page = 0, piece = 0;
   for (size_t i = 0; i < job.moving.size(); ++i) {
     Moving& block = job.moving[i];

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "bench/codec_bench.h"
+#include "bench/gpu_bench.h"
 #include "bench/keep_bench.h"
 #include "bench/ndp_bench.h"
 #include "bench/pool_bench.h"
@@ -142,6 +143,33 @@ void add_ndp(CLI::App& bench, Action& action, const std::string& command_line) {
       [options, &action] { action = [options] { return bench::run_ndp_bench(*options); }; });
 }
 
+constexpr const char* kGpuFooter = R"(
+Blocks of 16 tokens go from a paged cache in GPU memory to a pool in shared memory, and back: pages
+that are one run of bytes for each layer's K and V, and rows apart from each other. What comes back
+is compared before anything is timed. The limit is one copy of as many bytes between the same GPU
+memory and pinned memory, by the same driver in the same rounds.
+
+Without a GPU, --twin runs it on the CPU in its place: its figures say nothing of a GPU.
+
+Examples:
+  bowhead bench gpu
+  bowhead bench gpu --twin --quick)";
+
+void add_gpu(CLI::App& bench, Action& action, const std::string& command_line) {
+  auto* command = bench.add_subcommand("gpu", "From GPU memory to a pool, and back");
+  auto options = std::make_shared<bench::GpuBenchOptions>();
+  command->add_flag("--twin", options->twin, "On the CPU in place of a GPU");
+  command->add_option("--rounds", options->rounds, "Rounds of each timed figure")
+      ->check(CLI::Range(5, 1000))
+      ->capture_default_str();
+  command->add_flag("--quick", options->quick, "Small and short, to see that it runs: no result");
+  command->add_flag("--json", options->json, "One JSON line per figure");
+  command->footer(kGpuFooter);
+  options->command = command_line;
+  command->callback(
+      [options, &action] { action = [options] { return bench::run_gpu_bench(*options); }; });
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, Action& action, const std::string& command_line) {
@@ -152,6 +180,7 @@ void add_bench_command(CLI::App& app, Action& action, const std::string& command
   add_recall(*bench, action, command_line);
   add_keep(*bench, action, command_line);
   add_ndp(*bench, action, command_line);
+  add_gpu(*bench, action, command_line);
 }
 
 }  // namespace bowhead::cli
