@@ -4,7 +4,6 @@
 #include "bench/codec_bench.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -22,6 +21,7 @@
 #include "bench/codecs.h"
 #include "bench/kv_data.h"
 #include "bench/recall_bench.h"
+#include "tests/bench/captured_run.h"
 
 namespace bowhead::bench {
 namespace {
@@ -44,29 +44,15 @@ class CodecBench : public ::testing::Test {
   int run_recall() {
     return run([&] { return run_recall_bench({folder_ + "/data", true, "the test"}); });
   }
-  int run(const std::function<int()>& bench) {
-    const pid_t child = fork();
-    if (child == 0) {
-      if (freopen((folder_ + "/out").c_str(), "w", stdout) == nullptr) _exit(99);
-      _exit(bench());
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-  std::vector<nlohmann::json> lines() const {
-    std::vector<nlohmann::json> lines;
-    std::ifstream output(folder_ + "/out");
-    for (std::string text; std::getline(output, text);)
-      lines.push_back(nlohmann::json::parse(text));
-    return lines;
-  }
+  int run(const std::function<int()>& bench) { return captured_(bench); }
+  std::vector<nlohmann::json> lines() const { return captured_.lines(); }
   void write(const std::string& name, const std::string& content) const {
     std::ofstream(folder_ + "/data/set/" + name, std::ios::binary) << content;
   }
 
   CodecBenchOptions options_;
   std::string folder_;
+  CapturedRun captured_{"codec-bench-test-out"};
 };
 
 TEST_F(CodecBench, MeasuresEveryCodecOnTheSameBlocks) {

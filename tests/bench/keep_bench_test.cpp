@@ -4,7 +4,6 @@
 #include "bench/keep_bench.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -13,6 +12,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "tests/bench/captured_run.h"
 
 namespace bowhead::bench {
 namespace {
@@ -61,27 +62,19 @@ class KeepBench : public testing::Test {
     write("q", queries);
     write("qpos.u32.bin", positions);
   }
-  int run() const {
-    const pid_t child = fork();
-    if (child == 0) {
-      if (freopen((folder_ + "/out").c_str(), "w", stdout) == nullptr) _exit(99);
-      _exit(run_keep_bench({folder_ + "/data", true, "the test"}));
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  int run() {
+    return captured_([&] { return run_keep_bench({folder_ + "/data", true, "the test"}); });
   }
 
   std::string folder_;
+  CapturedRun captured_{"keep-bench-test-out"};
 };
 
 TEST_F(KeepBench, MassFindsWhatTheLastTokensDoNotHold) {
   write_set("[1, 1, 200, 8]");
   ASSERT_EQ(run(), 0);
   std::map<std::string, double> error, mass;
-  std::ifstream output(folder_ + "/out");
-  for (std::string text; std::getline(output, text);) {
-    const auto line = nlohmann::json::parse(text);
+  for (const auto& line : captured_.lines()) {
     if (line["kept"] != 0.125) continue;
     error[line["choice"]] = line["output_error"];
     mass[line["choice"]] = line["mass_kept"];

@@ -5,11 +5,8 @@
 #include "bench/ndp_bench.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -22,6 +19,7 @@
 #include "bench/ndp_data.h"
 #include "bench/ndp_limits.h"
 #include "ndp/kernels.h"
+#include "tests/bench/captured_run.h"
 
 namespace bowhead::bench {
 namespace {
@@ -38,30 +36,15 @@ class NdpBench : public ::testing::Test {
     options_.quick = true;
     options_.json = true;
     options_.command = "the test";
-    output_ = testing::TempDir() + "bowhead-ndp-bench-test-" + std::to_string(getpid());
   }
-  void TearDown() override { unlink(output_.c_str()); }
 
   int run() {
-    const pid_t child = fork();
-    if (child == 0) {
-      if (freopen(output_.c_str(), "w", stdout) == nullptr) _exit(99);
-      _exit(run_ndp_bench(options_));
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return captured_([&] { return run_ndp_bench(options_); });
   }
-  std::vector<nlohmann::json> lines() const {
-    std::vector<nlohmann::json> lines;
-    std::ifstream output(output_);
-    for (std::string text; std::getline(output, text);)
-      lines.push_back(nlohmann::json::parse(text));
-    return lines;
-  }
+  std::vector<nlohmann::json> lines() const { return captured_.lines(); }
 
   NdpBenchOptions options_;
-  std::string output_;
+  CapturedRun captured_{"ndp-bench-test"};
 };
 
 void expect_consistent(const nlohmann::json& line) {
