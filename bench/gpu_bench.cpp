@@ -53,7 +53,9 @@ struct Rig {
       device = Device::twin();
     } else {
       auto opened = Device::open(0);
-      if (!opened) return opened.error();
+      if (!opened)
+        return Error{opened.status(),
+                     opened.error().message() + " (--twin takes the CPU in its place)"};
       device = std::move(*opened);
     }
     const auto name = fmt::format("shm:bowhead-bench-gpu-{}", getpid());

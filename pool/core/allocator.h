@@ -527,7 +527,8 @@ std::optional<uint64_t> Allocator<A>::cut(uint64_t block_bytes, Terms terms) {
   return std::nullopt;
 }
 
-/// Single extents from the low end, runs from the high end, so that runs find room.
+/// Single extents from the low end, runs from the high end, so that runs find room. No run has an
+/// extent that a late host may write to: its blocks would be as good as their first extent.
 template <class A>
 std::optional<uint64_t> Allocator<A>::claim_run(uint64_t span, Terms terms) {
   const uint64_t extents = c_.layout.geometry().extent_count;
@@ -535,7 +536,8 @@ std::optional<uint64_t> Allocator<A>::claim_run(uint64_t span, Terms terms) {
   uint64_t run = 0;
   for (uint64_t i = 0; i < extents; ++i) {
     const uint64_t e = span == 1 ? i : extents - 1 - i;
-    run = extent_free(e) && suits(e, terms) ? run + 1 : 0;
+    const bool fits = span == 1 ? suits(e, terms) : !copy_only(e);
+    run = extent_free(e) && fits ? run + 1 : 0;
     if (run < span) continue;
     if (claim_at(e, span)) return e;
     run = 0;

@@ -607,8 +607,15 @@ TEST(Hosts, NobodyFillsInPlaceWhereALateHostMayWrite) {
   ASSERT_TRUE(eventually([&] { return second.put("p") == Status::OK; })) << "after reclaim_ms";
   EXPECT_EQ(next().status(), Status::BUSY);
   EXPECT_EQ(second.get("p"), Status::OK);
+  // Nor does a block lie there that takes more than one extent.
+  const std::vector<std::byte> large(shared.layout().geometry().extent_bytes + 1);
+  const ConstSpan value{large.data(), large.size()};
+  EXPECT_EQ(second.pool().put(second.ns(), "large", {&value, 1}), Status::NO_SPACE);
   first.kill_now();
   ASSERT_TRUE(second.pool().fence(0));
+  EXPECT_TRUE(eventually([&] {
+    return second.pool().put(second.ns(), "large", {&value, 1}) == Status::OK;
+  }));
   EXPECT_TRUE(eventually([&] { return next().status() == Status::OK; }));
   for (Reservation& one : reserved) EXPECT_EQ(second.pool().commit(one), Status::OK);
 }
