@@ -208,11 +208,11 @@ Status Transfers::Impl::stage(Moving& block) {
   return Status::OK;
 }
 
-/// LAPSED: there is nothing to do, as the key is stored.
+/// OK without a payload: there is nothing to do, as the key is stored.
 Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Moving& block) {
   auto reservation = pool_.reserve(ns, key, block.size_bytes);
   if (!reservation) return reservation.status();
-  if (reservation->present) return Status::LAPSED;
+  if (reservation->present) return Status::OK;
   block.reservation = std::move(*reservation);
   block.payload = block.reservation->data;
   return reach(block) ? Status::OK : stage(block);
@@ -269,11 +269,11 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
     block.size_bytes = cache_.payload_bytes(range.tokens);
     const Status status = spills ? prepare_spill(ns, blocks[i].key, block)
                                  : prepare_restore(ns, blocks[i].key, options, block);
-    if (status == Status::OK) {
+    if (status == Status::OK && block.payload != nullptr) {
       job->moving.push_back(std::move(block));
       continue;
     }
-    job->results[i] = spills && status == Status::LAPSED ? Status::OK : status;
+    job->results[i] = status;
     // Of what was taken before it failed.
     (void)(spills ? end_spill(block, Path::KERNEL, status)
                   : end_restore(block, Path::KERNEL, status));
