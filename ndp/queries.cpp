@@ -88,8 +88,10 @@ void Queries::set_integers() {
   for (uint32_t q = 0; q < count_; ++q) {
     const float* from = floats(q);
     float largest = 0;
-    for (uint32_t c = 0; c < channels_; ++c)  // this way round what is not a number stays
-      largest = std::abs(from[c]) <= largest ? largest : std::abs(from[c]);
+    for (uint32_t c = 0; c < channels_; ++c) {
+      const float size = std::abs(from[c]);  // what is not a number stays, whatever comes behind it
+      largest = std::isnan(largest) || size <= largest ? largest : size;
+    }
     // Without a number to go by every score is not one.
     const float unit =
         std::isfinite(largest) ? largest / kMost : std::numeric_limits<float>::quiet_NaN();

@@ -141,6 +141,24 @@ TEST(NotANumber, ComesLast) {
   }
 }
 
+/// Wherever it stands among the numbers, of which one is the largest.
+TEST(NotANumber, InAQueryShowsInItsScores) {
+  constexpr uint32_t kChannels = 64;
+  const std::vector<uint8_t> ones(kChannels * 2, 1);
+  for (const NumberKind number : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
+                                  NumberKind::FP8_E5M2, NumberKind::INT8}) {
+    const KeyBlock block{0, {number, kChannels, 1, ones.data(), kChannels * 2}};
+    for (const uint32_t at : {0u, 30u, kChannels - 1}) {
+      std::vector<float> query(kChannels, 1);
+      query[at] = kNan;
+      const auto queries = Queries::of(query, 1, kChannels, 1, number).value();
+      float score = 0;
+      ASSERT_TRUE(ndp::score(queries, std::span(&block, 1), {}, {&score, 1}));
+      EXPECT_TRUE(std::isnan(score)) << compression::number_name(number) << " " << at;
+    }
+  }
+}
+
 TEST(NotANumber, InAKeyShowsInItsQueriesOutputs) {
   Problem p({.queries = 2, .tokens = 300}, 1);
   p.set_key(7, 3, 0x7FC0);
