@@ -204,6 +204,22 @@ TEST_P(TransfersTest, WriteNothingButTheirTokens) {
   }
 }
 
+/// The kernel then has no sum to write.
+TEST_P(TransfersTest, TakeBlocksShorterThanAPiece) {
+  EngineCache engine(device(), Layout::NHD, {1, 1, 16, 2, 16}, PayloadOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(2, 1);
+  const std::vector<BlockOfTokens> blocks = {{"short", {pages, 0, 20}}};
+  ASSERT_EQ(run(transfers, true, blocks, {.path = Path::KERNEL}), std::vector{Status::OK});
+  ASSERT_EQ(pool_.get("short"), engine.payload(before, blocks[0].range));
+  engine.write(engine.random_bytes(2));
+  ASSERT_EQ(run(transfers, false, blocks, {.path = Path::KERNEL}), std::vector{Status::OK});
+  EXPECT_EQ(engine.payload(engine.read(), blocks[0].range),
+            engine.payload(before, blocks[0].range));
+}
+
 TEST_P(TransfersTest, TakeWhatIsStoredForDone) {
   EngineCache engine(device(), Layout::HND, {}, PayloadOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
