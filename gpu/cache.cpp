@@ -40,6 +40,14 @@ Result<void> check_part(const KvCache& cache, size_t at) {
   return {};
 }
 
+/// Whether one begins between two pages of the other, and so in the same allocation: that parts lie
+/// side by side may be chance.
+bool share_pages(const KvCache& cache, const PagedPart& a, const PagedPart& b) {
+  const auto a_at = reinterpret_cast<uintptr_t>(a.base), b_at = reinterpret_cast<uintptr_t>(b.base);
+  const PagedPart& first = a_at < b_at ? a : b;
+  return std::max(a_at, b_at) - std::min(a_at, b_at) < first.page_stride_bytes * (cache.pages - 1);
+}
+
 }  // namespace
 
 uint32_t KvCache::unit_bytes() const {
@@ -93,11 +101,12 @@ void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_laye
   uint64_t offset = cache.part_bytes(range.tokens) * cache.layer_parts * first_layer;
   uint64_t run_offset = offset, run = 0;
   uint8_t* run_address = nullptr;
+  const auto end_run = [&] {
+    if (run != 0) each(run_offset, run_address, run);
+    run = 0;
+  };
   const auto add = [&](uint8_t* address) {
-    if (run != 0 && address != run_address + run) {
-      each(run_offset, run_address, run);
-      run = 0;
-    }
+    if (run != 0 && address != run_address + run) end_run();
     if (run == 0) {
       run_offset = offset;
       run_address = address;
@@ -111,6 +120,7 @@ void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_laye
   const size_t first_part = size_t{first_layer} * cache.layer_parts;
   for (size_t p = first_part; p < first_part + size_t{some_layers} * cache.layer_parts; ++p) {
     const PagedPart& part = cache.parts[p];
+    if (p != first_part && !share_pages(cache, cache.parts[p - 1], part)) end_run();
     for (uint32_t i = 0; i < outer; ++i) {
       for (uint32_t j = 0; j < inner; ++j) {
         const uint32_t head = heads_first ? i : j;
@@ -120,7 +130,7 @@ void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_laye
       }
     }
   }
-  if (run != 0) each(run_offset, run_address, run);
+  end_run();
 }
 
 uint64_t run_bytes(const KvCache& cache, uint32_t tokens) {

@@ -48,7 +48,8 @@ struct TokenRange {
 Result<void> check_tokens(const KvCache& cache, const TokenRange& range);
 
 /// Calls each(offset in the payload, address in the cache, bytes) for runs that are contiguous in
-/// both, in the payload's order, of some layers.
+/// both, in the payload's order, of some layers. None goes from one part to another, unless these
+/// share their pages: each of them may be an allocation of its own.
 void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_layer,
               uint32_t some_layers,
               const std::function<void(uint64_t offset, uint8_t* address, uint64_t bytes)>& each);

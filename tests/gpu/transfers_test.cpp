@@ -220,6 +220,44 @@ TEST_P(TransfersTest, TakeBlocksShorterThanAPiece) {
             engine.payload(before, blocks[0].range));
 }
 
+/// Parts that happen to lie side by side: no copy may leave the one in which it begins.
+TEST_P(TransfersTest, CopyNothingAcrossAllocations) {
+  constexpr size_t kPartBytes = 4096;
+  Mapping memory(2 * kPartBytes);
+  std::vector<std::byte> bytes = test::bytes(2 * kPartBytes, 1);
+  std::copy(bytes.begin(), bytes.end(), memory.data());
+  KvCache cache = {{}, 1, 2, 1, 16, 4, 64, PayloadOrder::HEADS_FIRST};
+  for (std::byte* part : {memory.data(), memory.data() + kPartBytes}) {
+    ASSERT_DONE(device().register_host(part, kPartBytes));
+    cache.parts.push_back({reinterpret_cast<uint8_t*>(part), 1024, 64, 64});
+  }
+  {
+    auto transfers = Transfers::open(pool_.pool(), *registration_, device(), cache);
+    ASSERT_DONE(transfers);
+    const std::vector<uint32_t> pages = {0, 1, 2, 3};
+    const std::vector<BlockOfTokens> blocks = {{"b", {pages, 0, 64}}};
+    EXPECT_EQ(run(*transfers, true, blocks, {.path = Path::COPIES}), std::vector{Status::OK});
+    EXPECT_EQ(pool_.get("b"), bytes);
+  }
+  for (std::byte* part : {memory.data(), memory.data() + kPartBytes})
+    EXPECT_DONE(device().unregister_host(part));
+}
+
+TEST(Runs, GoOnWherePartsShareTheirPages) {
+  std::vector<uint8_t> memory(3 * 4 * 32);
+  KvCache cache = {{}, 2, 2, 1, 4, 3, 8, PayloadOrder::HEADS_FIRST};
+  for (size_t part = 0; part < 4; ++part) cache.parts.push_back({&memory[part * 32], 128, 8, 8});
+  const std::vector<uint32_t> pages = {2};
+  size_t runs = 0;
+  for_runs(cache, {pages, 0, 4}, 0, 2, [&](uint64_t offset, uint8_t* address, uint64_t bytes) {
+    EXPECT_EQ(offset, 0);
+    EXPECT_EQ(address, &memory[256]);
+    EXPECT_EQ(bytes, 128);
+    ++runs;
+  });
+  EXPECT_EQ(runs, 1);
+}
+
 TEST_P(TransfersTest, TakeWhatIsStoredForDone) {
   EngineCache engine(device(), Layout::HND, {}, PayloadOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
