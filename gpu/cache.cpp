@@ -66,6 +66,16 @@ Result<void> check_cache(const KvCache& cache) {
                     "of {} bytes: none may be 0",
                     cache.layers, cache.layer_parts, cache.heads, cache.pages, cache.page_tokens,
                     cache.row_bytes));
+  if (cache.layer_parts > 2)
+    return refuse(fmt::format("{} parts of each layer: K and V make 2, latent attention has 1",
+                              cache.layer_parts));
+  // One factor after the other: no product of two 32-bit numbers passes 64 bits.
+  uint64_t token_bytes = cache.row_bytes;
+  for (const uint32_t factor : {cache.heads, cache.layer_parts, cache.layers}) {
+    token_bytes *= factor;
+    if (token_bytes > kMostPayloadBytes)
+      return refuse(fmt::format("a token of more than {} bytes", kMostPayloadBytes));
+  }
   if (cache.parts.size() != size_t{cache.layers} * cache.layer_parts)
     return refuse(fmt::format("{} addresses of parts, while {} layers have {}", cache.parts.size(),
                               cache.layers, size_t{cache.layers} * cache.layer_parts));

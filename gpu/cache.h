@@ -34,8 +34,8 @@ struct KvCache {
   uint32_t unit_bytes() const;
 };
 
-/// INVALID_ARGUMENT: nothing of something, parts that are not layers * layer_parts, rows, tokens or
-/// heads that overlap.
+/// INVALID_ARGUMENT: nothing of something, more than two parts of a layer, a token that is longer
+/// than any payload, parts that are not layers * layer_parts, pages, tokens or heads that overlap.
 Result<void> check_cache(const KvCache& cache);
 
 /// Some tokens of a sequence: token t is in page pages[t / page_tokens].

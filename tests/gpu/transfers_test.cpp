@@ -354,6 +354,14 @@ TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
   refused([](KvCache& c) { c.parts[2].base = nullptr; }, "part 0 of layer 1: a null pointer");
   refused([](KvCache& c) { c.parts.pop_back(); }, "5 addresses of parts, while 3 layers have 6");
   refused([](KvCache& c) { c.heads = 0; }, "none may be 0");
+  refused([](KvCache& c) { c.layer_parts = 3; }, "3 parts of each layer");
+  // Of 2 to the 64th bytes, which 64 bits take for none.
+  refused(
+      [](KvCache& c) {
+        c.heads = 1u << 31, c.row_bytes = 1u << 30, c.layers = 4;
+        c.parts.resize(8, c.parts[0]);
+      },
+      "a token of more than");
   refused([](KvCache& c) { c.parts[3].token_stride_bytes = 32; }, "tokens overlap");
   refused([](KvCache& c) { c.parts[3].page_stride_bytes -= 1; }, "pages overlap");
 }
