@@ -707,11 +707,11 @@ void weigh_pairs(const uint16_t* weights, const Rows& values, uint32_t first, ui
       for (__m512& lane : of_query) lane = _mm512_setzero_ps();
     }
     for (uint32_t i = 0; i < count; i += 2) {
-      // Without a second token the first one stands in for it, with weight
-      // zero.
+      // Zeros, and not a token of weight zero, which may be infinite.
+      alignas(64) static constexpr uint8_t kNoToken[kMaxChannels * 2] = {};
       __m512i pairs[P::kSums];
       const uint8_t* even = values.row(first + i);
-      const uint8_t* odd = values.row(first + std::min(i + 1, count - 1));
+      const uint8_t* odd = i + 1 < count ? values.row(first + i + 1) : kNoToken;
       ahead.fetch();
       P::load(pairs, even, odd, channel, channels);
 #pragma GCC unroll 8

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 
+#include "ndp/kernels.h"
 #include "tests/ndp/check.h"
 
 namespace bowhead::test {
@@ -201,6 +202,33 @@ TEST(Infinity, WinsAndMakesAttentionNotANumber) {
   std::vector<float> out(64);
   ASSERT_EQ(attention.output(0, out), Status::OK);
   EXPECT_TRUE(std::isnan(out[0]));
+}
+
+/// Also of the last token, by which some sets of kernels fill up what they take at once.
+TEST(Infinity, OfAValueIsInfiniteInTheOutput) {
+  constexpr uint32_t kChannels = 64, kTokens = 3;
+  const struct {
+    NumberKind number;
+    uint32_t infinity;
+  } kinds[] = {
+      {NumberKind::BF16, 0x7F80}, {NumberKind::FP16, 0x7C00}, {NumberKind::FP8_E5M2, 0x7C}};
+  for (const ndp::Kernels* kernels : ndp::kernels_here()) {
+    for (const auto& [number, infinity] : kinds) {
+      const uint32_t bytes = compression::element_bytes(number);
+      std::vector<uint8_t> data(size_t{kTokens} * kChannels * bytes);
+      std::memcpy(&data[(2 * kChannels + 5) * bytes], &infinity, bytes);
+      const ndp::Rows values = {number, kChannels, kTokens, data.data(), kChannels * bytes};
+      for (const uint32_t queries : {1u, 2u, 4u, 8u}) {
+        std::vector<float> weights(queries * ndp::kTileTokens), sums(queries * kChannels);
+        for (uint32_t q = 0; q < queries; ++q)
+          std::fill_n(&weights[q * ndp::kTileTokens], kTokens, 1.0f);
+        kernels->weigh(weights.data(), queries, values, 0, kTokens, sums.data(), kChannels);
+        EXPECT_EQ(sums[(queries - 1) * kChannels + 5], kInfinity)
+            << kernels->name << " " << compression::number_name(number);
+        EXPECT_EQ(sums[4], 0);
+      }
+    }
+  }
 }
 
 /// Negative infinity, as masks have it, is a weight of zero, also before any other score.
