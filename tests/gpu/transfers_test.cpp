@@ -284,10 +284,12 @@ TEST_P(TransfersTest, TellWhichBlocksFail) {
   auto lease = pool_.pool().acquire(pool_.ns(), "block 3", 1000).value();
   const_cast<std::byte&>(lease.data[100]) ^= std::byte{1};
   ASSERT_EQ(pool_.pool().release(lease), Status::OK);
-  for (const Path path : {Path::KERNEL, Path::COPIES})
+  // Copies first: the sums that the kernel left behind are those of whole blocks.
+  for (const Path path : {Path::COPIES, Path::KERNEL})
     EXPECT_EQ(run(transfers, false, blocks, {.path = path}),
               (std::vector{Status::NOT_FOUND, Status::BUFFER_TOO_SMALL, Status::INVALID_ARGUMENT,
                            Status::DAMAGED, Status::OK}));
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
 }
 
 TEST_P(TransfersTest, GoByPinnedMemoryWhereTheyMust) {
@@ -430,6 +432,10 @@ TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
         std::equal(want.begin(), want.begin() + static_cast<long>(two_layers), got.begin()));
     EXPECT_NE(want, got);
     EXPECT_EQ(transfers.wait_layer(**job, 3, compute).status(), Status::INVALID_ARGUMENT);
+    ASSERT_DONE(transfers.wait_layer(**job, 2, compute));
+    ASSERT_DONE(device().record(used, compute));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // if it does not wait, it is done
+    EXPECT_FALSE(device().is_done(used).value());
     EXPECT_FALSE(transfers.poll(**job));
     gate_->let_go();
     transfers.wait(**job);
@@ -454,6 +460,7 @@ TEST_P(GatedTransfers, AreCancelled) {
   transfers.wait(**job);
   EXPECT_EQ(transfers.results(**job)[1], Status::CANCELLED);
   EXPECT_EQ(pool_.info().blocks, 0);
+  EXPECT_EQ(pool_.info().used_bytes, 0);
   EXPECT_EQ(run(transfers, true, blocks_in(pages, 5)), kFine);
   EXPECT_TRUE(pool_.check_clean());
 }
@@ -479,6 +486,32 @@ TEST_P(GatedTransfers, LoseTheGpuAndNothingElse) {
   EXPECT_EQ(pool_.info().blocks, 2);
   EXPECT_EQ(pool_.get_status("block 1"), Status::OK);
   EXPECT_TRUE(pool_.check_clean());
+}
+
+/// A driver that registers nothing of the pool.
+TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
+  const auto none = Device::twin({.most_registered_bytes = 0});
+  registration_ = std::move(Registration::create(*none, pool_.pool().mapping(), 4 << 20).value());
+  {
+    EngineCache engine(*none, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    const auto before = engine.random_bytes(1);
+    auto transfers = Transfers::open(pool_.pool(), *registration_, *none, engine.cache());
+    ASSERT_DONE(transfers);
+    const auto pages = shuffled(24, 1);
+    for (const Path path : {Path::KERNEL, Path::COPIES}) {
+      auto blocks = blocks_in(pages, 2);
+      for (auto& block : blocks) block.key += path == Path::KERNEL ? " by kernel" : " by copies";
+      engine.write(before);
+      ASSERT_EQ(run(*transfers, true, blocks, {.path = path}), std::vector(2, Status::OK));
+      EXPECT_EQ(pool_.get(blocks[1].key), engine.payload(before, blocks[1].range));
+      engine.write(engine.random_bytes(2));
+      ASSERT_EQ(run(*transfers, false, blocks, {.path = path}), std::vector(2, Status::OK));
+      EXPECT_EQ(engine.payload(engine.read(), blocks[1].range),
+                engine.payload(before, blocks[1].range));
+    }
+    EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+  }
+  registration_.reset();
 }
 
 /// The lease ends while the device still reads.
