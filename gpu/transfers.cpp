@@ -31,7 +31,7 @@ uint64_t checksum_of(std::span<const uint64_t> sums, const std::byte* payload, u
   return combine_pieces(all, bytes);
 }
 
-/// Pinned memory and as much of the device's.
+/// Pinned memory and, of what kernels are told, as much of the device's.
 struct Room {
   std::byte* pinned = nullptr;
   std::byte* device = nullptr;
@@ -80,7 +80,7 @@ class Transfers::Impl {
   void wait(Job& job);
 
  private:
-  Result<Room> take_room(size_t size_bytes);
+  Result<Room> take_room(size_t size_bytes, bool on_device);
   void give_back(Room& room);
   Result<Event> take_event();
   bool reach(Moving& block);
@@ -146,10 +146,10 @@ Transfers::Impl::~Impl() {
 
 // ---- what jobs borrow ----
 
-Result<Room> Transfers::Impl::take_room(size_t size_bytes) {
+Result<Room> Transfers::Impl::take_room(size_t size_bytes, bool on_device) {
   auto best = rooms_.end();
   for (auto room = rooms_.begin(); room != rooms_.end(); ++room) {
-    const bool fits = room->size_bytes >= size_bytes;
+    const bool fits = room->size_bytes >= size_bytes && (room->device != nullptr) == on_device;
     if (fits && (best == rooms_.end() || room->size_bytes < best->size_bytes)) best = room;
   }
   if (best != rooms_.end()) {
@@ -162,6 +162,7 @@ Result<Room> Transfers::Impl::take_room(size_t size_bytes) {
   auto pinned = device_.allocate_pinned(room.size_bytes);
   if (!pinned) return pinned.error();
   room.pinned = static_cast<std::byte*>(*pinned);
+  if (!on_device) return room;
   auto device = device_.allocate(room.size_bytes);
   if (!device) {
     device_.free(room.pinned);
@@ -198,7 +199,7 @@ bool Transfers::Impl::reach(Moving& block) {
 }
 
 Status Transfers::Impl::stage(Moving& block) {
-  auto room = take_room(block.size_bytes);
+  auto room = take_room(block.size_bytes, false);
   if (!room) return room.status();
   block.staging = *room;
   const auto address = device_.device_address(room->pinned);
@@ -249,8 +250,8 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
     if (auto good = check_tokens(cache_, blocks[i].range); !good)
       return Error{good.status(), fmt::format("block {}: {}", i, good.error().message())};
   }
-  if (options.after != nullptr) {
-    if (auto good = device_.check_stream(options.after); !good) return good.error();
+  if (options.after) {
+    if (auto good = device_.check_stream(*options.after); !good) return good.error();
   }
   auto job = std::make_shared<Job>();
   job->spills = spills;
@@ -327,7 +328,7 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
   const size_t blocks_at = aligned(cache_.parts.size() * sizeof(PagedPart));
   const size_t pages_at = blocks_at + aligned(job.moving.size() * sizeof(MoveBlock));
   const size_t sums_at = pages_at + aligned(pages * sizeof(uint32_t));
-  auto room = take_room(sums_at + pieces * sizeof(uint64_t));
+  auto room = take_room(sums_at + pieces * sizeof(uint64_t), true);
   if (!room) return room.error();
   job.room = *room;
   const auto address = device_.device_address(room->pinned);
@@ -360,10 +361,10 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
              : run_bytes(cache_, most_tokens) >= kCopiesFromBytes ? Path::COPIES
                                                                   : Path::KERNEL;
   Stream stream = streams_[options.urgent ? 1 : 0];
-  if (options.after != nullptr) {
+  if (options.after) {
     auto event = take_event();
     if (!event) return event.error();
-    auto ordered = device_.record(*event, options.after);
+    auto ordered = device_.record(*event, *options.after);
     if (ordered) ordered = device_.wait(stream, *event);
     events_.push_back(*event);
     if (!ordered) return ordered;

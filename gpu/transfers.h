@@ -2,8 +2,9 @@
 // KV blocks from an engine's paged cache to the pool, and back.
 //
 // A job is some blocks: all that a request of the engine's spills, or wants back. Starting one
-// queues its work on the GPU and waits for nothing; what the CPU has to do when the GPU is through
-// - verify, commit, end leases - is done by poll() or wait().
+// queues its work on the GPU and does not wait for it, though it may have to register a chunk of
+// the pool first; what the CPU has to do when the GPU is through - verify, commit, end leases - is
+// done by poll() or wait().
 //
 // Bytes go by one kernel, which moves all blocks of a job and sums them on the way, or by batches
 // of copies for the GPU's copy engines, whose bytes the CPU sums: short runs by the kernel, long
@@ -21,6 +22,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,8 +48,9 @@ enum class Path {
 };
 
 struct JobOptions {
-  Stream after = nullptr;  ///< what is queued here comes first; null: nothing does
-  bool urgent = false;     ///< before what is not
+  /// What is queued here comes first: null is CUDA's default stream. None: nothing does.
+  std::optional<Stream> after = std::nullopt;
+  bool urgent = false;  ///< before what is not
   Path path = Path::CHOOSE;
   uint64_t lease_ms = 30'000;   ///< of what is restored: longer than that takes
   uint32_t layers_at_once = 0;  ///< of a restore, for wait_layer(); 0: all
@@ -68,7 +71,8 @@ class Transfers {
 
   /// Starts to store blocks under their keys. Those whose keys are stored are done. Returns what
   /// check_tokens() does, with the number of the block; INVALID_ARGUMENT: a stream of another
-  /// device; NO_SPACE: no memory for the job; GPU_LOST, SYSTEM. Then nothing is stored.
+  /// device, or blocks of more than 2^31 pieces together; NO_SPACE: no memory for the job;
+  /// GPU_LOST, SYSTEM. Then nothing is stored.
   Result<std::shared_ptr<Job>> spill(NamespaceId ns, std::span<const BlockOfTokens> blocks,
                                      const JobOptions& options);
   /// Starts to fetch blocks into their pages. The same statuses.
@@ -83,12 +87,13 @@ class Transfers {
   /// is through with it, and the pool is as if the job had never been started.
   bool poll(Job& job);
   void wait(Job& job);
-  /// What the device has not done ends as CANCELLED. Pages are in use until the job is done.
+  /// A job that is not done ends as CANCELLED, at the next poll() that finds the device through
+  /// with it: pages are in use until then.
   void cancel(Job& job);
   /// By block, once the job is done: OK; CANCELLED; GPU_LOST; of a spill what Pool::reserve() and
   /// Pool::commit() return; of a restore what Pool::acquire() and Pool::get() return, and
   /// BUFFER_TOO_SMALL or INVALID_ARGUMENT (the block is longer or shorter than its pages), DAMAGED,
-  /// LAPSED.
+  /// LAPSED; of both NO_SPACE or SYSTEM, where pinned memory was needed and not there.
   std::span<const Status> results(const Job& job) const;
 
  private:

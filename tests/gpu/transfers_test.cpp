@@ -380,25 +380,30 @@ class GatedTransfers : public TransfersTest {
 };
 INSTANTIATE_TEST_SUITE_P(Devices, GatedTransfers, testing::Values("twin"), device_name);
 
+/// Also in the default stream, which is null.
 TEST_P(GatedTransfers, FollowWhatTheEngineHasQueued) {
   EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
-  const auto before = engine.random_bytes(1);
-  engine.write(engine.random_bytes(2));
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
-  const Stream compute = device().make_stream(0).value();
-  gate_->hold_next(1);
-  uint8_t* const memory = engine.cache().parts[0].base;
-  ASSERT_DONE(device().copy(memory, before.data(), before.size(), compute));
-  auto job = transfers.spill(pool_.ns(), blocks_in(pages, 2), {.after = compute});
-  ASSERT_DONE(job);
-  EXPECT_FALSE(transfers.poll(**job));
-  EXPECT_EQ(pool_.get_status("block 0"), Status::NOT_FOUND);
-  gate_->let_go();
-  transfers.wait(**job);
-  EXPECT_TRUE(transfers.poll(**job));
-  EXPECT_EQ(pool_.get("block 1"), engine.payload(before, {pages, 40, 40}));
-  device().destroy_stream(compute);
+  const Stream made = device().make_stream(0).value();
+  for (const Stream compute : {made, Stream{}}) {
+    const auto before = engine.random_bytes(compute == made ? 1 : 3);
+    engine.write(engine.random_bytes(2));
+    gate_->hold_next(1);
+    uint8_t* const memory = engine.cache().parts[0].base;
+    ASSERT_DONE(device().copy(memory, before.data(), before.size(), compute));
+    auto job = transfers.spill(pool_.ns(), blocks_in(pages, 2), {.after = compute});
+    ASSERT_DONE(job);
+    EXPECT_FALSE(transfers.poll(**job));
+    EXPECT_EQ(pool_.get_status("block 0"), Status::NOT_FOUND);
+    gate_->let_go();
+    transfers.wait(**job);
+    EXPECT_TRUE(transfers.poll(**job));
+    EXPECT_EQ(pool_.get("block 1"), engine.payload(before, {pages, 40, 40}));
+    for (const char* key : {"block 0", "block 1"})
+      ASSERT_EQ(pool_.pool().remove(pool_.ns(), key), Status::OK);
+  }
+  device().destroy_stream(made);
 }
 
 TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
