@@ -472,8 +472,12 @@ bh_status bh_release(bh_pool* pool, bh_lease* lease) {
   return guarded(__func__, [&]() -> bh_status {
     if (pool == nullptr) return null_argument("pool");
     if (lease == nullptr) return null_argument("lease");
-    bowhead::Lease open{static_cast<const std::byte*>(lease->data), lease->length_bytes,
-                        lease->offset, lease->stamp, lease->internal};
+    bowhead::Lease open{.data = static_cast<const std::byte*>(lease->data),
+                        .length_bytes = lease->length_bytes,
+                        .offset = lease->offset,
+                        .stamp = lease->stamp,
+                        .token = lease->internal,
+                        .checksum = {}};
     const Status status = pool->pool.release(open);
     lease->data = open.data;
     lease->internal = open.token;

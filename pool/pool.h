@@ -113,8 +113,8 @@ struct Lease {
   uint64_t length_bytes = 0;
   uint64_t offset = 0;               ///< of the payload in the pool
   uint64_t stamp = 0;                ///< generation of the block
-  std::optional<uint64_t> checksum;  ///< payload_checksum() of the payload, if it has one
   uint64_t token = 0;                ///< internal
+  std::optional<uint64_t> checksum;  ///< payload_checksum() of the payload, if it has one
 };
 
 /// Sums over all processes and hosts since the pool was created, and what is there now.

@@ -117,8 +117,9 @@ TEST_F(Abi, CompressionIsChecked) {
 TEST(AbiStatus, NamesEveryNumberAndOthersToo) {
   EXPECT_STREQ(bh_status_name(BH_OK), "OK");
   EXPECT_STREQ(bh_status_name(BH_LAPSED), "LAPSED");
-  EXPECT_STREQ(bh_status_name(static_cast<bh_status>(31)), "UNKNOWN");
-  EXPECT_STREQ(bh_status_text(static_cast<bh_status>(31)), "unknown status");
+  volatile int other = 1000;  // as a C program may pass it
+  EXPECT_STREQ(bh_status_name(static_cast<bh_status>(other)), "UNKNOWN");
+  EXPECT_STREQ(bh_status_text(static_cast<bh_status>(other)), "unknown status");
   EXPECT_GT(std::strlen(bh_status_text(BH_NO_SPACE)), 10u);
 }
 

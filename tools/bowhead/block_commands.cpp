@@ -384,6 +384,11 @@ int run_rm(const BlockArguments& arguments) {
   const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
   if (!ns) return fail(ns.error());
   const Status removed = pool->remove(*ns, *key);
+  if (removed == Status::BUSY)
+    return fail(Error{removed, fmt::format("'{}' may still be there: the host that has it did not "
+                                           "answer; some process must have the pool open as that "
+                                           "host",
+                                           key_text(*key))});
   if (removed != Status::OK) return fail(about(arguments, *key, removed));
   print(fmt::format("removed '{}'\n", key_text(*key)));
   return kOk;
