@@ -219,6 +219,8 @@ Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Mo
   return reach(block) ? Status::OK : stage(block);
 }
 
+/// acquire() throws away what this CPU's caches have of the payload before it gives the lease: a
+/// device's reads look into them.
 Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
                                         const JobOptions& options, Moving& block) {
   auto lease = pool_.acquire(ns, key, options.lease_ms);
@@ -451,6 +453,9 @@ void Transfers::Impl::wait(Job& job) {
   finish(job, done.status());
 }
 
+/// Behind an event that is done: what the device stored before it, in the pool or as sums, is
+/// visible to this CPU, and all that it was to read has been read. So a commit publishes bytes that
+/// are there, and what a lease says here is about all of them.
 /// `device_status` but OK: the device did not do it, or nobody knows.
 void Transfers::Impl::finish(Job& job, Status device_status) {
   const Status status = device_status != Status::OK ? device_status
