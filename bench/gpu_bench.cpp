@@ -4,7 +4,6 @@
 #include "bench/gpu_bench.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "bench/gpu_rig.h"
 #include "bench/machine.h"
 #include "bench/report.h"
 #include "bench/team.h"
@@ -24,71 +24,9 @@ namespace bowhead::bench {
 namespace {
 
 using gpu::BlockOfTokens;
-using gpu::Device;
 using gpu::Path;
 
 constexpr uint32_t kPageTokens = 16;  // a page is a block
-
-/// One device, and a pool that it reaches, gone with this.
-struct Rig {
-  std::unique_ptr<Device> device;
-  std::string locator;
-  std::unique_ptr<Pool> pool;
-  NamespaceId ns = 0;
-  std::unique_ptr<gpu::Registration> registration;
-  gpu::Stream stream = nullptr;
-
-  Rig() = default;
-  Rig(const Rig&) = delete;
-  Rig& operator=(const Rig&) = delete;
-  ~Rig() {
-    if (stream != nullptr) device->destroy_stream(stream);
-    registration.reset();
-    pool.reset();
-    if (!locator.empty()) (void)Pool::destroy(locator, true);
-  }
-
-  Result<void> open(const GpuBenchOptions& options) {
-    if (options.twin) {
-      device = Device::twin();
-    } else {
-      auto opened = Device::open(0);
-      if (!opened)
-        return Error{opened.status(),
-                     opened.error().message() + " (--twin takes the CPU in its place)"};
-      device = std::move(*opened);
-    }
-    const auto name = fmt::format("shm:bowhead-bench-gpu-{}", getpid());
-    CreateOptions create;
-    create.size_bytes = options.quick ? 64u << 20 : 1u << 30;
-    create.evict_high_permille = 0;
-    if (auto created = Pool::create(name, create); !created) return created;
-    locator = name;
-    auto opened = Pool::open(locator);
-    if (!opened) return opened.error();
-    pool = std::make_unique<Pool>(std::move(*opened));
-    auto space = pool->open_namespace({"bench", "gpu"});
-    if (!space) return space.error();
-    ns = *space;
-    auto registered = gpu::Registration::create(*device, pool->mapping());
-    if (!registered) return registered.error();
-    registration = std::move(*registered);
-    auto made = device->make_stream(0);
-    if (!made) return made.error();
-    stream = *made;
-    return registration->ensure(0, registration->size_bytes());
-  }
-
-  Result<void> copy(void* to, const void* from, size_t bytes) {
-    auto event = device->make_event();
-    if (!event) return event.error();
-    auto done = device->copy(to, from, bytes, stream);
-    if (done) done = device->record(*event, stream);
-    if (done) done = device->synchronize(*event);
-    device->destroy_event(*event);
-    return done;
-  }
-};
 
 struct Shape {
   uint32_t layers = 64, heads = 8, row_bytes = 160;
@@ -102,7 +40,7 @@ struct Shape {
 /// A cache of that shape, tokens outside of heads, K and V apart; its blocks in pages in no order.
 class Cache {
  public:
-  Cache(Rig& rig, const Shape& shape) : rig_(rig), shape_(shape), pages_(2 * shape.blocks) {}
+  Cache(GpuRig& rig, const Shape& shape) : rig_(rig), shape_(shape), pages_(2 * shape.blocks) {}
   Cache(const Cache&) = delete;
   Cache& operator=(const Cache&) = delete;
   ~Cache() {
@@ -192,22 +130,19 @@ class Cache {
   }
   /// Fragment after fragment, each by a call of its own.
   Result<void> copy_fragments(bool spills, uint64_t fragment_bytes) {
-    auto event = rig_.device->make_event();
-    if (!event) return event.error();
-    Result<void> done;
-    for (uint64_t at = 0; at < shape_.bytes() && done; at += fragment_bytes) {
-      void* const ends[2] = {memory_ + 2 * at, pinned_ + at};  // apart in the cache
-      done = rig_.device->copy(ends[spills ? 1 : 0], ends[spills ? 0 : 1], fragment_bytes,
-                               rig_.stream);
-    }
-    if (done) done = rig_.device->record(*event, rig_.stream);
-    if (done) done = rig_.device->synchronize(*event);
-    rig_.device->destroy_event(*event);
-    return done;
+    return rig_.run([&] {
+      Result<void> queued;
+      for (uint64_t at = 0; at < shape_.bytes() && queued; at += fragment_bytes) {
+        void* const ends[2] = {memory_ + 2 * at, pinned_ + at};  // apart in the cache
+        queued = rig_.device->copy(ends[spills ? 1 : 0], ends[spills ? 0 : 1], fragment_bytes,
+                                   rig_.stream);
+      }
+      return queued;
+    });
   }
 
  private:
-  Rig& rig_;
+  GpuRig& rig_;
   const Shape shape_;
   const uint32_t pages_;
   std::vector<uint32_t> table_ = std::vector<uint32_t>(pages_);
@@ -240,7 +175,7 @@ Result<void> time_ways(Cache& cache, const Shape& shape, uint32_t rounds, std::v
 
 class Runs {
  public:
-  Runs(const GpuBenchOptions& options, const Report& report, Rig& rig)
+  Runs(const GpuBenchOptions& options, const Report& report, GpuRig& rig)
       : options_(options), report_(report), rig_(rig) {}
 
   /// Beside one copy of the whole, and beside a loop of copies.
@@ -256,11 +191,11 @@ class Runs {
         ways.push_back({[&] { return cache.copy_fragments(spills, fragment_bytes); }, false});
       if (auto good = time_ways(cache, shape, options_.rounds, ways); !good) return good;
       Figure figure = figure_of(spills ? "spill" : "restore", shape, fragment_bytes, ways[0].rates);
-      set_limit(figure, "one pinned copy", ways[0].rates, ways[1].rates, bound);
+      rig_.set_limit(figure, "one pinned copy", ways[0].rates, ways[1].rates, bound);
       report_.add(figure);
       if (!loop) continue;
       figure.row += "_loop";
-      set_limit(figure, "a copy for each", ways[0].rates, ways[2].rates, 10);
+      rig_.set_limit(figure, "a copy for each", ways[0].rates, ways[2].rates, 10);
       report_.add(figure);
     }
     return {};
@@ -282,7 +217,7 @@ class Runs {
           figure_of(spills ? "spill_path" : "restore_path", shape, fragment_bytes, ways[0].rates);
       figure.parameters["kernel_gb_s"] = summarize(ways[1].rates).median;
       figure.parameters["copies_gb_s"] = summarize(ways[2].rates).median;
-      set_limit(figure, "the better path", ways[0].rates, better, 0.95);
+      rig_.set_limit(figure, "the better path", ways[0].rates, better, 0.95);
       report_.add(figure);
     }
     return {};
@@ -299,39 +234,25 @@ class Runs {
 
   Figure figure_of(const char* row, const Shape& shape, uint64_t fragment_bytes,
                    const std::vector<double>& rates) const {
-    Figure figure;
-    figure.row = row;
+    Figure figure = rig_.figure(row, rates);
     figure.what = fmt::format("{}, {} in runs of {}", row, bytes_text(shape.bytes()),
                               bytes_text(fragment_bytes));
-    figure.parameters = {{"fragment_bytes", fragment_bytes},
-                         {"blocks", shape.blocks},
-                         {"bytes", shape.bytes()},
-                         {"layers", shape.layers},
-                         {"device", rig_.device->info().name},
-                         {"driver", rig_.device->info().driver},
-                         {"twin", rig_.device->info().is_twin}};
-    figure.value = summarize(rates);
-    figure.unit = "GB/s";
+    figure.parameters["fragment_bytes"] = fragment_bytes;
+    figure.parameters["blocks"] = shape.blocks;
+    figure.parameters["bytes"] = shape.bytes();
+    figure.parameters["layers"] = shape.layers;
     return figure;
-  }
-
-  /// The twin's figures are those of a CPU, for which nothing is wanted.
-  void set_limit(Figure& figure, const char* name, const std::vector<double>& rates,
-                 const std::vector<double>& limits, double bound) const {
-    figure.limit = Limit{name, summarize(limits)};
-    figure.ratio = ratio_of(rates, limits);
-    if (!options_.twin) figure.target = Target{bound, true, true};
   }
 
   const GpuBenchOptions& options_;
   const Report& report_;
-  Rig& rig_;
+  GpuRig& rig_;
 };
 
 Result<void> measure(const GpuBenchOptions& options) {
   if (options.rounds < 5)
     return Error{Status::INVALID_ARGUMENT, "at least 5 rounds, for a median and a spread"};
-  Rig rig;
+  GpuRig rig;
   if (auto opened = rig.open(options); !opened) return opened;
   const Report report({"gpu", options.quick, options.json, options.command}, this_machine());
   report.print_header();

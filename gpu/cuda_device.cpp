@@ -331,8 +331,10 @@ class CudaDevice final : public Device {
     });
   }
 
-  Result<void> launch(const MovePieces& work, Stream stream) override {
-    return call("launch_move_pieces", [&] { return launch_move_pieces(work, cuda(stream)); });
+  Result<void> launch(const Work& work, Stream stream) override {
+    return call("cudaLaunchKernel", [&] {
+      return std::visit([&](const auto& told) { return launch_kernel(told, cuda(stream)); }, work);
+    });
   }
 
  private:

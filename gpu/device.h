@@ -133,7 +133,7 @@ class Device {
   virtual Result<void> copy_batch(std::span<const CopyRun> runs, Stream stream) = 0;
   /// Kernels, by what kernels.h calls them. `work` is one that check() (check.h) accepts; it is
   /// copied, and what it points to has to stay. Nobody looks at its addresses before it runs.
-  virtual Result<void> launch(const MovePieces& work, Stream stream) = 0;
+  virtual Result<void> launch(const Work& work, Stream stream) = 0;
 
  protected:
   /// What register_host() asks of its arguments. INVALID_ARGUMENT, MISALIGNED.

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <variant>
 
 namespace bowhead::gpu {
 
@@ -57,5 +58,8 @@ struct MovePieces {
   /// the first.
   uint32_t first_layer = 0, some_layers = 0;
 };
+
+/// What a kernel is told, any of them.
+using Work = std::variant<MovePieces>;
 
 }  // namespace bowhead::gpu

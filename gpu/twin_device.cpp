@@ -368,8 +368,8 @@ class TwinDevice final : public Device {
     });
   }
 
-  Result<void> launch(const MovePieces& work, Stream stream) override {
-    return queue(stream, [work] { run_on_cpu(work); });
+  Result<void> launch(const Work& work, Stream stream) override {
+    return queue(stream, [work] { std::visit([](const auto& told) { run_on_cpu(told); }, work); });
   }
 
  private:

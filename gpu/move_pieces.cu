@@ -48,7 +48,7 @@ Kernel kernel_for(const MovePieces& work) {
 
 }  // namespace
 
-cudaError_t launch_move_pieces(const MovePieces& work, cudaStream_t stream) {
+cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream) {
   MovePieces copy = work;
   uint32_t block_slots = slots_per_block(work);
   const uint32_t slots = work.block_count * block_slots;
