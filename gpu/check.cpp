@@ -33,6 +33,9 @@ Result<void> check_shape(const MovePieces& work) {
   if (work.order != PayloadOrder::HEADS_FIRST && work.order != PayloadOrder::TOKENS_FIRST) {
     return wrong("order {} is unknown", static_cast<uint32_t>(work.order));
   }
+  if (work.kind > MoveKind::SUM_ONLY) {
+    return wrong("kind {} is unknown", static_cast<uint32_t>(work.kind));
+  }
   if (work.first_layer > work.layers || work.some_layers > work.layers - work.first_layer) {
     return wrong("layers {} to {} of {}", work.first_layer,
                  uint64_t{work.first_layer} + work.some_layers, work.layers);

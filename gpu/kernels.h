@@ -38,6 +38,12 @@ struct MoveBlock {
   uint32_t first_token = 0, tokens = 0;
 };
 
+enum class MoveKind : uint32_t {
+  TO_PAYLOAD,    ///< from the pages
+  FROM_PAYLOAD,  ///< to the pages
+  SUM_ONLY       ///< only summed, where the pages have it: what copy engines moved
+};
+
 /// From the pages to the payloads or back, of some layers.
 struct MovePieces {
   const PagedPart* parts = nullptr;  ///< [layer][part], of all layers
@@ -47,15 +53,14 @@ struct MovePieces {
   uint32_t row_bytes = 0;   ///< of one token of one head
   uint32_t unit_bytes = 0;  ///< 16, 8, 4, 2 or 1: bases, strides and rows are multiples of it
   PayloadOrder order = PayloadOrder::HEADS_FIRST;
-  bool to_payload = false;
+  MoveKind kind = MoveKind::FROM_PAYLOAD;
 
   const MoveBlock* blocks = nullptr;
   uint32_t block_count = 0;
   uint32_t most_tokens = 0;  ///< of a block
 
   /// Pieces that have bytes of a layer before these are done already, or wait for later ones: of
-  /// those that share layers, a piece is moved to its payload with the last of them, and back with
-  /// the first.
+  /// those that share layers, a piece is moved back with the first of them, and else with the last.
   uint32_t first_layer = 0, some_layers = 0;
 };
 

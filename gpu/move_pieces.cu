@@ -14,35 +14,42 @@ constexpr uint32_t kBlockWarps = kBlockThreads / kWarpLanes;
 // 1 MiB, and leave most of a GPU's 100 or so multiprocessors to those who compute.
 constexpr uint32_t kMostBlocks = 32;
 
-template <class Unit, bool kToPayload>
+template <class Unit, MoveKind kKind>
 __global__ void __launch_bounds__(kBlockThreads, 2)
     move_pieces(const __grid_constant__ MovePieces work, uint32_t block_slots) {
   const uint32_t slots = work.block_count * block_slots;
   uint32_t slot = blockIdx.x * kBlockWarps + threadIdx.x / kWarpLanes;
   for (; slot < slots; slot += gridDim.x * kBlockWarps) {
-    move_slot<Unit, kToPayload>(work, block_slots, slot);
+    move_slot<Unit, kKind>(work, block_slots, slot);
   }
 }
 
 using Kernel = void (*)(MovePieces, uint32_t);
 
 template <class Unit>
-Kernel kernel_for(bool to_payload) {
-  return to_payload ? Kernel{move_pieces<Unit, true>} : Kernel{move_pieces<Unit, false>};
+Kernel kernel_for(MoveKind kind) {
+  switch (kind) {
+    case MoveKind::TO_PAYLOAD:
+      return move_pieces<Unit, MoveKind::TO_PAYLOAD>;
+    case MoveKind::FROM_PAYLOAD:
+      return move_pieces<Unit, MoveKind::FROM_PAYLOAD>;
+    default:
+      return move_pieces<Unit, MoveKind::SUM_ONLY>;
+  }
 }
 
 Kernel kernel_for(const MovePieces& work) {
   switch (work.unit_bytes) {
     case 16:
-      return kernel_for<Bytes16>(work.to_payload);
+      return kernel_for<Bytes16>(work.kind);
     case 8:
-      return kernel_for<uint64_t>(work.to_payload);
+      return kernel_for<uint64_t>(work.kind);
     case 4:
-      return kernel_for<uint32_t>(work.to_payload);
+      return kernel_for<uint32_t>(work.kind);
     case 2:
-      return kernel_for<uint16_t>(work.to_payload);
+      return kernel_for<uint16_t>(work.kind);
     default:
-      return kernel_for<uint8_t>(work.to_payload);
+      return kernel_for<uint8_t>(work.kind);
   }
 }
 

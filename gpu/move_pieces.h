@@ -33,7 +33,7 @@ struct UnitPlace {
 };
 
 /// The pieces of one block; `Unit` has unit_bytes.
-template <class Unit, bool kToPayload>
+template <class Unit, MoveKind kKind>
 class PieceMover {
  public:
   BOWHEAD_WARP_CODE PieceMover(const MovePieces& work, const MoveBlock& block)
@@ -48,8 +48,8 @@ class PieceMover {
   /// The first piece that waits for this layer or a later one.
   BOWHEAD_WARP_CODE uint32_t first_piece(uint32_t layer) const {
     const uint32_t bytes = layer * layer_bytes_;
-    // To the payload, the piece in which a layer begins has to wait for that layer.
-    const bool takes_part = !kToPayload || layer == work_.layers;
+    // The piece in which a layer begins has to wait for that layer, if the pages are its source.
+    const bool takes_part = !kGathers || layer == work_.layers;
     return bytes / kPieceBytes + (takes_part && bytes % kPieceBytes != 0);
   }
 
@@ -57,18 +57,19 @@ class PieceMover {
     const uint32_t end = work_.layers * layer_bytes_;
     if (end - piece * kPieceBytes >= kPieceBytes) {
       move_whole(piece);
-    } else {
+    } else if constexpr (kKind != MoveKind::SUM_ONLY) {
       move_short(piece, end);
     }
   }
 
  private:
   static constexpr uint32_t kUnitBytes = sizeof(Unit);
+  static constexpr bool kGathers = kKind != MoveKind::FROM_PAYLOAD;
 
   BOWHEAD_WARP_CODE void move_whole(uint32_t piece) const {
     auto* payload = reinterpret_cast<Bytes16*>(block_.payload + size_t{piece} * kPieceBytes);
     PieceData data;
-    if constexpr (kToPayload) {
+    if constexpr (kGathers) {
       walk(piece,
            [&](uint32_t step, uint32_t lane, UnitPlace at) { data[step][lane] = gather(at); });
     }
@@ -76,14 +77,14 @@ class PieceMover {
     for (uint32_t step = 0; step < kPieceSteps; ++step) {
       Warp::each([&](uint32_t lane) {
         Bytes16* there = payload + step * kWarpLanes + lane;
-        if constexpr (kToPayload) {
+        if constexpr (kKind == MoveKind::TO_PAYLOAD) {
           store_streaming(there, data[step][lane]);
-        } else {
+        } else if constexpr (kKind == MoveKind::FROM_PAYLOAD) {
           data[step][lane] = load_streaming(there);
         }
       });
     }
-    if constexpr (!kToPayload) {
+    if constexpr (kKind == MoveKind::FROM_PAYLOAD) {
       walk(piece,
            [&](uint32_t step, uint32_t lane, UnitPlace at) { scatter(at, data[step][lane]); });
     }
@@ -119,7 +120,7 @@ class PieceMover {
       UnitPlace at = place_of(unit);
       BOWHEAD_NO_UNROLL
       for (; unit < end / kUnitBytes; unit += kWarpLanes) {
-        if constexpr (kToPayload) {
+        if constexpr (kKind == MoveKind::TO_PAYLOAD) {
           store_streaming(payload + unit, load(in_pages(at)));
         } else {
           store(in_pages(at), load_streaming(payload + unit));
@@ -203,9 +204,9 @@ class PieceMover {
 };
 
 /// Slot `slot` of block_count * slots_per_block(work).
-template <class Unit, bool kToPayload>
+template <class Unit, MoveKind kKind>
 BOWHEAD_WARP_CODE void move_slot(const MovePieces& work, uint32_t block_slots, uint32_t slot) {
-  const PieceMover<Unit, kToPayload> mover(work, work.blocks[slot / block_slots]);
+  const PieceMover<Unit, kKind> mover(work, work.blocks[slot / block_slots]);
   const uint32_t piece = mover.first_piece(work.first_layer) + slot % block_slots;
   if (piece < mover.first_piece(work.first_layer + work.some_layers)) mover.move(piece);
 }

@@ -310,7 +310,7 @@ MovePieces Transfers::Impl::told(const Job& job, uint32_t most_tokens) const {
   work.row_bytes = cache_.row_bytes;
   work.unit_bytes = cache_.unit_bytes();
   work.order = cache_.order;
-  work.to_payload = job.spills;
+  work.kind = job.spills ? MoveKind::TO_PAYLOAD : MoveKind::FROM_PAYLOAD;
   work.block_count = static_cast<uint32_t>(job.moving.size());
   work.most_tokens = most_tokens;
   return work;

@@ -10,12 +10,23 @@ namespace {
 
 static_assert(kPieceBytes == kChecksumPieceBytes);
 
-template <class Unit>
+template <class Unit, MoveKind kKind>
 void run(const MovePieces& work) {
-  const auto move = work.to_payload ? move_slot<Unit, true> : move_slot<Unit, false>;
   const uint32_t block_slots = slots_per_block(work);
   for (uint32_t slot = 0; slot < work.block_count * block_slots; ++slot) {
-    move(work, block_slots, slot);
+    move_slot<Unit, kKind>(work, block_slots, slot);
+  }
+}
+
+template <class Unit>
+void run(const MovePieces& work) {
+  switch (work.kind) {
+    case MoveKind::TO_PAYLOAD:
+      return run<Unit, MoveKind::TO_PAYLOAD>(work);
+    case MoveKind::FROM_PAYLOAD:
+      return run<Unit, MoveKind::FROM_PAYLOAD>(work);
+    case MoveKind::SUM_ONLY:
+      return run<Unit, MoveKind::SUM_ONLY>(work);
   }
 }
 

@@ -67,6 +67,7 @@ TEST_F(CheckMovePieces, NamesWhatIsZeroOrUnknown) {
   expect([&] { work_.page_tokens = 0; }, "page_tokens is 0");
   expect([&] { work_.row_bytes = 0; }, "row_bytes is 0");
   expect([&] { work_.order = static_cast<PayloadOrder>(2); }, "order 2 is unknown");
+  expect([&] { work_.kind = static_cast<MoveKind>(3); }, "kind 3 is unknown");
   expect([&] { work_.parts = nullptr; }, "parts is null");
   expect([&] { work_.blocks = nullptr; }, "blocks is null");
 }

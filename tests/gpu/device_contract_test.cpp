@@ -392,7 +392,7 @@ TEST_P(DeviceContract, LaunchesBehindWhatIsQueued) {
                              .page_tokens = 1,
                              .row_bytes = kRowBytes,
                              .unit_bytes = 16,
-                             .to_payload = true,
+                             .kind = MoveKind::TO_PAYLOAD,
                              .blocks = block,
                              .block_count = 1,
                              .most_tokens = kTokens,

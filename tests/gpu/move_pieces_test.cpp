@@ -118,6 +118,9 @@ struct Block {
   uint8_t* payload() { return memory.data() + payload_at; }
   size_t payload_bytes() const { return memory.size() - 2 * payload_at; }
   size_t whole_pieces() const { return payload_bytes() / kPieceBytes; }
+  size_t pieces_moved() const {
+    return static_cast<size_t>(std::count(moved.begin(), moved.end(), 1));
+  }
 };
 
 using PageLists = std::vector<std::vector<uint32_t>>;
@@ -158,7 +161,16 @@ class MoveTest {
     const auto check_payloads = [&](uint32_t layers) {
       for (Block& block : blocks_) expect_moved(block, layers);
     };
-    move(cache, lists, true, check_payloads);
+    std::vector<std::vector<uint8_t>> untouched;
+    for (const Block& block : blocks_) untouched.push_back(block.memory);
+    // Only summed, whatever payloads hold.
+    move(cache, lists, MoveKind::SUM_ONLY, [&](uint32_t layers) {
+      for (size_t i = 0; i < blocks_.size(); ++i) {
+        EXPECT_EQ(blocks_[i].pieces_moved(), whole_pieces_before(blocks_[i], layers));
+        EXPECT_EQ(blocks_[i].memory == untouched[i], true);
+      }
+    });
+    move(cache, lists, MoveKind::TO_PAYLOAD, check_payloads);
     EXPECT_EQ(cache.bytes, before);
 
     // Back to a cache that is laid out otherwise.
@@ -172,7 +184,7 @@ class MoveTest {
       copy_rows(cache, lists, other, other_lists, layers, so_far);
       EXPECT_EQ(other.bytes == so_far, true) << "layers before " << layers;
     };
-    move(other, other_lists, false, check_layers);
+    move(other, other_lists, MoveKind::FROM_PAYLOAD, check_layers);
     EXPECT_EQ(other.bytes == expected, true);
     for (const Block& block : blocks_) EXPECT_EQ(block.memory == block.expected, true);
   }
@@ -252,6 +264,10 @@ class MoveTest {
     }
   }
 
+  size_t whole_pieces_before(const Block& block, uint32_t layers) const {
+    return block.payload_bytes() / model_.layers * layers / kPieceBytes;
+  }
+
   // Pieces that end before a layer's begin are there, and no other byte is written.
   void expect_moved(Block& block, uint32_t layers) const {
     const size_t all = block.payload_bytes();
@@ -263,16 +279,15 @@ class MoveTest {
         std::equal(block.memory.begin(), block.memory.begin() + at, block.expected.begin()));
     EXPECT_TRUE(std::equal(block.memory.begin() + at + all, block.memory.end(),
                            block.expected.begin() + at + all));
-    const size_t moved = std::count(block.moved.begin(), block.moved.end(), 1);
-    EXPECT_EQ(moved, there / kPieceBytes);
+    EXPECT_EQ(block.pieces_moved(), whole_pieces_before(block, layers));
   }
 
   // All layers, some at a time; `expect`(layers so far).
   template <class F>
-  void move(const Cache& cache, const PageLists& lists, bool to_payload, F expect) {
+  void move(const Cache& cache, const PageLists& lists, MoveKind kind, F expect) {
     MovePieces work;
     cache.describe(model_, work);
-    work.to_payload = to_payload;
+    work.kind = kind;
     std::vector<MoveBlock> described;
     for (Block& block : blocks_) {
       described.push_back({block.payload(), block.sums.data(), lists[block.sequence].data(),
@@ -332,7 +347,7 @@ TEST(MovePieces, CountsThePiecesOfTheLongestPayload) {
   work.some_layers = 2;
   MoveBlock block;
   block.tokens = work.most_tokens = 262'144;  // 2 GiB
-  const PieceMover<Bytes16, false> mover(work, block);
+  const PieceMover<Bytes16, MoveKind::FROM_PAYLOAD> mover(work, block);
   EXPECT_EQ(mover.first_piece(1), 262'144);
   EXPECT_EQ(mover.first_piece(2), 524'288);
   EXPECT_GE(slots_per_block(work), 524'288);
@@ -345,8 +360,8 @@ TEST(MovePieces, WaitsForTheLayersOfAPiece) {
   work.row_bytes = 16;
   MoveBlock block;
   block.tokens = 300;  // layers of 4800 bytes, in four pieces
-  const PieceMover<Bytes16, true> there(work, block);
-  const PieceMover<Bytes16, false> back(work, block);
+  const PieceMover<Bytes16, MoveKind::TO_PAYLOAD> there(work, block);
+  const PieceMover<Bytes16, MoveKind::FROM_PAYLOAD> back(work, block);
   for (uint32_t layer = 0; layer <= 3; ++layer) {
     EXPECT_EQ(there.first_piece(layer), (std::array{0, 1, 2, 4}[layer])) << "layer " << layer;
     EXPECT_EQ(back.first_piece(layer), (std::array{0, 2, 3, 4}[layer])) << "layer " << layer;
