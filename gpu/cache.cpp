@@ -9,6 +9,8 @@
 namespace bowhead::gpu {
 namespace {
 
+constexpr uint64_t kMostCacheBytes = uint64_t{1} << 56;  // more than any address space
+
 Error refuse(std::string why) { return {Status::INVALID_ARGUMENT, std::move(why)}; }
 
 struct Dimension {
@@ -35,7 +37,11 @@ Result<void> check_part(const KvCache& cache, size_t at) {
     if (dimension.stride_bytes < needed)
       return refuse(fmt::format("{}: {} overlap, with a stride of {} bytes for {}", where,
                                 dimension.name, dimension.stride_bytes, needed));
-    needed = uint64_t{dimension.stride_bytes} * (dimension.count - 1) + needed;
+    const uint64_t steps = dimension.count - 1;
+    if (dimension.stride_bytes > (kMostCacheBytes - needed) / steps)
+      return refuse(fmt::format("{}: {} with a stride of {} bytes pass the end of any memory",
+                                where, dimension.name, dimension.stride_bytes));
+    needed += dimension.stride_bytes * steps;
   }
   return {};
 }
@@ -105,42 +111,70 @@ Result<void> check_tokens(const KvCache& cache, const TokenRange& range) {
   return {};
 }
 
+namespace {
+
+/// Rows that follow each other in the payload, joined where they do so in the cache as well.
+class RunMaker {
+ public:
+  using Each = std::function<void(uint64_t offset, uint8_t* address, uint64_t bytes)>;
+  RunMaker(uint64_t offset, const Each& each) : each_(each), offset_(offset) {}
+
+  void add(uint8_t* address, uint64_t bytes) {
+    if (bytes_ != 0 && address != address_ + bytes_) end_run();
+    if (bytes_ == 0) address_ = address;
+    bytes_ += bytes;
+  }
+  void end_run() {
+    if (bytes_ != 0) each_(offset_, address_, bytes_);
+    offset_ += bytes_;
+    bytes_ = 0;
+  }
+
+ private:
+  const Each& each_;
+  uint64_t offset_, bytes_ = 0;
+  uint8_t* address_ = nullptr;
+};
+
+/// Some rows with a stride between them: at once if there is nothing else between them.
+void add_rows(RunMaker& runs, uint8_t* first, size_t stride_bytes, uint32_t count, uint64_t bytes) {
+  if (stride_bytes == bytes) return runs.add(first, count * bytes);
+  for (uint32_t i = 0; i < count; ++i) runs.add(first + i * stride_bytes, bytes);
+}
+
+}  // namespace
+
 void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_layer,
-              uint32_t some_layers,
-              const std::function<void(uint64_t offset, uint8_t* address, uint64_t bytes)>& each) {
-  uint64_t offset = cache.part_bytes(range.tokens) * cache.layer_parts * first_layer;
-  uint64_t run_offset = offset, run = 0;
-  uint8_t* run_address = nullptr;
-  const auto end_run = [&] {
-    if (run != 0) each(run_offset, run_address, run);
-    run = 0;
-  };
-  const auto add = [&](uint8_t* address) {
-    if (run != 0 && address != run_address + run) end_run();
-    if (run == 0) {
-      run_offset = offset;
-      run_address = address;
-    }
-    run += cache.row_bytes;
-    offset += cache.row_bytes;
-  };
+              uint32_t some_layers, const RunMaker::Each& each) {
+  RunMaker runs(cache.part_bytes(range.tokens) * cache.layer_parts * first_layer, each);
   const bool heads_first = cache.order == PayloadOrder::HEADS_FIRST;
-  const uint32_t outer = heads_first ? cache.heads : range.tokens;
-  const uint32_t inner = heads_first ? range.tokens : cache.heads;
+  const uint64_t heads_bytes = uint64_t{cache.heads} * cache.row_bytes;
   const size_t first_part = size_t{first_layer} * cache.layer_parts;
   for (size_t p = first_part; p < first_part + size_t{some_layers} * cache.layer_parts; ++p) {
     const PagedPart& part = cache.parts[p];
-    if (p != first_part && !share_pages(cache, cache.parts[p - 1], part)) end_run();
-    for (uint32_t i = 0; i < outer; ++i) {
-      for (uint32_t j = 0; j < inner; ++j) {
-        const uint32_t head = heads_first ? i : j;
-        const uint32_t token = range.first_token + (heads_first ? j : i);
-        add(part.base + range.pages[token / cache.page_tokens] * part.page_stride_bytes +
-            token % cache.page_tokens * part.token_stride_bytes + head * part.head_stride_bytes);
+    if (p != first_part && !share_pages(cache, cache.parts[p - 1], part)) runs.end_run();
+    const bool joined = part.head_stride_bytes == cache.row_bytes || cache.heads == 1;
+    for (uint32_t head = 0; head < (heads_first ? cache.heads : 1); ++head) {
+      const uint32_t end = range.first_token + range.tokens;
+      for (uint32_t token = range.first_token, some = 0; token < end; token += some) {
+        some = std::min(end - token, cache.page_tokens - token % cache.page_tokens);
+        uint8_t* const first = part.base +
+                               range.pages[token / cache.page_tokens] * part.page_stride_bytes +
+                               token % cache.page_tokens * part.token_stride_bytes;
+        if (heads_first) {
+          add_rows(runs, first + head * part.head_stride_bytes, part.token_stride_bytes, some,
+                   cache.row_bytes);
+        } else if (joined) {
+          add_rows(runs, first, part.token_stride_bytes, some, heads_bytes);
+        } else {
+          for (uint32_t t = 0; t < some; ++t)
+            add_rows(runs, first + t * part.token_stride_bytes, part.head_stride_bytes, cache.heads,
+                     cache.row_bytes);
+        }
       }
     }
   }
-  end_run();
+  runs.end_run();
 }
 
 uint64_t run_bytes(const KvCache& cache, uint32_t tokens) {

@@ -258,6 +258,58 @@ TEST(Runs, GoOnWherePartsShareTheirPages) {
   EXPECT_EQ(runs, 1);
 }
 
+/// All runs together are the rows by the formula, in the payload's order, none longer than needed.
+TEST(Runs, AreTheRowsOfThePayload) {
+  Random random(1);
+  for (int round = 0; round < 500; ++round) {
+    const auto below = [&](uint64_t bound) { return static_cast<uint32_t>(random.below(bound)); };
+    KvCache cache = {{},
+                     1 + below(3),
+                     1 + below(2),
+                     1 + below(4),
+                     1 + below(9),
+                     8,
+                     8,
+                     PayloadOrder::HEADS_FIRST};
+    if (below(2) != 0) cache.order = PayloadOrder::TOKENS_FIRST;
+    const bool tokens_outside = below(2) != 0;
+    const size_t gaps[3] = {8 * below(2), 8 * below(2), 8 * below(2)};
+    const size_t inner = 8 + gaps[0];
+    const size_t outer = inner * (tokens_outside ? cache.heads : cache.page_tokens) + gaps[1];
+    const size_t page = outer * (tokens_outside ? cache.page_tokens : cache.heads) + gaps[2];
+    auto* const base = reinterpret_cast<uint8_t*>(uintptr_t{1} << 40);  // not looked at
+    for (size_t part = 0; part < size_t{cache.layers} * cache.layer_parts; ++part)
+      cache.parts.push_back({base + part * page * 8, page, tokens_outside ? outer : inner,
+                             tokens_outside ? inner : outer});
+    std::vector<uint32_t> pages(8);
+    for (uint32_t& one : pages) one = below(8);
+    const uint32_t first = below(cache.page_tokens * 4);
+    const TokenRange range = {pages, first, 1 + below(cache.page_tokens * 4)};
+    std::vector<const uint8_t*> rows, expected;
+    const uint32_t layer = below(cache.layers);
+    uint64_t next = cache.part_bytes(range.tokens) * cache.layer_parts * layer;
+    for_runs(cache, range, layer, 1, [&](uint64_t offset, const uint8_t* address, uint64_t bytes) {
+      EXPECT_EQ(offset, next);
+      EXPECT_TRUE(rows.empty() || address != rows.back() + 8 || bytes == 0 ||
+                  rows.size() == size_t{range.tokens} * cache.heads);
+      for (uint64_t at = 0; at < bytes; at += 8) rows.push_back(address + at);
+      next += bytes;
+    });
+    for (uint32_t p = layer * cache.layer_parts; p < (layer + 1) * cache.layer_parts; ++p) {
+      for (uint32_t i = 0; i < range.tokens * cache.heads; ++i) {
+        const bool heads_first = cache.order == PayloadOrder::HEADS_FIRST;
+        const uint32_t head = heads_first ? i / range.tokens : i % cache.heads;
+        const uint32_t token = first + (heads_first ? i % range.tokens : i / cache.heads);
+        const PagedPart& part = cache.parts[p];
+        expected.push_back(part.base + pages[token / cache.page_tokens] * part.page_stride_bytes +
+                           token % cache.page_tokens * part.token_stride_bytes +
+                           head * part.head_stride_bytes);
+      }
+    }
+    ASSERT_EQ(rows, expected) << "round " << round;
+  }
+}
+
 TEST_P(TransfersTest, TakeWhatIsStoredForDone) {
   EngineCache engine(device(), Layout::HND, {}, PayloadOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
@@ -366,6 +418,8 @@ TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
       "a token of more than");
   refused([](KvCache& c) { c.parts[3].token_stride_bytes = 32; }, "tokens overlap");
   refused([](KvCache& c) { c.parts[3].page_stride_bytes -= 1; }, "pages overlap");
+  refused([](KvCache& c) { c.parts[3].page_stride_bytes = SIZE_MAX / 23 + 1; },
+          "pass the end of any memory");
 }
 
 // ---- order, and what ends before its time: the twin can be held ----
