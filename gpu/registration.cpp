@@ -84,6 +84,23 @@ Result<void*> Registration::device_address(uint64_t offset) const {
       fmt::format("registration: the byte at {} is not registered; ensure() comes first", offset)};
 }
 
+Result<void*> Registration::device_range(uint64_t offset, uint64_t size_bytes) const {
+  const auto first = device_address(offset);
+  if (!first) return first;
+  auto* const begin = static_cast<std::byte*>(*first);
+  const uint64_t next = (offset / chunk_bytes_ + 1) * chunk_bytes_;
+  for (uint64_t at = next; at < offset + size_bytes; at += chunk_bytes_) {
+    const auto address = device_address(at);
+    if (!address) return address;
+    if (*address != begin + (at - offset))
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("registration: the chunk at {} does not lie behind the one before, "
+                               "for kernels",
+                               at)};
+  }
+  return *first;
+}
+
 void Registration::register_rest() {
   const std::lock_guard thread_lock(thread_mutex_);
   {

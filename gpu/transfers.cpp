@@ -10,13 +10,10 @@
 
 #include "base/checksum.h"
 #include "gpu/check.h"
+#include "gpu/rooms.h"
 
 namespace bowhead::gpu {
 namespace {
-
-/// Runs from so many bytes on go by copies: where kernels and copy engines meet on recent GPUs.
-/// TODO(#6): measured once per machine, and kept.
-constexpr uint64_t kCopiesFromBytes = 28 << 10;
 
 static_assert(kPieceBytes == kChecksumPieceBytes);
 
@@ -30,13 +27,6 @@ uint64_t checksum_of(std::span<const uint64_t> sums, const std::byte* payload, u
   if (rest != 0) all.push_back(hash64(payload + bytes - rest, rest));
   return combine_pieces(all, bytes);
 }
-
-/// Pinned memory and, of what kernels are told, as much of the device's.
-struct Room {
-  std::byte* pinned = nullptr;
-  std::byte* device = nullptr;
-  size_t size_bytes = 0;
-};
 
 }  // namespace
 
@@ -57,53 +47,71 @@ struct Moving {
 class Transfers::Job {
  public:
   bool spills = false;
+  bool by_layers = false;
   bool is_cancelled = false, is_done = false;
   Path path = Path::KERNEL;
   uint32_t layers_at_once = 0;
   std::vector<Status> results;
   std::vector<Moving> moving;
   Room room;
-  std::vector<Event> events;  ///< by group of layers
+  Stream stream = nullptr;
+  MovePieces work, on_host;  ///< what the kernel is told, and the same to be checked
+  uint32_t layers_queued = 0;
+  std::vector<Event> events;  ///< by group of layers that is queued
+  Event last = nullptr;       ///< behind all that is queued; null: nothing is
+  Status queue_status = Status::OK;
+
+  bool waits_for_layers(uint32_t layers) const {
+    return !is_cancelled && queue_status == Status::OK && !moving.empty() && layers_queued < layers;
+  }
 };
 
 class Transfers::Impl {
  public:
-  Impl(Pool& pool, Registration& registration, Device& device, KvCache cache)
-      : pool_(pool), registration_(registration), device_(device), cache_(std::move(cache)) {}
+  Impl(Pool& pool, Registration& registration, Device& device, KvCache cache,
+       uint64_t most_pinned_bytes)
+      : pool_(pool),
+        registration_(registration),
+        device_(device),
+        cache_(std::move(cache)),
+        rooms_(device, most_pinned_bytes) {}
   ~Impl();
 
   Result<void> open();
   Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const BlockOfTokens> blocks,
                                      const JobOptions& options, bool spills);
   Result<void> wait_layer(const Job& job, uint32_t layer, Stream stream);
+  Result<void> layer_ready(Job& job, uint32_t layer, Stream stream);
   bool poll(Job& job);
   void wait(Job& job);
 
  private:
-  Result<Room> take_room(size_t size_bytes, bool on_device);
-  void give_back(Room& room);
   Result<Event> take_event();
   bool reach(Moving& block);
   Status stage(Moving& block);
   Status prepare_spill(NamespaceId ns, const std::string& key, Moving& block);
   Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
                          Moving& block);
+  Result<void> tell(Job& job);
+  Path choose(const Job& job) const;
   Result<void> queue(Job& job, const JobOptions& options);
-  void drain(Stream stream);
+  Result<void> follow(Job& job, Stream stream);
+  Status drain(Job& job);
   MovePieces told(const Job& job, uint32_t most_tokens) const;
   std::vector<CopyRun> copy_runs(const Job& job, uint32_t first_layer, uint32_t some_layers) const;
-  Result<void> queue_layers(Job& job, const MovePieces& work, const MovePieces& on_host,
-                            uint32_t first, Stream stream);
+  Result<void> queue_layers(Job& job);
   void finish(Job& job, Status device_status);
-  Status end_spill(Moving& block, Path path, Status status);
-  Status end_restore(Moving& block, Path path, Status status);
+  Status end(Moving& block, bool spills, Status status);
+  Status end_spill(Moving& block, Status status);
+  Status end_restore(Moving& block, Status status);
 
   Pool& pool_;
   Registration& registration_;
   Device& device_;
   const KvCache cache_;
+  PathCosts costs_;
   Stream streams_[2] = {};  ///< for what is not urgent, and for what is
-  std::vector<Room> rooms_;
+  Rooms rooms_;
   std::vector<Event> events_;
   std::vector<std::shared_ptr<Job>> running_;
 };
@@ -126,6 +134,9 @@ Result<void> Transfers::Impl::open() {
     if (!stream) return stream.error();
     streams_[urgent] = *stream;
   }
+  auto costs = path_costs(device_);
+  if (!costs) return costs.error();
+  costs_ = *costs;
   return {};
 }
 
@@ -138,43 +149,6 @@ Transfers::Impl::~Impl() {
     if (stream != nullptr) device_.destroy_stream(stream);
   }
   for (Event event : events_) device_.destroy_event(event);
-  for (const Room& room : rooms_) {
-    device_.free(room.pinned);
-    device_.free(room.device);
-  }
-}
-
-// ---- what jobs borrow ----
-
-Result<Room> Transfers::Impl::take_room(size_t size_bytes, bool on_device) {
-  auto best = rooms_.end();
-  for (auto room = rooms_.begin(); room != rooms_.end(); ++room) {
-    const bool fits = room->size_bytes >= size_bytes && (room->device != nullptr) == on_device;
-    if (fits && (best == rooms_.end() || room->size_bytes < best->size_bytes)) best = room;
-  }
-  if (best != rooms_.end()) {
-    const Room room = *best;
-    rooms_.erase(best);
-    return room;
-  }
-  Room room;
-  room.size_bytes = aligned(size_bytes);
-  auto pinned = device_.allocate_pinned(room.size_bytes);
-  if (!pinned) return pinned.error();
-  room.pinned = static_cast<std::byte*>(*pinned);
-  if (!on_device) return room;
-  auto device = device_.allocate(room.size_bytes);
-  if (!device) {
-    device_.free(room.pinned);
-    return device.error();
-  }
-  room.device = static_cast<std::byte*>(*device);
-  return room;
-}
-
-void Transfers::Impl::give_back(Room& room) {
-  if (room.pinned != nullptr) rooms_.push_back(room);
-  room = {};
 }
 
 Result<Event> Transfers::Impl::take_event() {
@@ -190,22 +164,18 @@ Result<Event> Transfers::Impl::take_event() {
 bool Transfers::Impl::reach(Moving& block) {
   const auto offset = static_cast<uint64_t>(block.payload - pool_.mapping().data);
   if (!registration_.ensure(offset, block.size_bytes)) return false;
-  const auto first = registration_.device_address(offset);
-  const auto last = registration_.device_address(offset + block.size_bytes - 1);
-  // Chunks may lie elsewhere for the device; then a kernel cannot walk from one to the next.
-  if (!first || !last) return false;
-  block.device_payload = static_cast<uint8_t*>(*first);
-  return static_cast<uint8_t*>(*last) == block.device_payload + block.size_bytes - 1;
+  const auto address = registration_.device_range(offset, block.size_bytes);
+  if (!address) return false;
+  block.device_payload = static_cast<uint8_t*>(*address);
+  return true;
 }
 
 Status Transfers::Impl::stage(Moving& block) {
-  auto room = take_room(block.size_bytes, false);
+  auto room = rooms_.take(block.size_bytes, false);
   if (!room) return room.status();
   block.staging = *room;
-  const auto address = device_.device_address(room->pinned);
-  if (!address) return address.status();
   block.payload = room->pinned;
-  block.device_payload = static_cast<uint8_t*>(*address);
+  block.device_payload = room->address;
   return Status::OK;
 }
 
@@ -258,8 +228,9 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
   auto job = std::make_shared<Job>();
   job->spills = spills;
   job->results.assign(blocks.size(), Status::OK);
-  const bool in_groups = !spills && options.layers_at_once != 0;
-  job->layers_at_once = in_groups ? std::min(options.layers_at_once, cache_.layers) : cache_.layers;
+  job->by_layers = options.layers_at_once != 0;
+  job->layers_at_once =
+      job->by_layers ? std::min(options.layers_at_once, cache_.layers) : cache_.layers;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const TokenRange& range = blocks[i].range;
     Moving block;
@@ -278,26 +249,23 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
     }
     job->results[i] = status;
     // Of what was taken before it failed.
-    (void)(spills ? end_spill(block, Path::KERNEL, status)
-                  : end_restore(block, Path::KERNEL, status));
-    give_back(block.staging);
+    (void)end(block, spills, status);
   }
   for (Moving& block : job->moving) block.range.pages = block.pages;
   running_.push_back(job);
   if (auto queued = queue(*job, options); !queued) {
-    drain(streams_[options.urgent ? 1 : 0]);
-    finish(*job, queued.status());
+    job->queue_status = queued.status();
+    finish(*job, drain(*job));
     return queued.error();
   }
   return job;
 }
 
 /// What is queued of a job that fails to start may still move bytes.
-void Transfers::Impl::drain(Stream stream) {
-  auto event = take_event();
-  if (!event) return;
-  if (device_.record(*event, stream)) (void)device_.synchronize(*event);
-  events_.push_back(*event);
+Status Transfers::Impl::drain(Job& job) {
+  if (job.last == nullptr) return Status::OK;  // nothing was queued
+  if (auto recorded = device_.record(job.last, job.stream); !recorded) return recorded.status();
+  return device_.synchronize(job.last).status();
 }
 
 /// All but where parts and blocks lie.
@@ -310,16 +278,27 @@ MovePieces Transfers::Impl::told(const Job& job, uint32_t most_tokens) const {
   work.row_bytes = cache_.row_bytes;
   work.unit_bytes = cache_.unit_bytes();
   work.order = cache_.order;
-  work.kind = job.spills ? MoveKind::TO_PAYLOAD : MoveKind::FROM_PAYLOAD;
+  work.kind = job.path == Path::COPIES ? MoveKind::SUM_ONLY
+              : job.spills             ? MoveKind::TO_PAYLOAD
+                                       : MoveKind::FROM_PAYLOAD;
   work.block_count = static_cast<uint32_t>(job.moving.size());
   work.most_tokens = most_tokens;
   return work;
 }
 
-/// What kernels are told lies in one room: parts, blocks, pages, then the sums that they write,
+Path Transfers::Impl::choose(const Job& job) const {
+  uint64_t bytes = 0, run = 0;
+  for (const Moving& block : job.moving) {
+    bytes += block.size_bytes;
+    run = std::max(run, run_bytes(cache_, block.range.tokens));
+  }
+  return costs_.faster(job.spills, cache_.unit_bytes(), run,
+                       bytes / cache_.layers * job.layers_at_once);
+}
+
+/// What the kernel is told lies in one room: parts, blocks, pages, then the sums that it writes,
 /// which go to its pinned half.
-Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
-  if (job.moving.empty()) return {};
+Result<void> Transfers::Impl::tell(Job& job) {
   uint32_t most_tokens = 0;
   size_t pages = 0, pieces = 0;
   for (const Moving& block : job.moving) {
@@ -330,16 +309,14 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
   const size_t blocks_at = aligned(cache_.parts.size() * sizeof(PagedPart));
   const size_t pages_at = blocks_at + aligned(job.moving.size() * sizeof(MoveBlock));
   const size_t sums_at = pages_at + aligned(pages * sizeof(uint32_t));
-  auto room = take_room(sums_at + pieces * sizeof(uint64_t), true);
+  auto room = rooms_.take(sums_at + pieces * sizeof(uint64_t), true);
   if (!room) return room.error();
   job.room = *room;
-  const auto address = device_.device_address(room->pinned);
-  if (!address) return address.error();
 
   std::memcpy(room->pinned, cache_.parts.data(), cache_.parts.size() * sizeof(PagedPart));
   auto* blocks = reinterpret_cast<MoveBlock*>(room->pinned + blocks_at);
   auto* sums = reinterpret_cast<uint64_t*>(room->pinned + sums_at);
-  auto* device_sums = reinterpret_cast<uint64_t*>(static_cast<std::byte*>(*address) + sums_at);
+  auto* device_sums = reinterpret_cast<uint64_t*>(room->address + sums_at);
   size_t page = 0, piece = 0;
   for (size_t i = 0; i < job.moving.size(); ++i) {
     Moving& block = job.moving[i];
@@ -352,33 +329,42 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
     page += block.pages.size();
     piece += whole_pieces(block.size_bytes);
   }
-  MovePieces work = told(job, most_tokens);
-  work.parts = reinterpret_cast<const PagedPart*>(room->device);
-  work.blocks = reinterpret_cast<const MoveBlock*>(room->device + blocks_at);
-  MovePieces on_host = work;
-  on_host.parts = cache_.parts.data();
-  on_host.blocks = blocks;
+  job.work = job.on_host = told(job, most_tokens);
+  job.work.parts = reinterpret_cast<const PagedPart*>(room->device);
+  job.work.blocks = reinterpret_cast<const MoveBlock*>(room->device + blocks_at);
+  job.on_host.parts = cache_.parts.data();
+  job.on_host.blocks = blocks;
+  if (auto last = take_event()) {
+    job.last = *last;
+  } else {
+    return last.error();
+  }
+  return device_.copy(room->device, room->pinned, sums_at, job.stream);
+}
 
-  job.path = options.path != Path::CHOOSE                         ? options.path
-             : run_bytes(cache_, most_tokens) >= kCopiesFromBytes ? Path::COPIES
-                                                                  : Path::KERNEL;
-  Stream stream = streams_[options.urgent ? 1 : 0];
+/// What comes next of the job waits for what is queued in `stream`.
+Result<void> Transfers::Impl::follow(Job& job, Stream stream) {
+  auto event = take_event();
+  if (!event) return event.error();
+  auto ordered = device_.record(*event, stream);
+  if (ordered) ordered = device_.wait(job.stream, *event);
+  events_.push_back(*event);
+  return ordered;
+}
+
+Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
+  if (job.moving.empty()) return {};
+  job.path = options.path == Path::CHOOSE ? choose(job) : options.path;
+  job.stream = streams_[options.urgent ? 1 : 0];
+  if (auto good = tell(job); !good) return good;
   if (options.after) {
-    auto event = take_event();
-    if (!event) return event.error();
-    auto ordered = device_.record(*event, *options.after);
-    if (ordered) ordered = device_.wait(stream, *event);
-    events_.push_back(*event);
-    if (!ordered) return ordered;
+    if (auto ordered = follow(job, *options.after); !ordered) return ordered;
   }
-  if (job.path == Path::KERNEL) {
-    if (auto copied = device_.copy(room->device, room->pinned, sums_at, stream); !copied)
-      return copied;
+  const bool waits = job.by_layers && job.spills;
+  while (!waits && job.layers_queued < cache_.layers) {
+    if (auto queued = queue_layers(job); !queued) return queued;
   }
-  for (uint32_t first = 0; first < cache_.layers; first += job.layers_at_once) {
-    if (auto queued = queue_layers(job, work, on_host, first, stream); !queued) return queued;
-  }
-  return {};
+  return device_.record(job.last, job.stream);
 }
 
 /// None leaves the chunk of the registration in which it begins.
@@ -403,45 +389,64 @@ std::vector<CopyRun> Transfers::Impl::copy_runs(const Job& job, uint32_t first_l
   return runs;
 }
 
-/// Some layers from `first` on, with an event behind them.
-Result<void> Transfers::Impl::queue_layers(Job& job, const MovePieces& work,
-                                           const MovePieces& on_host, uint32_t first,
-                                           Stream stream) {
+/// The next layers, with an event behind them.
+Result<void> Transfers::Impl::queue_layers(Job& job) {
+  const uint32_t first = job.layers_queued;
   const uint32_t some = std::min(job.layers_at_once, cache_.layers - first);
-  if (job.path == Path::KERNEL) {
-    MovePieces part = work, checked = on_host;
-    part.first_layer = checked.first_layer = first;
-    part.some_layers = checked.some_layers = some;
-    if (auto good = check(checked); !good) return good;
-    if (auto launched = device_.launch(part, stream); !launched) return launched;
-  } else {
+  job.work.first_layer = job.on_host.first_layer = first;
+  job.work.some_layers = job.on_host.some_layers = some;
+  if (auto good = check(job.on_host); !good) return good;
+  if (job.path == Path::COPIES) {
     const std::vector<CopyRun> runs = copy_runs(job, first, some);
-    if (auto copied = device_.copy_batch(runs, stream); !copied) return copied;
+    if (auto copied = device_.copy_batch(runs, job.stream); !copied) return copied;
   }
+  if (auto launched = device_.launch(job.work, job.stream); !launched) return launched;
   auto event = take_event();
   if (!event) return event.error();
   job.events.push_back(*event);
-  return device_.record(*event, stream);
+  job.layers_queued += some;
+  return device_.record(*event, job.stream);
 }
 
 Result<void> Transfers::Impl::wait_layer(const Job& job, uint32_t layer, Stream stream) {
-  if (job.is_done || layer >= cache_.layers)
+  if (job.is_done || job.spills || layer >= cache_.layers)
     return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("layer {} of {}{}", layer, cache_.layers,
-                             job.is_done ? ", of a job that is done" : "")};
+                 fmt::format("layer {} of {}, of {}", layer, cache_.layers,
+                             job.is_done  ? "a job that is done"
+                             : job.spills ? "a spill"
+                                          : "a restore")};
   if (job.events.empty()) return {};  // no block moves
   return device_.wait(stream, job.events[layer / job.layers_at_once]);
+}
+
+Result<void> Transfers::Impl::layer_ready(Job& job, uint32_t layer, Stream stream) {
+  if (job.is_done || layer >= cache_.layers || !job.spills || !job.by_layers)
+    return Error{
+        Status::INVALID_ARGUMENT,
+        fmt::format("layer {} of {}, of {}", layer, cache_.layers,
+                    job.is_done                   ? "a job that is done"
+                    : job.spills && job.by_layers ? "a spill"
+                                                  : "a job that does not wait for layers")};
+  if (auto good = device_.check_stream(stream); !good) return good;
+  const auto is_ready = [&] {
+    return std::min(job.layers_queued + job.layers_at_once, cache_.layers) <= layer + 1;
+  };
+  if (!job.waits_for_layers(cache_.layers) || !is_ready()) return {};
+  auto queued = follow(job, stream);
+  while (queued && job.layers_queued < cache_.layers && is_ready()) queued = queue_layers(job);
+  // Also behind what was queued before something failed.
+  const auto recorded = device_.record(job.last, job.stream);
+  if (queued) queued = recorded;
+  job.queue_status = queued.status();
+  return queued;
 }
 
 // ---- end ----
 
 bool Transfers::Impl::poll(Job& job) {
   if (job.is_done) return true;
-  if (job.events.empty()) {
-    finish(job, Status::OK);
-    return true;
-  }
-  const auto done = device_.is_done(job.events.back());
+  if (job.waits_for_layers(cache_.layers)) return false;
+  const auto done = job.last == nullptr ? Result<bool>(true) : device_.is_done(job.last);
   if (done && !*done) return false;
   finish(job, done.status());
   return true;
@@ -449,33 +454,45 @@ bool Transfers::Impl::poll(Job& job) {
 
 void Transfers::Impl::wait(Job& job) {
   if (job.is_done) return;
-  const auto done = job.events.empty() ? Result<void>() : device_.synchronize(job.events.back());
+  const auto done = job.last == nullptr ? Result<void>() : device_.synchronize(job.last);
+  if (done && job.waits_for_layers(cache_.layers)) return;
   finish(job, done.status());
 }
 
 /// Behind an event that is done: what the device stored before it, in the pool or as sums, is
 /// visible to this CPU, and all that it was to read has been read. So a commit publishes bytes that
 /// are there, and what a lease says here is about all of them.
-/// `device_status` but OK: the device did not do it, or nobody knows.
-void Transfers::Impl::finish(Job& job, Status device_status) {
-  const Status status = device_status != Status::OK ? device_status
-                        : job.is_cancelled          ? Status::CANCELLED
-                                                    : Status::OK;
-  for (Moving& block : job.moving) {
-    job.results[block.number] =
-        job.spills ? end_spill(block, job.path, status) : end_restore(block, job.path, status);
-    give_back(block.staging);
-  }
+/// `asked` is what the device said when it was asked. If it did not say that it is through, and is
+/// not lost, it may still write: nothing that it was told of is used again.
+void Transfers::Impl::finish(Job& job, Status asked) {
+  const bool is_through = asked == Status::OK || asked == Status::GPU_LOST;
+  const Status status = !is_through                      ? Status::SYSTEM
+                        : asked != Status::OK            ? asked
+                        : job.queue_status != Status::OK ? job.queue_status
+                        : job.is_cancelled               ? Status::CANCELLED
+                                                         : Status::OK;
+  for (Moving& block : job.moving)
+    job.results[block.number] = is_through ? end(block, job.spills, status) : status;
   job.moving.clear();
-  give_back(job.room);
-  events_.insert(events_.end(), job.events.begin(), job.events.end());
+  if (is_through) {
+    rooms_.give_back(job.room);
+    events_.insert(events_.end(), job.events.begin(), job.events.end());
+    if (job.last != nullptr) events_.push_back(job.last);
+  }
   job.events.clear();
+  job.last = nullptr;
   job.is_done = true;
   std::erase_if(running_, [&](const auto& one) { return one.get() == &job; });
 }
 
+Status Transfers::Impl::end(Moving& block, bool spills, Status status) {
+  const Status result = spills ? end_spill(block, status) : end_restore(block, status);
+  rooms_.give_back(block.staging);
+  return result;
+}
+
 /// Commits, or gives the room back where `status` is not OK.
-Status Transfers::Impl::end_spill(Moving& block, Path path, Status status) {
+Status Transfers::Impl::end_spill(Moving& block, Status status) {
   if (!block.reservation) return status;
   if (status != Status::OK) {
     (void)pool_.abort(*block.reservation);
@@ -483,23 +500,18 @@ Status Transfers::Impl::end_spill(Moving& block, Path path, Status status) {
   }
   if (block.payload != block.reservation->data)
     std::memcpy(block.reservation->data, block.payload, block.size_bytes);
-  PayloadSum sum;
-  if (path == Path::KERNEL)
-    sum = {PayloadSum::By::WRITER, checksum_of({block.sums, whole_pieces(block.size_bytes)},
-                                               block.payload, block.size_bytes)};
-  return pool_.commit(*block.reservation, sum);
+  return pool_.commit(*block.reservation, {PayloadSum::By::WRITER,
+                                           checksum_of({block.sums, whole_pieces(block.size_bytes)},
+                                                       block.payload, block.size_bytes)});
 }
 
 /// What get() copied was verified then; what was read by a lease is, now.
-Status Transfers::Impl::end_restore(Moving& block, Path path, Status status) {
+Status Transfers::Impl::end_restore(Moving& block, Status status) {
   if (!block.lease) return status;
-  if (status == Status::OK && block.lease->checksum) {
-    const uint64_t sum = path == Path::KERNEL
-                             ? checksum_of({block.sums, whole_pieces(block.size_bytes)},
-                                           block.payload, block.size_bytes)
-                             : payload_checksum(block.payload, block.size_bytes);
-    if (sum != *block.lease->checksum) status = Status::DAMAGED;
-  }
+  if (status == Status::OK && block.lease->checksum &&
+      *block.lease->checksum != checksum_of({block.sums, whole_pieces(block.size_bytes)},
+                                            block.payload, block.size_bytes))
+    status = Status::DAMAGED;
   // A lease that lapsed explains any sum.
   const Status released = pool_.release(*block.lease);
   return status == Status::OK || (status == Status::DAMAGED && released == Status::LAPSED)
@@ -515,8 +527,9 @@ Transfers& Transfers::operator=(Transfers&&) noexcept = default;
 Transfers::~Transfers() = default;
 
 Result<Transfers> Transfers::open(Pool& pool, Registration& registration, Device& device,
-                                  KvCache cache) {
-  auto impl = std::make_unique<Impl>(pool, registration, device, std::move(cache));
+                                  KvCache cache, uint64_t most_pinned_bytes) {
+  auto impl =
+      std::make_unique<Impl>(pool, registration, device, std::move(cache), most_pinned_bytes);
   if (auto opened = impl->open(); !opened) return opened.error();
   return Transfers(std::move(impl));
 }
@@ -535,6 +548,9 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::restore(NamespaceId ns,
 
 Result<void> Transfers::wait_layer(const Job& job, uint32_t layer, Stream stream) {
   return impl_->wait_layer(job, layer, stream);
+}
+Result<void> Transfers::layer_ready(Job& job, uint32_t layer, Stream stream) {
+  return impl_->layer_ready(job, layer, stream);
 }
 bool Transfers::poll(Job& job) { return impl_->poll(job); }
 void Transfers::wait(Job& job) { impl_->wait(job); }

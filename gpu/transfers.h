@@ -7,9 +7,10 @@
 // done by poll() or wait().
 //
 // Bytes go by one kernel, which moves all blocks of a job and sums them on the way, or by batches
-// of copies for the GPU's copy engines, whose bytes the CPU sums: short runs by the kernel, long
-// ones by copies. Pool memory that the driver will not register, and blocks that give no lease
-// (compressed ones, those in custody), go by way of pinned memory: slower, and otherwise the same.
+// of copies for the GPU's copy engines, which the kernel sums where they are in the pages:
+// whichever is expected to be faster (path_costs.h). Pool memory that the driver will not register,
+// and blocks that give no lease (compressed ones, those in custody), go by way of pinned memory:
+// slower, and otherwise the same.
 //
 // A restored block is OK only if its sum is that of the block and its lease was whole until the
 // last byte had been read. Until then its pages hold anything, and what was computed from them
@@ -30,6 +31,7 @@
 #include "base/status.h"
 #include "gpu/cache.h"
 #include "gpu/device.h"
+#include "gpu/path_costs.h"
 #include "gpu/registration.h"
 #include "pool/pool.h"
 
@@ -41,38 +43,37 @@ struct BlockOfTokens {
   TokenRange range;  ///< its table may be gone when the job has been started
 };
 
-enum class Path {
-  CHOOSE,  ///< by how long runs are
-  KERNEL,
-  COPIES
-};
-
 struct JobOptions {
   /// What is queued here comes first: null is CUDA's default stream. None: nothing does.
   std::optional<Stream> after = std::nullopt;
   bool urgent = false;  ///< before what is not
   Path path = Path::CHOOSE;
-  uint64_t lease_ms = 30'000;   ///< of what is restored: longer than that takes
-  uint32_t layers_at_once = 0;  ///< of a restore, for wait_layer(); 0: all
+  uint64_t lease_ms = 30'000;  ///< of what is restored: longer than that takes
+  /// Not 0: a restore brings so many layers at a time, for wait_layer(); a spill waits until
+  /// layer_ready() has named them.
+  uint32_t layers_at_once = 0;
 };
+
+inline constexpr uint64_t kDefaultPinnedBytes = uint64_t{1} << 30;
 
 class Transfers {
  public:
   class Job;
 
-  /// The pool, its registration and the device outlive it. Returns what check_cache() does;
-  /// INVALID_ARGUMENT: a part of the cache lies where the device does not reach it; GPU_LOST,
-  /// SYSTEM.
+  /// The pool, its registration and the device outlive it. Jobs have so much pinned memory at most.
+  /// The first time on a machine it takes as long as path_costs() does. Returns what check_cache()
+  /// does; INVALID_ARGUMENT: a part of the cache lies where the device does not reach it; NO_SPACE,
+  /// GPU_LOST, SYSTEM.
   static Result<Transfers> open(Pool& pool, Registration& registration, Device& device,
-                                KvCache cache);
+                                KvCache cache, uint64_t most_pinned_bytes = kDefaultPinnedBytes);
   Transfers(Transfers&&) noexcept;
   Transfers& operator=(Transfers&&) noexcept;
   ~Transfers();  ///< cancels what runs, and waits until the device is through with it
 
   /// Starts to store blocks under their keys. Those whose keys are stored are done. Returns what
   /// check_tokens() does, with the number of the block; INVALID_ARGUMENT: a stream of another
-  /// device, or blocks of more than 2^31 pieces together; NO_SPACE: no memory for the job;
-  /// GPU_LOST, SYSTEM. Then nothing is stored.
+  /// device, or blocks of more than 2^31 pieces together; NO_SPACE: no memory for the job (other
+  /// jobs may have it); GPU_LOST, SYSTEM. Then nothing is stored.
   Result<std::shared_ptr<Job>> spill(NamespaceId ns, std::span<const BlockOfTokens> blocks,
                                      const JobOptions& options);
   /// Starts to fetch blocks into their pages. The same statuses.
@@ -82,10 +83,18 @@ class Transfers {
   /// What is queued in `stream` from here on waits until a layer was restored: of blocks that fail,
   /// which results() tells, anything. INVALID_ARGUMENT: no such layer, or a job that is done.
   Result<void> wait_layer(const Job& job, uint32_t layer, Stream stream);
+  /// Of a spill by layers: this one and those before it are in the pages when what is queued in
+  /// `stream` is done, and are stored then, as far as they make up layers_at_once or are the last.
+  /// What was ready already is not stored again. INVALID_ARGUMENT: no such layer, a stream of
+  /// another device, or a job that does not wait for it: no spill by layers, or one that is done.
+  /// NO_SPACE, GPU_LOST, SYSTEM: the job ends with that.
+  Result<void> layer_ready(Job& job, uint32_t layer, Stream stream);
 
   /// Whether the job is done; if the device is through with it, ends it first. A GPU that is lost
   /// is through with it, and the pool is as if the job had never been started.
   bool poll(Job& job);
+  /// Until the device is through with what is queued: then the job is done, unless it is a spill
+  /// that waits for layers.
   void wait(Job& job);
   /// A job that is not done ends as CANCELLED, at the next poll() that finds the device through
   /// with it: pages are in use until then.
@@ -93,7 +102,9 @@ class Transfers {
   /// By block, once the job is done: OK; CANCELLED; GPU_LOST; of a spill what Pool::reserve() and
   /// Pool::commit() return; of a restore what Pool::acquire() and Pool::get() return, and
   /// BUFFER_TOO_SMALL or INVALID_ARGUMENT (the block is longer or shorter than its pages), DAMAGED,
-  /// LAPSED; of both NO_SPACE or SYSTEM, where pinned memory was needed and not there.
+  /// LAPSED; of both NO_SPACE, where pinned memory was needed and not there, or SYSTEM: the driver
+  /// does not say whether the device is through with the job. Then what it may still write to in
+  /// the pool stays reserved until the pool is closed.
   std::span<const Status> results(const Job& job) const;
 
  private:

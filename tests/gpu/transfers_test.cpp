@@ -471,9 +471,9 @@ TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
     engine.write(engine.random_bytes(2));
     const Stream compute = device().make_stream(0).value();
     const Event used = device().make_event().value();
-    // What the kernel is told is copied first; then come layers 0 and 1, and then the last one,
-    // which is held.
-    const size_t before_last = path == Path::KERNEL ? 2 : 1;
+    // What the kernel is told is copied first; then come layers 0 and 1, copies with a kernel that
+    // sums them, and then the last one, which is held.
+    const size_t before_last = path == Path::KERNEL ? 2 : 3;
     const size_t first = gate_->hold_next(before_last + 1);
     auto job =
         transfers.restore(pool_.ns(), blocks_in(pages, 5), {.path = path, .layers_at_once = 2});

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/path_costs.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cctype>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "gpu/check.h"
+#include "gpu/kernels.h"
+#include "gpu/rooms.h"
+
+namespace bowhead::gpu {
+namespace {
+
+// ---- measuring ----
+
+constexpr uint32_t kRowBytes = 2048;
+constexpr int kRounds = 5;
+constexpr uint64_t kMostRuns = 4096;  // of a batch: short ones take a microsecond each
+
+/// Rows of 2 KiB, each a page of its own, in the device's memory; a payload in pinned memory; and
+/// what kernels are told of them.
+class PathMeter {
+ public:
+  /// Of a job that is large, and of one whose bytes do not matter.
+  explicit PathMeter(Device& device)
+      : device_(device),
+        rooms_(device, UINT64_MAX),
+        large_bytes_(device.info().is_twin ? 128 << 10 : 32 << 20),
+        small_bytes_(2 * kPieceBytes) {}
+  ~PathMeter() {
+    if (event_ != nullptr) device_.destroy_event(event_);
+    if (stream_ != nullptr) device_.destroy_stream(stream_);
+    device_.free(pages_);
+    rooms_.give_back(payload_);
+    rooms_.give_back(told_);
+  }
+
+  Result<void> open();
+  Result<PathCosts::Direction> measure(bool spills);
+
+ private:
+  /// The best of some rounds, in nanoseconds: what disturbs only adds.
+  Result<double> time(const std::function<Result<void>()>& queue);
+  Result<void> launch(MoveKind kind, uint32_t unit_bytes, uint64_t bytes);
+  Result<void> copies(bool spills, uint64_t run_bytes, uint64_t bytes);
+
+  Device& device_;
+  Rooms rooms_;
+  const uint64_t large_bytes_, small_bytes_;
+  Stream stream_ = nullptr;
+  Event event_ = nullptr;
+  uint8_t* pages_ = nullptr;
+  Room payload_, told_;
+  size_t table_at_ = 0, sums_at_ = 0;
+};
+
+Result<void> PathMeter::open() {
+  auto stream = device_.make_stream(0);
+  if (!stream) return stream.error();
+  stream_ = *stream;
+  auto event = device_.make_event();
+  if (!event) return event.error();
+  event_ = *event;
+  // Twice: runs of copies lie apart in it.
+  auto pages = device_.allocate(2 * large_bytes_);
+  if (!pages) return pages.error();
+  pages_ = static_cast<uint8_t*>(*pages);
+  auto payload = rooms_.take(large_bytes_, false);
+  if (!payload) return payload.error();
+  payload_ = *payload;
+  const size_t rows = large_bytes_ / kRowBytes;
+  table_at_ = 256;  // behind the part and the block
+  sums_at_ = table_at_ + rows * sizeof(uint32_t);
+  auto told = rooms_.take(sums_at_ + large_bytes_ / kPieceBytes * sizeof(uint64_t), true);
+  if (!told) return told.error();
+  told_ = *told;
+  auto* table = reinterpret_cast<uint32_t*>(told_.pinned + table_at_);
+  std::iota(table, table + rows, 0u);
+  return {};
+}
+
+Result<double> PathMeter::time(const std::function<Result<void>()>& queue) {
+  using Clock = std::chrono::steady_clock;
+  double best_ns = INFINITY;
+  for (int round = 0; round <= kRounds; ++round) {
+    const auto begin = Clock::now();
+    auto done = queue();
+    if (done) done = device_.record(event_, stream_);
+    // Also after a failure: what was queued uses memory that goes.
+    const auto waited = device_.synchronize(event_);
+    if (!done) return done.error();
+    if (!waited) return waited.error();
+    const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
+    if (round != 0) best_ns = std::min(best_ns, took.count());  // the first loads the kernel
+  }
+  return best_ns;
+}
+
+Result<void> PathMeter::launch(MoveKind kind, uint32_t unit_bytes, uint64_t bytes) {
+  auto* part = reinterpret_cast<PagedPart*>(told_.pinned);
+  auto* block = reinterpret_cast<MoveBlock*>(told_.pinned + sizeof(PagedPart));
+  *part = {pages_, 2 * kRowBytes, kRowBytes, kRowBytes};
+  *block = {payload_.address, reinterpret_cast<uint64_t*>(told_.address + sums_at_),
+            reinterpret_cast<const uint32_t*>(told_.device + table_at_), 0,
+            static_cast<uint32_t>(bytes / kRowBytes)};
+  MovePieces work;
+  work.layers = work.layer_parts = work.heads = work.page_tokens = 1;
+  work.row_bytes = kRowBytes;
+  work.unit_bytes = unit_bytes;
+  work.kind = kind;
+  work.block_count = work.some_layers = 1;
+  work.most_tokens = block->tokens;
+  work.parts = part;
+  work.blocks = block;
+  if (auto good = check(work); !good) return good;
+  work.parts = reinterpret_cast<const PagedPart*>(told_.device);
+  work.blocks = reinterpret_cast<const MoveBlock*>(told_.device + sizeof(PagedPart));
+  if (auto copied = device_.copy(told_.device, told_.pinned, sums_at_, stream_); !copied)
+    return copied;
+  return device_.launch(work, stream_);
+}
+
+/// As a job does it: summed by the kernel afterwards.
+Result<void> PathMeter::copies(bool spills, uint64_t run_bytes, uint64_t bytes) {
+  std::vector<CopyRun> runs;
+  for (uint64_t at = 0; at < bytes; at += run_bytes) {
+    uint8_t* const in_pages = pages_ + 2 * at;
+    std::byte* const in_payload = payload_.pinned + at;
+    runs.push_back(spills ? CopyRun{in_payload, in_pages, std::min(run_bytes, bytes - at)}
+                          : CopyRun{in_pages, in_payload, std::min(run_bytes, bytes - at)});
+  }
+  if (auto copied = device_.copy_batch(runs, stream_); !copied) return copied;
+  return launch(MoveKind::SUM_ONLY, 16, bytes);
+}
+
+Result<PathCosts::Direction> PathMeter::measure(bool spills) {
+  PathCosts::Direction costs;
+  const MoveKind kind = spills ? MoveKind::TO_PAYLOAD : MoveKind::FROM_PAYLOAD;
+  const auto more_bytes = static_cast<double>(large_bytes_ - small_bytes_);
+  const auto small = time([&] { return launch(kind, 16, small_bytes_); });
+  if (!small) return small.error();
+  for (size_t i = 0; i < costs.kernel_byte_ns.size(); ++i) {
+    const auto large = time([&] { return launch(kind, 1u << i, large_bytes_); });
+    if (!large) return large.error();
+    costs.kernel_byte_ns[i] = std::max(0.0, *large - *small) / more_bytes;
+  }
+  costs.kernel_ns = *small;
+  const auto few = time([&] { return copies(spills, small_bytes_, small_bytes_); });
+  if (!few) return few.error();
+  for (size_t i = 0; i < costs.copies_byte_ns.size(); ++i) {
+    const uint64_t run_bytes = PathCosts::kRunBytes[i];
+    const uint64_t bytes = std::min(large_bytes_, run_bytes * kMostRuns);
+    const auto large = time([&] { return copies(spills, run_bytes, bytes); });
+    if (!large) return large.error();
+    costs.copies_byte_ns[i] =
+        std::max(0.0, *large - *few) / static_cast<double>(bytes - small_bytes_);
+  }
+  costs.copies_ns = *few;
+  return costs;
+}
+
+// ---- keeping ----
+
+constexpr int kVersion = 1;
+
+nlohmann::json json_of(const PathCosts::Direction& costs) {
+  return {{"kernel_ns", costs.kernel_ns},
+          {"kernel_byte_ns", costs.kernel_byte_ns},
+          {"copies_ns", costs.copies_ns},
+          {"copies_byte_ns", costs.copies_byte_ns}};
+}
+
+PathCosts::Direction direction_of(const nlohmann::json& json) {
+  PathCosts::Direction costs;
+  json.at("kernel_ns").get_to(costs.kernel_ns);
+  json.at("kernel_byte_ns").get_to(costs.kernel_byte_ns);
+  json.at("copies_ns").get_to(costs.copies_ns);
+  json.at("copies_byte_ns").get_to(costs.copies_byte_ns);
+  return costs;
+}
+
+/// Empty: there is no place for it. Twins keep none: they cost what the CPU does just now.
+std::filesystem::path kept_at(const DeviceInfo& info) {
+  if (info.is_twin) return {};
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  std::filesystem::path folder;
+  if (cache != nullptr && *cache == '/') {
+    folder = cache;
+  } else if (home != nullptr && *home == '/') {
+    folder = std::filesystem::path(home) / ".cache";
+  } else {
+    return {};
+  }
+  std::string name = info.name + "-" + info.driver;
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.') c = '-';
+  }
+  return folder / "bowhead" / ("gpu-paths-" + name + ".json");
+}
+
+/// What cannot be written is measured again another time. Others may be reading: at once or not.
+void keep(const PathCosts& costs, const std::filesystem::path& at) {
+  std::error_code failed;
+  std::filesystem::create_directories(at.parent_path(), failed);
+  std::filesystem::path written = at;
+  written += fmt::format(".{}", getpid());
+  bool is_written = false;
+  {
+    std::ofstream out(written);
+    out << costs.to_json() << '\n';
+    out.close();
+    is_written = out.good();
+  }
+  if (is_written) std::filesystem::rename(written, at, failed);
+  if (!is_written || failed) std::filesystem::remove(written, failed);
+}
+
+}  // namespace
+
+Path PathCosts::faster(bool spills, uint32_t unit_bytes, uint64_t run_bytes, uint64_t bytes) const {
+  const Direction& costs = spills ? spill : restore;
+  const auto unit = static_cast<size_t>(std::countr_zero(unit_bytes));
+  const double kernel_ns =
+      costs.kernel_ns + static_cast<double>(bytes) * costs.kernel_byte_ns[unit];
+  // Between two lengths of which one is some times the other, as far as in their logarithms.
+  const auto above = std::lower_bound(kRunBytes.begin(), kRunBytes.end(), run_bytes);
+  const auto i = static_cast<size_t>(above - kRunBytes.begin());
+  double byte_ns = 0;
+  if (i == kRunBytes.size()) {
+    byte_ns = costs.copies_byte_ns.back();
+  } else if (i == 0) {  // a run costs the same however short it is
+    byte_ns = costs.copies_byte_ns[0] * static_cast<double>(kRunBytes[0]) /
+              static_cast<double>(std::max<uint64_t>(run_bytes, 1));
+  } else {
+    const auto log_of = [](uint64_t length) { return std::log2(static_cast<double>(length)); };
+    const double part = (log_of(run_bytes) - log_of(kRunBytes[i - 1])) /
+                        (log_of(kRunBytes[i]) - log_of(kRunBytes[i - 1]));
+    byte_ns = costs.copies_byte_ns[i - 1] +
+              part * (costs.copies_byte_ns[i] - costs.copies_byte_ns[i - 1]);
+  }
+  const double copies_ns = costs.copies_ns + static_cast<double>(bytes) * byte_ns;
+  return kernel_ns <= copies_ns ? Path::KERNEL : Path::COPIES;
+}
+
+std::string PathCosts::to_json() const {
+  const nlohmann::json json = {{"version", kVersion},
+                               {"run_bytes", kRunBytes},
+                               {"spill", json_of(spill)},
+                               {"restore", json_of(restore)}};
+  return json.dump(2);
+}
+
+Result<PathCosts> PathCosts::from_json(const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    PathCosts costs = {direction_of(json.at("spill")), direction_of(json.at("restore"))};
+    const auto run_bytes = json.at("run_bytes").get<std::vector<uint64_t>>();
+    if (json.at("version") == kVersion &&
+        std::equal(run_bytes.begin(), run_bytes.end(), kRunBytes.begin(), kRunBytes.end()))
+      return costs;
+  } catch (const nlohmann::json::exception&) {
+    // As below.
+  }
+  return Error{Status::DAMAGED, "these are no costs of paths that this version measured"};
+}
+
+Result<PathCosts> measure_path_costs(Device& device) {
+  PathMeter meter(device);
+  if (auto opened = meter.open(); !opened) return opened.error();
+  auto spill = meter.measure(true);
+  if (!spill) return spill.error();
+  auto restore = meter.measure(false);
+  if (!restore) return restore.error();
+  return PathCosts{*spill, *restore};
+}
+
+Result<PathCosts> path_costs(Device& device) {
+  static std::mutex mutex;  // also so that two do not measure at once, and slow each other down
+  static std::map<std::string, PathCosts> known;
+  const std::lock_guard lock(mutex);
+  const std::string name = device.info().name + " " + device.info().driver;
+  if (const auto found = known.find(name); found != known.end()) return found->second;
+  const std::filesystem::path at = kept_at(device.info());
+  if (std::ifstream in(at); in) {
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    if (const auto kept = PathCosts::from_json(text)) return known[name] = *kept;
+  }
+  auto measured = measure_path_costs(device);
+  if (!measured) return measured;
+  if (!at.empty()) keep(*measured, at);
+  return known[name] = *measured;
+}
+
+}  // namespace bowhead::gpu

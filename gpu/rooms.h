@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that jobs borrow, and give back for the next: pinned, and of what kernels are told, as
+// much of the device's own.
+//
+// Thread-safety: none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "gpu/device.h"
+
+namespace bowhead::gpu {
+
+struct Room {
+  std::byte* pinned = nullptr;  ///< null: none
+  uint8_t* address = nullptr;   ///< of the same for kernels
+  std::byte* device = nullptr;  ///< null: it was not asked for
+  size_t size_bytes = 0;        ///< of each
+};
+
+class Rooms {
+ public:
+  /// Pinned memory takes so many bytes at most, lent or not.
+  Rooms(Device& device, uint64_t most_pinned_bytes)
+      : device_(device), most_pinned_bytes_(most_pinned_bytes) {}
+  Rooms(const Rooms&) = delete;
+  Rooms& operator=(const Rooms&) = delete;
+  ~Rooms();  ///< frees what was given back
+
+  /// 256-byte-aligned. NO_SPACE: jobs have all that pinned memory may take, or the machine or the
+  /// device has no more; GPU_LOST, SYSTEM.
+  Result<Room> take(size_t size_bytes, bool on_device);
+  /// When nothing that is queued uses it. Nothing, if it is none; then it is.
+  void give_back(Room& room);
+
+ private:
+  void free(const Room& room);
+
+  Device& device_;
+  const uint64_t most_pinned_bytes_;
+  uint64_t pinned_bytes_ = 0;  ///< lent or not
+  std::vector<Room> idle_;
+};
+
+}  // namespace bowhead::gpu
