@@ -42,7 +42,7 @@ class PathMeter {
   explicit PathMeter(Device& device)
       : device_(device),
         rooms_(device, UINT64_MAX),
-        large_bytes_(device.info().is_twin ? 128 << 10 : 32 << 20),
+        large_bytes_(device.info().is_twin ? 64 << 10 : 32 << 20),
         small_bytes_(2 * kPieceBytes) {}
   ~PathMeter() {
     if (event_ != nullptr) device_.destroy_event(event_);
@@ -164,13 +164,13 @@ Result<PathCosts::Direction> PathMeter::measure(bool spills) {
   costs.kernel_ns = *small;
   const auto few = time([&] { return copies(spills, small_bytes_, small_bytes_); });
   if (!few) return few.error();
-  for (size_t i = 0; i < costs.copies_byte_ns.size(); ++i) {
+  for (size_t i = 0; i < costs.copy_ns.size(); ++i) {
     const uint64_t run_bytes = PathCosts::kRunBytes[i];
     const uint64_t bytes = std::min(large_bytes_, run_bytes * kMostRuns);
     const auto large = time([&] { return copies(spills, run_bytes, bytes); });
     if (!large) return large.error();
-    costs.copies_byte_ns[i] =
-        std::max(0.0, *large - *few) / static_cast<double>(bytes - small_bytes_);
+    costs.copy_ns[i] = std::max(0.0, *large - *few) / static_cast<double>(bytes - small_bytes_) *
+                       static_cast<double>(run_bytes);
   }
   costs.copies_ns = *few;
   return costs;
@@ -184,7 +184,7 @@ nlohmann::json json_of(const PathCosts::Direction& costs) {
   return {{"kernel_ns", costs.kernel_ns},
           {"kernel_byte_ns", costs.kernel_byte_ns},
           {"copies_ns", costs.copies_ns},
-          {"copies_byte_ns", costs.copies_byte_ns}};
+          {"copy_ns", costs.copy_ns}};
 }
 
 PathCosts::Direction direction_of(const nlohmann::json& json) {
@@ -192,7 +192,7 @@ PathCosts::Direction direction_of(const nlohmann::json& json) {
   json.at("kernel_ns").get_to(costs.kernel_ns);
   json.at("kernel_byte_ns").get_to(costs.kernel_byte_ns);
   json.at("copies_ns").get_to(costs.copies_ns);
-  json.at("copies_byte_ns").get_to(costs.copies_byte_ns);
+  json.at("copy_ns").get_to(costs.copy_ns);
   return costs;
 }
 
@@ -240,23 +240,15 @@ Path PathCosts::faster(bool spills, uint32_t unit_bytes, uint64_t run_bytes, uin
   const auto unit = static_cast<size_t>(std::countr_zero(unit_bytes));
   const double kernel_ns =
       costs.kernel_ns + static_cast<double>(bytes) * costs.kernel_byte_ns[unit];
-  // Between two lengths of which one is some times the other, as far as in their logarithms.
-  const auto above = std::lower_bound(kRunBytes.begin(), kRunBytes.end(), run_bytes);
+  // Linear between two lengths, as from the first two and the last two on.
+  const auto above = std::lower_bound(kRunBytes.begin() + 1, kRunBytes.end() - 1, run_bytes);
   const auto i = static_cast<size_t>(above - kRunBytes.begin());
-  double byte_ns = 0;
-  if (i == kRunBytes.size()) {
-    byte_ns = costs.copies_byte_ns.back();
-  } else if (i == 0) {  // a run costs the same however short it is
-    byte_ns = costs.copies_byte_ns[0] * static_cast<double>(kRunBytes[0]) /
-              static_cast<double>(std::max<uint64_t>(run_bytes, 1));
-  } else {
-    const auto log_of = [](uint64_t length) { return std::log2(static_cast<double>(length)); };
-    const double part = (log_of(run_bytes) - log_of(kRunBytes[i - 1])) /
-                        (log_of(kRunBytes[i]) - log_of(kRunBytes[i - 1]));
-    byte_ns = costs.copies_byte_ns[i - 1] +
-              part * (costs.copies_byte_ns[i] - costs.copies_byte_ns[i - 1]);
-  }
-  const double copies_ns = costs.copies_ns + static_cast<double>(bytes) * byte_ns;
+  const auto length = [](uint64_t run) { return static_cast<double>(run); };
+  const double slope =
+      (costs.copy_ns[i] - costs.copy_ns[i - 1]) / (length(kRunBytes[i]) - length(kRunBytes[i - 1]));
+  const double copy_ns = costs.copy_ns[i] + (length(run_bytes) - length(kRunBytes[i])) * slope;
+  const double runs = static_cast<double>(bytes) / std::max(length(run_bytes), 1.0);
+  const double copies_ns = costs.copies_ns + runs * copy_ns;
   return kernel_ns <= copies_ns ? Path::KERNEL : Path::COPIES;
 }
 

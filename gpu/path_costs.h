@@ -2,9 +2,9 @@
 // What moving a job costs by the kernel and by copies, as it was measured on this device: which is
 // faster depends on how long runs are, how many bytes there are, and on the machine.
 //
-// A job takes a fixed time and a time for each byte. The kernel's bytes cost more the smaller the
-// units are in which it has to move them; those of copies the shorter a run is, which is looked up
-// between measured lengths.
+// A job takes a fixed time, and the kernel's a time for each byte, which is more the smaller the
+// units are that it moves; copies take a time for each run, which is looked up between measured
+// lengths.
 #pragma once
 
 #include <array>
@@ -23,13 +23,13 @@ enum class Path {
 };
 
 struct PathCosts {
-  static constexpr std::array<uint64_t, 7> kRunBytes = {128,      512,       2 << 10, 8 << 10,
-                                                        32 << 10, 256 << 10, 2 << 20};
+  static constexpr std::array<uint64_t, 8> kRunBytes = {128,      512,       2 << 10,   8 << 10,
+                                                        32 << 10, 128 << 10, 512 << 10, 2 << 20};
   struct Direction {
     double kernel_ns = 0;
     std::array<double, 5> kernel_byte_ns = {};  ///< in units of 1, 2, 4, 8, 16 bytes
     double copies_ns = 0;
-    std::array<double, kRunBytes.size()> copies_byte_ns = {};
+    std::array<double, kRunBytes.size()> copy_ns = {};  ///< of a run that is so long
   };
   Direction spill, restore;
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -103,6 +104,48 @@ inline std::unique_ptr<Device> gated_twin(const std::shared_ptr<Gate>& gate,
   options.before_work = [gate] { return gate->pass(); };
   return Device::twin(std::move(options));
 }
+
+/// Another device, of which a test changes what it says.
+class WrappedDevice : public Device {
+ public:
+  explicit WrappedDevice(Device& device) : device_(device) {}
+
+  const DeviceInfo& info() const override { return device_.info(); }
+  Result<void*> allocate(size_t size_bytes) override { return device_.allocate(size_bytes); }
+  Result<void*> allocate_pinned(size_t size_bytes) override {
+    return device_.allocate_pinned(size_bytes);
+  }
+  void free(void* memory) override { device_.free(memory); }
+  Result<PointerKind> classify(const void* pointer) override { return device_.classify(pointer); }
+  Result<void> register_host(void* memory, size_t size_bytes) override {
+    return device_.register_host(memory, size_bytes);
+  }
+  Result<void> unregister_host(void* memory) override { return device_.unregister_host(memory); }
+  Result<void*> device_address(void* registered) override {
+    return device_.device_address(registered);
+  }
+  Result<Stream> make_stream(int priority) override { return device_.make_stream(priority); }
+  void destroy_stream(Stream stream) override { device_.destroy_stream(stream); }
+  Result<void> check_stream(Stream stream) override { return device_.check_stream(stream); }
+  Result<Event> make_event() override { return device_.make_event(); }
+  void destroy_event(Event event) override { device_.destroy_event(event); }
+  Result<void> record(Event event, Stream stream) override { return device_.record(event, stream); }
+  Result<void> wait(Stream stream, Event event) override { return device_.wait(stream, event); }
+  Result<bool> is_done(Event event) override { return device_.is_done(event); }
+  Result<void> synchronize(Event event) override { return device_.synchronize(event); }
+  Result<void> copy(void* to, const void* from, size_t size_bytes, Stream stream) override {
+    return device_.copy(to, from, size_bytes, stream);
+  }
+  Result<void> copy_batch(std::span<const CopyRun> runs, Stream stream) override {
+    return device_.copy_batch(runs, stream);
+  }
+  Result<void> launch(const Work& work, Stream stream) override {
+    return device_.launch(work, stream);
+  }
+
+ protected:
+  Device& device_;
+};
 
 /// Tests that hold for the twin and for a GPU; without one, its are skipped.
 class EveryDevice : public testing::TestWithParam<const char*> {

@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order in which jobs do what they do, and what ends before its time: the twin can be held, lost
+// and made to lie.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "tests/gpu/transfers_fixture.h"
+
+namespace bowhead::gpu {
+namespace {
+
+class GatedTransfers : public TransfersTest {
+ protected:
+  void SetUp() override {
+    TransfersTest::SetUp();
+    // Else jobs register what they touch when they start, and would be held there.
+    ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Devices, GatedTransfers, testing::Values("twin"), device_name);
+
+/// Also in the default stream, which is null.
+TEST_P(GatedTransfers, FollowWhatTheEngineHasQueued) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const Stream made = device().make_stream(0).value();
+  for (const Stream compute : {made, Stream{}}) {
+    const auto before = engine.random_bytes(compute == made ? 1 : 3);
+    engine.write(engine.random_bytes(2));
+    gate_->hold_next(1);
+    uint8_t* const memory = engine.cache().parts[0].base;
+    ASSERT_DONE(device().copy(memory, before.data(), before.size(), compute));
+    auto job = transfers.spill(pool_.ns(), blocks_in(pages, 2), {.after = compute});
+    ASSERT_DONE(job);
+    EXPECT_FALSE(transfers.poll(**job));
+    EXPECT_EQ(pool_.get_status("block 0"), Status::NOT_FOUND);
+    gate_->let_go();
+    transfers.wait(**job);
+    EXPECT_TRUE(transfers.poll(**job));
+    EXPECT_EQ(pool_.get("block 1"), engine.payload(before, {pages, 40, 40}));
+    for (const char* key : {"block 0", "block 1"})
+      ASSERT_EQ(pool_.pool().remove(pool_.ns(), key), Status::OK);
+  }
+  device().destroy_stream(made);
+}
+
+TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  ASSERT_EQ(run(transfers, true, blocks_in(pages, 5)), kFine);
+  for (const Path path : {Path::KERNEL, Path::COPIES}) {
+    engine.write(engine.random_bytes(2));
+    const Stream compute = device().make_stream(0).value();
+    const Event used = device().make_event().value();
+    // What the kernel is told is copied first; then come layers 0 and 1, copies with a kernel that
+    // sums them, and then the last one, which is held.
+    const size_t before_last = path == Path::KERNEL ? 2 : 3;
+    const size_t first = gate_->hold_next(before_last + 1);
+    auto job =
+        transfers.restore(pool_.ns(), blocks_in(pages, 5), {.path = path, .layers_at_once = 2});
+    ASSERT_DONE(job);
+    gate_->let_go(before_last);
+    gate_->wait_for(first + before_last + 1);
+    ASSERT_DONE(transfers.wait_layer(**job, 1, compute));
+    ASSERT_DONE(device().record(used, compute));
+    ASSERT_DONE(device().synchronize(used));
+    const auto after = engine.read();
+    const size_t two_layers = engine.payload(before, {pages, 0, 40}).size() / 3 * 2;
+    const auto want = engine.payload(before, {pages, 0, 40});
+    const auto got = engine.payload(after, {pages, 0, 40});
+    EXPECT_TRUE(
+        std::equal(want.begin(), want.begin() + static_cast<long>(two_layers), got.begin()));
+    EXPECT_NE(want, got);
+    EXPECT_EQ(transfers.wait_layer(**job, 3, compute).status(), Status::INVALID_ARGUMENT);
+    ASSERT_DONE(transfers.wait_layer(**job, 2, compute));
+    ASSERT_DONE(device().record(used, compute));
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // if it does not wait, it is done
+    EXPECT_FALSE(device().is_done(used).value());
+    EXPECT_FALSE(transfers.poll(**job));
+    gate_->let_go();
+    transfers.wait(**job);
+    EXPECT_EQ(engine.payload(engine.read(), {pages, 0, 40}), want);
+    EXPECT_EQ(transfers.wait_layer(**job, 1, compute).status(), Status::INVALID_ARGUMENT);
+    device().destroy_event(used);
+    device().destroy_stream(compute);
+  }
+}
+
+TEST_P(GatedTransfers, AreCancelled) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  gate_->hold_next(1);
+  auto job = transfers.spill(pool_.ns(), blocks_in(pages, 2), {});
+  ASSERT_DONE(job);
+  transfers.cancel(**job);
+  EXPECT_FALSE(transfers.poll(**job));
+  gate_->let_go();
+  transfers.wait(**job);
+  EXPECT_EQ(transfers.results(**job)[1], Status::CANCELLED);
+  EXPECT_EQ(pool_.info().blocks, 0);
+  EXPECT_EQ(pool_.info().used_bytes, 0);
+  EXPECT_EQ(run(transfers, true, blocks_in(pages, 5)), kFine);
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+TEST_P(GatedTransfers, LoseTheGpuAndNothingElse) {
+  const auto pages = shuffled(24, 1);
+  {
+    EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    engine.write(engine.random_bytes(1));
+    Transfers transfers = open(engine);
+    ASSERT_EQ(run(transfers, true, blocks_in(pages, 2)), std::vector(2, Status::OK));
+    gate_->lose_from(gate_->count() + 1);
+    auto job = transfers.spill(pool_.ns(), blocks_in(pages, 4), {});
+    if (job) {
+      transfers.wait(**job);
+      EXPECT_EQ(transfers.results(**job)[0], Status::OK);
+      EXPECT_EQ(transfers.results(**job)[3], Status::GPU_LOST);
+    } else {
+      EXPECT_EQ(job.status(), Status::GPU_LOST);
+    }
+    EXPECT_EQ(transfers.restore(pool_.ns(), blocks_in(pages, 2), {}).status(), Status::GPU_LOST);
+  }
+  EXPECT_EQ(pool_.info().blocks, 2);
+  EXPECT_EQ(pool_.get_status("block 1"), Status::OK);
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+/// A driver that registers nothing of the pool.
+TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
+  const auto none = Device::twin({.most_registered_bytes = 0});
+  registration_ = std::move(Registration::create(*none, pool_.pool().mapping(), 4 << 20).value());
+  {
+    EngineCache engine(*none, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    const auto before = engine.random_bytes(1);
+    auto transfers = Transfers::open(pool_.pool(), *registration_, *none, engine.cache());
+    ASSERT_DONE(transfers);
+    const auto pages = shuffled(24, 1);
+    for (const Path path : {Path::KERNEL, Path::COPIES}) {
+      auto blocks = blocks_in(pages, 2);
+      for (auto& block : blocks) block.key += path == Path::KERNEL ? " by kernel" : " by copies";
+      engine.write(before);
+      ASSERT_EQ(run(*transfers, true, blocks, {.path = path}), std::vector(2, Status::OK));
+      EXPECT_EQ(pool_.get(blocks[1].key), engine.payload(before, blocks[1].range));
+      engine.write(engine.random_bytes(2));
+      ASSERT_EQ(run(*transfers, false, blocks, {.path = path}), std::vector(2, Status::OK));
+      EXPECT_EQ(engine.payload(engine.read(), blocks[1].range),
+                engine.payload(before, blocks[1].range));
+    }
+    EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+  }
+  registration_.reset();
+}
+
+/// The lease ends while the device still reads.
+TEST_P(GatedTransfers, LapseWithTheirLeases) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const auto blocks = blocks_in(pages, 1);
+  ASSERT_EQ(run(transfers, true, blocks), std::vector{Status::OK});
+  gate_->hold_next(1);
+  auto job = transfers.restore(pool_.ns(), blocks, {.lease_ms = 1});
+  ASSERT_DONE(job);
+  ASSERT_EQ(pool_.pool().remove(pool_.ns(), "block 0"), Status::OK);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  // Until something else takes the room of the block.
+  for (int i = 0; pool_.put("other " + std::to_string(i), test::bytes(61440, i)) == Status::OK;
+       ++i) {
+    if (i == 1000) break;
+  }
+  gate_->let_go();
+  transfers.wait(**job);
+  EXPECT_EQ(transfers.results(**job)[0], Status::LAPSED);
+}
+
+/// Nothing of a layer is stored before it is computed, and all that is, when the last one is.
+TEST_P(GatedTransfers, StoreLayersAsTheyAreComputed) {
+  EngineCache engine(device(), Layout::NHD, {5}, PayloadOrder::HEADS_FIRST);
+  const auto old = engine.random_bytes(1), made = engine.random_bytes(2);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const Stream compute = device().make_stream(0).value();
+  for (const Path path : {Path::KERNEL, Path::COPIES}) {
+    engine.write(old);
+    auto blocks = blocks_in(pages, 3);
+    for (auto& block : blocks) block.key += path == Path::KERNEL ? " by kernel" : " by copies";
+    auto job = transfers.spill(pool_.ns(), blocks, {.path = path, .layers_at_once = 2});
+    ASSERT_DONE(job);
+    const size_t layer_bytes = made.size() / 5;
+    uint8_t* const memory = engine.cache().parts[0].base;
+    for (uint32_t layer = 0; layer < 5; ++layer) {
+      EXPECT_FALSE(transfers.poll(**job));
+      transfers.wait(**job);  // for what is ready
+      EXPECT_FALSE(transfers.poll(**job));
+      gate_->hold_next(1);
+      ASSERT_DONE(device().copy(memory + layer * layer_bytes, &made[layer * layer_bytes],
+                                layer_bytes, compute));
+      ASSERT_DONE(transfers.layer_ready(**job, layer, compute));
+      ASSERT_DONE(transfers.layer_ready(**job, layer / 2, compute));  // that was said before
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));      // does it wait for the layer?
+      gate_->let_go();
+    }
+    transfers.wait(**job);
+    EXPECT_EQ(transfers.results(**job)[2], Status::OK);
+    for (const auto& block : blocks)
+      EXPECT_EQ(pool_.get(block.key), engine.payload(made, block.range));
+    EXPECT_EQ(transfers.layer_ready(**job, 0, compute).status(), Status::INVALID_ARGUMENT);
+  }
+  device().destroy_stream(compute);
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+TEST_P(GatedTransfers, RefuseLayersOfOtherJobs) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  auto by_layers = transfers.spill(pool_.ns(), blocks_in(pages, 2), {.layers_at_once = 1});
+  ASSERT_DONE(by_layers);
+  const auto refused = [](const Result<void>& result, const char* says) {
+    EXPECT_EQ(result.status(), Status::INVALID_ARGUMENT);
+    EXPECT_NE(message_of(result).find(says), std::string::npos) << message_of(result);
+  };
+  int other = 0;
+  refused(transfers.layer_ready(**by_layers, 3, nullptr), "layer 3 of 3");
+  refused(transfers.layer_ready(**by_layers, 0, &other), "not one of this device");
+  refused(transfers.wait_layer(**by_layers, 0, nullptr), "a spill");
+  // Of a job that is cancelled layers go nowhere.
+  ASSERT_DONE(transfers.layer_ready(**by_layers, 0, nullptr));
+  transfers.cancel(**by_layers);
+  ASSERT_DONE(transfers.layer_ready(**by_layers, 2, nullptr));
+  transfers.wait(**by_layers);
+  EXPECT_EQ(transfers.results(**by_layers)[0], Status::CANCELLED);
+  EXPECT_EQ(pool_.info().blocks, 0);
+  EXPECT_EQ(pool_.info().used_bytes, 0);
+  gate_->hold_next(1);
+  auto whole = transfers.spill(pool_.ns(), blocks_in(pages, 2), {});
+  ASSERT_DONE(whole);
+  refused(transfers.layer_ready(**whole, 0, nullptr), "does not wait for layers");
+  gate_->let_go();
+}
+
+/// What was restored and cancelled is nobody's: no lease is left.
+TEST_P(GatedTransfers, GiveLeasesBackWhenCancelled) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  ASSERT_EQ(run(transfers, true, blocks_in(pages, 2)), std::vector(2, Status::OK));
+  gate_->hold_next(1);
+  auto job = transfers.restore(pool_.ns(), blocks_in(pages, 2), {});
+  ASSERT_DONE(job);
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 2);
+  transfers.cancel(**job);
+  EXPECT_FALSE(transfers.poll(**job));
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 2);
+  gate_->let_go();
+  transfers.wait(**job);
+  EXPECT_EQ(transfers.results(**job)[0], Status::CANCELLED);
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+}
+
+TEST_P(GatedTransfers, EndWhatStillRuns) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  auto transfers = std::make_unique<Transfers>(open(engine));
+  const auto pages = shuffled(24, 1);
+  const size_t first = gate_->hold_next(1);
+  auto job = transfers->spill(pool_.ns(), blocks_in(pages, 2), {});
+  auto waiting = transfers->spill(pool_.ns(), blocks_in(pages, 3), {.layers_at_once = 1});
+  ASSERT_DONE(job);
+  ASSERT_DONE(waiting);
+  gate_->wait_for(first + 1);
+  auto ended = std::async(std::launch::async, [&] { transfers.reset(); });
+  EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  gate_->let_go();
+  ended.get();
+  EXPECT_EQ(pool_.info().blocks, 0);
+  EXPECT_EQ(pool_.info().used_bytes, 0);
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+/// A job that fails to start returns only when the device is through with what was queued of it.
+TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
+  struct NoSecondLaunch : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<void> launch(const Work& work, Stream stream) override {
+      if (launches == 0) return Error{Status::SYSTEM, "no launch"};
+      --launches;
+      return device_.launch(work, stream);
+    }
+    size_t launches = SIZE_MAX;
+  } faulty(device());
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  auto transfers = Transfers::open(pool_.pool(), *registration_, faulty, engine.cache());
+  ASSERT_DONE(transfers);
+  const auto pages = shuffled(24, 1);
+  ASSERT_EQ(run(*transfers, true, blocks_in(pages, 5)), kFine);
+  faulty.launches = 1;
+  const size_t first = gate_->hold_next(1);
+  auto started = std::async(std::launch::async, [&] {
+    return transfers->restore(pool_.ns(), blocks_in(pages, 5), {.layers_at_once = 1}).status();
+  });
+  gate_->wait_for(first + 1);
+  EXPECT_EQ(started.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  gate_->let_go();
+  EXPECT_EQ(started.get(), Status::SYSTEM);
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+  // The same of a layer that is ready: the job ends, when the device is through, with that.
+  faulty.launches = 1;
+  auto job = transfers->spill(pool_.ns(), std::vector<BlockOfTokens>{{"b", {pages, 0, 40}}},
+                              {.layers_at_once = 1});
+  ASSERT_DONE(job);
+  gate_->hold_next(1);
+  EXPECT_EQ(transfers->layer_ready(**job, 2, nullptr).status(), Status::SYSTEM);
+  EXPECT_FALSE(transfers->poll(**job));
+  gate_->let_go();
+  transfers->wait(**job);
+  EXPECT_EQ(transfers->results(**job)[0], Status::SYSTEM);
+  EXPECT_EQ(pool_.get_status("b"), Status::NOT_FOUND);
+}
+
+/// Room that the device may still write to belongs to nobody else.
+TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
+  struct SaysNothing : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<bool> is_done(Event event) override {
+      if (is_dumb) return Error{Status::SYSTEM, "what?"};
+      return device_.is_done(event);
+    }
+    bool is_dumb = false;
+  } faulty(device());
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  auto transfers = Transfers::open(pool_.pool(), *registration_, faulty, engine.cache());
+  ASSERT_DONE(transfers);
+  const auto pages = shuffled(24, 1);
+  gate_->hold_next(1);
+  auto job = transfers->spill(pool_.ns(), blocks_in(pages, 2), {});
+  ASSERT_DONE(job);
+  faulty.is_dumb = true;
+  EXPECT_TRUE(transfers->poll(**job));
+  EXPECT_EQ(transfers->results(**job)[1], Status::SYSTEM);
+  EXPECT_EQ(pool_.info().blocks, 0);
+  EXPECT_GT(pool_.info().used_bytes, 0);
+  faulty.is_dumb = false;
+  gate_->let_go();
+  EXPECT_EQ(run(*transfers, true, {{"other", {pages, 80, 40}}}), std::vector{Status::OK});
+  EXPECT_EQ(pool_.get("other"), engine.payload(engine.read(), {pages, 80, 40}));
+}
+
+TEST_P(GatedTransfers, PutWhatIsUrgentIntoTheUrgentStream) {
+  struct Watched : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<Stream> make_stream(int priority) override {
+      auto made = device_.make_stream(priority);
+      if (made) priorities[*made] = priority;
+      return made;
+    }
+    Result<void> launch(const Work& work, Stream stream) override {
+      last = priorities[stream];
+      return device_.launch(work, stream);
+    }
+    std::map<Stream, int> priorities;
+    int last = 1;
+  } watched(device());
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  auto transfers = Transfers::open(pool_.pool(), *registration_, watched, engine.cache());
+  ASSERT_DONE(transfers);
+  const auto pages = shuffled(24, 1);
+  ASSERT_EQ(run(*transfers, true, blocks_in(pages, 5)), kFine);
+  EXPECT_EQ(watched.last, 0);
+  ASSERT_EQ(run(*transfers, false, blocks_in(pages, 5), {.urgent = true}), kFine);
+  EXPECT_LT(watched.last, 0);
+}
+
+/// Chunks of 2 MiB, and blocks of more: no copy may go from one to the next.
+TEST_P(GatedTransfers, CopyNothingAcrossChunks) {
+  registration_.reset();
+  registration_ =
+      std::move(Registration::create(device(), pool_.pool().mapping(), 2 << 20).value());
+  EngineCache engine(device(), Layout::NHD, {1, 4, 40, 3, 8192}, PayloadOrder::TOKENS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  Transfers transfers = open(engine);
+  const std::vector<uint32_t> pages = {0, 1, 2};
+  const std::vector<BlockOfTokens> blocks = {{"long", {pages, 0, 120}}};
+  ASSERT_EQ(run(transfers, true, blocks, {.path = Path::COPIES}), std::vector{Status::OK});
+  EXPECT_EQ(pool_.get("long"), engine.payload(before, blocks[0].range));
+  engine.write(engine.random_bytes(2));
+  ASSERT_EQ(run(transfers, false, blocks, {.path = Path::COPIES}), std::vector{Status::OK});
+  EXPECT_EQ(engine.read(), before);
+}
+
+/// Blocks for which there is no pinned memory fail alone, and later find some.
+TEST_P(GatedTransfers, TakeNoMorePinnedMemoryThanTheyMay) {
+  const auto none = Device::twin({.most_registered_bytes = 0});
+  registration_ = std::move(Registration::create(*none, pool_.pool().mapping(), 4 << 20).value());
+  {
+    EngineCache engine(*none, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    const auto before = engine.random_bytes(1);
+    engine.write(before);
+    const uint64_t block_bytes = engine.cache().payload_bytes(40);
+    auto transfers = Transfers::open(pool_.pool(), *registration_, *none, engine.cache(),
+                                     2 * block_bytes + 16384);
+    ASSERT_DONE(transfers);
+    const auto pages = shuffled(24, 1);
+    const auto blocks = blocks_in(pages, 3);
+    EXPECT_EQ(run(*transfers, true, blocks),
+              (std::vector{Status::OK, Status::OK, Status::NO_SPACE}));
+    EXPECT_EQ(run(*transfers, true, blocks), std::vector(3, Status::OK));
+    EXPECT_EQ(pool_.get("block 2"), engine.payload(before, blocks[2].range));
+    // Idle rooms make way for larger ones.
+    EXPECT_EQ(run(*transfers, true, {{"larger", {pages, 0, 80}}}), std::vector{Status::OK});
+  }
+  registration_.reset();
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+}  // namespace
+}  // namespace bowhead::gpu
