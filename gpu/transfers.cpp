@@ -121,13 +121,20 @@ class Transfers::Impl {
 Result<void> Transfers::Impl::open() {
   if (auto good = check_cache(cache_); !good) return good;
   for (size_t i = 0; i < cache_.parts.size(); ++i) {
-    const auto kind = device_.classify(cache_.parts[i].base);
-    if (!kind) return kind.error();
-    if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
-      return Error{
-          Status::INVALID_ARGUMENT,
-          fmt::format("part {} of layer {} is {} memory, which this device does not reach",
-                      i % cache_.layer_parts, i / cache_.layer_parts, pointer_kind_name(*kind))};
+    const PagedPart& part = cache_.parts[i];
+    const uint8_t* const last = part.base + (cache_.pages - 1) * part.page_stride_bytes +
+                                (cache_.page_tokens - 1) * part.token_stride_bytes +
+                                (cache_.heads - 1) * part.head_stride_bytes + cache_.row_bytes - 1;
+    for (const uint8_t* end : {static_cast<const uint8_t*>(part.base), last}) {
+      const auto kind = device_.classify(end);
+      if (!kind) return kind.error();
+      if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
+        return Error{
+            Status::INVALID_ARGUMENT,
+            fmt::format("part {} of layer {} {} in {} memory, which this device does not reach",
+                        i % cache_.layer_parts, i / cache_.layer_parts,
+                        end == last ? "ends" : "begins", pointer_kind_name(*kind))};
+    }
   }
   for (int urgent = 0; urgent < 2; ++urgent) {
     auto stream = device_.make_stream(-urgent);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which jobs do what they do, and what ends before its time: the twin can be held, lost
-// and made to lie.
+// The order in which jobs do what they do, and what ends before its time: the twin can be held,
+// lost, and made to lie.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -273,7 +273,9 @@ TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
     EXPECT_NE(message_of(opened).find(says), std::string::npos) << message_of(opened);
   };
   uint8_t on_host[64];
-  refused([&](KvCache& c) { c.parts[1].base = on_host; }, "part 1 of layer 0 is host memory");
+  refused([&](KvCache& c) { c.parts[1].base = on_host; },
+          "part 1 of layer 0 begins in host memory");
+  refused([](KvCache& c) { c.pages = 1000; }, "part 0 of layer 0 ends in host memory");
   refused([](KvCache& c) { c.parts[2].base = nullptr; }, "part 0 of layer 1: a null pointer");
   refused([](KvCache& c) { c.parts.pop_back(); }, "5 addresses of parts, while 3 layers have 6");
   refused([](KvCache& c) { c.heads = 0; }, "none may be 0");
