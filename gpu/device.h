@@ -90,10 +90,11 @@ class Device {
   /// process: one Device registers for all. It has to stay mapped until it is unregistered; both
   /// arguments are multiples of 4 KiB.
   /// LIMIT_REACHED: the driver has no more room for it; NOT_SUPPORTED: not this kind of memory;
-  /// BUSY: some of it is registered already; MISALIGNED; INVALID_ARGUMENT: no bytes.
+  /// BUSY: some of it is registered already; MISALIGNED; INVALID_ARGUMENT: no bytes, or some that
+  /// are not mapped.
   virtual Result<void> register_host(void* memory, size_t size_bytes) = 0;
-  /// `memory` as it was registered, when nothing that is queued uses it. INVALID_ARGUMENT: it is
-  /// not. After GPU_LOST the driver may hold the pages until the process ends.
+  /// `memory` as it was registered, mapped or no more, when nothing that is queued uses it.
+  /// INVALID_ARGUMENT: it is not. After GPU_LOST the driver may hold the pages until the process ends.
   virtual Result<void> unregister_host(void* memory) = 0;
   /// Where kernels find registered memory. INVALID_ARGUMENT: it is not.
   virtual Result<void*> device_address(void* registered) = 0;

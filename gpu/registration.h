@@ -51,7 +51,7 @@ class Registration {
   /// at. Without a lock if all are. Returns what the first chunk was refused with, now or before:
   /// LIMIT_REACHED (the driver has no more room: use other chunks, or copies through memory that is
   /// registered), NOT_SUPPORTED (not this kind of memory), BUSY (somebody else registered some of
-  /// it), GPU_LOST, SYSTEM; or INVALID_ARGUMENT (outside of the mapping).
+  /// it), GPU_LOST, SYSTEM; or INVALID_ARGUMENT (outside of the mapping, or unmapped since then).
   Result<void> ensure(uint64_t offset, uint64_t size_bytes);
 
   /// Where kernels find the byte at `offset`; only the rest of its chunk lies behind it.

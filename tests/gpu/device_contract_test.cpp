@@ -171,6 +171,20 @@ TEST_P(DeviceContract, RefusesWhatItCannotRegister) {
   ASSERT_DONE(device().unregister_host(memory));
 }
 
+TEST_P(DeviceContract, LetsGoOfMemoryThatWasUnmapped) {
+  auto mapping = std::make_unique<Mapping>(4 * kPageBytes);
+  std::byte* const memory = mapping->data();
+  ASSERT_DONE(device().register_host(memory, 4 * kPageBytes));
+  mapping.reset();
+  ASSERT_DONE(device().unregister_host(memory));
+  const auto gone = device().register_host(memory, 4 * kPageBytes);
+  EXPECT_EQ(gone.status(), Status::INVALID_ARGUMENT);
+  EXPECT_NE(message_of(gone).find("not mapped"), std::string::npos) << message_of(gone);
+  std::byte* const other = allocate(100);
+  copy(other, random_bytes(100, 1).data(), 100);
+  EXPECT_EQ(read(other, 100), random_bytes(100, 1)) << "nothing else is the worse for it";
+}
+
 // ---- copies ----
 
 TEST_P(DeviceContract, CopiesBetweenAllKindsOfMemory) {

@@ -142,6 +142,20 @@ TEST_P(RegistrationContract, KeepsWhatWasRefused) {
   EXPECT_EQ(gate_->count(), calls) << "the driver was asked again";
 }
 
+TEST_P(RegistrationContract, OutlivesItsMapping) {
+  auto mapping = std::make_unique<Mapping>(2 * kChunkBytes);
+  auto registration = make(device(), *mapping);
+  ASSERT_DONE(registration->ensure(0, kChunkBytes));
+  mapping.reset();
+  const auto gone = registration->ensure(kChunkBytes, 1);
+  EXPECT_EQ(gone.status(), Status::INVALID_ARGUMENT);
+  EXPECT_NE(message_of(gone).find("not mapped"), std::string::npos) << message_of(gone);
+  registration.reset();
+  const Mapping other(kPageBytes);
+  ASSERT_DONE(device().register_host(other.data(), kPageBytes));
+  ASSERT_DONE(device().unregister_host(other.data()));
+}
+
 TEST_P(RegistrationContract, SaysWhatCannotBe) {
   const Mapping mapping(4 * kPageBytes);
   const auto create = [&](const std::byte* data, size_t size_bytes, uint64_t chunk_bytes) {
