@@ -93,6 +93,25 @@ Result<void> check_cache(const KvCache& cache) {
   return {};
 }
 
+Result<void> check_memory(Device& device, const KvCache& cache) {
+  for (size_t i = 0; i < cache.parts.size(); ++i) {
+    const PagedPart& part = cache.parts[i];
+    const uint8_t* const last = part.base + (cache.pages - 1) * part.page_stride_bytes +
+                                (cache.page_tokens - 1) * part.token_stride_bytes +
+                                (cache.heads - 1) * part.head_stride_bytes + cache.row_bytes - 1;
+    for (const uint8_t* end : {static_cast<const uint8_t*>(part.base), last}) {
+      const auto kind = device.classify(end);
+      if (!kind) return kind.error();
+      if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
+        return refuse(
+            fmt::format("part {} of layer {} {} in {} memory, which this device does not reach",
+                        i % cache.layer_parts, i / cache.layer_parts,
+                        end == last ? "ends" : "begins", pointer_kind_name(*kind)));
+    }
+  }
+  return {};
+}
+
 Result<void> check_tokens(const KvCache& cache, const TokenRange& range) {
   if (range.tokens == 0) return refuse("a block of no tokens");
   const uint64_t end = uint64_t{range.first_token} + range.tokens;

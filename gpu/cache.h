@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "gpu/device.h"
 #include "gpu/kernels.h"
 
 namespace bowhead::gpu {
@@ -37,6 +38,9 @@ struct KvCache {
 /// INVALID_ARGUMENT: nothing of something, more than two parts of a layer, a token that is longer
 /// than any payload, parts that are not layers * layer_parts, pages, tokens or heads that overlap.
 Result<void> check_cache(const KvCache& cache);
+
+/// INVALID_ARGUMENT: a part begins or ends where the device does not reach it. GPU_LOST, SYSTEM.
+Result<void> check_memory(Device& device, const KvCache& cache);
 
 /// Some tokens of a sequence: token t is in page pages[t / page_tokens].
 struct TokenRange {

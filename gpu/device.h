@@ -94,7 +94,8 @@ class Device {
   /// are not mapped.
   virtual Result<void> register_host(void* memory, size_t size_bytes) = 0;
   /// `memory` as it was registered, mapped or no more, when nothing that is queued uses it.
-  /// INVALID_ARGUMENT: it is not. After GPU_LOST the driver may hold the pages until the process ends.
+  /// INVALID_ARGUMENT: it is not. After GPU_LOST the driver may hold the pages until the process
+  /// ends.
   virtual Result<void> unregister_host(void* memory) = 0;
   /// Where kernels find registered memory. INVALID_ARGUMENT: it is not.
   virtual Result<void*> device_address(void* registered) = 0;

@@ -84,7 +84,8 @@ Result<void*> Registration::device_address(uint64_t offset) const {
       fmt::format("registration: the byte at {} is not registered; ensure() comes first", offset)};
 }
 
-Result<void*> Registration::device_range(uint64_t offset, uint64_t size_bytes) const {
+Result<void*> Registration::reach(uint64_t offset, uint64_t size_bytes) {
+  if (auto ensured = ensure(offset, size_bytes); !ensured) return ensured.error();
   const auto first = device_address(offset);
   if (!first) return first;
   auto* const begin = static_cast<std::byte*>(*first);
@@ -93,9 +94,9 @@ Result<void*> Registration::device_range(uint64_t offset, uint64_t size_bytes) c
     const auto address = device_address(at);
     if (!address) return address;
     if (*address != begin + (at - offset))
-      return Error{Status::INVALID_ARGUMENT,
-                   fmt::format("registration: the chunk at {} does not lie behind the one before, "
-                               "for kernels",
+      return Error{Status::NOT_SUPPORTED,
+                   fmt::format("registration: the device has the chunk at {} apart from the one "
+                               "before it",
                                at)};
   }
   return *first;

@@ -58,9 +58,9 @@ class Registration {
   /// INVALID_ARGUMENT: outside of the mapping, or ensure() did not succeed for it.
   Result<void*> device_address(uint64_t offset) const;
 
-  /// The same for all of some bytes: also INVALID_ARGUMENT where kernels find one of their chunks
-  /// elsewhere than behind the one before.
-  Result<void*> device_range(uint64_t offset, uint64_t size_bytes) const;
+  /// ensure(), and where kernels find all of those bytes, one behind the other. Returns also
+  /// NOT_SUPPORTED: the device has the chunks that they are in apart from each other.
+  Result<void*> reach(uint64_t offset, uint64_t size_bytes);
 
   /// Starts a thread that registers everything, in order, and gives way to ensure() between two
   /// chunks. It ends early at LIMIT_REACHED and GPU_LOST. Does nothing while it runs.

@@ -120,22 +120,7 @@ class Transfers::Impl {
 
 Result<void> Transfers::Impl::open() {
   if (auto good = check_cache(cache_); !good) return good;
-  for (size_t i = 0; i < cache_.parts.size(); ++i) {
-    const PagedPart& part = cache_.parts[i];
-    const uint8_t* const last = part.base + (cache_.pages - 1) * part.page_stride_bytes +
-                                (cache_.page_tokens - 1) * part.token_stride_bytes +
-                                (cache_.heads - 1) * part.head_stride_bytes + cache_.row_bytes - 1;
-    for (const uint8_t* end : {static_cast<const uint8_t*>(part.base), last}) {
-      const auto kind = device_.classify(end);
-      if (!kind) return kind.error();
-      if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
-        return Error{
-            Status::INVALID_ARGUMENT,
-            fmt::format("part {} of layer {} {} in {} memory, which this device does not reach",
-                        i % cache_.layer_parts, i / cache_.layer_parts,
-                        end == last ? "ends" : "begins", pointer_kind_name(*kind))};
-    }
-  }
+  if (auto good = check_memory(device_, cache_); !good) return good;
   for (int urgent = 0; urgent < 2; ++urgent) {
     auto stream = device_.make_stream(-urgent);
     if (!stream) return stream.error();
@@ -170,11 +155,9 @@ Result<Event> Transfers::Impl::take_event() {
 /// Whether kernels and copies reach the payload where it lies in the pool.
 bool Transfers::Impl::reach(Moving& block) {
   const auto offset = static_cast<uint64_t>(block.payload - pool_.mapping().data);
-  if (!registration_.ensure(offset, block.size_bytes)) return false;
-  const auto address = registration_.device_range(offset, block.size_bytes);
-  if (!address) return false;
-  block.device_payload = static_cast<uint8_t*>(*address);
-  return true;
+  const auto reached = registration_.reach(offset, block.size_bytes);
+  if (reached) block.device_payload = static_cast<uint8_t*>(*reached);
+  return static_cast<bool>(reached);
 }
 
 Status Transfers::Impl::stage(Moving& block) {
