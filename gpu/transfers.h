@@ -17,6 +17,15 @@
 // layer by layer is void if the block fails. A spilled block is visible only when all of it has
 // been stored.
 //
+//   auto transfers = Transfers::open(pool, *registration, *device, cache);
+//   auto job = transfers->restore(ns, blocks, {.urgent = true, .layers_at_once = 4});
+//   for (uint32_t layer = 0; layer < cache.layers; ++layer) {
+//     transfers->wait_layer(**job, layer, compute);  // the engine's stream
+//     queue_layer(layer, compute);
+//   }
+//   transfers->wait(**job);  // or poll() it, and look at other things
+//   for (Status status : transfers->results(**job)) ...
+//
 // Thread-safety: none; each thread has its own. All of them may use one Pool, Device and
 // Registration.
 #pragma once

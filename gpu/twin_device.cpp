@@ -336,9 +336,11 @@ class TwinDevice final : public Device {
   }
 
   Result<bool> is_done(Event event) override {
-    const bool done = static_cast<TwinEvent*>(event)->get().is_done();
-    if (is_lost()) return lost();  // asked last: who sees work done sees that it was not done
-    return done;
+    // Of a lost device what is running runs to its end, and the rest is passed over: only then may
+    // somebody be told that nothing touches its memory any more.
+    if (!static_cast<TwinEvent*>(event)->get().is_done()) return false;
+    if (is_lost()) return lost();
+    return true;
   }
 
   Result<void> synchronize(Event event) override {
