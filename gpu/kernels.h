@@ -64,7 +64,70 @@ struct MovePieces {
   uint32_t first_layer = 0, some_layers = 0;
 };
 
+enum class FloatKind : uint32_t { BF16, FP16, FP32 };
+
+/// Keys and values of some tokens of a sequence, in a block of the pool or in a page of a cache:
+/// that of `layer`, `head` and `token` has its key at keys + layer * layer_stride_bytes + ..., and
+/// its value as far from `values`.
+struct AttendSpan {
+  const uint8_t* keys = nullptr;
+  const uint8_t* values = nullptr;  ///< of latent attention: the same
+  size_t layer_stride_bytes = 0, token_stride_bytes = 0, head_stride_bytes = 0;
+  uint32_t tokens = 0;
+};
+
+/// Tokens that stand in a row in the spans from `first_span` on: what a warp takes of each head.
+struct AttendRun {
+  uint32_t sequence = 0;     ///< of the queries
+  uint32_t first_span = 0;   ///< may have tokens before the run's,
+  uint32_t first_token = 0;  ///< so many
+  uint32_t tokens = 0;       ///< at least one; the spans have as many behind the first
+};
+
+/// Attention of one query in each head to the tokens of its sequence, by runs, which MergeParts
+/// merges. Query heads in a row share a head of keys and values: each byte of these is read once,
+/// unless they are more than AttendShape::heads (attend.h).
+struct Attend {
+  const uint8_t* queries = nullptr;  ///< [sequence][query head][key channel]
+  size_t query_stride_bytes = 0, query_head_stride_bytes = 0;
+  uint32_t sequences = 0;
+  const AttendSpan* spans = nullptr;
+  const AttendRun* runs = nullptr;
+  uint32_t span_count = 0, run_count = 0;
+  uint32_t layer = 0;
+  uint32_t heads = 0;                             ///< of keys and values
+  uint32_t queries_per_head = 0;                  ///< that share one of these
+  uint32_t key_channels = 0, value_channels = 0;  ///< multiples of 8; addresses are of 16 bytes
+  FloatKind number = FloatKind::BF16;             ///< of queries, keys and values: BF16 or FP16
+  float scale = 0;                                ///< of scores, in general 1 / sqrt(key_channels)
+
+  float* outputs = nullptr;       ///< [run][query head][value channel]
+  float* log_sum_exps = nullptr;  ///< [run][query head]: of the scores, by e
+};
+
+/// Outputs and log-sum-exps of attention to some tokens, whoever computed them: of Attend, of an
+/// engine, of ndp/. Negative infinity: to none, and its outputs are not looked at.
+struct MergeSource {
+  const float* outputs = nullptr;       ///< [part][head][channel]
+  const float* log_sum_exps = nullptr;  ///< [part][head]
+  /// [sequence], and one more: parts of a sequence are those from its number here to before the
+  /// next one's. Null: one part of each.
+  const uint32_t* first_parts = nullptr;
+};
+
+/// Attention to all of the parts' tokens. Without any: zeros, and negative infinity.
+struct MergeParts {
+  static constexpr uint32_t kMostSources = 4;
+
+  MergeSource sources[kMostSources];
+  uint32_t source_count = 0;
+  uint32_t sequences = 0, heads = 0, channels = 0;  ///< channels: a multiple of 4
+  FloatKind number = FloatKind::FP32;               ///< of the outputs
+  void* outputs = nullptr;                          ///< [sequence][head][channel]
+  float* log_sum_exps = nullptr;                    ///< [sequence][head]; null: not wanted
+};
+
 /// What a kernel is told, any of them.
-using Work = std::variant<MovePieces>;
+using Work = std::variant<MovePieces, Attend, MergeParts>;
 
 }  // namespace bowhead::gpu

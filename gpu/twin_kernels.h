@@ -8,5 +8,7 @@ namespace bowhead::gpu {
 
 /// Does what `work` says, which check() (check.h) has found right, before it returns.
 void run_on_cpu(const MovePieces& work);
+void run_on_cpu(const Attend& work);
+void run_on_cpu(const MergeParts& work);
 
 }  // namespace bowhead::gpu

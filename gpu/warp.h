@@ -10,6 +10,7 @@
 // 32 lanes. All 32 of a warp have to come along.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -64,15 +65,26 @@ struct Warp {
   }
 
   /// For each lane the sum over those whose numbers differ from its own in no bit but `lane_bits`.
-  static BOWHEAD_WARP_CODE Lanes<uint64_t> sum(Lanes<uint64_t> values, uint32_t lane_bits) {
+  template <class T>
+  static BOWHEAD_WARP_CODE Lanes<T> sum(Lanes<T> values, uint32_t lane_bits) {
+    return fold(values, lane_bits, [](T a, T b) { return a + b; });
+  }
+  /// The same for the largest; what is not a number is passed over.
+  static BOWHEAD_WARP_CODE Lanes<float> largest(Lanes<float> values, uint32_t lane_bits) {
+    return fold(values, lane_bits, [](float a, float b) { return fmaxf(a, b); });
+  }
+
+ private:
+  template <class T, class F>
+  static BOWHEAD_WARP_CODE Lanes<T> fold(Lanes<T> values, uint32_t lane_bits, F f) {
     BOWHEAD_UNROLL
     for (uint32_t bit = 1; bit < kWarpLanes; bit *= 2) {
       if ((lane_bits & bit) == 0) continue;
 #ifdef __CUDACC__
-      values[0] += __shfl_xor_sync(~0u, values[0], bit);
+      values[0] = f(values[0], __shfl_xor_sync(~0u, values[0], bit));
 #else
-      const Lanes<uint64_t> before = values;
-      each([&](uint32_t lane) { values[lane] += before[lane ^ bit]; });
+      const Lanes<T> before = values;
+      each([&](uint32_t lane) { values[lane] = f(before[lane], before[lane ^ bit]); });
 #endif
     }
     return values;

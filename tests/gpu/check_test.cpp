@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -134,6 +135,127 @@ TEST_F(CheckMovePieces, NamesPayloadsThatAreTooLong) {
   work_.most_tokens = 32;
   work_.block_count = UINT32_MAX;
   expect_wrong("4294967295 blocks of 32 tokens are more than one launch can move");
+}
+
+class CheckAttend : public testing::Test {
+ protected:
+  CheckAttend() {
+    work_.queries = memory_;
+    work_.query_stride_bytes = 4096;
+    work_.query_head_stride_bytes = 256;
+    work_.sequences = 2;
+    work_.spans = spans_;
+    work_.runs = runs_;
+    work_.span_count = work_.run_count = 2;
+    work_.heads = 4;
+    work_.queries_per_head = 4;
+    work_.key_channels = work_.value_channels = 128;
+    work_.scale = 1;
+    work_.outputs = reinterpret_cast<float*>(memory_);
+    work_.log_sum_exps = reinterpret_cast<float*>(memory_);
+  }
+
+  void expect(const std::function<void()>& spoil, const std::string& sentence) {
+    const Attend right = work_;
+    spoil();
+    const Result<void> result = check(work_);
+    ASSERT_FALSE(result) << sentence;
+    EXPECT_EQ(result.status(), Status::INVALID_ARGUMENT);
+    EXPECT_EQ(result.error().detail, sentence);
+    work_ = right;
+    spans_[1] = {memory_, memory_, 0, 256, 4096, 16};
+    runs_[1] = {1, 0, 8, 24};
+    ASSERT_TRUE(check(work_));
+  }
+
+  alignas(16) uint8_t memory_[64] = {};
+  AttendSpan spans_[2] = {{memory_, memory_, 0, 256, 4096, 16},
+                          {memory_, memory_, 0, 256, 4096, 16}};
+  AttendRun runs_[2] = {{0, 0, 0, 16}, {1, 0, 8, 24}};
+  Attend work_;
+};
+
+TEST_F(CheckAttend, NamesAShapeThatNoKernelHas) {
+  ASSERT_TRUE(check(work_));
+  expect([&] { work_.number = FloatKind::FP32; }, "number 2: BF16 or FP16");
+  expect([&] { work_.heads = 0; }, "heads is 0: latent attention has 1");
+  expect([&] { work_.queries_per_head = 0; }, "queries_per_head is 0");
+  expect([&] { work_.heads = work_.queries_per_head = 1u << 17; },
+         "131072 heads of 131072 queries");
+  expect([&] { work_.key_channels = 100; },
+         "key_channels is 100: multiples of 8 up to 768 are possible");
+  expect([&] { work_.value_channels = 776; },
+         "value_channels is 776: multiples of 8 up to 768 are possible");
+  expect([&] { work_.value_channels = 0; },
+         "value_channels is 0: multiples of 8 up to 768 are possible");
+  expect([&] { work_.scale = 0; }, "scale is 0: a finite number above 0");
+  expect([&] { work_.scale = std::nanf(""); }, "scale is nan: a finite number above 0");
+  expect([&] { work_.run_count = 1u << 30; },
+         "1073741824 runs of 4 heads of 4 queries are more than one launch can do");
+}
+
+TEST_F(CheckAttend, NamesAnAddress) {
+  expect([&] { work_.queries = nullptr; }, "queries is null");
+  expect([&] { work_.query_head_stride_bytes = 264; },
+         "queries have strides of 4096 and 264 bytes, no multiples of 16");
+  expect([&] { work_.outputs = nullptr; }, "outputs is null");
+  expect([&] { work_.log_sum_exps = nullptr; }, "log_sum_exps is null");
+  expect([&] { work_.spans = nullptr; }, "spans is null");
+  expect([&] { work_.runs = nullptr; }, "runs is null");
+  expect([&] { spans_[1].keys = nullptr; }, "span 1: keys is null");
+  expect([&] { spans_[1].values = nullptr; }, "span 1: values is null");
+  expect([&] { spans_[1].tokens = 0; }, "span 1 has 0 tokens");
+  expect([&] { spans_[1].head_stride_bytes = 40; },
+         "span 1: strides of 0, 256 and 40 bytes are no multiples of 16");
+  spans_[1].keys = memory_ + 8;
+  EXPECT_TRUE(check(work_).error().detail.starts_with("span 1: keys is 0x"));
+}
+
+TEST_F(CheckAttend, NamesARunThatIsNotThere) {
+  expect([&] { runs_[1].sequence = 2; }, "run 1 is of sequence 2, of 2");
+  expect([&] { runs_[1].tokens = 0; }, "run 1 has 0 tokens");
+  expect([&] { runs_[1].tokens = 25; },
+         "run 1: tokens 8 to 33 from span 0 on, of 2, are not there");
+  expect([&] { runs_[1].first_span = 1; },
+         "run 1: tokens 8 to 32 from span 1 on, of 2, are not there");
+  expect([&] { runs_[1].first_span = 2; },
+         "run 1: tokens 8 to 32 from span 2 on, of 2, are not there");
+  expect(
+      [&] {
+        runs_[1] = {1, 0, 16, 1};
+      },
+      "run 1: tokens 16 to 17 from span 0 on, of 2, are not there");
+  expect([&] { runs_[1].tokens = UINT32_MAX; },
+         "run 1: tokens 8 to 4294967303 from span 0 on, of 2, are not there");
+}
+
+TEST(CheckMergeParts, NamesWhatIsWrong) {
+  alignas(16) float memory[16] = {};
+  const uint32_t first_parts[] = {0, 3, 2};
+  MergeParts work;
+  work.sources[1] = work.sources[0] = {memory, memory, nullptr};
+  work.source_count = work.sequences = work.heads = 2;
+  work.channels = 128;
+  work.outputs = memory;
+  const auto expect = [&](const std::function<void()>& spoil, const std::string& sentence) {
+    const MergeParts right = work;
+    spoil();
+    const Result<void> result = check(work);
+    ASSERT_FALSE(result) << sentence;
+    EXPECT_EQ(result.error().detail, sentence);
+    work = right;
+  };
+  ASSERT_TRUE(check(work));
+  expect([&] { work.source_count = 5; }, "source_count is 5: at most 4");
+  expect([&] { work.channels = 130; }, "channels is 130, no multiple of 4");
+  expect([&] { work.sequences = work.heads = 65536; },
+         "65536 heads of 65536 sequences are more than one launch can merge");
+  expect([&] { work.number = static_cast<FloatKind>(3); }, "number 3 is unknown");
+  expect([&] { work.outputs = nullptr; }, "outputs is null");
+  expect([&] { work.sources[1].outputs = nullptr; }, "source 1: outputs is null");
+  expect([&] { work.sources[1].log_sum_exps = nullptr; }, "source 1: log_sum_exps is null");
+  expect([&] { work.sources[1].first_parts = first_parts; },
+         "source 1: parts of sequence 1 are those from 3 to 2");
 }
 
 }  // namespace
