@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/direct_reads.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "gpu/attend.h"
+#include "gpu/cache.h"
+#include "gpu/check.h"
+#include "gpu/rooms.h"
+
+namespace bowhead::gpu {
+namespace {
+
+constexpr uint64_t kMostTableBytes = uint64_t{1} << 30;
+
+/// A link of 450 GB/s and an assumed 2 us is full with 900 KB under way. A warp of attend.h has one
+/// tile or two of 1 KiB to 4 KiB under way, so that this many fill it, and a GPU has room for about
+/// as many at once; more of them only make more to merge. Shorter runs take longer to begin than to
+/// read.
+constexpr uint64_t kWantedUnits = 1024;
+constexpr uint32_t kLeastRunTokens = 64;
+
+size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+template <class... Args>
+Error wrong(fmt::format_string<Args...> format, Args&&... args) {
+  return Error{Status::INVALID_ARGUMENT, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+/// A block that is read.
+struct Reading {
+  size_t number = 0;  ///< in the job
+  Lease lease;
+};
+
+}  // namespace
+
+class DirectReads::Job {
+ public:
+  bool is_done = false;
+  Stream stream = nullptr;
+  uint32_t sequences = 0;
+  std::vector<Status> results;
+  std::vector<Reading> readings;
+  std::vector<AttendSpan> spans;
+  std::vector<AttendRun> runs;
+  std::vector<uint32_t> first_runs;  ///< by sequence, and one more
+  Room room;                         ///< of these three, in this order
+  void* parts = nullptr;             ///< outputs, then log-sum-exps, of runs
+  size_t parts_bytes = 0;
+  Event last = nullptr;  ///< behind all that is queued
+
+  size_t runs_at() const { return aligned(spans.size() * sizeof(AttendSpan)); }
+  size_t first_runs_at() const { return runs_at() + aligned(runs.size() * sizeof(AttendRun)); }
+  size_t table_bytes() const { return first_runs_at() + first_runs.size() * sizeof(uint32_t); }
+};
+
+class DirectReads::Impl {
+ public:
+  Impl(Pool& pool, Registration& registration, Device& device, const AttentionModel& model)
+      : pool_(pool),
+        registration_(registration),
+        device_(device),
+        model_(model),
+        rooms_(device, kMostTableBytes) {}
+  ~Impl();
+
+  Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const BlocksOfSequence> sequences,
+                                     const DirectReadOptions& options);
+  Result<void> attend(Job& job, uint32_t layer, const DecodeQueries& queries,
+                      std::span<const MergeSource> others, const DecodeAnswers& answers);
+  bool poll(Job& job);
+  void wait(Job& job);
+  Attend told() const;
+
+ private:
+  Result<void> check_block(size_t number, const BlockToRead& block) const;
+  Status read(NamespaceId ns, const BlockToRead& block, const DirectReadOptions& options,
+              size_t number, Job& job);
+  Result<AttendSpan> span_of(const BlockToRead& block, const Lease& lease);
+  void cut(Job& job, const std::vector<uint32_t>& first_spans) const;
+  Result<void> queue_tables(Job& job);
+  Result<void> take_parts(Job& job);
+  Result<void> check_reached(const char* name, const void* address);
+  Result<void> check_all_reached(const DecodeQueries& queries, std::span<const MergeSource> others,
+                                 const DecodeAnswers& answers);
+  void finish(Job& job, Status device_status);
+
+  Pool& pool_;
+  Registration& registration_;
+  Device& device_;
+  const AttentionModel model_;
+  Rooms rooms_;
+  void* idle_parts_ = nullptr;  ///< of the last job that ended
+  size_t idle_parts_bytes_ = 0;
+  std::vector<std::shared_ptr<Job>> running_;
+};
+
+DirectReads::Impl::~Impl() {
+  for (const auto& job : std::vector(running_)) wait(*job);
+  device_.free(idle_parts_);
+}
+
+/// All but what a job and a layer add.
+Attend DirectReads::Impl::told() const {
+  Attend work;
+  work.heads = model_.heads;
+  work.queries_per_head = model_.queries_per_head;
+  work.key_channels = model_.key_channels;
+  work.value_channels = model_.value_channels;
+  work.number = model_.number;
+  work.scale = model_.scale;
+  return work;
+}
+
+// ---- start ----
+
+Result<void> DirectReads::Impl::check_block(size_t number, const BlockToRead& block) const {
+  if (block.tokens == 0) return wrong("block {}: no tokens", number);
+  if (block.begin > std::min(block.tokens, block.end))
+    return wrong("block {}: tokens from {} to {} of {}", number, block.begin, block.end,
+                 block.tokens);
+  // A token is below 2^31 bytes: open() has seen to that.
+  if (model_.payload_bytes(1) > kMostPayloadBytes / block.tokens)
+    return wrong("block {}: {} tokens of {} bytes, which are more than {}", number, block.tokens,
+                 model_.payload_bytes(1), kMostPayloadBytes);
+  return {};
+}
+
+/// Where kernels find it, of layer 0 and its first token that is looked at.
+Result<AttendSpan> DirectReads::Impl::span_of(const BlockToRead& block, const Lease& lease) {
+  if (auto reached = registration_.ensure(lease.offset, lease.length_bytes); !reached)
+    return reached.error();
+  const auto address = registration_.device_range(lease.offset, lease.length_bytes);
+  if (!address) return address.error();
+  const size_t row = size_t{model_.key_channels} * 2;
+  const bool heads_first = model_.order == PayloadOrder::HEADS_FIRST;
+  AttendSpan span;
+  span.layer_stride_bytes = model_.part_bytes(block.tokens) * model_.layer_parts;
+  span.token_stride_bytes = heads_first ? row : row * model_.heads;
+  span.head_stride_bytes = heads_first ? row * block.tokens : row;
+  span.keys = static_cast<const uint8_t*>(*address) + block.begin * span.token_stride_bytes;
+  span.values = span.keys + (model_.layer_parts == 2 ? model_.part_bytes(block.tokens) : 0);
+  span.tokens = std::min(block.tokens, block.end) - block.begin;
+  return span;
+}
+
+/// acquire() throws away what this CPU's caches have of the payload before it gives the lease: a
+/// device's reads look into them.
+Status DirectReads::Impl::read(NamespaceId ns, const BlockToRead& block,
+                               const DirectReadOptions& options, size_t number, Job& job) {
+  if (block.begin == std::min(block.tokens, block.end)) return Status::OK;
+  auto lease = pool_.acquire(ns, block.key, options.lease_ms);
+  if (!lease) return lease.status();
+  const uint64_t right = model_.payload_bytes(block.tokens);
+  Status status = lease->length_bytes > right   ? Status::BUFFER_TOO_SMALL
+                  : lease->length_bytes < right ? Status::INVALID_ARGUMENT
+                                                : Status::OK;
+  if (status == Status::OK) {
+    const auto span = span_of(block, *lease);
+    status = span.status();
+    if (span) job.spans.push_back(*span);
+  }
+  if (status == Status::OK) {
+    job.readings.push_back({number, std::move(*lease)});
+  } else {
+    (void)pool_.release(*lease);
+  }
+  return status;
+}
+
+/// Runs of a sequence as long as each other, to within a token: together as many as wanted.
+void DirectReads::Impl::cut(Job& job, const std::vector<uint32_t>& first_spans) const {
+  uint64_t all = 0;
+  for (const AttendSpan& span : job.spans) all += span.tokens;
+  Attend one = told();
+  one.run_count = 1;
+  const uint64_t wanted_runs = std::max<uint64_t>(1, kWantedUnits / attend_units(one));
+  const uint64_t most = std::max<uint64_t>(kLeastRunTokens, (all + wanted_runs - 1) / wanted_runs);
+  job.first_runs = {0};
+  for (uint32_t sequence = 0; sequence < job.sequences; ++sequence) {
+    uint64_t tokens = 0;
+    for (uint32_t i = first_spans[sequence]; i < first_spans[sequence + 1]; ++i)
+      tokens += job.spans[i].tokens;
+    const uint64_t count = (tokens + most - 1) / most;
+    uint32_t span = first_spans[sequence];
+    uint64_t before = 0;  // tokens of the sequence in earlier spans
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t begin = tokens * i / count, end = tokens * (i + 1) / count;
+      while (begin - before >= job.spans[span].tokens) before += job.spans[span++].tokens;
+      job.runs.push_back({sequence, span, static_cast<uint32_t>(begin - before),
+                          static_cast<uint32_t>(end - begin)});
+    }
+    job.first_runs.push_back(static_cast<uint32_t>(job.runs.size()));
+  }
+}
+
+Result<void> DirectReads::Impl::take_parts(Job& job) {
+  const size_t heads = job.runs.size() * model_.query_heads();
+  const size_t needed = aligned(heads * (size_t{model_.value_channels} + 1) * sizeof(float));
+  if (needed == 0) return {};
+  if (idle_parts_bytes_ < needed) {
+    auto parts = device_.allocate(needed);
+    if (!parts) return parts.error();
+    job.parts = *parts;
+    job.parts_bytes = needed;
+    return {};
+  }
+  job.parts = std::exchange(idle_parts_, nullptr);
+  job.parts_bytes = std::exchange(idle_parts_bytes_, 0);
+  return {};
+}
+
+Result<void> DirectReads::Impl::queue_tables(Job& job) {
+  if (auto taken = take_parts(job); !taken) return taken;
+  auto room = rooms_.take(job.table_bytes(), true);
+  if (!room) return room.error();
+  job.room = *room;
+  const auto put = [&](size_t at, const auto& all) {
+    if (!all.empty()) std::memcpy(room->pinned + at, all.data(), all.size() * sizeof(all[0]));
+  };
+  put(0, job.spans);
+  put(job.runs_at(), job.runs);
+  put(job.first_runs_at(), job.first_runs);
+  auto event = device_.make_event();
+  if (!event) return event.error();
+  job.last = *event;
+  auto copied = device_.copy(room->device, room->pinned, job.table_bytes(), job.stream);
+  return copied ? device_.record(job.last, job.stream) : copied;
+}
+
+Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
+    NamespaceId ns, std::span<const BlocksOfSequence> sequences, const DirectReadOptions& options) {
+  size_t blocks = 0;
+  for (const BlocksOfSequence& sequence : sequences) {
+    for (const BlockToRead& block : sequence) {
+      if (auto good = check_block(blocks++, block); !good) return good.error();
+    }
+  }
+  if (auto good = device_.check_stream(options.stream); !good) return good.error();
+  auto job = std::make_shared<Job>();
+  job->stream = options.stream;
+  job->sequences = static_cast<uint32_t>(sequences.size());
+  std::vector<uint32_t> first_spans = {0};
+  for (const BlocksOfSequence& sequence : sequences) {
+    for (const BlockToRead& block : sequence)
+      job->results.push_back(read(ns, block, options, job->results.size(), *job));
+    first_spans.push_back(static_cast<uint32_t>(job->spans.size()));
+  }
+  cut(*job, first_spans);
+  running_.push_back(job);
+  if (auto queued = queue_tables(*job); !queued) {
+    // What was queued of it reads nothing of the pool's, but its room.
+    if (job->last != nullptr && device_.record(job->last, job->stream))
+      (void)device_.synchronize(job->last);
+    finish(*job, queued.status());
+    return queued.error();
+  }
+  return job;
+}
+
+// ---- attend ----
+
+Result<void> DirectReads::Impl::check_reached(const char* name, const void* address) {
+  const auto kind = device_.classify(address);
+  if (!kind) return kind.error();
+  if (*kind != PointerKind::HOST && *kind != PointerKind::OTHER) return {};
+  return wrong("{} are {} memory, which this device does not reach", name,
+               pointer_kind_name(*kind));
+}
+
+Result<void> DirectReads::Impl::check_all_reached(const DecodeQueries& queries,
+                                                  std::span<const MergeSource> others,
+                                                  const DecodeAnswers& answers) {
+  if (auto good = check_reached("queries", queries.data); !good) return good;
+  if (auto good = check_reached("outputs", answers.outputs); !good) return good;
+  if (answers.log_sum_exps != nullptr) {
+    if (auto good = check_reached("log-sum-exps", answers.log_sum_exps); !good) return good;
+  }
+  for (const MergeSource& other : others) {
+    if (other.first_parts != nullptr) return wrong("of another part there is one of each sequence");
+    if (auto good = check_reached("outputs of another part", other.outputs); !good) return good;
+    if (auto good = check_reached("log-sum-exps of another part", other.log_sum_exps); !good)
+      return good;
+  }
+  return {};
+}
+
+Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQueries& queries,
+                                       std::span<const MergeSource> others,
+                                       const DecodeAnswers& answers) {
+  if (job.is_done || layer >= model_.layers)
+    return wrong("layer {} of {}{}", layer, model_.layers,
+                 job.is_done ? ", of a job that is done" : "");
+  if (others.size() >= MergeParts::kMostSources)
+    return wrong("{} other parts: at most {}", others.size(), MergeParts::kMostSources - 1);
+  if (auto good = check_all_reached(queries, others, answers); !good) return good;
+
+  Attend work = told();
+  work.layer = layer;
+  work.queries = static_cast<const uint8_t*>(queries.data);
+  work.query_stride_bytes = queries.sequence_stride_bytes;
+  work.query_head_stride_bytes = queries.head_stride_bytes;
+  work.sequences = job.sequences;
+  work.span_count = static_cast<uint32_t>(job.spans.size());
+  work.run_count = static_cast<uint32_t>(job.runs.size());
+  work.outputs = static_cast<float*>(job.parts);
+  work.log_sum_exps = work.outputs + job.runs.size() * model_.query_heads() * model_.value_channels;
+  work.spans = job.spans.data();
+  work.runs = job.runs.data();
+  MergeParts merge;
+  merge.sources[0] = {work.outputs, work.log_sum_exps, job.first_runs.data()};
+  merge.source_count = work.run_count == 0 ? 0 : 1;
+  for (const MergeSource& other : others) merge.sources[merge.source_count++] = other;
+  merge.sequences = job.sequences;
+  merge.heads = model_.query_heads();
+  merge.channels = model_.value_channels;
+  merge.number = answers.number;
+  merge.outputs = answers.outputs;
+  merge.log_sum_exps = answers.log_sum_exps;
+  if (auto good = check(work); !good) return good;
+  if (auto good = check(merge); !good) return good;
+
+  const std::byte* tables = job.room.device;
+  work.spans = reinterpret_cast<const AttendSpan*>(tables);
+  work.runs = reinterpret_cast<const AttendRun*>(tables + job.runs_at());
+  if (work.run_count != 0) {
+    merge.sources[0].first_parts = reinterpret_cast<const uint32_t*>(tables + job.first_runs_at());
+    if (auto queued = device_.launch(work, job.stream); !queued) return queued;
+  }
+  auto queued = device_.launch(merge, job.stream);
+  // Also behind an attention whose merging failed to start.
+  const auto recorded = device_.record(job.last, job.stream);
+  return queued ? recorded : queued;
+}
+
+// ---- end ----
+
+bool DirectReads::Impl::poll(Job& job) {
+  if (job.is_done) return true;
+  const auto done = device_.is_done(job.last);
+  if (done && !*done) return false;
+  finish(job, done.status());
+  return true;
+}
+
+void DirectReads::Impl::wait(Job& job) {
+  if (job.is_done) return;
+  finish(job, device_.synchronize(job.last).status());
+}
+
+/// Behind an event that is done, all that the device was to read has been read: what a lease says
+/// here is about all of it.
+void DirectReads::Impl::finish(Job& job, Status device_status) {
+  for (Reading& reading : job.readings) {
+    const Status released = pool_.release(reading.lease);
+    job.results[reading.number] = device_status == Status::OK ? released : device_status;
+  }
+  job.readings.clear();
+  rooms_.give_back(job.room);
+  if (job.parts_bytes > idle_parts_bytes_) {
+    std::swap(job.parts, idle_parts_);
+    std::swap(job.parts_bytes, idle_parts_bytes_);
+  }
+  device_.free(job.parts);
+  job.parts = nullptr;
+  if (job.last != nullptr) device_.destroy_event(job.last);
+  job.last = nullptr;
+  job.is_done = true;
+  std::erase_if(running_, [&](const auto& one) { return one.get() == &job; });
+}
+
+// ---- DirectReads ----
+
+DirectReads::DirectReads(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DirectReads::DirectReads(DirectReads&&) noexcept = default;
+DirectReads& DirectReads::operator=(DirectReads&&) noexcept = default;
+DirectReads::~DirectReads() = default;
+
+Result<DirectReads> DirectReads::open(Pool& pool, Registration& registration, Device& device,
+                                      const AttentionModel& model) {
+  if (model.layers == 0) return wrong("a model of 0 layers");
+  if (model.layer_parts != 1 && model.layer_parts != 2)
+    return wrong("layer_parts is {}: K and V make 2, latent attention has 1", model.layer_parts);
+  if (model.layer_parts == 2 ? model.value_channels != model.key_channels
+                             : model.value_channels > model.key_channels)
+    return wrong("values of {} channels, in rows of {}", model.value_channels, model.key_channels);
+  if (model.order != PayloadOrder::HEADS_FIRST && model.order != PayloadOrder::TOKENS_FIRST)
+    return wrong("payload order {}", static_cast<uint32_t>(model.order));
+  auto impl = std::make_unique<Impl>(pool, registration, device, model);
+  if (auto good = check(impl->told()); !good) return good.error();
+  // Heads are below 2^31 and rows below 2^11: no product passes 64 bits before it is refused.
+  if (model.part_bytes(1) > kMostPayloadBytes ||
+      model.part_bytes(1) * model.layer_parts > kMostPayloadBytes / model.layers)
+    return wrong("a token of more than {} bytes", kMostPayloadBytes);
+  return DirectReads(std::move(impl));
+}
+
+Result<std::shared_ptr<DirectReads::Job>> DirectReads::start(
+    NamespaceId ns, std::span<const BlocksOfSequence> sequences, const DirectReadOptions& options) {
+  return impl_->start(ns, sequences, options);
+}
+Result<void> DirectReads::attend(Job& job, uint32_t layer, const DecodeQueries& queries,
+                                 std::span<const MergeSource> others,
+                                 const DecodeAnswers& answers) {
+  return impl_->attend(job, layer, queries, others, answers);
+}
+bool DirectReads::poll(Job& job) { return impl_->poll(job); }
+void DirectReads::wait(Job& job) { impl_->wait(job); }
+std::span<const Status> DirectReads::results(const Job& job) const { return job.results; }
+
+}  // namespace bowhead::gpu
