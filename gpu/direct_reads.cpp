@@ -134,9 +134,7 @@ Result<void> DirectReads::Impl::check_block(size_t number, const BlockToRead& bl
 
 /// Where kernels find it, of layer 0 and its first token that is looked at.
 Result<AttendSpan> DirectReads::Impl::span_of(const BlockToRead& block, const Lease& lease) {
-  if (auto reached = registration_.ensure(lease.offset, lease.length_bytes); !reached)
-    return reached.error();
-  const auto address = registration_.device_range(lease.offset, lease.length_bytes);
+  const auto address = registration_.reach(lease.offset, lease.length_bytes);
   if (!address) return address.error();
   const size_t row = size_t{model_.key_channels} * 2;
   const bool heads_first = model_.order == PayloadOrder::HEADS_FIRST;
