@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <utility>
 
+#include "gpu/fetch_tokens.h"
 #include "gpu/move_pieces.h"
 
 namespace bowhead::gpu {
@@ -22,7 +24,17 @@ Error wrong(fmt::format_string<Args...> format, Args&&... args) {
 constexpr uint32_t kMostTokens = std::numeric_limits<uint32_t>::max();
 constexpr uint64_t kMost = uint64_t{1} << 31;
 
-Result<void> check_shape(const MovePieces& work) {
+template <class T>
+Result<void> check_layers(const T& work) {
+  if (work.first_layer > work.layers || work.some_layers > work.layers - work.first_layer) {
+    return wrong("layers {} to {} of {}", work.first_layer,
+                 uint64_t{work.first_layer} + work.some_layers, work.layers);
+  }
+  return {};
+}
+
+template <class T>
+Result<void> check_shape(const T& work) {
   if (work.layers == 0) return wrong("layers is 0");
   if (work.layer_parts != 1 && work.layer_parts != 2) {
     return wrong("layer_parts is {}: K and V make 2, latent attention has 1", work.layer_parts);
@@ -33,17 +45,11 @@ Result<void> check_shape(const MovePieces& work) {
   if (work.order != PayloadOrder::HEADS_FIRST && work.order != PayloadOrder::TOKENS_FIRST) {
     return wrong("order {} is unknown", static_cast<uint32_t>(work.order));
   }
-  if (work.kind > MoveKind::SUM_ONLY) {
-    return wrong("kind {} is unknown", static_cast<uint32_t>(work.kind));
-  }
-  if (work.first_layer > work.layers || work.some_layers > work.layers - work.first_layer) {
-    return wrong("layers {} to {} of {}", work.first_layer,
-                 uint64_t{work.first_layer} + work.some_layers, work.layers);
-  }
-  return {};
+  return check_layers(work);
 }
 
-Result<void> check_units(const MovePieces& work) {
+template <class T>
+Result<void> check_units(const T& work) {
   const uint32_t unit = work.unit_bytes;
   if (unit != 16 && unit != 8 && unit != 4 && unit != 2 && unit != 1) {
     return wrong("unit_bytes is {}: 16, 8, 4, 2 or 1", unit);
@@ -77,6 +83,22 @@ Result<void> check_units(const MovePieces& work) {
   return {};
 }
 
+/// Of so many tokens.
+template <class T>
+Result<void> check_length(const T& work, uint32_t tokens) {
+  // One factor after the other: no product of two 32-bit numbers passes 64 bits.
+  uint64_t bytes = tokens;
+  for (const uint32_t factor : {work.row_bytes, work.heads, work.layer_parts, work.layers}) {
+    bytes *= factor;
+    if (bytes > kMost) {
+      return wrong(
+          "{} tokens of {} layers, {} parts, {} heads, {} bytes make a payload of more than 2 GiB",
+          tokens, work.layers, work.layer_parts, work.heads, work.row_bytes);
+    }
+  }
+  return {};
+}
+
 Result<void> check_block(const MovePieces& work, uint32_t index) {
   const MoveBlock& block = work.blocks[index];
   if (block.tokens == 0) return wrong("block {} has 0 tokens", index);
@@ -101,18 +123,12 @@ Result<void> check_block(const MovePieces& work, uint32_t index) {
 }  // namespace
 
 Result<void> check(const MovePieces& work) {
+  if (work.kind > MoveKind::SUM_ONLY) {
+    return wrong("kind {} is unknown", static_cast<uint32_t>(work.kind));
+  }
   if (Result<void> shape = check_shape(work); !shape) return shape;
   if (Result<void> units = check_units(work); !units) return units;
-  // One factor after the other: no product of two 32-bit numbers passes 64 bits.
-  uint64_t most_bytes = work.most_tokens;
-  for (const uint32_t factor : {work.row_bytes, work.heads, work.layer_parts, work.layers}) {
-    most_bytes *= factor;
-    if (most_bytes > kMost) {
-      return wrong(
-          "{} tokens of {} layers, {} parts, {} heads, {} bytes make a payload of more than 2 GiB",
-          work.most_tokens, work.layers, work.layer_parts, work.heads, work.row_bytes);
-    }
-  }
+  if (Result<void> length = check_length(work, work.most_tokens); !length) return length;
   if (uint64_t{work.block_count} * slots_per_block(work) > kMost) {
     return wrong("{} blocks of {} tokens are more than one launch can move", work.block_count,
                  work.most_tokens);
@@ -122,6 +138,57 @@ Result<void> check(const MovePieces& work) {
     if (Result<void> block = check_block(work, i); !block) return block;
   }
   return {};
+}
+
+// ---- FetchTokens ----
+
+Result<void> check_lists(const FetchTokens& work) {
+  if (Result<void> layers = check_layers(work); !layers) return layers;
+  const TokenLists& lists = work.lists;
+  if (lists.tokens == nullptr) return wrong("tokens of lists is null");
+  const auto fault = [&](const char* name, uint64_t value) {
+    return wrong("{} of lists is {:#x}, no multiple of 4", name, value);
+  };
+  const auto tokens = reinterpret_cast<uintptr_t>(lists.tokens);
+  const auto counts = reinterpret_cast<uintptr_t>(lists.counts);
+  if (tokens % sizeof(uint32_t) != 0) return fault("tokens", tokens);
+  if (lists.token_stride_bytes == 0) return wrong("token_stride_bytes of lists is 0");
+  if (lists.token_stride_bytes % sizeof(uint32_t) != 0) {
+    return fault("token_stride_bytes", lists.token_stride_bytes);
+  }
+  if (lists.list_stride_bytes % sizeof(uint32_t) != 0) {
+    return fault("list_stride_bytes", lists.list_stride_bytes);
+  }
+  if (counts % sizeof(uint32_t) != 0) return fault("counts", counts);
+  // Counted in 32 bits: lists, units of a list's rows, chunks of all.
+  const uint64_t units = uint64_t{lists.most_tokens} * (work.row_bytes / work.unit_bytes);
+  const uint64_t heads = uint64_t{work.some_layers} * work.layer_parts * work.heads;
+  if (uint64_t{work.some_layers} * lists.layer_lists > kMost ||
+      uint64_t{work.heads} * lists.head_lists > kMost || units > kMost ||
+      fetch_slots(work) > kMost) {
+    return wrong("{} lists of {} tokens are more than one launch can fetch", heads,
+                 lists.most_tokens);
+  }
+  return {};
+}
+
+Result<void> check(const FetchTokens& work) {
+  if (Result<void> shape = check_shape(work); !shape) return shape;
+  if (Result<void> units = check_units(work); !units) return units;
+  if (work.tokens == 0) return wrong("tokens is 0");
+  if (work.block_tokens == 0) return wrong("block_tokens is 0");
+  const uint32_t most_tokens = std::min(work.tokens, work.block_tokens);
+  if (Result<void> length = check_length(work, most_tokens); !length) return length;
+  if (work.pages == nullptr) return wrong("pages is null");
+  if (work.absent == nullptr) return wrong("absent is null");
+  if (work.payloads == nullptr) return wrong("payloads is null");
+  for (uint32_t i = 0; i <= (work.tokens - 1) / work.block_tokens; ++i) {
+    const auto payload = reinterpret_cast<uintptr_t>(work.payloads[i]);
+    if (payload % 16 != 0) {
+      return wrong("payload of block {} is at {:#x}, no multiple of 16", i, payload);
+    }
+  }
+  return check_lists(work);
 }
 
 }  // namespace bowhead::gpu

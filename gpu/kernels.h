@@ -127,7 +127,44 @@ struct MergeParts {
   float* log_sum_exps = nullptr;                    ///< [sequence][head]; null: not wanted
 };
 
+/// Chosen tokens of a sequence, by their positions in it, as a selection on the device leaves them:
+/// list by list, of a layer's head, or of all heads of a layer, or of all layers.
+struct TokenLists {
+  /// The first token of the first list, a uint32_t like all; of ndp::Hit its member.
+  const uint8_t* tokens = nullptr;
+  uint32_t token_stride_bytes = sizeof(uint32_t);
+  size_t list_stride_bytes = 0;
+  /// Lists from one layer's, or head's, to the next one's; 0: all share.
+  uint32_t layer_lists = 0, head_lists = 0;
+  const uint32_t* counts = nullptr;  ///< by list; null: all have most_tokens
+  uint32_t most_tokens = 0;          ///< of a list: what is behind is not looked at
+};
+
+/// Rows of chosen tokens from the payloads of a sequence's blocks to a paged cache, of some layers.
+/// The i-th of a head's list goes where a sequence of the cache has its i-th token; of an area that
+/// is [head][token], one page holds all. Lists may have any number in them: what no block has is
+/// stored as zeros, and counted.
+struct FetchTokens {
+  /// By block, multiples of 16; null: a block that is not there. All have as many tokens, but the
+  /// last, which has the rest: so that one division finds a token.
+  const uint8_t* const* payloads = nullptr;
+  uint32_t tokens = 0, block_tokens = 0;
+
+  const PagedPart* parts = nullptr;  ///< [layer][part], of all layers
+  const uint32_t* pages = nullptr;
+  uint32_t layers = 0;
+  uint32_t layer_parts = 2;
+  uint32_t heads = 0, page_tokens = 0;
+  uint32_t row_bytes = 0;
+  uint32_t unit_bytes = 0;  ///< as in MovePieces
+  PayloadOrder order = PayloadOrder::HEADS_FIRST;
+
+  TokenLists lists;  ///< from first_layer on
+  uint32_t first_layer = 0, some_layers = 0;
+  uint32_t* absent = nullptr;  ///< grows by one for each token that no block has, by layer and head
+};
+
 /// What a kernel is told, any of them.
-using Work = std::variant<MovePieces, Attend, MergeParts>;
+using Work = std::variant<MovePieces, FetchTokens, Attend, MergeParts>;
 
 }  // namespace bowhead::gpu

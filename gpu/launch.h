@@ -13,5 +13,6 @@ namespace bowhead::gpu {
 cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream);
 cudaError_t launch_kernel(const Attend& work, cudaStream_t stream);
 cudaError_t launch_kernel(const MergeParts& work, cudaStream_t stream);
+cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream);
 
 }  // namespace bowhead::gpu

@@ -10,5 +10,6 @@ namespace bowhead::gpu {
 void run_on_cpu(const MovePieces& work);
 void run_on_cpu(const Attend& work);
 void run_on_cpu(const MergeParts& work);
+void run_on_cpu(const FetchTokens& work);
 
 }  // namespace bowhead::gpu

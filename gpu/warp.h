@@ -148,4 +148,13 @@ BOWHEAD_WARP_CODE void store_streaming(T* to, T value) {
 #endif
 }
 
+/// Adds to a word that all warps count in: on the CPU a kernel is one thread.
+BOWHEAD_WARP_CODE void add(uint32_t* to, uint32_t value) {
+#ifdef __CUDACC__
+  atomicAdd(to, value);
+#else
+  *to += value;
+#endif
+}
+
 }  // namespace bowhead::gpu
