@@ -172,7 +172,7 @@ Result<void> check_lists(const FetchTokens& work) {
   return {};
 }
 
-Result<void> check(const FetchTokens& work) {
+Result<void> check_source(const FetchTokens& work) {
   if (Result<void> shape = check_shape(work); !shape) return shape;
   if (Result<void> units = check_units(work); !units) return units;
   if (work.tokens == 0) return wrong("tokens is 0");
@@ -188,6 +188,11 @@ Result<void> check(const FetchTokens& work) {
       return wrong("payload of block {} is at {:#x}, no multiple of 16", i, payload);
     }
   }
+  return {};
+}
+
+Result<void> check(const FetchTokens& work) {
+  if (Result<void> source = check_source(work); !source) return source;
   return check_lists(work);
 }
 

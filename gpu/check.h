@@ -15,10 +15,10 @@ Result<void> check(const MovePieces& work);
 Result<void> check(const Attend& work);
 Result<void> check(const MergeParts& work);
 
-/// The same; `payloads` are read too, and neither pages nor lists.
+/// The same, in two parts: what fetches from one source share, of which payloads are read too, and
+/// pages are not; and lists and layers, of which no array is read.
 Result<void> check(const FetchTokens& work);
-/// The part of it that one fetch may have otherwise than the one before: lists and layers. Reads no
-/// arrays.
+Result<void> check_source(const FetchTokens& work);
 Result<void> check_lists(const FetchTokens& work);
 
 }  // namespace bowhead::gpu

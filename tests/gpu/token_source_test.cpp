@@ -1,0 +1,516 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chosen tokens come from the pool as lists on the device say, step after step; and what goes wrong
+// is a status, with zeros for what is absent.
+#include "gpu/token_source.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "base/random.h"
+#include "ndp/operations.h"
+#include "tests/gpu/devices.h"
+#include "tests/pool/support.h"
+
+namespace bowhead::gpu {
+namespace {
+
+using test::TestPool;
+
+/// Device memory that the CPU sees by copies only.
+class Area {
+ public:
+  Area(Device& device, size_t size_bytes) : device_(device), size_bytes_(size_bytes) {
+    memory_ = static_cast<uint8_t*>(device.allocate(size_bytes).value());
+  }
+  Area(Device& device, const void* bytes, size_t size_bytes) : Area(device, size_bytes) {
+    copy(memory_, bytes);
+  }
+  Area(const Area&) = delete;
+  Area& operator=(const Area&) = delete;
+  ~Area() { device_.free(memory_); }
+
+  uint8_t* data() const { return memory_; }
+  std::vector<uint8_t> read() const {
+    std::vector<uint8_t> bytes(size_bytes_);
+    copy(bytes.data(), memory_);
+    return bytes;
+  }
+  void fill(uint8_t byte) {
+    const std::vector<uint8_t> bytes(size_bytes_, byte);
+    copy(memory_, bytes.data());
+  }
+
+ private:
+  void copy(void* to, const void* from) const {
+    const Stream stream = device_.make_stream(0).value();
+    EXPECT_DONE(device_.copy(to, from, size_bytes_, stream));
+    device_.destroy_stream(stream);
+  }
+
+  Device& device_;
+  size_t size_bytes_;
+  uint8_t* memory_ = nullptr;
+};
+
+constexpr uint8_t kUntouched = 0xA5;
+
+/// A sequence of 3 layers and 4 heads in the pool, in blocks of 40 tokens.
+class TokenSourceTest : public EveryDevice {
+ protected:
+  static constexpr uint32_t kBlockTokens = 40, kTokens = 5 * kBlockTokens - 13;
+
+  void SetUp() override {
+    EveryDevice::SetUp();
+    if (IsSkipped()) return;
+    registration_ =
+        std::move(Registration::create(device(), pool_.pool().mapping(), 4 << 20).value());
+    stream_ = device().make_stream(0).value();
+    store();
+  }
+  void TearDown() override {
+    if (device_ && stream_ != nullptr) device().destroy_stream(stream_);
+    registration_.reset();
+  }
+
+  static KvCache shape(PayloadOrder order = PayloadOrder::HEADS_FIRST) {
+    return {{}, 3, 2, 4, 1, 1, 64, order};
+  }
+  void store() {
+    for (uint32_t i = 0; i < 5; ++i) {
+      keys_.push_back("block " + std::to_string(i));
+      payloads_.push_back(test::bytes(shape().payload_bytes(tokens_of(i)), i));
+      ASSERT_EQ(pool_.put(keys_[i], payloads_[i]), Status::OK);
+    }
+  }
+  static uint32_t tokens_of(uint32_t block) {
+    return std::min(kBlockTokens, kTokens - block * kBlockTokens);
+  }
+  SequenceBlocks blocks() const { return {pool_.ns(), keys_, kTokens, kBlockTokens}; }
+
+  TokenSource open(const FetchTarget& target, uint64_t lease_ms = 30'000) {
+    auto opened =
+        TokenSource::open(pool_.pool(), *registration_, device(), blocks(), target, lease_ms);
+    EXPECT_DONE(opened);
+    return std::move(*opened);
+  }
+  Status run(TokenSource& source, const TokenLists& lists, uint32_t first_layer = 0,
+             uint32_t some_layers = 3) {
+    auto fetch = source.fetch(lists, first_layer, some_layers, stream_);
+    EXPECT_DONE(fetch);
+    if (!fetch) return fetch.status();
+    source.wait(**fetch);
+    EXPECT_TRUE(source.poll(**fetch));
+    absent_ = source.absent(**fetch);
+    return source.result(**fetch);
+  }
+
+  /// A row of the sequence as it is stored; zeros if no block has the token.
+  std::vector<uint8_t> row(const KvCache& cache, uint32_t token, uint32_t layer, uint32_t part,
+                           uint32_t head) const {
+    std::vector<uint8_t> bytes(cache.row_bytes);
+    if (token >= kTokens) return bytes;
+    const uint32_t block = token / kBlockTokens, t = token % kBlockTokens;
+    const size_t layer_part = layer * cache.layer_parts + part, tokens = tokens_of(block);
+    const size_t number = cache.order == PayloadOrder::HEADS_FIRST
+                              ? (layer_part * cache.heads + head) * tokens + t
+                              : (layer_part * tokens + t) * cache.heads + head;
+    std::memcpy(bytes.data(), &payloads_[block][number * cache.row_bytes], cache.row_bytes);
+    return bytes;
+  }
+
+  TestPool pool_{32 << 20};
+  std::unique_ptr<Registration> registration_;
+  Stream stream_ = nullptr;
+  std::vector<std::string> keys_;
+  std::vector<std::vector<std::byte>> payloads_;
+  uint32_t absent_ = 0;  ///< of the last run()
+};
+INSTANTIATE_TEST_SUITE_P(Devices, TokenSourceTest, kEveryDevice, device_name);
+
+/// Lists of 24 tokens on the device: by layer and head, or fewer.
+struct Lists {
+  Lists(Device& device, uint64_t seed, bool by_head, bool by_layer, uint32_t most = 187)
+      : words(12 * 24 * 2) {
+    Random random(seed);
+    for (uint32_t& word : words) word = static_cast<uint32_t>(random.below(most));
+    told.token_stride_bytes = 8;
+    told.list_stride_bytes = 24 * 8;
+    told.head_lists = by_head ? 1 : 0;
+    told.layer_lists = by_layer ? (by_head ? 4 : 1) : 0;
+    told.most_tokens = 24;
+    put(device);
+  }
+  void put(Device& device) {
+    area = std::make_unique<Area>(device, words.data(), words.size() * 4);
+    told.tokens = area->data();
+  }
+  uint32_t& token(uint32_t layer, uint32_t head, uint32_t i) {
+    return words[((layer * told.layer_lists + head * told.head_lists) * 24 + i) * 2];
+  }
+
+  std::vector<uint32_t> words;
+  TokenLists told;
+  std::unique_ptr<Area> area;
+};
+
+TEST_P(TokenSourceTest, BringsWhatListsSayToAnArea) {
+  for (const PayloadOrder order : {PayloadOrder::HEADS_FIRST, PayloadOrder::TOKENS_FIRST}) {
+    for (const int kind : {0, 1, 2, 3}) {
+      SCOPED_TRACE(kind);
+      Area area(device(), 3 * 2 * 4 * 24 * 64);
+      const KvCache cache = dense_cache(shape(order), area.data(), 24);
+      const std::vector<uint32_t> table = {0};
+      TokenSource source = open({cache, table});
+      Lists lists(device(), kind, kind % 2 == 1, kind / 2 == 1);
+      area.fill(kUntouched);
+      // The lists begin with the first layer that is fetched.
+      const uint32_t first = kind == 3 ? 1 : 0;
+      ASSERT_EQ(run(source, lists.told, first, 2), Status::OK);
+      EXPECT_EQ(absent_, 0);
+      const auto got = area.read();
+      std::vector<uint8_t> want(got.size(), kUntouched);
+      auto* to = want.data() + size_t{first} * 2 * 4 * 24 * 64;
+      for (uint32_t l = 0; l < 2; ++l) {
+        for (uint32_t i = 0; i < 2 * 4 * 24; ++i, to += 64) {
+          const uint32_t part = i / 96, head = i / 24 % 4;
+          const auto bytes = row(cache, lists.token(l, head, i % 24), first + l, part, head);
+          std::copy(bytes.begin(), bytes.end(), to);
+        }
+      }
+      EXPECT_TRUE(got == want);
+    }
+  }
+}
+
+TEST_P(TokenSourceTest, BringsThemToPages) {
+  // [layer][page of 16][part][token][head], of which the table has pages 2 and 0.
+  const size_t part = 16 * 4 * 64, layer = 3 * 2 * part;
+  Area area(device(), 3 * layer);
+  KvCache cache = shape();
+  cache.page_tokens = 16;
+  cache.pages = 3;
+  for (size_t i = 0; i < 6; ++i)
+    cache.parts.push_back({area.data() + i / 2 * layer + i % 2 * part, 2 * part, 256, 64});
+  const std::vector<uint32_t> table = {2, 0};
+  TokenSource source = open({cache, table});
+  Lists lists(device(), 1, true, true);
+  const std::vector<uint32_t> numbers = {24, 0, 1, 23, 5, 6, 7, 8, 9, 10, 11, 99};
+  const Area counts(device(), numbers.data(), numbers.size() * 4);
+  lists.told.counts = reinterpret_cast<const uint32_t*>(counts.data());
+  area.fill(kUntouched);
+  ASSERT_EQ(run(source, lists.told), Status::OK);
+  const auto got = area.read();
+  std::vector<uint8_t> want(got.size(), kUntouched);
+  for (uint32_t l = 0; l < 3; ++l) {
+    for (uint32_t head = 0; head < 4; ++head) {
+      for (uint32_t i = 0; i < std::min(24u, numbers[l * 4 + head]); ++i) {
+        for (uint32_t p = 0; p < 2; ++p) {
+          const auto bytes = row(cache, lists.token(l, head, i), l, p, head);
+          std::copy(bytes.begin(), bytes.end(),
+                    &want[l * layer + (table[i / 16] * 2 + p) * part + i % 16 * 256 + head * 64]);
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(got == want);
+}
+
+/// Top-k near the memory, its hits to the device, their rows by one kernel: as gather() has them.
+TEST_P(TokenSourceTest, TakesHitsWhereTheyLie) {
+  const KvCache of = shape();
+  constexpr uint32_t kChannels = 64, kK = 20;
+  std::vector<float> query(kChannels);
+  Random random(7);
+  for (float& q : query) q = static_cast<float>(random.below(100)) / 100 - 0.5f;
+  const auto queries =
+      ndp::Queries::of(query, 1, kChannels, 0.2f, ndp::NumberKind::FP8_E4M3).value();
+  std::vector<ndp::KeyBlock> keys;
+  for (uint32_t i = 0; i < 5; ++i) {
+    const size_t tokens = tokens_of(i);
+    for (std::byte& byte : payloads_[i]) byte &= std::byte{0x77};  // every one is a number
+    ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[i]), Status::OK);
+    ASSERT_EQ(pool_.put(keys_[i], payloads_[i]), Status::OK);
+    const std::byte* second_head = payloads_[i].data() + tokens * 64;
+    keys.push_back(
+        {i * kBlockTokens, {ndp::NumberKind::FP8_E4M3, kChannels, tokens_of(i), second_head, 64}});
+  }
+  ndp::TopK best = ndp::TopK::of(1, kK).value();
+  ASSERT_DONE(best.add(queries, keys, {}));
+  const auto hits = best.hits(0);
+  ASSERT_EQ(hits.size(), kK);
+
+  const Area on_device(device(), hits.data(), hits.size_bytes());
+  Area area(device(), 3 * 2 * 4 * kK * 64);
+  const std::vector<uint32_t> table = {0};
+  TokenSource source = open({dense_cache(of, area.data(), kK), table});
+  TokenLists lists;
+  lists.tokens = on_device.data() + offsetof(ndp::Hit, token);
+  lists.token_stride_bytes = sizeof(ndp::Hit);
+  lists.most_tokens = kK;
+  ASSERT_EQ(run(source, lists, 0, 1), Status::OK);
+
+  std::vector<uint32_t> tokens;
+  for (const ndp::Hit& hit : hits) tokens.push_back(hit.token);
+  std::vector<std::byte> gathered(kK * 64);
+  ASSERT_DONE(ndp::gather(keys, tokens, gathered));
+  const auto got = area.read();
+  EXPECT_EQ(std::memcmp(&got[kK * 64], gathered.data(), gathered.size()), 0);
+}
+
+TEST_P(TokenSourceTest, TellsWhatIsAbsent) {
+  ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[1]), Status::OK);
+  for (const uint32_t i : {2u, 3u}) {  // one too long, one too short
+    ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[i]), Status::OK);
+    auto other = payloads_[i];
+    other.resize(i == 2 ? other.size() + 64 : other.size() - 64);
+    ASSERT_EQ(pool_.put(keys_[i], other), Status::OK);
+  }
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  const KvCache cache = dense_cache(shape(), area.data(), 24);
+  TokenSource source = open({cache, table});
+  const std::vector<Status> want = {Status::OK, Status::NOT_FOUND, Status::BUFFER_TOO_SMALL,
+                                    Status::INVALID_ARGUMENT, Status::OK};
+  EXPECT_EQ(std::vector(source.results().begin(), source.results().end()), want);
+  Lists lists(device(), 1, false, false, kBlockTokens);
+  EXPECT_EQ(run(source, lists.told), Status::OK);
+  const std::vector<uint32_t> tokens = {kBlockTokens, 2 * kBlockTokens, 4 * kBlockTokens - 1,
+                                        kTokens, UINT32_MAX};
+  for (uint32_t i = 0; i < tokens.size(); ++i) lists.token(0, 0, 3 + i) = tokens[i];
+  lists.put(device());
+  area.fill(kUntouched);
+  EXPECT_EQ(run(source, lists.told), Status::NOT_FOUND);
+  EXPECT_EQ(absent_, 5 * 3 * 4);
+  const auto got = area.read();
+  for (uint32_t i = 0; i < got.size(); i += 64) {
+    const uint32_t entry = i / 64 % 24;
+    const auto bytes = entry >= 3 && entry < 8
+                           ? std::vector<uint8_t>(64)
+                           : row(cache, lists.token(0, 0, entry), i / 64 / 24 / 8,
+                                 i / 64 / 24 / 4 % 2, i / 64 / 24 % 4);
+    ASSERT_TRUE(std::equal(bytes.begin(), bytes.end(), &got[i])) << i;
+  }
+}
+
+TEST_P(TokenSourceTest, LeavesOutWhatIsCompressed) {
+  const auto ns =
+      pool_.pool().open_namespace({"pressed", "zeros", {.profile = CompressionProfile::FAST}});
+  ASSERT_DONE(ns);
+  const std::vector<std::byte> zeros(payloads_[0].size());
+  const ConstSpan value{zeros.data(), zeros.size()};
+  ASSERT_EQ(pool_.pool().put(*ns, keys_[0], {&value, 1}), Status::OK);
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  auto source = TokenSource::open(pool_.pool(), *registration_, device(),
+                                  {*ns, {keys_.data(), 1}, kBlockTokens, kBlockTokens},
+                                  {dense_cache(shape(), area.data(), 24), table});
+  ASSERT_DONE(source);
+  EXPECT_EQ(source->results()[0], Status::UNSUPPORTED_CODEC);
+  Lists lists(device(), 1, false, false, 40);
+  EXPECT_EQ(run(*source, lists.told), Status::NOT_FOUND);
+  EXPECT_EQ(absent_, 24 * 3 * 4);
+}
+
+/// Step after step, for much longer than a lease lasts.
+TEST_P(TokenSourceTest, RenewsItsLeases) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  Lists lists(device(), 1, true, true);
+  {
+    TokenSource source = open({dense_cache(shape(), area.data(), 24), table}, 60);
+    for (int step = 0; step < 30; ++step) {
+      ASSERT_EQ(run(source, lists.told), Status::OK);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      // Whoever needs space would revoke what is over.
+      ASSERT_EQ(pool_.put("other", test::bytes(61440, 1)), Status::OK);
+      ASSERT_EQ(pool_.pool().remove(pool_.ns(), "other"), Status::OK);
+      ASSERT_EQ(pool_.info().hosts[0].leases_active, 5) << "step " << step;
+    }
+  }
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+/// Also of blocks whose turn has not come: after a pause all are old.
+TEST_P(TokenSourceTest, RenewsAllThatAreOld) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  Lists lists(device(), 1, true, true);
+  TokenSource source = open({dense_cache(shape(), area.data(), 24), table}, 600);
+  for (const int pause_ms : {450, 250}) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
+    ASSERT_EQ(pool_.put("other", test::bytes(61440, 1)), Status::OK);
+    ASSERT_EQ(pool_.pool().remove(pool_.ns(), "other"), Status::OK);
+    EXPECT_EQ(pool_.info().hosts[0].leases_active, 5);
+    EXPECT_EQ(run(source, lists.told), Status::OK);
+  }
+}
+
+TEST_P(TokenSourceTest, LapsesWithARemovedBlock) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  Lists lists(device(), 1, true, true);
+  TokenSource source = open({dense_cache(shape(), area.data(), 24), table}, 1000);
+  ASSERT_EQ(run(source, lists.told), Status::OK);
+  ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[3]), Status::OK);
+  // Its bytes stay for as long as its lease; that it is gone shows in its turn.
+  Status status = Status::OK;
+  for (int step = 0; step < 6 && status == Status::OK; ++step) status = run(source, lists.told);
+  EXPECT_EQ(status, Status::LAPSED);
+  EXPECT_EQ(source.fetch(lists.told, 0, 1, stream_).status(), Status::LAPSED);
+}
+
+TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0}, beyond = {1};
+  const KvCache cache = dense_cache(shape(), area.data(), 24);
+  const auto refused = [&](const auto& result, const char* says) {
+    EXPECT_EQ(result.status(), Status::INVALID_ARGUMENT) << says;
+    EXPECT_NE(message_of(result).find(says), std::string::npos) << message_of(result);
+  };
+  const auto opened = [&](const SequenceBlocks& of, const FetchTarget& target, uint64_t ms = 1000) {
+    return TokenSource::open(pool_.pool(), *registration_, device(), of, target, ms);
+  };
+  refused(opened({pool_.ns(), keys_, kTokens + 14, kBlockTokens}, {cache, table}),
+          "5 keys, while 201 tokens are 6 blocks of 40");
+  refused(opened({pool_.ns(), keys_, kTokens, 0}, {cache, table}), "in blocks of 0");
+  refused(opened(blocks(), {cache, {}}), "a target of no pages");
+  refused(opened(blocks(), {cache, beyond}), "entry 0 of the block table is page 1");
+  refused(opened(blocks(), {cache, table}, 0), "leases of 0 ms");
+  uint8_t host[64];
+  refused(opened(blocks(), {dense_cache(shape(), host, 24), table}),
+          "part 0 of layer 0 is host memory, which this device does not reach");
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+
+  TokenSource source = open({cache, table});
+  const Lists lists(device(), 1, true, true);
+  const auto fetched = [&](auto change, uint32_t first_layer = 0, Stream stream = nullptr) {
+    TokenLists told = lists.told;
+    change(told);
+    return source.fetch(told, first_layer, 3, stream == nullptr ? stream_ : stream);
+  };
+  refused(fetched([](TokenLists& l) { l.tokens = nullptr; }), "tokens of lists is null");
+  alignas(4) uint8_t on_host[8];
+  refused(fetched([&](TokenLists& l) { l.tokens = on_host; }),
+          "tokens of lists are host memory, which this device does not reach");
+  const uint32_t counts[12] = {};
+  refused(fetched([&](TokenLists& l) { l.counts = counts; }), "counts of lists are host memory");
+  refused(fetched([](TokenLists& l) { l.most_tokens = 25; }),
+          "lists of 25 tokens, while the target has room for 24");
+  refused(fetched([](TokenLists&) {}, 1), "layers 1 to 4 of 3");
+  const auto other = Device::twin();
+  const Stream foreign = other->make_stream(0).value();
+  if (device().info().is_twin) refused(fetched([](TokenLists&) {}, 0, foreign), "stream");
+  other->destroy_stream(foreign);
+  EXPECT_EQ(run(source, lists.told), Status::OK);
+}
+
+/// Registered memory is as good as the device's, for lists.
+TEST_P(TokenSourceTest, TakesListsInPinnedMemory) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  TokenSource source = open({dense_cache(shape(), area.data(), 24), table});
+  Lists lists(device(), 1, true, true);
+  ASSERT_EQ(run(source, lists.told), Status::OK);
+  const auto want = area.read();
+  area.fill(kUntouched);
+  void* const pinned = device().allocate_pinned(lists.words.size() * 4).value();
+  std::memcpy(pinned, lists.words.data(), lists.words.size() * 4);
+  lists.told.tokens = static_cast<const uint8_t*>(pinned);
+  EXPECT_EQ(run(source, lists.told), Status::OK);
+  EXPECT_TRUE(area.read() == want);
+  device().free(pinned);
+}
+
+TEST_P(TokenSourceTest, HasSoManyFetchesAtMost) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  TokenSource source = open({dense_cache(shape(), area.data(), 24), table});
+  Lists lists(device(), 1, true, true);
+  std::vector<std::shared_ptr<TokenSource::Fetch>> fetches;
+  for (uint32_t i = 0; i < TokenSource::kMostFetches; ++i)
+    fetches.push_back(source.fetch(lists.told, 0, 0, stream_).value());
+  EXPECT_EQ(source.fetch(lists.told, 0, 0, stream_).status(), Status::LIMIT_REACHED);
+  source.wait(*fetches[0]);
+  EXPECT_EQ(run(source, lists.told), Status::OK);
+}
+
+// ---- what ends before its time: the twin can be held ----
+
+class GatedTokenSource : public TokenSourceTest {};
+INSTANTIATE_TEST_SUITE_P(Devices, GatedTokenSource, testing::Values("twin"), device_name);
+
+/// Leases end while the device still reads: if nobody needed the blocks nothing is wrong.
+TEST_P(GatedTokenSource, LapsesIfABlockIsNeededMeanwhile) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  Lists lists(device(), 1, true, true);
+  for (const bool is_needed : {false, true}) {
+    TokenSource source = open({dense_cache(shape(), area.data(), 24), table}, 1);
+    gate_->hold_next(1);
+    auto fetch = source.fetch(lists.told, 0, 3, stream_);
+    ASSERT_DONE(fetch);
+    EXPECT_FALSE(source.poll(**fetch));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (is_needed) {
+      ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[4]), Status::OK);
+      for (int i = 0; pool_.put("other " + std::to_string(i), test::bytes(61440, i)) == Status::OK;
+           ++i) {
+        if (i == 1000) break;
+      }
+    }
+    gate_->let_go();
+    source.wait(**fetch);
+    EXPECT_EQ(source.result(**fetch), is_needed ? Status::LAPSED : Status::OK);
+  }
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+}
+
+TEST_P(GatedTokenSource, EndsWhenItsFetchesHave) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  area.fill(kUntouched);
+  const std::vector<uint32_t> table = {0};
+  Lists lists(device(), 1, true, true);
+  std::thread opener;
+  {
+    TokenSource source = open({dense_cache(shape(), area.data(), 24), table});
+    gate_->hold_next(1);
+    ASSERT_DONE(source.fetch(lists.told, 0, 3, stream_));
+    opener = std::thread([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      EXPECT_EQ(pool_.info().hosts[0].leases_active, 5);
+      gate_->let_go();
+    });
+  }
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+  opener.join();
+  const auto got = area.read();
+  EXPECT_NE(std::count(got.begin(), got.end(), kUntouched), static_cast<long>(got.size()));
+}
+
+TEST_P(GatedTokenSource, LosesTheGpuAndNothingElse) {
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  Lists lists(device(), 1, true, true);
+  {
+    TokenSource source = open({dense_cache(shape(), area.data(), 24), table});
+    gate_->lose_from(gate_->count());
+    auto fetch = source.fetch(lists.told, 0, 3, stream_);
+    if (fetch) {
+      source.wait(**fetch);
+      EXPECT_EQ(source.result(**fetch), Status::GPU_LOST);
+    } else {
+      EXPECT_EQ(fetch.status(), Status::GPU_LOST);
+    }
+    EXPECT_EQ(source.fetch(lists.told, 0, 3, stream_).status(), Status::GPU_LOST);
+  }
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+  EXPECT_TRUE(pool_.check_clean());
+}
+
+}  // namespace
+}  // namespace bowhead::gpu
