@@ -84,6 +84,7 @@ class Transfers::Impl {
   Result<void> layer_ready(Job& job, uint32_t layer, Stream stream);
   bool poll(Job& job);
   void wait(Job& job);
+  const KvCache& cache() const { return cache_; }
 
  private:
   Result<Event> take_event();
@@ -523,6 +524,8 @@ Result<Transfers> Transfers::open(Pool& pool, Registration& registration, Device
   if (auto opened = impl->open(); !opened) return opened.error();
   return Transfers(std::move(impl));
 }
+
+const KvCache& Transfers::cache() const { return impl_->cache(); }
 
 Result<std::shared_ptr<Transfers::Job>> Transfers::spill(NamespaceId ns,
                                                          std::span<const BlockOfTokens> blocks,

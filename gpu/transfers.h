@@ -79,6 +79,8 @@ class Transfers {
   Transfers& operator=(Transfers&&) noexcept;
   ~Transfers();  ///< cancels what runs, and waits until the device is through with it
 
+  const KvCache& cache() const;
+
   /// Starts to store blocks under their keys. Those whose keys are stored are done. Returns what
   /// check_tokens() does, with the number of the block; INVALID_ARGUMENT: a stream of another
   /// device, or blocks of more than 2^31 pieces together; NO_SPACE: no memory for the job (other

@@ -383,7 +383,7 @@ TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
   refused(opened(blocks(), {cache, table}, 0), "leases of 0 ms");
   uint8_t host[64];
   refused(opened(blocks(), {dense_cache(shape(), host, 24), table}),
-          "part 0 of layer 0 is host memory, which this device does not reach");
+          "part 0 of layer 0 begins in host memory, which this device does not reach");
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
 
   TokenSource source = open({cache, table});

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine's cache on a device, and transfers between it and a pool.
+// Transfers between a pool and the caches of engines, on every device.
 #pragma once
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -14,93 +13,10 @@
 #include "base/random.h"
 #include "gpu/transfers.h"
 #include "tests/gpu/devices.h"
+#include "tests/gpu/engine_cache.h"
 #include "tests/pool/support.h"
 
 namespace bowhead::gpu {
-
-using test::TestPool;
-
-enum class Layout { NHD, HND, JOINED, ACROSS_LAYERS, LATENT };
-
-struct Sizes {
-  uint32_t layers = 3, heads = 4, page_tokens = 16, pages = 24, row_bytes = 64;
-};
-
-/// An engine's cache in the memory of a device, and what the CPU knows of it.
-class EngineCache {
- public:
-  EngineCache(Device& device, Layout layout, const Sizes& s, PayloadOrder order) : device_(device) {
-    const bool latent = layout == Layout::LATENT;
-    cache_ = {
-        {},          s.layers, latent ? 1u : 2u, latent ? 1u : s.heads, s.page_tokens, s.pages,
-        s.row_bytes, order};
-    const size_t row = s.row_bytes, part = row * cache_.heads * s.page_tokens;
-    const bool tokens_outside = layout != Layout::HND;
-    const size_t token = tokens_outside ? row * cache_.heads : row;
-    const size_t head = tokens_outside ? row : row * s.page_tokens;
-    const size_t parts = cache_.layer_parts, layer = part * s.pages * parts;
-    size_bytes_ = layer * s.layers;
-    memory_ = static_cast<uint8_t*>(device.allocate(size_bytes_).value());
-    for (uint32_t l = 0; l < s.layers; ++l) {
-      for (uint32_t p = 0; p < parts; ++p) {
-        if (layout == Layout::ACROSS_LAYERS)  // [page][layer][part]
-          cache_.parts.push_back(
-              {memory_ + (l * parts + p) * part, part * parts * s.layers, token, head});
-        else if (layout == Layout::JOINED)  // [layer][page][part]
-          cache_.parts.push_back({memory_ + l * layer + p * part, part * parts, token, head});
-        else  // [layer][part][page]
-          cache_.parts.push_back({memory_ + l * layer + p * part * s.pages, part, token, head});
-      }
-    }
-  }
-  EngineCache(const EngineCache&) = delete;
-  EngineCache& operator=(const EngineCache&) = delete;
-  ~EngineCache() { device_.free(memory_); }
-
-  const KvCache& cache() const { return cache_; }
-
-  void write(const std::vector<uint8_t>& bytes) { copy(memory_, bytes.data()); }
-  std::vector<uint8_t> read() {
-    std::vector<uint8_t> bytes(size_bytes_);
-    copy(bytes.data(), memory_);
-    return bytes;
-  }
-  std::vector<uint8_t> random_bytes(uint64_t seed) const {
-    Random random(seed);
-    std::vector<uint8_t> bytes(size_bytes_);
-    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
-    return bytes;
-  }
-  /// Of `bytes`, which the cache held or holds, the payload of a block by the formula.
-  std::vector<std::byte> payload(const std::vector<uint8_t>& bytes, const TokenRange& range) const {
-    std::vector<std::byte> out;
-    const bool heads_first = cache_.order == PayloadOrder::HEADS_FIRST;
-    for (const PagedPart& part : cache_.parts) {
-      for (uint32_t i = 0; i < cache_.heads * range.tokens; ++i) {
-        const uint32_t head = heads_first ? i / range.tokens : i % cache_.heads;
-        const uint32_t t = range.first_token + (heads_first ? i % range.tokens : i / cache_.heads);
-        const uint8_t* row =
-            part.base + range.pages[t / cache_.page_tokens] * part.page_stride_bytes +
-            t % cache_.page_tokens * part.token_stride_bytes + head * part.head_stride_bytes;
-        const auto* from = reinterpret_cast<const std::byte*>(&bytes[row - memory_]);
-        out.insert(out.end(), from, from + cache_.row_bytes);
-      }
-    }
-    return out;
-  }
-
- private:
-  void copy(void* to, const void* from) {
-    const Stream stream = device_.make_stream(0).value();
-    EXPECT_DONE(device_.copy(to, from, size_bytes_, stream));
-    device_.destroy_stream(stream);
-  }
-
-  Device& device_;
-  KvCache cache_;
-  uint8_t* memory_ = nullptr;
-  size_t size_bytes_ = 0;
-};
 
 class TransfersTest : public EveryDevice {
  protected:
@@ -143,7 +59,7 @@ class TransfersTest : public EveryDevice {
     return pages;
   }
 
-  TestPool pool_{32 << 20};
+  test::TestPool pool_{32 << 20};
   std::unique_ptr<Registration> registration_;
 };
 
