@@ -55,6 +55,16 @@ Rotary rotary_of(double base, uint32_t dim) {
 
 Turn turn_of(uint32_t phase) { return {sine_of(phase + (1u << 30)), sine_of(phase)}; }
 
+std::vector<Turn> turns_of(const Rotary& rotary) {
+  std::vector<Turn> turns(rotary.dim / 2u);
+  uint64_t step = kTurnOfOneRadian;
+  for (Turn& turn : turns) {
+    turn = turn_of(static_cast<uint32_t>(step));
+    step = next_pair(step, rotary);
+  }
+  return turns;
+}
+
 void turn(const TurningCentre& t) {
   for (uint32_t head = 0; t.half != 0 && head < t.channels; head += 2 * t.half) {
     int16_t* x = t.state + head;
@@ -70,15 +80,11 @@ void turn(const TurningCentre& t) {
 void CentreMaker::set_turns(const Rotary& rotary) {
   if (rotary == turned_) return;
   turned_ = rotary;
-  const uint32_t half = rotary.dim / 2u;
-  cosines_.resize(half);
-  sines_.resize(half);
-  uint64_t step = kTurnOfOneRadian;
-  for (uint32_t i = 0; i < half; ++i) {
-    const Turn turn = turn_of(static_cast<uint32_t>(step));
-    cosines_[i] = turn.cosine;
-    sines_[i] = turn.sine;
-    step = next_pair(step, rotary);
+  cosines_.clear();
+  sines_.clear();
+  for (const Turn& turn : turns_of(rotary)) {
+    cosines_.push_back(turn.cosine);
+    sines_.push_back(turn.sine);
   }
 }
 

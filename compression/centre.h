@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "compression/lines.h"
 #include "compression/number.h"
@@ -37,6 +38,8 @@ struct Turn {
   int16_t sine;
 };
 Turn turn_of(uint32_t phase);
+/// What each pair of a head turns by per token, the first first.
+std::vector<Turn> turns_of(const Rotary& rotary);
 
 /// The centre at one token, and what turns it to the next. Arrays by channel: 64 more may be read.
 struct TurningCentre {

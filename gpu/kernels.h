@@ -12,6 +12,9 @@
 #include <cstdint>
 #include <variant>
 
+#include "compression/centre.h"
+#include "compression/number.h"
+
 namespace bowhead::gpu {
 
 inline constexpr uint32_t kPieceBytes = 4096;
@@ -164,7 +167,46 @@ struct FetchTokens {
   uint32_t* absent = nullptr;  ///< grows by one for each token that no block has, by layer and head
 };
 
+/// A tile in planes (docs/frame.md). Its streams are decoded, and lie in RebuildTiles::bytes at
+/// these offsets.
+struct RebuildTile {
+  static constexpr uint32_t kAllZero = UINT32_MAX;
+
+  uint32_t planes[compression::kMaxPlanes] = {};  ///< the first plane_count, or kAllZero
+  uint32_t remainder = 0, remainder_bytes = 0;    ///< if exact, as are
+  uint32_t exceptions = 0, exception_bytes = 0;
+  uint32_t parameters = 0;  ///< exponents and amplitudes, as the tile's head has them
+  uint8_t exponent_base = 0, exponent_width = 0, centre_width = 0, centre_shift = 0;
+  bool centre_turns = false;
+  uint32_t tokens = 0;
+  uint64_t values = 0;  ///< offset in RebuildTiles::values
+};
+
+/// Tiles to values; of those that are not valid, or whose remainder or exceptions have a wrong
+/// length, to any values. Reads nothing but `bytes` and its slack.
+struct RebuildTiles {
+  static constexpr uint32_t kSlackBytes = 16;  ///< that can be read behind `bytes`
+
+  compression::NumberKind number = compression::NumberKind::BF16;
+  uint32_t channels = 0;
+  uint32_t plane_count = 0;       ///< of each value, from the first on
+  bool exact = false;             ///< all planes, remainder and exceptions; else the middle
+  uint32_t turning_channels = 0;  ///< of a head whose centre turns; 0: none does
+  const compression::Turn* turns = nullptr;  ///< by pair of a head
+
+  const uint8_t* bytes = nullptr;  ///< a multiple of 4, as is its size
+  uint64_t size_bytes = 0;         ///< below 4 GiB
+  uint8_t* values = nullptr;       ///< a multiple of 16
+  uint64_t values_bytes = 0;
+  /// rebuild_scratch_bytes() (rebuild_tiles.h), a multiple of 16. Means nothing before and after.
+  uint8_t* scratch = nullptr;
+
+  const RebuildTile* tiles = nullptr;
+  uint32_t tile_count = 0;
+  uint32_t* faults = nullptr;  ///< by tile: 1 if a length was seen to be wrong, else 0
+};
+
 /// What a kernel is told, any of them.
-using Work = std::variant<MovePieces, FetchTokens, Attend, MergeParts>;
+using Work = std::variant<MovePieces, FetchTokens, Attend, MergeParts, RebuildTiles>;
 
 }  // namespace bowhead::gpu

@@ -14,5 +14,6 @@ cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream);
 cudaError_t launch_kernel(const Attend& work, cudaStream_t stream);
 cudaError_t launch_kernel(const MergeParts& work, cudaStream_t stream);
 cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream);
+cudaError_t launch_kernel(const RebuildTiles& work, cudaStream_t stream);
 
 }  // namespace bowhead::gpu

@@ -11,5 +11,6 @@ void run_on_cpu(const MovePieces& work);
 void run_on_cpu(const Attend& work);
 void run_on_cpu(const MergeParts& work);
 void run_on_cpu(const FetchTokens& work);
+void run_on_cpu(const RebuildTiles& work);
 
 }  // namespace bowhead::gpu

@@ -74,6 +74,36 @@ struct Warp {
     return fold(values, lane_bits, [](float a, float b) { return fmaxf(a, b); });
   }
 
+  /// For each lane the sum over those up to it.
+  static BOWHEAD_WARP_CODE Lanes<uint32_t> running_sum(Lanes<uint32_t> values) {
+#ifdef __CUDACC__
+    BOWHEAD_UNROLL
+    for (uint32_t distance = 1; distance < kWarpLanes; distance *= 2) {
+      const uint32_t before = __shfl_up_sync(~0u, values[0], distance);
+      if (threadIdx.x % kWarpLanes >= distance) values[0] += before;
+    }
+#else
+    for (uint32_t lane = 1; lane < kWarpLanes; ++lane) values[lane] += values[lane - 1];
+#endif
+    return values;
+  }
+
+  /// The value of one lane, for all.
+  static BOWHEAD_WARP_CODE uint32_t of_lane(const Lanes<uint32_t>& values, uint32_t lane) {
+#ifdef __CUDACC__
+    return __shfl_sync(~0u, values[0], static_cast<int>(lane));
+#else
+    return values[lane];
+#endif
+  }
+
+  /// What lanes stored before, others of the warp load behind it.
+  static BOWHEAD_WARP_CODE void sync() {
+#ifdef __CUDACC__
+    __syncwarp();
+#endif
+  }
+
  private:
   template <class T, class F>
   static BOWHEAD_WARP_CODE Lanes<T> fold(Lanes<T> values, uint32_t lane_bits, F f) {
@@ -90,6 +120,46 @@ struct Warp {
     return values;
   }
 };
+
+/// Four of the eight bytes of `low` and `high`: each digit of `digits` (of 16, the lowest first) is
+/// the number of one.
+BOWHEAD_WARP_CODE uint32_t pick_bytes(uint32_t low, uint32_t high, uint32_t digits) {
+#ifdef __CUDACC__
+  return __byte_perm(low, high, digits);
+#else
+  const uint64_t all = uint64_t{high} << 32 | low;
+  uint32_t picked = 0;
+  for (uint32_t i = 0; i < 4; ++i)
+    picked |= static_cast<uint32_t>(all >> 8 * (digits >> 4 * i & 7) & 0xFF) << 8 * i;
+  return picked;
+#endif
+}
+
+/// The low half of both, `high` above `low`, shifted right by 0 to 31 bits.
+BOWHEAD_WARP_CODE uint32_t shift_right(uint32_t low, uint32_t high, uint32_t bits) {
+#ifdef __CUDACC__
+  return __funnelshift_r(low, high, bits);
+#else
+  return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> bits);
+#endif
+}
+
+/// The number of the lowest bit that is set; there is one.
+BOWHEAD_WARP_CODE uint32_t lowest_bit(uint32_t bits) {
+#ifdef __CUDACC__
+  return static_cast<uint32_t>(__ffs(static_cast<int>(bits))) - 1;
+#else
+  return static_cast<uint32_t>(__builtin_ctz(bits));
+#endif
+}
+
+BOWHEAD_WARP_CODE uint32_t count_bits(uint32_t bits) {
+#ifdef __CUDACC__
+  return static_cast<uint32_t>(__popc(bits));
+#else
+  return static_cast<uint32_t>(__builtin_popcount(bits));
+#endif
+}
 
 #ifdef __CUDACC__
 // What the intrinsics below take for a T.

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles rebuilt by the warp's code, against the decoder of frames.
+#include "gpu/rebuild_tiles.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "compression/stream.h"
+#include "compression/tiles.h"
+#include "gpu/check.h"
+#include "gpu/twin_kernels.h"
+#include "tests/compression/tensors.h"
+
+namespace bowhead::gpu {
+namespace {
+
+using compression::Content;
+using compression::Decoder;
+using compression::Encoder;
+using compression::NumberKind;
+using compression::Profile;
+using compression::Shape;
+using compression::TileParts;
+
+using Buffer = std::vector<uint8_t>;
+
+constexpr uint8_t kUntouched = 0xA5;
+
+/// What RebuildTiles is told of a frame, its streams decoded; each array as large as it says.
+class Rebuild {
+ public:
+  Rebuild(const Shape& shape, uint32_t planes) : shape_(shape) {
+    const compression::Number& number = *compression::number_of(shape_.number);
+    work_.number = shape_.number;
+    work_.channels = shape_.channels;
+    work_.exact = planes == 0;
+    work_.plane_count = planes == 0 ? number.planes() : planes;
+    work_.turning_channels = shape_.rotary.dim;
+  }
+
+  void add(const Buffer& frame) {
+    compression::TileReader tiles;
+    ASSERT_EQ(tiles.open(frame, work_.exact ? 0 : work_.plane_count), Status::OK);
+    while (!tiles.at_end()) {
+      TileParts parts;
+      ASSERT_EQ(tiles.next(parts), Status::OK);
+      if (parts.in_planes) add(frame, parts);
+    }
+  }
+  void add(const RebuildTile& tile) { tiles_.push_back(tile); }
+
+  uint32_t append(const uint8_t* data, size_t size) {
+    const auto at = static_cast<uint32_t>(bytes_.size());
+    bytes_.insert(bytes_.end(), data, data + size);
+    return at;
+  }
+
+  RebuildTiles& work() { return work_; }
+  std::vector<RebuildTile>& tiles() { return tiles_; }
+
+  /// `shift`: of the values, from an address that is a multiple of 16.
+  Buffer run(size_t shift = 0) {
+    bytes_.resize((bytes_.size() + 3) / 4 * 4 + RebuildTiles::kSlackBytes);
+    for (RebuildTile& tile : tiles_) tile.values += shift;
+    Buffer values(shape_.size_bytes() + shift, kUntouched);
+    std::unique_ptr<uint8_t[]> bytes(new uint8_t[bytes_.size()]);
+    std::memcpy(bytes.get(), bytes_.data(), bytes_.size());
+    const auto slots = static_cast<uint32_t>(tiles_.size());
+    Buffer scratch(rebuild_scratch_bytes(shape_.channels, slots), kUntouched);
+    faults_.assign(tiles_.size(), 9);
+    const auto turns = compression::turns_of(shape_.rotary);
+    work_.turns = turns.data();
+    work_.bytes = bytes.get();
+    work_.size_bytes = bytes_.size() - RebuildTiles::kSlackBytes;
+    work_.values = values.data();
+    work_.values_bytes = values.size();
+    work_.scratch = scratch.data();
+    work_.tiles = tiles_.data();
+    work_.tile_count = slots;
+    work_.faults = faults_.data();
+    const Result<void> good = check(work_);
+    EXPECT_TRUE(good) << good.error().message();
+    if (good) run_on_cpu(work_);
+    return values;
+  }
+  const std::vector<uint32_t>& faults() const { return faults_; }
+
+ private:
+  void add(const Buffer& frame, const TileParts& parts) {
+    const compression::Number& number = *compression::number_of(shape_.number);
+    RebuildTile tile;
+    const compression::TileHead& head = parts.head;
+    tile.exponent_base = head.exponent_base;
+    tile.exponent_width = head.exponent_width;
+    tile.centre_width = head.centre_width;
+    tile.centre_shift = head.centre_shift;
+    tile.centre_turns = head.centre_turns && head.centre_width != 0;
+    tile.tokens = parts.tokens;
+    tile.values = parts.values_offset;
+    tile.parameters = append(frame.data() + parts.parameters_offset,
+                             compression::parameter_bytes(head, shape_.channels));
+    for (uint32_t s = 0; s < parts.stream_count; ++s) {
+      Buffer plain(parts.streams[s].plain_bytes);
+      EXPECT_TRUE(coder_.decode(parts.streams[s].codec, parts.stream(frame, s), plain));
+      const bool is_zero =
+          std::count(plain.begin(), plain.end(), 0) == static_cast<ptrdiff_t>(plain.size());
+      if (s < number.planes()) {
+        tile.planes[s] = is_zero ? RebuildTile::kAllZero : append(plain.data(), plain.size());
+        continue;
+      }
+      const bool first = s == number.planes();
+      (first ? tile.remainder_bytes : tile.exception_bytes) = static_cast<uint32_t>(plain.size());
+      (first ? tile.remainder : tile.exceptions) = append(plain.data(), plain.size());
+    }
+    tiles_.push_back(tile);
+  }
+
+  compression::StreamCoder coder_;
+  Shape shape_;
+  Buffer bytes_;
+  std::vector<RebuildTile> tiles_;
+  std::vector<uint32_t> faults_;
+  RebuildTiles work_;
+};
+
+Buffer frame_of(const Shape& shape, const Buffer& values, Profile profile = Profile::FAST) {
+  Encoder encoder(profile);
+  Buffer frame(compression::frame_bound(shape));
+  const auto size = encoder.encode(shape, values, frame);
+  EXPECT_TRUE(size);
+  if (size) frame.resize(*size);
+  return frame;
+}
+
+/// Values of tiles that are in planes, as the decoder gives them; others as they were.
+Buffer decoded(const Buffer& frame, uint32_t planes) {
+  Decoder decoder;
+  const auto info = compression::frame_info(frame);
+  EXPECT_TRUE(info);
+  Buffer values(info->shape.size_bytes());
+  EXPECT_EQ(
+      planes == 0 ? decoder.decode(frame, values) : decoder.decode_prefix(frame, planes, values),
+      Status::OK);
+  compression::TileReader tiles;
+  EXPECT_EQ(tiles.open(frame, planes), Status::OK);
+  while (!tiles.at_end()) {
+    TileParts parts;
+    EXPECT_EQ(tiles.next(parts), Status::OK);
+    if (parts.in_planes) continue;
+    std::fill_n(values.begin() + static_cast<ptrdiff_t>(parts.values_offset), parts.values_bytes,
+                kUntouched);
+  }
+  return values;
+}
+
+void expect_same(const Buffer& got, const Buffer& wanted, const Shape& shape, size_t shift = 0) {
+  const auto [a, b] = std::mismatch(wanted.begin(), wanted.end(), got.begin() + shift);
+  if (a == wanted.end()) return;
+  const auto value = static_cast<size_t>(a - wanted.begin()) / element_bytes(shape.number);
+  ADD_FAILURE() << "value of token " << value / shape.channels << " channel "
+                << value % shape.channels << " has a byte " << int{*b} << " for " << int{*a};
+}
+
+/// What a run of tests must have met.
+struct Met {
+  uint64_t tiles = 0, centres = 0, turning = 0, exceptions = 0, zero_planes = 0;
+
+  void add(const RebuildTile& tile) {
+    ++tiles;
+    centres += tile.centre_width != 0;
+    turning += tile.centre_turns;
+    exceptions += tile.exception_bytes;
+    zero_planes += tile.planes[0] == RebuildTile::kAllZero;
+  }
+};
+
+void check_frame(const Shape& shape, const Buffer& values, Met& met) {
+  const Buffer frame = frame_of(shape, values);
+  const uint32_t planes = compression::number_of(shape.number)->planes();
+  for (uint32_t count = 0; count <= planes; ++count) {
+    SCOPED_TRACE(testing::Message() << count << " planes");
+    Rebuild rebuild(shape, count);
+    rebuild.add(frame);
+    // The last plane makes one channel's rows unaligned, or all of them.
+    const size_t shift = count == planes ? element_bytes(shape.number) : 0;
+    expect_same(rebuild.run(shift), decoded(frame, count), shape, shift);
+    const std::vector<uint32_t>& faults = rebuild.faults();
+    EXPECT_EQ(std::count(faults.begin(), faults.end(), 0), faults.size());
+    for (const RebuildTile& tile : rebuild.tiles()) met.add(tile);
+  }
+}
+
+struct Size {
+  uint32_t outer, tokens, channels, dim;
+};
+
+class RebuildTilesOf : public testing::TestWithParam<NumberKind> {};
+
+TEST_P(RebuildTilesOf, GiveWhatTheDecoderGives) {
+  constexpr Size kSizes[] = {
+      {2, 40, 128, 128}, {1, 300, 64, 64}, {1, 16, 1024, 128}, {2, 21, 80, 80},   {1, 33, 72, 24},
+      {1, 130, 1, 0},    {1, 65, 7, 0},    {3, 17, 13, 0},     {1, 9, 1000, 250}, {1, 5, 2048, 256},
+      {1, 4, 3000, 0},   {1, 6, 1032, 0},  {1, 600, 128, 64},  {1, 1, 6, 6},      {1, 50, 36, 2}};
+  Met met;
+  for (const Size& size : kSizes) {
+    for (const Content content : compression::kContents) {
+      Shape shape{GetParam(), size.outer, size.tokens, size.channels, {}};
+      if (size.dim != 0) shape.rotary = compression::rotary_of(10000, size.dim);
+      SCOPED_TRACE(compression::describe(shape, content));
+      check_frame(shape, compression::make_tensor(shape, content, size.tokens), met);
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(met.tiles, 500u);
+  EXPECT_GT(met.zero_planes, 10u);
+  if (GetParam() == NumberKind::INT8) return;
+  EXPECT_GT(met.centres, 100u);
+  EXPECT_GT(met.turning, 50u);
+  EXPECT_GT(met.exceptions, 1000u);
+}
+
+/// Planes of any bits around centres that no encoder would choose: they may leave 16 bits, and
+/// partners may have far larger exponents.
+void check_any_centre(NumberKind kind, uint64_t seed) {
+  Random random(seed);
+  const compression::Number& number = *compression::number_of(kind);
+  const bool is_wild = seed % 2 != 0, turns = seed % 3 != 0;
+  const uint32_t dim = 2 + 2 * static_cast<uint32_t>(random.below(40));
+  Shape shape{kind, 1, 1 + static_cast<uint32_t>(random.below(90)), 3 * dim,
+              compression::rotary_of(10000, dim)};
+  const uint32_t planes = 1 + static_cast<uint32_t>(random.below(number.planes()));
+
+  RebuildTile tile;
+  tile.tokens = shape.tokens;
+  tile.exponent_base = number.is_float();
+  tile.exponent_width = static_cast<uint8_t>(std::max(number.exponent_bits, uint8_t{1}) - 1);
+  tile.centre_width = is_wild ? 4 : 9;
+  tile.centre_shift = static_cast<uint8_t>(is_wild ? 0 : 7);
+  tile.centre_turns = turns;
+  std::vector<uint16_t> exponents(shape.channels + 64);
+  std::vector<int16_t> amplitudes(shape.channels);
+  const uint64_t most = 1u << tile.exponent_width;
+  for (uint32_t c = 0; c < shape.channels; ++c) {
+    exponents[c] =
+        static_cast<uint16_t>(tile.exponent_base + (is_wild ? random.below(most) : most / 2));
+    amplitudes[c] = static_cast<int16_t>(random.below(1u << tile.centre_width));
+    amplitudes[c] = static_cast<int16_t>(amplitudes[c] - (1 << (tile.centre_width - 1)));
+  }
+  Rebuild rebuild(shape, planes);
+  Buffer parameters(shape.channels * 3);
+  compression::ByteWriter to(parameters.data());
+  std::vector<uint16_t> above(exponents.begin(), exponents.end() - 64);
+  for (uint16_t& exponent : above) exponent = static_cast<uint16_t>(exponent - tile.exponent_base);
+  to.packed(above, tile.exponent_width);
+  to.packed(amplitudes, tile.centre_width);
+  tile.parameters = rebuild.append(parameters.data(), to.size());
+
+  compression::Merge merge{.plane_count = planes, .exact = false};
+  std::vector<Buffer> bits(planes, Buffer(compression::plane_bytes(shape.channels, shape.tokens)));
+  for (uint32_t p = 0; p < planes; ++p) {
+    for (uint8_t& byte : bits[p]) byte = static_cast<uint8_t>(random.next());
+    merge.planes[p] = bits[p].data();
+    tile.planes[p] = rebuild.append(bits[p].data(), bits[p].size());
+  }
+  compression::CentreMaker centres;
+  const compression::TileFrame frame{
+      number, shape.tokens, shape.channels, exponents.data(),
+      centres.make(number, {exponents.data(), shape.channels}, amplitudes, tile.centre_shift,
+                   turns ? shape.rotary : compression::Rotary{})};
+  Buffer wanted(shape.size_bytes());
+  compression::kPlaneKernelsScalar.merge(frame, merge, wanted.data());
+  rebuild.add(tile);
+  expect_same(rebuild.run(), wanted, shape);
+}
+
+TEST_P(RebuildTilesOf, TakesAnyCentre) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    check_any_centre(GetParam(), seed);
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Number, RebuildTilesOf,
+                         testing::Values(NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
+                                         NumberKind::FP8_E5M2, NumberKind::INT8),
+                         compression::name_of_param);
+
+}  // namespace
+}  // namespace bowhead::gpu
