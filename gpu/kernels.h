@@ -179,7 +179,7 @@ struct RebuildTile {
   uint8_t exponent_base = 0, exponent_width = 0, centre_width = 0, centre_shift = 0;
   bool centre_turns = false;
   uint32_t tokens = 0;
-  uint64_t values = 0;  ///< offset in RebuildTiles::values
+  uint8_t* values = nullptr;  ///< a multiple of an element's bytes
 };
 
 /// Tiles to values; of those that are not valid, or whose remainder or exceptions have a wrong
@@ -196,8 +196,6 @@ struct RebuildTiles {
 
   const uint8_t* bytes = nullptr;  ///< a multiple of 4, as is its size
   uint64_t size_bytes = 0;         ///< below 4 GiB
-  uint8_t* values = nullptr;       ///< a multiple of 16
-  uint64_t values_bytes = 0;
   /// rebuild_scratch_bytes() (rebuild_tiles.h), a multiple of 16. Means nothing before and after.
   uint8_t* scratch = nullptr;
 

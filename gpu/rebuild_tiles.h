@@ -74,7 +74,7 @@ class TileRebuilder {
         exponents_(work.scratch + slot * rebuild_slot_bytes(work.channels)),
         pairs_(reinterpret_cast<uint64_t*>(exponents_ + row_bytes_ * 8)),
         centres_(centres),
-        values_(reinterpret_cast<Element*>(work.values + tile_.values)),
+        values_(reinterpret_cast<Element*>(tile_.values)),
         is_wide_(work.channels % 8 == 0 &&
                  reinterpret_cast<uintptr_t>(values_) % (8 * sizeof(Element)) == 0),
         half_(half_of(work.plane_count)) {}

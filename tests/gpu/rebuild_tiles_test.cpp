@@ -53,7 +53,11 @@ class Rebuild {
       if (parts.in_planes) add(frame, parts);
     }
   }
-  void add(const RebuildTile& tile) { tiles_.push_back(tile); }
+  /// Its values begin at that offset.
+  void add(const RebuildTile& tile, size_t offset) {
+    tiles_.push_back(tile);
+    offsets_.push_back(offset);
+  }
 
   uint32_t append(const uint8_t* data, size_t size) {
     const auto at = static_cast<uint32_t>(bytes_.size());
@@ -67,8 +71,9 @@ class Rebuild {
   /// `shift`: of the values, from an address that is a multiple of 16.
   Buffer run(size_t shift = 0) {
     bytes_.resize((bytes_.size() + 3) / 4 * 4 + RebuildTiles::kSlackBytes);
-    for (RebuildTile& tile : tiles_) tile.values += shift;
     Buffer values(shape_.size_bytes() + shift, kUntouched);
+    for (size_t i = 0; i < tiles_.size(); ++i)
+      tiles_[i].values = values.data() + shift + offsets_[i];
     std::unique_ptr<uint8_t[]> bytes(new uint8_t[bytes_.size()]);
     std::memcpy(bytes.get(), bytes_.data(), bytes_.size());
     const auto slots = static_cast<uint32_t>(tiles_.size());
@@ -78,8 +83,6 @@ class Rebuild {
     work_.turns = turns.data();
     work_.bytes = bytes.get();
     work_.size_bytes = bytes_.size() - RebuildTiles::kSlackBytes;
-    work_.values = values.data();
-    work_.values_bytes = values.size();
     work_.scratch = scratch.data();
     work_.tiles = tiles_.data();
     work_.tile_count = slots;
@@ -102,7 +105,6 @@ class Rebuild {
     tile.centre_shift = head.centre_shift;
     tile.centre_turns = head.centre_turns && head.centre_width != 0;
     tile.tokens = parts.tokens;
-    tile.values = parts.values_offset;
     tile.parameters = append(frame.data() + parts.parameters_offset,
                              compression::parameter_bytes(head, shape_.channels));
     for (uint32_t s = 0; s < parts.stream_count; ++s) {
@@ -118,13 +120,14 @@ class Rebuild {
       (first ? tile.remainder_bytes : tile.exception_bytes) = static_cast<uint32_t>(plain.size());
       (first ? tile.remainder : tile.exceptions) = append(plain.data(), plain.size());
     }
-    tiles_.push_back(tile);
+    add(tile, parts.values_offset);
   }
 
   compression::StreamCoder coder_;
   Shape shape_;
   Buffer bytes_;
   std::vector<RebuildTile> tiles_;
+  std::vector<size_t> offsets_;
   std::vector<uint32_t> faults_;
   RebuildTiles work_;
 };
@@ -275,7 +278,7 @@ void check_any_centre(NumberKind kind, uint64_t seed) {
                    turns ? shape.rotary : compression::Rotary{})};
   Buffer wanted(shape.size_bytes());
   compression::kPlaneKernelsScalar.merge(frame, merge, wanted.data());
-  rebuild.add(tile);
+  rebuild.add(tile, 0);
   expect_same(rebuild.run(), wanted, shape);
 }
 

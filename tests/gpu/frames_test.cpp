@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames decoded into device memory, against the decoder of frames.
+#include "gpu/frames.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "compression/frame.h"
+#include "tests/compression/reseal.h"
+#include "tests/compression/tensors.h"
+#include "tests/gpu/devices.h"
+
+namespace bowhead::gpu {
+namespace {
+
+using compression::Content;
+using compression::Decoder;
+using compression::Encoder;
+using compression::NumberKind;
+using compression::Profile;
+using compression::Shape;
+
+using Buffer = std::vector<uint8_t>;
+
+constexpr Profile kProfiles[] = {Profile::FAST, Profile::BALANCED, Profile::DENSE};
+
+Buffer frame_of(const Shape& shape, const Buffer& values, Profile profile) {
+  Encoder encoder(profile);
+  Buffer frame(compression::frame_bound(shape));
+  const auto size = encoder.encode(shape, values, frame);
+  EXPECT_TRUE(size);
+  if (size) frame.resize(*size);
+  return frame;
+}
+
+Status decode_on_cpu(const Buffer& frame, uint32_t planes, Buffer& values) {
+  Decoder decoder;
+  return planes == 0 ? decoder.decode(frame, values) : decoder.decode_prefix(frame, planes, values);
+}
+
+struct Wanted {
+  Buffer frame;
+  size_t values_bytes;
+  uint32_t planes = 0;
+  bool is_pinned = false;
+};
+
+class DecodedFrames : public EveryDevice {
+ protected:
+  void SetUp() override {
+    EveryDevice::SetUp();
+    if (IsSkipped()) return;
+    auto stream = device().make_stream(0);
+    ASSERT_DONE(stream);
+    stream_ = *stream;
+    decoder_.emplace(device());
+  }
+  void TearDown() override {
+    decoder_.reset();
+    for (void* memory : memory_) device().free(memory);
+    if (stream_ != nullptr) device().destroy_stream(stream_);
+  }
+
+  void* memory(size_t bytes, bool is_pinned) {
+    auto allocated = is_pinned ? device().allocate_pinned(bytes) : device().allocate(bytes);
+    EXPECT_DONE(allocated);
+    if (!allocated) return nullptr;
+    memory_.push_back(*allocated);
+    return *allocated;
+  }
+
+  /// Values of all frames, and what is right before and behind them.
+  struct Outcome {
+    std::vector<Buffer> values;
+    std::vector<Status> statuses;
+  };
+  Outcome decode(const std::vector<Wanted>& wanted) {
+    constexpr size_t kGap = 64;
+    std::vector<FrameJob> jobs;
+    std::vector<Buffer> before;
+    for (const Wanted& one : wanted) {
+      FrameJob job;
+      job.frame = one.frame;
+      if (one.is_pinned) {
+        auto* pinned = static_cast<uint8_t*>(memory(one.frame.size(), true));
+        std::memcpy(pinned, one.frame.data(), one.frame.size());
+        job.frame = {pinned, one.frame.size()};
+      }
+      auto* values = static_cast<uint8_t*>(memory(one.values_bytes + 2 * kGap, false));
+      before.emplace_back(one.values_bytes + 2 * kGap, uint8_t{0xA5});
+      EXPECT_DONE(device().copy(values, before.back().data(), before.back().size(), stream_));
+      job.values = values + kGap;
+      job.values_bytes = one.values_bytes;
+      job.planes = one.planes;
+      jobs.push_back(job);
+    }
+    Outcome outcome;
+    EXPECT_DONE(decoder_->start(jobs, stream_));
+    const auto statuses = decoder_->finish();
+    EXPECT_DONE(statuses);
+    if (!statuses) return outcome;
+    outcome.statuses.assign(statuses->begin(), statuses->end());
+    for (const FrameJob& job : jobs) {
+      Buffer all(job.values_bytes + 2 * kGap);
+      EXPECT_DONE(
+          device().copy(all.data(), static_cast<uint8_t*>(job.values) - kGap, all.size(), stream_));
+      auto event = device().make_event();
+      EXPECT_DONE(event);
+      EXPECT_DONE(device().record(*event, stream_));
+      EXPECT_DONE(device().synchronize(*event));
+      device().destroy_event(*event);
+      const auto is_untouched = [](uint8_t byte) { return byte == 0xA5; };
+      EXPECT_TRUE(std::all_of(all.begin(), all.begin() + kGap, is_untouched));
+      EXPECT_TRUE(std::all_of(all.end() - kGap, all.end(), is_untouched));
+      outcome.values.emplace_back(all.begin() + kGap, all.end() - kGap);
+    }
+    for (void* memory : memory_) device().free(memory);
+    memory_.clear();
+    return outcome;
+  }
+
+  /// What the decoder of frames gives, status or values.
+  void check(const std::vector<Wanted>& wanted) {
+    const Outcome outcome = decode(wanted);
+    ASSERT_EQ(outcome.statuses.size(), wanted.size());
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      SCOPED_TRACE(testing::Message() << "job " << i << ", " << wanted[i].planes << " planes");
+      Buffer values(wanted[i].values_bytes);
+      EXPECT_EQ(outcome.statuses[i], decode_on_cpu(wanted[i].frame, wanted[i].planes, values));
+      EXPECT_TRUE(outcome.statuses[i] != Status::OK || outcome.values[i] == values);
+    }
+  }
+
+  Stream stream_ = nullptr;
+  std::optional<FrameDecoder> decoder_;
+  std::vector<void*> memory_;
+};
+
+TEST_P(DecodedFrames, AreWhatTheDecoderGives) {
+  constexpr NumberKind kKinds[] = {NumberKind::BF16,     NumberKind::FP16, NumberKind::FP8_E4M3,
+                                   NumberKind::FP8_E5M2, NumberKind::INT8, NumberKind::BYTES};
+  uint32_t seed = 0;
+  for (const NumberKind kind : kKinds) {
+    std::vector<Wanted> wanted;
+    for (const Profile profile : kProfiles) {
+      for (const Content content : compression::kContents) {
+        Shape shape{kind, 2, 30 + seed % 70, 64 + 16 * (seed % 5), {}};
+        if (seed % 3 != 0) shape.rotary = compression::rotary_of(10000, 16);
+        if (seed % 4 == 3) shape.channels -= 11;  // rows in parts of bytes, which nothing turns
+        if (seed % 4 == 3) shape.rotary = {};
+        if (kind == NumberKind::BYTES) shape = {kind, 1, 3000, 1, {}};
+        const auto* number = compression::number_of(kind);
+        const uint32_t planes = number == nullptr ? 0 : seed % (number->planes() + 1);
+        const Buffer values = compression::make_tensor(shape, content, seed);
+        wanted.push_back({frame_of(shape, values, profile), values.size(), planes, seed % 2 == 0});
+        ++seed;
+      }
+    }
+    SCOPED_TRACE(compression::number_name(kind));
+    check(wanted);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(DecodedFrames, TakeEveryNumberOfPlanes) {
+  const Shape shape{NumberKind::BF16, 3, 200, 128, compression::rotary_of(10000, 128)};
+  const Buffer values = compression::make_tensor(shape, Content::ROTATED, 1);
+  const Buffer frame = frame_of(shape, values, Profile::DENSE);
+  std::vector<Wanted> wanted;
+  for (uint32_t planes = 0; planes <= 9; ++planes) {
+    for (const bool is_pinned : {false, true})
+      wanted.push_back({frame, values.size(), planes, is_pinned});
+  }
+  check(wanted);
+}
+
+TEST_P(DecodedFrames, ThatNoKernelTurnsAreDecodedByTheCpu) {
+  // Heads of 700 channels in rows of 1400: no step has whole ones.
+  const Shape shape{NumberKind::FP16, 1, 20, 1400, compression::rotary_of(10000, 700)};
+  const Buffer values = compression::make_tensor(shape, Content::ROTATED, 1);
+  const Buffer frame = frame_of(shape, values, Profile::FAST);
+  check({{frame, values.size(), 0, true}, {frame, values.size(), 4, false}});
+}
+
+TEST_P(DecodedFrames, GoldenOnes) {
+  std::vector<Wanted> wanted;
+  for (const auto& entry : std::filesystem::directory_iterator(BOWHEAD_GOLDEN_FRAMES)) {
+    if (entry.path().extension() != ".frame") continue;
+    std::ifstream in(entry.path(), std::ios::binary);
+    const Buffer frame(std::istreambuf_iterator<char>(in), {});
+    const auto info = compression::frame_info(frame);
+    ASSERT_TRUE(info);
+    wanted.push_back({frame, info->shape.size_bytes(), 0, wanted.size() % 2 == 0});
+    if (info->planes > 4) wanted.push_back({frame, info->shape.size_bytes(), 4, false});
+  }
+  ASSERT_GE(wanted.size(), 12u);
+  check(wanted);
+}
+
+TEST_P(DecodedFrames, FailAloneIfTheyAreDamaged) {
+  const Shape shape{NumberKind::BF16, 2, 50, 128, compression::rotary_of(10000, 128)};
+  const Buffer values = compression::make_tensor(shape, Content::ROTATED, 3);
+  const Buffer good = frame_of(shape, values, Profile::FAST);
+  std::vector<Wanted> wanted;
+  for (size_t at = 0; at < good.size(); at += good.size() / 60) {
+    Wanted one{good, values.size(), static_cast<uint32_t>(wanted.size() % 4), at % 2 == 0};
+    one.frame[at] ^= 0x10;
+    wanted.push_back(one);
+    wanted.push_back({good, values.size(), 0, at % 2 != 0});
+  }
+  Wanted shorter{good, values.size(), 0, true};
+  shorter.frame.resize(good.size() - 9);
+  wanted.push_back(shorter);
+  check(wanted);
+}
+
+/// With right checksums nobody but the kernel sees it: it must read what is there, and nothing
+/// beyond; lengths that do not fit it has to find.
+TEST_P(DecodedFrames, MayHoldAnythingUnderRightChecksums) {
+  Random random(5);
+  uint32_t failed = 0;
+  for (const NumberKind kind : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3}) {
+    const Shape shape{kind, 1, 70, 48, compression::rotary_of(10000, 16)};
+    const Buffer values = compression::make_tensor(shape, Content::ROTATED, 3);
+    const Buffer good = frame_of(shape, values, Profile::FAST);
+    std::vector<Wanted> wanted;
+    for (uint32_t i = 0; i < 150; ++i) {
+      Wanted one{good, values.size(), i % 5 == 0 ? 3u : 0u, i % 2 == 0};
+      for (uint64_t flips = 1 + random.below(3); flips > 0; --flips)
+        one.frame[28 + random.below(good.size() - 28)] ^=
+            static_cast<uint8_t>(1 + random.below(255));
+      compression::reseal(one.frame);
+      wanted.push_back(one);
+    }
+    const Outcome outcome = decode(wanted);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      Buffer cpu(values.size());
+      const Status status = decode_on_cpu(wanted[i].frame, wanted[i].planes, cpu);
+      failed += outcome.statuses[i] != Status::OK;
+      // What the heads tell, both see.
+      EXPECT_TRUE(status == Status::OK || status == Status::DAMAGED ||
+                  status == outcome.statuses[i]);
+    }
+  }
+  EXPECT_GT(failed, 50u);
+}
+
+TEST_P(DecodedFrames, RefuseWhatTheDeviceDoesNotReach) {
+  const Shape shape{NumberKind::BF16, 1, 4, 8, {}};
+  Buffer values = compression::make_tensor(shape, Content::NORMAL, 1);
+  const Buffer frame = frame_of(shape, values, Profile::FAST);
+  FrameJob job{frame, values.data(), values.size(), 0};
+  EXPECT_EQ(message_of(decoder_->start({&job, 1}, stream_)),
+            "INVALID_ARGUMENT: values of job 0 are host memory, not this device's");
+  auto* odd = static_cast<uint8_t*>(memory(values.size() + 2, false));
+  job.values = odd + 1;
+  const auto result = decoder_->start({&job, 1}, stream_);
+  ASSERT_FALSE(result);
+  EXPECT_NE(result.error().message().find("no multiple of 2 bytes"), std::string::npos);
+  EXPECT_EQ(decoder_->finish().status(), Status::INVALID_ARGUMENT);
+}
+
+TEST_P(DecodedFrames, GoOneBatchAtATime) {
+  const Shape shape{NumberKind::BF16, 1, 4, 8, {}};
+  const Buffer values = compression::make_tensor(shape, Content::NORMAL, 1);
+  const Buffer frame = frame_of(shape, values, Profile::FAST);
+  void* const to = memory(values.size(), false);
+  const FrameJob jobs[] = {{frame, to, values.size(), 0},
+                           {frame, to, values.size() - 2, 0},
+                           {frame, to, values.size(), 10}};
+  EXPECT_EQ(decoder_->is_done().status(), Status::INVALID_ARGUMENT);
+  ASSERT_DONE(decoder_->start(jobs, stream_));
+  EXPECT_EQ(decoder_->start(jobs, stream_).status(), Status::BUSY);
+  const auto statuses = decoder_->finish();
+  ASSERT_DONE(statuses);
+  EXPECT_EQ((*statuses)[0], Status::OK);
+  EXPECT_EQ((*statuses)[1], Status::INVALID_ARGUMENT);
+  EXPECT_EQ((*statuses)[2], Status::INVALID_ARGUMENT);
+  ASSERT_DONE(decoder_->start({}, stream_));
+  ASSERT_DONE(decoder_->finish());
+}
+
+INSTANTIATE_TEST_SUITE_P(Device, DecodedFrames, kEveryDevice, device_name);
+
+}  // namespace
+}  // namespace bowhead::gpu
