@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "bench/gpu_fetch_bench.h"
 #include "bench/gpu_rig.h"
 #include "bench/machine.h"
 #include "bench/report.h"
@@ -278,7 +279,7 @@ Result<void> measure(const GpuBenchOptions& options) {
     shape.blocks = static_cast<uint32_t>(std::clamp<uint64_t>(all / shape.block_bytes(), 1, 1024));
     if (auto good = runs.beside_paths(shape, fragment); !good) return good;
   }
-  return {};
+  return measure_fetch(rig, options, report);
 }
 
 }  // namespace
