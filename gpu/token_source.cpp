@@ -67,8 +67,8 @@ class TokenSource::Impl {
   Result<void> queue_tables(std::span<const uint8_t* const> payloads,
                             std::span<const uint32_t> pages);
   Result<void> upload(size_t size_bytes);
-  Result<const void*> reached(const void* address, const char* role) const;
-  Result<TokenLists> reached(TokenLists lists) const;
+  Result<const void*> reached(const void* memory, size_t size_bytes, const char* role) const;
+  Result<TokenLists> reached(TokenLists lists, uint32_t some_layers) const;
   Status renew();
   Status renew(Held& held);
   void finish(Fetch& fetch, Status device_status);
@@ -220,25 +220,38 @@ TokenSource::Impl::~Impl() {
 
 // ---- start ----
 
-/// Where kernels find it.
-Result<const void*> TokenSource::Impl::reached(const void* address, const char* role) const {
-  const auto kind = device_.classify(address);
-  if (!kind) return kind.error();
-  if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
-    return refuse(fmt::format("{} of lists are {} memory, which this device does not reach", role,
-                              pointer_kind_name(*kind)));
-  if (*kind != PointerKind::REGISTERED) return address;
-  const auto found = device_.device_address(const_cast<void*>(address));  // nobody writes there
-  if (!found) return found.error();
-  return *found;
+/// Where kernels find it, if they reach its first and its last byte.
+Result<const void*> TokenSource::Impl::reached(const void* memory, size_t size_bytes,
+                                               const char* role) const {
+  const auto* const last =
+      static_cast<const std::byte*>(memory) + std::max<size_t>(size_bytes, 1) - 1;
+  PointerKind kind{};
+  for (const void* address : {memory, static_cast<const void*>(last)}) {
+    const auto found = device_.classify(address);
+    if (!found) return found.error();
+    kind = *found;
+    if (kind == PointerKind::HOST || kind == PointerKind::OTHER)
+      return refuse(fmt::format("{} of lists {} in {} memory, which this device does not reach",
+                                role, address == memory ? "begin" : "end",
+                                pointer_kind_name(kind)));
+  }
+  if (kind != PointerKind::REGISTERED) return memory;
+  const auto address = device_.device_address(const_cast<void*>(memory));  // nobody writes there
+  if (!address) return address.error();
+  return *address;
 }
 
-Result<TokenLists> TokenSource::Impl::reached(TokenLists lists) const {
-  const auto tokens = reached(lists.tokens, "tokens");
+Result<TokenLists> TokenSource::Impl::reached(TokenLists lists, uint32_t some_layers) const {
+  if (some_layers == 0 || lists.most_tokens == 0) return lists;
+  const size_t last_list =
+      size_t{some_layers - 1} * lists.layer_lists + size_t{cache_.heads - 1} * lists.head_lists;
+  const size_t last_token = size_t{lists.most_tokens - 1} * lists.token_stride_bytes;
+  const auto tokens = reached(
+      lists.tokens, last_list * lists.list_stride_bytes + last_token + sizeof(uint32_t), "tokens");
   if (!tokens) return tokens.error();
   lists.tokens = static_cast<const uint8_t*>(*tokens);
   if (lists.counts == nullptr) return lists;
-  const auto counts = reached(lists.counts, "counts");
+  const auto counts = reached(lists.counts, (last_list + 1) * sizeof(uint32_t), "counts");
   if (!counts) return counts.error();
   lists.counts = static_cast<const uint32_t*>(*counts);
   return lists;
@@ -257,7 +270,7 @@ Result<std::shared_ptr<TokenSource::Fetch>> TokenSource::Impl::fetch(const Token
   if (lists.most_tokens > room_rows_)
     return refuse(fmt::format("lists of {} tokens, while the target has room for {}",
                               lists.most_tokens, room_rows_));
-  const auto reached_lists = reached(lists);
+  const auto reached_lists = reached(lists, some_layers);
   if (!reached_lists) return reached_lists.error();
   work.lists = *reached_lists;
   if (auto good = device_.check_stream(stream); !good) return good.error();

@@ -219,6 +219,37 @@ TEST_P(TokenSourceTest, BringsThemToPages) {
   EXPECT_TRUE(got == want);
 }
 
+/// By every width of loads, and lists that several warps share.
+TEST_P(TokenSourceTest, BringsRowsOfAnyLength) {
+  constexpr uint32_t kRows = 150;
+  const std::vector<uint32_t> table = {0};
+  Random random(1);
+  std::vector<uint32_t> tokens(kRows);
+  for (uint32_t& token : tokens) token = static_cast<uint32_t>(random.below(kBlockTokens));
+  const Area lists(device(), tokens.data(), tokens.size() * 4);
+  for (const uint32_t row_bytes : {1152u, 64u, 40u, 36u, 34u, 33u}) {
+    const KvCache of = {{}, 1, 2, 2, 1, 1, row_bytes, PayloadOrder::HEADS_FIRST};
+    const std::vector<std::string> key = {"rows of " + std::to_string(row_bytes)};
+    const auto payload = test::bytes(of.payload_bytes(kBlockTokens), row_bytes);
+    ASSERT_EQ(pool_.put(key[0], payload), Status::OK);
+    Area area(device(), size_t{4} * kRows * row_bytes);
+    area.fill(kUntouched);
+    auto source = TokenSource::open(pool_.pool(), *registration_, device(),
+                                    {pool_.ns(), key, kBlockTokens, kBlockTokens},
+                                    {dense_cache(of, area.data(), kRows), table});
+    ASSERT_DONE(source);
+    TokenLists told;
+    told.tokens = lists.data();
+    told.most_tokens = kRows;
+    ASSERT_EQ(run(*source, told, 0, 1), Status::OK);
+    const auto got = area.read();
+    for (uint32_t i = 0; i < 4 * kRows; ++i) {
+      const size_t row = i / kRows * kBlockTokens + tokens[i % kRows];
+      ASSERT_EQ(std::memcmp(&got[i * row_bytes], &payload[row * row_bytes], row_bytes), 0) << i;
+    }
+  }
+}
+
 /// Top-k near the memory, its hits to the device, their rows by one kernel: as gather() has them.
 TEST_P(TokenSourceTest, TakesHitsWhereTheyLie) {
   const KvCache of = shape();
@@ -396,9 +427,12 @@ TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
   refused(fetched([](TokenLists& l) { l.tokens = nullptr; }), "tokens of lists is null");
   alignas(4) uint8_t on_host[8];
   refused(fetched([&](TokenLists& l) { l.tokens = on_host; }),
-          "tokens of lists are host memory, which this device does not reach");
+          "tokens of lists begin in host memory, which this device does not reach");
   const uint32_t counts[12] = {};
-  refused(fetched([&](TokenLists& l) { l.counts = counts; }), "counts of lists are host memory");
+  refused(fetched([&](TokenLists& l) { l.counts = counts; }),
+          "counts of lists begin in host memory");
+  refused(fetched([](TokenLists& l) { l.list_stride_bytes = 1 << 20; }),
+          "tokens of lists end in host memory");
   refused(fetched([](TokenLists& l) { l.most_tokens = 25; }),
           "lists of 25 tokens, while the target has room for 24");
   refused(fetched([](TokenLists&) {}, 1), "layers 1 to 4 of 3");
