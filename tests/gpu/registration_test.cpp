@@ -59,6 +59,10 @@ TEST_P(RegistrationContract, RegistersWhatIsTouchedAndUnregistersIt) {
     ASSERT_DONE(address);
     EXPECT_EQ(*address, *device().device_address(mapping.data() + offset));
   }
+  auto reached = registration->reach(2 * kChunkBytes - 1, 2);
+  ASSERT_DONE(reached);
+  EXPECT_EQ(*reached, *registration->device_address(2 * kChunkBytes - 1));
+  EXPECT_EQ(registration->reach(mapping.size_bytes(), 1).status(), Status::INVALID_ARGUMENT);
   ASSERT_DONE(registration->ensure(4 * kChunkBytes, 1));  // the short one
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes + 3 * kPageBytes);
   ASSERT_DONE(registration->ensure(0, mapping.size_bytes()));
