@@ -86,9 +86,9 @@ class DirectReads::Impl {
   void cut(Job& job, const std::vector<uint32_t>& first_spans) const;
   Result<void> queue_tables(Job& job);
   Result<void> take_parts(Job& job);
-  Result<void> check_reached(const char* name, const void* address);
-  Result<void> check_all_reached(const DecodeQueries& queries, std::span<const MergeSource> others,
-                                 const DecodeAnswers& answers);
+  Result<void> check_reached(const char* name, const void* address, size_t size_bytes);
+  Result<void> check_all_reached(const Job& job, const DecodeQueries& queries,
+                                 std::span<const MergeSource> others, const DecodeAnswers& answers);
   void finish(Job& job, Status device_status);
 
   Pool& pool_;
@@ -264,26 +264,40 @@ Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
 
 // ---- attend ----
 
-Result<void> DirectReads::Impl::check_reached(const char* name, const void* address) {
-  const auto kind = device_.classify(address);
-  if (!kind) return kind.error();
-  if (*kind != PointerKind::HOST && *kind != PointerKind::OTHER) return {};
-  return wrong("{} are {} memory, which this device does not reach", name,
-               pointer_kind_name(*kind));
+Result<void> DirectReads::Impl::check_reached(const char* name, const void* address,
+                                              size_t size_bytes) {
+  const auto* const last = static_cast<const std::byte*>(address) + size_bytes - 1;
+  for (const void* end : {address, static_cast<const void*>(last)}) {
+    const auto kind = device_.classify(end);
+    if (!kind) return kind.error();
+    if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
+      return wrong("{} {} in {} memory, which this device does not reach", name,
+                   end == last ? "end" : "begin", pointer_kind_name(*kind));
+  }
+  return {};
 }
 
-Result<void> DirectReads::Impl::check_all_reached(const DecodeQueries& queries,
+Result<void> DirectReads::Impl::check_all_reached(const Job& job, const DecodeQueries& queries,
                                                   std::span<const MergeSource> others,
                                                   const DecodeAnswers& answers) {
-  if (auto good = check_reached("queries", queries.data); !good) return good;
-  if (auto good = check_reached("outputs", answers.outputs); !good) return good;
+  const size_t heads = size_t{job.sequences} * model_.query_heads();
+  const size_t numbers = heads * model_.value_channels;
+  const size_t queries_bytes = (job.sequences - 1) * queries.sequence_stride_bytes +
+                               (model_.query_heads() - 1) * queries.head_stride_bytes +
+                               size_t{model_.key_channels} * 2;
+  if (auto good = check_reached("queries", queries.data, queries_bytes); !good) return good;
+  const size_t outputs_bytes = numbers * (answers.number == FloatKind::FP32 ? 4 : 2);
+  if (auto good = check_reached("outputs", answers.outputs, outputs_bytes); !good) return good;
   if (answers.log_sum_exps != nullptr) {
-    if (auto good = check_reached("log-sum-exps", answers.log_sum_exps); !good) return good;
+    if (auto good = check_reached("log-sum-exps", answers.log_sum_exps, heads * 4); !good)
+      return good;
   }
   for (const MergeSource& other : others) {
     if (other.first_parts != nullptr) return wrong("of another part there is one of each sequence");
-    if (auto good = check_reached("outputs of another part", other.outputs); !good) return good;
-    if (auto good = check_reached("log-sum-exps of another part", other.log_sum_exps); !good)
+    if (auto good = check_reached("outputs of another part", other.outputs, numbers * 4); !good)
+      return good;
+    if (auto good = check_reached("log-sum-exps of another part", other.log_sum_exps, heads * 4);
+        !good)
       return good;
   }
   return {};
@@ -297,7 +311,8 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
                  job.is_done ? ", of a job that is done" : "");
   if (others.size() >= MergeParts::kMostSources)
     return wrong("{} other parts: at most {}", others.size(), MergeParts::kMostSources - 1);
-  if (auto good = check_all_reached(queries, others, answers); !good) return good;
+  if (job.sequences == 0) return {};
+  if (auto good = check_all_reached(job, queries, others, answers); !good) return good;
 
   Attend work = told();
   work.layer = layer;

@@ -333,23 +333,27 @@ TEST_P(DirectReadsTest, RefuseWhatTheyCannotReach) {
   const DecodeQueries queries = decode.queries();
   const DecodeAnswers answers = decode.answers();
   const auto no = [](const char* what) {
-    return std::string(what) + " are host memory, which this device does not reach";
+    return std::string(what) + " in host memory, which this device does not reach";
   };
-  expect(no("queries"), 0, {on_host.data(), 256, 128}, {}, answers);
-  expect(no("outputs"), 0, queries, {}, {on_host.data(), FloatKind::FP32, nullptr});
-  expect(no("log-sum-exps"), 0, queries, {}, {answers.outputs, FloatKind::FP32, on_host.data()});
+  expect(no("queries begin"), 0, {on_host.data(), 256, 128}, {}, answers);
+  expect(no("outputs begin"), 0, queries, {}, {on_host.data(), FloatKind::FP32, nullptr});
+  expect(no("log-sum-exps begin"), 0, queries, {},
+         {answers.outputs, FloatKind::FP32, on_host.data()});
+  // Strides that lead beyond all there is.
+  expect(no("queries end"), 0, {queries.data, 768, 1 << 30}, {}, answers);
   MergeSource other = {on_host.data(), answers.log_sum_exps};
-  expect(no("outputs of another part"), 0, queries, {&other, 1}, answers);
-  other = {answers.log_sum_exps, on_host.data()};
-  expect(no("log-sum-exps of another part"), 0, queries, {&other, 1}, answers);
+  expect(no("outputs of another part begin"), 0, queries, {&other, 1}, answers);
+  auto* const outputs = static_cast<float*>(answers.outputs);
+  other = {outputs, on_host.data()};
+  expect(no("log-sum-exps of another part begin"), 0, queries, {&other, 1}, answers);
   const uint32_t first_parts[] = {0, 1};
-  other = {answers.log_sum_exps, answers.log_sum_exps, first_parts};
+  other = {outputs, answers.log_sum_exps, first_parts};
   expect("of another part there is one of each sequence", 0, queries, {&other, 1}, answers);
-  const std::vector<MergeSource> many(4, {answers.log_sum_exps, answers.log_sum_exps});
+  const std::vector<MergeSource> many(4, {outputs, answers.log_sum_exps});
   expect("4 other parts: at most 3", 0, queries, many, answers);
   expect("layer 2 of 2", 2, queries, {}, answers);
-  expect("queries have strides of 768 and 130 bytes, no multiples of 16", 0,
-         {queries.data, 768, 130}, {}, answers);
+  expect("queries have strides of 768 and 120 bytes, no multiples of 16", 0,
+         {queries.data, 768, 120}, {}, answers);
   reads.wait(*job);
   expect("layer 0 of 2, of a job that is done", 0, queries, {}, answers);
 }
