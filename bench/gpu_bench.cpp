@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "bench/gpu_attend_bench.h"
 #include "bench/gpu_fetch_bench.h"
 #include "bench/gpu_rig.h"
 #include "bench/machine.h"
@@ -279,7 +280,8 @@ Result<void> measure(const GpuBenchOptions& options) {
     shape.blocks = static_cast<uint32_t>(std::clamp<uint64_t>(all / shape.block_bytes(), 1, 1024));
     if (auto good = runs.beside_paths(shape, fragment); !good) return good;
   }
-  return measure_fetch(rig, options, report);
+  if (auto good = measure_fetch(rig, options, report); !good) return good;
+  return measure_attend(rig, options, report);
 }
 
 }  // namespace

@@ -29,7 +29,8 @@ TEST(GpuBench, PrintsEveryRowAsDocumented) {
     EXPECT_GT(line.at("ratio").at("median"), 0);
   }
   EXPECT_EQ(rows, (std::set<std::string>{"spill", "restore", "spill_loop", "restore_loop",
-                                         "spill_path", "restore_path", "fetch_tokens"}));
+                                         "spill_path", "restore_path", "fetch_tokens",
+                                         "attend_direct"}));
 }
 
 TEST(GpuBench, RefusesTooFewRounds) {

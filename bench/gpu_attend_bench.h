@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// How fast attention reads keys and values from a pool, beside one copy of as many bytes.
+#pragma once
+
+#include "base/status.h"
+#include "bench/gpu_bench.h"
+#include "bench/gpu_rig.h"
+#include "bench/report.h"
+
+namespace bowhead::bench {
+
+/// Rows `attend_direct`. DAMAGED: an answer is not that of ndp/ on the same bytes.
+Result<void> measure_attend(GpuRig& rig, const GpuBenchOptions& options, const Report& report);
+
+}  // namespace bowhead::bench
