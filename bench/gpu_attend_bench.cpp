@@ -53,7 +53,7 @@ class DirectDecode {
     if (job_) reads_->wait(*job_);
     reads_.reset();
     for (const auto& sequence : sequences_) {
-      for (const auto& block : sequence) (void)rig_.pool->remove(rig_.ns, block.key);
+      for (const auto& block : sequence.blocks) (void)rig_.pool->remove(rig_.ns, block.key);
     }
     for (void* memory : {queries_, outputs_, copy_to_, copy_from_}) rig_.device->free(memory);
   }
@@ -134,12 +134,12 @@ class DirectDecode {
   Result<void> store() {
     std::vector<std::byte> payload(2 * shape_.part_bytes());
     for (uint32_t s = 0; s < shape_.sequences; ++s) {
-      auto& sequence = sequences_.emplace_back();
+      auto& blocks = sequences_.emplace_back().blocks;
       for (uint32_t b = 0; b < shape_.blocks; ++b) {
-        sequence.push_back({fmt::format("s{}b{}", s, b), shape_.block_tokens});
+        blocks.push_back({fmt::format("s{}b{}", s, b), shape_.block_tokens});
         fill(payload.data(), payload.size(), 2 + uint64_t{s} * shape_.blocks + b);
         const ConstSpan value{payload.data(), payload.size()};
-        const Status put = rig_.pool->put(rig_.ns, sequence.back().key, {&value, 1});
+        const Status put = rig_.pool->put(rig_.ns, blocks.back().key, {&value, 1});
         if (put != Status::OK) return Error{put, "a block cannot be put"};
       }
     }
@@ -163,7 +163,7 @@ class DirectDecode {
     if (!queries || !attention) return queries ? attention.error() : queries.error();
     const bool heads_first = shape_.order == PayloadOrder::HEADS_FIRST;
     for (uint32_t b = 0; b < shape_.blocks; ++b) {
-      auto lease = rig_.pool->acquire(rig_.ns, sequences_[sequence][b].key, 60'000);
+      auto lease = rig_.pool->acquire(rig_.ns, sequences_[sequence].blocks[b].key, 60'000);
       if (!lease) return lease.error();
       ndp::KvBlock block{
           b * shape_.block_tokens, {ndp::NumberKind::BF16, kChannels, shape_.block_tokens}, {}};
@@ -180,7 +180,7 @@ class DirectDecode {
 
   GpuRig& rig_;
   const Shape shape_;
-  std::vector<gpu::BlocksOfSequence> sequences_;
+  std::vector<gpu::SequenceToRead> sequences_;
   std::vector<uint16_t> query_bits_;
   void *queries_ = nullptr, *outputs_ = nullptr;
   void *copy_to_ = nullptr, *copy_from_ = nullptr;

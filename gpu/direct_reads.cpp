@@ -70,7 +70,7 @@ class DirectReads::Impl {
         rooms_(device, kMostTableBytes) {}
   ~Impl();
 
-  Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const BlocksOfSequence> sequences,
+  Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const SequenceToRead> sequences,
                                      const DirectReadOptions& options);
   Result<void> attend(Job& job, uint32_t layer, const DecodeQueries& queries,
                       std::span<const MergeSource> others, const DecodeAnswers& answers);
@@ -80,6 +80,8 @@ class DirectReads::Impl {
 
  private:
   Result<void> check_block(size_t number, const BlockToRead& block) const;
+  Result<void> check_span(const AttendSpan& span);
+  Result<void> check_sequences(std::span<const SequenceToRead> sequences);
   Status read(NamespaceId ns, const BlockToRead& block, const DirectReadOptions& options,
               size_t number, Job& job);
   Result<AttendSpan> span_of(const BlockToRead& block, const Lease& lease);
@@ -129,6 +131,29 @@ Result<void> DirectReads::Impl::check_block(size_t number, const BlockToRead& bl
   if (model_.payload_bytes(1) > kMostPayloadBytes / block.tokens)
     return wrong("block {}: {} tokens of {} bytes, which are more than {}", number, block.tokens,
                  model_.payload_bytes(1), kMostPayloadBytes);
+  return {};
+}
+
+Result<void> DirectReads::Impl::check_span(const AttendSpan& span) {
+  if (span.tokens == 0) return wrong("a span of no tokens");
+  const size_t last_row = (model_.layers - 1) * span.layer_stride_bytes +
+                          (model_.heads - 1) * span.head_stride_bytes +
+                          (span.tokens - 1) * span.token_stride_bytes;
+  auto good = check_reached("keys of a span", span.keys, last_row + model_.key_channels * 2);
+  return good ? check_reached("values of a span", span.values, last_row + model_.value_channels * 2)
+              : good;
+}
+
+Result<void> DirectReads::Impl::check_sequences(std::span<const SequenceToRead> sequences) {
+  size_t blocks = 0;
+  for (const SequenceToRead& sequence : sequences) {
+    for (const BlockToRead& block : sequence.blocks) {
+      if (auto good = check_block(blocks++, block); !good) return good;
+    }
+    for (const AttendSpan& span : sequence.spans) {
+      if (auto good = check_span(span); !good) return good;
+    }
+  }
   return {};
 }
 
@@ -233,21 +258,17 @@ Result<void> DirectReads::Impl::queue_tables(Job& job) {
 }
 
 Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
-    NamespaceId ns, std::span<const BlocksOfSequence> sequences, const DirectReadOptions& options) {
-  size_t blocks = 0;
-  for (const BlocksOfSequence& sequence : sequences) {
-    for (const BlockToRead& block : sequence) {
-      if (auto good = check_block(blocks++, block); !good) return good.error();
-    }
-  }
+    NamespaceId ns, std::span<const SequenceToRead> sequences, const DirectReadOptions& options) {
+  if (auto good = check_sequences(sequences); !good) return good.error();
   if (auto good = device_.check_stream(options.stream); !good) return good.error();
   auto job = std::make_shared<Job>();
   job->stream = options.stream;
   job->sequences = static_cast<uint32_t>(sequences.size());
   std::vector<uint32_t> first_spans = {0};
-  for (const BlocksOfSequence& sequence : sequences) {
-    for (const BlockToRead& block : sequence)
+  for (const SequenceToRead& sequence : sequences) {
+    for (const BlockToRead& block : sequence.blocks)
       job->results.push_back(read(ns, block, options, job->results.size(), *job));
+    job->spans.insert(job->spans.end(), sequence.spans.begin(), sequence.spans.end());
     first_spans.push_back(static_cast<uint32_t>(job->spans.size()));
   }
   cut(*job, first_spans);
@@ -415,7 +436,7 @@ Result<DirectReads> DirectReads::open(Pool& pool, Registration& registration, De
 }
 
 Result<std::shared_ptr<DirectReads::Job>> DirectReads::start(
-    NamespaceId ns, std::span<const BlocksOfSequence> sequences, const DirectReadOptions& options) {
+    NamespaceId ns, std::span<const SequenceToRead> sequences, const DirectReadOptions& options) {
   return impl_->start(ns, sequences, options);
 }
 Result<void> DirectReads::attend(Job& job, uint32_t layer, const DecodeQueries& queries,

@@ -59,7 +59,13 @@ struct BlockToRead {
   uint32_t tokens = 0;  ///< that it has
   uint32_t begin = 0, end = UINT32_MAX;
 };
-using BlocksOfSequence = std::vector<BlockToRead>;  ///< in any order: positions are in the keys
+
+/// What is looked at, in any order: positions are in the keys.
+struct SequenceToRead {
+  std::vector<BlockToRead> blocks;
+  /// Tokens that need no lease, as in pages of an engine's cache: they stay until the job is done.
+  std::vector<AttendSpan> spans = {};
+};
 
 struct DirectReadOptions {
   Stream stream = nullptr;     ///< of all that the job queues; null: CUDA's default one
@@ -93,9 +99,10 @@ class DirectReads {
 
   /// Leases the blocks, and queues tables of where they lie. Blocks that cannot be read by address
   /// have a status at once, and no part in what attend() answers. INVALID_ARGUMENT: a block of no
-  /// tokens or of more than 2 GiB, which begins behind its end, or a stream of another device;
-  /// NO_SPACE: no memory for tables or parts; GPU_LOST, SYSTEM. Then nothing is leased.
-  Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const BlocksOfSequence> sequences,
+  /// tokens, of more than 2 GiB, or which begins behind its end; a span of no tokens, or which the
+  /// device does not reach; a stream of another device; NO_SPACE: no memory for tables or parts;
+  /// GPU_LOST, SYSTEM. Then nothing is leased.
+  Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const SequenceToRead> sequences,
                                      const DirectReadOptions& options);
 
   /// Queues attention of one layer, in the job's stream: to the blocks that are read, merged with

@@ -89,7 +89,7 @@ class Decode {
          const std::vector<std::vector<BlockToRead>>& sequences)
       : model_(model) {
     for (const auto& sequence : sequences) {
-      reads.push_back(sequence);
+      reads.push_back({sequence});
       auto& blocks = blocks_.emplace_back();
       for (const BlockToRead& read : sequence) {
         blocks.push_back({read, numbers(model.payload_bytes(read.tokens) / 2)});
@@ -145,7 +145,11 @@ class Decode {
     }
   }
 
-  std::vector<BlocksOfSequence> reads;
+  const std::vector<uint16_t>& payload(uint32_t sequence, uint32_t block) const {
+    return blocks_[sequence][block].payload;
+  }
+
+  std::vector<SequenceToRead> reads;
 
  private:
   std::vector<uint16_t> numbers(size_t count) {
@@ -268,13 +272,46 @@ TEST_P(DirectReadsTest, MergeWithWhatOthersComputed) {
     log_sum_exps.push_back(static_cast<float>(one.log_sum_exp));
   }
   const OnDevice<float> other_outputs(device(), outputs), other_sums(device(), log_sum_exps);
-  for (BlocksOfSequence& blocks : all.reads) blocks.pop_back();  // only a and c
+  for (SequenceToRead& sequence : all.reads) sequence.blocks.pop_back();  // only a and c
   const MergeSource others[] = {{other_outputs.at(), other_sums.at()}};
   DirectReads reads = open(kModel);
   const auto job = start(reads, all);
   ASSERT_DONE(reads.attend(*job, 1, all.queries(), others, all.answers()));
   reads.wait(*job);
   all.expect(1);
+}
+
+/// Of a sequence, the second block lies in the memory of the device, as an engine's pages do.
+TEST_P(DirectReadsTest, ReadWhatNeedsNoLease) {
+  for (const PayloadOrder order : {PayloadOrder::HEADS_FIRST, PayloadOrder::TOKENS_FIRST}) {
+    const AttentionModel model = model_of(order, false);
+    const std::string name = std::to_string(static_cast<int>(order));
+    Decode decode(pool_, device(), model,
+                  {{{name + "a", 70}, {name + "b", 80}}, {{name + "c", 3}, {name + "d", 5}}});
+    std::vector<std::unique_ptr<OnDevice<uint16_t>>> pages;
+    for (uint32_t sequence = 0; sequence < 2; ++sequence) {
+      SequenceToRead& read = decode.reads[sequence];
+      const uint32_t tokens = read.blocks.back().tokens;
+      read.blocks.pop_back();
+      const auto& payload = decode.payload(sequence, 1);
+      pages.push_back(std::make_unique<OnDevice<uint16_t>>(device(), payload));
+      AttendSpan span;
+      span.keys = reinterpret_cast<const uint8_t*>(pages.back()->at());
+      span.values = span.keys + model.part_bytes(tokens);
+      span.layer_stride_bytes = 2 * model.part_bytes(tokens);
+      const bool heads_first = order == PayloadOrder::HEADS_FIRST;
+      span.token_stride_bytes = size_t{kKeyChannels} * 2 * (heads_first ? 1 : model.heads);
+      span.head_stride_bytes = size_t{kKeyChannels} * 2 * (heads_first ? tokens : 1);
+      span.tokens = tokens;
+      read.spans = {span};
+    }
+    DirectReads reads = open(model);
+    const auto job = start(reads, decode);
+    EXPECT_EQ(results_of(reads, *job), std::vector(2, Status::OK));
+    ASSERT_DONE(reads.attend(*job, 1, decode.queries(), {}, decode.answers()));
+    reads.wait(*job);
+    decode.expect(1);
+  }
 }
 
 /// What the engine has queued before, and queues behind, in the stream.
@@ -295,7 +332,7 @@ TEST_P(DirectReadsTest, KeepTheOrderOfTheStream) {
 TEST_P(DirectReadsTest, LeaveOutWhatTheyCannotRead) {
   const Decode strange(pool_, device(), kModel, {{{"short", 8}, {"long", 10}}});
   Decode decode(pool_, device(), kModel, {{{"a", 16}, {"b", 16}}});
-  decode.reads[0] = {{"a", 16}, {"absent", 16}, {"short", 9}, {"long", 9}};
+  decode.reads[0].blocks = {{"a", 16}, {"absent", 16}, {"short", 9}, {"long", 9}};
   DirectReads reads = open(kModel);
   const auto job = start(reads, decode);
   const std::vector right = {Status::OK, Status::NOT_FOUND, Status::INVALID_ARGUMENT,
@@ -381,7 +418,7 @@ TEST_P(DirectReadsTest, RefuseModelsAndBlocksThatMakeNoSense) {
 
   DirectReads reads = open(kModel);
   const auto refuse = [&](const BlockToRead& block, const std::string& sentence) {
-    const BlocksOfSequence sequences[] = {{{"a", 1}}, {block}};
+    const SequenceToRead sequences[] = {{{{"a", 1}}}, {{block}}};
     EXPECT_EQ(message_of(reads.start(pool_.ns(), sequences, {.stream = stream_})),
               "INVALID_ARGUMENT: " + sentence);
   };
@@ -389,6 +426,20 @@ TEST_P(DirectReadsTest, RefuseModelsAndBlocksThatMakeNoSense) {
   refuse({"a", 4, 5}, "block 1: tokens from 5 to 4294967295 of 4");
   refuse({"a", 4, 3, 2}, "block 1: tokens from 3 to 2 of 4");
   refuse({"a", 1u << 22}, "block 1: 4194304 tokens of 1024 bytes, which are more than 2147483648");
+  const auto refuse_span = [&](AttendSpan span, const std::string& sentence) {
+    const SequenceToRead sequences[] = {{{{"a", 1}}, {span}}};
+    EXPECT_EQ(message_of(reads.start(pool_.ns(), sequences, {.stream = stream_})),
+              "INVALID_ARGUMENT: " + sentence);
+  };
+  const OnDevice<uint8_t> page(device(), std::vector<uint8_t>(4096));
+  const std::vector<uint8_t> on_host(4096);
+  refuse_span({page.at(), page.at(), 2048, 128, 1024, 0}, "a span of no tokens");
+  refuse_span({on_host.data(), page.at(), 2048, 128, 1024, 8},
+              "keys of a span begin in host memory, which this device does not reach");
+  refuse_span({page.at(), page.at(), 1 << 30, 128, 1024, 8},
+              "keys of a span end in host memory, which this device does not reach");
+  refuse_span({page.at(), on_host.data(), 2048, 128, 1024, 8},
+              "values of a span begin in host memory, which this device does not reach");
   int none = 0;
   EXPECT_EQ(reads.start(pool_.ns(), {}, {.stream = &none}).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(leases(), 0);
