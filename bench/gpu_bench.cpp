@@ -16,6 +16,7 @@
 #include "base/random.h"
 #include "bench/gpu_attend_bench.h"
 #include "bench/gpu_fetch_bench.h"
+#include "bench/gpu_rebuild_bench.h"
 #include "bench/gpu_rig.h"
 #include "bench/machine.h"
 #include "bench/report.h"
@@ -281,7 +282,8 @@ Result<void> measure(const GpuBenchOptions& options) {
     if (auto good = runs.beside_paths(shape, fragment); !good) return good;
   }
   if (auto good = measure_fetch(rig, options, report); !good) return good;
-  return measure_attend(rig, options, report);
+  if (auto good = measure_attend(rig, options, report); !good) return good;
+  return measure_rebuild(rig, options, report);
 }
 
 }  // namespace

@@ -11,9 +11,11 @@ constexpr uint32_t kBlockThreads = 128;
 constexpr uint32_t kBlockWarps = kBlockThreads / kWarpLanes;
 constexpr uint32_t kMostBlocks = kMostRebuilders / kBlockWarps;
 
-// A lane keeps 32 values: 128 registers, of which a multiprocessor has enough for 16 warps.
+// A lane keeps 32 values, and what exact ones lack: 128 registers are not enough for that.
+constexpr int blocks_at_once(bool exact) { return exact ? 3 : 4; }
+
 template <uint32_t kIndex, bool kExact>
-__global__ void __launch_bounds__(kBlockThreads, 4)
+__global__ void __launch_bounds__(kBlockThreads, blocks_at_once(kExact))
     rebuild_tiles(const __grid_constant__ RebuildTiles work) {
   __shared__ alignas(16) float centres[kBlockWarps][kStepValues];
   const uint32_t warp = threadIdx.x / kWarpLanes, slot = blockIdx.x * kBlockWarps + warp;

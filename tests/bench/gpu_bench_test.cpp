@@ -30,7 +30,7 @@ TEST(GpuBench, PrintsEveryRowAsDocumented) {
   }
   EXPECT_EQ(rows, (std::set<std::string>{"spill", "restore", "spill_loop", "restore_loop",
                                          "spill_path", "restore_path", "fetch_tokens",
-                                         "attend_direct"}));
+                                         "attend_direct", "rebuild_bf16", "frames_bf16"}));
 }
 
 TEST(GpuBench, RefusesTooFewRounds) {
