@@ -296,6 +296,36 @@ Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
   return PrefixRead{*length, sink.read_bytes()};
 }
 
+namespace {
+
+/// Values as they are stored.
+struct StoredSink {
+  Span buffer;
+  Span part = {};
+  StoredValue value = {};
+
+  Result<std::span<const Span>> room_for(const bh_block_header& header) {
+    if (header.codec != BH_CODEC_RAW && header.codec != BH_CODEC_FRAME)
+      return Status::UNSUPPORTED_CODEC;
+    if (header.stored_bytes > buffer.size) return Status::BUFFER_TOO_SMALL;
+    part = {buffer.data, header.stored_bytes};
+    return std::span<const Span>(&part, 1);
+  }
+  Status take(const bh_block_header& header) {
+    value = {header.stored_bytes, header.length_bytes, header.codec == BH_CODEC_FRAME};
+    return Status::OK;
+  }
+};
+
+}  // namespace
+
+Result<StoredValue> CodedStore::get_stored(const Key& key, Span buffer) {
+  StoredSink sink{buffer};
+  const auto length = core_.get_stored(key, sink);
+  if (!length) return length.error();
+  return sink.value;
+}
+
 // ---- recompression ----
 
 /// In one pass at a time: two would do the same work twice.

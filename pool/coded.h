@@ -34,6 +34,7 @@ class CodedStore {
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers);
   Result<PrefixRead> get_prefix(const core::Key& key, uint32_t planes,
                                 std::span<const Span> buffers);
+  Result<StoredValue> get_stored(const core::Key& key, Span buffer);
   Result<RecompressReport> recompress(uint64_t cold_ms);
 
  private:

@@ -456,6 +456,12 @@ Result<PrefixRead> Pool::get_prefix(NamespaceId ns, std::string_view key, uint32
   return impl_->coded().get_prefix(Key(ns, key), planes, buffers);
 }
 
+Result<StoredValue> Pool::get_stored(NamespaceId ns, std::string_view key, Span buffer) {
+  if (impl_->forked()) return Status::FORKED;
+  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  return impl_->coded().get_stored(Key(ns, key), buffer);
+}
+
 Result<uint64_t> Pool::length(NamespaceId ns, std::string_view key) {
   if (impl_->forked()) return Status::FORKED;
   if (!Key::valid(key)) return Status::KEY_TOO_LONG;

@@ -174,6 +174,13 @@ struct PrefixRead {
   uint64_t read_bytes = 0;    ///< of what is stored, that were copied from the pool
 };
 
+/// A value as it is stored.
+struct StoredValue {
+  uint64_t stored_bytes = 0;
+  uint64_t length_bytes = 0;  ///< of the value
+  bool is_frame = false;      ///< of compression/frame.h; else the value itself
+};
+
 /// One thing that check() found wrong.
 struct CheckFinding {
   std::string what;  ///< a sentence that names the thing
@@ -251,6 +258,12 @@ class Pool {
   /// host of the block died, or stored it a moment ago. Returns also INVALID_ARGUMENT (no planes).
   Result<PrefixRead> get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
                                 std::span<const Span> buffers);
+
+  /// Copies a value as it is stored, a frame if it is compressed, for whoever decodes it elsewhere.
+  /// `buffer` is large enough if the value fits. What it returns was checked against the checksum of
+  /// what is stored, and is no more than that: a frame that does not decode nobody drops but get().
+  /// Same statuses as get().
+  Result<StoredValue> get_stored(NamespaceId ns, std::string_view key, Span buffer);
 
   /// Length of a stored value, as it was put. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
   Result<uint64_t> length(NamespaceId ns, std::string_view key);

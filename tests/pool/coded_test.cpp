@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -330,6 +331,41 @@ TEST(Coded, FewPlanesShowAValueRoughlyAndReadLess) {
 }
 
 /// Nothing else tells whose the bytes are: frames of another key are as good.
+TEST(Coded, ValuesAreGivenAsTheyAreStored) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 64 << 10, 1);
+  const Value noise = tensor(kKeys, 4096, 2, TensorContent::RANDOM);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  ASSERT_EQ(t.put("noise", noise), Status::OK);
+  Value out(value.size());
+  const auto frame = t.pool().get_stored(t.coded_ns(), "k", {out.data(), out.size()});
+  ASSERT_TRUE(frame) << frame.error().message();
+  EXPECT_TRUE(frame->is_frame);
+  EXPECT_EQ(frame->length_bytes, value.size());
+  EXPECT_EQ(frame->stored_bytes, t.block("k").stored_bytes);
+  Value decoded(value.size());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(out.data());
+  ASSERT_EQ(
+      compression::Decoder().decode({bytes, frame->stored_bytes},
+                                    {reinterpret_cast<uint8_t*>(decoded.data()), decoded.size()}),
+      Status::OK);
+  EXPECT_TRUE(decoded == value);
+  EXPECT_EQ(t.pool().get_stored(t.coded_ns(), "k", {out.data(), frame->stored_bytes - 1}).status(),
+            Status::BUFFER_TOO_SMALL);
+
+  const auto raw = t.pool().get_stored(t.coded_ns(), "noise", {out.data(), out.size()});
+  ASSERT_TRUE(raw);
+  EXPECT_FALSE(raw->is_frame);
+  EXPECT_EQ(raw->stored_bytes, noise.size());
+  EXPECT_TRUE(std::equal(noise.begin(), noise.end(), out.begin()));
+
+  t.stored("k")[5] ^= std::byte{1};
+  EXPECT_EQ(t.pool().get_stored(t.coded_ns(), "k", {out.data(), out.size()}).status(),
+            Status::NOT_FOUND);
+  EXPECT_EQ(t.pool().get_stored(t.coded_ns(), "k", {out.data(), out.size()}).status(),
+            Status::NOT_FOUND);
+}
+
 TEST(Coded, PartsOfABlockThatWasReusedMeanwhileAreRefused) {
   test::TinyPool pool;
   test::NativeHandle handle(pool);
