@@ -10,6 +10,7 @@
 
 #include "base/checksum.h"
 #include "gpu/check.h"
+#include "gpu/frames.h"
 #include "gpu/rooms.h"
 
 namespace bowhead::gpu {
@@ -35,8 +36,9 @@ struct Moving {
   size_t number = 0;  ///< in the job
   TokenRange range;
   uint64_t size_bytes = 0;
-  std::byte* payload = nullptr;       ///< in the pool, or in `staging`
+  std::byte* payload = nullptr;  ///< in the pool, or in `staging`, of a frame the device's half
   uint8_t* device_payload = nullptr;  ///< the same for kernels
+  uint64_t frame_bytes = 0;           ///< in staging.pinned, for staging.device; 0: not compressed
   const uint64_t* sums = nullptr;     ///< of the kernel
   std::vector<uint32_t> pages;
   Room staging;
@@ -57,8 +59,9 @@ class Transfers::Job {
   Stream stream = nullptr;
   MovePieces work, on_host;  ///< what the kernel is told, and the same to be checked
   uint32_t layers_queued = 0;
-  std::vector<Event> events;  ///< by group of layers that is queued
-  Event last = nullptr;       ///< behind all that is queued; null: nothing is
+  std::unique_ptr<FrameDecoder> decoder;  ///< null: no block is a frame
+  std::vector<Event> events;              ///< by group of layers that is queued
+  Event last = nullptr;                   ///< behind all that is queued; null: nothing is
   Status queue_status = Status::OK;
 
   bool waits_for_layers(uint32_t layers) const {
@@ -89,13 +92,16 @@ class Transfers::Impl {
  private:
   Result<Event> take_event();
   bool reach(Moving& block);
-  Status stage(Moving& block);
+  Status stage(Moving& block, bool on_device);
+  Status fetch(NamespaceId ns, const std::string& key, bool is_compressed, Moving& block);
   Status prepare_spill(NamespaceId ns, const std::string& key, Moving& block);
   Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
                          Moving& block);
   Result<void> tell(Job& job);
   Path choose(const Job& job) const;
   Result<void> queue(Job& job, const JobOptions& options);
+  Result<void> decode(Job& job);
+  void end_decoding(Job& job);
   Result<void> follow(Job& job, Stream stream);
   Status drain(Job& job);
   MovePieces told(const Job& job, uint32_t most_tokens) const;
@@ -114,6 +120,7 @@ class Transfers::Impl {
   Stream streams_[2] = {};  ///< for what is not urgent, and for what is
   Rooms rooms_;
   std::vector<Event> events_;
+  std::vector<std::unique_ptr<FrameDecoder>> decoders_;  ///< that no job has
   std::vector<std::shared_ptr<Job>> running_;
 };
 
@@ -161,8 +168,8 @@ bool Transfers::Impl::reach(Moving& block) {
   return static_cast<bool>(reached);
 }
 
-Status Transfers::Impl::stage(Moving& block) {
-  auto room = rooms_.take(block.size_bytes, false);
+Status Transfers::Impl::stage(Moving& block, bool on_device) {
+  auto room = rooms_.take(block.size_bytes, on_device);
   if (!room) return room.status();
   block.staging = *room;
   block.payload = room->pinned;
@@ -177,7 +184,7 @@ Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Mo
   if (reservation->present) return Status::OK;
   block.reservation = std::move(*reservation);
   block.payload = block.reservation->data;
-  return reach(block) ? Status::OK : stage(block);
+  return reach(block) ? Status::OK : stage(block, false);
 }
 
 /// acquire() throws away what this CPU's caches have of the payload before it gives the lease: a
@@ -200,11 +207,27 @@ Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
     block.lease.reset();
     if (over != Status::OK) return over;
   }
-  if (const Status status = stage(block); status != Status::OK) return status;
-  const Span buffer{block.payload, block.size_bytes};
-  const auto length = pool_.get(ns, key, {&buffer, 1});
-  if (!length) return length.status();
-  return *length == block.size_bytes ? Status::OK : Status::INVALID_ARGUMENT;
+  return fetch(ns, key, lease.status() == Status::UNSUPPORTED_CODEC, block);
+}
+
+/// What is stored to pinned memory: the payload, or the frame that the device makes it of.
+Status Transfers::Impl::fetch(NamespaceId ns, const std::string& key, bool is_compressed,
+                              Moving& block) {
+  if (const Status status = stage(block, is_compressed); status != Status::OK) return status;
+  const auto stored = pool_.get_stored(ns, key, {block.payload, block.size_bytes});
+  if (!stored) return stored.status();
+  if (stored->length_bytes != block.size_bytes)
+    return stored->length_bytes > block.size_bytes ? Status::BUFFER_TOO_SMALL
+                                                   : Status::INVALID_ARGUMENT;
+  if (!stored->is_frame) return Status::OK;
+  if (!is_compressed) {  // it was compressed a moment ago
+    rooms_.give_back(block.staging);
+    return fetch(ns, key, true, block);
+  }
+  block.frame_bytes = stored->stored_bytes;
+  block.payload = block.staging.device;
+  block.device_payload = reinterpret_cast<uint8_t*>(block.staging.device);
+  return Status::OK;
 }
 
 Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
@@ -351,11 +374,43 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
   if (options.after) {
     if (auto ordered = follow(job, *options.after); !ordered) return ordered;
   }
+  if (auto decoded = decode(job); !decoded) return decoded;
   const bool waits = job.by_layers && job.spills;
   while (!waits && job.layers_queued < cache_.layers) {
     if (auto queued = queue_layers(job); !queued) return queued;
   }
   return device_.record(job.last, job.stream);
+}
+
+/// Queues what makes payloads of frames.
+Result<void> Transfers::Impl::decode(Job& job) {
+  std::vector<FrameJob> frames;
+  for (const Moving& block : job.moving) {
+    if (block.frame_bytes == 0) continue;
+    const auto* frame = reinterpret_cast<const uint8_t*>(block.staging.pinned);
+    frames.push_back({{frame, block.frame_bytes}, block.device_payload, block.size_bytes});
+  }
+  if (frames.empty()) return {};
+  if (decoders_.empty()) decoders_.push_back(std::make_unique<FrameDecoder>(device_));
+  auto started = decoders_.back()->start(frames, job.stream);
+  if (!started) return started;
+  job.decoder = std::move(decoders_.back());
+  decoders_.pop_back();
+  return {};
+}
+
+/// Of frames that could not be decoded, the blocks' results say so.
+void Transfers::Impl::end_decoding(Job& job) {
+  if (!job.decoder) return;
+  if (const auto statuses = job.decoder->finish()) {
+    size_t frame = 0;
+    for (const Moving& block : job.moving) {
+      if (block.frame_bytes == 0) continue;
+      const Status status = (*statuses)[frame++];
+      if (job.results[block.number] == Status::OK) job.results[block.number] = status;
+    }
+  }
+  decoders_.push_back(std::move(job.decoder));
 }
 
 /// None leaves the chunk of the registration in which it begins.
@@ -464,12 +519,14 @@ void Transfers::Impl::finish(Job& job, Status asked) {
                                                          : Status::OK;
   for (Moving& block : job.moving)
     job.results[block.number] = is_through ? end(block, job.spills, status) : status;
-  job.moving.clear();
   if (is_through) {
+    end_decoding(job);
     rooms_.give_back(job.room);
     events_.insert(events_.end(), job.events.begin(), job.events.end());
     if (job.last != nullptr) events_.push_back(job.last);
   }
+  (void)job.decoder.release();  // not given back: as all else
+  job.moving.clear();
   job.events.clear();
   job.last = nullptr;
   job.is_done = true;

@@ -10,7 +10,8 @@
 // of copies for the GPU's copy engines, which the kernel sums where they are in the pages:
 // whichever is expected to be faster (path_costs.h). Pool memory that the driver will not register,
 // and blocks that give no lease (compressed ones, those in custody), go by way of pinned memory:
-// slower, and otherwise the same.
+// slower, and otherwise the same. Compressed ones are decoded on the way, by CPU and GPU together
+// (frames.h).
 //
 // A restored block is OK only if its sum is that of the block and its lease was whole until the
 // last byte had been read. Until then its pages hold anything, and what was computed from them
@@ -69,7 +70,8 @@ class Transfers {
  public:
   class Job;
 
-  /// The pool, its registration and the device outlive it. Jobs have so much pinned memory at most.
+  /// The pool, its registration and the device outlive it. Jobs have so much pinned memory at most,
+  /// but for what decoding takes.
   /// The first time on a machine it takes as long as path_costs() does. Returns what check_cache()
   /// does; INVALID_ARGUMENT: a part of the cache lies where the device does not reach it; NO_SPACE,
   /// GPU_LOST, SYSTEM.

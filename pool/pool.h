@@ -260,9 +260,9 @@ class Pool {
                                 std::span<const Span> buffers);
 
   /// Copies a value as it is stored, a frame if it is compressed, for whoever decodes it elsewhere.
-  /// `buffer` is large enough if the value fits. What it returns was checked against the checksum of
-  /// what is stored, and is no more than that: a frame that does not decode nobody drops but get().
-  /// Same statuses as get().
+  /// `buffer` is large enough if the value fits. What it returns was checked against the checksum
+  /// of what is stored, and is no more than that: a frame that does not decode nobody drops but
+  /// get(). Same statuses as get().
   Result<StoredValue> get_stored(NamespaceId ns, std::string_view key, Span buffer);
 
   /// Length of a stored value, as it was put. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.

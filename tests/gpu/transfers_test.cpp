@@ -213,30 +213,54 @@ TEST_P(TransfersTest, TellWhichBlocksFail) {
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
 }
 
-TEST_P(TransfersTest, GoByPinnedMemoryWhereTheyMust) {
+/// Frames are decoded on the way, beside blocks that need not be.
+TEST_P(TransfersTest, DecodeWhatIsCompressed) {
   EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
-  const auto before = engine.random_bytes(1);
+  auto before = engine.random_bytes(1);
+  for (size_t i = 1; i < before.size(); i += 2) before[i] = 0x3F;  // 0.5 to 2, as bf16
   engine.write(before);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
-  const std::vector<BlockOfTokens> blocks = {{"compressed", {pages, 0, 40}}};
   Compression compression{.profile = CompressionProfile::FAST};
   compression.number = bowhead::compression::NumberKind::BF16;
   compression.channels = 32;
   compression.outer = 24;
   const auto coded = pool_.pool().open_namespace({"coded", "", compression});
   ASSERT_DONE(coded);
-  const auto value = engine.payload(before, blocks[0].range);
-  const ConstSpan in{value.data(), value.size()};
-  ASSERT_EQ(pool_.pool().put(*coded, "compressed", {&in, 1}), Status::OK);
-  engine.write(engine.random_bytes(2));
-  for (const Path path : {Path::KERNEL, Path::COPIES}) {
-    auto job = transfers.restore(*coded, blocks, {.path = path});
-    ASSERT_DONE(job);
-    transfers.wait(**job);
-    EXPECT_EQ(transfers.results(**job)[0], Status::OK);
-    EXPECT_EQ(engine.payload(engine.read(), blocks[0].range), value);
+  const auto blocks = blocks_in(pages, 3);
+  const auto noise = test::bytes(engine.cache().payload_bytes(40), 3);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const auto value = i == 1 ? noise : engine.payload(before, blocks[i].range);
+    const ConstSpan in{value.data(), value.size()};
+    ASSERT_EQ(pool_.pool().put(*coded, blocks[i].key, {&in, 1}), Status::OK);
+    auto lease = pool_.pool().acquire(*coded, blocks[i].key, 1000);
+    ASSERT_EQ(lease.status(), i == 1 ? Status::OK : Status::UNSUPPORTED_CODEC);
+    if (lease) {
+      ASSERT_EQ(pool_.pool().release(*lease), Status::OK);
+    }
   }
+  for (const Path path : {Path::KERNEL, Path::COPIES}) {
+    for (const uint32_t layers : {0u, 1u}) {
+      engine.write(engine.random_bytes(2));
+      auto job = transfers.restore(*coded, blocks, {.path = path, .layers_at_once = layers});
+      ASSERT_DONE(job);
+      transfers.wait(**job);
+      const auto results = transfers.results(**job);
+      EXPECT_EQ(std::vector(results.begin(), results.end()), std::vector(3, Status::OK));
+      const auto after = engine.read();
+      for (size_t i = 0; i < blocks.size(); ++i)
+        EXPECT_EQ(engine.payload(after, blocks[i].range),
+                  i == 1 ? noise : engine.payload(before, blocks[i].range));
+    }
+  }
+  // Of another length than the pages take: neither is written.
+  const std::vector<BlockOfTokens> wrong = {{"block 0", {pages, 0, 39}},
+                                            {"block 0", {pages, 0, 41}}};
+  auto job = transfers.restore(*coded, wrong, {});
+  ASSERT_DONE(job);
+  transfers.wait(**job);
+  EXPECT_EQ(transfers.results(**job)[0], Status::BUFFER_TOO_SMALL);
+  EXPECT_EQ(transfers.results(**job)[1], Status::INVALID_ARGUMENT);
 }
 
 TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
