@@ -3,8 +3,8 @@
 //
 // A job is some blocks: all that a request of the engine's spills, or wants back. Starting one
 // queues its work on the GPU and does not wait for it, though it may have to register a chunk of
-// the pool first; what the CPU has to do when the GPU is through - verify, commit, end leases - is
-// done by poll() or wait().
+// the pool first, and of compressed blocks decode what is the CPU's part; what the CPU has to do
+// when the GPU is through - verify, commit, end leases - is done by poll() or wait().
 //
 // Bytes go by one kernel, which moves all blocks of a job and sums them on the way, or by batches
 // of copies for the GPU's copy engines, which the kernel sums where they are in the pages:
