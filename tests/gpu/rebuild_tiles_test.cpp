@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -288,6 +289,84 @@ TEST_P(RebuildTilesOf, TakesAnyCentre) {
     check_any_centre(GetParam(), seed);
     if (HasFailure()) return;
   }
+}
+
+TEST(RebuildTiles, SayWhichLengthsAreWrong) {
+  const Shape shape{NumberKind::BF16, 4, 40, 64, {}};
+  Rebuild rebuild(shape, 0);
+  rebuild.add(frame_of(shape, compression::make_tensor(shape, Content::NORMAL, 1)));
+  std::vector<RebuildTile>& tiles = rebuild.tiles();
+  ASSERT_EQ(tiles.size(), 4u);
+  ASSERT_GT(tiles[2].exception_bytes, 0u);
+  --tiles[0].remainder_bytes;
+  ++tiles[1].remainder_bytes;
+  --tiles[2].exception_bytes;
+  rebuild.run();
+  EXPECT_EQ(rebuild.faults(), (std::vector<uint32_t>{1, 1, 1, 0}));
+}
+
+/// Right, but for what `change` does to it.
+void expect_wrong(const std::string& sentence,
+                  const std::function<void(RebuildTiles&, RebuildTile&)>& change) {
+  alignas(16) static uint8_t bytes[64];
+  uint32_t fault = 0;
+  RebuildTile tile;
+  tile.tokens = 4;
+  tile.values = bytes;
+  RebuildTiles work;
+  work.channels = 8;
+  work.plane_count = 9;
+  work.exact = true;
+  work.bytes = work.scratch = bytes;
+  work.size_bytes = 16;
+  work.tiles = &tile;
+  work.tile_count = 1;
+  work.faults = &fault;
+  EXPECT_TRUE(check(work));
+  change(work, tile);
+  const Result<void> result = check(work);
+  ASSERT_FALSE(result) << sentence;
+  EXPECT_EQ(result.status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(result.error().message(), sentence);
+}
+
+TEST(RebuildTiles, AreCheckedBeforeTheyAreRebuilt) {
+  expect_wrong("number is bytes", [](auto& work, auto&) { work.number = NumberKind::BYTES; });
+  expect_wrong("channels is 0: 1 to 65535", [](auto& work, auto&) { work.channels = 0; });
+  expect_wrong("plane_count is 10: 1 to 9", [](auto& work, auto&) { work.plane_count = 10; });
+  expect_wrong("plane_count is 8, but exact values have all 9",
+               [](auto& work, auto&) { work.plane_count = 8; });
+  expect_wrong("turning_channels is 6: even, and channels, 8, a multiple of it",
+               [](auto& work, auto&) { work.turning_channels = 6; });
+  expect_wrong("turns is null", [](auto& work, auto&) { work.turning_channels = 8; });
+  expect_wrong("turning_channels is 1400 of 1400 channels: no step has whole heads",
+               [](auto& work, auto&) { work.channels = work.turning_channels = 1400; });
+  expect_wrong("bytes is null", [](auto& work, auto&) { work.bytes = nullptr; });
+  expect_wrong("scratch is null", [](auto& work, auto&) { work.scratch = nullptr; });
+  expect_wrong("faults is null", [](auto& work, auto&) { work.faults = nullptr; });
+  expect_wrong("size_bytes is 15: a multiple of 4 below 4 GiB",
+               [](auto& work, auto&) { work.size_bytes = 15; });
+  expect_wrong("tile 0 has 0 tokens of 8 channels: at most 1 MiB",
+               [](auto&, auto& tile) { tile.tokens = 0; });
+  expect_wrong("values of tile 0 is null", [](auto&, auto& tile) { tile.values = nullptr; });
+  expect_wrong("tile 0 has exponents of 9 bits, a centre of 0, shifted by 0",
+               [](auto&, auto& tile) { tile.exponent_width = 9; });
+  expect_wrong("tile 0 has a centre that turns, but no channels do, or it has no bits",
+               [](auto&, auto& tile) { tile.centre_turns = true; });
+  expect_wrong("parameters of tile 0 are 8 bytes at 9 of 16", [](auto&, auto& tile) {
+    tile.exponent_width = 8;
+    tile.parameters = 9;
+  });
+  expect_wrong("plane 3 of tile 0 is 4 bytes at 13 of 16",
+               [](auto&, auto& tile) { tile.planes[3] = 13; });
+  expect_wrong("remainder of tile 0 is 5 bytes at 12 of 16", [](auto&, auto& tile) {
+    tile.remainder = 12;
+    tile.remainder_bytes = 5;
+  });
+  expect_wrong("exceptions of tile 0 are 1 bytes at 16 of 16", [](auto&, auto& tile) {
+    tile.exceptions = 16;
+    tile.exception_bytes = 1;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Number, RebuildTilesOf,
