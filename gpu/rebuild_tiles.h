@@ -454,8 +454,9 @@ class TileRebuilder {
       if (out > kNumber.largest_finite) out = kNumber.largest_finite;
       return static_cast<uint32_t>(out) | bits_of(value) >> 31 << kSignShift;
     } else {
-      int32_t out = static_cast<int32_t>(value + 65536.0f) - 65536;  // rounds down
-      out = out < -128 ? -128 : out > 127 ? 127 : out;
+      value = value > -128 ? value : -128;  // also what is none, beyond the last channel
+      value = value < 127 ? value : 127;
+      const int32_t out = static_cast<int32_t>(value + 128.0f) - 128;  // rounds down
       return static_cast<uint32_t>(out) & 0xFF;
     }
   }
