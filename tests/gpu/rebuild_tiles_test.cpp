@@ -305,6 +305,25 @@ TEST(RebuildTiles, SayWhichLengthsAreWrong) {
   EXPECT_EQ(rebuild.faults(), (std::vector<uint32_t>{1, 1, 1, 0}));
 }
 
+/// Under AddressSanitizer this sees what is read behind the end.
+TEST(RebuildTiles, ReadNothingBehindStreamsThatAreTooShort) {
+  const Shape shape{NumberKind::BF16, 1, 64, 64, {}};
+  Rebuild rebuild(shape, 0);
+  Random random(1);
+  RebuildTile tile;
+  tile.tokens = shape.tokens;
+  Buffer bits(compression::plane_bytes(shape.channels, shape.tokens));
+  for (uint32_t& plane : tile.planes) {
+    for (uint8_t& byte : bits) byte = static_cast<uint8_t>(random.next() & random.next());
+    plane = rebuild.append(bits.data(), bits.size());
+  }
+  tile.remainder = tile.exceptions = rebuild.append(bits.data(), 4);
+  tile.remainder_bytes = tile.exception_bytes = 4;
+  rebuild.add(tile, 0);
+  rebuild.run();
+  EXPECT_EQ(rebuild.faults(), std::vector<uint32_t>{1});
+}
+
 /// Right, but for what `change` does to it.
 void expect_wrong(const std::string& sentence,
                   const std::function<void(RebuildTiles&, RebuildTile&)>& change) {
