@@ -522,10 +522,11 @@ void Transfers::Impl::finish(Job& job, Status asked) {
   if (is_through) {
     end_decoding(job);
     rooms_.give_back(job.room);
-    events_.insert(events_.end(), job.events.begin(), job.events.end());
-    if (job.last != nullptr) events_.push_back(job.last);
   }
-  (void)job.decoder.release();  // not given back: as all else
+  (void)job.decoder.release();  // has memory as well
+  // Events may be recorded anew whatever they meant.
+  events_.insert(events_.end(), job.events.begin(), job.events.end());
+  if (job.last != nullptr) events_.push_back(job.last);
   job.moving.clear();
   job.events.clear();
   job.last = nullptr;

@@ -181,8 +181,9 @@ TEST_P(DeviceContract, LetsGoOfMemoryThatWasUnmapped) {
   EXPECT_EQ(gone.status(), Status::INVALID_ARGUMENT);
   EXPECT_NE(message_of(gone).find("not mapped"), std::string::npos) << message_of(gone);
   std::byte* const other = allocate(100);
-  copy(other, random_bytes(100, 1).data(), 100);
-  EXPECT_EQ(read(other, 100), random_bytes(100, 1)) << "nothing else is the worse for it";
+  const auto bytes = random_bytes(100, 1);
+  copy(other, bytes.data(), 100);
+  EXPECT_EQ(read(other, 100), bytes) << "nothing else is the worse for it";
 }
 
 // ---- copies ----
