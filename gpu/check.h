@@ -16,6 +16,8 @@ Result<void> check(const Attend& work);
 Result<void> check(const MergeParts& work);
 /// The same. Reads the array of tiles, which has to be readable for the CPU here.
 Result<void> check(const RebuildTiles& work);
+/// The same of addresses and lengths of streams.
+Result<void> check(const DecodeLz4& work);
 
 /// The same, in two parts: what fetches from one source share, of which payloads are read too, and
 /// pages are not; and lists and layers, of which no array is read.

@@ -416,7 +416,8 @@ Result<std::unique_ptr<Device>> Device::open(uint32_t ordinal) {
   if (code != cudaSuccess) return error_of("cuDevicePrimaryCtxRetain", code, status_of(code));
   DeviceInfo info = {.name = properties.name,
                      .memory_bytes = properties.totalGlobalMem,
-                     .driver = fmt::format("{}.{}", version / 1000, version % 1000 / 10)};
+                     .driver = fmt::format("{}.{}", version / 1000, version % 1000 / 10),
+                     .decodes_lz4 = decodes_lz4()};
   return std::unique_ptr<Device>(
       std::make_unique<CudaDevice>(*driver, device, context, std::move(info)));
 }

@@ -46,7 +46,8 @@ struct DeviceInfo {
   std::string name;  ///< "NVIDIA H200", "cpu"
   bool is_twin = false;
   uint64_t memory_bytes = 0;
-  std::string driver;  ///< the newest CUDA that it knows, "13.0"; "none" of the twin
+  std::string driver;        ///< the newest CUDA that it knows, "13.0"; "none" of the twin
+  bool decodes_lz4 = false;  ///< may be told DecodeLz4: built with nvCOMP
 };
 
 struct CopyRun {
@@ -59,6 +60,7 @@ struct CopyRun {
 struct TwinOptions {
   uint64_t memory_bytes = uint64_t{16} << 30;  ///< of device memory
   uint64_t most_registered_bytes = UINT64_MAX;
+  bool decodes_lz4 = true;
   /// Called before each registration, by the caller's thread, and before each copy, batch and
   /// kernel, by the stream's. It may block; false: the GPU is lost from here on.
   std::function<bool()> before_work = {};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A batch is one image in pinned memory, copied to the device as it is: what the kernel is told of
 // tiles, the turns of centres, then streams one behind the other. Frames that the device reaches
-// follow it there, and streams that are stored are read where they lie in them.
+// follow it there, and streams that are stored are read where they lie in them. Where the device
+// decodes LZ4, so are streams of that, and become plain behind the frames.
 #include "gpu/frames.h"
 
 #include <fmt/format.h>
@@ -65,6 +66,27 @@ struct Launch {
   uint32_t first_tile = 0, tiles = 0;
 };
 
+/// Those that the device decodes; all addresses are its own.
+struct Lz4Streams {
+  std::vector<const uint8_t*> from;
+  std::vector<uint8_t*> to;
+  std::vector<size_t> from_bytes, to_bytes;
+  std::vector<size_t> jobs;
+
+  size_t size() const { return jobs.size(); }
+  void resize(size_t count) {
+    from.resize(count);
+    to.resize(count);
+    from_bytes.resize(count);
+    to_bytes.resize(count);
+    jobs.resize(count);
+  }
+};
+
+// What a kernel is told of one, and what it answers.
+constexpr uint64_t kLz4ToldBytes = 2 * sizeof(uint8_t*) + 2 * sizeof(size_t);
+constexpr uint64_t kLz4AnswerBytes = sizeof(size_t) + sizeof(uint32_t);
+
 /// A job whose head is good.
 struct Opened {
   size_t index;
@@ -95,12 +117,13 @@ class FrameDecoder::Impl {
     if (auto good = open(jobs); !good) return good;
     if (auto good = make_room(); !good) return good;
     for (Opened& opened : opened_) {
-      const size_t tiles = tile_count_, runs = runs_.size();
+      const size_t tiles = tile_count_, runs = runs_.size(), lz4 = lz4_.size();
       const Status status = opened.by_cpu ? decode_on_cpu(opened) : prepare(opened);
       statuses_[opened.index] = status;
       if (status == Status::OK) continue;
       tile_count_ = static_cast<uint32_t>(tiles);
       runs_.resize(runs);
+      lz4_.resize(lz4);
     }
     end_launches();
     return queue(stream);
@@ -116,7 +139,13 @@ class FrameDecoder::Impl {
     is_started_ = false;
     if (auto done = device_.synchronize(event_); !done) return done.error();
     for (uint32_t tile = 0; tile < tile_count_; ++tile) {
-      if (faults()[tile] != 0) statuses_[job_of_[tile]] = Status::DAMAGED;
+      if (faults_in(answers())[tile] != 0) statuses_[job_of_[tile]] = Status::DAMAGED;
+    }
+    const auto* decoded_bytes = reinterpret_cast<const size_t*>(answers());
+    const auto* lz4_faults = reinterpret_cast<const uint32_t*>(decoded_bytes + lz4_.size());
+    for (size_t i = 0; i < lz4_.size(); ++i) {
+      if (lz4_faults[i] != 0 || decoded_bytes[i] != lz4_.to_bytes[i])
+        statuses_[lz4_.jobs[i]] = Status::DAMAGED;
     }
     return std::span<const Status>(statuses_);
   }
@@ -130,8 +159,9 @@ class FrameDecoder::Impl {
     launches_.clear();
     runs_.clear();
     job_of_.clear();
+    lz4_.resize(0);
     tile_count_ = most_channels_ = 0;
-    most_tiles_ = frames_bytes_ = most_streams_bytes_ = 0;
+    most_tiles_ = frames_bytes_ = most_streams_bytes_ = plain_used_ = 0;
     for (size_t i = 0; i < jobs.size(); ++i) {
       const auto opened = compression::open_frame(jobs[i].frame);
       if (!opened) {
@@ -186,22 +216,26 @@ class FrameDecoder::Impl {
     return {};
   }
 
-  /// In the image: tiles, turns and streams, then faults, which come back. On the device: the same,
-  /// frames, faults, scratch.
+  /// In the image: tiles, turns and streams, then answers, which come back. On the device: the
+  /// same, but frames and plain streams before the answers, and then scratch.
   Result<void> make_room() {
     const uint64_t tiles_bytes = aligned(most_tiles_ * sizeof(RebuildTile));
-    const uint64_t faults_bytes = aligned(most_tiles_ * sizeof(uint32_t));
-    image_bytes_ = aligned(tiles_bytes + most_streams_bytes_);
-    const uint64_t bytes = image_bytes_ + frames_bytes_;
+    const bool has_lz4 = device_.info().decodes_lz4;
+    const uint64_t most_lz4 = has_lz4 ? most_tiles_ * compression::kMaxStreams : 0;
+    const uint64_t answers_bytes =
+        aligned(most_tiles_ * sizeof(uint32_t) + most_lz4 * kLz4AnswerBytes);
+    plain_bytes_ = has_lz4 ? aligned(most_streams_bytes_) : 0;
+    image_bytes_ = aligned(tiles_bytes + most_streams_bytes_ + most_lz4 * kLz4ToldBytes + kAlign);
+    const uint64_t bytes = image_bytes_ + frames_bytes_ + plain_bytes_;
     if (bytes + RebuildTiles::kSlackBytes >= kMostImageBytes) {
       return Error{Status::INVALID_ARGUMENT,
                    fmt::format("a batch whose streams may take {} bytes: start fewer jobs", bytes)};
     }
     const auto tiles = static_cast<uint32_t>(most_tiles_);
-    faults_at_ = bytes + aligned(RebuildTiles::kSlackBytes);
-    scratch_at_ = faults_at_ + faults_bytes;
+    answers_at_ = bytes + aligned(RebuildTiles::kSlackBytes);
+    scratch_at_ = answers_at_ + answers_bytes;
     const uint64_t scratch = rebuild_scratch_bytes(most_channels_, tiles);
-    if (auto grown = grow(image_, image_room_, image_bytes_ + faults_bytes, true); !grown)
+    if (auto grown = grow(image_, image_room_, image_bytes_ + answers_bytes, true); !grown)
       return grown;
     if (auto grown = grow(memory_, memory_room_, scratch_at_ + scratch, false); !grown)
       return grown;
@@ -220,7 +254,12 @@ class FrameDecoder::Impl {
     return {};
   }
 
-  uint32_t* faults() { return reinterpret_cast<uint32_t*>(image_ + image_bytes_); }
+  uint8_t* answers() { return image_ + image_bytes_; }
+  uint64_t lz4_answers_bytes() const { return lz4_.size() * kLz4AnswerBytes; }
+  /// Of tiles: behind the answers of streams.
+  uint32_t* faults_in(uint8_t* answers) const {
+    return reinterpret_cast<uint32_t*>(answers + lz4_answers_bytes());
+  }
   RebuildTile* tiles() { return reinterpret_cast<RebuildTile*>(image_); }
   Bytes append(uint64_t bytes) {
     BOWHEAD_ASSERT(bytes <= image_bytes_ - used_);
@@ -262,6 +301,11 @@ class FrameDecoder::Impl {
   Status copy_tile(const Opened& opened) {
     const FrameJob& job = *opened.job;
     ConstBytes from = parts_.stream(job.frame, 0);
+    if (is_for_device(parts_.streams[0].codec, from.size(), parts_.values_bytes)) {
+      add_lz4(opened, 0, static_cast<uint8_t*>(job.values) + parts_.values_offset,
+              parts_.values_bytes);
+      return Status::OK;
+    }
     if (parts_.streams[0].codec == StreamCodec::STORED) {
       if (from.size() != parts_.values_bytes) return Status::DAMAGED;
     }
@@ -323,10 +367,33 @@ class FrameDecoder::Impl {
     if (stream.codec == StreamCodec::STORED)
       return place(opened, parts_.offsets[index], stream.coded_bytes);
     if (stream.codec == StreamCodec::ZERO && is_plane) return RebuildTile::kAllZero;
+    if (is_for_device(stream.codec, stream.coded_bytes, stream.plain_bytes)) {
+      const uint64_t at = image_bytes_ + frames_bytes_ + plain_used_;
+      BOWHEAD_ASSERT(stream.plain_bytes <= plain_bytes_ - plain_used_);
+      plain_used_ += stream.plain_bytes;
+      add_lz4(opened, index, memory_ + at, stream.plain_bytes);
+      return static_cast<uint32_t>(at);
+    }
     const Bytes plain = append(stream.plain_bytes);
     if (!coder_.decode(stream.codec, parts_.stream(opened.job->frame, index), plain))
       return std::nullopt;
     return offset_of(plain);
+  }
+
+  /// No stream takes more of the image than if it were decoded here.
+  bool is_for_device(StreamCodec codec, uint64_t coded_bytes, uint64_t plain_bytes) const {
+    return codec == StreamCodec::LZ4 && device_.info().decodes_lz4 && coded_bytes != 0 &&
+           coded_bytes <= plain_bytes;
+  }
+
+  void add_lz4(const Opened& opened, uint32_t index, uint8_t* to, size_t to_bytes) {
+    const uint64_t bytes = parts_.streams[index].coded_bytes;
+    const uint32_t at = place(opened, parts_.offsets[index], bytes);
+    lz4_.from.push_back(memory_ + at);
+    lz4_.to.push_back(to);
+    lz4_.from_bytes.push_back(bytes);
+    lz4_.to_bytes.push_back(to_bytes);
+    lz4_.jobs.push_back(opened.index);
   }
 
   // ---- the device's part ----
@@ -360,11 +427,38 @@ class FrameDecoder::Impl {
     work.turning_channels = shape.rotary.dim;
     work.turns = reinterpret_cast<const compression::Turn*>(memory_ + launch.turns);
     work.bytes = memory_;
-    work.size_bytes = image_bytes_ + frames_bytes_;
+    work.size_bytes = image_bytes_ + frames_bytes_ + plain_bytes_;
     work.scratch = memory_ + scratch_at_;
     work.tiles = reinterpret_cast<const RebuildTile*>(memory_) + launch.first_tile;
     work.tile_count = launch.tiles;
-    work.faults = reinterpret_cast<uint32_t*>(memory_ + faults_at_) + launch.first_tile;
+    work.faults = faults_in(memory_ + answers_at_) + launch.first_tile;
+    return work;
+  }
+
+  /// Where the device will find what is written down here, in the image.
+  template <class T>
+  const T* write_down(const std::vector<T>& array) {
+    const Bytes part = append(array.size() * sizeof(T));
+    if (!array.empty()) std::memcpy(part.data(), array.data(), part.size());
+    return reinterpret_cast<const T*>(memory_ + offset_of(part));
+  }
+
+  DecodeLz4 tell_lz4() {
+    DecodeLz4 work;
+    work.stream_count = static_cast<uint32_t>(lz4_.size());
+    work.decoded_bytes = reinterpret_cast<size_t*>(memory_ + answers_at_);
+    work.faults = reinterpret_cast<uint32_t*>(work.decoded_bytes + lz4_.size());
+    work.from = lz4_.from.data();
+    work.from_bytes = lz4_.from_bytes.data();
+    work.to = lz4_.to.data();
+    work.to_bytes = lz4_.to_bytes.data();
+    const Result<void> good = check(work);
+    BOWHEAD_ASSERT(good);
+    used_ = aligned(used_);
+    work.from = write_down(lz4_.from);
+    work.from_bytes = write_down(lz4_.from_bytes);
+    work.to = write_down(lz4_.to);
+    work.to_bytes = write_down(lz4_.to_bytes);
     return work;
   }
 
@@ -374,8 +468,10 @@ class FrameDecoder::Impl {
       if (!made) return made.error();
       event_ = *made;
     }
-    if (tile_count_ != 0) runs_.push_back({memory_, image_, used_});
+    const DecodeLz4 lz4 = tell_lz4();
+    if (tile_count_ != 0 || lz4_.size() != 0) runs_.push_back({memory_, image_, used_});
     Result<void> queued = device_.copy_batch(runs_, stream);
+    if (queued && lz4_.size() != 0) queued = device_.launch(lz4, stream);
     for (const Launch& launch : launches_) {
       if (!queued || launch.tiles == 0) continue;
       const RebuildTiles work = work_of(launch);
@@ -385,8 +481,9 @@ class FrameDecoder::Impl {
       BOWHEAD_ASSERT(good);
       queued = device_.launch(work, stream);
     }
-    if (queued && tile_count_ != 0)
-      queued = device_.copy(faults(), memory_ + faults_at_, tile_count_ * sizeof(uint32_t), stream);
+    const uint64_t answers_bytes = lz4_answers_bytes() + tile_count_ * sizeof(uint32_t);
+    if (queued && answers_bytes != 0)
+      queued = device_.copy(answers(), memory_ + answers_at_, answers_bytes, stream);
     const Result<void> recorded = device_.record(event_, stream);
     // What was queued uses the memory until it is done.
     if (!queued && recorded) (void)device_.synchronize(event_);
@@ -401,8 +498,9 @@ class FrameDecoder::Impl {
 
   uint8_t *image_ = nullptr, *memory_ = nullptr;  ///< pinned; of the device
   uint64_t image_room_ = 0, memory_room_ = 0;
-  uint64_t image_bytes_ = 0, frames_bytes_ = 0, used_ = 0;
-  uint64_t faults_at_ = 0, scratch_at_ = 0;  ///< on the device
+  uint64_t image_bytes_ = 0, frames_bytes_ = 0, plain_bytes_ = 0;
+  uint64_t used_ = 0, plain_used_ = 0;        ///< of the image, of plain streams
+  uint64_t answers_at_ = 0, scratch_at_ = 0;  ///< on the device
 
   uint64_t most_tiles_ = 0, most_streams_bytes_ = 0;
   uint32_t most_channels_ = 0, tile_count_ = 0;
@@ -410,6 +508,7 @@ class FrameDecoder::Impl {
   std::vector<Launch> launches_;
   std::vector<CopyRun> runs_;
   std::vector<size_t> job_of_;  ///< by tile
+  Lz4Streams lz4_;
   std::vector<Status> statuses_;
 
   compression::Decoder decoder_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames (compression/frame.h) decoded into device memory. The CPU reads heads, verifies what is
-// needed of a frame, and decodes streams that are coded; planes become values on the device.
+// needed of a frame, and decodes streams that are coded, but LZ4 where the device does
+// (DeviceInfo::decodes_lz4); planes become values on the device.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,8 @@ struct FrameJob {
 };
 
 /// One batch at a time; several decoders work side by side. Memory, pinned and of the device, grows
-/// with the largest batch so far: some three times its values in all. For one thread at a time.
+/// with the largest batch so far: some three times its values in all, four times where the device
+/// decodes LZ4. For one thread at a time.
 class FrameDecoder {
  public:
   /// The device has to stay.

@@ -204,7 +204,21 @@ struct RebuildTiles {
   uint32_t* faults = nullptr;  ///< by tile: 1 if a length was seen to be wrong, else 0
 };
 
+/// LZ4 blocks to their plain bytes, by a library, where DeviceInfo::decodes_lz4 says that there is
+/// one. Whatever they hold, nothing is read outside of `from` and nothing written outside of `to`.
+struct DecodeLz4 {
+  const uint8_t* const* from = nullptr;  ///< by stream, as are all arrays
+  const size_t* from_bytes = nullptr;    ///< 1 to 2 GiB - 1, as is the next
+  uint8_t* const* to = nullptr;          ///< no two overlap
+  const size_t* to_bytes = nullptr;
+  uint32_t stream_count = 0;
+  /// Of a stream that decodes to what `to` has room for: how long that is, and 0. Of any other:
+  /// anything, and not 0; its `to` is anything as well.
+  size_t* decoded_bytes = nullptr;
+  uint32_t* faults = nullptr;
+};
+
 /// What a kernel is told, any of them.
-using Work = std::variant<MovePieces, FetchTokens, Attend, MergeParts, RebuildTiles>;
+using Work = std::variant<MovePieces, FetchTokens, Attend, MergeParts, RebuildTiles, DecodeLz4>;
 
 }  // namespace bowhead::gpu

@@ -15,5 +15,9 @@ cudaError_t launch_kernel(const Attend& work, cudaStream_t stream);
 cudaError_t launch_kernel(const MergeParts& work, cudaStream_t stream);
 cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream);
 cudaError_t launch_kernel(const RebuildTiles& work, cudaStream_t stream);
+cudaError_t launch_kernel(const DecodeLz4& work, cudaStream_t stream);
+
+/// Whether that works, or is cudaErrorNotSupported.
+bool decodes_lz4();
 
 }  // namespace bowhead::gpu

@@ -220,8 +220,11 @@ struct TwinEvent {
 class TwinDevice final : public Device {
  public:
   explicit TwinDevice(TwinOptions options) : options_(std::move(options)) {
-    info_ = {
-        .name = "cpu", .is_twin = true, .memory_bytes = options_.memory_bytes, .driver = "none"};
+    info_ = {.name = "cpu",
+             .is_twin = true,
+             .memory_bytes = options_.memory_bytes,
+             .driver = "none",
+             .decodes_lz4 = options_.decodes_lz4};
   }
 
   ~TwinDevice() override {

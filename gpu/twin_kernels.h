@@ -12,5 +12,6 @@ void run_on_cpu(const Attend& work);
 void run_on_cpu(const MergeParts& work);
 void run_on_cpu(const FetchTokens& work);
 void run_on_cpu(const RebuildTiles& work);
+void run_on_cpu(const DecodeLz4& work);
 
 }  // namespace bowhead::gpu
