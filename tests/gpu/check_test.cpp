@@ -258,5 +258,38 @@ TEST(CheckMergeParts, NamesWhatIsWrong) {
          "source 1: parts of sequence 1 are those from 3 to 2");
 }
 
+TEST(CheckDecodeLz4, NamesWhatIsWrong) {
+  uint8_t memory[16] = {};
+  const uint8_t* from[] = {memory, memory + 3};
+  uint8_t* to[] = {memory + 5, memory + 9};
+  size_t from_bytes[] = {2, 2}, to_bytes[] = {4, 4}, decoded_bytes[2];
+  uint32_t faults[2];
+  DecodeLz4 work;
+  EXPECT_TRUE(check(work));
+  work = {from, from_bytes, to, to_bytes, 2, decoded_bytes, faults};
+  EXPECT_TRUE(check(work));
+
+  const auto expect = [&](const std::string& sentence) {
+    const Result<void> result = check(work);
+    ASSERT_FALSE(result) << sentence;
+    EXPECT_EQ(result.status(), Status::INVALID_ARGUMENT);
+    EXPECT_EQ(result.error().detail, sentence);
+  };
+  work.faults = nullptr;
+  expect("faults is null");
+  work.faults = faults;
+  from[1] = nullptr;
+  expect("from of stream 1 is null");
+  from[1] = memory;
+  to[0] = nullptr;
+  expect("to of stream 0 is null");
+  to[0] = memory;
+  to_bytes[1] = 0;
+  expect("to_bytes of stream 1 is 0: 1 to 2147483647");
+  to_bytes[1] = 4;
+  from_bytes[0] = size_t{1} << 31;
+  expect("from_bytes of stream 0 is 2147483648: 1 to 2147483647");
+}
+
 }  // namespace
 }  // namespace bowhead::gpu

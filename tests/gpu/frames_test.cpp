@@ -9,11 +9,16 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "base/random.h"
 #include "compression/frame.h"
+#include "compression/tiles.h"
 #include "tests/compression/reseal.h"
 #include "tests/compression/tensors.h"
 #include "tests/gpu/devices.h"
@@ -46,6 +51,44 @@ Status decode_on_cpu(const Buffer& frame, uint32_t planes, Buffer& values) {
   return planes == 0 ? decoder.decode(frame, values) : decoder.decode_prefix(frame, planes, values);
 }
 
+/// The bytes of a frame that are streams of LZ4.
+std::vector<std::span<uint8_t>> lz4_streams(Buffer& frame) {
+  std::vector<std::span<uint8_t>> streams;
+  compression::TileReader tiles;
+  EXPECT_EQ(tiles.open(frame, 0), Status::OK);
+  compression::TileParts parts;
+  while (!tiles.at_end() && tiles.next(parts) == Status::OK) {
+    for (uint32_t s = 0; s < parts.stream_count; ++s) {
+      if (parts.streams[s].codec != compression::StreamCodec::LZ4) continue;
+      streams.push_back(std::span(frame).subspan(parts.offsets[s], parts.streams[s].coded_bytes));
+    }
+  }
+  return streams;
+}
+
+/// Of values that LZ4 finds again and again.
+Buffer repeated_values(const Shape& shape) {
+  if (shape.number != NumberKind::BYTES)
+    return compression::make_tensor(shape, Content::REPEATED, 1);
+  Buffer values(shape.size_bytes());
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint8_t>(i % 7);
+  return values;
+}
+
+/// Counts streams that the device is told to decode.
+class CountingDevice : public WrappedDevice {
+ public:
+  using WrappedDevice::WrappedDevice;
+  Result<void> launch(const Work& work, Stream stream) override {
+    if (const auto* lz4 = std::get_if<DecodeLz4>(&work)) lz4_streams_ += lz4->stream_count;
+    return WrappedDevice::launch(work, stream);
+  }
+  size_t lz4_streams() const { return lz4_streams_; }
+
+ private:
+  size_t lz4_streams_ = 0;
+};
+
 struct Wanted {
   Buffer frame;
   size_t values_bytes;
@@ -56,12 +99,17 @@ struct Wanted {
 class DecodedFrames : public EveryDevice {
  protected:
   void SetUp() override {
-    EveryDevice::SetUp();
+    if (GetParam() == kWithoutLz4) {
+      device_ = gated_twin(gate_, {.decodes_lz4 = false});
+    } else {
+      EveryDevice::SetUp();
+    }
     if (IsSkipped()) return;
+    counting_.emplace(device());
     auto stream = device().make_stream(0);
     ASSERT_DONE(stream);
     stream_ = *stream;
-    decoder_.emplace(device());
+    decoder_.emplace(*counting_);
   }
   void TearDown() override {
     decoder_.reset();
@@ -139,7 +187,10 @@ class DecodedFrames : public EveryDevice {
     }
   }
 
+  static constexpr std::string_view kWithoutLz4 = "twin_without_lz4";
+
   Stream stream_ = nullptr;
+  std::optional<CountingDevice> counting_;
   std::optional<FrameDecoder> decoder_;
   std::vector<void*> memory_;
 };
@@ -227,9 +278,11 @@ TEST_P(DecodedFrames, FailAloneIfTheyAreDamaged) {
 TEST_P(DecodedFrames, MayHoldAnythingUnderRightChecksums) {
   Random random(5);
   uint32_t failed = 0, missed = 0;
-  for (const NumberKind kind : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3}) {
-    const Shape shape{kind, 1, 70, 48, compression::rotary_of(10000, 16)};
-    const Buffer values = compression::make_tensor(shape, Content::ROTATED, 3);
+  constexpr NumberKind kKinds[] = {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3};
+  for (uint32_t round = 0; round < 2 * std::size(kKinds); ++round) {
+    const Shape shape{kKinds[round / 2], 1, 70, 48, compression::rotary_of(10000, 16)};
+    const Content content = round % 2 == 0 ? Content::ROTATED : Content::REPEATED;  // LZ4
+    const Buffer values = compression::make_tensor(shape, content, 3);
     const Buffer good = frame_of(shape, values, Profile::FAST);
     std::vector<Wanted> wanted;
     for (uint32_t i = 0; i < 150; ++i) {
@@ -253,6 +306,48 @@ TEST_P(DecodedFrames, MayHoldAnythingUnderRightChecksums) {
   }
   EXPECT_GT(failed, 50u);
   EXPECT_LE(missed, failed / 20) << "of " << failed;
+}
+
+TEST_P(DecodedFrames, HaveLz4DecodedByTheDeviceIfItDoes) {
+  const bool device_decodes = device().info().decodes_lz4;
+  for (const NumberKind kind : {NumberKind::BF16, NumberKind::BYTES}) {
+    const Shape shape{kind, 1, 400, kind == NumberKind::BYTES ? 1u : 128u, {}};
+    const Buffer values = repeated_values(shape);
+    Buffer frame = frame_of(shape, values, Profile::FAST);
+    const size_t streams = lz4_streams(frame).size();
+    ASSERT_GT(streams, 0u);
+    for (const bool is_pinned : {false, true}) {
+      const size_t before = counting_->lz4_streams();
+      check({{frame, values.size(), 0, is_pinned}, {frame, values.size(), 0, !is_pinned}});
+      EXPECT_EQ(counting_->lz4_streams() - before, device_decodes ? 2 * streams : 0);
+    }
+  }
+}
+
+/// The last byte of the length of a match, or of literals: one more or less, and so is the stream.
+TEST_P(DecodedFrames, FailAloneIfLz4HasAnotherLength) {
+  for (const NumberKind kind : {NumberKind::BF16, NumberKind::BYTES}) {
+    const Shape shape{kind, 1, 4000, kind == NumberKind::BYTES ? 1u : 128u, {}};
+    const Buffer values = repeated_values(shape);
+    const Buffer good = frame_of(shape, values, Profile::FAST);
+    Buffer bytes = good;
+    std::vector<Wanted> wanted;
+    for (const std::span<uint8_t> stream : lz4_streams(bytes)) {
+      for (size_t i = 1; i < stream.size() && wanted.size() < 30; ++i) {
+        if (stream[i - 1] != 255 || stream[i] == 0 || stream[i] >= 254) continue;
+        for (const int change : {-1, 1}) {
+          Wanted one{good, values.size(), 0, i % 2 == 0};
+          one.frame[&stream[i] - bytes.data()] += static_cast<uint8_t>(change);
+          compression::reseal(one.frame);
+          Buffer cpu(values.size());
+          if (decode_on_cpu(one.frame, 0, cpu) == Status::DAMAGED) wanted.push_back(one);
+        }
+      }
+    }
+    ASSERT_GE(wanted.size(), 2u);
+    wanted.push_back({good, values.size(), 0, true});
+    check(wanted);
+  }
 }
 
 TEST_P(DecodedFrames, RefuseWhatTheDeviceDoesNotReach) {
@@ -291,6 +386,7 @@ TEST_P(DecodedFrames, GoOneBatchAtATime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, DecodedFrames, kEveryDevice, device_name);
+INSTANTIATE_TEST_SUITE_P(Other, DecodedFrames, testing::Values("twin_without_lz4"), device_name);
 
 }  // namespace
 }  // namespace bowhead::gpu
