@@ -170,6 +170,7 @@ class TileRebuilder {
   }
 
   BOWHEAD_WARP_CODE void take_parameters() {
+    Warp::sync();  // those of the warp's last tile were read
     Warp::each([&](uint32_t lane) {
       for (uint32_t channel = lane; channel < row_bytes_ * 8; channel += kWarpLanes) {
         const bool is_one = channel < work_.channels;
