@@ -82,7 +82,7 @@ class Device {
 
   /// Device memory, 256-byte-aligned. NO_SPACE; INVALID_ARGUMENT: no bytes.
   virtual Result<void*> allocate(size_t size_bytes) = 0;
-  /// Host memory that this device reaches, page-aligned. Same statuses.
+  /// Host memory that this device reaches, 256-byte-aligned. Same statuses.
   virtual Result<void*> allocate_pinned(size_t size_bytes) = 0;
   /// Of either kind, when nothing that is queued uses it; null: nothing to do.
   virtual void free(void* memory) = 0;

@@ -20,7 +20,6 @@
 namespace bowhead::gpu {
 namespace {
 
-constexpr size_t kPageBytes = 4096;
 constexpr size_t kAllocationAlignment = 256;
 
 // ---- memory ----
@@ -421,9 +420,9 @@ class TwinDevice final : public Device {
     // Host memory is not counted, but cannot be more than a size can say when it is rounded up.
     if (size_bytes > SIZE_MAX / 2) return no_space;
     if (on_device && !take(allocated_bytes_, size_bytes, options_.memory_bytes)) return no_space;
-    const size_t alignment = on_device ? kAllocationAlignment : kPageBytes;
     void* const memory =
-        std::aligned_alloc(alignment, (size_bytes + alignment - 1) / alignment * alignment);
+        std::aligned_alloc(kAllocationAlignment, (size_bytes + kAllocationAlignment - 1) /
+                                                     kAllocationAlignment * kAllocationAlignment);
     if (!memory) {
       if (on_device) give_back(allocated_bytes_, size_bytes);
       return no_space;
