@@ -243,6 +243,16 @@ class CudaDevice final : public Device {
       return Error{Status::INVALID_ARGUMENT,
                    fmt::format("stream {} is of GPU {}, not of GPU {}", stream, device, ordinal_)};
     }
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    auto called = call("cudaStreamIsCapturing",
+                       [&] { return cudaStreamIsCapturing(cuda(stream), &capture); });
+    if (!called) return called;
+    if (capture != cudaStreamCaptureStatusNone) {
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("stream {} is being recorded as a graph: what is told of jobs holds "
+                               "for one time, and not for each that a graph runs",
+                               stream)};
+    }
     return {};
   }
 

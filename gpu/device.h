@@ -109,7 +109,8 @@ class Device {
   virtual Result<Stream> make_stream(int priority) = 0;
   /// Waits until what is queued in it is done, or the GPU lost. Never null.
   virtual void destroy_stream(Stream stream) = 0;
-  /// Of a stream that comes from elsewhere. INVALID_ARGUMENT: it is of another device.
+  /// Of a stream that comes from elsewhere. INVALID_ARGUMENT: it is of another device, or is being
+  /// recorded as a graph (what is queued then would run at any time, and again).
   virtual Result<void> check_stream(Stream stream) = 0;
 
   virtual Result<Event> make_event() = 0;

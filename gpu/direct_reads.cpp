@@ -333,6 +333,7 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
   if (others.size() >= MergeParts::kMostSources)
     return wrong("{} other parts: at most {}", others.size(), MergeParts::kMostSources - 1);
   if (job.sequences == 0) return {};
+  if (auto good = device_.check_stream(job.stream); !good) return good;
   if (auto good = check_all_reached(job, queries, others, answers); !good) return good;
 
   Attend work = told();

@@ -109,7 +109,8 @@ class DirectReads {
   /// `others`, each of one part of each sequence (`first_parts` is null) and ready when the stream
   /// comes to it; at most three. Addresses have to be reached by the device, and to stay, until the
   /// stream is past it. INVALID_ARGUMENT: no such layer, a job that is done, an address that the
-  /// device does not reach or that check() (check.h) refuses; GPU_LOST, SYSTEM.
+  /// device does not reach or that check() (check.h) refuses, a stream that is being recorded as a
+  /// graph; GPU_LOST, SYSTEM.
   Result<void> attend(Job& job, uint32_t layer, const DecodeQueries& queries,
                       std::span<const MergeSource> others, const DecodeAnswers& answers);
 
