@@ -88,10 +88,11 @@ class DirectReads::Impl {
   void cut(Job& job, const std::vector<uint32_t>& first_spans) const;
   Result<void> queue_tables(Job& job);
   Result<void> take_parts(Job& job);
+  Status drain(Job& job);
   Result<void> check_reached(const char* name, const void* address, size_t size_bytes);
   Result<void> check_all_reached(const Job& job, const DecodeQueries& queries,
                                  std::span<const MergeSource> others, const DecodeAnswers& answers);
-  void finish(Job& job, Status device_status);
+  void finish(Job& job, Status asked);
 
   Pool& pool_;
   Registration& registration_;
@@ -257,6 +258,13 @@ Result<void> DirectReads::Impl::queue_tables(Job& job) {
   return copied ? device_.record(job.last, job.stream) : copied;
 }
 
+/// What is queued of a job that fails to start may still read its room.
+Status DirectReads::Impl::drain(Job& job) {
+  if (job.last == nullptr) return Status::OK;  // nothing was queued
+  if (auto recorded = device_.record(job.last, job.stream); !recorded) return recorded.status();
+  return device_.synchronize(job.last).status();
+}
+
 Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
     NamespaceId ns, std::span<const SequenceToRead> sequences, const DirectReadOptions& options) {
   if (auto good = check_sequences(sequences); !good) return good.error();
@@ -274,10 +282,7 @@ Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
   cut(*job, first_spans);
   running_.push_back(job);
   if (auto queued = queue_tables(*job); !queued) {
-    // What was queued of it reads nothing of the pool's, but its room.
-    if (job->last != nullptr && device_.record(job->last, job->stream))
-      (void)device_.synchronize(job->last);
-    finish(*job, queued.status());
+    finish(*job, drain(*job));
     return queued.error();
   }
   return job;
@@ -390,19 +395,25 @@ void DirectReads::Impl::wait(Job& job) {
 }
 
 /// Behind an event that is done, all that the device was to read has been read: what a lease says
-/// here is about all of it.
-void DirectReads::Impl::finish(Job& job, Status device_status) {
+/// here is about all of it. If the device did not say that it is through, and is not lost, it may
+/// still read tables and write parts: these are not used again.
+void DirectReads::Impl::finish(Job& job, Status asked) {
+  const bool is_through = asked == Status::OK || asked == Status::GPU_LOST;
   for (Reading& reading : job.readings) {
     const Status released = pool_.release(reading.lease);
-    job.results[reading.number] = device_status == Status::OK ? released : device_status;
+    job.results[reading.number] = !is_through           ? Status::SYSTEM
+                                  : asked == Status::OK ? released
+                                                        : asked;
   }
   job.readings.clear();
-  rooms_.give_back(job.room);
-  if (job.parts_bytes > idle_parts_bytes_) {
-    std::swap(job.parts, idle_parts_);
-    std::swap(job.parts_bytes, idle_parts_bytes_);
+  if (is_through) {
+    rooms_.give_back(job.room);
+    if (job.parts_bytes > idle_parts_bytes_) {
+      std::swap(job.parts, idle_parts_);
+      std::swap(job.parts_bytes, idle_parts_bytes_);
+    }
+    device_.free(job.parts);
   }
-  device_.free(job.parts);
   job.parts = nullptr;
   if (job.last != nullptr) device_.destroy_event(job.last);
   job.last = nullptr;

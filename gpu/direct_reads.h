@@ -121,7 +121,8 @@ class DirectReads {
   /// was read was the block's. Before, anything else: it is not read. Then it is what
   /// Pool::acquire() or Registration::reach() returned, or
   /// BUFFER_TOO_SMALL or INVALID_ARGUMENT (the block is longer or shorter than its tokens).
-  /// Only once the job is done: LAPSED, GPU_LOST, SYSTEM: outputs of its sequence mean nothing.
+  /// Only once the job is done: LAPSED, GPU_LOST, SYSTEM (the driver does not say whether the
+  /// device is through): outputs of its sequence mean nothing.
   std::span<const Status> results(const Job& job) const;
 
  private:

@@ -484,6 +484,37 @@ TEST_P(GatedDirectReads, SayThatTheDeviceWasLost) {
   EXPECT_EQ(leases(), 0);
 }
 
+/// Tables that the device may still read belong to no other job.
+TEST_P(GatedDirectReads, KeepTablesThatMayStillBeRead) {
+  struct SaysNothing : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<bool> is_done(Event event) override {
+      if (is_dumb) return Error{Status::SYSTEM, "what?"};
+      return device_.is_done(event);
+    }
+    void free(void* memory) override {
+      ++freed;
+      WrappedDevice::free(memory);
+    }
+    bool is_dumb = false;
+    int freed = 0;
+  } faulty(device());
+  Decode decode(pool_, device(), kModel, {{{"a", 16}}});
+  {
+    auto reads = DirectReads::open(pool_.pool(), *registration_, faulty, kModel);
+    ASSERT_DONE(reads);
+    gate_->hold_next(1);
+    const auto job = reads->start(pool_.ns(), decode.reads, {.stream = stream_});
+    ASSERT_DONE(job);
+    faulty.is_dumb = true;
+    EXPECT_TRUE(reads->poll(**job));
+    EXPECT_EQ(results_of(*reads, **job), std::vector{Status::SYSTEM});
+    EXPECT_EQ(leases(), 0);
+  }
+  EXPECT_EQ(faulty.freed, 1) << "the parts that no job has, which are none";
+  gate_->let_go();
+}
+
 /// Blocks are then nobody's to read by address.
 TEST_P(GatedDirectReads, SayThatTheDriverRegistersNothing) {
   const auto none = Device::twin({.most_registered_bytes = 0});
