@@ -71,7 +71,7 @@ class TokenSource::Impl {
   Result<TokenLists> reached(TokenLists lists, uint32_t some_layers) const;
   Status renew();
   Status renew(Held& held);
-  void finish(Fetch& fetch, Status device_status);
+  void finish(Fetch& fetch, Status asked);
 
   Pool& pool_;
   Registration& registration_;
@@ -84,6 +84,7 @@ class TokenSource::Impl {
   size_t oldest_ = 0;        ///< of the leases; the next ones are renewed in turn
   uint64_t renewed_ns_ = 0;  ///< when the last ones were; at first, before all were taken
   bool is_lost_ = false;     ///< a lease was
+  bool may_run_ = false;     ///< a fetch of which the driver did not say that it is done
 
   FetchTokens work_;  ///< but lists and layers
   uint64_t room_rows_ = 0;
@@ -214,6 +215,7 @@ TokenSource::Impl::~Impl() {
   for (const auto& fetch : std::vector(running_)) wait(*fetch);
   for (Held& held : held_) (void)pool_.release(held.lease);
   for (Event event : events_) device_.destroy_event(event);
+  if (may_run_) return;
   device_.free(tables_);
   device_.free(pinned_);
 }
@@ -317,13 +319,16 @@ void TokenSource::Impl::wait(Fetch& fetch) {
 }
 
 /// Behind an event that is done: all that the kernel was to read has been read, and its count is
-/// visible to this CPU. So what leases say here is about all of it.
-void TokenSource::Impl::finish(Fetch& fetch, Status device_status) {
+/// visible to this CPU. So what leases say here is about all of it. If the device did not say that
+/// it is through, and is not lost, it may still read tables and count: these are not used again.
+void TokenSource::Impl::finish(Fetch& fetch, Status asked) {
+  const bool is_through = asked == Status::OK || asked == Status::GPU_LOST;
   fetch.absent = *fetch.count;
-  fetch.result = device_status != Status::OK ? device_status : renew();
+  fetch.result = !is_through ? Status::SYSTEM : asked != Status::OK ? asked : renew();
   if (fetch.result == Status::OK && fetch.absent != 0) fetch.result = Status::NOT_FOUND;
   fetch.is_done = true;
-  free_counts_.push_back(static_cast<uint32_t>(fetch.count - counts_));
+  if (is_through) free_counts_.push_back(static_cast<uint32_t>(fetch.count - counts_));
+  may_run_ = may_run_ || !is_through;
   events_.push_back(fetch.event);
   std::erase_if(running_, [&](const auto& one) { return one.get() == &fetch; });
 }

@@ -526,6 +526,35 @@ TEST_P(GatedTokenSource, EndsWhenItsFetchesHave) {
   EXPECT_NE(std::count(got.begin(), got.end(), kUntouched), static_cast<long>(got.size()));
 }
 
+/// What the device may still use is used for nothing else.
+TEST_P(GatedTokenSource, KeepsTablesThatMayStillBeRead) {
+  struct SaysNothing : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<bool> is_done(Event) override { return Error{Status::SYSTEM, "what?"}; }
+    void free(void* memory) override {
+      ++freed;
+      WrappedDevice::free(memory);
+    }
+    int freed = 0;
+  } faulty(device());
+  Area area(device(), 3 * 2 * 4 * 24 * 64);
+  const std::vector<uint32_t> table = {0};
+  Lists lists(device(), 1, true, true);
+  {
+    auto source = TokenSource::open(pool_.pool(), *registration_, faulty, blocks(),
+                                    {dense_cache(shape(), area.data(), 24), table});
+    ASSERT_DONE(source);
+    gate_->hold_next(1);
+    auto fetch = source->fetch(lists.told, 0, 3, stream_);
+    ASSERT_DONE(fetch);
+    EXPECT_TRUE(source->poll(**fetch));
+    EXPECT_EQ(source->result(**fetch), Status::SYSTEM);
+  }
+  EXPECT_EQ(faulty.freed, 0);
+  EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+  gate_->let_go();
+}
+
 TEST_P(GatedTokenSource, LosesTheGpuAndNothingElse) {
   Area area(device(), 3 * 2 * 4 * 24 * 64);
   const std::vector<uint32_t> table = {0};
