@@ -27,8 +27,9 @@
 
 namespace bowhead::gpu {
 
-/// A cudaStream_t; null: the default stream, which neither waits for those of make_stream() nor
-/// they for it. Of the twin: what make_stream() gave, or null.
+/// A cudaStream_t; null: the legacy default stream, which neither waits for those of make_stream()
+/// nor they for it: engines whose default is one for each thread pass cudaStreamPerThread. Of the
+/// twin: what make_stream() gave, or null.
 using Stream = void*;
 using Event = void*;
 

@@ -53,7 +53,8 @@ class DirectReads::Job {
   Room room;                         ///< of these three, in this order
   void* parts = nullptr;             ///< outputs, then log-sum-exps, of runs
   size_t parts_bytes = 0;
-  Event last = nullptr;  ///< behind all that is queued
+  Event last = nullptr;       ///< behind all that is queued
+  Status asked = Status::OK;  ///< but OK: `last` could not be recorded, and says nothing
 
   size_t runs_at() const { return aligned(spans.size() * sizeof(AttendSpan)); }
   size_t first_runs_at() const { return runs_at() + aligned(runs.size() * sizeof(AttendRun)); }
@@ -376,6 +377,7 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
   auto queued = device_.launch(merge, job.stream);
   // Also behind an attention whose merging failed to start.
   const auto recorded = device_.record(job.last, job.stream);
+  job.asked = recorded.status();
   return queued ? recorded : queued;
 }
 
@@ -383,15 +385,19 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
 
 bool DirectReads::Impl::poll(Job& job) {
   if (job.is_done) return true;
-  const auto done = device_.is_done(job.last);
-  if (done && !*done) return false;
-  finish(job, done.status());
+  if (job.asked == Status::OK) {
+    const auto done = device_.is_done(job.last);
+    if (done && !*done) return false;
+    job.asked = done.status();
+  }
+  finish(job, job.asked);
   return true;
 }
 
 void DirectReads::Impl::wait(Job& job) {
   if (job.is_done) return;
-  finish(job, device_.synchronize(job.last).status());
+  if (job.asked == Status::OK) job.asked = device_.synchronize(job.last).status();
+  finish(job, job.asked);
 }
 
 /// Behind an event that is done, all that the device was to read has been read: what a lease says

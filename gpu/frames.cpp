@@ -137,7 +137,10 @@ class FrameDecoder::Impl {
   Result<std::span<const Status>> finish() {
     if (!is_started_) return Error{Status::INVALID_ARGUMENT, "no batch was started"};
     is_started_ = false;
-    if (auto done = device_.synchronize(event_); !done) return done.error();
+    if (auto done = device_.synchronize(event_); !done) {
+      if (done.status() != Status::GPU_LOST) abandon();
+      return done.error();
+    }
     for (uint32_t tile = 0; tile < tile_count_; ++tile) {
       if (faults_in(answers())[tile] != 0) statuses_[job_of_[tile]] = Status::DAMAGED;
     }
@@ -241,6 +244,12 @@ class FrameDecoder::Impl {
       return grown;
     used_ = tiles_bytes;
     return {};
+  }
+
+  /// What the device may still write to is nobody's any more.
+  void abandon() {
+    image_ = memory_ = nullptr;
+    image_room_ = memory_room_ = 0;
   }
 
   Result<void> grow(uint8_t*& memory, uint64_t& room, uint64_t bytes, bool is_pinned) {
@@ -487,6 +496,7 @@ class FrameDecoder::Impl {
     const Result<void> recorded = device_.record(event_, stream);
     // What was queued uses the memory until it is done.
     if (!queued && recorded) (void)device_.synchronize(event_);
+    if (!recorded && recorded.status() != Status::GPU_LOST) abandon();
     if (!queued) return queued;
     is_started_ = static_cast<bool>(recorded);
     return recorded;

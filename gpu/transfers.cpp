@@ -63,6 +63,7 @@ class Transfers::Job {
   std::vector<Event> events;              ///< by group of layers that is queued
   Event last = nullptr;                   ///< behind all that is queued; null: nothing is
   Status queue_status = Status::OK;
+  Status asked = Status::OK;  ///< but OK: `last` could not be recorded, and says nothing
 
   bool waits_for_layers(uint32_t layers) const {
     return !is_cancelled && queue_status == Status::OK && !moving.empty() && layers_queued < layers;
@@ -418,17 +419,19 @@ std::vector<CopyRun> Transfers::Impl::copy_runs(const Job& job, uint32_t first_l
                                                 uint32_t some_layers) const {
   std::vector<CopyRun> runs;
   for (const Moving& block : job.moving) {
-    const auto add = [&](std::byte* payload, uint8_t* address, uint64_t bytes) {
+    // As the device has it: not every driver takes the host's address of registered memory.
+    const auto add = [&](uint64_t offset, uint8_t* address, uint64_t bytes) {
+      uint8_t* const payload = block.device_payload + offset;
       runs.push_back(job.spills ? CopyRun{payload, address, bytes}
                                 : CopyRun{address, payload, bytes});
     };
     for_runs(cache_, block.range, first_layer, some_layers,
              [&](uint64_t offset, uint8_t* address, uint64_t bytes) {
-               std::byte* const payload = block.payload + offset;
-               if (block.staging.pinned != nullptr) return add(payload, address, bytes);
-               const auto in_pool = static_cast<uint64_t>(payload - pool_.mapping().data);
+               if (block.staging.pinned != nullptr) return add(offset, address, bytes);
+               const auto in_pool =
+                   static_cast<uint64_t>(block.payload + offset - pool_.mapping().data);
                registration_.for_chunks(in_pool, bytes, [&](uint64_t at, uint64_t part) {
-                 add(payload + (at - in_pool), address + (at - in_pool), part);
+                 add(offset + (at - in_pool), address + (at - in_pool), part);
                });
              });
   }
@@ -484,6 +487,7 @@ Result<void> Transfers::Impl::layer_ready(Job& job, uint32_t layer, Stream strea
   const auto recorded = device_.record(job.last, job.stream);
   if (queued) queued = recorded;
   job.queue_status = queued.status();
+  job.asked = recorded.status();
   return queued;
 }
 
@@ -492,17 +496,21 @@ Result<void> Transfers::Impl::layer_ready(Job& job, uint32_t layer, Stream strea
 bool Transfers::Impl::poll(Job& job) {
   if (job.is_done) return true;
   if (job.waits_for_layers(cache_.layers)) return false;
-  const auto done = job.last == nullptr ? Result<bool>(true) : device_.is_done(job.last);
-  if (done && !*done) return false;
-  finish(job, done.status());
+  if (job.last != nullptr && job.asked == Status::OK) {
+    const auto done = device_.is_done(job.last);
+    if (done && !*done) return false;
+    job.asked = done.status();
+  }
+  finish(job, job.asked);
   return true;
 }
 
 void Transfers::Impl::wait(Job& job) {
   if (job.is_done) return;
-  const auto done = job.last == nullptr ? Result<void>() : device_.synchronize(job.last);
-  if (done && job.waits_for_layers(cache_.layers)) return;
-  finish(job, done.status());
+  if (job.last != nullptr && job.asked == Status::OK)
+    job.asked = device_.synchronize(job.last).status();
+  if (job.asked == Status::OK && job.waits_for_layers(cache_.layers)) return;
+  finish(job, job.asked);
 }
 
 /// Behind an event that is done: what the device stored before it, in the pool or as sums, is

@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/random.h"
@@ -513,6 +514,7 @@ TEST_P(GatedDirectReads, KeepTablesThatMayStillBeRead) {
   }
   EXPECT_EQ(faulty.freed, 1) << "the parts that no job has, which are none";
   gate_->let_go();
+  device().destroy_stream(std::exchange(stream_, nullptr));  // waits: what it uses goes
 }
 
 /// Blocks are then nobody's to read by address.

@@ -553,6 +553,7 @@ TEST_P(GatedTokenSource, KeepsTablesThatMayStillBeRead) {
   EXPECT_EQ(faulty.freed, 0);
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
   gate_->let_go();
+  device().destroy_stream(std::exchange(stream_, nullptr));  // waits: what it uses goes
 }
 
 TEST_P(GatedTokenSource, LosesTheGpuAndNothingElse) {

@@ -367,6 +367,34 @@ TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
   EXPECT_EQ(pool_.get("other"), engine.payload(engine.read(), {pages, 80, 40}));
 }
 
+/// An event that could not be recorded still means what it meant before.
+TEST_P(GatedTransfers, TrustNoEventThatWasNotRecorded) {
+  struct RecordsNoMore : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<void> record(Event event, Stream stream) override {
+      if (records == 0) return Error{Status::SYSTEM, "no record"};
+      --records;
+      return device_.record(event, stream);
+    }
+    size_t records = SIZE_MAX;
+  } faulty(device());
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  auto transfers = Transfers::open(pool_.pool(), *registration_, faulty, engine.cache());
+  ASSERT_DONE(transfers);
+  const auto pages = shuffled(24, 1);
+  auto job = transfers->spill(pool_.ns(), blocks_in(pages, 2), {.layers_at_once = 3});
+  ASSERT_DONE(job);
+  transfers->wait(**job);  // for what it is told
+  gate_->hold_next(1);
+  faulty.records = 2;  // of the stream's place, of the layers; not behind them
+  EXPECT_EQ(transfers->layer_ready(**job, 2, nullptr).status(), Status::SYSTEM);
+  EXPECT_TRUE(transfers->poll(**job));
+  EXPECT_EQ(transfers->results(**job)[1], Status::SYSTEM);
+  EXPECT_GT(pool_.info().used_bytes, 0) << "the kernel has not written to it yet";
+  gate_->let_go();
+}
+
 TEST_P(GatedTransfers, PutWhatIsUrgentIntoTheUrgentStream) {
   struct Watched : WrappedDevice {
     using WrappedDevice::WrappedDevice;
