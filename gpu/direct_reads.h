@@ -82,7 +82,8 @@ struct DecodeQueries {
 struct DecodeAnswers {
   void* outputs = nullptr;  ///< [sequence][query head][value channel]
   FloatKind number = FloatKind::FP32;
-  float* log_sum_exps = nullptr;  ///< [sequence][query head], by e; null: not wanted
+  float* log_sum_exps = nullptr;  ///< [sequence][query head], by e, where no source has its own;
+                                  ///< null: not wanted
 };
 
 class DirectReads {
