@@ -397,6 +397,7 @@ class TileRebuilder {
         ++row;
       }
     }
+    if (cut.exceptions != 0) keep_order();
     BOWHEAD_NO_UNROLL
     for (uint32_t left = cut.exceptions; left != 0; left &= left - 1, ++exception) {
       lower(lane, step, lowest_bit(left), exception);

@@ -218,6 +218,9 @@ BOWHEAD_WARP_CODE void store_streaming(T* to, T value) {
 #endif
 }
 
+/// What a lane stored before it finds behind it, also as another type.
+BOWHEAD_WARP_CODE void keep_order() { asm volatile("" ::: "memory"); }
+
 /// Adds to a word that all warps count in: on the CPU a kernel is one thread.
 BOWHEAD_WARP_CODE void add(uint32_t* to, uint32_t value) {
 #ifdef __CUDACC__
