@@ -11,6 +11,7 @@
 #include "gpu/attend.h"
 #include "gpu/cache.h"
 #include "gpu/check.h"
+#include "gpu/lease_reached.h"
 #include "gpu/rooms.h"
 
 namespace bowhead::gpu {
@@ -85,7 +86,7 @@ class DirectReads::Impl {
   Result<void> check_sequences(std::span<const SequenceToRead> sequences);
   Status read(NamespaceId ns, const BlockToRead& block, const DirectReadOptions& options,
               size_t number, Job& job);
-  Result<AttendSpan> span_of(const BlockToRead& block, const Lease& lease);
+  AttendSpan span_of(const BlockToRead& block, const uint8_t* payload) const;
   void cut(Job& job, const std::vector<uint32_t>& first_spans) const;
   Result<void> queue_tables(Job& job);
   Result<void> take_parts(Job& job);
@@ -160,43 +161,28 @@ Result<void> DirectReads::Impl::check_sequences(std::span<const SequenceToRead> 
 }
 
 /// Where kernels find it, of layer 0 and its first token that is looked at.
-Result<AttendSpan> DirectReads::Impl::span_of(const BlockToRead& block, const Lease& lease) {
-  const auto address = registration_.reach(lease.offset, lease.length_bytes);
-  if (!address) return address.error();
+AttendSpan DirectReads::Impl::span_of(const BlockToRead& block, const uint8_t* payload) const {
   const size_t row = size_t{model_.key_channels} * 2;
   const bool heads_first = model_.order == PayloadOrder::HEADS_FIRST;
   AttendSpan span;
   span.layer_stride_bytes = model_.part_bytes(block.tokens) * model_.layer_parts;
   span.token_stride_bytes = heads_first ? row : row * model_.heads;
   span.head_stride_bytes = heads_first ? row * block.tokens : row;
-  span.keys = static_cast<const uint8_t*>(*address) + block.begin * span.token_stride_bytes;
+  span.keys = payload + block.begin * span.token_stride_bytes;
   span.values = span.keys + (model_.layer_parts == 2 ? model_.part_bytes(block.tokens) : 0);
   span.tokens = std::min(block.tokens, block.end) - block.begin;
   return span;
 }
 
-/// acquire() throws away what this CPU's caches have of the payload before it gives the lease: a
-/// device's reads look into them.
 Status DirectReads::Impl::read(NamespaceId ns, const BlockToRead& block,
                                const DirectReadOptions& options, size_t number, Job& job) {
   if (block.begin == std::min(block.tokens, block.end)) return Status::OK;
-  auto lease = pool_.acquire(ns, block.key, options.lease_ms);
-  if (!lease) return lease.status();
-  const uint64_t right = model_.payload_bytes(block.tokens);
-  Status status = lease->length_bytes > right   ? Status::BUFFER_TOO_SMALL
-                  : lease->length_bytes < right ? Status::INVALID_ARGUMENT
-                                                : Status::OK;
-  if (status == Status::OK) {
-    const auto span = span_of(block, *lease);
-    status = span.status();
-    if (span) job.spans.push_back(*span);
-  }
-  if (status == Status::OK) {
-    job.readings.push_back({number, std::move(*lease)});
-  } else {
-    (void)pool_.release(*lease);
-  }
-  return status;
+  auto reached = lease_reached(pool_, registration_, ns, block.key,
+                               model_.payload_bytes(block.tokens), options.lease_ms);
+  if (!reached) return reached.status();
+  job.spans.push_back(span_of(block, reached->payload));
+  job.readings.push_back({number, std::move(reached->lease)});
+  return Status::OK;
 }
 
 /// Runs of a sequence as long as each other, to within a token: together as many as wanted.

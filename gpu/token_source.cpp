@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gpu/check.h"
+#include "gpu/lease_reached.h"
 
 namespace bowhead::gpu {
 namespace {
@@ -135,25 +136,12 @@ Result<void> TokenSource::Impl::open(const SequenceBlocks& blocks,
   return queue_tables(payloads, pages);
 }
 
-/// acquire() throws away what this CPU's caches have of the payload before it gives the lease: a
-/// device's reads look into them.
 Status TokenSource::Impl::hold(NamespaceId ns, const std::string& key, uint64_t size_bytes,
                                const uint8_t*& payload) {
-  auto lease = pool_.acquire(ns, key, lease_ms_);
-  if (!lease) return lease.status();
-  Status status = lease->length_bytes == size_bytes  ? Status::OK
-                  : lease->length_bytes > size_bytes ? Status::BUFFER_TOO_SMALL
-                                                     : Status::INVALID_ARGUMENT;
-  if (status == Status::OK) {
-    const auto address = registration_.reach(lease->offset, size_bytes);
-    status = address.status();
-    if (address) payload = static_cast<const uint8_t*>(*address);
-  }
-  if (status != Status::OK) {
-    (void)pool_.release(*lease);
-    return status;
-  }
-  held_.push_back({key, *lease});
+  auto reached = lease_reached(pool_, registration_, ns, key, size_bytes, lease_ms_);
+  if (!reached) return reached.status();
+  payload = reached->payload;
+  held_.push_back({key, std::move(reached->lease)});
   return Status::OK;
 }
 
