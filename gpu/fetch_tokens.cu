@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "gpu/launch.h"
+#include "gpu/units.h"
 
 namespace bowhead::gpu {
 namespace {
@@ -24,21 +25,6 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 
 using Kernel = void (*)(FetchTokens, uint32_t, uint32_t);
 
-Kernel kernel_for(uint32_t unit_bytes) {
-  switch (unit_bytes) {
-    case 16:
-      return fetch_tokens<Bytes16>;
-    case 8:
-      return fetch_tokens<uint64_t>;
-    case 4:
-      return fetch_tokens<uint32_t>;
-    case 2:
-      return fetch_tokens<uint16_t>;
-    default:
-      return fetch_tokens<uint8_t>;
-  }
-}
-
 }  // namespace
 
 cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream) {
@@ -48,8 +34,9 @@ cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream) {
   if (slots == 0) return cudaSuccess;
   const dim3 grid(std::min((slots + kBlockWarps - 1) / kBlockWarps, kMostBlocks));
   void* arguments[] = {&copy, &list_chunks, &slots};
-  return cudaLaunchKernel(kernel_for(work.unit_bytes), grid, dim3(kBlockThreads), arguments, 0,
-                          stream);
+  const auto kernel =
+      with_unit(work.unit_bytes, [&]<class Unit>() { return Kernel{fetch_tokens<Unit>}; });
+  return cudaLaunchKernel(kernel, grid, dim3(kBlockThreads), arguments, 0, stream);
 }
 
 }  // namespace bowhead::gpu

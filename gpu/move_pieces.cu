@@ -3,6 +3,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/move_pieces.h"
+#include "gpu/units.h"
 
 namespace bowhead::gpu {
 namespace {
@@ -38,21 +39,6 @@ Kernel kernel_for(MoveKind kind) {
   }
 }
 
-Kernel kernel_for(const MovePieces& work) {
-  switch (work.unit_bytes) {
-    case 16:
-      return kernel_for<Bytes16>(work.kind);
-    case 8:
-      return kernel_for<uint64_t>(work.kind);
-    case 4:
-      return kernel_for<uint32_t>(work.kind);
-    case 2:
-      return kernel_for<uint16_t>(work.kind);
-    default:
-      return kernel_for<uint8_t>(work.kind);
-  }
-}
-
 }  // namespace
 
 cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream) {
@@ -62,7 +48,9 @@ cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream) {
   if (slots == 0) return cudaSuccess;
   const dim3 grid(std::min((slots + kBlockWarps - 1) / kBlockWarps, kMostBlocks));
   void* arguments[] = {&copy, &block_slots};
-  return cudaLaunchKernel(kernel_for(work), grid, dim3(kBlockThreads), arguments, 0, stream);
+  const auto kernel =
+      with_unit(work.unit_bytes, [&]<class Unit>() { return kernel_for<Unit>(work.kind); });
+  return cudaLaunchKernel(kernel, grid, dim3(kBlockThreads), arguments, 0, stream);
 }
 
 }  // namespace bowhead::gpu

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/assert.h"
 #include "gpu/fetch_tokens.h"
 #include "gpu/twin_kernels.h"
+#include "gpu/units.h"
 
 namespace bowhead::gpu {
 namespace {
@@ -16,20 +16,7 @@ void run(const FetchTokens& work) {
 }  // namespace
 
 void run_on_cpu(const FetchTokens& work) {
-  switch (work.unit_bytes) {
-    case 16:
-      return run<Bytes16>(work);
-    case 8:
-      return run<uint64_t>(work);
-    case 4:
-      return run<uint32_t>(work);
-    case 2:
-      return run<uint16_t>(work);
-    case 1:
-      return run<uint8_t>(work);
-    default:
-      BOWHEAD_ASSERT(false);
-  }
+  with_unit(work.unit_bytes, [&]<class Unit>() { run<Unit>(work); });
 }
 
 }  // namespace bowhead::gpu

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/twin_kernels.h"
 
-#include "base/assert.h"
 #include "base/checksum.h"
 #include "gpu/move_pieces.h"
+#include "gpu/units.h"
 
 namespace bowhead::gpu {
 namespace {
@@ -33,20 +33,7 @@ void run(const MovePieces& work) {
 }  // namespace
 
 void run_on_cpu(const MovePieces& work) {
-  switch (work.unit_bytes) {
-    case 16:
-      return run<Bytes16>(work);
-    case 8:
-      return run<uint64_t>(work);
-    case 4:
-      return run<uint32_t>(work);
-    case 2:
-      return run<uint16_t>(work);
-    case 1:
-      return run<uint8_t>(work);
-    default:
-      BOWHEAD_ASSERT(false);
-  }
+  with_unit(work.unit_bytes, [&]<class Unit>() { run<Unit>(work); });
 }
 
 }  // namespace bowhead::gpu
