@@ -76,20 +76,9 @@ bool in_use(const std::string& locator) {
 }
 
 Result<void> check_options(const CreateOptions& o) {
-  if (o.evict_high_permille > 1000 ||
-      (o.evict_high_permille != 0 && o.evict_low_permille > o.evict_high_permille))
-    return Error{Status::INVALID_ARGUMENT,
-                 "the eviction watermarks must be 0 <= low <= high <= 1000 permille"};
-  const SharingTimes& t = o.times;
-  if (t.beat_ms == 0 || t.settle_ms == 0 || t.dead_ms < 5 * uint64_t{t.beat_ms} ||
-      t.dead_ms < 10 * uint64_t{t.settle_ms})
-    return Error{
-        Status::INVALID_ARGUMENT,
-        fmt::format("a host that is silent for {} ms cannot be called dead when hosts beat "
-                    "each {} ms and stores settle in {} ms: give at least 5 beats and 10 "
-                    "settles",
-                    t.dead_ms, t.beat_ms, t.settle_ms)};
-  return {};
+  const uint32_t low_permille = o.evict_high_permille == 0 ? 0 : o.evict_low_permille;
+  if (auto ok = core::check_watermarks(o.evict_high_permille, low_permille); !ok) return ok;
+  return core::check_times(o.times);
 }
 
 void write_new_pool(Media& media, const bh_geometry& geometry, const CreateOptions& options) {

@@ -100,11 +100,6 @@ struct Settings {
   uint32_t evict_low_permille = 0;
 };
 
-inline SharingTimes times_of(const bh_superblock& sb) {
-  if (sb.beat_ms == 0) return {};
-  return {sb.beat_ms, sb.dead_ms, sb.grace_ms, sb.settle_ms, sb.reclaim_ms};
-}
-
 template <class A>
 class Core {
  public:

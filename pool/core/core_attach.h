@@ -436,8 +436,12 @@ bool Core<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
   }
   // RETIRING with its entry in place: a removal that had not begun to show. RESERVED with its entry
   // in place: a put whose success was visible already. If another entry has the key too, they are
-  // the two blocks of a move, and the other one is enough.
-  const bool keep = own_entry && word.state != BH_BLOCK_CLEANING && !other_entry;
+  // the two blocks of a move, and the other one is enough. A length that the block cannot have, or
+  // that the entry contradicts, is damage: no reader would accept the block, and nothing that lies
+  // behind it may be touched.
+  const bool whole = own_entry && header.stored_bytes == own_entry->entry.stored_bytes &&
+                     header.stored_bytes <= cut.block_bytes;
+  const bool keep = whole && word.state != BH_BLOCK_CLEANING && !other_entry;
   if (keep) {
     // It may have died before it published them.
     c_.access.publish(own_entry->entry.block_offset, header.stored_bytes);

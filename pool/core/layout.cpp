@@ -123,7 +123,32 @@ bool geometry_is_planned(const bh_geometry& g) {
   return planned && std::memcmp(&planned.value(), &g, sizeof g) == 0;
 }
 
+Result<void> check_settings(const bh_superblock& sb) {
+  if (auto ok = check_watermarks(sb.evict_high_permille, sb.evict_low_permille); !ok) return ok;
+  if (sb.geometry.host_count > 1) return check_times(times_of(sb));
+  if (states_times(sb))
+    return bad(Status::INVALID_ARGUMENT, "a pool of one host has no times between hosts");
+  return {};
+}
+
 }  // namespace
+
+Result<void> check_watermarks(uint32_t high_permille, uint32_t low_permille) {
+  if (high_permille <= 1000 && low_permille <= high_permille) return {};
+  return bad(Status::INVALID_ARGUMENT,
+             "the eviction watermarks must be 0 <= low <= high <= 1000 permille");
+}
+
+Result<void> check_times(const SharingTimes& t) {
+  if (t.beat_ms != 0 && t.settle_ms != 0 && t.dead_ms >= 5 * uint64_t{t.beat_ms} &&
+      t.dead_ms >= 10 * uint64_t{t.settle_ms})
+    return {};
+  return bad(Status::INVALID_ARGUMENT,
+             fmt::format("a host that is silent for {} ms cannot be called dead when hosts beat "
+                         "each {} ms and stores settle in {} ms: give at least 5 beats and 10 "
+                         "settles",
+                         t.dead_ms, t.beat_ms, t.settle_ms));
+}
 
 Result<bh_geometry> plan_geometry(const GeometryChoice& choice) {
   GeometryChoice c = choice;
@@ -185,6 +210,10 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
       chosen->seal_kind != 1)
     return bad(Status::DAMAGED, std::string("the superblock is sealed but contradicts itself: not "
                                             "written by this program") +
+                                    kRestore);
+  if (auto ok = check_settings(*chosen); !ok)
+    return bad(Status::DAMAGED, "the superblock is sealed but states settings that no pool has (" +
+                                    ok.error().message() + "): not written by this program" +
                                     kRestore);
   if (media_bytes < chosen->geometry.total_bytes)
     return bad(Status::TOO_SMALL, fmt::format("the pool has {} bytes but the medium only {}: it "

@@ -13,6 +13,7 @@
 #include <span>
 
 #include "base/status.h"
+#include "pool/pool.h"
 
 namespace bowhead::core {
 
@@ -34,9 +35,24 @@ inline constexpr uint64_t kExtentBytesMax = uint64_t{64} << 20;
 /// The geometry for a choice. Returns TOO_SMALL, INVALID_ARGUMENT, MISALIGNED with what to change.
 Result<bh_geometry> plan_geometry(const GeometryChoice& choice);
 
+/// Which settings a pool may have: the same rule when it is created and when it is opened. Each
+/// returns INVALID_ARGUMENT.
+Result<void> check_watermarks(uint32_t high_permille, uint32_t low_permille);
+Result<void> check_times(const SharingTimes& times);
+
+/// The times that a superblock states; the defaults if it states none, as that of one host does.
+inline bool states_times(const bh_superblock& sb) {
+  return (sb.beat_ms | sb.dead_ms | sb.grace_ms | sb.settle_ms | sb.reclaim_ms) != 0;
+}
+inline SharingTimes times_of(const bh_superblock& sb) {
+  if (!states_times(sb)) return {};
+  return {sb.beat_ms, sb.dead_ms, sb.grace_ms, sb.settle_ms, sb.reclaim_ms};
+}
+
 /// Reads a superblock from the two copies (each BH_FORMAT sized, any bytes). `second_used` tells
-/// that the first is damaged. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED, TOO_SMALL (the medium
-/// is shorter than the pool).
+/// that the first is damaged. What it returns has a planned geometry and settings that a pool may
+/// have. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED, TOO_SMALL (the medium is shorter than the
+/// pool).
 Result<bh_superblock> read_superblock(std::span<const std::byte> first,
                                       std::span<const std::byte> second, uint64_t media_bytes,
                                       bool* second_used);

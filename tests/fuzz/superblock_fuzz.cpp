@@ -8,6 +8,7 @@
 
 #include "base/assert.h"
 #include "pool/core/layout.h"
+#include "pool/pool.h"
 #include "tests/fuzz/input.h"
 
 namespace bowhead {
@@ -77,6 +78,16 @@ void check_geometry(const bh_geometry& g) {
   BOWHEAD_ASSERT(g.total_bytes / BH_PAYLOAD_ALIGN <= uint64_t{1} << BH_HAZARD_PAGE_BITS);
 }
 
+/// Settings that the core divides by, waits for or compares with, without looking again.
+void check_settings(const bh_superblock& sb) {
+  BOWHEAD_ASSERT(sb.evict_high_permille <= 1000 && sb.evict_low_permille <= sb.evict_high_permille);
+  const bool stated = sb.beat_ms != 0 || sb.dead_ms != 0 || sb.settle_ms != 0;
+  BOWHEAD_ASSERT(!stated || sb.geometry.host_count > 1);
+  const SharingTimes times = core::times_of(sb);
+  BOWHEAD_ASSERT(times.beat_ms != 0 && times.settle_ms != 0);
+  BOWHEAD_ASSERT(times.dead_ms / 5 >= times.beat_ms && times.dead_ms / 10 >= times.settle_ms);
+}
+
 bh_superblock plausible(Input& input) {
   bh_superblock sb{};
   sb.magic = sb.magic_end = BH_SUPERBLOCK_MAGIC;
@@ -91,6 +102,16 @@ bh_superblock plausible(Input& input) {
   if (auto planned = core::plan_geometry(choice)) {
     check_geometry(*planned);
     sb.geometry = *planned;
+  }
+  sb.evict_high_permille = 980;
+  sb.evict_low_permille = 960;
+  if (choice.hosts > 1) {
+    const SharingTimes times;
+    sb.beat_ms = times.beat_ms;
+    sb.dead_ms = times.dead_ms;
+    sb.grace_ms = times.grace_ms;
+    sb.settle_ms = times.settle_ms;
+    sb.reclaim_ms = times.reclaim_ms;
   }
   return sb;
 }
@@ -142,6 +163,7 @@ void check_read(const Copies& copies, uint64_t media_bytes) {
   BOWHEAD_ASSERT(std::memcmp(&read.value(), (second_used ? copies.second : copies.first).data(),
                              sizeof(bh_superblock)) == 0);
   check_geometry(read->geometry);
+  check_settings(read.value());
 }
 
 }  // namespace

@@ -269,5 +269,35 @@ TEST(DamageOfMany, AReaderDropsWhatItFindsDamaged) {
   EXPECT_EQ(findings_of(*pool), "");
 }
 
+/// A process died in the middle of a removal, and the header that is left states a length of 4 GiB,
+/// sealed: who scavenges must not follow it out of the pool.
+TEST(DamageOfMany, TheDeadProcessOfABlockWithAnImpossibleLengthIsScavenged) {
+  GoldenPool golden("v1-two-hosts");
+  golden.open_and_close();
+  size_t block = 0;
+  while (golden.blocks()[block].host != 0) ++block;
+  const uint64_t slot = golden.slot_of(block);
+  constexpr uint32_t kDead = 9;
+  auto header = golden.read<bh_block_header>(golden.layout().header(slot));
+  header.length_bytes = header.stored_bytes = 0xFFFFF000;
+  golden.write_sealed(golden.layout().header(slot), header);
+  const auto write_word = [&](uint64_t at, uint64_t word) {
+    std::memcpy(golden.at(at), &word, sizeof word);
+  };
+  const uint64_t word_at = golden.layout().word(0, BH_PART_BLOCKS, slot);
+  const auto word = core::StateWord::unpack(golden.read<uint64_t>(word_at));
+  write_word(word_at, word.next(BH_BLOCK_RETIRING, kDead).pack());
+  const uint64_t process_at = golden.layout().process(0, kDead);
+  const auto process = core::ProcessWord::unpack(golden.read<uint64_t>(process_at));
+  write_word(process_at, process.next(BH_PROCESS_LIVE).pack());
+  {
+    auto pool = golden.open();
+    ASSERT_TRUE(pool) << pool.error().message();
+    EXPECT_EQ(pool->info()->scavenged, 1u);
+    EXPECT_EQ(golden.lost_in(*pool), Lost{block});
+    EXPECT_EQ(findings_of(*pool), "");
+  }
+}
+
 }  // namespace
 }  // namespace bowhead::golden

@@ -28,6 +28,7 @@ struct Case {
   std::function<void(GoldenPool&)> damage;
   Status status;
   const char* advice;
+  const char* pool = "v1-one-host";
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -109,10 +110,82 @@ const std::vector<Case> kCases = {
      Status::TOO_SMALL, kRestore},
 };
 
+/// As of a pool that was created with the defaults: the golden one states none.
+void state_times(bh_superblock& sb) {
+  const SharingTimes times;
+  sb.beat_ms = times.beat_ms;
+  sb.dead_ms = times.dead_ms;
+  sb.grace_ms = times.grace_ms;
+  sb.settle_ms = times.settle_ms;
+  sb.reclaim_ms = times.reclaim_ms;
+}
+
+/// Settings that no pool is created with, in a superblock that is whole in every other way.
+Case settings(const char* name, const char* pool, void (*change)(bh_superblock&),
+              const char* advice) {
+  return {name, [change](GoldenPool& g) { change_superblock(g, change); }, Status::DAMAGED, advice,
+          pool};
+}
+constexpr const char *kOne = "v1-one-host", *kTwo = "v1-two-hosts";
+constexpr const char *kWatermarks = "0 <= low <= high <= 1000 permille",
+                     *kTimes = "give at least 5 beats and 10 settles";
+const std::vector<Case> kSettings = {
+    settings(
+        "HighWatermarkAboveAll", kOne, [](auto& sb) { sb.evict_high_permille = 1001; },
+        kWatermarks),
+    settings(
+        "LowWatermarkAboveTheHighOne", kOne,
+        [](auto& sb) { sb.evict_low_permille = sb.evict_high_permille + 1; }, kWatermarks),
+    settings(
+        "LowWatermarkWithoutEviction", kOne,
+        [](auto& sb) {
+          sb.evict_high_permille = 0;
+          sb.evict_low_permille = 1;
+        },
+        kWatermarks),
+    settings(
+        "BeatOfAPoolOfOneHost", kOne, [](auto& sb) { sb.beat_ms = 100; }, "no times between hosts"),
+    settings(
+        "NoBeat", kTwo,
+        [](auto& sb) {
+          state_times(sb);
+          sb.beat_ms = 0;
+        },
+        kTimes),
+    settings(
+        "NoSettling", kTwo,
+        [](auto& sb) {
+          state_times(sb);
+          sb.settle_ms = 0;
+        },
+        kTimes),
+    settings(
+        "DeadBeforeFiveBeats", kTwo,
+        [](auto& sb) {
+          state_times(sb);
+          sb.dead_ms = 5 * sb.beat_ms - 1;
+        },
+        kTimes),
+    settings(
+        "DeadBeforeTenSettles", kTwo,
+        [](auto& sb) {
+          state_times(sb);
+          sb.settle_ms = sb.dead_ms / 10 + 1;
+        },
+        kTimes),
+    settings(
+        "BeatWhoseMultipleOverflows", kTwo,
+        [](auto& sb) {
+          state_times(sb);
+          sb.beat_ms = UINT32_MAX;
+        },
+        kTimes),
+};
+
 class Refused : public testing::TestWithParam<Case> {};
 
 TEST_P(Refused, ByOpenAndRepairWhichChangeNothing) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden(GetParam().pool);
   GetParam().damage(golden);
   const uint64_t bytes = golden.layout().geometry().total_bytes;
   const std::vector<std::byte> before(golden.at(0), golden.at(0) + bytes);
@@ -127,6 +200,8 @@ TEST_P(Refused, ByOpenAndRepairWhichChangeNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Each, Refused, testing::ValuesIn(kCases),
+                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(Settings, Refused, testing::ValuesIn(kSettings),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST(Accepted, UnknownCompatBitWhichRepairKeeps) {

@@ -105,7 +105,8 @@ typedef struct bh_superblock {
   uint32_t evict_high_permille; /* eviction starts above this share of used payload; 0: never */
   uint32_t evict_low_permille;  /* and goes on until below this */
   bh_geometry geometry;
-  /* Time limits between hosts, in ms (docs/sharing.md). beat_ms 0: a pool of one host. */
+  /* Time limits between hosts, in ms (docs/sharing.md). All 0: a pool of one host, or of several
+   * with the defaults. Else dead_ms is at least 5 beat_ms and 10 settle_ms, none of them 0. */
   uint32_t beat_ms;
   uint32_t dead_ms;
   uint32_t grace_ms;
