@@ -290,13 +290,15 @@ class Pool {
 
   /// Finds a block and keeps it where it is for `ttl_ms` (1 to 600,000). Returns NOT_FOUND,
   /// COPY_ONLY (its host died; get() copies it), UNSUPPORTED_CODEC (it is compressed, which any
-  /// block of a compressed namespace may be; get() decodes it), LIMIT_REACHED (leases),
-  /// KEY_TOO_LONG, INVALID_ARGUMENT, HOST_FENCED, FORKED.
+  /// block of a compressed namespace may be; get() decodes it), LIMIT_REACHED (the
+  /// lease table of this host is full, after expired leases, and those of processes that are gone,
+  /// were revoked), KEY_TOO_LONG, INVALID_ARGUMENT, HOST_FENCED, FORKED.
   Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms);
 
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if
-  /// nobody needed the block yet). LAPSED: it was revoked or the host was fenced; discard what was
-  /// computed from it. CLOSED: ended before.
+  /// nobody needed the block, or a place in the lease table, yet). LAPSED: it was revoked or the
+  /// host was fenced; discard what was computed from it. CLOSED: ended before; of a copy of a Lease
+  /// that was released, once another lease has its place in the table, LAPSED.
   Status release(Lease& lease);
 
   /// Removes what is stored under a key; space comes back once no lease holds it. OK: nobody gets

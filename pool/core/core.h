@@ -329,6 +329,8 @@ class Core {
   uint64_t reap(bool wait);
   uint64_t free_unnamed(const std::vector<Retired>& retired);
 
+  std::optional<uint64_t> take_lease(const bh_index_entry& entry, uint64_t ttl_ms);
+  Error lease_table_full() const;
   Status confirm(const Located& located);
   bool vouched(const Located& located) const;
   bool settled(uint64_t stamp) const;
@@ -1037,9 +1039,8 @@ Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
     if (!located) break;
     const bh_index_entry& entry = located->found.entry;
     if (located->header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
-    const auto token =
-        leases_.take(entry.block_offset, entry.stamp, c_.access.now_ns() + ttl_ms * 1'000'000);
-    if (!token) return Status::LIMIT_REACHED;
+    const auto token = take_lease(entry, ttl_ms);
+    if (!token) return lease_table_full();
     const Status status = confirm(*located);
     if (status == Status::OK) {
       used_now(located->slot);
@@ -1060,6 +1061,27 @@ Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
   }
   c_.count(BH_COUNTER_MISSES);
   return refused;
+}
+
+/// Leases that nobody gave back are looked for when one is wanted: those whose time is over, and
+/// those of processes that are gone. So a pool of one host needs nobody to do so now and then. The
+/// look is a walk over the hazards and one question to the kernel for each process; the caller
+/// comes from a walk over the table that was longer.
+template <class A>
+std::optional<uint64_t> Core<A>::take_lease(const bh_index_entry& entry, uint64_t ttl_ms) {
+  const auto take = [&] {
+    return leases_.take(entry.block_offset, entry.stamp, c_.access.now_ns() + ttl_ms * 1'000'000);
+  };
+  if (auto token = take()) return token;
+  if (leases_.revoke_expired(c_.access.now_ns()) + scavenge_dead() == 0) return std::nullopt;
+  return take();
+}
+
+template <class A>
+Error Core<A>::lease_table_full() const {
+  return Error{Status::LIMIT_REACHED, "the lease table of this host is full: all " +
+                                          std::to_string(leases_.count()) +
+                                          " leases are held and none has expired; release some"};
 }
 
 /// After the hazard is visible: may this block be leased, and is it still the same? (protocol 5.4
@@ -1110,14 +1132,18 @@ bool Core<A>::settled(uint64_t stamp) const {
 
 template <class A>
 Status Core<A>::release(Lease& lease) {
+  if (lease.token == 0) return Status::CLOSED;
   const auto held = leases_.held(lease.token);
-  if (lease.token == 0 || !held) return Status::CLOSED;
-  const uint64_t slot = c_.layout.slot_of(held->block_offset);
+  if (held.state != Leases<A>::State::HELD) {
+    lease.token = 0;
+    return held.state == Leases<A>::State::LAPSED ? Status::LAPSED : Status::CLOSED;
+  }
+  const uint64_t slot = c_.layout.slot_of(held.block_offset);
   const bool own = c_.alone() || allocator_.holds(c_.layout.extent_of_slot(slot));
   // The stamp alone would not do: of two zombies, the owner's old header may come back.
   if (!own) c_.access.invalidate(c_.layout.header(slot), BH_LINE_BYTES);
   const bool declared_dead = !c_.alone() && decided({c_.host, c_.incarnation});
-  const bool same = c_.access.load(c_.layout.header(slot)) == held->stamp;
+  const bool same = c_.access.load(c_.layout.header(slot)) == held.stamp;
   const bool valid = leases_.end(lease.token) && same && !declared_dead && !ended();
   lease.token = 0;
   // Whoever retired it meanwhile could not free it because of this lease.

@@ -15,6 +15,12 @@
 //   L3 Hazard words at and beyond `hazard_limit` were never set: the limit is raised before the
 //      word is, and in the memory no later than the word. Each holder flushes it for itself, for
 //      whoever raised it may not have come to it yet.
+//   L4 A lease slot is FREE, or names the process that took it. ACTIVE ends by one CAS from exactly
+//      the word that the holder's token names: the holder's (FREE) or a revoker's (REVOKED), so
+//      that the holder learns which. A REVOKED slot has no holder who could still end it well, so
+//      it may be taken again (by CAS) before its release: nobody who forgets a lease keeps its slot
+//      for ever. The token names the sequence; a late release finds a later one and touches
+//      nothing.
 #pragma once
 
 #include <algorithm>
@@ -31,20 +37,29 @@ class Leases {
  public:
   explicit Leases(Context<A>& context) : c_(context) {}
 
-  /// Takes a lease slot and sets its hazard; fenced. The token names this lease for good. Empty if
-  /// all slots are taken.
+  /// Takes a lease slot and sets its hazard; fenced. The token names this lease for good. Free
+  /// slots come first, so that a late release learns as exactly as it can what became of its lease;
+  /// then revoked ones. Empty if all are ACTIVE.
   std::optional<uint64_t> take(uint64_t block_offset, uint64_t stamp, uint64_t deadline_ns);
 
-  /// What a token names, if it is still held by this process: its block and stamp.
-  struct Held {
-    uint64_t block_offset = 0;
-    uint64_t stamp = 0;
-    bool revoked = false;
+  /// What became of the lease that a token names.
+  enum class State {
+    HELD,    ///< active, or revoked and its slot not taken again
+    LAPSED,  ///< revoked, it seems, and its slot taken again: the slot does not tell who ended it
+    ENDED    ///< ended by its holder, or no token of this process
   };
-  std::optional<Held> held(uint64_t token) const;
+  struct Held {
+    State state = State::ENDED;
+    uint64_t block_offset = 0;  ///< HELD
+    uint64_t stamp = 0;         ///< HELD
+  };
+  Held held(uint64_t token) const;
 
   /// Ends a lease. False if it was revoked. The caller has checked the stamp before.
   bool end(uint64_t token);
+
+  /// How many there can be.
+  uint64_t count() const { return c_.layout.geometry().lease_count; }
 
   /// Block offsets that the hazards of `hosts` (a bit each) name, sorted. The caller has fenced
   /// after the stores that it wants ordered before (L2).
@@ -75,7 +90,6 @@ class Leases {
   uint64_t limit_at(uint32_t host) const {
     return c_.layout.part(host, BH_PART_BEAT) + offsetof(bh_host_beat, hazard_limit);
   }
-  uint64_t count() const { return c_.layout.geometry().lease_count; }
   uint64_t hazard_of(uint64_t index, uint64_t sequence) const {
     return make_hazard(sequence & kSequenceMask,
                        c_.access.load(line(index) + offsetof(bh_lease_slot, block_offset)));
@@ -86,6 +100,8 @@ class Leases {
     // Not fenced: a late clear only delays reuse, until the next beat at most.
     c_.access.flush(c_.own(BH_PART_HAZARDS, index), 8);
   }
+  std::optional<uint64_t> take_in(uint32_t state, uint64_t block_offset, uint64_t stamp,
+                                  uint64_t deadline_ns);
   void raise_limit(uint64_t index);
 
   Context<A>& c_;
@@ -94,11 +110,20 @@ class Leases {
 template <class A>
 std::optional<uint64_t> Leases<A>::take(uint64_t block_offset, uint64_t stamp,
                                         uint64_t deadline_ns) {
+  if (auto token = take_in(BH_LEASE_FREE, block_offset, stamp, deadline_ns)) return token;
+  return take_in(BH_LEASE_REVOKED, block_offset, stamp, deadline_ns);
+}
+
+/// Of the slots in one state. A hazard that a revoker has not come to clear yet is of a lease that
+/// is over: it gives way to the new one, and a late clear fails (L1).
+template <class A>
+std::optional<uint64_t> Leases<A>::take_in(uint32_t state, uint64_t block_offset, uint64_t stamp,
+                                           uint64_t deadline_ns) {
   const uint64_t start = uint64_t{c_.process} * 64 % count();
   for (uint64_t i = 0; i < count(); ++i) {
     const uint64_t index = (start + i) % count();
     const StateWord word = c_.load_state(line(index));
-    if (word.state != BH_LEASE_FREE) continue;
+    if (word.state != state) continue;
     const StateWord taken = word.next(BH_LEASE_ACTIVE, c_.process);
     if (!c_.change(line(index), word, taken)) continue;
     c_.access.store(line(index) + offsetof(bh_lease_slot, deadline_ns), deadline_ns);
@@ -124,31 +149,31 @@ void Leases<A>::raise_limit(uint64_t index) {
 }
 
 template <class A>
-auto Leases<A>::held(uint64_t token) const -> std::optional<Held> {
+auto Leases<A>::held(uint64_t token) const -> Held {
   const uint64_t index = token & ((1u << kIndexBits) - 1);
-  if (index >= count()) return std::nullopt;
+  if (index >= count()) return {};
   const StateWord word = c_.load_state(line(index));
-  const bool ours = word.process == c_.process;
   const uint64_t sequence = token >> kIndexBits;
   const bool active = word.state == BH_LEASE_ACTIVE && word.sequence == sequence;
   const bool revoked = word.state == BH_LEASE_REVOKED && word.sequence == sequence + 1;
-  if (!ours || (!active && !revoked)) return std::nullopt;
-  return Held{c_.access.load(line(index) + offsetof(bh_lease_slot, block_offset)),
-              c_.access.load(line(index) + offsetof(bh_lease_slot, stamp)), revoked};
+  if (active || revoked) {
+    if (word.process != c_.process) return {};
+    return {State::HELD, c_.access.load(line(index) + offsetof(bh_lease_slot, block_offset)),
+            c_.access.load(line(index) + offsetof(bh_lease_slot, stamp))};
+  }
+  const bool released = word.state == BH_LEASE_FREE && word.sequence == sequence + 1;
+  return {word.sequence <= sequence || released ? State::ENDED : State::LAPSED};
 }
 
 template <class A>
 bool Leases<A>::end(uint64_t token) {
   const uint64_t index = token & ((1u << kIndexBits) - 1);
-  StateWord word = c_.load_state(line(index));
-  bool valid = word.state == BH_LEASE_ACTIVE;
-  clear_hazard(index, token >> kIndexBits);
-  if (valid && !c_.change(line(index), word, word.next(BH_LEASE_FREE))) {
-    valid = false;  // revoked this instant
-    word = c_.load_state(line(index));
-  }
-  if (!valid) c_.store_state(line(index), word.next(BH_LEASE_FREE));
-  return valid;
+  const StateWord active{BH_LEASE_ACTIVE, c_.process, token >> kIndexBits};
+  clear_hazard(index, active.sequence);
+  if (c_.change(line(index), active, active.next(BH_LEASE_FREE))) return true;
+  const StateWord revoked = active.next(BH_LEASE_REVOKED, c_.process);
+  c_.change(line(index), revoked, revoked.next(BH_LEASE_FREE));  // or it was taken again
+  return false;
 }
 
 template <class A>

@@ -237,6 +237,66 @@ TEST(Liveness, MoreProcessesThanThereArePlacesAreRefused) {
   EXPECT_TRUE(t.check_clean());
 }
 
+/// Takes every lease that there is; 0 if that was the whole table.
+int take_all_leases(TestPool& t, uint64_t ttl_ms, std::vector<Lease>& leases) {
+  for (int i = 0; i < 1024; ++i) {
+    auto lease = t.pool().acquire(t.ns(), "k", ttl_ms);
+    if (!lease) return 9;
+    leases.push_back(*lease);
+  }
+  return 0;
+}
+
+TEST(Liveness, LeasesOfADeadProcessComeBackWhenTheyAreNeeded) {
+  TestPool t(32 << 20);
+  ASSERT_EQ(t.put("k", bytes(kBytes, 1)), Status::OK);
+  Steps steps;
+  const pid_t child = start_child([&] {
+    TestPool own(t.locator());
+    std::vector<Lease> leases;
+    EXPECT_EQ(take_all_leases(own, 600'000, leases), 0);
+    steps.reach();
+    for (;;) pause();
+    return 0;
+  });
+  steps.await();
+  EXPECT_EQ(t.info().hosts[0].leases_active, 1024u);
+  EXPECT_EQ(t.pool().acquire(t.ns(), "k", 1000).status(), Status::LIMIT_REACHED);
+  kill_and_wait(child);
+  std::vector<Lease> leases;
+  EXPECT_EQ(take_all_leases(t, 600'000, leases), 0);
+  EXPECT_EQ(leases.size(), 1024u);
+  for (Lease& lease : leases) EXPECT_EQ(t.pool().release(lease), Status::OK);
+  EXPECT_TRUE(t.check_clean());
+}
+
+TEST(Liveness, ExpiredLeasesOfAStoppedProcessGiveWay) {
+  TestPool t(32 << 20);
+  ASSERT_EQ(t.put("k", bytes(kBytes, 1)), Status::OK);
+  Steps steps;
+  const pid_t child = start_child([&] {
+    TestPool own(t.locator());
+    std::vector<Lease> leases;
+    if (take_all_leases(own, 1, leases) != 0) return 5;
+    steps.reach();
+    steps.wait();
+    for (Lease& lease : leases) {
+      if (own.pool().release(lease) != Status::LAPSED) return 6;
+    }
+    return 0;
+  });
+  steps.await();
+  ASSERT_EQ(kill(child, SIGSTOP), 0);
+  usleep(5000);
+  std::vector<Lease> leases;
+  EXPECT_EQ(take_all_leases(t, 600'000, leases), 0);
+  ASSERT_EQ(kill(child, SIGCONT), 0);
+  steps.go_on();
+  EXPECT_EQ(exit_status(child), 0);
+  EXPECT_EQ(t.info().hosts[0].leases_active, leases.size()) << "late releases end no other lease";
+  for (Lease& lease : leases) EXPECT_EQ(t.pool().release(lease), Status::OK);
+}
+
 TEST(Liveness, HandlesOfOneProcessAreIndependent) {
   TestPool first(32 << 20);
   auto second = std::make_unique<TestPool>(first.locator());

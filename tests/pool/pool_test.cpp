@@ -192,6 +192,63 @@ TEST(Pool, ExpiredLeaseGivesWayAndSaysLapsed) {
   EXPECT_EQ(t.pool().release(*lease), Status::LAPSED);
 }
 
+/// Takes leases of "k" until one is refused, which must be for want of a place in the table.
+std::vector<Lease> lease_all(TestPool& t, uint64_t ttl_ms) {
+  std::vector<Lease> leases;
+  for (;;) {
+    auto lease = t.pool().acquire(t.ns(), "k", ttl_ms);
+    if (!lease) {
+      EXPECT_EQ(lease.status(), Status::LIMIT_REACHED);
+      return leases;
+    }
+    leases.push_back(*lease);
+  }
+}
+constexpr uint64_t kLeases = 1024;  // of a small pool
+
+TEST(Pool, AFullLeaseTableIsNamedWithItsSize) {
+  TestPool t(32 << 20);
+  ASSERT_EQ(t.put("k", test::bytes(20000, 9)), Status::OK);
+  std::vector<Lease> leases = lease_all(t, 600'000);
+  ASSERT_EQ(leases.size(), kLeases);
+  const auto refused = t.pool().acquire(t.ns(), "k", 600'000);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.status(), Status::LIMIT_REACHED);
+  EXPECT_EQ(refused.error().message(),
+            "the lease table of this host is full: all 1024 leases are held and none has expired; "
+            "release some");
+  EXPECT_EQ(t.pool().release(leases.back()), Status::OK);
+  auto again = t.pool().acquire(t.ns(), "k", 600'000);
+  ASSERT_TRUE(again) << again.error().message();
+  leases.back() = *again;
+  for (Lease& lease : leases) EXPECT_EQ(t.pool().release(lease), Status::OK);
+  EXPECT_EQ(t.info().hosts[0].leases_active, 0u);
+}
+
+TEST(Pool, ForgottenLeasesGiveWayToNewOnesAndLateReleasesHarmNothing) {
+  TestPool t(32 << 20);
+  const auto value = test::bytes(20000, 9);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  std::vector<Lease> forgotten;
+  for (uint64_t i = 0; i < kLeases; ++i) {
+    auto lease = t.pool().acquire(t.ns(), "k", 1);
+    ASSERT_TRUE(lease) << i;
+    forgotten.push_back(*lease);
+  }
+  usleep(5000);
+  std::vector<Lease> leases = lease_all(t, 600'000);
+  EXPECT_EQ(leases.size(), kLeases) << "all that were forgotten";
+  for (Lease& lease : forgotten) EXPECT_EQ(t.pool().release(lease), Status::LAPSED);
+  for (Lease& lease : forgotten) EXPECT_EQ(t.pool().release(lease), Status::CLOSED);
+  // The late releases ended none of those that took their places.
+  EXPECT_EQ(t.info().hosts[0].leases_active, kLeases);
+  ASSERT_EQ(t.pool().remove(t.ns(), "k"), Status::OK);
+  EXPECT_NE(t.info().used_bytes, 0);
+  EXPECT_EQ(std::memcmp(leases[0].data, value.data(), value.size()), 0);
+  for (Lease& lease : leases) EXPECT_EQ(t.pool().release(lease), Status::LAPSED);
+  EXPECT_EQ(t.info().used_bytes, 0);
+}
+
 TEST(Pool, FullPoolSaysNoSpaceAndKeepsWhatItHas) {
   TestPool t(32 << 20, {.evict_high_permille = 0});
   int stored = 0;

@@ -193,7 +193,8 @@ BH_FORMAT_OFFSET(bh_process, counters, 64);
 enum {
   BH_LEASE_FREE = 0,
   BH_LEASE_ACTIVE = 1,
-  BH_LEASE_REVOKED = 2 /* its time was over; the holder learns it at release */
+  BH_LEASE_REVOKED = 2 /* its time was over; the holder learns it at release, or, if another lease
+                          has taken the slot by then, by the sequence of its word */
 };
 typedef struct bh_lease_slot {
   uint64_t word;
