@@ -66,6 +66,9 @@ struct TwinOptions {
   /// kernel, by the stream's. It may block; false: the GPU is lost from here on.
   std::function<bool()> before_work = {};
 };
+  /// Whether a graph is being recorded from a stream, asked by each caller's thread:
+  /// check_stream() refuses it then, and what is queued in it all the same is SYSTEM.
+  std::function<bool(Stream)> is_recorded = {};
 
 class Device {
  public:

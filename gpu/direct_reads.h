@@ -101,8 +101,8 @@ class DirectReads {
   /// Leases the blocks, and queues tables of where they lie. Blocks that cannot be read by address
   /// have a status at once, and no part in what attend() answers. INVALID_ARGUMENT: a block of no
   /// tokens, of more than 2 GiB, or which begins behind its end; a span of no tokens, or which the
-  /// device does not reach; a stream of another device; NO_SPACE: no memory for tables or parts;
-  /// GPU_LOST, SYSTEM. Then nothing is leased.
+  /// device does not reach; a stream of another device or one that is being recorded; NO_SPACE: no
+  /// memory for tables or parts; GPU_LOST, SYSTEM. Then nothing is leased.
   Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const SequenceToRead> sequences,
                                      const DirectReadOptions& options);
 

@@ -38,8 +38,8 @@ class FrameDecoder {
   /// Begins a batch: what the CPU does is done when it returns, the rest is queued in `stream`.
   /// Frames that turn out to be wrong are left out, and finish() says so.
   /// BUSY: the last batch is not finished; INVALID_ARGUMENT: values that are not the device's or
-  /// not where elements can be, streams that may take 4 GiB, the stream of another device;
-  /// NO_SPACE. After a failure nothing of the batch has to be finished.
+  /// not where elements can be, streams that may take 4 GiB, the stream of another device or one
+  /// that is being recorded; NO_SPACE. After a failure nothing of the batch has to be finished.
   Result<void> start(std::span<const FrameJob> jobs, Stream stream);
 
   /// Whether the device is through with the batch.

@@ -77,7 +77,8 @@ class TokenSource {
   /// Queues the rows of some layers in `stream`. Lists begin with `first_layer`, lie where the
   /// device reaches them, and stay until the fetch is done. INVALID_ARGUMENT, with a sentence: what
   /// the kernel cannot do (check_lists()), more tokens in a list than the target has room for,
-  /// lists that begin or end in memory that this device does not reach, a stream of another device;
+  /// lists that begin or end in memory that this device does not reach, a stream of another device
+  /// or one from which a graph is being recorded;
   /// LIMIT_REACHED: kMostFetches are not done; LAPSED: a lease was lost, open another source;
   /// GPU_LOST, SYSTEM.
   Result<std::shared_ptr<Fetch>> fetch(const TokenLists& lists, uint32_t first_layer,

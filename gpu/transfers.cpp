@@ -465,6 +465,7 @@ Result<void> Transfers::Impl::wait_layer(const Job& job, uint32_t layer, Stream 
                              : job.spills ? "a spill"
                                           : "a restore")};
   if (job.events.empty()) return {};  // no block moves
+  if (auto good = device_.check_stream(stream); !good) return good;
   return device_.wait(stream, job.events[layer / job.layers_at_once]);
 }
 

@@ -85,8 +85,9 @@ class Transfers {
 
   /// Starts to store blocks under their keys. Those whose keys are stored are done. Returns what
   /// check_tokens() does, with the number of the block; INVALID_ARGUMENT: a stream of another
-  /// device, or blocks of more than 2^31 pieces together; NO_SPACE: no memory for the job (other
-  /// jobs may have it); GPU_LOST, SYSTEM. Then nothing is stored.
+  /// device or one from which a graph is being recorded, or blocks of more than 2^31 pieces
+  /// together; NO_SPACE: no memory for the job (other jobs may have it); GPU_LOST, SYSTEM. Then
+  /// nothing is stored.
   Result<std::shared_ptr<Job>> spill(NamespaceId ns, std::span<const BlockOfTokens> blocks,
                                      const JobOptions& options);
   /// Starts to fetch blocks into their pages. The same statuses.
@@ -94,13 +95,14 @@ class Transfers {
                                        const JobOptions& options);
 
   /// What is queued in `stream` from here on waits until a layer was restored: of blocks that fail,
-  /// which results() tells, anything. INVALID_ARGUMENT: no such layer, or a job that is done.
+  /// which results() tells, anything. INVALID_ARGUMENT: no such layer, a job that is done, a stream
+  /// of another device, or one from which a graph is being recorded.
   Result<void> wait_layer(const Job& job, uint32_t layer, Stream stream);
   /// Of a spill by layers: this one and those before it are in the pages when what is queued in
   /// `stream` is done, and are stored then, as far as they make up layers_at_once or are the last.
   /// What was ready already is not stored again. INVALID_ARGUMENT: no such layer, a stream of
-  /// another device, or a job that does not wait for it: no spill by layers, or one that is done.
-  /// NO_SPACE, GPU_LOST, SYSTEM: the job ends with that.
+  /// another device or one that is being recorded, or a job that does not wait for it: no spill by
+  /// layers, or one that is done. NO_SPACE, GPU_LOST, SYSTEM: the job ends with that.
   Result<void> layer_ready(Job& job, uint32_t layer, Stream stream);
 
   /// Whether the job is done; if the device is through with it, ends it first. A GPU that is lost

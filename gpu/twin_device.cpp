@@ -314,6 +314,10 @@ class TwinDevice final : public Device {
                    fmt::format("stream {} is not one of this device", stream)};
     }
     return {};
+    if (is_recorded(stream)) {
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("stream {} is being recorded as a graph", stream)};
+    }
   }
 
   Result<Event> make_event() override {
@@ -389,6 +393,10 @@ class TwinDevice final : public Device {
   }
 
   /// What comes before each piece of work: false if the device is lost, or is from now on.
+  bool is_recorded(Stream stream) const {
+    return options_.is_recorded && options_.is_recorded(stream);
+  }
+
   bool may_work() {
     if (!is_lost() && options_.before_work && !options_.before_work()) {
       is_lost_.store(true, std::memory_order_relaxed);
@@ -437,6 +445,10 @@ class TwinDevice final : public Device {
   Result<void> with(Stream stream, Use use) {
     if (is_lost()) return lost();
     const std::lock_guard lock(mutex_);
+    if (is_recorded(stream)) {
+      return Error{Status::SYSTEM,
+                   fmt::format("work in stream {}, of which a graph is being recorded", stream)};
+    }
     if (!stream) {
       if (!default_stream_) default_stream_ = std::make_unique<TwinStream>();
       use(*default_stream_);
