@@ -18,6 +18,7 @@
 
 #include "gpu/device.h"
 #include "gpu/launch.h"
+#include "gpu/pcie_link.h"
 
 static_assert(CUDART_VERSION >= 13000, "cudaMemcpyBatchAsync() is of CUDA 13; install that");
 
@@ -424,8 +425,12 @@ Result<std::unique_ptr<Device>> Device::open(uint32_t ordinal) {
   if (code != cudaSuccess) return error_of("cuDeviceGet", code, status_of(code));
   code = from_driver(driver->retain_context(&context, device));
   if (code != cudaSuccess) return error_of("cuDevicePrimaryCtxRetain", code, status_of(code));
+  std::array<char, 32> bus_id = {};  // stays empty where the driver does not say
+  if (cudaDeviceGetPCIBusId(bus_id.data(), bus_id.size(), static_cast<int>(ordinal)) != cudaSuccess)
+    (void)cudaGetLastError();
   DeviceInfo info = {.name = properties.name,
                      .memory_bytes = properties.totalGlobalMem,
+                     .link = pcie_link(bus_id.data()),
                      .driver = fmt::format("{}.{}", version / 1000, version % 1000 / 10),
                      .decodes_lz4 = decodes_lz4()};
   return std::unique_ptr<Device>(

@@ -47,6 +47,7 @@ struct DeviceInfo {
   std::string name;  ///< "NVIDIA H200", "cpu"
   bool is_twin = false;
   uint64_t memory_bytes = 0;
+  std::string link;          ///< to the host, "32.0 GT/s x16" (pcie_link.h); "none" of the twin
   std::string driver;        ///< the newest CUDA that it knows, "13.0"; "none" of the twin
   bool decodes_lz4 = false;  ///< may be told DecodeLz4: built with nvCOMP
 };
@@ -65,10 +66,10 @@ struct TwinOptions {
   /// Called before each registration, by the caller's thread, and before each copy, batch and
   /// kernel, by the stream's. It may block; false: the GPU is lost from here on.
   std::function<bool()> before_work = {};
-};
   /// Whether a graph is being recorded from a stream, asked by each caller's thread:
   /// check_stream() refuses it then, and what is queued in it all the same is SYSTEM.
   std::function<bool(Stream)> is_recorded = {};
+};
 
 class Device {
  public:

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/path_costs.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cctype>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -18,6 +21,8 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -179,6 +184,7 @@ Result<PathCosts::Direction> PathMeter::measure(bool spills) {
 // ---- keeping ----
 
 constexpr int kVersion = 1;
+constexpr std::chrono::milliseconds kLockPollInterval{10};
 
 nlohmann::json json_of(const PathCosts::Direction& costs) {
   return {{"kernel_ns", costs.kernel_ns},
@@ -196,24 +202,9 @@ PathCosts::Direction direction_of(const nlohmann::json& json) {
   return costs;
 }
 
-/// Empty: there is no place for it. Twins keep none: they cost what the CPU does just now.
-std::filesystem::path kept_at(const DeviceInfo& info) {
-  if (info.is_twin) return {};
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  std::filesystem::path folder;
-  if (cache != nullptr && *cache == '/') {
-    folder = cache;
-  } else if (home != nullptr && *home == '/') {
-    folder = std::filesystem::path(home) / ".cache";
-  } else {
-    return {};
-  }
-  std::string name = info.name + "-" + info.driver;
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.') c = '-';
-  }
-  return folder / "bowhead" / ("gpu-paths-" + name + ".json");
+std::string host_name() {
+  std::array<char, 256> name = {};  // the last byte stays 0
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
 /// What cannot be written is measured again another time. Others may be reading: at once or not.
@@ -231,6 +222,49 @@ void keep(const PathCosts& costs, const std::filesystem::path& at) {
   }
   if (is_written) std::filesystem::rename(written, at, failed);
   if (!is_written || failed) std::filesystem::remove(written, failed);
+}
+
+std::optional<PathCosts> kept(const std::filesystem::path& at) {
+  std::ifstream in(at);
+  if (!in) return std::nullopt;
+  auto costs = PathCosts::from_json({std::istreambuf_iterator<char>(in), {}});
+  if (!costs) return std::nullopt;
+  return *costs;
+}
+
+/// The right to measure, of one process of a host at a time. The kernel ends it with the process.
+class MeasuringLock {
+ public:
+  explicit MeasuringLock(const std::filesystem::path& file) {
+    std::error_code failed;
+    std::filesystem::create_directories(file.parent_path(), failed);
+    fd_ = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  }
+  ~MeasuringLock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  MeasuringLock(const MeasuringLock&) = delete;
+  MeasuringLock& operator=(const MeasuringLock&) = delete;
+
+  /// False: another process has it. A file system that has no locks keeps nobody from measuring.
+  bool take() const {
+    if (fd_ < 0) return true;
+    for (;;) {
+      if (flock(fd_, LOCK_EX | LOCK_NB) == 0) return true;
+      if (errno != EINTR) return errno != EWOULDBLOCK;
+    }
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+/// Of a device that has no memory left: assumed.
+Result<PathCosts> measured_or_assumed(Device& device) {
+  auto measured = measure_path_costs(device);
+  if (measured.status() != Status::NO_SPACE) return measured;
+  return assumed_path_costs("measuring needs 64 MiB of GPU memory and 32 MiB of pinned memory: " +
+                            std::string(measured.error().message()));
 }
 
 }  // namespace
@@ -263,7 +297,7 @@ std::string PathCosts::to_json() const {
 Result<PathCosts> PathCosts::from_json(const std::string& text) {
   try {
     const auto json = nlohmann::json::parse(text);
-    PathCosts costs = {direction_of(json.at("spill")), direction_of(json.at("restore"))};
+    PathCosts costs = {direction_of(json.at("spill")), direction_of(json.at("restore")), {}};
     const auto run_bytes = json.at("run_bytes").get<std::vector<uint64_t>>();
     if (json.at("version") == kVersion &&
         std::equal(run_bytes.begin(), run_bytes.end(), kRunBytes.begin(), kRunBytes.end()))
@@ -271,7 +305,8 @@ Result<PathCosts> PathCosts::from_json(const std::string& text) {
   } catch (const nlohmann::json::exception&) {
     // As below.
   }
-  return Error{Status::DAMAGED, "these are no costs of paths that this version measured"};
+  return Error{Status::DAMAGED,
+               "the path costs were measured by another version, or the file is damaged"};
 }
 
 Result<PathCosts> measure_path_costs(Device& device) {
@@ -281,24 +316,69 @@ Result<PathCosts> measure_path_costs(Device& device) {
   if (!spill) return spill.error();
   auto restore = meter.measure(false);
   if (!restore) return restore.error();
-  return PathCosts{*spill, *restore};
+  return PathCosts{*spill, *restore, {}};
+}
+
+PathCosts assumed_path_costs(std::string because) {
+  PathCosts::Direction costs;
+  costs.kernel_ns = 10'000;
+  costs.kernel_byte_ns = {0.16, 0.08, 0.04, 0.02, 0.02};
+  costs.copies_ns = 20'000;
+  constexpr double kCopyNs = 1000, kCopyBytesPerNs = 55;
+  for (size_t i = 0; i < costs.copy_ns.size(); ++i)
+    costs.copy_ns[i] =
+        std::max(kCopyNs, static_cast<double>(PathCosts::kRunBytes[i]) / kCopyBytesPerNs);
+  return {costs, costs, std::move(because)};
+}
+
+PathCostsCache PathCostsCache::of_user() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache == '/') return {std::filesystem::path(cache) / "bowhead"};
+  const char* home = std::getenv("HOME");
+  if (home != nullptr && *home == '/') return {std::filesystem::path(home) / ".cache" / "bowhead"};
+  return {};
+}
+
+std::filesystem::path PathCostsCache::file_for(const DeviceInfo& info) const {
+  std::string name = host_name() + "-" + info.name + "-" + info.link + "-" + info.driver;
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.') c = '-';
+  }
+  return folder / ("gpu-paths-" + name + ".json");
+}
+
+Result<PathCosts> path_costs(Device& device, const PathCostsCache& cache) {
+  if (cache.folder.empty()) return measured_or_assumed(device);
+  const std::filesystem::path file = cache.file_for(device.info());
+  if (auto costs = kept(file)) return *costs;
+  std::filesystem::path lock_file = file;
+  lock_file += ".lock";
+  const MeasuringLock lock(lock_file);
+  const auto deadline = std::chrono::steady_clock::now() + cache.wait;
+  while (!lock.take()) {
+    if (auto costs = kept(file)) return *costs;
+    if (std::chrono::steady_clock::now() >= deadline)
+      return assumed_path_costs(fmt::format("another process has been measuring for {} ms, by {}",
+                                            cache.wait.count(), lock_file.string()));
+    std::this_thread::sleep_for(kLockPollInterval);
+  }
+  if (auto costs = kept(file)) return *costs;  // by the process that had the lock
+  auto costs = measured_or_assumed(device);
+  if (costs && costs->assumed_because.empty()) keep(*costs, file);
+  return costs;
 }
 
 Result<PathCosts> path_costs(Device& device) {
   static std::mutex mutex;  // also so that two do not measure at once, and slow each other down
   static std::map<std::string, PathCosts> known;
   const std::lock_guard lock(mutex);
-  const std::string name = device.info().name + " " + device.info().driver;
+  const PathCostsCache cache = device.info().is_twin ? PathCostsCache{} : PathCostsCache::of_user();
+  const std::string name = cache.file_for(device.info());
   if (const auto found = known.find(name); found != known.end()) return found->second;
-  const std::filesystem::path at = kept_at(device.info());
-  if (std::ifstream in(at); in) {
-    const std::string text{std::istreambuf_iterator<char>(in), {}};
-    if (const auto kept = PathCosts::from_json(text)) return known[name] = *kept;
-  }
-  auto measured = measure_path_costs(device);
-  if (!measured) return measured;
-  if (!at.empty()) keep(*measured, at);
-  return known[name] = *measured;
+  auto costs = path_costs(device, cache);
+  // What is assumed may be measured the next time.
+  if (costs && costs->assumed_because.empty()) known[name] = *costs;
+  return costs;
 }
 
 }  // namespace bowhead::gpu

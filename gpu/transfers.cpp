@@ -89,6 +89,7 @@ class Transfers::Impl {
   bool poll(Job& job);
   void wait(Job& job);
   const KvCache& cache() const { return cache_; }
+  const PathCosts& costs() const { return costs_; }
 
  private:
   Result<Event> take_event();
@@ -135,7 +136,7 @@ Result<void> Transfers::Impl::open() {
     if (!stream) return stream.error();
     streams_[urgent] = *stream;
   }
-  auto costs = path_costs(device_);
+  auto costs = gpu::path_costs(device_);
   if (!costs) return costs.error();
   costs_ = *costs;
   return {};
@@ -464,8 +465,8 @@ Result<void> Transfers::Impl::wait_layer(const Job& job, uint32_t layer, Stream 
                              job.is_done  ? "a job that is done"
                              : job.spills ? "a spill"
                                           : "a restore")};
-  if (job.events.empty()) return {};  // no block moves
   if (auto good = device_.check_stream(stream); !good) return good;
+  if (job.events.empty()) return {};  // no block moves
   return device_.wait(stream, job.events[layer / job.layers_at_once]);
 }
 
@@ -593,6 +594,7 @@ Result<Transfers> Transfers::open(Pool& pool, Registration& registration, Device
 }
 
 const KvCache& Transfers::cache() const { return impl_->cache(); }
+const PathCosts& Transfers::path_costs() const { return impl_->costs(); }
 
 Result<std::shared_ptr<Transfers::Job>> Transfers::spill(NamespaceId ns,
                                                          std::span<const BlockOfTokens> blocks,

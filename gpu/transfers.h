@@ -72,7 +72,8 @@ class Transfers {
 
   /// The pool, its registration and the device outlive it. Jobs have so much pinned memory at most,
   /// but for what decoding takes.
-  /// The first time on a machine it takes as long as path_costs() does. Returns what check_cache()
+  /// The first time on a machine it takes as long as path_costs() does. A GPU whose memory is full
+  /// will do: then path_costs() are assumed. Returns what check_cache()
   /// does; INVALID_ARGUMENT: a part of the cache lies where the device does not reach it; NO_SPACE,
   /// GPU_LOST, SYSTEM.
   static Result<Transfers> open(Pool& pool, Registration& registration, Device& device,
@@ -82,6 +83,8 @@ class Transfers {
   ~Transfers();  ///< cancels what runs, and waits until the device is through with it
 
   const KvCache& cache() const;
+  /// By which paths are chosen; their `assumed_because` says if and why they were not measured.
+  const PathCosts& path_costs() const;
 
   /// Starts to store blocks under their keys. Those whose keys are stored are done. Returns what
   /// check_tokens() does, with the number of the block; INVALID_ARGUMENT: a stream of another

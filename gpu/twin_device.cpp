@@ -222,6 +222,7 @@ class TwinDevice final : public Device {
     info_ = {.name = "cpu",
              .is_twin = true,
              .memory_bytes = options_.memory_bytes,
+             .link = "none",
              .driver = "none",
              .decodes_lz4 = options_.decodes_lz4};
   }
@@ -313,11 +314,11 @@ class TwinDevice final : public Device {
       return Error{Status::INVALID_ARGUMENT,
                    fmt::format("stream {} is not one of this device", stream)};
     }
-    return {};
     if (is_recorded(stream)) {
       return Error{Status::INVALID_ARGUMENT,
                    fmt::format("stream {} is being recorded as a graph", stream)};
     }
+    return {};
   }
 
   Result<Event> make_event() override {
@@ -392,11 +393,11 @@ class TwinDevice final : public Device {
             fmt::format("{}: {} is not registered by this device", call, memory)};
   }
 
-  /// What comes before each piece of work: false if the device is lost, or is from now on.
   bool is_recorded(Stream stream) const {
     return options_.is_recorded && options_.is_recorded(stream);
   }
 
+  /// What comes before each piece of work: false if the device is lost, or is from now on.
   bool may_work() {
     if (!is_lost() && options_.before_work && !options_.before_work()) {
       is_lost_.store(true, std::memory_order_relaxed);
@@ -444,11 +445,11 @@ class TwinDevice final : public Device {
   template <class Use>
   Result<void> with(Stream stream, Use use) {
     if (is_lost()) return lost();
-    const std::lock_guard lock(mutex_);
     if (is_recorded(stream)) {
       return Error{Status::SYSTEM,
                    fmt::format("work in stream {}, of which a graph is being recorded", stream)};
     }
+    const std::lock_guard lock(mutex_);
     if (!stream) {
       if (!default_stream_) default_stream_ = std::make_unique<TwinStream>();
       use(*default_stream_);

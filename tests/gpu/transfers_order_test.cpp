@@ -163,6 +163,41 @@ TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
   registration_.reset();
 }
 
+/// Of a name of its own: its costs are not known from other tests.
+class NamedDevice : public WrappedDevice {
+ public:
+  NamedDevice(Device& device, const char* name) : WrappedDevice(device), info_(device.info()) {
+    info_.name = name;
+  }
+  const DeviceInfo& info() const override { return info_; }
+
+ private:
+  DeviceInfo info_;
+};
+
+/// An engine takes all memory of the GPU that it finds: costs cannot be measured there.
+TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
+  EngineCache sizes(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  const uint64_t cache_bytes = sizes.random_bytes(0).size();
+  // What is left has room for the tables of jobs, and not for what the meter moves.
+  const auto twin = Device::twin({.memory_bytes = cache_bytes + (32 << 10)});
+  NamedDevice full(*twin, "full");
+  registration_ = std::move(Registration::create(full, pool_.pool().mapping(), 4 << 20).value());
+  {
+    EngineCache engine(full, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    auto transfers = Transfers::open(pool_.pool(), *registration_, full, engine.cache());
+    ASSERT_DONE(transfers);
+    EXPECT_NE(transfers->path_costs().assumed_because, "");
+    const auto before = engine.random_bytes(1);
+    engine.write(before);
+    const auto pages = shuffled(24, 1);
+    const auto blocks = blocks_in(pages, 2);
+    ASSERT_EQ(run(*transfers, true, blocks), std::vector(2, Status::OK));
+    EXPECT_EQ(pool_.get(blocks[1].key), engine.payload(before, blocks[1].range));
+  }
+  registration_.reset();
+}
+
 /// The lease ends while the device still reads: not the block is damaged, others wrote to its room.
 TEST_P(GatedTransfers, LapseWithTheirLeases) {
   EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
