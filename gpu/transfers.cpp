@@ -195,7 +195,7 @@ Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
                                         const JobOptions& options, Moving& block) {
   auto lease = pool_.acquire(ns, key, options.lease_ms);
   const bool copied = lease.status() == Status::COPY_ONLY ||
-                      lease.status() == Status::UNSUPPORTED_CODEC ||
+                      lease.status() == Status::CODED ||
                       lease.status() == Status::LIMIT_REACHED;
   if (!lease && !copied) return lease.status();
   if (lease) {
@@ -209,7 +209,7 @@ Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
     block.lease.reset();
     if (over != Status::OK) return over;
   }
-  return fetch(ns, key, lease.status() == Status::UNSUPPORTED_CODEC, block);
+  return fetch(ns, key, lease.status() == Status::CODED, block);
 }
 
 /// What is stored to pinned memory: the payload, or the frame that the device makes it of.

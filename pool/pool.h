@@ -239,8 +239,10 @@ class Pool {
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
   /// the stored bytes stay as they are. In a compressed namespace it is encoded by the calling
   /// thread, and kept as it is where that would not take a smaller block. Returns KEY_TOO_LONG,
-  /// VALUE_TOO_LARGE, NO_SPACE, BUSY, HOST_FENCED (the other hosts declared this one dead: close
-  /// the pool and open it again; also from reserve(), commit(), acquire() and remove()), FORKED.
+  /// VALUE_TOO_LARGE, NO_SPACE, INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block
+  /// generations), BUSY, HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead:
+  /// close the pool and open it again; also from reserve(), commit(), acquire() and remove()),
+  /// FORKED, NOT_SUPPORTED (the handle only observes; also from all that store or lease).
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
 
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
@@ -289,10 +291,10 @@ class Pool {
   Status abort(Reservation& reservation);
 
   /// Finds a block and keeps it where it is for `ttl_ms` (1 to 600,000). Returns NOT_FOUND,
-  /// COPY_ONLY (its host died; get() copies it), UNSUPPORTED_CODEC (it is compressed, which any
-  /// block of a compressed namespace may be; get() decodes it), LIMIT_REACHED (the
-  /// lease table of this host is full, after expired leases, and those of processes that are gone,
-  /// were revoked), KEY_TOO_LONG, INVALID_ARGUMENT, HOST_FENCED, FORKED.
+  /// COPY_ONLY (its host died; get() copies it), CODED (it is compressed, which any block of a
+  /// compressed namespace may be; get() decodes it), LIMIT_REACHED (the lease table of this host is
+  /// full, after expired leases, and those of processes that are gone, were revoked), KEY_TOO_LONG,
+  /// INVALID_ARGUMENT, HOST_FENCED, HOST_ID_CONFLICT, FORKED, NOT_SUPPORTED.
   Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms);
 
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if

@@ -134,7 +134,7 @@ bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation);
 bh_status bh_abort(bh_pool* pool, bh_reservation* reservation);
 
-/* BH_UNSUPPORTED_CODEC: it is compressed, as any block of a compressed namespace may be: bh_get. */
+/* BH_CODED: it is compressed, as any block of a compressed namespace may be: bh_get decodes it. */
 bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms, bh_lease* out);
 bh_status bh_release(bh_pool* pool, bh_lease* lease); /* BH_OK: was valid throughout; BH_LAPSED */
 

@@ -39,7 +39,9 @@
   X(28, UNSUPPORTED_CODEC, "the block uses a codec that this build does not know")               \
   X(29, COPY_ONLY, "the block is in custody for a host that died: get() copies it, no lease")    \
   X(30, GPU_LOST, "the GPU or its driver does not answer any more; the pool is intact")          \
-  X(31, CANCELLED, "the request was cancelled before it was done")
+  X(31, CANCELLED, "the request was cancelled before it was done")                               \
+  X(32, CODED, "the block is compressed: get() decodes it; it cannot be leased")                 \
+  X(33, INDEX_FULL, "the index has no room for this key; remove blocks, or make a larger pool")
 
 typedef enum bh_status {
 #define BH_STATUS_ENUM(number, name, text) BH_##name = number,

@@ -718,7 +718,7 @@ Status Core<A>::finish_put(const Key& key, const Block& block, bh_block_header h
       undo_put(block);
       if (!lock.held()) return Status::BUSY;
       if (present) c_.count(BH_COUNTER_PUTS_PRESENT);
-      return present ? Status::OK : ended() ? gone() : Status::NO_SPACE;
+      return present ? Status::OK : ended() ? gone() : Status::INDEX_FULL;
     }
     allocator_.commit(block);
   }
@@ -1038,7 +1038,7 @@ Result<Lease> Core<A>::acquire(const Key& key, uint64_t ttl_ms) {
     const auto located = locate(key);
     if (!located) break;
     const bh_index_entry& entry = located->found.entry;
-    if (located->header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
+    if (located->header.codec != BH_CODEC_RAW) return Status::CODED;
     const auto token = take_lease(entry, ttl_ms);
     if (!token) return lease_table_full();
     const Status status = confirm(*located);

@@ -87,7 +87,7 @@ TEST_F(Abi, ANamespaceMayBeCompressed) {
   EXPECT_EQ(length_bytes, value.size());
   EXPECT_EQ(out, value);
   bh_lease lease;
-  EXPECT_EQ(bh_acquire(pool_, ns_, key_of("k"), 1000, &lease), BH_UNSUPPORTED_CODEC);
+  EXPECT_EQ(bh_acquire(pool_, ns_, key_of("k"), 1000, &lease), BH_CODED);
 }
 
 TEST_F(Abi, CompressionIsChecked) {

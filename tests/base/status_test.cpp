@@ -46,6 +46,8 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {29, "COPY_ONLY"},
     {30, "GPU_LOST"},
     {31, "CANCELLED"},
+    {32, "CODED"},
+    {33, "INDEX_FULL"},
 };
 
 TEST(Status, NumbersAreFrozen) {

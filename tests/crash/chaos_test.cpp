@@ -178,7 +178,7 @@ class Worker {
     if (leases_.size() > 2) return end_lease();
     auto lease = pool_.acquire(ns_, key_of(n), 1 + random_.below(100));
     if (accept(lease.status(),
-               {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::UNSUPPORTED_CODEC}, "acquire", n))
+               {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::CODED}, "acquire", n))
       leases_.push_back({*lease, n});
   }
   void end_lease() {

@@ -509,6 +509,8 @@ TEST(NumberFreeze, Status) {
       {29, "COPY_ONLY"},
       {30, "GPU_LOST"},
       {31, "CANCELLED"},
+      {32, "CODED"},
+      {33, "INDEX_FULL"},
   };
   const std::vector<std::pair<int, const char*>> actual = {
 #define ROW(number, name, text) {BH_##name, #name},

@@ -340,7 +340,7 @@ TEST_P(TokenSourceTest, LeavesOutWhatIsCompressed) {
                                   {*ns, {keys_.data(), 1}, kBlockTokens, kBlockTokens},
                                   {dense_cache(shape(), area.data(), 24), table});
   ASSERT_DONE(source);
-  EXPECT_EQ(source->results()[0], Status::UNSUPPORTED_CODEC);
+  EXPECT_EQ(source->results()[0], Status::CODED);
   Lists lists(device(), 1, false, false, 40);
   EXPECT_EQ(run(*source, lists.told), Status::NOT_FOUND);
   EXPECT_EQ(absent_, 24 * 3 * 4);

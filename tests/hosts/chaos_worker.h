@@ -313,7 +313,7 @@ class ChaosWorker {
     auto lease = pool_->acquire(ns_, chaos_key(n), 1 + random_.below(300));
     if (!accept(lease.status(),
                 {Status::NOT_FOUND, Status::COPY_ONLY, Status::LIMIT_REACHED, Status::HOST_FENCED,
-                 Status::UNSUPPORTED_CODEC},
+                 Status::CODED},
                 "acquire", n))
       return;
     uint64_t version = 0;

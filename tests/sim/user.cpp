@@ -208,7 +208,7 @@ void User::put() {
   stage_.world.begin_operation(Operation::PUT, k, version);
   const Status status = core_->put(key(k), content(stored, in));
   stage_.world.end_operation(static_cast<uint64_t>(status));
-  expect("put", status, {Status::NO_SPACE, Status::BUSY});
+  expect("put", status, {Status::NO_SPACE, Status::INDEX_FULL, Status::BUSY});
   if (status == Status::OK)
     stage_.model.accept(k, version, incarnation());
   else
@@ -359,7 +359,7 @@ void User::lease() {
   auto lease = core_->acquire(key(k), ttl_ms);
   stage_.world.end_operation(static_cast<uint64_t>(lease.status()));
   expect("acquire", lease.status(),
-         {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY, Status::UNSUPPORTED_CODEC});
+         {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY, Status::CODED});
   if (!lease) return;
   ++stage_.counts.leases;
   // The time limit counts from an instant in acquire().
@@ -440,7 +440,8 @@ void User::finish_reservation() {
   const Status status =
       commits ? core_->commit(reserved.reservation, sum) : core_->abort(reserved.reservation);
   stage_.world.end_operation(static_cast<uint64_t>(status));
-  expect(commits ? "commit" : "abort", status, {Status::NO_SPACE, Status::BUSY});
+  expect(commits ? "commit" : "abort", status,
+         {Status::NO_SPACE, Status::INDEX_FULL, Status::BUSY});
   if (!commits || status != Status::OK) stage_.model.refuse(reserved.key, reserved.version);
 }
 

@@ -174,7 +174,7 @@ Result<void> Engine::store(std::span<const uint64_t> ids, size_t first) {
       start = now_ns();
       const Status put = pool_.put(namespace_id_, keys_[at + i], std::span(&batch[i], 1));
       const uint64_t elapsed = now_ns() - start;
-      if (put == Status::NO_SPACE) {
+      if (put == Status::NO_SPACE || put == Status::INDEX_FULL) {
         ++stats_.blocks_no_space;
       } else if (put == Status::BUSY) {
         ++stats_.blocks_busy;
