@@ -64,6 +64,16 @@ inline uint32_t writer_of(uint32_t host, const bh_index_entry& entry) {
   return (entry.flags & BH_ENTRY_COPY_ONLY) != 0 ? UINT32_MAX : host;
 }
 
+/// The sum of the sizes of pieces; UINT64_MAX for all that is more.
+template <class Piece>
+uint64_t total_bytes(std::span<const Piece> pieces) {
+  uint64_t bytes = 0;
+  for (const Piece& piece : pieces) {
+    if (__builtin_add_overflow(bytes, piece.size, &bytes)) return UINT64_MAX;
+  }
+  return bytes;
+}
+
 /// What a put stores: a value as it is, or coded in fewer bytes.
 struct Content {
   std::span<const ConstSpan> stored;  ///< what goes into the pool
@@ -71,15 +81,8 @@ struct Content {
   uint8_t codec = BH_CODEC_RAW;
   uint8_t profile = BH_PROFILE_NONE;
 
-  static Content raw(std::span<const ConstSpan> value) { return {value, bytes_of(value)}; }
-  uint64_t stored_bytes() const { return bytes_of(stored); }
-
- private:
-  static uint64_t bytes_of(std::span<const ConstSpan> parts) {
-    uint64_t bytes = 0;
-    for (const ConstSpan& part : parts) bytes += part.size;
-    return bytes;
-  }
+  static Content raw(std::span<const ConstSpan> value) { return {value, total_bytes(value)}; }
+  uint64_t stored_bytes() const { return total_bytes(stored); }
 };
 
 /// A block that is stored as it is has as many bytes as its value.
@@ -625,9 +628,10 @@ template <class A>
 Status Core<A>::check_value(const Key& key, uint64_t bytes) const {
   const auto& g = c_.layout.geometry();
   const uint64_t largest = std::min<uint64_t>(BH_VALUE_BYTES_MAX, g.extent_count * g.extent_bytes);
-  return bytes == 0 || c_.layout.block_bytes(bytes, key.bytes.size()) > largest
-             ? Status::VALUE_TOO_LARGE
-             : Status::OK;
+  // A size of the caller's is rounded up only once it is known to be small.
+  const bool fits =
+      bytes > 0 && bytes <= largest && c_.layout.block_bytes(bytes, key.bytes.size()) <= largest;
+  return fits ? Status::OK : Status::VALUE_TOO_LARGE;
 }
 
 template <class A>
@@ -743,9 +747,7 @@ struct RawSink {
   std::span<const Span> buffers;
 
   Result<std::span<const Span>> room_for(const bh_block_header& header) const {
-    uint64_t room = 0;
-    for (const Span& buffer : buffers) room += buffer.size;
-    if (header.length_bytes > room) return Status::BUFFER_TOO_SMALL;
+    if (header.length_bytes > total_bytes(buffers)) return Status::BUFFER_TOO_SMALL;
     if (header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
     return buffers;
   }

@@ -88,6 +88,42 @@ TEST(Pool, BadValuesAreNamed) {
   EXPECT_EQ(t.pool().get(t.ns(), "k", to).status(), Status::BUFFER_TOO_SMALL);
 }
 
+TEST(Pool, ASizeNearTheLargestNumberIsTooLarge) {
+  TestPool t(32 << 20);
+  for (const uint64_t size : {UINT64_MAX, UINT64_MAX - 4095, UINT64_MAX - 4096, UINT64_MAX / 2 + 1,
+                              uint64_t{1} << 32, uint64_t{1} << 30}) {
+    EXPECT_EQ(t.pool().reserve(t.ns(), "k", size).status(), Status::VALUE_TOO_LARGE) << size;
+    const std::byte any{};
+    const ConstSpan value{&any, size};
+    EXPECT_EQ(t.pool().put(t.ns(), "k", {&value, 1}), Status::VALUE_TOO_LARGE) << size;
+  }
+}
+
+TEST(Pool, PiecesThatSumToMoreThanANumberHoldsAreTooLarge) {
+  TestPool t(32 << 20);
+  const auto compressed =
+      t.pool().open_namespace({"compressed", "", {.profile = CompressionProfile::FAST}});
+  ASSERT_TRUE(compressed);
+  const auto value = test::bytes(100, 1);
+  const ConstSpan pieces[] = {
+      {value.data(), 100}, {value.data(), UINT64_MAX / 2}, {value.data(), UINT64_MAX / 2}};
+  EXPECT_EQ(t.pool().put(t.ns(), "k", pieces), Status::VALUE_TOO_LARGE);
+  EXPECT_EQ(t.pool().put(*compressed, "k", pieces), Status::VALUE_TOO_LARGE);
+}
+
+/// Room for more than there is: only what the value has is written.
+TEST(Pool, BuffersThatSumToMoreThanANumberHoldsAreRoomEnough) {
+  TestPool t(32 << 20);
+  const auto value = test::bytes(100, 1);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  std::vector<std::byte> out(100);
+  const Span buffers[] = {{out.data(), 100}, {out.data(), UINT64_MAX}};
+  const auto length = t.pool().get(t.ns(), "k", buffers);
+  ASSERT_TRUE(length) << length.error().message();
+  EXPECT_EQ(*length, 100u);
+  EXPECT_EQ(out, value);
+}
+
 TEST(Pool, NamespacesNeverMeet) {
   TestPool t(32 << 20);
   auto other = t.pool().open_namespace({"other", "model B"});
