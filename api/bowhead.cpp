@@ -32,7 +32,6 @@ using bowhead::Result;
 using bowhead::Status;
 
 // A reservation's key must live until its commit, so the C handle is a number in this table.
-// Numbers never repeat: a handle that was ended, also a copy of it, is found to be closed.
 using OpenReservations = std::unordered_map<uint64_t, bowhead::Reservation>;
 
 struct bh_pool {
@@ -41,7 +40,6 @@ struct bh_pool {
   Pool pool;
   const unsigned forks_at_open;
   std::mutex mutex;
-  uint64_t last_reservation = 0;
   OpenReservations reservations;
 };
 
@@ -50,6 +48,10 @@ namespace {
 // Of fixed size, so that reporting a failure cannot fail.
 thread_local char last_error[512] = "";
 thread_local const char* current_function = "";
+
+// Reservations are numbered through all pools, so that a handle that was ended, a copy of it and
+// one of another pool are found to be closed.
+std::atomic<uint64_t> last_reservation{0};
 
 // How many forks lie between this process and the one that loaded the library. The child of a fork
 // may not lock a pool's mutex: a thread that is not there any more may have held it.
@@ -191,8 +193,7 @@ OpenReservations::node_type take_reservation(bh_pool* pool, const bh_reservation
   return pool->reservations.extract(reinterpret_cast<uintptr_t>(handle->internal));
 }
 
-/// Ends a reservation by `end`. One that could not be ended for now (BUSY, NO_SPACE) stays open:
-/// the caller may try again, or abort it.
+/// Ends a reservation by `end`, whatever that answers.
 template <class End>
 bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
   if (pool == nullptr) return null_argument("pool");
@@ -203,15 +204,9 @@ bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
     return fail(BH_CLOSED, "{}: not an open reservation: it was ended, or its key was present",
                 current_function);
   }
-  const Status status = end(open.mapped());
-  if (status == Status::BUSY || status == Status::NO_SPACE) {
-    const std::lock_guard lock(pool->mutex);
-    pool->reservations.insert(std::move(open));
-  } else {
-    handle->data = nullptr;
-    handle->internal = nullptr;
-  }
-  return finish(status);
+  handle->data = nullptr;
+  handle->internal = nullptr;
+  return finish(end(open.mapped()));
 }
 
 bh_status open_namespace(bh_pool* pool, const char* name, const char* description,
@@ -409,10 +404,9 @@ bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t len
     if (out == nullptr) return null_argument("out");
     if (pool->forks_at_open != forks) return finish(Status::FORKED);
     // The entry comes first: once the pool has reserved, nothing may fail any more.
-    uint64_t id = 0;
+    const uint64_t id = ++last_reservation;
     {
       const std::lock_guard lock(pool->mutex);
-      id = ++pool->last_reservation;
       pool->reservations.emplace(id, bowhead::Reservation{});
     }
     Result<bowhead::Reservation> reserved = pool->pool.reserve(ns, view(key), length_bytes);

@@ -194,8 +194,7 @@ Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Mo
 Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
                                         const JobOptions& options, Moving& block) {
   auto lease = pool_.acquire(ns, key, options.lease_ms);
-  const bool copied = lease.status() == Status::COPY_ONLY ||
-                      lease.status() == Status::CODED ||
+  const bool copied = lease.status() == Status::COPY_ONLY || lease.status() == Status::CODED ||
                       lease.status() == Status::LIMIT_REACHED;
   if (!lease && !copied) return lease.status();
   if (lease) {

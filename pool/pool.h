@@ -83,14 +83,16 @@ struct ConstSpan {
   size_t size = 0;
 };
 
-/// Room for a block, not visible to anybody until commit(). Ended by commit() or abort(), or by the
-/// death of the process.
+/// Room for a block, not visible to anybody until commit(). Ended by commit() or abort(), by
+/// closing the handle or by the death of the process. Copies stand for the same reservation: when
+/// one was ended, all are. Nothing of it may be changed but what `data` points to.
 struct Reservation {
   std::byte* data = nullptr;  ///< the payload, 4 KiB-aligned, `length_bytes` long, in the pool
   uint64_t length_bytes = 0;
   uint64_t offset = 0;   ///< of the payload in the pool
   bool present = false;  ///< the key is stored already: nothing was reserved, nothing to do
-  uint64_t token = 0;    ///< internal
+  uint64_t handle = 0;   ///< internal: whose it is
+  uint64_t token = 0;    ///< internal: generation of the block; 0: ended
   NamespaceId namespace_id = 0;
   std::string key;
 };
@@ -280,14 +282,22 @@ class Pool {
   Result<uint64_t> longest_prefix(NamespaceId ns, std::span<const std::string_view> keys);
 
   /// Room for a value of `length_bytes` under `key`, to be filled in place: it stays as it is
-  /// filled in compressed namespaces too. Same statuses as put(); BUSY also if all room there is
-  /// was that of a host which died and may still write to it: put() can use that.
+  /// filled in compressed namespaces too. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY
+  /// (all room there is was that of a host which died and may still write to it: put() can use
+  /// that), HOST_FENCED, HOST_ID_CONFLICT, FORKED, NOT_SUPPORTED.
   Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes);
 
-  /// Makes a reservation visible, all of which was stored before. If somebody else has
-  /// committed the key meanwhile, theirs stays. Returns CLOSED, BUSY, NO_SPACE (index),
-  /// HOST_FENCED, FORKED.
+  /// Ends a reservation and makes its block visible, all of which was stored before. OK: the key is
+  /// stored; if it was committed by another process meanwhile, that block stays. Whatever it
+  /// answers, but FORKED, the reservation is over: `data` must not be used any more, and after BUSY
+  /// (the key's lock was held for two seconds), INDEX_FULL, LIMIT_REACHED (see put()), HOST_FENCED
+  /// and HOST_ID_CONFLICT nothing is stored and the room is free again; reserve anew to try again.
+  /// CLOSED: this or a copy of it was ended before, or it is of another handle; nothing is changed.
+  /// FORKED: it is the parent's, where it stays open. One whose key was `present`: OK, nothing is
+  /// done.
   Status commit(Reservation& reservation, const PayloadSum& sum = {});
+
+  /// Ends a reservation without storing anything. Returns CLOSED and FORKED, as commit().
   Status abort(Reservation& reservation);
 
   /// Finds a block and keeps it where it is for `ttl_ms` (1 to 600,000). Returns NOT_FOUND,

@@ -65,7 +65,8 @@ typedef struct bh_compression {
   double rotary_base; /* its base, such as 500000; default: values are not turned, or unknown how */
 } bh_compression;
 
-/* Room for a block, filled in place between bh_reserve and bh_commit or bh_abort. */
+/* Room for a block, filled in place between bh_reserve and bh_commit or bh_abort. A copy of the
+ * struct stands for the same reservation. */
 typedef struct bh_reservation {
   void* data;
   uint64_t length_bytes;
@@ -129,9 +130,16 @@ bh_status bh_longest_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* key
 /* What is filled in place stays as it is, in compressed namespaces too. */
 bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
                      bh_reservation* out);
+/* Ends a reservation and stores its block; if the key was stored meanwhile, that block stays:
+ * BH_OK. The reservation is over whatever the answer is, and data is NULL: after BH_BUSY,
+ * BH_INDEX_FULL, BH_LIMIT_REACHED, BH_HOST_FENCED and BH_HOST_ID_CONFLICT nothing is stored and the
+ * room is free again; reserve and fill anew to try again. Nothing is changed by BH_CLOSED (this or
+ * a copy was ended before, it is of another handle, or its key was present) and by BH_FORKED (it
+ * is the parent's, where it stays open). */
 bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
 /* Commits without a checksum, for bytes that this CPU cannot read back: damage goes unnoticed. */
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation);
+/* Ends a reservation and stores nothing. BH_CLOSED, BH_FORKED: as of bh_commit. */
 bh_status bh_abort(bh_pool* pool, bh_reservation* reservation);
 
 /* BH_CODED: it is compressed, as any block of a compressed namespace may be: bh_get decodes it. */

@@ -85,6 +85,12 @@ class Allocator {
     if (magazine.count < magazine.slots.size()) magazine.slots[magazine.count++] = block.slot;
   }
 
+  /// RESERVED (ours) -> RESERVED (ours), from exactly the word that `seen` was: of many who saw it
+  /// one goes on with the block. A CAS, for these are threads of one process.
+  bool hold_on(uint64_t slot, StateWord seen) {
+    return c_.change(c_.block_word(slot), seen, seen.next(BH_BLOCK_RESERVED, c_.process));
+  }
+
   /// RESERVED (ours) -> COMMITTED.
   void commit(const Block& block) { leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_COMMITTED); }
 

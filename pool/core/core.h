@@ -31,6 +31,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/checksum.h"
@@ -282,7 +283,7 @@ class Core {
   void fetch(std::vector<Candidate>& found, uint64_t bytes) const;
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
   bool read_header(uint64_t slot, bh_block_header& header) const;
-  static uint64_t slot_of(const Reservation& reservation) { return reservation.token - 1; }
+  std::optional<Block> end_reservation(Reservation& reservation);
   void write_key(uint64_t slot, std::string_view key);
   void retire_header(uint64_t slot);
   Status check_value(const Key& key, uint64_t bytes) const;
@@ -983,25 +984,39 @@ Result<Reservation> Core<A>::reserve(const Key& key, uint64_t length_bytes) {
   const uint64_t room = c_.layout.block_bytes(length_bytes, key.bytes.size());
   auto block = allocator_.reserve(room, {.in_custody = false});
   if (!block) block = reserve_block(room);
-  if (!block) return Status::NO_SPACE;
+  if (!block) return ended() ? gone() : Status::NO_SPACE;
   if (allocator_.copy_only(c_.layout.extent_of_slot(block->slot))) {
     allocator_.release(*block);
     return Status::BUSY;
   }
   reservation.data = c_.access.payload(block->offset);
   reservation.offset = block->offset;
-  reservation.token = block->slot + 1;
+  reservation.handle = c_.instance;
+  reservation.token = allocator_.word(block->slot).pack();
   return reservation;
+}
+
+/// Takes the block of an open reservation from the caller and from all copies. The token is the
+/// word of the block as reserve() left it, which no word ever is again (the sequence only rises):
+/// of all who try to end it one succeeds, and none whose block has another life by now.
+template <class A>
+std::optional<Block> Core<A>::end_reservation(Reservation& reservation) {
+  const StateWord word = StateWord::unpack(std::exchange(reservation.token, 0));
+  const uint64_t offset = reservation.offset;
+  reservation.data = nullptr;
+  if (reservation.handle != c_.instance || word.state != BH_BLOCK_RESERVED ||
+      word.process != c_.process || !c_.layout.valid_block(offset, reservation.length_bytes))
+    return std::nullopt;
+  const uint64_t slot = c_.layout.slot_of(offset);
+  if (!allocator_.hold_on(slot, word)) return std::nullopt;
+  return Block{slot, offset, allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
 }
 
 template <class A>
 Status Core<A>::commit(Reservation& reservation, const PayloadSum& sum) {
   if (reservation.present) return Status::OK;
-  if (reservation.token == 0) return Status::CLOSED;
-  const uint64_t slot = slot_of(reservation);
-  reservation.token = 0;
-  const Block block{slot, reservation.offset,
-                    allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
+  const auto block = end_reservation(reservation);
+  if (!block) return ended() ? gone() : Status::CLOSED;
   bh_block_header header{};
   header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
   header.checksum_kind =
@@ -1013,21 +1028,19 @@ Status Core<A>::commit(Reservation& reservation, const PayloadSum& sum) {
   // The pool's sum is of what lies there: had this life been over before, it could be of bytes that
   // the successor put there.
   if (!c_.alone() && decided({c_.host, c_.incarnation})) {
-    allocator_.release(block);
+    allocator_.release(*block);
     return gone();
   }
-  c_.access.publish(block.offset, reservation.length_bytes);
-  return finish_put(Key(reservation.namespace_id, reservation.key), block, header);
+  c_.access.publish(block->offset, reservation.length_bytes);
+  return finish_put(Key(reservation.namespace_id, reservation.key), *block, header);
 }
 
 template <class A>
 Status Core<A>::abort(Reservation& reservation) {
   if (reservation.present) return Status::OK;
-  if (reservation.token == 0) return Status::CLOSED;
-  const uint64_t slot = slot_of(reservation);
-  reservation.token = 0;
-  allocator_.release(
-      allocator_.block_of(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot))));
+  const auto block = end_reservation(reservation);
+  if (!block) return ended() ? gone() : Status::CLOSED;
+  allocator_.release(*block);
   return Status::OK;
 }
 
@@ -1134,7 +1147,8 @@ bool Core<A>::settled(uint64_t stamp) const {
 
 template <class A>
 Status Core<A>::release(Lease& lease) {
-  if (lease.token == 0) return Status::CLOSED;
+  // Handles of other pools give the same tokens; what they map lies elsewhere.
+  if (lease.token == 0 || lease.data != c_.access.payload(lease.offset)) return Status::CLOSED;
   const auto held = leases_.held(lease.token);
   if (held.state != Leases<A>::State::HELD) {
     lease.token = 0;

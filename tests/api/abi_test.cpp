@@ -319,6 +319,32 @@ TEST_F(Abi, EndedReservationsAreClosedAlsoThroughACopy) {
   EXPECT_TRUE(error_contains("bh_commit")) << bh_last_error();
 }
 
+TEST_F(Abi, HandlesOfAnotherPoolAreClosed) {
+  const std::string locator = locator_ + "-other";
+  const bh_create_options options = options_of(32u << 20);
+  ASSERT_EQ(bh_pool_create(locator.c_str(), &options), BH_OK) << bh_last_error();
+  bh_pool* other = nullptr;
+  bh_namespace_id ns = 0;
+  ASSERT_EQ(bh_pool_open(locator.c_str(), 0, &other), BH_OK) << bh_last_error();
+  ASSERT_EQ(bh_namespace_open(other, "test", "bytes", &ns), BH_OK);
+  bh_reservation of_pool, of_other;
+  ASSERT_EQ(bh_reserve(pool_, ns_, key_of("k"), 100, &of_pool), BH_OK);
+  ASSERT_EQ(bh_reserve(other, ns, key_of("k"), 100, &of_other), BH_OK);
+  EXPECT_EQ(bh_commit(pool_, &of_other), BH_CLOSED);
+  EXPECT_EQ(bh_commit(other, &of_pool), BH_CLOSED);
+  EXPECT_EQ(bh_commit(pool_, &of_pool), BH_OK);
+  EXPECT_EQ(bh_commit(other, &of_other), BH_OK);
+  bh_lease in_pool, in_other;
+  ASSERT_EQ(bh_acquire(pool_, ns_, key_of("k"), 60000, &in_pool), BH_OK);
+  ASSERT_EQ(bh_acquire(other, ns, key_of("k"), 60000, &in_other), BH_OK);
+  EXPECT_EQ(bh_release(pool_, &in_other), BH_CLOSED);
+  EXPECT_EQ(bh_release(other, &in_pool), BH_CLOSED);
+  EXPECT_EQ(bh_release(pool_, &in_pool), BH_OK);
+  EXPECT_EQ(bh_release(other, &in_other), BH_OK);
+  bh_pool_close(other);
+  EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_OK);
+}
+
 TEST_F(Abi, ReservationsLeftOpenAreUndoneByClose) {
   bh_reservation room;
   ASSERT_EQ(bh_reserve(pool_, ns_, key_of("left"), 1u << 20, &room), BH_OK);

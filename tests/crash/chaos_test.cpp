@@ -177,8 +177,8 @@ class Worker {
   void lease(uint64_t n) {
     if (leases_.size() > 2) return end_lease();
     auto lease = pool_.acquire(ns_, key_of(n), 1 + random_.below(100));
-    if (accept(lease.status(),
-               {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::CODED}, "acquire", n))
+    if (accept(lease.status(), {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::CODED}, "acquire",
+               n))
       leases_.push_back({*lease, n});
   }
   void end_lease() {
