@@ -17,6 +17,7 @@
 #include "gpu/warp.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 inline constexpr uint32_t kLaneChannels = kLaneBytes / 2;
 inline constexpr uint32_t kMostAttendChannels = 3 * kWarpLanes * kLaneChannels;
@@ -323,4 +324,5 @@ void with_attend_shape(const Attend& work, F f) {
                                         : by_rows.template operator()<FloatKind::FP16>();
 }
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

@@ -13,6 +13,7 @@
 #include "gpu/warp.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 inline constexpr uint32_t kFetchSteps = 8;
 inline constexpr uint32_t kFetchChunkUnits = kFetchSteps * kWarpLanes;
@@ -161,4 +162,5 @@ BOWHEAD_WARP_CODE void fetch_slot(const FetchTokens& work, uint32_t list_chunks,
   fetcher.fetch(slot % list_chunks);
 }
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

@@ -12,6 +12,7 @@
 #include "gpu/warp.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 /// Unit `unit` of sequences * heads.
 class PartsMerger {
@@ -138,4 +139,5 @@ class PartsMerger {
   Lanes<float> largest_, weight_;  // of log-sum-exps; the sum of e^(log-sum-exp - largest)
 };
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

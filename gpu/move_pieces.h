@@ -16,6 +16,7 @@
 #include "gpu/warp.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 /// Work of any block is cut into this many slots, of which those behind its pieces are empty.
 inline uint32_t slots_per_block(const MovePieces& work) {
@@ -211,4 +212,5 @@ BOWHEAD_WARP_CODE void move_slot(const MovePieces& work, uint32_t block_slots, u
   if (piece < mover.first_piece(work.first_layer + work.some_layers)) mover.move(piece);
 }
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

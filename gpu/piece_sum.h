@@ -13,6 +13,7 @@
 #include "gpu/warp.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 /// A piece in the registers of a warp: [step][lane] has its bytes from step * 512 + lane * 16 on.
 inline constexpr uint32_t kStepBytes = kWarpLanes * kLaneBytes;
@@ -131,4 +132,5 @@ BOWHEAD_WARP_CODE Lanes<uint64_t> piece_sum(const PieceData& data) {
   return result;
 }
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

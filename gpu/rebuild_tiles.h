@@ -21,6 +21,7 @@
 #include "gpu/warp.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 inline constexpr uint32_t kStepPlaneBytes = 128;
 inline constexpr uint32_t kStepValues = kStepPlaneBytes * 8;
@@ -186,7 +187,7 @@ class TileRebuilder {
         store(pairs_ + pair, __builtin_bit_cast(uint64_t, told));
       });
     });
-    Warp::sync();
+    // They are read behind the syncs of make_centres(), which the first step of a tile always has.
   }
 
   /// f(pair, pair of its head, first channel) for each pair of these whole heads that is a lane's.
@@ -220,8 +221,9 @@ class TileRebuilder {
         return;
       }
       for (uint32_t i = lane; i < channels; i += kWarpLanes) {
-        centres_[i] =
-            tile_.centre_width == 0 ? 0.0f : static_cast<float>(state(first + i) >> kStateBits);
+        store_shared(centres_ + i, tile_.centre_width == 0
+                                       ? 0.0f
+                                       : static_cast<float>(state(first + i) >> kStateBits));
       }
     });
     Warp::sync();
@@ -235,8 +237,8 @@ class TileRebuilder {
     int32_t x = told.x, y = told.y;
     BOWHEAD_NO_UNROLL
     for (uint32_t i = 0; i < tokens; ++i, centres += row_bytes_ * 8) {
-      centres[0] = static_cast<float>(x >> told.right_x);
-      centres[work_.turning_channels / 2] = static_cast<float>(y >> told.right_y);
+      store_shared(centres, static_cast<float>(x >> told.right_x));
+      store_shared(centres + work_.turning_channels / 2, static_cast<float>(y >> told.right_y));
       const int32_t next = product(x, turn.cosine) - product(y, turn.sine);
       y = saturated(product(x, turn.sine) + product(y, turn.cosine));
       x = saturated(next);
@@ -325,7 +327,7 @@ class TileRebuilder {
         }
         const float above = as_float(magnitude) + (half_ - as_float(kIntegers));
         const uint32_t sign = signs << (31 - 8 * byte - i) & kSign;
-        values[i] = as_float(bits_of(above) ^ sign) + centres[i];
+        values[i] = as_float(bits_of(above) ^ sign) + load_shared(centres + i);
       }
       f(at, values);
       if (++column == row_bytes_) {
@@ -517,4 +519,5 @@ class TileRebuilder {
   uint32_t remainder_bits_ = 0, exceptions_ = 0;
 };
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

@@ -4,19 +4,22 @@
 #include "gpu/twin_kernels.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 void run_on_cpu(const Attend& work) {
   const auto units = static_cast<uint32_t>(attend_units(work));
   with_attend_shape(
       work, [&]<FloatKind kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>() {
-        for (uint32_t unit = 0; unit < units; ++unit)
+        run_warps(units, [&](uint32_t unit, uint32_t) {
           RunAttender<kNumber, kRowLanes, kVectors, kHeads>(work, unit).attend();
+        });
       });
 }
 
 void run_on_cpu(const MergeParts& work) {
-  for (uint32_t unit = 0; unit < work.sequences * work.heads; ++unit)
-    PartsMerger(work, unit).merge();
+  run_warps(work.sequences * work.heads,
+            [&](uint32_t unit, uint32_t) { PartsMerger(work, unit).merge(); });
 }
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

@@ -6,6 +6,7 @@
 #include "gpu/twin_kernels.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 void run_on_cpu(const DecodeLz4& work) {
   for (uint32_t i = 0; i < work.stream_count; ++i) {
@@ -17,4 +18,5 @@ void run_on_cpu(const DecodeLz4& work) {
   }
 }
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

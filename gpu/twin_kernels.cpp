@@ -6,6 +6,7 @@
 #include "gpu/units.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 namespace {
 
 static_assert(kPieceBytes == kChecksumPieceBytes);
@@ -13,9 +14,8 @@ static_assert(kPieceBytes == kChecksumPieceBytes);
 template <class Unit, MoveKind kKind>
 void run(const MovePieces& work) {
   const uint32_t block_slots = slots_per_block(work);
-  for (uint32_t slot = 0; slot < work.block_count * block_slots; ++slot) {
-    move_slot<Unit, kKind>(work, block_slots, slot);
-  }
+  run_warps(work.block_count * block_slots,
+            [&](uint32_t slot, uint32_t) { move_slot<Unit, kKind>(work, block_slots, slot); });
 }
 
 template <class Unit>
@@ -36,4 +36,5 @@ void run_on_cpu(const MovePieces& work) {
   with_unit(work.unit_bytes, [&]<class Unit>() { run<Unit>(work); });
 }
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

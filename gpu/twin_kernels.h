@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels, on the CPU in place of a GPU: the same code, lane by lane.
+// The kernels, on the CPU in place of a GPU: the same code, on the lanes of a CPU (warp.h).
 #pragma once
 
 #include "gpu/kernels.h"
+#include "gpu/warp.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 
 /// Does what `work` says, which check() (check.h) has found right, before it returns.
 void run_on_cpu(const MovePieces& work);
@@ -14,4 +16,5 @@ void run_on_cpu(const FetchTokens& work);
 void run_on_cpu(const RebuildTiles& work);
 void run_on_cpu(const DecodeLz4& work);
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu

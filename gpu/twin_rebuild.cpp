@@ -6,18 +6,19 @@
 #include "gpu/twin_kernels.h"
 
 namespace bowhead::gpu {
+inline namespace BOWHEAD_LANES {
 namespace {
 
 template <uint32_t kIndex>
 void run(const RebuildTiles& work) {
-  std::array<float, kStepValues> centres;
-  for (uint32_t tile = 0; tile < work.tile_count; ++tile) {
+  std::array<std::array<float, kStepValues>, kMostCpuWarps> centres;  // what warps share on a GPU
+  run_warps(work.tile_count, [&](uint32_t tile, uint32_t warp) {
     if (work.exact) {
-      TileRebuilder<kIndex, true>(work, tile, 0, centres.data()).rebuild();
+      TileRebuilder<kIndex, true>(work, tile, warp, centres[warp].data()).rebuild();
     } else {
-      TileRebuilder<kIndex, false>(work, tile, 0, centres.data()).rebuild();
+      TileRebuilder<kIndex, false>(work, tile, warp, centres[warp].data()).rebuild();
     }
-  }
+  });
 }
 
 }  // namespace
@@ -39,4 +40,5 @@ void run_on_cpu(const RebuildTiles& work) {
   }
 }
 
+}  // namespace BOWHEAD_LANES
 }  // namespace bowhead::gpu
