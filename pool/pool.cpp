@@ -7,16 +7,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
-#include <thread>
 
 #include "pool/coded.h"
 #include "pool/core/access.h"
 #include "pool/core/core.h"
 #include "pool/core/layout.h"
 #include "pool/media/media.h"
+#include "pool/periodic.h"
 
 namespace bowhead {
 
@@ -163,18 +161,27 @@ bool claim_slot(SlotView& view, uint32_t host) {
   return ours;
 }
 
-/// The slot that this machine has, else a free one; host_count if there is none.
-uint32_t choose_host(const OpenedMedia& opened) {
-  const uint32_t count = opened.superblock.geometry.host_count;
-  if (count == 1) return 0;
+/// Slots that this machine may have had, by what it knows of itself. Whether it may have them again
+/// is for the core to say.
+std::vector<uint32_t> former_slots(const OpenedMedia& opened) {
   SlotView view(opened);
-  for (uint32_t h = 0; h < count; ++h) {
+  std::vector<uint32_t> found;
+  for (uint32_t h = 0; h < view.hosts.count(); ++h) {
     const auto slot = view.hosts.read_slot(h);
-    const uint64_t machine = view.access.machine_id();
+    const auto same = [](uint64_t id, uint64_t own) { return own != 0 && id == own; };
     if (slot && slot->incarnation != 0 &&
-        ((machine != 0 && slot->machine_id == machine) || slot->boot_id == view.access.boot_id()))
-      return h;
+        (same(slot->boot_id, view.access.boot_id()) ||
+         same(slot->hardware_id, view.access.hardware_id()) ||
+         same(slot->machine_id, view.access.machine_id())))
+      found.push_back(h);
   }
+  return found;
+}
+
+/// A slot that no machine has, claimed; host_count if there is none.
+uint32_t claim_free_slot(const OpenedMedia& opened) {
+  const uint32_t count = opened.superblock.geometry.host_count;
+  SlotView view(opened);
   const auto first = static_cast<uint32_t>(view.access.machine_id() % count);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t h = (first + i) % count;
@@ -202,22 +209,36 @@ class Pool::Impl {
 
   ~Impl() {
     if (access_.forked()) {
-      if (ticker_.joinable()) ticker_.detach();  // it is the parent's
+      Periodic::abandon(beater_);
+      Periodic::abandon(worker_);
       return;
     }
-    stop_ticking();
+    stop_threads();
     if (!attached_) return;
     core_.detach();
     (void)media_->sync(0, media_->size_bytes());
   }
 
+  static Result<Pool> open(const std::string& locator, OpenedMedia opened, uint32_t host,
+                           const Progress& progress) {
+    auto impl = std::make_unique<Impl>(locator, std::move(opened), host);
+    if (auto joined = impl->attach(progress); !joined) return with_locator(locator, joined.error());
+    return Pool(std::move(impl));
+  }
+
   Result<void> attach(const Progress& progress) {
     if (auto ok = protect(); !ok) return ok;
     if (observing()) return {};
-    auto joined = core_.attach(progress);
+    auto joined = core_.attach(progress, [this] { start_beating(); });
     attached_ = static_cast<bool>(joined);
-    if (joined && superblock_.geometry.host_count > 1) ticker_ = std::thread([this] { tick(); });
+    if (joined && superblock_.geometry.host_count > 1)
+      worker_ = std::make_unique<Periodic>(beat_period(), [this] { return !!core_.work(); });
     return joined;
+  }
+
+  Result<std::vector<std::string>> repair(bool take_over, const Progress& progress) {
+    if (auto ok = protect(); !ok) return ok.error();
+    return core_.repair(take_over, progress, [this] { start_beating(); });
   }
 
   /// Rule R1: what other hosts own, and the superblock, can be read and not written. With several
@@ -233,7 +254,7 @@ class Pool::Impl {
   }
 
   Result<void> leave() {
-    stop_ticking();
+    stop_threads();
     return core_.leave();
   }
 
@@ -252,23 +273,16 @@ class Pool::Impl {
   const std::string& locator() const { return locator_; }
 
  private:
-  void tick() {
-    std::unique_lock lock(ticker_mutex_);
-    while (!stop_) {
-      lock.unlock();
-      const bool lives = static_cast<bool>(core_.tick());
-      lock.lock();
-      if (!lives) return;  // every operation that stores says why
-      ticker_wake_.wait_for(lock, std::chrono::milliseconds(core::times_of(superblock_).beat_ms));
-    }
+  std::chrono::milliseconds beat_period() const {
+    return std::chrono::milliseconds(core::times_of(superblock_).beat_ms);
   }
-  void stop_ticking() {
-    {
-      const std::lock_guard lock(ticker_mutex_);
-      stop_ = true;
-    }
-    ticker_wake_.notify_all();
-    if (ticker_.joinable()) ticker_.join();
+  /// Either thread ends when this life of the host is over: every operation that stores says why.
+  void start_beating() {
+    beater_ = std::make_unique<Periodic>(beat_period(), [this] { return !!core_.beat(); });
+  }
+  void stop_threads() {
+    worker_.reset();
+    beater_.reset();
   }
 
   /// Whole grains only: the gaps between parts of one owner are smaller.
@@ -289,10 +303,9 @@ class Pool::Impl {
   uint32_t host_;
   bool attached_ = false;
 
-  std::mutex ticker_mutex_;
-  std::condition_variable ticker_wake_;
-  bool stop_ = false;
-  std::thread ticker_;  ///< beats; only with several hosts
+  // Only with several hosts. Two threads, so that no work keeps the host from beating.
+  std::unique_ptr<Periodic> beater_;
+  std::unique_ptr<Periodic> worker_;
 };
 
 Pool::Pool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -346,23 +359,31 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
   if (!opened) return opened.error();
   const uint32_t count = opened->superblock.geometry.host_count;
   const bool observe = options.observe && count > 1;
-  const uint32_t host = options.host != kAnyHost ? options.host
-                        : observe                ? count
-                                                 : choose_host(*opened);
-  if (options.host == kAnyHost && host == count && !observe)
+  if (options.host != kAnyHost || observe || count == 1) {
+    const uint32_t host = observe && options.host == kAnyHost ? count
+                          : options.host == kAnyHost          ? 0
+                                                              : options.host;
+    if (options.host != kAnyHost && host >= count)
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
+                               "numbered from 0",
+                               locator, host, count)};
+    return Impl::open(locator, std::move(opened).value(), host, options.progress);
+  }
+  // Any host: one that this machine had, unless another machine runs as it now; else a free one.
+  for (const uint32_t host : former_slots(*opened)) {
+    auto again = open_with_superblock(locator);
+    if (!again) return again.error();
+    auto pool = Impl::open(locator, std::move(again).value(), host, options.progress);
+    if (pool || pool.status() != Status::HOST_ID_IN_USE) return pool;
+  }
+  const uint32_t host = claim_free_slot(*opened);
+  if (host == count)
     return Error{Status::LIMIT_REACHED,
                  fmt::format("{}: all {} host slots are taken; `bowhead pool info` lists them, "
                              "`bowhead pool leave` frees one",
-                             locator, host)};
-  if (options.host != kAnyHost && host >= count)
-    return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
-                             "numbered from 0",
-                             locator, host, opened->superblock.geometry.host_count)};
-  auto impl = std::make_unique<Impl>(locator, std::move(opened).value(), host);
-  if (auto joined = impl->attach(options.progress); !joined)
-    return with_locator(locator, joined.error());
-  return Pool(std::move(impl));
+                             locator, count)};
+  return Impl::open(locator, std::move(opened).value(), host, options.progress);
 }
 
 Result<void> Pool::destroy(const std::string& locator, bool force) {
@@ -398,8 +419,7 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
     if (!opened) return opened.error();
     if (hosts > 1 && never_used(*opened, host)) continue;
     Impl impl(locator, std::move(opened).value(), host);
-    if (auto ok = impl.protect(); !ok) return ok.error();
-    auto repaired = impl.core().repair(take_over, progress);
+    auto repaired = impl.repair(take_over, progress);
     if (!repaired) return with_locator(locator, repaired.error());
     for (std::string& text : *repaired)
       done.push_back(hosts == 1 ? text : fmt::format("host {}: {}", host, text));

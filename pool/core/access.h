@@ -119,7 +119,11 @@ class NativeAccess {
   // A process is alive while it holds the lock of its slot: a byte-range lock of the pool's inode,
   // which the kernel drops when the process has ended, and which means the same in every pid and
   // mount namespace. A stopped process holds it still. A child does not inherit it (fork handler).
+  /// Of the installed system: an image carries it, so two machines can have the same. 0: unknown.
   uint64_t machine_id() const;
+  /// That the firmware gives the machine, and no image carries. 0: unknown, or not to be read by
+  /// this user.
+  uint64_t hardware_id() const;
   uint64_t boot_id() const;
   uint64_t pid() const;
   uint64_t pid_namespace() const;

@@ -13,7 +13,7 @@
 //      no block of it can be taken meanwhile. Who holds a block of a slab therefore sees its cut
 //      unchanged.
 //   A3 A word that names a process is changed by that process or, after its death, by whoever
-//      scavenges it.
+//      scavenges it; or by another machine that took this one for dead, which ends this life.
 //
 // Lock-free within the host. All methods may be called from any thread.
 #pragma once
@@ -79,7 +79,7 @@ class Allocator {
   /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store:
   /// nobody else may change a word that names a live process (A3).
   void release(const Block& block) {
-    leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_FREE);
+    if (!leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_FREE)) return;
     add_free(c_.layout.extent_of_slot(block.slot), 1);
     Magazine& magazine = magazine_of(block.block_bytes);
     if (magazine.count < magazine.slots.size()) magazine.slots[magazine.count++] = block.slot;
@@ -91,8 +91,10 @@ class Allocator {
     return c_.change(c_.block_word(slot), seen, seen.next(BH_BLOCK_RESERVED, c_.process));
   }
 
-  /// RESERVED (ours) -> COMMITTED.
-  void commit(const Block& block) { leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_COMMITTED); }
+  /// RESERVED (ours) -> COMMITTED. False if this life is over, and the word another one's.
+  bool commit(const Block& block) {
+    return leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_COMMITTED);
+  }
 
   /// COMMITTED -> RETIRING (ours). False if it is not committed (any more).
   bool begin_retire(uint64_t slot) {
@@ -320,11 +322,16 @@ class Allocator {
 
   uint64_t count_free(const Cut& cut, bool all = false) const;
 
-  void leave(uint64_t slot, uint32_t from, uint32_t to) {
+  /// A plain store, as nobody else changes a word that names a live process (A3).
+  bool leave(uint64_t slot, uint32_t from, uint32_t to) {
     const uint64_t at = c_.block_word(slot);
     const StateWord word = c_.load_state(at);
-    BOWHEAD_ASSERT(word.state == from && word.process == c_.process);
+    if (word.state != from || word.process != c_.process) {
+      expect_displaced(c_);
+      return false;
+    }
     c_.store_state(at, word.next(to));
+    return true;
   }
 
   void add_free(uint64_t extent, int64_t delta) {

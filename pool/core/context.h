@@ -95,6 +95,11 @@ struct Context {
   }
 };
 
+/// A word that names this process has changed under it. Either another machine runs as this host,
+/// and this life is over when it returns; or that is a bug, and an assertion fails. In hosts.h.
+template <class A>
+void expect_displaced(Context<A>& context);
+
 /// The scope between taking a stamp and having published what bears it. Each process counts its
 /// scopes by the parity of the host's phase; a count that sticks was made in its phase, so once the
 /// phase has moved on and the old parity's counts are zero, everything from before is published.

@@ -32,6 +32,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/checksum.h"
@@ -110,19 +111,28 @@ class Core {
   Core(A& access, const bh_superblock& superblock, uint32_t host);
 
   // ---- core_attach.h; not thread-safe ----
-  Result<void> attach(const Progress& progress);
+  /// Called once, in the middle of attach() or repair(), if the pool has several hosts: from then
+  /// on beat() must be called by another thread, though the rest is still under way.
+  using StartBeating = std::function<void()>;
+  /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED: with a sentence.
+  Result<void> attach(const Progress& progress, const StartBeating& start_beating = {});
   void detach();
-  /// Exclusive: nobody may have the pool open. Rebuilds as after a reboot.
-  Result<std::vector<std::string>> repair(bool take_over, const Progress& progress);
+  /// Exclusive: no process may have the pool open. Rebuilds as after a reboot.
+  Result<std::vector<std::string>> repair(bool take_over, const Progress& progress,
+                                          const StartBeating& start_beating = {});
   uint64_t scavenge_dead();
   bool anybody_alive();
 
   // ---- core_share.h: pools of several hosts ----
-  /// Beats for the host and does what that entails: agreement on successors, custody and transfer
-  /// of extents, requests of other hosts, expiry of leases. Every process calls it once per
-  /// times.beat_ms, one thread at a time; may sleep for some times.settle_ms. HOST_FENCED,
+  /// Beats for the host: looks at the decisions of the others, and lets leases expire whose time is
+  /// over. Every process calls it once per times.beat_ms, in a thread that does nothing else, so
+  /// that no work makes a live host look dead: its cost does not grow with the pool. HOST_FENCED,
   /// HOST_ID_CONFLICT: this handle, and those of all other processes of the host, must be closed.
-  Result<void> tick();
+  Result<void> beat();
+  /// What a host does for the others besides: frees what has settled, does what they ask for, takes
+  /// part in deciding who succeeds a dead host, takes extents over. Every process calls it once per
+  /// times.beat_ms, in a thread of its own; it may take several beats. Statuses as of beat().
+  Result<void> work();
   /// Ends this life of the host in order, so that others may take over at once. Nobody else of the
   /// host may have the pool open (IN_USE).
   Result<void> leave();
@@ -316,7 +326,6 @@ class Core {
     if (retired) reclaim({&slot, 1});
     return retired;
   }
-  void drop_overwritten(const std::vector<bool>& extents);
   void retry_overwritten();
   /// RETIRING (ours) -> COMMITTED: it stays after all.
   void cancel_retire(uint64_t slot) {
@@ -368,6 +377,9 @@ class Core {
   bool clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry);
   Result<void> take_process_slot();
   Result<void> join_host(bool take_over, const Progress& progress);
+  Result<void> check_nobody_runs_as_this_host(const bh_host_slot& slot, bool take_over);
+  void go_live(const bh_host_slot& slot);
+  Error declared_dead_while_joining() const;
   Result<bh_host_slot> read_slot_line();
   void rebuild(const Progress& progress);
   bool has_owner(uint64_t extent) const;
@@ -400,6 +412,7 @@ class Core {
   uint64_t hazard_hosts() const;
   std::vector<uint64_t> named_blocks();
   void want_extents(uint64_t count);
+  Error end_by_conflict();
   void succeed_the_dead(uint64_t now_ns, bool locked = false);
   OwnWord own_of(uint32_t host, uint64_t extent) const;
   void refresh_own_words() const;
@@ -409,14 +422,49 @@ class Core {
   std::vector<Life> predecessors(uint64_t extent) const;
   bool has_rival(uint64_t extent, uint64_t epoch) const;
   bool doubted();
-  void settle_extents(uint64_t now_ns, bool locked);
+  bool settle_extents(uint64_t now_ns, bool locked);
+  bool has_job() const { return !std::holds_alternative<std::monostate>(job_); }
+  bool run_job(bool locked);
+  bool may_take_extents(uint64_t now_ns) const;
+  void note_extents_busy(bool busy);
   void survey(uint64_t now_ns);
   void give(uint64_t count, Life to);
   void claim(const std::vector<uint64_t>& extents);
-  void adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited);
-  void import_entry(bh_index_entry entry);
+  /// A walk over the buckets of an index, in slices.
+  struct Walk {
+    uint32_t host = 0;
+    uint64_t bucket = 0;
+  };
+  /// Extents whose holder this host succeeds, and how far their blocks have come.
+  struct Adoption {
+    std::vector<std::pair<uint64_t, Holding>> inherited;
+    std::vector<bool> extents;
+    std::vector<uint32_t> sources;  ///< hosts whose indexes are still to be read
+    Walk walk;
+    uint64_t walked_at_ns = 0;
+    std::vector<bh_index_entry> waiting;  ///< somebody holds the locks of their keys
+  };
+  /// Extents in custody that come into use, or into fuller use.
+  struct Opening {
+    uint64_t began_ns = 0;
+    Walk walk;
+    std::vector<std::pair<uint64_t, uint32_t>> extents;  ///< and the custody that they shall have
+    size_t acquired = 0, opened = 0;                     ///< how many of them
+    std::vector<bool> swept;                             ///< the extents that the walk is about
+    std::vector<bh_index_entry> overwritten;
+  };
+  uint64_t transfer_extents() const;
+  void adopt(std::vector<std::pair<uint64_t, Holding>> inherited);
+  bool continue_job(Adoption& job, uint64_t until_ns);
+  bool continue_job(Opening& job, uint64_t until_ns);
+  bool import_entry(bh_index_entry entry);
+  bool is_overwritten(const bh_index_entry& entry, const std::vector<bool>& extents) const;
   void open_custody(uint64_t now_ns);
+  bool may_open(Opening& job);
+  void set_custody(uint64_t extent, uint32_t custody);
   void open_extent(uint64_t extent);
+  template <class Visit>
+  bool walk_index(Walk& walk, uint64_t until_ns, Visit visit);
   void take_touches(uint64_t now_ns);
   Status ask_to_remove(Life owner, const Hash128& hash);
   std::optional<uint64_t> post(uint32_t peer, bh_mail& mail);
@@ -460,14 +508,19 @@ class Core {
   Hosts<A> hosts_;
   const Settings settings_;
 
-  // Of whoever calls tick().
+  // Of the thread that joins, then of the one that beats.
+  StartBeating start_beating_;
   bh_host_slot own_slot_{};        ///< as this process knows it
+  std::atomic<bool> live_{false};  ///< joined: own_slot_ stands, the private part is rebuilt
+
+  // Of the thread that joins, then of the one that works.
   std::vector<uint64_t> touches_;  ///< touch words as seen last
   uint64_t touches_at_ns_ = 0;
   uint64_t surveyed_at_ns_ = 0, surveyed_views_ = 0;
   uint64_t asked_at_ns_ = 0;
   uint64_t doubted_since_ns_ = 0;
-  uint64_t swept_at_ns_ = 0;
+  uint64_t sweep_due_ns_ = 0;
+  std::variant<std::monostate, Adoption, Opening> job_;  ///< takes more than one slice
   std::vector<bh_index_entry> unswept_;
   bool custody_pending_ = true;
   bool wanted_ = false;
@@ -637,6 +690,8 @@ Status Core<A>::check_value(const Key& key, uint64_t bytes) const {
 
 template <class A>
 bool Core<A>::put_present(const Key& key) {
+  // What a host stored after it was declared dead, it alone finds.
+  if (ended()) return false;
   const auto located = locate(key);
   if (!located) return false;
   used_now(located->slot);
@@ -725,7 +780,7 @@ Status Core<A>::finish_put(const Key& key, const Block& block, bh_block_header h
       if (present) c_.count(BH_COUNTER_PUTS_PRESENT);
       return present ? Status::OK : ended() ? gone() : Status::INDEX_FULL;
     }
-    allocator_.commit(block);
+    if (!allocator_.commit(block)) return gone();
   }
   c_.count(BH_COUNTER_PUTS);
   c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);

@@ -7,6 +7,15 @@
 // is finished or undone by one scavenger, named in the process word; if that one dies too, the next
 // takes over. Every step can be repeated. The process slot is free again only when all is done, so
 // that a number in a word always means the same process.
+//
+// Invariants
+//   J1 A life is taken up or followed in its own slot only by a machine that knows that no other
+//      one writes there: the slot was left in order; or its life is over and fenced; or it is of
+//      this very boot, or of this very hardware before it booted again; and its beat stands still,
+//      unless a process of this kernel has the pool open as that host. What a disk image carries
+//      (the machine id) proves nothing.
+//   J2 A life beats from the moment that somebody can take it for dead: from the decision that it
+//      follows the last one, before it is published.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +30,15 @@ inline constexpr uint64_t kJoinWaitNs = 20'000'000'000;
 // ---- joining and leaving ----
 
 template <class A>
-Result<void> Core<A>::attach(const Progress& progress) {
-  if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
+Result<void> Core<A>::attach(const Progress& progress, const StartBeating& start_beating) {
+  start_beating_ = start_beating;
+  // A process that rebuilds a large pool beats, and is worth waiting for.
+  while (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD) {
+    if (!c_.alone() && hosts_.beats(c_.host, uint64_t{c_.times.dead_ms} * 1'000'000)) continue;
     return Error{Status::BUSY,
                  "another process has been opening this pool for 10 seconds; if it "
                  "hangs, end it and try again"};
+  }
   Result<void> joined = join_host(/*take_over=*/false, progress);
   if (joined) joined = take_process_slot();
   c_.access.unlock_host(c_.host);
@@ -82,37 +95,63 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
                          c_.access.load(recovered) == boot &&
                          c_.access.load(recovered + 8) == slot->incarnation;
   c_.incarnation = slot->incarnation;
+  const bool here = slot->boot_id == boot && anybody_alive();
+  if (!here) {
+    if (auto ok = check_nobody_runs_as_this_host(*slot, take_over); !ok) return ok;
+  }
   const bool over =
       !c_.alone() && same_boot &&
       (slot->state != BH_HOST_LIVE || ended() || hosts_.decided({c_.host, c_.incarnation}) ||
        hosts_.fenced({c_.host, c_.incarnation}));
-  if (same_boot && !over) {
-    if (slot->state != BH_HOST_LIVE) hosts_.write_slot(*slot, BH_HOST_LIVE);
-    own_slot_ = *slot;
-    if (!c_.alone()) look_around();
-    return {};
-  }
-  if (over && anybody_alive())
+  if (over && here)
     return Error{Status::HOST_FENCED,
                  "host " + std::to_string(c_.host) +
                      " was declared dead by the others, and processes of it still have the pool "
                      "open; end them, then open it again"};
-  // An unknown machine (0) is another one, but for its own boot.
-  const uint64_t machine = c_.access.machine_id();
-  const bool ours = slot->incarnation == 0 || slot->boot_id == boot ||
-                    (slot->machine_id == machine && (machine != 0 || c_.alone()));
-  const Life life{c_.host, slot->incarnation};
-  const bool left =
-      slot->state == BH_HOST_LEFT || (!c_.alone() && hosts_.fenced(life) && hosts_.decided(life));
-  if (!ours && !left && !take_over)
-    return Error{Status::HOST_ID_IN_USE,
-                 "another machine has host slot " + std::to_string(c_.host) +
-                     " and has not left it; if it is gone for good, " +
-                     (c_.alone() ? "`bowhead pool repair --take-over` makes the pool yours"
-                                 : "say so by `bowhead pool fence` as another host, or, with the "
-                                   "pool closed everywhere, by `bowhead pool repair --take-over`; "
-                                   "else choose another --host")};
-  return begin_life(*slot, same_boot, progress);
+  if (!same_boot || over) return begin_life(*slot, same_boot, progress);
+  if (slot->state != BH_HOST_LIVE) hosts_.write_slot(*slot, BH_HOST_LIVE);
+  if (!here && !c_.alone()) hosts_.begin_beating(c_.access.now_ns());
+  go_live(*slot);
+  if (!c_.alone()) {
+    if (start_beating_) start_beating_();
+    look_around();
+  }
+  return {};
+}
+
+/// J1. No process of this kernel has the pool open as this host.
+template <class A>
+Result<void> Core<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot, bool take_over) {
+  if (slot.incarnation == 0) return {};
+  const Life life{c_.host, slot.incarnation};
+  const uint64_t machine = c_.access.machine_id(), hardware = c_.access.hardware_id();
+  const bool left = slot.state == BH_HOST_LEFT;
+  const bool this_boot = slot.boot_id == c_.access.boot_id();
+  const std::string host = "host slot " + std::to_string(c_.host);
+  // A machine that just booted can afford to look as long as those who suspect a host.
+  const uint64_t watch_ms = this_boot ? 3 * c_.times.beat_ms : c_.times.dead_ms;
+  if (!c_.alone() && !left && hosts_.beats(c_.host, watch_ms * 1'000'000))
+    return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
+                                             "; give each machine its own --host"};
+  const bool ours = this_boot || (hardware != 0 && slot.hardware_id == hardware) ||
+                    (c_.alone() && slot.machine_id == machine);
+  if (ours || take_over || left || (!c_.alone() && hosts_.fenced(life) && hosts_.decided(life)))
+    return {};
+  return Error{Status::HOST_ID_IN_USE,
+               "another machine has " + host +
+                   ", or this one had it before it booted, and it has "
+                   "not left it; if that machine has stopped for good, " +
+                   (c_.alone() ? "`bowhead pool repair --take-over` makes the pool yours"
+                               : "say so by `bowhead pool fence` as another host, or, with the "
+                                 "pool closed everywhere, by `bowhead pool repair --take-over`; "
+                                 "else choose another --host")};
+}
+
+/// From here on this process knows whose slot line it must find (Core::beat).
+template <class A>
+void Core<A>::go_live(const bh_host_slot& slot) {
+  own_slot_ = slot;
+  live_.store(true, std::memory_order_release);
 }
 
 template <class A>
@@ -131,6 +170,9 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
     }
     if (auto ok = succeed_myself(old); !ok) return ok;
     slot.incarnation = static_cast<uint16_t>(old.incarnation);
+    c_.incarnation = old.incarnation + 1;
+    hosts_.begin_beating(c_.access.now_ns());
+    if (start_beating_) start_beating_();  // J2
     if (slot.boot_id == c_.access.boot_id()) flush_own();
     // Before the slot says that the new life has begun: who dies until then finds the old one
     // again, and its decision, next time.
@@ -139,35 +181,42 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
   slot.fenced = slot.incarnation;
   slot.incarnation += 1;
   slot.machine_id = c_.access.machine_id();
+  slot.hardware_id = c_.access.hardware_id();
   slot.boot_id = c_.access.boot_id();
   slot.nonce = c_.access.random();
   hosts_.write_slot(slot, BH_HOST_JOINING);
-  c_.incarnation = slot.incarnation;
-  if (!c_.alone()) {
+  if (c_.alone()) {
+    c_.incarnation = slot.incarnation;
+  } else {
     // Whoever judges leases by the lives it knows of sees this one, before decisions are read.
     c_.settle();
     hosts_.observe(c_.access.now_ns());
-    // Declared dead before it had begun: its successor may already use what it is to rebuild.
-    if (ended())
-      return Error{Status::BUSY,
-                   "host " + std::to_string(c_.host) +
-                       " was declared dead while it was joining; open the pool again"};
+    if (ended()) return declared_dead_while_joining();
   }
   rebuild(progress);
-  const uint64_t beat_at = c_.layout.part(c_.host, BH_PART_BEAT);
-  c_.access.store(beat_at + offsetof(bh_host_beat, settled),
-                  uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS);
-  c_.access.store(beat_at + offsetof(bh_host_beat, nonce), slot.nonce);
-  c_.access.publish(beat_at, sizeof(bh_host_beat));
+  const uint64_t settled_at =
+      c_.layout.part(c_.host, BH_PART_BEAT) + offsetof(bh_host_beat, settled);
+  c_.access.store(settled_at, uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS);
+  c_.access.publish(settled_at, 8);
   const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
   c_.access.store(recovered + 8, slot.incarnation);
   c_.access.store(recovered, slot.boot_id);
+  if (ended()) return declared_dead_while_joining();
   const auto written = read_slot_line();
   if (!written) return written.error();
   hosts_.write_slot(*written, BH_HOST_LIVE);
-  own_slot_ = *written;
-  if (!c_.alone()) look_around();
+  go_live(*written);
+  if (c_.alone()) return {};
+  hosts_.note_duties_done(c_.access.now_ns());
+  look_around();
   return {};
+}
+
+/// Its successor may already use what it was to rebuild.
+template <class A>
+Error Core<A>::declared_dead_while_joining() const {
+  return Error{Status::BUSY, "host " + std::to_string(c_.host) +
+                                 " was declared dead while it was joining; open the pool again"};
 }
 
 /// So that the first look-up after joining knows whose indexes to read.
@@ -209,7 +258,6 @@ template <class A>
 Result<void> Core<A>::take_over_extents(Life old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
   const uint64_t extents = c_.layout.geometry().extent_count;
-  c_.incarnation = old.incarnation + 1;
   for (;;) {
     refresh_own_words();
     if (hosts_.successor(old) == Life{c_.host, c_.incarnation}) {
@@ -278,10 +326,7 @@ Result<void> Core<A>::leave() {
     line.fenced = line.incarnation;
     hosts_.write_slot(line, BH_HOST_LEFT);
   }
-  c_.access.store(
-      c_.own(BH_PART_VIEW, c_.host),
-      ViewWord{.ended = uint64_t{c_.incarnation} + 1, .since_ms = c_.access.now_ns() / 1'000'000}
-          .pack());
+  hosts_.end_own_life(/*conflict=*/false);
   c_.access.unlock_host(c_.host);
   return slot ? Result<void>{} : slot.error();
 }
@@ -293,11 +338,18 @@ Result<void> Core<A>::vouch_fenced(uint32_t host) {
                  "host " + std::to_string(host) + " is " +
                      (host == c_.host ? "this host itself" : "out of range")};
   const auto slot = hosts_.read_slot(host);
-  if (!slot || slot->incarnation == 0)
-    return Error{Status::INVALID_ARGUMENT,
-                 "host slot " + std::to_string(host) + " was never used, or cannot be read"};
-  const Life life{host, slot->incarnation};
-  if (slot->state != BH_HOST_LEFT && !hosts_.decided(life))
+  hosts_.observe(c_.access.now_ns());
+  // Of a host that died while it joined, a life may be over that its slot never showed; and lines
+  // of the slot may be damaged.
+  const uint64_t ended = c_.view(host).ended;
+  Life life{host, slot ? slot->incarnation : 0u};
+  if (ended > life.incarnation) life.incarnation = static_cast<uint32_t>(ended - 1);
+  if (life.incarnation == 0)
+    return Error{
+        Status::INVALID_ARGUMENT,
+        "host slot " + std::to_string(host) +
+            (slot ? " was never used" : " cannot be read; `bowhead pool repair` mends it")};
+  if (!c_.ended(life) && slot->state != BH_HOST_LEFT)
     return Error{Status::BUSY, "host " + std::to_string(host) +
                                    " has not been declared dead; if its machine is off, the other "
                                    "hosts do so within seconds: try again then"};
@@ -481,8 +533,8 @@ void Core<A>::rebuild(const Progress& progress) {
       c_.access.store(c_.own(BH_PART_VIEW, host), 0);
   }
   for (const size_t at :
-       {offsetof(bh_host_private, beat_at_ns), offsetof(bh_host_private, probed_hosts),
-        offsetof(bh_host_private, publish_phase), offsetof(bh_host_private, wanted_extents)})
+       {offsetof(bh_host_private, probed_hosts), offsetof(bh_host_private, publish_phase),
+        offsetof(bh_host_private, wanted_extents), offsetof(bh_host_private, extents_busy)})
     c_.access.store(c_.private_word(at), 0);
   for (uint64_t i = 0; i < g.lock_count; ++i) c_.access.store(c_.own(BH_PART_LOCKS, i), 0);
   for (uint32_t p = 0; p < g.process_count; ++p) {
@@ -666,7 +718,8 @@ uint32_t Core<A>::highest_incarnation() const {
 }
 
 template <class A>
-Result<std::vector<std::string>> Core<A>::repair(bool take_over, const Progress& progress) {
+Result<std::vector<std::string>> Core<A>::repair(bool take_over, const Progress& progress,
+                                                 const StartBeating& start_beating) {
   std::vector<std::string> done;
   if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
     return Error{Status::BUSY, "another process is opening this pool"};
@@ -678,6 +731,7 @@ Result<std::vector<std::string>> Core<A>::repair(bool take_over, const Progress&
     bh_host_slot line{};
     line.incarnation = static_cast<uint16_t>(highest_incarnation());
     line.machine_id = c_.access.machine_id();
+    line.hardware_id = c_.access.hardware_id();
     hosts_.write_slot(line, BH_HOST_LEFT);
     line.turn += 1;  // and the other copy
     hosts_.write_slot(line, BH_HOST_LEFT);
@@ -686,6 +740,7 @@ Result<std::vector<std::string>> Core<A>::repair(bool take_over, const Progress&
   // Forgetting the boot makes join_host() rebuild.
   c_.access.store(
       c_.layout.part(c_.host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id), 0);
+  start_beating_ = start_beating;
   Result<void> joined = join_host(take_over, progress);
   if (joined) joined = take_process_slot();
   c_.access.unlock_host(c_.host);

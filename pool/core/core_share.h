@@ -38,29 +38,44 @@
 namespace bowhead::core {
 
 inline constexpr uint64_t kSweepBeats = 50;
+inline constexpr uint64_t kTransferBytes = uint64_t{256} << 20;
 
 template <class A>
-Result<void> Core<A>::tick() {
+Result<void> Core<A>::beat() {
+  if (c_.alone()) return {};
+  if (ended()) return fenced_error();
+  const uint64_t now_ns = c_.access.now_ns();
+  hosts_.sample(now_ns);
+  if (!hosts_.take_beat(now_ns)) return {};
+  const bool live = live_.load(std::memory_order_acquire);
+  if (live) {
+    if (auto ok = check_own_slot(); !ok) return ok;
+  }
+  if (hosts_.beat_is_foreign()) return end_by_conflict();
+  hosts_.observe(now_ns);
+  if (ended()) return fenced_error();
+  if (live) leases_.flush();
+  hosts_.publish_beat(now_ns, live);
+  if (live) leases_.revoke_expired(now_ns);
+  return {};
+}
+
+template <class A>
+Result<void> Core<A>::work() {
   if (c_.alone()) return {};
   if (ended()) return fenced_error();
   reap(/*wait=*/false);
   allocator_.cover();
-  // Nothing here waits long for a lock: whoever hangs with one must not stop the beats.
   const uint64_t now_ns = c_.access.now_ns();
-  if (!hosts_.take_beat(now_ns)) return {};
-  if (auto ok = check_own_slot(); !ok) return ok;
+  if (!hosts_.take_duties(now_ns)) return {};
   hosts_.observe(now_ns);
-  if (ended()) return fenced_error();
-  leases_.flush();
-  hosts_.publish_beat();
   const uint64_t wanted_at = c_.private_word(offsetof(bh_host_private, wanted_extents));
   wanted_ = c_.access.load(wanted_at) != 0;
   if (wanted_) c_.access.store(wanted_at, 0);
-  leases_.revoke_expired(now_ns);
   take_touches(now_ns);
   read_mail();
   succeed_the_dead(now_ns);
-  settle_extents(now_ns, /*locked=*/false);
+  if (settle_extents(now_ns, /*locked=*/false)) hosts_.note_duties_done(c_.access.now_ns());
   return ended() ? fenced_error() : Result<void>{};
 }
 
@@ -90,9 +105,19 @@ Result<void> Core<A>::check_own_slot() {
     return {};
   }
   if (hosts_.decided({c_.host, c_.incarnation})) return {};  // observe() sees it too
-  c_.access.store(
-      c_.own(BH_PART_VIEW, c_.host),
-      ViewWord{uint64_t{c_.incarnation} + 1, true, c_.access.now_ns() / 1'000'000}.pack());
+  hosts_.end_own_life(/*conflict=*/true);
+  return fenced_error();
+}
+
+/// A copy of this machine beats as this host. Both must end: what they share, their private part,
+/// is as good as damaged. The copy learns it from the slot line.
+template <class A>
+Error Core<A>::end_by_conflict() {
+  if (live_.load(std::memory_order_acquire)) {
+    own_slot_.nonce = c_.access.random() ^ c_.access.now_ns();
+    hosts_.write_slot(own_slot_, own_slot_.state);
+  }
+  hosts_.end_own_life(/*conflict=*/true);
   return fenced_error();
 }
 
@@ -235,23 +260,90 @@ bool Core<A>::has_rival(uint64_t extent, uint64_t epoch) const {
   return false;
 }
 
-/// What a beat does about extents: claims what was given to this host, takes back what nobody
-/// claimed, adopts what it inherited, opens what it has in custody, and says whose indexes are to
-/// be probed.
+/// What a host does about extents: claims what was given to it, takes back what nobody claimed,
+/// adopts what it inherited, opens what it has in custody, and says whose indexes are to be probed.
+/// What grows with the pool is a job, done in slices. False if there was something to do and
+/// another process is at it, or should be.
 template <class A>
-void Core<A>::settle_extents(uint64_t now_ns, bool locked) {
-  uint64_t views = 0;
-  for (uint32_t h = 0; h < hosts_.count(); ++h) views += c_.view(h).ended;
-  if (views == surveyed_views_ && !custody_pending_ && !wanted_ &&
-      now_ns - surveyed_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000)
-    return;
-  // One process of the host at a time, also if it takes longer than a beat: what one has opened
-  // another must not close.
-  if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
-  surveyed_at_ns_ = now_ns;
-  surveyed_views_ = views;
-  survey(now_ns);
+bool Core<A>::settle_extents(uint64_t now_ns, bool locked) {
+  // A slice in any case, however slow all else was.
+  const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.beat_ms} * 1'000'000;
+  for (;;) {
+    while (has_job()) {
+      if (!run_job(locked)) return false;
+      if (c_.access.now_ns() >= until_ns || ended()) return true;
+    }
+    uint64_t views = 0;
+    for (uint32_t h = 0; h < hosts_.count(); ++h) views += c_.view(h).ended;
+    if (views == surveyed_views_ && !custody_pending_ && !wanted_ &&
+        now_ns - surveyed_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000)
+      return true;
+    // One process of the host at a time, also if it takes longer than a beat: what one has opened
+    // another must not close.
+    if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
+    const bool may = may_take_extents(now_ns);
+    if (may) {
+      surveyed_at_ns_ = now_ns;
+      surveyed_views_ = views;
+      survey(now_ns);
+    }
+    if (!locked) c_.access.unlock_host(c_.host);
+    if (!may || !has_job()) return may;
+  }
+}
+
+/// Under the host lock. Another process that is in the middle of a job has the extents to itself
+/// while it lives and goes on with it. One that stood still for too long is passed over, and learns
+/// it when it goes on: all that counts is done under the lock, by whoever the word names.
+template <class A>
+bool Core<A>::may_take_extents(uint64_t now_ns) const {
+  const uint64_t word = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
+  const auto process = static_cast<uint32_t>(word >> 48);
+  if (word == 0 || process == c_.process + 1 || !c_.alive(process - 1)) return true;
+  const uint64_t since_ms = word & ((uint64_t{1} << 48) - 1);
+  return now_ns / 1'000'000 - since_ms >
+         std::max<uint64_t>(10 * c_.times.beat_ms, c_.times.dead_ms);
+}
+
+/// Under the host lock.
+template <class A>
+void Core<A>::note_extents_busy(bool busy) {
+  const uint64_t now_ms = c_.access.now_ns() / 1'000'000;
+  c_.access.store(c_.private_word(offsetof(bh_host_private, extents_busy)),
+                  busy ? uint64_t{c_.process + 1} << 48 | now_ms : 0);
+}
+
+/// One slice of the job. Short, as it holds the host lock, for which processes wait that open the
+/// pool. False if the lock is held.
+template <class A>
+bool Core<A>::run_job(bool locked) {
+  if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
+  const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
+  bool done = busy >> 48 != c_.process + 1;  // another process has begun anew
+  if (!done) {
+    const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.beat_ms} * 1'000'000 / 16;
+    if (auto* adoption = std::get_if<Adoption>(&job_)) done = continue_job(*adoption, until_ns);
+    if (auto* opening = std::get_if<Opening>(&job_)) done = continue_job(*opening, until_ns);
+    note_extents_busy(!done);
+  }
+  if (done) {
+    job_ = std::monostate{};
+    custody_pending_ = true;  // the next survey says what is left
+  }
   if (!locked) c_.access.unlock_host(c_.host);
+  return true;
+}
+
+/// Calls visit(Found) for the entries of an index from where the walk is; true at its end.
+template <class A>
+template <class Visit>
+bool Core<A>::walk_index(Walk& walk, uint64_t until_ns, Visit visit) {
+  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
+  while (walk.bucket < buckets) {
+    index_.for_each_in(walk.host, walk.bucket++, visit);
+    if (walk.bucket % 16 == 0 && c_.access.now_ns() >= until_ns) break;
+  }
+  return walk.bucket == buckets;
 }
 
 template <class A>
@@ -302,19 +394,27 @@ void Core<A>::survey(uint64_t now_ns) {
   }
   if (wanted_ && claims.empty() && inherited.empty()) ask_for_extents();
   if (!claims.empty()) claim(claims);
-  if (!inherited.empty()) adopt(inherited);
+  if (!has_job() && !inherited.empty()) adopt(std::move(inherited));
   confirm_adopted();
   if (ended()) return;
-  open_custody(now_ns);
+  if (!has_job()) open_custody(now_ns);
+  custody_pending_ |= has_job() || claims.size() > transfer_extents();
   c_.access.store(c_.private_word(offsetof(bh_host_private, probed_hosts)), probed);
 }
 
 // ---- grants ----
 
+/// How many extents change hands at once: all their lines are written back or invalidated.
+template <class A>
+uint64_t Core<A>::transfer_extents() const {
+  return std::max<uint64_t>(1, kTransferBytes / c_.layout.geometry().extent_bytes);
+}
+
 /// Gives up to `count` extents away (protocol 5.13 (1), (2)): free ones, or, where blocks are
-/// evicted for room, one that is emptied.
+/// evicted for room, one that is emptied. Who wants more asks again.
 template <class A>
 void Core<A>::give(uint64_t count, Life to) {
+  count = std::min(count, transfer_extents());
   allocator_.join_empty_slabs();
   if (settings_.evict_high_permille != 0 && free_extents() == 0)
     make_room(c_.layout.geometry().extent_bytes, clear_by());
@@ -341,6 +441,7 @@ template <class A>
 void Core<A>::claim(const std::vector<uint64_t>& extents) {
   std::vector<std::pair<uint64_t, Holding>> claimed;
   for (const uint64_t e : extents) {
+    if (claimed.size() == transfer_extents()) break;  // the rest at the next survey
     Holding now = holding_of(e);
     const uint32_t grantor = now.word.state == BH_OWN_GIVEN ? now.writer : now.word.slot;
     write_own(e, {BH_OWN_CLAIM, now.word.epoch, grantor, c_.incarnation, BH_CUSTODY_FULL});
@@ -376,31 +477,52 @@ void Core<A>::claim(const std::vector<uint64_t>& extents) {
 
 /// Protocol 5.11 (1): the blocks of a host that is gone are served at once. They come into this
 /// host's index before its `own` words say so, so that a host that rejoins does not clear its index
-/// before.
+/// before. Until then they are found in the index of the dead host.
 template <class A>
-void Core<A>::adopt(const std::vector<std::pair<uint64_t, Holding>>& inherited) {
-  std::vector<bool> ours(c_.layout.geometry().extent_count);
-  std::vector<uint32_t> sources;
-  for (const auto& [e, now] : inherited) {
-    ours[e] = true;
+void Core<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
+  Adoption job;
+  job.inherited = std::move(inherited);
+  job.extents.resize(c_.layout.geometry().extent_count);
+  for (const auto& [e, was] : job.inherited) {
+    job.extents[e] = true;
     allocator_.close(e);
-    if (now.life.incarnation != 0) sources.push_back(now.life.host);
+    if (was.life.incarnation != 0) job.sources.push_back(was.life.host);
   }
-  restore_cuts([&](uint64_t e) { return ours[e]; });
-  std::sort(sources.begin(), sources.end());
-  sources.erase(std::unique(sources.begin(), sources.end()), sources.end());
-  for (const uint32_t host : sources) {
-    index_.for_each(host, [&](const Found& found) {
+  restore_cuts([&](uint64_t e) { return job.extents[e]; });
+  std::sort(job.sources.begin(), job.sources.end());
+  job.sources.erase(std::unique(job.sources.begin(), job.sources.end()), job.sources.end());
+  if (!job.sources.empty()) job.walk.host = job.sources.back();
+  job_ = std::move(job);
+  note_extents_busy(true);
+}
+
+template <class A>
+bool Core<A>::continue_job(Adoption& job, uint64_t until_ns) {
+  while (!job.sources.empty()) {
+    const bool all = walk_index(job.walk, until_ns, [&](const Found& found) {
       const bh_index_entry& entry = found.entry;
       if (c_.layout.valid_block(entry.block_offset, entry.stored_bytes) &&
-          ours[c_.layout.extent_of_slot(c_.layout.slot_of(entry.block_offset))])
-        import_entry(entry);
+          job.extents[c_.layout.extent_of_slot(c_.layout.slot_of(entry.block_offset))] &&
+          !import_entry(entry))
+        job.waiting.push_back(entry);
     });
+    if (!all) return false;
+    job.sources.pop_back();
+    if (!job.sources.empty()) job.walk = {.host = job.sources.back()};
+    job.walked_at_ns = c_.access.now_ns();
   }
-  for (const auto& [e, now] : inherited)
-    write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
-                  BH_CUSTODY_READ_ONLY});
-  custody_pending_ = true;
+  // A process that hangs with the lock of a key is not waited for: its block is lost.
+  std::erase_if(job.waiting, [&](const bh_index_entry& entry) { return import_entry(entry); });
+  if (!job.waiting.empty() && c_.access.now_ns() < job.walked_at_ns + kLockWaitNs) return false;
+  // It took a while: only what still is as it was then. The next survey finds the rest.
+  refresh_own_words();
+  for (const auto& [e, was] : job.inherited) {
+    const Holding now = holding_of(e);
+    if (now.life == was.life && now.word.epoch == was.word.epoch)
+      write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
+                    BH_CUSTODY_READ_ONLY});
+  }
+  return true;
 }
 
 /// S5. A life that the decisions contradict gives up all that it holds: who succeeds it knows more.
@@ -436,8 +558,9 @@ void Core<A>::confirm_adopted() {
   }
 }
 
+/// False if the key's lock is held: try again.
 template <class A>
-void Core<A>::import_entry(bh_index_entry entry) {
+bool Core<A>::import_entry(bh_index_entry entry) {
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
@@ -448,10 +571,10 @@ void Core<A>::import_entry(bh_index_entry entry) {
       header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
       cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
       entry.stored_bytes > cut.block_bytes)
-    return;
+    return true;
   const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
   const KeyLock lock(*this, hash, kShortLockWaitNs);
-  if (!lock.held()) return;  // its holder hangs: the block is not worth waiting for
+  if (!lock.held()) return false;
   const bool there =
       index_
           .find_if(c_.host, hash,
@@ -461,24 +584,25 @@ void Core<A>::import_entry(bh_index_entry entry) {
           .has_value();
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
   entry.flags = BH_ENTRY_COPY_ONLY;
-  if (!there && !index_.insert(hash, entry)) return;
-  if (allocator_.word(slot).state == BH_BLOCK_NONE) allocator_.restore_committed(slot);
+  if ((there || index_.insert(hash, entry)) && allocator_.word(slot).state == BH_BLOCK_NONE)
+    allocator_.restore_committed(slot);
+  return true;
 }
 
-/// Protocol 5.11 (2) to (4).
+/// Protocol 5.11 (2) to (4). Begins a job if there is something to open or to sweep.
 template <class A>
 void Core<A>::open_custody(uint64_t now_ns) {
   custody_pending_ = false;
   retry_overwritten();
-  std::vector<bool> copy_only(c_.layout.geometry().extent_count);
+  Opening job{.began_ns = now_ns, .walk = {.host = c_.host}};
+  job.swept.resize(c_.layout.geometry().extent_count);
+  bool sweeps = false;
   std::map<std::pair<uint32_t, uint32_t>, std::pair<bool, bool>> known;  // acked, fenced
-  std::vector<std::pair<uint64_t, uint32_t>> ready;
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     if (!allocator_.holds(e)) continue;
     const OwnWord word = allocator_.own_word(e);
     if (word.slot == BH_OWN_UNCONFIRMED) continue;  // S5
     if (word.custody == BH_CUSTODY_FULL && !allocator_.closed(e)) continue;
-    copy_only[e] = word.custody == BH_CUSTODY_COPY_ONLY;
     bool acked = true, fenced = true;
     uint64_t since_ms = 0;
     for (const Life life : predecessors(e)) {
@@ -495,67 +619,98 @@ void Core<A>::open_custody(uint64_t now_ns) {
                                  ? BH_CUSTODY_COPY_ONLY
                                  : BH_CUSTODY_READ_ONLY;
     custody_pending_ |= custody != BH_CUSTODY_FULL || !acked;
-    const bool opens = word.custody == BH_CUSTODY_READ_ONLY ? acked : true;
-    if (opens && (custody != word.custody || allocator_.closed(e)) &&
-        custody != BH_CUSTODY_READ_ONLY)
-      ready.emplace_back(e, custody);
+    const bool opens = (word.custody != BH_CUSTODY_READ_ONLY || acked) &&
+                       (custody != word.custody || allocator_.closed(e)) &&
+                       custody != BH_CUSTODY_READ_ONLY;
+    if (opens) job.extents.emplace_back(e, custody);
+    // As long as the old owner may write, it may retire blocks that came along.
+    const bool swept = word.custody == BH_CUSTODY_COPY_ONLY && now_ns >= sweep_due_ns_;
+    job.swept[e] = opens || swept;
+    sweeps |= swept;
   }
-  // As long as the old owner may write, it may retire blocks that came along.
-  if (custody_pending_ && now_ns - swept_at_ns_ > kSweepBeats * c_.times.beat_ms * 1'000'000) {
-    swept_at_ns_ = now_ns;
-    drop_overwritten(copy_only);
-  }
-  if (ready.empty()) return;
+  if (!job.extents.empty() && !may_open(job)) job.extents.clear();
+  if (job.extents.empty() && !sweeps) return;
+  job_ = std::move(job);
+  note_extents_busy(true);
+}
+
+/// After a settle: nobody doubts this life (S3); and of the extents in READ_ONLY custody those stay
+/// that no hazard names (S4).
+template <class A>
+bool Core<A>::may_open(Opening& job) {
   c_.settle();
   if (doubted()) {
     custody_pending_ = true;
-    return;
+    return false;
   }
   const std::vector<uint64_t> named = named_blocks();
-  std::vector<bool> opened(c_.layout.geometry().extent_count);
-  for (const auto& [e, custody] : ready) {
-    const uint64_t begin = c_.layout.extent_offset(e);
+  std::erase_if(job.extents, [&](const auto& extent) {
+    const uint64_t begin = c_.layout.extent_offset(extent.first);
     const auto first = std::lower_bound(named.begin(), named.end(), begin);
     const bool leased = first != named.end() && *first < begin + c_.layout.geometry().extent_bytes;
-    OwnWord word = allocator_.own_word(e);
-    if (word.custody == BH_CUSTODY_READ_ONLY && leased) {
-      custody_pending_ = true;
-      continue;
-    }
-    if (custody == BH_CUSTODY_FULL && word.custody != BH_CUSTODY_FULL) {
-      c_.access.acquire(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
-      c_.access.acquire(begin, c_.layout.geometry().extent_bytes);
-    }
-    word.custody = custody;
-    write_own(e, word);
-    opened[e] = true;
-  }
-  drop_overwritten(opened);
-  custody_pending_ |= !unswept_.empty();
-  for (const auto& [e, custody] : ready) open_extent(e);
+    const bool waits = leased && allocator_.own_word(extent.first).custody == BH_CUSTODY_READ_ONLY;
+    job.swept[extent.first] = !waits;
+    custody_pending_ |= waits;
+    return waits;
+  });
+  return true;
 }
 
-/// Blocks that came along when the extents were adopted, or were stored there since, and whose
-/// header or key their old owner, only slow, retired or overwrote: nobody finds them under their
-/// key, so nobody could remove them.
+/// First what was READ_ONLY is made writable; then blocks are dropped that their old owner
+/// overwrote; then free blocks come into use. An extent is `closed`, or COPY_ONLY, to the end, so
+/// that another process begins anew where this one dies.
 template <class A>
-void Core<A>::drop_overwritten(const std::vector<bool>& extents) {
-  std::vector<bh_index_entry> overwritten;
-  index_.for_each(c_.host, [&](const Found& found) {
-    const bh_index_entry& entry = found.entry;
-    if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 || !c_.layout.valid_block(entry.block_offset, 1))
-      return;
-    const uint64_t slot = c_.layout.slot_of(entry.block_offset);
-    if (!extents[c_.layout.extent_of_slot(slot)]) return;
-    c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
-    bh_block_header header;
-    const bool whole = read_header(slot, header) && header.stamp == entry.stamp &&
-                       key_hash(slot, header) == Hash128{entry.key_hash[0], entry.key_hash[1]};
-    if (!whole) overwritten.push_back(entry);
+bool Core<A>::continue_job(Opening& job, uint64_t until_ns) {
+  const auto late = [&] { return c_.access.now_ns() >= until_ns; };
+  for (; job.acquired < job.extents.size(); ++job.acquired) {
+    if (late()) return false;
+    const auto [e, custody] = job.extents[job.acquired];
+    const uint32_t before = allocator_.own_word(e).custody;
+    if (custody == BH_CUSTODY_FULL && before != BH_CUSTODY_FULL) {
+      c_.access.acquire(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
+      c_.access.acquire(c_.layout.extent_offset(e), c_.layout.geometry().extent_bytes);
+    }
+    if (before == BH_CUSTODY_READ_ONLY) set_custody(e, custody);
+  }
+  const bool walked = walk_index(job.walk, until_ns, [&](const Found& found) {
+    if (is_overwritten(found.entry, job.swept)) job.overwritten.push_back(found.entry);
   });
-  for (const bh_index_entry& entry : overwritten) {
+  for (const bh_index_entry& entry : job.overwritten) {
     if (!retire_entry(entry, BH_COUNTER_REMOVALS)) unswept_.push_back(entry);
   }
+  job.overwritten.clear();
+  if (!walked) return false;
+  for (; job.opened < job.extents.size(); ++job.opened) {
+    if (late()) return false;
+    const auto [e, custody] = job.extents[job.opened];
+    if (allocator_.own_word(e).custody != custody) set_custody(e, custody);
+    open_extent(e);
+  }
+  const uint64_t now_ns = c_.access.now_ns();
+  sweep_due_ns_ = now_ns + kSweepBeats * c_.times.beat_ms * 1'000'000 + 4 * (now_ns - job.began_ns);
+  return true;
+}
+
+template <class A>
+void Core<A>::set_custody(uint64_t extent, uint32_t custody) {
+  OwnWord word = allocator_.own_word(extent);
+  word.custody = custody;
+  write_own(extent, word);
+}
+
+/// A block that came along when the extents were adopted, or was stored there since, and whose
+/// header or key its old owner, only slow, retired or overwrote: nobody finds it under its key, so
+/// nobody could remove it.
+template <class A>
+bool Core<A>::is_overwritten(const bh_index_entry& entry, const std::vector<bool>& extents) const {
+  if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 || !c_.layout.valid_block(entry.block_offset, 1))
+    return false;
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  if (!extents[c_.layout.extent_of_slot(slot)]) return false;
+  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+  bh_block_header header;
+  return !read_header(slot, header) || header.stamp != entry.stamp ||
+         key_hash(slot, header) != Hash128{entry.key_hash[0], entry.key_hash[1]};
 }
 
 /// Those whose lock somebody held, until they can be retired or are gone.

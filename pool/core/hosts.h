@@ -11,12 +11,17 @@
 //      whoever sees the ack knows that every lease taken here before is visible as a hazard.
 //   H4 Time only permits: a host whose beat stands still may be proposed for succession, no more.
 //
-// Not thread-safe, but for reading `view`; one process of a host at a time beats (take_beat()), and
-// two at once do no harm.
+//   H5 Each value of the own beat word was written down in `beats_taken`, which other hosts do not
+//      write, before it was stored. So one beyond that was stored by another machine.
+//
+// Two threads of a process come here: one beats (sample(), take_beat(), beat_is_foreign(),
+// observe(), publish_beat()), the other does all else. What both may do at once are changes of
+// single words by compare-and-swap. Any process of a host may beat; two at once do no harm.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -45,12 +50,36 @@ class Hosts {
   /// Own slot: into the older copy, so that a death in the middle leaves the newer one.
   void write_slot(bh_host_slot line, uint32_t state);
 
-  // ---- beats ----
+  // ---- heartbeat ----
   /// It is time for a beat, and this process is the one to do it.
-  bool take_beat(uint64_t now_ns);
-  void publish_beat();
-  /// Looks at the words of all hosts: updates view and acks, notes whose beat moved.
+  bool take_beat(uint64_t now_ns) {
+    return take_turn(offsetof(bh_host_private, beat_at_ns), now_ns);
+  }
+  /// The same of the host's other duties.
+  bool take_duties(uint64_t now_ns) {
+    return take_turn(offsetof(bh_host_private, duties_at_ns), now_ns);
+  }
+  void note_duties_done(uint64_t now_ns) {
+    c_.access.store(c_.private_word(offsetof(bh_host_private, duties_done_ns)), now_ns);
+  }
+  /// A fresh look: the own beat word has a value that no process of this machine gave it. Another
+  /// machine runs as this host: an exact copy, too, whose slot line is the same.
+  bool beat_is_foreign() const;
+  /// Before the first beat of a life.
+  void begin_beating(uint64_t now_ns);
+  /// `live`: the host may also say what has settled (not while its private part is rebuilt).
+  void publish_beat(uint64_t now_ns, bool live);
+  /// Looks at the decisions of all hosts: updates view and acks.
   void observe(uint64_t now_ns);
+  /// Notes whose beat moved, for suspect(). Every process does so each beat, by the thread that
+  /// beats: a process that samples seldom suspects no host.
+  void sample(uint64_t now_ns);
+  /// The beat of a host moves while it is watched.
+  bool beats(uint32_t host, uint64_t watch_ns) const;
+  /// A fresh look: another machine has begun a life in this slot, or runs in this one.
+  bool displaced() const;
+  /// This life is over: by a decision, or (`conflict`) since another machine runs as this host.
+  void end_own_life(bool conflict);
   /// The life of a host that may be declared over: it left, or its beat stood still for dead_ms and
   /// wait_ms, with samples in between. Also a life that a decision names and that never began.
   std::optional<Life> suspect(uint32_t host, uint64_t now_ns, uint64_t wait_ms = 0) const;
@@ -103,6 +132,8 @@ class Hosts {
   std::optional<uint32_t> decision(Life life) const;
   std::optional<Life> life_of(uint32_t value) const;
   std::optional<Life> next_life(Life life) const;
+  bool take_turn(size_t word, uint64_t now_ns);
+  ViewWord raise_view(uint32_t host, const ViewWord& to);
   void note_ended(uint32_t host, uint64_t ended, uint64_t now_ns);
   void advance_settled();
   bool all_published(uint64_t phase) const;
@@ -112,6 +143,7 @@ class Hosts {
   void raise_ack(uint32_t of, uint32_t shift, uint64_t value);
 
   Context<A>& c_;
+  mutable std::mutex seen_mutex_;  ///< held for no access to the pool
   std::array<Seen, BH_HOSTS_MAX> seen_{};
   // Stamps up to settling_ of the phase before settling_phase_ were all published when draining
   // ended at drained_at_ns_ (0: not yet).
@@ -149,13 +181,13 @@ void Hosts<A>::write_slot(bh_host_slot line, uint32_t state) {
   c_.write_sealed(c_.layout.slot_line(c_.host, line.turn & 1), to_line(line));
 }
 
-// ---- beats ----
+// ---- heartbeat ----
 
-/// The time of the last beat is moved by compare-and-swap: a stopped process does not stop the
-/// beats of its host.
+/// The time of the last turn is moved by compare-and-swap: a stopped process stops neither the
+/// beats nor the duties of its host.
 template <class A>
-bool Hosts<A>::take_beat(uint64_t now_ns) {
-  const uint64_t at = c_.private_word(offsetof(bh_host_private, beat_at_ns));
+bool Hosts<A>::take_turn(size_t word, uint64_t now_ns) {
+  const uint64_t at = c_.private_word(word);
   uint64_t last_ns = c_.access.load(at);
   const uint64_t due_ns = last_ns + uint64_t{c_.times.beat_ms} * 900'000;
   // A time in the future is from before a reboot.
@@ -163,9 +195,41 @@ bool Hosts<A>::take_beat(uint64_t now_ns) {
 }
 
 template <class A>
-void Hosts<A>::publish_beat() {
-  advance_settled();
-  c_.access.fetch_add(beat_at(c_.host) + offsetof(bh_host_beat, beat), 1);
+void Hosts<A>::begin_beating(uint64_t now_ns) {
+  c_.access.acquire(beat_at(c_.host), sizeof(bh_host_beat));
+  c_.access.store(c_.private_word(offsetof(bh_host_private, beats_taken)),
+                  c_.access.load(beat_at(c_.host) + offsetof(bh_host_beat, beat)));
+  c_.access.store(c_.private_word(offsetof(bh_host_private, beat_at_ns)), 0);
+  c_.access.store(c_.private_word(offsetof(bh_host_private, duties_at_ns)), 0);
+  note_duties_done(now_ns);
+}
+
+/// The word first: what a process of this machine stored there, it had written down before (H5).
+template <class A>
+bool Hosts<A>::beat_is_foreign() const {
+  c_.access.acquire(beat_at(c_.host), sizeof(bh_host_beat));
+  const uint64_t beat = c_.access.load(beat_at(c_.host) + offsetof(bh_host_beat, beat));
+  return beat > c_.access.load(c_.private_word(offsetof(bh_host_private, beats_taken)));
+}
+
+/// The word grows by another amount each time: were it by one, two machines that began as exact
+/// copies would store the same values. Now the one whose value is smaller sees a larger one.
+template <class A>
+void Hosts<A>::publish_beat(uint64_t now_ns, bool live) {
+  if (live) advance_settled();
+  const uint64_t taken_at = c_.private_word(offsetof(bh_host_private, beats_taken));
+  uint64_t taken = c_.access.load(taken_at);
+  const uint64_t next = taken + 1 + ((c_.access.random() ^ now_ns) & 0xFFFF);
+  if (!c_.access.cas(taken_at, taken, next)) return;  // another process beats this instant
+  const uint64_t done_ns =
+      c_.access.load(c_.private_word(offsetof(bh_host_private, duties_done_ns)));
+  c_.access.store(beat_at(c_.host) + offsetof(bh_host_beat, duties_late_ms),
+                  now_ns > done_ns ? (now_ns - done_ns) / 1'000'000 : 0);
+  // A process that was stopped before this line does not take the word back.
+  const uint64_t at = beat_at(c_.host) + offsetof(bh_host_beat, beat);
+  uint64_t beat = c_.access.load(at);
+  while (beat < next && !c_.access.cas(at, beat, next)) {
+  }
   c_.access.publish(beat_at(c_.host), sizeof(bh_host_beat));
 }
 
@@ -204,11 +268,8 @@ bool Hosts<A>::all_published(uint64_t phase) const {
 
 template <class A>
 void Hosts<A>::observe(uint64_t now_ns) {
-  for (uint32_t h = 0; h < count(); ++h) {
-    c_.invalidate_from(h, c_.layout.slot_line(h, 0), 2 * sizeof(bh_host_slot));
-    c_.invalidate_from(h, beat_at(h), sizeof(bh_host_beat));
+  for (uint32_t h = 0; h < count(); ++h)
     c_.invalidate_from(h, decide_at(h, 0), uint64_t{8} * count());
-  }
   c_.access.coherence_fence();
   for (uint32_t d = 0; d < count(); ++d) {
     uint64_t ended = 0;
@@ -217,27 +278,87 @@ void Hosts<A>::observe(uint64_t now_ns) {
       if (word.done) ended = std::max<uint64_t>(ended, uint64_t{word.inst} + 1);
     }
     note_ended(d, ended, now_ns);
+  }
+}
+
+template <class A>
+void Hosts<A>::sample(uint64_t now_ns) {
+  for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, beat_at(h), sizeof(bh_host_beat));
+  c_.access.coherence_fence();
+  std::array<std::pair<uint64_t, std::optional<uint32_t>>, BH_HOSTS_MAX> now;
+  for (uint32_t d = 0; d < count(); ++d) {
+    now[d].first = c_.access.load(beat_at(d) + offsetof(bh_host_beat, beat));
+    if (const auto slot = read_slot(d)) now[d].second = slot->incarnation;
+  }
+  const std::lock_guard guard(seen_mutex_);
+  for (uint32_t d = 0; d < count(); ++d) {
     Seen& seen = seen_[d];
-    const uint64_t beat = c_.access.load(beat_at(d) + offsetof(bh_host_beat, beat));
-    const auto slot = read_slot(d);
-    const uint32_t incarnation = slot ? slot->incarnation : seen.incarnation;
+    const auto& [beat, incarnation] = now[d];
     // Whoever was paused himself begins to count anew (protocol 5.7).
     const bool paused = now_ns - seen.sampled_at_ns > uint64_t{c_.times.dead_ms} * 1'000'000 / 2;
-    if (beat != seen.beat || incarnation != seen.incarnation || paused)
-      seen = {beat, incarnation, now_ns, now_ns, 0};
+    if (beat != seen.beat || incarnation.value_or(seen.incarnation) != seen.incarnation || paused)
+      seen = {beat, incarnation.value_or(seen.incarnation), now_ns, now_ns, 0};
     seen.sampled_at_ns = now_ns;
     ++seen.samples;
   }
 }
 
+template <class A>
+bool Hosts<A>::beats(uint32_t host, uint64_t watch_ns) const {
+  const uint64_t at = beat_at(host) + offsetof(bh_host_beat, beat);
+  c_.access.acquire(beat_at(host), sizeof(bh_host_beat));
+  const uint64_t first = c_.access.load(at);
+  const uint64_t until_ns = c_.access.now_ns() + watch_ns;
+  do {
+    c_.access.sleep_ns(uint64_t{c_.times.beat_ms} * 250'000);
+    c_.access.acquire(beat_at(host), sizeof(bh_host_beat));
+    if (c_.access.load(at) != first) return true;
+  } while (c_.access.now_ns() < until_ns);
+  return false;
+}
+
+/// A view only grows: a process that was stopped between the look at the decisions and this may
+/// come late, when later lives are over too. Returns what stands.
+template <class A>
+ViewWord Hosts<A>::raise_view(uint32_t host, const ViewWord& to) {
+  const uint64_t at = c_.own(BH_PART_VIEW, host);
+  uint64_t word = c_.access.load(at);
+  while (ViewWord::unpack(word).ended < to.ended) {
+    if (c_.access.cas(at, word, to.pack())) return to;
+  }
+  return ViewWord::unpack(word);
+}
+
+template <class A>
+void Hosts<A>::end_own_life(bool conflict) {
+  raise_view(c_.host, {uint64_t{c_.incarnation} + 1, conflict, c_.access.now_ns() / 1'000'000});
+}
+
+template <class A>
+bool Hosts<A>::displaced() const {
+  const auto slot = read_slot(c_.host);
+  return (slot && slot->incarnation != c_.incarnation) || decided({c_.host, c_.incarnation}) ||
+         beat_is_foreign();
+}
+
+/// What shows who the other machine is may come a little after what it stored: a copy of this one
+/// shows itself by its next beat.
+template <class A>
+void expect_displaced(Context<A>& context) {
+  Hosts<A> hosts(context);
+  const uint64_t until_ns = context.access.now_ns() + uint64_t{context.times.dead_ms} * 1'000'000;
+  while (!context.ended() && !hosts.displaced()) {
+    BOWHEAD_ASSERT(!context.alone() && context.access.now_ns() < until_ns);
+    context.access.sleep_ns(uint64_t{context.times.beat_ms} * 1'000'000);
+  }
+  const bool decided = hosts.decided({context.host, context.incarnation});
+  hosts.end_own_life(/*conflict=*/!decided);
+}
+
 /// H3: view, full fence, ack. Also for who died between the two.
 template <class A>
 void Hosts<A>::note_ended(uint32_t host, uint64_t ended, uint64_t now_ns) {
-  const ViewWord view = c_.view(host);
-  if (ended > view.ended)
-    c_.access.store(c_.own(BH_PART_VIEW, host),
-                    ViewWord{.ended = ended, .since_ms = now_ns / 1'000'000}.pack());
-  ended = std::max(ended, view.ended);
+  ended = raise_view(host, {.ended = ended, .since_ms = now_ns / 1'000'000}).ended;
   if (ended == 0 || host == c_.host) return;
   c_.access.fence();
   raise_ack(host, 0, ended);
@@ -256,7 +377,10 @@ void Hosts<A>::raise_ack(uint32_t of, uint32_t shift, uint64_t value) {
 
 template <class A>
 std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t now_ns, uint64_t wait_ms) const {
-  const Seen& seen = seen_[host];
+  const Seen seen = [&] {
+    const std::lock_guard guard(seen_mutex_);
+    return seen_[host];
+  }();
   const auto slot = read_slot(host);
   if (!slot) return std::nullopt;
   Life life{host, slot->incarnation};

@@ -103,7 +103,13 @@ class Index {
 
   /// Calls visit(Found) for every sealed entry of a host.
   template <class Visit>
-  void for_each(uint32_t host, Visit visit) const;
+  void for_each(uint32_t host, Visit visit) const {
+    for (uint64_t b = 0; b < c_.layout.geometry().index_bucket_count; ++b)
+      for_each_in(host, b, visit);
+  }
+  /// The same, of one bucket.
+  template <class Visit>
+  void for_each_in(uint32_t host, uint64_t bucket, Visit visit) const;
 
   /// Finishes or clears entries that a dead process was writing or clearing, and only then, once
   /// its blocks are settled too, release_locks() frees its locks.
@@ -257,22 +263,22 @@ template <class A>
 void Index<A>::unlock(const Hash128& hash) {
   const uint64_t at = lock_at(hash);
   const StateWord word = c_.load_state(at);
-  BOWHEAD_ASSERT(word.state == 1 && word.process == c_.process);
-  c_.store_state(at, word.next(0));
+  if (word.state == 1 && word.process == c_.process)
+    c_.store_state(at, word.next(0));
+  else
+    expect_displaced(c_);
 }
 
 template <class A>
 template <class Visit>
-void Index<A>::for_each(uint32_t host, Visit visit) const {
-  for (uint64_t b = 0; b < c_.layout.geometry().index_bucket_count; ++b) {
-    const uint64_t line_at = c_.layout.bucket(host, b);
-    c_.acquire_from(host, line_at, sizeof(bh_index_bucket));
-    const Line words = c_.access.load_line(line_at);
-    for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
-      Line line;
-      if (words[i] != 0 && c_.read_sealed(entry_at(host, b, i), line))
-        visit(Found{from_line<bh_index_entry>(line), host, b, i, 0});
-    }
+void Index<A>::for_each_in(uint32_t host, uint64_t bucket, Visit visit) const {
+  const uint64_t line_at = c_.layout.bucket(host, bucket);
+  c_.acquire_from(host, line_at, sizeof(bh_index_bucket));
+  const Line words = c_.access.load_line(line_at);
+  for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+    Line line;
+    if (words[i] != 0 && c_.read_sealed(entry_at(host, bucket, i), line))
+      visit(Found{from_line<bh_index_entry>(line), host, bucket, i, 0});
   }
 }
 

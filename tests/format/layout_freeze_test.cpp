@@ -120,18 +120,18 @@ TEST(LayoutFreeze, Superblock) {
 
 TEST(LayoutFreeze, HostSlot) {
   const std::vector<Field> fields = {
-      FIELD(bh_host_slot, state, 0, 4),    FIELD(bh_host_slot, incarnation, 4, 2),
-      FIELD(bh_host_slot, fenced, 6, 2),   FIELD(bh_host_slot, machine_id, 8, 8),
-      FIELD(bh_host_slot, boot_id, 16, 8), FIELD(bh_host_slot, nonce, 24, 8),
-      FIELD(bh_host_slot, turn, 32, 8),    FIELD(bh_host_slot, reserved, 40, 16),
-      FIELD(bh_host_slot, seal, 56, 8),
+      FIELD(bh_host_slot, state, 0, 4),     FIELD(bh_host_slot, incarnation, 4, 2),
+      FIELD(bh_host_slot, fenced, 6, 2),    FIELD(bh_host_slot, machine_id, 8, 8),
+      FIELD(bh_host_slot, boot_id, 16, 8),  FIELD(bh_host_slot, nonce, 24, 8),
+      FIELD(bh_host_slot, turn, 32, 8),     FIELD(bh_host_slot, hardware_id, 40, 8),
+      FIELD(bh_host_slot, reserved, 48, 8), FIELD(bh_host_slot, seal, 56, 8),
   };
   expect_layout<bh_host_slot>(64, fields);
 }
 
 TEST(LayoutFreeze, HostBeat) {
   const std::vector<Field> fields = {
-      FIELD(bh_host_beat, beat, 0, 8),       FIELD(bh_host_beat, nonce, 8, 8),
+      FIELD(bh_host_beat, beat, 0, 8),       FIELD(bh_host_beat, duties_late_ms, 8, 8),
       FIELD(bh_host_beat, settled, 16, 8),   FIELD(bh_host_beat, hazard_limit, 24, 8),
       FIELD(bh_host_beat, reserved, 32, 32),
   };
@@ -162,14 +162,17 @@ TEST(LayoutFreeze, Namespace) {
 TEST(LayoutFreeze, HostPrivate) {
   const std::vector<Field> fields = {
       FIELD(bh_host_private, stamp_sequence, 0, 8),
-      FIELD(bh_host_private, pad0, 8, 56),
+      FIELD(bh_host_private, duties_done_ns, 8, 8),
+      FIELD(bh_host_private, extents_busy, 16, 8),
+      FIELD(bh_host_private, pad0, 24, 40),
       FIELD(bh_host_private, recovered_boot_id, 64, 8),
       FIELD(bh_host_private, recovered_incarnation, 72, 8),
       FIELD(bh_host_private, beat_at_ns, 80, 8),
       FIELD(bh_host_private, probed_hosts, 88, 8),
       FIELD(bh_host_private, publish_phase, 96, 8),
       FIELD(bh_host_private, wanted_extents, 104, 8),
-      FIELD(bh_host_private, pad1, 112, 16),
+      FIELD(bh_host_private, beats_taken, 112, 8),
+      FIELD(bh_host_private, duties_at_ns, 120, 8),
   };
   expect_layout<bh_host_private>(128, fields);
 }

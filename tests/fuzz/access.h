@@ -212,6 +212,7 @@ class FuzzAccess {
   }
 
   uint64_t machine_id() const { return machine_.id; }
+  uint64_t hardware_id() const { return machine_.id; }
   uint64_t boot_id() const { return machine_.boot; }
   uint64_t pid() const { return 1; }
   uint64_t pid_namespace() const { return 1; }

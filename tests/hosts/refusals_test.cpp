@@ -124,9 +124,9 @@ TEST(Refused, AFenceOfWhatCannotBeFenced) {
 
 // ---- one id, two machines ----
 
-/// The core alone, so that its ticks are the test's.
-struct Ticked {
-  explicit Ticked(const SharedPool& shared)
+/// The core alone, so that its beats are the test's.
+struct Beaten {
+  explicit Beaten(const SharedPool& shared)
       : media(*open_media(shared.locator())),
         access(*media, choose_flush_kind(/*needed=*/true)),
         core(access, shared.superblock(), /*host=*/0) {}
@@ -137,18 +137,18 @@ struct Ticked {
 
 TEST(Conflict, TwoMachinesWithOneIdAreNoticed) {
   SharedPool shared(2);
-  Ticked host(shared);
+  Beaten host(shared);
   ASSERT_TRUE(host.core.attach({}));
   sleep_ms(kShortTimes.beat_ms);
-  ASSERT_TRUE(host.core.tick());
+  ASSERT_TRUE(host.core.beat());
   bh_host_slot other = *shared.slot(0);
   ++other.nonce;
   shared.write_slot(0, other);
   sleep_ms(kShortTimes.beat_ms);
-  const auto ticked = host.core.tick();
-  ASSERT_FALSE(ticked);
-  EXPECT_EQ(ticked.status(), Status::HOST_ID_CONFLICT);
-  EXPECT_NE(ticked.error().message().find("--host"), std::string::npos) << ticked.error().message();
+  const auto beaten = host.core.beat();
+  ASSERT_FALSE(beaten);
+  EXPECT_EQ(beaten.status(), Status::HOST_ID_CONFLICT);
+  EXPECT_NE(beaten.error().message().find("--host"), std::string::npos) << beaten.error().message();
   host.core.detach();
   EXPECT_EQ(shared.slot(0)->nonce, other.nonce) << "the line is left to the other machine";
 }

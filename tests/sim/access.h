@@ -196,6 +196,7 @@ class SimAccess {
 
   // ---- identity and liveness ----
   uint64_t machine_id() const { return 1 + process_.machine->host; }
+  uint64_t hardware_id() const { return machine_id(); }
   uint64_t boot_id() const { return 1000 * machine_id() + process_.machine->boot; }
   uint64_t pid() const { return 1 + process_.index; }
   uint64_t pid_namespace() const { return 1; }

@@ -45,7 +45,7 @@ void Rules::check_entry(uint64_t at, const core::Line& line) {
   const auto entry = core::from_line<bh_index_entry>(line);
   if (entry.stamp == 0) return;
   const Thread& thread = world_->current();
-  if (thread.knew_it_is_over && thread.operation != Operation::TICK)
+  if (thread.knew_it_is_over && thread.operation != Operation::WORK)
     world_->fail("zombie", fmt::format("host {} publishes an entry and knows that life {} is over",
                                        machine.host, incarnation));
   const auto lineage = model_->lineage_of_sum(entry.payload_checksum);

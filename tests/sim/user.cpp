@@ -71,7 +71,7 @@ std::string Counts::text() const {
 void User::begin() {
   ++stage_.counts.lives;
   phase_done_ = 0;
-  silent_ = ticking_ = false;
+  silent_ = beating_ = serving_ = false;
   leases_.clear();
   reservations_.clear();
   taken_.clear();
@@ -87,7 +87,10 @@ void User::begin() {
 void User::attach() {
   stage_.world.begin_operation(Operation::ATTACH);
   core_ = std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host);
-  const auto attached = core_->attach({});
+  const auto attached = core_->attach({}, [this] {
+    stage_.world.start_thread(
+        this, [](void* self) { static_cast<User*>(self)->beat(); }, this);
+  });
   stage_.world.end_operation(static_cast<uint64_t>(attached.status()));
   if (!attached) {
     expect("attach", attached.error(), {Status::BUSY, Status::HOST_ID_IN_USE});
@@ -99,7 +102,7 @@ void User::attach() {
 void User::work() {
   attach();
   stage_.world.start_thread(
-      this, [](void* self) { static_cast<User*>(self)->tick(); }, this);
+      this, [](void* self) { static_cast<User*>(self)->serve(); }, this);
   while (operations_left_ > 0) {
     --operations_left_;
     operate();
@@ -116,23 +119,36 @@ void User::work() {
   }
 }
 
-void User::tick() {
+void User::beat() {
   for (;;) {
     stage_.world.sleep(kBeatNs);
     if (silent_) continue;
-    ticking_ = true;
-    stage_.world.begin_operation(Operation::TICK);
-    const auto ticked = core_->tick();
-    stage_.world.end_operation(static_cast<uint64_t>(ticked.status()));
-    ticking_ = false;
-    if (!ticked) expect("tick", ticked.error(), {});
+    beating_ = true;
+    stage_.world.begin_operation(Operation::BEAT);
+    const auto beaten = core_->beat();
+    stage_.world.end_operation(static_cast<uint64_t>(beaten.status()));
+    beating_ = false;
+    if (!beaten) expect("beat", beaten.error(), {});
   }
 }
 
-/// Nobody ticks while a handle is closed.
-void User::stop_ticking() {
+void User::serve() {
+  for (;;) {
+    stage_.world.sleep(kBeatNs);
+    if (silent_) continue;
+    serving_ = true;
+    stage_.world.begin_operation(Operation::WORK);
+    const auto worked = core_->work();
+    stage_.world.end_operation(static_cast<uint64_t>(worked.status()));
+    serving_ = false;
+    if (!worked) expect("work", worked.error(), {});
+  }
+}
+
+/// Neither goes on while a handle is closed.
+void User::stop_threads() {
   silent_ = true;
-  while (ticking_) stage_.world.sleep(kBeatNs / 8);
+  while (beating_ || serving_) stage_.world.sleep(kBeatNs / 8);
 }
 
 void User::expect(const char* name, Status status, std::initializer_list<Status> allowed) {
@@ -518,7 +534,7 @@ void User::fill() {
 
 /// False if other processes of the host have the pool open.
 bool User::leave_host() {
-  stop_ticking();
+  stop_threads();
   stage_.world.begin_operation(Operation::LEAVE);
   const auto left = core_->leave();
   stage_.world.end_operation(static_cast<uint64_t>(left.status()));
@@ -529,7 +545,7 @@ bool User::leave_host() {
 }
 
 void User::detach() {
-  stop_ticking();
+  stop_threads();
   stage_.world.begin_operation(Operation::DETACH);
   core_->detach();
   stage_.world.end_operation(0);

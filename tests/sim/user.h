@@ -82,7 +82,8 @@ class User final : public Process {
   };
 
   void work();
-  void tick();
+  void beat();
+  void serve();
   void attach();
   void operate();
   void leave_for(uint64_t duration_ns);
@@ -101,7 +102,7 @@ class User final : public Process {
   void remove_all();
   void look();
   void fill();
-  void stop_ticking();
+  void stop_threads();
   bool ended_itself() const;
   bool leave_host();
   void detach();
@@ -133,8 +134,8 @@ class User final : public Process {
   uint32_t operations_left_;
   uint32_t phase_done_ = 0;  ///< number of the last one
   // Of this life.
-  bool ticking_ = false;
-  bool silent_ = false;  ///< the ticker does nothing
+  bool beating_ = false, serving_ = false;
+  bool silent_ = false;  ///< neither is done any more
   std::unique_ptr<SimAccess> access_;
   std::unique_ptr<core::Core<SimAccess>> core_;
   std::vector<Leased> leases_;

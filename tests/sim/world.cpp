@@ -241,7 +241,7 @@ void World::event() {
   // Short stalls are as likely as long ones, by magnitude. All of one operation have a limit: where
   // the host's beat hangs on it, a short one, since a host that no fault hits has nothing to fear.
   const Operation operation = current_->operation;
-  const bool host_waits = operation == Operation::TICK || operation == Operation::ATTACH ||
+  const bool host_waits = operation == Operation::BEAT || operation == Operation::ATTACH ||
                           operation == Operation::LEAVE || operation == Operation::DETACH;
   const uint64_t most_ns = host_waits ? plan_.stall_ns : 4 * plan_.stall_ns;
   uint64_t ns = 1 + random_.below(most_ns >> random_.below(plan_.stall_magnitudes));
@@ -372,7 +372,7 @@ void World::apply_due_faults() {
   const auto due = std::find_if(faults_.begin(), faults_.end(), [&](const Fault& fault) {
     return fault.since == Since::START && fault.process == process->index &&
            process->steps >= fault.after_steps &&
-           (fault.kind != FaultKind::STALL || current_->operation != Operation::TICK);
+           (fault.kind != FaultKind::STALL || current_->operation != Operation::BEAT);
   });
   if (due == faults_.end()) return;
   const Fault fault = *due;
@@ -477,8 +477,8 @@ namespace {
 
 std::string operation_text(uint64_t code) {
   static constexpr const char* kNames[] = {
-      "",       "put",   "get",    "remove", "exists", "lease", "read",  "release", "reserve",
-      "commit", "abort", "attach", "tick",   "detach", "leave", "parts", "replace"};
+      "",       "put",   "get",    "remove", "exists", "lease",  "read",  "release", "reserve",
+      "commit", "abort", "attach", "beat",   "work",   "detach", "leave", "parts",   "replace"};
   return fmt::format("{} key {}: {}", kNames[code >> 40], code >> 32 & 0xFF, code & 0xFFFFFFFF);
 }
 

@@ -24,7 +24,8 @@ typedef struct bh_host_slot {
   uint64_t boot_id;
   uint64_t nonce;
   uint64_t turn;
-  uint64_t reserved[2];
+  uint64_t hardware_id; /* that no disk image carries; 0: unknown */
+  uint64_t reserved;
   uint64_t seal;
 } bh_host_slot;
 BH_FORMAT_SIZE(bh_host_slot, 64);
@@ -34,8 +35,8 @@ BH_FORMAT_OFFSET(bh_host_slot, seal, 56);
 
 /* Words, each complete in itself. */
 typedef struct bh_host_beat {
-  uint64_t beat;         /* goes up while the host lives */
-  uint64_t nonce;        /* of the slot line that this host wrote */
+  uint64_t beat;           /* goes up while the host lives, each time by another amount */
+  uint64_t duties_late_ms; /* at this beat: how long ago the host had done all its other duties */
   uint64_t settled;      /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
                             sequence are in the memory for good */
   uint64_t hazard_limit; /* hazard words at and beyond this index were never used */
@@ -138,17 +139,23 @@ BH_FORMAT_OFFSET(bh_namespace, name, 64);
 
 /* ---- host-private from here: shared by the processes of one host, by ordinary atomics ---- */
 
-/* One line per word that several processes add to. */
+/* The first line has what several processes add to at each put, and what seldom changes. */
 typedef struct bh_host_private {
   uint64_t stamp_sequence; /* last sequence taken */
-  uint64_t pad0[7];
+  uint64_t duties_done_ns; /* CLOCK_BOOTTIME: when the duties below had last all been done */
+  uint64_t extents_busy;   /* process slot + 1:16 | ms of CLOCK_BOOTTIME:48: which process takes
+                              extents over, in slices, and when it did the last; 0: none */
+  uint64_t pad0[5];
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
   uint64_t beat_at_ns;     /* CLOCK_BOOTTIME of the last beat; moved by compare-and-swap */
   uint64_t probed_hosts;   /* bit h: look-ups read the index of host h */
   uint64_t publish_phase;  /* parity: which counter of bh_process.publishing is in use */
   uint64_t wanted_extents; /* a process found no room */
-  uint64_t pad1[2];
+  uint64_t beats_taken;    /* highest value that a process of this machine gave bh_host_beat.beat,
+                              or is about to */
+  uint64_t duties_at_ns;   /* CLOCK_BOOTTIME: when a process last began what a host does for the
+                              others besides beating; moved by compare-and-swap */
 } bh_host_private;
 BH_FORMAT_SIZE(bh_host_private, 128);
 BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
