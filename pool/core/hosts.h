@@ -108,9 +108,11 @@ class Hosts {
   uint64_t hazard_hosts(uint64_t now_ns) const;
 
  private:
+  /// What the beat of a slot did while its lives were as noted here.
   struct Seen {
     uint64_t beat = 0;
-    uint32_t incarnation = 0;
+    uint32_t incarnation = 0;  ///< that the slot shows
+    uint64_t ended = 0;  ///< that the view says: a life may follow that the slot does not show
     uint64_t changed_at_ns = 0;
     uint64_t sampled_at_ns = 0;
     uint32_t samples = 0;
@@ -285,19 +287,25 @@ template <class A>
 void Hosts<A>::sample(uint64_t now_ns) {
   for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, beat_at(h), sizeof(bh_host_beat));
   c_.access.coherence_fence();
-  std::array<std::pair<uint64_t, std::optional<uint32_t>>, BH_HOSTS_MAX> now;
+  struct Now {
+    uint64_t beat, ended;
+    std::optional<uint32_t> incarnation;
+  };
+  std::array<Now, BH_HOSTS_MAX> now;
   for (uint32_t d = 0; d < count(); ++d) {
-    now[d].first = c_.access.load(beat_at(d) + offsetof(bh_host_beat, beat));
-    if (const auto slot = read_slot(d)) now[d].second = slot->incarnation;
+    now[d] = {c_.access.load(beat_at(d) + offsetof(bh_host_beat, beat)), c_.view(d).ended, {}};
+    if (const auto slot = read_slot(d)) now[d].incarnation = slot->incarnation;
   }
   const std::lock_guard guard(seen_mutex_);
   for (uint32_t d = 0; d < count(); ++d) {
     Seen& seen = seen_[d];
-    const auto& [beat, incarnation] = now[d];
+    const auto& [beat, ended, incarnation] = now[d];
     // Whoever was paused himself begins to count anew (protocol 5.7).
     const bool paused = now_ns - seen.sampled_at_ns > uint64_t{c_.times.dead_ms} * 1'000'000 / 2;
-    if (beat != seen.beat || incarnation.value_or(seen.incarnation) != seen.incarnation || paused)
-      seen = {beat, incarnation.value_or(seen.incarnation), now_ns, now_ns, 0};
+    const bool same = beat == seen.beat && ended == seen.ended &&
+                      incarnation.value_or(seen.incarnation) == seen.incarnation;
+    if (!same || paused)
+      seen = {beat, incarnation.value_or(seen.incarnation), ended, now_ns, now_ns, 0};
     seen.sampled_at_ns = now_ns;
     ++seen.samples;
   }
@@ -391,8 +399,11 @@ std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t now_ns, uint64_t w
     if (!next || next->host != host || next->incarnation <= life.incarnation) return std::nullopt;
     life = *next;
   }
-  const bool still =
-      seen.samples >= 3 && now_ns >= seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000;
+  // The samples are of another thread: they may be about a life before this one.
+  const bool of_this_life =
+      seen.incarnation == slot->incarnation && seen.ended == c_.view(host).ended;
+  const bool still = of_this_life && seen.samples >= 3 &&
+                     now_ns >= seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000;
   if (still || (began && slot->state == BH_HOST_LEFT)) return life;
   return std::nullopt;
 }
