@@ -75,6 +75,15 @@ bh_status finish(Status status) {
   return fail(static_cast<bh_status>(status), "{}", bowhead::status_text(status));
 }
 
+/// Of a call whose other arguments were checked.
+bh_status finish(Status status, bh_namespace_id ns) {
+  if (status != Status::INVALID_ARGUMENT) return finish(status);
+  return fail(BH_INVALID_ARGUMENT,
+              "{}: no namespace of this pool has id {:#018x}: use the id that bh_namespace_open "
+              "gave",
+              current_function, ns);
+}
+
 bh_status finish(const Result<void>& result) { return result ? BH_OK : fail(result.error()); }
 
 /// Runs the body of an ABI function; what it throws becomes a status.
@@ -343,7 +352,7 @@ bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_i
     if (const bh_status bad = check_pieces("value", value, value_count); bad != BH_OK) {
       return bad;
     }
-    return finish(pool->pool.put(ns, view(key), spans(value, value_count)));
+    return finish(pool->pool.put(ns, view(key), spans(value, value_count)), ns);
   });
 }
 
@@ -483,7 +492,7 @@ bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key) {
   return guarded(__func__, [&]() -> bh_status {
     if (pool == nullptr) return null_argument("pool");
     if (const bh_status bad = check_key(key); bad != BH_OK) return bad;
-    return finish(pool->pool.remove(ns, view(key)));
+    return finish(pool->pool.remove(ns, view(key)), ns);
   });
 }
 
@@ -492,7 +501,7 @@ bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t
     if (pool == nullptr) return null_argument("pool");
     std::span<const std::string_view> views;
     if (const bh_status bad = convert_keys(keys, key_count, views); bad != BH_OK) return bad;
-    return finish(pool->pool.touch(ns, views));
+    return finish(pool->pool.touch(ns, views), ns);
   });
 }
 

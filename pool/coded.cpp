@@ -143,10 +143,12 @@ class CodedStore::Loan {
 CodedStore::CodedStore(Core& core) : core_(core) {}
 
 CodedStore::~CodedStore() {
-  for (Known* one = known_.load(std::memory_order_acquire); one != nullptr;) {
-    Known* next = one->next;
-    delete one;
-    one = next;
+  for (const std::atomic<Known*>& head : known_) {
+    for (Known* one = head.load(std::memory_order_acquire); one != nullptr;) {
+      Known* next = one->next;
+      delete one;
+      one = next;
+    }
   }
 }
 
@@ -165,28 +167,28 @@ Result<NamespaceId> CodedStore::open_namespace(const NamespaceDescription& descr
   return id;
 }
 
-Compression CodedStore::compression_of(NamespaceId id) {
+std::optional<Compression> CodedStore::compression_of(NamespaceId id) {
   // Acquire: the node's members were written before its pointer was released.
-  for (const Known* one = known_.load(std::memory_order_acquire); one != nullptr; one = one->next) {
+  for (const Known* one = known(id).load(std::memory_order_acquire); one != nullptr;
+       one = one->next) {
     if (one->id == id) return one->compression;
   }
   const auto compression = core_.compression_of(id);
-  if (!compression) return {};  // nobody has opened it yet
-  learn(id, *compression);
-  return *compression;
+  if (compression) learn(id, *compression);
+  return compression;
 }
 
 /// What was learned last comes first. Twice the same does no harm.
 void CodedStore::learn(NamespaceId id, const Compression& compression) {
-  Known* head = known_.load(std::memory_order_acquire);
+  Known* head = known(id).load(std::memory_order_acquire);
   for (const Known* one = head; one != nullptr; one = one->next) {
     if (one->id != id) continue;
     if (one->compression == compression) return;
     break;
   }
   auto* one = new Known{id, compression, head};
-  while (!known_.compare_exchange_weak(one->next, one, std::memory_order_acq_rel,
-                                       std::memory_order_acquire)) {
+  while (!known(id).compare_exchange_weak(one->next, one, std::memory_order_acq_rel,
+                                          std::memory_order_acquire)) {
   }
 }
 
@@ -194,7 +196,7 @@ void CodedStore::learn(NamespaceId id, const Compression& compression) {
 
 Status CodedStore::put(const Key& key, std::span<const ConstSpan> value) {
   const Content raw = Content::raw(value);
-  const Compression compression = compression_of(key.namespace_id);
+  const Compression compression = compression_of(key.namespace_id).value_or(Compression{});
   if (!known_profile(compression.profile) || raw.length_bytes == 0 ||
       raw.length_bytes > BH_VALUE_BYTES_MAX)
     return core_.put(key, raw);
@@ -343,7 +345,7 @@ Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
         // Bytes that nobody can verify are not written anew as if somebody could.
         if (header.profile >= BH_PROFILE_DENSE || header.checksum_kind == BH_CHECKSUM_NONE ||
             header.codec > BH_CODEC_FRAME ||
-            !known_profile(compression_of(header.namespace_id).profile))
+            !known_profile(compression_of(header.namespace_id).value_or(Compression{}).profile))
           return;
         const bool hopeless = tried_.contains(header.stamp);
         if (hopeless) tried.insert(header.stamp);
@@ -369,7 +371,7 @@ Status CodedStore::recompress_block(const core::Located& located, Workspace& wor
   const Bytes stored = (raw ? work.values : work.frame).room(header.stored_bytes);
   const Span to{reinterpret_cast<std::byte*>(stored.data()), stored.size()};
   if (!core_.read_stored(located, {&to, 1})) return Status::BUSY;
-  Compression compression = compression_of(header.namespace_id);
+  Compression compression = compression_of(header.namespace_id).value_or(Compression{});
   Shape shape = shape_of(compression, header.length_bytes);
   if (!raw) {
     const auto info = compression::frame_info(stored);

@@ -6,9 +6,11 @@
 // the size.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_set>
 #include <vector>
@@ -30,6 +32,10 @@ class CodedStore {
 
   /// As of Pool.
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
+  /// How a namespace is compressed; nothing if none of this id is registered. What was found once
+  /// is remembered; what was not is looked up in the pool anew, as it may have been registered by
+  /// another process or host since.
+  std::optional<Compression> compression_of(NamespaceId id);
   Status put(const core::Key& key, std::span<const ConstSpan> value);
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers);
   Result<PrefixRead> get_prefix(const core::Key& key, uint32_t planes,
@@ -42,18 +48,19 @@ class CodedStore {
   class Loan;
   class ValueSink;
 
-  /// What this handle knows of a namespace. A list that only grows, by a compare-and-swap of its
-  /// head, so that puts read it without a lock; it is as long as the namespaces in use.
+  /// What this handle knows of a namespace: in lists that only grow, by a compare-and-swap of the
+  /// head, so that every call may look without a lock.
   struct Known {
     NamespaceId id;
     Compression compression;
     Known* next;
   };
-  Compression compression_of(NamespaceId id);
+  /// Ids are hashes with the last bit set.
+  std::atomic<Known*>& known(NamespaceId id) { return known_[id / 2 % known_.size()]; }
   void learn(NamespaceId id, const Compression& compression);
 
   Core& core_;
-  std::atomic<Known*> known_{nullptr};
+  std::array<std::atomic<Known*>, 64> known_{};
   Status recompress_block(const core::Located& located, Workspace& work, RecompressReport& report);
 
   std::mutex tried_mutex_;

@@ -265,6 +265,23 @@ class Pool::Impl {
     if (forked()) return Status::FORKED;
     return observing() ? Status::NOT_SUPPORTED : Status::OK;
   }
+  /// Whether a namespace can be read, and be stored to; with a key of it.
+  Result<void> may_read(NamespaceId ns) {
+    if (forked()) return Status::FORKED;
+    return registered(ns);
+  }
+  Result<void> may_read(NamespaceId ns, std::string_view key) {
+    if (auto ok = may_read(ns); !ok) return ok;
+    return Key::valid(key) ? Status::OK : Status::KEY_TOO_LONG;
+  }
+  Result<void> may_store(NamespaceId ns) {
+    if (const Status status = barred(); status != Status::OK) return status;
+    return registered(ns);
+  }
+  Result<void> may_store(NamespaceId ns, std::string_view key) {
+    if (auto ok = may_store(ns); !ok) return ok;
+    return Key::valid(key) ? Status::OK : Status::KEY_TOO_LONG;
+  }
   core::Core<NativeAccess>& core() { return core_; }
   CodedStore& coded() { return coded_; }
   Media& media() { return *media_; }
@@ -273,6 +290,14 @@ class Pool::Impl {
   const std::string& locator() const { return locator_; }
 
  private:
+  Result<void> registered(NamespaceId ns) {
+    if (coded_.compression_of(ns)) return {};
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("no namespace of this pool has id {:#018x}: use the id that opening "
+                             "the namespace gave",
+                             ns)};
+  }
+
   std::chrono::milliseconds beat_period() const {
     return std::chrono::milliseconds(core::times_of(superblock_).beat_ms);
   }
@@ -446,34 +471,29 @@ Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description
 }
 
 Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
   return impl_->coded().put(Key(ns, key), value);
 }
 
 Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers) {
-  if (impl_->forked()) return Status::FORKED;
-  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
   return impl_->coded().get(Key(ns, key), buffers);
 }
 
 Result<PrefixRead> Pool::get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
                                     std::span<const Span> buffers) {
-  if (impl_->forked()) return Status::FORKED;
-  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
   if (planes == 0) return Error{Status::INVALID_ARGUMENT, "no planes show nothing: ask for 1"};
   return impl_->coded().get_prefix(Key(ns, key), planes, buffers);
 }
 
 Result<StoredValue> Pool::get_stored(NamespaceId ns, std::string_view key, Span buffer) {
-  if (impl_->forked()) return Status::FORKED;
-  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
   return impl_->coded().get_stored(Key(ns, key), buffer);
 }
 
 Result<uint64_t> Pool::length(NamespaceId ns, std::string_view key) {
-  if (impl_->forked()) return Status::FORKED;
-  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
   const auto located = impl_->core().locate(Key(ns, key));
   if (!located) return Status::NOT_FOUND;
   return uint64_t{located->header.length_bytes};
@@ -481,7 +501,7 @@ Result<uint64_t> Pool::length(NamespaceId ns, std::string_view key) {
 
 Result<uint64_t> Pool::exists(NamespaceId ns, std::span<const std::string_view> keys,
                               std::span<uint8_t> present) {
-  if (impl_->forked()) return Status::FORKED;
+  if (auto ok = impl_->may_read(ns); !ok) return ok.error();
   if (present.size() != keys.size()) return Status::INVALID_ARGUMENT;
   uint64_t count = 0;
   for (size_t at = 0; at < keys.size();) {
@@ -493,7 +513,7 @@ Result<uint64_t> Pool::exists(NamespaceId ns, std::span<const std::string_view> 
 }
 
 Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::string_view> keys) {
-  if (impl_->forked()) return Status::FORKED;
+  if (auto ok = impl_->may_read(ns); !ok) return ok.error();
   constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
   std::vector<uint64_t> slots;
   bool gap = false;
@@ -512,7 +532,7 @@ Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::strin
 }
 
 Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (auto ok = impl_->may_store(ns); !ok) return ok.status();
   constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
   std::vector<uint64_t> slots(keys.size());
   for (size_t at = 0; at < keys.size();) {
@@ -526,8 +546,7 @@ Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
 }
 
 Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
   return impl_->core().reserve(Key(ns, key), length_bytes);
 }
 
@@ -542,8 +561,7 @@ Status Pool::abort(Reservation& reservation) {
 }
 
 Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
   if (ttl_ms < 1 || ttl_ms > 600'000)
     return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
   return impl_->core().acquire(Key(ns, key), ttl_ms);
@@ -555,8 +573,7 @@ Status Pool::release(Lease& lease) {
 }
 
 Status Pool::remove(NamespaceId ns, std::string_view key) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  if (!Key::valid(key)) return Status::KEY_TOO_LONG;
+  if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
   return impl_->core().remove(Key(ns, key));
 }
 

@@ -70,7 +70,8 @@ struct NamespaceDescription {
   Compression compression = {};
 };
 
-/// Fingerprint of a description; what operations take.
+/// Fingerprint of a description; what operations take. Each returns INVALID_ARGUMENT for an id that
+/// no process of any host has registered in the pool: keys of two models could meet under it.
 using NamespaceId = uint64_t;
 
 /// A piece of a caller's buffer.

@@ -20,8 +20,10 @@ extern "C" {
 
 #define BH_ABI_VERSION 1u
 
-typedef struct bh_pool bh_pool;   /* an open pool */
-typedef uint64_t bh_namespace_id; /* fingerprint of a namespace's description */
+typedef struct bh_pool bh_pool; /* an open pool */
+/* Fingerprint of a namespace's description. Every function answers BH_INVALID_ARGUMENT to one that
+ * no process has registered in the pool. */
+typedef uint64_t bh_namespace_id;
 
 typedef struct bh_key {
   const void* data;
