@@ -105,6 +105,17 @@ bh_status null_argument(const char* argument) {
   return fail(BH_INVALID_ARGUMENT, "{}: argument '{}' is NULL", current_function, argument);
 }
 
+/// No array is that long: most likely a negative number.
+template <class T>
+bool countable(size_t count) {
+  return count <= PTRDIFF_MAX / sizeof(T);
+}
+
+bh_status bad_count(const char* argument, size_t count) {
+  return fail(BH_INVALID_ARGUMENT, "{}: '{}' cannot have {} elements", current_function, argument,
+              count);
+}
+
 bool readable(const bh_key& key) { return key.data != nullptr || key.size_bytes == 0; }
 
 std::string_view view(const bh_key& key) {
@@ -116,6 +127,7 @@ std::string_view view(const bh_key& key) {
 bh_status convert_keys(const bh_key* keys, size_t count, std::span<const std::string_view>& out) {
   thread_local std::vector<std::string_view> converted;
   if (keys == nullptr && count > 0) return null_argument("keys");
+  if (!countable<bh_key>(count)) return bad_count("keys", count);
   converted.clear();
   converted.reserve(count);
   for (size_t i = 0; i < count; ++i) {
@@ -147,6 +159,7 @@ std::span<const bowhead::ConstSpan> spans(const bh_const_iovec* pieces, size_t c
 template <class Iovec>
 bh_status check_pieces(const char* name, const Iovec* pieces, size_t count) {
   if (pieces == nullptr && count > 0) return null_argument(name);
+  if (!countable<Iovec>(count)) return bad_count(name, count);
   for (size_t i = 0; i < count; ++i) {
     if (pieces[i].data == nullptr && pieces[i].size_bytes > 0) {
       return fail(BH_INVALID_ARGUMENT, "{}: {}[{}].data is NULL but its size is {} bytes",
@@ -309,6 +322,7 @@ bh_status bh_pool_mapping(bh_pool* pool, const void** base, uint64_t* size_bytes
     if (pool == nullptr) return null_argument("pool");
     if (base == nullptr) return null_argument("base");
     if (size_bytes == nullptr) return null_argument("size_bytes");
+    if (pool->forks_at_open != forks) return finish(Status::FORKED);
     const bowhead::ConstSpan mapping = pool->pool.mapping();
     *base = mapping.data;
     *size_bytes = mapping.size;

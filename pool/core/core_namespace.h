@@ -97,6 +97,7 @@ Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
   const KeyLock lock(*this, lock_hash);
   if (!lock.held()) return Status::BUSY;
   if (auto found = find()) return *found;
+  if (ended()) return gone();
   for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
     if (read_namespace(c_.host, i)) continue;
     write_namespace(i, *wanted);
