@@ -294,7 +294,14 @@ bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out) {
   });
 }
 
-void bh_pool_close(bh_pool* pool) { delete pool; }
+void bh_pool_close(bh_pool* pool) {
+  if (pool == nullptr || pool->forks_at_open == forks) {
+    delete pool;
+  } else {
+    // The table of reservations is as another thread of the parent was just changing it.
+    const Pool closed = std::move(pool->pool);
+  }
+}
 
 bh_status bh_pool_leave(bh_pool* pool) {
   return guarded(__func__, [&]() -> bh_status {

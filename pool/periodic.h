@@ -5,7 +5,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -27,10 +26,6 @@ class Periodic {
   }
   Periodic(const Periodic&) = delete;
   Periodic& operator=(const Periodic&) = delete;
-
-  /// In a child of fork(): there is no such thread here, and the parent's may have held the mutex
-  /// or waited. So nothing of it is touched: it is left behind.
-  static void abandon(std::unique_ptr<Periodic>& periodic) { (void)periodic.release(); }
 
  private:
   void run() {

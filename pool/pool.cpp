@@ -208,11 +208,6 @@ class Pool::Impl {
         host_(host) {}
 
   ~Impl() {
-    if (access_.forked()) {
-      Periodic::abandon(beater_);
-      Periodic::abandon(worker_);
-      return;
-    }
     stop_threads();
     if (!attached_) return;
     core_.detach();
@@ -221,10 +216,14 @@ class Pool::Impl {
 
   static Result<Pool> open(const std::string& locator, OpenedMedia opened, uint32_t host,
                            const Progress& progress) {
-    auto impl = std::make_unique<Impl>(locator, std::move(opened), host);
+    Handle impl(new Impl(locator, std::move(opened), host));
     if (auto joined = impl->attach(progress); !joined) return with_locator(locator, joined.error());
     return Pool(std::move(impl));
   }
+
+  /// In a forked child, which has this object as threads of the parent were just changing it:
+  /// nothing of it can be destroyed but what stays as it is while the pool is open.
+  void let_go() { media_.reset(); }
 
   Result<void> attach(const Progress& progress) {
     if (auto ok = protect(); !ok) return ok;
@@ -333,7 +332,16 @@ class Pool::Impl {
   std::unique_ptr<Periodic> worker_;
 };
 
-Pool::Pool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+/// The threads of a handle are not there in a forked child, but their locks and what they wait on
+/// are, in a state in which destroying them may wait for ever.
+void Pool::Close::operator()(Impl* impl) const {
+  if (impl->forked())
+    impl->let_go();
+  else
+    delete impl;
+}
+
+Pool::Pool(Handle handle) : impl_(std::move(handle)) {}
 Pool::Pool(Pool&&) noexcept = default;
 Pool& Pool::operator=(Pool&&) noexcept = default;
 Pool::~Pool() = default;

@@ -3,7 +3,9 @@
 //
 // Thread-safety: every method of an open Pool may be called from any thread at any time; moving and
 // destroying it may not overlap a call. After fork() the child's copy of a handle answers FORKED to
-// everything; the child opens the pool anew.
+// everything; the child opens the pool anew. Destroying the copy gives back what it has of the
+// pool's memory and files, and leaves alone what threads of the parent worked with: some private
+// memory of the child stays allocated.
 //
 // A process may die at any instruction: what it had committed stays, what it had half done is
 // undone by the next process that needs it.
@@ -212,7 +214,7 @@ class Pool {
  public:
   Pool(Pool&&) noexcept;
   Pool& operator=(Pool&&) noexcept;
-  ~Pool();  ///< closes; reservations and leases still open are undone
+  ~Pool();  ///< closes; reservations and leases still open are undone, but for a forked child
 
   /// Makes a pool. Returns INVALID_ARGUMENT, TOO_SMALL, POOL_EXISTS, IN_USE (replace, but processes
   /// have it open), and what create_media() returns.
@@ -366,8 +368,12 @@ class Pool {
 
  private:
   class Impl;
-  explicit Pool(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  struct Close {
+    void operator()(Impl* impl) const;
+  };
+  using Handle = std::unique_ptr<Impl, Close>;
+  explicit Pool(Handle handle);
+  Handle impl_;
 };
 
 }  // namespace bowhead

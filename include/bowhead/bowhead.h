@@ -2,7 +2,8 @@
 /* The C ABI of Bowhead: the only symbols that libbowhead.so exports.
  *
  * Every function may be called from any thread; closing a handle may not overlap a call on it.
- * After fork() the child must open the pool anew: a handle from before answers BH_FORKED.
+ * After fork() the child must open the pool anew: a handle from before answers BH_FORKED, and
+ * closing it gives back the child's share and leaves the parent's reservations and leases open.
  * Functions return bh_status (status.h); bh_last_error() has a sentence for the calling thread's
  * last failure. Keys are opaque bytes, 1 to 512. Values are 1 byte to 1 GiB, given and taken as
  * scattered pieces. Nothing is written to an output on failure unless said. */

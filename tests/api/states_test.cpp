@@ -1,0 +1,707 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every function of the C ABI in every state of a handle and with every kind of wrong argument: a
+// documented status, no crash, no hang. The table of functions is compared with the header, so that
+// a new function without a row fails.
+//
+// The cells of a state run in a child process that enters the state anew and has a time limit for
+// each; after one that crashes or hangs, the next child goes on behind it.
+#include <bowhead/bowhead.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <regex>
+#include <set>
+#include <thread>
+
+#include "tests/crash/tiny_pool.h"
+#include "tests/hosts/support.h"
+
+namespace bowhead::test {
+namespace {
+
+constexpr int kCellLimitMs = 60'000;
+constexpr uint64_t kBytes = 20'000;
+constexpr uint64_t kHuge[] = {UINT64_MAX, UINT64_MAX - 4095, UINT64_MAX / 2 + 1, uint64_t{1} << 31};
+
+enum State { FRESH, SEVERAL, FORKED, BUSY, FENCED, OBSERVED, LEASES_FULL, POOL_FULL, STATES };
+constexpr const char* kStateNames[STATES] = {"Fresh",  "SeveralHosts", "Forked",     "Busy",
+                                             "Fenced", "Observed",     "LeasesFull", "PoolFull"};
+
+/// What a cell works with, its own: a key that is stored, one that is not, open reservations and
+/// leases to be ended in good order and to be misused.
+struct Props {
+  std::string stored, absent, room_key[2];
+  bh_reservation room{}, misused_room{};
+  bh_lease lease{}, misused_lease{};
+};
+
+struct Scene {
+  std::string locator;
+  bh_pool* pool = nullptr;
+  bh_namespace_id ns = 0;
+  std::vector<Props> of_cells;
+  Props* own = nullptr;
+  std::vector<std::string> faults;
+
+  bh_key key() const { return {own->stored.data(), own->stored.size()}; }
+  bh_key new_key() const { return {own->absent.data(), own->absent.size()}; }
+  bh_status put(bh_key k, uint64_t size_bytes = kBytes) const {
+    const std::vector<std::byte> value(size_bytes);
+    const bh_const_iovec piece = {value.data(), value.size()};
+    return bh_put(pool, ns, k, &piece, 1);
+  }
+  void expect(const char* call, bh_status got, bh_status wanted) {
+    if (got == wanted) return;
+    faults.push_back(fmt::format("{}: {}, not {} ({})", call, bh_status_name(got),
+                                 bh_status_name(wanted), bh_last_error()));
+  }
+};
+#define EXPECT_STATUS(call, status) s.expect(#call, call, status)
+#define EXPECT_INVALID(call) s.expect(#call, call, BH_INVALID_ARGUMENT)
+
+bh_create_options options_of(uint64_t size_bytes) {
+  bh_create_options options{};
+  options.struct_bytes = sizeof options;
+  options.size_bytes = size_bytes;
+  return options;
+}
+
+// ---- the functions ----
+
+/// A function with good arguments, what it answers in each state, and calls of it with bad ones.
+struct Function {
+  const char* name;
+  bh_status (*call)(Scene& s);
+  std::array<bh_status, STATES> answers;
+  void (*misuse)(Scene& s);
+};
+
+constexpr std::array<bh_status, STATES> same(bh_status status) {
+  return {status, status, status, status, status, status, status, status};
+}
+/// What reads.
+constexpr std::array<bh_status, STATES> reads(bh_status busy = BH_OK) {
+  return {BH_OK, BH_OK, BH_FORKED, busy, BH_OK, BH_OK, BH_OK, BH_OK};
+}
+/// What stores or leases.
+constexpr std::array<bh_status, STATES> stores(bh_status busy, bh_status leases_full = BH_OK,
+                                               bh_status pool_full = BH_OK,
+                                               bh_status fenced = BH_HOST_FENCED) {
+  return {BH_OK, BH_OK, BH_FORKED, busy, fenced, BH_OK, leases_full, pool_full};
+}
+
+bh_status get(Scene& s, bh_key key, size_t room, uint64_t* length) {
+  std::vector<std::byte> out(room);
+  const bh_iovec piece = {out.data(), out.size()};
+  return bh_get(s.pool, s.ns, key, &piece, 1, length);
+}
+
+/// The calls that take a namespace and a key, with each that is not there or cannot be.
+template <class Call>
+void misuse_key(Scene& s, Call call, bh_status long_key = BH_KEY_TOO_LONG) {
+  const std::string too_long(513, 'k');
+  EXPECT_INVALID(call(nullptr, s.ns, s.key()));
+  EXPECT_INVALID(call(s.pool, s.ns, bh_key{nullptr, 1}));
+  EXPECT_INVALID(call(s.pool, 0, s.key()));
+  EXPECT_INVALID(call(s.pool, s.ns + 2, s.key()));
+  EXPECT_STATUS(call(s.pool, s.ns, bh_key{nullptr, 0}), long_key);
+  EXPECT_STATUS(call(s.pool, s.ns, bh_key{too_long.data(), too_long.size()}), long_key);
+  EXPECT_STATUS(call(s.pool, s.ns, bh_key{too_long.data(), SIZE_MAX}), long_key);
+}
+
+/// The calls that take a list of keys.
+template <class Call>
+void misuse_keys(Scene& s, Call call) {
+  const bh_key one = s.key(), bad = {nullptr, 1};
+  EXPECT_INVALID(call(nullptr, s.ns, &one, 1));
+  EXPECT_INVALID(call(s.pool, s.ns, nullptr, 1));
+  EXPECT_INVALID(call(s.pool, s.ns, &bad, 1));
+  EXPECT_INVALID(call(s.pool, 0, &one, 1));
+  EXPECT_INVALID(call(s.pool, 0, nullptr, 0));
+  EXPECT_INVALID(call(s.pool, s.ns, &one, SIZE_MAX));
+  EXPECT_STATUS(call(s.pool, s.ns, nullptr, 0), BH_OK);
+  const std::string too_long(513, 'k');
+  const bh_key odd[] = {{nullptr, 0}, {too_long.data(), SIZE_MAX}};
+  EXPECT_STATUS(call(s.pool, s.ns, odd, 2), BH_OK);
+}
+
+/// The calls that end a reservation, with one that is none.
+template <class End>
+void misuse_reservation(Scene& s, End end) {
+  bh_reservation copy = s.own->misused_room, present{}, none{};
+  EXPECT_INVALID(end(nullptr, &s.own->misused_room));
+  EXPECT_INVALID(end(s.pool, nullptr));
+  EXPECT_STATUS(end(s.pool, &none), BH_CLOSED);
+  EXPECT_STATUS(bh_reserve(s.pool, s.ns, s.key(), kBytes, &present), BH_OK);
+  EXPECT_STATUS(end(s.pool, &present), BH_CLOSED);
+  EXPECT_STATUS(end(s.pool, &s.own->misused_room), BH_OK);
+  EXPECT_STATUS(end(s.pool, &s.own->misused_room), BH_CLOSED);
+  EXPECT_STATUS(end(s.pool, &copy), BH_CLOSED);
+}
+
+void misuse_name(Scene& s,
+                 bh_status (*open)(bh_pool*, const char*, const char*, bh_namespace_id*)) {
+  const std::string name(64, 'n'), text(384, 't');
+  bh_namespace_id out = 0;
+  EXPECT_INVALID(open(nullptr, "n", "", &out));
+  EXPECT_INVALID(open(s.pool, nullptr, "", &out));
+  EXPECT_INVALID(open(s.pool, "n", nullptr, &out));
+  EXPECT_INVALID(open(s.pool, "n", "", nullptr));
+  EXPECT_INVALID(open(s.pool, "", "", &out));
+  EXPECT_INVALID(open(s.pool, name.c_str(), "", &out));
+  EXPECT_INVALID(open(s.pool, "n", text.c_str(), &out));
+}
+
+bh_status open_compressed(bh_pool* pool, const char* name, const char* description,
+                          bh_namespace_id* out) {
+  bh_compression compression{};
+  compression.struct_bytes = sizeof compression;
+  compression.profile = BH_PROFILE_FAST;
+  return bh_namespace_open_compressed(pool, name, description, &compression, out);
+}
+
+void misuse_create(Scene& s) {
+  const std::string locator = s.locator + "-new";
+  bh_create_options options = options_of(32 << 20);
+  EXPECT_INVALID(bh_pool_create(nullptr, &options));
+  EXPECT_INVALID(bh_pool_create(locator.c_str(), nullptr));
+  EXPECT_STATUS(bh_pool_create("", &options), BH_BAD_LOCATOR);
+  EXPECT_STATUS(bh_pool_create(s.locator.c_str(), &options), BH_POOL_EXISTS);
+  options.replace = 1;
+  EXPECT_STATUS(bh_pool_create(s.locator.c_str(), &options), BH_IN_USE);
+  for (const uint64_t huge : kHuge) {
+    options = options_of(huge);
+    if (huge > uint64_t{1} << 48) EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
+    options = options_of(32 << 20);
+    options.extent_bytes = huge;
+    EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
+    options = options_of(32 << 20);
+    options.min_block_bytes = huge;
+    EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
+  }
+  options = options_of(0);
+  EXPECT_STATUS(bh_pool_create(locator.c_str(), &options), BH_TOO_SMALL);
+  options = options_of(32 << 20);
+  options.hosts = UINT32_MAX;
+  EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
+  options = options_of(32 << 20);
+  options.evict_high_permille = UINT32_MAX;
+  EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
+  options.struct_bytes = 0;
+  EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
+}
+
+void misuse_put(Scene& s) {
+  const auto put = [](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+    const bh_const_iovec piece = {"value", 5};
+    return bh_put(pool, ns, key, &piece, 1);
+  };
+  misuse_key(s, put);
+  const bh_const_iovec none = {nullptr, 1}, empty = {nullptr, 0};
+  EXPECT_INVALID(bh_put(s.pool, s.ns, s.new_key(), nullptr, 1));
+  EXPECT_INVALID(bh_put(s.pool, s.ns, s.new_key(), &none, 1));
+  EXPECT_INVALID(bh_put(s.pool, s.ns, s.new_key(), &empty, SIZE_MAX));
+  EXPECT_STATUS(bh_put(s.pool, s.ns, s.new_key(), nullptr, 0), BH_VALUE_TOO_LARGE);
+  EXPECT_STATUS(bh_put(s.pool, s.ns, s.new_key(), &empty, 1), BH_VALUE_TOO_LARGE);
+  for (const uint64_t huge : kHuge) {
+    const bh_const_iovec pieces[] = {{"value", 5}, {"value", huge}, {"value", UINT64_MAX - huge}};
+    for (const size_t count : {2u, 3u})
+      EXPECT_STATUS(bh_put(s.pool, s.ns, s.new_key(), pieces, count), BH_VALUE_TOO_LARGE);
+  }
+}
+
+void misuse_get(Scene& s) {
+  uint64_t length = 0;
+  const auto one = [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+    return bh_get(pool, ns, key, nullptr, 0, &length);
+  };
+  misuse_key(s, one);
+  std::vector<std::byte> out(kBytes);
+  const bh_iovec none = {nullptr, 1}, huge[] = {{out.data(), kBytes}, {out.data(), SIZE_MAX}};
+  EXPECT_INVALID(bh_get(s.pool, s.ns, s.key(), nullptr, 1, &length));
+  EXPECT_INVALID(bh_get(s.pool, s.ns, s.key(), &none, 1, &length));
+  EXPECT_INVALID(bh_get(s.pool, s.ns, s.key(), huge, SIZE_MAX, &length));
+  EXPECT_INVALID(bh_get(s.pool, s.ns, s.key(), huge, 1, nullptr));
+  EXPECT_STATUS(bh_get(s.pool, s.ns, s.key(), nullptr, 0, &length), BH_BUFFER_TOO_SMALL);
+  EXPECT_STATUS(bh_get(s.pool, s.ns, s.key(), huge, 2, &length), BH_OK);
+  EXPECT_STATUS(bh_get(s.pool, s.ns, s.new_key(), huge, 1, &length), BH_NOT_FOUND);
+}
+
+void misuse_acquire(Scene& s) {
+  bh_lease lease;
+  const auto acquire = [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+    return bh_acquire(pool, ns, key, 1000, &lease);
+  };
+  misuse_key(s, acquire);
+  EXPECT_INVALID(bh_acquire(s.pool, s.ns, s.key(), 1000, nullptr));
+  EXPECT_INVALID(bh_acquire(s.pool, s.ns, s.key(), 0, &lease));
+  for (const uint64_t huge : kHuge) EXPECT_INVALID(bh_acquire(s.pool, s.ns, s.key(), huge, &lease));
+  EXPECT_STATUS(bh_acquire(s.pool, s.ns, s.new_key(), 1000, &lease), BH_NOT_FOUND);
+}
+
+void misuse_lease(Scene& s) {
+  bh_lease none{}, copy = s.own->misused_lease;
+  EXPECT_INVALID(bh_release(nullptr, &s.own->misused_lease));
+  EXPECT_INVALID(bh_release(s.pool, nullptr));
+  EXPECT_STATUS(bh_release(s.pool, &none), BH_CLOSED);
+  EXPECT_STATUS(bh_release(s.pool, &s.own->misused_lease), BH_OK);
+  EXPECT_STATUS(bh_release(s.pool, &s.own->misused_lease), BH_CLOSED);
+  EXPECT_STATUS(bh_release(s.pool, &copy), BH_CLOSED);
+}
+
+void misuse_reserve(Scene& s) {
+  bh_reservation out;
+  const auto reserve = [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+    return bh_reserve(pool, ns, key, kBytes, &out);
+  };
+  misuse_key(s, reserve);
+  EXPECT_INVALID(bh_reserve(s.pool, s.ns, s.new_key(), kBytes, nullptr));
+  EXPECT_STATUS(bh_reserve(s.pool, s.ns, s.new_key(), 0, &out), BH_VALUE_TOO_LARGE);
+  for (const uint64_t huge : kHuge)
+    EXPECT_STATUS(bh_reserve(s.pool, s.ns, s.new_key(), huge, &out), BH_VALUE_TOO_LARGE);
+}
+
+const Function kFunctions[] = {
+    {"bh_abi_version",
+     [](Scene&) { return bh_abi_version() == BH_ABI_VERSION ? BH_OK : BH_SYSTEM; }, same(BH_OK),
+     [](Scene&) {}},
+    {"bh_status_name", [](Scene&) { return *bh_status_name(BH_OK) != 0 ? BH_OK : BH_SYSTEM; },
+     same(BH_OK), [](Scene&) { (void)bh_status_name(static_cast<bh_status>(INT32_MAX)); }},
+    {"bh_status_text", [](Scene&) { return *bh_status_text(BH_OK) != 0 ? BH_OK : BH_SYSTEM; },
+     same(BH_OK), [](Scene&) { (void)bh_status_text(static_cast<bh_status>(INT32_MIN)); }},
+    {"bh_last_error", [](Scene&) { return bh_last_error() != nullptr ? BH_OK : BH_SYSTEM; },
+     same(BH_OK), [](Scene&) {}},
+    {"bh_pool_create",
+     [](Scene& s) {
+       const std::string locator = s.locator + "-new";
+       const bh_create_options options = options_of(16 << 20);
+       const bh_status status = bh_pool_create(locator.c_str(), &options);
+       (void)bh_pool_destroy(locator.c_str(), 1);
+       return status;
+     },
+     same(BH_OK), misuse_create},
+    {"bh_pool_open",
+     [](Scene& s) {
+       bh_pool* another = nullptr;
+       const bh_status status = bh_pool_open(s.locator.c_str(), 0, &another);
+       if (status == BH_OK) bh_pool_close(another);
+       return status;
+     },
+     {BH_OK, BH_OK, BH_OK, BH_OK, BH_HOST_FENCED, BH_OK, BH_OK, BH_OK},
+     [](Scene& s) {
+       bh_pool* out = nullptr;
+       EXPECT_INVALID(bh_pool_open(nullptr, 0, &out));
+       EXPECT_INVALID(bh_pool_open(s.locator.c_str(), 0, nullptr));
+       EXPECT_INVALID(bh_pool_open(s.locator.c_str(), 64, &out));
+       EXPECT_STATUS(bh_pool_open("", 0, &out), BH_BAD_LOCATOR);
+       EXPECT_STATUS(bh_pool_open("shm:no-such-pool", 0, &out), BH_NO_SUCH_POOL);
+     }},
+    {"bh_pool_fence",
+     [](Scene& s) { return bh_pool_fence(s.pool, 1); },
+     {BH_INVALID_ARGUMENT, BH_INVALID_ARGUMENT, BH_FORKED, BH_INVALID_ARGUMENT, BH_BUSY,
+      BH_INVALID_ARGUMENT, BH_INVALID_ARGUMENT, BH_INVALID_ARGUMENT},
+     [](Scene& s) {
+       EXPECT_INVALID(bh_pool_fence(nullptr, 1));
+       for (const uint32_t host : {0u, 2u, 64u, UINT32_MAX})
+         EXPECT_INVALID(bh_pool_fence(s.pool, host));
+     }},
+    {"bh_pool_destroy", [](Scene& s) { return bh_pool_destroy(s.locator.c_str(), 0); },
+     same(BH_IN_USE),
+     [](Scene& s) {
+       EXPECT_INVALID(bh_pool_destroy(nullptr, 0));
+       EXPECT_STATUS(bh_pool_destroy("", 1), BH_BAD_LOCATOR);
+       EXPECT_STATUS(bh_pool_destroy("shm:no-such-pool", 1), BH_NO_SUCH_POOL);
+     }},
+    {"bh_pool_mapping",
+     [](Scene& s) {
+       const void* base = nullptr;
+       uint64_t size_bytes = 0;
+       return bh_pool_mapping(s.pool, &base, &size_bytes);
+     },
+     reads(),
+     [](Scene& s) {
+       const void* base = nullptr;
+       uint64_t size_bytes = 0;
+       EXPECT_INVALID(bh_pool_mapping(nullptr, &base, &size_bytes));
+       EXPECT_INVALID(bh_pool_mapping(s.pool, nullptr, &size_bytes));
+       EXPECT_INVALID(bh_pool_mapping(s.pool, &base, nullptr));
+     }},
+    {"bh_namespace_open",
+     [](Scene& s) {
+       bh_namespace_id out = 0;
+       return bh_namespace_open(s.pool, "plain", "", &out);
+     },
+     stores(BH_BUSY), [](Scene& s) { misuse_name(s, bh_namespace_open); }},
+    {"bh_namespace_open_compressed",
+     [](Scene& s) {
+       bh_namespace_id out = 0;
+       return open_compressed(s.pool, "compressed", "", &out);
+     },
+     stores(BH_BUSY),
+     [](Scene& s) {
+       bh_namespace_id out = 0;
+       EXPECT_INVALID(bh_namespace_open_compressed(s.pool, "n", "", nullptr, &out));
+       misuse_name(s, open_compressed);
+     }},
+    {"bh_put", [](Scene& s) { return s.put(s.new_key()); }, stores(BH_BUSY, BH_OK, BH_NO_SPACE),
+     misuse_put},
+    {"bh_get",
+     [](Scene& s) {
+       uint64_t length = 0;
+       return get(s, s.key(), kBytes, &length);
+     },
+     reads(), misuse_get},
+    {"bh_exists",
+     [](Scene& s) {
+       const bh_key key = s.key();
+       uint8_t present = 0;
+       const bh_status status = bh_exists(s.pool, s.ns, &key, 1, &present);
+       return status != BH_OK || present == 1 ? status : BH_NOT_FOUND;
+     },
+     reads(),
+     [](Scene& s) {
+       const bh_key key = s.key();
+       EXPECT_INVALID(bh_exists(s.pool, s.ns, &key, 1, nullptr));
+       uint8_t present[2];
+       misuse_keys(s, [&](bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t count) {
+         return bh_exists(pool, ns, keys, count, present);
+       });
+     }},
+    {"bh_longest_prefix",
+     [](Scene& s) {
+       const bh_key key = s.key();
+       size_t length = 0;
+       const bh_status status = bh_longest_prefix(s.pool, s.ns, &key, 1, &length);
+       return status != BH_OK || length == 1 ? status : BH_NOT_FOUND;
+     },
+     reads(),
+     [](Scene& s) {
+       const bh_key key = s.key();
+       EXPECT_INVALID(bh_longest_prefix(s.pool, s.ns, &key, 1, nullptr));
+       size_t length = 0;
+       misuse_keys(s, [&](bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t count) {
+         return bh_longest_prefix(pool, ns, keys, count, &length);
+       });
+     }},
+    {"bh_reserve",
+     [](Scene& s) { return bh_reserve(s.pool, s.ns, s.new_key(), kBytes, &s.own->room); },
+     stores(BH_OK, BH_OK, BH_NO_SPACE), misuse_reserve},
+    {"bh_commit", [](Scene& s) { return bh_commit(s.pool, &s.own->room); }, stores(BH_BUSY),
+     [](Scene& s) { misuse_reservation(s, bh_commit); }},
+    {"bh_commit_unverified", [](Scene& s) { return bh_commit_unverified(s.pool, &s.own->room); },
+     stores(BH_BUSY), [](Scene& s) { misuse_reservation(s, bh_commit_unverified); }},
+    {"bh_abort", [](Scene& s) { return bh_abort(s.pool, &s.own->room); },
+     stores(BH_OK, BH_OK, BH_OK, BH_OK), [](Scene& s) { misuse_reservation(s, bh_abort); }},
+    {"bh_acquire",
+     [](Scene& s) { return bh_acquire(s.pool, s.ns, s.key(), 60'000, &s.own->lease); },
+     stores(BH_OK, BH_LIMIT_REACHED), misuse_acquire},
+    {"bh_release", [](Scene& s) { return bh_release(s.pool, &s.own->lease); },
+     stores(BH_OK, BH_OK, BH_OK, BH_LAPSED), misuse_lease},
+    {"bh_remove", [](Scene& s) { return bh_remove(s.pool, s.ns, s.key()); }, stores(BH_BUSY),
+     [](Scene& s) {
+       misuse_key(s, bh_remove);
+       EXPECT_STATUS(bh_remove(s.pool, s.ns, s.new_key()), BH_NOT_FOUND);
+     }},
+    {"bh_touch",
+     [](Scene& s) {
+       const bh_key key = s.key();
+       return bh_touch(s.pool, s.ns, &key, 1);
+     },
+     stores(BH_OK, BH_OK, BH_OK, BH_OK), [](Scene& s) { misuse_keys(s, bh_touch); }},
+    // These end the handle, and so come last.
+    {"bh_pool_leave", [](Scene& s) { return bh_pool_leave(s.pool); }, reads(),
+     [](Scene& s) { EXPECT_INVALID(bh_pool_leave(nullptr)); }},
+    {"bh_pool_close",
+     [](Scene& s) {
+       bh_pool_close(std::exchange(s.pool, nullptr));
+       return BH_OK;
+     },
+     same(BH_OK), [](Scene&) { bh_pool_close(nullptr); }},
+};
+constexpr size_t kFunctionCount = std::size(kFunctions);
+
+TEST(AbiTable, EveryFunctionOfTheHeaderHasARow) {
+  std::ifstream in(BOWHEAD_HEADER);
+  ASSERT_TRUE(in) << BOWHEAD_HEADER;
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const std::regex name("\\bbh_[a-z_]+(?=\\()");
+  std::set<std::string> declared, listed;
+  for (std::sregex_iterator at(text.begin(), text.end(), name), end; at != end; ++at)
+    declared.insert(at->str());
+  for (const Function& function : kFunctions) listed.insert(function.name);
+  EXPECT_GT(declared.size(), 20u) << "the header is no longer read";
+  EXPECT_EQ(listed, declared);
+}
+
+// ---- the states ----
+
+/// Others that make a state, in processes of their own: they are told to begin, answer, and stay as
+/// they are until they are killed.
+class Companion {
+ public:
+  explicit Companion(const std::function<bool()>& work) {
+    int ends[2];
+    BOWHEAD_ASSERT(pipe(ends) == 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      const char done = work() ? 'y' : 'n';
+      (void)!write(ends[1], &done, 1);
+      for (;;) pause();
+    }
+    close(ends[1]);
+    char done = 0;
+    worked_ = read(ends[0], &done, 1) == 1 && done == 'y';
+    close(ends[0]);
+  }
+  ~Companion() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Companion(const Companion&) = delete;
+  Companion& operator=(const Companion&) = delete;
+
+  bool worked() const { return worked_; }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+  bool worked_ = false;
+};
+
+/// Takes the lock of every key here, and that of the table of namespaces, and stops.
+bool hold_locks(const Scene& s) {
+  auto media = open_media(s.locator);
+  if (!media) return false;
+  bh_superblock superblock;
+  std::memcpy(&superblock, (*media)->base(), sizeof superblock);
+  static auto handle = std::make_unique<NativeHandle>(s.locator, superblock);
+  if (!handle->attach()) return false;
+  uint32_t holder = 0;
+  (void)handle->core().index().try_lock({0, 0}, &holder);
+  for (const Props& props : s.of_cells) {
+    for (const std::string& key : {props.stored, props.absent, props.room_key[0]})
+      (void)handle->core().index().try_lock(core::Key(s.ns, key).hash, &holder);
+  }
+  return true;
+}
+
+bool fill_leases(const Scene& s) {
+  static auto opened = Pool::open(s.locator, {.host = 0});
+  if (!opened) return false;
+  Status last = Status::OK;
+  while (last == Status::OK) last = opened->acquire(s.ns, s.of_cells[0].stored, 600'000).status();
+  return last == Status::LIMIT_REACHED;
+}
+
+/// Host 1 is there, and sees host 0 declared dead while that is stopped.
+bool declare_dead(const Scene& s, pid_t of_host_0) {
+  static auto opened = Pool::open(s.locator, {.host = 1});
+  if (!opened) return false;
+  kill(of_host_0, SIGSTOP);
+  const bool ended = eventually([&] { return opened->info()->hosts[0].state == "ended"; });
+  kill(of_host_0, SIGCONT);
+  return ended;
+}
+
+bool observe(const Scene& s) {
+  static auto opened = Pool::open(s.locator, {.host = kAnyHost, .observe = true});
+  return opened && opened->length(s.ns, s.of_cells[0].stored);
+}
+
+class AbiStates : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    scene_.locator = unique_locator();
+    CreateOptions options;
+    options.size_bytes = 64 << 20;
+    options.hosts = one_host() ? 1 : 2;
+    options.evict_high_permille = 0;
+    options.times = kShortTimes;
+    ASSERT_TRUE(Pool::create(scene_.locator, options));
+  }
+  void TearDown() override { (void)bh_pool_destroy(scene_.locator.c_str(), 1); }
+
+  State state() const { return static_cast<State>(GetParam()); }
+  bool one_host() const {
+    return state() == FRESH || state() == BUSY || state() == LEASES_FULL || state() == POOL_FULL;
+  }
+
+  /// In the child. The companions that keep it, or nothing if it cannot be entered.
+  bool enter(std::vector<std::unique_ptr<Companion>>& companions);
+  /// Cells from `first` on, each answered through `to` by its faults and a zero byte.
+  [[noreturn]] void run_cells(size_t first, int to);
+  /// The function of the cell behind the last one that was answered.
+  size_t run_child(size_t first);
+
+  Scene scene_;
+};
+
+bool AbiStates::enter(std::vector<std::unique_ptr<Companion>>& companions) {
+  Scene& s = scene_;
+  const auto join = [&](const std::function<bool()>& work) {
+    companions.push_back(std::make_unique<Companion>(work));
+    return companions.back()->worked();
+  };
+  if (bh_pool_open(s.locator.c_str(), 0, &s.pool) != BH_OK ||
+      bh_namespace_open(s.pool, "states", "", &s.ns) != BH_OK)
+    return false;
+  s.of_cells.resize(kFunctionCount);
+  for (size_t i = 0; i < kFunctionCount; ++i) {
+    Props& own = s.of_cells[i];
+    const std::string name = kFunctions[i].name;
+    own.stored = name + " stored";
+    own.absent = name + " absent";
+    s.own = &own;
+    bool ready = s.put(s.key()) == BH_OK;
+    for (bh_lease* lease : {&own.lease, &own.misused_lease})
+      ready = ready && bh_acquire(s.pool, s.ns, s.key(), 600'000, lease) == BH_OK;
+    for (const int n : {0, 1}) {
+      own.room_key[n] = fmt::format("{} room {}", name, n);
+      const bh_key key = {own.room_key[n].data(), own.room_key[n].size()};
+      bh_reservation* room = n == 0 ? &own.room : &own.misused_room;
+      ready = ready && bh_reserve(s.pool, s.ns, key, kBytes, room) == BH_OK;
+    }
+    if (!ready) return false;
+  }
+  switch (state()) {
+    case BUSY:
+      return join([&] { return hold_locks(s); });
+    case FENCED:
+      return join([&, pid = getpid()] { return declare_dead(s, pid); });
+    case OBSERVED:
+      return join([&] { return observe(s); });
+    case LEASES_FULL:
+      return join([&] { return fill_leases(s); });
+    case POOL_FULL: {
+      bh_status last = BH_OK;
+      for (int i = 0; last == BH_OK; ++i) {
+        const std::string text = "fill " + std::to_string(i);
+        last = s.put({text.data(), text.size()});
+      }
+      return last == BH_NO_SPACE;
+    }
+    default:
+      return true;
+  }
+}
+
+void AbiStates::run_cells(size_t first, int to) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  std::vector<std::unique_ptr<Companion>> companions;
+  if (!enter(companions)) {
+    fmt::print(stderr, "{} cannot be entered: {}\n", kStateNames[state()], bh_last_error());
+    _exit(1);
+  }
+  // The child of a fork has the handle of its parent, which stays as it is meanwhile.
+  if (state() == FORKED) {
+    const pid_t child = fork();
+    if (child != 0) {
+      int status = 0;
+      waitpid(child, &status, 0);
+      _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+    }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+  }
+  for (size_t i = first; i < kFunctionCount; ++i) {
+    const Function& function = kFunctions[i];
+    Scene& s = scene_;
+    s.own = &s.of_cells[i];
+    s.faults.clear();
+    if (state() == FRESH) function.misuse(s);
+    s.expect(function.name, function.call(s), function.answers[state()]);
+    const std::string answer = fmt::format("{}", fmt::join(s.faults, "; "));
+    if (write(to, answer.c_str(), answer.size() + 1) < 0) _exit(1);
+  }
+  _exit(0);
+}
+
+size_t AbiStates::run_child(size_t first) {
+  int ends[2];
+  BOWHEAD_ASSERT(pipe(ends) == 0);
+  const pid_t child = fork();
+  if (child == 0) run_cells(first, ends[1]);
+  close(ends[1]);
+  std::string text;
+  size_t at = first;
+  for (pollfd readable = {ends[0], POLLIN, 0}; at < kFunctionCount;) {
+    char bytes[512];
+    const bool in_time = poll(&readable, 1, kCellLimitMs) == 1;
+    const ssize_t got = in_time ? read(ends[0], bytes, sizeof bytes) : 0;
+    for (ssize_t i = 0; i < got; ++i) {
+      if (bytes[i] != 0) {
+        text += bytes[i];
+        continue;
+      }
+      EXPECT_EQ(text, "") << kFunctions[at].name;
+      text.clear();
+      ++at;
+    }
+    if (got > 0) continue;
+    ADD_FAILURE() << kFunctions[at].name << (in_time ? " crashed" : " hangs");
+    ++at;
+    break;
+  }
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ends[0]);
+  return at;
+}
+
+TEST_P(AbiStates, EveryFunctionAnswersAsDocumented) {
+  for (size_t at = 0; at < kFunctionCount && !HasFatalFailure();) at = run_child(at);
+}
+
+/// Whatever the threads of the parent are doing at the fork.
+TEST(AbiFork, AChildClosesWhatItInheritedAndTouchesNothingElse) {
+  CreateOptions options;
+  options.size_bytes = 48 << 20;
+  options.hosts = 2;
+  options.times = kShortTimes;
+  Scene s;
+  s.locator = unique_locator();
+  ASSERT_TRUE(Pool::create(s.locator, options));
+  ASSERT_EQ(bh_pool_open(s.locator.c_str(), 0, &s.pool), BH_OK) << bh_last_error();
+  ASSERT_EQ(bh_namespace_open(s.pool, "fork", "", &s.ns), BH_OK) << bh_last_error();
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; !stop; ++i) {
+        const std::string key = fmt::format("{} {}", t, i % 50);
+        bh_reservation room;
+        if (bh_reserve(s.pool, s.ns, {key.data(), key.size()}, kBytes, &room) == BH_OK &&
+            room.present == 0) {
+          EXPECT_EQ(bh_commit(s.pool, &room), BH_OK) << bh_last_error();
+        }
+        (void)bh_remove(s.pool, s.ns, {key.data(), key.size()});
+      }
+    });
+  }
+  for (int round = 0; round < 30; ++round) {
+    const int status = in_child([&] {
+      alarm(kCellLimitMs / 1000);
+      bh_pool_close(s.pool);
+      std::ifstream in("/proc/self/maps");
+      const std::string maps{std::istreambuf_iterator<char>(in), {}};
+      return maps.find("bowhead-" + s.locator.substr(4)) == std::string::npos ? 0 : 1;
+    });
+    EXPECT_EQ(status, 0) << (status == 128 + SIGALRM ? "hangs" : "crashed, or is mapped still");
+    if (status != 0) break;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(s.put({"after", 5}), BH_OK) << bh_last_error();
+  bh_pool_close(s.pool);
+  EXPECT_EQ(bh_pool_destroy(s.locator.c_str(), 0), BH_OK) << bh_last_error();
+}
+
+INSTANTIATE_TEST_SUITE_P(In, AbiStates, ::testing::Range<int>(0, STATES),
+                         [](const auto& of) { return kStateNames[of.param]; });
+
+}  // namespace
+}  // namespace bowhead::test
