@@ -272,9 +272,15 @@ bool Core<A>::move(const Block& block) {
   const auto target =
       stamps_left() ? allocator_.reserve(block.block_bytes, {.may_cut = false}) : std::nullopt;
   if (!target) return false;
-  const uint64_t checksum =
-      c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
-  if (header.checksum_kind != BH_CHECKSUM_NONE && checksum != header.payload_checksum) {
+  const bool checked = header.checksum_kind != BH_CHECKSUM_NONE;
+  uint64_t checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
+  if (checked && checksum != header.payload_checksum && !c_.alone()) {
+    // As in copy_out(): of a block that came along in custody, this host may have lines of an
+    // earlier block in its caches, from when it was a reader.
+    c_.access.acquire(block.offset, header.stored_bytes);
+    checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
+  }
+  if (checked && checksum != header.payload_checksum) {
     allocator_.release(*target);
     return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   }
