@@ -70,6 +70,7 @@ class SimAccess {
   }
   uint64_t fetch_add(uint64_t at, uint64_t delta) {
     begin_locked(at);
+    rules_.note_count(at);
     const uint64_t value = world_.load(at);
     world_.store_past_buffer(at, value + delta);
     world_.record(Op::ADD, at, value + delta);
@@ -99,6 +100,7 @@ class SimAccess {
   void store_line(uint64_t at, const core::Line& line) {
     if (world_.map().at(at).is_part(BH_PART_INDEX)) rules_.check_entry(at, line);
     if (world_.map().at(at).is_part(BH_PART_MAIL)) rules_.note_mail(at, line);
+    if (world_.map().at(at).is_part(BH_PART_SLOT)) rules_.note_slot(line);
     for (uint64_t i = 0; i < 8; ++i) store(at + i * 8, line[i]);
   }
   void prefetch(uint64_t at) const {
@@ -177,7 +179,9 @@ class SimAccess {
     if (world_.plan().flushes) fence();
   }
   FlushKind flush_kind() const {
-    return world_.plan().flushes ? FlushKind::CLFLUSHOPT : FlushKind::NONE;
+    return !world_.plan().flushes      ? FlushKind::NONE
+           : world_.plan().keeps_lines ? FlushKind::CLWB
+                                       : FlushKind::CLFLUSHOPT;
   }
 
   // ---- clock, randomness, waiting ----

@@ -26,6 +26,7 @@ struct Options {
   size_t jobs = 1;
   std::string state_file;
   const Plant* plant = nullptr;
+  Focus focus = Focus::ANYTHING;
   bool shrink = false, trace = false;
 };
 
@@ -60,8 +61,7 @@ void work(const Options& options, Shared& shared, Shared::Job& job) {
     job.chunk = begin;
     for (uint64_t seed = begin; seed < begin + kChunk && seed <= options.last; ++seed) {
       job.seed = seed;
-      const Plan plan =
-          make_plan(seed, options.plant == nullptr ? Focus::ANYTHING : options.plant->focus);
+      const Plan plan = make_plan(seed, options.focus);
       Outcome outcome = simulator.run(plan, options.plant, options.trace && !options.shrink);
       ++(outcome.failure ? shared.failed : shared.passed);
       if (outcome.failure) explain(simulator, options, plan, std::move(outcome));
@@ -147,15 +147,18 @@ int run(Options options) {
 int main(int argc, char** argv) {
   CLI::App app{"Runs the pool's code over simulated hosts, caches and faults (docs/simulator.md)"};
   bowhead::sim::Options options;
-  std::string seeds = "1..1000", plant;
-  std::vector<std::string> plants;
+  std::string seeds = "1..1000", plant, focus;
+  std::vector<std::string> plants, focuses;
   for (const auto& known : bowhead::sim::all_plants()) plants.emplace_back(known.name);
+  for (const std::string_view known : bowhead::sim::focus_names()) focuses.emplace_back(known);
   app.add_option("--seeds", seeds, "A..B, both included, or one seed")->capture_default_str();
   app.add_option("--jobs", options.jobs, "Processes at work")
       ->check(CLI::Range(size_t{1}, bowhead::sim::kJobsMax))
       ->capture_default_str();
   app.add_option("--state", options.state_file, "File that says how far it got, to go on from");
   app.add_option("--plant", plant, "Plant this bug")->check(CLI::IsMember(plants));
+  app.add_option("--focus", focus, "Kind of plans; without it, those that --plant is sought in")
+      ->check(CLI::IsMember(focuses));
   app.add_flag("--shrink", options.shrink, "Make the plan of a failing seed smaller");
   app.add_flag("--trace", options.trace, "Print every step; with --shrink, of the smallest plan");
   CLI11_PARSE(app, argc, argv);
@@ -167,5 +170,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   options.plant = bowhead::sim::find_plant(plant);
+  if (options.plant != nullptr) options.focus = options.plant->focus;
+  options.focus = bowhead::sim::find_focus(focus).value_or(options.focus);
   return bowhead::sim::run(options);
 }

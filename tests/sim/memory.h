@@ -101,10 +101,10 @@ class Cache {
     }
     on_the_way_.push_back({line, due_ns, entry.words});
   }
-  /// What a flush does when it takes effect.
-  void flush(uint64_t line, uint64_t now_ns) {
+  /// What a flush does when it takes effect. One that does not drop the line leaves it clean.
+  void flush(uint64_t line, uint64_t now_ns, bool drops) {
     if (state(line) == State::DIRTY) write_back(line, now_ns);
-    drop(line);
+    if (drops) drop(line);
   }
 
   // ---- weak memory ----

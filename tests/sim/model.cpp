@@ -23,13 +23,17 @@ uint64_t name_of(uint32_t key, uint32_t version) {
 void Model::reset(const Plan& plan) {
   seed_ = plan.seed;
   larger_share_ = plan.larger_share;
+  larger_from_ = plan.larger_from;
   late_ns_ = plan.weak ? kSettleNs : 0;
   keys_.clear();
   for (uint32_t k = 0; k < plan.keys; ++k) {
     std::string name = fmt::format("key-{}", k);
     if (k % 4 == 3 || (plan.long_keys && k > 0)) name += std::string(BH_LINE_BYTES, 'x');
     const core::Key key(kNamespace, name);
-    keys_.push_back({std::move(name), key.hash.low, key.hash.high, {}});
+    Key& added = keys_.emplace_back();
+    added.name = name;
+    added.hash_low = key.hash.low;
+    added.hash_high = key.hash.high;
   }
   lineage_by_sum_.clear();
   holders_.clear();
@@ -62,7 +66,8 @@ Model::Stored Model::stored(uint32_t key, uint32_t version) const {
   const Put& put = keys_[key].puts[version];
   // Some values need a block of another size; what takes their place does not.
   uint64_t bytes = 8 + random.below(160);
-  if (random.below(larger_share_) == 0 && !put.replaces) bytes += BH_PAYLOAD_ALIGN;
+  if ((random.below(larger_share_) == 0 && !put.replaces) || key >= larger_from_)
+    bytes += BH_PAYLOAD_ALIGN;
   const bool coded = random.below(4) < (put.replaces ? 3 : 1) && !put.in_place;
   Stored stored{std::vector<std::byte>(bytes), bytes, BH_CODEC_RAW};
   if (coded) {

@@ -37,12 +37,27 @@ class Model {
     keys_[key].puts[version].accepted = true;
     keys_[key].puts[version].life = life;
   }
-  /// Some put of the key said that it was done.
-  bool accepted(uint32_t key) const {
-    return std::any_of(keys_[key].puts.begin(), keys_[key].puts.end(),
-                       [](const Put& put) { return put.accepted; });
-  }
   void refuse(uint32_t key, uint32_t version) { keys_[key].puts[version].refused = true; }
+
+  // ---- what must not be lost ----
+  /// From a put that stored a block, and said so while its life stood, until a removal of the key
+  /// begins. A removal that does not come to an end in order may take the key away at any time.
+  bool must_be_found(uint32_t key) const { return keys_[key].kept && !keys_[key].doubtful; }
+  /// For keep(), before a put begins: how many removals there were; none if one is under way.
+  std::optional<uint64_t> removals(uint32_t key) const {
+    const Key& of = keys_[key];
+    return of.removals_begun == of.removals_ended ? std::optional(of.removals_begun) : std::nullopt;
+  }
+  void keep(uint32_t key, std::optional<uint64_t> removals_before) {
+    if (removals_before && removals_before == removals(key)) keys_[key].kept = true;
+  }
+  void begin_removal(uint32_t key) {
+    keys_[key].kept = false;
+    ++keys_[key].removals_begun;
+  }
+  void end_removal(uint32_t key) { ++keys_[key].removals_ended; }
+  /// A block of it has no checksum: no successor takes that over.
+  void doubt(uint32_t key) { keys_[key].doubtful = true; }
 
   /// What the pool stores for a version.
   struct Stored {
@@ -119,6 +134,8 @@ class Model {
     std::string name;
     uint64_t hash_low, hash_high;
     std::vector<Put> puts;
+    bool kept = false, doubtful = false;
+    uint64_t removals_begun = 0, removals_ended = 0;
   };
   struct Holder {
     Process* process;
@@ -135,6 +152,7 @@ class Model {
 
   uint64_t seed_ = 0;
   uint64_t larger_share_ = 1;
+  uint32_t larger_from_ = UINT32_MAX;
   uint64_t late_ns_ = 0;  ///< what is published may take so long to be in the memory
   std::vector<Key> keys_;
   std::vector<Holder> holders_;

@@ -50,6 +50,11 @@ const char* since_name(Since since) {
   return "";
 }
 
+constexpr std::string_view kFocusNames[] = {
+    "anything", "leases",  "slow",   "weak",      "alone", "retires", "pairs",    "long-keys",
+    "stopped",  "zombies", "lapsed", "decisions", "keep",  "grants",  "contents", "custody"};
+static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::CUSTODY) + 1);
+
 /// 1 to 2^bits - 1, every magnitude as likely as any other.
 uint64_t any_magnitude(Dice& random, uint64_t bits) {
   return 1 + random.below(uint64_t{1} << random.below(bits));
@@ -210,6 +215,22 @@ void aim_at_contents(Dice& random, Plan& plan) {
   }
 }
 
+/// The last host puts and removes until it crashes; the first one has read much of that, and what
+/// it then has in custody it moves about, to make room for larger values.
+void aim_at_custody(Dice& random, Plan& plan) {
+  plan.work = Work::CUSTODY;
+  plan.operations = 120 + static_cast<uint32_t>(random.below(100));
+  plan.think_ns = kBeatNs / 4;
+  plan.shape.hosts = 2;
+  plan.shape.buckets = 5;
+  plan.keys = 12 + static_cast<uint32_t>(random.below(5));
+  plan.larger_share = 64;
+  plan.larger_from = 8;
+  plan.stall_share = 0;
+  plan.faults = {
+      crash(1, 20'000 + random.below(80'000), random.below(4) == 0 ? 150 * kMs : kForever)};
+}
+
 void aim(Dice& random, Plan& plan, Focus focus) {
   const auto any_process = [&] { return static_cast<uint32_t>(random.below(plan.processes())); };
   plan.flushes = true;
@@ -258,6 +279,10 @@ void aim(Dice& random, Plan& plan, Focus focus) {
       aim_at_contents(random, plan);
       extents_each = 3;
       break;
+    case Focus::CUSTODY:
+      aim_at_custody(random, plan);
+      extents_each = 2;
+      break;
     case Focus::GRANTS:
       aim_at_grants(random, plan);
       extents_each = 3;
@@ -272,6 +297,14 @@ void aim(Dice& random, Plan& plan, Focus focus) {
 }
 
 }  // namespace
+
+std::span<const std::string_view> focus_names() { return kFocusNames; }
+
+std::optional<Focus> find_focus(std::string_view name) {
+  const auto* const found = std::find(std::begin(kFocusNames), std::end(kFocusNames), name);
+  if (found == std::end(kFocusNames)) return std::nullopt;
+  return static_cast<Focus>(found - std::begin(kFocusNames));
+}
 
 Plan make_plan(uint64_t seed, Focus focus) {
   Dice random(seed * 2 + 1);
@@ -302,18 +335,22 @@ Plan make_plan(uint64_t seed, Focus focus) {
       plan.faults.push_back(make_fault(random, plan));
   }
   if (focus != Focus::ANYTHING) aim(random, plan, focus);
+  plan.keeps_lines = Dice(seed * 2).below(2) == 0 && plan.flushes;
   return plan;
 }
 
 std::string Plan::describe() const {
   std::string text = fmt::format(
-      "seed {}: {} host(s) of {} process(es), {} extents, {} buckets, {} leases, {} locks; {}{}, "
+      "seed {}: {} host(s) of {} process(es), {} extents, {} buckets, {} leases, {} locks; {}, {}, "
       "store buffer of {}; an event in {} steps (caches {}, switches {}, stalls {}); {} operations "
       "each on {} keys{}\n",
       seed, shape.hosts, processes_per_host, shape.extents, shape.buckets, shape.leases,
-      shape.locks, flushes ? "" : "no flushes, ", weak ? "weak memory" : "strong memory",
-      store_buffer, steps_per_event, cache_share, switch_share, stall_share, operations, keys,
-      eviction ? ", eviction" : "");
+      shape.locks,
+      !flushes      ? "no flushes"
+      : keeps_lines ? "flushes that keep lines"
+                    : "flushes that drop lines",
+      weak ? "weak memory" : "strong memory", store_buffer, steps_per_event, cache_share,
+      switch_share, stall_share, operations, keys, eviction ? ", eviction" : "");
   for (const Fault& fault : faults)
     text += fmt::format(
         "  fault: {} process {} after {} steps{}, {}{}\n", fault_name(fault.kind), fault.process,
@@ -340,6 +377,7 @@ std::vector<Plan> smaller(const Plan& plan) {
   }
   if (plan.keys > 1) add([](Plan& p) { p.keys -= 1; });
   if (plan.weak) add([](Plan& p) { p.weak = false; });
+  if (plan.keeps_lines) add([](Plan& p) { p.keeps_lines = false; });
   if (plan.store_buffer > 0) add([](Plan& p) { p.store_buffer = 0; });
   if (plan.eviction) add([](Plan& p) { p.eviction = false; });
   if (plan.stall_share > 0) add([](Plan& p) { p.stall_share = 0; });

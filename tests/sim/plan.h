@@ -4,7 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "pool/pool.h"
@@ -48,10 +51,11 @@ struct Fault {
 /// What the workers do.
 enum class Work : uint8_t {
   ANYTHING,
-  LEASES,   ///< leases, and what can hurt them
-  KEEP,     ///< nothing that takes away what was put: it must be there in the end
-  GREEDY,   ///< the last host puts all it can, and needs what others can do without
-  CONTENTS  ///< contents are replaced and read in pieces, and keys are removed and put again
+  LEASES,    ///< leases, and what can hurt them
+  KEEP,      ///< nothing that takes away what was put: it must be there in the end
+  GREEDY,    ///< the last host puts all it can, and needs what others can do without
+  CONTENTS,  ///< contents are replaced and read in pieces, and keys are removed and put again
+  CUSTODY    ///< the first host reads much and stores little, the others put and remove
 };
 
 struct Plan {
@@ -59,6 +63,7 @@ struct Plan {
   Shape shape;
   uint32_t processes_per_host = 1;
   bool flushes = true;        ///< false: one coherence domain, nothing is ever written back
+  bool keeps_lines = false;   ///< a flush keeps the line in the cache, clean, as CLWB does
   bool weak = false;          ///< memory.h
   uint32_t store_buffer = 0;  ///< stores that a thread may be behind with (x86-TSO)
   uint32_t step_ns = 50;
@@ -73,7 +78,8 @@ struct Plan {
   bool long_keys = false;         ///< of two lines, all but the first
   uint64_t think_ns = 0;          ///< mean time between two operations
   bool eviction = false;
-  uint32_t larger_share = 4;  ///< one value of so many takes a block of the next size
+  uint32_t larger_share = 4;          ///< one value of so many takes a block of the next size
+  uint32_t larger_from = UINT32_MAX;  ///< from this key on, all do
   std::vector<Fault> faults;
 
   uint32_t processes() const { return shape.hosts * processes_per_host; }
@@ -104,8 +110,13 @@ enum class Focus : uint8_t {
   DECISIONS,  ///< a host goes, and who decides about it is hit in turn
   KEEP,       ///< a host goes, and what it had must be there all the same
   GRANTS,     ///< extents change hands, and the hands are hit
-  CONTENTS    ///< contents are replaced, some by hosts that crash meanwhile or are over
+  CONTENTS,   ///< contents are replaced, some by hosts that crash meanwhile or are over
+  CUSTODY     ///< a host goes for good, and its blocks are moved by one that read others there
 };
+
+/// By name, in lower case; none: there is no such focus.
+std::optional<Focus> find_focus(std::string_view name);
+std::span<const std::string_view> focus_names();
 
 Plan make_plan(uint64_t seed, Focus focus = Focus::ANYTHING);
 

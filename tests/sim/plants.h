@@ -58,7 +58,8 @@ enum class Lie : uint8_t {
   STAMPS_REPEAT,        ///< four stamps in a row are one
   ALL_SETTLED,          ///< what other hosts stored is taken for settled
   GONE_IS_THERE,        ///< entries and blocks that went after they were seen seem to be there
-  ALL_ANSWERED          ///< what others are asked for they seem to have done
+  ALL_ANSWERED,         ///< what others are asked for they seem to have done
+  INVALIDATE_KEEPS      ///< acquiring uses the instruction that publishing uses
 };
 
 struct Plant {

@@ -59,6 +59,27 @@ void Rules::check_entry(uint64_t at, const core::Line& line) {
   segment.lineages[at] = *lineage;
 }
 
+void Rules::note_slot(const core::Line& line) {
+  const Machine& machine = world_->machine();
+  boots_[{machine.host, core::from_line<bh_host_slot>(line).incarnation}] = machine.boot;
+}
+
+/// Where no zombie can have written, a block that does not hold what was put is the pool's fault.
+void Rules::note_count(uint64_t at) {
+  const core::Layout& layout = world_->map().layout();
+  if (!world_->map().at(at).is_part(BH_PART_PROCESSES)) return;
+  const uint64_t in_process =
+      (at - layout.part(world_->machine().host, BH_PART_PROCESSES)) % sizeof(bh_process);
+  const auto is = [&](uint32_t counter) {
+    return in_process == offsetof(bh_process, counters) + counter * 8;
+  };
+  if (is(BH_COUNTER_PUTS_PRESENT)) world_->current().found_present = true;
+  if (is(BH_COUNTER_DAMAGED) && !zombies_)
+    world_->fail("damaged", fmt::format("host {} drops a block as damaged, and no zombie can have "
+                                        "written to it",
+                                        world_->machine().host));
+}
+
 void Rules::note_mail(uint64_t at, const core::Line& line) {
   Thread& thread = world_->current();
   const uint64_t area = world_->map().layout().mail(world_->machine().host, 0, 0);
@@ -75,6 +96,7 @@ void Rules::check_decision(uint64_t at, uint64_t value) {
   const auto of = static_cast<uint32_t>((at - layout.part(self, BH_PART_DECIDE)) / 8);
   if (word.bal != 0 && !word.done && of != self) world_->note_store(Since::ACCEPTED);
   if (!word.done) return;
+  zombies_ |= may_still_write({of, word.inst});
   for (uint32_t host = 0; host < hosts(); ++host) {
     const auto other = DecideWord::unpack(peek(host, layout.word(host, BH_PART_DECIDE, of)));
     if (other.done && other.inst == word.inst && other.val != word.val)
@@ -180,6 +202,14 @@ bool Rules::says_stopped(Life life) const {
     if (word >> 48 >= life.incarnation) return true;
   }
   return false;
+}
+
+/// It began on this boot of its machine, and has not said that it stopped: its processes, or dirty
+/// lines that they left, may still reach the memory.
+bool Rules::may_still_write(Life life) const {
+  const auto boot = boots_.find({life.host, life.incarnation});
+  return boot != boots_.end() && boot->second == world_->machine_of(life.host).boot &&
+         !says_stopped(life);
 }
 
 void Rules::check_acks(uint64_t extent, Life life) {

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tests/sim/model.h"
@@ -19,6 +21,8 @@ class Rules {
     model_ = &model;
     stamps_.clear();
     segments_.clear();
+    boots_.clear();
+    zombies_ = false;
   }
 
   /// Before the current thread's process stores `value`.
@@ -36,6 +40,13 @@ class Rules {
   void note_lock();
   /// Before it stores a line of its host's index segment.
   void check_entry(uint64_t at, const core::Line& line);
+  /// Before it stores a line of its host's slot.
+  void note_slot(const core::Line& line);
+  /// Before it adds to a word: its own counters are such words.
+  void note_count(uint64_t at);
+  /// Some life was declared over while its caches could still write: what it stores late may hit
+  /// what its successor has in custody.
+  bool zombies() const { return zombies_; }
   /// Before it stores a line of its host's mail.
   void note_mail(uint64_t at, const core::Line& line);
   /// Nobody has decided that a life is over.
@@ -61,6 +72,7 @@ class Rules {
   bool is_decided(core::Life life) const;
   bool was_live(core::Life life) const;
   bool says_stopped(core::Life life) const;
+  bool may_still_write(core::Life life) const;
 
   /// Entries that a host wrote in this life, as its caches show them.
   struct Segment {
@@ -72,8 +84,10 @@ class Rules {
 
   World* world_ = nullptr;
   const Model* model_ = nullptr;
-  std::unordered_map<uint64_t, uint64_t> stamps_;   ///< header by stamp
-  std::unordered_map<uint32_t, Segment> segments_;  ///< by host
+  std::unordered_map<uint64_t, uint64_t> stamps_;            ///< header by stamp
+  std::unordered_map<uint32_t, Segment> segments_;           ///< by host
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> boots_;  ///< of lives: the machine's
+  bool zombies_ = false;
 };
 
 }  // namespace bowhead::sim

@@ -76,7 +76,7 @@ void Simulator::direct() {
   do_phase(Phase::WORK);
   world_.cancel_faults();
   rest();
-  if (world_.plan().work == Work::KEEP) {
+  if (!world_.plan().eviction && !rules_.zombies()) {
     stage_->must_find = true;
     do_phase(Phase::LOOK);
     stage_->must_find = false;

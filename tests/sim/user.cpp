@@ -104,7 +104,9 @@ void User::work() {
   stage_.world.start_thread(
       this, [](void* self) { static_cast<User*>(self)->serve(); }, this);
   while (operations_left_ > 0) {
-    --operations_left_;
+    // Those of Work::CUSTODY count from the crash.
+    const Plan& plan = stage_.world.plan();
+    if (plan.work != Work::CUSTODY || !stage_.world.faults_left()) --operations_left_;
     operate();
     if (leaves_for_ns != 0) leave_for(leaves_for_ns);
     const uint64_t think_ns = stage_.world.plan().think_ns;
@@ -198,6 +200,10 @@ void User::operate() {
       if (below(4) == 0) break;
       if (roll < 25) return put();
       return roll < 50 ? get_parts() : roll < 80 ? replace() : remove();
+    case Work::CUSTODY:
+      if (machine->host != 0) return roll < 60 ? put() : roll < 95 ? remove() : get();
+      if (stage_.world.faults_left()) return roll < 80 ? get() : put();
+      return roll < 60 ? put() : remove();
     case Work::GREEDY:
       if (machine->host + 1 == stage_.world.plan().shape.hosts || operations_left_ % 16 == 8)
         return put();
@@ -221,17 +227,26 @@ void User::put() {
   const uint32_t version = stage_.model.new_version(k, machine->host);
   const Model::Stored stored = stage_.model.stored(k, version);
   const ConstSpan in[] = {{stored.bytes.data(), stored.bytes.size()}};
+  const auto removals = stage_.model.removals(k);
   stage_.world.begin_operation(Operation::PUT, k, version);
   const Status status = core_->put(key(k), content(stored, in));
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("put", status, {Status::NO_SPACE, Status::INDEX_FULL, Status::BUSY});
-  if (status == Status::OK)
+  if (status == Status::OK) {
     stage_.model.accept(k, version, incarnation());
-  else
+    note_stored(k, removals);
+  } else {
     stage_.model.refuse(k, version);
+  }
   stage_.counts.puts += status == Status::OK;
   stage_.counts.no_space += status == Status::NO_SPACE;
   stage_.counts.busy += status == Status::BUSY;
+}
+
+/// By the operation that ended just now.
+void User::note_stored(uint32_t k, std::optional<uint64_t> removals_before) {
+  if (!stage_.world.current().found_present && stage_.rules.stands({machine->host, incarnation()}))
+    stage_.model.keep(k, removals_before);
 }
 
 void User::get() { get(any_key()); }
@@ -340,6 +355,7 @@ void User::remove() {
   std::erase_if(lineages, [&](const Model::Lineage& lineage) {
     return !stage_.rules.stands({lineage.host, lineage.life});
   });
+  stage_.model.begin_removal(k);
   stage_.world.begin_operation(Operation::REMOVE, k);
   const Status status = core_->remove(key(k));
   const uint64_t asked = stage_.world.current().asked | uint64_t{1} << machine->host;
@@ -348,6 +364,7 @@ void User::remove() {
     if (status == Status::OK && (asked >> host & 1) != 0)
       stage_.model.note_removed(k, version, stage_.world.now_ns());
   }
+  if (status == Status::OK || status == Status::NOT_FOUND) stage_.model.end_removal(k);
   expect("remove", status, {Status::NOT_FOUND, Status::BUSY});
   stage_.counts.removals += status == Status::OK;
 }
@@ -449,16 +466,21 @@ void User::finish_reservation() {
   PayloadSum sum;
   if (stage_.world.plan().some_without_sum && below(2) != 0) {
     sum.by = PayloadSum::By::NOBODY;
+    stage_.model.doubt(reserved.key);
   } else if (reserved.version % 2 == 0) {
     const auto value = stage_.model.value(reserved.key, reserved.version);
     sum = {PayloadSum::By::WRITER, payload_checksum(value.data(), value.size())};
   }
+  const auto removals = stage_.model.removals(reserved.key);
   const Status status =
       commits ? core_->commit(reserved.reservation, sum) : core_->abort(reserved.reservation);
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect(commits ? "commit" : "abort", status,
          {Status::NO_SPACE, Status::INDEX_FULL, Status::BUSY});
-  if (!commits || status != Status::OK) stage_.model.refuse(reserved.key, reserved.version);
+  if (!commits || status != Status::OK)
+    stage_.model.refuse(reserved.key, reserved.version);
+  else
+    note_stored(reserved.key, removals);
 }
 
 // ---- phases ----
@@ -496,7 +518,7 @@ void User::look() {
     stage_.world.end_operation(static_cast<uint64_t>(length.status()));
     expect("get, at rest", length.status(), {Status::NOT_FOUND});
     stage_.keys_found += length.status() == Status::OK;
-    if (stage_.must_find && !length && stage_.model.accepted(k))
+    if (stage_.must_find && !length && stage_.model.must_be_found(k))
       stage_.world.fail("lost", fmt::format("process {} does not find key {}", index, k));
   }
 }

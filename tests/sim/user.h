@@ -53,7 +53,7 @@ struct Stage {
   Phase phase = Phase::WORK;
   uint32_t phase_number = 1;     ///< tells two of one kind apart
   uint64_t keys_found = 0;       ///< LOOK
-  bool must_find = false;        ///< the same: every key that was put
+  bool must_find = false;        ///< the same: every key that nobody took away
   uint64_t blocks_reserved = 0;  ///< FILL
   Counts counts{};
 };
@@ -109,6 +109,7 @@ class User final : public Process {
   void leave();
 
   void get(uint32_t k);
+  void note_stored(uint32_t k, std::optional<uint64_t> removals_before);
   Status replace(const core::Located& located);
   /// Fails if what was read is not right; else which version it is.
   uint32_t judge(const char* what, uint32_t k, const Model::Seen& seen);
@@ -125,7 +126,9 @@ class User final : public Process {
     if (plan.work == Work::GREEDY)  // none of the others has those of the last host
       return machine->host + 1 == plan.shape.hosts ? 2 + static_cast<uint32_t>(below(plan.keys - 2))
                                                    : machine->host;
-    return below(2) == 0 ? 0 : static_cast<uint32_t>(below(stage_.world.plan().keys));
+    if (plan.work == Work::CUSTODY)  // only the first host stores large values
+      return static_cast<uint32_t>(below(machine->host == 0 ? plan.keys : plan.larger_from));
+    return below(2) == 0 ? 0 : static_cast<uint32_t>(below(plan.keys));
   }
   uint64_t below(uint64_t n) { return stage_.world.random().below(n); }
   bool leads() const { return index % stage_.world.plan().processes_per_host == 0; }

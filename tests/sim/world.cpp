@@ -202,6 +202,7 @@ void World::begin_operation(Operation operation, uint64_t key, uint64_t number) 
   current_->stalled_ns = 0;
   current_->locked = false;
   current_->asked = 0;
+  current_->found_present = false;
   record(Op::BEGIN, 0, uint64_t{static_cast<uint8_t>(operation)} << 40 | key << 32 | number);
 }
 void World::end_operation(uint64_t result) {
@@ -291,17 +292,20 @@ void World::buffer_event() {
 
 void World::start_flush(uint64_t offset, uint64_t bytes, bool invalidates) {
   if (bytes == 0) return;
+  const bool mistaken = invalidates && plant(Lie::INVALIDATE_KEEPS) != nullptr;
+  if (mistaken && plan_.keeps_lines) note_plant();
+  const bool drops = !plan_.keeps_lines || (invalidates && !mistaken);
   const uint64_t last = (offset + bytes - 1) / BH_LINE_BYTES;
   for (uint64_t line = offset / BH_LINE_BYTES; line <= last; ++line)
-    current_->flushing.push_back({line, invalidates});
+    current_->flushing.push_back({line, drops, invalidates});
 }
 
 void World::take_effect(Thread& thread, size_t index) {
   drain_stores(thread);  // a flush comes after older stores to its line
-  const uint64_t line = thread.flushing[index].line;
+  const auto [line, drops, invalidates] = thread.flushing[index];
   thread.flushing[index] = thread.flushing.back();
   thread.flushing.pop_back();
-  thread.process->machine->cache.flush(line, now_ns_);
+  thread.process->machine->cache.flush(line, now_ns_, drops);
   record(Op::FLUSHED, line * BH_LINE_BYTES, thread.process->machine->host);
 }
 

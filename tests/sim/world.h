@@ -68,7 +68,8 @@ struct Thread {
   std::array<Store, kStoresMax> stores{};  ///< done by the program, not yet in the cache; in order
   struct Flush {
     uint64_t line;
-    bool invalidates;  ///< as the program meant it; the same is done
+    bool drops;        ///< the line leaves the cache: always if the program invalidates it
+    bool invalidates;  ///< as the program meant it
   };
   std::vector<Flush> flushing;  ///< that have not taken effect
   Operation operation = Operation::NONE;
@@ -77,6 +78,7 @@ struct Thread {
   bool locked = false;           ///< it took a lock in this operation
   uint64_t asked = 0;            ///< a bit for each host that it asked for a removal in it
   bool knew_it_is_over = false;  ///< its host, about this life, when it took a lock last
+  bool found_present = false;    ///< in this operation: a put of a key that was stored already
 };
 
 struct Machine {
