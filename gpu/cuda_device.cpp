@@ -14,13 +14,11 @@
 
 #include <array>
 #include <utility>
-#include <vector>
 
+#include "gpu/cuda_compat.h"
 #include "gpu/device.h"
 #include "gpu/launch.h"
 #include "gpu/pcie_link.h"
-
-static_assert(CUDART_VERSION >= 13000, "cudaMemcpyBatchAsync() is of CUDA 13; install that");
 
 namespace bowhead::gpu {
 namespace {
@@ -319,27 +317,20 @@ class CudaDevice final : public Device {
         return cudaSuccess;
       });
     }
-    std::vector<void*> to;
-    std::vector<const void*> from;
-    std::vector<size_t> sizes;
-    to.reserve(runs.size());
-    from.reserve(runs.size());
-    sizes.reserve(runs.size());
+    CopyBatch batch;
+    batch.to.reserve(runs.size());
+    batch.from.reserve(runs.size());
+    batch.sizes.reserve(runs.size());
     for (const CopyRun& run : runs) {
       if (run.size_bytes == 0) continue;
-      to.push_back(run.to);
-      from.push_back(run.from);
-      sizes.push_back(run.size_bytes);
+      batch.to.push_back(run.to);
+      batch.from.push_back(run.from);
+      batch.sizes.push_back(run.size_bytes);
     }
-    if (sizes.empty()) return {};
-    cudaMemcpyAttributes attributes = {};
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-    size_t first = 0;  // from which copy on these attributes count
-    return call("cudaMemcpyBatchAsync", [&] {
-      return cudaMemcpyBatchAsync(to.data(), from.data(), sizes.data(), sizes.size(), &attributes,
-                                  &first, 1, cuda(stream));
-    });
+    if (batch.sizes.empty()) return {};
+    batch.attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    batch.attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    return call("cudaMemcpyBatchAsync", [&] { return copy_batch_async(batch, cuda(stream)); });
   }
 
   Result<void> launch(const Work& work, Stream stream) override {
