@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <utility>
@@ -136,6 +137,27 @@ Result<void> check(const MovePieces& work) {
   if (work.blocks == nullptr && work.block_count != 0) return wrong("blocks is null");
   for (uint32_t i = 0; i < work.block_count; ++i) {
     if (Result<void> block = check_block(work, i); !block) return block;
+  }
+  return {};
+}
+
+Result<void> check(const MoveFewPieces& work) {
+  MovePieces pieces = work.pieces;
+  if (pieces.block_count > MoveFewPieces::kMostBlocks) {
+    return wrong("{} blocks, while a kernel's arguments hold {}", pieces.block_count,
+                 MoveFewPieces::kMostBlocks);
+  }
+  auto blocks = std::to_array(work.blocks);
+  for (uint32_t i = 0; i < pieces.block_count; ++i) {
+    blocks[i].pages = work.pages + std::min(work.first_pages[i], MoveFewPieces::kMostPages);
+  }
+  pieces.blocks = blocks.data();
+  if (Result<void> good = check(pieces); !good) return good;
+  for (uint32_t i = 0; i < pieces.block_count; ++i) {
+    const uint32_t pages = (blocks[i].first_token + blocks[i].tokens - 1) / pieces.page_tokens + 1;
+    if (uint64_t{work.first_pages[i]} + pages <= MoveFewPieces::kMostPages) continue;
+    return wrong("block {} has {} pages from {} on, while a kernel's arguments hold {}", i, pages,
+                 work.first_pages[i], MoveFewPieces::kMostPages);
   }
   return {};
 }

@@ -11,6 +11,8 @@ namespace bowhead::gpu {
 /// blocks, so they have to be readable for the CPU here, and not what those point to: page numbers
 /// beyond the cache are not found.
 Result<void> check(const MovePieces& work);
+/// The same, and that the pages of all blocks are in the table.
+Result<void> check(const MoveFewPieces& work);
 /// The same of spans and runs, and of `first_parts`.
 Result<void> check(const Attend& work);
 Result<void> check(const MergeParts& work);

@@ -67,6 +67,19 @@ struct MovePieces {
   uint32_t first_layer = 0, some_layers = 0;
 };
 
+/// The same of few blocks, whose descriptions and pages go with the kernel's arguments, which a
+/// driver takes by value: nothing has to be copied to the device before the kernel.
+struct MoveFewPieces {
+  static constexpr uint32_t kMostBlocks = 16, kMostPages = 768;
+
+  MovePieces pieces;              ///< its `blocks` is not looked at
+  MoveBlock blocks[kMostBlocks];  ///< the first block_count; their `pages` are not looked at
+  uint32_t first_pages[kMostBlocks] = {};  ///< of each block, in `pages`
+  uint32_t pages[kMostPages] = {};
+};
+// With one more number they are what every driver takes as arguments.
+static_assert(sizeof(MoveFewPieces) + sizeof(uint64_t) <= 4096);
+
 enum class FloatKind : uint32_t { BF16, FP16, FP32 };
 
 /// Keys and values of some tokens of a sequence, in a block of the pool or in a page of a cache:
@@ -219,6 +232,7 @@ struct DecodeLz4 {
 };
 
 /// What a kernel is told, any of them.
-using Work = std::variant<MovePieces, FetchTokens, Attend, MergeParts, RebuildTiles, DecodeLz4>;
+using Work = std::variant<MovePieces, MoveFewPieces, FetchTokens, Attend, MergeParts, RebuildTiles,
+                          DecodeLz4>;
 
 }  // namespace bowhead::gpu

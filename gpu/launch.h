@@ -11,6 +11,7 @@ namespace bowhead::gpu {
 /// Queues what `work` says, which check() (check.h) has found right; `work` itself is copied.
 /// An error of the driver's may be one of earlier work, which it tells late.
 cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream);
+cudaError_t launch_kernel(const MoveFewPieces& work, cudaStream_t stream);
 cudaError_t launch_kernel(const Attend& work, cudaStream_t stream);
 cudaError_t launch_kernel(const MergeParts& work, cudaStream_t stream);
 cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream);

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "gpu/kernels.h"
 #include "gpu/piece_sum.h"
@@ -17,6 +18,18 @@
 
 namespace bowhead::gpu {
 inline namespace BOWHEAD_LANES {
+
+/// What a kernel is told of its blocks, in memory of the device or in its arguments.
+BOWHEAD_WARP_CODE const MovePieces& pieces_of(const MovePieces& work) { return work; }
+BOWHEAD_WARP_CODE const MovePieces& pieces_of(const MoveFewPieces& work) { return work.pieces; }
+BOWHEAD_WARP_CODE MoveBlock block_of(const MovePieces& work, uint32_t number) {
+  return work.blocks[number];
+}
+BOWHEAD_WARP_CODE MoveBlock block_of(const MoveFewPieces& work, uint32_t number) {
+  MoveBlock block = work.blocks[number];
+  block.pages = work.pages + work.first_pages[number];
+  return block;
+}
 
 /// Work of any block is cut into this many slots, of which those behind its pieces are empty.
 inline uint32_t slots_per_block(const MovePieces& work) {
@@ -33,8 +46,8 @@ struct UnitPlace {
   uint32_t part;    ///< layer * layer_parts + part
 };
 
-/// The pieces of one block; `Unit` has unit_bytes.
-template <class Unit, MoveKind kKind>
+/// The pieces of one block; `Unit` has unit_bytes. `kInArguments`: so has the kernel its pages.
+template <class Unit, MoveKind kKind, bool kInArguments = false>
 class PieceMover {
  public:
   BOWHEAD_WARP_CODE PieceMover(const MovePieces& work, const MoveBlock& block)
@@ -189,12 +202,21 @@ class PieceMover {
   BOWHEAD_WARP_CODE Unit* in_pages(UnitPlace at) const {
     const uint32_t token = block_.first_token + (tokens_are_inner_ ? at.inner : at.outer);
     const uint32_t head = tokens_are_inner_ ? at.outer : at.inner;
-    const size_t page = load_constant(block_.pages + token / work_.page_tokens);
+    const size_t page = page_at(token / work_.page_tokens);
     const PagedPart* part = work_.parts + at.part;
     uint8_t* row = load_constant(&part->base) + page * load_constant(&part->page_stride_bytes) +
                    token % work_.page_tokens * load_constant(&part->token_stride_bytes) +
                    head * load_constant(&part->head_stride_bytes);
     return reinterpret_cast<Unit*>(row) + at.column;
+  }
+
+  // Arguments of a kernel are not in global memory.
+  BOWHEAD_WARP_CODE uint32_t page_at(uint32_t number) const {
+    if constexpr (kInArguments) {
+      return block_.pages[number];
+    } else {
+      return load_constant(block_.pages + number);
+    }
   }
 
   const MovePieces& work_;
@@ -204,10 +226,12 @@ class PieceMover {
   const uint32_t layer_bytes_;
 };
 
-/// Slot `slot` of block_count * slots_per_block(work).
-template <class Unit, MoveKind kKind>
-BOWHEAD_WARP_CODE void move_slot(const MovePieces& work, uint32_t block_slots, uint32_t slot) {
-  const PieceMover<Unit, kKind> mover(work, work.blocks[slot / block_slots]);
+/// Slot `slot` of block_count * slots_per_block(); `Told` is MovePieces or MoveFewPieces.
+template <class Unit, MoveKind kKind, class Told>
+BOWHEAD_WARP_CODE void move_slot(const Told& told, uint32_t block_slots, uint32_t slot) {
+  const MovePieces& work = pieces_of(told);
+  const PieceMover<Unit, kKind, std::is_same_v<Told, MoveFewPieces>> mover(
+      work, block_of(told, slot / block_slots));
   const uint32_t piece = mover.first_piece(work.first_layer) + slot % block_slots;
   if (piece < mover.first_piece(work.first_layer + work.some_layers)) mover.move(piece);
 }

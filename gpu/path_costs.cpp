@@ -36,6 +36,7 @@ namespace {
 // ---- measuring ----
 
 constexpr uint32_t kRowBytes = 2048;
+constexpr size_t kBlockAt = sizeof(PagedPart);  // in what kernels are told
 constexpr int kRounds = 5;
 constexpr uint64_t kMostRuns = 4096;  // of a batch: short ones take a microsecond each
 
@@ -63,6 +64,7 @@ class PathMeter {
  private:
   /// The best of some rounds, in nanoseconds: what disturbs only adds.
   Result<double> time(const std::function<Result<void>()>& queue);
+  Result<void> upload(size_t size_bytes);
   Result<void> launch(MoveKind kind, uint32_t unit_bytes, uint64_t bytes);
   Result<void> copies(bool spills, uint64_t run_bytes, uint64_t bytes);
 
@@ -98,7 +100,17 @@ Result<void> PathMeter::open() {
   told_ = *told;
   auto* table = reinterpret_cast<uint32_t*>(told_.pinned + table_at_);
   std::iota(table, table + rows, 0u);
-  return {};
+  auto* part = reinterpret_cast<PagedPart*>(told_.pinned);
+  *part = {pages_, 2 * kRowBytes, kRowBytes, kRowBytes};
+  auto done = upload(sizeof(PagedPart));
+  if (done) done = device_.record(event_, stream_);
+  if (done) done = device_.synchronize(event_);
+  return done;
+}
+
+/// What kernels are told, from its first byte on.
+Result<void> PathMeter::upload(size_t size_bytes) {
+  return device_.copy(told_.device, told_.pinned, size_bytes, stream_);
 }
 
 Result<double> PathMeter::time(const std::function<Result<void>()>& queue) {
@@ -118,27 +130,33 @@ Result<double> PathMeter::time(const std::function<Result<void>()>& queue) {
   return best_ns;
 }
 
+/// As a job does it: few pages go with the kernel's arguments, and more are copied first.
 Result<void> PathMeter::launch(MoveKind kind, uint32_t unit_bytes, uint64_t bytes) {
-  auto* part = reinterpret_cast<PagedPart*>(told_.pinned);
-  auto* block = reinterpret_cast<MoveBlock*>(told_.pinned + sizeof(PagedPart));
-  *part = {pages_, 2 * kRowBytes, kRowBytes, kRowBytes};
+  const auto rows = static_cast<uint32_t>(bytes / kRowBytes);
+  const bool is_few = rows <= MoveFewPieces::kMostPages;
+  MoveFewPieces few;
+  auto* block = is_few ? few.blocks : reinterpret_cast<MoveBlock*>(told_.pinned + kBlockAt);
+  auto* table = reinterpret_cast<uint32_t*>(told_.pinned + table_at_);
   *block = {payload_.address, reinterpret_cast<uint64_t*>(told_.address + sums_at_),
-            reinterpret_cast<const uint32_t*>(told_.device + table_at_), 0,
-            static_cast<uint32_t>(bytes / kRowBytes)};
+            is_few ? table : reinterpret_cast<const uint32_t*>(told_.device + table_at_), 0, rows};
   MovePieces work;
   work.layers = work.layer_parts = work.heads = work.page_tokens = 1;
   work.row_bytes = kRowBytes;
   work.unit_bytes = unit_bytes;
   work.kind = kind;
   work.block_count = work.some_layers = 1;
-  work.most_tokens = block->tokens;
-  work.parts = part;
+  work.most_tokens = rows;
+  work.parts = reinterpret_cast<const PagedPart*>(told_.pinned);
   work.blocks = block;
   if (auto good = check(work); !good) return good;
   work.parts = reinterpret_cast<const PagedPart*>(told_.device);
-  work.blocks = reinterpret_cast<const MoveBlock*>(told_.device + sizeof(PagedPart));
-  if (auto copied = device_.copy(told_.device, told_.pinned, sums_at_, stream_); !copied)
-    return copied;
+  work.blocks = reinterpret_cast<const MoveBlock*>(told_.device + kBlockAt);
+  if (is_few) {
+    std::copy(table, table + rows, few.pages);
+    few.pieces = work;
+    return device_.launch(few, stream_);
+  }
+  if (auto copied = upload(sums_at_); !copied) return copied;
   return device_.launch(work, stream_);
 }
 

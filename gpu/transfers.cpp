@@ -58,6 +58,8 @@ class Transfers::Job {
   Room room;
   Stream stream = nullptr;
   MovePieces work, on_host;  ///< what the kernel is told, and the same to be checked
+  /// The same where blocks and pages go with the kernel's arguments; null: they lie in `room`.
+  std::unique_ptr<MoveFewPieces> few;
   uint32_t layers_queued = 0;
   std::unique_ptr<FrameDecoder> decoder;  ///< null: no block is a frame
   std::vector<Event> events;              ///< by group of layers that is queued
@@ -99,6 +101,7 @@ class Transfers::Impl {
   Status prepare_spill(NamespaceId ns, const std::string& key, Moving& block);
   Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
                          Moving& block);
+  Result<void> tell_parts();
   Result<void> tell(Job& job);
   Path choose(const Job& job) const;
   Result<void> queue(Job& job, const JobOptions& options);
@@ -121,6 +124,8 @@ class Transfers::Impl {
   PathCosts costs_;
   Stream streams_[2] = {};  ///< for what is not urgent, and for what is
   Rooms rooms_;
+  Room parts_;            ///< of the cache, for kernels
+  bool may_run_ = false;  ///< a job of which the driver did not say that it is done
   std::vector<Event> events_;
   std::vector<std::unique_ptr<FrameDecoder>> decoders_;  ///< that no job has
   std::vector<std::shared_ptr<Job>> running_;
@@ -139,7 +144,24 @@ Result<void> Transfers::Impl::open() {
   auto costs = gpu::path_costs(device_);
   if (!costs) return costs.error();
   costs_ = *costs;
-  return {};
+  return tell_parts();
+}
+
+/// The parts of the cache do not change: all jobs find them where this puts them.
+Result<void> Transfers::Impl::tell_parts() {
+  const size_t bytes = cache_.parts.size() * sizeof(PagedPart);
+  auto room = rooms_.take(bytes, true);
+  if (!room) return room.error();
+  parts_ = *room;
+  std::memcpy(parts_.pinned, cache_.parts.data(), bytes);
+  auto event = take_event();
+  if (!event) return event.error();
+  events_.push_back(*event);
+  auto done = device_.copy(parts_.device, parts_.pinned, bytes, streams_[0]);
+  if (done) done = device_.record(*event, streams_[0]);
+  if (done) done = device_.synchronize(*event);
+  may_run_ = !done && done.status() != Status::GPU_LOST;
+  return done;
 }
 
 Transfers::Impl::~Impl() {
@@ -151,6 +173,7 @@ Transfers::Impl::~Impl() {
     if (stream != nullptr) device_.destroy_stream(stream);
   }
   for (Event event : events_) device_.destroy_event(event);
+  if (!may_run_) rooms_.give_back(parts_);
 }
 
 Result<Event> Transfers::Impl::take_event() {
@@ -311,8 +334,9 @@ Path Transfers::Impl::choose(const Job& job) const {
                        bytes / cache_.layers * job.layers_at_once);
 }
 
-/// What the kernel is told lies in one room: parts, blocks, pages, then the sums that it writes,
-/// which go to its pinned half.
+/// Blocks and their pages go with the kernel's arguments if they are few. Else they lie in one room
+/// and are copied to the device first. Behind them there are the sums that the kernel writes, which
+/// go to the pinned half.
 Result<void> Transfers::Impl::tell(Job& job) {
   uint32_t most_tokens = 0;
   size_t pages = 0, pieces = 0;
@@ -321,32 +345,37 @@ Result<void> Transfers::Impl::tell(Job& job) {
     pages += block.pages.size();
     pieces += whole_pieces(block.size_bytes);
   }
-  const size_t blocks_at = aligned(cache_.parts.size() * sizeof(PagedPart));
-  const size_t pages_at = blocks_at + aligned(job.moving.size() * sizeof(MoveBlock));
-  const size_t sums_at = pages_at + aligned(pages * sizeof(uint32_t));
-  auto room = rooms_.take(sums_at + pieces * sizeof(uint64_t), true);
+  const bool is_few =
+      job.moving.size() <= MoveFewPieces::kMostBlocks && pages <= MoveFewPieces::kMostPages;
+  const size_t pages_at = is_few ? 0 : aligned(job.moving.size() * sizeof(MoveBlock));
+  const size_t sums_at = is_few ? 0 : pages_at + aligned(pages * sizeof(uint32_t));
+  auto room = rooms_.take(sums_at + std::max<size_t>(pieces, 1) * sizeof(uint64_t), !is_few);
   if (!room) return room.error();
   job.room = *room;
+  if (is_few) job.few = std::make_unique<MoveFewPieces>();
 
-  std::memcpy(room->pinned, cache_.parts.data(), cache_.parts.size() * sizeof(PagedPart));
-  auto* blocks = reinterpret_cast<MoveBlock*>(room->pinned + blocks_at);
+  auto* blocks = is_few ? job.few->blocks : reinterpret_cast<MoveBlock*>(room->pinned);
+  auto* table = is_few ? job.few->pages : reinterpret_cast<uint32_t*>(room->pinned + pages_at);
+  // Of few blocks only check() looks there, which this CPU reads.
+  const auto* kernel_table =
+      is_few ? table : reinterpret_cast<const uint32_t*>(room->device + pages_at);
   auto* sums = reinterpret_cast<uint64_t*>(room->pinned + sums_at);
   auto* device_sums = reinterpret_cast<uint64_t*>(room->address + sums_at);
-  size_t page = 0, piece = 0;
+  uint32_t page = 0;
+  size_t piece = 0;
   for (size_t i = 0; i < job.moving.size(); ++i) {
     Moving& block = job.moving[i];
-    const size_t at = pages_at + page * sizeof(uint32_t);
-    std::memcpy(room->pinned + at, block.pages.data(), block.pages.size() * sizeof(uint32_t));
-    blocks[i] = {block.device_payload, device_sums + piece,
-                 reinterpret_cast<const uint32_t*>(room->device + at), block.range.first_token,
-                 block.range.tokens};
+    std::copy(block.pages.begin(), block.pages.end(), table + page);
+    blocks[i] = {block.device_payload, device_sums + piece, kernel_table + page,
+                 block.range.first_token, block.range.tokens};
+    if (is_few) job.few->first_pages[i] = page;
     block.sums = sums + piece;
-    page += block.pages.size();
+    page += static_cast<uint32_t>(block.pages.size());
     piece += whole_pieces(block.size_bytes);
   }
   job.work = job.on_host = told(job, most_tokens);
-  job.work.parts = reinterpret_cast<const PagedPart*>(room->device);
-  job.work.blocks = reinterpret_cast<const MoveBlock*>(room->device + blocks_at);
+  job.work.parts = reinterpret_cast<const PagedPart*>(parts_.device);
+  job.work.blocks = reinterpret_cast<const MoveBlock*>(room->device);
   job.on_host.parts = cache_.parts.data();
   job.on_host.blocks = blocks;
   if (auto last = take_event()) {
@@ -354,6 +383,7 @@ Result<void> Transfers::Impl::tell(Job& job) {
   } else {
     return last.error();
   }
+  if (is_few) return {};
   return device_.copy(room->device, room->pinned, sums_at, job.stream);
 }
 
@@ -449,7 +479,10 @@ Result<void> Transfers::Impl::queue_layers(Job& job) {
     const std::vector<CopyRun> runs = copy_runs(job, first, some);
     if (auto copied = device_.copy_batch(runs, job.stream); !copied) return copied;
   }
-  if (auto launched = device_.launch(job.work, job.stream); !launched) return launched;
+  if (job.few) job.few->pieces = job.work;
+  if (auto launched = device_.launch(job.few ? Work(*job.few) : Work(job.work), job.stream);
+      !launched)
+    return launched;
   auto event = take_event();
   if (!event) return event.error();
   job.events.push_back(*event);
@@ -532,6 +565,7 @@ void Transfers::Impl::finish(Job& job, Status asked) {
     end_decoding(job);
     rooms_.give_back(job.room);
   }
+  may_run_ = may_run_ || !is_through;
   (void)job.decoder.release();  // has memory as well
   // Events may be recorded anew whatever they meant.
   events_.insert(events_.end(), job.events.begin(), job.events.end());

@@ -11,22 +11,23 @@ namespace {
 
 static_assert(kPieceBytes == kChecksumPieceBytes);
 
-template <class Unit, MoveKind kKind>
-void run(const MovePieces& work) {
+template <class Unit, MoveKind kKind, class Told>
+void run(const Told& told) {
+  const MovePieces& work = pieces_of(told);
   const uint32_t block_slots = slots_per_block(work);
   run_warps(work.block_count * block_slots,
-            [&](uint32_t slot, uint32_t) { move_slot<Unit, kKind>(work, block_slots, slot); });
+            [&](uint32_t slot, uint32_t) { move_slot<Unit, kKind>(told, block_slots, slot); });
 }
 
-template <class Unit>
-void run(const MovePieces& work) {
-  switch (work.kind) {
+template <class Unit, class Told>
+void run(const Told& told) {
+  switch (pieces_of(told).kind) {
     case MoveKind::TO_PAYLOAD:
-      return run<Unit, MoveKind::TO_PAYLOAD>(work);
+      return run<Unit, MoveKind::TO_PAYLOAD>(told);
     case MoveKind::FROM_PAYLOAD:
-      return run<Unit, MoveKind::FROM_PAYLOAD>(work);
+      return run<Unit, MoveKind::FROM_PAYLOAD>(told);
     case MoveKind::SUM_ONLY:
-      return run<Unit, MoveKind::SUM_ONLY>(work);
+      return run<Unit, MoveKind::SUM_ONLY>(told);
   }
 }
 
@@ -34,6 +35,10 @@ void run(const MovePieces& work) {
 
 void run_on_cpu(const MovePieces& work) {
   with_unit(work.unit_bytes, [&]<class Unit>() { run<Unit>(work); });
+}
+
+void run_on_cpu(const MoveFewPieces& work) {
+  with_unit(work.pieces.unit_bytes, [&]<class Unit>() { run<Unit>(work); });
 }
 
 }  // namespace BOWHEAD_LANES

@@ -10,6 +10,7 @@ inline namespace BOWHEAD_LANES {
 
 /// Does what `work` says, which check() (check.h) has found right, before it returns.
 void run_on_cpu(const MovePieces& work);
+void run_on_cpu(const MoveFewPieces& work);
 void run_on_cpu(const Attend& work);
 void run_on_cpu(const MergeParts& work);
 void run_on_cpu(const FetchTokens& work);

@@ -126,6 +126,30 @@ TEST_F(CheckMovePieces, NamesABlock) {
   EXPECT_TRUE(check(work_).error().detail.starts_with("payload of block 0 is at 0x"));
 }
 
+TEST_F(CheckMovePieces, NamesWhatAKernelsArgumentsDoNotHold) {
+  MoveFewPieces few;
+  few.pieces = work_;
+  few.pieces.blocks = nullptr;
+  std::copy_n(work_.blocks, work_.block_count, few.blocks);
+  few.blocks[1].pages = nullptr;
+  EXPECT_TRUE(check(few));
+  const uint32_t pages =
+      (few.blocks[1].first_token + few.blocks[1].tokens - 1) / work_.page_tokens + 1;
+  few.first_pages[1] = MoveFewPieces::kMostPages - pages;
+  EXPECT_TRUE(check(few));
+  ++few.first_pages[1];
+  EXPECT_EQ(check(few).error().message(), "block 1 has " + std::to_string(pages) + " pages from " +
+                                              std::to_string(few.first_pages[1]) +
+                                              " on, while a kernel's arguments hold 768");
+  few.first_pages[1] = UINT32_MAX;
+  EXPECT_EQ(check(few).status(), Status::INVALID_ARGUMENT);
+  few.first_pages[1] = 0;
+  few.blocks[1].tokens = 0;
+  EXPECT_EQ(check(few).error().message(), "block 1 has 0 tokens");
+  few.pieces.block_count = MoveFewPieces::kMostBlocks + 1;
+  EXPECT_EQ(check(few).error().message(), "17 blocks, while a kernel's arguments hold 16");
+}
+
 TEST_F(CheckMovePieces, NamesPayloadsThatAreTooLong) {
   work_.most_tokens = (uint32_t{1} << 31) / (256 * 4 * 6);
   EXPECT_TRUE(check(work_));

@@ -31,6 +31,7 @@ namespace bowhead::gpu {
 // The kernels (twin_kernels.h) on such lanes.
 namespace fiber_lanes {
 void run_on_cpu(const MovePieces& work);
+void run_on_cpu(const MoveFewPieces& work);
 void run_on_cpu(const Attend& work);
 void run_on_cpu(const MergeParts& work);
 void run_on_cpu(const FetchTokens& work);
@@ -163,7 +164,16 @@ Buffer move(MoveKind kind, uint32_t unit_bytes, uint64_t seed, const Runner& run
   work.block_count = kBlocks;
   work.most_tokens = kTokens;
   work.some_layers = model.layers;
-  run_checked(work, runner);
+  if (seed % 3 != 0) {
+    run_checked(work, runner);
+  } else {
+    MoveFewPieces few;
+    few.pieces = work;
+    std::copy(blocks.begin(), blocks.end(), few.blocks);
+    for (uint32_t i = 0; i < kBlocks; ++i) few.first_pages[i] = i * 3;
+    std::copy(pages.begin(), pages.end(), few.pages);
+    run_checked(few, runner);
+  }
   Buffer wrote = bytes_of(payloads);
   append(wrote, bytes_of(sums));
   append(wrote, cache.bytes);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -226,13 +227,38 @@ class MoveTest {
       for (Block& block : blocks_) std::fill(block.sums.begin(), block.sums.end(), kNoSum);
       const Result<void> result = check(work);
       ASSERT_TRUE(result) << result.error().message();
-      run_on_cpu(work);
+      if (const auto few = few_pieces(work, lists); few && random_.below(2) == 0) {
+        const Result<void> good = check(*few);
+        ASSERT_TRUE(good) << good.error().message();
+        run_on_cpu(*few);
+      } else {
+        run_on_cpu(work);
+      }
       for (Block& block : blocks_) take_sums(block);
       expect(cuts[i]);
     }
     for (const Block& block : blocks_) {
       EXPECT_EQ(std::count(block.moved.begin(), block.moved.end(), 1), block.moved.size());
     }
+  }
+
+  // With blocks and pages by value, if they fit.
+  std::unique_ptr<MoveFewPieces> few_pieces(const MovePieces& work, const PageLists& lists) const {
+    if (work.block_count > MoveFewPieces::kMostBlocks) return nullptr;
+    auto few = std::make_unique<MoveFewPieces>();
+    few->pieces = work;
+    few->pieces.blocks = nullptr;
+    uint32_t page = 0;
+    for (uint32_t i = 0; i < work.block_count; ++i) {
+      const std::vector<uint32_t>& pages = lists[blocks_[i].sequence];
+      if (page + pages.size() > MoveFewPieces::kMostPages) return nullptr;
+      few->blocks[i] = work.blocks[i];
+      few->blocks[i].pages = nullptr;
+      few->first_pages[i] = page;
+      std::copy(pages.begin(), pages.end(), few->pages + page);
+      page += static_cast<uint32_t>(pages.size());
+    }
+    return few;
   }
 
   static void take_sums(Block& block) {

@@ -61,9 +61,9 @@ TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
     engine.write(engine.random_bytes(2));
     const Stream compute = device().make_stream(0).value();
     const Event used = device().make_event().value();
-    // What the kernel is told is copied first; then come layers 0 and 1, copies with a kernel that
-    // sums them, and then the last one, which is held.
-    const size_t before_last = path == Path::KERNEL ? 2 : 3;
+    // First come layers 0 and 1, of copies with a kernel that sums them, and then the last one,
+    // which is held.
+    const size_t before_last = path == Path::KERNEL ? 1 : 2;
     const size_t first = gate_->hold_next(before_last + 1);
     auto job =
         transfers.restore(pool_.ns(), blocks_in(pages, 5), {.path = path, .layers_at_once = 2});
@@ -95,6 +95,32 @@ TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
   }
 }
 
+/// What a kernel is told of few blocks goes with its arguments: no copy comes before it.
+TEST_P(GatedTransfers, AskTheDeviceOnceForASmallJob) {
+  EngineCache engine(device(), Layout::NHD, {3, 4, 16, 80}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(80, 1);
+  const auto asked = [&](bool spills, uint32_t count, Path path) {
+    const auto blocks = blocks_in(pages, count);
+    const size_t before = gate_->count();
+    EXPECT_EQ(run(transfers, spills, blocks, {.path = path}), std::vector(count, Status::OK));
+    const size_t calls = gate_->count() - before;
+    for (const BlockOfTokens& block : blocks)
+      EXPECT_TRUE(spills || pool_.pool().remove(pool_.ns(), block.key) == Status::OK);
+    return calls;
+  };
+  for (const uint32_t count : {1u, MoveFewPieces::kMostBlocks}) {
+    EXPECT_EQ(asked(true, count, Path::KERNEL), 1) << count;
+    EXPECT_EQ(asked(false, count, Path::KERNEL), 1) << count;
+    EXPECT_EQ(asked(true, count, Path::COPIES), 2) << "a batch, and what sums it";
+    EXPECT_EQ(asked(false, count, Path::COPIES), 2) << "a batch, and what sums it";
+  }
+  constexpr uint32_t kMany = MoveFewPieces::kMostBlocks + 1;
+  EXPECT_EQ(asked(true, kMany, Path::KERNEL), 2) << "tables, and the kernel";
+  EXPECT_EQ(asked(false, kMany, Path::KERNEL), 2) << "tables, and the kernel";
+}
+
 TEST_P(GatedTransfers, AreCancelled) {
   EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
@@ -121,7 +147,7 @@ TEST_P(GatedTransfers, LoseTheGpuAndNothingElse) {
     engine.write(engine.random_bytes(1));
     Transfers transfers = open(engine);
     ASSERT_EQ(run(transfers, true, blocks_in(pages, 2)), std::vector(2, Status::OK));
-    gate_->lose_from(gate_->count() + 1);
+    gate_->lose_from(gate_->count());
     auto job = transfers.spill(pool_.ns(), blocks_in(pages, 4), {});
     if (job) {
       transfers.wait(**job);
