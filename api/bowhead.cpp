@@ -215,6 +215,15 @@ OpenReservations::node_type take_reservation(bh_pool* pool, const bh_reservation
   return pool->reservations.extract(reinterpret_cast<uintptr_t>(handle->internal));
 }
 
+/// A failed medium is described by the handle: the range, and why.
+bh_status finish(const bh_pool& pool, Status status) {
+  const auto failure = status == Status::MEDIA_ERROR ? pool.pool.media_failure() : std::nullopt;
+  return failure ? fail(*failure) : finish(status);
+}
+bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns) {
+  return status == Status::MEDIA_ERROR ? finish(pool, status) : finish(status, ns);
+}
+
 /// Ends a reservation by `end`, whatever that answers.
 template <class End>
 bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
@@ -228,7 +237,7 @@ bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
   }
   handle->data = nullptr;
   handle->internal = nullptr;
-  return finish(end(open.mapped()));
+  return finish(*pool, end(open.mapped()));
 }
 
 bh_status open_namespace(bh_pool* pool, const char* name, const char* description,
@@ -373,7 +382,7 @@ bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_i
     if (const bh_status bad = check_pieces("value", value, value_count); bad != BH_OK) {
       return bad;
     }
-    return finish(pool->pool.put(ns, view(key), spans(value, value_count)), ns);
+    return finish(*pool, pool->pool.put(ns, view(key), spans(value, value_count)), ns);
   });
 }
 
@@ -505,7 +514,7 @@ bh_status bh_release(bh_pool* pool, bh_lease* lease) {
     const Status status = pool->pool.release(open);
     lease->data = open.data;
     lease->internal = open.token;
-    return finish(status);
+    return finish(*pool, status);
   });
 }
 
@@ -513,7 +522,7 @@ bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key) {
   return guarded(__func__, [&]() -> bh_status {
     if (pool == nullptr) return null_argument("pool");
     if (const bh_status bad = check_key(key); bad != BH_OK) return bad;
-    return finish(pool->pool.remove(ns, view(key)), ns);
+    return finish(*pool, pool->pool.remove(ns, view(key)), ns);
   });
 }
 
@@ -522,7 +531,7 @@ bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t
     if (pool == nullptr) return null_argument("pool");
     std::span<const std::string_view> views;
     if (const bh_status bad = convert_keys(keys, key_count, views); bad != BH_OK) return bad;
-    return finish(pool->pool.touch(ns, views), ns);
+    return finish(*pool, pool->pool.touch(ns, views), ns);
   });
 }
 

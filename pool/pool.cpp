@@ -50,6 +50,7 @@ Result<OpenedMedia> open_with_superblock(const std::string& locator) {
   auto superblock =
       core::read_superblock(superblock_bytes(*opened.media, 0), superblock_bytes(*opened.media, 1),
                             opened.media->size_bytes(), &opened.second_used);
+  if (auto failed = opened.media->failure()) return with_locator(locator, *failed);
   if (!superblock) return with_locator(locator, superblock.error());
   opened.superblock = *superblock;
   return opened;
@@ -209,7 +210,8 @@ class Pool::Impl {
 
   ~Impl() {
     stop_threads();
-    if (!attached_) return;
+    // To the others this process is dead; they undo what it had begun.
+    if (!attached_ || media_->failed()) return;
     core_.detach();
     (void)media_->sync(0, media_->size_bytes());
   }
@@ -217,7 +219,8 @@ class Pool::Impl {
   static Result<Pool> open(const std::string& locator, OpenedMedia opened, uint32_t host,
                            const Progress& progress) {
     Handle impl(new Impl(locator, std::move(opened), host));
-    if (auto joined = impl->attach(progress); !joined) return with_locator(locator, joined.error());
+    if (auto joined = impl->run([&] { return impl->attach(progress); }); !joined)
+      return with_locator(locator, joined.error());
     return Pool(std::move(impl));
   }
 
@@ -250,6 +253,22 @@ class Pool::Impl {
     if (auto ok = protect_between(0, own); !ok) return ok;
     if (g.host_count == 1) return {};
     return protect_between(own + g.region_bytes, layout.extent_offset(g.extent_count));
+  }
+
+  /// Runs an operation. If the medium fails before it is done, it may have read zeros, and what it
+  /// stored has reached nobody, whatever it says: then the failure is the result. The guard says so
+  /// before the first zero can be read.
+  template <class Operation>
+  auto run(Operation operation) const -> decltype(operation()) {
+    if (!media_->failed()) {
+      auto result = operation();
+      if (!media_->failed()) return result;
+    }
+    const Error failure = with_locator(locator_, *media_->failure());
+    if constexpr (std::is_same_v<decltype(operation()), Status>)
+      return failure.status;
+    else
+      return failure;
   }
 
   Result<void> leave() {
@@ -290,11 +309,13 @@ class Pool::Impl {
 
  private:
   Result<void> registered(NamespaceId ns) {
-    if (coded_.compression_of(ns)) return {};
-    return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("no namespace of this pool has id {:#018x}: use the id that opening "
-                             "the namespace gave",
-                             ns)};
+    return run([&]() -> Result<void> {
+      if (coded_.compression_of(ns)) return {};
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("no namespace of this pool has id {:#018x}: use the id that opening "
+                               "the namespace gave",
+                               ns)};
+    });
   }
 
   std::chrono::milliseconds beat_period() const {
@@ -384,7 +405,12 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
   } else {
     write_new_pool(**media, *geometry, options);
   }
-  return (*media)->sync(0, (*media)->size_bytes());
+  auto synced = (*media)->sync(0, (*media)->size_bytes());
+  if (auto failed = (*media)->failure()) {
+    (void)remove_media(locator);
+    return with_locator(locator, *failed);
+  }
+  return synced;
 }
 
 Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {
@@ -452,7 +478,7 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
     if (!opened) return opened.error();
     if (hosts > 1 && never_used(*opened, host)) continue;
     Impl impl(locator, std::move(opened).value(), host);
-    auto repaired = impl.repair(take_over, progress);
+    auto repaired = impl.run([&] { return impl.repair(take_over, progress); });
     if (!repaired) return with_locator(locator, repaired.error());
     for (std::string& text : *repaired)
       done.push_back(hosts == 1 ? text : fmt::format("host {}: {}", host, text));
@@ -463,178 +489,199 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
 
 Result<void> Pool::leave() {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->leave();
+  return impl_->run([&] { return impl_->leave(); });
 }
 
 Result<void> Pool::fence(uint32_t host) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->core().vouch_fenced(host);
+  return impl_->run([&] { return impl_->core().vouch_fenced(host); });
 }
 
 // ---- blocks ----
 
 Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description) {
   if (impl_->forked()) return Status::FORKED;
-  return impl_->coded().open_namespace(description);
+  return impl_->run([&] { return impl_->coded().open_namespace(description); });
 }
 
 Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
-  return impl_->coded().put(Key(ns, key), value);
+  return impl_->run([&] { return impl_->coded().put(Key(ns, key), value); });
 }
 
 Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
-  return impl_->coded().get(Key(ns, key), buffers);
+  return impl_->run([&] { return impl_->coded().get(Key(ns, key), buffers); });
 }
 
 Result<PrefixRead> Pool::get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
                                     std::span<const Span> buffers) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
   if (planes == 0) return Error{Status::INVALID_ARGUMENT, "no planes show nothing: ask for 1"};
-  return impl_->coded().get_prefix(Key(ns, key), planes, buffers);
+  return impl_->run([&] { return impl_->coded().get_prefix(Key(ns, key), planes, buffers); });
 }
 
 Result<StoredValue> Pool::get_stored(NamespaceId ns, std::string_view key, Span buffer) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
-  return impl_->coded().get_stored(Key(ns, key), buffer);
+  return impl_->run([&] { return impl_->coded().get_stored(Key(ns, key), buffer); });
 }
 
 Result<uint64_t> Pool::length(NamespaceId ns, std::string_view key) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
-  const auto located = impl_->core().locate(Key(ns, key));
-  if (!located) return Status::NOT_FOUND;
-  return uint64_t{located->header.length_bytes};
+  return impl_->run([&]() -> Result<uint64_t> {
+    const auto located = impl_->core().locate(Key(ns, key));
+    if (!located) return Status::NOT_FOUND;
+    return uint64_t{located->header.length_bytes};
+  });
 }
 
 Result<uint64_t> Pool::exists(NamespaceId ns, std::span<const std::string_view> keys,
                               std::span<uint8_t> present) {
   if (auto ok = impl_->may_read(ns); !ok) return ok.error();
   if (present.size() != keys.size()) return Status::INVALID_ARGUMENT;
-  uint64_t count = 0;
-  for (size_t at = 0; at < keys.size();) {
-    const size_t n = std::min<size_t>(core::Core<NativeAccess>::kBatch, keys.size() - at);
-    count += impl_->core().exists(ns, keys.subspan(at, n), present.data() + at);
-    at += n;
-  }
-  return count;
+  return impl_->run([&]() -> Result<uint64_t> {
+    uint64_t count = 0;
+    for (size_t at = 0; at < keys.size();) {
+      const size_t n = std::min<size_t>(core::Core<NativeAccess>::kBatch, keys.size() - at);
+      count += impl_->core().exists(ns, keys.subspan(at, n), present.data() + at);
+      at += n;
+    }
+    return count;
+  });
 }
 
 Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::string_view> keys) {
   if (auto ok = impl_->may_read(ns); !ok) return ok.error();
-  constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
-  std::vector<uint64_t> slots;
-  bool gap = false;
-  while (!gap && slots.size() < keys.size()) {
-    uint8_t present[kBatch];
-    uint64_t batch[kBatch];
-    const size_t n = std::min(kBatch, keys.size() - slots.size());
-    impl_->core().exists(ns, keys.subspan(slots.size(), n), present, batch);
-    for (size_t i = 0; i < n && !gap; ++i) {
-      gap = present[i] == 0;
-      if (!gap) slots.push_back(batch[i]);
+  return impl_->run([&]() -> Result<uint64_t> {
+    constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
+    std::vector<uint64_t> slots;
+    bool gap = false;
+    while (!gap && slots.size() < keys.size()) {
+      uint8_t present[kBatch];
+      uint64_t batch[kBatch];
+      const size_t n = std::min(kBatch, keys.size() - slots.size());
+      impl_->core().exists(ns, keys.subspan(slots.size(), n), present, batch);
+      for (size_t i = 0; i < n && !gap; ++i) {
+        gap = present[i] == 0;
+        if (!gap) slots.push_back(batch[i]);
+      }
     }
-  }
-  impl_->core().touch_slots(slots);
-  return uint64_t{slots.size()};
+    impl_->core().touch_slots(slots);
+    return uint64_t{slots.size()};
+  });
 }
 
 Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
   if (auto ok = impl_->may_store(ns); !ok) return ok.status();
-  constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
-  std::vector<uint64_t> slots(keys.size());
-  for (size_t at = 0; at < keys.size();) {
-    uint8_t present[kBatch];
-    const size_t n = std::min(kBatch, keys.size() - at);
-    impl_->core().exists(ns, keys.subspan(at, n), present, slots.data() + at);
-    at += n;
-  }
-  impl_->core().touch_slots(slots);
-  return Status::OK;
+  return impl_->run([&]() -> Status {
+    constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
+    std::vector<uint64_t> slots(keys.size());
+    for (size_t at = 0; at < keys.size();) {
+      uint8_t present[kBatch];
+      const size_t n = std::min(kBatch, keys.size() - at);
+      impl_->core().exists(ns, keys.subspan(at, n), present, slots.data() + at);
+      at += n;
+    }
+    impl_->core().touch_slots(slots);
+    return Status::OK;
+  });
 }
 
 Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
-  return impl_->core().reserve(Key(ns, key), length_bytes);
+  return impl_->run([&] { return impl_->core().reserve(Key(ns, key), length_bytes); });
 }
 
 Status Pool::commit(Reservation& reservation, const PayloadSum& sum) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->core().commit(reservation, sum);
+  return impl_->run([&] { return impl_->core().commit(reservation, sum); });
 }
 
 Status Pool::abort(Reservation& reservation) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->core().abort(reservation);
+  return impl_->run([&] { return impl_->core().abort(reservation); });
 }
 
 Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
   if (ttl_ms < 1 || ttl_ms > 600'000)
     return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
-  return impl_->core().acquire(Key(ns, key), ttl_ms);
+  return impl_->run([&] { return impl_->core().acquire(Key(ns, key), ttl_ms); });
 }
 
 Status Pool::release(Lease& lease) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->core().release(lease);
+  return impl_->run([&] { return impl_->core().release(lease); });
 }
 
 Status Pool::remove(NamespaceId ns, std::string_view key) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
-  return impl_->core().remove(Key(ns, key));
+  return impl_->run([&] { return impl_->core().remove(Key(ns, key)); });
 }
 
 // ---- the whole pool ----
 
 Result<RecompressReport> Pool::recompress(uint64_t cold_ms) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->coded().recompress(cold_ms);
+  return impl_->run([&] { return impl_->coded().recompress(cold_ms); });
 }
 
 Status Pool::list(const std::function<bool(const BlockInfo&)>& visit) {
   if (impl_->forked()) return Status::FORKED;
-  impl_->core().list(visit);
-  return Status::OK;
+  return impl_->run([&]() -> Status {
+    impl_->core().list(visit);
+    return Status::OK;
+  });
 }
 
 Result<uint64_t> Pool::scavenge() {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->core().scavenge_dead();
+  return impl_->run([&]() -> Result<uint64_t> { return impl_->core().scavenge_dead(); });
 }
 
 Result<PoolInfo> Pool::info() {
   if (impl_->forked()) return Status::FORKED;
-  const bh_superblock& sb = impl_->superblock();
-  PoolInfo info{};
-  info.locator = impl_->locator();
-  info.media_kind = impl_->media().traits().kind;
-  info.media_description = impl_->media().traits().description;
-  info.pool_id = fmt::format("{:016x}{:016x}", sb.pool_id[0], sb.pool_id[1]);
-  info.format_version = sb.version;
-  info.created_unix_ns = sb.created_unix_ns;
-  info.second_superblock_used = impl_->second_used();
-  impl_->core().fill_info(info);
-  return info;
+  return impl_->run([&]() -> Result<PoolInfo> {
+    const bh_superblock& sb = impl_->superblock();
+    PoolInfo info{};
+    info.locator = impl_->locator();
+    info.media_kind = impl_->media().traits().kind;
+    info.media_description = impl_->media().traits().description;
+    info.pool_id = fmt::format("{:016x}{:016x}", sb.pool_id[0], sb.pool_id[1]);
+    info.format_version = sb.version;
+    info.created_unix_ns = sb.created_unix_ns;
+    info.second_superblock_used = impl_->second_used();
+    impl_->core().fill_info(info);
+    return info;
+  });
 }
 
 Result<std::vector<NamespaceUsage>> Pool::usage() {
   if (impl_->forked()) return Status::FORKED;
-  return impl_->core().usage();
+  return impl_->run([&]() -> Result<std::vector<NamespaceUsage>> { return impl_->core().usage(); });
 }
 
 Result<CheckReport> Pool::check(bool payload, const Progress& progress) {
   if (impl_->forked()) return Status::FORKED;
-  CheckReport report = impl_->core().check(payload, progress);
-  for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
-    if (holds_superblock(impl_->media(), impl_->superblock(), copy)) continue;
-    report.findings.push_back(
-        {fmt::format("the {} copy of the superblock is damaged; the other is in use; `bowhead pool "
-                     "repair` writes it anew",
-                     copy == 0 ? "first" : "second"),
-         false, uint64_t{copy} * BH_SUPERBLOCK_COPY_OFFSET});
-  }
-  return report;
+  return impl_->run([&]() -> Result<CheckReport> {
+    CheckReport report = impl_->core().check(payload, progress);
+    for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
+      if (holds_superblock(impl_->media(), impl_->superblock(), copy)) continue;
+      report.findings.push_back(
+          {fmt::format(
+               "the {} copy of the superblock is damaged; the other is in use; `bowhead pool "
+               "repair` writes it anew",
+               copy == 0 ? "first" : "second"),
+           false, uint64_t{copy} * BH_SUPERBLOCK_COPY_OFFSET});
+    }
+    return report;
+  });
+}
+
+std::optional<Error> Pool::media_failure() const {
+  auto failure = impl_->media().failure();
+  if (failure) failure = with_locator(impl_->locator(), *failure);
+  return failure;
 }
 
 ConstSpan Pool::mapping() const { return {impl_->media().base(), impl_->media().size_bytes()}; }

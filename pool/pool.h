@@ -7,6 +7,13 @@
 // pool's memory and files, and leaves alone what threads of the parent worked with: some private
 // memory of the child stays allocated.
 //
+// If the medium fails (its file is cut short, its filesystem is full, its device returns an error),
+// the process lives, and every method of the handle returns MEDIA_ERROR from then on, an operation
+// that is under way included, even where it had succeeded: nothing it stored after the failure has
+// reached the medium. Pointers of leases and reservations may be used until the handle is closed;
+// what is read through them may be zeros, which release() says. To other processes and hosts this
+// one has died.
+//
 // A process may die at any instruction: what it had committed stays, what it had half done is
 // undone by the next process that needs it.
 #pragma once
@@ -362,6 +369,9 @@ class Pool {
   /// Reads everything and names what is wrong; changes nothing. `payload` also verifies every
   /// block.
   Result<CheckReport> check(bool payload, const Progress& progress = {});
+
+  /// MEDIA_ERROR with the range that failed and the likely cause; empty while the medium is well.
+  std::optional<Error> media_failure() const;
 
   /// Base and length of the mapping (for registration with a GPU).
   ConstSpan mapping() const;

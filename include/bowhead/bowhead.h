@@ -4,6 +4,11 @@
  * Every function may be called from any thread; closing a handle may not overlap a call on it.
  * After fork() the child must open the pool anew: a handle from before answers BH_FORKED, and
  * closing it gives back the child's share and leaves the parent's reservations and leases open.
+ * If the medium of a pool fails (its file is cut short, its filesystem is full, its device returns
+ * an error), every function of its handles answers BH_MEDIA_ERROR from then on, and the process
+ * lives: the library handles SIGBUS for the mappings of its pools and passes on any other to the
+ * handler that was installed before the first pool was opened. A program that installs one later
+ * must call the previous one. Close the handle, mend the medium, and open the pool anew.
  * Functions return bh_status (status.h); bh_last_error() has a sentence for the calling thread's
  * last failure. Keys are opaque bytes, 1 to 512. Values are 1 byte to 1 GiB, given and taken as
  * scattered pieces. Nothing is written to an output on failure unless said. */

@@ -41,7 +41,8 @@
   X(30, GPU_LOST, "the GPU or its driver does not answer any more; the pool is intact")          \
   X(31, CANCELLED, "the request was cancelled before it was done")                               \
   X(32, CODED, "the block is compressed: get() decodes it; it cannot be leased")                 \
-  X(33, INDEX_FULL, "the index has no room for this key; remove blocks, or make a larger pool")
+  X(33, INDEX_FULL, "the index has no room for this key; remove blocks, or make a larger pool")  \
+  X(34, MEDIA_ERROR, "the medium of the pool failed; close the pool, mend it, and open it again")
 
 typedef enum bh_status {
 #define BH_STATUS_ENUM(number, name, text) BH_##name = number,

@@ -107,6 +107,10 @@ class NativeAccess {
   }
   FlushKind flush_kind() const { return flush_; }
 
+  /// The medium failed under this process (pool/media/fault_guard.h): its stores reach nobody any
+  /// more, and its loads may give zeros.
+  bool media_failed() const { return media_.failed(); }
+
   // ---- clock, randomness, waiting ----
   uint64_t now_ns() const;      ///< CLOCK_BOOTTIME: leases, waits
   uint64_t recency_ns() const;  ///< CLOCK_MONOTONIC: order of use; cheap

@@ -62,8 +62,9 @@ struct Context {
   }
   /// This life of a host is over: a decision says so, and every process here acts by it (view).
   bool ended(Life life) const { return view(life.host).ended > life.incarnation; }
-  /// A host declared dead by the others stops (protocol 5.6); read before every commit.
-  bool ended() const { return ended({host, incarnation}); }
+  /// A host declared dead by the others stops (protocol 5.6); read before every commit. So does a
+  /// process whose medium failed: to the others it is dead.
+  bool ended() const { return access.media_failed() || ended({host, incarnation}); }
 
   void count(uint32_t counter, uint64_t delta = 1) {
     if (observing()) return;

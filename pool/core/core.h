@@ -244,6 +244,7 @@ class Core {
   bool ended() const { return c_.ended(); }
   /// Why it ended.
   Status gone() const {
+    if (c_.access.media_failed()) return Status::MEDIA_ERROR;
     return c_.view(c_.host).conflict ? Status::HOST_ID_CONFLICT : Status::HOST_FENCED;
   }
   bool stamps_left() { return c_.access.load(sequence_at()) < kStampSequenceMax; }

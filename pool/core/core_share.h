@@ -81,6 +81,7 @@ Result<void> Core<A>::work() {
 
 template <class A>
 Error Core<A>::fenced_error() const {
+  if (c_.access.media_failed()) return Error{Status::MEDIA_ERROR, {}};
   const std::string host = "host " + std::to_string(c_.host);
   if (gone() == Status::HOST_ID_CONFLICT)
     return Error{Status::HOST_ID_CONFLICT, "another machine, or a copy of this one, runs as " +

@@ -24,6 +24,7 @@ Error pmem2_error(const std::string& path) {
 class FileMedia final : public Media {
  public:
   ~FileMedia() override {
+    unguard();
     if (map_ != nullptr) pmem2_map_delete(&map_);
     if (reservation_ != nullptr) pmem2_vm_reservation_delete(&reservation_);
   }
@@ -39,7 +40,9 @@ class FileMedia final : public Media {
     if (!mapped) return error;
     base_ = static_cast<std::byte*>(pmem2_map_get_address(map_));
     size_bytes_ = size_bytes;
-    return describe(fd, path);
+    if (auto described = describe(fd, path); !described) return described;
+    guard();
+    return {};
   }
 
   Result<void> open_locks(const std::string& path, int mapped_fd) {

@@ -2,6 +2,7 @@
 #include "pool/media/media.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include "pool/media/drivers.h"
 
@@ -43,6 +44,24 @@ Result<void> check_size(const std::string& locator, uint64_t size_bytes) {
 }
 
 }  // namespace
+
+std::optional<Error> Media::failure() const {
+  const auto fault = guard_.fault();
+  if (!fault) return std::nullopt;
+  struct stat now {};
+  const bool cut = !fault->memory_error && fstat(lock_fd_, &now) == 0 &&
+                   static_cast<uint64_t>(now.st_size) < fault->offset + fault->bytes;
+  return Error{
+      Status::MEDIA_ERROR,
+      fmt::format(
+          "{}: bytes {} to {} cannot be read or stored ({}); nothing is stored through this handle "
+          "any more: close it, {}, and open the pool again",
+          traits_.description, fault->offset, fault->offset + fault->bytes - 1,
+          fault->memory_error ? "the hardware reports an uncorrectable memory error"
+          : cut               ? fmt::format("the file was cut short to {} bytes", now.st_size)
+                              : "its filesystem is full, or its device returned an error",
+          cut ? "restore the file" : "mend the medium")};
+}
 
 Result<std::unique_ptr<Media>> create_media(const std::string& locator,
                                             const MediaCreateOptions& options) {

@@ -8,9 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/status.h"
+#include "pool/media/fault_guard.h"
 
 namespace bowhead {
 
@@ -45,6 +47,12 @@ class Media {
   /// Its open file is not the mapping's, which a forked child would keep open.
   int lock_fd() const { return lock_fd_; }
 
+  /// A load or a store of the mapping failed (fault_guard.h). It is no longer the medium's: what is
+  /// stored to it reaches nobody, and what is read from it may be zeros.
+  bool failed() const { return guard_.failed(); }
+  /// MEDIA_ERROR with the range and the likely cause, if it failed.
+  std::optional<Error> failure() const;
+
   /// Makes [offset, offset+size) read-only or writable for this process. Both must be multiples of
   /// traits().page_bytes. Returns MISALIGNED, INVALID_ARGUMENT (out of range), SYSTEM.
   virtual Result<void> protect(uint64_t offset, uint64_t size, bool writable) = 0;
@@ -55,11 +63,17 @@ class Media {
 
  protected:
   Media() = default;
+  /// Once base_, size_bytes_ and traits_ stand; unguard() before the mapping goes.
+  void guard() { guard_ = FaultGuard(base_, size_bytes_, traits_.page_bytes); }
+  void unguard() { guard_.reset(); }
 
   std::byte* base_ = nullptr;
   uint64_t size_bytes_ = 0;
   MediaTraits traits_;
   int lock_fd_ = -1;
+
+ private:
+  FaultGuard guard_;
 };
 
 /// Called now and then with (bytes done, bytes in all) by what takes long. May be empty.

@@ -117,6 +117,7 @@ std::string find_object(const std::string& name) {
 class ShmMedia final : public Media {
  public:
   ~ShmMedia() override {
+    unguard();
     if (base_ != nullptr) munmap(base_, size_bytes_);
   }
 
@@ -140,6 +141,7 @@ class ShmMedia final : public Media {
     base_ = first + gap;
     size_bytes_ = size_bytes;
     describe(fd, path);
+    guard();
     return {};
   }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # exported_symbols.sh LIBRARY HEADER: the library exports the functions that the header declares,
-# all of them and nothing else.
+# all of them and nothing else; and it stays loaded, as its signal handler does.
 set -eu
 
 library=$1
@@ -26,6 +26,10 @@ if [ "$(wc -l <"$work/declared")" -lt 20 ]; then
 fi
 if ! diff -u "$work/declared" "$work/exported"; then
   echo "$library does not export what $header declares (- declared, + exported)"
+  exit 1
+fi
+if ! readelf --dynamic "$library" | grep -q NODELETE; then
+  echo "$library can be unloaded under its signal handler: link it with -z nodelete"
   exit 1
 fi
 echo "$(wc -l <"$work/exported") symbols, all declared"

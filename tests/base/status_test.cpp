@@ -48,6 +48,7 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {31, "CANCELLED"},
     {32, "CODED"},
     {33, "INDEX_FULL"},
+    {34, "MEDIA_ERROR"},
 };
 
 TEST(Status, NumbersAreFrozen) {

@@ -514,6 +514,7 @@ TEST(NumberFreeze, Status) {
       {31, "CANCELLED"},
       {32, "CODED"},
       {33, "INDEX_FULL"},
+      {34, "MEDIA_ERROR"},
   };
   const std::vector<std::pair<int, const char*>> actual = {
 #define ROW(number, name, text) {BH_##name, #name},

@@ -197,6 +197,7 @@ class FuzzAccess {
   void coherence_fence() const {}
   FlushKind flush_kind() const { return FlushKind::NONE; }
 
+  bool media_failed() const { return false; }
   uint64_t now_ns() const { return world_.now_ns += 1000; }
   uint64_t recency_ns() const { return now_ns(); }
   uint64_t unix_ns() const { return now_ns(); }

@@ -532,6 +532,38 @@ TEST(Hosts, AProcessThatStandsStillDoesNotStopItsHost) {
   EXPECT_EQ(second.get("a"), Status::OK);
 }
 
+/// It does not go on with half of its memory: to the others it is dead, and to itself as well.
+TEST(Hosts, AHostWhoseMediumFailsIsSucceeded) {
+  SharedPool shared(2);
+  const uint64_t beat_at = shared.layout().part(0, BH_PART_BEAT);
+  HostProcess first(
+      shared, 0,
+      {[](Host& host) {
+         for (uint64_t n = 0; n < 20; ++n) {
+           if (host.put(key("a", n)) != Status::OK) return Status::NO_SPACE;
+         }
+         return Status::OK;
+       },
+       [&](Host& host) {
+         break_page(host.pool(), beat_at);
+         (void)eventually([&] { return host.pool().media_failure().has_value(); });
+         return host.put("late");
+       },
+       [](Host& host) { return host.get("a-0"); }, [](Host& host) { return host.remove("a-0"); }});
+  Host second = shared.open(1);
+  ASSERT_EQ(first.next(), Status::OK);
+  EXPECT_EQ(first.next(), Status::MEDIA_ERROR) << "put";
+  EXPECT_TRUE(eventually([&] { return ended(second, 0); }));
+  EXPECT_EQ(first.next(), Status::MEDIA_ERROR) << "get";
+  EXPECT_EQ(first.next(), Status::MEDIA_ERROR) << "remove";
+  EXPECT_TRUE(eventually([&] { return second.info_of(0).extents_owned == 0; }));
+  EXPECT_TRUE(all_there(second, "a", 20));
+  EXPECT_FALSE(second.holds("late"));
+  first.kill_now();
+  Host again = shared.open(0);
+  EXPECT_TRUE(all_there(again, "a", 20));
+}
+
 // ---- being late ----
 
 TEST(Hosts, ALateHostIsToldAndComesBack) {

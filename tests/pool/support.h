@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,6 +41,17 @@ inline int in_child(const std::function<int()>& body) {
 inline std::string unique_locator() {
   static std::atomic<int> count{0};
   return "shm:test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+}
+
+/// Every access to this page of the pool fails, for this handle alone: as where a medium returns an
+/// error.
+inline void break_page(const Pool& pool, uint64_t offset) {
+  constexpr uint64_t kPage = 4096;
+  const int empty = memfd_create("broken", MFD_CLOEXEC);
+  ASSERT_GE(empty, 0);
+  auto* at = const_cast<std::byte*>(pool.mapping().data) + offset / kPage * kPage;
+  ASSERT_EQ(mmap(at, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0), at);
+  close(empty);
 }
 
 class TestPool {

@@ -185,6 +185,7 @@ class SimAccess {
   }
 
   // ---- clock, randomness, waiting ----
+  bool media_failed() const { return false; }
   uint64_t now_ns() const { return world_.host_now_ns(); }
   uint64_t recency_ns() const { return now_ns(); }
   uint64_t unix_ns() const { return now_ns(); }

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// FaultGuard: what happens when a load or a store of a mapped medium fails. The kernel sends SIGBUS
+// then: the file was cut short under its mapping, a sparse file grew on a full filesystem, or the
+// medium returned an error. Unhandled, that ends the process, and with it an engine that serves
+// many.
+//
+// A handler, installed once per process with the first guard, looks the address up among the
+// guarded mappings. If it lies in one, the mapping is marked as failed, and then *all* of it is
+// replaced by private zero pages; the access is tried again and completes. Why all of it, and not
+// the page alone: code that read zeros where allocator words or ownership were would act on them,
+// and what it stored would reach the good part of the medium, over blocks of other processes and
+// hosts. As it is, no store that follows a failed access reaches the medium, and none can be
+// mistaken for a published one: failed() is true before the first zero can be read, and every
+// operation looks at it before it reports success (Pool). To the others this process has died.
+//
+// Why a handler, and not copies that cannot fault: leases and reservations hand out pointers, and
+// every word of the metadata is a load.
+//
+// Other users of SIGBUS: addresses outside of guarded mappings, and signals that a process sent,
+// go to the handler that was installed before, with its mask, or to the default action. The handler
+// is never removed: one installed later may call it. A program that installs its own without
+// calling the previous one ends as without a guard, and so does a thread that blocks SIGBUS.
+//
+// Lock-free, so that a child of a fork may open pools whatever other threads of the parent did.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace bowhead {
+
+/// The first access that failed.
+struct MediaFault {
+  uint64_t offset = 0;        ///< in the mapping
+  uint64_t bytes = 0;         ///< the least that is known to be lost
+  bool memory_error = false;  ///< the hardware reported it; else the file has no such bytes
+};
+
+class FaultGuard {
+ public:
+  FaultGuard() = default;
+  /// Guards [base, base + bytes), a shared mapping with pages of `page_bytes`, until it is
+  /// destroyed, which must be before the mapping goes.
+  FaultGuard(void* base, uint64_t bytes, uint64_t page_bytes);
+  FaultGuard(FaultGuard&& other) noexcept : entry_(std::exchange(other.entry_, nullptr)) {}
+  FaultGuard& operator=(FaultGuard&& other) noexcept {
+    std::swap(entry_, other.entry_);
+    return *this;
+  }
+  ~FaultGuard() { reset(); }
+
+  void reset();
+
+  /// An access failed, and the mapping is no longer the medium's. One load.
+  bool failed() const;
+  std::optional<MediaFault> fault() const;
+
+  struct Entry;
+
+ private:
+  Entry* entry_ = nullptr;
+};
+
+}  // namespace bowhead

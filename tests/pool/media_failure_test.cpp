@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// The medium fails under an open pool: its file is cut short, its filesystem is full, its device
+// returns an error. The process lives, nothing that was not stored is called stored, what the
+// others have stays as it is.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "base/random.h"
+#include "tests/pool/support.h"
+
+namespace bowhead::test {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr size_t kBytes = 50'000;
+
+std::string file_of(const std::string& locator) {
+  return "/dev/shm/bowhead-" + locator.substr(std::string("shm:").size());
+}
+
+std::string key(uint64_t n) { return "k" + std::to_string(n); }
+
+/// All that a handle can do, as statuses by name.
+std::map<std::string, Status> all_operations(Pool& pool, NamespaceId ns, Reservation& reservation,
+                                             Reservation& other, Lease& lease) {
+  const auto value = bytes(1000, 1);
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  std::vector<std::byte> out(kBytes);
+  const Span to[] = {{out.data(), out.size()}};
+  const std::string_view keys[] = {"k0", "k1"};
+  uint8_t present[2];
+  return {{"put", pool.put(ns, "new", in)},
+          {"get", pool.get(ns, "k0", to).status()},
+          {"get_prefix", pool.get_prefix(ns, "k0", 1, to).status()},
+          {"get_stored", pool.get_stored(ns, "k0", to[0]).status()},
+          {"length", pool.length(ns, "k0").status()},
+          {"exists", pool.exists(ns, keys, present).status()},
+          {"longest_prefix", pool.longest_prefix(ns, keys).status()},
+          {"touch", pool.touch(ns, keys)},
+          {"reserve", pool.reserve(ns, "r", 1000).status()},
+          {"commit", pool.commit(reservation)},
+          {"abort", pool.abort(other)},
+          {"acquire", pool.acquire(ns, "k0", 1000).status()},
+          {"release", pool.release(lease)},
+          {"remove", pool.remove(ns, "k0")},
+          {"list", pool.list([](const BlockInfo&) { return true; })},
+          {"open_namespace", pool.open_namespace({"another", "bytes"}).status()},
+          {"recompress", pool.recompress(0).status()},
+          {"scavenge", pool.scavenge().status()},
+          {"info", pool.info().status()},
+          {"usage", pool.usage().status()},
+          {"check", pool.check(/*payload=*/true).status()},
+          {"leave", pool.leave().status()},
+          {"fence", pool.fence(0).status()}};
+}
+
+TEST(MediaFailure, AFileCutShortEndsTheHandleAndNotTheProcess) {
+  TestPool t(32 << 20);
+  for (uint64_t n = 0; n < 20; ++n) ASSERT_EQ(t.put(key(n), bytes(kBytes, n)), Status::OK);
+  auto reservation = t.pool().reserve(t.ns(), "reserved", kBytes);
+  auto other = t.pool().reserve(t.ns(), "other", kBytes);
+  auto lease = t.pool().acquire(t.ns(), key(7), 60'000);
+  ASSERT_TRUE(reservation && other && lease);
+  EXPECT_FALSE(t.pool().media_failure());
+  ASSERT_EQ(truncate(file_of(t.locator()).c_str(), 2 << 20), 0);
+
+  // What a caller does in place goes on; it learns of it by the status.
+  std::memset(reservation->data, 1, kBytes);
+  EXPECT_EQ(static_cast<int>(lease->data[5]), 0);
+  const auto failure = t.pool().media_failure();
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->status, Status::MEDIA_ERROR);
+  const std::string first =
+      fmt::format("bytes {} to {}", reservation->offset, reservation->offset + kPage - 1);
+  for (const std::string& part : {first, t.locator(), std::string("cut short to 2097152 bytes")})
+    EXPECT_NE(failure->message().find(part), std::string::npos) << failure->message();
+  for (const auto& [name, status] : all_operations(t.pool(), t.ns(), *reservation, *other, *lease))
+    EXPECT_EQ(status_name(status), std::string("MEDIA_ERROR")) << name;
+  EXPECT_EQ(t.pool().info().error().message(), failure->message());
+  t.close();
+  const auto again = Pool::open(t.locator());
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.status(), Status::TOO_SMALL) << again.error().message();
+}
+
+TEST(MediaFailure, WhatIsStoredOrReadWhereTheFileEndsIsNeverASuccess) {
+  TestPool t(32 << 20, {.evict_high_permille = 0});
+  uint64_t stored = 0;
+  while (stored < 300) {
+    ASSERT_EQ(t.put(key(stored), bytes(kBytes, stored)), Status::OK);
+    ++stored;
+  }
+  // The end of the payload goes; metadata and the first blocks stay.
+  ASSERT_EQ(truncate(file_of(t.locator()).c_str(), 12 << 20), 0);
+  uint64_t right = 0;
+  Status status = Status::OK;
+  for (uint64_t n = 0; n < stored && status == Status::OK; ++n) {
+    std::vector<std::byte> out(kBytes);
+    const Span to[] = {{out.data(), out.size()}};
+    status = t.pool().get(t.ns(), key(n), to).status();
+    if (status == Status::OK) {
+      EXPECT_EQ(out, bytes(kBytes, n)) << n;
+      ++right;
+    }
+  }
+  EXPECT_EQ(status, Status::MEDIA_ERROR);
+  EXPECT_GT(right, 50u);
+  EXPECT_EQ(t.put("new", bytes(kBytes, 1)), Status::MEDIA_ERROR);
+  TestPool fresh(32 << 20, {.evict_high_permille = 0});
+  ASSERT_EQ(truncate(file_of(fresh.locator()).c_str(), 12 << 20), 0);
+  uint64_t puts = 0;
+  for (status = Status::OK; status == Status::OK; ++puts)
+    status = fresh.put(key(puts), bytes(kBytes, puts));
+  EXPECT_EQ(status, Status::MEDIA_ERROR) << "after " << puts << " puts";
+}
+
+TEST(MediaFailure, AFileOnADiskIsGuardedLikeMemory) {
+  const std::string path = fmt::format("{}/media-failure-{}", testing::TempDir(), getpid());
+  const auto created = Pool::create("file:" + path, {.size_bytes = 16 << 20});
+  if (!created && created.status() == Status::NOT_SUPPORTED) GTEST_SKIP() << "no file: medium";
+  ASSERT_TRUE(created) << created.error().message();
+  {
+    auto pool = Pool::open("file:" + path);
+    ASSERT_TRUE(pool) << pool.error().message();
+    const auto ns = pool->open_namespace({"test", "bytes"});
+    const auto value = bytes(kBytes, 1);
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    ASSERT_EQ(pool->put(*ns, "k", in), Status::OK);
+    ASSERT_EQ(truncate(path.c_str(), 0), 0);
+    std::vector<std::byte> out(kBytes);
+    const Span to[] = {{out.data(), out.size()}};
+    EXPECT_EQ(pool->get(*ns, "k", to).status(), Status::MEDIA_ERROR);
+    EXPECT_EQ(pool->put(*ns, "l", in), Status::MEDIA_ERROR);
+  }
+  unlink(path.c_str());
+}
+
+/// Somewhere in the pool a page fails for one of two handles, in the middle of its work: it says so
+/// and stops; the other finds all that was stored, and what the first one had begun is undone.
+TEST(MediaFailure, WhateverPageFailsTheOthersKeepWhatTheyHave) {
+  TestPool t(32 << 20, {.evict_high_permille = 0});
+  for (uint64_t n = 0; n < 100; ++n) ASSERT_EQ(t.put(key(n), bytes(kBytes, n)), Status::OK);
+  const uint64_t pages = t.pool().mapping().size / kPage;
+  Random random(12);
+  uint64_t failures = 0, later = 1000;
+  for (int round = 0; round < 60; ++round) {
+    // Most of them among the first pages, where the metadata is.
+    const uint64_t page = round % 4 == 0 ? random.below(pages) : random.below(400);
+    std::vector<uint64_t> stored;
+    bool failed = false;
+    {
+      TestPool broken(t.locator());
+      auto reserved = broken.pool().reserve(broken.ns(), "reserved", kBytes);
+      auto lease = broken.pool().acquire(broken.ns(), key(round), 600'000);
+      ASSERT_TRUE(reserved && lease);
+      break_page(broken.pool(), page * kPage);
+      for (int i = 0; i < 20; ++i, ++later) {
+        if (broken.put(key(later), bytes(kBytes, later)) == Status::OK) stored.push_back(later);
+        const auto value = broken.get(key(i));
+        EXPECT_TRUE(value.empty() || value == bytes(kBytes, i)) << page;
+        (void)broken.pool().remove(broken.ns(), "nothing");
+      }
+      const Status said = broken.pool().info().status();
+      failed = broken.pool().media_failure().has_value();
+      EXPECT_EQ(said, failed ? Status::MEDIA_ERROR : Status::OK);
+    }
+    failures += failed;
+    (void)t.pool().scavenge();
+    EXPECT_EQ(t.info().hosts[0].processes_live, 1u);
+    EXPECT_EQ(t.info().hosts[0].leases_active, 0u);
+    for (uint64_t n = 0; n < 100; ++n)
+      ASSERT_EQ(t.get(key(n)), bytes(kBytes, n)) << "page " << page;
+    for (const uint64_t n : stored) {
+      EXPECT_EQ(t.get(key(n)), bytes(kBytes, n)) << "page " << page << ": a put said OK";
+    }
+    for (uint64_t n = later - 20; n < later; ++n) (void)t.pool().remove(t.ns(), key(n));
+    EXPECT_EQ(t.info().blocks, 100) << "page " << page;
+    ASSERT_TRUE(t.check_clean()) << "page " << page;
+  }
+  EXPECT_GE(failures, 5u) << "else the test tries nothing";
+}
+
+TEST(MediaFailure, ThreadsInTheMiddleOfAnythingGoOn) {
+  TestPool t(32 << 20);
+  for (uint64_t n = 0; n < 50; ++n) ASSERT_EQ(t.put(key(n), bytes(kBytes, n)), Status::OK);
+  for (int round = 0; round < 10; ++round) {
+    TestPool broken(t.locator());
+    std::atomic<uint64_t> done{0};
+    std::vector<std::thread> threads;
+    for (uint64_t thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (uint64_t n = 0; !broken.pool().media_failure(); ++n, ++done) {
+          const uint64_t mine = 1000 * (thread + 1) + n % 30;
+          (void)broken.put(key(mine), bytes(kBytes, mine));
+          const auto value = broken.get(key(n % 50));
+          EXPECT_TRUE(value.empty() || value == bytes(kBytes, n % 50));
+          (void)broken.pool().remove(broken.ns(), key(mine));
+        }
+      });
+    }
+    while (done < 20) std::this_thread::yield();
+    ASSERT_EQ(t.pool().mapping().size, broken.pool().mapping().size);
+    for (uint64_t page = 40 + static_cast<uint64_t>(round); page < 8000; page += 97)
+      break_page(broken.pool(), page * kPage);
+    for (std::thread& thread : threads) thread.join();
+  }
+  (void)t.pool().scavenge();
+  for (uint64_t n = 0; n < 50; ++n) EXPECT_EQ(t.get(key(n)), bytes(kBytes, n));
+  EXPECT_TRUE(t.check_clean());
+}
+
+// ---- a full filesystem ----
+
+constexpr int kCannot = 77;
+
+/// A small tmpfs of its own, in a mount namespace of its own.
+bool mount_small(const char* at, const char* size) {
+  if (unshare(CLONE_NEWNS) != 0 || mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+    return false;
+  return mkdir(at, 0700) == 0 && mount("tmpfs", at, "tmpfs", 0, size) == 0;
+}
+
+/// A pool whose file has holes, as a sparse copy has, on a filesystem without room for them.
+int put_on_a_full_filesystem() {
+  const std::string at = fmt::format("{}/full-{}", testing::TempDir(), getpid());
+  if (!mount_small(at.c_str(), "size=24m")) return kCannot;
+  const std::string file = at + "/pool", locator = "file:" + file;
+  if (const auto made = Pool::create(locator, {.size_bytes = 16 << 20, .evict_high_permille = 0});
+      !made)
+    return made.status() == Status::NOT_SUPPORTED ? kCannot : 1;
+  const int fd = open(file.c_str(), O_RDWR);
+  if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 6 << 20, 10 << 20) != 0)
+    return kCannot;
+  close(fd);
+  const int filler = open((at + "/filler").c_str(), O_WRONLY | O_CREAT, 0600);
+  const std::vector<std::byte> block(1 << 20);
+  while (write(filler, block.data(), block.size()) > 0) {
+  }
+  auto pool = Pool::open(locator);
+  if (!pool) return 2;
+  const auto ns = pool->open_namespace({"test", "bytes"});
+  if (!ns) return 3;
+  Status status = Status::OK;
+  uint64_t stored = 0;
+  for (; status == Status::OK; ++stored) {
+    const auto value = bytes(kBytes, stored);
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    status = pool->put(*ns, key(stored), in);
+  }
+  if (status != Status::MEDIA_ERROR) return 4;
+  const auto failure = pool->media_failure();
+  if (!failure || failure->message().find("filesystem is full") == std::string::npos) return 5;
+  return 0;
+}
+
+TEST(MediaFailure, AFullFilesystemIsSaidAndSurvived) {
+  const int code = in_child(put_on_a_full_filesystem);
+  if (code == kCannot) GTEST_SKIP() << "cannot mount a small tmpfs with a file pool here";
+  EXPECT_EQ(code, 0);
+}
+
+}  // namespace
+}  // namespace bowhead::test
