@@ -250,7 +250,9 @@ class Pool {
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
   /// the stored bytes stay as they are. In a compressed namespace it is encoded by the calling
-  /// thread, and kept as it is where that would not take a smaller block. Returns KEY_TOO_LONG,
+  /// thread, and kept as it is where that would not take a smaller block. A put does not wait for
+  /// other hosts: NO_SPACE means that this one has no room now; it asks another for some, which
+  /// takes some heartbeats (docs/sharing.md): try again then. Returns KEY_TOO_LONG,
   /// VALUE_TOO_LARGE, NO_SPACE, INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block
   /// generations), BUSY, HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead:
   /// close the pool and open it again; also from reserve(), commit(), acquire() and remove()),

@@ -362,6 +362,13 @@ class Core {
   bool make_room(uint64_t block_bytes, Clear by);
   bool empty_window(uint64_t first, uint64_t span, Clear by);
   bool empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by);
+  bool clear_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by,
+                  std::vector<uint64_t>& retired);
+  void compact(uint64_t count, uint64_t until_ns);
+  FreeBlocks free_blocks() const;
+  uint64_t used_blocks(const Cut& cut) const {
+    return cut.block_count - std::min(cut.block_count, allocator_.free_blocks_hint(cut.head));
+  }
   std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
                                       Clear by) const;
   bool move(const Block& block);
@@ -477,6 +484,13 @@ class Core {
   void do_request(uint32_t peer, uint64_t index, const bh_mail& request);
   void ask_for_extents();
   uint64_t free_extents() const;
+  uint64_t spare_extents() const;
+  struct Room {
+    uint64_t free_bytes = 0;
+    uint64_t extents = 0;
+    auto operator<=>(const Room&) const = default;
+  };
+  Room room_of(uint32_t host, uint32_t incarnation) const;
   bool decided(Life life) const { return hosts_.decided(life); }
   Result<void> begin_life(bh_host_slot slot, bool same_boot, const Progress& progress);
   void look_around();
@@ -519,6 +533,8 @@ class Core {
   uint64_t touches_at_ns_ = 0;
   uint64_t surveyed_at_ns_ = 0, surveyed_views_ = 0;
   uint64_t asked_at_ns_ = 0;
+  uint32_t asked_ = 0;          ///< how often
+  uint32_t asked_in_turn_ = 0;  ///< the host
   uint64_t doubted_since_ns_ = 0;
   uint64_t sweep_due_ns_ = 0;
   std::variant<std::monostate, Adoption, Opening> job_;  ///< takes more than one slice

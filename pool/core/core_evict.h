@@ -60,10 +60,7 @@ std::vector<uint64_t> Core<A>::named_blocks() {
 template <class A>
 uint64_t Core<A>::used_permille() const {
   uint64_t used = 0;
-  allocator_.for_each_slab([&](const Cut& cut) {
-    used += (cut.block_count - std::min(cut.block_count, allocator_.free_blocks_hint(cut.head))) *
-            cut.block_bytes;
-  });
+  allocator_.for_each_slab([&](const Cut& cut) { used += used_blocks(cut) * cut.block_bytes; });
   const auto& g = c_.layout.geometry();
   uint64_t extents = g.extent_count;
   if (!c_.alone()) {
@@ -168,13 +165,19 @@ bool Core<A>::choose_victims() {
 
 // ---- emptying extents ----
 
+template <class A>
+auto Core<A>::free_blocks() const -> FreeBlocks {
+  FreeBlocks free;
+  allocator_.for_each_slab(
+      [&](const Cut& cut) { free[cut.block_bytes] += allocator_.free_blocks_hint(cut.head); });
+  return free;
+}
+
 /// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or
 /// evicting those that find none. The window with the least in it goes first.
 template <class A>
 bool Core<A>::make_room(uint64_t block_bytes, Clear by) {
-  FreeBlocks free;
-  allocator_.for_each_slab(
-      [&](const Cut& cut) { free[cut.block_bytes] += allocator_.free_blocks_hint(cut.head); });
+  const FreeBlocks free = free_blocks();
   const uint64_t extents = c_.layout.geometry().extent_count;
   const auto spans = allocator_.spans_for(block_bytes);
   for (size_t i = 0; i < spans.size(); ++i) {
@@ -206,8 +209,7 @@ std::optional<uint64_t> Core<A>::window_cost(uint64_t first, uint64_t span, cons
     const auto cut = allocator_.cut_of(e);
     if (!cut || cut->head != e || e + cut->extent_span > first + span || !allocator_.writable(e))
       return std::nullopt;
-    const uint64_t free_here = std::min(cut->block_count, allocator_.free_blocks_hint(e));
-    const uint64_t used = cut->block_count - free_here;
+    const uint64_t used = used_blocks(*cut), free_here = cut->block_count - used;
     const auto all = free.find(cut->block_bytes);
     const uint64_t elsewhere =
         all == free.end() ? 0 : all->second - std::min(all->second, free_here);
@@ -240,6 +242,16 @@ bool Core<A>::empty_window(uint64_t first, uint64_t span, Clear by) {
 template <class A>
 bool Core<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by) {
   std::vector<uint64_t> retired;
+  const bool emptied = clear_slab(cut, named, by, retired);
+  reclaim(retired);
+  if (c_.incoherent() && !retired.empty()) reap(/*wait=*/true);
+  return emptied;
+}
+
+/// The same, but for the wait until what was retired is free.
+template <class A>
+bool Core<A>::clear_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by,
+                         std::vector<uint64_t>& retired) {
   bool emptied = true;
   for (uint64_t i = 0; i < cut.block_count && emptied; ++i) {
     const Block block = allocator_.block_of(allocator_.slot_of(cut, i), cut);
@@ -253,9 +265,40 @@ bool Core<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Cle
     }
     retired.push_back(block.slot);
   }
+  return emptied;
+}
+
+/// Frees up to `count` extents by moving what lies in the emptiest slabs to holes of others, of
+/// whatever span. Nothing is evicted. What was moved is waited for once, for all of them.
+template <class A>
+void Core<A>::compact(uint64_t count, uint64_t until_ns) {
+  const uint64_t extent_bytes = c_.layout.geometry().extent_bytes;
+  FreeBlocks free = free_blocks();
+  std::vector<std::pair<uint64_t, Cut>> slabs;  // bytes to move for each extent freed
+  allocator_.for_each_slab([&](const Cut& cut) {
+    if (!allocator_.copy_only(cut.head) &&
+        window_cost(cut.head, cut.extent_span, free, Clear::BY_MOVES))
+      slabs.emplace_back(used_blocks(cut) * cut.block_bytes / cut.extent_span, cut);
+  });
+  std::sort(slabs.begin(), slabs.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  const std::vector<uint64_t> named = named_blocks();
+  std::vector<uint64_t> retired;
+  std::vector<Cut> closed;
+  uint64_t emptied = 0;
+  for (const auto& [cost, slab] : slabs) {
+    if (emptied >= count || c_.access.now_ns() >= until_ns || cost >= extent_bytes) break;
+    uint64_t& holes = free[slab.block_bytes];  // those of the slab itself go, others are filled
+    if (holes < slab.block_count) continue;
+    const auto cut = allocator_.begin_join(slab.head);
+    if (!cut) continue;
+    holes -= slab.block_count;
+    if (clear_slab(*cut, named, Clear::BY_MOVES, retired)) emptied += cut->extent_span;
+    closed.push_back(*cut);
+  }
   reclaim(retired);
   if (c_.incoherent() && !retired.empty()) reap(/*wait=*/true);
-  return emptied;
+  for (const Cut& cut : closed) allocator_.end_join(cut);  // or opens it again
 }
 
 /// Copies a block of a closed slab to another slab of its size, then retires the old one (C4).

@@ -393,6 +393,9 @@ void Core<A>::survey(uint64_t now_ns) {
     if (slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}))
       probed |= uint64_t{1} << h;
   }
+  // Others that look for room see how much there is here (room_of()).
+  c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
+                  sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
   if (wanted_ && claims.empty() && inherited.empty()) ask_for_extents();
   if (!claims.empty()) claim(claims);
   if (!has_job() && !inherited.empty()) adopt(std::move(inherited));
@@ -411,14 +414,22 @@ uint64_t Core<A>::transfer_extents() const {
   return std::max<uint64_t>(1, kTransferBytes / c_.layout.geometry().extent_bytes);
 }
 
-/// Gives up to `count` extents away (protocol 5.13 (1), (2)): free ones, or, where blocks are
-/// evicted for room, one that is emptied. Who wants more asks again.
+/// Gives up to `count` extents away (protocol 5.13 (1), (2)), and no more than it can spare: free
+/// ones. Where blocks are evicted for room and none is free, one that eviction empties. Where none
+/// is evicted, what was removed leaves holes everywhere: there those that moves can empty within
+/// two heartbeats, the rest when it is asked again.
 template <class A>
 void Core<A>::give(uint64_t count, Life to) {
   count = std::min(count, transfer_extents());
   allocator_.join_empty_slabs();
-  if (settings_.evict_high_permille != 0 && free_extents() == 0)
+  count = std::min(count, spare_extents());
+  if (free_extents() < count && clear_by() == Clear::BY_EVICTION) {
     make_room(c_.layout.geometry().extent_bytes, clear_by());
+  } else if (free_extents() < count) {
+    scavenge_dead();  // what a dead process holds cannot be moved
+    compact(count - free_extents(),
+            c_.access.now_ns() + 2 * uint64_t{c_.times.beat_ms} * 1'000'000);
+  }
   if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
   std::vector<uint64_t> given;
   const uint64_t extents = c_.layout.geometry().extent_count;
@@ -919,45 +930,79 @@ uint64_t Core<A>::free_extents() const {
   return free;
 }
 
-/// Asks the live host that has the most free extents, or else, if this one has less than its share,
-/// the one that has most. How many are free the other's private part says: a hint, and whoever is
-/// asked decides.
+/// Half of what is free, so that two hosts do not pass it to and fro: of all room, rounded up (who
+/// has an extent of it can spare one); where blocks are evicted, of the free extents, and at least
+/// one, since what lies in holes there the next puts take.
+template <class A>
+uint64_t Core<A>::spare_extents() const {
+  if (clear_by() == Clear::BY_EVICTION) return std::max<uint64_t>(1, free_extents() / 2);
+  const uint64_t extent_bytes = c_.layout.geometry().extent_bytes;
+  uint64_t free_bytes = free_extents() * extent_bytes;
+  for (const auto& [block_bytes, blocks] : free_blocks()) free_bytes += blocks * block_bytes;
+  return (free_bytes + extent_bytes) / 2 / extent_bytes;
+}
+
+/// What another host holds, and how much of it is free (of what it could spare: see above), by its
+/// private part: a hint, as good as the free counts there and as new as its last survey.
+template <class A>
+auto Core<A>::room_of(uint32_t host, uint32_t incarnation) const -> Room {
+  const auto& g = c_.layout.geometry();
+  c_.access.acquire(c_.layout.part(host, BH_PART_EXTENTS),
+                    sizeof(bh_extent_state) * g.extent_count);
+  Room room;
+  for (uint64_t e = 0; e < g.extent_count; ++e) {
+    const OwnWord own = own_of(host, e);
+    if (own.state != BH_OWN_OWN || own.incarnation != incarnation) continue;
+    room.extents += 1;
+    const uint64_t at = c_.layout.extent_state(host, e);
+    const uint32_t state = c_.load_state(at).state;
+    if (state == BH_EXTENT_FREE) room.free_bytes += g.extent_bytes;
+    if (state != BH_EXTENT_SLAB || clear_by() == Clear::BY_EVICTION) continue;
+    const uint64_t blocks = c_.access.load(at + offsetof(bh_extent_state, free_blocks));
+    const uint64_t block_bytes = c_.access.load(at + offsetof(bh_extent_state, block_bytes));
+    const uint64_t most = g.extent_count * g.extent_bytes;  // whatever the bytes say
+    if (block_bytes != 0 && blocks <= most / block_bytes) room.free_bytes += blocks * block_bytes;
+  }
+  return room;
+}
+
+/// Asks another host for extents, if one seems to have room, or more than its share where this one
+/// has less: the one that seems to have most, and every other time the next one in turn, since what
+/// is known of their room is a hint and may be old. Whoever is asked decides.
 template <class A>
 void Core<A>::ask_for_extents() {
   const uint64_t now_ns = c_.access.now_ns();
   if (now_ns - asked_at_ns_ < uint64_t{c_.times.beat_ms} * 10'000'000) return;
   asked_at_ns_ = now_ns;
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const auto& g = c_.layout.geometry();
   uint64_t live = 1, held = 0;
-  for (uint64_t e = 0; e < extents; ++e) held += allocator_.holds(e);
-  std::pair<uint64_t, uint64_t> most{0, 0};  // free, held
-  uint32_t richest = c_.host;
-  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+  for (uint64_t e = 0; e < g.extent_count; ++e) held += allocator_.holds(e);
+  Room most;
+  uint32_t richest = c_.host, next = c_.host;
+  for (uint32_t i = 1; i <= hosts_.count(); ++i) {
+    const uint32_t h = (asked_in_turn_ + i) % hosts_.count();
     const auto slot = hosts_.read_slot(h);
     if (h == c_.host || !slot || slot->incarnation == 0 || c_.ended({h, slot->incarnation}))
       continue;
     ++live;
-    c_.access.acquire(c_.layout.part(h, BH_PART_EXTENTS), sizeof(bh_extent_state) * extents);
-    std::pair<uint64_t, uint64_t> has{0, 0};
-    for (uint64_t e = 0; e < extents; ++e) {
-      const OwnWord own = own_of(h, e);
-      if (own.state != BH_OWN_OWN || own.incarnation != slot->incarnation) continue;
-      has.second += 1;
-      has.first += c_.load_state(c_.layout.extent_state(h, e)).state == BH_EXTENT_FREE;
-    }
-    if (has <= most) continue;
-    most = has;
+    if (next == c_.host) next = h;
+    const Room room = room_of(h, slot->incarnation);
+    if (room <= most) continue;
+    most = room;
     richest = h;
   }
-  const bool poor = (held + 1) * live <= extents && most.second > held + 1;
-  if (most.first < 2 && !poor) return;
+  const bool poor = (held + 1) * live <= g.extent_count && most.extents > held + 1;
+  if (richest == c_.host || (most.free_bytes < 2 * g.extent_bytes && !poor)) return;
+  const bool in_turn = ++asked_ % 2 == 0;
+  if (in_turn) asked_in_turn_ = next;
+  const uint32_t to = in_turn ? next : richest;
   for (uint64_t i = 0; i < kMailLines; ++i) {
-    if (read_mail_line(c_.host, richest, i).kind == BH_MAIL_WANT) return;
+    if (read_mail_line(c_.host, to, i).kind == BH_MAIL_WANT) return;
   }
   bh_mail mail{};
   mail.kind = BH_MAIL_WANT;
-  mail.count = std::max<uint64_t>(most.first / 2, 1);
-  post(richest, mail);
+  mail.count = g.extent_count;  // it gives half of its room at most
+  post(to, mail);
 }
 
 }  // namespace bowhead::core

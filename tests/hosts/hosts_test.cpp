@@ -354,6 +354,48 @@ TEST(Hosts, RoomComesFromAHostThatHasSome) {
   EXPECT_EQ(poor.info_of(0).extents_owned + poor.info_of(1).extents_owned, shared.extents());
 }
 
+/// Puts while there is room, or comes to be some before too long.
+uint64_t fill_patiently(Host& host, const char* name, uint64_t at_most) {
+  uint64_t stored = 0;
+  while (stored < at_most && eventually([&] { return host.put(key(name, stored)) == Status::OK; }))
+    ++stored;
+  return stored;
+}
+
+/// Whoever took over all extents has room in each of them and none of them free.
+TEST(Hosts, RoomComesFromExtentsThatAreAllPartlyUsed) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {[](Host& host) { return host.put("k"); }});
+  Host rich = shared.open(1);
+  ASSERT_EQ(first.next(), Status::OK);
+  first.kill_now();
+  ASSERT_TRUE(eventually([&] { return rich.info_of(0).extents_owned == 0; }));
+  ASSERT_TRUE(rich.pool().fence(0));
+  const uint64_t all = room_of(shared, shared.extents()) - 1;
+  ASSERT_EQ(fill_patiently(rich, "a", all), all);
+  uint64_t kept = 0;
+  for (uint64_t n = 0; n < all; ++n) {
+    if (n % 4 == 0)
+      ++kept;
+    else
+      ASSERT_EQ(rich.remove(key("a", n)), Status::OK) << n;
+  }
+  Host poor = shared.open(0);
+  EXPECT_EQ(poor.info_of(0).extents_owned, 0u);
+  EXPECT_EQ(poor.put("first"), Status::NO_SPACE) << "a put does not wait for others";
+  EXPECT_TRUE(eventually([&] { return poor.put("first") == Status::OK; }));
+  // Up to the last extents, as the room is halved each time.
+  const uint64_t most = all - kept - room_of(shared, 4);
+  EXPECT_EQ(fill_patiently(poor, "b", most), most);
+  EXPECT_TRUE(all_there(poor, "b", most));
+  for (uint64_t n = 0; n < all; n += 4) {
+    EXPECT_EQ(poor.get(key("a", n)), Status::OK) << n;
+    EXPECT_EQ(rich.get(key("a", n)), Status::OK) << n;
+  }
+  EXPECT_GT(rich.pool().info()->moves, 0u);
+  EXPECT_EQ(poor.info_of(0).extents_owned + poor.info_of(1).extents_owned, shared.extents());
+}
+
 // ---- leaving ----
 
 TEST(Hosts, WhoLeavesIsSucceededAtOnce) {
