@@ -86,6 +86,8 @@ class Cache {
     return rig_.copy(memory_, pinned_, 2 * shape_.bytes());
   }
 
+  const gpu::PathCosts& path_costs() const { return transfers_->path_costs(); }
+
   /// Spilled, overwritten, restored: the same bytes as before.
   Result<void> check(Path path) {
     const uint64_t bytes = 2 * shape_.bytes();
@@ -221,6 +223,8 @@ class Runs {
       figure.parameters["kernel_gb_s"] = summarize(ways[1].rates).median;
       figure.parameters["copies_gb_s"] = summarize(ways[2].rates).median;
       rig_.set_limit(figure, "the better path", ways[0].rates, better, 0.95);
+      const std::string& because = cache.path_costs().assumed_because;
+      if (!because.empty()) figure.note = "path costs are assumed: " + because;
       report_.add(figure);
     }
     return {};
