@@ -146,6 +146,9 @@ struct PoolInfo {
     uint64_t extents_custody;  ///< of a dead host, not yet known to have stopped writing
     uint64_t processes_live;
     uint64_t leases_active;
+    /// At its last beat: how long ago it had done what it does for the others besides beating. Some
+    /// beats are normal; much more if its processes beat and hang otherwise.
+    uint64_t duties_late_ms;
   };
   std::string locator, media_kind, media_description, pool_id;
   uint32_t format_version;

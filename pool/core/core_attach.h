@@ -48,6 +48,10 @@ Result<void> Core<A>::attach(const Progress& progress, const StartBeating& start
 
 template <class A>
 void Core<A>::detach() {
+  if (hosts_.region_lost()) {
+    c_.access.unlock_process(c_.host, c_.process);
+    return;
+  }
   leases_.scavenge(c_.process);
   scavenge_blocks(c_.process);
   reap(/*wait=*/true);

@@ -160,7 +160,8 @@ PoolInfo::Host Core<A>::host_info(uint32_t host) {
                         .extents_free = 0,
                         .extents_custody = 0,
                         .processes_live = 0,
-                        .leases_active = 0};
+                        .leases_active = 0,
+                        .duties_late_ms = 0};
   const auto slot = hosts_.read_slot(host);
   static constexpr const char* kStates[] = {"free", "joining", "live", "left"};
   result.state = slot && slot->state < 4 ? kStates[slot->state] : "damaged";
@@ -188,6 +189,11 @@ PoolInfo::Host Core<A>::host_info(uint32_t host) {
         word.state == BH_PROCESS_LIVE && (self || c_.access.process_alive(host, p));
   }
   result.leases_active = leases_.active(host);
+  if (!c_.alone() && (result.state == "live" || result.state == "joining")) {
+    const uint64_t at = c_.layout.part(host, BH_PART_BEAT) + offsetof(bh_host_beat, duties_late_ms);
+    c_.acquire_from(host, at, 8);
+    result.duties_late_ms = c_.access.load(at);
+  }
   return result;
 }
 

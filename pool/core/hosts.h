@@ -78,6 +78,8 @@ class Hosts {
   bool beats(uint32_t host, uint64_t watch_ns) const;
   /// A fresh look: another machine has begun a life in this slot, or runs in this one.
   bool displaced() const;
+  /// Another machine may be using the region of this host: nothing in it is ours any more.
+  bool region_lost() const;
   /// This life is over: by a decision, or (`conflict`) since another machine runs as this host.
   void end_own_life(bool conflict);
   /// The life of a host that may be declared over: it left, or its beat stood still for dead_ms and
@@ -347,6 +349,12 @@ bool Hosts<A>::displaced() const {
   const auto slot = read_slot(c_.host);
   return (slot && slot->incarnation != c_.incarnation) || decided({c_.host, c_.incarnation}) ||
          beat_is_foreign();
+}
+
+template <class A>
+bool Hosts<A>::region_lost() const {
+  const auto slot = read_slot(c_.host);
+  return c_.view(c_.host).conflict || (slot && slot->incarnation != c_.incarnation);
 }
 
 /// What shows who the other machine is may come a little after what it stored: a copy of this one

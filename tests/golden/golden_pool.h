@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "pool/core/access.h"
 #include "pool/core/layout.h"
 #include "pool/core/words.h"
 #include "pool/media/media.h"
@@ -35,11 +36,7 @@ class GoldenPool {
     std::memcpy(media_->base(), bytes.data(), bytes.size());
     std::memcpy(&superblock_, bytes.data(), sizeof superblock_);
     layout_.emplace(superblock_.geometry);
-    // As after a reboot, also on the machine and boot that made it.
-    for (uint32_t host = 0; host < superblock_.geometry.host_count; ++host) {
-      const uint64_t part = layout_->part(host, BH_PART_PRIVATE);
-      std::memset(at(part + offsetof(bh_host_private, recovered_boot_id)), 0, 8);
-    }
+    for (uint32_t host = 0; host < superblock_.geometry.host_count; ++host) move_here(host);
     blocks_ = superblock_.geometry.host_count == 1 ? blocks_of_one_host() : blocks_of_two_hosts();
   }
   ~GoldenPool() { (void)remove_media(locator_); }
@@ -146,6 +143,21 @@ class GoldenPool {
   }
 
  private:
+  /// As if this machine had made it, in this boot, and had lost the private part of the host since:
+  /// who may open a pool that another machine did not leave is tested elsewhere.
+  void move_here(uint32_t host) {
+    const core::NativeAccess access(*media_, FlushKind::NONE);
+    for (const uint32_t copy : {0u, 1u}) {
+      auto slot = read<bh_host_slot>(layout_->slot_line(host, copy));
+      if (slot.incarnation == 0) continue;
+      slot.machine_id = access.machine_id();
+      slot.boot_id = access.boot_id();
+      write_sealed(layout_->slot_line(host, copy), slot);
+    }
+    const uint64_t part = layout_->part(host, BH_PART_PRIVATE);
+    std::memset(at(part + offsetof(bh_host_private, recovered_boot_id)), 0, 8);
+  }
+
   core::Sealer sealer() const { return core::Sealer(superblock_.pool_id); }
 
   static inline int count_ = 0;

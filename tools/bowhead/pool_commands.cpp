@@ -198,7 +198,8 @@ Json info_json(const PoolInfo& info, const Usage& usage) {
                              {"extents_free", host.extents_free},
                              {"extents_custody", host.extents_custody},
                              {"processes_live", host.processes_live},
-                             {"leases_active", host.leases_active}});
+                             {"leases_active", host.leases_active},
+                             {"duties_late_ms", host.duties_late_ms}});
   }
   return json;
 }
@@ -257,13 +258,13 @@ std::string info_text(const PoolInfo& info, const Usage& usage) {
   std::string text = fields.text();
 
   if (!info.namespaces.empty()) text += "\n" + namespaces_text(info, usage);
-  Table hosts(
-      {">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">CUSTODY", ">PROCESSES", ">LEASES"});
+  Table hosts({">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">CUSTODY", ">PROCESSES",
+               ">LEASES", ">DUTIES LATE"});
   for (const auto& host : info.hosts) {
     hosts.add({std::to_string(host.slot), host.state, std::to_string(host.incarnation),
                grouped(host.extents_owned), grouped(host.extents_free),
                grouped(host.extents_custody), std::to_string(host.processes_live),
-               std::to_string(host.leases_active)});
+               std::to_string(host.leases_active), fmt::format("{} ms", host.duties_late_ms)});
   }
   return text + "\n" + hosts.text();
 }

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who may be a host: machines whose ids are equal, different or unknown, and that another one took
+// for dead. Two machines on one memory are two cores that say who they are, and do not see each
+// other's locks.
+#include "pool/core/core.h"
+#include "tests/hosts/support.h"
+
+namespace bowhead::test {
+namespace {
+
+constexpr SharingTimes kTimes{
+    .beat_ms = 5, .dead_ms = 60, .grace_ms = 20, .settle_ms = 1, .reclaim_ms = 100};
+
+struct Identity {
+  uint64_t machine, hardware, boot;
+};
+
+class MachineAccess : public core::NativeAccess {
+ public:
+  MachineAccess(Media& media, const Identity& identity)
+      : NativeAccess(media, choose_flush_kind(/*needed=*/true)), identity_(identity) {
+    static uint32_t kernels = 0;
+    kernel_ = ++kernels * BH_HOSTS_MAX;
+  }
+  uint64_t machine_id() const { return identity_.machine; }
+  uint64_t hardware_id() const { return identity_.hardware; }
+  uint64_t boot_id() const { return identity_.boot; }
+  // Locks are those of another kernel.
+  core::LockResult lock_process(uint32_t host, uint32_t process) {
+    return NativeAccess::lock_process(host + kernel_, process);
+  }
+  void unlock_process(uint32_t host, uint32_t process) {
+    NativeAccess::unlock_process(host + kernel_, process);
+  }
+  bool process_alive(uint32_t host, uint32_t process) const {
+    return NativeAccess::process_alive(host + kernel_, process);
+  }
+  core::LockResult lock_host(uint32_t host, uint64_t wait_ms) {
+    return NativeAccess::lock_host(host + kernel_, wait_ms);
+  }
+  void unlock_host(uint32_t host) { NativeAccess::unlock_host(host + kernel_); }
+  void sleep_ns(uint64_t ns) const {
+    if (while_asleep) while_asleep();
+    NativeAccess::sleep_ns(ns);
+  }
+
+  std::function<void()> while_asleep;  ///< what other machines do meanwhile
+
+ private:
+  Identity identity_;
+  uint32_t kernel_;
+};
+
+/// A machine that opens the pool as host 0, or another. Its beats are the test's.
+struct Machine {
+  Machine(const SharedPool& shared, const Identity& identity, uint32_t host = 0)
+      : media(*open_media(shared.locator())),
+        access(*media, identity),
+        core(access, shared.superblock(), host) {}
+
+  Status put(std::string_view name) {
+    const auto value = value_of(name, 5000);
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    return core.put(core::Key(1, name), in);
+  }
+  bool has(std::string_view name) {
+    std::vector<std::byte> out(5000);
+    const Span to[] = {{out.data(), out.size()}};
+    return core.get(core::Key(1, name), to) && out == value_of(name, 5000);
+  }
+
+  std::unique_ptr<Media> media;
+  MachineAccess access;
+  core::Core<MachineAccess> core;
+};
+
+constexpr Identity kFirst{.machine = 11, .hardware = 21, .boot = 31};
+
+/// All that a second machine can be to the first: each id unknown, equal or another.
+std::vector<Identity> second_machines() {
+  std::vector<Identity> all;
+  for (const uint64_t machine : {uint64_t{0}, kFirst.machine, uint64_t{12}}) {
+    for (const uint64_t hardware : {uint64_t{0}, kFirst.hardware, uint64_t{22}}) {
+      for (const uint64_t boot : {kFirst.boot, uint64_t{32}})
+        all.push_back({machine, hardware, boot});
+    }
+  }
+  return all;
+}
+
+std::string name_of(const Identity& id) {
+  return fmt::format("machine {} hardware {} boot {}", id.machine, id.hardware, id.boot);
+}
+
+class Identities : public testing::Test {
+ protected:
+  SharedPool shared_{2, {.evict_high_permille = 0}, kTimes};
+};
+
+TEST_F(Identities, NobodyComesInWhereABeatMoves) {
+  Machine first(shared_, kFirst);
+  ASSERT_TRUE(first.core.attach({}));
+  for (const Identity& id : second_machines()) {
+    Machine second(shared_, id);
+    second.access.while_asleep = [&] { ASSERT_TRUE(first.core.beat()); };
+    const auto attached = second.core.attach({});
+    ASSERT_FALSE(attached) << name_of(id);
+    EXPECT_EQ(attached.status(), Status::HOST_ID_IN_USE) << name_of(id);
+  }
+  EXPECT_EQ(first.put("still here"), Status::OK);
+}
+
+/// Neither an equal machine id nor a new boot id says that the old one has stopped.
+TEST_F(Identities, WhereABeatStandsStillOnlyTheSameBootOrHardwareComesIn) {
+  for (const Identity& id : second_machines()) {
+    const SharedPool shared(2, {.evict_high_permille = 0}, kTimes);
+    Machine first(shared, kFirst);
+    ASSERT_TRUE(first.core.attach({}));
+    ASSERT_EQ(first.put("stored"), Status::OK);
+    Machine second(shared, id);
+    const auto attached = second.core.attach({});
+    const bool may = id.boot == kFirst.boot || id.hardware == kFirst.hardware;
+    ASSERT_EQ(static_cast<bool>(attached), may) << name_of(id);
+    if (!may) {
+      EXPECT_EQ(attached.status(), Status::HOST_ID_IN_USE) << name_of(id);
+      EXPECT_NE(attached.error().message().find("pool fence"), std::string::npos);
+    } else {
+      EXPECT_TRUE(second.has("stored")) << name_of(id);
+    }
+  }
+}
+
+TEST_F(Identities, AnyMachineFollowsOneThatLeft) {
+  for (const Identity& id : second_machines()) {
+    const SharedPool shared(2, {.evict_high_permille = 0}, kTimes);
+    Machine first(shared, kFirst);
+    ASSERT_TRUE(first.core.attach({}));
+    ASSERT_EQ(first.put("stored"), Status::OK);
+    ASSERT_TRUE(first.core.leave());
+    first.core.detach();
+    Machine second(shared, id);
+    const auto attached = second.core.attach({});
+    EXPECT_TRUE(attached) << name_of(id) << ": " << attached.error().message();
+    EXPECT_TRUE(second.has("stored")) << name_of(id);
+  }
+}
+
+// ---- a machine that another one took for dead ----
+
+/// Whatever it does first, it learns it from a status.
+enum class Act { PUT, COMMIT, ABORT, RELEASE, ACQUIRE, REMOVE, RESERVE, BEAT, WORK, DETACH };
+
+Status act(Machine& machine, Act what, Reservation& reservation, Lease& lease) {
+  switch (what) {
+    case Act::PUT:
+      return machine.put("late");
+    case Act::COMMIT:
+      return machine.core.commit(reservation, PayloadSum{});
+    case Act::ABORT:
+      return machine.core.abort(reservation);
+    case Act::RELEASE:
+      return machine.core.release(lease);
+    case Act::ACQUIRE:
+      return machine.core.acquire(core::Key(1, "stored"), 1000).status();
+    case Act::REMOVE:
+      return machine.core.remove(core::Key(1, "stored"));
+    case Act::RESERVE:
+      return machine.core.reserve(core::Key(1, "more"), 100).status();
+    case Act::BEAT:
+      return machine.core.beat().status();
+    case Act::WORK:
+      return machine.core.work().status();
+    case Act::DETACH:
+      machine.core.detach();
+      return Status::HOST_FENCED;
+  }
+  return Status::OK;
+}
+
+TEST_F(Identities, AMachineTakenForDeadEndsWithAStatus) {
+  for (int n = 0; n <= static_cast<int>(Act::DETACH); ++n) {
+    const SharedPool shared(2, {.evict_high_permille = 0}, kTimes);
+    Machine first(shared, kFirst);
+    ASSERT_TRUE(first.core.attach({}));
+    ASSERT_EQ(first.put("stored"), Status::OK);
+    auto reservation = first.core.reserve(core::Key(1, "reserved"), 5000);
+    auto lease = first.core.acquire(core::Key(1, "stored"), 60'000);
+    ASSERT_TRUE(reservation && lease);
+    Machine second(shared, {kFirst.machine, kFirst.hardware, kFirst.boot + 1});
+    ASSERT_TRUE(second.core.attach({}));
+    ASSERT_EQ(second.put("after"), Status::OK);
+    // Each act comes first once, and the others behind it.
+    for (int i = 0; i <= static_cast<int>(Act::DETACH); ++i) {
+      const Act what = i == 0   ? static_cast<Act>(n)
+                       : i <= n ? static_cast<Act>(i - 1)
+                                : static_cast<Act>(i);
+      if (what == Act::DETACH && i != static_cast<int>(Act::DETACH)) continue;
+      const Status status = act(first, what, *reservation, *lease);
+      const bool fits = what == Act::RELEASE ? status == Status::LAPSED || status == Status::CLOSED
+                        : what == Act::ABORT || what == Act::COMMIT
+                            ? status != Status::OK || what == Act::ABORT
+                            : status == Status::HOST_FENCED || status == Status::HOST_ID_CONFLICT;
+      EXPECT_TRUE(fits) << "act " << static_cast<int>(what) << " after " << n << ": "
+                        << status_name(status);
+    }
+    EXPECT_TRUE(second.has("after") && second.has("stored")) << n;
+    EXPECT_EQ(second.put("more"), Status::OK) << n;
+  }
+}
+
+// ---- exact copies ----
+
+/// Both ends: the other one stores a value of the beat word that this machine did not; and what it
+/// does about it ends the other one.
+TEST_F(Identities, AnExactCopyEndsBoth) {
+  Machine first(shared_, kFirst);
+  ASSERT_TRUE(first.core.attach({}));
+  const uint64_t nonce = shared_.slot(0)->nonce;
+  sleep_ms(kTimes.beat_ms);
+  ASSERT_TRUE(first.core.beat());
+  const uint64_t beat_at = shared_.layout().part(0, BH_PART_BEAT) + offsetof(bh_host_beat, beat);
+  const uint64_t beat = shared_.read<uint64_t>(beat_at) + 1;
+  std::memcpy(shared_.at(beat_at), &beat, sizeof beat);
+  sleep_ms(kTimes.beat_ms);
+  const auto beaten = first.core.beat();
+  ASSERT_FALSE(beaten);
+  EXPECT_EQ(beaten.status(), Status::HOST_ID_CONFLICT);
+  EXPECT_EQ(first.put("x"), Status::HOST_ID_CONFLICT);
+  EXPECT_NE(shared_.slot(0)->nonce, nonce) << "the copy finds that its slot line changed";
+}
+
+TEST_F(Identities, ABeatOfAnotherProcessOfTheHostIsNoCopy) {
+  Machine first(shared_, kFirst);
+  ASSERT_TRUE(first.core.attach({}));
+  for (int n = 0; n < 50; ++n) {
+    sleep_ms(kTimes.beat_ms);
+    EXPECT_TRUE(first.core.beat());
+    EXPECT_TRUE(first.core.work());
+  }
+}
+
+}  // namespace
+}  // namespace bowhead::test
