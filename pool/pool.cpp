@@ -281,7 +281,7 @@ class Pool::Impl {
   /// Why nothing may be stored through this handle; OK if it may.
   Status barred() const {
     if (forked()) return Status::FORKED;
-    return observing() ? Status::NOT_SUPPORTED : Status::OK;
+    return observing() ? Status::READ_ONLY : Status::OK;
   }
   /// Whether a namespace can be read, and be stored to; with a key of it.
   Result<void> may_read(NamespaceId ns) {

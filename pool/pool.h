@@ -65,7 +65,7 @@ inline constexpr uint32_t kAnyHost = UINT32_MAX;
 struct OpenOptions {
   uint32_t host = kAnyHost;  ///< host slot
   /// Look only, without joining a pool of several hosts as one of them: what would store, lease or
-  /// register answers NOT_SUPPORTED. A pool of one host is opened as ever.
+  /// register answers READ_ONLY. A pool of one host is opened as ever.
   bool observe = false;
   Progress progress = {};
 };
@@ -259,7 +259,7 @@ class Pool {
   /// VALUE_TOO_LARGE, NO_SPACE, INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block
   /// generations), BUSY, HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead:
   /// close the pool and open it again; also from reserve(), commit(), acquire() and remove()),
-  /// FORKED, NOT_SUPPORTED (the handle only observes; also from all that store or lease).
+  /// FORKED, READ_ONLY (the handle only observes; also from all that store or lease).
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
 
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
@@ -299,7 +299,7 @@ class Pool {
   /// Room for a value of `length_bytes` under `key`, to be filled in place: it stays as it is
   /// filled in compressed namespaces too. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY
   /// (all room there is was that of a host which died and may still write to it: put() can use
-  /// that), HOST_FENCED, HOST_ID_CONFLICT, FORKED, NOT_SUPPORTED.
+  /// that), HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY.
   Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes);
 
   /// Ends a reservation and makes its block visible, all of which was stored before. OK: the key is
@@ -319,7 +319,7 @@ class Pool {
   /// COPY_ONLY (its host died; get() copies it), CODED (it is compressed, which any block of a
   /// compressed namespace may be; get() decodes it), LIMIT_REACHED (the lease table of this host is
   /// full, after expired leases, and those of processes that are gone, were revoked), KEY_TOO_LONG,
-  /// INVALID_ARGUMENT, HOST_FENCED, HOST_ID_CONFLICT, FORKED, NOT_SUPPORTED.
+  /// INVALID_ARGUMENT, HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY.
   Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms);
 
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if
@@ -359,7 +359,7 @@ class Pool {
   /// compressed for. Leaves leased blocks as they are, and evicts nothing. One pass over all
   /// blocks, which may move meanwhile: call it until it finds nothing to do. What did not shrink is
   /// not tried again by this handle. Ends early where there is no room for new blocks. Returns
-  /// HOST_FENCED, FORKED, NOT_SUPPORTED.
+  /// HOST_FENCED, FORKED, READ_ONLY.
   Result<RecompressReport> recompress(uint64_t cold_ms);
 
   /// Undoes what dead processes left, now instead of when it is needed. Returns how many were

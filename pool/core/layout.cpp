@@ -216,9 +216,9 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
                                     ok.error().message() + "): not written by this program" +
                                     kRestore);
   if (media_bytes < chosen->geometry.total_bytes)
-    return bad(Status::TOO_SMALL, fmt::format("the pool has {} bytes but the medium only {}: it "
-                                              "was cut short{}",
-                                              chosen->geometry.total_bytes, media_bytes, kRestore));
+    return bad(Status::DAMAGED, fmt::format("the pool has {} bytes but the medium only {}: it "
+                                            "was cut short{}",
+                                            chosen->geometry.total_bytes, media_bytes, kRestore));
   *second_used = chosen == &copies[1];
   return *chosen;
 }

@@ -51,7 +51,7 @@ inline SharingTimes times_of(const bh_superblock& sb) {
 
 /// Reads a superblock from the two copies (each BH_FORMAT sized, any bytes). `second_used` tells
 /// that the first is damaged. What it returns has a planned geometry and settings that a pool may
-/// have. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED, TOO_SMALL (the medium is shorter than the
+/// have. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (also: the medium is shorter than the
 /// pool).
 Result<bh_superblock> read_superblock(std::span<const std::byte> first,
                                       std::span<const std::byte> second, uint64_t media_bytes,

@@ -72,8 +72,8 @@ Error system_error(const std::string& what, int error_number) {
                                            refused ? "; look at its owner and permissions" : "")};
 }
 
-Error no_space(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes) {
-  return Error{Status::NO_SPACE,
+Error medium_full(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes) {
+  return Error{Status::MEDIUM_FULL,
                fmt::format("{}: {} MiB wanted, {} MiB free; ask for less or make room", path,
                            wanted_bytes >> 20, free_bytes >> 20)};
 }
@@ -166,7 +166,7 @@ Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions
     return Error{Status::POOL_EXISTS, path + " exists already; replace it by force or remove it"};
   }
   if (old) free_bytes += uint64_t{static_cast<uint64_t>(info.st_blocks)} * 512;
-  if (options.size_bytes > free_bytes) return no_space(path, options.size_bytes, free_bytes);
+  if (options.size_bytes > free_bytes) return medium_full(path, options.size_bytes, free_bytes);
 
   UniqueFd fd;
   State state = State::NAMED;
@@ -203,7 +203,7 @@ Result<void> NewFile::allocate(const MediaCreateOptions& options, Prepare prepar
         case ENOSPC:
         case EDQUOT: {
           const Result<uint64_t> free_bytes = free_bytes_of(directory_of(path_));
-          return no_space(path_, options.size_bytes, at + (free_bytes ? *free_bytes : 0));
+          return medium_full(path_, options.size_bytes, at + (free_bytes ? *free_bytes : 0));
         }
         case EOPNOTSUPP:
           return Error{Status::NOT_SUPPORTED,

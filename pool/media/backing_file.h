@@ -55,7 +55,7 @@ class NewFile {
  public:
   /// Begins a file of `size_bytes` at `path`, or anew inside the file that is there (`replace`), if
   /// `free_bytes` and what the old file holds suffice. Returns POOL_EXISTS, NOT_SUPPORTED,
-  /// NO_SPACE, SYSTEM.
+  /// MEDIUM_FULL, SYSTEM.
   static Result<NewFile> begin(const std::string& path, const MediaCreateOptions& options,
                                uint64_t free_bytes);
   NewFile(NewFile&&) noexcept;
@@ -84,8 +84,8 @@ class NewFile {
 /// Free bytes on the filesystem that holds `directory`; nothing on an error.
 Result<uint64_t> free_bytes_of(const std::string& directory);
 
-/// NO_SPACE in numbers.
-Error no_space(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes);
+/// MEDIUM_FULL in numbers.
+Error medium_full(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes);
 
 /// Checks a range that Media::protect() or sync() was given.
 Result<void> check_range(const Media& media, uint64_t offset, uint64_t size);

@@ -89,7 +89,7 @@ struct MediaCreateOptions {
 /// Creates the object behind a locator, with all its space really allocated (a later store never
 /// fails for want of memory) and zero-filled, and maps it. The object stays when the mapping goes.
 /// Nothing is left behind on failure. Without `replace`, an existing object is POOL_EXISTS.
-/// Returns BAD_LOCATOR, NOT_SUPPORTED, POOL_EXISTS, TOO_SMALL, MISALIGNED, NO_SPACE, SYSTEM; the
+/// Returns BAD_LOCATOR, NOT_SUPPORTED, POOL_EXISTS, TOO_SMALL, MISALIGNED, MEDIUM_FULL, SYSTEM; the
 /// error names the path and says what to do.
 Result<std::unique_ptr<Media>> create_media(const std::string& locator,
                                             const MediaCreateOptions& options);

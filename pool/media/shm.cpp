@@ -227,7 +227,7 @@ Result<std::unique_ptr<Media>> create_shm(const std::string& name,
     const uint64_t free_huge = free_huge_bytes(directory);
     if (backing_file_exists(existing) ? path != existing : free_huge < options.size_bytes) continue;
     Result<std::unique_ptr<Media>> media = create_at(path, options, free_huge);
-    if (media || path == existing || media.status() != Status::NO_SPACE) return media;
+    if (media || path == existing || media.status() != Status::MEDIUM_FULL) return media;
   }
   return create_at(path_in(kTmpfsDirectory, name), options, *free_bytes);
 }

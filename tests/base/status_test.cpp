@@ -49,6 +49,8 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {32, "CODED"},
     {33, "INDEX_FULL"},
     {34, "MEDIA_ERROR"},
+    {35, "READ_ONLY"},
+    {36, "MEDIUM_FULL"},
 };
 
 TEST(Status, NumbersAreFrozen) {

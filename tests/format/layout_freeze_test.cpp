@@ -515,6 +515,8 @@ TEST(NumberFreeze, Status) {
       {32, "CODED"},
       {33, "INDEX_FULL"},
       {34, "MEDIA_ERROR"},
+      {35, "READ_ONLY"},
+      {36, "MEDIUM_FULL"},
   };
   const std::vector<std::pair<int, const char*>> actual = {
 #define ROW(number, name, text) {BH_##name, #name},

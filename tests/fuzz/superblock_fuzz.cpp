@@ -153,8 +153,8 @@ void check_read(const Copies& copies, uint64_t media_bytes) {
   const auto read =
       core::read_superblock(bytes(copies.first), bytes(copies.second), media_bytes, &second_used);
   if (!read) {
-    const std::set<Status> possible = {Status::NOT_A_POOL, Status::VERSION_UNKNOWN, Status::DAMAGED,
-                                       Status::TOO_SMALL};
+    const std::set<Status> possible = {Status::NOT_A_POOL, Status::VERSION_UNKNOWN,
+                                       Status::DAMAGED};
     BOWHEAD_ASSERT(possible.contains(read.status()) && !read.error().detail.empty());
     return;
   }

@@ -50,11 +50,11 @@ TEST_F(File, CutShort) {
   GoldenPool golden("v1-one-host", "file:" + folder_ + "/");
   const std::string file = golden.locator().substr(5);
   std::filesystem::resize_file(file, 14 << 20);
-  expect_refused(file, Status::TOO_SMALL, "restore it from a copy");
+  expect_refused(file, Status::DAMAGED, "restore it from a copy");
   std::filesystem::resize_file(file, (14 << 20) - 1);
   expect_refused(file, Status::NOT_A_POOL, "cut short");
   std::filesystem::resize_file(file, 2 << 20);
-  expect_refused(file, Status::TOO_SMALL, "restore it from a copy");
+  expect_refused(file, Status::DAMAGED, "restore it from a copy");
 }
 
 TEST_F(File, Empty) {

@@ -107,7 +107,7 @@ const std::vector<Case> kCases = {
        ASSERT_TRUE(larger);
        change_superblock(g, [&](auto& sb) { sb.geometry = *larger; });
      },
-     Status::TOO_SMALL, kRestore},
+     Status::DAMAGED, kRestore},
 };
 
 /// As of a pool that was created with the defaults: the golden one states none.

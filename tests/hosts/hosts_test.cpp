@@ -214,13 +214,13 @@ TEST(Hosts, WhoOnlyLooksLeavesNoTrace) {
     uint8_t present[5];
     EXPECT_EQ(*observer.pool().exists(observer.ns(), keys, present), 4u);
     EXPECT_EQ(*observer.pool().longest_prefix(observer.ns(), keys), 3u);
-    EXPECT_EQ(observer.put("c"), Status::NOT_SUPPORTED);
-    EXPECT_EQ(observer.remove("b"), Status::NOT_SUPPORTED);
-    EXPECT_EQ(observer.acquire("b").status(), Status::NOT_SUPPORTED);
-    EXPECT_EQ(observer.pool().reserve(observer.ns(), "c", 1).status(), Status::NOT_SUPPORTED);
-    EXPECT_EQ(observer.pool().touch(observer.ns(), keys), Status::NOT_SUPPORTED);
-    EXPECT_EQ(observer.pool().leave().status(), Status::NOT_SUPPORTED);
-    EXPECT_EQ(observer.pool().fence(0).status(), Status::NOT_SUPPORTED);
+    EXPECT_EQ(observer.put("c"), Status::READ_ONLY);
+    EXPECT_EQ(observer.remove("b"), Status::READ_ONLY);
+    EXPECT_EQ(observer.acquire("b").status(), Status::READ_ONLY);
+    EXPECT_EQ(observer.pool().reserve(observer.ns(), "c", 1).status(), Status::READ_ONLY);
+    EXPECT_EQ(observer.pool().touch(observer.ns(), keys), Status::READ_ONLY);
+    EXPECT_EQ(observer.pool().leave().status(), Status::READ_ONLY);
+    EXPECT_EQ(observer.pool().fence(0).status(), Status::READ_ONLY);
     EXPECT_EQ(observer.pool().open_namespace({"new", "bytes"}).status(), Status::NOT_FOUND);
   }
   EXPECT_EQ(std::memcmp(before.data(), base, before.size()), 0);

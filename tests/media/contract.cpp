@@ -172,7 +172,7 @@ TEST_P(MediaContract, WrongSizesAreRefused) {
 TEST_P(MediaContract, MoreThanIsFreeLeavesNothing) {
   for (const uint64_t size : {uint64_t{1} << 50, uint64_t{1} << 62, -kMediaGrainBytes}) {
     const auto media = create_media(locator(), {.size_bytes = size});
-    ASSERT_EQ(media.status(), Status::NO_SPACE) << size;
+    ASSERT_EQ(media.status(), Status::MEDIUM_FULL) << size;
     EXPECT_NE(media.error().message().find("free"), std::string::npos);
     EXPECT_EQ(open_media(locator()).status(), Status::NO_SUCH_POOL);
   }
@@ -181,7 +181,7 @@ TEST_P(MediaContract, MoreThanIsFreeLeavesNothing) {
 TEST_P(MediaContract, MoreThanIsFreeKeepsWhatWasToBeReplaced) {
   store(*create(kSize), 11, 11);
   const auto media = create_media(locator(), {.size_bytes = uint64_t{1} << 50, .replace = true});
-  EXPECT_EQ(media.status(), Status::NO_SPACE);
+  EXPECT_EQ(media.status(), Status::MEDIUM_FULL);
   const std::unique_ptr<Media> opened = open();
   ASSERT_NE(opened, nullptr);
   EXPECT_EQ(load(*opened, 11), 11);

@@ -106,7 +106,7 @@ TEST(Shm, SpaceThatGoesAwayMidwayLeavesNothing) {
       if (thief < 0 || fallocate(thief, 0, 0, 40 * kMiB) != 0) _exit(3);
     };
     const auto media = create_media("shm:x", options);
-    if (media.status() != Status::NO_SPACE) return 4;
+    if (media.status() != Status::MEDIUM_FULL) return 4;
     if (open_media("shm:x").status() != Status::NO_SUCH_POOL) return 5;
     // All of it is free again but for the thief's.
     const bool fits = static_cast<bool>(create_media("shm:x", {.size_bytes = 100 * kMiB}));
@@ -122,7 +122,7 @@ TEST(Shm, ReplacingCountsTheSpaceOfTheOld) {
     if (!create_media("shm:x", {.size_bytes = 16 * kMiB})) return 2;
     if (!create_media("shm:x", {.size_bytes = 18 * kMiB, .replace = true})) return 3;
     const auto larger = create_media("shm:x", {.size_bytes = 22 * kMiB, .replace = true});
-    return larger.status() == Status::NO_SPACE ? 0 : 4;
+    return larger.status() == Status::MEDIUM_FULL ? 0 : 4;
   });
   if (result == kChildCannot) GTEST_SKIP() << "no mount namespaces here";
   EXPECT_EQ(result, 0);
