@@ -686,4 +686,9 @@ std::optional<Error> Pool::media_failure() const {
 
 ConstSpan Pool::mapping() const { return {impl_->media().base(), impl_->media().size_bytes()}; }
 
+Result<MediaMapping> Pool::map_again() const {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->media().map_again();
+}
+
 }  // namespace bowhead

@@ -31,6 +31,7 @@
 
 #include "base/status.h"
 #include "pool/compression.h"
+#include "pool/media/media.h"
 
 namespace bowhead {
 
@@ -378,8 +379,11 @@ class Pool {
   /// MEDIA_ERROR with the range that failed and the likely cause; empty while the medium is well.
   std::optional<Error> media_failure() const;
 
-  /// Base and length of the mapping (for registration with a GPU).
+  /// Base and length of the mapping, in which stores to what this host does not own fault.
   ConstSpan mapping() const;
+  /// The pool mapped once more, all of it writable, for registration with devices
+  /// (gpu/registration.h; Media::map_again()). Returns FORKED, SYSTEM.
+  Result<MediaMapping> map_again() const;
 
  private:
   class Impl;

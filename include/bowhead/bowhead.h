@@ -111,7 +111,8 @@ bh_status bh_pool_leave(bh_pool* pool);
 bh_status bh_pool_fence(bh_pool* pool, uint32_t host);
 bh_status bh_pool_destroy(const char* locator, int force);
 
-/* Base and length of the pool's mapping, e.g. for cudaHostRegister. */
+/* Base and length of the pool's mapping. What this host does not own is read-only in it, so that a
+ * driver pins it as read-only memory or not at all (cudaHostRegisterReadOnly). */
 bh_status bh_pool_mapping(bh_pool* pool, const void** base, uint64_t* size_bytes);
 
 /* Registers or finds a namespace. BH_NAMESPACE_MISMATCH: same name, other description. */

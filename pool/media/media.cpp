@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pool/media/media.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <utility>
+
+#include "pool/media/backing_file.h"
 #include "pool/media/drivers.h"
 
 namespace bowhead {
@@ -61,6 +67,52 @@ std::optional<Error> Media::failure() const {
           : cut               ? fmt::format("the file was cut short to {} bytes", now.st_size)
                               : "its filesystem is full, or its device returned an error",
           cut ? "restore the file" : "mend the medium")};
+}
+
+Result<MediaMapping> MediaMapping::map(int fd, const std::string& path, uint64_t size_bytes) {
+  const size_t reserved_bytes = size_bytes + kMediaGrainBytes;
+  void* reserved =
+      mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return system_error("no addresses to map " + path, errno);
+  auto* first = static_cast<std::byte*>(reserved);
+  const size_t gap = -reinterpret_cast<uintptr_t>(first) % kMediaGrainBytes;
+  void* mapped =
+      mmap(first + gap, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (mapped == MAP_FAILED) {
+    const int error_number = errno;
+    munmap(reserved, reserved_bytes);
+    return system_error("cannot map " + path, error_number);
+  }
+  if (gap > 0) munmap(first, gap);
+  munmap(first + gap + size_bytes, kMediaGrainBytes - gap);
+  MediaMapping mapping;
+  mapping.base_ = first + gap;
+  mapping.size_bytes_ = size_bytes;
+  return mapping;
+}
+
+MediaMapping::MediaMapping(MediaMapping&& other) noexcept { *this = std::move(other); }
+
+MediaMapping& MediaMapping::operator=(MediaMapping&& other) noexcept {
+  std::swap(base_, other.base_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+MediaMapping::~MediaMapping() {
+  if (base_ != nullptr) munmap(base_, size_bytes_);
+}
+
+Result<MediaMapping> Media::map_again() const {
+  // Through an open file of its own: one that a mapping holds on to keeps its locks.
+  const std::string self = fmt::format("/proc/self/fd/{}", lock_fd_);
+  const UniqueFd fd(open(self.c_str(), O_RDWR | O_CLOEXEC));
+  if (fd.get() < 0) return system_error("cannot open again " + traits_.description, errno);
+  auto mapping = MediaMapping::map(fd.get(), traits_.description, size_bytes_);
+  if (!mapping) return mapping;
+  if (madvise(mapping->base(), size_bytes_, MADV_DONTFORK) != 0)
+    return system_error("cannot keep from children " + traits_.description, errno);
+  return mapping;
 }
 
 Result<std::unique_ptr<Media>> create_media(const std::string& locator,

@@ -30,6 +30,25 @@ struct MediaTraits {
   bool survives_power_loss = false;
 };
 
+/// A whole medium in the addresses of this process, for as long as the object lives.
+class MediaMapping {
+ public:
+  /// Maps the `size_bytes` of the file, shared, readable and writable, 2 MiB-aligned, as huge pages
+  /// need it. `path` is for people. Returns SYSTEM.
+  static Result<MediaMapping> map(int fd, const std::string& path, uint64_t size_bytes);
+  MediaMapping() = default;  ///< of nothing: base() is null
+  MediaMapping(MediaMapping&& other) noexcept;
+  MediaMapping& operator=(MediaMapping&& other) noexcept;
+  ~MediaMapping();
+
+  std::byte* base() const { return base_; }
+  uint64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  uint64_t size_bytes_ = 0;
+};
+
 /// A mapped medium. The mapping is shared, readable and writable until protect() says otherwise, at
 /// least 2 MiB aligned, and lives as long as the object. Thread-safe but for destruction.
 class Media {
@@ -56,6 +75,12 @@ class Media {
   /// Makes [offset, offset+size) read-only or writable for this process. Both must be multiples of
   /// traits().page_bytes. Returns MISALIGNED, INVALID_ARGUMENT (out of range), SYSTEM.
   virtual Result<void> protect(uint64_t offset, uint64_t size, bool writable) = 0;
+
+  /// Maps the medium once more: all of it writable, whatever protect() says, at other addresses,
+  /// which forked children do not have. It is for drivers of devices, which pin pages and want them
+  /// writable: pages that protect() closed they refuse. Who has it sees to what protect() would
+  /// have seen to. May outlive this object. Returns SYSTEM.
+  Result<MediaMapping> map_again() const;
 
   /// Makes [offset, offset+size) survive what traits() says it can survive; does nothing where
   /// publishing does that already. Returns SYSTEM.

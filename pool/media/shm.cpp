@@ -116,29 +116,13 @@ std::string find_object(const std::string& name) {
 
 class ShmMedia final : public Media {
  public:
-  ~ShmMedia() override {
-    unguard();
-    if (base_ != nullptr) munmap(base_, size_bytes_);
-  }
+  ~ShmMedia() override { unguard(); }
 
-  // Maps the file at an address that is a multiple of 2 MiB, as huge pages need it.
   Result<void> map(int fd, const std::string& path, uint64_t size_bytes) {
-    const size_t reserved_bytes = size_bytes + kHugePageBytes;
-    void* reserved = mmap(nullptr, reserved_bytes, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved == MAP_FAILED) return system_error("no addresses to map " + path, errno);
-    auto* first = static_cast<std::byte*>(reserved);
-    const size_t gap = -reinterpret_cast<uintptr_t>(first) % kHugePageBytes;
-    void* mapped =
-        mmap(first + gap, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-    if (mapped == MAP_FAILED) {
-      const int error_number = errno;
-      munmap(reserved, reserved_bytes);
-      return system_error("cannot map " + path, error_number);
-    }
-    if (gap > 0) munmap(first, gap);
-    munmap(first + gap + size_bytes, kHugePageBytes - gap);
-    base_ = first + gap;
+    Result<MediaMapping> mapped = MediaMapping::map(fd, path, size_bytes);
+    if (!mapped) return mapped.error();
+    mapping_ = std::move(*mapped);
+    base_ = mapping_.base();
     size_bytes_ = size_bytes;
     describe(fd, path);
     guard();
@@ -177,6 +161,7 @@ class ShmMedia final : public Media {
   }
 
   UniqueFd lock_owner_;
+  MediaMapping mapping_;
 };
 
 // Asks for huge pages ahead of the allocation of the rest, whatever the policy for faults is. The

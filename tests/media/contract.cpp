@@ -246,6 +246,28 @@ TEST_P(MediaContract, ProtectedRangeFaultsOnStoreAndNoOther) {
   EXPECT_EQ(load(*media, page), 79);
 }
 
+TEST_P(MediaContract, MappedAgainIsWritableAsAWholeAndNotForChildren) {
+  std::unique_ptr<Media> media = create(kSize);
+  ASSERT_NE(media, nullptr);
+  ASSERT_TRUE(media->protect(0, kSize, false));
+  auto mapped = media->map_again();
+  ASSERT_TRUE(mapped) << mapped.error().message();
+  const MediaMapping again = std::move(*mapped);
+  EXPECT_EQ(again.size_bytes(), kSize);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(again.base()) % kMediaGrainBytes, 0u);
+  volatile uint8_t* const bytes = reinterpret_cast<volatile uint8_t*>(again.base());
+  bytes[kSize - 1] = 81;
+  EXPECT_EQ(load(*media, kSize - 1), 81);
+  EXPECT_EQ(run_child([&] { return bytes[0] + 1; }), -SIGSEGV);
+  ASSERT_TRUE(lock_byte(media->lock_fd(), 3));
+  media.reset();
+  const std::unique_ptr<Media> other = open();
+  ASSERT_NE(other, nullptr);
+  EXPECT_TRUE(lock_byte(other->lock_fd(), 3)) << "the mapping holds on to locks";
+  bytes[0] = 82;
+  EXPECT_EQ(load(*other, 0), 82);
+}
+
 TEST_P(MediaContract, ProtectRefusesBadRanges) {
   const std::unique_ptr<Media> media = create(kSize);
   ASSERT_NE(media, nullptr);
@@ -311,6 +333,7 @@ TEST_P(MediaContract, ClosingLeavesNoMappingAndNoDescriptor) {
     const std::unique_ptr<Media> media = open();
     ASSERT_NE(media, nullptr);
     EXPECT_GT(count_mappings(), 0);
+    EXPECT_TRUE(media->map_again());
     EXPECT_GT(count_descriptors(), descriptors);
   }
   EXPECT_EQ(count_mappings(), 0);
