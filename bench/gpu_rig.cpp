@@ -39,7 +39,7 @@ Result<void> GpuRig::open(const GpuBenchOptions& options) {
   auto space = pool->open_namespace({"bench", "gpu"});
   if (!space) return space.error();
   ns = *space;
-  auto registered = gpu::Registration::create(*device, pool->mapping());
+  auto registered = gpu::Registration::create(*device, *pool);
   if (!registered) return registered.error();
   registration = std::move(*registered);
   auto made = device->make_stream(0);

@@ -195,11 +195,12 @@ class CudaDevice final : public Device {
     return PointerKind::HOST;
   }
 
-  Result<void> register_host(void* memory, size_t size_bytes) override {
+  Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {
     if (auto checked = check_host_range(memory, size_bytes); !checked) return checked;
-    constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+    const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped |
+                           (access == DeviceAccess::READ ? cudaHostRegisterReadOnly : 0U);
     return call(
-        "cudaHostRegister", [&] { return cudaHostRegister(memory, size_bytes, kFlags); },
+        "cudaHostRegister", [&] { return cudaHostRegister(memory, size_bytes, flags); },
         registration_status_of);
   }
 
@@ -423,7 +424,8 @@ Result<std::unique_ptr<Device>> Device::open(uint32_t ordinal) {
                      .memory_bytes = properties.totalGlobalMem,
                      .link = pcie_link(bus_id.data()),
                      .driver = fmt::format("{}.{}", version / 1000, version % 1000 / 10),
-                     .decodes_lz4 = decodes_lz4()};
+                     .decodes_lz4 = decodes_lz4(),
+                     .registers_read_only = properties.hostRegisterReadOnlySupported != 0};
   return std::unique_ptr<Device>(
       std::make_unique<CudaDevice>(*driver, device, context, std::move(info)));
 }

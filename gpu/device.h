@@ -43,6 +43,9 @@ enum class PointerKind {
 };
 const char* pointer_kind_name(PointerKind kind);
 
+/// What a device does with host memory that is registered for it.
+enum class DeviceAccess { READ, READ_AND_WRITE };
+
 struct DeviceInfo {
   std::string name;  ///< "NVIDIA H200", "cpu"
   bool is_twin = false;
@@ -50,6 +53,11 @@ struct DeviceInfo {
   std::string link;          ///< to the host, "32.0 GT/s x16" (pcie_link.h); "none" of the twin
   std::string driver;        ///< the newest CUDA that it knows, "13.0"; "none" of the twin
   bool decodes_lz4 = false;  ///< may be told DecodeLz4: built with nvCOMP
+  /// Takes DeviceAccess::READ for host memory that cannot be pinned for writing.
+  bool registers_read_only = false;
+  /// Of the twin: why it pins nothing and only keeps count of what is registered, where the kernel
+  /// does not let it. "": it pins, as a driver does.
+  std::string pin_fault;
 };
 
 struct CopyRun {
@@ -63,6 +71,7 @@ struct TwinOptions {
   uint64_t memory_bytes = uint64_t{16} << 30;  ///< of device memory
   uint64_t most_registered_bytes = UINT64_MAX;
   bool decodes_lz4 = true;
+  bool registers_read_only = false;
   /// Called before each registration, by the caller's thread, and before each copy, batch and
   /// kernel, by the stream's. It may block; false: the GPU is lost from here on.
   std::function<bool()> before_work = {};
@@ -94,12 +103,14 @@ class Device {
 
   virtual Result<PointerKind> classify(const void* pointer) = 0;
   /// Makes host memory reachable for kernels and for copies at full speed, on all GPUs of the
-  /// process: one Device registers for all. It has to stay mapped until it is unregistered; both
-  /// arguments are multiples of 4 KiB.
-  /// LIMIT_REACHED: the driver has no more room for it; NOT_SUPPORTED: not this kind of memory;
-  /// BUSY: some of it is registered already; MISALIGNED; INVALID_ARGUMENT: no bytes, or some that
-  /// are not mapped.
-  virtual Result<void> register_host(void* memory, size_t size_bytes) = 0;
+  /// process: one Device registers for all. It pins the pages, which takes about a second for each
+  /// GiB, and has to stay mapped until it is unregistered; both arguments are multiples of 4 KiB.
+  /// LIMIT_REACHED: the driver has no more room for it; NOT_SUPPORTED: not this kind of memory (for
+  /// READ_AND_WRITE a read-only mapping, or a file that the kernel lets nobody pin for writing), or
+  /// READ of a device that does not take it (DeviceInfo::registers_read_only); BUSY: some of it is
+  /// registered already; MISALIGNED; INVALID_ARGUMENT: no bytes, or some that are not mapped.
+  virtual Result<void> register_host(void* memory, size_t size_bytes,
+                                     DeviceAccess access = DeviceAccess::READ_AND_WRITE) = 0;
   /// `memory` as it was registered, mapped or no more, when nothing that is queued uses it.
   /// INVALID_ARGUMENT: it is not. After GPU_LOST the driver may hold the pages until the process
   /// ends.

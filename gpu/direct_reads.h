@@ -120,8 +120,9 @@ class DirectReads {
   void wait(Job& job);
   /// By block, counted through the sequences. OK: it is read, and, once the job is done, all that
   /// was read was the block's. Before, anything else: it is not read. Then it is what
-  /// Pool::acquire() or Registration::reach() returned, or
-  /// BUFFER_TOO_SMALL or INVALID_ARGUMENT (the block is longer or shorter than its tokens).
+  /// Pool::acquire() or Registration::reach() returned (BUSY: its memory is being registered; a
+  /// later job reads it, or one that comes behind Registration::ensure()), or BUFFER_TOO_SMALL or
+  /// INVALID_ARGUMENT (the block is longer or shorter than its tokens).
   /// Only once the job is done: LAPSED, GPU_LOST, SYSTEM (the driver does not say whether the
   /// device is through): outputs of its sequence mean nothing.
   std::span<const Status> results(const Job& job) const;

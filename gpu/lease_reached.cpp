@@ -13,7 +13,7 @@ Result<ReachedLease> lease_reached(Pool& pool, Registration& registration, Names
                   : lease->length_bytes < size_bytes ? Status::INVALID_ARGUMENT
                                                      : Status::OK;
   if (status == Status::OK) {
-    const auto address = registration.reach(lease->offset, size_bytes);
+    const auto address = registration.reach(lease->offset, size_bytes, DeviceAccess::READ);
     if (address) return ReachedLease{*lease, static_cast<const uint8_t*>(*address)};
     status = address.status();
   }

@@ -71,7 +71,8 @@ class TokenSource {
   ~TokenSource();  ///< waits until the device is through with all fetches
 
   /// By block, since open(): OK; what Pool::acquire() returns; BUFFER_TOO_SMALL or INVALID_ARGUMENT
-  /// (longer or shorter than its tokens); what Registration::reach() returns.
+  /// (longer or shorter than its tokens); what Registration::reach() returns. BUSY: its memory is
+  /// being registered: it is in a source that is opened later, or behind Registration::ensure().
   std::span<const Status> results() const;
 
   /// Queues the rows of some layers in `stream`. Lists begin with `first_layer`, lie where the

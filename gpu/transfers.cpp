@@ -31,6 +31,22 @@ uint64_t checksum_of(std::span<const uint64_t> sums, const std::byte* payload, u
 
 }  // namespace
 
+const char* staging_name(Staging staging) {
+  switch (staging) {
+    case Staging::NONE:
+      return "none";
+    case Staging::NOT_YET:
+      return "not yet registered";
+    case Staging::NOT_REACHED:
+      return "not reached";
+    case Staging::NO_LEASE:
+      return "no lease";
+    case Staging::COMPRESSED:
+      return "compressed";
+  }
+  return "unknown";
+}
+
 /// One block of a job that goes through the device.
 struct Moving {
   size_t number = 0;  ///< in the job
@@ -41,6 +57,7 @@ struct Moving {
   uint64_t frame_bytes = 0;           ///< in staging.pinned, for staging.device; 0: not compressed
   const uint64_t* sums = nullptr;     ///< of the kernel
   std::vector<uint32_t> pages;
+  Staging staged = Staging::NONE;
   Room staging;
   std::optional<Reservation> reservation;
   std::optional<Lease> lease;
@@ -54,6 +71,7 @@ class Transfers::Job {
   Path path = Path::KERNEL;
   uint32_t layers_at_once = 0;
   std::vector<Status> results;
+  std::vector<Staging> staging;
   std::vector<Moving> moving;
   Room room;
   Stream stream = nullptr;
@@ -92,12 +110,13 @@ class Transfers::Impl {
   void wait(Job& job);
   const KvCache& cache() const { return cache_; }
   const PathCosts& costs() const { return costs_; }
+  const TransfersInfo& info() const { return info_; }
 
  private:
   Result<Event> take_event();
-  bool reach(Moving& block);
+  bool reach(Moving& block, DeviceAccess access);
   Status stage(Moving& block, bool on_device);
-  Status fetch(NamespaceId ns, const std::string& key, bool is_compressed, Moving& block);
+  Status fetch(NamespaceId ns, const std::string& key, Staging why, Moving& block);
   Status prepare_spill(NamespaceId ns, const std::string& key, Moving& block);
   Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
                          Moving& block);
@@ -129,6 +148,7 @@ class Transfers::Impl {
   std::vector<Event> events_;
   std::vector<std::unique_ptr<FrameDecoder>> decoders_;  ///< that no job has
   std::vector<std::shared_ptr<Job>> running_;
+  TransfersInfo info_;
 };
 
 // ---- open and close ----
@@ -185,12 +205,17 @@ Result<Event> Transfers::Impl::take_event() {
 
 // ---- start ----
 
-/// Whether kernels and copies reach the payload where it lies in the pool.
-bool Transfers::Impl::reach(Moving& block) {
+/// Whether kernels and copies reach the payload where it lies in the pool; else why not.
+bool Transfers::Impl::reach(Moving& block, DeviceAccess access) {
   const auto offset = static_cast<uint64_t>(block.payload - pool_.mapping().data);
-  const auto reached = registration_.reach(offset, block.size_bytes);
-  if (reached) block.device_payload = static_cast<uint8_t*>(*reached);
-  return static_cast<bool>(reached);
+  const auto reached = registration_.reach(offset, block.size_bytes, access);
+  if (reached) {
+    block.device_payload = static_cast<uint8_t*>(*reached);
+    return true;
+  }
+  block.staged = reached.status() == Status::BUSY ? Staging::NOT_YET : Staging::NOT_REACHED;
+  if (block.staged == Staging::NOT_REACHED) info_.refusal = reached.error().message();
+  return false;
 }
 
 Status Transfers::Impl::stage(Moving& block, bool on_device) {
@@ -209,7 +234,7 @@ Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Mo
   if (reservation->present) return Status::OK;
   block.reservation = std::move(*reservation);
   block.payload = block.reservation->data;
-  return reach(block) ? Status::OK : stage(block, false);
+  return reach(block, DeviceAccess::READ_AND_WRITE) ? Status::OK : stage(block, false);
 }
 
 /// acquire() throws away what this CPU's caches have of the payload before it gives the lease: a
@@ -226,17 +251,22 @@ Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
       return lease->length_bytes > block.size_bytes ? Status::BUFFER_TOO_SMALL
                                                     : Status::INVALID_ARGUMENT;
     block.payload = const_cast<std::byte*>(lease->data);  // kernels read it
-    if (reach(block)) return Status::OK;
+    if (reach(block, DeviceAccess::READ)) return Status::OK;
     const Status over = pool_.release(*block.lease);
     block.lease.reset();
     if (over != Status::OK) return over;
   }
-  return fetch(ns, key, lease.status() == Status::CODED, block);
+  return fetch(ns, key,
+               lease                             ? block.staged
+               : lease.status() == Status::CODED ? Staging::COMPRESSED
+                                                 : Staging::NO_LEASE,
+               block);
 }
 
 /// What is stored to pinned memory: the payload, or the frame that the device makes it of.
-Status Transfers::Impl::fetch(NamespaceId ns, const std::string& key, bool is_compressed,
-                              Moving& block) {
+Status Transfers::Impl::fetch(NamespaceId ns, const std::string& key, Staging why, Moving& block) {
+  block.staged = why;
+  const bool is_compressed = why == Staging::COMPRESSED;
   if (const Status status = stage(block, is_compressed); status != Status::OK) return status;
   const auto stored = pool_.get_stored(ns, key, {block.payload, block.size_bytes});
   if (!stored) return stored.status();
@@ -246,7 +276,7 @@ Status Transfers::Impl::fetch(NamespaceId ns, const std::string& key, bool is_co
   if (!stored->is_frame) return Status::OK;
   if (!is_compressed) {  // it was compressed a moment ago
     rooms_.give_back(block.staging);
-    return fetch(ns, key, true, block);
+    return fetch(ns, key, Staging::COMPRESSED, block);
   }
   block.frame_bytes = stored->stored_bytes;
   block.payload = block.staging.device;
@@ -266,6 +296,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
   auto job = std::make_shared<Job>();
   job->spills = spills;
   job->results.assign(blocks.size(), Status::OK);
+  job->staging.assign(blocks.size(), Staging::NONE);
   job->by_layers = options.layers_at_once != 0;
   job->layers_at_once =
       job->by_layers ? std::min(options.layers_at_once, cache_.layers) : cache_.layers;
@@ -282,6 +313,8 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
     const Status status = spills ? prepare_spill(ns, blocks[i].key, block)
                                  : prepare_restore(ns, blocks[i].key, options, block);
     if (status == Status::OK && block.payload != nullptr) {
+      job->staging[i] = block.staged;
+      ++info_.blocks[static_cast<size_t>(block.staged)];
       job->moving.push_back(std::move(block));
       continue;
     }
@@ -651,5 +684,7 @@ bool Transfers::poll(Job& job) { return impl_->poll(job); }
 void Transfers::wait(Job& job) { impl_->wait(job); }
 void Transfers::cancel(Job& job) { job.is_cancelled = true; }
 std::span<const Status> Transfers::results(const Job& job) const { return job.results; }
+std::span<const Staging> Transfers::staging(const Job& job) const { return job.staging; }
+const TransfersInfo& Transfers::info() const { return impl_->info(); }
 
 }  // namespace bowhead::gpu

@@ -2,16 +2,16 @@
 // KV blocks from an engine's paged cache to the pool, and back.
 //
 // A job is some blocks: all that a request of the engine's spills, or wants back. Starting one
-// queues its work on the GPU and does not wait for it, though it may have to register a chunk of
-// the pool first, and of compressed blocks decode what is the CPU's part; what the CPU has to do
-// when the GPU is through - verify, commit, end leases - is done by poll() or wait().
+// queues its work on the GPU and does not wait for it, though of compressed blocks it decodes what
+// is the CPU's part, and blocks that are staged on a restore it copies; what the CPU has to do when
+// the GPU is through - verify, commit, end leases - is done by poll() or wait().
 //
 // Bytes go by one kernel, which moves all blocks of a job and sums them on the way, or by batches
 // of copies for the GPU's copy engines, which the kernel sums where they are in the pages:
-// whichever is expected to be faster (path_costs.h). Pool memory that the driver will not register,
-// and blocks that give no lease (compressed ones, those in custody), go by way of pinned memory:
-// slower, and otherwise the same. Compressed ones are decoded on the way, by CPU and GPU together
-// (frames.h).
+// whichever is expected to be faster (path_costs.h). Pool memory that is not registered yet or that
+// the driver will not register, and blocks that give no lease (compressed ones, those in custody),
+// are staged: they go by way of pinned memory, slower, and otherwise the same. Compressed ones are
+// decoded on the way, by CPU and GPU together (frames.h). Why a block was staged staging() says.
 //
 // A restored block is OK only if its sum is that of the block and its lease was whole until the
 // last byte had been read. Until then its pages hold anything, and what was computed from them
@@ -31,6 +31,8 @@
 // Registration.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -62,6 +64,23 @@ struct JobOptions {
   /// Not 0: a restore brings so many layers at a time, for wait_layer(); a spill waits until
   /// layer_ready() has named them.
   uint32_t layers_at_once = 0;
+};
+
+/// Why a block goes by way of pinned memory and not straight.
+enum class Staging : uint8_t {
+  NONE,         ///< it goes straight; or it does not go, as its key is stored or it failed
+  NOT_YET,      ///< its memory in the pool is being registered; later blocks there go straight
+  NOT_REACHED,  ///< that cannot be registered, or not as it is needed (TransfersInfo::refusal)
+  NO_LEASE,     ///< it is in custody, or all leases are taken
+  COMPRESSED    ///< its frame is decoded
+};
+inline constexpr size_t kStagings = 5;
+const char* staging_name(Staging staging);
+
+/// Of all jobs so far.
+struct TransfersInfo {
+  std::array<uint64_t, kStagings> blocks = {};  ///< that were moved, by Staging
+  std::string refusal;  ///< what Registration::reach() said of the last block that is NOT_REACHED
 };
 
 inline constexpr uint64_t kDefaultPinnedBytes = uint64_t{1} << 30;
@@ -124,6 +143,9 @@ class Transfers {
   /// does not say whether the device is through with the job. Then what it may still write to in
   /// the pool stays reserved until the pool is closed.
   std::span<const Status> results(const Job& job) const;
+  /// By block, as soon as the job has been started.
+  std::span<const Staging> staging(const Job& job) const;
+  const TransfersInfo& info() const;
 
  private:
   class Impl;

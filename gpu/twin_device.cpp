@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "gpu/pinned_range.h"
 #include "gpu/twin_kernels.h"
 
 namespace bowhead::gpu {
@@ -224,7 +225,9 @@ class TwinDevice final : public Device {
              .memory_bytes = options_.memory_bytes,
              .link = "none",
              .driver = "none",
-             .decodes_lz4 = options_.decodes_lz4};
+             .decodes_lz4 = options_.decodes_lz4,
+             .registers_read_only = options_.registers_read_only,
+             .pin_fault = PinnedRange::fault()};
   }
 
   ~TwinDevice() override {
@@ -257,9 +260,12 @@ class TwinDevice final : public Device {
     return ranges().classify(pointer, this);
   }
 
-  Result<void> register_host(void* memory, size_t size_bytes) override {
+  Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {
     if (!may_work()) return lost();
     if (auto checked = check_host_range(memory, size_bytes); !checked) return checked;
+    if (access == DeviceAccess::READ && !info_.registers_read_only) {
+      return Error{Status::NOT_SUPPORTED, "register_host: this device takes no read-only memory"};
+    }
     if (!take(registered_bytes_, size_bytes, options_.most_registered_bytes)) {
       return Error{Status::LIMIT_REACHED,
                    fmt::format("register_host: {} bytes more than the {} that may be registered",
@@ -272,10 +278,23 @@ class TwinDevice final : public Device {
                                              "registered already",
                                              size_bytes, memory)};
     }
+    if (!info_.pin_fault.empty()) return {};
+    auto pinned = PinnedRange::pin(memory, size_bytes, access);
+    if (!pinned) {
+      (void)ranges().remove(memory, false, this);
+      give_back(registered_bytes_, size_bytes);
+      return pinned.error();
+    }
+    const std::lock_guard lock(mutex_);
+    pinned_[memory] = std::move(*pinned);
     return {};
   }
 
   Result<void> unregister_host(void* memory) override {
+    {
+      const std::lock_guard lock(mutex_);
+      pinned_.erase(memory);  // before anybody else can register it
+    }
     const Range range = ranges().remove(memory, false, this);
     if (range.size_bytes != 0) give_back(registered_bytes_, range.size_bytes);
     if (is_lost()) return lost();
@@ -478,6 +497,7 @@ class TwinDevice final : public Device {
   std::atomic<bool> is_lost_ = false;
   std::mutex mutex_;  ///< guards what follows
   uint64_t allocated_bytes_ = 0, registered_bytes_ = 0;
+  std::map<void*, PinnedRange> pinned_;  ///< by where it was registered
   std::map<Stream, std::unique_ptr<TwinStream>> streams_;
   std::unique_ptr<TwinStream> default_stream_;  ///< made when somebody uses it
 };

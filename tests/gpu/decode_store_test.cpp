@@ -35,8 +35,7 @@ class DecodeStoreTest : public EveryDevice {
   void SetUp() override {
     EveryDevice::SetUp();
     if (IsSkipped()) return;
-    registration_ =
-        std::move(Registration::create(device(), pool_.pool().mapping(), 4 << 20).value());
+    registration_ = std::move(Registration::create(device(), pool_.pool(), 4 << 20).value());
     // Else jobs register what they touch when they start, and would be held there.
     ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
     engine_ = std::make_unique<EngineCache>(device(), Layout::NHD, Sizes{.pages = kPages},

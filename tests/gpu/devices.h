@@ -117,8 +117,8 @@ class WrappedDevice : public Device {
   }
   void free(void* memory) override { device_.free(memory); }
   Result<PointerKind> classify(const void* pointer) override { return device_.classify(pointer); }
-  Result<void> register_host(void* memory, size_t size_bytes) override {
-    return device_.register_host(memory, size_bytes);
+  Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {
+    return device_.register_host(memory, size_bytes, access);
   }
   Result<void> unregister_host(void* memory) override { return device_.unregister_host(memory); }
   Result<void*> device_address(void* registered) override {

@@ -27,8 +27,8 @@ class RecordedStreams : public TransfersTest {
  protected:
   void SetUp() override {
     device_ = Device::twin({.is_recorded = [this](Stream one) { return one == recorded_; }});
-    registration_ =
-        std::move(Registration::create(device(), pool_.pool().mapping(), 4 << 20).value());
+    registration_ = std::move(Registration::create(device(), pool_.pool(), 4 << 20).value());
+    ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
     recorded_ = stream_ = device().make_stream(0).value();
   }
   void TearDown() override {

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/registration.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <future>
 #include <random>
 
+#include "gpu/pinned_range.h"
 #include "tests/gpu/devices.h"
+#include "tests/pool/support.h"
 
 namespace bowhead::gpu {
 namespace {
@@ -15,8 +21,7 @@ constexpr uint64_t kChunkBytes = uint64_t{2} << 20;
 constexpr uint64_t kPageBytes = 4096;
 
 std::unique_ptr<Registration> make(Device& device, const Mapping& mapping) {
-  auto made =
-      Registration::create(device, ConstSpan{mapping.data(), mapping.size_bytes()}, kChunkBytes);
+  auto made = Registration::create(device, Span{mapping.data(), mapping.size_bytes()}, kChunkBytes);
   EXPECT_DONE(made);
   return made ? std::move(*made) : nullptr;
 }
@@ -59,10 +64,14 @@ TEST_P(RegistrationContract, RegistersWhatIsTouchedAndUnregistersIt) {
     ASSERT_DONE(address);
     EXPECT_EQ(*address, *device().device_address(mapping.data() + offset));
   }
-  auto reached = registration->reach(2 * kChunkBytes - 1, 2);
+  const auto reach = [&](uint64_t offset, uint64_t size_bytes) {
+    return registration->reach(offset, size_bytes, DeviceAccess::READ_AND_WRITE);
+  };
+  auto reached = reach(2 * kChunkBytes - 1, 2);
   ASSERT_DONE(reached);
   EXPECT_EQ(*reached, *registration->device_address(2 * kChunkBytes - 1));
-  EXPECT_EQ(registration->reach(mapping.size_bytes(), 1).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(reach(mapping.size_bytes(), 1).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(reach(0, 0).status(), Status::INVALID_ARGUMENT);
   ASSERT_DONE(registration->ensure(4 * kChunkBytes, 1));  // the short one
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes + 3 * kPageBytes);
   ASSERT_DONE(registration->ensure(0, mapping.size_bytes()));
@@ -113,8 +122,6 @@ TEST_P(RegistrationContract, RegistersTheRestInTheBackground) {
   registration->register_rest();
   registration->register_rest();  // nothing more to do
   wait_for(*registration, mapping.size_bytes());
-  registration->stop();
-  registration->stop();
   ASSERT_DONE(registration->ensure(0, mapping.size_bytes()));
   EXPECT_EQ(kind(mapping.data() + mapping.size_bytes() - 1), PointerKind::REGISTERED);
   registration->register_rest();  // finds nothing
@@ -129,8 +136,8 @@ TEST_P(RegistrationContract, KeepsWhatWasRefused) {
   ASSERT_DONE(device().register_host(others, kPageBytes));
 
   const auto refused = registration->ensure(0, 4 * kChunkBytes);
-  ASSERT_EQ(refused.status(), Status::BUSY);
-  EXPECT_NE(refused.error().detail.find("at 4194304 of the mapping"), std::string::npos)
+  ASSERT_EQ(refused.status(), Status::INVALID_ARGUMENT) << "BUSY would be: try again";
+  EXPECT_NE(refused.error().detail.find("at 4194304: "), std::string::npos)
       << refused.error().detail;
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes) << "those before it";
   EXPECT_DONE(registration->device_address(kChunkBytes));
@@ -141,7 +148,7 @@ TEST_P(RegistrationContract, KeepsWhatWasRefused) {
   const size_t calls = gate_->count();
   registration->retry();  // of limits
   const auto still_refused = registration->ensure(2 * kChunkBytes, 1);
-  ASSERT_EQ(still_refused.status(), Status::BUSY);
+  ASSERT_EQ(still_refused.status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(still_refused.error().detail, refused.error().detail);
   EXPECT_EQ(gate_->count(), calls) << "the driver was asked again";
 }
@@ -162,8 +169,8 @@ TEST_P(RegistrationContract, OutlivesItsMapping) {
 
 TEST_P(RegistrationContract, SaysWhatCannotBe) {
   const Mapping mapping(4 * kPageBytes);
-  const auto create = [&](const std::byte* data, size_t size_bytes, uint64_t chunk_bytes) {
-    return Registration::create(device(), ConstSpan{data, size_bytes}, chunk_bytes).status();
+  const auto create = [&](std::byte* data, size_t size_bytes, uint64_t chunk_bytes) {
+    return Registration::create(device(), Span{data, size_bytes}, chunk_bytes).status();
   };
   EXPECT_EQ(create(nullptr, kPageBytes, kChunkBytes), Status::INVALID_ARGUMENT);
   EXPECT_EQ(create(mapping.data(), 0, kChunkBytes), Status::INVALID_ARGUMENT);
@@ -213,36 +220,62 @@ TEST(Registration, LeavesOffInTheBackgroundAtALimit) {
   registration->register_rest();
   gate->wait_for(3);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have gone on by then
-  registration->stop();
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes);
   EXPECT_EQ(gate->count(), 3u);
 }
 
-TEST(Registration, GivesWayToTransfers) {
+TEST(Registration, AnswersWhileTheDriverPins) {
   const auto gate = std::make_shared<Gate>();
   const auto twin = gated_twin(gate);
-  const Mapping mapping(8 * kChunkBytes);
+  const Mapping mapping(2 * kChunkBytes);
   const auto registration = make(*twin, mapping);
-  gate->hold_next(2);
-  registration->register_rest();
-  gate->wait_for(1);  // the thread is at chunk 0
-  std::thread transfer(
-      [&] { EXPECT_DONE(registration->ensure(5 * kChunkBytes, 3 * kChunkBytes)); });
-  const std::thread::id transfer_id = transfer.get_id();
-  gate->wait_for(2);  // and the transfer at chunk 5, beside it
-  gate->let_go(1);
-  wait_for(*registration, kChunkBytes);  // chunk 0 is done
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_EQ(gate->count(), 2u) << "the thread did not wait for the transfer";
+  gate->hold_next(1);
+  const auto reach = [&](uint64_t offset, uint64_t size_bytes) {
+    return registration->reach(offset, size_bytes, DeviceAccess::READ).status();
+  };
+  // A thread, since a call that waits would wait for ever.
+  auto asked = std::async(std::launch::async, [&] { return reach(0, 2 * kChunkBytes); });
+  ASSERT_EQ(asked.wait_for(std::chrono::minutes(2)), std::future_status::ready);
+  EXPECT_EQ(asked.get(), Status::BUSY);
+  gate->wait_for(1);
+  EXPECT_EQ(reach(0, 1), Status::BUSY);
+  EXPECT_EQ(registration->device_address(0).status(), Status::INVALID_ARGUMENT);
   gate->let_go();
-  transfer.join();
-  wait_for(*registration, 8 * kChunkBytes);
-  const auto callers = gate->callers();
-  ASSERT_EQ(callers.size(), 8u) << "each chunk once";
-  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(callers[i] == transfer_id, i >= 1 && i <= 3) << i;
+  wait_for(*registration, 2 * kChunkBytes);
+  EXPECT_EQ(reach(0, 2 * kChunkBytes), Status::OK);
+  EXPECT_EQ(gate->count(), 2u) << "each chunk once";
 }
 
-TEST(Registration, WaitsForAChunkThatAnotherThreadIsAt) {
+TEST(Registration, TakesWhatIsAskedForBeforeTheRest) {
+  const auto gate = std::make_shared<Gate>();
+  struct Watched : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {
+      order.push_back(static_cast<std::byte*>(memory));
+      return device_.register_host(memory, size_bytes, access);
+    }
+    std::vector<std::byte*> order;  ///< of the one thread that registers
+  };
+  const auto twin = gated_twin(gate);
+  Watched watched(*twin);
+  const Mapping mapping(8 * kChunkBytes);
+  {
+    const auto registration = make(watched, mapping);
+    gate->hold_next(1);
+    registration->register_rest();
+    gate->wait_for(1);  // the thread is at chunk 0
+    EXPECT_EQ(registration->reach(5 * kChunkBytes, 3 * kChunkBytes, DeviceAccess::READ).status(),
+              Status::BUSY);
+    gate->let_go();
+    wait_for(*registration, 8 * kChunkBytes);
+  }
+  std::vector<std::byte*> want;
+  for (const uint64_t chunk : {0, 5, 6, 7, 1, 2, 3, 4})
+    want.push_back(mapping.data() + chunk * kChunkBytes);
+  EXPECT_EQ(watched.order, want);
+}
+
+TEST(Registration, WaitsForAChunkWhereToldTo) {
   const auto gate = std::make_shared<Gate>();
   const auto twin = gated_twin(gate);
   const Mapping mapping(kChunkBytes);
@@ -256,24 +289,6 @@ TEST(Registration, WaitsForAChunkThatAnotherThreadIsAt) {
   gate->let_go();
   EXPECT_EQ(transfer.get(), Status::OK);
   EXPECT_EQ(gate->count(), 1u);
-}
-
-TEST(Registration, StopsAndStartsAgain) {
-  const auto gate = std::make_shared<Gate>();
-  const auto twin = gated_twin(gate);
-  const Mapping mapping(6 * kChunkBytes);
-  const auto registration = make(*twin, mapping);
-  registration->stop();  // nothing to stop
-  gate->hold_next(1);
-  registration->register_rest();
-  gate->wait_for(1);
-  auto stopped = std::async(std::launch::async, [&] { registration->stop(); });
-  EXPECT_EQ(stopped.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
-  gate->let_go();
-  stopped.get();
-  EXPECT_EQ(registration->registered_bytes(), kChunkBytes) << "the chunk that it was at";
-  registration->register_rest();
-  wait_for(*registration, 6 * kChunkBytes);
 }
 
 TEST(Registration, IsDestroyedWhileItRegisters) {
@@ -327,11 +342,145 @@ TEST(Registration, OutlivesALostDevice) {
   registration->register_rest();
   gate->wait_for(3);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have gone on by then
-  registration->stop();
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes);
   EXPECT_DONE(registration->ensure(0, 2 * kChunkBytes));
   EXPECT_EQ(registration->ensure(50 * kChunkBytes, 1).status(), Status::GPU_LOST);
   registration.reset();
+}
+
+/// A device that has to be asked for read-only memory as such, and chunks that it has apart.
+TEST(Registration, SaysWhatAChunkCannotBeUsedFor) {
+  struct ReadsOnly : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {
+      if (access == DeviceAccess::READ_AND_WRITE)
+        return Error{Status::NOT_SUPPORTED, "it is read-only"};
+      return device_.register_host(memory, size_bytes, access);
+    }
+    Result<void*> device_address(void* registered) override {
+      return static_cast<std::byte*>(registered) + (1 << 20) * ++asked;
+    }
+    int asked = 0;
+  };
+  const auto twin = Device::twin({.registers_read_only = true});
+  ReadsOnly reads_only(*twin);
+  const Mapping mapping(2 * kChunkBytes);
+  const auto registration = make(reads_only, mapping);
+  ASSERT_DONE(registration->ensure(0, 2 * kChunkBytes));
+  ASSERT_DONE(registration->reach(0, kChunkBytes, DeviceAccess::READ));
+  const auto refused = [&](uint64_t size_bytes, DeviceAccess access, const char* says) {
+    const auto reached = registration->reach(0, size_bytes, access);
+    EXPECT_EQ(reached.status(), Status::NOT_SUPPORTED);
+    EXPECT_NE(message_of(reached).find(says), std::string::npos) << message_of(reached);
+  };
+  refused(1, DeviceAccess::READ_AND_WRITE, "for reading only");
+  refused(kChunkBytes + 1, DeviceAccess::READ, "apart");
+
+  const auto neither = Device::twin();
+  ReadsOnly refuses(*neither);
+  const auto without = make(refuses, mapping);
+  EXPECT_EQ(message_of(without->ensure(0, 1)),
+            "NOT_SUPPORTED: chunk of 2097152 bytes at 0: it is read-only");
+}
+
+// ---- of a pool, as a driver pins it ----
+
+struct PoolOfKind {
+  const char* name;
+  std::string (*locator)();
+  uint32_t hosts;
+};
+
+std::string in_shared_memory() {
+  return "file:/dev/shm/test-" + std::to_string(getpid()) + ".bowhead";
+}
+std::string on_a_disk() {
+  return "file:" + (std::filesystem::temp_directory_path() /
+                    ("test-" + std::to_string(getpid()) + ".bowhead"))
+                       .string();
+}
+
+class RegistrationOfPools : public testing::TestWithParam<PoolOfKind> {
+ protected:
+  void SetUp() override {
+    twin_ = Device::twin({.registers_read_only = true});
+    if (!twin_->info().pin_fault.empty()) GTEST_SKIP() << twin_->info().pin_fault;
+    CreateOptions create;
+    create.size_bytes = 64 << 20;
+    create.hosts = GetParam().hosts;
+    const auto created = Pool::create(locator_, create);
+    if (created.status() == Status::NOT_SUPPORTED) GTEST_SKIP() << message_of(created);
+    ASSERT_DONE(created);
+    is_created_ = true;
+    auto opened = Pool::open(locator_);
+    ASSERT_DONE(opened);
+    pool_ = std::make_unique<Pool>(std::move(*opened));
+  }
+  void TearDown() override {
+    pool_.reset();
+    if (is_created_) {
+      EXPECT_DONE(Pool::destroy(locator_, true));
+    }
+  }
+
+  const std::string locator_ = GetParam().locator();
+  bool is_created_ = false;
+  std::unique_ptr<Device> twin_;
+  std::unique_ptr<Pool> pool_;
+};
+INSTANTIATE_TEST_SUITE_P(Pools, RegistrationOfPools,
+                         testing::Values(PoolOfKind{"ShmOfOneHost", test::unique_locator, 1},
+                                         PoolOfKind{"ShmOfTwoHosts", test::unique_locator, 2},
+                                         PoolOfKind{"FileInMemoryOfOneHost", in_shared_memory, 1},
+                                         PoolOfKind{"FileInMemoryOfTwoHosts", in_shared_memory, 2},
+                                         PoolOfKind{"FileOnADiskOfOneHost", on_a_disk, 1},
+                                         PoolOfKind{"FileOnADiskOfTwoHosts", on_a_disk, 2}),
+                         [](const auto& of) { return of.param.name; });
+
+/// Whether the kernel lets anybody pin bytes of that file for writing.
+bool can_be_pinned(const std::string& locator) {
+  if (!locator.starts_with("file:")) return true;
+  const int fd = open(locator.substr(5).c_str(), O_RDWR | O_CLOEXEC);
+  void* const memory = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  EXPECT_NE(memory, MAP_FAILED) << locator;
+  const bool can =
+      static_cast<bool>(PinnedRange::pin(memory, kPageBytes, DeviceAccess::READ_AND_WRITE));
+  munmap(memory, kPageBytes);
+  close(fd);
+  return can;
+}
+
+TEST_P(RegistrationOfPools, PinsEveryChunk) {
+  auto registration = std::move(Registration::create(*twin_, *pool_, kChunkBytes).value());
+  const uint64_t size_bytes = registration->size_bytes();
+  EXPECT_EQ(size_bytes, pool_->mapping().size);
+  uint64_t refused = 0;
+  for (uint64_t offset = 0; offset < size_bytes; offset += kChunkBytes)
+    refused += !registration->ensure(offset, 1);
+  EXPECT_EQ(refused, 0u) << "of " << size_bytes / kChunkBytes << " chunks";
+  EXPECT_EQ(registration->registered_bytes(), size_bytes);
+  EXPECT_DONE(registration->reach(0, size_bytes, DeviceAccess::READ));
+  const auto written = registration->reach(0, size_bytes, DeviceAccess::READ_AND_WRITE);
+  EXPECT_EQ(written.status(), can_be_pinned(locator_) ? Status::OK : Status::NOT_SUPPORTED)
+      << message_of(written);
+}
+
+/// And may outlive the pool.
+TEST_P(RegistrationOfPools, AreTheSameMemory) {
+  auto registration = std::move(Registration::create(*twin_, *pool_, kChunkBytes).value());
+  ASSERT_DONE(registration->ensure(0, registration->size_bytes()));
+  const auto ns = pool_->open_namespace({"test", "bytes"}).value();
+  const auto value = test::bytes(100'000, 1);
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  ASSERT_EQ(pool_->put(ns, "key", in), Status::OK);
+  auto lease = pool_->acquire(ns, "key", 60'000);
+  ASSERT_DONE(lease);
+  const void* const there = registration->device_address(lease->offset).value();
+  EXPECT_NE(there, lease->data);
+  EXPECT_EQ(std::memcmp(there, value.data(), value.size()), 0);
+  ASSERT_EQ(pool_->release(*lease), Status::OK);
+  pool_.reset();
+  EXPECT_EQ(std::memcmp(there, value.data(), value.size()), 0);
 }
 
 }  // namespace

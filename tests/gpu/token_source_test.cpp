@@ -66,8 +66,8 @@ class TokenSourceTest : public EveryDevice {
   void SetUp() override {
     EveryDevice::SetUp();
     if (IsSkipped()) return;
-    registration_ =
-        std::move(Registration::create(device(), pool_.pool().mapping(), 4 << 20).value());
+    registration_ = std::move(Registration::create(device(), pool_.pool(), 4 << 20).value());
+    ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
     stream_ = device().make_stream(0).value();
     store();
   }

@@ -14,14 +14,7 @@
 namespace bowhead::gpu {
 namespace {
 
-class GatedTransfers : public TransfersTest {
- protected:
-  void SetUp() override {
-    TransfersTest::SetUp();
-    // Else jobs register what they touch when they start, and would be held there.
-    ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
-  }
-};
+class GatedTransfers : public TransfersTest {};
 INSTANTIATE_TEST_SUITE_P(Devices, GatedTransfers, testing::Values("twin"), device_name);
 
 /// Also in the default stream, which is null.
@@ -166,7 +159,9 @@ TEST_P(GatedTransfers, LoseTheGpuAndNothingElse) {
 /// A driver that registers nothing of the pool.
 TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
   const auto none = Device::twin({.most_registered_bytes = 0});
-  registration_ = std::move(Registration::create(*none, pool_.pool().mapping(), 4 << 20).value());
+  registration_ = std::move(Registration::create(*none, pool_.pool(), 4 << 20).value());
+  const auto refused = registration_->ensure(0, registration_->size_bytes());
+  ASSERT_EQ(refused.status(), Status::LIMIT_REACHED);
   {
     EngineCache engine(*none, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
     const auto before = engine.random_bytes(1);
@@ -185,6 +180,93 @@ TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
                 engine.payload(before, blocks[1].range));
     }
     EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
+    EXPECT_EQ(transfers->info().blocks, (std::array<uint64_t, kStagings>{0, 0, 8, 0, 0}));
+    EXPECT_EQ(transfers->info().refusal, refused.error().message());
+  }
+  registration_.reset();
+}
+
+/// One that takes its time to pin: nobody waits for it.
+TEST_P(GatedTransfers, GoByPinnedMemoryUntilThePoolIsRegistered) {
+  struct PinsWhenTold : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {
+      told.wait();
+      return device_.register_host(memory, size_bytes, access);
+    }
+    std::promise<void> tell;
+    std::shared_future<void> told = tell.get_future().share();
+  } slow(device());
+  registration_ = std::move(Registration::create(slow, pool_.pool(), 4 << 20).value());
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  auto transfers = Transfers::open(pool_.pool(), *registration_, slow, engine.cache());
+  ASSERT_DONE(transfers);
+  const auto pages = shuffled(24, 1);
+  const auto blocks = blocks_in(pages, 2);
+  std::shared_ptr<Transfers::Job> job;
+  // In another thread, since a call that waits for the driver would wait for ever.
+  const auto starts = [&](bool spills) {
+    auto started = std::async(std::launch::async, [&] {
+      auto made = spills ? transfers->spill(pool_.ns(), blocks, {})
+                         : transfers->restore(pool_.ns(), blocks, {});
+      if (made) job = *made;
+      return made.status();
+    });
+    const bool returned = started.wait_for(std::chrono::minutes(2)) == std::future_status::ready;
+    EXPECT_TRUE(returned) << "it waits for the driver";
+    if (!returned) slow.tell.set_value();
+    return started.get() == Status::OK && returned;
+  };
+  const auto staging = [&] {
+    transfers->wait(*job);
+    EXPECT_EQ(transfers->results(*job)[1], Status::OK);
+    const auto each = transfers->staging(*job);
+    return std::vector(each.begin(), each.end());
+  };
+  ASSERT_TRUE(starts(true));
+  EXPECT_EQ(staging(), std::vector(2, Staging::NOT_YET));
+  EXPECT_EQ(pool_.get("block 1"), engine.payload(before, blocks[1].range));
+  engine.write(engine.random_bytes(2));
+  ASSERT_TRUE(starts(false));
+  EXPECT_EQ(staging(), std::vector(2, Staging::NOT_YET));
+  EXPECT_EQ(engine.payload(engine.read(), blocks[1].range),
+            engine.payload(before, blocks[1].range));
+  EXPECT_EQ(registration_->registered_bytes(), 0u);
+
+  slow.tell.set_value();
+  ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
+  ASSERT_TRUE(starts(false));
+  EXPECT_EQ(staging(), std::vector(2, Staging::NONE));
+  EXPECT_EQ(transfers->info().blocks, (std::array<uint64_t, kStagings>{2, 4, 0, 0, 0}));
+}
+
+/// Memory that can only be read is restored from as it lies, and not spilled to.
+TEST_P(GatedTransfers, SpillToMemoryForReadingByPinnedMemory) {
+  struct ReadsOnly : WrappedDevice {
+    using WrappedDevice::WrappedDevice;
+    Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {
+      if (access == DeviceAccess::READ_AND_WRITE) return Error{Status::NOT_SUPPORTED, "no"};
+      return device_.register_host(memory, size_bytes, access);
+    }
+  };
+  const auto twin = Device::twin({.registers_read_only = true});
+  ReadsOnly reads_only(*twin);
+  registration_ = std::move(Registration::create(reads_only, pool_.pool(), 4 << 20).value());
+  ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
+  {
+    EngineCache engine(*twin, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    engine.write(engine.random_bytes(1));
+    auto transfers = Transfers::open(pool_.pool(), *registration_, reads_only, engine.cache());
+    ASSERT_DONE(transfers);
+    const auto pages = shuffled(24, 1);
+    const auto blocks = blocks_in(pages, 3);
+    ASSERT_EQ(run(*transfers, true, blocks), std::vector(3, Status::OK));
+    ASSERT_EQ(run(*transfers, false, blocks), std::vector(3, Status::OK));
+    EXPECT_EQ(transfers->info().blocks, (std::array<uint64_t, kStagings>{3, 0, 3, 0, 0}));
+    EXPECT_NE(transfers->info().refusal.find("for reading only"), std::string::npos)
+        << transfers->info().refusal;
   }
   registration_.reset();
 }
@@ -208,7 +290,7 @@ TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
   // What is left has room for the tables of jobs, and not for what the meter moves.
   const auto twin = Device::twin({.memory_bytes = cache_bytes + (32 << 10)});
   NamedDevice full(*twin, "full");
-  registration_ = std::move(Registration::create(full, pool_.pool().mapping(), 4 << 20).value());
+  registration_ = std::move(Registration::create(full, pool_.pool(), 4 << 20).value());
   {
     EngineCache engine(full, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
     auto transfers = Transfers::open(pool_.pool(), *registration_, full, engine.cache());
@@ -485,8 +567,7 @@ TEST_P(GatedTransfers, PutWhatIsUrgentIntoTheUrgentStream) {
 /// Chunks of 2 MiB, and blocks of more: no copy may go from one to the next.
 TEST_P(GatedTransfers, CopyNothingAcrossChunks) {
   registration_.reset();
-  registration_ =
-      std::move(Registration::create(device(), pool_.pool().mapping(), 2 << 20).value());
+  registration_ = std::move(Registration::create(device(), pool_.pool(), 2 << 20).value());
   EngineCache engine(device(), Layout::NHD, {1, 4, 40, 3, 8192}, PayloadOrder::TOKENS_FIRST);
   const auto before = engine.random_bytes(1);
   engine.write(before);
@@ -503,7 +584,7 @@ TEST_P(GatedTransfers, CopyNothingAcrossChunks) {
 /// Blocks for which there is no pinned memory fail alone, and later find some.
 TEST_P(GatedTransfers, TakeNoMorePinnedMemoryThanTheyMay) {
   const auto none = Device::twin({.most_registered_bytes = 0});
-  registration_ = std::move(Registration::create(*none, pool_.pool().mapping(), 4 << 20).value());
+  registration_ = std::move(Registration::create(*none, pool_.pool(), 4 << 20).value());
   {
     EngineCache engine(*none, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
     const auto before = engine.random_bytes(1);

@@ -247,6 +247,9 @@ TEST_P(TransfersTest, DecodeWhatIsCompressed) {
       transfers.wait(**job);
       const auto results = transfers.results(**job);
       EXPECT_EQ(std::vector(results.begin(), results.end()), std::vector(3, Status::OK));
+      const auto staging = transfers.staging(**job);
+      EXPECT_EQ(std::vector(staging.begin(), staging.end()),
+                (std::vector{Staging::COMPRESSED, Staging::NONE, Staging::COMPRESSED}));
       const auto after = engine.read();
       for (size_t i = 0; i < blocks.size(); ++i)
         EXPECT_EQ(engine.payload(after, blocks[i].range),
@@ -261,6 +264,32 @@ TEST_P(TransfersTest, DecodeWhatIsCompressed) {
   transfers.wait(**job);
   EXPECT_EQ(transfers.results(**job)[0], Status::BUFFER_TOO_SMALL);
   EXPECT_EQ(transfers.results(**job)[1], Status::INVALID_ARGUMENT);
+}
+
+/// Of a table of leases that is full, blocks are copied.
+TEST_P(TransfersTest, RestoreWithoutALease) {
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  Transfers transfers = open(engine);
+  const auto pages = shuffled(24, 1);
+  const auto blocks = blocks_in(pages, 1);
+  ASSERT_EQ(run(transfers, true, blocks), std::vector{Status::OK});
+  std::vector<Lease> leases;
+  for (;;) {
+    auto lease = pool_.pool().acquire(pool_.ns(), "block 0", 600'000);
+    if (!lease) {
+      ASSERT_EQ(lease.status(), Status::LIMIT_REACHED);
+      break;
+    }
+    leases.push_back(*lease);
+  }
+  engine.write(engine.random_bytes(2));
+  ASSERT_EQ(run(transfers, false, blocks), std::vector{Status::OK});
+  EXPECT_EQ(engine.payload(engine.read(), blocks[0].range),
+            engine.payload(before, blocks[0].range));
+  EXPECT_EQ(transfers.info().blocks, (std::array<uint64_t, kStagings>{1, 0, 0, 1, 0}));
+  for (Lease& lease : leases) EXPECT_EQ(pool_.pool().release(lease), Status::OK);
 }
 
 TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
