@@ -9,7 +9,8 @@
 // Every fault that the driver reports comes back as a status, with a sentence that names the call
 // and has the driver's own words. Two statuses may come from all methods and are not repeated:
 // GPU_LOST (a kernel did what it must not, or the hardware failed: nothing works any more in this
-// process, and what was queued is not done) and SYSTEM (the driver says what nobody expected).
+// process, and what was queued is not done; but copies that were under way then may still arrive
+// until the process ends) and SYSTEM (the driver says what nobody expected).
 //
 // Thread-safety: all of a Device, and no method changes which GPU is current to the calling thread.
 // Its streams, events and memory are ended before it.

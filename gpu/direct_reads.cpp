@@ -387,15 +387,15 @@ void DirectReads::Impl::wait(Job& job) {
 }
 
 /// Behind an event that is done, all that the device was to read has been read: what a lease says
-/// here is about all of it. If the device did not say that it is through, and is not lost, it may
-/// still read tables and write parts: these are not used again.
+/// here is about all of it. If the device did not say that it is through, lost or not, it may still
+/// read tables and write parts: these are not used again.
 void DirectReads::Impl::finish(Job& job, Status asked) {
-  const bool is_through = asked == Status::OK || asked == Status::GPU_LOST;
+  const bool is_through = asked == Status::OK;
   for (Reading& reading : job.readings) {
     const Status released = pool_.release(reading.lease);
-    job.results[reading.number] = !is_through           ? Status::SYSTEM
-                                  : asked == Status::OK ? released
-                                                        : asked;
+    job.results[reading.number] = is_through                  ? released
+                                  : asked == Status::GPU_LOST ? asked
+                                                              : Status::SYSTEM;
   }
   job.readings.clear();
   if (is_through) {

@@ -124,7 +124,8 @@ class DirectReads {
   /// later job reads it, or one that comes behind Registration::ensure()), or BUFFER_TOO_SMALL or
   /// INVALID_ARGUMENT (the block is longer or shorter than its tokens).
   /// Only once the job is done: LAPSED, GPU_LOST, SYSTEM (the driver does not say whether the
-  /// device is through): outputs of its sequence mean nothing.
+  /// device is through): outputs of its sequence mean nothing. After the last two what the device
+  /// may still write to, outputs among it, must not be used for anything else.
   std::span<const Status> results(const Job& job) const;
 
  private:

@@ -138,7 +138,7 @@ class FrameDecoder::Impl {
     if (!is_started_) return Error{Status::INVALID_ARGUMENT, "no batch was started"};
     is_started_ = false;
     if (auto done = device_.synchronize(event_); !done) {
-      if (done.status() != Status::GPU_LOST) abandon();
+      abandon();
       return done.error();
     }
     for (uint32_t tile = 0; tile < tile_count_; ++tile) {
@@ -496,7 +496,7 @@ class FrameDecoder::Impl {
     const Result<void> recorded = device_.record(event_, stream);
     // What was queued uses the memory until it is done.
     if (!queued && recorded) (void)device_.synchronize(event_);
-    if (!recorded && recorded.status() != Status::GPU_LOST) abandon();
+    if (!recorded) abandon();
     if (!queued) return queued;
     is_started_ = static_cast<bool>(recorded);
     return recorded;

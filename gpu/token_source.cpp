@@ -308,11 +308,11 @@ void TokenSource::Impl::wait(Fetch& fetch) {
 
 /// Behind an event that is done: all that the kernel was to read has been read, and its count is
 /// visible to this CPU. So what leases say here is about all of it. If the device did not say that
-/// it is through, and is not lost, it may still read tables and count: these are not used again.
+/// it is through, lost or not, it may still read tables and count: these are not used again.
 void TokenSource::Impl::finish(Fetch& fetch, Status asked) {
-  const bool is_through = asked == Status::OK || asked == Status::GPU_LOST;
+  const bool is_through = asked == Status::OK;
   fetch.absent = *fetch.count;
-  fetch.result = !is_through ? Status::SYSTEM : asked != Status::OK ? asked : renew();
+  fetch.result = is_through ? renew() : asked == Status::GPU_LOST ? asked : Status::SYSTEM;
   if (fetch.result == Status::OK && fetch.absent != 0) fetch.result = Status::NOT_FOUND;
   fetch.is_done = true;
   if (is_through) free_counts_.push_back(static_cast<uint32_t>(fetch.count - counts_));

@@ -90,7 +90,8 @@ class TokenSource {
   void wait(Fetch& fetch);
   /// Once it is done: OK; NOT_FOUND: some tokens are absent, and their rows zeros; LAPSED: a block
   /// was removed, or the host declared dead: all is void, and so are later fetches; GPU_LOST;
-  /// SYSTEM: the driver does not say whether the device is through, which may still write there.
+  /// SYSTEM: the driver does not say whether the device is through; after both it may still write
+  /// there.
   Status result(const Fetch& fetch) const;
   /// Once it is done: tokens, by layer and head, that no block of the source has.
   uint32_t absent(const Fetch& fetch) const;

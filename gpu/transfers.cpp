@@ -180,7 +180,7 @@ Result<void> Transfers::Impl::tell_parts() {
   auto done = device_.copy(parts_.device, parts_.pinned, bytes, streams_[0]);
   if (done) done = device_.record(*event, streams_[0]);
   if (done) done = device_.synchronize(*event);
-  may_run_ = !done && done.status() != Status::GPU_LOST;
+  may_run_ = !done;
   return done;
 }
 
@@ -583,17 +583,24 @@ void Transfers::Impl::wait(Job& job) {
 /// Behind an event that is done: what the device stored before it, in the pool or as sums, is
 /// visible to this CPU, and all that it was to read has been read. So a commit publishes bytes that
 /// are there, and what a lease says here is about all of them.
-/// `asked` is what the device said when it was asked. If it did not say that it is through, and is
-/// not lost, it may still write: nothing that it was told of is used again.
+/// `asked` is what the device said when it was asked. If it did not say that it is through, it may
+/// still write, also when it is lost: a driver says so as soon as one thing failed, and what other
+/// engines of the GPU have under way still arrives. Nothing that it was told of is used again.
 void Transfers::Impl::finish(Job& job, Status asked) {
-  const bool is_through = asked == Status::OK || asked == Status::GPU_LOST;
-  const Status status = !is_through                      ? Status::SYSTEM
-                        : asked != Status::OK            ? asked
+  const bool is_through = asked == Status::OK;
+  const Status status = asked == Status::GPU_LOST        ? asked
+                        : !is_through                    ? Status::SYSTEM
                         : job.queue_status != Status::OK ? job.queue_status
                         : job.is_cancelled               ? Status::CANCELLED
                                                          : Status::OK;
-  for (Moving& block : job.moving)
-    job.results[block.number] = is_through ? end(block, job.spills, status) : status;
+  for (Moving& block : job.moving) {
+    if (is_through) {
+      job.results[block.number] = end(block, job.spills, status);
+    } else {
+      job.results[block.number] = status;
+      if (block.lease) (void)pool_.release(*block.lease);  // it is only read
+    }
+  }
   if (is_through) {
     end_decoding(job);
     rooms_.give_back(job.room);

@@ -127,8 +127,8 @@ class Transfers {
   /// layers, or one that is done. NO_SPACE, GPU_LOST, SYSTEM: the job ends with that.
   Result<void> layer_ready(Job& job, uint32_t layer, Stream stream);
 
-  /// Whether the job is done; if the device is through with it, ends it first. A GPU that is lost
-  /// is through with it, and the pool is as if the job had never been started.
+  /// Whether the job is done; if the device is through with it, ends it first. On a GPU that is
+  /// lost it is done, and nothing of it is stored.
   bool poll(Job& job);
   /// Until the device is through with what is queued: then the job is done, unless it is a spill
   /// that waits for layers.
@@ -140,8 +140,10 @@ class Transfers {
   /// Pool::commit() return; of a restore what Pool::acquire() and Pool::get() return, and
   /// BUFFER_TOO_SMALL or INVALID_ARGUMENT (the block is longer or shorter than its pages), DAMAGED,
   /// LAPSED; of both NO_SPACE, where pinned memory was needed and not there, or SYSTEM: the driver
-  /// does not say whether the device is through with the job. Then what it may still write to in
-  /// the pool stays reserved until the pool is closed.
+  /// does not say whether the device is through with the job.
+  /// After GPU_LOST and SYSTEM copies may still arrive: what they may write to is not used again.
+  /// In the pool it stays reserved until the pool is closed, which by then the process should end
+  /// with: a driver lets nothing arrive when the process has ended. Pinned memory is not freed.
   std::span<const Status> results(const Job& job) const;
   /// By block, as soon as the job has been started.
   std::span<const Staging> staging(const Job& job) const;

@@ -362,11 +362,9 @@ class TwinDevice final : public Device {
   }
 
   Result<bool> is_done(Event event) override {
-    // Of a lost device what is running runs to its end, and the rest is passed over: only then may
-    // somebody be told that nothing touches its memory any more.
-    if (!static_cast<TwinEvent*>(event)->get().is_done()) return false;
+    // As a driver says it: at once, while what is running still runs to its end.
     if (is_lost()) return lost();
-    return true;
+    return static_cast<TwinEvent*>(event)->get().is_done();
   }
 
   Result<void> synchronize(Event event) override {
@@ -416,12 +414,13 @@ class TwinDevice final : public Device {
     return options_.is_recorded && options_.is_recorded(stream);
   }
 
-  /// What comes before each piece of work: false if the device is lost, or is from now on.
+  /// What comes before each piece of work: false if the device is lost, or is from now on. What has
+  /// passed here is under way, and arrives, whatever happens to the device.
   bool may_work() {
-    if (!is_lost() && options_.before_work && !options_.before_work()) {
-      is_lost_.store(true, std::memory_order_relaxed);
-    }
-    return !is_lost();
+    if (is_lost()) return false;
+    const bool works = !options_.before_work || options_.before_work();
+    if (!works) is_lost_.store(true, std::memory_order_relaxed);
+    return works;
   }
 
   bool reaches(const void* end, const CopyRun& run) {

@@ -489,29 +489,33 @@ TEST_P(GatedDirectReads, KeepTablesThatMayStillBeRead) {
   struct SaysNothing : WrappedDevice {
     using WrappedDevice::WrappedDevice;
     Result<bool> is_done(Event event) override {
-      if (is_dumb) return Error{Status::SYSTEM, "what?"};
+      if (says != Status::OK) return Error{says, "what?"};
       return device_.is_done(event);
     }
     void free(void* memory) override {
       ++freed;
       WrappedDevice::free(memory);
     }
-    bool is_dumb = false;
+    Status says = Status::OK;
     int freed = 0;
   } faulty(device());
   Decode decode(pool_, device(), kModel, {{{"a", 16}}});
-  {
-    auto reads = DirectReads::open(pool_.pool(), *registration_, faulty, kModel);
-    ASSERT_DONE(reads);
-    gate_->hold_next(1);
-    const auto job = reads->start(pool_.ns(), decode.reads, {.stream = stream_});
-    ASSERT_DONE(job);
-    faulty.is_dumb = true;
-    EXPECT_TRUE(reads->poll(**job));
-    EXPECT_EQ(results_of(*reads, **job), std::vector{Status::SYSTEM});
-    EXPECT_EQ(leases(), 0);
+  gate_->hold_next(1);
+  for (const Status says : {Status::SYSTEM, Status::GPU_LOST}) {
+    faulty.says = Status::OK;
+    faulty.freed = 0;
+    {
+      auto reads = DirectReads::open(pool_.pool(), *registration_, faulty, kModel);
+      ASSERT_DONE(reads);
+      const auto job = reads->start(pool_.ns(), decode.reads, {.stream = stream_});
+      ASSERT_DONE(job);
+      faulty.says = says;
+      EXPECT_TRUE(reads->poll(**job));
+      EXPECT_EQ(results_of(*reads, **job), std::vector{says});
+      EXPECT_EQ(leases(), 0);
+    }
+    EXPECT_EQ(faulty.freed, 1) << "the parts that no job has, which are none";
   }
-  EXPECT_EQ(faulty.freed, 1) << "the parts that no job has, which are none";
   gate_->let_go();
   device().destroy_stream(std::exchange(stream_, nullptr));  // waits: what it uses goes
 }

@@ -510,6 +510,40 @@ TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
   EXPECT_EQ(pool_.get("other"), engine.payload(engine.read(), {pages, 80, 40}));
 }
 
+/// A driver says that the GPU is lost as soon as one thing failed: what else is under way arrives.
+TEST_P(GatedTransfers, KeepRoomThatALostGpuStillWritesTo) {
+  const auto pages = shuffled(24, 1);
+  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  engine.write(engine.random_bytes(1));
+  auto transfers = std::make_unique<Transfers>(open(engine));
+  const Stream other = device().make_stream(0).value();
+  const size_t first = gate_->hold_next(1);
+  auto job = transfers->spill(pool_.ns(), blocks_in(pages, 2), {.path = Path::KERNEL});
+  ASSERT_DONE(job);
+  gate_->wait_for(first + 1);  // the kernel is under way
+  gate_->lose_from(first + 1);
+  ASSERT_DONE(device().copy(engine.cache().parts[0].base, engine.cache().parts[0].base, 1, other));
+  while (device().check_stream(other)) std::this_thread::yield();
+  ASSERT_TRUE(transfers->poll(**job));
+  EXPECT_EQ(transfers->results(**job)[1], Status::GPU_LOST);
+
+  // Whatever room there is, others take it.
+  const size_t size_bytes = engine.payload(engine.random_bytes(1), {pages, 0, 40}).size();
+  int others = 0;
+  while (pool_.put("other " + std::to_string(others), test::bytes(size_bytes, others)) ==
+             Status::OK &&
+         others < 100)
+    ++others;
+  EXPECT_GT(others, 2);
+  gate_->let_go();
+  transfers.reset();  // waits for the kernel
+  for (int i = 0; i < others; ++i)
+    EXPECT_EQ(pool_.get("other " + std::to_string(i)), test::bytes(size_bytes, i)) << i;
+  EXPECT_EQ(pool_.get_status("block 0"), Status::NOT_FOUND);
+  EXPECT_TRUE(pool_.check_clean());
+  device().destroy_stream(other);
+}
+
 /// An event that could not be recorded still means what it meant before.
 TEST_P(GatedTransfers, TrustNoEventThatWasNotRecorded) {
   struct RecordsNoMore : WrappedDevice {
