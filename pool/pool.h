@@ -232,7 +232,8 @@ class Pool {
   static Result<void> create(const std::string& locator, const CreateOptions& options);
 
   /// Opens a pool; undoes what dead processes left and, after a reboot, rebuilds the allocator from
-  /// the index. A pool of several hosts beats in a thread of its own while it is open. Returns
+  /// the index. With several hosts two threads run while it is open: one beats for the host, the
+  /// other does its duties (docs/sharing.md). Returns
   /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process
   /// is opening it and hangs, or the hosts do not agree), LIMIT_REACHED (too many processes, no
   /// free host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it

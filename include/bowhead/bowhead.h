@@ -101,7 +101,8 @@ const char* bh_last_error(void);              /* valid until the thread's next c
 
 bh_status bh_pool_create(const char* locator, const bh_create_options* options);
 /* As which host: a slot of the pool, or BH_ANY_HOST: the slot that this machine has, or a free one.
- * A pool of several hosts runs a thread while it is open: the host's heartbeat. */
+ * With several hosts two threads run while the pool is open: the host's heartbeat, and its duties
+ * towards the others. */
 #define BH_ANY_HOST UINT32_MAX
 bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
 void bh_pool_close(bh_pool* pool); /* NULL is allowed */

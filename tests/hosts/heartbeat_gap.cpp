@@ -3,8 +3,8 @@
 //
 //     heartbeat_gap [BLOCKS]
 //
-// Host 0 stores the blocks and is killed. Host 1 adopts them, and is killed too; its private part is
-// wiped as by a reboot, and its next life rebuilds. This process looks at the beat word meanwhile.
+// Host 0 stores the blocks and is killed. Host 1 adopts them, and is killed too; its private part
+// is wiped as by a reboot, and its next life rebuilds. This process watches the beat word meanwhile.
 // Prints one line of JSON. Status 1 if a host that worked was declared dead, 2 if it took too long.
 #include <sys/mman.h>
 
