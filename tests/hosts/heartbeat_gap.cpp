@@ -4,7 +4,7 @@
 //     heartbeat_gap [BLOCKS]
 //
 // Host 0 stores the blocks and is killed. Host 1 adopts them, and is killed too; its private part
-// is wiped as by a reboot, and its next life rebuilds. This process watches the beat word meanwhile.
+// is wiped as by a reboot, and its next life rebuilds. This process watches its beat word.
 // Prints one line of JSON. Status 1 if a host that worked was declared dead, 2 if it took too long.
 #include <sys/mman.h>
 

@@ -148,12 +148,26 @@ TEST_F(Identities, AnyMachineFollowsOneThatLeft) {
 // ---- a machine that another one took for dead ----
 
 /// Whatever it does first, it learns it from a status.
-enum class Act { PUT, COMMIT, ABORT, RELEASE, ACQUIRE, REMOVE, RESERVE, BEAT, WORK, DETACH };
+enum class Act {
+  PUT,
+  PUT_PRESENT,
+  COMMIT,
+  ABORT,
+  RELEASE,
+  ACQUIRE,
+  REMOVE,
+  RESERVE,
+  BEAT,
+  WORK,
+  DETACH
+};
 
 Status act(Machine& machine, Act what, Reservation& reservation, Lease& lease) {
   switch (what) {
     case Act::PUT:
       return machine.put("late");
+    case Act::PUT_PRESENT:
+      return machine.put("stored");
     case Act::COMMIT:
       return machine.core.commit(reservation, PayloadSum{});
     case Act::ABORT:
@@ -206,6 +220,32 @@ TEST_F(Identities, AMachineTakenForDeadEndsWithAStatus) {
     EXPECT_TRUE(second.has("after") && second.has("stored")) << n;
     EXPECT_EQ(second.put("more"), Status::OK) << n;
   }
+}
+
+// ---- a machine that dies while it joins ----
+
+struct Died {};
+
+/// Between the decision that its first life follows and the line that would show that life.
+void die_while_joining(const SharedPool& shared) {
+  Machine machine(shared, kFirst);
+  machine.access.while_asleep = [&] {
+    const auto word =
+        core::DecideWord::unpack(shared.read<uint64_t>(shared.layout().word(0, BH_PART_DECIDE, 0)));
+    if (word.done) throw Died{};
+  };
+  EXPECT_THROW((void)machine.core.attach({}), Died);
+  EXPECT_EQ(shared.slot(0).value_or(bh_host_slot{}).incarnation, 0u);
+}
+
+TEST_F(Identities, AHostThatDiedWhileItJoinedCanBeFenced) {
+  die_while_joining(shared_);
+  Host other = shared_.open(1);
+  EXPECT_TRUE(eventually([&] { return static_cast<bool>(other.pool().fence(0)); }));
+  EXPECT_TRUE(eventually([&] {
+    const auto host = other.info_of(1);
+    return host.extents_owned == shared_.extents() && host.extents_custody == 0;
+  })) << "its space comes back in full";
 }
 
 // ---- exact copies ----
