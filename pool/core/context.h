@@ -96,8 +96,8 @@ struct Context {
   }
 };
 
-/// A word that names this process has changed under it. Either another machine runs as this host,
-/// and this life is over when it returns; or that is a bug, and an assertion fails. In hosts.h.
+/// A word that names this process has changed under it: another machine runs as this host, and this
+/// life is over when it returns. With one host alone that is a bug: an assertion. In hosts.h.
 template <class A>
 void expect_displaced(Context<A>& context);
 

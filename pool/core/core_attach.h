@@ -137,6 +137,13 @@ Result<void> Core<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot, b
   if (!c_.alone() && !left && hosts_.beats(c_.host, watch_ms * 1'000'000))
     return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
                                              "; give each machine its own --host"};
+  // What says that the last life has ended may be the next one, which another machine began
+  // meanwhile.
+  const auto now = read_slot_line();
+  if (!now) return now.error();
+  if (now->turn != slot.turn || now->nonce != slot.nonce)
+    return Error{Status::HOST_ID_IN_USE,
+                 "another machine took " + host + " in this moment; give each its own --host"};
   const bool ours = this_boot || (hardware != 0 && slot.hardware_id == hardware) ||
                     (c_.alone() && slot.machine_id == machine);
   if (ours || take_over || left || (!c_.alone() && hosts_.fenced(life) && hosts_.decided(life)))

@@ -124,13 +124,17 @@ class GoldenPool {
     return hash64(text.name, sizeof text.name + sizeof text.description, 1) | 1;
   }
 
-  /// The blocks that are a miss. Wrong bytes fail the test.
+  /// The blocks that are a miss for who opens their namespaces first, as engines do: one whose
+  /// description is damaged is registered anew by that. Wrong bytes fail the test.
   std::set<size_t> lost_in(Pool& pool) {
     std::set<size_t> lost;
     for (size_t i = 0; i < blocks_.size(); ++i) {
+      const auto ns = pool.open_namespace(kNamespaces[blocks_[i].name_space]);
+      EXPECT_EQ(ns.status(), Status::OK) << i;
+      EXPECT_EQ(*ns, namespace_of(i)) << i;
       std::vector<std::byte> value(blocks_[i].bytes);
       const Span to[] = {{value.data(), value.size()}};
-      const auto got = pool.get(namespace_of(i), blocks_[i].key, to);
+      const auto got = pool.get(*ns, blocks_[i].key, to);
       if (!got) {
         EXPECT_EQ(got.status(), Status::NOT_FOUND) << i;
         lost.insert(i);

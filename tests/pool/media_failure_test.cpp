@@ -92,7 +92,7 @@ TEST(MediaFailure, AFileCutShortEndsTheHandleAndNotTheProcess) {
   t.close();
   const auto again = Pool::open(t.locator());
   ASSERT_FALSE(again);
-  EXPECT_EQ(again.status(), Status::TOO_SMALL) << again.error().message();
+  EXPECT_EQ(again.status(), Status::DAMAGED) << again.error().message();
 }
 
 TEST(MediaFailure, WhatIsStoredOrReadWhereTheFileEndsIsNeverASuccess) {

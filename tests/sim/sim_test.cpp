@@ -46,7 +46,7 @@ TEST_P(Seeds, Pass) {
   for (const uint64_t count : {counts.replacements, counts.not_replaced})
     EXPECT_GT(count, kSeedsPerTest / 20);
   EXPECT_GT(counts.lives, kSeedsPerTest * 4);
-  EXPECT_GT(counts.fenced, kSeedsPerTest / 20);
+  EXPECT_GT(counts.fenced, kSeedsPerTest / 50);  // pauses: work does not make a host late
   EXPECT_GT(counts.left, kSeedsPerTest);
 }
 
