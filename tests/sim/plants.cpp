@@ -26,7 +26,7 @@ constexpr Plant kPlants[] = {
     of_part("decision-not-published", Lie::NO_FLUSH, BH_PART_DECIDE),
     of_part("owner-not-published", Lie::NO_FLUSH, BH_PART_OWN),
     of_part("ack-not-published", Lie::NO_FLUSH, BH_PART_ACK),
-    of_part("beat-not-published", Lie::NO_FLUSH, BH_PART_BEAT),
+    of_part("beat-not-published", Lie::NO_FLUSH, BH_PART_BEAT, Focus::LEASES),
     of_part("slot-not-published", Lie::NO_FLUSH, BH_PART_SLOT, Focus::LEASES,
             "to join and at each beat a host reads its slot line back from the memory, and what "
             "drops the cached copy for that writes it out, before decisions are read; that it left "
@@ -94,7 +94,7 @@ constexpr Plant kPlants[] = {
      .lie = Lie::NO_FENCE_AFTER_FLUSH,
      .kind = Kind::HEADER,
      .focus = Focus::RETIRES,
-     .first_seed = 7700},
+     .first_seed = 2200},
     {.name = "no-fence-before-header-is-read",
      .lie = Lie::NO_FENCE_AFTER_INVALIDATE,
      .kind = Kind::HEADER,
@@ -151,13 +151,13 @@ constexpr Plant kPlants[] = {
      .part = BH_PART_DECIDE,
      .only_in = Operation::RELEASE,
      .focus = Focus::LAPSED,
-     .first_seed = 18200},
+     .first_seed = 22200},
     // Deciding wrongly.
     {.name = "done-too-early", .lie = Lie::DONE_TOO_EARLY, .focus = Focus::DECISIONS},
     {.name = "accepted-value-ignored",
      .lie = Lie::ACCEPTED_UNSEEN,
      .focus = Focus::DECISIONS,
-     .first_seed = 2100},
+     .first_seed = 1000},
     {.name = "adopts-without-acks", .lie = Lie::ALL_ACKED, .focus = Focus::ZOMBIES},
     {.name = "full-custody-without-evidence", .lie = Lie::ALL_FENCED, .focus = Focus::ZOMBIES},
     // Too early, too late, the wrong bytes.
@@ -198,7 +198,8 @@ constexpr Plant kPlants[] = {
      .kind = Kind::REGION,
      .part = BH_PART_DECIDE,
      .only_in = Operation::PARTS,
-     .focus = Focus::ZOMBIES},
+     .focus = Focus::ZOMBIES,
+     .first_seed = 20800},
     // A content that takes the place of another.
     {.name = "replacement-not-published",
      .lie = Lie::NO_FLUSH,
