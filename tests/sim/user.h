@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// User: a process that has the pool open. Its worker puts, gets, leases, reserves and removes; its
-// ticker lets the host's beat go on. When the work is done it does what the run's phases ask for
-// (run.cpp leads them).
+// User: a process that has the pool open. Its worker puts, gets, leases, reserves and removes; two
+// more threads beat for the host and do its other duties. When the work is done it does what the
+// run's phases ask for (run.cpp leads them).
 #pragma once
 
 #include <memory>
