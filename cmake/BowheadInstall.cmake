@@ -5,6 +5,12 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+# What tools/run builds: enough for `cmake --install`.
+add_custom_target(bowhead_installed DEPENDS bowhead_shared)
+if(TARGET bowhead)
+  add_dependencies(bowhead_installed bowhead)
+endif()
+
 set_target_properties(bowhead_shared PROPERTIES EXPORT_NAME bowhead)
 install(TARGETS bowhead_shared EXPORT bowhead
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}"

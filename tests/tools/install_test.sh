@@ -7,6 +7,17 @@ build=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# tools/run builds this target alone: it has to reach every file that is built and installed.
+reached=$(ninja -C "$build" -t graph bowhead_installed | sed -n 's/.*\[label="\([^"]*\)".*/\1/p')
+missing=0
+while read -r file; do
+  file=${file#"$build"/}
+  grep -qxF -e "$file" -e "$build/$file" <<<"$reached" ||
+    { echo "bowhead_installed does not build $file"; missing=1; }
+done < <(find "$build" -name cmake_install.cmake -exec grep -hoE "$build/[^\"]*" {} + |
+  grep -E '/(lib)?bowhead(\.so)?$' | sort -u)
+((missing == 0)) || exit 1
+
 cmake --install "$build" --prefix "$work/first" >/dev/null
 mv "$work/first" "$work/moved"
 
