@@ -42,8 +42,9 @@ std::span<const std::byte> superblock_bytes(const Media& media, uint32_t copy) {
   return {media.base() + at, sizeof(bh_superblock)};
 }
 
-Result<OpenedMedia> open_with_superblock(const std::string& locator) {
-  auto media = open_media(locator);
+Result<OpenedMedia> open_with_superblock(const std::string& locator,
+                                         MediaUse use = MediaUse::STORE) {
+  auto media = open_media(locator, use);
   if (!media) return with_locator(locator, media.error());
   OpenedMedia opened;
   opened.media = std::move(media).value();
@@ -75,6 +76,11 @@ bool in_use(const std::string& locator) {
 }
 
 Result<void> check_options(const CreateOptions& o) {
+  if ((o.mode & 0600) != 0600 || (o.mode & ~0664u) != 0 || (o.mode & 0060) == 0020)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("mode {:04o} suits no pool: its owner reads and writes it (0600), a "
+                             "group may read (0040) and write (0060), others may read (0004)",
+                             o.mode)};
   const uint32_t low_permille = o.evict_high_permille == 0 ? 0 : o.evict_low_permille;
   if (auto ok = core::check_watermarks(o.evict_high_permille, low_permille); !ok) return ok;
   return core::check_times(o.times);
@@ -383,34 +389,26 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
   if (options.replace && in_use(locator))
     return Error{Status::IN_USE,
                  locator + ": processes have this pool open; end them before you replace it"};
-  MediaCreateOptions media_options{.size_bytes = choice.total_bytes, .replace = options.replace};
-  if (options.progress) {
-    media_options.progress_context = const_cast<Progress*>(&options.progress);
-    media_options.progress = [](void* context, uint64_t done, uint64_t total) {
-      (*static_cast<Progress*>(context))(done, total, "allocating memory");
-    };
-  }
-  auto media = create_media(locator, media_options);
-  if (!media) return with_locator(locator, media.error());
-  if ((*media)->traits().page_bytes > geometry->region_align_bytes) {
-    // The medium maps in larger grains than assumed: plan again for them.
+  MediaCreateOptions media_options{.size_bytes = choice.total_bytes,
+                                   .replace = options.replace,
+                                   .mode = static_cast<mode_t>(options.mode)};
+  media_options.progress = [&](uint64_t done, uint64_t total) {
+    if (options.progress) options.progress(done, total, "allocating memory");
+    return !(options.cancelled && options.cancelled());
+  };
+  media_options.fill = [&](Media& media) -> Result<void> {
+    // A medium that maps in larger grains than assumed: plan again for them.
     auto coarse = choice;
-    coarse.align_bytes = (*media)->traits().page_bytes;
+    coarse.align_bytes = std::max(geometry->region_align_bytes, media.traits().page_bytes);
     const auto planned = core::plan_geometry(coarse);
-    if (!planned) {
-      (void)remove_media(locator);
-      return with_locator(locator, planned.error());
-    }
-    write_new_pool(**media, *planned, options);
-  } else {
-    write_new_pool(**media, *geometry, options);
-  }
-  auto synced = (*media)->sync(0, (*media)->size_bytes());
-  if (auto failed = (*media)->failure()) {
-    (void)remove_media(locator);
-    return with_locator(locator, *failed);
-  }
-  return synced;
+    if (!planned) return planned.error();
+    write_new_pool(media, *planned, options);
+    auto synced = media.sync(0, media.size_bytes());
+    if (auto failed = media.failure()) return *failed;
+    return synced;
+  };
+  const auto media = create_media(locator, media_options);
+  return media ? Result<void>{} : with_locator(locator, media.error());
 }
 
 Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {

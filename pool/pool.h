@@ -57,7 +57,9 @@ struct CreateOptions {
   uint32_t evict_low_permille = 960;   ///< and goes on until below this
   SharingTimes times = {};             ///< between hosts
   bool replace = false;                ///< overwrite what lies at the locator
+  uint32_t mode = 0600;                ///< who may open it: permission bits, whatever the umask
   Progress progress = {};
+  std::function<bool()> cancelled = {};  ///< asked at least every 64 MiB; true: stop, CANCELLED
 };
 
 /// The host slot that this machine has already, or a free one.
@@ -227,8 +229,9 @@ class Pool {
   Pool& operator=(Pool&&) noexcept;
   ~Pool();  ///< closes; reservations and leases still open are undone, but for a forked child
 
-  /// Makes a pool. Returns INVALID_ARGUMENT, TOO_SMALL, POOL_EXISTS, IN_USE (replace, but processes
-  /// have it open), and what create_media() returns.
+  /// Makes a pool, which appears at its locator whole or not at all. Returns INVALID_ARGUMENT,
+  /// TOO_SMALL, POOL_EXISTS, IN_USE (replace, but processes have it open), CANCELLED, and what
+  /// create_media() returns.
   static Result<void> create(const std::string& locator, const CreateOptions& options);
 
   /// Opens a pool; undoes what dead processes left and, after a reboot, rebuilds the allocator from

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pwd.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -10,12 +11,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 namespace bowhead {
 namespace {
 
-constexpr int kOpenFlags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
-constexpr mode_t kMode = 0600;
+constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 constexpr uint64_t kAllocationStepBytes = 64 << 20;
 
 std::string directory_of(const std::string& path) {
@@ -39,18 +40,53 @@ Error missing(const std::string& path) {
                    "`bowhead pool create`"};
 }
 
-// Opens an existing file; `info` is of what was opened. No device is opened on the way to finding
-// out that it is one.
-Result<UniqueFd> open_regular(const std::string& path, struct stat* info) {
+// Opens an existing file, `access` is O_RDWR or O_RDONLY; `info` is of what was opened. No device
+// is opened on the way to finding out that it is one.
+Result<UniqueFd> open_regular(const std::string& path, int access, struct stat* info) {
   if (lstat(path.c_str(), info) != 0) {
     if (errno == ENOENT) return missing(path);
     return system_error(path, errno);
   }
   if (!S_ISREG(info->st_mode)) return not_regular(path, info->st_mode);
-  UniqueFd fd(open(path.c_str(), kOpenFlags));
+  UniqueFd fd(open(path.c_str(), access | kOpenFlags));
   if (fd.get() < 0 || fstat(fd.get(), info) != 0) return system_error(path, errno);
   if (!S_ISREG(info->st_mode)) return not_regular(path, info->st_mode);
   return fd;
+}
+
+std::string user_text(uid_t uid) {
+  passwd entry;
+  passwd* found = nullptr;
+  char text[4096];
+  if (getpwuid_r(uid, &entry, text, sizeof text, &found) == 0 && found != nullptr)
+    return fmt::format("{} (uid {})", entry.pw_name, uid);
+  return fmt::format("uid {}", uid);
+}
+
+bool in_group(gid_t gid) {
+  if (gid == getegid()) return true;
+  std::vector<gid_t> groups(static_cast<size_t>(std::max(0, getgroups(0, nullptr))));
+  const int count = getgroups(static_cast<int>(groups.size()), groups.data());
+  return count > 0 &&
+         std::find(groups.begin(), groups.begin() + count, gid) != groups.begin() + count;
+}
+
+// Whoever owns a file can read what is stored into it, and cut it short under a mapping. In
+// /dev/shm anybody can put one where a pool is expected.
+Result<void> check_trust(const std::string& path, const struct stat& info) {
+  if ((info.st_mode & S_IWOTH) != 0) {
+    return Error{Status::SYSTEM,
+                 fmt::format("{} can be written by every user (mode {:04o}); `chmod o-w` it, or "
+                             "make the pool with a --mode that its users' group may write",
+                             path, info.st_mode & 07777)};
+  }
+  const bool shared = (info.st_mode & S_IWGRP) != 0 && in_group(info.st_gid);
+  if (info.st_uid == geteuid() || info.st_uid == 0 || shared) return {};
+  return Error{Status::SYSTEM,
+               fmt::format("{} belongs to {}, who could read and change what this process stores; "
+                           "run as that user, or share the pool through a group (`pool create "
+                           "--mode 0660`)",
+                           path, user_text(info.st_uid))};
 }
 
 }  // namespace
@@ -94,9 +130,14 @@ Result<uint64_t> free_bytes_of(const std::string& directory) {
   return uint64_t{info.f_bavail} * info.f_frsize;
 }
 
-Result<OpenedFile> open_backing_file(const std::string& path) {
+Result<OpenedFile> open_backing_file(const std::string& path, MediaUse use) {
   struct stat info;
-  Result<UniqueFd> fd = open_regular(path, &info);
+  bool writable = use != MediaUse::LOOK;
+  Result<UniqueFd> fd = open_regular(path, writable ? O_RDWR : O_RDONLY, &info);
+  if (!fd && use == MediaUse::REMOVE && fd.status() == Status::SYSTEM) {
+    writable = false;
+    fd = open_regular(path, O_RDONLY, &info);
+  }
   if (!fd) return fd.error();
   const uint64_t size_bytes = info.st_size;
   if (size_bytes == 0) {
@@ -112,18 +153,16 @@ Result<OpenedFile> open_backing_file(const std::string& path) {
                              "--force`",
                              path, size_bytes)};
   }
-  return OpenedFile{std::move(*fd), size_bytes};
+  if (use == MediaUse::STORE) {
+    if (Result<void> trusted = check_trust(path, info); !trusted) return trusted.error();
+  }
+  return OpenedFile{std::move(*fd), size_bytes, writable};
 }
 
-Result<UniqueFd> open_for_locks(const std::string& path, int fd) {
-  struct stat mapped, again;
-  UniqueFd second(open(path.c_str(), kOpenFlags));
-  if (second.get() < 0 || fstat(fd, &mapped) != 0 || fstat(second.get(), &again) != 0) {
-    return system_error(path, errno);
-  }
-  if (mapped.st_dev != again.st_dev || mapped.st_ino != again.st_ino) {
-    return Error{Status::SYSTEM, path + " was replaced while it was opened; try again"};
-  }
+Result<UniqueFd> open_for_locks(int fd, bool writable) {
+  const std::string self = fmt::format("/proc/self/fd/{}", fd);
+  UniqueFd second(open(self.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+  if (second.get() < 0) return system_error(self, errno);
   return second;
 }
 
@@ -157,13 +196,20 @@ NewFile::~NewFile() {
 Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions& options,
                                uint64_t free_bytes) {
   struct stat info;
-  Result<UniqueFd> old = open_regular(path, &info);
+  Result<UniqueFd> old = open_regular(path, O_RDWR, &info);
   if (!old && old.status() == Status::NOT_A_POOL) {
     return Error{Status::NOT_SUPPORTED, old.error().detail};
   }
   if (!old && old.status() != Status::NO_SUCH_POOL) return old.error();
   if (old && !options.replace) {
     return Error{Status::POOL_EXISTS, path + " exists already; replace it by force or remove it"};
+  }
+  if (old && info.st_uid != geteuid()) {
+    return Error{
+        Status::SYSTEM,
+        fmt::format("{} belongs to {}, who would own the new pool as well; remove it first "
+                    "(`bowhead pool destroy`)",
+                    path, user_text(info.st_uid))};
   }
   if (old) free_bytes += uint64_t{static_cast<uint64_t>(info.st_blocks)} * 512;
   if (options.size_bytes > free_bytes) return medium_full(path, options.size_bytes, free_bytes);
@@ -175,16 +221,17 @@ Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions
     if (ftruncate(fd.get(), 0) != 0) return system_error(path, errno);
   } else {
     const std::string directory = directory_of(path);
-    fd = UniqueFd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kMode));
+    fd = UniqueFd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
     if (fd.get() >= 0) {
       state = State::UNNAMED;
     } else {  // a filesystem without nameless files
-      fd = UniqueFd(open(path.c_str(), kOpenFlags | O_CREAT | O_EXCL, kMode));
+      fd = UniqueFd(open(path.c_str(), O_RDWR | kOpenFlags | O_CREAT | O_EXCL, 0600));
       if (fd.get() < 0) return system_error(path, errno);
     }
   }
   NewFile file(path, std::move(fd), state);
-  if (ftruncate(file.fd(), static_cast<off_t>(options.size_bytes)) != 0) {
+  if (fchmod(file.fd(), options.mode) != 0 ||
+      ftruncate(file.fd(), static_cast<off_t>(options.size_bytes)) != 0) {
     return system_error(path, errno);
   }
   return file;
@@ -213,14 +260,14 @@ Result<void> NewFile::allocate(const MediaCreateOptions& options, Prepare prepar
       }
     }
     at += bytes;
-    if (options.progress != nullptr) {
-      options.progress(options.progress_context, at, options.size_bytes);
+    if (options.progress && !options.progress(at, options.size_bytes)) {
+      return Error{Status::CANCELLED, path_ + ": interrupted; nothing was made"};
     }
   }
   return {};
 }
 
-Result<UniqueFd> NewFile::keep() {
+Result<void> NewFile::keep() {
   if (state_ == State::UNNAMED) {
     const std::string self = fmt::format("/proc/self/fd/{}", fd());
     if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) != 0) {
@@ -235,7 +282,7 @@ Result<UniqueFd> NewFile::keep() {
     return system_error(path_, errno);
   }
   state_ = State::DONE;
-  return std::move(fd_);
+  return {};
 }
 
 }  // namespace bowhead

@@ -29,19 +29,20 @@ class UniqueFd {
 /// An Error with what the system says of `error_number`.
 Error system_error(const std::string& what, int error_number);
 
-/// Opens the file at `path` for reading and writing and gives its size. Returns NO_SUCH_POOL,
-/// NOT_A_POOL (directory, empty, or a size that is no medium's), NOT_SUPPORTED (no regular file),
-/// SYSTEM.
+/// Opens the file at `path` and gives its size. Returns NO_SUCH_POOL, NOT_A_POOL (directory, empty,
+/// or a size that is no medium's), NOT_SUPPORTED (no regular file), SYSTEM (also: its owner or mode
+/// do not suit the use).
 struct OpenedFile {
   UniqueFd fd;
   uint64_t size_bytes = 0;
+  bool writable = false;
 };
-Result<OpenedFile> open_backing_file(const std::string& path);
+Result<OpenedFile> open_backing_file(const std::string& path, MediaUse use);
 
 /// Opens the file behind `fd` once more, for locks: a mapping holds on to the open file that it was
 /// made through, and so does every forked child that inherits the mapping, for as long as it lives.
-/// Returns SYSTEM, also if another file lies at `path` by now.
-Result<UniqueFd> open_for_locks(const std::string& path, int fd);
+/// Returns SYSTEM.
+Result<UniqueFd> open_for_locks(int fd, bool writable);
 
 /// Whether anything lies at `path`.
 bool backing_file_exists(const std::string& path);
@@ -65,12 +66,12 @@ class NewFile {
   int fd() const { return fd_.get(); }
 
   /// Allocates all of it in steps of whole huge pages, calls `prepare` (may be empty) before each
-  /// and reports progress after it.
+  /// and reports progress after it. Returns MEDIUM_FULL, NOT_SUPPORTED, CANCELLED, SYSTEM.
   using Prepare = void (*)(void* context, uint64_t offset, uint64_t size);
   Result<void> allocate(const MediaCreateOptions& options, Prepare prepare, void* context);
 
-  /// Gives it its name. Returns POOL_EXISTS (somebody was faster), SYSTEM.
-  Result<UniqueFd> keep();
+  /// Gives it its name. Returns POOL_EXISTS (another process was faster), SYSTEM.
+  Result<void> keep();
 
  private:
   enum class State { UNNAMED, NAMED, DONE };

@@ -16,7 +16,7 @@ struct MediaDriver {
   std::string_view usage;  ///< what a locator looks like, for messages
   Result<std::unique_ptr<Media>> (*create)(const std::string& rest,
                                            const MediaCreateOptions& options);
-  Result<std::unique_ptr<Media>> (*open)(const std::string& rest);
+  Result<std::unique_ptr<Media>> (*open)(const std::string& rest, MediaUse use);
   Result<void> (*remove)(const std::string& rest);
 };
 

@@ -29,24 +29,25 @@ class FileMedia final : public Media {
     if (reservation_ != nullptr) pmem2_vm_reservation_delete(&reservation_);
   }
 
-  Result<void> map(int fd, const std::string& path, uint64_t size_bytes) {
+  Result<void> map(int fd, const std::string& path, uint64_t size_bytes, bool writable) {
     pmem2_source* source = nullptr;
     pmem2_config* config = nullptr;
     const bool mapped = pmem2_source_from_fd(&source, fd) == 0 && pmem2_config_new(&config) == 0 &&
-                        map_with(source, config, size_bytes);
+                        map_with(source, config, size_bytes, writable);
     Error error = mapped ? Error{} : pmem2_error(path);
     pmem2_config_delete(&config);
     pmem2_source_delete(&source);
     if (!mapped) return error;
     base_ = static_cast<std::byte*>(pmem2_map_get_address(map_));
     size_bytes_ = size_bytes;
+    writable_ = writable;
     if (auto described = describe(fd, path); !described) return described;
     guard();
     return {};
   }
 
-  Result<void> open_locks(const std::string& path, int mapped_fd) {
-    Result<UniqueFd> fd = open_for_locks(path, mapped_fd);
+  Result<void> open_locks(int mapped_fd, bool writable) {
+    Result<UniqueFd> fd = open_for_locks(mapped_fd, writable);
     if (!fd) return fd.error();
     lock_owner_ = std::move(*fd);
     lock_fd_ = lock_owner_.get();
@@ -74,7 +75,7 @@ class FileMedia final : public Media {
 
  private:
   // At an address that is a multiple of 2 MiB; pmem2 alone aligns small files to 4 KiB.
-  bool map_with(pmem2_source* source, pmem2_config* config, uint64_t size_bytes) {
+  bool map_with(pmem2_source* source, pmem2_config* config, uint64_t size_bytes, bool writable) {
     if (pmem2_vm_reservation_new(&reservation_, nullptr, size_bytes + kMediaGrainBytes) != 0) {
       return false;
     }
@@ -83,6 +84,8 @@ class FileMedia final : public Media {
     return pmem2_config_set_vm_reservation(config, reservation_, -address % kMediaGrainBytes) ==
                0 &&
            pmem2_config_set_length(config, size_bytes) == 0 &&
+           pmem2_config_set_protection(
+               config, writable ? PMEM2_PROT_READ | PMEM2_PROT_WRITE : PMEM2_PROT_READ) == 0 &&
            pmem2_config_set_required_store_granularity(config, PMEM2_GRANULARITY_PAGE) == 0 &&
            pmem2_map_new(&map_, config, source) == 0;
   }
@@ -127,24 +130,27 @@ Result<std::unique_ptr<Media>> create_file(const std::string& path,
   if (!file) return file.error();
   if (Result<void> done = file->allocate(options, nullptr, nullptr); !done) return done.error();
   auto media = std::make_unique<FileMedia>();
-  if (Result<void> mapped = media->map(file->fd(), path, options.size_bytes); !mapped) {
+  if (Result<void> mapped = media->map(file->fd(), path, options.size_bytes, true); !mapped) {
     return mapped.error();
   }
-  Result<UniqueFd> fd = file->keep();
-  if (!fd) return fd.error();
-  if (Result<void> locks = media->open_locks(path, fd->get()); !locks) return locks.error();
+  if (Result<void> locks = media->open_locks(file->fd(), true); !locks) return locks.error();
+  if (options.fill) {
+    if (Result<void> filled = options.fill(*media); !filled) return filled.error();
+  }
+  if (Result<void> kept = file->keep(); !kept) return kept.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 
-Result<std::unique_ptr<Media>> open_file(const std::string& path) {
+Result<std::unique_ptr<Media>> open_file(const std::string& path, MediaUse use) {
   if (Result<void> valid = check_path(path); !valid) return valid.error();
-  Result<OpenedFile> file = open_backing_file(path);
+  Result<OpenedFile> file = open_backing_file(path, use);
   if (!file) return file.error();
   auto media = std::make_unique<FileMedia>();
-  if (Result<void> mapped = media->map(file->fd.get(), path, file->size_bytes); !mapped) {
+  const int fd = file->fd.get();
+  if (Result<void> mapped = media->map(fd, path, file->size_bytes, file->writable); !mapped) {
     return mapped.error();
   }
-  if (Result<void> locks = media->open_locks(path, file->fd.get()); !locks) return locks.error();
+  if (Result<void> locks = media->open_locks(fd, file->writable); !locks) return locks.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 

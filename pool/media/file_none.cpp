@@ -19,7 +19,7 @@ const MediaDriver kFileDriver = {
     [](const std::string&, const MediaCreateOptions&) -> Result<std::unique_ptr<Media>> {
       return not_built();
     },
-    [](const std::string&) -> Result<std::unique_ptr<Media>> { return not_built(); },
+    [](const std::string&, MediaUse) -> Result<std::unique_ptr<Media>> { return not_built(); },
     [](const std::string&) -> Result<void> { return not_built(); },
 };
 

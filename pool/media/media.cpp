@@ -69,15 +69,16 @@ std::optional<Error> Media::failure() const {
           cut ? "restore the file" : "mend the medium")};
 }
 
-Result<MediaMapping> MediaMapping::map(int fd, const std::string& path, uint64_t size_bytes) {
+Result<MediaMapping> MediaMapping::map(int fd, const std::string& path, uint64_t size_bytes,
+                                       bool writable) {
   const size_t reserved_bytes = size_bytes + kMediaGrainBytes;
   void* reserved =
       mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return system_error("no addresses to map " + path, errno);
   auto* first = static_cast<std::byte*>(reserved);
   const size_t gap = -reinterpret_cast<uintptr_t>(first) % kMediaGrainBytes;
-  void* mapped =
-      mmap(first + gap, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* mapped = mmap(first + gap, size_bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
   if (mapped == MAP_FAILED) {
     const int error_number = errno;
     munmap(reserved, reserved_bytes);
@@ -106,9 +107,9 @@ MediaMapping::~MediaMapping() {
 Result<MediaMapping> Media::map_again() const {
   // Through an open file of its own: one that a mapping holds on to keeps its locks.
   const std::string self = fmt::format("/proc/self/fd/{}", lock_fd_);
-  const UniqueFd fd(open(self.c_str(), O_RDWR | O_CLOEXEC));
+  const UniqueFd fd(open(self.c_str(), (writable_ ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   if (fd.get() < 0) return system_error("cannot open again " + traits_.description, errno);
-  auto mapping = MediaMapping::map(fd.get(), traits_.description, size_bytes_);
+  auto mapping = MediaMapping::map(fd.get(), traits_.description, size_bytes_, writable_);
   if (!mapping) return mapping;
   if (madvise(mapping->base(), size_bytes_, MADV_DONTFORK) != 0)
     return system_error("cannot keep from children " + traits_.description, errno);
@@ -123,10 +124,15 @@ Result<std::unique_ptr<Media>> create_media(const std::string& locator,
   return parsed->driver->create(parsed->rest, options);
 }
 
-Result<std::unique_ptr<Media>> open_media(const std::string& locator) {
+Result<std::unique_ptr<Media>> open_media(const std::string& locator, MediaUse use) {
   const Result<ParsedLocator> parsed = parse(locator);
   if (!parsed) return parsed.error();
-  return parsed->driver->open(parsed->rest);
+  return parsed->driver->open(parsed->rest, use);
+}
+
+bool Media::has_name() const {
+  struct stat info;
+  return fstat(lock_fd_, &info) != 0 || info.st_nlink > 0;
 }
 
 Result<void> remove_media(const std::string& locator) {

@@ -5,8 +5,11 @@
 // file). Later: `dax:`, `numa:`, and several joined with `+`.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,9 +36,10 @@ struct MediaTraits {
 /// A whole medium in the addresses of this process, for as long as the object lives.
 class MediaMapping {
  public:
-  /// Maps the `size_bytes` of the file, shared, readable and writable, 2 MiB-aligned, as huge pages
-  /// need it. `path` is for people. Returns SYSTEM.
-  static Result<MediaMapping> map(int fd, const std::string& path, uint64_t size_bytes);
+  /// Maps the `size_bytes` of the file, shared, 2 MiB-aligned, as huge pages need it; readable, and
+  /// `writable` or not. `path` is for people. Returns SYSTEM.
+  static Result<MediaMapping> map(int fd, const std::string& path, uint64_t size_bytes,
+                                  bool writable = true);
   MediaMapping() = default;  ///< of nothing: base() is null
   MediaMapping(MediaMapping&& other) noexcept;
   MediaMapping& operator=(MediaMapping&& other) noexcept;
@@ -49,8 +53,9 @@ class MediaMapping {
   uint64_t size_bytes_ = 0;
 };
 
-/// A mapped medium. The mapping is shared, readable and writable until protect() says otherwise, at
-/// least 2 MiB aligned, and lives as long as the object. Thread-safe but for destruction.
+/// A mapped medium. The mapping is shared, at least 2 MiB aligned, and lives as long as the object;
+/// readable, and writable until protect() says otherwise, unless it was opened READ_ONLY.
+/// Thread-safe but for destruction.
 class Media {
  public:
   virtual ~Media() = default;
@@ -60,10 +65,13 @@ class Media {
   std::byte* base() const { return base_; }
   uint64_t size_bytes() const { return size_bytes_; }
   const MediaTraits& traits() const { return traits_; }
+  /// False: opened to look, and no range of it can be made writable.
+  bool writable() const { return writable_; }
 
   /// A descriptor of the medium's own inode, for byte-range locks (liveness of processes, joining):
   /// every process that can map the medium can take them, in whatever namespace it runs.
-  /// Its open file is not the mapping's, which a forked child would keep open.
+  /// Its open file is not the mapping's, which a forked child would keep open. Of a medium that was
+  /// opened READ_ONLY it can be asked for locks and take none.
   int lock_fd() const { return lock_fd_; }
 
   /// A load or a store of the mapping failed (fault_guard.h). It is no longer the medium's: what is
@@ -71,6 +79,10 @@ class Media {
   bool failed() const { return guard_.failed(); }
   /// MEDIA_ERROR with the range and the likely cause, if it failed.
   std::optional<Error> failure() const;
+
+  /// False once no name leads to the object any more: it was removed, and goes with its last
+  /// mapping. Costs a system call.
+  bool has_name() const;
 
   /// Makes [offset, offset+size) read-only or writable for this process. Both must be multiples of
   /// traits().page_bytes. Returns MISALIGNED, INVALID_ARGUMENT (out of range), SYSTEM.
@@ -95,33 +107,46 @@ class Media {
   std::byte* base_ = nullptr;
   uint64_t size_bytes_ = 0;
   MediaTraits traits_;
+  bool writable_ = true;
   int lock_fd_ = -1;
 
  private:
   FaultGuard guard_;
 };
 
-/// Called now and then with (bytes done, bytes in all) by what takes long. May be empty.
-using MediaProgress = void (*)(void* context, uint64_t done_bytes, uint64_t total_bytes);
-
 struct MediaCreateOptions {
   uint64_t size_bytes = 0;  ///< a multiple of kMediaGrainBytes, one or more
   bool replace = false;     ///< an existing object at the locator is overwritten in its place
-  MediaProgress progress = nullptr;
-  void* progress_context = nullptr;
+  mode_t mode = 0600;       ///< permission bits, whatever the umask
+  /// Called at least every 64 MiB with (bytes done, bytes in all). False: stop, CANCELLED.
+  std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress = {};
+  /// Called with the zero-filled medium before it gets its name, so that it appears filled or not
+  /// at all. What it returns create_media() returns.
+  std::function<Result<void>(Media& media)> fill = {};
 };
 
 /// Creates the object behind a locator, with all its space really allocated (a later store never
 /// fails for want of memory) and zero-filled, and maps it. The object stays when the mapping goes.
 /// Nothing is left behind on failure. Without `replace`, an existing object is POOL_EXISTS.
-/// Returns BAD_LOCATOR, NOT_SUPPORTED, POOL_EXISTS, TOO_SMALL, MISALIGNED, MEDIUM_FULL, SYSTEM; the
-/// error names the path and says what to do.
+/// Returns BAD_LOCATOR, NOT_SUPPORTED, POOL_EXISTS, TOO_SMALL, MISALIGNED, MEDIUM_FULL, CANCELLED,
+/// SYSTEM (also: `replace`, and what is there belongs to another user); the error names the path
+/// and says what to do.
 Result<std::unique_ptr<Media>> create_media(const std::string& locator,
                                             const MediaCreateOptions& options);
 
+/// What an opened medium is for.
+enum class MediaUse {
+  /// Loads and stores. Refused (SYSTEM) unless the object belongs to this user, to root, or to a
+  /// group of this process that may write it; and if every user may write it.
+  STORE,
+  LOOK,    ///< loads alone: read permission suffices, whoever owns it
+  REMOVE,  ///< as STORE where permissions allow, else as LOOK; whoever owns it
+};
+
 /// Maps an existing object. Returns BAD_LOCATOR, NOT_SUPPORTED, NO_SUCH_POOL, NOT_A_POOL (it is a
 /// directory, or empty), SYSTEM.
-Result<std::unique_ptr<Media>> open_media(const std::string& locator);
+Result<std::unique_ptr<Media>> open_media(const std::string& locator,
+                                          MediaUse use = MediaUse::STORE);
 
 /// Removes the object behind a locator; mappings of it stay valid. Returns BAD_LOCATOR,
 /// NOT_SUPPORTED, NO_SUCH_POOL, SYSTEM.

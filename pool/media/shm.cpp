@@ -43,8 +43,8 @@ Result<void> check_name(const std::string& name) {
                                                 name, kNameBytesMax)};
 }
 
-// Writable hugetlbfs mounts with pages of 2 MiB.
-std::vector<std::string> hugetlbfs_directories() {
+// hugetlbfs mounts with 2 MiB pages where this process has that access (W_OK: it can make files).
+std::vector<std::string> hugetlbfs_directories(int access_wanted) {
   std::vector<std::string> directories;
   FILE* mounts = setmntent("/proc/mounts", "re");
   if (mounts == nullptr) return directories;
@@ -54,7 +54,7 @@ std::vector<std::string> hugetlbfs_directories() {
     struct statfs info;
     if (std::string_view(entry.mnt_type) == "hugetlbfs" && statfs(entry.mnt_dir, &info) == 0 &&
         info.f_bsize == static_cast<long>(kHugePageBytes) &&
-        access(entry.mnt_dir, W_OK | X_OK) == 0) {
+        access(entry.mnt_dir, access_wanted | X_OK) == 0) {
       directories.emplace_back(entry.mnt_dir);
     }
   }
@@ -108,7 +108,7 @@ std::string path_in(const std::string& directory, const std::string& name) {
 
 // Where the object is; where it would be on tmpfs if it is nowhere.
 std::string find_object(const std::string& name) {
-  for (const std::string& directory : hugetlbfs_directories()) {
+  for (const std::string& directory : hugetlbfs_directories(F_OK)) {
     if (std::string path = path_in(directory, name); backing_file_exists(path)) return path;
   }
   return path_in(kTmpfsDirectory, name);
@@ -118,19 +118,20 @@ class ShmMedia final : public Media {
  public:
   ~ShmMedia() override { unguard(); }
 
-  Result<void> map(int fd, const std::string& path, uint64_t size_bytes) {
-    Result<MediaMapping> mapped = MediaMapping::map(fd, path, size_bytes);
+  Result<void> map(int fd, const std::string& path, uint64_t size_bytes, bool writable) {
+    Result<MediaMapping> mapped = MediaMapping::map(fd, path, size_bytes, writable);
     if (!mapped) return mapped.error();
     mapping_ = std::move(*mapped);
     base_ = mapping_.base();
     size_bytes_ = size_bytes;
+    writable_ = writable;
     describe(fd, path);
     guard();
     return {};
   }
 
-  Result<void> open_locks(const std::string& path, int mapped_fd) {
-    Result<UniqueFd> fd = open_for_locks(path, mapped_fd);
+  Result<void> open_locks(int mapped_fd, bool writable) {
+    Result<UniqueFd> fd = open_for_locks(mapped_fd, writable);
     if (!fd) return fd.error();
     lock_owner_ = std::move(*fd);
     lock_fd_ = lock_owner_.get();
@@ -188,16 +189,18 @@ Result<std::unique_ptr<Media>> create_at(const std::string& path, const MediaCre
   Result<NewFile> file = NewFile::begin(path, options, free_bytes);
   if (!file) return file.error();
   auto media = std::make_unique<ShmMedia>();
-  if (Result<void> mapped = media->map(file->fd(), path, options.size_bytes); !mapped) {
+  if (Result<void> mapped = media->map(file->fd(), path, options.size_bytes, true); !mapped) {
     return mapped.error();
   }
   HugePageMaker maker{file->fd(), media->base(), !media->huge_pages_only()};
   if (Result<void> done = file->allocate(options, HugePageMaker::prepare, &maker); !done) {
     return done.error();
   }
-  Result<UniqueFd> fd = file->keep();
-  if (!fd) return fd.error();
-  if (Result<void> locks = media->open_locks(path, fd->get()); !locks) return locks.error();
+  if (Result<void> locks = media->open_locks(file->fd(), true); !locks) return locks.error();
+  if (options.fill) {
+    if (Result<void> filled = options.fill(*media); !filled) return filled.error();
+  }
+  if (Result<void> kept = file->keep(); !kept) return kept.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 
@@ -207,7 +210,7 @@ Result<std::unique_ptr<Media>> create_shm(const std::string& name,
   const Result<uint64_t> free_bytes = free_tmpfs_bytes();
   if (!free_bytes) return free_bytes.error();
   const std::string existing = find_object(name);
-  for (const std::string& directory : hugetlbfs_directories()) {
+  for (const std::string& directory : hugetlbfs_directories(W_OK)) {
     const std::string path = path_in(directory, name);
     const uint64_t free_huge = free_huge_bytes(directory);
     if (backing_file_exists(existing) ? path != existing : free_huge < options.size_bytes) continue;
@@ -217,16 +220,17 @@ Result<std::unique_ptr<Media>> create_shm(const std::string& name,
   return create_at(path_in(kTmpfsDirectory, name), options, *free_bytes);
 }
 
-Result<std::unique_ptr<Media>> open_shm(const std::string& name) {
+Result<std::unique_ptr<Media>> open_shm(const std::string& name, MediaUse use) {
   if (Result<void> valid = check_name(name); !valid) return valid.error();
   const std::string path = find_object(name);
-  Result<OpenedFile> file = open_backing_file(path);
+  Result<OpenedFile> file = open_backing_file(path, use);
   if (!file) return file.error();
   auto media = std::make_unique<ShmMedia>();
-  if (Result<void> mapped = media->map(file->fd.get(), path, file->size_bytes); !mapped) {
+  const int fd = file->fd.get();
+  if (Result<void> mapped = media->map(fd, path, file->size_bytes, file->writable); !mapped) {
     return mapped.error();
   }
-  if (Result<void> locks = media->open_locks(path, file->fd.get()); !locks) return locks.error();
+  if (Result<void> locks = media->open_locks(fd, file->writable); !locks) return locks.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 

@@ -205,12 +205,11 @@ TEST_P(MediaContract, ProgressEndsAtTheWhole) {
     bool rises = true;
   } seen;
   MediaCreateOptions options{.size_bytes = 3 * kSize};
-  options.progress = [](void* context, uint64_t done, uint64_t total) {
-    auto* progress = static_cast<Seen*>(context);
-    progress->rises &= done > progress->last && total == 3 * kSize;
-    progress->last = done;
+  options.progress = [&](uint64_t done, uint64_t total) {
+    seen.rises &= done > seen.last && total == 3 * kSize;
+    seen.last = done;
+    return true;
   };
-  options.progress_context = &seen;
   EXPECT_TRUE(create_media(locator(), options));
   EXPECT_TRUE(seen.rises);
   EXPECT_EQ(seen.last, 3 * kSize);

@@ -67,8 +67,9 @@ TEST(Shm, AllSpaceIsAllocated) {
 TEST(Shm, KilledCreationLeavesNothing) {
   const ScopedLocator object(shm_locator(fresh_tag()));
   MediaCreateOptions options{.size_bytes = 128 * kMiB};
-  options.progress = [](void*, uint64_t done, uint64_t total) {
+  options.progress = [](uint64_t done, uint64_t total) {
     if (done < total) raise(SIGKILL);
+    return true;
   };
   EXPECT_EQ(run_child([&] { return create_media(object.text(), options) ? 1 : 2; }), -SIGKILL);
   EXPECT_EQ(open_media(object.text()).status(), Status::NO_SUCH_POOL);
@@ -101,9 +102,10 @@ TEST(Shm, SpaceThatGoesAwayMidwayLeavesNothing) {
   const int result = run_child([] {
     if (!mount_small_shm(140 * kMiB)) return kChildCannot;
     MediaCreateOptions options{.size_bytes = 128 * kMiB};
-    options.progress = [](void*, uint64_t, uint64_t) {
+    options.progress = [](uint64_t, uint64_t) {
       const int thief = open("/dev/shm/thief", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
       if (thief < 0 || fallocate(thief, 0, 0, 40 * kMiB) != 0) _exit(3);
+      return true;
     };
     const auto media = create_media("shm:x", options);
     if (media.status() != Status::MEDIUM_FULL) return 4;
