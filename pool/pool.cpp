@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -69,9 +70,21 @@ bool holds_superblock(const Media& media, bh_superblock superblock, uint32_t cop
   return std::memcmp(superblock_bytes(media, copy).data(), &superblock, sizeof superblock) == 0;
 }
 
-/// Somebody has the pool open, or is opening it: some liveness lock is held.
+/// The object has lost its name; whoever has it mapped is told. What cannot be written is not: then
+/// they learn it from the lost name (Pool::Impl::destroyed()).
+void mark_destroyed(Media& media) {
+  if (!media.writable()) return;
+  NativeAccess access(media, choose_flush_kind(true));
+  for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
+    const uint64_t at = uint64_t{copy} * BH_SUPERBLOCK_COPY_OFFSET;
+    access.store(at + offsetof(bh_superblock, magic), BH_SUPERBLOCK_DESTROYED);
+    access.publish(at, BH_LINE_BYTES);
+  }
+}
+
+/// Some process has the pool open, or is opening it: some liveness lock is held.
 bool in_use(const std::string& locator) {
-  auto media = open_media(locator);
+  auto media = open_media(locator, MediaUse::LOOK);
   return media && NativeAccess::anybody_locks((*media)->lock_fd());
 }
 
@@ -285,9 +298,29 @@ class Pool::Impl {
   bool forked() const { return access_.forked(); }
   bool observing() const { return host_ == superblock_.geometry.host_count; }
   /// Why nothing may be stored through this handle; OK if it may.
-  Status barred() const {
+  Status barred() {
     if (forked()) return Status::FORKED;
-    return observing() ? Status::READ_ONLY : Status::OK;
+    if (observing()) return Status::READ_ONLY;
+    return destroyed() ? Status::CLOSED : Status::OK;
+  }
+  /// What an operation that stored something answers. Asked afterwards: what was stored before the
+  /// pool was destroyed is as lost as what comes after, but could be OK when it was.
+  Status stored(Status status) {
+    return status == Status::OK && marked_destroyed() ? Status::CLOSED : status;
+  }
+  /// The pool was destroyed or replaced, or its object removed by other means: what is stored from
+  /// here finds nobody. Processes of the host that destroyed it see that at once; other hosts, and
+  /// those who must ask the system, within kLookNs.
+  bool destroyed() {
+    if (marked_destroyed()) return true;
+    const uint64_t now_ns = access_.recency_ns();
+    uint64_t looked_ns = looked_at_ns_.load(std::memory_order_relaxed);
+    if (now_ns - looked_ns < kLookNs ||
+        !looked_at_ns_.compare_exchange_strong(looked_ns, now_ns, std::memory_order_relaxed) ||
+        !is_gone())
+      return false;
+    destroyed_.store(true, std::memory_order_relaxed);
+    return true;
   }
   /// Whether a namespace can be read, and be stored to; with a key of it.
   Result<void> may_read(NamespaceId ns) {
@@ -324,6 +357,24 @@ class Pool::Impl {
     });
   }
 
+  static constexpr uint64_t kLookNs = 1'000'000'000;
+
+  bool marked_destroyed() const {
+    return destroyed_.load(std::memory_order_relaxed) ||
+           access_.load(offsetof(bh_superblock, magic)) == BH_SUPERBLOCK_DESTROYED;
+  }
+
+  /// A fresh look at the first line of the superblock, and at the name.
+  bool is_gone() {
+    access_.acquire(0, BH_LINE_BYTES);
+    const uint64_t magic = access_.load(offsetof(bh_superblock, magic));
+    if (magic == BH_SUPERBLOCK_DESTROYED || !media_->has_name()) return true;
+    // Another pool in its place. A damaged line says nothing: the second copy may be in use.
+    return magic == BH_SUPERBLOCK_MAGIC &&
+           access_.load(offsetof(bh_superblock, pool_id)) != superblock_.pool_id[0] &&
+           access_.load(offsetof(bh_superblock, pool_id) + 8) != superblock_.pool_id[1];
+  }
+
   std::chrono::milliseconds beat_period() const {
     return std::chrono::milliseconds(core::times_of(superblock_).beat_ms);
   }
@@ -353,6 +404,8 @@ class Pool::Impl {
   CodedStore coded_;
   uint32_t host_;
   bool attached_ = false;
+  std::atomic<bool> destroyed_{false};
+  std::atomic<uint64_t> looked_at_ns_{0};
 
   // Only with several hosts. Two threads, so that no work keeps the host from beating.
   std::unique_ptr<Periodic> beater_;
@@ -444,7 +497,7 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
 }
 
 Result<void> Pool::destroy(const std::string& locator, bool force) {
-  auto opened = open_with_superblock(locator);
+  auto opened = open_with_superblock(locator, MediaUse::REMOVE);
   if (!opened &&
       !(force && opened.status() != Status::NO_SUCH_POOL && opened.status() != Status::BAD_LOCATOR))
     return opened.error();
@@ -453,7 +506,9 @@ Result<void> Pool::destroy(const std::string& locator, bool force) {
                                      ": processes have this pool open; end them, or destroy "
                                      "it all the same with --force"};
   const auto removed = remove_media(locator);
-  return removed ? removed : with_locator(locator, removed.error());
+  if (!removed) return with_locator(locator, removed.error());
+  if (opened) mark_destroyed(*opened->media);
+  return {};
 }
 
 Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool take_over,
@@ -499,12 +554,13 @@ Result<void> Pool::fence(uint32_t host) {
 
 Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description) {
   if (impl_->forked()) return Status::FORKED;
+  if (impl_->destroyed()) return Status::CLOSED;
   return impl_->run([&] { return impl_->coded().open_namespace(description); });
 }
 
 Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
-  return impl_->run([&] { return impl_->coded().put(Key(ns, key), value); });
+  return impl_->stored(impl_->run([&] { return impl_->coded().put(Key(ns, key), value); }));
 }
 
 Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers) {
@@ -592,7 +648,7 @@ Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t
 
 Status Pool::commit(Reservation& reservation, const PayloadSum& sum) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->run([&] { return impl_->core().commit(reservation, sum); });
+  return impl_->stored(impl_->run([&] { return impl_->core().commit(reservation, sum); }));
 }
 
 Status Pool::abort(Reservation& reservation) {
@@ -614,7 +670,7 @@ Status Pool::release(Lease& lease) {
 
 Status Pool::remove(NamespaceId ns, std::string_view key) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
-  return impl_->run([&] { return impl_->core().remove(Key(ns, key)); });
+  return impl_->stored(impl_->run([&] { return impl_->core().remove(Key(ns, key)); }));
 }
 
 // ---- the whole pool ----

@@ -244,6 +244,9 @@ class Pool {
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
+  /// Processes that have it open keep their mapping: they can read on, and whatever stores, leases
+  /// or removes through such a handle answers CLOSED: at once on this host, within a second on
+  /// others, and also if the object was removed by other means than this.
   static Result<void> destroy(const std::string& locator, bool force);
 
   /// Mends what can be mended without loss while nobody has the pool open: a damaged superblock

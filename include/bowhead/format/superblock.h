@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The superblock: what a pool is and where its parts lie. Two copies, at offset 0 and at
- * BH_SUPERBLOCK_COPY_OFFSET, written by whoever creates the pool and by `bowhead pool repair`,
- * by nobody else. Every other offset in the pool follows from it.
+ * BH_SUPERBLOCK_COPY_OFFSET, written when the pool is created, repaired and destroyed, and at no
+ * other time. Every other offset in the pool follows from it.
  *
  *   0                      superblock, first copy
  *   64 KiB                 superblock, second copy
@@ -15,6 +15,9 @@
 #include <bowhead/format/common.h>
 
 #define BH_SUPERBLOCK_MAGIC 0x3144414548574F42ull /* "BOWHEAD1" as stored */
+/* Stands in place of the magic of both copies once the pool was destroyed: "DESTROYD" as stored.
+ * Processes that still map it learn by it that what they store there is lost. */
+#define BH_SUPERBLOCK_DESTROYED 0x44594F5254534544ull
 #define BH_FORMAT_VERSION 1u
 #define BH_SUPERBLOCK_COPY_OFFSET 65536u
 #define BH_SUPERBLOCK_COPIES 2u
