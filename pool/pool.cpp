@@ -248,8 +248,8 @@ class Pool::Impl {
   void let_go() { media_.reset(); }
 
   Result<void> attach(const Progress& progress) {
+    if (observing()) return {};  // mapped read-only
     if (auto ok = protect(); !ok) return ok;
-    if (observing()) return {};
     auto joined = core_.attach(progress, [this] { start_beating(); });
     attached_ = static_cast<bool>(joined);
     if (joined && superblock_.geometry.host_count > 1)
@@ -268,7 +268,6 @@ class Pool::Impl {
     const auto& g = superblock_.geometry;
     const core::Layout layout(g);
     const uint64_t own = g.regions_offset + host_ * g.region_bytes;
-    if (observing()) return protect_between(0, layout.extent_offset(g.extent_count));
     if (auto ok = protect_between(0, own); !ok) return ok;
     if (g.host_count == 1) return {};
     return protect_between(own + g.region_bytes, layout.extent_offset(g.extent_count));
@@ -465,14 +464,12 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
 }
 
 Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {
-  auto opened = open_with_superblock(locator);
+  const bool observe = options.observe && options.host == kAnyHost;
+  auto opened = open_with_superblock(locator, observe ? MediaUse::LOOK : MediaUse::STORE);
   if (!opened) return opened.error();
   const uint32_t count = opened->superblock.geometry.host_count;
-  const bool observe = options.observe && count > 1;
   if (options.host != kAnyHost || observe || count == 1) {
-    const uint32_t host = observe && options.host == kAnyHost ? count
-                          : options.host == kAnyHost          ? 0
-                                                              : options.host;
+    const uint32_t host = observe ? count : options.host == kAnyHost ? 0 : options.host;
     if (options.host != kAnyHost && host >= count)
       return Error{Status::INVALID_ARGUMENT,
                    fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "

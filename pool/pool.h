@@ -67,8 +67,9 @@ inline constexpr uint32_t kAnyHost = UINT32_MAX;
 
 struct OpenOptions {
   uint32_t host = kAnyHost;  ///< host slot
-  /// Look only, without joining a pool of several hosts as one of them: what would store, lease or
-  /// register answers READ_ONLY. A pool of one host is opened as ever.
+  /// Look only, unless `host` is given: nothing is stored, not even locks or counts, and read
+  /// permission suffices. What would store, lease or register answers READ_ONLY; a damaged
+  /// block is DAMAGED to get(), which drops nothing.
   bool observe = false;
   Progress progress = {};
 };
@@ -209,8 +210,9 @@ struct CheckFinding {
 struct CheckReport {
   uint64_t blocks_checked = 0;
   uint64_t bytes_checked = 0;
-  uint64_t blocks_unverified = 0;  ///< committed with checksum kind NONE: nobody can tell
+  uint64_t blocks_unverified = 0;  ///< committed without a checksum: nothing to verify them by
   std::vector<CheckFinding> findings;
+  std::vector<std::string> not_checked;  ///< what, and why, a sentence each
 };
 
 /// A block as list() shows it.
@@ -273,7 +275,8 @@ class Pool {
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
   /// returns its length. What it returns was checked against the checksum of the value, byte for
   /// byte, in the caller's buffer, or, of a compressed block, before it was decoded into it.
-  /// Returns NOT_FOUND (also for a damaged block, which is dropped and counted), BUFFER_TOO_SMALL,
+  /// Returns NOT_FOUND (also for a damaged block, which is dropped and counted), DAMAGED (instead,
+  /// where OpenOptions::observe lets nothing be dropped), BUFFER_TOO_SMALL,
   /// UNSUPPORTED_CODEC (a newer Bowhead compressed it), KEY_TOO_LONG, FORKED. On failure the
   /// buffers hold anything.
   Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers);
@@ -380,7 +383,8 @@ class Pool {
   Result<std::vector<NamespaceUsage>> usage();
 
   /// Reads everything and names what is wrong; changes nothing. `payload` also verifies every
-  /// block.
+  /// block. The pool may be in use meanwhile. The allocator of a host can be read on the machine
+  /// that runs it alone: elsewhere the report says that it was not checked.
   Result<CheckReport> check(bool payload, const Progress& progress = {});
 
   /// MEDIA_ERROR with the range that failed and the likely cause; empty while the medium is well.

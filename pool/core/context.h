@@ -29,7 +29,7 @@ struct Context {
   /// One host has the pool to itself: nothing of the protocol between hosts is needed.
   bool alone() const { return layout.geometry().host_count == 1; }
 
-  /// Looks at a pool of several hosts without being one of them: stores nothing.
+  /// Looks at a pool without being one of its hosts: stores nothing.
   bool observing() const { return host == layout.geometry().host_count; }
 
   /// Other hosts read what this one writes through memory that no hardware keeps coherent.

@@ -26,6 +26,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -268,12 +269,14 @@ class Core {
 
   /// A bit for each host whose index look-ups read.
   uint64_t probed_hosts() const {
-    if (c_.alone()) return 1;
     if (c_.observing()) return ~uint64_t{0} >> (64 - hosts_.count());
+    if (c_.alone()) return 1;
     return c_.access.load(c_.private_word(offsetof(bh_host_private, probed_hosts))) | own_bit();
   }
   uint64_t own_bit() const { return c_.observing() ? 0 : uint64_t{1} << c_.host; }
-  uint64_t other_hosts() const { return c_.alone() ? 0 : probed_hosts() & ~own_bit(); }
+  uint64_t other_hosts() const {
+    return c_.alone() && !c_.observing() ? 0 : probed_hosts() & ~own_bit();
+  }
 
   /// In the segment of one host.
   std::optional<Located> locate_at(uint32_t host, const Key& key, Fresh fresh) const;
@@ -504,11 +507,15 @@ class Core {
   /// false.
   template <class Visit>
   void for_each_block(Visit visit) const;
-  void check_entries(CheckReport& report, bool payload, const Progress& progress);
-  void check_blocks(CheckReport& report);
-  void check_extents(CheckReport& report);
+  struct PrivateView;
+  std::unique_ptr<PrivateView> view_of(uint32_t host, std::string* why_not) const;
+  void check_entries(const std::vector<std::unique_ptr<PrivateView>>& views, CheckReport& report,
+                     bool payload, const Progress& progress);
+  void check_blocks(const PrivateView& view, CheckReport& report);
+  void check_slabs(const PrivateView& view, CheckReport& report);
+  void check_slots_and_extents(CheckReport& report);
   void check_namespaces(CheckReport& report);
-  const char* housekeeping_fault(const Found& found) const;
+  const char* housekeeping_fault(const Found& found, const PrivateView* view) const;
   bool descriptor_says(const Cut& cut) const;
   bool namespace_damaged(uint32_t host, uint64_t index) const;
   std::optional<std::string> entry_fault(const Found& found, bool payload, CheckReport& report);
@@ -851,6 +858,7 @@ Result<uint64_t> Core<A>::get_stored(const Key& key, Sink& sink) {
     }
     damaged_block = damaged ? located : std::nullopt;
   }
+  if (damaged_block && c_.observing()) return Status::DAMAGED;
   if (damaged_block) drop_damaged(*damaged_block);
   c_.count(BH_COUNTER_MISSES);
   return Status::NOT_FOUND;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Core, looking at itself: info, list, check. Nothing here changes the pool. Included by core.h.
+// Core, looking at itself: info, list, check. Nothing here stores into the pool, so that a process
+// may do it that has it mapped read-only. Included by core.h.
 #pragma once
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <string>
 #include <unordered_set>
 
@@ -83,20 +85,23 @@ void Core<A>::fill_info(PoolInfo& info) {
   info.evict_high_permille = settings_.evict_high_permille;
   info.evict_low_permille = settings_.evict_low_permille;
   info.flush = flush_kind_name(c_.access.flush_kind());
-  const auto each_slab = [&](auto visit) {
-    if (!c_.observing()) allocator_.for_each_slab(visit);
-  };
-  each_slab([&](const Cut& cut) {
-    for (uint64_t i = 0; i < cut.block_count; ++i) {
-      const uint32_t state = allocator_.word(allocator_.slot_of(cut, i)).state;
-      info.blocks += state == BH_BLOCK_COMMITTED;
-      if (state != BH_BLOCK_FREE && state != BH_BLOCK_NONE)
-        info.used_bytes += static_cast<int64_t>(cut.block_bytes);
-    }
-  });
+  std::string why_not;
+  // By the words of the allocator where this process can read them: also what is being stored.
+  const uint32_t near = c_.alone() ? 0 : c_.host;
+  const auto view = near < g.host_count ? view_of(near, &why_not) : nullptr;
+  if (view) {
+    view->allocator.for_each_slab([&](const Cut& cut) {
+      for (uint64_t i = 0; i < cut.block_count; ++i) {
+        const uint32_t state = view->allocator.word(view->allocator.slot_of(cut, i)).state;
+        info.blocks += state == BH_BLOCK_COMMITTED;
+        if (state != BH_BLOCK_FREE && state != BH_BLOCK_NONE)
+          info.used_bytes += static_cast<int64_t>(cut.block_bytes);
+      }
+    });
+  }
   uint64_t sums[BH_COUNTER_ROOM] = {};
   for (uint32_t host = 0; host < g.host_count; ++host) {
-    if (host != c_.host) {
+    if (!view || host != near) {
       index_.for_each(host, [&](const Found& found) {
         info.blocks += 1;
         info.used_bytes += static_cast<int64_t>(c_.layout.block_bytes(found.entry.stored_bytes, 1));
@@ -199,14 +204,62 @@ PoolInfo::Host Core<A>::host_info(uint32_t host) {
 
 // ---- check ----
 
+/// The private part of a host, looked at by a process that need not be one of it: stores nothing.
+template <class A>
+struct Core<A>::PrivateView {
+  PrivateView(const Context<A>& from, uint32_t host)
+      : context{from.access, from.layout, from.sealer, from.instance, from.times, host, 0, 0},
+        allocator(context) {}
+  Context<A> context;
+  Allocator<A> allocator;
+};
+
+/// Private parts are memory that the processes of one host share, on one machine: what this machine
+/// sees of them is what they hold only if the host has run here since the last boot, and what they
+/// hold counts only while the host's life goes on. `why_not`: if nothing is returned, and unless
+/// the slot was never used.
+template <class A>
+std::unique_ptr<typename Core<A>::PrivateView> Core<A>::view_of(uint32_t host,
+                                                                std::string* why_not) const {
+  const auto slot = hosts_.read_slot(host);
+  if (!slot) {
+    *why_not = "its host slot cannot be read";
+    return nullptr;
+  }
+  if (slot->incarnation == 0) return nullptr;
+  const bool over =
+      !c_.alone() && (slot->state != BH_HOST_LIVE || hosts_.decided({host, slot->incarnation}));
+  const uint64_t boot = c_.access.boot_id();
+  const uint64_t recovered =
+      c_.layout.part(host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id);
+  const bool here = slot->boot_id == boot && c_.access.load(recovered) == boot &&
+                    c_.access.load(recovered + 8) == slot->incarnation;
+  if (!over && here) return std::make_unique<PrivateView>(c_, host);
+  *why_not = over || slot->state == BH_HOST_LEFT || slot->machine_id == c_.access.machine_id()
+                 ? "it is not in use, and made anew when the host opens the pool"
+                 : "only the machine that runs this host can read it; check the pool there as well";
+  return nullptr;
+}
+
+/// Whatever looks wrong is looked at again after what was on its way has arrived, and is a finding
+/// only if it is still so: the pool may be in use.
 template <class A>
 CheckReport Core<A>::check(bool payload, const Progress& progress) {
   CheckReport report;
-  check_entries(report, payload, progress);
-  if (!c_.observing()) {  // what only the own host knows
-    check_blocks(report);
-    check_extents(report);
+  std::vector<std::unique_ptr<PrivateView>> views;
+  for (uint32_t host = 0; host < hosts_.count(); ++host) {
+    std::string why_not;
+    views.push_back(view_of(host, &why_not));
+    if (!why_not.empty())
+      report.not_checked.push_back(fmt::format("the allocator of host {}: {}", host, why_not));
   }
+  check_entries(views, report, payload, progress);
+  for (const auto& view : views) {
+    if (!view) continue;
+    check_blocks(*view, report);
+    check_slabs(*view, report);
+  }
+  check_slots_and_extents(report);
   check_namespaces(report);
   return report;
 }
@@ -240,9 +293,10 @@ std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload
                      printable_key(read_key(slot, header.key_bytes)), header.stored_bytes);
 }
 
-/// What is wrong on the way to a good block: a repair mends it. Null if nothing.
+/// What is wrong on the way to a good block: a repair mends it. Null if nothing. `view`: of the
+/// entry's host, if there is one.
 template <class A>
-const char* Core<A>::housekeeping_fault(const Found& found) const {
+const char* Core<A>::housekeeping_fault(const Found& found, const PrivateView* view) const {
   const bh_index_entry& entry = found.entry;
   const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
   const auto reached = index_.find_if(found.host, hash, [&](const bh_index_entry& e) {
@@ -251,59 +305,69 @@ const char* Core<A>::housekeeping_fault(const Found& found) const {
   if (!reached)
     return "the index directory does not lead to a stored block: its key is not found until "
            "`bowhead pool repair`";
-  if (found.host != c_.host || !c_.layout.valid_block(entry.block_offset, 1)) return nullptr;
+  if (view == nullptr || !c_.layout.valid_block(entry.block_offset, 1)) return nullptr;
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
-  const uint32_t state = allocator_.word(slot).state;
-  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  const uint32_t state = view->allocator.word(slot).state;
+  const Cut cut = view->allocator.held_cut(c_.layout.extent_of_slot(slot));
   const bool known = state == BH_BLOCK_COMMITTED || state == BH_BLOCK_RESERVED ||
                      state == BH_BLOCK_RETIRING || state == BH_BLOCK_CLEANING;
-  if (!known || allocator_.block_of(slot, cut).offset != entry.block_offset)
+  if (!known || view->allocator.block_of(slot, cut).offset != entry.block_offset)
     return "the allocator does not know of a stored block: run `bowhead pool repair` before "
            "anything is stored over it";
   return nullptr;
 }
 
 template <class A>
-void Core<A>::check_entries(CheckReport& report, bool payload, const Progress& progress) {
+void Core<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>>& views,
+                            CheckReport& report, bool payload, const Progress& progress) {
   uint64_t seen = 0;
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+  std::vector<Found> doubtful;
+  for (uint32_t host = 0; host < hosts_.count(); ++host) {
     index_.for_each(host, [&](const Found& found) {
       if (progress && ++seen % 64 == 0) progress(seen, 0, "checking blocks");
-      const auto fault = entry_fault(found, payload, report);
-      const char* housekeeping = housekeeping_fault(found);
-      if (!fault && housekeeping == nullptr) return;
-      // The block may have been retired under our eyes: then its entry went first.
-      const uint64_t at = index_.entry_at(host, found.bucket, found.index);
-      c_.access.acquire(at, BH_LINE_BYTES);
-      if (c_.access.load_line(at) != to_line(found.entry)) return;
-      if (fault) report.findings.push_back({*fault, true, found.entry.block_offset});
-      if (housekeeping != nullptr)
-        report.findings.push_back({housekeeping, false, found.entry.block_offset});
+      if (entry_fault(found, payload, report) || housekeeping_fault(found, views[host].get()))
+        doubtful.push_back(found);
     });
+  }
+  if (!doubtful.empty()) c_.settle();
+  for (const Found& found : doubtful) {
+    CheckReport counted_before;
+    const auto fault = entry_fault(found, payload, counted_before);
+    const char* housekeeping = housekeeping_fault(found, views[found.host].get());
+    // A block that was retired or moved lost its entry first.
+    const uint64_t at = index_.entry_at(found.host, found.bucket, found.index);
+    c_.access.acquire(at, BH_LINE_BYTES);
+    if (c_.access.load_line(at) != to_line(found.entry)) continue;
+    if (fault) report.findings.push_back({*fault, true, found.entry.block_offset});
+    if (housekeeping != nullptr)
+      report.findings.push_back({housekeeping, false, found.entry.block_offset});
   }
 }
 
-/// Committed blocks that no entry names: space that nobody can reach.
+/// Committed blocks that no entry names: space that no key leads to.
 template <class A>
-void Core<A>::check_blocks(CheckReport& report) {
+void Core<A>::check_blocks(const PrivateView& view, CheckReport& report) {
+  const Allocator<A>& allocator = view.allocator;
   std::unordered_set<uint64_t> named;
   const auto collect = [&] {
-    index_.for_each(c_.host, [&](const Found& found) { named.insert(found.entry.block_offset); });
+    index_.for_each(view.context.host,
+                    [&](const Found& found) { named.insert(found.entry.block_offset); });
   };
   collect();
   std::vector<std::pair<Block, uint64_t>> unnamed;
-  allocator_.for_each_slab([&](const Cut& cut) {
+  allocator.for_each_slab([&](const Cut& cut) {
     for (uint64_t i = 0; i < cut.block_count; ++i) {
-      const Block block = allocator_.block_of(allocator_.slot_of(cut, i), cut);
-      const StateWord word = allocator_.word(block.slot);
+      const Block block = allocator.block_of(allocator.slot_of(cut, i), cut);
+      const StateWord word = allocator.word(block.slot);
       if (word.state == BH_BLOCK_COMMITTED && !named.contains(block.offset))
         unnamed.emplace_back(block, word.pack());
     }
   });
   if (unnamed.empty()) return;
+  c_.settle();
   collect();  // those that were put or moved during the first walk
   for (const auto& [block, word] : unnamed) {
-    if (named.contains(block.offset) || allocator_.word(block.slot).pack() != word) continue;
+    if (named.contains(block.offset) || allocator.word(block.slot).pack() != word) continue;
     report.findings.push_back(
         {"a committed block is in no index entry: its space is lost until "
          "`bowhead pool repair`",
@@ -311,28 +375,52 @@ void Core<A>::check_blocks(CheckReport& report) {
   }
 }
 
-/// Extents without an owner, and slabs that a rebuild would not find.
+/// Slabs that a rebuild would not find.
 template <class A>
-void Core<A>::check_extents(CheckReport& report) {
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
-    if (has_owner(e)) continue;
-    report.findings.push_back({fmt::format("extent {} belongs to no host: nothing new can be "
-                                           "stored in it until `bowhead pool repair`",
-                                           e),
-                               false, c_.layout.extent_offset(e)});
-  }
-  allocator_.for_each_slab([&](const Cut& cut) {
-    // Twice: it may be cut or joined under our eyes.
-    const auto now = allocator_.cut_of(cut.head);
-    if (descriptor_says(cut) || !now || now->block_bytes != cut.block_bytes ||
-        descriptor_says(*now))
-      return;
+void Core<A>::check_slabs(const PrivateView& view, CheckReport& report) {
+  std::vector<Cut> doubtful;
+  view.allocator.for_each_slab([&](const Cut& cut) {
+    if (!descriptor_says(cut)) doubtful.push_back(cut);
+  });
+  if (!doubtful.empty()) c_.settle();
+  for (const Cut& cut : doubtful) {
+    // It may have been cut or joined meanwhile.
+    const auto now = view.allocator.cut_of(cut.head);
+    if (!now || now->block_bytes != cut.block_bytes || descriptor_says(*now)) continue;
     report.findings.push_back({fmt::format("the description of extent {}, which is cut into {} "
                                            "blocks, is damaged; `bowhead pool repair` writes it "
                                            "anew",
                                            cut.head, cut.block_count),
                                false, c_.layout.descriptor(cut.head)});
-  });
+  }
+}
+
+/// What every host publishes of itself, and whose the extents are.
+template <class A>
+void Core<A>::check_slots_and_extents(CheckReport& report) {
+  std::vector<uint32_t> unread;
+  for (uint32_t host = 0; host < hosts_.count(); ++host) {
+    if (!hosts_.read_slot(host)) unread.push_back(host);
+  }
+  std::vector<uint64_t> unowned;
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    if (!has_owner(e)) unowned.push_back(e);
+  }
+  if (!unread.empty() || !unowned.empty()) c_.settle();
+  for (const uint32_t host : unread) {
+    if (hosts_.read_slot(host)) continue;
+    report.findings.push_back({fmt::format("both copies of host slot {} are damaged; `bowhead pool "
+                                           "repair` writes them anew",
+                                           host),
+                               false, c_.layout.slot_line(host, 0)});
+  }
+  for (const uint64_t e : unowned) {
+    if (has_owner(e)) continue;  // it was going from one host to another
+    report.findings.push_back({fmt::format("extent {} belongs to no host: nothing new can be "
+                                           "stored in it until `bowhead pool repair`",
+                                           e),
+                               false, c_.layout.extent_offset(e)});
+  }
 }
 
 template <class A>
@@ -353,14 +441,19 @@ bool Core<A>::namespace_damaged(uint32_t host, uint64_t index) const {
 
 template <class A>
 void Core<A>::check_namespaces(CheckReport& report) {
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+  std::vector<std::pair<uint32_t, uint64_t>> doubtful;
+  for (uint32_t host = 0; host < hosts_.count(); ++host) {
     for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
-      if (namespace_damaged(host, i))
-        report.findings.push_back(
-            {"the description of a namespace is damaged; its blocks are not, and whoever opens it "
-             "writes it anew",
-             false, c_.layout.name_space(host, i)});
+      if (namespace_damaged(host, i)) doubtful.emplace_back(host, i);
     }
+  }
+  if (!doubtful.empty()) c_.settle();
+  for (const auto& [host, i] : doubtful) {
+    if (!namespace_damaged(host, i)) continue;  // it was being written
+    report.findings.push_back(
+        {"the description of a namespace is damaged; its blocks are not, and the next process that "
+         "opens the namespace writes it anew",
+         false, c_.layout.name_space(host, i)});
   }
 }
 

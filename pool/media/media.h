@@ -54,7 +54,7 @@ class MediaMapping {
 };
 
 /// A mapped medium. The mapping is shared, at least 2 MiB aligned, and lives as long as the object;
-/// readable, and writable until protect() says otherwise, unless it was opened READ_ONLY.
+/// readable, and writable until protect() says otherwise, unless it was opened to LOOK.
 /// Thread-safe but for destruction.
 class Media {
  public:
@@ -71,7 +71,7 @@ class Media {
   /// A descriptor of the medium's own inode, for byte-range locks (liveness of processes, joining):
   /// every process that can map the medium can take them, in whatever namespace it runs.
   /// Its open file is not the mapping's, which a forked child would keep open. Of a medium that was
-  /// opened READ_ONLY it can be asked for locks and take none.
+  /// opened to LOOK it can be asked for locks and take none.
   int lock_fd() const { return lock_fd_; }
 
   /// A load or a store of the mapping failed (fault_guard.h). It is no longer the medium's: what is
@@ -88,10 +88,10 @@ class Media {
   /// traits().page_bytes. Returns MISALIGNED, INVALID_ARGUMENT (out of range), SYSTEM.
   virtual Result<void> protect(uint64_t offset, uint64_t size, bool writable) = 0;
 
-  /// Maps the medium once more: all of it writable, whatever protect() says, at other addresses,
-  /// which forked children do not have. It is for drivers of devices, which pin pages and want them
-  /// writable: pages that protect() closed they refuse. Who has it sees to what protect() would
-  /// have seen to. May outlive this object. Returns SYSTEM.
+  /// Maps the medium once more: all of it writable if writable(), whatever protect() says, at other
+  /// addresses, which forked children do not have. It is for drivers of devices, which pin pages
+  /// and want them writable: pages that protect() closed they refuse. Who has it sees to what
+  /// protect() would have seen to. May outlive this object. Returns SYSTEM.
   Result<MediaMapping> map_again() const;
 
   /// Makes [offset, offset+size) survive what traits() says it can survive; does nothing where

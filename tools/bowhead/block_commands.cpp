@@ -260,6 +260,10 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
     if (before && after && after->damaged > before->damaged) {
       error.detail += " (it was, but is damaged, and has been dropped)";
     }
+    if (value.status() == Status::DAMAGED)
+      error.detail =
+          fmt::format("{}: the block of key '{}' is damaged; `bowhead pool repair` drops it",
+                      arguments.locator, key_text(*key));
     return fail(error);
   }
   if (path.empty()) {
