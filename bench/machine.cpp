@@ -71,9 +71,11 @@ Machine this_machine() {
   machine.hugepages = fmt::format(
       "{} reserved; transparent: {}, for shared memory: {}", meminfo_kib("HugePages_Total"),
       chosen(first_line(thp + "enabled")), chosen(first_line(thp + "shmem_enabled")));
-  machine.commit = std::string(BOWHEAD_COMMIT);
+  machine.commit = built_commit();
   return machine;
 }
+
+const char* built_commit() { return BOWHEAD_COMMIT; }
 
 uint64_t available_memory_bytes() { return meminfo_kib("MemAvailable") * 1024; }
 

@@ -20,6 +20,9 @@ struct Machine {
 
 Machine this_machine();
 
+/// What Machine::commit is.
+const char* built_commit();
+
 /// Memory that could be taken now without swapping.
 uint64_t available_memory_bytes();
 

@@ -110,6 +110,8 @@ void bh_pool_close(bh_pool* pool); /* NULL is allowed */
 bh_status bh_pool_leave(bh_pool* pool);
 /* Vouches that a host which was declared dead has stopped writing to the memory for good. */
 bh_status bh_pool_fence(bh_pool* pool, uint32_t host);
+/* Removes a pool; `force`: also one that processes have open. They can read on; what stores, leases
+ * or removes through their handles answers BH_CLOSED: close it and open the pool anew. */
 bh_status bh_pool_destroy(const char* locator, int force);
 
 /* Base and length of the pool's mapping. What this host does not own is read-only in it, so that a

@@ -8,7 +8,7 @@ namespace {
 
 TEST(BenchCommand, WrongUseIsNamed) {
   const std::tuple<Arguments, int, std::string> lines[] = {
-      {{"bench"}, 2, "subcommand"},
+      {{"bench"}, 2, "needs a command"},
       {{"bench", "codec", "--rounds", "4"}, 2, "--rounds"},
       {{"bench", "codec", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
       {{"bench", "ndp", "--rounds", "4"}, 2, "--rounds"},

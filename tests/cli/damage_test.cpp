@@ -60,7 +60,11 @@ TEST_F(Damage, ADamagedBlockIsAMissAndIsNamedByCheck) {
   EXPECT_EQ(get.out, "");
   EXPECT_NE(get.err.find("damaged"), std::string::npos) << get.err;
   EXPECT_EQ(run({"get", file_locator(), "other"}).out, "o");
-  EXPECT_EQ(run({"pool", "check", file_locator(), "--payload"}).code, 0) << "dropped by the get";
+  EXPECT_EQ(run({"pool", "check", file_locator(), "--payload"}).code, 1) << "get only looks";
+  const Outcome dropped = run({"get", file_locator(), "k", "--host", "0"});
+  EXPECT_EQ(dropped.code, 1);
+  EXPECT_NE(dropped.err.find("has been dropped"), std::string::npos) << dropped.err;
+  EXPECT_EQ(run({"pool", "check", file_locator(), "--payload"}).code, 0);
 }
 
 TEST_F(Damage, RepairDropsADamagedBlock) {

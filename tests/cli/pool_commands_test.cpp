@@ -37,9 +37,10 @@ TEST_F(PoolCommands, EveryCommandExplainsItself) {
 
 TEST_F(PoolCommands, WrongUsageIsNamed) {
   const std::vector<std::pair<Arguments, std::string>> lines = {
-      {{}, "subcommand"},
+      {{}, "needs a command: pool, put"},
       {{"frobnicate"}, "frobnicate"},
-      {{"pool"}, "subcommand"},
+      {{"pool"}, "needs a command: create, info"},
+      {{"pool", "create", shm_locator(), "--size"}, "--size needs a value"},
       {{"pool", "create", shm_locator()}, "--size"},
       {{"pool", "create", shm_locator(), "--size", "4X"}, "--size"},
       {{"pool", "create", shm_locator(), "--size", "-4G"}, "--size"},
@@ -105,6 +106,86 @@ TEST_F(PoolCommands, ASizeThatIsRoundedIsSaid) {
   EXPECT_EQ(created.code, 0);
   EXPECT_NE(created.out.find("32.00 MiB (33,554,432 bytes)"), std::string::npos) << created.out;
   EXPECT_NE(created.err.find("multiples of 2 MiB"), std::string::npos) << created.err;
+}
+
+// Every number of every command: CLI11 by itself takes -1 for 2^64-1 and 010 for 8.
+TEST_F(PoolCommands, NumbersThatMakeNoSenseAreRefusedByTheNameOfTheOption) {
+  create(shm_locator());
+  const std::vector<std::pair<Arguments, std::vector<std::string>>> commands = {
+      {{"pool", "create", shm_locator() + "-x", "--size", "32M"},
+       {"--hosts", "--extent", "--min-block", "--evict-high", "--evict-low", "--dead-ms",
+        "--settle-ms", "--reclaim-ms", "--mode", "--host"}},
+      {{"pool", "create", shm_locator() + "-x"}, {"--size"}},
+      {{"pool", "recompress", shm_locator()}, {"--cold"}},
+      {{"put", shm_locator(), "k", "--compress", "fast", "--rope-base", "10000"},
+       {"--channels", "--outer", "--rope-base", "--rotary-dim"}},
+      {{"replay", "--pool", shm_locator(), "--compress", "fast"},
+       {"--workers", "--hosts", "--block-bytes", "--requests", "--seed", "--channels", "--create"}},
+      {{"codec", "/dev/null", "--rope-base", "10000"},
+       {"--shape", "--block-bytes", "--rope-base", "--rotary-dim", "--rounds"}},
+      {{"litmus", shm_locator(), "--host", "A"}, {"--seconds", "--wait"}},
+      {{"bench", "pool"}, {"--rounds"}}};
+  for (const auto& [command, options] : commands) {
+    for (const std::string& option : options) {
+      for (const char* value : {"-1", "", "x", "0x10", "1e99", "nan", "99999999999999999999"}) {
+        Arguments arguments = command;
+        std::erase(arguments, option == "--rope-base" ? "--rope-base" : "");
+        std::erase(arguments, option == "--rope-base" ? "10000" : "");
+        arguments.insert(arguments.end(), {option, value});
+        const Outcome outcome = run(arguments, "v");
+        EXPECT_EQ(outcome.code, 2) << option << " '" << value << "': " << outcome.err;
+        EXPECT_NE(outcome.err.find(option + ": '" + value + "'"), std::string::npos) << outcome.err;
+      }
+    }
+  }
+  EXPECT_EQ(run({"pool", "info", shm_locator() + "-x"}).code, 3) << "nothing was made";
+}
+
+TEST_F(PoolCommands, SizesHaveUnits) {
+  for (const char* size : {"33554432", "32768K", "32M", "32m", "32MB", "32MiB", "33554432B"}) {
+    ASSERT_EQ(run({"pool", "create", shm_locator(), "--size", size, "--force"}).code, 0) << size;
+    EXPECT_EQ(json_of(run({"pool", "info", shm_locator(), "--json"}))["size_bytes"], 32 << 20);
+  }
+  for (const char* size : {"32X", "32MK", "M", "1.5G", " 32M", "17179869184G"})
+    EXPECT_EQ(run({"pool", "create", shm_locator(), "--size", size, "--force"}).code, 2) << size;
+}
+
+TEST_F(PoolCommands, TheLowWatermarkFollowsTheHighOne) {
+  create(shm_locator(), "32M", {"--evict-high", "90"});
+  EXPECT_NE(run({"pool", "info", shm_locator()}).out.find("above 90 %, down to 88 %"),
+            std::string::npos);
+  create(shm_locator(), "32M", {"--force", "--evict-high", "1"});
+  const Outcome refused =
+      run({"pool", "create", shm_locator(), "--size", "32M", "--force", "--evict-low", "99"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find("--evict-low 99 is above --evict-high 98"), std::string::npos)
+      << refused.err;
+}
+
+TEST_F(PoolCommands, TheVersionSaysWhatWasBuilt) {
+  const std::string version = run({"--version"}).out;
+  for (const char* part : {"bowhead ", ", commit ", ", ABI 1", ", pool format 1"})
+    EXPECT_NE(version.find(part), std::string::npos) << version;
+}
+
+TEST_F(PoolCommands, ThePermissionsAreAsChosen) {
+  using std::filesystem::perms;
+  const auto mode = [&] {
+    return static_cast<unsigned>(std::filesystem::status(path("pool")).permissions());
+  };
+  create(file_locator());
+  EXPECT_EQ(mode(), 0600u);
+  create(file_locator(), "32M", {"--force", "--mode", "0664"});
+  EXPECT_EQ(mode(), 0664u) << "whatever the umask is";
+  create(file_locator(), "32M", {"--force", "--mode", "640"});
+  EXPECT_EQ(mode(), 0640u);
+  for (const char* bad : {"0666", "0400", "0060", "0755", "4600", "888", "0620", "rw"}) {
+    const Outcome refused =
+        run({"pool", "create", file_locator(), "--size", "32M", "--force", "--mode", bad});
+    EXPECT_EQ(refused.code, 2) << bad;
+    EXPECT_NE(refused.err.find("mode"), std::string::npos) << refused.err;
+  }
+  EXPECT_EQ(mode(), 0640u);
 }
 
 TEST_F(PoolCommands, CreateRefusesWhatIsThereUnlessForced) {

@@ -164,6 +164,31 @@ TEST_F(Replay, TheSelfTestSaysWhenItHasTooLittle) {
   EXPECT_NE(outcome.err.find("self-test needs"), std::string::npos) << outcome.err;
 }
 
+TEST_F(Replay, TheSelfTestOfSeveralHostsFindsAllAndLeavesNothing) {
+  const Outcome outcome = replay({"--create", "64M", "--hosts", "3", "--requests", "200",
+                                  "--block-bytes", "16K", "--self-test", "--json"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto json = json_of(outcome)["self_test"];
+  EXPECT_EQ(json["passed"], true);
+  EXPECT_EQ(json["flipped_planted"], 32);
+  EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << "it is still there";
+}
+
+TEST_F(Replay, NoFailureLeavesThePoolThatWasMade) {
+  write("trace", kTrace);
+  for (const Arguments& failing :
+       {Arguments{path("trace"), "--self-test"},              // too few blocks
+        Arguments{"--requests", "9", "--block-bytes", "1G"},  // larger than the pool
+        Arguments{"--requests", "9", "--host", "5"}}) {       // no such slot
+    Arguments arguments = failing;
+    arguments.insert(arguments.end(), {"--create", "32M"});
+    const Outcome outcome = replay(arguments);
+    EXPECT_NE(outcome.code, 0) << outcome.out;
+    EXPECT_LE(outcome.code, 3) << outcome.err;
+    EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << outcome.err;
+  }
+}
+
 TEST_F(Replay, TheReportForPeopleHasItAll) {
   write("trace", kTrace);
   const Outcome outcome = replay({path("trace"), "--create", "32M", "--workers", "1"});

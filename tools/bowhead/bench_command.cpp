@@ -11,10 +11,16 @@
 #include "bench/pool_bench.h"
 #include "bench/recall_bench.h"
 #include "tools/bowhead/cli.h"
+#include "tools/bowhead/numbers.h"
 
 namespace bowhead::cli {
 
 namespace {
+
+void add_rounds(CLI::App& command, uint32_t& rounds) {
+  add_number(command, "--rounds", rounds, "Rounds of each timed figure, 5 to 1000", {5, 1000})
+      ->capture_default_str();
+}
 
 void add_pool(CLI::App& bench, Action& action, const std::string& command_line) {
   auto* command = bench.add_subcommand("pool", "Speed, space and recovery of the pool");
@@ -23,9 +29,7 @@ void add_pool(CLI::App& bench, Action& action, const std::string& command_line) 
                       "Where its pools are made, one after another (default: memory)");
   command->add_option("--row", options->rows, "Only these rows of the table; may be repeated")
       ->check(CLI::IsMember(bench::pool_bench_rows()));
-  command->add_option("--rounds", options->rounds, "Rounds of each timed figure")
-      ->check(CLI::Range(5, 1000))
-      ->capture_default_str();
+  add_rounds(*command, options->rounds);
   command->add_flag("--quick", options->quick, "Small and short, to see that it runs: no result");
   command->add_flag("--json", options->json, "One JSON line per figure");
   command->footer(
@@ -57,9 +61,7 @@ void add_codec(CLI::App& bench, Action& action, const std::string& command_line)
   auto options = std::make_shared<bench::CodecBenchOptions>();
   command->add_option("--data", options->data,
                       "Folder of captured keys and values (default: synthetic ones)");
-  command->add_option("--rounds", options->rounds, "Rounds of each timed figure")
-      ->check(CLI::Range(5, 1000))
-      ->capture_default_str();
+  add_rounds(*command, options->rounds);
   command->add_flag("--quick", options->quick, "Small and short, to see that it runs: no result");
   command->add_flag("--json", options->json, "One JSON line per figure");
   command->footer(kCodecFooter);
@@ -132,9 +134,7 @@ Examples:
 void add_ndp(CLI::App& bench, Action& action, const std::string& command_line) {
   auto* command = bench.add_subcommand("ndp", "Scores, the best keys and attention near memory");
   auto options = std::make_shared<bench::NdpBenchOptions>();
-  command->add_option("--rounds", options->rounds, "Rounds of each timed figure")
-      ->check(CLI::Range(5, 1000))
-      ->capture_default_str();
+  add_rounds(*command, options->rounds);
   command->add_flag("--quick", options->quick, "Small and short, to see that it runs: no result");
   command->add_flag("--json", options->json, "One JSON line per figure");
   command->footer(kNdpFooter);
@@ -159,9 +159,7 @@ void add_gpu(CLI::App& bench, Action& action, const std::string& command_line) {
   auto* command = bench.add_subcommand("gpu", "From GPU memory to a pool, and back");
   auto options = std::make_shared<bench::GpuBenchOptions>();
   command->add_flag("--twin", options->twin, "On the CPU in place of a GPU");
-  command->add_option("--rounds", options->rounds, "Rounds of each timed figure")
-      ->check(CLI::Range(5, 1000))
-      ->capture_default_str();
+  add_rounds(*command, options->rounds);
   command->add_flag("--quick", options->quick, "Small and short, to see that it runs: no result");
   command->add_flag("--json", options->json, "One JSON line per figure");
   command->footer(kGpuFooter);

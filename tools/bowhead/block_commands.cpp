@@ -14,6 +14,7 @@
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
+#include "tools/bowhead/numbers.h"
 #include "tools/bowhead/text.h"
 
 namespace bowhead::cli {
@@ -30,8 +31,9 @@ struct BlockArguments {
 void add_block_arguments(CLI::App& command, BlockArguments& arguments) {
   command.add_option("locator", arguments.locator, kLocatorHelp)->required();
   command.add_option("key", arguments.key, "The block's key, 1 to 512 bytes")->required();
-  command.add_flag("--hex", arguments.hex, "KEY is in hexadecimal digits, for binary keys");
-  command.add_option("--namespace", arguments.namespace_name, "Whose keys these are")
+  command.add_flag("--hex", arguments.hex,
+                   "The key is given as hexadecimal digits, for binary keys");
+  command.add_option("--namespace", arguments.namespace_name, "Namespace of the key")
       ->capture_default_str();
 }
 
@@ -121,39 +123,35 @@ struct CompressionArguments {
   uint32_t channels = 1;
   uint32_t outer = 1;
   double rope_base = 0;
-  uint32_t rotary_dim = 0;  // 0: all channels, if there is a base
+  uint64_t rotary_dim = 0;  // 0: all channels, if there is a base
 };
 
 void add_compression_arguments(CLI::App& command, CompressionArguments& arguments) {
-  CLI::Option* compress = command
-                              .add_option("--compress", arguments.profile,
-                                          "Of a namespace that is new: fast, balanced or dense")
-                              ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
+  CLI::Option* compress =
+      command
+          .add_option("--compress", arguments.profile,
+                      "Compression profile for a new namespace: fast, balanced, or dense")
+          ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
   command
       .add_option("--number", arguments.number,
-                  "What values consist of: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or bytes")
+                  "Number format of the values: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, or bytes")
       ->check(CLI::IsMember({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes"}))
       ->needs(compress);
-  command.add_option("--channels", arguments.channels, "Of a token")->needs(compress);
-  command
-      .add_option("--outer", arguments.outer,
-                  "Values are [outer][tokens][channels]: layers, K and V, heads")
+  add_number(command, "--channels", arguments.channels, "Channels of a token, 1 to 65535",
+             {1, 65535})
       ->needs(compress);
-  CLI::Option* base =
-      command
-          .add_option("--rope-base", arguments.rope_base,
-                      "Of keys after rotary position embedding: its base, such as 500000")
-          ->needs(compress);
-  command
-      .add_option("--rotary-dim", arguments.rotary_dim,
-                  "Channels of a head that turn together (default: all)")
-      ->needs(base);
+  add_number(command, "--outer", arguments.outer,
+             "Values are [outer][tokens][channels]; the outer dimension counts layers, K and V, or "
+             "heads",
+             {1, UINT32_MAX})
+      ->needs(compress);
+  add_rope_options(command, arguments.rope_base, arguments.rotary_dim)->needs(compress);
 }
 
 Result<Compression> compression_of(const CompressionArguments& arguments) {
-  const uint32_t dim = arguments.rope_base != 0 && arguments.rotary_dim == 0 ? arguments.channels
+  const uint64_t dim = arguments.rope_base != 0 && arguments.rotary_dim == 0 ? arguments.channels
                                                                              : arguments.rotary_dim;
-  const auto rotary = checked_rotary(arguments.rope_base, dim);
+  const auto rotary = checked_rotary(arguments.rope_base, static_cast<uint32_t>(dim));
   if (!rotary) return rotary.error();
   return Compression{.profile = *profile_named(arguments.profile),
                      .number = *compression::number_named(arguments.number),
@@ -196,7 +194,7 @@ void add_put(CLI::App& app, Action& action) {
   auto a = std::make_shared<Arguments>();
   add_block_arguments(*command, a->block);
   add_compression_arguments(*command, a->compression);
-  command->add_option("file", a->path, "Where the value is; - is standard input")
+  command->add_option("file", a->path, "File to read the value from; - is standard input")
       ->capture_default_str();
   command->footer(R"(
 Examples:
@@ -293,8 +291,8 @@ void add_get(CLI::App& app, Action& action) {
       app.add_subcommand("get", "Write the value of a key to standard output or a file");
   auto a = std::make_shared<Arguments>();
   add_block_arguments(*command, a->block);
-  command->add_option("-o,--output", a->path, "File to write instead");
-  command->add_flag("--json", a->json, "Say what was written to FILE, as JSON");
+  command->add_option("-o,--output", a->path, "Write the value to this file instead");
+  command->add_flag("--json", a->json, "Describe what was written to the file, as JSON");
   command->footer(
       "\nExit code 1 if nothing is stored under the key.\n\nExamples:\n"
       "  bowhead get shm:demo greeting\n  bowhead get shm:demo layer0 -o layer0.bin");
@@ -372,7 +370,8 @@ void add_ls(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("ls", "List the blocks of a pool");
   auto a = std::make_shared<ListArguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
-  command->add_option("--namespace", a->namespace_name, "Only this one (default: all)");
+  command->add_option("--namespace", a->namespace_name,
+                      "Only blocks of this namespace (default: all)");
   command->add_flag("--json", a->json, "As JSON");
   command->footer(
       "\nKeys that do not print are shown as hex:DIGITS; give them to other commands as\n"

@@ -2,26 +2,32 @@
 // The process's own matters: its output, its terminal, its signals.
 #include "tools/bowhead/cli.h"
 
+#include <bowhead/format/common.h>
 #include <fmt/format.h>
-#include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <thread>
+#include <ctime>
 
-#include "pool/media/media.h"
+#include "tools/bowhead/numbers.h"
 
 namespace bowhead::cli {
 namespace {
 
 int output_error = 0;
 uint32_t host_option = kAnyHost;
+
+sigset_t ending_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  return set;
+}
 
 void note_output_error() {
   if (output_error == 0) output_error = errno;
@@ -75,10 +81,11 @@ int finish_output(int code) {
 }
 
 void add_host_option(CLI::App& app) {
-  app.add_option("--host", host_option,
-                 "Host slot to act as, in a pool of several (default: the one this machine has, or "
-                 "a free one)")
-      ->check(CLI::Range(0, 63));
+  add_number(
+      app, "--host", host_option,
+      "Host slot to act as, 0 to 63, in a pool of several hosts (default: the slot that this "
+      "machine has, or a free one)",
+      {0, BH_HOSTS_MAX - 1});
 }
 
 uint32_t chosen_host() { return host_option; }
@@ -94,7 +101,7 @@ Result<Pool> open_pool(const std::string& locator, const Progress& progress, boo
   if (info && info->second_superblock_used) {
     say(
         fmt::format("{}: the first copy of the superblock is damaged, the second is used; "
-                    "`bowhead pool repair {}` mends it",
+                    "`bowhead pool repair {}` restores it",
                     locator, locator));
   }
   return pool;
@@ -129,50 +136,30 @@ void ProgressLine::clear() {
   shown_ = false;
 }
 
-struct InterruptGuard::State {
-  int signals = -1;
-  int done = -1;
-  sigset_t old_mask;
-  std::thread thread;
-};
-
-InterruptGuard::InterruptGuard(std::function<void()> cleanup) : state_(new State) {
-  sigset_t mask;
-  sigemptyset(&mask);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&mask, signal);
-  pthread_sigmask(SIG_BLOCK, &mask, &state_->old_mask);
-  state_->signals = signalfd(-1, &mask, SFD_CLOEXEC);
-  state_->done = eventfd(0, EFD_CLOEXEC);
-  BOWHEAD_ASSERT(state_->signals >= 0 && state_->done >= 0);
-  state_->thread = std::thread([state = state_.get(), cleanup = std::move(cleanup)] {
-    pollfd fds[2] = {{state->signals, POLLIN, 0}, {state->done, POLLIN, 0}};
-    while (poll(fds, 2, -1) < 0) BOWHEAD_ASSERT(errno == EINTR);
-    signalfd_siginfo info;
-    if ((fds[0].revents & POLLIN) == 0 || read(state->signals, &info, sizeof info) <= 0) return;
-    cleanup();
-    _exit(128 + static_cast<int>(info.ssi_signo));
-  });
+Interruption::Interruption() {
+  const sigset_t set = ending_signals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
-InterruptGuard::~InterruptGuard() {
-  const uint64_t one = 1;
-  BOWHEAD_ASSERT(write(state_->done, &one, sizeof one) == sizeof one);
-  state_->thread.join();
-  close(state_->signals);
-  close(state_->done);
-  pthread_sigmask(SIG_SETMASK, &state_->old_mask, nullptr);
+bool Interruption::came() {
+  const sigset_t set = ending_signals();
+  const timespec no_wait{0, 0};
+  if (signal_ == 0) signal_ = std::max(0, sigtimedwait(&set, nullptr, &no_wait));
+  return signal_ != 0;
 }
 
-Result<void> create_pool(const std::string& locator, CreateOptions options) {
+Result<MadePool> MadePool::make(const std::string& locator, CreateOptions options,
+                                Interruption& interruption) {
   ProgressLine progress;
   options.progress = progress.callback();
-  const bool was_there = open_media(locator).status() != Status::NO_SUCH_POOL;
-  const InterruptGuard guard([&] {
-    // What lies at a place that was free is ours: a whole pool, or one that is not a pool yet.
-    if (was_there || Pool::destroy(locator, false).status() != Status::NOT_A_POOL) return;
-    (void)remove_media(locator);
-  });
-  return Pool::create(locator, options);
+  options.cancelled = [&] { return interruption.came(); };
+  if (auto created = Pool::create(locator, options); !created) return created.error();
+  return MadePool(locator);
+}
+
+Result<void> MadePool::destroy() {
+  const std::string locator = std::exchange(locator_, {});
+  return locator.empty() ? Result<void>{} : Pool::destroy(locator, /*force=*/true);
 }
 
 }  // namespace bowhead::cli

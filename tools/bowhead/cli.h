@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/status.h"
 #include "pool/pool.h"
@@ -54,7 +55,7 @@ void add_host_option(CLI::App& app);
 uint32_t chosen_host();
 
 /// Opens a pool as that host and warns if it runs on the second copy of its superblock.
-/// `look`: without --host, only look at a pool of several hosts, without joining it.
+/// `look`: without --host, only look at the pool, for which read permission suffices.
 Result<Pool> open_pool(const std::string& locator, const Progress& progress = {},
                        bool look = false);
 
@@ -83,21 +84,40 @@ class ProgressLine {
   std::chrono::steady_clock::time_point start_, last_;
 };
 
-/// While it lives, SIGINT, SIGTERM and SIGHUP run `cleanup` on a thread of its own and end the
-/// process with 128 + signal, whatever the other threads are doing.
-class InterruptGuard {
+/// From its making on, SIGINT, SIGTERM and SIGHUP wait until this process asks for them: a command
+/// that makes something decides itself at which points it may end. To be made once, before any
+/// thread is started; the signals stay blocked until the process ends.
+class Interruption {
  public:
-  explicit InterruptGuard(std::function<void()> cleanup);
-  ~InterruptGuard();
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
+  Interruption();
+  /// One of the signals came. Asks without waiting.
+  bool came();
+  /// 128 + the signal that came.
+  int exit_code() const { return 128 + signal_; }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  int signal_ = 0;
 };
 
-/// Pool::create() that leaves nothing behind when it is interrupted.
-Result<void> create_pool(const std::string& locator, CreateOptions options);
+/// A pool that a command makes. Unless it is kept, it is destroyed with this object, whichever way
+/// the command ends.
+class MadePool {
+ public:
+  /// Pool::create(). Returns CANCELLED, and leaves nothing, if an interruption came.
+  static Result<MadePool> make(const std::string& locator, CreateOptions options,
+                               Interruption& interruption);
+  MadePool(MadePool&& other) noexcept : locator_(std::exchange(other.locator_, {})) {}
+  MadePool& operator=(MadePool&&) = delete;
+  ~MadePool() { (void)destroy(); }
+
+  void keep() { locator_.clear(); }
+  /// Now, to learn whether it went.
+  Result<void> destroy();
+
+ private:
+  explicit MadePool(std::string locator) : locator_(std::move(locator)) {}
+
+  std::string locator_;  ///< empty: nothing is to be destroyed
+};
 
 }  // namespace bowhead::cli

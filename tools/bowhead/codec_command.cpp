@@ -12,6 +12,7 @@
 #include "tools/bowhead/codec/measure.h"
 #include "tools/bowhead/codec/plot.h"
 #include "tools/bowhead/json.h"
+#include "tools/bowhead/numbers.h"
 #include "tools/bowhead/text.h"
 
 namespace bowhead::cli {
@@ -171,26 +172,25 @@ void add_codec_command(CLI::App& app, Action& action) {
   command->add_option("file", arguments->files, ".npy, .safetensors, or raw numbers")->required();
   command
       ->add_option("--number,--dtype", arguments->number,
-                   "Of raw files: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or bytes")
+                   "Number format of raw files: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, or bytes")
       ->check(CLI::IsMember({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes"}));
-  command->add_option("--shape", arguments->raw.shape, "Of raw files, such as 12,2048,64")
+  add_number(*command, "--shape", arguments->raw.shape,
+             "Shape of raw files, such as 12,2048,64: at most 2^32 each", {1, uint64_t{1} << 32})
       ->delimiter(',');
-  command->add_option("--profile", arguments->profiles, "fast, balanced or dense; may be repeated")
+  command
+      ->add_option("--profile", arguments->profiles,
+                   "Only this profile: fast, balanced, or dense; may be repeated")
       ->check(CLI::IsMember({"fast", "balanced", "dense"}));
-  command->add_option("--block-bytes", arguments->options.block_bytes, "Of uncompressed values")
-      ->check(CLI::Range(uint64_t{1024}, uint64_t{1} << 30))
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
-  command->add_option("--rope-base", arguments->options.rope_base,
-                      "Of keys after rotary position embedding: its base, such as 500000");
-  command->add_option("--rotary-dim", arguments->options.rotary_dim,
-                      "Channels of a head that turn together (default: all)");
-  command->add_option("--rounds", arguments->options.rounds, "Of each timed figure")
-      ->check(CLI::Range(3, 1000))
+  add_size(*command, "--block-bytes", arguments->options.block_bytes,
+           "Uncompressed bytes of a block, 1K to 1G (64K)", {1024, uint64_t{1} << 30});
+  add_rope_options(*command, arguments->options.rope_base, arguments->options.rotary_dim);
+  add_number(*command, "--rounds", arguments->options.rounds,
+             "Rounds of each timed figure, 3 to 1000", {3, 1000})
       ->capture_default_str();
   command->add_option("--plot", arguments->plot,
                       "Write an SVG picture: error against bits read, a line per tensor");
-  command->add_flag("--quick", arguments->options.quick, "Small and short: speeds mean nothing");
+  command->add_flag("--quick", arguments->options.quick,
+                    "Short rounds, to see that it runs: the speeds mean nothing");
   command->add_flag("--json", arguments->json, "One JSON line per tensor");
   command->footer(kFooter);
   command->callback([arguments, &action] { action = [arguments] { return run(*arguments); }; });

@@ -8,6 +8,7 @@
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
+#include "tools/bowhead/numbers.h"
 #include "tools/bowhead/text.h"
 
 namespace bowhead::cli {
@@ -156,11 +157,11 @@ void add_litmus_command(CLI::App& app, Action& action) {
   command->add_option("--host", a->host, "Which of the two this is")
       ->required()
       ->check(CLI::IsMember({"A", "B"}, CLI::ignore_case));
-  command->add_option("--seconds", a->options.seconds, "How long to try; host A's counts")
-      ->check(CLI::Range(0.1, 86400.0))
+  add_real(*command, "--seconds", a->options.seconds,
+           "Seconds that the trials take; host A's value counts", {0.1, 86400})
       ->capture_default_str();
-  command->add_option("--wait", a->options.wait_seconds, "Seconds to wait for the other host")
-      ->check(CLI::Range(0.1, 86400.0))
+  add_real(*command, "--wait", a->options.wait_seconds, "Seconds to wait for the other host",
+           {0.1, 86400})
       ->capture_default_str();
   command->add_flag("--json", a->json, "Report as JSON");
   command->footer(kFooter);

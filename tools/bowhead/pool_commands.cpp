@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // bowhead pool create | info | check | repair | recompress | leave | fence | destroy
+#include <bowhead/format/common.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -7,37 +8,53 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
+#include "tools/bowhead/numbers.h"
 #include "tools/bowhead/text.h"
 
 namespace bowhead::cli {
 namespace {
 
+/// A day: longer times between hosts are slips.
+constexpr uint64_t kTimeMsMax = 24 * 3600 * 1000;
+
 struct CreateArguments {
   std::string locator;
   CreateOptions options;
   uint32_t evict_high_percent = 98;
-  uint32_t evict_low_percent = 96;
+  std::optional<uint32_t> evict_low_percent;
   bool no_evict = false;
 };
 
 int run_create(const CreateArguments& arguments) {
   CreateOptions options = arguments.options;
-  options.evict_high_permille = arguments.no_evict ? 0 : arguments.evict_high_percent * 10;
-  options.evict_low_permille = arguments.no_evict ? 0 : arguments.evict_low_percent * 10;
-  const auto created = create_pool(arguments.locator, options);
-  if (created.status() == Status::POOL_EXISTS) {
-    return fail({Status::POOL_EXISTS, created.error().message() + " (--force overwrites it)"},
+  const uint32_t high = arguments.evict_high_percent;
+  const uint32_t low = arguments.evict_low_percent.value_or(high - std::min(high, 2u));
+  if (low > high)
+    return fail(
+        {Status::INVALID_ARGUMENT,
+         fmt::format("--evict-low {} is above --evict-high {}: eviction goes down", low, high)});
+  options.evict_high_permille = arguments.no_evict ? 0 : high * 10;
+  options.evict_low_permille = arguments.no_evict ? 0 : low * 10;
+  Interruption interruption;
+  auto made = MadePool::make(arguments.locator, options, interruption);
+  if (made.status() == Status::POOL_EXISTS) {
+    return fail({Status::POOL_EXISTS, made.error().message() + " (--force overwrites it)"},
                 arguments.locator);
   }
-  if (!created) return fail(created.error(), arguments.locator);
+  if (!made && interruption.came()) return interruption.exit_code();
+  if (!made) return fail(made.error(), arguments.locator);
   auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
   if (!info) return fail(info.error(), arguments.locator);
+  // The last point at which a signal undoes it: whoever reads exit code 0 has a pool.
+  if (interruption.came()) return interruption.exit_code();
+  made->keep();
   print(fmt::format("created {}: {}, of which {} hold payload\n", info->locator,
                     exact_bytes(info->size_bytes), exact_bytes(info->payload_bytes)));
   if (info->size_bytes != options.size_bytes) {
@@ -48,50 +65,51 @@ int run_create(const CreateArguments& arguments) {
 }
 
 void add_create(CLI::App& parent, Action& action) {
-  auto* command = parent.add_subcommand("create", "Make a pool");
+  auto* command = parent.add_subcommand("create", "Create a pool");
   auto a = std::make_shared<CreateArguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
-  command->add_option("--size", a->options.size_bytes, "Size of the whole pool, e.g. 4G")
-      ->required()
-      ->transform(CLI::AsSizeValue(false));
-  command->add_option("--hosts", a->options.hosts, "Hosts that may share it, 1 to 64")
+  add_size(*command, "--size", a->options.size_bytes, "Size of the whole pool, such as 4G")
+      ->required();
+  add_number(*command, "--hosts", a->options.hosts, "Hosts that may share the pool, 1 to 64",
+             {1, BH_HOSTS_MAX})
       ->capture_default_str();
-  command
-      ->add_option("--extent", a->options.extent_bytes,
-                   "Unit of ownership, 2M to 64M (default: from the size)")
-      ->transform(CLI::AsSizeValue(false));
-  command
-      ->add_option("--min-block", a->options.min_block_bytes,
-                   "Smaller values take as much room as this, 4K to 1M (default: 16K)")
-      ->transform(CLI::AsSizeValue(false));
-  auto* high = command
-                   ->add_option("--evict-high", a->evict_high_percent,
-                                "Percent of use above which old blocks are evicted")
-                   ->check(CLI::Range(1, 100))
-                   ->capture_default_str();
-  auto* low = command
-                  ->add_option("--evict-low", a->evict_low_percent,
-                               "Percent of use down to which eviction goes")
-                  ->check(CLI::Range(1, 100))
-                  ->capture_default_str();
+  add_size(*command, "--extent", a->options.extent_bytes,
+           "Unit of ownership, a power of two from 2M to 64M (default: from the size)",
+           {2 << 20, 64 << 20});
+  add_size(*command, "--min-block", a->options.min_block_bytes,
+           "Smallest block, a power of two from 4K to 1M; smaller values take as much (default: "
+           "16K)",
+           {4096, 1 << 20});
+  auto* high =
+      add_number(*command, "--evict-high", a->evict_high_percent,
+                 "Percent of use above which old blocks are evicted (default: 98)", {1, 100});
+  auto* low = add_number(*command, "--evict-low", a->evict_low_percent,
+                         "Percent of use down to which eviction goes (default: 2 below "
+                         "--evict-high)",
+                         {1, 100});
   command->add_flag("--no-evict", a->no_evict, "Never evict: a full pool answers NO_SPACE")
       ->excludes(high)
       ->excludes(low);
-  command
-      ->add_option("--dead-ms", a->options.times.dead_ms,
-                   "Several hosts: silence after which one may be declared dead")
+  add_number(*command, "--dead-ms", a->options.times.dead_ms,
+             "Several hosts: a host that is silent for so long may be declared dead",
+             {1, kTimeMsMax})
       ->capture_default_str();
-  command
-      ->add_option("--settle-ms", a->options.times.settle_ms,
-                   "Several hosts: a flushed line has reached the memory after so long")
+  add_number(*command, "--settle-ms", a->options.times.settle_ms,
+             "Several hosts: a flushed line has reached the memory after so long", {1, kTimeMsMax})
+      ->capture_default_str();
+  add_number(*command, "--reclaim-ms", a->options.times.reclaim_ms,
+             "Several hosts: space of a dead host is reused after so long, for verified copies, "
+             "even without `pool fence`; 0: never",
+             {0, kTimeMsMax})
       ->capture_default_str();
   command
       ->add_option(
-          "--reclaim-ms", a->options.times.reclaim_ms,
-          "Several hosts: space of a dead one is reused after so long, for verified copies, "
-          "though nobody ran `pool fence`; 0: never")
-      ->capture_default_str();
-  command->add_flag("--force", a->options.replace, "Overwrite what lies there already");
+          "--mode", a->options.mode,
+          "Permissions in octal: 0600 this user alone, 0640 a group may look, 0660 a group "
+          "may store, 0644 everybody may look (default: 0600)")
+      ->transform(octal_number(0777))
+      ->type_name("MODE");
+  command->add_flag("--force", a->options.replace, "Overwrite what exists at the locator");
   command->footer(R"(
 Examples:
   bowhead pool create shm:demo --size 4G
@@ -99,8 +117,8 @@ Examples:
   bowhead pool create shm:store --size 1G --no-evict
   bowhead pool create file:/mnt/cxl/kv --size 512G --hosts 8
 
-All its memory is taken at once, so that no later store can fail for want of it. Interrupted, it
-leaves nothing behind.)");
+All memory of the pool is allocated at once, so that no later store can fail for want of it. If the
+command is interrupted, it leaves no pool behind.)");
   command->callback([a, &action] { action = [a] { return run_create(*a); }; });
 }
 
@@ -314,7 +332,8 @@ int run_check(const std::string& locator, bool payload, bool json) {
                 {"blocks_checked", report->blocks_checked},
                 {"bytes_checked", report->bytes_checked},
                 {"blocks_unverified", report->blocks_unverified},
-                {"findings", Json::array()}};
+                {"findings", Json::array()},
+                {"not_checked", report->not_checked}};
     for (const CheckFinding& finding : report->findings) {
       out["findings"].push_back(
           {{"what", finding.what}, {"data_lost", finding.data_lost}, {"offset", finding.offset}});
@@ -323,17 +342,19 @@ int run_check(const std::string& locator, bool payload, bool json) {
     return good ? kOk : kDamage;
   }
   for (const CheckFinding& finding : report->findings) {
-    print(fmt::format("{}: {}\n", finding.data_lost ? "LOST" : "mendable", finding.what));
+    print(fmt::format("{}: {}\n", finding.data_lost ? "LOST" : "repairable", finding.what));
   }
   print(fmt::format("{}: {} blocks checked, {} of payload verified, {} wrong\n", locator,
                     grouped(report->blocks_checked), human_bytes(report->bytes_checked),
                     grouped(report->findings.size())));
   if (report->blocks_unverified > 0) {
-    print(fmt::format("{} blocks were stored without a checksum: nobody can tell\n",
-                      grouped(report->blocks_unverified)));
+    print(
+        fmt::format("{} blocks were stored without a checksum: their payload cannot be verified\n",
+                    grouped(report->blocks_unverified)));
   }
+  for (const std::string& what : report->not_checked) print("not checked: " + what + "\n");
   if (!good)
-    print(fmt::format("`bowhead pool repair {}` mends it and drops what is lost\n", locator));
+    print(fmt::format("`bowhead pool repair {}` repairs it and drops what is lost\n", locator));
   return good ? kOk : kDamage;
 }
 
@@ -343,13 +364,17 @@ void add_check(CLI::App& parent, Action& action) {
     bool payload = false;
     bool json = false;
   };
-  auto* command = parent.add_subcommand("check", "Look for damage; changes nothing");
+  auto* command = parent.add_subcommand("check", "Look for damage; stores nothing");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   command->add_flag("--payload", a->payload, "Also read every block and verify its checksum");
   command->add_flag("--json", a->json, "As JSON");
   command->footer(
-      "\nExit code 1 if anything is wrong.\n\nExample:\n"
+      "\nExit code 1 if anything is wrong. Read permission suffices, and the pool may be in use. "
+      "What\n"
+      "cannot be checked from here is listed: the allocator of a host can be read on its own "
+      "machine\n"
+      "alone.\n\nExample:\n"
       "  bowhead pool check shm:demo --payload");
   command->callback(
       [a, &action] { action = [a] { return run_check(a->locator, a->payload, a->json); }; });
@@ -369,13 +394,14 @@ void add_repair(CLI::App& parent, Action& action) {
     std::string locator;
     bool take_over = false;
   };
-  auto* command = parent.add_subcommand("repair", "Mend what can be mended; drop damaged blocks");
+  auto* command =
+      parent.add_subcommand("repair", "Repair what can be repaired; drop damaged blocks");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   command->add_flag("--take-over", a->take_over,
-                    "Accept a pool that another machine did not leave in order");
+                    "Accept a pool that another machine has not left in order");
   command->footer(
-      "\nNobody may have the pool open meanwhile.\n\nExample:\n"
+      "\nNo process may have the pool open meanwhile.\n\nExample:\n"
       "  bowhead pool repair file:/mnt/pmem/kv");
   command->callback(
       [a, &action] { action = [a] { return run_repair(a->locator, a->take_over); }; });
@@ -429,18 +455,18 @@ int run_recompress(const RecompressArguments& arguments) {
 }
 
 void add_recompress(CLI::App& parent, Action& action) {
-  auto* command =
-      parent.add_subcommand("recompress", "Press cold blocks of compressed namespaces harder");
+  auto* command = parent.add_subcommand(
+      "recompress", "Compress cold blocks of compressed namespaces at a higher level");
   auto a = std::make_shared<RecompressArguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
-  command->add_option("--cold", a->cold_s, "Seconds without use that make a block cold")
-      ->check(CLI::Range(0.0, 1e9))
+  add_real(*command, "--cold", a->cold_s, "Seconds without use that make a block cold", {0, 1e9})
       ->capture_default_str();
-  command->add_flag("--watch", a->watch, "Go on until interrupted");
-  command->add_flag("--json", a->json, "As JSON, one line each time");
+  command->add_flag("--watch", a->watch, "Repeat until interrupted");
+  command->add_flag("--json", a->json, "As JSON, one line per pass");
   command->footer(R"(
-Puts may then use a fast profile: what nobody uses for a while is stored anew as dense as can be,
-while everybody goes on working. Runs at the lowest priority, on blocks of its own host (--host).
+Puts can then use a fast profile: blocks that were not used for a while are compressed again, with
+the profile dense, while other processes use the pool. Runs at the lowest priority, on the blocks of
+one host (--host).
 
 Example:
   bowhead pool recompress shm:demo --cold 300 --watch)");
@@ -456,13 +482,13 @@ int run_leave(const std::string& locator) {
 }
 
 void add_leave(CLI::App& parent, Action& action) {
-  auto* command = parent.add_subcommand("leave", "End this host's membership in order");
+  auto* command = parent.add_subcommand("leave", "Leave a pool of several hosts in order");
   auto locator = std::make_shared<std::string>();
   command->add_option("locator", *locator, kLocatorHelp)->required();
   command->footer(R"(
-The other hosts need not wait until its heartbeat is missed, nor doubt that it has stopped writing:
-its blocks stay, and their space is theirs at once. No process of this host may have the pool open.
-A host that leaves can come back any time, empty.
+The other hosts then need not wait until its heartbeat is missed, and know that it has stopped
+writing: its blocks stay, and the others own them at once. No process of this host may have the pool
+open. A host that has left can join again at any time, and then owns no blocks.
 
 Example:
   bowhead pool leave file:/mnt/cxl/kv --host 3)");
@@ -482,18 +508,18 @@ void add_fence(CLI::App& parent, Action& action) {
     std::string locator;
     uint32_t fenced = 0;
   };
-  auto* command = parent.add_subcommand("fence", "Vouch that a dead host has stopped writing");
+  auto* command = parent.add_subcommand("fence", "Confirm that a dead host has stopped writing");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
-  command->add_option("fenced", a->fenced, "Slot of the host that is off")
-      ->required()
-      ->check(CLI::Range(0, 63));
+  add_number(*command, "slot", a->fenced, "Slot of the host that has stopped, 0 to 63",
+             {0, BH_HOSTS_MAX - 1})
+      ->required();
   command->footer(R"(
-A host that the others declared dead may only be slow, and still store into the extents it had.
-Until somebody knows better, these serve verified copies and no leases. Say so with this command, by
-hand or from the hook of a fabric manager, when the machine is powered off or cut off from the
-memory, and only then: blocks leased from these extents rest on your word. It acts as a live host
-(--host).
+A host that the others declared dead may only be slow, and may still store into the extents that it
+had. Until it is known to have stopped, blocks of these extents are copied and verified, and not
+leased. Run this command, by hand or from the hook of a fabric manager, once the machine is powered
+off or cut off from the memory, and only then: leases of these blocks rest on it. The command acts
+as a live host (--host).
 
 Example:
   bowhead pool fence file:/mnt/cxl/kv 3)");
@@ -516,7 +542,7 @@ void add_destroy(CLI::App& parent, Action& action) {
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   command->add_flag("--force", a->force,
-                    "Also what is no pool, is damaged, or is open in some process");
+                    "Also remove what is not a pool, is damaged, or is open in a process");
   command->footer("\nExample:\n  bowhead pool destroy shm:demo");
   command->callback([a, &action] { action = [a] { return run_destroy(a->locator, a->force); }; });
 }
@@ -524,7 +550,7 @@ void add_destroy(CLI::App& parent, Action& action) {
 }  // namespace
 
 void add_pool_commands(CLI::App& app, Action& action) {
-  auto* pool = app.add_subcommand("pool", "Make, inspect, check, mend and remove pools");
+  auto* pool = app.add_subcommand("pool", "Create, inspect, check, repair, and remove pools");
   pool->require_subcommand(1);
   add_create(*pool, action);
   add_info(*pool, action);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // bowhead replay: the command line of the main job, and its report.
+#include <bowhead/format/common.h>
 #include <fmt/format.h>
-#include <pthread.h>
 
-#include <csignal>
 #include <memory>
 
 #include "tools/bowhead/cli.h"
+#include "tools/bowhead/numbers.h"
 #include "tools/bowhead/replay/generator.h"
 #include "tools/bowhead/replay/replay.h"
 #include "tools/bowhead/replay_report.h"
@@ -17,7 +17,7 @@ namespace {
 struct Arguments {
   std::string trace_path;
   std::string kv_directory;
-  replay::Workload workload = replay::Workload::MIXED;
+  std::string workload = "mixed";
   uint64_t requests = 0;
   uint64_t create_bytes = 0;
   bool keep = false;
@@ -35,7 +35,10 @@ Result<replay::Trace> make_trace(const Arguments& arguments) {
   if (!arguments.trace_path.empty()) {
     return replay::read_trace(arguments.trace_path, arguments.requests);
   }
-  return replay::generate_trace(arguments.workload, arguments.options.seed,
+  const auto workload = arguments.workload == "multiturn" ? replay::Workload::MULTITURN
+                        : arguments.workload == "agent"   ? replay::Workload::AGENT
+                                                          : replay::Workload::MIXED;
+  return replay::generate_trace(workload, arguments.options.seed,
                                 arguments.requests == 0 ? kGeneratedRequests : arguments.requests);
 }
 
@@ -69,28 +72,21 @@ int run(const Arguments& arguments) {
           : replay::Content::from_tensors(arguments.kv_directory, arguments.options.seed);
   if (!content) return fail(content.error());
 
-  // From here on a signal ends the run in good order: first create_pool() sees to it, then the
-  // replay, which takes it from the queue.
-  sigset_t ending;
-  sigemptyset(&ending);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&ending, signal);
-  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
-  if (arguments.create_bytes > 0) {
-    CreateOptions options;
-    options.size_bytes = arguments.create_bytes;
-    options.hosts = std::max(1u, arguments.options.hosts);
-    const auto created = create_pool(arguments.options.locator, options);
-    if (!created) return fail(created.error(), arguments.options.locator);
-  }
+  // From here on a signal ends the run in good order: while the pool is made and while it is used.
+  Interruption interruption;
+  if (arguments.create_bytes == 0) return replay_in_pool(arguments, *trace, *content);
+  CreateOptions options;
+  options.size_bytes = arguments.create_bytes;
+  options.hosts = std::max(1u, arguments.options.hosts);
+  auto made = MadePool::make(arguments.options.locator, options, interruption);
+  if (!made && interruption.came()) return interruption.exit_code();
+  if (!made) return fail(made.error(), arguments.options.locator);
   const int code = replay_in_pool(arguments, *trace, *content);
-  if (arguments.create_bytes > 0 && !arguments.keep) {
-    const auto destroyed = Pool::destroy(arguments.options.locator, false);
-    if (!destroyed) {
-      fail(destroyed.error(), arguments.options.locator);
-      return code == kOk ? kEnvironment : code;
-    }
-  }
-  return code;
+  if (arguments.keep) made->keep();
+  const auto destroyed = made->destroy();
+  if (destroyed) return code;
+  fail(destroyed.error(), arguments.options.locator);
+  return code == kOk ? kEnvironment : code;
 }
 
 constexpr const char* kFooter = R"(
@@ -121,48 +117,40 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
   a->command_line = command_line;
   auto* trace = command->add_option("trace", a->trace_path, "Trace to replay (default: generated)");
   command->add_option("--pool", a->options.locator, kLocatorHelp)->required();
-  command->add_option("--workers", a->options.workers, "Worker processes")
-      ->check(CLI::Range(1, 256))
+  add_number(*command, "--workers", a->options.workers, "Worker processes, 1 to 256", {1, 256})
       ->capture_default_str();
+  add_number(*command, "--hosts", a->options.hosts,
+             "Act as so many hosts, 1 to 64, which share nothing but the pool: worker w is host w "
+             "modulo this. The pool must be made for as many; stores are published by flushes",
+             {1, BH_HOSTS_MAX});
+  add_size(*command, "--block-bytes", a->options.block_bytes,
+           "Bytes of a 512-token block, 1 to 1G (64K)", {1, uint64_t{1} << 30});
   command
-      ->add_option(
-          "--hosts", a->options.hosts,
-          "Act as so many hosts, which share nothing but the pool: worker w is host w "
-          "modulo this. The pool must be made for as many; stores are published by flushes")
-      ->check(CLI::Range(1, 64));
-  command->add_option("--block-bytes", a->options.block_bytes, "Bytes of a 512-token block (64K)")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
-  command->add_option("--generate", a->workload, "Workload to make: multiturn, agent, mixed")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, replay::Workload>{{"multiturn", replay::Workload::MULTITURN},
-                                                  {"agent", replay::Workload::AGENT},
-                                                  {"mixed", replay::Workload::MIXED}}))
+      ->add_option("--generate", a->workload,
+                   "Workload to generate: multiturn, agent, or mixed (default: mixed)")
+      ->check(CLI::IsMember({"multiturn", "agent", "mixed"}))
       ->excludes(trace);
-  command
-      ->add_option("--requests", a->requests,
-                   "Stop after so many (default: the whole trace, or 24000 generated ones)")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 32));
-  command->add_option("--seed", a->options.seed, "Of generated requests and content")
+  add_number(*command, "--requests", a->requests,
+             "Stop after so many requests, at most 100 million (default: the whole trace, or 24000 "
+             "generated requests)",
+             {1, 100'000'000});
+  add_number(*command, "--seed", a->options.seed, "Seed of generated requests and content", {})
       ->capture_default_str();
   command->add_option("--kv", a->kv_directory,
                       "Folder of real tensors (k.bf16.bin, v.bf16.bin) to make content from");
-  auto* compress =
-      command
-          ->add_option("--compress", a->profile,
-                       "Store blocks compressed: fast, balanced or dense (content of --kv: bf16)")
-          ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
-  command->add_option("--channels", a->channels, "Of a token in --kv, for --compress")
-      ->check(CLI::Range(1, 65535))
+  auto* compress = command
+                       ->add_option("--compress", a->profile,
+                                    "Compress blocks, as bf16: fast, balanced, or dense")
+                       ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
+  add_number(*command, "--channels", a->channels,
+             "Channels of a token in --kv, 1 to 65535, for --compress", {1, 65535})
       ->needs(compress)
       ->capture_default_str();
-  auto* create = command
-                     ->add_option("--create", a->create_bytes,
-                                  "Make the pool, of this size, and destroy it afterwards")
-                     ->transform(CLI::AsSizeValue(false));
-  command->add_flag("--keep", a->keep, "Do not destroy the pool that --create made")->needs(create);
+  auto* create = add_size(*command, "--create", a->create_bytes,
+                          "Create the pool with this size, and destroy it afterwards");
+  command->add_flag("--keep", a->keep, "Keep the pool that --create made")->needs(create);
   command->add_flag("--self-test", a->options.self_test,
-                    "Then flip stored bytes and store wrong ones: each must be found");
+                    "Afterwards damage and replace stored blocks: each must be found");
   command->add_flag("--json", a->json, "Report as JSON");
   command->footer(kFooter);
   command->callback([a, &action] {

@@ -15,9 +15,9 @@ namespace {
 
 using namespace compression;
 
-/// Values and frames together are more than the caches hold.
+/// Values and frames together are more than the caches hold, unless it is to be `quick`.
 uint64_t walk_bytes(bool quick) {
-  if (quick) return 4 << 20;
+  if (quick) return 256 << 10;
   const auto cache = static_cast<uint64_t>(std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 0L));
   return std::max<uint64_t>(64 << 20, cache);
 }

@@ -19,7 +19,7 @@ namespace bowhead::replay {
 namespace {
 
 constexpr uint64_t kFootprintMin = 512ull << 20;
-constexpr uint64_t kFootprintLeast = 32ull << 20;  // where memory is scarce
+constexpr uint64_t kFootprintLeast = 32ull << 20;
 
 // Touched; in huge pages where the system gives them, as the best case has it.
 class Memory {
@@ -43,10 +43,10 @@ class Memory {
 
 }  // namespace
 
-CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t rounds,
-                             const std::function<bool()>& stop) {
+CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t moved_bytes,
+                             uint32_t rounds, const std::function<bool()>& stop) {
   const uint64_t cache_bytes = bench::this_machine().last_level_cache_bytes;
-  const uint64_t wanted = std::max(kFootprintMin, 2 * cache_bytes);
+  const uint64_t wanted = std::min(moved_bytes, std::max(kFootprintMin, 2 * cache_bytes));
   const uint64_t allowed =
       std::max(kFootprintLeast, std::min(wanted, bench::available_memory_bytes() / 4));
   const uint64_t piece_bytes = std::min(block_bytes, allowed / (2 * workers));

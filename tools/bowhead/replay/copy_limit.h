@@ -24,9 +24,11 @@ struct CopyLimit {
 };
 
 /// Copies block by block from one end of memory larger than the caches to the other: all kinds in
-/// turn, `rounds` times. Uses at most a quarter of the free memory. Starts and ends threads. Asks
-/// `stop` now and then, on the calling thread, and returns early if it says so.
-CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint32_t rounds,
-                             const std::function<bool()>& stop);
+/// turn, `rounds` times. Uses at most a quarter of the free memory, and not much more than
+/// `moved_bytes`: what moves little lies in the caches, and so does what it is compared with.
+/// Starts and ends threads. Asks `stop` now and then, on the calling thread, and returns early if
+/// it says so.
+CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t moved_bytes,
+                             uint32_t rounds, const std::function<bool()>& stop);
 
 }  // namespace bowhead::replay

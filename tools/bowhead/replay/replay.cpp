@@ -290,6 +290,13 @@ Result<void> look_after(const Content& content, const ReplayOptions& options,
   if (!options.self_test) return {};
   const auto ns = pool->open_namespace(namespace_of(content, options));
   if (!ns) return ns.error();
+  // The other hosts answer when blocks of theirs are to go.
+  std::vector<Pool> others;
+  for (uint32_t host = 1; host < options.hosts; ++host) {
+    auto other = open_as(options, host);
+    if (!other) return other.error();
+    others.push_back(std::move(*other));
+  }
   const auto tested = run_self_test(*pool, *ns, content, options.block_bytes, options.seed);
   if (!tested) return tested.error();
   report.self_test = *tested;
@@ -303,11 +310,14 @@ Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
   ReplayReport report;
   const auto before = look_before(content, options, report);
   if (!before) return before.error();
-  report.copy_limit = measure_copy_limit(options.workers, options.block_bytes, kCopyRounds, [&] {
+  const auto interrupted = [&] {
     if (options.progress) options.progress(0, 0, "measuring plain copies");
     if (report.interrupted_by == 0) report.interrupted_by = take_signal(0);
     return report.interrupted_by != 0;
-  });
+  };
+  report.copy_limit =
+      measure_copy_limit(options.workers, options.block_bytes,
+                         trace.ids.size() * options.block_bytes, kCopyRounds, interrupted);
   if (report.interrupted_by != 0) return report;
 
   SharedMapping mapping(options.workers);

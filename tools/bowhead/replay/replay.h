@@ -67,7 +67,8 @@ Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
 
 /// Flips stored bytes and stores wrong content, and serves the blocks concerned as an engine would.
 /// Everything planted is gone afterwards. The pool must hold blocks of this content, and nobody
-/// else may use them meanwhile. Returns INVALID_ARGUMENT if it holds too few, and what operations
+/// else may use them meanwhile; every host that owns some must have the pool open, to answer when
+/// they are removed. Returns INVALID_ARGUMENT if it holds too few, and what operations
 /// return.
 Result<SelfTestReport> run_self_test(Pool& pool, NamespaceId namespace_id, const Content& content,
                                      uint64_t block_bytes, uint64_t seed);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 
+#include "pool/media/media.h"
 #include "tools/bowhead/replay/replay.h"
 
 namespace bowhead::replay {
@@ -20,7 +21,8 @@ struct Target {
   uint64_t stored_bytes;
 };
 
-// `count` blocks of ours, chosen at random.
+// `count` blocks of ours, chosen at random. Of a key that two hosts stored at once neither: a
+// reader may get either.
 Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_t block_bytes,
                                    std::mt19937_64& random, size_t count) {
   std::vector<Target> targets;
@@ -41,6 +43,13 @@ Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_
   }
   // Listed in no order: sorted first, the seed decides alone.
   std::sort(targets.begin(), targets.end(), [](auto& a, auto& b) { return a.id < b.id; });
+  for (size_t i = 0; i < targets.size();) {
+    const size_t begin = i;
+    while (i < targets.size() && targets[i].id == targets[begin].id) ++i;
+    if (i - begin == 1) continue;
+    targets.erase(targets.begin() + begin, targets.begin() + i);
+    i = begin;
+  }
   std::shuffle(targets.begin(), targets.end(), random);
   targets.resize(std::min(count, targets.size() / 4));
   // Most recent now, so that none is evicted before it is looked at.
@@ -52,18 +61,20 @@ Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_
   return targets;
 }
 
-Result<void> flip(Pool& pool, Engine& engine, const EngineStats& stats,
+Result<void> flip(Pool& pool, NamespaceId namespace_id, Engine& engine, const EngineStats& stats,
                   const std::vector<Target>& targets, std::mt19937_64& random,
                   SelfTestReport& report) {
-  const ConstSpan mapping = pool.mapping();
-  for (const Target& target : targets) {
-    const uint64_t at = target.offset + random() % target.stored_bytes;
-    BOWHEAD_ASSERT(at < mapping.size);
-    const_cast<std::byte*>(mapping.data)[at] ^= std::byte(1u << (random() % 8));
-    ++report.flipped_planted;
-  }
+  // Through a mapping of its own: that of the pool is read-only where other hosts write.
   const auto before = pool.info();
   if (!before) return before.error();
+  const auto media = open_media(before->locator);
+  if (!media) return media.error();
+  for (const Target& target : targets) {
+    const uint64_t at = target.offset + random() % target.stored_bytes;
+    BOWHEAD_ASSERT(at < (*media)->size_bytes());
+    (*media)->base()[at] ^= std::byte(1u << (random() % 8));
+    ++report.flipped_planted;
+  }
   for (const Target& target : targets) {
     const uint64_t lost = stats.blocks_lost;
     const uint64_t hit = stats.blocks_hit;
@@ -71,10 +82,14 @@ Result<void> flip(Pool& pool, Engine& engine, const EngineStats& stats,
     if (!served) return served;
     report.flipped_found += stats.blocks_lost - lost;
     report.delivered_wrong += stats.blocks_hit - hit;
+    // Of another host's block the reader only sees that it is not what was put.
+    const Status gone = pool.remove(namespace_id, block_key_text(target.id));
+    if (gone != Status::OK && gone != Status::NOT_FOUND) return gone;
   }
   const auto after = pool.info();
   if (!after) return after.error();
-  report.flipped_found = std::min(report.flipped_found, after->damaged - before->damaged);
+  if (after->hosts.size() == 1)
+    report.flipped_found = std::min(report.flipped_found, after->damaged - before->damaged);
   return {};
 }
 
@@ -114,7 +129,7 @@ Result<SelfTestReport> run_self_test(Pool& pool, NamespaceId namespace_id, const
   SelfTestReport report;
   const auto flipped = choose(pool, namespace_id, block_bytes, random, kPlanted);
   if (!flipped) return flipped.error();
-  const auto flips = flip(pool, engine, *stats, *flipped, random, report);
+  const auto flips = flip(pool, namespace_id, engine, *stats, *flipped, random, report);
   if (!flips) return flips.error();
   const auto foreign = choose(pool, namespace_id, block_bytes, random, kPlanted);
   if (!foreign) return foreign.error();

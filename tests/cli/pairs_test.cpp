@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every pair of options of every command, on tiny pools: the exit code is a documented one, what
+// went wrong is said, --json parses, no pool is left behind. Some of each command's succeed,
+// so that not all are refused for one reason. The options come from the commands
+// themselves, so a new one is covered by itself; one that takes a text needs a sample below.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "tools/bowhead/commands.h"
+
+namespace bowhead::cli_test {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+constexpr double kSecondsMax = 120;  // one run, on a machine that does much else
+
+/// A command with no commands below it.
+struct Leaf {
+  Words path;
+  const CLI::App* app;
+};
+
+/// How GoogleTest shows it, and names its test.
+std::string name_of(const Leaf& leaf) {
+  std::string name;
+  for (const std::string& word : leaf.path) name += (name.empty() ? "" : "_") + word;
+  return name;
+}
+void PrintTo(const Leaf& leaf, std::ostream* out) { *out << name_of(leaf); }
+
+void collect(const CLI::App& app, Words path, std::vector<Leaf>& leaves) {
+  const auto below = app.get_subcommands([](const CLI::App*) { return true; });
+  if (below.empty()) leaves.push_back({path, &app});
+  for (const CLI::App* command : below) {
+    Words longer = path;
+    longer.push_back(command->get_name());
+    collect(*command, longer, leaves);
+  }
+}
+
+std::vector<Leaf> all_leaves() {
+  static CLI::App app;
+  static cli::Action action;
+  static const bool made = [] {
+    cli::add_all_commands(app, action, "");
+    return true;
+  }();
+  std::vector<Leaf> leaves;
+  if (made) collect(app, {}, leaves);
+  return leaves;
+}
+
+/// Samples of options, by "command option" or "option"; POOL, NEW and FOLDER stand for what a test
+/// made. Empty: a command that has it always gets it by kAlways.
+const std::map<std::string, std::string> kSamples = {
+    {"locator", "POOL"},
+    {"pool_create locator", "NEW"},
+    {"key", "k"},
+    {"put file", "FOLDER/value"},
+    {"codec file", "FOLDER/t.npy"},
+    {"trace", "FOLDER/trace"},
+    {"replay --pool", "POOL"},
+    {"bench_pool --pool", "NEW"},
+    {"--namespace", "default"},
+    {"--output", "FOLDER/out"},
+    {"--kv", "FOLDER/kv"},
+    {"--data", "FOLDER/data"},
+    {"--plot", "FOLDER/plot.svg"},
+    {"litmus --host", "A"},
+    {"--host", "0"},
+    {"slot", "1"},
+    {"--size", "16M"},
+    {"--create", "16M"},
+    {"--min-block", "8K"},
+    {"--block-bytes", "4K"},
+    {"--rounds", "5"},
+    {"--dead-ms", "1000"},
+    {"--evict-high", "90"},
+    {"--rope-base", "10000"},
+    {"--mode", "0640"},
+    {"--shape", "64,64"},
+};
+
+/// What keeps a command short.
+const std::map<std::string, Words> kAlways = {
+    {"replay", {"--requests", "3", "--block-bytes", "4K"}},
+    {"litmus", {"--wait", "0.2"}},
+    {"bench_pool", {"--quick", "--row", "space"}},
+    {"bench_codec", {"--quick"}},
+    {"bench_ndp", {"--quick"}},
+    {"bench_gpu", {"--quick", "--twin"}},
+    {"codec", {"--quick"}},
+};
+
+/// What never succeeds here: it needs another host, dead or at work.
+const std::set<std::string> kNeedOthers = {"pool_fence", "litmus"};
+
+/// Options in one run, where a run takes long; else each pair has its own.
+const std::map<std::string, size_t> kTogether = {
+    {"replay", 4},    {"codec", 4},     {"bench_pool", 9},
+    {"bench_ndp", 9}, {"bench_gpu", 9}, {"bench_codec", 9},
+};
+
+std::string long_name(const CLI::Option& option) {
+  if (!option.get_lnames().empty()) return "--" + option.get_lnames()[0];
+  if (!option.get_snames().empty()) return "-" + option.get_snames()[0];
+  return option.get_name();
+}
+
+struct Result {
+  int code = -1;  ///< 128 + n: ended by signal n; -1: had to be killed
+  std::string out, err;
+};
+
+std::string content_of(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+class Pairs : public testing::TestWithParam<Leaf> {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("pairs-" + std::to_string(getpid()));
+    fs::create_directories(folder_ / "kv");
+    // A /dev/shm of our own, where whatever is left behind is ours.
+    private_shm_ = unshare(CLONE_NEWNS) == 0 &&
+                   mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                   mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=2G") == 0;
+    write("value", std::string(8192, 'v'));
+    write("kv/k.bf16.bin", std::string(1 << 20, 'k'));
+    write("kv/v.bf16.bin", std::string(1 << 20, 'v'));
+    std::string header = "{'descr': '<f2', 'fortran_order': False, 'shape': (64, 64), }";
+    header.resize(117, ' ');
+    write_capture();
+    write("t.npy", std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + "\n" +
+                       std::string(64 * 64 * 2, '1'));
+    write(
+        "trace",
+        "{\"timestamp\": 0, \"input_length\": 1000, \"output_length\": 5, \"hash_ids\": [1, 2]}\n"
+        "{\"timestamp\": 1, \"input_length\": 1024, \"output_length\": 5, \"hash_ids\": [1, 3]}\n");
+  }
+  void TearDown() override {
+    for (const std::string& name : pools()) fs::remove("/dev/shm/" + name);
+    fs::remove_all(folder_);
+  }
+
+  void write(const std::string& name, const std::string& content) const {
+    std::ofstream(folder_ / name, std::ios::binary) << content;
+  }
+  /// Captured tensors as `bench --data` reads them: the last 16 of 128 tokens ask for all.
+  void write_capture() const {
+    fs::create_directories(folder_ / "data/set");
+    write("data/set/meta.json",
+          R"({"files": {"k": {"tensor": "k", "dtype": "bf16", "shape": [1, 1, 128, 8]},
+                        "v": {"tensor": "v", "dtype": "bf16", "shape": [1, 1, 128, 8]},
+                        "q": {"tensor": "q", "dtype": "bf16", "shape": [1, 1, 16, 8]}}})");
+    write("data/set/k", std::string(128 * 8 * 2, '\x3f'));
+    write("data/set/v", std::string(128 * 8 * 2, '\x3e'));
+    write("data/set/q", std::string(16 * 8 * 2, '\x3d'));
+    std::string positions;
+    for (char at = 112; positions.size() < 16 * 4; ++at) positions += {at, 0, 0, 0};
+    write("data/set/qpos.u32.bin", positions);
+  }
+  /// Names of what lies where pools in memory do, as far as it can be ours.
+  std::set<std::string> pools() const {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator("/dev/shm")) {
+      const std::string name = entry.path().filename();
+      if (name.starts_with("bowhead-") && (private_shm_ || name.find(tag_) != std::string::npos))
+        names.insert(name);
+    }
+    return names;
+  }
+
+  Result run(const Words& words) const;
+  void prepare(const std::string& hosts);
+  std::string filled_in(std::string text) const;
+  Words typed(const CLI::Option& option) const;
+  void check(const Words& words, bool existing);
+
+  const std::string tag_ = "pairs-" + std::to_string(getpid());
+  fs::path folder_;
+  bool private_shm_ = false;
+  uint64_t succeeded_ = 0;
+};
+
+/// In a child, which is cheaper than a program; stopped by SIGTERM if it would go on for ever.
+Result Pairs::run(const Words& words) const {
+  const std::string out = folder_ / "stdout", err = folder_ / "stderr";
+  Words all = words;
+  all.insert(all.begin(), "bowhead");
+  const pid_t child = fork();
+  if (child == 0) {
+    setpgid(0, 0);
+    dup2(open("/dev/null", O_RDONLY), 0);
+    dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 1);
+    dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
+    std::vector<const char*> argv;
+    for (const std::string& word : all) argv.push_back(word.c_str());
+    const int code = cli::run_command_line(static_cast<int>(argv.size()), argv.data());
+    std::cout.flush();
+    std::fflush(nullptr);
+    _exit(code);
+  }
+  const bool endless = std::find(words.begin(), words.end(), "--watch") != words.end();
+  const auto start = std::chrono::steady_clock::now();
+  Result result;
+  for (int status = 0, rounds = 0; result.code < 0; ++rounds) {
+    if (waitpid(child, &status, WNOHANG) == child) {
+      result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      break;
+    }
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+    if (endless && waited.count() > 0.3) kill(child, SIGTERM);
+    if (waited.count() > kSecondsMax) {
+      kill(-child, SIGKILL);
+      waitpid(child, &status, 0);
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(rounds < 100 ? 1 : 10));
+  }
+  result.out = content_of(out);
+  result.err = content_of(err);
+  return result;
+}
+
+/// POOL with a block under "k", and nothing else.
+void Pairs::prepare(const std::string& hosts) {
+  for (const std::string& name : pools()) {
+    if (name != "bowhead-" + tag_) fs::remove("/dev/shm/" + name);
+  }
+  const std::string pool = filled_in("POOL");
+  if (run({"get", pool, "k", "-o", folder_ / "out"}).code == 0) return;
+  const Result made = run(
+      {"pool", "create", pool, "--size", "16M", "--force", "--hosts", hosts, "--settle-ms", "1"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const Result stored = run({"put", pool, "k", folder_ / "value", "--host", "0"});
+  ASSERT_EQ(stored.code, 0) << stored.err;
+}
+
+std::string Pairs::filled_in(std::string text) const {
+  const std::pair<const char*, std::string> names[] = {
+      {"POOL", "shm:" + tag_}, {"NEW", "shm:" + tag_ + "-new"}, {"FOLDER", folder_}};
+  for (const auto& [name, value] : names) {
+    if (const size_t at = text.find(name); at != std::string::npos)
+      text.replace(at, std::string(name).size(), value);
+  }
+  return text;
+}
+
+/// An option as it is typed, with a value if it takes one.
+Words Pairs::typed(const CLI::Option& option) const {
+  const std::string name = long_name(option);
+  Words words;
+  if (!option.get_positional()) words.push_back(name);
+  if (option.get_items_expected_max() == 0) return words;
+  const std::string type = option.get_type_name();
+  const std::map<std::string, std::string> by_type = {{"SIZE", "2M"}, {"N", "2"}, {"X", "0.5"}};
+  std::string value;
+  if (const auto found = kSamples.find(name_of(GetParam()) + " " + name); found != kSamples.end())
+    value = found->second;
+  else if (const auto named = kSamples.find(name); named != kSamples.end())
+    value = named->second;
+  else if (const auto typical = by_type.find(type); typical != by_type.end())
+    value = typical->second;
+  else if (const size_t set = type.find('{'); set != std::string::npos)
+    value = type.substr(set + 1, type.find_first_of(",}-", set) - set - 1);
+  EXPECT_FALSE(value.empty()) << name << " takes a text (" << type << "): give a sample of it here";
+  words.push_back(filled_in(value));
+  return words;
+}
+
+void expect_json(const std::string& text) {
+  if (nlohmann::json::accept(text)) return;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+}
+
+void Pairs::check(const Words& words, bool existing) {
+  std::string line = "bowhead";
+  for (const std::string& word : words) line += " " + word;
+  SCOPED_TRACE(line);
+  const auto given = [&](const char* option) {
+    return std::find(words.begin(), words.end(), option) != words.end();
+  };
+  const Result result = run(words);
+  ASSERT_NE(result.code, -1) << "it hangs";
+  if (result.code == 0) ++succeeded_;
+  const bool endless = given("--watch") && result.code == 143;
+  EXPECT_TRUE(endless || (result.code >= 0 && result.code <= 3)) << result.code << "\n"
+                                                                 << result.out << result.err;
+  EXPECT_TRUE(result.code < 2 || endless || result.err.find(": ") != std::string::npos)
+      << "no word of why";
+  if (given("--json") && result.code < 2) expect_json(result.out);
+
+  std::set<std::string> expected = {"bowhead-" + tag_};
+  if (given("destroy") && result.code == 0) expected.clear();
+  const bool creates = given("create");
+  if ((creates && result.code == 0) || existing) expected.insert("bowhead-" + tag_ + "-new");
+  EXPECT_EQ(pools(), expected) << "pools left behind, or gone\n" << result.err;
+}
+
+/// Sets of options such that every pair is in one of them; those that exclude each other are in a
+/// set of their own.
+std::vector<std::vector<const CLI::Option*>> rows_of(const std::vector<const CLI::Option*>& options,
+                                                     size_t together) {
+  const auto exclude = [](const CLI::Option* a, const CLI::Option* b) {
+    return a->get_excludes().contains(const_cast<CLI::Option*>(b)) ||
+           b->get_excludes().contains(const_cast<CLI::Option*>(a));
+  };
+  std::set<std::pair<size_t, size_t>> open;
+  std::vector<std::vector<const CLI::Option*>> rows = {{}};
+  for (size_t i = 0; i < options.size(); ++i) {
+    rows.push_back({options[i]});
+    for (size_t j = i + 1; j < options.size(); ++j) {
+      if (exclude(options[i], options[j]))
+        rows.push_back({options[i], options[j]});
+      else
+        open.insert({i, j});
+    }
+  }
+  if (together > 2) rows.resize(1);  // the larger ones hold the single ones
+  while (!open.empty()) {
+    std::vector<size_t> row = {open.begin()->first, open.begin()->second};
+    for (size_t k = 0; k < options.size() && row.size() < together; ++k) {
+      const auto covers = [&](size_t i) { return open.contains(std::minmax(i, k)); };
+      const auto clashes = [&](size_t i) { return i == k || exclude(options[i], options[k]); };
+      if (std::none_of(row.begin(), row.end(), clashes) &&
+          std::any_of(row.begin(), row.end(), covers))
+        row.push_back(k);
+    }
+    rows.emplace_back();
+    for (const size_t i : row) {
+      rows.back().push_back(options[i]);
+      for (const size_t j : row) open.erase({i, j});
+    }
+  }
+  return rows;
+}
+
+TEST_P(Pairs, EndAsDocumented) {
+  const Leaf& leaf = GetParam();
+  const std::string name = name_of(leaf);
+  Words base = leaf.path;
+  if (const auto always = kAlways.find(name); always != kAlways.end())
+    base.insert(base.end(), always->second.begin(), always->second.end());
+  std::vector<const CLI::Option*> optional;
+  for (const CLI::App* app = leaf.app; app != nullptr; app = app->get_parent()) {
+    for (const CLI::Option* option : app->get_options()) {
+      const std::string text = long_name(*option);
+      if (text == "--help" || text == "--version" ||
+          std::find(base.begin(), base.end(), text) != base.end())
+        continue;
+      if (app != leaf.app && leaf.app->get_option_no_throw(text) != nullptr) continue;
+      if (!option->get_required()) {
+        optional.push_back(option);
+        continue;
+      }
+      const Words words = typed(*option);
+      base.insert(base.end(), words.begin(), words.end());
+    }
+  }
+  const auto together = kTogether.find(name);
+  const auto rows = rows_of(optional, together == kTogether.end() ? 2 : together->second);
+  const bool own_pool = std::find(base.begin(), base.end(), filled_in("POOL")) != base.end();
+  const bool makes = name == "pool_create";
+  for (const char* hosts : {"1", "3"}) {
+    if (std::string(hosts) == "3" && !own_pool && !makes) break;
+    for (const auto& row : rows) {
+      Words words = base;
+      std::set<const CLI::Option*> wanted(row.begin(), row.end());
+      for (bool grew = true; grew;) {
+        const size_t before = wanted.size();
+        for (const CLI::Option* option : std::set(wanted)) {
+          for (CLI::Option* needed : option->get_needs()) wanted.insert(needed);
+        }
+        grew = wanted.size() > before;
+      }
+      for (const CLI::Option* option : optional) {  // positional ones in their order
+        if (!wanted.contains(option)) continue;
+        const Words more = typed(*option);
+        words.insert(words.end(), more.begin(), more.end());
+      }
+      // What is made is made at a place that is free, and where there is a pool already.
+      const bool existing = makes && std::string(hosts) == "3";
+      ASSERT_NO_FATAL_FAILURE(prepare(makes ? "1" : hosts));
+      if (existing) run({"pool", "create", filled_in("NEW"), "--size", "16M"});
+      check(words, existing);
+      if (HasFatalFailure()) return;
+    }
+    fs::remove("/dev/shm/bowhead-" + tag_);
+  }
+  EXPECT_TRUE(succeeded_ > 0 || kNeedOthers.contains(name)) << "all were refused";
+}
+
+INSTANTIATE_TEST_SUITE_P(Commands, Pairs, testing::ValuesIn(all_leaves()),
+                         [](const auto& at) { return name_of(at.param); });
+
+}  // namespace
+}  // namespace bowhead::cli_test
