@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <span>
 
 #include "base/coherence.h"
@@ -28,6 +29,8 @@ class NativeAccess {
   ~NativeAccess();
   NativeAccess(const NativeAccess&) = delete;
   NativeAccess& operator=(const NativeAccess&) = delete;
+
+  using Mutex = std::mutex;  ///< between threads of a process
 
   // ---- words ----
   // Loads acquire and stores release: what a process wrote before it published a word is seen by

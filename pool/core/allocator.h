@@ -240,13 +240,13 @@ class Allocator {
   void unclaim_extent(uint64_t extent) {
     c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
   }
-  /// An extent that comes from another host, not cut.
-  void forget(uint64_t extent);
+  /// An extent that comes from another host is free and not cut. False if it may not be used yet:
+  /// a process that took it for free when this host gave it away holds its word (A3), and would go
+  /// on to cut it if the extent came back under it.
+  bool forget(uint64_t extent);
   /// An adopted extent: restore_cut() gives none of its blocks free until open().
-  void close(uint64_t extent) {
-    forget(extent);
-    set_field(extent, offsetof(bh_extent_state, closed), 1);
-  }
+  /// After forget().
+  void close(uint64_t extent) { set_field(extent, offsetof(bh_extent_state, closed), 1); }
   bool closed(uint64_t extent) const {
     return field(extent, offsetof(bh_extent_state, closed)) != 0;
   }
@@ -382,7 +382,7 @@ class Allocator {
   }
 
   Context<A>& c_;
-  std::mutex exposed_mutex_;
+  typename A::Mutex exposed_mutex_;
   /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
   std::vector<std::atomic<uint64_t>> exposed_;
 };
@@ -588,11 +588,16 @@ void Allocator<A>::write_cut(const Cut& cut) {
 }
 
 template <class A>
-void Allocator<A>::forget(uint64_t extent) {
+bool Allocator<A>::forget(uint64_t extent) {
+  // Given away, or never this host's, it is FREE, but for who claims it by an old look at its owner
+  // and is about to see that (claim_at). Who does so after this load sees the new owner.
+  const StateWord word = c_.load_state(state(extent));
+  if (word.state == BH_EXTENT_CUTTING || word.state == BH_EXTENT_JOINING) return false;
   set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
   set_field(extent, offsetof(bh_extent_state, head), extent);
   set_field(extent, offsetof(bh_extent_state, preferred), 0);
-  c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
+  // By compare-and-swap: it may be claimed this instant.
+  return word.state == BH_EXTENT_FREE || c_.change(state(extent), word, word.next(BH_EXTENT_FREE));
 }
 
 template <class A>
@@ -768,6 +773,7 @@ void Allocator<A>::reset() {
     if (old.pack() != 0) c_.store_state(c_.block_word(slot), old.next(BH_BLOCK_NONE));
   }
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_FREE));
     forget(e);
     set_field(e, offsetof(bh_extent_state, closed),
               holds(e) && own_word(e).custody == BH_CUSTODY_READ_ONLY);

@@ -440,6 +440,7 @@ class Core {
   void note_extents_busy(bool busy);
   void survey(uint64_t now_ns);
   void give(uint64_t count, Life to);
+  bool forget(uint64_t extent);
   void claim(const std::vector<uint64_t>& extents);
   /// A walk over the buckets of an index, in slices.
   struct Walk {
@@ -549,10 +550,10 @@ class Core {
   bool custody_pending_ = true;
   bool wanted_ = false;
 
-  std::mutex retired_mutex_;
+  typename A::Mutex retired_mutex_;
   std::vector<Retired> retired_;  ///< by this process; their words are the truth
 
-  std::mutex victims_mutex_;
+  typename A::Mutex victims_mutex_;
   std::vector<Victim> victims_;               ///< oldest last
   std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the watermarks were looked at
   std::atomic<bool> evicting_{false};  ///< above the high watermark, not yet below the low one

@@ -448,12 +448,20 @@ void Core<A>::give(uint64_t count, Life to) {
   c_.access.unlock_host(c_.host);
 }
 
+/// Before an extent comes from another host. False: a process of this one still holds a word of
+/// it; the next survey tries again.
+template <class A>
+bool Core<A>::forget(uint64_t extent) {
+  return allocator_.forget(extent) || (scavenge_dead() > 0 && allocator_.forget(extent));
+}
+
 /// Protocol 5.13 (3). Also after this host died in the middle and came back.
 template <class A>
 void Core<A>::claim(const std::vector<uint64_t>& extents) {
   std::vector<std::pair<uint64_t, Holding>> claimed;
   for (const uint64_t e : extents) {
     if (claimed.size() == transfer_extents()) break;  // the rest at the next survey
+    if (!forget(e)) continue;
     Holding now = holding_of(e);
     const uint32_t grantor = now.word.state == BH_OWN_GIVEN ? now.writer : now.word.slot;
     write_own(e, {BH_OWN_CLAIM, now.word.epoch, grantor, c_.incarnation, BH_CUSTODY_FULL});
@@ -479,7 +487,6 @@ void Core<A>::claim(const std::vector<uint64_t>& extents) {
     if (!at->second) {
       c_.access.acquire(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
       c_.access.acquire(c_.layout.extent_offset(e), c_.layout.geometry().extent_bytes);
-      allocator_.forget(e);
     }
     write_own(e, word);
   }
@@ -496,6 +503,10 @@ void Core<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
   job.inherited = std::move(inherited);
   job.extents.resize(c_.layout.geometry().extent_count);
   for (const auto& [e, was] : job.inherited) {
+    if (!forget(e)) {
+      custody_pending_ = true;
+      return;
+    }
     job.extents[e] = true;
     allocator_.close(e);
     if (was.life.incarnation != 0) job.sources.push_back(was.life.host);

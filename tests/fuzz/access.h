@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -121,6 +122,8 @@ class World {
 /// One process with the pool open. Its end, in order or not, is the end of the object.
 class FuzzAccess {
  public:
+  using Mutex = std::mutex;
+
   struct Machine {
     uint64_t id = 1;
     uint64_t boot = 1;
