@@ -424,7 +424,7 @@ class Core {
   std::vector<uint64_t> named_blocks();
   void want_extents(uint64_t count);
   Error end_by_conflict();
-  void succeed_the_dead(uint64_t now_ns, bool locked = false);
+  void succeed_the_dead(bool locked = false);
   OwnWord own_of(uint32_t host, uint64_t extent) const;
   void refresh_own_words() const;
   void write_own(uint64_t extent, const OwnWord& word);

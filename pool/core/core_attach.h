@@ -235,6 +235,7 @@ template <class A>
 void Core<A>::look_around() {
   const uint64_t now_ns = c_.access.now_ns();
   hosts_.observe(now_ns);
+  hosts_.sample(now_ns);
   settle_extents(now_ns, /*locked=*/true);
 }
 
@@ -283,9 +284,8 @@ Result<void> Core<A>::take_over_extents(Life old) {
                                      std::to_string(c_.host) +
                                      " held before and has not done so yet; try again"};
     c_.access.sleep_ns(uint64_t{c_.times.beat_ms} * 1'000'000);
-    const uint64_t now_ns = c_.access.now_ns();
-    hosts_.observe(now_ns);
-    succeed_the_dead(now_ns, /*locked=*/true);
+    hosts_.observe(c_.access.now_ns());
+    succeed_the_dead(/*locked=*/true);
   }
 }
 

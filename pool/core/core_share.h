@@ -74,7 +74,7 @@ Result<void> Core<A>::work() {
   if (wanted_) c_.access.store(wanted_at, 0);
   take_touches(now_ns);
   read_mail();
-  succeed_the_dead(now_ns);
+  succeed_the_dead();
   if (settle_extents(now_ns, /*locked=*/false)) hosts_.note_duties_done(c_.access.now_ns());
   return ended() ? fenced_error() : Result<void>{};
 }
@@ -139,19 +139,19 @@ void Core<A>::want_extents(uint64_t count) {
 /// Proposes this host as the successor of hosts that are suspected, the host with the lowest slot
 /// first; and, if it needs room, of slots that nobody ever used. `locked`: under the host lock.
 template <class A>
-void Core<A>::succeed_the_dead(uint64_t now_ns, bool locked) {
+void Core<A>::succeed_the_dead(bool locked) {
   uint64_t before = 0;  // live hosts that should propose first
   for (uint32_t h = 0; h < c_.host; ++h) {
     const auto slot = hosts_.read_slot(h);
     before += slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}) &&
-              !hosts_.suspect(h, now_ns);
+              !hosts_.suspect(h);
   }
   const uint64_t wait_ms = before * 2 * uint64_t{c_.times.beat_ms};
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     if (h == c_.host) continue;
     const auto slot = hosts_.read_slot(h);
     const bool unused = slot && slot->incarnation == 0 && wanted_ && !c_.ended({h, 0});
-    const auto suspect = unused ? Life{h, 0} : hosts_.suspect(h, now_ns, wait_ms);
+    const auto suspect = unused ? Life{h, 0} : hosts_.suspect(h, wait_ms);
     if (!suspect) continue;
     if (ended()) return;  // who is over decides nothing
     // Two who propose in step would overtake each other for ever.
@@ -262,7 +262,7 @@ bool Core<A>::has_rival(uint64_t extent, uint64_t epoch) const {
 }
 
 /// What a host does about extents: claims what was given to it, takes back what nobody claimed,
-/// adopts what it inherited, opens what it has in custody, and says whose indexes are to be probed.
+/// adopts what it inherited, and opens what it has in custody.
 /// What grows with the pool is a job, done in slices. False if there was something to do and
 /// another process is at it, or should be.
 template <class A>
@@ -353,11 +353,9 @@ void Core<A>::survey(uint64_t now_ns) {
   std::vector<uint64_t> claims;
   std::vector<std::pair<uint64_t, Holding>> inherited;
   std::map<std::pair<uint32_t, uint32_t>, bool> mine;  // lives that this host succeeds
-  uint64_t probed = own_bit();
   refresh_own_words();
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     const Holding now = holding_of(e);
-    if (now.life.incarnation != 0) probed |= uint64_t{1} << now.life.host;
     if (now.life == self) {
       const bool to_ended =
           now.word.state == BH_OWN_GIVEN && c_.ended({now.word.slot, now.word.incarnation});
@@ -388,11 +386,6 @@ void Core<A>::survey(uint64_t now_ns) {
       write_own(e, own);
     }
   }
-  for (uint32_t h = 0; h < hosts_.count(); ++h) {
-    const auto slot = hosts_.read_slot(h);
-    if (slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}))
-      probed |= uint64_t{1} << h;
-  }
   // Others that look for room see how much there is here (room_of()).
   c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
                   sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
@@ -403,7 +396,6 @@ void Core<A>::survey(uint64_t now_ns) {
   if (ended()) return;
   if (!has_job()) open_custody(now_ns);
   custody_pending_ |= has_job() || claims.size() > transfer_extents();
-  c_.access.store(c_.private_word(offsetof(bh_host_private, probed_hosts)), probed);
 }
 
 // ---- grants ----

@@ -71,8 +71,9 @@ class Hosts {
   void publish_beat(uint64_t now_ns, bool live);
   /// Looks at the decisions of all hosts: updates view and acks.
   void observe(uint64_t now_ns);
-  /// Notes whose beat moved, for suspect(). Every process does so each beat, by the thread that
-  /// beats: a process that samples seldom suspects no host.
+  /// Notes whose beat moved, for suspect(), and says whose indexes look-ups read: those of all lives
+  /// that began and are not over. Every process does so each beat, by the thread that beats: a
+  /// process that samples seldom suspects no host.
   void sample(uint64_t now_ns);
   /// The beat of a host moves while it is watched.
   bool beats(uint32_t host, uint64_t watch_ns) const;
@@ -83,8 +84,9 @@ class Hosts {
   /// This life is over: by a decision, or (`conflict`) since another machine runs as this host.
   void end_own_life(bool conflict);
   /// The life of a host that may be declared over: it left, or its beat stood still for dead_ms and
-  /// wait_ms, with samples in between. Also a life that a decision names and that never began.
-  std::optional<Life> suspect(uint32_t host, uint64_t now_ns, uint64_t wait_ms = 0) const;
+  /// wait_ms between two samples, with others in between. Also a life that a decision names and
+  /// that never began.
+  std::optional<Life> suspect(uint32_t host, uint64_t wait_ms = 0) const;
 
   // ---- agreement ----
   /// Proposes `value` as the successor of a life. One process of a host at a time (host lock).
@@ -115,8 +117,8 @@ class Hosts {
     uint64_t beat = 0;
     uint32_t incarnation = 0;  ///< that the slot shows
     uint64_t ended = 0;  ///< that the view says: a life may follow that the slot does not show
-    uint64_t changed_at_ns = 0;
-    uint64_t sampled_at_ns = 0;
+    uint64_t changed_at_ns = 0;  ///< when it had been seen to have done so
+    uint64_t sampled_at_ns = 0;  ///< before the last look
     uint32_t samples = 0;
   };
 
@@ -287,6 +289,9 @@ void Hosts<A>::observe(uint64_t now_ns) {
 
 template <class A>
 void Hosts<A>::sample(uint64_t now_ns) {
+  const uint64_t probed_at = c_.private_word(offsetof(bh_host_private, probed_hosts));
+  uint64_t probed_before = c_.access.load(probed_at);
+  uint64_t probed = 0;
   for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, beat_at(h), sizeof(bh_host_beat));
   c_.access.coherence_fence();
   struct Now {
@@ -298,7 +303,9 @@ void Hosts<A>::sample(uint64_t now_ns) {
     now[d] = {c_.access.load(beat_at(d) + offsetof(bh_host_beat, beat)), c_.view(d).ended, {}};
     if (const auto slot = read_slot(d)) now[d].incarnation = slot->incarnation;
   }
-  const std::lock_guard guard(seen_mutex_);
+  // What was seen is not older than now_ns and not younger than this, however long it took.
+  const uint64_t seen_ns = c_.access.now_ns();
+  std::unique_lock guard(seen_mutex_);
   for (uint32_t d = 0; d < count(); ++d) {
     Seen& seen = seen_[d];
     const auto& [beat, ended, incarnation] = now[d];
@@ -307,10 +314,14 @@ void Hosts<A>::sample(uint64_t now_ns) {
     const bool same = beat == seen.beat && ended == seen.ended &&
                       incarnation.value_or(seen.incarnation) == seen.incarnation;
     if (!same || paused)
-      seen = {beat, incarnation.value_or(seen.incarnation), ended, now_ns, now_ns, 0};
+      seen = {beat, incarnation.value_or(seen.incarnation), ended, seen_ns, now_ns, 0};
     seen.sampled_at_ns = now_ns;
     ++seen.samples;
+    if (seen.incarnation != 0 && seen.incarnation >= seen.ended) probed |= uint64_t{1} << d;
   }
+  guard.unlock();
+  // If it fails, another process of this host has looked since this one did.
+  if (probed != probed_before) c_.access.cas(probed_at, probed_before, probed);
 }
 
 template <class A>
@@ -393,7 +404,7 @@ void Hosts<A>::raise_ack(uint32_t of, uint32_t shift, uint64_t value) {
 }
 
 template <class A>
-std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t now_ns, uint64_t wait_ms) const {
+std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t wait_ms) const {
   const Seen seen = [&] {
     const std::lock_guard guard(seen_mutex_);
     return seen_[host];
@@ -408,11 +419,13 @@ std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t now_ns, uint64_t w
     if (!next || next->host != host || next->incarnation <= life.incarnation) return std::nullopt;
     life = *next;
   }
-  // The samples are of another thread: they may be about a life before this one.
+  // The samples are of another thread: they may be about a life before this one, and what is later
+  // than the last of them nobody has seen.
   const bool of_this_life =
       seen.incarnation == slot->incarnation && seen.ended == c_.view(host).ended;
   const bool still = of_this_life && seen.samples >= 3 &&
-                     now_ns >= seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000;
+                     seen.sampled_at_ns >=
+                         seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000;
   if (still || (began && slot->state == BH_HOST_LEFT)) return life;
   return std::nullopt;
 }
