@@ -18,6 +18,18 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
   if (world_.plant(Lie::ALL_SETTLED) && place.is_part(BH_PART_BEAT) && foreign &&
       at % BH_LINE_BYTES == offsetof(bh_host_beat, settled))
     return value | core::kStampSequenceMax;
+  const bool own_beat =
+      place.is_part(BH_PART_BEAT) && !foreign && at % BH_LINE_BYTES == offsetof(bh_host_beat, beat);
+  if (own_beat &&
+      (world_.plant(Lie::BEAT_NOT_WATCHED) && world_.current().operation == Operation::ATTACH)) {
+    world_.note_plant();
+    return 0;
+  }
+  if (own_beat && world_.plant(Lie::BEAT_NOT_COMPARED) &&
+      world_.current().operation == Operation::BEAT) {
+    world_.note_plant();
+    return 0;
+  }
   if (world_.plant(Lie::GONE_IS_THERE) && place.is_part(BH_PART_BLOCKS)) return seems_there(value);
   if (place.is_part(BH_PART_DECIDE) && foreign) {
     auto word = core::DecideWord::unpack(value);

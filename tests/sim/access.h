@@ -32,6 +32,19 @@ class SimAccess {
   SimAccess(const SimAccess&) = delete;
   SimAccess& operator=(const SimAccess&) = delete;
 
+  /// Between the threads of a simulated process. One that dies with it dies with the process.
+  class Mutex {
+   public:
+    void lock() {
+      while (taken_) running_world()->sleep(1'000);
+      taken_ = true;
+    }
+    void unlock() { taken_ = false; }
+
+   private:
+    bool taken_ = false;
+  };
+
   // ---- words ----
   uint64_t load(uint64_t at) const {
     check_word(at);
@@ -53,6 +66,7 @@ class SimAccess {
     if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS))
       model_.end_hold(process_, world_.map().block_offset(at));
     rules_.check_store(at, value);
+    rules_.check_change(at, value);
     world_.store(at, value);
     world_.record(Op::STORE, at, value);
   }
@@ -61,6 +75,15 @@ class SimAccess {
     begin_locked(at);
     const uint64_t value = world_.load(at);
     const bool same = value == expected || lie_about_exchange(at, value, expected);
+    if (same) {
+      if (const Plant* plant = world_.plant(Lie::EXCHANGE_IN_TWO);
+          plant && plant->concerns(world_.map().at(at))) {
+        world_.note_plant();
+        rules_.note_exchange(at);
+        world_.step();
+      }
+      rules_.check_change(at, desired);
+    }
     // One that fails is a store all the same.
     world_.store_past_buffer(at, same ? desired : value);
     world_.record(same ? Op::CAS : Op::CAS_FAILED, at, same ? desired : value);
@@ -200,26 +223,31 @@ class SimAccess {
   }
 
   // ---- identity and liveness ----
-  uint64_t machine_id() const { return 1 + process_.machine->host; }
-  uint64_t hardware_id() const { return machine_id(); }
-  uint64_t boot_id() const { return 1000 * machine_id() + process_.machine->boot; }
+  uint64_t machine_id() const { return process_.machine->machine_id; }
+  uint64_t hardware_id() const { return process_.machine->hardware_id; }
+  uint64_t boot_id() const {
+    const Machine& machine = *process_.machine;
+    return 1000 * machine.machine_id + machine.boots_before + machine.boot;
+  }
   uint64_t pid() const { return 1 + process_.index; }
   uint64_t pid_namespace() const { return 1; }
   core::LockResult lock_process(uint32_t host, uint32_t process) {
     world_.step();
-    Process*& holder = process_.machine->process_locks[host][process];
+    BOWHEAD_ASSERT(host == process_.machine->host);
+    Process*& holder = process_.machine->process_locks[process];
     if (holder != nullptr && holder != &process_) return core::LockResult::HELD;
     holder = &process_;
     return core::LockResult::TAKEN;
   }
-  void unlock_process(uint32_t host, uint32_t process) {
+  void unlock_process(uint32_t /*host*/, uint32_t process) {
     world_.drain_stores(world_.current());
     world_.step();
-    process_.machine->process_locks[host][process] = nullptr;
+    process_.machine->process_locks[process] = nullptr;
   }
   bool process_alive(uint32_t host, uint32_t process) const {
     world_.step();
-    const Process* holder = process_.machine->process_locks[host][process];
+    const Process* holder =
+        host == process_.machine->host ? process_.machine->process_locks[process] : nullptr;
     if (holder != nullptr && holder->stopped_until_ns > world_.now_ns() &&
         world_.plant(Lie::STOPPED_IS_DEAD) != nullptr) {
       world_.note_plant();
@@ -227,11 +255,11 @@ class SimAccess {
     }
     return holder != nullptr && holder != &process_;
   }
-  core::LockResult lock_host(uint32_t host, uint64_t wait_ms) {
+  core::LockResult lock_host(uint32_t /*host*/, uint64_t wait_ms) {
     const uint64_t deadline_ns = now_ns() + wait_ms * 1'000'000;
     for (uint32_t round = 0;; ++round) {
       world_.step();
-      Process*& holder = process_.machine->host_locks[host];
+      Process*& holder = process_.machine->host_lock;
       if (holder == nullptr || holder == &process_) {
         holder = &process_;
         return core::LockResult::TAKEN;
@@ -240,10 +268,10 @@ class SimAccess {
       relax(round);
     }
   }
-  void unlock_host(uint32_t host) {
+  void unlock_host(uint32_t /*host*/) {
     world_.drain_stores(world_.current());
     world_.step();
-    process_.machine->host_locks[host] = nullptr;
+    process_.machine->host_lock = nullptr;
   }
 
   World& world() { return world_; }

@@ -11,8 +11,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <type_traits>
 #include <vector>
 
+#include "base/assert.h"
 #include "pool/core/words.h"
 #include "tests/sim/dice.h"
 
@@ -63,7 +67,12 @@ class Cache {
     memory_ = &memory;
     random_ = &random;
     drain_ns_ = drain_ns;
-    if (lines_.size() < lines) lines_.resize(lines);
+    // Zero pages: of a large pool a machine touches little.
+    if (line_count_ < lines) {
+      entries_.reset(static_cast<Entry*>(std::calloc(lines, sizeof(Entry))));
+      BOWHEAD_ASSERT(entries_ != nullptr);
+      line_count_ = lines;
+    }
     on_the_way_.clear();
     lose();
   }
@@ -79,20 +88,20 @@ class Cache {
   }
   /// As load(), but brings nothing in.
   uint64_t peek(uint64_t offset) const {
-    const Entry& entry = lines_[offset / BH_LINE_BYTES];
+    const Entry& entry = entries_[offset / BH_LINE_BYTES];
     const Line& words = entry.life == life_ ? entry.words : last_written(offset / BH_LINE_BYTES);
     return words[offset / 8 % 8];
   }
   State state(uint64_t line) const {
-    const Entry& entry = lines_[line];
+    const Entry& entry = entries_[line];
     if (entry.life != life_) return State::ABSENT;
     return entry.dirty ? State::DIRTY : State::CLEAN;
   }
 
   void fill(uint64_t line) { (void)here(line); }
-  void drop(uint64_t line) { lines_[line].life = 0; }
+  void drop(uint64_t line) { entries_[line].life = 0; }
   void write_back(uint64_t line, uint64_t now_ns) {
-    Entry& entry = lines_[line];
+    Entry& entry = entries_[line];
     entry.dirty = false;
     if (drain_ns_ == 0) return memory_->write(line, entry.words);
     uint64_t due_ns = now_ns + random_->below(drain_ns_);
@@ -128,9 +137,13 @@ class Cache {
 
  private:
   struct Entry {
-    Line words{};
-    uint64_t life = 0;  ///< of the cache when the line came in
-    bool dirty = false;
+    Line words;
+    uint64_t life;  ///< of the cache when the line came in; 0: never
+    bool dirty;
+  };
+  static_assert(std::is_trivial_v<Entry>);
+  struct Free {
+    void operator()(Entry* entries) const { std::free(entries); }
   };
   struct Posted {
     uint64_t line, due_ns;
@@ -144,7 +157,7 @@ class Cache {
     return memory_->read(line);
   }
   Entry& here(uint64_t line) {
-    Entry& entry = lines_[line];
+    Entry& entry = entries_[line];
     if (entry.life != life_) {
       entry.words = last_written(line);
       entry.life = life_;
@@ -157,7 +170,8 @@ class Cache {
   Dice* random_ = nullptr;
   uint64_t drain_ns_ = 0;
   uint64_t life_ = 0;  ///< grows over all runs: nothing has to be cleared
-  std::vector<Entry> lines_;
+  std::unique_ptr<Entry[], Free> entries_;
+  uint64_t line_count_ = 0;
   std::vector<Posted> on_the_way_;
 };
 

@@ -135,6 +135,7 @@ bool Model::holds(const Holder& holder) {
 }
 
 void Model::hold(World& world, Process& process, uint64_t offset, uint64_t bytes) {
+  if (world.cloned()) return;
   std::erase_if(holders_, [](const Holder& holder) { return !holds(holder); });
   std::erase_if(leases_, [&](const LeaseHolder& lease) {
     return !holds(lease.holder) || lease.until_ns <= world.now_ns();

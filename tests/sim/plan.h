@@ -3,6 +3,7 @@
 // seed as the run goes on, but not from the plan: so a plan can be made smaller and run again.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -34,7 +35,8 @@ enum class Since : uint8_t {
   KEY,       ///< of a block
   RETIRED,   ///< of a header
   LEASE,     ///< not a store: it asks for one
-  REPLACES   ///< the same: it begins to replace a content
+  REPLACES,  ///< the same: it begins to replace a content
+  VIEW       ///< that some life is over
 };
 
 struct Fault {
@@ -58,10 +60,21 @@ enum class Work : uint8_t {
   CUSTODY    ///< the first host reads much and stores little, the others put and remove
 };
 
+/// One more machine, told to run as the same host as the last one.
+enum class Twin : uint8_t {
+  NONE,
+  SAME_ID,  ///< from the same disk image: its machine id is the same, nothing else is
+  CLONE     ///< a copy of the machine as it ran: all ids are the same
+};
+
 struct Plan {
   uint64_t seed = 0;
   Shape shape;
+  std::vector<uint32_t> slots;  ///< host slots that have a machine; empty: all
+  Twin twin = Twin::NONE;
   uint32_t processes_per_host = 1;
+  uint32_t workers = 1;       ///< threads of each process that put and get
+  bool slow_duties = false;   ///< what a host does besides beating may take longer than dead_ms
   bool flushes = true;        ///< false: one coherence domain, nothing is ever written back
   bool keeps_lines = false;   ///< a flush keeps the line in the cache, clean, as CLWB does
   bool weak = false;          ///< memory.h
@@ -82,7 +95,17 @@ struct Plan {
   uint32_t larger_from = UINT32_MAX;  ///< from this key on, all do
   std::vector<Fault> faults;
 
-  uint32_t processes() const { return shape.hosts * processes_per_host; }
+  /// Without the twin.
+  uint32_t hosts_used() const {
+    return slots.empty() ? shape.hosts : static_cast<uint32_t>(slots.size());
+  }
+  uint32_t machines() const { return hosts_used() + (twin == Twin::NONE ? 0 : 1); }
+  /// The twin comes last, and has the slot of the machine before it.
+  uint32_t slot_of(uint32_t machine) const {
+    const uint32_t n = std::min(machine, hosts_used() - 1);
+    return slots.empty() ? n : slots[n];
+  }
+  uint32_t processes() const { return machines() * processes_per_host; }
   std::string describe() const;
 };
 
@@ -111,7 +134,11 @@ enum class Focus : uint8_t {
   KEEP,       ///< a host goes, and what it had must be there all the same
   GRANTS,     ///< extents change hands, and the hands are hit
   CONTENTS,   ///< contents are replaced, some by hosts that crash meanwhile or are over
-  CUSTODY     ///< a host goes for good, and its blocks are moved by one that read others there
+  CUSTODY,    ///< a host goes for good, and its blocks are moved by one that read others there
+  TWINS,      ///< two machines run as one host, or try to
+  LATE,       ///< duties and joins that take longer than it takes to be declared dead
+  RETURNS,    ///< a host goes and comes back, again and again; one thread is late each time
+  MANY        ///< all host slots there can be, few of them or all in use
 };
 
 /// By name, in lower case; none: there is no such focus.

@@ -246,6 +246,15 @@ constexpr Plant kPlants[] = {
      .part = BH_PART_INDEX,
      .only_in = Operation::PUT,
      .focus = Focus::KEEP},
+    // Beats, and who beats.
+    {.name = "beat-after-duties", .lie = Lie::BEAT_AFTER_DUTIES, .focus = Focus::LATE},
+    {.name = "beat-not-watched", .lie = Lie::BEAT_NOT_WATCHED, .focus = Focus::TWINS},
+    {.name = "beat-not-compared", .lie = Lie::BEAT_NOT_COMPARED, .focus = Focus::TWINS},
+    {.name = "view-set-in-two-steps",
+     .lie = Lie::EXCHANGE_IN_TWO,
+     .kind = Kind::REGION,
+     .part = BH_PART_VIEW,
+     .focus = Focus::RETURNS},
     // A removal that another host is asked for.
     {.name = "removal-not-awaited",
      .lie = Lie::ALL_ANSWERED,

@@ -59,7 +59,11 @@ enum class Lie : uint8_t {
   ALL_SETTLED,          ///< what other hosts stored is taken for settled
   GONE_IS_THERE,        ///< entries and blocks that went after they were seen seem to be there
   ALL_ANSWERED,         ///< what others are asked for they seem to have done
-  INVALIDATE_KEEPS      ///< acquiring uses the instruction that publishing uses
+  INVALIDATE_KEEPS,     ///< acquiring uses the instruction that publishing uses
+  EXCHANGE_IN_TWO,      ///< a compare-and-swap of these lines is a load and a store
+  BEAT_AFTER_DUTIES,    ///< a process does not beat while it does its other duties
+  BEAT_NOT_WATCHED,     ///< who joins sees a beat that stands still
+  BEAT_NOT_COMPARED     ///< the beat in the memory is the one that this machine stored
 };
 
 struct Plant {

@@ -33,6 +33,7 @@ void Rules::note_lock() {
 /// there). And what stands for a value takes the place of what stands there: once the last entry of
 /// a lineage is gone, be it removed, evicted or replaced by a put, none comes back.
 void Rules::check_entry(uint64_t at, const core::Line& line) {
+  if (world_->cloned()) return;
   const Machine& machine = world_->machine();
   const uint32_t incarnation = world_->current().process->incarnation();
   Segment& segment = segments_[machine.host];
@@ -60,6 +61,7 @@ void Rules::check_entry(uint64_t at, const core::Line& line) {
 }
 
 void Rules::note_slot(const core::Line& line) {
+  world_->note_slot_written();
   const Machine& machine = world_->machine();
   boots_[{machine.host, core::from_line<bh_host_slot>(line).incarnation}] = machine.boot;
 }
@@ -74,7 +76,7 @@ void Rules::note_count(uint64_t at) {
     return in_process == offsetof(bh_process, counters) + counter * 8;
   };
   if (is(BH_COUNTER_PUTS_PRESENT)) world_->current().found_present = true;
-  if (is(BH_COUNTER_DAMAGED) && !zombies_)
+  if (is(BH_COUNTER_DAMAGED) && !zombies_ && !world_->cloned())
     world_->fail("damaged", fmt::format("host {} drops a block as damaged, and no zombie can have "
                                         "written to it",
                                         world_->machine().host));
@@ -91,14 +93,13 @@ void Rules::note_mail(uint64_t at, const core::Line& line) {
 /// About each life of a host only one thing is ever decided (I6).
 void Rules::check_decision(uint64_t at, uint64_t value) {
   const auto word = DecideWord::unpack(value);
-  const core::Layout& layout = world_->map().layout();
   const uint32_t self = world_->machine().host;
-  const auto of = static_cast<uint32_t>((at - layout.part(self, BH_PART_DECIDE)) / 8);
+  const auto of =
+      static_cast<uint32_t>((at - world_->map().layout().part(self, BH_PART_DECIDE)) / 8);
   if (word.bal != 0 && !word.done && of != self) world_->note_store(Since::ACCEPTED);
   if (!word.done) return;
   zombies_ |= may_still_write({of, word.inst});
-  for (uint32_t host = 0; host < hosts(); ++host) {
-    const auto other = DecideWord::unpack(peek(host, layout.word(host, BH_PART_DECIDE, of)));
+  for (const auto& [host, other] : decisions_of(of)) {
     if (other.done && other.inst == word.inst && other.val != word.val)
       world_->fail("decision",
                    fmt::format("host {} decides {:#x} about life {} of host {}, host {} "
@@ -107,10 +108,19 @@ void Rules::check_decision(uint64_t at, uint64_t value) {
   }
 }
 
+/// About the lives of a host, as the machines see their own words.
+std::vector<std::pair<uint32_t, DecideWord>> Rules::decisions_of(uint32_t of) const {
+  std::vector<std::pair<uint32_t, DecideWord>> words;
+  for (uint32_t i = 0; i < world_->plan().machines(); ++i) {
+    const Machine& machine = world_->machine_at(i);
+    const uint64_t at = world_->map().layout().word(machine.host, BH_PART_DECIDE, of);
+    words.emplace_back(machine.host, DecideWord::unpack(machine.cache.peek(at)));
+  }
+  return words;
+}
+
 bool Rules::is_decided(Life life) const {
-  const core::Layout& layout = world_->map().layout();
-  for (uint32_t host = 0; host < hosts(); ++host) {
-    const auto word = DecideWord::unpack(peek(host, layout.word(host, BH_PART_DECIDE, life.host)));
+  for (const auto& [host, word] : decisions_of(life.host)) {
     if (word.inst > life.incarnation || (word.done && word.inst == life.incarnation)) return true;
   }
   return false;
@@ -121,12 +131,35 @@ void Rules::check_view(uint64_t at, uint64_t value) {
   const uint32_t self = world_->machine().host;
   const auto of = static_cast<uint32_t>((at - world_->map().layout().part(self, BH_PART_VIEW)) / 8);
   const ViewWord view = ViewWord::unpack(value);
-  if (view.ended == 0 || of >= hosts() || of == self) return;
+  if (view.ended == 0 || of >= hosts()) return;  // a new boot forgets
+  const uint64_t before = ViewWord::unpack(world_->machine().cache.peek(at)).ended;
+  if (view.ended < before)
+    world_->fail("view", fmt::format("host {} takes {} lives of host {} for over, and {} before",
+                                     self, view.ended, of, before));
+  if (of == self) return;
   const auto last = static_cast<uint32_t>(view.ended - 1);
   if (!is_decided({of, last}))
     world_->fail("decision", fmt::format("host {} takes life {} of host {} for over, and that is "
                                          "not decided",
                                          self, last, of));
+}
+
+/// A word of the allocator that names a process is changed by that process while it lives (A3).
+void Rules::check_holder(uint64_t at, Place place) {
+  const bool blocks = place.index == BH_PART_BLOCKS;
+  const uint64_t begin = world_->map().layout().part(place.host, place.index);
+  if (!blocks && (at - begin) % sizeof(bh_extent_state) != 0) return;
+  const auto word = core::StateWord::unpack(world_->machine().cache.peek(at));
+  const bool held = blocks ? word.state == BH_BLOCK_RESERVED || word.state == BH_BLOCK_RETIRING ||
+                                 word.state == BH_BLOCK_CLEANING
+                           : word.state == BH_EXTENT_CUTTING || word.state == BH_EXTENT_JOINING;
+  const auto& locks = world_->machine().process_locks;
+  if (!held || word.process >= locks.size()) return;
+  const Process* holder = locks[word.process];
+  if (holder != nullptr && holder != world_->current().process)
+    world_->fail("holder", fmt::format("process {} changes {}, which process {} holds",
+                                       world_->current().process->index, world_->map().describe(at),
+                                       holder->index));
 }
 
 void Rules::check_own(uint64_t at, uint64_t value) {
@@ -208,7 +241,8 @@ bool Rules::says_stopped(Life life) const {
 /// lines that they left, may still reach the memory.
 bool Rules::may_still_write(Life life) const {
   const auto boot = boots_.find({life.host, life.incarnation});
-  return boot != boots_.end() && boot->second == world_->machine_of(life.host).boot &&
+  const Machine* machine = world_->machine_of(life.host);
+  return boot != boots_.end() && machine != nullptr && boot->second == machine->boot &&
          !says_stopped(life);
 }
 
@@ -240,7 +274,7 @@ std::vector<uint64_t> Rules::known_over(uint32_t host) const {
 /// A block is leased only where the reader knows of no reason why its owner should be over.
 void Rules::check_lease(uint64_t offset, const std::vector<uint64_t>& known_over) {
   const Machine& machine = world_->machine();
-  if (hosts() == 1 || !machine.innocent) return;
+  if (hosts() == 1 || !machine.innocent || world_->cloned()) return;
   const core::Layout& layout = world_->map().layout();
   const uint64_t extent = layout.extent_of_slot(layout.slot_of(offset));
   for (uint32_t host = 0; host < hosts(); ++host) {

@@ -27,15 +27,26 @@ class Rules {
 
   /// Before the current thread's process stores `value`.
   void check_store(uint64_t at, uint64_t value) {
+    if (world_->cloned()) return;
     const Place place = world_->map().at(at);
     if (place.kind == Kind::KEY) return world_->note_store(Since::KEY);
     if (place.kind == Kind::HEADER && at % BH_LINE_BYTES == 0) return check_stamp(at, value);
     if (place.kind != Kind::REGION || world_->plan().shape.hosts == 1) return;
     if (place.index == BH_PART_DECIDE) return check_decision(at, value);
-    if (place.index == BH_PART_VIEW) return check_view(at, value);
     if (place.index == BH_PART_OWN) return check_own(at, value);
   }
 
+  /// The same, or exchanges it for `value`: words that several processes of a host write.
+  void check_change(uint64_t at, uint64_t value) {
+    const Place place = world_->map().at(at);
+    if (place.kind != Kind::REGION || world_->cloned()) return;
+    if (place.index == BH_PART_VIEW) return check_view(at, value);
+    if (place.index == BH_PART_BLOCKS || place.index == BH_PART_EXTENTS) check_holder(at, place);
+  }
+  /// Words of which a process is about to exchange one, where faults may count from.
+  void note_exchange(uint64_t at) {
+    if (world_->map().at(at).is_part(BH_PART_VIEW)) world_->note_store(Since::VIEW);
+  }
   /// The current thread's process has taken a lock of its host.
   void note_lock();
   /// Before it stores a line of its host's index segment.
@@ -58,17 +69,17 @@ class Rules {
   void check_lease(uint64_t offset, const std::vector<uint64_t>& known_over);
 
  private:
-  uint64_t peek(uint32_t host, uint64_t at) const {
-    return world_->machine_of(host).cache.peek(at);
-  }
+  uint64_t peek(uint32_t host, uint64_t at) const { return world_->peek(host, at); }
   uint32_t hosts() const { return world_->plan().shape.hosts; }
   void check_stamp(uint64_t at, uint64_t value);
   void check_decision(uint64_t at, uint64_t value);
   void check_view(uint64_t at, uint64_t value);
+  void check_holder(uint64_t at, Place place);
   void check_own(uint64_t at, uint64_t value);
   void check_given(uint64_t extent);
   void check_custody(uint64_t extent, bool full);
   void check_acks(uint64_t extent, core::Life life);
+  std::vector<std::pair<uint32_t, core::DecideWord>> decisions_of(uint32_t of) const;
   bool is_decided(core::Life life) const;
   bool was_live(core::Life life) const;
   bool says_stopped(core::Life life) const;

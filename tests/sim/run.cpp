@@ -74,7 +74,14 @@ void Simulator::write_new_pool(const Plan& plan) {
 
 void Simulator::direct() {
   do_phase(Phase::WORK);
+  const bool slow = world_.plan().slow_duties || world_.plan().shape.hosts > 8;
   world_.cancel_faults();
+  // Duties that were slow are done, and each host has looked again who is there.
+  if (slow) world_.sleep(4 * kTimes.dead_ms * kMs);
+  if (world_.cloned()) {
+    check_conflict_found();
+    world_.end_thread();
+  }
   rest();
   if (!world_.plan().eviction && !rules_.zombies()) {
     stage_->must_find = true;
@@ -102,6 +109,21 @@ void Simulator::direct() {
   world_.end_thread();
 }
 
+/// Of two machines that ran as one host, one at the most goes on.
+void Simulator::check_conflict_found() {
+  world_.sleep_until(std::max(world_.now_ns(), world_.all_go_on_ns()) + kSweepNs);
+  const User* runs = nullptr;
+  for (const auto& user : users_) {
+    if (!user->alive || !user->joined || user->machine->host != users_.back()->machine->host)
+      continue;
+    if (runs != nullptr && runs->machine != user->machine)
+      world_.fail("identity", fmt::format("processes {} and {} still run as host {}, on two "
+                                          "machines",
+                                          runs->index, user->index, user->machine->host));
+    runs = user.get();
+  }
+}
+
 void Simulator::do_phase(Phase phase) {
   stage_->phase = phase;
   stage_->phase_number += 1;
@@ -118,13 +140,17 @@ bool Simulator::all_ready() const {
                      [](const auto& user) { return user->ready() || user->gone(); });
 }
 
-/// Until all that stood still go on, every extent has one owner that may write to it, and nothing
-/// of this has changed for a while.
+/// Until all that stood still go on, every extent has one owner that may write to it, nothing of
+/// this has changed for a while, and each process has looked since whose indexes there are.
 void Simulator::rest() {
   const uint64_t deadline_ns = std::max(world_.now_ns(), world_.all_go_on_ns()) + kRestNs;
   uint64_t lives = 0;
   uint64_t since_ns = 0;
-  while (since_ns == 0 || world_.now_ns() < since_ns + kSweepNs) {
+  const auto has_looked = [&](const auto& user) {
+    return world_.plan().shape.hosts == 1 || user->gone() || user->looked_at_ns >= since_ns;
+  };
+  while (since_ns == 0 || world_.now_ns() < since_ns + kSweepNs ||
+         !std::all_of(users_.begin(), users_.end(), has_looked)) {
     const bool settled = all_ready() && world_.all_go_on_ns() <= world_.now_ns() &&
                          lives == stage_->counts.lives && !anybody_ended() && extents_have_owners();
     lives = stage_->counts.lives;
@@ -142,8 +168,8 @@ bool Simulator::anybody_ended() {
   for (const auto& user : users_) {
     if (user->incarnation() == 0) continue;
     for (uint32_t host = 0; host < layout.geometry().host_count; ++host) {
-      const auto word = core::DecideWord::unpack(world_.machine_of(host).cache.peek(
-          layout.word(host, BH_PART_DECIDE, user->machine->host)));
+      const auto word = core::DecideWord::unpack(
+          world_.peek(host, layout.word(host, BH_PART_DECIDE, user->machine->host)));
       if (word.done && word.inst >= user->incarnation()) return true;
     }
   }
@@ -154,9 +180,9 @@ bool Simulator::anybody_ended() {
 bool Simulator::never_owned(uint64_t extent) {
   const core::Layout& layout = world_.map().layout();
   for (uint32_t host = 0; host < layout.geometry().host_count; ++host) {
-    const Cache& cache = world_.machine_of(host).cache;
-    const auto own = core::OwnWord::unpack(cache.peek(layout.word(host, BH_PART_OWN, extent)));
-    const uint64_t slot_line = cache.peek(layout.slot_line(host, 1));
+    const auto own =
+        core::OwnWord::unpack(world_.peek(host, layout.word(host, BH_PART_OWN, extent)));
+    const uint64_t slot_line = world_.peek(host, layout.slot_line(host, 1));
     if (own.state == BH_OWN_OWN && (own.epoch > 1 || own.incarnation != 0 || slot_line != 0))
       return false;
   }
@@ -188,16 +214,16 @@ std::string Simulator::owners() {
   for (uint64_t e = 0; e < layout.geometry().extent_count; ++e) {
     text += fmt::format("\n  extent {}:", e);
     for (uint32_t host = 0; host < layout.geometry().host_count; ++host) {
-      const Cache& cache = world_.machine_of(host).cache;
-      const auto own = core::OwnWord::unpack(cache.peek(layout.word(host, BH_PART_OWN, e)));
+      const auto peek = [&](uint64_t at) { return world_.peek(host, at); };
+      const auto own = core::OwnWord::unpack(peek(layout.word(host, BH_PART_OWN, e)));
       if (own.state == BH_OWN_NONE) continue;
       std::string blocks;
       for (uint64_t slot = layout.first_slot(e); slot < layout.first_slot(e + 1); ++slot)
-        blocks += fmt::format(" {:#x}", cache.peek(layout.word(host, BH_PART_BLOCKS, slot)));
+        blocks += fmt::format(" {:#x}", peek(layout.word(host, BH_PART_BLOCKS, slot)));
       static constexpr const char* kStates[] = {"none", "own", "given", "claim", "abandoned"};
       text += fmt::format(" host {} {} epoch {} slot {} life {} custody {}, state {:#x}, blocks{};",
                           host, kStates[own.state % 5], own.epoch, own.slot, own.incarnation,
-                          own.custody, cache.peek(layout.extent_state(host, e)), blocks);
+                          own.custody, peek(layout.extent_state(host, e)), blocks);
     }
   }
   return text;

@@ -32,6 +32,7 @@ class Simulator {
  private:
   void direct();
   void do_phase(Phase phase);
+  void check_conflict_found();
   void rest();
   bool all_ready() const;
   bool anybody_ended();

@@ -4,13 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 
 namespace bowhead::core {
 
 template <>
 Allocator<sim::SimAccess>::Magazine& Allocator<sim::SimAccess>::magazine_of(uint64_t block_bytes) {
-  static std::array<std::array<Magazine, 8>, 64> magazines;
-  auto& of_thread = magazines[c_.access.world().current().index % magazines.size()];
+  static std::deque<std::array<Magazine, 8>> magazines;
+  const uint32_t thread = c_.access.world().current().index;
+  while (magazines.size() <= thread) magazines.emplace_back();
+  auto& of_thread = magazines[thread];
   Magazine& magazine = of_thread[block_bytes / BH_PAYLOAD_ALIGN % of_thread.size()];
   if (magazine.instance != c_.instance || magazine.block_bytes != block_bytes)
     magazine = Magazine{.instance = c_.instance, .block_bytes = block_bytes};
@@ -23,6 +26,7 @@ namespace bowhead::sim {
 namespace {
 
 constexpr uint64_t kFillPatienceNs = 100 * kBeatNs;
+constexpr uint32_t kTries = 6;  ///< to join as a host that another machine runs as
 constexpr size_t kHeldMax = 3;  ///< leases, and reservations, of one worker
 
 /// Takes what is stored, whatever its codec.
@@ -71,9 +75,13 @@ std::string Counts::text() const {
 void User::begin() {
   ++stage_.counts.lives;
   phase_done_ = 0;
-  silent_ = beating_ = serving_ = false;
-  leases_.clear();
-  reservations_.clear();
+  silent_ = beating_ = serving_ = parking_ = false;
+  second_thread_ = nullptr;
+  for (Worker& worker : workers_) {
+    worker.leases.clear();
+    worker.reservations.clear();
+    worker.rests = false;
+  }
   taken_.clear();
   core_.reset();
   access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, stage_.rules, *this,
@@ -88,13 +96,17 @@ void User::attach() {
   stage_.world.begin_operation(Operation::ATTACH);
   core_ = std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host);
   const auto attached = core_->attach({}, [this] {
+    stage_.world.note_beating();
     stage_.world.start_thread(
         this, [](void* self) { static_cast<User*>(self)->beat(); }, this);
   });
   stage_.world.end_operation(static_cast<uint64_t>(attached.status()));
   if (!attached) {
     expect("attach", attached.error(), {Status::BUSY, Status::HOST_ID_IN_USE});
-    stage_.world.end_process(4 * kBeatNs);
+    // Where two machines are to run as one host, one of them gives up in the end.
+    const bool in_use = attached.status() == Status::HOST_ID_IN_USE;
+    const bool for_good = in_use && stage_.world.plan().twin != Twin::NONE && ++refused_ == kTries;
+    stage_.world.end_process(for_good ? kForever : 4 * kBeatNs);
   }
   joined = true;
 }
@@ -103,17 +115,11 @@ void User::work() {
   attach();
   stage_.world.start_thread(
       this, [](void* self) { static_cast<User*>(self)->serve(); }, this);
-  while (operations_left_ > 0) {
-    // Those of Work::CUSTODY count from the crash.
-    const Plan& plan = stage_.world.plan();
-    if (plan.work != Work::CUSTODY || !stage_.world.faults_left()) --operations_left_;
-    operate();
-    if (leaves_for_ns != 0) leave_for(leaves_for_ns);
-    const uint64_t think_ns = stage_.world.plan().think_ns;
-    if (think_ns != 0 && below(2) == 0) stage_.world.sleep(below(4 * think_ns));
-  }
-  while (!leases_.empty()) release();
-  while (!reservations_.empty()) finish_reservation();
+  if (stage_.world.plan().workers > 1)
+    second_thread_ = &stage_.world.start_thread(
+        this, [](void* self) { static_cast<User*>(self)->work_beside(); }, this);
+  operate_all();
+  while (second_thread_ != nullptr && !workers_[1].rests) stage_.world.sleep(kBeatNs);
   for (;;) {
     phase_done_ = stage_.phase_number;
     while (ready()) stage_.world.sleep(kBeatNs);
@@ -121,15 +127,47 @@ void User::work() {
   }
 }
 
+void User::work_beside() {
+  operate_all();
+  worker().rests = true;
+  stage_.world.end_thread();
+}
+
+void User::operate_all() {
+  while (worker().operations_left > 0) {
+    if (&worker() == &workers_[1] && parking_) {
+      worker().rests = true;
+      stage_.world.sleep(kBeatNs / 4);
+      continue;
+    }
+    worker().rests = false;
+    // Those of Work::CUSTODY count from the crash.
+    const Plan& plan = stage_.world.plan();
+    if (plan.work != Work::CUSTODY || !stage_.world.faults_left()) --worker().operations_left;
+    operate();
+    if (leaves_for_ns != 0 && &worker() == &workers_[0]) leave_for(leaves_for_ns);
+    const uint64_t think_ns = stage_.world.plan().think_ns;
+    if (think_ns != 0 && below(2) == 0) stage_.world.sleep(below(4 * think_ns));
+  }
+  while (!worker().leases.empty()) release();
+  while (!worker().reservations.empty()) finish_reservation();
+}
+
 void User::beat() {
   for (;;) {
     stage_.world.sleep(kBeatNs);
     if (silent_) continue;
+    if (serving_ && stage_.world.plant(Lie::BEAT_AFTER_DUTIES) != nullptr) {
+      stage_.world.note_plant();
+      continue;
+    }
     beating_ = true;
+    const uint64_t begun_ns = stage_.world.now_ns();
     stage_.world.begin_operation(Operation::BEAT);
     const auto beaten = core_->beat();
     stage_.world.end_operation(static_cast<uint64_t>(beaten.status()));
     beating_ = false;
+    looked_at_ns = begun_ns;
     if (!beaten) expect("beat", beaten.error(), {});
   }
 }
@@ -160,7 +198,8 @@ void User::expect(const char* name, Status status, std::initializer_list<Status>
 void User::expect(const char* name, const Error& error, std::initializer_list<Status> allowed) {
   if (error.status == Status::OK || std::count(allowed.begin(), allowed.end(), error.status) != 0)
     return;
-  if (error.status == Status::HOST_FENCED && (!machine->innocent || ended_itself())) {
+  const bool conflict = error.status == Status::HOST_ID_CONFLICT && stage_.world.cloned();
+  if (conflict || (error.status == Status::HOST_FENCED && (!machine->innocent || ended_itself()))) {
     ++stage_.counts.fenced;
     stage_.world.end_process(below(2 * kBeatNs));
   }
@@ -205,7 +244,8 @@ void User::operate() {
       if (stage_.world.faults_left()) return roll < 80 ? get() : put();
       return roll < 60 ? put() : remove();
     case Work::GREEDY:
-      if (machine->host + 1 == stage_.world.plan().shape.hosts || operations_left_ % 16 == 8)
+      if (machine->host + 1 == stage_.world.plan().shape.hosts ||
+          worker().operations_left % 16 == 8)
         return put();
       return roll < 50 ? reserve() : finish_reservation();
   }
@@ -305,7 +345,7 @@ void User::get_parts() {
   }
   ++stage_.counts.parts;
   seen.length = *length;
-  judge("get in pieces", k, seen);
+  if (!stage_.world.cloned()) judge("get in pieces", k, seen);
 }
 
 /// As recompression does, of one of the blocks that somebody has not used for a while.
@@ -361,7 +401,7 @@ void User::remove() {
   const uint64_t asked = stage_.world.current().asked | uint64_t{1} << machine->host;
   stage_.world.end_operation(static_cast<uint64_t>(status));
   for (const auto& [version, host, life] : lineages) {
-    if (status == Status::OK && (asked >> host & 1) != 0)
+    if (status == Status::OK && (asked >> host & 1) != 0 && !stage_.world.cloned())
       stage_.model.note_removed(k, version, stage_.world.now_ns());
   }
   if (status == Status::OK || status == Status::NOT_FOUND) stage_.model.end_removal(k);
@@ -381,7 +421,7 @@ void User::exists() {
 // ---- leases ----
 
 void User::lease() {
-  if (leases_.size() == kHeldMax) return release();
+  if (worker().leases.size() == kHeldMax) return release();
   const uint32_t k = any_key();
   // Some run out while they are in use.
   const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kTimes.beat_ms) : 600'000;
@@ -401,13 +441,13 @@ void User::lease() {
   if (taken_ns < ttl_ns) stage_.rules.check_lease(lease->offset, known_over);
   stage_.model.add_lease(stage_.world, *this, lease->token, lease->offset,
                          ttl_ns - std::min(ttl_ns, taken_ns));
-  leases_.push_back({*lease, k, {}});
+  worker().leases.push_back({*lease, k, {}});
 }
 
 /// Some of the time twice: the bytes must stand still.
 void User::read_in_place() {
-  if (leases_.empty()) return;
-  Leased& leased = leases_[below(leases_.size())];
+  if (worker().leases.empty()) return;
+  Leased& leased = worker().leases[below(worker().leases.size())];
   stage_.world.begin_operation(Operation::READ, leased.key);
   std::vector<std::byte> bytes =
       access_->read_bytes(leased.lease.offset, leased.lease.length_bytes);
@@ -420,10 +460,10 @@ void User::read_in_place() {
 }
 
 void User::release() {
-  if (leases_.empty()) return;
-  const size_t n = below(leases_.size());
-  Leased leased = std::move(leases_[n]);
-  leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(n));
+  if (worker().leases.empty()) return;
+  const size_t n = below(worker().leases.size());
+  Leased leased = std::move(worker().leases[n]);
+  worker().leases.erase(worker().leases.begin() + static_cast<std::ptrdiff_t>(n));
   const uint64_t token = leased.lease.token;
   stage_.world.begin_operation(Operation::RELEASE, leased.key);
   stage_.model.end_lease(*this, token);  // nobody reads in place from here on
@@ -431,7 +471,7 @@ void User::release() {
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("release", status, {Status::LAPSED});
   ++(status == Status::OK ? stage_.counts.leases_valid : stage_.counts.leases_lapsed);
-  if (status != Status::OK || leased.bytes.empty()) return;
+  if (status != Status::OK || leased.bytes.empty() || stage_.world.cloned()) return;
   const uint64_t length = leased.bytes.size();
   judge("read in place, and released as valid", leased.key,
         Model::Seen::whole(std::move(leased.bytes), length, BH_CODEC_RAW, /*begun_ns=*/0));
@@ -440,7 +480,7 @@ void User::release() {
 // ---- reservations ----
 
 void User::reserve() {
-  if (reservations_.size() == kHeldMax) return finish_reservation();
+  if (worker().reservations.size() == kHeldMax) return finish_reservation();
   const uint32_t k = any_key();
   const uint32_t version = stage_.model.new_reserved(k, machine->host);
   const std::vector<std::byte> value = stage_.model.value(k, version);
@@ -452,14 +492,14 @@ void User::reserve() {
   ++stage_.counts.reservations;
   stage_.model.hold(stage_.world, *this, reservation->offset, reservation->length_bytes);
   access_->store_bytes(reservation->offset, value);
-  reservations_.push_back({*reservation, k, version});
+  worker().reservations.push_back({*reservation, k, version});
 }
 
 void User::finish_reservation() {
-  if (reservations_.empty()) return;
-  const size_t n = below(reservations_.size());
-  Reserved reserved = std::move(reservations_[n]);
-  reservations_.erase(reservations_.begin() + static_cast<std::ptrdiff_t>(n));
+  if (worker().reservations.empty()) return;
+  const size_t n = below(worker().reservations.size());
+  Reserved reserved = std::move(worker().reservations[n]);
+  worker().reservations.erase(worker().reservations.begin() + static_cast<std::ptrdiff_t>(n));
   const bool commits = below(3) != 0;
   stage_.world.begin_operation(commits ? Operation::COMMIT : Operation::ABORT, reserved.key,
                                reserved.version);
@@ -491,10 +531,10 @@ void User::do_phase(Phase phase) {
   if (!leads()) return;
   if (phase == Phase::REMOVE) return remove_all();
   if (phase == Phase::FILL) return fill();
-  for (Reserved& reserved : reservations_) {
+  for (Reserved& reserved : worker().reservations) {
     expect("abort", core_->abort(reserved.reservation), {});
   }
-  reservations_.clear();
+  worker().reservations.clear();
   for (const core::Block& block : taken_) core_->allocator().release(block);
   taken_.clear();
 }
@@ -539,7 +579,7 @@ void User::fill() {
                            : std::nullopt;
     if (reservation) {
       stage_.model.hold(stage_.world, *this, reservation->offset, reservation->length_bytes);
-      reservations_.push_back({*reservation, 0, 0});
+      worker().reservations.push_back({*reservation, 0, 0});
     } else if (block) {
       stage_.model.hold(stage_.world, *this, block->offset, block->block_bytes);
       taken_.push_back(*block);
@@ -583,7 +623,12 @@ void User::leave() {
 
 void User::leave_for(uint64_t duration_ns) {
   leaves_for_ns = 0;
-  if (!leave_host()) return;
+  parking_ = true;
+  while (second_thread_ != nullptr && !workers_[1].rests) stage_.world.sleep(kBeatNs / 4);
+  if (!leave_host()) {
+    parking_ = false;
+    return;
+  }
   detach();
   stage_.world.end_process(duration_ns);
 }

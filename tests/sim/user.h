@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// User: a process that has the pool open. Its worker puts, gets, leases, reserves and removes; two
-// more threads beat for the host and do its other duties. When the work is done it does what the
-// run's phases ask for (run.cpp leads them).
+// User: a process that has the pool open. Its workers put, get, lease, reserve and remove; its
+// other threads beat and do the host's other duties. When the work is done it does what the run's
+// phases ask for (run.cpp leads them).
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -60,7 +61,9 @@ struct Stage {
 
 class User final : public Process {
  public:
-  User(Stage& stage, uint32_t operations) : stage_(stage), operations_left_(operations) {}
+  User(Stage& stage, uint32_t operations) : stage_(stage) {
+    for (Worker& worker : workers_) worker.operations_left = operations;
+  }
 
   void begin() override;
   /// It has done what the phase asks for.
@@ -69,6 +72,8 @@ class User final : public Process {
   uint32_t incarnation() const override {
     return alive && core_ ? core_->context().incarnation : 0;
   }
+
+  uint64_t looked_at_ns = 0;  ///< when its last beat that came to an end began
 
  private:
   struct Leased {
@@ -81,7 +86,19 @@ class User final : public Process {
     uint32_t key, version;
   };
 
+  /// A thread that puts and gets.
+  struct Worker {
+    uint32_t operations_left;
+    std::vector<Leased> leases;
+    std::vector<Reserved> reservations;
+    bool rests = false;  ///< it has done all, or the process is about to leave
+  };
+  /// That of the current thread.
+  Worker& worker() { return workers_[&stage_.world.current() == second_thread_ ? 1 : 0]; }
+
   void work();
+  void work_beside();
+  void operate_all();
   void beat();
   void serve();
   void attach();
@@ -134,15 +151,16 @@ class User final : public Process {
   bool leads() const { return index % stage_.world.plan().processes_per_host == 0; }
 
   Stage& stage_;
-  uint32_t operations_left_;
+  std::array<Worker, 2> workers_;
+  uint32_t refused_ = 0;     ///< joins
   uint32_t phase_done_ = 0;  ///< number of the last one
   // Of this life.
   bool beating_ = false, serving_ = false;
-  bool silent_ = false;  ///< neither is done any more
+  bool silent_ = false;              ///< neither is done any more
+  bool parking_ = false;             ///< the second worker is to rest
+  Thread* second_thread_ = nullptr;  ///< none: there is one worker
   std::unique_ptr<SimAccess> access_;
   std::unique_ptr<core::Core<SimAccess>> core_;
-  std::vector<Leased> leases_;
-  std::vector<Reserved> reservations_;
   std::vector<core::Block> taken_;  ///< FILL: of what is in custody
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kStartNs = 1'000'000'000;
 constexpr uint64_t kOperationStepsMax = 2'000'000;
-constexpr uint64_t kStepsMax = 40'000'000;
+constexpr uint64_t kStepsMax = 40'000'000;  ///< of up to four hosts
 
 World* the_running_world = nullptr;
 
@@ -35,9 +35,18 @@ void World::reset(const Plan& plan, const Plant* plant, bool print_steps) {
   map_ = std::make_unique<Map>(small_geometry(plan.shape));
   random_ = Dice(plan.seed);
   memory_.reset(map_->lines());
-  while (machines_.size() < plan.shape.hosts) machines_.push_back(std::make_unique<Machine>());
-  for (uint32_t host = 0; host < plan.shape.hosts; ++host) {
-    Machine& machine = *machines_[host];
+  while (machines_.size() < plan.machines()) machines_.push_back(std::make_unique<Machine>());
+  machine_of_.assign(plan.shape.hosts, nullptr);
+  cloned_ = false;
+  for (uint32_t i = 0; i < plan.machines(); ++i) {
+    Machine& machine = *machines_[i];
+    const uint32_t host = plan.slot_of(i);
+    const bool other = i == plan.hosts_used() && plan.twin == Twin::SAME_ID;
+    machine.index = i;
+    machine.machine_id = 1 + host;
+    machine.hardware_id = 1 + host + (other ? 1000 : 0);
+    machine.boots_before = other ? 500 : 0;
+    if (machine_of_[host] == nullptr) machine_of_[host] = &machine;
     machine.cache.reset(memory_, random_, map_->lines(), plan.weak ? kDrainNs : 0);
     machine.host = host;
     machine.boot = 1;
@@ -45,7 +54,7 @@ void World::reset(const Plan& plan, const Plant* plant, bool print_steps) {
     machine.clock_offset_ns = static_cast<int64_t>(random_.below(1'000'000'000));
     machine.innocent = true;
     machine.process_locks = {};
-    machine.host_locks = {};
+    machine.host_lock = nullptr;
   }
   for (const auto& thread : threads_) thread->alive = false;
   thread_count_ = 0;
@@ -63,14 +72,19 @@ void World::reset(const Plan& plan, const Plant* plant, bool print_steps) {
   failed_ = false;
 }
 
-void World::add_process(Process& process, uint32_t host) {
+void World::add_process(Process& process, uint32_t machine) {
   process.index = static_cast<uint32_t>(processes_.size());
-  process.machine = machines_[host].get();
+  process.machine = machines_[machine].get();
   process.begin_ns = now_ns_;
+  // The twin comes when the other machine runs.
+  if (machine == plan_.hosts_used()) process.begin_ns += (20 + random_.below(40)) * kMs;
   processes_.push_back(&process);
 }
 
 Thread& World::start_thread(Process* process, Fiber::Entry entry, void* argument) {
+  // A thread sees what the one that starts it has done.
+  if (process != nullptr && current_ != nullptr && current_->process == process)
+    drain_stores(*current_);
   uint32_t index = 0;
   while (index < thread_count_ && threads_[index]->alive) ++index;
   if (index == threads_.size()) threads_.push_back(std::make_unique<Thread>());
@@ -103,8 +117,8 @@ void World::run(Thread& director) {
       break;
     }
     current_ = thread;
-    current_index_ = static_cast<uint16_t>(
-        thread->index | (thread->process == nullptr ? 0 : thread->process->index + 1) << 8);
+    current_index_ = thread->index | (thread->process == nullptr ? 0 : thread->process->index + 1)
+                                         << 16;
     thread->fiber.resume();
     current_ = nullptr;
   }
@@ -133,8 +147,7 @@ void World::begin_lives() {
 Thread* World::pick() {
   for (;;) {
     begin_lives();
-    std::array<Thread*, 64> ready;
-    size_t count = 0;
+    ready_.clear();
     uint64_t next_ns = UINT64_MAX;
     for (uint32_t i = 0; i < thread_count_; ++i) {
       Thread* thread = threads_[i].get();
@@ -142,11 +155,11 @@ Thread* World::pick() {
       const uint64_t at_ns = ready_ns(*thread);
       if (at_ns > now_ns_) {
         next_ns = std::min(next_ns, at_ns);
-      } else if (count < ready.size()) {
-        ready[count++] = thread;
+      } else {
+        ready_.push_back(thread);
       }
     }
-    if (count > 0) return ready[count == 1 ? 0 : random_.below(count)];
+    if (!ready_.empty()) return ready_[ready_.size() == 1 ? 0 : random_.below(ready_.size())];
     for (const Process* process : processes_) {
       if (!process->alive) next_ns = std::min(next_ns, process->begin_ns);
     }
@@ -157,8 +170,7 @@ Thread* World::pick() {
 
 void World::set_now(uint64_t now_ns) {
   now_ns_ = now_ns;
-  for (uint32_t host = 0; host < plan_.shape.hosts; ++host)
-    machines_[host]->cache.drain_due(now_ns);
+  for (uint32_t i = 0; i < plan_.machines(); ++i) machines_[i]->cache.drain_due(now_ns);
 }
 
 void World::yield() { current_->fiber.suspend(); }
@@ -231,7 +243,8 @@ void World::event() {
   until_event_ = 1 + random_.below(2 * plan_.steps_per_event);
   if (current_->operation_steps > kOperationStepsMax)
     fail("progress", fmt::format("an operation took {} steps", current_->operation_steps));
-  if (steps_ > kStepsMax) fail("endless", fmt::format("the run took {} steps", steps_));
+  if (steps_ > kStepsMax * std::max(1u, plan_.shape.hosts / 4))
+    fail("endless", fmt::format("the run took {} steps", steps_));
   if (!faults_.empty()) apply_due_faults();
   if (plan_.weak) set_now(now_ns_);
   const uint64_t shares = plan_.cache_share + plan_.switch_share + plan_.stall_share;
@@ -244,7 +257,11 @@ void World::event() {
   const Operation operation = current_->operation;
   const bool host_waits = operation == Operation::BEAT || operation == Operation::ATTACH ||
                           operation == Operation::LEAVE || operation == Operation::DETACH;
-  const uint64_t most_ns = host_waits ? plan_.stall_ns : 4 * plan_.stall_ns;
+  const bool slow = plan_.slow_duties && current_->process != nullptr &&
+                    (operation == Operation::WORK || operation == Operation::ATTACH);
+  const uint64_t most_ns = slow         ? 3 * kTimes.dead_ms * kMs
+                           : host_waits ? plan_.stall_ns
+                                        : 4 * plan_.stall_ns;
   uint64_t ns = 1 + random_.below(most_ns >> random_.below(plan_.stall_magnitudes));
   ns = std::min(ns, most_ns - std::min(most_ns, current_->stalled_ns));
   if (ns == 0) return;
@@ -256,7 +273,7 @@ void World::event() {
 
 /// Some machine's cache does something to a line that somebody touched a moment ago.
 void World::cache_event() {
-  Machine& machine = *machines_[random_.below(plan_.shape.hosts)];
+  Machine& machine = *machines_[random_.below(plan_.machines())];
   Cache& cache = machine.cache;
   if (cache.anything_on_the_way() && random_.below(2) == 0) {
     record(Op::ARRIVE, 0, machine.host);
@@ -349,9 +366,24 @@ bool World::mapped(uint64_t offset) const {
   return lines.empty() || lines[offset / BH_LINE_BYTES] != 0;
 }
 
+void World::note_beating() {
+  const Process& process = *current_->process;
+  for (const Process* other : processes_) {
+    if (other->machine == process.machine || other->machine->host != process.machine->host ||
+        !other->alive || !other->joined)
+      continue;
+    if (plan_.twin != Twin::CLONE)
+      fail("identity", fmt::format("processes {} and {} run as host {}, on two machines",
+                                   other->index, process.index, process.machine->host));
+    cloned_ = true;
+    process.machine->innocent = other->machine->innocent = false;
+  }
+}
+
 bool World::writable(uint64_t offset) {
   const Place place = map_->at(offset);
   const uint32_t host = machine().host;
+  if (cloned_) return true;
   if (place.kind == Kind::REGION) return place.host == host;
   if (place.kind == Kind::NOTHING) return false;
   const uint64_t own_at = map_->layout().word(host, BH_PART_OWN, place.index);
@@ -469,10 +501,9 @@ void World::kill(Process& process, bool crash) {
   process.alive = process.joined = false;
   process.leaves_for_ns = 0;
   process.stopped_until_ns = 0;
-  for (auto& slots : process.machine->process_locks)
-    std::replace(slots.begin(), slots.end(), &process, static_cast<Process*>(nullptr));
-  std::replace(process.machine->host_locks.begin(), process.machine->host_locks.end(), &process,
-               static_cast<Process*>(nullptr));
+  auto& locks = process.machine->process_locks;
+  std::replace(locks.begin(), locks.end(), &process, static_cast<Process*>(nullptr));
+  if (process.machine->host_lock == &process) process.machine->host_lock = nullptr;
 }
 
 // ---- for people ----
@@ -498,7 +529,7 @@ const char* op_name(Op op) {
 }  // namespace
 
 std::string World::step_text(const StepRecord& step) const {
-  const uint32_t thread = step.thread & 0xFF, process = step.thread >> 8;
+  const uint32_t thread = step.thread & 0xFFFF, process = step.thread >> 16;
   std::string who = process == 0 ? "director" : fmt::format("p{}/t{}", process - 1, thread);
   std::string what;
   switch (step.op) {

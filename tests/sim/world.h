@@ -83,13 +83,16 @@ struct Thread {
 
 struct Machine {
   Cache cache;
+  uint32_t index = 0;
   uint32_t host = 0;  ///< whose slot its processes take
   uint64_t boot = 1;
+  uint64_t machine_id = 0, hardware_id = 0;
+  uint64_t boots_before = 0;  ///< of other machines with the same machine id
   uint64_t paused_until_ns = 0;
   int64_t clock_offset_ns = 0;
   bool innocent = true;  ///< no fault of the plan hit it: the others have no reason to end it
-  std::array<std::array<Process*, 8>, 4> process_locks{};  ///< [host][process slot]
-  std::array<Process*, 4> host_locks{};
+  std::array<Process*, 8> process_locks{};  ///< of the own host's slots
+  Process* host_lock = nullptr;
 };
 
 /// A process that has the pool open; actors.h says what it does.
@@ -129,7 +132,7 @@ class World {
 
   /// Everything as at the start of a run. The caller adds the processes.
   void reset(const Plan& plan, const Plant* plant, bool print_steps);
-  void add_process(Process& process, uint32_t host);
+  void add_process(Process& process, uint32_t machine);
   /// Runs until `director` has ended, or something failed.
   void run(Thread& director);
 
@@ -166,7 +169,7 @@ class World {
   }
   void mix(Op op, uint64_t offset, uint64_t value) {
     hash_ = (hash_ ^ offset ^ value * 0x9E3779B97F4A7C15u ^
-             uint64_t{static_cast<uint8_t>(op)} << 56 ^ uint64_t{current_index_} << 48) *
+             uint64_t{static_cast<uint8_t>(op)} << 56 ^ uint64_t{current_index_} << 32) *
             0xD6E8FEB86659FD93u;
     hash_ ^= hash_ >> 32;
   }
@@ -220,7 +223,20 @@ class World {
   }
 
   Machine& machine() { return *current_->process->machine; }
-  Machine& machine_of(uint32_t host) { return *machines_[host]; }
+  /// That wrote the host's slot last; none: nobody runs as that host.
+  Machine* machine_of(uint32_t host) { return machine_of_[host]; }
+  Machine& machine_at(uint32_t index) { return *machines_[index]; }
+  void note_slot_written() { machine_of_[machine().host] = &machine(); }
+  /// As the host sees a word of its own.
+  uint64_t peek(uint32_t host, uint64_t offset) const {
+    const Machine* machine = machine_of_[host];
+    return machine != nullptr ? machine->cache.peek(offset)
+                              : memory_.read(offset / BH_LINE_BYTES)[offset / 8 % 8];
+  }
+  /// Two machines run as one host, or did: from here on only copies are right, and it ends.
+  bool cloned() const { return cloned_; }
+  /// The current process beats as its host.
+  void note_beating();
   Memory& memory() { return memory_; }
   const Map& map() const { return *map_; }
   const Plan& plan() const { return plan_; }
@@ -242,7 +258,10 @@ class World {
   uint64_t host_now_ns() { return now_ns_ + machine().clock_offset_ns; }
   std::vector<Process*>& processes() { return processes_; }
   bool faults_left() const { return !faults_.empty(); }
-  void cancel_faults() { faults_.clear(); }
+  void cancel_faults() {
+    faults_.clear();
+    plan_.slow_duties = false;
+  }
   /// Faults that count from such a store of this process count from now.
   void note_store(Since since);
 
@@ -255,7 +274,7 @@ class World {
  private:
   struct StepRecord {
     uint64_t now_ns, offset, value;
-    uint16_t thread;
+    uint32_t thread;
     Op op;
   };
 
@@ -290,11 +309,14 @@ class World {
   Dice random_{0};
   Memory memory_;
   std::vector<std::unique_ptr<Machine>> machines_;
+  std::vector<Machine*> machine_of_;  ///< by host
+  bool cloned_ = false;
   std::vector<std::unique_ptr<Thread>> threads_;
   uint32_t thread_count_ = 0;  ///< of this run; the others are left over from runs before
   std::vector<Process*> processes_;
   Thread* current_ = nullptr;
-  uint16_t current_index_ = 0;
+  uint32_t current_index_ = 0;
+  std::vector<Thread*> ready_;  ///< pick() uses it
   bool print_steps_ = false;
   uint64_t now_ns_ = 0;
   uint64_t step_ns_ = 0;
