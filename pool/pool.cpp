@@ -163,24 +163,6 @@ bool never_used(const OpenedMedia& opened, uint32_t host) {
   return slot && slot->incarnation == 0;
 }
 
-/// Writes a nonce into a free slot, waits, and looks twice whether it is still there: the machines
-/// that want the same slot cannot agree in any other way before they have one (protocol 5.9).
-bool claim_slot(SlotView& view, uint32_t host) {
-  view.context.host = host;
-  if (view.access.lock_host(host, 0) == core::LockResult::HELD) return false;
-  bh_host_slot line = view.hosts.read_slot(host).value_or(bh_host_slot{});
-  line.nonce = view.access.random();
-  view.hosts.write_slot(line, line.state);
-  bool ours = true;
-  for (int look = 0; look < 2 && ours; ++look) {
-    view.access.sleep_ns(1'000'000'000);
-    const auto now = view.hosts.read_slot(host);
-    ours = now && now->nonce == line.nonce && now->incarnation == line.incarnation;
-  }
-  view.access.unlock_host(host);
-  return ours;
-}
-
 /// Slots that this machine may have had, by what it knows of itself. Whether it may have them again
 /// is for the core to say.
 std::vector<uint32_t> former_slots(const OpenedMedia& opened) {
@@ -198,18 +180,20 @@ std::vector<uint32_t> former_slots(const OpenedMedia& opened) {
   return found;
 }
 
-/// A slot that no machine has, claimed; host_count if there is none.
-uint32_t claim_free_slot(const OpenedMedia& opened) {
+/// Slots that no machine has; last those that one was about to take, and may have died then.
+std::vector<uint32_t> free_slots(const OpenedMedia& opened) {
   const uint32_t count = opened.superblock.geometry.host_count;
   SlotView view(opened);
   const auto first = static_cast<uint32_t>(view.access.machine_id() % count);
+  std::vector<uint32_t> found, claimed;
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t h = (first + i) % count;
     const auto slot = view.hosts.read_slot(h);
-    const bool free = slot && (slot->incarnation == 0 || slot->state == BH_HOST_LEFT);
-    if (free && claim_slot(view, h)) return h;
+    if (slot && (slot->incarnation == 0 || slot->state == BH_HOST_LEFT))
+      (slot->claim == 0 ? found : claimed).push_back(h);
   }
-  return count;
+  found.insert(found.end(), claimed.begin(), claimed.end());
+  return found;
 }
 
 }  // namespace
@@ -478,19 +462,19 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
     return Impl::open(locator, std::move(opened).value(), host, options.progress);
   }
   // Any host: one that this machine had, unless another machine runs as it now; else a free one.
-  for (const uint32_t host : former_slots(*opened)) {
+  std::vector<uint32_t> hosts = former_slots(*opened);
+  const std::vector<uint32_t> free = free_slots(*opened);
+  hosts.insert(hosts.end(), free.begin(), free.end());
+  for (const uint32_t host : hosts) {
     auto again = open_with_superblock(locator);
     if (!again) return again.error();
     auto pool = Impl::open(locator, std::move(again).value(), host, options.progress);
     if (pool || pool.status() != Status::HOST_ID_IN_USE) return pool;
   }
-  const uint32_t host = claim_free_slot(*opened);
-  if (host == count)
-    return Error{Status::LIMIT_REACHED,
-                 fmt::format("{}: all {} host slots are taken; `bowhead pool info` lists them, "
-                             "`bowhead pool leave` frees one",
-                             locator, count)};
-  return Impl::open(locator, std::move(opened).value(), host, options.progress);
+  return Error{Status::LIMIT_REACHED,
+               fmt::format("{}: all {} host slots are taken; `bowhead pool info` lists them, "
+                           "`bowhead pool leave` frees one",
+                           locator, count)};
 }
 
 Result<void> Pool::destroy(const std::string& locator, bool force) {

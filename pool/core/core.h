@@ -391,6 +391,7 @@ class Core {
   Result<void> check_nobody_runs_as_this_host(const bh_host_slot& slot, bool take_over);
   void go_live(const bh_host_slot& slot);
   Error declared_dead_while_joining() const;
+  Error taken_in_this_moment() const;
   Result<bh_host_slot> read_slot_line();
   void rebuild(const Progress& progress);
   bool has_owner(uint64_t extent) const;

@@ -16,6 +16,9 @@
 //      (the machine id) proves nothing.
 //   J2 A life beats from the moment that somebody can take it for dead: from the decision that it
 //      follows the last one, before it is published.
+//   J3 Of machines that find this in the same instant one goes on at most: before it asks the others
+//      to agree that its life is next, it claims the slot (Hosts::claim_slot). A claim that does not
+//      become a life is passed over when it has stood for dead_ms without a beat.
 #pragma once
 
 #include <algorithm>
@@ -126,28 +129,28 @@ Result<void> Core<A>::join_host(bool take_over, const Progress& progress) {
 /// J1. No process of this kernel has the pool open as this host.
 template <class A>
 Result<void> Core<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot, bool take_over) {
-  if (slot.incarnation == 0) return {};
+  const bool claimed = slot.claim != 0;
+  if (slot.incarnation == 0 && !claimed) return {};
   const Life life{c_.host, slot.incarnation};
   const uint64_t machine = c_.access.machine_id(), hardware = c_.access.hardware_id();
   const bool left = slot.state == BH_HOST_LEFT;
   const bool this_boot = slot.boot_id == c_.access.boot_id();
   const std::string host = "host slot " + std::to_string(c_.host);
   // A machine that just booted can afford to look as long as those who suspect a host.
-  const uint64_t watch_ms = this_boot ? 3 * c_.times.beat_ms : c_.times.dead_ms;
-  if (!c_.alone() && !left && hosts_.beats(c_.host, watch_ms * 1'000'000))
+  const uint64_t watch_ms = this_boot && !claimed ? 3 * c_.times.beat_ms : c_.times.dead_ms;
+  if (!c_.alone() && (!left || claimed) && hosts_.beats(c_.host, watch_ms * 1'000'000))
     return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
                                              "; give each machine its own --host"};
   // What says that the last life has ended may be the next one, which another machine began
   // meanwhile.
   const auto now = read_slot_line();
   if (!now) return now.error();
-  if (now->turn != slot.turn || now->nonce != slot.nonce)
-    return Error{Status::HOST_ID_IN_USE,
-                 "another machine took " + host + " in this moment; give each its own --host"};
+  if (now->turn != slot.turn || now->nonce != slot.nonce) return taken_in_this_moment();
+  const bool unused = slot.incarnation == 0;
   const bool ours = this_boot || (hardware != 0 && slot.hardware_id == hardware) ||
                     (c_.alone() && slot.machine_id == machine);
-  if (ours || take_over || left || (!c_.alone() && hosts_.fenced(life) && hosts_.decided(life)))
-    return {};
+  const bool over = !c_.alone() && hosts_.fenced(life) && hosts_.decided(life);
+  if (unused || ours || take_over || left || over) return {};
   return Error{Status::HOST_ID_IN_USE,
                "another machine has " + host +
                    ", or this one had it before it booted, and it has "
@@ -156,6 +159,13 @@ Result<void> Core<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot, b
                                : "say so by `bowhead pool fence` as another host, or, with the "
                                  "pool closed everywhere, by `bowhead pool repair --take-over`; "
                                  "else choose another --host")};
+}
+
+template <class A>
+Error Core<A>::taken_in_this_moment() const {
+  return Error{Status::HOST_ID_IN_USE, "another machine takes host slot " +
+                                           std::to_string(c_.host) +
+                                           " in this moment; give each its own --host"};
 }
 
 /// From here on this process knows whose slot line it must find (Core::beat).
@@ -167,6 +177,12 @@ void Core<A>::go_live(const bh_host_slot& slot) {
 
 template <class A>
 Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progress& progress) {
+  if (!c_.alone()) {
+    const auto claimed = hosts_.claim_slot(slot);
+    if (!claimed) return taken_in_this_moment();
+    slot = *claimed;
+    slot.claim = 0;
+  }
   // Blank though there are blocks: it was lost. Stamps must not begin anew (R3).
   if (slot.incarnation == 0) slot.incarnation = static_cast<uint16_t>(highest_incarnation());
   if (slot.incarnation == UINT16_MAX)
@@ -195,7 +211,7 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
   slot.hardware_id = c_.access.hardware_id();
   slot.boot_id = c_.access.boot_id();
   slot.nonce = c_.access.random();
-  hosts_.write_slot(slot, BH_HOST_JOINING);
+  slot = hosts_.write_slot(slot, BH_HOST_JOINING);
   if (c_.alone()) {
     c_.incarnation = slot.incarnation;
   } else {
@@ -213,10 +229,7 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
   c_.access.store(recovered + 8, slot.incarnation);
   c_.access.store(recovered, slot.boot_id);
   if (ended()) return declared_dead_while_joining();
-  const auto written = read_slot_line();
-  if (!written) return written.error();
-  hosts_.write_slot(*written, BH_HOST_LIVE);
-  go_live(*written);
+  go_live(hosts_.write_slot(slot, BH_HOST_LIVE));
   if (c_.alone()) return {};
   hosts_.note_duties_done(c_.access.now_ns());
   look_around();

@@ -93,16 +93,20 @@ Error Core<A>::fenced_error() const {
 }
 
 /// The slot line is ours alone: another nonce in it means that another machine, or a copy of this
-/// one, runs as the same host.
+/// one, runs as the same host. But a claim is no life yet, and who comes late with one writes what
+/// the slot was before this life.
 template <class A>
 Result<void> Core<A>::check_own_slot() {
   const auto slot = hosts_.read_slot(c_.host);
-  if (!slot) {
-    hosts_.write_slot(own_slot_, BH_HOST_LIVE);  // damaged; the others go on meanwhile
+  const bool ours = slot && slot->nonce == own_slot_.nonce && slot->incarnation == c_.incarnation;
+  if (ours && (slot->state == BH_HOST_LEFT || (slot->state == BH_HOST_LIVE && slot->claim == 0))) {
+    own_slot_ = *slot;
     return {};
   }
-  if (slot->nonce == own_slot_.nonce && slot->incarnation == c_.incarnation) {
-    own_slot_ = *slot;
+  if (!slot || ours || slot->incarnation < c_.incarnation) {  // or damaged
+    if (slot) own_slot_.turn = std::max(own_slot_.turn, slot->turn);
+    own_slot_.claim = 0;
+    own_slot_ = hosts_.write_slot(own_slot_, BH_HOST_LIVE);
     return {};
   }
   if (hosts_.decided({c_.host, c_.incarnation})) return {};  // observe() sees it too
@@ -143,8 +147,8 @@ void Core<A>::succeed_the_dead(bool locked) {
   uint64_t before = 0;  // live hosts that should propose first
   for (uint32_t h = 0; h < c_.host; ++h) {
     const auto slot = hosts_.read_slot(h);
-    before += slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}) &&
-              !hosts_.suspect(h);
+    before +=
+        slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}) && !hosts_.suspect(h);
   }
   const uint64_t wait_ms = before * 2 * uint64_t{c_.times.beat_ms};
   for (uint32_t h = 0; h < hosts_.count(); ++h) {

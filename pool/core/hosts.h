@@ -47,8 +47,13 @@ class Hosts {
   /// The newer of the two good copies, fresh; all zero if the slot was never used. Empty if both
   /// are damaged.
   std::optional<bh_host_slot> read_slot(uint32_t host) const;
-  /// Own slot: into the older copy, so that a death in the middle leaves the newer one.
-  void write_slot(bh_host_slot line, uint32_t state);
+  /// Own slot: into the older copy, so that a death in the middle leaves the newer one. Returns the
+  /// line as it is then.
+  bh_host_slot write_slot(bh_host_slot line, uint32_t state);
+  /// Of all machines that found `slot` as it is, and want to begin the next life in it, at most one
+  /// gets it, however long each stands still in between (J3): it gets the line that the slot has
+  /// then. The others get nothing; it may be all of them.
+  std::optional<bh_host_slot> claim_slot(bh_host_slot slot);
 
   // ---- heartbeat ----
   /// It is time for a beat, and this process is the one to do it.
@@ -181,10 +186,32 @@ std::optional<bh_host_slot> Hosts<A>::read_slot(uint32_t host) const {
 }
 
 template <class A>
-void Hosts<A>::write_slot(bh_host_slot line, uint32_t state) {
+bh_host_slot Hosts<A>::write_slot(bh_host_slot line, uint32_t state) {
   line.state = state;
   line.turn += 1;
   c_.write_sealed(c_.layout.slot_line(c_.host, line.turn & 1), to_line(line));
+  return line;
+}
+
+/// The first half of a fast mutual exclusion (Lamport 1987), known as a splitter (Moir and Anderson
+/// 1995): write X; is Y closed? close Y; is X still mine? X is the one copy of the line, with the
+/// next turn, Y the other, with the one after that. A machine that comes late with either write
+/// finds a later turn; the line that it wrote over is written again (Core::check_own_slot).
+template <class A>
+std::optional<bh_host_slot> Hosts<A>::claim_slot(bh_host_slot slot) {
+  slot.claim = c_.access.random() | 1;
+  const bh_host_slot claimed = write_slot(slot, slot.state);
+  c_.settle();
+  const auto best = read_slot(c_.host);
+  if (!best || best->turn > claimed.turn) return std::nullopt;
+  const bh_host_slot closed = write_slot(claimed, claimed.state);
+  c_.settle();
+  Line line;
+  c_.access.acquire(c_.layout.slot_line(c_.host, claimed.turn & 1), BH_LINE_BYTES);
+  if (!c_.read_sealed(c_.layout.slot_line(c_.host, claimed.turn & 1), line)) return std::nullopt;
+  const auto found = from_line<bh_host_slot>(line);
+  if (found.turn != claimed.turn || found.claim != claimed.claim) return std::nullopt;
+  return closed;
 }
 
 // ---- heartbeat ----
@@ -358,14 +385,14 @@ void Hosts<A>::end_own_life(bool conflict) {
 template <class A>
 bool Hosts<A>::displaced() const {
   const auto slot = read_slot(c_.host);
-  return (slot && slot->incarnation != c_.incarnation) || decided({c_.host, c_.incarnation}) ||
+  return (slot && slot->incarnation > c_.incarnation) || decided({c_.host, c_.incarnation}) ||
          beat_is_foreign();
 }
 
 template <class A>
 bool Hosts<A>::region_lost() const {
   const auto slot = read_slot(c_.host);
-  return c_.view(c_.host).conflict || (slot && slot->incarnation != c_.incarnation);
+  return c_.view(c_.host).conflict || (slot && slot->incarnation > c_.incarnation);
 }
 
 /// What shows who the other machine is may come a little after what it stored: a copy of this one
@@ -423,9 +450,9 @@ std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t wait_ms) const {
   // than the last of them nobody has seen.
   const bool of_this_life =
       seen.incarnation == slot->incarnation && seen.ended == c_.view(host).ended;
-  const bool still = of_this_life && seen.samples >= 3 &&
-                     seen.sampled_at_ns >=
-                         seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000;
+  const bool still =
+      of_this_life && seen.samples >= 3 &&
+      seen.sampled_at_ns >= seen.changed_at_ns + (c_.times.dead_ms + wait_ms) * 1'000'000;
   if (still || (began && slot->state == BH_HOST_LEFT)) return life;
   return std::nullopt;
 }
