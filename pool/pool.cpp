@@ -236,8 +236,7 @@ class Pool::Impl {
     if (auto ok = protect(); !ok) return ok;
     auto joined = core_.attach(progress, [this] { start_beating(); });
     attached_ = static_cast<bool>(joined);
-    if (joined && superblock_.geometry.host_count > 1)
-      worker_ = std::make_unique<Periodic>(beat_period(), [this] { return !!core_.work(); });
+    if (joined) start_working();
     return joined;
   }
 
@@ -262,6 +261,7 @@ class Pool::Impl {
   /// before the first zero can be read.
   template <class Operation>
   auto run(Operation operation) const -> decltype(operation()) {
+    if (left_) return Status::HOST_FENCED;
     if (!media_->failed()) {
       auto result = operation();
       if (!media_->failed()) return result;
@@ -274,8 +274,14 @@ class Pool::Impl {
   }
 
   Result<void> leave() {
+    if (superblock_.geometry.host_count == 1) return {};
     stop_threads();
-    return core_.leave();
+    auto left = core_.leave();
+    left_ = static_cast<bool>(left);
+    if (left_) return left;
+    start_beating();
+    start_working();
+    return left;
   }
 
   bool forked() const { return access_.forked(); }
@@ -365,6 +371,10 @@ class Pool::Impl {
   void start_beating() {
     beater_ = std::make_unique<Periodic>(beat_period(), [this] { return !!core_.beat(); });
   }
+  void start_working() {
+    if (superblock_.geometry.host_count > 1)
+      worker_ = std::make_unique<Periodic>(beat_period(), [this] { return !!core_.work(); });
+  }
   void stop_threads() {
     worker_.reset();
     beater_.reset();
@@ -389,6 +399,7 @@ class Pool::Impl {
   bool attached_ = false;
   std::atomic<bool> destroyed_{false};
   std::atomic<uint64_t> looked_at_ns_{0};
+  std::atomic<bool> left_{false};
 
   // Only with several hosts. Two threads, so that no work keeps the host from beating.
   std::unique_ptr<Periodic> beater_;

@@ -106,7 +106,9 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options);
 #define BH_ANY_HOST UINT32_MAX
 bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
 void bh_pool_close(bh_pool* pool); /* NULL is allowed */
-/* Ends this host's membership in order; then close. BH_IN_USE: other processes of it go on. */
+/* Ends this host's membership in order; then close. May not overlap a call on the handle, and ends
+ * its reservations and leases: nothing may be stored through their pointers any more. BH_IN_USE:
+ * other processes of it go on, and so does the membership. */
 bh_status bh_pool_leave(bh_pool* pool);
 /* Vouches that a host which was declared dead has stopped writing to the memory for good. */
 bh_status bh_pool_fence(bh_pool* pool, uint32_t host);

@@ -123,6 +123,7 @@ class Core {
                                           const StartBeating& start_beating = {});
   uint64_t scavenge_dead();
   bool anybody_alive();
+  void forget_own_process();
 
   // ---- core_share.h: pools of several hosts ----
   /// Beats for the host: looks at the decisions of the others, and lets leases expire whose time is
@@ -534,6 +535,7 @@ class Core {
 
   // Of the thread that joins, then of the one that beats.
   StartBeating start_beating_;
+  bool left_ = false;              ///< nothing may be stored any more
   bh_host_slot own_slot_{};        ///< as this process knows it
   std::atomic<bool> live_{false};  ///< joined: own_slot_ stands, the private part is rebuilt
 

@@ -10,7 +10,7 @@
 //
 // Invariants
 //   J1 A life is taken up or followed in its own slot only by a machine that knows that no other
-//      one writes there: the slot was left in order; or its life is over and fenced; or it is of
+//      one writes there: the slot was left in order, after which nothing was stored; or its life is over and fenced; or it is of
 //      this very boot, or of this very hardware before it booted again; and its beat stands still,
 //      unless a process of this kernel has the pool open as that host. What a disk image carries
 //      (the machine id) proves nothing.
@@ -51,7 +51,7 @@ Result<void> Core<A>::attach(const Progress& progress, const StartBeating& start
 
 template <class A>
 void Core<A>::detach() {
-  if (hosts_.region_lost()) {
+  if (left_ || hosts_.region_lost()) {
     c_.access.unlock_process(c_.host, c_.process);
     return;
   }
@@ -59,9 +59,7 @@ void Core<A>::detach() {
   scavenge_blocks(c_.process);
   reap(/*wait=*/true);
   const bool locked = c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::TAKEN;
-  allocator_.scavenge(c_.process);  // gives up preferences
-  const uint64_t at = c_.layout.process(c_.host, c_.process);
-  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+  forget_own_process();
   c_.access.unlock_process(c_.host, c_.process);
   if (!locked) return;
   // With several hosts that is leave(): a new life costs an agreement, and there are only so many.
@@ -72,6 +70,14 @@ void Core<A>::detach() {
     }
   }
   c_.access.unlock_host(c_.host);
+}
+
+/// Of which nothing is left but that.
+template <class A>
+void Core<A>::forget_own_process() {
+  allocator_.scavenge(c_.process);  // gives up preferences
+  const uint64_t at = c_.layout.process(c_.host, c_.process);
+  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
 }
 
 template <class A>
@@ -182,6 +188,9 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
     if (!claimed) return taken_in_this_moment();
     slot = *claimed;
     slot.claim = 0;
+    // What decides about this host is read from here on as its own, that is, from the caches.
+    const auto& g = c_.layout.geometry();
+    c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
   }
   // Blank though there are blocks: it was lost. Stamps must not begin anew (R3).
   if (slot.incarnation == 0) slot.incarnation = static_cast<uint16_t>(highest_incarnation());
@@ -200,7 +209,7 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
     c_.incarnation = old.incarnation + 1;
     hosts_.begin_beating(c_.access.now_ns());
     if (start_beating_) start_beating_();  // J2
-    if (slot.boot_id == c_.access.boot_id()) flush_own();
+    flush_own();
     // Before the slot says that the new life has begun: who dies until then finds the old one
     // again, and its decision, next time.
     if (auto ok = take_over_extents(old); !ok) return ok;
@@ -316,16 +325,17 @@ void Core<A>::relabel_extents(uint64_t extents) {
   }
 }
 
-/// Everything that this host can have left in the caches of this boot goes out.
+/// Everything that this host can have left in the caches of this boot goes out; and nothing stays in
+/// them, since another machine may have had the slot after this one, or have it next.
 template <class A>
 void Core<A>::flush_own() {
   const auto& g = c_.layout.geometry();
-  c_.access.flush(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
+  c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
   for (uint64_t e = 0; e < g.extent_count; ++e) {
     const uint32_t state = allocator_.own_word(e).state;
     if (state == BH_OWN_NONE || state == BH_OWN_GIVEN) continue;
-    c_.access.flush(c_.layout.descriptor(e), g.table_bytes);
-    c_.access.flush(c_.layout.extent_offset(e), g.extent_bytes);
+    c_.access.invalidate(c_.layout.descriptor(e), g.table_bytes);
+    c_.access.invalidate(c_.layout.extent_offset(e), g.extent_bytes);
   }
   c_.settle();
 }
@@ -343,14 +353,16 @@ Result<void> Core<A>::leave() {
   scavenge_dead();
   scavenge_blocks(c_.process);
   leases_.scavenge(c_.process);
+  forget_own_process();
+  hosts_.end_own_life(/*conflict=*/false);
+  left_ = true;
   const auto slot = read_slot_line();
   if (slot && slot->incarnation == c_.incarnation) {
     flush_own();
     bh_host_slot line = *slot;
     line.fenced = line.incarnation;
-    hosts_.write_slot(line, BH_HOST_LEFT);
+    hosts_.write_slot(line, BH_HOST_LEFT);  // nothing is stored after this (J1)
   }
-  hosts_.end_own_life(/*conflict=*/false);
   c_.access.unlock_host(c_.host);
   return slot ? Result<void>{} : slot.error();
 }

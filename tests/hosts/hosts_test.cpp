@@ -421,6 +421,45 @@ TEST(Hosts, WhoLeavesIsSucceededAtOnce) {
   EXPECT_EQ(again.info_of(0).incarnation, 2u);
 }
 
+/// That it has left says that all it wrote is in the memory: another machine may use its slot, and
+/// what a cache writes back later would be the ruin of that.
+TEST(Hosts, WhoLeftStoresNothingMore) {
+  SharedPool shared(2);
+  auto left = std::make_unique<Host>(shared.open(0));
+  for (uint64_t n = 0; n < 20; ++n) ASSERT_EQ(left->put(key("a", n)), Status::OK);
+  ASSERT_TRUE(left->acquire("a-0"));
+  ASSERT_TRUE(left->pool().reserve(left->ns(), "reserved", 100));
+  ASSERT_TRUE(left->pool().leave());
+  const auto image = [&] {
+    return std::vector<std::byte>(shared.at(0),
+                                  shared.at(shared.superblock().geometry.total_bytes));
+  };
+  const auto before = image();
+  EXPECT_EQ(left->get("a-1"), Status::HOST_FENCED);
+  EXPECT_EQ(left->get("none"), Status::HOST_FENCED);
+  EXPECT_EQ(left->put("b"), Status::HOST_FENCED);
+  EXPECT_EQ(left->remove("a-1"), Status::HOST_FENCED);
+  EXPECT_EQ(left->acquire("a-1").status(), Status::HOST_FENCED);
+  EXPECT_EQ(left->pool().info().status(), Status::HOST_FENCED);
+  EXPECT_EQ(left->pool().leave().status(), Status::HOST_FENCED);
+  left.reset();
+  EXPECT_TRUE(image() == before);
+}
+
+/// A leave that is refused changes nothing: above all the host goes on beating.
+TEST(Hosts, WhoMayNotLeaveLives) {
+  SharedPool shared(2);
+  HostProcess other(shared, 0, {[](Host& host) { return host.put("k"); }});
+  Host second = shared.open(1);
+  Host first = shared.open(0);
+  ASSERT_EQ(first.pool().leave().status(), Status::IN_USE);
+  EXPECT_EQ(other.next(), Status::OK);
+  other.kill_now();
+  std::this_thread::sleep_for(std::chrono::milliseconds(3 * kShortTimes.dead_ms));
+  EXPECT_FALSE(ended(second, 0));
+  EXPECT_EQ(first.put("b"), Status::OK);
+}
+
 TEST(Hosts, NobodyLeavesForOthers) {
   SharedPool shared(2);
   HostProcess other(shared, 0, {[](Host& host) { return host.put("k"); }});
