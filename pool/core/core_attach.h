@@ -213,6 +213,10 @@ Result<void> Core<A>::begin_life(bh_host_slot slot, bool same_boot, const Progre
     // Before the slot says that the new life has begun: who dies until then finds the old one
     // again, and its decision, next time.
     if (auto ok = take_over_extents(old); !ok) return ok;
+    const auto now = read_slot_line();
+    if (!now) return now.error();
+    if (now->turn != slot.turn)
+      return taken_in_this_moment();  // the claim seemed to be a dead one's
   }
   slot.fenced = slot.incarnation;
   slot.incarnation += 1;

@@ -92,6 +92,13 @@ class Cache {
     const Line& words = entry.life == life_ ? entry.words : last_written(offset / BH_LINE_BYTES);
     return words[offset / 8 % 8];
   }
+  /// The same of what only this machine writes; but until it does, a line may be stale, which was
+  /// another machine's before.
+  uint64_t peek_own(uint64_t offset) const {
+    const Entry& entry = entries_[offset / BH_LINE_BYTES];
+    const bool dirty = entry.life == life_ && entry.dirty;
+    return (dirty ? entry.words : last_written(offset / BH_LINE_BYTES))[offset / 8 % 8];
+  }
   State state(uint64_t line) const {
     const Entry& entry = entries_[line];
     if (entry.life != life_) return State::ABSENT;

@@ -241,7 +241,7 @@ void World::account() {
 void World::event() {
   account();
   until_event_ = 1 + random_.below(2 * plan_.steps_per_event);
-  if (current_->operation_steps > kOperationStepsMax)
+  if (current_->operation_steps > kOperationStepsMax && !cloned_)
     fail("progress", fmt::format("an operation took {} steps", current_->operation_steps));
   if (steps_ > kStepsMax * std::max(1u, plan_.shape.hosts / 4))
     fail("endless", fmt::format("the run took {} steps", steps_));
@@ -367,10 +367,11 @@ bool World::mapped(uint64_t offset) const {
 }
 
 void World::note_beating() {
-  const Process& process = *current_->process;
+  Process& process = *current_->process;
+  process.beats = true;
   for (const Process* other : processes_) {
     if (other->machine == process.machine || other->machine->host != process.machine->host ||
-        !other->alive || !other->joined)
+        !other->alive || !other->beats)
       continue;
     if (plan_.twin != Twin::CLONE)
       fail("identity", fmt::format("processes {} and {} run as host {}, on two machines",

@@ -109,6 +109,7 @@ struct Process {
   Machine* machine = nullptr;
   bool alive = false;
   bool joined = false;    ///< has the pool open in this life
+  bool beats = false;     ///< for its host: it may be joining still
   uint64_t begin_ns = 0;  ///< not alive: when its next life begins; kForever: never
   uint64_t stopped_until_ns = 0;
   uint64_t leaves_for_ns = 0;  ///< it is asked to leave the pool for so long
@@ -230,7 +231,7 @@ class World {
   /// As the host sees a word of its own.
   uint64_t peek(uint32_t host, uint64_t offset) const {
     const Machine* machine = machine_of_[host];
-    return machine != nullptr ? machine->cache.peek(offset)
+    return machine != nullptr ? machine->cache.peek_own(offset)
                               : memory_.read(offset / BH_LINE_BYTES)[offset / 8 % 8];
   }
   /// Two machines run as one host, or did: from here on only copies are right, and it ends.
