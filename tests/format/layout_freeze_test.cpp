@@ -124,7 +124,7 @@ TEST(LayoutFreeze, HostSlot) {
       FIELD(bh_host_slot, fenced, 6, 2),    FIELD(bh_host_slot, machine_id, 8, 8),
       FIELD(bh_host_slot, boot_id, 16, 8),  FIELD(bh_host_slot, nonce, 24, 8),
       FIELD(bh_host_slot, turn, 32, 8),     FIELD(bh_host_slot, hardware_id, 40, 8),
-      FIELD(bh_host_slot, reserved, 48, 8), FIELD(bh_host_slot, seal, 56, 8),
+      FIELD(bh_host_slot, claim, 48, 8), FIELD(bh_host_slot, seal, 56, 8),
   };
   expect_layout<bh_host_slot>(64, fields);
 }

@@ -219,7 +219,7 @@ bool User::ended_itself() const {
   const auto own = core::DecideWord::unpack(
       machine->cache.peek(context.layout.word(context.host, BH_PART_DECIDE, context.host)));
   const core::Life next{context.host, context.incarnation + 1};
-  return !stage_.world.planted() && own.done && own.inst == context.incarnation &&
+  return !stage_.world.planted_harm() && own.done && own.inst == context.incarnation &&
          own.val == next.value();
 }
 

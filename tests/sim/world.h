@@ -242,6 +242,7 @@ class World {
   const Map& map() const { return *map_; }
   const Plan& plan() const { return plan_; }
   bool planted() const { return plant_ != nullptr; }
+  bool planted_harm() const { return planted() && plant_->harmless_because == nullptr; }
   /// The planted bug, if it is of this kind.
   const Plant* plant(Lie lie) const {
     return plant_ != nullptr && (plant_->lie == lie || plant_->also == lie) &&
