@@ -175,15 +175,20 @@ bh_status check_key(const bh_key& key) {
               current_function, key.size_bytes);
 }
 
-// The first versions of structs that grow; a caller's may be longer, never shorter.
+// Structs that grow: the bytes of the first version, than which no caller's is shorter, and those
+// that this version knows.
 template <class T>
 constexpr uint32_t kBytesV1 = 0;
 template <>
 constexpr uint32_t kBytesV1<bh_create_options> = 48;
 template <>
 constexpr uint32_t kBytesV1<bh_compression> = 32;
-static_assert(sizeof(bh_create_options) == kBytesV1<bh_create_options>);
-static_assert(sizeof(bh_compression) == kBytesV1<bh_compression>);
+template <class T>
+constexpr uint32_t kBytesKnown = sizeof(T);
+template <>
+constexpr uint32_t kBytesKnown<bh_create_options> = offsetof(bh_create_options, reserved);
+static_assert(sizeof(bh_create_options) == 56);
+static_assert(sizeof(bh_compression) == 32);
 
 /// Copies what this library knows of a caller's struct. Members that it does not know must be
 /// zero: a caller that asks for more than we can do must not believe that it got it.
@@ -194,13 +199,14 @@ bh_status read_struct(const T* given, const char* name, T& known) {
                 current_function, name, given->struct_bytes, name);
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (size_t i = sizeof known; i < given->struct_bytes; ++i) {
+  for (size_t i = kBytesKnown<T>; i < given->struct_bytes; ++i) {
     if (bytes[i] == 0) continue;
     return fail(BH_NOT_SUPPORTED,
                 "{}: {} has a member set at byte {} that this library (ABI {}) does not know",
                 current_function, name, i, BH_ABI_VERSION);
   }
-  std::memcpy(&known, given, sizeof known);
+  known = {};
+  std::memcpy(&known, given, std::min<size_t>(given->struct_bytes, sizeof known));
   return BH_OK;
 }
 
@@ -285,6 +291,7 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options) 
     create.evict_low_permille = value_or(given.evict_low_permille, create.evict_low_permille);
     if (given.no_eviction != 0) create.evict_high_permille = create.evict_low_permille = 0;
     create.replace = given.replace != 0;
+    create.mode = value_or(given.mode, create.mode);
     return finish(Pool::create(locator, create));
   });
 }

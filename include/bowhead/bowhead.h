@@ -57,6 +57,8 @@ typedef struct bh_create_options {
   uint32_t evict_low_permille;  /* default 960 */
   uint32_t no_eviction;         /* 1: a full pool answers BH_NO_SPACE */
   uint32_t replace;             /* 1: overwrite what lies at the locator */
+  uint32_t mode; /* permission bits, such as 0660, whatever the umask; default 0600 */
+  uint32_t reserved;
 } bh_create_options;
 
 /* What the values of a namespace look like, [outer][tokens][channels] tensors, contiguous and

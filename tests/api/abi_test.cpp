@@ -3,6 +3,7 @@
 // tested where the pool is; a program that uses it all is c_program.c.
 #include <bowhead/bowhead.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -138,8 +139,35 @@ TEST(AbiCreate, RefusesOptionsOfUnknownSize) {
   bh_create_options options = options_of(32u << 20);
   options.struct_bytes = 0;
   EXPECT_REFUSED(bh_pool_create("shm:bowhead-never", &options), "struct_bytes");
-  options.struct_bytes = sizeof options - 1;
+  options.struct_bytes = 47;  // the first version had 48
   EXPECT_REFUSED(bh_pool_create("shm:bowhead-never", &options), "struct_bytes");
+}
+
+// A program built against the first header passes a shorter struct, and whatever lies behind it.
+TEST(AbiCreate, TakesShorterOptionsAndLooksNoFurther) {
+  bh_create_options options = options_of(32u << 20);
+  options.struct_bytes = 48;
+  options.mode = 0777;
+  options.reserved = 1;
+  const std::string locator = "shm:bowhead-abi-earlier-" + std::to_string(getpid());
+  EXPECT_EQ(bh_pool_create(locator.c_str(), &options), BH_OK) << bh_last_error();
+  EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_OK) << bh_last_error();
+}
+
+TEST(AbiCreate, GivesThePoolItsMode) {
+  bh_create_options options = options_of(32u << 20);
+  const std::string name = "bowhead-abi-mode-" + std::to_string(getpid());
+  const std::string locator = "shm:" + name;
+  for (const uint32_t mode : {0u, 0640u}) {
+    options.mode = mode;
+    EXPECT_EQ(bh_pool_create(locator.c_str(), &options), BH_OK) << bh_last_error();
+    struct stat info;
+    ASSERT_EQ(stat(("/dev/shm/bowhead-" + name).c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 07777, mode == 0 ? 0600 : mode);
+    EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_OK) << bh_last_error();
+  }
+  options.mode = 0666;
+  EXPECT_REFUSED(bh_pool_create(locator.c_str(), &options), "0666");
 }
 
 // A program built against a later header passes a longer struct: fine, as long as it asks for
@@ -156,7 +184,7 @@ TEST(AbiCreate, TakesLongerOptionsOnlyIfTheRestIsZero) {
 
   later.member_of_later = 1;
   EXPECT_EQ(bh_pool_create(locator.c_str(), &later.options), BH_NOT_SUPPORTED);
-  EXPECT_TRUE(error_contains("byte 48")) << bh_last_error();
+  EXPECT_TRUE(error_contains("byte 56")) << bh_last_error();
   EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_NO_SUCH_POOL);
 }
 
