@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // put, get, ls, rm: values and keys of all kinds, and what is said about bad ones.
 #include <filesystem>
+#include <sstream>
 
 #include "tests/cli/run.h"
 
@@ -236,6 +237,35 @@ TEST_F(BlockCommands, AReaderThatGoesAwayIsNoError) {
   const Outcome outcome =
       shell("{ $B get " + shm_locator() + " k; echo code $? >&2; } | head -c 1 > /dev/null");
   EXPECT_EQ(outcome.err, "code 0\n");
+}
+
+// The payload of a sparse pool on a full filesystem: what opening touches is there.
+TEST_F(BlockCommands, AMediumThatFailsIsNamedWithTheBytesAndTheCause) {
+  const Outcome outcome = shell("cd " + folder_.string() + R"sh( &&
+    unshare -m true 2> /dev/null || { echo skip; exit; }
+    unshare -m /bin/sh -e -c '
+      mkdir disk && mount -t tmpfs -o size=40M none disk && p=file:$PWD/disk/pool
+      $0 pool create $p --size 32M > /dev/null
+      head -c 1000000 /dev/zero > value && $0 put $p k value > /dev/null
+      payload=$($0 pool info $p --json | sed -n "s/.*\"payload_bytes\": \([0-9]*\).*/\1/p")
+      fallocate --punch-hole -o $((33554432 - payload)) -l $payload disk/pool
+      cat /dev/zero > disk/rest 2> /dev/null || true
+      for command in "put $p another value" "get $p k -o /dev/null" "pool check $p --payload" \
+          "replay --pool $p --requests 5"; do
+        code=0; $0 $command > out 2>&1 || code=$?
+        echo "$code $command: $(tail -n 1 out)"
+      done' $B)sh");
+  if (outcome.out == "skip\n") GTEST_SKIP() << "mounting needs root";
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  std::istringstream lines(outcome.out);
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    EXPECT_TRUE(line.starts_with("3 ")) << line;
+    EXPECT_NE(line.find("/disk/pool"), std::string::npos) << line;
+    EXPECT_NE(line.find("cannot be read or stored (its filesystem is full"), std::string::npos)
+        << line;
+  }
+  EXPECT_EQ(count, 4) << outcome.out << outcome.err;
 }
 
 }  // namespace

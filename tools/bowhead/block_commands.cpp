@@ -171,14 +171,14 @@ int run_put(const BlockArguments& arguments, const CompressionArguments& compres
   auto pool = open_pool(arguments.locator);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto there = describe_namespace(*pool, arguments.locator, arguments.namespace_name);
-  if (!there && there.status() != Status::NOT_FOUND) return fail(there.error());
+  if (!there && there.status() != Status::NOT_FOUND) return fail(*pool, there.error());
   const auto ns = pool->open_namespace(
       {arguments.namespace_name, there ? there->description : "", *compression});
-  if (!ns) return fail(ns.error());
+  if (!ns) return fail(*pool, ns.error());
   const bool present = static_cast<bool>(pool->length(*ns, *key));
   const ConstSpan bytes{reinterpret_cast<const std::byte*>(value->data()), value->size()};
   const Status stored = pool->put(*ns, *key, {&bytes, 1});
-  if (stored != Status::OK) return fail(about(arguments, *key, stored));
+  if (stored != Status::OK) return fail(*pool, about(arguments, *key, stored));
   print(present ? fmt::format("'{}' is present already and stays as it is\n", key_text(*key))
                 : fmt::format("stored '{}', {}\n", key_text(*key), exact_bytes(value->size())));
   return kOk;
@@ -249,7 +249,7 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
   auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
-  if (!ns) return fail(ns.error());
+  if (!ns) return fail(*pool, ns.error());
   const auto before = pool->info();
   const auto value = read_block(*pool, *ns, *key);
   if (!value) {
@@ -262,7 +262,7 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
       error.detail =
           fmt::format("{}: the block of key '{}' is damaged; `bowhead pool repair` drops it",
                       arguments.locator, key_text(*key));
-    return fail(error);
+    return fail(*pool, error);
   }
   if (path.empty()) {
     print({reinterpret_cast<const char*>(value->data()), value->size()});
@@ -345,11 +345,11 @@ int run_ls(const ListArguments& arguments) {
   auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
-  if (!info) return fail(info.error(), arguments.locator);
+  if (!info) return fail(*pool, info.error(), arguments.locator);
   NamespaceId only = 0;
   if (!arguments.namespace_name.empty()) {
     const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
-    if (!ns) return fail(ns.error());
+    if (!ns) return fail(*pool, ns.error());
     only = *ns;
   }
   std::vector<BlockInfo> blocks;
@@ -357,7 +357,8 @@ int run_ls(const ListArguments& arguments) {
     if (arguments.namespace_name.empty() || block.namespace_id == only) blocks.push_back(block);
     return true;
   });
-  if (listed != Status::OK) return fail({listed, arguments.locator + ": " + status_text(listed)});
+  if (listed != Status::OK)
+    return fail(*pool, {listed, arguments.locator + ": " + status_text(listed)});
   std::sort(blocks.begin(), blocks.end(), [](const BlockInfo& a, const BlockInfo& b) {
     return std::tie(a.namespace_id, a.key) < std::tie(b.namespace_id, b.key);
   });
@@ -385,14 +386,14 @@ int run_rm(const BlockArguments& arguments) {
   auto pool = open_pool(arguments.locator);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
-  if (!ns) return fail(ns.error());
+  if (!ns) return fail(*pool, ns.error());
   const Status removed = pool->remove(*ns, *key);
   if (removed == Status::BUSY)
     return fail(Error{removed, fmt::format("'{}' may still be there: the host that has it did not "
                                            "answer; some process must have the pool open as that "
                                            "host",
                                            key_text(*key))});
-  if (removed != Status::OK) return fail(about(arguments, *key, removed));
+  if (removed != Status::OK) return fail(*pool, about(arguments, *key, removed));
   print(fmt::format("removed '{}'\n", key_text(*key)));
   return kOk;
 }

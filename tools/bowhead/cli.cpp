@@ -80,6 +80,11 @@ int finish_output(int code) {
   return kEnvironment;
 }
 
+ExitCode fail(const Pool& pool, const Error& error, const std::string& about) {
+  const auto failure = pool.media_failure();
+  return failure ? fail(*failure) : fail(error, about);
+}
+
 void add_host_option(CLI::App& app) {
   add_number(
       app, "--host", host_option,

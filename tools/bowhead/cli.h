@@ -28,6 +28,10 @@ ExitCode exit_code(Status status);
 /// not name it; returns the exit code of the status.
 ExitCode fail(const Error& error, const std::string& about = "");
 
+/// The same of an operation on a pool. If the medium failed, that is the message: which bytes of
+/// what, and why.
+ExitCode fail(const Pool& pool, const Error& error, const std::string& about = "");
+
 /// Prints "bowhead: message" to standard error.
 void say(std::string_view message);
 

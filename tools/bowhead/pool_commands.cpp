@@ -51,7 +51,7 @@ int run_create(const CreateArguments& arguments) {
   auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
-  if (!info) return fail(info.error(), arguments.locator);
+  if (!info) return fail(*pool, info.error(), arguments.locator);
   // The last point at which a signal undoes it: whoever reads exit code 0 has a pool.
   if (interruption.came()) return interruption.exit_code();
   made->keep();
@@ -291,9 +291,9 @@ int run_info(const std::string& locator, bool json) {
   auto pool = open_pool(locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), locator);
   const auto info = pool->info();
-  if (!info) return fail(info.error(), locator);
+  if (!info) return fail(*pool, info.error(), locator);
   const auto usage = pool->usage();
-  if (!usage) return fail(usage.error(), locator);
+  if (!usage) return fail(*pool, usage.error(), locator);
   print(json ? json_text(info_json(*info, *usage), 2) + "\n" : info_text(*info, *usage));
   return kOk;
 }
@@ -323,7 +323,7 @@ int run_check(const std::string& locator, bool payload, bool json) {
   if (!pool) return fail(pool.error(), locator);
   const auto report = pool->check(payload, progress.callback());
   progress.clear();
-  if (!report) return fail(report.error(), locator);
+  if (!report) return fail(*pool, report.error(), locator);
   const bool good = report->findings.empty();
   if (json) {
     Json out = {{"locator", locator},
@@ -445,7 +445,7 @@ int run_recompress(const RecompressArguments& arguments) {
   const auto cold_ms = static_cast<uint64_t>(arguments.cold_s * 1000);
   for (;;) {
     const auto done = recompress_all(*pool, cold_ms);
-    if (!done) return fail(done.error(), arguments.locator);
+    if (!done) return fail(*pool, done.error(), arguments.locator);
     if (!arguments.watch || done->recompressed > 0) print_recompressed(*done, arguments.json);
     if (!arguments.watch) return kOk;
     if (const int code = finish_output(kOk); code != kOk) return code;
@@ -476,7 +476,7 @@ Example:
 int run_leave(const std::string& locator) {
   auto pool = open_pool(locator);
   if (!pool) return fail(pool.error(), locator);
-  if (const auto left = pool->leave(); !left) return fail(left.error(), locator);
+  if (const auto left = pool->leave(); !left) return fail(*pool, left.error(), locator);
   print(fmt::format("left {}: the other hosts may take over what this one held\n", locator));
   return kOk;
 }
@@ -498,7 +498,7 @@ Example:
 int run_fence(const std::string& locator, uint32_t host) {
   auto pool = open_pool(locator);
   if (!pool) return fail(pool.error(), locator);
-  if (const auto fenced = pool->fence(host); !fenced) return fail(fenced.error(), locator);
+  if (const auto fenced = pool->fence(host); !fenced) return fail(*pool, fenced.error(), locator);
   print(fmt::format("noted in {}: host {} has stopped writing for good\n", locator, host));
   return kOk;
 }

@@ -119,6 +119,7 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
     if (at >= trace.requests.size()) break;
     const Request& request = trace.requests[at];
     const auto served = engine.serve(trace.ids_of(request), request.input_tokens);
+    if (const auto failed = pool->media_failure()) return *failed;
     if (!served) return served;
     shared.served.fetch_add(1, std::memory_order_relaxed);
   }
