@@ -128,7 +128,7 @@ void aim_at_leases(Dice& random, Plan& plan, Focus focus) {
   plan.weak = plan.weak || focus == Focus::WEAK;
   if (focus == Focus::RETIRES) {
     plan.steps_per_event = 32;
-    plan.faults = {stall(Since::RETIRED, 0, 14 + random.below(14), (6 + random.below(4)) * kMs),
+    plan.faults = {stall(Since::RETIRED, 0, 14 + random.below(14), (8 + random.below(16)) * kMs),
                    stall(Since::LEASE, 1, 40 + random.below(30), (10 + random.below(20)) * kMs)};
   }
   if (focus != Focus::ALONE && focus != Focus::PAIRS) return;
