@@ -16,9 +16,9 @@
 //      (the machine id) proves nothing.
 //   J2 A life beats from the moment that somebody can take it for dead: from the decision that it
 //      follows the last one, before it is published.
-//   J3 Of machines that find this in the same instant one goes on at most: before it asks the others
-//      to agree that its life is next, it claims the slot (Hosts::claim_slot). A claim that does not
-//      become a life is passed over when it has stood for dead_ms without a beat.
+//   J3 Of machines that find this in the same instant one goes on at most: before it asks the
+//      others to agree that its life is next, it claims the slot (Hosts::claim_slot). A claim that
+//      does not become a life is passed over when it has stood for dead_ms without a beat.
 #pragma once
 
 #include <algorithm>
@@ -329,8 +329,8 @@ void Core<A>::relabel_extents(uint64_t extents) {
   }
 }
 
-/// Everything that this host can have left in the caches of this boot goes out; and nothing stays in
-/// them, since another machine may have had the slot after this one, or have it next.
+/// Everything that this host can have left in the caches of this boot goes out; and nothing stays
+/// in them, since another machine may have had the slot after this one, or have it next.
 template <class A>
 void Core<A>::flush_own() {
   const auto& g = c_.layout.geometry();

@@ -76,9 +76,9 @@ class Hosts {
   void publish_beat(uint64_t now_ns, bool live);
   /// Looks at the decisions of all hosts: updates view and acks.
   void observe(uint64_t now_ns);
-  /// Notes whose beat moved, for suspect(), and says whose indexes look-ups read: those of all lives
-  /// that began and are not over. Every process does so each beat, by the thread that beats: a
-  /// process that samples seldom suspects no host.
+  /// Notes whose beat moved, for suspect(), and says whose indexes look-ups read: those of all
+  /// lives that began and are not over. Every process does so each beat, by the thread that beats:
+  /// a process that samples seldom suspects no host.
   void sample(uint64_t now_ns);
   /// The beat of a host moves while it is watched.
   bool beats(uint32_t host, uint64_t watch_ns) const;

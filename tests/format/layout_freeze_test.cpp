@@ -120,11 +120,11 @@ TEST(LayoutFreeze, Superblock) {
 
 TEST(LayoutFreeze, HostSlot) {
   const std::vector<Field> fields = {
-      FIELD(bh_host_slot, state, 0, 4),     FIELD(bh_host_slot, incarnation, 4, 2),
-      FIELD(bh_host_slot, fenced, 6, 2),    FIELD(bh_host_slot, machine_id, 8, 8),
-      FIELD(bh_host_slot, boot_id, 16, 8),  FIELD(bh_host_slot, nonce, 24, 8),
-      FIELD(bh_host_slot, turn, 32, 8),     FIELD(bh_host_slot, hardware_id, 40, 8),
-      FIELD(bh_host_slot, claim, 48, 8), FIELD(bh_host_slot, seal, 56, 8),
+      FIELD(bh_host_slot, state, 0, 4),    FIELD(bh_host_slot, incarnation, 4, 2),
+      FIELD(bh_host_slot, fenced, 6, 2),   FIELD(bh_host_slot, machine_id, 8, 8),
+      FIELD(bh_host_slot, boot_id, 16, 8), FIELD(bh_host_slot, nonce, 24, 8),
+      FIELD(bh_host_slot, turn, 32, 8),    FIELD(bh_host_slot, hardware_id, 40, 8),
+      FIELD(bh_host_slot, claim, 48, 8),   FIELD(bh_host_slot, seal, 56, 8),
   };
   expect_layout<bh_host_slot>(64, fields);
 }

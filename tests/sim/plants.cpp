@@ -199,7 +199,7 @@ constexpr Plant kPlants[] = {
      .part = BH_PART_DECIDE,
      .only_in = Operation::PARTS,
      .focus = Focus::ZOMBIES,
-     .first_seed = 20800},
+     .first_seed = 4000},
     // A content that takes the place of another.
     {.name = "replacement-not-published",
      .lie = Lie::NO_FLUSH,

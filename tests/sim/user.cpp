@@ -168,7 +168,7 @@ void User::beat() {
     stage_.world.end_operation(static_cast<uint64_t>(beaten.status()));
     beating_ = false;
     looked_at_ns = begun_ns;
-    if (!beaten) expect("beat", beaten.error(), {});
+    if (!beaten) end_soon("beat", beaten.error());
   }
 }
 
@@ -181,8 +181,14 @@ void User::serve() {
     const auto worked = core_->work();
     stage_.world.end_operation(static_cast<uint64_t>(worked.status()));
     serving_ = false;
-    if (!worked) expect("work", worked.error(), {});
+    if (!worked) end_soon("work", worked.error());
   }
+}
+
+/// The other threads go on until one of them is told too, or this one ends the process.
+void User::end_soon(const char* name, const Error& error) {
+  if (!machine->innocent) stage_.world.sleep(1 + below(8 * kBeatNs));
+  if (!silent_) expect(name, error, {});
 }
 
 /// Neither goes on while a handle is closed.

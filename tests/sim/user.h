@@ -101,6 +101,7 @@ class User final : public Process {
   void operate_all();
   void beat();
   void serve();
+  void end_soon(const char* name, const Error& error);
   void attach();
   void operate();
   void leave_for(uint64_t duration_ns);

@@ -25,7 +25,7 @@ typedef struct bh_host_slot {
   uint64_t nonce;
   uint64_t turn;
   uint64_t hardware_id; /* that no disk image carries; 0: unknown */
-  uint64_t claim;       /* not 0: a machine is about to begin the next life; all else is as before */
+  uint64_t claim; /* not 0: a machine is about to begin the next life; all else is as before */
   uint64_t seal;
 } bh_host_slot;
 BH_FORMAT_SIZE(bh_host_slot, 64);
