@@ -2,10 +2,10 @@
 // Pool: KV blocks under their keys, in memory that many processes share.
 //
 // Thread-safety: every method of an open Pool may be called from any thread at any time; leaving,
-// moving and destroying it may not overlap a call. After fork() the child's copy of a handle answers FORKED to
-// everything; the child opens the pool anew. Destroying the copy gives back what it has of the
-// pool's memory and files, and leaves alone what threads of the parent worked with: some private
-// memory of the child stays allocated.
+// moving and destroying it may not overlap a call. After fork() the child's copy of a handle
+// answers FORKED to everything; the child opens the pool anew. Destroying the copy gives back what
+// it has of the pool's memory and files, and leaves alone what threads of the parent worked with:
+// some private memory of the child stays allocated.
 //
 // If the medium fails (its file is cut short, its filesystem is full, its device returns an error),
 // the process lives, and every method of the handle returns MEDIA_ERROR from then on, an operation
@@ -357,7 +357,8 @@ class Pool {
   /// Reservations and leases of this handle end, and nothing may be stored through their pointers
   /// any more: their blocks are the successor's. Everything but closing answers HOST_FENCED
   /// afterwards. Pools of one host have nothing to leave: OK. Returns IN_USE (other processes of
-  /// this host have the pool open) and BUSY (one is opening it), and the membership goes on; FORKED.
+  /// this host have the pool open) and BUSY (one is opening it), and the membership goes on;
+  /// FORKED.
   Result<void> leave();
 
   /// The operator vouches that a host which died has stopped writing to the memory for good: its

@@ -10,10 +10,10 @@
 //
 // Invariants
 //   J1 A life is taken up or followed in its own slot only by a machine that knows that no other
-//      one writes there: the slot was left in order, after which nothing was stored; or its life is over and fenced; or it is of
-//      this very boot, or of this very hardware before it booted again; and its beat stands still,
-//      unless a process of this kernel has the pool open as that host. What a disk image carries
-//      (the machine id) proves nothing.
+//      one writes there: the slot was left in order, after which nothing was stored; or its life
+//      is over and fenced; or it is of this very boot, or of this very hardware before it booted
+//      again; and its beat stands still, unless a process of this kernel has the pool open as that
+//      host. What a disk image carries (the machine id) proves nothing.
 //   J2 A life beats from the moment that somebody can take it for dead: from the decision that it
 //      follows the last one, before it is published.
 //   J3 Of machines that find this in the same instant one goes on at most: before it asks the
