@@ -25,6 +25,7 @@ struct Case {
 void add_lease(std::vector<Case>& cases);
 void add_hazard_limit(std::vector<Case>& cases);
 void add_adopter(std::vector<Case>& cases);
+void add_claim(std::vector<Case>& cases);
 void add_channel(std::vector<Case>& cases);
 void add_grant(std::vector<Case>& cases);
 void add_join(std::vector<Case>& cases);
@@ -34,7 +35,7 @@ void add_settled(std::vector<Case>& cases);
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const auto add : {add_lease, add_hazard_limit, add_settled, add_adopter, add_channel,
-                         add_grant, add_join, add_succession})
+                         add_grant, add_claim, add_join, add_succession})
     add(cases);
   return cases;
 }
