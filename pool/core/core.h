@@ -429,6 +429,7 @@ class Core {
   void succeed_the_dead(bool locked = false);
   OwnWord own_of(uint32_t host, uint64_t extent) const;
   void refresh_own_words() const;
+  std::vector<uint32_t> writers_of_extents() const;
   void write_own(uint64_t extent, const OwnWord& word);
   Holding holding_of(uint64_t extent, std::optional<uint64_t> others_since = {}) const;
   void confirm_adopted();

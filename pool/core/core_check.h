@@ -45,15 +45,28 @@ Hash128 Core<A>::key_hash(uint64_t slot, const bh_block_header& header) const {
   return hash128(key.data(), key.size(), header.namespace_id);
 }
 
+/// Of each extent, the host whose index names the blocks in it. What the index of a host says that
+/// lost an extent, since its life is over, its successor's says too.
+template <class A>
+std::vector<uint32_t> Core<A>::writers_of_extents() const {
+  std::vector<uint32_t> writers(c_.layout.geometry().extent_count, 0);
+  if (c_.alone()) return writers;
+  refresh_own_words();
+  for (uint64_t e = 0; e < writers.size(); ++e) writers[e] = holding_of(e).writer;
+  return writers;
+}
+
 template <class A>
 template <class Visit>
 void Core<A>::for_each_block(Visit visit) const {
+  const std::vector<uint32_t> writers = writers_of_extents();
   bool more = true;
   for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
     index_.for_each(host, [&](const Found& found) {
       const bh_index_entry& entry = found.entry;
       if (!more || !c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
       const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+      if (writers[c_.layout.extent_of_slot(slot)] != host) return;
       bh_block_header header;
       c_.acquire_from(host, c_.layout.header(slot), BH_LINE_BYTES);
       if (read_header(slot, header) && header.stamp == entry.stamp)
@@ -99,10 +112,14 @@ void Core<A>::fill_info(PoolInfo& info) {
       }
     });
   }
+  const std::vector<uint32_t> writers = writers_of_extents();
   uint64_t sums[BH_COUNTER_ROOM] = {};
   for (uint32_t host = 0; host < g.host_count; ++host) {
     if (!view || host != near) {
       index_.for_each(host, [&](const Found& found) {
+        const uint64_t offset = found.entry.block_offset;
+        if (!c_.layout.valid_block(offset, found.entry.stored_bytes)) return;
+        if (writers[c_.layout.extent_of_slot(c_.layout.slot_of(offset))] != host) return;
         info.blocks += 1;
         info.used_bytes += static_cast<int64_t>(c_.layout.block_bytes(found.entry.stored_bytes, 1));
       });

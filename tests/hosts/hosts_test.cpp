@@ -409,6 +409,11 @@ TEST(Hosts, WhoLeavesIsSucceededAtOnce) {
   first.reset();
   EXPECT_TRUE(eventually([&] { return !all_there(second, "a", 20) || ended(second, 0); }));
   EXPECT_TRUE(all_there(second, "a", 20));
+  // Each once, though the index of who left names them still.
+  uint64_t listed = 0;
+  EXPECT_EQ(second.pool().list([&](const BlockInfo&) { return ++listed > 0; }), Status::OK);
+  EXPECT_EQ(listed, 20u);
+  EXPECT_EQ(second.pool().info()->blocks, 20u);
   EXPECT_EQ(fill(second, "b"), room_of(shared, shared.extents()) - 20);
   EXPECT_EQ(second.info_of(1).extents_custody, 0u);
   for (const char* name : {"a-0", "b-0"}) {
