@@ -311,11 +311,11 @@ bool Core<A>::move(const Block& block) {
   const Hash128 hash{header.key_hash[0], header.key_hash[1]};
   if (c_.layout.block_bytes(header.stored_bytes, header.key_bytes) > block.block_bytes)
     return retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
-  // Into holes only: a fresh extent would be one of those that are being emptied.
-  const auto target =
-      stamps_left() ? allocator_.reserve(block.block_bytes, {.may_cut = false}) : std::nullopt;
-  if (!target) return false;
   const bool checked = header.checksum_kind != BH_CHECKSUM_NONE;
+  // Into holes only: a fresh extent would be one of those that are being emptied.
+  const Terms terms{.may_cut = false, .in_custody = checked};
+  const auto target = stamps_left() ? allocator_.reserve(block.block_bytes, terms) : std::nullopt;
+  if (!target) return false;
   uint64_t checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
   if (checked && checksum != header.payload_checksum && !c_.alone()) {
     // As in copy_out(): of a block that came along in custody, this host may have lines of an

@@ -230,6 +230,7 @@ void aim_at_custody(Dice& random, Plan& plan) {
   plan.keys = 12 + static_cast<uint32_t>(random.below(5));
   plan.larger_share = 64;
   plan.larger_from = 8;
+  plan.some_without_sum = random.below(2) == 0;
   plan.stall_share = 0;
   plan.faults = {
       crash(1, 20'000 + random.below(80'000), random.below(4) == 0 ? 150 * kMs : kForever)};

@@ -49,6 +49,10 @@ void Rules::check_entry(uint64_t at, const core::Line& line) {
   if (thread.knew_it_is_over && thread.operation != Operation::WORK)
     world_->fail("zombie", fmt::format("host {} publishes an entry and knows that life {} is over",
                                        machine.host, incarnation));
+  if ((entry.flags & BH_ENTRY_COPY_ONLY) != 0 && entry.payload_checksum == 0)
+    world_->fail("custody", fmt::format("host {} stores a block without a checksum where a stale "
+                                        "writer may still store",
+                                        machine.host));
   const auto lineage = model_->lineage_of_sum(entry.payload_checksum);
   if (!lineage || entry.payload_checksum == 0) return;
   const auto [standing, fresh] = segment.standing.try_emplace(*lineage, 0);

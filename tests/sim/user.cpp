@@ -253,6 +253,8 @@ void User::operate() {
     case Work::CUSTODY:
       if (machine->host != 0) return roll < 60 ? put() : roll < 95 ? remove() : get();
       if (stage_.world.faults_left()) return roll < 80 ? get() : put();
+      if (stage_.world.plan().some_without_sum && roll < 30)
+        return roll < 15 ? reserve() : finish_reservation();
       return roll < 60 ? put() : remove();
     case Work::GREEDY:
       if (machine->host + 1 == stage_.world.plan().shape.hosts ||
