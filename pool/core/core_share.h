@@ -357,9 +357,11 @@ void Core<A>::survey(uint64_t now_ns) {
   std::vector<uint64_t> claims;
   std::vector<std::pair<uint64_t, Holding>> inherited;
   std::map<std::pair<uint32_t, uint32_t>, bool> mine;  // lives that this host succeeds
+  uint64_t holders = own_bit();
   refresh_own_words();
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     const Holding now = holding_of(e);
+    if (now.life.incarnation != 0) holders |= uint64_t{1} << now.life.host;
     if (now.life == self) {
       const bool to_ended =
           now.word.state == BH_OWN_GIVEN && c_.ended({now.word.slot, now.word.incarnation});
@@ -390,6 +392,7 @@ void Core<A>::survey(uint64_t now_ns) {
       write_own(e, own);
     }
   }
+  hosts_.forget_hosts_but(holders);
   // Others that look for room see how much there is here (room_of()).
   c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
                   sizeof(bh_extent_state) * c_.layout.geometry().extent_count);

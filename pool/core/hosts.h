@@ -76,10 +76,13 @@ class Hosts {
   void publish_beat(uint64_t now_ns, bool live);
   /// Looks at the decisions of all hosts: updates view and acks.
   void observe(uint64_t now_ns);
-  /// Notes whose beat moved, for suspect(), and says whose indexes look-ups read: those of all
-  /// lives that began and are not over. Every process does so each beat, by the thread that beats:
-  /// a process that samples seldom suspects no host.
+  /// Notes whose beat moved, for suspect(), and lets look-ups read the indexes of all hosts whose
+  /// life has begun and is not over. Every process does so each beat, by the thread that beats: a
+  /// process that samples seldom suspects no host.
   void sample(uint64_t now_ns);
+  /// Look-ups read no indexes any more but those of hosts whose life is not over, and of `holders`
+  /// (a bit each), who have extents that nobody has adopted yet.
+  void forget_hosts_but(uint64_t holders);
   /// The beat of a host moves while it is watched.
   bool beats(uint32_t host, uint64_t watch_ns) const;
   /// A fresh look: another machine has begun a life in this slot, or runs in this one.
@@ -316,9 +319,7 @@ void Hosts<A>::observe(uint64_t now_ns) {
 
 template <class A>
 void Hosts<A>::sample(uint64_t now_ns) {
-  const uint64_t probed_at = c_.private_word(offsetof(bh_host_private, probed_hosts));
-  uint64_t probed_before = c_.access.load(probed_at);
-  uint64_t probed = 0;
+  uint64_t live = 0;
   for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, beat_at(h), sizeof(bh_host_beat));
   c_.access.coherence_fence();
   struct Now {
@@ -344,11 +345,26 @@ void Hosts<A>::sample(uint64_t now_ns) {
       seen = {beat, incarnation.value_or(seen.incarnation), ended, seen_ns, now_ns, 0};
     seen.sampled_at_ns = now_ns;
     ++seen.samples;
-    if (seen.incarnation != 0 && seen.incarnation >= seen.ended) probed |= uint64_t{1} << d;
+    if (seen.incarnation != 0 && seen.incarnation >= seen.ended) live |= uint64_t{1} << d;
   }
   guard.unlock();
-  // If it fails, another process of this host has looked since this one did.
-  if (probed != probed_before) c_.access.cas(probed_at, probed_before, probed);
+  const uint64_t probed_at = c_.private_word(offsetof(bh_host_private, probed_hosts));
+  uint64_t probed = c_.access.load(probed_at);
+  while ((probed | live) != probed && !c_.access.cas(probed_at, probed, probed | live)) {
+  }
+}
+
+template <class A>
+void Hosts<A>::forget_hosts_but(uint64_t holders) {
+  const uint64_t probed_at = c_.private_word(offsetof(bh_host_private, probed_hosts));
+  uint64_t before = c_.access.load(probed_at), probed = holders;
+  for (uint32_t h = 0; h < count(); ++h) {
+    const auto slot = read_slot(h);
+    if (slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}))
+      probed |= uint64_t{1} << h;
+  }
+  // If it fails, a host has joined meanwhile.
+  if (probed != before) c_.access.cas(probed_at, before, probed & before);
 }
 
 template <class A>
