@@ -257,8 +257,10 @@ void World::event() {
   const Operation operation = current_->operation;
   const bool host_waits = operation == Operation::BEAT || operation == Operation::ATTACH ||
                           operation == Operation::LEAVE || operation == Operation::DETACH;
+  // Who joins is missed from the decision on that makes its life the next, and beats a moment after.
   const bool slow = plan_.slow_duties && current_->process != nullptr &&
-                    (operation == Operation::WORK || operation == Operation::ATTACH);
+                    (operation == Operation::WORK ||
+                     (operation == Operation::ATTACH && current_->process->beats));
   const uint64_t most_ns = slow         ? 3 * kTimes.dead_ms * kMs
                            : host_waits ? plan_.stall_ns
                                         : 4 * plan_.stall_ns;
