@@ -339,15 +339,25 @@ void Core<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>>& vie
                             CheckReport& report, bool payload, const Progress& progress) {
   uint64_t seen = 0;
   std::vector<Found> doubtful;
+  std::vector<uint32_t> writers = writers_of_extents();
+  const auto counts = [&](const Found& found) {
+    const uint64_t offset = found.entry.block_offset;
+    return !c_.layout.valid_block(offset, found.entry.stored_bytes) ||
+           writers[c_.layout.extent_of_slot(c_.layout.slot_of(offset))] == found.host;
+  };
   for (uint32_t host = 0; host < hosts_.count(); ++host) {
     index_.for_each(host, [&](const Found& found) {
+      if (!counts(found)) return;
       if (progress && ++seen % 64 == 0) progress(seen, 0, "checking blocks");
       if (entry_fault(found, payload, report) || housekeeping_fault(found, views[host].get()))
         doubtful.push_back(found);
     });
   }
-  if (!doubtful.empty()) c_.settle();
+  if (doubtful.empty()) return;
+  c_.settle();
+  writers = writers_of_extents();
   for (const Found& found : doubtful) {
+    if (!counts(found)) continue;
     CheckReport counted_before;
     const auto fault = entry_fault(found, payload, counted_before);
     const char* housekeeping = housekeeping_fault(found, views[found.host].get());
