@@ -75,8 +75,8 @@ bool replace_mapping(const siginfo_t& info) {
   if (!first && !memory_error) return true;
   void* const start = reinterpret_cast<void*>(begin);
   const size_t bytes = entry->end.load(std::memory_order_relaxed) - begin;
-  // The system call itself: what is loaded and stored there meanwhile is no race, but ThreadSanitizer
-  // takes mmap() for a store to all of it.
+  // The system call itself: what is loaded and stored there meanwhile is no race, but
+  // ThreadSanitizer takes mmap() for a store to all of it.
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   if (syscall(SYS_mmap, start, bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0) ==
       static_cast<long>(begin))

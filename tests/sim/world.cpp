@@ -257,7 +257,7 @@ void World::event() {
   const Operation operation = current_->operation;
   const bool host_waits = operation == Operation::BEAT || operation == Operation::ATTACH ||
                           operation == Operation::LEAVE || operation == Operation::DETACH;
-  // Who joins is missed from the decision on that makes its life the next, and beats a moment after.
+  // Who joins is missed from the decision on that makes its life the next; it beats a moment later.
   const bool slow = plan_.slow_duties && current_->process != nullptr &&
                     (operation == Operation::WORK ||
                      (operation == Operation::ATTACH && current_->process->beats));
