@@ -80,8 +80,8 @@ class Hosts {
   /// life has begun and is not over. Every process does so each beat, by the thread that beats: a
   /// process that samples seldom suspects no host.
   void sample(uint64_t now_ns);
-  /// Look-ups read no indexes any more but those of hosts whose life is not over, and of `holders`
-  /// (a bit each), who have extents that nobody has adopted yet.
+  /// From now on look-ups read only the indexes of hosts whose life is not over, and of `holders`
+  /// (a bit each): hosts with extents that no successor has adopted yet.
   void forget_hosts_but(uint64_t holders);
   /// The beat of a host moves while it is watched.
   bool beats(uint32_t host, uint64_t watch_ns) const;
@@ -363,7 +363,8 @@ void Hosts<A>::forget_hosts_but(uint64_t holders) {
     if (slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}))
       probed |= uint64_t{1} << h;
   }
-  // If it fails, a host has joined meanwhile.
+  // If it fails, a host has joined meanwhile. No order with other words is needed: who reads an old
+  // value misses blocks, or looks in vain, until the next beat.
   if (probed != before) c_.access.cas(probed_at, before, probed & before);
 }
 
