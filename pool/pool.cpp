@@ -43,19 +43,35 @@ std::span<const std::byte> superblock_bytes(const Media& media, uint32_t copy) {
   return {media.base() + at, sizeof(bh_superblock)};
 }
 
-Result<OpenedMedia> open_with_superblock(const std::string& locator,
-                                         MediaUse use = MediaUse::STORE) {
-  auto media = open_media(locator, use);
-  if (!media) return with_locator(locator, media.error());
+/// How often a locator is looked up again because the pool there was destroyed or replaced since.
+constexpr int kMostLooks = 100;
+Error always_replaced(const std::string& locator) {
+  return {Status::BUSY, locator + ": is destroyed or replaced time and again; try later"};
+}
+
+/// CLOSED: it was destroyed or replaced since it was opened, and the name leads elsewhere.
+Result<OpenedMedia> with_superblock(const std::string& locator, std::unique_ptr<Media> media) {
   OpenedMedia opened;
-  opened.media = std::move(media).value();
+  opened.media = std::move(media);
   auto superblock =
       core::read_superblock(superblock_bytes(*opened.media, 0), superblock_bytes(*opened.media, 1),
                             opened.media->size_bytes(), &opened.second_used);
   if (auto failed = opened.media->failure()) return with_locator(locator, *failed);
+  if (!superblock && !opened.media->has_name()) return Status::CLOSED;
   if (!superblock) return with_locator(locator, superblock.error());
   opened.superblock = *superblock;
   return opened;
+}
+
+Result<OpenedMedia> open_with_superblock(const std::string& locator,
+                                         MediaUse use = MediaUse::STORE) {
+  for (int look = 0; look < kMostLooks; ++look) {
+    auto media = open_media(locator, use);
+    if (!media) return with_locator(locator, media.error());
+    auto opened = with_superblock(locator, std::move(media).value());
+    if (opened.status() != Status::CLOSED) return opened;
+  }
+  return always_replaced(locator);
 }
 
 void store_superblock(Media& media, bh_superblock superblock, uint32_t copy) {
@@ -72,9 +88,8 @@ bool holds_superblock(const Media& media, bh_superblock superblock, uint32_t cop
 
 /// The object has lost its name; whoever has it mapped is told. What cannot be written is not: then
 /// they learn it from the lost name (Pool::Impl::destroyed()).
-void mark_destroyed(Media& media) {
+void mark_destroyed(const Media& media, NativeAccess& access) {
   if (!media.writable()) return;
-  NativeAccess access(media, choose_flush_kind(true));
   for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
     const uint64_t at = uint64_t{copy} * BH_SUPERBLOCK_COPY_OFFSET;
     access.store(at + offsetof(bh_superblock, magic), BH_SUPERBLOCK_DESTROYED);
@@ -82,10 +97,28 @@ void mark_destroyed(Media& media) {
   }
 }
 
-/// Some process has the pool open, or is opening it: some liveness lock is held.
-bool in_use(const std::string& locator) {
-  auto media = open_media(locator, MediaUse::LOOK);
-  return media && NativeAccess::anybody_locks((*media)->lock_fd());
+/// What is about to lose its name.
+struct Doomed {
+  OpenedMedia opened;
+  std::unique_ptr<NativeAccess> access;
+};
+
+/// Opens what is to be removed or replaced. `alone`: with all its locks, so that nobody of this
+/// machine has the pool open, and nobody opens it, until the object goes; IN_USE otherwise.
+Result<Doomed> open_doomed(const std::string& locator, bool alone) {
+  for (int look = 0; look < kMostLooks; ++look) {
+    auto media = open_media(locator, MediaUse::REMOVE);
+    if (!media) return with_locator(locator, media.error());
+    auto access = std::make_unique<NativeAccess>(**media, choose_flush_kind(true));
+    if (alone && access->lock_all() == core::LockResult::HELD) return Status::IN_USE;
+    // Who held the locks before may have removed or replaced it: then look at the name again.
+    if (!(*media)->has_name()) continue;
+    auto opened = with_superblock(locator, std::move(media).value());
+    if (opened.status() == Status::CLOSED) continue;
+    if (!opened) return opened.error();
+    return Doomed{std::move(opened).value(), std::move(access)};
+  }
+  return always_replaced(locator);
 }
 
 Result<void> check_options(const CreateOptions& o) {
@@ -219,6 +252,7 @@ class Pool::Impl {
     (void)media_->sync(0, media_->size_bytes());
   }
 
+  static Result<Pool> open(const std::string& locator, const OpenOptions& options);
   static Result<Pool> open(const std::string& locator, OpenedMedia opened, uint32_t host,
                            const Progress& progress) {
     Handle impl(new Impl(locator, std::move(opened), host));
@@ -236,6 +270,8 @@ class Pool::Impl {
     if (auto ok = protect(); !ok) return ok;
     auto joined = core_.attach(progress, [this] { start_beating(); });
     attached_ = static_cast<bool>(joined);
+    // Whoever replaced or destroyed it held the locks that this process waited for.
+    if (joined && destroyed()) return Status::CLOSED;
     if (joined) start_working();
     return joined;
   }
@@ -356,12 +392,8 @@ class Pool::Impl {
   /// A fresh look at the first line of the superblock, and at the name.
   bool is_gone() {
     access_.acquire(0, BH_LINE_BYTES);
-    const uint64_t magic = access_.load(offsetof(bh_superblock, magic));
-    if (magic == BH_SUPERBLOCK_DESTROYED || !media_->has_name()) return true;
-    // Another pool in its place. A damaged line says nothing: the second copy may be in use.
-    return magic == BH_SUPERBLOCK_MAGIC &&
-           access_.load(offsetof(bh_superblock, pool_id)) != superblock_.pool_id[0] &&
-           access_.load(offsetof(bh_superblock, pool_id) + 8) != superblock_.pool_id[1];
+    return access_.load(offsetof(bh_superblock, magic)) == BH_SUPERBLOCK_DESTROYED ||
+           !media_->has_name();
   }
 
   std::chrono::milliseconds beat_period() const {
@@ -433,9 +465,15 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
       .min_block_bytes = options.min_block_bytes};
   const auto geometry = core::plan_geometry(choice);
   if (!geometry) return with_locator(locator, geometry.error());
-  if (options.replace && in_use(locator))
-    return Error{Status::IN_USE,
-                 locator + ": processes have this pool open; end them before you replace it"};
+  std::optional<Doomed> old;
+  if (options.replace) {
+    auto doomed = open_doomed(locator, /*alone=*/true);
+    if (doomed) old = std::move(doomed).value();
+    if (doomed.status() == Status::IN_USE)
+      return Error{Status::IN_USE,
+                   locator + ": processes have this pool open; end them before you replace it"};
+  }
+  bool replaced = false;
   MediaCreateOptions media_options{.size_bytes = choice.total_bytes,
                                    .replace = options.replace,
                                    .mode = static_cast<mode_t>(options.mode)};
@@ -454,11 +492,29 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
     if (auto failed = media.failure()) return *failed;
     return synced;
   };
+  media_options.replaced = [&] {
+    replaced = true;
+    if (old) mark_destroyed(*old->opened.media, *old->access);
+    old.reset();  // and its space is free
+  };
   const auto media = create_media(locator, media_options);
-  return media ? Result<void>{} : with_locator(locator, media.error());
+  if (media) return {};
+  auto error = with_locator(locator, media.error());
+  if (replaced) error.detail += "; the pool that was there is gone";
+  return error;
 }
 
 Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {
+  // What was destroyed or replaced while it was opened is CLOSED: the name leads elsewhere now.
+  for (int look = 0; look < kMostLooks; ++look) {
+    auto pool = Impl::open(locator, options);
+    if (pool.status() != Status::CLOSED) return pool;
+  }
+  return always_replaced(locator);
+}
+
+/// As the host that the options say.
+Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& options) {
   const bool observe = options.observe && options.host == kAnyHost;
   auto opened = open_with_superblock(locator, observe ? MediaUse::LOOK : MediaUse::STORE);
   if (!opened) return opened.error();
@@ -470,7 +526,7 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
                    fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
                                "numbered from 0",
                                locator, host, count)};
-    return Impl::open(locator, std::move(opened).value(), host, options.progress);
+    return open(locator, std::move(opened).value(), host, options.progress);
   }
   // Any host: one that this machine had, unless another machine runs as it now; else a free one.
   std::vector<uint32_t> hosts = former_slots(*opened);
@@ -479,7 +535,7 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
   for (const uint32_t host : hosts) {
     auto again = open_with_superblock(locator);
     if (!again) return again.error();
-    auto pool = Impl::open(locator, std::move(again).value(), host, options.progress);
+    auto pool = open(locator, std::move(again).value(), host, options.progress);
     if (pool || pool.status() != Status::HOST_ID_IN_USE) return pool;
   }
   return Error{Status::LIMIT_REACHED,
@@ -489,17 +545,17 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
 }
 
 Result<void> Pool::destroy(const std::string& locator, bool force) {
-  auto opened = open_with_superblock(locator, MediaUse::REMOVE);
-  if (!opened &&
-      !(force && opened.status() != Status::NO_SUCH_POOL && opened.status() != Status::BAD_LOCATOR))
-    return opened.error();
-  if (!force && NativeAccess::anybody_locks(opened->media->lock_fd()))
+  auto doomed = open_doomed(locator, /*alone=*/!force);
+  if (doomed.status() == Status::IN_USE)
     return Error{Status::IN_USE, locator +
                                      ": processes have this pool open; end them, or destroy "
                                      "it all the same with --force"};
+  if (!doomed &&
+      !(force && doomed.status() != Status::NO_SUCH_POOL && doomed.status() != Status::BAD_LOCATOR))
+    return doomed.error();
   const auto removed = remove_media(locator);
   if (!removed) return with_locator(locator, removed.error());
-  if (opened) mark_destroyed(*opened->media);
+  if (doomed) mark_destroyed(*doomed->opened.media, *doomed->access);
   return {};
 }
 

@@ -56,7 +56,9 @@ struct CreateOptions {
   uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
   uint32_t evict_low_permille = 960;   ///< and goes on until below this
   SharingTimes times = {};             ///< between hosts
-  bool replace = false;                ///< overwrite what lies at the locator
+  /// What lies at the locator loses its name to the new pool: once that is whole, or before it is
+  /// made if there is no room for both.
+  bool replace = false;
   uint32_t mode = 0600;                ///< who may open it: permission bits, whatever the umask
   Progress progress = {};
   std::function<bool()> cancelled = {};  ///< asked at least every 64 MiB; true: stop, CANCELLED
@@ -240,7 +242,7 @@ class Pool {
   /// the index. With several hosts two threads run while it is open: one beats for the host, the
   /// other does its duties (docs/sharing.md). Returns
   /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process
-  /// is opening it and hangs, or the hosts do not agree), LIMIT_REACHED (too many processes, no
+  /// is opening or replacing it for long, or the hosts do not agree), LIMIT_REACHED (too many processes, no
   /// free host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it
   /// still have the pool open), INVALID_ARGUMENT (host), and what open_media() returns.
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});

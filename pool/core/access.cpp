@@ -57,6 +57,12 @@ struct flock range_lock(short type, int64_t start) {
   return lock;
 }
 
+struct flock all_locks() {
+  auto lock = range_lock(F_WRLCK, kLockBase);
+  lock.l_len = kHostLockBase - kLockBase + BH_HOSTS_MAX;
+  return lock;
+}
+
 /// The descriptors that hold liveness locks. A child shares their open file descriptions and would
 /// keep its dead parent alive, so the fork handler puts /dev/null in their place (closing them
 /// would free the numbers under their owners).
@@ -251,9 +257,14 @@ bool NativeAccess::process_alive(uint32_t host, uint32_t process) const {
   return fcntl(lock_fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
+LockResult NativeAccess::lock_all() {
+  if (!media_.writable()) return anybody_locks(lock_fd_) ? LockResult::HELD : LockResult::TAKEN;
+  auto lock = all_locks();
+  return fcntl(lock_fd_, F_OFD_SETLK, &lock) == 0 ? LockResult::TAKEN : LockResult::HELD;
+}
+
 bool NativeAccess::anybody_locks(int lock_fd) {
-  auto lock = range_lock(F_WRLCK, kLockBase);
-  lock.l_len = kHostLockBase - kLockBase + BH_HOSTS_MAX;
+  auto lock = all_locks();
   return fcntl(lock_fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 

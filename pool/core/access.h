@@ -140,6 +140,9 @@ class NativeAccess {
   /// The lock under which processes of a host join, leave and rebuild. Waits up to `wait_ms`.
   LockResult lock_host(uint32_t host, uint64_t wait_ms);
   void unlock_host(uint32_t host);
+  /// Takes all liveness and host locks of this inode at once, until this object goes: nobody has
+  /// the pool open, and who opens it waits. Where it was opened to look, HELD only says who has it.
+  LockResult lock_all();
   /// Some process holds a liveness or host lock of this inode (other than through this descriptor).
   static bool anybody_locks(int lock_fd);
   /// True in a child of the process that made this object.

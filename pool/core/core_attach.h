@@ -39,8 +39,8 @@ Result<void> Core<A>::attach(const Progress& progress, const StartBeating& start
   while (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD) {
     if (!c_.alone() && hosts_.beats(c_.host, uint64_t{c_.times.dead_ms} * 1'000'000)) continue;
     return Error{Status::BUSY,
-                 "another process has been opening this pool for 10 seconds; if it "
-                 "hangs, end it and try again"};
+                 "another process has been opening or replacing this pool for 10 seconds; "
+                 "if it hangs, end it and try again"};
   }
   Result<void> joined = join_host(/*take_over=*/false, progress);
   if (joined) joined = take_process_slot();

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <random>
 #include <vector>
 
 namespace bowhead {
@@ -49,9 +50,23 @@ Result<UniqueFd> open_regular(const std::string& path, int access, struct stat* 
   }
   if (!S_ISREG(info->st_mode)) return not_regular(path, info->st_mode);
   UniqueFd fd(open(path.c_str(), access | kOpenFlags));
+  if (fd.get() < 0 && errno == ENOENT) return missing(path);
   if (fd.get() < 0 || fstat(fd.get(), info) != 0) return system_error(path, errno);
   if (!S_ISREG(info->st_mode)) return not_regular(path, info->st_mode);
   return fd;
+}
+
+/// The file that the path leads to, if there is one.
+std::optional<FileId> file_at(const std::string& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0) return std::nullopt;
+  return FileId{info.st_dev, info.st_ino};
+}
+
+std::string unused_name(const std::string& directory) {
+  std::random_device random;
+  return fmt::format("{}/.bowhead-{:08x}{:08x}", directory == "/" ? "" : directory, random(),
+                     random());
 }
 
 std::string user_text(uid_t uid) {
@@ -181,60 +196,64 @@ Result<void> remove_backing_file(const std::string& path) {
   return system_error(path, errno);
 }
 
-NewFile::NewFile(std::string path, UniqueFd fd, State state)
-    : path_(std::move(path)), fd_(std::move(fd)), state_(state) {}
-
 NewFile::NewFile(NewFile&& other) noexcept
     : path_(std::move(other.path_)),
-      fd_(std::move(other.fd_)),
-      state_(std::exchange(other.state_, State::DONE)) {}
+      own_name_(std::exchange(other.own_name_, {})),
+      old_(other.old_),
+      fd_(std::move(other.fd_)) {}
 
 NewFile::~NewFile() {
-  if (state_ == State::NAMED) unlink(path_.c_str());
+  if (!own_name_.empty()) unlink(own_name_.c_str());
 }
 
 Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions& options,
                                uint64_t free_bytes) {
-  struct stat info;
-  Result<UniqueFd> old = open_regular(path, O_RDWR, &info);
-  if (!old && old.status() == Status::NOT_A_POOL) {
-    return Error{Status::NOT_SUPPORTED, old.error().detail};
+  NewFile file;
+  file.path_ = path;
+  if (Result<void> ready = file.look_at_old(options, free_bytes); !ready) return ready.error();
+  const std::string directory = directory_of(path);
+  file.fd_ = UniqueFd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (file.fd() < 0) {  // a filesystem without nameless files
+    const std::string name = unused_name(directory);
+    file.fd_ = UniqueFd(open(name.c_str(), O_RDWR | kOpenFlags | O_CREAT | O_EXCL, 0600));
+    if (file.fd() < 0) return system_error(path, errno);
+    file.own_name_ = name;
   }
-  if (!old && old.status() != Status::NO_SUCH_POOL) return old.error();
-  if (old && !options.replace) {
-    return Error{Status::POOL_EXISTS, path + " exists already; replace it by force or remove it"};
-  }
-  if (old && info.st_uid != geteuid()) {
-    return Error{
-        Status::SYSTEM,
-        fmt::format("{} belongs to {}, who would own the new pool as well; remove it first "
-                    "(`bowhead pool destroy`)",
-                    path, user_text(info.st_uid))};
-  }
-  if (old) free_bytes += uint64_t{static_cast<uint64_t>(info.st_blocks)} * 512;
-  if (options.size_bytes > free_bytes) return medium_full(path, options.size_bytes, free_bytes);
-
-  UniqueFd fd;
-  State state = State::NAMED;
-  if (old) {
-    fd = std::move(*old);
-    if (ftruncate(fd.get(), 0) != 0) return system_error(path, errno);
-  } else {
-    const std::string directory = directory_of(path);
-    fd = UniqueFd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-    if (fd.get() >= 0) {
-      state = State::UNNAMED;
-    } else {  // a filesystem without nameless files
-      fd = UniqueFd(open(path.c_str(), O_RDWR | kOpenFlags | O_CREAT | O_EXCL, 0600));
-      if (fd.get() < 0) return system_error(path, errno);
-    }
-  }
-  NewFile file(path, std::move(fd), state);
   if (fchmod(file.fd(), options.mode) != 0 ||
       ftruncate(file.fd(), static_cast<off_t>(options.size_bytes)) != 0) {
     return system_error(path, errno);
   }
   return file;
+}
+
+// The old file keeps its name until the new one is whole, and never becomes the new one: whoever has
+// it mapped would find another pool under its feet. Without room for both it goes first.
+Result<void> NewFile::look_at_old(const MediaCreateOptions& options, uint64_t free_bytes) {
+  struct stat info {};
+  const bool exists = lstat(path_.c_str(), &info) == 0;
+  if (!exists && errno != ENOENT) return system_error(path_, errno);
+  if (exists && !S_ISREG(info.st_mode)) {
+    return Error{Status::NOT_SUPPORTED, not_regular(path_, info.st_mode).detail};
+  }
+  if (exists && !options.replace) {
+    return Error{Status::POOL_EXISTS, path_ + " exists already"};
+  }
+  if (exists && info.st_uid != geteuid()) {
+    return Error{Status::SYSTEM, fmt::format("{} belongs to {}; remove it first (`bowhead pool "
+                                             "destroy`)",
+                                             path_, user_text(info.st_uid))};
+  }
+  const uint64_t old_bytes = uint64_t{static_cast<uint64_t>(info.st_blocks)} * 512;
+  if (options.size_bytes > free_bytes + old_bytes) {
+    return medium_full(path_, options.size_bytes, free_bytes + old_bytes);
+  }
+  if (exists && options.size_bytes > free_bytes) {
+    if (unlink(path_.c_str()) != 0) return system_error(path_, errno);
+    if (options.replaced) options.replaced();
+  } else if (exists) {
+    old_ = FileId{info.st_dev, info.st_ino};
+  }
+  return {};
 }
 
 Result<void> NewFile::allocate(const MediaCreateOptions& options, Prepare prepare, void* context) {
@@ -267,22 +286,49 @@ Result<void> NewFile::allocate(const MediaCreateOptions& options, Prepare prepar
   return {};
 }
 
-Result<void> NewFile::keep() {
-  if (state_ == State::UNNAMED) {
-    const std::string self = fmt::format("/proc/self/fd/{}", fd());
-    if (linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) != 0) {
-      if (errno == EEXIST) return Error{Status::POOL_EXISTS, path_ + " exists already"};
-      return system_error(path_, errno);
-    }
-    state_ = State::NAMED;
-  }
-  // The name and the allocation are on the disk before anybody relies on them.
+Result<void> NewFile::keep(const MediaCreateOptions& options) {
+  // The bytes are on the disk before the name, and the name before anybody relies on it.
   const UniqueFd directory(open(directory_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (fsync(fd()) != 0 || directory.get() < 0 || fsync(directory.get()) != 0) {
-    return system_error(path_, errno);
+  if (directory.get() < 0 || fsync(fd()) != 0) return system_error(path_, errno);
+  if (Result<void> named = old_ ? take_name_of_old() : take_free_name(); !named) return named;
+  if (old_ && options.replaced) options.replaced();
+  if (fsync(directory.get()) != 0) {
+    const int error_number = errno;
+    struct stat own {};
+    if (fstat(fd(), &own) == 0 && file_at(path_) == FileId{own.st_dev, own.st_ino}) {
+      unlink(path_.c_str());
+    }
+    return system_error(path_, error_number);
   }
-  state_ = State::DONE;
   return {};
+}
+
+Result<void> NewFile::take_free_name() {
+  if (link_to(path_)) return {};
+  if (errno == EEXIST) {
+    return Error{Status::POOL_EXISTS, path_ + ": another process made a pool there meanwhile"};
+  }
+  return system_error(path_, errno);
+}
+
+Result<void> NewFile::take_name_of_old() {
+  if (own_name_.empty()) {
+    const std::string name = unused_name(directory_of(path_));
+    if (!link_to(name)) return system_error(path_, errno);
+    own_name_ = name;
+  }
+  const std::optional<FileId> there = file_at(path_);
+  if (there && there != old_) {
+    return Error{Status::POOL_EXISTS, path_ + ": another process made a pool there meanwhile"};
+  }
+  if (rename(own_name_.c_str(), path_.c_str()) != 0) return system_error(path_, errno);
+  own_name_.clear();
+  return {};
+}
+
+bool NewFile::link_to(const std::string& name) const {
+  const std::string self = fmt::format("/proc/self/fd/{}", fd());
+  return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
 }
 
 }  // namespace bowhead

@@ -3,7 +3,10 @@
 // link in the last part of its path.
 #pragma once
 
+#include <sys/types.h>
+
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "pool/media/media.h"
@@ -50,13 +53,21 @@ bool backing_file_exists(const std::string& path);
 /// Removes it. Returns NO_SUCH_POOL, NOT_SUPPORTED (no regular file), SYSTEM.
 Result<void> remove_backing_file(const std::string& path);
 
+/// Which file, whatever its name.
+struct FileId {
+  dev_t device = 0;
+  ino_t inode = 0;
+  bool operator==(const FileId&) const = default;
+};
+
 /// A file in the making. Until keep() it goes away with the object: where the filesystem allows, it
-/// has no name before, so that even a killed process leaves nothing.
+/// has no name before, so that even a killed process leaves nothing (elsewhere `.bowhead-*` in the
+/// directory).
 class NewFile {
  public:
-  /// Begins a file of `size_bytes` at `path`, or anew inside the file that is there (`replace`), if
-  /// `free_bytes` and what the old file holds suffice. Returns POOL_EXISTS, NOT_SUPPORTED,
-  /// MEDIUM_FULL, SYSTEM.
+  /// Begins a file of `size_bytes` for `path`. A file that is there stays as it is (`replace`) if
+  /// `free_bytes` suffice; it is removed, and options.replaced() called, if only they and what it
+  /// holds do. Returns POOL_EXISTS, NOT_SUPPORTED, MEDIUM_FULL, SYSTEM.
   static Result<NewFile> begin(const std::string& path, const MediaCreateOptions& options,
                                uint64_t free_bytes);
   NewFile(NewFile&&) noexcept;
@@ -70,16 +81,21 @@ class NewFile {
   using Prepare = void (*)(void* context, uint64_t offset, uint64_t size);
   Result<void> allocate(const MediaCreateOptions& options, Prepare prepare, void* context);
 
-  /// Gives it its name. Returns POOL_EXISTS (another process was faster), SYSTEM.
-  Result<void> keep();
+  /// Gives it its name, in the place of the old file (options.replaced()). Returns POOL_EXISTS
+  /// (another process was faster), SYSTEM.
+  Result<void> keep(const MediaCreateOptions& options);
 
  private:
-  enum class State { UNNAMED, NAMED, DONE };
-  NewFile(std::string path, UniqueFd fd, State state);
+  NewFile() = default;
+  Result<void> look_at_old(const MediaCreateOptions& options, uint64_t free_bytes);
+  Result<void> take_free_name();
+  Result<void> take_name_of_old();
+  bool link_to(const std::string& name) const;
 
   std::string path_;
+  std::string own_name_;       ///< in the making; empty: none
+  std::optional<FileId> old_;  ///< to be replaced
   UniqueFd fd_;
-  State state_;
 };
 
 /// Free bytes on the filesystem that holds `directory`; nothing on an error.

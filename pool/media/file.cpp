@@ -137,7 +137,7 @@ Result<std::unique_ptr<Media>> create_file(const std::string& path,
   if (options.fill) {
     if (Result<void> filled = options.fill(*media); !filled) return filled.error();
   }
-  if (Result<void> kept = file->keep(); !kept) return kept.error();
+  if (Result<void> kept = file->keep(options); !kept) return kept.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 

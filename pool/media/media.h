@@ -116,13 +116,17 @@ class Media {
 
 struct MediaCreateOptions {
   uint64_t size_bytes = 0;  ///< a multiple of kMediaGrainBytes, one or more
-  bool replace = false;     ///< an existing object at the locator is overwritten in its place
-  mode_t mode = 0600;       ///< permission bits, whatever the umask
+  /// An existing object at the locator loses its name to the new one: when that is whole, or before
+  /// it is made if there is no room for both.
+  bool replace = false;
+  mode_t mode = 0600;  ///< permission bits, whatever the umask
   /// Called at least every 64 MiB with (bytes done, bytes in all). False: stop, CANCELLED.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress = {};
   /// Called with the zero-filled medium before it gets its name, so that it appears filled or not
   /// at all. What it returns create_media() returns.
   std::function<Result<void>(Media& media)> fill = {};
+  /// Called when the old object has lost its name (`replace`). Whoever maps it keeps its space.
+  std::function<void()> replaced = {};
 };
 
 /// Creates the object behind a locator, with all its space really allocated (a later store never

@@ -200,7 +200,7 @@ Result<std::unique_ptr<Media>> create_at(const std::string& path, const MediaCre
   if (options.fill) {
     if (Result<void> filled = options.fill(*media); !filled) return filled.error();
   }
-  if (Result<void> kept = file->keep(); !kept) return kept.error();
+  if (Result<void> kept = file->keep(options); !kept) return kept.error();
   return std::unique_ptr<Media>(std::move(media));
 }
 

@@ -366,7 +366,7 @@ TEST(Locator, NothingThere) {
 
 TEST(Locator, PoolThatExistsIsNotCreatedAgain) {
   GoldenPool golden("v1-one-host");
-  expect_not_created(golden.locator(), Status::POOL_EXISTS, "by force");
+  expect_not_created(golden.locator(), Status::POOL_EXISTS, "exists already");
   auto pool = golden.open();
   ASSERT_TRUE(pool);
   EXPECT_EQ(golden.lost_in(*pool), std::set<size_t>{});

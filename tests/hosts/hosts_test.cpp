@@ -170,6 +170,9 @@ TEST(Hosts, ACompressedNamespaceIsCompressedForAll) {
   const ConstSpan in[] = {{value.data(), value.size()}};
   ASSERT_EQ(first.pool().put(*ns, "from-first", in), Status::OK);
   ASSERT_EQ(second.pool().put(*ns, "from-second", in), Status::OK);
+  ASSERT_TRUE(eventually([&] {
+    return static_cast<bool>(first.pool().length(*ns, "from-second"));
+  })) << "a host finds what one that joined has stored from its next beat on";
   for (const char* name : {"from-first", "from-second"}) {
     for (Host* reader : {&first, &second}) {
       std::vector<std::byte> out(value.size());

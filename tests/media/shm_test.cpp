@@ -123,8 +123,15 @@ TEST(Shm, ReplacingCountsTheSpaceOfTheOld) {
     if (!mount_small_shm(20 * kMiB)) return kChildCannot;
     if (!create_media("shm:x", {.size_bytes = 16 * kMiB})) return 2;
     if (!create_media("shm:x", {.size_bytes = 18 * kMiB, .replace = true})) return 3;
-    const auto larger = create_media("shm:x", {.size_bytes = 22 * kMiB, .replace = true});
-    return larger.status() == Status::MEDIUM_FULL ? 0 : 4;
+    int replaced = 0;
+    MediaCreateOptions options{.size_bytes = 22 * kMiB, .replace = true};
+    options.replaced = [&] { ++replaced; };
+    if (create_media("shm:x", options).status() != Status::MEDIUM_FULL || replaced != 0) return 4;
+    // Somebody still holds the space of the old one, which has to go first.
+    const auto held = open_media("shm:x");
+    options.size_bytes = 16 * kMiB;
+    if (create_media("shm:x", options).status() != Status::MEDIUM_FULL || replaced != 1) return 5;
+    return open_media("shm:x").status() == Status::NO_SUCH_POOL && held ? 0 : 6;
   });
   if (result == kChildCannot) GTEST_SKIP() << "no mount namespaces here";
   EXPECT_EQ(result, 0);

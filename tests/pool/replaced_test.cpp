@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pools that are created over others (CreateOptions::replace) while processes create, open and
+// destroy at the same locator: there is a whole pool or none at any time, and nothing that was
+// stored through a handle lies in a pool that this handle was not opened on.
+#include <atomic>
+#include <memory>
+
+#include "tests/pool/support.h"
+
+namespace bowhead::test {
+namespace {
+
+constexpr uint64_t kMiB = 1 << 20;
+
+/// A process that does something again and again until the object goes. It ends with 0.
+class Busy {
+ public:
+  explicit Busy(const std::function<int()>& round) {
+    void* page =
+        mmap(nullptr, sizeof *stop_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    stop_ = new (page) std::atomic<bool>(false);
+    pid_ = fork();
+    if (pid_ != 0) return;
+    int result = 0;
+    while (result == 0 && !stop_->load() && getppid() != 1) result = round();
+    _exit(result);
+  }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+  ~Busy() {
+    stop_->store(true);
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+    munmap(stop_, sizeof *stop_);
+  }
+
+ private:
+  std::atomic<bool>* stop_ = nullptr;
+  pid_t pid_ = -1;
+};
+
+class Replaced : public testing::Test {
+ protected:
+  ~Replaced() override { (void)Pool::destroy(locator_, true); }
+
+  Result<void> replace(uint64_t size_bytes) {
+    return Pool::create(locator_, {.size_bytes = size_bytes, .replace = true});
+  }
+
+  /// Stores a block under the size of the pool that was opened.
+  int put_size(Pool& pool) {
+    const auto ns = pool.open_namespace({"test", "bytes"});
+    if (!ns) return ns.status() == Status::CLOSED ? 0 : 10;
+    const auto value = bytes(5000, 1);
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    const Status put = pool.put(*ns, std::to_string(pool.mapping().size), in);
+    return put == Status::OK || put == Status::CLOSED ? 0 : 11;
+  }
+
+  int open_and_put() {
+    auto pool = Pool::open(locator_);
+    if (pool) return put_size(*pool);
+    switch (pool.status()) {
+      case Status::NO_SUCH_POOL:
+        return 0;  // destroyed while it was opened
+      case Status::BUSY:
+        return 0;  // a replacement takes long on this machine
+      default:
+        fprintf(stderr, "%s\n", pool.error().message().c_str());
+        return 12;
+    }
+  }
+
+  /// Whole, and without what was stored into another one.
+  void expect_good_pool() {
+    auto pool = Pool::open(locator_);
+    ASSERT_TRUE(pool) << pool.error().message();
+    const auto report = pool->check(true);
+    ASSERT_TRUE(report) << report.error().message();
+    for (const auto& finding : report->findings) ADD_FAILURE() << finding.what;
+    const std::string size = std::to_string(pool->mapping().size);
+    EXPECT_EQ(pool->list([&](const BlockInfo& block) {
+      EXPECT_EQ(block.key, size);
+      return true;
+    }),
+              Status::OK);
+    EXPECT_EQ(put_size(*pool), 0);
+  }
+
+  const std::string locator_ = unique_locator();
+};
+
+TEST_F(Replaced, ByManyAtOnceIsOneWholePool) {
+  for (int round = 0; round < 10; ++round) {
+    {
+      std::vector<std::unique_ptr<Busy>> creators;
+      for (const uint64_t size : {16 * kMiB, 24 * kMiB, 48 * kMiB}) {
+        creators.push_back(std::make_unique<Busy>([&] {
+          for (int i = 0; i < 3; ++i) {
+            const auto made = replace(size);
+            if (!made && made.status() != Status::IN_USE && made.status() != Status::POOL_EXISTS) {
+              fprintf(stderr, "%s\n", made.error().message().c_str());
+              return 1;
+            }
+          }
+          return 0;
+        }));
+      }
+    }
+    expect_good_pool();
+  }
+}
+
+TEST_F(Replaced, WhileOthersOpenItAndStore) {
+  ASSERT_TRUE(replace(16 * kMiB));
+  const Busy first([&] { return open_and_put(); });
+  const Busy second([&] { return open_and_put(); });
+  int replaced = 0;
+  for (int i = 0; i < 3000 && replaced < 40; ++i) {
+    const auto made = replace((16 + 2 * (i % 8)) * kMiB);
+    if (made) {
+      ++replaced;
+      expect_good_pool();
+    } else {
+      ASSERT_EQ(made.status(), Status::IN_USE) << made.error().message();
+      usleep(1000);
+    }
+  }
+  EXPECT_GT(replaced, 0);
+}
+
+TEST_F(Replaced, WhileOthersDestroyIt) {
+  const Busy destroyer([&] {
+    const auto gone = Pool::destroy(locator_, /*force=*/false);
+    if (gone || gone.status() == Status::NO_SUCH_POOL || gone.status() == Status::IN_USE) return 0;
+    fprintf(stderr, "%s\n", gone.error().message().c_str());
+    return 1;
+  });
+  const Busy opener([&] { return open_and_put(); });
+  for (int i = 0; i < 200; ++i) {
+    const auto made = replace((16 + 2 * (i % 8)) * kMiB);
+    if (!made) {
+      ASSERT_TRUE(made.status() == Status::IN_USE || made.status() == Status::POOL_EXISTS)
+          << made.error().message();
+    }
+  }
+}
+
+TEST_F(Replaced, InUseIsRefusedAndKept) {
+  TestPool t(16 * kMiB);
+  ASSERT_EQ(t.put("a", bytes(100, 1)), Status::OK);
+  const auto made = Pool::create(t.locator(), {.size_bytes = 32 * kMiB, .replace = true});
+  EXPECT_EQ(made.status(), Status::IN_USE);
+  EXPECT_EQ(t.get("a"), bytes(100, 1));
+}
+
+TEST_F(Replaced, OneThatCannotBeMadeKeepsTheOld) {
+  {
+    TestPool t(16 * kMiB);
+    ASSERT_EQ(t.put("a", bytes(100, 1)), Status::OK);
+    t.close();
+    CreateOptions options{.size_bytes = 32 * kMiB, .replace = true};
+    options.cancelled = [] { return true; };
+    EXPECT_EQ(Pool::create(t.locator(), options).status(), Status::CANCELLED);
+    options = {.size_bytes = uint64_t{1} << 42, .replace = true};
+    EXPECT_EQ(Pool::create(t.locator(), options).status(), Status::MEDIUM_FULL);
+    t.open();
+    EXPECT_EQ(t.get("a"), bytes(100, 1));
+  }
+}
+
+/// An observer has no lock: it sees the old pool to its end.
+TEST_F(Replaced, UnderAnObserver) {
+  ASSERT_TRUE(replace(16 * kMiB));
+  ASSERT_EQ(open_and_put(), 0);
+  auto observer = Pool::open(locator_, {.observe = true});
+  ASSERT_TRUE(observer) << observer.error().message();
+  ASSERT_TRUE(replace(32 * kMiB));
+  EXPECT_EQ(observer->mapping().size, 16 * kMiB);
+  const auto info = observer->info();
+  ASSERT_TRUE(info) << info.error().message();
+  EXPECT_EQ(info->blocks, 1);
+  expect_good_pool();
+}
+
+}  // namespace
+}  // namespace bowhead::test
