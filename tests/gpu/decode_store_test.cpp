@@ -69,6 +69,12 @@ class DecodeStoreTest : public EveryDevice {
     EXPECT_EQ(all.size(), count);
     return all;
   }
+  bool goes_by_kernel(size_t blocks) const {
+    const KvCache& cache = engine_->cache();
+    return transfers_->path_costs().faster(/*spills=*/true, cache.unit_bytes(),
+                                           run_bytes(cache, kBlockTokens),
+                                           blocks * block_bytes_) == Path::KERNEL;
+  }
   void expect_stored(uint64_t sequence, const std::vector<uint32_t>& pages, uint32_t block) {
     EXPECT_TRUE(pool_.get(key_of(sequence, block)) ==
                 engine_->payload(bytes_, {pages, block * kBlockTokens, kBlockTokens}))
@@ -127,7 +133,8 @@ TEST_P(DecodeStoreTest, StoresTheFullBlocksOfManySequences) {
       EXPECT_TRUE(done.emplace(key, std::move(block)).second) << key << " is done twice";
     }
     // One job for all of them: the kernel, and before it what it is told, unless that is little.
-    if (device().info().is_twin) {
+    // What copies and kernels cost is measured: on a busy machine copies may win for once.
+    if (device().info().is_twin && goes_by_kernel(full)) {
       EXPECT_EQ(gate_->count() - before,
                 full == 0 ? 0 : (full <= MoveFewPieces::kMostBlocks ? 1 : 2));
     }
