@@ -143,7 +143,7 @@ class CodecBench {
       for (const KvTensor& tensor : set.tensors) {
         if (tensor.role == KvRole::QUERIES) continue;
         if (tensor.head_bytes() < kBlockBytes[0] || kBlockBytes[1] % tensor.row_bytes() != 0) {
-          fmt::print(stderr, "bench: left out: {} of {}: the tokens of a head do not fill {}\n",
+          fmt::print(stderr, "bowhead: left out: {} of {}: the tokens of a head do not fill {}\n",
                      kv_role_name(tensor.role), set.name, bytes_text(kBlockBytes[0]));
           continue;
         }

@@ -54,7 +54,7 @@ int measure_guarded(const PoolBenchOptions& options, const std::string& locator)
   try {
     return measure(options, locator);
   } catch (const std::exception& exception) {
-    fmt::print(stderr, "bench: {}\n", exception.what());
+    fmt::print(stderr, "bowhead: {}\n", exception.what());
     return kExitEnvironment;
   }
 }
@@ -74,7 +74,7 @@ int supervise(pid_t child, const sigset_t& signals) {
     const pid_t ended = waitpid(child, &status, WNOHANG);
     if (ended == 0) continue;
     if (WIFEXITED(status)) code = WEXITSTATUS(status);
-    if (WIFSIGNALED(status)) fmt::print(stderr, "bench: died of signal {}\n", WTERMSIG(status));
+    if (WIFSIGNALED(status)) fmt::print(stderr, "bowhead: died of signal {}\n", WTERMSIG(status));
     break;
   }
   // Its children die with it and become ours (subreaper): wait until the last one is gone.
@@ -136,7 +136,7 @@ int run_pool_bench(const PoolBenchOptions& options) {
   }
   int code = kExitEnvironment;
   if (child < 0) {
-    fmt::print(stderr, "bench: fork: {}\n", std::strerror(errno));
+    fmt::print(stderr, "bowhead: fork: {}\n", std::strerror(errno));
   } else {
     code = supervise(child, signals);
   }

@@ -58,9 +58,11 @@ std::optional<bool> Figure::met() const {
 
 int complain(const Error& error) {
   constexpr int kExitWrong = 1, kExitUsage = 2, kExitEnvironment = 3;
-  fmt::print(stderr, "bench: {}\n", error.message());
+  fmt::print(stderr, "bowhead: {}\n", error.message());
   if (error.status == Status::DAMAGED) return kExitWrong;
-  return error.status == Status::INVALID_ARGUMENT ? kExitUsage : kExitEnvironment;
+  const bool usage =
+      error.status == Status::INVALID_ARGUMENT || error.status == Status::BAD_LOCATOR;
+  return usage ? kExitUsage : kExitEnvironment;
 }
 
 int exit_code_of(const std::function<Result<void>()>& measure) {

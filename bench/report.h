@@ -91,7 +91,7 @@ class Report {
   mutable std::string last_note_;  // not printed again for the next row
 };
 
-/// Prints "bench: ..." to stderr; returns the exit code: 1 wrong bytes or a wrong answer, 2 what
+/// Prints "bowhead: ..." to stderr; returns the exit code: 1 wrong bytes or a wrong answer, 2 what
 /// was asked for makes no sense, 3 environment.
 int complain(const Error& error);
 

@@ -306,7 +306,7 @@ Result<void> run_kind(Bench& bench, FlushKind kind) {
 
 Result<void> run_rpc_rows(Bench& bench) {
   if (bench.machine.cpus.size() < 2) {
-    fmt::print(stderr, "bench: the rpc rows need two CPUs; one is usable: left out\n");
+    fmt::print(stderr, "bowhead: the rpc rows need two CPUs; one is usable: left out\n");
     return {};
   }
   if (auto result = run_kind(bench, FlushKind::NONE); !result) return result;

@@ -114,7 +114,7 @@ TEST_F(PoolCommands, NumbersThatMakeNoSenseAreRefusedByTheNameOfTheOption) {
   const std::vector<std::pair<Arguments, std::vector<std::string>>> commands = {
       {{"pool", "create", shm_locator() + "-x", "--size", "32M"},
        {"--hosts", "--extent", "--min-block", "--evict-high", "--evict-low", "--dead-ms",
-        "--settle-ms", "--reclaim-ms", "--mode", "--host"}},
+        "--settle-ms", "--reclaim-ms", "--mode"}},
       {{"pool", "create", shm_locator() + "-x"}, {"--size"}},
       {{"pool", "recompress", shm_locator()}, {"--cold"}},
       {{"put", shm_locator(), "k", "--compress", "fast", "--rope-base", "10000"},

@@ -30,6 +30,7 @@ struct BlockArguments {
 
 void add_block_arguments(CLI::App& command, BlockArguments& arguments) {
   command.add_option("locator", arguments.locator, kLocatorHelp)->required();
+  add_host_option(command);
   command.add_option("key", arguments.key, "The block's key, 1 to 512 bytes")->required();
   command.add_flag("--hex", arguments.hex,
                    "The key is given as hexadecimal digits, for binary keys");
@@ -273,7 +274,7 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
   if (json) {
     const Json out = {{"key", is_printable(*key) ? Json(*key) : Json(nullptr)},
                       {"key_hex", hex_text(*key)},
-                      {"namespace", arguments.namespace_name},
+                      {"namespace", key_text(arguments.namespace_name)},
                       {"size_bytes", value->size()},
                       {"file", path}};
     print(json_text(out, 2) + "\n");
@@ -307,7 +308,7 @@ struct ListArguments {
 
 std::string namespace_text(const PoolInfo& info, NamespaceId id) {
   for (const auto& ns : info.namespaces) {
-    if (ns.id == id) return ns.name;
+    if (ns.id == id) return key_text(ns.name);
   }
   return fmt::format("{:016x}", id);
 }
@@ -371,6 +372,7 @@ void add_ls(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("ls", "List the blocks of a pool");
   auto a = std::make_shared<ListArguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
+  add_host_option(*command);
   command->add_option("--namespace", a->namespace_name,
                       "Only blocks of this namespace (default: all)");
   command->add_flag("--json", a->json, "As JSON");

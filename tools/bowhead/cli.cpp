@@ -75,6 +75,7 @@ void print(std::string_view text) {
 
 int finish_output(int code) {
   if (std::fflush(stdout) != 0) note_output_error();
+  if (std::ferror(stdout) != 0 && output_error == 0) output_error = EIO;
   if (output_error == 0 || output_error == EPIPE) return code;
   say(fmt::format("cannot write to standard output: {}", strerror(output_error)));
   return kEnvironment;
@@ -85,9 +86,9 @@ ExitCode fail(const Pool& pool, const Error& error, const std::string& about) {
   return failure ? fail(*failure) : fail(error, about);
 }
 
-void add_host_option(CLI::App& app) {
+void add_host_option(CLI::App& command) {
   add_number(
-      app, "--host", host_option,
+      command, "--host", host_option,
       "Host slot to act as, 0 to 63, in a pool of several hosts (default: the slot that this "
       "machine has, or a free one)",
       {0, BH_HOSTS_MAX - 1});

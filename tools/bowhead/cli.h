@@ -53,8 +53,8 @@ void add_codec_command(CLI::App& app, Action& action);
 void add_litmus_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action, const std::string& command_line);
 
-/// --host, for every command: as which host of the pool it acts.
-void add_host_option(CLI::App& app);
+/// --host, for commands that open a pool: as which host of it they act.
+void add_host_option(CLI::App& command);
 /// What it said; kAnyHost by default.
 uint32_t chosen_host();
 

@@ -44,7 +44,8 @@ int refuse(const CLI::App& app, const CLI::ParseError& error) {
   if (!unknown.empty()) {
     say(fmt::format("unknown command or option '{}'", unknown[0]));
   } else if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) {
-    say(what.substr(0, what.find(':')) + " needs a value");
+    const bool too_many = what.find("At most") != std::string::npos;
+    say(what.substr(0, what.find(':')) + (too_many ? " is given twice" : " needs a value"));
   } else if (!below.empty()) {
     std::string names;
     for (const CLI::App* one : below) names += (names.empty() ? "" : ", ") + one->get_name();
@@ -64,8 +65,6 @@ void add_all_commands(CLI::App& app, Action& action, const std::string& command_
                        fmt::format("bowhead {}, commit {}, ABI {}, pool format {}", BOWHEAD_VERSION,
                                    bench::built_commit(), BH_ABI_VERSION, BH_FORMAT_VERSION));
   app.require_subcommand(1);
-  app.fallthrough();  // --host may stand behind the command
-  add_host_option(app);
   app.footer(kFooter);
   add_pool_commands(app, action);
   add_block_commands(app, action);
@@ -87,7 +86,7 @@ int run_command_line(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (error.get_exit_code() == 0) return finish_output(app.exit(error));  // --help, --version
     return refuse(app, error);
   }
   try {

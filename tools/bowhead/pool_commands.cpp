@@ -43,7 +43,7 @@ int run_create(const CreateArguments& arguments) {
   Interruption interruption;
   auto made = MadePool::make(arguments.locator, options, interruption);
   if (made.status() == Status::POOL_EXISTS) {
-    return fail({Status::POOL_EXISTS, made.error().message() + " (--force overwrites it)"},
+    return fail({Status::POOL_EXISTS, made.error().message() + " (--force replaces it)"},
                 arguments.locator);
   }
   if (!made && interruption.came()) return interruption.exit_code();
@@ -109,7 +109,8 @@ void add_create(CLI::App& parent, Action& action) {
           "may store, 0644 everybody may look (default: 0600)")
       ->transform(octal_number(0777))
       ->type_name("MODE");
-  command->add_flag("--force", a->options.replace, "Overwrite what exists at the locator");
+  command->add_flag("--force", a->options.replace,
+                    "Replace what exists at the locator, unless a process has it open");
   command->footer(R"(
 Examples:
   bowhead pool create shm:demo --size 4G
@@ -118,7 +119,8 @@ Examples:
   bowhead pool create file:/mnt/cxl/kv --size 512G --hosts 8
 
 All memory of the pool is allocated at once, so that no later store can fail for want of it. If the
-command is interrupted, it leaves no pool behind.)");
+command is interrupted, it leaves no new pool behind. With --force the old pool stays until the new
+one is whole, unless there is no room for both: then it goes first.)");
   command->callback([a, &action] { action = [a] { return run_create(*a); }; });
 }
 
@@ -306,6 +308,7 @@ void add_info(CLI::App& parent, Action& action) {
   auto* command = parent.add_subcommand("info", "Show what a pool is, holds, and has done");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
+  add_host_option(*command);
   command->add_flag("--json", a->json, "As JSON");
   command->footer(R"(
 VALUES are the bytes that were put, IN POOL what their blocks take; compression makes the RATIO, and
@@ -367,6 +370,7 @@ void add_check(CLI::App& parent, Action& action) {
   auto* command = parent.add_subcommand("check", "Look for damage; stores nothing");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
+  add_host_option(*command);
   command->add_flag("--payload", a->payload, "Also read every block and verify its checksum");
   command->add_flag("--json", a->json, "As JSON");
   command->footer(
@@ -459,6 +463,7 @@ void add_recompress(CLI::App& parent, Action& action) {
       "recompress", "Compress cold blocks of compressed namespaces at a higher level");
   auto a = std::make_shared<RecompressArguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
+  add_host_option(*command);
   add_real(*command, "--cold", a->cold_s, "Seconds without use that make a block cold", {0, 1e9})
       ->capture_default_str();
   command->add_flag("--watch", a->watch, "Repeat until interrupted");
@@ -476,6 +481,12 @@ Example:
 int run_leave(const std::string& locator) {
   auto pool = open_pool(locator);
   if (!pool) return fail(pool.error(), locator);
+  const auto info = pool->info();
+  if (!info) return fail(*pool, info.error(), locator);
+  if (info->hosts.size() <= 1) {
+    print(fmt::format("{} is a pool of one host: there is nothing to leave\n", locator));
+    return kOk;
+  }
   if (const auto left = pool->leave(); !left) return fail(*pool, left.error(), locator);
   print(fmt::format("left {}: the other hosts may take over what this one held\n", locator));
   return kOk;
@@ -485,6 +496,7 @@ void add_leave(CLI::App& parent, Action& action) {
   auto* command = parent.add_subcommand("leave", "Leave a pool of several hosts in order");
   auto locator = std::make_shared<std::string>();
   command->add_option("locator", *locator, kLocatorHelp)->required();
+  add_host_option(*command);
   command->footer(R"(
 The other hosts then need not wait until its heartbeat is missed, and know that it has stopped
 writing: its blocks stay, and the others own them at once. No process of this host may have the pool
@@ -511,6 +523,7 @@ void add_fence(CLI::App& parent, Action& action) {
   auto* command = parent.add_subcommand("fence", "Confirm that a dead host has stopped writing");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
+  add_host_option(*command);
   add_number(*command, "slot", a->fenced, "Slot of the host that has stopped, 0 to 63",
              {0, BH_HOSTS_MAX - 1})
       ->required();

@@ -117,6 +117,7 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
   a->command_line = command_line;
   auto* trace = command->add_option("trace", a->trace_path, "Trace to replay (default: generated)");
   command->add_option("--pool", a->options.locator, kLocatorHelp)->required();
+  add_host_option(*command);
   add_number(*command, "--workers", a->options.workers, "Worker processes, 1 to 256", {1, 256})
       ->capture_default_str();
   add_number(*command, "--hosts", a->options.hosts,
