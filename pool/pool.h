@@ -59,7 +59,7 @@ struct CreateOptions {
   /// What lies at the locator loses its name to the new pool: once that is whole, or before it is
   /// made if there is no room for both.
   bool replace = false;
-  uint32_t mode = 0600;                ///< who may open it: permission bits, whatever the umask
+  uint32_t mode = 0600;  ///< who may open it: permission bits, whatever the umask
   Progress progress = {};
   std::function<bool()> cancelled = {};  ///< asked at least every 64 MiB; true: stop, CANCELLED
 };
@@ -242,8 +242,8 @@ class Pool {
   /// the index. With several hosts two threads run while it is open: one beats for the host, the
   /// other does its duties (docs/sharing.md). Returns
   /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process
-  /// is opening or replacing it for long, or the hosts do not agree), LIMIT_REACHED (too many processes, no
-  /// free host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it
+  /// is opening or replacing it for long, or the hosts do not agree), LIMIT_REACHED (too many
+  /// processes, no free host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it
   /// still have the pool open), INVALID_ARGUMENT (host), and what open_media() returns.
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 

@@ -226,8 +226,8 @@ Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions
   return file;
 }
 
-// The old file keeps its name until the new one is whole, and never becomes the new one: whoever has
-// it mapped would find another pool under its feet. Without room for both it goes first.
+// The old file keeps its name until the new one is whole, and never becomes the new one: whoever
+// has it mapped would find another pool under its feet. Without room for both it goes first.
 Result<void> NewFile::look_at_old(const MediaCreateOptions& options, uint64_t free_bytes) {
   struct stat info {};
   const bool exists = lstat(path_.c_str(), &info) == 0;
