@@ -243,8 +243,9 @@ class Pool {
   /// other does its duties (docs/sharing.md). Returns
   /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process
   /// is opening or replacing it for long, or the hosts do not agree), LIMIT_REACHED (too many
-  /// processes, no free host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it
-  /// still have the pool open), INVALID_ARGUMENT (host), and what open_media() returns.
+  /// processes, no free host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and
+  /// processes of it still have the pool open), INVALID_ARGUMENT (host), and what open_media()
+  /// returns.
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
