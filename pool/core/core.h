@@ -444,7 +444,7 @@ class Core {
   void survey(uint64_t now_ns);
   void give(uint64_t count, Life to);
   bool forget(uint64_t extent);
-  void claim(const std::vector<uint64_t>& extents);
+  void claim(const std::vector<std::pair<uint64_t, Holding>>& granted);
   /// A walk over the buckets of an index, in slices.
   struct Walk {
     uint32_t host = 0;

@@ -354,8 +354,7 @@ bool Core<A>::walk_index(Walk& walk, uint64_t until_ns, Visit visit) {
 template <class A>
 void Core<A>::survey(uint64_t now_ns) {
   const Life self{c_.host, c_.incarnation};
-  std::vector<uint64_t> claims;
-  std::vector<std::pair<uint64_t, Holding>> inherited;
+  std::vector<std::pair<uint64_t, Holding>> claims, inherited;
   std::map<std::pair<uint32_t, uint32_t>, bool> mine;  // lives that this host succeeds
   uint64_t holders = own_bit();
   refresh_own_words();
@@ -365,7 +364,7 @@ void Core<A>::survey(uint64_t now_ns) {
     if (now.life == self) {
       const bool to_ended =
           now.word.state == BH_OWN_GIVEN && c_.ended({now.word.slot, now.word.incarnation});
-      if (now.word.state == BH_OWN_CLAIM) claims.push_back(e);
+      if (now.word.state == BH_OWN_CLAIM) claims.emplace_back(e, now);
       if (now.word.state == BH_OWN_ABANDONED || to_ended) {
         write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
                       BH_CUSTODY_READ_ONLY});
@@ -377,7 +376,7 @@ void Core<A>::survey(uint64_t now_ns) {
       }
     } else if (now.word.state == BH_OWN_GIVEN && now.word.slot == c_.host &&
                now.word.incarnation == c_.incarnation && !c_.ended(now.life)) {
-      claims.push_back(e);
+      claims.emplace_back(e, now);
     } else if (c_.ended(now.life)) {
       const auto [at, fresh] = mine.try_emplace({now.life.host, now.life.incarnation}, false);
       if (fresh) at->second = hosts_.successor(now.life) == self;
@@ -454,14 +453,15 @@ bool Core<A>::forget(uint64_t extent) {
   return allocator_.forget(extent) || (scavenge_dead() > 0 && allocator_.forget(extent));
 }
 
-/// Protocol 5.13 (3). Also after this host died in the middle and came back.
+/// Protocol 5.13 (3). Also after this host died in the middle and came back. The CLAIM has the
+/// epoch of the grant that the survey saw: whoever has taken the extent since wrote a higher one,
+/// in which only that host may write (S1).
 template <class A>
-void Core<A>::claim(const std::vector<uint64_t>& extents) {
+void Core<A>::claim(const std::vector<std::pair<uint64_t, Holding>>& granted) {
   std::vector<std::pair<uint64_t, Holding>> claimed;
-  for (const uint64_t e : extents) {
+  for (auto [e, now] : granted) {
     if (claimed.size() == transfer_extents()) break;  // the rest at the next survey
     if (!forget(e)) continue;
-    Holding now = holding_of(e);
     const uint32_t grantor = now.word.state == BH_OWN_GIVEN ? now.writer : now.word.slot;
     write_own(e, {BH_OWN_CLAIM, now.word.epoch, grantor, c_.incarnation, BH_CUSTODY_FULL});
     now.word = allocator_.own_word(e);

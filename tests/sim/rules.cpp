@@ -174,10 +174,28 @@ void Rules::check_own(uint64_t at, uint64_t value) {
     world_->note_store(Since::GIVEN);
     check_given(extent);
   }
-  if (after.state == BH_OWN_CLAIM) world_->note_store(Since::CLAIM);
+  if (after.state == BH_OWN_CLAIM) {
+    world_->note_store(Since::CLAIM);
+    check_claim(extent, after);
+  }
   const bool held = before.state == BH_OWN_OWN && after.state == BH_OWN_OWN;
   if (held && before.custody != after.custody && after.custody != BH_CUSTODY_READ_ONLY)
     check_custody(extent, after.custody == BH_CUSTODY_FULL);
+}
+
+/// Who claims an extent was given it in that epoch (S1), also if the grantor has gone on since.
+void Rules::check_claim(uint64_t extent, const OwnWord& claim) {
+  const core::Layout& layout = world_->map().layout();
+  const uint32_t self = world_->machine().host;
+  if (claim.slot < hosts() && claim.slot != self) {
+    const auto given =
+        OwnWord::unpack(peek(claim.slot, layout.word(claim.slot, BH_PART_OWN, extent)));
+    if (given.epoch > claim.epoch || (given.epoch == claim.epoch && given.state == BH_OWN_GIVEN &&
+                                      given.slot == self && given.incarnation == claim.incarnation))
+      return;
+  }
+  world_->fail("claim", fmt::format("host {} claims extent {} in epoch {}, in which nobody gave it",
+                                    self, extent, claim.epoch));
 }
 
 /// Who gives an extent away has nothing of it left that could still go out (I1).

@@ -77,6 +77,7 @@ class Rules {
   void check_holder(uint64_t at, Place place);
   void check_own(uint64_t at, uint64_t value);
   void check_given(uint64_t extent);
+  void check_claim(uint64_t extent, const core::OwnWord& claim);
   void check_custody(uint64_t extent, bool full);
   void check_acks(uint64_t extent, core::Life life);
   std::vector<std::pair<uint32_t, core::DecideWord>> decisions_of(uint32_t of) const;
