@@ -579,6 +579,8 @@ void User::look() {
 /// Takes all that there is, with all other hosts; extents wander to who asks for them. The model
 /// knows if a block is given out twice.
 void User::fill() {
+  // Of many slots, hosts look long at each, and inherit those that nobody used one after another.
+  const uint64_t patience_ns = kFillPatienceNs * (stage_.world.plan().shape.hosts > 8 ? 8 : 1);
   uint64_t last_ns = stage_.world.now_ns(), seen = 0;
   for (uint32_t n = 0; stage_.blocks_reserved < stage_.world.map().layout().slot_count();) {
     const std::string name = fmt::format("fill-{}-{}", index, n);
@@ -602,7 +604,7 @@ void User::fill() {
     n += got;
     if (stage_.blocks_reserved != seen) last_ns = stage_.world.now_ns();
     seen = stage_.blocks_reserved;
-    if (stage_.world.now_ns() > last_ns + kFillPatienceNs) return;
+    if (stage_.world.now_ns() > last_ns + patience_ns) return;
     if (!got) stage_.world.sleep(4 * kBeatNs);
   }
 }
