@@ -50,17 +50,15 @@ Error always_replaced(const std::string& locator) {
 }
 
 /// CLOSED: it was destroyed or replaced since it was opened, and the name leads elsewhere.
-Result<OpenedMedia> with_superblock(const std::string& locator, std::unique_ptr<Media> media) {
-  OpenedMedia opened;
-  opened.media = std::move(media);
-  auto superblock =
-      core::read_superblock(superblock_bytes(*opened.media, 0), superblock_bytes(*opened.media, 1),
-                            opened.media->size_bytes(), &opened.second_used);
-  if (auto failed = opened.media->failure()) return with_locator(locator, *failed);
-  if (!superblock && !opened.media->has_name()) return Status::CLOSED;
+Result<void> read_superblock(const std::string& locator, OpenedMedia& opened) {
+  const Media& media = *opened.media;
+  auto superblock = core::read_superblock(superblock_bytes(media, 0), superblock_bytes(media, 1),
+                                          media.size_bytes(), &opened.second_used);
+  if (auto failed = media.failure()) return with_locator(locator, *failed);
+  if (!superblock && !media.has_name()) return Status::CLOSED;
   if (!superblock) return with_locator(locator, superblock.error());
   opened.superblock = *superblock;
-  return opened;
+  return {};
 }
 
 Result<OpenedMedia> open_with_superblock(const std::string& locator,
@@ -68,8 +66,10 @@ Result<OpenedMedia> open_with_superblock(const std::string& locator,
   for (int look = 0; look < kMostLooks; ++look) {
     auto media = open_media(locator, use);
     if (!media) return with_locator(locator, media.error());
-    auto opened = with_superblock(locator, std::move(media).value());
-    if (opened.status() != Status::CLOSED) return opened;
+    OpenedMedia opened{.media = std::move(media).value()};
+    const auto read = read_superblock(locator, opened);
+    if (read) return opened;
+    if (read.status() != Status::CLOSED) return read.error();
   }
   return always_replaced(locator);
 }
@@ -109,14 +109,14 @@ Result<Doomed> open_doomed(const std::string& locator, bool alone) {
   for (int look = 0; look < kMostLooks; ++look) {
     auto media = open_media(locator, MediaUse::REMOVE);
     if (!media) return with_locator(locator, media.error());
-    auto access = std::make_unique<NativeAccess>(**media, choose_flush_kind(true));
-    if (alone && access->lock_all() == core::LockResult::HELD) return Status::IN_USE;
+    Doomed doomed{.opened = {.media = std::move(media).value()}};
+    doomed.access = std::make_unique<NativeAccess>(*doomed.opened.media, choose_flush_kind(true));
+    if (alone && doomed.access->lock_all() == core::LockResult::HELD) return Status::IN_USE;
     // Who held the locks before may have removed or replaced it: then look at the name again.
-    if (!(*media)->has_name()) continue;
-    auto opened = with_superblock(locator, std::move(media).value());
-    if (opened.status() == Status::CLOSED) continue;
-    if (!opened) return opened.error();
-    return Doomed{std::move(opened).value(), std::move(access)};
+    if (!doomed.opened.media->has_name()) continue;
+    const auto read = read_superblock(locator, doomed.opened);
+    if (read) return doomed;
+    if (read.status() != Status::CLOSED) return read.error();
   }
   return always_replaced(locator);
 }
