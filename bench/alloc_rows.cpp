@@ -91,7 +91,7 @@ Result<void> measure_allocator(Member& me, const Plan& plan) {
   if (!raw) return raw.error();
   core::NativeAccess access(*raw->media, FlushKind::NONE);
   core::Core<core::NativeAccess> core(access, raw->superblock, 0);
-  if (auto joined = core.attach({}); !joined) return joined;
+  if (auto joined = core.joining.attach({}); !joined) return joined;
   const auto order = shuffled_order();
   bool failed = false;
   std::array<core::Block, kBatch> blocks;
@@ -106,7 +106,7 @@ Result<void> measure_allocator(Member& me, const Plan& plan) {
   };
   measure_batches(me, plan, batch);
   if (failed) return wrong("the allocator found no block in a pool that has room");
-  core.detach();
+  core.joining.detach();
   return {};
 }
 

@@ -162,7 +162,7 @@ Result<NamespaceId> CodedStore::open_namespace(const NamespaceDescription& descr
                     "to 65,535 channels (one for bytes, and no outer size), and a rotary "
                     "dim that is even and divides the channels",
                     to_text(description.compression))};
-  const auto id = core_.open_namespace(description);
+  const auto id = core_.namespaces.open_namespace(description);
   if (id) (void)compression_of(*id);
   return id;
 }
@@ -173,7 +173,7 @@ std::optional<Compression> CodedStore::compression_of(NamespaceId id) {
        one = one->next) {
     if (one->id == id) return one->compression;
   }
-  const auto compression = core_.compression_of(id);
+  const auto compression = core_.namespaces.compression_of(id);
   if (compression) learn(id, *compression);
   return compression;
 }
@@ -199,15 +199,15 @@ Status CodedStore::put(const Key& key, std::span<const ConstSpan> value) {
   const Compression compression = compression_of(key.namespace_id).value_or(Compression{});
   if (!known_profile(compression.profile) || raw.length_bytes == 0 ||
       raw.length_bytes > BH_VALUE_BYTES_MAX)
-    return core_.put(key, raw);
+    return core_.writing.put(key, raw);
   // A key that is there needs no frame.
-  if (core_.put_present(key)) return Status::OK;
+  if (core_.writing.put_present(key)) return Status::OK;
   Loan work(*this);
   const auto coded = work->encode(compression, shape_of(compression, raw.length_bytes), raw);
   const uint64_t key_bytes = key.bytes.size();
-  if (coded && core_.room_for(*coded, key_bytes) < core_.room_for(raw, key_bytes))
-    return core_.put(key, *coded);
-  return core_.put(key, raw);
+  if (coded && core_.writing.room_for(*coded, key_bytes) < core_.writing.room_for(raw, key_bytes))
+    return core_.writing.put(key, *coded);
+  return core_.writing.put(key, raw);
 }
 
 /// Values as they are go to the caller's buffers at once, frames to a workspace first.
@@ -272,7 +272,7 @@ class CodedStore::ValueSink {
 
 Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers) {
   ValueSink sink(*this, buffers);
-  return core_.get_stored(key, sink);
+  return core_.reading.get_stored(key, sink);
 }
 
 /// The first planes alone, if the frame can be had piece by piece; else from all of it, where also
@@ -281,19 +281,20 @@ Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
                                           std::span<const Span> buffers) {
   ValueSink sink(*this, buffers, planes);
   compression::FramePieces pieces;
-  const auto part = core_.get_parts(key, [&](const bh_block_header& header, const auto& read) {
-    const auto room = sink.room_for(header);
-    if (!room) return room.status();
-    if (header.codec != BH_CODEC_FRAME) return Status::UNSUPPORTED_CODEC;
-    const auto copy = [&](uint64_t offset, Bytes to) {
-      read(offset, Span{reinterpret_cast<std::byte*>(to.data()), to.size()});
-      return Status::OK;
-    };
-    const Status fetched = pieces.fetch(planes, copy, sink.frame());
-    return fetched == Status::OK ? sink.take_values(header.length_bytes) : fetched;
-  });
+  const auto part =
+      core_.reading.get_parts(key, [&](const bh_block_header& header, const auto& read) {
+        const auto room = sink.room_for(header);
+        if (!room) return room.status();
+        if (header.codec != BH_CODEC_FRAME) return Status::UNSUPPORTED_CODEC;
+        const auto copy = [&](uint64_t offset, Bytes to) {
+          read(offset, Span{reinterpret_cast<std::byte*>(to.data()), to.size()});
+          return Status::OK;
+        };
+        const Status fetched = pieces.fetch(planes, copy, sink.frame());
+        return fetched == Status::OK ? sink.take_values(header.length_bytes) : fetched;
+      });
   if (part) return PrefixRead{*part, pieces.bytes_fetched()};
-  const auto length = core_.get_stored(key, sink);
+  const auto length = core_.reading.get_stored(key, sink);
   if (!length) return length.error();
   return PrefixRead{*length, sink.read_bytes()};
 }
@@ -323,7 +324,7 @@ struct StoredSink {
 
 Result<StoredValue> CodedStore::get_stored(const Key& key, Span buffer) {
   StoredSink sink{buffer};
-  const auto length = core_.get_stored(key, sink);
+  const auto length = core_.reading.get_stored(key, sink);
   if (!length) return length.error();
   return sink.value;
 }
@@ -336,10 +337,10 @@ Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
   const std::lock_guard lock(tried_mutex_);
   std::unordered_set<uint64_t> tried;  // without those that are gone
   RecompressReport report;
-  Status stopped = core_.standing();
+  Status stopped = core_.membership.standing();
   int without_room = 0;
   Loan work(*this);
-  core_.for_each_cold(
+  core_.space.for_each_cold(
       std::min(cold_ms, kColdMsMost) * 1'000'000, [&](const core::Located& located) {
         const bh_block_header& header = located.header;
         // Bytes that nobody can verify are not written anew as if somebody could.
@@ -363,14 +364,14 @@ Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
   return report;
 }
 
-/// VALUE_TOO_LARGE: it does not shrink; BUSY: perhaps later; what Core::replace() returns.
+/// VALUE_TOO_LARGE: it does not shrink; BUSY: perhaps later; what Space::replace() returns.
 Status CodedStore::recompress_block(const core::Located& located, Workspace& work,
                                     RecompressReport& report) {
   const bh_block_header& header = located.header;
   const bool raw = header.codec == BH_CODEC_RAW;
   const Bytes stored = (raw ? work.values : work.frame).room(header.stored_bytes);
   const Span to{reinterpret_cast<std::byte*>(stored.data()), stored.size()};
-  if (!core_.read_stored(located, {&to, 1})) return Status::BUSY;
+  if (!core_.reading.read_stored(located, {&to, 1})) return Status::BUSY;
   Compression compression = compression_of(header.namespace_id).value_or(Compression{});
   Shape shape = shape_of(compression, header.length_bytes);
   if (!raw) {
@@ -383,9 +384,10 @@ Status CodedStore::recompress_block(const core::Located& located, Workspace& wor
   compression.profile = CompressionProfile::DENSE;
   const ConstSpan value{reinterpret_cast<const std::byte*>(values.data()), values.size()};
   const auto coded = work.encode(compression, shape, Content::raw({&value, 1}));
-  if (!coded || core_.room_for(*coded, header.key_bytes) >= core_.room_for(header))
+  if (!coded || core_.writing.room_for(*coded, header.key_bytes) >=
+                    core::room_for(core_.context().layout, header))
     return Status::VALUE_TOO_LARGE;
-  const Status status = core_.replace(located, *coded);
+  const Status status = core_.space.replace(located, *coded);
   if (status != Status::OK) return status;
   report.recompressed += 1;
   report.before_bytes += header.stored_bytes;

@@ -248,7 +248,7 @@ class Pool::Impl {
     stop_threads();
     // To the others this process is dead; they undo what it had begun.
     if (!attached_ || media_->failed()) return;
-    core_.detach();
+    core_.joining.detach();
     (void)media_->sync(0, media_->size_bytes());
   }
 
@@ -268,7 +268,7 @@ class Pool::Impl {
   Result<void> attach(const Progress& progress) {
     if (observing()) return {};  // mapped read-only
     if (auto ok = protect(); !ok) return ok;
-    auto joined = core_.attach(progress, [this] { start_beating(); });
+    auto joined = core_.joining.attach(progress, [this] { start_beating(); });
     attached_ = static_cast<bool>(joined);
     // Whoever replaced or destroyed it held the locks that this process waited for.
     if (joined && destroyed()) return Status::CLOSED;
@@ -278,7 +278,7 @@ class Pool::Impl {
 
   Result<std::vector<std::string>> repair(bool take_over, const Progress& progress) {
     if (auto ok = protect(); !ok) return ok.error();
-    return core_.repair(take_over, progress, [this] { start_beating(); });
+    return core_.joining.repair(take_over, progress, [this] { start_beating(); });
   }
 
   /// Rule R1: what other hosts own, and the superblock, can be read and not written. With several
@@ -312,7 +312,7 @@ class Pool::Impl {
   Result<void> leave() {
     if (superblock_.geometry.host_count == 1) return {};
     stop_threads();
-    auto left = core_.leave();
+    auto left = core_.joining.leave();
     left_ = static_cast<bool>(left);
     if (left_) return left;
     start_beating();
@@ -401,11 +401,13 @@ class Pool::Impl {
   }
   /// Either thread ends when this life of the host is over: every operation that stores says why.
   void start_beating() {
-    beater_ = std::make_unique<Periodic>(beat_period(), [this] { return !!core_.beat(); });
+    beater_ =
+        std::make_unique<Periodic>(beat_period(), [this] { return !!core_.membership.beat(); });
   }
   void start_working() {
     if (superblock_.geometry.host_count > 1)
-      worker_ = std::make_unique<Periodic>(beat_period(), [this] { return !!core_.work(); });
+      worker_ =
+          std::make_unique<Periodic>(beat_period(), [this] { return !!core_.membership.work(); });
   }
   void stop_threads() {
     worker_.reset();
@@ -595,7 +597,7 @@ Result<void> Pool::leave() {
 
 Result<void> Pool::fence(uint32_t host) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->run([&] { return impl_->core().vouch_fenced(host); });
+  return impl_->run([&] { return impl_->core().membership.vouch_fenced(host); });
 }
 
 // ---- blocks ----
@@ -631,7 +633,7 @@ Result<StoredValue> Pool::get_stored(NamespaceId ns, std::string_view key, Span 
 Result<uint64_t> Pool::length(NamespaceId ns, std::string_view key) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
   return impl_->run([&]() -> Result<uint64_t> {
-    const auto located = impl_->core().locate(Key(ns, key));
+    const auto located = impl_->core().lookup.locate(Key(ns, key));
     if (!located) return Status::NOT_FOUND;
     return uint64_t{located->header.length_bytes};
   });
@@ -644,8 +646,8 @@ Result<uint64_t> Pool::exists(NamespaceId ns, std::span<const std::string_view> 
   return impl_->run([&]() -> Result<uint64_t> {
     uint64_t count = 0;
     for (size_t at = 0; at < keys.size();) {
-      const size_t n = std::min<size_t>(core::Core<NativeAccess>::kBatch, keys.size() - at);
-      count += impl_->core().exists(ns, keys.subspan(at, n), present.data() + at);
+      const size_t n = std::min<size_t>(core::Lookup<core::NativeAccess>::kBatch, keys.size() - at);
+      count += impl_->core().lookup.exists(ns, keys.subspan(at, n), present.data() + at);
       at += n;
     }
     return count;
@@ -655,20 +657,20 @@ Result<uint64_t> Pool::exists(NamespaceId ns, std::span<const std::string_view> 
 Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::string_view> keys) {
   if (auto ok = impl_->may_read(ns); !ok) return ok.error();
   return impl_->run([&]() -> Result<uint64_t> {
-    constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
+    constexpr size_t kBatch = core::Lookup<core::NativeAccess>::kBatch;
     std::vector<uint64_t> slots;
     bool gap = false;
     while (!gap && slots.size() < keys.size()) {
       uint8_t present[kBatch];
       uint64_t batch[kBatch];
       const size_t n = std::min(kBatch, keys.size() - slots.size());
-      impl_->core().exists(ns, keys.subspan(slots.size(), n), present, batch);
+      impl_->core().lookup.exists(ns, keys.subspan(slots.size(), n), present, batch);
       for (size_t i = 0; i < n && !gap; ++i) {
         gap = present[i] == 0;
         if (!gap) slots.push_back(batch[i]);
       }
     }
-    impl_->core().touch_slots(slots);
+    impl_->core().reading.touch_slots(slots);
     return uint64_t{slots.size()};
   });
 }
@@ -676,49 +678,49 @@ Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::strin
 Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
   if (auto ok = impl_->may_store(ns); !ok) return ok.status();
   return impl_->run([&]() -> Status {
-    constexpr size_t kBatch = core::Core<NativeAccess>::kBatch;
+    constexpr size_t kBatch = core::Lookup<core::NativeAccess>::kBatch;
     std::vector<uint64_t> slots(keys.size());
     for (size_t at = 0; at < keys.size();) {
       uint8_t present[kBatch];
       const size_t n = std::min(kBatch, keys.size() - at);
-      impl_->core().exists(ns, keys.subspan(at, n), present, slots.data() + at);
+      impl_->core().lookup.exists(ns, keys.subspan(at, n), present, slots.data() + at);
       at += n;
     }
-    impl_->core().touch_slots(slots);
+    impl_->core().reading.touch_slots(slots);
     return Status::OK;
   });
 }
 
 Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
-  return impl_->run([&] { return impl_->core().reserve(Key(ns, key), length_bytes); });
+  return impl_->run([&] { return impl_->core().writing.reserve(Key(ns, key), length_bytes); });
 }
 
 Status Pool::commit(Reservation& reservation, const PayloadSum& sum) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->stored(impl_->run([&] { return impl_->core().commit(reservation, sum); }));
+  return impl_->stored(impl_->run([&] { return impl_->core().writing.commit(reservation, sum); }));
 }
 
 Status Pool::abort(Reservation& reservation) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->run([&] { return impl_->core().abort(reservation); });
+  return impl_->run([&] { return impl_->core().writing.abort(reservation); });
 }
 
 Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
   if (ttl_ms < 1 || ttl_ms > 600'000)
     return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
-  return impl_->run([&] { return impl_->core().acquire(Key(ns, key), ttl_ms); });
+  return impl_->run([&] { return impl_->core().reading.acquire(Key(ns, key), ttl_ms); });
 }
 
 Status Pool::release(Lease& lease) {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->run([&] { return impl_->core().release(lease); });
+  return impl_->run([&] { return impl_->core().reading.release(lease); });
 }
 
 Status Pool::remove(NamespaceId ns, std::string_view key) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
-  return impl_->stored(impl_->run([&] { return impl_->core().remove(Key(ns, key)); }));
+  return impl_->stored(impl_->run([&] { return impl_->core().writing.remove(Key(ns, key)); }));
 }
 
 // ---- the whole pool ----
@@ -731,14 +733,14 @@ Result<RecompressReport> Pool::recompress(uint64_t cold_ms) {
 Status Pool::list(const std::function<bool(const BlockInfo&)>& visit) {
   if (impl_->forked()) return Status::FORKED;
   return impl_->run([&]() -> Status {
-    impl_->core().list(visit);
+    impl_->core().inspection.list(visit);
     return Status::OK;
   });
 }
 
 Result<uint64_t> Pool::scavenge() {
   if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
-  return impl_->run([&]() -> Result<uint64_t> { return impl_->core().scavenge_dead(); });
+  return impl_->run([&]() -> Result<uint64_t> { return impl_->core().recovery.scavenge_dead(); });
 }
 
 Result<PoolInfo> Pool::info() {
@@ -753,20 +755,21 @@ Result<PoolInfo> Pool::info() {
     info.format_version = sb.version;
     info.created_unix_ns = sb.created_unix_ns;
     info.second_superblock_used = impl_->second_used();
-    impl_->core().fill_info(info);
+    impl_->core().inspection.fill_info(info);
     return info;
   });
 }
 
 Result<std::vector<NamespaceUsage>> Pool::usage() {
   if (impl_->forked()) return Status::FORKED;
-  return impl_->run([&]() -> Result<std::vector<NamespaceUsage>> { return impl_->core().usage(); });
+  return impl_->run(
+      [&]() -> Result<std::vector<NamespaceUsage>> { return impl_->core().inspection.usage(); });
 }
 
 Result<CheckReport> Pool::check(bool payload, const Progress& progress) {
   if (impl_->forked()) return Status::FORKED;
   return impl_->run([&]() -> Result<CheckReport> {
-    CheckReport report = impl_->core().check(payload, progress);
+    CheckReport report = impl_->core().inspection.check(payload, progress);
     for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
       if (holds_superblock(impl_->media(), impl_->superblock(), copy)) continue;
       report.findings.push_back(

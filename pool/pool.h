@@ -18,8 +18,6 @@
 // undone by the next process that needs it.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,23 +28,10 @@
 #include <vector>
 
 #include "base/status.h"
-#include "pool/compression.h"
 #include "pool/media/media.h"
+#include "pool/types.h"
 
 namespace bowhead {
-
-/// Called now and then with (done, total, what) by what may take over a second. May be empty.
-using Progress = std::function<void(uint64_t done, uint64_t total, const char* what)>;
-
-/// Time limits between hosts (docs/sharing.md). Stored in the pool.
-struct SharingTimes {
-  uint32_t beat_ms = 100;        ///< between two heartbeats
-  uint32_t dead_ms = 3000;       ///< a heartbeat that stands still so long may be declared dead
-  uint32_t grace_ms = 1000;      ///< leases of a host declared dead are honoured so long
-  uint32_t settle_ms = 20;       ///< a flushed line is in the memory after so long
-  uint32_t reclaim_ms = 60'000;  ///< space of a dead host is reused after so long even if nobody
-                                 ///< vouches that it has stopped writing; 0: never
-};
 
 struct CreateOptions {
   uint64_t size_bytes = 0;           ///< of the whole pool; rounded down to 2 MiB; at least 16 MiB
@@ -74,157 +59,6 @@ struct OpenOptions {
   /// block is DAMAGED to get(), which drops nothing.
   bool observe = false;
   Progress progress = {};
-};
-
-/// What a namespace is. Two namespaces share blocks only if both texts are equal.
-struct NamespaceDescription {
-  std::string name;         ///< 1 to 63 bytes, for people and the command line
-  std::string description;  ///< up to 383 bytes: model, dtype, layout, parallel rank, as you like
-  /// Of what put() stores: it takes fewer bytes, and comes back bit for bit. Whoever opens the
-  /// namespace first decides; NONE takes what is there.
-  Compression compression = {};
-};
-
-/// Fingerprint of a description; what operations take. Each returns INVALID_ARGUMENT for an id that
-/// no process of any host has registered in the pool: keys of two models could meet under it.
-using NamespaceId = uint64_t;
-
-/// A piece of a caller's buffer.
-struct Span {
-  std::byte* data = nullptr;
-  size_t size = 0;
-};
-struct ConstSpan {
-  const std::byte* data = nullptr;
-  size_t size = 0;
-};
-
-/// Room for a block, not visible to anybody until commit(). Ended by commit() or abort(), by
-/// closing the handle or by the death of the process. Copies stand for the same reservation: when
-/// one was ended, all are. Nothing of it may be changed but what `data` points to.
-struct Reservation {
-  std::byte* data = nullptr;  ///< the payload, 4 KiB-aligned, `length_bytes` long, in the pool
-  uint64_t length_bytes = 0;
-  uint64_t offset = 0;   ///< of the payload in the pool
-  bool present = false;  ///< the key is stored already: nothing was reserved, nothing to do
-  uint64_t handle = 0;   ///< internal: whose it is
-  uint64_t token = 0;    ///< internal: generation of the block; 0: ended
-  NamespaceId namespace_id = 0;
-  std::string key;
-};
-
-/// Where the checksum of what was filled into a reservation comes from.
-struct PayloadSum {
-  enum class By {
-    POOL,    ///< commit() reads the payload
-    WRITER,  ///< whoever stored it summed it on the way, as GPUs do: `checksum` is
-             ///< payload_checksum() (base/checksum.h). If it is not, readers find the block damaged
-    NOBODY   ///< there is none, and nobody will notice damage
-  };
-  By by = By::POOL;
-  uint64_t checksum = 0;
-};
-
-/// A promise that a block stays where it is until release() or the time limit.
-struct Lease {
-  const std::byte* data = nullptr;  ///< the payload; never write to it
-  uint64_t length_bytes = 0;
-  uint64_t offset = 0;               ///< of the payload in the pool
-  uint64_t stamp = 0;                ///< generation of the block
-  uint64_t token = 0;                ///< internal
-  std::optional<uint64_t> checksum;  ///< payload_checksum() of the payload, if it has one
-};
-
-/// Sums over all processes and hosts since the pool was created, and what is there now.
-struct PoolInfo {
-  struct Namespace {
-    NamespaceId id;
-    std::string name;
-    std::string description;
-    Compression compression;
-  };
-  struct Host {
-    uint32_t slot;
-    std::string state;  ///< "free", "joining", "live", "left", "ended", "damaged"
-    uint32_t incarnation;
-    uint64_t extents_owned;
-    uint64_t extents_free;
-    uint64_t extents_custody;  ///< of a dead host, not yet known to have stopped writing
-    uint64_t processes_live;
-    uint64_t leases_active;
-    /// At its last beat: how long ago it had done what it does for the others besides beating. Some
-    /// beats are normal; much more if its processes beat and hang otherwise.
-    uint64_t duties_late_ms;
-  };
-  std::string locator, media_kind, media_description, pool_id;
-  uint32_t format_version;
-  uint64_t created_unix_ns;
-  uint64_t size_bytes, payload_bytes, metadata_bytes;
-  uint64_t extent_bytes, extent_count, min_block_bytes;
-  uint32_t evict_high_permille, evict_low_permille;
-  std::string flush;            ///< how stores are published: "none", "clwb", ...
-  bool second_superblock_used;  ///< the first copy is damaged; `repair` mends it
-  int64_t used_bytes, blocks;
-  uint64_t puts, puts_present, hits, misses, evictions, removals, moves, damaged, bytes_in,
-      bytes_out, no_space, scavenged, hits_elsewhere, recompressed;
-  std::vector<Namespace> namespaces;
-  std::vector<Host> hosts;
-};
-
-/// What the blocks of a namespace take, of all hosts.
-struct NamespaceUsage {
-  NamespaceId id = 0;
-  uint64_t blocks = 0;
-  uint64_t value_bytes = 0;   ///< as they were put
-  uint64_t stored_bytes = 0;  ///< of their payloads
-  uint64_t block_bytes = 0;   ///< what those are rounded up to: what they take of the pool
-  std::array<uint64_t, 4> blocks_by_profile{};  ///< by CompressionProfile; NONE: stored as they are
-};
-
-/// What one pass of recompress() did.
-struct RecompressReport {
-  uint64_t cold_blocks = 0;   ///< that could have been pressed harder, and were tried
-  uint64_t recompressed = 0;  ///< of those
-  uint64_t before_bytes = 0;  ///< of the payloads that were recompressed
-  uint64_t after_bytes = 0;
-};
-
-/// What get_prefix() delivered.
-struct PrefixRead {
-  uint64_t length_bytes = 0;  ///< of the value
-  uint64_t read_bytes = 0;    ///< of what is stored, that were copied from the pool
-};
-
-/// A value as it is stored.
-struct StoredValue {
-  uint64_t stored_bytes = 0;
-  uint64_t length_bytes = 0;  ///< of the value
-  bool is_frame = false;      ///< of compression/frame.h; else the value itself
-};
-
-/// One thing that check() found wrong.
-struct CheckFinding {
-  std::string what;  ///< a sentence that names the thing
-  bool data_lost;    ///< a committed block cannot be returned; else only housekeeping is off
-  uint64_t offset;   ///< in the pool
-};
-
-struct CheckReport {
-  uint64_t blocks_checked = 0;
-  uint64_t bytes_checked = 0;
-  uint64_t blocks_unverified = 0;  ///< committed without a checksum: nothing to verify them by
-  std::vector<CheckFinding> findings;
-  std::vector<std::string> not_checked;  ///< what, and why, a sentence each
-};
-
-/// A block as list() shows it.
-struct BlockInfo {
-  NamespaceId namespace_id;
-  std::string key;
-  uint64_t length_bytes;
-  uint64_t stored_bytes;  ///< less than the length if it is compressed
-  uint64_t offset;
-  uint64_t stamp;
 };
 
 class Pool {

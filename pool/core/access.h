@@ -18,7 +18,7 @@
 #include "pool/core/context.h"
 #include "pool/core/words.h"
 #include "pool/media/media.h"
-#include "pool/pool.h"
+#include "pool/types.h"
 
 namespace bowhead::core {
 

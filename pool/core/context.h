@@ -7,7 +7,7 @@
 #include "base/coherence.h"
 #include "pool/core/layout.h"
 #include "pool/core/words.h"
-#include "pool/pool.h"
+#include "pool/types.h"
 
 namespace bowhead::core {
 
@@ -65,6 +65,11 @@ struct Context {
   /// A host declared dead by the others stops (protocol 5.6); read before every commit. So does a
   /// process whose medium failed: to the others it is dead.
   bool ended() const { return access.media_failed() || ended({host, incarnation}); }
+  /// Why it ended.
+  Status gone() const {
+    if (access.media_failed()) return Status::MEDIA_ERROR;
+    return view(host).conflict ? Status::HOST_ID_CONFLICT : Status::HOST_FENCED;
+  }
 
   void count(uint32_t counter, uint64_t delta = 1) {
     if (observing()) return;

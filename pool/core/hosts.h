@@ -199,7 +199,7 @@ bh_host_slot Hosts<A>::write_slot(bh_host_slot line, uint32_t state) {
 /// The first half of a fast mutual exclusion (Lamport 1987), known as a splitter (Moir and Anderson
 /// 1995): write X; is Y closed? close Y; is X still mine? X is the one copy of the line, with the
 /// next turn, Y the other, with the one after that. A machine that comes late with either write
-/// finds a later turn; the line that it wrote over is written again (Core::check_own_slot).
+/// finds a later turn; the line that it wrote over is written again (Membership::check_own_slot).
 template <class A>
 std::optional<bh_host_slot> Hosts<A>::claim_slot(bh_host_slot slot) {
   slot.claim = c_.access.random() | 1;

@@ -13,7 +13,7 @@
 #include <span>
 
 #include "base/status.h"
-#include "pool/pool.h"
+#include "pool/types.h"
 
 namespace bowhead::core {
 

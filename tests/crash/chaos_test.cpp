@@ -347,11 +347,11 @@ std::vector<uint64_t> measure_room(core::Core<core::NativeAccess>& core) {
     std::vector<Reservation> taken;
     for (;;) {
       auto reservation =
-          core.reserve(core::Key(kNamespace, fmt::format("fill-{}", taken.size())), size);
+          core.writing.reserve(core::Key(kNamespace, fmt::format("fill-{}", taken.size())), size);
       if (!reservation) break;
       taken.push_back(*reservation);
     }
-    for (Reservation& reservation : taken) EXPECT_EQ(core.abort(reservation), Status::OK);
+    for (Reservation& reservation : taken) EXPECT_EQ(core.writing.abort(reservation), Status::OK);
     room.push_back(taken.size());
   }
   return room;
@@ -380,10 +380,10 @@ void expect_whole(const std::string& locator, const std::vector<uint64_t>& room)
   NativeHandle handle = handle_of(locator);
   ASSERT_TRUE(handle.attach());
   core::Core<core::NativeAccess>& core = handle.core();
-  core.scavenge_dead();
+  core.recovery.scavenge_dead();
   AuditResult found = audit(core);
   for (const std::string& text : found.faults) ADD_FAILURE() << text;
-  for (const CheckFinding& finding : core.check(/*payload=*/true, {}).findings)
+  for (const CheckFinding& finding : core.inspection.check(/*payload=*/true, {}).findings)
     ADD_FAILURE() << finding.what;
   uint64_t ns = 0, present = 0;
   CodedStore store(core);
@@ -400,7 +400,7 @@ void expect_whole(const std::string& locator, const std::vector<uint64_t>& room)
     ++present;
     EXPECT_EQ(*length, value.size());
     EXPECT_EQ(out, value) << key;
-    EXPECT_EQ(core.remove(core::Key(ns, key)), Status::OK);
+    EXPECT_EQ(core.writing.remove(core::Key(ns, key)), Status::OK);
   }
   EXPECT_EQ(present, found.committed);
   found = audit(core);

@@ -78,11 +78,12 @@ void on_alarm(int) {
 uint64_t count_fitting(NativeCore& core, uint64_t size) {
   std::vector<Reservation> taken;
   for (;;) {
-    auto reservation = core.reserve(Key(kNamespace, fmt::format("fill-{}", taken.size())), size);
+    auto reservation =
+        core.writing.reserve(Key(kNamespace, fmt::format("fill-{}", taken.size())), size);
     if (!reservation) break;
     taken.push_back(*reservation);
   }
-  for (Reservation& reservation : taken) (void)core.abort(reservation);
+  for (Reservation& reservation : taken) (void)core.writing.abort(reservation);
   return taken.size();
 }
 
@@ -107,7 +108,7 @@ class Aftermath {
     NativeCore& core = handle.core();
     if (scenario_.first) scenario_.first(world_, core);
     if (next == Next::HASTY) hurry(core);
-    core.scavenge_dead();
+    core.recovery.scavenge_dead();
     whole(core, "after scavenging");
     if (!scenario_.any_room) {
       room_ = measure_room(core);
@@ -167,7 +168,7 @@ class Aftermath {
     }
     if (present != found.committed)
       fault("{}: {} keys are there, and {} blocks", when, present, found.committed);
-    for (const CheckFinding& finding : core.check(/*payload=*/true, {}).findings)
+    for (const CheckFinding& finding : core.inspection.check(/*payload=*/true, {}).findings)
       fault("{}: check: {}", when, finding.what);
   }
 
@@ -186,7 +187,7 @@ class Aftermath {
   void left_in_order() {
     NativeHandle handle(world_.pool);
     PoolInfo info{};
-    handle.core().fill_info(info);
+    handle.core().inspection.fill_info(info);
     if (info.hosts[0].state != "left") fault("the host slot is {}", info.hosts[0].state);
   }
 

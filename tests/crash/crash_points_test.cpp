@@ -70,8 +70,9 @@ TEST(CrashPoints, PutOfACodedValue) {
   run_scenario({.name = "put of a coded value", .prepare = prepare, .act = [](CrashHandle& handle) {
                   const auto value = World::value("twice", 40'000);
                   ConstSpan half;
-                  EXPECT_EQ(handle.core().put(Key(kNamespace, "twice"), doubled(value, half)),
-                            Status::OK);
+                  EXPECT_EQ(
+                      handle.core().writing.put(Key(kNamespace, "twice"), doubled(value, half)),
+                      Status::OK);
                 }});
 }
 
@@ -81,15 +82,15 @@ Act replace_by_half(uint64_t size) {
     std::vector<std::byte> stored(size);
     const Span to{stored.data(), stored.size()};
     std::vector<core::Located> cold;
-    handle.core().for_each_cold(0, [&](const core::Located& located) {
+    handle.core().space.for_each_cold(0, [&](const core::Located& located) {
       if (located.header.length_bytes == size && located.header.codec == BH_CODEC_RAW)
         cold.push_back(located);
     });
     ASSERT_EQ(cold.size(), 1u);
-    ASSERT_TRUE(handle.core().read_stored(cold[0], {&to, 1}));
+    ASSERT_TRUE(handle.core().reading.read_stored(cold[0], {&to, 1}));
     EXPECT_EQ(stored, value);
     ConstSpan half;
-    EXPECT_EQ(handle.core().replace(cold[0], doubled(value, half)), Status::OK);
+    EXPECT_EQ(handle.core().space.replace(cold[0], doubled(value, half)), Status::OK);
   };
 }
 
@@ -153,7 +154,7 @@ TEST(CrashPoints, PutThatJoinsWideSlabs) {
 Act reserve_then(const std::string& key, uint64_t size,
                  const std::function<Status(core::Core<CrashAccess>&, Reservation&)>& end) {
   return [=](CrashHandle& handle) {
-    auto reservation = handle.core().reserve(Key(kNamespace, key), size);
+    auto reservation = handle.core().writing.reserve(Key(kNamespace, key), size);
     ASSERT_TRUE(reservation);
     const auto value = World::value(key, size);
     std::memcpy(reservation->data, value.data(), value.size());
@@ -170,21 +171,21 @@ TEST(CrashPoints, ReserveCommit) {
   run_scenario({.name = "reserve and commit",
                 .prepare = fill_some_and_expect_new,
                 .act = reserve_then("new", 20'000, [](auto& core, Reservation& reservation) {
-                  return core.commit(reservation, {});
+                  return core.writing.commit(reservation, {});
                 })});
 }
 TEST(CrashPoints, ReserveCommitUnverified) {
   run_scenario({.name = "reserve and commit without a checksum",
                 .prepare = fill_some_and_expect_new,
                 .act = reserve_then("new", 20'000, [](auto& core, Reservation& reservation) {
-                  return core.commit(reservation, {PayloadSum::By::NOBODY});
+                  return core.writing.commit(reservation, {PayloadSum::By::NOBODY});
                 })});
 }
 TEST(CrashPoints, ReserveAbort) {
   run_scenario({.name = "reserve and abort",
                 .prepare = fill_some,
                 .act = reserve_then("new", 20'000, [](auto& core, Reservation& reservation) {
-                  return core.abort(reservation);
+                  return core.writing.abort(reservation);
                 })});
 }
 
@@ -201,7 +202,7 @@ TEST(CrashPoints, GetOfADamagedBlock) {
     fill_some(world);
     NativeHandle handle(world.pool);
     ASSERT_TRUE(handle.attach());
-    const auto located = handle.core().locate(Key(kNamespace, "b2"));
+    const auto located = handle.core().lookup.locate(Key(kNamespace, "b2"));
     ASSERT_TRUE(located);
     handle.access().payload(located->found.entry.block_offset)[777] ^= std::byte{1};
     world.goes("b2");
@@ -219,8 +220,8 @@ TEST(CrashPoints, Touch) {
                   const std::string_view keys[] = {"a0", "b0", "wide"};
                   uint8_t present[3];
                   uint64_t slots[3];
-                  EXPECT_EQ(handle.core().exists(kNamespace, keys, present, slots), 3u);
-                  handle.core().touch_slots(slots);
+                  EXPECT_EQ(handle.core().lookup.exists(kNamespace, keys, present, slots), 3u);
+                  handle.core().reading.touch_slots(slots);
                 }});
 }
 
@@ -376,31 +377,32 @@ TEST(CrashPoints, PutThatEvictsAndMoves) {
 TEST(CrashPoints, AcquireRelease) {
   run_scenario(
       {.name = "acquire and release", .prepare = fill_some, .act = [](CrashHandle& handle) {
-         auto lease = handle.core().acquire(Key(kNamespace, "a5"), 60'000);
+         auto lease = handle.core().reading.acquire(Key(kNamespace, "a5"), 60'000);
          ASSERT_TRUE(lease);
-         EXPECT_EQ(handle.core().release(*lease), Status::OK);
+         EXPECT_EQ(handle.core().reading.release(*lease), Status::OK);
        }});
 }
 
 TEST(CrashPoints, ReleaseOfARetiredBlock) {
   static Lease lease;  // of the child
-  run_scenario(
-      {.name = "release of a retired block",
-       .prepare =
-           [](World& world) {
-             fill_some(world);
-             world.goes("a5");
-           },
-       .before =
-           [](CrashHandle& handle) {
-             attach(handle);
-             auto taken = handle.core().acquire(Key(kNamespace, "a5"), 60'000);
-             ASSERT_TRUE(taken);
-             lease = *taken;
-             ASSERT_EQ(remove(handle.core(), "a5"), Status::OK);
-           },
-       .act =
-           [](CrashHandle& handle) { EXPECT_EQ(handle.core().release(lease), Status::LAPSED); }});
+  run_scenario({.name = "release of a retired block",
+                .prepare =
+                    [](World& world) {
+                      fill_some(world);
+                      world.goes("a5");
+                    },
+                .before =
+                    [](CrashHandle& handle) {
+                      attach(handle);
+                      auto taken = handle.core().reading.acquire(Key(kNamespace, "a5"), 60'000);
+                      ASSERT_TRUE(taken);
+                      lease = *taken;
+                      ASSERT_EQ(remove(handle.core(), "a5"), Status::OK);
+                    },
+                .act =
+                    [](CrashHandle& handle) {
+                      EXPECT_EQ(handle.core().reading.release(lease), Status::LAPSED);
+                    }});
 }
 
 /// The holder lives on and never releases; whoever revokes its lease dies.
@@ -408,7 +410,7 @@ TEST(CrashPoints, RevocationOfAnExpiredLease) {
   static Lease lease;  // of this process
   static uint64_t slot;
   const auto hold = [](World&, auto& core) {
-    auto taken = core.acquire(Key(kNamespace, "a5"), 1);
+    auto taken = core.reading.acquire(Key(kNamespace, "a5"), 1);
     ASSERT_TRUE(taken);
     lease = *taken;
     slot = core.context().layout.slot_of(lease.offset);
@@ -420,7 +422,7 @@ TEST(CrashPoints, RevocationOfAnExpiredLease) {
     const Status removed = remove(other.core(), "a5");
     EXPECT_TRUE(removed == Status::OK || removed == Status::NOT_FOUND);
     EXPECT_EQ(other.core().allocator().word(slot).state, uint32_t{BH_BLOCK_FREE});
-    EXPECT_EQ(core.release(lease), Status::LAPSED);
+    EXPECT_EQ(core.reading.release(lease), Status::LAPSED);
     other.detach();
   };
   run_scenario(
@@ -439,18 +441,19 @@ TEST(CrashPoints, RevocationOfAnExpiredLease) {
 // ---- namespaces ----
 
 TEST(CrashPoints, OpenNamespace) {
-  run_scenario({.name = "open a namespace",
-                .prepare = fill_some,
-                .act =
-                    [](CrashHandle& handle) {
-                      EXPECT_TRUE(handle.core().open_namespace({"model", "fp16, 8 heads"}));
-                    },
-                .first =
-                    [](World&, auto& core) {
-                      // Three fit; a torn one takes no place.
-                      for (const char* name : {"model", "second", "third"})
-                        EXPECT_TRUE(core.open_namespace({name, "fp16, 8 heads"})) << name;
-                    }});
+  run_scenario(
+      {.name = "open a namespace",
+       .prepare = fill_some,
+       .act =
+           [](CrashHandle& handle) {
+             EXPECT_TRUE(handle.core().namespaces.open_namespace({"model", "fp16, 8 heads"}));
+           },
+       .first =
+           [](World&, auto& core) {
+             // Three fit; a torn one takes no place.
+             for (const char* name : {"model", "second", "third"})
+               EXPECT_TRUE(core.namespaces.open_namespace({name, "fp16, 8 heads"})) << name;
+           }});
 }
 
 // ---- coming and going ----
@@ -489,8 +492,8 @@ TEST(CrashPoints, Detach) {
                 .before =
                     [](CrashHandle& handle) {
                       attach(handle);
-                      ASSERT_TRUE(handle.core().reserve(Key(kNamespace, "new"), 33'000));
-                      ASSERT_TRUE(handle.core().acquire(Key(kNamespace, "a5"), 60'000));
+                      ASSERT_TRUE(handle.core().writing.reserve(Key(kNamespace, "new"), 33'000));
+                      ASSERT_TRUE(handle.core().reading.acquire(Key(kNamespace, "a5"), 60'000));
                     },
                 .act = [](CrashHandle& handle) { handle.detach(); }});
 }
@@ -500,21 +503,22 @@ TEST(CrashPoints, Repair) {
     fill_some(world);
     NativeHandle handle(world.pool);
     ASSERT_TRUE(handle.attach());
-    const auto located = handle.core().locate(Key(kNamespace, "b2"));
+    const auto located = handle.core().lookup.locate(Key(kNamespace, "b2"));
     ASSERT_TRUE(located);
     handle.access().payload(located->found.entry.block_offset)[777] ^= std::byte{1};
     world.goes("b2");
     handle.detach();
   };
-  run_scenario(
-      {.name = "repair",
-       .prepare = prepare,
-       .before = {},
-       .act =
-           [](CrashHandle& handle) { EXPECT_TRUE(handle.core().repair(/*take_over=*/false, {})); },
-       // A death before it comes to the damaged block leaves that to the next reader.
-       .first = [](World&, auto& core) { EXPECT_TRUE(get(core, "b2").empty()); },
-       .nexts = {Next::FRESH}});
+  run_scenario({.name = "repair",
+                .prepare = prepare,
+                .before = {},
+                .act =
+                    [](CrashHandle& handle) {
+                      EXPECT_TRUE(handle.core().joining.repair(/*take_over=*/false, {}));
+                    },
+                // A death before it comes to the damaged block leaves that to the next reader.
+                .first = [](World&, auto& core) { EXPECT_TRUE(get(core, "b2").empty()); },
+                .nexts = {Next::FRESH}});
 }
 
 // ---- scavenging ----
@@ -527,12 +531,12 @@ void leave_much(World& world, uint64_t permille) {
   world.may_come("run", 600'000);
   world.may_go("a5");
   const Act take_things = [](CrashHandle& handle) {
-    ASSERT_TRUE(handle.core().reserve(Key(kNamespace, "taken"), 33'000));
-    ASSERT_TRUE(handle.core().acquire(Key(kNamespace, "a6"), 60'000));
+    ASSERT_TRUE(handle.core().writing.reserve(Key(kNamespace, "taken"), 33'000));
+    ASSERT_TRUE(handle.core().reading.acquire(Key(kNamespace, "a6"), 60'000));
   };
   const Act take_and_leave = [](CrashHandle& handle) {
     attach(handle);
-    ASSERT_TRUE(handle.core().reserve(Key(kNamespace, "left"), 20'000));
+    ASSERT_TRUE(handle.core().writing.reserve(Key(kNamespace, "left"), 20'000));
   };
   die_together(
       world,

@@ -153,8 +153,8 @@ class Handle {
   explicit Handle(const TinyPool& pool, bool eviction = true)
       : Handle(pool.locator(), with_eviction(pool.superblock(), eviction)) {}
 
-  Result<void> attach() { return core_->attach({}); }
-  void detach() { core_->detach(); }
+  Result<void> attach() { return core_->joining.attach({}); }
+  void detach() { core_->joining.detach(); }
   core::Core<A>& core() { return *core_; }
   A& access() { return *access_; }
   uint32_t process() { return core_->context().process; }
@@ -179,7 +179,7 @@ inline constexpr uint64_t kNamespace = 77;  ///< the core takes any number
 template <class A>
 Status put(core::Core<A>& core, std::string_view key, const std::vector<std::byte>& value) {
   const ConstSpan in[] = {{value.data(), value.size()}};
-  return core.put(core::Key(kNamespace, key), in);
+  return core.writing.put(core::Key(kNamespace, key), in);
 }
 
 /// The core knows no codec, so one for its tests is enough: stored is the first half of a value
@@ -215,13 +215,13 @@ inline core::Content doubled(const std::vector<std::byte>& value, ConstSpan& hal
 template <class A>
 std::vector<std::byte> get(core::Core<A>& core, std::string_view key) {
   DoublingSink sink;
-  if (!core.get_stored(core::Key(kNamespace, key), sink)) return {};
+  if (!core.reading.get_stored(core::Key(kNamespace, key), sink)) return {};
   return std::move(sink).value();
 }
 
 template <class A>
 Status remove(core::Core<A>& core, std::string_view key) {
-  return core.remove(core::Key(kNamespace, key));
+  return core.writing.remove(core::Key(kNamespace, key));
 }
 
 }  // namespace bowhead::test

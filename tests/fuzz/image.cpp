@@ -37,7 +37,7 @@ void add_lines(std::set<uint64_t>& lines, uint64_t offset, uint64_t bytes) {
 StoredKey describe(FuzzCore& core, uint64_t ns, uint32_t key) {
   const core::Layout& layout = core.context().layout;
   const std::string text = key_text(key);
-  const auto located = core.locate(core::Key(ns, text));
+  const auto located = core.lookup.locate(core::Key(ns, text));
   BOWHEAD_ASSERT(located);
   StoredKey stored;
   stored.payload_offset = located->found.entry.block_offset;
@@ -67,16 +67,16 @@ void fill(Image& image, uint32_t host, uint32_t hosts) {
   world.become(host);
   FuzzAccess access(world, {.id = 1 + host});
   FuzzCore core(access, world.superblock, host);
-  BOWHEAD_ASSERT(core.attach({}));
-  image.namespace_id = core.open_namespace({"fuzz", "bytes"}).value();
+  BOWHEAD_ASSERT(core.joining.attach({}));
+  image.namespace_id = core.namespaces.open_namespace({"fuzz", "bytes"}).value();
   const uint32_t first = kStoredKeys * host / hosts, last = kStoredKeys * (host + 1) / hosts;
   for (uint32_t key = first; key < last; ++key) {
     const ConstSpan value[] = {span_of(content(key, 0))};
     const std::string text = key_text(key);
-    BOWHEAD_ASSERT(core.put(core::Key(image.namespace_id, text), value) == Status::OK);
+    BOWHEAD_ASSERT(core.writing.put(core::Key(image.namespace_id, text), value) == Status::OK);
     image.stored.push_back(describe(core, image.namespace_id, key));
   }
-  core.detach();
+  core.joining.detach();
 }
 
 /// A process of host 0 that reserves, leases, retires, locks and cuts, and is no more.
@@ -85,12 +85,12 @@ void die(Image& image) {
   world.become(0);
   FuzzAccess access(world, {});
   FuzzCore core(access, world.superblock, 0);
-  BOWHEAD_ASSERT(core.attach({}));
+  BOWHEAD_ASSERT(core.joining.attach({}));
   const core::Layout& layout = world.layout;
   const uint64_t ns = image.namespace_id;
-  BOWHEAD_ASSERT(core.reserve(core::Key(ns, "reserved by the dead"), 5000));
-  BOWHEAD_ASSERT(core.acquire(core::Key(ns, key_text(1)), 1000));
-  const auto located = core.locate(core::Key(ns, key_text(2)));
+  BOWHEAD_ASSERT(core.writing.reserve(core::Key(ns, "reserved by the dead"), 5000));
+  BOWHEAD_ASSERT(core.reading.acquire(core::Key(ns, key_text(1)), 1000));
+  const auto located = core.lookup.locate(core::Key(ns, key_text(2)));
   BOWHEAD_ASSERT(core.allocator().begin_retire(located->slot));
   image.stored[2].in_limbo = true;
   uint32_t holder = 0;

@@ -188,7 +188,7 @@ void Run::open() {
   const uint64_t boot_before = image_->world.raw_word(
       image_->world.layout.part(0, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id));
   handle_ = std::make_unique<Handle>(image_->world, machine_, evicting_);
-  const auto attached = handle_->core.attach({});
+  const auto attached = handle_->core.joining.attach({});
   if (!attached) {
     const std::set<Status> possible = {Status::DAMAGED, Status::HOST_ID_IN_USE,
                                        Status::LIMIT_REACHED};
@@ -203,7 +203,7 @@ void Run::open() {
 
 void Run::close(bool in_order) {
   if (!handle_) return;
-  if (in_order) handle_->core.detach();
+  if (in_order) handle_->core.joining.detach();
   used_ |= damaged_private_;
   handle_.reset();
   leases_.clear();
@@ -213,7 +213,7 @@ void Run::repair() {
   close(/*in_order=*/true);
   handle_ = std::make_unique<Handle>(image_->world, machine_, evicting_);
   const bool take_over = in_.take<uint8_t>() % 2 != 0;
-  const auto repaired = handle_->core.repair(take_over, {});
+  const auto repaired = handle_->core.joining.repair(take_over, {});
   handle_.reset();
   if (!repaired) {
     const std::set<Status> possible = {Status::HOST_ID_IN_USE, Status::LIMIT_REACHED};
@@ -222,7 +222,7 @@ void Run::repair() {
     return;
   }
   handle_ = std::make_unique<Handle>(image_->world, machine_, evicting_);
-  const auto attached = handle_->core.attach({});
+  const auto attached = handle_->core.joining.attach({});
   BOWHEAD_ASSERT(attached);
   check_repaired();
   check_found(/*rebuilt=*/true);
@@ -241,13 +241,14 @@ void Run::check_found(bool rebuilt) {
     };
     if (stored.in_limbo || !whole(stored.read_lines) || !whole(stored.rebuild_lines)) continue;
     if (stored.payload_bytes > 100'000 && !patient_) {
-      BOWHEAD_ASSERT(handle_->core.locate(key_of(key)) && "a block is lost that nobody touched");
+      BOWHEAD_ASSERT(handle_->core.lookup.locate(key_of(key)) &&
+                     "a block is lost that nobody touched");
       continue;
     }
     static std::vector<std::byte> buffer;
     buffer.resize(std::max(buffer.size(), content(key, 0).size()));
     const Span to[] = {{buffer.data(), buffer.size()}};
-    const auto got = handle_->core.get(key_of(key), to);
+    const auto got = handle_->core.reading.get(key_of(key), to);
     if (!got) fmt::print(stderr, "{} is lost\n", text_.substr(0, 20));
     BOWHEAD_ASSERT(got && "a block is lost that nobody touched");
     check_bytes(key, buffer.data(), *got);
@@ -270,7 +271,7 @@ void Run::check_bytes(uint32_t key, const std::byte* data, uint64_t length) cons
 void Run::check_repaired() {
   const auto& g = image_->world.layout.geometry();
   if (g.host_count > 1) return;
-  const CheckReport report = handle_->core.check(/*payload=*/true, {});
+  const CheckReport report = handle_->core.inspection.check(/*payload=*/true, {});
   for (const auto& finding : report.findings) fmt::print(stderr, "{}\n", finding.what);
   BOWHEAD_ASSERT(report.findings.empty());
   uint64_t slab_extents = 0, free_extents = 0;
@@ -294,39 +295,39 @@ void Run::put(uint32_t key, uint32_t version) {
   const size_t half = value.size() / 2;
   const ConstSpan from[] = {{value.data(), half}, {value.data() + half, value.size() - half}};
   put_[key][version] = true;  // also if it fails: then nobody promised that it is not there
-  (void)handle_->core.put(key_of(key), from);
+  (void)handle_->core.writing.put(key_of(key), from);
 }
 
 void Run::get_into(uint32_t key, size_t room) {
   std::vector<std::byte> buffer(room);
   const Span to[] = {{buffer.data(), room / 3}, {buffer.data() + room / 3, room - room / 3}};
-  const auto got = handle_->core.get(key_of(key), to);
+  const auto got = handle_->core.reading.get(key_of(key), to);
   if (!got) return;
   BOWHEAD_ASSERT(*got <= room);
   check_bytes(key, buffer.data(), *got);
 }
 
 void Run::get(uint32_t key) {
-  const auto located = handle_->core.locate(key_of(key));
+  const auto located = handle_->core.lookup.locate(key_of(key));
   // More would be a buffer of megabytes for every forged length.
   get_into(key, located ? std::min<size_t>(located->header.length_bytes, 4 << 20) : 100);
 }
 
 void Run::reserve(uint32_t key, uint32_t version, uint32_t how) {
   const auto& value = content(key, version);
-  auto reservation = handle_->core.reserve(key_of(key), value.size());
+  auto reservation = handle_->core.writing.reserve(key_of(key), value.size());
   if (!reservation || reservation->present) return;
   if (how % 4 == 0) {
-    (void)handle_->core.abort(*reservation);
+    (void)handle_->core.writing.abort(*reservation);
     return;
   }
   std::memcpy(reservation->data, value.data(), value.size());
   put_[key][version] = true;
-  (void)handle_->core.commit(*reservation, {});
+  (void)handle_->core.writing.commit(*reservation, {});
 }
 
 void Run::lease(uint32_t key) {
-  auto lease = handle_->core.acquire(key_of(key), 1000);
+  auto lease = handle_->core.reading.acquire(key_of(key), 1000);
   if (!lease) return;
   const std::byte* payload = handle_->access.payload(lease->offset);
   BOWHEAD_ASSERT(lease->data == payload && lease->length_bytes > 0);
@@ -336,7 +337,7 @@ void Run::lease(uint32_t key) {
 
 void Run::release() {
   if (leases_.empty()) return;
-  const Status status = handle_->core.release(leases_.back());
+  const Status status = handle_->core.reading.release(leases_.back());
   BOWHEAD_ASSERT(status == Status::OK || status == Status::LAPSED ||
                  (status == Status::CLOSED && damaged_private_));
   leases_.pop_back();
@@ -348,24 +349,25 @@ void Run::look_at_many(bool touch) {
   const std::vector<std::string_view> keys(texts.begin(), texts.end());
   uint8_t present[kKeys];
   uint64_t slots[kKeys];
-  const uint64_t count = handle_->core.exists(image_->namespace_id, keys, present, slots);
+  const uint64_t count = handle_->core.lookup.exists(image_->namespace_id, keys, present, slots);
   BOWHEAD_ASSERT(count <= kKeys);
-  if (touch) handle_->core.touch_slots(slots);
+  if (touch) handle_->core.reading.touch_slots(slots);
 }
 
 void Run::report(uint32_t what) {
   FuzzCore& core = handle_->core;
   if (what == 0) {
-    const CheckReport report = core.check(/*payload=*/true, {});
+    const CheckReport report = core.inspection.check(/*payload=*/true, {});
     for (const auto& finding : report.findings) BOWHEAD_ASSERT(!finding.what.empty());
     BOWHEAD_ASSERT(!damaged_lines_.empty() || report.findings.empty());
   } else if (what == 1) {
     PoolInfo info{};
-    core.fill_info(info);
+    core.inspection.fill_info(info);
     BOWHEAD_ASSERT(info.hosts.size() == image_->world.layout.geometry().host_count);
   } else {
     uint64_t count = 0;
-    core.list([&](const BlockInfo& block) { return block.key.size() <= 65536 && ++count < 100; });
+    core.inspection.list(
+        [&](const BlockInfo& block) { return block.key.size() <= 65536 && ++count < 100; });
   }
 }
 
@@ -376,7 +378,8 @@ void Run::fill(uint32_t count) {
     const ConstSpan value[] = {{&byte, 1}};
     const std::string text = fmt::format("filler {}", i);
     image_->world.begin_operation();
-    if (handle_->core.put(Key(image_->namespace_id, text), value) == Status::NO_SPACE) return;
+    if (handle_->core.writing.put(Key(image_->namespace_id, text), value) == Status::NO_SPACE)
+      return;
   }
 }
 
@@ -398,7 +401,7 @@ void Run::operate() {
     case 5:
       return put(key % kKeys, key / kKeys % kVersions);
     case 6:
-      return (void)handle_->core.remove(key_of(key % kKeys));
+      return (void)handle_->core.writing.remove(key_of(key % kKeys));
     case 7:
       return lease(key % kKeys);
     case 8:
@@ -408,9 +411,9 @@ void Run::operate() {
     case 10:
       return fill(key);
     case 11:
-      return (void)handle_->core.scavenge_dead();
+      return (void)handle_->core.recovery.scavenge_dead();
     case 12:
-      return (void)handle_->core.open_namespace({fmt::format("n{}", key), "other"});
+      return (void)handle_->core.namespaces.open_namespace({fmt::format("n{}", key), "other"});
     case 13:
       image_->world.now_ns += uint64_t{key} * 100'000'000;
       return;

@@ -61,12 +61,12 @@ struct Machine {
   Status put(std::string_view name) {
     const auto value = value_of(name, 5000);
     const ConstSpan in[] = {{value.data(), value.size()}};
-    return core.put(core::Key(1, name), in);
+    return core.writing.put(core::Key(1, name), in);
   }
   bool has(std::string_view name) {
     std::vector<std::byte> out(5000);
     const Span to[] = {{out.data(), out.size()}};
-    return core.get(core::Key(1, name), to) && out == value_of(name, 5000);
+    return core.reading.get(core::Key(1, name), to) && out == value_of(name, 5000);
   }
 
   std::unique_ptr<Media> media;
@@ -99,11 +99,11 @@ class Identities : public testing::Test {
 
 TEST_F(Identities, NobodyComesInWhereABeatMoves) {
   Machine first(shared_, kFirst);
-  ASSERT_TRUE(first.core.attach({}));
+  ASSERT_TRUE(first.core.joining.attach({}));
   for (const Identity& id : second_machines()) {
     Machine second(shared_, id);
-    second.access.while_asleep = [&] { ASSERT_TRUE(first.core.beat()); };
-    const auto attached = second.core.attach({});
+    second.access.while_asleep = [&] { ASSERT_TRUE(first.core.membership.beat()); };
+    const auto attached = second.core.joining.attach({});
     ASSERT_FALSE(attached) << name_of(id);
     EXPECT_EQ(attached.status(), Status::HOST_ID_IN_USE) << name_of(id);
   }
@@ -115,10 +115,10 @@ TEST_F(Identities, WhereABeatStandsStillOnlyTheSameBootOrHardwareComesIn) {
   for (const Identity& id : second_machines()) {
     const SharedPool shared(2, {.evict_high_permille = 0}, kTimes);
     Machine first(shared, kFirst);
-    ASSERT_TRUE(first.core.attach({}));
+    ASSERT_TRUE(first.core.joining.attach({}));
     ASSERT_EQ(first.put("stored"), Status::OK);
     Machine second(shared, id);
-    const auto attached = second.core.attach({});
+    const auto attached = second.core.joining.attach({});
     const bool may = id.boot == kFirst.boot || id.hardware == kFirst.hardware;
     ASSERT_EQ(static_cast<bool>(attached), may) << name_of(id);
     if (!may) {
@@ -134,12 +134,12 @@ TEST_F(Identities, AnyMachineFollowsOneThatLeft) {
   for (const Identity& id : second_machines()) {
     const SharedPool shared(2, {.evict_high_permille = 0}, kTimes);
     Machine first(shared, kFirst);
-    ASSERT_TRUE(first.core.attach({}));
+    ASSERT_TRUE(first.core.joining.attach({}));
     ASSERT_EQ(first.put("stored"), Status::OK);
-    ASSERT_TRUE(first.core.leave());
-    first.core.detach();
+    ASSERT_TRUE(first.core.joining.leave());
+    first.core.joining.detach();
     Machine second(shared, id);
-    const auto attached = second.core.attach({});
+    const auto attached = second.core.joining.attach({});
     EXPECT_TRUE(attached) << name_of(id) << ": " << attached.error().message();
     EXPECT_TRUE(second.has("stored")) << name_of(id);
   }
@@ -169,23 +169,23 @@ Status act(Machine& machine, Act what, Reservation& reservation, Lease& lease) {
     case Act::PUT_PRESENT:
       return machine.put("stored");
     case Act::COMMIT:
-      return machine.core.commit(reservation, PayloadSum{});
+      return machine.core.writing.commit(reservation, PayloadSum{});
     case Act::ABORT:
-      return machine.core.abort(reservation);
+      return machine.core.writing.abort(reservation);
     case Act::RELEASE:
-      return machine.core.release(lease);
+      return machine.core.reading.release(lease);
     case Act::ACQUIRE:
-      return machine.core.acquire(core::Key(1, "stored"), 1000).status();
+      return machine.core.reading.acquire(core::Key(1, "stored"), 1000).status();
     case Act::REMOVE:
-      return machine.core.remove(core::Key(1, "stored"));
+      return machine.core.writing.remove(core::Key(1, "stored"));
     case Act::RESERVE:
-      return machine.core.reserve(core::Key(1, "more"), 100).status();
+      return machine.core.writing.reserve(core::Key(1, "more"), 100).status();
     case Act::BEAT:
-      return machine.core.beat().status();
+      return machine.core.membership.beat().status();
     case Act::WORK:
-      return machine.core.work().status();
+      return machine.core.membership.work().status();
     case Act::DETACH:
-      machine.core.detach();
+      machine.core.joining.detach();
       return Status::HOST_FENCED;
   }
   return Status::OK;
@@ -195,13 +195,13 @@ TEST_F(Identities, AMachineTakenForDeadEndsWithAStatus) {
   for (int n = 0; n <= static_cast<int>(Act::DETACH); ++n) {
     const SharedPool shared(2, {.evict_high_permille = 0}, kTimes);
     Machine first(shared, kFirst);
-    ASSERT_TRUE(first.core.attach({}));
+    ASSERT_TRUE(first.core.joining.attach({}));
     ASSERT_EQ(first.put("stored"), Status::OK);
-    auto reservation = first.core.reserve(core::Key(1, "reserved"), 5000);
-    auto lease = first.core.acquire(core::Key(1, "stored"), 60'000);
+    auto reservation = first.core.writing.reserve(core::Key(1, "reserved"), 5000);
+    auto lease = first.core.reading.acquire(core::Key(1, "stored"), 60'000);
     ASSERT_TRUE(reservation && lease);
     Machine second(shared, {kFirst.machine, kFirst.hardware, kFirst.boot + 1});
-    ASSERT_TRUE(second.core.attach({}));
+    ASSERT_TRUE(second.core.joining.attach({}));
     ASSERT_EQ(second.put("after"), Status::OK);
     // Each act comes first once, and the others behind it.
     for (int i = 0; i <= static_cast<int>(Act::DETACH); ++i) {
@@ -234,7 +234,7 @@ void die_while_joining(const SharedPool& shared) {
         core::DecideWord::unpack(shared.read<uint64_t>(shared.layout().word(0, BH_PART_DECIDE, 0)));
     if (word.done) throw Died{};
   };
-  EXPECT_THROW((void)machine.core.attach({}), Died);
+  EXPECT_THROW((void)machine.core.joining.attach({}), Died);
   EXPECT_EQ(shared.slot(0).value_or(bh_host_slot{}).incarnation, 0u);
 }
 
@@ -254,15 +254,15 @@ TEST_F(Identities, AHostThatDiedWhileItJoinedCanBeFenced) {
 /// does about it ends the other one.
 TEST_F(Identities, AnExactCopyEndsBoth) {
   Machine first(shared_, kFirst);
-  ASSERT_TRUE(first.core.attach({}));
+  ASSERT_TRUE(first.core.joining.attach({}));
   const uint64_t nonce = shared_.slot(0)->nonce;
   sleep_ms(kTimes.beat_ms);
-  ASSERT_TRUE(first.core.beat());
+  ASSERT_TRUE(first.core.membership.beat());
   const uint64_t beat_at = shared_.layout().part(0, BH_PART_BEAT) + offsetof(bh_host_beat, beat);
   const uint64_t beat = shared_.read<uint64_t>(beat_at) + 1;
   std::memcpy(shared_.at(beat_at), &beat, sizeof beat);
   sleep_ms(kTimes.beat_ms);
-  const auto beaten = first.core.beat();
+  const auto beaten = first.core.membership.beat();
   ASSERT_FALSE(beaten);
   EXPECT_EQ(beaten.status(), Status::HOST_ID_CONFLICT);
   EXPECT_EQ(first.put("x"), Status::HOST_ID_CONFLICT);
@@ -271,11 +271,11 @@ TEST_F(Identities, AnExactCopyEndsBoth) {
 
 TEST_F(Identities, ABeatOfAnotherProcessOfTheHostIsNoCopy) {
   Machine first(shared_, kFirst);
-  ASSERT_TRUE(first.core.attach({}));
+  ASSERT_TRUE(first.core.joining.attach({}));
   for (int n = 0; n < 50; ++n) {
     sleep_ms(kTimes.beat_ms);
-    EXPECT_TRUE(first.core.beat());
-    EXPECT_TRUE(first.core.work());
+    EXPECT_TRUE(first.core.membership.beat());
+    EXPECT_TRUE(first.core.membership.work());
   }
 }
 

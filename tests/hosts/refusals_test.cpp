@@ -138,18 +138,18 @@ struct Beaten {
 TEST(Conflict, TwoMachinesWithOneIdAreNoticed) {
   SharedPool shared(2);
   Beaten host(shared);
-  ASSERT_TRUE(host.core.attach({}));
+  ASSERT_TRUE(host.core.joining.attach({}));
   sleep_ms(kShortTimes.beat_ms);
-  ASSERT_TRUE(host.core.beat());
+  ASSERT_TRUE(host.core.membership.beat());
   bh_host_slot other = *shared.slot(0);
   ++other.nonce;
   shared.write_slot(0, other);
   sleep_ms(kShortTimes.beat_ms);
-  const auto beaten = host.core.beat();
+  const auto beaten = host.core.membership.beat();
   ASSERT_FALSE(beaten);
   EXPECT_EQ(beaten.status(), Status::HOST_ID_CONFLICT);
   EXPECT_NE(beaten.error().message().find("--host"), std::string::npos) << beaten.error().message();
-  host.core.detach();
+  host.core.joining.detach();
   EXPECT_EQ(shared.slot(0)->nonce, other.nonce) << "the line is left to the other machine";
 }
 

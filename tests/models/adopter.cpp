@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rule S3 (docs/sharing.md): an adopter says OWN, lets that settle, and opens the extent only if
-// nobody has begun to decide about its own life (Core::adopt(), open_custody(), doubted()). Whoever
-// succeeds it looks for the word after the decision has settled. The host before both is fenced.
+// nobody has begun to decide about its own life (Custody::adopt(), open_custody(),
+// Membership::doubted()). Whoever succeeds it looks for the word after the decision has settled.
+// The host before both is fenced.
 #include "tests/models/models.h"
 
 namespace bowhead::models {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Machines that find one host slot free and want it (Hosts::claim_slot(), Core::check_own_slot()):
-// a splitter of the two copies of the slot line, to which all of them write. Nobody waits, and no
-// time is known: what a machine that stood still writes late must not let a second one in.
+// Machines that find one host slot free and want it (Hosts::claim_slot(),
+// Membership::check_own_slot()): a splitter of the two copies of the slot line, to which all of
+// them write. Nobody waits, and no time is known: what a machine that stood still writes late must
+// not let a second one in.
 #include "tests/models/models.h"
 
 namespace bowhead::models {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An extent that is given away (docs/sharing.md: Grant; Core::give(), claim(), survey()), while
-// the lives of grantor and recipient are decided over by a third host, who succeeds them. The
-// recipient looks for decisions about both, once its CLAIM has settled.
+// An extent that is given away (docs/sharing.md: Grant; Grants::give(), claim(),
+// Custody::survey()), while the lives of grantor and recipient are decided over by a third host,
+// who succeeds them. The recipient looks for decisions about both, once its CLAIM has settled.
 #include "tests/models/models.h"
 
 namespace bowhead::models {

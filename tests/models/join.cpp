@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host joins while another one adopts (Core::begin_life(), Hosts::acked(), open_custody()): the
-// adopter waits for the acks of all that it sees in their slots; who joins says so, settles, and
-// only then reads the decisions. So either the adopter waits for it, or it leases nothing of a life
-// that is over.
+// A host joins while another one adopts (Joining::begin_life(), Hosts::acked(),
+// Custody::open_custody()): the adopter waits for the acks of all that it sees in their slots; who
+// joins says so, settles, and only then reads the decisions. So either the adopter waits for it, or
+// it leases nothing of a life that is over.
 #include "tests/models/models.h"
 
 namespace bowhead::models {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A lease against the owner that retires the block and reuses it (docs/sharing.md: Lease, Reuse;
-// core::Leases, Core::confirm(), Core::reap()).
+// core::Leases, Reading::confirm(), Retirement::reap()).
 #include "tests/models/models.h"
 
 namespace bowhead::models {

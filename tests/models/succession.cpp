@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds what, when hosts die in turn (core::Hosts::successor(), core_share.h, core_attach.h):
+// Who holds what, when hosts die in turn (core::Hosts::successor(), holdings.h, joining.h):
 // lives are decided over, by hosts that are themselves decided over; chains and rings of
 // successions; joining hosts take back or wait; adopters say OWN and open. Decisions are atomic
 // here, memory is coherent; what is at stake is which host acts on which words, and when.

@@ -373,16 +373,17 @@ TEST(Coded, PartsOfABlockThatWasReusedMeanwhileAreRefused) {
   const Value ours(20'000, std::byte{1}), others(20'000, std::byte{2});
   const ConstSpan value{ours.data(), ours.size()}, other{others.data(), others.size()};
   const core::Key key(test::kNamespace, "ours");
-  ASSERT_EQ(handle.core().put(key, {&value, 1}), Status::OK);
+  ASSERT_EQ(handle.core().writing.put(key, {&value, 1}), Status::OK);
   for (const bool meanwhile : {false, true}) {
     Value got(ours.size());
-    const auto length =
-        handle.core().get_parts(key, [&](const bh_block_header& /*header*/, const auto& read) {
+    const auto length = handle.core().reading.get_parts(
+        key, [&](const bh_block_header& /*header*/, const auto& read) {
           if (meanwhile) {
-            EXPECT_EQ(handle.core().remove(key), Status::OK);
+            EXPECT_EQ(handle.core().writing.remove(key), Status::OK);
           }
           for (int n = 0; meanwhile && n < 40; ++n)
-            (void)handle.core().put(core::Key(test::kNamespace, fmt::format("{}", n)), {&other, 1});
+            (void)handle.core().writing.put(core::Key(test::kNamespace, fmt::format("{}", n)),
+                                            {&other, 1});
           read(0, Span{got.data(), got.size()});
           return Status::OK;
         });

@@ -95,25 +95,25 @@ TEST(Reservation, OfManyCopiesOneIsCommitted) {
 void expect_ended(core::Core<core::NativeAccess>& core, Reservation& room, Status status) {
   const uint64_t slot = core.context().layout.slot_of(room.offset);
   Reservation copy = room;
-  EXPECT_EQ(core.commit(room, {}), status);
+  EXPECT_EQ(core.writing.commit(room, {}), status);
   EXPECT_EQ(room.data, nullptr);
   EXPECT_EQ(core.allocator().word(slot).state, uint32_t{BH_BLOCK_FREE});
-  EXPECT_EQ(core.commit(room, {}), Status::CLOSED);
-  EXPECT_EQ(core.abort(copy), Status::CLOSED);
+  EXPECT_EQ(core.writing.commit(room, {}), Status::CLOSED);
+  EXPECT_EQ(core.writing.abort(copy), Status::CLOSED);
 }
 
 TEST(Reservation, IsEndedByACommitThatAnswersBusy) {
   const TinyPool tiny;
   NativeHandle handle(tiny), other(tiny);
   ASSERT_TRUE(handle.attach() && other.attach());
-  auto room = handle.core().reserve({kNamespace, "k"}, kBytes);
+  auto room = handle.core().writing.reserve({kNamespace, "k"}, kBytes);
   ASSERT_TRUE(room);
   const Hash128 hash = core::Key(kNamespace, "k").hash;
   uint32_t holder = 0;
   ASSERT_TRUE(other.core().index().try_lock(hash, &holder));
   expect_ended(handle.core(), *room, Status::BUSY);
   other.core().index().unlock(hash);
-  EXPECT_FALSE(handle.core().locate({kNamespace, "k"}));
+  EXPECT_FALSE(handle.core().lookup.locate({kNamespace, "k"}));
   other.detach();
   handle.detach();
 }
@@ -125,13 +125,13 @@ TEST(Reservation, IsEndedByACommitThatFindsTheIndexFull) {
   auto& core = handle.core();
   for (int i = 0;; ++i) {
     const std::string key = "k" + std::to_string(i);
-    auto room = core.reserve({kNamespace, key}, 100);
+    auto room = core.writing.reserve({kNamespace, key}, 100);
     ASSERT_TRUE(room) << "the pool is full before its index is";
     Reservation probe = *room;
-    if (core.commit(*room, {}) == Status::OK) continue;
-    EXPECT_EQ(core.abort(probe), Status::CLOSED);
+    if (core.writing.commit(*room, {}) == Status::OK) continue;
+    EXPECT_EQ(core.writing.abort(probe), Status::CLOSED);
     EXPECT_EQ(put(core, key, bytes(100, 1)), Status::INDEX_FULL);
-    room = core.reserve({kNamespace, key}, 100);
+    room = core.writing.reserve({kNamespace, key}, 100);
     ASSERT_TRUE(room);
     expect_ended(core, *room, Status::INDEX_FULL);
     break;

@@ -56,7 +56,7 @@ class User {
     const AuditResult found = audit(handle_->core(), {.deaths = false});
     for (const std::string& text : found.faults) ADD_FAILURE() << text;
     EXPECT_EQ(found.committed, present);
-    EXPECT_TRUE(handle_->core().check(/*payload=*/true, {}).findings.empty());
+    EXPECT_TRUE(handle_->core().inspection.check(/*payload=*/true, {}).findings.empty());
   }
   void close() { handle_->detach(); }
   void open() {
@@ -107,7 +107,7 @@ class User {
   void reserve_one() {
     const std::string key = any_key();
     const Value value = any_value();
-    auto reservation = handle_->core().reserve(Key(kNamespace, key), value.size);
+    auto reservation = handle_->core().writing.reserve(Key(kNamespace, key), value.size);
     if (!reservation || reservation->present) return;
     const auto payload = bytes(value.size, value.seed);
     std::memcpy(reservation->data, payload.data(), payload.size());
@@ -120,11 +120,11 @@ class User {
     const auto payload = bytes(reserved.value.size, reserved.value.seed);
     EXPECT_EQ(std::memcmp(reserved.reservation.data, payload.data(), payload.size()), 0);
     if (random_.below(3) == 0) {
-      EXPECT_EQ(handle_->core().abort(reserved.reservation), Status::OK);
+      EXPECT_EQ(handle_->core().writing.abort(reserved.reservation), Status::OK);
       return;
     }
     const bool present = !get(handle_->core(), key).empty();
-    const Status status = handle_->core().commit(
+    const Status status = handle_->core().writing.commit(
         reserved.reservation,
         random_.below(4) != 0 ? PayloadSum{} : PayloadSum{PayloadSum::By::NOBODY});
     EXPECT_TRUE(status == Status::OK || status == Status::NO_SPACE) << status_name(status);
@@ -134,7 +134,7 @@ class User {
   void lease_one() {
     if (leases_.size() > 4) return;
     const std::string key = any_key();
-    auto lease = handle_->core().acquire(Key(kNamespace, key), 60'000);
+    auto lease = handle_->core().reading.acquire(Key(kNamespace, key), 60'000);
     if (!lease) return;
     ASSERT_TRUE(model_.contains(key));
     leases_.push_back({*lease, key, model_[key]});
@@ -146,7 +146,7 @@ class User {
     const auto payload = bytes(leased.value.size, leased.value.seed);
     ASSERT_EQ(leased.lease.length_bytes, payload.size());
     EXPECT_EQ(std::memcmp(leased.lease.data, payload.data(), payload.size()), 0);
-    const Status status = handle_->core().release(leased.lease);
+    const Status status = handle_->core().reading.release(leased.lease);
     EXPECT_TRUE(status == Status::OK || status == Status::LAPSED) << status_name(status);
   }
 

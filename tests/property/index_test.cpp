@@ -235,7 +235,7 @@ TEST(Index, ProcessesWorkAroundEachOther) {
   const size_t entries = audit_index(handle.core().context(), /*exact=*/true).entries.size();
   expect_sound(handle.core(), entries);
   EXPECT_EQ(look_for(handle.core().index(), permanent), "");
-  handle.core().scavenge_dead();
+  handle.core().recovery.scavenge_dead();
   handle.detach();
 }
 

@@ -95,7 +95,7 @@ void User::begin() {
 void User::attach() {
   stage_.world.begin_operation(Operation::ATTACH);
   core_ = std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host);
-  const auto attached = core_->attach({}, [this] {
+  const auto attached = core_->joining.attach({}, [this] {
     stage_.world.note_beating();
     stage_.world.start_thread(
         this, [](void* self) { static_cast<User*>(self)->beat(); }, this);
@@ -164,7 +164,7 @@ void User::beat() {
     beating_ = true;
     const uint64_t begun_ns = stage_.world.now_ns();
     stage_.world.begin_operation(Operation::BEAT);
-    const auto beaten = core_->beat();
+    const auto beaten = core_->membership.beat();
     stage_.world.end_operation(static_cast<uint64_t>(beaten.status()));
     beating_ = false;
     looked_at_ns = begun_ns;
@@ -178,7 +178,7 @@ void User::serve() {
     if (silent_) continue;
     serving_ = true;
     stage_.world.begin_operation(Operation::WORK);
-    const auto worked = core_->work();
+    const auto worked = core_->membership.work();
     stage_.world.end_operation(static_cast<uint64_t>(worked.status()));
     serving_ = false;
     if (!worked) end_soon("work", worked.error());
@@ -282,7 +282,7 @@ void User::put() {
   const ConstSpan in[] = {{stored.bytes.data(), stored.bytes.size()}};
   const auto removals = stage_.model.removals(k);
   stage_.world.begin_operation(Operation::PUT, k, version);
-  const Status status = core_->put(key(k), content(stored, in));
+  const Status status = core_->writing.put(key(k), content(stored, in));
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("put", status, {Status::NO_SPACE, Status::INDEX_FULL, Status::BUSY});
   if (status == Status::OK) {
@@ -308,7 +308,7 @@ void User::get(uint32_t k) {
   StoredSink sink;
   const uint64_t begun_ns = stage_.world.now_ns();
   stage_.world.begin_operation(Operation::GET, k);
-  const auto length = core_->get_stored(key(k), sink);
+  const auto length = core_->reading.get_stored(key(k), sink);
   stage_.world.end_operation(static_cast<uint64_t>(length.status()));
   expect("get", length.status(), {Status::NOT_FOUND});
   if (!length) {
@@ -335,8 +335,8 @@ void User::get_parts() {
   Model::Seen seen;
   seen.begun_ns = stage_.world.now_ns();
   stage_.world.begin_operation(Operation::PARTS, k);
-  const auto length = core_->get_parts(key(k), [&](const bh_block_header& header,
-                                                   const auto& read) {
+  const auto length = core_->reading.get_parts(key(k), [&](const bh_block_header& header,
+                                                           const auto& read) {
     seen.codec = header.codec;
     seen.stored_bytes = header.stored_bytes;
     const auto take = [&](uint64_t from, uint64_t most) {
@@ -366,13 +366,14 @@ void User::replace() {
   const uint64_t unused_ns = below(2) == 0 ? 0 : below(kBeatNs);
   bool done = false;
   stage_.world.begin_operation(Operation::REPLACE);
-  core_->for_each_cold(unused_ns, [&](const core::Located& located) {
+  core_->space.for_each_cold(unused_ns, [&](const core::Located& located) {
     if (done || located.header.checksum_kind == BH_CHECKSUM_NONE || below(3) == 0) return;
     const Status status = replace(located);
     done = status != Status::VALUE_TOO_LARGE;
   });
   stage_.world.end_operation(done);
-  if (core_->standing() != Status::OK) expect("replace", core_->standing(), {});
+  if (core_->membership.standing() != Status::OK)
+    expect("replace", core_->membership.standing(), {});
 }
 
 /// VALUE_TOO_LARGE: what it would take is not smaller.
@@ -381,7 +382,7 @@ Status User::replace(const core::Located& old) {
   if (!k) stage_.world.fail("bytes", "a cold block is of a key that nobody put");
   std::vector<std::byte> bytes(old.header.stored_bytes);
   const Span to{bytes.data(), bytes.size()};
-  if (!core_->read_stored(old, {&to, 1})) return Status::BUSY;
+  if (!core_->reading.read_stored(old, {&to, 1})) return Status::BUSY;
   const uint32_t version = judge("read to be replaced", *k,
                                  Model::Seen::whole(std::move(bytes), old.header.length_bytes,
                                                     old.header.codec, /*begun_ns=*/0));
@@ -390,11 +391,12 @@ Status User::replace(const core::Located& old) {
   const ConstSpan in[] = {{stored.bytes.data(), stored.bytes.size()}};
   const core::Content replacement = content(stored, in);
   // Who asks all the same is refused.
-  if (core_->room_for(replacement, old.header.key_bytes) >= core_->room_for(old.header) &&
+  if (core_->writing.room_for(replacement, old.header.key_bytes) >=
+          core::room_for(core_->context().layout, old.header) &&
       below(8) != 0)
     return Status::VALUE_TOO_LARGE;
   stage_.world.note_store(Since::REPLACES);
-  const Status status = core_->replace(old, replacement);
+  const Status status = core_->space.replace(old, replacement);
   if (status != Status::OK) stage_.model.refuse(*k, next);
   expect("replace", status, {Status::NO_SPACE, Status::BUSY});
   ++(status == Status::OK ? stage_.counts.replacements : stage_.counts.not_replaced);
@@ -410,7 +412,7 @@ void User::remove() {
   });
   stage_.model.begin_removal(k);
   stage_.world.begin_operation(Operation::REMOVE, k);
-  const Status status = core_->remove(key(k));
+  const Status status = core_->writing.remove(key(k));
   const uint64_t asked = stage_.world.current().asked | uint64_t{1} << machine->host;
   stage_.world.end_operation(static_cast<uint64_t>(status));
   for (const auto& [version, host, life] : lineages) {
@@ -427,7 +429,7 @@ void User::exists() {
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) keys.push_back(stage_.model.key(k));
   std::vector<uint8_t> present(keys.size());
   stage_.world.begin_operation(Operation::EXISTS);
-  const uint64_t count = core_->exists(Model::kNamespace, keys, present.data());
+  const uint64_t count = core_->lookup.exists(Model::kNamespace, keys, present.data());
   stage_.world.end_operation(count);
 }
 
@@ -442,7 +444,7 @@ void User::lease() {
   stage_.world.note_store(Since::LEASE);
   const uint64_t called_ns = stage_.world.now_ns();
   const auto known_over = stage_.rules.known_over(machine->host);
-  auto lease = core_->acquire(key(k), ttl_ms);
+  auto lease = core_->reading.acquire(key(k), ttl_ms);
   stage_.world.end_operation(static_cast<uint64_t>(lease.status()));
   expect("acquire", lease.status(),
          {Status::NOT_FOUND, Status::LIMIT_REACHED, Status::COPY_ONLY, Status::CODED});
@@ -480,7 +482,7 @@ void User::release() {
   const uint64_t token = leased.lease.token;
   stage_.world.begin_operation(Operation::RELEASE, leased.key);
   stage_.model.end_lease(*this, token);  // nobody reads in place from here on
-  const Status status = core_->release(leased.lease);
+  const Status status = core_->reading.release(leased.lease);
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("release", status, {Status::LAPSED});
   ++(status == Status::OK ? stage_.counts.leases_valid : stage_.counts.leases_lapsed);
@@ -498,7 +500,7 @@ void User::reserve() {
   const uint32_t version = stage_.model.new_reserved(k, machine->host);
   const std::vector<std::byte> value = stage_.model.value(k, version);
   stage_.world.begin_operation(Operation::RESERVE, k, version);
-  auto reservation = core_->reserve(key(k), value.size());
+  auto reservation = core_->writing.reserve(key(k), value.size());
   stage_.world.end_operation(static_cast<uint64_t>(reservation.status()));
   expect("reserve", reservation.status(), {Status::NO_SPACE, Status::BUSY});
   if (!reservation || reservation->present) return;
@@ -525,8 +527,8 @@ void User::finish_reservation() {
     sum = {PayloadSum::By::WRITER, payload_checksum(value.data(), value.size())};
   }
   const auto removals = stage_.model.removals(reserved.key);
-  const Status status =
-      commits ? core_->commit(reserved.reservation, sum) : core_->abort(reserved.reservation);
+  const Status status = commits ? core_->writing.commit(reserved.reservation, sum)
+                                : core_->writing.abort(reserved.reservation);
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect(commits ? "commit" : "abort", status,
          {Status::NO_SPACE, Status::INDEX_FULL, Status::BUSY});
@@ -545,7 +547,7 @@ void User::do_phase(Phase phase) {
   if (phase == Phase::REMOVE) return remove_all();
   if (phase == Phase::FILL) return fill();
   for (Reserved& reserved : worker().reservations) {
-    expect("abort", core_->abort(reserved.reservation), {});
+    expect("abort", core_->writing.abort(reserved.reservation), {});
   }
   worker().reservations.clear();
   for (const core::Block& block : taken_) core_->allocator().release(block);
@@ -557,7 +559,7 @@ void User::remove_all() {
   if (index != 0) return;
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
     stage_.world.begin_operation(Operation::REMOVE, k);
-    const Status status = core_->remove(key(k));
+    const Status status = core_->writing.remove(key(k));
     stage_.world.end_operation(static_cast<uint64_t>(status));
     expect("remove, at rest", status, {Status::NOT_FOUND, Status::BUSY});
   }
@@ -567,7 +569,7 @@ void User::look() {
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
     StoredSink sink;
     stage_.world.begin_operation(Operation::GET, k);
-    const auto length = core_->get_stored(key(k), sink);
+    const auto length = core_->reading.get_stored(key(k), sink);
     stage_.world.end_operation(static_cast<uint64_t>(length.status()));
     expect("get, at rest", length.status(), {Status::NOT_FOUND});
     stage_.keys_found += length.status() == Status::OK;
@@ -585,7 +587,7 @@ void User::fill() {
   for (uint32_t n = 0; stage_.blocks_reserved < stage_.world.map().layout().slot_count();) {
     const std::string name = fmt::format("fill-{}-{}", index, n);
     stage_.world.begin_operation(Operation::RESERVE, 255, n);
-    auto reservation = core_->reserve(core::Key(Model::kNamespace, name), 100);
+    auto reservation = core_->writing.reserve(core::Key(Model::kNamespace, name), 100);
     stage_.world.end_operation(static_cast<uint64_t>(reservation.status()));
     expect("reserve, at rest", reservation.status(), {Status::NO_SPACE, Status::BUSY});
     // In custody, where nothing is reserved to be filled in place.
@@ -613,7 +615,7 @@ void User::fill() {
 bool User::leave_host() {
   stop_threads();
   stage_.world.begin_operation(Operation::LEAVE);
-  const auto left = core_->leave();
+  const auto left = core_->joining.leave();
   stage_.world.end_operation(static_cast<uint64_t>(left.status()));
   silent_ = left.status() == Status::OK;
   if (!left) expect("leave", left.error(), {Status::IN_USE, Status::BUSY});
@@ -624,7 +626,7 @@ bool User::leave_host() {
 void User::detach() {
   stop_threads();
   stage_.world.begin_operation(Operation::DETACH);
-  core_->detach();
+  core_->joining.detach();
   stage_.world.end_operation(0);
 }
 

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Core, looking at itself: info, list, check. Nothing here stores into the pool, so that a process
-// may do it that has it mapped read-only. Included by core.h.
+// Looking at the pool: info, list, check. Nothing here stores into the pool, so that a process that
+// has it mapped read-only may do it.
+//
+// Owns: nothing. Calls: Holdings, Lookup, Namespaces.
 #pragma once
 
 #include <fmt/format.h>
 
-#include <memory>
-#include <string>
 #include <unordered_set>
 
 #include "base/coherence.h"
-#include "pool/core/core.h"
-#include "pool/core/core_namespace.h"
+#include "pool/core/namespaces.h"
 
 namespace bowhead::core {
 
@@ -26,68 +25,59 @@ inline std::string printable_key(std::string_view key) {
 }
 
 template <class A>
-std::string Core<A>::read_key(uint64_t slot, uint64_t key_bytes) const {
-  std::string key;
-  for (; key.size() < key_bytes && slot < c_.layout.slot_count(); ++slot) {
-    const uint64_t at = c_.layout.header(slot) + offsetof(bh_block_slot, key);
-    c_.access.acquire(at, BH_LINE_BYTES);
-    const Line line = c_.access.load_line(at);
-    key.append(reinterpret_cast<const char*>(line.data()),
-               std::min<size_t>(sizeof line, key_bytes - key.size()));
-  }
-  return key;
-}
+class Inspection {
+ public:
+  explicit Inspection(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        index_(rooms.index),
+        leases_(rooms.leases),
+        hosts_(rooms.hosts),
+        settings_(rooms.settings),
+        lookup_(rooms.lookup),
+        namespaces_(rooms.namespaces),
+        holdings_(rooms.holdings) {}
+  Inspection(const Inspection&) = delete;
+  Inspection& operator=(const Inspection&) = delete;
 
-/// Of the key that is stored, whatever the header says it hashes to.
-template <class A>
-Hash128 Core<A>::key_hash(uint64_t slot, const bh_block_header& header) const {
-  const std::string key = read_key(slot, header.key_bytes);
-  return hash128(key.data(), key.size(), header.namespace_id);
-}
+  void fill_info(PoolInfo& info);
+  /// Whatever looks wrong is looked at again after what was on its way has arrived, and is a
+  /// finding only if it is still so: the pool may be in use.
+  CheckReport check(bool payload, const Progress& progress);
+  void list(const std::function<bool(const BlockInfo&)>& visit);
+  std::vector<NamespaceUsage> usage();
+  /// What is wrong with the block that an entry names; empty if nothing. An entry that vanished or
+  /// moved meanwhile has no fault.
+  std::optional<std::string> entry_fault(const Found& found, bool payload, CheckReport& report);
 
-/// Of each extent, the host whose index names the blocks in it. What the index of a host says that
-/// lost an extent, since its life is over, its successor's says too.
-template <class A>
-std::vector<uint32_t> Core<A>::writers_of_extents() const {
-  std::vector<uint32_t> writers(c_.layout.geometry().extent_count, 0);
-  if (c_.alone()) return writers;
-  refresh_own_words();
-  for (uint64_t e = 0; e < writers.size(); ++e) writers[e] = holding_of(e).writer;
-  return writers;
-}
+ private:
+  /// Calls visit(entry, header, slot) for every committed block of every host until it returns
+  /// false.
+  template <class Visit>
+  void for_each_block(Visit visit) const;
+  PoolInfo::Host host_info(uint32_t host);
+  struct PrivateView;
+  std::unique_ptr<PrivateView> view_of(uint32_t host, std::string* why_not) const;
+  void check_entries(const std::vector<std::unique_ptr<PrivateView>>& views, CheckReport& report,
+                     bool payload, const Progress& progress);
+  void check_blocks(const PrivateView& view, CheckReport& report);
+  void check_slabs(const PrivateView& view, CheckReport& report);
+  void check_slots_and_extents(CheckReport& report);
+  void check_namespaces(CheckReport& report);
+  const char* housekeeping_fault(const Found& found, const PrivateView* view) const;
+  bool descriptor_says(const Cut& cut) const;
 
-template <class A>
-template <class Visit>
-void Core<A>::for_each_block(Visit visit) const {
-  const std::vector<uint32_t> writers = writers_of_extents();
-  bool more = true;
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
-    index_.for_each(host, [&](const Found& found) {
-      const bh_index_entry& entry = found.entry;
-      if (!more || !c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
-      const uint64_t slot = c_.layout.slot_of(entry.block_offset);
-      if (writers[c_.layout.extent_of_slot(slot)] != host) return;
-      bh_block_header header;
-      c_.acquire_from(host, c_.layout.header(slot), BH_LINE_BYTES);
-      if (read_header(slot, header) && header.stamp == entry.stamp)
-        more = visit(entry, header, slot);
-    });
-  }
-}
-
-template <class A>
-void Core<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
-  for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t slot) {
-    return visit(BlockInfo{entry.namespace_id, read_key(slot, header.key_bytes),
-                           header.length_bytes, header.stored_bytes, entry.block_offset,
-                           entry.stamp});
-  });
-}
-
-// ---- info ----
+  Context<A>& c_;
+  Index<A>& index_;
+  Leases<A>& leases_;
+  Hosts<A>& hosts_;
+  const Settings& settings_;
+  Lookup<A>& lookup_;
+  Namespaces<A>& namespaces_;
+  Holdings<A>& holdings_;
+};
 
 template <class A>
-void Core<A>::fill_info(PoolInfo& info) {
+void Inspection<A>::fill_info(PoolInfo& info) {
   const auto& g = c_.layout.geometry();
   info.size_bytes = g.total_bytes;
   info.payload_bytes = g.extent_count * g.extent_bytes;
@@ -112,7 +102,7 @@ void Core<A>::fill_info(PoolInfo& info) {
       }
     });
   }
-  const std::vector<uint32_t> writers = writers_of_extents();
+  const std::vector<uint32_t> writers = holdings_.writers_of_extents();
   uint64_t sums[BH_COUNTER_ROOM] = {};
   for (uint32_t host = 0; host < g.host_count; ++host) {
     if (!view || host != near) {
@@ -133,7 +123,7 @@ void Core<A>::fill_info(PoolInfo& info) {
     }
     info.hosts.push_back(host_info(host));
     for (uint64_t i = 0; i < g.namespace_count; ++i) {
-      if (const auto entry = read_namespace(host, i))
+      if (const auto entry = namespaces_.read_namespace(host, i))
         info.namespaces.push_back(
             {entry->id, entry->name, entry->description, compression_in(*entry)});
     }
@@ -155,7 +145,37 @@ void Core<A>::fill_info(PoolInfo& info) {
 }
 
 template <class A>
-std::vector<NamespaceUsage> Core<A>::usage() {
+CheckReport Inspection<A>::check(bool payload, const Progress& progress) {
+  CheckReport report;
+  std::vector<std::unique_ptr<PrivateView>> views;
+  for (uint32_t host = 0; host < hosts_.count(); ++host) {
+    std::string why_not;
+    views.push_back(view_of(host, &why_not));
+    if (!why_not.empty())
+      report.not_checked.push_back(fmt::format("the allocator of host {}: {}", host, why_not));
+  }
+  check_entries(views, report, payload, progress);
+  for (const auto& view : views) {
+    if (!view) continue;
+    check_blocks(*view, report);
+    check_slabs(*view, report);
+  }
+  check_slots_and_extents(report);
+  check_namespaces(report);
+  return report;
+}
+
+template <class A>
+void Inspection<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
+  for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t slot) {
+    return visit(BlockInfo{entry.namespace_id, lookup_.read_key(slot, header.key_bytes),
+                           header.length_bytes, header.stored_bytes, entry.block_offset,
+                           entry.stamp});
+  });
+}
+
+template <class A>
+std::vector<NamespaceUsage> Inspection<A>::usage() {
   std::map<uint64_t, NamespaceUsage> usage;
   for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t) {
     NamespaceUsage& of = usage[entry.namespace_id];
@@ -163,7 +183,7 @@ std::vector<NamespaceUsage> Core<A>::usage() {
     of.blocks += 1;
     of.value_bytes += header.length_bytes;
     of.stored_bytes += header.stored_bytes;
-    of.block_bytes += room_for(header);
+    of.block_bytes += core::room_for(c_.layout, header);
     if (header.profile < of.blocks_by_profile.size()) of.blocks_by_profile[header.profile] += 1;
     return true;
   });
@@ -173,7 +193,26 @@ std::vector<NamespaceUsage> Core<A>::usage() {
 }
 
 template <class A>
-PoolInfo::Host Core<A>::host_info(uint32_t host) {
+template <class Visit>
+void Inspection<A>::for_each_block(Visit visit) const {
+  const std::vector<uint32_t> writers = holdings_.writers_of_extents();
+  bool more = true;
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    index_.for_each(host, [&](const Found& found) {
+      const bh_index_entry& entry = found.entry;
+      if (!more || !c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
+      const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+      if (writers[c_.layout.extent_of_slot(slot)] != host) return;
+      bh_block_header header;
+      c_.acquire_from(host, c_.layout.header(slot), BH_LINE_BYTES);
+      if (lookup_.read_header(slot, header) && header.stamp == entry.stamp)
+        more = visit(entry, header, slot);
+    });
+  }
+}
+
+template <class A>
+PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
   const auto& g = c_.layout.geometry();
   PoolInfo::Host result{.slot = host,
                         .state = "free",
@@ -195,10 +234,11 @@ PoolInfo::Host Core<A>::host_info(uint32_t host) {
   c_.acquire_from(host, c_.layout.part(host, BH_PART_OWN), 8 * g.extent_count);
   c_.acquire_from(host, c_.layout.part(host, BH_PART_EXTENTS),
                   sizeof(bh_extent_state) * g.extent_count);
-  if (!c_.alone()) refresh_own_words();
+  if (!c_.alone()) holdings_.refresh_own_words();
   for (uint64_t e = 0; e < g.extent_count; ++e) {
-    const OwnWord own = own_of(host, e);
-    if (own.state != BH_OWN_OWN || (!c_.alone() && holding_of(e).writer != host)) continue;
+    const OwnWord own = holdings_.own_of(host, e);
+    if (own.state != BH_OWN_OWN || (!c_.alone() && holdings_.holding_of(e).writer != host))
+      continue;
     ++result.extents_owned;
     result.extents_custody += own.custody != BH_CUSTODY_FULL;
     result.extents_free +=
@@ -219,11 +259,9 @@ PoolInfo::Host Core<A>::host_info(uint32_t host) {
   return result;
 }
 
-// ---- check ----
-
 /// The private part of a host, looked at by a process that need not be one of it: stores nothing.
 template <class A>
-struct Core<A>::PrivateView {
+struct Inspection<A>::PrivateView {
   PrivateView(const Context<A>& from, uint32_t host)
       : context{from.access, from.layout, from.sealer, from.instance, from.times, host, 0, 0},
         allocator(context) {}
@@ -236,8 +274,8 @@ struct Core<A>::PrivateView {
 /// hold counts only while the host's life goes on. `why_not`: if nothing is returned, and unless
 /// the slot was never used.
 template <class A>
-std::unique_ptr<typename Core<A>::PrivateView> Core<A>::view_of(uint32_t host,
-                                                                std::string* why_not) const {
+std::unique_ptr<typename Inspection<A>::PrivateView> Inspection<A>::view_of(
+    uint32_t host, std::string* why_not) const {
   const auto slot = hosts_.read_slot(host);
   if (!slot) {
     *why_not = "its host slot cannot be read";
@@ -258,88 +296,12 @@ std::unique_ptr<typename Core<A>::PrivateView> Core<A>::view_of(uint32_t host,
   return nullptr;
 }
 
-/// Whatever looks wrong is looked at again after what was on its way has arrived, and is a finding
-/// only if it is still so: the pool may be in use.
 template <class A>
-CheckReport Core<A>::check(bool payload, const Progress& progress) {
-  CheckReport report;
-  std::vector<std::unique_ptr<PrivateView>> views;
-  for (uint32_t host = 0; host < hosts_.count(); ++host) {
-    std::string why_not;
-    views.push_back(view_of(host, &why_not));
-    if (!why_not.empty())
-      report.not_checked.push_back(fmt::format("the allocator of host {}: {}", host, why_not));
-  }
-  check_entries(views, report, payload, progress);
-  for (const auto& view : views) {
-    if (!view) continue;
-    check_blocks(*view, report);
-    check_slabs(*view, report);
-  }
-  check_slots_and_extents(report);
-  check_namespaces(report);
-  return report;
-}
-
-/// What is wrong with the block that an entry names; empty if nothing. An entry that vanished or
-/// moved meanwhile has no fault.
-template <class A>
-std::optional<std::string> Core<A>::entry_fault(const Found& found, bool payload,
-                                                CheckReport& report) {
-  const bh_index_entry& entry = found.entry;
-  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
-  if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes))
-    return "an index entry names a block outside the payload";
-  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
-  bh_block_header header;
-  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
-  if (!read_header(slot, header)) return "the header of a block is damaged; its key is lost";
-  if (header.stamp != entry.stamp) return "an index entry names a block that has another stamp";
-  if (header.stored_bytes != entry.stored_bytes || header.namespace_id != entry.namespace_id ||
-      header.payload_checksum != entry.payload_checksum || !lengths_agree(header))
-    return "the header of a block and its index entry contradict each other";
-  if (key_hash(slot, header) != hash) return "the stored key of a block is damaged";
-  ++report.blocks_checked;
-  if (header.checksum_kind == BH_CHECKSUM_NONE) ++report.blocks_unverified;
-  if (!payload || header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;
-  c_.access.acquire(entry.block_offset, header.stored_bytes);
-  report.bytes_checked += header.stored_bytes;
-  if (c_.access.sum_payload(entry.block_offset, header.stored_bytes) == entry.payload_checksum)
-    return std::nullopt;
-  return fmt::format("the payload of block {} ({} bytes) does not match its checksum",
-                     printable_key(read_key(slot, header.key_bytes)), header.stored_bytes);
-}
-
-/// What is wrong on the way to a good block: a repair mends it. Null if nothing. `view`: of the
-/// entry's host, if there is one.
-template <class A>
-const char* Core<A>::housekeeping_fault(const Found& found, const PrivateView* view) const {
-  const bh_index_entry& entry = found.entry;
-  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
-  const auto reached = index_.find_if(found.host, hash, [&](const bh_index_entry& e) {
-    return e.stamp == entry.stamp && e.block_offset == entry.block_offset;
-  });
-  if (!reached)
-    return "the index directory does not lead to a stored block: its key is not found until "
-           "`bowhead pool repair`";
-  if (view == nullptr || !c_.layout.valid_block(entry.block_offset, 1)) return nullptr;
-  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
-  const uint32_t state = view->allocator.word(slot).state;
-  const Cut cut = view->allocator.held_cut(c_.layout.extent_of_slot(slot));
-  const bool known = state == BH_BLOCK_COMMITTED || state == BH_BLOCK_RESERVED ||
-                     state == BH_BLOCK_RETIRING || state == BH_BLOCK_CLEANING;
-  if (!known || view->allocator.block_of(slot, cut).offset != entry.block_offset)
-    return "the allocator does not know of a stored block: run `bowhead pool repair` before "
-           "anything is stored over it";
-  return nullptr;
-}
-
-template <class A>
-void Core<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>>& views,
-                            CheckReport& report, bool payload, const Progress& progress) {
+void Inspection<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>>& views,
+                                  CheckReport& report, bool payload, const Progress& progress) {
   uint64_t seen = 0;
   std::vector<Found> doubtful;
-  std::vector<uint32_t> writers = writers_of_extents();
+  std::vector<uint32_t> writers = holdings_.writers_of_extents();
   const auto counts = [&](const Found& found) {
     const uint64_t offset = found.entry.block_offset;
     return !c_.layout.valid_block(offset, found.entry.stored_bytes) ||
@@ -355,7 +317,7 @@ void Core<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>>& vie
   }
   if (doubtful.empty()) return;
   c_.settle();
-  writers = writers_of_extents();
+  writers = holdings_.writers_of_extents();
   for (const Found& found : doubtful) {
     if (!counts(found)) continue;
     CheckReport counted_before;
@@ -373,7 +335,7 @@ void Core<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>>& vie
 
 /// Committed blocks that no entry names: space that no key leads to.
 template <class A>
-void Core<A>::check_blocks(const PrivateView& view, CheckReport& report) {
+void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
   const Allocator<A>& allocator = view.allocator;
   std::unordered_set<uint64_t> named;
   const auto collect = [&] {
@@ -404,7 +366,7 @@ void Core<A>::check_blocks(const PrivateView& view, CheckReport& report) {
 
 /// Slabs that a rebuild would not find.
 template <class A>
-void Core<A>::check_slabs(const PrivateView& view, CheckReport& report) {
+void Inspection<A>::check_slabs(const PrivateView& view, CheckReport& report) {
   std::vector<Cut> doubtful;
   view.allocator.for_each_slab([&](const Cut& cut) {
     if (!descriptor_says(cut)) doubtful.push_back(cut);
@@ -424,14 +386,14 @@ void Core<A>::check_slabs(const PrivateView& view, CheckReport& report) {
 
 /// What every host publishes of itself, and whose the extents are.
 template <class A>
-void Core<A>::check_slots_and_extents(CheckReport& report) {
+void Inspection<A>::check_slots_and_extents(CheckReport& report) {
   std::vector<uint32_t> unread;
   for (uint32_t host = 0; host < hosts_.count(); ++host) {
     if (!hosts_.read_slot(host)) unread.push_back(host);
   }
   std::vector<uint64_t> unowned;
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
-    if (!has_owner(e)) unowned.push_back(e);
+    if (!holdings_.has_owner(e)) unowned.push_back(e);
   }
   if (!unread.empty() || !unowned.empty()) c_.settle();
   for (const uint32_t host : unread) {
@@ -442,7 +404,7 @@ void Core<A>::check_slots_and_extents(CheckReport& report) {
                                false, c_.layout.slot_line(host, 0)});
   }
   for (const uint64_t e : unowned) {
-    if (has_owner(e)) continue;  // it was going from one host to another
+    if (holdings_.has_owner(e)) continue;  // it was going from one host to another
     report.findings.push_back({fmt::format("extent {} belongs to no host: nothing new can be "
                                            "stored in it until `bowhead pool repair`",
                                            e),
@@ -451,7 +413,49 @@ void Core<A>::check_slots_and_extents(CheckReport& report) {
 }
 
 template <class A>
-bool Core<A>::descriptor_says(const Cut& cut) const {
+void Inspection<A>::check_namespaces(CheckReport& report) {
+  std::vector<std::pair<uint32_t, uint64_t>> doubtful;
+  for (uint32_t host = 0; host < hosts_.count(); ++host) {
+    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
+      if (namespaces_.namespace_damaged(host, i)) doubtful.emplace_back(host, i);
+    }
+  }
+  if (!doubtful.empty()) c_.settle();
+  for (const auto& [host, i] : doubtful) {
+    if (!namespaces_.namespace_damaged(host, i)) continue;  // it was being written
+    report.findings.push_back(
+        {"the description of a namespace is damaged; its blocks are not, and the next process that "
+         "opens the namespace writes it anew",
+         false, c_.layout.name_space(host, i)});
+  }
+}
+
+/// What is wrong on the way to a good block: a repair mends it. Null if nothing. `view`: of the
+/// entry's host, if there is one.
+template <class A>
+const char* Inspection<A>::housekeeping_fault(const Found& found, const PrivateView* view) const {
+  const bh_index_entry& entry = found.entry;
+  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  const auto reached = index_.find_if(found.host, hash, [&](const bh_index_entry& e) {
+    return e.stamp == entry.stamp && e.block_offset == entry.block_offset;
+  });
+  if (!reached)
+    return "the index directory does not lead to a stored block: its key is not found until "
+           "`bowhead pool repair`";
+  if (view == nullptr || !c_.layout.valid_block(entry.block_offset, 1)) return nullptr;
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  const uint32_t state = view->allocator.word(slot).state;
+  const Cut cut = view->allocator.held_cut(c_.layout.extent_of_slot(slot));
+  const bool known = state == BH_BLOCK_COMMITTED || state == BH_BLOCK_RESERVED ||
+                     state == BH_BLOCK_RETIRING || state == BH_BLOCK_CLEANING;
+  if (!known || view->allocator.block_of(slot, cut).offset != entry.block_offset)
+    return "the allocator does not know of a stored block: run `bowhead pool repair` before "
+           "anything is stored over it";
+  return nullptr;
+}
+
+template <class A>
+bool Inspection<A>::descriptor_says(const Cut& cut) const {
   Line line;
   c_.access.acquire(c_.layout.descriptor(cut.head), BH_LINE_BYTES);
   if (!c_.read_sealed(c_.layout.descriptor(cut.head), line)) return false;
@@ -461,27 +465,31 @@ bool Core<A>::descriptor_says(const Cut& cut) const {
 }
 
 template <class A>
-bool Core<A>::namespace_damaged(uint32_t host, uint64_t index) const {
-  return !read_namespace(host, index) &&
-         c_.access.load_line(c_.layout.name_space(host, index)) != Line{};
-}
-
-template <class A>
-void Core<A>::check_namespaces(CheckReport& report) {
-  std::vector<std::pair<uint32_t, uint64_t>> doubtful;
-  for (uint32_t host = 0; host < hosts_.count(); ++host) {
-    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
-      if (namespace_damaged(host, i)) doubtful.emplace_back(host, i);
-    }
-  }
-  if (!doubtful.empty()) c_.settle();
-  for (const auto& [host, i] : doubtful) {
-    if (!namespace_damaged(host, i)) continue;  // it was being written
-    report.findings.push_back(
-        {"the description of a namespace is damaged; its blocks are not, and the next process that "
-         "opens the namespace writes it anew",
-         false, c_.layout.name_space(host, i)});
-  }
+std::optional<std::string> Inspection<A>::entry_fault(const Found& found, bool payload,
+                                                      CheckReport& report) {
+  const bh_index_entry& entry = found.entry;
+  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes))
+    return "an index entry names a block outside the payload";
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  bh_block_header header;
+  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+  if (!lookup_.read_header(slot, header))
+    return "the header of a block is damaged; its key is lost";
+  if (header.stamp != entry.stamp) return "an index entry names a block that has another stamp";
+  if (header.stored_bytes != entry.stored_bytes || header.namespace_id != entry.namespace_id ||
+      header.payload_checksum != entry.payload_checksum || !lengths_agree(header))
+    return "the header of a block and its index entry contradict each other";
+  if (lookup_.key_hash(slot, header) != hash) return "the stored key of a block is damaged";
+  ++report.blocks_checked;
+  if (header.checksum_kind == BH_CHECKSUM_NONE) ++report.blocks_unverified;
+  if (!payload || header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;
+  c_.access.acquire(entry.block_offset, header.stored_bytes);
+  report.bytes_checked += header.stored_bytes;
+  if (c_.access.sum_payload(entry.block_offset, header.stored_bytes) == entry.payload_checksum)
+    return std::nullopt;
+  return fmt::format("the payload of block {} ({} bytes) does not match its checksum",
+                     printable_key(lookup_.read_key(slot, header.key_bytes)), header.stored_bytes);
 }
 
 }  // namespace bowhead::core

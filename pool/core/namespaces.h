@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Core, the table of namespaces: each host has one, and all are read. Included by core.h.
+// The table of namespaces: each host has one, and all are read.
 //
 // The id of a namespace is a hash of its texts, so that two hosts which register it at once
 // register the same. How it is compressed is no part of that: if they disagree there, one of the
 // two wins for whoever opens it later, and all read everything, since blocks describe themselves.
+//
+// Owns: nothing in this process; the host's table. Calls: KeyLocks.
 #pragma once
 
 #include <fmt/format.h>
 
-#include <optional>
-#include <string>
-
-#include "pool/core/core.h"
+#include "pool/core/key_locks.h"
 
 namespace bowhead::core {
 
@@ -65,20 +64,30 @@ inline std::optional<Result<uint64_t>> match(const bh_namespace& there, const bh
   return Result<uint64_t>(uint64_t{wanted.id});
 }
 
-/// Calls visit(entry) for each namespace of each host, until it returns false.
 template <class A>
-template <class Visit>
-void Core<A>::for_each_namespace(Visit visit) const {
-  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
-    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
-      const auto entry = read_namespace(host, i);
-      if (entry && !visit(*entry)) return;
-    }
-  }
-}
+class Namespaces {
+ public:
+  explicit Namespaces(const Rooms<A>& rooms) : c_(rooms.context), locks_(rooms.locks) {}
+  Namespaces(const Namespaces&) = delete;
+  Namespaces& operator=(const Namespaces&) = delete;
+
+  Result<uint64_t> open_namespace(const NamespaceDescription& description);
+  /// How a namespace is compressed, if there is one of this id.
+  std::optional<Compression> compression_of(uint64_t ns) const;
+  std::optional<bh_namespace> read_namespace(uint32_t host, uint64_t index) const;
+  bool namespace_damaged(uint32_t host, uint64_t index) const;
+
+ private:
+  template <class Visit>
+  void for_each_namespace(Visit visit) const;
+  void write_namespace(uint64_t index, const bh_namespace& entry);
+
+  Context<A>& c_;
+  KeyLocks<A>& locks_;
+};
 
 template <class A>
-Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
+Result<uint64_t> Namespaces<A>::open_namespace(const NamespaceDescription& d) {
   auto wanted = entry_of(d);
   if (!wanted) return wanted.error();
   wanted->incarnation = c_.incarnation;
@@ -94,10 +103,10 @@ Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
     return find().value_or(
         Error{Status::NOT_FOUND, "the pool has no namespace of this name and description"});
   const Hash128 lock_hash{0, 0};  // any lock will do, so long as it is always the same
-  const KeyLock lock(*this, lock_hash);
+  const KeyLock lock(locks_, lock_hash);
   if (!lock.held()) return Status::BUSY;
   if (auto found = find()) return *found;
-  if (ended()) return gone();
+  if (c_.ended()) return c_.gone();
   for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
     if (read_namespace(c_.host, i)) continue;
     write_namespace(i, *wanted);
@@ -107,7 +116,7 @@ Result<uint64_t> Core<A>::open_namespace(const NamespaceDescription& d) {
 }
 
 template <class A>
-std::optional<Compression> Core<A>::compression_of(uint64_t ns) const {
+std::optional<Compression> Namespaces<A>::compression_of(uint64_t ns) const {
   std::optional<Compression> found;
   for_each_namespace([&](const bh_namespace& entry) {
     if (entry.id == ns) found = compression_in(entry);
@@ -117,7 +126,7 @@ std::optional<Compression> Core<A>::compression_of(uint64_t ns) const {
 }
 
 template <class A>
-std::optional<bh_namespace> Core<A>::read_namespace(uint32_t host, uint64_t index) const {
+std::optional<bh_namespace> Namespaces<A>::read_namespace(uint32_t host, uint64_t index) const {
   const uint64_t at = c_.layout.name_space(host, index);
   c_.access.acquire(at, sizeof(bh_namespace));
   std::array<Line, sizeof(bh_namespace) / sizeof(Line)> lines;
@@ -132,14 +141,32 @@ std::optional<bh_namespace> Core<A>::read_namespace(uint32_t host, uint64_t inde
   return entry;
 }
 
+/// Calls visit(entry) for each namespace of each host, until it returns false.
+template <class A>
+template <class Visit>
+void Namespaces<A>::for_each_namespace(Visit visit) const {
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
+      const auto entry = read_namespace(host, i);
+      if (entry && !visit(*entry)) return;
+    }
+  }
+}
+
 /// The text first, then the sealed line that vouches for it.
 template <class A>
-void Core<A>::write_namespace(uint64_t index, const bh_namespace& entry) {
+void Namespaces<A>::write_namespace(uint64_t index, const bh_namespace& entry) {
   const uint64_t at = c_.layout.name_space(c_.host, index);
   const auto lines = std::bit_cast<std::array<Line, sizeof(bh_namespace) / sizeof(Line)>>(entry);
   for (size_t i = 1; i < lines.size(); ++i) c_.access.store_line(at + i * sizeof(Line), lines[i]);
   c_.access.publish(at, sizeof(bh_namespace));
   c_.write_sealed(at, lines[0]);
+}
+
+template <class A>
+bool Namespaces<A>::namespace_damaged(uint32_t host, uint64_t index) const {
+  return !read_namespace(host, index) &&
+         c_.access.load_line(c_.layout.name_space(host, index)) != Line{};
 }
 
 }  // namespace bowhead::core

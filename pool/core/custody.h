@@ -1,0 +1,528 @@
+// SPDX-License-Identifier: Apache-2.0
+// Extents of hosts that are gone: their successor takes them into custody, serves what lies in
+// them, and opens them when that is safe (protocol 5.11).
+//
+// Invariants
+//   S3 An extent that a word of this host makes its own comes into use only after the word has
+//      settled and, after that, no decision about this life had begun: so whoever succeeds this
+//      life, and looks after its decision has settled, finds the word among the predecessors'.
+//   S4 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
+//      acked that the lives before it are over and no hazard names a block of it; it ends in FULL
+//      only if all those lives are known to have stopped writing.
+//   S5 An extent that was inherited, or taken back from a recipient, comes into use only if, after
+//      its word had settled, the words and decisions of the others still led to this life: words of
+//      a decision that was a link may have been used again while it was followed, and a late
+//      recipient may have written. Who looks later finds the word of a living host.
+//
+// Owns: the job that is under way, and what is left to do. Calls: Holdings, Grants, KeyLocks,
+// Lookup, Membership (doubts), Recovery (cuts), Retirement.
+#pragma once
+
+#include "pool/core/holdings.h"
+#include "pool/core/key_locks.h"
+
+namespace bowhead::core {
+
+inline constexpr uint64_t kSweepBeats = 50;
+
+template <class A>
+class Custody {
+ public:
+  explicit Custody(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        allocator_(rooms.allocator),
+        index_(rooms.index),
+        hosts_(rooms.hosts),
+        locks_(rooms.locks),
+        lookup_(rooms.lookup),
+        retirement_(rooms.retirement),
+        holdings_(rooms.holdings),
+        grants_(rooms.grants),
+        membership_(rooms.membership),
+        recovery_(rooms.recovery) {}
+  Custody(const Custody&) = delete;
+  Custody& operator=(const Custody&) = delete;
+
+  /// What a host does about extents: claims what was given to it, takes back what nobody claimed,
+  /// adopts what it inherited, and opens what it has in custody. What grows with the pool is a job,
+  /// done in slices. False if there was something to do and another process is at it, or should be.
+  bool settle_extents(uint64_t now_ns, bool locked);
+
+ private:
+  /// A walk over the buckets of an index, in slices.
+  struct Walk {
+    uint32_t host = 0;
+    uint64_t bucket = 0;
+  };
+  /// Extents whose holder this host succeeds, and how far their blocks have come.
+  struct Adoption {
+    std::vector<std::pair<uint64_t, Holding>> inherited;
+    std::vector<bool> extents;
+    std::vector<uint32_t> sources;  ///< hosts whose indexes are still to be read
+    Walk walk;
+    uint64_t walked_at_ns = 0;
+    std::vector<bh_index_entry> waiting;  ///< somebody holds the locks of their keys
+  };
+  /// Extents in custody that come into use, or into fuller use.
+  struct Opening {
+    uint64_t began_ns = 0;
+    Walk walk;
+    std::vector<std::pair<uint64_t, uint32_t>> extents;  ///< and the custody that they shall have
+    size_t acquired = 0, opened = 0;                     ///< how many of them
+    std::vector<bool> swept;                             ///< the extents that the walk is about
+    std::vector<bh_index_entry> overwritten;
+  };
+  bool may_take_extents(uint64_t now_ns) const;
+  void note_extents_busy(bool busy);
+  bool has_job() const { return !std::holds_alternative<std::monostate>(job_); }
+  bool run_job(bool locked);
+  template <class Visit>
+  bool walk_index(Walk& walk, uint64_t until_ns, Visit visit);
+  void survey(uint64_t now_ns);
+  void adopt(std::vector<std::pair<uint64_t, Holding>> inherited);
+  bool continue_job(Adoption& job, uint64_t until_ns);
+  bool continue_job(Opening& job, uint64_t until_ns);
+  void confirm_adopted();
+  bool import_entry(bh_index_entry entry);
+  void open_custody(uint64_t now_ns);
+  bool may_open(Opening& job);
+  void set_custody(uint64_t extent, uint32_t custody);
+  bool is_overwritten(const bh_index_entry& entry, const std::vector<bool>& extents) const;
+  void retry_overwritten();
+  void open_extent(uint64_t extent);
+
+  Context<A>& c_;
+  Allocator<A>& allocator_;
+  Index<A>& index_;
+  Hosts<A>& hosts_;
+  KeyLocks<A>& locks_;
+  Lookup<A>& lookup_;
+  Retirement<A>& retirement_;
+  Holdings<A>& holdings_;
+  Grants<A>& grants_;
+  Membership<A>& membership_;
+  Recovery<A>& recovery_;
+
+  uint64_t surveyed_at_ns_ = 0, surveyed_views_ = 0;
+  uint64_t sweep_due_ns_ = 0;
+  std::variant<std::monostate, Adoption, Opening> job_;  ///< takes more than one slice
+  std::vector<bh_index_entry> unswept_;
+  bool custody_pending_ = true;
+};
+
+template <class A>
+bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
+  // A slice in any case, however slow all else was.
+  const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.beat_ms} * 1'000'000;
+  for (;;) {
+    while (has_job()) {
+      if (!run_job(locked)) return false;
+      if (c_.access.now_ns() >= until_ns || c_.ended()) return true;
+    }
+    uint64_t views = 0;
+    for (uint32_t h = 0; h < hosts_.count(); ++h) views += c_.view(h).ended;
+    if (views == surveyed_views_ && !custody_pending_ && !grants_.wanted() &&
+        now_ns - surveyed_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000)
+      return true;
+    // One process of the host at a time, also if it takes longer than a beat: what one has opened
+    // another must not close.
+    if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
+    const bool may = may_take_extents(now_ns);
+    if (may) {
+      surveyed_at_ns_ = now_ns;
+      surveyed_views_ = views;
+      survey(now_ns);
+    }
+    if (!locked) c_.access.unlock_host(c_.host);
+    if (!may || !has_job()) return may;
+  }
+}
+
+/// Under the host lock. Another process that is in the middle of a job has the extents to itself
+/// while it lives and goes on with it. One that stood still for too long is passed over, and learns
+/// it when it goes on: all that counts is done under the lock, by whoever the word names.
+template <class A>
+bool Custody<A>::may_take_extents(uint64_t now_ns) const {
+  const uint64_t word = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
+  const auto process = static_cast<uint32_t>(word >> 48);
+  if (word == 0 || process == c_.process + 1 || !c_.alive(process - 1)) return true;
+  const uint64_t since_ms = word & ((uint64_t{1} << 48) - 1);
+  return now_ns / 1'000'000 - since_ms >
+         std::max<uint64_t>(10 * c_.times.beat_ms, c_.times.dead_ms);
+}
+
+/// Under the host lock.
+template <class A>
+void Custody<A>::note_extents_busy(bool busy) {
+  const uint64_t now_ms = c_.access.now_ns() / 1'000'000;
+  c_.access.store(c_.private_word(offsetof(bh_host_private, extents_busy)),
+                  busy ? uint64_t{c_.process + 1} << 48 | now_ms : 0);
+}
+
+/// One slice of the job. Short, as it holds the host lock, for which processes wait that open the
+/// pool. False if the lock is held.
+template <class A>
+bool Custody<A>::run_job(bool locked) {
+  if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
+  const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
+  bool done = busy >> 48 != c_.process + 1;  // another process has begun anew
+  if (!done) {
+    const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.beat_ms} * 1'000'000 / 16;
+    if (auto* adoption = std::get_if<Adoption>(&job_)) done = continue_job(*adoption, until_ns);
+    if (auto* opening = std::get_if<Opening>(&job_)) done = continue_job(*opening, until_ns);
+    note_extents_busy(!done);
+  }
+  if (done) {
+    job_ = std::monostate{};
+    custody_pending_ = true;  // the next survey says what is left
+  }
+  if (!locked) c_.access.unlock_host(c_.host);
+  return true;
+}
+
+/// Calls visit(Found) for the entries of an index from where the walk is; true at its end.
+template <class A>
+template <class Visit>
+bool Custody<A>::walk_index(Walk& walk, uint64_t until_ns, Visit visit) {
+  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
+  while (walk.bucket < buckets) {
+    index_.for_each_in(walk.host, walk.bucket++, visit);
+    if (walk.bucket % 16 == 0 && c_.access.now_ns() >= until_ns) break;
+  }
+  return walk.bucket == buckets;
+}
+
+template <class A>
+void Custody<A>::survey(uint64_t now_ns) {
+  const Life self{c_.host, c_.incarnation};
+  std::vector<std::pair<uint64_t, Holding>> claims, inherited;
+  std::map<std::pair<uint32_t, uint32_t>, bool> mine;  // lives that this host succeeds
+  uint64_t holders = lookup_.own_bit();
+  holdings_.refresh_own_words();
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    const Holding now = holdings_.holding_of(e);
+    if (now.life.incarnation != 0) holders |= uint64_t{1} << now.life.host;
+    if (now.life == self) {
+      const bool to_ended =
+          now.word.state == BH_OWN_GIVEN && c_.ended({now.word.slot, now.word.incarnation});
+      if (now.word.state == BH_OWN_CLAIM) claims.emplace_back(e, now);
+      if (now.word.state == BH_OWN_ABANDONED || to_ended) {
+        holdings_.write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
+                                BH_CUSTODY_READ_ONLY});
+        custody_pending_ = true;
+      } else if (now.word.state == BH_OWN_OWN && holdings_.has_rival(e, now.word.epoch)) {
+        OwnWord word = now.word;
+        word.epoch += 1;
+        holdings_.write_own(e, word);
+      }
+    } else if (now.word.state == BH_OWN_GIVEN && now.word.slot == c_.host &&
+               now.word.incarnation == c_.incarnation && !c_.ended(now.life)) {
+      claims.emplace_back(e, now);
+    } else if (c_.ended(now.life)) {
+      const auto [at, fresh] = mine.try_emplace({now.life.host, now.life.incarnation}, false);
+      if (fresh) at->second = hosts_.successor(now.life) == self;
+      if (!at->second) continue;
+      OwnWord own = allocator_.own_word(e);
+      if (own.state != BH_OWN_OWN || own.incarnation != c_.incarnation) {
+        inherited.emplace_back(e, now);
+        continue;
+      }
+      // Held already: one of the lives between wrote late that it had inherited it.
+      own.epoch = now.word.epoch + 1;
+      holdings_.write_own(e, own);
+    }
+  }
+  hosts_.forget_hosts_but(holders);
+  // Others that look for room see how much there is here (room_of()).
+  c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
+                  sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
+  if (grants_.wanted() && claims.empty() && inherited.empty()) grants_.ask_for_extents();
+  if (!claims.empty()) grants_.claim(claims);
+  if (!has_job() && !inherited.empty()) adopt(std::move(inherited));
+  confirm_adopted();
+  if (c_.ended()) return;
+  if (!has_job()) open_custody(now_ns);
+  custody_pending_ |= has_job() || claims.size() > grants_.transfer_extents();
+}
+
+/// Protocol 5.11 (1): the blocks of a host that is gone are served at once. They come into this
+/// host's index before its `own` words say so, so that a host that rejoins does not clear its index
+/// before. Until then they are found in the index of the dead host.
+template <class A>
+void Custody<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
+  Adoption job;
+  job.inherited = std::move(inherited);
+  job.extents.resize(c_.layout.geometry().extent_count);
+  for (const auto& [e, was] : job.inherited) {
+    if (!grants_.forget(e)) {
+      custody_pending_ = true;
+      return;
+    }
+    job.extents[e] = true;
+    allocator_.close(e);
+    if (was.life.incarnation != 0) job.sources.push_back(was.life.host);
+  }
+  recovery_.restore_cuts([&](uint64_t e) { return job.extents[e]; });
+  std::sort(job.sources.begin(), job.sources.end());
+  job.sources.erase(std::unique(job.sources.begin(), job.sources.end()), job.sources.end());
+  if (!job.sources.empty()) job.walk.host = job.sources.back();
+  job_ = std::move(job);
+  note_extents_busy(true);
+}
+
+template <class A>
+bool Custody<A>::continue_job(Adoption& job, uint64_t until_ns) {
+  while (!job.sources.empty()) {
+    const bool all = walk_index(job.walk, until_ns, [&](const Found& found) {
+      const bh_index_entry& entry = found.entry;
+      if (c_.layout.valid_block(entry.block_offset, entry.stored_bytes) &&
+          job.extents[c_.layout.extent_of_slot(c_.layout.slot_of(entry.block_offset))] &&
+          !import_entry(entry))
+        job.waiting.push_back(entry);
+    });
+    if (!all) return false;
+    job.sources.pop_back();
+    if (!job.sources.empty()) job.walk = {.host = job.sources.back()};
+    job.walked_at_ns = c_.access.now_ns();
+  }
+  // A process that hangs with the lock of a key is not waited for: its block is lost.
+  std::erase_if(job.waiting, [&](const bh_index_entry& entry) { return import_entry(entry); });
+  if (!job.waiting.empty() && c_.access.now_ns() < job.walked_at_ns + kLockWaitNs) return false;
+  // It took a while: only what still is as it was then. The next survey finds the rest.
+  holdings_.refresh_own_words();
+  for (const auto& [e, was] : job.inherited) {
+    const Holding now = holdings_.holding_of(e);
+    if (now.life == was.life && now.word.epoch == was.word.epoch)
+      holdings_.write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
+                              BH_CUSTODY_READ_ONLY});
+  }
+  return true;
+}
+
+/// First what was READ_ONLY is made writable; then blocks are dropped that their old owner
+/// overwrote; then free blocks come into use. An extent is `closed`, or COPY_ONLY, to the end, so
+/// that another process begins anew where this one dies.
+template <class A>
+bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
+  const auto late = [&] { return c_.access.now_ns() >= until_ns; };
+  for (; job.acquired < job.extents.size(); ++job.acquired) {
+    if (late()) return false;
+    const auto [e, custody] = job.extents[job.acquired];
+    const uint32_t before = allocator_.own_word(e).custody;
+    if (custody == BH_CUSTODY_FULL && before != BH_CUSTODY_FULL) {
+      c_.access.acquire(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
+      c_.access.acquire(c_.layout.extent_offset(e), c_.layout.geometry().extent_bytes);
+    }
+    if (before == BH_CUSTODY_READ_ONLY) set_custody(e, custody);
+  }
+  const bool walked = walk_index(job.walk, until_ns, [&](const Found& found) {
+    if (is_overwritten(found.entry, job.swept)) job.overwritten.push_back(found.entry);
+  });
+  for (const bh_index_entry& entry : job.overwritten) {
+    if (!retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) unswept_.push_back(entry);
+  }
+  job.overwritten.clear();
+  if (!walked) return false;
+  for (; job.opened < job.extents.size(); ++job.opened) {
+    if (late()) return false;
+    const auto [e, custody] = job.extents[job.opened];
+    if (allocator_.own_word(e).custody != custody) set_custody(e, custody);
+    open_extent(e);
+  }
+  const uint64_t now_ns = c_.access.now_ns();
+  sweep_due_ns_ = now_ns + kSweepBeats * c_.times.beat_ms * 1'000'000 + 4 * (now_ns - job.began_ns);
+  return true;
+}
+
+/// S5. A life that the decisions contradict gives up all that it holds: who succeeds it knows more.
+template <class A>
+void Custody<A>::confirm_adopted() {
+  std::vector<uint64_t> adopted;
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    const OwnWord word = allocator_.own_word(e);
+    if (word.state == BH_OWN_OWN && word.slot == BH_OWN_UNCONFIRMED &&
+        word.incarnation == c_.incarnation)
+      adopted.push_back(e);
+  }
+  if (adopted.empty()) return;
+  c_.settle();
+  holdings_.refresh_own_words();
+  const Life self{c_.host, c_.incarnation};
+  std::map<std::pair<uint32_t, uint32_t>, bool> heir;
+  for (const uint64_t e : adopted) {
+    OwnWord word = allocator_.own_word(e);
+    const Holding other = holdings_.holding_of(e, word.epoch - 1);
+    // Its own where the recipient of a grant gave it up, or no other host says anything.
+    const Life life = other.word.state == BH_OWN_NONE ? self : other.life;
+    const auto [at, fresh] = heir.try_emplace({life.host, life.incarnation}, life == self);
+    if (fresh && life != self) at->second = c_.ended(life) && hosts_.successor(life) == self;
+    if (at->second) {
+      word.slot = 0;
+      holdings_.write_own(e, word);
+      continue;
+    }
+    hosts_.decide(self, Life{c_.host, c_.incarnation + 1}.value());
+    hosts_.observe(c_.access.now_ns());
+    return;
+  }
+}
+
+/// False if the key's lock is held: try again.
+template <class A>
+bool Custody<A>::import_entry(bh_index_entry entry) {
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  bh_block_header header;
+  // Without a checksum nobody could tell what a zombie may do to it.
+  if (!lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
+      stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
+      header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
+      cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
+      entry.stored_bytes > cut.block_bytes)
+    return true;
+  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  const KeyLock lock(locks_, hash, kShortLockWaitNs);
+  if (!lock.held()) return false;
+  const bool there =
+      index_
+          .find_if(c_.host, hash,
+                   [&](const bh_index_entry& own) {
+                     return own.stamp == entry.stamp && own.block_offset == entry.block_offset;
+                   })
+          .has_value();
+  entry.incarnation = static_cast<uint16_t>(c_.incarnation);
+  entry.flags = BH_ENTRY_COPY_ONLY;
+  if ((there || index_.insert(hash, entry)) && allocator_.word(slot).state == BH_BLOCK_NONE)
+    allocator_.restore_committed(slot);
+  return true;
+}
+
+/// Protocol 5.11 (2) to (4). Begins a job if there is something to open or to sweep.
+template <class A>
+void Custody<A>::open_custody(uint64_t now_ns) {
+  custody_pending_ = false;
+  retry_overwritten();
+  Opening job{.began_ns = now_ns, .walk = {.host = c_.host}};
+  job.swept.resize(c_.layout.geometry().extent_count);
+  bool sweeps = false;
+  std::map<std::pair<uint32_t, uint32_t>, std::pair<bool, bool>> known;  // acked, fenced
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    if (!allocator_.holds(e)) continue;
+    const OwnWord word = allocator_.own_word(e);
+    if (word.slot == BH_OWN_UNCONFIRMED) continue;  // S5
+    if (word.custody == BH_CUSTODY_FULL && !allocator_.closed(e)) continue;
+    bool acked = true, fenced = true;
+    uint64_t since_ms = 0;
+    for (const Life life : holdings_.predecessors(e)) {
+      const auto [at, fresh] = known.try_emplace({life.host, life.incarnation});
+      if (fresh) at->second = {hosts_.acked(life), hosts_.fenced(life)};
+      acked &= at->second.first;
+      fenced &= at->second.second;
+      since_ms = std::max(since_ms, c_.view(life.host).since_ms);
+    }
+    const bool timed_out =
+        c_.times.reclaim_ms != 0 && now_ns / 1'000'000 >= since_ms + c_.times.reclaim_ms;
+    const uint32_t custody = fenced ? BH_CUSTODY_FULL
+                             : timed_out || word.custody == BH_CUSTODY_COPY_ONLY
+                                 ? BH_CUSTODY_COPY_ONLY
+                                 : BH_CUSTODY_READ_ONLY;
+    custody_pending_ |= custody != BH_CUSTODY_FULL || !acked;
+    const bool opens = (word.custody != BH_CUSTODY_READ_ONLY || acked) &&
+                       (custody != word.custody || allocator_.closed(e)) &&
+                       custody != BH_CUSTODY_READ_ONLY;
+    if (opens) job.extents.emplace_back(e, custody);
+    // As long as the old owner may write, it may retire blocks that came along.
+    const bool swept = word.custody == BH_CUSTODY_COPY_ONLY && now_ns >= sweep_due_ns_;
+    job.swept[e] = opens || swept;
+    sweeps |= swept;
+  }
+  if (!job.extents.empty() && !may_open(job)) job.extents.clear();
+  if (job.extents.empty() && !sweeps) return;
+  job_ = std::move(job);
+  note_extents_busy(true);
+}
+
+/// After a settle: nobody doubts this life (S3); and of the extents in READ_ONLY custody those stay
+/// that no hazard names (S4).
+template <class A>
+bool Custody<A>::may_open(Opening& job) {
+  c_.settle();
+  if (membership_.doubted()) {
+    custody_pending_ = true;
+    return false;
+  }
+  const std::vector<uint64_t> named = retirement_.named_blocks();
+  std::erase_if(job.extents, [&](const auto& extent) {
+    const uint64_t begin = c_.layout.extent_offset(extent.first);
+    const auto first = std::lower_bound(named.begin(), named.end(), begin);
+    const bool leased = first != named.end() && *first < begin + c_.layout.geometry().extent_bytes;
+    const bool waits = leased && allocator_.own_word(extent.first).custody == BH_CUSTODY_READ_ONLY;
+    job.swept[extent.first] = !waits;
+    custody_pending_ |= waits;
+    return waits;
+  });
+  return true;
+}
+
+template <class A>
+void Custody<A>::set_custody(uint64_t extent, uint32_t custody) {
+  OwnWord word = allocator_.own_word(extent);
+  word.custody = custody;
+  holdings_.write_own(extent, word);
+}
+
+/// A block that came along when the extents were adopted, or was stored there since, and whose
+/// header or key its old owner, only slow, retired or overwrote: nobody finds it under its key, so
+/// nobody could remove it.
+template <class A>
+bool Custody<A>::is_overwritten(const bh_index_entry& entry,
+                                const std::vector<bool>& extents) const {
+  if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 || !c_.layout.valid_block(entry.block_offset, 1))
+    return false;
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  if (!extents[c_.layout.extent_of_slot(slot)]) return false;
+  c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
+  bh_block_header header;
+  return !lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
+         lookup_.key_hash(slot, header) != Hash128{entry.key_hash[0], entry.key_hash[1]};
+}
+
+/// Those whose lock somebody held, until they can be retired or are gone.
+template <class A>
+void Custody<A>::retry_overwritten() {
+  std::erase_if(unswept_, [&](const bh_index_entry& entry) {
+    if (retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) return true;
+    const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+    return !index_.find_if(c_.host, hash, [&](const bh_index_entry& own) {
+      return own.stamp == entry.stamp && own.block_offset == entry.block_offset;
+    });
+  });
+  custody_pending_ |= !unswept_.empty();
+}
+
+/// The free blocks of an extent that this host may write to come into use, once all extents of its
+/// slab may be written. Headers of blocks that did not come along must not show a committed stamp
+/// (C2).
+template <class A>
+void Custody<A>::open_extent(uint64_t extent) {
+  if (!allocator_.closed(extent)) return;
+  const auto cut = allocator_.cut_of(extent);
+  const uint64_t first = cut ? cut->head : extent;
+  const uint64_t span = cut ? cut->extent_span : 1;
+  for (uint64_t e = first; e < first + span; ++e) {
+    if (!allocator_.writable(e)) {
+      custody_pending_ = true;
+      return;
+    }
+  }
+  for (uint64_t slot = c_.layout.first_slot(first); slot < c_.layout.first_slot(first + span);
+       ++slot) {
+    if (allocator_.word(slot).state != BH_BLOCK_NONE) continue;
+    const uint64_t stamp = c_.access.load(c_.layout.header(slot));
+    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED) retirement_.retire_header(slot);
+  }
+  allocator_.open(first, span);
+}
+
+}  // namespace bowhead::core

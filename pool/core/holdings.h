@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who holds an extent. It follows from the `own` words of all hosts, each written by its host
+// alone: the word of the highest transfer epoch says it, where CLAIM, OWN and ABANDONED of the
+// recipient come before GIVEN of the grantor. If that life of the holder is over, its successor
+// holds the extent (protocol 5.8) and says so with a word of the next epoch. Words of lives that
+// are over stay where they are: they tell who may still be writing (predecessors).
+//
+// Invariant
+//   S1 A word of a higher epoch is written only by the one host that the words and decisions before
+//      it name: the holder, its successor, or the recipient of a grant. So two hosts never write
+//      one epoch (I5).
+//
+// Owns: nothing in this process; the host's `own` words. Calls: no other room.
+#pragma once
+
+#include "pool/core/rooms.h"
+
+namespace bowhead::core {
+
+/// Whose an extent is, by the words of all hosts.
+struct Holding {
+  OwnWord word;         ///< the one that counts
+  uint32_t writer = 0;  ///< whose word it is
+  Life life;            ///< the holder
+};
+
+template <class A>
+class Holdings {
+ public:
+  explicit Holdings(const Rooms<A>& rooms) : c_(rooms.context), hosts_(rooms.hosts) {}
+  Holdings(const Holdings&) = delete;
+  Holdings& operator=(const Holdings&) = delete;
+
+  OwnWord own_of(uint32_t host, uint64_t extent) const;
+  void refresh_own_words() const;
+  /// After refresh_own_words().
+  Holding holding_of(uint64_t extent, std::optional<uint64_t> others_since = {}) const;
+  /// Lives that held the extent before this one and are not known to have given it away: they may
+  /// still write to it.
+  std::vector<Life> predecessors(uint64_t extent) const;
+  /// A host that did not know yet that its life is over said OWN in the same epoch.
+  bool has_rival(uint64_t extent, uint64_t epoch) const;
+  /// Some host says that the extent is its own, or on its way.
+  bool has_owner(uint64_t extent) const;
+  /// Of each extent, the host whose index names the blocks in it. What the index of a host says
+  /// that lost an extent, since its life is over, its successor's says too.
+  std::vector<uint32_t> writers_of_extents() const;
+  void write_own(uint64_t extent, const OwnWord& word);
+
+ private:
+  Context<A>& c_;
+  Hosts<A>& hosts_;
+};
+
+template <class A>
+OwnWord Holdings<A>::own_of(uint32_t host, uint64_t extent) const {
+  return OwnWord::unpack(c_.access.load(c_.layout.word(host, BH_PART_OWN, extent)));
+}
+
+template <class A>
+void Holdings<A>::refresh_own_words() const {
+  for (uint32_t h = 0; h < hosts_.count(); ++h)
+    c_.invalidate_from(h, c_.layout.part(h, BH_PART_OWN), 8 * c_.layout.geometry().extent_count);
+  c_.access.coherence_fence();
+}
+
+template <class A>
+auto Holdings<A>::holding_of(uint64_t extent, std::optional<uint64_t> others_since) const
+    -> Holding {
+  Holding best;
+  uint64_t highest = 0;
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    const OwnWord word = own_of(h, extent);
+    if (word.state == BH_OWN_NONE) continue;
+    if (others_since && (h == c_.host || word.epoch < *others_since)) continue;
+    // Of two that say OWN, one is late: its life is over, and the other succeeded it. Where it was
+    // over before it was certain, the words before it tell, unless there is none.
+    const bool late = word.state == BH_OWN_OWN && c_.ended({h, word.incarnation});
+    const uint64_t order = late && word.slot == BH_OWN_UNCONFIRMED
+                               ? 0
+                               : word.epoch * 4 + (word.state == BH_OWN_GIVEN ? 0
+                                                   : late                     ? 1
+                                                                              : 2);
+    if (order < highest) continue;
+    highest = order;
+    best.word = word;
+    best.writer = h;
+  }
+  best.life = {best.writer, best.word.incarnation};
+  // A grant that was not claimed, or given up, is the grantor's.
+  const uint32_t grantor = best.word.state == BH_OWN_GIVEN       ? best.writer
+                           : best.word.state == BH_OWN_ABANDONED ? best.word.slot
+                                                                 : UINT32_MAX;
+  if (grantor < hosts_.count()) {
+    const OwnWord given = own_of(grantor, extent);
+    const auto slot = hosts_.read_slot(grantor);
+    const uint32_t now = slot ? slot->incarnation : 0;
+    best.life = {grantor, now - ((now - given.custody) & 0xFFu)};
+  }
+  return best;
+}
+
+template <class A>
+std::vector<Life> Holdings<A>::predecessors(uint64_t extent) const {
+  std::vector<Life> found;
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    const OwnWord word = own_of(h, extent);
+    if (h != c_.host && (word.state == BH_OWN_OWN || word.state == BH_OWN_CLAIM))
+      found.push_back({h, word.incarnation});
+  }
+  return found;
+}
+
+template <class A>
+bool Holdings<A>::has_rival(uint64_t extent, uint64_t epoch) const {
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    const OwnWord word = own_of(h, extent);
+    if (h != c_.host && word.state == BH_OWN_OWN && word.epoch >= epoch) return true;
+  }
+  return false;
+}
+
+template <class A>
+bool Holdings<A>::has_owner(uint64_t extent) const {
+  const uint32_t hosts = c_.layout.geometry().host_count;
+  for (uint32_t host = 0; host < hosts; ++host) {
+    const uint64_t at = c_.layout.word(host, BH_PART_OWN, extent);
+    c_.access.acquire(at, 8);
+    const uint32_t state = own_state(c_.access.load(at));
+    if (state == BH_OWN_OWN || (hosts > 1 && (state == BH_OWN_GIVEN || state == BH_OWN_CLAIM)))
+      return true;
+  }
+  return false;
+}
+
+template <class A>
+std::vector<uint32_t> Holdings<A>::writers_of_extents() const {
+  std::vector<uint32_t> writers(c_.layout.geometry().extent_count, 0);
+  if (c_.alone()) return writers;
+  refresh_own_words();
+  for (uint64_t e = 0; e < writers.size(); ++e) writers[e] = holding_of(e).writer;
+  return writers;
+}
+
+template <class A>
+void Holdings<A>::write_own(uint64_t extent, const OwnWord& word) {
+  c_.access.store(c_.own(BH_PART_OWN, extent), word.pack());
+  c_.access.publish(c_.own(BH_PART_OWN, extent), 8);
+}
+
+}  // namespace bowhead::core

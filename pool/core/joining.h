@@ -1,0 +1,531 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joining a host slot, leaving it, and repair of what keeps a host from joining.
+//
+// Invariants
+//   J1 A life is taken up or followed in its own slot only by a machine that knows that no other
+//      one writes there: the slot was left in order, after which nothing was stored; or its life
+//      is over and fenced; or it is of this very boot, or of this very hardware before it booted
+//      again; and its beat stands still, unless a process of this kernel has the pool open as that
+//      host. What a disk image carries (the machine id) proves nothing.
+//   J2 A life beats from the moment that somebody can take it for dead: from the decision that it
+//      follows the last one, before it is published.
+//   J3 Of machines that find this in the same instant one goes on at most: before it asks the
+//      others to agree that its life is next, it claims the slot (Hosts::claim_slot). A claim that
+//      does not become a life is passed over when it has stood for dead_ms without a beat.
+//
+// Owns: how to start the heartbeat, and whether this process has left. Calls: Custody, Holdings,
+// Membership, Recovery, Retirement; for repair Inspection and Namespaces.
+#pragma once
+
+#include "pool/core/rooms.h"
+
+namespace bowhead::core {
+
+inline constexpr uint64_t kHostLockWaitMs = 10'000;
+inline constexpr uint64_t kJoinWaitNs = 20'000'000'000;
+
+template <class A>
+class Joining {
+ public:
+  explicit Joining(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        allocator_(rooms.allocator),
+        index_(rooms.index),
+        leases_(rooms.leases),
+        hosts_(rooms.hosts),
+        retirement_(rooms.retirement),
+        namespaces_(rooms.namespaces),
+        holdings_(rooms.holdings),
+        custody_(rooms.custody),
+        membership_(rooms.membership),
+        recovery_(rooms.recovery),
+        inspection_(rooms.inspection) {}
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
+
+  /// Called once, in the middle of attach() or repair(), if the pool has several hosts: from then
+  /// on beat() must be called by another thread, though the rest is still under way.
+  using StartBeating = std::function<void()>;
+  /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED: with a sentence.
+  Result<void> attach(const Progress& progress, const StartBeating& start_beating = {});
+  void detach();
+  /// Ends this life of the host in order, so that others may take over at once. Nobody else of the
+  /// host may have the pool open (IN_USE).
+  Result<void> leave();
+  /// Exclusive: no process may have the pool open. Rebuilds as after a reboot.
+  Result<std::vector<std::string>> repair(bool take_over, const Progress& progress,
+                                          const StartBeating& start_beating = {});
+
+ private:
+  bool anybody_alive();
+  void forget_own_process();
+  Result<bh_host_slot> read_slot_line();
+  Result<void> join_host(bool take_over, const Progress& progress);
+  Result<void> check_nobody_runs_as_this_host(const bh_host_slot& slot, bool take_over);
+  Error taken_in_this_moment() const;
+  Result<void> begin_life(bh_host_slot slot, bool same_boot, const Progress& progress);
+  Error declared_dead_while_joining() const;
+  void look_around();
+  Result<void> succeed_myself(Life& old);
+  Result<void> take_over_extents(Life old);
+  void relabel_extents(uint64_t extents);
+  void flush_own();
+  Result<void> take_process_slot();
+  uint64_t drop_all_damaged(const Progress& progress);
+  uint64_t drop_damaged_namespaces();
+
+  Context<A>& c_;
+  Allocator<A>& allocator_;
+  Index<A>& index_;
+  Leases<A>& leases_;
+  Hosts<A>& hosts_;
+  Retirement<A>& retirement_;
+  Namespaces<A>& namespaces_;
+  Holdings<A>& holdings_;
+  Custody<A>& custody_;
+  Membership<A>& membership_;
+  Recovery<A>& recovery_;
+  Inspection<A>& inspection_;
+
+  StartBeating start_beating_;
+  bool left_ = false;  ///< nothing may be stored any more
+};
+
+template <class A>
+Result<void> Joining<A>::attach(const Progress& progress, const StartBeating& start_beating) {
+  start_beating_ = start_beating;
+  // A process that rebuilds a large pool beats, and is worth waiting for.
+  while (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD) {
+    if (!c_.alone() && hosts_.beats(c_.host, uint64_t{c_.times.dead_ms} * 1'000'000)) continue;
+    return Error{Status::BUSY,
+                 "another process has been opening or replacing this pool for 10 seconds; "
+                 "if it hangs, end it and try again"};
+  }
+  Result<void> joined = join_host(/*take_over=*/false, progress);
+  if (joined) joined = take_process_slot();
+  c_.access.unlock_host(c_.host);
+  if (joined) recovery_.scavenge_dead();
+  return joined;
+}
+
+template <class A>
+void Joining<A>::detach() {
+  if (left_ || hosts_.region_lost()) {
+    c_.access.unlock_process(c_.host, c_.process);
+    return;
+  }
+  leases_.scavenge(c_.process);
+  recovery_.scavenge_blocks(c_.process);
+  retirement_.reap(/*wait=*/true);
+  const bool locked = c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::TAKEN;
+  forget_own_process();
+  c_.access.unlock_process(c_.host, c_.process);
+  if (!locked) return;
+  // With several hosts that is leave(): a new life costs an agreement, and there are only so many.
+  if (c_.alone() && !anybody_alive()) {
+    if (auto line = read_slot_line()) {
+      line->fenced = line->incarnation;
+      hosts_.write_slot(*line, BH_HOST_LEFT);
+    }
+  }
+  c_.access.unlock_host(c_.host);
+}
+
+template <class A>
+Result<void> Joining<A>::leave() {
+  if (c_.alone()) return {};
+  if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
+    return Error{Status::BUSY, "another process is opening this pool"};
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    if (p == c_.process || !c_.access.process_alive(c_.host, p)) continue;
+    c_.access.unlock_host(c_.host);
+    return Error{Status::IN_USE, "other processes of this host have the pool open; end them first"};
+  }
+  recovery_.scavenge_dead();
+  recovery_.scavenge_blocks(c_.process);
+  leases_.scavenge(c_.process);
+  forget_own_process();
+  hosts_.end_own_life(/*conflict=*/false);
+  left_ = true;
+  const auto slot = read_slot_line();
+  if (slot && slot->incarnation == c_.incarnation) {
+    flush_own();
+    bh_host_slot line = *slot;
+    line.fenced = line.incarnation;
+    hosts_.write_slot(line, BH_HOST_LEFT);  // nothing is stored after this (J1)
+  }
+  c_.access.unlock_host(c_.host);
+  return slot ? Result<void>{} : slot.error();
+}
+
+template <class A>
+Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progress& progress,
+                                                    const StartBeating& start_beating) {
+  std::vector<std::string> done;
+  if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
+    return Error{Status::BUSY, "another process is opening this pool"};
+  if (anybody_alive()) {
+    c_.access.unlock_host(c_.host);
+    return Error{Status::IN_USE, "processes have this pool open; end them first"};
+  }
+  if (!hosts_.read_slot(c_.host)) {
+    bh_host_slot line{};
+    line.incarnation = static_cast<uint16_t>(recovery_.highest_incarnation());
+    line.machine_id = c_.access.machine_id();
+    line.hardware_id = c_.access.hardware_id();
+    hosts_.write_slot(line, BH_HOST_LEFT);
+    line.turn += 1;  // and the other copy
+    hosts_.write_slot(line, BH_HOST_LEFT);
+    done.push_back("wrote host slot " + std::to_string(c_.host) + " anew");
+  }
+  // Forgetting the boot makes join_host() rebuild.
+  c_.access.store(
+      c_.layout.part(c_.host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id), 0);
+  start_beating_ = start_beating;
+  Result<void> joined = join_host(take_over, progress);
+  if (joined) joined = take_process_slot();
+  c_.access.unlock_host(c_.host);
+  if (!joined) return joined.error();
+  done.push_back("rebuilt the allocator and the index directory from the stored blocks");
+  const uint64_t dropped = drop_all_damaged(progress);
+  if (dropped != 0) done.push_back("dropped " + std::to_string(dropped) + " damaged block(s)");
+  const uint64_t forgotten = drop_damaged_namespaces();
+  if (forgotten != 0)
+    done.push_back("dropped " + std::to_string(forgotten) +
+                   " damaged description(s) of namespaces; open the namespaces to write them anew");
+  detach();
+  return done;
+}
+
+template <class A>
+bool Joining<A>::anybody_alive() {
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    const auto word = ProcessWord::unpack(c_.access.load(c_.layout.process(c_.host, p)));
+    if (word.state != BH_PROCESS_FREE && c_.access.process_alive(c_.host, p)) return true;
+  }
+  return false;
+}
+
+/// Of which nothing is left but that.
+template <class A>
+void Joining<A>::forget_own_process() {
+  allocator_.scavenge(c_.process);  // gives up preferences
+  const uint64_t at = c_.layout.process(c_.host, c_.process);
+  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+}
+
+template <class A>
+Result<bh_host_slot> Joining<A>::read_slot_line() {
+  if (const auto slot = hosts_.read_slot(c_.host)) return *slot;
+  return Error{Status::DAMAGED, "both copies of host slot " + std::to_string(c_.host) +
+                                    " are damaged; `bowhead pool repair` writes them anew"};
+}
+
+/// Under the host lock. Continues the host's life while its private parts are those of this boot
+/// and nobody declared it dead; begins a new one, and rebuilds them, otherwise.
+template <class A>
+Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
+  auto slot = read_slot_line();
+  if (!slot) return slot.error();
+  const uint64_t boot = c_.access.boot_id();
+  const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
+  const bool same_boot = slot->incarnation != 0 && slot->boot_id == boot &&
+                         c_.access.load(recovered) == boot &&
+                         c_.access.load(recovered + 8) == slot->incarnation;
+  c_.incarnation = slot->incarnation;
+  const bool here = slot->boot_id == boot && anybody_alive();
+  if (!here) {
+    if (auto ok = check_nobody_runs_as_this_host(*slot, take_over); !ok) return ok;
+  }
+  const bool over =
+      !c_.alone() && same_boot &&
+      (slot->state != BH_HOST_LIVE || c_.ended() || hosts_.decided({c_.host, c_.incarnation}) ||
+       hosts_.fenced({c_.host, c_.incarnation}));
+  if (over && here)
+    return Error{Status::HOST_FENCED,
+                 "host " + std::to_string(c_.host) +
+                     " was declared dead by the others, and processes of it still have the pool "
+                     "open; end them, then open it again"};
+  if (!same_boot || over) return begin_life(*slot, same_boot, progress);
+  if (slot->state != BH_HOST_LIVE) hosts_.write_slot(*slot, BH_HOST_LIVE);
+  if (!here && !c_.alone()) hosts_.begin_beating(c_.access.now_ns());
+  membership_.go_live(*slot);
+  if (!c_.alone()) {
+    if (start_beating_) start_beating_();
+    look_around();
+  }
+  return {};
+}
+
+/// J1. No process of this kernel has the pool open as this host.
+template <class A>
+Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot, bool take_over) {
+  const bool claimed = slot.claim != 0;
+  if (slot.incarnation == 0 && !claimed) return {};
+  const Life life{c_.host, slot.incarnation};
+  const uint64_t machine = c_.access.machine_id(), hardware = c_.access.hardware_id();
+  const bool left = slot.state == BH_HOST_LEFT;
+  const bool this_boot = slot.boot_id == c_.access.boot_id();
+  const std::string host = "host slot " + std::to_string(c_.host);
+  // A machine that just booted can afford to look as long as those who suspect a host.
+  const uint64_t watch_ms = this_boot && !claimed ? 3 * c_.times.beat_ms : c_.times.dead_ms;
+  if (!c_.alone() && (!left || claimed) && hosts_.beats(c_.host, watch_ms * 1'000'000))
+    return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
+                                             "; give each machine its own --host"};
+  // What says that the last life has ended may be the next one, which another machine began
+  // meanwhile.
+  const auto now = read_slot_line();
+  if (!now) return now.error();
+  if (now->turn != slot.turn || now->nonce != slot.nonce) return taken_in_this_moment();
+  const bool unused = slot.incarnation == 0;
+  const bool ours = this_boot || (hardware != 0 && slot.hardware_id == hardware) ||
+                    (c_.alone() && slot.machine_id == machine);
+  const bool over = !c_.alone() && hosts_.fenced(life) && hosts_.decided(life);
+  if (unused || ours || take_over || left || over) return {};
+  return Error{Status::HOST_ID_IN_USE,
+               "another machine has " + host +
+                   ", or this one had it before it booted, and it has "
+                   "not left it; if that machine has stopped for good, " +
+                   (c_.alone() ? "`bowhead pool repair --take-over` makes the pool yours"
+                               : "say so by `bowhead pool fence` as another host, or, with the "
+                                 "pool closed everywhere, by `bowhead pool repair --take-over`; "
+                                 "else choose another --host")};
+}
+
+template <class A>
+Error Joining<A>::taken_in_this_moment() const {
+  return Error{Status::HOST_ID_IN_USE, "another machine takes host slot " +
+                                           std::to_string(c_.host) +
+                                           " in this moment; give each its own --host"};
+}
+
+template <class A>
+Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Progress& progress) {
+  if (!c_.alone()) {
+    const auto claimed = hosts_.claim_slot(slot);
+    if (!claimed) return taken_in_this_moment();
+    slot = *claimed;
+    slot.claim = 0;
+    // What decides about this host is read from here on as its own, that is, from the caches.
+    const auto& g = c_.layout.geometry();
+    c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
+  }
+  // Blank though there are blocks: it was lost. Stamps must not begin anew (R3).
+  if (slot.incarnation == 0)
+    slot.incarnation = static_cast<uint16_t>(recovery_.highest_incarnation());
+  if (slot.incarnation == UINT16_MAX)
+    return Error{Status::LIMIT_REACHED,
+                 "host slot " + std::to_string(c_.host) +
+                     " has used up its 65,535 incarnations; `bowhead pool create --force` makes "
+                     "the pool anew, empty"};
+  Life old{c_.host, slot.incarnation};
+  if (!c_.alone()) {
+    if (!same_boot) {  // the private part is of another boot
+      for (uint32_t h = 0; h < BH_HOSTS_MAX; ++h) c_.access.store(c_.own(BH_PART_VIEW, h), 0);
+    }
+    if (auto ok = succeed_myself(old); !ok) return ok;
+    slot.incarnation = static_cast<uint16_t>(old.incarnation);
+    c_.incarnation = old.incarnation + 1;
+    hosts_.begin_beating(c_.access.now_ns());
+    if (start_beating_) start_beating_();  // J2
+    flush_own();
+    // Before the slot says that the new life has begun: who dies until then finds the old one
+    // again, and its decision, next time.
+    if (auto ok = take_over_extents(old); !ok) return ok;
+    const auto now = read_slot_line();
+    if (!now) return now.error();
+    if (now->turn != slot.turn)
+      return taken_in_this_moment();  // the claim seemed to be a dead one's
+  }
+  slot.fenced = slot.incarnation;
+  slot.incarnation += 1;
+  slot.machine_id = c_.access.machine_id();
+  slot.hardware_id = c_.access.hardware_id();
+  slot.boot_id = c_.access.boot_id();
+  slot.nonce = c_.access.random();
+  slot = hosts_.write_slot(slot, BH_HOST_JOINING);
+  if (c_.alone()) {
+    c_.incarnation = slot.incarnation;
+  } else {
+    // Whoever judges leases by the lives it knows of sees this one, before decisions are read.
+    c_.settle();
+    hosts_.observe(c_.access.now_ns());
+    if (c_.ended()) return declared_dead_while_joining();
+  }
+  recovery_.rebuild(progress);
+  const uint64_t settled_at =
+      c_.layout.part(c_.host, BH_PART_BEAT) + offsetof(bh_host_beat, settled);
+  c_.access.store(settled_at, uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS);
+  c_.access.publish(settled_at, 8);
+  const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
+  c_.access.store(recovered + 8, slot.incarnation);
+  c_.access.store(recovered, slot.boot_id);
+  if (c_.ended()) return declared_dead_while_joining();
+  membership_.go_live(hosts_.write_slot(slot, BH_HOST_LIVE));
+  if (c_.alone()) return {};
+  hosts_.note_duties_done(c_.access.now_ns());
+  look_around();
+  return {};
+}
+
+/// Its successor may already use what it was to rebuild.
+template <class A>
+Error Joining<A>::declared_dead_while_joining() const {
+  return Error{Status::BUSY, "host " + std::to_string(c_.host) +
+                                 " was declared dead while it was joining; open the pool again"};
+}
+
+/// So that the first look-up after joining knows whose indexes to read.
+template <class A>
+void Joining<A>::look_around() {
+  const uint64_t now_ns = c_.access.now_ns();
+  hosts_.observe(now_ns);
+  hosts_.sample(now_ns);
+  custody_.settle_extents(now_ns, /*locked=*/true);
+}
+
+/// Waits for a decision about the old life; proposes the new one of this host. A life that was to
+/// follow and never began, because whoever joined then died, may be over too: then it is the old
+/// one.
+template <class A>
+Result<void> Joining<A>::succeed_myself(Life& old) {
+  const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
+  for (uint32_t round = 1;; ++round) {
+    const Life next{c_.host, old.incarnation + 1};
+    const Outcome outcome =
+        hosts_.decided(old) ? Outcome::DECIDED : hosts_.decide(old, next.value());
+    if (outcome == Outcome::DECIDED) {
+      hosts_.observe(c_.access.now_ns());
+      if (!c_.ended(next)) return {};
+    }
+    if (outcome == Outcome::DECIDED || outcome == Outcome::OVER) {
+      old = next;
+      continue;
+    }
+    if (outcome == Outcome::EXHAUSTED || c_.access.now_ns() > deadline_ns)
+      return Error{Status::BUSY, "the hosts of this pool do not agree on who succeeds host " +
+                                     std::to_string(c_.host) + "; try again"};
+    c_.access.sleep_ns((1 + c_.access.random() % round) * c_.times.beat_ms * 1'000'000);
+  }
+}
+
+/// What the old life held is this one's if it succeeded itself; else it waits until the successor
+/// has it all, since the index of this host may be cleared only then.
+template <class A>
+Result<void> Joining<A>::take_over_extents(Life old) {
+  const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  for (;;) {
+    holdings_.refresh_own_words();
+    if (hosts_.successor(old) == Life{c_.host, c_.incarnation}) {
+      relabel_extents(extents);
+      return {};
+    }
+    bool held = false;
+    for (uint64_t e = 0; e < extents && !held; ++e)
+      held = holdings_.holding_of(e).life.host == c_.host;
+    if (!held) return {};
+    if (c_.access.now_ns() > deadline_ns || c_.ended())
+      return Error{Status::BUSY, "another host is to take over what host " +
+                                     std::to_string(c_.host) +
+                                     " held before and has not done so yet; try again"};
+    c_.access.sleep_ns(uint64_t{c_.times.beat_ms} * 1'000'000);
+    hosts_.observe(c_.access.now_ns());
+    membership_.succeed_the_dead(/*locked=*/true);
+  }
+}
+
+/// After Holdings::refresh_own_words(): what the words say this host holds, it holds in its new
+/// life.
+template <class A>
+void Joining<A>::relabel_extents(uint64_t extents) {
+  for (uint64_t e = 0; e < extents; ++e) {
+    OwnWord word = allocator_.own_word(e);
+    if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) ||
+        holdings_.holding_of(e).writer != c_.host)
+      continue;
+    word.incarnation = c_.incarnation;
+    // Whoever else inherited it in the meantime sees this word of a living host, and gives it up.
+    if (word.slot == BH_OWN_UNCONFIRMED) word.slot = 0;
+    holdings_.write_own(e, word);
+  }
+}
+
+/// Everything that this host can have left in the caches of this boot goes out; and nothing stays
+/// in them, since another machine may have had the slot after this one, or have it next.
+template <class A>
+void Joining<A>::flush_own() {
+  const auto& g = c_.layout.geometry();
+  c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
+  for (uint64_t e = 0; e < g.extent_count; ++e) {
+    const uint32_t state = allocator_.own_word(e).state;
+    if (state == BH_OWN_NONE || state == BH_OWN_GIVEN) continue;
+    c_.access.invalidate(c_.layout.descriptor(e), g.table_bytes);
+    c_.access.invalidate(c_.layout.extent_offset(e), g.extent_bytes);
+  }
+  c_.settle();
+}
+
+template <class A>
+Result<void> Joining<A>::take_process_slot() {
+  const auto& g = c_.layout.geometry();
+  // Free slots first; else that of a dead process (or what damage looks like one), whose leftovers
+  // then count as ours.
+  for (const bool take_dead : {false, true}) {
+    for (uint32_t p = 0; p < g.process_count; ++p) {
+      const uint64_t at = c_.layout.process(c_.host, p);
+      uint64_t seen = c_.access.load(at);
+      const auto word = ProcessWord::unpack(seen);
+      const bool suits =
+          take_dead ? word.state != BH_PROCESS_SCAVENGING : word.state == BH_PROCESS_FREE;
+      if (!suits || c_.access.lock_process(c_.host, p) == LockResult::HELD) continue;
+      // By CAS: a scavenger that saw it dead may be at it this instant.
+      if (!c_.access.cas(at, seen, word.next(BH_PROCESS_LIVE).pack())) {
+        c_.access.unlock_process(c_.host, p);
+        continue;
+      }
+      c_.process = p;
+      c_.access.store(at + offsetof(bh_process, pid), c_.access.pid());
+      c_.access.store(at + offsetof(bh_process, pid_namespace), c_.access.pid_namespace());
+      c_.access.store(at + offsetof(bh_process, opened_unix_ns), c_.access.unix_ns());
+      if (take_dead) recovery_.undo_work_of(p);
+      return {};
+    }
+  }
+  return Error{Status::LIMIT_REACHED,
+               "all " + std::to_string(g.process_count) +
+                   " process slots of this host are taken; close the pool in some process"};
+}
+
+template <class A>
+uint64_t Joining<A>::drop_all_damaged(const Progress& progress) {
+  std::vector<Found> damaged;
+  CheckReport unused;
+  uint64_t seen = 0;
+  index_.for_each(c_.host, [&](const Found& found) {
+    if (progress && ++seen % 64 == 0) progress(seen, 0, "verifying blocks");
+    if (inspection_.entry_fault(found, /*payload=*/true, unused)) damaged.push_back(found);
+  });
+  uint64_t dropped = 0;
+  for (const Found& found : damaged) {
+    const Hash128 hash{found.entry.key_hash[0], found.entry.key_hash[1]};
+    const uint64_t slot = c_.layout.slot_of(found.entry.block_offset);
+    dropped += retirement_.retire(slot, hash, found.entry.stamp, BH_COUNTER_DAMAGED);
+    retirement_.reclaim({&slot, 1});
+  }
+  return dropped;
+}
+
+template <class A>
+uint64_t Joining<A>::drop_damaged_namespaces() {
+  uint64_t dropped = 0;
+  for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
+    if (!namespaces_.namespace_damaged(c_.host, i)) continue;
+    c_.access.store_line(c_.layout.name_space(c_.host, i), Line{});
+    c_.access.publish(c_.layout.name_space(c_.host, i), BH_LINE_BYTES);
+    ++dropped;
+  }
+  return dropped;
+}
+
+}  // namespace bowhead::core

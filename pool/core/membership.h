@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Being one of several hosts: the heartbeat, the own slot line, who succeeds a dead host, and the
+// duties that a host does for the others.
+//
+// Owns: what this process knows of its own slot, since when this life is doubted, and the touch
+// words it has seen. Calls: Custody, Grants, Mail, Reading, Retirement.
+#pragma once
+
+#include "pool/core/rooms.h"
+
+namespace bowhead::core {
+
+template <class A>
+class Membership {
+ public:
+  explicit Membership(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        allocator_(rooms.allocator),
+        leases_(rooms.leases),
+        hosts_(rooms.hosts),
+        lookup_(rooms.lookup),
+        retirement_(rooms.retirement),
+        mail_(rooms.mail),
+        grants_(rooms.grants),
+        custody_(rooms.custody) {}
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+  /// Beats for the host: looks at the decisions of the others, and lets leases expire whose time is
+  /// over. Every process calls it once per times.beat_ms, in a thread that does nothing else, so
+  /// that no work makes a live host look dead: its cost does not grow with the pool. HOST_FENCED,
+  /// HOST_ID_CONFLICT: this handle, and those of all other processes of the host, must be closed.
+  Result<void> beat();
+  /// What a host does for the others besides: frees what has settled, does what they ask for, takes
+  /// part in deciding who succeeds a dead host, takes extents over. Every process calls it once per
+  /// times.beat_ms, in a thread of its own; it may take several beats. Statuses as of beat().
+  Result<void> work();
+  /// An operator vouches that a host has stopped writing to the memory for good.
+  Result<void> vouch_fenced(uint32_t host);
+  /// OK, or why nothing may be stored any more.
+  Status standing() const { return c_.ended() ? c_.gone() : Status::OK; }
+  /// From here on this process knows whose slot line it must find (beat()).
+  void go_live(const bh_host_slot& slot);
+  /// Proposes this host as the successor of hosts that are suspected, the host with the lowest slot
+  /// first; and, if it needs room, of slots that nobody ever used. `locked`: under the host lock.
+  void succeed_the_dead(bool locked = false);
+  /// Somebody has at least begun to decide that this life is over. One who dies in the middle of
+  /// that leaves the question open; then this host answers it itself, and begins a new life.
+  bool doubted();
+
+ private:
+  Result<void> check_own_slot();
+  Error fenced_error() const;
+  Error end_by_conflict();
+  void take_touches(uint64_t now_ns);
+
+  Context<A>& c_;
+  Allocator<A>& allocator_;
+  Leases<A>& leases_;
+  Hosts<A>& hosts_;
+  Lookup<A>& lookup_;
+  Retirement<A>& retirement_;
+  Mail<A>& mail_;
+  Grants<A>& grants_;
+  Custody<A>& custody_;
+
+  bh_host_slot own_slot_{};        ///< as this process knows it
+  std::atomic<bool> live_{false};  ///< joined: own_slot_ stands, the private part is rebuilt
+  uint64_t doubted_since_ns_ = 0;
+  std::vector<uint64_t> touches_;  ///< touch words as seen last
+  uint64_t touches_at_ns_ = 0;
+};
+
+template <class A>
+Result<void> Membership<A>::beat() {
+  if (c_.alone()) return {};
+  if (c_.ended()) return fenced_error();
+  const uint64_t now_ns = c_.access.now_ns();
+  hosts_.sample(now_ns);
+  if (!hosts_.take_beat(now_ns)) return {};
+  const bool live = live_.load(std::memory_order_acquire);
+  if (live) {
+    if (auto ok = check_own_slot(); !ok) return ok;
+  }
+  if (hosts_.beat_is_foreign()) return end_by_conflict();
+  hosts_.observe(now_ns);
+  if (c_.ended()) return fenced_error();
+  if (live) leases_.flush();
+  hosts_.publish_beat(now_ns, live);
+  if (live) leases_.revoke_expired(now_ns);
+  return {};
+}
+
+template <class A>
+Result<void> Membership<A>::work() {
+  if (c_.alone()) return {};
+  if (c_.ended()) return fenced_error();
+  retirement_.reap(/*wait=*/false);
+  allocator_.cover();
+  const uint64_t now_ns = c_.access.now_ns();
+  if (!hosts_.take_duties(now_ns)) return {};
+  hosts_.observe(now_ns);
+  grants_.note_wanted();
+  take_touches(now_ns);
+  mail_.read_mail();
+  succeed_the_dead();
+  if (custody_.settle_extents(now_ns, /*locked=*/false))
+    hosts_.note_duties_done(c_.access.now_ns());
+  return c_.ended() ? fenced_error() : Result<void>{};
+}
+
+template <class A>
+Result<void> Membership<A>::vouch_fenced(uint32_t host) {
+  if (host >= hosts_.count() || host == c_.host)
+    return Error{Status::INVALID_ARGUMENT,
+                 "host " + std::to_string(host) + " is " +
+                     (host == c_.host ? "this host itself" : "out of range")};
+  const auto slot = hosts_.read_slot(host);
+  hosts_.observe(c_.access.now_ns());
+  // Of a host that died while it joined, a life may be over that its slot never showed; and lines
+  // of the slot may be damaged.
+  const uint64_t ended = c_.view(host).ended;
+  Life life{host, slot ? slot->incarnation : 0u};
+  if (ended > life.incarnation) life.incarnation = static_cast<uint32_t>(ended - 1);
+  if (life.incarnation == 0)
+    return Error{
+        Status::INVALID_ARGUMENT,
+        "host slot " + std::to_string(host) +
+            (slot ? " was never used" : " cannot be read; `bowhead pool repair` mends it")};
+  if (!c_.ended(life) && slot->state != BH_HOST_LEFT)
+    return Error{Status::BUSY, "host " + std::to_string(host) +
+                                   " has not been declared dead; if its machine is off, the other "
+                                   "hosts do so within seconds: try again then"};
+  hosts_.vouch_fenced(life);
+  return {};
+}
+
+template <class A>
+void Membership<A>::go_live(const bh_host_slot& slot) {
+  own_slot_ = slot;
+  live_.store(true, std::memory_order_release);
+}
+
+/// The slot line is ours alone: another nonce in it means that another machine, or a copy of this
+/// one, runs as the same host. But a claim is no life yet, and who comes late with one writes what
+/// the slot was before this life.
+template <class A>
+Result<void> Membership<A>::check_own_slot() {
+  const auto slot = hosts_.read_slot(c_.host);
+  const bool ours = slot && slot->nonce == own_slot_.nonce && slot->incarnation == c_.incarnation;
+  if (ours && (slot->state == BH_HOST_LEFT || (slot->state == BH_HOST_LIVE && slot->claim == 0))) {
+    own_slot_ = *slot;
+    return {};
+  }
+  if (!slot || ours || slot->incarnation < c_.incarnation) {  // or damaged
+    if (slot) own_slot_.turn = std::max(own_slot_.turn, slot->turn);
+    own_slot_.claim = 0;
+    own_slot_ = hosts_.write_slot(own_slot_, BH_HOST_LIVE);
+    return {};
+  }
+  if (hosts_.decided({c_.host, c_.incarnation})) return {};  // observe() sees it too
+  hosts_.end_own_life(/*conflict=*/true);
+  return fenced_error();
+}
+
+template <class A>
+Error Membership<A>::fenced_error() const {
+  if (c_.access.media_failed()) return Error{Status::MEDIA_ERROR, {}};
+  const std::string host = "host " + std::to_string(c_.host);
+  if (c_.gone() == Status::HOST_ID_CONFLICT)
+    return Error{Status::HOST_ID_CONFLICT, "another machine, or a copy of this one, runs as " +
+                                               host + " too; give each its own --host"};
+  return Error{Status::HOST_FENCED,
+               host +
+                   " stood still too long and was declared dead by the others; close the pool "
+                   "and open it again to rejoin"};
+}
+
+/// A copy of this machine beats as this host. Both must end: what they share, their private part,
+/// is as good as damaged. The copy learns it from the slot line.
+template <class A>
+Error Membership<A>::end_by_conflict() {
+  if (live_.load(std::memory_order_acquire)) {
+    own_slot_.nonce = c_.access.random() ^ c_.access.now_ns();
+    hosts_.write_slot(own_slot_, own_slot_.state);
+  }
+  hosts_.end_own_life(/*conflict=*/true);
+  return fenced_error();
+}
+
+template <class A>
+void Membership<A>::succeed_the_dead(bool locked) {
+  uint64_t before = 0;  // live hosts that should propose first
+  for (uint32_t h = 0; h < c_.host; ++h) {
+    const auto slot = hosts_.read_slot(h);
+    before +=
+        slot && slot->incarnation != 0 && !c_.ended({h, slot->incarnation}) && !hosts_.suspect(h);
+  }
+  const uint64_t wait_ms = before * 2 * uint64_t{c_.times.beat_ms};
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    if (h == c_.host) continue;
+    const auto slot = hosts_.read_slot(h);
+    const bool unused = slot && slot->incarnation == 0 && grants_.wanted() && !c_.ended({h, 0});
+    const auto suspect = unused ? Life{h, 0} : hosts_.suspect(h, wait_ms);
+    if (!suspect) continue;
+    if (c_.ended()) return;  // who is over decides nothing
+    // Two who propose in step would overtake each other for ever.
+    if (hosts_.begun(*suspect) && c_.access.random() % 4 != 0) continue;
+    if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
+    hosts_.decide(*suspect, Life{c_.host, c_.incarnation}.value());
+    if (!locked) c_.access.unlock_host(c_.host);
+    hosts_.observe(c_.access.now_ns());
+    if (unused || c_.ended()) return;  // one at a time
+  }
+}
+
+template <class A>
+bool Membership<A>::doubted() {
+  const Life self{c_.host, c_.incarnation};
+  if (!hosts_.begun(self)) {
+    doubted_since_ns_ = 0;
+    return false;
+  }
+  const uint64_t now_ns = c_.access.now_ns();
+  if (doubted_since_ns_ == 0) doubted_since_ns_ = now_ns;
+  if (now_ns - doubted_since_ns_ > uint64_t{c_.times.dead_ms} * 1'000'000) {
+    hosts_.decide(self, Life{c_.host, c_.incarnation + 1}.value());
+    hosts_.observe(c_.access.now_ns());
+  }
+  return true;
+}
+
+template <class A>
+void Membership<A>::take_touches(uint64_t now_ns) {
+  if (now_ns - touches_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000) return;
+  touches_at_ns_ = now_ns;
+  const uint64_t count = c_.layout.geometry().touch_count;
+  touches_.resize(count * hosts_.count());
+  for (uint64_t left = lookup_.other_hosts(); left != 0; left &= left - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(left));
+    c_.access.acquire(c_.layout.part(host, BH_PART_TOUCH), 8 * count);
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t word = c_.access.load_relaxed(c_.layout.word(host, BH_PART_TOUCH, i));
+      uint64_t& seen = touches_[host * count + i];
+      if (word == seen) continue;
+      seen = word;
+      const uint64_t slot = touch_slot(word);
+      if (slot < c_.layout.slot_count() && allocator_.holds(c_.layout.extent_of_slot(slot)))
+        c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), c_.access.recency_ns());
+    }
+  }
+}
+
+}  // namespace bowhead::core

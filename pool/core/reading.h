@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading blocks: copies of whole values and of parts, leases, and notes of what was used when.
+//
+// Owns: nothing; leases are in the pool (Leases). Calls: Lookup; Retirement, for what is damaged;
+// Recovery, when the lease table is full.
+#pragma once
+
+#include "pool/core/rooms.h"
+
+namespace bowhead::core {
+
+/// Of values that are stored as they are.
+struct RawSink {
+  std::span<const Span> buffers;
+
+  Result<std::span<const Span>> room_for(const bh_block_header& header) const {
+    if (header.length_bytes > total_bytes(buffers)) return Status::BUFFER_TOO_SMALL;
+    if (header.codec != BH_CODEC_RAW) return Status::UNSUPPORTED_CODEC;
+    return buffers;
+  }
+  Status take(const bh_block_header& /*header*/) const { return Status::OK; }
+};
+
+template <class A>
+class Reading {
+ public:
+  explicit Reading(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        allocator_(rooms.allocator),
+        leases_(rooms.leases),
+        hosts_(rooms.hosts),
+        lookup_(rooms.lookup),
+        retirement_(rooms.retirement),
+        recovery_(rooms.recovery) {}
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+  Result<uint64_t> get(const Key& key, std::span<const Span> buffers);
+  /// Copies the stored bytes of a block, whatever their codec, to where `sink` wants them, and
+  /// returns the length of the value. Of a Sink:
+  ///   Result<std::span<const Span>> room_for(const bh_block_header&)  buffers for the stored
+  ///       bytes; an error is what get() returns;
+  ///   Status take(const bh_block_header&)  what came was verified. DAMAGED: it is no value all the
+  ///       same, and the block is dropped like any that is damaged.
+  /// The header is private to this call, like the bytes; each may be called several times.
+  template <class Sink>
+  Result<uint64_t> get_stored(const Key& key, Sink& sink);
+  /// Copies parts of what a block holds: Status take(header, read) calls read(offset, buffer) as it
+  /// likes, and verifies what came: the checksum of the block is of all of it. What was copied is
+  /// good only if the length of the value comes back; nothing does where the block is not found,
+  /// changed, might hold what somebody else wrote, or take() is not OK.
+  template <class Take>
+  std::optional<uint64_t> get_parts(const Key& key, Take take);
+  /// Copies what a block holds, verified. False if it changed, or is damaged (then it is dropped).
+  bool read_stored(const Located& located, std::span<const Span> buffers);
+  Result<Lease> acquire(const Key& key, uint64_t ttl_ms);
+  Status release(Lease& lease);
+  void touch_slots(std::span<const uint64_t> slots);
+  void used_now(uint64_t slot) { used(slot, c_.access.recency_ns()); }
+  /// Protocol 5.3: copy, then check that the block is still the same, then the sum of the private
+  /// copy. `damaged`: the block did not change, and yet its bytes are not what was put.
+  bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
+
+ private:
+  /// Notes when a block was used, or tells its owner so. Both may be lost.
+  void used(uint64_t slot, uint64_t recency) {
+    if (c_.observing()) return;
+    if (c_.alone() || allocator_.holds(c_.layout.extent_of_slot(slot)))
+      c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), recency);
+    else
+      touch_elsewhere(slot);
+  }
+  void touch_elsewhere(uint64_t slot);
+  uint64_t note_hit(const Located& located);
+  bool vouched(const Located& located) const;
+  void drop_damaged(const Located& located);
+  std::optional<uint64_t> take_lease(const bh_index_entry& entry, uint64_t ttl_ms);
+  Error lease_table_full() const;
+  Status confirm(const Located& located);
+  bool settled(uint64_t stamp) const;
+
+  Context<A>& c_;
+  Allocator<A>& allocator_;
+  Leases<A>& leases_;
+  Hosts<A>& hosts_;
+  Lookup<A>& lookup_;
+  Retirement<A>& retirement_;
+  Recovery<A>& recovery_;
+};
+
+template <class A>
+Result<uint64_t> Reading<A>::get(const Key& key, std::span<const Span> buffers) {
+  RawSink sink{buffers};
+  return get_stored(key, sink);
+}
+
+template <class A>
+template <class Sink>
+Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink) {
+  std::optional<Located> damaged_block;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto located = lookup_.locate(key);
+    if (!located) break;
+    const auto buffers = sink.room_for(located->header);
+    if (!buffers) return buffers.error();
+    bool damaged = false;
+    if (copy_out(*located, *buffers, &damaged)) {
+      const Status taken = sink.take(located->header);
+      if (taken == Status::OK) return note_hit(*located);
+      damaged = taken == Status::DAMAGED;
+      if (!damaged) return taken;
+    }
+    damaged_block = damaged ? located : std::nullopt;
+  }
+  if (damaged_block && c_.observing()) return Status::DAMAGED;
+  if (damaged_block) drop_damaged(*damaged_block);
+  c_.count(BH_COUNTER_MISSES);
+  return Status::NOT_FOUND;
+}
+
+/// As of a block without a checksum: its bytes are those of its stamp if its writer's life was not
+/// over, they had reached the memory before they were acquired, and the stamp is still there
+/// afterwards.
+template <class A>
+template <class Take>
+std::optional<uint64_t> Reading<A>::get_parts(const Key& key, Take take) {
+  const auto located = lookup_.locate(key);
+  if (!located) return std::nullopt;
+  const bh_index_entry& entry = located->found.entry;
+  if ((entry.flags & BH_ENTRY_COPY_ONLY) != 0) return std::nullopt;
+  if (located->found.host != c_.host && !settled(entry.stamp)) return std::nullopt;
+  const auto read = [&](uint64_t offset, Span to) {
+    BOWHEAD_ASSERT(offset + to.size <= entry.stored_bytes);
+    c_.acquire_from(located->found.host, entry.block_offset + offset, to.size);
+    c_.access.read_payload(entry.block_offset + offset, to.size, {&to, 1}, /*used_soon=*/true);
+  };
+  if (take(located->header, read) != Status::OK) return std::nullopt;
+  // The look at the stamp may not overtake the copies: no checksum would tell.
+  c_.access.fence();
+  const uint64_t header_at = c_.layout.header(located->slot);
+  c_.acquire_from(located->found.host, header_at, BH_LINE_BYTES);
+  if (c_.access.load(header_at) != entry.stamp || !vouched(*located)) return std::nullopt;
+  return note_hit(*located);
+}
+
+template <class A>
+bool Reading<A>::read_stored(const Located& located, std::span<const Span> buffers) {
+  bool damaged = false;
+  const bool read = copy_out(located, buffers, &damaged);
+  if (damaged) drop_damaged(located);
+  return read;
+}
+
+template <class A>
+Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms) {
+  Status refused = Status::NOT_FOUND;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto located = lookup_.locate(key);
+    if (!located) break;
+    const bh_index_entry& entry = located->found.entry;
+    if (located->header.codec != BH_CODEC_RAW) return Status::CODED;
+    const auto token = take_lease(entry, ttl_ms);
+    if (!token) return lease_table_full();
+    const Status status = confirm(*located);
+    if (status == Status::OK) {
+      used_now(located->slot);
+      c_.count(BH_COUNTER_HITS);
+      if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
+      Lease lease{.data = c_.access.payload(entry.block_offset),
+                  .length_bytes = entry.stored_bytes,
+                  .offset = entry.block_offset,
+                  .stamp = entry.stamp,
+                  .token = *token};
+      if (located->header.checksum_kind != BH_CHECKSUM_NONE)
+        lease.checksum = entry.payload_checksum;
+      return lease;
+    }
+    leases_.end(*token);
+    if (c_.ended()) return c_.gone();
+    refused = status;
+  }
+  c_.count(BH_COUNTER_MISSES);
+  return refused;
+}
+
+template <class A>
+Status Reading<A>::release(Lease& lease) {
+  // Handles of other pools give the same tokens; what they map lies elsewhere.
+  if (lease.token == 0 || lease.data != c_.access.payload(lease.offset)) return Status::CLOSED;
+  const auto held = leases_.held(lease.token);
+  if (held.state != Leases<A>::State::HELD) {
+    lease.token = 0;
+    return held.state == Leases<A>::State::LAPSED ? Status::LAPSED : Status::CLOSED;
+  }
+  const uint64_t slot = c_.layout.slot_of(held.block_offset);
+  const bool own = c_.alone() || allocator_.holds(c_.layout.extent_of_slot(slot));
+  // The stamp alone would not do: of two zombies, the owner's old header may come back.
+  if (!own) c_.access.invalidate(c_.layout.header(slot), BH_LINE_BYTES);
+  const bool declared_dead = !c_.alone() && hosts_.decided({c_.host, c_.incarnation});
+  const bool same = c_.access.load(c_.layout.header(slot)) == held.stamp;
+  const bool valid = leases_.end(lease.token) && same && !declared_dead && !c_.ended();
+  lease.token = 0;
+  // Whoever retired it meanwhile could not free it because of this lease.
+  if (own && allocator_.word(slot).state == BH_BLOCK_RETIRED) retirement_.reclaim({&slot, 1});
+  return valid ? Status::OK : Status::LAPSED;
+}
+
+template <class A>
+void Reading<A>::touch_slots(std::span<const uint64_t> slots) {
+  // The first is the most recent: eviction then takes a prefix from its end.
+  uint64_t recency = c_.access.recency_ns() + slots.size();
+  for (const uint64_t slot : slots) {
+    if (slot != UINT64_MAX) used(slot, recency);
+    --recency;
+  }
+}
+
+/// A hint for the owner of the block: it was used. Many blocks share a word, and the last one wins.
+template <class A>
+void Reading<A>::touch_elsewhere(uint64_t slot) {
+  const uint64_t at =
+      c_.own(BH_PART_TOUCH, slot * 0x9E3779B97F4A7C15u % c_.layout.geometry().touch_count);
+  c_.access.store_relaxed(at, make_touch(slot, c_.access.recency_ns()));
+  c_.access.flush(at, 8);
+}
+
+/// Returns the length of the value.
+template <class A>
+uint64_t Reading<A>::note_hit(const Located& located) {
+  used_now(located.slot);
+  c_.count(BH_COUNTER_HITS);
+  c_.count(BH_COUNTER_BYTES_OUT, located.header.length_bytes);
+  if (located.found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
+  return located.header.length_bytes;
+}
+
+template <class A>
+bool Reading<A>::copy_out(const Located& located, std::span<const Span> buffers, bool* damaged) {
+  const uint64_t offset = located.found.entry.block_offset;
+  const uint64_t bytes = located.header.stored_bytes;
+  const bool checked = located.header.checksum_kind != BH_CHECKSUM_NONE;
+  if (!checked) c_.access.acquire(offset, bytes);
+  const bool used_soon = located.header.codec != BH_CODEC_RAW;  // by a decoder
+  uint64_t checksum = c_.access.read_payload(offset, bytes, buffers, used_soon);
+  if (checked && checksum != located.found.entry.payload_checksum && !c_.alone()) {
+    // Stale lines of the block's last life are rare, and the sum finds them: so only now.
+    c_.access.acquire(offset, bytes);
+    checksum = c_.access.read_payload(offset, bytes, buffers, used_soon);
+  }
+  const uint64_t header_at = c_.layout.header(located.slot);
+  // On weakly ordered machines this look may overtake the copy: the checksum decides then, and
+  // where there is none, a fence keeps the order.
+  if (!checked) c_.access.fence();
+  c_.acquire_from(writer_of(located.found.host, located.found.entry), header_at, BH_LINE_BYTES);
+  if (c_.access.load(header_at) != located.header.stamp) return false;
+  if (!checked && !vouched(located)) return false;
+  if (!checked) return true;
+  *damaged = checksum != located.found.entry.payload_checksum;
+  return !*damaged;
+}
+
+/// For blocks without a checksum: the life of whoever stored it was not over when it was copied, so
+/// nobody else can have written there.
+template <class A>
+bool Reading<A>::vouched(const Located& located) const {
+  if (c_.alone()) return true;
+  // What was stored in custody, a zombie may have written to before custody was full.
+  if ((located.found.entry.flags & BH_ENTRY_COPY_ONLY) != 0) return false;
+  const uint32_t host = located.found.host;
+  const uint64_t at = c_.layout.word(host, BH_PART_OWN, c_.layout.extent_of_slot(located.slot));
+  c_.acquire_from(host, at, 8);
+  const auto own = OwnWord::unpack(c_.access.load(at));
+  return own.state == BH_OWN_OWN && own.custody == BH_CUSTODY_FULL &&
+         !hosts_.decided({host, own.incarnation});
+}
+
+template <class A>
+void Reading<A>::drop_damaged(const Located& located) {
+  if (located.found.host != c_.host) return;
+  const Hash128 hash{located.header.key_hash[0], located.header.key_hash[1]};
+  retirement_.retire(located.slot, hash, located.header.stamp, BH_COUNTER_DAMAGED);
+  retirement_.reclaim({&located.slot, 1});
+}
+
+/// Leases that nobody gave back are looked for when one is wanted: those whose time is over, and
+/// those of processes that are gone. So a pool of one host needs nobody to do so now and then. The
+/// look is a walk over the hazards and one question to the kernel for each process; the caller
+/// comes from a walk over the table that was longer.
+template <class A>
+std::optional<uint64_t> Reading<A>::take_lease(const bh_index_entry& entry, uint64_t ttl_ms) {
+  const auto take = [&] {
+    return leases_.take(entry.block_offset, entry.stamp, c_.access.now_ns() + ttl_ms * 1'000'000);
+  };
+  if (auto token = take()) return token;
+  if (leases_.revoke_expired(c_.access.now_ns()) + recovery_.scavenge_dead() == 0)
+    return std::nullopt;
+  return take();
+}
+
+template <class A>
+Error Reading<A>::lease_table_full() const {
+  return Error{Status::LIMIT_REACHED, "the lease table of this host is full: all " +
+                                          std::to_string(leases_.count()) +
+                                          " leases are held and none has expired; release some"};
+}
+
+/// After the hazard is visible: may this block be leased, and is it still the same? (protocol 5.4
+/// (1), (3), (4), (5)). NOT_FOUND: it changed; COPY_ONLY: it is in custody.
+template <class A>
+Status Reading<A>::confirm(const Located& located) {
+  const bh_index_entry& entry = located.found.entry;
+  const uint64_t header_at = c_.layout.header(located.slot);
+  // Whose it is, before the header: an owner that is gone is acked only after `view` says so, and
+  // that comes after this load or shows in it.
+  const uint64_t extent = c_.layout.extent_of_slot(located.slot);
+  const uint32_t host = located.found.host;
+  const uint64_t own_at = c_.layout.word(host, BH_PART_OWN, extent);
+  c_.acquire_from(host, own_at, 8);
+  const auto own = OwnWord::unpack(c_.access.load(own_at));
+  if (c_.ended()) return c_.gone();
+  if (!c_.alone() && (own.state != BH_OWN_OWN || c_.ended({host, own.incarnation}) ||
+                      own.custody != BH_CUSTODY_FULL))
+    return Status::COPY_ONLY;
+  // Only now (L2): a stamp read before the hazard was visible could be of a block already freed.
+  const uint32_t writer = writer_of(host, entry);
+  c_.acquire_from(writer, header_at, BH_LINE_BYTES);
+  if (c_.access.load(header_at) != entry.stamp) return Status::NOT_FOUND;
+  c_.acquire_from(writer, entry.block_offset, entry.stored_bytes);
+  // Of a block that came just now, or from a host that may have been writing when it died, the
+  // header may be in the memory before the payload (I3).
+  if (host == c_.host && (entry.flags & BH_ENTRY_COPY_ONLY) == 0) return Status::OK;
+  if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 && settled(entry.stamp)) return Status::OK;
+  return located.header.checksum_kind != BH_CHECKSUM_NONE &&
+                 c_.access.sum_payload(entry.block_offset, entry.stored_bytes) ==
+                     entry.payload_checksum
+             ? Status::OK
+             : Status::NOT_FOUND;
+}
+
+/// Header and payload of this stamp have reached the memory.
+template <class A>
+bool Reading<A>::settled(uint64_t stamp) const {
+  if (!c_.incoherent()) return true;
+  const uint32_t writer = stamp_host(stamp);
+  if (writer >= c_.layout.geometry().host_count) return false;
+  const uint64_t at = c_.layout.part(writer, BH_PART_BEAT) + offsetof(bh_host_beat, settled);
+  c_.acquire_from(writer, at, 8);
+  const uint64_t word = c_.access.load(at);
+  return word >> BH_STAMP_SEQUENCE_BITS == stamp_incarnation(stamp) &&
+         stamp_sequence(stamp) <= (word & kStampSequenceMax);
+}
+
+}  // namespace bowhead::core

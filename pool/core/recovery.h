@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the dead left: scavenging of the half-done work of processes, and rebuilding of what a host
+// keeps to itself after a reboot.
+//
+// A process is known by its process slot, and alive while it holds that slot's lock (access.h). Its
+// half-done work is found by its number in allocator, extent, lease, lock and directory words, and
+// is finished or undone by one scavenger, named in the process word; if that one dies too, the next
+// takes over. Every step can be repeated. The process slot is free again only when all is done, so
+// that a number in a word always means the same process.
+//
+// Owns: nothing. Calls: Holdings, Lookup, Retirement, Writing (entries).
+#pragma once
+
+#include "pool/core/rooms.h"
+
+namespace bowhead::core {
+
+template <class A>
+class Recovery {
+ public:
+  explicit Recovery(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        allocator_(rooms.allocator),
+        index_(rooms.index),
+        leases_(rooms.leases),
+        lookup_(rooms.lookup),
+        retirement_(rooms.retirement),
+        writing_(rooms.writing),
+        holdings_(rooms.holdings) {}
+  Recovery(const Recovery&) = delete;
+  Recovery& operator=(const Recovery&) = delete;
+
+  uint64_t scavenge_dead();
+  /// False if another live process is at it. The caller has seen that `dead` does not hold its
+  /// lock.
+  bool scavenge_process(uint32_t dead);
+  /// `dead` is a number that we scavenge, or that is ours since this instant. Returns how much was
+  /// half done.
+  uint64_t undo_work_of(uint32_t dead);
+  /// Entries that it was writing, then its blocks, by what the entries say.
+  uint64_t scavenge_blocks(uint32_t dead);
+  /// Under the host lock, nobody else of the host alive. Allocator, leases and locks are made anew
+  /// from what is published: cuts from extent descriptors, blocks from index entries whose header
+  /// agrees.
+  void rebuild(const Progress& progress);
+  /// Cuts of which all extents are ours(extent), by their descriptors.
+  template <class Ours>
+  void restore_cuts(Ours ours);
+  /// For a host slot whose lines are lost: the highest incarnation that any stamp of it shows.
+  uint32_t highest_incarnation() const;
+
+ private:
+  bool scavenge_block(uint64_t slot, const Cut& cut, StateWord word);
+  bool clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry);
+  void hold_leased();
+  void take_back_extents();
+  void restore_cut_privately(const Cut& cut);
+  bool restore_entry(const bh_index_entry& entry);
+  bool restored_elsewhere(const bh_index_entry& entry) const;
+  bool restore_unnamed(uint64_t slot);
+
+  Context<A>& c_;
+  Allocator<A>& allocator_;
+  Index<A>& index_;
+  Leases<A>& leases_;
+  Lookup<A>& lookup_;
+  Retirement<A>& retirement_;
+  Writing<A>& writing_;
+  Holdings<A>& holdings_;
+};
+
+template <class A>
+uint64_t Recovery<A>::scavenge_dead() {
+  uint64_t dead = 0;
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    const auto word = ProcessWord::unpack(c_.access.load(c_.layout.process(c_.host, p)));
+    if (p != c_.process && word.state != BH_PROCESS_FREE && !c_.access.process_alive(c_.host, p))
+      dead += scavenge_process(p);
+  }
+  return dead;
+}
+
+template <class A>
+bool Recovery<A>::scavenge_process(uint32_t dead) {
+  const uint64_t at = c_.layout.process(c_.host, dead);
+  uint64_t seen = c_.access.load(at);
+  const auto word = ProcessWord::unpack(seen);
+  if (word.state == BH_PROCESS_FREE) return false;
+  if (word.state == BH_PROCESS_SCAVENGING && word.scavenger != 0 && c_.alive(word.scavenger - 1))
+    return false;
+  // Between the load and here its slot may have been scavenged and taken anew: then the word
+  // changed.
+  if (c_.access.process_alive(c_.host, dead) ||
+      !c_.access.cas(at, seen, word.next(BH_PROCESS_SCAVENGING, c_.process + 1).pack()))
+    return false;
+
+  c_.count(BH_COUNTER_SCAVENGED, undo_work_of(dead));
+  c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+  return true;
+}
+
+template <class A>
+uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
+  // What it was scavenging itself comes first: its number stands in their process words.
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    const uint64_t at = c_.layout.process(c_.host, p);
+    uint64_t seen = c_.access.load(at);
+    const auto other = ProcessWord::unpack(seen);
+    if (p != dead && other.state == BH_PROCESS_SCAVENGING && other.scavenger == dead + 1 &&
+        c_.access.cas(at, seen, other.next(BH_PROCESS_SCAVENGING).pack()))
+      scavenge_process(p);
+  }
+  uint64_t found = leases_.scavenge(dead);
+  found += scavenge_blocks(dead);
+  found += allocator_.scavenge(dead);
+  index_.release_locks(dead);
+  for (const uint64_t parity : {0, 1})
+    c_.access.store(Publishing<A>::count_at(c_, dead, parity), 0);
+  allocator_.recount();
+  return found;
+}
+
+template <class A>
+uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
+  uint64_t found = index_.scavenge_claims(dead);
+  std::vector<uint64_t> retired;
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    const StateWord word = allocator_.word(slot);
+    // Nobody's: who retired it may have died before it could look at the hazards.
+    if (word.state == BH_BLOCK_RETIRED) retired.push_back(slot);
+    if (word.process != dead ||
+        (word.state != BH_BLOCK_RESERVED && word.state != BH_BLOCK_RETIRING &&
+         word.state != BH_BLOCK_CLEANING))
+      continue;
+    ++found;
+    if (scavenge_block(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot)), word))
+      retired.push_back(slot);
+  }
+  retirement_.reclaim(retired);
+  return found;
+}
+
+/// Protocol 5.12. True if the block is RETIRED now, false if it stays committed.
+template <class A>
+bool Recovery<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
+  bh_block_header header;
+  std::optional<Found> own_entry, other_entry;
+  if (cut.block_bytes != 0 && lookup_.read_header(slot, header) &&
+      stamp_state(header.stamp) == BH_STAMP_COMMITTED) {
+    const uint64_t offset = allocator_.block_of(slot, cut).offset;
+    const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+    const auto is_own = [&](const bh_index_entry& entry) {
+      return entry.block_offset == offset && entry.stamp == header.stamp;
+    };
+    own_entry = index_.find_if(c_.host, hash, is_own);
+    const std::string text = lookup_.read_key(slot, header.key_bytes);
+    other_entry = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
+      // CLEANING by a scavenger that died too: that block is the one to go.
+      return !is_own(entry) &&
+             lookup_.verify(Found{entry, c_.host, 0, 0, 0}, Key(header.namespace_id, text, hash)) &&
+             allocator_.word(c_.layout.slot_of(entry.block_offset)).state != BH_BLOCK_CLEANING;
+    });
+  }
+  // RETIRING with its entry in place: a removal that had not begun to show. RESERVED with its entry
+  // in place: a put whose success was visible already. If another entry has the key too, they are
+  // the two blocks of a move, and the other one is enough. A length that the block cannot have, or
+  // that the entry contradicts, is damage: no reader would accept the block, and nothing that lies
+  // behind it may be touched.
+  const bool whole = own_entry && header.stored_bytes == own_entry->entry.stored_bytes &&
+                     header.stored_bytes <= cut.block_bytes;
+  const bool keep = whole && word.state != BH_BLOCK_CLEANING && !other_entry;
+  if (keep) {
+    // It may have died before it published them.
+    c_.access.publish(own_entry->entry.block_offset, header.stored_bytes);
+    c_.access.publish(c_.layout.header(slot), sizeof(bh_block_slot));
+    index_.publish(*own_entry);
+    c_.change(c_.block_word(slot), word, word.next(BH_BLOCK_COMMITTED));
+    return false;
+  }
+  return clean_block(slot, word, own_entry);
+}
+
+template <class A>
+bool Recovery<A>::clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry) {
+  const StateWord cleaning = word.next(BH_BLOCK_CLEANING, c_.process);
+  if (!c_.change(c_.block_word(slot), word, cleaning)) return false;
+  if (entry) index_.erase(*entry);
+  retirement_.retire_header(slot);
+  c_.store_state(c_.block_word(slot), cleaning.next(BH_BLOCK_RETIRED));
+  return true;
+}
+
+template <class A>
+void Recovery<A>::rebuild(const Progress& progress) {
+  const auto& g = c_.layout.geometry();
+  const auto step = [&](uint64_t done) {
+    if (progress) progress(done, 4, "rebuilding the allocator from the index");
+  };
+  step(0);
+  leases_.reset();
+  if (c_.alone()) {  // nobody can have declared it dead: whatever stands there is damage
+    for (uint32_t host = 0; host < BH_HOSTS_MAX; ++host)
+      c_.access.store(c_.own(BH_PART_VIEW, host), 0);
+  }
+  for (const size_t at :
+       {offsetof(bh_host_private, probed_hosts), offsetof(bh_host_private, publish_phase),
+        offsetof(bh_host_private, wanted_extents), offsetof(bh_host_private, extents_busy)})
+    c_.access.store(c_.private_word(at), 0);
+  for (uint64_t i = 0; i < g.lock_count; ++i) c_.access.store(c_.own(BH_PART_LOCKS, i), 0);
+  for (uint32_t p = 0; p < g.process_count; ++p) {
+    const uint64_t at = c_.layout.process(c_.host, p);
+    c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
+    for (const uint64_t parity : {0, 1}) c_.access.store(Publishing<A>::count_at(c_, p, parity), 0);
+  }
+  c_.access.store(retirement_.sequence_at(), 0);
+  // The clock of recency began anew with the boot.
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot)
+    c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), 0);
+  std::vector<Cut> private_cuts;
+  allocator_.for_each_slab([&](const Cut& cut) { private_cuts.push_back(cut); });
+  allocator_.reset();
+  take_back_extents();
+  step(1);
+  restore_cuts([&](uint64_t e) { return allocator_.holds(e); });
+  for (const Cut& cut : private_cuts) restore_cut_privately(cut);
+  step(2);
+  index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
+  step(3);
+  // A header whose block does not come back must not show a committed stamp (C2).
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    const uint64_t extent = c_.layout.extent_of_slot(slot);
+    if (!allocator_.writable(extent) || allocator_.closed(extent) ||
+        allocator_.word(slot).state == BH_BLOCK_COMMITTED)
+      continue;
+    const uint64_t stamp = c_.access.load(c_.layout.header(slot));
+    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED && !restore_unnamed(slot))
+      retirement_.retire_header(slot);
+  }
+  if (!c_.alone()) hold_leased();
+  allocator_.recount();
+  step(4);
+}
+
+/// Blocks that are free by what was stored, but that leases of other hosts still name: they are
+/// freed like any that was retired (I4).
+template <class A>
+void Recovery<A>::hold_leased() {
+  c_.settle();
+  c_.settle();  // twice, as in Retirement::reap()
+  for (const uint64_t offset : retirement_.named_blocks()) {
+    if (!c_.layout.valid_block(offset, 1)) continue;
+    const uint64_t slot = c_.layout.slot_of(offset);
+    const StateWord word = allocator_.word(slot);
+    if (word.state == BH_BLOCK_FREE)
+      c_.store_state(c_.block_word(slot), word.next(BH_BLOCK_RETIRED));
+  }
+}
+
+/// Every extent has an owner (I5): one that has none lost its word, and is its first owner's again.
+template <class A>
+void Recovery<A>::take_back_extents() {
+  for (uint64_t e = c_.layout.first_extent_of(c_.host); e < c_.layout.first_extent_of(c_.host + 1);
+       ++e) {
+    if (holdings_.has_owner(e)) continue;
+    const uint64_t at = c_.own(BH_PART_OWN, e);
+    c_.access.store(at, make_own(BH_OWN_OWN, 1));
+    c_.access.publish(at, 8);
+  }
+}
+
+template <class A>
+template <class Ours>
+void Recovery<A>::restore_cuts(Ours ours) {
+  const auto& g = c_.layout.geometry();
+  for (uint64_t e = 0; e < g.extent_count;) {
+    Line line;
+    const uint64_t at = c_.layout.descriptor(e);
+    c_.access.acquire(at, BH_LINE_BYTES);
+    const bool sealed = c_.read_sealed(at, line);
+    const auto d = from_line<bh_extent_descriptor>(line);
+    bool good = sealed && d.block_bytes >= g.min_block_bytes &&
+                d.block_bytes % BH_PAYLOAD_ALIGN == 0 && d.extent_span >= 1 &&
+                d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
+                d.block_count == d.extent_span * g.extent_bytes / d.block_bytes;
+    for (uint64_t part = e; good && part < e + d.extent_span; ++part) good = ours(part);
+    if (good) allocator_.restore_cut(Cut{e, d.block_bytes, d.block_count, d.extent_span});
+    e += good ? d.extent_span : 1;
+  }
+}
+
+/// Where a descriptor is damaged, the cut that the host's private part had, if all of it is free.
+template <class A>
+void Recovery<A>::restore_cut_privately(const Cut& cut) {
+  Line line;
+  if (c_.read_sealed(c_.layout.descriptor(cut.head), line)) return;
+  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
+    if (!allocator_.extent_free(e)) return;
+  }
+  allocator_.restore_cut(cut);
+  allocator_.write_descriptor(cut.head, cut);
+}
+
+/// True if the block that an entry names is really there; it is COMMITTED then. Also if its header
+/// is damaged: the entry stays, so that check can name the loss.
+template <class A>
+bool Recovery<A>::restore_entry(const bh_index_entry& entry) {
+  if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return false;
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  bh_block_header header;
+  if (lookup_.read_header(slot, header) &&
+      (header.stamp != entry.stamp || stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
+       header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
+       header.stored_bytes != entry.stored_bytes))
+    return false;
+  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  const uint32_t usable =
+      allocator_.closed(c_.layout.extent_of_slot(slot)) ? BH_BLOCK_NONE : BH_BLOCK_FREE;
+  if (allocator_.word(slot).state != usable || cut.block_bytes == 0 ||
+      allocator_.block_of(slot, cut).offset != entry.block_offset ||
+      entry.stored_bytes > cut.block_bytes || restored_elsewhere(entry))
+    return false;
+  allocator_.restore_committed(slot);
+  return true;
+}
+
+/// A death in the middle of a move left two blocks of one key, and the other one is back already.
+template <class A>
+bool Recovery<A>::restored_elsewhere(const bh_index_entry& entry) const {
+  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  const auto other = index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
+    if (e.namespace_id != entry.namespace_id || e.block_offset == entry.block_offset ||
+        !c_.layout.valid_block(e.block_offset, e.stored_bytes))
+      return false;
+    bh_block_header header;
+    const uint64_t slot = c_.layout.slot_of(e.block_offset);
+    return allocator_.word(slot).state == BH_BLOCK_COMMITTED && lookup_.read_header(slot, header) &&
+           header.stamp == e.stamp;
+  });
+  return other.has_value();
+}
+
+/// A whole block that no entry names, because its entry was damaged or its writer died just before:
+/// it gets an entry. Only one whose bytes can be verified.
+template <class A>
+bool Recovery<A>::restore_unnamed(uint64_t slot) {
+  bh_block_header header;
+  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  if (cut.block_bytes == 0 || allocator_.word(slot).state != BH_BLOCK_FREE ||
+      !lookup_.read_header(slot, header) || header.checksum_kind == BH_CHECKSUM_NONE)
+    return false;
+  const Block block = allocator_.block_of(slot, cut);
+  const std::string text = lookup_.read_key(slot, header.key_bytes);
+  const Key key(header.namespace_id, text);
+  if (!Key::valid(text) || key.hash.low != header.key_hash[0] ||
+      key.hash.high != header.key_hash[1] ||
+      c_.layout.block_bytes(header.stored_bytes, text.size()) > block.block_bytes ||
+      lookup_.locate(key) || !index_.insert(key.hash, writing_.entry_for(block, header)))
+    return false;
+  allocator_.restore_committed(slot);
+  return true;
+}
+
+template <class A>
+uint32_t Recovery<A>::highest_incarnation() const {
+  uint32_t highest = 0;
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    bh_block_header header;
+    if (!lookup_.read_header(slot, header) || header.stamp >> 58 != c_.host) continue;
+    highest = std::max(highest, static_cast<uint32_t>(header.stamp >> 42) & 0xFFFFu);
+  }
+  return highest;
+}
+
+}  // namespace bowhead::core

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a block: its entry is cleared and its header says retired, then it waits until no
+// lease names it, then it is free.
+//
+// Invariants (docs/invariants.md has the argument for each)
+//   C2 A block is FREE only after its header shows no committed stamp (I2).
+//   C3 A block goes RETIRED -> FREE only after a look at all hazards that began after its retired
+//      stamp was published and fenced (I4).
+//
+// Owns: which retired blocks this process has still to free; stamps. Calls: KeyLocks, Lookup.
+#pragma once
+
+#include "pool/core/key_locks.h"
+
+namespace bowhead::core {
+
+template <class A>
+class Retirement {
+ public:
+  explicit Retirement(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        allocator_(rooms.allocator),
+        index_(rooms.index),
+        leases_(rooms.leases),
+        hosts_(rooms.hosts),
+        locks_(rooms.locks),
+        lookup_(rooms.lookup) {}
+  Retirement(const Retirement&) = delete;
+  Retirement& operator=(const Retirement&) = delete;
+
+  /// What says that a block is the one that was meant.
+  enum class Proof { HEADER, ENTRY };
+
+  bool stamps_left() { return c_.access.load(sequence_at()) < kStampSequenceMax; }
+  uint64_t sequence_at() const { return c_.layout.part(c_.host, BH_PART_PRIVATE); }
+  /// The last sequence stands for "none left".
+  uint64_t next_stamp() {
+    const uint64_t sequence =
+        stamps_left() ? c_.access.fetch_add(sequence_at(), 1) + 1 : kStampSequenceMax;
+    return make_stamp(c_.host, c_.incarnation, std::min(sequence, kStampSequenceMax));
+  }
+  /// Takes away what this host has of a key. NOT_FOUND: nothing. BUSY: somebody has its lock or
+  /// retires it this instant, the block is in READ_ONLY custody, or wanted(), which is asked when
+  /// one was found, says that it may not go.
+  template <class Wanted>
+  Status remove_own(const Hash128& hash, uint64_t wait_ns, Wanted wanted);
+  /// COMMITTED -> RETIRED, entry cleared, stamp retired and published (protocol 5.5 (1) to (3)).
+  /// False if the block is not (any more) the one of `stamp`, or its key's lock cannot be had.
+  bool retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
+              uint64_t lock_wait_ns = kLockWaitNs, Proof proof = Proof::HEADER);
+  /// The block of an own entry, whatever its header says: in custody somebody else may have written
+  /// that.
+  bool retire_entry(const bh_index_entry& entry, uint32_t counter) {
+    const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+    const bool retired = retire(slot, {entry.key_hash[0], entry.key_hash[1]}, entry.stamp, counter,
+                                kShortLockWaitNs, Proof::ENTRY);
+    if (retired) reclaim({&slot, 1});
+    return retired;
+  }
+  /// RETIRING (ours) -> COMMITTED: it stays after all.
+  void cancel_retire(uint64_t slot) {
+    const uint64_t at = c_.block_word(slot);
+    c_.store_state(at, c_.load_state(at).next(BH_BLOCK_COMMITTED));
+  }
+  /// Stamp -> retired, sealed and published (C2). Of an unreadable header nothing is kept.
+  void retire_header(uint64_t slot);
+  /// RETIRED -> FREE for those that no hazard names (protocol 5.5 (5), (6)): at once where stores
+  /// are seen at once, else when they have settled (reap()). Returns how many were freed.
+  uint64_t reclaim(std::span<const uint64_t> slots);
+  /// Blocks that were retired a moment ago, or under a lease which has ended since, or by a process
+  /// that is gone.
+  uint64_t reclaim_all();
+  /// Frees what reclaim() put off and what has settled since; `wait`: until all of it has.
+  uint64_t reap(bool wait);
+  /// Blocks that leases name: of every host that is not ended, or was not a moment ago (protocol
+  /// 5.5 (5)), and of the own.
+  std::vector<uint64_t> named_blocks();
+
+ private:
+  /// A block that waits until no hazard names it.
+  struct Retired {
+    uint64_t slot, offset;
+    StateWord word;
+    uint64_t retired_at_ns;
+  };
+  std::optional<Found> find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure);
+  uint64_t free_unnamed(const std::vector<Retired>& retired);
+  uint64_t hazard_hosts() const;
+
+  Context<A>& c_;
+  Allocator<A>& allocator_;
+  Index<A>& index_;
+  Leases<A>& leases_;
+  Hosts<A>& hosts_;
+  KeyLocks<A>& locks_;
+  Lookup<A>& lookup_;
+
+  typename A::Mutex retired_mutex_;
+  std::vector<Retired> retired_;  ///< by this process; their words are the truth
+};
+
+/// In the own segment; nothing that is there is missed, unless `unsure` says that it may be. A look
+/// without the lock can pass over a key whose block is just being moved: before the new entry
+/// stands where it looks first, and after the old one went where it looks last. Who moves a block
+/// holds the lock from the one to the other.
+template <class A>
+std::optional<Found> Retirement<A>::find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure) {
+  const auto accept = [&](const bh_index_entry& entry) {
+    if (!c_.layout.valid_block(entry.block_offset, 1)) return false;
+    const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+    c_.acquire_from(writer_of(c_.host, entry), c_.layout.header(slot), BH_LINE_BYTES);
+    bh_block_header header;
+    return lookup_.read_header(slot, header) && header.stamp == entry.stamp &&
+           stamp_state(header.stamp) == BH_STAMP_COMMITTED;
+  };
+  if (auto found = index_.find_if(c_.host, hash, accept)) return found;
+  const KeyLock lock(locks_, hash, wait_ns);
+  *unsure = !lock.held();
+  return index_.find_if(c_.host, hash, accept);
+}
+
+template <class A>
+template <class Wanted>
+Status Retirement<A>::remove_own(const Hash128& hash, uint64_t wait_ns, Wanted wanted) {
+  bool removed = false, unsure = false;
+  const uint64_t deadline_ns = c_.access.now_ns() + wait_ns;
+  // More than one entry: a process died while it moved the block.
+  for (uint32_t round = 0; const auto found = find_own(hash, wait_ns, &unsure);) {
+    const uint64_t slot = c_.layout.slot_of(found->entry.block_offset);
+    if (!wanted()) return Status::BUSY;
+    if (retire(slot, hash, found->entry.stamp, BH_COUNTER_REMOVALS, wait_ns)) {
+      reclaim({&slot, 1});
+      removed = true;
+      continue;
+    }
+    if (c_.ended()) return c_.gone();
+    if (!allocator_.writable(c_.layout.extent_of_slot(slot)) || c_.access.now_ns() > deadline_ns)
+      return Status::BUSY;
+    c_.access.relax(round++);
+  }
+  return unsure ? Status::BUSY : removed ? Status::OK : Status::NOT_FOUND;
+}
+
+template <class A>
+bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
+                           uint64_t lock_wait_ns, Proof proof) {
+  {
+    if (c_.ended() || !allocator_.writable(c_.layout.extent_of_slot(slot))) return false;
+    const KeyLock lock(locks_, hash, lock_wait_ns);
+    if (!lock.held() || !allocator_.begin_retire(slot)) return false;
+    // The block is ours now and its cut stands still; is it the one that was meant? A damaged
+    // header cannot say.
+    bh_block_header header;
+    if (proof == Proof::HEADER && lookup_.read_header(slot, header) && header.stamp != stamp) {
+      cancel_retire(slot);
+      return false;
+    }
+    const auto found = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
+      return entry.stamp == stamp && c_.layout.valid_block(entry.block_offset, 1) &&
+             c_.layout.slot_of(entry.block_offset) == slot;
+    });
+    if (!found && proof == Proof::ENTRY) {
+      cancel_retire(slot);
+      return false;
+    }
+    if (found) index_.erase(*found);
+  }
+  retire_header(slot);
+  allocator_.finish_retire(slot);
+  c_.count(counter);
+  return true;
+}
+
+template <class A>
+void Retirement<A>::retire_header(uint64_t slot) {
+  allocator_.expose(c_.layout.extent_of_slot(slot), 1);
+  bh_block_header header{};
+  if (!lookup_.read_header(slot, header)) {
+    header = {};
+    header.stamp = next_stamp();
+  }
+  if (stamp_state(header.stamp) == BH_STAMP_RETIRED) {
+    // Whoever retired it may have died before this.
+    c_.access.publish(c_.layout.header(slot), BH_LINE_BYTES);
+    return;
+  }
+  header.stamp = stamp_retired(header.stamp);
+  c_.write_sealed(c_.layout.header(slot), to_line(header));
+}
+
+template <class A>
+uint64_t Retirement<A>::reclaim(std::span<const uint64_t> slots) {
+  std::vector<Retired> retired;
+  const uint64_t now_ns = c_.incoherent() ? c_.access.now_ns() : 0;
+  for (const uint64_t slot : slots) {
+    const StateWord word = allocator_.word(slot);
+    const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+    if (word.state == BH_BLOCK_RETIRED && cut.block_bytes != 0)
+      retired.push_back({slot, allocator_.block_of(slot, cut).offset, word, now_ns});
+  }
+  if (!c_.incoherent()) return free_unnamed(retired);
+  const std::lock_guard guard(retired_mutex_);
+  retired_.insert(retired_.end(), retired.begin(), retired.end());
+  return 0;
+}
+
+template <class A>
+uint64_t Retirement<A>::reclaim_all() {
+  std::vector<uint64_t> retired;
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    if (allocator_.word(slot).state == BH_BLOCK_RETIRED) retired.push_back(slot);
+  }
+  return reclaim(retired) + (retired.empty() ? 0 : reap(/*wait=*/true));
+}
+
+template <class A>
+uint64_t Retirement<A>::reap(bool wait) {
+  // Twice: when the retired stamp has reached the memory, a reader may just have seen the old one,
+  // and its hazard, published before, takes as long again.
+  const uint64_t settle_ns = 2 * uint64_t{c_.times.settle_ms} * 1'000'000;
+  std::vector<Retired> ripe;
+  uint64_t last_ns = 0;
+  {
+    const uint64_t now_ns = c_.access.now_ns();
+    const std::lock_guard guard(retired_mutex_);
+    const auto unripe = std::partition(retired_.begin(), retired_.end(), [&](const Retired& block) {
+      return wait || block.retired_at_ns + settle_ns <= now_ns;
+    });
+    ripe.assign(retired_.begin(), unripe);
+    retired_.erase(retired_.begin(), unripe);
+    for (const Retired& block : ripe) last_ns = std::max(last_ns, block.retired_at_ns);
+  }
+  const uint64_t settled_at_ns = last_ns + settle_ns;
+  if (const uint64_t now_ns = c_.access.now_ns(); !ripe.empty() && settled_at_ns > now_ns)
+    c_.access.sleep_ns(settled_at_ns - now_ns);
+  return free_unnamed(ripe);
+}
+
+/// Own leases whose time is over are revoked first. What a lease still names is freed later: by
+/// whoever looks at all words (reclaim_all), or by its release.
+template <class A>
+uint64_t Retirement<A>::free_unnamed(const std::vector<Retired>& retired) {
+  if (retired.empty() || c_.ended()) return 0;
+  c_.access.fence();  // retired stamps before the look at the hazards (C3, L2)
+  std::vector<uint64_t> named = named_blocks();
+  if (!named.empty() && leases_.revoke_expired(c_.access.now_ns()) > 0) named = named_blocks();
+  uint64_t freed = 0;
+  std::vector<Retired> waiting;
+  for (const Retired& block : retired) {
+    // The word from before the look: if the block had another life since, the CAS fails.
+    if (!std::binary_search(named.begin(), named.end(), block.offset))
+      freed += allocator_.free_retired(block.slot, block.word);
+    else if (!c_.alone())
+      waiting.push_back(block);
+  }
+  if (!waiting.empty()) {
+    const std::lock_guard guard(retired_mutex_);
+    retired_.insert(retired_.end(), waiting.begin(), waiting.end());
+  }
+  return freed;
+}
+
+template <class A>
+std::vector<uint64_t> Retirement<A>::named_blocks() {
+  return leases_.named_blocks(c_.alone() ? 1 : hazard_hosts() | lookup_.own_bit());
+}
+
+template <class A>
+uint64_t Retirement<A>::hazard_hosts() const {
+  return hosts_.hazard_hosts(c_.access.now_ns());
+}
+
+}  // namespace bowhead::core

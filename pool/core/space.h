@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+// Making room: eviction of what was used longest ago, and emptying of extents by moving blocks.
+//
+// Recency is one word per block slot, a time, written without order and lost without harm. Victims
+// are the oldest 1/32 of the committed blocks, found by one walk over the words of the host; a
+// victim that was used since is skipped. So there is no list to keep and none to repair.
+//
+// Invariant
+//   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves
+//      two good entries and never none. Whoever scavenges or rebuilds keeps one of them.
+//
+// Owns: the victims chosen, and how much was put since the watermarks were looked at. Calls:
+// KeyLocks, Lookup, Retirement, Writing (headers and entries), Grants (extents wanted), Recovery.
+#pragma once
+
+#include "pool/core/key_locks.h"
+
+namespace bowhead::core {
+
+/// What may be done with blocks that are in the way.
+enum class Clear { BY_MOVES, BY_EVICTION };
+
+template <class A>
+class Space {
+ public:
+  explicit Space(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        allocator_(rooms.allocator),
+        index_(rooms.index),
+        settings_(rooms.settings),
+        locks_(rooms.locks),
+        lookup_(rooms.lookup),
+        retirement_(rooms.retirement),
+        reading_(rooms.reading),
+        writing_(rooms.writing),
+        grants_(rooms.grants),
+        recovery_(rooms.recovery) {}
+  Space(const Space&) = delete;
+  Space& operator=(const Space&) = delete;
+
+  using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
+  std::optional<Block> reserve_block(uint64_t block_bytes);
+  /// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, four times as
+  /// much goes as came, so that no put pays for many.
+  void evict_by_watermark(uint64_t bytes_put);
+  /// Another content that stands for the same value takes the place of a block of this host. BUSY:
+  /// the block is leased or changed, or takes no smaller one; NO_SPACE: there is none to be had
+  /// without evicting; HOST_FENCED.
+  Status replace(const Located& old, const Content& content);
+  /// Calls visit(located) for committed blocks of this host that nobody used for `unused_ns`.
+  template <class Visit>
+  void for_each_cold(uint64_t unused_ns, Visit visit);
+  /// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or
+  /// evicting those that find none. The window with the least in it goes first.
+  bool make_room(uint64_t block_bytes, Clear by);
+  /// Frees up to `count` extents by moving what lies in the emptiest slabs to holes of others, of
+  /// whatever span. Nothing is evicted. What was moved is waited for once, for all of them.
+  void compact(uint64_t count, uint64_t until_ns);
+  FreeBlocks free_blocks() const;
+  Clear clear_by() const {
+    return settings_.evict_high_permille == 0 ? Clear::BY_MOVES : Clear::BY_EVICTION;
+  }
+
+ private:
+  struct Victim {
+    uint64_t recency;
+    uint64_t slot;
+  };
+  uint64_t evict(uint64_t bytes);
+  uint64_t used_permille() const;
+  bool evict_block(uint64_t slot);
+  bool choose_victims();
+  uint64_t used_blocks(const Cut& cut) const {
+    return cut.block_count - std::min(cut.block_count, allocator_.free_blocks_hint(cut.head));
+  }
+  std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
+                                      Clear by) const;
+  bool empty_window(uint64_t first, uint64_t span, Clear by);
+  bool empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by);
+  bool clear_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by,
+                  std::vector<uint64_t>& retired);
+  bool move(const Block& block);
+  bool supersede(const Block& old, uint64_t old_stamp, const Block& target, bh_block_header header);
+  std::optional<Block> reserve_in_passing(uint64_t block_bytes);
+
+  Context<A>& c_;
+  Allocator<A>& allocator_;
+  Index<A>& index_;
+  const Settings& settings_;
+  KeyLocks<A>& locks_;
+  Lookup<A>& lookup_;
+  Retirement<A>& retirement_;
+  Reading<A>& reading_;
+  Writing<A>& writing_;
+  Grants<A>& grants_;
+  Recovery<A>& recovery_;
+
+  typename A::Mutex victims_mutex_;
+  std::vector<Victim> victims_;               ///< oldest last
+  std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the watermarks were looked at
+  std::atomic<bool> evicting_{false};  ///< above the high watermark, not yet below the low one
+};
+
+template <class A>
+std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
+  if (c_.ended()) return std::nullopt;
+  if (auto block = allocator_.reserve(block_bytes)) return block;
+  if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 9 / 8)) return block;
+  grants_.want_extents(1);
+  const auto& g = c_.layout.geometry();
+  const uint64_t step = std::max(4 * block_bytes, g.extent_count * g.extent_bytes / 512);
+  for (int round = 0; round < 64; ++round) {
+    bool made = retirement_.reclaim_all() > 0;
+    if (!made && round == 0) made = recovery_.scavenge_dead() > 0;
+    // Blocks of other sizes leave holes of no use here; then whole extents are emptied instead.
+    if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step) > 0;
+    if (!made) made = make_room(block_bytes, clear_by());
+    if (auto block = allocator_.reserve(block_bytes)) return block;
+    if (!made) break;
+  }
+  if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 2)) return block;
+  c_.count(BH_COUNTER_NO_SPACE);
+  return std::nullopt;
+}
+
+template <class A>
+void Space<A>::evict_by_watermark(uint64_t bytes_put) {
+  if (settings_.evict_high_permille == 0) return;
+  const auto& g = c_.layout.geometry();
+  const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
+  if (put < g.extent_count * g.extent_bytes / 1024) return;
+  unwatched_bytes_ = 0;
+  const uint64_t used = used_permille();
+  if (used >= settings_.evict_high_permille) evicting_ = true;
+  if (used < settings_.evict_low_permille) evicting_ = false;
+  if (used >= settings_.evict_low_permille) grants_.want_extents(1);
+  if (evicting_) evict(4 * put);
+  if (!c_.alone()) retirement_.reap(/*wait=*/false);
+}
+
+template <class A>
+Status Space<A>::replace(const Located& old, const Content& content) {
+  bh_block_header header = writing_.header_for(content);
+  header.key_hash[0] = old.header.key_hash[0];
+  header.key_hash[1] = old.header.key_hash[1];
+  header.namespace_id = old.header.namespace_id;
+  header.key_bytes = old.header.key_bytes;
+  const auto cut = allocator_.cut_of(c_.layout.extent_of_slot(old.slot));
+  const uint64_t room = core::room_for(c_.layout, header);
+  if (c_.ended()) return c_.gone();
+  if (!retirement_.stamps_left() || !cut || room >= cut->block_bytes) return Status::BUSY;
+  const auto target = reserve_in_passing(room);
+  if (!target) return c_.ended() ? c_.gone() : Status::NO_SPACE;
+  header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
+  const Block block{old.slot, old.found.entry.block_offset, cut->block_bytes};
+  // A lease taken after this look lapses, as one does that loses against an eviction.
+  const std::vector<uint64_t> named = retirement_.named_blocks();
+  if (std::binary_search(named.begin(), named.end(), block.offset)) {
+    allocator_.release(*target);
+    return Status::BUSY;
+  }
+  if (!supersede(block, old.header.stamp, *target, header))
+    return c_.ended() ? c_.gone() : Status::BUSY;
+  c_.count(BH_COUNTER_RECOMPRESSED);
+  retirement_.reclaim({&old.slot, 1});
+  return Status::OK;
+}
+
+template <class A>
+template <class Visit>
+void Space<A>::for_each_cold(uint64_t unused_ns, Visit visit) {
+  index_.for_each(c_.host, [&](const Found& found) {
+    const bh_index_entry& entry = found.entry;
+    if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
+    Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
+    const uint64_t used_ns = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, located.slot));
+    const uint64_t now_ns = c_.access.recency_ns();
+    if (used_ns <= now_ns && now_ns - used_ns >= unused_ns &&
+        lookup_.read_header(located.slot, located.header) && located.header.stamp == entry.stamp &&
+        located.header.stored_bytes == entry.stored_bytes && lengths_agree(located.header) &&
+        allocator_.writable(c_.layout.extent_of_slot(located.slot)))
+      visit(located);
+  });
+}
+
+template <class A>
+bool Space<A>::make_room(uint64_t block_bytes, Clear by) {
+  const FreeBlocks free = free_blocks();
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  const auto spans = allocator_.spans_for(block_bytes);
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const uint64_t span = spans[i];
+    if (span > extents || (i > 0 && span == spans[0])) continue;
+    std::vector<std::pair<uint64_t, uint64_t>> windows;  // cost, first extent
+    for (uint64_t first = 0; first + span <= extents; ++first) {
+      if (const auto cost = window_cost(first, span, free, by)) windows.emplace_back(*cost, first);
+    }
+    std::sort(windows.begin(), windows.end());
+    if (windows.size() > 4) windows.resize(4);
+    for (const auto& [cost, first] : windows) {
+      if (empty_window(first, span, by)) return true;
+    }
+  }
+  return false;
+}
+
+template <class A>
+void Space<A>::compact(uint64_t count, uint64_t until_ns) {
+  const uint64_t extent_bytes = c_.layout.geometry().extent_bytes;
+  FreeBlocks free = free_blocks();
+  std::vector<std::pair<uint64_t, Cut>> slabs;  // bytes to move for each extent freed
+  allocator_.for_each_slab([&](const Cut& cut) {
+    if (!allocator_.copy_only(cut.head) &&
+        window_cost(cut.head, cut.extent_span, free, Clear::BY_MOVES))
+      slabs.emplace_back(used_blocks(cut) * cut.block_bytes / cut.extent_span, cut);
+  });
+  std::sort(slabs.begin(), slabs.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  const std::vector<uint64_t> named = retirement_.named_blocks();
+  std::vector<uint64_t> retired;
+  std::vector<Cut> closed;
+  uint64_t emptied = 0;
+  for (const auto& [cost, slab] : slabs) {
+    if (emptied >= count || c_.access.now_ns() >= until_ns || cost >= extent_bytes) break;
+    uint64_t& holes = free[slab.block_bytes];  // those of the slab itself go, others are filled
+    if (holes < slab.block_count) continue;
+    const auto cut = allocator_.begin_join(slab.head);
+    if (!cut) continue;
+    holes -= slab.block_count;
+    if (clear_slab(*cut, named, Clear::BY_MOVES, retired)) emptied += cut->extent_span;
+    closed.push_back(*cut);
+  }
+  retirement_.reclaim(retired);
+  if (c_.incoherent() && !retired.empty()) retirement_.reap(/*wait=*/true);
+  for (const Cut& cut : closed) allocator_.end_join(cut);  // or opens it again
+}
+
+template <class A>
+auto Space<A>::free_blocks() const -> FreeBlocks {
+  FreeBlocks free;
+  allocator_.for_each_slab(
+      [&](const Cut& cut) { free[cut.block_bytes] += allocator_.free_blocks_hint(cut.head); });
+  return free;
+}
+
+template <class A>
+uint64_t Space<A>::evict(uint64_t bytes) {
+  const std::vector<uint64_t> named = retirement_.named_blocks();
+  std::vector<uint64_t> retired;
+  uint64_t freed_bytes = 0;
+  const std::lock_guard guard(victims_mutex_);
+  bool chosen = false;
+  while (freed_bytes < bytes) {
+    if (victims_.empty()) {
+      if (chosen || !choose_victims()) break;  // one walk per call bounds the work
+      chosen = true;
+    }
+    const Victim victim = victims_.back();
+    victims_.pop_back();
+    const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, victim.slot));
+    if (allocator_.word(victim.slot).state != BH_BLOCK_COMMITTED || recency != victim.recency)
+      continue;
+    const auto cut = allocator_.cut_of(c_.layout.extent_of_slot(victim.slot));
+    if (!cut || cut->block_bytes == 0) continue;
+    const Block block = allocator_.block_of(victim.slot, *cut);
+    if (std::binary_search(named.begin(), named.end(), block.offset)) continue;
+    if (!evict_block(victim.slot)) continue;
+    retired.push_back(victim.slot);
+    freed_bytes += block.block_bytes;
+  }
+  const uint64_t freed = retirement_.reclaim(retired);
+  return c_.incoherent() ? retired.size() : freed;
+}
+
+template <class A>
+uint64_t Space<A>::used_permille() const {
+  uint64_t used = 0;
+  allocator_.for_each_slab([&](const Cut& cut) { used += used_blocks(cut) * cut.block_bytes; });
+  const auto& g = c_.layout.geometry();
+  uint64_t extents = g.extent_count;
+  if (!c_.alone()) {
+    extents = 0;
+    for (uint64_t e = 0; e < g.extent_count; ++e) extents += allocator_.holds(e);
+  }
+  return extents == 0 ? 1000 : used / (extents * g.extent_bytes / 1000);
+}
+
+template <class A>
+bool Space<A>::evict_block(uint64_t slot) {
+  bh_block_header header;
+  if (lookup_.read_header(slot, header) && stamp_state(header.stamp) == BH_STAMP_COMMITTED &&
+      retirement_.retire(slot, Hash128{header.key_hash[0], header.key_hash[1]}, header.stamp,
+                         BH_COUNTER_EVICTIONS, kShortLockWaitNs))
+    return true;
+  if (!allocator_.copy_only(c_.layout.extent_of_slot(slot))) return false;
+  // In custody somebody else may have written the header.
+  std::optional<bh_index_entry> named;
+  index_.for_each(c_.host, [&](const Found& found) {
+    if (c_.layout.valid_block(found.entry.block_offset, 1) &&
+        c_.layout.slot_of(found.entry.block_offset) == slot)
+      named = found.entry;
+  });
+  return named && retirement_.retire_entry(*named, BH_COUNTER_EVICTIONS);
+}
+
+/// Fills victims_, oldest last. Two walks: a sample gives the age to beat, then those older are
+/// taken.
+template <class A>
+bool Space<A>::choose_victims() {
+  const uint64_t slots = c_.layout.slot_count();
+  const uint64_t stride = std::max<uint64_t>(1, slots / 65536);
+  std::vector<uint64_t> sample;
+  for (uint64_t slot = c_.access.recency_ns() % stride; slot < slots; slot += stride) {
+    if (allocator_.word(slot).state == BH_BLOCK_COMMITTED)
+      sample.push_back(c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot)));
+  }
+  uint64_t limit = UINT64_MAX;
+  if (sample.size() > 64) {
+    const auto nth = sample.begin() + static_cast<std::ptrdiff_t>(sample.size() / 32);
+    std::nth_element(sample.begin(), nth, sample.end());
+    limit = *nth;
+  }
+  victims_.clear();
+  for (uint64_t slot = 0; slot < slots; ++slot) {
+    if (allocator_.word(slot).state != BH_BLOCK_COMMITTED) continue;
+    if (!allocator_.writable(c_.layout.extent_of_slot(slot))) continue;
+    const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot));
+    if (recency <= limit) victims_.push_back({recency, slot});
+  }
+  std::sort(victims_.begin(), victims_.end(),
+            [](const Victim& a, const Victim& b) { return a.recency > b.recency; });
+  return !victims_.empty();
+}
+
+/// Bytes to move or evict to free extents [first, first + span); empty if that cannot be.
+template <class A>
+std::optional<uint64_t> Space<A>::window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
+                                              Clear by) const {
+  uint64_t cost = 0;
+  for (uint64_t e = first; e < first + span;) {
+    if (allocator_.extent_free(e)) {
+      ++e;
+      continue;
+    }
+    const auto cut = allocator_.cut_of(e);
+    if (!cut || cut->head != e || e + cut->extent_span > first + span || !allocator_.writable(e))
+      return std::nullopt;
+    const uint64_t used = used_blocks(*cut), free_here = cut->block_count - used;
+    const auto all = free.find(cut->block_bytes);
+    const uint64_t elsewhere =
+        all == free.end() ? 0 : all->second - std::min(all->second, free_here);
+    if (elsewhere < used && by == Clear::BY_MOVES) return std::nullopt;
+    cost += used * cut->block_bytes;
+    e += cut->extent_span;
+  }
+  return cost;
+}
+
+template <class A>
+bool Space<A>::empty_window(uint64_t first, uint64_t span, Clear by) {
+  const std::vector<uint64_t> named = retirement_.named_blocks();
+  for (uint64_t e = first; e < first + span;) {
+    if (allocator_.extent_free(e)) {
+      ++e;
+      continue;
+    }
+    // Closed first: the blocks moved out of it must not land in it again.
+    const auto cut = allocator_.begin_join(e);
+    if (!cut) return false;
+    const bool emptied = empty_slab(*cut, named, by);
+    if (!allocator_.end_join(*cut) || !emptied) return false;
+    e += cut->extent_span;
+  }
+  return true;
+}
+
+/// Moves or evicts every block of a closed slab.
+template <class A>
+bool Space<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by) {
+  std::vector<uint64_t> retired;
+  const bool emptied = clear_slab(cut, named, by, retired);
+  retirement_.reclaim(retired);
+  if (c_.incoherent() && !retired.empty()) retirement_.reap(/*wait=*/true);
+  return emptied;
+}
+
+/// The same, but for the wait until what was retired is free.
+template <class A>
+bool Space<A>::clear_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by,
+                          std::vector<uint64_t>& retired) {
+  bool emptied = true;
+  for (uint64_t i = 0; i < cut.block_count && emptied; ++i) {
+    const Block block = allocator_.block_of(allocator_.slot_of(cut, i), cut);
+    const uint32_t state = allocator_.word(block.slot).state;
+    if (state == BH_BLOCK_FREE) continue;
+    if (state == BH_BLOCK_COMMITTED) {
+      emptied = !std::binary_search(named.begin(), named.end(), block.offset) &&
+                (move(block) || (by == Clear::BY_EVICTION && evict_block(block.slot)));
+    } else {
+      emptied = state == BH_BLOCK_RETIRED;
+    }
+    retired.push_back(block.slot);
+  }
+  return emptied;
+}
+
+/// Copies a block of a closed slab to another slab of its size, then retires the old one (C4).
+template <class A>
+bool Space<A>::move(const Block& block) {
+  bh_block_header header;
+  if (!lookup_.read_header(block.slot, header) || stamp_state(header.stamp) != BH_STAMP_COMMITTED)
+    return false;
+  const uint64_t old_stamp = header.stamp;
+  const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+  if (c_.layout.block_bytes(header.stored_bytes, header.key_bytes) > block.block_bytes)
+    return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
+  const bool checked = header.checksum_kind != BH_CHECKSUM_NONE;
+  // Into holes only: a fresh extent would be one of those that are being emptied.
+  const Terms terms{.may_cut = false, .in_custody = checked};
+  const auto target =
+      retirement_.stamps_left() ? allocator_.reserve(block.block_bytes, terms) : std::nullopt;
+  if (!target) return false;
+  uint64_t checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
+  if (checked && checksum != header.payload_checksum && !c_.alone()) {
+    // As in Reading::copy_out(): of a block that came along in custody, this host may have lines of
+    // an earlier block in its caches, from when it was a reader.
+    c_.access.acquire(block.offset, header.stored_bytes);
+    checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
+  }
+  if (checked && checksum != header.payload_checksum) {
+    allocator_.release(*target);
+    return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
+  }
+  if (!supersede(block, old_stamp, *target, header)) return false;
+  c_.count(BH_COUNTER_MOVES);
+  return true;
+}
+
+/// One block of a key gives way to another one, whose payload is published: header and entry of the
+/// new one, and only then the old entry goes (C4). `header` lacks its stamp. False if `old` is not
+/// (any more) the block of that stamp, or this life is over; `target` is free again then.
+///
+/// All under the key's lock, which whoever takes the old block away holds too: before it is known
+/// that the old block stands, no committed header of the new one may be in the memory. A removal
+/// would not see it, and were the host to crash then, a rebuild would bring it back, named by
+/// nothing as a put that had come so far. And a life that is over publishes nothing.
+template <class A>
+bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& target,
+                         bh_block_header header) {
+  const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+  const KeyLock lock(locks_, hash);
+  const auto entry = !lock.held() || c_.ended()
+                         ? std::nullopt
+                         : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
+                             return e.block_offset == old.offset && e.stamp == old_stamp;
+                           });
+  // Retiring before there are two entries: whoever scavenges sees which block is to go.
+  if (!entry || !allocator_.begin_retire(old.slot)) {
+    allocator_.release(target);
+    return false;
+  }
+  const Publishing publishing(c_);
+  header.stamp = retirement_.next_stamp();
+  writing_.write_key(target.slot, lookup_.read_key(old.slot, header.key_bytes));
+  c_.write_sealed(c_.layout.header(target.slot), to_line(header));
+  c_.access.store_relaxed(c_.own(BH_PART_RECENCY, target.slot),
+                          c_.access.load_relaxed(c_.own(BH_PART_RECENCY, old.slot)));
+  if (!index_.insert(hash, writing_.entry_for(target, header))) {
+    retirement_.cancel_retire(old.slot);
+    writing_.undo_put(target);
+    return false;
+  }
+  allocator_.commit(target);
+  index_.erase(*entry);
+  retirement_.retire_header(old.slot);
+  allocator_.finish_retire(old.slot);
+  return true;
+}
+
+/// For whoever saves space and need not: nothing is evicted for it.
+template <class A>
+std::optional<Block> Space<A>::reserve_in_passing(uint64_t block_bytes) {
+  if (auto block = allocator_.reserve(block_bytes)) return block;
+  if (retirement_.reclaim_all() == 0 && !make_room(block_bytes, Clear::BY_MOVES))
+    return std::nullopt;
+  return allocator_.reserve(block_bytes);
+}
+
+}  // namespace bowhead::core

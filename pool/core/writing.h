@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writing blocks: reserve -> payload -> publish -> header -> publish -> index entry -> publish
+// (committed); and removal.
+//
+// Invariants
+//   C1 An entry is written only after the header and payload it names are published.
+//   S6 What a host says it has removed is removed for all only if its life stood after that
+//      (Hosts::stands): then whoever succeeds it reads an index that has no entry of it.
+//
+// Owns: nothing. Calls: KeyLocks, Lookup, Reading (notes of use), Retirement, Space (room for a
+// block), Mail (removals of other hosts' blocks).
+#pragma once
+
+#include "pool/core/key_locks.h"
+
+namespace bowhead::core {
+
+template <class A>
+class Writing {
+ public:
+  explicit Writing(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        allocator_(rooms.allocator),
+        index_(rooms.index),
+        hosts_(rooms.hosts),
+        locks_(rooms.locks),
+        lookup_(rooms.lookup),
+        retirement_(rooms.retirement),
+        reading_(rooms.reading),
+        space_(rooms.space),
+        mail_(rooms.mail) {}
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+
+  Status put(const Key& key, const Content& content);
+  Status put(const Key& key, std::span<const ConstSpan> value) {
+    return put(key, Content::raw(value));
+  }
+  /// The key is stored already: what a put of it then does is done.
+  bool put_present(const Key& key);
+  /// Of the block that a put would take.
+  uint64_t room_for(const Content& content, uint64_t key_bytes) const {
+    bh_block_header header = header_for(content);
+    header.key_bytes = static_cast<uint16_t>(key_bytes);
+    return core::room_for(c_.layout, header);
+  }
+  Result<Reservation> reserve(const Key& key, uint64_t length_bytes);
+  Status commit(Reservation& reservation, const PayloadSum& sum);
+  Status abort(Reservation& reservation);
+  /// OK only after all is gone, and after that the lives of those who had it stood (S6).
+  Status remove(const Key& key);
+  /// Of what is stored: the rest is filled in when it is published.
+  bh_block_header header_for(const Content& content) const;
+  bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
+  /// The header shows a committed stamp that no entry ever named: retire it, then the block is free
+  /// (C2).
+  void undo_put(const Block& block);
+  void write_key(uint64_t slot, std::string_view key);
+
+ private:
+  Status check_value(const Key& key, uint64_t bytes) const;
+  Status finish_put(const Key& key, const Block& block, bh_block_header header);
+  std::optional<Block> end_reservation(Reservation& reservation);
+
+  Context<A>& c_;
+  Allocator<A>& allocator_;
+  Index<A>& index_;
+  Hosts<A>& hosts_;
+  KeyLocks<A>& locks_;
+  Lookup<A>& lookup_;
+  Retirement<A>& retirement_;
+  Reading<A>& reading_;
+  Space<A>& space_;
+  Mail<A>& mail_;
+};
+
+template <class A>
+Status Writing<A>::put(const Key& key, const Content& content) {
+  if (Status status = check_value(key, content.length_bytes); status != Status::OK) return status;
+  // A block is reserved while the first line of the look-up comes from memory.
+  c_.access.prefetch(index_.first_line(c_.host, key.hash));
+  const uint64_t room = room_for(content, key.bytes.size());
+  auto block = allocator_.reserve(room);
+  if (put_present(key)) {
+    if (block) allocator_.release(*block);
+    return Status::OK;
+  }
+  if (!block) block = space_.reserve_block(room);
+  if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
+  bh_block_header header = header_for(content);
+  header.payload_checksum = c_.access.write_payload(block->offset, content.stored);
+  return finish_put(key, *block, header);
+}
+
+template <class A>
+bool Writing<A>::put_present(const Key& key) {
+  // What a host stored after it was declared dead, it alone finds.
+  if (c_.ended()) return false;
+  const auto located = lookup_.locate(key);
+  if (!located) return false;
+  reading_.used_now(located->slot);
+  c_.count(BH_COUNTER_PUTS_PRESENT);
+  return true;
+}
+
+template <class A>
+Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes) {
+  if (Status status = check_value(key, length_bytes); status != Status::OK) return status;
+  Reservation reservation;
+  reservation.length_bytes = length_bytes;
+  reservation.namespace_id = key.namespace_id;
+  reservation.key = std::string(key.bytes);
+  if (c_.ended()) return c_.gone();
+  if (lookup_.locate(key)) {
+    reservation.present = true;
+    return reservation;
+  }
+  // Not in custody: a zombie may write there while the caller does, and the sum would be of that.
+  const uint64_t room = c_.layout.block_bytes(length_bytes, key.bytes.size());
+  auto block = allocator_.reserve(room, {.in_custody = false});
+  if (!block) block = space_.reserve_block(room);
+  if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
+  if (allocator_.copy_only(c_.layout.extent_of_slot(block->slot))) {
+    allocator_.release(*block);
+    return Status::BUSY;
+  }
+  reservation.data = c_.access.payload(block->offset);
+  reservation.offset = block->offset;
+  reservation.handle = c_.instance;
+  reservation.token = allocator_.word(block->slot).pack();
+  return reservation;
+}
+
+template <class A>
+Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
+  if (reservation.present) return Status::OK;
+  const auto block = end_reservation(reservation);
+  if (!block) return c_.ended() ? c_.gone() : Status::CLOSED;
+  bh_block_header header{};
+  header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
+  header.checksum_kind =
+      sum.by == PayloadSum::By::NOBODY ? BH_CHECKSUM_NONE : BH_CHECKSUM_XXH3_TREE_4K;
+  if (sum.by == PayloadSum::By::POOL)
+    header.payload_checksum = c_.access.sum_payload(reservation.offset, reservation.length_bytes);
+  else if (sum.by == PayloadSum::By::WRITER)
+    header.payload_checksum = sum.checksum;
+  // The pool's sum is of what lies there: had this life been over before, it could be of bytes that
+  // the successor put there.
+  if (!c_.alone() && hosts_.decided({c_.host, c_.incarnation})) {
+    allocator_.release(*block);
+    return c_.gone();
+  }
+  c_.access.publish(block->offset, reservation.length_bytes);
+  return finish_put(Key(reservation.namespace_id, reservation.key), *block, header);
+}
+
+template <class A>
+Status Writing<A>::abort(Reservation& reservation) {
+  if (reservation.present) return Status::OK;
+  const auto block = end_reservation(reservation);
+  if (!block) return c_.ended() ? c_.gone() : Status::CLOSED;
+  allocator_.release(*block);
+  return Status::OK;
+}
+
+template <class A>
+Status Writing<A>::remove(const Key& key) {
+  if (c_.ended()) return c_.gone();
+  const uint64_t others = lookup_.other_hosts();
+  // Before the look: what a life that comes after it says is not about the blocks that are found.
+  std::vector<Life> lives;
+  for (uint64_t left = others; left != 0; left &= left - 1) {
+    const auto host = static_cast<uint32_t>(std::countr_zero(left));
+    const auto slot = hosts_.read_slot(host);
+    lives.push_back({host, slot ? slot->incarnation : 0u});
+  }
+  Status removed = retirement_.remove_own(key.hash, kLockWaitNs, [] { return true; });
+  if (removed != Status::OK && removed != Status::NOT_FOUND) return removed;
+  if (removed == Status::OK && !c_.alone() && !hosts_.stands({c_.host, c_.incarnation}))
+    return Status::BUSY;
+  for (const Life life : lives) {
+    if (!lookup_.locate_at(life.host, key, Fresh::NOTHING)) continue;
+    if (Status status = mail_.ask_to_remove(life, key.hash); status != Status::OK) return status;
+    removed = Status::OK;
+  }
+  return removed;
+}
+
+template <class A>
+Status Writing<A>::check_value(const Key& key, uint64_t bytes) const {
+  const auto& g = c_.layout.geometry();
+  const uint64_t largest = std::min<uint64_t>(BH_VALUE_BYTES_MAX, g.extent_count * g.extent_bytes);
+  // A size of the caller's is rounded up only once it is known to be small.
+  const bool fits =
+      bytes > 0 && bytes <= largest && c_.layout.block_bytes(bytes, key.bytes.size()) <= largest;
+  return fits ? Status::OK : Status::VALUE_TOO_LARGE;
+}
+
+template <class A>
+bh_block_header Writing<A>::header_for(const Content& content) const {
+  bh_block_header header{};
+  header.length_bytes = static_cast<uint32_t>(content.length_bytes);
+  header.stored_bytes = static_cast<uint32_t>(content.stored_bytes());
+  header.codec = content.codec;
+  header.profile = content.profile;
+  header.checksum_kind = BH_CHECKSUM_XXH3_TREE_4K;
+  return header;
+}
+
+template <class A>
+bh_index_entry Writing<A>::entry_for(const Block& block, const bh_block_header& header) const {
+  bh_index_entry entry{};
+  entry.key_hash[0] = header.key_hash[0];
+  entry.key_hash[1] = header.key_hash[1];
+  entry.block_offset = block.offset;
+  entry.stamp = header.stamp;
+  entry.payload_checksum = header.payload_checksum;
+  entry.namespace_id = header.namespace_id;
+  entry.stored_bytes = header.stored_bytes;
+  entry.incarnation = static_cast<uint16_t>(c_.incarnation);
+  if (allocator_.copy_only(c_.layout.extent_of_slot(block.slot))) entry.flags = BH_ENTRY_COPY_ONLY;
+  return entry;
+}
+
+/// Key, header, entry, commit: the payload of the RESERVED block is published already (C1).
+template <class A>
+Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_header header) {
+  if (c_.ended() || !retirement_.stamps_left()) {
+    allocator_.release(block);
+    return c_.ended() ? c_.gone() : Status::LIMIT_REACHED;
+  }
+  const Publishing publishing(c_);
+  header.stamp = retirement_.next_stamp();
+  header.key_hash[0] = key.hash.low;
+  header.key_hash[1] = key.hash.high;
+  header.namespace_id = key.namespace_id;
+  header.key_bytes = static_cast<uint16_t>(key.bytes.size());
+  write_key(block.slot, key.bytes);
+  c_.write_sealed(c_.layout.header(block.slot), to_line(header));
+  reading_.used_now(block.slot);
+  {
+    const KeyLock lock(locks_, key.hash);
+    // Other hosts may store the same key meanwhile; then there are two, and either is right.
+    const bool present = lock.held() && lookup_.locate_at(c_.host, key, Fresh::NOTHING).has_value();
+    const bool ok =
+        lock.held() && !present && !c_.ended() && index_.insert(key.hash, entry_for(block, header));
+    if (!ok) {
+      undo_put(block);
+      if (!lock.held()) return Status::BUSY;
+      if (present) c_.count(BH_COUNTER_PUTS_PRESENT);
+      return present ? Status::OK : c_.ended() ? c_.gone() : Status::INDEX_FULL;
+    }
+    if (!allocator_.commit(block)) return c_.gone();
+  }
+  c_.count(BH_COUNTER_PUTS);
+  c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);
+  space_.evict_by_watermark(block.block_bytes);
+  return Status::OK;
+}
+
+template <class A>
+void Writing<A>::undo_put(const Block& block) {
+  retirement_.retire_header(block.slot);
+  allocator_.release(block);
+}
+
+template <class A>
+void Writing<A>::write_key(uint64_t slot, std::string_view key) {
+  for (uint64_t at = 0; at < key.size(); at += BH_LINE_BYTES, ++slot) {
+    Line line{};
+    std::memcpy(line.data(), key.data() + at, std::min<size_t>(BH_LINE_BYTES, key.size() - at));
+    const uint64_t offset = c_.layout.header(slot) + offsetof(bh_block_slot, key);
+    c_.access.store_line(offset, line);
+    c_.access.flush(offset, BH_LINE_BYTES);
+  }
+}
+
+/// Takes the block of an open reservation from the caller and from all copies. The token is the
+/// word of the block as reserve() left it, which no word ever is again (the sequence only rises):
+/// of all who try to end it one succeeds, and none whose block has another life by now.
+template <class A>
+std::optional<Block> Writing<A>::end_reservation(Reservation& reservation) {
+  const StateWord word = StateWord::unpack(std::exchange(reservation.token, 0));
+  const uint64_t offset = reservation.offset;
+  reservation.data = nullptr;
+  if (reservation.handle != c_.instance || word.state != BH_BLOCK_RESERVED ||
+      word.process != c_.process || !c_.layout.valid_block(offset, reservation.length_bytes))
+    return std::nullopt;
+  const uint64_t slot = c_.layout.slot_of(offset);
+  if (!allocator_.hold_on(slot, word)) return std::nullopt;
+  return Block{slot, offset, allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
+}
+
+}  // namespace bowhead::core
