@@ -97,14 +97,14 @@ void mark_destroyed(const Media& media, NativeAccess& access) {
   }
 }
 
-/// What is about to lose its name.
+/// A pool that is about to lose its name.
 struct Doomed {
   OpenedMedia opened;
   std::unique_ptr<NativeAccess> access;
 };
 
-/// Opens what is to be removed or replaced. `alone`: with all its locks, so that nobody of this
-/// machine has the pool open, and nobody opens it, until the object goes; IN_USE otherwise.
+/// Opens a pool that is to be removed or replaced. `alone`: with all its locks, so that no process
+/// of this machine has it open, and none opens it, until the object goes; IN_USE otherwise.
 Result<Doomed> open_doomed(const std::string& locator, bool alone) {
   for (int look = 0; look < kMostLooks; ++look) {
     auto media = open_media(locator, MediaUse::REMOVE);
@@ -270,7 +270,7 @@ class Pool::Impl {
     if (auto ok = protect(); !ok) return ok;
     auto joined = core_.joining.attach(progress, [this] { start_beating(); });
     attached_ = static_cast<bool>(joined);
-    // Whoever replaced or destroyed it held the locks that this process waited for.
+    // The process that replaced or destroyed it held the locks that this one waited for.
     if (joined && destroyed()) return Status::CLOSED;
     if (joined) start_working();
     return joined;
@@ -507,7 +507,7 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
 }
 
 Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {
-  // What was destroyed or replaced while it was opened is CLOSED: the name leads elsewhere now.
+  // A pool that was destroyed or replaced while it was opened is CLOSED: the name leads elsewhere now.
   for (int look = 0; look < kMostLooks; ++look) {
     auto pool = Impl::open(locator, options);
     if (pool.status() != Status::CLOSED) return pool;

@@ -140,8 +140,9 @@ class NativeAccess {
   /// The lock under which processes of a host join, leave and rebuild. Waits up to `wait_ms`.
   LockResult lock_host(uint32_t host, uint64_t wait_ms);
   void unlock_host(uint32_t host);
-  /// Takes all liveness and host locks of this inode at once, until this object goes: nobody has
-  /// the pool open, and who opens it waits. Where it was opened to look, HELD only says who has it.
+  /// Takes all liveness and host locks of this inode at once, until this object goes: no process
+  /// has the pool open, and one that opens it waits. Where the medium was opened to look, nothing is
+  /// locked, and HELD only says that some process has the pool open.
   LockResult lock_all();
   /// Some process holds a liveness or host lock of this inode (other than through this descriptor).
   static bool anybody_locks(int lock_fd);

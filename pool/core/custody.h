@@ -4,8 +4,8 @@
 //
 // Invariants
 //   S3 An extent that a word of this host makes its own comes into use only after the word has
-//      settled and, after that, no decision about this life had begun: so whoever succeeds this
-//      life, and looks after its decision has settled, finds the word among the predecessors'.
+//      settled and, after that, no decision about this life had begun: so the successor of this
+//      life, which looks after its decision has settled, finds the word among the predecessors'.
 //   S4 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
 //      acked that the lives before it are over and no hazard names a block of it; it ends in FULL
 //      only if all those lives are known to have stopped writing.
@@ -43,7 +43,7 @@ class Custody {
   Custody(const Custody&) = delete;
   Custody& operator=(const Custody&) = delete;
 
-  /// What a host does about extents: claims what was given to it, takes back what nobody claimed,
+  /// A host's work on extents: it claims those given to it, takes back those not claimed,
   /// adopts what it inherited, and opens what it has in custody. What grows with the pool is a job,
   /// done in slices. False if there was something to do and another process is at it, or should be.
   bool settle_extents(uint64_t now_ns, bool locked);
@@ -61,7 +61,7 @@ class Custody {
     std::vector<uint32_t> sources;  ///< hosts whose indexes are still to be read
     Walk walk;
     uint64_t walked_at_ns = 0;
-    std::vector<bh_index_entry> waiting;  ///< somebody holds the locks of their keys
+    std::vector<bh_index_entry> waiting;  ///< a process holds the locks of their keys
   };
   /// Extents in custody that come into use, or into fuller use.
   struct Opening {
@@ -140,7 +140,7 @@ bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
 
 /// Under the host lock. Another process that is in the middle of a job has the extents to itself
 /// while it lives and goes on with it. One that stood still for too long is passed over, and learns
-/// it when it goes on: all that counts is done under the lock, by whoever the word names.
+/// it when it goes on: all that counts is done under the lock, by the process that the word names.
 template <class A>
 bool Custody<A>::may_take_extents(uint64_t now_ns) const {
   const uint64_t word = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
@@ -374,7 +374,7 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
   bh_block_header header;
-  // Without a checksum nobody could tell what a zombie may do to it.
+  // Without a checksum no reader could tell what a zombie does to it.
   if (!lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
       header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
@@ -488,7 +488,7 @@ bool Custody<A>::is_overwritten(const bh_index_entry& entry,
          lookup_.key_hash(slot, header) != Hash128{entry.key_hash[0], entry.key_hash[1]};
 }
 
-/// Those whose lock somebody held, until they can be retired or are gone.
+/// Retries entries whose key was locked, until they can be retired or are gone.
 template <class A>
 void Custody<A>::retry_overwritten() {
   std::erase_if(unswept_, [&](const bh_index_entry& entry) {

@@ -3,7 +3,7 @@
 // duties that a host does for the others.
 //
 // Owns: what this process knows of its own slot, since when this life is doubted, and the touch
-// words it has seen. Calls: Custody, Grants, Mail, Reading, Retirement.
+// words it has seen. Calls: Custody, Grants, Lookup, Mail, Retirement.
 #pragma once
 
 #include "pool/core/rooms.h"

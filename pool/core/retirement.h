@@ -28,7 +28,7 @@ class Retirement {
   Retirement(const Retirement&) = delete;
   Retirement& operator=(const Retirement&) = delete;
 
-  /// What says that a block is the one that was meant.
+  /// Which copy of the stamp proves that a block is the one meant.
   enum class Proof { HEADER, ENTRY };
 
   bool stamps_left() { return c_.access.load(sequence_at()) < kStampSequenceMax; }

@@ -61,7 +61,7 @@ uint64_t total_bytes(std::span<const Piece> pieces) {
   return bytes;
 }
 
-/// What a put stores: a value as it is, or coded in fewer bytes.
+/// The content of a put: a value as it is, or coded in fewer bytes.
 struct Content {
   std::span<const ConstSpan> stored;  ///< what goes into the pool
   uint64_t length_bytes = 0;          ///< of the value
@@ -90,7 +90,7 @@ struct Settings {
   uint32_t evict_low_permille = 0;
 };
 
-/// What a block takes with all that its header says.
+/// The block size that a header asks for.
 inline uint64_t room_for(const Layout& layout, const bh_block_header& header) {
   return header.codec == BH_CODEC_RAW
              ? layout.block_bytes(header.stored_bytes, header.key_bytes)
@@ -128,7 +128,7 @@ class Recovery;
 template <class A>
 class Inspection;
 
-/// What a room is made of: the shared parts, and the other rooms.
+/// The shared parts and all rooms, for the constructor of a room.
 template <class A>
 struct Rooms {
   Context<A>& context;

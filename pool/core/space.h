@@ -17,7 +17,7 @@
 
 namespace bowhead::core {
 
-/// What may be done with blocks that are in the way.
+/// How blocks that are in the way may be cleared.
 enum class Clear { BY_MOVES, BY_EVICTION };
 
 template <class A>
@@ -31,7 +31,6 @@ class Space {
         locks_(rooms.locks),
         lookup_(rooms.lookup),
         retirement_(rooms.retirement),
-        reading_(rooms.reading),
         writing_(rooms.writing),
         grants_(rooms.grants),
         recovery_(rooms.recovery) {}
@@ -47,7 +46,7 @@ class Space {
   /// the block is leased or changed, or takes no smaller one; NO_SPACE: there is none to be had
   /// without evicting; HOST_FENCED.
   Status replace(const Located& old, const Content& content);
-  /// Calls visit(located) for committed blocks of this host that nobody used for `unused_ns`.
+  /// Calls visit(located) for committed blocks of this host that were not used for `unused_ns`.
   template <class Visit>
   void for_each_cold(uint64_t unused_ns, Visit visit);
   /// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or
@@ -90,7 +89,6 @@ class Space {
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
   Retirement<A>& retirement_;
-  Reading<A>& reading_;
   Writing<A>& writing_;
   Grants<A>& grants_;
   Recovery<A>& recovery_;

@@ -38,7 +38,7 @@ class Writing {
   }
   /// The key is stored already: what a put of it then does is done.
   bool put_present(const Key& key);
-  /// Of the block that a put would take.
+  /// The size of the block that a put would take.
   uint64_t room_for(const Content& content, uint64_t key_bytes) const {
     bh_block_header header = header_for(content);
     header.key_bytes = static_cast<uint16_t>(key_bytes);

@@ -125,7 +125,8 @@ struct MediaCreateOptions {
   /// Called with the zero-filled medium before it gets its name, so that it appears filled or not
   /// at all. What it returns create_media() returns.
   std::function<Result<void>(Media& media)> fill = {};
-  /// Called when the old object has lost its name (`replace`). Whoever maps it keeps its space.
+  /// Called when the old object has lost its name (`replace`). Its space is free once no process
+  /// maps it.
   std::function<void()> replaced = {};
 };
 
