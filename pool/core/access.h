@@ -141,8 +141,8 @@ class NativeAccess {
   LockResult lock_host(uint32_t host, uint64_t wait_ms);
   void unlock_host(uint32_t host);
   /// Takes all liveness and host locks of this inode at once, until this object goes: no process
-  /// has the pool open, and one that opens it waits. Where the medium was opened to look, nothing is
-  /// locked, and HELD only says that some process has the pool open.
+  /// has the pool open, and one that opens it waits. Where the medium was opened to look, nothing
+  /// is locked, and HELD only says that some process has the pool open.
   LockResult lock_all();
   /// Some process holds a liveness or host lock of this inode (other than through this descriptor).
   static bool anybody_locks(int lock_fd);
