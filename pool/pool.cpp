@@ -507,7 +507,7 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
 }
 
 Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) {
-  // A pool that was destroyed or replaced while it was opened is CLOSED: the name leads elsewhere now.
+  // A pool that was destroyed or replaced while it was opened is CLOSED: its name leads elsewhere.
   for (int look = 0; look < kMostLooks; ++look) {
     auto pool = Impl::open(locator, options);
     if (pool.status() != Status::CLOSED) return pool;
