@@ -117,20 +117,24 @@ Result<void> Membership<A>::vouch_fenced(uint32_t host) {
                      (host == c_.host ? "this host itself" : "out of range")};
   const auto slot = hosts_.read_slot(host);
   hosts_.observe(c_.access.now_ns());
-  // Of a host that died while it joined, a life may be over that its slot never showed; and lines
-  // of the slot may be damaged.
+  // Of a host that died while it joined, lives may be over, and one more may have been agreed on,
+  // that its slot never showed; and lines of the slot may be damaged.
   const uint64_t ended = c_.view(host).ended;
   Life life{host, slot ? slot->incarnation : 0u};
   if (ended > life.incarnation) life.incarnation = static_cast<uint32_t>(ended - 1);
+  const auto next = hosts_.successor(life);
+  const bool may_write =
+      (!c_.ended(life) && life.incarnation != 0 && slot->state != BH_HOST_LEFT) ||
+      (next && next->host == host && next->incarnation > life.incarnation);
+  if (may_write)
+    return Error{Status::BUSY, "host " + std::to_string(host) +
+                                   " has not been declared dead; if its machine is off, the other "
+                                   "hosts do so within seconds: try again then"};
   if (life.incarnation == 0)
     return Error{
         Status::INVALID_ARGUMENT,
         "host slot " + std::to_string(host) +
             (slot ? " was never used" : " cannot be read; `bowhead pool repair` mends it")};
-  if (!c_.ended(life) && slot->state != BH_HOST_LEFT)
-    return Error{Status::BUSY, "host " + std::to_string(host) +
-                                   " has not been declared dead; if its machine is off, the other "
-                                   "hosts do so within seconds: try again then"};
   hosts_.vouch_fenced(life);
   return {};
 }

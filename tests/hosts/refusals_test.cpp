@@ -107,6 +107,17 @@ TEST(Accepted, AnyHostIsAFreeOne) {
   EXPECT_EQ(any.put("k"), Status::OK);
 }
 
+/// The core alone, so that its beats are the test's.
+struct Beaten {
+  explicit Beaten(const SharedPool& shared)
+      : media(*open_media(shared.locator())),
+        access(*media, choose_flush_kind(/*needed=*/true)),
+        core(access, shared.superblock(), /*host=*/0) {}
+  std::unique_ptr<Media> media;
+  core::NativeAccess access;
+  core::Core<core::NativeAccess> core;
+};
+
 // ---- fence ----
 
 TEST(Refused, AFenceOfWhatCannotBeFenced) {
@@ -122,18 +133,37 @@ TEST(Refused, AFenceOfWhatCannotBeFenced) {
   }
 }
 
-// ---- one id, two machines ----
+struct Died {};
 
-/// The core alone, so that its beats are the test's.
-struct Beaten {
-  explicit Beaten(const SharedPool& shared)
-      : media(*open_media(shared.locator())),
-        access(*media, choose_flush_kind(/*needed=*/true)),
-        core(access, shared.superblock(), /*host=*/0) {}
-  std::unique_ptr<Media> media;
-  core::NativeAccess access;
-  core::Core<core::NativeAccess> core;
-};
+/// As a death does that comes when the new life is agreed on and the slot does not show it yet.
+void die_while_joining(const SharedPool& shared) {
+  EXPECT_THROW(Beaten(shared).core.joining.attach({}, [] { throw Died{}; }), Died);
+}
+
+TEST(Refused, AFenceOfALifeThatNobodySawUntilItIsDeclaredDead) {
+  SharedPool shared(2);
+  Host other = shared.open(1);
+  die_while_joining(shared);
+  const auto refused = other.pool().fence(0);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.status(), Status::BUSY) << refused.error().message();
+  EXPECT_TRUE(eventually([&] { return static_cast<bool>(other.pool().fence(0)); }));
+  EXPECT_EQ(shared.open(0).info_of(0).state, "live");
+}
+
+TEST(Accepted, AFenceOfALifeThatIsOverThoughAnotherWasToFollow) {
+  SharedPool shared(2);
+  Host other = shared.open(1);
+  HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
+  ASSERT_EQ(first.next(), Status::OK);
+  first.kill_now();
+  ASSERT_TRUE(eventually([&] { return other.info_of(0).state == "ended"; }));
+  die_while_joining(shared);
+  EXPECT_TRUE(other.pool().fence(0));
+  EXPECT_EQ(shared.open(0).info_of(0).state, "live");
+}
+
+// ---- one id, two machines ----
 
 TEST(Conflict, TwoMachinesWithOneIdAreNoticed) {
   SharedPool shared(2);
