@@ -93,7 +93,7 @@ TEST_F(LitmusCommand, InterruptedItLeavesThePoolGood) {
     Running b({"litmus", shm_locator(), "--host", "B"});
     usleep(1'500'000);
     a.signal(SIGINT);
-    EXPECT_EQ(a.wait(5), 130);
+    EXPECT_EQ(a.wait(30), 130);
     EXPECT_EQ(b.wait(30), 3) << "it notices that the other one is gone";
   }
   EXPECT_EQ(run({"pool", "check", shm_locator()}).code, 0);

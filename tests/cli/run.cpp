@@ -145,7 +145,7 @@ int Running::wait(double seconds) {
 }
 
 bool Running::group_is_gone() const {
-  return eventually(2, [&] { return kill(-pid_, 0) != 0 && errno == ESRCH; });
+  return eventually(30, [&] { return kill(-pid_, 0) != 0 && errno == ESRCH; });
 }
 
 std::vector<pid_t> Running::children() const {

@@ -38,7 +38,7 @@ TEST_F(Signals, AReplayEndsPromptlyAndLeavesThePoolGood) {
     Running replay(long_replay());
     ASSERT_TRUE(working(replay));
     replay.signal(number);
-    EXPECT_EQ(replay.wait(5), 128 + number);
+    EXPECT_EQ(replay.wait(30), 128 + number);
     EXPECT_TRUE(replay.group_is_gone());
     expect_good();
   }
@@ -49,7 +49,7 @@ TEST_F(Signals, AReplayThatIsStillMeasuringEndsToo) {
   Running replay(long_replay());
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   replay.signal(SIGTERM);
-  EXPECT_EQ(replay.wait(3), 143);
+  EXPECT_EQ(replay.wait(30), 143);
   expect_good();
 }
 
@@ -59,7 +59,7 @@ TEST_F(Signals, AReplayTakesThePoolItMadeWithIt) {
   Running replay(arguments);
   ASSERT_TRUE(working(replay));
   replay.signal(SIGINT);
-  EXPECT_EQ(replay.wait(5), 130);
+  EXPECT_EQ(replay.wait(30), 130);
   EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3);
 }
 
@@ -70,7 +70,7 @@ TEST_F(Signals, AWorkerThatDiesEndsTheReplayAndHarmsNothing) {
   const auto children = replay.children();
   ASSERT_FALSE(children.empty());
   kill(children[0], SIGKILL);
-  EXPECT_EQ(replay.wait(5), 3);
+  EXPECT_EQ(replay.wait(30), 3);
   EXPECT_TRUE(replay.group_is_gone());
   expect_good();
 }
@@ -80,7 +80,7 @@ TEST_F(Signals, WorkersEndWithTheirParent) {
   Running replay(long_replay());
   ASSERT_TRUE(working(replay));
   replay.signal(SIGKILL);
-  EXPECT_EQ(replay.wait(5), 137);
+  EXPECT_EQ(replay.wait(30), 137);
   EXPECT_TRUE(replay.group_is_gone());
   expect_good();
 }
