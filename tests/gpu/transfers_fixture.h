@@ -29,6 +29,21 @@ class TransfersTest : public EveryDevice {
   }
   void TearDown() override { registration_.reset(); }
 
+  /// The registration is with a device of the test's own, and ends before that device does.
+  class RegisteredWith {
+   public:
+    RegisteredWith(TransfersTest& test, Device& device) : test_(test) {
+      auto created = Registration::create(device, test.pool_.pool(), 4 << 20);
+      test.registration_ = std::move(created).value();
+    }
+    RegisteredWith(const RegisteredWith&) = delete;
+    RegisteredWith& operator=(const RegisteredWith&) = delete;
+    ~RegisteredWith() { test_.registration_.reset(); }
+
+   private:
+    TransfersTest& test_;
+  };
+
   Transfers open(const EngineCache& engine) {
     auto opened = Transfers::open(pool_.pool(), *registration_, device(), engine.cache());
     EXPECT_DONE(opened);

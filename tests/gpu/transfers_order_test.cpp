@@ -159,7 +159,7 @@ TEST_P(GatedTransfers, LoseTheGpuAndNothingElse) {
 /// A driver that registers nothing of the pool.
 TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
   const auto none = Device::twin({.most_registered_bytes = 0});
-  registration_ = std::move(Registration::create(*none, pool_.pool(), 4 << 20).value());
+  const RegisteredWith registered(*this, *none);
   const auto refused = registration_->ensure(0, registration_->size_bytes());
   ASSERT_EQ(refused.status(), Status::LIMIT_REACHED);
   {
@@ -197,7 +197,7 @@ TEST_P(GatedTransfers, GoByPinnedMemoryUntilThePoolIsRegistered) {
     std::promise<void> tell;
     std::shared_future<void> told = tell.get_future().share();
   } slow(device());
-  registration_ = std::move(Registration::create(slow, pool_.pool(), 4 << 20).value());
+  const RegisteredWith registered(*this, slow);
   EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
   const auto before = engine.random_bytes(1);
   engine.write(before);
@@ -253,7 +253,7 @@ TEST_P(GatedTransfers, SpillToMemoryForReadingByPinnedMemory) {
   };
   const auto twin = Device::twin({.registers_read_only = true});
   ReadsOnly reads_only(*twin);
-  registration_ = std::move(Registration::create(reads_only, pool_.pool(), 4 << 20).value());
+  const RegisteredWith registered(*this, reads_only);
   ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
   {
     EngineCache engine(*twin, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
@@ -290,7 +290,7 @@ TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
   // What is left has room for the tables of jobs, and not for what the meter moves.
   const auto twin = Device::twin({.memory_bytes = cache_bytes + (32 << 10)});
   NamedDevice full(*twin, "full");
-  registration_ = std::move(Registration::create(full, pool_.pool(), 4 << 20).value());
+  const RegisteredWith registered(*this, full);
   {
     EngineCache engine(full, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
     auto transfers = Transfers::open(pool_.pool(), *registration_, full, engine.cache());
@@ -618,7 +618,7 @@ TEST_P(GatedTransfers, CopyNothingAcrossChunks) {
 /// Blocks for which there is no pinned memory fail alone, and later find some.
 TEST_P(GatedTransfers, TakeNoMorePinnedMemoryThanTheyMay) {
   const auto none = Device::twin({.most_registered_bytes = 0});
-  registration_ = std::move(Registration::create(*none, pool_.pool(), 4 << 20).value());
+  const RegisteredWith registered(*this, *none);
   {
     EngineCache engine(*none, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
     const auto before = engine.random_bytes(1);
