@@ -292,7 +292,8 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options) 
     if (given.no_eviction != 0) create.evict_high_permille = create.evict_low_permille = 0;
     create.replace = given.replace != 0;
     create.mode = value_or(given.mode, create.mode);
-    return finish(Pool::create(locator, create));
+    const auto created = Pool::create(locator, create);
+    return created ? BH_OK : fail(created.error());
   });
 }
 

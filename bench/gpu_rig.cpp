@@ -31,7 +31,7 @@ Result<void> GpuRig::open(const GpuBenchOptions& options) {
   CreateOptions create;
   create.size_bytes = options.quick ? 64u << 20 : 1u << 30;
   create.evict_high_permille = 0;
-  if (auto created = Pool::create(name, create); !created) return created;
+  if (auto created = Pool::create(name, create); !created) return created.error();
   locator = name;
   auto opened = Pool::open(locator);
   if (!opened) return opened.error();

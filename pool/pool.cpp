@@ -74,6 +74,14 @@ Result<OpenedMedia> open_with_superblock(const std::string& locator,
   return always_replaced(locator);
 }
 
+std::string pool_id_text(const bh_superblock& superblock) {
+  return fmt::format("{:016x}{:016x}", superblock.pool_id[0], superblock.pool_id[1]);
+}
+
+bool same_pool(const bh_superblock& a, const bh_superblock& b) {
+  return a.pool_id[0] == b.pool_id[0] && a.pool_id[1] == b.pool_id[1];
+}
+
 void store_superblock(Media& media, bh_superblock superblock, uint32_t copy) {
   core::seal_superblock(superblock, copy);
   std::memcpy(media.base() + uint64_t{copy} * BH_SUPERBLOCK_COPY_OFFSET, &superblock,
@@ -132,7 +140,8 @@ Result<void> check_options(const CreateOptions& o) {
   return core::check_times(o.times);
 }
 
-void write_new_pool(Media& media, const bh_geometry& geometry, const CreateOptions& options) {
+bh_superblock write_new_pool(Media& media, const bh_geometry& geometry,
+                             const CreateOptions& options) {
   bh_superblock sb{};
   sb.magic = sb.magic_end = BH_SUPERBLOCK_MAGIC;
   sb.version = BH_FORMAT_VERSION;
@@ -166,6 +175,7 @@ void write_new_pool(Media& media, const bh_geometry& geometry, const CreateOptio
   store_superblock(media, sb, 1);
   store_superblock(media, sb, 0);
   access.publish(0, 2 * BH_SUPERBLOCK_COPY_OFFSET);
+  return sb;
 }
 
 }  // namespace
@@ -253,6 +263,7 @@ class Pool::Impl {
   }
 
   static Result<Pool> open(const std::string& locator, const OpenOptions& options);
+  static Result<void> destroy(const std::string& locator, bool force, const std::string& only_id);
   static Result<Pool> open(const std::string& locator, OpenedMedia opened, uint32_t host,
                            const Progress& progress) {
     Handle impl(new Impl(locator, std::move(opened), host));
@@ -311,12 +322,11 @@ class Pool::Impl {
 
   Result<void> leave() {
     if (superblock_.geometry.host_count == 1) return {};
-    stop_threads();
-    auto left = core_.joining.leave();
+    // Threads of one process share its host lock: the one with duties would let go of it.
+    worker_.reset();
+    auto left = core_.joining.leave([this] { beater_.reset(); });
     left_ = static_cast<bool>(left);
-    if (left_) return left;
-    start_beating();
-    start_working();
+    if (!left && beater_) start_working();
     return left;
   }
 
@@ -456,8 +466,8 @@ Pool::~Pool() = default;
 
 // ---- outside an open pool ----
 
-Result<void> Pool::create(const std::string& locator, const CreateOptions& options) {
-  if (auto ok = check_options(options); !ok) return ok;
+Result<std::string> Pool::create(const std::string& locator, const CreateOptions& options) {
+  if (auto ok = check_options(options); !ok) return ok.error();
   // Too small a size is refused as it was given, not as it would be rounded.
   const uint64_t rounded = options.size_bytes / kPoolGrain * kPoolGrain;
   const core::GeometryChoice choice{
@@ -467,18 +477,27 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
       .min_block_bytes = options.min_block_bytes};
   const auto geometry = core::plan_geometry(choice);
   if (!geometry) return with_locator(locator, geometry.error());
+  MediaCreateOptions media_options{.size_bytes = choice.total_bytes,
+                                   .mode = static_cast<mode_t>(options.mode)};
   std::optional<Doomed> old;
   if (options.replace) {
     auto doomed = open_doomed(locator, /*alone=*/true);
-    if (doomed) old = std::move(doomed).value();
+    // What is there and no pool has no locks to ask for.
+    const bool no_pool = doomed.status() == Status::NOT_A_POOL ||
+                         doomed.status() == Status::VERSION_UNKNOWN ||
+                         doomed.status() == Status::DAMAGED;
     if (doomed.status() == Status::IN_USE)
       return Error{Status::IN_USE,
                    locator + ": processes have this pool open; end them before you replace it"};
+    if (!doomed && !no_pool && doomed.status() != Status::NO_SUCH_POOL) return doomed.error();
+    media_options.replace = doomed || no_pool;
+    if (doomed) {
+      old = std::move(doomed).value();
+      media_options.old = old->opened.media->id();
+    }
   }
   bool replaced = false;
-  MediaCreateOptions media_options{.size_bytes = choice.total_bytes,
-                                   .replace = options.replace,
-                                   .mode = static_cast<mode_t>(options.mode)};
+  std::string id;
   media_options.progress = [&](uint64_t done, uint64_t total) {
     if (options.progress) options.progress(done, total, "allocating memory");
     return !(options.cancelled && options.cancelled());
@@ -489,7 +508,7 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
     coarse.align_bytes = std::max(geometry->region_align_bytes, media.traits().page_bytes);
     const auto planned = core::plan_geometry(coarse);
     if (!planned) return planned.error();
-    write_new_pool(media, *planned, options);
+    id = pool_id_text(write_new_pool(media, *planned, options));
     auto synced = media.sync(0, media.size_bytes());
     if (auto failed = media.failure()) return *failed;
     return synced;
@@ -500,7 +519,7 @@ Result<void> Pool::create(const std::string& locator, const CreateOptions& optio
     old.reset();  // and its space is free
   };
   const auto media = create_media(locator, media_options);
-  if (media) return {};
+  if (media) return id;
   auto error = with_locator(locator, media.error());
   if (replaced) error.detail += "; the pool that was there is gone";
   return error;
@@ -537,6 +556,8 @@ Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& opt
   for (const uint32_t host : hosts) {
     auto again = open_with_superblock(locator);
     if (!again) return again.error();
+    // The slots are those of the pool that was there before.
+    if (!same_pool(again->superblock, opened->superblock)) return Status::CLOSED;
     auto pool = open(locator, std::move(again).value(), host, options.progress);
     if (pool || pool.status() != Status::HOST_ID_IN_USE) return pool;
   }
@@ -546,7 +567,17 @@ Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& opt
                            locator, count)};
 }
 
-Result<void> Pool::destroy(const std::string& locator, bool force) {
+Result<void> Pool::destroy(const std::string& locator, bool force, const std::string& only_id) {
+  // Who makes a pool there meanwhile keeps it, if it is another than the one that is meant.
+  for (int look = 0; look < kMostLooks; ++look) {
+    auto destroyed = Impl::destroy(locator, force, only_id);
+    if (destroyed.status() != Status::CLOSED) return destroyed;
+  }
+  return always_replaced(locator);
+}
+
+Result<void> Pool::Impl::destroy(const std::string& locator, bool force,
+                                 const std::string& only_id) {
   auto doomed = open_doomed(locator, /*alone=*/!force);
   if (doomed.status() == Status::IN_USE)
     return Error{Status::IN_USE, locator +
@@ -555,7 +586,11 @@ Result<void> Pool::destroy(const std::string& locator, bool force) {
   if (!doomed &&
       !(force && doomed.status() != Status::NO_SUCH_POOL && doomed.status() != Status::BAD_LOCATOR))
     return doomed.error();
-  const auto removed = remove_media(locator);
+  if (!only_id.empty() && (!doomed || pool_id_text(doomed->opened.superblock) != only_id))
+    return Error{Status::NO_SUCH_POOL,
+                 locator + ": the pool that was here was replaced by another, which stays"};
+  const auto removed =
+      remove_media(locator, doomed ? doomed->opened.media->id() : std::optional<MediaId>{});
   if (!removed) return with_locator(locator, removed.error());
   if (doomed) mark_destroyed(*doomed->opened.media, *doomed->access);
   return {};
@@ -579,6 +614,10 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
   for (uint32_t host = 0; host < hosts; ++host) {
     if (host > 0) opened = open_with_superblock(locator);
     if (!opened) return opened.error();
+    if (!same_pool(opened->superblock, superblock))
+      return Error{Status::BUSY, locator +
+                                     ": the pool was replaced by another while it was being "
+                                     "repaired; repair that one if it needs it"};
     if (hosts > 1 && never_used(*opened, host)) continue;
     Impl impl(locator, std::move(opened).value(), host);
     auto repaired = impl.run([&] { return impl.repair(take_over, progress); });
@@ -751,7 +790,7 @@ Result<PoolInfo> Pool::info() {
     info.locator = impl_->locator();
     info.media_kind = impl_->media().traits().kind;
     info.media_description = impl_->media().traits().description;
-    info.pool_id = fmt::format("{:016x}{:016x}", sb.pool_id[0], sb.pool_id[1]);
+    info.pool_id = pool_id_text(sb);
     info.format_version = sb.version;
     info.created_unix_ns = sb.created_unix_ns;
     info.second_superblock_used = impl_->second_used();

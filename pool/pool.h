@@ -67,10 +67,11 @@ class Pool {
   Pool& operator=(Pool&&) noexcept;
   ~Pool();  ///< closes; reservations and leases still open are undone, but for a forked child
 
-  /// Makes a pool, which appears at its locator whole or not at all. Returns INVALID_ARGUMENT,
-  /// TOO_SMALL, POOL_EXISTS, IN_USE (replace, but processes have it open), CANCELLED, and what
-  /// create_media() returns.
-  static Result<void> create(const std::string& locator, const CreateOptions& options);
+  /// Makes a pool, which appears at its locator whole or not at all; its id (PoolInfo::pool_id).
+  /// Returns INVALID_ARGUMENT, TOO_SMALL, POOL_EXISTS (with `replace`: another process made one
+  /// there meanwhile), IN_USE (replace, but processes have it open), CANCELLED, and what
+  /// create_media() returns; with `replace` also what open_media() does, of the pool that is there.
+  static Result<std::string> create(const std::string& locator, const CreateOptions& options);
 
   /// Opens a pool; undoes what dead processes left and, after a reboot, rebuilds the allocator from
   /// the index. With several hosts two threads run while it is open: one beats for the host, the
@@ -85,8 +86,10 @@ class Pool {
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
   /// Processes that have it open keep their mapping: they can read on, and whatever stores, leases
   /// or removes through such a handle answers CLOSED: at once on this host, within a second on
-  /// others, and also if the object was removed by other means than this.
-  static Result<void> destroy(const std::string& locator, bool force);
+  /// others, and also if the object was removed by other means than this. `only_id`: the pool with
+  /// this id (PoolInfo::pool_id) alone; NO_SUCH_POOL if another has taken its place.
+  static Result<void> destroy(const std::string& locator, bool force,
+                              const std::string& only_id = {});
 
   /// Mends what can be mended without loss while nobody has the pool open: a damaged superblock
   /// copy, allocator state, index directory; drops blocks that are damaged. Returns what it did, a
@@ -192,8 +195,8 @@ class Pool {
 
   /// Ends this host's membership in order, so that the others may take over its blocks at once.
   /// Reservations and leases of this handle end, and nothing may be stored through their pointers
-  /// any more: their blocks are the successor's. Everything but closing answers HOST_FENCED
-  /// afterwards. Pools of one host have nothing to leave: OK. Returns IN_USE (other processes of
+  /// any more: their blocks are the successor's. Everything but closing and mapping()
+  /// answers HOST_FENCED afterwards. Pools of one host have nothing to leave: OK. Returns IN_USE (other processes of
   /// this host have the pool open) and BUSY (one is opening it), and the membership goes on;
   /// FORKED.
   Result<void> leave();

@@ -41,10 +41,11 @@ void cpu_relax() {
 #endif
 }
 
-uint64_t hash_file(const char* path, uint64_t fallback) {
+/// 0 if there is nothing to read.
+uint64_t hash_file(const char* path) {
   std::ifstream in(path);
   std::string text;
-  if (!std::getline(in, text) || text.empty()) return fallback;
+  if (!std::getline(in, text) || text.empty()) return 0;
   return hash64(text.data(), text.size()) | 1;  // 0 means "none" in the format
 }
 
@@ -208,7 +209,7 @@ void NativeAccess::sleep_ns(uint64_t ns) const {
 }
 
 uint64_t NativeAccess::machine_id() const {
-  static const uint64_t id = hash_file("/etc/machine-id", 0);
+  static const uint64_t id = hash_file("/etc/machine-id");
   return id;
 }
 
@@ -230,7 +231,7 @@ uint64_t NativeAccess::hardware_id() const {
 }
 
 uint64_t NativeAccess::boot_id() const {
-  static const uint64_t id = hash_file("/proc/sys/kernel/random/boot_id", 1);
+  static const uint64_t id = hash_file("/proc/sys/kernel/random/boot_id");
   return id;
 }
 

@@ -131,7 +131,7 @@ class NativeAccess {
   /// That the firmware gives the machine, and no image carries. 0: unknown, or not to be read by
   /// this user.
   uint64_t hardware_id() const;
-  uint64_t boot_id() const;
+  uint64_t boot_id() const;  ///< 0: it cannot be read
   uint64_t pid() const;
   uint64_t pid_namespace() const;
   LockResult lock_process(uint32_t host, uint32_t process);

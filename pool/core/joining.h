@@ -49,9 +49,10 @@ class Joining {
   /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED: with a sentence.
   Result<void> attach(const Progress& progress, const StartBeating& start_beating = {});
   void detach();
-  /// Ends this life of the host in order, so that others may take over at once. Nobody else of the
-  /// host may have the pool open (IN_USE).
-  Result<void> leave();
+  /// Ends this life of the host in order, so that others may take over at once. No other process of
+  /// the host may have the pool open (IN_USE). Calls `stop_beating` once nothing can come between:
+  /// until then the host beats, however long a process that opens the pool keeps it waiting (BUSY).
+  Result<void> leave(const std::function<void()>& stop_beating = {});
   /// Exclusive: no process may have the pool open. Rebuilds as after a reboot.
   Result<std::vector<std::string>> repair(bool take_over, const Progress& progress,
                                           const StartBeating& start_beating = {});
@@ -132,15 +133,18 @@ void Joining<A>::detach() {
 }
 
 template <class A>
-Result<void> Joining<A>::leave() {
+Result<void> Joining<A>::leave(const std::function<void()>& stop_beating) {
   if (c_.alone()) return {};
   if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
-    return Error{Status::BUSY, "another process is opening this pool"};
+    return Error{Status::BUSY,
+                 "another process of this host has been opening the pool for 10 "
+                 "seconds; if it hangs, end it and try again"};
   for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
     if (p == c_.process || !c_.access.process_alive(c_.host, p)) continue;
     c_.access.unlock_host(c_.host);
     return Error{Status::IN_USE, "other processes of this host have the pool open; end them first"};
   }
+  if (stop_beating) stop_beating();
   recovery_.scavenge_dead();
   recovery_.scavenge_blocks(c_.process);
   leases_.scavenge(c_.process);
@@ -193,7 +197,12 @@ Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progre
   if (forgotten != 0)
     done.push_back("dropped " + std::to_string(forgotten) +
                    " damaged description(s) of namespaces; open the namespaces to write them anew");
-  detach();
+  // A life that stays would keep the slot for this machine.
+  if (c_.alone()) {
+    detach();
+  } else if (auto left = leave(); !left) {
+    return left.error();
+  }
   return done;
 }
 
@@ -228,6 +237,10 @@ Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
   auto slot = read_slot_line();
   if (!slot) return slot.error();
   const uint64_t boot = c_.access.boot_id();
+  if (boot == 0)
+    return Error{Status::SYSTEM,
+                 "cannot read /proc/sys/kernel/random/boot_id, which tells a reboot from processes "
+                 "that died: mount /proc so that this process sees it"};
   const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
   const bool same_boot = slot->incarnation != 0 && slot->boot_id == boot &&
                          c_.access.load(recovered) == boot &&
@@ -267,8 +280,15 @@ Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot
   const bool left = slot.state == BH_HOST_LEFT;
   const bool this_boot = slot.boot_id == c_.access.boot_id();
   const std::string host = "host slot " + std::to_string(c_.host);
-  // A machine that just booted can afford to look as long as those who suspect a host.
-  const uint64_t watch_ms = this_boot && !claimed ? 3 * c_.times.beat_ms : c_.times.dead_ms;
+  const bool unused = slot.incarnation == 0;
+  const bool ours = this_boot || (hardware != 0 && slot.hardware_id == hardware) ||
+                    (c_.alone() && slot.machine_id == machine);
+  const bool over = !c_.alone() && hosts_.fenced(life) && hosts_.decided(life);
+  const bool may_take = unused || ours || take_over || left || over;
+  // A machine that just booted can afford to look as long as those who suspect a host. One of this
+  // boot need not, and one that is refused anyway looks only to say why.
+  const bool briefly = (this_boot && !claimed) || !may_take;
+  const uint64_t watch_ms = briefly ? 3 * c_.times.beat_ms : c_.times.dead_ms;
   if (!c_.alone() && (!left || claimed) && hosts_.beats(c_.host, watch_ms * 1'000'000))
     return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
                                              "; give each machine its own --host"};
@@ -277,11 +297,7 @@ Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot
   const auto now = read_slot_line();
   if (!now) return now.error();
   if (now->turn != slot.turn || now->nonce != slot.nonce) return taken_in_this_moment();
-  const bool unused = slot.incarnation == 0;
-  const bool ours = this_boot || (hardware != 0 && slot.hardware_id == hardware) ||
-                    (c_.alone() && slot.machine_id == machine);
-  const bool over = !c_.alone() && hosts_.fenced(life) && hosts_.decided(life);
-  if (unused || ours || take_over || left || over) return {};
+  if (may_take) return {};
   return Error{Status::HOST_ID_IN_USE,
                "another machine has " + host +
                    ", or this one had it before it booted, and it has "

@@ -112,7 +112,10 @@ Result<uint64_t> Namespaces<A>::open_namespace(const NamespaceDescription& d) {
     write_namespace(i, *wanted);
     return uint64_t{wanted->id};
   }
-  return Error{Status::LIMIT_REACHED, "the pool's table of namespaces is full"};
+  return Error{Status::LIMIT_REACHED, "this host has registered " +
+                                          std::to_string(c_.layout.geometry().namespace_count) +
+                                          " namespaces, as many as a host can: use one of them, or "
+                                          "register it as another host"};
 }
 
 template <class A>

@@ -77,6 +77,8 @@ class Writing {
 template <class A>
 Status Writing<A>::put(const Key& key, const Content& content) {
   if (Status status = check_value(key, content.length_bytes); status != Status::OK) return status;
+  // Not even a payload: where this host had room, its successor may have blocks by now.
+  if (c_.ended()) return c_.gone();
   // A block is reserved while the first line of the look-up comes from memory.
   c_.access.prefetch(index_.first_line(c_.host, key.hash));
   const uint64_t room = room_for(content, key.bytes.size());
@@ -87,6 +89,7 @@ Status Writing<A>::put(const Key& key, const Content& content) {
   }
   if (!block) block = space_.reserve_block(room);
   if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
+  if (c_.ended()) return c_.gone();  // the search for room takes a while
   bh_block_header header = header_for(content);
   header.payload_checksum = c_.access.write_payload(block->offset, content.stored);
   return finish_put(key, *block, header);

@@ -57,10 +57,10 @@ Result<UniqueFd> open_regular(const std::string& path, int access, struct stat* 
 }
 
 /// The file that the path leads to, if there is one.
-std::optional<FileId> file_at(const std::string& path) {
+std::optional<MediaId> file_at(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return std::nullopt;
-  return FileId{info.st_dev, info.st_ino};
+  return MediaId{info.st_dev, info.st_ino};
 }
 
 std::string unused_name(const std::string& directory) {
@@ -186,10 +186,16 @@ bool backing_file_exists(const std::string& path) {
   return lstat(path.c_str(), &info) == 0;
 }
 
-Result<void> remove_backing_file(const std::string& path) {
+Result<void> remove_backing_file(const std::string& path, const std::optional<MediaId>& only) {
   struct stat info;
-  if (lstat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+  const bool exists = lstat(path.c_str(), &info) == 0;
+  if (exists && !S_ISREG(info.st_mode)) {
     return Error{Status::NOT_SUPPORTED, not_regular(path, info.st_mode).detail};
+  }
+  // No call removes a name only if it leads to a given file: between this look and the next line a
+  // name can still change hands.
+  if (exists && only && *only != MediaId{info.st_dev, info.st_ino}) {
+    return Error{Status::CLOSED, path + " is another pool by now"};
   }
   if (unlink(path.c_str()) == 0) return {};
   if (errno == ENOENT) return missing(path);
@@ -243,7 +249,13 @@ Result<void> NewFile::look_at_old(const MediaCreateOptions& options, uint64_t fr
                                              "destroy`)",
                                              path_, user_text(info.st_uid))};
   }
-  const uint64_t old_bytes = uint64_t{static_cast<uint64_t>(info.st_blocks)} * 512;
+  const MediaId there{info.st_dev, info.st_ino};
+  if (exists && options.old && *options.old != there) {
+    return Error{Status::POOL_EXISTS, path_ + ": another process made a pool there meanwhile"};
+  }
+  // A file with another name keeps its space.
+  const uint64_t old_bytes =
+      exists && info.st_nlink == 1 ? uint64_t{static_cast<uint64_t>(info.st_blocks)} * 512 : 0;
   if (options.size_bytes > free_bytes + old_bytes) {
     return medium_full(path_, options.size_bytes, free_bytes + old_bytes);
   }
@@ -251,7 +263,7 @@ Result<void> NewFile::look_at_old(const MediaCreateOptions& options, uint64_t fr
     if (unlink(path_.c_str()) != 0) return system_error(path_, errno);
     if (options.replaced) options.replaced();
   } else if (exists) {
-    old_ = FileId{info.st_dev, info.st_ino};
+    old_ = there;
   }
   return {};
 }
@@ -290,12 +302,16 @@ Result<void> NewFile::keep(const MediaCreateOptions& options) {
   // The bytes are on the disk before the name, and the name before anybody relies on it.
   const UniqueFd directory(open(directory_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.get() < 0 || fsync(fd()) != 0) return system_error(path_, errno);
+  // The last moment at which an interruption leaves the old file where it is.
+  if (options.progress && !options.progress(options.size_bytes, options.size_bytes)) {
+    return Error{Status::CANCELLED, path_ + ": interrupted; nothing was made"};
+  }
   if (Result<void> named = old_ ? take_name_of_old() : take_free_name(); !named) return named;
   if (old_ && options.replaced) options.replaced();
   if (fsync(directory.get()) != 0) {
     const int error_number = errno;
     struct stat own {};
-    if (fstat(fd(), &own) == 0 && file_at(path_) == FileId{own.st_dev, own.st_ino}) {
+    if (fstat(fd(), &own) == 0 && file_at(path_) == MediaId{own.st_dev, own.st_ino}) {
       unlink(path_.c_str());
     }
     return system_error(path_, error_number);
@@ -317,8 +333,9 @@ Result<void> NewFile::take_name_of_old() {
     if (!link_to(name)) return system_error(path_, errno);
     own_name_ = name;
   }
-  const std::optional<FileId> there = file_at(path_);
-  if (there && there != old_) {
+  const std::optional<MediaId> there = file_at(path_);
+  if (!there) return take_free_name();
+  if (there != old_) {
     return Error{Status::POOL_EXISTS, path_ + ": another process made a pool there meanwhile"};
   }
   if (rename(own_name_.c_str(), path_.c_str()) != 0) return system_error(path_, errno);

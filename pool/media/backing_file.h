@@ -50,15 +50,9 @@ Result<UniqueFd> open_for_locks(int fd, bool writable);
 /// Whether anything lies at `path`.
 bool backing_file_exists(const std::string& path);
 
-/// Removes it. Returns NO_SUCH_POOL, NOT_SUPPORTED (no regular file), SYSTEM.
-Result<void> remove_backing_file(const std::string& path);
-
-/// Which file, whatever its name.
-struct FileId {
-  dev_t device = 0;
-  ino_t inode = 0;
-  bool operator==(const FileId&) const = default;
-};
+/// Removes it. Returns NO_SUCH_POOL, NOT_SUPPORTED (no regular file), CLOSED (`only`: another file
+/// has the name), SYSTEM.
+Result<void> remove_backing_file(const std::string& path, const std::optional<MediaId>& only);
 
 /// A file in the making. Until keep() it goes away with the object: where the filesystem allows, it
 /// has no name before, so that even a killed process leaves nothing (elsewhere `.bowhead-*` in the
@@ -93,8 +87,8 @@ class NewFile {
   bool link_to(const std::string& name) const;
 
   std::string path_;
-  std::string own_name_;       ///< in the making; empty: none
-  std::optional<FileId> old_;  ///< to be replaced
+  std::string own_name_;        ///< in the making; empty: none
+  std::optional<MediaId> old_;  ///< to be replaced
   UniqueFd fd_;
 };
 

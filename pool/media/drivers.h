@@ -17,7 +17,7 @@ struct MediaDriver {
   Result<std::unique_ptr<Media>> (*create)(const std::string& rest,
                                            const MediaCreateOptions& options);
   Result<std::unique_ptr<Media>> (*open)(const std::string& rest, MediaUse use);
-  Result<void> (*remove)(const std::string& rest);
+  Result<void> (*remove)(const std::string& rest, const std::optional<MediaId>& only);
 };
 
 extern const MediaDriver kShmDriver;

@@ -154,9 +154,9 @@ Result<std::unique_ptr<Media>> open_file(const std::string& path, MediaUse use) 
   return std::unique_ptr<Media>(std::move(media));
 }
 
-Result<void> remove_file(const std::string& path) {
+Result<void> remove_file(const std::string& path, const std::optional<MediaId>& only) {
   if (Result<void> valid = check_path(path); !valid) return valid.error();
-  return remove_backing_file(path);
+  return remove_backing_file(path, only);
 }
 
 }  // namespace

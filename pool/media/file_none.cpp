@@ -20,7 +20,7 @@ const MediaDriver kFileDriver = {
       return not_built();
     },
     [](const std::string&, MediaUse) -> Result<std::unique_ptr<Media>> { return not_built(); },
-    [](const std::string&) -> Result<void> { return not_built(); },
+    [](const std::string&, const std::optional<MediaId>&) -> Result<void> { return not_built(); },
 };
 
 }  // namespace bowhead

@@ -135,10 +135,16 @@ bool Media::has_name() const {
   return fstat(lock_fd_, &info) != 0 || info.st_nlink > 0;
 }
 
-Result<void> remove_media(const std::string& locator) {
+std::optional<MediaId> Media::id() const {
+  struct stat info;
+  if (fstat(lock_fd_, &info) != 0) return std::nullopt;
+  return MediaId{info.st_dev, info.st_ino};
+}
+
+Result<void> remove_media(const std::string& locator, const std::optional<MediaId>& only) {
   const Result<ParsedLocator> parsed = parse(locator);
   if (!parsed) return parsed.error();
-  return parsed->driver->remove(parsed->rest);
+  return parsed->driver->remove(parsed->rest, only);
 }
 
 }  // namespace bowhead

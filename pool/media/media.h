@@ -53,6 +53,13 @@ class MediaMapping {
   uint64_t size_bytes_ = 0;
 };
 
+/// Which object, whatever its name.
+struct MediaId {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  bool operator==(const MediaId&) const = default;
+};
+
 /// A mapped medium. The mapping is shared, at least 2 MiB aligned, and lives as long as the object;
 /// readable, and writable until protect() says otherwise, unless it was opened to LOOK.
 /// Thread-safe but for destruction.
@@ -94,6 +101,8 @@ class Media {
   /// protect() would have seen to. May outlive this object. Returns SYSTEM.
   Result<MediaMapping> map_again() const;
 
+  std::optional<MediaId> id() const;
+
   /// Makes [offset, offset+size) survive what traits() says it can survive; does nothing where
   /// publishing does that already. Returns SYSTEM.
   virtual Result<void> sync(uint64_t offset, uint64_t size) = 0;
@@ -119,8 +128,10 @@ struct MediaCreateOptions {
   /// An existing object at the locator loses its name to the new one: when that is whole, or before
   /// it is made if there is no room for both.
   bool replace = false;
-  mode_t mode = 0600;  ///< permission bits, whatever the umask
-  /// Called at least every 64 MiB with (bytes done, bytes in all). False: stop, CANCELLED.
+  std::optional<MediaId> old = {};  ///< with `replace`: this object alone; another is POOL_EXISTS
+  mode_t mode = 0600;               ///< permission bits, whatever the umask
+  /// Called at least every 64 MiB with (bytes done, bytes in all), and once more before the object
+  /// gets its name. False: stop, CANCELLED.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress = {};
   /// Called with the zero-filled medium before it gets its name, so that it appears filled or not
   /// at all. What it returns create_media() returns.
@@ -154,7 +165,7 @@ Result<std::unique_ptr<Media>> open_media(const std::string& locator,
                                           MediaUse use = MediaUse::STORE);
 
 /// Removes the object behind a locator; mappings of it stay valid. Returns BAD_LOCATOR,
-/// NOT_SUPPORTED, NO_SUCH_POOL, SYSTEM.
-Result<void> remove_media(const std::string& locator);
+/// NOT_SUPPORTED, NO_SUCH_POOL, CLOSED (`only`: the locator leads to another object), SYSTEM.
+Result<void> remove_media(const std::string& locator, const std::optional<MediaId>& only = {});
 
 }  // namespace bowhead

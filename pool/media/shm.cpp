@@ -234,9 +234,9 @@ Result<std::unique_ptr<Media>> open_shm(const std::string& name, MediaUse use) {
   return std::unique_ptr<Media>(std::move(media));
 }
 
-Result<void> remove_shm(const std::string& name) {
+Result<void> remove_shm(const std::string& name, const std::optional<MediaId>& only) {
   if (Result<void> valid = check_name(name); !valid) return valid.error();
-  return remove_backing_file(find_object(name));
+  return remove_backing_file(find_object(name), only);
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ Result<void> make(const std::string& path, const CreateOptions& options,
                   const std::vector<NamespaceDescription>& namespaces,
                   const std::vector<Block>& blocks) {
   const std::string locator = "shm:golden-being-made";
-  if (auto created = Pool::create(locator, options); !created) return created;
+  if (auto created = Pool::create(locator, options); !created) return created.error();
   Result<void> filled;
   for (uint32_t host = 0; host < options.hosts && filled; ++host)
     filled = fill(locator, host, namespaces, blocks);

@@ -97,6 +97,19 @@ class Identities : public testing::Test {
   SharedPool shared_{2, {.evict_high_permille = 0}, kTimes};
 };
 
+/// All that cannot say when they booted would be one machine, which never boots.
+TEST(Boots, AMachineThatCannotTellItsBootIsRefused) {
+  for (const uint32_t hosts : {1u, 2u}) {
+    SharedPool shared(hosts);
+    Machine machine(shared, {.machine = 1, .hardware = 0, .boot = 0});
+    const auto refused = machine.core.joining.attach({});
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.status(), Status::SYSTEM);
+    EXPECT_NE(refused.error().message().find("boot_id"), std::string::npos)
+        << refused.error().message();
+  }
+}
+
 TEST_F(Identities, NobodyComesInWhereABeatMoves) {
   Machine first(shared_, kFirst);
   ASSERT_TRUE(first.core.joining.attach({}));

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hosts that must not come in or go on, each with its status and a sentence that names the pool and
 // says what to do; and a slot line that is damaged while its host runs.
+#include <thread>
+
 #include "pool/core/core.h"
 #include "tests/hosts/support.h"
 
@@ -203,6 +205,127 @@ TEST(Conflict, NothingIsStoredAnyMore) {
   EXPECT_EQ(host.pool().reserve(host.ns(), "more", 10).status(), Status::HOST_ID_CONFLICT);
   EXPECT_EQ(host.acquire("before").status(), Status::HOST_ID_CONFLICT);
   EXPECT_EQ(host.remove("before"), Status::HOST_ID_CONFLICT);
+}
+
+/// Where it had room its successor may have blocks.
+TEST(Conflict, NotAByteIsStoredAnyMore) {
+  SharedPool shared(2);
+  Host host = shared.open(0);
+  ASSERT_EQ(host.put("before"), Status::OK);
+  bh_host_slot other = *shared.slot(0);
+  ++other.nonce;
+  shared.write_slot(0, other);
+  EXPECT_TRUE(eventually([&] { return host.remove("none") == Status::HOST_ID_CONFLICT; }));
+  const auto payload = [&] {
+    const bh_geometry& g = shared.layout().geometry();
+    const std::byte* first = shared.at(g.payload_offset);
+    return std::vector<std::byte>(first, first + g.extent_count * g.extent_bytes);
+  };
+  const auto before = payload();
+  for (int i = 0; i < 200; ++i)
+    EXPECT_EQ(host.put(fmt::format("after-{}", i), 1000u << i % 8), Status::HOST_ID_CONFLICT);
+  EXPECT_EQ(payload(), before);
+}
+
+// ---- other pools in the place of this one ----
+
+void replace_by_one_host(const std::string& locator) {
+  (void)Pool::destroy(locator, /*force=*/true);
+  ASSERT_TRUE(Pool::create(locator, {.size_bytes = 64 << 20, .evict_high_permille = 0}));
+  auto pool = Pool::open(locator);
+  ASSERT_TRUE(pool) << pool.error().message();
+  const auto ns = pool->open_namespace({"hosts", "any bytes"});
+  const std::vector<std::byte> value(50'000, std::byte{1});
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  Status status = Status::OK;
+  for (int i = 0; i < 500 && status == Status::OK; ++i)
+    status = pool->put(*ns, fmt::format("k-{}", i), in);
+}
+
+void expect_whole(const std::string& locator) {
+  auto pool = Pool::open(locator);
+  ASSERT_TRUE(pool) << pool.error().message();
+  const auto report = pool->check(/*payload=*/true);
+  ASSERT_TRUE(report) << report.error().message();
+  for (const auto& finding : report->findings) ADD_FAILURE() << finding.what;
+}
+
+/// While it looks for a slot of its own, one after the other.
+TEST(ReplacedMeanwhile, AnOpenAsAnyHostTakesNoSlotOfAnotherPool) {
+  SharedPool shared(8, {.evict_high_permille = 0}, {.beat_ms = 100});
+  const auto media = open_media(shared.locator());
+  const core::NativeAccess access(**media, FlushKind::NONE);
+  if (access.machine_id() == 0) GTEST_SKIP() << "this machine has no machine id";
+  for (uint32_t host = 1; host < 7; ++host) {
+    bh_host_slot slot{};
+    slot.incarnation = 1;
+    slot.machine_id = access.machine_id();
+    slot.boot_id = 2;  // it had them before it booted
+    slot.state = BH_HOST_LIVE;
+    shared.write_slot(host, slot);
+  }
+  std::thread replacer([&] {
+    sleep_ms(700);
+    replace_by_one_host(shared.locator());
+  });
+  auto opened = Pool::open(shared.locator());
+  replacer.join();
+  if (opened) {
+    const auto ns = opened->open_namespace({"hosts", "any bytes"});
+    const std::vector<std::byte> value(50'000, std::byte{2});
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    if (ns) (void)opened->put(*ns, "mine", in);
+  }
+  opened = Status::CLOSED;
+  expect_whole(shared.locator());
+}
+
+TEST(ReplacedMeanwhile, ARepairMendsNoOtherPool) {
+  for (int round = 0; round < 12; ++round) {
+    SharedPool shared(8);
+    for (uint32_t host = 0; host < 8; ++host) (void)shared.open(host).pool().leave();
+    std::thread replacer([&] {
+      sleep_ms(round * 25);
+      replace_by_one_host(shared.locator());
+    });
+    const auto repaired = Pool::repair(shared.locator(), /*take_over=*/false);
+    replacer.join();
+    if (!repaired) {
+      const Status status = repaired.status();
+      EXPECT_TRUE(status == Status::BUSY || status == Status::NO_SUCH_POOL ||
+                  status == Status::IN_USE || status == Status::CLOSED)
+          << repaired.error().message();
+    }
+    expect_whole(shared.locator());
+  }
+}
+
+// ---- repair, leave ----
+
+TEST(Repaired, APoolHasNoHostAfterwards) {
+  SharedPool shared(3);
+  { ASSERT_EQ(shared.open(0).put("a"), Status::OK); }
+  ASSERT_TRUE(shared.open(1).pool().leave());
+  const auto repaired = Pool::repair(shared.locator(), /*take_over=*/true);
+  ASSERT_TRUE(repaired) << repaired.error().message();
+  for (const uint32_t host : {0u, 1u}) EXPECT_EQ(shared.slot(host)->state, BH_HOST_LEFT) << host;
+  Host other = shared.open(1);
+  EXPECT_TRUE(eventually([&] { return other.get("a") == Status::OK; }));
+}
+
+/// However long a process that opens the pool keeps it waiting.
+TEST(Refused, ALeaveThatEndsNoMembership) {
+  SharedPool shared(2);
+  Host host = shared.open(0);
+  const auto media = open_media(shared.locator());
+  core::NativeAccess opener(**media, FlushKind::NONE);
+  ASSERT_EQ(opener.lock_host(0, 0), core::LockResult::TAKEN);
+  const auto refused = host.pool().leave();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.status(), Status::BUSY) << refused.error().message();
+  opener.unlock_host(0);
+  EXPECT_EQ(host.put("a"), Status::OK);
+  EXPECT_TRUE(host.pool().leave());
 }
 
 // ---- damage ----

@@ -2,7 +2,11 @@
 // Pools that are created over others (CreateOptions::replace) while processes create, open and
 // destroy at the same locator: there is a whole pool or none at any time, and nothing that was
 // stored through a handle lies in a pool that this handle was not opened on.
+#include <sys/resource.h>
+#include <sys/wait.h>
+
 #include <atomic>
+#include <fstream>
 #include <memory>
 
 #include "tests/pool/support.h"
@@ -45,7 +49,7 @@ class Replaced : public testing::Test {
  protected:
   ~Replaced() override { (void)Pool::destroy(locator_, true); }
 
-  Result<void> replace(uint64_t size_bytes) {
+  Result<std::string> replace(uint64_t size_bytes) {
     return Pool::create(locator_, {.size_bytes = size_bytes, .replace = true});
   }
 
@@ -169,6 +173,66 @@ TEST_F(Replaced, OneThatCannotBeMadeKeepsTheOld) {
     t.open();
     EXPECT_EQ(t.get("a"), bytes(100, 1));
   }
+}
+
+/// Up to the moment when the new pool is whole and takes the name.
+TEST_F(Replaced, InterruptedAtAnyMomentKeepsTheOld) {
+  TestPool t(16 * kMiB);
+  ASSERT_EQ(t.put("a", bytes(100, 1)), Status::OK);
+  t.close();
+  CreateOptions options{.size_bytes = 256 * kMiB, .replace = true};
+  for (int moment = 0;; ++moment) {
+    ASSERT_LT(moment, 100);
+    int asked = 0;
+    options.cancelled = [&] { return asked++ == moment; };
+    const auto made = Pool::create(t.locator(), options);
+    if (made) {
+      EXPECT_GT(moment, 4) << "asked while it is allocated, and once more behind that";
+      break;
+    }
+    EXPECT_EQ(made.status(), Status::CANCELLED);
+    t.open();
+    EXPECT_EQ(t.get("a"), bytes(100, 1)) << "moment " << moment;
+    t.close();
+  }
+}
+
+/// It cannot ask for the locks of what it cannot open.
+TEST_F(Replaced, OneThatCannotBeOpenedIsKept) {
+  TestPool t(256 * kMiB);
+  ASSERT_EQ(t.put("a", bytes(100, 1)), Status::OK);
+  const std::string locator = t.locator();
+  const pid_t child = fork();
+  if (child == 0) {
+    std::ifstream statm("/proc/self/statm");
+    uint64_t pages = 0;
+    statm >> pages;
+    const rlimit most{(pages << 12) + 128 * kMiB, (pages << 12) + 128 * kMiB};
+    if (setrlimit(RLIMIT_AS, &most) != 0) _exit(2);
+    _exit(Pool::create(locator, {.size_bytes = 16 * kMiB, .replace = true}) ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which reserve terabytes
+  EXPECT_EQ(status, 0);
+#endif
+  EXPECT_EQ(t.get("a"), bytes(100, 1));
+  EXPECT_EQ(t.put("b", bytes(100, 2)), Status::OK) << "nobody replaced it";
+}
+
+TEST_F(Replaced, IsNotDestroyedInThePlaceOfAnother) {
+  const auto first = replace(16 * kMiB);
+  ASSERT_TRUE(first) << first.error().message();
+  const auto second = replace(16 * kMiB);
+  ASSERT_TRUE(second) << second.error().message();
+  const auto refused = Pool::destroy(locator_, /*force=*/true, *first);
+  EXPECT_EQ(refused.status(), Status::NO_SUCH_POOL);
+  {
+    auto pool = Pool::open(locator_);
+    ASSERT_TRUE(pool) << pool.error().message();
+    EXPECT_EQ(pool->info()->pool_id, *second);
+  }
+  EXPECT_TRUE(Pool::destroy(locator_, /*force=*/true, *second));
 }
 
 /// An observer has no lock: it sees the old pool to its end.

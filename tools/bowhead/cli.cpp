@@ -159,13 +159,14 @@ Result<MadePool> MadePool::make(const std::string& locator, CreateOptions option
   ProgressLine progress;
   options.progress = progress.callback();
   options.cancelled = [&] { return interruption.came(); };
-  if (auto created = Pool::create(locator, options); !created) return created.error();
-  return MadePool(locator);
+  auto created = Pool::create(locator, options);
+  if (!created) return created.error();
+  return MadePool(locator, std::move(created).value());
 }
 
 Result<void> MadePool::destroy() {
   const std::string locator = std::exchange(locator_, {});
-  return locator.empty() ? Result<void>{} : Pool::destroy(locator, /*force=*/true);
+  return locator.empty() ? Result<void>{} : Pool::destroy(locator, /*force=*/true, id_);
 }
 
 }  // namespace bowhead::cli

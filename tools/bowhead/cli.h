@@ -110,18 +110,21 @@ class MadePool {
   /// Pool::create(). Returns CANCELLED, and leaves nothing, if an interruption came.
   static Result<MadePool> make(const std::string& locator, CreateOptions options,
                                Interruption& interruption);
-  MadePool(MadePool&& other) noexcept : locator_(std::exchange(other.locator_, {})) {}
+  MadePool(MadePool&& other) noexcept
+      : locator_(std::exchange(other.locator_, {})), id_(std::move(other.id_)) {}
   MadePool& operator=(MadePool&&) = delete;
   ~MadePool() { (void)destroy(); }
 
   void keep() { locator_.clear(); }
-  /// Now, to learn whether it went.
+  /// Now, to learn whether it went. One that took its place stays: NO_SUCH_POOL.
   Result<void> destroy();
 
  private:
-  explicit MadePool(std::string locator) : locator_(std::move(locator)) {}
+  MadePool(std::string locator, std::string id)
+      : locator_(std::move(locator)), id_(std::move(id)) {}
 
   std::string locator_;  ///< empty: nothing is to be destroyed
+  std::string id_;
 };
 
 }  // namespace bowhead::cli

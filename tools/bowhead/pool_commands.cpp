@@ -41,20 +41,28 @@ int run_create(const CreateArguments& arguments) {
   options.evict_high_permille = arguments.no_evict ? 0 : high * 10;
   options.evict_low_permille = arguments.no_evict ? 0 : low * 10;
   Interruption interruption;
-  auto made = MadePool::make(arguments.locator, options, interruption);
-  if (made.status() == Status::POOL_EXISTS) {
+  ProgressLine progress;
+  options.progress = progress.callback();
+  options.cancelled = [&] { return interruption.came(); };
+  const auto made = Pool::create(arguments.locator, options);
+  progress.clear();
+  if (made.status() == Status::POOL_EXISTS && !options.replace) {
     return fail({Status::POOL_EXISTS, made.error().message() + " (--force replaces it)"},
                 arguments.locator);
   }
-  if (!made && interruption.came()) return interruption.exit_code();
-  if (!made) return fail(made.error(), arguments.locator);
+  if (!made) {
+    const int code = fail(made.error(), arguments.locator);
+    return made.status() == Status::CANCELLED ? interruption.exit_code() : code;
+  }
+  // From here on a signal comes too late: there is a pool, and the exit code says so.
   auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
   if (!info) return fail(*pool, info.error(), arguments.locator);
-  // The last point at which a signal undoes it: whoever reads exit code 0 has a pool.
-  if (interruption.came()) return interruption.exit_code();
-  made->keep();
+  if (info->pool_id != *made) {
+    print(fmt::format("created {}, which another pool has replaced since\n", arguments.locator));
+    return kOk;
+  }
   print(fmt::format("created {}: {}, of which {} hold payload\n", info->locator,
                     exact_bytes(info->size_bytes), exact_bytes(info->payload_bytes)));
   if (info->size_bytes != options.size_bytes) {
