@@ -195,10 +195,10 @@ class Pool {
 
   /// Ends this host's membership in order, so that the others may take over its blocks at once.
   /// Reservations and leases of this handle end, and nothing may be stored through their pointers
-  /// any more: their blocks are the successor's. Everything but closing and mapping()
-  /// answers HOST_FENCED afterwards. Pools of one host have nothing to leave: OK. Returns IN_USE (other processes of
-  /// this host have the pool open) and BUSY (one is opening it), and the membership goes on;
-  /// FORKED.
+  /// any more: their blocks are the successor's. Everything but closing and mapping() answers
+  /// HOST_FENCED afterwards. Pools of one host have nothing to leave: OK. Returns IN_USE (other
+  /// processes of this host have the pool open) and BUSY (one has been opening it for 10 seconds),
+  /// and the membership goes on; FORKED.
   Result<void> leave();
 
   /// The operator vouches that a host which died has stopped writing to the memory for good: its

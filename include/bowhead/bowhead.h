@@ -160,8 +160,8 @@ bh_status bh_abort(bh_pool* pool, bh_reservation* reservation);
 
 /* BH_CODED: it is compressed, as any block of a compressed namespace may be: bh_get decodes it. */
 bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms, bh_lease* out);
-/* BH_OK: was valid throughout; BH_LAPSED: discard what was computed from it; BH_HOST_FENCED: the same,
- * the handle left the pool. */
+/* BH_OK: was valid throughout; BH_LAPSED: discard what was computed from it; BH_HOST_FENCED: the
+ * same, since the handle left the pool. */
 bh_status bh_release(bh_pool* pool, bh_lease* lease);
 
 bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key);

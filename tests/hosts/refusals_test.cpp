@@ -224,7 +224,7 @@ TEST(Conflict, NotAByteIsStoredAnyMore) {
   const auto before = payload();
   for (int i = 0; i < 200; ++i)
     EXPECT_EQ(host.put(fmt::format("after-{}", i), 1000u << i % 8), Status::HOST_ID_CONFLICT);
-  EXPECT_EQ(payload(), before);
+  EXPECT_TRUE(payload() == before);
 }
 
 // ---- other pools in the place of this one ----
@@ -235,11 +235,10 @@ void replace_by_one_host(const std::string& locator) {
   auto pool = Pool::open(locator);
   ASSERT_TRUE(pool) << pool.error().message();
   const auto ns = pool->open_namespace({"hosts", "any bytes"});
-  const std::vector<std::byte> value(50'000, std::byte{1});
+  const std::vector<std::byte> value(10'000, std::byte{1});
   const ConstSpan in[] = {{value.data(), value.size()}};
-  Status status = Status::OK;
-  for (int i = 0; i < 500 && status == Status::OK; ++i)
-    status = pool->put(*ns, fmt::format("k-{}", i), in);
+  Status status = Status::OK;  // all of it is payload: whatever else is stored there shows
+  for (int i = 0; status == Status::OK; ++i) status = pool->put(*ns, fmt::format("k-{}", i), in);
 }
 
 void expect_whole(const std::string& locator) {
@@ -274,7 +273,12 @@ TEST(ReplacedMeanwhile, AnOpenAsAnyHostTakesNoSlotOfAnotherPool) {
     const auto ns = opened->open_namespace({"hosts", "any bytes"});
     const std::vector<std::byte> value(50'000, std::byte{2});
     const ConstSpan in[] = {{value.data(), value.size()}};
-    if (ns) (void)opened->put(*ns, "mine", in);
+    const Status put = ns ? opened->put(*ns, "mine", in) : ns.status();
+    EXPECT_TRUE(put == Status::OK || put == Status::NO_SPACE || put == Status::CLOSED)
+        << status_name(put);
+  } else {
+    EXPECT_TRUE(opened.status() == Status::NO_SUCH_POOL || opened.status() == Status::BUSY)
+        << opened.error().message();
   }
   opened = Status::CLOSED;
   expect_whole(shared.locator());
