@@ -112,7 +112,7 @@ class Side {
     if (auto ok = prepare(); !ok) return ok.error();
     if (auto ok = meet(); !ok) return ok.error();
     LitmusReport report;
-    report.one_machine = hello_word(peer_area_, 5) == control_.boot_id();
+    report.one_machine = control_.boot_id() != 0 && hello_word(peer_area_, 5) == control_.boot_id();
     report.in_use[me()] = choose_flush_kind(/*beyond_host=*/true);
     report.in_use[peer()] = static_cast<FlushKind>(hello_word(peer_area_, 4));
     const uint64_t both = supported_mask() & hello_word(peer_area_, 3);

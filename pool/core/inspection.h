@@ -287,7 +287,7 @@ std::unique_ptr<typename Inspection<A>::PrivateView> Inspection<A>::view_of(
   const uint64_t boot = c_.access.boot_id();
   const uint64_t recovered =
       c_.layout.part(host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id);
-  const bool here = slot->boot_id == boot && c_.access.load(recovered) == boot &&
+  const bool here = boot != 0 && slot->boot_id == boot && c_.access.load(recovered) == boot &&
                     c_.access.load(recovered + 8) == slot->incarnation;
   if (!over && here) return std::make_unique<PrivateView>(c_, host);
   *why_not = over || slot->state == BH_HOST_LEFT || slot->machine_id == c_.access.machine_id()

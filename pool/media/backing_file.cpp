@@ -281,7 +281,10 @@ Result<void> NewFile::allocate(const MediaCreateOptions& options, Prepare prepar
         case ENOSPC:
         case EDQUOT: {
           const Result<uint64_t> free_bytes = free_bytes_of(directory_of(path_));
-          return medium_full(path_, options.size_bytes, at + (free_bytes ? *free_bytes : 0));
+          struct stat own {};  // what it has: a step that failed may have got some
+          const uint64_t own_bytes =
+              fstat(fd(), &own) == 0 ? static_cast<uint64_t>(own.st_blocks) * 512 : at;
+          return medium_full(path_, options.size_bytes, own_bytes + (free_bytes ? *free_bytes : 0));
         }
         case EOPNOTSUPP:
           return Error{Status::NOT_SUPPORTED,
