@@ -94,7 +94,7 @@ constexpr Plant kPlants[] = {
      .lie = Lie::NO_FENCE_AFTER_FLUSH,
      .kind = Kind::HEADER,
      .focus = Focus::RETIRES,
-     .first_seed = 4500},
+     .first_seed = 15460},
     {.name = "no-fence-before-header-is-read",
      .lie = Lie::NO_FENCE_AFTER_INVALIDATE,
      .kind = Kind::HEADER,
@@ -202,7 +202,7 @@ constexpr Plant kPlants[] = {
      .part = BH_PART_DECIDE,
      .only_in = Operation::PARTS,
      .focus = Focus::ZOMBIES,
-     .first_seed = 4000},
+     .first_seed = 1600},
     // A content that takes the place of another.
     {.name = "replacement-not-published",
      .lie = Lie::NO_FLUSH,
