@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -63,10 +65,23 @@ std::optional<MediaId> file_at(const std::string& path) {
   return MediaId{info.st_dev, info.st_ino};
 }
 
+constexpr const char* kHiddenPrefix = ".bowhead-";
+
 std::string unused_name(const std::string& directory) {
   std::random_device random;
-  return fmt::format("{}/.bowhead-{:08x}{:08x}", directory == "/" ? "" : directory, random(),
-                     random());
+  return fmt::format("{}/{}{:08x}{:08x}", directory == "/" ? "" : directory, kHiddenPrefix,
+                     random(), random());
+}
+
+/// A file with a hidden name is locked by the process that makes it, for as long as that lives. At
+/// the end of the range: pools have their locks further in front.
+bool lock_as_maker(int fd) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = std::numeric_limits<off_t>::max() - 1;
+  lock.l_len = 1;
+  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
 std::string user_text(uid_t uid) {
@@ -202,6 +217,18 @@ Result<void> remove_backing_file(const std::string& path, const std::optional<Me
   return system_error(path, errno);
 }
 
+void remove_abandoned_files(const std::string& directory) {
+  std::error_code ignored;
+  for (std::filesystem::directory_iterator file(directory, ignored), end; !ignored && file != end;
+       file.increment(ignored)) {
+    const std::string path = file->path().string();
+    if (!file->path().filename().string().starts_with(kHiddenPrefix)) continue;
+    struct stat info {};
+    const auto fd = open_regular(path, O_RDWR, &info);
+    if (fd && info.st_uid == geteuid() && lock_as_maker(fd->get())) unlink(path.c_str());
+  }
+}
+
 NewFile::NewFile(NewFile&& other) noexcept
     : path_(std::move(other.path_)),
       own_name_(std::exchange(other.own_name_, {})),
@@ -219,11 +246,17 @@ Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions
   if (Result<void> ready = file.look_at_old(options, free_bytes); !ready) return ready.error();
   const std::string directory = directory_of(path);
   file.fd_ = UniqueFd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-  if (file.fd() < 0) {  // a filesystem without nameless files
+  while (file.fd() < 0) {  // a filesystem without nameless files
     const std::string name = unused_name(directory);
     file.fd_ = UniqueFd(open(name.c_str(), O_RDWR | kOpenFlags | O_CREAT | O_EXCL, 0600));
     if (file.fd() < 0) return system_error(path, errno);
-    file.own_name_ = name;
+    // Another process may have found it before the lock, and taken it for abandoned.
+    const bool locked = lock_as_maker(file.fd()) || (errno != EAGAIN && errno != EACCES);
+    if (locked && file_at(name)) {
+      file.own_name_ = name;
+    } else {
+      file.fd_ = {};
+    }
   }
   if (fchmod(file.fd(), options.mode) != 0 ||
       ftruncate(file.fd(), static_cast<off_t>(options.size_bytes)) != 0) {
@@ -333,6 +366,7 @@ Result<void> NewFile::take_free_name() {
 Result<void> NewFile::take_name_of_old() {
   if (own_name_.empty()) {
     const std::string name = unused_name(directory_of(path_));
+    (void)lock_as_maker(fd());  // nobody else has it open: it has no name
     if (!link_to(name)) return system_error(path_, errno);
     own_name_ = name;
   }

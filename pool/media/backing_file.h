@@ -54,9 +54,13 @@ bool backing_file_exists(const std::string& path);
 /// has the name), SYSTEM.
 Result<void> remove_backing_file(const std::string& path, const std::optional<MediaId>& only);
 
+/// Removes what killed processes of this user left in the making: files with a hidden name that no
+/// process has locked.
+void remove_abandoned_files(const std::string& directory);
+
 /// A file in the making. Until keep() it goes away with the object: where the filesystem allows, it
-/// has no name before, so that even a killed process leaves nothing (elsewhere `.bowhead-*` in the
-/// directory).
+/// has no name before. Elsewhere, and for the moment in which it takes the place of another, it has
+/// a hidden one (`.bowhead-*`) and a lock, by which remove_abandoned_files() knows it.
 class NewFile {
  public:
   /// Begins a file of `size_bytes` for `path`. A file that is there stays as it is (`replace`) if

@@ -124,7 +124,9 @@ Result<std::unique_ptr<Media>> create_file(const std::string& path,
                                            const MediaCreateOptions& options) {
   if (Result<void> valid = check_path(path); !valid) return valid.error();
   const size_t slash = path.rfind('/');
-  const Result<uint64_t> free_bytes = free_bytes_of(path.substr(0, slash == 0 ? 1 : slash));
+  const std::string directory = path.substr(0, slash == 0 ? 1 : slash);
+  remove_abandoned_files(directory);
+  const Result<uint64_t> free_bytes = free_bytes_of(directory);
   if (!free_bytes) return free_bytes.error();
   Result<NewFile> file = NewFile::begin(path, options, *free_bytes);
   if (!file) return file.error();

@@ -207,6 +207,9 @@ Result<std::unique_ptr<Media>> create_at(const std::string& path, const MediaCre
 Result<std::unique_ptr<Media>> create_shm(const std::string& name,
                                           const MediaCreateOptions& options) {
   if (Result<void> valid = check_name(name); !valid) return valid.error();
+  remove_abandoned_files(kTmpfsDirectory);
+  for (const std::string& directory : hugetlbfs_directories(W_OK))
+    remove_abandoned_files(directory);
   const Result<uint64_t> free_bytes = free_tmpfs_bytes();
   if (!free_bytes) return free_bytes.error();
   const std::string existing = find_object(name);

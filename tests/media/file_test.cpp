@@ -9,7 +9,9 @@
 
 #include <linux/magic.h>
 
+#include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "tests/media/child.h"
 #include "tests/media/contract.h"
@@ -147,6 +149,37 @@ TEST(File, AFileOfOthersIsTheSystemsRefusal) {
               return open_media(object.text()).status() == Status::SYSTEM ? 0 : 2;
             }),
             0);
+}
+
+/// As a process leaves it that is killed while its pool takes the place of another.
+TEST(File, WhatIsAbandonedInTheMakingIsRemoved) {
+  const std::string directory = fresh_path();
+  ASSERT_EQ(mkdir(directory.c_str(), 0700), 0);
+  const auto make_file = [](const std::string& path) {
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    EXPECT_GE(fd, 0);
+    return fd;
+  };
+  const std::string abandoned = directory + "/.bowhead-0123", made = directory + "/.bowhead-4567",
+                    other = directory + "/bowhead-89ab";
+  close(make_file(abandoned));
+  close(make_file(other));
+  const int maker = make_file(made);
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_start = std::numeric_limits<off_t>::max() - 1;
+  lock.l_len = 1;
+  ASSERT_EQ(fcntl(maker, F_OFD_SETLK, &lock), 0);
+  const std::string locator = "file:" + directory + "/pool";
+  ASSERT_TRUE(create_media(locator, {.size_bytes = 2 * kMiB}));
+  EXPECT_FALSE(std::filesystem::exists(abandoned));
+  EXPECT_TRUE(std::filesystem::exists(made)) << "a process makes it";
+  EXPECT_TRUE(std::filesystem::exists(other));
+  close(maker);
+  ASSERT_TRUE(create_media(locator, {.size_bytes = 2 * kMiB, .replace = true}));
+  EXPECT_FALSE(std::filesystem::exists(made));
+  EXPECT_TRUE(remove_media(locator));
+  std::filesystem::remove_all(directory);
 }
 
 }  // namespace
