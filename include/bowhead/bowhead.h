@@ -153,7 +153,8 @@ bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t len
  * a copy was ended before, it is of another handle, or its key was present) and by BH_FORKED (it
  * is the parent's, where it stays open). */
 bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
-/* Commits without a checksum, for bytes that this CPU cannot read back: damage goes unnoticed. */
+/* Commits without a checksum, for bytes that this CPU cannot read back: damage goes unnoticed, and
+ * other hosts find the block some heartbeats later. */
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation);
 /* Ends a reservation and stores nothing. BH_CLOSED, BH_FORKED: as of bh_commit. */
 bh_status bh_abort(bh_pool* pool, bh_reservation* reservation);

@@ -239,6 +239,9 @@ bool Reading<A>::copy_out(const Located& located, std::span<const Span> buffers,
   const uint64_t offset = located.found.entry.block_offset;
   const uint64_t bytes = located.header.stored_bytes;
   const bool checked = located.header.checksum_kind != BH_CHECKSUM_NONE;
+  // The header may be in the memory before the payload (I3), and no sum would tell.
+  if (!checked && located.found.host != c_.host && !settled(located.found.entry.stamp))
+    return false;
   if (!checked) c_.access.acquire(offset, bytes);
   const bool used_soon = located.header.codec != BH_CODEC_RAW;  // by a decoder
   uint64_t checksum = c_.access.read_payload(offset, bytes, buffers, used_soon);

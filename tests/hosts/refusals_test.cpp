@@ -304,6 +304,34 @@ TEST(ReplacedMeanwhile, ARepairMendsNoOtherPool) {
   }
 }
 
+// ---- blocks without a checksum ----
+
+/// Their header may be in the memory before their payload, and no sum would tell: until their host
+/// says by its heartbeat that they have settled, other hosts do not find them.
+TEST(Unverified, IsReadByOthersWhenItHasSettled) {
+  SharedPool shared(2);
+  Beaten writer(shared);
+  ASSERT_TRUE(writer.core.joining.attach({}));
+  ASSERT_TRUE(writer.core.membership.beat());
+  Host reader = shared.open(1);
+  if (!writer.core.context().incoherent()) GTEST_SKIP() << "this CPU cannot write lines back";
+  const core::Key key(reader.ns(), "k");
+  auto reserved = writer.core.writing.reserve(key, 1000);
+  ASSERT_TRUE(reserved);
+  std::memset(reserved->data, 7, 1000);
+  ASSERT_EQ(writer.core.writing.commit(*reserved, {.by = PayloadSum::By::NOBODY}), Status::OK);
+  const auto get = [&] {
+    std::vector<std::byte> out(1000);
+    const Span to[] = {{out.data(), out.size()}};
+    const auto length = reader.pool().get(reader.ns(), "k", to);
+    EXPECT_TRUE(!length || out == std::vector<std::byte>(1000, std::byte{7}));
+    return length.status();
+  };
+  EXPECT_EQ(get(), Status::NOT_FOUND);
+  EXPECT_TRUE(eventually([&] { return writer.core.membership.beat() && get() == Status::OK; }));
+  writer.core.joining.detach();
+}
+
 // ---- repair, leave ----
 
 TEST(Repaired, APoolHasNoHostAfterwards) {

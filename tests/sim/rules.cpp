@@ -183,19 +183,36 @@ void Rules::check_own(uint64_t at, uint64_t value) {
     check_custody(extent, after.custody == BH_CUSTODY_FULL);
 }
 
-/// Who claims an extent was given it in that epoch (S1), also if the grantor has gone on since.
+/// Who claims an extent was given it in that epoch (S1), also if the grantor has gone on since; or
+/// a life before it of the same host was, which it succeeded: then the grant, or the claim, is its
+/// own.
 void Rules::check_claim(uint64_t extent, const OwnWord& claim) {
   const core::Layout& layout = world_->map().layout();
   const uint32_t self = world_->machine().host;
-  if (claim.slot < hosts() && claim.slot != self) {
-    const auto given =
-        OwnWord::unpack(peek(claim.slot, layout.word(claim.slot, BH_PART_OWN, extent)));
-    if (given.epoch > claim.epoch || (given.epoch == claim.epoch && given.state == BH_OWN_GIVEN &&
-                                      given.slot == self && given.incarnation == claim.incarnation))
-      return;
+  OwnWord given{};
+  if (claim.slot < hosts() && claim.slot != self)
+    given = OwnWord::unpack(peek(claim.slot, layout.word(claim.slot, BH_PART_OWN, extent)));
+  if (given.epoch > claim.epoch) return;
+  if (given.epoch == claim.epoch && given.state == BH_OWN_GIVEN && given.slot == self &&
+      succeeded_itself(self, given.incarnation, claim.incarnation))
+    return;
+  world_->fail(
+      "claim",
+      fmt::format("life {} of host {} claims extent {} of host {} in epoch {}, which has "
+                  "state {} and epoch {} there, to life {} of host {}",
+                  claim.incarnation, self, extent, claim.slot, claim.epoch,
+                  static_cast<uint32_t>(given.state), given.epoch, given.incarnation, given.slot));
+}
+
+/// No life of the host from `first` to before `last` was succeeded by another host, as far as the
+/// words still say: they are used again only when nothing is left that the life before held, or
+/// when the host succeeded itself.
+bool Rules::succeeded_itself(uint32_t host, uint32_t first, uint32_t last) const {
+  if (first > last) return false;
+  for (const auto& [by, word] : decisions_of(host)) {
+    if (word.done && word.inst >= first && word.inst < last && word.val >> 10 != host) return false;
   }
-  world_->fail("claim", fmt::format("host {} claims extent {} in epoch {}, in which nobody gave it",
-                                    self, extent, claim.epoch));
+  return true;
 }
 
 /// Who gives an extent away has nothing of it left that could still go out (I1).

@@ -78,6 +78,7 @@ class Rules {
   void check_own(uint64_t at, uint64_t value);
   void check_given(uint64_t extent);
   void check_claim(uint64_t extent, const core::OwnWord& claim);
+  bool succeeded_itself(uint32_t host, uint32_t first, uint32_t last) const;
   void check_custody(uint64_t extent, bool full);
   void check_acks(uint64_t extent, core::Life life);
   std::vector<std::pair<uint32_t, core::DecideWord>> decisions_of(uint32_t of) const;
