@@ -484,7 +484,7 @@ bh_status bh_commit(bh_pool* pool, bh_reservation* reservation) {
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation) {
   return guarded(__func__, [&]() -> bh_status {
     return end_reservation(pool, reservation, [&](bowhead::Reservation& open) {
-      return pool->pool.commit(open, {bowhead::PayloadSum::By::NOBODY});
+      return pool->pool.commit(open, {bowhead::PayloadSum::By::NONE});
     });
   });
 }

@@ -75,7 +75,7 @@ Result<void> fill(Member& me, const std::string& locator, const LargePool& large
     auto room =
         open->pool.reserve(open->ns, view(make_key(kLargePoolSeries, i)), large.block_bytes);
     if (!room) return room.error();
-    if (const Status status = open->pool.commit(*room, {PayloadSum::By::NOBODY});
+    if (const Status status = open->pool.commit(*room, {PayloadSum::By::NONE});
         status != Status::OK)
       return status;
   }

@@ -75,7 +75,7 @@ class Churn {
       auto room = open_.pool.reserve(open_.ns, view(key), next_);
       if (!room && room.status() == Status::NO_SPACE) return {};
       if (!room) return room.error();
-      if (const Status status = open_.pool.commit(*room, {PayloadSum::By::NOBODY});
+      if (const Status status = open_.pool.commit(*room, {PayloadSum::By::NONE});
           status != Status::OK) {
         return Error{status, "commit failed"};
       }

@@ -482,7 +482,7 @@ Result<std::string> Pool::create(const std::string& locator, const CreateOptions
   std::optional<Doomed> old;
   if (options.replace) {
     auto doomed = open_doomed(locator, /*alone=*/true);
-    // What is there and no pool has no locks to ask for.
+    // An object that is not a pool has no locks.
     const bool no_pool = doomed.status() == Status::NOT_A_POOL ||
                          doomed.status() == Status::VERSION_UNKNOWN ||
                          doomed.status() == Status::DAMAGED;
@@ -568,7 +568,7 @@ Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& opt
 }
 
 Result<void> Pool::destroy(const std::string& locator, bool force, const std::string& only_id) {
-  // Who makes a pool there meanwhile keeps it, if it is another than the one that is meant.
+  // CLOSED: the name leads to another object than the one that was looked at. Look again.
   for (int look = 0; look < kMostLooks; ++look) {
     auto destroyed = Impl::destroy(locator, force, only_id);
     if (destroyed.status() != Status::CLOSED) return destroyed;

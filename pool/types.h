@@ -71,8 +71,8 @@ struct PayloadSum {
     POOL,    ///< commit() reads the payload
     WRITER,  ///< whoever stored it summed it on the way, as GPUs do: `checksum` is
              ///< payload_checksum() (base/checksum.h). If it is not, readers find the block damaged
-    NOBODY   ///< there is none, and nobody will notice damage; other hosts find the block once it
-             ///< has settled, some heartbeats later
+    NONE     ///< there is none: damage is not noticed, and other hosts find the block once it has
+             ///< settled, some heartbeats later
   };
   By by = By::POOL;
   uint64_t checksum = 0;

@@ -285,8 +285,8 @@ Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot
                     (c_.alone() && slot.machine_id == machine);
   const bool over = !c_.alone() && hosts_.fenced(life) && hosts_.decided(life);
   const bool may_take = unused || ours || take_over || left || over;
-  // A machine that just booted can afford to look as long as those who suspect a host. One of this
-  // boot need not, and one that is refused anyway looks only to say why.
+  // After a reboot a machine watches as long as hosts that suspect another one. In the same boot it
+  // need not, and where it is refused anyway it watches only to say why.
   const bool briefly = (this_boot && !claimed) || !may_take;
   const uint64_t watch_ms = briefly ? 3 * c_.times.beat_ms : c_.times.dead_ms;
   if (!c_.alone() && (!left || claimed) && hosts_.beats(c_.host, watch_ms * 1'000'000))

@@ -89,7 +89,10 @@ Status Writing<A>::put(const Key& key, const Content& content) {
   }
   if (!block) block = space_.reserve_block(room);
   if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
-  if (c_.ended()) return c_.gone();  // the search for room takes a while
+  if (c_.ended()) {  // the search for room takes a while
+    allocator_.release(*block);
+    return c_.gone();
+  }
   bh_block_header header = header_for(content);
   header.payload_checksum = c_.access.write_payload(block->offset, content.stored);
   return finish_put(key, *block, header);
@@ -142,7 +145,7 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
   bh_block_header header{};
   header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
   header.checksum_kind =
-      sum.by == PayloadSum::By::NOBODY ? BH_CHECKSUM_NONE : BH_CHECKSUM_XXH3_TREE_4K;
+      sum.by == PayloadSum::By::NONE ? BH_CHECKSUM_NONE : BH_CHECKSUM_XXH3_TREE_4K;
   if (sum.by == PayloadSum::By::POOL)
     header.payload_checksum = c_.access.sum_payload(reservation.offset, reservation.length_bytes);
   else if (sum.by == PayloadSum::By::WRITER)

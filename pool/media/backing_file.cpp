@@ -207,8 +207,8 @@ Result<void> remove_backing_file(const std::string& path, const std::optional<Me
   if (exists && !S_ISREG(info.st_mode)) {
     return Error{Status::NOT_SUPPORTED, not_regular(path, info.st_mode).detail};
   }
-  // No call removes a name only if it leads to a given file: between this look and the next line a
-  // name can still change hands.
+  // No system call removes a name only if it leads to a given file: the name can still change hands
+  // between this look and unlink().
   if (exists && only && *only != MediaId{info.st_dev, info.st_ino}) {
     return Error{Status::CLOSED, path + " is another pool by now"};
   }
@@ -366,7 +366,7 @@ Result<void> NewFile::take_free_name() {
 Result<void> NewFile::take_name_of_old() {
   if (own_name_.empty()) {
     const std::string name = unused_name(directory_of(path_));
-    (void)lock_as_maker(fd());  // nobody else has it open: it has no name
+    (void)lock_as_maker(fd());  // no other process can have opened a file without a name
     if (!link_to(name)) return system_error(path_, errno);
     own_name_ = name;
   }

@@ -54,7 +54,7 @@ bool backing_file_exists(const std::string& path);
 /// has the name), SYSTEM.
 Result<void> remove_backing_file(const std::string& path, const std::optional<MediaId>& only);
 
-/// Removes what killed processes of this user left in the making: files with a hidden name that no
+/// Removes the unfinished files of killed processes of this user: those with a hidden name that no
 /// process has locked.
 void remove_abandoned_files(const std::string& directory);
 

@@ -178,7 +178,7 @@ TEST(CrashPoints, ReserveCommitUnverified) {
   run_scenario({.name = "reserve and commit without a checksum",
                 .prepare = fill_some_and_expect_new,
                 .act = reserve_then("new", 20'000, [](auto& core, Reservation& reservation) {
-                  return core.writing.commit(reservation, {PayloadSum::By::NOBODY});
+                  return core.writing.commit(reservation, {PayloadSum::By::NONE});
                 })});
 }
 TEST(CrashPoints, ReserveAbort) {

@@ -19,7 +19,7 @@ Status put_one(Pool& pool, NamespaceId ns, const Block& block,
   auto reservation = pool.reserve(ns, block.key, value.size());
   if (!reservation) return reservation.status();
   std::memcpy(reservation->data, value.data(), value.size());
-  return pool.commit(*reservation, {PayloadSum::By::NOBODY});
+  return pool.commit(*reservation, {PayloadSum::By::NONE});
 }
 
 /// Host `host` comes, stores its blocks and one that it removes again, and leaves in order.

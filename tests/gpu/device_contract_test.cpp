@@ -173,7 +173,7 @@ TEST_P(DeviceContract, RefusesWhatItCannotRegister) {
 
 TEST_P(DeviceContract, LetsGoOfMemoryThatWasUnmapped) {
   Result<void> gone;
-  // Whatever else the process maps may come to lie there at once.
+  // Another mapping of this process may take the same addresses at once.
   for (int tries = 0; tries < 20 && gone; ++tries) {
     auto mapping = std::make_unique<Mapping>(4 * kPageBytes);
     std::byte* const memory = mapping->data();

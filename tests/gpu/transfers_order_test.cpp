@@ -183,7 +183,6 @@ TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
     EXPECT_EQ(transfers->info().blocks, (std::array<uint64_t, kStagings>{0, 0, 8, 0, 0}));
     EXPECT_EQ(transfers->info().refusal, refused.error().message());
   }
-  registration_.reset();
 }
 
 /// One that takes its time to pin: nobody waits for it.
@@ -268,7 +267,6 @@ TEST_P(GatedTransfers, SpillToMemoryForReadingByPinnedMemory) {
     EXPECT_NE(transfers->info().refusal.find("for reading only"), std::string::npos)
         << transfers->info().refusal;
   }
-  registration_.reset();
 }
 
 /// Of a name of its own: its costs are not known from other tests.
@@ -303,7 +301,6 @@ TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
     ASSERT_EQ(run(*transfers, true, blocks), std::vector(2, Status::OK));
     EXPECT_EQ(pool_.get(blocks[1].key), engine.payload(before, blocks[1].range));
   }
-  registration_.reset();
 }
 
 /// The lease ends while the device still reads: not the block is damaged, others wrote to its room.
@@ -636,7 +633,6 @@ TEST_P(GatedTransfers, TakeNoMorePinnedMemoryThanTheyMay) {
     // Idle rooms make way for larger ones.
     EXPECT_EQ(run(*transfers, true, {{"larger", {pages, 0, 80}}}), std::vector{Status::OK});
   }
-  registration_.reset();
   EXPECT_TRUE(pool_.check_clean());
 }
 

@@ -97,7 +97,7 @@ class Identities : public testing::Test {
   SharedPool shared_{2, {.evict_high_permille = 0}, kTimes};
 };
 
-/// All that cannot say when they booted would be one machine, which never boots.
+/// Machines without a boot id could not be told apart, and a reboot not from a dead process.
 TEST(Boots, AMachineThatCannotTellItsBootIsRefused) {
   for (const uint32_t hosts : {1u, 2u}) {
     SharedPool shared(hosts);

@@ -137,12 +137,12 @@ TEST(Refused, AFenceOfWhatCannotBeFenced) {
 
 struct Died {};
 
-/// As a death does that comes when the new life is agreed on and the slot does not show it yet.
+/// Dies when the new life is agreed on and the slot does not show it yet.
 void die_while_joining(const SharedPool& shared) {
   EXPECT_THROW(Beaten(shared).core.joining.attach({}, [] { throw Died{}; }), Died);
 }
 
-TEST(Refused, AFenceOfALifeThatNobodySawUntilItIsDeclaredDead) {
+TEST(Refused, AFenceOfALifeThatNoSlotShowsUntilItIsDeclaredDead) {
   SharedPool shared(2);
   Host other = shared.open(1);
   die_while_joining(shared);
@@ -319,7 +319,7 @@ TEST(Unverified, IsReadByOthersWhenItHasSettled) {
   auto reserved = writer.core.writing.reserve(key, 1000);
   ASSERT_TRUE(reserved);
   std::memset(reserved->data, 7, 1000);
-  ASSERT_EQ(writer.core.writing.commit(*reserved, {.by = PayloadSum::By::NOBODY}), Status::OK);
+  ASSERT_EQ(writer.core.writing.commit(*reserved, {.by = PayloadSum::By::NONE}), Status::OK);
   const auto get = [&] {
     std::vector<std::byte> out(1000);
     const Span to[] = {{out.data(), out.size()}};

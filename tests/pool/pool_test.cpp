@@ -188,7 +188,7 @@ TEST(Pool, CommitTakesTheSumOfTheWriter) {
   };
   store("right", {PayloadSum::By::WRITER, sum});
   store("wrong", {PayloadSum::By::WRITER, sum + 1});
-  store("none", {PayloadSum::By::NOBODY});
+  store("none", {PayloadSum::By::NONE});
   EXPECT_EQ(t.get("right"), value);
   EXPECT_EQ(t.get("none"), value);
   auto lease = t.pool().acquire(t.ns(), "right", 60000);

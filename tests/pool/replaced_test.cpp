@@ -217,7 +217,7 @@ TEST_F(Replaced, OneThatCannotBeOpenedIsKept) {
   EXPECT_EQ(status, 0);
 #endif
   EXPECT_EQ(t.get("a"), bytes(100, 1));
-  EXPECT_EQ(t.put("b", bytes(100, 2)), Status::OK) << "nobody replaced it";
+  EXPECT_EQ(t.put("b", bytes(100, 2)), Status::OK) << "the pool is the old one";
 }
 
 TEST_F(Replaced, IsNotDestroyedInThePlaceOfAnother) {

@@ -126,7 +126,7 @@ class User {
     const bool present = !get(handle_->core(), key).empty();
     const Status status = handle_->core().writing.commit(
         reserved.reservation,
-        random_.below(4) != 0 ? PayloadSum{} : PayloadSum{PayloadSum::By::NOBODY});
+        random_.below(4) != 0 ? PayloadSum{} : PayloadSum{PayloadSum::By::NONE});
     EXPECT_TRUE(status == Status::OK || status == Status::NO_SPACE) << status_name(status);
     if (status == Status::OK && !present) model_[key] = reserved.value;
   }

@@ -520,7 +520,7 @@ void User::finish_reservation() {
                                reserved.version);
   PayloadSum sum;
   if (stage_.world.plan().some_without_sum && below(2) != 0) {
-    sum.by = PayloadSum::By::NOBODY;
+    sum.by = PayloadSum::By::NONE;
     stage_.model.doubt(reserved.key);
   } else if (reserved.version % 2 == 0) {
     const auto value = stage_.model.value(reserved.key, reserved.version);
