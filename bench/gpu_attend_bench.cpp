@@ -18,16 +18,15 @@
 namespace bowhead::bench {
 namespace {
 
-using gpu::PayloadOrder;
-
 constexpr uint32_t kChannels = 128;
 constexpr size_t kRowBytes = kChannels * 2;
 
 struct Shape {
   uint32_t sequences = 8, blocks = 16;  // of each sequence
   uint32_t block_tokens = 256;
-  uint32_t heads = 8, queries_per_head = 4;
-  PayloadOrder order = PayloadOrder::HEADS_FIRST;
+  uint16_t heads = 8;
+  uint32_t queries_per_head = 4;
+  RowOrder order = RowOrder::HEADS_FIRST;
 
   uint32_t query_heads() const { return heads * queries_per_head; }
   uint64_t part_bytes() const { return uint64_t{block_tokens} * heads * kRowBytes; }  // of a block
@@ -53,29 +52,29 @@ class DirectDecode {
     if (job_) reads_->wait(*job_);
     reads_.reset();
     for (const auto& sequence : sequences_) {
-      for (const auto& block : sequence.blocks) (void)rig_.pool->remove(rig_.ns, block.key);
+      for (const auto& block : sequence.blocks) (void)rig_.pool->remove(ns_, block.key);
     }
     for (void* memory : {queries_, outputs_, copy_to_, copy_from_}) rig_.device->free(memory);
   }
 
   Result<void> open() {
     if (auto allocated = allocate(); !allocated) return allocated;
+    gpu::AttentionModel model;
+    model.layout = pairs_layout(NumberFormat::BF16, 1, shape_.heads, kChannels, shape_.order);
+    model.queries_per_head = shape_.queries_per_head;
+    model.scale = 1 / std::sqrt(float{kChannels});
+    const auto ns = rig_.namespace_of(model.layout);
+    if (!ns) return ns.error();
+    ns_ = *ns;
     if (auto stored = store(); !stored) return stored;
     query_bits_.resize(size_t{shape_.sequences} * shape_.query_heads() * kChannels);
     fill(reinterpret_cast<std::byte*>(query_bits_.data()), query_bits_.size() * 2, 1);
     if (auto copied = rig_.copy(queries_, query_bits_.data(), query_bits_.size() * 2); !copied)
       return copied;
-    gpu::AttentionModel model;
-    model.layers = 1;
-    model.heads = shape_.heads;
-    model.queries_per_head = shape_.queries_per_head;
-    model.key_channels = model.value_channels = kChannels;
-    model.order = shape_.order;
-    model.scale = 1 / std::sqrt(float{kChannels});
     auto opened = gpu::DirectReads::open(*rig_.pool, *rig_.registration, *rig_.device, model);
     if (!opened) return opened.error();
     reads_.emplace(std::move(*opened));
-    auto job = reads_->start(rig_.ns, sequences_, {.stream = rig_.stream, .lease_ms = 600'000});
+    auto job = reads_->start(ns_, sequences_, {.stream = rig_.stream, .lease_ms = 600'000});
     if (!job) return job.error();
     job_ = *job;
     return all_read();
@@ -84,7 +83,7 @@ class DirectDecode {
   Result<void> attend() {
     return rig_.run([&] {
       return reads_->attend(*job_, 0, {queries_, kRowBytes * shape_.query_heads(), kRowBytes}, {},
-                            {outputs_, gpu::FloatKind::FP32, nullptr});
+                            {outputs_, NumberFormat::FP32, nullptr});
     });
   }
   Result<void> copy() { return rig_.copy(copy_to_, copy_from_, shape_.bytes()); }
@@ -139,7 +138,7 @@ class DirectDecode {
         blocks.push_back({fmt::format("s{}b{}", s, b), shape_.block_tokens});
         fill(payload.data(), payload.size(), 2 + uint64_t{s} * shape_.blocks + b);
         const ConstSpan value{payload.data(), payload.size()};
-        const Status put = rig_.pool->put(rig_.ns, blocks.back().key, {&value, 1});
+        const Status put = rig_.pool->put(ns_, blocks.back().key, {&value, 1});
         if (put != Status::OK) return Error{put, "a block cannot be put"};
       }
     }
@@ -158,15 +157,15 @@ class DirectDecode {
     const size_t first = (size_t{sequence} * shape_.heads + head) * wanted.size();
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = ndp::from_bf16(query_bits_[first + i]);
     auto queries = ndp::Queries::of(wanted, shape_.queries_per_head, kChannels,
-                                    1 / std::sqrt(float{kChannels}), ndp::NumberKind::BF16);
+                                    1 / std::sqrt(float{kChannels}), NumberFormat::BF16);
     auto attention = ndp::Attention::of(shape_.queries_per_head, kChannels);
     if (!queries || !attention) return queries ? attention.error() : queries.error();
-    const bool heads_first = shape_.order == PayloadOrder::HEADS_FIRST;
+    const bool heads_first = shape_.order == RowOrder::HEADS_FIRST;
     for (uint32_t b = 0; b < shape_.blocks; ++b) {
-      auto lease = rig_.pool->acquire(rig_.ns, sequences_[sequence].blocks[b].key, 60'000);
+      auto lease = rig_.pool->acquire(ns_, sequences_[sequence].blocks[b].key, 60'000);
       if (!lease) return lease.error();
       ndp::KvBlock block{
-          b * shape_.block_tokens, {ndp::NumberKind::BF16, kChannels, shape_.block_tokens}, {}};
+          b * shape_.block_tokens, {NumberFormat::BF16, kChannels, shape_.block_tokens}, {}};
       block.keys.stride_bytes = heads_first ? kRowBytes : kRowBytes * shape_.heads;
       block.values = block.keys;
       block.keys.data = lease->data + head * kRowBytes * (heads_first ? shape_.block_tokens : 1);
@@ -179,6 +178,7 @@ class DirectDecode {
   }
 
   GpuRig& rig_;
+  NamespaceId ns_ = 0;
   const Shape shape_;
   std::vector<gpu::SequenceToRead> sequences_;
   std::vector<uint16_t> query_bits_;
@@ -214,7 +214,7 @@ Result<void> measure_shape(GpuRig& rig, const GpuBenchOptions& options, const Re
     }
   }
   Figure figure = rig.figure("attend_direct", rates);
-  const bool heads_first = shape.order == PayloadOrder::HEADS_FIRST;
+  const bool heads_first = shape.order == RowOrder::HEADS_FIRST;
   figure.what = fmt::format("attend_direct, {}, {} sequences, {} queries a head, {}",
                             bytes_text(shape.bytes()), shape.sequences, shape.queries_per_head,
                             heads_first ? "heads first" : "tokens first");
@@ -237,7 +237,7 @@ Result<void> measure_attend(GpuRig& rig, const GpuBenchOptions& options, const R
       {.sequences = 1, .blocks = 128, .queries_per_head = 8},
       {.sequences = 1, .blocks = 16, .queries_per_head = 8},
       {.queries_per_head = 16},
-      {.block_tokens = 64, .queries_per_head = 8, .order = PayloadOrder::TOKENS_FIRST}};
+      {.block_tokens = 64, .queries_per_head = 8, .order = RowOrder::TOKENS_FIRST}};
   if (options.quick) shapes = {{.sequences = 2, .blocks = 2, .block_tokens = 32, .heads = 2}};
   for (const Shape& shape : shapes) {
     report.progress(fmt::format("attention, {}", bytes_text(shape.bytes())));

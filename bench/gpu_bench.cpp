@@ -32,8 +32,8 @@ using gpu::Path;
 constexpr uint32_t kPageTokens = 16;  // a page is a block
 
 struct Shape {
-  uint32_t layers = 64, heads = 8, row_bytes = 160;
-  gpu::PayloadOrder order = gpu::PayloadOrder::TOKENS_FIRST;
+  uint16_t layers = 64, heads = 8, row_bytes = 160;
+  RowOrder order = RowOrder::TOKENS_FIRST;
   uint32_t blocks = 1;
 
   uint64_t block_bytes() const { return uint64_t{layers} * 2 * heads * kPageTokens * row_bytes; }
@@ -48,7 +48,7 @@ class Cache {
   Cache& operator=(const Cache&) = delete;
   ~Cache() {
     transfers_.reset();
-    for (const BlockOfTokens& block : blocks_) (void)rig_.pool->remove(rig_.ns, block.key);
+    for (const BlockOfTokens& block : blocks_) (void)rig_.pool->remove(ns_, block.key);
     rig_.device->free(memory_);
     rig_.device->free(pinned_);
   }
@@ -61,12 +61,13 @@ class Cache {
     if (!pinned) return pinned.error();
     pinned_ = static_cast<uint8_t*>(*pinned);
     gpu::KvCache cache;
-    cache.layers = shape_.layers;
-    cache.heads = shape_.heads;
+    cache.layout = pairs_layout(NumberFormat::BF16, shape_.layers, shape_.heads,
+                                shape_.row_bytes / 2, shape_.order);
     cache.page_tokens = kPageTokens;
     cache.pages = pages_;
-    cache.row_bytes = shape_.row_bytes;
-    cache.order = shape_.order;
+    const auto ns = rig_.namespace_of(cache.layout);
+    if (!ns) return ns.error();
+    ns_ = *ns;
     const size_t token = size_t{shape_.heads} * shape_.row_bytes, page = token * kPageTokens;
     for (uint32_t part = 0; part < 2 * shape_.layers; ++part)
       cache.parts.push_back({memory_ + part * page * pages_, page, token, shape_.row_bytes});
@@ -112,8 +113,8 @@ class Cache {
   }
 
   Result<void> move(bool spills, Path path) {
-    auto job = spills ? transfers_->spill(rig_.ns, blocks_, {.path = path})
-                      : transfers_->restore(rig_.ns, blocks_, {.path = path});
+    auto job = spills ? transfers_->spill(ns_, blocks_, {.path = path})
+                      : transfers_->restore(ns_, blocks_, {.path = path});
     if (!job) return job.error();
     transfers_->wait(**job);
     for (const Status status : transfers_->results(**job)) {
@@ -123,7 +124,7 @@ class Cache {
   }
   Result<void> forget() {
     for (const BlockOfTokens& block : blocks_) {
-      if (const Status status = rig_.pool->remove(rig_.ns, block.key); status != Status::OK)
+      if (const Status status = rig_.pool->remove(ns_, block.key); status != Status::OK)
         return Error{status, "a block cannot be removed"};
     }
     return {};
@@ -148,6 +149,7 @@ class Cache {
 
  private:
   GpuRig& rig_;
+  NamespaceId ns_ = 0;
   const Shape shape_;
   const uint32_t pages_;
   std::vector<uint32_t> table_ = std::vector<uint32_t>(pages_);
@@ -254,6 +256,7 @@ class Runs {
   const GpuBenchOptions& options_;
   const Report& report_;
   GpuRig& rig_;
+  NamespaceId ns_ = 0;
 };
 
 Result<void> measure(const GpuBenchOptions& options) {
@@ -273,9 +276,8 @@ Result<void> measure(const GpuBenchOptions& options) {
     if (auto good = runs.beside_copies(shape, 20480, 0.90); !good) return good;
   }
   // The same tokens with heads outside: a run is a head of a token.
-  const Shape scattered{.layers = layers,
-                        .order = gpu::PayloadOrder::HEADS_FIRST,
-                        .blocks = options.quick ? 1u : 16u};
+  const Shape scattered{
+      .layers = layers, .order = RowOrder::HEADS_FIRST, .blocks = options.quick ? 1u : 16u};
   if (auto good = runs.beside_copies(scattered, 160, 0.50); !good) return good;
   for (uint64_t fragment = 128; fragment <= 2u << 20; fragment *= 4) {
     if (options.quick && fragment > 8192) break;

@@ -19,7 +19,6 @@
 namespace bowhead::bench {
 namespace {
 
-using gpu::PayloadOrder;
 using gpu::TokenSource;
 
 constexpr uint32_t kHeads = 8, kRowBytes = 256;  // 128 channels of bf16
@@ -27,9 +26,9 @@ constexpr uint32_t kHeads = 8, kRowBytes = 256;  // 128 channels of bf16
 /// A layer's sequence in the pool, and lists of chosen tokens on the device, as hits.
 class Sequence {
  public:
-  Sequence(GpuRig& rig, PayloadOrder order, uint32_t tokens, uint32_t block_tokens)
+  Sequence(GpuRig& rig, RowOrder order, uint32_t tokens, uint32_t block_tokens)
       : rig_(rig),
-        order_(order),
+        layout_(pairs_layout(NumberFormat::BF16, 1, kHeads, kRowBytes / 2, order)),
         tokens_(tokens),
         block_tokens_(block_tokens),
         k_(tokens * 3 / 200) {}
@@ -37,7 +36,7 @@ class Sequence {
   Sequence& operator=(const Sequence&) = delete;
   ~Sequence() {
     source_.reset();
-    for (const std::string& key : keys_) (void)rig_.pool->remove(rig_.ns, key);
+    for (const std::string& key : keys_) (void)rig_.pool->remove(ns_, key);
     for (void* memory : {area_, lists_, pinned_}) rig_.device->free(memory);
   }
 
@@ -45,6 +44,9 @@ class Sequence {
   uint32_t k() const { return k_; }
 
   Result<void> open() {
+    const auto ns = rig_.namespace_of(layout_);
+    if (!ns) return ns.error();
+    ns_ = *ns;
     for (uint32_t i = 0; i < tokens_ / block_tokens_; ++i) {
       if (auto stored = store(i); !stored) return stored;
     }
@@ -61,10 +63,11 @@ class Sequence {
     choose();
     std::memcpy(pinned_, hits_.data(), list_bytes);
     if (auto copied = rig_.copy(lists_, pinned_, list_bytes); !copied) return copied;
-    const gpu::KvCache shape = {{}, 1, 2, kHeads, 1, 1, kRowBytes, order_};
+    gpu::KvCache shape;
+    shape.layout = layout_;
     const std::vector<uint32_t> table = {0};
     auto source = TokenSource::open(
-        *rig_.pool, *rig_.registration, *rig_.device, {rig_.ns, keys_, tokens_, block_tokens_},
+        *rig_.pool, *rig_.registration, *rig_.device, {ns_, keys_, tokens_, block_tokens_},
         {gpu::dense_cache(shape, static_cast<uint8_t*>(area_), k_), table});
     if (!source) return source.error();
     source_ = std::make_unique<TokenSource>(std::move(*source));
@@ -96,7 +99,7 @@ class Sequence {
     for (uint32_t part = 0; part < 2; ++part) {
       for (uint32_t i = 0; i < kHeads * k_; ++i, row += kRowBytes) {
         const uint32_t token = hits_[i].token, in_block = token % block_tokens_, head = i / k_;
-        const size_t number = order_ == PayloadOrder::HEADS_FIRST
+        const size_t number = row_order(layout_) == RowOrder::HEADS_FIRST
                                   ? (part * kHeads + head) * block_tokens_ + in_block
                                   : (part * block_tokens_ + in_block) * kHeads + head;
         if (std::memcmp(row, payloads_[token / block_tokens_] + number * kRowBytes, kRowBytes) != 0)
@@ -111,7 +114,7 @@ class Sequence {
   Result<void> store(uint32_t block) {
     const std::string& key = keys_.emplace_back(fmt::format("t{}", block));
     const uint64_t bytes = uint64_t{2} * kHeads * block_tokens_ * kRowBytes;
-    auto reserved = rig_.pool->reserve(rig_.ns, key, bytes);
+    auto reserved = rig_.pool->reserve(ns_, key, bytes);
     if (!reserved) return Error{reserved.status(), "no room for a block"};
     Random random(block);
     for (size_t i = 0; i < bytes; i += 8) {
@@ -138,7 +141,8 @@ class Sequence {
   }
 
   GpuRig& rig_;
-  const PayloadOrder order_;
+  const KvLayout layout_;
+  NamespaceId ns_ = 0;
   const uint32_t tokens_, block_tokens_, k_;
   std::vector<std::string> keys_;
   std::vector<const std::byte*> payloads_;
@@ -148,8 +152,8 @@ class Sequence {
 };
 
 Result<void> measure(GpuRig& rig, const GpuBenchOptions& options, const Report& report,
-                     PayloadOrder order) {
-  const bool heads_first = order == PayloadOrder::HEADS_FIRST;
+                     RowOrder order) {
+  const bool heads_first = order == RowOrder::HEADS_FIRST;
   const uint32_t tokens = options.quick ? 4096 : 131'072;
   const uint32_t block_tokens = options.quick ? 64 : 256;
   Sequence sequence(rig, order, tokens, block_tokens);
@@ -186,7 +190,7 @@ Result<void> measure(GpuRig& rig, const GpuBenchOptions& options, const Report& 
 
 Result<void> measure_fetch(GpuRig& rig, const GpuBenchOptions& options, const Report& report) {
   report.progress("chosen tokens");
-  for (const PayloadOrder order : {PayloadOrder::HEADS_FIRST, PayloadOrder::TOKENS_FIRST}) {
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
     if (auto good = measure(rig, options, report, order); !good) return good;
   }
   return {};

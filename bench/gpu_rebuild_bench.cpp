@@ -293,7 +293,7 @@ class Rebuilds {
 
 Result<void> measure_rebuild(GpuRig& rig, const GpuBenchOptions& options, const Report& report) {
   for (const KvTensor& tensor : make_kv_data().tensors) {
-    if (tensor.number != compression::NumberKind::BF16) continue;
+    if (tensor.number != NumberFormat::BF16) continue;
     report.progress(fmt::format("frames of {}", kv_role_name(tensor.role)));
     Rebuilds rebuilds(rig, options, report);
     if (auto opened = rebuilds.open(tensor); !opened) return opened;

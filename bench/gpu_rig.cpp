@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "base/checksum.h"
+
 namespace bowhead::bench {
 
 using gpu::Device;
@@ -36,9 +38,6 @@ Result<void> GpuRig::open(const GpuBenchOptions& options) {
   auto opened = Pool::open(locator);
   if (!opened) return opened.error();
   pool = std::make_unique<Pool>(std::move(*opened));
-  auto space = pool->open_namespace({"bench", "gpu"});
-  if (!space) return space.error();
-  ns = *space;
   auto registered = gpu::Registration::create(*device, *pool);
   if (!registered) return registered.error();
   registration = std::move(*registered);
@@ -46,6 +45,11 @@ Result<void> GpuRig::open(const GpuBenchOptions& options) {
   if (!made) return made.error();
   stream = *made;
   return registration->ensure(0, registration->size_bytes());
+}
+
+Result<NamespaceId> GpuRig::namespace_of(const KvLayout& layout) {
+  const uint64_t name = hash64(&layout, sizeof(layout));
+  return pool->open_namespace({fmt::format("bench {:016x}", name), "gpu", {layout}});
 }
 
 Result<void> GpuRig::run(const std::function<Result<void>()>& queue) {

@@ -21,7 +21,6 @@ struct GpuRig {
   std::unique_ptr<gpu::Device> device;
   std::string locator;
   std::unique_ptr<Pool> pool;  ///< registered as a whole
-  NamespaceId ns = 0;
   std::unique_ptr<gpu::Registration> registration;
   gpu::Stream stream = nullptr;
 
@@ -31,6 +30,7 @@ struct GpuRig {
   ~GpuRig();  ///< the pool is destroyed
 
   Result<void> open(const GpuBenchOptions& options);
+  Result<NamespaceId> namespace_of(const KvLayout& layout);
 
   /// Queues work in `stream`, and waits until the device is through with it.
   Result<void> run(const std::function<Result<void>()>& queue);

@@ -246,7 +246,7 @@ void print_report(const KeepBenchOptions& options, const std::string& set,
 
 const KvTensor* tensor_of(const KvSet& set, KvRole role) {
   for (const KvTensor& tensor : set.tensors) {
-    if (tensor.role == role && tensor.number == compression::NumberKind::BF16) return &tensor;
+    if (tensor.role == role && tensor.number == NumberFormat::BF16) return &tensor;
   }
   return nullptr;
 }

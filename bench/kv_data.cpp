@@ -24,8 +24,8 @@ using namespace compression;
 
 constexpr std::pair<const char*, KvRole> kRoles[] = {
     {"k", KvRole::KEYS}, {"v", KvRole::VALUES}, {"q", KvRole::QUERIES}};
-constexpr std::pair<const char*, NumberKind> kNumberNames[] = {{"bf16", NumberKind::BF16},
-                                                               {"fp16", NumberKind::FP16}};
+constexpr std::pair<const char*, NumberFormat> kNumberNames[] = {{"bf16", NumberFormat::BF16},
+                                                                 {"fp16", NumberFormat::FP16}};
 
 template <class Table>
 auto find_in(const Table& table, const std::string& name)
@@ -172,7 +172,7 @@ Result<std::vector<KvSet>> read_kv_data(const std::string& folder) {
 
 KvSet make_kv_data() {
   KvSet set{.name = "synthetic", .synthetic = true};
-  for (const NumberKind kind : {NumberKind::BF16, NumberKind::FP16}) {
+  for (const NumberFormat kind : {NumberFormat::BF16, NumberFormat::FP16}) {
     for (const KvRole role : {KvRole::KEYS, KvRole::VALUES}) {
       KvTensor tensor{.set = set.name, .number = kind, .role = role};
       tensor.shape = {1, kSyntheticHeads, kSyntheticTokens, kSyntheticChannels};

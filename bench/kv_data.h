@@ -25,7 +25,7 @@ const char* kv_role_name(KvRole role);  ///< "keys", "values", "queries"
 
 struct KvTensor {
   std::string set;
-  compression::NumberKind number = compression::NumberKind::BF16;  ///< or FP16
+  NumberFormat number = NumberFormat::BF16;  ///< or FP16
   KvRole role = KvRole::KEYS;
   std::array<uint32_t, 4> shape{};  ///< layers, heads, tokens or queries, channels
   compression::Rotary rotary;       ///< of keys; of captured ones see find_rotary()

@@ -19,11 +19,8 @@
 namespace bowhead::bench {
 namespace {
 
-using compression::number_name;
-using ndp::NumberKind;
-
-constexpr NumberKind kKinds[] = {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                 NumberKind::INT8};
+constexpr NumberFormat kKinds[] = {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
+                                   NumberFormat::INT8};
 constexpr uint32_t kGroupedQueries = 8;
 constexpr uint32_t kLatentChannels = 576, kLatentQueries = 16;
 
@@ -117,7 +114,7 @@ class Table {
 
   void add_rows(const Walk& walk, const std::vector<int>& cpus) {
     const bool all = cpus.size() > 1;
-    const NumberKind number = data_.number();
+    const NumberFormat number = data_.number();
     const uint64_t products = options_.quick ? 1u << 24 : 1u << 30;
     const size_t read = add_pass(make_read(walk), cpus);
     const size_t multiply = add_pass(make_multiply(number, cpus.size(), products), cpus);
@@ -133,23 +130,21 @@ class Table {
     // A key's number takes one multiply-add for each query.
     const auto roofline = [&](uint32_t queries) {
       return std::vector<Bound>{
-          reading,
-          {multiply, compression::element_bytes(number) / static_cast<double>(queries),
-           "multiply"}};
+          reading, {multiply, element_bytes(number) / static_cast<double>(queries), "multiply"}};
     };
     for (const uint32_t queries : {1u, kGroupedQueries}) {
       // For bf16 the table of targets asks for a share of what is read, but for several queries on
       // one core, which may multiply slower than it reads.
-      const bool by_reading = number == NumberKind::BF16 && (queries == 1 || all);
+      const bool by_reading = number == NumberFormat::BF16 && (queries == 1 || all);
       Row& row = add_row(add_pass(make_topk(walk, queries), cpus), "topk",
                          fmt::format("top-{}, {}", kWantedHits, queries_text(queries)),
                          by_reading ? std::vector<Bound>{reading} : roofline(queries));
       row.figure.parameters["queries"] = queries;
       row.figure.parameters["k"] = kWantedHits;
-      const double bound = number != NumberKind::BF16 ? 0.80 : by_reading ? 0.90 : 0.85;
+      const double bound = number != NumberFormat::BF16 ? 0.80 : by_reading ? 0.90 : 0.85;
       row.figure.target = Target{bound, true, true};
     }
-    if (number != NumberKind::BF16) return;
+    if (number != NumberFormat::BF16) return;
     // Keys and values both are multiplied once for each query.
     Row& attend = add_row(add_pass(make_attend(walk, kGroupedQueries), cpus), "attend",
                           fmt::format("attend, {}", queries_text(kGroupedQueries)),
@@ -231,7 +226,7 @@ Result<void> measure(const NdpBenchOptions& options) {
   const Report report({"ndp", options.quick, options.json, options.command}, machine);
   report.print_header();
   report.print_heading();
-  for (const NumberKind kind : kKinds) {
+  for (const NumberFormat kind : kKinds) {
     report.progress(fmt::format("{} keys", number_name(kind)));
     const uint64_t bytes = machine.cpus.size() * part_bytes(machine, options.quick);
     const NdpData data(kind, bytes);

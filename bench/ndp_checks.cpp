@@ -25,9 +25,8 @@ struct Exact {
 
 float number_at(const ndp::Rows& rows, uint32_t token, uint32_t channel) {
   const float scale = rows.scales == nullptr ? 1 : rows.scales[token];
-  return scale * ndp::load_number(
-                     rows.number,
-                     rows.row(token) + size_t{channel} * compression::element_bytes(rows.number));
+  return scale * ndp::load_number(rows.number,
+                                  rows.row(token) + size_t{channel} * element_bytes(rows.number));
 }
 
 Exact exact_score(const Queries& queries, uint32_t query, const KeyBlock& block, uint32_t token) {
@@ -36,7 +35,7 @@ Exact exact_score(const Queries& queries, uint32_t query, const KeyBlock& block,
   const std::span<const float> q(queries.floats(query), queries.channels());
   float largest = 0;
   for (const float value : q) largest = std::max(largest, std::abs(value));
-  const bool int8 = block.keys.number == ndp::NumberKind::INT8;
+  const bool int8 = block.keys.number == NumberFormat::INT8;
   float reach = 0;
   for (uint32_t c = 0; c < queries.channels(); ++c)
     reach += std::abs(number_at(block.keys, token, c)) * (int8 ? largest : std::abs(q[c]));
@@ -53,7 +52,7 @@ Result<void> check_score(const Queries& queries, uint32_t query, const KeyBlock&
   const Exact exact = exact_score(queries, query, block, token);
   if (std::abs(score - exact.score) <= exact.tolerance) return {};
   return wrong_answer(fmt::format("{} keys: query {} scores token {} of a block {}, and not {}",
-                                  compression::number_name(block.keys.number), query, token, score,
+                                  number_name(block.keys.number), query, token, score,
                                   exact.score));
 }
 

@@ -14,8 +14,6 @@
 namespace bowhead::bench {
 namespace {
 
-using ndp::NumberKind;
-
 constexpr uint64_t kSeed = 5;
 constexpr size_t kNormals = 1u << 16;  // numbers are drawn from so many, by 16 random bits
 
@@ -32,9 +30,9 @@ std::vector<float> normal_numbers(Random& random, size_t count) {
 }
 
 /// All finite numbers of a kind with their bit patterns, in order.
-std::vector<std::pair<float, uint16_t>> numbers_of(NumberKind kind) {
+std::vector<std::pair<float, uint16_t>> numbers_of(NumberFormat kind) {
   std::vector<std::pair<float, uint16_t>> numbers;
-  const uint32_t patterns = 1u << 8 * compression::element_bytes(kind);
+  const uint32_t patterns = 1u << 8 * element_bytes(kind);
   for (uint32_t bits = 0; bits < patterns; ++bits) {
     const uint8_t bytes[2] = {static_cast<uint8_t>(bits), static_cast<uint8_t>(bits >> 8)};
     const float value = ndp::load_number(kind, bytes);
@@ -45,11 +43,11 @@ std::vector<std::pair<float, uint16_t>> numbers_of(NumberKind kind) {
 }
 
 /// Bit patterns of the numbers of a kind that are nearest to normal ones; int8 has them times 32.
-std::vector<uint16_t> normal_patterns(Random& random, NumberKind kind) {
+std::vector<uint16_t> normal_patterns(Random& random, NumberFormat kind) {
   const auto numbers = numbers_of(kind);
   std::vector<uint16_t> patterns;
   for (const float normal : normal_numbers(random, kNormals)) {
-    const float value = kind == NumberKind::INT8 ? normal * 32 : normal;
+    const float value = kind == NumberFormat::INT8 ? normal * 32 : normal;
     auto above = std::lower_bound(numbers.begin(), numbers.end(), std::pair(value, uint16_t{0}));
     if (above == numbers.end()) --above;
     if (above != numbers.begin() && value - (above - 1)->first < above->first - value) --above;
@@ -73,15 +71,15 @@ void fill(Random& random, std::span<uint8_t> bytes, const std::vector<uint16_t>&
 
 }  // namespace
 
-NdpData::NdpData(NumberKind number, uint64_t bytes) : number_(number), memory_(bytes) {
+NdpData::NdpData(NumberFormat number, uint64_t bytes) : number_(number), memory_(bytes) {
   if (!there()) return;
   Random random(kSeed);
   const auto patterns = normal_patterns(random, number);
-  if (compression::element_bytes(number) == 2)
+  if (element_bytes(number) == 2)
     fill<uint16_t>(random, memory_.bytes(), patterns);
   else
     fill<uint8_t>(random, memory_.bytes(), patterns);
-  if (number != NumberKind::INT8) return;
+  if (number != NumberFormat::INT8) return;
   scales_.resize(bytes / kHeadChannels);
   for (float& scale : scales_) scale = static_cast<float>(1 + uniform(random)) / 48;
 }
@@ -89,7 +87,7 @@ NdpData::NdpData(NumberKind number, uint64_t bytes) : number_(number), memory_(b
 std::vector<ndp::KeyBlock> NdpData::blocks(std::span<const uint8_t> part, uint32_t channels,
                                            uint32_t first_token) const {
   BOWHEAD_ASSERT(scales_.empty() || channels == kHeadChannels);
-  const size_t row_bytes = size_t{channels} * compression::element_bytes(number_);
+  const size_t row_bytes = size_t{channels} * element_bytes(number_);
   std::vector<ndp::KeyBlock> blocks;
   for (size_t at = 0; at + kBlockTokens * row_bytes <= part.size();
        at += kBlockTokens * row_bytes) {
@@ -118,7 +116,7 @@ std::vector<std::vector<ndp::KeyBlock>> Walk::blocks(uint32_t channels) const {
   return by_part;
 }
 
-ndp::Queries make_queries(uint32_t count, uint32_t channels, NumberKind keys) {
+ndp::Queries make_queries(uint32_t count, uint32_t channels, NumberFormat keys) {
   Random random(kSeed + 1);
   std::vector<float> values = normal_numbers(random, size_t{count} * channels);
   for (float& value : values) value = ndp::from_bf16(ndp::to_bf16(value));

@@ -18,11 +18,11 @@ inline constexpr uint32_t kBlockTokens = 512;
 class NdpData {
  public:
   /// `bytes`: a multiple of those of a block of kHeadChannels.
-  NdpData(ndp::NumberKind number, uint64_t bytes);
+  NdpData(NumberFormat number, uint64_t bytes);
 
   /// False: there was no memory.
   bool there() const { return memory_.data() != nullptr; }
-  ndp::NumberKind number() const { return number_; }
+  NumberFormat number() const { return number_; }
   uint64_t bytes() const { return memory_.bytes().size(); }
   std::span<const uint8_t> part(uint64_t from, uint64_t size) const {
     return memory_.bytes().subspan(from, size);
@@ -33,7 +33,7 @@ class NdpData {
                                     uint32_t first_token) const;
 
  private:
-  const ndp::NumberKind number_;
+  const NumberFormat number_;
   const PrivateMemory memory_;
   std::vector<float> scales_;  ///< by token of kHeadChannels; empty: 1
 };
@@ -49,6 +49,6 @@ struct Walk {
 };
 
 /// Queries that are bf16, as models have them.
-ndp::Queries make_queries(uint32_t count, uint32_t channels, ndp::NumberKind keys);
+ndp::Queries make_queries(uint32_t count, uint32_t channels, NumberFormat keys);
 
 }  // namespace bowhead::bench

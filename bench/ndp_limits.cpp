@@ -29,11 +29,10 @@ void read_memory(const void* data, size_t bytes) {
   asm volatile("" : : "r"(all));  // somebody wants it
 }
 
-const Multiplication& multiplication(compression::NumberKind keys) {
-  using compression::NumberKind;
+const Multiplication& multiplication(NumberFormat keys) {
   const LimitKernels& kernels = limit_kernels();
-  if (keys == NumberKind::FP16) return kernels.floats;
-  return keys == NumberKind::INT8 ? kernels.int16 : kernels.bf16;
+  if (keys == NumberFormat::FP16) return kernels.floats;
+  return keys == NumberFormat::INT8 ? kernels.int16 : kernels.bf16;
 }
 
 }  // namespace bowhead::bench

@@ -19,7 +19,7 @@ struct Multiplication {
   /// no memory, no sum that waits for another. Returns how many times.
   uint64_t (*run)(uint64_t count);
 };
-const Multiplication& multiplication(compression::NumberKind keys);
+const Multiplication& multiplication(NumberFormat keys);
 
 // ---- per instruction set ----
 

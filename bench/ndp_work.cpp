@@ -38,7 +38,7 @@ class Read final : public Work {
 
 class Multiply final : public Work {
  public:
-  Multiply(ndp::NumberKind keys, size_t cores, uint64_t count)
+  Multiply(NumberFormat keys, size_t cores, uint64_t count)
       : multiplication_(multiplication(keys)), count_(count), made_(cores) {}
   uint64_t amount() const override {
     uint64_t sum = 0;
@@ -320,7 +320,7 @@ void pin_to(int cpu) {
 }  // namespace
 
 Works make_read(const Walk& walk) { return std::make_unique<Read>(walk); }
-Works make_multiply(ndp::NumberKind keys, size_t cores, uint64_t count) {
+Works make_multiply(NumberFormat keys, size_t cores, uint64_t count) {
   return std::make_unique<Multiply>(keys, cores, count);
 }
 Works make_topk(const Walk& walk, uint32_t queries) {

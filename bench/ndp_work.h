@@ -27,7 +27,7 @@ using Works = std::unique_ptr<Work>;
 
 Works make_read(const Walk& walk);
 /// With the instruction that multiplies keys of a kind; `count` on each core.
-Works make_multiply(ndp::NumberKind keys, size_t cores, uint64_t count);
+Works make_multiply(NumberFormat keys, size_t cores, uint64_t count);
 
 inline constexpr uint32_t kWantedHits = 64;
 /// Scores of all keys and the best kWantedHits of each query.

@@ -38,7 +38,7 @@ struct RecallReport {
   std::array<Precision, kMostPlanes> precisions;
 };
 
-std::vector<float> floats_of(NumberKind kind, ConstBytes bytes) {
+std::vector<float> floats_of(NumberFormat kind, ConstBytes bytes) {
   std::vector<float> values(bytes.size() / 2);
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<float>(value_of(kind, bytes[2 * i] | uint32_t{bytes[2 * i + 1]} << 8));

@@ -3,6 +3,8 @@
 
 #include <bowhead/format/frame.h>
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "base/checksum.h"
@@ -19,6 +21,30 @@ uint32_t table_checksum(const bh_frame_header& header, ConstBytes table) {
   return static_cast<uint32_t>(hash64(table.data(), table.size(), hash64(&header, kBefore)));
 }
 
+Result<Shape> shape_of(const KvLayout& l, uint64_t payload_bytes) {
+  const auto no = [](std::string text) {
+    return Error{Status::NOT_SUPPORTED, "compression of a layout: " + std::move(text)};
+  };
+  if (l.parts == 2 && l.key_channels != l.value_channels)
+    return no(fmt::format("keys have {} channels and values {}; as many are possible",
+                          l.key_channels, l.value_channels));
+  if (l.scale_place != BH_SCALES_ELSEWHERE) return no("scales in the block are not possible");
+  if (!is_opaque(l) && number_of(number_format(l)) == nullptr)
+    return no(fmt::format("numbers of {} are not possible", number_name(number_format(l))));
+  const bool heads_first = l.order == BH_ORDER_HEADS_FIRST;
+  const uint32_t channels = heads_first ? l.key_channels : uint32_t{l.heads} * l.key_channels;
+  if (channels > UINT16_MAX)
+    return no(
+        fmt::format("{} channels of all heads of a token are more than {}", channels, UINT16_MAX));
+  const auto tokens = tokens_in(l, payload_bytes);
+  if (is_opaque(l) || !tokens)
+    return Shape{NumberFormat::BYTES, 1, static_cast<uint32_t>(payload_bytes), 1, {}};
+  const uint32_t outer = uint32_t{l.layers} * l.parts * (heads_first ? l.heads : 1u);
+  const bool turns = l.rotary == BH_ROTARY_HALVES && l.rotary_channels == l.key_channels;
+  return Shape{number_format(l), outer, static_cast<uint32_t>(*tokens), channels,
+               turns ? rotary_of(rotary_base(l), l.rotary_channels) : Rotary{}};
+}
+
 size_t frame_bound(const Shape& shape) {
   if (!valid_shape(shape)) return 0;
   const Tiling tiling = tiling_of(shape.outer, shape.tokens, tile_tokens_of(shape));
@@ -26,22 +52,22 @@ size_t frame_bound(const Shape& shape) {
 }
 
 bool valid_shape(const Shape& shape) {
-  const bool known = shape.number == NumberKind::BYTES || number_of(shape.number) != nullptr;
+  const bool known = shape.number == NumberFormat::BYTES || number_of(shape.number) != nullptr;
   const Rotary& rotary = shape.rotary;
   const bool turns = rotary.dim != 0;
   const bool turnable = rotary.dim % 2 == 0 && rotary.ratio != 0 &&
                         shape.channels % std::max<uint32_t>(rotary.dim, 1) == 0;
   return known && shape.outer > 0 && shape.tokens > 0 && shape.channels > 0 &&
          shape.channels <= UINT16_MAX &&
-         (shape.number != NumberKind::BYTES || shape.channels == 1) &&
-         (turns ? turnable && shape.number != NumberKind::BYTES : rotary.ratio == 0) &&
+         (shape.number != NumberFormat::BYTES || shape.channels == 1) &&
+         (turns ? turnable && shape.number != NumberFormat::BYTES : rotary.ratio == 0) &&
          shape.size_bytes() / shape.outer / shape.tokens == shape.row_bytes() &&
          shape.size_bytes() <= kMaxValuesBytes;
 }
 
 uint32_t tile_tokens_of(const Shape& shape) {
   constexpr uint64_t kTileBytes = 64 << 10, kGoodTokens = 128;
-  if (shape.number == NumberKind::BYTES)
+  if (shape.number == NumberFormat::BYTES)
     return static_cast<uint32_t>(std::min<uint64_t>(shape.tokens, kTileBytes - 1024));
   const uint64_t row = shape.row_bytes();
   const uint64_t most = kMaxTileValuesBytes / row;
@@ -61,12 +87,12 @@ Result<Frame> open_frame(ConstBytes bytes) {
                  "a frame is of a version that this build does not know"};
   Frame frame;
   frame.bytes = bytes;
-  frame.shape = {static_cast<NumberKind>(header.number),
+  frame.shape = {static_cast<NumberFormat>(header.number),
                  header.outer,
                  header.tokens,
                  header.channels,
                  {header.rotary_dim, header.rotary_ratio}};
-  const bool known = frame.shape.number == NumberKind::BYTES || number_of(frame.shape.number);
+  const bool known = frame.shape.number == NumberFormat::BYTES || number_of(frame.shape.number);
   if (!known)
     return Error{Status::UNSUPPORTED_CODEC,
                  "a frame is of a kind of number that this build does not know"};

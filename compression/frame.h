@@ -23,6 +23,7 @@
 #include <span>
 #include <vector>
 
+#include "base/kv_layout.h"
 #include "base/status.h"
 #include "compression/centre.h"
 #include "compression/number.h"
@@ -33,7 +34,7 @@ using Bytes = std::span<uint8_t>;
 using ConstBytes = std::span<const uint8_t>;
 
 struct Shape {
-  NumberKind number = NumberKind::BYTES;
+  NumberFormat number = NumberFormat::BYTES;
   uint32_t outer = 1;     ///< layers, K and V, heads: whatever lies around the tokens
   uint32_t tokens = 0;    ///< BYTES: how many bytes
   uint32_t channels = 1;  ///< 1 to 65,535; BYTES: 1
@@ -48,6 +49,12 @@ enum class Profile : uint8_t {
   BALANCED,  ///< ZSTD where it saves an eighth of a plane
   DENSE      ///< ZSTD wherever it saves
 };
+
+/// What a payload of this layout is to frames. Rotary embedding helps where it turns the halves of
+/// whole heads; else it is left out, and the frames are larger. A payload of a length that no
+/// number of tokens has is BYTES. NOT_SUPPORTED: K and V of different channels, scales in the
+/// block, fp32, rows of more than 65,535 channels.
+Result<Shape> shape_of(const KvLayout& layout, uint64_t payload_bytes);
 
 /// The most that a frame of this shape takes: the values, and what says so.
 size_t frame_bound(const Shape& shape);

@@ -9,7 +9,7 @@ namespace {
 constexpr uint32_t kBlockThreads = 128;
 constexpr uint32_t kBlockWarps = kBlockThreads / kWarpLanes;
 
-template <FloatKind kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>
+template <NumberFormat kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>
 __global__ void __launch_bounds__(kBlockThreads, 2)
     attend(const __grid_constant__ Attend work, uint32_t units) {
   const uint32_t unit = blockIdx.x * kBlockWarps + threadIdx.x / kWarpLanes;
@@ -27,7 +27,7 @@ cudaError_t launch_kernel(const Attend& work, cudaStream_t stream) {
   if (units == 0) return cudaSuccess;
   Kernel kernel = nullptr;
   with_attend_shape(
-      work, [&]<FloatKind kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>() {
+      work, [&]<NumberFormat kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>() {
         kernel = attend<kNumber, kRowLanes, kVectors, kHeads>;
       });
   const dim3 grid((units + kBlockWarps - 1) / kBlockWarps);

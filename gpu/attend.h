@@ -57,7 +57,7 @@ constexpr uint64_t attend_units(const Attend& work) {
 }
 
 /// One unit of these.
-template <FloatKind kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>
+template <NumberFormat kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>
 class RunAttender {
  public:
   BOWHEAD_WARP_CODE RunAttender(const Attend& work, uint32_t unit) : work_(work) {
@@ -302,7 +302,7 @@ class RunAttender {
 template <class F>
 void with_attend_shape(const Attend& work, F f) {
   const AttendShape shape = attend_shape(work);
-  const auto by_heads = [&]<FloatKind kNumber, uint32_t kRowLanes>() {
+  const auto by_heads = [&]<NumberFormat kNumber, uint32_t kRowLanes>() {
     switch (shape.heads) {
       case 1:
         return f.template operator()<kNumber, kRowLanes, 1, 1>();
@@ -314,14 +314,14 @@ void with_attend_shape(const Attend& work, F f) {
         return f.template operator()<kNumber, kRowLanes, 1, 16>();
     }
   };
-  const auto by_rows = [&]<FloatKind kNumber>() {
+  const auto by_rows = [&]<NumberFormat kNumber>() {
     if (shape.vectors == 3) return f.template operator()<kNumber, 32, 3, 4>();
     if (shape.vectors == 2) return f.template operator()<kNumber, 32, 2, 4>();
     return shape.row_lanes == 32 ? by_heads.template operator()<kNumber, 32>()
                                  : by_heads.template operator()<kNumber, 16>();
   };
-  return work.number == FloatKind::BF16 ? by_rows.template operator()<FloatKind::BF16>()
-                                        : by_rows.template operator()<FloatKind::FP16>();
+  return work.number == NumberFormat::BF16 ? by_rows.template operator()<NumberFormat::BF16>()
+                                           : by_rows.template operator()<NumberFormat::FP16>();
 }
 
 }  // namespace BOWHEAD_LANES

@@ -24,14 +24,14 @@ struct Dimension {
 Result<void> check_part(const KvCache& cache, size_t at) {
   const PagedPart& part = cache.parts[at];
   const auto where =
-      fmt::format("part {} of layer {}", at % cache.layer_parts, at / cache.layer_parts);
+      fmt::format("part {} of layer {}", at % cache.layout.parts, at / cache.layout.parts);
   if (part.base == nullptr) return refuse(where + ": a null pointer");
   std::array<Dimension, 3> dimensions = {{{"pages", part.page_stride_bytes, cache.pages},
                                           {"tokens", part.token_stride_bytes, cache.page_tokens},
-                                          {"heads", part.head_stride_bytes, cache.heads}}};
+                                          {"heads", part.head_stride_bytes, cache.layout.heads}}};
   std::sort(dimensions.begin(), dimensions.end(),
             [](const Dimension& a, const Dimension& b) { return a.stride_bytes < b.stride_bytes; });
-  uint64_t needed = cache.row_bytes;
+  uint64_t needed = cache.row_bytes();
   for (const Dimension& dimension : dimensions) {
     if (dimension.count == 1) continue;
     if (dimension.stride_bytes < needed)
@@ -57,36 +57,47 @@ bool share_pages(const KvCache& cache, const PagedPart& a, const PagedPart& b) {
 }  // namespace
 
 uint32_t KvCache::unit_bytes() const {
-  uint64_t all = row_bytes | 16;
+  uint64_t all = row_bytes() | 16;
   for (const PagedPart& part : parts)
     all |= reinterpret_cast<uintptr_t>(part.base) | part.page_stride_bytes |
            part.token_stride_bytes | part.head_stride_bytes;
   return static_cast<uint32_t>(all & -all);
 }
 
+Result<void> check_rows(const KvLayout& layout) {
+  if (auto good = check_layout(layout); !good) return good;
+  const auto unsupported = [](std::string why) {
+    return Error{Status::NOT_SUPPORTED, "layout, on a GPU: " + std::move(why)};
+  };
+  if (is_opaque(layout)) return unsupported("opaque values have no rows");
+  if (layout.parts == 2 && layout.key_channels != layout.value_channels)
+    return unsupported(
+        fmt::format("keys of {} channels and values of {}; rows of one length are "
+                    "possible",
+                    layout.key_channels, layout.value_channels));
+  if (layout.scale_place != BH_SCALES_ELSEWHERE)
+    return unsupported("scales in the block; elsewhere they may be");
+  return {};
+}
+
+Result<void> check_stored_layout(Pool& pool, NamespaceId ns, const KvLayout& layout) {
+  const auto stored = pool.value_format(ns);
+  if (!stored) return stored.error();
+  if (const auto differs = difference(stored->layout, layout))
+    return Error{Status::LAYOUT_MISMATCH,
+                 fmt::format("blocks of this namespace have another layout: {}", *differs)};
+  return {};
+}
+
 Result<void> check_cache(const KvCache& cache) {
-  if (cache.layers == 0 || cache.layer_parts == 0 || cache.heads == 0 || cache.page_tokens == 0 ||
-      cache.pages == 0 || cache.row_bytes == 0)
-    return refuse(
-        fmt::format("a cache of {} layers, {} parts, {} heads, {} pages of {} tokens, rows "
-                    "of {} bytes: none may be 0",
-                    cache.layers, cache.layer_parts, cache.heads, cache.pages, cache.page_tokens,
-                    cache.row_bytes));
-  if (cache.layer_parts > 2)
-    return refuse(fmt::format("{} parts of each layer: K and V make 2, latent attention has 1",
-                              cache.layer_parts));
-  // One factor after the other: no product of two 32-bit numbers passes 64 bits.
-  uint64_t token_bytes = cache.row_bytes;
-  for (const uint32_t factor : {cache.heads, cache.layer_parts, cache.layers}) {
-    token_bytes *= factor;
-    if (token_bytes > kMostPayloadBytes)
-      return refuse(fmt::format("a token of more than {} bytes", kMostPayloadBytes));
-  }
-  if (cache.parts.size() != size_t{cache.layers} * cache.layer_parts)
+  if (auto good = check_rows(cache.layout); !good) return good;
+  if (cache.page_tokens == 0 || cache.pages == 0)
+    return refuse(fmt::format("a cache of {} pages of {} tokens: neither may be 0", cache.pages,
+                              cache.page_tokens));
+  const KvLayout& layout = cache.layout;
+  if (cache.parts.size() != size_t{layout.layers} * layout.parts)
     return refuse(fmt::format("{} addresses of parts, while {} layers have {}", cache.parts.size(),
-                              cache.layers, size_t{cache.layers} * cache.layer_parts));
-  if (cache.order != PayloadOrder::HEADS_FIRST && cache.order != PayloadOrder::TOKENS_FIRST)
-    return refuse(fmt::format("payload order {}", static_cast<uint32_t>(cache.order)));
+                              layout.layers, size_t{layout.layers} * layout.parts));
   for (size_t i = 0; i < cache.parts.size(); ++i) {
     if (auto good = check_part(cache, i); !good) return good;
   }
@@ -98,14 +109,15 @@ Result<void> check_memory(Device& device, const KvCache& cache) {
     const PagedPart& part = cache.parts[i];
     const uint8_t* const last = part.base + (cache.pages - 1) * part.page_stride_bytes +
                                 (cache.page_tokens - 1) * part.token_stride_bytes +
-                                (cache.heads - 1) * part.head_stride_bytes + cache.row_bytes - 1;
+                                (cache.layout.heads - 1u) * part.head_stride_bytes +
+                                cache.row_bytes() - 1;
     for (const uint8_t* end : {static_cast<const uint8_t*>(part.base), last}) {
       const auto kind = device.classify(end);
       if (!kind) return kind.error();
       if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
         return refuse(
             fmt::format("part {} of layer {} {} in {} memory, which this device does not reach",
-                        i % cache.layer_parts, i / cache.layer_parts,
+                        i % cache.layout.parts, i / cache.layout.parts,
                         end == last ? "ends" : "begins", pointer_kind_name(*kind)));
     }
   }
@@ -165,15 +177,15 @@ void add_rows(RunMaker& runs, uint8_t* first, size_t stride_bytes, uint32_t coun
 
 void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_layer,
               uint32_t some_layers, const RunMaker::Each& each) {
-  RunMaker runs(cache.part_bytes(range.tokens) * cache.layer_parts * first_layer, each);
-  const bool heads_first = cache.order == PayloadOrder::HEADS_FIRST;
-  const uint64_t heads_bytes = uint64_t{cache.heads} * cache.row_bytes;
-  const size_t first_part = size_t{first_layer} * cache.layer_parts;
-  for (size_t p = first_part; p < first_part + size_t{some_layers} * cache.layer_parts; ++p) {
+  RunMaker runs(cache.part_bytes(range.tokens) * cache.layout.parts * first_layer, each);
+  const bool heads_first = row_order(cache.layout) == RowOrder::HEADS_FIRST;
+  const uint64_t heads_bytes = uint64_t{cache.layout.heads} * cache.row_bytes();
+  const size_t first_part = size_t{first_layer} * cache.layout.parts;
+  for (size_t p = first_part; p < first_part + size_t{some_layers} * cache.layout.parts; ++p) {
     const PagedPart& part = cache.parts[p];
     if (p != first_part && !share_pages(cache, cache.parts[p - 1], part)) runs.end_run();
-    const bool joined = part.head_stride_bytes == cache.row_bytes || cache.heads == 1;
-    for (uint32_t head = 0; head < (heads_first ? cache.heads : 1); ++head) {
+    const bool joined = part.head_stride_bytes == cache.row_bytes() || cache.layout.heads == 1;
+    for (uint32_t head = 0; head < (heads_first ? cache.layout.heads : 1); ++head) {
       const uint32_t end = range.first_token + range.tokens;
       for (uint32_t token = range.first_token, some = 0; token < end; token += some) {
         some = std::min(end - token, cache.page_tokens - token % cache.page_tokens);
@@ -182,13 +194,13 @@ void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_laye
                                token % cache.page_tokens * part.token_stride_bytes;
         if (heads_first) {
           add_rows(runs, first + head * part.head_stride_bytes, part.token_stride_bytes, some,
-                   cache.row_bytes);
+                   cache.row_bytes());
         } else if (joined) {
           add_rows(runs, first, part.token_stride_bytes, some, heads_bytes);
         } else {
           for (uint32_t t = 0; t < some; ++t)
-            add_rows(runs, first + t * part.token_stride_bytes, part.head_stride_bytes, cache.heads,
-                     cache.row_bytes);
+            add_rows(runs, first + t * part.token_stride_bytes, part.head_stride_bytes,
+                     cache.layout.heads, cache.row_bytes());
         }
       }
     }
@@ -199,13 +211,13 @@ void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_laye
 uint64_t run_bytes(const KvCache& cache, uint32_t tokens) {
   const PagedPart& part = cache.parts.front();
   const uint32_t in_page = std::min(tokens, cache.page_tokens);
-  const bool heads_first = cache.order == PayloadOrder::HEADS_FIRST;
+  const bool heads_first = row_order(cache.layout) == RowOrder::HEADS_FIRST;
   const size_t inner_stride = heads_first ? part.token_stride_bytes : part.head_stride_bytes;
   const size_t outer_stride = heads_first ? part.head_stride_bytes : part.token_stride_bytes;
-  const uint32_t inner = heads_first ? in_page : cache.heads;
-  const uint32_t outer = heads_first ? cache.heads : in_page;
-  if (inner > 1 && inner_stride != cache.row_bytes) return cache.row_bytes;
-  const uint64_t run = uint64_t{inner} * cache.row_bytes;
+  const uint32_t inner = heads_first ? in_page : cache.layout.heads;
+  const uint32_t outer = heads_first ? cache.layout.heads : in_page;
+  if (inner > 1 && inner_stride != cache.row_bytes()) return cache.row_bytes();
+  const uint64_t run = uint64_t{inner} * cache.row_bytes();
   // All tokens of a head that are in one page, then the next head: contiguous if the page is all.
   const bool whole = !heads_first || in_page == tokens;
   return whole && (outer == 1 || outer_stride == run) ? run * outer : run;

@@ -8,36 +8,44 @@
 #include <span>
 #include <vector>
 
+#include "base/kv_layout.h"
 #include "base/status.h"
 #include "gpu/device.h"
 #include "gpu/kernels.h"
+#include "pool/pool.h"
 
 namespace bowhead::gpu {
 
 inline constexpr uint64_t kMostPayloadBytes = uint64_t{1} << 31;  ///< of a block
 
 struct KvCache {
-  /// [layer][part], K before V; latent attention (MLA) has one part with one head.
-  std::vector<PagedPart> parts;
-  uint32_t layers = 0, layer_parts = 2, heads = 0;
+  KvLayout layout = {};          ///< of the blocks: that of their namespace
+  std::vector<PagedPart> parts;  ///< [layer][part], as of the layout
   uint32_t page_tokens = 0;
-  uint32_t pages = 0;                              ///< numbers in block tables are below
-  uint32_t row_bytes = 0;                          ///< of one token of one head
-  PayloadOrder order = PayloadOrder::HEADS_FIRST;  ///< of what is stored; the same wherever it is
-                                                   ///< read
+  uint32_t pages = 0;  ///< numbers in block tables are below
 
+  /// Of one token of one head, of K and of V.
+  uint32_t row_bytes() const { return bowhead::row_bytes(layout, 0); }
   /// Bytes of a layer's K or V, and of all, of so many tokens.
-  uint64_t part_bytes(uint32_t tokens) const { return uint64_t{tokens} * heads * row_bytes; }
-  uint64_t payload_bytes(uint32_t tokens) const {
-    return part_bytes(tokens) * layer_parts * layers;
+  uint64_t part_bytes(uint32_t tokens) const {
+    return uint64_t{tokens} * layout.heads * row_bytes();
   }
+  uint64_t payload_bytes(uint32_t tokens) const { return bowhead::payload_bytes(layout, tokens); }
   /// 16, 8, 4, 2 or 1: bases, strides and rows are multiples of it.
   uint32_t unit_bytes() const;
 };
 
-/// INVALID_ARGUMENT: nothing of something, more than two parts of a layer, a token that is longer
-/// than any payload, parts that are not layers * layer_parts, pages, tokens or heads that overlap.
+/// NOT_SUPPORTED: a layout that kernels cannot move: opaque values, K and V of different lengths,
+/// scales in the block. INVALID_ARGUMENT: what check_layout() returns.
+Result<void> check_rows(const KvLayout& layout);
+
+/// What check_rows() returns; INVALID_ARGUMENT: no pages, parts that are not those of the layout,
+/// pages, tokens or heads that overlap.
 Result<void> check_cache(const KvCache& cache);
+
+/// LAYOUT_MISMATCH, with the field that differs: blocks of the namespace have another layout.
+/// INVALID_ARGUMENT: there is no such namespace.
+Result<void> check_stored_layout(Pool& pool, NamespaceId ns, const KvLayout& layout);
 
 /// INVALID_ARGUMENT: a part begins or ends where the device does not reach it. GPU_LOST, SYSTEM.
 Result<void> check_memory(Device& device, const KvCache& cache);

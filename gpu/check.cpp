@@ -43,7 +43,7 @@ Result<void> check_shape(const T& work) {
   if (work.heads == 0) return wrong("heads is 0: latent attention has 1");
   if (work.page_tokens == 0) return wrong("page_tokens is 0");
   if (work.row_bytes == 0) return wrong("row_bytes is 0");
-  if (work.order != PayloadOrder::HEADS_FIRST && work.order != PayloadOrder::TOKENS_FIRST) {
+  if (work.order != RowOrder::HEADS_FIRST && work.order != RowOrder::TOKENS_FIRST) {
     return wrong("order {} is unknown", static_cast<uint32_t>(work.order));
   }
   return check_layers(work);

@@ -32,8 +32,8 @@ Result<void> check_channels(const char* name, uint32_t channels) {
 }
 
 Result<void> check_shape(const Attend& work) {
-  if (work.number != FloatKind::BF16 && work.number != FloatKind::FP16) {
-    return wrong("number {}: BF16 or FP16", static_cast<uint32_t>(work.number));
+  if (work.number != NumberFormat::BF16 && work.number != NumberFormat::FP16) {
+    return wrong("number is {}: bf16 and fp16 are possible", number_name(work.number));
   }
   if (work.heads == 0) return wrong("heads is 0: latent attention has 1");
   if (work.queries_per_head == 0) return wrong("queries_per_head is 0");
@@ -120,9 +120,9 @@ Result<void> check(const MergeParts& work) {
     return wrong("{} heads of {} sequences are more than one launch can merge", work.heads,
                  work.sequences);
   }
-  if (work.number != FloatKind::BF16 && work.number != FloatKind::FP16 &&
-      work.number != FloatKind::FP32) {
-    return wrong("number {} is unknown", static_cast<uint32_t>(work.number));
+  if (work.number != NumberFormat::BF16 && work.number != NumberFormat::FP16 &&
+      work.number != NumberFormat::FP32) {
+    return wrong("number is {}: bf16, fp16 and fp32 are possible", number_name(work.number));
   }
   if (work.sequences == 0 || work.heads == 0) return {};
   if (auto good = check_address("outputs", work.outputs, 4); !good) return good;

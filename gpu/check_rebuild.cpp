@@ -29,7 +29,7 @@ Result<void> check_address(const char* name, const void* address, uintptr_t mult
 
 Result<void> check_shape(const RebuildTiles& work) {
   const Number* number = compression::number_of(work.number);
-  if (number == nullptr) return wrong("number is {}", compression::number_name(work.number));
+  if (number == nullptr) return wrong("number is {}", number_name(work.number));
   if (work.channels == 0 || work.channels > UINT16_MAX) {
     return wrong("channels is {}: 1 to {}", work.channels, UINT16_MAX);
   }

@@ -114,11 +114,11 @@ DirectReads::Impl::~Impl() {
 /// All but what a job and a layer add.
 Attend DirectReads::Impl::told() const {
   Attend work;
-  work.heads = model_.heads;
+  work.heads = model_.layout.heads;
   work.queries_per_head = model_.queries_per_head;
-  work.key_channels = model_.key_channels;
-  work.value_channels = model_.value_channels;
-  work.number = model_.number;
+  work.key_channels = model_.layout.key_channels;
+  work.value_channels = model_.layout.value_channels;
+  work.number = number_format(model_.layout);
   work.scale = model_.scale;
   return work;
 }
@@ -131,19 +131,20 @@ Result<void> DirectReads::Impl::check_block(size_t number, const BlockToRead& bl
     return wrong("block {}: tokens from {} to {} of {}", number, block.begin, block.end,
                  block.tokens);
   // A token is below 2^31 bytes: open() has seen to that.
-  if (model_.payload_bytes(1) > kMostPayloadBytes / block.tokens)
+  if (payload_bytes(model_.layout, 1) > kMostPayloadBytes / block.tokens)
     return wrong("block {}: {} tokens of {} bytes, which are more than {}", number, block.tokens,
-                 model_.payload_bytes(1), kMostPayloadBytes);
+                 payload_bytes(model_.layout, 1), kMostPayloadBytes);
   return {};
 }
 
 Result<void> DirectReads::Impl::check_span(const AttendSpan& span) {
   if (span.tokens == 0) return wrong("a span of no tokens");
-  const size_t last_row = (model_.layers - 1) * span.layer_stride_bytes +
-                          (model_.heads - 1) * span.head_stride_bytes +
+  const size_t last_row = (model_.layout.layers - 1u) * span.layer_stride_bytes +
+                          (model_.layout.heads - 1u) * span.head_stride_bytes +
                           (span.tokens - 1) * span.token_stride_bytes;
-  auto good = check_reached("keys of a span", span.keys, last_row + model_.key_channels * 2);
-  return good ? check_reached("values of a span", span.values, last_row + model_.value_channels * 2)
+  auto good = check_reached("keys of a span", span.keys, last_row + model_.layout.key_channels * 2);
+  return good ? check_reached("values of a span", span.values,
+                              last_row + model_.layout.value_channels * 2)
               : good;
 }
 
@@ -162,14 +163,17 @@ Result<void> DirectReads::Impl::check_sequences(std::span<const SequenceToRead> 
 
 /// Where kernels find it, of layer 0 and its first token that is looked at.
 AttendSpan DirectReads::Impl::span_of(const BlockToRead& block, const uint8_t* payload) const {
-  const size_t row = size_t{model_.key_channels} * 2;
-  const bool heads_first = model_.order == PayloadOrder::HEADS_FIRST;
+  const auto rows = [&](uint32_t layer, uint32_t part, uint32_t head) {
+    return rows_of(model_.layout, block.tokens, layer, part, head);
+  };
+  const KvRows keys = rows(0, 0, 0);
   AttendSpan span;
-  span.layer_stride_bytes = model_.part_bytes(block.tokens) * model_.layer_parts;
-  span.token_stride_bytes = heads_first ? row : row * model_.heads;
-  span.head_stride_bytes = heads_first ? row * block.tokens : row;
-  span.keys = payload + block.begin * span.token_stride_bytes;
-  span.values = span.keys + (model_.layer_parts == 2 ? model_.part_bytes(block.tokens) : 0);
+  // Only a layout with several of them has a second one.
+  span.layer_stride_bytes = model_.layout.layers > 1 ? rows(1, 0, 0).offset_bytes : 0;
+  span.head_stride_bytes = model_.layout.heads > 1 ? rows(0, 0, 1).offset_bytes : 0;
+  span.token_stride_bytes = keys.stride_bytes;
+  span.keys = payload + block.begin * keys.stride_bytes;
+  span.values = span.keys + (model_.layout.parts == 2 ? rows(0, 1, 0).offset_bytes : 0);
   span.tokens = std::min(block.tokens, block.end) - block.begin;
   return span;
 }
@@ -178,7 +182,7 @@ Status DirectReads::Impl::read(NamespaceId ns, const BlockToRead& block,
                                const DirectReadOptions& options, size_t number, Job& job) {
   if (block.begin == std::min(block.tokens, block.end)) return Status::OK;
   auto reached = lease_reached(pool_, registration_, ns, block.key,
-                               model_.payload_bytes(block.tokens), options.lease_ms);
+                               payload_bytes(model_.layout, block.tokens), options.lease_ms);
   if (!reached) return reached.status();
   job.spans.push_back(span_of(block, reached->payload));
   job.readings.push_back({number, std::move(reached->lease)});
@@ -213,7 +217,7 @@ void DirectReads::Impl::cut(Job& job, const std::vector<uint32_t>& first_spans) 
 
 Result<void> DirectReads::Impl::take_parts(Job& job) {
   const size_t heads = job.runs.size() * model_.query_heads();
-  const size_t needed = aligned(heads * (size_t{model_.value_channels} + 1) * sizeof(float));
+  const size_t needed = aligned(heads * (size_t{model_.layout.value_channels} + 1) * sizeof(float));
   if (needed == 0) return {};
   if (idle_parts_bytes_ < needed) {
     auto parts = device_.allocate(needed);
@@ -254,6 +258,7 @@ Status DirectReads::Impl::drain(Job& job) {
 
 Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
     NamespaceId ns, std::span<const SequenceToRead> sequences, const DirectReadOptions& options) {
+  if (auto good = check_stored_layout(pool_, ns, model_.layout); !good) return good.error();
   if (auto good = check_sequences(sequences); !good) return good.error();
   if (auto good = device_.check_stream(options.stream); !good) return good.error();
   auto job = std::make_shared<Job>();
@@ -294,12 +299,12 @@ Result<void> DirectReads::Impl::check_all_reached(const Job& job, const DecodeQu
                                                   std::span<const MergeSource> others,
                                                   const DecodeAnswers& answers) {
   const size_t heads = size_t{job.sequences} * model_.query_heads();
-  const size_t numbers = heads * model_.value_channels;
+  const size_t numbers = heads * model_.layout.value_channels;
   const size_t queries_bytes = (job.sequences - 1) * queries.sequence_stride_bytes +
                                (model_.query_heads() - 1) * queries.head_stride_bytes +
-                               size_t{model_.key_channels} * 2;
+                               size_t{model_.layout.key_channels} * 2;
   if (auto good = check_reached("queries", queries.data, queries_bytes); !good) return good;
-  const size_t outputs_bytes = numbers * (answers.number == FloatKind::FP32 ? 4 : 2);
+  const size_t outputs_bytes = numbers * (answers.number == NumberFormat::FP32 ? 4 : 2);
   if (auto good = check_reached("outputs", answers.outputs, outputs_bytes); !good) return good;
   if (answers.log_sum_exps != nullptr) {
     if (auto good = check_reached("log-sum-exps", answers.log_sum_exps, heads * 4); !good)
@@ -319,8 +324,8 @@ Result<void> DirectReads::Impl::check_all_reached(const Job& job, const DecodeQu
 Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQueries& queries,
                                        std::span<const MergeSource> others,
                                        const DecodeAnswers& answers) {
-  if (job.is_done || layer >= model_.layers)
-    return wrong("layer {} of {}{}", layer, model_.layers,
+  if (job.is_done || layer >= model_.layout.layers)
+    return wrong("layer {} of {}{}", layer, model_.layout.layers,
                  job.is_done ? ", of a job that is done" : "");
   if (others.size() >= MergeParts::kMostSources)
     return wrong("{} other parts: at most {}", others.size(), MergeParts::kMostSources - 1);
@@ -337,7 +342,8 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
   work.span_count = static_cast<uint32_t>(job.spans.size());
   work.run_count = static_cast<uint32_t>(job.runs.size());
   work.outputs = static_cast<float*>(job.parts);
-  work.log_sum_exps = work.outputs + job.runs.size() * model_.query_heads() * model_.value_channels;
+  work.log_sum_exps =
+      work.outputs + job.runs.size() * model_.query_heads() * model_.layout.value_channels;
   work.spans = job.spans.data();
   work.runs = job.runs.data();
   MergeParts merge;
@@ -346,7 +352,7 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
   for (const MergeSource& other : others) merge.sources[merge.source_count++] = other;
   merge.sequences = job.sequences;
   merge.heads = model_.query_heads();
-  merge.channels = model_.value_channels;
+  merge.channels = model_.layout.value_channels;
   merge.number = answers.number;
   merge.outputs = answers.outputs;
   merge.log_sum_exps = answers.log_sum_exps;
@@ -422,20 +428,16 @@ DirectReads::~DirectReads() = default;
 
 Result<DirectReads> DirectReads::open(Pool& pool, Registration& registration, Device& device,
                                       const AttentionModel& model) {
-  if (model.layers == 0) return wrong("a model of 0 layers");
-  if (model.layer_parts != 1 && model.layer_parts != 2)
-    return wrong("layer_parts is {}: K and V make 2, latent attention has 1", model.layer_parts);
-  if (model.layer_parts == 2 ? model.value_channels != model.key_channels
-                             : model.value_channels > model.key_channels)
-    return wrong("values of {} channels, in rows of {}", model.value_channels, model.key_channels);
-  if (model.order != PayloadOrder::HEADS_FIRST && model.order != PayloadOrder::TOKENS_FIRST)
-    return wrong("payload order {}", static_cast<uint32_t>(model.order));
+  const KvLayout& layout = model.layout;
+  if (auto good = check_rows(layout); !good) return good.error();
+  const NumberFormat number = number_format(layout);
+  if (number != NumberFormat::BF16 && number != NumberFormat::FP16)
+    return Error{Status::NOT_SUPPORTED,
+                 fmt::format("keys of {}; direct reads want bf16 or fp16", number_name(number))};
+  if (layout.scales != BH_SCALES_NONE)
+    return Error{Status::NOT_SUPPORTED, "keys with scales: direct reads know none"};
   auto impl = std::make_unique<Impl>(pool, registration, device, model);
   if (auto good = check(impl->told()); !good) return good.error();
-  // Heads are below 2^31 and rows below 2^11: no product passes 64 bits before it is refused.
-  if (model.part_bytes(1) > kMostPayloadBytes ||
-      model.part_bytes(1) * model.layer_parts > kMostPayloadBytes / model.layers)
-    return wrong("a token of more than {} bytes", kMostPayloadBytes);
   return DirectReads(std::move(impl));
 }
 

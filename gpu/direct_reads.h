@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "base/kv_layout.h"
 #include "base/status.h"
 #include "gpu/device.h"
 #include "gpu/kernels.h"
@@ -34,23 +35,13 @@
 
 namespace bowhead::gpu {
 
-/// A model's attention, and how blocks of a namespace hold what it looks at.
+/// A model's attention to blocks of a namespace.
 struct AttentionModel {
-  uint32_t layers = 0;
-  uint32_t layer_parts = 2;  ///< K before V; latent attention (MLA) has one part with one head
-  uint32_t heads = 0;        ///< of keys and values
-  uint32_t queries_per_head = 0;
-  uint32_t key_channels = 0;    ///< a row of a block
-  uint32_t value_channels = 0;  ///< as many; of latent attention the first ones of a key, or all
-  FloatKind number = FloatKind::BF16;  ///< of queries, keys and values
-  PayloadOrder order = PayloadOrder::HEADS_FIRST;
-  float scale = 0;  ///< of scores, in general 1 / sqrt(key_channels)
+  KvLayout layout = {};           ///< of the blocks; BF16 or FP16, as are queries
+  uint32_t queries_per_head = 0;  ///< query heads that share a head of keys and values
+  float scale = 0;                ///< of scores, in general 1 / sqrt(key_channels)
 
-  uint32_t query_heads() const { return heads * queries_per_head; }
-  uint64_t part_bytes(uint32_t tokens) const { return uint64_t{tokens} * heads * key_channels * 2; }
-  uint64_t payload_bytes(uint32_t tokens) const {
-    return part_bytes(tokens) * layer_parts * layers;
-  }
+  uint32_t query_heads() const { return layout.heads * queries_per_head; }
 };
 
 /// A block, and those of its tokens that are looked at: from `begin` to before `end`.
@@ -81,7 +72,7 @@ struct DecodeQueries {
 /// Where answers go, one behind the other.
 struct DecodeAnswers {
   void* outputs = nullptr;  ///< [sequence][query head][value channel]
-  FloatKind number = FloatKind::FP32;
+  NumberFormat number = NumberFormat::FP32;
   float* log_sum_exps = nullptr;  ///< [sequence][query head], by e, where no source has its own;
                                   ///< null: not wanted
 };

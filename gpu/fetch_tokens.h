@@ -129,7 +129,7 @@ class TokenFetcher {
     const bool is_there = payload != nullptr && token < work_.tokens && at.entry < count_;
     const uint32_t first = block_of(token) * work_.block_tokens, rest = work_.tokens - first;
     const uint32_t block_tokens = rest < work_.block_tokens ? rest : work_.block_tokens;
-    const bool heads_first = work_.order == PayloadOrder::HEADS_FIRST;
+    const bool heads_first = work_.order == RowOrder::HEADS_FIRST;
     const uint32_t row = layer_part_ * work_.heads * block_tokens +
                          head_ * (heads_first ? block_tokens : 1) +
                          (token - first) * (heads_first ? 1 : work_.heads);

@@ -58,12 +58,12 @@ struct FourFloats {
 };
 
 /// Eight numbers, BF16 or FP16.
-template <FloatKind kNumber>
+template <NumberFormat kNumber>
 BOWHEAD_WARP_CODE void unpack(Bytes16 from, float (&to)[8]) {
   BOWHEAD_UNROLL
   for (uint32_t i = 0; i < 8; ++i) {
     const auto word = static_cast<uint32_t>((i < 4 ? from.low : from.high) >> (i % 4 / 2 * 32));
-    if constexpr (kNumber == FloatKind::BF16) {
+    if constexpr (kNumber == NumberFormat::BF16) {
       to[i] = __builtin_bit_cast(float, i % 2 == 0 ? word << 16 : word & 0xFFFF0000);
     } else {
       to[i] = float_from_fp16(i % 2 == 0 ? word & 0xFFFF : word >> 16);

@@ -209,7 +209,7 @@ class FrameDecoder::Impl {
                    fmt::format("values of job {} are {} memory, not this device's", index,
                                pointer_kind_name(*kind))};
     }
-    const uint32_t element = compression::element_bytes(shape.number);
+    const uint32_t element = element_bytes(shape.number);
     const auto address = reinterpret_cast<uintptr_t>(job.values);
     if (address % element != 0) {
       return Error{Status::INVALID_ARGUMENT,

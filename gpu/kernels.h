@@ -12,18 +12,13 @@
 #include <cstdint>
 #include <variant>
 
+#include "base/kv_layout.h"
 #include "compression/centre.h"
 #include "compression/number.h"
 
 namespace bowhead::gpu {
 
 inline constexpr uint32_t kPieceBytes = 4096;
-
-/// In which order a payload holds the rows of a layer's K or V, layer after layer, K before V.
-enum class PayloadOrder : uint32_t {
-  HEADS_FIRST,  ///< all tokens of a head, then the next head: what ndp/ scores best
-  TOKENS_FIRST  ///< all heads of a token, then the next token
-};
 
 /// K or V of one layer in an engine's paged cache: token t of a sequence is in page pages[t /
 /// page_tokens], as its t % page_tokens-th. Any nesting of pages, tokens and heads is a matter of
@@ -55,7 +50,7 @@ struct MovePieces {
   uint32_t heads = 0, page_tokens = 0;
   uint32_t row_bytes = 0;   ///< of one token of one head
   uint32_t unit_bytes = 0;  ///< 16, 8, 4, 2 or 1: bases, strides and rows are multiples of it
-  PayloadOrder order = PayloadOrder::HEADS_FIRST;
+  RowOrder order = RowOrder::HEADS_FIRST;
   MoveKind kind = MoveKind::FROM_PAYLOAD;
 
   const MoveBlock* blocks = nullptr;
@@ -79,8 +74,6 @@ struct MoveFewPieces {
 };
 // With one more number they are what every driver takes as arguments.
 static_assert(sizeof(MoveFewPieces) + sizeof(uint64_t) <= 4096);
-
-enum class FloatKind : uint32_t { BF16, FP16, FP32 };
 
 /// Keys and values of some tokens of a sequence, in a block of the pool or in a page of a cache:
 /// that of `layer`, `head` and `token` has its key at keys + layer * layer_stride_bytes + ..., and
@@ -114,7 +107,7 @@ struct Attend {
   uint32_t heads = 0;                             ///< of keys and values
   uint32_t queries_per_head = 0;                  ///< that share one of these
   uint32_t key_channels = 0, value_channels = 0;  ///< multiples of 8; addresses are of 16 bytes
-  FloatKind number = FloatKind::BF16;             ///< of queries, keys and values: BF16 or FP16
+  NumberFormat number = NumberFormat::BF16;       ///< of queries, keys and values: BF16 or FP16
   float scale = 0;                                ///< of scores, in general 1 / sqrt(key_channels)
 
   float* outputs = nullptr;       ///< [run][query head][value channel]
@@ -138,7 +131,7 @@ struct MergeParts {
   MergeSource sources[kMostSources];
   uint32_t source_count = 0;
   uint32_t sequences = 0, heads = 0, channels = 0;  ///< channels: a multiple of 4
-  FloatKind number = FloatKind::FP32;               ///< of the outputs
+  NumberFormat number = NumberFormat::FP32;         ///< of the outputs
   void* outputs = nullptr;                          ///< [sequence][head][channel]
   float* log_sum_exps = nullptr;                    ///< [sequence][head]; null: not wanted
 };
@@ -173,7 +166,7 @@ struct FetchTokens {
   uint32_t heads = 0, page_tokens = 0;
   uint32_t row_bytes = 0;
   uint32_t unit_bytes = 0;  ///< as in MovePieces
-  PayloadOrder order = PayloadOrder::HEADS_FIRST;
+  RowOrder order = RowOrder::HEADS_FIRST;
 
   TokenLists lists;  ///< from first_layer on
   uint32_t first_layer = 0, some_layers = 0;
@@ -200,7 +193,7 @@ struct RebuildTile {
 struct RebuildTiles {
   static constexpr uint32_t kSlackBytes = 16;  ///< that can be read behind `bytes`
 
-  compression::NumberKind number = compression::NumberKind::BF16;
+  NumberFormat number = NumberFormat::BF16;
   uint32_t channels = 0;
   uint32_t plane_count = 0;       ///< of each value, from the first on
   bool exact = false;             ///< all planes, remainder and exceptions; else the middle

@@ -124,11 +124,11 @@ class PartsMerger {
   BOWHEAD_WARP_CODE void write(size_t at, const float (&values)[kLaneFloats]) const {
     BOWHEAD_UNROLL
     for (uint32_t c = 0; c < kLaneFloats; ++c) {
-      if (work_.number == FloatKind::FP32) {
+      if (work_.number == NumberFormat::FP32) {
         store(static_cast<float*>(work_.outputs) + at + c, values[c]);
       } else {
-        const uint32_t bits = work_.number == FloatKind::BF16 ? bf16_from_float(values[c])
-                                                              : fp16_from_float(values[c]);
+        const uint32_t bits = work_.number == NumberFormat::BF16 ? bf16_from_float(values[c])
+                                                                 : fp16_from_float(values[c]);
         store(static_cast<uint16_t*>(work_.outputs) + at + c, static_cast<uint16_t>(bits));
       }
     }

@@ -53,7 +53,7 @@ class PieceMover {
   BOWHEAD_WARP_CODE PieceMover(const MovePieces& work, const MoveBlock& block)
       : work_(work),
         block_(block),
-        tokens_are_inner_(work.order == PayloadOrder::HEADS_FIRST),
+        tokens_are_inner_(work.order == RowOrder::HEADS_FIRST),
         row_units_(work.row_bytes / kUnitBytes),
         inner_count_(tokens_are_inner_ ? block.tokens : work.heads),
         outer_count_(tokens_are_inner_ ? work.heads : block.tokens),

@@ -33,13 +33,13 @@ Kernel kernel_for(bool exact) {
 
 Kernel kernel_for(const RebuildTiles& work) {
   switch (work.number) {
-    case compression::NumberKind::BF16:
+    case NumberFormat::BF16:
       return kernel_for<0>(work.exact);
-    case compression::NumberKind::FP16:
+    case NumberFormat::FP16:
       return kernel_for<1>(work.exact);
-    case compression::NumberKind::FP8_E4M3:
+    case NumberFormat::FP8_E4M3:
       return kernel_for<2>(work.exact);
-    case compression::NumberKind::FP8_E5M2:
+    case NumberFormat::FP8_E5M2:
       return kernel_for<3>(work.exact);
     default:
       return kernel_for<4>(work.exact);

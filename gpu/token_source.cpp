@@ -121,6 +121,7 @@ Result<void> TokenSource::Impl::open(const SequenceBlocks& blocks,
   if (blocks.keys.size() != count)
     return refuse(fmt::format("{} keys, while {} tokens are {} blocks of {}", blocks.keys.size(),
                               blocks.tokens, count, blocks.block_tokens));
+  if (auto good = check_stored_layout(pool_, blocks.ns, cache_.layout); !good) return good;
   ns_ = blocks.ns;
   room_rows_ = uint64_t{pages.size()} * cache_.page_tokens;
   work_.tokens = blocks.tokens;
@@ -148,13 +149,13 @@ Status TokenSource::Impl::hold(NamespaceId ns, const std::string& key, uint64_t 
 /// Tables do not change: a lease that is renewed has the block where it was.
 Result<void> TokenSource::Impl::queue_tables(std::span<const uint8_t* const> payloads,
                                              std::span<const uint32_t> pages) {
-  work_.layers = cache_.layers;
-  work_.layer_parts = cache_.layer_parts;
-  work_.heads = cache_.heads;
+  work_.layers = cache_.layout.layers;
+  work_.layer_parts = cache_.layout.parts;
+  work_.heads = cache_.layout.heads;
   work_.page_tokens = cache_.page_tokens;
-  work_.row_bytes = cache_.row_bytes;
+  work_.row_bytes = cache_.row_bytes();
   work_.unit_bytes = cache_.unit_bytes();
-  work_.order = cache_.order;
+  work_.order = row_order(cache_.layout);
   const size_t parts_at = aligned(payloads.size_bytes());
   const size_t pages_at = parts_at + aligned(cache_.parts.size() * sizeof(PagedPart));
   const size_t counts_at = pages_at + aligned(pages.size_bytes());
@@ -233,8 +234,8 @@ Result<const void*> TokenSource::Impl::reached(const void* memory, size_t size_b
 
 Result<TokenLists> TokenSource::Impl::reached(TokenLists lists, uint32_t some_layers) const {
   if (some_layers == 0 || lists.most_tokens == 0) return lists;
-  const size_t last_list =
-      size_t{some_layers - 1} * lists.layer_lists + size_t{cache_.heads - 1} * lists.head_lists;
+  const size_t last_list = size_t{some_layers - 1} * lists.layer_lists +
+                           size_t{cache_.layout.heads - 1u} * lists.head_lists;
   const size_t last_token = size_t{lists.most_tokens - 1} * lists.token_stride_bytes;
   const auto tokens = reached(
       lists.tokens, last_list * lists.list_stride_bytes + last_token + sizeof(uint32_t), "tokens");
@@ -353,12 +354,12 @@ Status TokenSource::Impl::renew(Held& held) {
 // ---- TokenSource ----
 
 KvCache dense_cache(KvCache shape, uint8_t* area, uint32_t rows) {
-  const size_t head = size_t{rows} * shape.row_bytes, part = head * shape.heads;
+  const size_t row = shape.row_bytes(), head = rows * row, part = head * shape.layout.heads;
   shape.page_tokens = rows;
   shape.pages = 1;
   shape.parts.clear();
-  for (size_t i = 0; i < size_t{shape.layers} * shape.layer_parts; ++i)
-    shape.parts.push_back({area + i * part, part, shape.row_bytes, head});
+  for (size_t i = 0; i < size_t{shape.layout.layers} * shape.layout.parts; ++i)
+    shape.parts.push_back({area + i * part, part, row, head});
   return shape;
 }
 

@@ -41,8 +41,8 @@ struct SequenceBlocks {
   uint32_t tokens = 0, block_tokens = 0;
 };
 
-/// Where rows go: the i-th of a list to where a sequence with this block table has token i. Layers,
-/// heads, rows and order of the cache are those of the blocks, too.
+/// Where rows go: the i-th of a list to where a sequence with this block table has token i. The
+/// layout is that of the blocks, too.
 struct FetchTarget {
   KvCache cache;
   std::span<const uint32_t> pages;
@@ -59,10 +59,10 @@ class TokenSource {
 
   /// Leases the blocks; what it is given may be gone when it returns. Leases are renewed when half
   /// of their time is over, by whoever polls then: a fetch that waits or takes longer than the rest
-  /// may lapse. The pool, its registration and the device outlive it. Returns what check_cache()
-  /// and check_memory() do; INVALID_ARGUMENT: not as many keys as blocks, no tokens, no time,
-  /// payloads of more than 2 GiB, a page that the cache does not have; NO_SPACE: no memory for its
-  /// tables; GPU_LOST, SYSTEM.
+  /// may lapse. The pool, its registration and the device outlive it. Returns what check_cache(),
+  /// check_memory() and check_stored_layout() do; INVALID_ARGUMENT: not as many keys as blocks, no
+  /// tokens, no time, payloads of more than 2 GiB, a page that the cache does not have; NO_SPACE:
+  /// no memory for its tables; GPU_LOST, SYSTEM.
   static Result<TokenSource> open(Pool& pool, Registration& registration, Device& device,
                                   const SequenceBlocks& blocks, const FetchTarget& target,
                                   uint64_t lease_ms = 30'000);

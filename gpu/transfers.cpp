@@ -98,6 +98,7 @@ class Transfers::Impl {
         registration_(registration),
         device_(device),
         cache_(std::move(cache)),
+        layers_(cache_.layout.layers),
         rooms_(device, most_pinned_bytes) {}
   ~Impl();
 
@@ -116,7 +117,10 @@ class Transfers::Impl {
   Result<Event> take_event();
   bool reach(Moving& block, DeviceAccess access);
   Status stage(Moving& block, bool on_device);
-  Status fetch(NamespaceId ns, const std::string& key, Staging why, Moving& block);
+  Status copy_leased(Moving& block);
+  Status copy_unleased(NamespaceId ns, const std::string& key, bool is_frame, Moving& block);
+  static Status check_length(uint64_t length_bytes, const Moving& block);
+  static void decode_staged(Moving& block, uint64_t frame_bytes);
   Status prepare_spill(NamespaceId ns, const std::string& key, Moving& block);
   Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
                          Moving& block);
@@ -140,6 +144,7 @@ class Transfers::Impl {
   Registration& registration_;
   Device& device_;
   const KvCache cache_;
+  const uint32_t layers_;
   PathCosts costs_;
   Stream streams_[2] = {};  ///< for what is not urgent, and for what is
   Rooms rooms_;
@@ -237,55 +242,75 @@ Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Mo
   return reach(block, DeviceAccess::READ_AND_WRITE) ? Status::OK : stage(block, false);
 }
 
-/// acquire() throws away what this CPU's caches have of the payload before it gives the lease: a
+/// acquire() throws away what this CPU's caches have of what is stored before it gives the lease: a
 /// device's reads look into them.
 Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
                                         const JobOptions& options, Moving& block) {
-  auto lease = pool_.acquire(ns, key, options.lease_ms);
-  const bool copied = lease.status() == Status::COPY_ONLY || lease.status() == Status::CODED ||
-                      lease.status() == Status::LIMIT_REACHED;
-  if (!lease && !copied) return lease.status();
-  if (lease) {
-    block.lease = *lease;
-    if (lease->length_bytes != block.size_bytes)
-      return lease->length_bytes > block.size_bytes ? Status::BUFFER_TOO_SMALL
-                                                    : Status::INVALID_ARGUMENT;
+  auto lease = pool_.acquire(ns, key, options.lease_ms, LeaseOf::STORED);
+  if (lease.status() == Status::COPY_ONLY || lease.status() == Status::LIMIT_REACHED)
+    return copy_unleased(ns, key, /*is_frame=*/false, block);
+  if (!lease) return lease.status();
+  block.lease = *lease;
+  if (const Status fits = check_length(lease->length_bytes, block); fits != Status::OK) return fits;
+  if (lease->codec == BH_CODEC_RAW) {
     block.payload = const_cast<std::byte*>(lease->data);  // kernels read it
     if (reach(block, DeviceAccess::READ)) return Status::OK;
-    const Status over = pool_.release(*block.lease);
-    block.lease.reset();
-    if (over != Status::OK) return over;
   }
-  return fetch(ns, key,
-               lease                             ? block.staged
-               : lease.status() == Status::CODED ? Staging::COMPRESSED
-                                                 : Staging::NO_LEASE,
-               block);
+  return copy_leased(block);
 }
 
-/// What is stored to pinned memory: the payload, or the frame that the device makes it of.
-Status Transfers::Impl::fetch(NamespaceId ns, const std::string& key, Staging why, Moving& block) {
-  block.staged = why;
-  const bool is_compressed = why == Staging::COMPRESSED;
-  if (const Status status = stage(block, is_compressed); status != Status::OK) return status;
+Status Transfers::Impl::check_length(uint64_t length_bytes, const Moving& block) {
+  return length_bytes > block.size_bytes   ? Status::BUFFER_TOO_SMALL
+         : length_bytes < block.size_bytes ? Status::INVALID_ARGUMENT
+                                           : Status::OK;
+}
+
+/// What is stored to pinned memory, and the lease is over: a frame, which the device then decodes,
+/// or a payload that it does not reach.
+Status Transfers::Impl::copy_leased(Moving& block) {
+  const bool is_frame = block.lease->codec == BH_CODEC_FRAME;
+  if (is_frame) block.staged = Staging::COMPRESSED;
+  Status status = stage(block, is_frame);
+  if (status == Status::OK)
+    status = pool_.copy_leased(*block.lease, {block.payload, block.size_bytes});
+  const Status released = pool_.release(*block.lease);
+  const uint64_t stored_bytes = block.lease->stored_bytes;
+  block.lease.reset();
+  // A lease that lapsed explains any bytes.
+  if (released != Status::OK && (status == Status::OK || status == Status::DAMAGED))
+    return released;
+  if (status == Status::OK && is_frame) decode_staged(block, stored_bytes);
+  return status;
+}
+
+/// The same of a block that gives no lease. Memory of the device is taken only for a frame.
+Status Transfers::Impl::copy_unleased(NamespaceId ns, const std::string& key, bool is_frame,
+                                      Moving& block) {
+  block.staged = Staging::NO_LEASE;
+  if (const Status status = stage(block, is_frame); status != Status::OK) return status;
   const auto stored = pool_.get_stored(ns, key, {block.payload, block.size_bytes});
   if (!stored) return stored.status();
-  if (stored->length_bytes != block.size_bytes)
-    return stored->length_bytes > block.size_bytes ? Status::BUFFER_TOO_SMALL
-                                                   : Status::INVALID_ARGUMENT;
-  if (!stored->is_frame) return Status::OK;
-  if (!is_compressed) {  // it was compressed a moment ago
+  if (const Status fits = check_length(stored->length_bytes, block); fits != Status::OK)
+    return fits;
+  if (stored->is_frame && !is_frame) {
     rooms_.give_back(block.staging);
-    return fetch(ns, key, Staging::COMPRESSED, block);
+    return copy_unleased(ns, key, /*is_frame=*/true, block);
   }
-  block.frame_bytes = stored->stored_bytes;
+  if (stored->is_frame) decode_staged(block, stored->stored_bytes);
+  return Status::OK;
+}
+
+/// The pinned half holds a frame, of which the device makes the payload in its half.
+void Transfers::Impl::decode_staged(Moving& block, uint64_t frame_bytes) {
+  block.staged = Staging::COMPRESSED;
+  block.frame_bytes = frame_bytes;
   block.payload = block.staging.device;
   block.device_payload = reinterpret_cast<uint8_t*>(block.staging.device);
-  return Status::OK;
 }
 
 Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
     NamespaceId ns, std::span<const BlockOfTokens> blocks, const JobOptions& options, bool spills) {
+  if (auto good = check_stored_layout(pool_, ns, cache_.layout); !good) return good.error();
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (auto good = check_tokens(cache_, blocks[i].range); !good)
       return Error{good.status(), fmt::format("block {}: {}", i, good.error().message())};
@@ -298,8 +323,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
   job->results.assign(blocks.size(), Status::OK);
   job->staging.assign(blocks.size(), Staging::NONE);
   job->by_layers = options.layers_at_once != 0;
-  job->layers_at_once =
-      job->by_layers ? std::min(options.layers_at_once, cache_.layers) : cache_.layers;
+  job->layers_at_once = job->by_layers ? std::min(options.layers_at_once, layers_) : layers_;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const TokenRange& range = blocks[i].range;
     Moving block;
@@ -342,13 +366,13 @@ Status Transfers::Impl::drain(Job& job) {
 /// All but where parts and blocks lie.
 MovePieces Transfers::Impl::told(const Job& job, uint32_t most_tokens) const {
   MovePieces work;
-  work.layers = cache_.layers;
-  work.layer_parts = cache_.layer_parts;
-  work.heads = cache_.heads;
+  work.layers = layers_;
+  work.layer_parts = cache_.layout.parts;
+  work.heads = cache_.layout.heads;
   work.page_tokens = cache_.page_tokens;
-  work.row_bytes = cache_.row_bytes;
+  work.row_bytes = cache_.row_bytes();
   work.unit_bytes = cache_.unit_bytes();
-  work.order = cache_.order;
+  work.order = row_order(cache_.layout);
   work.kind = job.path == Path::COPIES ? MoveKind::SUM_ONLY
               : job.spills             ? MoveKind::TO_PAYLOAD
                                        : MoveKind::FROM_PAYLOAD;
@@ -363,8 +387,7 @@ Path Transfers::Impl::choose(const Job& job) const {
     bytes += block.size_bytes;
     run = std::max(run, run_bytes(cache_, block.range.tokens));
   }
-  return costs_.faster(job.spills, cache_.unit_bytes(), run,
-                       bytes / cache_.layers * job.layers_at_once);
+  return costs_.faster(job.spills, cache_.unit_bytes(), run, bytes / layers_ * job.layers_at_once);
 }
 
 /// Blocks and their pages go with the kernel's arguments if they are few. Else they lie in one room
@@ -440,7 +463,7 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
   }
   if (auto decoded = decode(job); !decoded) return decoded;
   const bool waits = job.by_layers && job.spills;
-  while (!waits && job.layers_queued < cache_.layers) {
+  while (!waits && job.layers_queued < layers_) {
     if (auto queued = queue_layers(job); !queued) return queued;
   }
   return device_.record(job.last, job.stream);
@@ -504,7 +527,7 @@ std::vector<CopyRun> Transfers::Impl::copy_runs(const Job& job, uint32_t first_l
 /// The next layers, with an event behind them.
 Result<void> Transfers::Impl::queue_layers(Job& job) {
   const uint32_t first = job.layers_queued;
-  const uint32_t some = std::min(job.layers_at_once, cache_.layers - first);
+  const uint32_t some = std::min(job.layers_at_once, layers_ - first);
   job.work.first_layer = job.on_host.first_layer = first;
   job.work.some_layers = job.on_host.some_layers = some;
   if (auto good = check(job.on_host); !good) return good;
@@ -524,32 +547,31 @@ Result<void> Transfers::Impl::queue_layers(Job& job) {
 }
 
 Result<void> Transfers::Impl::wait_layer(const Job& job, uint32_t layer, Stream stream) {
-  if (job.is_done || job.spills || layer >= cache_.layers)
-    return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("layer {} of {}, of {}", layer, cache_.layers,
-                             job.is_done  ? "a job that is done"
-                             : job.spills ? "a spill"
-                                          : "a restore")};
+  if (job.is_done || job.spills || layer >= layers_)
+    return Error{Status::INVALID_ARGUMENT, fmt::format("layer {} of {}, of {}", layer, layers_,
+                                                       job.is_done  ? "a job that is done"
+                                                       : job.spills ? "a spill"
+                                                                    : "a restore")};
   if (auto good = device_.check_stream(stream); !good) return good;
   if (job.events.empty()) return {};  // no block moves
   return device_.wait(stream, job.events[layer / job.layers_at_once]);
 }
 
 Result<void> Transfers::Impl::layer_ready(Job& job, uint32_t layer, Stream stream) {
-  if (job.is_done || layer >= cache_.layers || !job.spills || !job.by_layers)
+  if (job.is_done || layer >= layers_ || !job.spills || !job.by_layers)
     return Error{
         Status::INVALID_ARGUMENT,
-        fmt::format("layer {} of {}, of {}", layer, cache_.layers,
+        fmt::format("layer {} of {}, of {}", layer, layers_,
                     job.is_done                   ? "a job that is done"
                     : job.spills && job.by_layers ? "a spill"
                                                   : "a job that does not wait for layers")};
   if (auto good = device_.check_stream(stream); !good) return good;
   const auto is_ready = [&] {
-    return std::min(job.layers_queued + job.layers_at_once, cache_.layers) <= layer + 1;
+    return std::min(job.layers_queued + job.layers_at_once, layers_) <= layer + 1;
   };
-  if (!job.waits_for_layers(cache_.layers) || !is_ready()) return {};
+  if (!job.waits_for_layers(layers_) || !is_ready()) return {};
   auto queued = follow(job, stream);
-  while (queued && job.layers_queued < cache_.layers && is_ready()) queued = queue_layers(job);
+  while (queued && job.layers_queued < layers_ && is_ready()) queued = queue_layers(job);
   // Also behind what was queued before something failed.
   const auto recorded = device_.record(job.last, job.stream);
   if (queued) queued = recorded;
@@ -562,7 +584,7 @@ Result<void> Transfers::Impl::layer_ready(Job& job, uint32_t layer, Stream strea
 
 bool Transfers::Impl::poll(Job& job) {
   if (job.is_done) return true;
-  if (job.waits_for_layers(cache_.layers)) return false;
+  if (job.waits_for_layers(layers_)) return false;
   if (job.last != nullptr && job.asked == Status::OK) {
     const auto done = device_.is_done(job.last);
     if (done && !*done) return false;
@@ -576,7 +598,7 @@ void Transfers::Impl::wait(Job& job) {
   if (job.is_done) return;
   if (job.last != nullptr && job.asked == Status::OK)
     job.asked = device_.synchronize(job.last).status();
-  if (job.asked == Status::OK && job.waits_for_layers(cache_.layers)) return;
+  if (job.asked == Status::OK && job.waits_for_layers(layers_)) return;
   finish(job, job.asked);
 }
 

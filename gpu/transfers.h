@@ -106,10 +106,10 @@ class Transfers {
   const PathCosts& path_costs() const;
 
   /// Starts to store blocks under their keys. Those whose keys are stored are done. Returns what
-  /// check_tokens() does, with the number of the block; INVALID_ARGUMENT: a stream of another
-  /// device or one from which a graph is being recorded, or blocks of more than 2^31 pieces
-  /// together; NO_SPACE: no memory for the job (other jobs may have it); GPU_LOST, SYSTEM. Then
-  /// nothing is stored.
+  /// check_stored_layout() does; what check_tokens() does, with the number of the block;
+  /// INVALID_ARGUMENT: a stream of another device or one from which a graph is being recorded, or
+  /// blocks of more than 2^31 pieces together; NO_SPACE: no memory for the job (other jobs may have
+  /// it); GPU_LOST, SYSTEM. Then nothing is stored.
   Result<std::shared_ptr<Job>> spill(NamespaceId ns, std::span<const BlockOfTokens> blocks,
                                      const JobOptions& options);
   /// Starts to fetch blocks into their pages. The same statuses.

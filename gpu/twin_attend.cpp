@@ -9,7 +9,7 @@ inline namespace BOWHEAD_LANES {
 void run_on_cpu(const Attend& work) {
   const auto units = static_cast<uint32_t>(attend_units(work));
   with_attend_shape(
-      work, [&]<FloatKind kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>() {
+      work, [&]<NumberFormat kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>() {
         run_warps(units, [&](uint32_t unit, uint32_t) {
           RunAttender<kNumber, kRowLanes, kVectors, kHeads>(work, unit).attend();
         });

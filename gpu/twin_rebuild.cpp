@@ -25,15 +25,15 @@ void run(const RebuildTiles& work) {
 
 void run_on_cpu(const RebuildTiles& work) {
   switch (work.number) {
-    case compression::NumberKind::BF16:
+    case NumberFormat::BF16:
       return run<0>(work);
-    case compression::NumberKind::FP16:
+    case NumberFormat::FP16:
       return run<1>(work);
-    case compression::NumberKind::FP8_E4M3:
+    case NumberFormat::FP8_E4M3:
       return run<2>(work);
-    case compression::NumberKind::FP8_E5M2:
+    case NumberFormat::FP8_E5M2:
       return run<3>(work);
-    case compression::NumberKind::INT8:
+    case NumberFormat::INT8:
       return run<4>(work);
     default:
       BOWHEAD_ASSERT(false);

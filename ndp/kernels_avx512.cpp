@@ -603,13 +603,13 @@ void score_in_parts(const Queries& queries, const Rows& keys, uint32_t first, ui
 void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
            float* scores) {
   switch (keys.number) {
-    case NumberKind::BF16:
+    case NumberFormat::BF16:
       return score_in_parts<Bf16Units>(queries, keys, first, count, scores);
-    case NumberKind::FP8_E4M3:
+    case NumberFormat::FP8_E4M3:
       return score_in_parts<Fp8Units<E4m3>>(queries, keys, first, count, scores);
-    case NumberKind::FP8_E5M2:
+    case NumberFormat::FP8_E5M2:
       return score_in_parts<Fp8Units<E5m2>>(queries, keys, first, count, scores);
-    case NumberKind::FP16:
+    case NumberFormat::FP16:
       return score_as<Fp16Units, 1>(queries, keys, first, count, scores);
     default:
       return score_as<Int8Units, 2>(queries, keys, first, count, scores);
@@ -774,7 +774,7 @@ void weigh_floats(const float* weights, const Rows& values, uint32_t first, uint
     for (FloatPair& lane : lanes) lane = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (uint32_t i = 0; i < count; ++i) {
       const uint8_t* row = values.row(first + i);
-      fetch_ahead(row + channel * compression::element_bytes(values.number), values.stride_bytes);
+      fetch_ahead(row + channel * element_bytes(values.number), values.stride_bytes);
       const FloatPair value = Kind::load(row, channel, channels);
 #pragma GCC unroll 8
       for (uint32_t q = 0; q < kQueries; ++q) {
@@ -811,13 +811,13 @@ void weigh_as_floats(const float* weights, uint32_t queries, const Rows& values,
 void weigh(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
            uint32_t count, float* sums, size_t stride) {
   switch (values.number) {
-    case NumberKind::BF16:
+    case NumberFormat::BF16:
       return weigh_as_pairs<Bf16>(weights, queries, values, first, count, sums, stride);
-    case NumberKind::FP8_E4M3:
+    case NumberFormat::FP8_E4M3:
       return weigh_as_pairs<E4m3>(weights, queries, values, first, count, sums, stride);
-    case NumberKind::FP8_E5M2:
+    case NumberFormat::FP8_E5M2:
       return weigh_as_pairs<E5m2>(weights, queries, values, first, count, sums, stride);
-    case NumberKind::FP16:
+    case NumberFormat::FP16:
       return weigh_as_floats<Fp16>(weights, queries, values, first, count, sums, stride);
     default:
       return weigh_as_floats<Int8Floats>(weights, queries, values, first, count, sums, stride);
@@ -915,7 +915,7 @@ struct Bounds {
 
 template <class Kind>
 void bounds_as(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
-  const uint32_t bytes = compression::element_bytes(keys.number);
+  const uint32_t bytes = element_bytes(keys.number);
   for (uint32_t channel = 0; channel < keys.channels; channel += 32) {
     const uint32_t channels = std::min(keys.channels - channel, 32u);
     Bounds a, b;
@@ -998,13 +998,13 @@ struct Fp8Floats {
 
 void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
   switch (keys.number) {
-    case NumberKind::BF16:
+    case NumberFormat::BF16:
       return bounds_as<Bf16Floats>(keys, first, count, least, largest);
-    case NumberKind::FP8_E4M3:
+    case NumberFormat::FP8_E4M3:
       return bounds_as<Fp8Floats<4, false>>(keys, first, count, least, largest);
-    case NumberKind::FP8_E5M2:
+    case NumberFormat::FP8_E5M2:
       return bounds_as<Fp8Floats<5, true>>(keys, first, count, least, largest);
-    case NumberKind::FP16:
+    case NumberFormat::FP16:
       return bounds_as<Fp16>(keys, first, count, least, largest);
     default:
       return bounds_as<Int8Floats>(keys, first, count, least, largest);

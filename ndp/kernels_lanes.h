@@ -47,17 +47,17 @@ BOWHEAD_INLINE Floats widened(Words magnitude, Words sign, float factor, uint32_
                 sign);
 }
 
-template <NumberKind kNumber>
+template <NumberFormat kNumber>
 BOWHEAD_INLINE Floats convert(const void* at) {
-  if constexpr (kNumber == NumberKind::BF16) {
+  if constexpr (kNumber == NumberFormat::BF16) {
     return Floats(__builtin_convertvector(load<HalfWords>(at), Words) << 16);
-  } else if constexpr (kNumber == NumberKind::FP16) {
+  } else if constexpr (kNumber == NumberFormat::FP16) {
     const Words bits = __builtin_convertvector(load<HalfWords>(at), Words);
     return widened((bits & 0x7FFF) << 13, (bits & 0x8000) << 16, 0x1p112f, 31u << 23);
-  } else if constexpr (kNumber == NumberKind::FP8_E4M3) {
+  } else if constexpr (kNumber == NumberFormat::FP8_E4M3) {
     const Words bits = __builtin_convertvector(load<SomeBytes>(at), Words);
     return widened((bits & 0x7F) << 20, (bits & 0x80) << 24, 0x1p120f, 0x7Fu << 20);
-  } else if constexpr (kNumber == NumberKind::FP8_E5M2) {
+  } else if constexpr (kNumber == NumberFormat::FP8_E5M2) {
     const Words bits = __builtin_convertvector(load<SomeBytes>(at), Words);
     return widened((bits & 0x7F) << 21, (bits & 0x80) << 24, 0x1p112f, 31u << 23);
   } else {
@@ -67,9 +67,10 @@ BOWHEAD_INLINE Floats convert(const void* at) {
 }
 
 /// Channels of a row; those that it has not are zero, and not read.
-template <NumberKind kNumber>
+template <NumberFormat kNumber>
 BOWHEAD_INLINE Floats load_channels(const uint8_t* row, uint32_t channel, uint32_t channels) {
-  constexpr uint32_t kBytes = kNumber == NumberKind::BF16 || kNumber == NumberKind::FP16 ? 2 : 1;
+  constexpr uint32_t kBytes =
+      kNumber == NumberFormat::BF16 || kNumber == NumberFormat::FP16 ? 2 : 1;
   const uint8_t* at = row + size_t{channel} * kBytes;
   if (channels >= kLanes) return convert<kNumber>(at);
   uint8_t some[kLanes * kBytes] = {};
@@ -87,18 +88,18 @@ BOWHEAD_INLINE void for_channels(uint32_t channels, const Each& each) {
 
 /// Returns call.operator()<kind>().
 template <class Call>
-BOWHEAD_INLINE void with_kind(NumberKind number, const Call& call) {
+BOWHEAD_INLINE void with_kind(NumberFormat number, const Call& call) {
   switch (number) {
-    case NumberKind::BF16:
-      return call.template operator()<NumberKind::BF16>();
-    case NumberKind::FP16:
-      return call.template operator()<NumberKind::FP16>();
-    case NumberKind::FP8_E4M3:
-      return call.template operator()<NumberKind::FP8_E4M3>();
-    case NumberKind::FP8_E5M2:
-      return call.template operator()<NumberKind::FP8_E5M2>();
+    case NumberFormat::BF16:
+      return call.template operator()<NumberFormat::BF16>();
+    case NumberFormat::FP16:
+      return call.template operator()<NumberFormat::FP16>();
+    case NumberFormat::FP8_E4M3:
+      return call.template operator()<NumberFormat::FP8_E4M3>();
+    case NumberFormat::FP8_E5M2:
+      return call.template operator()<NumberFormat::FP8_E5M2>();
     default:
-      return call.template operator()<NumberKind::INT8>();
+      return call.template operator()<NumberFormat::INT8>();
   }
 }
 
@@ -111,7 +112,7 @@ BOWHEAD_INLINE float sum_of(Floats lanes) {
 }
 
 /// kQueries queries from `q` on, 8 / kQueries tokens at a time.
-template <NumberKind kNumber, uint32_t kQueries>
+template <NumberFormat kNumber, uint32_t kQueries>
 void score_some(const Queries& queries, uint32_t q, const Rows& keys, uint32_t first,
                 uint32_t count, float* scores) {
   constexpr uint32_t kTokens = 8 / kQueries;
@@ -138,7 +139,7 @@ void score_some(const Queries& queries, uint32_t q, const Rows& keys, uint32_t f
 
 void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
            float* scores) {
-  with_kind(keys.number, [&]<NumberKind kNumber>() {
+  with_kind(keys.number, [&]<NumberFormat kNumber>() {
     uint32_t q = 0;
     for (; q + 4 <= queries.count(); q += 4)
       score_some<kNumber, 4>(queries, q, keys, first, count, scores);
@@ -148,7 +149,7 @@ void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t co
 
 // ---- weighted sums of values ----
 
-template <NumberKind kNumber, uint32_t kQueries>
+template <NumberFormat kNumber, uint32_t kQueries>
 void weigh_some(const float* weights, const Rows& values, uint32_t first, uint32_t count,
                 float* sums, size_t stride) {
   for_channels(values.channels, [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
@@ -166,7 +167,7 @@ void weigh_some(const float* weights, const Rows& values, uint32_t first, uint32
 
 void weigh(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
            uint32_t count, float* sums, size_t stride) {
-  with_kind(values.number, [&]<NumberKind kNumber>() {
+  with_kind(values.number, [&]<NumberFormat kNumber>() {
     uint32_t q = 0;
     for (; q + 8 <= queries; q += 8)
       weigh_some<kNumber, 8>(weights + q * kTileTokens, values, first, count, sums + q * stride,
@@ -248,7 +249,7 @@ void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t chan
 
 void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  with_kind(keys.number, [&]<NumberKind kNumber>() {
+  with_kind(keys.number, [&]<NumberFormat kNumber>() {
     for_channels(keys.channels, [&](uint32_t channel, uint32_t channels) BOWHEAD_INLINE_LAMBDA {
       Floats low = all(kInfinity), high = all(-kInfinity);
       for (uint32_t i = first; i < first + count; ++i) {

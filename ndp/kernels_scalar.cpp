@@ -12,7 +12,7 @@ namespace {
 
 double dot(const float* query, const Rows& keys, uint32_t token) {
   const uint8_t* row = keys.row(token);
-  const uint32_t bytes = compression::element_bytes(keys.number);
+  const uint32_t bytes = element_bytes(keys.number);
   double sum = 0;
   for (uint32_t c = 0; c < keys.channels; ++c)
     sum += double{query[c]} * load_number(keys.number, row + size_t{c} * bytes);
@@ -32,7 +32,7 @@ void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t co
 
 void weigh(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
            uint32_t count, float* sums, size_t stride) {
-  const uint32_t bytes = compression::element_bytes(values.number);
+  const uint32_t bytes = element_bytes(values.number);
   for (uint32_t q = 0; q < queries; ++q) {
     for (uint32_t c = 0; c < values.channels; ++c) {
       double sum = sums[q * stride + c];
@@ -73,7 +73,7 @@ void dots(const float* query, const int16_t* rows, uint32_t count, uint32_t chan
 
 void bounds(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  const uint32_t bytes = compression::element_bytes(keys.number);
+  const uint32_t bytes = element_bytes(keys.number);
   for (uint32_t c = 0; c < keys.channels; ++c) {
     least[c] = kInfinity;
     largest[c] = -kInfinity;

@@ -44,18 +44,17 @@ constexpr uint16_t to_bf16(float value) {
 }
 
 /// Of a kind but BYTES.
-inline float load_number(compression::NumberKind number, const uint8_t* at) {
-  using compression::NumberKind;
+inline float load_number(NumberFormat number, const uint8_t* at) {
   uint16_t word = at[0];
-  if (compression::element_bytes(number) == 2) std::memcpy(&word, at, 2);
+  if (element_bytes(number) == 2) std::memcpy(&word, at, 2);
   switch (number) {
-    case NumberKind::BF16:
+    case NumberFormat::BF16:
       return from_bf16(word);
-    case NumberKind::FP16:
+    case NumberFormat::FP16:
       return small_float(word, 5, 10, true);
-    case NumberKind::FP8_E4M3:
+    case NumberFormat::FP8_E4M3:
       return small_float(word, 4, 3, false);
-    case NumberKind::FP8_E5M2:
+    case NumberFormat::FP8_E5M2:
       return small_float(word, 5, 2, true);
     default:
       return static_cast<int8_t>(word);

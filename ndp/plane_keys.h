@@ -48,7 +48,7 @@ class PlaneKeys {
   static Result<PlaneKeys> open(compression::ConstBytes frame, uint32_t outer,
                                 uint32_t first_token);
 
-  NumberKind number() const { return shape_.number; }
+  NumberFormat number() const { return shape_.number; }
   uint32_t channels() const { return shape_.channels; }
   uint32_t first_token() const { return first_token_; }
   uint32_t tokens() const { return shape_.tokens; }

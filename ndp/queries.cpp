@@ -12,7 +12,7 @@
 namespace bowhead::ndp {
 
 Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint32_t channels,
-                            float scale, NumberKind keys) {
+                            float scale, NumberFormat keys) {
   const auto refuse = [](std::string why) {
     return Error{Status::INVALID_ARGUMENT, std::move(why)};
   };
@@ -40,9 +40,9 @@ Result<Queries> Queries::of(std::span<const float> values, uint32_t count, uint3
   for (uint32_t q = 0; q < count; ++q)
     std::copy_n(values.begin() + q * channels, channels,
                 queries.floats_.begin() + q * queries.padded());
-  if (keys == NumberKind::FP16)
+  if (keys == NumberFormat::FP16)
     queries.set_floats();
-  else if (keys == NumberKind::INT8)
+  else if (keys == NumberFormat::INT8)
     queries.set_integers();
   else
     queries.set_bf16();
@@ -62,7 +62,7 @@ void Queries::set_bf16() {
   parts_ = exact ? 1 : 2;
   const size_t all = floats_.size();
   std::vector<uint16_t> words(all * parts_);
-  const bool unpacked = keys_ != NumberKind::BF16;
+  const bool unpacked = keys_ != NumberFormat::BF16;
   for (size_t i = 0; i < all; ++i) {
     const size_t within = i % 64, quarter = within / 16, second = within / 8 % 2;
     const size_t to = unpacked ? i - within + second * 32 + quarter * 8 + within % 8 : i;

@@ -19,21 +19,19 @@
 
 namespace bowhead::ndp {
 
-using compression::NumberKind;
-
 inline constexpr uint32_t kMaxChannels = 1024;
 inline constexpr uint32_t kMaxQueries = 1024;
 
 /// Keys or values of one head: tokens of a block, one row each.
 struct Rows {
-  NumberKind number = NumberKind::BF16;  ///< any but BYTES
-  uint32_t channels = 0;                 ///< 1 to kMaxChannels
+  NumberFormat number = NumberFormat::BF16;  ///< any but BYTES
+  uint32_t channels = 0;                     ///< 1 to kMaxChannels
   uint32_t tokens = 0;
   const void* data = nullptr;     ///< of the first token; aligned to anything
   size_t stride_bytes = 0;        ///< from token to token, at least a row
   const float* scales = nullptr;  ///< by token: what its numbers are to be multiplied by; null: 1
 
-  size_t row_bytes() const { return size_t{channels} * compression::element_bytes(number); }
+  size_t row_bytes() const { return size_t{channels} * element_bytes(number); }
   const uint8_t* row(uint32_t token) const {
     return static_cast<const uint8_t*>(data) + size_t{token} * stride_bytes;
   }
@@ -70,12 +68,12 @@ class Queries {
   /// kMaxChannels channels, `values` of another size, a scale that is not a finite number above 0,
   /// keys of no kind of number.
   static Result<Queries> of(std::span<const float> values, uint32_t count, uint32_t channels,
-                            float scale, NumberKind keys);
+                            float scale, NumberFormat keys);
 
   uint32_t count() const { return count_; }
   uint32_t channels() const { return channels_; }
   float scale() const { return scale_; }
-  NumberKind keys() const { return keys_; }
+  NumberFormat keys() const { return keys_; }
 
   // ---- for kernels ----
 
@@ -87,9 +85,9 @@ class Queries {
   /// one as float for fp16, four as bytes with a sign for int8. For fp8 in the order in which the
   /// bytes of 64 channels unpack: of each 16 the first 8, then the others.
   uint32_t units() const {
-    return keys_ == NumberKind::FP16   ? padded()
-           : keys_ == NumberKind::INT8 ? padded() / 4
-                                       : padded() / 2;
+    return keys_ == NumberFormat::FP16   ? padded()
+           : keys_ == NumberFormat::INT8 ? padded() / 4
+                                         : padded() / 2;
   }
   /// 1, or, where the queries are no bf16, 2: the nearest ones, and what is left of them. For int8
   /// always 2: whole numbers' high bytes, worth 256, and their low ones.
@@ -119,7 +117,7 @@ class Queries {
 
   uint32_t count_ = 0, channels_ = 0, parts_ = 1;
   float scale_ = 1;
-  NumberKind keys_ = NumberKind::BF16;
+  NumberFormat keys_ = NumberFormat::BF16;
   std::vector<float> floats_, factors_;
   std::vector<uint32_t> units_;
   std::vector<int32_t> starts_;

@@ -22,9 +22,8 @@ Result<void> check_rows(const Rows& rows, const char* what, size_t block, const 
     return refuse(
         fmt::format("{} channels, while the queries have {}", rows.channels, queries->channels()));
   if (queries != nullptr && rows.number != queries->keys())
-    return refuse(fmt::format("they are {}, while the queries are for {}",
-                              compression::number_name(rows.number),
-                              compression::number_name(queries->keys())));
+    return refuse(fmt::format("they are {}, while the queries are for {}", number_name(rows.number),
+                              number_name(queries->keys())));
   if (rows.tokens == 0) return {};
   if (rows.data == nullptr) return refuse(fmt::format("{} tokens at a null pointer", rows.tokens));
   if (rows.stride_bytes < rows.row_bytes())

@@ -12,7 +12,6 @@ namespace bowhead {
 
 using compression::Bytes;
 using compression::ConstBytes;
-using compression::NumberKind;
 using compression::Shape;
 using core::Content;
 using core::Key;
@@ -48,16 +47,13 @@ compression::Profile codec_profile(CompressionProfile profile) {
   }
 }
 
-bool known_profile(CompressionProfile profile) {
-  return profile >= CompressionProfile::FAST && profile <= CompressionProfile::DENSE;
-}
-
-/// Which would make every value plain bytes, or no frame at all: most likely not what was meant.
-bool good(const Compression& c) {
-  if (c.profile == CompressionProfile::NONE) return true;
-  if (!known_profile(c.profile) || c.channels > UINT16_MAX) return false;
-  if (c.number == NumberKind::BYTES && c.outer != 1) return false;
-  return compression::frame_bound({c.number, c.outer, 1, c.channels, c.rotary}) > 0;
+/// The tensor that a value of this length is; opaque bytes if it is none.
+Shape shape_of(const Shape& token, uint64_t length_bytes) {
+  if (length_bytes % token.size_bytes() != 0)
+    return {NumberFormat::BYTES, 1, static_cast<uint32_t>(length_bytes), 1, {}};
+  Shape shape = token;
+  shape.tokens = static_cast<uint32_t>(length_bytes / token.size_bytes());
+  return shape;
 }
 
 uint8_t* as_bytes(std::byte* data) { return reinterpret_cast<uint8_t*>(data); }
@@ -65,31 +61,21 @@ const uint8_t* as_bytes(const std::byte* data) { return reinterpret_cast<const u
 
 }  // namespace
 
-Shape shape_of(const Compression& c, uint64_t length_bytes) {
-  const uint64_t row_bytes = uint64_t{c.channels} * compression::element_bytes(c.number);
-  const uint64_t token_bytes = row_bytes * c.outer;
-  if (token_bytes == 0 || length_bytes % token_bytes != 0)
-    return {NumberKind::BYTES, 1, static_cast<uint32_t>(length_bytes), 1, {}};
-  return {c.number, c.outer, static_cast<uint32_t>(length_bytes / token_bytes), c.channels,
-          c.rotary};
-}
-
 // ---- workspaces ----
 
 /// What one thread needs to encode or decode.
 struct CodedStore::Workspace {
   /// The frame of a value, or nothing if there is none or it is not smaller.
-  std::optional<Content> encode(const Compression& compression, const Shape& shape,
+  std::optional<Content> encode(CompressionProfile profile, const Shape& shape,
                                 const Content& raw) {
     const size_t bound = compression::frame_bound(shape);
     if (bound == 0) return std::nullopt;
-    auto& encoder = encoders[static_cast<size_t>(compression.profile) - 1];
-    if (!encoder) encoder.emplace(codec_profile(compression.profile));
+    auto& encoder = encoders[static_cast<size_t>(profile) - 1];
+    if (!encoder) encoder.emplace(codec_profile(profile));
     const auto size = encoder->encode(shape, contiguous(raw), frame.room(bound));
     if (!size || *size >= raw.length_bytes) return std::nullopt;
     coded = {reinterpret_cast<const std::byte*>(frame.room(bound).data()), *size};
-    return Content{
-        {&coded, 1}, raw.length_bytes, BH_CODEC_FRAME, static_cast<uint8_t>(compression.profile)};
+    return Content{{&coded, 1}, raw.length_bytes, BH_CODEC_FRAME, static_cast<uint8_t>(profile)};
   }
 
   ConstBytes contiguous(const Content& raw) {
@@ -155,59 +141,54 @@ CodedStore::~CodedStore() {
 // ---- namespaces ----
 
 Result<NamespaceId> CodedStore::open_namespace(const NamespaceDescription& description) {
-  if (!good(description.compression))
-    return Error{
-        Status::INVALID_ARGUMENT,
-        fmt::format("no tensor looks like '{}': give a known profile and kind of number, 1 "
-                    "to 65,535 channels (one for bytes, and no outer size), and a rotary "
-                    "dim that is even and divides the channels",
-                    to_text(description.compression))};
+  if (auto good = check_format(description.values); !good) return good.error();
   const auto id = core_.namespaces.open_namespace(description);
-  if (id) (void)compression_of(*id);
+  if (id) find(*id);
   return id;
 }
 
-std::optional<Compression> CodedStore::compression_of(NamespaceId id) {
-  // Acquire: the node's members were written before its pointer was released.
-  for (const Known* one = known(id).load(std::memory_order_acquire); one != nullptr;
-       one = one->next) {
-    if (one->id == id) return one->compression;
-  }
-  const auto compression = core_.namespaces.compression_of(id);
-  if (compression) learn(id, *compression);
-  return compression;
+std::optional<ValueFormat> CodedStore::format_of(NamespaceId id) {
+  const Known* known = find(id);
+  if (known == nullptr) return std::nullopt;
+  return known->format;
 }
 
 /// What was learned last comes first. Twice the same does no harm.
-void CodedStore::learn(NamespaceId id, const Compression& compression) {
+const CodedStore::Known* CodedStore::find(NamespaceId id) {
+  // Acquire: the node's members were written before its pointer was released.
   Known* head = known(id).load(std::memory_order_acquire);
   for (const Known* one = head; one != nullptr; one = one->next) {
-    if (one->id != id) continue;
-    if (one->compression == compression) return;
-    break;
+    if (one->id == id) return one;
   }
-  auto* one = new Known{id, compression, head};
+  const auto format = core_.namespaces.format_of(id);
+  if (!format) return nullptr;
+  auto* one = new Known{id, *format, {}, head};
+  // One that a newer Bowhead registered may be unknown here: its values are stored as they are.
+  if (format->profile != CompressionProfile::NONE && check_format(*format)) {
+    const auto token = compression::shape_of(format->layout, payload_bytes(format->layout, 1));
+    if (token) one->token = *token;
+  }
   while (!known(id).compare_exchange_weak(one->next, one, std::memory_order_acq_rel,
                                           std::memory_order_acquire)) {
   }
+  return one;
 }
 
 // ---- put and get ----
 
 Status CodedStore::put(const Key& key, std::span<const ConstSpan> value) {
   const Content raw = Content::raw(value);
-  const Compression compression = compression_of(key.namespace_id).value_or(Compression{});
-  if (!known_profile(compression.profile) || raw.length_bytes == 0 ||
-      raw.length_bytes > BH_VALUE_BYTES_MAX)
+  const Known* ns = find(key.namespace_id);
+  if (ns == nullptr || !ns->token || raw.length_bytes == 0 || raw.length_bytes > BH_VALUE_BYTES_MAX)
     return core_.writing.put(key, raw);
   // A key that is there needs no frame.
   if (core_.writing.put_present(key)) return Status::OK;
   Loan work(*this);
-  const auto coded = work->encode(compression, shape_of(compression, raw.length_bytes), raw);
+  const auto coded = work->encode(ns->format.profile, shape_of(*ns->token, raw.length_bytes), raw);
   const uint64_t key_bytes = key.bytes.size();
   if (coded && core_.writing.room_for(*coded, key_bytes) < core_.writing.room_for(raw, key_bytes))
-    return core_.writing.put(key, *coded);
-  return core_.writing.put(key, raw);
+    return core_.writing.put_absent(key, *coded);
+  return core_.writing.put_absent(key, raw);
 }
 
 /// Values as they are go to the caller's buffers at once, frames to a workspace first.
@@ -329,6 +310,14 @@ Result<StoredValue> CodedStore::get_stored(const Key& key, Span buffer) {
   return sink.value;
 }
 
+Result<Lease> CodedStore::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
+  auto lease = core_.reading.acquire(key, ttl_ms, of);
+  if (!lease) return lease;
+  const Known* ns = find(key.namespace_id);
+  lease->layout = ns == nullptr ? &kOpaqueLayout : &ns->format.layout;
+  return lease;
+}
+
 // ---- recompression ----
 
 /// In one pass at a time: two would do the same work twice.
@@ -344,15 +333,15 @@ Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
       std::min(cold_ms, kColdMsMost) * 1'000'000, [&](const core::Located& located) {
         const bh_block_header& header = located.header;
         // Bytes that nobody can verify are not written anew as if somebody could.
+        const Known* ns = find(header.namespace_id);
         if (header.profile >= BH_PROFILE_DENSE || header.checksum_kind == BH_CHECKSUM_NONE ||
-            header.codec > BH_CODEC_FRAME ||
-            !known_profile(compression_of(header.namespace_id).value_or(Compression{}).profile))
+            header.codec > BH_CODEC_FRAME || ns == nullptr || !ns->token)
           return;
         const bool hopeless = tried_.contains(header.stamp);
         if (hopeless) tried.insert(header.stamp);
         if (hopeless || stopped != Status::OK) return;
         ++report.cold_blocks;
-        const Status status = recompress_block(located, *work, report);
+        const Status status = recompress_block(located, *ns->token, *work, report);
         if (status == Status::VALUE_TOO_LARGE) tried.insert(header.stamp);
         without_room = status == Status::NO_SPACE ? without_room + 1 : 0;
         if (status == Status::HOST_FENCED || status == Status::HOST_ID_CONFLICT ||
@@ -365,15 +354,14 @@ Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
 }
 
 /// VALUE_TOO_LARGE: it does not shrink; BUSY: perhaps later; what Space::replace() returns.
-Status CodedStore::recompress_block(const core::Located& located, Workspace& work,
-                                    RecompressReport& report) {
+Status CodedStore::recompress_block(const core::Located& located, const Shape& token,
+                                    Workspace& work, RecompressReport& report) {
   const bh_block_header& header = located.header;
   const bool raw = header.codec == BH_CODEC_RAW;
   const Bytes stored = (raw ? work.values : work.frame).room(header.stored_bytes);
   const Span to{reinterpret_cast<std::byte*>(stored.data()), stored.size()};
   if (!core_.reading.read_stored(located, {&to, 1})) return Status::BUSY;
-  Compression compression = compression_of(header.namespace_id).value_or(Compression{});
-  Shape shape = shape_of(compression, header.length_bytes);
+  Shape shape = shape_of(token, header.length_bytes);
   if (!raw) {
     const auto info = compression::frame_info(stored);
     if (!info || info->shape.size_bytes() != header.length_bytes) return Status::VALUE_TOO_LARGE;
@@ -381,9 +369,8 @@ Status CodedStore::recompress_block(const core::Located& located, Workspace& wor
   }
   const Bytes values = work.values.room(header.length_bytes);
   if (!raw && work.decoder.decode(stored, values) != Status::OK) return Status::VALUE_TOO_LARGE;
-  compression.profile = CompressionProfile::DENSE;
   const ConstSpan value{reinterpret_cast<const std::byte*>(values.data()), values.size()};
-  const auto coded = work.encode(compression, shape, Content::raw({&value, 1}));
+  const auto coded = work.encode(CompressionProfile::DENSE, shape, Content::raw({&value, 1}));
   if (!coded || core_.writing.room_for(*coded, header.key_bytes) >=
                     core::room_for(core_.context().layout, header))
     return Status::VALUE_TOO_LARGE;

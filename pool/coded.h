@@ -32,15 +32,16 @@ class CodedStore {
 
   /// As of Pool.
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
-  /// How a namespace is compressed; nothing if none of this id is registered. What was found once
-  /// is remembered; what was not is looked up in the pool anew, as it may have been registered by
-  /// another process or host since.
-  std::optional<Compression> compression_of(NamespaceId id);
+  /// What the values of a namespace are; nothing if none of this id is registered. What was found
+  /// once is remembered; what was not is looked up in the pool anew, as it may have been registered
+  /// by another process or host since.
+  std::optional<ValueFormat> format_of(NamespaceId id);
   Status put(const core::Key& key, std::span<const ConstSpan> value);
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers);
   Result<PrefixRead> get_prefix(const core::Key& key, uint32_t planes,
                                 std::span<const Span> buffers);
   Result<StoredValue> get_stored(const core::Key& key, Span buffer);
+  Result<Lease> acquire(const core::Key& key, uint64_t ttl_ms, LeaseOf of);
   Result<RecompressReport> recompress(uint64_t cold_ms);
 
  private:
@@ -52,16 +53,19 @@ class CodedStore {
   /// head, so that every call may look without a lock.
   struct Known {
     NamespaceId id;
-    Compression compression;
+    ValueFormat format;
+    /// Of a value of one token; nothing if puts store values as they are.
+    std::optional<compression::Shape> token;
     Known* next;
   };
   /// Ids are hashes with the last bit set.
   std::atomic<Known*>& known(NamespaceId id) { return known_[id / 2 % known_.size()]; }
-  void learn(NamespaceId id, const Compression& compression);
+  const Known* find(NamespaceId id);
 
   Core& core_;
   std::array<std::atomic<Known*>, 64> known_{};
-  Status recompress_block(const core::Located& located, Workspace& work, RecompressReport& report);
+  Status recompress_block(const core::Located& located, const compression::Shape& token,
+                          Workspace& work, RecompressReport& report);
 
   std::mutex tried_mutex_;
   std::unordered_set<uint64_t> tried_;  ///< stamps of blocks that do not shrink
@@ -69,8 +73,5 @@ class CodedStore {
   std::mutex idle_mutex_;
   std::vector<std::unique_ptr<Workspace>> idle_;
 };
-
-/// The tensor that a value of this length is; plain bytes if it is none.
-compression::Shape shape_of(const Compression& compression, uint64_t length_bytes);
 
 }  // namespace bowhead

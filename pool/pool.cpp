@@ -384,7 +384,7 @@ class Pool::Impl {
  private:
   Result<void> registered(NamespaceId ns) {
     return run([&]() -> Result<void> {
-      if (coded_.compression_of(ns)) return {};
+      if (coded_.format_of(ns)) return {};
       return Error{Status::INVALID_ARGUMENT,
                    fmt::format("no namespace of this pool has id {:#018x}: use the id that opening "
                                "the namespace gave",
@@ -647,6 +647,11 @@ Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description
   return impl_->run([&] { return impl_->coded().open_namespace(description); });
 }
 
+Result<ValueFormat> Pool::value_format(NamespaceId ns) {
+  if (auto ok = impl_->may_read(ns); !ok) return ok.error();
+  return *impl_->coded().format_of(ns);
+}
+
 Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
   return impl_->stored(impl_->run([&] { return impl_->coded().put(Key(ns, key), value); }));
@@ -745,11 +750,16 @@ Status Pool::abort(Reservation& reservation) {
   return impl_->run([&] { return impl_->core().writing.abort(reservation); });
 }
 
-Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms) {
+Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms, LeaseOf of) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
   if (ttl_ms < 1 || ttl_ms > 600'000)
     return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
-  return impl_->run([&] { return impl_->core().reading.acquire(Key(ns, key), ttl_ms); });
+  return impl_->run([&] { return impl_->coded().acquire(Key(ns, key), ttl_ms, of); });
+}
+
+Status Pool::copy_leased(const Lease& lease, Span to) {
+  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  return impl_->run([&] { return impl_->core().reading.copy_leased(lease, to); });
 }
 
 Status Pool::release(Lease& lease) {

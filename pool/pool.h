@@ -97,9 +97,13 @@ class Pool {
   static Result<std::vector<std::string>> repair(const std::string& locator, bool take_over,
                                                  const Progress& progress = {});
 
-  /// Registers or finds a namespace. Returns INVALID_ARGUMENT (also: compression of what no tensor
-  /// looks like), NAMESPACE_MISMATCH (same name, other description or compression), LIMIT_REACHED.
+  /// Registers or finds a namespace. Returns INVALID_ARGUMENT (also: what check_format() returns),
+  /// NOT_SUPPORTED (that as well), NAMESPACE_MISMATCH (same name, other description or profile),
+  /// LAYOUT_MISMATCH (same name, other layout: the sentence names the field), LIMIT_REACHED.
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
+
+  /// What its values are, and how puts store them.
+  Result<ValueFormat> value_format(NamespaceId ns);
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
   /// the stored bytes stay as they are. In a compressed namespace it is encoded by the calling
@@ -167,11 +171,18 @@ class Pool {
   Status abort(Reservation& reservation);
 
   /// Finds a block and keeps it where it is for `ttl_ms` (1 to 600,000). Returns NOT_FOUND,
-  /// COPY_ONLY (its host died; get() copies it), CODED (it is compressed, which any block of a
-  /// compressed namespace may be; get() decodes it), LIMIT_REACHED (the lease table of this host is
-  /// full, after expired leases, and those of processes that are gone, were revoked), KEY_TOO_LONG,
+  /// COPY_ONLY (its host died; get() copies it), CODED (PLAIN was wanted, and it is compressed,
+  /// which any block of a compressed namespace may be; get() decodes it), UNSUPPORTED_CODEC (a
+  /// newer Bowhead compressed it), LIMIT_REACHED (the lease table of this host is full, after
+  /// expired leases, and those of processes that are gone, were revoked), KEY_TOO_LONG,
   /// INVALID_ARGUMENT, HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY.
-  Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms);
+  Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms,
+                        LeaseOf of = LeaseOf::PLAIN);
+
+  /// Copies what a lease covers, stored_bytes of it, without a second look-up, and compares its
+  /// checksum. Good only if release() says OK afterwards. Returns DAMAGED, BUFFER_TOO_SMALL, CLOSED
+  /// (the lease was ended, or is of another handle), FORKED.
+  Status copy_leased(const Lease& lease, Span to);
 
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if
   /// nobody needed the block, or a place in the lease table, yet). LAPSED: it was revoked or the

@@ -2,6 +2,8 @@
 // The types that the pool and its core share: what operations take and return.
 #pragma once
 
+#include <bowhead/format/block.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "pool/compression.h"
+#include "pool/value_format.h"
 
 namespace bowhead {
 
@@ -32,9 +34,9 @@ struct SharingTimes {
 struct NamespaceDescription {
   std::string name;         ///< 1 to 63 bytes, for people and the command line
   std::string description;  ///< up to 383 bytes: model, dtype, layout, parallel rank, as you like
-  /// Of what put() stores: it takes fewer bytes, and comes back bit for bit. Whoever opens the
-  /// namespace first decides; NONE takes what is there.
-  Compression compression = {};
+  /// What put() stores, and in how few bytes; it comes back bit for bit. The first process that
+  /// opens the namespace decides.
+  ValueFormat values = {};
 };
 
 /// Fingerprint of a description; what operations take. Each returns INVALID_ARGUMENT for an id that
@@ -78,14 +80,23 @@ struct PayloadSum {
   uint64_t checksum = 0;
 };
 
+/// Which blocks a reader can use.
+enum class LeaseOf : uint8_t {
+  PLAIN,  ///< values as they are
+  STORED  ///< whatever is stored: values as they are, and frames (compression/frame.h)
+};
+
 /// A promise that a block stays where it is until release() or the time limit.
 struct Lease {
-  const std::byte* data = nullptr;  ///< the payload; never write to it
-  uint64_t length_bytes = 0;
-  uint64_t offset = 0;               ///< of the payload in the pool
+  const std::byte* data = nullptr;   ///< what is stored; never write to it
+  uint64_t stored_bytes = 0;         ///< so many
+  uint64_t length_bytes = 0;         ///< of the value: as many, if it is stored as it is
+  uint64_t offset = 0;               ///< of `data` in the pool
   uint64_t stamp = 0;                ///< generation of the block
   uint64_t token = 0;                ///< internal
-  std::optional<uint64_t> checksum;  ///< payload_checksum() of the payload, if it has one
+  uint8_t codec = BH_CODEC_RAW;      ///< BH_CODEC_*: RAW, the value as it is, or FRAME
+  const KvLayout* layout = nullptr;  ///< of the value, until the pool is closed
+  std::optional<uint64_t> checksum;  ///< payload_checksum() of what is stored, if it has one
 };
 
 /// Sums over all processes and hosts since the pool was created, and what is there now.
@@ -94,7 +105,7 @@ struct PoolInfo {
     NamespaceId id;
     std::string name;
     std::string description;
-    Compression compression;
+    ValueFormat values;
   };
   struct Host {
     uint32_t slot;

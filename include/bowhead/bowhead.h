@@ -1,20 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The C ABI of Bowhead: the only symbols that libbowhead.so exports.
+/** @file bowhead/bowhead.h
+ * The C ABI of Bowhead: the only symbols that libbowhead.so exports.
  *
- * Every function may be called from any thread; closing a handle may not overlap a call on it.
- * After fork() the child must open the pool anew: a handle from before answers BH_FORKED, and
- * closing it gives back the child's share and leaves the parent's reservations and leases open.
- * If the medium of a pool fails (its file is cut short, its filesystem is full, its device returns
- * an error), every function of its handles answers BH_MEDIA_ERROR from then on, and the process
- * lives: the library handles SIGBUS for the mappings of its pools and passes on any other to the
- * handler that was installed before the first pool was opened. A program that installs one later
- * must call the previous one. Close the handle, mend the medium, and open the pool anew.
- * Functions return bh_status (status.h); bh_last_error() has a sentence for the calling thread's
- * last failure. Keys are opaque bytes, 1 to 512. Values are 1 byte to 1 GiB, given and taken as
- * scattered pieces. Nothing is written to an output on failure unless said. */
+ * A pool holds blocks: values of 1 byte to 1 GiB under keys of 1 to 512 opaque bytes, in memory
+ * that all processes and hosts of the pool map. A first program:
+ *
+ * @code{.c}
+ * bh_create_options options = {.struct_bytes = sizeof options, .size_bytes = 1ull << 30};
+ * bh_pool* pool;
+ * bh_namespace_id ns;
+ * if (bh_pool_create("shm:cache", &options) != BH_OK ||
+ *     bh_pool_open("shm:cache", BH_ANY_HOST, &pool) != BH_OK ||
+ *     bh_namespace_open(pool, "llama-3-8b", "bf16, 32 layers", &ns) != BH_OK)
+ *   return fprintf(stderr, "%s\n", bh_last_error()), 1;
+ * bh_key key = {"prefix 1", 8};
+ * bh_const_iovec value = {kv, kv_bytes};
+ * if (bh_put(pool, ns, key, &value, 1) != BH_OK) fprintf(stderr, "%s\n", bh_last_error());
+ * bh_iovec room = {buffer, buffer_bytes};
+ * uint64_t length_bytes;
+ * if (bh_get(pool, ns, key, &room, 1, &length_bytes) == BH_OK) use(buffer, length_bytes);
+ * bh_pool_close(pool);
+ * @endcode
+ *
+ * Threads: every function may be called from any thread at any time, but closing a handle or
+ * leaving may not overlap another call on that handle.
+ *
+ * Structs that the caller allocates begin with `struct_bytes`. Set it to sizeof before the call:
+ * later versions append members, and the library reads and writes no more than the caller has. In
+ * options zero means the default. Members that this library does not know must be zero
+ * (BH_NOT_SUPPORTED). bh_key, bh_iovec, bh_const_iovec and bh_kv_layout never grow.
+ *
+ * Outputs are written on success only, unless a function says more.
+ *
+ * Statuses: each function lists its own. Besides, any function may return
+ * - BH_INVALID_ARGUMENT: NULL where an object is wanted, a namespace that no process has registered
+ *   in the pool, a `struct_bytes` that is too small;
+ * - BH_FORKED: the handle was opened before fork(). The child opens the pool anew; it may close the
+ *   handle, which leaves the parent's reservations and leases open;
+ * - BH_MEDIA_ERROR: the medium of the pool failed (its file was cut short, its filesystem is full,
+ *   its device returned an error), and every function of the handle answers so from then on. The
+ *   process lives: the library handles SIGBUS for the mappings of its pools, and passes on any
+ *   other to the handler that was installed before the first pool was opened; a program that
+ *   installs one later must call the previous one. Close the handle, mend the medium, open the pool
+ *   again;
+ * - BH_SYSTEM: the operating system refused, as where memory is out.
+ *
+ * Functions that store, lease or remove may also return
+ * - BH_CLOSED: the pool was destroyed or replaced; close the handle and open the pool anew;
+ * - BH_READ_ONLY: the handle only looks (bh_pool_observe);
+ * - BH_HOST_FENCED, BH_HOST_ID_CONFLICT: the handle has left (bh_pool_leave), or the other hosts
+ *   declared this one dead; close the pool and open it again.
+ *
+ * Memory: handles, and what they give pointers to, belong to the library; all other memory is the
+ * caller's. */
 #ifndef BOWHEAD_BOWHEAD_H
 #define BOWHEAD_BOWHEAD_H
 
+#include <bowhead/format/block.h>
 #include <bowhead/format/tensor.h>
 #include <bowhead/status.h>
 #include <stddef.h>
@@ -24,149 +66,574 @@
 extern "C" {
 #endif
 
+/** Of this header; bh_abi_version() tells that of the library. */
 #define BH_ABI_VERSION 1u
 
-typedef struct bh_pool bh_pool; /* an open pool */
-/* Fingerprint of a namespace's description. Every function answers BH_INVALID_ARGUMENT to one that
- * no process has registered in the pool. */
-typedef uint64_t bh_namespace_id;
+/** @name Errors
+ * @{ */
 
-typedef struct bh_key {
-  const void* data;
-  size_t size_bytes;
-} bh_key;
+/** BH_ABI_VERSION of the library that is loaded. */
+uint32_t bh_abi_version(void);
 
-typedef struct bh_iovec {
-  void* data;
-  size_t size_bytes;
-} bh_iovec;
+/** The name of a status without its prefix, such as "NO_SPACE"; "UNKNOWN" for any other number. */
+const char* bh_status_name(bh_status status);
 
-typedef struct bh_const_iovec {
-  const void* data;
-  size_t size_bytes;
-} bh_const_iovec;
+/** What a status means, in a sentence. */
+const char* bh_status_text(bh_status status);
 
-/* Set struct_bytes to sizeof before use; later versions append members. Zero means the default. */
+/** What was wrong with the last call of this thread that failed: a sentence that names the thing
+ * and says what to do. Good until the thread's next call. */
+const char* bh_last_error(void);
+
+/** @}
+ * @name Pools
+ * @{ */
+
+/** An open pool. */
+typedef struct bh_pool bh_pool;
+
+/** How a pool is made. */
 typedef struct bh_create_options {
-  uint32_t struct_bytes;
-  uint32_t hosts;               /* host slots, 1 to 64; default 1 */
-  uint64_t size_bytes;          /* of the whole pool; required; at least 16 MiB */
-  uint64_t extent_bytes;        /* default: size / 1024, within 2 MiB and 64 MiB */
-  uint64_t min_block_bytes;     /* default 16 KiB */
-  uint32_t evict_high_permille; /* default 980 */
-  uint32_t evict_low_permille;  /* default 960 */
-  uint32_t no_eviction;         /* 1: a full pool answers BH_NO_SPACE */
-  uint32_t replace;             /* 1: overwrite what lies at the locator */
-  uint32_t mode; /* permission bits, such as 0660, whatever the umask; default 0600 */
-  uint32_t reserved;
+  uint32_t struct_bytes;        /**< sizeof */
+  uint32_t hosts;               /**< host slots, 1 to 64; default 1 */
+  uint64_t size_bytes;          /**< of the whole pool, at least 16 MiB; required */
+  uint64_t extent_bytes;        /**< default: size / 1024, within 2 MiB and 64 MiB */
+  uint64_t min_block_bytes;     /**< smaller values take as much; default 16 KiB */
+  uint32_t evict_high_permille; /**< eviction begins above this share of use; default 980 */
+  uint32_t evict_low_permille;  /**< and goes on until below this; default 960 */
+  uint32_t no_eviction;         /**< 1: a full pool answers BH_NO_SPACE */
+  uint32_t replace;             /**< 1: what lies at the locator loses its name to the new pool */
+  uint32_t mode;                /**< permission bits, whatever the umask; default 0600 */
+  uint32_t beat_ms;             /**< between two heartbeats of a host; default 100 */
+  uint32_t dead_ms;    /**< a heartbeat that stands still so long may be declared dead; default
+                            3,000 */
+  uint32_t grace_ms;   /**< leases of a host declared dead are honoured so long; default 1,000 */
+  uint32_t settle_ms;  /**< a flushed line is in the memory after so long; default 20 */
+  uint32_t reclaim_ms; /**< space of a dead host is reused after so long, even if no operator
+                            vouches that it has stopped writing; default 60,000 */
+  uint32_t no_reclaim; /**< 1: never */
+  uint32_t reserved;   /**< zero */
 } bh_create_options;
 
-/* What the values of a namespace look like, [outer][tokens][channels] tensors, contiguous and
- * little-endian, and how hard puts press them. The tokens follow from a value's length; a value
- * whose length does not divide is pressed as plain bytes. Set struct_bytes to sizeof before use;
- * later versions append members. Zero means the default. */
-typedef struct bh_compression {
-  uint32_t struct_bytes;
-  uint32_t profile;    /* BH_PROFILE_*; default NONE: values are stored as they are */
-  uint32_t number;     /* BH_NUMBER_*; default BYTES */
-  uint32_t channels;   /* 1 to 65,535; default 1 */
-  uint32_t outer;      /* layers, K and V, heads: whatever lies around the tokens; default 1 */
-  uint32_t rotary_dim; /* channels of a head that rotary position embedding turned together */
-  double rotary_base; /* its base, such as 500000; default: values are not turned, or unknown how */
-} bh_compression;
-
-/* Room for a block, filled in place between bh_reserve and bh_commit or bh_abort. A copy of the
- * struct stands for the same reservation. */
-typedef struct bh_reservation {
-  void* data;
-  uint64_t length_bytes;
-  uint64_t offset; /* of data in the mapping */
-  uint32_t
-      present; /* 1: the key is stored already, nothing was reserved and nothing is to be ended */
-  uint32_t reserved;
-  void* internal;
-} bh_reservation;
-
-/* A block held in place. data must not be written. */
-typedef struct bh_lease {
-  const void* data;
-  uint64_t length_bytes;
-  uint64_t offset;
-  uint64_t stamp; /* generation of the block */
-  uint64_t internal;
-} bh_lease;
-
-uint32_t bh_abi_version(void);
-const char* bh_status_name(bh_status status); /* "NO_SPACE" */
-const char* bh_status_text(bh_status status); /* a sentence */
-const char* bh_last_error(void);              /* valid until the thread's next call */
-
+/** Makes a pool, which appears at its locator whole or not at all.
+ * @param locator `shm:NAME`, `file:PATH`, `dax:PATH`, `numa:NODE/NAME`, or several joined by `+`
+ * @param options how
+ * @retval BH_BAD_LOCATOR the locator is malformed
+ * @retval BH_TOO_SMALL below 16 MiB, or too small for so many hosts or such extents
+ * @retval BH_POOL_EXISTS something is there, and `replace` was not asked for
+ * @retval BH_IN_USE `replace`, but processes have it open
+ * @retval BH_MEDIUM_FULL the medium has no room for it
+ * @retval BH_NOT_SUPPORTED this build has no such medium, or `options` has a member set that this
+ *     library does not know */
 bh_status bh_pool_create(const char* locator, const bh_create_options* options);
-/* As which host: a slot of the pool, or BH_ANY_HOST: the slot that this machine has, or a free one.
- * With several hosts two threads run while the pool is open: the host's heartbeat, and its duties
- * towards the others. */
+
+/** Any host slot: the one that this machine has already, or a free one. */
 #define BH_ANY_HOST UINT32_MAX
+
+/** Opens a pool. Undoes what dead processes left, and after a reboot rebuilds the allocator, which
+ * takes seconds for a pool of terabytes. In a pool of several hosts two threads run while it is
+ * open: the host's heartbeat, and its duties towards the others.
+ * @param locator as of bh_pool_create()
+ * @param host a host slot, or BH_ANY_HOST
+ * @param out the handle, for bh_pool_close()
+ * @retval BH_BAD_LOCATOR the locator is malformed
+ * @retval BH_NO_SUCH_POOL nothing is there
+ * @retval BH_NOT_A_POOL what is there is no pool
+ * @retval BH_VERSION_UNKNOWN a newer Bowhead made it
+ * @retval BH_DAMAGED both copies of its superblock are damaged
+ * @retval BH_BUSY another process has been opening or replacing it for long, or the hosts do not
+ *     agree yet: try again
+ * @retval BH_LIMIT_REACHED too many processes have it open, or no host slot is free
+ * @retval BH_HOST_ID_IN_USE another machine uses this slot, or did and has not left
+ * @retval BH_HOST_FENCED this host was declared dead, and processes of it still have the pool open
+ * @retval BH_NOT_SUPPORTED this build has no such medium */
 bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
-void bh_pool_close(bh_pool* pool); /* NULL is allowed */
-/* Ends this host's membership in order; then close. May not overlap a call on the handle, and ends
- * its reservations and leases: nothing may be stored through their pointers any more. BH_IN_USE:
- * other processes of it go on, and so does the membership. */
-bh_status bh_pool_leave(bh_pool* pool);
-/* Vouches that a host which was declared dead has stopped writing to the memory for good. */
-bh_status bh_pool_fence(bh_pool* pool, uint32_t host);
-/* Removes a pool; `force`: also one that processes have open. They can read on; what stores, leases
- * or removes through their handles answers BH_CLOSED: close it and open the pool anew. */
+
+/** Opens a pool to look at it: read permission suffices, and nothing is stored, not even a lock or
+ * a count. What would store, lease or remove answers BH_READ_ONLY. A damaged block is BH_DAMAGED to
+ * bh_get(), which drops nothing. Statuses as of bh_pool_open(). */
+bh_status bh_pool_observe(const char* locator, bh_pool** out);
+
+/** Closes a handle, and ends its reservations and leases. NULL is allowed. */
+void bh_pool_close(bh_pool* pool);
+
+/** Removes a pool.
+ * @param locator as of bh_pool_create()
+ * @param force 1: also one that processes have open, or something that is no pool. They can read
+ *     on; what stores, leases or removes through their handles answers BH_CLOSED
+ * @retval BH_BAD_LOCATOR the locator is malformed
+ * @retval BH_NO_SUCH_POOL nothing is there
+ * @retval BH_NOT_A_POOL what is there is no pool
+ * @retval BH_IN_USE processes have it open */
 bh_status bh_pool_destroy(const char* locator, int force);
 
-/* Base and length of the pool's mapping. What this host does not own is read-only in it, so that a
- * driver pins it as read-only memory or not at all (cudaHostRegisterReadOnly). */
-bh_status bh_pool_mapping(bh_pool* pool, const void** base, uint64_t* size_bytes);
+/** @}
+ * @name Namespaces
+ * @{ */
 
-/* Registers or finds a namespace. BH_NAMESPACE_MISMATCH: same name, other description. */
+/** Fingerprint of a namespace's name, description and layout. Keys of two namespaces never meet. */
+typedef uint64_t bh_namespace_id;
+
+/** What the values of a namespace are, and how puts store them. */
+typedef struct bh_namespace_options {
+  uint32_t struct_bytes; /**< sizeof */
+  uint32_t profile;      /**< BH_PROFILE_*: puts compress values, and bh_get() returns every bit.
+                              Default: what the namespace has; of a new one, none */
+  bh_kv_layout layout;   /**< of a value; one of a length that no number of tokens has is opaque.
+                              Default: what the namespace has; of a new one, opaque values */
+} bh_namespace_options;
+
+/** Registers a namespace, or finds it.
+ * @param pool the pool
+ * @param name 1 to 63 bytes
+ * @param description up to 383 bytes: model, parallel rank, whatever sets its keys apart
+ * @param out its id
+ * @retval BH_NAMESPACE_MISMATCH it is registered with another description
+ * @retval BH_NOT_FOUND the handle only observes, and there is no such namespace
+ * @retval BH_LIMIT_REACHED the table of namespaces is full
+ * @retval BH_BUSY another process holds the table: try again */
 bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* description,
                             bh_namespace_id* out);
-/* The same, of which whoever registers it decides the compression: bh_put then takes fewer bytes of
- * the pool, bh_get returns every bit, and whoever opens it by bh_namespace_open need not know.
- * BH_NAMESPACE_MISMATCH also if it is registered with another compression. */
-bh_status bh_namespace_open_compressed(bh_pool* pool, const char* name, const char* description,
-                                       const bh_compression* compression, bh_namespace_id* out);
 
+/** The same with a layout and a profile, which the process that registers the namespace decides.
+ * @param pool the pool
+ * @param name 1 to 63 bytes
+ * @param description up to 383 bytes
+ * @param options layout and profile
+ * @param out its id
+ * @retval BH_LAYOUT_MISMATCH it is registered with another layout; bh_last_error() names the field
+ * @retval BH_NAMESPACE_MISMATCH it is registered with another description or profile
+ * @retval BH_NOT_FOUND the handle only observes, and there is no such namespace
+ * @retval BH_NOT_SUPPORTED values of this layout cannot be compressed, or `options` has a member
+ *     set that this library does not know
+ * @retval BH_LIMIT_REACHED the table of namespaces is full
+ * @retval BH_BUSY another process holds the table: try again */
+bh_status bh_namespace_open_with(bh_pool* pool, const char* name, const char* description,
+                                 const bh_namespace_options* options, bh_namespace_id* out);
+
+/** The layout and profile that a namespace was registered with. */
+bh_status bh_namespace_get_options(bh_pool* pool, bh_namespace_id ns, bh_namespace_options* out);
+
+/** @}
+ * @name Values
+ * @{ */
+
+/** A key: 1 to 512 opaque bytes. */
+typedef struct bh_key {
+  const void* data;  /**< read during the call */
+  size_t size_bytes; /**< of data */
+} bh_key;
+
+/** A piece of a caller's buffer. */
+typedef struct bh_iovec {
+  void* data;        /**< written during the call */
+  size_t size_bytes; /**< of data */
+} bh_iovec;
+
+/** A piece of a caller's value. */
+typedef struct bh_const_iovec {
+  const void* data;  /**< read during the call */
+  size_t size_bytes; /**< of data */
+} bh_const_iovec;
+
+/** Stores a value, the concatenation of `value`, under a key. A key that is stored already is
+ * success, and its value stays. Does not wait for other hosts.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which
+ * @param value the pieces
+ * @param value_count how many
+ * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
+ * @retval BH_VALUE_TOO_LARGE the value is empty, or larger than 1 GiB or than the pool can hold
+ * @retval BH_NO_SPACE this host has no room now. In a pool of several it asks another for some,
+ *     which takes some heartbeats: try again then
+ * @retval BH_INDEX_FULL the index of this host has no room for the key
+ * @retval BH_LIMIT_REACHED the pool has given its host 2^40 stamps
+ * @retval BH_BUSY another process holds the key: try again */
 bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
                  size_t value_count);
-/* The value's length goes to *length_bytes, also with BH_BUFFER_TOO_SMALL. */
+
+/** Copies a value into `buffers`, and verifies it. On failure the buffers hold anything.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it is stored
+ * @param buffers where to, one behind the other
+ * @param buffer_count how many
+ * @param length_bytes of the value, also with BH_BUFFER_TOO_SMALL
+ * @retval BH_NOT_FOUND nothing is stored under the key; or its block was damaged, and was dropped
+ * @retval BH_BUFFER_TOO_SMALL the buffers are smaller than the value
+ * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
+ * @retval BH_UNSUPPORTED_CODEC a newer Bowhead compressed it
+ * @retval BH_DAMAGED the block is damaged, and this handle only observes */
 bh_status bh_get(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_iovec* buffers,
                  size_t buffer_count, uint64_t* length_bytes);
 
-/* present[i] = 1 or 0. */
+/** Which of some keys are stored. Does not count as use. A key of a wrong length is absent.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param keys the keys
+ * @param key_count how many
+ * @param present by key: 1 if it is stored, else 0 */
 bh_status bh_exists(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
                     uint8_t* present);
+
+/** How many leading keys are stored without a gap. They count as used, the first most recently, so
+ * that the tail of a prefix is evicted before its head.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param keys the keys, from the head of the prefix on
+ * @param key_count how many
+ * @param length how many of them */
 bh_status bh_longest_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
                             size_t* length);
 
-/* What is filled in place stays as it is, in compressed namespaces too. */
+/** Marks blocks as used now, the first most recently. Absent keys are skipped. */
+bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count);
+
+/** Removes a block; leases of it go on until they are released.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it is stored
+ * @retval BH_NOT_FOUND nothing is stored under the key
+ * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
+ * @retval BH_BUSY it may be stored still: try again */
+bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key);
+
+/** @}
+ * @name Blocks in place
+ * @{ */
+
+/** Room for a block that the caller fills in place, between bh_reserve() and bh_commit() or
+ * bh_abort(). A copy of the struct stands for the same reservation. */
+typedef struct bh_reservation {
+  uint32_t struct_bytes; /**< sizeof */
+  uint32_t present; /**< 1: the key is stored already; nothing was reserved, nothing is to end */
+  void* data;       /**< the room, 4 KiB-aligned; NULL once the reservation is over */
+  uint64_t length_bytes; /**< of data */
+  uint64_t offset;       /**< of data in the mapping (bh_pool_mapping) */
+  void* internal;        /**< not to be changed */
+} bh_reservation;
+
+/** Reserves room for a value. It is stored as it is filled in, in compressed namespaces too.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it will be stored
+ * @param length_bytes of the value
+ * @param out the reservation
+ * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
+ * @retval BH_VALUE_TOO_LARGE the length is 0, or more than 1 GiB or than the pool can hold
+ * @retval BH_NO_SPACE as of bh_put()
+ * @retval BH_BUSY only room that a dead host may still write to is left: try again */
 bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
                      bh_reservation* out);
-/* Ends a reservation and stores its block; if the key was stored meanwhile, that block stays:
- * BH_OK. The reservation is over whatever the answer is, and data is NULL: after BH_BUSY,
- * BH_INDEX_FULL, BH_LIMIT_REACHED, BH_HOST_FENCED and BH_HOST_ID_CONFLICT nothing is stored and the
- * room is free again; reserve and fill anew to try again. Nothing is changed by BH_CLOSED (this or
- * a copy was ended before, it is of another handle, or its key was present) and by BH_FORKED (it
- * is the parent's, where it stays open). */
+
+/** Ends a reservation and stores its block, with a checksum that this call computes. If the key was
+ * stored meanwhile, that block stays: BH_OK. The reservation is over whatever the answer is but
+ * BH_CLOSED and BH_FORKED; to try again, reserve and fill anew.
+ * @param pool the pool
+ * @param reservation which; its data is NULL afterwards
+ * @retval BH_CLOSED this or a copy was ended before, it is of another handle, or its key was
+ *     present
+ * @retval BH_BUSY nothing is stored: another process holds the key
+ * @retval BH_INDEX_FULL nothing is stored: the index of this host has no room for the key
+ * @retval BH_LIMIT_REACHED nothing is stored: the pool has given its host 2^40 stamps */
 bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
-/* Commits without a checksum, for bytes that this CPU cannot read back: damage goes unnoticed, and
- * other hosts find the block some heartbeats later. */
+
+/** bh_commit() with the checksum of the writer, who summed the bytes on the way, as GPUs do. If it
+ * is wrong, readers find the block damaged.
+ * @param pool the pool
+ * @param reservation which
+ * @param checksum what bh_checksum() gives for the whole value
+ * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED as of bh_commit() */
+bh_status bh_commit_summed(bh_pool* pool, bh_reservation* reservation, uint64_t checksum);
+
+/** bh_commit() without a checksum, for bytes that this CPU cannot read back: damage goes unnoticed,
+ * and other hosts find the block some heartbeats later.
+ * @param pool the pool
+ * @param reservation which
+ * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED as of bh_commit() */
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation);
-/* Ends a reservation and stores nothing. BH_CLOSED, BH_FORKED: as of bh_commit. */
+
+/** Ends a reservation and stores nothing.
+ * @param pool the pool
+ * @param reservation which
+ * @retval BH_CLOSED as of bh_commit() */
 bh_status bh_abort(bh_pool* pool, bh_reservation* reservation);
 
-/* BH_CODED: it is compressed, as any block of a compressed namespace may be: bh_get decodes it. */
+/** The checksum of a value (docs/format.md): XXH3-64 of the XXH3-64 sums of its pieces of 4 KiB. */
+uint64_t bh_checksum(const void* data, size_t size_bytes);
+
+/** A block that stays where it is, and unchanged, until bh_release() or its time limit. */
+typedef struct bh_lease {
+  uint32_t struct_bytes;      /**< sizeof */
+  uint32_t codec;             /**< BH_CODEC_RAW: data is the value; BH_CODEC_FRAME: docs/frame.md */
+  const void* data;           /**< what is stored; never to be written */
+  uint64_t stored_bytes;      /**< of data */
+  uint64_t length_bytes;      /**< of the value: as many, if it is stored as it is */
+  uint64_t offset;            /**< of data in the mapping */
+  uint64_t stamp;             /**< generation of the block: no other block ever has the same */
+  const bh_kv_layout* layout; /**< of the value; valid until the pool is closed */
+  uint64_t checksum;          /**< bh_checksum() of what is stored, if has_checksum */
+  uint32_t has_checksum;      /**< 0: it was committed without one */
+  uint32_t reserved;          /**< zero */
+  uint64_t internal;          /**< not to be changed */
+} bh_lease;
+
+/** Finds a value that is stored as it is, and keeps it where it is.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it is stored
+ * @param ttl_ms how long at most, 1 to 600,000
+ * @param out the lease
+ * @retval BH_NOT_FOUND nothing is stored under the key
+ * @retval BH_CODED it is compressed, as any block of a compressed namespace may be: bh_get()
+ *     decodes it, bh_acquire_stored() leases its frame
+ * @retval BH_UNSUPPORTED_CODEC a newer Bowhead compressed it
+ * @retval BH_COPY_ONLY its host died: bh_get() copies it
+ * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
+ * @retval BH_LIMIT_REACHED the lease table of this host is full */
 bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms, bh_lease* out);
-/* BH_OK: was valid throughout; BH_LAPSED: discard what was computed from it; BH_HOST_FENCED: the
- * same, since the handle left the pool. */
+
+/** The same of whatever is stored: out->codec says how.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it is stored
+ * @param ttl_ms how long at most, 1 to 600,000
+ * @param out the lease
+ * @retval BH_NOT_FOUND, BH_UNSUPPORTED_CODEC, BH_COPY_ONLY, BH_KEY_TOO_LONG, BH_LIMIT_REACHED as of
+ *     bh_acquire() */
+bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms,
+                            bh_lease* out);
+
+/** Ends a lease, and says whether the block was whole for all of its time.
+ * @param pool the pool
+ * @param lease which
+ * @retval BH_LAPSED it was not: discard what was computed from it
+ * @retval BH_HOST_FENCED the same, since the handle left the pool
+ * @retval BH_CLOSED this or a copy was ended before, or it is of another handle */
 bh_status bh_release(bh_pool* pool, bh_lease* lease);
 
-bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key);
-bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count);
+/** @}
+ * @name Compressed values
+ * @{ */
+
+/** bh_get() at the precision of the first bit-planes: 1 is the signs alone; a number has at most
+ * 12, and more than it has are all. Values that are not in planes come exactly. Only the bytes of
+ * those planes are read, where the block's host is alive.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it is stored
+ * @param planes how many, at least 1
+ * @param buffers where to, one behind the other
+ * @param buffer_count how many
+ * @param length_bytes of the value, on success
+ * @param read_bytes that were read from the pool; NULL: not wanted
+ * @retval BH_NOT_FOUND, BH_BUFFER_TOO_SMALL, BH_KEY_TOO_LONG, BH_UNSUPPORTED_CODEC, BH_DAMAGED as
+ *     of bh_get() */
+bh_status bh_get_planes(bh_pool* pool, bh_namespace_id ns, bh_key key, uint32_t planes,
+                        const bh_iovec* buffers, size_t buffer_count, uint64_t* length_bytes,
+                        uint64_t* read_bytes);
+
+/** Copies what is stored, a frame if the value is compressed, for a reader that decodes it
+ * elsewhere.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it is stored
+ * @param buffer as large as the value is always enough
+ * @param buffer_bytes of buffer
+ * @param stored_bytes that were copied
+ * @param length_bytes of the value
+ * @param codec BH_CODEC_*
+ * @retval BH_NOT_FOUND, BH_BUFFER_TOO_SMALL, BH_KEY_TOO_LONG, BH_UNSUPPORTED_CODEC, BH_DAMAGED as
+ *     of bh_get() */
+bh_status bh_get_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, void* buffer,
+                        size_t buffer_bytes, uint64_t* stored_bytes, uint64_t* length_bytes,
+                        uint32_t* codec);
+
+/** What a pass of bh_pool_recompress() did. */
+typedef struct bh_recompress_report {
+  uint32_t struct_bytes; /**< sizeof */
+  uint32_t reserved;     /**< zero */
+  uint64_t cold_blocks;  /**< that were tried */
+  uint64_t recompressed; /**< of those */
+  uint64_t before_bytes; /**< of what was stored of these */
+  uint64_t after_bytes;  /**< of what is stored now */
+} bh_recompress_report;
+
+/** Stores cold blocks of this host, in compressed namespaces, in as few bytes as the codec can.
+ * Call it again until it recompresses nothing. Evicts nothing, and leaves leased blocks as they
+ * are.
+ * @param pool the pool
+ * @param cold_ms blocks that were not used for so long
+ * @param out what it did */
+bh_status bh_pool_recompress(bh_pool* pool, uint64_t cold_ms, bh_recompress_report* out);
+
+/** @}
+ * @name Looking at a pool
+ * @{ */
+
+/** What a pool is, and sums over all its hosts since it was created. */
+typedef struct bh_pool_info {
+  uint32_t struct_bytes;        /**< sizeof */
+  uint32_t format_version;      /**< of the pool */
+  char pool_id[40];             /**< unique; ends with a zero */
+  uint64_t created_unix_ns;     /**< when */
+  uint64_t size_bytes;          /**< of all */
+  uint64_t payload_bytes;       /**< for blocks */
+  uint64_t metadata_bytes;      /**< for the rest */
+  uint64_t extent_bytes;        /**< of one */
+  uint64_t extent_count;        /**< of all hosts */
+  uint64_t min_block_bytes;     /**< that any value takes */
+  uint32_t evict_high_permille; /**< 0: no eviction */
+  uint32_t evict_low_permille;  /**< 0: no eviction */
+  uint32_t hosts;               /**< host slots */
+  uint32_t second_superblock;   /**< 1: the first copy is damaged; `bowhead pool repair` mends it */
+  uint64_t used_bytes;          /**< of blocks, now */
+  uint64_t blocks;              /**< now */
+  uint64_t puts;                /**< that stored a block */
+  uint64_t puts_present;        /**< whose key was stored already */
+  uint64_t hits;                /**< gets and leases that found their block */
+  uint64_t hits_elsewhere;      /**< of those, in the memory of another host */
+  uint64_t misses;              /**< gets and leases that did not */
+  uint64_t bytes_in;            /**< of the values that were put */
+  uint64_t bytes_out;           /**< of the values that were got */
+  uint64_t evictions;           /**< blocks */
+  uint64_t removals;            /**< blocks */
+  uint64_t moves;               /**< blocks, to empty extents */
+  uint64_t recompressed;        /**< blocks */
+  uint64_t damaged;             /**< blocks that were found damaged, and dropped */
+  uint64_t scavenged;           /**< processes that died with the pool open */
+  uint64_t no_space;            /**< times that there was no room */
+} bh_pool_info;
+
+/** Describes a pool. */
+bh_status bh_pool_get_info(bh_pool* pool, bh_pool_info* out);
+
+/** A host slot, as bh_pool_list_hosts() shows it. */
+typedef struct bh_host_info {
+  uint32_t struct_bytes;    /**< of what is shown */
+  uint32_t slot;            /**< 0 to 63 */
+  char state[16];           /**< "free", "joining", "live", "left", "ended" or "damaged" */
+  uint32_t incarnation;     /**< lives so far */
+  uint32_t processes_live;  /**< on this machine */
+  uint64_t extents_owned;   /**< by it */
+  uint64_t extents_free;    /**< of those */
+  uint64_t extents_custody; /**< of those: of a dead host that may still write */
+  uint64_t leases_active;   /**< of its processes */
+  uint64_t duties_late_ms;  /**< at its last heartbeat: how long ago its other duties were done */
+} bh_host_info;
+
+/** Calls `visit` for every host slot, in their order; anything but 0 ends it.
+ * @param pool the pool
+ * @param visit what is shown is good during the call; may call nothing of this pool
+ * @param context passed on */
+bh_status bh_pool_list_hosts(bh_pool* pool, int (*visit)(void* context, const bh_host_info* host),
+                             void* context);
+
+/** A namespace and what its blocks take, as bh_pool_list_namespaces() shows it. */
+typedef struct bh_namespace_info {
+  uint32_t struct_bytes;   /**< of what is shown */
+  uint32_t profile;        /**< BH_PROFILE_* of puts */
+  bh_namespace_id id;      /**< what operations take */
+  const char* name;        /**< good during the call */
+  const char* description; /**< good during the call */
+  bh_kv_layout layout;     /**< of its values */
+  uint64_t blocks;         /**< of all hosts */
+  uint64_t value_bytes;    /**< as they were put */
+  uint64_t stored_bytes;   /**< as they are stored */
+  uint64_t block_bytes;    /**< rounded up to blocks: what they take of the pool */
+} bh_namespace_info;
+
+/** Calls `visit` for every namespace that is registered; anything but 0 ends it. Looks at the
+ * header of every block.
+ * @param pool the pool
+ * @param visit what is shown is good during the call; may call nothing of this pool
+ * @param context passed on */
+bh_status bh_pool_list_namespaces(bh_pool* pool,
+                                  int (*visit)(void* context, const bh_namespace_info* ns),
+                                  void* context);
+
+/** A block, as bh_pool_list_blocks() shows it. */
+typedef struct bh_block_info {
+  uint32_t struct_bytes;        /**< of what is shown */
+  uint32_t reserved;            /**< zero */
+  bh_namespace_id namespace_id; /**< whose it is */
+  bh_key key;                   /**< good during the call */
+  uint64_t length_bytes;        /**< of the value */
+  uint64_t stored_bytes;        /**< less, if it is compressed */
+  uint64_t offset;              /**< of what is stored in the mapping */
+  uint64_t stamp;               /**< generation of the block */
+} bh_block_info;
+
+/** Calls `visit` for every block of every host, in no order; anything but 0 ends it.
+ * @param pool the pool
+ * @param visit what is shown is good during the call; may call nothing of this pool
+ * @param context passed on */
+bh_status bh_pool_list_blocks(bh_pool* pool,
+                              int (*visit)(void* context, const bh_block_info* block),
+                              void* context);
+
+/** What bh_pool_check() looked at. */
+typedef struct bh_check_report {
+  uint32_t struct_bytes;      /**< sizeof */
+  uint32_t reserved;          /**< zero */
+  uint64_t findings;          /**< things that are wrong */
+  uint64_t data_lost;         /**< of those, stored blocks that cannot be returned */
+  uint64_t not_checked;       /**< parts that could not be looked at from here */
+  uint64_t blocks_checked;    /**< blocks */
+  uint64_t bytes_checked;     /**< of their payloads */
+  uint64_t blocks_unverified; /**< committed without a checksum */
+} bh_check_report;
+
+/** Reads all metadata and names what is wrong; changes nothing. The pool may be in use meanwhile.
+ * @param pool the pool
+ * @param payloads 1: verifies every block as well, which takes as long as reading the pool
+ * @param visit called with a sentence for each finding and for each part that was not checked, and
+ *     which of the two it is; may be NULL
+ * @param context passed on
+ * @param out the counts */
+bh_status bh_pool_check(bh_pool* pool, int payloads,
+                        void (*visit)(void* context, int is_finding, const char* sentence),
+                        void* context, bh_check_report* out);
+
+/** Undoes what dead processes left, now instead of when it is needed.
+ * @param pool the pool
+ * @param found how many; NULL: not wanted */
+bh_status bh_pool_scavenge(bh_pool* pool, uint64_t* found);
+
+/** @}
+ * @name Several hosts
+ * @{ */
+
+/** Ends this host's membership in order, so that the others may take over its blocks at once; then
+ * close. Ends the handle's reservations and leases: nothing may be stored through their pointers
+ * any more. Pools of one host have nothing to leave: BH_OK.
+ * @param pool the pool; no other call on it may overlap
+ * @retval BH_IN_USE other processes of this host have the pool open, and the membership goes on
+ * @retval BH_BUSY another process has been opening it for 10 seconds; the membership goes on */
+bh_status bh_pool_leave(bh_pool* pool);
+
+/** Vouches that a host which was declared dead has stopped writing to the memory for good: its
+ * machine is off, or cut off from the memory. Bowhead cannot check that. Until then its space
+ * serves verified copies only.
+ * @param pool the pool
+ * @param host its slot
+ * @retval BH_INVALID_ARGUMENT no such slot, one that was never used, or this host's own
+ * @retval BH_BUSY the hosts have not declared it dead, or not yet */
+bh_status bh_pool_fence(bh_pool* pool, uint32_t host);
+
+/** @}
+ * @name Devices
+ * @{ */
+
+/** Where the pool is mapped, until it is closed. What this host does not own is read-only in it, so
+ * that a driver pins it as read-only memory or not at all (cudaHostRegisterReadOnly).
+ * @param pool the pool
+ * @param base where it begins
+ * @param size_bytes how long it is */
+bh_status bh_pool_mapping(bh_pool* pool, const void** base, uint64_t* size_bytes);
+
+/** @} */
 
 #ifdef __cplusplus
 }

@@ -44,7 +44,8 @@
   X(33, INDEX_FULL, "the index has no room for this key; remove blocks, or make a larger pool")   \
   X(34, MEDIA_ERROR, "the medium of the pool failed; close the pool, mend it, and open it again") \
   X(35, READ_ONLY, "this handle only looks at the pool; open it as a host to store")              \
-  X(36, MEDIUM_FULL, "the medium has no room for a pool of this size")
+  X(36, MEDIUM_FULL, "the medium has no room for a pool of this size")                            \
+  X(37, LAYOUT_MISMATCH, "the blocks of this namespace hold tensors of another layout")
 
 typedef enum bh_status {
 #define BH_STATUS_ENUM(number, name, text) BH_##name = number,

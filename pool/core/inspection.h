@@ -124,8 +124,7 @@ void Inspection<A>::fill_info(PoolInfo& info) {
     info.hosts.push_back(host_info(host));
     for (uint64_t i = 0; i < g.namespace_count; ++i) {
       if (const auto entry = namespaces_.read_namespace(host, i))
-        info.namespaces.push_back(
-            {entry->id, entry->name, entry->description, compression_in(*entry)});
+        info.namespaces.push_back({entry->id, entry->name, entry->description, format_in(*entry)});
     }
   }
   info.puts = sums[BH_COUNTER_PUTS];

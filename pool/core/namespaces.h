@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of namespaces: each host has one, and all are read.
 //
-// The id of a namespace is a hash of its texts, so that two hosts which register it at once
-// register the same. How it is compressed is no part of that: if they disagree there, one of the
-// two wins for whoever opens it later, and all read everything, since blocks describe themselves.
+// The id of a namespace is a hash of its texts and its layout, so that two hosts which register it
+// at once register the same, or, with two layouts, two whose blocks never meet. Its profile is no
+// part of that: if two hosts disagree there, one of them wins for all that open it later, and all
+// read everything, since blocks describe themselves.
 //
 // Owns: nothing in this process; the host's table. Calls: KeyLocks.
 #pragma once
@@ -14,15 +15,11 @@
 
 namespace bowhead::core {
 
-inline Compression compression_in(const bh_namespace& entry) {
-  return {static_cast<CompressionProfile>(entry.profile),
-          static_cast<compression::NumberKind>(entry.number),
-          entry.channels,
-          entry.outer,
-          {entry.rotary_dim, entry.rotary_ratio}};
+inline ValueFormat format_in(const bh_namespace& entry) {
+  return {entry.layout, static_cast<CompressionProfile>(entry.profile)};
 }
 
-/// The entry of a description, but for who writes it. INVALID_ARGUMENT.
+/// The entry of a description, but for its writer. INVALID_ARGUMENT.
 inline Result<bh_namespace> entry_of(const NamespaceDescription& d) {
   if (d.name.empty() || d.name.size() >= BH_NAMESPACE_NAME_BYTES ||
       d.name.find('\0') != std::string::npos || d.description.find('\0') != std::string::npos ||
@@ -30,23 +27,17 @@ inline Result<bh_namespace> entry_of(const NamespaceDescription& d) {
     return Error{Status::INVALID_ARGUMENT,
                  "a namespace has a name of 1 to 63 bytes and a description of up to 383"};
   bh_namespace entry{};
+  entry.layout = d.values.layout.number_format == 0 ? kOpaqueLayout : d.values.layout;
   std::memcpy(entry.name, d.name.data(), d.name.size());
   std::memcpy(entry.description, d.description.data(), d.description.size());
-  constexpr size_t kTextBytes = BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES;
-  entry.content_checksum = hash64(entry.name, kTextBytes);
-  entry.id = hash64(entry.name, kTextBytes, 1) | 1;
-  if (d.compression.profile == CompressionProfile::NONE) return entry;
-  entry.profile = static_cast<uint8_t>(d.compression.profile);
-  entry.number = static_cast<uint8_t>(d.compression.number);
-  entry.channels = static_cast<uint16_t>(d.compression.channels);
-  entry.outer = d.compression.outer;
-  entry.rotary_dim = d.compression.rotary.dim;
-  entry.rotary_ratio = d.compression.rotary.ratio;
+  entry.content_checksum = hash64(&entry.layout, BH_NAMESPACE_CONTENT_BYTES);
+  entry.id = hash64(&entry.layout, BH_NAMESPACE_CONTENT_BYTES, 1) | 1;
+  entry.profile = static_cast<uint8_t>(d.values.profile);
   return entry;
 }
 
-/// Whether a namespace that is there is the one that `d` wants: its id; NAMESPACE_MISMATCH; nothing
-/// if it is another one.
+/// Whether a namespace that is there is the one that `d` wants: its id; NAMESPACE_MISMATCH or
+/// LAYOUT_MISMATCH; nothing if it is another one.
 inline std::optional<Result<uint64_t>> match(const bh_namespace& there, const bh_namespace& wanted,
                                              const NamespaceDescription& d) {
   const bool same_name = std::memcmp(there.name, wanted.name, BH_NAMESPACE_NAME_BYTES) == 0;
@@ -56,12 +47,19 @@ inline std::optional<Result<uint64_t>> match(const bh_namespace& there, const bh
     return Error{Status::NAMESPACE_MISMATCH,
                  fmt::format("namespace '{}' is registered with another description: '{}'", d.name,
                              there.description)};
-  if (d.compression.profile != CompressionProfile::NONE && compression_in(there) != d.compression)
+  if (d.values.layout.number_format != 0) {
+    if (const auto differs = difference(there.layout, wanted.layout))
+      return Error{
+          Status::LAYOUT_MISMATCH,
+          fmt::format("namespace '{}' has another layout: {}; use another name", d.name, *differs)};
+  }
+  if (d.values.profile != CompressionProfile::NONE && there.profile != wanted.profile)
     return Error{Status::NAMESPACE_MISMATCH,
-                 fmt::format("namespace '{}' has compression '{}', not '{}'; open it without "
-                             "compression to take what it has, or give it another name",
-                             d.name, to_text(compression_in(there)), to_text(d.compression))};
-  return Result<uint64_t>(uint64_t{wanted.id});
+                 fmt::format("namespace '{}' has compression profile '{}', not '{}'; open it "
+                             "without a profile to take the one it has, or use another name",
+                             d.name, profile_name(format_in(there).profile),
+                             profile_name(d.values.profile))};
+  return Result<uint64_t>(uint64_t{there.id});
 }
 
 template <class A>
@@ -72,8 +70,8 @@ class Namespaces {
   Namespaces& operator=(const Namespaces&) = delete;
 
   Result<uint64_t> open_namespace(const NamespaceDescription& description);
-  /// How a namespace is compressed, if there is one of this id.
-  std::optional<Compression> compression_of(uint64_t ns) const;
+  /// What the values of a namespace are, if there is one of this id.
+  std::optional<ValueFormat> format_of(uint64_t ns) const;
   std::optional<bh_namespace> read_namespace(uint32_t host, uint64_t index) const;
   bool namespace_damaged(uint32_t host, uint64_t index) const;
 
@@ -92,10 +90,12 @@ Result<uint64_t> Namespaces<A>::open_namespace(const NamespaceDescription& d) {
   if (!wanted) return wanted.error();
   wanted->incarnation = c_.incarnation;
   const auto find = [&] {
+    // Of two that were registered at once with one name and two layouts, the one that is wanted.
     std::optional<Result<uint64_t>> found;
     for_each_namespace([&](const bh_namespace& there) {
-      found = match(there, *wanted, d);
-      return !found.has_value();
+      auto one = match(there, *wanted, d);
+      if (one && (!found || *one)) found = std::move(one);
+      return !found || !*found;
     });
     return found;
   };
@@ -119,10 +119,10 @@ Result<uint64_t> Namespaces<A>::open_namespace(const NamespaceDescription& d) {
 }
 
 template <class A>
-std::optional<Compression> Namespaces<A>::compression_of(uint64_t ns) const {
-  std::optional<Compression> found;
+std::optional<ValueFormat> Namespaces<A>::format_of(uint64_t ns) const {
+  std::optional<ValueFormat> found;
   for_each_namespace([&](const bh_namespace& entry) {
-    if (entry.id == ns) found = compression_in(entry);
+    if (entry.id == ns) found = format_in(entry);
     return entry.id != ns;
   });
   return found;
@@ -138,8 +138,7 @@ std::optional<bh_namespace> Namespaces<A>::read_namespace(uint32_t host, uint64_
   const bool good = c_.sealer.check(lines[0], at) && entry.id != 0 &&
                     entry.name[BH_NAMESPACE_NAME_BYTES - 1] == 0 &&
                     entry.description[BH_NAMESPACE_TEXT_BYTES - 1] == 0 &&
-                    entry.content_checksum ==
-                        hash64(entry.name, BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES);
+                    entry.content_checksum == hash64(&entry.layout, BH_NAMESPACE_CONTENT_BYTES);
   if (!good) return std::nullopt;
   return entry;
 }
@@ -156,7 +155,7 @@ void Namespaces<A>::for_each_namespace(Visit visit) const {
   }
 }
 
-/// The text first, then the sealed line that vouches for it.
+/// Layout and texts first, then the sealed line that vouches for it.
 template <class A>
 void Namespaces<A>::write_namespace(uint64_t index, const bh_namespace& entry) {
   const uint64_t at = c_.layout.name_space(c_.host, index);

@@ -53,7 +53,10 @@ class Reading {
   std::optional<uint64_t> get_parts(const Key& key, Take take);
   /// Copies what a block holds, verified. False if it changed, or is damaged (then it is dropped).
   bool read_stored(const Located& located, std::span<const Span> buffers);
-  Result<Lease> acquire(const Key& key, uint64_t ttl_ms);
+  /// The lease names no layout: the caller knows its namespaces.
+  Result<Lease> acquire(const Key& key, uint64_t ttl_ms, LeaseOf of = LeaseOf::PLAIN);
+  /// Copies what a lease covers, and compares the checksum if there is one.
+  Status copy_leased(const Lease& lease, Span to);
   Status release(Lease& lease);
   void touch_slots(std::span<const uint64_t> slots);
   void used_now(uint64_t slot) { used(slot, c_.access.recency_ns()); }
@@ -152,13 +155,15 @@ bool Reading<A>::read_stored(const Located& located, std::span<const Span> buffe
 }
 
 template <class A>
-Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms) {
+Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
   Status refused = Status::NOT_FOUND;
   for (int attempt = 0; attempt < 3; ++attempt) {
     const auto located = lookup_.locate(key);
     if (!located) break;
     const bh_index_entry& entry = located->found.entry;
-    if (located->header.codec != BH_CODEC_RAW) return Status::CODED;
+    const bh_block_header& header = located->header;
+    if (header.codec > BH_CODEC_FRAME) return Status::UNSUPPORTED_CODEC;
+    if (header.codec != BH_CODEC_RAW && of == LeaseOf::PLAIN) return Status::CODED;
     const auto token = take_lease(entry, ttl_ms);
     if (!token) return lease_table_full();
     const Status status = confirm(*located);
@@ -167,12 +172,13 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms) {
       c_.count(BH_COUNTER_HITS);
       if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
       Lease lease{.data = c_.access.payload(entry.block_offset),
-                  .length_bytes = entry.stored_bytes,
+                  .stored_bytes = entry.stored_bytes,
+                  .length_bytes = header.length_bytes,
                   .offset = entry.block_offset,
                   .stamp = entry.stamp,
-                  .token = *token};
-      if (located->header.checksum_kind != BH_CHECKSUM_NONE)
-        lease.checksum = entry.payload_checksum;
+                  .token = *token,
+                  .codec = header.codec};
+      if (header.checksum_kind != BH_CHECKSUM_NONE) lease.checksum = entry.payload_checksum;
       return lease;
     }
     leases_.end(*token);
@@ -181,6 +187,22 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms) {
   }
   c_.count(BH_COUNTER_MISSES);
   return refused;
+}
+
+template <class A>
+Status Reading<A>::copy_leased(const Lease& lease, Span to) {
+  if (lease.token == 0 || lease.data != c_.access.payload(lease.offset)) return Status::CLOSED;
+  if (to.size < lease.stored_bytes) return Status::BUFFER_TOO_SMALL;
+  const bool used_soon = lease.codec != BH_CODEC_RAW;  // by a decoder
+  const auto copied = [&] {
+    const uint64_t sum =
+        c_.access.read_payload(lease.offset, lease.stored_bytes, {&to, 1}, used_soon);
+    return !lease.checksum || sum == *lease.checksum;
+  };
+  if (copied()) return Status::OK;
+  // acquire() threw away what the caches had of it; a prefetcher may have brought it back since.
+  c_.access.acquire(lease.offset, lease.stored_bytes);
+  return copied() ? Status::OK : Status::DAMAGED;
 }
 
 template <class A>

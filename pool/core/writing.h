@@ -38,6 +38,8 @@ class Writing {
   }
   /// The key is stored already: what a put of it then does is done.
   bool put_present(const Key& key);
+  /// A put of a key that put_present() did not find, which it does not look for again.
+  Status put_absent(const Key& key, const Content& content);
   /// The size of the block that a put would take.
   uint64_t room_for(const Content& content, uint64_t key_bytes) const {
     bh_block_header header = header_for(content);
@@ -59,6 +61,7 @@ class Writing {
 
  private:
   Status check_value(const Key& key, uint64_t bytes) const;
+  Status store(const Key& key, const Content& content, std::optional<Block> block);
   Status finish_put(const Key& key, const Block& block, bh_block_header header);
   std::optional<Block> end_reservation(Reservation& reservation);
 
@@ -81,12 +84,25 @@ Status Writing<A>::put(const Key& key, const Content& content) {
   if (c_.ended()) return c_.gone();
   // A block is reserved while the first line of the look-up comes from memory.
   c_.access.prefetch(index_.first_line(c_.host, key.hash));
-  const uint64_t room = room_for(content, key.bytes.size());
-  auto block = allocator_.reserve(room);
+  auto block = allocator_.reserve(room_for(content, key.bytes.size()));
   if (put_present(key)) {
     if (block) allocator_.release(*block);
     return Status::OK;
   }
+  return store(key, content, block);
+}
+
+template <class A>
+Status Writing<A>::put_absent(const Key& key, const Content& content) {
+  if (Status status = check_value(key, content.length_bytes); status != Status::OK) return status;
+  if (c_.ended()) return c_.gone();
+  return store(key, content, allocator_.reserve(room_for(content, key.bytes.size())));
+}
+
+/// In a block that was reserved for it; without one, in another that eviction makes room for.
+template <class A>
+Status Writing<A>::store(const Key& key, const Content& content, std::optional<Block> block) {
+  const uint64_t room = room_for(content, key.bytes.size());
   if (!block) block = space_.reserve_block(room);
   if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
   if (c_.ended()) {  // the search for room takes a while

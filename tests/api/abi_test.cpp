@@ -12,7 +12,11 @@
 #include <thread>
 #include <vector>
 
+#include "tests/api/structs.h"
+
 namespace {
+
+using bowhead::test::sized;
 
 bh_key key_of(const std::string& text) { return {text.data(), text.size()}; }
 
@@ -55,29 +59,35 @@ class Abi : public ::testing::Test {
   bh_namespace_id ns_ = 0;
 };
 
-bh_compression keys_of(uint32_t profile) {
-  bh_compression compression{};
-  compression.struct_bytes = sizeof compression;
-  compression.profile = profile;
-  compression.number = BH_NUMBER_BF16;
-  compression.channels = 64;
-  compression.outer = 2;
-  compression.rotary_dim = 64;
-  compression.rotary_base = 500000;
-  return compression;
+bh_namespace_options keys_of(uint32_t profile) {
+  bh_namespace_options options{};
+  options.struct_bytes = sizeof options;
+  options.profile = profile;
+  options.layout.number_format = BH_NUMBER_BF16;
+  options.layout.parts = 1;
+  options.layout.layers = 1;
+  options.layout.heads = 2;
+  options.layout.key_channels = 64;
+  options.layout.rotary = BH_ROTARY_HALVES;
+  options.layout.rotary_channels = 64;
+  options.layout.rotary_base_thousandths = 500'000'000;
+  return options;
 }
 
 TEST_F(Abi, ANamespaceMayBeCompressed) {
-  const bh_compression keys = keys_of(BH_PROFILE_FAST), other = keys_of(BH_PROFILE_DENSE);
+  const bh_namespace_options keys = keys_of(BH_PROFILE_FAST), other = keys_of(BH_PROFILE_DENSE);
+  bh_namespace_options wider = keys;
+  wider.layout.key_channels = 128;
   bh_namespace_id again = 0;
-  ASSERT_EQ(bh_namespace_open_compressed(pool_, "keys", "", &keys, &ns_), BH_OK) << bh_last_error();
-  EXPECT_EQ(bh_namespace_open_compressed(pool_, "keys", "", &keys, &again), BH_OK);
+  ASSERT_EQ(bh_namespace_open_with(pool_, "keys", "", &keys, &ns_), BH_OK) << bh_last_error();
+  EXPECT_EQ(bh_namespace_open_with(pool_, "keys", "", &keys, &again), BH_OK);
   EXPECT_EQ(again, ns_);
   EXPECT_EQ(bh_namespace_open(pool_, "keys", "", &again), BH_OK);
   EXPECT_EQ(again, ns_);
-  EXPECT_EQ(bh_namespace_open_compressed(pool_, "keys", "", &other, &again), BH_NAMESPACE_MISMATCH);
-  EXPECT_TRUE(error_contains("'fast, bf16 [2][tokens][64], rotary 64 of base 500000', not 'dense"))
-      << bh_last_error();
+  EXPECT_EQ(bh_namespace_open_with(pool_, "keys", "", &other, &again), BH_NAMESPACE_MISMATCH);
+  EXPECT_TRUE(error_contains("'fast', not 'dense'")) << bh_last_error();
+  EXPECT_EQ(bh_namespace_open_with(pool_, "keys", "", &wider, &again), BH_LAYOUT_MISMATCH);
+  EXPECT_TRUE(error_contains("key_channels is 64, not 128")) << bh_last_error();
 
   const std::string value(200'000, 'v');
   ASSERT_EQ(put("k", value), BH_OK) << bh_last_error();
@@ -87,32 +97,45 @@ TEST_F(Abi, ANamespaceMayBeCompressed) {
   ASSERT_EQ(bh_get(pool_, ns_, key_of("k"), &piece, 1, &length_bytes), BH_OK) << bh_last_error();
   EXPECT_EQ(length_bytes, value.size());
   EXPECT_EQ(out, value);
-  bh_lease lease;
+  auto lease = sized<bh_lease>();
   EXPECT_EQ(bh_acquire(pool_, ns_, key_of("k"), 1000, &lease), BH_CODED);
+  ASSERT_EQ(bh_acquire_stored(pool_, ns_, key_of("k"), 1000, &lease), BH_OK) << bh_last_error();
+  EXPECT_EQ(lease.codec, uint32_t{BH_CODEC_FRAME});
+  EXPECT_EQ(lease.length_bytes, value.size());
+  EXPECT_LT(lease.stored_bytes, value.size());
+  EXPECT_EQ(std::memcmp(lease.layout, &keys.layout, sizeof keys.layout), 0);
+  EXPECT_EQ(bh_release(pool_, &lease), BH_OK);
 }
 
-TEST_F(Abi, CompressionIsChecked) {
+TEST_F(Abi, NamespaceOptionsAreChecked) {
   bh_namespace_id id = 0;
-  const auto open = [&](const bh_compression& compression) {
-    return bh_namespace_open_compressed(pool_, "new", "", &compression, &id);
+  const auto open = [&](const bh_namespace_options& options) {
+    return bh_namespace_open_with(pool_, "new", "", &options, &id);
   };
-  EXPECT_REFUSED(bh_namespace_open_compressed(pool_, "new", "", nullptr, &id), "'compression'");
-  bh_compression bad = keys_of(BH_PROFILE_FAST);
+  EXPECT_REFUSED(bh_namespace_open_with(pool_, "new", "", nullptr, &id), "'options'");
+  bh_namespace_options bad = keys_of(BH_PROFILE_FAST);
   bad.struct_bytes = sizeof bad - 1;
   EXPECT_REFUSED(open(bad), "struct_bytes");
   for (const uint32_t profile : {4u, 256u, 257u}) EXPECT_REFUSED(open(keys_of(profile)), "unknown");
   bad = keys_of(BH_PROFILE_FAST);
-  bad.number = 257;
-  EXPECT_REFUSED(open(bad), "unknown");
+  bad.layout.number_format = 57;
+  EXPECT_REFUSED(open(bad), "number_format is 57");
   bad = keys_of(BH_PROFILE_FAST);
-  bad.channels = 96;
-  EXPECT_REFUSED(open(bad), "no tensor");
+  bad.layout.rotary_channels = 96;
+  EXPECT_REFUSED(open(bad), "rotary embedding ends at channel 96");
   bad = keys_of(BH_PROFILE_FAST);
-  bad.rotary_base = 0.5;
-  EXPECT_REFUSED(open(bad), "base");
-  bh_compression plain{};
+  bad.layout.rotary_base_thousandths = 500;
+  EXPECT_REFUSED(open(bad), "rotary_base");
+  bad = keys_of(BH_PROFILE_FAST);
+  bad.layout.parts = 2;
+  bad.layout.value_channels = 32;
+  EXPECT_EQ(open(bad), BH_NOT_SUPPORTED);
+  EXPECT_TRUE(error_contains("keys have 64 channels and values 32")) << bh_last_error();
+  bad.profile = BH_PROFILE_NONE;
+  EXPECT_EQ(open(bad), BH_OK) << bh_last_error();
+  bh_namespace_options plain{};
   plain.struct_bytes = sizeof plain;
-  EXPECT_EQ(open(plain), BH_OK) << bh_last_error();  // none
+  EXPECT_EQ(bh_namespace_open_with(pool_, "plain", "", &plain, &id), BH_OK) << bh_last_error();
 }
 
 TEST(AbiStatus, NamesEveryNumberAndOthersToo) {
@@ -184,7 +207,7 @@ TEST(AbiCreate, TakesLongerOptionsOnlyIfTheRestIsZero) {
 
   later.member_of_later = 1;
   EXPECT_EQ(bh_pool_create(locator.c_str(), &later.options), BH_NOT_SUPPORTED);
-  EXPECT_TRUE(error_contains("byte 56")) << bh_last_error();
+  EXPECT_TRUE(error_contains("byte 80")) << bh_last_error();
   EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_NO_SUCH_POOL);
 }
 
@@ -209,8 +232,8 @@ TEST_F(Abi, RefusesNullPool) {
   uint8_t present = 0;
   const void* base = nullptr;
   bh_namespace_id ns = 0;
-  bh_reservation reservation{};
-  bh_lease lease{};
+  auto reservation = sized<bh_reservation>();
+  auto lease = sized<bh_lease>();
   EXPECT_REFUSED(bh_pool_mapping(nullptr, &base, &length), "'pool'");
   EXPECT_REFUSED(bh_namespace_open(nullptr, "a", "b", &ns), "'pool'");
   EXPECT_REFUSED(bh_put(nullptr, ns_, key, &in, 1), "'pool'");
@@ -265,8 +288,8 @@ TEST_F(Abi, RefusesKeysAndPiecesWithoutMemory) {
   uint8_t present[2] = {};
   uint64_t length = 0;
   size_t prefix = 0;
-  bh_reservation reservation{};
-  bh_lease lease{};
+  auto reservation = sized<bh_reservation>();
+  auto lease = sized<bh_lease>();
   EXPECT_REFUSED(bh_put(pool_, ns_, bad, in, 1), "key.data");
   EXPECT_REFUSED(bh_put(pool_, ns_, good, in, 2), "value[1]");
   EXPECT_REFUSED(bh_get(pool_, ns_, bad, nullptr, 0, &length), "key.data");
@@ -281,8 +304,8 @@ TEST_F(Abi, RefusesKeysAndPiecesWithoutMemory) {
 
 TEST_F(Abi, PassesThePoolsRefusalsThrough) {
   const std::string long_key(513, 'k');
-  bh_reservation reservation{};
-  bh_lease lease{};
+  auto reservation = sized<bh_reservation>();
+  auto lease = sized<bh_lease>();
   EXPECT_EQ(put("", "v"), BH_KEY_TOO_LONG);
   EXPECT_EQ(put(long_key, "v"), BH_KEY_TOO_LONG);
   EXPECT_EQ(put("k", ""), BH_VALUE_TOO_LARGE);
@@ -309,10 +332,10 @@ TEST_F(Abi, EmptyBatchesAreFine) {
 
 TEST_F(Abi, OutputsStayAsTheyAreOnFailure) {
   uint64_t length = 11;
-  bh_reservation reservation;
-  bh_lease lease;
-  std::memset(&reservation, 0x5A, sizeof reservation);
-  std::memset(&lease, 0x5A, sizeof lease);
+  auto reservation = sized<bh_reservation>();
+  auto lease = sized<bh_lease>();
+  reservation.internal = &reservation;
+  lease.internal = 0x5A5A5A5A;
   const bh_reservation reservation_before = reservation;
   const bh_lease lease_before = lease;
   bh_pool* pool = pool_;
@@ -327,7 +350,7 @@ TEST_F(Abi, OutputsStayAsTheyAreOnFailure) {
 }
 
 TEST_F(Abi, EndedReservationsAreClosedAlsoThroughACopy) {
-  bh_reservation room;
+  auto room = sized<bh_reservation>();
   ASSERT_EQ(bh_reserve(pool_, ns_, key_of("a"), 100, &room), BH_OK);
   bh_reservation copy = room;
   std::memset(room.data, 'x', 100);
@@ -355,14 +378,14 @@ TEST_F(Abi, HandlesOfAnotherPoolAreClosed) {
   bh_namespace_id ns = 0;
   ASSERT_EQ(bh_pool_open(locator.c_str(), 0, &other), BH_OK) << bh_last_error();
   ASSERT_EQ(bh_namespace_open(other, "test", "bytes", &ns), BH_OK);
-  bh_reservation of_pool, of_other;
+  auto of_pool = sized<bh_reservation>(), of_other = of_pool;
   ASSERT_EQ(bh_reserve(pool_, ns_, key_of("k"), 100, &of_pool), BH_OK);
   ASSERT_EQ(bh_reserve(other, ns, key_of("k"), 100, &of_other), BH_OK);
   EXPECT_EQ(bh_commit(pool_, &of_other), BH_CLOSED);
   EXPECT_EQ(bh_commit(other, &of_pool), BH_CLOSED);
   EXPECT_EQ(bh_commit(pool_, &of_pool), BH_OK);
   EXPECT_EQ(bh_commit(other, &of_other), BH_OK);
-  bh_lease in_pool, in_other;
+  auto in_pool = sized<bh_lease>(), in_other = in_pool;
   ASSERT_EQ(bh_acquire(pool_, ns_, key_of("k"), 60000, &in_pool), BH_OK);
   ASSERT_EQ(bh_acquire(other, ns, key_of("k"), 60000, &in_other), BH_OK);
   EXPECT_EQ(bh_release(pool_, &in_other), BH_CLOSED);
@@ -374,7 +397,7 @@ TEST_F(Abi, HandlesOfAnotherPoolAreClosed) {
 }
 
 TEST_F(Abi, ReservationsLeftOpenAreUndoneByClose) {
-  bh_reservation room;
+  auto room = sized<bh_reservation>();
   ASSERT_EQ(bh_reserve(pool_, ns_, key_of("left"), 1u << 20, &room), BH_OK);
   bh_pool_close(pool_);
   ASSERT_EQ(bh_pool_open(locator_.c_str(), 0, &pool_), BH_OK) << bh_last_error();
@@ -394,7 +417,7 @@ TEST_F(Abi, ReservationsOfManyThreadsDoNotMix) {
     threads.emplace_back([this, t] {
       for (int i = 0; i < 200; ++i) {
         const std::string text = std::to_string(t) + "/" + std::to_string(i);
-        bh_reservation room;
+        auto room = sized<bh_reservation>();
         ASSERT_EQ(bh_reserve(pool_, ns_, key_of(text), text.size(), &room), BH_OK)
             << bh_last_error();
         std::memcpy(room.data, text.data(), text.size());
@@ -435,7 +458,7 @@ TEST_F(Abi, LastErrorFitsWhateverTheLocator) {
 
 TEST_F(Abi, HandlesAreForkedInTheChild) {
   ASSERT_EQ(put("k", "value"), BH_OK);
-  bh_reservation room;
+  auto room = sized<bh_reservation>();
   ASSERT_EQ(bh_reserve(pool_, ns_, key_of("r"), 100, &room), BH_OK);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -443,7 +466,7 @@ TEST_F(Abi, HandlesAreForkedInTheChild) {
     char got[16];
     const bh_iovec piece = {got, sizeof got};
     uint64_t length = 0;
-    bh_reservation other;
+    auto other = sized<bh_reservation>();
     bool as_expected = bh_get(pool_, ns_, {"k", 1}, &piece, 1, &length) == BH_FORKED;
     as_expected = bh_reserve(pool_, ns_, {"n", 1}, 100, &other) == BH_FORKED && as_expected;
     as_expected = bh_commit(pool_, &room) == BH_FORKED && as_expected;

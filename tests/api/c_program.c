@@ -61,7 +61,7 @@ static void writer(void) {
       CHECK(bh_put(pool, ns, make_key(text, i), pieces, 2) == BH_OK);
       CHECK(bh_put(pool, ns, make_key(text, i), pieces, 2) == BH_OK); /* present: success */
     } else {
-      bh_reservation room;
+      bh_reservation room = {.struct_bytes = sizeof room};
       CHECK(bh_reserve(pool, ns, make_key(text, i), BLOCK_BYTES, &room) == BH_OK);
       CHECK(room.present == 0 && room.length_bytes == BLOCK_BYTES);
       memcpy(room.data, bytes, BLOCK_BYTES);
@@ -70,7 +70,7 @@ static void writer(void) {
       CHECK(room.present == 1);
     }
   }
-  bh_reservation room;
+  bh_reservation room = {.struct_bytes = sizeof room};
   CHECK(bh_reserve(pool, ns, make_key(text, 99), BLOCK_BYTES, &room) == BH_OK);
   CHECK(bh_abort(pool, &room) == BH_OK);
   free(bytes);
@@ -107,7 +107,7 @@ static void read_by_lease(bh_pool* pool, bh_namespace_id ns) {
   uint64_t mapped_bytes = 0;
   char text[KEY_BYTES];
   unsigned char* expected = malloc(BLOCK_BYTES);
-  bh_lease lease;
+  bh_lease lease = {.struct_bytes = sizeof lease};
   CHECK(expected != NULL);
   fill(expected, 3);
   CHECK(bh_pool_mapping(pool, &base, &mapped_bytes) == BH_OK);
@@ -126,7 +126,7 @@ static void read_by_lease(bh_pool* pool, bh_namespace_id ns) {
 static void let_a_lease_lapse(bh_pool* pool, bh_namespace_id ns) {
   const struct timespec pause = {0, 50000000};
   char text[KEY_BYTES];
-  bh_lease lease;
+  bh_lease lease = {.struct_bytes = sizeof lease};
   CHECK(bh_acquire(pool, ns, make_key(text, 7), 1, &lease) == BH_OK);
   nanosleep(&pause, NULL);
   CHECK(bh_remove(pool, ns, make_key(text, 7)) == BH_OK);

@@ -51,6 +51,7 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {34, "MEDIA_ERROR"},
     {35, "READ_ONLY"},
     {36, "MEDIUM_FULL"},
+    {37, "LAYOUT_MISMATCH"},
 };
 
 TEST(Status, NumbersAreFrozen) {

@@ -24,10 +24,8 @@
 namespace bowhead::bench {
 namespace {
 
-using ndp::NumberKind;
-
-constexpr NumberKind kKinds[] = {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                 NumberKind::INT8};
+constexpr NumberFormat kKinds[] = {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
+                                   NumberFormat::INT8};
 
 class NdpBench : public ::testing::Test {
  protected:
@@ -108,7 +106,7 @@ TEST_F(NdpBench, RefusesTooFewRounds) {
   EXPECT_TRUE(lines().empty());
 }
 
-class NdpBenchChecks : public ::testing::TestWithParam<NumberKind> {
+class NdpBenchChecks : public ::testing::TestWithParam<NumberFormat> {
  protected:
   void SetUp() override { ASSERT_TRUE(data_.there()); }
 
@@ -121,7 +119,7 @@ class NdpBenchChecks : public ::testing::TestWithParam<NumberKind> {
 TEST_P(NdpBenchChecks, DataIsNormal) {
   double sum = 0, squares = 0, count = 0;
   for (const ndp::KeyBlock& block : blocks_) {
-    EXPECT_EQ(block.keys.scales != nullptr, GetParam() == NumberKind::INT8);
+    EXPECT_EQ(block.keys.scales != nullptr, GetParam() == NumberFormat::INT8);
     std::vector<float> least(kHeadChannels), largest(kHeadChannels);
     for (uint32_t token = 0; token < kBlockTokens; ++token) {
       ndp::kKernelsScalar.bounds(block.keys, token, 1, least.data(), largest.data());
@@ -133,7 +131,7 @@ TEST_P(NdpBenchChecks, DataIsNormal) {
       }
     }
   }
-  EXPECT_EQ(count, data_.bytes() / compression::element_bytes(GetParam()));
+  EXPECT_EQ(count, data_.bytes() / element_bytes(GetParam()));
   EXPECT_NEAR(sum / count, 0, 0.02);
   EXPECT_NEAR(squares / count, 1, 0.1);
 }
@@ -191,9 +189,8 @@ TEST_P(NdpBenchChecks, FindWrongDigests) {
   EXPECT_EQ(check_digests(blocks_[1], *digests).status(), Status::DAMAGED);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, NdpBenchChecks, ::testing::ValuesIn(kKinds), [](const auto& kind) {
-  return std::string(compression::number_name(kind.param));
-});
+INSTANTIATE_TEST_SUITE_P(Kinds, NdpBenchChecks, ::testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return std::string(number_name(kind.param)); });
 
 TEST(NdpLimits, ReadEveryWord) {
   PrivateMemory memory(8192);
@@ -207,7 +204,7 @@ TEST(NdpLimits, ReadEveryWord) {
 }
 
 TEST(NdpLimits, MultiplyAsOftenAsAsked) {
-  for (const NumberKind kind : kKinds) {
+  for (const NumberFormat kind : kKinds) {
     EXPECT_GE(multiplication(kind).run(100000), 100000u);
     EXPECT_LT(multiplication(kind).run(100000), 101000u);
   }

@@ -98,6 +98,7 @@ const std::map<std::string, std::string> kSamples = {
     {"--rope-base", "10000"},
     {"--mode", "0640"},
     {"--shape", "64,64"},
+    {"--outer", "2"},  // renamed, and refused with the new name
 };
 
 /// What keeps a command short.

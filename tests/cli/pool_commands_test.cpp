@@ -118,7 +118,7 @@ TEST_F(PoolCommands, NumbersThatMakeNoSenseAreRefusedByTheNameOfTheOption) {
       {{"pool", "create", shm_locator() + "-x"}, {"--size"}},
       {{"pool", "recompress", shm_locator()}, {"--cold"}},
       {{"put", shm_locator(), "k", "--compress", "fast", "--rope-base", "10000"},
-       {"--channels", "--outer", "--rope-base", "--rotary-dim"}},
+       {"--channels", "--layers", "--rope-base", "--rotary-dim"}},
       {{"replay", "--pool", shm_locator(), "--compress", "fast"},
        {"--workers", "--hosts", "--block-bytes", "--requests", "--seed", "--channels", "--create"}},
       {{"codec", "/dev/null", "--rope-base", "10000"},

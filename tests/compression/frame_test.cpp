@@ -18,8 +18,8 @@ namespace bowhead::compression {
 namespace {
 
 constexpr Profile kProfiles[] = {Profile::FAST, Profile::BALANCED, Profile::DENSE};
-constexpr NumberKind kFloats[] = {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                  NumberKind::FP8_E5M2};
+constexpr NumberFormat kFloats[] = {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
+                                    NumberFormat::FP8_E5M2};
 
 std::vector<uint8_t> encode(const Shape& shape, const std::vector<uint8_t>& values,
                             Profile profile) {
@@ -38,8 +38,8 @@ std::vector<uint8_t> decode(const Shape& shape, const std::vector<uint8_t>& fram
   return values;
 }
 
-std::vector<Shape> shapes(NumberKind kind) {
-  if (kind == NumberKind::BYTES)
+std::vector<Shape> shapes(NumberFormat kind) {
+  if (kind == NumberFormat::BYTES)
     return {{kind, 1, 1, 1}, {kind, 1, 100, 1}, {kind, 3, 70'000, 1}, {kind, 1, 200'001, 1}};
   const Rotary r8 = rotary_of(1e4, 8), r64 = rotary_of(1e4, 64), r128 = rotary_of(5e5, 128);
   return {{kind, 1, 1, 1},          {kind, 1, 7, 3},          {kind, 2, 33, 8, r8},
@@ -49,7 +49,7 @@ std::vector<Shape> shapes(NumberKind kind) {
           {kind, 1, 3, 65'535},     {kind, 1, 70'000, 1}};
 }
 
-class Frames : public ::testing::TestWithParam<NumberKind> {};
+class Frames : public ::testing::TestWithParam<NumberFormat> {};
 
 TEST_P(Frames, ComeBackBitForBit) {
   for (const Shape& shape : shapes(GetParam())) {
@@ -103,13 +103,13 @@ TEST_P(Frames, GiveAnyTokens) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Numbers, Frames,
-                         ::testing::Values(NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                           NumberKind::FP8_E5M2, NumberKind::INT8,
-                                           NumberKind::BYTES),
+                         ::testing::Values(NumberFormat::BF16, NumberFormat::FP16,
+                                           NumberFormat::FP8_E4M3, NumberFormat::FP8_E5M2,
+                                           NumberFormat::INT8, NumberFormat::BYTES),
                          name_of_param);
 
 TEST(Frame, HoldsEveryBitPattern) {
-  for (const NumberKind kind : kFloats) {
+  for (const NumberFormat kind : kFloats) {
     const uint32_t patterns = element_bytes(kind) == 2 ? 65'536 : 256;
     const Shape shape{kind, 1, patterns / 64, 64};
     std::vector<uint8_t> values(shape.size_bytes());
@@ -147,7 +147,7 @@ void expect_within_bound(const Shape& shape, const std::vector<uint8_t>& frame,
 }
 
 TEST(Prefix, IsAsGoodAsPromised) {
-  for (const NumberKind kind : kFloats) {
+  for (const NumberFormat kind : kFloats) {
     for (const Shape& shape : {Shape{kind, 1, 512, 64, rotary_of(1e4, 64)}, Shape{kind, 1, 300, 72},
                                Shape{kind, 1, 33, 8}}) {
       for (const Content content : {Content::NORMAL, Content::ROTATED, Content::SPARSE}) {
@@ -169,7 +169,7 @@ TEST(Prefix, IsAsGoodAsPromised) {
 }
 
 TEST(Prefix, OfFiniteValuesIsFinite) {
-  for (const NumberKind kind : kFloats) {
+  for (const NumberFormat kind : kFloats) {
     const Number& number = *number_of(kind);
     const Shape shape{kind, 1, 256, 8};
     std::vector<uint8_t> values(shape.size_bytes()), out(values.size());
@@ -190,7 +190,7 @@ TEST(Prefix, OfFiniteValuesIsFinite) {
 }
 
 TEST(Prefix, RefusesWhatTheFrameHasNot) {
-  const Shape shape{NumberKind::BF16, 1, 16, 64};
+  const Shape shape{NumberFormat::BF16, 1, 16, 64};
   const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 5), Profile::FAST);
   std::vector<uint8_t> out(shape.size_bytes());
   EXPECT_EQ(Decoder().decode_prefix(frame, 0, out), Status::INVALID_ARGUMENT);
@@ -202,7 +202,7 @@ TEST(Prefix, RefusesWhatTheFrameHasNot) {
 }
 
 TEST_P(Frames, ComeInPieces) {
-  if (GetParam() == NumberKind::BYTES) return;
+  if (GetParam() == NumberFormat::BYTES) return;
   for (const Shape& shape : shapes(GetParam())) {
     const auto frame = encode(shape, make_tensor(shape, Content::ROTATED, 4), Profile::DENSE);
     const uint32_t planes = frame_info(frame)->planes;
@@ -233,7 +233,7 @@ TEST_P(Frames, ComeInPieces) {
 }
 
 TEST(Pieces, OfAPrefixAreFew) {
-  const Shape shape{NumberKind::BF16, 1, 512, 64};
+  const Shape shape{NumberFormat::BF16, 1, 512, 64};
   const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 4), Profile::FAST);
   std::vector<uint8_t> near(frame.size());
   FramePieces pieces;
@@ -249,7 +249,7 @@ TEST(Pieces, OfAPrefixAreFew) {
 }
 
 TEST(Pieces, AreRefused) {
-  const Shape shape{NumberKind::BF16, 2, 512, 64};
+  const Shape shape{NumberFormat::BF16, 2, 512, 64};
   const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 4), Profile::FAST);
   const auto fetch = [&](const std::vector<uint8_t>& from, uint32_t planes) {
     std::vector<uint8_t> near(from.size());
@@ -285,7 +285,7 @@ TEST(Crew, DoesAllJobsAsOneWould) {
     std::vector<EncodeJob> encode_jobs;
     std::vector<DecodeJob> decode_jobs;
     for (uint32_t i = 0; i < 20; ++i) {
-      const Shape shape{NumberKind::BF16, 1, 10 + 30 * i, 64};
+      const Shape shape{NumberFormat::BF16, 1, 10 + 30 * i, 64};
       values.push_back(make_tensor(shape, Content::NORMAL, i));
       frames.emplace_back(frame_bound(shape));
       outs.emplace_back(values.back().size());
@@ -317,22 +317,22 @@ TEST(Encoder, RefusesShapesWithoutValues) {
   const auto status = [&](const Shape& shape) {
     return encoder.encode(shape, values, out).status();
   };
-  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 64}), Status::OK);
-  EXPECT_EQ(status({NumberKind::BF16, 1, 0, 64}), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(status({NumberKind::BF16, 0, 8, 64}), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 0}), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 32}), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 64, {48, 1}}), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(status({NumberKind::BYTES, 1, 8, 128}), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(status({static_cast<NumberKind>(9), 1, 8, 64}), Status::INVALID_ARGUMENT);
-  out.resize(frame_bound({NumberKind::BF16, 1, 8, 64}) - 1);
-  EXPECT_EQ(status({NumberKind::BF16, 1, 8, 64}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberFormat::BF16, 1, 8, 64}), Status::OK);
+  EXPECT_EQ(status({NumberFormat::BF16, 1, 0, 64}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberFormat::BF16, 0, 8, 64}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberFormat::BF16, 1, 8, 0}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberFormat::BF16, 1, 8, 32}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberFormat::BF16, 1, 8, 64, {48, 1}}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({NumberFormat::BYTES, 1, 8, 128}), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(status({static_cast<NumberFormat>(9), 1, 8, 64}), Status::INVALID_ARGUMENT);
+  out.resize(frame_bound({NumberFormat::BF16, 1, 8, 64}) - 1);
+  EXPECT_EQ(status({NumberFormat::BF16, 1, 8, 64}), Status::INVALID_ARGUMENT);
 }
 
 /// What dense is for, wherever nothing repeats: tables of frequencies. They need a library that
 /// takes the parameter for them.
 TEST(Encoder, DenseIsSmallerThanFast) {
-  const Shape shape{NumberKind::BF16, 1, 512, 64};
+  const Shape shape{NumberFormat::BF16, 1, 512, 64};
   const auto values = make_tensor(shape, Content::NORMAL, 1);
   const size_t fast = encode(shape, values, Profile::FAST).size();
   EXPECT_LT(encode(shape, values, Profile::DENSE).size(), fast - fast / 100);
@@ -341,9 +341,9 @@ TEST(Encoder, DenseIsSmallerThanFast) {
 std::vector<std::vector<uint8_t>> small_frames() {
   std::vector<std::vector<uint8_t>> frames;
   for (const Shape& shape :
-       {Shape{NumberKind::BF16, 1, 24, 64, rotary_of(1e4, 64)}, Shape{NumberKind::FP16, 2, 9, 16},
-        Shape{NumberKind::FP8_E4M3, 1, 60, 24}, Shape{NumberKind::INT8, 1, 30, 16},
-        Shape{NumberKind::BYTES, 1, 500, 1}}) {
+       {Shape{NumberFormat::BF16, 1, 24, 64, rotary_of(1e4, 64)},
+        Shape{NumberFormat::FP16, 2, 9, 16}, Shape{NumberFormat::FP8_E4M3, 1, 60, 24},
+        Shape{NumberFormat::INT8, 1, 30, 16}, Shape{NumberFormat::BYTES, 1, 500, 1}}) {
     for (const Content content : {Content::NORMAL, Content::REPEATED, Content::RANDOM})
       frames.push_back(encode(shape, make_tensor(shape, content, 6), Profile::DENSE));
   }

@@ -127,23 +127,23 @@ const std::vector<Case> kHeaders = {
     {"BytesWithChannels", "bytes_text", [](Buffer& f) { put<uint16_t>(f, 6, 2); }},
     {"MostTokens", "bf16_values",
      [](Buffer& f) {
-       f = tiny({NumberKind::BYTES, 1, UINT32_MAX, 1}, 65'535, zero_integers());
+       f = tiny({NumberFormat::BYTES, 1, UINT32_MAX, 1}, 65'535, zero_integers());
      }},
     {"MostOfAll", "bf16_values",
      [](Buffer& f) {
-       f = tiny({NumberKind::BF16, UINT32_MAX, UINT32_MAX, 65'535}, 65'535, zero_integers());
+       f = tiny({NumberFormat::BF16, UINT32_MAX, UINT32_MAX, 65'535}, 65'535, zero_integers());
      }},
     {"ProductsThatWrap", "bf16_values",
      [](Buffer& f) {
-       f = tiny({NumberKind::INT8, 1u << 16, 1u << 16, 1}, 65'535, zero_integers());
+       f = tiny({NumberFormat::INT8, 1u << 16, 1u << 16, 1}, 65'535, zero_integers());
      }},
     {"TileOfTwoGigabytes", "bf16_values",
      [](Buffer& f) {
-       f = tiny({NumberKind::INT8, 1, 32'767, 65'535}, 32'767, zero_integers());
+       f = tiny({NumberFormat::INT8, 1, 32'767, 65'535}, 32'767, zero_integers());
      }},
     {"TableWithoutEnd", "bf16_values",
      [](Buffer& f) {
-       f = tiny({NumberKind::INT8, 1, 1u << 30, 1}, 1, zero_integers());
+       f = tiny({NumberFormat::INT8, 1, 1u << 30, 1}, 1, zero_integers());
      }},
 };
 
@@ -224,7 +224,7 @@ uint64_t claimed_bytes(const Buffer& frame) {
   bh_frame_header header;
   std::memcpy(&header, frame.data(), sizeof header);
   return uint64_t{header.outer} * header.tokens * header.channels *
-         element_bytes(static_cast<NumberKind>(header.number));
+         element_bytes(static_cast<NumberFormat>(header.number));
 }
 
 class DamagedFrames : public ::testing::TestWithParam<Case> {};

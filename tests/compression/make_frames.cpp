@@ -20,7 +20,7 @@ struct Golden {
 };
 
 std::vector<Golden> goldens() {
-  using enum NumberKind;
+  using enum NumberFormat;
   using enum Profile;
   const Rotary r8 = rotary_of(1e4, 8), r64 = rotary_of(1e4, 64);
   return {

@@ -5,6 +5,7 @@
 
 #include "tests/compression/planes_check.h"
 
+using bowhead::NumberFormat;
 using namespace bowhead::compression;
 
 int main() {
@@ -14,11 +15,11 @@ int main() {
     std::printf("%s\n", fault.c_str());
     ++faults;
   };
-  for (uint8_t kind = 1; number_of(NumberKind{kind}) != nullptr; ++kind) {
-    report(fault_in_agreement(kPlaneKernelsNeon, NumberKind{kind}));
-    report(fault_in_lies(kPlaneKernelsNeon, NumberKind{kind}));
-    if (number_of(NumberKind{kind})->is_float())
-      report(fault_in_lengths(kPlaneKernelsNeon, NumberKind{kind}));
+  for (uint8_t kind = 1; number_of(NumberFormat{kind}) != nullptr; ++kind) {
+    report(fault_in_agreement(kPlaneKernelsNeon, NumberFormat{kind}));
+    report(fault_in_lies(kPlaneKernelsNeon, NumberFormat{kind}));
+    if (number_of(NumberFormat{kind})->is_float())
+      report(fault_in_lengths(kPlaneKernelsNeon, NumberFormat{kind}));
   }
   report(fault_in_nibbles(kPlaneKernelsNeon));
   if (&plane_kernels() != &kPlaneKernelsNeon) report("Neon is not what is chosen");

@@ -133,7 +133,7 @@ std::string fault_with_centre(const PlaneKernels& kernels, const Shape& shape,
 
 }  // namespace
 
-std::string fault_in_agreement(const PlaneKernels& kernels, NumberKind kind) {
+std::string fault_in_agreement(const PlaneKernels& kernels, NumberFormat kind) {
   for (const Shape& shape :
        {Shape{kind, 1, 65, 64, rotary_of(1e4, 64)}, Shape{kind, 1, 33, 128, rotary_of(5e5, 128)},
         Shape{kind, 1, 10, 72}, Shape{kind, 1, 40, 8, rotary_of(1e4, 8)}, Shape{kind, 1, 5, 1},
@@ -153,7 +153,7 @@ std::string fault_in_agreement(const PlaneKernels& kernels, NumberKind kind) {
   return {};
 }
 
-std::string fault_in_lengths(const PlaneKernels& kernels, NumberKind kind) {
+std::string fault_in_lengths(const PlaneKernels& kernels, NumberFormat kind) {
   const Shape shape{kind, 1, 20, 72};
   const auto values = make_tensor(shape, Content::SPARSE, 8);
   const Planes good = split(kernels, shape, values, {}, 0);
@@ -179,7 +179,7 @@ std::string fault_in_lengths(const PlaneKernels& kernels, NumberKind kind) {
   return {};
 }
 
-std::string fault_in_lies(const PlaneKernels& kernels, NumberKind kind) {
+std::string fault_in_lies(const PlaneKernels& kernels, NumberFormat kind) {
   const Number& number = *number_of(kind);
   Random random(9);
   const auto random_bytes = [&](size_t size) {

@@ -12,13 +12,13 @@ namespace bowhead::compression {
 
 /// Planes, remainder and exceptions of the same values, and the values of them, by all planes and
 /// by some.
-std::string fault_in_agreement(const PlaneKernels& kernels, NumberKind kind);
+std::string fault_in_agreement(const PlaneKernels& kernels, NumberFormat kind);
 
 /// Of floats: a remainder, or exceptions, of another length than the planes say are refused.
-std::string fault_in_lengths(const PlaneKernels& kernels, NumberKind kind);
+std::string fault_in_lengths(const PlaneKernels& kernels, NumberFormat kind);
 
 /// Streams of any bytes and lengths, which nobody split.
-std::string fault_in_lies(const PlaneKernels& kernels, NumberKind kind);
+std::string fault_in_lies(const PlaneKernels& kernels, NumberFormat kind);
 
 std::string fault_in_nibbles(const PlaneKernels& kernels);
 

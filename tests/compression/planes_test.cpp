@@ -22,7 +22,7 @@ std::vector<const PlaneKernels*> all_sets() {
   return sets;
 }
 
-class Kernels : public ::testing::TestWithParam<NumberKind> {
+class Kernels : public ::testing::TestWithParam<NumberFormat> {
  protected:
   void SetUp() override {
     if (all_sets().size() < 2) GTEST_SKIP() << "this CPU has the scalar code only";
@@ -38,7 +38,7 @@ TEST_P(Kernels, AgreeOnWhatNobodySplit) {
   for (const PlaneKernels* kernels : all_sets()) EXPECT_EQ(fault_in_lies(*kernels, GetParam()), "");
 }
 
-class KernelsOfFloats : public ::testing::TestWithParam<NumberKind> {};
+class KernelsOfFloats : public ::testing::TestWithParam<NumberFormat> {};
 
 TEST_P(KernelsOfFloats, RefuseOtherLengths) {
   for (const PlaneKernels* kernels : all_sets())
@@ -46,12 +46,13 @@ TEST_P(KernelsOfFloats, RefuseOtherLengths) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Numbers, Kernels,
-                         ::testing::Values(NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                           NumberKind::FP8_E5M2, NumberKind::INT8),
+                         ::testing::Values(NumberFormat::BF16, NumberFormat::FP16,
+                                           NumberFormat::FP8_E4M3, NumberFormat::FP8_E5M2,
+                                           NumberFormat::INT8),
                          name_of_param);
 INSTANTIATE_TEST_SUITE_P(Numbers, KernelsOfFloats,
-                         ::testing::Values(NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                           NumberKind::FP8_E5M2),
+                         ::testing::Values(NumberFormat::BF16, NumberFormat::FP16,
+                                           NumberFormat::FP8_E4M3, NumberFormat::FP8_E5M2),
                          name_of_param);
 
 TEST(Nibbles, AgreeWithTheDefinition) {
@@ -61,9 +62,9 @@ TEST(Nibbles, AgreeWithTheDefinition) {
 TEST(Samples, AreSummedAsTheFormulasSay) {
   const auto sum_samples = plane_kernels().sum_samples;
   if (sum_samples == nullptr) GTEST_SKIP() << "this CPU has the general way only";
-  const Number& bf16 = *number_of(NumberKind::BF16);
+  const Number& bf16 = *number_of(NumberFormat::BF16);
   for (const uint32_t half : {0u, 16u, 64u}) {
-    const Shape shape{NumberKind::BF16, 1, 40, 128};
+    const Shape shape{NumberFormat::BF16, 1, 40, 128};
     const auto values = make_tensor(shape, Content::NORMAL, 3);
     std::vector<float> scale(128), cosines(13 * 64), sines(13 * 64), sums[3];
     for (size_t c = 0; c < scale.size(); ++c) scale[c] = 1.0f / static_cast<float>(1 + c % 5);
@@ -77,7 +78,7 @@ TEST(Samples, AreSummedAsTheFormulasSay) {
                      sines.data(), sums[0].data(), sums[1].data(), sums[2].data()}));
     const auto value = [&](uint32_t sample, uint32_t c) {
       const size_t at = (sample * 3 * 128 + c) * 2;
-      return value_of(NumberKind::BF16, values[at] | uint32_t{values[at + 1]} << 8) *
+      return value_of(NumberFormat::BF16, values[at] | uint32_t{values[at + 1]} << 8) *
              double{scale[c]};
     };
     for (uint32_t c = 0; c < 128; ++c) {

@@ -54,7 +54,7 @@ void reseal(std::vector<uint8_t>& frame) {
   bh_frame_header header;
   if (frame.size() < sizeof header) return;
   std::memcpy(&header, frame.data(), sizeof header);
-  const Shape shape{static_cast<NumberKind>(header.number),
+  const Shape shape{static_cast<NumberFormat>(header.number),
                     header.outer,
                     header.tokens,
                     header.channels,

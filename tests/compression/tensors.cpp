@@ -16,7 +16,7 @@ double normal(Random& random) {
 }
 
 /// Nearest below, finite; integers are 100 times the value.
-uint32_t bits_of(NumberKind kind, double value) {
+uint32_t bits_of(NumberFormat kind, double value) {
   const Number& number = *number_of(kind);
   if (!number.is_float())
     return static_cast<uint8_t>(static_cast<int>(std::clamp(value * 100, -128.0, 127.0)));
@@ -31,7 +31,7 @@ uint32_t bits_of(NumberKind kind, double value) {
   return sign | static_cast<uint32_t>(field) << number.mantissa_bits | mantissa;
 }
 
-uint32_t special_bits(NumberKind kind, Random& random) {
+uint32_t special_bits(NumberFormat kind, Random& random) {
   const Number& number = *number_of(kind);
   const uint32_t any = static_cast<uint32_t>(random.next());
   const uint32_t exponents = ((1u << number.exponent_bits) - 1) << number.mantissa_bits;
@@ -65,7 +65,7 @@ double model_value(const Shape& shape, Content content, uint32_t token, uint32_t
 std::vector<uint8_t> make_tensor(const Shape& shape, Content content, uint64_t seed) {
   Random random(seed);
   std::vector<uint8_t> tensor(shape.size_bytes());
-  if (shape.number == NumberKind::BYTES) {
+  if (shape.number == NumberFormat::BYTES) {
     for (uint8_t& byte : tensor)
       byte = content == Content::RANDOM ? static_cast<uint8_t>(random.next())
              : content == Content::ZERO ? uint8_t{0}
@@ -113,7 +113,7 @@ std::vector<uint8_t> make_tensor(const Shape& shape, Content content, uint64_t s
   return tensor;
 }
 
-uint32_t load_element(NumberKind kind, const std::vector<uint8_t>& tensor, size_t index) {
+uint32_t load_element(NumberFormat kind, const std::vector<uint8_t>& tensor, size_t index) {
   if (element_bytes(kind) == 1) return tensor[index];
   return tensor[index * 2] | uint32_t{tensor[index * 2 + 1]} << 8;
 }

@@ -28,7 +28,7 @@ inline constexpr Content kContents[] = {Content::NORMAL, Content::ROTATED,  Cont
 
 std::vector<uint8_t> make_tensor(const Shape& shape, Content content, uint64_t seed);
 
-uint32_t load_element(NumberKind kind, const std::vector<uint8_t>& tensor, size_t index);
+uint32_t load_element(NumberFormat kind, const std::vector<uint8_t>& tensor, size_t index);
 
 /// For a test's messages.
 std::string describe(const Shape& shape, Content content);

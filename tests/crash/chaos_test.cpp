@@ -50,9 +50,9 @@ std::string key_of(uint64_t n) {
   return key;
 }
 /// Of the test that runs; known to the workers, which are forks.
-Compression compression;
+ValueFormat values;
 
-NamespaceDescription description() { return {"chaos", "any bytes", compression}; }
+NamespaceDescription description() { return {"chaos", "any bytes", values}; }
 
 /// The content follows from the key alone, never from the pool. Half of it can be compressed.
 std::vector<std::byte> value_of(uint64_t n) {
@@ -431,16 +431,16 @@ void run(const CreateOptions& options) {
   EXPECT_GT(board.stored, 300u);  // sanitizers are slow
   EXPECT_GT(board.read, 300u);
   EXPECT_GT(board.leased, 30u);
-  EXPECT_EQ(board.recompressed > 0, compression.profile != CompressionProfile::NONE);
+  EXPECT_EQ(board.recompressed > 0, values.profile != CompressionProfile::NONE);
   if (!testing::Test::HasFailure()) expect_whole(pool.locator(), room);
 }
 
 TEST(Chaos, WithEviction) { run({}); }
 TEST(Chaos, WithoutEviction) { run({.evict_high_permille = 0}); }
 TEST(Chaos, Compressed) {
-  compression.profile = CompressionProfile::FAST;
+  values.profile = CompressionProfile::FAST;
   run({});
-  compression = {};
+  values = {};
 }
 
 }  // namespace

@@ -140,23 +140,40 @@ TEST(LayoutFreeze, HostBeat) {
 
 TEST(LayoutFreeze, Namespace) {
   const std::vector<Field> fields = {
-      FIELD(bh_namespace, id, 0, 8),
-      FIELD(bh_namespace, content_checksum, 8, 8),
-      FIELD(bh_namespace, incarnation, 16, 4),
-      FIELD(bh_namespace, profile, 20, 1),
-      FIELD(bh_namespace, number, 21, 1),
-      FIELD(bh_namespace, channels, 22, 2),
-      FIELD(bh_namespace, outer, 24, 4),
-      FIELD(bh_namespace, rotary_ratio, 28, 4),
-      FIELD(bh_namespace, rotary_dim, 32, 2),
-      FIELD(bh_namespace, reserved0, 34, 2),
-      FIELD(bh_namespace, reserved1, 36, 4),
-      FIELD(bh_namespace, reserved, 40, 16),
-      FIELD(bh_namespace, seal, 56, 8),
-      FIELD(bh_namespace, name, 64, 64),
-      FIELD(bh_namespace, description, 128, 384),
+      FIELD(bh_namespace, id, 0, 8),           FIELD(bh_namespace, content_checksum, 8, 8),
+      FIELD(bh_namespace, incarnation, 16, 4), FIELD(bh_namespace, profile, 20, 1),
+      FIELD(bh_namespace, reserved0, 21, 3),   FIELD(bh_namespace, reserved, 24, 32),
+      FIELD(bh_namespace, seal, 56, 8),        FIELD(bh_namespace, layout, 64, 64),
+      FIELD(bh_namespace, name, 128, 64),      FIELD(bh_namespace, description, 192, 384),
   };
-  expect_layout<bh_namespace>(512, fields);
+  expect_layout<bh_namespace>(576, fields);
+}
+
+TEST(LayoutFreeze, KvLayout) {
+  const std::vector<Field> fields = {
+      FIELD(bh_kv_layout, number_format, 0, 1),
+      FIELD(bh_kv_layout, order, 1, 1),
+      FIELD(bh_kv_layout, parts, 2, 1),
+      FIELD(bh_kv_layout, scales, 3, 1),
+      FIELD(bh_kv_layout, scale_format, 4, 1),
+      FIELD(bh_kv_layout, scale_place, 5, 1),
+      FIELD(bh_kv_layout, rotary, 6, 1),
+      FIELD(bh_kv_layout, reserved0, 7, 1),
+      FIELD(bh_kv_layout, layers, 8, 2),
+      FIELD(bh_kv_layout, heads, 10, 2),
+      FIELD(bh_kv_layout, key_channels, 12, 2),
+      FIELD(bh_kv_layout, value_channels, 14, 2),
+      FIELD(bh_kv_layout, block_tokens, 16, 4),
+      FIELD(bh_kv_layout, rotary_first, 20, 2),
+      FIELD(bh_kv_layout, rotary_channels, 22, 2),
+      FIELD(bh_kv_layout, rotary_base_thousandths, 24, 8),
+      FIELD(bh_kv_layout, first_layer, 32, 2),
+      FIELD(bh_kv_layout, model_layers, 34, 2),
+      FIELD(bh_kv_layout, first_head, 36, 2),
+      FIELD(bh_kv_layout, model_heads, 38, 2),
+      FIELD(bh_kv_layout, reserved, 40, 24),
+  };
+  expect_layout<bh_kv_layout>(64, fields);
 }
 
 TEST(LayoutFreeze, HostPrivate) {
@@ -295,7 +312,7 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_superblock), 4096},
       {sizeof(bh_host_slot), 64},
       {sizeof(bh_host_beat), 64},
-      {sizeof(bh_namespace), 512},
+      {sizeof(bh_namespace), 576},
       {sizeof(bh_host_private), 128},
       {sizeof(bh_process), 192},
       {sizeof(bh_lease_slot), 32},
@@ -368,10 +385,11 @@ TEST(NumberFreeze, Frame) {
       NUMBER(BH_NUMBER_BF16, 1),          NUMBER(BH_NUMBER_FP16, 2),
       NUMBER(BH_NUMBER_FP8_E4M3, 3),      NUMBER(BH_NUMBER_FP8_E5M2, 4),
       NUMBER(BH_NUMBER_INT8, 5),          NUMBER(BH_NUMBER_BYTES, 6),
-      NUMBER(BH_TILE_STORED, 0),          NUMBER(BH_TILE_PLANES, 1),
-      NUMBER(BH_TILE_BYTES, 2),           NUMBER(BH_STREAM_STORED, 0),
-      NUMBER(BH_STREAM_ZERO, 1),          NUMBER(BH_STREAM_LZ4, 2),
-      NUMBER(BH_STREAM_ZSTD, 3),          NUMBER(BH_STREAM_NIBBLES, 4),
+      NUMBER(BH_NUMBER_FP32, 7),          NUMBER(BH_TILE_STORED, 0),
+      NUMBER(BH_TILE_PLANES, 1),          NUMBER(BH_TILE_BYTES, 2),
+      NUMBER(BH_STREAM_STORED, 0),        NUMBER(BH_STREAM_ZERO, 1),
+      NUMBER(BH_STREAM_LZ4, 2),           NUMBER(BH_STREAM_ZSTD, 3),
+      NUMBER(BH_STREAM_NIBBLES, 4),
   };
   expect_numbers(numbers);
 }
@@ -399,6 +417,19 @@ TEST(NumberFreeze, Host) {
       NUMBER(BH_HAZARD_PAGE_BITS, 36),
       NUMBER(BH_NAMESPACE_NAME_BYTES, 64),
       NUMBER(BH_NAMESPACE_TEXT_BYTES, 384),
+      NUMBER(BH_NAMESPACE_CONTENT_BYTES, 512),
+      NUMBER(BH_ORDER_HEADS_FIRST, 0),
+      NUMBER(BH_ORDER_TOKENS_FIRST, 1),
+      NUMBER(BH_SCALES_NONE, 0),
+      NUMBER(BH_SCALES_PER_TOKEN, 1),
+      NUMBER(BH_SCALES_PER_ROW, 2),
+      NUMBER(BH_SCALES_PER_CHANNEL, 3),
+      NUMBER(BH_SCALES_ELSEWHERE, 0),
+      NUMBER(BH_SCALES_BEHIND_ROW, 1),
+      NUMBER(BH_SCALES_BEHIND_PART, 2),
+      NUMBER(BH_ROTARY_NONE, 0),
+      NUMBER(BH_ROTARY_HALVES, 1),
+      NUMBER(BH_ROTARY_INTERLEAVED, 2),
       NUMBER(BH_WORD_STATE_SHIFT, 60),
       NUMBER(BH_WORD_PROCESS_SHIFT, 48),
       NUMBER(BH_HOST_FREE, 0),
@@ -518,6 +549,7 @@ TEST(NumberFreeze, Status) {
       {34, "MEDIA_ERROR"},
       {35, "READ_ONLY"},
       {36, "MEDIUM_FULL"},
+      {37, "LAYOUT_MISMATCH"},
   };
   const std::vector<std::pair<int, const char*>> actual = {
 #define ROW(number, name, text) {BH_##name, #name},

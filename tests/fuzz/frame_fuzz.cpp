@@ -123,11 +123,11 @@ void check_frame(ConstBytes bytes) {
 
 Shape take_shape(fuzz::Input& input) {
   Shape shape;
-  shape.number = static_cast<NumberKind>(1 + input.take<uint8_t>() % 6);
+  shape.number = static_cast<NumberFormat>(1 + input.take<uint8_t>() % 6);
   shape.outer = 1 + input.take<uint8_t>() % 3u;
   const auto channels = input.take<uint16_t>();
   const auto ratio = input.take<uint32_t>();
-  if (shape.number == NumberKind::BYTES) return shape;
+  if (shape.number == NumberFormat::BYTES) return shape;
   shape.channels = 1 + channels % 300u;
   if (ratio != 0 && shape.channels % 2 == 0)
     shape.rotary = {

@@ -122,7 +122,7 @@ void check_frame(const std::vector<uint8_t>& frame, const Wanted& wanted) {
 /// {kind of number, channels, rotary, profile}, then values.
 std::vector<uint8_t> take_encoded(fuzz::Input& input) {
   Shape shape;
-  shape.number = static_cast<NumberKind>(1 + input.take<uint8_t>() % 5);
+  shape.number = static_cast<NumberFormat>(1 + input.take<uint8_t>() % 5);
   shape.outer = 1;
   shape.channels = 1 + input.take<uint8_t>() % 140u;
   if (input.take<uint8_t>() % 2 != 0 && shape.channels % 2 == 0)

@@ -171,7 +171,7 @@ void Run::seal_again(uint64_t word) {
     bh_namespace entry;
     const uint64_t entry_at = first + (at - first) / sizeof entry * sizeof entry;
     std::memcpy(&entry, world.raw() + entry_at, sizeof entry);
-    entry.content_checksum = hash64(entry.name, BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES);
+    entry.content_checksum = hash64(&entry.layout, BH_NAMESPACE_CONTENT_BYTES);
     std::memcpy(line.data(), &entry, sizeof line);
     core::Sealer(world.superblock.pool_id).seal(line, entry_at);
     std::memcpy(world.raw() + entry_at, line.data(), sizeof line);

@@ -54,7 +54,7 @@ void check(const std::string& path, const RawDescription& raw) {
   for (const Tensor& tensor : *tensors) {
     uint64_t values = 1;
     for (const uint64_t size : tensor.shape) values *= size;
-    BOWHEAD_ASSERT(tensor.values.size() == values * compression::element_bytes(tensor.number));
+    BOWHEAD_ASSERT(tensor.values.size() == values * element_bytes(tensor.number));
     BOWHEAD_ASSERT(!tensor.values.empty());
   }
 }
@@ -70,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto name = input.take<uint8_t>();
   cli::RawDescription raw;
   if (const auto number = input.take<uint8_t>() % 8; number > 0 && number < 7)
-    raw.number = static_cast<compression::NumberKind>(number);
+    raw.number = static_cast<NumberFormat>(number);
   for (auto sizes = input.take<uint8_t>() % 4; sizes > 0; --sizes)
     raw.shape.push_back(input.take<uint8_t>());
   cli::check(file.hold(input.take_bytes(size), name), raw);

@@ -28,10 +28,14 @@ inline const std::vector<NamespaceDescription> kNamespaces = {
 inline const std::vector<NamespaceDescription> kCompressedNamespaces = {
     {"model-c",
      "keys",
-     {.profile = CompressionProfile::FAST,
-      .number = compression::NumberKind::BF16,
-      .channels = 64,
-      .rotary = {64, 3220771105}}}};  // base 10,000
+     {[] {
+        KvLayout layout = keys_layout(NumberFormat::BF16, 64);
+        layout.rotary = BH_ROTARY_HALVES;
+        layout.rotary_channels = 64;
+        layout.rotary_base_thousandths = 10'000'000;
+        return layout;
+      }(),
+      CompressionProfile::FAST}}};
 
 /// A key of `bytes` bytes, not all of them text.
 inline std::string long_key(size_t bytes) {

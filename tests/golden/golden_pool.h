@@ -118,10 +118,12 @@ class GoldenPool {
 
   NamespaceId namespace_of(size_t block) {
     const auto& description = kNamespaces[blocks_[block].name_space];
-    bh_namespace text{};
-    std::memcpy(text.name, description.name.data(), description.name.size());
-    std::memcpy(text.description, description.description.data(), description.description.size());
-    return hash64(text.name, sizeof text.name + sizeof text.description, 1) | 1;
+    bh_namespace entry{};
+    entry.layout = description.values.layout;
+    if (entry.layout.number_format == 0) entry.layout.number_format = BH_NUMBER_BYTES;
+    std::memcpy(entry.name, description.name.data(), description.name.size());
+    std::memcpy(entry.description, description.description.data(), description.description.size());
+    return hash64(&entry.layout, 64 + sizeof entry.name + sizeof entry.description, 1) | 1;
   }
 
   /// The blocks that are a miss for who opens their namespaces first, as engines do: one whose

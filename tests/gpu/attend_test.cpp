@@ -32,12 +32,12 @@ uint32_t between(Random& random, uint32_t least, uint32_t most) {
 float random_float(Random& random) {  // of -1 to 1
   return static_cast<float>(random.below(1u << 24)) * 0x1p-23f - 1;
 }
-double value_of(FloatKind kind, uint16_t bits) {
-  return test::oracle_value(kind == FloatKind::BF16 ? "bf16" : "fp16", bits);
+double value_of(NumberFormat kind, uint16_t bits) {
+  return test::oracle_value(kind == NumberFormat::BF16 ? "bf16" : "fp16", bits);
 }
-uint16_t bits_of(FloatKind kind, float value) {
-  return static_cast<uint16_t>(kind == FloatKind::BF16 ? bf16_from_float(value)
-                                                       : fp16_from_float(value));
+uint16_t bits_of(NumberFormat kind, float value) {
+  return static_cast<uint16_t>(kind == NumberFormat::BF16 ? bf16_from_float(value)
+                                                          : fp16_from_float(value));
 }
 
 // 16-byte-aligned, and nothing but what is not a number where nobody wrote.
@@ -53,7 +53,7 @@ class Numbers {
 };
 
 struct Model {
-  FloatKind number = FloatKind::BF16;
+  NumberFormat number = NumberFormat::BF16;
   uint32_t heads = 1, queries_per_head = 1, key_channels = 64, value_channels = 64;
   bool latent = false;  // values are the first channels of keys
 
@@ -168,8 +168,7 @@ class Attention {
       for (uint32_t c = 0; c < model_.key_channels; ++c)
         wanted.push_back(static_cast<float>(value_of(model_.number, row[c])));
     }
-    const auto kind =
-        model_.number == FloatKind::BF16 ? ndp::NumberKind::BF16 : ndp::NumberKind::FP16;
+    const NumberFormat kind = model_.number;
     const auto queries =
         ndp::Queries::of(wanted, model_.queries_per_head, model_.key_channels, work_.scale, kind);
     std::vector<ndp::KvBlock> blocks;
@@ -290,7 +289,7 @@ Model random_model(Random& random) {
   constexpr uint32_t kChannels[] = {8, 64, 80, 96, 128, 136, 192, 256, 264, 512, 576, 768};
   constexpr uint32_t kQueries[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 40};
   Model model;
-  model.number = random.below(2) == 0 ? FloatKind::BF16 : FloatKind::FP16;
+  model.number = random.below(2) == 0 ? NumberFormat::BF16 : NumberFormat::FP16;
   model.heads = between(random, 1, 3);
   model.queries_per_head = kQueries[random.below(std::size(kQueries))];
   model.key_channels = kChannels[random.below(std::size(kChannels))];
@@ -390,11 +389,11 @@ Model plain_model() {
 
 /// Scores of thousands, of either sign, at any place of a run.
 TEST(Attend, SurvivesHugeScores) {
-  for (const FloatKind number : {FloatKind::BF16, FloatKind::FP16}) {
+  for (const NumberFormat number : {NumberFormat::BF16, NumberFormat::FP16}) {
     Random random(1);
     Model model = plain_model();
     model.number = number;
-    Attention attention(random, model, {70, 1}, number == FloatKind::BF16 ? 1e12f : 100.0f);
+    Attention attention(random, model, {70, 1}, number == NumberFormat::BF16 ? 1e12f : 100.0f);
     attention.run([] { return 50; });
     for (uint32_t q = 0; q < model.query_heads(); ++q) {
       // The largest by far has all of the weight: errors of scores are beyond all comparison.
@@ -402,7 +401,7 @@ TEST(Attend, SurvivesHugeScores) {
       for (uint32_t c = 0; c < 128; ++c) ASSERT_LE(std::abs(output[c]), 1.0001f);
       ASSERT_TRUE(std::isfinite(attention.work().log_sum_exps[q]));
     }
-    if (number == FloatKind::FP16) attention.expect_runs();
+    if (number == NumberFormat::FP16) attention.expect_runs();
   }
 }
 
@@ -415,7 +414,7 @@ TEST(Attend, KeepsWhatIsNoNumberToItsHead) {
       const Model model = plain_model();
       Attention attention(random, model, {100});
       for (uint32_t q = 0; q < model.query_heads(); ++q)
-        attention.query(0, q)[7] = bits_of(FloatKind::BF16, 0.5f);
+        attention.query(0, q)[7] = bits_of(NumberFormat::BF16, 0.5f);
       (in_key ? attention.key(0, 60, 1) : attention.value(0, 60, 1))[7] = what;
       attention.run([] { return 100; });
       const Merged merged = merge({attention.parts()}, 1, 8, 128);
@@ -438,7 +437,7 @@ TEST(Attend, GivesNoWeightToNegativeInfinity) {
   const Model model = plain_model();
   Attention attention(random, model, {9, 1});
   for (uint32_t q = 0; q < 8; ++q) {
-    for (uint32_t s = 0; s < 2; ++s) attention.query(s, q)[0] = bits_of(FloatKind::BF16, 1);
+    for (uint32_t s = 0; s < 2; ++s) attention.query(s, q)[0] = bits_of(NumberFormat::BF16, 1);
   }
   for (uint32_t head = 0; head < 2; ++head) {
     for (uint32_t token = 0; token < 8; ++token) attention.key(0, token, head)[0] = 0xFF80;
@@ -529,11 +528,11 @@ TEST(MergeParts, WritesNumbersOfAnyKind) {
   work.source_count = work.sequences = work.heads = 1;
   work.channels = 132;
   work.outputs = out;
-  work.number = FloatKind::BF16;
+  work.number = NumberFormat::BF16;
   ASSERT_TRUE(check(work));
   run_on_cpu(work);
   for (const uint16_t bits : out) ASSERT_EQ(bits, 0x3EAB);
-  work.number = FloatKind::FP16;
+  work.number = NumberFormat::FP16;
   run_on_cpu(work);
   for (const uint16_t bits : out) ASSERT_EQ(bits, 0x3555);
 }
@@ -557,8 +556,8 @@ TEST(Floats, AreWhatTheBitsSay) {
 
 /// Between two neighbours the nearer one, and half-way the even one.
 TEST(Floats, AreRoundedToTheNearest) {
-  for (const FloatKind kind : {FloatKind::BF16, FloatKind::FP16}) {
-    const uint32_t infinite = kind == FloatKind::BF16 ? 0x7F80 : 0x7C00;
+  for (const NumberFormat kind : {NumberFormat::BF16, NumberFormat::FP16}) {
+    const uint32_t infinite = kind == NumberFormat::BF16 ? 0x7F80 : 0x7C00;
     for (uint32_t bits = 0; bits + 1 < infinite; ++bits) {
       const auto low = static_cast<float>(value_of(kind, static_cast<uint16_t>(bits)));
       const auto high = static_cast<float>(value_of(kind, static_cast<uint16_t>(bits + 1)));

@@ -67,7 +67,7 @@ TEST_F(CheckMovePieces, NamesWhatIsZeroOrUnknown) {
   expect([&] { work_.heads = 0; }, "heads is 0: latent attention has 1");
   expect([&] { work_.page_tokens = 0; }, "page_tokens is 0");
   expect([&] { work_.row_bytes = 0; }, "row_bytes is 0");
-  expect([&] { work_.order = static_cast<PayloadOrder>(2); }, "order 2 is unknown");
+  expect([&] { work_.order = static_cast<RowOrder>(2); }, "order 2 is unknown");
   expect([&] { work_.kind = static_cast<MoveKind>(3); }, "kind 3 is unknown");
   expect([&] { work_.parts = nullptr; }, "parts is null");
   expect([&] { work_.blocks = nullptr; }, "blocks is null");
@@ -201,7 +201,7 @@ class CheckAttend : public testing::Test {
 
 TEST_F(CheckAttend, NamesAShapeThatNoKernelHas) {
   ASSERT_TRUE(check(work_));
-  expect([&] { work_.number = FloatKind::FP32; }, "number 2: BF16 or FP16");
+  expect([&] { work_.number = NumberFormat::FP32; }, "number is fp32: bf16 and fp16 are possible");
   expect([&] { work_.heads = 0; }, "heads is 0: latent attention has 1");
   expect([&] { work_.queries_per_head = 0; }, "queries_per_head is 0");
   expect([&] { work_.heads = work_.queries_per_head = 1u << 17; },
@@ -274,7 +274,8 @@ TEST(CheckMergeParts, NamesWhatIsWrong) {
   expect([&] { work.channels = 130; }, "channels is 130, no multiple of 4");
   expect([&] { work.sequences = work.heads = 65536; },
          "65536 heads of 65536 sequences are more than one launch can merge");
-  expect([&] { work.number = static_cast<FloatKind>(3); }, "number 3 is unknown");
+  expect([&] { work.number = NumberFormat::INT8; },
+         "number is int8: bf16, fp16 and fp32 are possible");
   expect([&] { work.outputs = nullptr; }, "outputs is null");
   expect([&] { work.sources[1].outputs = nullptr; }, "source 1: outputs is null");
   expect([&] { work.sources[1].log_sum_exps = nullptr; }, "source 1: log_sum_exps is null");

@@ -39,9 +39,10 @@ class DecodeStoreTest : public EveryDevice {
     // Else jobs register what they touch when they start, and would be held there.
     ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
     engine_ = std::make_unique<EngineCache>(device(), Layout::NHD, Sizes{.pages = kPages},
-                                            PayloadOrder::HEADS_FIRST);
+                                            RowOrder::HEADS_FIRST);
     bytes_ = engine_->random_bytes(1);
     engine_->write(bytes_);
+    pool_.use_layout(engine_->cache().layout);
     auto opened = Transfers::open(pool_.pool(), *registration_, device(), engine_->cache());
     ASSERT_DONE(opened);
     transfers_ = std::make_unique<Transfers>(std::move(*opened));

@@ -63,16 +63,15 @@ class OnDevice {
 
 constexpr uint32_t kKeyChannels = 64;
 
-AttentionModel model_of(PayloadOrder order, bool latent) {
+AttentionModel model_of(RowOrder order, bool latent) {
   AttentionModel model;
-  model.layers = 2;
-  model.layer_parts = latent ? 1 : 2;
-  model.heads = latent ? 1 : 2;
+  model.layout = pairs_layout(latent ? NumberFormat::FP16 : NumberFormat::BF16, 2, latent ? 1 : 2,
+                              kKeyChannels, order);
+  if (latent) {
+    model.layout.parts = 1;
+    model.layout.value_channels = 48;
+  }
   model.queries_per_head = latent ? 5 : 3;
-  model.key_channels = kKeyChannels;
-  model.value_channels = latent ? 48 : kKeyChannels;
-  model.number = latent ? FloatKind::FP16 : FloatKind::BF16;
-  model.order = order;
   model.scale = 0.125;
   return model;
 }
@@ -88,13 +87,14 @@ class Decode {
  public:
   Decode(TestPool& pool, Device& device, const AttentionModel& model,
          const std::vector<std::vector<BlockToRead>>& sequences)
-      : model_(model) {
+      : model_(model), layout_(model.layout) {
+    pool.use_layout(layout_);
     for (const auto& sequence : sequences) {
       reads.push_back({sequence});
       auto& blocks = blocks_.emplace_back();
       for (const BlockToRead& read : sequence) {
-        blocks.push_back({read, numbers(model.payload_bytes(read.tokens) / 2)});
-        std::vector<std::byte> bytes(model.payload_bytes(read.tokens));
+        blocks.push_back({read, numbers(payload_bytes(layout_, read.tokens) / 2)});
+        std::vector<std::byte> bytes(payload_bytes(layout_, read.tokens));
         std::memcpy(bytes.data(), blocks.back().payload.data(), bytes.size());
         EXPECT_EQ(pool.put(read.key, bytes), Status::OK);
       }
@@ -103,7 +103,7 @@ class Decode {
     const size_t outputs = sequences.size() * model.query_heads();
     queries_ = std::make_unique<OnDevice<uint16_t>>(device, query_bits_);
     outputs_ = std::make_unique<OnDevice<float>>(
-        device, std::vector<float>(outputs * model.value_channels, 12345));
+        device, std::vector<float>(outputs * layout_.value_channels, 12345));
     log_sum_exps_ = std::make_unique<OnDevice<float>>(device, std::vector<float>(outputs, 12345));
   }
 
@@ -111,19 +111,20 @@ class Decode {
     const size_t row = kKeyChannels * 2;
     return {queries_->at(), row * model_.query_heads(), row};
   }
-  DecodeAnswers answers() const { return {outputs_->at(), FloatKind::FP32, log_sum_exps_->at()}; }
+  DecodeAnswers answers() const {
+    return {outputs_->at(), NumberFormat::FP32, log_sum_exps_->at()};
+  }
 
   /// What the formulas say of a query head, without blocks that `skips` names.
   test::OracleAttention right(uint32_t layer, uint32_t sequence, uint32_t query_head,
                               const std::string& skips = "") const {
     const uint32_t head = query_head / model_.queries_per_head;
-    test::Sequence all{kKeyChannels, model_.value_channels, {}, {}};
+    test::Sequence all{kKeyChannels, layout_.value_channels, {}, {}};
     for (const Block& block : blocks_[sequence]) {
       if (block.read.key == skips) continue;
       for (uint32_t t = block.read.begin; t < std::min(block.read.tokens, block.read.end); ++t) {
         all.keys.push_back(row(block, layer, 0, t, head, kKeyChannels));
-        all.values.push_back(
-            row(block, layer, model_.layer_parts - 1, t, head, model_.value_channels));
+        all.values.push_back(row(block, layer, layout_.parts - 1, t, head, layout_.value_channels));
       }
     }
     std::vector<double> query(kKeyChannels);
@@ -140,8 +141,8 @@ class Decode {
       if (log_sum_exps[at] != one.log_sum_exp) {  // of no token both are infinite
         ASSERT_NEAR(log_sum_exps[at], one.log_sum_exp, 1e-4) << "query head " << at;
       }
-      for (uint32_t c = 0; c < model_.value_channels; ++c)
-        ASSERT_NEAR(outputs[size_t{at} * model_.value_channels + c], one.output[c], 1e-4)
+      for (uint32_t c = 0; c < layout_.value_channels; ++c)
+        ASSERT_NEAR(outputs[size_t{at} * layout_.value_channels + c], one.output[c], 1e-4)
             << "query head " << at;
     }
   }
@@ -157,21 +158,22 @@ class Decode {
     std::vector<uint16_t> bits(count);
     for (uint16_t& one : bits) {
       const float number = random_float(random_);
-      one = static_cast<uint16_t>(model_.number == FloatKind::BF16 ? bf16_from_float(number)
-                                                                   : fp16_from_float(number));
+      one = static_cast<uint16_t>(number_format(layout_) == NumberFormat::BF16
+                                      ? bf16_from_float(number)
+                                      : fp16_from_float(number));
     }
     return bits;
   }
   double value(uint16_t bits) const {
-    return test::oracle_value(model_.number == FloatKind::BF16 ? "bf16" : "fp16", bits);
+    return test::oracle_value(number_format(layout_) == NumberFormat::BF16 ? "bf16" : "fp16", bits);
   }
   std::vector<double> row(const Block& block, uint32_t layer, uint32_t part, uint32_t token,
                           uint32_t head, uint32_t channels) const {
-    const size_t before = size_t{layer} * model_.layer_parts + part;
+    const size_t before = size_t{layer} * layout_.parts + part;
     const uint32_t tokens = block.read.tokens;
-    const size_t at = model_.order == PayloadOrder::HEADS_FIRST
-                          ? (before * model_.heads + head) * tokens + token
-                          : (before * tokens + token) * model_.heads + head;
+    const size_t at = row_order(layout_) == RowOrder::HEADS_FIRST
+                          ? (before * layout_.heads + head) * tokens + token
+                          : (before * tokens + token) * layout_.heads + head;
     std::vector<double> numbers(channels);
     for (uint32_t c = 0; c < channels; ++c)
       numbers[c] = value(block.payload[at * kKeyChannels + c]);
@@ -179,6 +181,7 @@ class Decode {
   }
 
   const AttentionModel model_;
+  const KvLayout layout_;
   Random random_{1};
   std::vector<std::vector<Block>> blocks_;
   std::vector<uint16_t> query_bits_;
@@ -231,12 +234,12 @@ class DirectReadsTest : public EveryDevice {
 };
 INSTANTIATE_TEST_SUITE_P(Devices, DirectReadsTest, kEveryDevice, device_name);
 
-const AttentionModel kModel = model_of(PayloadOrder::HEADS_FIRST, false);
+const AttentionModel kModel = model_of(RowOrder::HEADS_FIRST, false);
 
 /// In many runs, in one, and of no block; windows leave out tokens of either end, and whole blocks.
 TEST_P(DirectReadsTest, AnswerWhatTheFormulasSay) {
   for (const bool latent : {false, true}) {
-    for (const PayloadOrder order : {PayloadOrder::HEADS_FIRST, PayloadOrder::TOKENS_FIRST}) {
+    for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
       const AttentionModel model = model_of(order, latent);
       const std::string name = std::to_string(static_cast<int>(order)) + (latent ? "l" : "");
       Decode decode(pool_, device(), model,
@@ -283,7 +286,7 @@ TEST_P(DirectReadsTest, MergeWithWhatOthersComputed) {
 
 /// Of a sequence, the second block lies in the memory of the device, as an engine's pages do.
 TEST_P(DirectReadsTest, ReadWhatNeedsNoLease) {
-  for (const PayloadOrder order : {PayloadOrder::HEADS_FIRST, PayloadOrder::TOKENS_FIRST}) {
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
     const AttentionModel model = model_of(order, false);
     const std::string name = std::to_string(static_cast<int>(order));
     Decode decode(pool_, device(), model,
@@ -297,10 +300,11 @@ TEST_P(DirectReadsTest, ReadWhatNeedsNoLease) {
       pages.push_back(std::make_unique<OnDevice<uint16_t>>(device(), payload));
       AttendSpan span;
       span.keys = reinterpret_cast<const uint8_t*>(pages.back()->at());
-      span.values = span.keys + model.part_bytes(tokens);
-      span.layer_stride_bytes = 2 * model.part_bytes(tokens);
-      const bool heads_first = order == PayloadOrder::HEADS_FIRST;
-      span.token_stride_bytes = size_t{kKeyChannels} * 2 * (heads_first ? 1 : model.heads);
+      const size_t part = size_t{tokens} * model.layout.heads * kKeyChannels * 2;
+      span.values = span.keys + part;
+      span.layer_stride_bytes = 2 * part;
+      const bool heads_first = order == RowOrder::HEADS_FIRST;
+      span.token_stride_bytes = size_t{kKeyChannels} * 2 * (heads_first ? 1 : model.layout.heads);
       span.head_stride_bytes = size_t{kKeyChannels} * 2 * (heads_first ? tokens : 1);
       span.tokens = tokens;
       read.spans = {span};
@@ -373,9 +377,9 @@ TEST_P(DirectReadsTest, RefuseWhatTheyCannotReach) {
     return std::string(what) + " in host memory, which this device does not reach";
   };
   expect(no("queries begin"), 0, {on_host.data(), 256, 128}, {}, answers);
-  expect(no("outputs begin"), 0, queries, {}, {on_host.data(), FloatKind::FP32, nullptr});
+  expect(no("outputs begin"), 0, queries, {}, {on_host.data(), NumberFormat::FP32, nullptr});
   expect(no("log-sum-exps begin"), 0, queries, {},
-         {answers.outputs, FloatKind::FP32, on_host.data()});
+         {answers.outputs, NumberFormat::FP32, on_host.data()});
   // Strides that lead beyond all there is.
   expect(no("queries end"), 0, {queries.data, 768, 1 << 30}, {}, answers);
   MergeSource other = {on_host.data(), answers.log_sum_exps};
@@ -401,22 +405,28 @@ TEST_P(DirectReadsTest, RefuseModelsAndBlocksThatMakeNoSense) {
     AttentionModel model = kModel;
     spoil(model);
     EXPECT_EQ(message_of(DirectReads::open(pool_.pool(), *registration_, device(), model)),
-              "INVALID_ARGUMENT: " + sentence);
+              sentence);
   };
-  expect("a model of 0 layers", [](auto& m) { m.layers = 0; });
-  expect("layer_parts is 3: K and V make 2, latent attention has 1",
-         [](auto& m) { m.layer_parts = 3; });
-  expect("values of 48 channels, in rows of 64", [](auto& m) { m.value_channels = 48; });
-  expect("values of 72 channels, in rows of 64", [](auto& m) {
-    m.layer_parts = 1;
-    m.value_channels = 72;
+  expect("INVALID_ARGUMENT: queries_per_head is 0", [](auto& m) { m.queries_per_head = 0; });
+  expect("INVALID_ARGUMENT: layout: parts is 3: 1 and 2 are possible",
+         [](auto& m) { m.layout.parts = 3; });
+  expect(
+      "NOT_SUPPORTED: layout, on a GPU: keys of 64 channels and values of 48; rows of one length "
+      "are possible",
+      [](auto& m) { m.layout.value_channels = 48; });
+  expect("NOT_SUPPORTED: keys of int8; direct reads want bf16 or fp16",
+         [](auto& m) { m.layout.number_format = BH_NUMBER_INT8; });
+  expect("NOT_SUPPORTED: keys with scales: direct reads know none", [](auto& m) {
+    m.layout.scales = BH_SCALES_PER_TOKEN;
+    m.layout.scale_format = BH_NUMBER_FP32;
   });
-  expect("payload order 2", [](auto& m) { m.order = static_cast<PayloadOrder>(2); });
-  expect("heads is 0: latent attention has 1", [](auto& m) { m.heads = 0; });
-  expect("a token of more than 2147483648 bytes", [](auto& m) { m.layers = 1u << 30; });
-  expect("a token of more than 2147483648 bytes", [](auto& m) { m.heads = 1u << 29; });
 
   DirectReads reads = open(kModel);
+  pool_.use_layout(model_of(RowOrder::TOKENS_FIRST, false).layout);
+  EXPECT_EQ(message_of(reads.start(pool_.ns(), {}, {.stream = stream_})),
+            "LAYOUT_MISMATCH: blocks of this namespace have another layout: order is tokens first, "
+            "not heads first");
+  pool_.use_layout(kModel.layout);
   const auto refuse = [&](const BlockToRead& block, const std::string& sentence) {
     const SequenceToRead sequences[] = {{{{"a", 1}}}, {{block}}};
     EXPECT_EQ(message_of(reads.start(pool_.ns(), sequences, {.stream = stream_})),

@@ -17,22 +17,35 @@ namespace bowhead::gpu {
 enum class Layout { NHD, HND, JOINED, ACROSS_LAYERS, LATENT };
 
 struct Sizes {
-  uint32_t layers = 3, heads = 4, page_tokens = 16, pages = 24, row_bytes = 64;
+  uint16_t layers = 3, heads = 4;
+  uint32_t page_tokens = 16, pages = 24;
+  uint16_t row_bytes = 64;
 };
+
+/// Rows of any length.
+inline KvLayout rows_layout(uint16_t layers, uint8_t parts, uint16_t heads, uint16_t row_bytes,
+                            RowOrder order = RowOrder::HEADS_FIRST) {
+  const bool is_even = row_bytes % 2 == 0;
+  KvLayout layout = pairs_layout(is_even ? NumberFormat::BF16 : NumberFormat::INT8, layers, heads,
+                                 is_even ? row_bytes / 2 : row_bytes, order);
+  layout.parts = parts;
+  return layout;
+}
 
 /// An engine's cache in the memory of a device, and what the CPU knows of it.
 class EngineCache {
  public:
-  EngineCache(Device& device, Layout layout, const Sizes& s, PayloadOrder order) : device_(device) {
+  EngineCache(Device& device, Layout layout, const Sizes& s, RowOrder order) : device_(device) {
     const bool latent = layout == Layout::LATENT;
-    cache_ = {
-        {},          s.layers, latent ? 1u : 2u, latent ? 1u : s.heads, s.page_tokens, s.pages,
-        s.row_bytes, order};
-    const size_t row = s.row_bytes, part = row * cache_.heads * s.page_tokens;
+    cache_.layout = rows_layout(s.layers, latent ? 1 : 2, latent ? 1 : s.heads, s.row_bytes, order);
+    cache_.page_tokens = s.page_tokens;
+    cache_.pages = s.pages;
+    const uint32_t heads = cache_.layout.heads;
+    const size_t row = s.row_bytes, part = row * heads * s.page_tokens;
     const bool tokens_outside = layout != Layout::HND;
-    const size_t token = tokens_outside ? row * cache_.heads : row;
+    const size_t token = tokens_outside ? row * heads : row;
     const size_t head = tokens_outside ? row : row * s.page_tokens;
-    const size_t parts = cache_.layer_parts, layer = part * s.pages * parts;
+    const size_t parts = cache_.layout.parts, layer = part * s.pages * parts;
     size_bytes_ = layer * s.layers;
     memory_ = static_cast<uint8_t*>(device.allocate(size_bytes_).value());
     for (uint32_t l = 0; l < s.layers; ++l) {
@@ -68,16 +81,17 @@ class EngineCache {
   /// Of `bytes`, which the cache held or holds, the payload of a block by the formula.
   std::vector<std::byte> payload(const std::vector<uint8_t>& bytes, const TokenRange& range) const {
     std::vector<std::byte> out;
-    const bool heads_first = cache_.order == PayloadOrder::HEADS_FIRST;
+    const bool heads_first = row_order(cache_.layout) == RowOrder::HEADS_FIRST;
     for (const PagedPart& part : cache_.parts) {
-      for (uint32_t i = 0; i < cache_.heads * range.tokens; ++i) {
-        const uint32_t head = heads_first ? i / range.tokens : i % cache_.heads;
-        const uint32_t t = range.first_token + (heads_first ? i % range.tokens : i / cache_.heads);
+      for (uint32_t i = 0; i < cache_.layout.heads * range.tokens; ++i) {
+        const uint32_t head = heads_first ? i / range.tokens : i % cache_.layout.heads;
+        const uint32_t t =
+            range.first_token + (heads_first ? i % range.tokens : i / cache_.layout.heads);
         const uint8_t* row =
             part.base + range.pages[t / cache_.page_tokens] * part.page_stride_bytes +
             t % cache_.page_tokens * part.token_stride_bytes + head * part.head_stride_bytes;
         const auto* from = reinterpret_cast<const std::byte*>(&bytes[row - memory_]);
-        out.insert(out.end(), from, from + cache_.row_bytes);
+        out.insert(out.end(), from, from + cache_.row_bytes());
       }
     }
     return out;

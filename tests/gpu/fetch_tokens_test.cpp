@@ -41,7 +41,7 @@ class FetchTest {
     const uint32_t row_unit = 1u << random_.below(5);
     const uint32_t longest = random_.below(2) == 0 ? 40 : 600;
     model_.row_bytes = row_unit * std::max(1u, between(random_, 1, longest) / row_unit);
-    model_.order = random_.below(2) == 0 ? PayloadOrder::HEADS_FIRST : PayloadOrder::TOKENS_FIRST;
+    model_.order = random_.below(2) == 0 ? RowOrder::HEADS_FIRST : RowOrder::TOKENS_FIRST;
     unit_ = std::max(1u, row_unit >> random_.below(3));
     tokens_ = between(random_, 1, 200);
     block_tokens_ = between(random_, 1, 70);

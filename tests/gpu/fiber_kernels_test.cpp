@@ -40,7 +40,6 @@ void run_on_cpu(const RebuildTiles& work);
 
 namespace {
 
-using compression::NumberKind;
 using Buffer = std::vector<uint8_t>;
 using Runner = std::function<void(const Work&)>;
 
@@ -73,7 +72,7 @@ void append(Buffer& to, const Buffer& more) { to.insert(to.end(), more.begin(), 
 // ---- what kernels are given: each returns all that they wrote ----
 
 struct RebuildShape {
-  NumberKind number;
+  NumberFormat number;
   bool exact;
   uint32_t channels, turning_channels, tokens;
 };
@@ -141,7 +140,7 @@ Buffer rebuild(const RebuildShape& shape, uint64_t seed, const Runner& runner) {
 Buffer move(MoveKind kind, uint32_t unit_bytes, uint64_t seed, const Runner& runner) {
   Random random(seed);
   const Model model{2, 2, 2, unit_bytes * 5,
-                    seed % 2 == 0 ? PayloadOrder::HEADS_FIRST : PayloadOrder::TOKENS_FIRST};
+                    seed % 2 == 0 ? RowOrder::HEADS_FIRST : RowOrder::TOKENS_FIRST};
   constexpr uint32_t kBlocks = 3, kTokens = 37, kPages = 10;
   Cache cache(random, model, 16, kPages, unit_bytes);
   std::vector<uint32_t> pages(kPages);
@@ -182,7 +181,7 @@ Buffer move(MoveKind kind, uint32_t unit_bytes, uint64_t seed, const Runner& run
 
 Buffer fetch(uint64_t seed, const Runner& runner) {
   Random random(seed);
-  const Model model{2, 2, 3, 80, PayloadOrder::HEADS_FIRST};
+  const Model model{2, 2, 3, 80, RowOrder::HEADS_FIRST};
   constexpr uint32_t kTokens = 90, kBlockTokens = 40, kMost = 30;
   std::vector<Bytes16> payload(3 * model.payload_bytes(kBlockTokens) / sizeof(Bytes16));
   for (Bytes16& word : payload) word = {random.next(), random.next()};
@@ -304,12 +303,12 @@ struct Kernel {
 std::vector<Kernel> kernels() {
   std::vector<Kernel> all;
   constexpr RebuildShape kShapes[] = {
-      {NumberKind::BF16, true, 128, 64, 20},   // several tokens in a step, whole heads
-      {NumberKind::BF16, true, 2048, 256, 2},  // several steps in a token
-      {NumberKind::BF16, false, 1032, 0, 3},   // the same, and centres that stay
-      {NumberKind::FP16, true, 36, 12, 50},    // no row begins at a word
-      {NumberKind::FP8_E4M3, true, 72, 24, 33}, {NumberKind::FP8_E5M2, false, 64, 64, 40},
-      {NumberKind::INT8, true, 200, 0, 21}};
+      {NumberFormat::BF16, true, 128, 64, 20},   // several tokens in a step, whole heads
+      {NumberFormat::BF16, true, 2048, 256, 2},  // several steps in a token
+      {NumberFormat::BF16, false, 1032, 0, 3},   // the same, and centres that stay
+      {NumberFormat::FP16, true, 36, 12, 50},    // no row begins at a word
+      {NumberFormat::FP8_E4M3, true, 72, 24, 33}, {NumberFormat::FP8_E5M2, false, 64, 64, 40},
+      {NumberFormat::INT8, true, 200, 0, 21}};
   for (const RebuildShape& shape : kShapes)
     all.push_back({"rebuild_tiles", [shape](uint64_t seed, const Runner& runner) {
                      return rebuild(shape, seed, runner);

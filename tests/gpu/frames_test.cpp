@@ -29,7 +29,6 @@ namespace {
 using compression::Content;
 using compression::Decoder;
 using compression::Encoder;
-using compression::NumberKind;
 using compression::Profile;
 using compression::Shape;
 
@@ -68,7 +67,7 @@ std::vector<std::span<uint8_t>> lz4_streams(Buffer& frame) {
 
 /// Of values that LZ4 finds again and again.
 Buffer repeated_values(const Shape& shape) {
-  if (shape.number != NumberKind::BYTES)
+  if (shape.number != NumberFormat::BYTES)
     return compression::make_tensor(shape, Content::REPEATED, 1);
   Buffer values(shape.size_bytes());
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint8_t>(i % 7);
@@ -196,10 +195,11 @@ class DecodedFrames : public EveryDevice {
 };
 
 TEST_P(DecodedFrames, AreWhatTheDecoderGives) {
-  constexpr NumberKind kKinds[] = {NumberKind::BF16,     NumberKind::FP16, NumberKind::FP8_E4M3,
-                                   NumberKind::FP8_E5M2, NumberKind::INT8, NumberKind::BYTES};
+  constexpr NumberFormat kKinds[] = {NumberFormat::BF16,     NumberFormat::FP16,
+                                     NumberFormat::FP8_E4M3, NumberFormat::FP8_E5M2,
+                                     NumberFormat::INT8,     NumberFormat::BYTES};
   uint32_t seed = 0;
-  for (const NumberKind kind : kKinds) {
+  for (const NumberFormat kind : kKinds) {
     std::vector<Wanted> wanted;
     for (const Profile profile : kProfiles) {
       for (const Content content : compression::kContents) {
@@ -207,7 +207,7 @@ TEST_P(DecodedFrames, AreWhatTheDecoderGives) {
         if (seed % 3 != 0) shape.rotary = compression::rotary_of(10000, 16);
         if (seed % 4 == 3) shape.channels -= 11;  // rows in parts of bytes, which nothing turns
         if (seed % 4 == 3) shape.rotary = {};
-        if (kind == NumberKind::BYTES) shape = {kind, 1, 3000, 1, {}};
+        if (kind == NumberFormat::BYTES) shape = {kind, 1, 3000, 1, {}};
         const auto* number = compression::number_of(kind);
         const uint32_t planes = number == nullptr ? 0 : seed % (number->planes() + 1);
         const Buffer values = compression::make_tensor(shape, content, seed);
@@ -215,14 +215,14 @@ TEST_P(DecodedFrames, AreWhatTheDecoderGives) {
         ++seed;
       }
     }
-    SCOPED_TRACE(compression::number_name(kind));
+    SCOPED_TRACE(number_name(kind));
     check(wanted);
     if (HasFailure()) return;
   }
 }
 
 TEST_P(DecodedFrames, TakeEveryNumberOfPlanes) {
-  const Shape shape{NumberKind::BF16, 3, 200, 128, compression::rotary_of(10000, 128)};
+  const Shape shape{NumberFormat::BF16, 3, 200, 128, compression::rotary_of(10000, 128)};
   const Buffer values = compression::make_tensor(shape, Content::ROTATED, 1);
   const Buffer frame = frame_of(shape, values, Profile::DENSE);
   std::vector<Wanted> wanted;
@@ -235,7 +235,7 @@ TEST_P(DecodedFrames, TakeEveryNumberOfPlanes) {
 
 TEST_P(DecodedFrames, ThatNoKernelTurnsAreDecodedByTheCpu) {
   // Heads of 700 channels in rows of 1400: no step has whole ones.
-  const Shape shape{NumberKind::FP16, 1, 20, 1400, compression::rotary_of(10000, 700)};
+  const Shape shape{NumberFormat::FP16, 1, 20, 1400, compression::rotary_of(10000, 700)};
   const Buffer values = compression::make_tensor(shape, Content::ROTATED, 1);
   const Buffer frame = frame_of(shape, values, Profile::FAST);
   check({{frame, values.size(), 0, true}, {frame, values.size(), 4, false}});
@@ -257,7 +257,7 @@ TEST_P(DecodedFrames, GoldenOnes) {
 }
 
 TEST_P(DecodedFrames, FailAloneIfTheyAreDamaged) {
-  const Shape shape{NumberKind::BF16, 2, 50, 128, compression::rotary_of(10000, 128)};
+  const Shape shape{NumberFormat::BF16, 2, 50, 128, compression::rotary_of(10000, 128)};
   const Buffer values = compression::make_tensor(shape, Content::ROTATED, 3);
   const Buffer good = frame_of(shape, values, Profile::FAST);
   std::vector<Wanted> wanted;
@@ -278,7 +278,8 @@ TEST_P(DecodedFrames, FailAloneIfTheyAreDamaged) {
 TEST_P(DecodedFrames, MayHoldAnythingUnderRightChecksums) {
   Random random(5);
   uint32_t failed = 0, missed = 0;
-  constexpr NumberKind kKinds[] = {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3};
+  constexpr NumberFormat kKinds[] = {NumberFormat::BF16, NumberFormat::FP16,
+                                     NumberFormat::FP8_E4M3};
   for (uint32_t round = 0; round < 2 * std::size(kKinds); ++round) {
     const Shape shape{kKinds[round / 2], 1, 70, 48, compression::rotary_of(10000, 16)};
     const Content content = round % 2 == 0 ? Content::ROTATED : Content::REPEATED;  // LZ4
@@ -310,8 +311,8 @@ TEST_P(DecodedFrames, MayHoldAnythingUnderRightChecksums) {
 
 TEST_P(DecodedFrames, HaveLz4DecodedByTheDeviceIfItDoes) {
   const bool device_decodes = device().info().decodes_lz4;
-  for (const NumberKind kind : {NumberKind::BF16, NumberKind::BYTES}) {
-    const Shape shape{kind, 1, 400, kind == NumberKind::BYTES ? 1u : 128u, {}};
+  for (const NumberFormat kind : {NumberFormat::BF16, NumberFormat::BYTES}) {
+    const Shape shape{kind, 1, 400, kind == NumberFormat::BYTES ? 1u : 128u, {}};
     const Buffer values = repeated_values(shape);
     Buffer frame = frame_of(shape, values, Profile::FAST);
     const size_t streams = lz4_streams(frame).size();
@@ -326,8 +327,8 @@ TEST_P(DecodedFrames, HaveLz4DecodedByTheDeviceIfItDoes) {
 
 /// The last byte of the length of a match, or of literals: one more or less, and so is the stream.
 TEST_P(DecodedFrames, FailAloneIfLz4HasAnotherLength) {
-  for (const NumberKind kind : {NumberKind::BF16, NumberKind::BYTES}) {
-    const Shape shape{kind, 1, 4000, kind == NumberKind::BYTES ? 1u : 128u, {}};
+  for (const NumberFormat kind : {NumberFormat::BF16, NumberFormat::BYTES}) {
+    const Shape shape{kind, 1, 4000, kind == NumberFormat::BYTES ? 1u : 128u, {}};
     const Buffer values = repeated_values(shape);
     const Buffer good = frame_of(shape, values, Profile::FAST);
     Buffer bytes = good;
@@ -351,7 +352,7 @@ TEST_P(DecodedFrames, FailAloneIfLz4HasAnotherLength) {
 }
 
 TEST_P(DecodedFrames, RefuseWhatTheDeviceDoesNotReach) {
-  const Shape shape{NumberKind::BF16, 1, 4, 8, {}};
+  const Shape shape{NumberFormat::BF16, 1, 4, 8, {}};
   Buffer values = compression::make_tensor(shape, Content::NORMAL, 1);
   const Buffer frame = frame_of(shape, values, Profile::FAST);
   FrameJob job{frame, values.data(), values.size(), 0};
@@ -366,7 +367,7 @@ TEST_P(DecodedFrames, RefuseWhatTheDeviceDoesNotReach) {
 }
 
 TEST_P(DecodedFrames, GoOneBatchAtATime) {
-  const Shape shape{NumberKind::BF16, 1, 4, 8, {}};
+  const Shape shape{NumberFormat::BF16, 1, 4, 8, {}};
   const Buffer values = compression::make_tensor(shape, Content::NORMAL, 1);
   const Buffer frame = frame_of(shape, values, Profile::FAST);
   void* const to = memory(values.size(), false);

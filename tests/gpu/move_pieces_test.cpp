@@ -122,7 +122,7 @@ class MoveTest {
     if (random_.below(2) == 0) model_.row_bytes = between(random_, 1, 40);
     row_unit_ = 1u << random_.below(5);
     model_.row_bytes = std::max(model_.row_bytes / row_unit_, 1u) * row_unit_;
-    model_.order = random_.below(2) == 0 ? PayloadOrder::HEADS_FIRST : PayloadOrder::TOKENS_FIRST;
+    model_.order = random_.below(2) == 0 ? RowOrder::HEADS_FIRST : RowOrder::TOKENS_FIRST;
     tokens_ = {between(random_, 1, 300), between(random_, 1, 40)};
   }
 

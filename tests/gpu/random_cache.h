@@ -25,7 +25,7 @@ inline uint32_t between(Random& random, uint32_t least, uint32_t most) {
 
 struct Model {
   uint32_t layers, layer_parts, heads, row_bytes;
-  PayloadOrder order;
+  RowOrder order;
 
   size_t payload_bytes(uint32_t tokens) const {
     return size_t{layers} * layer_parts * heads * tokens * row_bytes;
@@ -33,9 +33,8 @@ struct Model {
   size_t row_at(uint32_t tokens, uint32_t layer, uint32_t part, uint32_t token,
                 uint32_t head) const {
     const size_t before = size_t{layer} * layer_parts + part;
-    return row_bytes * (order == PayloadOrder::HEADS_FIRST
-                            ? (before * heads + head) * tokens + token
-                            : (before * tokens + token) * heads + head);
+    return row_bytes * (order == RowOrder::HEADS_FIRST ? (before * heads + head) * tokens + token
+                                                       : (before * tokens + token) * heads + head);
   }
 };
 

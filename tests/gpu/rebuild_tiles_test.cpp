@@ -24,7 +24,6 @@ namespace {
 using compression::Content;
 using compression::Decoder;
 using compression::Encoder;
-using compression::NumberKind;
 using compression::Profile;
 using compression::Shape;
 using compression::TileParts;
@@ -204,7 +203,7 @@ struct Size {
   uint32_t outer, tokens, channels, dim;
 };
 
-class RebuildTilesOf : public testing::TestWithParam<NumberKind> {};
+class RebuildTilesOf : public testing::TestWithParam<NumberFormat> {};
 
 TEST_P(RebuildTilesOf, GiveWhatTheDecoderGives) {
   constexpr Size kSizes[] = {
@@ -223,7 +222,7 @@ TEST_P(RebuildTilesOf, GiveWhatTheDecoderGives) {
   }
   EXPECT_GT(met.tiles, 500u);
   EXPECT_GT(met.zero_planes, 10u);
-  if (GetParam() == NumberKind::INT8) return;
+  if (GetParam() == NumberFormat::INT8) return;
   EXPECT_GT(met.centres, 100u);
   EXPECT_GT(met.turning, 50u);
   EXPECT_GT(met.exceptions, 1000u);
@@ -231,7 +230,7 @@ TEST_P(RebuildTilesOf, GiveWhatTheDecoderGives) {
 
 /// Planes of any bits around centres that no encoder would choose: they may leave 16 bits, and
 /// partners may have far larger exponents.
-void check_any_centre(NumberKind kind, uint64_t seed) {
+void check_any_centre(NumberFormat kind, uint64_t seed) {
   Random random(seed);
   const compression::Number& number = *compression::number_of(kind);
   const bool is_wild = seed % 2 != 0, turns = seed % 3 != 0;
@@ -292,7 +291,7 @@ TEST_P(RebuildTilesOf, TakesAnyCentre) {
 }
 
 TEST(RebuildTiles, SayWhichLengthsAreWrong) {
-  const Shape shape{NumberKind::BF16, 4, 40, 64, {}};
+  const Shape shape{NumberFormat::BF16, 4, 40, 64, {}};
   Rebuild rebuild(shape, 0);
   rebuild.add(frame_of(shape, compression::make_tensor(shape, Content::NORMAL, 1)));
   std::vector<RebuildTile>& tiles = rebuild.tiles();
@@ -307,7 +306,7 @@ TEST(RebuildTiles, SayWhichLengthsAreWrong) {
 
 /// Under AddressSanitizer this sees what is read behind the end.
 TEST(RebuildTiles, ReadNothingBehindStreamsThatAreTooShort) {
-  const Shape shape{NumberKind::BF16, 1, 64, 64, {}};
+  const Shape shape{NumberFormat::BF16, 1, 64, 64, {}};
   Rebuild rebuild(shape, 0);
   Random random(1);
   RebuildTile tile;
@@ -350,7 +349,7 @@ void expect_wrong(const std::string& sentence,
 }
 
 TEST(RebuildTiles, AreCheckedBeforeTheyAreRebuilt) {
-  expect_wrong("number is bytes", [](auto& work, auto&) { work.number = NumberKind::BYTES; });
+  expect_wrong("number is bytes", [](auto& work, auto&) { work.number = NumberFormat::BYTES; });
   expect_wrong("channels is 0: 1 to 65535", [](auto& work, auto&) { work.channels = 0; });
   expect_wrong("plane_count is 10: 1 to 9", [](auto& work, auto&) { work.plane_count = 10; });
   expect_wrong("plane_count is 8, but exact values have all 9",
@@ -389,8 +388,9 @@ TEST(RebuildTiles, AreCheckedBeforeTheyAreRebuilt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Number, RebuildTilesOf,
-                         testing::Values(NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                         NumberKind::FP8_E5M2, NumberKind::INT8),
+                         testing::Values(NumberFormat::BF16, NumberFormat::FP16,
+                                         NumberFormat::FP8_E4M3, NumberFormat::FP8_E5M2,
+                                         NumberFormat::INT8),
                          compression::name_of_param);
 
 }  // namespace

@@ -61,7 +61,7 @@ TEST_P(RecordedStreams, AreRefusedByTheDevice) {
 }
 
 TEST_P(RecordedStreams, AreRefusedByJobs) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
   const auto blocks = blocks_in(pages, 2);
@@ -92,7 +92,7 @@ TEST_P(RecordedStreams, AreRefusedByJobs) {
 }
 
 TEST_P(RecordedStreams, AreRefusedByDecodeStores) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
   auto store = DecodeStore::open(transfers, pool_.ns(), {.block_tokens = 40}).value();
@@ -102,9 +102,10 @@ TEST_P(RecordedStreams, AreRefusedByDecodeStores) {
 }
 
 TEST_P(RecordedStreams, AreRefusedByFetches) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const std::vector<std::string> keys = {"block"};
   const auto bytes = test::bytes(engine.cache().payload_bytes(40), 1);
+  pool_.use_layout(engine.cache().layout);
   ASSERT_EQ(pool_.put("block", bytes), Status::OK);
   const auto pages = shuffled(24, 1);
   auto source = TokenSource::open(pool_.pool(), *registration_, device(),
@@ -121,10 +122,11 @@ TEST_P(RecordedStreams, AreRefusedByFetches) {
 
 TEST_P(RecordedStreams, AreRefusedByDirectReads) {
   AttentionModel model;
-  model.layers = model.heads = model.queries_per_head = 1;
-  model.key_channels = model.value_channels = 64;
+  model.layout = pairs_layout(NumberFormat::BF16, 1, 1, 64);
+  model.queries_per_head = 1;
   model.scale = 1;
-  ASSERT_EQ(pool_.put("block", test::bytes(model.payload_bytes(16), 1)), Status::OK);
+  pool_.use_layout(model.layout);
+  ASSERT_EQ(pool_.put("block", test::bytes(payload_bytes(model.layout, 16), 1)), Status::OK);
   auto reads = DirectReads::open(pool_.pool(), *registration_, device(), model);
   ASSERT_DONE(reads);
   const std::vector<SequenceToRead> sequences = {{{{"block", 16}}}};
@@ -136,7 +138,7 @@ TEST_P(RecordedStreams, AreRefusedByDirectReads) {
                    }}});
   auto* const memory = static_cast<uint8_t*>(device().allocate(4096).value());
   const DecodeQueries queries{memory, 128, 128};
-  const DecodeAnswers answers{memory + 1024, FloatKind::FP32, nullptr};
+  const DecodeAnswers answers{memory + 1024, NumberFormat::FP32, nullptr};
   expect_refused(
       {{"attend", [&](Stream) { return reads->attend(*job, 0, queries, {}, answers).status(); }}});
   reads->wait(*job);

@@ -13,6 +13,7 @@
 #include "base/random.h"
 #include "ndp/operations.h"
 #include "tests/gpu/devices.h"
+#include "tests/gpu/engine_cache.h"
 #include "tests/pool/support.h"
 
 namespace bowhead::gpu {
@@ -76,10 +77,15 @@ class TokenSourceTest : public EveryDevice {
     registration_.reset();
   }
 
-  static KvCache shape(PayloadOrder order = PayloadOrder::HEADS_FIRST) {
-    return {{}, 3, 2, 4, 1, 1, 64, order};
+  static KvCache shape(RowOrder order = RowOrder::HEADS_FIRST) {
+    KvCache cache;
+    cache.layout = rows_layout(3, 2, 4, 64, order);
+    return cache;
   }
-  void store() {
+  void store(RowOrder order = RowOrder::HEADS_FIRST) {
+    pool_.use_layout(shape(order).layout);
+    keys_.clear();
+    payloads_.clear();
     for (uint32_t i = 0; i < 5; ++i) {
       keys_.push_back("block " + std::to_string(i));
       payloads_.push_back(test::bytes(shape().payload_bytes(tokens_of(i)), i));
@@ -111,14 +117,14 @@ class TokenSourceTest : public EveryDevice {
   /// A row of the sequence as it is stored; zeros if no block has the token.
   std::vector<uint8_t> row(const KvCache& cache, uint32_t token, uint32_t layer, uint32_t part,
                            uint32_t head) const {
-    std::vector<uint8_t> bytes(cache.row_bytes);
+    std::vector<uint8_t> bytes(cache.row_bytes());
     if (token >= kTokens) return bytes;
     const uint32_t block = token / kBlockTokens, t = token % kBlockTokens;
-    const size_t layer_part = layer * cache.layer_parts + part, tokens = tokens_of(block);
-    const size_t number = cache.order == PayloadOrder::HEADS_FIRST
-                              ? (layer_part * cache.heads + head) * tokens + t
-                              : (layer_part * tokens + t) * cache.heads + head;
-    std::memcpy(bytes.data(), &payloads_[block][number * cache.row_bytes], cache.row_bytes);
+    const size_t layer_part = layer * cache.layout.parts + part, tokens = tokens_of(block);
+    const size_t number = row_order(cache.layout) == RowOrder::HEADS_FIRST
+                              ? (layer_part * cache.layout.heads + head) * tokens + t
+                              : (layer_part * tokens + t) * cache.layout.heads + head;
+    std::memcpy(bytes.data(), &payloads_[block][number * cache.row_bytes()], cache.row_bytes());
     return bytes;
   }
 
@@ -158,7 +164,8 @@ struct Lists {
 };
 
 TEST_P(TokenSourceTest, BringsWhatListsSayToAnArea) {
-  for (const PayloadOrder order : {PayloadOrder::HEADS_FIRST, PayloadOrder::TOKENS_FIRST}) {
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
+    store(order);
     for (const int kind : {0, 1, 2, 3}) {
       SCOPED_TRACE(kind);
       Area area(device(), 3 * 2 * 4 * 24 * 64);
@@ -227,8 +234,10 @@ TEST_P(TokenSourceTest, BringsRowsOfAnyLength) {
   std::vector<uint32_t> tokens(kRows);
   for (uint32_t& token : tokens) token = static_cast<uint32_t>(random.below(kBlockTokens));
   const Area lists(device(), tokens.data(), tokens.size() * 4);
-  for (const uint32_t row_bytes : {1152u, 64u, 40u, 36u, 34u, 33u}) {
-    const KvCache of = {{}, 1, 2, 2, 1, 1, row_bytes, PayloadOrder::HEADS_FIRST};
+  for (const uint16_t row_bytes : std::initializer_list<uint16_t>{1152, 64, 40, 36, 34, 33}) {
+    KvCache of;
+    of.layout = rows_layout(1, 2, 2, row_bytes);
+    pool_.use_layout(of.layout);
     const std::vector<std::string> key = {"rows of " + std::to_string(row_bytes)};
     const auto payload = test::bytes(of.payload_bytes(kBlockTokens), row_bytes);
     ASSERT_EQ(pool_.put(key[0], payload), Status::OK);
@@ -257,8 +266,7 @@ TEST_P(TokenSourceTest, TakesHitsWhereTheyLie) {
   std::vector<float> query(kChannels);
   Random random(7);
   for (float& q : query) q = static_cast<float>(random.below(100)) / 100 - 0.5f;
-  const auto queries =
-      ndp::Queries::of(query, 1, kChannels, 0.2f, ndp::NumberKind::FP8_E4M3).value();
+  const auto queries = ndp::Queries::of(query, 1, kChannels, 0.2f, NumberFormat::FP8_E4M3).value();
   std::vector<ndp::KeyBlock> keys;
   for (uint32_t i = 0; i < 5; ++i) {
     const size_t tokens = tokens_of(i);
@@ -267,7 +275,7 @@ TEST_P(TokenSourceTest, TakesHitsWhereTheyLie) {
     ASSERT_EQ(pool_.put(keys_[i], payloads_[i]), Status::OK);
     const std::byte* second_head = payloads_[i].data() + tokens * 64;
     keys.push_back(
-        {i * kBlockTokens, {ndp::NumberKind::FP8_E4M3, kChannels, tokens_of(i), second_head, 64}});
+        {i * kBlockTokens, {NumberFormat::FP8_E4M3, kChannels, tokens_of(i), second_head, 64}});
   }
   ndp::TopK best = ndp::TopK::of(1, kK).value();
   ASSERT_DONE(best.add(queries, keys, {}));
@@ -328,8 +336,8 @@ TEST_P(TokenSourceTest, TellsWhatIsAbsent) {
 }
 
 TEST_P(TokenSourceTest, LeavesOutWhatIsCompressed) {
-  const auto ns =
-      pool_.pool().open_namespace({"pressed", "zeros", {.profile = CompressionProfile::FAST}});
+  const auto ns = pool_.pool().open_namespace(
+      {"compressed", "zeros", {shape().layout, CompressionProfile::FAST}});
   ASSERT_DONE(ns);
   const std::vector<std::byte> zeros(payloads_[0].size());
   const ConstSpan value{zeros.data(), zeros.size()};
@@ -412,6 +420,8 @@ TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
   refused(opened(blocks(), {cache, {}}), "a target of no pages");
   refused(opened(blocks(), {cache, beyond}), "entry 0 of the block table is page 1");
   refused(opened(blocks(), {cache, table}, 0), "leases of 0 ms");
+  const KvCache reordered = dense_cache(shape(RowOrder::TOKENS_FIRST), area.data(), 24);
+  EXPECT_EQ(opened(blocks(), {reordered, table}).status(), Status::LAYOUT_MISMATCH);
   uint8_t host[64];
   refused(opened(blocks(), {dense_cache(shape(), host, 24), table}),
           "part 0 of layer 0 begins in host memory, which this device does not reach");

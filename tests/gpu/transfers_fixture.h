@@ -45,6 +45,7 @@ class TransfersTest : public EveryDevice {
   };
 
   Transfers open(const EngineCache& engine) {
+    pool_.use_layout(engine.cache().layout);
     auto opened = Transfers::open(pool_.pool(), *registration_, device(), engine.cache());
     EXPECT_DONE(opened);
     return std::move(*opened);

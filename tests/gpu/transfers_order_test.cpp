@@ -19,7 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, GatedTransfers, testing::Values("twin"), devic
 
 /// Also in the default stream, which is null.
 TEST_P(GatedTransfers, FollowWhatTheEngineHasQueued) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
   const Stream made = device().make_stream(0).value();
@@ -44,7 +44,7 @@ TEST_P(GatedTransfers, FollowWhatTheEngineHasQueued) {
 }
 
 TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const auto before = engine.random_bytes(1);
   engine.write(before);
   Transfers transfers = open(engine);
@@ -90,7 +90,7 @@ TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
 
 /// What a kernel is told of few blocks goes with its arguments: no copy comes before it.
 TEST_P(GatedTransfers, AskTheDeviceOnceForASmallJob) {
-  EngineCache engine(device(), Layout::NHD, {3, 4, 16, 80}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {3, 4, 16, 80}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
   const auto pages = shuffled(80, 1);
@@ -115,7 +115,7 @@ TEST_P(GatedTransfers, AskTheDeviceOnceForASmallJob) {
 }
 
 TEST_P(GatedTransfers, AreCancelled) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -136,7 +136,7 @@ TEST_P(GatedTransfers, AreCancelled) {
 TEST_P(GatedTransfers, LoseTheGpuAndNothingElse) {
   const auto pages = shuffled(24, 1);
   {
-    EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
     engine.write(engine.random_bytes(1));
     Transfers transfers = open(engine);
     ASSERT_EQ(run(transfers, true, blocks_in(pages, 2)), std::vector(2, Status::OK));
@@ -163,8 +163,9 @@ TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
   const auto refused = registration_->ensure(0, registration_->size_bytes());
   ASSERT_EQ(refused.status(), Status::LIMIT_REACHED);
   {
-    EngineCache engine(*none, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    EngineCache engine(*none, Layout::NHD, {}, RowOrder::HEADS_FIRST);
     const auto before = engine.random_bytes(1);
+    pool_.use_layout(engine.cache().layout);
     auto transfers = Transfers::open(pool_.pool(), *registration_, *none, engine.cache());
     ASSERT_DONE(transfers);
     const auto pages = shuffled(24, 1);
@@ -197,9 +198,10 @@ TEST_P(GatedTransfers, GoByPinnedMemoryUntilThePoolIsRegistered) {
     std::shared_future<void> told = tell.get_future().share();
   } slow(device());
   const RegisteredWith registered(*this, slow);
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const auto before = engine.random_bytes(1);
   engine.write(before);
+  pool_.use_layout(engine.cache().layout);
   auto transfers = Transfers::open(pool_.pool(), *registration_, slow, engine.cache());
   ASSERT_DONE(transfers);
   const auto pages = shuffled(24, 1);
@@ -255,8 +257,9 @@ TEST_P(GatedTransfers, SpillToMemoryForReadingByPinnedMemory) {
   const RegisteredWith registered(*this, reads_only);
   ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
   {
-    EngineCache engine(*twin, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    EngineCache engine(*twin, Layout::NHD, {}, RowOrder::HEADS_FIRST);
     engine.write(engine.random_bytes(1));
+    pool_.use_layout(engine.cache().layout);
     auto transfers = Transfers::open(pool_.pool(), *registration_, reads_only, engine.cache());
     ASSERT_DONE(transfers);
     const auto pages = shuffled(24, 1);
@@ -283,14 +286,15 @@ class NamedDevice : public WrappedDevice {
 
 /// An engine takes all memory of the GPU that it finds: costs cannot be measured there.
 TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
-  EngineCache sizes(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache sizes(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const uint64_t cache_bytes = sizes.random_bytes(0).size();
   // What is left has room for the tables of jobs, and not for what the meter moves.
   const auto twin = Device::twin({.memory_bytes = cache_bytes + (32 << 10)});
   NamedDevice full(*twin, "full");
   const RegisteredWith registered(*this, full);
   {
-    EngineCache engine(full, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    EngineCache engine(full, Layout::NHD, {}, RowOrder::HEADS_FIRST);
+    pool_.use_layout(engine.cache().layout);
     auto transfers = Transfers::open(pool_.pool(), *registration_, full, engine.cache());
     ASSERT_DONE(transfers);
     EXPECT_NE(transfers->path_costs().assumed_because, "");
@@ -305,7 +309,7 @@ TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
 
 /// The lease ends while the device still reads: not the block is damaged, others wrote to its room.
 TEST_P(GatedTransfers, LapseWithTheirLeases) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -332,7 +336,7 @@ TEST_P(GatedTransfers, LapseWithTheirLeases) {
 
 /// Nothing of a layer is stored before it is computed, and all that is, when the last one is.
 TEST_P(GatedTransfers, StoreLayersAsTheyAreComputed) {
-  EngineCache engine(device(), Layout::NHD, {5}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {5}, RowOrder::HEADS_FIRST);
   const auto old = engine.random_bytes(1), made = engine.random_bytes(2);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -368,7 +372,7 @@ TEST_P(GatedTransfers, StoreLayersAsTheyAreComputed) {
 }
 
 TEST_P(GatedTransfers, RefuseLayersOfOtherJobs) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -399,7 +403,7 @@ TEST_P(GatedTransfers, RefuseLayersOfOtherJobs) {
 
 /// What was restored and cancelled is nobody's: no lease is left.
 TEST_P(GatedTransfers, GiveLeasesBackWhenCancelled) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -418,7 +422,7 @@ TEST_P(GatedTransfers, GiveLeasesBackWhenCancelled) {
 }
 
 TEST_P(GatedTransfers, EndWhatStillRuns) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   auto transfers = std::make_unique<Transfers>(open(engine));
   const auto pages = shuffled(24, 1);
@@ -448,8 +452,9 @@ TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
     }
     size_t launches = SIZE_MAX;
   } faulty(device());
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
+  pool_.use_layout(engine.cache().layout);
   auto transfers = Transfers::open(pool_.pool(), *registration_, faulty, engine.cache());
   ASSERT_DONE(transfers);
   const auto pages = shuffled(24, 1);
@@ -488,8 +493,9 @@ TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
     }
     bool is_dumb = false;
   } faulty(device());
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
+  pool_.use_layout(engine.cache().layout);
   auto transfers = Transfers::open(pool_.pool(), *registration_, faulty, engine.cache());
   ASSERT_DONE(transfers);
   const auto pages = shuffled(24, 1);
@@ -510,7 +516,7 @@ TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
 /// A driver says that the GPU is lost as soon as one thing failed: what else is under way arrives.
 TEST_P(GatedTransfers, KeepRoomThatALostGpuStillWritesTo) {
   const auto pages = shuffled(24, 1);
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   auto transfers = std::make_unique<Transfers>(open(engine));
   const Stream other = device().make_stream(0).value();
@@ -552,8 +558,9 @@ TEST_P(GatedTransfers, TrustNoEventThatWasNotRecorded) {
     }
     size_t records = SIZE_MAX;
   } faulty(device());
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
+  pool_.use_layout(engine.cache().layout);
   auto transfers = Transfers::open(pool_.pool(), *registration_, faulty, engine.cache());
   ASSERT_DONE(transfers);
   const auto pages = shuffled(24, 1);
@@ -584,8 +591,9 @@ TEST_P(GatedTransfers, PutWhatIsUrgentIntoTheUrgentStream) {
     std::map<Stream, int> priorities;
     int last = 1;
   } watched(device());
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
+  pool_.use_layout(engine.cache().layout);
   auto transfers = Transfers::open(pool_.pool(), *registration_, watched, engine.cache());
   ASSERT_DONE(transfers);
   const auto pages = shuffled(24, 1);
@@ -599,7 +607,7 @@ TEST_P(GatedTransfers, PutWhatIsUrgentIntoTheUrgentStream) {
 TEST_P(GatedTransfers, CopyNothingAcrossChunks) {
   registration_.reset();
   registration_ = std::move(Registration::create(device(), pool_.pool(), 2 << 20).value());
-  EngineCache engine(device(), Layout::NHD, {1, 4, 40, 3, 8192}, PayloadOrder::TOKENS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {1, 4, 40, 3, 8192}, RowOrder::TOKENS_FIRST);
   const auto before = engine.random_bytes(1);
   engine.write(before);
   Transfers transfers = open(engine);
@@ -617,10 +625,11 @@ TEST_P(GatedTransfers, TakeNoMorePinnedMemoryThanTheyMay) {
   const auto none = Device::twin({.most_registered_bytes = 0});
   const RegisteredWith registered(*this, *none);
   {
-    EngineCache engine(*none, Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+    EngineCache engine(*none, Layout::NHD, {}, RowOrder::HEADS_FIRST);
     const auto before = engine.random_bytes(1);
     engine.write(before);
     const uint64_t block_bytes = engine.cache().payload_bytes(40);
+    pool_.use_layout(engine.cache().layout);
     auto transfers = Transfers::open(pool_.pool(), *registration_, *none, engine.cache(),
                                      2 * block_bytes + 16384);
     ASSERT_DONE(transfers);

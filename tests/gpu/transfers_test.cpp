@@ -24,7 +24,7 @@ TEST_P(TransfersTest, BringBackWhatTheyTook) {
   int run_number = 0;
   for (const Layout layout :
        {Layout::NHD, Layout::HND, Layout::JOINED, Layout::ACROSS_LAYERS, Layout::LATENT}) {
-    for (const PayloadOrder order : {PayloadOrder::HEADS_FIRST, PayloadOrder::TOKENS_FIRST}) {
+    for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
       for (const Path path : {Path::KERNEL, Path::COPIES}) {
         SCOPED_TRACE(run_number);
         EngineCache engine(device(), layout, {}, order);
@@ -52,9 +52,41 @@ TEST_P(TransfersTest, BringBackWhatTheyTook) {
   EXPECT_TRUE(pool_.check_clean());
 }
 
+/// Bytes in another order with status OK would be wrong bytes.
+TEST_P(TransfersTest, RefuseAnotherLayoutThanTheStoredOne) {
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  const auto pages = shuffled(24, 1);
+  const auto blocks = blocks_in(pages, 5);
+  Transfers transfers = open(engine);
+  ASSERT_EQ(run(transfers, true, blocks), kFine);
+  const auto refused = [&](auto change, const std::string& says) {
+    KvCache cache = engine.cache();
+    change(cache.layout);
+    auto other = Transfers::open(pool_.pool(), *registration_, device(), cache);
+    ASSERT_DONE(other);
+    for (const bool spills : {false, true}) {
+      const auto job =
+          spills ? other->spill(pool_.ns(), blocks, {}) : other->restore(pool_.ns(), blocks, {});
+      EXPECT_EQ(message_of(job),
+                "LAYOUT_MISMATCH: blocks of this namespace have another layout: " + says);
+    }
+  };
+  refused([](KvLayout& l) { l.order = BH_ORDER_TOKENS_FIRST; },
+          "order is heads first, not tokens first");
+  refused([](KvLayout& l) { l.number_format = BH_NUMBER_FP16; }, "number_format is bf16, not fp16");
+  refused([](KvLayout& l) { l.heads = 3; }, "heads is 4, not 3");
+  refused([](KvLayout& l) { l.block_tokens = 16; }, "block_tokens is 0, not 16");
+  EXPECT_TRUE(engine.read() == before);
+  const NamespaceId opaque = *pool_.pool().open_namespace({"test", "bytes"});
+  EXPECT_EQ(transfers.restore(opaque, blocks, {}).status(), Status::LAYOUT_MISMATCH);
+  EXPECT_EQ(transfers.restore(12345, blocks, {}).status(), Status::INVALID_ARGUMENT);
+}
+
 /// Also of less than a piece, which no kernel sums.
 TEST_P(TransfersTest, WriteNothingButTheirTokens) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const auto before = engine.random_bytes(1);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -75,7 +107,7 @@ TEST_P(TransfersTest, WriteNothingButTheirTokens) {
 
 /// The kernel then has no sum to write.
 TEST_P(TransfersTest, TakeBlocksShorterThanAPiece) {
-  EngineCache engine(device(), Layout::NHD, {1, 1, 16, 2, 16}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {1, 1, 16, 2, 16}, RowOrder::HEADS_FIRST);
   const auto before = engine.random_bytes(1);
   engine.write(before);
   Transfers transfers = open(engine);
@@ -95,7 +127,11 @@ TEST_P(TransfersTest, CopyNothingAcrossAllocations) {
   Mapping memory(2 * kPartBytes);
   std::vector<std::byte> bytes = test::bytes(2 * kPartBytes, 1);
   std::copy(bytes.begin(), bytes.end(), memory.data());
-  KvCache cache = {{}, 1, 2, 1, 16, 4, 64, PayloadOrder::HEADS_FIRST};
+  KvCache cache;
+  cache.layout = rows_layout(1, 2, 1, 64);
+  cache.page_tokens = 16;
+  cache.pages = 4;
+  pool_.use_layout(cache.layout);
   for (std::byte* part : {memory.data(), memory.data() + kPartBytes}) {
     ASSERT_DONE(device().register_host(part, kPartBytes));
     cache.parts.push_back({reinterpret_cast<uint8_t*>(part), 1024, 64, 64});
@@ -114,7 +150,10 @@ TEST_P(TransfersTest, CopyNothingAcrossAllocations) {
 
 TEST(Runs, GoOnWherePartsShareTheirPages) {
   std::vector<uint8_t> memory(3 * 4 * 32);
-  KvCache cache = {{}, 2, 2, 1, 4, 3, 8, PayloadOrder::HEADS_FIRST};
+  KvCache cache;
+  cache.layout = rows_layout(2, 2, 1, 8);
+  cache.page_tokens = 4;
+  cache.pages = 3;
   for (size_t part = 0; part < 4; ++part) cache.parts.push_back({&memory[part * 32], 128, 8, 8});
   const std::vector<uint32_t> pages = {2};
   size_t runs = 0;
@@ -132,22 +171,21 @@ TEST(Runs, AreTheRowsOfThePayload) {
   Random random(1);
   for (int round = 0; round < 500; ++round) {
     const auto below = [&](uint64_t bound) { return static_cast<uint32_t>(random.below(bound)); };
-    KvCache cache = {{},
-                     1 + below(3),
-                     1 + below(2),
-                     1 + below(4),
-                     1 + below(9),
-                     8,
-                     8,
-                     PayloadOrder::HEADS_FIRST};
-    if (below(2) != 0) cache.order = PayloadOrder::TOKENS_FIRST;
+    KvLayout layout =
+        rows_layout(static_cast<uint16_t>(1 + below(3)), static_cast<uint8_t>(1 + below(2)),
+                    static_cast<uint16_t>(1 + below(4)), 8);
+    if (below(2) != 0) layout.order = BH_ORDER_TOKENS_FIRST;
+    KvCache cache;
+    cache.layout = layout;
+    cache.page_tokens = 1 + below(9);
+    cache.pages = 8;
     const bool tokens_outside = below(2) != 0;
     const size_t gaps[3] = {8 * below(2), 8 * below(2), 8 * below(2)};
     const size_t inner = 8 + gaps[0];
-    const size_t outer = inner * (tokens_outside ? cache.heads : cache.page_tokens) + gaps[1];
-    const size_t page = outer * (tokens_outside ? cache.page_tokens : cache.heads) + gaps[2];
+    const size_t outer = inner * (tokens_outside ? layout.heads : cache.page_tokens) + gaps[1];
+    const size_t page = outer * (tokens_outside ? cache.page_tokens : layout.heads) + gaps[2];
     auto* const base = reinterpret_cast<uint8_t*>(uintptr_t{1} << 40);  // not looked at
-    for (size_t part = 0; part < size_t{cache.layers} * cache.layer_parts; ++part)
+    for (size_t part = 0; part < size_t{layout.layers} * layout.parts; ++part)
       cache.parts.push_back({base + part * page * 8, page, tokens_outside ? outer : inner,
                              tokens_outside ? inner : outer});
     std::vector<uint32_t> pages(8);
@@ -155,20 +193,20 @@ TEST(Runs, AreTheRowsOfThePayload) {
     const uint32_t first = below(cache.page_tokens * 4);
     const TokenRange range = {pages, first, 1 + below(cache.page_tokens * 4)};
     std::vector<const uint8_t*> rows, expected;
-    const uint32_t layer = below(cache.layers);
-    uint64_t next = cache.part_bytes(range.tokens) * cache.layer_parts * layer;
+    const uint32_t layer = below(layout.layers);
+    uint64_t next = cache.part_bytes(range.tokens) * layout.parts * layer;
     for_runs(cache, range, layer, 1, [&](uint64_t offset, const uint8_t* address, uint64_t bytes) {
       EXPECT_EQ(offset, next);
       EXPECT_TRUE(rows.empty() || address != rows.back() + 8 || bytes == 0 ||
-                  rows.size() == size_t{range.tokens} * cache.heads);
+                  rows.size() == size_t{range.tokens} * layout.heads);
       for (uint64_t at = 0; at < bytes; at += 8) rows.push_back(address + at);
       next += bytes;
     });
-    for (uint32_t p = layer * cache.layer_parts; p < (layer + 1) * cache.layer_parts; ++p) {
-      for (uint32_t i = 0; i < range.tokens * cache.heads; ++i) {
-        const bool heads_first = cache.order == PayloadOrder::HEADS_FIRST;
-        const uint32_t head = heads_first ? i / range.tokens : i % cache.heads;
-        const uint32_t token = first + (heads_first ? i % range.tokens : i / cache.heads);
+    for (uint32_t p = layer * layout.parts; p < (layer + 1) * layout.parts; ++p) {
+      for (uint32_t i = 0; i < range.tokens * layout.heads; ++i) {
+        const bool heads_first = row_order(layout) == RowOrder::HEADS_FIRST;
+        const uint32_t head = heads_first ? i / range.tokens : i % layout.heads;
+        const uint32_t token = first + (heads_first ? i % range.tokens : i / layout.heads);
         const PagedPart& part = cache.parts[p];
         expected.push_back(part.base + pages[token / cache.page_tokens] * part.page_stride_bytes +
                            token % cache.page_tokens * part.token_stride_bytes +
@@ -180,7 +218,7 @@ TEST(Runs, AreTheRowsOfThePayload) {
 }
 
 TEST_P(TransfersTest, TakeWhatIsStoredForDone) {
-  EngineCache engine(device(), Layout::HND, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::HND, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -193,7 +231,7 @@ TEST_P(TransfersTest, TakeWhatIsStoredForDone) {
 }
 
 TEST_P(TransfersTest, TellWhichBlocksFail) {
-  EngineCache engine(device(), Layout::HND, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::HND, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -215,17 +253,15 @@ TEST_P(TransfersTest, TellWhichBlocksFail) {
 
 /// Frames are decoded on the way, beside blocks that need not be.
 TEST_P(TransfersTest, DecodeWhatIsCompressed) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   auto before = engine.random_bytes(1);
   for (size_t i = 1; i < before.size(); i += 2) before[i] = 0x3F;  // 0.5 to 2, as bf16
   engine.write(before);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
-  Compression compression{.profile = CompressionProfile::FAST};
-  compression.number = bowhead::compression::NumberKind::BF16;
-  compression.channels = 32;
-  compression.outer = 24;
-  const auto coded = pool_.pool().open_namespace({"coded", "", compression});
+  // Rows of 64 bytes are 32 numbers.
+  const auto coded =
+      pool_.pool().open_namespace({"coded", "", {engine.cache().layout, CompressionProfile::FAST}});
   ASSERT_DONE(coded);
   const auto blocks = blocks_in(pages, 3);
   const auto noise = test::bytes(engine.cache().payload_bytes(40), 3);
@@ -268,7 +304,7 @@ TEST_P(TransfersTest, DecodeWhatIsCompressed) {
 
 /// Of a table of leases that is full, blocks are copied.
 TEST_P(TransfersTest, RestoreWithoutALease) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const auto before = engine.random_bytes(1);
   engine.write(before);
   Transfers transfers = open(engine);
@@ -293,7 +329,7 @@ TEST_P(TransfersTest, RestoreWithoutALease) {
 }
 
 TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
-  EngineCache engine(device(), Layout::NHD, {}, PayloadOrder::HEADS_FIRST);
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
   const std::vector<uint32_t> beyond = {3, 24};
@@ -331,15 +367,9 @@ TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
   refused([](KvCache& c) { c.pages = 1000; }, "part 0 of layer 0 ends in host memory");
   refused([](KvCache& c) { c.parts[2].base = nullptr; }, "part 0 of layer 1: a null pointer");
   refused([](KvCache& c) { c.parts.pop_back(); }, "5 addresses of parts, while 3 layers have 6");
-  refused([](KvCache& c) { c.heads = 0; }, "none may be 0");
-  refused([](KvCache& c) { c.layer_parts = 3; }, "3 parts of each layer");
-  // Of 2 to the 64th bytes, which 64 bits take for none.
-  refused(
-      [](KvCache& c) {
-        c.heads = 1u << 31, c.row_bytes = 1u << 30, c.layers = 4;
-        c.parts.resize(8, c.parts[0]);
-      },
-      "a token of more than");
+  refused([](KvCache& c) { c.pages = 0; }, "neither may be 0");
+  refused([](KvCache& c) { c.layout.heads = 0; }, "none may be 0");
+  refused([](KvCache& c) { c.layout.parts = 3; }, "parts is 3");
   refused([](KvCache& c) { c.parts[3].token_stride_bytes = 32; }, "tokens overlap");
   refused([](KvCache& c) { c.parts[3].page_stride_bytes -= 1; }, "pages overlap");
   refused([](KvCache& c) { c.parts[3].page_stride_bytes = SIZE_MAX / 23 + 1; },

@@ -484,11 +484,9 @@ void run(CreateOptions options, uint64_t events) {
 TEST(Chaos, OfHostsWithEviction) { run({}, 300); }
 TEST(Chaos, OfHostsWithoutEviction) { run({.evict_high_permille = 0}, 100); }
 TEST(Chaos, OfHostsCompressed) {
-  host_compression.profile = CompressionProfile::FAST;
-  host_compression.number = compression::NumberKind::BF16;
-  host_compression.channels = kChaosChannels;
+  host_values = {keys_layout(NumberFormat::BF16, kChaosChannels), CompressionProfile::FAST};
   run({}, 150);
-  host_compression = {};
+  host_values = {};
 }
 
 }  // namespace

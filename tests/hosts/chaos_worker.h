@@ -257,9 +257,8 @@ class ChaosWorker {
     const Span to[] = {{out.data(), out.size()}};
     const auto read = pool_->get_prefix(ns_, chaos_key(n), planes, to);
     if (!accept(read.status(), {Status::NOT_FOUND}, "get_prefix", n)) return;
-    const Compression& c = host_compression;
-    const bool in_planes = c.profile != CompressionProfile::NONE &&
-                           c.number != compression::NumberKind::BYTES &&
+    const bool in_planes = host_values.profile != CompressionProfile::NONE &&
+                           !is_opaque(host_values.layout) &&
                            read->length_bytes % kChaosTokenBytes == 0;
     if (all || !in_planes)
       judge(n, out.data(), read->length_bytes, "get_prefix");

@@ -162,8 +162,7 @@ TEST(Hosts, ARemovalIsNotDoneWhereNobodyAnswers) {
 TEST(Hosts, ACompressedNamespaceIsCompressedForAll) {
   SharedPool shared(3);
   Host first = shared.open(0), second = shared.open(1);
-  const Compression fast{.profile = CompressionProfile::FAST};
-  const auto ns = first.pool().open_namespace({"coded", "", fast});
+  const auto ns = first.pool().open_namespace({"coded", "", {{}, CompressionProfile::FAST}});
   ASSERT_TRUE(ns) << ns.error().message();
   EXPECT_EQ(*second.pool().open_namespace({"coded", ""}), *ns);
   const std::vector<std::byte> value(Host::kSize, std::byte{7});

@@ -56,7 +56,7 @@ inline std::vector<std::byte> value_of(std::string_view key, size_t size) {
 }
 
 /// Of the namespace that Host opens; set before any does.
-inline Compression host_compression;
+inline ValueFormat host_values;
 
 /// An open pool, as one host.
 class Host {
@@ -75,7 +75,7 @@ class Host {
   static Result<Host> open(const std::string& locator, const OpenOptions& options) {
     auto pool = Pool::open(locator, options);
     if (!pool) return pool.error();
-    auto ns = pool->open_namespace({"hosts", "any bytes", host_compression});
+    auto ns = pool->open_namespace({"hosts", "any bytes", host_values});
     if (!ns) return ns.error();
     return Host(std::move(pool).value(), *ns);
   }

@@ -15,7 +15,6 @@
 namespace bowhead::test {
 
 using ndp::Hit;
-using ndp::NumberKind;
 using ndp::Visible;
 
 namespace {
@@ -26,7 +25,7 @@ OracleVisible as_oracle(const Visible& visible) {
 
 /// As operations.h says; and what is lost where numbers are denormal.
 double error_of_score(const Problem& p, uint32_t q, uint32_t token) {
-  const bool whole = p.shape().number == NumberKind::INT8;
+  const bool whole = p.shape().number == NumberFormat::INT8;
   return ndp::kScoreTolerance *
              oracle_reach(p.query(q), p.sequence().keys[token], p.scale(), whole) +
          1e-30;
@@ -44,8 +43,8 @@ std::pair<std::vector<Block>, std::vector<Block>> halves(const std::vector<Block
 std::vector<Shape> shapes_to_check(uint64_t seed) {
   Random random(seed);
   std::vector<Shape> shapes;
-  for (const NumberKind number : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                  NumberKind::FP8_E5M2, NumberKind::INT8}) {
+  for (const NumberFormat number : {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
+                                    NumberFormat::FP8_E5M2, NumberFormat::INT8}) {
     for (const uint32_t queries : {1u, 2u, 3u, 7u, 8u, 17u}) {
       Shape shape{.number = number, .queries = queries};
       shape.key_channels = random.below(2) == 0 ? 64 << random.below(2)
@@ -68,8 +67,8 @@ std::string to_text(const Shape& s) {
   return fmt::format(
       "{}, {} {} queries of {} channels, {} tokens in blocks of up to {}, values of "
       "{}{}{}",
-      compression::number_name(s.number), s.queries, s.float_queries ? "float" : "bf16",
-      s.key_channels, s.tokens, s.most_in_a_block, s.value_channels, s.latent ? ", latent" : "",
+      number_name(s.number), s.queries, s.float_queries ? "float" : "bf16", s.key_channels,
+      s.tokens, s.most_in_a_block, s.value_channels, s.latent ? ", latent" : "",
       s.with_scales ? ", scales" : "");
 }
 

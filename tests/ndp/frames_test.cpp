@@ -18,7 +18,6 @@ namespace bowhead::test {
 namespace {
 
 using compression::Content;
-using compression::NumberKind;
 using compression::Shape;
 using ndp::Attention;
 using ndp::FramedKeys;
@@ -44,7 +43,7 @@ std::vector<uint8_t> encode(const Shape& shape, const std::vector<uint8_t>& valu
 /// Blocks of a sequence, in frames and as they were.
 class Both {
  public:
-  Both(NumberKind number, const std::vector<uint32_t>& tokens, uint64_t seed) : number_(number) {
+  Both(NumberFormat number, const std::vector<uint32_t>& tokens, uint64_t seed) : number_(number) {
     uint32_t first = 7;
     for (const uint32_t count : tokens) {
       Tensor& keys = add(count, seed++);
@@ -105,7 +104,7 @@ class Both {
     return *tensors_.back();
   }
 
-  NumberKind number_;
+  NumberFormat number_;
   std::vector<std::unique_ptr<Tensor>> tensors_;
   std::vector<FramedKv> framed_;
   std::vector<KvBlock> blocks_;
@@ -168,7 +167,7 @@ void check(Both& both, const Visible& visible, uint32_t value_channels) {
             attention_of(queries, both.blocks(), visible, value_channels));
 }
 
-class FramesTest : public testing::TestWithParam<NumberKind> {};
+class FramesTest : public testing::TestWithParam<NumberFormat> {};
 
 TEST_P(FramesTest, AnswerAsRowsDo) {
   Both both(GetParam(), {300, 1, 700, 64}, 5);
@@ -191,14 +190,15 @@ TEST_P(FramesTest, AnswerLatentAttention) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Numbers, FramesTest,
-                         testing::Values(NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                         NumberKind::FP8_E5M2, NumberKind::INT8),
+                         testing::Values(NumberFormat::BF16, NumberFormat::FP16,
+                                         NumberFormat::FP8_E4M3, NumberFormat::FP8_E5M2,
+                                         NumberFormat::INT8),
                          compression::name_of_param);
 
 /// Also if only its last tile is damaged, or what tells its shape.
 TEST(DamagedFrame, IsNamedAndTheOthersAreAnswered) {
   for (const bool in_head : {false, true}) {
-    Both both(NumberKind::BF16, {300, 2000, 200}, 5);
+    Both both(NumberFormat::BF16, {300, 2000, 200}, 5);
     const Queries queries = both.queries();
     auto& frame = both.frame(1);
     frame[in_head ? 20 : frame.size() - 3] ^= 1;
@@ -224,7 +224,7 @@ TEST(DamagedFrame, IsNamedAndTheOthersAreAnswered) {
 }
 
 TEST(DamagedFrame, IsNotNoticedWhereNothingIsVisible) {
-  Both both(NumberKind::BF16, {2000}, 5);
+  Both both(NumberFormat::BF16, {2000}, 5);
   both.frame(0).back() ^= 1;
   uint32_t used = 0;
   const auto read = [&](const Visible& visible) {
@@ -242,12 +242,12 @@ TEST(DamagedFrame, IsNotNoticedWhereNothingIsVisible) {
 }
 
 TEST(WrongFrames, AreRefusedAndNamed) {
-  Both both(NumberKind::BF16, {100, 100}, 5);
-  const auto text = encode({NumberKind::BYTES, 1, 100, 1, {}}, std::vector<uint8_t>(100));
-  const auto longer = encode({NumberKind::BF16, 2, 101, kChannels, {}},
+  Both both(NumberFormat::BF16, {100, 100}, 5);
+  const auto text = encode({NumberFormat::BYTES, 1, 100, 1, {}}, std::vector<uint8_t>(100));
+  const auto longer = encode({NumberFormat::BF16, 2, 101, kChannels, {}},
                              std::vector<uint8_t>(size_t{2} * 101 * kChannels * 2));
   const auto wide =
-      encode({NumberKind::BF16, 2, 1, 1025, {}}, std::vector<uint8_t>(size_t{2} * 1025 * 2));
+      encode({NumberFormat::BF16, 2, 1, 1025, {}}, std::vector<uint8_t>(size_t{2} * 1025 * 2));
   struct Wrong {
     FramedKv block;
     const char* says;
@@ -282,7 +282,7 @@ TEST(WrongFrames, AreRefusedAndNamed) {
 }
 
 TEST(WrongUse, EndsTheReading) {
-  Both both(NumberKind::BF16, {100, 100}, 5);
+  Both both(NumberFormat::BF16, {100, 100}, 5);
   int calls = 0;
   const auto done = FrameReader().for_keys(both.framed_keys(), {}, Unreadable::SKIP,
                                            [&](std::span<const KeyBlock>) -> Result<void> {

@@ -18,7 +18,6 @@ namespace {
 using ndp::better;
 using ndp::Hit;
 using ndp::KeyBlock;
-using ndp::NumberKind;
 using ndp::Queries;
 using ndp::Rows;
 using ndp::TopK;
@@ -53,9 +52,9 @@ TEST(Operations, OfManyTokens) {
 
 /// Every bit pattern of every kind, once as a key and once as a value.
 TEST(Operations, KnowEveryNumber) {
-  for (const NumberKind number : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                  NumberKind::FP8_E5M2, NumberKind::INT8}) {
-    const uint32_t bytes = compression::element_bytes(number);
+  for (const NumberFormat number : {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
+                                    NumberFormat::FP8_E5M2, NumberFormat::INT8}) {
+    const uint32_t bytes = element_bytes(number);
     const uint32_t count = bytes == 1 ? 256 : 65536;
     std::vector<uint8_t> data(size_t{count} * bytes);
     for (uint32_t i = 0; i < count; ++i) std::memcpy(&data[size_t{i} * bytes], &i, bytes);
@@ -65,14 +64,13 @@ TEST(Operations, KnowEveryNumber) {
     ASSERT_TRUE(ndp::score(Queries::of({&one, 1}, 1, 1, 1, number).value(), std::span(&block, 1),
                            {}, scores));
     for (uint32_t i = 0; i < count; ++i) {
-      const double want = oracle_value(compression::number_name(number), i);
+      const double want = oracle_value(number_name(number), i);
       const bool denormal = std::abs(want) < std::numeric_limits<float>::min();
       const double error = denormal ? 0x1p-126 : std::abs(want) * ndp::kScoreTolerance;
       const bool same = std::isnan(want)   ? std::isnan(scores[i])
                         : std::isinf(want) ? scores[i] == want
                                            : std::abs(scores[i] - want) <= error;
-      ASSERT_TRUE(same) << compression::number_name(number) << " " << i << ": " << scores[i]
-                        << ", not " << want;
+      ASSERT_TRUE(same) << number_name(number) << " " << i << ": " << scores[i] << ", not " << want;
     }
   }
 }
@@ -82,13 +80,13 @@ TEST(Operations, OfInt8DoNotOverflow) {
   for (const int key : {-128, -1, 0, 127}) {
     const std::vector<int8_t> rows(size_t{20} * ndp::kMaxChannels, static_cast<int8_t>(key));
     const KeyBlock block{
-        0, {NumberKind::INT8, ndp::kMaxChannels, 20, rows.data(), ndp::kMaxChannels, nullptr}};
+        0, {NumberFormat::INT8, ndp::kMaxChannels, 20, rows.data(), ndp::kMaxChannels, nullptr}};
     for (const uint32_t count : {1u, 2u, 4u, 8u}) {
       for (const float sign : {-1.0f, 1.0f}) {
         const std::vector<float> ones(size_t{count} * ndp::kMaxChannels, sign);
         std::vector<float> scores(count * 20);
         ASSERT_TRUE(
-            ndp::score(Queries::of(ones, count, ndp::kMaxChannels, 1, NumberKind::INT8).value(),
+            ndp::score(Queries::of(ones, count, ndp::kMaxChannels, 1, NumberFormat::INT8).value(),
                        std::span(&block, 1), {}, scores));
         const float want = sign * static_cast<float>(key) * ndp::kMaxChannels;
         for (const float score : scores)
@@ -114,10 +112,10 @@ TEST(Order, IsByScoreThenByToken) {
 TEST(Order, OfTiesIsTheEarlierTokens) {
   const std::vector<float> ones(64, 1);
   std::vector<uint16_t> rows(size_t{3000} * 64, 0x3F80);
-  const auto queries = Queries::of(ones, 1, 64, 1, NumberKind::BF16).value();
+  const auto queries = Queries::of(ones, 1, 64, 1, NumberFormat::BF16).value();
   std::vector<KeyBlock> blocks;
   for (const uint32_t first : {2000u, 0u, 1000u})
-    blocks.push_back({first, {NumberKind::BF16, 64, 1000, &rows[first * 64], 128}});
+    blocks.push_back({first, {NumberFormat::BF16, 64, 1000, &rows[first * 64], 128}});
   auto best = TopK::of(1, 100).value();
   ASSERT_TRUE(best.add(queries, blocks, {.begin = 10}));
   ASSERT_EQ(best.hits(0).size(), 100u);
@@ -146,8 +144,8 @@ TEST(NotANumber, ComesLast) {
 TEST(NotANumber, InAQueryShowsInItsScores) {
   constexpr uint32_t kChannels = 64;
   const std::vector<uint8_t> ones(kChannels * 2, 1);
-  for (const NumberKind number : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                  NumberKind::FP8_E5M2, NumberKind::INT8}) {
+  for (const NumberFormat number : {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
+                                    NumberFormat::FP8_E5M2, NumberFormat::INT8}) {
     const KeyBlock block{0, {number, kChannels, 1, ones.data(), kChannels * 2}};
     for (const uint32_t at : {0u, 30u, kChannels - 1}) {
       std::vector<float> query(kChannels, 1);
@@ -155,7 +153,7 @@ TEST(NotANumber, InAQueryShowsInItsScores) {
       const auto queries = Queries::of(query, 1, kChannels, 1, number).value();
       float score = 0;
       ASSERT_TRUE(ndp::score(queries, std::span(&block, 1), {}, {&score, 1}));
-      EXPECT_TRUE(std::isnan(score)) << compression::number_name(number) << " " << at;
+      EXPECT_TRUE(std::isnan(score)) << number_name(number) << " " << at;
     }
   }
 }
@@ -208,13 +206,13 @@ TEST(Infinity, WinsAndMakesAttentionNotANumber) {
 TEST(Infinity, OfAValueIsInfiniteInTheOutput) {
   constexpr uint32_t kChannels = 64, kTokens = 3;
   const struct {
-    NumberKind number;
+    NumberFormat number;
     uint32_t infinity;
   } kinds[] = {
-      {NumberKind::BF16, 0x7F80}, {NumberKind::FP16, 0x7C00}, {NumberKind::FP8_E5M2, 0x7C}};
+      {NumberFormat::BF16, 0x7F80}, {NumberFormat::FP16, 0x7C00}, {NumberFormat::FP8_E5M2, 0x7C}};
   for (const ndp::Kernels* kernels : ndp::kernels_here()) {
     for (const auto& [number, infinity] : kinds) {
-      const uint32_t bytes = compression::element_bytes(number);
+      const uint32_t bytes = element_bytes(number);
       std::vector<uint8_t> data(size_t{kTokens} * kChannels * bytes);
       std::memcpy(&data[(2 * kChannels + 5) * bytes], &infinity, bytes);
       const ndp::Rows values = {number, kChannels, kTokens, data.data(), kChannels * bytes};
@@ -224,7 +222,7 @@ TEST(Infinity, OfAValueIsInfiniteInTheOutput) {
           std::fill_n(&weights[q * ndp::kTileTokens], kTokens, 1.0f);
         kernels->weigh(weights.data(), queries, values, 0, kTokens, sums.data(), kChannels);
         EXPECT_EQ(sums[(queries - 1) * kChannels + 5], kInfinity)
-            << kernels->name << " " << compression::number_name(number);
+            << kernels->name << " " << number_name(number);
         EXPECT_EQ(sums[4], 0);
       }
     }
@@ -281,20 +279,20 @@ struct Wrong {
 TEST(Wrong, IsRefusedAndNamed) {
   const std::vector<uint16_t> data(64 * 10);
   const std::vector<float> query(64, 1);
-  const auto queries = Queries::of(query, 1, 64, 1, NumberKind::BF16).value();
-  const Rows good{NumberKind::BF16, 64, 10, data.data(), 128};
+  const auto queries = Queries::of(query, 1, 64, 1, NumberFormat::BF16).value();
+  const Rows good{NumberFormat::BF16, 64, 10, data.data(), 128};
   const auto with = [&](auto change) {
     Rows rows = good;
     change(rows);
     return KeyBlock{100, rows};
   };
   const Wrong wrongs[] = {
-      {with([](Rows& r) { r.number = NumberKind::BYTES; }), "number kind"},
-      {with([](Rows& r) { r.number = static_cast<NumberKind>(77); }), "number kind 77"},
+      {with([](Rows& r) { r.number = NumberFormat::BYTES; }), "number kind"},
+      {with([](Rows& r) { r.number = static_cast<NumberFormat>(77); }), "number kind 77"},
       {with([](Rows& r) { r.channels = 0; }), "0 channels"},
       {with([](Rows& r) { r.channels = 1025; }), "1025 channels"},
       {with([](Rows& r) { r.channels = 32; }), "32 channels, while the queries have 64"},
-      {with([](Rows& r) { r.number = NumberKind::FP16; }),
+      {with([](Rows& r) { r.number = NumberFormat::FP16; }),
        "they are fp16, while the queries are for bf16"},
       {with([](Rows& r) { r.data = nullptr; }), "null"},
       {with([](Rows& r) { r.stride_bytes = 127; }), "overlap at a stride of 127"},
@@ -317,16 +315,16 @@ TEST(Wrong, IsRefusedAndNamed) {
 
 TEST(Wrong, SizesAreRefused) {
   const std::vector<float> query(64, 1);
-  EXPECT_EQ(Queries::of(query, 1, 63, 1, NumberKind::BF16).status(), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(Queries::of({}, 0, 64, 1, NumberKind::BF16).status(), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(Queries::of(query, 1, 64, 0, NumberKind::BF16).status(), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(Queries::of(query, 1, 64, kNan, NumberKind::BF16).status(), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(Queries::of(query, 1, 64, 1, NumberKind::BYTES).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 63, 1, NumberFormat::BF16).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of({}, 0, 64, 1, NumberFormat::BF16).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 64, 0, NumberFormat::BF16).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 64, kNan, NumberFormat::BF16).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(Queries::of(query, 1, 64, 1, NumberFormat::BYTES).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(TopK::of(1, 0).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(TopK::of(0, 1).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(TopK::of(1024, TopK::kMaxK).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(ndp::Attention::of(1, 0).status(), Status::INVALID_ARGUMENT);
-  const auto queries = Queries::of(query, 1, 64, 1, NumberKind::BF16).value();
+  const auto queries = Queries::of(query, 1, 64, 1, NumberFormat::BF16).value();
   auto attention = ndp::Attention::of(2, 64).value();
   EXPECT_EQ(attention.add(queries, {}, {}).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(attention.merge(ndp::Attention::of(2, 63).value()).status(), Status::INVALID_ARGUMENT);
@@ -343,9 +341,9 @@ TEST(Wrong, SizesAreRefused) {
 
 TEST(Nothing, IsNoError) {
   const std::vector<float> query(64, 1);
-  const auto queries = Queries::of(query, 1, 64, 1, NumberKind::BF16).value();
+  const auto queries = Queries::of(query, 1, 64, 1, NumberFormat::BF16).value();
   auto best = TopK::of(1, 3).value();
-  const KeyBlock empty{5, {NumberKind::BF16, 64, 0, nullptr, 128}};
+  const KeyBlock empty{5, {NumberFormat::BF16, 64, 0, nullptr, 128}};
   EXPECT_TRUE(best.add(queries, std::span(&empty, 1), {}));
   EXPECT_TRUE(best.add(queries, {}, {}));
   EXPECT_TRUE(best.hits(0).empty());

@@ -23,7 +23,6 @@ namespace {
 
 using compression::Content;
 using compression::Encoder;
-using compression::NumberKind;
 using compression::Profile;
 using ndp::Hit;
 using ndp::PlaneAnswer;
@@ -31,8 +30,8 @@ using ndp::PlaneKeys;
 using ndp::Queries;
 using ndp::Visible;
 
-constexpr NumberKind kKinds[] = {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                                 NumberKind::FP8_E5M2, NumberKind::INT8};
+constexpr NumberFormat kKinds[] = {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
+                                   NumberFormat::FP8_E5M2, NumberFormat::INT8};
 
 std::vector<uint8_t> encode(const compression::Shape& shape, const std::vector<uint8_t>& values,
                             Profile profile) {
@@ -48,7 +47,7 @@ void add_keys(const compression::Shape& shape, const std::vector<uint8_t>& value
     auto& key = sequence.keys.emplace_back();
     for (uint32_t c = 0; c < shape.channels; ++c)
       key.push_back(
-          oracle_value(compression::number_name(shape.number),
+          oracle_value(number_name(shape.number),
                        compression::load_element(shape.number, values, i * shape.channels + c)));
   }
 }
@@ -191,7 +190,7 @@ double check_approximate(const Sequences& keys, const std::vector<float>& values
   return found / static_cast<double>(size_t{count} * std::min(k, std::max(seen, 1u)));
 }
 
-class PlaneKeysTest : public testing::TestWithParam<NumberKind> {};
+class PlaneKeysTest : public testing::TestWithParam<NumberFormat> {};
 
 TEST_P(PlaneKeysTest, FindTheBestOfEveryContent) {
   for (const Content content : compression::kContents) {
@@ -262,8 +261,8 @@ TEST_P(PlaneKeysTest, FindWhatAnyQueryAsksFor) {
 
 /// Every bit pattern with every exponent above it in its channel: what bounds say of denormals.
 TEST_P(PlaneKeysTest, BoundEveryNumber) {
-  const NumberKind kind = GetParam();
-  const uint32_t bytes = compression::element_bytes(kind), patterns = bytes == 1 ? 256 : 4096;
+  const NumberFormat kind = GetParam();
+  const uint32_t bytes = element_bytes(kind), patterns = bytes == 1 ? 256 : 4096;
   const compression::Shape shape{kind, 1, patterns, 8, {}};
   for (uint32_t top = 0; top < 6; ++top) {
     std::vector<uint8_t> values;
@@ -335,10 +334,10 @@ INSTANTIATE_TEST_SUITE_P(Numbers, PlaneKeysTest, testing::ValuesIn(kKinds),
                          compression::name_of_param);
 
 TEST(PlaneSearch, ReadsLittleOfKeysThatLieAroundACentre) {
-  compression::Shape shape{NumberKind::BF16, 1, 2048, 64, compression::rotary_of(10000, 64)};
+  compression::Shape shape{NumberFormat::BF16, 1, 2048, 64, compression::rotary_of(10000, 64)};
   Sequences keys(shape, Content::ROTATED, 2);
   const auto values = random_queries(4, 64, 9);
-  const auto queries = Queries::of(values, 4, 64, 1, NumberKind::BF16).value();
+  const auto queries = Queries::of(values, 4, 64, 1, NumberFormat::BF16).value();
   const auto exact = exact_top_k(queries, keys.blocks(), {}, 30).value();
   for (const uint64_t bytes : exact.bytes_read) EXPECT_LT(bytes, shape.size_bytes() / 2);
   double before = 0.5;
@@ -352,7 +351,7 @@ TEST(PlaneSearch, ReadsLittleOfKeysThatLieAroundACentre) {
 }
 
 TEST(PlaneSearch, SaysWhichFrameHasChanged) {
-  const compression::Shape shape{NumberKind::BF16, 1, 300, 64, {}};
+  const compression::Shape shape{NumberFormat::BF16, 1, 300, 64, {}};
   std::vector<std::vector<uint8_t>> frames;
   std::vector<PlaneKeys> opened;
   std::vector<const PlaneKeys*> blocks;
@@ -361,7 +360,7 @@ TEST(PlaneSearch, SaysWhichFrameHasChanged) {
   for (uint32_t b = 0; b < 4; ++b)
     opened.push_back(PlaneKeys::open(frames[b], 0, b * shape.tokens).value());
   for (const PlaneKeys& keys : opened) blocks.push_back(&keys);
-  const auto queries = Queries::of(random_queries(2, 64, 1), 2, 64, 1, NumberKind::BF16).value();
+  const auto queries = Queries::of(random_queries(2, 64, 1), 2, 64, 1, NumberFormat::BF16).value();
   for (const uint32_t b : {2u, 0u, 3u}) {
     const auto right = frames[b];
     const PlaneKeys::Tile& tile = opened[b].tiles()[0];
@@ -380,7 +379,7 @@ TEST(PlaneSearch, SaysWhichFrameHasChanged) {
 }
 
 TEST(PlaneSearch, RefusesWhatDoesNotFit) {
-  const compression::Shape shape{NumberKind::BF16, 1, 100, 16, {}};
+  const compression::Shape shape{NumberFormat::BF16, 1, 100, 16, {}};
   Sequences keys(shape, Content::NORMAL, 1);
   keys.add(make_tensor(shape, Content::NORMAL, 2), 100, Profile::FAST);
   const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 3), Profile::FAST);
@@ -390,13 +389,13 @@ TEST(PlaneSearch, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused(PlaneKeys::open(frame, 1, 0)));
   EXPECT_TRUE(refused(PlaneKeys::open(frame, 0, 0xFFFFFFFF)));
   const auto text =
-      encode({NumberKind::BYTES, 1, 100, 1, {}}, std::vector<uint8_t>(100), Profile::FAST);
+      encode({NumberFormat::BYTES, 1, 100, 1, {}}, std::vector<uint8_t>(100), Profile::FAST);
   EXPECT_TRUE(refused(PlaneKeys::open(text, 0, 0)));
 
   const std::vector<float> ones(32, 1);
-  const auto queries = Queries::of(std::span(ones).first(16), 1, 16, 1, NumberKind::BF16).value();
-  const auto wide = Queries::of(ones, 1, 32, 1, NumberKind::BF16).value();
-  const auto halves = Queries::of(ones, 2, 16, 1, NumberKind::FP16).value();
+  const auto queries = Queries::of(std::span(ones).first(16), 1, 16, 1, NumberFormat::BF16).value();
+  const auto wide = Queries::of(ones, 1, 32, 1, NumberFormat::BF16).value();
+  const auto halves = Queries::of(ones, 2, 16, 1, NumberFormat::FP16).value();
   const auto blocks = keys.blocks();
   EXPECT_TRUE(exact_top_k(queries, blocks, {}, 1));
   EXPECT_TRUE(refused(exact_top_k(queries, blocks, {}, 0)));

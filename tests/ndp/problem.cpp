@@ -9,8 +9,6 @@
 namespace bowhead::test {
 namespace {
 
-using ndp::NumberKind;
-
 double uniform(Random& random) { return static_cast<double>(random.below(1u << 20)) / (1u << 20); }
 
 /// About normal.
@@ -21,16 +19,16 @@ double normal(Random& random) {
 }
 
 /// The bits of the kind whose number is next to `value`, found by bisection among what is positive.
-uint32_t bits_of(NumberKind number, double value) {
-  const char* name = compression::number_name(number);
-  const uint32_t sign = 1u << (compression::element_bytes(number) * 8 - 1);
-  if (number == NumberKind::INT8)
+uint32_t bits_of(NumberFormat number, double value) {
+  const char* name = number_name(number);
+  const uint32_t sign = 1u << (element_bytes(number) * 8 - 1);
+  if (number == NumberFormat::INT8)
     return static_cast<uint8_t>(
         static_cast<int8_t>(std::clamp(std::lround(value * 30), -128L, 127L)));
-  uint32_t low = 0, high = number == NumberKind::FP8_E4M3   ? 0x7E
-                           : number == NumberKind::FP8_E5M2 ? 0x7B
-                           : number == NumberKind::FP16     ? 0x7BFF
-                                                            : 0x7F7F;
+  uint32_t low = 0, high = number == NumberFormat::FP8_E4M3   ? 0x7E
+                           : number == NumberFormat::FP8_E5M2 ? 0x7B
+                           : number == NumberFormat::FP16     ? 0x7BFF
+                                                              : 0x7F7F;
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
     if (oracle_value(name, middle) < std::abs(value))
@@ -77,7 +75,7 @@ ndp::Rows Problem::make_rows(uint32_t tokens, uint32_t channels) {
   auto& bytes = bytes_.emplace_back(std::make_unique<uint8_t[]>(all));
   for (size_t i = 0; i < all; ++i) bytes[i] = 0xFF;  // not a number, where it is nobody's
   rows.data = bytes.get() + before;
-  const uint32_t element = compression::element_bytes(shape_.number);
+  const uint32_t element = element_bytes(shape_.number);
   for (uint32_t token = 0; token < tokens; ++token) {
     for (uint32_t c = 0; c < channels; ++c) {
       // Some far smaller: denormals of the small kinds.
@@ -96,11 +94,11 @@ ndp::Rows Problem::make_rows(uint32_t tokens, uint32_t channels) {
 
 std::vector<double> Problem::values_of(const ndp::Rows& rows, uint32_t token) const {
   std::vector<double> values;
-  const uint32_t element = compression::element_bytes(rows.number);
+  const uint32_t element = element_bytes(rows.number);
   for (uint32_t c = 0; c < rows.channels; ++c) {
     uint32_t bits = 0;
     std::memcpy(&bits, rows.row(token) + size_t{c} * element, element);
-    values.push_back(oracle_value(compression::number_name(rows.number), bits) *
+    values.push_back(oracle_value(number_name(rows.number), bits) *
                      (rows.scales == nullptr ? 1.0 : rows.scales[token]));
   }
   return values;
@@ -133,7 +131,7 @@ ndp::Queries Problem::queries() const {
 }
 
 void Problem::set_key(uint32_t token, uint32_t channel, uint32_t bits) {
-  const uint32_t element = compression::element_bytes(shape_.number);
+  const uint32_t element = element_bytes(shape_.number);
   for (const ndp::KvBlock& block : blocks_) {
     if (token < block.first_token || token >= block.first_token + block.keys.tokens) continue;
     std::memcpy(

@@ -14,7 +14,7 @@
 namespace bowhead::test {
 
 struct Shape {
-  ndp::NumberKind number = ndp::NumberKind::BF16;
+  NumberFormat number = NumberFormat::BF16;
   uint32_t queries = 1, key_channels = 64, value_channels = 64;
   uint32_t tokens = 200;  ///< of all blocks together
   uint32_t most_in_a_block = 100;

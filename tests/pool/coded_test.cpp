@@ -18,18 +18,24 @@
 namespace bowhead {
 namespace {
 
-using compression::NumberKind;
 using compression::Shape;
 using test::TestPool;
 using TensorContent = compression::Content;
 using Value = std::vector<std::byte>;
 
-constexpr Compression kKeys{
-    .profile = CompressionProfile::DENSE, .number = NumberKind::BF16, .channels = 64, .outer = 2};
+constexpr ValueFormat kKeys{keys_layout(NumberFormat::BF16, 64, 2), CompressionProfile::DENSE};
 
-Value tensor(const Compression& of, uint64_t length_bytes, uint64_t seed,
+KvLayout turned(KvLayout layout, uint16_t channels, uint64_t base) {
+  layout.rotary = BH_ROTARY_HALVES;
+  layout.rotary_channels = channels;
+  layout.rotary_base_thousandths = base * 1000;
+  return layout;
+}
+
+Value tensor(const ValueFormat& of, uint64_t length_bytes, uint64_t seed,
              TensorContent content = TensorContent::NORMAL) {
-  const auto values = compression::make_tensor(shape_of(of, length_bytes), content, seed);
+  const auto values =
+      compression::make_tensor(*compression::shape_of(of.layout, length_bytes), content, seed);
   Value out(values.size());
   std::memcpy(out.data(), values.data(), values.size());
   return out;
@@ -38,8 +44,8 @@ Value tensor(const Compression& of, uint64_t length_bytes, uint64_t seed,
 /// A pool, and a compressed namespace in it.
 class CodedPool : public TestPool {
  public:
-  explicit CodedPool(const Compression& compression = kKeys, CreateOptions options = {})
-      : TestPool(64 << 20, options), ns_(open_coded(compression)) {}
+  explicit CodedPool(const ValueFormat& values = kKeys, CreateOptions options = {})
+      : TestPool(64 << 20, options), ns_(open_coded(values)) {}
   explicit CodedPool(const std::string& locator) : TestPool(locator), ns_(open_coded({})) {}
 
   NamespaceId coded_ns() const { return ns_; }
@@ -72,8 +78,8 @@ class CodedPool : public TestPool {
   }
 
  private:
-  NamespaceId open_coded(const Compression& compression) {
-    const auto opened = pool().open_namespace({"coded", "a model", compression});
+  NamespaceId open_coded(const ValueFormat& values) {
+    const auto opened = pool().open_namespace({"coded", "a model", values});
     EXPECT_TRUE(opened) << opened.error().message();
     return opened ? *opened : 0;
   }
@@ -82,24 +88,20 @@ class CodedPool : public TestPool {
 };
 
 TEST(Coded, EveryKindOfNumberComesBackBitForBit) {
-  for (const auto number : {NumberKind::BF16, NumberKind::FP16, NumberKind::FP8_E4M3,
-                            NumberKind::FP8_E5M2, NumberKind::INT8, NumberKind::BYTES}) {
+  for (const auto number : {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
+                            NumberFormat::FP8_E5M2, NumberFormat::INT8, NumberFormat::BYTES}) {
     for (const auto profile :
          {CompressionProfile::FAST, CompressionProfile::BALANCED, CompressionProfile::DENSE}) {
-      Compression compression{.profile = profile, .number = number};
-      if (number != NumberKind::BYTES) {
-        compression.channels = 128;
-        compression.outer = 3;
-        compression.rotary = compression::rotary_of(500000, 64);
-      }
-      CodedPool t(compression);
+      ValueFormat values{keys_layout(number, 128, 3), profile};
+      if (number != NumberFormat::BYTES) values.layout = turned(values.layout, 128, 500000);
+      CodedPool t(values);
       for (const TensorContent content : compression::kContents) {
-        const Value value = tensor(compression, 3 * 128 * 2 * 100, 1, content);
+        const Value value = tensor(values, 3 * 128 * 2 * 100, 1, content);
         const std::string key = fmt::format("k{}", static_cast<int>(content));
         ASSERT_EQ(t.put(key, value), Status::OK);
         const auto got = t.get(key);
         ASSERT_TRUE(got) << got.error().message();
-        EXPECT_EQ(*got, value) << to_text(compression) << ", content " << static_cast<int>(content);
+        EXPECT_EQ(*got, value) << to_text(values) << ", content " << static_cast<int>(content);
       }
       EXPECT_TRUE(t.check_clean());
     }
@@ -207,7 +209,7 @@ TEST(Coded, AValueThatIsNoTensorIsCompressedAsBytes) {
   EXPECT_EQ(*t.get("k"), value);
 }
 
-TEST(Coded, CodedBlocksAreCopiedAndNotLeased) {
+TEST(Coded, CodedBlocksAreNotLeasedAsPlainValues) {
   CodedPool t;
   ASSERT_EQ(t.put("k", tensor(kKeys, 64 << 10, 1)), Status::OK);
   EXPECT_EQ(t.pool().acquire(t.coded_ns(), "k", 1000).status(), Status::CODED);
@@ -222,43 +224,131 @@ TEST(Coded, CodedBlocksAreCopiedAndNotLeased) {
   EXPECT_TRUE(t.pool().acquire(t.coded_ns(), "in-place", 1000));
 }
 
-TEST(Coded, WhoeverOpensFirstDecides) {
+/// Whoever holds it reads the frame where it lies.
+TEST(Coded, ALeaseNamesWhatIsStored) {
+  CodedPool t;
+  const Value value = tensor(kKeys, 64 << 10, 1);
+  const Value noise = tensor(kKeys, 4096, 2, TensorContent::RANDOM);
+  ASSERT_EQ(t.put("k", value), Status::OK);
+  ASSERT_EQ(t.put("noise", noise), Status::OK);
+  const KvLayout layout = t.pool().value_format(t.coded_ns())->layout;
+
+  auto frame = t.pool().acquire(t.coded_ns(), "k", 60'000, LeaseOf::STORED);
+  ASSERT_TRUE(frame) << frame.error().message();
+  EXPECT_EQ(frame->codec, BH_CODEC_FRAME);
+  EXPECT_EQ(frame->length_bytes, value.size());
+  EXPECT_EQ(frame->stored_bytes, t.block("k").stored_bytes);
+  EXPECT_EQ(difference(*frame->layout, layout), std::nullopt);
+  const auto* in_place = reinterpret_cast<const uint8_t*>(frame->data);
+  Value decoded(value.size());
+  ASSERT_EQ(
+      compression::Decoder().decode({in_place, frame->stored_bytes},
+                                    {reinterpret_cast<uint8_t*>(decoded.data()), decoded.size()}),
+      Status::OK);
+  EXPECT_TRUE(decoded == value);
+
+  Value copy(frame->stored_bytes);
+  EXPECT_EQ(t.pool().copy_leased(*frame, {copy.data(), copy.size() - 1}), Status::BUFFER_TOO_SMALL);
+  EXPECT_EQ(t.pool().copy_leased(*frame, {copy.data(), copy.size()}), Status::OK);
+  EXPECT_EQ(std::memcmp(copy.data(), frame->data, copy.size()), 0);
+  EXPECT_EQ(*frame->checksum, payload_checksum(copy.data(), copy.size()));
+  t.stored("k")[5] ^= std::byte{1};
+  EXPECT_EQ(t.pool().copy_leased(*frame, {copy.data(), copy.size()}), Status::DAMAGED);
+  EXPECT_EQ(t.pool().release(*frame), Status::OK);
+  EXPECT_EQ(t.pool().copy_leased(*frame, {copy.data(), copy.size()}), Status::CLOSED);
+
+  const auto raw = t.pool().acquire(t.coded_ns(), "noise", 60'000, LeaseOf::STORED);
+  ASSERT_TRUE(raw);
+  EXPECT_EQ(raw->codec, BH_CODEC_RAW);
+  EXPECT_EQ(raw->stored_bytes, noise.size());
+  EXPECT_EQ(raw->length_bytes, noise.size());
+}
+
+TEST(Coded, TheFirstThatOpensDecides) {
   CodedPool t;
   EXPECT_EQ(*t.pool().open_namespace({"coded", "a model"}), t.coded_ns());
   EXPECT_EQ(*t.pool().open_namespace({"coded", "a model", kKeys}), t.coded_ns());
-  Compression other = kKeys;
+  ValueFormat other = kKeys;
   other.profile = CompressionProfile::FAST;
-  other.channels = 128;
-  other.rotary = compression::rotary_of(500000, 128);
   const auto refused = t.pool().open_namespace({"coded", "a model", other});
   ASSERT_EQ(refused.status(), Status::NAMESPACE_MISMATCH);
   const std::string text = refused.error().message();
-  EXPECT_NE(text.find("'dense, bf16 [2][tokens][64]'"), std::string::npos) << text;
-  EXPECT_NE(text.find("'fast, bf16 [2][tokens][128], rotary 128 of base 500000'"),
-            std::string::npos)
-      << text;
-  EXPECT_EQ(t.pool().open_namespace({"test", "bytes", kKeys}).status(), Status::NAMESPACE_MISMATCH);
+  EXPECT_NE(text.find("'dense', not 'fast'"), std::string::npos) << text;
   for (const PoolInfo::Namespace& ns : t.info().namespaces)
-    EXPECT_EQ(to_text(ns.compression), ns.name == "coded" ? to_text(kKeys) : "none");
+    EXPECT_EQ(to_text(ns.values), ns.name == "coded" ? to_text(kKeys) : "none");
 }
 
-TEST(Coded, NoTensorLooksLikeThat) {
+/// A change of each field alone.
+TEST(Layouts, AnotherThanTheStoredOneIsRefused) {
+  KvLayout layout = turned(keys_layout(NumberFormat::BF16, 64, 2), 32, 10'000);
+  layout.parts = 2;
+  layout.value_channels = 64;
+  layout.model_layers = layout.model_heads = 8;
+  const std::pair<const char*, void (*)(KvLayout&)> changes[] = {
+      {"number_format is bf16, not fp16", [](KvLayout& l) { l.number_format = BH_NUMBER_FP16; }},
+      {"order is heads first, not tokens first",
+       [](KvLayout& l) { l.order = BH_ORDER_TOKENS_FIRST; }},
+      {"parts is 2, not 1", [](KvLayout& l) { l.parts = 1; }},
+      {"layers is 1, not 2", [](KvLayout& l) { l.layers = 2; }},
+      {"heads is 2, not 4", [](KvLayout& l) { l.heads = 4; }},
+      {"key_channels is 64, not 128", [](KvLayout& l) { l.key_channels = 128; }},
+      {"value_channels is 64, not 32", [](KvLayout& l) { l.value_channels = 32; }},
+      {"block_tokens is 0, not 256", [](KvLayout& l) { l.block_tokens = 256; }},
+      {"scales is 0, not 1",
+       [](KvLayout& l) {
+         l.scales = BH_SCALES_PER_TOKEN;
+         l.scale_format = BH_NUMBER_FP32;
+       }},
+      {"rotary is halves, not interleaved", [](KvLayout& l) { l.rotary = BH_ROTARY_INTERLEAVED; }},
+      {"rotary_first is 0, not 32", [](KvLayout& l) { l.rotary_first = 32; }},
+      {"rotary_channels is 32, not 64", [](KvLayout& l) { l.rotary_channels = 64; }},
+      {"rotary_base_thousandths is 10000000, not 500000000",
+       [](KvLayout& l) { l.rotary_base_thousandths = 500'000'000; }},
+      {"first_layer is 0, not 4", [](KvLayout& l) { l.first_layer = 4; }},
+      {"model_layers is 8, not 16", [](KvLayout& l) { l.model_layers = 16; }},
+      {"first_head is 0, not 2", [](KvLayout& l) { l.first_head = 2; }},
+      {"model_heads is 8, not 16", [](KvLayout& l) { l.model_heads = 16; }},
+      {"number_format is bf16, not bytes", [](KvLayout& l) { l = kOpaqueLayout; }}};
   TestPool t(32 << 20);
-  const Compression bad[] = {
-      {.profile = CompressionProfile::FAST, .number = NumberKind::BF16, .channels = 0},
-      {.profile = CompressionProfile::FAST, .number = NumberKind::BF16, .channels = 65536},
-      {.profile = CompressionProfile::FAST, .number = NumberKind::BF16, .outer = 0},
-      {.profile = CompressionProfile::FAST, .number = NumberKind::BYTES, .channels = 2},
-      {.profile = CompressionProfile::FAST, .number = NumberKind::BYTES, .outer = 2},
-      {.profile = CompressionProfile::FAST, .number = NumberKind{9}},
-      {.profile = CompressionProfile{9}, .number = NumberKind::BF16},
-      {.profile = CompressionProfile::FAST,
-       .number = NumberKind::BF16,
-       .channels = 96,
-       .rotary = compression::rotary_of(10000, 64)}};
-  for (const Compression& one : bad)
-    EXPECT_EQ(t.pool().open_namespace({"bad", "", one}).status(), Status::INVALID_ARGUMENT)
-        << to_text(one);
+  const auto ns = t.pool().open_namespace({"tensors", "", {layout}});
+  ASSERT_TRUE(ns) << ns.error().message();
+  for (const auto& [text, change] : changes) {
+    KvLayout other = layout;
+    change(other);
+    const auto refused = t.pool().open_namespace({"tensors", "", {other}});
+    ASSERT_EQ(refused.status(), Status::LAYOUT_MISMATCH) << text;
+    EXPECT_NE(refused.error().message().find(text), std::string::npos) << refused.error().message();
+  }
+  EXPECT_EQ(*t.pool().open_namespace({"tensors", "", {layout}}), *ns);
+  EXPECT_EQ(*t.pool().open_namespace({"tensors", ""}), *ns) << "takes what is there";
+  EXPECT_EQ(t.pool().open_namespace({"test", "bytes", {layout}}).status(), Status::LAYOUT_MISMATCH)
+      << "of opaque values";
+}
+
+TEST(Layouts, ThatNoBlockCanHaveAreRefused) {
+  TestPool t(32 << 20);
+  const auto refuse = [&](Status status, const ValueFormat& one) {
+    EXPECT_EQ(t.pool().open_namespace({"bad", "", one}).status(), status) << to_text(one);
+  };
+  const KvLayout keys = keys_layout(NumberFormat::BF16, 64);
+  KvLayout odd = keys;
+  odd.number_format = 0;
+  refuse(Status::INVALID_ARGUMENT, {odd});
+  odd = keys;
+  odd.order = 2;
+  refuse(Status::INVALID_ARGUMENT, {odd});
+  refuse(Status::INVALID_ARGUMENT, {keys, CompressionProfile{9}});
+  odd = keys_layout(NumberFormat::FP32, 64);
+  refuse(Status::NOT_SUPPORTED, {odd, CompressionProfile::FAST});
+  odd = keys_layout(NumberFormat::BF16, 1024, 64);
+  odd.order = BH_ORDER_TOKENS_FIRST;
+  refuse(Status::NOT_SUPPORTED, {odd, CompressionProfile::FAST});
+  odd = keys;
+  odd.scales = BH_SCALES_PER_TOKEN;
+  odd.scale_format = BH_NUMBER_FP32;
+  odd.scale_place = BH_SCALES_BEHIND_PART;
+  refuse(Status::NOT_SUPPORTED, {odd, CompressionProfile::FAST});
+  EXPECT_TRUE(t.pool().open_namespace({"good", "", {odd}}));
 }
 
 TEST(Coded, AnotherProcessPressesAndReadsWithoutBeingTold) {
@@ -296,8 +386,8 @@ TEST(Coded, FewPlanesShowAValueRoughlyAndReadLess) {
       uint16_t seen, right;
       std::memcpy(&seen, &out[i], 2);
       std::memcpy(&right, &value[i], 2);
-      sum += std::abs(compression::value_of(NumberKind::BF16, seen) -
-                      compression::value_of(NumberKind::BF16, right));
+      sum += std::abs(compression::value_of(NumberFormat::BF16, seen) -
+                      compression::value_of(NumberFormat::BF16, right));
     }
     return sum;
   };
@@ -407,11 +497,10 @@ TEST(Coded, APrefixWithADamagedPlaneIsAMiss) {
 
 // ---- recompression ----
 
-constexpr Compression kFastKeys{
-    .profile = CompressionProfile::FAST, .number = NumberKind::BF16, .channels = 64, .outer = 2};
+constexpr ValueFormat kFastKeys{kKeys.layout, CompressionProfile::FAST};
 
 TEST(Coded, ColdBlocksBecomeDenser) {
-  CodedPool t({.profile = CompressionProfile::FAST});
+  CodedPool t(ValueFormat{{}, CompressionProfile::FAST});
   // Digits without order: nothing for LZ4, half of it for ZSTD.
   Value value = test::bytes(512 << 10, 1);
   for (std::byte& byte : value) byte = std::byte('0' + static_cast<int>(byte) % 10);

@@ -102,7 +102,7 @@ TEST(Pool, ASizeNearTheLargestNumberIsTooLarge) {
 TEST(Pool, PiecesThatSumToMoreThanANumberHoldsAreTooLarge) {
   TestPool t(32 << 20);
   const auto compressed =
-      t.pool().open_namespace({"compressed", "", {.profile = CompressionProfile::FAST}});
+      t.pool().open_namespace({"compressed", "", {{}, CompressionProfile::FAST}});
   ASSERT_TRUE(compressed);
   const auto value = test::bytes(100, 1);
   const ConstSpan pieces[] = {

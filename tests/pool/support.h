@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
 #include "base/random.h"
 #include "pool/pool.h"
 
@@ -81,6 +82,14 @@ class TestPool {
     ns_ = *pool().open_namespace({"test", "bytes"});
   }
   void close() { pool_.clear(); }
+
+  /// From here on keys are those of a namespace of this layout.
+  void use_layout(const KvLayout& layout) {
+    const std::string name = "layout " + std::to_string(hash64(&layout, sizeof(layout)));
+    auto opened = pool().open_namespace({name, "", {layout}});
+    ASSERT_TRUE(opened) << opened.error().message();
+    ns_ = *opened;
+  }
 
   Pool& pool() { return pool_.front(); }
   NamespaceId ns() const { return ns_; }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -117,64 +118,101 @@ Result<std::string> read_value(const std::string& path) {
   return value;
 }
 
-// How a new namespace is to be compressed, as typed.
-struct CompressionArguments {
+// What a new namespace is to hold, and how, as typed.
+struct ValueArguments {
   std::string profile = "none";
-  std::string number = "bytes";
-  uint32_t channels = 1;
-  uint32_t outer = 1;
+  std::string number;
+  uint32_t layers = 1, heads = 1, channels = 0, value_channels = 0, block_tokens = 0;
+  bool is_tokens_first = false, is_interleaved = false;
   double rope_base = 0;
   uint64_t rotary_dim = 0;  // 0: all channels, if there is a base
 };
 
-void add_compression_arguments(CLI::App& command, CompressionArguments& arguments) {
-  CLI::Option* compress =
-      command
-          .add_option("--compress", arguments.profile,
-                      "Compression profile for a new namespace: fast, balanced, or dense")
-          ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
+void refuse_old_option(CLI::App& command, const std::string& name, const std::string& now) {
   command
-      .add_option("--number", arguments.number,
-                  "Number format of the values: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, or bytes")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes"}))
-      ->needs(compress);
-  add_number(command, "--channels", arguments.channels, "Channels of a token, 1 to 65535",
-             {1, 65535})
-      ->needs(compress);
-  add_number(command, "--outer", arguments.outer,
-             "Values are [outer][tokens][channels]; the outer dimension counts layers, K and V, or "
-             "heads",
-             {1, UINT32_MAX})
-      ->needs(compress);
-  add_rope_options(command, arguments.rope_base, arguments.rotary_dim)->needs(compress);
+      .add_option_function<std::string>(name,
+                                        [name, now](const std::string&) {
+                                          throw CLI::ValidationError(name, "is gone; give " + now);
+                                        })
+      ->group("");
 }
 
-Result<Compression> compression_of(const CompressionArguments& arguments) {
-  const uint64_t dim = arguments.rope_base != 0 && arguments.rotary_dim == 0 ? arguments.channels
-                                                                             : arguments.rotary_dim;
-  const auto rotary = checked_rotary(arguments.rope_base, static_cast<uint32_t>(dim));
-  if (!rotary) return rotary.error();
-  return Compression{.profile = *profile_named(arguments.profile),
-                     .number = *compression::number_named(arguments.number),
-                     .channels = arguments.channels,
-                     .outer = arguments.outer,
-                     .rotary = *rotary};
+void add_value_arguments(CLI::App& command, ValueArguments& arguments) {
+  command
+      .add_option("--compress", arguments.profile,
+                  "Compression profile for a new namespace: fast, balanced, or dense")
+      ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
+  CLI::Option* number =
+      command
+          .add_option("--number", arguments.number,
+                      "Number format of the values of a new namespace: bf16, fp16, fp8_e4m3, "
+                      "fp8_e5m2, int8, fp32, or bytes (opaque values, the default)")
+          ->check(CLI::IsMember({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp32", "bytes"}));
+  const auto count = [&](const char* name, uint32_t& to, const char* text, uint64_t most) {
+    add_number(command, name, to, text, {1, most})->needs(number);
+  };
+  count("--channels", arguments.channels, "Channels of a key of one head, 1 to 65535", 65535);
+  count("--layers", arguments.layers, "Layers in a value, 1 to 65535 (default 1)", 65535);
+  count("--heads", arguments.heads, "KV heads in a value, 1 to 65535 (default 1)", 65535);
+  count("--value-channels", arguments.value_channels,
+        "Values have K and V, and V so many channels (default: keys alone)", 65535);
+  count("--block-tokens", arguments.block_tokens, "Tokens of a full block (default: not said)",
+        UINT32_MAX);
+  command
+      .add_flag("--tokens-first", arguments.is_tokens_first,
+                "Rows lie [token][head], not [head][token]")
+      ->needs(number);
+  CLI::Option* rope = add_rope_options(command, arguments.rope_base, arguments.rotary_dim);
+  rope->needs(number);
+  command
+      .add_flag("--rope-interleaved", arguments.is_interleaved,
+                "Rotary embedding turns channel 2c with 2c + 1, not c with c + half")
+      ->needs(rope);
+  refuse_old_option(command, "--outer", "--layers and --heads, and --value-channels for V");
 }
 
-int run_put(const BlockArguments& arguments, const CompressionArguments& compression_arguments,
+Result<ValueFormat> format_of(const ValueArguments& a) {
+  ValueFormat format;
+  format.profile = *profile_named(a.profile);
+  if (a.number.empty()) return format;
+  const NumberFormat number = *number_named(a.number);
+  KvLayout& layout = format.layout;
+  layout = keys_layout(number, static_cast<uint16_t>(a.channels), static_cast<uint16_t>(a.heads));
+  if (number == NumberFormat::BYTES) {
+    if (a.channels != 0)
+      return Error{Status::INVALID_ARGUMENT, "--number bytes are opaque values without channels"};
+    return format;
+  }
+  if (a.channels == 0)
+    return Error{Status::INVALID_ARGUMENT, "--number " + a.number + " wants --channels as well"};
+  layout.layers = static_cast<uint16_t>(a.layers);
+  layout.order = a.is_tokens_first ? BH_ORDER_TOKENS_FIRST : BH_ORDER_HEADS_FIRST;
+  layout.parts = a.value_channels != 0 ? 2 : 1;
+  layout.value_channels = static_cast<uint16_t>(a.value_channels);
+  layout.block_tokens = a.block_tokens;
+  if (a.rope_base != 0) {
+    layout.rotary = a.is_interleaved ? BH_ROTARY_INTERLEAVED : BH_ROTARY_HALVES;
+    layout.rotary_channels = static_cast<uint16_t>(a.rotary_dim != 0 ? a.rotary_dim : a.channels);
+    layout.rotary_base_thousandths = static_cast<uint64_t>(std::llround(a.rope_base * 1000));
+  }
+  return format;
+}
+
+int run_put(const BlockArguments& arguments, const ValueArguments& value_arguments,
             const std::string& path) {
   const auto key = key_of(arguments);
   if (!key) return fail(key.error());
-  const auto compression = compression_of(compression_arguments);
-  if (!compression) return fail(compression.error());
+  const auto format = format_of(value_arguments);
+  if (!format) return fail(format.error());
+  if (auto good = check_format(*format); !good) return fail(good.error());
   const auto value = read_value(path);  // before the pool: whoever feeds us may take a long time
   if (!value) return fail(value.error());
   auto pool = open_pool(arguments.locator);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto there = describe_namespace(*pool, arguments.locator, arguments.namespace_name);
   if (!there && there.status() != Status::NOT_FOUND) return fail(*pool, there.error());
-  const auto ns = pool->open_namespace(
-      {arguments.namespace_name, there ? there->description : "", *compression});
+  const auto ns =
+      pool->open_namespace({arguments.namespace_name, there ? there->description : "", *format});
   if (!ns) return fail(*pool, ns.error());
   const bool present = static_cast<bool>(pool->length(*ns, *key));
   const ConstSpan bytes{reinterpret_cast<const std::byte*>(value->data()), value->size()};
@@ -188,13 +226,13 @@ int run_put(const BlockArguments& arguments, const CompressionArguments& compres
 void add_put(CLI::App& app, Action& action) {
   struct Arguments {
     BlockArguments block;
-    CompressionArguments compression;
+    ValueArguments values;
     std::string path = "-";
   };
   auto* command = app.add_subcommand("put", "Store a value under a key");
   auto a = std::make_shared<Arguments>();
   add_block_arguments(*command, a->block);
-  add_compression_arguments(*command, a->compression);
+  add_value_arguments(*command, a->values);
   command->add_option("file", a->path, "File to read the value from; - is standard input")
       ->capture_default_str();
   command->footer(R"(
@@ -208,7 +246,7 @@ Examples:
 How a namespace is compressed is decided by the put that makes it; later ones need not repeat it.
 A key that is present already keeps its value: blocks do not change. `rm` it first.)");
   command->callback(
-      [a, &action] { action = [a] { return run_put(a->block, a->compression, a->path); }; });
+      [a, &action] { action = [a] { return run_put(a->block, a->values, a->path); }; });
 }
 
 Result<std::vector<std::byte>> read_block(Pool& pool, NamespaceId ns, const std::string& key) {

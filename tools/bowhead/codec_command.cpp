@@ -69,7 +69,7 @@ void print_people(const Tensor& tensor, const TensorReport& report) {
   if (report.precisions.empty()) return;
   const ProfileReport& last = report.profiles.back();
   const double plane_bytes =
-      static_cast<double>(last.values_bytes) / compression::element_bytes(tensor.number) / 8;
+      static_cast<double>(last.values_bytes) / element_bytes(tensor.number) / 8;
   print(fmt::format("\nFirst planes only ({}):\n", profile_name(last.profile)));
   Table planes({"planes", ">the last takes", ">bits read per value", ">error", ">decode GB/s"});
   for (const PrecisionReport& p : report.precisions)
@@ -123,7 +123,7 @@ Curve curve_of(const Tensor& tensor, const TensorReport& report) {
 }
 
 int run(Arguments arguments) {
-  arguments.raw.number = compression::number_named(arguments.number);
+  arguments.raw.number = number_named(arguments.number);
   std::vector<Profile> profiles;
   for (const auto& [name, profile] : kProfiles) {
     const auto& wanted = arguments.profiles;

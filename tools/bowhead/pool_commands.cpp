@@ -156,23 +156,37 @@ double ratio_of(const NamespaceUsage& usage) {
              : static_cast<double>(usage.value_bytes) / static_cast<double>(usage.block_bytes);
 }
 
+Json layout_json(const KvLayout& layout) {
+  Json json = {{"number_format", number_name(number_format(layout))}};
+  if (is_opaque(layout)) return json;
+  json.update({{"order", layout.order == BH_ORDER_HEADS_FIRST ? "heads_first" : "tokens_first"},
+               {"layers", layout.layers},
+               {"parts", layout.parts},
+               {"heads", layout.heads},
+               {"key_channels", layout.key_channels},
+               {"value_channels", layout.value_channels},
+               {"block_tokens", layout.block_tokens}});
+  if (layout.rotary != BH_ROTARY_NONE)
+    json.update({{"rotary", layout.rotary == BH_ROTARY_HALVES ? "halves" : "interleaved"},
+                 {"rotary_first", layout.rotary_first},
+                 {"rotary_channels", layout.rotary_channels},
+                 {"rotary_base", rotary_base(layout)}});
+  if (layout.model_layers != 0)
+    json.update({{"first_layer", layout.first_layer}, {"model_layers", layout.model_layers}});
+  if (layout.model_heads != 0)
+    json.update({{"first_head", layout.first_head}, {"model_heads", layout.model_heads}});
+  return json;
+}
+
 Json namespace_json(const PoolInfo::Namespace& ns, const NamespaceUsage& usage) {
-  const Compression& c = ns.compression;
-  Json compression = {{"profile", profile_name(c.profile)}};
-  if (c.profile != CompressionProfile::NONE) {
-    compression.update({{"number", number_name(c.number)},
-                        {"outer", c.outer},
-                        {"channels", c.channels},
-                        {"rotary_dim", c.rotary.dim},
-                        {"rotary_ratio", c.rotary.ratio}});
-  }
   Json by_profile = Json::object();
   for (size_t i = 0; i < usage.blocks_by_profile.size(); ++i)
     by_profile[profile_name(static_cast<CompressionProfile>(i))] = usage.blocks_by_profile[i];
   return {{"id", fmt::format("{:016x}", ns.id)},
           {"name", ns.name},
           {"description", ns.description},
-          {"compression", compression},
+          {"profile", profile_name(ns.values.profile)},
+          {"layout", layout_json(ns.values.layout)},
           {"blocks", usage.blocks},
           {"blocks_by_profile", by_profile},
           {"value_bytes", usage.value_bytes},
@@ -233,13 +247,13 @@ Json info_json(const PoolInfo& info, const Usage& usage) {
 }
 
 std::string namespaces_text(const PoolInfo& info, const Usage& usage) {
-  Table table({"NAMESPACE", ">BLOCKS", ">VALUES", ">IN POOL", ">RATIO", "COMPRESSION", "ID",
-               "DESCRIPTION"});
+  Table table(
+      {"NAMESPACE", ">BLOCKS", ">VALUES", ">IN POOL", ">RATIO", "FORMAT", "ID", "DESCRIPTION"});
   for (const auto& ns : info.namespaces) {
     const NamespaceUsage of = usage_of(usage, ns.id);
     table.add({key_text(ns.name), grouped(of.blocks), human_bytes(of.value_bytes),
-               human_bytes(of.block_bytes), fmt::format("{:.3f}", ratio_of(of)),
-               to_text(ns.compression), fmt::format("{:016x}", ns.id), key_text(ns.description)});
+               human_bytes(of.block_bytes), fmt::format("{:.3f}", ratio_of(of)), to_text(ns.values),
+               fmt::format("{:016x}", ns.id), key_text(ns.description)});
   }
   return table.text();
 }

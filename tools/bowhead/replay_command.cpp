@@ -158,9 +158,10 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
     action = [a] {
       a->options.host = chosen_host();
       a->options.workers = std::max(a->options.workers, a->options.hosts);
-      a->options.compression.profile = *profile_named(a->profile);
-      a->options.compression.number = compression::NumberKind::BF16;
-      a->options.compression.channels = a->channels;
+      a->options.values.profile = *profile_named(a->profile);
+      if (a->options.values.profile != CompressionProfile::NONE)
+        a->options.values.layout =
+            keys_layout(NumberFormat::BF16, static_cast<uint16_t>(a->channels));
       return run(*a);
     };
   });

@@ -110,32 +110,27 @@ BH_FORMAT_OFFSET(bh_mail, seal, 56);
  */
 #define BH_NAMESPACE_NAME_BYTES 64u
 #define BH_NAMESPACE_TEXT_BYTES 384u
+#define BH_NAMESPACE_CONTENT_BYTES (64u + BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES)
 typedef struct bh_namespace {
-  uint64_t id;               /* XXH3-64 of name and description; 0: entry not used */
-  uint64_t content_checksum; /* XXH3-64 of name[] and description[] */
+  uint64_t id;               /* XXH3-64 of layout, name and description; 0: entry not used */
+  uint64_t content_checksum; /* XXH3-64 of the same */
   uint32_t incarnation;      /* of the writer */
-  /* What puts make of a value that is [outer][tokens][channels]: frames. No part of the id: what is
-   * stored says itself how to read it. All zero: values are stored as they are. */
-  uint8_t profile; /* BH_PROFILE_* (tensor.h) */
-  uint8_t number;  /* BH_NUMBER_* (tensor.h) */
-  uint16_t channels;
-  uint32_t outer;
-  uint32_t rotary_ratio; /* as in bh_frame_header */
-  uint16_t rotary_dim;
-  uint16_t reserved0;
-  uint32_t reserved1;
-  uint64_t reserved[2];
+  uint8_t profile;           /* BH_PROFILE_* (tensor.h) of puts. No part of the id: what is stored
+                                says itself how to read it */
+  uint8_t reserved0[3];
+  uint64_t reserved[4];
   uint64_t seal;                      /* of this first line */
+  bh_kv_layout layout;                /* of the values */
   char name[BH_NAMESPACE_NAME_BYTES]; /* zero-filled */
   char
       description[BH_NAMESPACE_TEXT_BYTES]; /* zero-filled: model, dtype, layout, ranks, as given */
 } bh_namespace;
-BH_FORMAT_SIZE(bh_namespace, 512);
+BH_FORMAT_SIZE(bh_namespace, 576);
 BH_FORMAT_OFFSET(bh_namespace, profile, 20);
-BH_FORMAT_OFFSET(bh_namespace, outer, 24);
-BH_FORMAT_OFFSET(bh_namespace, reserved, 40);
+BH_FORMAT_OFFSET(bh_namespace, reserved, 24);
 BH_FORMAT_OFFSET(bh_namespace, seal, 56);
-BH_FORMAT_OFFSET(bh_namespace, name, 64);
+BH_FORMAT_OFFSET(bh_namespace, layout, 64);
+BH_FORMAT_OFFSET(bh_namespace, name, 128);
 
 /* ---- host-private from here: shared by the processes of one host, by ordinary atomics ---- */
 

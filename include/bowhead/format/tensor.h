@@ -1,20 +1,87 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What values consist of, and how hard they are pressed: numbers that the ABI and the formats
- * share. Append only. */
+/* What a block holds, described once: what namespaces store, and what the ABI, compression,
+ * operations next to the memory and GPUs take. Numbers are append-only. */
 #ifndef BOWHEAD_FORMAT_TENSOR_H
 #define BOWHEAD_FORMAT_TENSOR_H
 
-/* Kinds of numbers. */
+#include <bowhead/format/common.h>
+
+/* Number formats. */
 enum {
   BH_NUMBER_BF16 = 1,
   BH_NUMBER_FP16 = 2,
   BH_NUMBER_FP8_E4M3 = 3,
   BH_NUMBER_FP8_E5M2 = 4,
   BH_NUMBER_INT8 = 5,
-  BH_NUMBER_BYTES = 6 /* no numbers: never cut into planes */
+  BH_NUMBER_BYTES = 6, /* no numbers: an opaque value, never cut into planes */
+  BH_NUMBER_FP32 = 7   /* never cut into planes */
 };
 
 /* How much work goes into making frames; of two, the larger takes more and saves more. */
 enum { BH_PROFILE_NONE = 0, BH_PROFILE_FAST = 1, BH_PROFILE_BALANCED = 2, BH_PROFILE_DENSE = 3 };
+
+/* The order of the rows of a layer's K or V. A row is one token of one head. */
+enum {
+  BH_ORDER_HEADS_FIRST = 0, /* [head][token]: all tokens of a head, then the next head */
+  BH_ORDER_TOKENS_FIRST = 1 /* [token][head]: all heads of a token, then the next token */
+};
+
+/* What one scale is for: numbers are to be multiplied by it. */
+enum {
+  BH_SCALES_NONE = 0,
+  BH_SCALES_PER_TOKEN = 1,  /* [token] of each layer and part */
+  BH_SCALES_PER_ROW = 2,    /* one for each token of each head, in the order of the rows */
+  BH_SCALES_PER_CHANNEL = 3 /* [head][channel] of each layer and part */
+};
+enum {
+  BH_SCALES_ELSEWHERE = 0,  /* not in the block */
+  BH_SCALES_BEHIND_ROW = 1, /* each behind its row; of BH_SCALES_PER_ROW only */
+  BH_SCALES_BEHIND_PART = 2 /* all of a layer's part, behind its rows */
+};
+
+/* Which channels rotary position embedding turned together. */
+enum {
+  BH_ROTARY_NONE = 0,       /* none, or unknown */
+  BH_ROTARY_HALVES = 1,     /* channel c with channel c + rotary_channels / 2 */
+  BH_ROTARY_INTERLEAVED = 2 /* channel 2 c with channel 2 c + 1 */
+};
+
+/* The layout of the tensor in a block: layer after layer; in each layer its parts, K before V; in
+ * each part its rows, in `order`; each row contiguous, little-endian. Blocks of a namespace may
+ * have fewer tokens than block_tokens, and then are shorter. number_format = BH_NUMBER_BYTES and
+ * all else zero: opaque values. */
+typedef struct bh_kv_layout {
+  uint8_t number_format; /* BH_NUMBER_* of keys and values */
+  uint8_t order;         /* BH_ORDER_* */
+  uint8_t parts;         /* 2: K and V. 1: keys alone, of which the first value_channels are the
+                            values, as of latent attention (MLA) */
+  uint8_t scales;        /* BH_SCALES_* */
+  uint8_t scale_format;  /* BH_NUMBER_* of a scale; 0 without scales */
+  uint8_t scale_place;   /* BH_SCALES_ELSEWHERE and the like */
+  uint8_t rotary;        /* BH_ROTARY_* of keys */
+  uint8_t reserved0;
+  uint16_t layers;                  /* in a block */
+  uint16_t heads;                   /* KV heads in a block */
+  uint16_t key_channels;            /* of a row of K */
+  uint16_t value_channels;          /* of a row of V */
+  uint32_t block_tokens;            /* of a full block; 0: not said */
+  uint16_t rotary_first;            /* first channel of a key that is turned */
+  uint16_t rotary_channels;         /* so many are, an even number */
+  uint64_t rotary_base_thousandths; /* of the base, such as 500,000,000: the first pair turns by 1
+                                       radian a token, pair i by base^(-2 i / rotary_channels) */
+  /* Which share of the model a block has, as of tensor or pipeline parallel ranks: layers
+   * first_layer to first_layer + layers - 1 of model_layers, heads likewise. 0 in all: all. */
+  uint16_t first_layer;
+  uint16_t model_layers;
+  uint16_t first_head;
+  uint16_t model_heads;
+  uint8_t reserved[24]; /* zero */
+} bh_kv_layout;
+BH_FORMAT_SIZE(bh_kv_layout, 64);
+BH_FORMAT_OFFSET(bh_kv_layout, layers, 8);
+BH_FORMAT_OFFSET(bh_kv_layout, block_tokens, 16);
+BH_FORMAT_OFFSET(bh_kv_layout, rotary_base_thousandths, 24);
+BH_FORMAT_OFFSET(bh_kv_layout, first_layer, 32);
+BH_FORMAT_OFFSET(bh_kv_layout, reserved, 40);
 
 #endif

@@ -40,7 +40,7 @@ class Walk {
  public:
   static Result<Walk> of(const Tensor& tensor, const CodecOptions& options) {
     Walk walk;
-    const uint64_t channels = tensor.number == NumberKind::BYTES ? 1 : tensor.shape.back();
+    const uint64_t channels = tensor.number == NumberFormat::BYTES ? 1 : tensor.shape.back();
     const uint64_t dim = options.rotary_dim == 0 ? channels : options.rotary_dim;
     if (channels > UINT16_MAX)
       return Error{Status::INVALID_ARGUMENT,
@@ -51,7 +51,7 @@ class Walk {
                                tensor.name, channels, dim)};
     const uint64_t row = channels * element_bytes(tensor.number);
     const uint64_t all = tensor.values.size() / row;
-    const uint64_t tokens = tensor.number == NumberKind::BYTES || tensor.shape.size() < 2
+    const uint64_t tokens = tensor.number == NumberFormat::BYTES || tensor.shape.size() < 2
                                 ? all
                                 : tensor.shape[tensor.shape.size() - 2];
     const uint64_t wanted = std::max<uint64_t>(options.block_bytes / row, 1);

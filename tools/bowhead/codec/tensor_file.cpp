@@ -15,11 +15,10 @@
 namespace bowhead::cli {
 namespace {
 
-using compression::NumberKind;
-
-constexpr std::pair<const char*, NumberKind> kSafetensorsKinds[] = {
-    {"BF16", NumberKind::BF16},        {"F16", NumberKind::FP16}, {"F8_E4M3", NumberKind::FP8_E4M3},
-    {"F8_E5M2", NumberKind::FP8_E5M2}, {"I8", NumberKind::INT8},  {"U8", NumberKind::BYTES}};
+constexpr std::pair<const char*, NumberFormat> kSafetensorsKinds[] = {
+    {"BF16", NumberFormat::BF16},        {"F16", NumberFormat::FP16},
+    {"F8_E4M3", NumberFormat::FP8_E4M3}, {"F8_E5M2", NumberFormat::FP8_E5M2},
+    {"I8", NumberFormat::INT8},          {"U8", NumberFormat::BYTES}};
 
 Error wrong(const std::string& path, const std::string& what) {
   return {Status::INVALID_ARGUMENT, fmt::format("{}: {}", path, what)};
@@ -36,7 +35,7 @@ uint64_t values_of(const std::vector<uint64_t>& shape) {
 }
 
 /// `name` is the file's, and the tensor's if the file has several.
-Result<Tensor> tensor_of(std::string name, NumberKind number, std::vector<uint64_t> shape,
+Result<Tensor> tensor_of(std::string name, NumberFormat number, std::vector<uint64_t> shape,
                          const char* begin, uint64_t bytes) {
   const uint64_t expected = values_of(shape) * element_bytes(number);
   if (expected == 0 || expected != bytes)
@@ -55,7 +54,7 @@ Result<Tensor> read_raw(const std::string& path, const std::string& file,
                  "this is no .npy or .safetensors file: say what it holds, by --number and "
                  "--shape (such as --number bf16 --shape 2048,64)");
   std::vector<uint64_t> shape = raw.shape;
-  if (*raw.number == NumberKind::BYTES && shape.empty()) shape = {file.size()};
+  if (*raw.number == NumberFormat::BYTES && shape.empty()) shape = {file.size()};
   if (shape.empty()) return wrong(path, "--shape is missing (such as --shape 2048,64)");
   return tensor_of(path, *raw.number, shape, file.data(), file.size());
 }
@@ -77,10 +76,10 @@ Result<Tensor> read_npy(const std::string& path, const std::string& file) {
   if (!std::regex_search(header, match, std::regex("'descr': *'([^']*)'")))
     return wrong(path, "its .npy header names no simple type");
   const std::string type = match[1];
-  const NumberKind kind = type == "<f2"   ? NumberKind::FP16
-                          : type == "|i1" ? NumberKind::INT8
-                                          : NumberKind::BYTES;
-  if (kind == NumberKind::BYTES && type != "|u1")
+  const NumberFormat kind = type == "<f2"   ? NumberFormat::FP16
+                            : type == "|i1" ? NumberFormat::INT8
+                                            : NumberFormat::BYTES;
+  if (kind == NumberFormat::BYTES && type != "|u1")
     return wrong(path, fmt::format("its numbers are {}; <f2, |i1 and |u1 can be compressed", type));
   if (header.find("'fortran_order': False") == std::string::npos)
     return wrong(path, "it is in Fortran order; save it in C order");

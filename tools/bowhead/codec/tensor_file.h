@@ -14,14 +14,14 @@ namespace bowhead::cli {
 
 struct Tensor {
   std::string name;  ///< of the file, and of the tensor if the file has several
-  compression::NumberKind number = compression::NumberKind::BYTES;
+  NumberFormat number = NumberFormat::BYTES;
   std::vector<uint64_t> shape;  ///< the channels last
   std::vector<uint8_t> values;
 };
 
 /// What raw files are; .npy and .safetensors say it themselves.
 struct RawDescription {
-  std::optional<compression::NumberKind> number;
+  std::optional<NumberFormat> number;
   std::vector<uint64_t> shape;
 };
 

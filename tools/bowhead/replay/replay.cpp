@@ -86,10 +86,9 @@ int take_signal(long wait_ms) {
 NamespaceDescription namespace_of(const Content& content, const ReplayOptions& options) {
   std::string text =
       fmt::format("replay: {}, {} bytes", content.description(), options.block_bytes);
-  if (options.compression.profile != CompressionProfile::NONE)
-    text += ", compression " + to_text(options.compression);
-  return {fmt::format("replay-{:016x}", hash64(text.data(), text.size())), text,
-          options.compression};
+  if (options.values.profile != CompressionProfile::NONE)
+    text += ", compression " + to_text(options.values);
+  return {fmt::format("replay-{:016x}", hash64(text.data(), text.size())), text, options.values};
 }
 
 uint64_t staging_bytes(const Trace& trace, uint64_t block_bytes) {

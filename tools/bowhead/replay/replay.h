@@ -25,8 +25,8 @@ struct ReplayOptions {
   uint32_t hosts = 0;  ///< worker w acts as host w modulo this; 0: all as `host`
   uint32_t host = kAnyHost;
   uint64_t block_bytes = 65536;
-  Compression compression = {};  ///< of the namespace
-  uint64_t seed = 1;             ///< of the self-test's choices
+  ValueFormat values = {};  ///< of the namespace
+  uint64_t seed = 1;        ///< of the self-test's choices
   bool self_test = false;
   Progress progress;
 };

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/support.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <vector>
+
+namespace bowhead::api {
+namespace {
+
+std::atomic<unsigned> fork_count{0};
+const int fork_hook_installed = pthread_atfork(nullptr, nullptr, [] { ++fork_count; });
+
+/// No array is that long: most likely a negative number.
+template <class T>
+bool countable(size_t count) {
+  return count <= PTRDIFF_MAX / sizeof(T);
+}
+
+bh_status bad_count(const char* argument, size_t count) {
+  return fail(BH_INVALID_ARGUMENT, "{}: '{}' cannot have {} elements", current_function, argument,
+              count);
+}
+
+bool readable(const bh_key& key) { return key.data != nullptr || key.size_bytes == 0; }
+
+template <class Iovec>
+bh_status check_all(const char* name, const Iovec* pieces, size_t count) {
+  if (pieces == nullptr && count > 0) return null_argument(name);
+  if (!countable<Iovec>(count)) return bad_count(name, count);
+  for (size_t i = 0; i < count; ++i) {
+    if (pieces[i].data == nullptr && pieces[i].size_bytes > 0) {
+      return fail(BH_INVALID_ARGUMENT, "{}: {}[{}].data is NULL but its size is {} bytes",
+                  current_function, name, i, pieces[i].size_bytes);
+    }
+  }
+  return BH_OK;
+}
+
+}  // namespace
+
+unsigned forks() { return fork_count; }
+bool counts_forks() { return fork_hook_installed == 0; }
+
+bh_status finish(const bh_pool& pool, Status status) {
+  const auto failure = status == Status::MEDIA_ERROR ? pool.pool.media_failure() : std::nullopt;
+  return failure ? fail(*failure) : finish(status);
+}
+
+bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns) {
+  if (status != Status::INVALID_ARGUMENT) return finish(pool, status);
+  return fail(BH_INVALID_ARGUMENT,
+              "{}: no namespace of this pool has id {:#018x}: use the id that bh_namespace_open "
+              "gave",
+              current_function, ns);
+}
+
+bh_status check_key(const bh_key& key) {
+  if (readable(key)) return BH_OK;
+  return fail(BH_INVALID_ARGUMENT, "{}: key.data is NULL but its size is {} bytes",
+              current_function, key.size_bytes);
+}
+
+bh_status convert_keys(const bh_key* keys, size_t count, std::span<const std::string_view>& out) {
+  thread_local std::vector<std::string_view> converted;
+  if (keys == nullptr && count > 0) return null_argument("keys");
+  if (!countable<bh_key>(count)) return bad_count("keys", count);
+  converted.clear();
+  converted.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    if (!readable(keys[i])) {
+      return fail(BH_INVALID_ARGUMENT, "{}: keys[{}].data is NULL but its size is {} bytes",
+                  current_function, i, keys[i].size_bytes);
+    }
+    converted.push_back(view(keys[i]));
+  }
+  out = converted;
+  return BH_OK;
+}
+
+bh_status check_pieces(const char* name, const bh_iovec* pieces, size_t count) {
+  return check_all(name, pieces, count);
+}
+bh_status check_pieces(const char* name, const bh_const_iovec* pieces, size_t count) {
+  return check_all(name, pieces, count);
+}
+
+}  // namespace bowhead::api

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the functions of the C ABI share: handles, checks of arguments, structs that grow, and the
+// sentence of a thread's last failure.
+//
+// No exception leaves a function of the ABI, and none holds a lock while the pool works, but for
+// the table of open reservations, which is held only to look one up.
+#pragma once
+
+#pragma GCC visibility push(default)
+#include <bowhead/bowhead.h>
+#pragma GCC visibility pop
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "base/status.h"
+#include "pool/pool.h"
+
+struct bh_pool {
+  bh_pool(bowhead::Pool opened, unsigned forks) : pool(std::move(opened)), forks_at_open(forks) {}
+
+  bowhead::Pool pool;
+  const unsigned forks_at_open;
+  std::mutex mutex;
+  /// A reservation's key must live until its commit, so the C handle is a number in this table.
+  std::unordered_map<uint64_t, bowhead::Reservation> reservations;
+};
+
+namespace bowhead::api {
+
+/// The function of the ABI that runs in this thread, for sentences.
+inline thread_local const char* current_function = "";
+/// Of fixed size, so that reporting a failure cannot fail.
+inline thread_local char last_error[512] = "";
+
+/// How many forks lie between this process and the one that loaded the library. The child of a fork
+/// may not lock a pool's mutex: a thread that is not there any more may have held it.
+unsigned forks();
+/// Whether they are counted.
+bool counts_forks();
+
+template <class... Args>
+bh_status fail(bh_status status, fmt::format_string<Args...> format, Args&&... args) {
+  const auto end =
+      fmt::format_to_n(last_error, sizeof last_error - 1, format, std::forward<Args>(args)...);
+  *end.out = '\0';
+  return status;
+}
+
+inline bh_status fail(const Error& error) {
+  return fail(static_cast<bh_status>(error.status), "{}", error.message());
+}
+
+inline bh_status finish(Status status) {
+  if (status == Status::OK) return BH_OK;
+  return fail(static_cast<bh_status>(status), "{}", status_text(status));
+}
+inline bh_status finish(const Result<void>& result) {
+  return result ? BH_OK : fail(result.error());
+}
+/// A failed medium is described by the handle: the range, and why.
+bh_status finish(const bh_pool& pool, Status status);
+/// Of a call whose other arguments were checked.
+bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns);
+
+/// Runs the body of a function of the ABI; what it throws becomes a status.
+template <class Body>
+bh_status guarded(const char* function, Body&& body) noexcept {
+  current_function = function;
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return fail(BH_SYSTEM, "{}: out of memory", function);
+  } catch (const std::exception& exception) {
+    return fail(BH_SYSTEM, "{}: {}", function, exception.what());
+  } catch (...) {
+    return fail(BH_SYSTEM, "{}: unknown exception", function);
+  }
+}
+
+// ---- arguments ----
+
+inline bh_status null_argument(const char* argument) {
+  return fail(BH_INVALID_ARGUMENT, "{}: argument '{}' is NULL", current_function, argument);
+}
+
+bh_status check_key(const bh_key& key);
+
+inline std::string_view view(const bh_key& key) {
+  return {static_cast<const char*>(key.data), key.size_bytes};
+}
+
+/// Converts keys into a buffer that the thread keeps: batches come thousands of times a second.
+/// `out` is good until the thread's next call.
+bh_status convert_keys(const bh_key* keys, size_t count, std::span<const std::string_view>& out);
+
+bh_status check_pieces(const char* name, const bh_iovec* pieces, size_t count);
+bh_status check_pieces(const char* name, const bh_const_iovec* pieces, size_t count);
+
+// The pieces of a value have the same layout in C and C++ and are passed through as they are.
+static_assert(sizeof(bh_iovec) == sizeof(Span) &&
+              offsetof(bh_iovec, data) == offsetof(Span, data) &&
+              offsetof(bh_iovec, size_bytes) == offsetof(Span, size));
+static_assert(sizeof(bh_const_iovec) == sizeof(ConstSpan) &&
+              offsetof(bh_const_iovec, data) == offsetof(ConstSpan, data) &&
+              offsetof(bh_const_iovec, size_bytes) == offsetof(ConstSpan, size));
+
+inline std::span<const Span> spans(const bh_iovec* pieces, size_t count) {
+  return {reinterpret_cast<const Span*>(pieces), count};
+}
+inline std::span<const ConstSpan> spans(const bh_const_iovec* pieces, size_t count) {
+  return {reinterpret_cast<const ConstSpan*>(pieces), count};
+}
+
+// ---- structs that begin with their size ----
+
+/// Of the first version, than which no caller's is shorter. A struct that grew has a number of its
+/// own here.
+template <class T>
+inline constexpr uint32_t kBytesV1 = sizeof(T);
+template <>
+inline constexpr uint32_t kBytesV1<bh_create_options> = 48;
+/// What this version knows of it.
+template <class T>
+inline constexpr uint32_t kBytesKnown = sizeof(T);
+template <>
+inline constexpr uint32_t kBytesKnown<bh_create_options> = offsetof(bh_create_options, reserved);
+
+inline bh_status short_struct(const char* name, uint32_t struct_bytes) {
+  return fail(BH_INVALID_ARGUMENT, "{}: {}->struct_bytes is {}; set it to sizeof *{}",
+              current_function, name, struct_bytes, name);
+}
+
+/// Copies what this library knows of a caller's struct. Members that it does not know must be
+/// zero: a caller that asks for more than we can do must not believe that it got it.
+template <class T>
+bh_status read_struct(const T* given, const char* name, T& known) {
+  if (given == nullptr) return null_argument(name);
+  if (given->struct_bytes < kBytesV1<T>) return short_struct(name, given->struct_bytes);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = kBytesKnown<T>; i < given->struct_bytes; ++i) {
+    if (bytes[i] == 0) continue;
+    return fail(BH_NOT_SUPPORTED,
+                "{}: {} has a member set at byte {} that this library (ABI {}) does not know",
+                current_function, name, i, BH_ABI_VERSION);
+  }
+  known = {};
+  std::memcpy(&known, given, std::min<size_t>(given->struct_bytes, sizeof known));
+  return BH_OK;
+}
+
+/// Before the call: whether write_struct() may write.
+template <class T>
+bh_status check_struct(const T* out, const char* name) {
+  if (out == nullptr) return null_argument(name);
+  return out->struct_bytes < kBytesV1<T> ? short_struct(name, out->struct_bytes) : BH_OK;
+}
+
+/// As much of `value` as the caller's struct takes.
+template <class T>
+void write_struct(T value, T* out) {
+  value.struct_bytes = out->struct_bytes;
+  std::memcpy(out, &value, std::min<size_t>(value.struct_bytes, sizeof value));
+}
+
+}  // namespace bowhead::api
