@@ -32,7 +32,8 @@ using gpu::Path;
 constexpr uint32_t kPageTokens = 16;  // a page is a block
 
 struct Shape {
-  uint16_t layers = 64, heads = 8, row_bytes = 160;
+  uint16_t layers = 64, heads = 8;
+  uint32_t row_bytes = 160;
   RowOrder order = RowOrder::TOKENS_FIRST;
   uint32_t blocks = 1;
 
@@ -61,8 +62,8 @@ class Cache {
     if (!pinned) return pinned.error();
     pinned_ = static_cast<uint8_t*>(*pinned);
     gpu::KvCache cache;
-    cache.layout = pairs_layout(NumberFormat::BF16, shape_.layers, shape_.heads,
-                                shape_.row_bytes / 2, shape_.order);
+    cache.layout = pairs_layout(NumberFormat::FP32, shape_.layers, shape_.heads,
+                                static_cast<uint16_t>(shape_.row_bytes / 4), shape_.order);
     cache.page_tokens = kPageTokens;
     cache.pages = pages_;
     const auto ns = rig_.namespace_of(cache.layout);
@@ -268,7 +269,7 @@ Result<void> measure(const GpuBenchOptions& options) {
   report.print_header();
   report.print_heading();
   Runs runs(options, report, rig);
-  const uint32_t layers = options.quick ? 2 : 64;
+  const uint16_t layers = options.quick ? 2 : 64;
   for (const uint32_t blocks : {1u, 4u, 16u, 64u}) {
     if (options.quick && blocks > 4) break;
     report.progress(fmt::format("{} blocks", blocks));

@@ -54,7 +54,7 @@ class GoodTree(unittest.TestCase):
         status, lines = run_tidy(GOOD)
         self.assertEqual((status, len([x for x in lines if "skipped format" not in x])), (0, 1),
                          lines)
-        self.assertRegex(lines[-1], r"^tidy of 8 files: [78] passed, 0 failed, [01] skipped$")
+        self.assertRegex(lines[-1], r"^tidy of 8 files: [89] passed, 0 failed, [01] skipped$")
 
 
 class PlantedFaults(unittest.TestCase):
@@ -74,6 +74,17 @@ class PlantedFaults(unittest.TestCase):
         self.expect("layers", "pool/b.cpp", 2, SPDX + '#include "firmware-sim/mailbox.h"\n')
         self.expect("layers", "pool/b.cpp", 2, SPDX + "#include <bowhead/bowhead.h>\n")
         self.expect("layers", "pool/b.cpp", 2, SPDX + '#include "b.h"\n')
+
+    def test_layers_within_a_folder(self):
+        self.expect("layers", "pool/core/b.h", 2, SPDX + '#include "pool/pool.h"\n')
+        self.expect("layers", "pool/media/b.h", 2, SPDX + '#include "pool/core/words.h"\n')
+        self.expect("layers", "pool/types.h", 2, SPDX + '#include "pool/core/words.h"\n')
+
+    def test_long_class(self):
+        body = "".join(f"  void f{i}();\n  int x{i} = f(0);\n" for i in range(33))
+        body += "".join(f"  int g{i}(int a = 1) const {{ return a; }}\n" for i in range(32))
+        self.expect("classes", "pool/b.cpp", 3,
+                    SPDX + "namespace a {\nclass Long : public B {\n" + body + "};\n}\n")
 
     def test_test_code_in_product(self):
         self.expect("layers", "pool/b.cpp", 2, SPDX + '#include "tests/helper.h"\n')
