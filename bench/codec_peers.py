@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ZipNN on the blocks of `bowhead bench codec --data DIR`, in lines of the same JSON.
+"""ZipNN on the blocks of `bowhead-bench codec --data DIR`, in lines of the same JSON.
 
 ZipNN (pip install zipnn) has a Python interface only, so that its calls are in its speed: it counts
 in blocks of 4 KiB. One thread, a walk over 64 MiB, every block compared before anything is timed.

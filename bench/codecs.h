@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bowhead bench codec` compares, behind one interface.
+// What `bowhead-bench codec` compares, behind one interface.
 #pragma once
 
 #include <memory>

@@ -18,10 +18,10 @@
 #include "bench/gpu_fetch_bench.h"
 #include "bench/gpu_rebuild_bench.h"
 #include "bench/gpu_rig.h"
-#include "bench/machine.h"
 #include "bench/report.h"
 #include "bench/team.h"
 #include "gpu/transfers.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::bench {
 namespace {

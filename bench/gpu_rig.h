@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bowhead bench gpu` measures on: one device, or the CPU in its place, and a pool that it
+// What `bowhead-bench gpu` measures on: one device, or the CPU in its place, and a pool that it
 // reaches.
 #pragma once
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "bench/kv_data.h"
-#include "bench/machine.h"
 #include "bench/report.h"
 #include "ndp/operations.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::bench {
 namespace {

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "bench/machine.h"
 #include "bench/ndp_limits.h"
 #include "bench/ndp_work.h"
 #include "bench/report.h"
 #include "ndp/kernels.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::bench {
 namespace {

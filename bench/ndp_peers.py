@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The best 64 keys of 8 queries by FAISS and by NumKong, beside `bowhead bench ndp`, in its JSON.
+"""The best 64 keys of 8 queries by FAISS and by NumKong, beside `bowhead-bench ndp`, in its JSON.
 
 They are on PyPI: python3 -m venv VENV && VENV/bin/pip install faiss-cpu numkong numpy
 Then: VENV/bin/python bench/ndp_peers.py --bowhead build/release/tools/bowhead/bowhead

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bowhead bench ndp` times: operations and their limits, on any number of cores at once.
+// What `bowhead-bench ndp` times: operations and their limits, on any number of cores at once.
 #pragma once
 
 #include <cstdint>

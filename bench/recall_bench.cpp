@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "bench/kv_data.h"
-#include "bench/machine.h"
 #include "bench/report.h"
 #include "bench/topk_rows.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::bench {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "bench/machine.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::bench {
 

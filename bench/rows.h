@@ -13,12 +13,12 @@
 
 #include "base/random.h"
 #include "base/status.h"
-#include "bench/machine.h"
 #include "bench/pool_bench.h"
 #include "bench/report.h"
 #include "bench/team.h"
 #include "pool/media/media.h"
 #include "pool/pool.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::bench {
 

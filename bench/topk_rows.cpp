@@ -11,12 +11,12 @@
 #include <span>
 
 #include "base/assert.h"
-#include "bench/machine.h"
 #include "bench/report.h"
 #include "bench/team.h"
 #include "compression/lines.h"
 #include "ndp/operations.h"
 #include "ndp/plane_keys.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::bench {
 namespace {

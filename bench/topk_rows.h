@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What finding the best keys takes by ndp/plane_keys.h: part of `bowhead bench recall`.
+// What finding the best keys takes by ndp/plane_keys.h: part of `bowhead-bench recall`.
 #pragma once
 
 #include <string>

@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "bench/machine.h"
 #include "bench/ndp_checks.h"
 #include "bench/ndp_data.h"
 #include "bench/ndp_limits.h"
 #include "ndp/kernels.h"
 #include "tests/bench/captured_run.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::bench {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every pair of options of every command, on tiny pools: the exit code is a documented one, what
-// went wrong is said, --json parses, no pool is left behind. Some of each command's succeed,
-// so that not all are refused for one reason. The options come from the commands
+// Every pair of options of every command of bowhead and bowhead-bench, on tiny pools: the exit code
+// is a documented one, what went wrong is said, --json parses, no pool is left behind. Some of each
+// command's succeed, so that not all are refused for one reason. The options come from the commands
 // themselves, so a new one is covered by itself; one that takes a text needs a sample below.
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -23,6 +23,7 @@
 #include <sstream>
 #include <thread>
 
+#include "bench/commands.h"
 #include "tools/bowhead/commands.h"
 
 namespace bowhead::cli_test {
@@ -32,6 +33,9 @@ namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
 constexpr double kSecondsMax = 120;  // one run, on a machine that does much else
+
+/// The command that runs the program bowhead-bench.
+const Words kBench = {"bench"};
 
 /// A command with no commands below it.
 struct Leaf {
@@ -49,6 +53,7 @@ void PrintTo(const Leaf& leaf, std::ostream* out) { *out << name_of(leaf); }
 
 void collect(const CLI::App& app, Words path, std::vector<Leaf>& leaves) {
   const auto below = app.get_subcommands([](const CLI::App*) { return true; });
+  if (path == kBench && below.empty()) return;  // the program's commands take its place
   if (below.empty()) leaves.push_back({path, &app});
   for (const CLI::App* command : below) {
     Words longer = path;
@@ -58,14 +63,16 @@ void collect(const CLI::App& app, Words path, std::vector<Leaf>& leaves) {
 }
 
 std::vector<Leaf> all_leaves() {
-  static CLI::App app;
+  static CLI::App app, bench_app;
   static cli::Action action;
   static const bool made = [] {
     cli::add_all_commands(app, action, "");
+    bench::add_all_commands(bench_app, action, "");
     return true;
   }();
   std::vector<Leaf> leaves;
   if (made) collect(app, {}, leaves);
+  if (made) collect(bench_app, kBench, leaves);
   return leaves;
 }
 
@@ -208,8 +215,14 @@ class Pairs : public testing::TestWithParam<Leaf> {
 /// In a child, which is cheaper than a program; stopped by SIGTERM if it would go on for ever.
 Result Pairs::run(const Words& words) const {
   const std::string out = folder_ / "stdout", err = folder_ / "stderr";
+  // `bowhead bench ARGUMENTS` and `bowhead-bench ARGUMENTS` are the same.
+  const bool measures = words[0] == kBench[0];
   Words all = words;
-  all.insert(all.begin(), "bowhead");
+  if (measures)
+    all[0] = "bowhead-bench";
+  else
+    all.insert(all.begin(), "bowhead");
+  const auto program = measures ? bench::run_command_line : cli::run_command_line;
   const pid_t child = fork();
   if (child == 0) {
     setpgid(0, 0);
@@ -218,7 +231,7 @@ Result Pairs::run(const Words& words) const {
     dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), 2);
     std::vector<const char*> argv;
     for (const std::string& word : all) argv.push_back(word.c_str());
-    const int code = cli::run_command_line(static_cast<int>(argv.size()), argv.data());
+    const int code = program(static_cast<int>(argv.size()), argv.data());
     std::cout.flush();
     std::fflush(nullptr);
     _exit(code);

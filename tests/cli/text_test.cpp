@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/bowhead/text.h"
+#include "tools/program/text.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # install_test.sh BUILD_FOLDER: what `cmake --install` put down works after the prefix was moved: a
-# C program finds it by pkg-config and by find_package(), links, runs.
+# C program finds it by pkg-config and by find_package(), links, runs. The benchmarks come apart.
 set -euo pipefail
 build=$1
 work=$(mktemp -d)
@@ -17,6 +17,10 @@ while read -r file; do
 done < <(find "$build" -name cmake_install.cmake -exec grep -hoE "$build/[^\"]*" {} + |
   grep -E '/(lib)?bowhead(\.so)?$' | sort -u)
 ((missing == 0)) || exit 1
+if grep -E '^bench/' <<<"$reached"; then
+  echo "the command is built without the benchmarks, but the files above are built for it"
+  exit 1
+fi
 
 cmake --install "$build" --prefix "$work/first" >/dev/null
 mv "$work/first" "$work/moved"
@@ -37,6 +41,17 @@ find_package(bowhead 0.1 REQUIRED)
 add_executable(user main.c)
 target_link_libraries(user PRIVATE bowhead::bowhead)
 END
+
+# The command runs without the benchmarks, and with them once they are installed beside it.
+bowhead=$work/moved/bin/bowhead
+"$bowhead" --version
+if PATH=/nowhere "$bowhead" bench --version; then
+  echo "the benchmarks are installed with the command"
+  exit 1
+fi
+cmake --install "$build" --prefix "$work/moved" --component bench >/dev/null
+[[ $(PATH=/nowhere "$bowhead" bench --version) == "$("$bowhead" --version)" ]] ||
+  { echo "bowhead bench does not run the bowhead-bench beside it"; exit 1; }
 
 pc=$(find "$work/moved" -name bowhead.pc)
 read -r -a flags < <(PKG_CONFIG_PATH=$(dirname "$pc") pkg-config --cflags --libs bowhead)

@@ -74,11 +74,13 @@ class PlantedFaults(unittest.TestCase):
         self.expect("layers", "pool/b.cpp", 2, SPDX + '#include "firmware-sim/mailbox.h"\n')
         self.expect("layers", "pool/b.cpp", 2, SPDX + "#include <bowhead/bowhead.h>\n")
         self.expect("layers", "pool/b.cpp", 2, SPDX + '#include "b.h"\n')
+        self.expect("layers", "tools/b.cpp", 2, SPDX + '#include "bench/report.h"\n')
 
     def test_layers_within_a_folder(self):
         self.expect("layers", "pool/core/b.h", 2, SPDX + '#include "pool/pool.h"\n')
         self.expect("layers", "pool/media/b.h", 2, SPDX + '#include "pool/core/words.h"\n')
         self.expect("layers", "pool/types.h", 2, SPDX + '#include "pool/core/words.h"\n')
+        self.expect("layers", "tools/program/b.h", 2, SPDX + '#include "tools/bowhead/cli.h"\n')
 
     def test_long_class(self):
         body = "".join(f"  void f{i}();\n  int x{i} = f(0);\n" for i in range(33))

@@ -15,8 +15,8 @@
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
-#include "tools/bowhead/numbers.h"
-#include "tools/bowhead/text.h"
+#include "tools/program/numbers.h"
+#include "tools/program/text.h"
 
 namespace bowhead::cli {
 namespace {

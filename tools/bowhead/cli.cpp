@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's own matters: its output, its terminal, its signals.
+// The pools that commands open and make; the process's terminal and its signals.
 #include "tools/bowhead/cli.h"
 
 #include <bowhead/format/common.h>
@@ -8,18 +8,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
 
-#include "tools/bowhead/numbers.h"
+#include "tools/program/numbers.h"
 
 namespace bowhead::cli {
 namespace {
 
-int output_error = 0;
 uint32_t host_option = kAnyHost;
 
 sigset_t ending_signals() {
@@ -29,57 +26,7 @@ sigset_t ending_signals() {
   return set;
 }
 
-void note_output_error() {
-  if (output_error == 0) output_error = errno;
-}
-
 }  // namespace
-
-ExitCode exit_code(Status status) {
-  switch (status) {
-    case Status::OK:
-      return kOk;
-    case Status::NOT_FOUND:
-    case Status::DAMAGED:
-      return kDamage;
-    case Status::INVALID_ARGUMENT:
-    case Status::KEY_TOO_LONG:
-    case Status::VALUE_TOO_LARGE:
-    case Status::TOO_SMALL:
-    case Status::MISALIGNED:
-    case Status::BAD_LOCATOR:
-    case Status::BAD_TRACE:
-      return kUsage;
-    default:
-      return kEnvironment;
-  }
-}
-
-void say(std::string_view message) {
-  std::fflush(stdout);  // in order, where both go to one terminal
-  const std::string line = fmt::format("bowhead: {}\n", message);
-  std::fwrite(line.data(), 1, line.size(), stderr);
-}
-
-ExitCode fail(const Error& error, const std::string& about) {
-  const std::string message = error.message();
-  const bool named = about.empty() || message.find(about) != std::string::npos;
-  say(named ? message : about + ": " + message);
-  return exit_code(error.status);
-}
-
-void print(std::string_view text) {
-  if (output_error != 0) return;
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) note_output_error();
-}
-
-int finish_output(int code) {
-  if (std::fflush(stdout) != 0) note_output_error();
-  if (std::ferror(stdout) != 0 && output_error == 0) output_error = EIO;
-  if (output_error == 0 || output_error == EPIPE) return code;
-  say(fmt::format("cannot write to standard output: {}", strerror(output_error)));
-  return kEnvironment;
-}
 
 ExitCode fail(const Pool& pool, const Error& error, const std::string& about) {
   const auto failure = pool.media_failure();

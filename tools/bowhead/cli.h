@@ -1,49 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all commands share: exit codes, errors, standard output, progress, interruption.
+// What the commands of `bowhead` share: pools and hosts, progress, interruption.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <functional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "base/status.h"
 #include "pool/pool.h"
+#include "tools/program/program.h"
 
 namespace bowhead::cli {
 
-/// Exit codes. Besides these, 128 + n: ended by signal n (130 Ctrl-C, 143 SIGTERM).
-enum ExitCode : int {
-  kOk = 0,
-  kDamage = 1,       ///< damage or wrong bytes found; what was asked for is not there
-  kUsage = 2,        ///< the command line or an input file is wrong
-  kEnvironment = 3,  ///< the pool, the memory or the system does not let us
-};
-
-ExitCode exit_code(Status status);
-
-/// Prints "bowhead: message" to standard error, with what it is about in front if the message does
-/// not name it; returns the exit code of the status.
-ExitCode fail(const Error& error, const std::string& about = "");
-
-/// The same of an operation on a pool. If the medium failed, that is the message: which bytes of
+/// fail() for an operation on a pool. If the medium failed, that is the message: which bytes of
 /// what, and why.
 ExitCode fail(const Pool& pool, const Error& error, const std::string& about = "");
-
-/// Prints "bowhead: message" to standard error.
-void say(std::string_view message);
-
-/// Writes to standard output. Errors are kept for finish_output().
-void print(std::string_view text);
-
-/// Flushes standard output. A reader that went away (`bowhead ls ... | head`) is fine; for any
-/// other failure to write it says so and returns kEnvironment in place of `code`.
-int finish_output(int code);
-
-/// What a command does once the whole command line has been understood; returns the exit code.
-using Action = std::function<int()>;
 
 void add_pool_commands(CLI::App& app, Action& action);
 void add_block_commands(CLI::App& app, Action& action);
@@ -51,7 +23,7 @@ void add_block_commands(CLI::App& app, Action& action);
 void add_replay_command(CLI::App& app, Action& action, const std::string& command_line);
 void add_codec_command(CLI::App& app, Action& action);
 void add_litmus_command(CLI::App& app, Action& action);
-void add_bench_command(CLI::App& app, Action& action, const std::string& command_line);
+void add_bench_command(CLI::App& app, Action& action);
 
 /// --host, for commands that open a pool: as which host of it they act.
 void add_host_option(CLI::App& command);

@@ -12,8 +12,8 @@
 #include "tools/bowhead/codec/measure.h"
 #include "tools/bowhead/codec/plot.h"
 #include "tools/bowhead/json.h"
-#include "tools/bowhead/numbers.h"
-#include "tools/bowhead/text.h"
+#include "tools/program/numbers.h"
+#include "tools/program/text.h"
 
 namespace bowhead::cli {
 namespace {

@@ -6,10 +6,10 @@
 #include <memory>
 
 #include "tools/bowhead/cli.h"
-#include "tools/bowhead/numbers.h"
 #include "tools/bowhead/replay/generator.h"
 #include "tools/bowhead/replay/replay.h"
 #include "tools/bowhead/replay_report.h"
+#include "tools/program/numbers.h"
 
 namespace bowhead::cli {
 namespace {

@@ -7,9 +7,10 @@
 
 #include <algorithm>
 
-#include "bench/machine.h"
 #include "tools/bowhead/json.h"
-#include "tools/bowhead/text.h"
+#include "tools/program/machine.h"
+#include "tools/program/text.h"
+#include "tools/program/version.h"
 
 namespace bowhead::cli {
 namespace {
@@ -95,9 +96,9 @@ Json self_test_json(const replay::SelfTestReport& test) {
 }
 
 Json setup_json(const ReplayRun& run) {
-  const bench::Machine machine = bench::this_machine();
+  const Machine machine = this_machine();
   return {{"command", run.command_line},
-          {"version", BOWHEAD_VERSION},
+          {"version", built_version()},
           {"commit", machine.commit},
           {"cpu", machine.cpu},
           {"cores", machine.cpus.size()},

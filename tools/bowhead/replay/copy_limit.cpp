@@ -13,7 +13,7 @@
 #include <new>
 #include <thread>
 
-#include "bench/machine.h"
+#include "tools/program/machine.h"
 
 namespace bowhead::replay {
 namespace {
@@ -45,10 +45,10 @@ class Memory {
 
 CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t moved_bytes,
                              uint32_t rounds, const std::function<bool()>& stop) {
-  const uint64_t cache_bytes = bench::this_machine().last_level_cache_bytes;
+  const uint64_t cache_bytes = this_machine().last_level_cache_bytes;
   const uint64_t wanted = std::min(moved_bytes, std::max(kFootprintMin, 2 * cache_bytes));
   const uint64_t allowed =
-      std::max(kFootprintLeast, std::min(wanted, bench::available_memory_bytes() / 4));
+      std::max(kFootprintLeast, std::min(wanted, available_memory_bytes() / 4));
   const uint64_t piece_bytes = std::min(block_bytes, allowed / (2 * workers));
   const uint64_t pieces = allowed / (2 * workers * piece_bytes);
   const uint64_t side_bytes = pieces * piece_bytes;  // of one worker

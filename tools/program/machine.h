@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace bowhead::bench {
+namespace bowhead {
 
 struct Machine {
   std::string cpu;
@@ -15,15 +15,12 @@ struct Machine {
   uint64_t memory_bytes = 0;
   std::string kernel;
   std::string hugepages;  ///< the system's settings, in words
-  std::string commit;     ///< of the sources this was built from; "unknown" outside a checkout
+  std::string commit;     ///< built_commit()
 };
 
 Machine this_machine();
 
-/// What Machine::commit is.
-const char* built_commit();
-
 /// Memory that could be taken now without swapping.
 uint64_t available_memory_bytes();
 
-}  // namespace bowhead::bench
+}  // namespace bowhead

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Formatting only; nothing here prints.
-#include "tools/bowhead/text.h"
+#include "tools/program/text.h"
 
 #include <fmt/format.h>
 

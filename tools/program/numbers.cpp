@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/bowhead/numbers.h"
+#include "tools/program/numbers.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "tools/bowhead/text.h"
+#include "tools/program/text.h"
 
 namespace bowhead::cli {
 namespace {

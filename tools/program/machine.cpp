@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/machine.h"
+#include "tools/program/machine.h"
 
-#include <bowhead_commit.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/utsname.h>
@@ -12,8 +11,9 @@
 #include <sstream>
 
 #include "base/cpu.h"
+#include "tools/program/version.h"
 
-namespace bowhead::bench {
+namespace bowhead {
 namespace {
 
 /// The first line of a file; "" if there is none.
@@ -75,8 +75,6 @@ Machine this_machine() {
   return machine;
 }
 
-const char* built_commit() { return BOWHEAD_COMMIT; }
-
 uint64_t available_memory_bytes() { return meminfo_kib("MemAvailable") * 1024; }
 
-}  // namespace bowhead::bench
+}  // namespace bowhead

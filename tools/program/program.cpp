@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/program/program.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "tools/program/version.h"
+
+namespace bowhead::cli {
+namespace {
+
+int output_error = 0;
+
+void note_output_error() {
+  if (output_error == 0) output_error = errno;
+}
+
+/// Says what is wrong with a command line, and where its help is.
+int refuse(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* command = &app;
+  std::string path = app.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands()[0];
+    path += " " + command->get_name();
+  }
+  const auto below = command->get_subcommands([](const CLI::App*) { return true; });
+  const std::string what = error.what();
+  // What it did not understand says more than what it misses.
+  const auto unknown = app.remaining(true);
+  if (!unknown.empty()) {
+    say(fmt::format("unknown command or option '{}'", unknown[0]));
+  } else if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) {
+    const bool too_many = what.find("At most") != std::string::npos;
+    say(what.substr(0, what.find(':')) + (too_many ? " is given twice" : " needs a value"));
+  } else if (!below.empty()) {
+    std::string names;
+    for (const CLI::App* one : below) names += (names.empty() ? "" : ", ") + one->get_name();
+    say(fmt::format("`{}` needs a command: {}", path, names));
+  } else {
+    say(what);
+  }
+  say(fmt::format("see `{} --help`", path));
+  return kUsage;
+}
+
+}  // namespace
+
+ExitCode exit_code(Status status) {
+  switch (status) {
+    case Status::OK:
+      return kOk;
+    case Status::NOT_FOUND:
+    case Status::DAMAGED:
+      return kDamage;
+    case Status::INVALID_ARGUMENT:
+    case Status::KEY_TOO_LONG:
+    case Status::VALUE_TOO_LARGE:
+    case Status::TOO_SMALL:
+    case Status::MISALIGNED:
+    case Status::BAD_LOCATOR:
+    case Status::BAD_TRACE:
+      return kUsage;
+    default:
+      return kEnvironment;
+  }
+}
+
+void say(std::string_view message) {
+  std::fflush(stdout);  // in order, where both go to one terminal
+  const std::string line = fmt::format("bowhead: {}\n", message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+ExitCode fail(const Error& error, const std::string& about) {
+  const std::string message = error.message();
+  const bool named = about.empty() || message.find(about) != std::string::npos;
+  say(named ? message : about + ": " + message);
+  return exit_code(error.status);
+}
+
+void print(std::string_view text) {
+  if (output_error != 0) return;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) note_output_error();
+}
+
+int finish_output(int code) {
+  if (std::fflush(stdout) != 0) note_output_error();
+  if (std::ferror(stdout) != 0 && output_error == 0) output_error = EIO;
+  if (output_error == 0 || output_error == EPIPE) return code;
+  say(fmt::format("cannot write to standard output: {}", strerror(output_error)));
+  return kEnvironment;
+}
+
+std::string typed_line(const std::string& name, int argc, const char* const* argv) {
+  std::string line = name;
+  for (int i = 1; i < argc; ++i) line += std::string(" ") + argv[i];
+  return line;
+}
+
+int run_program(CLI::App& app, const Action& action, int argc, const char* const* argv) {
+  // A reader that goes away is an error of a write, not a death in the middle of a command.
+  std::signal(SIGPIPE, SIG_IGN);
+  app.set_version_flag("--version", version_text());
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return finish_output(app.exit(error));  // --help, --version
+    return refuse(app, error);
+  }
+  try {
+    return finish_output(action());
+  } catch (const std::bad_alloc&) {
+    say("the system has no memory left for this command");
+    return kEnvironment;
+  }
+}
+
+}  // namespace bowhead::cli

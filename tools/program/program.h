@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a program of commands does around them: command line, exit codes, errors, standard output.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace bowhead::cli {
+
+/// Exit codes. Besides these, 128 + n: ended by signal n (130 Ctrl-C, 143 SIGTERM).
+enum ExitCode : int {
+  kOk = 0,
+  kDamage = 1,       ///< damage or wrong bytes found; what was asked for is not there
+  kUsage = 2,        ///< the command line or an input file is wrong
+  kEnvironment = 3,  ///< the pool, the memory or the system does not let us
+};
+
+ExitCode exit_code(Status status);
+
+/// Prints "bowhead: message" to standard error, with what it is about in front if the message does
+/// not name it; returns the exit code of the status.
+ExitCode fail(const Error& error, const std::string& about = "");
+
+/// Prints "bowhead: message" to standard error.
+void say(std::string_view message);
+
+/// Writes to standard output. Errors are kept for finish_output().
+void print(std::string_view text);
+
+/// Flushes standard output. A reader that went away (`bowhead ls ... | head`) is fine; for any
+/// other failure to write it says so and returns kEnvironment in place of `code`.
+int finish_output(int code);
+
+/// What a command does once the whole command line has been understood; returns the exit code.
+using Action = std::function<int()>;
+
+/// `name` and the arguments behind argv[0]: the command line as typed, for reports.
+std::string typed_line(const std::string& name, int argc, const char* const* argv);
+
+/// Runs a program: adds --version to `app`, which has its name and commands, parses, and runs the
+/// action that a command's callback has put into `action`. A command line that is wrong is refused
+/// with a sentence and a pointer to the help. Returns the exit code; to be called once in a
+/// process.
+int run_program(CLI::App& app, const Action& action, int argc, const char* const* argv);
+
+}  // namespace bowhead::cli
