@@ -11,7 +11,7 @@
 
 #include "base/random.h"
 #include "bench/team.h"
-#include "gpu/direct_reads.h"
+#include "gpu/jobs/direct_reads.h"
 #include "ndp/numbers.h"
 #include "ndp/operations.h"
 

@@ -20,7 +20,7 @@
 #include "bench/gpu_rig.h"
 #include "bench/report.h"
 #include "bench/team.h"
-#include "gpu/transfers.h"
+#include "gpu/jobs/transfers.h"
 #include "tools/program/machine.h"
 
 namespace bowhead::bench {

@@ -13,7 +13,7 @@
 
 #include "base/random.h"
 #include "bench/team.h"
-#include "gpu/token_source.h"
+#include "gpu/jobs/token_source.h"
 #include "ndp/operations.h"
 
 namespace bowhead::bench {

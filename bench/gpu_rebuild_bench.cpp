@@ -15,9 +15,9 @@
 #include "bench/team.h"
 #include "compression/stream.h"
 #include "compression/tiles.h"
-#include "gpu/check.h"
-#include "gpu/frames.h"
-#include "gpu/rebuild_tiles.h"
+#include "gpu/jobs/frames.h"
+#include "gpu/kernels/check.h"
+#include "gpu/kernels/rebuild_tiles.h"
 
 namespace bowhead::bench {
 namespace {

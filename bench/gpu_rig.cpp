@@ -21,7 +21,7 @@ GpuRig::~GpuRig() {
 
 Result<void> GpuRig::open(const GpuBenchOptions& options) {
   if (options.twin) {
-    device = Device::twin();
+    device = Device::cpu();
   } else {
     auto opened = Device::open(0);
     if (!opened)
@@ -71,7 +71,7 @@ Figure GpuRig::figure(const char* row, const std::vector<double>& rates) const {
   figure.row = row;
   figure.parameters = {{"device", device->info().name},
                        {"driver", device->info().driver},
-                       {"twin", device->info().is_twin}};
+                       {"twin", device->info().is_cpu}};
   figure.value = summarize(rates);
   figure.unit = "GB/s";
   return figure;
@@ -81,7 +81,7 @@ void GpuRig::set_limit(Figure& figure, const char* name, const std::vector<doubl
                        const std::vector<double>& limits, double bound) const {
   figure.limit = Limit{name, summarize(limits)};
   figure.ratio = ratio_of(rates, limits);
-  if (!device->info().is_twin) figure.target = Target{bound, true, true};
+  if (!device->info().is_cpu) figure.target = Target{bound, true, true};
 }
 
 }  // namespace bowhead::bench

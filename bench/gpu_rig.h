@@ -11,8 +11,8 @@
 #include "base/status.h"
 #include "bench/gpu_bench.h"
 #include "bench/report.h"
-#include "gpu/device.h"
-#include "gpu/registration.h"
+#include "gpu/devices/device.h"
+#include "gpu/jobs/registration.h"
 #include "pool/pool.h"
 
 namespace bowhead::bench {
@@ -38,8 +38,8 @@ struct GpuRig {
 
   /// A row of GB/s by round, which says on what.
   Figure figure(const char* row, const std::vector<double>& rates) const;
-  /// Beside something that was measured in the same rounds. The twin's figures are those of a CPU,
-  /// of which nothing is wanted.
+  /// Beside something that was measured in the same rounds. The CPU device's figures are those of a
+  /// CPU, of which nothing is wanted.
   void set_limit(Figure& figure, const char* name, const std::vector<double>& rates,
                  const std::vector<double>& limits, double bound) const;
 };

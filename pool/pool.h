@@ -247,7 +247,7 @@ class Pool {
   /// Base and length of the mapping, in which stores to what this host does not own fault.
   ConstSpan mapping() const;
   /// The pool mapped once more, all of it writable, for registration with devices
-  /// (gpu/registration.h; Media::map_again()). Returns FORKED, SYSTEM.
+  /// (gpu/jobs/registration.h; Media::map_again()). Returns FORKED, SYSTEM.
   Result<MediaMapping> map_again() const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention by the warp code, in parts and merged, against the formulas in double and against ndp/
 // on the same bytes.
-#include "gpu/attend.h"
+#include "gpu/kernels/attend.h"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/random.h"
-#include "gpu/check.h"
-#include "gpu/floats.h"
-#include "gpu/twin_kernels.h"
+#include "gpu/devices/cpu_kernels.h"
+#include "gpu/kernels/check.h"
+#include "gpu/kernels/floats.h"
 #include "ndp/operations.h"
 #include "tests/ndp/oracle.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What check() finds wrong, and that it says so by name.
-#include "gpu/check.h"
+#include "gpu/kernels/check.h"
 
 #include <gtest/gtest.h>
 

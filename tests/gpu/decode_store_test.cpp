@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokens that sequences append come to the pool as whole blocks, each once and bit for bit.
-#include "gpu/decode_store.h"
+#include "gpu/jobs/decode_store.h"
 
 #include <gtest/gtest.h>
 
@@ -135,7 +135,7 @@ TEST_P(DecodeStoreTest, StoresTheFullBlocksOfManySequences) {
     }
     // One job for all of them: the kernel, and before it what it is told, unless that is little.
     // What copies and kernels cost is measured: on a busy machine copies may win for once.
-    if (device().info().is_twin && goes_by_kernel(full)) {
+    if (device().info().is_cpu && goes_by_kernel(full)) {
       EXPECT_EQ(gate_->count() - before,
                 full == 0 ? 0 : (full <= MoveFewPieces::kMostBlocks ? 1 : 2));
     }
@@ -208,10 +208,10 @@ TEST_P(DecodeStoreTest, TellsABlockThatFails) {
   expect_stored(0, pages, 1);
 }
 
-// ---- order, and what ends before its time: the twin can be held ----
+// ---- order, and what ends before its time: the CPU device can be held ----
 
 class GatedDecodeStore : public DecodeStoreTest {};
-INSTANTIATE_TEST_SUITE_P(Devices, GatedDecodeStore, testing::Values("twin"), device_name);
+INSTANTIATE_TEST_SUITE_P(Devices, GatedDecodeStore, testing::Values("cpu"), device_name);
 
 TEST_P(GatedDecodeStore, LetsWaitWhatIsTooMuch) {
   DecodeStore store = open(2);

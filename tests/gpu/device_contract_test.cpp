@@ -3,7 +3,7 @@
 #include <cstring>
 #include <random>
 
-#include "gpu/check.h"
+#include "gpu/kernels/check.h"
 #include "tests/gpu/devices.h"
 
 namespace bowhead::gpu {
@@ -74,14 +74,14 @@ class DeviceContract : public EveryDevice {
 
   /// Something in `stream` that is not done until let_go(), or, on a GPU, for a while.
   void keep_busy(Stream stream) {
-    const size_t size_bytes = device().info().is_twin ? 16 : size_t{64} << 20;
-    const int copies = device().info().is_twin ? 1 : 128;
+    const size_t size_bytes = device().info().is_cpu ? 16 : size_t{64} << 20;
+    const int copies = device().info().is_cpu ? 1 : 128;
     std::byte* const to = allocate(size_bytes);
     std::byte* const from = allocate_pinned(size_bytes);
     std::memset(from, 0, size_bytes);
     const size_t held = gate_->hold_next(1);
     for (int i = 0; i < copies; ++i) EXPECT_DONE(device().copy(to, from, size_bytes, stream));
-    if (device().info().is_twin) gate_->wait_for(held + 1);
+    if (device().info().is_cpu) gate_->wait_for(held + 1);
   }
 
   /// What nothing holds back would be done by then.
@@ -351,8 +351,8 @@ TEST_P(DeviceContract, TakesAnyPriority) {
 TEST_P(DeviceContract, KnowsItsStreams) {
   EXPECT_DONE(device().check_stream(nullptr));
   EXPECT_DONE(device().check_stream(stream_));
-  if (!device().info().is_twin) return;  // a driver may crash on what never was a stream
-  const auto other = Device::twin();
+  if (!device().info().is_cpu) return;  // a driver may crash on what never was a stream
+  const auto other = Device::cpu();
   auto others = other->make_stream(0);
   ASSERT_DONE(others);
   EXPECT_EQ(device().check_stream(*others).status(), Status::INVALID_ARGUMENT);
@@ -463,11 +463,11 @@ TEST_P(DeviceContract, ServesManyThreads) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// ---- the twin alone ----
+// ---- the CPU device alone ----
 
-TEST(TwinDevice, IsOneOfSeveralGpus) {
-  const auto first = Device::twin();
-  const auto second = Device::twin();
+TEST(CpuDevice, IsOneOfSeveralGpus) {
+  const auto first = Device::cpu();
+  const auto second = Device::cpu();
   auto memory = first->allocate(1000);
   auto own = second->allocate(1000);
   ASSERT_DONE(memory);
@@ -485,18 +485,18 @@ TEST(TwinDevice, IsOneOfSeveralGpus) {
   second->free(*own);
 }
 
-// A GPU's driver may or may not see these; the twin does, so that tests find who does it.
-TEST(TwinDevice, RefusesCopiesThatLeaveTheirMemory) {
-  const auto twin = Device::twin();
+// A GPU's driver may or may not see these; the CPU device does, so that tests find who does it.
+TEST(CpuDevice, RefusesCopiesThatLeaveTheirMemory) {
+  const auto cpu = Device::cpu();
   const Mapping mapping(4 * kPageBytes);
   std::byte* const first = mapping.data() + kPageBytes;
-  ASSERT_DONE(twin->register_host(first, kPageBytes));
-  ASSERT_DONE(twin->register_host(first + kPageBytes, kPageBytes));
-  auto allocated = twin->allocate(8 * kPageBytes);
+  ASSERT_DONE(cpu->register_host(first, kPageBytes));
+  ASSERT_DONE(cpu->register_host(first + kPageBytes, kPageBytes));
+  auto allocated = cpu->allocate(8 * kPageBytes);
   ASSERT_DONE(allocated);
   auto* const memory = static_cast<std::byte*>(*allocated);
   const auto copy = [&](void* to, const void* from, size_t size_bytes) {
-    return twin->copy(to, from, size_bytes, nullptr).status();
+    return cpu->copy(to, from, size_bytes, nullptr).status();
   };
   EXPECT_EQ(copy(memory, first, kPageBytes), Status::OK);
   EXPECT_EQ(copy(memory, first + kPageBytes, kPageBytes), Status::OK);
@@ -504,95 +504,95 @@ TEST(TwinDevice, RefusesCopiesThatLeaveTheirMemory) {
   EXPECT_EQ(copy(first - 1, memory, 2), Status::INVALID_ARGUMENT) << "into a registration";
   EXPECT_EQ(copy(first + 2 * kPageBytes - 1, memory, 2), Status::INVALID_ARGUMENT) << "out of it";
   EXPECT_EQ(copy(memory + 8 * kPageBytes - 1, first, 2), Status::INVALID_ARGUMENT) << "the end";
-  auto event = twin->make_event();
+  auto event = cpu->make_event();
   ASSERT_DONE(event);
-  ASSERT_DONE(twin->record(*event, nullptr));
-  ASSERT_DONE(twin->synchronize(*event));
-  twin->destroy_event(*event);
-  twin->free(*allocated);
-  ASSERT_DONE(twin->unregister_host(first));
-  ASSERT_DONE(twin->unregister_host(first + kPageBytes));
+  ASSERT_DONE(cpu->record(*event, nullptr));
+  ASSERT_DONE(cpu->synchronize(*event));
+  cpu->destroy_event(*event);
+  cpu->free(*allocated);
+  ASSERT_DONE(cpu->unregister_host(first));
+  ASSERT_DONE(cpu->unregister_host(first + kPageBytes));
 }
 
-TEST(TwinDevice, HasLimits) {
-  const auto twin = Device::twin({.memory_bytes = 10'000, .most_registered_bytes = 3 * kPageBytes});
-  auto memory = twin->allocate(6'000);
+TEST(CpuDevice, HasLimits) {
+  const auto cpu = Device::cpu({.memory_bytes = 10'000, .most_registered_bytes = 3 * kPageBytes});
+  auto memory = cpu->allocate(6'000);
   ASSERT_DONE(memory);
-  EXPECT_EQ(twin->allocate(6'000).status(), Status::NO_SPACE);
-  twin->free(*memory);
-  memory = twin->allocate(6'000);
+  EXPECT_EQ(cpu->allocate(6'000).status(), Status::NO_SPACE);
+  cpu->free(*memory);
+  memory = cpu->allocate(6'000);
   ASSERT_DONE(memory);
-  twin->free(*memory);
+  cpu->free(*memory);
 
   const Mapping mapping(8 * kPageBytes);
-  EXPECT_EQ(twin->register_host(mapping.data(), 4 * kPageBytes).status(), Status::LIMIT_REACHED);
-  ASSERT_DONE(twin->register_host(mapping.data(), 2 * kPageBytes));
+  EXPECT_EQ(cpu->register_host(mapping.data(), 4 * kPageBytes).status(), Status::LIMIT_REACHED);
+  ASSERT_DONE(cpu->register_host(mapping.data(), 2 * kPageBytes));
   std::byte* const more = mapping.data() + 4 * kPageBytes;
-  EXPECT_EQ(twin->register_host(more, 2 * kPageBytes).status(), Status::LIMIT_REACHED);
-  EXPECT_EQ(twin->register_host(mapping.data(), kPageBytes).status(), Status::BUSY);
-  ASSERT_DONE(twin->register_host(more, kPageBytes)) << "what was refused takes no room";
-  ASSERT_DONE(twin->unregister_host(mapping.data()));
-  ASSERT_DONE(twin->unregister_host(more));
+  EXPECT_EQ(cpu->register_host(more, 2 * kPageBytes).status(), Status::LIMIT_REACHED);
+  EXPECT_EQ(cpu->register_host(mapping.data(), kPageBytes).status(), Status::BUSY);
+  ASSERT_DONE(cpu->register_host(more, kPageBytes)) << "what was refused takes no room";
+  ASSERT_DONE(cpu->unregister_host(mapping.data()));
+  ASSERT_DONE(cpu->unregister_host(more));
 }
 
-TEST(TwinDevice, AnswersEverythingWhenItIsLost) {
+TEST(CpuDevice, AnswersEverythingWhenItIsLost) {
   const auto gate = std::make_shared<Gate>();
   gate->lose_from(1);
-  const auto twin = gated_twin(gate);
-  auto stream = twin->make_stream(0);
-  auto event = twin->make_event();
-  auto memory = twin->allocate_pinned(1000);
+  const auto cpu = gated_cpu_device(gate);
+  auto stream = cpu->make_stream(0);
+  auto event = cpu->make_event();
+  auto memory = cpu->allocate_pinned(1000);
   ASSERT_DONE(stream);
   ASSERT_DONE(event);
   ASSERT_DONE(memory);
   auto* const bytes = static_cast<std::byte*>(*memory);
   std::memset(bytes, 1, 500);
   std::memset(bytes + 500, 0, 500);
-  ASSERT_DONE(twin->copy(bytes + 500, bytes, 100, *stream));
-  ASSERT_DONE(twin->record(*event, *stream));
-  ASSERT_DONE(twin->synchronize(*event));
+  ASSERT_DONE(cpu->copy(bytes + 500, bytes, 100, *stream));
+  ASSERT_DONE(cpu->record(*event, *stream));
+  ASSERT_DONE(cpu->synchronize(*event));
   // It may be refused at once or be queued; it is not done either way, and nobody waits for ever.
-  (void)twin->copy(bytes + 600, bytes, 100, *stream);
-  (void)twin->copy(bytes + 700, bytes, 100, *stream);
-  (void)twin->record(*event, *stream);
+  (void)cpu->copy(bytes + 600, bytes, 100, *stream);
+  (void)cpu->copy(bytes + 700, bytes, 100, *stream);
+  (void)cpu->record(*event, *stream);
   gate->wait_for(2);
-  EXPECT_EQ(twin->synchronize(*event).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->is_done(*event).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->record(*event, *stream).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->wait(*stream, *event).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->copy(bytes, bytes + 500, 1, *stream).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->launch({}, *stream).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->allocate(1).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->allocate_pinned(1).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->classify(bytes).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->check_stream(*stream).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->make_stream(0).status(), Status::GPU_LOST);
-  EXPECT_EQ(twin->make_event().status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->synchronize(*event).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->is_done(*event).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->record(*event, *stream).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->wait(*stream, *event).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->copy(bytes, bytes + 500, 1, *stream).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->launch({}, *stream).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->allocate(1).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->allocate_pinned(1).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->classify(bytes).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->check_stream(*stream).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->make_stream(0).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->make_event().status(), Status::GPU_LOST);
   const Mapping mapping(kPageBytes);
-  EXPECT_EQ(twin->register_host(mapping.data(), kPageBytes).status(), Status::GPU_LOST);
-  twin->destroy_stream(*stream);
+  EXPECT_EQ(cpu->register_host(mapping.data(), kPageBytes).status(), Status::GPU_LOST);
+  cpu->destroy_stream(*stream);
   EXPECT_EQ(bytes[500], std::byte{1});
   EXPECT_EQ(bytes[600], std::byte{0});
   EXPECT_EQ(bytes[700], std::byte{0});
-  twin->destroy_event(*event);
-  twin->free(*memory);
+  cpu->destroy_event(*event);
+  cpu->free(*memory);
 }
 
-TEST(TwinDevice, TakesItsMemoryAlongWhenItGoes) {
+TEST(CpuDevice, TakesItsMemoryAlongWhenItGoes) {
   const Mapping mapping(kPageBytes);
   {
-    const auto twin = Device::twin();
-    auto stream = twin->make_stream(0);
-    auto first = twin->allocate(kPageBytes);
-    auto second = twin->allocate(kPageBytes);
+    const auto cpu = Device::cpu();
+    auto stream = cpu->make_stream(0);
+    auto first = cpu->allocate(kPageBytes);
+    auto second = cpu->allocate(kPageBytes);
     ASSERT_DONE(stream);
     ASSERT_DONE(first);
     ASSERT_DONE(second);
-    ASSERT_DONE(twin->register_host(mapping.data(), kPageBytes));
-    ASSERT_DONE(twin->copy(*first, mapping.data(), kPageBytes, nullptr));
-    ASSERT_DONE(twin->copy(*second, mapping.data(), kPageBytes, *stream));
+    ASSERT_DONE(cpu->register_host(mapping.data(), kPageBytes));
+    ASSERT_DONE(cpu->copy(*first, mapping.data(), kPageBytes, nullptr));
+    ASSERT_DONE(cpu->copy(*second, mapping.data(), kPageBytes, *stream));
   }
-  const auto next = Device::twin();
+  const auto next = Device::cpu();
   EXPECT_EQ(*next->classify(mapping.data()), PointerKind::HOST);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of devices share: which there are, host memory to register, and a gate in front of
-// the twin's work.
+// the CPU device's work.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/device.h"
+#include "gpu/devices/device.h"
 
 namespace bowhead::gpu {
 
@@ -50,8 +50,8 @@ class Mapping {
   size_t size_bytes_;
 };
 
-/// TwinOptions::before_work that counts who comes, and holds or loses whom a test wants held or
-/// lost. Shared with the twin, since its threads may outlive a test's locals.
+/// CpuDeviceOptions::before_work that counts who comes, and holds or loses whom a test wants held
+/// or lost. Shared with the CPU device, since its threads may outlive a test's locals.
 class Gate {
  public:
   bool pass() {
@@ -99,10 +99,10 @@ class Gate {
   size_t held_from_ = 0, held_to_ = 0, lost_from_ = SIZE_MAX;
 };
 
-inline std::unique_ptr<Device> gated_twin(const std::shared_ptr<Gate>& gate,
-                                          TwinOptions options = {}) {
+inline std::unique_ptr<Device> gated_cpu_device(const std::shared_ptr<Gate>& gate,
+                                                CpuDeviceOptions options = {}) {
   options.before_work = [gate] { return gate->pass(); };
-  return Device::twin(std::move(options));
+  return Device::cpu(std::move(options));
 }
 
 /// Another device, of which a test changes what it says.
@@ -147,12 +147,12 @@ class WrappedDevice : public Device {
   Device& device_;
 };
 
-/// Tests that hold for the twin and for a GPU; without one, its are skipped.
+/// Tests that hold for the CPU device and for a GPU; without one, its are skipped.
 class EveryDevice : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    if (std::string(GetParam()) == "twin") {
-      device_ = gated_twin(gate_);
+    if (std::string(GetParam()) == "cpu") {
+      device_ = gated_cpu_device(gate_);
       return;
     }
     auto opened = Device::open(0);
@@ -162,7 +162,7 @@ class EveryDevice : public testing::TestWithParam<const char*> {
 
   Device& device() { return *device_; }
 
-  const std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();  ///< of the twin
+  const std::shared_ptr<Gate> gate_ = std::make_shared<Gate>();  ///< of the CPU device
   std::unique_ptr<Device> device_;
 };
 
@@ -170,6 +170,6 @@ inline std::string device_name(const testing::TestParamInfo<const char*>& info) 
   return info.param;
 }
 
-inline const auto kEveryDevice = testing::Values("twin", "gpu0");
+inline const auto kEveryDevice = testing::Values("cpu", "gpu0");
 
 }  // namespace bowhead::gpu

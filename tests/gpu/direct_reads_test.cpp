@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention to blocks of the pool is that of the formulas, on the bytes that were put; and where it
 // is not, a status says so.
-#include "gpu/direct_reads.h"
+#include "gpu/jobs/direct_reads.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "gpu/floats.h"
+#include "gpu/kernels/floats.h"
 #include "tests/gpu/devices.h"
 #include "tests/ndp/oracle.h"
 #include "tests/pool/support.h"
@@ -455,10 +455,10 @@ TEST_P(DirectReadsTest, RefuseModelsAndBlocksThatMakeNoSense) {
   EXPECT_EQ(leases(), 0);
 }
 
-// ---- what only the twin does when it is told to ----
+// ---- what only the CPU device does when it is told to ----
 
 class GatedDirectReads : public DirectReadsTest {};
-INSTANTIATE_TEST_SUITE_P(Devices, GatedDirectReads, testing::Values("twin"), device_name);
+INSTANTIATE_TEST_SUITE_P(Devices, GatedDirectReads, testing::Values("cpu"), device_name);
 
 /// The lease ends while the device still reads.
 TEST_P(GatedDirectReads, LapseWithTheirLeases) {
@@ -553,7 +553,7 @@ TEST_P(GatedDirectReads, SayThatThePoolIsBeingRegistered) {
 
 /// Blocks are then nobody's to read by address.
 TEST_P(GatedDirectReads, SayThatTheDriverRegistersNothing) {
-  const auto none = Device::twin({.most_registered_bytes = 0});
+  const auto none = Device::cpu({.most_registered_bytes = 0});
   const auto registration = std::move(Registration::create(*none, pool_.pool(), 4 << 20).value());
   Decode decode(pool_, *none, kModel, {{{"a", 16}}});
   auto reads = DirectReads::open(pool_.pool(), *registration, *none, kModel);

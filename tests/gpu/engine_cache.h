@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "gpu/cache.h"
+#include "gpu/jobs/cache.h"
 #include "tests/gpu/devices.h"
 
 namespace bowhead::gpu {

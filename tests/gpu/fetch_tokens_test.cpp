@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chosen tokens that go from payloads of any order to caches of any layout, against a loop over
 // rows; and that no number in a list makes the kernel read or write elsewhere.
-#include "gpu/fetch_tokens.h"
+#include "gpu/kernels/fetch_tokens.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "gpu/check.h"
-#include "gpu/twin_kernels.h"
+#include "gpu/devices/cpu_kernels.h"
+#include "gpu/kernels/check.h"
 #include "tests/gpu/random_cache.h"
 
 namespace bowhead::gpu {

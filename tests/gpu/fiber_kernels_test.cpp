@@ -18,17 +18,17 @@
 #include <vector>
 
 #include "base/random.h"
-#include "gpu/attend.h"
-#include "gpu/check.h"
-#include "gpu/floats.h"
-#include "gpu/rebuild_tiles.h"
-#include "gpu/twin_kernels.h"
+#include "gpu/devices/cpu_kernels.h"
+#include "gpu/kernels/attend.h"
+#include "gpu/kernels/check.h"
+#include "gpu/kernels/floats.h"
+#include "gpu/kernels/rebuild_tiles.h"
 #include "tests/gpu/fiber_warps.h"
 #include "tests/gpu/random_cache.h"
 
 namespace bowhead::gpu {
 
-// The kernels (twin_kernels.h) on such lanes.
+// The kernels (cpu_kernels.h) on such lanes.
 namespace fiber_lanes {
 void run_on_cpu(const MovePieces& work);
 void run_on_cpu(const MoveFewPieces& work);
@@ -352,7 +352,7 @@ TEST(KernelsOnFibers, GiveTheBytesOfALoopAndRaceNowhere) {
 std::set<std::string> calls_in_text() {
   std::set<std::string> calls;
   const std::regex call(R"(Warp::(sync|sum|largest|running_sum|of_lane)\(|keep_order\(\))");
-  for (const auto& entry : std::filesystem::directory_iterator(BOWHEAD_GPU_SOURCES)) {
+  for (const auto& entry : std::filesystem::directory_iterator(BOWHEAD_KERNEL_SOURCES)) {
     const std::string name = entry.path().filename().string();
     if (entry.path().extension() != ".h" || name == "warp.h" ||
         name.find("_lanes.h") != std::string::npos)

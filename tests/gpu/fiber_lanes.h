@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes that are fibers (fiber_warps.h). Included by gpu/warp.h where BOWHEAD_LANES_HEADER names
-// it; that header says what these names mean.
+// Lanes that are fibers (fiber_warps.h). Included by gpu/kernels/warp.h where BOWHEAD_LANES_HEADER
+// names it; that header says what these names mean.
 #pragma once
 
 #include <algorithm>

@@ -13,7 +13,7 @@
 
 #include "base/assert.h"
 #include "base/random.h"
-#include "gpu/warp.h"
+#include "gpu/kernels/warp.h"
 #include "tests/sim/fiber.h"
 
 namespace bowhead::gpu::fibers {

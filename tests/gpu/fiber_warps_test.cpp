@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "gpu/warp.h"
+#include "gpu/kernels/warp.h"
 
 namespace bowhead::gpu {
 namespace {

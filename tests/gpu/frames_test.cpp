@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames decoded into device memory, against the decoder of frames.
-#include "gpu/frames.h"
+#include "gpu/jobs/frames.h"
 
 #include <gtest/gtest.h>
 
@@ -99,7 +99,7 @@ class DecodedFrames : public EveryDevice {
  protected:
   void SetUp() override {
     if (GetParam() == kWithoutLz4) {
-      device_ = gated_twin(gate_, {.decodes_lz4 = false});
+      device_ = gated_cpu_device(gate_, {.decodes_lz4 = false});
     } else {
       EveryDevice::SetUp();
     }
@@ -186,7 +186,7 @@ class DecodedFrames : public EveryDevice {
     }
   }
 
-  static constexpr std::string_view kWithoutLz4 = "twin_without_lz4";
+  static constexpr std::string_view kWithoutLz4 = "cpu_without_lz4";
 
   Stream stream_ = nullptr;
   std::optional<CountingDevice> counting_;
@@ -387,7 +387,7 @@ TEST_P(DecodedFrames, GoOneBatchAtATime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Device, DecodedFrames, kEveryDevice, device_name);
-INSTANTIATE_TEST_SUITE_P(Other, DecodedFrames, testing::Values("twin_without_lz4"), device_name);
+INSTANTIATE_TEST_SUITE_P(Other, DecodedFrames, testing::Values("cpu_without_lz4"), device_name);
 
 }  // namespace
 }  // namespace bowhead::gpu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks that go to payloads and back, in caches of any layout, against loops over rows.
-#include "gpu/move_pieces.h"
+#include "gpu/kernels/move_pieces.h"
 
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@
 
 #include "base/checksum.h"
 #include "base/random.h"
-#include "gpu/check.h"
-#include "gpu/twin_kernels.h"
+#include "gpu/devices/cpu_kernels.h"
+#include "gpu/kernels/check.h"
 #include "tests/gpu/random_cache.h"
 
 namespace bowhead::gpu {

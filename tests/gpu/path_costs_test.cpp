@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The faster path is the one whose measured cost is lower, and what was measured is kept.
-#include "gpu/path_costs.h"
+#include "gpu/devices/path_costs.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/pcie_link.h"
+#include "gpu/devices/pcie_link.h"
 #include "tests/gpu/devices.h"
 
 namespace bowhead::gpu {
@@ -79,8 +79,8 @@ TEST_P(MeasuredCosts, SayThatShortRunsTakeLongerByCopies) {
     EXPECT_GT(one.copies_ns, 0);
     EXPECT_GT(one.kernel_byte_ns[0], 0);
     EXPECT_GT(one.copy_ns.back(), 0);
-    // The twin's copies cost nothing beside its sums.
-    if (device().info().is_twin) continue;
+    // The CPU device's copies cost nothing beside its sums.
+    if (device().info().is_cpu) continue;
     EXPECT_GT(one.copy_ns.front() / 128, one.copy_ns.back() / (2 << 20));
   }
 }
@@ -92,9 +92,9 @@ TEST_P(MeasuredCosts, AreThoseOfTheFirstTime) {
   EXPECT_EQ(first->to_json(), again->to_json());
 }
 
-TEST(MeasuredCostsOfATwin, NameWhatIsNotThere) {
-  const auto twin = Device::twin({.memory_bytes = 4096});
-  EXPECT_EQ(measure_path_costs(*twin).status(), Status::NO_SPACE);
+TEST(MeasuredCostsOfACpuDevice, NameWhatIsNotThere) {
+  const auto cpu = Device::cpu({.memory_bytes = 4096});
+  EXPECT_EQ(measure_path_costs(*cpu).status(), Status::NO_SPACE);
 }
 
 // ---- kept for all processes of a host ----
@@ -112,14 +112,14 @@ class KeptCosts : public testing::Test {
   /// What a device that has measured costs nobody else does; how much it was asked to do.
   size_t work_of_one(uint64_t memory_bytes = uint64_t{1} << 30) {
     const auto gate = std::make_shared<Gate>();
-    const auto twin = gated_twin(gate, {.memory_bytes = memory_bytes});
-    const auto costs = path_costs(*twin, cache_);
+    const auto cpu = gated_cpu_device(gate, {.memory_bytes = memory_bytes});
+    const auto costs = path_costs(*cpu, cache_);
     EXPECT_DONE(costs);
     if (costs) because_ = costs->assumed_because;
     return gate->count();
   }
   std::filesystem::path file() const {
-    return cache_.file_for({.name = "cpu", .is_twin = true, .link = "none", .driver = "none"});
+    return cache_.file_for({.name = "cpu", .is_cpu = true, .link = "none", .driver = "none"});
   }
   int locked() const {
     std::filesystem::path lock = file();

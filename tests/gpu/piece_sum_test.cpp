@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sum that a warp computes is the one that pools store.
-#include "gpu/piece_sum.h"
+#include "gpu/kernels/piece_sum.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "gpu/kernels.h"
+#include "gpu/kernels/kernels.h"
 
 namespace bowhead::gpu {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles rebuilt by the warp's code, against the decoder of frames.
-#include "gpu/rebuild_tiles.h"
+#include "gpu/kernels/rebuild_tiles.h"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 #include "base/random.h"
 #include "compression/stream.h"
 #include "compression/tiles.h"
-#include "gpu/check.h"
-#include "gpu/twin_kernels.h"
+#include "gpu/devices/cpu_kernels.h"
+#include "gpu/kernels/check.h"
 #include "tests/compression/tensors.h"
 
 namespace bowhead::gpu {

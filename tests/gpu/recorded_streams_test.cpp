@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "gpu/decode_store.h"
-#include "gpu/direct_reads.h"
-#include "gpu/frames.h"
-#include "gpu/token_source.h"
+#include "gpu/jobs/decode_store.h"
+#include "gpu/jobs/direct_reads.h"
+#include "gpu/jobs/frames.h"
+#include "gpu/jobs/token_source.h"
 #include "tests/gpu/transfers_fixture.h"
 
 namespace bowhead::gpu {
@@ -26,7 +26,7 @@ struct Call {
 class RecordedStreams : public TransfersTest {
  protected:
   void SetUp() override {
-    device_ = Device::twin({.is_recorded = [this](Stream one) { return one == recorded_; }});
+    device_ = Device::cpu({.is_recorded = [this](Stream one) { return one == recorded_; }});
     registration_ = std::move(Registration::create(device(), pool_.pool(), 4 << 20).value());
     ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
     recorded_ = stream_ = device().make_stream(0).value();
@@ -50,7 +50,7 @@ class RecordedStreams : public TransfersTest {
   Stream stream_ = nullptr;
   std::atomic<Stream> recorded_ = nullptr;  ///< read by the threads that call
 };
-INSTANTIATE_TEST_SUITE_P(Devices, RecordedStreams, testing::Values("twin"), device_name);
+INSTANTIATE_TEST_SUITE_P(Devices, RecordedStreams, testing::Values("cpu"), device_name);
 
 TEST_P(RecordedStreams, AreRefusedByTheDevice) {
   EXPECT_EQ(device().check_stream(stream_).status(), Status::INVALID_ARGUMENT);

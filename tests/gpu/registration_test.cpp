@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gpu/registration.h"
+#include "gpu/jobs/registration.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 #include <future>
 #include <random>
 
-#include "gpu/pinned_range.h"
+#include "gpu/devices/pinned_range.h"
 #include "tests/gpu/devices.h"
 #include "tests/pool/support.h"
 
@@ -190,21 +190,21 @@ TEST_P(RegistrationContract, SaysWhatCannotBe) {
   EXPECT_EQ(registration->registered_bytes(), 4 * kPageBytes);
 }
 
-// ---- with the twin's limits and faults ----
+// ---- with the CPU device's limits and faults ----
 
 TEST(Registration, AsksAgainAfterALimitOnlyWhenTold) {
   const auto gate = std::make_shared<Gate>();
-  const auto twin = gated_twin(gate, {.most_registered_bytes = 3 * kChunkBytes});
+  const auto cpu = gated_cpu_device(gate, {.most_registered_bytes = 3 * kChunkBytes});
   const Mapping others(kChunkBytes);
-  ASSERT_DONE(twin->register_host(others.data(), kChunkBytes));
+  ASSERT_DONE(cpu->register_host(others.data(), kChunkBytes));
   const Mapping mapping(4 * kChunkBytes);
-  const auto registration = make(*twin, mapping);
+  const auto registration = make(*cpu, mapping);
   EXPECT_EQ(registration->ensure(0, 4 * kChunkBytes).status(), Status::LIMIT_REACHED);
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes);
   const size_t calls = gate->count();
   EXPECT_EQ(calls, 4u) << "one for the others, two chunks, one that was refused";
 
-  ASSERT_DONE(twin->unregister_host(others.data()));
+  ASSERT_DONE(cpu->unregister_host(others.data()));
   EXPECT_EQ(registration->ensure(2 * kChunkBytes, 1).status(), Status::LIMIT_REACHED);
   EXPECT_EQ(gate->count(), calls);
   registration->retry();
@@ -214,9 +214,9 @@ TEST(Registration, AsksAgainAfterALimitOnlyWhenTold) {
 
 TEST(Registration, LeavesOffInTheBackgroundAtALimit) {
   const auto gate = std::make_shared<Gate>();
-  const auto twin = gated_twin(gate, {.most_registered_bytes = 2 * kChunkBytes});
+  const auto cpu = gated_cpu_device(gate, {.most_registered_bytes = 2 * kChunkBytes});
   const Mapping mapping(100 * kChunkBytes);
-  const auto registration = make(*twin, mapping);
+  const auto registration = make(*cpu, mapping);
   registration->register_rest();
   gate->wait_for(3);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have gone on by then
@@ -226,9 +226,9 @@ TEST(Registration, LeavesOffInTheBackgroundAtALimit) {
 
 TEST(Registration, AnswersWhileTheDriverPins) {
   const auto gate = std::make_shared<Gate>();
-  const auto twin = gated_twin(gate);
+  const auto cpu = gated_cpu_device(gate);
   const Mapping mapping(2 * kChunkBytes);
-  const auto registration = make(*twin, mapping);
+  const auto registration = make(*cpu, mapping);
   gate->hold_next(1);
   const auto reach = [&](uint64_t offset, uint64_t size_bytes) {
     return registration->reach(offset, size_bytes, DeviceAccess::READ).status();
@@ -256,8 +256,8 @@ TEST(Registration, TakesWhatIsAskedForBeforeTheRest) {
     }
     std::vector<std::byte*> order;  ///< of the one thread that registers
   };
-  const auto twin = gated_twin(gate);
-  Watched watched(*twin);
+  const auto cpu = gated_cpu_device(gate);
+  Watched watched(*cpu);
   const Mapping mapping(8 * kChunkBytes);
   {
     const auto registration = make(watched, mapping);
@@ -277,9 +277,9 @@ TEST(Registration, TakesWhatIsAskedForBeforeTheRest) {
 
 TEST(Registration, WaitsForAChunkWhereToldTo) {
   const auto gate = std::make_shared<Gate>();
-  const auto twin = gated_twin(gate);
+  const auto cpu = gated_cpu_device(gate);
   const Mapping mapping(kChunkBytes);
-  const auto registration = make(*twin, mapping);
+  const auto registration = make(*cpu, mapping);
   gate->hold_next(1);
   registration->register_rest();
   gate->wait_for(1);
@@ -293,9 +293,9 @@ TEST(Registration, WaitsForAChunkWhereToldTo) {
 
 TEST(Registration, IsDestroyedWhileItRegisters) {
   const auto gate = std::make_shared<Gate>();
-  const auto twin = gated_twin(gate);
+  const auto cpu = gated_cpu_device(gate);
   const Mapping mapping(64 * kChunkBytes);
-  auto registration = make(*twin, mapping);
+  auto registration = make(*cpu, mapping);
   gate->hold_next(1);
   registration->register_rest();
   gate->wait_for(1);
@@ -304,15 +304,15 @@ TEST(Registration, IsDestroyedWhileItRegisters) {
   gate->let_go();
   destroyed.get();
   EXPECT_EQ(gate->count(), 1u);
-  EXPECT_EQ(*twin->classify(mapping.data()), PointerKind::HOST);
+  EXPECT_EQ(*cpu->classify(mapping.data()), PointerKind::HOST);
 }
 
 TEST(Registration, RegistersEachChunkOnceForManyThreads) {
   const auto gate = std::make_shared<Gate>();
-  const auto twin = gated_twin(gate);
+  const auto cpu = gated_cpu_device(gate);
   constexpr uint64_t kChunks = 64;
   const Mapping mapping(kChunks * kChunkBytes);
-  const auto registration = make(*twin, mapping);
+  const auto registration = make(*cpu, mapping);
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -334,9 +334,9 @@ TEST(Registration, RegistersEachChunkOnceForManyThreads) {
 
 TEST(Registration, OutlivesALostDevice) {
   const auto gate = std::make_shared<Gate>();
-  const auto twin = gated_twin(gate);
+  const auto cpu = gated_cpu_device(gate);
   const Mapping mapping(100 * kChunkBytes);
-  auto registration = make(*twin, mapping);
+  auto registration = make(*cpu, mapping);
   ASSERT_DONE(registration->ensure(0, 1));
   gate->lose_from(2);
   registration->register_rest();
@@ -362,8 +362,8 @@ TEST(Registration, SaysWhatAChunkCannotBeUsedFor) {
     }
     int asked = 0;
   };
-  const auto twin = Device::twin({.registers_read_only = true});
-  ReadsOnly reads_only(*twin);
+  const auto cpu = Device::cpu({.registers_read_only = true});
+  ReadsOnly reads_only(*cpu);
   const Mapping mapping(2 * kChunkBytes);
   const auto registration = make(reads_only, mapping);
   ASSERT_DONE(registration->ensure(0, 2 * kChunkBytes));
@@ -376,7 +376,7 @@ TEST(Registration, SaysWhatAChunkCannotBeUsedFor) {
   refused(1, DeviceAccess::READ_AND_WRITE, "for reading only");
   refused(kChunkBytes + 1, DeviceAccess::READ, "apart");
 
-  const auto neither = Device::twin();
+  const auto neither = Device::cpu();
   ReadsOnly refuses(*neither);
   const auto without = make(refuses, mapping);
   EXPECT_EQ(message_of(without->ensure(0, 1)),
@@ -403,7 +403,7 @@ std::string on_a_disk() {
 class RegistrationOfPools : public testing::TestWithParam<PoolOfKind> {
  protected:
   void SetUp() override {
-    twin_ = Device::twin({.registers_read_only = true});
+    twin_ = Device::cpu({.registers_read_only = true});
     if (!twin_->info().pin_fault.empty()) GTEST_SKIP() << twin_->info().pin_fault;
     CreateOptions create;
     create.size_bytes = 64 << 20;

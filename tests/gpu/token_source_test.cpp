@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chosen tokens come from the pool as lists on the device say, step after step; and what goes wrong
 // is a status, with zeros for what is absent.
-#include "gpu/token_source.h"
+#include "gpu/jobs/token_source.h"
 
 #include <gtest/gtest.h>
 
@@ -446,9 +446,9 @@ TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
   refused(fetched([](TokenLists& l) { l.most_tokens = 25; }),
           "lists of 25 tokens, while the target has room for 24");
   refused(fetched([](TokenLists&) {}, 1), "layers 1 to 4 of 3");
-  const auto other = Device::twin();
+  const auto other = Device::cpu();
   const Stream foreign = other->make_stream(0).value();
-  if (device().info().is_twin) refused(fetched([](TokenLists&) {}, 0, foreign), "stream");
+  if (device().info().is_cpu) refused(fetched([](TokenLists&) {}, 0, foreign), "stream");
   other->destroy_stream(foreign);
   EXPECT_EQ(run(source, lists.told), Status::OK);
 }
@@ -483,10 +483,10 @@ TEST_P(TokenSourceTest, HasSoManyFetchesAtMost) {
   EXPECT_EQ(run(source, lists.told), Status::OK);
 }
 
-// ---- what ends before its time: the twin can be held ----
+// ---- what ends before its time: the CPU device can be held ----
 
 class GatedTokenSource : public TokenSourceTest {};
-INSTANTIATE_TEST_SUITE_P(Devices, GatedTokenSource, testing::Values("twin"), device_name);
+INSTANTIATE_TEST_SUITE_P(Devices, GatedTokenSource, testing::Values("cpu"), device_name);
 
 /// Leases end while the device still reads: if nobody needed the blocks nothing is wrong.
 TEST_P(GatedTokenSource, LapsesIfABlockIsNeededMeanwhile) {

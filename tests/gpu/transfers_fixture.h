@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "gpu/transfers.h"
+#include "gpu/jobs/transfers.h"
 #include "tests/gpu/devices.h"
 #include "tests/gpu/engine_cache.h"
 #include "tests/pool/support.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which jobs do what they do, and what ends before its time: the twin can be held,
-// lost, and made to lie.
+// The order in which jobs do what they do, and what ends before its time: the CPU device can be
+// held, lost, and made to lie.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace bowhead::gpu {
 namespace {
 
 class GatedTransfers : public TransfersTest {};
-INSTANTIATE_TEST_SUITE_P(Devices, GatedTransfers, testing::Values("twin"), device_name);
+INSTANTIATE_TEST_SUITE_P(Devices, GatedTransfers, testing::Values("cpu"), device_name);
 
 /// Also in the default stream, which is null.
 TEST_P(GatedTransfers, FollowWhatTheEngineHasQueued) {
@@ -158,7 +158,7 @@ TEST_P(GatedTransfers, LoseTheGpuAndNothingElse) {
 
 /// A driver that registers nothing of the pool.
 TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
-  const auto none = Device::twin({.most_registered_bytes = 0});
+  const auto none = Device::cpu({.most_registered_bytes = 0});
   const RegisteredWith registered(*this, *none);
   const auto refused = registration_->ensure(0, registration_->size_bytes());
   ASSERT_EQ(refused.status(), Status::LIMIT_REACHED);
@@ -252,12 +252,12 @@ TEST_P(GatedTransfers, SpillToMemoryForReadingByPinnedMemory) {
       return device_.register_host(memory, size_bytes, access);
     }
   };
-  const auto twin = Device::twin({.registers_read_only = true});
-  ReadsOnly reads_only(*twin);
+  const auto cpu = Device::cpu({.registers_read_only = true});
+  ReadsOnly reads_only(*cpu);
   const RegisteredWith registered(*this, reads_only);
   ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
   {
-    EngineCache engine(*twin, Layout::NHD, {}, RowOrder::HEADS_FIRST);
+    EngineCache engine(*cpu, Layout::NHD, {}, RowOrder::HEADS_FIRST);
     engine.write(engine.random_bytes(1));
     pool_.use_layout(engine.cache().layout);
     auto transfers = Transfers::open(pool_.pool(), *registration_, reads_only, engine.cache());
@@ -289,8 +289,8 @@ TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
   EngineCache sizes(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const uint64_t cache_bytes = sizes.random_bytes(0).size();
   // What is left has room for the tables of jobs, and not for what the meter moves.
-  const auto twin = Device::twin({.memory_bytes = cache_bytes + (32 << 10)});
-  NamedDevice full(*twin, "full");
+  const auto cpu = Device::cpu({.memory_bytes = cache_bytes + (32 << 10)});
+  NamedDevice full(*cpu, "full");
   const RegisteredWith registered(*this, full);
   {
     EngineCache engine(full, Layout::NHD, {}, RowOrder::HEADS_FIRST);
@@ -483,7 +483,7 @@ TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
   EXPECT_EQ(pool_.get_status("b"), Status::NOT_FOUND);
 }
 
-/// Room that the device may still write to belongs to nobody else.
+/// PinnedRoom that the device may still write to belongs to nobody else.
 TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
   struct SaysNothing : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -622,7 +622,7 @@ TEST_P(GatedTransfers, CopyNothingAcrossChunks) {
 
 /// Blocks for which there is no pinned memory fail alone, and later find some.
 TEST_P(GatedTransfers, TakeNoMorePinnedMemoryThanTheyMay) {
-  const auto none = Device::twin({.most_registered_bytes = 0});
+  const auto none = Device::cpu({.most_registered_bytes = 0});
   const RegisteredWith registered(*this, *none);
   {
     EngineCache engine(*none, Layout::NHD, {}, RowOrder::HEADS_FIRST);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks go from an engine's pages to the pool and come back into others as they were, by either
 // path and any layout; and what goes wrong is a status, with pages and pool intact.
-#include "gpu/transfers.h"
+#include "gpu/jobs/transfers.h"
 
 #include <gtest/gtest.h>
 

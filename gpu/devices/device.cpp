@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/devices/device.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+
+namespace bowhead::gpu {
+
+const char* pointer_kind_name(PointerKind kind) {
+  switch (kind) {
+    case PointerKind::HOST:
+      return "host";
+    case PointerKind::REGISTERED:
+      return "registered";
+    case PointerKind::DEVICE:
+      return "device";
+    case PointerKind::OTHER:
+      return "other";
+    case PointerKind::MANAGED:
+      return "managed";
+  }
+  return "unknown";
+}
+
+Result<void> Device::check_host_range(const void* memory, size_t size_bytes) {
+  constexpr size_t kPageBytes = 4096;
+  if (!memory || size_bytes == 0) {
+    return Error{Status::INVALID_ARGUMENT, "register_host: there is no memory to register"};
+  }
+  if (reinterpret_cast<uintptr_t>(memory) % kPageBytes != 0 || size_bytes % kPageBytes != 0) {
+    return Error{Status::MISALIGNED,
+                 fmt::format("register_host: {} bytes at {}: both have to be multiples of 4 KiB",
+                             size_bytes, memory)};
+  }
+  // A driver may say anything of what is not there. This looks at the mappings, and syncs nothing.
+  if (msync(const_cast<void*>(memory), size_bytes, MS_ASYNC) != 0 && errno == ENOMEM) {
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("register_host: some of the {} bytes at {} are not mapped, or no more",
+                             size_bytes, memory)};
+  }
+  return {};
+}
+
+}  // namespace bowhead::gpu

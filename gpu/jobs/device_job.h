@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a job has queued on a device, and what became of it.
+//
+//   queued      until the device is through with what is in front of the mark
+//   through     all of it is done: what it was to read has been read, and what it stored is visible
+//               to this CPU
+//   lost        the GPU is lost. A driver says so as soon as one thing failed, and what other
+//               engines of the GPU have under way may still arrive
+//   unknown     the driver does not say whether it is through: the same
+//
+// A job that is not through may still read and write what it was told of: nothing of that is used
+// again. A job is done once its end was dealt with, whatever it was.
+//
+// Thread-safety: none.
+#pragma once
+
+#include <utility>
+
+#include "base/status.h"
+#include "gpu/devices/device.h"
+
+namespace bowhead::gpu {
+
+class DeviceJob {
+ public:
+  /// From here on `mark` is the job's, until end().
+  void begin(Event mark) { mark_ = mark; }
+
+  /// What is queued in `stream` until here is the job's, too. If that fails, so does the job.
+  Result<void> mark(Device& device, Stream stream) {
+    auto recorded = device.record(mark_, stream);
+    asked_ = recorded.status();
+    return recorded;
+  }
+
+  /// Whether it is over; of a job that began nothing, always.
+  bool poll(Device& device) {
+    if (mark_ == nullptr || asked_ != Status::OK) return true;
+    const auto done = device.is_done(mark_);
+    if (done && !*done) return false;
+    asked_ = done.status();
+    return true;
+  }
+  void wait(Device& device) {
+    if (mark_ != nullptr && asked_ == Status::OK) asked_ = device.synchronize(mark_).status();
+  }
+  /// Of a job that fails to start: what is queued of it already may still move bytes.
+  void drain(Device& device, Stream stream) {
+    if (mark_ != nullptr && mark(device, stream)) wait(device);
+  }
+
+  /// Once it is over.
+  bool is_through() const { return asked_ == Status::OK; }
+  /// OK: through. GPU_LOST: lost. SYSTEM: unknown.
+  Status outcome() const {
+    return asked_ == Status::OK || asked_ == Status::GPU_LOST ? asked_ : Status::SYSTEM;
+  }
+
+  /// The job is done. Gives the event back, which may be recorded anew whatever it meant; null if
+  /// there is none.
+  Event end() {
+    is_done_ = true;
+    return std::exchange(mark_, nullptr);
+  }
+  bool is_done() const { return is_done_; }
+
+ private:
+  Event mark_ = nullptr;       ///< behind all that is queued
+  Status asked_ = Status::OK;  ///< what the device said when it was asked last
+  bool is_done_ = false;
+};
+
+}  // namespace bowhead::gpu

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/jobs/direct_reads.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "gpu/devices/pinned_arena.h"
+#include "gpu/jobs/cache.h"
+#include "gpu/jobs/device_job.h"
+#include "gpu/jobs/lease_reached.h"
+#include "gpu/kernels/attend.h"
+#include "gpu/kernels/check.h"
+
+namespace bowhead::gpu {
+namespace {
+
+constexpr uint64_t kMostTableBytes = uint64_t{1} << 30;
+
+/// A link of 450 GB/s and an assumed 2 us is full with 900 KB under way. A warp of attend.h has one
+/// tile or two of 1 KiB to 4 KiB under way, so that this many fill it, and a GPU has room for about
+/// as many at once; more of them only make more to merge. Shorter runs take longer to begin than to
+/// read.
+constexpr uint64_t kWantedUnits = 1024;
+constexpr uint32_t kLeastRunTokens = 64;
+
+size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+template <class... Args>
+Error wrong(fmt::format_string<Args...> format, Args&&... args) {
+  return Error{Status::INVALID_ARGUMENT, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+/// A block that is read.
+struct Reading {
+  size_t number = 0;  ///< in the job
+  Lease lease;
+};
+
+}  // namespace
+
+class DirectReads::Job {
+ public:
+  DeviceJob on_device;
+  Stream stream = nullptr;
+  uint32_t sequences = 0;
+  std::vector<Status> results;
+  std::vector<Reading> readings;
+  std::vector<AttendSpan> spans;
+  std::vector<AttendRun> runs;
+  std::vector<uint32_t> first_runs;  ///< by sequence, and one more
+  PinnedRoom room;                   ///< of these three, in this order
+  void* parts = nullptr;             ///< outputs, then log-sum-exps, of runs
+  size_t parts_bytes = 0;
+
+  size_t runs_at() const { return aligned(spans.size() * sizeof(AttendSpan)); }
+  size_t first_runs_at() const { return runs_at() + aligned(runs.size() * sizeof(AttendRun)); }
+  size_t table_bytes() const { return first_runs_at() + first_runs.size() * sizeof(uint32_t); }
+};
+
+class DirectReads::Impl {
+ public:
+  Impl(Pool& pool, Registration& registration, Device& device, const AttentionModel& model)
+      : pool_(pool),
+        registration_(registration),
+        device_(device),
+        model_(model),
+        arena_(device, kMostTableBytes) {}
+  ~Impl();
+
+  Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const SequenceToRead> sequences,
+                                     const DirectReadOptions& options);
+  Result<void> attend(Job& job, uint32_t layer, const DecodeQueries& queries,
+                      std::span<const MergeSource> others, const DecodeAnswers& answers);
+  bool poll(Job& job);
+  void wait(Job& job);
+  Attend told() const;
+
+ private:
+  Result<void> check_block(size_t number, const BlockToRead& block) const;
+  Result<void> check_span(const AttendSpan& span);
+  Result<void> check_sequences(std::span<const SequenceToRead> sequences);
+  Status read(NamespaceId ns, const BlockToRead& block, const DirectReadOptions& options,
+              size_t number, Job& job);
+  AttendSpan span_of(const BlockToRead& block, const uint8_t* payload) const;
+  void cut(Job& job, const std::vector<uint32_t>& first_spans) const;
+  Result<void> queue_tables(Job& job);
+  Result<void> take_parts(Job& job);
+  Result<void> check_reached(const char* name, const void* address, size_t size_bytes);
+  Result<void> check_all_reached(const Job& job, const DecodeQueries& queries,
+                                 std::span<const MergeSource> others, const DecodeAnswers& answers);
+  void finish(Job& job);
+
+  Pool& pool_;
+  Registration& registration_;
+  Device& device_;
+  const AttentionModel model_;
+  PinnedArena arena_;
+  void* idle_parts_ = nullptr;  ///< of the last job that ended
+  size_t idle_parts_bytes_ = 0;
+  std::vector<std::shared_ptr<Job>> running_;
+};
+
+DirectReads::Impl::~Impl() {
+  for (const auto& job : std::vector(running_)) wait(*job);
+  device_.free(idle_parts_);
+}
+
+/// All but what a job and a layer add.
+Attend DirectReads::Impl::told() const {
+  Attend work;
+  work.heads = model_.layout.heads;
+  work.queries_per_head = model_.queries_per_head;
+  work.key_channels = model_.layout.key_channels;
+  work.value_channels = model_.layout.value_channels;
+  work.number = number_format(model_.layout);
+  work.scale = model_.scale;
+  return work;
+}
+
+// ---- start ----
+
+Result<void> DirectReads::Impl::check_block(size_t number, const BlockToRead& block) const {
+  if (block.tokens == 0) return wrong("block {}: no tokens", number);
+  if (block.begin > std::min(block.tokens, block.end))
+    return wrong("block {}: tokens from {} to {} of {}", number, block.begin, block.end,
+                 block.tokens);
+  // A token is below 2^31 bytes: open() has seen to that.
+  if (payload_bytes(model_.layout, 1) > kMostPayloadBytes / block.tokens)
+    return wrong("block {}: {} tokens of {} bytes, which are more than {}", number, block.tokens,
+                 payload_bytes(model_.layout, 1), kMostPayloadBytes);
+  return {};
+}
+
+Result<void> DirectReads::Impl::check_span(const AttendSpan& span) {
+  if (span.tokens == 0) return wrong("a span of no tokens");
+  const size_t last_row = (model_.layout.layers - 1u) * span.layer_stride_bytes +
+                          (model_.layout.heads - 1u) * span.head_stride_bytes +
+                          (span.tokens - 1) * span.token_stride_bytes;
+  auto good = check_reached("keys of a span", span.keys, last_row + model_.layout.key_channels * 2);
+  return good ? check_reached("values of a span", span.values,
+                              last_row + model_.layout.value_channels * 2)
+              : good;
+}
+
+Result<void> DirectReads::Impl::check_sequences(std::span<const SequenceToRead> sequences) {
+  size_t blocks = 0;
+  for (const SequenceToRead& sequence : sequences) {
+    for (const BlockToRead& block : sequence.blocks) {
+      if (auto good = check_block(blocks++, block); !good) return good;
+    }
+    for (const AttendSpan& span : sequence.spans) {
+      if (auto good = check_span(span); !good) return good;
+    }
+  }
+  return {};
+}
+
+/// Where kernels find it, of layer 0 and its first token that is looked at.
+AttendSpan DirectReads::Impl::span_of(const BlockToRead& block, const uint8_t* payload) const {
+  const auto rows = [&](uint32_t layer, uint32_t part, uint32_t head) {
+    return rows_of(model_.layout, block.tokens, layer, part, head);
+  };
+  const KvRows keys = rows(0, 0, 0);
+  AttendSpan span;
+  // Only a layout with several of them has a second one.
+  span.layer_stride_bytes = model_.layout.layers > 1 ? rows(1, 0, 0).offset_bytes : 0;
+  span.head_stride_bytes = model_.layout.heads > 1 ? rows(0, 0, 1).offset_bytes : 0;
+  span.token_stride_bytes = keys.stride_bytes;
+  span.keys = payload + block.begin * keys.stride_bytes;
+  span.values = span.keys + (model_.layout.parts == 2 ? rows(0, 1, 0).offset_bytes : 0);
+  span.tokens = std::min(block.tokens, block.end) - block.begin;
+  return span;
+}
+
+Status DirectReads::Impl::read(NamespaceId ns, const BlockToRead& block,
+                               const DirectReadOptions& options, size_t number, Job& job) {
+  if (block.begin == std::min(block.tokens, block.end)) return Status::OK;
+  auto reached = lease_reached(pool_, registration_, ns, block.key,
+                               payload_bytes(model_.layout, block.tokens), options.lease_ms);
+  if (!reached) return reached.status();
+  job.spans.push_back(span_of(block, reached->payload));
+  job.readings.push_back({number, std::move(reached->lease)});
+  return Status::OK;
+}
+
+/// Runs of a sequence as long as each other, to within a token: together as many as wanted.
+void DirectReads::Impl::cut(Job& job, const std::vector<uint32_t>& first_spans) const {
+  uint64_t all = 0;
+  for (const AttendSpan& span : job.spans) all += span.tokens;
+  Attend one = told();
+  one.run_count = 1;
+  const uint64_t wanted_runs = std::max<uint64_t>(1, kWantedUnits / attend_units(one));
+  const uint64_t most = std::max<uint64_t>(kLeastRunTokens, (all + wanted_runs - 1) / wanted_runs);
+  job.first_runs = {0};
+  for (uint32_t sequence = 0; sequence < job.sequences; ++sequence) {
+    uint64_t tokens = 0;
+    for (uint32_t i = first_spans[sequence]; i < first_spans[sequence + 1]; ++i)
+      tokens += job.spans[i].tokens;
+    const uint64_t count = (tokens + most - 1) / most;
+    uint32_t span = first_spans[sequence];
+    uint64_t before = 0;  // tokens of the sequence in earlier spans
+    for (uint64_t i = 0; i < count; ++i) {
+      const uint64_t begin = tokens * i / count, end = tokens * (i + 1) / count;
+      while (begin - before >= job.spans[span].tokens) before += job.spans[span++].tokens;
+      job.runs.push_back({sequence, span, static_cast<uint32_t>(begin - before),
+                          static_cast<uint32_t>(end - begin)});
+    }
+    job.first_runs.push_back(static_cast<uint32_t>(job.runs.size()));
+  }
+}
+
+Result<void> DirectReads::Impl::take_parts(Job& job) {
+  const size_t heads = job.runs.size() * model_.query_heads();
+  const size_t needed = aligned(heads * (size_t{model_.layout.value_channels} + 1) * sizeof(float));
+  if (needed == 0) return {};
+  if (idle_parts_bytes_ < needed) {
+    auto parts = device_.allocate(needed);
+    if (!parts) return parts.error();
+    job.parts = *parts;
+    job.parts_bytes = needed;
+    return {};
+  }
+  job.parts = std::exchange(idle_parts_, nullptr);
+  job.parts_bytes = std::exchange(idle_parts_bytes_, 0);
+  return {};
+}
+
+Result<void> DirectReads::Impl::queue_tables(Job& job) {
+  if (auto taken = take_parts(job); !taken) return taken;
+  auto room = arena_.take(job.table_bytes(), true);
+  if (!room) return room.error();
+  job.room = *room;
+  const auto put = [&](size_t at, const auto& all) {
+    if (!all.empty()) std::memcpy(room->pinned + at, all.data(), all.size() * sizeof(all[0]));
+  };
+  put(0, job.spans);
+  put(job.runs_at(), job.runs);
+  put(job.first_runs_at(), job.first_runs);
+  auto event = device_.make_event();
+  if (!event) return event.error();
+  job.on_device.begin(*event);
+  auto copied = device_.copy(room->device, room->pinned, job.table_bytes(), job.stream);
+  return copied ? job.on_device.mark(device_, job.stream) : copied;
+}
+
+Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
+    NamespaceId ns, std::span<const SequenceToRead> sequences, const DirectReadOptions& options) {
+  if (auto good = check_stored_layout(pool_, ns, model_.layout); !good) return good.error();
+  if (auto good = check_sequences(sequences); !good) return good.error();
+  if (auto good = device_.check_stream(options.stream); !good) return good.error();
+  auto job = std::make_shared<Job>();
+  job->stream = options.stream;
+  job->sequences = static_cast<uint32_t>(sequences.size());
+  std::vector<uint32_t> first_spans = {0};
+  for (const SequenceToRead& sequence : sequences) {
+    for (const BlockToRead& block : sequence.blocks)
+      job->results.push_back(read(ns, block, options, job->results.size(), *job));
+    job->spans.insert(job->spans.end(), sequence.spans.begin(), sequence.spans.end());
+    first_spans.push_back(static_cast<uint32_t>(job->spans.size()));
+  }
+  cut(*job, first_spans);
+  running_.push_back(job);
+  if (auto queued = queue_tables(*job); !queued) {
+    job->on_device.drain(device_, job->stream);
+    finish(*job);
+    return queued.error();
+  }
+  return job;
+}
+
+// ---- attend ----
+
+Result<void> DirectReads::Impl::check_reached(const char* name, const void* address,
+                                              size_t size_bytes) {
+  const auto* const last = static_cast<const std::byte*>(address) + size_bytes - 1;
+  for (const void* end : {address, static_cast<const void*>(last)}) {
+    const auto kind = device_.classify(end);
+    if (!kind) return kind.error();
+    if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
+      return wrong("{} {} in {} memory, which this device does not reach", name,
+                   end == last ? "end" : "begin", pointer_kind_name(*kind));
+  }
+  return {};
+}
+
+Result<void> DirectReads::Impl::check_all_reached(const Job& job, const DecodeQueries& queries,
+                                                  std::span<const MergeSource> others,
+                                                  const DecodeAnswers& answers) {
+  const size_t heads = size_t{job.sequences} * model_.query_heads();
+  const size_t numbers = heads * model_.layout.value_channels;
+  const size_t queries_bytes = (job.sequences - 1) * queries.sequence_stride_bytes +
+                               (model_.query_heads() - 1) * queries.head_stride_bytes +
+                               size_t{model_.layout.key_channels} * 2;
+  if (auto good = check_reached("queries", queries.data, queries_bytes); !good) return good;
+  const size_t outputs_bytes = numbers * (answers.number == NumberFormat::FP32 ? 4 : 2);
+  if (auto good = check_reached("outputs", answers.outputs, outputs_bytes); !good) return good;
+  if (answers.log_sum_exps != nullptr) {
+    if (auto good = check_reached("log-sum-exps", answers.log_sum_exps, heads * 4); !good)
+      return good;
+  }
+  for (const MergeSource& other : others) {
+    if (other.first_parts != nullptr) return wrong("of another part there is one of each sequence");
+    if (auto good = check_reached("outputs of another part", other.outputs, numbers * 4); !good)
+      return good;
+    if (auto good = check_reached("log-sum-exps of another part", other.log_sum_exps, heads * 4);
+        !good)
+      return good;
+  }
+  return {};
+}
+
+Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQueries& queries,
+                                       std::span<const MergeSource> others,
+                                       const DecodeAnswers& answers) {
+  if (job.on_device.is_done() || layer >= model_.layout.layers)
+    return wrong("layer {} of {}{}", layer, model_.layout.layers,
+                 job.on_device.is_done() ? ", of a job that is done" : "");
+  if (others.size() >= MergeParts::kMostSources)
+    return wrong("{} other parts: at most {}", others.size(), MergeParts::kMostSources - 1);
+  if (job.sequences == 0) return {};
+  if (auto good = device_.check_stream(job.stream); !good) return good;
+  if (auto good = check_all_reached(job, queries, others, answers); !good) return good;
+
+  Attend work = told();
+  work.layer = layer;
+  work.queries = static_cast<const uint8_t*>(queries.data);
+  work.query_stride_bytes = queries.sequence_stride_bytes;
+  work.query_head_stride_bytes = queries.head_stride_bytes;
+  work.sequences = job.sequences;
+  work.span_count = static_cast<uint32_t>(job.spans.size());
+  work.run_count = static_cast<uint32_t>(job.runs.size());
+  work.outputs = static_cast<float*>(job.parts);
+  work.log_sum_exps =
+      work.outputs + job.runs.size() * model_.query_heads() * model_.layout.value_channels;
+  work.spans = job.spans.data();
+  work.runs = job.runs.data();
+  MergeParts merge;
+  merge.sources[0] = {work.outputs, work.log_sum_exps, job.first_runs.data()};
+  merge.source_count = work.run_count == 0 ? 0 : 1;
+  for (const MergeSource& other : others) merge.sources[merge.source_count++] = other;
+  merge.sequences = job.sequences;
+  merge.heads = model_.query_heads();
+  merge.channels = model_.layout.value_channels;
+  merge.number = answers.number;
+  merge.outputs = answers.outputs;
+  merge.log_sum_exps = answers.log_sum_exps;
+  if (auto good = check(work); !good) return good;
+  if (auto good = check(merge); !good) return good;
+
+  const std::byte* tables = job.room.device;
+  work.spans = reinterpret_cast<const AttendSpan*>(tables);
+  work.runs = reinterpret_cast<const AttendRun*>(tables + job.runs_at());
+  if (work.run_count != 0) {
+    merge.sources[0].first_parts = reinterpret_cast<const uint32_t*>(tables + job.first_runs_at());
+    if (auto queued = device_.launch(work, job.stream); !queued) return queued;
+  }
+  auto queued = device_.launch(merge, job.stream);
+  // Also behind an attention whose merging failed to start.
+  const auto marked = job.on_device.mark(device_, job.stream);
+  return queued ? marked : queued;
+}
+
+// ---- end ----
+
+bool DirectReads::Impl::poll(Job& job) {
+  if (job.on_device.is_done()) return true;
+  if (!job.on_device.poll(device_)) return false;
+  finish(job);
+  return true;
+}
+
+void DirectReads::Impl::wait(Job& job) {
+  if (job.on_device.is_done()) return;
+  job.on_device.wait(device_);
+  finish(job);
+}
+
+/// Of a job that the device is through with, all that it was to read has been read: what a lease
+/// says here is about all of it. Any other may still read tables and write parts.
+void DirectReads::Impl::finish(Job& job) {
+  const bool is_through = job.on_device.is_through();
+  for (Reading& reading : job.readings) {
+    const Status released = pool_.release(reading.lease);
+    job.results[reading.number] = is_through ? released : job.on_device.outcome();
+  }
+  job.readings.clear();
+  if (is_through) {
+    arena_.give_back(job.room);
+    if (job.parts_bytes > idle_parts_bytes_) {
+      std::swap(job.parts, idle_parts_);
+      std::swap(job.parts_bytes, idle_parts_bytes_);
+    }
+    device_.free(job.parts);
+  }
+  job.parts = nullptr;
+  if (Event mark = job.on_device.end(); mark != nullptr) device_.destroy_event(mark);
+  std::erase_if(running_, [&](const auto& one) { return one.get() == &job; });
+}
+
+// ---- DirectReads ----
+
+DirectReads::DirectReads(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DirectReads::DirectReads(DirectReads&&) noexcept = default;
+DirectReads& DirectReads::operator=(DirectReads&&) noexcept = default;
+DirectReads::~DirectReads() = default;
+
+Result<DirectReads> DirectReads::open(Pool& pool, Registration& registration, Device& device,
+                                      const AttentionModel& model) {
+  const KvLayout& layout = model.layout;
+  if (auto good = check_rows(layout); !good) return good.error();
+  const NumberFormat number = number_format(layout);
+  if (number != NumberFormat::BF16 && number != NumberFormat::FP16)
+    return Error{Status::NOT_SUPPORTED,
+                 fmt::format("keys of {}; direct reads want bf16 or fp16", number_name(number))};
+  if (layout.scales != BH_SCALES_NONE)
+    return Error{Status::NOT_SUPPORTED, "keys with scales: direct reads know none"};
+  auto impl = std::make_unique<Impl>(pool, registration, device, model);
+  if (auto good = check(impl->told()); !good) return good.error();
+  return DirectReads(std::move(impl));
+}
+
+Result<std::shared_ptr<DirectReads::Job>> DirectReads::start(
+    NamespaceId ns, std::span<const SequenceToRead> sequences, const DirectReadOptions& options) {
+  return impl_->start(ns, sequences, options);
+}
+Result<void> DirectReads::attend(Job& job, uint32_t layer, const DecodeQueries& queries,
+                                 std::span<const MergeSource> others,
+                                 const DecodeAnswers& answers) {
+  return impl_->attend(job, layer, queries, others, answers);
+}
+bool DirectReads::poll(Job& job) { return impl_->poll(job); }
+void DirectReads::wait(Job& job) { impl_->wait(job); }
+std::span<const Status> DirectReads::results(const Job& job) const { return job.results; }
+
+}  // namespace bowhead::gpu

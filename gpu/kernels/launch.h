@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels, queued in a CUDA stream. Only where CUDA is.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "gpu/kernels/kernels.h"
+
+namespace bowhead::gpu {
+
+/// Queues what `work` says, which check() (check.h) has found right; `work` itself is copied.
+/// An error of the driver's may be one of earlier work, which it tells late.
+cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream);
+cudaError_t launch_kernel(const MoveFewPieces& work, cudaStream_t stream);
+cudaError_t launch_kernel(const Attend& work, cudaStream_t stream);
+cudaError_t launch_kernel(const MergeParts& work, cudaStream_t stream);
+cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream);
+cudaError_t launch_kernel(const RebuildTiles& work, cudaStream_t stream);
+cudaError_t launch_kernel(const DecodeLz4& work, cudaStream_t stream);
+
+/// Whether that works, or is cudaErrorNotSupported.
+bool decodes_lz4();
+
+}  // namespace bowhead::gpu
