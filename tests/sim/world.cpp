@@ -9,9 +9,10 @@
 
 #include "base/assert.h"
 
-// LeakSanitizer asks. A process that dies keeps what it had: nobody unwinds its stack.
-extern "C" int __lsan_is_turned_off();               // NOLINT: the sanitizer's name
-extern "C" int __lsan_is_turned_off() { return 1; }  // NOLINT
+// LeakSanitizer asks, from its library. A process that dies keeps what it had: nobody unwinds its
+// stack.
+extern "C" __attribute__((visibility("default"))) int __lsan_is_turned_off();  // NOLINT
+extern "C" int __lsan_is_turned_off() { return 1; }                            // NOLINT
 
 namespace bowhead {
 
