@@ -403,7 +403,7 @@ class CpuDevice final : public Device {
   /// timeline that the device was lost before.
   bool is_lost() const { return is_lost_.load(std::memory_order_relaxed); }
 
-  static Error lost() { return {Status::GPU_LOST, "the CPU device was told to be lost"}; }
+  static Error lost() { return {Status::GPU_LOST, "the CPU device is lost, as a test wants it"}; }
 
   static Error not_registered(const char* call, const void* memory) {
     return {Status::INVALID_ARGUMENT,
@@ -498,7 +498,7 @@ class CpuDevice final : public Device {
   uint64_t allocated_bytes_ = 0, registered_bytes_ = 0;
   std::map<void*, PinnedRange> pinned_;  ///< by where it was registered
   std::map<Stream, std::unique_ptr<CpuStream>> streams_;
-  std::unique_ptr<CpuStream> default_stream_;  ///< made when somebody uses it
+  std::unique_ptr<CpuStream> default_stream_;  ///< made at its first use
 };
 
 }  // namespace

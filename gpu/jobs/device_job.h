@@ -8,8 +8,8 @@
 //               engines of the GPU have under way may still arrive
 //   unknown     the driver does not say whether it is through: the same
 //
-// A job that is not through may still read and write what it was told of: nothing of that is used
-// again. A job is done once its end was dealt with, whatever it was.
+// A job that is not through may still read and write its arguments and buffers: none of them is
+// used again. A job is done once its end was dealt with, whatever it was.
 //
 // Thread-safety: none.
 #pragma once

@@ -200,7 +200,8 @@ Status Reading<A>::copy_leased(const Lease& lease, Span to) {
     return !lease.checksum || sum == *lease.checksum;
   };
   if (copied()) return Status::OK;
-  // acquire() threw away what the caches had of it; a prefetcher may have brought it back since.
+  // acquire() invalidated its lines; a prefetch may have brought stale ones back since. No look at
+  // the stamp here: the lease keeps the block, and release() says whether it did (L2, L4).
   c_.access.acquire(lease.offset, lease.stored_bytes);
   return copied() ? Status::OK : Status::DAMAGED;
 }

@@ -403,8 +403,8 @@ std::string on_a_disk() {
 class RegistrationOfPools : public testing::TestWithParam<PoolOfKind> {
  protected:
   void SetUp() override {
-    twin_ = Device::cpu({.registers_read_only = true});
-    if (!twin_->info().pin_fault.empty()) GTEST_SKIP() << twin_->info().pin_fault;
+    cpu_ = Device::cpu({.registers_read_only = true});
+    if (!cpu_->info().pin_fault.empty()) GTEST_SKIP() << cpu_->info().pin_fault;
     CreateOptions create;
     create.size_bytes = 64 << 20;
     create.hosts = GetParam().hosts;
@@ -425,7 +425,7 @@ class RegistrationOfPools : public testing::TestWithParam<PoolOfKind> {
 
   const std::string locator_ = GetParam().locator();
   bool is_created_ = false;
-  std::unique_ptr<Device> twin_;
+  std::unique_ptr<Device> cpu_;
   std::unique_ptr<Pool> pool_;
 };
 INSTANTIATE_TEST_SUITE_P(Pools, RegistrationOfPools,
@@ -451,7 +451,7 @@ bool can_be_pinned(const std::string& locator) {
 }
 
 TEST_P(RegistrationOfPools, PinsEveryChunk) {
-  auto registration = std::move(Registration::create(*twin_, *pool_, kChunkBytes).value());
+  auto registration = std::move(Registration::create(*cpu_, *pool_, kChunkBytes).value());
   const uint64_t size_bytes = registration->size_bytes();
   EXPECT_EQ(size_bytes, pool_->mapping().size);
   uint64_t refused = 0;
@@ -467,7 +467,7 @@ TEST_P(RegistrationOfPools, PinsEveryChunk) {
 
 /// And may outlive the pool.
 TEST_P(RegistrationOfPools, AreTheSameMemory) {
-  auto registration = std::move(Registration::create(*twin_, *pool_, kChunkBytes).value());
+  auto registration = std::move(Registration::create(*cpu_, *pool_, kChunkBytes).value());
   ASSERT_DONE(registration->ensure(0, registration->size_bytes()));
   const auto ns = pool_->open_namespace({"test", "bytes"}).value();
   const auto value = test::bytes(100'000, 1);

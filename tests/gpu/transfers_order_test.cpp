@@ -483,7 +483,7 @@ TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
   EXPECT_EQ(pool_.get_status("b"), Status::NOT_FOUND);
 }
 
-/// PinnedRoom that the device may still write to belongs to nobody else.
+/// Room that the device may still write to is not given out again.
 TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
   struct SaysNothing : WrappedDevice {
     using WrappedDevice::WrappedDevice;

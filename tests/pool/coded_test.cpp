@@ -224,7 +224,7 @@ TEST(Coded, CodedBlocksAreNotLeasedAsPlainValues) {
   EXPECT_TRUE(t.pool().acquire(t.coded_ns(), "in-place", 1000));
 }
 
-/// Whoever holds it reads the frame where it lies.
+/// Its holder reads the frame in place.
 TEST(Coded, ALeaseNamesWhatIsStored) {
   CodedPool t;
   const Value value = tensor(kKeys, 64 << 10, 1);

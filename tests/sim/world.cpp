@@ -9,8 +9,8 @@
 
 #include "base/assert.h"
 
-// LeakSanitizer asks, from its library. A process that dies keeps what it had: nobody unwinds its
-// stack.
+// Turns LeakSanitizer off: its library calls this. A simulated process that dies frees nothing,
+// since its stack is not unwound.
 extern "C" __attribute__((visibility("default"))) int __lsan_is_turned_off();  // NOLINT
 extern "C" int __lsan_is_turned_off() { return 1; }                            // NOLINT
 
