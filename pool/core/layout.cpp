@@ -35,42 +35,9 @@ uint64_t place(bh_geometry& g) {
   g.lock_count = kLocks;
   g.touch_count = kTouches;
   g.lease_count = static_cast<uint32_t>(std::clamp<uint64_t>(slots / 16, 1024, 65536));
-
-  const uint64_t bytes[BH_PART_COUNT] = {
-      2 * sizeof(bh_host_slot),
-      sizeof(bh_host_beat),
-      8 * BH_HOSTS_MAX,
-      8 * BH_HOSTS_MAX,
-      8 * g.extent_count,
-      sizeof(bh_namespace) * g.namespace_count,
-      8 * uint64_t{g.lease_count},
-      8 * uint64_t{g.touch_count},
-      kPage * g.host_count,
-      sizeof(bh_index_bucket) * g.index_bucket_count,
-      sizeof(bh_host_private),
-      sizeof(bh_process) * g.process_count,
-      sizeof(bh_lease_slot) * g.lease_count,
-      8 * BH_HOSTS_MAX,
-      8 * uint64_t{g.lock_count},
-      sizeof(bh_extent_state) * g.extent_count,
-      8 * slots,
-      8 * slots,
-  };
-  uint64_t offset = 0;
-  for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
-    g.parts[i] = {offset, bytes[i]};
-    offset += round_up(bytes[i], BH_LINE_BYTES * 2);
-  }
-  g.region_bytes = round_up(offset, g.region_align_bytes);
   g.regions_offset =
       round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET, g.region_align_bytes);
-  // Tables change hands one by one, and then a mapping must be able to tell them apart; with one
-  // host they never do, and a coarse grain (2 MiB on huge pages) would waste most of each.
-  g.table_bytes = round_up(sizeof(bh_block_slot) * (g.extent_bytes / g.min_block_bytes + 1),
-                           g.host_count > 1 ? g.region_align_bytes : kPage);
-  g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
-  g.payload_offset = round_up(g.tables_offset + g.table_bytes * g.extent_count, kExtentBytesMin);
-  return g.payload_offset + g.extent_count * g.extent_bytes;
+  return place_parts(g, kExtentBytesMin);
 }
 
 Error bad(Status status, std::string text) { return Error{status, std::move(text)}; }
@@ -148,6 +115,45 @@ Result<void> check_times(const SharingTimes& t) {
                          "each {} ms and stores settle in {} ms: give at least 5 beats and 10 "
                          "settles",
                          t.dead_ms, t.beat_ms, t.settle_ms));
+}
+
+uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
+  const uint64_t slots_per_extent = g.extent_bytes / g.min_block_bytes;
+  const uint64_t slots = g.extent_count * slots_per_extent;
+  const uint64_t bytes[BH_PART_COUNT] = {
+      2 * sizeof(bh_host_slot),
+      sizeof(bh_host_beat),
+      8 * BH_HOSTS_MAX,
+      8 * BH_HOSTS_MAX,
+      8 * g.extent_count,
+      sizeof(bh_namespace) * g.namespace_count,
+      8 * uint64_t{g.lease_count},
+      8 * uint64_t{g.touch_count},
+      uint64_t{BH_MAIL_AREA_BYTES} * g.host_count,
+      sizeof(bh_index_bucket) * g.index_bucket_count,
+      sizeof(bh_host_private),
+      sizeof(bh_process) * g.process_count,
+      sizeof(bh_lease_slot) * g.lease_count,
+      8 * BH_HOSTS_MAX,
+      8 * uint64_t{g.lock_count},
+      sizeof(bh_extent_state) * g.extent_count,
+      8 * slots,
+      8 * slots,
+  };
+  uint64_t offset = 0;
+  for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
+    g.parts[i] = {offset, bytes[i]};
+    offset += round_up(bytes[i], BH_LINE_BYTES * 2);
+  }
+  g.region_bytes = round_up(offset, g.region_align_bytes);
+  // Tables change hands one by one, and then a mapping must be able to tell them apart; with one
+  // host they never do, and a coarse grain (2 MiB on huge pages) would waste most of each.
+  g.table_bytes = round_up(sizeof(bh_block_slot) * (slots_per_extent + 1),
+                           g.host_count > 1 ? g.region_align_bytes : kPage);
+  g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
+  g.payload_offset =
+      round_up(g.tables_offset + g.table_bytes * g.extent_count, payload_align_bytes);
+  return g.payload_offset + g.extent_count * g.extent_bytes;
 }
 
 Result<bh_geometry> plan_geometry(const GeometryChoice& choice) {

@@ -35,6 +35,11 @@ inline constexpr uint64_t kExtentBytesMax = uint64_t{64} << 20;
 /// The geometry for a choice. Returns TOO_SMALL, INVALID_ARGUMENT, MISALIGNED with what to change.
 Result<bh_geometry> plan_geometry(const GeometryChoice& choice);
 
+/// Places the parts of each region, then tables and payload behind the regions. `geometry` has all
+/// counts, sizes of extents and blocks, and regions_offset; total_bytes is left alone. Returns the
+/// end of the payload. Called apart from plan_geometry() only for geometries of tests.
+uint64_t place_parts(bh_geometry& geometry, uint64_t payload_align_bytes);
+
 /// Which settings a pool may have: the same rule when it is created and when it is opened. Each
 /// returns INVALID_ARGUMENT.
 Result<void> check_watermarks(uint32_t high_permille, uint32_t low_permille);

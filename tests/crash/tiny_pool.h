@@ -49,37 +49,8 @@ inline bh_geometry tiny_geometry(const TinyShape& shape) {
   g.namespace_count = shape.namespace_count;
   g.lock_count = shape.lock_count;
   g.touch_count = 8;
-  const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
-  const uint64_t part_bytes[BH_PART_COUNT] = {2 * sizeof(bh_host_slot),
-                                              sizeof(bh_host_beat),
-                                              8 * BH_HOSTS_MAX,
-                                              8 * BH_HOSTS_MAX,
-                                              8 * g.extent_count,
-                                              sizeof(bh_namespace) * g.namespace_count,
-                                              8 * uint64_t{g.lease_count},
-                                              8 * uint64_t{g.touch_count},
-                                              4096,
-                                              sizeof(bh_index_bucket) * g.index_bucket_count,
-                                              sizeof(bh_host_private),
-                                              sizeof(bh_process) * g.process_count,
-                                              sizeof(bh_lease_slot) * g.lease_count,
-                                              8 * BH_HOSTS_MAX,
-                                              8 * uint64_t{g.lock_count},
-                                              sizeof(bh_extent_state) * g.extent_count,
-                                              8 * slots,
-                                              8 * slots};
-  uint64_t offset = 0;
-  for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
-    g.parts[i] = {offset, part_bytes[i]};
-    offset += round_up(part_bytes[i], 2 * BH_LINE_BYTES);
-  }
   g.regions_offset = BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET;
-  g.region_bytes = round_up(offset, g.region_align_bytes);
-  g.tables_offset = g.regions_offset + g.region_bytes;
-  g.table_bytes = round_up(sizeof(bh_block_slot) * (g.extent_bytes / g.min_block_bytes + 1),
-                           g.region_align_bytes);
-  g.payload_offset = round_up(g.tables_offset + g.table_bytes * g.extent_count, BH_PAYLOAD_ALIGN);
-  g.total_bytes = g.payload_offset + g.extent_count * g.extent_bytes;
+  g.total_bytes = core::place_parts(g, BH_PAYLOAD_ALIGN);
   return g;
 }
 

@@ -17,8 +17,6 @@ constexpr std::array<const char*, BH_PART_COUNT> kPartNames = {
     "hazards", "touch", "mail",   "index",   "private", "processes",
     "leases",  "view",  "locks",  "extents", "blocks",  "recency"};
 
-uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
-
 }  // namespace
 
 bh_geometry small_geometry(const Shape& shape) {
@@ -34,36 +32,8 @@ bh_geometry small_geometry(const Shape& shape) {
   g.namespace_count = 1;
   g.lock_count = shape.locks;
   g.touch_count = 8;
-  const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
-  const uint64_t part_bytes[BH_PART_COUNT] = {2 * sizeof(bh_host_slot),
-                                              sizeof(bh_host_beat),
-                                              8 * BH_HOSTS_MAX,
-                                              8 * BH_HOSTS_MAX,
-                                              8 * g.extent_count,
-                                              sizeof(bh_namespace) * g.namespace_count,
-                                              8 * uint64_t{g.lease_count},
-                                              8 * uint64_t{g.touch_count},
-                                              kPage * g.host_count,
-                                              sizeof(bh_index_bucket) * g.index_bucket_count,
-                                              sizeof(bh_host_private),
-                                              sizeof(bh_process) * g.process_count,
-                                              sizeof(bh_lease_slot) * g.lease_count,
-                                              8 * BH_HOSTS_MAX,
-                                              8 * uint64_t{g.lock_count},
-                                              sizeof(bh_extent_state) * g.extent_count,
-                                              8 * slots,
-                                              8 * slots};
-  uint64_t offset = 0;
-  for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
-    g.parts[i] = {offset, part_bytes[i]};
-    offset += round_up(part_bytes[i], 2 * BH_LINE_BYTES);
-  }
   g.regions_offset = kPage;  // the superblock is given to the core directly
-  g.region_bytes = round_up(offset, kPage);
-  g.table_bytes = round_up(sizeof(bh_block_slot) * (g.extent_bytes / g.min_block_bytes + 1), kPage);
-  g.tables_offset = g.regions_offset + g.host_count * g.region_bytes;
-  g.payload_offset = g.tables_offset + g.table_bytes * g.extent_count;
-  g.total_bytes = g.payload_offset + g.extent_count * g.extent_bytes;
+  g.total_bytes = core::place_parts(g, kPage);
   return g;
 }
 
