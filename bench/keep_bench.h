@@ -1,7 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 What attention loses where few tokens of a head are kept,
-// chosen by the attention that they got so far: the mass that the memory accumulates
-// (ndp/operations.h), so that no score leaves it. A worked example; nothing is timed. docs/bench.md
-// says what is compared.
+// SPDX-License-Identifier: Apache-2.0
+// What attention loses where few tokens of a head are kept, chosen by the attention that they got
+// so far: the mass that the memory accumulates (ndp/operations.h), so that no score leaves it. A
+// worked example; nothing is timed. docs/bench.md says what is compared.
 #pragma once
 
 #include <string>

@@ -21,8 +21,8 @@
 #include <thread>
 
 #include "tests/api/structs.h"
-#include "tests/crash/tiny_pool.h"
-#include "tests/hosts/support.h"
+#include "tests/support/hosts.h"
+#include "tests/support/tiny_pool.h"
 
 namespace bowhead::test {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "tests/channel/cached_hosts.h"
 #include "tests/channel/stream.h"
+#include "tests/support/cached_hosts.h"
 
 namespace bowhead::test {
 namespace {

@@ -14,7 +14,7 @@
 #include "pool/core/access.h"
 #include "pool/media/media.h"
 #include "tests/channel/stream.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::test {
 namespace {

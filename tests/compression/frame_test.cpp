@@ -12,7 +12,7 @@
 
 #include "base/random.h"
 #include "compression/crew.h"
-#include "tests/compression/tensors.h"
+#include "tests/support/tensors.h"
 
 namespace bowhead::compression {
 namespace {

@@ -13,8 +13,8 @@
 #include <iterator>
 
 #include "tests/compression/allocations.h"
-#include "tests/compression/reseal.h"
-#include "tests/compression/tensors.h"
+#include "tests/support/reseal.h"
+#include "tests/support/tensors.h"
 
 namespace bowhead::compression {
 namespace {

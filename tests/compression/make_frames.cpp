@@ -7,7 +7,7 @@
 
 #include <fstream>
 
-#include "tests/compression/tensors.h"
+#include "tests/support/tensors.h"
 
 namespace bowhead::compression {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "compression/planes.h"
-#include "tests/compression/tensors.h"
+#include "tests/support/tensors.h"
 
 namespace bowhead::compression {
 

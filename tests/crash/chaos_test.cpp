@@ -18,9 +18,9 @@
 
 #include "base/random.h"
 #include "pool/coded.h"
-#include "tests/crash/audit.h"
-#include "tests/crash/tiny_pool.h"
-#include "tests/pool/support.h"
+#include "tests/support/audit.h"
+#include "tests/support/pools.h"
+#include "tests/support/tiny_pool.h"
 
 namespace bowhead::test {
 namespace {

@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <set>
 
-#include "tests/crash/audit.h"
+#include "tests/support/audit.h"
 
 namespace bowhead::test {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tests/crash/crash_access.h"
-#include "tests/crash/tiny_pool.h"
+#include "tests/support/tiny_pool.h"
 
 namespace bowhead::test {
 

@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::test {
 namespace {

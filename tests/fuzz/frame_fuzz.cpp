@@ -13,8 +13,8 @@
 
 #include "base/assert.h"
 #include "compression/frame.h"
-#include "tests/compression/reseal.h"
 #include "tests/fuzz/input.h"
+#include "tests/support/reseal.h"
 
 namespace bowhead::compression {
 namespace {

@@ -10,8 +10,8 @@
 #include "compression/frame.h"
 #include "ndp/numbers.h"
 #include "ndp/plane_keys.h"
-#include "tests/compression/reseal.h"
 #include "tests/fuzz/input.h"
+#include "tests/support/reseal.h"
 
 namespace bowhead::ndp {
 namespace {

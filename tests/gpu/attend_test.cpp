@@ -17,7 +17,7 @@
 #include "gpu/kernels/check.h"
 #include "gpu/kernels/floats.h"
 #include "ndp/operations.h"
-#include "tests/ndp/oracle.h"
+#include "tests/support/attention_oracle.h"
 
 namespace bowhead::gpu {
 namespace {

@@ -11,7 +11,7 @@
 #include "base/random.h"
 #include "tests/gpu/devices.h"
 #include "tests/gpu/engine_cache.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::gpu {
 namespace {

@@ -18,8 +18,8 @@
 #include "base/random.h"
 #include "gpu/kernels/floats.h"
 #include "tests/gpu/devices.h"
-#include "tests/ndp/oracle.h"
-#include "tests/pool/support.h"
+#include "tests/support/attention_oracle.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::gpu {
 namespace {

@@ -14,7 +14,7 @@
 #include "base/assert.h"
 #include "base/random.h"
 #include "gpu/kernels/warp.h"
-#include "tests/sim/fiber.h"
+#include "tests/support/fiber.h"
 
 namespace bowhead::gpu::fibers {
 namespace {

@@ -19,9 +19,9 @@
 #include "base/random.h"
 #include "compression/frame.h"
 #include "compression/tiles.h"
-#include "tests/compression/reseal.h"
-#include "tests/compression/tensors.h"
 #include "tests/gpu/devices.h"
+#include "tests/support/reseal.h"
+#include "tests/support/tensors.h"
 
 namespace bowhead::gpu {
 namespace {

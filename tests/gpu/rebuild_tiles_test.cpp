@@ -16,7 +16,7 @@
 #include "compression/tiles.h"
 #include "gpu/devices/cpu_kernels.h"
 #include "gpu/kernels/check.h"
-#include "tests/compression/tensors.h"
+#include "tests/support/tensors.h"
 
 namespace bowhead::gpu {
 namespace {

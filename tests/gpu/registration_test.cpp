@@ -12,7 +12,7 @@
 
 #include "gpu/devices/pinned_range.h"
 #include "tests/gpu/devices.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::gpu {
 namespace {

@@ -14,7 +14,7 @@
 #include "ndp/operations.h"
 #include "tests/gpu/devices.h"
 #include "tests/gpu/engine_cache.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::gpu {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "base/random.h"
 #include "tests/hosts/chaos_worker.h"
-#include "tests/hosts/support.h"
+#include "tests/support/hosts.h"
 
 namespace bowhead::test {
 namespace {

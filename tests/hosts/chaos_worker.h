@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "tests/hosts/support.h"
+#include "tests/support/hosts.h"
 
 namespace bowhead::test {
 

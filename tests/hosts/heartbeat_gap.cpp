@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "tests/hosts/support.h"
+#include "tests/support/hosts.h"
 
 namespace bowhead::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <set>
 #include <thread>
 
-#include "tests/hosts/support.h"
+#include "tests/support/hosts.h"
 
 namespace bowhead::test {
 namespace {

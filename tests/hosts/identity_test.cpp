@@ -3,7 +3,7 @@
 // for dead. Two machines on one memory are two cores that say who they are, and do not see each
 // other's locks.
 #include "pool/core/core.h"
-#include "tests/hosts/support.h"
+#include "tests/support/hosts.h"
 
 namespace bowhead::test {
 namespace {

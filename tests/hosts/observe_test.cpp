@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "tests/hosts/support.h"
+#include "tests/support/hosts.h"
 
 namespace bowhead::test {
 namespace {

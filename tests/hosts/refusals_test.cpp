@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "pool/core/core.h"
-#include "tests/hosts/support.h"
+#include "tests/support/hosts.h"
 
 namespace bowhead::test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "pool/core/layout.h"
 #include "pool/media/media.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::test {
 namespace {

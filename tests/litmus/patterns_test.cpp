@@ -5,7 +5,7 @@
 
 #include "pool/litmus.h"
 #include "pool/litmus_patterns.h"
-#include "tests/channel/cached_hosts.h"
+#include "tests/support/cached_hosts.h"
 
 namespace bowhead::test {
 namespace {

@@ -12,7 +12,7 @@
 #include "base/random.h"
 #include "compression/frame.h"
 #include "ndp/operations.h"
-#include "tests/compression/tensors.h"
+#include "tests/support/tensors.h"
 
 namespace bowhead::test {
 namespace {

@@ -14,9 +14,9 @@
 
 #include "base/random.h"
 #include "compression/frame.h"
-#include "tests/compression/reseal.h"
-#include "tests/compression/tensors.h"
-#include "tests/ndp/oracle.h"
+#include "tests/support/attention_oracle.h"
+#include "tests/support/reseal.h"
+#include "tests/support/tensors.h"
 
 namespace bowhead::test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/random.h"
 #include "ndp/rows.h"
-#include "tests/ndp/oracle.h"
+#include "tests/support/attention_oracle.h"
 
 namespace bowhead::test {
 

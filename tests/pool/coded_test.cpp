@@ -11,9 +11,9 @@
 #include "compression/frame.h"
 #include "pool/coded.h"
 #include "pool/pool.h"
-#include "tests/compression/tensors.h"
-#include "tests/crash/tiny_pool.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
+#include "tests/support/tensors.h"
+#include "tests/support/tiny_pool.h"
 
 namespace bowhead {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A pool that is destroyed while processes have it open: they learn it, whichever way it went.
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::test {
 namespace {

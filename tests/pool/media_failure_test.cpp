@@ -18,7 +18,7 @@
 #include <thread>
 
 #include "base/random.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::test {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "base/checksum.h"
 #include "base/random.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead {
 namespace {

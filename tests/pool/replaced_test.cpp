@@ -9,7 +9,7 @@
 #include <fstream>
 #include <memory>
 
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::test {
 namespace {

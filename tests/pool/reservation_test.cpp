@@ -5,8 +5,8 @@
 #include <cstring>
 #include <thread>
 
-#include "tests/crash/tiny_pool.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
+#include "tests/support/tiny_pool.h"
 
 namespace bowhead::test {
 namespace {

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "base/random.h"
-#include "tests/crash/audit.h"
-#include "tests/crash/tiny_pool.h"
+#include "tests/support/audit.h"
+#include "tests/support/tiny_pool.h"
 
 namespace bowhead::test {
 namespace {

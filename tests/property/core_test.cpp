@@ -7,8 +7,8 @@
 #include <map>
 
 #include "base/random.h"
-#include "tests/crash/audit.h"
-#include "tests/crash/tiny_pool.h"
+#include "tests/support/audit.h"
+#include "tests/support/tiny_pool.h"
 
 namespace bowhead::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <string>
 
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 #include "tools/bowhead/replay/replay.h"
 
 namespace bowhead::replay {

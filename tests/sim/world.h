@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "tests/sim/dice.h"
-#include "tests/sim/fiber.h"
 #include "tests/sim/memory.h"
 #include "tests/sim/plan.h"
 #include "tests/sim/plants.h"
+#include "tests/support/fiber.h"
 
 namespace bowhead::sim {
 

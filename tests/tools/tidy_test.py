@@ -105,6 +105,7 @@ class PlantedFaults(unittest.TestCase):
     def test_licence(self):
         self.expect("licence", "base/a.cpp", 1, "int one() { return 1; }\n")
         self.expect("licence", "tools/script", 2, "#!/bin/sh\necho\n")
+        self.expect("licence", "base/a.cpp", 1, SPDX.strip() + " One.\nint one() { return 1; }\n")
 
     def test_banned(self):
         marker = "TO" + "DO"

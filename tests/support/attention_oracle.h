@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 The operations of ndp/ once more, from their formulas, slowly
-// and in double, with no code of ndp/.
+// SPDX-License-Identifier: Apache-2.0
+// The operations of ndp/ once more, from their formulas, slowly and in double, with no code of
+// ndp/.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/compression/reseal.h"
+#include "tests/support/reseal.h"
 
 #include <algorithm>
 #include <cstring>

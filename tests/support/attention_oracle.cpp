@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/ndp/oracle.h"
+#include "tests/support/attention_oracle.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/crash/audit.h"
+#include "tests/support/audit.h"
 
 #include <fmt/format.h>
 

@@ -23,7 +23,7 @@
 #include "pool/core/hosts.h"
 #include "pool/core/layout.h"
 #include "pool/media/media.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead {
 /// For GoogleTest.

@@ -17,7 +17,7 @@
 #include "pool/core/access.h"
 #include "pool/core/core.h"
 #include "pool/media/media.h"
-#include "tests/pool/support.h"
+#include "tests/support/pools.h"
 
 namespace bowhead::test {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/compression/tensors.h"
+#include "tests/support/tensors.h"
 
 #include <algorithm>
 #include <cmath>
