@@ -26,7 +26,7 @@ Examples:
   bowhead-bench pool --row copy --row alloc
   bowhead-bench codec --data kv
   bowhead-bench ndp --json
-  bowhead-bench gpu --twin --quick
+  bowhead-bench gpu --cpu-device --quick
 
 Exit codes: 0 measured, whatever the figures; 1 wrong bytes or a wrong answer; 2 wrong usage; 3 the
 pool or the system refuses; 128+n ended by signal n. `bowhead bench` runs this program. Each command
@@ -163,16 +163,17 @@ that are one run of bytes for each layer's K and V, and rows apart from each oth
 is compared before anything is timed. The limit is one copy of as many bytes between the same GPU
 memory and pinned memory, by the same driver in the same rounds.
 
-Without a GPU, --twin runs it on the CPU in its place: its figures say nothing of a GPU.
+--cpu-device runs it on the CPU device instead: those figures say nothing about a GPU.
 
 Examples:
   bowhead-bench gpu
-  bowhead-bench gpu --twin --quick)";
+  bowhead-bench gpu --cpu-device --quick)";
 
 void add_gpu(CLI::App& app, Action& action, const std::string& command_line) {
   auto* command = app.add_subcommand("gpu", "From GPU memory to a pool, and back");
   auto options = std::make_shared<GpuBenchOptions>();
-  command->add_flag("--twin", options->twin, "On the CPU in place of a GPU");
+  command->add_flag("--cpu-device", options->cpu_device, "Use the CPU device instead of a GPU");
+  cli::refuse_old_option(*command, "--twin", "--cpu-device");
   add_rounds(*command, options->rounds);
   command->add_flag("--quick", options->quick, "Small and short, to see that it runs: no result");
   command->add_flag("--json", options->json, "One JSON line per figure");

@@ -9,9 +9,9 @@
 namespace bowhead::bench {
 
 struct GpuBenchOptions {
-  bool twin = false;    ///< the CPU in place of a GPU: to see that it runs
-  uint32_t rounds = 9;  ///< at least 5
-  bool quick = false;   ///< small: no result
+  bool cpu_device = false;  ///< instead of a GPU: to see that it runs
+  uint32_t rounds = 9;      ///< at least 5
+  bool quick = false;       ///< small: no result
   bool json = false;
   std::string command;  ///< as typed, for the report
 };

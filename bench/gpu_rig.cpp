@@ -20,13 +20,13 @@ GpuRig::~GpuRig() {
 }
 
 Result<void> GpuRig::open(const GpuBenchOptions& options) {
-  if (options.twin) {
+  if (options.cpu_device) {
     device = Device::cpu();
   } else {
     auto opened = Device::open(0);
     if (!opened)
       return Error{opened.status(),
-                   opened.error().message() + " (--twin takes the CPU in its place)"};
+                   opened.error().message() + " (--cpu-device runs it on the CPU)"};
     device = std::move(*opened);
   }
   const auto name = fmt::format("shm:bowhead-bench-gpu-{}", getpid());
@@ -71,7 +71,7 @@ Figure GpuRig::figure(const char* row, const std::vector<double>& rates) const {
   figure.row = row;
   figure.parameters = {{"device", device->info().name},
                        {"driver", device->info().driver},
-                       {"twin", device->info().is_cpu}};
+                       {"cpu_device", device->info().is_cpu}};
   figure.value = summarize(rates);
   figure.unit = "GB/s";
   return figure;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Flags that every target of the project takes, and the optional parts as AUTO / ON / OFF.
 #
-# AUTO: built if found, else the _none.cpp twin. ON: an error if not found. OFF: the twin.
+# AUTO: built if found, else the _none.cpp stub. ON: an error if not found. OFF: the stub.
 
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)

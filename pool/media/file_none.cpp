@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The twin of file.cpp for builds without libpmem2.
+// The stub of file.cpp for builds without libpmem2.
 
 #include "pool/media/drivers.h"
 

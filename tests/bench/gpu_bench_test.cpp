@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The benchmark of transfers runs on the twin and says what docs/bench.md promises. No figure is
+// The benchmark of transfers runs on the CPU device and says what docs/bench.md promises. No figure is
 // judged.
 #include "bench/gpu_bench.h"
 
@@ -12,16 +12,17 @@ namespace {
 
 TEST(GpuBench, PrintsEveryRowAsDocumented) {
   CapturedRun run("gpu-bench-test");
-  ASSERT_EQ(run([] {
-              return run_gpu_bench(
-                  {.twin = true, .rounds = 5, .quick = true, .json = true, .command = "the test"});
-            }),
-            0);
+  ASSERT_EQ(
+      run([] {
+        return run_gpu_bench(
+            {.cpu_device = true, .rounds = 5, .quick = true, .json = true, .command = "the test"});
+      }),
+      0);
   std::set<std::string> rows;
   for (const auto& line : run.lines()) {
     rows.insert(line.at("row"));
     EXPECT_EQ(line.at("bench"), "gpu");
-    EXPECT_EQ(line.at("parameters").at("twin"), true);
+    EXPECT_EQ(line.at("parameters").at("cpu_device"), true);
     EXPECT_EQ(line.at("parameters").at("device"), "cpu");
     EXPECT_FALSE(line.contains("target")) << "a CPU has nothing to reach";
     EXPECT_EQ(line.at("value").at("rounds"), 5);
@@ -35,7 +36,7 @@ TEST(GpuBench, PrintsEveryRowAsDocumented) {
 
 TEST(GpuBench, RefusesTooFewRounds) {
   CapturedRun run("gpu-bench-test");
-  EXPECT_EQ(run([] { return run_gpu_bench({.twin = true, .rounds = 4}); }), 2);
+  EXPECT_EQ(run([] { return run_gpu_bench({.cpu_device = true, .rounds = 4}); }), 2);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ TEST(BenchCommand, WrongUseIsNamed) {
       {{"bench", "codec", "--rounds", "4"}, 2, "--rounds"},
       {{"bench", "codec", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
       {{"bench", "ndp", "--rounds", "4"}, 2, "--rounds"},
+      {{"bench", "gpu", "--twin"}, 2, "--twin: is gone; give --cpu-device"},
       {{"bench", "recall"}, 2, "--data"},
       {{"bench", "recall", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
       {{"bench", "keep"}, 2, "--data"},

@@ -115,7 +115,7 @@ const std::map<std::string, Words> kAlways = {
     {"bench_pool", {"--quick", "--row", "space"}},
     {"bench_codec", {"--quick"}},
     {"bench_ndp", {"--quick"}},
-    {"bench_gpu", {"--quick", "--twin"}},
+    {"bench_gpu", {"--quick", "--cpu-device"}},
     {"codec", {"--quick"}},
 };
 

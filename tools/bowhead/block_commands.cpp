@@ -128,15 +128,6 @@ struct ValueArguments {
   uint64_t rotary_dim = 0;  // 0: all channels, if there is a base
 };
 
-void refuse_old_option(CLI::App& command, const std::string& name, const std::string& now) {
-  command
-      .add_option_function<std::string>(name,
-                                        [name, now](const std::string&) {
-                                          throw CLI::ValidationError(name, "is gone; give " + now);
-                                        })
-      ->group("");
-}
-
 void add_value_arguments(CLI::App& command, ValueArguments& arguments) {
   command
       .add_option("--compress", arguments.profile,

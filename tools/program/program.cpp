@@ -96,6 +96,13 @@ int finish_output(int code) {
   return kEnvironment;
 }
 
+void refuse_old_option(CLI::App& command, const std::string& name, const std::string& now) {
+  const auto refuse = [name, now](const std::string&) {
+    throw CLI::ValidationError(name, "is gone; give " + now);
+  };
+  command.add_option_function<std::string>(name, refuse)->expected(0, 1)->group("");
+}
+
 std::string typed_line(const std::string& name, int argc, const char* const* argv) {
   std::string line = name;
   for (int i = 1; i < argc; ++i) line += std::string(" ") + argv[i];

@@ -38,6 +38,10 @@ int finish_output(int code);
 /// What a command does once the whole command line has been understood; returns the exit code.
 using Action = std::function<int()>;
 
+/// An option that an earlier version had, with a value or without: it is not in the help, and using
+/// it is refused with a sentence that says to give `now` instead.
+void refuse_old_option(CLI::App& command, const std::string& name, const std::string& now);
+
 /// `name` and the arguments behind argv[0]: the command line as typed, for reports.
 std::string typed_line(const std::string& name, int argc, const char* const* argv);
 
