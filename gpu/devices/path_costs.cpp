@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "gpu/devices/pinned_arena.h"
 #include "gpu/kernels/check.h"
 #include "gpu/kernels/kernels.h"
@@ -256,25 +257,20 @@ class MeasuringLock {
   explicit MeasuringLock(const std::filesystem::path& file) {
     std::error_code failed;
     std::filesystem::create_directories(file.parent_path(), failed);
-    fd_ = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    fd_ = open_file(file, O_RDWR | O_CREAT, 0666);
   }
-  ~MeasuringLock() {
-    if (fd_ >= 0) close(fd_);
-  }
-  MeasuringLock(const MeasuringLock&) = delete;
-  MeasuringLock& operator=(const MeasuringLock&) = delete;
 
   /// False: another process has it. A file system that has no locks keeps nobody from measuring.
   bool take() const {
-    if (fd_ < 0) return true;
+    if (fd_.get() < 0) return true;
     for (;;) {
-      if (flock(fd_, LOCK_EX | LOCK_NB) == 0) return true;
+      if (flock(fd_.get(), LOCK_EX | LOCK_NB) == 0) return true;
       if (errno != EINTR) return errno != EWOULDBLOCK;
     }
   }
 
  private:
-  int fd_ = -1;
+  UniqueFd fd_;
 };
 
 /// Of a device that has no memory left: assumed.

@@ -19,7 +19,7 @@
 namespace bowhead {
 namespace {
 
-constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+constexpr int kOpenFlags = O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 constexpr uint64_t kAllocationStepBytes = 64 << 20;
 
 std::string directory_of(const std::string& path) {
@@ -51,7 +51,7 @@ Result<UniqueFd> open_regular(const std::string& path, int access, struct stat* 
     return system_error(path, errno);
   }
   if (!S_ISREG(info->st_mode)) return not_regular(path, info->st_mode);
-  UniqueFd fd(open(path.c_str(), access | kOpenFlags));
+  UniqueFd fd = open_file(path, access | kOpenFlags);
   if (fd.get() < 0 && errno == ENOENT) return missing(path);
   if (fd.get() < 0 || fstat(fd.get(), info) != 0) return system_error(path, errno);
   if (!S_ISREG(info->st_mode)) return not_regular(path, info->st_mode);
@@ -121,17 +121,6 @@ Result<void> check_trust(const std::string& path, const struct stat& info) {
 
 }  // namespace
 
-UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-UniqueFd::~UniqueFd() {
-  if (fd_ >= 0) close(fd_);
-}
-
-int UniqueFd::release() { return std::exchange(fd_, -1); }
-
 Error system_error(const std::string& what, int error_number) {
   const bool refused = error_number == EACCES || error_number == EPERM || error_number == EROFS;
   return Error{Status::SYSTEM, fmt::format("{}: {}{}", what, std::strerror(error_number),
@@ -191,7 +180,7 @@ Result<OpenedFile> open_backing_file(const std::string& path, MediaUse use) {
 
 Result<UniqueFd> open_for_locks(int fd, bool writable) {
   const std::string self = fmt::format("/proc/self/fd/{}", fd);
-  UniqueFd second(open(self.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+  UniqueFd second = open_file(self, writable ? O_RDWR : O_RDONLY);
   if (second.get() < 0) return system_error(self, errno);
   return second;
 }
@@ -245,10 +234,10 @@ Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions
   file.path_ = path;
   if (Result<void> ready = file.look_at_old(options, free_bytes); !ready) return ready.error();
   const std::string directory = directory_of(path);
-  file.fd_ = UniqueFd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  file.fd_ = open_file(directory, O_TMPFILE | O_RDWR, 0600);
   while (file.fd() < 0) {  // a filesystem without nameless files
     const std::string name = unused_name(directory);
-    file.fd_ = UniqueFd(open(name.c_str(), O_RDWR | kOpenFlags | O_CREAT | O_EXCL, 0600));
+    file.fd_ = open_file(name, O_RDWR | kOpenFlags | O_CREAT | O_EXCL, 0600);
     if (file.fd() < 0) return system_error(path, errno);
     // Another process may have found it before the lock, and taken it for abandoned.
     const bool locked = lock_as_maker(file.fd()) || (errno != EAGAIN && errno != EACCES);
@@ -336,7 +325,7 @@ Result<void> NewFile::allocate(const MediaCreateOptions& options, Prepare prepar
 
 Result<void> NewFile::keep(const MediaCreateOptions& options) {
   // The bytes are on the disk before the name, and the name before anybody relies on it.
-  const UniqueFd directory(open(directory_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd directory = open_file(directory_of(path_), O_RDONLY | O_DIRECTORY);
   if (directory.get() < 0 || fsync(fd()) != 0) return system_error(path_, errno);
   // The last moment at which an interruption leaves the old file where it is.
   if (options.progress && !options.progress(options.size_bytes, options.size_bytes)) {

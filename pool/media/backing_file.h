@@ -9,25 +9,10 @@
 #include <optional>
 #include <string>
 
+#include "base/unique_fd.h"
 #include "pool/media/media.h"
 
 namespace bowhead {
-
-/// A file descriptor with an owner.
-class UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept;
-  ~UniqueFd();
-
-  int get() const { return fd_; }
-  int release();
-
- private:
-  int fd_ = -1;
-};
 
 /// An Error with what the system says of `error_number`.
 Error system_error(const std::string& what, int error_number);

@@ -107,7 +107,7 @@ MediaMapping::~MediaMapping() {
 Result<MediaMapping> Media::map_again() const {
   // Through an open file of its own: one that a mapping holds on to keeps its locks.
   const std::string self = fmt::format("/proc/self/fd/{}", lock_fd_);
-  const UniqueFd fd(open(self.c_str(), (writable_ ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+  const UniqueFd fd = open_file(self, writable_ ? O_RDWR : O_RDONLY);
   if (fd.get() < 0) return system_error("cannot open again " + traits_.description, errno);
   auto mapping = MediaMapping::map(fd.get(), traits_.description, size_bytes_, writable_);
   if (!mapping) return mapping;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // put, get, ls, rm: values and keys of all kinds, and what is said about bad ones.
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <sstream>
 
@@ -271,6 +273,26 @@ TEST_F(BlockCommands, AMediumThatFailsIsNamedWithTheBytesAndTheCause) {
         << line;
   }
   EXPECT_EQ(count, 4) << outcome.out << outcome.err;
+}
+
+/// As daemons and badly written cron jobs run them. A file that took the number of a stream would
+/// get what the command prints: here the pool, or the file that a value is copied to.
+TEST_F(BlockCommands, WithoutStandardStreamsNothingIsPrintedIntoAFile) {
+  create(file_locator(), "32M", {"--hosts", "2"});
+  write("value", std::string(100'000, 'v'));
+  ASSERT_EQ(run({"put", file_locator(), "k", path("value"), "--host", "0"}).code, 0);
+  for (const char* streams :
+       {"<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"}) {
+    for (const char* command :
+         {"get {} k --host 0", "get {} no --host 0", "rm {} no --host 1",
+          "get {} k -o copy --host 0", "pool info {} --host 0 --json", "ls {}", "pool check {}"}) {
+      shell(fmt::format("cd {} && $B {} {}", folder_.string(),
+                        fmt::format(fmt::runtime(command), file_locator()), streams));
+    }
+    const Outcome check = run({"pool", "check", file_locator(), "--payload"});
+    EXPECT_EQ(check.code, 0) << streams << "\n" << check.out << check.err;
+    EXPECT_EQ(read("copy"), read("value")) << streams;
+  }
 }
 
 }  // namespace

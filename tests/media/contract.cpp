@@ -328,6 +328,36 @@ TEST_P(MediaContract, DescriptorsAreClosedOnExec) {
   EXPECT_NE(fcntl(media->lock_fd(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
+/// A daemon may run without standard streams. What it prints must not land in the medium.
+TEST_P(MediaContract, NoDescriptorIsAStandardStream) {
+  create(kSize);
+  for (int missing = 1; missing < 8; ++missing) {
+    const auto in_child = [&] {
+      for (const int fd : {0, 1, 2}) {
+        if ((missing >> fd & 1) != 0) close(fd);
+      }
+      const auto print = [&] {
+        bool written = false;
+        for (const int fd : {0, 1, 2}) {
+          written |= (missing >> fd & 1) != 0 && (write(fd, "x", 1) == 1 || errno != EBADF);
+        }
+        return written;
+      };
+      bool written = false;
+      MediaCreateOptions options{.size_bytes = kSize, .replace = true};
+      options.progress = [&](uint64_t, uint64_t) { return written |= print(), true; };
+      const auto made = create_media(locator(), options);
+      if (!made) return 2;
+      const auto opened = open_media(locator());
+      if (!opened) return 3;
+      const auto again = (*opened)->map_again();
+      written |= print();
+      return again && !written && all_zero(**opened) ? 0 : 4;
+    };
+    EXPECT_EQ(run_child(in_child), 0) << "without the streams of mask " << missing;
+  }
+}
+
 TEST_P(MediaContract, ClosingLeavesNoMappingAndNoDescriptor) {
   ASSERT_NE(create(kSize), nullptr);
   const auto count_descriptors = [] {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/program/program.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -46,6 +48,16 @@ int refuse(const CLI::App& app, const CLI::ParseError& error) {
   }
   say(fmt::format("see `{} --help`", path));
   return kUsage;
+}
+
+/// Opens what is missing of the standard streams, so that no file takes the number of one and gets
+/// what is meant for it. Reading from them or writing to them fails as if they were closed.
+void fill_standard_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) >= 0) continue;
+    // The lowest number that is free, which is this one.
+    if (open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+  }
 }
 
 }  // namespace
@@ -110,6 +122,7 @@ std::string typed_line(const std::string& name, int argc, const char* const* arg
 }
 
 int run_program(CLI::App& app, const Action& action, int argc, const char* const* argv) {
+  fill_standard_streams();
   // A reader that goes away is an error of a write, not a death in the middle of a command.
   std::signal(SIGPIPE, SIG_IGN);
   app.set_version_flag("--version", version_text());
