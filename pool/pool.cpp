@@ -563,7 +563,8 @@ Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& opt
   }
   return Error{Status::LIMIT_REACHED,
                fmt::format("{}: all {} host slots are taken; `bowhead pool info` lists them, "
-                           "`bowhead pool leave` frees one",
+                           "`bowhead pool leave` frees one, and if none of their machines runs "
+                           "any more, `bowhead pool repair --take-over` frees all",
                            locator, count)};
 }
 

@@ -215,7 +215,7 @@ class Pool {
   /// The operator vouches that a host which died has stopped writing to the memory for good: its
   /// machine is off, or cut off from the memory. Until then its space serves verified copies only.
   /// Returns INVALID_ARGUMENT (never used, out of range, or this host), BUSY (the hosts have not
-  /// declared it dead, or not yet), FORKED.
+  /// declared it dead, or not yet), IN_USE (a process of it runs on this machine), FORKED.
   Result<void> fence(uint32_t host);
 
   /// Stores blocks of this host that are cold (unused for `cold_ms`) in as few bytes as the codec

@@ -619,7 +619,8 @@ bh_status bh_pool_leave(bh_pool* pool);
  * @param pool the pool
  * @param host its slot
  * @retval BH_INVALID_ARGUMENT no such slot, one that was never used, or this host's own
- * @retval BH_BUSY the hosts have not declared it dead, or not yet */
+ * @retval BH_BUSY the hosts have not declared it dead, or not yet
+ * @retval BH_IN_USE a process of it runs on this machine */
 bh_status bh_pool_fence(bh_pool* pool, uint32_t host);
 
 /** @}

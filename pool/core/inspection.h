@@ -54,6 +54,9 @@ class Inspection {
   /// false.
   template <class Visit>
   void for_each_block(Visit visit) const;
+  /// The same for one host, whose blocks lie in the extents that it writes; false: visit() said so.
+  template <class Visit>
+  bool for_each_block_of(uint32_t host, const std::vector<uint32_t>& writers, Visit visit) const;
   PoolInfo::Host host_info(uint32_t host);
   struct PrivateView;
   std::unique_ptr<PrivateView> view_of(uint32_t host, std::string* why_not) const;
@@ -106,12 +109,10 @@ void Inspection<A>::fill_info(PoolInfo& info) {
   uint64_t sums[BH_COUNTER_ROOM] = {};
   for (uint32_t host = 0; host < g.host_count; ++host) {
     if (!view || host != near) {
-      index_.for_each(host, [&](const Found& found) {
-        const uint64_t offset = found.entry.block_offset;
-        if (!c_.layout.valid_block(offset, found.entry.stored_bytes)) return;
-        if (writers[c_.layout.extent_of_slot(c_.layout.slot_of(offset))] != host) return;
+      for_each_block_of(host, writers, [&](const auto&, const bh_block_header& header, uint64_t) {
         info.blocks += 1;
-        info.used_bytes += static_cast<int64_t>(c_.layout.block_bytes(found.entry.stored_bytes, 1));
+        info.used_bytes += static_cast<int64_t>(core::room_for(c_.layout, header));
+        return true;
       });
     }
     c_.acquire_from(host, c_.layout.part(host, BH_PART_PROCESSES),
@@ -123,7 +124,11 @@ void Inspection<A>::fill_info(PoolInfo& info) {
     }
     info.hosts.push_back(host_info(host));
     for (uint64_t i = 0; i < g.namespace_count; ++i) {
-      if (const auto entry = namespaces_.read_namespace(host, i))
+      const auto entry = namespaces_.read_namespace(host, i);
+      // Hosts that registered it in the same instant have an entry each; the first is the one that
+      // look-ups take.
+      if (entry && std::ranges::find(info.namespaces, entry->id, &PoolInfo::Namespace::id) ==
+                       info.namespaces.end())
         info.namespaces.push_back({entry->id, entry->name, entry->description, format_in(*entry)});
     }
   }
@@ -167,9 +172,12 @@ CheckReport Inspection<A>::check(bool payload, const Progress& progress) {
 template <class A>
 void Inspection<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
   for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t slot) {
-    return visit(BlockInfo{entry.namespace_id, lookup_.read_key(slot, header.key_bytes),
-                           header.length_bytes, header.stored_bytes, entry.block_offset,
-                           entry.stamp});
+    std::string key = lookup_.read_key(slot, header.key_bytes);
+    // The block slot may have another block by now, all of whose key or a part was read.
+    const Hash128 hash = hash128(key.data(), key.size(), header.namespace_id);
+    if (hash != Hash128{header.key_hash[0], header.key_hash[1]}) return true;
+    return visit(BlockInfo{entry.namespace_id, std::move(key), header.length_bytes,
+                           header.stored_bytes, entry.block_offset, entry.stamp});
   });
 }
 
@@ -195,19 +203,27 @@ template <class A>
 template <class Visit>
 void Inspection<A>::for_each_block(Visit visit) const {
   const std::vector<uint32_t> writers = holdings_.writers_of_extents();
-  bool more = true;
   for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
-    index_.for_each(host, [&](const Found& found) {
-      const bh_index_entry& entry = found.entry;
-      if (!more || !c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
-      const uint64_t slot = c_.layout.slot_of(entry.block_offset);
-      if (writers[c_.layout.extent_of_slot(slot)] != host) return;
-      bh_block_header header;
-      c_.acquire_from(host, c_.layout.header(slot), BH_LINE_BYTES);
-      if (lookup_.read_header(slot, header) && header.stamp == entry.stamp)
-        more = visit(entry, header, slot);
-    });
+    if (!for_each_block_of(host, writers, visit)) return;
   }
+}
+
+template <class A>
+template <class Visit>
+bool Inspection<A>::for_each_block_of(uint32_t host, const std::vector<uint32_t>& writers,
+                                      Visit visit) const {
+  bool more = true;
+  index_.for_each(host, [&](const Found& found) {
+    const bh_index_entry& entry = found.entry;
+    if (!more || !c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
+    const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+    if (writers[c_.layout.extent_of_slot(slot)] != host) return;
+    bh_block_header header;
+    c_.acquire_from(host, c_.layout.header(slot), BH_LINE_BYTES);
+    if (lookup_.read_header(slot, header) && header.stamp == entry.stamp)
+      more = visit(entry, header, slot);
+  });
+  return more;
 }
 
 template <class A>
@@ -289,9 +305,10 @@ std::unique_ptr<typename Inspection<A>::PrivateView> Inspection<A>::view_of(
   const bool here = boot != 0 && slot->boot_id == boot && c_.access.load(recovered) == boot &&
                     c_.access.load(recovered + 8) == slot->incarnation;
   if (!over && here) return std::make_unique<PrivateView>(c_, host);
-  *why_not = over || slot->state == BH_HOST_LEFT || slot->machine_id == c_.access.machine_id()
-                 ? "it is not in use, and made anew when the host opens the pool"
-                 : "only the machine that runs this host can read it; check the pool there as well";
+  // The machine id says nothing here: images and containers share it with hosts that run.
+  *why_not = over || slot->state == BH_HOST_LEFT
+                 ? "it is not in use, and rebuilt when the host opens the pool"
+                 : "only the machine that runs as this host can read it; check the pool there too";
   return nullptr;
 }
 

@@ -135,6 +135,11 @@ Result<void> Membership<A>::vouch_fenced(uint32_t host) {
         Status::INVALID_ARGUMENT,
         "host slot " + std::to_string(host) +
             (slot ? " was never used" : " cannot be read; `bowhead pool repair` mends it")};
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    if (c_.access.process_alive(host, p))
+      return Error{Status::IN_USE, "a process of host " + std::to_string(host) +
+                                       " runs on this machine, and may store: end it first"};
+  }
   hosts_.vouch_fenced(life);
   return {};
 }

@@ -618,6 +618,47 @@ TEST(Hosts, NobodyVouchesForAHostThatMayComeBack) {
   EXPECT_EQ(again.put("b"), Status::OK);
 }
 
+/// The lock of a process says that it lives, whatever the operator says.
+TEST(Hosts, AHostIsNotFencedWhileAProcessOfItStandsStillHere) {
+  SharedPool shared(2);
+  HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
+  Host second = shared.open(1);
+  ASSERT_EQ(first.next(), Status::OK);
+  first.stop();
+  ASSERT_TRUE(eventually([&] { return second.info_of(0).state == "ended"; }));
+  const auto refused = second.pool().fence(0);
+  EXPECT_EQ(refused.status(), Status::IN_USE);
+  first.kill_now();
+  EXPECT_TRUE(second.pool().fence(0));
+}
+
+/// Whoever asks, and however long the keys are.
+TEST(Hosts, UsedBytesAreThoseOfTheNamespaces) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  for (uint32_t i = 0; i < 40; ++i) {
+    Host& host = i % 2 == 0 ? first : second;
+    const std::string key(1 + i * 511 / 39, 'k');
+    const auto value = value_of(key, 1 + i * 1000);
+    const ConstSpan in{value.data(), value.size()};
+    ASSERT_EQ(host.pool().put(host.ns(), key, {&in, 1}), Status::OK);
+  }
+  auto observer = Pool::open(shared.locator(), {.observe = true});
+  ASSERT_TRUE(observer);
+  for (Pool* pool : {&first.pool(), &second.pool(), &*observer}) {
+    int64_t bytes = 0;
+    uint64_t blocks = 0;
+    const auto usage = pool->usage();
+    ASSERT_TRUE(usage);
+    for (const NamespaceUsage& of : *usage) {
+      bytes += static_cast<int64_t>(of.block_bytes);
+      blocks += of.blocks;
+    }
+    EXPECT_EQ(pool->info()->used_bytes, bytes);
+    EXPECT_EQ(pool->info()->blocks, blocks);
+  }
+}
+
 TEST(Hosts, AProcessThatStandsStillDoesNotStopItsHost) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});

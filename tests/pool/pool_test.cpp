@@ -2,13 +2,20 @@
 // The pool as its users see it: what is put comes back, what is wrong is said.
 #include "pool/pool.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "base/checksum.h"
 #include "base/random.h"
@@ -406,6 +413,50 @@ TEST(Pool, ThreadsPutGetRemoveTogether) {
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_TRUE(t.check_clean());
+}
+
+/// Block slots get other blocks while they are read. Each key says how long it and its value are.
+TEST(Pool, AListShowsOnlyWhatWasStored) {
+  TestPool t(16 << 20);
+  std::atomic<bool> is_done{false};
+  const auto turn_over = [&](uint64_t seed) {
+    Random random(seed);
+    std::deque<std::string> stored;
+    const std::vector<std::byte> value = test::bytes(16000, seed);
+    while (!is_done) {
+      const uint64_t key_bytes = 40 + random.below(470), value_bytes = 1 + random.below(16000);
+      std::string key = fmt::format("{}:{}:{}:", key_bytes, value_bytes, random.next());
+      key.resize(key_bytes, static_cast<char>('a' + seed));
+      const ConstSpan in{value.data(), value_bytes};
+      if (t.pool().put(t.ns(), key, {&in, 1}) == Status::OK) stored.push_back(key);
+      if (stored.size() < 8) continue;
+      (void)t.pool().remove(t.ns(), stored.front());
+      stored.pop_front();
+    }
+  };
+  std::vector<std::thread> writers;
+  for (const uint64_t seed : {1, 2}) writers.emplace_back(turn_over, seed);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  uint64_t listed = 0;
+  std::string wrong;
+  while (std::chrono::steady_clock::now() < until) {
+    ASSERT_EQ(t.pool().list([&](const BlockInfo& block) {
+      uint64_t key_bytes = 0, value_bytes = 0;
+      const int read = std::sscanf(block.key.c_str(), "%lu:%lu:", &key_bytes, &value_bytes);
+      const bool is_padded =
+          block.key.find_last_not_of(block.key.back()) < 40;  // behind the numbers
+      if (read != 2 || key_bytes != block.key.size() || value_bytes != block.length_bytes ||
+          !is_padded)
+        wrong = block.key;
+      ++listed;
+      return true;
+    }),
+              Status::OK);
+  }
+  is_done = true;
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_GT(listed, 0u);
+  EXPECT_EQ(wrong, "");
 }
 
 }  // namespace
