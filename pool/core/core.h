@@ -39,6 +39,7 @@ template <class A>
 class Core {
   // Before the rooms, which use them; the rooms know each other by reference only.
   Context<A> context_;
+  Extents<A> extents_;
   Allocator<A> allocator_;
   Index<A> index_;
   Leases<A> leases_;
@@ -56,18 +57,20 @@ class Core {
                  host,
                  0,
                  0},
-        allocator_(context_),
+        extents_(context_),
+        allocator_(context_, extents_),
         index_(context_),
         leases_(context_),
         hosts_(context_),
         settings_{superblock.evict_high_permille, superblock.evict_low_permille},
-        rooms_{context_, allocator_, index_,  leases_,    hosts_,  settings_,  locks,
-               lookup,   retirement, reading, writing,    space,   namespaces, holdings,
-               mail,     grants,     custody, membership, joining, recovery,   inspection} {}
+        rooms_{context_, extents_,   allocator_, index_,  leases_,  hosts_,     settings_, locks,
+               lookup,   retirement, reading,    writing, space,    namespaces, holdings,  mail,
+               grants,   custody,    membership, joining, recovery, inspection} {}
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
   Context<A>& context() { return context_; }
+  Extents<A>& extents() { return extents_; }
   Allocator<A>& allocator() { return allocator_; }
   Index<A>& index() { return index_; }
   Leases<A>& leases() { return leases_; }

@@ -30,6 +30,7 @@ class Custody {
  public:
   explicit Custody(const Rooms<A>& rooms)
       : c_(rooms.context),
+        extents_(rooms.extents),
         allocator_(rooms.allocator),
         index_(rooms.index),
         hosts_(rooms.hosts),
@@ -92,6 +93,7 @@ class Custody {
   void open_extent(uint64_t extent);
 
   Context<A>& c_;
+  Extents<A>& extents_;
   Allocator<A>& allocator_;
   Index<A>& index_;
   Hosts<A>& hosts_;
@@ -222,7 +224,7 @@ void Custody<A>::survey(uint64_t now_ns) {
       const auto [at, fresh] = mine.try_emplace({now.life.host, now.life.incarnation}, false);
       if (fresh) at->second = hosts_.successor(now.life) == self;
       if (!at->second) continue;
-      OwnWord own = allocator_.own_word(e);
+      OwnWord own = extents_.own_word(e);
       if (own.state != BH_OWN_OWN || own.incarnation != c_.incarnation) {
         inherited.emplace_back(e, now);
         continue;
@@ -259,7 +261,7 @@ void Custody<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
       return;
     }
     job.extents[e] = true;
-    allocator_.close(e);
+    extents_.close(e);
     if (was.life.incarnation != 0) job.sources.push_back(was.life.host);
   }
   recovery_.restore_cuts([&](uint64_t e) { return job.extents[e]; });
@@ -308,7 +310,7 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
   for (; job.acquired < job.extents.size(); ++job.acquired) {
     if (late()) return false;
     const auto [e, custody] = job.extents[job.acquired];
-    const uint32_t before = allocator_.own_word(e).custody;
+    const uint32_t before = extents_.own_word(e).custody;
     if (custody == BH_CUSTODY_FULL && before != BH_CUSTODY_FULL) {
       c_.access.acquire(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
       c_.access.acquire(c_.layout.extent_offset(e), c_.layout.geometry().extent_bytes);
@@ -326,7 +328,7 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
   for (; job.opened < job.extents.size(); ++job.opened) {
     if (late()) return false;
     const auto [e, custody] = job.extents[job.opened];
-    if (allocator_.own_word(e).custody != custody) set_custody(e, custody);
+    if (extents_.own_word(e).custody != custody) set_custody(e, custody);
     open_extent(e);
   }
   const uint64_t now_ns = c_.access.now_ns();
@@ -339,7 +341,7 @@ template <class A>
 void Custody<A>::confirm_adopted() {
   std::vector<uint64_t> adopted;
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
-    const OwnWord word = allocator_.own_word(e);
+    const OwnWord word = extents_.own_word(e);
     if (word.state == BH_OWN_OWN && word.slot == BH_OWN_UNCONFIRMED &&
         word.incarnation == c_.incarnation)
       adopted.push_back(e);
@@ -350,7 +352,7 @@ void Custody<A>::confirm_adopted() {
   const Life self{c_.host, c_.incarnation};
   std::map<std::pair<uint32_t, uint32_t>, bool> heir;
   for (const uint64_t e : adopted) {
-    OwnWord word = allocator_.own_word(e);
+    OwnWord word = extents_.own_word(e);
     const Holding other = holdings_.holding_of(e, word.epoch - 1);
     // Its own where the recipient of a grant gave it up, or no other host says anything.
     const Life life = other.word.state == BH_OWN_NONE ? self : other.life;
@@ -372,13 +374,13 @@ template <class A>
 bool Custody<A>::import_entry(bh_index_entry entry) {
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
-  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
   bh_block_header header;
   // Without a checksum no reader could tell what a zombie does to it.
   if (!lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
       header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
-      cut.block_bytes == 0 || allocator_.block_of(slot, cut).offset != entry.block_offset ||
+      cut.block_bytes == 0 || extents_.block_of(slot, cut).offset != entry.block_offset ||
       entry.stored_bytes > cut.block_bytes)
     return true;
   const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
@@ -408,10 +410,10 @@ void Custody<A>::open_custody(uint64_t now_ns) {
   bool sweeps = false;
   std::map<std::pair<uint32_t, uint32_t>, std::pair<bool, bool>> known;  // acked, fenced
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
-    if (!allocator_.holds(e)) continue;
-    const OwnWord word = allocator_.own_word(e);
+    if (!extents_.holds(e)) continue;
+    const OwnWord word = extents_.own_word(e);
     if (word.slot == BH_OWN_UNCONFIRMED) continue;  // S5
-    if (word.custody == BH_CUSTODY_FULL && !allocator_.closed(e)) continue;
+    if (word.custody == BH_CUSTODY_FULL && !extents_.closed(e)) continue;
     bool acked = true, fenced = true;
     uint64_t since_ms = 0;
     for (const Life life : holdings_.predecessors(e)) {
@@ -429,7 +431,7 @@ void Custody<A>::open_custody(uint64_t now_ns) {
                                  : BH_CUSTODY_READ_ONLY;
     custody_pending_ |= custody != BH_CUSTODY_FULL || !acked;
     const bool opens = (word.custody != BH_CUSTODY_READ_ONLY || acked) &&
-                       (custody != word.custody || allocator_.closed(e)) &&
+                       (custody != word.custody || extents_.closed(e)) &&
                        custody != BH_CUSTODY_READ_ONLY;
     if (opens) job.extents.emplace_back(e, custody);
     // As long as the old owner may write, it may retire blocks that came along.
@@ -457,7 +459,7 @@ bool Custody<A>::may_open(Opening& job) {
     const uint64_t begin = c_.layout.extent_offset(extent.first);
     const auto first = std::lower_bound(named.begin(), named.end(), begin);
     const bool leased = first != named.end() && *first < begin + c_.layout.geometry().extent_bytes;
-    const bool waits = leased && allocator_.own_word(extent.first).custody == BH_CUSTODY_READ_ONLY;
+    const bool waits = leased && extents_.own_word(extent.first).custody == BH_CUSTODY_READ_ONLY;
     job.swept[extent.first] = !waits;
     custody_pending_ |= waits;
     return waits;
@@ -467,7 +469,7 @@ bool Custody<A>::may_open(Opening& job) {
 
 template <class A>
 void Custody<A>::set_custody(uint64_t extent, uint32_t custody) {
-  OwnWord word = allocator_.own_word(extent);
+  OwnWord word = extents_.own_word(extent);
   word.custody = custody;
   holdings_.write_own(extent, word);
 }
@@ -506,12 +508,12 @@ void Custody<A>::retry_overwritten() {
 /// (C2).
 template <class A>
 void Custody<A>::open_extent(uint64_t extent) {
-  if (!allocator_.closed(extent)) return;
-  const auto cut = allocator_.cut_of(extent);
+  if (!extents_.closed(extent)) return;
+  const auto cut = extents_.cut_of(extent);
   const uint64_t first = cut ? cut->head : extent;
   const uint64_t span = cut ? cut->extent_span : 1;
   for (uint64_t e = first; e < first + span; ++e) {
-    if (!allocator_.writable(e)) {
+    if (!extents_.writable(e)) {
       custody_pending_ = true;
       return;
     }
@@ -522,7 +524,7 @@ void Custody<A>::open_extent(uint64_t extent) {
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
     if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED) retirement_.retire_header(slot);
   }
-  allocator_.open(first, span);
+  extents_.open(first, span);
 }
 
 }  // namespace bowhead::core

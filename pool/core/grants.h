@@ -24,7 +24,7 @@ class Grants {
  public:
   explicit Grants(const Rooms<A>& rooms)
       : c_(rooms.context),
-        allocator_(rooms.allocator),
+        extents_(rooms.extents),
         hosts_(rooms.hosts),
         space_(rooms.space),
         holdings_(rooms.holdings),
@@ -72,7 +72,7 @@ class Grants {
   uint64_t spare_extents() const;
 
   Context<A>& c_;
-  Allocator<A>& allocator_;
+  Extents<A>& extents_;
   Hosts<A>& hosts_;
   Space<A>& space_;
   Holdings<A>& holdings_;
@@ -107,7 +107,7 @@ void Grants<A>::ask_for_extents() {
   asked_at_ns_ = now_ns;
   const auto& g = c_.layout.geometry();
   uint64_t live = 1, held = 0;
-  for (uint64_t e = 0; e < g.extent_count; ++e) held += allocator_.holds(e);
+  for (uint64_t e = 0; e < g.extent_count; ++e) held += extents_.holds(e);
   Room most;
   uint32_t richest = c_.host, next = c_.host;
   for (uint32_t i = 1; i <= hosts_.count(); ++i) {
@@ -133,7 +133,7 @@ void Grants<A>::ask_for_extents() {
 template <class A>
 void Grants<A>::give(uint64_t count, Life to) {
   count = std::min(count, transfer_extents());
-  allocator_.join_empty_slabs();
+  extents_.join_empty_slabs();
   count = std::min(count, spare_extents());
   if (free_extents() < count && space_.clear_by() == Clear::BY_EVICTION) {
     space_.make_room(c_.layout.geometry().extent_bytes, space_.clear_by());
@@ -146,16 +146,16 @@ void Grants<A>::give(uint64_t count, Life to) {
   std::vector<uint64_t> given;
   const uint64_t extents = c_.layout.geometry().extent_count;
   for (uint64_t e = 0; e < extents && given.size() < count; ++e) {
-    if (allocator_.copy_only(e) || !allocator_.claim_extent(e)) continue;
+    if (extents_.copy_only(e) || !extents_.claim(e)) continue;
     c_.access.flush(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
     c_.access.flush(c_.layout.extent_offset(e), c_.layout.geometry().extent_bytes);
     given.push_back(e);
   }
   if (!given.empty()) c_.settle();
   for (const uint64_t e : given) {
-    holdings_.write_own(e, {BH_OWN_GIVEN, allocator_.own_word(e).epoch + 1, to.host, to.incarnation,
+    holdings_.write_own(e, {BH_OWN_GIVEN, extents_.own_word(e).epoch + 1, to.host, to.incarnation,
                             c_.incarnation & 0xFFu});
-    allocator_.unclaim_extent(e);
+    extents_.unclaim(e);
   }
   c_.access.unlock_host(c_.host);
 }
@@ -169,7 +169,7 @@ void Grants<A>::claim(const std::vector<std::pair<uint64_t, Holding>>& granted) 
     const uint32_t grantor = now.word.state == BH_OWN_GIVEN ? now.writer : now.word.slot;
     holdings_.write_own(e,
                         {BH_OWN_CLAIM, now.word.epoch, grantor, c_.incarnation, BH_CUSTODY_FULL});
-    now.word = allocator_.own_word(e);
+    now.word = extents_.own_word(e);
     claimed.emplace_back(e, now);
   }
   c_.settle();
@@ -198,7 +198,7 @@ void Grants<A>::claim(const std::vector<std::pair<uint64_t, Holding>>& granted) 
 
 template <class A>
 bool Grants<A>::forget(uint64_t extent) {
-  return allocator_.forget(extent) || (recovery_.scavenge_dead() > 0 && allocator_.forget(extent));
+  return extents_.forget(extent) || (recovery_.scavenge_dead() > 0 && extents_.forget(extent));
 }
 
 template <class A>
@@ -209,8 +209,7 @@ uint64_t Grants<A>::transfer_extents() const {
 template <class A>
 uint64_t Grants<A>::free_extents() const {
   uint64_t free = 0;
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e)
-    free += allocator_.extent_free(e);
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) free += extents_.is_free(e);
   return free;
 }
 

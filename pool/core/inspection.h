@@ -96,9 +96,9 @@ void Inspection<A>::fill_info(PoolInfo& info) {
   const uint32_t near = c_.alone() ? 0 : c_.host;
   const auto view = near < g.host_count ? view_of(near, &why_not) : nullptr;
   if (view) {
-    view->allocator.for_each_slab([&](const Cut& cut) {
+    view->extents.for_each_slab([&](const Cut& cut) {
       for (uint64_t i = 0; i < cut.block_count; ++i) {
-        const uint32_t state = view->allocator.word(view->allocator.slot_of(cut, i)).state;
+        const uint32_t state = view->allocator.word(view->extents.slot_of(cut, i)).state;
         info.blocks += state == BH_BLOCK_COMMITTED;
         if (state != BH_BLOCK_FREE && state != BH_BLOCK_NONE)
           info.used_bytes += static_cast<int64_t>(cut.block_bytes);
@@ -279,8 +279,10 @@ template <class A>
 struct Inspection<A>::PrivateView {
   PrivateView(const Context<A>& from, uint32_t host)
       : context{from.access, from.layout, from.sealer, from.instance, from.times, host, 0, 0},
-        allocator(context) {}
+        extents(context),
+        allocator(context, extents) {}
   Context<A> context;
+  Extents<A> extents;
   Allocator<A> allocator;
 };
 
@@ -352,7 +354,6 @@ void Inspection<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>
 /// Committed blocks that no entry names: space that no key leads to.
 template <class A>
 void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
-  const Allocator<A>& allocator = view.allocator;
   std::unordered_set<uint64_t> named;
   const auto collect = [&] {
     index_.for_each(view.context.host,
@@ -360,10 +361,10 @@ void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
   };
   collect();
   std::vector<std::pair<Block, uint64_t>> unnamed;
-  allocator.for_each_slab([&](const Cut& cut) {
+  view.extents.for_each_slab([&](const Cut& cut) {
     for (uint64_t i = 0; i < cut.block_count; ++i) {
-      const Block block = allocator.block_of(allocator.slot_of(cut, i), cut);
-      const StateWord word = allocator.word(block.slot);
+      const Block block = view.extents.block_of(view.extents.slot_of(cut, i), cut);
+      const StateWord word = view.allocator.word(block.slot);
       if (word.state == BH_BLOCK_COMMITTED && !named.contains(block.offset))
         unnamed.emplace_back(block, word.pack());
     }
@@ -372,7 +373,7 @@ void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
   c_.settle();
   collect();  // those that were put or moved during the first walk
   for (const auto& [block, word] : unnamed) {
-    if (named.contains(block.offset) || allocator.word(block.slot).pack() != word) continue;
+    if (named.contains(block.offset) || view.allocator.word(block.slot).pack() != word) continue;
     report.findings.push_back(
         {"a committed block is in no index entry: its space is lost until "
          "`bowhead pool repair`",
@@ -384,13 +385,13 @@ void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
 template <class A>
 void Inspection<A>::check_slabs(const PrivateView& view, CheckReport& report) {
   std::vector<Cut> doubtful;
-  view.allocator.for_each_slab([&](const Cut& cut) {
+  view.extents.for_each_slab([&](const Cut& cut) {
     if (!descriptor_says(cut)) doubtful.push_back(cut);
   });
   if (!doubtful.empty()) c_.settle();
   for (const Cut& cut : doubtful) {
     // It may have been cut or joined meanwhile.
-    const auto now = view.allocator.cut_of(cut.head);
+    const auto now = view.extents.cut_of(cut.head);
     if (!now || now->block_bytes != cut.block_bytes || descriptor_says(*now)) continue;
     report.findings.push_back({fmt::format("the description of extent {}, which is cut into {} "
                                            "blocks, is damaged; `bowhead pool repair` writes it "
@@ -461,10 +462,10 @@ const char* Inspection<A>::housekeeping_fault(const Found& found, const PrivateV
   if (view == nullptr || !c_.layout.valid_block(entry.block_offset, 1)) return nullptr;
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
   const uint32_t state = view->allocator.word(slot).state;
-  const Cut cut = view->allocator.held_cut(c_.layout.extent_of_slot(slot));
+  const Cut cut = view->extents.held_cut(c_.layout.extent_of_slot(slot));
   const bool known = state == BH_BLOCK_COMMITTED || state == BH_BLOCK_RESERVED ||
                      state == BH_BLOCK_RETIRING || state == BH_BLOCK_CLEANING;
-  if (!known || view->allocator.block_of(slot, cut).offset != entry.block_offset)
+  if (!known || view->extents.block_of(slot, cut).offset != entry.block_offset)
     return "the allocator does not know of a stored block: run `bowhead pool repair` before "
            "anything is stored over it";
   return nullptr;

@@ -29,7 +29,7 @@ class Joining {
  public:
   explicit Joining(const Rooms<A>& rooms)
       : c_(rooms.context),
-        allocator_(rooms.allocator),
+        extents_(rooms.extents),
         index_(rooms.index),
         leases_(rooms.leases),
         hosts_(rooms.hosts),
@@ -76,7 +76,7 @@ class Joining {
   uint64_t drop_damaged_namespaces();
 
   Context<A>& c_;
-  Allocator<A>& allocator_;
+  Extents<A>& extents_;
   Index<A>& index_;
   Leases<A>& leases_;
   Hosts<A>& hosts_;
@@ -218,7 +218,7 @@ bool Joining<A>::anybody_alive() {
 /// Of which nothing is left but that.
 template <class A>
 void Joining<A>::forget_own_process() {
-  allocator_.scavenge(c_.process);  // gives up preferences
+  extents_.scavenge(c_.process);  // gives up preferences
   const uint64_t at = c_.layout.process(c_.host, c_.process);
   c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
 }
@@ -456,7 +456,7 @@ Result<void> Joining<A>::take_over_extents(Life old) {
 template <class A>
 void Joining<A>::relabel_extents(uint64_t extents) {
   for (uint64_t e = 0; e < extents; ++e) {
-    OwnWord word = allocator_.own_word(e);
+    OwnWord word = extents_.own_word(e);
     if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) ||
         holdings_.holding_of(e).writer != c_.host)
       continue;
@@ -474,7 +474,7 @@ void Joining<A>::flush_own() {
   const auto& g = c_.layout.geometry();
   c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
   for (uint64_t e = 0; e < g.extent_count; ++e) {
-    const uint32_t state = allocator_.own_word(e).state;
+    const uint32_t state = extents_.own_word(e).state;
     if (state == BH_OWN_NONE || state == BH_OWN_GIVEN) continue;
     c_.access.invalidate(c_.layout.descriptor(e), g.table_bytes);
     c_.access.invalidate(c_.layout.extent_offset(e), g.extent_bytes);

@@ -15,7 +15,7 @@ class Membership {
  public:
   explicit Membership(const Rooms<A>& rooms)
       : c_(rooms.context),
-        allocator_(rooms.allocator),
+        extents_(rooms.extents),
         leases_(rooms.leases),
         hosts_(rooms.hosts),
         lookup_(rooms.lookup),
@@ -55,7 +55,7 @@ class Membership {
   void take_touches(uint64_t now_ns);
 
   Context<A>& c_;
-  Allocator<A>& allocator_;
+  Extents<A>& extents_;
   Leases<A>& leases_;
   Hosts<A>& hosts_;
   Lookup<A>& lookup_;
@@ -96,7 +96,7 @@ Result<void> Membership<A>::work() {
   if (c_.alone()) return {};
   if (c_.ended()) return fenced_error();
   retirement_.reap(/*wait=*/false);
-  allocator_.cover();
+  extents_.cover();
   const uint64_t now_ns = c_.access.now_ns();
   if (!hosts_.take_duties(now_ns)) return {};
   hosts_.observe(now_ns);
@@ -254,7 +254,7 @@ void Membership<A>::take_touches(uint64_t now_ns) {
       if (word == seen) continue;
       seen = word;
       const uint64_t slot = touch_slot(word);
-      if (slot < c_.layout.slot_count() && allocator_.holds(c_.layout.extent_of_slot(slot)))
+      if (slot < c_.layout.slot_count() && extents_.holds(c_.layout.extent_of_slot(slot)))
         c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), c_.access.recency_ns());
     }
   }

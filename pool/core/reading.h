@@ -26,6 +26,7 @@ class Reading {
  public:
   explicit Reading(const Rooms<A>& rooms)
       : c_(rooms.context),
+        extents_(rooms.extents),
         allocator_(rooms.allocator),
         leases_(rooms.leases),
         hosts_(rooms.hosts),
@@ -68,7 +69,7 @@ class Reading {
   /// Notes when a block was used, or tells its owner so. Both may be lost.
   void used(uint64_t slot, uint64_t recency) {
     if (c_.observing()) return;
-    if (c_.alone() || allocator_.holds(c_.layout.extent_of_slot(slot)))
+    if (c_.alone() || extents_.holds(c_.layout.extent_of_slot(slot)))
       c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), recency);
     else
       touch_elsewhere(slot);
@@ -83,6 +84,7 @@ class Reading {
   bool settled(uint64_t stamp) const;
 
   Context<A>& c_;
+  Extents<A>& extents_;
   Allocator<A>& allocator_;
   Leases<A>& leases_;
   Hosts<A>& hosts_;
@@ -216,7 +218,7 @@ Status Reading<A>::release(Lease& lease) {
     return held.state == Leases<A>::State::LAPSED ? Status::LAPSED : Status::CLOSED;
   }
   const uint64_t slot = c_.layout.slot_of(held.block_offset);
-  const bool own = c_.alone() || allocator_.holds(c_.layout.extent_of_slot(slot));
+  const bool own = c_.alone() || extents_.holds(c_.layout.extent_of_slot(slot));
   // The stamp alone would not do: of two zombies, the owner's old header may come back.
   if (!own) c_.access.invalidate(c_.layout.header(slot), BH_LINE_BYTES);
   const bool declared_dead = !c_.alone() && hosts_.decided({c_.host, c_.incarnation});

@@ -20,6 +20,7 @@ class Recovery {
  public:
   explicit Recovery(const Rooms<A>& rooms)
       : c_(rooms.context),
+        extents_(rooms.extents),
         allocator_(rooms.allocator),
         index_(rooms.index),
         leases_(rooms.leases),
@@ -60,6 +61,7 @@ class Recovery {
   bool restore_unnamed(uint64_t slot);
 
   Context<A>& c_;
+  Extents<A>& extents_;
   Allocator<A>& allocator_;
   Index<A>& index_;
   Leases<A>& leases_;
@@ -112,11 +114,11 @@ uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
   }
   uint64_t found = leases_.scavenge(dead);
   found += scavenge_blocks(dead);
-  found += allocator_.scavenge(dead);
+  found += extents_.scavenge(dead);
   index_.release_locks(dead);
   for (const uint64_t parity : {0, 1})
     c_.access.store(Publishing<A>::count_at(c_, dead, parity), 0);
-  allocator_.recount();
+  extents_.recount();
   return found;
 }
 
@@ -133,7 +135,7 @@ uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
          word.state != BH_BLOCK_CLEANING))
       continue;
     ++found;
-    if (scavenge_block(slot, allocator_.held_cut(c_.layout.extent_of_slot(slot)), word))
+    if (scavenge_block(slot, extents_.held_cut(c_.layout.extent_of_slot(slot)), word))
       retired.push_back(slot);
   }
   retirement_.reclaim(retired);
@@ -147,7 +149,7 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) 
   std::optional<Found> own_entry, other_entry;
   if (cut.block_bytes != 0 && lookup_.read_header(slot, header) &&
       stamp_state(header.stamp) == BH_STAMP_COMMITTED) {
-    const uint64_t offset = allocator_.block_of(slot, cut).offset;
+    const uint64_t offset = extents_.block_of(slot, cut).offset;
     const Hash128 hash{header.key_hash[0], header.key_hash[1]};
     const auto is_own = [&](const bh_index_entry& entry) {
       return entry.block_offset == offset && entry.stamp == header.stamp;
@@ -217,11 +219,11 @@ void Recovery<A>::rebuild(const Progress& progress) {
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot)
     c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), 0);
   std::vector<Cut> private_cuts;
-  allocator_.for_each_slab([&](const Cut& cut) { private_cuts.push_back(cut); });
-  allocator_.reset();
+  extents_.for_each_slab([&](const Cut& cut) { private_cuts.push_back(cut); });
+  extents_.reset();
   take_back_extents();
   step(1);
-  restore_cuts([&](uint64_t e) { return allocator_.holds(e); });
+  restore_cuts([&](uint64_t e) { return extents_.holds(e); });
   for (const Cut& cut : private_cuts) restore_cut_privately(cut);
   step(2);
   index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
@@ -229,7 +231,7 @@ void Recovery<A>::rebuild(const Progress& progress) {
   // A header whose block does not come back must not show a committed stamp (C2).
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
     const uint64_t extent = c_.layout.extent_of_slot(slot);
-    if (!allocator_.writable(extent) || allocator_.closed(extent) ||
+    if (!extents_.writable(extent) || extents_.closed(extent) ||
         allocator_.word(slot).state == BH_BLOCK_COMMITTED)
       continue;
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
@@ -237,7 +239,7 @@ void Recovery<A>::rebuild(const Progress& progress) {
       retirement_.retire_header(slot);
   }
   if (!c_.alone()) hold_leased();
-  allocator_.recount();
+  extents_.recount();
   step(4);
 }
 
@@ -283,7 +285,7 @@ void Recovery<A>::restore_cuts(Ours ours) {
                 d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
                 d.block_count == d.extent_span * g.extent_bytes / d.block_bytes;
     for (uint64_t part = e; good && part < e + d.extent_span; ++part) good = ours(part);
-    if (good) allocator_.restore_cut(Cut{e, d.block_bytes, d.block_count, d.extent_span});
+    if (good) extents_.restore_cut(Cut{e, d.block_bytes, d.block_count, d.extent_span});
     e += good ? d.extent_span : 1;
   }
 }
@@ -294,10 +296,10 @@ void Recovery<A>::restore_cut_privately(const Cut& cut) {
   Line line;
   if (c_.read_sealed(c_.layout.descriptor(cut.head), line)) return;
   for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
-    if (!allocator_.extent_free(e)) return;
+    if (!extents_.is_free(e)) return;
   }
-  allocator_.restore_cut(cut);
-  allocator_.write_descriptor(cut.head, cut);
+  extents_.restore_cut(cut);
+  extents_.write_descriptor(cut.head, cut);
 }
 
 /// True if the block that an entry names is really there; it is COMMITTED then. Also if its header
@@ -312,11 +314,11 @@ bool Recovery<A>::restore_entry(const bh_index_entry& entry) {
        header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
        header.stored_bytes != entry.stored_bytes))
     return false;
-  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
   const uint32_t usable =
-      allocator_.closed(c_.layout.extent_of_slot(slot)) ? BH_BLOCK_NONE : BH_BLOCK_FREE;
+      extents_.closed(c_.layout.extent_of_slot(slot)) ? BH_BLOCK_NONE : BH_BLOCK_FREE;
   if (allocator_.word(slot).state != usable || cut.block_bytes == 0 ||
-      allocator_.block_of(slot, cut).offset != entry.block_offset ||
+      extents_.block_of(slot, cut).offset != entry.block_offset ||
       entry.stored_bytes > cut.block_bytes || restored_elsewhere(entry))
     return false;
   allocator_.restore_committed(slot);
@@ -344,11 +346,11 @@ bool Recovery<A>::restored_elsewhere(const bh_index_entry& entry) const {
 template <class A>
 bool Recovery<A>::restore_unnamed(uint64_t slot) {
   bh_block_header header;
-  const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+  const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
   if (cut.block_bytes == 0 || allocator_.word(slot).state != BH_BLOCK_FREE ||
       !lookup_.read_header(slot, header) || header.checksum_kind == BH_CHECKSUM_NONE)
     return false;
-  const Block block = allocator_.block_of(slot, cut);
+  const Block block = extents_.block_of(slot, cut);
   const std::string text = lookup_.read_key(slot, header.key_bytes);
   const Key key(header.namespace_id, text);
   if (!Key::valid(text) || key.hash.low != header.key_hash[0] ||

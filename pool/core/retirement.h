@@ -19,6 +19,7 @@ class Retirement {
  public:
   explicit Retirement(const Rooms<A>& rooms)
       : c_(rooms.context),
+        extents_(rooms.extents),
         allocator_(rooms.allocator),
         index_(rooms.index),
         leases_(rooms.leases),
@@ -88,6 +89,7 @@ class Retirement {
   uint64_t hazard_hosts() const;
 
   Context<A>& c_;
+  Extents<A>& extents_;
   Allocator<A>& allocator_;
   Index<A>& index_;
   Leases<A>& leases_;
@@ -134,7 +136,7 @@ Status Retirement<A>::remove_own(const Hash128& hash, uint64_t wait_ns, Wanted w
       continue;
     }
     if (c_.ended()) return c_.gone();
-    if (!allocator_.writable(c_.layout.extent_of_slot(slot)) || c_.access.now_ns() > deadline_ns)
+    if (!extents_.writable(c_.layout.extent_of_slot(slot)) || c_.access.now_ns() > deadline_ns)
       return Status::BUSY;
     c_.access.relax(round++);
   }
@@ -145,7 +147,7 @@ template <class A>
 bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
                            uint64_t lock_wait_ns, Proof proof) {
   {
-    if (c_.ended() || !allocator_.writable(c_.layout.extent_of_slot(slot))) return false;
+    if (c_.ended() || !extents_.writable(c_.layout.extent_of_slot(slot))) return false;
     const KeyLock lock(locks_, hash, lock_wait_ns);
     if (!lock.held() || !allocator_.begin_retire(slot)) return false;
     // The block is ours now and its cut stands still; is it the one that was meant? A damaged
@@ -173,7 +175,7 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
 
 template <class A>
 void Retirement<A>::retire_header(uint64_t slot) {
-  allocator_.expose(c_.layout.extent_of_slot(slot), 1);
+  extents_.expose(c_.layout.extent_of_slot(slot), 1);
   bh_block_header header{};
   if (!lookup_.read_header(slot, header)) {
     header = {};
@@ -194,9 +196,9 @@ uint64_t Retirement<A>::reclaim(std::span<const uint64_t> slots) {
   const uint64_t now_ns = c_.incoherent() ? c_.access.now_ns() : 0;
   for (const uint64_t slot : slots) {
     const StateWord word = allocator_.word(slot);
-    const Cut cut = allocator_.held_cut(c_.layout.extent_of_slot(slot));
+    const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
     if (word.state == BH_BLOCK_RETIRED && cut.block_bytes != 0)
-      retired.push_back({slot, allocator_.block_of(slot, cut).offset, word, now_ns});
+      retired.push_back({slot, extents_.block_of(slot, cut).offset, word, now_ns});
   }
   if (!c_.incoherent()) return free_unnamed(retired);
   const std::lock_guard guard(retired_mutex_);

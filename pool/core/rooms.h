@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rooms of the core. Each is a class with the state and the invariants of one concern; its head
 // says what it owns and which other rooms it calls. All share the parts beneath them: access,
-// allocator, index, leases, hosts. Core wires them.
+// extents, allocator, index, leases, hosts. Core wires them.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +24,7 @@
 #include "base/status.h"
 #include "pool/core/allocator.h"
 #include "pool/core/context.h"
+#include "pool/core/extents.h"
 #include "pool/core/hosts.h"
 #include "pool/core/index.h"
 #include "pool/core/leases.h"
@@ -132,6 +133,7 @@ class Inspection;
 template <class A>
 struct Rooms {
   Context<A>& context;
+  Extents<A>& extents;
   Allocator<A>& allocator;
   Index<A>& index;
   Leases<A>& leases;

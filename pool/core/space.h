@@ -25,6 +25,7 @@ class Space {
  public:
   explicit Space(const Rooms<A>& rooms)
       : c_(rooms.context),
+        extents_(rooms.extents),
         allocator_(rooms.allocator),
         index_(rooms.index),
         settings_(rooms.settings),
@@ -70,7 +71,7 @@ class Space {
   bool evict_block(uint64_t slot);
   bool choose_victims();
   uint64_t used_blocks(const Cut& cut) const {
-    return cut.block_count - std::min(cut.block_count, allocator_.free_blocks_hint(cut.head));
+    return cut.block_count - std::min(cut.block_count, extents_.free_blocks_hint(cut.head));
   }
   std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
                                       Clear by) const;
@@ -83,6 +84,7 @@ class Space {
   std::optional<Block> reserve_in_passing(uint64_t block_bytes);
 
   Context<A>& c_;
+  Extents<A>& extents_;
   Allocator<A>& allocator_;
   Index<A>& index_;
   const Settings& settings_;
@@ -143,7 +145,7 @@ Status Space<A>::replace(const Located& old, const Content& content) {
   header.key_hash[1] = old.header.key_hash[1];
   header.namespace_id = old.header.namespace_id;
   header.key_bytes = old.header.key_bytes;
-  const auto cut = allocator_.cut_of(c_.layout.extent_of_slot(old.slot));
+  const auto cut = extents_.cut_of(c_.layout.extent_of_slot(old.slot));
   const uint64_t room = core::room_for(c_.layout, header);
   if (c_.ended()) return c_.gone();
   if (!retirement_.stamps_left() || !cut || room >= cut->block_bytes) return Status::BUSY;
@@ -176,7 +178,7 @@ void Space<A>::for_each_cold(uint64_t unused_ns, Visit visit) {
     if (used_ns <= now_ns && now_ns - used_ns >= unused_ns &&
         lookup_.read_header(located.slot, located.header) && located.header.stamp == entry.stamp &&
         located.header.stored_bytes == entry.stored_bytes && lengths_agree(located.header) &&
-        allocator_.writable(c_.layout.extent_of_slot(located.slot)))
+        extents_.writable(c_.layout.extent_of_slot(located.slot)))
       visit(located);
   });
 }
@@ -185,7 +187,7 @@ template <class A>
 bool Space<A>::make_room(uint64_t block_bytes, Clear by) {
   const FreeBlocks free = free_blocks();
   const uint64_t extents = c_.layout.geometry().extent_count;
-  const auto spans = allocator_.spans_for(block_bytes);
+  const auto spans = extents_.spans_for(block_bytes);
   for (size_t i = 0; i < spans.size(); ++i) {
     const uint64_t span = spans[i];
     if (span > extents || (i > 0 && span == spans[0])) continue;
@@ -207,8 +209,8 @@ void Space<A>::compact(uint64_t count, uint64_t until_ns) {
   const uint64_t extent_bytes = c_.layout.geometry().extent_bytes;
   FreeBlocks free = free_blocks();
   std::vector<std::pair<uint64_t, Cut>> slabs;  // bytes to move for each extent freed
-  allocator_.for_each_slab([&](const Cut& cut) {
-    if (!allocator_.copy_only(cut.head) &&
+  extents_.for_each_slab([&](const Cut& cut) {
+    if (!extents_.copy_only(cut.head) &&
         window_cost(cut.head, cut.extent_span, free, Clear::BY_MOVES))
       slabs.emplace_back(used_blocks(cut) * cut.block_bytes / cut.extent_span, cut);
   });
@@ -222,7 +224,7 @@ void Space<A>::compact(uint64_t count, uint64_t until_ns) {
     if (emptied >= count || c_.access.now_ns() >= until_ns || cost >= extent_bytes) break;
     uint64_t& holes = free[slab.block_bytes];  // those of the slab itself go, others are filled
     if (holes < slab.block_count) continue;
-    const auto cut = allocator_.begin_join(slab.head);
+    const auto cut = extents_.begin_join(slab.head);
     if (!cut) continue;
     holes -= slab.block_count;
     if (clear_slab(*cut, named, Clear::BY_MOVES, retired)) emptied += cut->extent_span;
@@ -230,14 +232,14 @@ void Space<A>::compact(uint64_t count, uint64_t until_ns) {
   }
   retirement_.reclaim(retired);
   if (c_.incoherent() && !retired.empty()) retirement_.reap(/*wait=*/true);
-  for (const Cut& cut : closed) allocator_.end_join(cut);  // or opens it again
+  for (const Cut& cut : closed) extents_.end_join(cut);  // or opens it again
 }
 
 template <class A>
 auto Space<A>::free_blocks() const -> FreeBlocks {
   FreeBlocks free;
-  allocator_.for_each_slab(
-      [&](const Cut& cut) { free[cut.block_bytes] += allocator_.free_blocks_hint(cut.head); });
+  extents_.for_each_slab(
+      [&](const Cut& cut) { free[cut.block_bytes] += extents_.free_blocks_hint(cut.head); });
   return free;
 }
 
@@ -258,9 +260,9 @@ uint64_t Space<A>::evict(uint64_t bytes) {
     const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, victim.slot));
     if (allocator_.word(victim.slot).state != BH_BLOCK_COMMITTED || recency != victim.recency)
       continue;
-    const auto cut = allocator_.cut_of(c_.layout.extent_of_slot(victim.slot));
+    const auto cut = extents_.cut_of(c_.layout.extent_of_slot(victim.slot));
     if (!cut || cut->block_bytes == 0) continue;
-    const Block block = allocator_.block_of(victim.slot, *cut);
+    const Block block = extents_.block_of(victim.slot, *cut);
     if (std::binary_search(named.begin(), named.end(), block.offset)) continue;
     if (!evict_block(victim.slot)) continue;
     retired.push_back(victim.slot);
@@ -273,12 +275,12 @@ uint64_t Space<A>::evict(uint64_t bytes) {
 template <class A>
 uint64_t Space<A>::used_permille() const {
   uint64_t used = 0;
-  allocator_.for_each_slab([&](const Cut& cut) { used += used_blocks(cut) * cut.block_bytes; });
+  extents_.for_each_slab([&](const Cut& cut) { used += used_blocks(cut) * cut.block_bytes; });
   const auto& g = c_.layout.geometry();
   uint64_t extents = g.extent_count;
   if (!c_.alone()) {
     extents = 0;
-    for (uint64_t e = 0; e < g.extent_count; ++e) extents += allocator_.holds(e);
+    for (uint64_t e = 0; e < g.extent_count; ++e) extents += extents_.holds(e);
   }
   return extents == 0 ? 1000 : used / (extents * g.extent_bytes / 1000);
 }
@@ -290,7 +292,7 @@ bool Space<A>::evict_block(uint64_t slot) {
       retirement_.retire(slot, Hash128{header.key_hash[0], header.key_hash[1]}, header.stamp,
                          BH_COUNTER_EVICTIONS, kShortLockWaitNs))
     return true;
-  if (!allocator_.copy_only(c_.layout.extent_of_slot(slot))) return false;
+  if (!extents_.copy_only(c_.layout.extent_of_slot(slot))) return false;
   // In custody somebody else may have written the header.
   std::optional<bh_index_entry> named;
   index_.for_each(c_.host, [&](const Found& found) {
@@ -321,7 +323,7 @@ bool Space<A>::choose_victims() {
   victims_.clear();
   for (uint64_t slot = 0; slot < slots; ++slot) {
     if (allocator_.word(slot).state != BH_BLOCK_COMMITTED) continue;
-    if (!allocator_.writable(c_.layout.extent_of_slot(slot))) continue;
+    if (!extents_.writable(c_.layout.extent_of_slot(slot))) continue;
     const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot));
     if (recency <= limit) victims_.push_back({recency, slot});
   }
@@ -336,12 +338,12 @@ std::optional<uint64_t> Space<A>::window_cost(uint64_t first, uint64_t span, con
                                               Clear by) const {
   uint64_t cost = 0;
   for (uint64_t e = first; e < first + span;) {
-    if (allocator_.extent_free(e)) {
+    if (extents_.is_free(e)) {
       ++e;
       continue;
     }
-    const auto cut = allocator_.cut_of(e);
-    if (!cut || cut->head != e || e + cut->extent_span > first + span || !allocator_.writable(e))
+    const auto cut = extents_.cut_of(e);
+    if (!cut || cut->head != e || e + cut->extent_span > first + span || !extents_.writable(e))
       return std::nullopt;
     const uint64_t used = used_blocks(*cut), free_here = cut->block_count - used;
     const auto all = free.find(cut->block_bytes);
@@ -358,15 +360,15 @@ template <class A>
 bool Space<A>::empty_window(uint64_t first, uint64_t span, Clear by) {
   const std::vector<uint64_t> named = retirement_.named_blocks();
   for (uint64_t e = first; e < first + span;) {
-    if (allocator_.extent_free(e)) {
+    if (extents_.is_free(e)) {
       ++e;
       continue;
     }
     // Closed first: the blocks moved out of it must not land in it again.
-    const auto cut = allocator_.begin_join(e);
+    const auto cut = extents_.begin_join(e);
     if (!cut) return false;
     const bool emptied = empty_slab(*cut, named, by);
-    if (!allocator_.end_join(*cut) || !emptied) return false;
+    if (!extents_.end_join(*cut) || !emptied) return false;
     e += cut->extent_span;
   }
   return true;
@@ -388,7 +390,7 @@ bool Space<A>::clear_slab(const Cut& cut, const std::vector<uint64_t>& named, Cl
                           std::vector<uint64_t>& retired) {
   bool emptied = true;
   for (uint64_t i = 0; i < cut.block_count && emptied; ++i) {
-    const Block block = allocator_.block_of(allocator_.slot_of(cut, i), cut);
+    const Block block = extents_.block_of(extents_.slot_of(cut, i), cut);
     const uint32_t state = allocator_.word(block.slot).state;
     if (state == BH_BLOCK_FREE) continue;
     if (state == BH_BLOCK_COMMITTED) {

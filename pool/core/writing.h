@@ -20,6 +20,7 @@ class Writing {
  public:
   explicit Writing(const Rooms<A>& rooms)
       : c_(rooms.context),
+        extents_(rooms.extents),
         allocator_(rooms.allocator),
         index_(rooms.index),
         hosts_(rooms.hosts),
@@ -66,6 +67,7 @@ class Writing {
   std::optional<Block> end_reservation(Reservation& reservation);
 
   Context<A>& c_;
+  Extents<A>& extents_;
   Allocator<A>& allocator_;
   Index<A>& index_;
   Hosts<A>& hosts_;
@@ -142,7 +144,7 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes) {
   auto block = allocator_.reserve(room, {.in_custody = false});
   if (!block) block = space_.reserve_block(room);
   if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
-  if (allocator_.copy_only(c_.layout.extent_of_slot(block->slot))) {
+  if (extents_.copy_only(c_.layout.extent_of_slot(block->slot))) {
     allocator_.release(*block);
     return Status::BUSY;
   }
@@ -240,7 +242,7 @@ bh_index_entry Writing<A>::entry_for(const Block& block, const bh_block_header& 
   entry.namespace_id = header.namespace_id;
   entry.stored_bytes = header.stored_bytes;
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
-  if (allocator_.copy_only(c_.layout.extent_of_slot(block.slot))) entry.flags = BH_ENTRY_COPY_ONLY;
+  if (extents_.copy_only(c_.layout.extent_of_slot(block.slot))) entry.flags = BH_ENTRY_COPY_ONLY;
   return entry;
 }
 
@@ -310,7 +312,7 @@ std::optional<Block> Writing<A>::end_reservation(Reservation& reservation) {
     return std::nullopt;
   const uint64_t slot = c_.layout.slot_of(offset);
   if (!allocator_.hold_on(slot, word)) return std::nullopt;
-  return Block{slot, offset, allocator_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
+  return Block{slot, offset, extents_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
 }
 
 }  // namespace bowhead::core

@@ -275,15 +275,16 @@ void Run::check_repaired() {
   for (const auto& finding : report.findings) fmt::print(stderr, "{}\n", finding.what);
   BOWHEAD_ASSERT(report.findings.empty());
   uint64_t slab_extents = 0, free_extents = 0;
-  auto& allocator = handle_->core.allocator();
-  allocator.for_each_slab([&](const core::Cut& cut) {
+  const auto& extents = handle_->core.extents();
+  const auto& allocator = handle_->core.allocator();
+  extents.for_each_slab([&](const core::Cut& cut) {
     slab_extents += cut.extent_span;
     for (uint64_t i = 0; i < cut.block_count; ++i) {
-      const uint32_t state = allocator.word(allocator.slot_of(cut, i)).state;
+      const uint32_t state = allocator.word(extents.slot_of(cut, i)).state;
       BOWHEAD_ASSERT(state == BH_BLOCK_FREE || state == BH_BLOCK_COMMITTED);
     }
   });
-  for (uint64_t e = 0; e < g.extent_count; ++e) free_extents += allocator.extent_free(e);
+  for (uint64_t e = 0; e < g.extent_count; ++e) free_extents += extents.is_free(e);
   BOWHEAD_ASSERT(slab_extents + free_extents == g.extent_count && "an extent is lost");
 }
 

@@ -20,6 +20,7 @@ namespace {
 
 using core::Block;
 using core::Cut;
+using NativeExtents = core::Extents<core::NativeAccess>;
 using NativeAllocator = core::Allocator<core::NativeAccess>;
 
 constexpr uint64_t kKiB = 1024;
@@ -93,6 +94,7 @@ class Single {
  public:
   Single(NativeHandle& handle, uint64_t seed)
       : c_(handle.core().context()),
+        extents_(handle.core().extents()),
         allocator_(handle.core().allocator()),
         random_(seed),
         sizes_(choose_sizes(random_)),
@@ -111,21 +113,21 @@ class Single {
     }
   }
   void check_counts() {
-    allocator_.for_each_slab([&](const Cut& cut) {
+    extents_.for_each_slab([&](const Cut& cut) {
       const uint64_t free = cut.block_count - model_.held_in(cut);
-      EXPECT_EQ(allocator_.free_blocks_hint(cut.head), free);
+      EXPECT_EQ(extents_.free_blocks_hint(cut.head), free);
       uint64_t words = 0;
       for (uint64_t i = 0; i < cut.block_count; ++i)
-        words += allocator_.word(allocator_.slot_of(cut, i)).state == BH_BLOCK_FREE;
+        words += allocator_.word(extents_.slot_of(cut, i)).state == BH_BLOCK_FREE;
       EXPECT_EQ(words, free);
     });
   }
   void end() {
     while (!held_.empty()) give_back(held_.size() - 1);
     std::vector<uint64_t> heads;
-    allocator_.for_each_slab([&](const Cut& cut) { heads.push_back(cut.head); });
-    for (const uint64_t head : heads) EXPECT_TRUE(allocator_.join(head));
-    for (uint64_t e = 0; e < kShape.extent_count; ++e) EXPECT_TRUE(allocator_.extent_free(e)) << e;
+    extents_.for_each_slab([&](const Cut& cut) { heads.push_back(cut.head); });
+    for (const uint64_t head : heads) EXPECT_TRUE(extents_.join(head));
+    for (uint64_t e = 0; e < kShape.extent_count; ++e) EXPECT_TRUE(extents_.is_free(e)) << e;
   }
   uint64_t refused() const { return refused_; }
   uint64_t joined() const { return joined_; }
@@ -145,8 +147,8 @@ class Single {
     }
     EXPECT_EQ(block->block_bytes, size);
     ASSERT_EQ(model_.add(*block), "") << fmt::format("{:#x}", block->offset);
-    const Block again = allocator_.block_of(
-        block->slot, allocator_.held_cut(c_.layout.extent_of_slot(block->slot)));
+    const Block again =
+        extents_.block_of(block->slot, extents_.held_cut(c_.layout.extent_of_slot(block->slot)));
     EXPECT_EQ(again.offset, block->offset);
     const bool commit = random_.below(2) == 0;
     if (commit) allocator_.commit(*block);
@@ -178,22 +180,22 @@ class Single {
 
   void join_any() {
     std::vector<Cut> slabs;
-    allocator_.for_each_slab([&](const Cut& cut) { slabs.push_back(cut); });
+    extents_.for_each_slab([&](const Cut& cut) { slabs.push_back(cut); });
     if (slabs.empty()) return;
     const Cut cut = slabs[random_.below(slabs.size())];
     const bool empty = model_.held_in(cut) == 0;
-    EXPECT_EQ(allocator_.join(cut.head), empty);
+    EXPECT_EQ(extents_.join(cut.head), empty);
     joined_ += empty;
     for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e)
-      EXPECT_EQ(allocator_.extent_free(e), empty);
+      EXPECT_EQ(extents_.is_free(e), empty);
   }
 
   /// No block of that size is free, and there is no run of extents to make some, even if slabs
   /// without a block in use are joined.
   void expect_none_free(uint64_t size) {
     std::vector<bool> usable(kShape.extent_count);
-    for (uint64_t e = 0; e < kShape.extent_count; ++e) usable[e] = allocator_.extent_free(e);
-    allocator_.for_each_slab([&](const Cut& cut) {
+    for (uint64_t e = 0; e < kShape.extent_count; ++e) usable[e] = extents_.is_free(e);
+    extents_.for_each_slab([&](const Cut& cut) {
       const uint64_t held = model_.held_in(cut);
       if (cut.block_bytes == size) {
         EXPECT_EQ(held, cut.block_count) << size;
@@ -210,6 +212,7 @@ class Single {
   }
 
   core::Context<core::NativeAccess>& c_;
+  NativeExtents& extents_;
   NativeAllocator& allocator_;
   Random random_;
   const std::vector<uint64_t> sizes_;
@@ -275,6 +278,7 @@ class Owners {
 
 /// "" or what was wrong.
 std::string use(NativeHandle& handle, Owners& owners, uint32_t who, int steps) {
+  NativeExtents& extents = handle.core().extents();
   NativeAllocator& allocator = handle.core().allocator();
   const core::Layout& layout = handle.core().context().layout;
   Random random(who);
@@ -286,7 +290,7 @@ std::string use(NativeHandle& handle, Owners& owners, uint32_t who, int steps) {
     const bool growing = (i / 300) % 2 == 0;
     const uint64_t dice = random.below(16);
     if (dice == 0) {
-      (void)allocator.join(random.below(kShape.extent_count));
+      (void)extents.join(random.below(kShape.extent_count));
     } else if (dice < (growing ? 11u : 5u)) {
       const auto block = allocator.reserve(sizes[random.below(sizes.size())]);
       if (!block) continue;
@@ -319,7 +323,7 @@ TEST(Allocator, ThreadsShareIt) {
     threads.emplace_back([&, i] { faults[i] = use(handle, owners, i + 1, 150'000); });
   for (auto& thread : threads) thread.join();
   for (const std::string& fault : faults) EXPECT_EQ(fault, "");
-  handle.core().allocator().recount();
+  handle.core().extents().recount();
   for (const std::string& text : audit(handle.core(), {.deaths = false}).faults)
     ADD_FAILURE() << text;
   handle.detach();
@@ -349,7 +353,7 @@ TEST(Allocator, ProcessesShareIt) {
     waitpid(pid, &status, 0);
     EXPECT_EQ(status, 0);
   }
-  handle.core().allocator().recount();
+  handle.core().extents().recount();
   for (const std::string& text : audit(handle.core(), {.deaths = false}).faults)
     ADD_FAILURE() << text;
   handle.detach();

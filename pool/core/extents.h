@@ -1,0 +1,580 @@
+// SPDX-License-Identifier: Apache-2.0
+// Extents of the own host: which it holds and may write to, and how they are cut into slabs of
+// equal blocks, of whatever size comes.
+//
+// Truth: whose an extent is, its `own` word says, which Holdings writes. What it is, its state
+// says: FREE; CUTTING or JOINING by a process; SLAB, the first of a slab; PART, a further one. The
+// words of block slots begin here, NONE -> FREE, when an extent is cut, and end here, FREE -> NONE,
+// when it is joined; in between they are the allocator's. Free counts and preferences are hints for
+// the allocator: losing one loses nothing.
+//
+// Invariants
+//   A1 A slot's word is not NONE only while its extent is part of a slab (or is being cut or
+//      joined) and the slot begins a block of it.
+//   A2 An extent is joined (slab -> free) only after every block word went FREE -> NONE by CAS, so
+//      no block of it can be taken meanwhile. Who holds a block of a slab therefore sees its cut
+//      unchanged.
+//   A3 A word, of an extent or of a block, that names a process is changed by that process or,
+//      after its death, by whoever scavenges it; or by another machine that took this one for dead,
+//      which ends this life.
+//
+// Owns in this process: into which extents the mapping lets it store (rule R1). Lock-free within
+// the host but for that. All methods may be called from any thread.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "pool/core/context.h"
+
+namespace bowhead::core {
+
+struct Block {
+  uint64_t slot = 0;
+  uint64_t offset = 0;       ///< of the payload
+  uint64_t block_bytes = 0;  ///< room
+};
+
+/// On what terms a block is wanted.
+struct Terms {
+  bool may_cut = true;     ///< an extent may be cut for it
+  bool in_custody = true;  ///< it may be where a stale writer may still store
+};
+
+/// How an extent is cut, as read from its state. `head` is the first extent of the slab. One
+/// without blocks (block_bytes 0) stands for what is no cut, also for damage.
+struct Cut {
+  uint64_t head = 0;
+  uint64_t block_bytes = 0;
+  uint64_t block_count = 0;
+  uint64_t extent_span = 1;
+};
+
+template <class A>
+class Extents {
+ public:
+  explicit Extents(Context<A>& context)
+      : c_(context), exposed_(c_.alone() ? 0 : c_.layout.geometry().extent_count) {}
+  Extents(const Extents&) = delete;
+  Extents& operator=(const Extents&) = delete;
+
+  // ---- whose they are ----
+  OwnWord own_word(uint64_t extent) const {
+    return OwnWord::unpack(c_.access.load(c_.own(BH_PART_OWN, extent)));
+  }
+  /// The extent is this host's: by its own word, in this life of the host.
+  bool holds(uint64_t extent) const {
+    const auto word = own_word(extent);
+    return word.state == BH_OWN_OWN && (c_.alone() || word.incarnation == c_.incarnation);
+  }
+  /// And its lines may be written: it is not in READ_ONLY custody.
+  bool writable(uint64_t extent) const {
+    return holds(extent) && own_word(extent).custody != BH_CUSTODY_READ_ONLY;
+  }
+  /// A stale writer may still store into it: verified copies only.
+  bool copy_only(uint64_t extent) const { return own_word(extent).custody != BH_CUSTODY_FULL; }
+  bool suits(uint64_t extent, Terms terms) const { return terms.in_custody || !copy_only(extent); }
+
+  /// Before this process stores into an extent that the host holds, and after the host gave extents
+  /// away: the mapping lets nobody else's be written (rule R1). An extent that comes back does so
+  /// in a later epoch, so that whoever covers it late and whoever exposes it meet at the lock.
+  void expose(uint64_t first, uint64_t span) {
+    if (c_.alone()) return;
+    for (uint64_t e = first; e < first + span; ++e) {
+      const uint64_t epoch = own_word(e).epoch;
+      if (exposed_[e].load(std::memory_order_acquire) == epoch) continue;
+      const std::lock_guard guard(exposed_mutex_);
+      set_writable(e, true);
+      exposed_[e].store(epoch, std::memory_order_release);
+    }
+  }
+  void cover() {
+    for (uint64_t e = 0; e < exposed_.size(); ++e) {
+      const uint64_t epoch = exposed_[e].load(std::memory_order_acquire);
+      if (epoch == 0 || holds(e)) continue;
+      const std::lock_guard guard(exposed_mutex_);
+      if (exposed_[e].load(std::memory_order_relaxed) != epoch) continue;
+      exposed_[e].store(0, std::memory_order_release);
+      set_writable(e, false);
+    }
+  }
+
+  // ---- how they are cut ----
+  bool is_free(uint64_t extent) const {
+    return writable(extent) && !closed(extent) &&
+           c_.load_state(state(extent)).state == BH_EXTENT_FREE;
+  }
+  /// The first extent of a slab of blocks of this size.
+  bool begins_slab_of(uint64_t extent, uint64_t block_bytes) const {
+    return field(extent, offsetof(bh_extent_state, block_bytes)) == block_bytes &&
+           c_.load_state(state(extent)).state == BH_EXTENT_SLAB;
+  }
+  /// The cut that covers an extent; empty if it is no slab, or one that is being cut or joined.
+  std::optional<Cut> cut_of(uint64_t extent) const {
+    const uint32_t kind = c_.load_state(state(extent)).state;
+    if (kind != BH_EXTENT_SLAB && kind != BH_EXTENT_PART) return std::nullopt;
+    const Cut cut = held_cut(extent);
+    if (cut.block_bytes == 0 || c_.load_state(state(cut.head)).state != BH_EXTENT_SLAB)
+      return std::nullopt;
+    return cut;
+  }
+  /// The same for somebody who holds a block of it, so that it cannot change (A2).
+  Cut held_cut(uint64_t extent) const {
+    const Cut cut = read_cut(field(extent, offsetof(bh_extent_state, head)));
+    return extent - cut.head < cut.extent_span ? cut : Cut{};
+  }
+  /// What the state of an extent says of a slab that begins there, be it one or not. Every slot and
+  /// offset made from what it returns lies inside the pool, whatever the bytes say.
+  Cut read_cut(uint64_t head) const;
+  /// The extent is part of this slab, by its own state too.
+  bool covers(const Cut& cut, uint64_t extent) const {
+    const auto own = cut_of(extent);
+    return own && own->head == cut.head && own->block_bytes == cut.block_bytes;
+  }
+  /// Calls visit(cut) for every slab of the own host.
+  template <class Visit>
+  void for_each_slab(Visit visit) const {
+    const uint64_t extents = c_.layout.geometry().extent_count;
+    for (uint64_t e = 0; e < extents; ++e) {
+      if (c_.load_state(state(e)).state != BH_EXTENT_SLAB) continue;
+      if (const Cut cut = read_cut(e); cut.block_bytes != 0) visit(cut);
+    }
+  }
+  /// The block of a slot whose word is not NONE and cannot become so (the caller holds it, or only
+  /// looks). Offset 0 if the cut has no blocks.
+  Block block_of(uint64_t slot, const Cut& cut) const {
+    if (cut.block_bytes == 0) return {slot, 0, 0};
+    const uint64_t relative = slot - c_.layout.first_slot(cut.head);
+    const uint64_t index =
+        (relative * c_.layout.geometry().min_block_bytes + cut.block_bytes - 1) / cut.block_bytes;
+    return {slot, c_.layout.extent_offset(cut.head) + index * cut.block_bytes, cut.block_bytes};
+  }
+  uint64_t slot_of(const Cut& cut, uint64_t index) const {
+    return c_.layout.first_slot(cut.head) +
+           index * cut.block_bytes / c_.layout.geometry().min_block_bytes;
+  }
+
+  // ---- hints for the allocator ----
+  uint64_t free_blocks_hint(uint64_t head) const {
+    const auto free = static_cast<int64_t>(field(head, offsetof(bh_extent_state, free_blocks)));
+    return free > 0 ? static_cast<uint64_t>(free) : 0;
+  }
+  /// To the count of the slab that the extent is part of.
+  void add_free(uint64_t extent, int64_t delta) {
+    const uint64_t head = field(extent, offsetof(bh_extent_state, head));
+    if (head >= c_.layout.geometry().extent_count) return;
+    c_.access.fetch_add(state(head) + offsetof(bh_extent_state, free_blocks),
+                        static_cast<uint64_t>(delta));
+  }
+  /// Sets the free counts to what the words say (after a death; the counts are hints).
+  void recount();
+  /// The process that takes blocks from this slab before others, plus 1; 0: none.
+  uint64_t preferred(uint64_t head) const {
+    return field(head, offsetof(bh_extent_state, preferred));
+  }
+  /// From now on this process does, unless another one does already.
+  void prefer(uint64_t head) {
+    uint64_t none = 0;
+    c_.access.cas(state(head) + offsetof(bh_extent_state, preferred), none, c_.process + 1);
+  }
+
+  // ---- cutting and joining ----
+  /// The spans to try for blocks of a size, best first.
+  std::array<uint64_t, 2> spans_for(uint64_t block_bytes) const;
+  /// Free extents -> slab of such blocks. Returns its first extent.
+  std::optional<uint64_t> cut(uint64_t block_bytes, Terms terms);
+  /// Slab -> free extents, if every block is free. False if one is not.
+  bool join(uint64_t head) {
+    const auto cut = begin_join(head);
+    return cut && end_join(*cut);
+  }
+  /// Closes a slab: nothing is reserved in it until end_join(). The cut stands still. Empty if it
+  /// is no slab or somebody else closes it.
+  std::optional<Cut> begin_join(uint64_t head);
+  /// Joins a closed slab, or opens it again if a block of it is not free (false).
+  bool end_join(const Cut& cut);
+  /// Slabs with no block in use, but for those of a size -> free extents.
+  bool join_empty_slabs(uint64_t but_block_bytes = 0);
+
+  // ---- going and coming ----
+  /// Takes a free extent out of use, to give it away, and puts it back.
+  bool claim(uint64_t extent) { return is_free(extent) && claim_at(extent, 1); }
+  void unclaim(uint64_t extent) {
+    c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
+  }
+  /// An extent that comes from another host is free and not cut. False if it may not be used yet:
+  /// a process that took it for free when this host gave it away holds its word (A3), and would go
+  /// on to cut it if the extent came back under it.
+  bool forget(uint64_t extent);
+  /// An adopted extent: restore_cut() gives none of its blocks free until open().
+  /// After forget().
+  void close(uint64_t extent) { set_field(extent, offsetof(bh_extent_state, closed), 1); }
+  bool closed(uint64_t extent) const {
+    return field(extent, offsetof(bh_extent_state, closed)) != 0;
+  }
+  void open(uint64_t first, uint64_t span) {
+    for (uint64_t e = first; e < first + span; ++e)
+      set_field(e, offsetof(bh_extent_state, closed), 0);
+    const auto cut = cut_of(first);
+    if (!cut) return;
+    restore_words(*cut);
+    set_field(first, offsetof(bh_extent_state, free_blocks), count_free(*cut));
+  }
+
+  // ---- after deaths ----
+  /// Finishes or undoes what a dead process was doing to extents.
+  uint64_t scavenge(uint32_t dead);
+  /// Rebuild, nobody else running: forgets all; cuts one slab as it was.
+  void reset();
+  void restore_cut(const Cut& cut);
+  /// Publishes how an extent is cut, for the next rebuild.
+  void write_descriptor(uint64_t extent, const Cut& cut);
+
+ private:
+  uint64_t state(uint64_t extent) const { return c_.layout.extent_state(c_.host, extent); }
+  uint64_t field(uint64_t extent, size_t at) const { return c_.access.load(state(extent) + at); }
+  void set_field(uint64_t extent, size_t at, uint64_t value) {
+    c_.access.store(state(extent) + at, value);
+  }
+  void set_writable(uint64_t extent, bool writable) {
+    const auto& g = c_.layout.geometry();
+    c_.access.set_writable(c_.layout.descriptor(extent), g.table_bytes, writable);
+    c_.access.set_writable(c_.layout.extent_offset(extent), g.extent_bytes, writable);
+  }
+  std::optional<uint64_t> claim_run(uint64_t span, Terms terms);
+  bool claim_at(uint64_t first, uint64_t span);
+  void write_cut(const Cut& cut);
+  void undo_cutting(uint64_t extent);
+  void finish_joining(const Cut& cut);
+  void undo_joining(const Cut& cut);
+  void restore_words(const Cut& cut);
+  bool clear_words(uint64_t extent);
+  uint64_t count_free(const Cut& cut, bool all = false) const;
+
+  Context<A>& c_;
+  typename A::Mutex exposed_mutex_;
+  /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
+  std::vector<std::atomic<uint64_t>> exposed_;
+};
+
+template <class A>
+Cut Extents<A>::read_cut(uint64_t head) const {
+  const auto& g = c_.layout.geometry();
+  if (head >= g.extent_count) return {};
+  const uint64_t counts = field(head, offsetof(bh_extent_state, block_count));
+  const Cut cut{head, field(head, offsetof(bh_extent_state, block_bytes)), counts & 0xFFFFFFFFu,
+                counts >> 32};
+  if (cut.extent_span < 1 || cut.extent_span > g.extent_count - head) return {head, 0, 0, 1};
+  const uint64_t room = cut.extent_span * g.extent_bytes;
+  if (cut.block_bytes < g.min_block_bytes || cut.block_bytes % BH_PAYLOAD_ALIGN != 0 ||
+      static_cast<unsigned __int128>(cut.block_count) * cut.block_bytes > room)
+    return {head, 0, 0, cut.extent_span};
+  return cut;
+}
+
+// ---- cutting and joining ----
+
+template <class A>
+std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
+  const uint64_t extent = c_.layout.geometry().extent_bytes;
+  const uint64_t least = (block_bytes + extent - 1) / extent;
+  // A size that few blocks have so far gets few extents: what it has already, and one.
+  uint64_t cut_already = 0;
+  for_each_slab([&](const Cut& cut) {
+    if (cut.block_bytes == block_bytes) cut_already += cut.extent_span;
+  });
+  const uint64_t most = std::max(
+      least, std::min({uint64_t{16}, c_.layout.geometry().extent_count / 16, cut_already + 1}));
+  uint64_t best = least;
+  for (uint64_t span = least; span <= most; ++span) {
+    const uint64_t waste = span * extent % block_bytes;
+    if (waste * best < best * extent % block_bytes * span) best = span;
+    if (waste * 64 <= span * extent) break;
+  }
+  return {best, least};
+}
+
+template <class A>
+std::optional<uint64_t> Extents<A>::cut(uint64_t block_bytes, Terms terms) {
+  for (const uint64_t span : spans_for(block_bytes)) {
+    const auto head = claim_run(span, terms);
+    if (!head) continue;
+    const Cut cut{*head, block_bytes, span * c_.layout.geometry().extent_bytes / block_bytes, span};
+    write_cut(cut);
+    for (uint64_t e = cut.head + 1; e < cut.head + span; ++e)
+      c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_PART));
+    c_.store_state(state(cut.head), c_.load_state(state(cut.head)).next(BH_EXTENT_SLAB));
+    return head;
+  }
+  return std::nullopt;
+}
+
+/// Single extents from the low end, runs from the high end, so that runs find room. No run has an
+/// extent that a late host may write to: its blocks would be as good as their first extent.
+template <class A>
+std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms) {
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  if (span > extents) return std::nullopt;
+  uint64_t run = 0;
+  for (uint64_t i = 0; i < extents; ++i) {
+    const uint64_t e = span == 1 ? i : extents - 1 - i;
+    const bool fits = span == 1 ? suits(e, terms) : !copy_only(e);
+    run = is_free(e) && fits ? run + 1 : 0;
+    if (run < span) continue;
+    if (claim_at(e, span)) return e;
+    run = 0;
+  }
+  return std::nullopt;
+}
+
+template <class A>
+bool Extents<A>::claim_at(uint64_t first, uint64_t span) {
+  for (uint64_t e = first; e < first + span; ++e) {
+    const StateWord word = c_.load_state(state(e));
+    const bool claimed = word.state == BH_EXTENT_FREE &&
+                         c_.change(state(e), word, word.next(BH_EXTENT_CUTTING, c_.process));
+    // Nobody gives it away from here on; it may have been just before.
+    if (claimed && writable(e) && !closed(e)) continue;
+    for (uint64_t back = first; back < e + (claimed ? 1 : 0); ++back)
+      c_.store_state(state(back), c_.load_state(state(back)).next(BH_EXTENT_FREE));
+    return false;
+  }
+  return true;
+}
+
+/// Describes the cut and frees its blocks; the extents are still CUTTING (ours).
+template <class A>
+void Extents<A>::write_cut(const Cut& cut) {
+  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
+    set_field(e, offsetof(bh_extent_state, head), cut.head);
+    set_field(e, offsetof(bh_extent_state, block_bytes), e == cut.head ? cut.block_bytes : 0);
+    set_field(e, offsetof(bh_extent_state, block_count), cut.block_count | cut.extent_span << 32);
+    set_field(e, offsetof(bh_extent_state, free_blocks), e == cut.head ? cut.block_count : 0);
+    set_field(e, offsetof(bh_extent_state, preferred), c_.process + 1);
+    write_descriptor(e, e == cut.head ? cut : Cut{e, 0, 0, 0});
+  }
+  restore_words(cut);
+}
+
+template <class A>
+void Extents<A>::restore_words(const Cut& cut) {
+  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
+    if (closed(e)) return;
+  }
+  for (uint64_t i = 0; i < cut.block_count; ++i) {
+    const uint64_t slot = slot_of(cut, i);
+    const StateWord old = c_.load_state(c_.block_word(slot));
+    if (old.state == BH_BLOCK_NONE) c_.store_state(c_.block_word(slot), old.next(BH_BLOCK_FREE));
+  }
+}
+
+template <class A>
+void Extents<A>::write_descriptor(uint64_t extent, const Cut& cut) {
+  expose(extent, 1);
+  const uint64_t at = c_.layout.descriptor(extent);
+  bh_extent_descriptor old = from_line<bh_extent_descriptor>(c_.access.load_line(at));
+  bh_extent_descriptor descriptor{};
+  descriptor.cut = old.cut + 1;
+  descriptor.block_bytes = cut.block_bytes;
+  descriptor.block_count = static_cast<uint32_t>(cut.block_count);
+  descriptor.extent_span = static_cast<uint32_t>(cut.extent_span);
+  descriptor.owner = c_.host | c_.incarnation << 16;
+  c_.write_sealed(at, to_line(descriptor));
+}
+
+template <class A>
+std::optional<Cut> Extents<A>::begin_join(uint64_t head) {
+  const StateWord word = c_.load_state(state(head));
+  if (word.state != BH_EXTENT_SLAB ||
+      !c_.change(state(head), word, word.next(BH_EXTENT_JOINING, c_.process)))
+    return std::nullopt;
+  const Cut cut = read_cut(head);
+  if (cut.block_bytes != 0) return cut;
+  undo_joining(cut);
+  return std::nullopt;
+}
+
+template <class A>
+bool Extents<A>::end_join(const Cut& cut) {
+  for (uint64_t i = 0; i < cut.block_count; ++i) {
+    const uint64_t at = c_.block_word(slot_of(cut, i));
+    const StateWord word = c_.load_state(at);
+    if (word.state != BH_BLOCK_FREE || !c_.change(at, word, word.next(BH_BLOCK_NONE))) {
+      undo_joining(cut);
+      return false;
+    }
+  }
+  finish_joining(cut);
+  return true;
+}
+
+/// All words are NONE: from block_bytes = 0 on, the join can only be finished. The head goes last,
+/// since it says for whom the parts wait.
+template <class A>
+void Extents<A>::finish_joining(const Cut& cut) {
+  set_field(cut.head, offsetof(bh_extent_state, block_bytes), 0);
+  write_descriptor(cut.head, Cut{cut.head, 0, 0, 0});
+  for (uint64_t e = cut.head + 1; e < cut.head + cut.extent_span; ++e) {
+    const StateWord word = c_.load_state(state(e));
+    if (word.state == BH_EXTENT_PART && field(e, offsetof(bh_extent_state, head)) == cut.head)
+      c_.store_state(state(e), word.next(BH_EXTENT_FREE));
+  }
+  c_.store_state(state(cut.head), c_.load_state(state(cut.head)).next(BH_EXTENT_FREE));
+}
+
+template <class A>
+void Extents<A>::undo_joining(const Cut& cut) {
+  restore_words(cut);
+  c_.store_state(state(cut.head), c_.load_state(state(cut.head)).next(BH_EXTENT_SLAB));
+}
+
+template <class A>
+bool Extents<A>::join_empty_slabs(uint64_t but_block_bytes) {
+  bool joined = false;
+  for_each_slab([&](const Cut& cut) {
+    if (cut.block_bytes != but_block_bytes && count_free(cut, /*all=*/true) == cut.block_count)
+      joined |= join(cut.head);
+  });
+  return joined;
+}
+
+/// By the words. `all`: no further than to the first that is not free.
+template <class A>
+uint64_t Extents<A>::count_free(const Cut& cut, bool all) const {
+  uint64_t free = 0;
+  for (uint64_t i = 0; i < cut.block_count; ++i) {
+    if (c_.load_state(c_.block_word(slot_of(cut, i))).state == BH_BLOCK_FREE)
+      ++free;
+    else if (all)
+      break;
+  }
+  return free;
+}
+
+template <class A>
+void Extents<A>::recount() {
+  for_each_slab([&](const Cut& cut) {
+    const uint64_t at = state(cut.head) + offsetof(bh_extent_state, free_blocks);
+    uint64_t before = c_.access.load(at);
+    const uint64_t free = count_free(cut);
+    // Only if nothing moved meanwhile; a count that somebody is changing is left alone.
+    if (free != before) c_.access.cas(at, before, free);
+  });
+}
+
+// ---- going and coming ----
+
+template <class A>
+bool Extents<A>::forget(uint64_t extent) {
+  // Given away, or never this host's, it is FREE, but for who claims it by an old look at its owner
+  // and is about to see that (claim_at). Who does so after this load sees the new owner.
+  const StateWord word = c_.load_state(state(extent));
+  if (word.state == BH_EXTENT_CUTTING || word.state == BH_EXTENT_JOINING) return false;
+  set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
+  set_field(extent, offsetof(bh_extent_state, head), extent);
+  set_field(extent, offsetof(bh_extent_state, preferred), 0);
+  // By compare-and-swap: it may be claimed this instant.
+  return word.state == BH_EXTENT_FREE || c_.change(state(extent), word, word.next(BH_EXTENT_FREE));
+}
+
+// ---- after deaths ----
+
+/// All words of an extent that is no slab -> NONE. False if somebody does not give back what he
+/// holds.
+template <class A>
+bool Extents<A>::clear_words(uint64_t extent) {
+  constexpr uint32_t kRounds = 2000;  // most of them sleep 0.2 ms
+  const uint64_t first = c_.layout.first_slot(extent);
+  uint32_t round = 0;
+  for (uint64_t slot = first; slot < first + c_.layout.slots_per_extent();) {
+    const uint64_t at = c_.block_word(slot);
+    const StateWord word = c_.load_state(at);
+    // Somebody with an old hint may hold it for an instant (try_reserve gives it back). No other
+    // state can be rightful here (A1).
+    const bool held = word.state == BH_BLOCK_RESERVED && c_.alive(word.process);
+    if (word.state == BH_BLOCK_NONE || (!held && c_.change(at, word, word.next(BH_BLOCK_NONE)))) {
+      ++slot;
+      continue;
+    }
+    if (++round == kRounds) return false;
+    c_.access.relax(round);
+  }
+  return true;
+}
+
+/// CUTTING of a dead process -> FREE, with parts that were already marked. Stays as it is, until
+/// the next rebuild, if a word of it is held.
+template <class A>
+void Extents<A>::undo_cutting(uint64_t extent) {
+  const Cut cut = read_cut(extent);
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  if (field(extent, offsetof(bh_extent_state, head)) == extent) {
+    for (uint64_t e = extent + 1; e < std::min(extent + cut.extent_span, extents); ++e) {
+      const StateWord word = c_.load_state(state(e));
+      if (word.state != BH_EXTENT_PART || field(e, offsetof(bh_extent_state, head)) != extent)
+        continue;
+      if (!clear_words(e)) return;
+      c_.store_state(state(e), word.next(BH_EXTENT_FREE));
+    }
+  }
+  if (!clear_words(extent)) return;
+  set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
+  // It may have been given away in that moment.
+  if (writable(extent)) write_descriptor(extent, Cut{extent, 0, 0, 0});
+  c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
+}
+
+template <class A>
+uint64_t Extents<A>::scavenge(uint32_t dead) {
+  uint64_t found = 0;
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    uint64_t preferring = dead + 1;
+    c_.access.cas(state(e) + offsetof(bh_extent_state, preferred), preferring, 0);
+    const StateWord word = c_.load_state(state(e));
+    if (word.process != dead) continue;
+    if (word.state == BH_EXTENT_CUTTING) {
+      undo_cutting(e);
+      ++found;
+    } else if (word.state == BH_EXTENT_JOINING) {
+      const Cut cut = read_cut(e);
+      const bool joined = field(e, offsetof(bh_extent_state, block_bytes)) == 0;
+      joined ? finish_joining(cut) : undo_joining(cut);
+      ++found;
+    }
+  }
+  return found;
+}
+
+template <class A>
+void Extents<A>::reset() {
+  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    const StateWord old = c_.load_state(c_.block_word(slot));
+    if (old.pack() != 0) c_.store_state(c_.block_word(slot), old.next(BH_BLOCK_NONE));
+  }
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_FREE));
+    forget(e);
+    set_field(e, offsetof(bh_extent_state, closed),
+              holds(e) && own_word(e).custody == BH_CUSTODY_READ_ONLY);
+  }
+}
+
+template <class A>
+void Extents<A>::restore_cut(const Cut& cut) {
+  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
+    set_field(e, offsetof(bh_extent_state, head), cut.head);
+    set_field(e, offsetof(bh_extent_state, block_bytes), e == cut.head ? cut.block_bytes : 0);
+    set_field(e, offsetof(bh_extent_state, block_count), cut.block_count | cut.extent_span << 32);
+    const bool counts = e == cut.head && !closed(e);
+    set_field(e, offsetof(bh_extent_state, free_blocks), counts ? cut.block_count : 0);
+    c_.store_state(state(e),
+                   c_.load_state(state(e)).next(e == cut.head ? BH_EXTENT_SLAB : BH_EXTENT_PART));
+  }
+  restore_words(cut);
+}
+
+}  // namespace bowhead::core
