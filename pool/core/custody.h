@@ -198,7 +198,7 @@ template <class A>
 void Custody<A>::survey(uint64_t now_ns) {
   const Life self{c_.host, c_.incarnation};
   std::vector<std::pair<uint64_t, Holding>> claims, inherited;
-  std::map<std::pair<uint32_t, uint32_t>, bool> mine;  // lives that this host succeeds
+  std::map<Life, bool> mine;  // lives that this host succeeds
   uint64_t holders = lookup_.own_bit();
   holdings_.refresh_own_words();
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
@@ -221,7 +221,7 @@ void Custody<A>::survey(uint64_t now_ns) {
                now.word.incarnation == c_.incarnation && !c_.ended(now.life)) {
       claims.emplace_back(e, now);
     } else if (c_.ended(now.life)) {
-      const auto [at, fresh] = mine.try_emplace({now.life.host, now.life.incarnation}, false);
+      const auto [at, fresh] = mine.try_emplace(now.life, false);
       if (fresh) at->second = hosts_.successor(now.life) == self;
       if (!at->second) continue;
       OwnWord own = extents_.own_word(e);
@@ -350,13 +350,13 @@ void Custody<A>::confirm_adopted() {
   c_.settle();
   holdings_.refresh_own_words();
   const Life self{c_.host, c_.incarnation};
-  std::map<std::pair<uint32_t, uint32_t>, bool> heir;
+  std::map<Life, bool> heir;
   for (const uint64_t e : adopted) {
     OwnWord word = extents_.own_word(e);
     const Holding other = holdings_.holding_of(e, word.epoch - 1);
     // Its own where the recipient of a grant gave it up, or no other host says anything.
     const Life life = other.word.state == BH_OWN_NONE ? self : other.life;
-    const auto [at, fresh] = heir.try_emplace({life.host, life.incarnation}, life == self);
+    const auto [at, fresh] = heir.try_emplace(life, life == self);
     if (fresh && life != self) at->second = c_.ended(life) && hosts_.successor(life) == self;
     if (at->second) {
       word.slot = 0;
@@ -379,20 +379,14 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   // Without a checksum no reader could tell what a zombie does to it.
   if (!lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
-      header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
-      cut.block_bytes == 0 || extents_.block_of(slot, cut).offset != entry.block_offset ||
+      hash_of(header) != hash_of(entry) || cut.block_bytes == 0 ||
+      extents_.block_of(slot, cut).offset != entry.block_offset ||
       entry.stored_bytes > cut.block_bytes)
     return true;
-  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  const Hash128 hash = hash_of(entry);
   const KeyLock lock(locks_, hash, kShortLockWaitNs);
   if (!lock.held()) return false;
-  const bool there =
-      index_
-          .find_if(c_.host, hash,
-                   [&](const bh_index_entry& own) {
-                     return own.stamp == entry.stamp && own.block_offset == entry.block_offset;
-                   })
-          .has_value();
+  const bool there = index_.find_block(c_.host, hash, entry.block_offset, entry.stamp).has_value();
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
   entry.flags = BH_ENTRY_COPY_ONLY;
   if ((there || index_.insert(hash, entry)) && allocator_.word(slot).state == BH_BLOCK_NONE)
@@ -408,7 +402,7 @@ void Custody<A>::open_custody(uint64_t now_ns) {
   Opening job{.began_ns = now_ns, .walk = {.host = c_.host}};
   job.swept.resize(c_.layout.geometry().extent_count);
   bool sweeps = false;
-  std::map<std::pair<uint32_t, uint32_t>, std::pair<bool, bool>> known;  // acked, fenced
+  std::map<Life, std::pair<bool, bool>> known;  // acked, fenced
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     if (!extents_.holds(e)) continue;
     const OwnWord word = extents_.own_word(e);
@@ -417,7 +411,7 @@ void Custody<A>::open_custody(uint64_t now_ns) {
     bool acked = true, fenced = true;
     uint64_t since_ms = 0;
     for (const Life life : holdings_.predecessors(e)) {
-      const auto [at, fresh] = known.try_emplace({life.host, life.incarnation});
+      const auto [at, fresh] = known.try_emplace(life);
       if (fresh) at->second = {hosts_.acked(life), hosts_.fenced(life)};
       acked &= at->second.first;
       fenced &= at->second.second;
@@ -487,7 +481,7 @@ bool Custody<A>::is_overwritten(const bh_index_entry& entry,
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   bh_block_header header;
   return !lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
-         lookup_.key_hash(slot, header) != Hash128{entry.key_hash[0], entry.key_hash[1]};
+         lookup_.key_hash(slot, header) != hash_of(entry);
 }
 
 /// Retries entries whose key was locked, until they can be retired or are gone.
@@ -495,10 +489,7 @@ template <class A>
 void Custody<A>::retry_overwritten() {
   std::erase_if(unswept_, [&](const bh_index_entry& entry) {
     if (retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) return true;
-    const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
-    return !index_.find_if(c_.host, hash, [&](const bh_index_entry& own) {
-      return own.stamp == entry.stamp && own.block_offset == entry.block_offset;
-    });
+    return !index_.find_block(c_.host, hash_of(entry), entry.block_offset, entry.stamp);
   });
   custody_pending_ |= !unswept_.empty();
 }

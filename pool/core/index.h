@@ -60,10 +60,18 @@ class Index {
                    [&](const bh_index_entry& entry) { return entry.namespace_id == namespace_id; });
   }
 
+  /// The entry of this very block: where it lies, and in which life.
+  std::optional<Found> find_block(uint32_t host, const Hash128& hash, uint64_t offset,
+                                  uint64_t stamp) const {
+    return find_if(host, hash, [&](const bh_index_entry& entry) {
+      return entry.block_offset == offset && entry.stamp == stamp;
+    });
+  }
+
   /// Publishes an own entry and the words that lead to it: who wrote them may have died before. In
   /// any order under one fence, as the entry is sealed: a word that comes first leads to nothing.
   void publish(const Found& found) const {
-    Probes probe = probes({found.entry.key_hash[0], found.entry.key_hash[1]});
+    Probes probe = probes(hash_of(found.entry));
     for (uint32_t n = 0; n <= found.probe; ++n, probe.next())
       c_.access.flush(c_.layout.bucket(c_.host, probe.bucket()), BH_LINE_BYTES);
     c_.access.publish(entry_at(c_.host, found.bucket, found.index), BH_LINE_BYTES);
@@ -85,7 +93,7 @@ class Index {
     Line line;
     if (!c_.read_sealed(at, line)) return std::nullopt;
     const auto entry = from_line<bh_index_entry>(line);
-    if (entry.key_hash[0] != hash.low || entry.key_hash[1] != hash.high) return std::nullopt;
+    if (hash_of(entry) != hash) return std::nullopt;
     return entry;
   }
 
@@ -212,7 +220,7 @@ bool Index<A>::write_at(uint64_t bucket, uint32_t index, uint64_t tag,
 template <class A>
 bool Index<A>::erase(const Found& found) {
   const uint64_t word = word_at(c_.host, found.bucket, found.index);
-  const Hash128 hash{found.entry.key_hash[0], found.entry.key_hash[1]};
+  const Hash128 hash = hash_of(found.entry);
   const uint64_t tag = directory_tag(hash);
   uint64_t expected = directory_word(tag, 0);
   if (!c_.access.cas(word, expected, directory_word(tag, c_.process + 1))) return false;
@@ -324,7 +332,7 @@ void Index<A>::rebuild(Keep keep) {
       Line line;
       const bool sealed = c_.read_sealed(entry_at(c_.host, b, i), line);
       const auto entry = from_line<bh_index_entry>(line);
-      const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+      const Hash128 hash = hash_of(entry);
       Probes probe = probes(hash);
       uint32_t n = 0;
       while (sealed && n < BH_INDEX_PROBES && probe.bucket() != b) ++n, probe.next();

@@ -66,6 +66,8 @@ class Inspection {
   void check_slabs(const PrivateView& view, CheckReport& report);
   void check_slots_and_extents(CheckReport& report);
   void check_namespaces(CheckReport& report);
+  void count_blocks(PoolInfo& info) const;
+  void sum_counters(PoolInfo& info) const;
   const char* housekeeping_fault(const Found& found, const PrivateView* view) const;
   bool descriptor_says(const Cut& cut) const;
 
@@ -91,6 +93,24 @@ void Inspection<A>::fill_info(PoolInfo& info) {
   info.evict_high_permille = settings_.evict_high_permille;
   info.evict_low_permille = settings_.evict_low_permille;
   info.flush = flush_kind_name(c_.access.flush_kind());
+  count_blocks(info);
+  sum_counters(info);
+  for (uint32_t host = 0; host < g.host_count; ++host) {
+    info.hosts.push_back(host_info(host));
+    for (uint64_t i = 0; i < g.namespace_count; ++i) {
+      const auto entry = namespaces_.read_namespace(host, i);
+      // Hosts that registered it in the same instant have an entry each; the first is the one that
+      // look-ups take.
+      if (entry && std::ranges::find(info.namespaces, entry->id, &PoolInfo::Namespace::id) ==
+                       info.namespaces.end())
+        info.namespaces.push_back({entry->id, entry->name, entry->description, format_in(*entry)});
+    }
+  }
+}
+
+template <class A>
+void Inspection<A>::count_blocks(PoolInfo& info) const {
+  const auto& g = c_.layout.geometry();
   std::string why_not;
   // By the words of the allocator where this process can read them: also what is being stored.
   const uint32_t near = c_.alone() ? 0 : c_.host;
@@ -106,30 +126,27 @@ void Inspection<A>::fill_info(PoolInfo& info) {
     });
   }
   const std::vector<uint32_t> writers = holdings_.writers_of_extents();
+  for (uint32_t host = 0; host < g.host_count; ++host) {
+    if (view && host == near) continue;
+    for_each_block_of(host, writers, [&](const auto&, const bh_block_header& header, uint64_t) {
+      info.blocks += 1;
+      info.used_bytes += static_cast<int64_t>(core::room_for(c_.layout, header));
+      return true;
+    });
+  }
+}
+
+template <class A>
+void Inspection<A>::sum_counters(PoolInfo& info) const {
+  const auto& g = c_.layout.geometry();
   uint64_t sums[BH_COUNTER_ROOM] = {};
   for (uint32_t host = 0; host < g.host_count; ++host) {
-    if (!view || host != near) {
-      for_each_block_of(host, writers, [&](const auto&, const bh_block_header& header, uint64_t) {
-        info.blocks += 1;
-        info.used_bytes += static_cast<int64_t>(core::room_for(c_.layout, header));
-        return true;
-      });
-    }
     c_.acquire_from(host, c_.layout.part(host, BH_PART_PROCESSES),
                     sizeof(bh_process) * g.process_count);
     for (uint32_t p = 0; p < g.process_count; ++p) {
       for (uint32_t i = 0; i < BH_COUNTER_ROOM; ++i)
         sums[i] +=
             c_.access.load(c_.layout.process(host, p) + offsetof(bh_process, counters) + i * 8);
-    }
-    info.hosts.push_back(host_info(host));
-    for (uint64_t i = 0; i < g.namespace_count; ++i) {
-      const auto entry = namespaces_.read_namespace(host, i);
-      // Hosts that registered it in the same instant have an entry each; the first is the one that
-      // look-ups take.
-      if (entry && std::ranges::find(info.namespaces, entry->id, &PoolInfo::Namespace::id) ==
-                       info.namespaces.end())
-        info.namespaces.push_back({entry->id, entry->name, entry->description, format_in(*entry)});
     }
   }
   info.puts = sums[BH_COUNTER_PUTS];
@@ -452,11 +469,7 @@ void Inspection<A>::check_namespaces(CheckReport& report) {
 template <class A>
 const char* Inspection<A>::housekeeping_fault(const Found& found, const PrivateView* view) const {
   const bh_index_entry& entry = found.entry;
-  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
-  const auto reached = index_.find_if(found.host, hash, [&](const bh_index_entry& e) {
-    return e.stamp == entry.stamp && e.block_offset == entry.block_offset;
-  });
-  if (!reached)
+  if (!index_.find_block(found.host, hash_of(entry), entry.block_offset, entry.stamp))
     return "the index directory does not lead to a stored block: its key is not found until "
            "`bowhead pool repair`";
   if (view == nullptr || !c_.layout.valid_block(entry.block_offset, 1)) return nullptr;
@@ -485,7 +498,6 @@ template <class A>
 std::optional<std::string> Inspection<A>::entry_fault(const Found& found, bool payload,
                                                       CheckReport& report) {
   const bh_index_entry& entry = found.entry;
-  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
   if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes))
     return "an index entry names a block outside the payload";
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
@@ -497,7 +509,8 @@ std::optional<std::string> Inspection<A>::entry_fault(const Found& found, bool p
   if (header.stored_bytes != entry.stored_bytes || header.namespace_id != entry.namespace_id ||
       header.payload_checksum != entry.payload_checksum || !lengths_agree(header))
     return "the header of a block and its index entry contradict each other";
-  if (lookup_.key_hash(slot, header) != hash) return "the stored key of a block is damaged";
+  if (lookup_.key_hash(slot, header) != hash_of(entry))
+    return "the stored key of a block is damaged";
   ++report.blocks_checked;
   if (header.checksum_kind == BH_CHECKSUM_NONE) ++report.blocks_unverified;
   if (!payload || header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;

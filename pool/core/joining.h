@@ -65,6 +65,7 @@ class Joining {
   Result<void> check_nobody_runs_as_this_host(const bh_host_slot& slot, bool take_over);
   Error taken_in_this_moment() const;
   Result<void> begin_life(bh_host_slot slot, bool same_boot, const Progress& progress);
+  Result<void> follow_last_life(bh_host_slot& slot, bool same_boot);
   Error declared_dead_while_joining() const;
   void look_around();
   Result<void> succeed_myself(Life& old);
@@ -334,24 +335,8 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
                  "host slot " + std::to_string(c_.host) +
                      " has used up its 65,535 incarnations; `bowhead pool create --force` makes "
                      "the pool anew, empty"};
-  Life old{c_.host, slot.incarnation};
   if (!c_.alone()) {
-    if (!same_boot) {  // the private part is of another boot
-      for (uint32_t h = 0; h < BH_HOSTS_MAX; ++h) c_.access.store(c_.own(BH_PART_VIEW, h), 0);
-    }
-    if (auto ok = succeed_myself(old); !ok) return ok;
-    slot.incarnation = static_cast<uint16_t>(old.incarnation);
-    c_.incarnation = old.incarnation + 1;
-    hosts_.begin_beating(c_.access.now_ns());
-    if (start_beating_) start_beating_();  // J2
-    flush_own();
-    // Before the slot says that the new life has begun: who dies until then finds the old one
-    // again, and its decision, next time.
-    if (auto ok = take_over_extents(old); !ok) return ok;
-    const auto now = read_slot_line();
-    if (!now) return now.error();
-    if (now->turn != slot.turn)
-      return taken_in_this_moment();  // the claim seemed to be a dead one's
+    if (auto ok = follow_last_life(slot, same_boot); !ok) return ok;
   }
   slot.fenced = slot.incarnation;
   slot.incarnation += 1;
@@ -381,6 +366,30 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
   if (c_.alone()) return {};
   hosts_.note_duties_done(c_.access.now_ns());
   look_around();
+  return {};
+}
+
+/// The other hosts agree that a life of this host follows the one that the slot shows, and what
+/// that one held has a holder. The slot does not say so yet: `slot` is what it shows, with the
+/// incarnation of the life before the new one.
+template <class A>
+Result<void> Joining<A>::follow_last_life(bh_host_slot& slot, bool same_boot) {
+  Life old{c_.host, slot.incarnation};
+  if (!same_boot) {  // the private part is of another boot
+    for (uint32_t h = 0; h < BH_HOSTS_MAX; ++h) c_.access.store(c_.own(BH_PART_VIEW, h), 0);
+  }
+  if (auto ok = succeed_myself(old); !ok) return ok;
+  slot.incarnation = static_cast<uint16_t>(old.incarnation);
+  c_.incarnation = old.incarnation + 1;
+  hosts_.begin_beating(c_.access.now_ns());
+  if (start_beating_) start_beating_();  // J2
+  flush_own();
+  // Before the slot says that the new life has begun: who dies until then finds the old one
+  // again, and its decision, next time.
+  if (auto ok = take_over_extents(old); !ok) return ok;
+  const auto now = read_slot_line();
+  if (!now) return now.error();
+  if (now->turn != slot.turn) return taken_in_this_moment();  // the claim seemed to be a dead one's
   return {};
 }
 
@@ -524,7 +533,7 @@ uint64_t Joining<A>::drop_all_damaged(const Progress& progress) {
   });
   uint64_t dropped = 0;
   for (const Found& found : damaged) {
-    const Hash128 hash{found.entry.key_hash[0], found.entry.key_hash[1]};
+    const Hash128 hash = hash_of(found.entry);
     const uint64_t slot = c_.layout.slot_of(found.entry.block_offset);
     dropped += retirement_.retire(slot, hash, found.entry.stamp, BH_COUNTER_DAMAGED);
     retirement_.reclaim({&slot, 1});

@@ -172,8 +172,7 @@ void Mail<A>::do_request(uint32_t peer, uint64_t index, const bh_mail& request) 
     return same;
   };
   if (request.kind == BH_MAIL_REMOVE) {
-    const Status removed = retirement_.remove_own({request.key_hash[0], request.key_hash[1]},
-                                                  kShortLockWaitNs, not_answered);
+    const Status removed = retirement_.remove_own(hash_of(request), kShortLockWaitNs, not_answered);
     if (removed != Status::OK && removed != Status::NOT_FOUND) return;  // the next beat again
   } else {
     grants_.give(request.count, {peer, request.incarnation});

@@ -305,7 +305,7 @@ bool Reading<A>::vouched(const Located& located) const {
 template <class A>
 void Reading<A>::drop_damaged(const Located& located) {
   if (located.found.host != c_.host) return;
-  const Hash128 hash{located.header.key_hash[0], located.header.key_hash[1]};
+  const Hash128 hash = hash_of(located.header);
   retirement_.retire(located.slot, hash, located.header.stamp, BH_COUNTER_DAMAGED);
   retirement_.reclaim({&located.slot, 1});
 }

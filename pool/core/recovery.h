@@ -150,7 +150,7 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) 
   if (cut.block_bytes != 0 && lookup_.read_header(slot, header) &&
       stamp_state(header.stamp) == BH_STAMP_COMMITTED) {
     const uint64_t offset = extents_.block_of(slot, cut).offset;
-    const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+    const Hash128 hash = hash_of(header);
     const auto is_own = [&](const bh_index_entry& entry) {
       return entry.block_offset == offset && entry.stamp == header.stamp;
     };
@@ -311,8 +311,7 @@ bool Recovery<A>::restore_entry(const bh_index_entry& entry) {
   bh_block_header header;
   if (lookup_.read_header(slot, header) &&
       (header.stamp != entry.stamp || stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
-       header.key_hash[0] != entry.key_hash[0] || header.key_hash[1] != entry.key_hash[1] ||
-       header.stored_bytes != entry.stored_bytes))
+       hash_of(header) != hash_of(entry) || header.stored_bytes != entry.stored_bytes))
     return false;
   const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
   const uint32_t usable =
@@ -328,7 +327,7 @@ bool Recovery<A>::restore_entry(const bh_index_entry& entry) {
 /// A death in the middle of a move left two blocks of one key, and the other one is back already.
 template <class A>
 bool Recovery<A>::restored_elsewhere(const bh_index_entry& entry) const {
-  const Hash128 hash{entry.key_hash[0], entry.key_hash[1]};
+  const Hash128 hash = hash_of(entry);
   const auto other = index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
     if (e.namespace_id != entry.namespace_id || e.block_offset == entry.block_offset ||
         !c_.layout.valid_block(e.block_offset, e.stored_bytes))
@@ -353,8 +352,7 @@ bool Recovery<A>::restore_unnamed(uint64_t slot) {
   const Block block = extents_.block_of(slot, cut);
   const std::string text = lookup_.read_key(slot, header.key_bytes);
   const Key key(header.namespace_id, text);
-  if (!Key::valid(text) || key.hash.low != header.key_hash[0] ||
-      key.hash.high != header.key_hash[1] ||
+  if (!Key::valid(text) || key.hash != hash_of(header) ||
       c_.layout.block_bytes(header.stored_bytes, text.size()) > block.block_bytes ||
       lookup_.locate(key) || !index_.insert(key.hash, writing_.entry_for(block, header)))
     return false;

@@ -53,8 +53,8 @@ class Retirement {
   /// that.
   bool retire_entry(const bh_index_entry& entry, uint32_t counter) {
     const uint64_t slot = c_.layout.slot_of(entry.block_offset);
-    const bool retired = retire(slot, {entry.key_hash[0], entry.key_hash[1]}, entry.stamp, counter,
-                                kShortLockWaitNs, Proof::ENTRY);
+    const bool retired =
+        retire(slot, hash_of(entry), entry.stamp, counter, kShortLockWaitNs, Proof::ENTRY);
     if (retired) reclaim({&slot, 1});
     return retired;
   }

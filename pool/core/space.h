@@ -289,8 +289,8 @@ template <class A>
 bool Space<A>::evict_block(uint64_t slot) {
   bh_block_header header;
   if (lookup_.read_header(slot, header) && stamp_state(header.stamp) == BH_STAMP_COMMITTED &&
-      retirement_.retire(slot, Hash128{header.key_hash[0], header.key_hash[1]}, header.stamp,
-                         BH_COUNTER_EVICTIONS, kShortLockWaitNs))
+      retirement_.retire(slot, hash_of(header), header.stamp, BH_COUNTER_EVICTIONS,
+                         kShortLockWaitNs))
     return true;
   if (!extents_.copy_only(c_.layout.extent_of_slot(slot))) return false;
   // In custody somebody else may have written the header.
@@ -411,7 +411,7 @@ bool Space<A>::move(const Block& block) {
   if (!lookup_.read_header(block.slot, header) || stamp_state(header.stamp) != BH_STAMP_COMMITTED)
     return false;
   const uint64_t old_stamp = header.stamp;
-  const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+  const Hash128 hash = hash_of(header);
   if (c_.layout.block_bytes(header.stored_bytes, header.key_bytes) > block.block_bytes)
     return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   const bool checked = header.checksum_kind != BH_CHECKSUM_NONE;
@@ -447,13 +447,11 @@ bool Space<A>::move(const Block& block) {
 template <class A>
 bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& target,
                          bh_block_header header) {
-  const Hash128 hash{header.key_hash[0], header.key_hash[1]};
+  const Hash128 hash = hash_of(header);
   const KeyLock lock(locks_, hash);
   const auto entry = !lock.held() || c_.ended()
                          ? std::nullopt
-                         : index_.find_if(c_.host, hash, [&](const bh_index_entry& e) {
-                             return e.block_offset == old.offset && e.stamp == old_stamp;
-                           });
+                         : index_.find_block(c_.host, hash, old.offset, old_stamp);
   // Retiring before there are two entries: whoever scavenges sees which block is to go.
   if (!entry || !allocator_.begin_retire(old.slot)) {
     allocator_.release(target);

@@ -158,11 +158,17 @@ struct ViewWord {
 struct Life {
   uint32_t host = 0;
   uint32_t incarnation = 0;
-  bool operator==(const Life&) const = default;
+  auto operator<=>(const Life&) const = default;
 
   /// As the value of a decision.
   uint32_t value() const { return host << 10 | (incarnation & 1023u); }
 };
+
+/// The hash of the key in an entry, a header or a mail.
+template <class Stored>
+Hash128 hash_of(const Stored& stored) {
+  return {stored.key_hash[0], stored.key_hash[1]};
+}
 
 /// Directory words of the index.
 inline uint64_t directory_tag(const Hash128& hash) {
