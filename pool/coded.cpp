@@ -179,16 +179,16 @@ const CodedStore::Known* CodedStore::find(NamespaceId id) {
 Status CodedStore::put(const Key& key, std::span<const ConstSpan> value) {
   const Content raw = Content::raw(value);
   const Known* ns = find(key.namespace_id);
-  if (ns == nullptr || !ns->token || raw.length_bytes == 0 || raw.length_bytes > BH_VALUE_BYTES_MAX)
-    return core_.writing.put(key, raw);
-  // A key that is there needs no frame.
-  if (core_.writing.put_present(key)) return Status::OK;
+  if (ns == nullptr || !ns->token) return core_.writing.put(key, raw);
   Loan work(*this);
-  const auto coded = work->encode(ns->format.profile, shape_of(*ns->token, raw.length_bytes), raw);
-  const uint64_t key_bytes = key.bytes.size();
-  if (coded && core_.writing.room_for(*coded, key_bytes) < core_.writing.room_for(raw, key_bytes))
-    return core_.writing.put_absent(key, *coded);
-  return core_.writing.put_absent(key, raw);
+  return core_.writing.put_made(key, raw.length_bytes, [&] {
+    const Shape shape = shape_of(*ns->token, raw.length_bytes);
+    const auto coded = work->encode(ns->format.profile, shape, raw);
+    const uint64_t key_bytes = key.bytes.size();
+    const bool smaller =
+        coded && core_.writing.room_for(*coded, key_bytes) < core_.writing.room_for(raw, key_bytes);
+    return smaller ? *coded : raw;
+  });
 }
 
 /// Values as they are go to the caller's buffers at once, frames to a workspace first.

@@ -37,10 +37,10 @@ class Writing {
   Status put(const Key& key, std::span<const ConstSpan> value) {
     return put(key, Content::raw(value));
   }
-  /// The key is stored already: what a put of it then does is done.
-  bool put_present(const Key& key);
-  /// A put of a key that put_present() did not find, which it does not look for again.
-  Status put_absent(const Key& key, const Content& content);
+  /// The same of a value whose content takes work to make: make() is called, and returns it, only
+  /// once the key is known not to be stored.
+  template <class Make>
+  Status put_made(const Key& key, uint64_t length_bytes, Make make);
   /// The size of the block that a put would take.
   uint64_t room_for(const Content& content, uint64_t key_bytes) const {
     bh_block_header header = header_for(content);
@@ -62,6 +62,7 @@ class Writing {
 
  private:
   Status check_value(const Key& key, uint64_t bytes) const;
+  bool put_present(const Key& key);
   Status store(const Key& key, const Content& content, std::optional<Block> block);
   Status finish_put(const Key& key, const Block& block, bh_block_header header);
   std::optional<Block> end_reservation(Reservation& reservation);
@@ -95,9 +96,14 @@ Status Writing<A>::put(const Key& key, const Content& content) {
 }
 
 template <class A>
-Status Writing<A>::put_absent(const Key& key, const Content& content) {
-  if (Status status = check_value(key, content.length_bytes); status != Status::OK) return status;
+template <class Make>
+Status Writing<A>::put_made(const Key& key, uint64_t length_bytes, Make make) {
+  if (Status status = check_value(key, length_bytes); status != Status::OK) return status;
   if (c_.ended()) return c_.gone();
+  if (put_present(key)) return Status::OK;
+  const Content content = make();
+  BOWHEAD_ASSERT(content.length_bytes == length_bytes);
+  if (c_.ended()) return c_.gone();  // making it takes a while
   return store(key, content, allocator_.reserve(room_for(content, key.bytes.size())));
 }
 
@@ -116,6 +122,7 @@ Status Writing<A>::store(const Key& key, const Content& content, std::optional<B
   return finish_put(key, *block, header);
 }
 
+/// The key is stored already: what a put of it then does is done.
 template <class A>
 bool Writing<A>::put_present(const Key& key) {
   // What a host stored after it was declared dead, it alone finds.
