@@ -3,6 +3,8 @@
 #include "api/support.h"
 
 using namespace bowhead::api;  // NOLINT: the functions of the ABI are in no namespace
+using bowhead::BlockInfo;
+using bowhead::Pool;
 using bowhead::PoolInfo;
 
 namespace {
@@ -84,6 +86,30 @@ bh_namespace_info info_of(const PoolInfo::Namespace& from,
   return info;
 }
 
+bh_block_info info_of(const BlockInfo& from) {
+  bh_block_info info{};
+  info.struct_bytes = sizeof info;
+  info.namespace_id = from.namespace_id;
+  info.key = {from.key.data(), from.key.size()};
+  info.length_bytes = from.length_bytes;
+  info.stored_bytes = from.stored_bytes;
+  info.offset = from.offset;
+  info.stamp = from.stamp;
+  return info;
+}
+
+/// A list of the ABI. `walk(pool, show)` calls show(info) for each entry until that returns false,
+/// which it does when `visit` asks to stop.
+template <class Info, class Walk>
+bh_status list(const char* function, bh_pool* pool, int (*visit)(void*, const Info*), void* context,
+               const Walk& walk) {
+  return guarded(function, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    if (visit == nullptr) return null_argument("visit");
+    return walk(pool->pool, [&](const Info& info) { return visit(context, &info) == 0; });
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -101,14 +127,11 @@ bh_status bh_pool_get_info(bh_pool* pool, bh_pool_info* out) {
 
 bh_status bh_pool_list_hosts(bh_pool* pool, int (*visit)(void* context, const bh_host_info* host),
                              void* context) {
-  return guarded(__func__, [&]() -> bh_status {
-    if (pool == nullptr) return null_argument("pool");
-    if (visit == nullptr) return null_argument("visit");
-    const auto info = pool->pool.info();
+  return list(__func__, pool, visit, context, [](Pool& of, const auto& show) -> bh_status {
+    const auto info = of.info();
     if (!info) return fail(info.error());
     for (const PoolInfo::Host& host : info->hosts) {
-      const bh_host_info shown = info_of(host);
-      if (visit(context, &shown) != 0) break;
+      if (!show(info_of(host))) break;
     }
     return BH_OK;
   });
@@ -117,16 +140,13 @@ bh_status bh_pool_list_hosts(bh_pool* pool, int (*visit)(void* context, const bh
 bh_status bh_pool_list_namespaces(bh_pool* pool,
                                   int (*visit)(void* context, const bh_namespace_info* ns),
                                   void* context) {
-  return guarded(__func__, [&]() -> bh_status {
-    if (pool == nullptr) return null_argument("pool");
-    if (visit == nullptr) return null_argument("visit");
-    const auto info = pool->pool.info();
+  return list(__func__, pool, visit, context, [](Pool& of, const auto& show) -> bh_status {
+    const auto info = of.info();
     if (!info) return fail(info.error());
-    const auto usage = pool->pool.usage();
+    const auto usage = of.usage();
     if (!usage) return fail(usage.error());
-    for (const PoolInfo::Namespace& one : info->namespaces) {
-      const bh_namespace_info shown = info_of(one, *usage);
-      if (visit(context, &shown) != 0) break;
+    for (const PoolInfo::Namespace& ns : info->namespaces) {
+      if (!show(info_of(ns, *usage))) break;
     }
     return BH_OK;
   });
@@ -135,20 +155,8 @@ bh_status bh_pool_list_namespaces(bh_pool* pool,
 bh_status bh_pool_list_blocks(bh_pool* pool,
                               int (*visit)(void* context, const bh_block_info* block),
                               void* context) {
-  return guarded(__func__, [&]() -> bh_status {
-    if (pool == nullptr) return null_argument("pool");
-    if (visit == nullptr) return null_argument("visit");
-    return finish(*pool, pool->pool.list([&](const bowhead::BlockInfo& block) {
-      bh_block_info shown{};
-      shown.struct_bytes = sizeof shown;
-      shown.namespace_id = block.namespace_id;
-      shown.key = {block.key.data(), block.key.size()};
-      shown.length_bytes = block.length_bytes;
-      shown.stored_bytes = block.stored_bytes;
-      shown.offset = block.offset;
-      shown.stamp = block.stamp;
-      return visit(context, &shown) == 0;
-    }));
+  return list(__func__, pool, visit, context, [&](Pool& of, const auto& show) {
+    return finish(*pool, of.list([&](const BlockInfo& block) { return show(info_of(block)); }));
   });
 }
 
