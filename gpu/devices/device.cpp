@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 
 namespace bowhead::gpu {
@@ -22,6 +23,23 @@ const char* pointer_kind_name(PointerKind kind) {
       return "managed";
   }
   return "unknown";
+}
+
+Result<PointerKind> Device::check_reached(std::string_view what, const void* memory,
+                                          size_t size_bytes) {
+  const auto* const first = static_cast<const std::byte*>(memory);
+  const auto* const last = first + std::max<size_t>(size_bytes, 1) - 1;
+  PointerKind kind{};
+  for (const std::byte* end : {first, last}) {
+    const auto found = classify(end);
+    if (!found) return found.error();
+    kind = *found;
+    if (kind == PointerKind::HOST || kind == PointerKind::OTHER)
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("{}: the {} byte is in {} memory, which this device does not reach",
+                               what, end == first ? "first" : "last", pointer_kind_name(kind))};
+  }
+  return kind;
 }
 
 Result<void> Device::check_host_range(const void* memory, size_t size_bytes) {

@@ -22,6 +22,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 #include "gpu/kernels/kernels.h"
@@ -103,6 +104,9 @@ class Device {
   virtual void free(void* memory) = 0;
 
   virtual Result<PointerKind> classify(const void* pointer) = 0;
+  /// The kind of memory in which a range ends, if kernels reach its first and its last byte.
+  /// INVALID_ARGUMENT, in a sentence about `what`: one is in memory of no or of another device.
+  Result<PointerKind> check_reached(std::string_view what, const void* memory, size_t size_bytes);
   /// Makes host memory reachable for kernels and for copies at full speed, on all GPUs of the
   /// process: one Device registers for all. It pins the pages, which takes about a second for each
   /// GiB, and has to stay mapped until it is unregistered; both arguments are multiples of 4 KiB.

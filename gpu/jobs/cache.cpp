@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 
 namespace bowhead::gpu {
 namespace {
@@ -12,6 +13,10 @@ namespace {
 constexpr uint64_t kMostCacheBytes = uint64_t{1} << 56;  // more than any address space
 
 Error refuse(std::string why) { return {Status::INVALID_ARGUMENT, std::move(why)}; }
+
+std::string name_of_part(const KvCache& cache, size_t at) {
+  return fmt::format("part {} of layer {}", at % cache.layout.parts, at / cache.layout.parts);
+}
 
 struct Dimension {
   const char* name;
@@ -23,8 +28,7 @@ struct Dimension {
 /// not overlap itself: each stride has room for all that is nested in it.
 Result<void> check_part(const KvCache& cache, size_t at) {
   const PagedPart& part = cache.parts[at];
-  const auto where =
-      fmt::format("part {} of layer {}", at % cache.layout.parts, at / cache.layout.parts);
+  const std::string where = name_of_part(cache, at);
   if (part.base == nullptr) return refuse(where + ": a null pointer");
   std::array<Dimension, 3> dimensions = {{{"pages", part.page_stride_bytes, cache.pages},
                                           {"tokens", part.token_stride_bytes, cache.page_tokens},
@@ -107,19 +111,13 @@ Result<void> check_cache(const KvCache& cache) {
 Result<void> check_memory(Device& device, const KvCache& cache) {
   for (size_t i = 0; i < cache.parts.size(); ++i) {
     const PagedPart& part = cache.parts[i];
-    const uint8_t* const last = part.base + (cache.pages - 1) * part.page_stride_bytes +
-                                (cache.page_tokens - 1) * part.token_stride_bytes +
-                                (cache.layout.heads - 1u) * part.head_stride_bytes +
-                                cache.row_bytes() - 1;
-    for (const uint8_t* end : {static_cast<const uint8_t*>(part.base), last}) {
-      const auto kind = device.classify(end);
-      if (!kind) return kind.error();
-      if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
-        return refuse(
-            fmt::format("part {} of layer {} {} in {} memory, which this device does not reach",
-                        i % cache.layout.parts, i / cache.layout.parts,
-                        end == last ? "ends" : "begins", pointer_kind_name(*kind)));
-    }
+    const uint8_t* const behind = part.base + (cache.pages - 1) * part.page_stride_bytes +
+                                  (cache.page_tokens - 1) * part.token_stride_bytes +
+                                  (cache.layout.heads - 1u) * part.head_stride_bytes +
+                                  cache.row_bytes();
+    const auto reached = device.check_reached(name_of_part(cache, i), part.base,
+                                              static_cast<size_t>(behind - part.base));
+    if (!reached) return reached.error();
   }
   return {};
 }

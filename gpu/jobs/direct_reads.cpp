@@ -34,6 +34,13 @@ Error wrong(fmt::format_string<Args...> format, Args&&... args) {
   return Error{Status::INVALID_ARGUMENT, fmt::format(format, std::forward<Args>(args)...)};
 }
 
+/// Memory of the caller's, for sentences about it.
+struct NamedRange {
+  const char* name;
+  const void* memory;
+  size_t size_bytes;
+};
+
 /// A block that is read.
 struct Reading {
   size_t number = 0;  ///< in the job
@@ -89,7 +96,7 @@ class DirectReads::Impl {
   void cut(Job& job, const std::vector<uint32_t>& first_spans) const;
   Result<void> queue_tables(Job& job);
   Result<void> take_parts(Job& job);
-  Result<void> check_reached(const char* name, const void* address, size_t size_bytes);
+  Result<void> check_reached(const std::vector<NamedRange>& ranges);
   Result<void> check_all_reached(const Job& job, const DecodeQueries& queries,
                                  std::span<const MergeSource> others, const DecodeAnswers& answers);
   void finish(Job& job);
@@ -140,10 +147,9 @@ Result<void> DirectReads::Impl::check_span(const AttendSpan& span) {
   const size_t last_row = (model_.layout.layers - 1u) * span.layer_stride_bytes +
                           (model_.layout.heads - 1u) * span.head_stride_bytes +
                           (span.tokens - 1) * span.token_stride_bytes;
-  auto good = check_reached("keys of a span", span.keys, last_row + model_.layout.key_channels * 2);
-  return good ? check_reached("values of a span", span.values,
-                              last_row + model_.layout.value_channels * 2)
-              : good;
+  return check_reached(
+      {{"keys of a span", span.keys, last_row + model_.layout.key_channels * 2},
+       {"values of a span", span.values, last_row + model_.layout.value_channels * 2}});
 }
 
 Result<void> DirectReads::Impl::check_sequences(std::span<const SequenceToRead> sequences) {
@@ -274,15 +280,10 @@ Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
 
 // ---- attend ----
 
-Result<void> DirectReads::Impl::check_reached(const char* name, const void* address,
-                                              size_t size_bytes) {
-  const auto* const last = static_cast<const std::byte*>(address) + size_bytes - 1;
-  for (const void* end : {address, static_cast<const void*>(last)}) {
-    const auto kind = device_.classify(end);
+Result<void> DirectReads::Impl::check_reached(const std::vector<NamedRange>& ranges) {
+  for (const NamedRange& range : ranges) {
+    const auto kind = device_.check_reached(range.name, range.memory, range.size_bytes);
     if (!kind) return kind.error();
-    if (*kind == PointerKind::HOST || *kind == PointerKind::OTHER)
-      return wrong("{} {} in {} memory, which this device does not reach", name,
-                   end == last ? "end" : "begin", pointer_kind_name(*kind));
   }
   return {};
 }
@@ -295,22 +296,17 @@ Result<void> DirectReads::Impl::check_all_reached(const Job& job, const DecodeQu
   const size_t queries_bytes = (job.sequences - 1) * queries.sequence_stride_bytes +
                                (model_.query_heads() - 1) * queries.head_stride_bytes +
                                size_t{model_.layout.key_channels} * 2;
-  if (auto good = check_reached("queries", queries.data, queries_bytes); !good) return good;
+  std::vector<NamedRange> ranges = {{"queries", queries.data, queries_bytes}};
   const size_t outputs_bytes = numbers * (answers.number == NumberFormat::FP32 ? 4 : 2);
-  if (auto good = check_reached("outputs", answers.outputs, outputs_bytes); !good) return good;
-  if (answers.log_sum_exps != nullptr) {
-    if (auto good = check_reached("log-sum-exps", answers.log_sum_exps, heads * 4); !good)
-      return good;
-  }
+  ranges.push_back({"outputs", answers.outputs, outputs_bytes});
+  if (answers.log_sum_exps != nullptr)
+    ranges.push_back({"log-sum-exps", answers.log_sum_exps, heads * 4});
   for (const MergeSource& other : others) {
     if (other.first_parts != nullptr) return wrong("of another part there is one of each sequence");
-    if (auto good = check_reached("outputs of another part", other.outputs, numbers * 4); !good)
-      return good;
-    if (auto good = check_reached("log-sum-exps of another part", other.log_sum_exps, heads * 4);
-        !good)
-      return good;
+    ranges.push_back({"outputs of another part", other.outputs, numbers * 4});
+    ranges.push_back({"log-sum-exps of another part", other.log_sum_exps, heads * 4});
   }
-  return {};
+  return check_reached(ranges);
 }
 
 Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQueries& queries,

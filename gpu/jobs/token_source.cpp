@@ -68,7 +68,7 @@ class TokenSource::Impl {
   Result<void> queue_tables(std::span<const uint8_t* const> payloads,
                             std::span<const uint32_t> pages);
   Result<void> upload(size_t size_bytes);
-  Result<const void*> reached(const void* memory, size_t size_bytes, const char* role) const;
+  Result<const void*> reached(const void* memory, size_t size_bytes, const char* what) const;
   Result<TokenLists> reached(TokenLists lists, uint32_t some_layers) const;
   Status renew();
   Status renew(Held& held);
@@ -211,22 +211,12 @@ TokenSource::Impl::~Impl() {
 
 // ---- start ----
 
-/// Where kernels find it, if they reach its first and its last byte.
+/// Where kernels find it.
 Result<const void*> TokenSource::Impl::reached(const void* memory, size_t size_bytes,
-                                               const char* role) const {
-  const auto* const last =
-      static_cast<const std::byte*>(memory) + std::max<size_t>(size_bytes, 1) - 1;
-  PointerKind kind{};
-  for (const void* address : {memory, static_cast<const void*>(last)}) {
-    const auto found = device_.classify(address);
-    if (!found) return found.error();
-    kind = *found;
-    if (kind == PointerKind::HOST || kind == PointerKind::OTHER)
-      return refuse(fmt::format("{} of lists {} in {} memory, which this device does not reach",
-                                role, address == memory ? "begin" : "end",
-                                pointer_kind_name(kind)));
-  }
-  if (kind != PointerKind::REGISTERED) return memory;
+                                               const char* what) const {
+  const auto kind = device_.check_reached(what, memory, size_bytes);
+  if (!kind) return kind.error();
+  if (*kind != PointerKind::REGISTERED) return memory;
   const auto address = device_.device_address(const_cast<void*>(memory));  // nobody writes there
   if (!address) return address.error();
   return *address;
@@ -237,12 +227,13 @@ Result<TokenLists> TokenSource::Impl::reached(TokenLists lists, uint32_t some_la
   const size_t last_list = size_t{some_layers - 1} * lists.layer_lists +
                            size_t{cache_.layout.heads - 1u} * lists.head_lists;
   const size_t last_token = size_t{lists.most_tokens - 1} * lists.token_stride_bytes;
-  const auto tokens = reached(
-      lists.tokens, last_list * lists.list_stride_bytes + last_token + sizeof(uint32_t), "tokens");
+  const auto tokens =
+      reached(lists.tokens, last_list * lists.list_stride_bytes + last_token + sizeof(uint32_t),
+              "tokens of lists");
   if (!tokens) return tokens.error();
   lists.tokens = static_cast<const uint8_t*>(*tokens);
   if (lists.counts == nullptr) return lists;
-  const auto counts = reached(lists.counts, (last_list + 1) * sizeof(uint32_t), "counts");
+  const auto counts = reached(lists.counts, (last_list + 1) * sizeof(uint32_t), "counts of lists");
   if (!counts) return counts.error();
   lists.counts = static_cast<const uint32_t*>(*counts);
   return lists;

@@ -373,20 +373,19 @@ TEST_P(DirectReadsTest, RefuseWhatTheyCannotReach) {
   };
   const DecodeQueries queries = decode.queries();
   const DecodeAnswers answers = decode.answers();
-  const auto no = [](const char* what) {
-    return std::string(what) + " in host memory, which this device does not reach";
+  const auto no = [](const std::string& what, const char* byte = "first") {
+    return what + ": the " + byte + " byte is in host memory, which this device does not reach";
   };
-  expect(no("queries begin"), 0, {on_host.data(), 256, 128}, {}, answers);
-  expect(no("outputs begin"), 0, queries, {}, {on_host.data(), NumberFormat::FP32, nullptr});
-  expect(no("log-sum-exps begin"), 0, queries, {},
-         {answers.outputs, NumberFormat::FP32, on_host.data()});
+  expect(no("queries"), 0, {on_host.data(), 256, 128}, {}, answers);
+  expect(no("outputs"), 0, queries, {}, {on_host.data(), NumberFormat::FP32, nullptr});
+  expect(no("log-sum-exps"), 0, queries, {}, {answers.outputs, NumberFormat::FP32, on_host.data()});
   // Strides that lead beyond all there is.
-  expect(no("queries end"), 0, {queries.data, 768, 1 << 30}, {}, answers);
+  expect(no("queries", "last"), 0, {queries.data, 768, 1 << 30}, {}, answers);
   MergeSource other = {on_host.data(), answers.log_sum_exps};
-  expect(no("outputs of another part begin"), 0, queries, {&other, 1}, answers);
+  expect(no("outputs of another part"), 0, queries, {&other, 1}, answers);
   auto* const outputs = static_cast<float*>(answers.outputs);
   other = {outputs, on_host.data()};
-  expect(no("log-sum-exps of another part begin"), 0, queries, {&other, 1}, answers);
+  expect(no("log-sum-exps of another part"), 0, queries, {&other, 1}, answers);
   const uint32_t first_parts[] = {0, 1};
   other = {outputs, answers.log_sum_exps, first_parts};
   expect("of another part there is one of each sequence", 0, queries, {&other, 1}, answers);
@@ -445,11 +444,12 @@ TEST_P(DirectReadsTest, RefuseModelsAndBlocksThatMakeNoSense) {
   const std::vector<uint8_t> on_host(4096);
   refuse_span({page.at(), page.at(), 2048, 128, 1024, 0}, "a span of no tokens");
   refuse_span({on_host.data(), page.at(), 2048, 128, 1024, 8},
-              "keys of a span begin in host memory, which this device does not reach");
+              "keys of a span: the first byte is in host memory, which this device does not reach");
   refuse_span({page.at(), page.at(), 1 << 30, 128, 1024, 8},
-              "keys of a span end in host memory, which this device does not reach");
-  refuse_span({page.at(), on_host.data(), 2048, 128, 1024, 8},
-              "values of a span begin in host memory, which this device does not reach");
+              "keys of a span: the last byte is in host memory, which this device does not reach");
+  refuse_span(
+      {page.at(), on_host.data(), 2048, 128, 1024, 8},
+      "values of a span: the first byte is in host memory, which this device does not reach");
   int none = 0;
   EXPECT_EQ(reads.start(pool_.ns(), {}, {.stream = &none}).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(leases(), 0);

@@ -424,7 +424,7 @@ TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(opened(blocks(), {reordered, table}).status(), Status::LAYOUT_MISMATCH);
   uint8_t host[64];
   refused(opened(blocks(), {dense_cache(shape(), host, 24), table}),
-          "part 0 of layer 0 begins in host memory, which this device does not reach");
+          "part 0 of layer 0: the first byte is in host memory, which this device does not reach");
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
 
   TokenSource source = open({cache, table});
@@ -437,12 +437,12 @@ TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
   refused(fetched([](TokenLists& l) { l.tokens = nullptr; }), "tokens of lists is null");
   alignas(4) uint8_t on_host[8];
   refused(fetched([&](TokenLists& l) { l.tokens = on_host; }),
-          "tokens of lists begin in host memory, which this device does not reach");
+          "tokens of lists: the first byte is in host memory, which this device does not reach");
   const uint32_t counts[12] = {};
   refused(fetched([&](TokenLists& l) { l.counts = counts; }),
-          "counts of lists begin in host memory");
+          "counts of lists: the first byte is in host memory");
   refused(fetched([](TokenLists& l) { l.list_stride_bytes = 1 << 20; }),
-          "tokens of lists end in host memory");
+          "tokens of lists: the last byte is in host memory");
   refused(fetched([](TokenLists& l) { l.most_tokens = 25; }),
           "lists of 25 tokens, while the target has room for 24");
   refused(fetched([](TokenLists&) {}, 1), "layers 1 to 4 of 3");

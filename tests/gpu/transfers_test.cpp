@@ -363,8 +363,8 @@ TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
   };
   uint8_t on_host[64];
   refused([&](KvCache& c) { c.parts[1].base = on_host; },
-          "part 1 of layer 0 begins in host memory");
-  refused([](KvCache& c) { c.pages = 1000; }, "part 0 of layer 0 ends in host memory");
+          "part 1 of layer 0: the first byte is in host memory");
+  refused([](KvCache& c) { c.pages = 1000; }, "part 0 of layer 0: the last byte is in host memory");
   refused([](KvCache& c) { c.parts[2].base = nullptr; }, "part 0 of layer 1: a null pointer");
   refused([](KvCache& c) { c.parts.pop_back(); }, "5 addresses of parts, while 3 layers have 6");
   refused([](KvCache& c) { c.pages = 0; }, "neither may be 0");
