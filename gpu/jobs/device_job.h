@@ -9,12 +9,15 @@
 //   unknown     the driver does not say whether it is through: the same
 //
 // A job that is not through may still read and write its arguments and buffers: none of them is
-// used again. A job is done once its end was dealt with, whatever it was.
+// used again. A job is done once it was finished, whatever became of it.
 //
 // Thread-safety: none.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "gpu/devices/device.h"
@@ -68,6 +71,54 @@ class DeviceJob {
   Event mark_ = nullptr;       ///< behind all that is queued
   Status asked_ = Status::OK;  ///< what the device said when it was asked last
   bool is_done_ = false;
+};
+
+/// The jobs of one kind that are not done. `Job` has a DeviceJob, `on_device`.
+template <class Job>
+class RunningJobs {
+ public:
+  /// `finish` is called once for each job, when it is over: it deals with what became of the job,
+  /// and calls on_device.end().
+  RunningJobs(Device& device, std::function<void(Job&)> finish)
+      : device_(device), finish_(std::move(finish)) {}
+
+  void add(std::shared_ptr<Job> job) { running_.push_back(std::move(job)); }
+
+  /// Whether the job is done; finishes it first if it is over.
+  bool poll(Job& job) {
+    if (job.on_device.is_done()) return true;
+    if (!job.on_device.poll(device_)) return false;
+    finish(job);
+    return true;
+  }
+  /// Until it is done.
+  void wait(Job& job) {
+    if (job.on_device.is_done()) return;
+    job.on_device.wait(device_);
+    finish(job);
+  }
+  /// Of a job that fails to start: what is queued of it in `stream` may still move bytes.
+  void abandon(Job& job, Stream stream) {
+    job.on_device.drain(device_, stream);
+    finish(job);
+  }
+  std::vector<std::shared_ptr<Job>> all() const { return running_; }
+
+  /// Whether the device may still read and write what a job left behind, since the driver did not
+  /// say that it was through.
+  bool may_run() const { return may_run_; }
+
+ private:
+  void finish(Job& job) {
+    may_run_ = may_run_ || !job.on_device.is_through();
+    finish_(job);
+    std::erase_if(running_, [&](const auto& one) { return one.get() == &job; });
+  }
+
+  Device& device_;
+  const std::function<void(Job&)> finish_;
+  std::vector<std::shared_ptr<Job>> running_;
+  bool may_run_ = false;
 };
 
 }  // namespace bowhead::gpu

@@ -75,15 +75,15 @@ class DirectReads::Impl {
         registration_(registration),
         device_(device),
         model_(model),
-        arena_(device, kMostTableBytes) {}
+        arena_(device, kMostTableBytes),
+        jobs_(device, [this](Job& job) { finish(job); }) {}
   ~Impl();
 
   Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const SequenceToRead> sequences,
                                      const DirectReadOptions& options);
   Result<void> attend(Job& job, uint32_t layer, const DecodeQueries& queries,
                       std::span<const MergeSource> others, const DecodeAnswers& answers);
-  bool poll(Job& job);
-  void wait(Job& job);
+  RunningJobs<Job>& jobs() { return jobs_; }
   Attend told() const;
 
  private:
@@ -108,11 +108,11 @@ class DirectReads::Impl {
   PinnedArena arena_;
   void* idle_parts_ = nullptr;  ///< of the last job that ended
   size_t idle_parts_bytes_ = 0;
-  std::vector<std::shared_ptr<Job>> running_;
+  RunningJobs<Job> jobs_;
 };
 
 DirectReads::Impl::~Impl() {
-  for (const auto& job : std::vector(running_)) wait(*job);
+  for (const auto& job : jobs_.all()) jobs_.wait(*job);
   device_.free(idle_parts_);
 }
 
@@ -269,10 +269,9 @@ Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
     first_spans.push_back(static_cast<uint32_t>(job->spans.size()));
   }
   cut(*job, first_spans);
-  running_.push_back(job);
+  jobs_.add(job);
   if (auto queued = queue_tables(*job); !queued) {
-    job->on_device.drain(device_, job->stream);
-    finish(*job);
+    jobs_.abandon(*job, job->stream);
     return queued.error();
   }
   return job;
@@ -362,19 +361,6 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
 
 // ---- end ----
 
-bool DirectReads::Impl::poll(Job& job) {
-  if (job.on_device.is_done()) return true;
-  if (!job.on_device.poll(device_)) return false;
-  finish(job);
-  return true;
-}
-
-void DirectReads::Impl::wait(Job& job) {
-  if (job.on_device.is_done()) return;
-  job.on_device.wait(device_);
-  finish(job);
-}
-
 /// Of a job that the device is through with, all that it was to read has been read: what a lease
 /// says here is about all of it. Any other may still read tables and write parts.
 void DirectReads::Impl::finish(Job& job) {
@@ -394,7 +380,6 @@ void DirectReads::Impl::finish(Job& job) {
   }
   job.parts = nullptr;
   if (Event mark = job.on_device.end(); mark != nullptr) device_.destroy_event(mark);
-  std::erase_if(running_, [&](const auto& one) { return one.get() == &job; });
 }
 
 // ---- DirectReads ----
@@ -428,8 +413,8 @@ Result<void> DirectReads::attend(Job& job, uint32_t layer, const DecodeQueries& 
                                  const DecodeAnswers& answers) {
   return impl_->attend(job, layer, queries, others, answers);
 }
-bool DirectReads::poll(Job& job) { return impl_->poll(job); }
-void DirectReads::wait(Job& job) { impl_->wait(job); }
+bool DirectReads::poll(Job& job) { return impl_->jobs().poll(job); }
+void DirectReads::wait(Job& job) { impl_->jobs().wait(job); }
 std::span<const Status> DirectReads::results(const Job& job) const { return job.results; }
 
 }  // namespace bowhead::gpu

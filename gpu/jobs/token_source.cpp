@@ -51,14 +51,14 @@ class TokenSource::Impl {
         registration_(registration),
         device_(device),
         cache_(std::move(cache)),
-        lease_ms_(lease_ms) {}
+        lease_ms_(lease_ms),
+        fetches_(device, [this](Fetch& fetch) { finish(fetch); }) {}
   ~Impl();
 
   Result<void> open(const SequenceBlocks& blocks, std::span<const uint32_t> pages);
   Result<std::shared_ptr<Fetch>> fetch(const TokenLists& lists, uint32_t first_layer,
                                        uint32_t some_layers, Stream stream);
-  bool poll(Fetch& fetch);
-  void wait(Fetch& fetch);
+  RunningJobs<Fetch>& fetches() { return fetches_; }
 
   std::vector<Status> results;  ///< by block
 
@@ -85,7 +85,6 @@ class TokenSource::Impl {
   size_t oldest_ = 0;        ///< of the leases; the next ones are renewed in turn
   uint64_t renewed_ns_ = 0;  ///< when the last ones were; at first, before all were taken
   bool is_lost_ = false;     ///< a lease was
-  bool may_run_ = false;     ///< a fetch of which the driver did not say that it is done
 
   FetchTokens work_;  ///< but lists and layers
   uint64_t room_rows_ = 0;
@@ -93,7 +92,7 @@ class TokenSource::Impl {
   uint32_t *counts_ = nullptr, *device_counts_ = nullptr;  ///< in pinned_
   std::vector<uint32_t> free_counts_;
   std::vector<Event> events_;
-  std::vector<std::shared_ptr<Fetch>> running_;
+  RunningJobs<Fetch> fetches_;
 };
 
 // ---- open and close ----
@@ -201,10 +200,10 @@ Result<void> TokenSource::Impl::upload(size_t size_bytes) {
 }
 
 TokenSource::Impl::~Impl() {
-  for (const auto& fetch : std::vector(running_)) wait(*fetch);
+  for (const auto& fetch : fetches_.all()) fetches_.wait(*fetch);
   for (Held& held : held_) (void)pool_.release(held.lease);
   for (Event event : events_) device_.destroy_event(event);
-  if (may_run_) return;
+  if (fetches_.may_run()) return;
   device_.free(tables_);
   device_.free(pinned_);
 }
@@ -275,28 +274,15 @@ Result<std::shared_ptr<TokenSource::Fetch>> TokenSource::Impl::fetch(const Token
   fetch->count = counts_ + number;
   fetch->on_device.begin(events_.back());
   events_.pop_back();
-  running_.push_back(fetch);
+  fetches_.add(fetch);
   if (auto marked = fetch->on_device.mark(device_, stream); !marked) {
-    finish(*fetch);
+    fetches_.wait(*fetch);  // which is over
     return marked.error();
   }
   return fetch;
 }
 
 // ---- end ----
-
-bool TokenSource::Impl::poll(Fetch& fetch) {
-  if (fetch.on_device.is_done()) return true;
-  if (!fetch.on_device.poll(device_)) return false;
-  finish(fetch);
-  return true;
-}
-
-void TokenSource::Impl::wait(Fetch& fetch) {
-  if (fetch.on_device.is_done()) return;
-  fetch.on_device.wait(device_);
-  finish(fetch);
-}
 
 /// Of a fetch that the device is through with: all that the kernel was to read has been read, and
 /// its count is visible to this CPU. So what leases say here is about all of it. Any other may
@@ -307,9 +293,7 @@ void TokenSource::Impl::finish(Fetch& fetch) {
   fetch.result = is_through ? renew() : fetch.on_device.outcome();
   if (fetch.result == Status::OK && fetch.absent != 0) fetch.result = Status::NOT_FOUND;
   if (is_through) free_counts_.push_back(static_cast<uint32_t>(fetch.count - counts_));
-  may_run_ = may_run_ || !is_through;
   events_.push_back(fetch.on_device.end());
-  std::erase_if(running_, [&](const auto& one) { return one.get() == &fetch; });
 }
 
 /// Whether all leases are whole now. Some are renewed, and their releases say: of n leases one,
@@ -374,8 +358,8 @@ Result<std::shared_ptr<TokenSource::Fetch>> TokenSource::fetch(const TokenLists&
                                                                Stream stream) {
   return impl_->fetch(lists, first_layer, some_layers, stream);
 }
-bool TokenSource::poll(Fetch& fetch) { return impl_->poll(fetch); }
-void TokenSource::wait(Fetch& fetch) { impl_->wait(fetch); }
+bool TokenSource::poll(Fetch& fetch) { return impl_->fetches().poll(fetch); }
+void TokenSource::wait(Fetch& fetch) { impl_->fetches().wait(fetch); }
 Status TokenSource::result(const Fetch& fetch) const { return fetch.result; }
 uint32_t TokenSource::absent(const Fetch& fetch) const { return fetch.absent; }
 

@@ -99,7 +99,8 @@ class Transfers::Impl {
         device_(device),
         cache_(std::move(cache)),
         layers_(cache_.layout.layers),
-        arena_(device, most_pinned_bytes) {}
+        arena_(device, most_pinned_bytes),
+        jobs_(device, [this](Job& job) { finish(job); }) {}
   ~Impl();
 
   Result<void> open();
@@ -147,11 +148,10 @@ class Transfers::Impl {
   PathCosts costs_;
   Stream streams_[2] = {};  ///< for what is not urgent, and for what is
   PinnedArena arena_;
-  PinnedRoom parts_;      ///< of the cache, for kernels
-  bool may_run_ = false;  ///< a job of which the driver did not say that it is done
+  PinnedRoom parts_;  ///< of the cache, for kernels
   std::vector<Event> events_;
   std::vector<std::unique_ptr<FrameDecoder>> decoders_;  ///< that no job has
-  std::vector<std::shared_ptr<Job>> running_;
+  RunningJobs<Job> jobs_;
   TransfersInfo info_;
 };
 
@@ -184,12 +184,12 @@ Result<void> Transfers::Impl::tell_parts() {
   auto done = device_.copy(parts_.device, parts_.pinned, bytes, streams_[0]);
   if (done) done = device_.record(*event, streams_[0]);
   if (done) done = device_.synchronize(*event);
-  may_run_ = !done;
+  if (!done) parts_ = {};  // the copy may still read it: in quarantine
   return done;
 }
 
 Transfers::Impl::~Impl() {
-  for (const auto& job : std::vector(running_)) {
+  for (const auto& job : jobs_.all()) {
     job->is_cancelled = true;
     wait(*job);
   }
@@ -197,7 +197,7 @@ Transfers::Impl::~Impl() {
     if (stream != nullptr) device_.destroy_stream(stream);
   }
   for (Event event : events_) device_.destroy_event(event);
-  if (!may_run_) arena_.give_back(parts_);
+  if (!jobs_.may_run()) arena_.give_back(parts_);
 }
 
 Result<Event> Transfers::Impl::take_event() {
@@ -346,11 +346,10 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
     (void)end(block, spills, status);
   }
   for (Moving& block : job->moving) block.range.pages = block.pages;
-  running_.push_back(job);
+  jobs_.add(job);
   if (auto queued = queue(*job, options); !queued) {
     job->queue_status = queued.status();
-    job->on_device.drain(device_, job->stream);
-    finish(*job);
+    jobs_.abandon(*job, job->stream);
     return queued.error();
   }
   return job;
@@ -573,19 +572,14 @@ Result<void> Transfers::Impl::layer_ready(Job& job, uint32_t layer, Stream strea
 
 // ---- end ----
 
-bool Transfers::Impl::poll(Job& job) {
-  if (job.on_device.is_done()) return true;
-  if (job.waits_for_layers(layers_)) return false;
-  if (!job.on_device.poll(device_)) return false;
-  finish(job);
-  return true;
-}
+bool Transfers::Impl::poll(Job& job) { return !job.waits_for_layers(layers_) && jobs_.poll(job); }
 
 void Transfers::Impl::wait(Job& job) {
-  if (job.on_device.is_done()) return;
-  job.on_device.wait(device_);
-  if (job.on_device.is_through() && job.waits_for_layers(layers_)) return;
-  finish(job);
+  if (job.waits_for_layers(layers_)) {
+    job.on_device.wait(device_);
+    if (job.on_device.is_through()) return;  // and goes on when layers are ready
+  }
+  jobs_.wait(job);
 }
 
 /// Of a job that the device is through with: what it stored, in the pool or as sums, is visible to
@@ -609,14 +603,12 @@ void Transfers::Impl::finish(Job& job) {
     end_decoding(job);
     arena_.give_back(job.room);
   }
-  may_run_ = may_run_ || !is_through;
   (void)job.decoder.release();  // has memory as well
   // Events may be recorded anew whatever they meant.
   events_.insert(events_.end(), job.events.begin(), job.events.end());
   if (Event mark = job.on_device.end(); mark != nullptr) events_.push_back(mark);
   job.moving.clear();
   job.events.clear();
-  std::erase_if(running_, [&](const auto& one) { return one.get() == &job; });
 }
 
 Status Transfers::Impl::end(Moving& block, bool spills, Status status) {
