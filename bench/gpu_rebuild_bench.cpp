@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "bench/team.h"
 #include "compression/stream.h"
 #include "compression/tiles.h"
+#include "gpu/jobs/frame_tiles.h"
 #include "gpu/jobs/frames.h"
 #include "gpu/kernels/check.h"
 #include "gpu/kernels/rebuild_tiles.h"
@@ -72,28 +74,18 @@ Result<Image> image_of(const Buffer& frame, uint32_t planes) {
     status = reader.next(parts);
     if (status != Status::OK) break;
     if (!parts.in_planes) return Error{Status::DAMAGED, "a tile is not in planes"};
-    const compression::TileHead& head = parts.head;
-    const Shape& shape = reader.frame().shape;
-    RebuildTile tile;
-    tile.exponent_base = head.exponent_base;
-    tile.exponent_width = head.exponent_width;
-    tile.centre_width = head.centre_width;
-    tile.centre_shift = head.centre_shift;
-    tile.centre_turns = head.centre_turns && head.centre_width != 0;
-    tile.tokens = parts.tokens;
-    tile.parameters = append({frame.data() + parts.parameters_offset,
-                              compression::parameter_bytes(head, shape.channels)});
-    const uint32_t all = compression::number_of(shape.number)->planes();
-    for (uint32_t s = 0; s < parts.stream_count; ++s) {
-      Buffer plain(parts.streams[s].plain_bytes);
-      if (!coder.decode(parts.streams[s].codec, parts.stream(frame, s), plain))
-        return Error{Status::DAMAGED, "a stream does not decode"};
-      (s < all ? tile.planes[s] : s == all ? tile.remainder : tile.exceptions) = append(plain);
-      if (s >= all)
-        (s == all ? tile.remainder_bytes : tile.exception_bytes) =
-            static_cast<uint32_t>(plain.size());
-    }
-    image.tiles.push_back(tile);
+    const auto place = [&](uint64_t offset, uint64_t bytes) {
+      return append({frame.data() + offset, bytes});
+    };
+    const auto place_stream = [&](uint32_t stream, bool) -> std::optional<uint32_t> {
+      Buffer plain(parts.streams[stream].plain_bytes);
+      if (!coder.decode(parts.streams[stream].codec, parts.stream(frame, stream), plain))
+        return std::nullopt;
+      return append(plain);
+    };
+    const auto tile = gpu::rebuild_tile_of(reader.frame().shape, parts, place, place_stream);
+    if (!tile) return Error{Status::DAMAGED, "a stream does not decode"};
+    image.tiles.push_back(*tile);
     image.values_at.push_back(parts.values_offset);
   }
   image.streams.resize((image.streams.size() + 15) / 16 * 16);
@@ -236,12 +228,7 @@ class Rebuilds {
     if (auto copied = rig_.copy(*tiles, *pinned + stream_bytes, tile_bytes + turn_bytes); !copied)
       return copied.error();
 
-    RebuildTiles work;
-    work.number = shape_.number;
-    work.channels = shape_.channels;
-    work.exact = planes == 0;
-    work.plane_count = planes == 0 ? compression::number_of(shape_.number)->planes() : planes;
-    work.turning_channels = shape_.rotary.dim;
+    RebuildTiles work = gpu::rebuild_tiles_of(shape_, planes);
     work.turns = reinterpret_cast<const compression::Turn*>(*tiles + tile_bytes);
     work.bytes = *streams;
     work.size_bytes = stream_bytes;

@@ -17,6 +17,7 @@
 #include "compression/frame.h"
 #include "compression/stream.h"
 #include "compression/tiles.h"
+#include "gpu/jobs/frame_tiles.h"
 #include "gpu/kernels/check.h"
 #include "gpu/kernels/rebuild_tiles.h"
 
@@ -329,34 +330,13 @@ class FrameDecoder::Impl {
   }
 
   Status add_tile(const Opened& opened) {
-    const FrameJob& job = *opened.job;
-    const uint32_t planes = compression::number_of(opened.kind.shape.number)->planes();
-    const compression::TileHead& head = parts_.head;
-    RebuildTile tile;
-    tile.exponent_base = head.exponent_base;
-    tile.exponent_width = head.exponent_width;
-    tile.centre_width = head.centre_width;
-    tile.centre_shift = head.centre_shift;
-    tile.centre_turns = head.centre_turns && head.centre_width != 0;
-    tile.tokens = parts_.tokens;
-    tile.values = static_cast<uint8_t*>(job.values) + parts_.values_offset;
-    tile.parameters = place(opened, parts_.parameters_offset,
-                            compression::parameter_bytes(head, opened.kind.shape.channels));
-    for (uint32_t s = 0; s < parts_.stream_count; ++s) {
-      const auto at = place_stream(opened, s, s < planes);
-      if (!at) return Status::DAMAGED;
-      const auto bytes = static_cast<uint32_t>(parts_.streams[s].plain_bytes);
-      if (s < planes) {
-        tile.planes[s] = *at;
-      } else if (s == planes) {
-        tile.remainder = *at;
-        tile.remainder_bytes = bytes;
-      } else {
-        tile.exceptions = *at;
-        tile.exception_bytes = bytes;
-      }
-    }
-    tiles()[tile_count_++] = tile;
+    auto tile = rebuild_tile_of(
+        opened.kind.shape, parts_,
+        [&](uint64_t offset, uint64_t bytes) { return place(opened, offset, bytes); },
+        [&](uint32_t stream, bool is_plane) { return place_stream(opened, stream, is_plane); });
+    if (!tile) return Status::DAMAGED;
+    tile->values = static_cast<uint8_t*>(opened.job->values) + parts_.values_offset;
+    tiles()[tile_count_++] = *tile;
     job_of_.resize(tile_count_);
     job_of_.back() = opened.index;
     return Status::OK;
@@ -426,14 +406,7 @@ class FrameDecoder::Impl {
   }
 
   RebuildTiles work_of(const Launch& launch) const {
-    const Shape& shape = launch.kind.shape;
-    RebuildTiles work;
-    work.number = shape.number;
-    work.channels = shape.channels;
-    work.exact = launch.kind.planes == 0;
-    work.plane_count =
-        work.exact ? compression::number_of(shape.number)->planes() : launch.kind.planes;
-    work.turning_channels = shape.rotary.dim;
+    RebuildTiles work = rebuild_tiles_of(launch.kind.shape, launch.kind.planes);
     work.turns = reinterpret_cast<const compression::Turn*>(memory_ + launch.turns);
     work.bytes = memory_;
     work.size_bytes = image_bytes_ + frames_bytes_ + plain_bytes_;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "compression/stream.h"
 #include "compression/tiles.h"
 #include "gpu/devices/cpu_kernels.h"
+#include "gpu/jobs/frame_tiles.h"
 #include "gpu/kernels/check.h"
 #include "tests/support/tensors.h"
 
@@ -35,14 +37,8 @@ constexpr uint8_t kUntouched = 0xA5;
 /// What RebuildTiles is told of a frame, its streams decoded; each array as large as it says.
 class Rebuild {
  public:
-  Rebuild(const Shape& shape, uint32_t planes) : shape_(shape) {
-    const compression::Number& number = *compression::number_of(shape_.number);
-    work_.number = shape_.number;
-    work_.channels = shape_.channels;
-    work_.exact = planes == 0;
-    work_.plane_count = planes == 0 ? number.planes() : planes;
-    work_.turning_channels = shape_.rotary.dim;
-  }
+  Rebuild(const Shape& shape, uint32_t planes)
+      : shape_(shape), work_(rebuild_tiles_of(shape, planes)) {}
 
   void add(const Buffer& frame) {
     compression::TileReader tiles;
@@ -96,30 +92,17 @@ class Rebuild {
 
  private:
   void add(const Buffer& frame, const TileParts& parts) {
-    const compression::Number& number = *compression::number_of(shape_.number);
-    RebuildTile tile;
-    const compression::TileHead& head = parts.head;
-    tile.exponent_base = head.exponent_base;
-    tile.exponent_width = head.exponent_width;
-    tile.centre_width = head.centre_width;
-    tile.centre_shift = head.centre_shift;
-    tile.centre_turns = head.centre_turns && head.centre_width != 0;
-    tile.tokens = parts.tokens;
-    tile.parameters = append(frame.data() + parts.parameters_offset,
-                             compression::parameter_bytes(head, shape_.channels));
-    for (uint32_t s = 0; s < parts.stream_count; ++s) {
-      Buffer plain(parts.streams[s].plain_bytes);
-      EXPECT_TRUE(coder_.decode(parts.streams[s].codec, parts.stream(frame, s), plain));
+    const auto place = [&](uint64_t offset, uint64_t bytes) {
+      return append(frame.data() + offset, bytes);
+    };
+    const auto place_stream = [&](uint32_t stream, bool is_plane) -> std::optional<uint32_t> {
+      Buffer plain(parts.streams[stream].plain_bytes);
+      EXPECT_TRUE(coder_.decode(parts.streams[stream].codec, parts.stream(frame, stream), plain));
       const bool is_zero =
           std::count(plain.begin(), plain.end(), 0) == static_cast<ptrdiff_t>(plain.size());
-      if (s < number.planes()) {
-        tile.planes[s] = is_zero ? RebuildTile::kAllZero : append(plain.data(), plain.size());
-        continue;
-      }
-      const bool first = s == number.planes();
-      (first ? tile.remainder_bytes : tile.exception_bytes) = static_cast<uint32_t>(plain.size());
-      (first ? tile.remainder : tile.exceptions) = append(plain.data(), plain.size());
-    }
+      return is_plane && is_zero ? RebuildTile::kAllZero : append(plain.data(), plain.size());
+    };
+    const RebuildTile tile = *rebuild_tile_of(shape_, parts, place, place_stream);
     add(tile, parts.values_offset);
   }
 
