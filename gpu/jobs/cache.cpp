@@ -68,6 +68,18 @@ uint32_t KvCache::unit_bytes() const {
   return static_cast<uint32_t>(all & -all);
 }
 
+PagedLayers KvCache::paged_layers() const {
+  PagedLayers paged;
+  paged.layers = layout.layers;
+  paged.layer_parts = layout.parts;
+  paged.heads = layout.heads;
+  paged.page_tokens = page_tokens;
+  paged.row_bytes = row_bytes();
+  paged.unit_bytes = unit_bytes();
+  paged.order = row_order(layout);
+  return paged;
+}
+
 Result<void> check_rows(const KvLayout& layout) {
   if (auto good = check_layout(layout); !good) return good;
   const auto unsupported = [](std::string why) {

@@ -33,6 +33,8 @@ struct KvCache {
   uint64_t payload_bytes(uint32_t tokens) const { return bowhead::payload_bytes(layout, tokens); }
   /// 16, 8, 4, 2 or 1: bases, strides and rows are multiples of it.
   uint32_t unit_bytes() const;
+  /// For kernels: all but which layers, and where they find the parts.
+  PagedLayers paged_layers() const;
 };
 
 /// NOT_SUPPORTED: a layout that kernels cannot move: opaque values, K and V of different lengths,

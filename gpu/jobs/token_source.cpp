@@ -148,13 +148,7 @@ Status TokenSource::Impl::hold(NamespaceId ns, const std::string& key, uint64_t 
 /// Tables do not change: a lease that is renewed has the block where it was.
 Result<void> TokenSource::Impl::queue_tables(std::span<const uint8_t* const> payloads,
                                              std::span<const uint32_t> pages) {
-  work_.layers = cache_.layout.layers;
-  work_.layer_parts = cache_.layout.parts;
-  work_.heads = cache_.layout.heads;
-  work_.page_tokens = cache_.page_tokens;
-  work_.row_bytes = cache_.row_bytes();
-  work_.unit_bytes = cache_.unit_bytes();
-  work_.order = row_order(cache_.layout);
+  static_cast<PagedLayers&>(work_) = cache_.paged_layers();
   const size_t parts_at = aligned(payloads.size_bytes());
   const size_t pages_at = parts_at + aligned(cache_.parts.size() * sizeof(PagedPart));
   const size_t counts_at = pages_at + aligned(pages.size_bytes());

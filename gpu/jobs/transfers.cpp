@@ -357,14 +357,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
 
 /// All but where parts and blocks lie.
 MovePieces Transfers::Impl::told(const Job& job, uint32_t most_tokens) const {
-  MovePieces work;
-  work.layers = layers_;
-  work.layer_parts = cache_.layout.parts;
-  work.heads = cache_.layout.heads;
-  work.page_tokens = cache_.page_tokens;
-  work.row_bytes = cache_.row_bytes();
-  work.unit_bytes = cache_.unit_bytes();
-  work.order = row_order(cache_.layout);
+  MovePieces work{cache_.paged_layers()};
   work.kind = job.path == Path::COPIES ? MoveKind::SUM_ONLY
               : job.spills             ? MoveKind::TO_PAYLOAD
                                        : MoveKind::FROM_PAYLOAD;

@@ -25,8 +25,7 @@ Error wrong(fmt::format_string<Args...> format, Args&&... args) {
 constexpr uint32_t kMostTokens = std::numeric_limits<uint32_t>::max();
 constexpr uint64_t kMost = uint64_t{1} << 31;
 
-template <class T>
-Result<void> check_layers(const T& work) {
+Result<void> check_layers(const PagedLayers& work) {
   if (work.first_layer > work.layers || work.some_layers > work.layers - work.first_layer) {
     return wrong("layers {} to {} of {}", work.first_layer,
                  uint64_t{work.first_layer} + work.some_layers, work.layers);
@@ -34,8 +33,7 @@ Result<void> check_layers(const T& work) {
   return {};
 }
 
-template <class T>
-Result<void> check_shape(const T& work) {
+Result<void> check_shape(const PagedLayers& work) {
   if (work.layers == 0) return wrong("layers is 0");
   if (work.layer_parts != 1 && work.layer_parts != 2) {
     return wrong("layer_parts is {}: K and V make 2, latent attention has 1", work.layer_parts);
@@ -49,8 +47,7 @@ Result<void> check_shape(const T& work) {
   return check_layers(work);
 }
 
-template <class T>
-Result<void> check_units(const T& work) {
+Result<void> check_units(const PagedLayers& work) {
   const uint32_t unit = work.unit_bytes;
   if (unit != 16 && unit != 8 && unit != 4 && unit != 2 && unit != 1) {
     return wrong("unit_bytes is {}: 16, 8, 4, 2 or 1", unit);
@@ -85,8 +82,7 @@ Result<void> check_units(const T& work) {
 }
 
 /// Of so many tokens.
-template <class T>
-Result<void> check_length(const T& work, uint32_t tokens) {
+Result<void> check_length(const PagedLayers& work, uint32_t tokens) {
   // One factor after the other: no product of two 32-bit numbers passes 64 bits.
   uint64_t bytes = tokens;
   for (const uint32_t factor : {work.row_bytes, work.heads, work.layer_parts, work.layers}) {

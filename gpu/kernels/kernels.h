@@ -28,6 +28,18 @@ struct PagedPart {
   size_t page_stride_bytes = 0, token_stride_bytes = 0, head_stride_bytes = 0;
 };
 
+/// Some layers of such a cache, which blocks have in this order of rows.
+struct PagedLayers {
+  const PagedPart* parts = nullptr;  ///< [layer][part], of all layers
+  uint32_t layers = 0;
+  uint32_t layer_parts = 2;  ///< K and V; latent attention has one
+  uint32_t heads = 0, page_tokens = 0;
+  uint32_t row_bytes = 0;   ///< of one token of one head
+  uint32_t unit_bytes = 0;  ///< 16, 8, 4, 2 or 1: bases, strides and rows are multiples of it
+  RowOrder order = RowOrder::HEADS_FIRST;
+  uint32_t first_layer = 0, some_layers = 0;
+};
+
 /// Tokens of one sequence, and the payload that has them.
 struct MoveBlock {
   uint8_t* payload = nullptr;  ///< a multiple of 16, and up to 2 GiB long
@@ -42,24 +54,15 @@ enum class MoveKind : uint32_t {
   SUM_ONLY       ///< only summed, where the pages have it: what copy engines moved
 };
 
-/// From the pages to the payloads or back, of some layers.
-struct MovePieces {
-  const PagedPart* parts = nullptr;  ///< [layer][part], of all layers
-  uint32_t layers = 0;
-  uint32_t layer_parts = 2;  ///< K and V; latent attention has one
-  uint32_t heads = 0, page_tokens = 0;
-  uint32_t row_bytes = 0;   ///< of one token of one head
-  uint32_t unit_bytes = 0;  ///< 16, 8, 4, 2 or 1: bases, strides and rows are multiples of it
-  RowOrder order = RowOrder::HEADS_FIRST;
+/// From the pages to the payloads or back. Pieces that have bytes of a layer before `first_layer`
+/// are done already, or wait for later ones: of those that share layers, a piece is moved back with
+/// the first of them, and else with the last.
+struct MovePieces : PagedLayers {
   MoveKind kind = MoveKind::FROM_PAYLOAD;
 
   const MoveBlock* blocks = nullptr;
   uint32_t block_count = 0;
   uint32_t most_tokens = 0;  ///< of a block
-
-  /// Pieces that have bytes of a layer before these are done already, or wait for later ones: of
-  /// those that share layers, a piece is moved back with the first of them, and else with the last.
-  uint32_t first_layer = 0, some_layers = 0;
 };
 
 /// The same of few blocks, whose descriptions and pages go with the kernel's arguments, which a
@@ -149,27 +152,18 @@ struct TokenLists {
   uint32_t most_tokens = 0;          ///< of a list: what is behind is not looked at
 };
 
-/// Rows of chosen tokens from the payloads of a sequence's blocks to a paged cache, of some layers.
+/// Rows of chosen tokens from the payloads of a sequence's blocks to a paged cache.
 /// The i-th of a head's list goes where a sequence of the cache has its i-th token; of an area that
 /// is [head][token], one page holds all. Lists may have any number in them: what no block has is
 /// stored as zeros, and counted.
-struct FetchTokens {
+struct FetchTokens : PagedLayers {
   /// By block, multiples of 16; null: a block that is not there. All have as many tokens, but the
   /// last, which has the rest: so that one division finds a token.
   const uint8_t* const* payloads = nullptr;
   uint32_t tokens = 0, block_tokens = 0;
 
-  const PagedPart* parts = nullptr;  ///< [layer][part], of all layers
   const uint32_t* pages = nullptr;
-  uint32_t layers = 0;
-  uint32_t layer_parts = 2;
-  uint32_t heads = 0, page_tokens = 0;
-  uint32_t row_bytes = 0;
-  uint32_t unit_bytes = 0;  ///< as in MovePieces
-  RowOrder order = RowOrder::HEADS_FIRST;
-
-  TokenLists lists;  ///< from first_layer on
-  uint32_t first_layer = 0, some_layers = 0;
+  TokenLists lists;            ///< from first_layer on
   uint32_t* absent = nullptr;  ///< grows by one for each token that no block has, by layer and head
 };
 

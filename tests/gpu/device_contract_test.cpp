@@ -407,19 +407,19 @@ TEST_P(DeviceContract, LaunchesBehindWhatIsQueued) {
   std::byte* const source = allocate_pinned(kSizeBytes);
   std::memcpy(source, bytes.data(), kSizeBytes);
   {
-    const MovePieces work = {.parts = part,
-                             .layers = 1,
-                             .layer_parts = 1,
-                             .heads = 1,
-                             .page_tokens = 1,
-                             .row_bytes = kRowBytes,
-                             .unit_bytes = 16,
-                             .kind = MoveKind::TO_PAYLOAD,
-                             .blocks = block,
-                             .block_count = 1,
-                             .most_tokens = kTokens,
-                             .first_layer = 0,
-                             .some_layers = 1};
+    MovePieces work{{.parts = part,
+                     .layers = 1,
+                     .layer_parts = 1,
+                     .heads = 1,
+                     .page_tokens = 1,
+                     .row_bytes = kRowBytes,
+                     .unit_bytes = 16,
+                     .first_layer = 0,
+                     .some_layers = 1}};
+    work.kind = MoveKind::TO_PAYLOAD;
+    work.blocks = block;
+    work.block_count = 1;
+    work.most_tokens = kTokens;
     ASSERT_DONE(check(work));
     copy(cache, source, kSizeBytes);
     ASSERT_DONE(device().launch(work, stream_));

@@ -71,8 +71,7 @@ class Cache {
            head * strides_[4];
   }
 
-  template <class Work>
-  void describe(const Model& model, Work& work) const {
+  void describe(const Model& model, PagedLayers& work) const {
     work.parts = parts_.data();
     work.layers = model.layers;
     work.layer_parts = model.layer_parts;
