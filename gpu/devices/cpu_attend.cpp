@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/devices/cpu_kernels.h"
 #include "gpu/kernels/attend.h"
-#include "gpu/kernels/merge_parts.h"
+#include "gpu/kernels/merge_partials.h"
 
 namespace bowhead::gpu {
 inline namespace BOWHEAD_LANES {
@@ -11,14 +11,14 @@ void run_on_cpu(const Attend& work) {
   with_attend_shape(
       work, [&]<NumberFormat kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>() {
         run_warps(units, [&](uint32_t unit, uint32_t) {
-          RunAttender<kNumber, kRowLanes, kVectors, kHeads>(work, unit).attend();
+          SplitAttender<kNumber, kRowLanes, kVectors, kHeads>(work, unit).attend();
         });
       });
 }
 
-void run_on_cpu(const MergeParts& work) {
+void run_on_cpu(const MergePartials& work) {
   run_warps(work.sequences * work.heads,
-            [&](uint32_t unit, uint32_t) { PartsMerger(work, unit).merge(); });
+            [&](uint32_t unit, uint32_t) { PartialsMerger(work, unit).merge(); });
 }
 
 }  // namespace BOWHEAD_LANES

@@ -12,7 +12,7 @@ inline namespace BOWHEAD_LANES {
 void run_on_cpu(const MovePieces& work);
 void run_on_cpu(const MoveFewPieces& work);
 void run_on_cpu(const Attend& work);
-void run_on_cpu(const MergeParts& work);
+void run_on_cpu(const MergePartials& work);
 void run_on_cpu(const FetchTokens& work);
 void run_on_cpu(const RebuildTiles& work);
 void run_on_cpu(const DecodeLz4& work);

@@ -134,7 +134,7 @@ Result<void> check_memory(Device& device, const KvCache& cache) {
   return {};
 }
 
-Result<void> check_tokens(const KvCache& cache, const TokenRange& range) {
+Result<void> check_tokens(const KvCache& cache, const PagedTokens& range) {
   if (range.tokens == 0) return refuse("a block of no tokens");
   const uint64_t end = uint64_t{range.first_token} + range.tokens;
   const uint64_t needed = (end + cache.page_tokens - 1) / cache.page_tokens;
@@ -185,7 +185,7 @@ void add_rows(RunMaker& runs, uint8_t* first, size_t stride_bytes, uint32_t coun
 
 }  // namespace
 
-void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_layer,
+void for_runs(const KvCache& cache, const PagedTokens& range, uint32_t first_layer,
               uint32_t some_layers, const RunMaker::Each& each) {
   RunMaker runs(cache.part_bytes(range.tokens) * cache.layout.parts * first_layer, each);
   const bool heads_first = row_order(cache.layout) == RowOrder::HEADS_FIRST;

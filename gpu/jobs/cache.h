@@ -52,19 +52,19 @@ Result<void> check_stored_layout(Pool& pool, NamespaceId ns, const KvLayout& lay
 /// INVALID_ARGUMENT: a part begins or ends where the device does not reach it. GPU_LOST, SYSTEM.
 Result<void> check_memory(Device& device, const KvCache& cache);
 
-/// Some tokens of a sequence: token t is in page pages[t / page_tokens].
-struct TokenRange {
+/// Some tokens of a sequence in the cache: token t is in page pages[t / page_tokens].
+struct PagedTokens {
   std::span<const uint32_t> pages;  ///< the block table, from token 0 on
   uint32_t first_token = 0, tokens = 0;
 };
 /// INVALID_ARGUMENT: no tokens, a payload of more than kMostPayloadBytes, a table that ends before
 /// them, a page that the cache does not have.
-Result<void> check_tokens(const KvCache& cache, const TokenRange& range);
+Result<void> check_tokens(const KvCache& cache, const PagedTokens& range);
 
 /// Calls each(offset in the payload, address in the cache, bytes) for runs that are contiguous in
 /// both, in the payload's order, of some layers. None goes from one part to another, unless these
 /// share their pages: each of them may be an allocation of its own.
-void for_runs(const KvCache& cache, const TokenRange& range, uint32_t first_layer,
+void for_runs(const KvCache& cache, const PagedTokens& range, uint32_t first_layer,
               uint32_t some_layers,
               const std::function<void(uint64_t offset, uint8_t* address, uint64_t bytes)>& each);
 /// How long these runs are in general: what the choice of a path goes by.

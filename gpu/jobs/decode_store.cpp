@@ -76,7 +76,7 @@ Result<void> DecodeStore::append(uint64_t sequence, uint32_t tokens,
                               keys.size(), full));
   const uint32_t page_tokens = transfers_.cache().page_tokens;
   for (uint32_t i = 0; i < full; ++i) {
-    const TokenRange range = {pages, (of.blocks + i) * block_tokens_, block_tokens_};
+    const PagedTokens range = {pages, (of.blocks + i) * block_tokens_, block_tokens_};
     if (auto good = check_tokens(transfers_.cache(), range); !good)
       return Error{good.status(), fmt::format("sequence {}, block {}: {}", sequence, of.blocks + i,
                                               good.error().message())};

@@ -22,10 +22,10 @@ constexpr uint64_t kMostTableBytes = uint64_t{1} << 30;
 
 /// A link of 450 GB/s and an assumed 2 us is full with 900 KB under way. A warp of attend.h has one
 /// tile or two of 1 KiB to 4 KiB under way, so that this many fill it, and a GPU has room for about
-/// as many at once; more of them only make more to merge. Shorter runs take longer to begin than to
-/// read.
+/// as many at once; more of them only make more to merge. Shorter splits take longer to begin than
+/// to read.
 constexpr uint64_t kWantedUnits = 1024;
-constexpr uint32_t kLeastRunTokens = 64;
+constexpr uint32_t kLeastSplitTokens = 64;
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -57,15 +57,17 @@ class DirectReads::Job {
   std::vector<Status> results;
   std::vector<Reading> readings;
   std::vector<AttendSpan> spans;
-  std::vector<AttendRun> runs;
-  std::vector<uint32_t> first_runs;  ///< by sequence, and one more
-  PinnedRoom room;                   ///< of these three, in this order
-  void* parts = nullptr;             ///< outputs, then log-sum-exps, of runs
-  size_t parts_bytes = 0;
+  std::vector<AttendSplit> splits;
+  std::vector<uint32_t> first_splits;  ///< by sequence, and one more
+  PinnedRoom room;                     ///< of these three, in this order
+  void* partials = nullptr;            ///< outputs, then log-sum-exps, of splits
+  size_t partials_bytes = 0;
 
-  size_t runs_at() const { return aligned(spans.size() * sizeof(AttendSpan)); }
-  size_t first_runs_at() const { return runs_at() + aligned(runs.size() * sizeof(AttendRun)); }
-  size_t table_bytes() const { return first_runs_at() + first_runs.size() * sizeof(uint32_t); }
+  size_t splits_at() const { return aligned(spans.size() * sizeof(AttendSpan)); }
+  size_t first_splits_at() const {
+    return splits_at() + aligned(splits.size() * sizeof(AttendSplit));
+  }
+  size_t table_bytes() const { return first_splits_at() + first_splits.size() * sizeof(uint32_t); }
 };
 
 class DirectReads::Impl {
@@ -93,9 +95,9 @@ class DirectReads::Impl {
   Status read(NamespaceId ns, const BlockToRead& block, const DirectReadOptions& options,
               size_t number, Job& job);
   AttendSpan span_of(const BlockToRead& block, const uint8_t* payload) const;
-  void cut(Job& job, const std::vector<uint32_t>& first_spans) const;
+  void split(Job& job, const std::vector<uint32_t>& first_spans) const;
   Result<void> queue_tables(Job& job);
-  Result<void> take_parts(Job& job);
+  Result<void> take_partials(Job& job);
   Result<void> check_reached(const std::vector<NamedRange>& ranges);
   Result<void> check_all_reached(const Job& job, const DecodeQueries& queries,
                                  std::span<const MergeSource> others, const DecodeAnswers& answers);
@@ -106,14 +108,14 @@ class DirectReads::Impl {
   Device& device_;
   const AttentionModel model_;
   PinnedArena arena_;
-  void* idle_parts_ = nullptr;  ///< of the last job that ended
-  size_t idle_parts_bytes_ = 0;
+  void* idle_partials_ = nullptr;  ///< of the last job that ended
+  size_t idle_partials_bytes_ = 0;
   RunningJobs<Job> jobs_;
 };
 
 DirectReads::Impl::~Impl() {
   for (const auto& job : jobs_.all()) jobs_.wait(*job);
-  device_.free(idle_parts_);
+  device_.free(idle_partials_);
 }
 
 /// All but what a job and a layer add.
@@ -193,15 +195,16 @@ Status DirectReads::Impl::read(NamespaceId ns, const BlockToRead& block,
   return Status::OK;
 }
 
-/// Runs of a sequence as long as each other, to within a token: together as many as wanted.
-void DirectReads::Impl::cut(Job& job, const std::vector<uint32_t>& first_spans) const {
+/// Splits of a sequence as long as each other, to within a token: together as many as wanted.
+void DirectReads::Impl::split(Job& job, const std::vector<uint32_t>& first_spans) const {
   uint64_t all = 0;
   for (const AttendSpan& span : job.spans) all += span.tokens;
   Attend one = told();
-  one.run_count = 1;
-  const uint64_t wanted_runs = std::max<uint64_t>(1, kWantedUnits / attend_units(one));
-  const uint64_t most = std::max<uint64_t>(kLeastRunTokens, (all + wanted_runs - 1) / wanted_runs);
-  job.first_runs = {0};
+  one.split_count = 1;
+  const uint64_t wanted_splits = std::max<uint64_t>(1, kWantedUnits / attend_units(one));
+  const uint64_t most =
+      std::max<uint64_t>(kLeastSplitTokens, (all + wanted_splits - 1) / wanted_splits);
+  job.first_splits = {0};
   for (uint32_t sequence = 0; sequence < job.sequences; ++sequence) {
     uint64_t tokens = 0;
     for (uint32_t i = first_spans[sequence]; i < first_spans[sequence + 1]; ++i)
@@ -212,31 +215,31 @@ void DirectReads::Impl::cut(Job& job, const std::vector<uint32_t>& first_spans) 
     for (uint64_t i = 0; i < count; ++i) {
       const uint64_t begin = tokens * i / count, end = tokens * (i + 1) / count;
       while (begin - before >= job.spans[span].tokens) before += job.spans[span++].tokens;
-      job.runs.push_back({sequence, span, static_cast<uint32_t>(begin - before),
-                          static_cast<uint32_t>(end - begin)});
+      job.splits.push_back({sequence, span, static_cast<uint32_t>(begin - before),
+                            static_cast<uint32_t>(end - begin)});
     }
-    job.first_runs.push_back(static_cast<uint32_t>(job.runs.size()));
+    job.first_splits.push_back(static_cast<uint32_t>(job.splits.size()));
   }
 }
 
-Result<void> DirectReads::Impl::take_parts(Job& job) {
-  const size_t heads = job.runs.size() * model_.query_heads();
+Result<void> DirectReads::Impl::take_partials(Job& job) {
+  const size_t heads = job.splits.size() * model_.query_heads();
   const size_t needed = aligned(heads * (size_t{model_.layout.value_channels} + 1) * sizeof(float));
   if (needed == 0) return {};
-  if (idle_parts_bytes_ < needed) {
-    auto parts = device_.allocate(needed);
-    if (!parts) return parts.error();
-    job.parts = *parts;
-    job.parts_bytes = needed;
+  if (idle_partials_bytes_ < needed) {
+    auto partials = device_.allocate(needed);
+    if (!partials) return partials.error();
+    job.partials = *partials;
+    job.partials_bytes = needed;
     return {};
   }
-  job.parts = std::exchange(idle_parts_, nullptr);
-  job.parts_bytes = std::exchange(idle_parts_bytes_, 0);
+  job.partials = std::exchange(idle_partials_, nullptr);
+  job.partials_bytes = std::exchange(idle_partials_bytes_, 0);
   return {};
 }
 
 Result<void> DirectReads::Impl::queue_tables(Job& job) {
-  if (auto taken = take_parts(job); !taken) return taken;
+  if (auto taken = take_partials(job); !taken) return taken;
   auto room = arena_.take(job.table_bytes(), true);
   if (!room) return room.error();
   job.room = *room;
@@ -244,8 +247,8 @@ Result<void> DirectReads::Impl::queue_tables(Job& job) {
     if (!all.empty()) std::memcpy(room->pinned + at, all.data(), all.size() * sizeof(all[0]));
   };
   put(0, job.spans);
-  put(job.runs_at(), job.runs);
-  put(job.first_runs_at(), job.first_runs);
+  put(job.splits_at(), job.splits);
+  put(job.first_splits_at(), job.first_splits);
   auto event = device_.make_event();
   if (!event) return event.error();
   job.on_device.begin(*event);
@@ -268,7 +271,7 @@ Result<std::shared_ptr<DirectReads::Job>> DirectReads::Impl::start(
     job->spans.insert(job->spans.end(), sequence.spans.begin(), sequence.spans.end());
     first_spans.push_back(static_cast<uint32_t>(job->spans.size()));
   }
-  cut(*job, first_spans);
+  split(*job, first_spans);
   jobs_.add(job);
   if (auto queued = queue_tables(*job); !queued) {
     jobs_.abandon(*job, job->stream);
@@ -301,9 +304,10 @@ Result<void> DirectReads::Impl::check_all_reached(const Job& job, const DecodeQu
   if (answers.log_sum_exps != nullptr)
     ranges.push_back({"log-sum-exps", answers.log_sum_exps, heads * 4});
   for (const MergeSource& other : others) {
-    if (other.first_parts != nullptr) return wrong("of another part there is one of each sequence");
-    ranges.push_back({"outputs of another part", other.outputs, numbers * 4});
-    ranges.push_back({"log-sum-exps of another part", other.log_sum_exps, heads * 4});
+    if (other.first_partials != nullptr)
+      return wrong("of another partial there is one of each sequence");
+    ranges.push_back({"outputs of another partial", other.outputs, numbers * 4});
+    ranges.push_back({"log-sum-exps of another partial", other.log_sum_exps, heads * 4});
   }
   return check_reached(ranges);
 }
@@ -314,8 +318,8 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
   if (job.on_device.is_done() || layer >= model_.layout.layers)
     return wrong("layer {} of {}{}", layer, model_.layout.layers,
                  job.on_device.is_done() ? ", of a job that is done" : "");
-  if (others.size() >= MergeParts::kMostSources)
-    return wrong("{} other parts: at most {}", others.size(), MergeParts::kMostSources - 1);
+  if (others.size() >= MergePartials::kMostSources)
+    return wrong("{} other partials: at most {}", others.size(), MergePartials::kMostSources - 1);
   if (job.sequences == 0) return {};
   if (auto good = device_.check_stream(job.stream); !good) return good;
   if (auto good = check_all_reached(job, queries, others, answers); !good) return good;
@@ -327,15 +331,15 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
   work.query_head_stride_bytes = queries.head_stride_bytes;
   work.sequences = job.sequences;
   work.span_count = static_cast<uint32_t>(job.spans.size());
-  work.run_count = static_cast<uint32_t>(job.runs.size());
-  work.outputs = static_cast<float*>(job.parts);
+  work.split_count = static_cast<uint32_t>(job.splits.size());
+  work.outputs = static_cast<float*>(job.partials);
   work.log_sum_exps =
-      work.outputs + job.runs.size() * model_.query_heads() * model_.layout.value_channels;
+      work.outputs + job.splits.size() * model_.query_heads() * model_.layout.value_channels;
   work.spans = job.spans.data();
-  work.runs = job.runs.data();
-  MergeParts merge;
-  merge.sources[0] = {work.outputs, work.log_sum_exps, job.first_runs.data()};
-  merge.source_count = work.run_count == 0 ? 0 : 1;
+  work.splits = job.splits.data();
+  MergePartials merge;
+  merge.sources[0] = {work.outputs, work.log_sum_exps, job.first_splits.data()};
+  merge.source_count = work.split_count == 0 ? 0 : 1;
   for (const MergeSource& other : others) merge.sources[merge.source_count++] = other;
   merge.sequences = job.sequences;
   merge.heads = model_.query_heads();
@@ -348,9 +352,10 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
 
   const std::byte* tables = job.room.device;
   work.spans = reinterpret_cast<const AttendSpan*>(tables);
-  work.runs = reinterpret_cast<const AttendRun*>(tables + job.runs_at());
-  if (work.run_count != 0) {
-    merge.sources[0].first_parts = reinterpret_cast<const uint32_t*>(tables + job.first_runs_at());
+  work.splits = reinterpret_cast<const AttendSplit*>(tables + job.splits_at());
+  if (work.split_count != 0) {
+    merge.sources[0].first_partials =
+        reinterpret_cast<const uint32_t*>(tables + job.first_splits_at());
     if (auto queued = device_.launch(work, job.stream); !queued) return queued;
   }
   auto queued = device_.launch(merge, job.stream);
@@ -362,7 +367,7 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
 // ---- end ----
 
 /// Of a job that the device is through with, all that it was to read has been read: what a lease
-/// says here is about all of it. Any other may still read tables and write parts.
+/// says here is about all of it. Any other may still read tables and write partials.
 void DirectReads::Impl::finish(Job& job) {
   const bool is_through = job.on_device.is_through();
   for (Reading& reading : job.readings) {
@@ -372,13 +377,13 @@ void DirectReads::Impl::finish(Job& job) {
   job.readings.clear();
   if (is_through) {
     arena_.give_back(job.room);
-    if (job.parts_bytes > idle_parts_bytes_) {
-      std::swap(job.parts, idle_parts_);
-      std::swap(job.parts_bytes, idle_parts_bytes_);
+    if (job.partials_bytes > idle_partials_bytes_) {
+      std::swap(job.partials, idle_partials_);
+      std::swap(job.partials_bytes, idle_partials_bytes_);
     }
-    device_.free(job.parts);
+    device_.free(job.partials);
   }
-  job.parts = nullptr;
+  job.partials = nullptr;
   if (Event mark = job.on_device.end(); mark != nullptr) device_.destroy_event(mark);
 }
 

@@ -93,16 +93,16 @@ class DirectReads {
   /// have a status at once, and no part in what attend() answers. INVALID_ARGUMENT: a block of no
   /// tokens, of more than 2 GiB, or which begins behind its end; a span of no tokens, or which the
   /// device does not reach; a stream of another device or one that is being recorded; NO_SPACE: no
-  /// memory for tables or parts; GPU_LOST, SYSTEM. Then nothing is leased.
+  /// memory for tables or partials; GPU_LOST, SYSTEM. Then nothing is leased.
   Result<std::shared_ptr<Job>> start(NamespaceId ns, std::span<const SequenceToRead> sequences,
                                      const DirectReadOptions& options);
 
   /// Queues attention of one layer, in the job's stream: to the blocks that are read, merged with
-  /// `others`, each of one part of each sequence (`first_parts` is null) and ready when the stream
-  /// comes to it; at most three. Addresses have to be reached by the device, and to stay, until the
-  /// stream is past it. INVALID_ARGUMENT: no such layer, a job that is done, an address that the
-  /// device does not reach or that check() (check.h) refuses, a stream that is being recorded as a
-  /// graph; GPU_LOST, SYSTEM.
+  /// `others`, each of one partial of each sequence (`first_partials` is null) and ready when the
+  /// stream comes to it; at most three. Addresses have to be reached by the device, and to stay,
+  /// until the stream is past it. INVALID_ARGUMENT: no such layer, a job that is done, an address
+  /// that the device does not reach or that check() (check.h) refuses, a stream that is being
+  /// recorded as a graph; GPU_LOST, SYSTEM.
   Result<void> attend(Job& job, uint32_t layer, const DecodeQueries& queries,
                       std::span<const MergeSource> others, const DecodeAnswers& answers);
 

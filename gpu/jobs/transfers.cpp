@@ -51,7 +51,7 @@ const char* staging_name(Staging staging) {
 /// One block of a job that goes through the device.
 struct Moving {
   size_t number = 0;  ///< in the job
-  TokenRange range;
+  PagedTokens range;
   uint64_t size_bytes = 0;
   std::byte* payload = nullptr;  ///< in the pool, or in `staging`, of a frame the device's half
   uint8_t* device_payload = nullptr;  ///< the same for kernels
@@ -324,7 +324,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
   job->by_layers = options.layers_at_once != 0;
   job->layers_at_once = job->by_layers ? std::min(options.layers_at_once, layers_) : layers_;
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const TokenRange& range = blocks[i].range;
+    const PagedTokens& range = blocks[i].range;
     Moving block;
     block.number = i;
     // Only the part of the table that it takes, and tokens counted from there.

@@ -52,7 +52,7 @@ namespace bowhead::gpu {
 /// A block: tokens of a sequence under a key.
 struct BlockOfTokens {
   std::string key;
-  TokenRange range;  ///< its table may be gone when the job has been started
+  PagedTokens range;  ///< its table may be gone when the job has been started
 };
 
 struct JobOptions {

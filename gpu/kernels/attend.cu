@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     attend(const __grid_constant__ Attend work, uint32_t units) {
   const uint32_t unit = blockIdx.x * kBlockWarps + threadIdx.x / kWarpLanes;
   if (unit >= units) return;
-  RunAttender<kNumber, kRowLanes, kVectors, kHeads>(work, unit).attend();
+  SplitAttender<kNumber, kRowLanes, kVectors, kHeads>(work, unit).attend();
 }
 
 using Kernel = void (*)(Attend, uint32_t);

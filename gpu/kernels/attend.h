@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does with one run of tokens, for one head of keys and values and the query heads that
-// share it: scores, weights and their sum of values in one pass, each key and value loaded once.
+// What a warp does with one split of tokens, for one head of keys and values and the query heads
+// that share it: scores, weights and their sum of values in one pass, each key and value loaded
+// once.
 //
 // Rows come over a link that takes microseconds to answer, so the next tile of tokens is under way
 // while this one is computed with. Lanes lie side by side along a row, 16 bytes each, and several
@@ -53,29 +54,29 @@ constexpr AttendShape attend_shape(const Attend& work) {
 /// How many warps there is work for.
 constexpr uint64_t attend_units(const Attend& work) {
   const uint32_t heads = attend_shape(work).heads;
-  return uint64_t{work.run_count} * work.heads * ((work.queries_per_head + heads - 1) / heads);
+  return uint64_t{work.split_count} * work.heads * ((work.queries_per_head + heads - 1) / heads);
 }
 
 /// One unit of these.
 template <NumberFormat kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>
-class RunAttender {
+class SplitAttender {
  public:
-  BOWHEAD_WARP_CODE RunAttender(const Attend& work, uint32_t unit) : work_(work) {
+  BOWHEAD_WARP_CODE SplitAttender(const Attend& work, uint32_t unit) : work_(work) {
     const uint32_t groups = (work.queries_per_head + kHeads - 1) / kHeads;
-    const uint32_t run_head = unit / groups, group = unit % groups;
-    head_ = run_head % work.heads;
-    run_ = run_head / work.heads;
+    const uint32_t split_head = unit / groups, group = unit % groups;
+    head_ = split_head % work.heads;
+    split_ = split_head / work.heads;
     first_query_ = head_ * work.queries_per_head + group * kHeads;
     query_count_ = work.queries_per_head - group * kHeads;
     if (query_count_ > kHeads) query_count_ = kHeads;
   }
 
   BOWHEAD_WARP_CODE void attend() {
-    const AttendRun run = work_.runs[run_];
-    queries_ = work_.queries + run.sequence * work_.query_stride_bytes +
+    const AttendSplit split = work_.splits[split_];
+    queries_ = work_.queries + split.sequence * work_.query_stride_bytes +
                first_query_ * work_.query_head_stride_bytes;
     clear();
-    Place at = enter(run.first_span, run.first_token, run.tokens);
+    Place at = enter(split.first_span, split.first_token, split.tokens);
     Tile tile;
     uint32_t tokens = load_tile(at, tile);
     while (tokens != 0) {
@@ -101,7 +102,7 @@ class RunAttender {
   struct Place {
     const uint8_t *keys, *values;  // of the next token
     size_t stride_bytes;
-    uint32_t tokens;  // of the run in this span, from here on
+    uint32_t tokens;  // of the split in this span, from here on
     uint32_t later;   // and in those behind it
     uint32_t span;
   };
@@ -122,7 +123,7 @@ class RunAttender {
             number};
   }
 
-  // The next tokens, all of one span; none at the end of the run.
+  // The next tokens, all of one span; none at the end of the split.
   BOWHEAD_WARP_CODE uint32_t load_tile(Place& at, Tile& tile) const {
     if (at.tokens == 0 && at.later != 0) at = enter(at.span + 1, 0, at.later);
     const uint32_t tokens = at.tokens < kTileTokens ? at.tokens : kTileTokens;
@@ -249,7 +250,7 @@ class RunAttender {
     const uint32_t query_heads = work_.heads * work_.queries_per_head;
     BOWHEAD_UNROLL
     for (uint32_t query = 0; query < kHeads; ++query) {
-      const size_t to = size_t{run_} * query_heads + first_query_ + query;
+      const size_t to = size_t{split_} * query_heads + first_query_ + query;
       weights_[query] = Warp::sum(weights_[query], kOtherTokens);
       BOWHEAD_UNROLL
       for (uint32_t i = 0; i < kLaneFloats; ++i) {
@@ -266,7 +267,7 @@ class RunAttender {
     Warp::each([&](uint32_t lane) {
       if (lane >= kRowLanes) return;
       const float weight = weights_[query][lane];
-      const float part = weight == 0 ? 0 : 1 / weight;
+      const float share = weight == 0 ? 0 : 1 / weight;
       BOWHEAD_UNROLL
       for (uint32_t vector = 0; vector < kVectors; ++vector) {
         const uint32_t channel = channel_of(lane, vector);
@@ -277,7 +278,7 @@ class RunAttender {
           FourFloats four;
           BOWHEAD_UNROLL
           for (uint32_t i = 0; i < 4; ++i)
-            four.at[i] = sums_[query][lane].at[vector * kLaneChannels + half * 4 + i] * part;
+            four.at[i] = sums_[query][lane].at[vector * kLaneChannels + half * 4 + i] * share;
           store(out + half, __builtin_bit_cast(Bytes16, four));
         }
       }
@@ -288,7 +289,7 @@ class RunAttender {
   }
 
   const Attend& work_;
-  uint32_t run_, head_;
+  uint32_t split_, head_;
   uint32_t first_query_, query_count_;
   const uint8_t* queries_ = nullptr;
   struct LaneNumbers {

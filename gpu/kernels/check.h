@@ -13,9 +13,9 @@ namespace bowhead::gpu {
 Result<void> check(const MovePieces& work);
 /// The same, and that the pages of all blocks are in the table.
 Result<void> check(const MoveFewPieces& work);
-/// The same of spans and runs, and of `first_parts`.
+/// The same of spans and splits, and of `first_partials`.
 Result<void> check(const Attend& work);
-Result<void> check(const MergeParts& work);
+Result<void> check(const MergePartials& work);
 /// The same. Reads the array of tiles, which has to be readable for the CPU here.
 Result<void> check(const RebuildTiles& work);
 /// The same of addresses and lengths of streams.

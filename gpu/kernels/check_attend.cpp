@@ -65,21 +65,21 @@ Result<void> check_span(const Attend& work, uint32_t index) {
   return {};
 }
 
-Result<void> check_run(const Attend& work, uint32_t index) {
-  const AttendRun& run = work.runs[index];
-  if (run.sequence >= work.sequences) {
-    return wrong("run {} is of sequence {}, of {}", index, run.sequence, work.sequences);
+Result<void> check_split(const Attend& work, uint32_t index) {
+  const AttendSplit& split = work.splits[index];
+  if (split.sequence >= work.sequences) {
+    return wrong("split {} is of sequence {}, of {}", index, split.sequence, work.sequences);
   }
-  if (run.tokens == 0) return wrong("run {} has 0 tokens", index);
+  if (split.tokens == 0) return wrong("split {} has 0 tokens", index);
   uint64_t there = 0;
-  const uint64_t needed = uint64_t{run.first_token} + run.tokens;
-  for (uint64_t span = run.first_span; span < work.span_count && there < needed; ++span) {
-    if (run.first_token >= work.spans[run.first_span].tokens) break;
+  const uint64_t needed = uint64_t{split.first_token} + split.tokens;
+  for (uint64_t span = split.first_span; span < work.span_count && there < needed; ++span) {
+    if (split.first_token >= work.spans[split.first_span].tokens) break;
     there += work.spans[span].tokens;
   }
   if (there >= needed) return {};
-  return wrong("run {}: tokens {} to {} from span {} on, of {}, are not there", index,
-               run.first_token, needed, run.first_span, work.span_count);
+  return wrong("split {}: tokens {} to {} from span {} on, of {}, are not there", index,
+               split.first_token, needed, split.first_span, work.span_count);
 }
 
 }  // namespace
@@ -87,10 +87,10 @@ Result<void> check_run(const Attend& work, uint32_t index) {
 Result<void> check(const Attend& work) {
   if (auto good = check_shape(work); !good) return good;
   if (attend_units(work) > kMostUnits) {
-    return wrong("{} runs of {} heads of {} queries are more than one launch can do",
-                 work.run_count, work.heads, work.queries_per_head);
+    return wrong("{} splits of {} heads of {} queries are more than one launch can do",
+                 work.split_count, work.heads, work.queries_per_head);
   }
-  if (work.run_count == 0) return {};
+  if (work.split_count == 0) return {};
   if (auto good = check_address("queries", work.queries, kLaneBytes); !good) return good;
   if ((work.query_stride_bytes | work.query_head_stride_bytes) % kLaneBytes != 0) {
     return wrong("queries have strides of {} and {} bytes, no multiples of {}",
@@ -99,19 +99,19 @@ Result<void> check(const Attend& work) {
   if (auto good = check_address("outputs", work.outputs, kLaneBytes); !good) return good;
   if (auto good = check_address("log_sum_exps", work.log_sum_exps, 4); !good) return good;
   if (work.spans == nullptr) return wrong("spans is null");
-  if (work.runs == nullptr) return wrong("runs is null");
+  if (work.splits == nullptr) return wrong("splits is null");
   for (uint32_t i = 0; i < work.span_count; ++i) {
     if (auto good = check_span(work, i); !good) return good;
   }
-  for (uint32_t i = 0; i < work.run_count; ++i) {
-    if (auto good = check_run(work, i); !good) return good;
+  for (uint32_t i = 0; i < work.split_count; ++i) {
+    if (auto good = check_split(work, i); !good) return good;
   }
   return {};
 }
 
-Result<void> check(const MergeParts& work) {
-  if (work.source_count > MergeParts::kMostSources) {
-    return wrong("source_count is {}: at most {}", work.source_count, MergeParts::kMostSources);
+Result<void> check(const MergePartials& work) {
+  if (work.source_count > MergePartials::kMostSources) {
+    return wrong("source_count is {}: at most {}", work.source_count, MergePartials::kMostSources);
   }
   if (work.channels == 0 || work.channels % 4 != 0) {
     return wrong("channels is {}, no multiple of 4", work.channels);
@@ -137,10 +137,10 @@ Result<void> check(const MergeParts& work) {
     if (auto good = check_address("outputs", source.outputs, kLaneBytes); !good) return named(good);
     if (auto good = check_address("log_sum_exps", source.log_sum_exps, 4); !good)
       return named(good);
-    for (uint32_t s = 0; source.first_parts != nullptr && s < work.sequences; ++s) {
-      if (source.first_parts[s] > source.first_parts[s + 1]) {
-        return wrong("source {}: parts of sequence {} are those from {} to {}", i, s,
-                     source.first_parts[s], source.first_parts[s + 1]);
+    for (uint32_t s = 0; source.first_partials != nullptr && s < work.sequences; ++s) {
+      if (source.first_partials[s] > source.first_partials[s + 1]) {
+        return wrong("source {}: partials of sequence {} are those from {} to {}", i, s,
+                     source.first_partials[s], source.first_partials[s + 1]);
       }
     }
   }

@@ -78,7 +78,7 @@ struct MoveFewPieces {
 // With one more number they are what every driver takes as arguments.
 static_assert(sizeof(MoveFewPieces) + sizeof(uint64_t) <= 4096);
 
-/// Keys and values of some tokens of a sequence, in a block of the pool or in a page of a cache:
+/// A span of a sequence in all layers and heads, in a block of the pool or in a page of a cache:
 /// that of `layer`, `head` and `token` has its key at keys + layer * layer_stride_bytes + ..., and
 /// its value as far from `values`.
 struct AttendSpan {
@@ -88,24 +88,25 @@ struct AttendSpan {
   uint32_t tokens = 0;
 };
 
-/// Tokens that stand in a row in the spans from `first_span` on: what a warp takes of each head.
-struct AttendRun {
+/// Tokens that stand in a row in the spans from `first_span` on: what a warp takes of each head,
+/// and answers by a partial.
+struct AttendSplit {
   uint32_t sequence = 0;     ///< of the queries
-  uint32_t first_span = 0;   ///< may have tokens before the run's,
+  uint32_t first_span = 0;   ///< may have tokens before the split's,
   uint32_t first_token = 0;  ///< so many
   uint32_t tokens = 0;       ///< at least one; the spans have as many behind the first
 };
 
-/// Attention of one query in each head to the tokens of its sequence, by runs, which MergeParts
-/// merges. Query heads in a row share a head of keys and values: each byte of these is read once,
-/// unless they are more than AttendShape::heads (attend.h).
+/// Attention of one query in each head to the tokens of its sequence, by splits, which
+/// MergePartials merges. Query heads in a row share a head of keys and values: each byte of these
+/// is read once, unless they are more than AttendShape::heads (attend.h).
 struct Attend {
   const uint8_t* queries = nullptr;  ///< [sequence][query head][key channel]
   size_t query_stride_bytes = 0, query_head_stride_bytes = 0;
   uint32_t sequences = 0;
   const AttendSpan* spans = nullptr;
-  const AttendRun* runs = nullptr;
-  uint32_t span_count = 0, run_count = 0;
+  const AttendSplit* splits = nullptr;
+  uint32_t span_count = 0, split_count = 0;
   uint32_t layer = 0;
   uint32_t heads = 0;                             ///< of keys and values
   uint32_t queries_per_head = 0;                  ///< that share one of these
@@ -113,22 +114,22 @@ struct Attend {
   NumberFormat number = NumberFormat::BF16;       ///< of queries, keys and values: BF16 or FP16
   float scale = 0;                                ///< of scores, in general 1 / sqrt(key_channels)
 
-  float* outputs = nullptr;       ///< [run][query head][value channel]
-  float* log_sum_exps = nullptr;  ///< [run][query head]: of the scores, by e
+  float* outputs = nullptr;       ///< [split][query head][value channel]
+  float* log_sum_exps = nullptr;  ///< [split][query head]: of the scores, by e
 };
 
-/// Outputs and log-sum-exps of attention to some tokens, whoever computed them: of Attend, of an
-/// engine, of ndp/. Negative infinity: to none, and its outputs are not looked at.
+/// Partials: outputs and log-sum-exps of attention to some tokens, computed by Attend, by an engine
+/// or by ndp/. Negative infinity: of no token, and its outputs are not looked at.
 struct MergeSource {
-  const float* outputs = nullptr;       ///< [part][head][channel]
-  const float* log_sum_exps = nullptr;  ///< [part][head]
-  /// [sequence], and one more: parts of a sequence are those from its number here to before the
-  /// next one's. Null: one part of each.
-  const uint32_t* first_parts = nullptr;
+  const float* outputs = nullptr;       ///< [partial][head][channel]
+  const float* log_sum_exps = nullptr;  ///< [partial][head]
+  /// [sequence], and one more: partials of a sequence are those from its number here to before the
+  /// next one's. Null: one partial of each.
+  const uint32_t* first_partials = nullptr;
 };
 
-/// Attention to all of the parts' tokens. Without any: zeros, and negative infinity.
-struct MergeParts {
+/// Attention to all of the partials' tokens. Without any: zeros, and negative infinity.
+struct MergePartials {
   static constexpr uint32_t kMostSources = 4;
 
   MergeSource sources[kMostSources];
@@ -219,7 +220,7 @@ struct DecodeLz4 {
 };
 
 /// What a kernel is told, any of them.
-using Work = std::variant<MovePieces, MoveFewPieces, FetchTokens, Attend, MergeParts, RebuildTiles,
-                          DecodeLz4>;
+using Work = std::variant<MovePieces, MoveFewPieces, FetchTokens, Attend, MergePartials,
+                          RebuildTiles, DecodeLz4>;
 
 }  // namespace bowhead::gpu

@@ -13,7 +13,7 @@ namespace bowhead::gpu {
 cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream);
 cudaError_t launch_kernel(const MoveFewPieces& work, cudaStream_t stream);
 cudaError_t launch_kernel(const Attend& work, cudaStream_t stream);
-cudaError_t launch_kernel(const MergeParts& work, cudaStream_t stream);
+cudaError_t launch_kernel(const MergePartials& work, cudaStream_t stream);
 cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream);
 cudaError_t launch_kernel(const RebuildTiles& work, cudaStream_t stream);
 cudaError_t launch_kernel(const DecodeLz4& work, cudaStream_t stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention by the warp code, in parts and merged, against the formulas in double and against ndp/
-// on the same bytes.
+// Attention by the warp code, in partials and merged, against the formulas in double and against
+// ndp/ on the same bytes.
 #include "gpu/kernels/attend.h"
 
 #include <gtest/gtest.h>
@@ -91,29 +91,29 @@ class Attention {
   }
   Attend& work() { return work_; }
 
-  // By runs as `cut` says: how many tokens the next one may have at most.
+  // By splits as `length` says: how many tokens the next one may have at most.
   template <class F>
-  void run(F cut) {
-    runs_.clear();
-    first_runs_ = {0};
+  void run(F length) {
+    splits_.clear();
+    first_splits_ = {0};
     for (uint32_t sequence = 0; sequence < work_.sequences; ++sequence) {
       uint32_t token = 0;
       while (token < tokens_[sequence]) {
-        const uint32_t count = std::min(std::max<uint32_t>(1, cut()), tokens_[sequence] - token);
+        const uint32_t count = std::min(std::max<uint32_t>(1, length()), tokens_[sequence] - token);
         uint32_t span = first_spans_[sequence], first = token;
         while (first >= spans_[span].tokens) first -= spans_[span++].tokens;
-        runs_.push_back({sequence, span, first, count});
+        splits_.push_back({sequence, span, first, count});
         token += count;
       }
-      first_runs_.push_back(static_cast<uint32_t>(runs_.size()));
+      first_splits_.push_back(static_cast<uint32_t>(splits_.size()));
     }
-    const size_t parts = runs_.size() * model_.query_heads();
-    outputs_.assign(parts * model_.value_channels / 4 + 1, {});
-    log_sum_exps_.assign(parts + 1, 12345);
+    const size_t partials = splits_.size() * model_.query_heads();
+    outputs_.assign(partials * model_.value_channels / 4 + 1, {});
+    log_sum_exps_.assign(partials + 1, 12345);
     work_.spans = spans_.data();
     work_.span_count = static_cast<uint32_t>(spans_.size());
-    work_.runs = runs_.data();
-    work_.run_count = static_cast<uint32_t>(runs_.size());
+    work_.splits = splits_.data();
+    work_.split_count = static_cast<uint32_t>(splits_.size());
     work_.outputs = reinterpret_cast<float*>(outputs_.data());
     work_.log_sum_exps = log_sum_exps_.data();
     const Result<void> good = check(work_);
@@ -121,10 +121,10 @@ class Attention {
     run_on_cpu(work_);
     EXPECT_EQ(log_sum_exps_.back(), 12345);
   }
-  const std::vector<AttendRun>& runs() const { return runs_; }
-  uint32_t first_run(uint32_t sequence) const { return first_runs_[sequence]; }
+  const std::vector<AttendSplit>& splits() const { return splits_; }
+  uint32_t first_split(uint32_t sequence) const { return first_splits_[sequence]; }
 
-  MergeSource parts() const { return {work_.outputs, work_.log_sum_exps, first_runs_.data()}; }
+  MergeSource partials() const { return {work_.outputs, work_.log_sum_exps, first_splits_.data()}; }
 
   // Of query head `at` to some tokens, against an output and a log-sum-exp.
   void expect(uint32_t sequence, uint32_t at, uint32_t first, uint32_t count, const float* output,
@@ -145,17 +145,17 @@ class Attention {
       ASSERT_NEAR(output[c], right.output[c], (kWeightError + 2 * error) * right.reach[c])
           << "channel " << c;
   }
-  // Each run by itself.
-  void expect_runs() {
+  // Each split by itself.
+  void expect_splits() {
     for (uint32_t sequence = 0; sequence < work_.sequences; ++sequence) {
       uint32_t token = 0;
-      for (uint32_t run = first_runs_[sequence]; run < first_runs_[sequence + 1]; ++run) {
+      for (uint32_t split = first_splits_[sequence]; split < first_splits_[sequence + 1]; ++split) {
         for (uint32_t q = 0; q < model_.query_heads(); ++q) {
-          const size_t part = size_t{run} * model_.query_heads() + q;
-          expect(sequence, q, token, runs_[run].tokens,
-                 work_.outputs + part * model_.value_channels, log_sum_exps_[part]);
+          const size_t partial = size_t{split} * model_.query_heads() + q;
+          expect(sequence, q, token, splits_[split].tokens,
+                 work_.outputs + partial * model_.value_channels, log_sum_exps_[partial]);
         }
-        token += runs_[run].tokens;
+        token += splits_[split].tokens;
       }
     }
   }
@@ -278,8 +278,8 @@ class Attention {
   std::vector<std::unique_ptr<Numbers>> memory_;
   std::vector<AttendSpan> spans_;
   std::vector<uint32_t> first_spans_, tokens_;
-  std::vector<AttendRun> runs_;
-  std::vector<uint32_t> first_runs_;
+  std::vector<AttendSplit> splits_;
+  std::vector<uint32_t> first_splits_;
   std::vector<Bytes16> outputs_;
   std::vector<float> log_sum_exps_;
 };
@@ -308,7 +308,7 @@ Merged merge(const std::vector<MergeSource>& sources, uint32_t sequences, uint32
   Merged merged;
   merged.outputs.resize(size_t{sequences} * heads * channels);
   merged.log_sum_exps.resize(size_t{sequences} * heads);
-  MergeParts work;
+  MergePartials work;
   std::copy(sources.begin(), sources.end(), work.sources);
   work.source_count = static_cast<uint32_t>(sources.size());
   work.sequences = sequences;
@@ -333,12 +333,12 @@ TEST(Attend, AnswersWhatTheFormulasSay) {
     Attention attention(random, model, tokens);
     const uint32_t most = between(random, 1, 120);
     attention.run([&] { return between(random, 1, most); });
-    attention.expect_runs();
+    attention.expect_splits();
     if (testing::Test::HasFailure()) return;
 
     const auto sequences = static_cast<uint32_t>(tokens.size());
     const Merged merged =
-        merge({attention.parts()}, sequences, model.query_heads(), model.value_channels);
+        merge({attention.partials()}, sequences, model.query_heads(), model.value_channels);
     for (uint32_t at = 0; at < sequences * model.query_heads(); ++at) {
       const uint32_t sequence = at / model.query_heads();
       attention.expect(sequence, at % model.query_heads(), 0, tokens[sequence],
@@ -348,7 +348,7 @@ TEST(Attend, AnswersWhatTheFormulasSay) {
   }
 }
 
-/// A part of ndp/, as an NDP device gives it, and one of ours make what ndp/ alone makes of all.
+/// A partial of ndp/, as an NDP device gives it, and one of ours make what ndp/ alone makes of all.
 TEST(Attend, MergesWithWhatIsComputedNextToTheMemory) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -358,10 +358,10 @@ TEST(Attend, MergesWithWhatIsComputedNextToTheMemory) {
     Attention attention(random, model, {between(random, 1, 300)});
     const uint32_t spans = attention.span_count(0), ours = between(random, 0, spans);
     const uint32_t our_tokens = attention.tokens_before(0, ours);
-    attention.run([&] { return our_tokens; });  // the first run, if there is one
-    const std::vector<uint32_t> first_parts = {0, our_tokens == 0 ? 0u : 1u};
-    MergeSource own = attention.parts();
-    own.first_parts = first_parts.data();
+    attention.run([&] { return our_tokens; });  // the first split, if there is one
+    const std::vector<uint32_t> first_partials = {0, our_tokens == 0 ? 0u : 1u};
+    MergeSource own = attention.partials();
+    own.first_partials = first_partials.data();
 
     const uint32_t heads = model.query_heads(), channels = model.value_channels;
     const ndp::Attention near = attention.by_ndp(0, 0, ours), all = attention.by_ndp(0, 0, 0);
@@ -387,7 +387,7 @@ Model plain_model() {
   return {.heads = 2, .queries_per_head = 4, .key_channels = 128, .value_channels = 128};
 }
 
-/// Scores of thousands, of either sign, at any place of a run.
+/// Scores of thousands, of either sign, at any place of a split.
 TEST(Attend, SurvivesHugeScores) {
   for (const NumberFormat number : {NumberFormat::BF16, NumberFormat::FP16}) {
     Random random(1);
@@ -401,7 +401,7 @@ TEST(Attend, SurvivesHugeScores) {
       for (uint32_t c = 0; c < 128; ++c) ASSERT_LE(std::abs(output[c]), 1.0001f);
       ASSERT_TRUE(std::isfinite(attention.work().log_sum_exps[q]));
     }
-    if (number == NumberFormat::FP16) attention.expect_runs();
+    if (number == NumberFormat::FP16) attention.expect_splits();
   }
 }
 
@@ -417,7 +417,7 @@ TEST(Attend, KeepsWhatIsNoNumberToItsHead) {
         attention.query(0, q)[7] = bits_of(NumberFormat::BF16, 0.5f);
       (in_key ? attention.key(0, 60, 1) : attention.value(0, 60, 1))[7] = what;
       attention.run([] { return 100; });
-      const Merged merged = merge({attention.parts()}, 1, 8, 128);
+      const Merged merged = merge({attention.partials()}, 1, 8, 128);
       for (uint32_t q = 0; q < 8; ++q) {
         const float* out = &merged.outputs[size_t{q} * 128];
         if (q < 4) {
@@ -444,7 +444,7 @@ TEST(Attend, GivesNoWeightToNegativeInfinity) {
     attention.key(1, 0, head)[0] = 0xFF80;
   }
   attention.run([] { return 100; });
-  const Merged merged = merge({attention.parts()}, 2, 8, 128);
+  const Merged merged = merge({attention.partials()}, 2, 8, 128);
   for (uint32_t q = 0; q < 8; ++q) {
     attention.expect(0, q, 8, 1, &merged.outputs[size_t{q} * 128], merged.log_sum_exps[q]);
     EXPECT_EQ(merged.log_sum_exps[8 + q], -kInfinity);
@@ -454,8 +454,8 @@ TEST(Attend, GivesNoWeightToNegativeInfinity) {
 
 // ---- merging ----
 
-// Parts of one head of 132 channels, each with an output that is one number.
-class Parts {
+// Partials of one head of 132 channels, each with an output that is one number.
+class Partials {
  public:
   void add(float output, float log_sum_exp) {
     for (uint32_t i = 0; i < 33; ++i) {
@@ -464,8 +464,8 @@ class Parts {
     }
     log_sum_exps_.push_back(log_sum_exp);
   }
-  MergeSource source(const uint32_t* first_parts) const {
-    return {reinterpret_cast<const float*>(outputs_.data()), log_sum_exps_.data(), first_parts};
+  MergeSource source(const uint32_t* first_partials) const {
+    return {reinterpret_cast<const float*>(outputs_.data()), log_sum_exps_.data(), first_partials};
   }
 
  private:
@@ -473,58 +473,58 @@ class Parts {
   std::vector<float> log_sum_exps_;
 };
 
-TEST(MergeParts, WeighsAnyNumberOfThem) {
+TEST(MergePartials, WeighsAnyNumberOfThem) {
   Random random(4);
   for (const uint32_t count : {1u, 2u, 8u, 9u, 31u, 33u, 200u}) {
     for (const float base : {0.0f, 1e4f, -1e4f}) {
-      Parts parts;
+      Partials partials;
       double weights = 0, sum = 0;
       for (uint32_t i = 0; i < count; ++i) {
         const float output = random_float(random), log_sum_exp = base + 4 * random_float(random);
-        parts.add(output, log_sum_exp);
+        partials.add(output, log_sum_exp);
         weights += std::exp(double{log_sum_exp} - base);
         sum += std::exp(double{log_sum_exp} - base) * output;
       }
-      const uint32_t first_parts[] = {0, count};
-      const Merged merged = merge({parts.source(first_parts)}, 1, 1, 132);
+      const uint32_t first_partials[] = {0, count};
+      const Merged merged = merge({partials.source(first_partials)}, 1, 1, 132);
       EXPECT_NEAR(merged.log_sum_exps[0], base + std::log(weights), 1e-6 * (16 + std::abs(base)));
       for (const float output : merged.outputs) ASSERT_NEAR(output, sum / weights, 1e-5);
     }
   }
 }
 
-TEST(MergeParts, PassesOverPartsOfNoToken) {
+TEST(MergePartials, PassesOverPartialsOfNoToken) {
   const float no_number = std::nanf("");
-  Parts parts;
-  parts.add(no_number, -kInfinity);
-  parts.add(3, 5);
-  parts.add(no_number, -kInfinity);
+  Partials partials;
+  partials.add(no_number, -kInfinity);
+  partials.add(3, 5);
+  partials.add(no_number, -kInfinity);
   const uint32_t of_three[] = {0, 1, 3, 3};
-  const Merged merged = merge({parts.source(of_three)}, 3, 1, 132);
+  const Merged merged = merge({partials.source(of_three)}, 3, 1, 132);
   EXPECT_EQ(merged.log_sum_exps, (std::vector{-kInfinity, 5.0f, -kInfinity}));
   for (uint32_t i = 0; i < 3 * 132; ++i) ASSERT_EQ(merged.outputs[i], i / 132 == 1 ? 3 : 0);
   EXPECT_EQ(merge({}, 1, 1, 132).log_sum_exps[0], -kInfinity);
 }
 
-TEST(MergeParts, HidesNothingThatIsNoNumber) {
+TEST(MergePartials, HidesNothingThatIsNoNumber) {
   const float no_number = std::nanf("");
   for (const float log_sum_exp : {no_number, kInfinity}) {
-    Parts parts;
-    parts.add(1, 2);
-    parts.add(1, log_sum_exp);
-    const uint32_t first_parts[] = {0, 2};
-    const Merged merged = merge({parts.source(first_parts)}, 1, 1, 132);
+    Partials partials;
+    partials.add(1, 2);
+    partials.add(1, log_sum_exp);
+    const uint32_t first_partials[] = {0, 2};
+    const Merged merged = merge({partials.source(first_partials)}, 1, 1, 132);
     EXPECT_TRUE(std::isnan(merged.log_sum_exps[0]));
     for (const float output : merged.outputs) ASSERT_TRUE(std::isnan(output));
   }
 }
 
-TEST(MergeParts, WritesNumbersOfAnyKind) {
-  Parts parts;
-  parts.add(1.0f / 3, 0);
+TEST(MergePartials, WritesNumbersOfAnyKind) {
+  Partials partials;
+  partials.add(1.0f / 3, 0);
   uint16_t out[132] = {};
-  MergeParts work;
-  work.sources[0] = parts.source(nullptr);
+  MergePartials work;
+  work.sources[0] = partials.source(nullptr);
   work.source_count = work.sequences = work.heads = 1;
   work.channels = 132;
   work.outputs = out;

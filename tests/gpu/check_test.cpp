@@ -169,8 +169,8 @@ class CheckAttend : public testing::Test {
     work_.query_head_stride_bytes = 256;
     work_.sequences = 2;
     work_.spans = spans_;
-    work_.runs = runs_;
-    work_.span_count = work_.run_count = 2;
+    work_.splits = splits_;
+    work_.span_count = work_.split_count = 2;
     work_.heads = 4;
     work_.queries_per_head = 4;
     work_.key_channels = work_.value_channels = 128;
@@ -188,14 +188,14 @@ class CheckAttend : public testing::Test {
     EXPECT_EQ(result.error().detail, sentence);
     work_ = right;
     spans_[1] = {memory_, memory_, 0, 256, 4096, 16};
-    runs_[1] = {1, 0, 8, 24};
+    splits_[1] = {1, 0, 8, 24};
     ASSERT_TRUE(check(work_));
   }
 
   alignas(16) uint8_t memory_[64] = {};
   AttendSpan spans_[2] = {{memory_, memory_, 0, 256, 4096, 16},
                           {memory_, memory_, 0, 256, 4096, 16}};
-  AttendRun runs_[2] = {{0, 0, 0, 16}, {1, 0, 8, 24}};
+  AttendSplit splits_[2] = {{0, 0, 0, 16}, {1, 0, 8, 24}};
   Attend work_;
 };
 
@@ -214,8 +214,8 @@ TEST_F(CheckAttend, NamesAShapeThatNoKernelHas) {
          "value_channels is 0: multiples of 8 up to 768 are possible");
   expect([&] { work_.scale = 0; }, "scale is 0: a finite number above 0");
   expect([&] { work_.scale = std::nanf(""); }, "scale is nan: a finite number above 0");
-  expect([&] { work_.run_count = 1u << 30; },
-         "1073741824 runs of 4 heads of 4 queries are more than one launch can do");
+  expect([&] { work_.split_count = 1u << 30; },
+         "1073741824 splits of 4 heads of 4 queries are more than one launch can do");
 }
 
 TEST_F(CheckAttend, NamesAnAddress) {
@@ -225,7 +225,7 @@ TEST_F(CheckAttend, NamesAnAddress) {
   expect([&] { work_.outputs = nullptr; }, "outputs is null");
   expect([&] { work_.log_sum_exps = nullptr; }, "log_sum_exps is null");
   expect([&] { work_.spans = nullptr; }, "spans is null");
-  expect([&] { work_.runs = nullptr; }, "runs is null");
+  expect([&] { work_.splits = nullptr; }, "splits is null");
   expect([&] { spans_[1].keys = nullptr; }, "span 1: keys is null");
   expect([&] { spans_[1].values = nullptr; }, "span 1: values is null");
   expect([&] { spans_[1].tokens = 0; }, "span 1 has 0 tokens");
@@ -236,33 +236,33 @@ TEST_F(CheckAttend, NamesAnAddress) {
 }
 
 TEST_F(CheckAttend, NamesARunThatIsNotThere) {
-  expect([&] { runs_[1].sequence = 2; }, "run 1 is of sequence 2, of 2");
-  expect([&] { runs_[1].tokens = 0; }, "run 1 has 0 tokens");
-  expect([&] { runs_[1].tokens = 25; },
-         "run 1: tokens 8 to 33 from span 0 on, of 2, are not there");
-  expect([&] { runs_[1].first_span = 1; },
-         "run 1: tokens 8 to 32 from span 1 on, of 2, are not there");
-  expect([&] { runs_[1].first_span = 2; },
-         "run 1: tokens 8 to 32 from span 2 on, of 2, are not there");
+  expect([&] { splits_[1].sequence = 2; }, "split 1 is of sequence 2, of 2");
+  expect([&] { splits_[1].tokens = 0; }, "split 1 has 0 tokens");
+  expect([&] { splits_[1].tokens = 25; },
+         "split 1: tokens 8 to 33 from span 0 on, of 2, are not there");
+  expect([&] { splits_[1].first_span = 1; },
+         "split 1: tokens 8 to 32 from span 1 on, of 2, are not there");
+  expect([&] { splits_[1].first_span = 2; },
+         "split 1: tokens 8 to 32 from span 2 on, of 2, are not there");
   expect(
       [&] {
-        runs_[1] = {1, 0, 16, 1};
+        splits_[1] = {1, 0, 16, 1};
       },
-      "run 1: tokens 16 to 17 from span 0 on, of 2, are not there");
-  expect([&] { runs_[1].tokens = UINT32_MAX; },
-         "run 1: tokens 8 to 4294967303 from span 0 on, of 2, are not there");
+      "split 1: tokens 16 to 17 from span 0 on, of 2, are not there");
+  expect([&] { splits_[1].tokens = UINT32_MAX; },
+         "split 1: tokens 8 to 4294967303 from span 0 on, of 2, are not there");
 }
 
 TEST(CheckMergeParts, NamesWhatIsWrong) {
   alignas(16) float memory[16] = {};
-  const uint32_t first_parts[] = {0, 3, 2};
-  MergeParts work;
+  const uint32_t first_partials[] = {0, 3, 2};
+  MergePartials work;
   work.sources[1] = work.sources[0] = {memory, memory, nullptr};
   work.source_count = work.sequences = work.heads = 2;
   work.channels = 128;
   work.outputs = memory;
   const auto expect = [&](const std::function<void()>& spoil, const std::string& sentence) {
-    const MergeParts right = work;
+    const MergePartials right = work;
     spoil();
     const Result<void> result = check(work);
     ASSERT_FALSE(result) << sentence;
@@ -279,8 +279,8 @@ TEST(CheckMergeParts, NamesWhatIsWrong) {
   expect([&] { work.outputs = nullptr; }, "outputs is null");
   expect([&] { work.sources[1].outputs = nullptr; }, "source 1: outputs is null");
   expect([&] { work.sources[1].log_sum_exps = nullptr; }, "source 1: log_sum_exps is null");
-  expect([&] { work.sources[1].first_parts = first_parts; },
-         "source 1: parts of sequence 1 are those from 3 to 2");
+  expect([&] { work.sources[1].first_partials = first_partials; },
+         "source 1: partials of sequence 1 are those from 3 to 2");
 }
 
 TEST(CheckDecodeLz4, NamesWhatIsWrong) {

@@ -236,7 +236,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, DirectReadsTest, kEveryDevice, device_name);
 
 const AttentionModel kModel = model_of(RowOrder::HEADS_FIRST, false);
 
-/// In many runs, in one, and of no block; windows leave out tokens of either end, and whole blocks.
+/// In many splits, in one, and of no block; windows leave out tokens of either end, and whole
+/// blocks.
 TEST_P(DirectReadsTest, AnswerWhatTheFormulasSay) {
   for (const bool latent : {false, true}) {
     for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
@@ -382,15 +383,15 @@ TEST_P(DirectReadsTest, RefuseWhatTheyCannotReach) {
   // Strides that lead beyond all there is.
   expect(no("queries", "last"), 0, {queries.data, 768, 1 << 30}, {}, answers);
   MergeSource other = {on_host.data(), answers.log_sum_exps};
-  expect(no("outputs of another part"), 0, queries, {&other, 1}, answers);
+  expect(no("outputs of another partial"), 0, queries, {&other, 1}, answers);
   auto* const outputs = static_cast<float*>(answers.outputs);
   other = {outputs, on_host.data()};
-  expect(no("log-sum-exps of another part"), 0, queries, {&other, 1}, answers);
-  const uint32_t first_parts[] = {0, 1};
-  other = {outputs, answers.log_sum_exps, first_parts};
-  expect("of another part there is one of each sequence", 0, queries, {&other, 1}, answers);
+  expect(no("log-sum-exps of another partial"), 0, queries, {&other, 1}, answers);
+  const uint32_t first_partials[] = {0, 1};
+  other = {outputs, answers.log_sum_exps, first_partials};
+  expect("of another partial there is one of each sequence", 0, queries, {&other, 1}, answers);
   const std::vector<MergeSource> many(4, {outputs, answers.log_sum_exps});
-  expect("4 other parts: at most 3", 0, queries, many, answers);
+  expect("4 other partials: at most 3", 0, queries, many, answers);
   expect("layer 2 of 2", 2, queries, {}, answers);
   expect("queries have strides of 768 and 120 bytes, no multiples of 16", 0,
          {queries.data, 768, 120}, {}, answers);
@@ -524,7 +525,7 @@ TEST_P(GatedDirectReads, KeepTablesThatMayStillBeRead) {
       EXPECT_EQ(results_of(*reads, **job), std::vector{says});
       EXPECT_EQ(leases(), 0);
     }
-    EXPECT_EQ(faulty.freed, 1) << "the parts that no job has, which are none";
+    EXPECT_EQ(faulty.freed, 1) << "the partials that no job has, which are none";
   }
   gate_->let_go();
   device().destroy_stream(std::exchange(stream_, nullptr));  // waits: what it uses goes

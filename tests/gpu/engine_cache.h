@@ -79,7 +79,8 @@ class EngineCache {
     return bytes;
   }
   /// Of `bytes`, which the cache held or holds, the payload of a block by the formula.
-  std::vector<std::byte> payload(const std::vector<uint8_t>& bytes, const TokenRange& range) const {
+  std::vector<std::byte> payload(const std::vector<uint8_t>& bytes,
+                                 const PagedTokens& range) const {
     std::vector<std::byte> out;
     const bool heads_first = row_order(cache_.layout) == RowOrder::HEADS_FIRST;
     for (const PagedPart& part : cache_.parts) {

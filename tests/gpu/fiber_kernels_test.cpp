@@ -33,7 +33,7 @@ namespace fiber_lanes {
 void run_on_cpu(const MovePieces& work);
 void run_on_cpu(const MoveFewPieces& work);
 void run_on_cpu(const Attend& work);
-void run_on_cpu(const MergeParts& work);
+void run_on_cpu(const MergePartials& work);
 void run_on_cpu(const FetchTokens& work);
 void run_on_cpu(const RebuildTiles& work);
 }  // namespace fiber_lanes
@@ -217,7 +217,7 @@ float random_float(Random& random) {  // of -1 to 1
 
 Buffer attend(uint32_t channels, uint32_t queries_per_head, uint64_t seed, const Runner& runner) {
   Random random(seed);
-  constexpr uint32_t kHeads = 2, kTokens = 21, kRuns = 3;
+  constexpr uint32_t kHeads = 2, kTokens = 21, kSplits = 3;
   const uint32_t query_heads = kHeads * queries_per_head, row_bytes = channels * 2;
   const auto numbers = [&](size_t count) {
     std::vector<Bytes16> all(count * 2 / sizeof(Bytes16));
@@ -239,18 +239,18 @@ Buffer attend(uint32_t channels, uint32_t queries_per_head, uint64_t seed, const
     spans[i].keys = reinterpret_cast<const uint8_t*>(keys.data()) + at;
     spans[i].values = reinterpret_cast<const uint8_t*>(values.data()) + at;
   }
-  const std::vector<AttendRun> runs = {{0, 0, 0, 10}, {0, 0, 10, 20}, {0, 1, 9, 12}};
-  std::vector<Bytes16> outputs(size_t{kRuns} * query_heads * channels / 4);
-  std::vector<float> log_sum_exps(size_t{kRuns} * query_heads, 9);
+  const std::vector<AttendSplit> splits = {{0, 0, 0, 10}, {0, 0, 10, 20}, {0, 1, 9, 12}};
+  std::vector<Bytes16> outputs(size_t{kSplits} * query_heads * channels / 4);
+  std::vector<float> log_sum_exps(size_t{kSplits} * query_heads, 9);
   Attend work;
   work.queries = reinterpret_cast<const uint8_t*>(queries.data());
   work.query_head_stride_bytes = row_bytes;
   work.query_stride_bytes = size_t{query_heads} * row_bytes;
   work.sequences = 1;
   work.spans = spans.data();
-  work.runs = runs.data();
+  work.splits = splits.data();
   work.span_count = 2;
-  work.run_count = kRuns;
+  work.split_count = kSplits;
   work.heads = kHeads;
   work.queries_per_head = queries_per_head;
   work.key_channels = work.value_channels = channels;
@@ -265,21 +265,21 @@ Buffer attend(uint32_t channels, uint32_t queries_per_head, uint64_t seed, const
 
 Buffer merge(uint64_t seed, const Runner& runner) {
   Random random(seed);
-  constexpr uint32_t kSequences = 3, kHeads = 2, kChannels = 136, kParts = 80;
-  const std::vector<uint32_t> first_parts = {0, 70, 70, kParts};
+  constexpr uint32_t kSequences = 3, kHeads = 2, kChannels = 136, kPartials = 80;
+  const std::vector<uint32_t> first_partials = {0, 70, 70, kPartials};
   const auto numbers = [&](size_t count) {
     std::vector<Bytes16> all(count / 4 + 1);
     auto* const at = reinterpret_cast<float*>(all.data());
     for (size_t i = 0; i < count; ++i) at[i] = random_float(random);
     return all;
   };
-  const auto many = numbers(kParts * kHeads * kChannels), many_lse = numbers(kParts * kHeads);
+  const auto many = numbers(kPartials * kHeads * kChannels), many_lse = numbers(kPartials * kHeads);
   const auto one = numbers(kSequences * kHeads * kChannels), one_lse = numbers(kSequences * kHeads);
   std::vector<Bytes16> outputs(kSequences * kHeads * kChannels / 4);
   std::vector<float> log_sum_exps(kSequences * kHeads, 9);
-  MergeParts work;
+  MergePartials work;
   work.sources[0] = {reinterpret_cast<const float*>(many.data()),
-                     reinterpret_cast<const float*>(many_lse.data()), first_parts.data()};
+                     reinterpret_cast<const float*>(many_lse.data()), first_partials.data()};
   work.sources[1] = {reinterpret_cast<const float*>(one.data()),
                      reinterpret_cast<const float*>(one_lse.data()), nullptr};
   work.source_count = 2;
@@ -326,7 +326,7 @@ std::vector<Kernel> kernels() {
                        return attend(channels, queries, seed, runner);
                      }});
   }
-  all.push_back({"merge_parts", merge});
+  all.push_back({"merge_partials", merge});
   return all;
 }
 

@@ -191,7 +191,7 @@ TEST(Runs, AreTheRowsOfThePayload) {
     std::vector<uint32_t> pages(8);
     for (uint32_t& one : pages) one = below(8);
     const uint32_t first = below(cache.page_tokens * 4);
-    const TokenRange range = {pages, first, 1 + below(cache.page_tokens * 4)};
+    const PagedTokens range = {pages, first, 1 + below(cache.page_tokens * 4)};
     std::vector<const uint8_t*> rows, expected;
     const uint32_t layer = below(layout.layers);
     uint64_t next = cache.part_bytes(range.tokens) * layout.parts * layer;
@@ -334,7 +334,7 @@ TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
   const auto pages = shuffled(24, 1);
   const std::vector<uint32_t> beyond = {3, 24};
   const struct {
-    TokenRange range;
+    PagedTokens range;
     const char* says;
   } wrongs[] = {
       {{pages, 0, 0}, "no tokens"},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does to merge the parts of one head of one sequence: it finds what all parts weigh
-// together, a part in each lane, and then adds up their outputs, some channels in each lane.
+// What a warp does to merge the partials of one head of one sequence: it finds what all partials
+// weigh together, a partial in each lane, and then adds up their outputs, some channels in each
+// lane.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +16,9 @@ namespace bowhead::gpu {
 inline namespace BOWHEAD_LANES {
 
 /// Unit `unit` of sequences * heads.
-class PartsMerger {
+class PartialsMerger {
  public:
-  BOWHEAD_WARP_CODE PartsMerger(const MergeParts& work, uint32_t unit)
+  BOWHEAD_WARP_CODE PartialsMerger(const MergePartials& work, uint32_t unit)
       : work_(work), sequence_(unit / work.heads), head_(unit % work.heads), unit_(unit) {}
 
   BOWHEAD_WARP_CODE void merge() {
@@ -35,19 +36,19 @@ class PartsMerger {
 
  private:
   static constexpr uint32_t kLaneFloats = 4;  // 16 bytes
-  static constexpr uint32_t kAtOnce = 8;      // parts that are under way
+  static constexpr uint32_t kAtOnce = 8;      // partials that are under way
 
-  struct Parts {
-    const float *outputs, *log_sum_exps;  // of this head, of the first part
+  struct Partials {
+    const float *outputs, *log_sum_exps;  // of this head, of the first partial
     uint32_t count;
   };
 
-  BOWHEAD_WARP_CODE Parts parts_of(uint32_t number) const {
+  BOWHEAD_WARP_CODE Partials partials_of(uint32_t number) const {
     const MergeSource& source = work_.sources[number];
     uint32_t first = sequence_, end = sequence_ + 1;
-    if (source.first_parts != nullptr) {
-      first = load_constant(source.first_parts + sequence_);
-      end = load_constant(source.first_parts + sequence_ + 1);
+    if (source.first_partials != nullptr) {
+      first = load_constant(source.first_partials + sequence_);
+      end = load_constant(source.first_partials + sequence_ + 1);
     }
     const size_t at = size_t{first} * work_.heads + head_;
     return {source.outputs + at * work_.channels, source.log_sum_exps + at, end - first};
@@ -58,25 +59,25 @@ class PartsMerger {
     return exp2f((log_sum_exp - largest) * kLog2OfE);
   }
 
-  template <class F>  // f(lane, log-sum-exp) for each part
-  BOWHEAD_WARP_CODE void for_parts(F f) const {
+  template <class F>  // f(lane, log-sum-exp) for each partial
+  BOWHEAD_WARP_CODE void for_partials(F f) const {
     for (uint32_t source = 0; source < work_.source_count; ++source) {
-      const Parts parts = parts_of(source);
+      const Partials partials = partials_of(source);
       Warp::each([&](uint32_t lane) {
-        for (uint32_t part = lane; part < parts.count; part += kWarpLanes)
-          f(lane, load_constant(parts.log_sum_exps + size_t{part} * work_.heads));
+        for (uint32_t partial = lane; partial < partials.count; partial += kWarpLanes)
+          f(lane, load_constant(partials.log_sum_exps + size_t{partial} * work_.heads));
       });
     }
   }
 
   BOWHEAD_WARP_CODE void find_weight() {
     Warp::each([&](uint32_t lane) { largest_[lane] = kLeast; });
-    for_parts([&](uint32_t lane, float log_sum_exp) {
+    for_partials([&](uint32_t lane, float log_sum_exp) {
       largest_[lane] = fmaxf(largest_[lane], log_sum_exp);
     });
     largest_ = Warp::largest(largest_, kWarpLanes - 1);
     Warp::each([&](uint32_t lane) { weight_[lane] = 0; });
-    for_parts([&](uint32_t lane, float log_sum_exp) {
+    for_partials([&](uint32_t lane, float log_sum_exp) {
       weight_[lane] += weight_of(log_sum_exp, largest_[lane]);
     });
     weight_ = Warp::sum(weight_, kWarpLanes - 1);
@@ -88,9 +89,9 @@ class PartsMerger {
       if (channel >= work_.channels) return;
       float sums[kLaneFloats] = {};
       for (uint32_t source = 0; source < work_.source_count; ++source) {
-        const Parts parts = parts_of(source);
-        for (uint32_t part = 0; part < parts.count; part += kAtOnce)
-          add(parts, part, channel, largest_[lane], sums);
+        const Partials partials = partials_of(source);
+        for (uint32_t partial = 0; partial < partials.count; partial += kAtOnce)
+          add(partials, partial, channel, largest_[lane], sums);
       }
       const float share = weight_[lane] == 0 ? 0 : 1 / weight_[lane];
       for (float& sum : sums) sum *= share;
@@ -98,18 +99,19 @@ class PartsMerger {
     });
   }
 
-  BOWHEAD_WARP_CODE void add(const Parts& parts, uint32_t first, uint32_t channel, float largest,
-                             float (&sums)[kLaneFloats]) const {
+  BOWHEAD_WARP_CODE void add(const Partials& partials, uint32_t first, uint32_t channel,
+                             float largest, float (&sums)[kLaneFloats]) const {
     float weights[kAtOnce];
     Bytes16 outputs[kAtOnce];
     BOWHEAD_UNROLL
     for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const size_t part = first + i;
-      const bool is_there = part < parts.count;
-      weights[i] = is_there ? load_constant(parts.log_sum_exps + part * work_.heads) : kNever;
-      outputs[i] = is_there ? load_constant(reinterpret_cast<const Bytes16*>(
-                                  parts.outputs + part * work_.heads * work_.channels + channel))
-                            : Bytes16{};
+      const size_t partial = first + i;
+      const bool is_there = partial < partials.count;
+      weights[i] = is_there ? load_constant(partials.log_sum_exps + partial * work_.heads) : kNever;
+      outputs[i] = is_there
+                       ? load_constant(reinterpret_cast<const Bytes16*>(
+                             partials.outputs + partial * work_.heads * work_.channels + channel))
+                       : Bytes16{};
     }
     BOWHEAD_UNROLL
     for (uint32_t i = 0; i < kAtOnce; ++i) {
@@ -134,7 +136,7 @@ class PartsMerger {
     }
   }
 
-  const MergeParts& work_;
+  const MergePartials& work_;
   const uint32_t sequence_, head_, unit_;
   Lanes<float> largest_, weight_;  // of log-sum-exps; the sum of e^(log-sum-exp - largest)
 };
