@@ -164,7 +164,7 @@ class DirectDecode {
     for (uint32_t b = 0; b < shape_.blocks; ++b) {
       auto lease = rig_.pool->acquire(ns_, sequences_[sequence].blocks[b].key, 60'000);
       if (!lease) return lease.error();
-      ndp::KvBlock block{
+      ndp::KvSpan block{
           b * shape_.block_tokens, {NumberFormat::BF16, kChannels, shape_.block_tokens}, {}};
       block.keys.stride_bytes = heads_first ? kRowBytes : kRowBytes * shape_.heads;
       block.values = block.keys;

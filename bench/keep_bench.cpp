@@ -113,14 +113,14 @@ class Head {
     const float scale = 1 / std::sqrt(static_cast<float>(keys_.channels));
     return ndp::Queries::of(values, group_, keys_.channels, scale, keys_.number).value();
   }
-  ndp::KvBlock all(uint32_t visible) const {
-    ndp::KvBlock block{0, keys_, values_};
-    block.keys.tokens = block.values.tokens = visible;
-    return block;
+  ndp::KvSpan all(uint32_t visible) const {
+    ndp::KvSpan span{0, keys_, values_};
+    span.keys.tokens = span.values.tokens = visible;
+    return span;
   }
-  static ndp::Attention attend(const ndp::Queries& queries, const ndp::KvBlock& block) {
-    auto attention = ndp::Attention::of(queries.count(), block.values.channels).value();
-    const auto done = attention.add(queries, {&block, 1}, {});
+  static ndp::Attention attend(const ndp::Queries& queries, const ndp::KvSpan& span) {
+    auto attention = ndp::Attention::of(queries.count(), span.values.channels).value();
+    const auto done = attention.add(queries, {&span, 1}, {});
     BOWHEAD_ASSERT(done);
     return attention;
   }
@@ -128,8 +128,8 @@ class Head {
                 std::vector<float>& mass, uint32_t visible) const {
     std::vector<float> sums;
     for (uint32_t q = 0; q < group_; ++q) sums.push_back(attention.log_sum_exp(q));
-    const ndp::KeyBlock block{0, keys_};
-    const auto done = ndp::add_mass(queries, {&block, 1}, {.end = visible}, sums, mass);
+    const ndp::KeySpan span{0, keys_};
+    const auto done = ndp::add_mass(queries, {&span, 1}, {.end = visible}, sums, mass);
     BOWHEAD_ASSERT(done);
   }
 
@@ -176,16 +176,16 @@ class Head {
                   const std::vector<uint32_t>& kept) const {
     std::vector<std::byte> keys(kept.size() * keys_.row_bytes());
     std::vector<std::byte> values(kept.size() * values_.row_bytes());
-    const ndp::KeyBlock key_block{0, keys_}, value_block{0, values_};
-    const auto keys_done = ndp::gather({&key_block, 1}, kept, keys);
-    const auto values_done = ndp::gather({&value_block, 1}, kept, values);
+    const ndp::KeySpan key_span{0, keys_}, value_span{0, values_};
+    const auto keys_done = ndp::gather({&key_span, 1}, kept, keys);
+    const auto values_done = ndp::gather({&value_span, 1}, kept, values);
     BOWHEAD_ASSERT(keys_done && values_done);
-    ndp::KvBlock block = all(static_cast<uint32_t>(kept.size()));
-    block.keys.data = keys.data();
-    block.values.data = values.data();
-    block.keys.stride_bytes = keys_.row_bytes();
-    block.values.stride_bytes = values_.row_bytes();
-    const auto some = attend(queries, block);
+    ndp::KvSpan span = all(static_cast<uint32_t>(kept.size()));
+    span.keys.data = keys.data();
+    span.values.data = values.data();
+    span.keys.stride_bytes = keys_.row_bytes();
+    span.values.stride_bytes = values_.row_bytes();
+    const auto some = attend(queries, span);
     double error = 0;
     std::vector<float> want(values_.channels), got(values_.channels);
     for (uint32_t q = 0; q < group_; ++q) {

@@ -45,12 +45,12 @@ struct Row {
 
 /// What each core walks over: a quarter of what no cache holds, so that four of them that share one
 /// find nothing in it. Fewer cores share what there is.
-uint64_t part_bytes(const Machine& machine, bool quick) {
+uint64_t share_bytes(const Machine& machine, bool quick) {
   constexpr uint64_t kMiB = 1u << 20;
   if (quick) return 2 * kMiB;
   const uint64_t whole = std::max(128 * kMiB, 4 * machine.last_level_cache_bytes);
-  const uint64_t part = whole / std::min<size_t>(machine.cpus.size(), 4);
-  return (part + kMiB - 1) / kMiB * kMiB;
+  const uint64_t share = whole / std::min<size_t>(machine.cpus.size(), 4);
+  return (share + kMiB - 1) / kMiB * kMiB;
 }
 
 /// All passes over keys of one kind.
@@ -61,12 +61,12 @@ class Table {
       : options_(options),
         report_(report),
         data_(data),
-        part_bytes_(part_bytes(machine, options.quick)) {
-    const size_t parts = std::min<size_t>(machine.cpus.size(), 4);
-    one_ = {&data, {data.part(0, parts * part_bytes_)}};
+        share_bytes_(share_bytes(machine, options.quick)) {
+    const size_t shares = std::min<size_t>(machine.cpus.size(), 4);
+    one_ = {&data, {data.share(0, shares * share_bytes_)}};
     all_ = {&data, {}};
     for (size_t i = 0; i < machine.cpus.size(); ++i)
-      all_.parts.push_back(data.part(i * part_bytes_, part_bytes_));
+      all_.shares.push_back(data.share(i * share_bytes_, share_bytes_));
     add_rows(one_, {machine.cpus.front()});
     if (machine.cpus.size() > 1) add_rows(all_, machine.cpus);
   }
@@ -105,7 +105,7 @@ class Table {
     row.figure.parameters = {{"number", number_name(data_.number())},
                              {"cores", of.cpus.size()},
                              {"channels", kHeadChannels},
-                             {"block_tokens", kBlockTokens},
+                             {"block_tokens", kSpanTokens},
                              {"pass_bytes", of.work->amount()},
                              {"kernels", ndp::kernels().name}};
     rows_.push_back(std::move(row));
@@ -213,7 +213,7 @@ class Table {
   const NdpBenchOptions& options_;
   const Report& report_;
   const NdpData& data_;
-  const uint64_t part_bytes_;
+  const uint64_t share_bytes_;
   Walk one_, all_;
   std::vector<Pass> passes_;
   std::vector<Row> rows_;
@@ -228,7 +228,7 @@ Result<void> measure(const NdpBenchOptions& options) {
   report.print_heading();
   for (const NumberFormat kind : kKinds) {
     report.progress(fmt::format("{} keys", number_name(kind)));
-    const uint64_t bytes = machine.cpus.size() * part_bytes(machine, options.quick);
+    const uint64_t bytes = machine.cpus.size() * share_bytes(machine, options.quick);
     const NdpData data(kind, bytes);
     if (!data.there())
       return Error{Status::SYSTEM, fmt::format("no memory for keys of {}", bytes_text(bytes))};

@@ -14,7 +14,7 @@ namespace bowhead::bench {
 namespace {
 
 using ndp::Hit;
-using ndp::KeyBlock;
+using ndp::KeySpan;
 using ndp::Queries;
 
 /// A score by the definition, and how far another answer may be from it.
@@ -29,16 +29,16 @@ float number_at(const ndp::Rows& rows, uint32_t token, uint32_t channel) {
                                   rows.row(token) + size_t{channel} * element_bytes(rows.number));
 }
 
-Exact exact_score(const Queries& queries, uint32_t query, const KeyBlock& block, uint32_t token) {
+Exact exact_score(const Queries& queries, uint32_t query, const KeySpan& span, uint32_t token) {
   std::vector<float> scores(size_t{queries.count()} * ndp::kTileTokens);
-  ndp::kernels_here().front()->score(queries, block.keys, token, 1, scores.data());
+  ndp::kernels_here().front()->score(queries, span.keys, token, 1, scores.data());
   const std::span<const float> q(queries.floats(query), queries.channels());
   float largest = 0;
   for (const float value : q) largest = std::max(largest, std::abs(value));
-  const bool int8 = block.keys.number == NumberFormat::INT8;
+  const bool int8 = span.keys.number == NumberFormat::INT8;
   float reach = 0;
   for (uint32_t c = 0; c < queries.channels(); ++c)
-    reach += std::abs(number_at(block.keys, token, c)) * (int8 ? largest : std::abs(q[c]));
+    reach += std::abs(number_at(span.keys, token, c)) * (int8 ? largest : std::abs(q[c]));
   return {scores[size_t{query} * ndp::kTileTokens],
           2 * ndp::kScoreTolerance * reach * queries.scale()};
 }
@@ -47,40 +47,39 @@ Error wrong_answer(std::string what) { return {Status::DAMAGED, std::move(what)}
 
 }  // namespace
 
-Result<void> check_score(const Queries& queries, uint32_t query, const KeyBlock& block,
+Result<void> check_score(const Queries& queries, uint32_t query, const KeySpan& span,
                          uint32_t token, float score) {
-  const Exact exact = exact_score(queries, query, block, token);
+  const Exact exact = exact_score(queries, query, span, token);
   if (std::abs(score - exact.score) <= exact.tolerance) return {};
-  return wrong_answer(fmt::format("{} keys: query {} scores token {} of a block {}, and not {}",
-                                  number_name(block.keys.number), query, token, score,
-                                  exact.score));
+  return wrong_answer(fmt::format("{} keys: query {} scores token {} of a span {}, and not {}",
+                                  number_name(span.keys.number), query, token, score, exact.score));
 }
 
-Result<void> check_scores(const Queries& queries, std::span<const KeyBlock> blocks,
+Result<void> check_scores(const Queries& queries, std::span<const KeySpan> spans,
                           std::span<const float> scores) {
-  const size_t all = blocks.size() * kBlockTokens;
-  const uint32_t step = kBlockTokens - 1;  // the first and the last
-  for (size_t i = 0; i < blocks.size(); i += 1 + blocks.size() / 16) {
-    for (uint32_t token = 0; token < kBlockTokens; token += step) {
+  const size_t all = spans.size() * kSpanTokens;
+  const uint32_t step = kSpanTokens - 1;  // the first and the last
+  for (size_t i = 0; i < spans.size(); i += 1 + spans.size() / 16) {
+    for (uint32_t token = 0; token < kSpanTokens; token += step) {
       for (uint32_t q = 0; q < queries.count(); ++q) {
-        const float score = scores[q * all + i * kBlockTokens + token];
-        if (auto good = check_score(queries, q, blocks[i], token, score); !good) return good;
+        const float score = scores[q * all + i * kSpanTokens + token];
+        if (auto good = check_score(queries, q, spans[i], token, score); !good) return good;
       }
     }
   }
   return {};
 }
 
-Result<void> check_hits(const Queries& queries, std::span<const KeyBlock> blocks,
+Result<void> check_hits(const Queries& queries, std::span<const KeySpan> spans,
                         std::span<const float> scores, uint32_t query, std::span<const Hit> hits) {
-  const size_t all = blocks.size() * kBlockTokens;
+  const size_t all = spans.size() * kSpanTokens;
   std::vector<bool> hit(all);
   for (const Hit& it : hits) {
     if (it.token >= all || hit[it.token])
       return wrong_answer(fmt::format("token {} is not there, or twice the best", it.token));
     hit[it.token] = true;
-    const KeyBlock& block = blocks[it.token / kBlockTokens];
-    if (auto good = check_score(queries, query, block, it.token % kBlockTokens, it.score); !good)
+    const KeySpan& span = spans[it.token / kSpanTokens];
+    if (auto good = check_score(queries, query, span, it.token % kSpanTokens, it.score); !good)
       return good;
   }
   if (!std::is_sorted(hits.begin(), hits.end(), ndp::better))
@@ -89,7 +88,7 @@ Result<void> check_hits(const Queries& queries, std::span<const KeyBlock> blocks
     const float score = scores[query * all + token];
     if (hit[token] || score <= hits.back().score) continue;
     const Exact exact =
-        exact_score(queries, query, blocks[token / kBlockTokens], token % kBlockTokens);
+        exact_score(queries, query, spans[token / kSpanTokens], token % kSpanTokens);
     if (exact.score > hits.back().score + 2 * exact.tolerance)
       return wrong_answer(fmt::format("token {} with score {} is not among the best of query {}",
                                       token, exact.score, query));
@@ -97,20 +96,20 @@ Result<void> check_hits(const Queries& queries, std::span<const KeyBlock> blocks
   return {};
 }
 
-Result<void> check_attention(const Queries& queries, std::span<const ndp::KvBlock> blocks,
+Result<void> check_attention(const Queries& queries, std::span<const ndp::KvSpan> spans,
                              const ndp::Attention& attention) {
-  const uint32_t channels = blocks.front().values.channels;
+  const uint32_t channels = spans.front().values.channels;
   for (uint32_t q = 0; q < queries.count(); ++q) {
     std::vector<double> sums(channels), reaches(channels);
     double weights = 0, error = 0;
-    for (const ndp::KvBlock& block : blocks) {
-      for (uint32_t token = 0; token < block.keys.tokens; ++token) {
-        const Exact exact = exact_score(queries, q, {block.first_token, block.keys}, token);
+    for (const ndp::KvSpan& span : spans) {
+      for (uint32_t token = 0; token < span.keys.tokens; ++token) {
+        const Exact exact = exact_score(queries, q, {span.first_token, span.keys}, token);
         const double weight = std::exp(exact.score);
         error = std::max(error, double{exact.tolerance});
         weights += weight;
         for (uint32_t c = 0; c < channels; ++c) {
-          const double value = number_at(block.values, token, c);
+          const double value = number_at(span.values, token, c);
           sums[c] += weight * value;
           reaches[c] += weight * std::abs(value);
         }
@@ -128,17 +127,17 @@ Result<void> check_attention(const Queries& queries, std::span<const ndp::KvBloc
   return {};
 }
 
-Result<void> check_digests(const KeyBlock& block, const ndp::Digests& digests) {
-  const uint32_t channels = block.keys.channels;
+Result<void> check_digests(const KeySpan& span, const ndp::Digests& digests) {
+  const uint32_t channels = span.keys.channels;
   std::vector<float> least(channels), largest(channels);
   for (uint32_t page = 0; page < digests.pages(); ++page) {
-    ndp::kernels_here().front()->bounds(block.keys, page * digests.page_tokens, digests.page_tokens,
+    ndp::kernels_here().front()->bounds(span.keys, page * digests.page_tokens, digests.page_tokens,
                                         least.data(), largest.data());
     const size_t at = size_t{page} * channels;
     if (!std::equal(least.begin(), least.end(), digests.least.begin() + static_cast<long>(at)) ||
         !std::equal(largest.begin(), largest.end(),
                     digests.largest.begin() + static_cast<long>(at)))
-      return wrong_answer(fmt::format("page {} of a block has other bounds", page));
+      return wrong_answer(fmt::format("page {} of a span has other bounds", page));
   }
   return {};
 }

@@ -84,36 +84,35 @@ NdpData::NdpData(NumberFormat number, uint64_t bytes) : number_(number), memory_
   for (float& scale : scales_) scale = static_cast<float>(1 + uniform(random)) / 48;
 }
 
-std::vector<ndp::KeyBlock> NdpData::blocks(std::span<const uint8_t> part, uint32_t channels,
-                                           uint32_t first_token) const {
+std::vector<ndp::KeySpan> NdpData::spans(std::span<const uint8_t> share, uint32_t channels,
+                                         uint32_t first_token) const {
   BOWHEAD_ASSERT(scales_.empty() || channels == kHeadChannels);
   const size_t row_bytes = size_t{channels} * element_bytes(number_);
-  std::vector<ndp::KeyBlock> blocks;
-  for (size_t at = 0; at + kBlockTokens * row_bytes <= part.size();
-       at += kBlockTokens * row_bytes) {
-    const uint8_t* rows = part.data() + at;
+  std::vector<ndp::KeySpan> spans;
+  for (size_t at = 0; at + kSpanTokens * row_bytes <= share.size(); at += kSpanTokens * row_bytes) {
+    const uint8_t* rows = share.data() + at;
     const auto before = static_cast<size_t>(rows - memory_.bytes().data());
     const float* scales = scales_.empty() ? nullptr : &scales_[before / row_bytes];
-    blocks.push_back({first_token, {number_, channels, kBlockTokens, rows, row_bytes, scales}});
-    first_token += kBlockTokens;
+    spans.push_back({first_token, {number_, channels, kSpanTokens, rows, row_bytes, scales}});
+    first_token += kSpanTokens;
   }
-  return blocks;
+  return spans;
 }
 
 uint64_t Walk::bytes() const {
   uint64_t sum = 0;
-  for (const auto& part : parts) sum += part.size();
+  for (const auto& share : shares) sum += share.size();
   return sum;
 }
 
-std::vector<std::vector<ndp::KeyBlock>> Walk::blocks(uint32_t channels) const {
-  std::vector<std::vector<ndp::KeyBlock>> by_part;
+std::vector<std::vector<ndp::KeySpan>> Walk::spans(uint32_t channels) const {
+  std::vector<std::vector<ndp::KeySpan>> by_share;
   uint32_t tokens = 0;
-  for (const auto& part : parts) {
-    by_part.push_back(data->blocks(part, channels, tokens));
-    tokens += static_cast<uint32_t>(by_part.back().size()) * kBlockTokens;
+  for (const auto& share : shares) {
+    by_share.push_back(data->spans(share, channels, tokens));
+    tokens += static_cast<uint32_t>(by_share.back().size()) * kSpanTokens;
   }
-  return by_part;
+  return by_share;
 }
 
 ndp::Queries make_queries(uint32_t count, uint32_t channels, NumberFormat keys) {

@@ -12,25 +12,25 @@
 namespace bowhead::bench {
 
 inline constexpr uint32_t kHeadChannels = 128;
-inline constexpr uint32_t kBlockTokens = 512;
+inline constexpr uint32_t kSpanTokens = 512;
 
 /// Numbers of one kind, enough for rows of any shape. Rows of int8 have scales.
 class NdpData {
  public:
-  /// `bytes`: a multiple of those of a block of kHeadChannels.
+  /// `bytes`: a multiple of those of a span of kHeadChannels.
   NdpData(NumberFormat number, uint64_t bytes);
 
   /// False: there was no memory.
   bool there() const { return memory_.data() != nullptr; }
   NumberFormat number() const { return number_; }
   uint64_t bytes() const { return memory_.bytes().size(); }
-  std::span<const uint8_t> part(uint64_t from, uint64_t size) const {
+  std::span<const uint8_t> share(uint64_t from, uint64_t size) const {
     return memory_.bytes().subspan(from, size);
   }
-  /// As many whole blocks as the part has, one behind the other, from `first_token` on. Scales are
+  /// As many whole spans as the share has, one behind the other, from `first_token` on. Scales are
   /// there for rows of kHeadChannels.
-  std::vector<ndp::KeyBlock> blocks(std::span<const uint8_t> part, uint32_t channels,
-                                    uint32_t first_token) const;
+  std::vector<ndp::KeySpan> spans(std::span<const uint8_t> share, uint32_t channels,
+                                  uint32_t first_token) const;
 
  private:
   const NumberFormat number_;
@@ -41,11 +41,11 @@ class NdpData {
 /// What each of some cores walks over. The data outlives it.
 struct Walk {
   const NdpData* data;
-  std::vector<std::span<const uint8_t>> parts;
+  std::vector<std::span<const uint8_t>> shares;
 
   uint64_t bytes() const;
-  /// By part; tokens are numbered through the parts.
-  std::vector<std::vector<ndp::KeyBlock>> blocks(uint32_t channels) const;
+  /// By share; tokens are numbered through the shares.
+  std::vector<std::vector<ndp::KeySpan>> spans(uint32_t channels) const;
 };
 
 /// Queries that are bf16, as models have them.

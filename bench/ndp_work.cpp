@@ -21,15 +21,15 @@
 namespace bowhead::bench {
 namespace {
 
-using ndp::KeyBlock;
-using ndp::KvBlock;
+using ndp::KeySpan;
+using ndp::KvSpan;
 
 class Read final : public Work {
  public:
   explicit Read(const Walk& walk) : walk_(walk) {}
   uint64_t amount() const override { return walk_.bytes(); }
   void work(size_t core) override {
-    read_memory(walk_.parts[core].data(), walk_.parts[core].size());
+    read_memory(walk_.shares[core].data(), walk_.shares[core].size());
   }
 
  private:
@@ -56,51 +56,51 @@ class Multiply final : public Work {
   std::vector<Made> made_;
 };
 
-/// Blocks of keys by part.
-class OverBlocks : public Work {
+/// Spans of keys by share.
+class OverSpans : public Work {
  public:
-  OverBlocks(const Walk& walk, uint32_t channels) : parts_(walk.blocks(channels)) {}
+  OverSpans(const Walk& walk, uint32_t channels) : shares_(walk.spans(channels)) {}
   uint64_t amount() const override {
     uint64_t rows = 0;
-    for (const auto& part : parts_) rows += part.size() * kBlockTokens;
-    return rows * parts_.front().front().keys.row_bytes();
+    for (const auto& share : shares_) rows += share.size() * kSpanTokens;
+    return rows * shares_.front().front().keys.row_bytes();
   }
 
  protected:
-  std::vector<KeyBlock> all_blocks() const {
-    std::vector<KeyBlock> all;
-    for (const auto& part : parts_) all.insert(all.end(), part.begin(), part.end());
+  std::vector<KeySpan> all_spans() const {
+    std::vector<KeySpan> all;
+    for (const auto& share : shares_) all.insert(all.end(), share.begin(), share.end());
     return all;
   }
-  const std::vector<std::vector<KeyBlock>> parts_;
+  const std::vector<std::vector<KeySpan>> shares_;
 };
 
-class FindBest final : public OverBlocks {
+class FindBest final : public OverSpans {
  public:
   FindBest(const Walk& walk, uint32_t queries)
-      : OverBlocks(walk, kHeadChannels),
+      : OverSpans(walk, kHeadChannels),
         queries_(make_queries(queries, kHeadChannels, walk.data->number())) {}
   void begin() override {
     best_.clear();
-    for (size_t i = 0; i < parts_.size(); ++i) {
+    for (size_t i = 0; i < shares_.size(); ++i) {
       auto best = ndp::TopK::of(queries_.count(), kWantedHits);
       BOWHEAD_ASSERT(best);
       best_.push_back(std::move(*best));
     }
   }
-  void work(size_t core) override { BOWHEAD_ASSERT(best_[core].add(queries_, parts_[core], {})); }
+  void work(size_t core) override { BOWHEAD_ASSERT(best_[core].add(queries_, shares_[core], {})); }
   void merge() override {
     for (size_t i = 1; i < best_.size(); ++i) BOWHEAD_ASSERT(best_.front().merge(best_[i]));
     for (uint32_t q = 0; q < queries_.count(); ++q)
       BOWHEAD_ASSERT(best_.front().hits(q).size() == kWantedHits);
   }
   Result<void> check() override {
-    const auto blocks = all_blocks();
-    std::vector<float> scores(blocks.size() * kBlockTokens * queries_.count());
-    BOWHEAD_ASSERT(ndp::score(queries_, blocks, {}, scores));
-    if (auto good = check_scores(queries_, blocks, scores); !good) return good;
+    const auto spans = all_spans();
+    std::vector<float> scores(spans.size() * kSpanTokens * queries_.count());
+    BOWHEAD_ASSERT(ndp::score(queries_, spans, {}, scores));
+    if (auto good = check_scores(queries_, spans, scores); !good) return good;
     for (uint32_t q = 0; q < queries_.count(); ++q) {
-      if (auto good = check_hits(queries_, blocks, scores, q, best_.front().hits(q)); !good)
+      if (auto good = check_hits(queries_, spans, scores, q, best_.front().hits(q)); !good)
         return good;
     }
     return {};
@@ -111,20 +111,20 @@ class FindBest final : public OverBlocks {
   std::vector<ndp::TopK> best_;
 };
 
-class Attend : public OverBlocks {
+class Attend : public OverSpans {
  public:
   Attend(const Walk& walk, uint32_t queries)
-      : OverBlocks(walk, kHeadChannels),
+      : OverSpans(walk, kHeadChannels),
         queries_(make_queries(queries, kHeadChannels, walk.data->number())) {
-    for (const auto& part : parts_) {
-      std::vector<KvBlock>& pairs = pairs_.emplace_back();
-      for (size_t i = 0; i + 1 < part.size(); i += 2)
-        pairs.push_back({part[i].first_token, part[i].keys, part[i + 1].keys});
+    for (const auto& share : shares_) {
+      std::vector<KvSpan>& pairs = pairs_.emplace_back();
+      for (size_t i = 0; i + 1 < share.size(); i += 2)
+        pairs.push_back({share[i].first_token, share[i].keys, share[i + 1].keys});
     }
   }
   void begin() override {
     sums_.clear();
-    for (size_t i = 0; i < parts_.size(); ++i) sums_.push_back(nothing());
+    for (size_t i = 0; i < shares_.size(); ++i) sums_.push_back(nothing());
   }
   void work(size_t core) override { BOWHEAD_ASSERT(sums_[core].add(queries_, pairs_[core], {})); }
   void merge() override {
@@ -133,10 +133,10 @@ class Attend : public OverBlocks {
     for (uint32_t q = 0; q < queries_.count(); ++q)
       BOWHEAD_ASSERT(sums_.front().output(q, out) == Status::OK);
   }
-  /// Of the last blocks of each part: by the definition a whole pass takes too long.
+  /// Of the last spans of each share: by the definition a whole pass takes too long.
   Result<void> check() override {
     auto sum = nothing();
-    std::vector<KvBlock> some;
+    std::vector<KvSpan> some;
     for (const auto& pairs : pairs_) {
       some.push_back(pairs.back());
       auto more = nothing();
@@ -152,23 +152,23 @@ class Attend : public OverBlocks {
     return std::move(*sums);
   }
   const ndp::Queries queries_;
-  std::vector<std::vector<KvBlock>> pairs_;
+  std::vector<std::vector<KvSpan>> pairs_;
   std::vector<ndp::Attention> sums_;
 };
 
 class AttendFrames final : public Attend {
  public:
   AttendFrames(const Walk& walk, uint32_t queries, bool plain)
-      : Attend(walk, queries), plain_(plain), readers_(parts_.size()), framed_(parts_.size()) {
+      : Attend(walk, queries), plain_(plain), readers_(shares_.size()), framed_(shares_.size()) {
     compression::Encoder encoder(compression::Profile::FAST);
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      for (const KvBlock& pair : pairs_[i])
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      for (const KvSpan& pair : pairs_[i])
         framed_[i].push_back(
             {pair.first_token, {encode(encoder, pair.keys)}, {encode(encoder, pair.values)}});
     }
   }
   void work(size_t core) override {
-    const auto attend = [&](std::span<const KvBlock> rows) -> Result<void> {
+    const auto attend = [&](std::span<const KvSpan> rows) -> Result<void> {
       if (plain_) return {};
       return sums_[core].add(queries_, rows, {});
     };
@@ -180,11 +180,11 @@ class AttendFrames final : public Attend {
   Result<void> check() override {
     if (plain_) return {};
     std::vector<float> framed(kHeadChannels), rows(kHeadChannels);
-    for (size_t i = 0; i < parts_.size(); ++i) {
+    for (size_t i = 0; i < shares_.size(); ++i) {
       auto of_frames = nothing(), of_rows = nothing();
       const auto framed_done = readers_[i].for_keys_and_values(
           framed_[i], {}, ndp::Unreadable::REFUSE,
-          [&](std::span<const KvBlock> some) { return of_frames.add(queries_, some, {}); });
+          [&](std::span<const KvSpan> some) { return of_frames.add(queries_, some, {}); });
       BOWHEAD_ASSERT(framed_done && of_rows.add(queries_, pairs_[i], {}));
       for (uint32_t q = 0; q < queries_.count(); ++q) {
         BOWHEAD_ASSERT(of_frames.output(q, framed) == Status::OK);
@@ -212,18 +212,18 @@ class AttendFrames final : public Attend {
   std::vector<std::vector<ndp::FramedKv>> framed_;
 };
 
-class Score final : public OverBlocks {
+class Score final : public OverSpans {
  public:
   Score(const Walk& walk, uint32_t queries, uint32_t channels)
-      : OverBlocks(walk, channels), queries_(make_queries(queries, channels, walk.data->number())) {
-    for (const auto& part : parts_) scores_.emplace_back(part.size() * kBlockTokens * queries);
+      : OverSpans(walk, channels), queries_(make_queries(queries, channels, walk.data->number())) {
+    for (const auto& share : shares_) scores_.emplace_back(share.size() * kSpanTokens * queries);
   }
   void work(size_t core) override {
-    BOWHEAD_ASSERT(ndp::score(queries_, parts_[core], {}, scores_[core]));
+    BOWHEAD_ASSERT(ndp::score(queries_, shares_[core], {}, scores_[core]));
   }
   Result<void> check() override {
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      if (auto good = check_scores(queries_, parts_[i], scores_[i]); !good) return good;
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      if (auto good = check_scores(queries_, shares_[i], scores_[i]); !good) return good;
     }
     return {};
   }
@@ -233,22 +233,22 @@ class Score final : public OverBlocks {
   std::vector<std::vector<float>> scores_;
 };
 
-class Digest final : public OverBlocks {
+class Digest final : public OverSpans {
  public:
-  explicit Digest(const Walk& walk) : OverBlocks(walk, kHeadChannels), digests_(parts_.size()) {}
+  explicit Digest(const Walk& walk) : OverSpans(walk, kHeadChannels), digests_(shares_.size()) {}
   void begin() override {
     for (auto& digests : digests_) digests.clear();
   }
   void work(size_t core) override {
-    for (const KeyBlock& block : parts_[core]) {
-      auto digests = ndp::digest(block, kPageTokens);
+    for (const KeySpan& span : shares_[core]) {
+      auto digests = ndp::digest(span, kPageTokens);
       BOWHEAD_ASSERT(digests);
       digests_[core].push_back(std::move(*digests));
     }
   }
   Result<void> check() override {
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      if (auto good = check_digests(parts_[i].back(), digests_[i].back()); !good) return good;
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      if (auto good = check_digests(shares_[i].back(), digests_[i].back()); !good) return good;
     }
     return {};
   }
@@ -257,17 +257,17 @@ class Digest final : public OverBlocks {
   std::vector<std::vector<ndp::Digests>> digests_;
 };
 
-class Gather final : public OverBlocks {
+class Gather final : public OverSpans {
  public:
-  Gather(const Walk& walk, bool plain) : OverBlocks(walk, kHeadChannels), plain_(plain) {
+  Gather(const Walk& walk, bool plain) : OverSpans(walk, kHeadChannels), plain_(plain) {
     Random random(1);
-    for (const auto& part : parts_) {
+    for (const auto& share : shares_) {
       Wanted& wanted = wanted_.emplace_back();
-      for (size_t i = 0; i < part.size() * kBlockTokens / 8; ++i) {
-        const KeyBlock& block = part[random.below(part.size())];
-        const auto token = static_cast<uint32_t>(random.below(kBlockTokens));
-        wanted.tokens.push_back(block.first_token + token);
-        wanted.rows.push_back(block.keys.row(token));
+      for (size_t i = 0; i < share.size() * kSpanTokens / 8; ++i) {
+        const KeySpan& span = share[random.below(share.size())];
+        const auto token = static_cast<uint32_t>(random.below(kSpanTokens));
+        wanted.tokens.push_back(span.first_token + token);
+        wanted.rows.push_back(span.keys.row(token));
       }
       wanted.out.resize(wanted.rows.size() * row_bytes());
     }
@@ -280,7 +280,7 @@ class Gather final : public OverBlocks {
   void work(size_t core) override {
     Wanted& wanted = wanted_[core];
     if (!plain_) {
-      BOWHEAD_ASSERT(ndp::gather(parts_[core], wanted.tokens, wanted.out));
+      BOWHEAD_ASSERT(ndp::gather(shares_[core], wanted.tokens, wanted.out));
       return;
     }
     std::byte* to = wanted.out.data();
@@ -305,7 +305,7 @@ class Gather final : public OverBlocks {
     std::vector<const uint8_t*> rows;
     std::vector<std::byte> out;
   };
-  size_t row_bytes() const { return parts_.front().front().keys.row_bytes(); }
+  size_t row_bytes() const { return shares_.front().front().keys.row_bytes(); }
   const bool plain_;
   std::vector<Wanted> wanted_;
 };

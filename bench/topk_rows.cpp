@@ -93,7 +93,7 @@ class Head {
   /// The other way: all frames that have one of the first tokens decoded, then searched as rows.
   void search_rows(const ndp::Queries& queries, uint32_t seen, uint32_t k, Rates& rates) {
     rows_.resize(keys_.head(0).size());
-    std::vector<ndp::KeyBlock> blocks;
+    std::vector<ndp::KeySpan> blocks;
     for (const PlaneKeys& block : blocks_) {
       if (block.first_token() < seen) blocks.push_back({block.first_token(), rows_of(block)});
     }

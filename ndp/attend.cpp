@@ -11,8 +11,6 @@
 namespace bowhead::ndp {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
-
 /// Kernels write whole registers.
 size_t padded(uint32_t channels) { return (size_t{channels} + 63) / 64 * 64; }
 
@@ -44,31 +42,31 @@ Result<Attention> Attention::of(uint32_t queries, uint32_t channels) {
   return Attention(queries, channels);
 }
 
-Result<void> Attention::add(const Queries& queries, std::span<const KvBlock> blocks,
+Result<void> Attention::add(const Queries& queries, std::span<const KvSpan> spans,
                             const Visible& visible) {
   if (queries.count() != queries_)
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this is attention of {}",
                                                        queries.count(), queries_)};
-  if (auto good = check_blocks(blocks, &queries); !good) return good;
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i].values.channels != channels_)
+  if (auto good = check_spans(spans, &queries); !good) return good;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (spans[i].values.channels != channels_)
       return Error{Status::INVALID_ARGUMENT,
-                   fmt::format("values of block {}: {} channels, while this is attention to {}", i,
-                               blocks[i].values.channels, channels_)};
+                   fmt::format("values of span {}: {} channels, while this is attention to {}", i,
+                               spans[i].values.channels, channels_)};
   }
-  for (const KvBlock& block : blocks)
-    for_tiles(block.first_token, block.keys.tokens, visible,
-              [&](uint32_t first, uint32_t count) { add_tile(queries, block, first, count); });
+  for (const KvSpan& span : spans)
+    for_tiles(span.first_token, span.keys.tokens, visible,
+              [&](uint32_t first, uint32_t count) { add_tile(queries, span, first, count); });
   return {};
 }
 
 /// Sums are relative to the largest score so far: where a tile has a larger one, what was summed
 /// before gets less.
-void Attention::add_tile(const Queries& queries, const KvBlock& block, uint32_t first,
+void Attention::add_tile(const Queries& queries, const KvSpan& span, uint32_t first,
                          uint32_t count) {
   const Kernels& use = kernels();
   const size_t stride = padded(channels_);
-  score_whole_tile(use, queries, block.keys, first, count, tile_.data());
+  score_whole_tile(use, queries, span.keys, first, count, tile_.data());
   for (uint32_t q = 0; q < queries_; ++q) {
     float* scores = &tile_[size_t{q} * kTileTokens];
     const float largest = use.largest(scores);
@@ -82,10 +80,10 @@ void Attention::add_tile(const Queries& queries, const KvBlock& block, uint32_t 
     // Nothing but negative infinity so far: no weight, instead of infinity less infinity.
     weights_[q] +=
         use.exponentials(scores, std::max(largest_[q], std::numeric_limits<float>::lowest()));
-    if (block.values.scales == nullptr) continue;
-    for (uint32_t i = 0; i < count; ++i) scores[i] *= block.values.scales[first + i];
+    if (span.values.scales == nullptr) continue;
+    for (uint32_t i = 0; i < count; ++i) scores[i] *= span.values.scales[first + i];
   }
-  use.weigh(tile_.data(), queries_, block.values, first, count, sums_.data(), stride);
+  use.weigh(tile_.data(), queries_, span.values, first, count, sums_.data(), stride);
 }
 
 Result<void> Attention::merge(const Attention& other) {
@@ -137,12 +135,12 @@ float Attention::log_sum_exp(uint32_t query) const {
   return weights_[query] == 0 ? kNever : largest_[query] + std::log(weights_[query]);
 }
 
-Result<void> add_mass(const Queries& queries, std::span<const KeyBlock> blocks,
+Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans,
                       const Visible& visible, std::span<const float> log_sum_exps,
                       std::span<float> mass) {
-  if (auto good = check_blocks(blocks, &queries); !good) return good;
+  if (auto good = check_spans(spans, &queries); !good) return good;
   size_t all = 0;
-  for (const KeyBlock& block : blocks) all += block.keys.tokens;
+  for (const KeySpan& span : spans) all += span.keys.tokens;
   if (mass.size() != all || log_sum_exps.size() != queries.count())
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("masses of {} tokens and {} log-sum-exps, while there are {} and {}",
@@ -150,9 +148,9 @@ Result<void> add_mass(const Queries& queries, std::span<const KeyBlock> blocks,
   const Kernels& use = kernels();
   std::vector<float> tile(size_t{queries.count()} * kTileTokens);
   size_t at = 0;
-  for (const KeyBlock& block : blocks) {
-    for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
-      score_whole_tile(use, queries, block.keys, first, count, tile.data());
+  for (const KeySpan& span : spans) {
+    for_tiles(span.first_token, span.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
+      score_whole_tile(use, queries, span.keys, first, count, tile.data());
       for (uint32_t q = 0; q < queries.count(); ++q) {
         if (log_sum_exps[q] == kNever) continue;
         float* weights = &tile[size_t{q} * kTileTokens];
@@ -160,7 +158,7 @@ Result<void> add_mass(const Queries& queries, std::span<const KeyBlock> blocks,
         for (uint32_t i = 0; i < count; ++i) mass[at + first + i] += weights[i];
       }
     });
-    at += block.keys.tokens;
+    at += span.keys.tokens;
   }
   return {};
 }

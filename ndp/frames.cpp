@@ -73,42 +73,42 @@ Result<Heads> heads_of(const FramedKv& block, size_t at) {
 }
 
 /// Tokens of a block, by their number in it.
-struct Run {
+struct TokenRange {
   uint32_t first, count;
 };
 
 size_t lines_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
-size_t room_for(const Heads& heads, const Run& run) {
-  return lines_bytes(run.count * heads.keys.row_bytes()) +
-         lines_bytes(run.count * heads.values.row_bytes());
+size_t room_for(const Heads& heads, const TokenRange& range) {
+  return lines_bytes(range.count * heads.keys.row_bytes()) +
+         lines_bytes(range.count * heads.values.row_bytes());
 }
 
-/// Decodes a run to `to`, which moves behind it.
+/// Decodes a range to `to`, which moves behind it.
 Status decode(compression::Decoder& decoder, const FramedRows& framed, const Shape& shape,
-              const Run& run, uint8_t*& to, Rows& out) {
-  const size_t bytes = run.count * shape.row_bytes();
+              const TokenRange& range, uint8_t*& to, Rows& out) {
+  const size_t bytes = range.count * shape.row_bytes();
   out = {shape.number,      shape.channels,
-         run.count,         to,
-         shape.row_bytes(), framed.scales == nullptr ? nullptr : framed.scales + run.first};
+         range.count,       to,
+         shape.row_bytes(), framed.scales == nullptr ? nullptr : framed.scales + range.first};
   const Status status =
-      decoder.decode_tokens(framed.frame, framed.outer, run.first, run.count, {to, bytes});
+      decoder.decode_tokens(framed.frame, framed.outer, range.first, range.count, {to, bytes});
   to += lines_bytes(bytes);
   return status;
 }
 
 Status decode(compression::Decoder& decoder, const FramedKeys& block, const Heads& heads,
-              const Run& run, uint8_t*& to, KeyBlock& out) {
-  out.first_token = block.first_token + run.first;
-  return decode(decoder, block.keys, heads.keys, run, to, out.keys);
+              const TokenRange& range, uint8_t*& to, KeySpan& out) {
+  out.first_token = block.first_token + range.first;
+  return decode(decoder, block.keys, heads.keys, range, to, out.keys);
 }
 
 Status decode(compression::Decoder& decoder, const FramedKv& block, const Heads& heads,
-              const Run& run, uint8_t*& to, KvBlock& out) {
-  out.first_token = block.first_token + run.first;
-  const Status status = decode(decoder, block.keys, heads.keys, run, to, out.keys);
+              const TokenRange& range, uint8_t*& to, KvSpan& out) {
+  out.first_token = block.first_token + range.first;
+  const Status status = decode(decoder, block.keys, heads.keys, range, to, out.keys);
   if (status != Status::OK) return status;
   if (!has_latent_values(block))
-    return decode(decoder, block.values, heads.values, run, to, out.values);
+    return decode(decoder, block.values, heads.values, range, to, out.values);
   out.values = out.keys;
   out.values.channels = block.value_channels;
   return Status::OK;
@@ -119,18 +119,17 @@ template <class Framed>
 Result<std::vector<std::optional<Heads>>> heads_of_all(std::span<const Framed> blocks,
                                                        Unreadable unreadable) {
   std::vector<std::optional<Heads>> all(blocks.size());
-  std::vector<Part> parts;
+  std::vector<HeldTokens> held;
   for (size_t i = 0; i < blocks.size(); ++i) {
     auto heads = heads_of(blocks[i], i);
     if (!heads) {
       if (unreadable == Unreadable::SKIP && is_unreadable(heads.status())) continue;
       return heads.error();
     }
-    const uint64_t begin = blocks[i].first_token;
-    if (heads->keys.tokens != 0) parts.push_back({begin, begin + heads->keys.tokens, i});
+    held.push_back({blocks[i].first_token, heads->keys.tokens, i});
     all[i] = *heads;
   }
-  if (auto good = check_parts(std::move(parts)); !good) return good.error();
+  if (auto good = check_apart("block", std::move(held)); !good) return good.error();
   return all;
 }
 
@@ -149,19 +148,20 @@ Result<std::vector<size_t>> FrameReader::for_blocks(std::span<const Framed> bloc
       continue;
     }
     const Heads& of = *(*heads)[i];
-    std::vector<Run> runs;
+    std::vector<TokenRange> ranges;
     size_t room = 0;
-    for_runs(blocks[i].first_token, of.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
-      runs.push_back({first, count});
-      room += room_for(of, runs.back());
-    });
-    if (runs.empty()) continue;
+    for_visible(blocks[i].first_token, of.keys.tokens, visible,
+                [&](uint32_t first, uint32_t count) {
+                  ranges.push_back({first, count});
+                  room += room_for(of, ranges.back());
+                });
+    if (ranges.empty()) continue;
     room_.resize(std::max(room_.size(), room));
-    std::vector<Rowed> rows(runs.size());
+    std::vector<Rowed> rows(ranges.size());
     Status status = Status::OK;
     uint8_t* to = room_.data();
-    for (size_t r = 0; r < runs.size() && status == Status::OK; ++r)
-      status = decode(decoder_, blocks[i], of, runs[r], to, rows[r]);
+    for (size_t r = 0; r < ranges.size() && status == Status::OK; ++r)
+      status = decode(decoder_, blocks[i], of, ranges[r], to, rows[r]);
     if (status == Status::OK) {
       if (auto done = use(std::span<const Rowed>(rows)); !done) return done.error();
     } else if (unreadable == Unreadable::SKIP && is_unreadable(status)) {
@@ -176,14 +176,14 @@ Result<std::vector<size_t>> FrameReader::for_blocks(std::span<const Framed> bloc
 Result<std::vector<size_t>> FrameReader::for_keys(std::span<const FramedKeys> blocks,
                                                   const Visible& visible, Unreadable unreadable,
                                                   const UseKeys& use) {
-  return for_blocks<KeyBlock>(blocks, visible, unreadable, use);
+  return for_blocks<KeySpan>(blocks, visible, unreadable, use);
 }
 
 Result<std::vector<size_t>> FrameReader::for_keys_and_values(std::span<const FramedKv> blocks,
                                                              const Visible& visible,
                                                              Unreadable unreadable,
                                                              const UseKv& use) {
-  return for_blocks<KvBlock>(blocks, visible, unreadable, use);
+  return for_blocks<KvSpan>(blocks, visible, unreadable, use);
 }
 
 }  // namespace bowhead::ndp

@@ -43,8 +43,8 @@ enum class Unreadable {
 /// For one thread at a time. Allocates when it meets more tokens than before.
 class FrameReader {
  public:
-  using UseKeys = std::function<Result<void>(std::span<const KeyBlock>)>;
-  using UseKv = std::function<Result<void>(std::span<const KvBlock>)>;
+  using UseKeys = std::function<Result<void>(std::span<const KeySpan>)>;
+  using UseKv = std::function<Result<void>(std::span<const KvSpan>)>;
 
   /// Calls `use` once for each block that has visible tokens, with rows that have them all and no
   /// others: none is handed over of a block of which a part cannot be read. They are there until

@@ -137,7 +137,7 @@ BOWHEAD_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
 /// Of both kinds that are multiplied as bf16.
 struct Bf16Products {
   static constexpr uint32_t kRows = 8;  // that are scored at once
-  static constexpr uint32_t kSums = 1;  // of a row and a line of queries, whatever their parts
+  static constexpr uint32_t kSums = 1;  // of a row and a line of queries, whatever their terms
   using Sum = __m512;
   static BOWHEAD_INLINE Sum add(Sum sum, __m512i row, __m512i line) {
     return add_products(sum, row, line);
@@ -224,9 +224,9 @@ BOWHEAD_INLINE __m512i row_units(__m512i loaded) {
 
 template <class Units>
 BOWHEAD_INLINE typename Units::Sum first_sum(const Queries& queries, uint32_t query,
-                                             uint32_t part) {
+                                             uint32_t term) {
   if constexpr (std::is_same_v<Units, Int8Units>)
-    return _mm512_loadu_si512(queries.starts(query, part));
+    return _mm512_loadu_si512(queries.starts(query, term));
   else
     return _mm512_setzero_ps();
 }
@@ -388,17 +388,17 @@ BOWHEAD_INLINE void store_scores(__m512 a, __m512 b, const float* factors, __m25
   }
 }
 
-/// Of some lines of queries; kRows rows, folded four to one, in one part or
+/// Of some lines of queries; kRows rows, folded four to one, in one term or
 /// two.
-template <uint32_t kOfLine, uint32_t kParts, uint32_t kLines, uint32_t kFours>
+template <uint32_t kOfLine, uint32_t kTerms, uint32_t kLines, uint32_t kFours>
 BOWHEAD_INLINE void store_group(const Queries& queries, uint32_t first_query,
-                                const __m512 (&folded)[kParts][kLines][kFours], __m256 scales,
+                                const __m512 (&folded)[kTerms][kLines][kFours], __m256 scales,
                                 float* scores) {
-  static_assert(kParts * kFours == 2);
+  static_assert(kTerms * kFours == 2);
 #pragma GCC unroll 2
   for (uint32_t l = 0; l < kLines; ++l) {
     const uint32_t query = first_query + l * kOfLine;
-    store_scores<kOfLine>(folded[0][l][0], folded[kParts - 1][l][kFours - 1],
+    store_scores<kOfLine>(folded[0][l][0], folded[kTerms - 1][l][kFours - 1],
                           queries.factors(query), scales, scores + size_t{query} * kTileTokens);
   }
 }
@@ -412,10 +412,10 @@ BOWHEAD_INLINE void fold_rows(const typename Units::Sum (&sums)[Units::kSums][Un
                                   Units::floats(sums, t + 2), Units::floats(sums, t + 3));
 }
 
-/// Sums of kParts and some lines of queries, each of kOfLine, and Units::kRows
+/// Sums of kTerms and some lines of queries, each of kOfLine, and Units::kRows
 /// rows, folded four rows to one. For each 16 bytes of theirs `meanwhile` is
 /// called, with the rows and the number of the step.
-template <class Units, uint32_t kParts, uint32_t kLines, uint32_t kOfLine, class Meanwhile>
+template <class Units, uint32_t kTerms, uint32_t kLines, uint32_t kOfLine, class Meanwhile>
 BOWHEAD_INLINE void multiply(const Queries& queries, uint32_t first_query, const UnitRows& rows,
                              __m512 (&folded)[kLines][Units::kRows / 4],
                              const Meanwhile& meanwhile) {
@@ -432,16 +432,16 @@ BOWHEAD_INLINE void multiply(const Queries& queries, uint32_t first_query, const
     }
   }
   const uint32_t* first = queries.group(first_query, 0);
-  const uint32_t* second = queries.group(first_query, kParts - 1);
+  const uint32_t* second = queries.group(first_query, kTerms - 1);
   const uint8_t* units = rows.units;
   const size_t stride_bytes = rows.stride_bytes;
   uint32_t step = 0;
   for (const uint8_t* end = units + rows.bytes; units < end; units += 64 / kOfLine) {
-    __m512i lines[kParts][kLines];
+    __m512i lines[kTerms][kLines];
 #pragma GCC unroll 2
     for (uint32_t l = 0; l < kLines; ++l) {
       lines[0][l] = _mm512_loadu_si512(first + l * 16);
-      if constexpr (kParts == 2) lines[1][l] = _mm512_loadu_si512(second + l * 16);
+      if constexpr (kTerms == 2) lines[1][l] = _mm512_loadu_si512(second + l * 16);
     }
     first += kLines * 16;
     second += kLines * 16;
@@ -449,7 +449,7 @@ BOWHEAD_INLINE void multiply(const Queries& queries, uint32_t first_query, const
     for (uint32_t t = 0; t < kAtOnce; ++t) {
       const __m512i row = row_units<Units>(repeat<kOfLine>(units + t * stride_bytes));
 #pragma GCC unroll 2
-      for (uint32_t p = 0; p < kParts; ++p) {
+      for (uint32_t p = 0; p < kTerms; ++p) {
 #pragma GCC unroll 2
         for (uint32_t l = 0; l < kLines; ++l)
           sums[l][p % kSums][t] = Units::add(sums[l][p % kSums][t], row, lines[p][l]);
@@ -463,32 +463,32 @@ BOWHEAD_INLINE void multiply(const Queries& queries, uint32_t first_query, const
 }
 
 /// A group of queries and kRows rows.
-template <class Units, uint32_t kParts, uint32_t kQueries, class Meanwhile>
+template <class Units, uint32_t kTerms, uint32_t kQueries, class Meanwhile>
 BOWHEAD_INLINE void score_group(const Queries& queries, uint32_t first_query, const UnitRows& rows,
                                 __m256 scales, float* scores, const Meanwhile& meanwhile) {
   constexpr uint32_t kOfLine = std::min(kQueries, 4u), kLines = kQueries / kOfLine;
   __m512 folded[kRows / Units::kRows][kLines][Units::kRows / 4];
 #pragma GCC unroll 2
   for (uint32_t i = 0; i < kRows / Units::kRows; ++i)
-    multiply<Units, kParts, kLines, kOfLine>(queries, first_query, rows.from(i * Units::kRows),
+    multiply<Units, kTerms, kLines, kOfLine>(queries, first_query, rows.from(i * Units::kRows),
                                              folded[i], meanwhile);
   store_group<kOfLine>(queries, first_query, folded, scales, scores);
 }
 
-template <class Units, uint32_t kParts, class Meanwhile>
+template <class Units, uint32_t kTerms, class Meanwhile>
 BOWHEAD_INLINE void score_rows(const Queries& queries, const UnitRows& rows, __m256 scales,
                                float* scores, const Meanwhile& meanwhile) {
   uint32_t q = 0;
   for (; q + 8 <= queries.count(); q += 8)
-    score_group<Units, kParts, 8>(queries, q, rows, scales, scores, meanwhile);
+    score_group<Units, kTerms, 8>(queries, q, rows, scales, scores, meanwhile);
   if (queries.count() & 4)
-    score_group<Units, kParts, 4>(queries, q, rows, scales, scores, meanwhile);
+    score_group<Units, kTerms, 4>(queries, q, rows, scales, scores, meanwhile);
   q += queries.count() & 4;
   if (queries.count() & 2)
-    score_group<Units, kParts, 2>(queries, q, rows, scales, scores, meanwhile);
+    score_group<Units, kTerms, 2>(queries, q, rows, scales, scores, meanwhile);
 }
 
-template <class Units, uint32_t kParts>
+template <class Units, uint32_t kTerms>
 void score_as_they_lie(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
                        float* scores) {
   const RowsAhead<Units> ahead(keys);
@@ -496,7 +496,7 @@ void score_as_they_lie(const Queries& queries, const Rows& keys, uint32_t first,
                          BOWHEAD_INLINE_LAMBDA { ahead.fetch(rows, step); };
   uint32_t at = 0;
   for (; at + kRows <= count; at += kRows)
-    score_rows<Units, kParts>(queries, {keys.row(first + at), keys.stride_bytes, keys.row_bytes()},
+    score_rows<Units, kTerms>(queries, {keys.row(first + at), keys.stride_bytes, keys.row_bytes()},
                               scales_of(keys, first + at, kRows), scores + at, fetch);
   if (at == count) return;
   alignas(64) uint8_t room[kRoomBytes<Units>];
@@ -504,11 +504,11 @@ void score_as_they_lie(const Queries& queries, const Rows& keys, uint32_t first,
   rest.begin(keys, first + at, first + count - 1);
   rest.finish();
   const auto nothing = [](const uint8_t*, uint32_t) {};
-  score_rows<Units, kParts>(queries, rest.rows(), scales_of(keys, first + at, count - at),
+  score_rows<Units, kTerms>(queries, rest.rows(), scales_of(keys, first + at, count - at),
                             scores + at, nothing);
 }
 
-template <class Units, uint32_t kParts>
+template <class Units, uint32_t kTerms>
 void score_prepared(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
                     float* scores) {
   alignas(64) uint8_t room[2][kRoomBytes<Units>];
@@ -519,7 +519,7 @@ void score_prepared(const Queries& queries, const Rows& keys, uint32_t first, ui
   for (uint32_t at = 0; at < count; at += kRows) {
     if (at + kRows < count) next.begin(keys, first + at + kRows, last);
     const auto prepare = [&](const uint8_t*, uint32_t) BOWHEAD_INLINE_LAMBDA { next.step(); };
-    score_rows<Units, kParts>(queries, rows.rows(), scales_of(keys, first + at, count - at),
+    score_rows<Units, kTerms>(queries, rows.rows(), scales_of(keys, first + at, count - at),
                               scores + at, prepare);
     next.finish();
     std::swap(rows, next);
@@ -528,12 +528,12 @@ void score_prepared(const Queries& queries, const Rows& keys, uint32_t first, ui
 
 /// One query alone and Units::kRows rows, which are made units as they are
 /// read, one after the other. Behind row `last` that one stands in for others.
-template <class Units, uint32_t kParts>
+template <class Units, uint32_t kTerms>
 BOWHEAD_INLINE void multiply_single(const Queries& queries, uint32_t q, const uint8_t* row,
                                     size_t stride_bytes, uint32_t last,
                                     __m512 (&folded)[Units::kRows / 4]) {
   constexpr uint32_t kAtOnce = Units::kRows, kSums = Units::kSums, kLines = Units::kLines;
-  const uint32_t* parts[2] = {queries.group(q, 0), queries.group(q, kParts - 1)};
+  const uint32_t* terms[2] = {queries.group(q, 0), queries.group(q, kTerms - 1)};
   const uint32_t channels = queries.channels();
   typename Units::Sum sums[kSums][kAtOnce];
 #pragma GCC unroll 8
@@ -547,9 +547,9 @@ BOWHEAD_INLINE void multiply_single(const Queries& queries, uint32_t q, const ui
       for (uint32_t i = 0; i < kLines; ++i) {
         const uint32_t unit = (channel / Units::kChunk * kLines + i) * 16;
 #pragma GCC unroll 2
-        for (uint32_t p = 0; p < kParts; ++p)
+        for (uint32_t p = 0; p < kTerms; ++p)
           sums[p % kSums][t] = Units::add(sums[p % kSums][t], row_units<Units>(lines[i]),
-                                          _mm512_loadu_si512(parts[p] + unit));
+                                          _mm512_loadu_si512(terms[p] + unit));
       }
     };
     uint32_t channel = 0;
@@ -561,7 +561,7 @@ BOWHEAD_INLINE void multiply_single(const Queries& queries, uint32_t q, const ui
   fold_rows<Units>(sums, folded);
 }
 
-template <class Units, uint32_t kParts>
+template <class Units, uint32_t kTerms>
 void score_single(const Queries& queries, uint32_t q, const Rows& keys, uint32_t first,
                   uint32_t count, float* scores) {
   for (uint32_t at = 0; at < count; at += kRows) {
@@ -569,34 +569,34 @@ void score_single(const Queries& queries, uint32_t q, const Rows& keys, uint32_t
 #pragma GCC unroll 2
     for (uint32_t i = 0; i < kRows / Units::kRows; ++i) {
       const uint32_t from = std::min(at + i * Units::kRows, count - 1);
-      multiply_single<Units, kParts>(queries, q, keys.row(first + from), keys.stride_bytes,
+      multiply_single<Units, kTerms>(queries, q, keys.row(first + from), keys.stride_bytes,
                                      count - 1 - from, folded[i][0]);
     }
     store_group<1>(queries, q, folded, scales_of(keys, first + at, count - at), scores + at);
   }
 }
 
-template <class Units, uint32_t kParts>
+template <class Units, uint32_t kTerms>
 void score_as(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
               float* scores) {
   if (queries.count() % 2 == 1)
-    score_single<Units, kParts>(queries, queries.count() - 1, keys, first, count, scores);
+    score_single<Units, kTerms>(queries, queries.count() - 1, keys, first, count, scores);
   if (queries.count() == 1) return;
   // Two queries take 32 bytes of a row at once, more of them 16.
   const uint32_t step_bytes = (queries.count() & 2) != 0 ? 32 : 16;
   if (Units::kAsTheyLie && keys.row_bytes() % step_bytes == 0)
-    score_as_they_lie<Units, kParts>(queries, keys, first, count, scores);
+    score_as_they_lie<Units, kTerms>(queries, keys, first, count, scores);
   else
-    score_prepared<Units, kParts>(queries, keys, first, count, scores);
+    score_prepared<Units, kTerms>(queries, keys, first, count, scores);
 }
 
 using E4m3 = Fp8<4, false>;
 using E5m2 = Fp8<5, true>;
 
 template <class Units>
-void score_in_parts(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
+void score_by_terms(const Queries& queries, const Rows& keys, uint32_t first, uint32_t count,
                     float* scores) {
-  queries.parts() == 1 ? score_as<Units, 1>(queries, keys, first, count, scores)
+  queries.terms() == 1 ? score_as<Units, 1>(queries, keys, first, count, scores)
                        : score_as<Units, 2>(queries, keys, first, count, scores);
 }
 
@@ -604,11 +604,11 @@ void score(const Queries& queries, const Rows& keys, uint32_t first, uint32_t co
            float* scores) {
   switch (keys.number) {
     case NumberFormat::BF16:
-      return score_in_parts<Bf16Units>(queries, keys, first, count, scores);
+      return score_by_terms<Bf16Units>(queries, keys, first, count, scores);
     case NumberFormat::FP8_E4M3:
-      return score_in_parts<Fp8Units<E4m3>>(queries, keys, first, count, scores);
+      return score_by_terms<Fp8Units<E4m3>>(queries, keys, first, count, scores);
     case NumberFormat::FP8_E5M2:
-      return score_in_parts<Fp8Units<E5m2>>(queries, keys, first, count, scores);
+      return score_by_terms<Fp8Units<E5m2>>(queries, keys, first, count, scores);
     case NumberFormat::FP16:
       return score_as<Fp16Units, 1>(queries, keys, first, count, scores);
     default:

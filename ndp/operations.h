@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is computed next to the memory: scores, the best keys, attention in parts, tokens by number,
-// digests of pages. Pure functions: they read the blocks where they lie, write what they are given,
-// and start no threads. Copies and checksums are those of base/, compression that of compression/.
+// What is computed next to the memory: scores, the best keys, attention in partials, tokens by
+// number, digests of pages. Pure functions: they read the spans where they lie, write what they are
+// given, and start no threads. Copies and checksums are those of base/, compression that of
+// compression/.
 //
-// Every operation refuses, with INVALID_ARGUMENT and a sentence that names the block, rows that are
-// not what rows.h says, keys of other channels than the queries have, and blocks of which two hold
+// Every operation refuses, with INVALID_ARGUMENT and a sentence that names the span, rows that are
+// not what rows.h says, keys of other channels than the queries have, and spans of which two hold
 // the same token. Where no token is visible there is no answer, and that is not an error.
 //
 // How exact answers are. With exact scores s = scale * sum over channels of q k, and with reach
@@ -33,12 +34,13 @@ inline constexpr float kScoreTolerance = 0x1p-14f;
 inline constexpr float kWeightTolerance = 0x1p-8f;
 inline constexpr float kExpTolerance = 0x1p-16f;
 
-/// scores[q * n + i] of query q and token i, counted through the blocks in their order, which have
+/// scores[q * n + i] of query q and token i, counted through the spans in their order, which have
 /// n tokens together; negative infinity where it is not visible. INVALID_ARGUMENT also: `scores` is
 /// not queries.count() * n.
-Result<void> score(const Queries& queries, std::span<const KeyBlock> blocks, const Visible& visible,
+Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Visible& visible,
                    std::span<float> scores);
 
+/// A token in the answer of a search.
 struct Hit {
   float score = 0;
   uint32_t token = 0;
@@ -49,8 +51,8 @@ struct Hit {
 /// token; what is not a number comes last, and is taken only where there is nothing else.
 bool better(const Hit& a, const Hit& b);
 
-/// The best keys of each query so far. Not thread-safe: threads and devices have one each, which
-/// are merged.
+/// The best keys of each query so far: a partial. Not thread-safe: threads and devices have one
+/// each, which are merged.
 class TopK {
  public:
   static constexpr uint32_t kMaxK = 1u << 20;
@@ -59,9 +61,8 @@ class TopK {
   static Result<TopK> of(uint32_t queries, uint32_t k);
 
   /// Looks at more tokens: none that was looked at before.
-  Result<void> add(const Queries& queries, std::span<const KeyBlock> blocks,
-                   const Visible& visible);
-  /// Takes over the hits of another part of the sequence. INVALID_ARGUMENT: of another shape.
+  Result<void> add(const Queries& queries, std::span<const KeySpan> spans, const Visible& visible);
+  /// Takes over the hits of another partial. INVALID_ARGUMENT: of another shape.
   Result<void> merge(const TopK& other);
   /// Hits of a query, the best first: k, or fewer if no more were visible. Valid until the next
   /// call of any other member.
@@ -82,17 +83,17 @@ class TopK {
   std::vector<float> scores_;
 };
 
-/// Softmax-weighted sums of values: of a part of a sequence, with what it takes to merge parts.
+/// Softmax-weighted sums of values: a partial, with what it takes to merge it with others.
 class Attention {
  public:
   /// Of so many queries and channels of values. INVALID_ARGUMENT: as in rows.h.
   static Result<Attention> of(uint32_t queries, uint32_t channels);
 
   /// Looks at more tokens: none that was looked at before.
-  Result<void> add(const Queries& queries, std::span<const KvBlock> blocks, const Visible& visible);
+  Result<void> add(const Queries& queries, std::span<const KvSpan> spans, const Visible& visible);
   /// As if `other`'s tokens had been added here, to rounding. INVALID_ARGUMENT: another shape.
   Result<void> merge(const Attention& other);
-  /// A part that somebody else computed: outputs as [query][channel], and log-sum-exps. Negative
+  /// A partial that was computed elsewhere: outputs as [query][channel], and log-sum-exps. Negative
   /// infinity: of no token. INVALID_ARGUMENT: other sizes.
   Result<void> merge(std::span<const float> outputs, std::span<const float> log_sum_exps);
 
@@ -104,7 +105,7 @@ class Attention {
 
  private:
   Attention(uint32_t queries, uint32_t channels);
-  void add_tile(const Queries& queries, const KvBlock& block, uint32_t first, uint32_t count);
+  void add_tile(const Queries& queries, const KvSpan& span, uint32_t first, uint32_t count);
 
   uint32_t queries_, channels_;
   std::vector<float> largest_, weights_;  ///< by query: of the scores; sum of exp(score - largest)
@@ -112,22 +113,22 @@ class Attention {
   std::vector<float> tile_;
 };
 
-/// Adds to mass[i], for token i counted through the blocks, what all queries together pay it of
+/// Adds to mass[i], for token i counted through the spans, what all queries together pay it of
 /// their attention: exp(score - log_sum_exp), with the log-sum-exp of each over the whole sequence.
-/// So policies that evict by accumulated attention need no scores. INVALID_ARGUMENT also: spans of
-/// other sizes.
-Result<void> add_mass(const Queries& queries, std::span<const KeyBlock> blocks,
+/// So policies that evict by accumulated attention need no scores. INVALID_ARGUMENT also: `mass`
+/// or `log_sum_exps` of another size.
+Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans,
                       const Visible& visible, std::span<const float> log_sum_exps,
                       std::span<float> mass);
 
 /// Rows of some tokens, one behind the other, as they are: `tokens` are positions in the sequence,
-/// in any order, also more than once. INVALID_ARGUMENT also: a token that no block has; `out` is
-/// not tokens.size() rows, or the blocks' rows are not of one kind and size. Scales, if `scales` is
+/// in any order, also more than once. INVALID_ARGUMENT also: a token that no span has; `out` is
+/// not tokens.size() rows, or the spans' rows are not of one kind and size. Scales, if `scales` is
 /// not empty: as many.
-Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> tokens,
+Result<void> gather(std::span<const KeySpan> spans, std::span<const uint32_t> tokens,
                     std::span<std::byte> out, std::span<float> scales = {});
 
-/// What a page of a block's keys holds, by channel: a bound for every score in it.
+/// What a page of a span's keys holds, by channel: a bound for every score in it.
 struct Digests {
   uint32_t first_token = 0, tokens = 0;
   uint32_t page_tokens = 0, channels = 0;
@@ -135,11 +136,11 @@ struct Digests {
 
   uint32_t pages() const { return (tokens + page_tokens - 1) / page_tokens; }
 };
-/// The digests of a block in pages of so many tokens, the last one shorter. INVALID_ARGUMENT also:
+/// The digests of a span in pages of so many tokens, the last one shorter. INVALID_ARGUMENT also:
 /// pages of no token.
-Result<Digests> digest(const KeyBlock& block, uint32_t page_tokens);
+Result<Digests> digest(const KeySpan& span, uint32_t page_tokens);
 
-/// The k pages of all blocks that can hold the highest scores, by the sum over channels of the
+/// The k pages of all spans that can hold the highest scores, by the sum over channels of the
 /// largest q k that a page allows, the maximum over the queries. Hits name first tokens of pages;
 /// pages without a visible token have none. INVALID_ARGUMENT also: k is 0.
 Result<std::vector<Hit>> select_pages(const Queries& queries, std::span<const Digests> digests,

@@ -28,19 +28,19 @@ struct Place {
 
 }  // namespace
 
-Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> tokens,
+Result<void> gather(std::span<const KeySpan> spans, std::span<const uint32_t> tokens,
                     std::span<std::byte> out, std::span<float> scales) {
-  if (auto good = check_blocks(blocks, nullptr); !good) return good;
-  std::vector<const KeyBlock*> order;
-  for (const KeyBlock& block : blocks) {
-    if (block.keys.tokens != 0) order.push_back(&block);
+  if (auto good = check_spans(spans, nullptr); !good) return good;
+  std::vector<const KeySpan*> order;
+  for (const KeySpan& span : spans) {
+    if (span.keys.tokens != 0) order.push_back(&span);
   }
   std::sort(order.begin(), order.end(),
-            [](const KeyBlock* a, const KeyBlock* b) { return a->first_token < b->first_token; });
+            [](const KeySpan* a, const KeySpan* b) { return a->first_token < b->first_token; });
   const size_t row_bytes = order.empty() ? 0 : order.front()->keys.row_bytes();
-  for (const KeyBlock* block : order) {
-    if (block->keys.number != order.front()->keys.number || block->keys.row_bytes() != row_bytes)
-      return Error{Status::INVALID_ARGUMENT, "the blocks' rows differ in kind or size"};
+  for (const KeySpan* span : order) {
+    if (span->keys.number != order.front()->keys.number || span->keys.row_bytes() != row_bytes)
+      return Error{Status::INVALID_ARGUMENT, "the spans' rows differ in kind or size"};
   }
   if (out.size() != tokens.size() * row_bytes ||
       (!scales.empty() && scales.size() != tokens.size()))
@@ -51,13 +51,13 @@ Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> 
   std::vector<Place> places;
   places.reserve(tokens.size());
   for (const uint32_t token : tokens) {
-    const auto behind = std::upper_bound(
-        order.begin(), order.end(), token,
-        [](uint32_t one, const KeyBlock* block) { return one < block->first_token; });
-    const KeyBlock* block = behind == order.begin() ? nullptr : *(behind - 1);
-    if (block == nullptr || token - block->first_token >= block->keys.tokens)
-      return Error{Status::INVALID_ARGUMENT, fmt::format("no block has token {}", token)};
-    places.push_back({&block->keys, token - block->first_token});
+    const auto behind =
+        std::upper_bound(order.begin(), order.end(), token,
+                         [](uint32_t one, const KeySpan* span) { return one < span->first_token; });
+    const KeySpan* span = behind == order.begin() ? nullptr : *(behind - 1);
+    if (span == nullptr || token - span->first_token >= span->keys.tokens)
+      return Error{Status::INVALID_ARGUMENT, fmt::format("no span has token {}", token)};
+    places.push_back({&span->keys, token - span->first_token});
   }
   for (size_t i = 0; i < places.size(); ++i) {
     if (i + kEarly < places.size()) places[i + kEarly].fetch();
@@ -69,10 +69,10 @@ Result<void> gather(std::span<const KeyBlock> blocks, std::span<const uint32_t> 
   return {};
 }
 
-Result<Digests> digest(const KeyBlock& block, uint32_t page_tokens) {
-  if (auto good = check_blocks(std::span(&block, 1), nullptr); !good) return good.error();
+Result<Digests> digest(const KeySpan& span, uint32_t page_tokens) {
+  if (auto good = check_spans(std::span(&span, 1), nullptr); !good) return good.error();
   if (page_tokens == 0) return Error{Status::INVALID_ARGUMENT, "digests of pages of no token"};
-  Digests digests{block.first_token, block.keys.tokens, page_tokens, block.keys.channels, {}, {}};
+  Digests digests{span.first_token, span.keys.tokens, page_tokens, span.keys.channels, {}, {}};
   const size_t all = size_t{digests.pages()} * digests.channels;
   digests.least.resize(all);
   digests.largest.resize(all);
@@ -80,7 +80,7 @@ Result<Digests> digest(const KeyBlock& block, uint32_t page_tokens) {
     const uint32_t first = page * page_tokens,
                    count = std::min(page_tokens, digests.tokens - first);
     const size_t at = size_t{page} * digests.channels;
-    kernels().bounds(block.keys, first, count, &digests.least[at], &digests.largest[at]);
+    kernels().bounds(span.keys, first, count, &digests.least[at], &digests.largest[at]);
   }
   return digests;
 }

@@ -3,7 +3,7 @@
 // into bit-planes, most are ruled out before their low planes are read.
 //
 // In short: the planes read so far bound a score from both sides. First planes are read of all
-// tokens, then all planes of the likeliest winners; from then on a token whose upper bound is below
+// tokens, then all planes of the likeliest hits; from then on a token whose upper bound is below
 // the k-th highest lower bound is out, and of the others the next plane is read, some tokens at a
 // time (as many rows of a plane as make a line). What is left in the end is scored exactly.
 // docs/ndp-topk.md has the proof, what it takes of real keys, and what few bits find.

@@ -26,7 +26,6 @@ namespace {
 
 using namespace compression;
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr uint32_t kFirstPlanes = 3;  // that an exact search reads of all tokens
 // Within a budget a round spends this share of what is left, and that share of all at least.
 constexpr double kRoundShare = 0.5, kLeastRoundShare = 1.0 / 32;
@@ -40,16 +39,16 @@ class LineSet {
   explicit LineSet(ConstBytes bytes) : first_(line_of(bytes.data())) {
     if (!bytes.empty()) words_.resize((line_of(&bytes.back()) - first_) / 64 + 1);
   }
-  void add(ConstBytes part) {
-    for_lines(part, [&](size_t word, uint64_t bit) {
+  void add(ConstBytes some) {
+    for_lines(some, [&](size_t word, uint64_t bit) {
       bytes_ += (words_[word] & bit) == 0 ? 64 : 0;
       words_[word] |= bit;
     });
   }
   /// Bytes that adding it would add.
-  uint64_t missing(ConstBytes part) const {
+  uint64_t missing(ConstBytes some) const {
     uint64_t bytes = 0;
-    for_lines(part,
+    for_lines(some,
               [&](size_t word, uint64_t bit) { bytes += (words_[word] & bit) == 0 ? 64 : 0; });
     return bytes;
   }
@@ -65,9 +64,9 @@ class LineSet {
  private:
   static uint64_t line_of(const uint8_t* at) { return reinterpret_cast<uintptr_t>(at) / 64; }
   template <class Each>
-  void for_lines(ConstBytes part, const Each& each) const {
-    if (part.empty()) return;
-    for (uint64_t line = line_of(part.data()); line <= line_of(&part.back()); ++line)
+  void for_lines(ConstBytes bytes, const Each& each) const {
+    if (bytes.empty()) return;
+    for (uint64_t line = line_of(bytes.data()); line <= line_of(&bytes.back()); ++line)
       each((line - first_) / 64, uint64_t{1} << (line - first_) % 64);
   }
 
@@ -645,10 +644,11 @@ Status Search::score_exactly(size_t token, Progress& query, float& score) {
   for (uint32_t p = 0; p < remainder; ++p)
     reads.frame.add(piece.planes.rows_of(p, first, within - first + 1));
   if (end.bits > at.bits)
-    reads.frame.add(piece.planes.part_of(remainder, at.bits / 8, (end.bits + 7) / 8 - at.bits / 8));
+    reads.frame.add(
+        piece.planes.bytes_of(remainder, at.bits / 8, (end.bits + 7) / 8 - at.bits / 8));
   if (end.exceptions > at.exceptions)
     reads.frame.add(
-        piece.planes.part_of(remainder + 1, at.exceptions, end.exceptions - at.exceptions));
+        piece.planes.bytes_of(remainder + 1, at.exceptions, end.exceptions - at.exceptions));
   score = score_of_row(query);
   return Status::OK;
 }
@@ -818,7 +818,7 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
   };
   if (k == 0 || k > TopK::kMaxK)
     return refuse(fmt::format("the {} best keys: 1 to {} are possible", k, TopK::kMaxK));
-  std::vector<Part> parts;
+  std::vector<HeldTokens> held;
   for (size_t b = 0; b < blocks.size(); ++b) {
     const PlaneKeys& keys = *blocks[b];
     if (keys.channels() != queries.channels() || keys.number() != queries.keys())
@@ -827,9 +827,9 @@ Result<void> check(const Queries& queries, std::span<const PlaneKeys* const> blo
                       "{} of {}",
                       b, keys.channels(), number_name(keys.number()), queries.channels(),
                       number_name(queries.keys())));
-    parts.push_back({keys.first_token(), uint64_t{keys.first_token()} + keys.tokens(), b});
+    held.push_back({keys.first_token(), keys.tokens(), b});
   }
-  return check_parts(std::move(parts));
+  return check_apart("block", std::move(held));
 }
 
 }  // namespace

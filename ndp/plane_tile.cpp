@@ -72,7 +72,7 @@ bool PlaneTile::is_coded(uint32_t stream) const {
   return head_.streams[stream].codec >= StreamCodec::LZ4;
 }
 
-ConstBytes PlaneTile::part_of(uint32_t stream, uint64_t begin, uint64_t bytes) const {
+ConstBytes PlaneTile::bytes_of(uint32_t stream, uint64_t begin, uint64_t bytes) const {
   const ConstBytes all = coded_[stream];
   if (is_coded(stream)) return all;
   begin = std::min<uint64_t>(begin, all.size());
@@ -81,7 +81,7 @@ ConstBytes PlaneTile::part_of(uint32_t stream, uint64_t begin, uint64_t bytes) c
 
 ConstBytes PlaneTile::rows_of(uint32_t plane, uint32_t first, uint32_t count) const {
   const uint64_t row = plane_bytes(shape_.channels, 1);
-  return part_of(plane, first * row, count * row);
+  return bytes_of(plane, first * row, count * row);
 }
 
 Status PlaneTile::load(uint32_t stream, StreamCoder& coder) {

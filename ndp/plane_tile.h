@@ -21,7 +21,7 @@ class PlaneTile {
   /// The frame's bytes that some tokens' rows of a plane take, or `bytes` of another stream: all of
   /// a coded stream, none of one that is all zero.
   compression::ConstBytes rows_of(uint32_t plane, uint32_t first, uint32_t count) const;
-  compression::ConstBytes part_of(uint32_t stream, uint64_t begin, uint64_t bytes) const;
+  compression::ConstBytes bytes_of(uint32_t stream, uint64_t begin, uint64_t bytes) const;
   compression::ConstBytes head() const { return bytes_.first(head_bytes_); }
   bool is_coded(uint32_t stream) const;
   /// Makes a stream readable by what follows: once for the life of this object. DAMAGED.

@@ -59,9 +59,9 @@ void Queries::set_bf16() {
   const bool exact = std::all_of(floats_.begin(), floats_.end(), [](float x) {
     return (std::bit_cast<uint32_t>(x) & 0xFFFF) == 0;
   });
-  parts_ = exact ? 1 : 2;
+  terms_ = exact ? 1 : 2;
   const size_t all = floats_.size();
-  std::vector<uint16_t> words(all * parts_);
+  std::vector<uint16_t> words(all * terms_);
   const bool unpacked = keys_ != NumberFormat::BF16;
   for (size_t i = 0; i < all; ++i) {
     const size_t within = i % 64, quarter = within / 16, second = within / 8 % 2;
@@ -82,9 +82,9 @@ void Queries::set_bf16() {
 void Queries::set_integers() {
   constexpr int32_t kMost = 127 * 256 + 127;
   static_assert(int64_t{kMaxChannels} / 4 * 128 * kMost < std::numeric_limits<int32_t>::max());
-  parts_ = 2;
+  terms_ = 2;
   const size_t all = floats_.size();
-  std::vector<uint8_t> bytes(all * parts_);
+  std::vector<uint8_t> bytes(all * terms_);
   for (uint32_t q = 0; q < count_; ++q) {
     const float* from = floats(q);
     float largest = 0;
@@ -112,14 +112,14 @@ void Queries::set_integers() {
 }
 
 void Queries::set_starts() {
-  starts_.assign(size_t{count_} * parts_ * 16, 0);
-  for (uint32_t part = 0; part < parts_; ++part) {
+  starts_.assign(size_t{count_} * terms_ * 16, 0);
+  for (uint32_t term = 0; term < terms_; ++term) {
     for (uint32_t first = 0; first < count_;) {
       const uint32_t queries = queries_of_group(first), lines = queries == 8 ? 2 : 1;
-      const uint32_t* units = group(first, part);
+      const uint32_t* units = group(first, term);
       for (size_t i = 0; i < size_t{queries} * this->units(); ++i) {
         const size_t line = i / 16 % lines, query = first + line * 4;
-        int32_t& start = starts_[(size_t{part} * count_ + query) * 16 + i % 16];
+        int32_t& start = starts_[(size_t{term} * count_ + query) * 16 + i % 16];
         for (uint32_t byte = 0; byte < 4; ++byte)
           start -= 128 * static_cast<int8_t>(units[i] >> byte * 8);
       }
@@ -135,11 +135,11 @@ uint32_t Queries::queries_of_group(uint32_t first_query) const {
 
 void Queries::group_units(std::span<const uint32_t> by_query) {
   units_.resize(by_query.size());
-  for (uint32_t part = 0; part < parts_; ++part) {
+  for (uint32_t term = 0; term < terms_; ++term) {
     for (uint32_t first = 0; first < count_;) {
       const uint32_t queries = queries_of_group(first);
       const uint32_t each = 16 / std::min(queries, 4u);  // of a query in a line
-      const size_t from = (size_t{part} * count_ + first) * units();
+      const size_t from = (size_t{term} * count_ + first) * units();
       uint32_t* to = &units_[from];
       for (uint32_t unit = 0; unit < units(); unit += each) {
         for (uint32_t q = 0; q < queries; ++q, to += each)

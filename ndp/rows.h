@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys and values where they lie, and who asks about them.
 //
-// One KV head at a time: engines lay several out side by side or one behind the other, which is a
-// matter of `data` and `stride_bytes`. Multi-head attention has one query per KV head,
-// grouped-query and multi-query attention have several, which are answered in one pass over the
-// rows. Latent attention (MLA) has one head whose values are the first channels of its keys: both
-// then have the same `data` and differ in `channels`.
+// One KV head at a time: several lie side by side or one behind the other, which is a matter of
+// `data` and `stride_bytes`. Multi-head attention
+// has one query per KV head, grouped-query and multi-query attention have several, which are
+// answered in one pass over the rows. Latent attention (MLA) has one head whose values are the
+// first channels of its keys: both then have the same `data` and differ in `channels`.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ namespace bowhead::ndp {
 inline constexpr uint32_t kMaxChannels = 1024;
 inline constexpr uint32_t kMaxQueries = 1024;
 
-/// Keys or values of one head: tokens of a block, one row each.
+/// Keys or values of one head: tokens of a span, one row each.
 struct Rows {
   NumberFormat number = NumberFormat::BF16;  ///< any but BYTES
   uint32_t channels = 0;                     ///< 1 to kMaxChannels
@@ -37,13 +37,14 @@ struct Rows {
   }
 };
 
-/// Some tokens in a row of the sequence. The blocks of a sequence may lie anywhere, and come in any
-/// order.
-struct KeyBlock {
-  uint32_t first_token = 0;  ///< position of the block's first token in the sequence
+/// A span: some tokens in a row of the sequence, and where their keys and values lie. The spans of
+/// a sequence may be in blocks of the pool, in pages of an engine's cache or anywhere else, and
+/// come in any order.
+struct KeySpan {
+  uint32_t first_token = 0;  ///< position of the span's first token in the sequence
   Rows keys;
 };
-struct KvBlock {
+struct KvSpan {
   uint32_t first_token = 0;
   Rows keys, values;  ///< of as many tokens
 };
@@ -59,7 +60,7 @@ struct Visible {
   bool has(uint32_t token) const { return token < end && (token >= begin || token < sinks); }
 };
 
-/// The queries that share a KV head, made ready once for any number of blocks whose keys are of one
+/// The queries that share a KV head, made ready once for any number of spans whose keys are of one
 /// kind. Not changed afterwards: threads may share it.
 class Queries {
  public:
@@ -89,19 +90,20 @@ class Queries {
            : keys_ == NumberFormat::INT8 ? padded() / 4
                                          : padded() / 2;
   }
-  /// 1, or, where the queries are no bf16, 2: the nearest ones, and what is left of them. For int8
-  /// always 2: whole numbers' high bytes, worth 256, and their low ones.
-  uint32_t parts() const { return parts_; }
+  /// A query is the sum of so many terms: of 1, or, where the queries are no bf16, of 2, the
+  /// nearest ones and what is left of them. For int8 always of 2: whole numbers' high bytes, worth
+  /// 256, and their low ones.
+  uint32_t terms() const { return terms_; }
   /// Queries are taken in groups of 8, then of 4, 2 and 1. The units of a group lie in lines of 16,
   /// each of four queries, or of all if they are fewer: the first units of each query, the next
   /// ones ...; of 8 queries a line of the first four, then one of the others.
-  const uint32_t* group(uint32_t first_query, uint32_t part) const {
-    return &units_[(size_t{part} * count_ + first_query) * units()];
+  const uint32_t* group(uint32_t first_query, uint32_t term) const {
+    return &units_[(size_t{term} * count_ + first_query) * units()];
   }
   /// For int8: the sums, by lane of the line that begins with this query, of 128 times its units'
   /// bytes, less than zero.
-  const int32_t* starts(uint32_t query, uint32_t part) const {
-    return &starts_[(size_t{part} * count_ + query) * 16];
+  const int32_t* starts(uint32_t query, uint32_t term) const {
+    return &starts_[(size_t{term} * count_ + query) * 16];
   }
   /// What the sum of products of units is to be multiplied by, the scale included.
   const float* factors(uint32_t query) const { return &factors_[query]; }
@@ -115,7 +117,7 @@ class Queries {
   void group_units(std::span<const uint32_t> by_query);
   uint32_t queries_of_group(uint32_t first_query) const;
 
-  uint32_t count_ = 0, channels_ = 0, parts_ = 1;
+  uint32_t count_ = 0, channels_ = 0, terms_ = 1;
   float scale_ = 1;
   NumberFormat keys_ = NumberFormat::BF16;
   std::vector<float> floats_, factors_;

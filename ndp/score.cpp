@@ -11,16 +11,15 @@
 namespace bowhead::ndp {
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr uint32_t kFewHits = 256;
 
 }  // namespace
 
-Result<void> score(const Queries& queries, std::span<const KeyBlock> blocks, const Visible& visible,
+Result<void> score(const Queries& queries, std::span<const KeySpan> spans, const Visible& visible,
                    std::span<float> scores) {
-  if (auto good = check_blocks(blocks, &queries); !good) return good;
+  if (auto good = check_spans(spans, &queries); !good) return good;
   size_t all = 0;
-  for (const KeyBlock& block : blocks) all += block.keys.tokens;
+  for (const KeySpan& span : spans) all += span.keys.tokens;
   if (scores.size() != all * queries.count())
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("room for {} scores, while {} queries of {} tokens have {}",
@@ -28,13 +27,13 @@ Result<void> score(const Queries& queries, std::span<const KeyBlock> blocks, con
   std::fill(scores.begin(), scores.end(), kNever);
   std::vector<float> tile(size_t{queries.count()} * kTileTokens);
   size_t at = 0;
-  for (const KeyBlock& block : blocks) {
-    for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
-      kernels().score(queries, block.keys, first, count, tile.data());
+  for (const KeySpan& span : spans) {
+    for_tiles(span.first_token, span.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
+      kernels().score(queries, span.keys, first, count, tile.data());
       for (uint32_t q = 0; q < queries.count(); ++q)
         std::copy_n(&tile[size_t{q} * kTileTokens], count, &scores[q * all + at + first]);
     });
-    at += block.keys.tokens;
+    at += span.keys.tokens;
   }
   return {};
 }
@@ -83,20 +82,20 @@ void TopK::take(Best& best, uint32_t more) const {
   if (best.count + kTileTokens > best.hits.size()) shrink(best);
 }
 
-Result<void> TopK::add(const Queries& queries, std::span<const KeyBlock> blocks,
+Result<void> TopK::add(const Queries& queries, std::span<const KeySpan> spans,
                        const Visible& visible) {
   if (queries.count() != best_.size())
     return Error{Status::INVALID_ARGUMENT, fmt::format("{} queries, while this has the best of {}",
                                                        queries.count(), best_.size())};
-  if (auto good = check_blocks(blocks, &queries); !good) return good;
+  if (auto good = check_spans(spans, &queries); !good) return good;
   const Kernels& use = kernels();
-  for (const KeyBlock& block : blocks) {
-    for_tiles(block.first_token, block.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
-      use.score(queries, block.keys, first, count, scores_.data());
+  for (const KeySpan& span : spans) {
+    for_tiles(span.first_token, span.keys.tokens, visible, [&](uint32_t first, uint32_t count) {
+      use.score(queries, span.keys, first, count, scores_.data());
       for (uint32_t q = 0; q < queries.count(); ++q) {
         Best& best = best_[q];
         take(best, use.select(&scores_[size_t{q} * kTileTokens], count, best.least,
-                              block.first_token + first, &best.hits[best.count]));
+                              span.first_token + first, &best.hits[best.count]));
       }
     });
   }

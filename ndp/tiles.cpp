@@ -9,9 +9,9 @@ namespace bowhead::ndp {
 
 namespace {
 
-Result<void> check_rows(const Rows& rows, const char* what, size_t block, const Queries* queries) {
+Result<void> check_rows(const Rows& rows, const char* what, size_t span, const Queries* queries) {
   const auto refuse = [&](const std::string& why) {
-    return Error{Status::INVALID_ARGUMENT, fmt::format("{} of block {}: {}", what, block, why)};
+    return Error{Status::INVALID_ARGUMENT, fmt::format("{} of span {}: {}", what, span, why)};
   };
   if (compression::number_of(rows.number) == nullptr)
     return refuse(fmt::format("number kind {}: it has to be one with a value, such as bf16",
@@ -32,51 +32,53 @@ Result<void> check_rows(const Rows& rows, const char* what, size_t block, const 
   return {};
 }
 
-Result<void> check_block(const KeyBlock& block, size_t at, const Queries* queries) {
-  return check_rows(block.keys, "keys", at, queries);
+Result<void> check_span(const KeySpan& span, size_t at, const Queries* queries) {
+  return check_rows(span.keys, "keys", at, queries);
 }
-Result<void> check_block(const KvBlock& block, size_t at, const Queries* queries) {
-  if (auto good = check_rows(block.keys, "keys", at, queries); !good) return good;
-  if (auto good = check_rows(block.values, "values", at, nullptr); !good) return good;
-  if (block.keys.tokens == block.values.tokens) return {};
+Result<void> check_span(const KvSpan& span, size_t at, const Queries* queries) {
+  if (auto good = check_rows(span.keys, "keys", at, queries); !good) return good;
+  if (auto good = check_rows(span.values, "values", at, nullptr); !good) return good;
+  if (span.keys.tokens == span.values.tokens) return {};
   return Error{Status::INVALID_ARGUMENT,
-               fmt::format("block {} has keys of {} tokens and values of {}", at, block.keys.tokens,
-                           block.values.tokens)};
+               fmt::format("span {} has keys of {} tokens and values of {}", at, span.keys.tokens,
+                           span.values.tokens)};
 }
 
 }  // namespace
 
-Result<void> check_parts(std::vector<Part> parts) {
-  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+Result<void> check_apart(const char* holder, std::vector<HeldTokens> held) {
+  std::erase_if(held, [](const HeldTokens& tokens) { return tokens.count == 0; });
+  std::sort(held.begin(), held.end(), [](const HeldTokens& a, const HeldTokens& b) {
+    return a.first != b.first ? a.first < b.first : a.count < b.count;
   });
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const Part& part = parts[i];
-    if (part.end > std::numeric_limits<uint32_t>::max())
-      return Error{
-          Status::INVALID_ARGUMENT,
-          fmt::format("block {} ends at token {}: positions have 32 bits", part.block, part.end)};
-    if (i > 0 && part.begin < parts[i - 1].end)
+  uint64_t before = 0;  // where the one before ends
+  for (size_t i = 0; i < held.size(); ++i) {
+    const HeldTokens& tokens = held[i];
+    if (tokens.first < before)
       return Error{Status::INVALID_ARGUMENT,
-                   fmt::format("blocks {} and {} both hold token {}", parts[i - 1].block,
-                               part.block, part.begin)};
+                   fmt::format("{0}s {1} and {2} both hold token {3}", holder, held[i - 1].holder,
+                               tokens.holder, tokens.first)};
+    before = uint64_t{tokens.first} + tokens.count;
+    if (before > std::numeric_limits<uint32_t>::max())
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("{} {} ends at token {}: positions have 32 bits", holder,
+                               tokens.holder, before)};
   }
   return {};
 }
 
-template <class Block>
-Result<void> check_blocks(std::span<const Block> blocks, const Queries* queries) {
-  std::vector<Part> parts;
-  parts.reserve(blocks.size());
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    if (auto good = check_block(blocks[i], i, queries); !good) return good;
-    const uint64_t begin = blocks[i].first_token, tokens = blocks[i].keys.tokens;
-    if (tokens != 0) parts.push_back({begin, begin + tokens, i});
+template <class Span>
+Result<void> check_spans(std::span<const Span> spans, const Queries* queries) {
+  std::vector<HeldTokens> held;
+  held.reserve(spans.size());
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (auto good = check_span(spans[i], i, queries); !good) return good;
+    held.push_back({spans[i].first_token, spans[i].keys.tokens, i});
   }
-  return check_parts(std::move(parts));
+  return check_apart("span", std::move(held));
 }
 
-template Result<void> check_blocks(std::span<const KeyBlock>, const Queries*);
-template Result<void> check_blocks(std::span<const KvBlock>, const Queries*);
+template Result<void> check_spans(std::span<const KeySpan>, const Queries*);
+template Result<void> check_spans(std::span<const KvSpan>, const Queries*);
 
 }  // namespace bowhead::ndp

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all operations do with blocks: refuse what is wrong, and go over what is visible.
+// What all operations do with spans: refuse what is wrong, and go over what is visible.
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -10,22 +11,26 @@
 
 namespace bowhead::ndp {
 
-/// Tokens of the sequence that a block has.
-struct Part {
-  uint64_t begin, end;
-  size_t block;
+/// The score of no token.
+inline constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+/// Tokens of the sequence that a span or a block holds, and which one it is.
+struct HeldTokens {
+  uint32_t first, count;
+  size_t holder;
 };
-/// INVALID_ARGUMENT: two hold the same token, or one is beyond 32 bits.
-Result<void> check_parts(std::vector<Part> parts);
+/// INVALID_ARGUMENT: two of these "span"s or "block"s hold the same token, or one is beyond 32
+/// bits.
+Result<void> check_apart(const char* holder, std::vector<HeldTokens> held);
 
 /// INVALID_ARGUMENT as operations.h says. `queries`: that keys are to fit to; null: any.
-template <class Block>
-Result<void> check_blocks(std::span<const Block> blocks, const Queries* queries);
+template <class Span>
+Result<void> check_spans(std::span<const Span> spans, const Queries* queries);
 
-/// Calls each(first, count) for the visible tokens of a block, by their number in it: once, or
+/// Calls each(first, count) for the visible tokens of a span, by their number in it: once, or
 /// twice where there are sinks.
 template <class Each>
-void for_runs(uint32_t first_token, uint32_t tokens, const Visible& visible, const Each& each) {
+void for_visible(uint32_t first_token, uint32_t tokens, const Visible& visible, const Each& each) {
   const uint64_t end = std::min<uint64_t>(uint64_t{first_token} + tokens, visible.end);
   const auto run = [&](uint64_t from, uint64_t to) {
     from = std::max<uint64_t>(from, first_token);
@@ -40,7 +45,7 @@ void for_runs(uint32_t first_token, uint32_t tokens, const Visible& visible, con
 /// The same, at most kTileTokens at a time.
 template <class Each>
 void for_tiles(uint32_t first_token, uint32_t tokens, const Visible& visible, const Each& each) {
-  for_runs(first_token, tokens, visible, [&](uint32_t first, uint32_t left) {
+  for_visible(first_token, tokens, visible, [&](uint32_t first, uint32_t left) {
     for (uint32_t count; left > 0; first += count, left -= count) {
       count = std::min(left, kTileTokens);
       each(first, count);

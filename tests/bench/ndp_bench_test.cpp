@@ -112,17 +112,17 @@ class NdpBenchChecks : public ::testing::TestWithParam<NumberFormat> {
 
   const NdpData data_{GetParam(), 1u << 20};
   const ndp::Queries queries_ = make_queries(8, kHeadChannels, GetParam());
-  const std::vector<ndp::KeyBlock> blocks_ =
-      data_.blocks(data_.part(0, data_.bytes()), kHeadChannels, 0);
+  const std::vector<ndp::KeySpan> spans_ =
+      data_.spans(data_.share(0, data_.bytes()), kHeadChannels, 0);
 };
 
 TEST_P(NdpBenchChecks, DataIsNormal) {
   double sum = 0, squares = 0, count = 0;
-  for (const ndp::KeyBlock& block : blocks_) {
-    EXPECT_EQ(block.keys.scales != nullptr, GetParam() == NumberFormat::INT8);
+  for (const ndp::KeySpan& span : spans_) {
+    EXPECT_EQ(span.keys.scales != nullptr, GetParam() == NumberFormat::INT8);
     std::vector<float> least(kHeadChannels), largest(kHeadChannels);
-    for (uint32_t token = 0; token < kBlockTokens; ++token) {
-      ndp::kKernelsScalar.bounds(block.keys, token, 1, least.data(), largest.data());
+    for (uint32_t token = 0; token < kSpanTokens; ++token) {
+      ndp::kKernelsScalar.bounds(span.keys, token, 1, least.data(), largest.data());
       for (const float value : least) {
         ASSERT_TRUE(std::isfinite(value));
         sum += value;
@@ -137,25 +137,25 @@ TEST_P(NdpBenchChecks, DataIsNormal) {
 }
 
 TEST_P(NdpBenchChecks, FindWrongScores) {
-  const size_t all = blocks_.size() * kBlockTokens;
+  const size_t all = spans_.size() * kSpanTokens;
   std::vector<float> scores(all * queries_.count());
-  ASSERT_TRUE(ndp::score(queries_, blocks_, {}, scores));
-  EXPECT_TRUE(check_scores(queries_, blocks_, scores));
-  scores[7 * all + kBlockTokens - 1] += 0.01f;
-  EXPECT_EQ(check_scores(queries_, blocks_, scores).status(), Status::DAMAGED);
+  ASSERT_TRUE(ndp::score(queries_, spans_, {}, scores));
+  EXPECT_TRUE(check_scores(queries_, spans_, scores));
+  scores[7 * all + kSpanTokens - 1] += 0.01f;
+  EXPECT_EQ(check_scores(queries_, spans_, scores).status(), Status::DAMAGED);
 }
 
 TEST_P(NdpBenchChecks, FindWrongHits) {
-  std::vector<float> scores(blocks_.size() * kBlockTokens * queries_.count());
-  ASSERT_TRUE(ndp::score(queries_, blocks_, {}, scores));
+  std::vector<float> scores(spans_.size() * kSpanTokens * queries_.count());
+  ASSERT_TRUE(ndp::score(queries_, spans_, {}, scores));
   auto best = ndp::TopK::of(8, 64);
   ASSERT_TRUE(best);
-  ASSERT_TRUE(best->add(queries_, blocks_, {}));
+  ASSERT_TRUE(best->add(queries_, spans_, {}));
   const auto found = best->hits(3);
   const std::vector<ndp::Hit> hits(found.begin(), found.end());
-  EXPECT_TRUE(check_hits(queries_, blocks_, scores, 3, hits));
+  EXPECT_TRUE(check_hits(queries_, spans_, scores, 3, hits));
   const auto refused = [&](std::vector<ndp::Hit> wrong) {
-    return check_hits(queries_, blocks_, scores, 3, wrong).status() == Status::DAMAGED;
+    return check_hits(queries_, spans_, scores, 3, wrong).status() == Status::DAMAGED;
   };
   auto wrong = hits;
   wrong.erase(wrong.begin() + 20);
@@ -172,21 +172,21 @@ TEST_P(NdpBenchChecks, FindWrongHits) {
 }
 
 TEST_P(NdpBenchChecks, FindWrongAttention) {
-  const ndp::KvBlock block = {0, blocks_[0].keys, blocks_[1].keys};
-  const ndp::KvBlock other = {0, blocks_[0].keys, blocks_[2].keys};
+  const ndp::KvSpan span = {0, spans_[0].keys, spans_[1].keys};
+  const ndp::KvSpan other = {0, spans_[0].keys, spans_[2].keys};
   auto sums = ndp::Attention::of(8, kHeadChannels);
   ASSERT_TRUE(sums);
-  ASSERT_TRUE(sums->add(queries_, std::span(&block, 1), {}));
-  EXPECT_TRUE(check_attention(queries_, std::span(&block, 1), *sums));
+  ASSERT_TRUE(sums->add(queries_, std::span(&span, 1), {}));
+  EXPECT_TRUE(check_attention(queries_, std::span(&span, 1), *sums));
   EXPECT_EQ(check_attention(queries_, std::span(&other, 1), *sums).status(), Status::DAMAGED);
 }
 
 TEST_P(NdpBenchChecks, FindWrongDigests) {
-  auto digests = ndp::digest(blocks_[1], 16);
+  auto digests = ndp::digest(spans_[1], 16);
   ASSERT_TRUE(digests);
-  EXPECT_TRUE(check_digests(blocks_[1], *digests));
+  EXPECT_TRUE(check_digests(spans_[1], *digests));
   digests->least.back() *= 0.5f;
-  EXPECT_EQ(check_digests(blocks_[1], *digests).status(), Status::DAMAGED);
+  EXPECT_EQ(check_digests(spans_[1], *digests).status(), Status::DAMAGED);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, NdpBenchChecks, ::testing::ValuesIn(kKinds),

@@ -171,22 +171,22 @@ class Attention {
     const NumberFormat kind = model_.number;
     const auto queries =
         ndp::Queries::of(wanted, model_.queries_per_head, model_.key_channels, work_.scale, kind);
-    std::vector<ndp::KvBlock> blocks;
+    std::vector<ndp::KvSpan> near;
     uint32_t token = 0;
     for (uint32_t span = first_spans_[sequence]; span < first_spans_[sequence + 1]; ++span) {
       const AttendSpan& at = spans_[span];
       const size_t offset = work_.layer * at.layer_stride_bytes + head * at.head_stride_bytes;
-      ndp::KvBlock block{token, {kind, model_.key_channels, at.tokens}, {}};
-      block.keys.stride_bytes = std::max(at.token_stride_bytes, size_t{model_.row()} * 2);
-      block.values = block.keys;
-      block.values.channels = model_.value_channels;
-      block.keys.data = at.keys + offset;
-      block.values.data = at.values + offset;
+      ndp::KvSpan one{token, {kind, model_.key_channels, at.tokens}, {}};
+      one.keys.stride_bytes = std::max(at.token_stride_bytes, size_t{model_.row()} * 2);
+      one.values = one.keys;
+      one.values.channels = model_.value_channels;
+      one.keys.data = at.keys + offset;
+      one.values.data = at.values + offset;
       token += at.tokens;
-      if (span >= first_spans_[sequence] + first_span) blocks.push_back(block);
+      if (span >= first_spans_[sequence] + first_span) near.push_back(one);
     }
     auto result = ndp::Attention::of(model_.queries_per_head, model_.value_channels);
-    EXPECT_TRUE(result->add(*queries, blocks, {}));
+    EXPECT_TRUE(result->add(*queries, near, {}));
     return *result;
   }
   uint32_t span_count(uint32_t sequence) const {

@@ -267,7 +267,7 @@ TEST_P(TokenSourceTest, TakesHitsWhereTheyLie) {
   Random random(7);
   for (float& q : query) q = static_cast<float>(random.below(100)) / 100 - 0.5f;
   const auto queries = ndp::Queries::of(query, 1, kChannels, 0.2f, NumberFormat::FP8_E4M3).value();
-  std::vector<ndp::KeyBlock> keys;
+  std::vector<ndp::KeySpan> keys;
   for (uint32_t i = 0; i < 5; ++i) {
     const size_t tokens = tokens_of(i);
     for (std::byte& byte : payloads_[i]) byte &= std::byte{0x77};  // every one is a number

@@ -31,11 +31,11 @@ double error_of_score(const Problem& p, uint32_t q, uint32_t token) {
          1e-30;
 }
 
-/// The first half of the blocks, and the others.
-template <class Block>
-std::pair<std::vector<Block>, std::vector<Block>> halves(const std::vector<Block>& blocks) {
-  const auto middle = blocks.begin() + static_cast<long>(blocks.size() / 2);
-  return {{blocks.begin(), middle}, {middle, blocks.end()}};
+/// The first half of the spans, and the others.
+template <class Span>
+std::pair<std::vector<Span>, std::vector<Span>> halves(const std::vector<Span>& spans) {
+  const auto middle = spans.begin() + static_cast<long>(spans.size() / 2);
+  return {{spans.begin(), middle}, {middle, spans.end()}};
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ std::vector<Shape> shapes_to_check(uint64_t seed) {
       shape.latent = random.below(4) == 0;
       if (shape.latent) shape.value_channels = std::min(shape.value_channels, shape.key_channels);
       shape.tokens = 1 + static_cast<uint32_t>(random.below(300));
-      shape.most_in_a_block = 1 + static_cast<uint32_t>(random.below(150));
+      shape.most_in_a_span = 1 + static_cast<uint32_t>(random.below(150));
       shape.with_scales = random.below(2) == 0;
       shape.float_queries = random.below(2) == 0;
       shapes.push_back(shape);
@@ -65,23 +65,23 @@ std::vector<Shape> shapes_to_check(uint64_t seed) {
 
 std::string to_text(const Shape& s) {
   return fmt::format(
-      "{}, {} {} queries of {} channels, {} tokens in blocks of up to {}, values of "
+      "{}, {} {} queries of {} channels, {} tokens in spans of up to {}, values of "
       "{}{}{}",
       number_name(s.number), s.queries, s.float_queries ? "float" : "bf16", s.key_channels,
-      s.tokens, s.most_in_a_block, s.value_channels, s.latent ? ", latent" : "",
+      s.tokens, s.most_in_a_span, s.value_channels, s.latent ? ", latent" : "",
       s.with_scales ? ", scales" : "");
 }
 
 std::string check_scores(const Problem& p, const Visible& visible) {
-  const auto blocks = p.key_blocks();
+  const auto spans = p.key_spans();
   std::vector<float> scores(size_t{p.shape().queries} * p.shape().tokens);
-  if (const auto done = ndp::score(p.queries(), blocks, visible, scores); !done)
+  if (const auto done = ndp::score(p.queries(), spans, visible, scores); !done)
     return "score: " + done.error().message();
   for (uint32_t q = 0; q < p.shape().queries; ++q) {
     const float* at = &scores[size_t{q} * p.shape().tokens];
-    for (const auto& block : blocks) {
-      for (uint32_t i = 0; i < block.keys.tokens; ++i, ++at) {
-        const uint32_t token = block.first_token + i;
+    for (const auto& span : spans) {
+      for (uint32_t i = 0; i < span.keys.tokens; ++i, ++at) {
+        const uint32_t token = span.first_token + i;
         const bool seen = oracle_sees(as_oracle(visible), token);
         const double want = seen ? oracle_score(p.query(q), p.sequence().keys[token], p.scale())
                                  : -std::numeric_limits<double>::infinity();
@@ -125,10 +125,10 @@ std::string check_top_k(const Problem& p, const Visible& visible, uint32_t k) {
   const auto queries = p.queries();
   auto whole = ndp::TopK::of(queries.count(), k).value();
   auto first = whole, second = whole;
-  const auto blocks = p.key_blocks();
-  const auto parts = halves(blocks);
+  const auto spans = p.key_spans();
+  const auto parts = halves(spans);
   for (const auto& done :
-       {whole.add(queries, blocks, visible), first.add(queries, parts.first, visible),
+       {whole.add(queries, spans, visible), first.add(queries, parts.first, visible),
         second.add(queries, parts.second, visible), second.merge(first)}) {
     if (!done) return "top-k: " + done.error().message();
   }
@@ -172,8 +172,8 @@ std::string check_mass(const Problem& p, const Visible& visible, const ndp::Atte
   const auto queries = p.queries();
   std::vector<float> lse, mass(p.shape().tokens);
   for (uint32_t q = 0; q < queries.count(); ++q) lse.push_back(attention.log_sum_exp(q));
-  const auto blocks = p.key_blocks();
-  if (const auto done = ndp::add_mass(queries, blocks, visible, lse, mass); !done)
+  const auto spans = p.key_spans();
+  if (const auto done = ndp::add_mass(queries, spans, visible, lse, mass); !done)
     return "mass: " + done.error().message();
   std::vector<double> want(p.shape().tokens), reach(p.shape().tokens);
   for (uint32_t q = 0; q < queries.count(); ++q) {
@@ -188,8 +188,8 @@ std::string check_mass(const Problem& p, const Visible& visible, const ndp::Atte
     }
   }
   size_t at = 0;
-  for (const auto& block : blocks) {
-    for (uint32_t t = block.first_token; t < block.first_token + block.keys.tokens; ++t, ++at) {
+  for (const auto& span : spans) {
+    for (uint32_t t = span.first_token; t < span.first_token + span.keys.tokens; ++t, ++at) {
       if (!(std::abs(mass[at] - want[t]) <= reach[t] + 1e-30))
         return fmt::format("mass {} of token {}, not {}", mass[at], t, want[t]);
     }
@@ -203,9 +203,9 @@ std::string check_attention(const Problem& p, const Visible& visible) {
   const auto queries = p.queries();
   auto whole = ndp::Attention::of(queries.count(), p.shape().value_channels).value();
   auto first = whole, second = whole, remote = whole;
-  const auto parts = halves(p.blocks());
+  const auto parts = halves(p.spans());
   for (const auto& done :
-       {whole.add(queries, p.blocks(), visible), first.add(queries, parts.first, visible),
+       {whole.add(queries, p.spans(), visible), first.add(queries, parts.first, visible),
         second.add(queries, parts.second, visible)}) {
     if (!done) return "attention: " + done.error().message();
   }
@@ -231,8 +231,8 @@ std::string check_pages(const Problem& p, const Visible& visible) {
   constexpr uint32_t kPageTokens = 16;
   const auto queries = p.queries();
   std::vector<ndp::Digests> digests;
-  for (const auto& block : p.key_blocks()) {
-    auto one = ndp::digest(block, kPageTokens);
+  for (const auto& span : p.key_spans()) {
+    auto one = ndp::digest(span, kPageTokens);
     if (!one) return "digest: " + one.error().message();
     digests.push_back(std::move(*one));
   }

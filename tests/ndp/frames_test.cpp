@@ -24,8 +24,8 @@ using ndp::FramedKeys;
 using ndp::FramedKv;
 using ndp::FrameReader;
 using ndp::Hit;
-using ndp::KeyBlock;
-using ndp::KvBlock;
+using ndp::KeySpan;
+using ndp::KvSpan;
 using ndp::Queries;
 using ndp::TopK;
 using ndp::Unreadable;
@@ -60,15 +60,15 @@ class Both {
   }
 
   std::vector<FramedKv>& framed() { return framed_; }
-  std::vector<KvBlock>& blocks() { return blocks_; }
+  std::vector<KvSpan>& blocks() { return blocks_; }
   std::vector<FramedKeys> framed_keys() const {
     std::vector<FramedKeys> keys;
     for (const FramedKv& block : framed_) keys.push_back({block.first_token, block.keys});
     return keys;
   }
-  std::vector<KeyBlock> key_blocks() const {
-    std::vector<KeyBlock> keys;
-    for (const KvBlock& block : blocks_) keys.push_back({block.first_token, block.keys});
+  std::vector<KeySpan> key_blocks() const {
+    std::vector<KeySpan> keys;
+    for (const KvSpan& block : blocks_) keys.push_back({block.first_token, block.keys});
     return keys;
   }
   /// Of the keys of a block, to damage it.
@@ -107,7 +107,7 @@ class Both {
   NumberFormat number_;
   std::vector<std::unique_ptr<Tensor>> tensors_;
   std::vector<FramedKv> framed_;
-  std::vector<KvBlock> blocks_;
+  std::vector<KvSpan> blocks_;
 };
 
 constexpr uint32_t kWanted = 40;
@@ -121,7 +121,7 @@ std::vector<std::vector<Hit>> hits_of(TopK& best) {
   return all;
 }
 
-std::vector<std::vector<Hit>> best_of(const Queries& queries, const std::vector<KeyBlock>& blocks,
+std::vector<std::vector<Hit>> best_of(const Queries& queries, const std::vector<KeySpan>& blocks,
                                       const Visible& visible) {
   auto best = TopK::of(kQueries, kWanted).value();
   EXPECT_TRUE(best.add(queries, blocks, visible));
@@ -140,7 +140,7 @@ std::vector<float> answer_of(const Attention& attention, uint32_t channels) {
   return all;
 }
 
-std::vector<float> attention_of(const Queries& queries, const std::vector<KvBlock>& blocks,
+std::vector<float> attention_of(const Queries& queries, const std::vector<KvSpan>& blocks,
                                 const Visible& visible, uint32_t channels) {
   auto attention = Attention::of(kQueries, channels).value();
   EXPECT_TRUE(attention.add(queries, blocks, visible));
@@ -153,7 +153,7 @@ void check(Both& both, const Visible& visible, uint32_t value_channels) {
   auto best = TopK::of(kQueries, kWanted).value();
   const auto searched = reader.for_keys(
       both.framed_keys(), visible, Unreadable::REFUSE,
-      [&](std::span<const KeyBlock> rows) { return best.add(queries, rows, visible); });
+      [&](std::span<const KeySpan> rows) { return best.add(queries, rows, visible); });
   ASSERT_TRUE(searched) << searched.error().message();
   EXPECT_TRUE(searched->empty());
   EXPECT_EQ(hits_of(best), best_of(queries, both.key_blocks(), visible));
@@ -161,7 +161,7 @@ void check(Both& both, const Visible& visible, uint32_t value_channels) {
   auto attention = Attention::of(kQueries, value_channels).value();
   const auto attended = reader.for_keys_and_values(
       both.framed(), visible, Unreadable::REFUSE,
-      [&](std::span<const KvBlock> rows) { return attention.add(queries, rows, visible); });
+      [&](std::span<const KvSpan> rows) { return attention.add(queries, rows, visible); });
   ASSERT_TRUE(attended) << attended.error().message();
   EXPECT_EQ(answer_of(attention, value_channels),
             attention_of(queries, both.blocks(), visible, value_channels));
@@ -182,7 +182,7 @@ TEST_P(FramesTest, AnswerLatentAttention) {
     block.values = {};
     block.value_channels = 40;
   }
-  for (KvBlock& block : both.blocks()) {
+  for (KvSpan& block : both.blocks()) {
     block.values = block.keys;
     block.values.channels = 40;
   }
@@ -206,7 +206,7 @@ TEST(DamagedFrame, IsNamedAndTheOthersAreAnswered) {
     const auto search = [&](Unreadable unreadable) {
       return FrameReader().for_keys(
           both.framed_keys(), {}, unreadable,
-          [&](std::span<const KeyBlock> rows) { return best.add(queries, rows, {}); });
+          [&](std::span<const KeySpan> rows) { return best.add(queries, rows, {}); });
     };
     const auto refused = search(Unreadable::REFUSE);
     ASSERT_EQ(refused.status(), Status::DAMAGED);
@@ -229,7 +229,7 @@ TEST(DamagedFrame, IsNotNoticedWhereNothingIsVisible) {
   uint32_t used = 0;
   const auto read = [&](const Visible& visible) {
     return FrameReader().for_keys(both.framed_keys(), visible, Unreadable::REFUSE,
-                                  [&](std::span<const KeyBlock>) {
+                                  [&](std::span<const KeySpan>) {
                                     ++used;
                                     return Result<void>();
                                   });
@@ -271,7 +271,7 @@ TEST(WrongFrames, AreRefusedAndNamed) {
   for (const Wrong& wrong : wrongs) {
     const FramedKv blocks[] = {both.framed()[0], wrong.block};
     const auto done = FrameReader().for_keys_and_values(
-        blocks, {}, Unreadable::SKIP, [](std::span<const KvBlock>) -> Result<void> {
+        blocks, {}, Unreadable::SKIP, [](std::span<const KvSpan>) -> Result<void> {
           ADD_FAILURE() << "used before all was checked";
           return {};
         });
@@ -285,7 +285,7 @@ TEST(WrongUse, EndsTheReading) {
   Both both(NumberFormat::BF16, {100, 100}, 5);
   int calls = 0;
   const auto done = FrameReader().for_keys(both.framed_keys(), {}, Unreadable::SKIP,
-                                           [&](std::span<const KeyBlock>) -> Result<void> {
+                                           [&](std::span<const KeySpan>) -> Result<void> {
                                              ++calls;
                                              return Status::DAMAGED;
                                            });

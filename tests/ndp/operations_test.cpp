@@ -17,7 +17,7 @@ namespace {
 
 using ndp::better;
 using ndp::Hit;
-using ndp::KeyBlock;
+using ndp::KeySpan;
 using ndp::Queries;
 using ndp::Rows;
 using ndp::TopK;
@@ -46,7 +46,7 @@ TEST(Operations, OfManyTokens) {
                     .key_channels = 128,
                     .value_channels = 128,
                     .tokens = 5000,
-                    .most_in_a_block = 600};
+                    .most_in_a_span = 600};
   ASSERT_EQ(check_all(shape, 1), "");
 }
 
@@ -58,11 +58,11 @@ TEST(Operations, KnowEveryNumber) {
     const uint32_t count = bytes == 1 ? 256 : 65536;
     std::vector<uint8_t> data(size_t{count} * bytes);
     for (uint32_t i = 0; i < count; ++i) std::memcpy(&data[size_t{i} * bytes], &i, bytes);
-    const KeyBlock block{0, {number, 1, count, data.data(), bytes}};
+    const KeySpan span{0, {number, 1, count, data.data(), bytes}};
     const float one = 1;
     std::vector<float> scores(count);
-    ASSERT_TRUE(ndp::score(Queries::of({&one, 1}, 1, 1, 1, number).value(), std::span(&block, 1),
-                           {}, scores));
+    ASSERT_TRUE(ndp::score(Queries::of({&one, 1}, 1, 1, 1, number).value(), std::span(&span, 1), {},
+                           scores));
     for (uint32_t i = 0; i < count; ++i) {
       const double want = oracle_value(number_name(number), i);
       const bool denormal = std::abs(want) < std::numeric_limits<float>::min();
@@ -79,7 +79,7 @@ TEST(Operations, KnowEveryNumber) {
 TEST(Operations, OfInt8DoNotOverflow) {
   for (const int key : {-128, -1, 0, 127}) {
     const std::vector<int8_t> rows(size_t{20} * ndp::kMaxChannels, static_cast<int8_t>(key));
-    const KeyBlock block{
+    const KeySpan span{
         0, {NumberFormat::INT8, ndp::kMaxChannels, 20, rows.data(), ndp::kMaxChannels, nullptr}};
     for (const uint32_t count : {1u, 2u, 4u, 8u}) {
       for (const float sign : {-1.0f, 1.0f}) {
@@ -87,7 +87,7 @@ TEST(Operations, OfInt8DoNotOverflow) {
         std::vector<float> scores(count * 20);
         ASSERT_TRUE(
             ndp::score(Queries::of(ones, count, ndp::kMaxChannels, 1, NumberFormat::INT8).value(),
-                       std::span(&block, 1), {}, scores));
+                       std::span(&span, 1), {}, scores));
         const float want = sign * static_cast<float>(key) * ndp::kMaxChannels;
         for (const float score : scores)
           EXPECT_NEAR(score, want, std::abs(want) * ndp::kScoreTolerance);
@@ -113,11 +113,11 @@ TEST(Order, OfTiesIsTheEarlierTokens) {
   const std::vector<float> ones(64, 1);
   std::vector<uint16_t> rows(size_t{3000} * 64, 0x3F80);
   const auto queries = Queries::of(ones, 1, 64, 1, NumberFormat::BF16).value();
-  std::vector<KeyBlock> blocks;
+  std::vector<KeySpan> spans;
   for (const uint32_t first : {2000u, 0u, 1000u})
-    blocks.push_back({first, {NumberFormat::BF16, 64, 1000, &rows[first * 64], 128}});
+    spans.push_back({first, {NumberFormat::BF16, 64, 1000, &rows[first * 64], 128}});
   auto best = TopK::of(1, 100).value();
-  ASSERT_TRUE(best.add(queries, blocks, {.begin = 10}));
+  ASSERT_TRUE(best.add(queries, spans, {.begin = 10}));
   ASSERT_EQ(best.hits(0).size(), 100u);
   for (uint32_t i = 0; i < 100; ++i) EXPECT_EQ(best.hits(0)[i], (Hit{64, 10 + i}));
 }
@@ -128,10 +128,10 @@ TEST(NotANumber, ComesLast) {
   Problem p({.tokens = 300}, 1);
   p.set_key(7, 3, 0x7FC0);
   const auto queries = p.queries();
-  const auto blocks = p.key_blocks();
+  const auto spans = p.key_spans();
   for (const uint32_t k : {299u, 300u}) {
     auto best = TopK::of(1, k).value();
-    ASSERT_TRUE(best.add(queries, blocks, {}));
+    ASSERT_TRUE(best.add(queries, spans, {}));
     ASSERT_EQ(best.hits(0).size(), k);
     for (uint32_t i = 0; i < 299; ++i) EXPECT_FALSE(std::isnan(best.hits(0)[i].score));
     if (k == 300) {
@@ -146,13 +146,13 @@ TEST(NotANumber, InAQueryShowsInItsScores) {
   const std::vector<uint8_t> ones(kChannels * 2, 1);
   for (const NumberFormat number : {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
                                     NumberFormat::FP8_E5M2, NumberFormat::INT8}) {
-    const KeyBlock block{0, {number, kChannels, 1, ones.data(), kChannels * 2}};
+    const KeySpan span{0, {number, kChannels, 1, ones.data(), kChannels * 2}};
     for (const uint32_t at : {0u, 30u, kChannels - 1}) {
       std::vector<float> query(kChannels, 1);
       query[at] = kNan;
       const auto queries = Queries::of(query, 1, kChannels, 1, number).value();
       float score = 0;
-      ASSERT_TRUE(ndp::score(queries, std::span(&block, 1), {}, {&score, 1}));
+      ASSERT_TRUE(ndp::score(queries, std::span(&span, 1), {}, {&score, 1}));
       EXPECT_TRUE(std::isnan(score)) << number_name(number) << " " << at;
     }
   }
@@ -162,22 +162,22 @@ TEST(NotANumber, InAKeyShowsInItsQueriesOutputs) {
   Problem p({.queries = 2, .tokens = 300}, 1);
   p.set_key(7, 3, 0x7FC0);
   auto attention = ndp::Attention::of(2, 64).value();
-  ASSERT_TRUE(attention.add(p.queries(), p.blocks(), {}));
+  ASSERT_TRUE(attention.add(p.queries(), p.spans(), {}));
   std::vector<float> out(64);
   ASSERT_EQ(attention.output(0, out), Status::OK);
   EXPECT_TRUE(std::isnan(out[0]));
   EXPECT_TRUE(std::isnan(attention.log_sum_exp(1)));
   auto without = ndp::Attention::of(2, 64).value();
-  ASSERT_TRUE(without.add(p.queries(), p.blocks(), {.begin = 8}));
+  ASSERT_TRUE(without.add(p.queries(), p.spans(), {.begin = 8}));
   ASSERT_EQ(without.output(0, out), Status::OK);
   EXPECT_FALSE(std::isnan(out[0]));
 }
 
 TEST(NotANumber, OpensItsPage) {
-  Problem p({.tokens = 64, .most_in_a_block = 1}, 1);
+  Problem p({.tokens = 64, .most_in_a_span = 1}, 1);
   p.set_key(40, 3, 0x7FC0);
-  const auto block = p.key_blocks();
-  for (const KeyBlock& one : block) {
+  const auto span = p.key_spans();
+  for (const KeySpan& one : span) {
     if (one.first_token != 40) continue;
     const auto digests = ndp::digest(one, 16).value();
     EXPECT_EQ(digests.least[3], -kInfinity);
@@ -192,11 +192,11 @@ TEST(Infinity, WinsAndMakesAttentionNotANumber) {
   Problem p({.tokens = 100}, 1);
   p.set_key(7, 3, p.query(0)[3] > 0 ? 0x7F80 : 0xFF80);
   auto best = TopK::of(1, 1).value();
-  const auto blocks = p.key_blocks();
-  ASSERT_TRUE(best.add(p.queries(), blocks, {}));
+  const auto spans = p.key_spans();
+  ASSERT_TRUE(best.add(p.queries(), spans, {}));
   EXPECT_EQ(best.hits(0)[0], (Hit{kInfinity, 7}));
   auto attention = ndp::Attention::of(1, 64).value();
-  ASSERT_TRUE(attention.add(p.queries(), p.blocks(), {}));
+  ASSERT_TRUE(attention.add(p.queries(), p.spans(), {}));
   std::vector<float> out(64);
   ASSERT_EQ(attention.output(0, out), Status::OK);
   EXPECT_TRUE(std::isnan(out[0]));
@@ -235,10 +235,10 @@ TEST(Infinity, BelowIsNoWeight) {
   for (uint32_t token = 0; token < 50; ++token)
     p.set_key(token, 3, p.query(0)[3] > 0 ? 0xFF80 : 0x7F80);
   auto all = ndp::Attention::of(1, 64).value(), rest = all, none = all;
-  ASSERT_TRUE(all.add(p.queries(), p.blocks(), {.end = 50}));
+  ASSERT_TRUE(all.add(p.queries(), p.spans(), {.end = 50}));
   EXPECT_EQ(all.log_sum_exp(0), -kInfinity);
-  ASSERT_TRUE(all.add(p.queries(), p.blocks(), {.begin = 50}));
-  ASSERT_TRUE(rest.add(p.queries(), p.blocks(), {.begin = 50}));
+  ASSERT_TRUE(all.add(p.queries(), p.spans(), {.begin = 50}));
+  ASSERT_TRUE(rest.add(p.queries(), p.spans(), {.begin = 50}));
   EXPECT_EQ(all.log_sum_exp(0), rest.log_sum_exp(0));
   ASSERT_TRUE(none.merge(none));
   std::vector<float> out(64, 1);
@@ -249,12 +249,12 @@ TEST(Infinity, BelowIsNoWeight) {
 // ---- gather ----
 
 TEST(Gather, BringsRowsInAnyOrder) {
-  const Problem p({.tokens = 200, .most_in_a_block = 30, .with_scales = true}, 3);
-  const auto blocks = p.key_blocks();
+  const Problem p({.tokens = 200, .most_in_a_span = 30, .with_scales = true}, 3);
+  const auto spans = p.key_spans();
   const std::vector<uint32_t> tokens = {199, 0, 17, 17, 100};
   std::vector<std::byte> out(tokens.size() * 128);
   std::vector<float> scales(tokens.size());
-  ASSERT_TRUE(ndp::gather(blocks, tokens, out, scales));
+  ASSERT_TRUE(ndp::gather(spans, tokens, out, scales));
   for (size_t i = 0; i < tokens.size(); ++i) {
     for (uint32_t c = 0; c < 64; ++c) {
       uint16_t bits = 0;
@@ -263,8 +263,8 @@ TEST(Gather, BringsRowsInAnyOrder) {
     }
   }
   const std::vector<uint32_t> missing = {200, 0, 0, 0, 0};
-  EXPECT_EQ(ndp::gather(blocks, missing, out).status(), Status::INVALID_ARGUMENT);
-  EXPECT_EQ(ndp::gather(blocks, tokens, std::span(out).first(100)).status(),
+  EXPECT_EQ(ndp::gather(spans, missing, out).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(ndp::gather(spans, tokens, std::span(out).first(100)).status(),
             Status::INVALID_ARGUMENT);
   EXPECT_EQ(ndp::gather({}, tokens, {}).status(), Status::INVALID_ARGUMENT);
 }
@@ -272,7 +272,7 @@ TEST(Gather, BringsRowsInAnyOrder) {
 // ---- what is wrong ----
 
 struct Wrong {
-  KeyBlock block;
+  KeySpan span;
   const char* says;
 };
 
@@ -284,7 +284,7 @@ TEST(Wrong, IsRefusedAndNamed) {
   const auto with = [&](auto change) {
     Rows rows = good;
     change(rows);
-    return KeyBlock{100, rows};
+    return KeySpan{100, rows};
   };
   const Wrong wrongs[] = {
       {with([](Rows& r) { r.number = NumberFormat::BYTES; }), "number kind"},
@@ -300,15 +300,15 @@ TEST(Wrong, IsRefusedAndNamed) {
       {{9, good}, "both hold token 9"},
   };
   for (const Wrong& wrong : wrongs) {
-    const KeyBlock blocks[] = {{0, good}, wrong.block};
+    const KeySpan spans[] = {{0, good}, wrong.span};
     std::vector<float> scores(20, 5);
-    const auto done = ndp::score(queries, blocks, {}, scores);
+    const auto done = ndp::score(queries, spans, {}, scores);
     ASSERT_EQ(done.status(), Status::INVALID_ARGUMENT) << wrong.says;
     EXPECT_NE(done.error().message().find(wrong.says), std::string::npos) << done.error().message();
     EXPECT_NE(done.error().message().find("1"), std::string::npos) << done.error().message();
     EXPECT_EQ(scores, std::vector<float>(20, 5));
     auto best = TopK::of(1, 3).value();
-    EXPECT_EQ(best.add(queries, blocks, {}).status(), Status::INVALID_ARGUMENT);
+    EXPECT_EQ(best.add(queries, spans, {}).status(), Status::INVALID_ARGUMENT);
     EXPECT_TRUE(best.hits(0).empty());
   }
 }
@@ -329,21 +329,21 @@ TEST(Wrong, SizesAreRefused) {
   EXPECT_EQ(attention.add(queries, {}, {}).status(), Status::INVALID_ARGUMENT);
   EXPECT_EQ(attention.merge(ndp::Attention::of(2, 63).value()).status(), Status::INVALID_ARGUMENT);
   const Problem p({.tokens = 20}, 1);
-  auto blocks = p.blocks();
+  auto spans = p.spans();
   auto narrow = ndp::Attention::of(1, 32).value();
-  EXPECT_EQ(narrow.add(p.queries(), blocks, {}).status(), Status::INVALID_ARGUMENT);
-  --blocks[0].values.tokens;
+  EXPECT_EQ(narrow.add(p.queries(), spans, {}).status(), Status::INVALID_ARGUMENT);
+  --spans[0].values.tokens;
   auto right = ndp::Attention::of(1, 64).value();
-  EXPECT_EQ(right.add(p.queries(), blocks, {}).status(), Status::INVALID_ARGUMENT);
-  const KeyBlock key_block = p.key_blocks()[0];
-  EXPECT_EQ(ndp::digest(key_block, 0).status(), Status::INVALID_ARGUMENT);
+  EXPECT_EQ(right.add(p.queries(), spans, {}).status(), Status::INVALID_ARGUMENT);
+  const KeySpan key_span = p.key_spans()[0];
+  EXPECT_EQ(ndp::digest(key_span, 0).status(), Status::INVALID_ARGUMENT);
 }
 
 TEST(Nothing, IsNoError) {
   const std::vector<float> query(64, 1);
   const auto queries = Queries::of(query, 1, 64, 1, NumberFormat::BF16).value();
   auto best = TopK::of(1, 3).value();
-  const KeyBlock empty{5, {NumberFormat::BF16, 64, 0, nullptr, 128}};
+  const KeySpan empty{5, {NumberFormat::BF16, 64, 0, nullptr, 128}};
   EXPECT_TRUE(best.add(queries, std::span(&empty, 1), {}));
   EXPECT_TRUE(best.add(queries, {}, {}));
   EXPECT_TRUE(best.hits(0).empty());

@@ -53,14 +53,14 @@ Problem::Problem(const Shape& shape, uint64_t seed)
   }
   for (uint32_t token = 0; token < shape.tokens;) {
     const auto some = static_cast<uint32_t>(
-        std::min<uint64_t>(1 + random_.below(shape.most_in_a_block), shape.tokens - token));
-    ndp::KvBlock block{token, make_rows(some, shape.key_channels), {}};
-    block.values = shape.latent ? block.keys : make_rows(some, shape.value_channels);
-    block.values.channels = shape.value_channels;
-    blocks_.push_back(block);
+        std::min<uint64_t>(1 + random_.below(shape.most_in_a_span), shape.tokens - token));
+    ndp::KvSpan span{token, make_rows(some, shape.key_channels), {}};
+    span.values = shape.latent ? span.keys : make_rows(some, shape.value_channels);
+    span.values.channels = shape.value_channels;
+    spans_.push_back(span);
     token += some;
   }
-  for (size_t i = blocks_.size(); i > 1; --i) std::swap(blocks_[i - 1], blocks_[random_.below(i)]);
+  for (size_t i = spans_.size(); i > 1; --i) std::swap(spans_[i - 1], spans_[random_.below(i)]);
   see();
 }
 
@@ -108,18 +108,18 @@ void Problem::see() {
   sequence_ = {shape_.key_channels, shape_.value_channels, {}, {}};
   sequence_.keys.resize(shape_.tokens);
   sequence_.values.resize(shape_.tokens);
-  for (const ndp::KvBlock& block : blocks_) {
-    for (uint32_t i = 0; i < block.keys.tokens; ++i) {
-      sequence_.keys[block.first_token + i] = values_of(block.keys, i);
-      sequence_.values[block.first_token + i] = values_of(block.values, i);
+  for (const ndp::KvSpan& span : spans_) {
+    for (uint32_t i = 0; i < span.keys.tokens; ++i) {
+      sequence_.keys[span.first_token + i] = values_of(span.keys, i);
+      sequence_.values[span.first_token + i] = values_of(span.values, i);
     }
   }
 }
 
-std::vector<ndp::KeyBlock> Problem::key_blocks() const {
-  std::vector<ndp::KeyBlock> blocks;
-  for (const ndp::KvBlock& block : blocks_) blocks.push_back({block.first_token, block.keys});
-  return blocks;
+std::vector<ndp::KeySpan> Problem::key_spans() const {
+  std::vector<ndp::KeySpan> spans;
+  for (const ndp::KvSpan& span : spans_) spans.push_back({span.first_token, span.keys});
+  return spans;
 }
 
 ndp::Queries Problem::queries() const {
@@ -132,10 +132,10 @@ ndp::Queries Problem::queries() const {
 
 void Problem::set_key(uint32_t token, uint32_t channel, uint32_t bits) {
   const uint32_t element = element_bytes(shape_.number);
-  for (const ndp::KvBlock& block : blocks_) {
-    if (token < block.first_token || token >= block.first_token + block.keys.tokens) continue;
+  for (const ndp::KvSpan& span : spans_) {
+    if (token < span.first_token || token >= span.first_token + span.keys.tokens) continue;
     std::memcpy(
-        const_cast<uint8_t*>(block.keys.row(token - block.first_token)) + size_t{channel} * element,
+        const_cast<uint8_t*>(span.keys.row(token - span.first_token)) + size_t{channel} * element,
         &bits, element);
   }
   see();

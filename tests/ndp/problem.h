@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of random kinds, shapes and places, and what the oracle sees in them.
+// Spans of random kinds, shapes and places, and what the oracle sees in them.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@ namespace bowhead::test {
 struct Shape {
   NumberFormat number = NumberFormat::BF16;
   uint32_t queries = 1, key_channels = 64, value_channels = 64;
-  uint32_t tokens = 200;  ///< of all blocks together
-  uint32_t most_in_a_block = 100;
+  uint32_t tokens = 200;  ///< of all spans together
+  uint32_t most_in_a_span = 100;
   bool latent = false;         ///< values are the first channels of the keys
   bool with_scales = false;    ///< of keys and values
   bool float_queries = false;  ///< else they are bf16
 };
 
-/// Owns what its blocks point to.
+/// Owns what its spans point to.
 class Problem {
  public:
   Problem(const Shape& shape, uint64_t seed);
 
-  const std::vector<ndp::KvBlock>& blocks() const { return blocks_; }
-  std::vector<ndp::KeyBlock> key_blocks() const;
+  const std::vector<ndp::KvSpan>& spans() const { return spans_; }
+  std::vector<ndp::KeySpan> key_spans() const;
   const Sequence& sequence() const { return sequence_; }
   ndp::Queries queries() const;
   const std::vector<double>& query(uint32_t q) const { return queries_[q]; }
@@ -49,7 +49,7 @@ class Problem {
   double scale_ = 1;
   std::vector<std::unique_ptr<uint8_t[]>> bytes_;
   std::vector<std::unique_ptr<float[]>> scales_;
-  std::vector<ndp::KvBlock> blocks_;
+  std::vector<ndp::KvSpan> spans_;
   std::vector<std::vector<double>> queries_;
   Sequence sequence_;
 };
