@@ -29,8 +29,9 @@ struct Shape {
   RowOrder order = RowOrder::HEADS_FIRST;
 
   uint32_t query_heads() const { return heads * queries_per_head; }
-  uint64_t part_bytes() const { return uint64_t{block_tokens} * heads * kRowBytes; }  // of a block
-  uint64_t bytes() const { return 2 * part_bytes() * blocks * sequences; }
+  KvLayout layout() const { return pairs_layout(NumberFormat::BF16, 1, heads, kChannels, order); }
+  uint64_t block_bytes() const { return payload_bytes(layout(), block_tokens); }
+  uint64_t bytes() const { return block_bytes() * blocks * sequences; }
 };
 
 /// Random bf16 of 1/2 to 1, of either sign.
@@ -60,7 +61,7 @@ class DirectDecode {
   Result<void> open() {
     if (auto allocated = allocate(); !allocated) return allocated;
     gpu::AttentionModel model;
-    model.layout = pairs_layout(NumberFormat::BF16, 1, shape_.heads, kChannels, shape_.order);
+    model.layout = shape_.layout();
     model.queries_per_head = shape_.queries_per_head;
     model.scale = 1 / std::sqrt(float{kChannels});
     const auto ns = rig_.namespace_of(model.layout);
@@ -131,7 +132,7 @@ class DirectDecode {
   }
 
   Result<void> store() {
-    std::vector<std::byte> payload(2 * shape_.part_bytes());
+    std::vector<std::byte> payload(shape_.block_bytes());
     for (uint32_t s = 0; s < shape_.sequences; ++s) {
       auto& blocks = sequences_.emplace_back().blocks;
       for (uint32_t b = 0; b < shape_.blocks; ++b) {
@@ -160,17 +161,12 @@ class DirectDecode {
                                     1 / std::sqrt(float{kChannels}), NumberFormat::BF16);
     auto attention = ndp::Attention::of(shape_.queries_per_head, kChannels);
     if (!queries || !attention) return queries ? attention.error() : queries.error();
-    const bool heads_first = shape_.order == RowOrder::HEADS_FIRST;
     for (uint32_t b = 0; b < shape_.blocks; ++b) {
       auto lease = rig_.pool->acquire(ns_, sequences_[sequence].blocks[b].key, 60'000);
       if (!lease) return lease.error();
-      ndp::KvSpan block{
-          b * shape_.block_tokens, {NumberFormat::BF16, kChannels, shape_.block_tokens}, {}};
-      block.keys.stride_bytes = heads_first ? kRowBytes : kRowBytes * shape_.heads;
-      block.values = block.keys;
-      block.keys.data = lease->data + head * kRowBytes * (heads_first ? shape_.block_tokens : 1);
-      block.values.data = static_cast<const std::byte*>(block.keys.data) + shape_.part_bytes();
-      auto added = attention->add(*queries, {&block, 1}, {});
+      const auto span = ndp::span_of(shape_.layout(), lease->data, shape_.block_tokens, 0, head,
+                                     b * shape_.block_tokens);
+      auto added = span ? attention->add(*queries, {&*span, 1}, {}) : Result<void>(span.error());
       (void)rig_.pool->release(*lease);
       if (!added) return added.error();
     }

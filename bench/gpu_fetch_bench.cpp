@@ -99,10 +99,9 @@ class Sequence {
     for (uint32_t part = 0; part < 2; ++part) {
       for (uint32_t i = 0; i < kHeads * k_; ++i, row += kRowBytes) {
         const uint32_t token = hits_[i].token, in_block = token % block_tokens_, head = i / k_;
-        const size_t number = row_order(layout_) == RowOrder::HEADS_FIRST
-                                  ? (part * kHeads + head) * block_tokens_ + in_block
-                                  : (part * block_tokens_ + in_block) * kHeads + head;
-        if (std::memcmp(row, payloads_[token / block_tokens_] + number * kRowBytes, kRowBytes) != 0)
+        const KvRows rows = rows_of(layout_, block_tokens_, 0, part, head);
+        const auto* in_pool = payloads_[token / block_tokens_] + rows.offset_bytes;
+        if (std::memcmp(row, in_pool + in_block * rows.stride_bytes, kRowBytes) != 0)
           return Error{Status::DAMAGED,
                        fmt::format("token {} of head {} is another one", token, head)};
       }
@@ -113,7 +112,7 @@ class Sequence {
  private:
   Result<void> store(uint32_t block) {
     const std::string& key = keys_.emplace_back(fmt::format("t{}", block));
-    const uint64_t bytes = uint64_t{2} * kHeads * block_tokens_ * kRowBytes;
+    const uint64_t bytes = payload_bytes(layout_, block_tokens_);
     auto reserved = rig_.pool->reserve(ns_, key, bytes);
     if (!reserved) return Error{reserved.status(), "no room for a block"};
     Random random(block);

@@ -2,7 +2,7 @@
 // Keys and values where they lie, and who asks about them.
 //
 // One KV head at a time: several lie side by side or one behind the other, which is a matter of
-// `data` and `stride_bytes`. Multi-head attention
+// `data` and `stride_bytes`. Where a layout is known, span_of() finds both. Multi-head attention
 // has one query per KV head, grouped-query and multi-query attention have several, which are
 // answered in one pass over the rows. Latent attention (MLA) has one head whose values are the
 // first channels of its keys: both then have the same `data` and differ in `channels`.
@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "base/kv_layout.h"
 #include "base/status.h"
 #include "compression/number.h"
 
@@ -48,6 +49,13 @@ struct KvSpan {
   uint32_t first_token = 0;
   Rows keys, values;  ///< of as many tokens
 };
+
+/// The span of one head in one layer of a payload of so many tokens: rows where rows_of() of
+/// base/kv_layout.h has them. Values of latent attention are the first channels of the keys; a
+/// layout without values gives some of no channels. Scales that lie elsewhere are for the caller to
+/// add. NOT_SUPPORTED: opaque values, scales in the block.
+Result<KvSpan> span_of(const KvLayout& layout, const void* payload, uint32_t tokens, uint32_t layer,
+                       uint32_t head, uint32_t first_token);
 
 /// The tokens that a query may look at: those from `begin` to before `end`, and the first `sinks`
 /// ones, unless they are behind the end. Causal: `end` is the query's position + 1; a window:

@@ -269,6 +269,63 @@ TEST(Gather, BringsRowsInAnyOrder) {
   EXPECT_EQ(ndp::gather({}, tokens, {}).status(), Status::INVALID_ARGUMENT);
 }
 
+// ---- spans by a layout ----
+
+/// Of 3 layers and 2 heads, K of 8 channels and V of 4, 5 tokens; the rows are numbered by counting
+/// through the payload in its order.
+TEST(SpansOfLayouts, LieWhereTheRowsDo) {
+  for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
+    KvLayout layout = pairs_layout(NumberFormat::FP16, 3, 2, 8, order);
+    layout.value_channels = 4;
+    std::vector<uint16_t> payload(3 * 2 * 5 * (8 + 4));
+    const bool heads_first = order == RowOrder::HEADS_FIRST;
+    for (size_t at = 0, row = 0; at < payload.size(); ++row) {
+      const bool is_key = row / 10 % 2 == 0;
+      payload[at] = static_cast<uint16_t>(row + 1);
+      at += is_key ? 8 : 4;
+    }
+    for (uint16_t layer = 0; layer < 3; ++layer) {
+      for (uint16_t head = 0; head < 2; ++head) {
+        const auto span = ndp::span_of(layout, payload.data(), 5, layer, head, 70);
+        ASSERT_TRUE(span);
+        EXPECT_EQ(span->first_token, 70u);
+        EXPECT_EQ(span->keys.channels, 8u);
+        EXPECT_EQ(span->values.channels, 4u);
+        EXPECT_EQ(span->values.number, NumberFormat::FP16);
+        for (uint32_t token = 0; token < 5; ++token) {
+          const uint32_t row = heads_first ? head * 5 + token : token * 2 + head;
+          EXPECT_EQ(*reinterpret_cast<const uint16_t*>(span->keys.row(token)),
+                    layer * 20 + row + 1);
+          EXPECT_EQ(*reinterpret_cast<const uint16_t*>(span->values.row(token)),
+                    layer * 20 + 10 + row + 1);
+        }
+      }
+    }
+  }
+}
+
+TEST(SpansOfLayouts, HaveValuesInTheKeysOfLatentAttention) {
+  KvLayout layout = keys_layout(NumberFormat::BF16, 64);
+  layout.layers = 2;
+  layout.value_channels = 48;
+  const std::vector<uint16_t> payload(2 * 5 * 64);
+  const auto span = ndp::span_of(layout, payload.data(), 5, 1, 0, 0);
+  ASSERT_TRUE(span);
+  EXPECT_EQ(span->keys.row(0), reinterpret_cast<const uint8_t*>(&payload[5 * 64]));
+  EXPECT_EQ(span->values.row(4), span->keys.row(4));
+  EXPECT_EQ(span->values.channels, 48u);
+}
+
+TEST(SpansOfLayouts, AreNotOfWhatHasNoRowsOfItsOwn) {
+  EXPECT_EQ(ndp::span_of(kOpaqueLayout, nullptr, 5, 0, 0, 0).status(), Status::NOT_SUPPORTED);
+  KvLayout layout = keys_layout(NumberFormat::INT8, 64);
+  layout.scales = BH_SCALES_PER_TOKEN;
+  layout.scale_format = BH_NUMBER_FP32;
+  EXPECT_TRUE(ndp::span_of(layout, nullptr, 5, 0, 0, 0));
+  layout.scale_place = BH_SCALES_BEHIND_ROW;
+  EXPECT_EQ(ndp::span_of(layout, nullptr, 5, 0, 0, 0).status(), Status::NOT_SUPPORTED);
+}
+
 // ---- what is wrong ----
 
 struct Wrong {
