@@ -253,7 +253,7 @@ TEST_F(CheckAttend, NamesARunThatIsNotThere) {
          "split 1: tokens 8 to 4294967303 from span 0 on, of 2, are not there");
 }
 
-TEST(CheckMergeParts, NamesWhatIsWrong) {
+TEST(CheckMergePartials, NamesWhatIsWrong) {
   alignas(16) float memory[16] = {};
   const uint32_t first_partials[] = {0, 3, 2};
   MergePartials work;
