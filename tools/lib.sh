@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
-# What tools/run and tools/test share: install what is missing, configure, build. To be sourced from
+# Shared by tools/run and tools/test: install missing packages, configure, build. To be sourced from
 # the root of the repository; does nothing by itself.
 
 say() { printf '== %s\n' "$*"; }
@@ -19,11 +19,11 @@ apt_install() {
     -o DPkg::Lock::Timeout=300 "${missing[@]}" </dev/null
 }
 
-# Installs what is missing; where it may not, prints the command that would and returns 3.
+# Installs missing packages; without the right to, prints the command and returns 3.
 install_missing() {
   local missing as_root=()
   if ! command -v dpkg-query >/dev/null; then
-    say "not Debian: packages are not checked; tools/packages.txt names them"
+    say "not Debian: packages are not checked; tools/packages.txt lists them"
     return 0
   fi
   mapfile -t missing < <(missing_packages)

@@ -84,7 +84,7 @@ TEST_F(CodecCommand, ReadsWhatFilesSayAboutThemselves) {
                     values(38404)));
   const Outcome cache = codec("c.safetensors", {"--json", "--profile", "fast"});
   EXPECT_EQ(json_of(cache)["number"], "bf16");
-  EXPECT_NE(cache.err.find("c.safetensors:w (F32) is left out"), std::string::npos) << cache.err;
+  EXPECT_NE(cache.err.find("c.safetensors:w (F32) is skipped"), std::string::npos) << cache.err;
 }
 
 TEST_F(CodecCommand, PlotsErrorAgainstBits) {
@@ -120,7 +120,7 @@ TEST_F(CodecCommand, WrongInputIsNamed) {
       {"none.bin", {}, 3, "none.bin"},
       {"k.bin", {}, 2, "--number"},
       {"k.bin", {"--number", "bf16"}, 2, "--shape"},
-      {"k.bin", {"--number", "bf16", "--shape", "3,64"}, 2, "k.bin: it has 128 bytes, and its"},
+      {"k.bin", {"--number", "bf16", "--shape", "3,64"}, 2, "k.bin: it has 128 bytes, but its"},
       {"k.bin", {"--number", "bf16", "--shape", "3,64"}, 2, "takes 384"},
       {"k.bin",
        {"--number", "bf16", "--shape", "1,64", "--plot", "/no/such/folder/a.svg"},

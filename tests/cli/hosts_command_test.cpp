@@ -42,7 +42,7 @@ TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
   ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
   const Outcome alone = as(1, {"rm", shm_locator(), "k"});
   EXPECT_EQ(alone.code, 3);
-  EXPECT_NE(alone.err.find("'k' may still be there"), std::string::npos) << alone.err;
+  EXPECT_NE(alone.err.find("'k' may still be stored"), std::string::npos) << alone.err;
   EXPECT_EQ(run({"get", shm_locator(), "k"}).code, 0);
   const Running owner(
       {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});

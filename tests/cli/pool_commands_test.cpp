@@ -105,7 +105,7 @@ TEST_F(PoolCommands, ASizeThatIsRoundedIsSaid) {
   const Outcome created = run({"pool", "create", shm_locator(), "--size", "33M"});
   EXPECT_EQ(created.code, 0);
   EXPECT_NE(created.out.find("32.00 MiB (33,554,432 bytes)"), std::string::npos) << created.out;
-  EXPECT_NE(created.err.find("multiples of 2 MiB"), std::string::npos) << created.err;
+  EXPECT_NE(created.err.find("multiple of 2 MiB"), std::string::npos) << created.err;
 }
 
 // Every number of every command: CLI11 by itself takes -1 for 2^64-1 and 010 for 8.

@@ -41,7 +41,7 @@ void check_refusal(const Error& error, std::string_view text) {
   size_t lines = 1;
   for (const char c : text) lines += c == '\n';
   const std::string rest = error.detail.substr(6);
-  if (rest == " holds no request") return;
+  if (rest == " no request in the trace") return;
   const size_t line = std::stoul(rest);
   BOWHEAD_ASSERT(line >= 1 && line <= lines);
   BOWHEAD_ASSERT(rest.find(": ") != std::string::npos);

@@ -89,9 +89,9 @@ TEST(Trace, NamesFileLineAndWhatIsNotJson) {
 }
 
 TEST(Trace, NamesWhatIsNoObject) {
-  EXPECT_EQ(complaint("[1]"), "t.jsonl:3: a JSON array where an object is expected");
-  EXPECT_EQ(complaint("12"), "t.jsonl:3: a JSON number where an object is expected");
-  EXPECT_EQ(complaint("null"), "t.jsonl:3: a JSON null where an object is expected");
+  EXPECT_EQ(complaint("[1]"), "t.jsonl:3: the line is a JSON array, but must be an object");
+  EXPECT_EQ(complaint("12"), "t.jsonl:3: the line is a JSON number, but must be an object");
+  EXPECT_EQ(complaint("null"), "t.jsonl:3: the line is a JSON null, but must be an object");
 }
 
 TEST(Trace, NamesMissingFields) {
@@ -131,9 +131,10 @@ TEST(Trace, NamesBlocksThatDoNotFit) {
 }
 
 TEST(Trace, NamesIdsWithAnotherPrefixThanBefore) {
-  EXPECT_EQ(complaint(request("1", "1024", "1", "[9, 7]")),
-            "t.jsonl:3: block id 9 follows another block than at line 1; equal ids must mean equal "
-            "prefixes");
+  EXPECT_EQ(
+      complaint(request("1", "1024", "1", "[9, 7]")),
+      "t.jsonl:3: block id 9 follows a different block than at line 1; equal ids must mean equal "
+      "prefixes");
   // Twice in one request is the same mistake.
   EXPECT_NE(complaint(request("1", "1536", "1", "[7, 20, 20]")).find("block id 20"),
             std::string::npos);
@@ -141,7 +142,7 @@ TEST(Trace, NamesIdsWithAnotherPrefixThanBefore) {
 
 TEST(Trace, AnEmptyTraceIsBad) {
   EXPECT_EQ(parse_trace("", "t", 0).status(), Status::BAD_TRACE);
-  EXPECT_EQ(parse_trace("\n\n", "t", 0).error().message(), "t: holds no request");
+  EXPECT_EQ(parse_trace("\n\n", "t", 0).error().message(), "t: no request in the trace");
 }
 
 TEST(Trace, ReadsFilesAndNamesThoseItCannotRead) {

@@ -14,14 +14,14 @@ namespace {
 
 constexpr const char* kProgram = "bowhead-bench";
 
-/// Goes on as the program, and returns only if it cannot.
+/// Replaces this process with bowhead-bench; returns only if it cannot.
 int become_bench(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "bowhead bench");  // the name that it shows
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
 
-  // The one beside this program was built with it.
+  // The copy beside this program comes from the same build.
   std::error_code unknown;
   const auto folder = std::filesystem::read_symlink("/proc/self/exe", unknown).parent_path();
   execv((folder / kProgram).c_str(), argv.data());
@@ -42,7 +42,7 @@ int become_bench(std::vector<std::string> arguments) {
 void add_bench_command(CLI::App& app, Action& action) {
   auto* command =
       app.add_subcommand("bench", "Measure this build on this machine (runs bowhead-bench)");
-  // Whatever follows is for the program, --help too.
+  // All further arguments, --help included, are for bowhead-bench.
   command->set_help_flag();
   command->prefix_command();
   command->callback([command, &action] {

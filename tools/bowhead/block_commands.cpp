@@ -21,7 +21,7 @@
 namespace bowhead::cli {
 namespace {
 
-// What names a block on a command line.
+// The arguments that name a block.
 struct BlockArguments {
   std::string locator;
   std::string key;  // as typed
@@ -46,7 +46,7 @@ Result<std::string> key_of(const BlockArguments& arguments) {
     if (!bytes) {
       return Error{
           Status::INVALID_ARGUMENT,
-          fmt::format("--hex: '{}' is not a row of pairs of hexadecimal digits", arguments.key)};
+          fmt::format("--hex: '{}' is not an even number of hexadecimal digits", arguments.key)};
     }
     key = std::move(*bytes);
   }
@@ -57,7 +57,7 @@ Result<std::string> key_of(const BlockArguments& arguments) {
   return key;
 }
 
-// The namespace of this name as it is described in the pool, if it is there.
+// The namespace of this name as the pool describes it; NOT_FOUND if there is none.
 Result<PoolInfo::Namespace> describe_namespace(Pool& pool, const std::string& locator,
                                                const std::string& name) {
   const auto info = pool.info();
@@ -75,7 +75,7 @@ Result<NamespaceId> find_namespace(Pool& pool, const std::string& locator,
   return found->id;
 }
 
-// A failure of one block's operation, with what it was about.
+// The failure of an operation on one block, with the block's name.
 Error about(const BlockArguments& arguments, std::string_view key, Status status) {
   return Error{status, fmt::format("{}: key '{}' of namespace '{}': {}", arguments.locator,
                                    key_text(key), arguments.namespace_name, status_text(status))};
@@ -95,7 +95,7 @@ Result<std::string> read_value(const std::string& path) {
       standard_input ? stdin : std::fopen(path.c_str(), "rbe"), close);
   const std::string name = standard_input ? "standard input" : path;
   if (!file) return Error{Status::SYSTEM, fmt::format("cannot open {}: {}", name, strerror(errno))};
-  // A file that is too long is refused before it is read.
+  // Refuses a file that is too long before reading it.
   struct stat status;
   if (fstat(fileno(file.get()), &status) == 0 && S_ISREG(status.st_mode) &&
       static_cast<uint64_t>(status.st_size) > BH_VALUE_BYTES_MAX) {
@@ -118,7 +118,7 @@ Result<std::string> read_value(const std::string& path) {
   return value;
 }
 
-// What a new namespace is to hold, and how, as typed.
+// The layout and profile of a new namespace, as typed.
 struct ValueArguments {
   std::string profile = "none";
   std::string number;
@@ -146,18 +146,18 @@ void add_value_arguments(CLI::App& command, ValueArguments& arguments) {
   count("--layers", arguments.layers, "Layers in a value, 1 to 65535 (default 1)", 65535);
   count("--heads", arguments.heads, "KV heads in a value, 1 to 65535 (default 1)", 65535);
   count("--value-channels", arguments.value_channels,
-        "Values have K and V, and V so many channels (default: keys alone)", 65535);
-  count("--block-tokens", arguments.block_tokens, "Tokens of a full block (default: not said)",
+        "Channels of a value of one head, if blocks hold K and V (default: keys only)", 65535);
+  count("--block-tokens", arguments.block_tokens, "Tokens of a full block (default: unspecified)",
         UINT32_MAX);
   command
       .add_flag("--tokens-first", arguments.is_tokens_first,
-                "Rows lie [token][head], not [head][token]")
+                "Order rows as [token][head], not [head][token]")
       ->needs(number);
   CLI::Option* rope = add_rope_options(command, arguments.rope_base, arguments.rotary_dim);
   rope->needs(number);
   command
       .add_flag("--rope-interleaved", arguments.is_interleaved,
-                "Rotary embedding turns channel 2c with 2c + 1, not c with c + half")
+                "Rotary embedding pairs channel 2c with 2c + 1, not c with c + half")
       ->needs(rope);
   refuse_old_option(command, "--outer", "--layers and --heads, and --value-channels for V");
 }
@@ -171,11 +171,11 @@ Result<ValueFormat> format_of(const ValueArguments& a) {
   layout = keys_layout(number, static_cast<uint16_t>(a.channels), static_cast<uint16_t>(a.heads));
   if (number == NumberFormat::BYTES) {
     if (a.channels != 0)
-      return Error{Status::INVALID_ARGUMENT, "--number bytes are opaque values without channels"};
+      return Error{Status::INVALID_ARGUMENT, "--number bytes takes no --channels"};
     return format;
   }
   if (a.channels == 0)
-    return Error{Status::INVALID_ARGUMENT, "--number " + a.number + " wants --channels as well"};
+    return Error{Status::INVALID_ARGUMENT, "--number " + a.number + " needs --channels"};
   layout.layers = static_cast<uint16_t>(a.layers);
   layout.order = a.is_tokens_first ? BH_ORDER_TOKENS_FIRST : BH_ORDER_HEADS_FIRST;
   layout.parts = a.value_channels != 0 ? 2 : 1;
@@ -196,7 +196,8 @@ int run_put(const BlockArguments& arguments, const ValueArguments& value_argumen
   const auto format = format_of(value_arguments);
   if (!format) return fail(format.error());
   if (auto good = check_format(*format); !good) return fail(good.error());
-  const auto value = read_value(path);  // before the pool: whoever feeds us may take a long time
+  const auto value =
+      read_value(path);  // first: the pool is not held open while a slow writer feeds us
   if (!value) return fail(value.error());
   auto pool = open_pool(arguments.locator);
   if (!pool) return fail(pool.error(), arguments.locator);
@@ -209,7 +210,7 @@ int run_put(const BlockArguments& arguments, const ValueArguments& value_argumen
   const ConstSpan bytes{reinterpret_cast<const std::byte*>(value->data()), value->size()};
   const Status stored = pool->put(*ns, *key, {&bytes, 1});
   if (stored != Status::OK) return fail(*pool, about(arguments, *key, stored));
-  print(present ? fmt::format("'{}' is present already and stays as it is\n", key_text(*key))
+  print(present ? fmt::format("'{}' is already present and unchanged\n", key_text(*key))
                 : fmt::format("stored '{}', {}\n", key_text(*key), exact_bytes(value->size())));
   return kOk;
 }
@@ -234,8 +235,8 @@ Examples:
   bowhead put shm:demo k0 ./k0.bin --namespace keys --compress dense --number bf16 \
     --channels 128 --rope-base 500000
 
-How a namespace is compressed is decided by the put that makes it; later ones need not repeat it.
-A key that is present already keeps its value: blocks do not change. `rm` it first.)");
+The put that creates a namespace decides how it is compressed; later puts need not repeat it.
+A key that is already present keeps its value; to replace it, `rm` it first.)");
   command->callback(
       [a, &action] { action = [a] { return run_put(a->block, a->values, a->path); }; });
 }
@@ -286,7 +287,7 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
     const auto after = pool->info();
     Error error = about(arguments, *key, value.status());
     if (before && after && after->damaged > before->damaged) {
-      error.detail += " (it was, but is damaged, and has been dropped)";
+      error.detail += " (it was damaged and has been dropped)";
     }
     if (value.status() == Status::DAMAGED)
       error.detail =
@@ -342,7 +343,7 @@ std::string namespace_text(const PoolInfo& info, NamespaceId id) {
   return fmt::format("{:016x}", id);
 }
 
-// One block a line, and printed as it goes: a pool may hold millions.
+// One line per block, printed as it goes: a pool may hold millions.
 void print_blocks_json(const std::string& locator, const PoolInfo& info,
                        const std::vector<BlockInfo>& blocks) {
   print("{\"locator\": " + json_text(locator, -1) + ", \"blocks\": [");
@@ -406,7 +407,7 @@ void add_ls(CLI::App& app, Action& action) {
                       "Only blocks of this namespace (default: all)");
   command->add_flag("--json", a->json, "As JSON");
   command->footer(
-      "\nKeys that do not print are shown as hex:DIGITS; give them to other commands as\n"
+      "\nKeys that are not printable are shown as hex:DIGITS; pass them to other commands as\n"
       "--hex DIGITS.\n\nExample:\n  bowhead ls shm:demo");
   command->callback([a, &action] { action = [a] { return run_ls(*a); }; });
 }
@@ -420,10 +421,11 @@ int run_rm(const BlockArguments& arguments) {
   if (!ns) return fail(*pool, ns.error());
   const Status removed = pool->remove(*ns, *key);
   if (removed == Status::BUSY)
-    return fail(Error{removed, fmt::format("'{}' may still be there: the host that has it did not "
-                                           "answer; some process must have the pool open as that "
-                                           "host",
-                                           key_text(*key))});
+    return fail(
+        Error{removed, fmt::format("'{}' may still be stored: the host that owns it did not "
+                                   "answer; some process must have the pool open as that "
+                                   "host",
+                                   key_text(*key))});
   if (removed != Status::OK) return fail(*pool, about(arguments, *key, removed));
   print(fmt::format("removed '{}'\n", key_text(*key)));
   return kOk;

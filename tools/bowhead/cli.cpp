@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pools that commands open and make; the process's terminal and its signals.
+// Pools that commands open and create; the progress line; signals.
 #include "tools/bowhead/cli.h"
 
 #include <bowhead/format/common.h>
@@ -34,11 +34,10 @@ ExitCode fail(const Pool& pool, const Error& error, const std::string& about) {
 }
 
 void add_host_option(CLI::App& command) {
-  add_number(
-      command, "--host", host_option,
-      "Host slot to act as, 0 to 63, in a pool of several hosts (default: the slot that this "
-      "machine has, or a free one)",
-      {0, BH_HOSTS_MAX - 1});
+  add_number(command, "--host", host_option,
+             "Host slot to act as, 0 to 63, in a pool of several hosts (default: the slot of this "
+             "machine, or a free one)",
+             {0, BH_HOSTS_MAX - 1});
 }
 
 uint32_t chosen_host() { return host_option; }
@@ -53,7 +52,7 @@ Result<Pool> open_pool(const std::string& locator, const Progress& progress, boo
   const auto info = pool->info();
   if (info && info->second_superblock_used) {
     say(
-        fmt::format("{}: the first copy of the superblock is damaged, the second is used; "
+        fmt::format("{}: the first copy of the superblock is damaged and the second is in use; "
                     "`bowhead pool repair {}` restores it",
                     locator, locator));
   }

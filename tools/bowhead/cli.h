@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the commands of `bowhead` share: pools and hosts, progress, interruption.
+// Shared by the commands of `bowhead`: pools and hosts, progress, interruption.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,8 +13,7 @@
 
 namespace bowhead::cli {
 
-/// fail() for an operation on a pool. If the medium failed, that is the message: which bytes of
-/// what, and why.
+/// fail() for an operation on a pool. If the medium failed, the message says where and why.
 ExitCode fail(const Pool& pool, const Error& error, const std::string& about = "");
 
 void add_pool_commands(CLI::App& app, Action& action);
@@ -25,13 +24,13 @@ void add_codec_command(CLI::App& app, Action& action);
 void add_litmus_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 
-/// --host, for commands that open a pool: as which host of it they act.
+/// --host, for commands that open a pool: the host slot to act as.
 void add_host_option(CLI::App& command);
-/// What it said; kAnyHost by default.
+/// The value of --host; kAnyHost by default.
 uint32_t chosen_host();
 
-/// Opens a pool as that host and warns if it runs on the second copy of its superblock.
-/// `look`: without --host, only look at the pool, for which read permission suffices.
+/// Opens a pool as that host and warns if the second copy of the superblock is in use. `look`:
+/// without --host, opens as an observer, for which read permission suffices.
 Result<Pool> open_pool(const std::string& locator, const Progress& progress = {},
                        bool look = false);
 
@@ -40,8 +39,8 @@ inline constexpr const char* kLocatorHelp =
     "Where the pool is: shm:NAME (memory) or file:/PATH (a file, or a device with a DAX file "
     "system)";
 
-/// A line on standard error that shows how far a thing is, if that is a terminal and the thing
-/// lasts more than a second. Copies of the callback refer to this object.
+/// A progress line on standard error, if that is a terminal and the work lasts more than a second.
+/// Copies of the callback refer to this object.
 class ProgressLine {
  public:
   ProgressLine();
@@ -60,13 +59,13 @@ class ProgressLine {
   std::chrono::steady_clock::time_point start_, last_;
 };
 
-/// From its making on, SIGINT, SIGTERM and SIGHUP wait until this process asks for them: a command
-/// that makes something decides itself at which points it may end. To be made once, before any
-/// thread is started; the signals stay blocked until the process ends.
+/// From its construction on, SIGINT, SIGTERM and SIGHUP wait until this process polls for them, so
+/// that a command chooses the points at which it may end. Construct one only, before any thread
+/// starts; the signals stay blocked until the process ends.
 class Interruption {
  public:
   Interruption();
-  /// One of the signals came. Asks without waiting.
+  /// True if one of the signals came. Does not wait.
   bool came();
   /// 128 + the signal that came.
   int exit_code() const { return 128 + signal_; }
@@ -75,11 +74,10 @@ class Interruption {
   int signal_ = 0;
 };
 
-/// A pool that a command makes. Unless it is kept, it is destroyed with this object, whichever way
-/// the command ends.
+/// A pool that a command created. It is destroyed with this object unless keep() was called.
 class MadePool {
  public:
-  /// Pool::create(). Returns CANCELLED, and leaves nothing, if an interruption came.
+  /// Pool::create(). Returns CANCELLED, and leaves no pool, if a signal came.
   static Result<MadePool> make(const std::string& locator, CreateOptions options,
                                Interruption& interruption);
   MadePool(MadePool&& other) noexcept
@@ -88,14 +86,14 @@ class MadePool {
   ~MadePool() { (void)destroy(); }
 
   void keep() { locator_.clear(); }
-  /// Now, to learn whether it went. One that took its place stays: NO_SUCH_POOL.
+  /// Destroys the pool now and reports the result. Another pool at the locator stays: NO_SUCH_POOL.
   Result<void> destroy();
 
  private:
   MadePool(std::string locator, std::string id)
       : locator_(std::move(locator)), id_(std::move(id)) {}
 
-  std::string locator_;  ///< empty: nothing is to be destroyed
+  std::string locator_;  ///< empty: nothing to destroy
   std::string id_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bowhead codec: what compression makes of the tensors in files.
+// bowhead codec: compresses the tensors in files and reports ratio, speed and error.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,12 +32,12 @@ struct Arguments {
 };
 
 constexpr const char* kFooter = R"(
-Cuts each tensor into blocks of whole tokens, compresses every block on its own, and checks that
-all come back bit for bit. Shows what each profile saves and how fast it is, beside a plain copy
-in the same rounds; and what reading only the first bit-planes costs and gives, which --plot draws.
+Divides each tensor into blocks of whole tokens, compresses every block on its own, and verifies
+that it is restored bit for bit. Shows the ratio and speed of each profile, beside a plain copy in
+the same rounds; and bits and error if only the first bit-planes are read, which --plot draws.
 
-A tensor is [...][tokens][channels]: the last two sizes of its shape. Keys after rotary position
-embedding compress better if its base ("rope theta") is known.
+A tensor is [...][tokens][channels]: the last two dimensions of its shape. Keys after rotary
+position embedding compress better if its base ("rope theta") is known.
 
 Examples:
   bowhead codec keys.npy
@@ -132,7 +132,7 @@ int run(Arguments arguments) {
   }
   std::ofstream plot;
   if (!arguments.plot.empty()) {
-    plot.open(arguments.plot);  // before all that takes time
+    plot.open(arguments.plot);  // first: fails before the long work
     if (!plot)
       return fail({Status::SYSTEM, fmt::format("{}: {}", arguments.plot, std::strerror(errno))});
   }
@@ -151,16 +151,17 @@ int run(Arguments arguments) {
                      : print_people(tensor, *report);
     }
   }
-  for (const std::string& name : skipped) say(name + " is left out: no such numbers in KV caches");
+  for (const std::string& name : skipped)
+    say(name + " is skipped: its number format is not supported");
   if (tensors == 0) {
-    say("there is no tensor to compress");
+    say("no tensor to compress");
     return kUsage;
   }
   if (arguments.plot.empty()) return kOk;
   plot << plot_svg(fmt::format("First bit-planes of frames ({})", profile_name(profiles.back())),
                    curves);
   plot.close();
-  if (!plot) return fail({Status::SYSTEM, arguments.plot + ": cannot be written"});
+  if (!plot) return fail({Status::SYSTEM, "cannot write " + arguments.plot});
   return kOk;
 }
 
@@ -175,7 +176,8 @@ void add_codec_command(CLI::App& app, Action& action) {
                    "Number format of raw files: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, or bytes")
       ->check(CLI::IsMember({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "bytes"}));
   add_number(*command, "--shape", arguments->raw.shape,
-             "Shape of raw files, such as 12,2048,64: at most 2^32 each", {1, uint64_t{1} << 32})
+             "Shape of raw files, such as 12,2048,64; each dimension at most 2^32",
+             {1, uint64_t{1} << 32})
       ->delimiter(',');
   command
       ->add_option("--profile", arguments->profiles,
@@ -188,9 +190,9 @@ void add_codec_command(CLI::App& app, Action& action) {
              "Rounds of each timed figure, 3 to 1000", {3, 1000})
       ->capture_default_str();
   command->add_option("--plot", arguments->plot,
-                      "Write an SVG picture: error against bits read, a line per tensor");
+                      "Write an SVG plot: error against bits read, one line per tensor");
   command->add_flag("--quick", arguments->options.quick,
-                    "Short rounds, to see that it runs: the speeds mean nothing");
+                    "Short rounds, as a smoke test: the speeds mean nothing");
   command->add_flag("--json", arguments->json, "One JSON line per tensor");
   command->footer(kFooter);
   command->callback([arguments, &action] { action = [arguments] { return run(*arguments); }; });

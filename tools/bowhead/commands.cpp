@@ -13,8 +13,8 @@ Examples:
   bowhead replay --pool shm:demo --workers 2
   bowhead pool destroy shm:demo
 
-Exit codes: 0 success, 1 damage found or nothing stored there, 2 wrong usage, 3 the pool or the
-system refuses, 128+n ended by signal n. Each command has its own help: bowhead COMMAND --help.)";
+Exit codes: 0 success, 1 damage found or key not found, 2 wrong usage, 3 refused by the pool or the
+system, 128+n ended by signal n. Each command has its own help: bowhead COMMAND --help.)";
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON output: members in the order in which they are given; bytes that are no UTF-8 are replaced.
+// JSON output: members in insertion order; bytes that are not UTF-8 are replaced.
 #pragma once
 
 #include <nlohmann/json.hpp>

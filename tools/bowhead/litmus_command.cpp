@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bowhead litmus: which flush primitive lets two hosts share a pool.
+// bowhead litmus: finds the flush primitive with which two hosts can share a pool.
 #include "pool/litmus.h"
 
 #include <fmt/format.h>
@@ -22,22 +22,23 @@ struct Arguments {
 };
 
 constexpr const char* kFooter = R"(
-Hosts whose caches the hardware does not keep coherent share a pool by writing lines back and
-invalidating them. Which instruction does that reliably depends on CPU and memory device. Start
-this command on both hosts within a minute; nobody may have the pool open. It tries every
-instruction that both CPUs have, and none at all, in three ways:
+Hosts without hardware coherence share a pool by writing lines back and invalidating them. Which
+instruction does that reliably depends on the CPU and the memory device. Start this command on both
+hosts within a minute; no other process may have the pool open. It tries every instruction that both
+CPUs have, and none at all, in three patterns:
 
-  message passing        data is written, then a flag: who sees the flag must see the data
-  store buffering        each writes, then reads what the other wrote: one must see the other
-  lease against retire   the same, between a reader that takes a lease on a block that it knows
-                         and the owner that takes the block away
+  message passing        one host writes data, then a flag: if the other sees the flag, it
+                         must see the data
+  store buffering        each host writes, then reads what the other wrote: at least one
+                         must see the other's write
+  lease against retire   the same, between a reader that takes a lease on a known block and the
+                         owner that retires the block
 
-It counts stale reads, measures what a publish (store, write back, fence) and an acquire
-(invalidate, fence, load) of a line cost, and names the cheapest instruction that had no stale
-reads. On one machine run both, with --host A and --host B: that shows the costs, but its caches
-are coherent.
+It counts stale reads, measures the cost of a publish (store, write back, fence) and an acquire
+(invalidate, fence, load) of a line, and names the cheapest instruction without stale reads. To see
+the costs alone, run both sides on one machine, with --host A and --host B: its caches are coherent.
 
-Exit code 0: what Bowhead uses on these hosts had no stale reads. 1: it had, see the report.
+Exit code 0: the instructions in use on these hosts had no stale reads. 1: they had; see the report.
 
 Examples:
   bowhead pool create file:/mnt/cxl/pool --size 4G --hosts 2
@@ -60,7 +61,7 @@ std::string in_use_text(const LitmusReport& report) {
   return fmt::format("Host A uses {}, host B {}", a, b);
 }
 
-/// What to do, in sentences.
+/// The recommendation, in sentences.
 std::string advice(const LitmusReport& report) {
   const auto recommended = report.recommended();
   if (!recommended) {
@@ -85,15 +86,16 @@ std::string advice(const LitmusReport& report) {
 
 std::string about_none(const LitmusReport& report) {
   if (report.one_machine) {
-    return "Both run on one machine, whose caches are coherent: this shows what the instructions\n"
-           "cost, and nothing about two hosts.\n";
+    return "Both sides run on one machine, whose caches are coherent: this shows the cost of the\n"
+           "instructions, but nothing about two hosts.\n";
   }
   if (report.results.empty() || report.results.back().kind != FlushKind::NONE ||
       report.results.back().stale()) {
     return "";
   }
-  return "Without any instruction nothing was stale either: the hardware may keep these hosts\n"
-         "coherent. Only if its maker says so is BOWHEAD_FLUSH=none safe, and cheaper.\n";
+  return "There were no stale reads without any instruction either: the hardware may keep these\n"
+         "hosts coherent. BOWHEAD_FLUSH=none is cheaper, but safe only if the hardware's maker\n"
+         "says so.\n";
 }
 
 std::string report_text(const Arguments& arguments, const LitmusReport& report) {
@@ -106,8 +108,8 @@ std::string report_text(const Arguments& arguments, const LitmusReport& report) 
   }
   return fmt::format("Stale reads between host A and host B, {}\n\n", arguments.locator) +
          table.text() + "\n" + advice(report) + about_none(report) +
-         "Stale reads prove that a primitive is unsafe here; that none were seen proves nothing:\n"
-         "run it longer (--seconds), and under the load that the hosts will have.\n";
+         "Stale reads prove that a primitive is unsafe here; their absence proves nothing: run\n"
+         "longer (--seconds), and under the load that the hosts will have.\n";
 }
 
 std::string report_json(const Arguments& arguments, const LitmusReport& report) {
@@ -150,15 +152,15 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 void add_litmus_command(CLI::App& app, Action& action) {
-  auto* command =
-      app.add_subcommand("litmus", "Find out which flush primitive lets two hosts share a pool");
+  auto* command = app.add_subcommand(
+      "litmus", "Find the flush primitive with which two hosts can share a pool");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
-  command->add_option("--host", a->host, "Which of the two this is")
+  command->add_option("--host", a->host, "Which of the two hosts this is")
       ->required()
       ->check(CLI::IsMember({"A", "B"}, CLI::ignore_case));
   add_real(*command, "--seconds", a->options.seconds,
-           "Seconds that the trials take; host A's value counts", {0.1, 86400})
+           "Duration of the trials in seconds; host A's value counts", {0.1, 86400})
       ->capture_default_str();
   add_real(*command, "--wait", a->options.wait_seconds, "Seconds to wait for the other host",
            {0.1, 86400})

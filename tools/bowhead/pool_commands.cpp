@@ -19,7 +19,7 @@
 namespace bowhead::cli {
 namespace {
 
-/// A day: longer times between hosts are slips.
+/// One day: a longer time between hosts is a typing error.
 constexpr uint64_t kTimeMsMax = 24 * 3600 * 1000;
 
 struct CreateArguments {
@@ -35,9 +35,9 @@ int run_create(const CreateArguments& arguments) {
   const uint32_t high = arguments.evict_high_percent;
   const uint32_t low = arguments.evict_low_percent.value_or(high - std::min(high, 2u));
   if (low > high)
-    return fail(
-        {Status::INVALID_ARGUMENT,
-         fmt::format("--evict-low {} is above --evict-high {}: eviction goes down", low, high)});
+    return fail({Status::INVALID_ARGUMENT,
+                 fmt::format("--evict-low {} is above --evict-high {}: give a lower --evict-low",
+                             low, high)});
   options.evict_high_permille = arguments.no_evict ? 0 : high * 10;
   options.evict_low_permille = arguments.no_evict ? 0 : low * 10;
   Interruption interruption;
@@ -54,19 +54,19 @@ int run_create(const CreateArguments& arguments) {
     const int code = fail(made.error(), arguments.locator);
     return made.status() == Status::CANCELLED ? interruption.exit_code() : code;
   }
-  // From here on a signal comes too late: there is a pool, and the exit code says so.
+  // A signal from here on comes too late: the pool exists, and the exit code says so.
   auto pool = open_pool(arguments.locator, {}, /*look=*/true);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
   if (!info) return fail(*pool, info.error(), arguments.locator);
   if (info->pool_id != *made) {
-    print(fmt::format("created {}, which another pool has replaced since\n", arguments.locator));
+    print(fmt::format("created {}; another pool has replaced it since\n", arguments.locator));
     return kOk;
   }
   print(fmt::format("created {}: {}, of which {} hold payload\n", info->locator,
                     exact_bytes(info->size_bytes), exact_bytes(info->payload_bytes)));
   if (info->size_bytes != options.size_bytes) {
-    say(fmt::format("{} bytes were asked for; pools are multiples of 2 MiB",
+    say(fmt::format("{} bytes were requested; the size of a pool is a multiple of 2 MiB",
                     grouped(options.size_bytes)));
   }
   return kOk;
@@ -85,36 +85,37 @@ void add_create(CLI::App& parent, Action& action) {
            "Unit of ownership, a power of two from 2M to 64M (default: from the size)",
            {2 << 20, 64 << 20});
   add_size(*command, "--min-block", a->options.min_block_bytes,
-           "Smallest block, a power of two from 4K to 1M; smaller values take as much (default: "
+           "Smallest block, a power of two from 4K to 1M; smaller values occupy as much (default: "
            "16K)",
            {4096, 1 << 20});
   auto* high =
       add_number(*command, "--evict-high", a->evict_high_percent,
                  "Percent of use above which old blocks are evicted (default: 98)", {1, 100});
   auto* low = add_number(*command, "--evict-low", a->evict_low_percent,
-                         "Percent of use down to which eviction goes (default: 2 below "
+                         "Percent of use at which eviction stops (default: 2 below "
                          "--evict-high)",
                          {1, 100});
   command->add_flag("--no-evict", a->no_evict, "Never evict: a full pool answers NO_SPACE")
       ->excludes(high)
       ->excludes(low);
   add_number(*command, "--dead-ms", a->options.times.dead_ms,
-             "Several hosts: a host that is silent for so long may be declared dead",
+             "Several hosts: time without a heartbeat after which a host may be declared dead",
              {1, kTimeMsMax})
       ->capture_default_str();
   add_number(*command, "--settle-ms", a->options.times.settle_ms,
-             "Several hosts: a flushed line has reached the memory after so long", {1, kTimeMsMax})
+             "Several hosts: time after which a flushed line has reached the memory",
+             {1, kTimeMsMax})
       ->capture_default_str();
   add_number(*command, "--reclaim-ms", a->options.times.reclaim_ms,
-             "Several hosts: space of a dead host is reused after so long, for verified copies, "
+             "Several hosts: time after which space of a dead host is reused, for verified copies, "
              "even without `pool fence`; 0: never",
              {0, kTimeMsMax})
       ->capture_default_str();
   command
       ->add_option(
           "--mode", a->options.mode,
-          "Permissions in octal: 0600 this user alone, 0640 a group may look, 0660 a group "
-          "may store, 0644 everybody may look (default: 0600)")
+          "Permissions in octal: 0600 this user only, 0640 the group may read, 0660 the group "
+          "may store, 0644 all users may read (default: 0600)")
       ->transform(octal_number(0777))
       ->type_name("MODE");
   command->add_flag("--force", a->options.replace,
@@ -126,9 +127,9 @@ Examples:
   bowhead pool create shm:store --size 1G --no-evict
   bowhead pool create file:/mnt/cxl/kv --size 512G --hosts 8
 
-All memory of the pool is allocated at once, so that no later store can fail for want of it. If the
+All memory of the pool is allocated now, so that no later store can fail for lack of it. If the
 command is interrupted, it leaves no new pool behind. With --force the old pool stays until the new
-one is whole, unless there is no room for both: then it goes first.)");
+one is complete, unless there is no space for both: then the old one is removed first.)");
   command->callback([a, &action] { action = [a] { return run_create(*a); }; });
 }
 
@@ -149,7 +150,7 @@ NamespaceUsage usage_of(const Usage& usage, NamespaceId id) {
   return {.id = id};
 }
 
-/// What was put, by what it takes of the pool.
+/// Bytes that were put, divided by the bytes that their blocks occupy.
 double ratio_of(const NamespaceUsage& usage) {
   return usage.block_bytes == 0
              ? 1.0
@@ -327,15 +328,15 @@ void add_info(CLI::App& parent, Action& action) {
     std::string locator;
     bool json = false;
   };
-  auto* command = parent.add_subcommand("info", "Show what a pool is, holds, and has done");
+  auto* command = parent.add_subcommand("info", "Show a pool's settings, content and counters");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   add_host_option(*command);
   command->add_flag("--json", a->json, "As JSON");
   command->footer(R"(
-VALUES are the bytes that were put, IN POOL what their blocks take; compression makes the RATIO, and
-rounding up to whole blocks lowers it. For that every block is looked at: some tenths of a second
-per million.
+VALUES are the bytes that were put, IN POOL the bytes that their blocks occupy. Compression raises
+the RATIO; rounding up to whole blocks lowers it. The command visits every block: some tenths of a
+second per million.
 
 Example:
   bowhead pool info shm:demo --json)");
@@ -396,11 +397,9 @@ void add_check(CLI::App& parent, Action& action) {
   command->add_flag("--payload", a->payload, "Also read every block and verify its checksum");
   command->add_flag("--json", a->json, "As JSON");
   command->footer(
-      "\nExit code 1 if anything is wrong. Read permission suffices, and the pool may be in use. "
-      "What\n"
-      "cannot be checked from here is listed: the allocator of a host can be read on its own "
-      "machine\n"
-      "alone.\n\nExample:\n"
+      "\nExit code 1 if anything is wrong. Read permission suffices, and the pool may be in use.\n"
+      "The report lists what could not be checked: the allocator of a host can only be read on\n"
+      "that host's machine.\n\nExample:\n"
       "  bowhead pool check shm:demo --payload");
   command->callback(
       [a, &action] { action = [a] { return run_check(a->locator, a->payload, a->json); }; });
@@ -425,7 +424,7 @@ void add_repair(CLI::App& parent, Action& action) {
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   command->add_flag("--take-over", a->take_over,
-                    "Accept a pool that another machine has not left in order");
+                    "Accept a pool that another machine did not close cleanly");
   command->footer(
       "\nNo process may have the pool open meanwhile.\n\nExample:\n"
       "  bowhead pool repair file:/mnt/pmem/kv");
@@ -451,7 +450,7 @@ void print_recompressed(const RecompressReport& done, bool json) {
                     human_bytes(done.before_bytes), human_bytes(done.after_bytes)));
 }
 
-/// All that is cold now, also what moves meanwhile.
+/// Recompresses all blocks that are cold now, also those that move meanwhile.
 Result<RecompressReport> recompress_all(Pool& pool, uint64_t cold_ms) {
   RecompressReport sum;
   for (;;) {
@@ -465,7 +464,7 @@ Result<RecompressReport> recompress_all(Pool& pool, uint64_t cold_ms) {
 }
 
 int run_recompress(const RecompressArguments& arguments) {
-  (void)setpriority(PRIO_PROCESS, 0, 19);  // what engines leave of the CPUs
+  (void)setpriority(PRIO_PROCESS, 0, 19);  // only the CPU time that engines leave
   auto pool = open_pool(arguments.locator);
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto cold_ms = static_cast<uint64_t>(arguments.cold_s * 1000);
@@ -491,9 +490,9 @@ void add_recompress(CLI::App& parent, Action& action) {
   command->add_flag("--watch", a->watch, "Repeat until interrupted");
   command->add_flag("--json", a->json, "As JSON, one line per pass");
   command->footer(R"(
-Puts can then use a fast profile: blocks that were not used for a while are compressed again, with
-the profile dense, while other processes use the pool. Runs at the lowest priority, on the blocks of
-one host (--host).
+Lets puts use a fast profile: this command recompresses blocks that were not used for a while with
+the profile dense, while other processes use the pool. It runs at the lowest priority, on the blocks
+of one host (--host).
 
 Example:
   bowhead pool recompress shm:demo --cold 300 --watch)");
@@ -506,23 +505,23 @@ int run_leave(const std::string& locator) {
   const auto info = pool->info();
   if (!info) return fail(*pool, info.error(), locator);
   if (info->hosts.size() <= 1) {
-    print(fmt::format("{} is a pool of one host: there is nothing to leave\n", locator));
+    print(fmt::format("{} is a pool of one host: nothing to leave\n", locator));
     return kOk;
   }
   if (const auto left = pool->leave(); !left) return fail(*pool, left.error(), locator);
-  print(fmt::format("left {}: the other hosts may take over what this one held\n", locator));
+  print(fmt::format("left {}: the other hosts may take over this host's extents\n", locator));
   return kOk;
 }
 
 void add_leave(CLI::App& parent, Action& action) {
-  auto* command = parent.add_subcommand("leave", "Leave a pool of several hosts in order");
+  auto* command = parent.add_subcommand("leave", "Leave a pool of several hosts cleanly");
   auto locator = std::make_shared<std::string>();
   command->add_option("locator", *locator, kLocatorHelp)->required();
   add_host_option(*command);
   command->footer(R"(
-The other hosts then need not wait until its heartbeat is missed, and know that it has stopped
+The other hosts then need not wait for a missed heartbeat, and know that this host has stopped
 writing: its blocks stay, and the others own them at once. No process of this host may have the pool
-open. A host that has left can join again at any time, and then owns no blocks.
+open. A host that has left can join again at any time; it then owns no blocks.
 
 Example:
   bowhead pool leave file:/mnt/cxl/kv --host 3)");
@@ -533,7 +532,7 @@ int run_fence(const std::string& locator, uint32_t host) {
   auto pool = open_pool(locator);
   if (!pool) return fail(pool.error(), locator);
   if (const auto fenced = pool->fence(host); !fenced) return fail(*pool, fenced.error(), locator);
-  print(fmt::format("noted in {}: host {} has stopped writing for good\n", locator, host));
+  print(fmt::format("noted in {}: host {} has stopped writing\n", locator, host));
   return kOk;
 }
 
@@ -550,11 +549,11 @@ void add_fence(CLI::App& parent, Action& action) {
              {0, BH_HOSTS_MAX - 1})
       ->required();
   command->footer(R"(
-A host that the others declared dead may only be slow, and may still store into the extents that it
-had. Until it is known to have stopped, blocks of these extents are copied and verified, and not
-leased. Run this command, by hand or from the hook of a fabric manager, once the machine is powered
-off or cut off from the memory, and only then: leases of these blocks rest on it. The command acts
-as a live host (--host).
+A host that was declared dead may only be slow, and may still store into the extents that it owned.
+Until it is known to have stopped, blocks of these extents are served as verified copies, not
+leased. Run this command, by hand or from the hook of a fabric manager, only after the machine is
+powered off or disconnected from the memory: leases of these blocks rely on it. The command acts as
+a live host (--host).
 
 Example:
   bowhead pool fence file:/mnt/cxl/kv 3)");
@@ -577,7 +576,7 @@ void add_destroy(CLI::App& parent, Action& action) {
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   command->add_flag("--force", a->force,
-                    "Also remove what is not a pool, is damaged, or is open in a process");
+                    "Remove it even if it is not a pool, is damaged, or is open in a process");
   command->footer("\nExample:\n  bowhead pool destroy shm:demo");
   command->callback([a, &action] { action = [a] { return run_destroy(a->locator, a->force); }; });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bowhead replay: the command line of the main job, and its report.
+// bowhead replay: the command line and report of the replay.
 #include <bowhead/format/common.h>
 #include <fmt/format.h>
 
@@ -30,7 +30,7 @@ struct Arguments {
 
 constexpr uint64_t kGeneratedRequests = 24000;
 
-// Reads and makes all that is needed before anything is touched.
+// Reads or generates the trace before any pool is touched.
 Result<replay::Trace> make_trace(const Arguments& arguments) {
   if (!arguments.trace_path.empty()) {
     return replay::read_trace(arguments.trace_path, arguments.requests);
@@ -52,8 +52,9 @@ int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
   progress.clear();
   if (!report) return fail(report.error(), options.locator);
   if (report->interrupted_by != 0) {
-    say(fmt::format("interrupted after {} of {} requests; the workers have ended, the pool is good",
-                    report->total.requests, trace.requests.size()));
+    say(fmt::format(
+        "interrupted after {} of {} requests; the workers have ended and the pool is intact",
+        report->total.requests, trace.requests.size()));
     return 128 + report->interrupted_by;
   }
   const ReplayRun about{trace, content, options, *report, arguments.command_line};
@@ -63,7 +64,7 @@ int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
 
 int run(const Arguments& arguments) {
   if (arguments.options.hosts != 0 && arguments.options.host != kAnyHost)
-    return fail({Status::INVALID_ARGUMENT, "--hosts acts as hosts 0 and up: leave out --host"});
+    return fail({Status::INVALID_ARGUMENT, "--hosts acts as hosts 0 and up: omit --host"});
   const auto trace = make_trace(arguments);
   if (!trace) return fail(trace.error());
   const auto content =
@@ -72,7 +73,7 @@ int run(const Arguments& arguments) {
           : replay::Content::from_tensors(arguments.kv_directory, arguments.options.seed);
   if (!content) return fail(content.error());
 
-  // From here on a signal ends the run in good order: while the pool is made and while it is used.
+  // From here on a signal ends the run cleanly, while the pool is created and while it is used.
   Interruption interruption;
   if (arguments.create_bytes == 0) return replay_in_pool(arguments, *trace, *content);
   CreateOptions options;
@@ -90,14 +91,14 @@ int run(const Arguments& arguments) {
 }
 
 constexpr const char* kFooter = R"(
-Requests are taken from TRACE (a JSON object per line: timestamp, input_length, output_length,
-hash_ids; - is standard input), or made from a seed. Each worker is a process that acts as an
-inference engine: it looks up the longest cached prefix of a request, restores those blocks,
-compares every byte with the content made anew from the block's id, and stores the blocks that were
-missing. The report shows the hit rate beside that of an ideal LRU and of the best possible cache of
-the same size, and the speed beside that of plain copies. What it means in full: docs/replay.md.
+Requests come from TRACE (one JSON object per line: timestamp, input_length, output_length,
+hash_ids; - is standard input), or are generated from a seed. Each worker is a process that acts as
+an inference engine: it looks up the longest cached prefix of a request, restores those blocks,
+compares every byte with the content regenerated from the block's id, and stores the missing blocks.
+The report shows the hit rate beside that of an ideal LRU and of the best possible cache of the same
+size, and the speed beside that of plain copies. docs/replay.md explains it in full.
 
-Exit code 1 if a wrong byte came back, or if the self-test missed a planted one.
+Exit code 1 if a wrong byte was returned, or if the self-test missed an injected fault.
 
 Examples:
   bowhead replay --pool shm:try --create 1G --workers 2
@@ -106,8 +107,8 @@ Examples:
   bowhead replay --pool shm:try --create 1G --hosts 4
   bowhead replay --pool shm:try --create 1G --kv ./tensors --compress dense --channels 64
 
-With --compress the caches that the hit rate is compared with are as large as this pool without it:
-what it is above them is what compression gains.)";
+With --compress, the hit rate is compared with caches of this pool's size without compression: the
+difference is the gain of compression.)";
 
 }  // namespace
 
@@ -120,10 +121,11 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
   add_host_option(*command);
   add_number(*command, "--workers", a->options.workers, "Worker processes, 1 to 256", {1, 256})
       ->capture_default_str();
-  add_number(*command, "--hosts", a->options.hosts,
-             "Act as so many hosts, 1 to 64, which share nothing but the pool: worker w is host w "
-             "modulo this. The pool must be made for as many; stores are published by flushes",
-             {1, BH_HOSTS_MAX});
+  add_number(
+      *command, "--hosts", a->options.hosts,
+      "Act as this many hosts, 1 to 64, which share only the pool: worker w is host w "
+      "modulo this number. The pool must be made for as many; stores are published by flushes",
+      {1, BH_HOSTS_MAX});
   add_size(*command, "--block-bytes", a->options.block_bytes,
            "Bytes of a 512-token block, 1 to 1G (64K)", {1, uint64_t{1} << 30});
   command
@@ -131,14 +133,15 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
                    "Workload to generate: multiturn, agent, or mixed (default: mixed)")
       ->check(CLI::IsMember({"multiturn", "agent", "mixed"}))
       ->excludes(trace);
-  add_number(*command, "--requests", a->requests,
-             "Stop after so many requests, at most 100 million (default: the whole trace, or 24000 "
-             "generated requests)",
-             {1, 100'000'000});
+  add_number(
+      *command, "--requests", a->requests,
+      "Stop after this many requests, at most 100 million (default: the whole trace, or 24000 "
+      "generated requests)",
+      {1, 100'000'000});
   add_number(*command, "--seed", a->options.seed, "Seed of generated requests and content", {})
       ->capture_default_str();
   command->add_option("--kv", a->kv_directory,
-                      "Folder of real tensors (k.bf16.bin, v.bf16.bin) to make content from");
+                      "Folder of tensors (k.bf16.bin, v.bf16.bin) from which content is made");
   auto* compress = command
                        ->add_option("--compress", a->profile,
                                     "Compress blocks, as bf16: fast, balanced, or dense")
@@ -151,7 +154,7 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
                           "Create the pool with this size, and destroy it afterwards");
   command->add_flag("--keep", a->keep, "Keep the pool that --create made")->needs(create);
   command->add_flag("--self-test", a->options.self_test,
-                    "Afterwards damage and replace stored blocks: each must be found");
+                    "Afterwards damage and replace stored blocks; each must be found");
   command->add_flag("--json", a->json, "Report as JSON");
   command->footer(kFooter);
   command->callback([a, &action] {

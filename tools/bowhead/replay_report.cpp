@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rates are bytes by the time spent in the pool's own calls; what a worker does between them
-// (making and comparing content) is told apart.
+// Rates are bytes divided by the time spent in the pool's own calls; the time that a worker spends
+// making and comparing content is reported apart.
 #include "tools/bowhead/replay_report.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ double gb_per_s(uint64_t bytes, uint64_t ns) {
   return ns == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(ns);
 }
 
-// Sums of what each worker moved in its own time: all of them at once, were they never elsewhere.
+// Sums of each worker's speed in the pool's calls: the speed of all if they did nothing else.
 struct Throughput {
   double out = 0;
   double in = 0;
@@ -295,7 +295,7 @@ std::string replay_text(const ReplayRun& run) {
   std::string text = setup_text(run);
   if (report.before.blocks > 0) {
     text += fmt::format(
-        "note: {} blocks were in the pool before, {} of them of this content; the "
+        "note: the pool held {} blocks before, {} of them of this content; the "
         "models assume an empty one\n",
         grouped(static_cast<uint64_t>(report.before.blocks)), grouped(report.warm_blocks));
   }

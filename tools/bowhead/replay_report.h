@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a replay has to say, for people and for programs. The fields: docs/replay.md.
+// The report of a replay, as text and as JSON. docs/replay.md describes the fields.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct ReplayRun {
   const std::string& command_line;
 };
 
-/// No wrong byte came back, and the self-test, if there was one, missed nothing.
+/// No wrong byte was returned, and the self-test, if it ran, missed nothing.
 bool replay_good(const ReplayRun& run);
 
 std::string replay_text(const ReplayRun& run);

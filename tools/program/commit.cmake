@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -DSOURCE_DIR=... -DOUTPUT=... -P commit.cmake
-# Writes a header with the commit of a checkout; leaves it alone if it says so already.
+# Writes a header with the commit of a checkout; leaves it alone if it is already up to date.
 cmake_minimum_required(VERSION 3.25)
 set(commit "unknown")
 find_program(git git)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine a figure was measured on, as far as the system tells.
+// The machine on which a figure was measured, as far as the system reports it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace bowhead {
 
 struct Machine {
   std::string cpu;
-  std::vector<int> cpus;                ///< that this process may use, in order
+  std::vector<int> cpus;                ///< the CPUs that this process may use, in order
   uint64_t last_level_cache_bytes = 0;  ///< 0: unknown
   uint64_t memory_bytes = 0;
   std::string kernel;
@@ -20,7 +20,7 @@ struct Machine {
 
 Machine this_machine();
 
-/// Memory that could be taken now without swapping.
+/// Memory that can be allocated now without swapping.
 uint64_t available_memory_bytes();
 
 }  // namespace bowhead

@@ -12,7 +12,7 @@
 namespace bowhead::cli {
 namespace {
 
-/// All of `text` is one number; empty if it is not, or does not fit.
+/// Parses all of `text` as one number; empty if it is not one or does not fit.
 template <class T, class... Base>
 std::optional<T> parse(std::string_view text, Base... base) {
   T value{};
@@ -28,7 +28,7 @@ std::string range_text(Limits<uint64_t> limits) {
   return fmt::format("{} to {}", grouped(limits.least), grouped(limits.most));
 }
 
-/// The factor of a suffix such as K, kb or KiB, which is cut off; empty if it is none.
+/// The factor of a suffix such as K, kb or KiB, which is removed; empty if it is not one.
 std::optional<uint64_t> take_unit(std::string_view& text) {
   const size_t digits = text.find_first_not_of("0123456789");
   std::string unit(digits == std::string_view::npos ? "" : text.substr(digits));
@@ -49,7 +49,7 @@ CLI::Validator whole_number(Limits<uint64_t> limits) {
       [limits](std::string& text) {
         const auto value = parse<uint64_t>(text);
         if (!value || *value < limits.least || *value > limits.most)
-          return fmt::format("'{}' is not a whole number, {}", text, range_text(limits));
+          return fmt::format("'{}' is not a whole number: give {}", text, range_text(limits));
         text = std::to_string(*value);
         return std::string();
       },
@@ -79,7 +79,8 @@ CLI::Validator real_number(Limits<double> limits) {
         const auto value = parse<double>(text);
         // Written so that NaN is refused.
         if (!value || !(*value >= limits.least && *value <= limits.most))
-          return fmt::format("'{}' is not a number, {:g} to {:g}", text, limits.least, limits.most);
+          return fmt::format("'{}' is not a number from {:g} to {:g}", text, limits.least,
+                             limits.most);
         return std::string();
       },
       "", "number");

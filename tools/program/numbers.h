@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options whose value is a number. CLI11 reads numbers as strtoull() does: it takes "-1" for 2^64-1
-// and "010" for 8. These take what people mean by a number, within limits, and nothing else.
+// Options whose value is a number. CLI11 reads numbers as strtoull() does: "-1" becomes 2^64-1 and
+// "010" becomes 8. These options take decimal numbers within limits, and nothing else.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,15 +10,15 @@
 
 namespace bowhead::cli {
 
-/// Both ends belong to it.
+/// An inclusive range.
 template <class T>
 struct Limits {
   T least = 0;
   T most = std::numeric_limits<T>::max();
 };
 
-/// Validators that leave the number in a form that CLI11 reads right, or say what is wrong; CLI11
-/// puts the name of the option in front.
+/// Validators that rewrite the number in a form that CLI11 reads correctly, or say what is wrong;
+/// CLI11 prepends the name of the option.
 CLI::Validator whole_number(Limits<uint64_t> limits);
 /// Bytes, or a number with K, M, G or T.
 CLI::Validator size_in_bytes(Limits<uint64_t> limits);
@@ -26,7 +26,7 @@ CLI::Validator real_number(Limits<double> limits);
 /// Permission bits in octal digits.
 CLI::Validator octal_number(uint32_t most);
 
-/// `value` is one unsigned integer, or a vector of them.
+/// `value` is an unsigned integer, or a vector of them.
 template <class T>
 CLI::Option* add_number(CLI::App& command, const std::string& name, T& value,
                         const std::string& help, Limits<uint64_t> limits) {

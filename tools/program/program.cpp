@@ -22,7 +22,7 @@ void note_output_error() {
   if (output_error == 0) output_error = errno;
 }
 
-/// Says what is wrong with a command line, and where its help is.
+/// Says what is wrong with a command line and which command prints its help.
 int refuse(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* command = &app;
   std::string path = app.get_name();
@@ -32,7 +32,7 @@ int refuse(const CLI::App& app, const CLI::ParseError& error) {
   }
   const auto below = command->get_subcommands([](const CLI::App*) { return true; });
   const std::string what = error.what();
-  // What it did not understand says more than what it misses.
+  // An unknown argument says more than a missing one.
   const auto unknown = app.remaining(true);
   if (!unknown.empty()) {
     say(fmt::format("unknown command or option '{}'", unknown[0]));
@@ -110,7 +110,7 @@ int finish_output(int code) {
 
 void refuse_old_option(CLI::App& command, const std::string& name, const std::string& now) {
   const auto refuse = [name, now](const std::string&) {
-    throw CLI::ValidationError(name, "is gone; give " + now);
+    throw CLI::ValidationError(name, "was removed; use " + now);
   };
   command.add_option_function<std::string>(name, refuse)->expected(0, 1)->group("");
 }
@@ -123,7 +123,7 @@ std::string typed_line(const std::string& name, int argc, const char* const* arg
 
 int run_program(CLI::App& app, const Action& action, int argc, const char* const* argv) {
   fill_standard_streams();
-  // A reader that goes away is an error of a write, not a death in the middle of a command.
+  // A reader that goes away must cause a write error, not end the process within a command.
   std::signal(SIGPIPE, SIG_IGN);
   app.set_version_flag("--version", version_text());
   try {
@@ -135,7 +135,7 @@ int run_program(CLI::App& app, const Action& action, int argc, const char* const
   try {
     return finish_output(action());
   } catch (const std::bad_alloc&) {
-    say("the system has no memory left for this command");
+    say("out of memory: the system has none left for this command");
     return kEnvironment;
   }
 }

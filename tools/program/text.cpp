@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Formatting only; nothing here prints.
+// Only formatting; nothing here prints.
 #include "tools/program/text.h"
 
 #include <fmt/format.h>

@@ -14,7 +14,7 @@ namespace bowhead::cli {
 /// "4.00 GiB", "512 B".
 std::string human_bytes(uint64_t bytes);
 
-/// "4.00 GiB (4,294,967,296 bytes)": what people see and what it is exactly.
+/// "4.00 GiB (4,294,967,296 bytes)": readable and exact.
 std::string exact_bytes(uint64_t bytes);
 
 /// "1,234,567".
@@ -25,10 +25,10 @@ std::string duration_text(uint64_t ns);
 
 std::string hex_text(std::string_view bytes);
 
-/// The bytes that hexadecimal digits stand for; nothing if they do not.
+/// The bytes of a string of hexadecimal digits; empty if it is not one.
 std::optional<std::string> parse_hex(std::string_view digits);
 
-/// Printable ASCII throughout.
+/// True if every byte is printable ASCII.
 bool is_printable(std::string_view key);
 
 /// The key itself if it is printable, else "hex:" and its digits.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this program was built from.
+// The version, commit and formats of this build.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace bowhead {
 /// The project's version, "0.1.0".
 const char* built_version();
 
-/// Of the sources; "unknown" outside a checkout.
+/// The commit of the sources; "unknown" outside a checkout.
 const char* built_commit();
 
 /// The answer to --version: version, commit, ABI and pool format.

@@ -15,7 +15,7 @@ namespace {
 
 using namespace compression;
 
-/// Values and frames together are more than the caches hold, unless it is to be `quick`.
+/// Values and frames together exceed the caches, unless `quick`.
 uint64_t walk_bytes(bool quick) {
   if (quick) return 256 << 10;
   const auto cache = static_cast<uint64_t>(std::max(sysconf(_SC_LEVEL3_CACHE_SIZE), 0L));
@@ -35,7 +35,7 @@ Speed speed_of(std::vector<double> seconds, uint64_t bytes) {
           gb_per_s(seconds.front())};
 }
 
-/// The tensor's blocks, several times over, and their frames.
+/// Several copies of the tensor's blocks, and their frames.
 class Walk {
  public:
   static Result<Walk> of(const Tensor& tensor, const CodecOptions& options) {
@@ -43,11 +43,12 @@ class Walk {
     const uint64_t channels = tensor.number == NumberFormat::BYTES ? 1 : tensor.shape.back();
     const uint64_t dim = options.rotary_dim == 0 ? channels : options.rotary_dim;
     if (channels > UINT16_MAX)
-      return Error{Status::INVALID_ARGUMENT,
-                   fmt::format("{}: {} channels; a frame takes 65,535", tensor.name, channels)};
+      return Error{
+          Status::INVALID_ARGUMENT,
+          fmt::format("{}: {} channels, but a frame takes at most 65,535", tensor.name, channels)};
     if (options.rope_base != 0 && (dim % 2 != 0 || channels % dim != 0 || options.rope_base <= 1))
       return Error{Status::INVALID_ARGUMENT,
-                   fmt::format("{}: {} channels are not heads of {} that rotary embedding can turn",
+                   fmt::format("{}: {} channels cannot be divided into heads of {} rotary channels",
                                tensor.name, channels, dim)};
     const uint64_t row = channels * element_bytes(tensor.number);
     const uint64_t all = tensor.values.size() / row;
@@ -98,7 +99,7 @@ class Walk {
     }
     return Status::OK;
   }
-  /// decode(frame, values) for each block.
+  /// Calls decode(frame, values) for each block.
   template <class Decode>
   Status decode(const Decode& decode) {
     uint64_t at = 0;
@@ -114,10 +115,10 @@ class Walk {
   }
   bool came_back() const { return out_ == values_; }
   void forget() { std::fill(out_.begin(), out_.end(), uint8_t{0}); }
-  /// Of one copy of the tensor.
+  /// For one copy of the tensor.
   uint64_t frames_bytes() const { return ends_[blocks_.size() - 1]; }
 
-  /// Root of the mean square of what is wrong, relative to that of the values.
+  /// Root mean square error, relative to the root mean square of the values.
   double error() const {
     double wrong = 0, all = 0;
     const uint32_t bytes = element_bytes(shape_.number);
@@ -168,14 +169,13 @@ Result<ProfileReport> measure_profile(Walk& walk, Profile profile, const CodecOp
     if (round == 0) walk.forget();
     const double decoded = seconds_of([&] { status = walk.decode(decode_one); });
     if (status == Status::OK && !walk.came_back()) status = Status::DAMAGED;
-    if (round == 0) continue;  // checks, and touches every page
+    if (round == 0) continue;  // the first round verifies and touches every page
     copy.push_back(copied);
     encode.push_back(encoded);
     decode.push_back(decoded);
   }
   if (status != Status::OK)
-    return Error{status,
-                 fmt::format("a block came back changed, or not at all ({})", status_name(status))};
+    return Error{status, fmt::format("a block was not restored exactly ({})", status_name(status))};
   uint64_t frames = 0;
   status = walk.decode([&](ConstBytes frame, Bytes) {
     if (frames++ >= walk.block_count()) return Status::OK;

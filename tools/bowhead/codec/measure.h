@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What compression makes of a tensor: bytes, speed, and how good prefixes are.
+// Measures the compression of a tensor: bytes, speed, and the error of its first planes.
 #pragma once
 
 #include <array>
@@ -14,13 +14,13 @@ namespace bowhead::cli {
 
 struct CodecOptions {
   uint64_t block_bytes = 64 << 10;
-  double rope_base = 0;     ///< 0: not turned
+  double rope_base = 0;     ///< 0: no rotary embedding
   uint64_t rotary_dim = 0;  ///< 0: all channels
   uint32_t rounds = 5;
-  bool quick = false;  ///< small and short: speeds mean nothing
+  bool quick = false;  ///< few, short rounds: speeds mean nothing
 };
 
-/// Median, least and most of the rounds, in GB/s of uncompressed bytes.
+/// Median, minimum and maximum of the rounds, in GB/s of uncompressed bytes.
 struct Speed {
   double median = 0, least = 0, most = 0;
 };
@@ -37,11 +37,11 @@ struct ProfileReport {
   }
 };
 
-/// Of the values when only some planes are read.
+/// The result of reading only the first planes.
 struct PrecisionReport {
   uint32_t planes = 0;
-  double bits_per_value = 0;  ///< read, all headers included
-  double error = 0;           ///< root of the mean square, relative to that of the values
+  double bits_per_value = 0;  ///< bits read, all headers included
+  double error = 0;           ///< root mean square, relative to that of the values
   Speed decode;
 };
 
@@ -52,9 +52,9 @@ struct TensorReport {
   std::vector<PrecisionReport> precisions;  ///< of the last profile; none for bytes
 };
 
-/// Cuts the tensor into blocks of whole tokens, compresses each on its own, and verifies. Walks
-/// over so many copies of it that the caches hold none. DAMAGED if something came back changed (our
-/// bug); INVALID_ARGUMENT.
+/// Divides the tensor into blocks of whole tokens, compresses each on its own, and verifies it.
+/// Works on so many copies that caches do not help. DAMAGED if a block was not restored exactly
+/// (our bug); INVALID_ARGUMENT.
 Result<TensorReport> measure_tensor(const Tensor& tensor, const CodecOptions& options,
                                     const std::vector<compression::Profile>& profiles);
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kLeft = 70, kTop = 40, kWidth = 520, kHeight = 340, kLegend = 16;
 constexpr const char* kColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                    "#e69f00", "#56b4e9"};  // told apart also by the colour-blind
+                                    "#e69f00", "#56b4e9"};  // distinct for the colour-blind, too
 
 std::string escaped(const std::string& text) {
   std::string safe;
@@ -27,7 +27,7 @@ std::string escaped(const std::string& text) {
   return safe;
 }
 
-/// What the axes reach over: whole bits, whole powers of ten.
+/// The range of the axes: whole bits, whole powers of ten.
 struct Scale {
   double bits = 1;
   int least = 0, most = 1;
@@ -70,7 +70,7 @@ std::string axes(const Scale& scale) {
                  kLeft + kWidth / 2, kTop + kHeight + 38);
   fmt::format_to(add,
                  "<text transform='translate(16 {}) rotate(-90)' text-anchor='middle'>error, "
-                 "relative to the values (root of the mean square)</text>\n",
+                 "relative to the values (root mean square)</text>\n",
                  kTop + kHeight / 2);
   return svg;
 }

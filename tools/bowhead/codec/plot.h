@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A picture of what the first planes give: error against bits read.
+// Plots the error of the first planes against the bits read.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace bowhead::cli {
 
-/// One tensor's line. Points that are exact have no place on the scale, and are left out.
+/// The line of one tensor. Exact points have no place on the logarithmic scale and are left out.
 struct Curve {
   struct Point {
     std::string name;           ///< shown when the mouse points at it
@@ -18,7 +18,7 @@ struct Curve {
   std::vector<Point> points;
 };
 
-/// An SVG file, its scale of errors logarithmic; without points only axes.
+/// An SVG file with a logarithmic scale of errors; only axes if there are no points.
 std::string plot_svg(const std::string& title, const std::vector<Curve>& curves);
 
 }  // namespace bowhead::cli

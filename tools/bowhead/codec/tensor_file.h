@@ -13,20 +13,20 @@
 namespace bowhead::cli {
 
 struct Tensor {
-  std::string name;  ///< of the file, and of the tensor if the file has several
+  std::string name;  ///< the file's name, with the tensor's if it has several
   NumberFormat number = NumberFormat::BYTES;
-  std::vector<uint64_t> shape;  ///< the channels last
+  std::vector<uint64_t> shape;  ///< channels last
   std::vector<uint8_t> values;
 };
 
-/// What raw files are; .npy and .safetensors say it themselves.
+/// Describes raw files; .npy and .safetensors files describe themselves.
 struct RawDescription {
   std::optional<NumberFormat> number;
   std::vector<uint64_t> shape;
 };
 
-/// All tensors of a file; those of a kind that is no number of ours (float32, ...) are named in
-/// `skipped`. INVALID_ARGUMENT, with what is wrong with which file; SYSTEM.
+/// All tensors of a file. Those of an unsupported number format (float32, ...) are named in
+/// `skipped`. INVALID_ARGUMENT, with the file and the reason; SYSTEM.
 Result<std::vector<Tensor>> read_tensors(const std::string& path, const RawDescription& raw,
                                          std::vector<std::string>& skipped);
 

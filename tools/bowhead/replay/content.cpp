@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stream is a hash of a counter in adds, shifts and exclusive ors, which every instruction set
-// does on vectors of 64-bit words; it is written with the compiler's vectors and needs no dispatch.
+// The stream is a hash of a counter: adds, shifts and exclusive ors, which every instruction set
+// has for vectors of 64-bit words. It uses the compiler's vector types and needs no dispatch.
 #include "tools/bowhead/replay/content.h"
 
 #include <fmt/format.h>
@@ -71,7 +71,7 @@ Result<Content> Content::from_tensors(const std::string& directory, uint64_t see
     return Error{Status::SYSTEM,
                  fmt::format("cannot read directory {}: {}", directory, error.message())};
   }
-  std::sort(folders.begin(), folders.end());  // the same content whatever order the system lists
+  std::sort(folders.begin(), folders.end());  // so that the order of the listing does not matter
   Content content;
   content.seed_ = seed;
   for (const fs::path& folder : folders) {
@@ -84,11 +84,10 @@ Result<Content> Content::from_tensors(const std::string& directory, uint64_t see
   }
   content.tensor_lines_ = content.tensors_.size() / kLineBytes;
   if (content.tensor_lines_ == 0) {
-    return Error{
-        Status::INVALID_ARGUMENT,
-        fmt::format("{} holds no tensors: no k.bf16.bin or v.bf16.bin of at least 64 bytes "
-                    "in it or in its folders",
-                    directory)};
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("{} has no tensors: no k.bf16.bin or v.bf16.bin of at least 64 bytes "
+                             "in it or in its folders",
+                             directory)};
   }
   content.description_ = fmt::format(
       "tensors-1 {:016x} seed {}", hash64(content.tensors_.data(), content.tensors_.size()), seed);
@@ -126,7 +125,7 @@ void Content::fill(uint64_t id, std::byte* out, size_t size) const {
 }
 
 Difference Content::compare(uint64_t id, const std::byte* data, size_t size) const {
-  // Nearly always all is well: or-ing differences up is several times faster than looking at each.
+  // Nearly always all is right: or-ing the differences is several times faster than testing each.
   Words differences = {};
   for_each_line(id, size, [&](size_t offset, size_t bytes, const Words& line) {
     Words stored = line;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds of the kinds alternate, so that a slow moment of the machine hits all alike.
+// Rounds of the kinds alternate, so that a slow moment of the machine affects all of them.
 #include "tools/bowhead/replay/copy_limit.h"
 
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kFootprintMin = 512ull << 20;
 constexpr uint64_t kFootprintLeast = 32ull << 20;
 
-// Touched; in huge pages where the system gives them, as the best case has it.
+// Touched; in huge pages where the system provides them, as in the best case.
 class Memory {
  public:
   explicit Memory(size_t size) : size_(size) {
@@ -64,7 +64,8 @@ CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t mo
   Clock::time_point start;
   uint64_t step = 0;  // of rounds * kinds; the first call of the barrier only starts the clock
   std::atomic<bool> stop_asked = false;
-  bool stopping = false;  // the same for all threads: changes while all are at the barrier
+  bool stopping =
+      false;  // the same for all threads: changes only while all threads are at the barrier
   const auto at_barrier = [&]() noexcept {
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (step > 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine's copy limit: how fast plain copies of blocks are when as many cores copy as there
-// are workers. What no pool can pass, measured beside it.
+// The machine's copy limit: the speed of plain copies of blocks by as many cores as there are
+// workers. No pool can exceed it, so it is measured beside the pool.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace bowhead::replay {
 struct CopyLimit {
   struct Kind {
     CopyKind kind;
-    double gb_per_s;  ///< bytes copied (not read plus written) of all workers, best round
+    double gb_per_s;  ///< bytes copied (not read plus written) by all workers, best round
   };
   std::vector<Kind> kinds;
   double best_gb_per_s = 0;
@@ -23,11 +23,11 @@ struct CopyLimit {
   bool beyond_cache = false;     ///< at least twice the last-level cache
 };
 
-/// Copies block by block from one end of memory larger than the caches to the other: all kinds in
-/// turn, `rounds` times. Uses at most a quarter of the free memory, and not much more than
-/// `moved_bytes`: what moves little lies in the caches, and so does what it is compared with.
-/// Starts and ends threads. Asks `stop` now and then, on the calling thread, and returns early if
-/// it says so.
+/// Copies block by block from one end to the other of memory larger than the caches: all kinds in
+/// turn, `rounds` times. Uses at most a quarter of the free memory and not much more than
+/// `moved_bytes`: a replay that moves little stays in the caches, and so must its limit. Starts and
+/// ends threads. Calls `stop` now and then, on the calling thread, and returns early if it returns
+/// true.
 CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t moved_bytes,
                              uint32_t rounds, const std::function<bool()>& stop);
 

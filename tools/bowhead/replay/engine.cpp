@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks pass through staging memory in batches: all of a batch is restored, then all is verified;
-// all is made, then all is put. So neither side finds its bytes in a cache by accident of order.
+// Blocks pass through staging memory in batches: a whole batch is restored, then verified; or made,
+// then put. So neither step finds its bytes in a cache by accident of order.
 #include "tools/bowhead/replay/engine.h"
 
 #include <fmt/format.h>
@@ -84,7 +84,7 @@ Result<void> Engine::serve(std::span<const uint64_t> ids, uint64_t input_tokens)
   const auto stored = store(ids, *hits);
   if (!stored) return stored;
 
-  // The first block most recent: whoever needs room takes a prefix from its end.
+  // The first block becomes the most recent, so eviction takes a prefix from its end.
   const uint64_t start = now_ns();
   const Status touched = pool_.touch(namespace_id_, keys_);
   stats_.touch.record(now_ns() - start);
@@ -123,7 +123,7 @@ Result<uint64_t> Engine::restore(std::span<const uint64_t> ids) {
       if (got.status() == Status::NOT_FOUND) {
         lost = true;
       } else if (got.status() == Status::BUFFER_TOO_SMALL) {
-        batch.push_back({span.data, 0});  // longer than any block of ours: all of it is wrong
+        batch.push_back({span.data, 0});  // longer than any block of the replay: all of it is wrong
       } else if (!got) {
         return about("get", key_texts_[at], got.error());
       } else {
@@ -158,7 +158,7 @@ void Engine::verify(uint64_t id, const std::byte* data, uint64_t length) {
   stats_.wrong_bytes += difference.wrong_bytes;
 }
 
-// Makes and puts the blocks from `first` on.
+// Makes and puts the blocks from index `first` on.
 Result<void> Engine::store(std::span<const uint64_t> ids, size_t first) {
   std::vector<ConstSpan> batch;
   for (size_t at = first; at < ids.size(); at += batch.size()) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An event simulation: sessions arrive at random, and each says after a request when its next
-// comes. Figures are medians of what public descriptions of such services show, not a fit to one of
-// them.
+// An event simulation: sessions arrive at random, and each says after a request when its next one
+// comes. The figures are medians of public descriptions of such services, not a fit to one of them.
 #include "tools/bowhead/replay/generator.h"
 
 #include <fmt/format.h>
@@ -22,7 +21,7 @@ namespace {
 constexpr double kPi = std::numbers::pi;
 constexpr uint64_t kContextTokensMax = 128 * 1024;
 
-// What shapes a workload. Times in seconds, lengths in tokens.
+// Parameters of the workloads. Times in seconds, lengths in tokens.
 constexpr double kChatSessionsPerSecond = 40.0;
 constexpr double kAgentSessionsPerSecond = 6.0;
 constexpr size_t kChatPrompts = 64;
@@ -49,7 +48,7 @@ class Random {
   uint64_t count(double mean, uint64_t max) {
     return std::clamp<uint64_t>(static_cast<uint64_t>(exponential(mean - 0.5) + 0.5), 1, max);
   }
-  /// 0 .. n-1, the i-th with a weight of 1 / (i + 1).
+  /// A number from 0 to n-1; i has a weight of 1 / (i + 1).
   size_t zipf(size_t n) {
     double total = 0;
     for (size_t i = 1; i <= n; ++i) total += 1.0 / static_cast<double>(i);
@@ -65,7 +64,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// The tokens of a conversation, as the ids of its full blocks and a count.
+// The tokens of a conversation: the ids of its full blocks and a count.
 struct Text {
   std::vector<uint64_t> blocks;
   uint64_t tokens = 0;
@@ -83,10 +82,10 @@ struct Text {
 struct Session {
   bool agent = false;
   Text text;
-  uint64_t steps_left = 0;          // in this task, or until the person goes away
-  uint64_t step_start_tokens = 0;   // of the last step, to go back to
-  uint64_t branches_running = 0;    // waits for them
-  uint64_t branch_tokens = 0;       // what they bring back
+  uint64_t steps_left = 0;          // in this task, or until the person leaves
+  uint64_t step_start_tokens = 0;   // of the last step, to return to
+  uint64_t branches_running = 0;    // the session waits for them
+  uint64_t branch_tokens = 0;       // their results
   std::shared_ptr<Session> parent;  // of a branch
 };
 
@@ -175,7 +174,7 @@ class Generator {
     request.output_tokens = random_.tokens(answer_median, 0.8, 4096);
     request.first_block = static_cast<uint32_t>(trace_.ids.size());
     for (const uint64_t id : session.text.blocks) add_block(id);
-    // A block that is not full yet will have other content when it is, hence another id.
+    // A block that is not full yet will have other content, hence another id, when it is.
     if (session.text.tokens % kBlockTokens != 0) add_block(next_id_++);
     request.block_count = static_cast<uint32_t>(trace_.ids.size()) - request.first_block;
     trace_.requests.push_back(request);
@@ -217,11 +216,11 @@ class Generator {
       branch(session, answer_s);
       return;
     }
-    session->text.append(random_.tokens(500, 1.3, 16384), next_id_);  // what the tool said
+    session->text.append(random_.tokens(500, 1.3, 16384), next_id_);  // the tool's output
     schedule(session, answer_s + random_.lognormal(3, 1.0));
   }
 
-  // Sub-tasks that start from all that the session knows; it goes on when the last has ended.
+  // Sub-tasks that start from the session's whole text; it continues when the last has ended.
   void branch(const std::shared_ptr<Session>& session, double delay_s) {
     session->branches_running = 2 + static_cast<uint64_t>(random_.uniform() * 3);
     for (uint64_t i = 0; i < session->branches_running; ++i) {

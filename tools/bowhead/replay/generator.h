@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes traces of the two workloads that a prefix cache lives on, from a seed.
+// Generates traces of two workloads that benefit from a prefix cache, from a seed.
 //
 // - multiturn: people talk to a chat. A session begins with one of a few system prompts (popularity
 //   by Zipf's law), grows by a message and an answer a turn, pauses while the person reads and

@@ -2,7 +2,7 @@
 // LatencyHistogram: counts of durations with 3 % resolution from 1 ns to centuries.
 //
 // Plain data, zero means empty: it lies in memory shared by processes. One writer; readers read
-// when the writer has ended.
+// after the writer has ended.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ struct LatencyHistogram {
     return shift * kSubBuckets + (ns >> shift);
   }
 
-  /// The largest duration that falls into a bucket.
+  /// The longest duration that falls into a bucket.
   static constexpr uint64_t bucket_last_ns(size_t bucket) {
     if (bucket < kSubBuckets) return bucket;
     const uint64_t shift = bucket / kSubBuckets - 1;
@@ -50,8 +50,8 @@ struct LatencyHistogram {
     if (other.max_ns > max_ns) max_ns = other.max_ns;
   }
 
-  /// The least duration that `permille` of all do not exceed, rounded up to the end of its bucket
-  /// and never above the longest; 0 if empty.
+  /// The shortest duration that `permille` of all do not exceed, rounded up to the end of its
+  /// bucket and never above the longest; 0 if empty.
   uint64_t quantile_ns(uint32_t permille) const {
     const uint64_t rank = (count * permille + 999) / 1000;
     uint64_t seen = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both caches take O(log n) a block at most: whole traces of millions of blocks in seconds.
+// Both caches take O(log n) per block at most: traces of millions of blocks in seconds.
 #include "tools/bowhead/replay/models.h"
 
 #include <limits>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
-// A doubly linked list through arrays, most recent first.
+// A doubly linked list in arrays, most recent first.
 class LruList {
  public:
   explicit LruList(uint32_t blocks) : next_(blocks, kNone), previous_(blocks, kNone), in_(blocks) {}
@@ -45,7 +45,7 @@ class LruList {
   uint64_t size_ = 0;
 };
 
-// For each access the place of the next access to the same block; the number of accesses if none.
+// For each access, the index of the next access to the same block; the number of accesses if none.
 std::vector<uint32_t> next_uses(const Trace& trace) {
   const uint32_t never = static_cast<uint32_t>(trace.dense.size());
   std::vector<uint32_t> next(trace.dense.size(), never);
@@ -81,13 +81,13 @@ uint64_t lru_hits(const Trace& trace, uint64_t capacity_blocks) {
 uint64_t best_hits(const Trace& trace, uint64_t capacity_blocks) {
   const std::vector<uint32_t> next = next_uses(trace);
   const uint32_t never = static_cast<uint32_t>(trace.dense.size());
-  std::set<std::pair<uint32_t, uint32_t>> by_next_use;  // (next use, block) of what is cached
+  std::set<std::pair<uint32_t, uint32_t>> by_next_use;  // (next use, block) of each cached block
   uint64_t hits = 0;
   for (uint32_t i = 0; i < never; ++i) {
     const uint32_t block = trace.dense[i];
-    // A cached block is filed under its next use, and that is now.
+    // A cached block is filed under its next use, which is now.
     if (by_next_use.erase({i, block}) != 0) ++hits;
-    if (next[i] == never) continue;  // nobody comes for it again
+    if (next[i] == never) continue;  // never requested again
     by_next_use.emplace(next[i], block);
     if (by_next_use.size() > capacity_blocks) by_next_use.erase(std::prev(by_next_use.end()));
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller deals requests through one atomic counter and otherwise only watches its children.
+// The parent deals requests through one atomic counter; otherwise it only watches its workers.
 #include "tools/bowhead/replay/replay.h"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ constexpr uint64_t kStagingMin = 64ull << 20;
 constexpr uint64_t kStagingMax = 256ull << 20;
 constexpr uint64_t kPayloadAlign = 4096;
 
-// What a worker tells; it is the only one to write it.
+// The report of a worker, which is the only writer.
 struct WorkerPage {
   EngineStats stats;
   uint32_t failed_status;  // Status; 0: none
@@ -43,7 +43,7 @@ struct WorkerPage {
 struct Shared {
   std::atomic<uint64_t> next_request;
   std::atomic<uint64_t> served;
-  std::atomic<uint32_t> ready;  // workers that have opened the pool
+  std::atomic<uint32_t> ready;  // number of workers that have opened the pool
   std::atomic<uint32_t> go;
   std::atomic<uint32_t> stop;
   WorkerPage workers[];
@@ -125,7 +125,7 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
   return {};
 }
 
-// The child's life. Never returns: what the parent would do at exit is the parent's to do.
+// The whole run of a child. Never returns: exit handlers are the parent's.
 [[noreturn]] void worker_main(const Trace& trace, const Content& content,
                               const ReplayOptions& options, Shared& shared, uint32_t worker,
                               pid_t parent) {
@@ -141,7 +141,7 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
   _exit(worked ? 0 : 1);
 }
 
-// The worker processes; those still there when it goes are killed.
+// The worker processes; the destructor kills those that still run.
 class Crew {
  public:
   explicit Crew(Shared& shared) : shared_(shared) {}
@@ -168,7 +168,7 @@ class Crew {
         std::count_if(pids_.begin(), pids_.end(), [](pid_t p) { return p > 0; }));
   }
 
-  // Collects workers that have ended. Returns why the run cannot go on, if one ended badly.
+  // Collects workers that have ended. Returns the reason if one ended badly.
   Result<void> collect() {
     for (size_t i = 0; i < pids_.size(); ++i) {
       int status = 0;
@@ -191,7 +191,7 @@ class Crew {
     return {};
   }
 
-  // Lets the workers finish the request they are at; kills those that take too long.
+  // Lets the workers finish their current request; kills those that take too long.
   void stop() {
     shared_.stop.store(1);
     const auto deadline = Clock::now() + kStopPatience;
@@ -249,7 +249,7 @@ Result<int> run_workers(const Trace& trace, const Content& content, const Replay
   return 0;
 }
 
-// How many blocks of `block_bytes` the pool holds before it evicts.
+// The number of blocks of `block_bytes` that the pool holds before it evicts.
 void set_capacity(const PoolInfo& info, uint64_t block_bytes, ReplayReport& report) {
   const auto round_up = [](uint64_t n, uint64_t to) { return (n + to - 1) / to * to; };
   uint64_t footprint = std::max(info.min_block_bytes, round_up(block_bytes, kPayloadAlign));
@@ -290,7 +290,7 @@ Result<void> look_after(const Content& content, const ReplayOptions& options,
   if (!options.self_test) return {};
   const auto ns = pool->open_namespace(namespace_of(content, options));
   if (!ns) return ns.error();
-  // The other hosts answer when blocks of theirs are to go.
+  // The other hosts must answer when their blocks are removed.
   std::vector<Pool> others;
   for (uint32_t host = 1; host < options.hosts; ++host) {
     auto other = open_as(options, host);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Proves that a replay can fail: damage behind the pool's back must be the pool's to find, content
-// that the pool vouches for and that is wrong must be the engine's.
+// Proves that a replay can fail: the pool must find damage behind its back, and the engine must
+// find wrong content that the pool stored correctly.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,8 +21,8 @@ struct Target {
   uint64_t stored_bytes;
 };
 
-// `count` blocks of ours, chosen at random. Of a key that two hosts stored at once neither: a
-// reader may get either.
+// `count` blocks of the replay, chosen at random. A key that two hosts stored at once is not
+// chosen: a reader may get either block.
 Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_t block_bytes,
                                    std::mt19937_64& random, size_t count) {
   std::vector<Target> targets;
@@ -41,7 +41,7 @@ Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_
                              "{}; give it a larger pool or smaller blocks",
                              targets.size())};
   }
-  // Listed in no order: sorted first, the seed decides alone.
+  // Listed in no order: sorted, so that the seed alone decides.
   std::sort(targets.begin(), targets.end(), [](auto& a, auto& b) { return a.id < b.id; });
   for (size_t i = 0; i < targets.size();) {
     const size_t begin = i;
@@ -52,7 +52,7 @@ Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_
   }
   std::shuffle(targets.begin(), targets.end(), random);
   targets.resize(std::min(count, targets.size() / 4));
-  // Most recent now, so that none is evicted before it is looked at.
+  // Made most recent, so that none is evicted before it is checked.
   std::vector<std::string> texts;
   for (const Target& target : targets) texts.push_back(block_key_text(target.id));
   const std::vector<std::string_view> keys(texts.begin(), texts.end());
@@ -64,7 +64,7 @@ Result<std::vector<Target>> choose(Pool& pool, NamespaceId namespace_id, uint64_
 Result<void> flip(Pool& pool, NamespaceId namespace_id, Engine& engine, const EngineStats& stats,
                   const std::vector<Target>& targets, std::mt19937_64& random,
                   SelfTestReport& report) {
-  // Through a mapping of its own: that of the pool is read-only where other hosts write.
+  // Through a separate mapping: the pool's own is read-only where other hosts write.
   const auto before = pool.info();
   if (!before) return before.error();
   const auto media = open_media(before->locator);
@@ -82,7 +82,7 @@ Result<void> flip(Pool& pool, NamespaceId namespace_id, Engine& engine, const En
     if (!served) return served;
     report.flipped_found += stats.blocks_lost - lost;
     report.delivered_wrong += stats.blocks_hit - hit;
-    // Of another host's block the reader only sees that it is not what was put.
+    // A reader of another host's block only sees that it is not the block that was put.
     const Status gone = pool.remove(namespace_id, block_key_text(target.id));
     if (gone != Status::OK && gone != Status::NOT_FOUND) return gone;
   }
@@ -100,7 +100,7 @@ Result<void> plant_foreign(Pool& pool, NamespaceId namespace_id, Engine& engine,
   std::vector<std::byte> bytes(block_bytes);
   const ConstSpan value{bytes.data(), bytes.size()};
   for (size_t i = 0; i < targets.size(); ++i) {
-    // Another block's content, and one byte wrong, in turn: the coarse mistake and the finest.
+    // Another block's content and one wrong byte, in turn: the coarsest error and the finest.
     content.fill(i % 2 == 0 ? targets[i].id + 1 : targets[i].id, bytes.data(), block_bytes);
     if (i % 2 != 0) bytes[(i * 7919) % block_bytes] ^= std::byte{1};
     const std::string key = block_key_text(targets[i].id);

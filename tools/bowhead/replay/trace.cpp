@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parses Mooncake's JSONL. Nothing of a broken line is believed: the first one ends the reading.
+// Parses Mooncake's JSONL. Nothing of a broken line is used: the first one ends the parse.
 #include "tools/bowhead/replay/trace.h"
 
 #include <fmt/format.h>
@@ -18,13 +18,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Bounds that no sane request passes; they keep every later product far from overflow.
+// Bounds that no valid request exceeds; they keep all later products far from overflow.
 constexpr uint64_t kTokensMax = uint64_t{1} << 32;
 constexpr uint64_t kTimestampMax = uint64_t{1} << 53;
 constexpr uint64_t kBlocksMax = std::numeric_limits<uint32_t>::max();
 constexpr uint32_t kNoBlock = std::numeric_limits<uint32_t>::max();
 
-// The library's text without its tag and its "line 1": "column 7: syntax error while ...".
+// The library's message without its tag and its "line 1": "column 7: syntax error while ...".
 std::string syntax_text(const Json::exception& error) {
   const std::string text = error.what();
   size_t at = text.find("column ");
@@ -50,13 +50,14 @@ class Parser {
       return wrong(syntax_text(error));
     }
     if (!object.is_object()) {
-      return wrong(fmt::format("a JSON {} where an object is expected", object.type_name()));
+      return wrong(fmt::format("the line is a JSON {}, but must be an object", object.type_name()));
     }
     return request(object);
   }
 
   Result<Trace> finish() {
-    if (trace_.requests.empty()) return Error{Status::BAD_TRACE, name_ + ": holds no request"};
+    if (trace_.requests.empty())
+      return Error{Status::BAD_TRACE, name_ + ": no request in the trace"};
     return std::move(trace_);
   }
 
@@ -91,7 +92,7 @@ class Parser {
     const auto ids = object.find("hash_ids");
     if (ids == object.end()) return wrong("`hash_ids` is missing");
     if (!ids->is_array()) return wrong("`hash_ids` is not an array");
-    // Writers differ in whether a last block that is not full gets an id.
+    // Writers differ in whether a partial last block gets an id.
     const uint64_t full = request.input_tokens / kBlockTokens;
     const uint64_t all = (request.input_tokens + kBlockTokens - 1) / kBlockTokens;
     if (ids->size() != full && ids->size() != all) {
@@ -103,7 +104,8 @@ class Parser {
   }
 
   Result<void> blocks(const Json& ids, Request request) {
-    if (trace_.ids.size() + ids.size() >= kBlocksMax) return wrong("too many blocks in one trace");
+    if (trace_.ids.size() + ids.size() >= kBlocksMax)
+      return wrong(fmt::format("more than {} blocks in the trace", kBlocksMax));
     request.first_block = static_cast<uint32_t>(trace_.ids.size());
     request.block_count = static_cast<uint32_t>(ids.size());
     const bool keep = requests_max_ == 0 || trace_.requests.size() < requests_max_;
@@ -118,7 +120,7 @@ class Parser {
           blocks_.try_emplace(value, Block{static_cast<uint32_t>(blocks_.size()), previous, line_});
       if (!is_new && it->second.previous != previous) {
         return wrong(
-            fmt::format("block id {} follows another block than at line {}; equal ids must "
+            fmt::format("block id {} follows a different block than at line {}; equal ids must "
                         "mean equal prefixes",
                         value, it->second.line));
       }

@@ -2,9 +2,9 @@
 // Trace: requests to an inference engine, each a chain of prefix blocks.
 //
 // A block is 512 tokens of a prompt (the last one of a request may hold fewer), named by an id.
-// Equal ids mean equal tokens and equal tokens before them: an id always follows the same id.
-// Everything that makes a Trace guarantees this, because hit rates of a prefix cache, and the
-// models of them, are only defined then.
+// Equal ids mean equal tokens and equal tokens before them: an id always follows the same id. Every
+// source of a Trace guarantees this, because hit rates of a prefix cache, and the models of them,
+// are only defined then.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct Request {
 };
 
 struct Trace {
-  std::string source;  ///< for people: a file's name, or how it was generated
+  std::string source;  ///< to be shown: a file's name, or how it was generated
   std::vector<Request> requests;
   std::vector<uint64_t> ids;    ///< of all requests, one after the other
   std::vector<uint32_t> dense;  ///< the same ids, numbered from 0 in order of appearance
@@ -43,13 +43,13 @@ struct Trace {
   uint32_t largest_request_blocks() const;
 };
 
-/// Reads a trace of Mooncake's form: a line per request, each a JSON object with `timestamp` (ms),
-/// `input_length`, `output_length` (tokens) and `hash_ids`. Blank lines are skipped. At most
+/// Parses a trace in Mooncake's format: one line per request, each a JSON object with `timestamp`
+/// (ms), `input_length`, `output_length` (tokens) and `hash_ids`. Blank lines are skipped. At most
 /// `requests_max` requests are kept (0: all), but every line is checked. Returns BAD_TRACE, with
-/// name, line number and what is wrong with the first broken line.
+/// name, line number and error of the first broken line.
 Result<Trace> parse_trace(std::string_view text, const std::string& name, uint64_t requests_max);
 
-/// The same from a file; "-" is standard input. Returns BAD_TRACE, SYSTEM (cannot be read).
+/// Reads the trace from a file; "-" is standard input. Returns BAD_TRACE, SYSTEM (cannot be read).
 Result<Trace> read_trace(const std::string& path, uint64_t requests_max);
 
 }  // namespace bowhead::replay
