@@ -22,37 +22,37 @@
  * bh_pool_close(pool);
  * @endcode
  *
- * Threads: every function may be called from any thread at any time, but closing a handle or
- * leaving may not overlap another call on that handle.
+ * Threads: every function may be called from any thread at any time, except that closing a handle
+ * or leaving must not overlap another call on that handle.
  *
  * Structs that the caller allocates begin with `struct_bytes`. Set it to sizeof before the call:
- * later versions append members, and the library reads and writes no more than the caller has. In
- * options zero means the default. Members that this library does not know must be zero
+ * later versions append members, and the library reads and writes only the members that the caller
+ * has. In options, zero means the default. Members that this library does not know must be zero
  * (BH_NOT_SUPPORTED). bh_key, bh_iovec, bh_const_iovec and bh_kv_layout never grow.
  *
- * Outputs are written on success only, unless a function says more.
+ * Outputs are written only on success, unless a function says otherwise.
  *
- * Statuses: each function lists its own. Besides, any function may return
- * - BH_INVALID_ARGUMENT: NULL where an object is wanted, a namespace that no process has registered
- *   in the pool, a `struct_bytes` that is too small;
- * - BH_FORKED: the handle was opened before fork(). The child opens the pool anew; it may close the
- *   handle, which leaves the parent's reservations and leases open;
- * - BH_MEDIA_ERROR: the medium of the pool failed (its file was cut short, its filesystem is full,
- *   its device returned an error), and every function of the handle answers so from then on. The
- *   process lives: the library handles SIGBUS for the mappings of its pools, and passes on any
- *   other to the handler that was installed before the first pool was opened; a program that
- *   installs one later must call the previous one. Close the handle, mend the medium, open the pool
- *   again;
- * - BH_SYSTEM: the operating system refused, as where memory is out.
+ * Statuses: each function lists its own. In addition, any function may return
+ * - BH_INVALID_ARGUMENT: NULL where an object is required, a namespace that no process has
+ *   registered in the pool, a `struct_bytes` that is too small;
+ * - BH_FORKED: the handle was opened before fork(). The child must open the pool again; it may
+ *   close the handle, which leaves the parent's reservations and leases open;
+ * - BH_MEDIA_ERROR: the medium of the pool failed (its file was truncated, its filesystem is full,
+ *   its device returned an error). From then on every function of the handle returns this status.
+ *   The process continues: the library handles SIGBUS for the mappings of its pools, and passes any
+ *   other SIGBUS to the handler that was installed before the first pool was opened; a program that
+ *   installs one later must call the previous one. Close the handle, repair the medium, open the
+ *   pool again;
+ * - BH_SYSTEM: the operating system refused a request, such as for memory.
  *
  * Functions that store, lease or remove may also return
- * - BH_CLOSED: the pool was destroyed or replaced; close the handle and open the pool anew;
- * - BH_READ_ONLY: the handle only looks (bh_pool_observe);
+ * - BH_CLOSED: the pool was destroyed or replaced; close the handle and open the pool again;
+ * - BH_READ_ONLY: the handle is an observer (bh_pool_observe);
  * - BH_HOST_FENCED, BH_HOST_ID_CONFLICT: the handle has left (bh_pool_leave), or the other hosts
  *   declared this one dead; close the pool and open it again.
  *
- * Memory: handles, and what they give pointers to, belong to the library; all other memory is the
- * caller's. */
+ * Memory: handles, and the memory that they give pointers to, belong to the library; all other
+ * memory is the caller's. */
 #ifndef BOWHEAD_BOWHEAD_H
 #define BOWHEAD_BOWHEAD_H
 
@@ -66,23 +66,23 @@
 extern "C" {
 #endif
 
-/** Of this header; bh_abi_version() tells that of the library. */
+/** ABI version of this header; bh_abi_version() returns that of the library. */
 #define BH_ABI_VERSION 1u
 
 /** @name Errors
  * @{ */
 
-/** BH_ABI_VERSION of the library that is loaded. */
+/** The ABI version of the loaded library. */
 uint32_t bh_abi_version(void);
 
 /** The name of a status without its prefix, such as "NO_SPACE"; "UNKNOWN" for any other number. */
 const char* bh_status_name(bh_status status);
 
-/** What a status means, in a sentence. */
+/** The meaning of a status, in a sentence. */
 const char* bh_status_text(bh_status status);
 
-/** What was wrong with the last call of this thread that failed: a sentence that names the thing
- * and says what to do. Good until the thread's next call. */
+/** The error of this thread's last failed call: a sentence that names the thing, says what is wrong
+ * and what to do. Valid until the thread's next call. */
 const char* bh_last_error(void);
 
 /** @}
@@ -92,78 +92,78 @@ const char* bh_last_error(void);
 /** An open pool. */
 typedef struct bh_pool bh_pool;
 
-/** How a pool is made. */
+/** Settings of a new pool. */
 typedef struct bh_create_options {
   uint32_t struct_bytes;        /**< sizeof */
   uint32_t hosts;               /**< host slots, 1 to 64; default 1 */
-  uint64_t size_bytes;          /**< of the whole pool, at least 16 MiB; required */
+  uint64_t size_bytes;          /**< size of the whole pool, at least 16 MiB; required */
   uint64_t extent_bytes;        /**< default: size / 1024, within 2 MiB and 64 MiB */
-  uint64_t min_block_bytes;     /**< smaller values take as much; default 16 KiB */
+  uint64_t min_block_bytes;     /**< smaller values occupy as much; default 16 KiB */
   uint32_t evict_high_permille; /**< eviction begins above this share of use; default 980 */
-  uint32_t evict_low_permille;  /**< and goes on until below this; default 960 */
+  uint32_t evict_low_permille;  /**< eviction ends below this share of use; default 960 */
   uint32_t no_eviction;         /**< 1: a full pool answers BH_NO_SPACE */
-  uint32_t replace;             /**< 1: what lies at the locator loses its name to the new pool */
+  uint32_t replace;             /**< 1: the new pool takes the place of what is at the locator */
   uint32_t mode;                /**< permission bits, whatever the umask; default 0600 */
-  uint32_t beat_ms;             /**< between two heartbeats of a host; default 100 */
-  uint32_t dead_ms;    /**< a heartbeat that stands still so long may be declared dead; default
-                            3,000 */
-  uint32_t grace_ms;   /**< leases of a host declared dead are honoured so long; default 1,000 */
-  uint32_t settle_ms;  /**< a flushed line is in the memory after so long; default 20 */
-  uint32_t reclaim_ms; /**< space of a dead host is reused after so long, even if no operator
-                            vouches that it has stopped writing; default 60,000 */
-  uint32_t no_reclaim; /**< 1: never */
+  uint32_t beat_ms;             /**< time between two heartbeats of a host; default 100 */
+  uint32_t dead_ms;    /**< time without a heartbeat after which a host may be declared dead;
+                            default 3,000 */
+  uint32_t grace_ms;   /**< time for which leases of a dead host are honoured; default 1,000 */
+  uint32_t settle_ms;  /**< time after which a flushed line is in the memory; default 20 */
+  uint32_t reclaim_ms; /**< time after which space of a dead host is reused, even if no operator
+                            confirms that it has stopped writing; default 60,000 */
+  uint32_t no_reclaim; /**< 1: no reuse without that confirmation */
   uint32_t reserved;   /**< zero */
 } bh_create_options;
 
-/** Makes a pool, which appears at its locator whole or not at all.
+/** Creates a pool. It appears at its locator complete or not at all.
  * @param locator `shm:NAME`, `file:PATH`, `dax:PATH`, `numa:NODE/NAME`, or several joined by `+`
- * @param options how
+ * @param options size and settings
  * @retval BH_BAD_LOCATOR the locator is malformed
- * @retval BH_TOO_SMALL below 16 MiB, or too small for so many hosts or such extents
- * @retval BH_POOL_EXISTS something is there, and `replace` was not asked for
- * @retval BH_IN_USE `replace`, but processes have it open
- * @retval BH_MEDIUM_FULL the medium has no room for it
+ * @retval BH_TOO_SMALL the size is below 16 MiB, or too small for these hosts or extents
+ * @retval BH_POOL_EXISTS something exists at the locator, and `replace` is 0
+ * @retval BH_IN_USE `replace` is 1, but processes have the old pool open
+ * @retval BH_MEDIUM_FULL the medium has no space for it
  * @retval BH_NOT_SUPPORTED this build has no such medium, or `options` has a member set that this
  *     library does not know */
 bh_status bh_pool_create(const char* locator, const bh_create_options* options);
 
-/** Any host slot: the one that this machine has already, or a free one. */
+/** Any host slot: the one of this machine, or a free one. */
 #define BH_ANY_HOST UINT32_MAX
 
-/** Opens a pool. Undoes what dead processes left, and after a reboot rebuilds the allocator, which
- * takes seconds for a pool of terabytes. In a pool of several hosts two threads run while it is
- * open: the host's heartbeat, and its duties towards the others.
- * @param locator as of bh_pool_create()
+/** Opens a pool. Undoes what dead processes left half done, and after a reboot rebuilds the
+ * allocator, which takes seconds for a pool of terabytes. In a pool of several hosts two threads
+ * run while it is open: one for the host's heartbeat, one for its duties towards the others.
+ * @param locator as for bh_pool_create()
  * @param host a host slot, or BH_ANY_HOST
  * @param out the handle, for bh_pool_close()
  * @retval BH_BAD_LOCATOR the locator is malformed
- * @retval BH_NO_SUCH_POOL nothing is there
- * @retval BH_NOT_A_POOL what is there is no pool
- * @retval BH_VERSION_UNKNOWN a newer Bowhead made it
+ * @retval BH_NO_SUCH_POOL nothing exists at the locator
+ * @retval BH_NOT_A_POOL what exists at the locator is not a pool
+ * @retval BH_VERSION_UNKNOWN a newer version of Bowhead created it
  * @retval BH_DAMAGED both copies of its superblock are damaged
- * @retval BH_BUSY another process has been opening or replacing it for long, or the hosts do not
- *     agree yet: try again
+ * @retval BH_BUSY another process takes long to open or replace it, or the hosts do not agree yet:
+ *     try again
  * @retval BH_LIMIT_REACHED too many processes have it open, or no host slot is free
- * @retval BH_HOST_ID_IN_USE another machine uses this slot, or did and has not left
- * @retval BH_HOST_FENCED this host was declared dead, and processes of it still have the pool open
+ * @retval BH_HOST_ID_IN_USE another machine uses this slot, or used it and did not leave
+ * @retval BH_HOST_FENCED this host was declared dead, and its processes still have the pool open
  * @retval BH_NOT_SUPPORTED this build has no such medium */
 bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
 
-/** Opens a pool to look at it: read permission suffices, and nothing is stored, not even a lock or
- * a count. What would store, lease or remove answers BH_READ_ONLY. A damaged block is BH_DAMAGED to
- * bh_get(), which drops nothing. Statuses as of bh_pool_open(). */
+/** Opens a pool as an observer: read permission suffices, and nothing is stored, not even a lock or
+ * a count. Functions that store, lease or remove return BH_READ_ONLY. For a damaged block bh_get()
+ * returns BH_DAMAGED and drops nothing. Statuses as for bh_pool_open(). */
 bh_status bh_pool_observe(const char* locator, bh_pool** out);
 
-/** Closes a handle, and ends its reservations and leases. NULL is allowed. */
+/** Closes a handle and ends its reservations and leases. NULL is allowed. */
 void bh_pool_close(bh_pool* pool);
 
 /** Removes a pool.
- * @param locator as of bh_pool_create()
- * @param force 1: also one that processes have open, or something that is no pool. They can read
- *     on; what stores, leases or removes through their handles answers BH_CLOSED
+ * @param locator as for bh_pool_create()
+ * @param force 1: even if it is not a pool, or processes have it open. They can continue to read;
+ *     functions that store, lease or remove through their handles return BH_CLOSED
  * @retval BH_BAD_LOCATOR the locator is malformed
- * @retval BH_NO_SUCH_POOL nothing is there
- * @retval BH_NOT_A_POOL what is there is no pool
+ * @retval BH_NO_SUCH_POOL nothing exists at the locator
+ * @retval BH_NOT_A_POOL what exists at the locator is not a pool
  * @retval BH_IN_USE processes have it open */
 bh_status bh_pool_destroy(const char* locator, int force);
 
@@ -174,28 +174,29 @@ bh_status bh_pool_destroy(const char* locator, int force);
 /** Fingerprint of a namespace's name, description and layout. Keys of two namespaces never meet. */
 typedef uint64_t bh_namespace_id;
 
-/** What the values of a namespace are, and how puts store them. */
+/** The layout of a namespace's values, and the profile that puts use. */
 typedef struct bh_namespace_options {
   uint32_t struct_bytes; /**< sizeof */
-  uint32_t profile;      /**< BH_PROFILE_*: puts compress values, and bh_get() returns every bit.
-                              Default: what the namespace has; of a new one, none */
-  bh_kv_layout layout;   /**< of a value; one of a length that no number of tokens has is opaque.
-                              Default: what the namespace has; of a new one, opaque values */
+  uint32_t profile;      /**< BH_PROFILE_*: how puts compress values; bh_get() returns every bit.
+                              Default: that of the namespace; for a new one, none */
+  bh_kv_layout layout;   /**< of a value; a value whose length fits no number of tokens is opaque.
+                              Default: that of the namespace; for a new one, opaque values */
 } bh_namespace_options;
 
-/** Registers a namespace, or finds it.
+/** Registers a namespace, or finds a registered one.
  * @param pool the pool
  * @param name 1 to 63 bytes
- * @param description up to 383 bytes: model, parallel rank, whatever sets its keys apart
+ * @param description up to 383 bytes: model, parallel rank, all that distinguishes its keys
  * @param out its id
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description
- * @retval BH_NOT_FOUND the handle only observes, and there is no such namespace
+ * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
  * @retval BH_LIMIT_REACHED the table of namespaces is full
  * @retval BH_BUSY another process holds the table: try again */
 bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* description,
                             bh_namespace_id* out);
 
-/** The same with a layout and a profile, which the process that registers the namespace decides.
+/** bh_namespace_open() with a layout and a profile. The process that registers the namespace
+ * decides both.
  * @param pool the pool
  * @param name 1 to 63 bytes
  * @param description up to 383 bytes
@@ -203,7 +204,7 @@ bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* descrip
  * @param out its id
  * @retval BH_LAYOUT_MISMATCH it is registered with another layout; bh_last_error() names the field
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description or profile
- * @retval BH_NOT_FOUND the handle only observes, and there is no such namespace
+ * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
  * @retval BH_NOT_SUPPORTED values of this layout cannot be compressed, or `options` has a member
  *     set that this library does not know
  * @retval BH_LIMIT_REACHED the table of namespaces is full
@@ -224,97 +225,98 @@ typedef struct bh_key {
   size_t size_bytes; /**< of data */
 } bh_key;
 
-/** A piece of a caller's buffer. */
+/** A part of a caller's buffer. */
 typedef struct bh_iovec {
   void* data;        /**< written during the call */
   size_t size_bytes; /**< of data */
 } bh_iovec;
 
-/** A piece of a caller's value. */
+/** A part of a caller's value. */
 typedef struct bh_const_iovec {
   const void* data;  /**< read during the call */
   size_t size_bytes; /**< of data */
 } bh_const_iovec;
 
-/** Stores a value, the concatenation of `value`, under a key. A key that is stored already is
- * success, and its value stays. Does not wait for other hosts.
+/** Stores a value, the concatenation of `value`, under a key. If the key is already stored, its
+ * value stays and the call succeeds. Does not wait for other hosts.
  * @param pool the pool
  * @param ns its namespace
- * @param key under which
- * @param value the pieces
- * @param value_count how many
+ * @param key its key
+ * @param value its parts
+ * @param value_count number of parts
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
  * @retval BH_VALUE_TOO_LARGE the value is empty, or larger than 1 GiB or than the pool can hold
- * @retval BH_NO_SPACE this host has no room now. In a pool of several it asks another for some,
- *     which takes some heartbeats: try again then
- * @retval BH_INDEX_FULL the index of this host has no room for the key
- * @retval BH_LIMIT_REACHED the pool has given its host 2^40 stamps
+ * @retval BH_NO_SPACE this host has no space now. In a pool of several hosts it requests some from
+ *     another host, which takes some heartbeats: try again then
+ * @retval BH_INDEX_FULL the index of this host has no space for the key
+ * @retval BH_LIMIT_REACHED this host has used up its 2^40 stamps
  * @retval BH_BUSY another process holds the key: try again */
 bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
                  size_t value_count);
 
-/** Copies a value into `buffers`, and verifies it. On failure the buffers hold anything.
+/** Copies a value into `buffers` and verifies it. On failure the content of the buffers is
+ * undefined.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it is stored
- * @param buffers where to, one behind the other
- * @param buffer_count how many
+ * @param buffers the destination, filled in order
+ * @param buffer_count number of buffers
  * @param length_bytes of the value, also with BH_BUFFER_TOO_SMALL
- * @retval BH_NOT_FOUND nothing is stored under the key; or its block was damaged, and was dropped
+ * @retval BH_NOT_FOUND nothing is stored under the key, or its block was damaged and was dropped
  * @retval BH_BUFFER_TOO_SMALL the buffers are smaller than the value
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
- * @retval BH_UNSUPPORTED_CODEC a newer Bowhead compressed it
- * @retval BH_DAMAGED the block is damaged, and this handle only observes */
+ * @retval BH_UNSUPPORTED_CODEC a newer version of Bowhead compressed it
+ * @retval BH_DAMAGED the block is damaged, and the handle is an observer */
 bh_status bh_get(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_iovec* buffers,
                  size_t buffer_count, uint64_t* length_bytes);
 
-/** Which of some keys are stored. Does not count as use. A key of a wrong length is absent.
+/** Reports which keys are stored. Does not count as use. A key of an invalid length is absent.
  * @param pool the pool
  * @param ns its namespace
  * @param keys the keys
- * @param key_count how many
- * @param present by key: 1 if it is stored, else 0 */
+ * @param key_count number of keys
+ * @param present for each key: 1 if it is stored, else 0 */
 bh_status bh_exists(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
                     uint8_t* present);
 
-/** How many leading keys are stored without a gap. They count as used, the first most recently, so
- * that the tail of a prefix is evicted before its head.
+/** Counts the leading keys that are stored without a gap. They count as used, the first most
+ * recently, so that the tail of a prefix is evicted before its head.
  * @param pool the pool
  * @param ns its namespace
  * @param keys the keys, from the head of the prefix on
- * @param key_count how many
- * @param length how many of them */
+ * @param key_count number of keys
+ * @param length number of leading keys that are stored */
 bh_status bh_longest_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
                             size_t* length);
 
 /** Marks blocks as used now, the first most recently. Absent keys are skipped. */
 bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count);
 
-/** Removes a block; leases of it go on until they are released.
+/** Removes a block; its leases remain valid until they are released.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it is stored
  * @retval BH_NOT_FOUND nothing is stored under the key
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
- * @retval BH_BUSY it may be stored still: try again */
+ * @retval BH_BUSY it may still be stored: try again */
 bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key);
 
 /** @}
  * @name Blocks in place
  * @{ */
 
-/** Room for a block that the caller fills in place, between bh_reserve() and bh_commit() or
- * bh_abort(). A copy of the struct stands for the same reservation. */
+/** Space for a block that the caller fills in place, between bh_reserve() and bh_commit() or
+ * bh_abort(). A copy of the struct denotes the same reservation. */
 typedef struct bh_reservation {
   uint32_t struct_bytes; /**< sizeof */
-  uint32_t present; /**< 1: the key is stored already; nothing was reserved, nothing is to end */
-  void* data;       /**< the room, 4 KiB-aligned; NULL once the reservation is over */
+  uint32_t present; /**< 1: the key is already stored; nothing was reserved, nothing needs to end */
+  void* data;       /**< the space, 4 KiB-aligned; NULL after the reservation has ended */
   uint64_t length_bytes; /**< of data */
   uint64_t offset;       /**< of data in the mapping (bh_pool_mapping) */
-  void* internal;        /**< not to be changed */
+  void* internal;        /**< must not be changed */
 } bh_reservation;
 
-/** Reserves room for a value. It is stored as it is filled in, in compressed namespaces too.
+/** Reserves space for a value. Its bytes are stored uncompressed, in compressed namespaces too.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it will be stored
@@ -322,303 +324,303 @@ typedef struct bh_reservation {
  * @param out the reservation
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
  * @retval BH_VALUE_TOO_LARGE the length is 0, or more than 1 GiB or than the pool can hold
- * @retval BH_NO_SPACE as of bh_put()
- * @retval BH_BUSY only room that a dead host may still write to is left: try again */
+ * @retval BH_NO_SPACE as for bh_put()
+ * @retval BH_BUSY all free space is space that a dead host may still write to: try again */
 bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
                      bh_reservation* out);
 
 /** Ends a reservation and stores its block, with a checksum that this call computes. If the key was
- * stored meanwhile, that block stays: BH_OK. The reservation is over whatever the answer is but
- * BH_CLOSED and BH_FORKED; to try again, reserve and fill anew.
+ * stored meanwhile, that block stays: BH_OK. Any status except BH_CLOSED and BH_FORKED ends the
+ * reservation; to try again, reserve and fill again.
  * @param pool the pool
- * @param reservation which; its data is NULL afterwards
- * @retval BH_CLOSED this or a copy was ended before, it is of another handle, or its key was
- *     present
+ * @param reservation the reservation; its data is NULL afterwards
+ * @retval BH_CLOSED the reservation, or a copy of it, has ended, it belongs to another handle, or
+ *     its key was present
  * @retval BH_BUSY nothing is stored: another process holds the key
- * @retval BH_INDEX_FULL nothing is stored: the index of this host has no room for the key
- * @retval BH_LIMIT_REACHED nothing is stored: the pool has given its host 2^40 stamps */
+ * @retval BH_INDEX_FULL nothing is stored: the index of this host has no space for the key
+ * @retval BH_LIMIT_REACHED nothing is stored: this host has used up its 2^40 stamps */
 bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
 
-/** bh_commit() with the checksum of the writer, who summed the bytes on the way, as GPUs do. If it
+/** bh_commit() with a checksum that the writer computed while it wrote the bytes, as GPUs do. If it
  * is wrong, readers find the block damaged.
  * @param pool the pool
- * @param reservation which
- * @param checksum what bh_checksum() gives for the whole value
- * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED as of bh_commit() */
+ * @param reservation the reservation
+ * @param checksum bh_checksum() of the whole value
+ * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED as for bh_commit() */
 bh_status bh_commit_summed(bh_pool* pool, bh_reservation* reservation, uint64_t checksum);
 
-/** bh_commit() without a checksum, for bytes that this CPU cannot read back: damage goes unnoticed,
- * and other hosts find the block some heartbeats later.
+/** bh_commit() without a checksum, for bytes that this CPU cannot read back: damage goes
+ * undetected, and other hosts find the block some heartbeats later.
  * @param pool the pool
- * @param reservation which
- * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED as of bh_commit() */
+ * @param reservation the reservation
+ * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED as for bh_commit() */
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation);
 
 /** Ends a reservation and stores nothing.
  * @param pool the pool
- * @param reservation which
- * @retval BH_CLOSED as of bh_commit() */
+ * @param reservation the reservation
+ * @retval BH_CLOSED as for bh_commit() */
 bh_status bh_abort(bh_pool* pool, bh_reservation* reservation);
 
-/** The checksum of a value (docs/format.md): XXH3-64 of the XXH3-64 sums of its pieces of 4 KiB. */
+/** The checksum of a value (docs/format.md): XXH3-64 of the XXH3-64 sums of its 4 KiB pieces. */
 uint64_t bh_checksum(const void* data, size_t size_bytes);
 
-/** A block that stays where it is, and unchanged, until bh_release() or its time limit. */
+/** A promise that a block stays in place, unchanged, until bh_release() or the time limit. */
 typedef struct bh_lease {
   uint32_t struct_bytes;      /**< sizeof */
   uint32_t codec;             /**< BH_CODEC_RAW: data is the value; BH_CODEC_FRAME: docs/frame.md */
-  const void* data;           /**< what is stored; never to be written */
+  const void* data;           /**< the stored bytes; must not be written */
   uint64_t stored_bytes;      /**< of data */
-  uint64_t length_bytes;      /**< of the value: as many, if it is stored as it is */
+  uint64_t length_bytes;      /**< of the value; equals stored_bytes if it is not compressed */
   uint64_t offset;            /**< of data in the mapping */
-  uint64_t stamp;             /**< generation of the block: no other block ever has the same */
+  uint64_t stamp;             /**< of the block: no other block ever has the same stamp */
   const bh_kv_layout* layout; /**< of the value; valid until the pool is closed */
-  uint64_t checksum;          /**< bh_checksum() of what is stored, if has_checksum */
-  uint32_t has_checksum;      /**< 0: it was committed without one */
+  uint64_t checksum;          /**< bh_checksum() of the stored bytes, if has_checksum */
+  uint32_t has_checksum;      /**< 0: the block was committed without a checksum */
   uint32_t reserved;          /**< zero */
-  uint64_t internal;          /**< not to be changed */
+  uint64_t internal;          /**< must not be changed */
 } bh_lease;
 
-/** Finds a value that is stored as it is, and keeps it where it is.
+/** Takes a lease of an uncompressed value.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it is stored
- * @param ttl_ms how long at most, 1 to 600,000
+ * @param ttl_ms time limit, 1 to 600,000
  * @param out the lease
  * @retval BH_NOT_FOUND nothing is stored under the key
- * @retval BH_CODED it is compressed, as any block of a compressed namespace may be: bh_get()
+ * @retval BH_CODED the block is compressed, as any block of a compressed namespace may be: bh_get()
  *     decodes it, bh_acquire_stored() leases its frame
- * @retval BH_UNSUPPORTED_CODEC a newer Bowhead compressed it
- * @retval BH_COPY_ONLY its host died: bh_get() copies it
+ * @retval BH_UNSUPPORTED_CODEC a newer version of Bowhead compressed it
+ * @retval BH_COPY_ONLY the block's host died: bh_get() copies it
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
  * @retval BH_LIMIT_REACHED the lease table of this host is full */
 bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms, bh_lease* out);
 
-/** The same of whatever is stored: out->codec says how.
+/** bh_acquire() for a block of any codec, given by out->codec.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it is stored
- * @param ttl_ms how long at most, 1 to 600,000
+ * @param ttl_ms time limit, 1 to 600,000
  * @param out the lease
- * @retval BH_NOT_FOUND, BH_UNSUPPORTED_CODEC, BH_COPY_ONLY, BH_KEY_TOO_LONG, BH_LIMIT_REACHED as of
- *     bh_acquire() */
+ * @retval BH_NOT_FOUND, BH_UNSUPPORTED_CODEC, BH_COPY_ONLY, BH_KEY_TOO_LONG, BH_LIMIT_REACHED as
+ *     for bh_acquire() */
 bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms,
                             bh_lease* out);
 
-/** Ends a lease, and says whether the block was whole for all of its time.
+/** Ends a lease and reports whether the block was intact for the whole lease.
  * @param pool the pool
- * @param lease which
- * @retval BH_LAPSED it was not: discard what was computed from it
- * @retval BH_HOST_FENCED the same, since the handle left the pool
- * @retval BH_CLOSED this or a copy was ended before, or it is of another handle */
+ * @param lease the lease
+ * @retval BH_LAPSED it was not: discard all results computed from it
+ * @retval BH_HOST_FENCED as BH_LAPSED, because the handle has left the pool
+ * @retval BH_CLOSED the lease, or a copy of it, has ended, or it belongs to another handle */
 bh_status bh_release(bh_pool* pool, bh_lease* lease);
 
 /** @}
  * @name Compressed values
  * @{ */
 
-/** bh_get() at the precision of the first bit-planes: 1 is the signs alone; a number has at most
- * 12, and more than it has are all. Values that are not in planes come exactly. Only the bytes of
- * those planes are read, where the block's host is alive.
+/** bh_get() at the precision of the first bit-planes: 1 reads only the signs; a number has at most
+ * 12, and more than it has means all. Values without planes are returned exactly. If the block's
+ * host is alive, only the bytes of those planes are read.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it is stored
- * @param planes how many, at least 1
- * @param buffers where to, one behind the other
- * @param buffer_count how many
+ * @param planes number of planes, at least 1
+ * @param buffers the destination, filled in order
+ * @param buffer_count number of buffers
  * @param length_bytes of the value, on success
- * @param read_bytes that were read from the pool; NULL: not wanted
+ * @param read_bytes bytes read from the pool; may be NULL
  * @retval BH_NOT_FOUND, BH_BUFFER_TOO_SMALL, BH_KEY_TOO_LONG, BH_UNSUPPORTED_CODEC, BH_DAMAGED as
- *     of bh_get() */
+ *     for bh_get() */
 bh_status bh_get_planes(bh_pool* pool, bh_namespace_id ns, bh_key key, uint32_t planes,
                         const bh_iovec* buffers, size_t buffer_count, uint64_t* length_bytes,
                         uint64_t* read_bytes);
 
-/** Copies what is stored, a frame if the value is compressed, for a reader that decodes it
+/** Copies the stored bytes, a frame if the value is compressed, for a reader that decodes them
  * elsewhere.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it is stored
- * @param buffer as large as the value is always enough
+ * @param buffer the destination; the length of the value always suffices
  * @param buffer_bytes of buffer
- * @param stored_bytes that were copied
+ * @param stored_bytes bytes copied
  * @param length_bytes of the value
  * @param codec BH_CODEC_*
  * @retval BH_NOT_FOUND, BH_BUFFER_TOO_SMALL, BH_KEY_TOO_LONG, BH_UNSUPPORTED_CODEC, BH_DAMAGED as
- *     of bh_get() */
+ *     for bh_get() */
 bh_status bh_get_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, void* buffer,
                         size_t buffer_bytes, uint64_t* stored_bytes, uint64_t* length_bytes,
                         uint32_t* codec);
 
-/** What a pass of bh_pool_recompress() did. */
+/** The result of a pass of bh_pool_recompress(). */
 typedef struct bh_recompress_report {
   uint32_t struct_bytes; /**< sizeof */
   uint32_t reserved;     /**< zero */
-  uint64_t cold_blocks;  /**< that were tried */
-  uint64_t recompressed; /**< of those */
-  uint64_t before_bytes; /**< of what was stored of these */
-  uint64_t after_bytes;  /**< of what is stored now */
+  uint64_t cold_blocks;  /**< blocks that were tried */
+  uint64_t recompressed; /**< of those: stored again in fewer bytes */
+  uint64_t before_bytes; /**< stored bytes of the recompressed blocks, before */
+  uint64_t after_bytes;  /**< stored bytes of the recompressed blocks, after */
 } bh_recompress_report;
 
-/** Stores cold blocks of this host, in compressed namespaces, in as few bytes as the codec can.
- * Call it again until it recompresses nothing. Evicts nothing, and leaves leased blocks as they
- * are.
+/** Recompresses cold blocks of this host, in compressed namespaces, into as few bytes as the codec
+ * can. Call it again until it recompresses nothing. Evicts nothing and skips leased blocks.
  * @param pool the pool
- * @param cold_ms blocks that were not used for so long
- * @param out what it did */
+ * @param cold_ms time without use after which a block is cold
+ * @param out the result */
 bh_status bh_pool_recompress(bh_pool* pool, uint64_t cold_ms, bh_recompress_report* out);
 
 /** @}
- * @name Looking at a pool
+ * @name Inspection
  * @{ */
 
-/** What a pool is, and sums over all its hosts since it was created. */
+/** A pool's settings, and sums over all its hosts since it was created. */
 typedef struct bh_pool_info {
   uint32_t struct_bytes;        /**< sizeof */
   uint32_t format_version;      /**< of the pool */
-  char pool_id[40];             /**< unique; ends with a zero */
-  uint64_t created_unix_ns;     /**< when */
-  uint64_t size_bytes;          /**< of all */
-  uint64_t payload_bytes;       /**< for blocks */
-  uint64_t metadata_bytes;      /**< for the rest */
-  uint64_t extent_bytes;        /**< of one */
+  char pool_id[40];             /**< unique; zero-terminated */
+  uint64_t created_unix_ns;     /**< time of creation */
+  uint64_t size_bytes;          /**< of the whole pool */
+  uint64_t payload_bytes;       /**< space for blocks */
+  uint64_t metadata_bytes;      /**< all other space */
+  uint64_t extent_bytes;        /**< of one extent */
   uint64_t extent_count;        /**< of all hosts */
-  uint64_t min_block_bytes;     /**< that any value takes */
+  uint64_t min_block_bytes;     /**< the least space that a value occupies */
   uint32_t evict_high_permille; /**< 0: no eviction */
   uint32_t evict_low_permille;  /**< 0: no eviction */
   uint32_t hosts;               /**< host slots */
-  uint32_t second_superblock;   /**< 1: the first copy is damaged; `bowhead pool repair` mends it */
-  uint64_t used_bytes;          /**< of blocks, now */
-  uint64_t blocks;              /**< now */
-  uint64_t puts;                /**< that stored a block */
-  uint64_t puts_present;        /**< whose key was stored already */
-  uint64_t hits;                /**< gets and leases that found their block */
-  uint64_t hits_elsewhere;      /**< of those, in the memory of another host */
-  uint64_t misses;              /**< gets and leases that did not */
-  uint64_t bytes_in;            /**< of the values that were put */
-  uint64_t bytes_out;           /**< of the values that were got */
-  uint64_t evictions;           /**< blocks */
-  uint64_t removals;            /**< blocks */
-  uint64_t moves;               /**< blocks, to empty extents */
-  uint64_t recompressed;        /**< blocks */
-  uint64_t damaged;             /**< blocks that were found damaged, and dropped */
-  uint64_t scavenged;           /**< processes that died with the pool open */
-  uint64_t no_space;            /**< times that there was no room */
+  uint32_t
+      second_superblock;   /**< 1: the first copy is damaged; `bowhead pool repair` restores it */
+  uint64_t used_bytes;     /**< occupied by blocks now */
+  uint64_t blocks;         /**< stored now */
+  uint64_t puts;           /**< that stored a block */
+  uint64_t puts_present;   /**< whose key was already stored */
+  uint64_t hits;           /**< gets and leases that found their block */
+  uint64_t hits_elsewhere; /**< of those, in the memory of another host */
+  uint64_t misses;         /**< gets and leases that did not find it */
+  uint64_t bytes_in;       /**< of the values that were put */
+  uint64_t bytes_out;      /**< of the values that were got */
+  uint64_t evictions;      /**< blocks */
+  uint64_t removals;       /**< blocks */
+  uint64_t moves;          /**< blocks, to empty extents */
+  uint64_t recompressed;   /**< blocks */
+  uint64_t damaged;        /**< blocks that were found damaged and dropped */
+  uint64_t scavenged;      /**< processes that died with the pool open */
+  uint64_t no_space;       /**< number of BH_NO_SPACE */
 } bh_pool_info;
 
 /** Describes a pool. */
 bh_status bh_pool_get_info(bh_pool* pool, bh_pool_info* out);
 
-/** A host slot, as bh_pool_list_hosts() shows it. */
+/** A host slot, as reported by bh_pool_list_hosts(). */
 typedef struct bh_host_info {
-  uint32_t struct_bytes;    /**< of what is shown */
+  uint32_t struct_bytes;    /**< size of the struct that is passed */
   uint32_t slot;            /**< 0 to 63 */
   char state[16];           /**< "free", "joining", "live", "left", "ended" or "damaged" */
   uint32_t incarnation;     /**< lives so far */
   uint32_t processes_live;  /**< on this machine */
   uint64_t extents_owned;   /**< by it */
   uint64_t extents_free;    /**< of those */
-  uint64_t extents_custody; /**< of those: of a dead host that may still write */
+  uint64_t extents_custody; /**< of those: from a dead host that may still write */
   uint64_t leases_active;   /**< of its processes */
-  uint64_t duties_late_ms;  /**< at its last heartbeat: how long ago its other duties were done */
+  uint64_t duties_late_ms;  /**< age of its other duties at its last heartbeat */
 } bh_host_info;
 
-/** Calls `visit` for every host slot, in their order; anything but 0 ends it.
+/** Calls `visit` for every host slot, in order; a result other than 0 ends the list.
  * @param pool the pool
- * @param visit what is shown is good during the call; may call nothing of this pool
- * @param context passed on */
+ * @param visit its argument is valid during the call; must not call functions on this pool
+ * @param context passed to `visit` */
 bh_status bh_pool_list_hosts(bh_pool* pool, int (*visit)(void* context, const bh_host_info* host),
                              void* context);
 
-/** A namespace and what its blocks take, as bh_pool_list_namespaces() shows it. */
+/** A namespace and the space of its blocks, as reported by bh_pool_list_namespaces(). */
 typedef struct bh_namespace_info {
-  uint32_t struct_bytes;   /**< of what is shown */
+  uint32_t struct_bytes;   /**< size of the struct that is passed */
   uint32_t profile;        /**< BH_PROFILE_* of puts */
-  bh_namespace_id id;      /**< what operations take */
-  const char* name;        /**< good during the call */
-  const char* description; /**< good during the call */
+  bh_namespace_id id;      /**< the id that operations take */
+  const char* name;        /**< valid during the call */
+  const char* description; /**< valid during the call */
   bh_kv_layout layout;     /**< of its values */
   uint64_t blocks;         /**< of all hosts */
-  uint64_t value_bytes;    /**< as they were put */
-  uint64_t stored_bytes;   /**< as they are stored */
-  uint64_t block_bytes;    /**< rounded up to blocks: what they take of the pool */
+  uint64_t value_bytes;    /**< of the values as they were put */
+  uint64_t stored_bytes;   /**< of the values as they are stored */
+  uint64_t block_bytes;    /**< space that they occupy: stored_bytes rounded up to blocks */
 } bh_namespace_info;
 
-/** Calls `visit` for every namespace that is registered; anything but 0 ends it. Looks at the
+/** Calls `visit` for every registered namespace; a result other than 0 ends the list. Reads the
  * header of every block.
  * @param pool the pool
- * @param visit what is shown is good during the call; may call nothing of this pool
- * @param context passed on */
+ * @param visit its argument is valid during the call; must not call functions on this pool
+ * @param context passed to `visit` */
 bh_status bh_pool_list_namespaces(bh_pool* pool,
                                   int (*visit)(void* context, const bh_namespace_info* ns),
                                   void* context);
 
-/** A block, as bh_pool_list_blocks() shows it. */
+/** A block, as reported by bh_pool_list_blocks(). */
 typedef struct bh_block_info {
-  uint32_t struct_bytes;        /**< of what is shown */
+  uint32_t struct_bytes;        /**< size of the struct that is passed */
   uint32_t reserved;            /**< zero */
-  bh_namespace_id namespace_id; /**< whose it is */
-  bh_key key;                   /**< good during the call */
+  bh_namespace_id namespace_id; /**< of the key */
+  bh_key key;                   /**< valid during the call */
   uint64_t length_bytes;        /**< of the value */
-  uint64_t stored_bytes;        /**< less, if it is compressed */
-  uint64_t offset;              /**< of what is stored in the mapping */
-  uint64_t stamp;               /**< generation of the block */
+  uint64_t stored_bytes;        /**< fewer than length_bytes if the block is compressed */
+  uint64_t offset;              /**< of the stored bytes in the mapping */
+  uint64_t stamp;               /**< of the block */
 } bh_block_info;
 
-/** Calls `visit` for every block of every host, in no order; anything but 0 ends it.
+/** Calls `visit` for every block of every host, in no order; a result other than 0 ends the list.
  * @param pool the pool
- * @param visit what is shown is good during the call; may call nothing of this pool
- * @param context passed on */
+ * @param visit its argument is valid during the call; must not call functions on this pool
+ * @param context passed to `visit` */
 bh_status bh_pool_list_blocks(bh_pool* pool,
                               int (*visit)(void* context, const bh_block_info* block),
                               void* context);
 
-/** What bh_pool_check() looked at. */
+/** The counts of bh_pool_check(). */
 typedef struct bh_check_report {
   uint32_t struct_bytes;      /**< sizeof */
   uint32_t reserved;          /**< zero */
-  uint64_t findings;          /**< things that are wrong */
-  uint64_t data_lost;         /**< of those, stored blocks that cannot be returned */
-  uint64_t not_checked;       /**< parts that could not be looked at from here */
+  uint64_t findings;          /**< faults found */
+  uint64_t data_lost;         /**< of those: stored blocks that cannot be returned */
+  uint64_t not_checked;       /**< parts that could not be checked from this process */
   uint64_t blocks_checked;    /**< blocks */
   uint64_t bytes_checked;     /**< of their payloads */
   uint64_t blocks_unverified; /**< committed without a checksum */
 } bh_check_report;
 
-/** Reads all metadata and names what is wrong; changes nothing. The pool may be in use meanwhile.
+/** Checks all metadata and reports each fault; changes nothing. The pool may be in use meanwhile.
  * @param pool the pool
- * @param payloads 1: verifies every block as well, which takes as long as reading the pool
- * @param visit called with a sentence for each finding and for each part that was not checked, and
- *     which of the two it is; may be NULL
- * @param context passed on
+ * @param payloads 1: also verifies every block, which takes as long as reading the pool
+ * @param visit called with a sentence for each finding (is_finding 1) and for each part that was
+ *     not checked (is_finding 0); may be NULL
+ * @param context passed to `visit`
  * @param out the counts */
 bh_status bh_pool_check(bh_pool* pool, int payloads,
                         void (*visit)(void* context, int is_finding, const char* sentence),
                         void* context, bh_check_report* out);
 
-/** Undoes what dead processes left, now instead of when it is needed.
+/** Finishes or undoes now what dead processes left half done, instead of when it is needed.
  * @param pool the pool
- * @param found how many; NULL: not wanted */
+ * @param found number of dead processes; may be NULL */
 bh_status bh_pool_scavenge(bh_pool* pool, uint64_t* found);
 
 /** @}
  * @name Several hosts
  * @{ */
 
-/** Ends this host's membership in order, so that the others may take over its blocks at once; then
- * close. Ends the handle's reservations and leases: nothing may be stored through their pointers
- * any more. Pools of one host have nothing to leave: BH_OK.
+/** Ends this host's membership cleanly, so that the others can take over its blocks at once; close
+ * the handle afterwards. Ends the handle's reservations and leases: their pointers must not be used
+ * for stores any more. In a pool of one host it does nothing: BH_OK.
  * @param pool the pool; no other call on it may overlap
- * @retval BH_IN_USE other processes of this host have the pool open, and the membership goes on
- * @retval BH_BUSY another process has been opening it for 10 seconds; the membership goes on */
+ * @retval BH_IN_USE other processes of this host have the pool open; the membership continues
+ * @retval BH_BUSY another process has been opening it for 10 seconds; the membership continues */
 bh_status bh_pool_leave(bh_pool* pool);
 
-/** Vouches that a host which was declared dead has stopped writing to the memory for good: its
- * machine is off, or cut off from the memory. Bowhead cannot check that. Until then its space
- * serves verified copies only.
+/** Confirms that a host that was declared dead will not write to the memory again: its machine is
+ * powered off or disconnected from the memory. Bowhead cannot check this. Until the call, the
+ * host's space serves verified copies only.
  * @param pool the pool
  * @param host its slot
- * @retval BH_INVALID_ARGUMENT no such slot, one that was never used, or this host's own
+ * @retval BH_INVALID_ARGUMENT there is no such slot, it was never used, or it is this host's own
  * @retval BH_BUSY the hosts have not declared it dead, or not yet
  * @retval BH_IN_USE a process of it runs on this machine */
 bh_status bh_pool_fence(bh_pool* pool, uint32_t host);
@@ -627,11 +629,12 @@ bh_status bh_pool_fence(bh_pool* pool, uint32_t host);
  * @name Devices
  * @{ */
 
-/** Where the pool is mapped, until it is closed. What this host does not own is read-only in it, so
- * that a driver pins it as read-only memory or not at all (cudaHostRegisterReadOnly).
+/** Returns the mapping of the pool, valid until the handle is closed. Memory that this host does
+ * not own is mapped read-only, so a driver must pin it as read-only memory
+ * (cudaHostRegisterReadOnly) or not at all.
  * @param pool the pool
- * @param base where it begins
- * @param size_bytes how long it is */
+ * @param base its first byte
+ * @param size_bytes its size */
 bh_status bh_pool_mapping(bh_pool* pool, const void** base, uint64_t* size_bytes);
 
 /** @} */

@@ -220,7 +220,7 @@ TEST_F(BlockCommands, AFullPoolRefusesAndKeepsWhatItHas) {
     ASSERT_LT(++stored, 17);
   }
   EXPECT_EQ(put.code, 3);
-  EXPECT_NE(put.err.find("no room"), std::string::npos) << put.err;
+  EXPECT_NE(put.err.find("no space"), std::string::npos) << put.err;
   EXPECT_GE(stored, 13);
   for (int i = 0; i < stored; ++i) {
     EXPECT_EQ(run({"get", shm_locator(), "k" + std::to_string(i)}).out, all_bytes(1 << 20));
