@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI of looking at a pool: info, lists, check, and scavenging.
+// The C ABI of inspection: info, lists, check, and scavenging.
 #include "api/support.h"
 
 using namespace bowhead::api;  // NOLINT: the functions of the ABI are in no namespace
@@ -9,7 +9,7 @@ using bowhead::PoolInfo;
 
 namespace {
 
-/// Cut where it is too long; ends with a zero.
+/// Truncates a text that is too long; always zero-terminated.
 template <size_t kSize>
 void copy_text(const std::string& text, char (&to)[kSize]) {
   const size_t size = std::min(text.size(), kSize - 1);
@@ -32,7 +32,7 @@ bh_pool_info info_of(const PoolInfo& from) {
   info.evict_low_permille = from.evict_low_permille;
   info.hosts = static_cast<uint32_t>(from.hosts.size());
   info.second_superblock = from.second_superblock_used ? 1 : 0;
-  // Sums of counters that are read one after the other may be below zero for a moment.
+  // A sum of counters that are read one after the other may be negative for a moment.
   info.used_bytes = static_cast<uint64_t>(std::max<int64_t>(from.used_bytes, 0));
   info.blocks = static_cast<uint64_t>(std::max<int64_t>(from.blocks, 0));
   info.puts = from.puts;

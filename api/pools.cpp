@@ -98,7 +98,7 @@ void bh_pool_close(bh_pool* pool) {
   if (pool == nullptr || pool->forks_at_open == forks()) {
     delete pool;
   } else {
-    // The table of reservations is as another thread of the parent was just changing it.
+    // The table of reservations may be in the middle of a change by another thread of the parent.
     const Pool closed = std::move(pool->pool);
   }
 }
@@ -122,7 +122,7 @@ bh_status bh_namespace_open_with(bh_pool* pool, const char* name, const char* de
   return guarded(__func__, [&]() -> bh_status {
     bh_namespace_options given;
     if (const bh_status bad = read_struct(options, "options", given); bad != BH_OK) return bad;
-    // What is too large for its type is no profile that is known.
+    // A number too large for uint8_t is an unknown profile.
     const auto profile = static_cast<uint8_t>(std::min<uint32_t>(given.profile, UINT8_MAX));
     return open_namespace(pool, name, description,
                           {given.layout, bowhead::CompressionProfile{profile}}, out);

@@ -12,7 +12,7 @@ namespace {
 std::atomic<unsigned> fork_count{0};
 const int fork_hook_installed = pthread_atfork(nullptr, nullptr, [] { ++fork_count; });
 
-/// No array is that long: most likely a negative number.
+/// No array is that long: the count is most likely a negative number.
 template <class T>
 bool countable(size_t count) {
   return count <= PTRDIFF_MAX / sizeof(T);

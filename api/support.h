@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the functions of the C ABI share: handles, checks of arguments, structs that grow, and the
-// sentence of a thread's last failure.
+// Shared by the functions of the C ABI: handles, checks of arguments, structs that grow, and the
+// text of a thread's last error.
 //
-// No exception leaves a function of the ABI, and none holds a lock while the pool works, but for
-// the table of open reservations, which is held only to look one up.
+// No exception leaves a function of the ABI. No function holds a lock while the pool works; the
+// table of open reservations is locked only for a look-up.
 #pragma once
 
 #pragma GCC visibility push(default)
@@ -37,15 +37,15 @@ struct bh_pool {
 
 namespace bowhead::api {
 
-/// The function of the ABI that runs in this thread, for sentences.
+/// The function of the ABI that runs in this thread, for error texts.
 inline thread_local const char* current_function = "";
-/// Of fixed size, so that reporting a failure cannot fail.
+/// Of fixed size, so that reporting an error cannot fail.
 inline thread_local char last_error[512] = "";
 
-/// How many forks lie between this process and the one that loaded the library. The child of a fork
-/// may not lock a pool's mutex: a thread that is not there any more may have held it.
+/// The number of forks between the process that loaded the library and this one. The child of a
+/// fork must not lock a pool's mutex: a thread that no longer exists may have held it.
 unsigned forks();
-/// Whether they are counted.
+/// Whether forks are counted.
 bool counts_forks();
 
 template <class... Args>
@@ -67,12 +67,12 @@ inline bh_status finish(Status status) {
 inline bh_status finish(const Result<void>& result) {
   return result ? BH_OK : fail(result.error());
 }
-/// A failed medium is described by the handle: the range, and why.
+/// For a failed medium the handle gives the error: the range and the reason.
 bh_status finish(const bh_pool& pool, Status status);
-/// Of a call whose other arguments were checked.
+/// For a call whose other arguments were checked.
 bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns);
 
-/// Runs the body of a function of the ABI; what it throws becomes a status.
+/// Runs the body of a function of the ABI; an exception becomes a status.
 template <class Body>
 bh_status guarded(const char* function, Body&& body) noexcept {
   current_function = function;
@@ -100,13 +100,13 @@ inline std::string_view view(const bh_key& key) {
 }
 
 /// Converts keys into a buffer that the thread keeps: batches come thousands of times a second.
-/// `out` is good until the thread's next call.
+/// `out` is valid until the thread's next call.
 bh_status convert_keys(const bh_key* keys, size_t count, std::span<const std::string_view>& out);
 
 bh_status check_pieces(const char* name, const bh_iovec* pieces, size_t count);
 bh_status check_pieces(const char* name, const bh_const_iovec* pieces, size_t count);
 
-// The pieces of a value have the same layout in C and C++ and are passed through as they are.
+// The parts of a value have the same layout in C and C++ and are passed through unchanged.
 static_assert(sizeof(bh_iovec) == sizeof(Span) &&
               offsetof(bh_iovec, data) == offsetof(Span, data) &&
               offsetof(bh_iovec, size_bytes) == offsetof(Span, size));
@@ -123,13 +123,13 @@ inline std::span<const ConstSpan> spans(const bh_const_iovec* pieces, size_t cou
 
 // ---- structs that begin with their size ----
 
-/// Of the first version, than which no caller's is shorter. A struct that grew has a number of its
-/// own here.
+/// The size in the first version: no caller's struct is smaller. A struct that grew has a
+/// specialization here.
 template <class T>
 inline constexpr uint32_t kBytesV1 = sizeof(T);
 template <>
 inline constexpr uint32_t kBytesV1<bh_create_options> = 48;
-/// What this version knows of it.
+/// The size that this version knows.
 template <class T>
 inline constexpr uint32_t kBytesKnown = sizeof(T);
 template <>
@@ -140,8 +140,8 @@ inline bh_status short_struct(const char* name, uint32_t struct_bytes) {
               current_function, name, struct_bytes, name);
 }
 
-/// Copies what this library knows of a caller's struct. Members that it does not know must be
-/// zero: a caller that asks for more than we can do must not believe that it got it.
+/// Copies the part of a caller's struct that this library knows. Unknown members must be zero: a
+/// caller that requests an unknown feature must not believe that it got it.
 template <class T>
 bh_status read_struct(const T* given, const char* name, T& known) {
   if (given == nullptr) return null_argument(name);
@@ -158,14 +158,14 @@ bh_status read_struct(const T* given, const char* name, T& known) {
   return BH_OK;
 }
 
-/// Before the call: whether write_struct() may write.
+/// Checks, before the call, whether write_struct() may write.
 template <class T>
 bh_status check_struct(const T* out, const char* name) {
   if (out == nullptr) return null_argument(name);
   return out->struct_bytes < kBytesV1<T> ? short_struct(name, out->struct_bytes) : BH_OK;
 }
 
-/// As much of `value` as the caller's struct takes.
+/// Writes as much of `value` as the caller's struct holds.
 template <class T>
 void write_struct(T value, T* out) {
   value.struct_bytes = out->struct_bytes;

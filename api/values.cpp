@@ -13,19 +13,19 @@ using bowhead::Status;
 
 namespace {
 
-// Reservations are numbered through all pools, so that a handle that was ended, a copy of it and
-// one of another pool are found to be closed.
+// Reservations are numbered across all pools, so that a handle that has ended, a copy of it, and a
+// handle of another pool are all found to be closed.
 std::atomic<uint64_t> last_reservation{0};
 
 bh_status check_target(const bh_pool* pool, const bh_key& key) {
   return pool == nullptr ? null_argument("pool") : check_key(key);
 }
 
-/// What a failed read answers. Of buffers that are too small, with the length of the value.
+/// The status of a failed read; if the buffers are too small, also the length of the value.
 bh_status finish_read(bh_pool& pool, bh_namespace_id ns, bh_key key, const bowhead::Error& error,
                       uint64_t* length_bytes) {
   if (error.status != Status::BUFFER_TOO_SMALL) return fail(error);
-  // The block may be gone by now; then the answer is that there is none.
+  // The block may be gone by now; then the status says so.
   const Result<uint64_t> length = pool.pool.length(ns, view(key));
   if (!length) return fail(length.error());
   *length_bytes = *length;
@@ -33,7 +33,7 @@ bh_status finish_read(bh_pool& pool, bh_namespace_id ns, bh_key key, const bowhe
 }
 
 /// Takes an open reservation out of the table, so that no other thread ends it too, and ends it by
-/// `end`, whatever that answers.
+/// `end`, whatever its status.
 template <class End>
 bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
   if (pool == nullptr) return null_argument("pool");
@@ -157,7 +157,7 @@ bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t len
     if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
     if (const bh_status bad = check_struct(out, "out"); bad != BH_OK) return bad;
     if (pool->forks_at_open != forks()) return finish(Status::FORKED);
-    // The entry comes first: once the pool has reserved, nothing may fail any more.
+    // The entry is made first: after the pool has reserved, nothing may fail.
     const uint64_t id = ++last_reservation;
     {
       const std::lock_guard lock(pool->mutex);

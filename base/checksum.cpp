@@ -14,7 +14,7 @@
 namespace bowhead {
 namespace {
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "sums are combined as they lie in memory");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "sums are combined as stored in memory");
 
 XXH3_state_t& state_in(std::byte* storage) {
   return *std::launder(reinterpret_cast<XXH3_state_t*>(storage));
@@ -112,7 +112,7 @@ void ChecksumCopy::append(void* destination, const void* source, size_t size) {
       combiner_.add(count);
       bytes = count * kChecksumPieceBytes;
     } else {
-      // By way of piece_: the sum is of bytes that nobody else can change.
+      // Through piece_: the checksum covers bytes that no other process can change.
       bytes = std::min(size, kChecksumPieceBytes - piece_used_);
       std::byte* staged = piece_ + piece_used_;
       kernels_->copy(staged, from, bytes);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums, and the copy that computes one on the way.
+// Checksums, and the copy that computes one while it copies.
 //
-// Payload checksum (BH_CHECKSUM_XXH3_TREE_4K): the value is cut into pieces of 4 KiB (the last may
-// be shorter); each piece is summed with XXH3-64 (seed 0); the checksum is XXH3-64 (seed 0) of the
-// pieces' sums as little-endian words followed by the value's length in bytes as one more word.
-// Pieces can be summed anywhere, in any order, by CPU, device or GPU; combining them costs 8 bytes
-// per 4 KiB.
+// Payload checksum (BH_CHECKSUM_XXH3_TREE_4K): the value is divided into pieces of 4 KiB (the last
+// may be shorter); each piece is summed with XXH3-64 (seed 0); the checksum is XXH3-64 (seed 0) of
+// the pieces' sums as little-endian words, followed by the value's length in bytes as one more
+// word. Pieces can be summed anywhere, in any order, by CPU, device or GPU; combining them costs 8
+// bytes per 4 KiB.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ class SumCombiner {
   SumCombiner(const SumCombiner&) = delete;
   SumCombiner& operator=(const SumCombiner&) = delete;
 
-  /// Where the next sums go, room for at least one; then add(how many were written there).
+  /// Space for the next sums, at least one; call add() with the number written there.
   std::span<uint64_t> room();
   void add(size_t count) { used_ += count; }
 
@@ -56,17 +56,16 @@ class SumCombiner {
 
   size_t used_ = 0;
   bool spilled_ = false;
-  uint64_t sums_[128];                // enough for most blocks: those need no state
-  alignas(64) std::byte state_[576];  // XXH3_state_t over the sums before; valid if spilled_
+  uint64_t sums_[128];                // enough for most blocks, which need no state
+  alignas(64) std::byte state_[576];  // XXH3_state_t over the earlier sums; valid if spilled_
 };
 
-/// Copies a value piecewise and sums what was copied, reading each source byte from memory once.
+/// Copies a value piecewise and sums the copied bytes, reading each source byte from memory once.
 ///
 /// The sum is that of the bytes stored to the destination, even if the source changes meanwhile:
-/// that is what makes an optimistic read safe (a wrong copy has a wrong sum). Source and
-/// destination of one append may not overlap. Not thread-safe; no allocation. Data races on the
-/// source with writers of other threads are expected and harmless: the functions are exempt from
-/// ThreadSanitizer.
+/// this makes an optimistic read safe (a wrong copy has a wrong sum). Source and destination of one
+/// append must not overlap. Not thread-safe; no allocation. Data races on the source with writers
+/// in other threads are expected and harmless: the functions are exempt from ThreadSanitizer.
 class ChecksumCopy {
  public:
   /// `streaming`: store past the caches (for destinations that will not be read soon).
@@ -76,8 +75,8 @@ class ChecksumCopy {
 
   void append(void* destination, const void* source, size_t size);
 
-  /// The checksum of all that was appended, in order. Streaming stores are globally visible after
-  /// it (sfence). Call once.
+  /// The checksum of all bytes appended, in order. Streaming stores are globally visible after it
+  /// (sfence). Call once.
   uint64_t finish();
 
  private:
@@ -86,7 +85,7 @@ class ChecksumCopy {
   const VectorKernels* kernels_;
   const bool streaming_;
   uint64_t length_ = 0;
-  size_t piece_used_ = 0;  // bytes of a piece that is not whole yet
+  size_t piece_used_ = 0;  // bytes of an incomplete piece
   alignas(64) std::byte piece_[kChecksumPieceBytes];
   SumCombiner combiner_;
 };

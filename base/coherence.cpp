@@ -41,7 +41,7 @@ void clflush_lines(uintptr_t line, uintptr_t end) {
   for (; line < end; line += kLineBytes) _mm_clflush(reinterpret_cast<void*>(line));
 }
 
-#else  // 64-bit Arm: write back is dc cvac, write back and invalidate is dc civac.
+#else  // 64-bit Arm: dc cvac writes back, dc civac writes back and invalidates.
 
 void clwb_lines(uintptr_t line, uintptr_t end) {
   for (; line < end; line += kLineBytes) asm volatile("dc cvac, %0" ::"r"(line) : "memory");
@@ -116,7 +116,7 @@ FlushKind choose_flush_kind(bool beyond_host) {
     std::fprintf(stderr, "bowhead: BOWHEAD_FLUSH=%s ignored: this CPU lacks it\n", forced);
   } else {
     std::fprintf(stderr,
-                 "bowhead: BOWHEAD_FLUSH=%s ignored: it is none, clwb, clflushopt or clflush\n",
+                 "bowhead: BOWHEAD_FLUSH=%s ignored: must be none, clwb, clflushopt or clflush\n",
                  forced);
   }
   return fitting;

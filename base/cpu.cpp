@@ -28,7 +28,7 @@ std::string model_name() {
 
 CpuFeatures detect() {
   CpuFeatures features;
-  // The builtin also asks whether the system saves the registers.
+  // The builtin also checks that the system saves the registers.
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
     features.isa = IsaLevel::AVX2;
   if (features.isa == IsaLevel::AVX2 && __builtin_cpu_supports("avx512f") &&
@@ -52,7 +52,8 @@ CpuFeatures detect() {
 
 #elif defined(__aarch64__)
 
-// Linux lets user code write back (dc cvac) and invalidate (dc civac) lines on every 64-bit Arm.
+// Linux lets user code write back (dc cvac) and invalidate (dc civac) lines on every 64-bit Arm
+// CPU.
 CpuFeatures detect() {
   CpuFeatures features;
   features.clwb = true;
@@ -61,7 +62,7 @@ CpuFeatures detect() {
 }
 
 #else
-#error "Bowhead knows the cache instructions of x86-64 and 64-bit Arm only"
+#error "Bowhead supports x86-64 and 64-bit Arm only"
 #endif
 
 void apply_environment(CpuFeatures& features) {
@@ -76,7 +77,8 @@ void apply_environment(CpuFeatures& features) {
   } else if (name == "avx512") {
     level = IsaLevel::AVX512;
   } else {
-    std::fprintf(stderr, "bowhead: BOWHEAD_ISA=%s ignored: it is scalar, avx2 or avx512\n", forced);
+    std::fprintf(stderr, "bowhead: BOWHEAD_ISA=%s ignored: must be scalar, avx2 or avx512\n",
+                 forced);
     return;
   }
   if (level > features.isa) {

@@ -39,7 +39,7 @@ constexpr Field kFields[] = {BOWHEAD_FIELD(number_format),
                              BOWHEAD_FIELD(model_heads)};
 #undef BOWHEAD_FIELD
 
-/// The value of a field as people write it.
+/// The value of a field, for texts.
 std::string text_of(const Field& field, const KvLayout& layout) {
   constexpr const char* kOrders[] = {"heads first", "tokens first"};
   constexpr const char* kRotaries[] = {"none", "halves", "interleaved"};
@@ -67,16 +67,16 @@ bool is_number(uint8_t format) {
 Result<void> check_scales(const KvLayout& l) {
   if (l.scales == BH_SCALES_NONE) {
     if (l.scale_format != 0 || l.scale_place != 0)
-      return wrong("scale_format and scale_place are 0 where there are no scales");
+      return wrong("without scales, scale_format and scale_place must be 0");
     return {};
   }
   if (l.scales > BH_SCALES_PER_CHANNEL) return wrong("scales is {}, which is unknown", l.scales);
   if (!is_number(l.scale_format) || l.scale_format == BH_NUMBER_INT8)
-    return wrong("scale_format is {}: a floating-point format is possible", l.scale_format);
+    return wrong("scale_format is {}, but must be a floating-point format", l.scale_format);
   if (l.scale_place > BH_SCALES_BEHIND_PART)
     return wrong("scale_place is {}, which is unknown", l.scale_place);
   if (l.scale_place == BH_SCALES_BEHIND_ROW && l.scales != BH_SCALES_PER_ROW)
-    return wrong("scales lie behind rows only if each row has one");
+    return wrong("scale_place: scales can follow rows only if each row has one");
   return {};
 }
 
@@ -84,19 +84,19 @@ Result<void> check_turns(const KvLayout& l) {
   if (l.rotary == BH_ROTARY_NONE) {
     if (l.rotary_first != 0 || l.rotary_channels != 0 || l.rotary_base_thousandths != 0)
       return wrong(
-          "rotary_first, rotary_channels and rotary_base_thousandths are 0 without rotary "
-          "embedding");
+          "without rotary embedding, rotary_first, rotary_channels and rotary_base_thousandths "
+          "must be 0");
     return {};
   }
   if (l.rotary > BH_ROTARY_INTERLEAVED) return wrong("rotary is {}, which is unknown", l.rotary);
   if (l.rotary_channels == 0 || l.rotary_channels % 2 != 0)
-    return wrong("rotary_channels is {}: an even number is possible", l.rotary_channels);
+    return wrong("rotary_channels is {}, but must be even", l.rotary_channels);
   if (uint32_t{l.rotary_first} + l.rotary_channels > l.key_channels)
-    return wrong("rotary embedding ends at channel {}, and keys have {}",
+    return wrong("rotary embedding ends at channel {}, but keys have {}",
                  uint32_t{l.rotary_first} + l.rotary_channels, l.key_channels);
   if (l.rotary_base_thousandths <= 1000 || l.rotary_base_thousandths > kMostBaseThousandths)
     return wrong(
-        "rotary_base_thousandths is {}: a base above 1 and up to 10^12 is possible, such as "
+        "rotary_base_thousandths is {}, but the base must be above 1 and at most 10^12, such as "
         "500,000,000 for 500,000",
         l.rotary_base_thousandths);
   return {};
@@ -105,18 +105,18 @@ Result<void> check_turns(const KvLayout& l) {
 Result<void> check_share(const char* what, uint32_t first, uint32_t some, uint32_t all) {
   if (all == 0 && first != 0) return wrong("first_{} is {}, but model_{}s is 0", what, first, what);
   if (all != 0 && first + some > all)
-    return wrong("{}s {} to {} of a model that has {}", what, first, first + some - 1, all);
+    return wrong("{}s {} to {}, but the model has {}", what, first, first + some - 1, all);
   return {};
 }
 
 uint64_t scale_bytes(const KvLayout& l) { return element_bytes(NumberFormat{l.scale_format}); }
 
-/// From a row to the next one.
+/// The distance from a row to the next one.
 uint64_t row_step(const KvLayout& l, uint32_t part) {
   return row_bytes(l, part) + (l.scale_place == BH_SCALES_BEHIND_ROW ? scale_bytes(l) : 0);
 }
 
-/// Of a layer's part, without what does not depend on the tokens.
+/// Bytes per token of a part of a layer.
 uint64_t token_bytes(const KvLayout& l, uint32_t part) {
   uint64_t bytes = l.heads * row_step(l, part);
   if (l.scale_place == BH_SCALES_BEHIND_PART && l.scales == BH_SCALES_PER_TOKEN)
@@ -130,7 +130,7 @@ uint64_t fixed_bytes(const KvLayout& l, uint32_t part) {
   return there ? l.heads * channels(l, part) * scale_bytes(l) : 0;
 }
 
-/// Of all parts and layers: bytes by token, and bytes whatever the tokens.
+/// Of all parts and layers: bytes per token, and bytes that do not depend on the tokens.
 struct Sizes {
   uint64_t token = 0, fixed = 0;
 };
@@ -148,22 +148,22 @@ Sizes sizes_of(const KvLayout& l) {
 Result<void> check_layout(const KvLayout& l) {
   const auto is_zero = [](uint8_t byte) { return byte == 0; };
   if (l.reserved0 != 0 || !std::all_of(std::begin(l.reserved), std::end(l.reserved), is_zero))
-    return wrong("reserved bytes are not 0");
+    return wrong("reserved bytes must be 0");
   if (is_opaque(l)) {
     if (const auto more = difference(l, kOpaqueLayout))
-      return wrong("opaque values (bytes) have nothing else, but {}", *more);
+      return wrong("opaque values (bytes) have no other field, but {}", *more);
     return {};
   }
   if (!is_number(l.number_format))
     return wrong("number_format is {}, which is unknown", l.number_format);
   if (l.order > BH_ORDER_TOKENS_FIRST) return wrong("order is {}, which is unknown", l.order);
-  if (l.parts != 1 && l.parts != 2) return wrong("parts is {}: 1 and 2 are possible", l.parts);
+  if (l.parts != 1 && l.parts != 2) return wrong("parts is {}, but must be 1 or 2", l.parts);
   if (l.layers == 0 || l.heads == 0 || l.key_channels == 0 ||
       (l.parts == 2 && l.value_channels == 0))
-    return wrong("{} layers, {} heads, {} channels of keys and {} of values: none may be 0",
+    return wrong("{} layers, {} heads, {} channels of keys and {} of values: none of them may be 0",
                  l.layers, l.heads, l.key_channels, l.value_channels);
   if (l.parts == 1 && l.value_channels > l.key_channels)
-    return wrong("values are the first {} channels of keys that have {}", l.value_channels,
+    return wrong("values are the first {} channels of keys, but keys have {}", l.value_channels,
                  l.key_channels);
   if (auto good = check_scales(l); !good) return good;
   if (auto good = check_turns(l); !good) return good;
@@ -172,7 +172,7 @@ Result<void> check_layout(const KvLayout& l) {
   const uint64_t tokens = std::max<uint64_t>(l.block_tokens, 1);
   const Sizes sizes = sizes_of(l);
   if (sizes.token > BH_VALUE_BYTES_MAX || payload_bytes(l, tokens) > BH_VALUE_BYTES_MAX)
-    return wrong("{} token(s) take {} bytes each, and a block has at most {}", tokens, sizes.token,
+    return wrong("{} token(s) of {} bytes each, but a block has at most {}", tokens, sizes.token,
                  BH_VALUE_BYTES_MAX);
   return {};
 }

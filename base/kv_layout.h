@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of a tensor lie in a block (bowhead/format/tensor.h): the one place that knows.
+// The position of each row of a tensor in a block (bowhead/format/tensor.h): the one place that
+// knows.
 //
-// A row is one token of one head, of K or of V. All functions but check_layout() want a layout that
-// it has checked.
+// A row is one token of one head, of K or of V. All functions except check_layout() need a layout
+// that it has accepted.
 #pragma once
 
 #include <bowhead/format/tensor.h>
@@ -21,7 +22,7 @@ using KvLayout = bh_kv_layout;
 /// Opaque values.
 inline constexpr KvLayout kOpaqueLayout = {.number_format = BH_NUMBER_BYTES};
 
-/// Keys alone, of one layer; of BYTES opaque values.
+/// Keys only, of one layer; for BYTES, opaque values.
 constexpr KvLayout keys_layout(NumberFormat format, uint16_t key_channels, uint16_t heads = 1) {
   if (format == NumberFormat::BYTES) return kOpaqueLayout;
   KvLayout layout{};
@@ -51,19 +52,19 @@ constexpr KvLayout pairs_layout(NumberFormat format, uint16_t layers, uint16_t h
   return layout;
 }
 
-/// INVALID_ARGUMENT, with the field that is wrong: a layout that no block can have.
+/// INVALID_ARGUMENT, with the wrong field, for a layout that no block can have.
 Result<void> check_layout(const KvLayout& layout);
 
 inline bool is_opaque(const KvLayout& layout) { return layout.number_format == BH_NUMBER_BYTES; }
 inline NumberFormat number_format(const KvLayout& layout) {
   return NumberFormat{layout.number_format};
 }
-/// Of part 0 (K) or 1 (V).
+/// Channels of part 0 (K) or 1 (V).
 inline uint32_t channels(const KvLayout& layout, uint32_t part) {
   return part == 0 ? layout.key_channels : layout.value_channels;
 }
 
-/// Of a row of that part, without its scale.
+/// Bytes of a row of that part, without its scale.
 inline uint32_t row_bytes(const KvLayout& layout, uint32_t part) {
   return channels(layout, part) * element_bytes(number_format(layout));
 }
@@ -72,9 +73,9 @@ inline double rotary_base(const KvLayout& layout) {
   return static_cast<double>(layout.rotary_base_thousandths) / 1000;
 }
 
-/// Of a block of so many tokens. Opaque: so many bytes.
+/// Bytes of a block of that many tokens. Opaque: as many bytes.
 uint64_t payload_bytes(const KvLayout& layout, uint64_t tokens);
-/// How many tokens a payload of so many bytes has; nothing if none has that size.
+/// The number of tokens in a payload of this size; empty if no number has that size.
 std::optional<uint64_t> tokens_in(const KvLayout& layout, uint64_t payload_bytes);
 
 /// The rows of one head in one part of one layer: token t is at offset_bytes + t * stride_bytes.
@@ -86,7 +87,7 @@ struct KvRows {
 KvRows rows_of(const KvLayout& layout, uint64_t tokens, uint32_t layer, uint32_t part,
                uint32_t head);
 
-/// "heads is 8, not 4": the first field that differs; nothing if both are the same.
+/// "heads is 8, not 4": the first field that differs; empty if both are equal.
 std::optional<std::string> difference(const KvLayout& there, const KvLayout& wanted);
 
 /// "bf16, 32 layers of K and V, 8 heads of 128 channels, heads first"; "opaque values".

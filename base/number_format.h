@@ -24,7 +24,7 @@ enum class NumberFormat : uint8_t {
 const char* number_name(NumberFormat format);
 std::optional<NumberFormat> number_named(std::string_view name);
 
-/// Of one number; 1 of BYTES and of formats that do not exist.
+/// Bytes of one number; 1 for BYTES and for formats that do not exist.
 constexpr uint32_t element_bytes(NumberFormat format) {
   switch (format) {
     case NumberFormat::BF16:

@@ -39,7 +39,7 @@ uint64_t Random::next() {
 
 uint64_t Random::below(uint64_t n) {
   BOWHEAD_ASSERT(n > 0);
-  // Numbers under 2^64 mod n are drawn again: the rest is a whole multiple of n.
+  // Numbers below 2^64 mod n are drawn again: the remaining ones are a whole multiple of n.
   const uint64_t uneven = -n % n;
   for (;;) {
     const uint64_t number = next();

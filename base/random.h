@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random numbers: a small generator that gives the same numbers for the same seed everywhere, for
-// tests, workloads and backoff; and the system's, for what must differ between processes.
+// tests, workloads and backoff; and the system's, for numbers that must differ between processes.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class Random {
 
   uint64_t next();
 
-  /// Each of 0 .. n-1 equally likely; n > 0 (asserted).
+  /// Each of 0 .. n-1 is equally likely; n > 0 (asserted).
   uint64_t below(uint64_t n);
 
  private:

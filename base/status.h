@@ -21,19 +21,19 @@ enum class [[nodiscard]] Status : int{
 #undef BOWHEAD_STATUS_ENUM
 };
 
-/// The name of a status as it is written in code, e.g. "NO_SPACE"; "UNKNOWN" for other numbers.
+/// The name of a status as written in code, e.g. "NO_SPACE"; "UNKNOWN" for other numbers.
 const char* status_name(Status status);
 
-/// The sentence of a status for people; "unknown status" for other numbers.
+/// The sentence of a status; "unknown status" for other numbers.
 const char* status_text(Status status);
 
-/// A failure: what kind, and what exactly, in a sentence ("" on hot paths, where the kind says
-/// all).
+/// A failure: its status, and a sentence with the details ("" on hot paths, where the status
+/// suffices).
 struct [[nodiscard]] Error {
   Status status = Status::SYSTEM;
   std::string detail;
 
-  /// "detail" if there is one, else the sentence of the status.
+  /// `detail` if there is one, else the sentence of the status.
   std::string message() const { return detail.empty() ? status_text(status) : detail; }
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The functions of base/ that exist once per instruction set, and the choice among them.
 //
-// Each set is compiled in its own file from base/vector_kernels.inc. Nothing in those files has
-// external linkage but the table, so that no instruction of a set leaks into code that runs on
-// every CPU (as an inline function of a shared header would).
+// Each set is compiled in its own file from base/vector_kernels.inc. In those files only the table
+// has external linkage, so that no instruction of a set leaks into code that runs on every CPU (as
+// an inline function of a shared header would).
 #pragma once
 
 #include <cstddef>
@@ -29,10 +29,10 @@ struct VectorKernels {
                                 uint64_t* sums);
 };
 
-/// The set of a level that this CPU has (asserted).
+/// The kernel set of a level that this CPU has (asserted).
 const VectorKernels& vector_kernels(IsaLevel level);
 
-/// The set of cpu_features().isa.
+/// The kernel set of cpu_features().isa.
 const VectorKernels& vector_kernels();
 
 extern const VectorKernels kVectorKernelsScalar;

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` puts where: libbowhead.so, its headers, and how pkg-config and
-# find_package(bowhead) find them wherever the prefix is moved. The library needs no other at link
-# time, so the exported target is the whole package configuration.
+# Installs libbowhead.so, its headers, and the files with which pkg-config and find_package(bowhead)
+# find them wherever the prefix is moved. The library needs no other library at link time, so the
+# exported target is the whole package configuration.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# What tools/run builds: enough for `cmake --install`.
+# The targets that tools/run builds: enough for `cmake --install`.
 add_custom_target(bowhead_installed DEPENDS bowhead_shared)
 if(TARGET bowhead)
   add_dependencies(bowhead_installed bowhead)
@@ -25,7 +25,7 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/bowheadConfigVersion.cma
   COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/bowheadConfigVersion.cmake" DESTINATION "${package_folder}")
 
-# pkg-config knows where the .pc file lies; all else follows from there.
+# pkg-config knows the folder of the .pc file; all paths are relative to it.
 set(pc_folder "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
 file(RELATIVE_PATH pc_to_prefix "/${pc_folder}" "/")
 configure_file("${CMAKE_CURRENT_LIST_DIR}/bowhead.pc.in" "${PROJECT_BINARY_DIR}/bowhead.pc" @ONLY)

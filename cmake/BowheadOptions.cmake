@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Flags that every target of the project takes, and the optional parts as AUTO / ON / OFF.
+# Flags for every target of the project, and the optional parts as AUTO / ON / OFF.
 #
-# AUTO: built if found, else the _none.cpp stub. ON: an error if not found. OFF: the stub.
+# AUTO: built if found, else x_none.cpp. ON: an error if not found. OFF: x_none.cpp.
 
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
@@ -12,8 +12,8 @@ find_package(fmt REQUIRED)
 add_library(bowhead_flags INTERFACE)
 add_library(bowhead::flags ALIAS bowhead_flags)
 target_compile_features(bowhead_flags INTERFACE cxx_std_20 c_std_11)
-# Options{.size_bytes = n} means that the rest takes its defaults: no warning about that. Not for
-# nvcc, which knows none of these.
+# Options{.size_bytes = n} means that the other members take their defaults: no warning about that.
+# Not for nvcc, which does not know these flags.
 target_compile_options(bowhead_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:\
 -Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion;-Wno-missing-field-initializers;\
 -fno-strict-aliasing>")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# bowhead_test(): one GoogleTest executable, of which ctest counts every case.
+# bowhead_test(): one GoogleTest executable; ctest counts each of its cases.
 #
 #   bowhead_test(NAME pool_lease_test
 #     SOURCES lease_test.cpp
 #     LIBS    bowhead::pool
 #     LABELS  unit                # one of: unit contract crash fuzz e2e chaos sim
-#     TIMEOUT 60)                 # seconds for one case, without sanitizers; 60 if left out
+#     TIMEOUT 60)                 # seconds for one case, without sanitizers; default 60
 #
-# Each case runs in a process of its own, so a crash costs one case and not those behind it, and
+# Each case runs in its own process, so a crash costs one case and not those after it, and
 # GTEST_SKIP() is reported as skipped. Cases are listed just before ctest runs, not while building.
 # GoogleTest's main() is linked unless a source defines one; that one must call InitGoogleTest.
 
@@ -22,7 +22,8 @@ function(bowhead_test)
   if(NOT arg_NAME OR NOT arg_SOURCES OR arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "bowhead_test(${ARGV}): needs NAME, SOURCES, LABELS; takes LIBS, TIMEOUT")
   endif()
-  # One label: gtest_discover_tests() of CMake 3.25 loses what follows a list-valued property.
+  # One label: gtest_discover_tests() of CMake 3.25 loses the arguments after a list-valued
+  # property.
   if(NOT arg_LABELS IN_LIST BOWHEAD_TEST_LABELS)
     message(FATAL_ERROR "${arg_NAME}: LABELS ${arg_LABELS} is not one of ${BOWHEAD_TEST_LABELS}")
   endif()

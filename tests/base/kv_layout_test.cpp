@@ -98,15 +98,15 @@ TEST(KvLayout, WhatNoBlockCanHaveIsNamed) {
   const std::pair<const char*, void (*)(KvLayout&)> wrong[] = {
       {"number_format is 0", [](KvLayout& l) { l.number_format = 0; }},
       {"number_format is 8", [](KvLayout& l) { l.number_format = 8; }},
-      {"opaque values (bytes) have nothing else",
+      {"opaque values (bytes) have no other field",
        [](KvLayout& l) { l.number_format = BH_NUMBER_BYTES; }},
       {"order is 2", [](KvLayout& l) { l.order = 2; }},
       {"parts is 3", [](KvLayout& l) { l.parts = 3; }},
       {"0 layers", [](KvLayout& l) { l.layers = 0; }},
       {"0 heads", [](KvLayout& l) { l.heads = 0; }},
       {"0 of values", [](KvLayout& l) { l.parts = 2; }},
-      {"first 65 channels of keys that have 64", [](KvLayout& l) { l.value_channels = 65; }},
-      {"scale_format and scale_place are 0", [](KvLayout& l) { l.scale_format = 1; }},
+      {"first 65 channels of keys, but keys have 64", [](KvLayout& l) { l.value_channels = 65; }},
+      {"scale_format and scale_place must be 0", [](KvLayout& l) { l.scale_format = 1; }},
       {"scales is 4", [](KvLayout& l) { l.scales = 4; }},
       {"scale_format is 5",
        [](KvLayout& l) {
@@ -126,7 +126,7 @@ TEST(KvLayout, WhatNoBlockCanHaveIsNamed) {
          l.rotary = BH_ROTARY_HALVES;
          l.rotary_channels = 3;
        }},
-      {"ends at channel 66, and keys have 64",
+      {"ends at channel 66, but keys have 64",
        [](KvLayout& l) {
          l.rotary = BH_ROTARY_HALVES;
          l.rotary_first = 64;
@@ -138,7 +138,7 @@ TEST(KvLayout, WhatNoBlockCanHaveIsNamed) {
          l.rotary_channels = 64;
          l.rotary_base_thousandths = 1000;
        }},
-      {"heads 4 to 11 of a model that has 8",
+      {"heads 4 to 11, but the model has 8",
        [](KvLayout& l) {
          l.first_head = 4;
          l.model_heads = 8;

@@ -408,7 +408,7 @@ TEST_P(DirectReadsTest, RefuseModelsAndBlocksThatMakeNoSense) {
               sentence);
   };
   expect("INVALID_ARGUMENT: queries_per_head is 0", [](auto& m) { m.queries_per_head = 0; });
-  expect("INVALID_ARGUMENT: layout: parts is 3: 1 and 2 are possible",
+  expect("INVALID_ARGUMENT: layout: parts is 3, but must be 1 or 2",
          [](auto& m) { m.layout.parts = 3; });
   expect(
       "NOT_SUPPORTED: layout, on a GPU: keys of 64 channels and values of 48; rows of one length "

@@ -368,7 +368,7 @@ TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
   refused([](KvCache& c) { c.parts[2].base = nullptr; }, "part 0 of layer 1: a null pointer");
   refused([](KvCache& c) { c.parts.pop_back(); }, "5 addresses of parts, while 3 layers have 6");
   refused([](KvCache& c) { c.pages = 0; }, "neither may be 0");
-  refused([](KvCache& c) { c.layout.heads = 0; }, "none may be 0");
+  refused([](KvCache& c) { c.layout.heads = 0; }, "none of them may be 0");
   refused([](KvCache& c) { c.layout.parts = 3; }, "parts is 3");
   refused([](KvCache& c) { c.parts[3].token_stride_bytes = 32; }, "tokens overlap");
   refused([](KvCache& c) { c.parts[3].page_stride_bytes -= 1; }, "pages overlap");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every format header shares: the checks that a struct has the size and offsets we think.
+/* Shared by all format headers: static checks of the sizes and offsets of structs.
  *
  * All stored integers are little-endian and fixed-width; structs hold no padding, no pointers and
  * no bit-fields. "Offset" always means bytes from the start of the pool. */
@@ -15,7 +15,7 @@
 #define BH_STATIC_ASSERT(condition, text) _Static_assert(condition, text)
 #endif
 
-/* A changed size or offset is a changed format: raise BH_FORMAT_VERSION and keep reading the old.
+/* A changed size or offset is a changed format: raise BH_FORMAT_VERSION and keep reading old pools.
  */
 #define BH_FORMAT_SIZE(type, bytes) \
   BH_STATIC_ASSERT(sizeof(type) == (bytes), "format changed: raise BH_FORMAT_VERSION")

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames: compressed tensors. docs/frame.md says what follows the header. Numbers are append-only.
+/* Frames: compressed tensors. docs/frame.md describes the data after the header. Numbers are
+ * append-only.
  */
 #ifndef BOWHEAD_FORMAT_FRAME_H
 #define BOWHEAD_FORMAT_FRAME_H
@@ -12,12 +13,12 @@
 
 /* Layouts of a tile. */
 enum {
-  BH_TILE_STORED = 0, /* the values as they are */
-  BH_TILE_PLANES = 1, /* bit-planes of fixed point, and what is left */
+  BH_TILE_STORED = 0, /* the values, not coded */
+  BH_TILE_PLANES = 1, /* bit-planes of fixed-point numbers, and the remainder */
   BH_TILE_BYTES = 2   /* the values as one stream */
 };
 
-/* How the bytes of one stream are coded. */
+/* Codes of the bytes of one stream. */
 enum {
   BH_STREAM_STORED = 0,
   BH_STREAM_ZERO = 1,   /* all zero: no bytes */
@@ -26,9 +27,9 @@ enum {
   BH_STREAM_NIBBLES = 4 /* a bit for each nibble that is not zero, then those nibbles */
 };
 
-/* A tensor [outer][tokens][channels], cut into tiles of tile_tokens tokens of one outer index; the
- * last of each may be shorter. After the header, if there are several tiles, the size of each in
- * bytes (uint32_t), then the tiles. */
+/* A tensor [outer][tokens][channels], divided into tiles of tile_tokens tokens of one outer index;
+ * the last tile of each index may be shorter. If there are several tiles, the header is followed by
+ * the size of each in bytes (uint32_t); then come the tiles. */
 typedef struct bh_frame_header {
   uint32_t magic;
   uint8_t version;
@@ -37,7 +38,7 @@ typedef struct bh_frame_header {
   uint32_t outer;
   uint32_t tokens;
   uint16_t tile_tokens;
-  uint16_t rotary_dim;     /* channels that rotary position embedding turned together; 0: none */
+  uint16_t rotary_dim;     /* channels that rotary position embedding covers; 0: none */
   uint32_t rotary_ratio;   /* base^(-2 / rotary_dim) in units of 2^-32; 0: none */
   uint32_t table_checksum; /* low half of XXH3-64 of the bytes above and the sizes of the tiles */
 } bh_frame_header;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lies in the region of a host slot besides the index (index.h). Every line here has one
- * writing host: the slot's. The parts and their places: superblock.h. */
+/* The region of a host slot, except the index (index.h). Every line here has one writing host: the
+ * slot's. superblock.h gives the parts and their places. */
 #ifndef BOWHEAD_FORMAT_HOST_H
 #define BOWHEAD_FORMAT_HOST_H
 
@@ -11,21 +11,21 @@ enum {
   BH_HOST_FREE = 0,
   BH_HOST_JOINING = 1,
   BH_HOST_LIVE = 2,
-  BH_HOST_LEFT = 3 /* stopped in order: everything it wrote is in the memory */
+  BH_HOST_LEFT = 3 /* stopped cleanly: everything it wrote is in the memory */
 };
 
-/* Sealed; two copies written in turn, the higher `turn` counts, so that a writer that dies in the
- * middle leaves the other one. */
+/* Sealed; two copies, written alternately; the copy with the higher `turn` is valid. So a writer
+ * that dies in the middle leaves the other copy. */
 typedef struct bh_host_slot {
   uint32_t state;       /* BH_HOST_* */
-  uint16_t incarnation; /* the how-manieth life of this slot; 0: never used */
+  uint16_t incarnation; /* number of this life of the slot; 0: never used */
   uint16_t fenced;      /* highest own incarnation known to have stopped writing */
   uint64_t machine_id;
   uint64_t boot_id;
   uint64_t nonce;
   uint64_t turn;
-  uint64_t hardware_id; /* that no disk image carries; 0: unknown */
-  uint64_t claim; /* not 0: a machine is about to begin the next life; all else is as before */
+  uint64_t hardware_id; /* an id that no disk image carries; 0: unknown */
+  uint64_t claim; /* not 0: a machine is about to begin the next life; other fields unchanged */
   uint64_t seal;
 } bh_host_slot;
 BH_FORMAT_SIZE(bh_host_slot, 64);
@@ -35,8 +35,8 @@ BH_FORMAT_OFFSET(bh_host_slot, seal, 56);
 
 /* Words, each complete in itself. */
 typedef struct bh_host_beat {
-  uint64_t beat;           /* goes up while the host lives, each time by another amount */
-  uint64_t duties_late_ms; /* at this beat: how long ago the host had done all its other duties */
+  uint64_t beat;           /* increases while the host lives, by a different amount each time */
+  uint64_t duties_late_ms; /* at this heartbeat: time since all other duties were done */
   uint64_t settled;      /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
                             sequence are in the memory for good */
   uint64_t hazard_limit; /* hazard words at and beyond this index were never used */
@@ -47,15 +47,16 @@ BH_FORMAT_SIZE(bh_host_beat, 64);
 /* Decision word, decide[h][d]: the register of host h for the agreement on who succeeds incarnation
  * `inst` of slot d (Disk Paxos: Gafni and Lamport 2003, with one disk). High to low:
  * inst:16 | mbal:15 | bal:15 | val:16 | done:1. Ballot: round:9 | host:6. Value: slot:6 | low bits
- * of its incarnation:10. Zero: nothing said about incarnation 0, before a slot was ever used. */
+ * of its incarnation:10. Zero: no statement about incarnation 0, before a slot was ever used. */
 #define BH_DECIDE_INST_SHIFT 47u
 #define BH_DECIDE_MBAL_SHIFT 32u
 #define BH_DECIDE_BAL_SHIFT 17u
 #define BH_DECIDE_VAL_SHIFT 1u
 #define BH_DECIDE_ROUND_MAX 511u
 
-/* Ack word, ack[h][d], high to low: incarnation of d that an operator at h vouches to have stopped
- * writing, plus 1:32 | incarnation of d that every process of h treats as ended, plus 1:32. */
+/* Ack word, ack[h][d], high to low: incarnation of d that an operator at h has confirmed to have
+ * stopped writing, plus 1:32 | incarnation of d that every process of h treats as ended, plus 1:32.
+ * */
 #define BH_ACK_FENCED_SHIFT 32u
 
 /* Ownership word of an extent, own[h][e], high to low:
@@ -70,35 +71,35 @@ enum { BH_OWN_NONE = 0, BH_OWN_OWN = 1, BH_OWN_GIVEN = 2, BH_OWN_CLAIM = 3, BH_O
 #define BH_OWN_SLOT_SHIFT 24u
 #define BH_OWN_INCARNATION_SHIFT 8u
 
-/* What the owner of an extent may do with it. */
+/* What the owner may do with an extent. */
 enum {
   BH_CUSTODY_FULL = 0,
-  BH_CUSTODY_READ_ONLY = 1, /* a dead host's: served as it is */
+  BH_CUSTODY_READ_ONLY = 1, /* from a dead host: blocks are served, no space is reused */
   BH_CUSTODY_COPY_ONLY = 2  /* reused, but that host may still write: verified copies only */
 };
 
 /* Hazard word: lease sequence:28 | block offset / 4096:36, high to low; 0: none. The sequence makes
- * every life of the word different, so that a late clear cannot hit a later lease. */
+ * every use of the word distinct, so that a late clear cannot hit a later lease. */
 #define BH_HAZARD_PAGE_BITS 36u
 
 /* A request of one host to another, mail[h][p][i]: a sealed line in the 4 KiB that host h has for
- * host p. It stands until p has answered, or h wants it no longer: requests are such that doing one
- * twice does no harm. The answer is `answered` of mail[p][h][i], which says nothing of what that
- * line asks itself. A line that is not sealed, or of another kind, asks for nothing. */
+ * host p. It stays until p has answered, or h no longer wants it: to do a request twice is
+ * harmless. The answer is `answered` of mail[p][h][i], which is independent of the request in that
+ * line. A line that is not sealed, or is of an unknown kind, requests nothing. */
 enum {
   BH_MAIL_NONE = 0,
-  /* 1: was a request to remove a block, which moves changed */
-  BH_MAIL_WANT = 2,  /* give me `count` extents if there are any free */
-  BH_MAIL_REMOVE = 3 /* remove what there is of the key with this hash */
+  /* 1: was a request to remove a block; unused since blocks can move */
+  BH_MAIL_WANT = 2,  /* give `count` free extents, if there are any */
+  BH_MAIL_REMOVE = 3 /* remove the block of the key with this hash */
 };
 #define BH_MAIL_AREA_BYTES 4096u
 typedef struct bh_mail {
   uint32_t kind;
   uint32_t incarnation; /* of the writer */
-  uint64_t sequence;    /* another one for each request */
+  uint64_t sequence;    /* a different number for each request */
   uint64_t key_hash[2];
   uint64_t count;
-  uint64_t answered; /* sequence of the request in mail[p][h][i] that h has dealt with last */
+  uint64_t answered; /* sequence of the last request in mail[p][h][i] that h has handled */
   uint64_t reserved;
   uint64_t seal;
 } bh_mail;
@@ -106,14 +107,14 @@ BH_FORMAT_SIZE(bh_mail, 64);
 BH_FORMAT_OFFSET(bh_mail, answered, 40);
 BH_FORMAT_OFFSET(bh_mail, seal, 56);
 
-/* A namespace: the description whose fingerprint is the id. The line with the seal is written last.
- */
+/* A namespace: its description, whose fingerprint is the id. The line with the seal is written
+ * last. */
 #define BH_NAMESPACE_NAME_BYTES 64u
 #define BH_NAMESPACE_TEXT_BYTES 384u
 #define BH_NAMESPACE_CONTENT_BYTES (64u + BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES)
 typedef struct bh_namespace {
   uint64_t id;               /* XXH3-64 of layout, name and description; 0: entry not used */
-  uint64_t content_checksum; /* XXH3-64 of the same */
+  uint64_t content_checksum; /* XXH3-64 of all that the id covers */
   uint32_t incarnation;      /* of the writer */
   uint8_t profile;           /* BH_PROFILE_* (tensor.h) of puts. No part of the id: what is stored
                                 says itself how to read it */
@@ -134,19 +135,20 @@ BH_FORMAT_OFFSET(bh_namespace, name, 128);
 
 /* ---- host-private from here: shared by the processes of one host, by ordinary atomics ---- */
 
-/* The first line has what several processes add to at each put, and what seldom changes. */
+/* The first line holds words to which several processes add at each put, and words that seldom
+ * change. */
 typedef struct bh_host_private {
   uint64_t stamp_sequence; /* last sequence taken */
-  uint64_t duties_done_ns; /* CLOCK_BOOTTIME: when the duties below had last all been done */
+  uint64_t duties_done_ns; /* CLOCK_BOOTTIME of the last time when all the duties below were done */
   uint64_t extents_busy;   /* process slot + 1:16 | ms of CLOCK_BOOTTIME:48: which process takes
                               extents over, in slices, and when it did the last; 0: none */
   uint64_t pad0[5];
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
-  uint64_t beat_at_ns;     /* CLOCK_BOOTTIME of the last beat; moved by compare-and-swap */
+  uint64_t beat_at_ns;     /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap */
   uint64_t probed_hosts;   /* bit h: look-ups read the index of host h */
   uint64_t publish_phase;  /* parity: which counter of bh_process.publishing is in use */
-  uint64_t wanted_extents; /* a process found no room */
+  uint64_t wanted_extents; /* a process found no space */
   uint64_t beats_taken;    /* highest value that a process of this machine gave bh_host_beat.beat,
                               or is about to */
   uint64_t duties_at_ns;   /* CLOCK_BOOTTIME: when a process last began what a host does for the
@@ -155,23 +157,23 @@ typedef struct bh_host_private {
 BH_FORMAT_SIZE(bh_host_private, 128);
 BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
 
-/* Counters of a process slot; they go on when the slot's next process comes. Sums over slots are
+/* Counters of a process slot; the slot's next process continues them. Sums over slots are
  * the host's, sums over hosts the pool's. */
 enum {
   BH_COUNTER_PUTS = 0,     /* blocks stored */
-  BH_COUNTER_PUTS_PRESENT, /* puts of a key that was there already */
+  BH_COUNTER_PUTS_PRESENT, /* puts of a key that was already stored */
   BH_COUNTER_HITS,
   BH_COUNTER_MISSES,
   BH_COUNTER_EVICTIONS,
   BH_COUNTER_REMOVALS,
   BH_COUNTER_MOVES,   /* blocks moved to free an extent */
-  BH_COUNTER_DAMAGED, /* blocks found damaged by a reader, and dropped */
+  BH_COUNTER_DAMAGED, /* blocks that a reader found damaged and dropped */
   BH_COUNTER_BYTES_IN,
   BH_COUNTER_BYTES_OUT,
   BH_COUNTER_NO_SPACE,
-  BH_COUNTER_SCAVENGED,      /* half-done things of dead processes finished or undone */
+  BH_COUNTER_SCAVENGED,      /* unfinished operations of dead processes, finished or undone */
   BH_COUNTER_HITS_ELSEWHERE, /* hits on blocks of other hosts */
-  BH_COUNTER_RECOMPRESSED,   /* blocks stored anew in fewer bytes */
+  BH_COUNTER_RECOMPRESSED,   /* blocks stored again in fewer bytes */
   BH_COUNTER_COUNT,
   BH_COUNTER_ROOM = 16
 };
@@ -181,7 +183,7 @@ enum { BH_PROCESS_FREE = 0, BH_PROCESS_LIVE = 1, BH_PROCESS_SCAVENGING = 2 };
 
 typedef struct bh_process {
   uint64_t word;
-  uint64_t pid;           /* for people: liveness is the lock, see docs/invariants.md */
+  uint64_t pid;           /* for information: liveness is the lock, see docs/invariants.md */
   uint64_t pid_namespace; /* inode of the pid namespace that pid belongs to */
   uint64_t opened_unix_ns;
   uint64_t publishing[2]; /* puts between taking a stamp and being published, by phase */
@@ -195,7 +197,7 @@ BH_FORMAT_OFFSET(bh_process, counters, 64);
 enum {
   BH_LEASE_FREE = 0,
   BH_LEASE_ACTIVE = 1,
-  BH_LEASE_REVOKED = 2 /* its time was over; the holder learns it at release, or, if another lease
+  BH_LEASE_REVOKED = 2 /* it had expired; the holder learns it at release, or, if another lease
                           has taken the slot by then, by the sequence of its word */
 };
 typedef struct bh_lease_slot {
@@ -207,7 +209,7 @@ typedef struct bh_lease_slot {
 BH_FORMAT_SIZE(bh_lease_slot, 32);
 
 /* Allocator word of a block slot: state:4 | process slot:12 | sequence:48, high to low. The
- * sequence goes up with every change of state. */
+ * sequence increases with every change of state. */
 enum {
   BH_BLOCK_NONE = 0, /* no block begins here */
   BH_BLOCK_FREE = 1,
@@ -215,12 +217,12 @@ enum {
   BH_BLOCK_COMMITTED = 3,
   BH_BLOCK_RETIRING = 4, /* process */
   BH_BLOCK_RETIRED = 5,  /* header retired and published; free once no hazard names it */
-  BH_BLOCK_CLEANING = 6  /* process: a dead one's RESERVED or RETIRING is being undone */
+  BH_BLOCK_CLEANING = 6  /* process: undoes RESERVED or RETIRING of a dead process */
 };
 #define BH_WORD_STATE_SHIFT 60u
 #define BH_WORD_PROCESS_SHIFT 48u
 
-/* Extent word: the same shape as an allocator word. */
+/* Extent word: the format of an allocator word. */
 enum {
   BH_EXTENT_FREE = 0,
   BH_EXTENT_CUTTING = 1, /* process: FREE -> SLAB */

@@ -5,10 +5,10 @@
  *   bits  0..31  tag: low 32 bits of the key hash's high half, 0 replaced by 1; word 0: empty
  *   bits 32..47  process slot + 1 that is writing the entry; 0: written
  *   bits 48..63  zero
- * Word 7 counts the entries that would have gone here, found the bucket full, and lie further on.
+ * Word 7 counts the entries that belong here, found the bucket full, and lie further on.
  * A key's probe set is fixed: BH_INDEX_PROBES buckets by double hashing; a reader stops at the
- * first whose word 7 is zero. Words are complete in themselves; entries are sealed; whatever is
- * unreadable means "nothing here". */
+ * first whose word 7 is zero. Words are independent of each other; entries are sealed; an
+ * unreadable entry means "nothing here". */
 #ifndef BOWHEAD_FORMAT_INDEX_H
 #define BOWHEAD_FORMAT_INDEX_H
 
@@ -19,14 +19,14 @@
 
 #define BH_ENTRY_COPY_ONLY 1u /* written in custody: leased only if its bytes were verified */
 
-/* A sealed line, immutable while its directory word is set, but for a move of the block. */
+/* A sealed line, immutable while its directory word is set, except when the block moves. */
 typedef struct bh_index_entry {
   uint64_t key_hash[2];
   uint64_t block_offset; /* of the payload */
   uint64_t stamp;
   uint64_t payload_checksum;
   uint64_t namespace_id;
-  uint32_t stored_bytes; /* of the payload; how long the value is, the header says */
+  uint32_t stored_bytes; /* of the payload; the header has the length of the value */
   uint16_t incarnation;  /* of the writer, whose slot is the region's: part of the seal */
   uint16_t flags;        /* BH_ENTRY_* */
   uint64_t seal;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The superblock: what a pool is and where its parts lie. Two copies, at offset 0 and at
- * BH_SUPERBLOCK_COPY_OFFSET, written when the pool is created, repaired and destroyed, and at no
- * other time. Every other offset in the pool follows from it.
+/* The superblock: the settings of a pool and the places of its parts. Two copies, at offset 0 and
+ * at BH_SUPERBLOCK_COPY_OFFSET, written only when the pool is created, repaired or destroyed. Every
+ * other offset in the pool follows from it.
  *
  *   0                      superblock, first copy
  *   64 KiB                 superblock, second copy
@@ -15,33 +15,32 @@
 #include <bowhead/format/common.h>
 
 #define BH_SUPERBLOCK_MAGIC 0x3144414548574F42ull /* "BOWHEAD1" as stored */
-/* Stands in place of the magic of both copies once the pool was destroyed: "DESTROYD" as stored.
- * Processes that still map it learn by it that what they store there is lost. */
+/* Replaces the magic of both copies when the pool is destroyed: "DESTROYD" as stored. It shows
+ * processes that still map the pool that their stores are lost. */
 #define BH_SUPERBLOCK_DESTROYED 0x44594F5254534544ull
 #define BH_FORMAT_VERSION 1u
 #define BH_SUPERBLOCK_COPY_OFFSET 65536u
 #define BH_SUPERBLOCK_COPIES 2u
 
-/* Feature masks. A reader that meets an unknown bit: compat: ignores it; incompat: refuses to open;
+/* Feature masks. A reader of an unknown bit: compat: ignores it; incompat: refuses to open;
  * ro_compat: may read, refuses to write. Version 1 defines none. Incompat bit 0 is reserved for
  * redundancy inside a block. */
 #define BH_FEATURES_COMPAT 0ull
 #define BH_FEATURES_INCOMPAT 0ull
 #define BH_FEATURES_RO_COMPAT 0ull
 
-/* Checksum kinds: how payload bytes are summed. Append only. */
+/* Kinds of payload checksums. Append only. */
 enum {
-  BH_CHECKSUM_NONE = 0,        /* nobody vouches for the bytes */
+  BH_CHECKSUM_NONE = 0,        /* no checksum: damage is not detected */
   BH_CHECKSUM_XXH3_TREE_4K = 1 /* XXH3-64 of the XXH3-64 sums of 4 KiB pieces (base/checksum.h) */
 };
 
-/* The parts of a host region, in the order in which they lie. Parts up to BH_PART_INDEX are
- * published: their one writer is the host, everybody reads them. The rest is host-private: shared
- * by the processes of the host with ordinary atomics, and never a ground for another host's
- * decision. */
+/* The parts of a host region, in order. Parts up to BH_PART_INDEX are published: only the host
+ * writes them, all hosts read them. The other parts are host-private: the processes of the host
+ * share them through ordinary atomics, and no other host bases a decision on them. */
 enum {
-  BH_PART_SLOT = 0,   /* bh_host_slot x2: who the host is */
-  BH_PART_BEAT,       /* bh_host_beat: heartbeat and other words that move */
+  BH_PART_SLOT = 0,   /* bh_host_slot x2: identity of the host */
+  BH_PART_BEAT,       /* bh_host_beat: heartbeat and other words that change */
   BH_PART_DECIDE,     /* u64 x BH_HOSTS_MAX: registers of the agreement on successors */
   BH_PART_ACK,        /* u64 x BH_HOSTS_MAX: incarnations treated as ended */
   BH_PART_OWN,        /* u64 x extent_count: ownership of extents (BH_OWN_*) */
@@ -55,7 +54,7 @@ enum {
   BH_PART_LEASES,     /* bh_lease_slot x lease_count */
   BH_PART_VIEW,       /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
   BH_PART_LOCKS,      /* u64 x lock_count: index locks */
-  BH_PART_EXTENTS,    /* bh_extent_state x extent_count: how extents are cut */
+  BH_PART_EXTENTS,    /* bh_extent_state x extent_count: how extents are carved */
   BH_PART_BLOCKS,     /* u64 x slots: allocator words, one per smallest block of the pool */
   BH_PART_RECENCY,    /* u64 x slots: when the block was last used */
   BH_PART_COUNT       /* 18 */
@@ -78,7 +77,7 @@ typedef struct bh_geometry {
   uint64_t payload_offset;
   uint64_t extent_bytes; /* a power of two, 2 MiB to 64 MiB */
   uint64_t extent_count;
-  uint64_t min_block_bytes; /* a power of two: no block is smaller; one header slot per so much */
+  uint64_t min_block_bytes;    /* a power of two: the smallest block; one block slot for each */
   uint64_t index_bucket_count; /* per host */
   uint32_t host_count;
   uint32_t process_count;      /* per host */
@@ -97,7 +96,7 @@ BH_FORMAT_OFFSET(bh_geometry, parts, 120);
 typedef struct bh_superblock {
   uint64_t magic;
   uint32_t version;
-  uint32_t copy; /* 0 or 1: a copy found at the wrong place is damage */
+  uint32_t copy; /* 0 or 1: a copy at the wrong place is damage */
   uint64_t compat;
   uint64_t incompat;
   uint64_t ro_compat;
@@ -106,7 +105,7 @@ typedef struct bh_superblock {
   uint32_t checksum_kind;       /* BH_CHECKSUM_* of new payloads */
   uint32_t seal_kind;           /* 1: XXH3-64 (format/seal rule in docs/format.md) */
   uint32_t evict_high_permille; /* eviction starts above this share of used payload; 0: never */
-  uint32_t evict_low_permille;  /* and goes on until below this */
+  uint32_t evict_low_permille;  /* eviction ends below this share */
   bh_geometry geometry;
   /* Time limits between hosts, in ms (docs/sharing.md). All 0: a pool of one host, or of several
    * with the defaults. Else dead_ms is at least 5 beat_ms and 10 settle_ms, none of them 0. */
@@ -118,7 +117,7 @@ typedef struct bh_superblock {
   uint32_t reserved0;
   uint8_t reserved[3568]; /* zero */
   uint64_t checksum;      /* XXH3-64 of all bytes before */
-  uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a page cut short is damage */
+  uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a truncated page is damage */
 } bh_superblock;
 BH_FORMAT_SIZE(bh_superblock, 4096);
 BH_FORMAT_OFFSET(bh_superblock, pool_id, 40);
