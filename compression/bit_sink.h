@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// To be included behind a file's headers and target, each of which gets a class of its own.
+// Include it after a file's headers and target: each such file gets its own class.
 #pragma once
 
 namespace bowhead::compression {
 namespace {
 
-/// A stream of bits, the lowest first. Writes up to 8 bytes behind the last one that counts.
+/// A stream of bits, the lowest first. May write up to 8 bytes after its last byte.
 class BitSink {
  public:
   explicit BitSink(uint8_t* to) : to_(to), begin_(to) {}
-  /// At most 56 bits. Whole bytes go, so that there is no case in which a word is full: how full it
-  /// is cannot be foreseen.
+  /// At most 56 bits. Whole bytes are written each time, so that there is no branch on a full word:
+  /// how full it is cannot be predicted.
   void add(uint64_t bits, uint32_t count) {
     pending_ |= bits << fill_;
     memcpy(to_, &pending_, 8);

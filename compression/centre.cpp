@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kTableBits = 10;
 
-/// Sines of a whole turn, and the first once more.
+/// Sines of a whole turn, with the first one repeated at the end.
 const std::array<int32_t, (1u << kTableBits) + 1>& sines() {
   static const auto table = [] {
     std::array<int32_t, (1u << kTableBits) + 1> t{};
@@ -95,7 +95,7 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
   const uint32_t half = amplitudes.empty() ? 0 : rotary.dim / 2u;
   state_.assign(channels + 64, 0);
   right_.assign(channels + 64, 0);
-  const int fraction = 13 - number.magnitude_bits;  // a vector may be longer than its components
+  const int fraction = 13 - number.magnitude_bits;  // a vector can be longer than its components
   for (uint32_t c = 0; c < amplitudes.size(); ++c) {
     state_[c] = saturated(int64_t{amplitudes[c]} * (1 << (static_cast<int>(shift) + fraction)));
     int right = fraction;
@@ -103,7 +103,7 @@ TurningCentre CentreMaker::make(const Number& number, std::span<const uint16_t> 
       const uint32_t partner = c % rotary.dim < half ? c + half : c - half;
       right -= std::max(exponents[partner] - exponents[c], 0);
     }
-    right_[c] = static_cast<int16_t>(right < 0 ? 15 : right);  // too far out for a centre
+    right_[c] = static_cast<int16_t>(right < 0 ? 15 : right);  // too far from any centre
   }
   if (half != 0) set_turns(rotary);
   return {channels, half, cosines_.data(), sines_.data(), state_.data(), right_.data()};

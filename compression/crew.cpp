@@ -32,7 +32,7 @@ void Crew::decode(std::span<DecodeJob> jobs) {
 }
 
 void Crew::share(size_t jobs, const std::function<void(size_t, size_t)>& work) const {
-  // Which job is next is all that threads tell each other; the joins order the results.
+  // The index of the next job is all that threads share; the joins order the results.
   std::atomic<size_t> next{0};
   const auto take = [&](size_t thread) {
     for (size_t job; (job = next.fetch_add(1, std::memory_order_relaxed)) < jobs;)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many frames at once, on several cores.
+// Codes many frames at once, on several cores.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,20 @@ struct EncodeJob {
   Shape shape;
   ConstBytes values;
   Bytes frame;                                     ///< frame_bound(shape) bytes
-  Result<size_t> size = Status::INVALID_ARGUMENT;  ///< out: as of Encoder::encode()
+  Result<size_t> size = Status::INVALID_ARGUMENT;  ///< out: as returned by Encoder::encode()
 };
 
 struct DecodeJob {
   ConstBytes frame;
   Bytes values;
-  uint32_t planes = 0;                       ///< 0: exactly
-  Status status = Status::INVALID_ARGUMENT;  ///< out: as of Decoder::decode(), decode_prefix()
+  uint32_t planes = 0;  ///< 0: exact
+  Status status =
+      Status::INVALID_ARGUMENT;  ///< out: as returned by Decoder::decode(), decode_prefix()
 };
 
-/// Encoders and decoders for so many threads, the caller's among them. A call starts the others and
-/// waits for them: worth it from some ten blocks of 64 KiB on. For one caller at a time.
+/// A team of threads, the caller's included, with an encoder and a decoder each. A call starts the
+/// other threads and waits for them: it pays from about ten blocks of 64 KiB on. For one caller at
+/// a time.
 class Crew {
  public:
   /// At least one thread; 0: as many as there are cores.
@@ -37,7 +39,7 @@ class Crew {
   uint32_t threads() const { return static_cast<uint32_t>(decoders_.size()); }
 
  private:
-  /// Calls work(thread, job) for each job, once, whichever thread is free.
+  /// Calls work(thread, job) once for each job, on the next free thread.
   void share(size_t jobs, const std::function<void(size_t thread, size_t job)>& work) const;
 
   std::vector<Encoder> encoders_;

@@ -9,7 +9,7 @@ namespace bowhead::compression {
 
 class Decoder::Impl {
  public:
-  /// `planes` 0: exactly.
+  /// `planes` 0: exact.
   Status decode(ConstBytes bytes, uint32_t planes, Bytes out, ReadReport* report) {
     TileReader tiles;
     if (const Status status = tiles.open(bytes, planes); status != Status::OK) return status;
@@ -117,7 +117,7 @@ class Decoder::Impl {
   }
 
  private:
-  /// `planes` as `parts_` were read for.
+  /// `planes`: the number for which `parts_` were read.
   Status decode_tile(const Frame& frame, uint32_t planes, Bytes out) {
     if (!parts_.in_planes)
       return coder_.decode(parts_.streams[0].codec, parts_.stream(frame.bytes, 0), out)
@@ -137,7 +137,7 @@ class Decoder::Impl {
     return plane_kernels().merge(tile, in, out.data()) ? Status::OK : Status::DAMAGED;
   }
 
-  /// Of a tile in planes.
+  /// For a tile in planes.
   bool decode_streams(ConstBytes frame, const Number& number, Merge& in) {
     size_t needed = 0;
     for (uint32_t s = 0; s < parts_.stream_count; ++s) needed += parts_.streams[s].plain_bytes;

@@ -27,7 +27,7 @@ ProfileRules rules_of(Profile profile) {
   return {StreamCodec::STORED, 0, 1};
 }
 
-/// Bytes of a plane from which on a table of its frequencies costs less than it saves.
+/// Size of a plane from which on a table of its frequencies costs less than it saves.
 constexpr size_t kWorthATable = 1024;
 
 bool all_zero(ConstBytes bytes) {
@@ -43,9 +43,10 @@ class Encoder::Impl {
 
   Result<size_t> encode(const Shape& shape, ConstBytes values, Bytes out) {
     if (!valid_shape(shape))
-      return Error{Status::INVALID_ARGUMENT, "a frame needs a shape with values in it"};
+      return Error{Status::INVALID_ARGUMENT, "the shape of a frame must have values"};
     if (values.size() != shape.size_bytes() || out.size() < frame_bound(shape))
-      return Error{Status::INVALID_ARGUMENT, "the buffers do not fit the shape of the frame"};
+      return Error{Status::INVALID_ARGUMENT,
+                   "the sizes of the buffers do not match the shape of the frame"};
     const uint32_t tile_tokens = tile_tokens_of(shape);
     const Tiling tiling = tiling_of(shape.outer, shape.tokens, tile_tokens);
     bh_frame_header header{.magic = BH_FRAME_MAGIC,
@@ -75,7 +76,7 @@ class Encoder::Impl {
   }
 
  private:
-  /// At most kStoredTileHeadBytes more than the values.
+  /// Writes at most kStoredTileHeadBytes more than the values.
   size_t encode_tile(const Shape& shape, uint32_t tokens, ConstBytes values, Bytes out) {
     const Number* number = number_of(shape.number);
     const size_t limit = values.size() + kStoredTileHeadBytes;
@@ -102,7 +103,7 @@ class Encoder::Impl {
     return kBytesTileHeadBytes + size;
   }
 
-  /// 0 if it does not fit.
+  /// Returns 0 if it does not fit.
   size_t encode_planes(const Number& number, const Shape& shape, uint32_t tokens, ConstBytes values,
                        Bytes out) {
     const uint32_t channels = shape.channels;
@@ -141,8 +142,8 @@ class Encoder::Impl {
     split_.beyond = beyond_.data();
   }
 
-  /// Fits a centre and splits. A channel that has values too far from it gets a larger unit, or
-  /// does without.
+  /// Fits a centre and splits. A channel with values too far from its centre gets a larger unit, or
+  /// no centre.
   void split(const Number& number, const Shape& shape, uint32_t tokens, ConstBytes values) {
     const uint32_t channels = shape.channels;
     const std::span<uint16_t> exponents(exponents_.data(), channels);
@@ -176,8 +177,8 @@ class Encoder::Impl {
         static_cast<uint8_t>(std::bit_width(static_cast<uint8_t>(*most - *least)));
   }
 
-  /// Planes are tried from the top until one does not get smaller. The sign tells whether tokens
-  /// repeat: then all streams are tried, and by a codec that finds it.
+  /// Codes planes from the top until one does not shrink. The sign shows whether tokens repeat:
+  /// then all streams are coded, by a codec that finds repeats.
   void code_streams(const Number& number, const ConstBytes* plain, ConstBytes* coded,
                     TileHead& head) {
     constexpr int kQuick = 4;
@@ -205,7 +206,7 @@ class Encoder::Impl {
     }
   }
 
-  /// Into `room` what takes least, if it saves enough.
+  /// Codes into `room` by the codec that needs the fewest bytes, if it saves enough.
   void code_stream(ConstBytes plain, bool repeats, Bytes room, StreamSize& stream) {
     const size_t most = plain.size() - plain.size() / rules_.least_saved_parts - 1;
     const size_t nibbles = kernels_.nibbles_size(plain);
@@ -221,7 +222,7 @@ class Encoder::Impl {
     stream.coded_bytes = size == 0 ? plain.size() : size;
   }
 
-  /// 0 if it does not fit.
+  /// Returns 0 if it does not fit.
   size_t assemble(const Number& number, uint32_t channels, const ConstBytes* coded, TileHead& head,
                   Bytes out) {
     const uint32_t streams = stream_count(number);
@@ -229,12 +230,12 @@ class Encoder::Impl {
     for (uint32_t s = 0; s < streams; ++s) size += coded[s].size();
     if (size > out.size()) return 0;
 
-    // The streams first, behind where the head ends: their checksums stand in it.
+    // The streams first, at the end of the head: the head holds their checksums.
     ByteWriter measured(out.data());
     write_tile_head(measured, number, head);
     const size_t head_bytes = measured.size() + parameter_bytes(head, channels) + 4;
     ByteWriter body(out.data() + head_bytes);
-    head.checksums.fill(checksum32({}));  // of what a group without planes holds
+    head.checksums.fill(checksum32({}));  // checksum of a group without planes
     const Groups groups(number, head.streams[0].plain_bytes);
     size_t group_begin = 0;
     for (uint32_t s = 0; s < streams; ++s) {
@@ -246,7 +247,7 @@ class Encoder::Impl {
     }
     ByteWriter to(out.data());
     write_tile_head(to, number, head);
-    Lines<uint8_t>& deltas = beyond_;  // its use is over
+    Lines<uint8_t>& deltas = beyond_;  // no longer needed
     for (uint32_t c = 0; c < channels; ++c)
       deltas[c] = static_cast<uint8_t>(exponents_[c] - head.exponent_base);
     to.packed(std::span(deltas).first(channels), head.exponent_width);

@@ -12,20 +12,20 @@ namespace bowhead::compression {
 namespace {
 
 constexpr uint32_t kSamples = 32;
-constexpr uint32_t kManyTokens = 128;  // from here on parameters cost little
+constexpr uint32_t kManyTokens = 128;  // from this number on parameters cost little
 
 uint32_t partner_of(uint32_t channel, const Rotary& rotary) {
   const uint32_t half = rotary.dim / 2u;
   return channel % rotary.dim < half ? channel + half : channel - half;
 }
 
-// Without calls of the library, so that loops over channels become vectors.
+// Without library calls, so that loops over channels are vectorized.
 
 float power_of_two(int exponent) {
   return std::bit_cast<float>(static_cast<uint32_t>(std::clamp(exponent + 127, 0, 254)) << 23);
 }
 
-/// Within 0.01; nothing where it is not known.
+/// Within 0.01; empty where the logarithm is not known.
 float log2_roughly(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const float mantissa = std::bit_cast<float>((bits & 0x7FFFFF) | 0x3F800000);
@@ -34,7 +34,7 @@ float log2_roughly(float x) {
   return x < 1e30f ? log : 0.0f;
 }
 
-/// Values of one token as floats.
+/// Loads the values of one token as floats.
 void load_row(const Number& number, const uint8_t* from, uint32_t channels, float* to) {
   if (number.exponent_bits == 8) {  // bf16
     for (uint32_t c = 0; c < channels; ++c) {
@@ -44,7 +44,7 @@ void load_row(const Number& number, const uint8_t* from, uint32_t channels, floa
     }
     return;
   }
-  // The fields moved to those of a float, and its bias put right by a product.
+  // Shifts the fields to those of a float; a product corrects the bias.
   const uint32_t rest = (1u << (number.exponent_bits + number.mantissa_bits)) - 1;
   const uint32_t sign = number.element_bytes * 8u - 1;
   const float scale = std::ldexp(1.0f, 127 - ((1 << (number.exponent_bits - 1)) - 1));
@@ -158,7 +158,7 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
   }
   accumulate(number, values, samples, step, channels, rotary);
 
-  // Bits that a centre saves, per token: half the logarithm of what is left of the energy.
+  // Bits that a centre saves, per token: half the logarithm of the remaining energy.
   const auto n = static_cast<float>(samples);
   float saved_by_mean = 0, saved_by_vector = 0;
   for (uint32_t c = 0; c < channels; ++c) {
@@ -185,7 +185,7 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
   const float most = static_cast<float>(1u << (number.magnitude_bits - centre_.shift)) * 1.4f;
   uint32_t width = 0;
   for (uint32_t c = 0; c < channels; ++c) {
-    // A mean is in units of the channel itself.
+    // A mean is in units of its own channel.
     const float own =
         turns || half == 0
             ? 1.0f
@@ -203,7 +203,7 @@ const Centre& CentreFitter::fit(const Number& number, const void* values, uint32
   return centre_;
 }
 
-/// Where 3.3 standard deviations of what is left have too many bits.
+/// Raises the units of channels where 3.3 standard deviations of the difference have too many bits.
 void CentreFitter::raise_units(const Number& number, float samples, std::span<uint16_t> exponents,
                                const Rotary& rotary) {
   const Rotary turned = centre_.turns ? rotary : Rotary{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which centre a tile gets. An encoder's own business: any centre decodes.
+// The choice of a tile's centre. Only the encoder needs it: any centre decodes.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,15 @@ struct Centre {
   bool turns = false;
 };
 
-/// Doubles the unit of a channel, and of the one it turns with: then what lies around the centre
-/// has one bit more. Without a centre where no unit is larger.
+/// Doubles the unit of a channel, and of the one it rotates with: then differences from the centre
+/// may be twice as large. If no unit is larger, the channel has no centre.
 void raise_unit(const Number& number, uint32_t channel, const Rotary& rotary,
                 std::span<uint16_t> exponents, Centre& centre);
 
 class CentreFitter {
  public:
-  /// Looks at some of the tokens of a tile of floats and says which centre saves most bits. Raises
-  /// the exponents of channels whose values will lie too far from it.
+  /// Samples tokens of a tile of floats and returns the centre that saves most bits. Raises the
+  /// exponents of channels whose values will lie too far from it.
   const Centre& fit(const Number& number, const void* values, uint32_t tokens, uint32_t channels,
                     std::span<uint16_t> exponents, const Rotary& rotary);
 
@@ -46,7 +46,7 @@ class CentreFitter {
   Centre centre_;
   TurnKey turned_;
   std::vector<float> cosines_, sines_;  // by sample and pair
-  std::vector<float> scale_;            // by channel: to the unit of its pair
+  std::vector<float> scale_;            // by channel: factor to the unit of its pair
   std::vector<float> row_;
   std::vector<float> energy_, mean_, vector_;
 };

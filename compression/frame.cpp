@@ -26,16 +26,16 @@ Result<Shape> shape_of(const KvLayout& l, uint64_t payload_bytes) {
     return Error{Status::NOT_SUPPORTED, "compression of a layout: " + std::move(text)};
   };
   if (l.parts == 2 && l.key_channels != l.value_channels)
-    return no(fmt::format("keys have {} channels and values {}; as many are possible",
+    return no(fmt::format("keys have {} channels and values {}, but both must have the same number",
                           l.key_channels, l.value_channels));
-  if (l.scale_place != BH_SCALES_ELSEWHERE) return no("scales in the block are not possible");
+  if (l.scale_place != BH_SCALES_ELSEWHERE) return no("scales in the block are not supported");
   if (!is_opaque(l) && number_of(number_format(l)) == nullptr)
-    return no(fmt::format("numbers of {} are not possible", number_name(number_format(l))));
+    return no(fmt::format("number format {} is not supported", number_name(number_format(l))));
   const bool heads_first = l.order == BH_ORDER_HEADS_FIRST;
   const uint32_t channels = heads_first ? l.key_channels : uint32_t{l.heads} * l.key_channels;
   if (channels > UINT16_MAX)
-    return no(
-        fmt::format("{} channels of all heads of a token are more than {}", channels, UINT16_MAX));
+    return no(fmt::format("a token has {} channels in all heads, but at most {} are supported",
+                          channels, UINT16_MAX));
   const auto tokens = tokens_in(l, payload_bytes);
   if (is_opaque(l) || !tokens)
     return Shape{NumberFormat::BYTES, 1, static_cast<uint32_t>(payload_bytes), 1, {}};
@@ -79,12 +79,13 @@ uint32_t tile_tokens_of(const Shape& shape) {
 
 Result<Frame> open_frame(ConstBytes bytes) {
   bh_frame_header header;
-  if (bytes.size() < sizeof header) return Error{Status::DAMAGED, "a frame ends in its header"};
+  if (bytes.size() < sizeof header)
+    return Error{Status::DAMAGED, "the frame ends within its header"};
   std::memcpy(&header, bytes.data(), sizeof header);
-  if (header.magic != BH_FRAME_MAGIC) return Error{Status::DAMAGED, "this is no frame"};
+  if (header.magic != BH_FRAME_MAGIC) return Error{Status::DAMAGED, "not a frame"};
   if (header.version != BH_FRAME_VERSION)
     return Error{Status::UNSUPPORTED_CODEC,
-                 "a frame is of a version that this build does not know"};
+                 "the frame has a version that this build does not know"};
   Frame frame;
   frame.bytes = bytes;
   frame.shape = {static_cast<NumberFormat>(header.number),
@@ -95,20 +96,20 @@ Result<Frame> open_frame(ConstBytes bytes) {
   const bool known = frame.shape.number == NumberFormat::BYTES || number_of(frame.shape.number);
   if (!known)
     return Error{Status::UNSUPPORTED_CODEC,
-                 "a frame is of a kind of number that this build does not know"};
+                 "the frame has a number format that this build does not know"};
   if (!valid_shape(frame.shape) || header.tile_tokens == 0)
-    return Error{Status::DAMAGED, "a frame has a shape that no tensor has"};
+    return Error{Status::DAMAGED, "the frame has an impossible shape"};
   if (std::min<uint64_t>(header.tokens, header.tile_tokens) * frame.shape.row_bytes() >
       kMaxTileValuesBytes)
-    return Error{Status::DAMAGED, "a frame has tiles that are too large"};
+    return Error{Status::DAMAGED, "the tiles of the frame are too large"};
   frame.tiling = tiling_of(header.outer, header.tokens, header.tile_tokens);
   const ConstBytes rest = bytes.subspan(sizeof header);
-  // Every tile has a byte at least, so a table that is there bounds the shape.
+  // Every tile has at least one byte, so a complete table bounds the shape.
   const uint64_t table_bytes = frame.tiling.table_bytes();
-  if (table_bytes > rest.size()) return Error{Status::DAMAGED, "a frame ends in its table"};
+  if (table_bytes > rest.size()) return Error{Status::DAMAGED, "the frame ends within its table"};
   frame.table = rest.first(table_bytes);
   if (table_checksum(header, frame.table) != header.table_checksum)
-    return Error{Status::DAMAGED, "the header of a frame does not match its checksum"};
+    return Error{Status::DAMAGED, "the header of the frame does not match its checksum"};
   return frame;
 }
 
@@ -119,7 +120,8 @@ Result<FrameInfo> frame_info(ConstBytes bytes) {
   uint64_t size = sizeof(bh_frame_header) + frame->table.size();
   for (uint64_t tile = 0; tile < frame->table.size() / 4; ++tile) size += frame->table_entry(tile);
   if (frame->table.empty()) size = bytes.size();
-  if (size != bytes.size()) return Error{Status::DAMAGED, "a frame has another size than it says"};
+  if (size != bytes.size())
+    return Error{Status::DAMAGED, "the size of the frame differs from the sum of its tiles"};
   return FrameInfo{frame->shape, frame->tiling.tile_tokens,
                    number == nullptr ? 0 : number->planes(), size};
 }
@@ -175,7 +177,7 @@ Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_byt
 
 namespace {
 
-/// False: no frame has such ones.
+/// False: no encoder makes such parameters.
 bool unpack_parameters(const Shape& shape, const TileHead& head, ConstBytes packed,
                        TileParameters& parameters) {
   const uint32_t channels = shape.channels;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What encoder and decoder share: headers of frames and tiles (docs/frame.md).
+// Shared by encoder and decoder: headers of frames and tiles (docs/frame.md).
 #pragma once
 
 #include <bowhead/format/frame.h>
@@ -11,17 +11,18 @@ namespace bowhead::compression {
 
 /// Sizes of streams within a tile, and offsets in a frame, stay far below 2^32.
 inline constexpr uint64_t kMaxValuesBytes = uint64_t{1} << 31;
-/// A row of the most channels is far smaller. What a decoder needs for a tile is bounded by this.
+/// A row of the most channels is far smaller. This bounds the memory that a decoder needs for a
+/// tile.
 inline constexpr uint64_t kMaxTileValuesBytes = uint64_t{1} << 20;
 inline constexpr size_t kStoredTileHeadBytes = 1 + 4;  // layout, checksum
 inline constexpr size_t kBytesTileHeadBytes = 2 + 4;   // layout, codec, checksum
 
 bool valid_shape(const Shape& shape);
 
-/// How many tokens a new frame has in a tile.
+/// The number of tokens in a tile of a new frame.
 uint32_t tile_tokens_of(const Shape& shape);
 
-/// A frame whose header is good.
+/// A frame with a verified header.
 struct Frame {
   Shape shape;
   Tiling tiling;
@@ -38,7 +39,8 @@ struct Frame {
     for (uint64_t before = 0; before < tile; ++before) at += table_entry(before);
     return at;
   }
-  /// The bytes of a tile that begins at `at`; empty if they are not all there, which no tile is.
+  /// The bytes of a tile that begins at `at`; empty if the frame ends before the tile does (a tile
+  /// itself is never empty).
   ConstBytes tile_at(uint64_t tile, uint64_t at) const {
     if (at > bytes.size()) return {};
     const uint64_t left = bytes.size() - at, size = table.empty() ? left : table_entry(tile);
@@ -50,27 +52,27 @@ struct Frame {
 Result<Frame> open_frame(ConstBytes bytes);
 
 uint32_t checksum32(ConstBytes bytes, uint64_t seed = 0);
-/// Of the bytes behind the head of a tile that is not in planes.
+/// Checksum of the bytes after the head of a tile that is not in planes.
 inline uint32_t rest_checksum(uint32_t layout, uint32_t codec, ConstBytes rest) {
   return checksum32(rest, layout | codec << 8);
 }
-/// Of a header and the sizes of the tiles.
+/// Checksum of a header and the sizes of the tiles.
 uint32_t table_checksum(const bh_frame_header& header, ConstBytes table);
 
-/// All of a planes tile's head up to the parameters, and back; reading begins behind the layout.
+/// Writes and reads a planes tile's head up to the parameters; reading begins after the layout.
 void write_tile_head(ByteWriter& to, const Number& number, const TileHead& head);
 Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_bytes, TileHead& head);
 
-/// What the planes of a tile are relative to.
+/// The parameters that the planes of a tile are relative to.
 struct TileParameters {
-  Lines<uint16_t> exponents;        ///< by channel, and 64 more
+  Lines<uint16_t> exponents;        ///< by channel, with 64 more elements
   std::vector<int16_t> amplitudes;  ///< by channel; empty: no centre
 };
-/// All that stands before the streams, verified; reading begins behind the layout.
+/// Reads and verifies all that precedes the streams; reading begins after the layout.
 Status read_tile_parameters(ByteReader& from, const Shape& shape, ConstBytes tile, uint32_t tokens,
                             TileHead& head, TileParameters& parameters);
 
-/// The most that write_tile_head() writes, and the checksum behind the parameters.
+/// The most bytes that write_tile_head() writes, plus the checksum after the parameters.
 inline constexpr size_t kMaxTileHeadBytes =
     4 + kMaxStreams / 2 + 1 + (kMaxStreams + 2) * 6 + (kMaxPlanes + 2) * 4;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays that begin at a cache line: a vector load that crosses lines costs two, and cannot take
-// what was just stored from the store buffer.
+// Arrays that begin at a cache line: a vector load across two lines costs two loads, and cannot
+// take recent stores from the store buffer.
 #pragma once
 
 #include <cstddef>

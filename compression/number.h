@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number formats as the planes see them: sign, exponent, mantissa.
+// Number formats as the planes use them: sign, exponent, mantissa.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,14 @@
 
 namespace bowhead::compression {
 
-/// How a format is cut. Exponents are taken as they are stored and every mantissa gets a one in
-/// front, so that each bit pattern, denormal, infinite or not a number, is just a number.
+/// The fields of a format. Exponents are used as stored and every mantissa gets a leading one, so
+/// that each bit pattern, denormal, infinity or NaN included, is just a number.
 struct Number {
   uint8_t element_bytes;
   uint8_t exponent_bits;  ///< 0: an integer
   uint8_t mantissa_bits;
-  uint8_t magnitude_bits;   ///< planes below the sign: the mantissa and its one, or an integer's
+  uint8_t
+      magnitude_bits;  ///< planes below the sign: the mantissa and its leading one, or an integer's
   uint16_t largest_finite;  ///< bit pattern
 
   bool is_float() const { return exponent_bits != 0; }
@@ -30,13 +31,13 @@ inline constexpr Number kNumbers[] = {{2, 8, 7, 8, 0x7F7F},
                                       {1, 5, 2, 3, 0x7B},
                                       {1, 0, 0, 7, 0}};
 
-/// Null if it is never cut into planes: BYTES, FP32.
+/// Null if the format is never coded as planes: BYTES, FP32.
 constexpr const Number* number_of(NumberFormat kind) {
   const auto index = static_cast<uint8_t>(kind) - 1u;
   return index < std::size(kNumbers) ? &kNumbers[index] : nullptr;
 }
 
-/// What a bit pattern stands for; infinities and what is not a number as if the exponent went on.
+/// The value of a bit pattern; infinities and NaN as if they were the next exponent.
 double value_of(NumberFormat kind, uint32_t bits);
 
 }  // namespace bowhead::compression

@@ -6,19 +6,19 @@
 namespace bowhead::compression {
 namespace {
 
-/// Holds the head of any tile, and mostly its parameters.
+/// Large enough for the head of any tile, and mostly for its parameters.
 constexpr uint64_t kFirstPieceBytes = 256;
 static_assert(kFirstPieceBytes >= 1 + kMaxTileHeadBytes);
 
-/// How much of the table follows a header that nobody has checked; more than there is if it cannot
-/// be right.
+/// The size of the table after a header that is not verified yet; more than is available if the
+/// header is invalid.
 uint64_t table_bytes_of(const bh_frame_header& header) {
   if (header.tile_tokens == 0) return UINT64_MAX;
   return tiling_of(header.outer, header.tokens, header.tile_tokens).table_bytes();
 }
 
-/// Where the last stream ends that is verified with the first planes. `tile` is a part of a tile in
-/// planes that has its head.
+/// The end of the last stream that is verified together with the first planes. `tile` is the first
+/// part of a tile in planes, with its head.
 Result<uint64_t> end_of_planes(const Frame& frame, ConstBytes tile, uint32_t tokens,
                                uint32_t planes) {
   const Number& number = *number_of(frame.shape.number);
@@ -65,7 +65,7 @@ Status FramePieces::fetch(uint32_t planes, const Read& read, Bytes frame) {
   uint64_t begin = sizeof header + table_bytes;
   if (ends_.empty()) {
     ends_.resize(opened->tiling.tiles);
-    if (ends_.size() == 1) ends_[0] = head_end_ - begin;  // came with the header
+    if (ends_.size() == 1) ends_[0] = head_end_ - begin;  // was read with the header
   }
   for (uint64_t tile = 0; tile < opened->tiling.tiles; ++tile) {
     const ConstBytes part = opened->tile_at(tile, begin);

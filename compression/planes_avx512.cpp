@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The planes with AVX-512 (F, BW, CD, DQ, VL, VBMI, VBMI2, GFNI): 64 channels at a time.
 
-// All headers come before the target is set: what they define inline, other files share.
+// All headers come before the target is set: other files share their inline functions.
 #include <immintrin.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@
 namespace bowhead::compression {
 namespace {
 
-// What takes a Number is inlined where it is a constant, and its loops are unrolled there.
+// Functions of a Number are inlined where it is a constant, and their loops are unrolled there.
 #define BOWHEAD_INLINE inline __attribute__((always_inline))
 
 constexpr uint32_t kLanes = 64;
@@ -41,13 +41,13 @@ struct Words {
   __m512i a, b;
 };
 
-// Within the kernels words lie as bytes unpack: `a` has the first 8 of each 16 channels, `b` the
-// others. So bytes become words, and words bytes, within each quarter of a register.
+// Within the kernels words are in the order of unpack: `a` has the first 8 of each 16 channels, `b`
+// the others. So bytes become words, and words bytes, within each quarter of a register.
 
 inline Words unpack(__m512i low, __m512i high) {
   return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
 }
-/// Of words below 256.
+/// For words below 256.
 inline __m512i pack(Words words) { return _mm512_packus_epi16(words.a, words.b); }
 inline Words unpacked_order(Words words) {
   return {_mm512_shuffle_i64x2(words.a, words.b, 0x88),
@@ -87,7 +87,7 @@ BOWHEAD_INLINE void store_values(uint8_t* to, uint32_t element_bytes, uint64_t v
   _mm512_mask_storeu_epi16(to + 64, static_cast<__mmask32>(valid >> 32), values.b);
 }
 
-/// Permutes bytes as an 8 by 8 matrix is transposed.
+/// Permutes bytes like the transposition of an 8 by 8 matrix.
 inline __m512i transposed(__m512i bytes) {
   return _mm512_permutexvar_epi8(
       _mm512_set_epi64(0x3F372F271F170F07, 0x3E362E261E160E06, 0x3D352D251D150D05,
@@ -96,14 +96,14 @@ inline __m512i transposed(__m512i bytes) {
       bytes);
 }
 
-/// The columns of each matrix of 8 by 8 bits: byte i has bit i of each byte, that of the last byte
-/// lowest.
+/// The columns of each matrix of 8 by 8 bits: byte i has bit i of each byte, with that of the last
+/// byte lowest.
 inline __m512i columns_of(__m512i matrices) {
   const __m512i unit_vectors = _mm512_set1_epi64(static_cast<long long>(0x8040201008040201));
   return _mm512_gf2p8affine_epi64_epi8(unit_vectors, matrices, 0);
 }
 
-/// Of exponents, as they lie in memory.
+/// Loads exponents in memory order.
 inline Words load_words(const uint16_t* words) {
   return unpacked_order({_mm512_loadu_si512(words), _mm512_loadu_si512(words + 32)});
 }
@@ -193,7 +193,7 @@ void sum_channels(const SampleSums& s, uint32_t first) {
   add_to(s.mean + first, mean);
 }
 
-/// 16 pairs: what they are when they are turned back.
+/// 16 pairs, rotated back.
 void sum_pairs(const SampleSums& s, uint32_t head, uint32_t pair) {
   const uint32_t first = head + pair, second = first + s.half;
   const __m512 scale_x = _mm512_loadu_ps(s.scale + first);
@@ -264,7 +264,7 @@ BOWHEAD_INLINE void scatter_planes(__m512i bytes, uint8_t* const* planes, uint32
   for (uint32_t p = 0; p < count; ++p) memcpy(planes[p] + at, &bits[count - 1 - p], 8);
 }
 
-/// What is behind the valid channels is zero; what of it is too much, the next row overwrites.
+/// Bits after the valid channels are zero; the next row overwrites surplus bytes.
 BOWHEAD_INLINE void scatter_differences(const Number& number, Words d, Words m, uint64_t valid,
                                         size_t at, Split& out) {
   const uint64_t signs = valid & _mm512_movepi8_mask(_mm512_packs_epi16(d.a, d.b));
@@ -291,8 +291,8 @@ BOWHEAD_INLINE bool mark_beyond(const Constants& k, Words m, uint64_t valid, uin
   return over != 0;
 }
 
-/// The bits of each significand that the remainder has; `below` are bytes in the order of the
-/// channels.
+/// Appends the bits of each significand that belong to the remainder; `below` are bytes in the
+/// order of the channels.
 BOWHEAD_INLINE void put_remainders(const Number& number, Words significand, __m512i below,
                                    uint64_t valid, BitSink& sink) {
   const __m512i zero = _mm512_setzero_si512();
@@ -320,7 +320,7 @@ BOWHEAD_INLINE void put_remainders(const Number& number, Words significand, __m5
     sink.add(_pext_u64(bits[i], masks[i]), static_cast<uint32_t>(_mm_popcnt_u64(masks[i])));
 }
 
-/// How far below those are whose t is zero.
+/// Appends e - magnitude_bits of the values whose t is zero.
 BOWHEAD_INLINE void put_exceptions(const Number& number, __m512i below, uint64_t valid,
                                    Split& out) {
   const __m512i least = _mm512_set1_epi8(static_cast<char>(number.magnitude_bits));
@@ -339,7 +339,7 @@ void split_rows(const TileFrame& tile, const void* values, Split& out) {
   BitSink sink(out.remainder);
   memset(out.beyond, 0, tile.channels);
   out.exception_count = 0;
-  bool any_beyond = false;  // then the rest is only looked at for others
+  bool any_beyond = false;  // then the remaining rows are only searched for others
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) turn_vectors(tile.centre);
     for (uint32_t first = 0; first < tile.channels; first += kLanes) {
@@ -368,7 +368,7 @@ void split_rows(const TileFrame& tile, const void* values, Split& out) {
 
 // ---- merge ----
 
-/// 64 bytes of a stream, and those 16 bits further on.
+/// 64 bytes of a stream, and the same 16 bits further on.
 struct Window {
   __m512i early, late;
 };
@@ -380,11 +380,11 @@ BOWHEAD_INLINE __m512i words_before(const Window& window, __m512i end) {
                             _mm512_permutexvar_epi16(word, window.late), end);
 }
 
-/// Of the remainder.
+/// A source of bits of the remainder.
 class WindowSource {
  public:
   explicit WindowSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
-  /// From the byte of the next bit; what is not in the stream is zero.
+  /// From the byte of the next bit; zero after the end of the stream.
   BOWHEAD_INLINE Window window() const {
     const uint64_t at = at_ / 8;
     if (at >= 2 && at + 64 <= size_)
@@ -418,8 +418,8 @@ inline __m512i leading_zeros(__m512i words) {
                          _mm512_slli_epi32(clamped, 16));
 }
 
-/// By magnitude_bits and nibble: bits below the highest one of a magnitude's low and high nibble;
-/// 255 where the high one does not tell.
+/// By magnitude_bits and nibble: the number of bits below the highest one of a magnitude's low and
+/// high nibble; 255 where the high nibble does not determine it.
 struct CountTables {
   alignas(16) uint8_t low[9][16], high[9][16];
 };
@@ -439,7 +439,7 @@ inline __m512i broadcast_table(const uint8_t* bytes) {
   return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-/// How many bits of the remainder each of 64 magnitudes of up to 8 bits has.
+/// The number of bits in the remainder for each of 64 magnitudes of up to 8 bits.
 BOWHEAD_INLINE __m512i counts_of(const Number& number, __m512i t, uint64_t valid) {
   const __m512i nibble = _mm512_set1_epi8(15);
   const __m512i low = _mm512_shuffle_epi8(broadcast_table(kCountTables.low[number.magnitude_bits]),
@@ -450,11 +450,11 @@ BOWHEAD_INLINE __m512i counts_of(const Number& number, __m512i t, uint64_t valid
   return _mm512_maskz_min_epu8(valid, low, high);
 }
 
-/// For each lane of 64 bits the sum of the highest bytes of those before it, and `from`. Sets `sum`
-/// to that of all eight.
+/// For each lane of 64 bits the sum of the highest bytes of the lanes before it, plus `from`. Sets
+/// `sum` to the sum of all eight.
 BOWHEAD_INLINE __m512i sums_before(__m512i lanes, uint32_t from, uint32_t& sum) {
   const __m512i zero = _mm512_setzero_si512();
-  // Lane n gets the bytes of lanes 0 .. n - 1, and in its last one, which is free, `from`.
+  // Lane n gets the bytes of lanes 0 .. n - 1, and in its last byte, which is free, `from`.
   const __m512i tops = _mm512_set1_epi64(0x3F372F271F170F07);
   const __mmask64 earlier = 0x7F3F1F0F07030100;
   const __m512i first = _mm512_set1_epi64(static_cast<long long>(uint64_t{from} << 56));
@@ -478,7 +478,7 @@ BOWHEAD_INLINE Words take_remainders(__m512i counts, WindowSource& source) {
           words_before(window, _mm512_add_epi16(ends.b, of_b))};
 }
 
-/// The same of 32 numbers of any magnitude, in the order of the channels.
+/// As take_remainders(), for 32 numbers of any magnitude, in the order of the channels.
 BOWHEAD_INLINE void take_remainders_of_words(const Number& number, __m512i t, __mmask32 valid,
                                              WindowSource& source, __m512i& count, __m512i& high) {
   count = _mm512_maskz_sub_epi16(valid, leading_zeros(_mm512_or_si512(t, _mm512_set1_epi16(1))),
@@ -497,7 +497,7 @@ BOWHEAD_INLINE void take_remainders_of_words(const Number& number, __m512i t, __
 class ByteSource {
  public:
   explicit ByteSource(std::span<const uint8_t> from) : from_(from) {}
-  /// The next bytes, at most 64, in lanes that are set; those behind the end are zero.
+  /// The next bytes, at most 64, in the lanes that are set; zero after the end.
   BOWHEAD_INLINE __m512i take(uint64_t lanes) {
     const size_t left = from_.size() - std::min(taken_, from_.size());
     const __m512i bytes = left >= 64
@@ -536,10 +536,10 @@ BOWHEAD_INLINE Words gather_differences(const Number& number, const uint8_t* con
   return unpack(_mm512_xor_si512(signs, low), high);
 }
 
-/// Values with the sign of q, `below` being one less than e.
+/// Values with the sign of q; `below` is e - 1.
 BOWHEAD_INLINE __m512i assemble(const Number& number, const Constants& k, __m512i significand,
                                 __m512i below, __m512i largest, __m512i q) {
-  // The exponent one lower than it is: the significand's one makes up for it, or e where t is zero.
+  // The exponent is one too low: the significand's leading one compensates, or e where t is zero.
   const __m512i exponent = _mm512_sub_epi16(_mm512_sub_epi16(largest, below), _mm512_set1_epi16(1));
   const __m512i bits = _mm512_add_epi16(_mm512_sll_epi16(exponent, k.shift), significand);
   if (number.element_bytes == 1) q = _mm512_srli_epi16(q, 8);
@@ -551,7 +551,7 @@ BOWHEAD_INLINE __m512i magnitude_of(const Constants& k, __m512i q) {
   return _mm512_and_si512(_mm512_xor_si512(q, _mm512_srai_epi16(q, 15)), k.magnitude);
 }
 
-/// 64 values of q in the order of unpack(), of a kind of at most 8 bits of magnitude.
+/// 64 values of q in the order of unpack(), for a format of at most 8 bits of magnitude.
 BOWHEAD_INLINE Words exact_by_bytes(const Number& number, const Constants& k, Words q,
                                     Words largest, uint64_t valid, WindowSource& remainder,
                                     ByteSource& exceptions) {
@@ -567,7 +567,7 @@ BOWHEAD_INLINE Words exact_by_bytes(const Number& number, const Constants& k, Wo
   return values;
 }
 
-/// The same of any kind.
+/// As exact_by_bytes(), for any format.
 BOWHEAD_INLINE Words exact_by_words(const Number& number, const Constants& k, Words q,
                                     Words largest, uint64_t valid, WindowSource& remainder,
                                     ByteSource& exceptions) {
@@ -621,7 +621,7 @@ bool merge_rows(const TileFrame& tile, const Merge& in, uint8_t* values) {
   return remainder.at_end() && exceptions.at_end();
 }
 
-/// What scalar code calls middle(): half units as a number, cut.
+/// The function middle() of the scalar code: half units as a number, truncated.
 BOWHEAD_INLINE __m512i middle(const Number& number, const Constants& k, __m512i twice,
                               __m512i largest) {
   const __m512i magnitude = _mm512_abs_epi16(twice);
@@ -645,7 +645,7 @@ template <size_t kNumber, bool kFull>
 bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
   constexpr const Number& number = kNumbers[kNumber];
   const Constants k(number);
-  // What is read for planes that are not there is masked off.
+  // Bits read for missing planes are masked off.
   const uint8_t* planes[kMaxPlanes + 1];
   for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = in.planes[p < in.plane_count ? p : 0];
   const int half_unit = 1 << (number.planes() - in.plane_count);
@@ -659,7 +659,7 @@ bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
       const size_t at = token * tile.row_bytes() + first / 8;
       const Words d = gather_differences(number, planes, at, lanes);
       const Words centre = load_centre(tile.centre, first);
-      // Twice d, with a one and then zeros for what is not known: the middle, whatever the sign.
+      // Twice d, with a one and then zeros for the unknown bits: the middle, whatever the sign.
       const auto twice = [&](__m512i some, __m512i around) {
         return _mm512_add_epi16(
             _mm512_ternarylogic_epi32(_mm512_slli_epi16(some, 1), known, half, 0xEA),
@@ -766,7 +766,7 @@ inline __m512i nibbles_of(__m256i bytes) {
                           _mm512_set1_epi8(15));
 }
 
-/// Calls each(bytes, at, count) for all bytes, 32 at a time; the last are followed by zeros.
+/// Calls each(bytes, at, count) for all bytes, 32 at a time; the last are padded with zeros.
 template <class Each>
 inline void for_bytes(std::span<const uint8_t> in, const Each& each) {
   size_t at = 0;
@@ -787,7 +787,7 @@ size_t nibbles_size(std::span<const uint8_t> in) {
 
 void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
   const size_t map_bytes = (in.size() * 2 + 7) / 8;
-  // The map first: its last word may run into the nibbles.
+  // The map first: its last word may extend into the nibbles.
   for_bytes(in, [&](__m256i bytes, size_t at, size_t) {
     const __m512i nibbles = nibbles_of(bytes);
     const uint64_t map = _mm512_test_epi8_mask(nibbles, nibbles);
@@ -799,7 +799,7 @@ void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
     _mm256_store_si256(reinterpret_cast<__m256i*>(words), bytes);
     for (const uint64_t word : words) {
       const uint64_t some =
-          (word | word >> 1 | word >> 2 | word >> 3) & 0x1111111111111111;  // of each nibble
+          (word | word >> 1 | word >> 2 | word >> 3) & 0x1111111111111111;  // for each nibble
       const uint64_t bits = _pext_u64(word, some * 15);
       const auto count = static_cast<uint32_t>(_mm_popcnt_u64(some)) * 4;
       sink.add(bits & 0xFFFFFFFF, std::min(count, 32u));
@@ -808,14 +808,14 @@ void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
   });
 }
 
-/// The next 64 nibbles from nibble `at` on, a byte each; zero behind the end.
+/// The next 64 nibbles from nibble `at` on, one per byte; zero after the end.
 inline __m512i load_nibbles(std::span<const uint8_t> from, size_t at) {
   const size_t first = at / 2, left = from.size() - std::min(first, from.size());
   const __m512i bytes = left >= 64
                             ? _mm512_loadu_si512(from.data() + first)
                             : _mm512_maskz_loadu_epi8(lanes_mask(static_cast<uint32_t>(left)),
                                                       from.data() + (from.size() - left));
-  // Lane n of 64 bits gets bytes 4 n .. 4 n + 7, and from those eight nibbles.
+  // Lane n of 64 bits gets bytes 4 n .. 4 n + 7, and extracts eight nibbles from them.
   const __m512i spread = _mm512_permutexvar_epi8(
       _mm512_set_epi64(0x232221201F1E1D1C, 0x1F1E1D1C1B1A1918, 0x1B1A191817161514,
                        0x1716151413121110, 0x131211100F0E0D0C, 0x0F0E0D0C0B0A0908,

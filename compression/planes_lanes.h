@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The planes with the compiler's vectors, for instruction sets without masks: as many channels at a
-// time as a vector has bytes, their words in two vectors.
+// time as a vector has bytes, with their words in two vectors.
 //
-// planes_avx2.cpp and planes_neon.cpp include it behind their headers and target, having defined
-// BOWHEAD_VECTOR_BYTES. It includes nothing, so that nothing that others share is compiled for that
-// target.
+// planes_avx2.cpp and planes_neon.cpp include it after their headers and target, and define
+// BOWHEAD_VECTOR_BYTES. It includes nothing, so that no shared code is compiled for that target.
 #pragma once
 
 namespace bowhead::compression {
 namespace {
 
-// What takes a Number is inlined where it is a constant, and its loops are unrolled there.
+// Functions of a Number are inlined where it is a constant, and their loops are unrolled there.
 #define BOWHEAD_INLINE inline __attribute__((always_inline))
 
 constexpr uint32_t kBlock = BOWHEAD_VECTOR_BYTES;
@@ -24,7 +23,7 @@ typedef int32_t I32 __attribute__((vector_size(kBlock)));
 typedef uint64_t U64 __attribute__((vector_size(kBlock)));
 typedef float F32 __attribute__((vector_size(kBlock)));
 
-// ---- what the compiler's vectors cannot say: by who includes this ----
+// ---- not expressible by the compiler's vectors: defined by the including file ----
 
 /// The highest bit of each byte.
 BOWHEAD_INLINE uint32_t top_bits(U8 bytes);
@@ -59,7 +58,7 @@ template <size_t kFrom, size_t... i>
 BOWHEAD_INLINE U8 interleaved(U8 low, U8 high, std::index_sequence<i...>) {
   return __builtin_shufflevector(low, high, (kFrom + i / 2 + i % 2 * kBlock)...);
 }
-/// Each byte 8 times, of each 16 bytes the next two: so none crosses from one half to the other.
+/// Repeats each byte 8 times, for the next two of each 16 bytes: so no byte crosses the halves.
 template <size_t... i>
 BOWHEAD_INLINE U8 each_by_8(U8 bytes, std::index_sequence<i...>) {
   return __builtin_shufflevector(bytes, bytes, (i / 16 * 16 + i / 8)...);
@@ -99,7 +98,7 @@ BOWHEAD_INLINE U16 larger(U16 a, U16 b) { return a > b ? a : b; }
 BOWHEAD_INLINE U16 all_of(uint32_t word) { return U16{} + static_cast<uint16_t>(word); }
 BOWHEAD_INLINE U16 signs_of(U16 words) { return U16(I16(words) >> 15); }
 
-// Shifts by lane are by way of lanes of 32 bits, as AVX2 has none of 16. By at most 16.
+// Shifts by lane use lanes of 32 bits, as AVX2 has none of 16. By at most 16.
 
 BOWHEAD_INLINE U16 shifted_right(U16 words, U16 by) {
   const U32 w = U32(words), n = U32(by);
@@ -109,7 +108,7 @@ BOWHEAD_INLINE U16 shifted_left(U16 words, U16 by) {
   const U32 w = U32(words), n = U32(by);
   return U16((w << (n & 0xFFFF) & 0xFFFF) | (w & 0xFFFF0000) << (n >> 16));
 }
-/// Of signed words, by at most 15.
+/// For signed words, by at most 15.
 BOWHEAD_INLINE U16 shifted_right_signed(U16 words, U16 by) {
   const U32 w = U32(words), n = U32(by);
   return U16(U32(I32(w << 16) >> I32(n & 0xFFFF)) >> 16 |
@@ -117,7 +116,7 @@ BOWHEAD_INLINE U16 shifted_right_signed(U16 words, U16 by) {
 }
 BOWHEAD_INLINE U16 ones(U16 counts) { return ~shifted_left(~U16{}, counts); }
 
-/// The bits of four words each, side by side, and how many.
+/// The bits of four words, side by side, and their number.
 struct Runs {
   U64 bits, counts;
 };
@@ -130,7 +129,7 @@ BOWHEAD_INLINE U64 sums_of_fours(U16 counts) {
   return (pairs & 0xFFFFFFFF) + (pairs >> 32);
 }
 
-/// The lowest bits of words, which have no others, side by side.
+/// The lowest bits of words, side by side; the words have no other bits.
 BOWHEAD_INLINE Runs join(U16 bits, U16 counts) {
   const U32 words = U32(bits);
   const U64 pairs = U64((words & 0xFFFF) | words >> 16 << (U32(counts) & 0xFFFF));
@@ -138,18 +137,18 @@ BOWHEAD_INLINE Runs join(U16 bits, U16 counts) {
   return {(pairs & 0xFFFFFFFF) | pairs >> 32 << (count & 0xFFFFFFFF), sums_of_fours(counts)};
 }
 
-/// The other way round; the words have other bits above theirs.
+/// The inverse of join(); the words have other bits above theirs.
 BOWHEAD_INLINE U16 deal(U64 runs, U16 counts) {
   const U64 count = U64(sums_of_pairs(counts));
   const U32 pairs = U32((runs & 0xFFFFFFFF) | runs >> (count & 0xFFFFFFFF) << 32);
   return U16((pairs & 0xFFFF) | pairs >> (U32(counts) & 0xFFFF) << 16);
 }
 
-/// A stream of bits; zeros behind its end.
+/// A stream of bits; zero after its end.
 class BitSource {
  public:
   explicit BitSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
-  /// The next runs of at most 64 bits; above their bits there are others.
+  /// The next runs of at most 64 bits; the bits above them are undefined.
   BOWHEAD_INLINE U64 take(U64 counts) {
     uint8_t edge[kMostRead];
     const uint64_t at = at_ / 8;
@@ -185,7 +184,7 @@ class BitSource {
 class ByteSource {
  public:
   explicit ByteSource(std::span<const uint8_t> from) : from_(from.data()), size_(from.size()) {}
-  /// The next bytes in lanes that are set; the others, and those behind the end, are zero.
+  /// The next bytes in the lanes that are set; the other lanes, and those after the end, are zero.
   BOWHEAD_INLINE U8 take(uint32_t lanes) {
     uint8_t bytes[kBlock] = {};
     for (; lanes != 0; lanes &= lanes - 1, ++taken_)
@@ -202,7 +201,7 @@ class ByteSource {
 
 // ---- values ----
 
-/// Zero behind the last of `lanes`.
+/// Zero after the last of `lanes`.
 BOWHEAD_INLINE Words load_values(const uint8_t* from, uint32_t element_bytes, uint32_t lanes) {
   uint8_t padded[2 * kBlock] = {};
   if (lanes != kBlock) from = static_cast<uint8_t*>(memcpy(padded, from, lanes * element_bytes));
@@ -290,7 +289,7 @@ BOWHEAD_INLINE Fixed fixed_of(const Number& number, U16 v, U16 largest) {
 
 /// Plane p of `count` is bit count - 1 - p of the bytes.
 BOWHEAD_INLINE void scatter_planes(U8 bytes, uint8_t* const* planes, uint32_t count, size_t at) {
-  bytes = U8(U16(bytes) << (8 - count));  // what gets into a byte from the other is below them
+  bytes = U8(U16(bytes) << (8 - count));  // bits from the other byte end up below them
 #pragma GCC unroll 8
   for (uint32_t p = 0; p < count; ++p) {
     const uint32_t row = top_bits(bytes);
@@ -299,7 +298,7 @@ BOWHEAD_INLINE void scatter_planes(U8 bytes, uint8_t* const* planes, uint32_t co
   }
 }
 
-/// What is behind the valid channels is zero; what of it is too much, the next row overwrites.
+/// Bits after the valid channels are zero; the next row overwrites surplus bytes.
 BOWHEAD_INLINE void scatter_differences(const Number& number, Words d, Words m, U8 valid, size_t at,
                                         Split& out) {
   scatter_planes(narrow({d.a >> 15, d.b >> 15}) & valid, out.planes, 1, at);
@@ -317,7 +316,7 @@ BOWHEAD_INLINE bool mark_beyond(const Number& number, Words m, U8 valid, uint8_t
   return true;
 }
 
-/// The bits of each significand that the remainder has.
+/// Appends the bits of each significand that belong to the remainder.
 BOWHEAD_INLINE void put_remainders(const Number& number, const Fixed& fixed, U16 valid,
                                    BitSink& sink) {
   const U16 counts = smaller(fixed.below, all_of(number.mantissa_bits)) & valid;
@@ -334,7 +333,7 @@ BOWHEAD_INLINE void put_remainders(const Number& number, const Fixed& fixed, U16
   }
 }
 
-/// How far below those are whose t is zero.
+/// Appends e - magnitude_bits of the values whose t is zero.
 BOWHEAD_INLINE void put_exceptions(const Number& number, const Fixed& a, const Fixed& b, U8 valid,
                                    Split& out) {
   const U16 least = all_of(number.magnitude_bits);
@@ -353,7 +352,7 @@ void split_as(const TileFrame& tile, const void* values, Split& out) {
   BitSink sink(out.remainder);
   memset(out.beyond, 0, tile.channels);
   out.exception_count = 0;
-  bool any_beyond = false;  // then the rest is only looked at for others
+  bool any_beyond = false;  // then the remaining rows are only searched for others
   for (uint32_t token = 0; token < tile.tokens; ++token) {
     if (token > 0) turn_vectors(tile.centre);
     for (uint32_t first = 0; first < tile.channels; first += kBlock) {
@@ -409,8 +408,8 @@ BOWHEAD_INLINE Words gather_differences(const Number& number, const uint8_t* con
   return widen(low ^ signs, high ^ signs);
 }
 
-/// Lanes of 32 bits for the even and the odd words: numbers as float, of which the exponent and the
-/// first bits are wanted.
+/// Lanes of 32 bits for the even and the odd words: numbers as floats, of which the exponent and
+/// the first bits are used.
 BOWHEAD_INLINE U32 even_as_float(U16 words) {
   return U32(__builtin_convertvector(I32(U32(words) & 0xFFFF), F32));
 }
@@ -418,20 +417,20 @@ BOWHEAD_INLINE U32 odd_as_float(U16 words) {
   return U32(__builtin_convertvector(I32(U32(words) >> 16), F32));
 }
 
-/// How many bits of the remainder each magnitude has.
+/// The number of bits in the remainder for each magnitude.
 BOWHEAD_INLINE U16 counts_of(const Number& number, U16 t) {
   const U16 some = t | 1;
   const U16 exponents = U16(even_as_float(some) >> 23 | odd_as_float(some) >> 23 << 16);
   return all_of(127u + number.mantissa_bits) - exponents;
 }
 
-/// Value bits under the sign of q.
+/// Value bits with the sign of q.
 BOWHEAD_INLINE U16 with_sign(const Number& number, U16 bits, U16 q) {
   if (number.element_bytes == 1) return (bits & 0x7F) | (q >> 8 & 0x80);
   return (bits & 0x7FFF) | (q & 0x8000);
 }
 
-/// `far`: of those whose t is zero.
+/// `far`: e - magnitude_bits of the values whose t is zero.
 BOWHEAD_INLINE U16 exact(const Number& number, U16 q, U16 t, U16 largest, U16 valid, U16 far,
                          BitSource& remainder) {
   const U16 counts = counts_of(number, t) & valid;
@@ -476,7 +475,7 @@ bool merge_exact(const TileFrame& tile, const Merge& in, uint8_t* values) {
   return remainder.at_end() && exceptions.at_end();
 }
 
-/// Value bits of half units, given as float: their first bits are the mantissa.
+/// Value bits of half units, given as floats: their first bits are the mantissa.
 BOWHEAD_INLINE U32 middle_of(const Number& number, U32 half_units, U32 largest) {
   const int mantissa_bits = number.mantissa_bits;
   const U32 bits = (half_units >> (23 - mantissa_bits)) +
@@ -486,7 +485,7 @@ BOWHEAD_INLINE U32 middle_of(const Number& number, U32 half_units, U32 largest) 
   return U32(cut) & U32(cut > 0) & U32(half_units != 0);
 }
 
-/// What scalar code calls middle(): half units as a number, cut.
+/// The function middle() of the scalar code: half units as a number, truncated.
 BOWHEAD_INLINE U16 middle(const Number& number, U16 twice, U16 largest) {
   const U16 sign = signs_of(twice), magnitude = (twice ^ sign) - sign;
   const U32 e = U32(largest);
@@ -498,7 +497,7 @@ BOWHEAD_INLINE U16 middle(const Number& number, U16 twice, U16 largest) {
 template <size_t kNumber>
 bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
   constexpr const Number& number = kNumbers[kNumber];
-  // What is read for planes that are not there is masked off.
+  // Bits read for missing planes are masked off.
   const uint8_t* planes[kMaxPlanes + 1];
   for (uint32_t p = 0; p < number.planes(); ++p) planes[p] = in.planes[p < in.plane_count ? p : 0];
   const uint32_t half_unit = 1u << (number.planes() - in.plane_count);
@@ -510,7 +509,7 @@ bool merge_prefix(const TileFrame& tile, const Merge& in, uint8_t* values) {
       const size_t at = token * tile.row_bytes() + first / 8;
       const Words d = gather_differences(number, planes, at, lanes);
       const Words centre = load_centre(tile.centre, first);
-      // Twice d, with a one and then zeros for what is not known: the middle, whatever the sign.
+      // Twice d, with a one and then zeros for the unknown bits: the middle, whatever the sign.
       const Words twice = {((d.a << 1 & known) | half) + (centre.a << 1),
                            ((d.b << 1 & known) | half) + (centre.b << 1)};
       uint8_t* to = values + (size_t{token} * tile.channels + first) * number.element_bytes;
@@ -590,7 +589,7 @@ void centres(const TurningCentre& centre, uint32_t tokens, int16_t* rows) {
 
 // ---- nibbles ----
 
-/// The nibbles of a block of bytes, of which `some` have ones where they are not zero.
+/// The nibbles of a block of bytes; `some` has ones where they are not zero.
 struct Nibbles {
   U8 low, high;
   U8 some_low() const { return U8(low != 0); }
@@ -599,7 +598,7 @@ struct Nibbles {
 
 BOWHEAD_INLINE Nibbles nibbles_of(U8 bytes) { return {bytes & 15, U8(U16(bytes) >> 4) & 15}; }
 
-/// Calls each(bytes, at) for all bytes, a block at a time; the last are followed by zeros.
+/// Calls each(bytes, at) for all bytes, a block at a time; the last are padded with zeros.
 template <class Each>
 BOWHEAD_INLINE void for_blocks(std::span<const uint8_t> in, const Each& each) {
   size_t at = 0;
@@ -620,11 +619,11 @@ size_t nibbles_size(std::span<const uint8_t> in) {
   return (in.size() * 2 + 7) / 8 + (count + 1) / 2;
 }
 
-/// How many bits of the nibbles that are not zero each pair of bytes has.
+/// The number of bits of the nibbles that are not zero, for each pair of bytes.
 BOWHEAD_INLINE U16 counts_of_pairs(U8 bits) { return (U16(bits) & 0xFF) + (U16(bits) >> 8); }
 
 void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
-  // The map first: its last word may run into the nibbles.
+  // The map first: its last word may extend into the nibbles.
   for_blocks(in, [&](U8 bytes, size_t at) {
     const Nibbles nibbles = nibbles_of(bytes);
     const Words some = widen(nibbles.some_low(), nibbles.some_high());
@@ -649,7 +648,7 @@ void pack_nibbles(std::span<const uint8_t> in, uint8_t* out) {
   });
 }
 
-/// A block of bytes whose map begins at `map`.
+/// Takes a block of bytes whose map begins at `map`.
 BOWHEAD_INLINE U8 take_nibbles(const uint8_t* map, BitSource& nibbles) {
   uint32_t rows[2] = {};
   memcpy(&rows[0], map, kRuns);

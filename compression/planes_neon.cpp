@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planes with Neon, which every 64-bit Arm has: 16 channels at a time.
+// The planes with Neon, which every 64-bit Arm CPU has: 16 channels at a time.
 #include <arm_neon.h>
 #include <string.h>
 

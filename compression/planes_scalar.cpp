@@ -25,7 +25,7 @@ uint32_t exponent_of(const Number& number, uint32_t bits) {
   return bits >> number.mantissa_bits & ((1u << number.exponent_bits) - 1);
 }
 
-/// Sign and the rest of a value.
+/// The shift of the sign: the number of the other bits of a value.
 uint32_t sign_shift(const Number& number) { return number.element_bytes * 8u - 1; }
 
 /// A value in fixed point.
@@ -44,7 +44,7 @@ Fixed fixed_of(const Number& number, uint32_t bits, uint32_t largest) {
   return fixed;
 }
 
-/// How many bits of a value are in the remainder.
+/// The number of bits of a value in the remainder.
 uint32_t remainder_bits(const Number& number, uint32_t t) {
   return number.magnitude_bits - static_cast<uint32_t>(std::bit_width(t | 1));
 }
@@ -68,7 +68,7 @@ class BitWriter {
 class BitReader {
  public:
   explicit BitReader(std::span<const uint8_t> from) : from_(from) {}
-  /// Zero behind the end.
+  /// Zero after the end.
   uint32_t take(uint32_t count) {
     uint32_t bits = 0;
     for (uint32_t i = 0; i < count; ++i, ++count_) {
@@ -126,7 +126,7 @@ void split(const TileFrame& tile, const void* values, Split& out) {
   out.remainder_bits = remainder.count();
 }
 
-/// The middle of what a value can be after the first planes, as a number of the kind, cut.
+/// The middle of a value's interval after the first planes, as a number of the format, truncated.
 uint32_t middle(const Number& number, int32_t twice, uint32_t largest) {
   if (!number.is_float()) return static_cast<uint8_t>(std::clamp(twice >> 1, -128, 127));
   const uint32_t sign = twice < 0;

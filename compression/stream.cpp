@@ -17,7 +17,7 @@ namespace bowhead::compression {
 
 namespace {
 
-/// The library would take several, empty ones, and those of its own past as well.
+/// The library would also accept several frames, empty frames, and frames of its older versions.
 bool one_zstd_frame(std::span<const uint8_t> in) {
   constexpr uint32_t kMagic = ZSTD_MAGICNUMBER;
   return in.size() >= sizeof kMagic && std::memcmp(in.data(), &kMagic, sizeof kMagic) == 0 &&
@@ -35,8 +35,8 @@ struct StreamCoder::State {
     if (compressor == nullptr || decompressor == nullptr) throw std::bad_alloc();
     ZSTD_CCtx_setParameter(compressor, ZSTD_c_contentSizeFlag, 0);
     ZSTD_CCtx_setParameter(compressor, ZSTD_c_checksumFlag, 0);
-    // Also where the level says that all else is for speed: a library that did not know this would
-    // leave such streams as they are.
+    // Also where the level asks for speed: a library that ignored this would leave such streams
+    // uncompressed.
     ZSTD_CCtx_setParameter(compressor, ZSTD_c_literalCompressionMode, ZSTD_ps_enable);
   }
   ~State() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of one stream, coded or as they are.
+// The bytes of one stream, coded or stored.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,14 @@
 
 namespace bowhead::compression {
 
-/// Numbers of frames (bowhead/format/frame.h).
+/// The numbers in frames (bowhead/format/frame.h).
 enum class StreamCodec : uint8_t { STORED = 0, ZERO = 1, LZ4 = 2, ZSTD = 3, NIBBLES = 4 };
 inline constexpr uint32_t kLastStreamCodec = 4;
 
-/// A level at which ZSTD codes bytes by how frequent they are and hardly looks for what repeats:
-/// the lowest that it has.
+/// The lowest level of ZSTD: it codes bytes by their frequencies and hardly searches for repeats.
 inline constexpr int kZstdWithoutSearch = -131072;
 
-/// Codes and decodes streams. Not thread-safe. Allocates when made, not later.
+/// Codes and decodes streams. Not thread-safe. Allocates only in its constructor.
 class StreamCoder {
  public:
   StreamCoder();
@@ -26,12 +25,12 @@ class StreamCoder {
   StreamCoder& operator=(StreamCoder&&) noexcept;
 
   /// Codes `in` to `out` and returns the coded bytes; 0 if that would take more than `most` bytes,
-  /// which is at most out.size(). `level`: of ZSTD; of LZ4 the acceleration.
+  /// which is at most out.size(). `level`: ZSTD's level; for LZ4 the acceleration.
   size_t encode(StreamCodec codec, int level, std::span<const uint8_t> in, std::span<uint8_t> out,
                 size_t most);
 
-  /// False unless `in` is a whole stream of exactly out.size() bytes. Never reads or writes beyond
-  /// either.
+  /// False unless `in` is a complete stream of exactly out.size() bytes. Never reads or writes out
+  /// of bounds.
   bool decode(StreamCodec codec, std::span<const uint8_t> in, std::span<uint8_t> out);
 
  private:

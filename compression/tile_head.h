@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands before the streams of a tile, in and out (docs/frame.md).
+// The data before the streams of a tile, written and read (docs/frame.md).
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace bowhead::compression {
 
 inline constexpr uint32_t kMaxStreams = kMaxPlanes + 2;  // planes, remainder, exceptions
 
-/// One stream of a tile: bytes as they lie in the frame, and decoded.
+/// One stream of a tile: its bytes in the frame and decoded.
 struct StreamSize {
   StreamCodec codec = StreamCodec::STORED;
   uint64_t coded_bytes = 0;
@@ -38,8 +38,8 @@ inline size_t parameter_bytes(const TileHead& head, uint32_t channels) {
          (size_t{channels} * head.centre_width + 7) / 8;
 }
 
-/// Streams that one checksum covers: each plane, or, where planes are short, the sign and four
-/// planes, then the other planes; last what is behind the planes.
+/// The streams that one checksum covers: each plane, or, where planes are short, the sign and four
+/// planes, then the other planes; last the streams after the planes.
 class Groups {
  public:
   Groups(const Number& number, uint64_t plane_bytes)
@@ -55,7 +55,7 @@ class Groups {
   bool single_;
 };
 
-/// Writes bytes one after the other; the caller has made sure that there is room.
+/// Writes bytes one after the other; the caller guarantees the space.
 class ByteWriter {
  public:
   explicit ByteWriter(uint8_t* to) : begin_(to), to_(to) {}
@@ -71,7 +71,7 @@ class ByteWriter {
     if (!bytes.empty()) std::memcpy(to_, bytes.data(), bytes.size());
     to_ += bytes.size();
   }
-  /// `width` bits of each value, the first lowest.
+  /// Writes `width` bits of each value, the first lowest.
   template <class Values>
   void packed(const Values& values, uint32_t width) {
     uint64_t pending = 0;
@@ -91,7 +91,7 @@ class ByteWriter {
   uint8_t* to_;
 };
 
-/// Reads bytes one after the other; behind the end everything is zero and good() false.
+/// Reads bytes one after the other; after the end all bytes are zero and good() is false.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const uint8_t> from) : from_(from) {}
@@ -133,7 +133,7 @@ class ByteReader {
   bool good_ = true;
 };
 
-/// Calls each(i, value) for the values of a packed array that is all there.
+/// Calls each(i, value) for the values of a complete packed array.
 template <class Each>
 void for_packed(std::span<const uint8_t> packed, uint32_t width, uint32_t count, const Each& each) {
   uint64_t pending = 0;
@@ -147,13 +147,13 @@ void for_packed(std::span<const uint8_t> packed, uint32_t width, uint32_t count,
   }
 }
 
-/// How a frame is cut into tiles.
+/// The tiles of a frame.
 struct Tiling {
   uint32_t tile_tokens = 0;
   uint32_t tiles_per_outer = 0;
   uint64_t tiles = 0;
 
-  /// Of the table of sizes; one tile needs none.
+  /// Bytes of the table of sizes; one tile needs none.
   uint64_t table_bytes() const { return tiles > 1 ? tiles * 4 : 0; }
   uint64_t tile_of(uint32_t outer, uint32_t token) const {
     return uint64_t{outer} * tiles_per_outer + token / tile_tokens;

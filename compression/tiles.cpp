@@ -4,7 +4,7 @@
 namespace bowhead::compression {
 namespace {
 
-/// Of a tile whose values are one stream; `from` is behind the layout.
+/// A tile whose values are one stream; `from` is after the layout.
 Status read_bytes(ByteReader& from, uint32_t layout, ConstBytes tile, uint64_t begin,
                   TileParts& parts) {
   const uint32_t codec = layout == BH_TILE_BYTES ? from.u8() : uint32_t{BH_STREAM_STORED};
@@ -27,7 +27,7 @@ Status read_streams(ByteReader& from, const Number& number, uint32_t channels, u
   const uint64_t values = uint64_t{parts.tokens} * channels;
   const uint64_t most[] = {most_remainder_bytes(number, values), values};
   const Groups groups(number, plane_bytes(channels, parts.tokens));
-  size_t begins[kMaxPlanes + 2];  // of groups; of what is behind them
+  size_t begins[kMaxPlanes + 2];  // of the groups, then of the bytes after them
   std::fill(std::begin(begins), std::end(begins), from.at());
   for (uint32_t s = 0; s < streams; ++s) {
     const StreamSize& stream = parts.head.streams[s];
