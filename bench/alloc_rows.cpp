@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// allocate + free: batches of blocks taken, then given back in another order. A batch is larger
-// than what a thread keeps at hand, so that finding free blocks is part of the time.
+// allocate + free: batches of blocks, allocated, then freed in another order. A batch is larger
+// than a thread's cache of free blocks, so the time includes the search for free blocks.
 #include <fmt/format.h>
 
 #include <array>
@@ -27,7 +27,7 @@ struct Plan {
   static uint32_t together(uint32_t round) { return 2 * round + 1; }
 };
 
-/// The order in which a batch is given back.
+/// The order in which a batch is freed.
 std::array<uint32_t, kBatch> shuffled_order() {
   std::array<uint32_t, kBatch> order;
   std::iota(order.begin(), order.end(), 0u);
@@ -36,7 +36,7 @@ std::array<uint32_t, kBatch> shuffled_order() {
   return order;
 }
 
-/// Times `plan.batches` calls of `batch` in every round, once by the first member alone and once by
+/// Times `plan.batches` calls of `batch` in every round, once in the first member only and once in
 /// all; leaves the median time of a pair for each section.
 template <class Batch>
 void measure_batches(Member& me, const Plan& plan, Batch&& batch) {
@@ -85,7 +85,7 @@ Result<void> measure_pool(Member& me, const Plan& plan) {
   return {};
 }
 
-/// Below the pool: its allocator alone, in a process that has joined like any other.
+/// Below the pool: the allocator only, in a process that has joined like any other.
 Result<void> measure_allocator(Member& me, const Plan& plan) {
   auto raw = open_raw_pool(plan.locator);
   if (!raw) return raw.error();
@@ -105,7 +105,7 @@ Result<void> measure_allocator(Member& me, const Plan& plan) {
     for (const uint32_t i : order) core.allocator().release(blocks[i]);
   };
   measure_batches(me, plan, batch);
-  if (failed) return wrong("the allocator found no block in a pool that has room");
+  if (failed) return wrong("the allocator found no block in a pool with free space");
   core.joining.detach();
   return {};
 }

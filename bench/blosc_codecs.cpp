@@ -12,8 +12,8 @@ namespace {
 
 using namespace compression;
 
-/// One thread, elements of two bytes, the block size that Blosc chooses itself. The bits of the
-/// high and of the low bytes are coded apart: of Blosc's modes that gives the best ratio here.
+/// One thread, elements of two bytes, Blosc's own choice of block size. The bits of the high and of
+/// the low bytes are coded apart: of Blosc's modes this one has the best ratio here.
 class BloscCodec : public Codec {
  public:
   BloscCodec(std::string name, uint8_t compressor, uint8_t level) : name_(std::move(name)) {
@@ -57,7 +57,7 @@ class BloscCodec : public Codec {
 }  // namespace
 
 bool add_blosc_codecs(Codecs& codecs) {
-  // Blosc's levels at which LZ4 and ZSTD are those of the rows without bitshuffle.
+  // The levels of Blosc at which LZ4 and ZSTD match the rows without bitshuffle.
   codecs.push_back(std::make_unique<BloscCodec>("bitshuffle+lz4", BLOSC_LZ4, 9));
   codecs.push_back(std::make_unique<BloscCodec>("bitshuffle+zstd", BLOSC_ZSTD, 1));
   return true;

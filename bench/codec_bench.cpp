@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every block of a tensor lies in memory many times over, so that no pass finds in the caches what
-// it reads or writes. In every round all codecs walk over all of it, then back, and plain copies of
-// the same pieces besides; each round starts with another one.
+// Every block of a tensor lies in memory many times, so that no pass finds its source or
+// destination in the caches. In every round all codecs walk over all copies and back, as do plain
+// copies of the same pieces; each round starts with a different codec.
 #include "bench/codec_bench.h"
 
 #include <fmt/format.h>
@@ -35,7 +35,7 @@ struct Samples {
   uint64_t values_bytes = 0, coded_bytes = 0;
 };
 
-/// The blocks of one tensor and one size, as often as it takes.
+/// The blocks of one tensor and one size, repeated to fill the walk.
 class Walk {
  public:
   Walk(const KvTensor& tensor, uint64_t block_bytes, uint64_t bytes)
@@ -63,7 +63,7 @@ class Walk {
     return values_.data() != nullptr && out_.data() != nullptr && coded_.data() != nullptr;
   }
   const Shape& shape() const { return shape_; }
-  uint64_t blocks() const { return blocks_; }  // that differ
+  uint64_t blocks() const { return blocks_; }  // distinct blocks
   uint64_t bytes() const { return count_ * block_bytes_; }
 
   bool encode(Codec& codec) {
@@ -101,7 +101,7 @@ class Walk {
     }
     return true;
   }
-  /// Of the blocks that differ.
+  /// For the distinct blocks.
   uint64_t coded_bytes() const { return ends_[blocks_ - 1]; }
 
  private:
@@ -143,7 +143,7 @@ class CodecBench {
       for (const KvTensor& tensor : set.tensors) {
         if (tensor.role == KvRole::QUERIES) continue;
         if (tensor.head_bytes() < kBlockBytes[0] || kBlockBytes[1] % tensor.row_bytes() != 0) {
-          fmt::print(stderr, "bowhead: left out: {} of {}: the tokens of a head do not fill {}\n",
+          fmt::print(stderr, "bowhead: skipped: {} of {}: the tokens of a head do not fill {}\n",
                      kv_role_name(tensor.role), set.name, bytes_text(kBlockBytes[0]));
           continue;
         }
@@ -170,17 +170,17 @@ class CodecBench {
       if (auto result = check(walk, i, what); !result) return result;
     }
     for (uint32_t round = 0; round < options_.rounds; ++round) {
-      if (!measure_round(walk, round)) return wrong_block(what, "some codec");
+      if (!measure_round(walk, round)) return wrong_block(what, "a codec");
     }
     report(set, tensor, walk, what);
     return {};
   }
 
   static Error wrong_block(const std::string& what, const std::string& codec) {
-    return {Status::DAMAGED, fmt::format("{}: a block came back changed from {}", what, codec)};
+    return {Status::DAMAGED, fmt::format("{}: {} did not restore a block exactly", what, codec)};
   }
 
-  /// Every block there and back. It also touches every page that the rounds will use.
+  /// Codes and decodes every block. Also touches every page that the rounds will use.
   Result<void> check(Walk& walk, size_t index, const std::string& what) {
     Codec& codec = *codecs_[index];
     walk.forget();
@@ -223,7 +223,7 @@ class CodecBench {
     report_.progress("");
     if (!options_.json) {
       fmt::print("{} ({} of them{}); copy: {} {}\n", what, walk.blocks(),
-                 tensor.rotary.dim == 0 ? "" : ", turned back", limit_name,
+                 tensor.rotary.dim == 0 ? "" : ", rotated back", limit_name,
                  spread(summarize(limit), "GB/s"));
     }
     for (size_t i = 0; i < codecs_.size(); ++i) {

@@ -4,7 +4,7 @@
 
 ZipNN (pip install zipnn) has a Python interface only, so that its calls are in its speed: it counts
 in blocks of 4 KiB. One thread, a walk over 64 MiB, every block compared before anything is timed.
-Exit status: 0 measured, 1 a block came back changed, 3 ZipNN or the data is missing.
+Exit status: 0 measured, 1 a block was not restored exactly, 3 ZipNN or the data is missing.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def blocks_of(values, head_bytes, block_bytes):
 
 
 def timed(call, inputs):
-    """Seconds in the calls alone, and what they return. Each gets a copy that it may spoil."""
+    """Seconds in the calls only, and their results. Each call gets a copy that it may change."""
     seconds, outputs = 0.0, []
     for value in inputs:
         copy = bytearray(value)
@@ -95,7 +95,7 @@ def main():
             blocks = list(blocks_of(values, head_bytes, block_bytes))
             measured = measure(codec, blocks, arguments.rounds)
             if measured is None:
-                print(f"codec_peers: {name} {role} {number}: a block came back changed",
+                print(f"codec_peers: {name} {role} {number}: a block was not restored exactly",
                       file=sys.stderr)
                 return 1
             ratio, speeds = measured

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bowhead-bench codec` compares, behind one interface.
+// The codecs that `bowhead-bench codec` compares, behind one interface.
 #pragma once
 
 #include <memory>
@@ -17,17 +17,17 @@ class Codec {
 
   virtual std::string name() const = 0;
 
-  /// Bytes written to `out`, which has coded_room() bytes; 0: it failed.
+  /// Returns the bytes written to `out`, which has coded_room() bytes; 0: it failed.
   virtual size_t encode(const compression::Shape& shape, compression::ConstBytes values,
                         compression::Bytes out) = 0;
   virtual bool decode(const compression::Shape& shape, compression::ConstBytes coded,
                       compression::Bytes out) = 0;
 
-  /// Whether `out` is what decode() should have made of these values.
+  /// Whether `out` is the correct result of decode() for these values.
   virtual bool right(const compression::Shape& shape, compression::ConstBytes values,
                      compression::ConstBytes out) const;
 
-  /// Whether what it makes can be stored, and so has a ratio.
+  /// Whether its output can be stored, and so has a ratio.
   virtual bool is_format() const { return true; }
   /// Whether its encode() is a figure of its own.
   virtual bool encodes() const { return true; }
@@ -35,15 +35,15 @@ class Codec {
 
 using Codecs = std::vector<std::unique_ptr<Codec>>;
 
-/// For what any of them makes of so many bytes.
+/// Space for the output of any codec for this many bytes.
 inline size_t coded_room(size_t block_bytes) { return 2 * block_bytes + 4096; }
 
-/// The profiles of frames; LZ4 and ZSTD on the values as they are.
+/// The profiles of frames; LZ4 and ZSTD on the plain values.
 void add_frame_codecs(Codecs& codecs);
 void add_general_codecs(Codecs& codecs);
-/// The kernels between values and planes, alone: without centre, checksums and coding of planes.
+/// Only the kernels between values and planes: no centre, no checksums, no coding of planes.
 void add_plane_codecs(Codecs& codecs);
-/// Bitshuffle and LZ4 or ZSTD, by C-Blosc2. False: this was built without it.
+/// Bitshuffle with LZ4 or ZSTD, by C-Blosc2. False: built without it.
 bool add_blosc_codecs(Codecs& codecs);
 
 }  // namespace bowhead::bench

@@ -6,10 +6,10 @@
 
 namespace bowhead::bench {
 
-/// `command_line` as typed, for reports; `action` is set once a command line was understood.
+/// `command_line` as typed, for reports; `action` is set once the command line is parsed.
 void add_all_commands(CLI::App& app, cli::Action& action, const std::string& command_line);
 
-/// What main() does; to be called once in a process.
+/// The body of main(); call it once in a process.
 int run_command_line(int argc, const char* const* argv);
 
 }  // namespace bowhead::bench

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What layouts of bit-planes make of bf16 keys and values: the comparison in docs/compression.md.
+"""Ratios of bf16 keys and values in several layouts of bit-planes: the comparison in
+docs/compression.md.
 
 Each block is cut into planes, each plane is coded on its own, stored where that is smaller; what a
 layout has to say besides (exponents of channels) is counted in bytes, frames' heads are not. Needs
@@ -31,7 +32,7 @@ def planes_of(numbers, bits):
 
 
 def plain(block, order):
-    """The bits as they are."""
+    """The bits, unchanged."""
     return planes_of(order(block), 16), 0
 
 
@@ -52,7 +53,7 @@ def by_channel(block, order):
 
 
 def fixed_point(block, order):
-    """Multiples of the channel's unit, and what is left: see docs/frame.md. No centre."""
+    """Multiples of the channel's unit, and the remainder: see docs/frame.md. No centre."""
     exponent, significand = block >> 7 & 255, block & 127 | 128
     below = exponent.max(axis=0) - exponent
     whole = np.where(below < 8, significand >> np.minimum(below, 8), 0)

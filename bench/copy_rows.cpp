@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// put and get of blocks beside plain copies of the same pieces between the same memories.
+// put and get of blocks beside plain copies of the same pieces between the same memory areas.
 //
-// Each process has private memory to put from and to get into, a part of the pool's payload that
-// plain copies use (held by reservations), and blocks. All four are walked from end to end in every
-// pass, each larger than the caches, so no pass finds what an earlier one left.
+// Each process has private memory to put from and to get into, a part of the pool's payload for
+// plain copies (held by reservations), and blocks. Every pass walks all four areas from end to end;
+// each is larger than the caches, so no pass finds data of an earlier one there.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,9 +18,9 @@
 namespace bowhead::bench {
 namespace {
 
-constexpr uint64_t kPieceBytes = 64u << 20;  // of the part that plain copies use; whole blocks fit
+constexpr uint64_t kPieceBytes = 64u << 20;  // of the area for plain copies; whole blocks fit
 
-/// What a pass does, per direction: the plain copies, the operation, and the copy that also sums.
+/// The passes of a direction: the plain copies, the operation, and the copy with a checksum.
 enum class Pass : uint32_t {
   LIMIT_MEMCPY,
   LIMIT_VECTOR,
@@ -93,7 +93,7 @@ class Copier {
     }
   }
 
-  /// All bytes there and back, compared. It also touches every page that the rounds will use.
+  /// Puts and gets all bytes and compares them. Also touches every page that the rounds will use.
   Result<void> check(uint32_t round) {
     make_keys(round);
     std::memset(destination_.data(), 0xFF, plan_.walk_bytes);
@@ -101,7 +101,7 @@ class Copier {
     get_all();
     if (failed_ != Status::OK) return failed();
     if (std::memcmp(source_.data(), destination_.data(), plan_.walk_bytes) != 0) {
-      return wrong(fmt::format("blocks of {} bytes came back changed", plan_.block_bytes));
+      return wrong(fmt::format("blocks of {} bytes were not returned exactly", plan_.block_bytes));
     }
     return remove_all();
   }
@@ -109,7 +109,7 @@ class Copier {
   Result<void> measure(uint32_t round) {
     make_keys(round);
     for (const Direction direction : {Direction::PUT, Direction::GET}) {
-      // Another pass goes first in every round, so that no place in the order favours one.
+      // Each round starts with a different pass, so that the order favours none.
       for (uint32_t i = 0; i < kPasses; ++i) {
         const uint32_t pass = (round + i) % kPasses;
         me_.time(Plan::section(round - 1, direction, pass),
@@ -178,7 +178,7 @@ class Copier {
   Status failed_ = Status::OK;
 };
 
-/// GB/s of all processes together, round by round.
+/// GB/s of all processes together, by round.
 std::vector<double> speeds(const Team& team, const Plan& plan, Direction direction, Pass pass) {
   std::vector<double> values;
   for (uint32_t round = 0; round < plan.rounds; ++round) {
@@ -214,7 +214,7 @@ void report_direction(Bench& bench, const Team& team, const Plan& plan, Directio
     figure.row = row.row;
     figure.what = row.has_target
                       ? fmt::format("{} {}, {}", row.row, bytes_text(plan.block_bytes), where)
-                      : fmt::format("  of it: copy with checksum, {}", where);
+                      : fmt::format("  part of it: copy with checksum, {}", where);
     figure.parameters = {{"block_bytes", plan.block_bytes},
                          {"processes", team.count()},
                          {"walk_bytes", plan.walk_bytes * team.count()}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// exists in batches over a pool of a million blocks. The keys of a batch lie one after another, as
-// a request brings them; the blocks they name are in random order.
+// exists in batches over a pool of a million blocks. The keys of a batch are contiguous, as in a
+// request; the blocks that they name are in random order.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -66,7 +66,8 @@ Result<void> measure(Member& me, const Plan& plan) {
   for (uint32_t mix = 0; mix < kMixes; ++mix) {
     questions.emplace_back(plan, static_cast<Mix>(mix), random);
     if (ask(*open, questions[mix]) != Status::OK) return wrong("exists failed");
-    if (questions[mix].answer != questions[mix].expected) return wrong("exists answered wrongly");
+    if (questions[mix].answer != questions[mix].expected)
+      return wrong("exists gave a wrong answer");
   }
   Status failed = Status::OK;
   for (uint32_t round = 0; round < plan.rounds; ++round) {

@@ -34,7 +34,7 @@ struct Shape {
   uint64_t bytes() const { return block_bytes() * blocks * sequences; }
 };
 
-/// Random bf16 of 1/2 to 1, of either sign.
+/// Random bf16 numbers of magnitude 1/2 to 1, of either sign.
 void fill(std::byte* to, uint64_t bytes, uint64_t seed) {
   Random random(seed);
   for (uint64_t i = 0; i < bytes; i += 8) {
@@ -43,7 +43,7 @@ void fill(std::byte* to, uint64_t bytes, uint64_t seed) {
   }
 }
 
-/// Sequences in the pool, of one layer, and one query of each head, in the memory of the device.
+/// Sequences of one layer in the pool, and one query for each head, in device memory.
 class DirectDecode {
  public:
   DirectDecode(GpuRig& rig, const Shape& shape) : rig_(rig), shape_(shape) {}
@@ -89,7 +89,7 @@ class DirectDecode {
   }
   Result<void> copy() { return rig_.copy(copy_to_, copy_from_, shape_.bytes()); }
 
-  /// Leases held to the end, and outputs are those of ndp/.
+  /// Checks that leases held to the end, and that outputs match ndp/.
   Result<void> check() {
     reads_->wait(*job_);
     if (auto read = all_read(); !read) return read;
@@ -106,7 +106,7 @@ class DirectDecode {
         for (uint32_t c = 0; c < kChannels; ++c) {
           // Values are below 1.
           if (!(std::abs(output[c] - right[c]) <= 2 * ndp::kWeightTolerance))
-            return Error{Status::DAMAGED, "attention by direct reads is not that of ndp/"};
+            return Error{Status::DAMAGED, "attention by direct reads differs from that of ndp/"};
         }
       }
     }
@@ -126,7 +126,7 @@ class DirectDecode {
     if (taken) taken = take(outputs_, false, 2 * query_bytes);
     if (taken) taken = take(copy_to_, false, shape_.bytes());
     if (taken) taken = take(copy_from_, true, shape_.bytes());
-    // Else its pages are those of the system's one page of zeros.
+    // Otherwise its pages would all map the system's one page of zeros.
     if (taken) std::memset(copy_from_, 1, shape_.bytes());
     return taken;
   }
@@ -140,7 +140,7 @@ class DirectDecode {
         fill(payload.data(), payload.size(), 2 + uint64_t{s} * shape_.blocks + b);
         const ConstSpan value{payload.data(), payload.size()};
         const Status put = rig_.pool->put(ns_, blocks.back().key, {&value, 1});
-        if (put != Status::OK) return Error{put, "a block cannot be put"};
+        if (put != Status::OK) return Error{put, "cannot put a block"};
       }
     }
     return {};
@@ -148,7 +148,7 @@ class DirectDecode {
 
   Result<void> all_read() const {
     for (const Status status : reads_->results(*job_)) {
-      if (status != Status::OK) return Error{status, "a block cannot be read"};
+      if (status != Status::OK) return Error{status, "cannot read a block"};
     }
     return {};
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast attention reads keys and values from a pool, beside one copy of as many bytes.
+// The speed of attention that reads keys and values from a pool, beside one copy of as many bytes.
 #pragma once
 
 #include "base/status.h"
@@ -9,7 +9,7 @@
 
 namespace bowhead::bench {
 
-/// Rows `attend_direct`. DAMAGED: an answer is not that of ndp/ on the same bytes.
+/// Rows `attend_direct`. DAMAGED: an answer differs from that of ndp/ on the same bytes.
 Result<void> measure_attend(GpuRig& rig, const GpuBenchOptions& options, const Report& report);
 
 }  // namespace bowhead::bench

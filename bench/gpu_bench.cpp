@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes of caches one after the other. In every round each way of moving a shape's bytes takes its
-// turn, and so does the limit.
+// One shape of cache after another. In every round each way to move a shape's bytes takes its turn,
+// and so does the limit.
 #include "bench/gpu_bench.h"
 
 #include <fmt/format.h>
@@ -41,7 +41,8 @@ struct Shape {
   uint64_t bytes() const { return block_bytes() * blocks; }
 };
 
-/// A cache of that shape, tokens outside of heads, K and V apart; its blocks in pages in no order.
+/// A cache of one shape, tokens outside of heads, K and V apart; the pages of its blocks are in
+/// random order.
 class Cache {
  public:
   Cache(GpuRig& rig, const Shape& shape) : rig_(rig), shape_(shape), pages_(2 * shape.blocks) {}
@@ -90,7 +91,7 @@ class Cache {
 
   const gpu::PathCosts& path_costs() const { return transfers_->path_costs(); }
 
-  /// Spilled, overwritten, restored: the same bytes as before.
+  /// Spills, overwrites and restores: the bytes must be the same as before.
   Result<void> check(Path path) {
     const uint64_t bytes = 2 * shape_.bytes();
     const std::vector<uint8_t> before(pinned_, pinned_ + bytes);
@@ -105,7 +106,7 @@ class Cache {
       for (uint32_t i = 0; i < shape_.blocks; ++i) {
         const size_t at = (size_t{part} * pages_ + table_[i]) * page;
         if (std::memcmp(pinned_ + at, &before[at], page) != 0)
-          return Error{Status::DAMAGED, "a restored page is another one"};
+          return Error{Status::DAMAGED, "a restored page is wrong"};
       }
     }
     std::memcpy(pinned_, before.data(), bytes);
@@ -126,21 +127,21 @@ class Cache {
   Result<void> forget() {
     for (const BlockOfTokens& block : blocks_) {
       if (const Status status = rig_.pool->remove(ns_, block.key); status != Status::OK)
-        return Error{status, "a block cannot be removed"};
+        return Error{status, "cannot remove a block"};
     }
     return {};
   }
-  /// All in one piece.
+  /// Copies all bytes in one call.
   Result<void> copy_whole(bool spills) {
     return spills ? rig_.copy(pinned_, memory_, shape_.bytes())
                   : rig_.copy(memory_, pinned_, shape_.bytes());
   }
-  /// Fragment after fragment, each by a call of its own.
+  /// Copies fragment by fragment, each in its own call.
   Result<void> copy_fragments(bool spills, uint64_t fragment_bytes) {
     return rig_.run([&] {
       Result<void> queued;
       for (uint64_t at = 0; at < shape_.bytes() && queued; at += fragment_bytes) {
-        void* const ends[2] = {memory_ + 2 * at, pinned_ + at};  // apart in the cache
+        void* const ends[2] = {memory_ + 2 * at, pinned_ + at};  // not contiguous in the cache
         queued = rig_.device->copy(ends[spills ? 1 : 0], ends[spills ? 0 : 1], fragment_bytes,
                                    rig_.stream);
       }
@@ -159,7 +160,7 @@ class Cache {
   std::unique_ptr<gpu::Transfers> transfers_;
 };
 
-/// GB/s by round of some ways to move a shape's bytes, which take turns.
+/// GB/s by round of one way to move a shape's bytes; the ways take turns.
 struct Way {
   std::function<Result<void>()> move;
   bool stores;  ///< in the pool: blocks are removed afterwards
@@ -186,7 +187,7 @@ class Runs {
   Runs(const GpuBenchOptions& options, const Report& report, GpuRig& rig)
       : options_(options), report_(report), rig_(rig) {}
 
-  /// Beside one copy of the whole, and beside a loop of copies.
+  /// Compares with one copy of the whole, and with a loop of copies.
   Result<void> beside_copies(Shape shape, uint64_t fragment_bytes, double bound) {
     for (const bool spills : {true, false}) {
       Cache cache(rig_, shape);
@@ -209,7 +210,7 @@ class Runs {
     return {};
   }
 
-  /// The path that is chosen beside the better of both.
+  /// Compares the chosen path with the better of both.
   Result<void> beside_paths(Shape shape, uint64_t fragment_bytes) {
     for (const bool spills : {true, false}) {
       Cache cache(rig_, shape);

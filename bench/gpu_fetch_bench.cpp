@@ -89,7 +89,7 @@ class Sequence {
   }
   Result<void> copy_whole() { return rig_.copy(area_, pinned_, bytes()); }
 
-  /// What was fetched is what the pool has.
+  /// Compares the fetched tokens with the pool.
   Result<void> check() {
     std::memset(pinned_, 0, bytes());
     if (auto copied = copy_whole(); !copied) return copied;
@@ -102,8 +102,7 @@ class Sequence {
         const KvRows rows = rows_of(layout_, block_tokens_, 0, part, head);
         const auto* in_pool = payloads_[token / block_tokens_] + rows.offset_bytes;
         if (std::memcmp(row, in_pool + in_block * rows.stride_bytes, kRowBytes) != 0)
-          return Error{Status::DAMAGED,
-                       fmt::format("token {} of head {} is another one", token, head)};
+          return Error{Status::DAMAGED, fmt::format("token {} of head {} is wrong", token, head)};
       }
     }
     return {};
@@ -114,7 +113,7 @@ class Sequence {
     const std::string& key = keys_.emplace_back(fmt::format("t{}", block));
     const uint64_t bytes = payload_bytes(layout_, block_tokens_);
     auto reserved = rig_.pool->reserve(ns_, key, bytes);
-    if (!reserved) return Error{reserved.status(), "no room for a block"};
+    if (!reserved) return Error{reserved.status(), "no space for a block"};
     Random random(block);
     for (size_t i = 0; i < bytes; i += 8) {
       const uint64_t word = random.next();
@@ -122,11 +121,11 @@ class Sequence {
     }
     payloads_.push_back(reserved->data);
     if (const Status status = rig_.pool->commit(*reserved); status != Status::OK)
-      return Error{status, "a block cannot be stored"};
+      return Error{status, "cannot store a block"};
     return {};
   }
 
-  /// The best first, which is no order of tokens.
+  /// The best first, which is not the order of tokens.
   void choose() {
     std::vector<uint32_t> all(tokens_);
     std::iota(all.begin(), all.end(), 0u);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast chosen tokens come from a pool to GPU memory.
+// The speed of fetching chosen tokens from a pool to GPU memory.
 #pragma once
 
 #include "base/status.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bowhead-bench gpu` measures on: one device, or the CPU in its place, and a pool that it
-// reaches.
+// The setting of `bowhead-bench gpu`: one device, or the CPU device, and a pool that it reaches.
 #pragma once
 
 #include <functional>
@@ -32,14 +31,14 @@ struct GpuRig {
   Result<void> open(const GpuBenchOptions& options);
   Result<NamespaceId> namespace_of(const KvLayout& layout);
 
-  /// Queues work in `stream`, and waits until the device is through with it.
+  /// Queues work in `stream` and waits until the device has finished it.
   Result<void> run(const std::function<Result<void>()>& queue);
   Result<void> copy(void* to, const void* from, size_t bytes);
 
-  /// A row of GB/s by round, which says on what.
+  /// A row of GB/s by round, with the device's name.
   Figure figure(const char* row, const std::vector<double>& rates) const;
-  /// Beside something that was measured in the same rounds. The CPU device's figures are those of a
-  /// CPU, of which nothing is wanted.
+  /// Sets a limit measured in the same rounds. Figures of the CPU device are those of a CPU and
+  /// have no target.
   void set_limit(Figure& figure, const char* name, const std::vector<double>& rates,
                  const std::vector<double>& limits, double bound) const;
 };

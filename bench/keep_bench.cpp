@@ -31,12 +31,12 @@ struct ChoiceText {
   const char *name, *what;
 };
 constexpr ChoiceText kTexts[kChoices] = {
-    {"recent", "the first 4 tokens and the last ones"},
-    {"accumulated", "half the last ones, half by the mass of all queries so far"},
-    {"window", "the last 32 (at most half) and by the mass of the last 32 queries"},
-    {"best", "by this query's own mass: as good as can be"}};
+    {"recent", "the first 4 tokens and the most recent ones"},
+    {"accumulated", "half most recent, half by the mass of all queries so far"},
+    {"window", "the last 32 (at most half), then by the mass of the last 32 queries"},
+    {"best", "by this query's own mass: the best possible"}};
 
-/// Of one choice and budget: sums over queries.
+/// For one choice and budget: sums over queries.
 struct Loss {
   double error = 0, mass = 0;
 };
@@ -58,7 +58,8 @@ std::vector<uint32_t> best_by(const std::vector<float>& mass, uint32_t count, ui
   return order;
 }
 
-/// `count` of `visible` tokens: the last ones, and before them those of most mass.
+/// `count` of `visible` tokens: the most recent ones, and of those before them the ones with most
+/// mass.
 std::vector<uint32_t> recent_and_heavy(const std::vector<float>& mass, uint32_t visible,
                                        uint32_t count, uint32_t recent) {
   recent = std::min(recent, count);
@@ -83,7 +84,7 @@ class Head {
     for (uint32_t q = 0; q < group_; ++q) queries_.push_back(queries.head(index * group_ + q));
   }
 
-  /// Lets every query look, in turn; the last quarter of them is judged.
+  /// Runs all queries in order; evaluates the last quarter of them.
   void run(KeepReport& report) {
     for (uint32_t i = 0; i < positions_.size(); ++i) {
       const auto queries = queries_at(i);
@@ -206,7 +207,7 @@ class Head {
   const std::vector<uint32_t>& positions_;
   std::vector<ConstBytes> queries_;
   std::vector<float> total_;               ///< mass of all queries so far, by token
-  std::deque<std::vector<float>> window_;  ///< of each of the last ones
+  std::deque<std::vector<float>> window_;  ///< mass of each of the last queries
 };
 
 void print_report(const KeepBenchOptions& options, const std::string& set,
@@ -262,7 +263,7 @@ Result<void> check_fit(const KvSet& set, const KvTensor& keys, const KvTensor& v
   return Error{
       Status::INVALID_ARGUMENT,
       fmt::format("{}: keys of [{}], values of [{}] and queries of [{}] at {} positions do "
-                  "not fit, or the positions do not ascend",
+                  "not match, or the positions do not ascend",
                   set.name, fmt::join(keys.shape, ", "), fmt::join(values.shape, ", "),
                   fmt::join(queries.shape, ", "), at.size())};
 }

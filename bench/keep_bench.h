@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention loses where few tokens of a head are kept, chosen by the attention that they got
-// so far: the mass that the memory accumulates (ndp/operations.h), so that no score leaves it. A
-// worked example; nothing is timed. docs/bench.md says what is compared.
+// The error of attention if few tokens of a head are kept, chosen by the attention that they got so
+// far: the mass that the memory accumulates (ndp/operations.h), so that no score leaves it. A
+// worked example; nothing is timed. docs/bench.md describes the comparison.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct KeepBenchOptions {
 };
 
 /// Prints to stdout. Returns an exit code: 0 measured; 2 no set in the folder has keys and values
-/// with queries, or a file is not what it says; 3 environment.
+/// with queries, or a file does not match its description; 3 environment.
 int run_keep_bench(const KeepBenchOptions& options);
 
 }  // namespace bowhead::bench

@@ -45,7 +45,7 @@ Result<std::vector<uint8_t>> read_file(const std::filesystem::path& path) {
   if (!stream)
     return Error{Status::SYSTEM, fmt::format("{}: {}", path.string(), std::strerror(errno))};
   std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(stream), {}};
-  if (stream.bad()) return Error{Status::SYSTEM, fmt::format("{}: cannot be read", path.string())};
+  if (stream.bad()) return Error{Status::SYSTEM, fmt::format("cannot read {}", path.string())};
   return bytes;
 }
 
@@ -61,7 +61,7 @@ Result<void> read_tensor(const std::filesystem::path& path, const nlohmann::json
   const uint64_t expected = uint64_t{tensor.layers()} * tensor.heads() * tensor.head_bytes();
   if (expected == 0 || bytes->size() != expected)
     return wrong_file(
-        path, fmt::format("it has {} bytes, and by meta.json, as [{}] of {}, {}", bytes->size(),
+        path, fmt::format("it has {} bytes, but by meta.json, as [{}] of {}, {}", bytes->size(),
                           fmt::join(tensor.shape, ", "), number_name(*number), expected));
   tensor.values = std::move(*bytes);
   set.tensors.push_back(std::move(tensor));
@@ -99,13 +99,13 @@ double normal(Random& random) {
   return std::sqrt(-2 * std::log(1 - uniform(random))) * std::cos(2 * M_PI * uniform(random));
 }
 
-/// The nearest number of a kind; none of ours comes near its largest.
+/// The nearest number of a format; none of our numbers comes near its largest.
 uint32_t nearest(const Number& number, double value) {
   const int bias = (1 << (number.exponent_bits - 1)) - 1;
   int exponent = 0;
   (void)std::frexp(value, &exponent);
   exponent = std::max(exponent - 1, 1 - bias);
-  // Where rounding carries, the mantissa runs over into the exponent, as it should.
+  // If rounding carries, the mantissa overflows into the exponent, as it should.
   const auto significand = static_cast<uint32_t>(
       std::nearbyint(std::ldexp(std::abs(value), number.mantissa_bits - exponent)));
   const auto hidden = 1u << number.mantissa_bits;
@@ -129,7 +129,7 @@ std::vector<double> make_head(KvRole role, uint32_t head) {
   const uint32_t half = kSyntheticChannels / 2;
   std::vector<double> row(kSyntheticChannels);
   for (uint32_t t = 0; t < kSyntheticTokens; ++t) {
-    // Words are as frequent as in a text: the n-th with 1 / n.
+    // Words are as frequent as in a text: the n-th with a weight of 1 / n.
     Random of_token(static_cast<uint64_t>(std::exp(uniform(random) * std::log(8192))) + 77);
     for (uint32_t c = 0; c < kSyntheticChannels; ++c)
       row[c] = means[c] + scales[c] * normal(repeats ? of_token : random);
@@ -159,7 +159,7 @@ Result<std::vector<KvSet>> read_kv_data(const std::string& folder) {
   }
   if (error) return Error{Status::SYSTEM, fmt::format("{}: {}", folder, error.message())};
   if (folders.empty())
-    return wrong_file(folder, "no folder in it has a meta.json, as sets of tensors have");
+    return wrong_file(folder, "none of its folders has a meta.json, so there is no set of tensors");
   std::sort(folders.begin(), folders.end());
   std::vector<KvSet> sets;
   for (const auto& path : folders) {

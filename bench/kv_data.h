@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys, values and queries to compress: captured from models, or made to be like them.
+// Keys, values and queries to compress: captured from models, or synthetic ones like them.
 //
 // A folder of captured tensors has a folder per set, each with a meta.json that lists its files:
 //
 //   {"files": {"k.bf16.bin": {"tensor": "k", "dtype": "bf16", "shape": [6, 2, 2048, 64]}, ...}}
 //
 // "k" and "v" are [layer][kv_head][token][channel], "q" is [layer][q_head][query][channel], all
-// little-endian, keys and queries after rotary position embedding. qpos.u32.bin holds the token
-// that each query stands at. Other files and other numbers are left alone.
+// little-endian, keys and queries after rotary position embedding. qpos.u32.bin holds the token at
+// which each query stands. Other files and other number formats are skipped.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ struct KvTensor {
   NumberFormat number = NumberFormat::BF16;  ///< or FP16
   KvRole role = KvRole::KEYS;
   std::array<uint32_t, 4> shape{};  ///< layers, heads, tokens or queries, channels
-  compression::Rotary rotary;       ///< of keys; of captured ones see find_rotary()
+  compression::Rotary rotary;       ///< of keys; for captured ones see find_rotary()
   std::vector<uint8_t> values;
 
   uint32_t layers() const { return shape[0]; }
@@ -36,7 +36,7 @@ struct KvTensor {
   uint32_t tokens() const { return shape[2]; }
   uint32_t channels() const { return shape[3]; }
   size_t row_bytes() const { return channels() * size_t{element_bytes(number)}; }
-  /// Of one head: all its tokens.
+  /// Bytes of all tokens of one head.
   size_t head_bytes() const { return tokens() * row_bytes(); }
   /// `index` counts the heads of all layers.
   compression::ConstBytes head(size_t index) const {
@@ -51,17 +51,17 @@ struct KvSet {
   std::vector<uint32_t> query_positions;  ///< empty: there is no qpos.u32.bin
 };
 
-/// All sets of a folder, by name. INVALID_ARGUMENT: a file is not what meta.json says, or there is
-/// no set; SYSTEM: something cannot be read.
+/// All sets of a folder, by name. INVALID_ARGUMENT: a file does not match meta.json, or there is no
+/// set; SYSTEM: a file cannot be read.
 Result<std::vector<KvSet>> read_kv_data(const std::string& folder);
 
 /// Keys and values with the statistics of captured ones: channels of different sizes, keys around a
-/// mean that rotary position embedding turns, a head of values where tokens repeat. The same in
-/// every run.
+/// mean that rotates by rotary position embedding, a head of values where tokens repeat. The same
+/// in every run.
 KvSet make_kv_data();
 
-/// The files do not say by which base their keys were turned, as an engine would: of the usual ones
-/// it is the one whose frames are the smallest.
+/// The files do not give the base of the keys' rotary embedding, which an engine would know: this
+/// returns the one of the usual bases with the smallest frames.
 compression::Rotary find_rotary(const KvTensor& keys);
 
 }  // namespace bowhead::bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools that the rows measure on.
+// The pools on which the rows measure.
 #include <fmt/format.h>
 
 #include <utility>
@@ -10,7 +10,7 @@
 namespace bowhead::bench {
 
 Key make_key(uint64_t series, uint64_t number) {
-  // The first 32 digits say which key it is; the rest only makes it as long as a real one.
+  // The first 32 digits identify the key; the others only make it as long as a real one.
   Key key;
   uint64_t words[4] = {series, number, 0, 0};
   words[2] = (series * 0x9E3779B97F4A7C15u ^ number) * 0xD6E8FEB86659FD93u;
@@ -30,7 +30,7 @@ Result<std::unique_ptr<BenchPool>> BenchPool::create(const std::string& locator,
   options.times = times;
   options.size_bytes = size_bytes;
   options.min_block_bytes = min_block_bytes;
-  options.evict_high_permille = 0;  // what was put stays until it is removed
+  options.evict_high_permille = 0;  // a block stays until it is removed
   options.evict_low_permille = 0;
   if (auto created = Pool::create(locator, options); !created) return created.error();
   return std::unique_ptr<BenchPool>(new BenchPool(locator));
@@ -66,7 +66,7 @@ std::string media_text(Pool& pool) {
 
 namespace {
 
-/// Stores all blocks; their bytes are left as they are, since no row reads them.
+/// Stores all blocks without writing their bytes, since no row reads them.
 Result<void> fill(Member& me, const std::string& locator, const LargePool& large) {
   auto open = open_bench_pool(locator);
   if (!open) return open.error();

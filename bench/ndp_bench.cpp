@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of one kind after the other. In every round all operations on them go over all of the
-// memory, on one core and on all, and so do the limits: reading it, and multiplying as keys of this
-// kind are multiplied. Each round starts with another one.
+// One number format of keys after another. In every round all operations walk over all of the
+// memory, on one core and on all, and so do the limits: reading it, and multiplying with the
+// instructions for this format. Each round starts with a different operation.
 #include "bench/ndp_bench.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ struct Pass {
   std::vector<double> rates;  ///< 10^9 bytes or multiply-adds a second, by round
 };
 
-/// What a row cannot be faster than: another pass's rate times `factor`.
+/// An upper bound on a row: another pass's rate times `factor`.
 struct Bound {
   size_t pass;
   double factor;
@@ -43,8 +43,8 @@ struct Row {
   Figure figure;
 };
 
-/// What each core walks over: a quarter of what no cache holds, so that four of them that share one
-/// find nothing in it. Fewer cores share what there is.
+/// The bytes that each core walks over: a quarter of a size that exceeds any cache, so that four
+/// cores that share a cache find nothing in it. Fewer cores share the same memory.
 uint64_t share_bytes(const Machine& machine, bool quick) {
   constexpr uint64_t kMiB = 1u << 20;
   if (quick) return 2 * kMiB;
@@ -53,7 +53,7 @@ uint64_t share_bytes(const Machine& machine, bool quick) {
   return (share + kMiB - 1) / kMiB * kMiB;
 }
 
-/// All passes over keys of one kind.
+/// All passes over keys of one format.
 class Table {
  public:
   Table(const NdpBenchOptions& options, const Machine& machine, const Report& report,
@@ -127,14 +127,14 @@ class Table {
     speed.figure.parameters.erase("pass_bytes");
 
     const Bound reading{read, 1, "read"};
-    // A key's number takes one multiply-add for each query.
+    // Each number of a key takes one multiply-add per query.
     const auto roofline = [&](uint32_t queries) {
       return std::vector<Bound>{
           reading, {multiply, element_bytes(number) / static_cast<double>(queries), "multiply"}};
     };
     for (const uint32_t queries : {1u, kGroupedQueries}) {
-      // For bf16 the table of targets asks for a share of what is read, but for several queries on
-      // one core, which may multiply slower than it reads.
+      // For bf16 the target is a share of the read speed, except for several queries on one core,
+      // which may multiply slower than it reads.
       const bool by_reading = number == NumberFormat::BF16 && (queries == 1 || all);
       Row& row = add_row(add_pass(make_topk(walk, queries), cpus), "topk",
                          fmt::format("top-{}, {}", kWantedHits, queries_text(queries)),
@@ -145,7 +145,7 @@ class Table {
       row.figure.target = Target{bound, true, true};
     }
     if (number != NumberFormat::BF16) return;
-    // Keys and values both are multiplied once for each query.
+    // Keys and values are both multiplied once for each query.
     Row& attend = add_row(add_pass(make_attend(walk, kGroupedQueries), cpus), "attend",
                           fmt::format("attend, {}", queries_text(kGroupedQueries)),
                           roofline(kGroupedQueries));
@@ -200,7 +200,7 @@ class Table {
       return rate_of(a, round) < rate_of(b, round);
     });
   }
-  /// Of the bound that is the lowest in most rounds.
+  /// The name of the bound that is lowest in most rounds.
   const char* limit_name(const std::vector<Bound>& bounds) const {
     std::vector<size_t> rounds(bounds.size());
     for (size_t round = 0; round < options_.rounds; ++round)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of operations next to the memory: their speed beside what the same cores read and
-// multiply in the same rounds. What the rows mean: docs/bench.md.
+// The table of near-data operations: their speed beside the read and multiply speed of the same
+// cores in the same rounds. docs/bench.md describes the rows.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@ namespace bowhead::bench {
 
 struct NdpBenchOptions {
   uint32_t rounds = 7;  ///< at least 5, so that a median and a spread mean something
-  bool quick = false;   ///< small and short, to see that it runs: no result
+  bool quick = false;   ///< small and short smoke test: no result
   bool json = false;    ///< one JSON line per figure instead of the table
   std::string command;  ///< as typed, for the report
 };
 
 /// Measures with threads of this process; prints to stdout. Returns an exit code: 0 measured,
-/// whatever the figures; 1 a wrong answer, nothing timed after it counts; 2 usage; 3 environment.
+/// whatever the figures; 1 a wrong answer, and figures after it do not count; 2 usage; 3
+/// environment.
 int run_ndp_bench(const NdpBenchOptions& options);
 
 }  // namespace bowhead::bench

@@ -17,7 +17,7 @@ using ndp::Hit;
 using ndp::KeySpan;
 using ndp::Queries;
 
-/// A score by the definition, and how far another answer may be from it.
+/// A score by the definition, and the allowed error of another answer.
 struct Exact {
   float score;
   float tolerance;
@@ -51,7 +51,7 @@ Result<void> check_score(const Queries& queries, uint32_t query, const KeySpan& 
                          uint32_t token, float score) {
   const Exact exact = exact_score(queries, query, span, token);
   if (std::abs(score - exact.score) <= exact.tolerance) return {};
-  return wrong_answer(fmt::format("{} keys: query {} scores token {} of a span {}, and not {}",
+  return wrong_answer(fmt::format("{} keys: query {} scores token {} of a span {}, not {}",
                                   number_name(span.keys.number), query, token, score, exact.score));
 }
 
@@ -76,7 +76,7 @@ Result<void> check_hits(const Queries& queries, std::span<const KeySpan> spans,
   std::vector<bool> hit(all);
   for (const Hit& it : hits) {
     if (it.token >= all || hit[it.token])
-      return wrong_answer(fmt::format("token {} is not there, or twice the best", it.token));
+      return wrong_answer(fmt::format("token {} is unknown, or twice among the best", it.token));
     hit[it.token] = true;
     const KeySpan& span = spans[it.token / kSpanTokens];
     if (auto good = check_score(queries, query, span, it.token % kSpanTokens, it.score); !good)
@@ -120,8 +120,8 @@ Result<void> check_attention(const Queries& queries, std::span<const ndp::KvSpan
     for (uint32_t c = 0; c < channels; ++c) {
       const double tolerance = 2 * (ndp::kWeightTolerance + error) * reaches[c] / weights;
       if (!(std::abs(out[c] - sums[c] / weights) <= tolerance))
-        return wrong_answer(fmt::format("attention of query {} to channel {} is {}, and not {}", q,
-                                        c, out[c], sums[c] / weights));
+        return wrong_answer(fmt::format("attention of query {} to channel {} is {}, not {}", q, c,
+                                        out[c], sums[c] / weights));
     }
   }
   return {};
@@ -137,7 +137,7 @@ Result<void> check_digests(const KeySpan& span, const ndp::Digests& digests) {
     if (!std::equal(least.begin(), least.end(), digests.least.begin() + static_cast<long>(at)) ||
         !std::equal(largest.begin(), largest.end(),
                     digests.largest.begin() + static_cast<long>(at)))
-      return wrong_answer(fmt::format("page {} of a span has other bounds", page));
+      return wrong_answer(fmt::format("page {} of a span has wrong bounds", page));
   }
   return {};
 }

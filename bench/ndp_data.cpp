@@ -15,7 +15,7 @@ namespace bowhead::bench {
 namespace {
 
 constexpr uint64_t kSeed = 5;
-constexpr size_t kNormals = 1u << 16;  // numbers are drawn from so many, by 16 random bits
+constexpr size_t kNormals = 1u << 16;  // numbers are drawn from this many, by 16 random bits
 
 double uniform(Random& random) {  // above 0
   return (static_cast<double>(random.next() >> 11) + 1) * 0x1p-53;
@@ -29,7 +29,7 @@ std::vector<float> normal_numbers(Random& random, size_t count) {
   return normals;
 }
 
-/// All finite numbers of a kind with their bit patterns, in order.
+/// All finite numbers of a format with their bit patterns, in order.
 std::vector<std::pair<float, uint16_t>> numbers_of(NumberFormat kind) {
   std::vector<std::pair<float, uint16_t>> numbers;
   const uint32_t patterns = 1u << 8 * element_bytes(kind);
@@ -42,7 +42,7 @@ std::vector<std::pair<float, uint16_t>> numbers_of(NumberFormat kind) {
   return numbers;
 }
 
-/// Bit patterns of the numbers of a kind that are nearest to normal ones; int8 has them times 32.
+/// Bit patterns of the numbers of a format nearest to normal random numbers; for int8, times 32.
 std::vector<uint16_t> normal_patterns(Random& random, NumberFormat kind) {
   const auto numbers = numbers_of(kind);
   std::vector<uint16_t> patterns;

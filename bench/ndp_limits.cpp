@@ -5,7 +5,7 @@
 
 #include "ndp/kernels.h"
 
-// What every CPU of the architecture has.
+// The vectors that every CPU of the architecture has.
 #define BOWHEAD_VECTOR_BYTES 16
 #include "bench/ndp_limits.inc"
 
@@ -26,7 +26,7 @@ const LimitKernels& limit_kernels() {
 
 void read_memory(const void* data, size_t bytes) {
   const uint64_t all = limit_kernels().read(data, bytes);
-  asm volatile("" : : "r"(all));  // somebody wants it
+  asm volatile("" : : "r"(all));  // keeps the loads
 }
 
 const Multiplication& multiplication(NumberFormat keys) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What bounds operations next to the memory, on the core that calls: how fast it reads, and how
-// fast it multiplies with the instructions that ndp::kernels() use for keys of a kind.
+// The limits of near-data operations on the calling core: the speed of reading, and the speed of
+// multiplying with the instructions that ndp::kernels() use for a number format.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ void read_memory(const void* data, size_t bytes);
 
 struct Multiplication {
   const char* name;
-  /// Multiplies and adds at least `count` times, which nothing but that instruction's speed bounds:
-  /// no memory, no sum that waits for another. Returns how many times.
+  /// Multiplies and adds at least `count` times, bound only by the speed of the instruction: no
+  /// memory, no sum that waits for another. Returns the number of multiply-adds.
   uint64_t (*run)(uint64_t count);
 };
 const Multiplication& multiplication(NumberFormat keys);
@@ -27,9 +27,9 @@ struct LimitKernels {
   uint64_t (*read)(const void* data, size_t bytes);  ///< all words or-ed together
   Multiplication bf16, int16, floats;
 };
-/// Of the set that ndp::kernels() are of.
+/// Of the instruction set of ndp::kernels().
 const LimitKernels& limit_kernels();
-extern const LimitKernels kLimitKernelsScalar;  ///< what every CPU of the architecture has
+extern const LimitKernels kLimitKernelsScalar;  ///< for every CPU of the architecture
 extern const LimitKernels kLimitKernelsAvx2;
 extern const LimitKernels kLimitKernelsAvx512;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The limits with AVX-512 and its dot products of bf16 and of int16.
 
-// All headers come before the target is set: what they define inline, other files share.
+// All headers come before the target is set: other files share their inline functions.
 #include <immintrin.h>
 #include <string.h>
 

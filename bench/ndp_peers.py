@@ -12,7 +12,7 @@ are compared: others on the machine only slow things down. FAISS is measured wit
 BLAS. NumKong has no selection: it scores pieces of keys whose scores stay in a cache, and numpy
 takes what is better than the 64th so far; its scores alone are a row of their own. Before anything
 is timed the hits are compared with those of plain float32 products.
-Exit status: 0 measured, 1 wrong hits, 3 something is missing.
+Exit status: 0 measured, 1 wrong hits, 3 a package or program is missing.
 """
 
 import argparse
@@ -109,7 +109,7 @@ class NumKong:
 
 
 def hits_are_right(numpy, peer, keys, queries):
-    """Up to one of each 64: sums that are added in another order may change places."""
+    """One of each 64 may differ: another order of additions may swap close scores."""
     if peer.row != "topk":
         peer.run()
         return True
@@ -194,7 +194,7 @@ def main():
     peers += [NumKong(numpy, numkong, pieces, queries, select) for select in (True, False)]
     for peer in peers:
         if not hits_are_right(numpy, peer, keys, queries):
-            print(f"ndp_peers: {peer.name}: other hits than plain products have", file=sys.stderr)
+            print(f"ndp_peers: {peer.name}: its hits differ from plain products", file=sys.stderr)
             return 1
     print_bowhead(line, measure_peers(peers, count, arguments.rounds))
     return 0

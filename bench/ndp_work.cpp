@@ -133,7 +133,7 @@ class Attend : public OverSpans {
     for (uint32_t q = 0; q < queries_.count(); ++q)
       BOWHEAD_ASSERT(sums_.front().output(q, out) == Status::OK);
   }
-  /// Of the last spans of each share: by the definition a whole pass takes too long.
+  /// Checks the last spans of each share: by the definition a whole pass would take too long.
   Result<void> check() override {
     auto sum = nothing();
     std::vector<KvSpan> some;
@@ -176,7 +176,7 @@ class AttendFrames final : public Attend {
         readers_[core].for_keys_and_values(framed_[core], {}, ndp::Unreadable::REFUSE, attend);
     BOWHEAD_ASSERT(done);
   }
-  /// Rows answer the same, bit for bit.
+  /// Attention to rows gives the same answer, bit for bit.
   Result<void> check() override {
     if (plain_) return {};
     std::vector<float> framed(kHeadChannels), rows(kHeadChannels);
@@ -190,7 +190,7 @@ class AttendFrames final : public Attend {
         BOWHEAD_ASSERT(of_frames.output(q, framed) == Status::OK);
         BOWHEAD_ASSERT(of_rows.output(q, rows) == Status::OK);
         if (framed != rows || of_frames.log_sum_exp(q) != of_rows.log_sum_exp(q))
-          return Error{Status::DAMAGED, "attention to frames is not that to their rows"};
+          return Error{Status::DAMAGED, "attention to frames differs from attention to their rows"};
       }
     }
     return {};
@@ -293,7 +293,7 @@ class Gather final : public OverSpans {
     for (const Wanted& wanted : wanted_) {
       for (size_t i = 0; i < wanted.rows.size(); ++i) {
         if (std::memcmp(&wanted.out[i * row_bytes()], wanted.rows[i], row_bytes()) != 0)
-          return Error{Status::DAMAGED, "a gathered row is another one"};
+          return Error{Status::DAMAGED, "a gathered row is wrong"};
       }
     }
     return {};

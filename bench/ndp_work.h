@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bowhead-bench ndp` times: operations and their limits, on any number of cores at once.
+// The work that `bowhead-bench ndp` times: operations and their limits, on any number of cores.
 #pragma once
 
 #include <cstdint>
@@ -20,31 +20,31 @@ class Work {
   virtual void begin() {}
   virtual void work(size_t core) = 0;
   virtual void merge() {}
-  /// Answers beside those of the scalar kernels, after a pass. DAMAGED: some are wrong.
+  /// Compares answers with those of the scalar kernels, after a pass. DAMAGED: some are wrong.
   virtual Result<void> check() { return {}; }
 };
 using Works = std::unique_ptr<Work>;
 
 Works make_read(const Walk& walk);
-/// With the instruction that multiplies keys of a kind; `count` on each core.
+/// Multiplies with the instruction for keys of a format; `count` on each core.
 Works make_multiply(NumberFormat keys, size_t cores, uint64_t count);
 
 inline constexpr uint32_t kWantedHits = 64;
 /// Scores of all keys and the best kWantedHits of each query.
 Works make_topk(const Walk& walk, uint32_t queries);
-/// Every second block is of keys, the one behind it of their values.
+/// Blocks of keys alternate with blocks of their values.
 Works make_attend(const Walk& walk, uint32_t queries);
-/// The same of blocks in frames of the fast profile; amount() is of what they hold. `plain`: they
-/// are decoded, and nothing else.
+/// As make_attend(), for blocks in frames of the fast profile; amount() counts the decoded bytes.
+/// `plain`: only decodes them.
 Works make_attend_frames(const Walk& walk, uint32_t queries, bool plain);
 Works make_score(const Walk& walk, uint32_t queries, uint32_t channels);
 inline constexpr uint32_t kPageTokens = 16;
 Works make_digest(const Walk& walk);
-/// An eighth of the rows, in random order. `plain`: by memcpy from where they are known to lie.
+/// An eighth of the rows, in random order. `plain`: by memcpy from their known places.
 Works make_gather(const Walk& walk, bool plain);
 
-/// A pass on threads pinned to the CPUs; seconds from the first one's start to the last one's end
-/// and of merging what they have.
+/// Runs a pass on threads pinned to the CPUs; returns the seconds from the first one's start to the
+/// end of the last one and of merging their answers.
 double seconds_of(Work& work, const std::vector<int>& cpus);
 
 }  // namespace bowhead::bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long open takes in a fresh process after another one was killed in the middle of its puts, on
-// a pool of a million blocks.
+// The time of open in a fresh process after another one was killed in the middle of its puts, on a
+// pool of a million blocks.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -18,7 +18,7 @@
 namespace bowhead::bench {
 namespace {
 
-/// Puts and removes until it is killed. The pool has room for a few blocks beside the million.
+/// Puts and removes until it is killed. The pool has space for a few blocks beside the million.
 [[noreturn]] void put_for_ever(const Bench& bench, uint32_t round, std::atomic<uint64_t>& puts) {
   auto open = open_bench_pool(bench.locator);
   if (!open) _exit(1);
@@ -33,7 +33,7 @@ namespace {
 }
 
 /// Forks a process that puts, and kills it at a random moment.
-Result<void> crash_somebody(const Bench& bench, uint32_t round, Random& random) {
+Result<void> crash_a_putter(const Bench& bench, uint32_t round, Random& random) {
   void* memory = mmap(nullptr, sizeof(std::atomic<uint64_t>), PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   BOWHEAD_ASSERT(memory != MAP_FAILED);
@@ -59,8 +59,8 @@ Result<void> crash_somebody(const Bench& bench, uint32_t round, Random& random) 
   return {};
 }
 
-/// What a reboot does to a pool that survives it: the note that the allocator's words belong to
-/// this boot is gone. Everything else lies where it lay.
+/// Simulates a reboot that the pool survives: removes the note that the allocator's words belong to
+/// this boot. All else stays.
 Result<void> forget_boot(const std::string& locator) {
   auto raw = open_raw_pool(locator);
   if (!raw) return raw.error();
@@ -71,8 +71,8 @@ Result<void> forget_boot(const std::string& locator) {
   return {};
 }
 
-/// Opens, timed; then looks whether the blocks are there. Leaves the host's incarnation, which
-/// grows when the allocator is rebuilt.
+/// Opens, timed; then checks that the blocks are stored. Leaves the host's incarnation, which
+/// increases when the allocator is rebuilt.
 Result<void> open_timed(Member& me, const Bench& bench) {
   Result<Pool> pool = Status::SYSTEM;
   me.time(0, [&] { pool = Pool::open(bench.locator); });
@@ -90,7 +90,7 @@ Result<void> open_timed(Member& me, const Bench& bench) {
   const auto info = pool->info();
   if (!info) return info.error();
   if (info->blocks < static_cast<int64_t>(bench.large.block_count)) {
-    return wrong(fmt::format("{} blocks are counted after a crash", info->blocks));
+    return wrong(fmt::format("the pool counts {} blocks after a crash", info->blocks));
   }
   me.leave(0, info->hosts.at(0).incarnation);
   return {};
@@ -103,7 +103,7 @@ Result<void> run_row(Bench& bench, bool reboot) {
   for (uint32_t round = 0; round < bench.options.rounds; ++round) {
     bench.report.progress(
         fmt::format("open after a {}, round {}", reboot ? "reboot" : "crash", round + 1));
-    if (auto result = crash_somebody(bench, round, random); !result) return result;
+    if (auto result = crash_a_putter(bench, round, random); !result) return result;
     if (reboot) {
       if (auto result = forget_boot(bench.locator); !result) return result;
     }
@@ -112,7 +112,7 @@ Result<void> run_row(Bench& bench, bool reboot) {
       return result;
     }
     if (round > 0 && reboot != (team.number(0, 0) > incarnation)) {
-      return wrong("the allocator was rebuilt when it should not have been, or not when it should");
+      return wrong("the allocator was rebuilt without need, or not rebuilt when needed");
     }
     incarnation = team.number(0, 0);
     times.push_back(team.seconds(0));

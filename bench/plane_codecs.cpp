@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of compression/planes.h as if they were codecs: what of a codec's time is theirs.
+// The kernels of compression/planes.h in the role of codecs: their share of a codec's time.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,7 +15,7 @@ using namespace compression;
 
 constexpr uint32_t kPrefixPlanes = 5;
 
-/// In front of the planes of a block; exponents follow.
+/// The header before the planes of a block; exponents follow.
 struct PlanesHead {
   uint64_t remainder_bits;
   uint64_t exceptions;
@@ -68,7 +68,7 @@ class PlaneCodec : public Codec {
   }
 
  private:
-  static constexpr uint32_t kSlackChannels = 64;  // behind what is by channel, for the kernels
+  static constexpr uint32_t kSlackChannels = 64;  // after arrays by channel, for the kernels
 
   /// Offsets within a coded block.
   struct Places {
@@ -101,8 +101,8 @@ class PrefixCodec : public PlaneCodec {
     return merge(shape, coded, kPrefixPlanes, false, out);
   }
 
-  /// With a sign and four bits no value is further off than a sixteenth of the power of two below
-  /// its channel's largest, and then it is rounded to the kind.
+  /// With a sign and four bits no error exceeds a sixteenth of the power of two below the channel's
+  /// largest value, before rounding to the format.
   bool right(const Shape& shape, ConstBytes values, ConstBytes out) const override {
     const auto at = [&](ConstBytes bytes, uint32_t token, uint32_t channel) {
       const size_t i = (size_t{token} * shape.channels + channel) * element_bytes(shape.number);

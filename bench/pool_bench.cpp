@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The benchmark runs in a child, so that its pools go away however it ends: this process does
-// nothing but wait for it, or for a signal.
+// The benchmark runs in a child, so that its pools are removed however it ends: this process only
+// waits for it, or for a signal.
 #include "bench/pool_bench.h"
 
 #include <fmt/format.h>
@@ -59,7 +59,7 @@ int measure_guarded(const PoolBenchOptions& options, const std::string& locator)
   }
 }
 
-/// Waits until the child ends or a signal asks us to stop; then no child is left.
+/// Waits until the child ends or a signal ends it; afterwards no child is left.
 int supervise(pid_t child, const sigset_t& signals) {
   int code = kExitEnvironment;
   for (;;) {
@@ -74,10 +74,11 @@ int supervise(pid_t child, const sigset_t& signals) {
     const pid_t ended = waitpid(child, &status, WNOHANG);
     if (ended == 0) continue;
     if (WIFEXITED(status)) code = WEXITSTATUS(status);
-    if (WIFSIGNALED(status)) fmt::print(stderr, "bowhead: died of signal {}\n", WTERMSIG(status));
+    if (WIFSIGNALED(status))
+      fmt::print(stderr, "bowhead: the benchmark was ended by signal {}\n", WTERMSIG(status));
     break;
   }
-  // Its children die with it and become ours (subreaper): wait until the last one is gone.
+  // Its children die with it and become children of this process (subreaper): wait for all of them.
   while (waitpid(-1, nullptr, 0) > 0 || errno == EINTR) {
   }
   return code;
@@ -88,7 +89,7 @@ Result<void> check_options(const PoolBenchOptions& options) {
   for (const std::string& row : options.rows) {
     if (std::find(names.begin(), names.end(), row) != names.end()) continue;
     return Error{Status::INVALID_ARGUMENT,
-                 fmt::format("no row is called '{}'; rows are {}", row, fmt::join(names, ", "))};
+                 fmt::format("there is no row '{}'; the rows are {}", row, fmt::join(names, ", "))};
   }
   if (options.rounds < 5) {
     return Error{Status::INVALID_ARGUMENT, "at least 5 rounds, for a median and a spread"};
@@ -111,14 +112,14 @@ int run_pool_bench(const PoolBenchOptions& options) {
   if (auto result = check_options(options); !result) return complain(result.error());
   const std::string locator =
       options.locator.empty() ? fmt::format("shm:bench-{}", getpid()) : options.locator;
-  // What is removed at the end must be ours.
+  // The pool that is removed at the end must be the benchmark's own.
   if (const auto media = open_media(locator); media.status() != Status::NO_SUCH_POOL) {
-    return complain(media
-                        ? Error{Status::POOL_EXISTS,
-                                fmt::format("{} exists; the benchmark makes its own pools: give a "
-                                            "locator where nothing is",
-                                            locator)}
-                        : media.error());
+    return complain(
+        media ? Error{Status::POOL_EXISTS,
+                      fmt::format("{} exists, but the benchmark creates its own pools: give "
+                                  "an unused locator",
+                                  locator)}
+              : media.error());
   }
   sigset_t signals;
   sigset_t before;
@@ -140,7 +141,7 @@ int run_pool_bench(const PoolBenchOptions& options) {
   } else {
     code = supervise(child, signals);
   }
-  (void)Pool::destroy(locator, true).status();  // there is one only if the child was stopped
+  (void)Pool::destroy(locator, true).status();  // exists only if the child was killed
   prctl(PR_SET_CHILD_SUBREAPER, 0);
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return code;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of the pool's speed, space and recovery, each figure beside the limit of this machine
-// measured in the same run. What the rows mean: docs/bench.md.
+// measured in the same run. docs/bench.md describes the rows.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct PoolBenchOptions {
                             ///< times the last-level cache
   std::vector<std::string> rows;  ///< of pool_bench_rows(); empty: all
   uint32_t rounds = 7;            ///< at least 5, so that a median and a spread mean something
-  bool quick = false;             ///< small pools and few figures, to see that it runs: no result
+  bool quick = false;             ///< small pools, few figures, as a smoke test: no result
   bool json = false;              ///< one JSON line per figure instead of the table
   std::string command;            ///< as typed, for the report
 };
@@ -24,9 +24,10 @@ struct PoolBenchOptions {
 const std::vector<std::string>& pool_bench_rows();
 
 /// Runs in child processes, prints to stdout, shows progress on stderr if that is a terminal, and
-/// removes its pools also when it is interrupted. Returns an exit code: 0 measured, whatever the
-/// figures; 1 wrong bytes or a wrong answer, nothing timed after it counts; 2 usage; 3 environment;
-/// 128 + the number of the signal that interrupted it. The caller should be single-threaded.
+/// removes its pools even if it is interrupted. Returns an exit code: 0 measured, whatever the
+/// figures; 1 wrong bytes or a wrong answer, and figures after it do not count; 2 usage; 3
+/// environment; 128 + the number of the signal that interrupted it. The caller should be
+/// single-threaded.
 int run_pool_bench(const PoolBenchOptions& options);
 
 }  // namespace bowhead::bench

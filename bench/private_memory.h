@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of this process alone, for buffers that passes walk over.
+// Private memory of this process, for buffers that passes walk over.
 #pragma once
 
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 
 namespace bowhead::bench {
 
-/// Touched; huge pages where the system gives them.
+/// Touched; in huge pages where the system provides them.
 class PrivateMemory {
  public:
   explicit PrivateMemory(uint64_t bytes) : bytes_(bytes) {
@@ -27,7 +27,7 @@ class PrivateMemory {
   PrivateMemory(const PrivateMemory&) = delete;
   PrivateMemory& operator=(const PrivateMemory&) = delete;
 
-  /// Null if there was no memory.
+  /// Null if the allocation failed.
   std::byte* data() const { return data_; }
   std::span<uint64_t> words() const { return {reinterpret_cast<uint64_t*>(data_), bytes_ / 8}; }
   std::span<uint8_t> bytes() const { return {reinterpret_cast<uint8_t*>(data_), bytes_}; }

@@ -26,7 +26,7 @@ constexpr uint32_t kWanted = 64;  // keys of a query
 constexpr uint32_t kMostPlanes = 6;
 constexpr uint64_t kBlockBytes = 64u << 10;
 
-/// Of one number of planes: sums over blocks, and one mean per query head.
+/// For one number of planes: sums over blocks, and one mean per query head.
 struct Precision {
   uint64_t bytes_read = 0;
   std::vector<double> recalls;
@@ -45,8 +45,8 @@ std::vector<float> floats_of(NumberFormat kind, ConstBytes bytes) {
   return values;
 }
 
-/// Those of the first `count` keys that score highest, sorted. (Dividing scores by the root of the
-/// channels would change no order.)
+/// The indices of the highest-scoring of the first `count` keys, sorted. (Dividing scores by the
+/// root of the number of channels would not change the order.)
 std::vector<uint32_t> best_keys(std::span<const float> query, const std::vector<float>& keys,
                                 uint32_t count) {
   std::vector<float> scores(count);
@@ -70,10 +70,10 @@ size_t common(const std::vector<uint32_t>& a, const std::vector<uint32_t>& b) {
   return both.size();
 }
 
-/// Keys and the queries that attend to them, of one kind of number.
+/// Keys and the queries that attend to them, of one number format.
 class Recall {
  public:
-  /// Queries that see no more keys than are wanted say nothing, and are left out.
+  /// Queries that see no more keys than wanted are skipped.
   Recall(const KvTensor& keys, const KvTensor& queries, const std::vector<uint32_t>& positions)
       : keys_(keys), queries_(queries), positions_(positions), rotary_(find_rotary(keys)) {
     report_.values = keys_.values.size() / element_bytes(keys_.number);
@@ -94,7 +94,7 @@ class Recall {
   }
 
  private:
-  /// A head, block by block, into floats for each number of planes.
+  /// Decodes a head, block by block, into floats for each number of planes.
   Status decode_prefixes(ConstBytes head) {
     Shape shape{keys_.number, 1, report_.block_tokens, keys_.channels(), rotary_};
     std::vector<uint8_t> frame(frame_bound(shape)), decoded(shape.size_bytes());
@@ -120,7 +120,7 @@ class Recall {
     return Status::OK;
   }
 
-  /// One head of queries against its head of keys.
+  /// Runs one head of queries against its head of keys.
   void measure_queries(const std::vector<float>& keys, uint32_t head) {
     const std::vector<float> queries = floats_of(queries_.number, queries_.head(head));
     std::array<size_t, kMostPlanes> found{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many of the keys that a query scores highest are found from the first planes of the keys'
-// frames, and how fast. All but speeds is the same everywhere. docs/bench.md says what is counted.
+// The share of a query's highest-scoring keys that are found from the first planes of the keys'
+// frames, and the speed. Only speeds depend on the machine. docs/bench.md describes the counts.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct RecallBenchOptions {
 };
 
 /// Prints to stdout. Returns an exit code: 0 measured; 1 frames do not decode; 2 no set in the
-/// folder has keys with queries, or a file is not what it says; 3 environment.
+/// folder has keys with queries, or a file does not match its description; 3 environment.
 int run_recall_bench(const RecallBenchOptions& options);
 
 }  // namespace bowhead::bench

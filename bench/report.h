@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Figures and how they are printed: a row of the table, or a line of JSON, as soon as one is known.
+// Figures and their output: a row of the table or a line of JSON, as soon as one is known.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace bowhead::bench {
 
-/// Median and spread of what the rounds gave.
+/// Median and spread of the rounds.
 struct Summary {
   double median = 0;
   double min = 0;
@@ -22,10 +22,10 @@ struct Summary {
   size_t rounds = 0;
 };
 
-/// Of at least one sample.
+/// Needs at least one sample.
 Summary summarize(std::vector<double> samples);
 
-/// What the machine can do at best, measured in the same rounds as the figure beside it.
+/// The limit of the machine, measured in the same rounds as the figure beside it.
 struct Limit {
   std::string kind;
   Summary value;
@@ -39,26 +39,26 @@ struct Target {
 
 struct Figure {
   std::string row;                                       ///< stable name for programs
-  std::string what;                                      ///< for people
+  std::string what;                                      ///< description
   nlohmann::json parameters = nlohmann::json::object();  ///< block_bytes, processes, ...
   Summary value;
   std::string unit;
   std::optional<Limit> limit;
-  std::optional<Summary> ratio;  ///< value to limit, taken round by round
+  std::optional<Summary> ratio;  ///< value divided by limit, round by round
   std::optional<Target> target;
   std::string note;
 
-  /// Whether the target is met by the median; empty without one.
+  /// Whether the median meets the target; empty without a target.
   std::optional<bool> met() const;
 };
 
-/// Divides round by round, so that what slows the whole machine down slows both.
+/// Divides round by round, so that a slow moment of the machine affects both.
 Summary ratio_of(const std::vector<double>& values, const std::vector<double>& limits);
 
-/// What every report says about its run.
+/// The part of every report that describes its run.
 struct RunDescription {
   std::string bench;    ///< "pool", "codec"
-  bool quick = false;   ///< to see that it runs: no result
+  bool quick = false;   ///< smoke test: no result
   bool json = false;    ///< one JSON line per figure instead of a table
   std::string command;  ///< as typed
 };
@@ -67,17 +67,17 @@ class Report {
  public:
   Report(RunDescription run, Machine machine);
 
-  /// Machine, commit, date, command. Nothing in JSON, as print_heading().
+  /// Machine, commit, date, command. Prints nothing for JSON, like print_heading().
   void print_header() const;
-  /// Of the table that add() makes.
+  /// The heading of the table that add() prints.
   void print_heading() const;
   void add(const Figure& figure) const;
   bool json() const { return run_.json; }
 
-  /// Shows what is being measured, if somebody watches; the next figure wipes it out.
+  /// Shows what is being measured, if stderr is a terminal; the next figure overwrites it.
   void progress(const std::string& what) const;
 
-  /// What the pool of the next figures lies on.
+  /// The medium of the pools for the next figures.
   void set_media(std::string description);
 
  private:
@@ -91,12 +91,12 @@ class Report {
   mutable std::string last_note_;  // not printed again for the next row
 };
 
-/// Prints "bowhead: ..." to stderr; returns the exit code: 1 wrong bytes or a wrong answer, 2 what
-/// was asked for makes no sense, 3 environment.
+/// Prints "bowhead: ..." to stderr; returns the exit code: 1 wrong bytes or a wrong answer, 2
+/// invalid options, 3 environment.
 int complain(const Error& error);
 
-/// Runs `measure`, which prints to stdout, and complains of what it returns or throws: no memory,
-/// or nobody reads what is printed. Returns the exit code.
+/// Runs `measure`, which prints to stdout, and reports its error or exception: out of memory, or
+/// stdout cannot be written. Returns the exit code.
 int exit_code_of(const std::function<Result<void>()>& measure);
 
 /// "10.1 (9.55..10.3) GB/s".

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of the table, and what they share. A function measures its rows and reports each figure.
+// The rows of the table, and their shared parts. A function measures its rows and reports each
+// figure.
 #pragma once
 
 #include <bowhead/format/superblock.h>
@@ -24,12 +25,13 @@ namespace bowhead::bench {
 
 inline constexpr size_t kKeyBytes = 64;
 
-/// Keys as engines make them: 64 hex digits of a hash. Two different (series, number) never agree.
+/// Keys like those of engines: 64 hex digits of a hash. Different (series, number) give different
+/// keys.
 using Key = std::array<char, kKeyBytes>;
 Key make_key(uint64_t series, uint64_t number);
 inline std::string_view view(const Key& key) { return {key.data(), key.size()}; }
 
-/// A pool that is there as long as the object; whoever holds it has not opened it.
+/// A pool that exists as long as the object, which does not open it.
 class BenchPool {
  public:
   static Result<std::unique_ptr<BenchPool>> create(const std::string& locator, uint64_t size_bytes,
@@ -44,21 +46,21 @@ class BenchPool {
   const std::string locator_;
 };
 
-/// A pool as a measuring process sees it: open, with one namespace.
+/// A measuring process's view of the pool: open, with one namespace.
 struct OpenPool {
   Pool pool;
   NamespaceId ns;
 };
 Result<OpenPool> open_bench_pool(const std::string& locator);
 
-/// A pool below its interface, for what the interface cannot do. Nothing is joined.
+/// A pool below its interface, for operations that the interface lacks. Joins no host.
 struct RawPool {
   std::unique_ptr<Media> media;
   bh_superblock superblock;
 };
 Result<RawPool> open_raw_pool(const std::string& locator);
 
-/// Locator, kind of memory and way of publishing, in words.
+/// The locator, the medium and the flush primitive, as text.
 std::string media_text(Pool& pool);
 
 /// A million blocks, for the rows that need many: filled once, by a process that has ended.
@@ -68,7 +70,7 @@ struct LargePool {
   uint64_t block_bytes = 0;
   uint64_t block_count = 0;
   std::string media;
-  std::string note;  ///< why it is smaller than the table asks, if it is
+  std::string note;  ///< why it is smaller than the table requires, if it is
 };
 inline constexpr uint64_t kLargePoolSeries = 1;  ///< of make_key()
 
@@ -81,7 +83,7 @@ struct Bench {
 
   std::vector<int> one_cpu() const { return {machine.cpus.front()}; }
 
-  /// Fills `large` if it is not filled yet.
+  /// Fills `large` unless it is already filled.
   Result<void> need_large_pool();
 };
 

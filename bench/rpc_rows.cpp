@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between two processes through shared lines (pool/core/channel.h): how long one takes,
-// and how many go through. Beside them what the machine gives: a word thrown to and fro, and a ring
-// with two counters, which knows no restarts.
+// Messages between two processes through shared lines (pool/core/channel.h): latency and rate.
+// Beside them the limits of the machine: a word sent back and forth, and a ring with two counters,
+// which cannot detect a restart.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,8 +20,8 @@ using core::Message;
 using core::NativeAccess;
 using Channel = core::Channel<NativeAccess>;
 
-constexpr uint64_t kDepth = 128;  // messages under way
-constexpr uint64_t kBatch = 32;   // sent and taken at once when many go through
+constexpr uint64_t kDepth = 128;  // messages in flight
+constexpr uint64_t kBatch = 32;   // sent and received at once for the rate
 constexpr uint64_t kAreaBytes = (kDepth + 1) * BH_LINE_BYTES;
 
 struct Plan {
@@ -36,7 +36,7 @@ struct Plan {
   static uint32_t section(uint32_t round, Part part) { return round * kParts + part; }
 };
 
-/// Where things lie in the memory that member `me` alone writes.
+/// Offsets in the memory that only member `me` writes.
 struct Place {
   explicit Place(uint32_t me) : channel(me * kHalf) {}
   uint64_t slot(uint64_t number) const { return slots + number % kDepth * BH_LINE_BYTES; }
@@ -63,7 +63,7 @@ class Player {
         channel_(access, own_.channel, peer_.channel, kAreaBytes),
         batch_(kBatch) {}
 
-  /// The answers first: every message that the timed rounds use arrives as it was sent.
+  /// Checks the answers first: every message of the timed rounds arrives as it was sent.
   Result<void> check() {
     channel_.open();
     bool right = true;
@@ -71,7 +71,7 @@ class Player {
     stream(make, [&](uint64_t first, std::span<Message> taken) {
       for (uint64_t i = 0; i < taken.size(); ++i) right &= taken[i] == message_of(first + i);
     });
-    if (!right) return wrong("a message came other than it was sent");
+    if (!right) return wrong("a message arrived changed");
     const uint64_t failed = round_trips(plan_.trips);
     return failed == 0 ? Result<void>{} : wrong(fmt::format("{} wrong answers", failed));
   }
@@ -108,7 +108,7 @@ class Player {
     return access_.load(at);
   }
 
-  /// A word to and fro.
+  /// Sends a word back and forth.
   void ping_pong(uint64_t trips) {
     for (const uint64_t end = thrown_ + trips; thrown_ < end;) {
       ++thrown_;
@@ -129,7 +129,7 @@ class Player {
     }
     return message;
   }
-  /// Questions and answers, or the other side of it; returns how many answers were wrong.
+  /// Sends questions and receives answers, or the reverse; returns the number of wrong answers.
   uint64_t round_trips(uint64_t trips) {
     uint64_t failed = 0;
     for (uint64_t id = 1; id <= trips; ++id) {
@@ -146,8 +146,8 @@ class Player {
     return failed;
   }
 
-  /// One way, in batches: the first member sends what make(number, message) makes, the second calls
-  /// seen(number, messages).
+  /// One way, in batches: the first member sends the results of make(number, message), the second
+  /// calls seen(number, messages).
   template <class Make, class Seen>
   void stream(const Make& make, const Seen& seen) {
     for (uint64_t done = 0; done < plan_.messages;) {
@@ -166,7 +166,7 @@ class Player {
     }
   }
 
-  /// The same through a ring whose two counters say what is there and what was taken.
+  /// The same through a ring whose two counters count messages written and messages taken.
   void ring() {
     for (const uint64_t end = ring_done_ + plan_.messages; ring_done_ < end;) {
       first() ? fill_ring() : drain_ring();
@@ -200,10 +200,10 @@ class Player {
   std::vector<Message> batch_;
   uint64_t thrown_ = 0;
   uint64_t ring_done_ = 0;
-  uint64_t ring_seen_ = 0;  // the peer's counter, when last looked at
+  uint64_t ring_seen_ = 0;  // the peer's counter, when last read
 };
 
-/// Memory that is there as long as the object.
+/// Memory that exists as long as the object.
 class BenchMemory {
  public:
   explicit BenchMemory(const std::string& locator)
@@ -234,7 +234,7 @@ struct Series {
   std::vector<double> values, limits;
 };
 
-/// `amount` by seconds or seconds by `amount`, of each round.
+/// `amount` divided by seconds, or seconds divided by `amount`, for each round.
 Series series(const Team& team, const Plan& plan, Plan::Part part, Plan::Part limit,
               const std::function<double(double seconds)>& figure) {
   Series out;
@@ -306,7 +306,8 @@ Result<void> run_kind(Bench& bench, FlushKind kind) {
 
 Result<void> run_rpc_rows(Bench& bench) {
   if (bench.machine.cpus.size() < 2) {
-    fmt::print(stderr, "bowhead: the rpc rows need two CPUs; one is usable: left out\n");
+    fmt::print(stderr,
+               "bowhead: the rpc rows are skipped: they need two CPUs, but one is usable\n");
     return {};
   }
   if (auto result = run_kind(bench, FlushKind::NONE); !result) return result;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several hosts on one pool: look-ups over the indexes of eight, what it costs that stores are
-// published by flushes, and how soon a dead host's blocks have a new home.
+// Several hosts on one pool: look-ups over the indexes of eight hosts, the cost of publishing
+// stores by flushes, and the time until a dead host's blocks have a new owner.
 //
-// The hosts are handles in one process, or processes of this machine: the caches are coherent here,
-// so what is measured is what the instructions cost, not what a link adds.
+// The hosts are handles in one process, or processes of this machine, whose caches are coherent: so
+// this measures the cost of the instructions, not the latency of a link.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -41,7 +41,7 @@ Result<std::unique_ptr<BenchPool>> make_pool(const std::string& locator, uint64_
                            min_block_bytes, hosts, times);
 }
 
-/// Stores a block whose bytes are left as they are.
+/// Stores a block without writing its bytes.
 Result<void> fill_one(OpenPool& open, const Key& key) {
   auto room = open.pool.reserve(open.ns, view(key), 4096);
   if (!room) return room.error();
@@ -56,8 +56,8 @@ Result<void> fill(OpenPool& open, uint64_t first, uint64_t last, uint64_t step) 
   return {};
 }
 
-/// Waits until `open` finds the block, which another host has stored: a beat or two after that host
-/// joined, and later where the machine is busy.
+/// Waits until `open` finds the block, which another host has stored: a heartbeat or two after that
+/// host joined, and longer where the machine is busy.
 Result<void> await_block(OpenPool& open, const Key& key) {
   const std::string_view wanted = view(key);
   uint8_t found = 0;
@@ -67,7 +67,7 @@ Result<void> await_block(OpenPool& open, const Key& key) {
     if (*count == 1) return {};
     usleep(5'000);
   }
-  return wrong("a host did not hear of another within 10 s");
+  return wrong("a host did not find another host's block within 10 s");
 }
 
 // ---- look-ups over eight hosts ----
@@ -81,7 +81,7 @@ struct Lookup {
   uint32_t rounds;
 };
 
-/// As many keys as there are blocks, in random order; or as many that nobody stored.
+/// As many keys as there are blocks, in random order; or as many that were never stored.
 Result<void> look_up(Member& me, const Lookup& plan) {
   std::vector<OpenPool> hosts;
   for (uint32_t host = 0; host < kLookupHosts; ++host) {
@@ -121,7 +121,7 @@ Result<void> look_up(Member& me, const Lookup& plan) {
       return wrong(fmt::format("{} of {} keys were found", found, present ? plan.blocks : 0));
     for (uint32_t round = 0; round < plan.rounds; ++round) {
       me.time(round * 2 + (present ? 0 : 1), ask);
-      if (found != (present ? plan.blocks : 0)) return wrong("a look-up answered wrongly");
+      if (found != (present ? plan.blocks : 0)) return wrong("a look-up gave a wrong answer");
     }
   }
   return {};
@@ -173,7 +173,7 @@ struct Cost {
   }
 };
 
-/// The pool of one side as its two hosts see it: one puts, the other gets.
+/// The pool of one side, opened by its two hosts: one puts, the other gets.
 struct Pair {
   OpenPool writer, reader;
 };
@@ -195,7 +195,7 @@ Result<void> measure_cost(Member& me, const Cost& plan) {
   me.leave_text(media_text(flushed->writer.pool));
   Pair* pairs[] = {&*coherent, &*flushed};
   for (Pair* pair : pairs) {
-    const uint64_t number = uint64_t{1} << 60;  // no other block's
+    const uint64_t number = uint64_t{1} << 60;  // used by no other block
     const Key key = make_key(kSeries + me.index(), number);
     if (auto stored = fill_one(pair->writer, key); !stored) return stored;
     if (auto heard = await_block(pair->reader, key); !heard) return heard;
@@ -231,7 +231,7 @@ Result<void> measure_cost(Member& me, const Cost& plan) {
           pass();  // checks, and touches every page
         else
           me.time(Cost::section(round - 1, operation, side), pass);
-        if (operation == GET && from != to) return wrong("blocks came back changed");
+        if (operation == GET && from != to) return wrong("blocks were not returned exactly");
       }
     }
     for (Pair* pair : pairs) {
@@ -242,7 +242,7 @@ Result<void> measure_cost(Member& me, const Cost& plan) {
     }
     if (failed != Status::OK)
       return wrong(fmt::format("put, get or remove failed: {}", status_name(failed)));
-    usleep(300'000);  // until what was removed has settled and is free
+    usleep(300'000);  // until the removed blocks have settled and are free
   }
   return {};
 }
@@ -290,9 +290,9 @@ Result<void> run_cost(Bench& bench, const std::vector<int>& cpus) {
 
 // ---- adoption ----
 
-constexpr SharingTimes kSoonDead{.dead_ms = 2000};  // a shorter wait for what is timed
+constexpr SharingTimes kSoonDead{.dead_ms = 2000};  // a shorter wait before the timed part
 
-/// Host 1: stores its blocks, says so by closing the pipe, and lives until it is killed.
+/// Host 1: stores its blocks, reports that by closing the pipe, and lives until it is killed.
 [[noreturn]] void live_as_host_1(const std::string& locator, uint64_t blocks, int done) {
   auto open = open_as(locator, 1);
   if (!open || !fill(*open, 0, blocks, 1)) _exit(1);
@@ -301,7 +301,7 @@ constexpr SharingTimes kSoonDead{.dead_ms = 2000};  // a shorter wait for what i
   for (;;) pause();
 }
 
-/// What the words of all hosts say, read behind the pool's back.
+/// The words of all hosts, read behind the pool's back.
 class Watcher {
  public:
   explicit Watcher(RawPool raw)
@@ -326,7 +326,7 @@ class Watcher {
   core::NativeAccess access_;
 };
 
-/// One death. Seconds from the decision to custody; every block is there all the while.
+/// One death. Seconds from the decision to custody; every block must be found all the while.
 Result<double> time_adoption(const std::string& locator, uint64_t blocks) {
   int ends[2];
   if (pipe(ends) != 0) return Error{Status::SYSTEM, "pipe failed"};
@@ -346,7 +346,7 @@ Result<double> time_adoption(const std::string& locator, uint64_t blocks) {
   const auto heard = filled && open ? await_block(*open, make_key(kSeries, 0)) : Result<void>{};
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  if (!filled) return wrong("the host that was to die could not store its blocks");
+  if (!filled) return wrong("host 1 could not store its blocks");
   if (!open) return open.error();
   if (!raw) return raw.error();
   if (!heard) return heard.error();
@@ -359,14 +359,14 @@ Result<double> time_adoption(const std::string& locator, uint64_t blocks) {
   while (!watcher.all_adopted()) {
     if (decided_ns == 0 && watcher.decided()) decided_ns = now_ns();
     if (!open->pool.get(open->ns, view(make_key(kSeries, random.below(blocks))), {&to, 1}))
-      return wrong("a block of the dead host was not to be had");
-    usleep(20);  // the beats need this CPU too
-    if (now_ns() > deadline_ns) return wrong("nobody adopted the dead host's extents");
+      return wrong("a block of the dead host could not be read");
+    usleep(20);  // the heartbeats need this CPU too
+    if (now_ns() > deadline_ns) return wrong("no host adopted the dead host's extents");
   }
   const uint64_t end_ns = now_ns();
   for (uint64_t i = 0; i < blocks; ++i) {
     if (!open->pool.get(open->ns, view(make_key(kSeries, i)), {&to, 1}))
-      return wrong("a block was lost by adoption");
+      return wrong("a block was lost in the adoption");
   }
   return static_cast<double>(end_ns - decided_ns) * 1e-9;
 }

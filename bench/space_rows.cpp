@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of the medium holds committed payload when the pool says NO_SPACE, after blocks of many
-// sizes came and went for ten times the pool's size. Payload bytes are never written: space does
-// not depend on them.
+// The share of the medium that holds committed payload when the pool returns NO_SPACE, after blocks
+// of many sizes came and went for ten times the pool's size. Payload bytes are never written: space
+// does not depend on them.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint64_t kSmallest = 16u << 10;
 constexpr uint64_t kLargest = 2u << 20;
-constexpr uint32_t kSamples = 8;      // times that the pool is full after the turnovers
-constexpr uint64_t kPartRemoved = 8;  // an eighth of the payload goes before each refill
+constexpr uint32_t kSamples = 8;      // number of times that the pool is filled after the turnovers
+constexpr uint64_t kPartRemoved = 8;  // an eighth of the payload is removed before each refill
 
 enum class Sizes { POWERS_OF_TWO, PAGES };
 
@@ -26,7 +26,7 @@ struct Plan {
   Sizes sizes;
 };
 
-/// Puts and removes at random, and keeps account of what must be there.
+/// Puts and removes at random, and records which blocks must be stored.
 class Churn {
  public:
   Churn(const Plan& plan, OpenPool open) : plan_(plan), open_(std::move(open)), random_(1) {}
@@ -66,8 +66,8 @@ class Churn {
     return std::min(pages * 4096, kLargest);
   }
 
-  /// Puts until the pool is full. The size that did not fit comes first next time: dropping it
-  /// would make the mix smaller than it was asked to be.
+  /// Puts until the pool is full. The size that did not fit is the first of the next fill: dropping
+  /// it would make the mix smaller than requested.
   Result<void> fill() {
     for (;;) {
       if (next_ == 0) next_ = draw();
@@ -98,7 +98,7 @@ class Churn {
     return fill();
   }
 
-  /// The pool lists exactly our blocks, and no two of them overlap.
+  /// The pool must list exactly these blocks, and no two of them may overlap.
   Result<void> check() {
     std::unordered_map<std::string, uint64_t> expected;
     for (const Block& block : blocks_) expected.emplace(view(block.key), block.length);
@@ -112,7 +112,7 @@ class Churn {
     });
     if (status != Status::OK) return Error{status, "list failed"};
     if (matched != expected.size() || places.size() != expected.size()) {
-      return wrong(fmt::format("{} blocks were put, {} are listed, {} of them as put",
+      return wrong(fmt::format("{} blocks were put, but {} are listed, {} of them as put",
                                expected.size(), places.size(), matched));
     }
     std::sort(places.begin(), places.end());

@@ -34,7 +34,7 @@ uint64_t now_ns() {
 
 void die_with_parent(int parent_pid) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent_pid) _exit(1);  // it died before we asked
+  if (getppid() != parent_pid) _exit(1);  // the parent died before prctl()
 }
 
 uint32_t Member::count() const { return team_.count(); }
@@ -71,7 +71,7 @@ Team::Team(std::vector<int> cpus, uint32_t sections, uint32_t numbers)
   pthread_barrierattr_destroy(&attributes);
 }
 
-// The barrier is not destroyed: a member that was killed in it would make that wait for ever.
+// The barrier is not destroyed: if a member was killed in it, that would block for ever.
 Team::~Team() { munmap(shared_, shared_bytes_); }
 
 Team::Interval& Team::interval(uint32_t member, uint32_t section) const {

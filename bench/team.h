@@ -2,7 +2,7 @@
 // Processes that measure together: one per CPU, each with its own mapping of the pool, starting
 // every timed section at the same moment.
 //
-// A handle of a pool does not survive fork(), so pools are opened by members, never by who forks
+// A handle of a pool does not survive fork(), so members open pools, never the process that forks
 // them.
 #pragma once
 
@@ -18,12 +18,13 @@ namespace bowhead::bench {
 /// CLOCK_MONOTONIC: the same in all processes.
 uint64_t now_ns();
 
-/// Dies with its parent. Call first thing in a forked child, with the parent's getpid().
+/// Makes this process die with its parent. Call it first in a forked child, with the parent's
+/// getpid().
 void die_with_parent(int parent_pid);
 
 class Team;
 
-/// What a process of a team sees of it.
+/// A member's view of its team.
 class Member {
  public:
   uint32_t index() const { return index_; }
@@ -32,7 +33,8 @@ class Member {
   /// Waits for all members, then runs and times `work`; `section` is below the team's count.
   void time(uint32_t section, const std::function<void()>& work);
 
-  /// Leaves a number for whoever runs the team; `place` is below the team's count of numbers.
+  /// Leaves a number for the process that runs the team; `place` is below the team's count of
+  /// numbers.
   void leave(uint32_t place, double number);
 
   /// Leaves a text of up to 400 bytes.
@@ -47,14 +49,15 @@ class Member {
 
 class Team {
  public:
-  /// One member is pinned to each of `cpus`. `sections` can be timed and `numbers` left by each.
+  /// One member is pinned to each of `cpus`. Each can time `sections` sections and leave `numbers`
+  /// numbers.
   Team(std::vector<int> cpus, uint32_t sections, uint32_t numbers);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   /// Runs `body` in every member and waits. Returns the error of a member that failed (the others
-  /// are ended), SYSTEM if one died or could not be made. Once per team.
+  /// are ended), SYSTEM if one died or could not be created. Once per team.
   Result<void> run(const std::function<Result<void>(Member&)>& body);
 
   uint32_t count() const { return static_cast<uint32_t>(cpus_.size()); }

@@ -29,7 +29,7 @@ def bfloats(words):
 
 
 def coded_size(bits):
-    """Bytes of a plane by nibbles, by zstd, or as it is."""
+    """Bytes of a plane by nibbles, by zstd, or stored."""
     data = np.packbits(bits, bitorder="little")
     some = np.count_nonzero(data & 15) + np.count_nonzero(data >> 4)
     zstd = [ZSTD.ZSTD_compress(ROOM, len(ROOM), data.tobytes(), data.size, n) for n in (-1, 1)]
@@ -37,7 +37,7 @@ def coded_size(bits):
 
 
 class Tile:
-    """What a frame holds of 512 tokens, in units of the channel."""
+    """The content of a frame of 512 tokens, in units of the channel."""
 
     def __init__(self, words, first):
         self.exponent, self.significand = words >> 7 & 255, words & 127 | 128
@@ -65,11 +65,11 @@ class Tile:
         self.rest_bits = np.where(whole > 0, below, 7).sum(axis=1)
 
     def middles(self, planes):
-        """What the first planes show, less the centre; off by at most 2^(8 - planes)."""
+        """The value of the first planes, less the centre; error at most 2^(8 - planes)."""
         return self.sign * ((self.magnitude >> 9 - planes << 9 - planes) + 2.0 ** (8 - planes))
 
     def scaled(self, planes):
-        """Middles, scaled by channel to come as close as they can."""
+        """Middles, scaled by channel to the least error."""
         middles, apart = self.middles(planes), self.values / self.unit - self.centre
         return middles * (middles * apart).sum(axis=0) / (middles**2).sum(axis=0)
 
@@ -103,7 +103,7 @@ class Head:
         return mask
 
     def plane_bytes(self, plane, lines):
-        """That reading these lines of a plane takes, for each query."""
+        """Bytes read for these lines of a plane, for each query."""
         if plane not in self.coded:
             return lines.sum(axis=1) * LINE
         sizes = np.ceil(np.array([tile.sizes[plane] for tile in self.tiles]) / LINE) * LINE
@@ -130,12 +130,12 @@ def lines_of(tokens):
 
 
 def fold(masks):
-    """What any query of a group reads."""
+    """The union of what the queries of a group read."""
     return masks.reshape(GROUP, -1, masks.shape[1]).any(axis=0)
 
 
 class Search:
-    """The exact search of all queries of a head: what it reads. `first` planes are read of all."""
+    """Reads of the exact search of all queries of a head; `first` planes for all tokens."""
 
     def __init__(self, head, first, seeded, coded):
         self.head, self.first, self.seeded, head.coded = head, first, seeded, coded
@@ -153,7 +153,7 @@ class Search:
         head, k, level = self.head, self.k[query], np.full(CONTEXT, self.first)
 
         def undecided():
-            """Those that may be among the k best and may not be; and those that are."""
+            """Tokens that may or may not be among the k best; and tokens that are."""
             middle = np.choose(level, [scores[query] for scores in self.middle])
             reach = np.choose(level, [bound[query] for bound in self.reach])
             tau = -np.partition(reach - middle, k - 1)[k - 1]  # k keys score as much
@@ -176,10 +176,10 @@ class Search:
         self.rest[query], certain = undecided()
         score = np.where(self.rest[query], head.exact[query], np.where(certain, np.inf, -np.inf))
         found = np.argsort(-score, kind="stable")[:k]
-        assert set(found) == set(head.order[query, :k]), "not the set that exact scores give"
+        assert set(found) == set(head.order[query, :k]), "differs from the set by exact scores"
 
     def shares(self, scores_too, grouped):
-        """Of the bf16 bytes, by query or group: planes of all, each later one, rest, heads."""
+        """Shares of bf16 bytes, by query or group: planes of all, each later one, rest, heads."""
         head, some = self.head, fold if grouped else lambda masks: masks
         top = head.best(self.k) if scores_too else np.zeros(head.seen.shape, bool)
         lines = [some(read | lines_of(top)) for read in self.lines]
@@ -275,7 +275,7 @@ def print_approximate(heads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True, help="folder of kv-gpt12m-tech")
-    parser.add_argument("--every", type=int, default=1, help="look at each so many-th query only")
+    parser.add_argument("--every", type=int, default=1, help="use only every N-th query")
     arguments = parser.parse_args()
     read = lambda name, kind: np.fromfile(os.path.join(arguments.data, name), dtype=kind)
     keys = read("k.bf16.bin", "<u2").astype(int).reshape(-1, CONTEXT, CHANNELS)

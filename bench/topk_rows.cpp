@@ -46,13 +46,14 @@ struct Figure {
 };
 
 struct ExactRow {
-  Figure share, together;  ///< of the bytes of the visible keys: of a query; of a group, once
+  Figure share,
+      together;  ///< share of the bytes of the visible keys, for a query; for a group, counted once
 };
 struct NearRow {
   Figure recall, mass, of_all, bits;
   std::vector<double> rates;
 };
-/// Tokens per second: of opening a frame, else of a call for the queries of a group.
+/// Tokens per second: for opening a frame; otherwise for a call with the queries of a group.
 struct Rates {
   std::vector<double> open, decode, rows, exact;
 };
@@ -90,7 +91,7 @@ class Head {
   }
 
   std::span<const PlaneKeys* const> blocks() const { return pointers_; }
-  /// The other way: all frames that have one of the first tokens decoded, then searched as rows.
+  /// The alternative: decodes all frames with one of the first tokens, then searches rows.
   void search_rows(const ndp::Queries& queries, uint32_t seen, uint32_t k, Rates& rates) {
     rows_.resize(keys_.head(0).size());
     std::vector<ndp::KeySpan> blocks;
@@ -107,7 +108,7 @@ class Head {
       BOWHEAD_ASSERT(!best.hits(0).empty());
     }));
   }
-  /// Of the first tokens.
+  /// Scores of the first tokens.
   std::vector<double> scores(std::span<const float> query, uint32_t count) const {
     const double scale = static_cast<double>(scale_of(keys_.channels()));
     std::vector<double> scores(count);
@@ -139,7 +140,7 @@ class Head {
   std::vector<const PlaneKeys*> pointers_;
 };
 
-/// The best by score, of equal ones the first.
+/// The best by score; of equal ones the first.
 std::vector<uint32_t> best_of(const std::vector<double>& scores, uint32_t k) {
   std::vector<uint32_t> order(scores.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -184,7 +185,7 @@ class TopKRows {
     return some;
   }
   uint32_t group() const { return queries_.heads() / keys_.heads(); }
-  /// Of a group of heads at one position.
+  /// The queries of a group of heads at one position.
   std::vector<float> queries_at(uint32_t head, size_t at) const {
     std::vector<float> values;
     for (uint32_t q = 0; q < group(); ++q) {
@@ -231,7 +232,7 @@ Result<void> TopKRows::measure_exact(Head& head, uint32_t h, size_t at) {
     const auto want = best_of(head.scores(query, seen), k);
     for (uint32_t i = 0; i < k; ++i) {
       if (answer->hits[q][i].token != want[i])
-        return Error{Status::DAMAGED, "the best keys are not those that score best"};
+        return Error{Status::DAMAGED, "the keys found are not those with the best scores"};
     }
     exact_.share.add(static_cast<double>(answer->bytes_read[q]) / plain);
   }
@@ -277,7 +278,7 @@ void TopKRows::measure_near(const Head& head, uint32_t h, size_t at) {
   }
 }
 
-/// Medians.
+/// Prints medians.
 void TopKRows::print_rates(bool json, nlohmann::json line) const {
   std::vector<double> both;
   for (size_t i = 0; i < rates_.rows.size(); ++i)

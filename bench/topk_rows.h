@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What finding the best keys takes by ndp/plane_keys.h: part of `bowhead-bench recall`.
+// The cost of finding the best keys by ndp/plane_keys.h: part of `bowhead-bench recall`.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace bowhead::bench {
 
-/// Looks at the queries of all heads at these positions, at every so many-th one if they are many,
-/// and prints. Exact answers are compared with scores of the keys themselves: DAMAGED if one
-/// differs. Sets whose positions are too early are left out.
+/// Searches with the queries of all heads at these positions, or at every n-th position if there
+/// are many, and prints. Exact answers are compared with scores of the keys themselves: DAMAGED if
+/// one differs. Sets whose positions are too early are skipped.
 Result<void> measure_top_k(const KvTensor& keys, const KvTensor& queries,
                            const std::vector<uint32_t>& positions, bool json,
                            const std::string& command);

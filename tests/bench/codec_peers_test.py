@@ -79,7 +79,7 @@ class CodecPeers(unittest.TestCase):
         self.write_data()
         done = self.run_script("-1")
         self.assertEqual(done.returncode, 1)
-        self.assertIn("set keys bf16: a block came back changed", done.stderr)
+        self.assertIn("set keys bf16: a block was not restored exactly", done.stderr)
         self.assertEqual(done.stdout, "")
 
     def test_data_must_be_there(self):

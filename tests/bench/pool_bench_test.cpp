@@ -117,7 +117,7 @@ TEST_F(PoolBench, RemovesItsPoolWhenInterrupted) {
   EXPECT_FALSE(pool_exists());
 }
 
-TEST_F(PoolBench, LeavesAPoolOfSomebodyElseAlone) {
+TEST_F(PoolBench, LeavesAForeignPoolAlone) {
   CreateOptions create;
   create.size_bytes = 16u << 20;
   ASSERT_TRUE(Pool::create(options_.locator, create));
