@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI's own work: arguments, handles, the sentence of the last error. What the pool does is
-// tested where the pool is; a program that uses it all is c_program.c.
+// The code of the C ABI itself: arguments, handles, the text of the last error. The pool's
+// behaviour is tested with the pool; c_program.c is a program that uses all of it.
 #include <bowhead/bowhead.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -166,7 +166,7 @@ TEST(AbiCreate, RefusesOptionsOfUnknownSize) {
   EXPECT_REFUSED(bh_pool_create("shm:bowhead-never", &options), "struct_bytes");
 }
 
-// A program built against the first header passes a shorter struct, and whatever lies behind it.
+// A program built against the first header passes a shorter struct, followed by any other data.
 TEST(AbiCreate, TakesShorterOptionsAndLooksNoFurther) {
   bh_create_options options = options_of(32u << 20);
   options.struct_bytes = 48;
@@ -193,8 +193,8 @@ TEST(AbiCreate, GivesThePoolItsMode) {
   EXPECT_REFUSED(bh_pool_create(locator.c_str(), &options), "0666");
 }
 
-// A program built against a later header passes a longer struct: fine, as long as it asks for
-// nothing that this library does not know.
+// A program built against a later header passes a longer struct: allowed, as long as all members
+// that this library does not know are zero.
 TEST(AbiCreate, TakesLongerOptionsOnlyIfTheRestIsZero) {
   struct Later {
     bh_create_options options;
@@ -360,7 +360,7 @@ TEST_F(Abi, EndedReservationsAreClosedAlsoThroughACopy) {
   EXPECT_EQ(bh_abort(pool_, &copy), BH_CLOSED);
 
   ASSERT_EQ(bh_reserve(pool_, ns_, key_of("b"), 100, &room), BH_OK);
-  EXPECT_EQ(bh_abort(pool_, &copy), BH_CLOSED);  // an old number never means a new reservation
+  EXPECT_EQ(bh_abort(pool_, &copy), BH_CLOSED);  // an old number never denotes a new reservation
   EXPECT_EQ(bh_abort(pool_, &room), BH_OK);
   EXPECT_EQ(bh_abort(pool_, &room), BH_CLOSED);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A C11 program against libbowhead.so, with nothing but its header: blocks put by one process are
- * got by another, by copy, in place and by lease. */
+/* A C11 program that uses libbowhead.so through its header only: one process puts blocks, another
+ * gets them, by copy, in place and by lease. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <bowhead/bowhead.h>
@@ -47,7 +47,7 @@ static bh_pool* open_pool(bh_namespace_id* ns) {
   return pool;
 }
 
-/* Even blocks by put in two pieces, odd ones in place. */
+/* Even blocks by put in two parts, odd ones in place. */
 static void writer(void) {
   bh_namespace_id ns;
   bh_pool* pool = open_pool(&ns);
@@ -122,7 +122,7 @@ static void read_by_lease(bh_pool* pool, bh_namespace_id ns) {
   free(expected);
 }
 
-/* A block that is removed after the lease's time was over. */
+/* A block that is removed after its lease has expired. */
 static void let_a_lease_lapse(bh_pool* pool, bh_namespace_id ns) {
   const struct timespec pause = {0, 50000000};
   char text[KEY_BYTES];

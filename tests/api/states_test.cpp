@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every function of the C ABI in every state of a handle and with every kind of wrong argument: a
-// documented status, no crash, no hang. The table of functions is compared with the header, so that
-// a new function without a row fails.
+// Every function of the C ABI in every state of a handle and with every kind of wrong argument: it
+// must return a documented status, without crash or hang. The table of functions is compared with
+// the header, so that a new function without a row fails.
 //
 // The cells of a state run in a child process that enters the state anew and has a time limit for
-// each; after one that crashes or hangs, the next child goes on behind it.
+// each cell; after a cell that crashes or hangs, the next child continues with the next cell.
 #include <bowhead/bowhead.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -47,8 +47,8 @@ constexpr const char* kStateNames[STATES] = {"Fresh",      "SeveralHosts", "Fork
                                              "Busy",       "Fenced",       "Observed",
                                              "LeasesFull", "PoolFull",     "Observing"};
 
-/// What a cell works with, its own: a key that is stored, one that is not, open reservations and
-/// leases to be ended in good order and to be misused.
+/// The objects of one cell: a stored key, a key that is not stored, and open reservations and
+/// leases, some to be ended correctly and some to be misused.
 struct Props {
   std::string stored, absent, room_key[2];
   bh_reservation room = sized<bh_reservation>(), misused_room = room;
@@ -58,7 +58,7 @@ struct Props {
 struct Scene {
   std::string locator;
   bh_pool* pool = nullptr;
-  bh_pool* closed_last = nullptr;  ///< whose are the reservations and leases, if not of `pool`
+  bh_pool* closed_last = nullptr;  ///< owner of the reservations and leases, if it is not `pool`
   bh_namespace_id ns = 0;
   std::vector<Props> of_cells;
   Props* own = nullptr;
@@ -89,7 +89,7 @@ bh_create_options options_of(uint64_t size_bytes) {
 
 // ---- the functions ----
 
-/// A function with good arguments, what it answers in each state, and calls of it with bad ones.
+/// A function with good arguments, its status in each state, and calls of it with bad arguments.
 struct Function {
   const char* name;
   bh_status (*call)(Scene& s);
@@ -100,18 +100,18 @@ struct Function {
 constexpr std::array<bh_status, STATES> same(bh_status status) {
   return {status, status, status, status, status, status, status, status, status};
 }
-/// What reads.
+/// The statuses of a function that reads.
 constexpr std::array<bh_status, STATES> reads(bh_status busy = BH_OK) {
   return {BH_OK, BH_OK, BH_FORKED, busy, BH_OK, BH_OK, BH_OK, BH_OK, BH_OK};
 }
-/// What stores or leases.
+/// The statuses of a function that stores or leases.
 constexpr std::array<bh_status, STATES> stores(bh_status busy, bh_status leases_full = BH_OK,
                                                bh_status pool_full = BH_OK,
                                                bh_status fenced = BH_HOST_FENCED) {
   return {BH_OK, BH_OK, BH_FORKED, busy, fenced, BH_OK, leases_full, pool_full, BH_READ_ONLY};
 }
 
-/// The same but for a handle that only looks.
+/// The statuses of a function that an observer may call.
 constexpr std::array<bh_status, STATES> observing(std::array<bh_status, STATES> answers,
                                                   bh_status answer) {
   answers[OBSERVING] = answer;
@@ -124,7 +124,7 @@ bh_status get(Scene& s, bh_key key, size_t room, uint64_t* length) {
   return bh_get(s.pool, s.ns, key, &piece, 1, length);
 }
 
-/// The calls that take a namespace and a key, with each that is not there or cannot be.
+/// Calls that take a namespace and a key, with each kind of absent or invalid one.
 template <class Call>
 void misuse_key(Scene& s, Call call, bh_status long_key = BH_KEY_TOO_LONG) {
   const std::string too_long(513, 'k');
@@ -137,7 +137,7 @@ void misuse_key(Scene& s, Call call, bh_status long_key = BH_KEY_TOO_LONG) {
   EXPECT_STATUS(call(s.pool, s.ns, bh_key{too_long.data(), SIZE_MAX}), long_key);
 }
 
-/// The calls that take a list of keys.
+/// Calls that take a list of keys.
 template <class Call>
 void misuse_keys(Scene& s, Call call) {
   const bh_key one = s.key(), bad = {nullptr, 1};
@@ -153,7 +153,7 @@ void misuse_keys(Scene& s, Call call) {
   EXPECT_STATUS(call(s.pool, s.ns, odd, 2), BH_OK);
 }
 
-/// The calls that end a reservation, with one that is none.
+/// Calls that end a reservation, with an invalid one.
 template <class End>
 void misuse_reservation(Scene& s, End end) {
   auto copy = s.own->misused_room, present = sized<bh_reservation>(), none = present;
@@ -338,7 +338,7 @@ bh_status commit_summed(bh_pool* pool, bh_reservation* room) {
                           is_open ? bh_checksum(room->data, room->length_bytes) : uint64_t{0});
 }
 
-/// One of the lists, of which each has an entry at least; the first ends it.
+/// A list function. Each list has at least one entry; the first visit ends it.
 template <class T, class List>
 bh_status list(Scene& s, List call) {
   int seen = 0;
@@ -625,7 +625,7 @@ const Function kFunctions[] = {
        EXPECT_INVALID(bh_pool_scavenge(nullptr, nullptr));
        EXPECT_STATUS(bh_pool_scavenge(s.pool, nullptr), BH_OK);
      }},
-    // These end the handle, and so come last.
+    // These end the handle, and so they come last.
     {"bh_pool_leave", [](Scene& s) { return bh_pool_leave(s.pool); },
      observing(reads(), BH_READ_ONLY), [](Scene& s) { EXPECT_INVALID(bh_pool_leave(nullptr)); }},
     {"bh_pool_close",
@@ -650,7 +650,8 @@ TEST(AbiTable, EveryFunctionOfTheHeaderHasARow) {
   EXPECT_EQ(listed, declared);
 }
 
-/// The statuses that the header lists for each function, itself or as those of another.
+/// The statuses that the header lists for each function, directly or by reference to another
+/// function.
 std::map<std::string, std::set<std::string>> documented_statuses(const std::string& header) {
   std::map<std::string, std::set<std::string>> of;
   const std::regex name("\\b(bh_[a-z_]+)\\($"), status("BH_[A-Z_]+");
@@ -671,7 +672,7 @@ std::map<std::string, std::set<std::string>> documented_statuses(const std::stri
   return of;
 }
 
-/// What a program has to reckon with stands in the header.
+/// The header lists every status that a program must expect.
 TEST(AbiTable, EveryAnswerIsDocumented) {
   std::ifstream in(BOWHEAD_HEADER);
   const std::string text{std::istreambuf_iterator<char>(in), {}};
@@ -691,8 +692,8 @@ TEST(AbiTable, EveryAnswerIsDocumented) {
 
 // ---- the states ----
 
-/// Others that make a state, in processes of their own: they are told to begin, answer, and stay as
-/// they are until they are killed.
+/// Other processes that create a state: each receives a start signal, answers, and keeps the state
+/// until it is killed.
 class Companion {
  public:
   explicit Companion(const std::function<bool()>& work) {
@@ -725,7 +726,7 @@ class Companion {
   bool worked_ = false;
 };
 
-/// Takes the lock of every key here, and that of the table of namespaces, and stops.
+/// Takes the locks of all keys and of the table of namespaces, and stops.
 bool hold_locks(const Scene& s) {
   auto media = open_media(s.locator);
   if (!media) return false;
@@ -750,7 +751,7 @@ bool fill_leases(const Scene& s) {
   return last == Status::LIMIT_REACHED;
 }
 
-/// Host 1 is there, and sees host 0 declared dead while that is stopped.
+/// Host 1 is open, and sees host 0, which is stopped, declared dead.
 bool declare_dead(const Scene& s, pid_t of_host_0) {
   static auto opened = Pool::open(s.locator, {.host = 1});
   if (!opened) return false;
@@ -783,11 +784,11 @@ class AbiStates : public ::testing::TestWithParam<int> {
     return state() == FRESH || state() == BUSY || state() == LEASES_FULL || state() == POOL_FULL;
   }
 
-  /// In the child. The companions that keep it, or nothing if it cannot be entered.
+  /// In the child: starts the companions that keep the state; false if the state cannot be entered.
   bool enter(std::vector<std::unique_ptr<Companion>>& companions);
-  /// Cells from `first` on, each answered through `to` by its faults and a zero byte.
+  /// Runs the cells from `first` on; for each, writes its faults and a zero byte to `to`.
   [[noreturn]] void run_cells(size_t first, int to);
-  /// The function of the cell behind the last one that was answered.
+  /// Returns the index after the last cell that was answered.
   size_t run_child(size_t first);
 
   Scene scene_;
@@ -852,7 +853,7 @@ void AbiStates::run_cells(size_t first, int to) {
     fmt::print(stderr, "{} cannot be entered: {}\n", kStateNames[state()], bh_last_error());
     _exit(1);
   }
-  // The child of a fork has the handle of its parent, which stays as it is meanwhile.
+  // The child of a fork has the handle of its parent, which does not change meanwhile.
   if (state() == FORKED) {
     const pid_t child = fork();
     if (child != 0) {
@@ -911,8 +912,8 @@ TEST_P(AbiStates, EveryFunctionAnswersAsDocumented) {
   for (size_t at = 0; at < kFunctionCount && !HasFatalFailure();) at = run_child(at);
 }
 
-/// Whether a file with this in its name is mapped. Allocates nothing: AddressSanitizer's allocator
-/// does not survive a fork while another thread allocates.
+/// Whether a file with this string in its name is mapped. Allocates nothing: AddressSanitizer's
+/// allocator does not survive a fork while another thread allocates.
 bool is_mapped(const char* name) {
   static char maps[1 << 20];
   const int file = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -927,7 +928,7 @@ bool is_mapped(const char* name) {
   return std::strstr(maps, name) != nullptr;
 }
 
-/// Whatever the threads of the parent are doing at the fork.
+/// Must work at any state of the parent's threads at the fork.
 TEST(AbiFork, AChildClosesWhatItInheritedAndTouchesNothingElse) {
   CreateOptions options;
   options.size_bytes = 48 << 20;

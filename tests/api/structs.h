@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The structs of the C ABI with their sizes set, as its functions want them.
+// The structs of the C ABI with their sizes set.
 #pragma once
 
 #include <bowhead/bowhead.h>

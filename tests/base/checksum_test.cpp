@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums and copies of base/, against the library's plain functions and against each other.
+// Checksums and copies of base/, compared with the library's plain functions and with each other.
 #include "base/checksum.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ std::vector<IsaLevel> levels_here() {
 }
 
 TEST(Checksum, FrozenValues) {
-  // Stored in pools: these numbers may never change.
+  // Stored in pools: these numbers must never change.
   std::vector<std::byte> bytes(10000);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 256);
   EXPECT_EQ(hash64(bytes.data(), 100), XXH3_64bits(bytes.data(), 100));
@@ -154,7 +154,7 @@ TEST_P(ChecksumCopyTest, ScatteredAppends) {
     const std::vector<std::byte> bytes = random_bytes(size, 100 + round);
     Canaried destination(size, random.below(64));
     ChecksumCopy copy(streaming());
-    // Mostly small steps, now and then nothing, and whole pieces.
+    // Mostly small steps, sometimes none, and whole pieces.
     const uint64_t step_max = 1 + random.below(random.below(4) == 0 ? 20'000 : 3'000);
     for (size_t at = 0; at < size;) {
       const size_t step = std::min<size_t>(
@@ -168,8 +168,8 @@ TEST_P(ChecksumCopyTest, ScatteredAppends) {
   }
 }
 
-// The promise that makes an optimistic read safe. A version that summed the source and then copied
-// it would soon be caught here.
+// The property that makes an optimistic read safe. A version that sums the source and then copies
+// it would soon fail here.
 TEST_P(ChecksumCopyTest, SumIsOfTheBytesStoredWhileTheSourceChanges) {
   constexpr size_t kSize = 1'000'003;
   std::vector<uint64_t> source(kSize / 8 + 9);

@@ -41,7 +41,7 @@ TEST(Coherence, SupportedKindsAreTheCpus) {
   EXPECT_EQ(has(FlushKind::CLFLUSH), cpu_features().clflush);
 }
 
-// On memory of one coherence domain no flush may change a byte, wherever the range begins and ends.
+// On memory of one coherence domain no flush may change a byte, whatever the ends of the range.
 TEST(Coherence, FlushesKeepTheBytes) {
   constexpr size_t kSize = 4096;
   alignas(64) static std::byte memory[kSize + 128];

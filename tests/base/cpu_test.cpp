@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CPU features are found once in the life of a process, so each case starts this program anew, with
-// --report, in the environment that it is about.
+// A process detects CPU features only once, so each case starts this program again, with --report,
+// in the environment under test.
 #include "base/cpu.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace bowhead {
 namespace {
 
-// The level, then the checksum of fixed bytes by way of that level.
+// The level, then the checksum of fixed bytes computed at that level.
 int report() {
   std::vector<unsigned char> bytes(100'000);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<unsigned char>(i * 31);

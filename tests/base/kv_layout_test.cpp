@@ -29,7 +29,7 @@ KvLayout random_layout(Random& random) {
   return l;
 }
 
-/// How many scales a block has, counted from the text of the format header.
+/// The number of scales in a block, counted from the text of the format header.
 uint64_t scales_in(const KvLayout& l, uint64_t tokens) {
   uint64_t count = 0;
   for (uint32_t part = 0; part < l.parts; ++part) {
@@ -156,7 +156,7 @@ TEST(KvLayout, WhatNoBlockCanHaveIsNamed) {
   }
 }
 
-/// Shared bytes are read by it: whatever they are, it answers, and text comes of them.
+/// Layouts are also read from shared memory: any bytes must give a result and a text.
 TEST(KvLayout, AnyBytesAreCheckedAndWritten) {
   Random random(2);
   int good = 0;

@@ -9,7 +9,7 @@ namespace bowhead {
 namespace {
 
 TEST(Random, NumbersAreFrozen) {
-  // Computed apart from this code, from the definitions of xoshiro256** and splitmix64.
+  // Computed independently, from the definitions of xoshiro256** and splitmix64.
   Random random(0);
   EXPECT_EQ(random.next(), 0x99EC5F36CB75F2B4u);
   EXPECT_EQ(random.next(), 0xBF6E1F784956452Au);

@@ -12,7 +12,7 @@
 namespace bowhead {
 namespace {
 
-// A second copy, by hand: numbers are part of the ABI. Append, never change.
+// A second copy, by hand: the numbers are part of the ABI. Append, never change.
 const std::vector<std::pair<int, std::string>> kFrozen = {
     {0, "OK"},
     {1, "NOT_FOUND"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A benchmark run in a process of its own, and the JSON lines that it prints.
+// Runs a benchmark in its own process and captures the JSON lines that it prints.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ class CapturedRun {
   CapturedRun& operator=(const CapturedRun&) = delete;
   ~CapturedRun() { unlink(output_.c_str()); }
 
-  /// Returns the exit code that `run` returns, or -1.
+  /// Returns the exit code of `run`, or -1.
   template <class Run>
   int operator()(Run run) {
     const pid_t child = fork();

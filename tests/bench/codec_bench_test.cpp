@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The comparison of codecs and the recall of prefixes run, say what docs/bench.md promises, and
-// refuse data that is not what it says. No speed is judged.
+// The comparison of codecs and the recall of prefixes run, report what docs/bench.md promises, and
+// refuse data that does not match its description. No speed is asserted.
 #include "bench/codec_bench.h"
 
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ TEST_F(CodecBench, MeasuresEveryCodecOnTheSameBlocks) {
   }
   EXPECT_EQ(rows["planes alone"], (std::set<std::string>{"encode", "decode"}));
   EXPECT_EQ(rows["planes alone, first 5"], (std::set<std::string>{"decode"}));
-  // Frames find what such keys have in them, and no more than is there.
+  // Frames find the redundancy of such keys, and no more.
   EXPECT_GT(ratios["frames dense"], 1.45);
   EXPECT_LT(ratios["frames dense"], 1.65);
   EXPECT_GT(ratios["frames fast"], ratios["zstd -3"]);
@@ -153,8 +153,8 @@ TEST_F(CodecBench, ReadsCapturedTensors) {
   }
 }
 
-/// 400 keys of 8 channels, and four queries of each of two heads, in bf16. The queries look
-/// at the first channel only: it is 1.25 in the first 64 keys of odd number, and 1 in all others.
+/// 400 keys of 8 channels, and four queries for each of two heads, in bf16. The queries use only
+/// the first channel: it is 1.25 in the odd ones of the first 64 keys, and 1 in all others.
 class CodecBenchRecall : public CodecBench {
  protected:
   static void add(std::string& bytes, float value) {
@@ -198,14 +198,14 @@ TEST_F(CodecBenchRecall, FindsMoreKeysWithMorePlanes) {
     EXPECT_EQ(line.at("set"), "set");
     EXPECT_EQ(line.at("number"), "bf16");
     EXPECT_EQ(line.at("planes"), planes);
-    EXPECT_EQ(line.at("queries"), 3);  // the second sees 11 keys only
+    EXPECT_EQ(line.at("queries"), 3);  // the second query sees only 11 keys
     EXPECT_EQ(line.at("heads"), 2);
     EXPECT_GE(line.at("bits_read_per_value"), bits);  // short planes are verified together
     bits = line.at("bits_read_per_value");
     EXPECT_LE(line.at("share_of_frames"), 1);
   }
   EXPECT_GT(bits, reports[0].at("bits_read_per_value"));
-  // 1 and 1.25 differ in the third bit below the sign at the latest, if no centre lies between.
+  // 1 and 1.25 differ at the latest in the third bit below the sign, unless a centre lies between.
   EXPECT_LT(reports[0].at("recall").at("mean"), 1);
   EXPECT_EQ(reports[5].at("recall").at("min"), 1);
 }
@@ -213,7 +213,7 @@ TEST_F(CodecBenchRecall, FindsMoreKeysWithMorePlanes) {
 TEST_F(CodecBenchRecall, RefusesQueriesThatDoNotFit) {
   EXPECT_EQ(run_recall(), 2);  // no set
   write_set("[1, 2, 4, 8]", 400);
-  EXPECT_EQ(run_recall(), 2);  // behind the last key
+  EXPECT_EQ(run_recall(), 2);  // after the last key
   write_set("[1, 1, 8, 8]", 350);
   EXPECT_EQ(run_recall(), 2);  // four positions for eight queries
   write("meta.json",

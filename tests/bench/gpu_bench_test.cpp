@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The benchmark of transfers runs on the CPU device and says what docs/bench.md promises. No figure is
-// judged.
+// The benchmark of transfers runs on the CPU device and reports what docs/bench.md promises. No
+// figure is asserted.
 #include "bench/gpu_bench.h"
 
 #include <set>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where all attention goes to a few early tokens, choosing by mass finds them, and the last tokens
-// do not hold them.
+// If all attention goes to a few early tokens, a choice by mass finds them, and the most recent
+// tokens do not include them.
 #include "bench/keep_bench.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ class KeepBench : public testing::Test {
   void write(const std::string& name, const std::string& content) const {
     std::ofstream(folder_ + "/data/set/" + name, std::ios::binary) << content;
   }
-  /// Keys and values of 8 channels; tokens 40 to 43 get all attention, and have other values.
+  /// Keys and values of 8 channels; tokens 40 to 43 get all attention, and have different values.
   void write_set(const char* value_shape) const {
     std::string keys, values, queries, positions;
     for (uint32_t t = 0; t < kTokens; ++t) {

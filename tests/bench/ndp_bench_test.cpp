@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The benchmark of operations next to the memory runs and says what docs/bench.md promises, its
-// checks find wrong answers, and its limits do the work that they are timed for. No figure is
-// judged.
+// The benchmark of near-data operations runs and reports what docs/bench.md promises, its checks
+// find wrong answers, and its limits do the work for which they are timed. No figure is asserted.
 #include "bench/ndp_bench.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The benchmark runs, says what docs/bench.md promises, and leaves nothing behind. No figure is
-// judged.
+// The benchmark runs, reports what docs/bench.md promises, and leaves nothing behind. No figure is
+// asserted.
 #include "bench/pool_bench.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channel between hosts whose caches nobody keeps coherent; with the faults that must show.
+// The channel between hosts without coherent caches; with the faults that must be detected.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -15,7 +15,7 @@ using Side = core::Channel<CachedAccess>;
 
 constexpr uint64_t kAreaBytes = 5 * BH_LINE_BYTES;
 
-/// Host 0 sends to host 1; both may die and come back.
+/// Host 0 sends to host 1; both can die and come back.
 class TwoHosts {
  public:
   explicit TwoHosts(uint64_t seed, Fault sender_fault = Fault::NONE,
@@ -56,10 +56,10 @@ class TwoHosts {
     hosts_.lose_cache(host);
     start(host);
   }
-  /// Hosts die in the middle of what the other one does.
+  /// Lets hosts die in the middle of the other's operation.
   void let_die(uint64_t times) { deaths_left_ = times; }
   void act(uint32_t host) {
-    if (busy_[host]) return;  // it is in the middle of something itself
+    if (busy_[host]) return;  // it is itself in the middle of an operation
     busy_[host] = true;
     host == 0 ? send() : poll();
     busy_[host] = false;
@@ -129,7 +129,7 @@ TEST(ChannelCaches, HostsDieAndComeBack) {
   EXPECT_GT(duplicates, 0u) << "nothing came twice: the deaths did not meet what they should";
 }
 
-/// How many of the seeds show something.
+/// The number of seeds that detect the fault.
 struct Shown {
   uint64_t wrong = 0;
   uint64_t stuck = 0;

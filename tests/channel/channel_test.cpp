@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channel on real memory: between threads, between processes, and over deaths of either.
+// The channel on real memory: between threads, between processes, and across deaths of either side.
 #include "pool/core/channel.h"
 
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ void send_all(End& end, uint64_t life, uint64_t from, uint64_t to, Random& rando
   }
 }
 
-/// Takes messages in batches of random size up to number `to` of life `life`; what is wrong.
+/// Receives messages in batches of random size up to number `to` of life `life`; returns the error.
 std::string take_all(End& end, uint64_t life, uint64_t to, Random& random) {
   Judge judge;
   std::vector<Message> messages(kBatchMax);
@@ -163,7 +163,7 @@ TEST(Channel, AFullWindowTakesNoMore) {
   EXPECT_EQ(from.side().slots(), 63u);
   std::vector<Message> messages;
   for (uint64_t i = 1; i <= 200; ++i) messages.push_back(make_message(1, i));
-  EXPECT_EQ(from.side().send(messages), 0u) << "nobody is there";
+  EXPECT_EQ(from.side().send(messages), 0u) << "no receiver has attached";
   End to(memory, 1, 4096, FlushKind::NONE);
   EXPECT_EQ(from.side().send(messages), 63u);
   EXPECT_EQ(from.side().send(messages), 0u);
@@ -190,7 +190,7 @@ TEST(Channel, ARestartedSenderIsFollowed) {
     for (uint64_t i = 1; i <= 10; ++i) EXPECT_TRUE(from.side().send(make_message(life, i)));
     EXPECT_EQ(to.side().poll(out), 10u);
     EXPECT_EQ(out[9], make_message(life, 10));
-    // What it sends now and nobody takes goes with it.
+    // Messages that it sends now and that are not received are lost with it.
     for (uint64_t i = 11; i <= 20; ++i) EXPECT_TRUE(from.side().send(make_message(life, i)));
   }
 }
@@ -249,7 +249,7 @@ TEST(Channel, DamagedWordsOfThePeerLeadNowhere) {
 
 // ---- deaths ----
 
-/// What outlives the processes: how far the receivers were.
+/// Survives the processes: the position of each receiver.
 struct Log {
   std::atomic<uint64_t> lives{0};
   std::atomic<uint64_t> taken{0};
@@ -264,7 +264,7 @@ struct Log {
   for (uint64_t next = 1;; next += 100) send_all(end, life, next, next + 99, random);
 }
 
-/// The judge is in shared memory and outlives the receivers.
+/// The judge is in shared memory and survives the receivers.
 [[noreturn]] void take_for_ever(const Memory& memory, Log& log, FlushKind kind) {
   End end(memory, 1, 4096, kind);
   Random random(log.taken);

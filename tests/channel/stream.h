@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream of messages that say who sent them and the how-manieth they are, and a judge of what
-// arrives: right words, in order, each once, but for what a restart allows.
+// A stream of messages that carry their sender and number, and a judge of the messages received:
+// right words, in order, each once, except as a restart allows.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline core::Message make_message(uint64_t life, uint64_t number) {
 
 class Judge {
  public:
-  /// Empty if it may come now; else what is wrong with it.
+  /// Empty if the message may come now; else the error.
   std::string see(const core::Message& message) {
     const uint64_t life = message[0], number = message[1];
     if (message != make_message(life, number)) return "torn";
@@ -39,7 +39,7 @@ class Judge {
     resumed_ = false;
     return {};
   }
-  /// The receiver was restarted: what it had taken lately may come again.
+  /// The receiver was restarted: messages that it took last may come again.
   void resume() { resumed_ = true; }
 
   uint64_t life() const { return life_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bowhead bench from outside: how it finds bowhead-bench, what is refused, and that help explains.
-// What that measures is tested in tests/bench.
+// bowhead bench from outside: how it finds bowhead-bench, which arguments it refuses, and its help.
+// tests/bench tests the measurements.
 #include "tests/cli/run.h"
 
 namespace bowhead::cli_test {
@@ -12,7 +12,7 @@ TEST(BenchCommand, WrongUseIsNamed) {
       {{"bench", "codec", "--rounds", "4"}, 2, "--rounds"},
       {{"bench", "codec", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
       {{"bench", "ndp", "--rounds", "4"}, 2, "--rounds"},
-      {{"bench", "gpu", "--twin"}, 2, "--twin: is gone; give --cpu-device"},
+      {{"bench", "gpu", "--twin"}, 2, "--twin: was removed; use --cpu-device"},
       {{"bench", "recall"}, 2, "--data"},
       {{"bench", "recall", "--data", "/no/such/folder"}, 3, "/no/such/folder: No such file"},
       {{"bench", "keep"}, 2, "--data"},
@@ -50,7 +50,7 @@ TEST(BenchCommand, BothProgramsHaveOneVersion) {
   EXPECT_EQ(bench.out.find("bowhead "), 0u) << bench.out;
 }
 
-/// A copy of the command where no bowhead-bench is, unless a test puts one there.
+/// A copy of the command in a folder without bowhead-bench, unless a test puts one there.
 class BenchLookup : public CliTest {
  protected:
   BenchLookup() {
@@ -58,7 +58,7 @@ class BenchLookup : public CliTest {
     std::filesystem::create_directories(path("on-path"));
     std::filesystem::copy_file(BOWHEAD_BINARY, path("bin/bowhead"));
   }
-  /// In place of bowhead-bench: says who it is and what it got, and ends with code 7.
+  /// In place of bowhead-bench: prints its name and arguments, and ends with code 7.
   void put_program(const std::string& folder) const {
     const std::string file = folder + "/bowhead-bench";
     write(file, "#!/bin/sh\necho " + folder + "; for a; do echo \"[$a]\"; done; exit 7\n");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// put, get, ls, rm: values and keys of all kinds, and what is said about bad ones.
+// put, get, ls, rm: values and keys of all kinds, and the errors for bad ones.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -91,7 +91,7 @@ TEST_F(BlockCommands, ANewNamespaceMayBeCompressed) {
   };
   EXPECT_EQ(with({"--compress", "dense"}).code, 0);
   EXPECT_EQ(run({"get", shm_locator(), "k", "--namespace", "text"}).out, value);
-  EXPECT_EQ(run(put).code, 0);  // need not be said again
+  EXPECT_EQ(run(put).code, 0);  // need not be repeated
   const Outcome other = with({"--compress", "fast"});
   EXPECT_EQ(other.code, 3);
   EXPECT_NE(other.err.find("'dense', not 'fast'"), std::string::npos) << other.err;
@@ -127,7 +127,7 @@ TEST_F(BlockCommands, ANewNamespaceMayBeCompressed) {
 TEST_F(BlockCommands, ColdBlocksAreRecompressed) {
   create(shm_locator());
   std::string value;
-  // Digits without order: nothing for LZ4, half of it for ZSTD.
+  // Random digits: incompressible for LZ4, half of the size for ZSTD.
   uint64_t random = 1;
   for (int i = 0; i < 300'000; ++i) {
     random = random * 6364136223846793005u + 1;
@@ -246,7 +246,7 @@ TEST_F(BlockCommands, AReaderThatGoesAwayIsNoError) {
   EXPECT_EQ(outcome.err, "code 0\n");
 }
 
-// The payload of a sparse pool on a full filesystem: what opening touches is there.
+// The payload of a sparse pool on a full filesystem; the pages that open touches exist.
 TEST_F(BlockCommands, AMediumThatFailsIsNamedWithTheBytesAndTheCause) {
   const Outcome outcome = shell("cd " + folder_.string() + R"sh( &&
     unshare -m true 2> /dev/null || { echo skip; exit; }

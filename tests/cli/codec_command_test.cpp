@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// bowhead codec from outside: each kind of file, what the report says, wrong input.
+// bowhead codec from outside: each kind of file, the report, wrong input.
 #include <cstring>
 #include <regex>
 
@@ -96,7 +96,7 @@ TEST_F(CodecCommand, PlotsErrorAgainstBits) {
   EXPECT_TRUE(svg.starts_with("<svg ")) << svg;
   EXPECT_TRUE(svg.ends_with("</svg>\n")) << svg;
   EXPECT_NE(svg.find("a&amp;b.bin</text>"), std::string::npos) << svg;
-  // A point for each number of planes: more bits to the right, less error further down.
+  // One point for each number of planes: more bits to the right, less error further down.
   const std::regex circle("<circle cx='([0-9.]+)' cy='([0-9.]+)'");
   double x = 0, y = 0;
   uint64_t points = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools that were damaged behind our back, or written by somebody newer: named, never guessed.
+// Pools that were damaged behind the pool's back, or written by a newer version: errors name the
+// damage.
 #include <bowhead/format/superblock.h>
 
 #include <cstddef>
@@ -53,7 +54,8 @@ TEST_F(Damage, ADamagedBlockIsAMissAndIsNamedByCheck) {
   ASSERT_EQ(json["findings"].size(), 1u);
   EXPECT_EQ(json["findings"][0]["data_lost"], true);
   EXPECT_TRUE(json["findings"][0]["what"].is_string());
-  EXPECT_EQ(run({"pool", "check", file_locator()}).code, 0) << "without --payload nobody looks";
+  EXPECT_EQ(run({"pool", "check", file_locator()}).code, 0)
+      << "without --payload payloads are not read";
 
   const Outcome get = run({"get", file_locator(), "k"});
   EXPECT_EQ(get.code, 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line on pools of several hosts: --host, leave, fence, looking without joining, replay
-// as several hosts.
+// The command line on pools of several hosts: --host, leave, fence, observing without joining,
+// replay as several hosts.
 #include "tests/cli/run.h"
 
 namespace bowhead::cli_test {
@@ -36,7 +36,7 @@ TEST_F(HostCommands, WhatOneStoresTheOthersGetAndRemove) {
   EXPECT_EQ(as(0, {"pool", "check", shm_locator(), "--payload"}).code, 0);
 }
 
-/// Who answers while somebody has the pool open as that host, and not otherwise.
+/// A removal is answered while a process has the pool open as the owner, and not otherwise.
 TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
   create(shm_locator(), "32M", {"--hosts", "2", "--no-evict"});
   ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
@@ -123,14 +123,14 @@ TEST_F(HostCommands, WhoLeftLeavesItsBlocksToTheOthers) {
   EXPECT_TRUE(eventually(45, [&] { return host_info(0)["extents_owned"] == 0; }));
   EXPECT_EQ(host_info(0)["state"], "ended");
   EXPECT_TRUE(eventually(45, [&] { return host_info(1)["extents_custody"] == 0; }))
-      << "it said itself that it has stopped";
+      << "it has itself reported that it stopped";
 }
 
-TEST_F(HostCommands, NobodyLeavesWhileAProcessIsThere) {
+TEST_F(HostCommands, NoHostLeavesWhileAProcessIsOpen) {
   create(shm_locator(), "32M", {"--hosts", "2"});
   const Running other(
       {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "2", "--block-bytes", "16K"});
-  // Both workers, not the parent, which looks at the pool before and lets it go again.
+  // Counts both workers, but not the parent, which opens the pool before them and closes it again.
   ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 2; }));
   expect_refused(as(0, {"pool", "leave", shm_locator()}), 3, "end them");
   EXPECT_EQ(host_info(0)["state"], "live");
@@ -147,7 +147,7 @@ TEST_F(HostCommands, OnlyADeadHostIsFenced) {
   for (const char* wrong : {"64", "-1", "x"})
     EXPECT_EQ(as(1, {"pool", "fence", shm_locator(), wrong}).code, 2) << wrong;
   expect_refused(as(1, {"pool", "fence", shm_locator(), "0"}), 3, "not been declared dead");
-  // As its heartbeat stands still, host 1 declares it dead.
+  // Host 1 declares it dead, since its heartbeat does not change.
   const Running other(
       {"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1", "--block-bytes", "16K"});
   ASSERT_TRUE(eventually(45, [&] { return host_info(0)["state"] == "ended"; }));

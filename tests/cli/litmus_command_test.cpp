@@ -12,7 +12,7 @@ namespace {
 
 class LitmusCommand : public CliTest {
  protected:
-  /// Both hosts at once; what B prints goes to `b`.
+  /// Runs both hosts at once; the output of B goes to `b`.
   Outcome run_both(const std::string& more) const {
     return shell("$B litmus " + shm_locator() + " --host B " + more + " >" + path("b") +
                  " & $B litmus " + shm_locator() + " --host a " + more +

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every pair of options of every command of bowhead and bowhead-bench, on tiny pools: the exit code
-// is a documented one, what went wrong is said, --json parses, no pool is left behind. Some of each
-// command's succeed, so that not all are refused for one reason. The options come from the commands
-// themselves, so a new one is covered by itself; one that takes a text needs a sample below.
+// is documented, an error is reported, --json parses, no pool is left behind. Some runs of each
+// command succeed, so that not all are refused for one reason. The options come from the commands
+// themselves, so a new one is covered automatically; one that takes a text needs a sample below.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-constexpr double kSecondsMax = 120;  // one run, on a machine that does much else
+constexpr double kSecondsMax = 120;  // one run, on a busy machine
 
 /// The command that runs the program bowhead-bench.
 const Words kBench = {"bench"};
@@ -43,7 +43,7 @@ struct Leaf {
   const CLI::App* app;
 };
 
-/// How GoogleTest shows it, and names its test.
+/// The leaf in GoogleTest's output and test names.
 std::string name_of(const Leaf& leaf) {
   std::string name;
   for (const std::string& word : leaf.path) name += (name.empty() ? "" : "_") + word;
@@ -76,8 +76,8 @@ std::vector<Leaf> all_leaves() {
   return leaves;
 }
 
-/// Samples of options, by "command option" or "option"; POOL, NEW and FOLDER stand for what a test
-/// made. Empty: a command that has it always gets it by kAlways.
+/// Samples of options, by "command option" or "option"; POOL, NEW and FOLDER stand for objects that
+/// a test created. Empty: kAlways gives the option to every command that has it.
 const std::map<std::string, std::string> kSamples = {
     {"locator", "POOL"},
     {"pool_create locator", "NEW"},
@@ -108,7 +108,7 @@ const std::map<std::string, std::string> kSamples = {
     {"--outer", "2"},  // renamed, and refused with the new name
 };
 
-/// What keeps a command short.
+/// Options that keep a command short.
 const std::map<std::string, Words> kAlways = {
     {"replay", {"--requests", "3", "--block-bytes", "4K"}},
     {"litmus", {"--wait", "0.2"}},
@@ -119,10 +119,10 @@ const std::map<std::string, Words> kAlways = {
     {"codec", {"--quick"}},
 };
 
-/// What never succeeds here: it needs another host, dead or at work.
+/// Commands that cannot succeed here: they need another host, dead or running.
 const std::set<std::string> kNeedOthers = {"pool_fence", "litmus"};
 
-/// Options in one run, where a run takes long; else each pair has its own.
+/// Number of options in one run, for commands that take long; for others each pair has its own run.
 const std::map<std::string, size_t> kTogether = {
     {"replay", 4},    {"codec", 4},     {"bench_pool", 9},
     {"bench_ndp", 9}, {"bench_gpu", 9}, {"bench_codec", 9},
@@ -150,7 +150,7 @@ class Pairs : public testing::TestWithParam<Leaf> {
   void SetUp() override {
     folder_ = fs::temp_directory_path() / ("pairs-" + std::to_string(getpid()));
     fs::create_directories(folder_ / "kv");
-    // A /dev/shm of our own, where whatever is left behind is ours.
+    // A private /dev/shm, where everything left behind is from these tests.
     private_shm_ = unshare(CLONE_NEWNS) == 0 &&
                    mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
                    mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=2G") == 0;
@@ -175,7 +175,7 @@ class Pairs : public testing::TestWithParam<Leaf> {
   void write(const std::string& name, const std::string& content) const {
     std::ofstream(folder_ / name, std::ios::binary) << content;
   }
-  /// Captured tensors as `bench --data` reads them: the last 16 of 128 tokens ask for all.
+  /// Captured tensors in the format of `bench --data`: the last 16 of 128 tokens query all.
   void write_capture() const {
     fs::create_directories(folder_ / "data/set");
     write("data/set/meta.json",
@@ -189,7 +189,7 @@ class Pairs : public testing::TestWithParam<Leaf> {
     for (char at = 112; positions.size() < 16 * 4; ++at) positions += {at, 0, 0, 0};
     write("data/set/qpos.u32.bin", positions);
   }
-  /// Names of what lies where pools in memory do, as far as it can be ours.
+  /// Names of all objects where pools in memory lie, as far as they can be from these tests.
   std::set<std::string> pools() const {
     std::set<std::string> names;
     for (const auto& entry : fs::directory_iterator("/dev/shm")) {
@@ -212,7 +212,7 @@ class Pairs : public testing::TestWithParam<Leaf> {
   uint64_t succeeded_ = 0;
 };
 
-/// In a child, which is cheaper than a program; stopped by SIGTERM if it would go on for ever.
+/// Runs in a forked child, which is cheaper than a program; SIGTERM stops a run that would not end.
 Result Pairs::run(const Words& words) const {
   const std::string out = folder_ / "stdout", err = folder_ / "stderr";
   // `bowhead bench ARGUMENTS` and `bowhead-bench ARGUMENTS` are the same.
@@ -282,7 +282,7 @@ std::string Pairs::filled_in(std::string text) const {
   return text;
 }
 
-/// An option as it is typed, with a value if it takes one.
+/// An option as typed, with a value if it takes one.
 Words Pairs::typed(const CLI::Option& option) const {
   const std::string name = long_name(option);
   Words words;
@@ -335,8 +335,8 @@ void Pairs::check(const Words& words, bool existing) {
   EXPECT_EQ(pools(), expected) << "pools left behind, or gone\n" << result.err;
 }
 
-/// Sets of options such that every pair is in one of them; those that exclude each other are in a
-/// set of their own.
+/// Sets of options such that every pair is in one of them; options that exclude each other get
+/// separate sets.
 std::vector<std::vector<const CLI::Option*>> rows_of(const std::vector<const CLI::Option*>& options,
                                                      size_t together) {
   const auto exclude = [](const CLI::Option* a, const CLI::Option* b) {
@@ -416,7 +416,7 @@ TEST_P(Pairs, EndAsDocumented) {
         const Words more = typed(*option);
         words.insert(words.end(), more.begin(), more.end());
       }
-      // What is made is made at a place that is free, and where there is a pool already.
+      // Pools are created at an unused locator, and where a pool exists already.
       const bool existing = makes && std::string(hosts) == "3";
       ASSERT_NO_FATAL_FAILURE(prepare(makes ? "1" : hosts));
       if (existing) run({"pool", "create", filled_in("NEW"), "--size", "16M"});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// pool create | info | check | destroy, the command line itself, and what lies at a locator that is
-// no pool.
+// pool create | info | check | destroy, the command line itself, and locators where something other
+// than a pool lies.
 #include <filesystem>
 
 #include "tests/cli/run.h"
@@ -108,7 +108,7 @@ TEST_F(PoolCommands, ASizeThatIsRoundedIsSaid) {
   EXPECT_NE(created.err.find("multiple of 2 MiB"), std::string::npos) << created.err;
 }
 
-// Every number of every command: CLI11 by itself takes -1 for 2^64-1 and 010 for 8.
+// Every number of every command: CLI11 alone takes -1 for 2^64-1 and 010 for 8.
 TEST_F(PoolCommands, NumbersThatMakeNoSenseAreRefusedByTheNameOfTheOption) {
   create(shm_locator());
   const std::vector<std::pair<Arguments, std::vector<std::string>>> commands = {

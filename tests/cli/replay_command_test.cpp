@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The main job on small pools: what it reports, that it finds wrong bytes, what it says about bad
-// input.
+// The replay on small pools: its report, that it finds wrong bytes, and its errors for bad input.
 #include <cmath>
 
 #include "tests/cli/run.h"

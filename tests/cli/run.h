@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the bowhead binary as a shell would, and gives each test a pool and a folder of its own.
+// Runs the bowhead binary as a shell would, and gives each test its own pool and folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,11 +24,11 @@ using Arguments = std::vector<std::string>;
 /// Runs `bowhead ARGUMENTS` with `input` on standard input, to its end.
 Outcome run(const Arguments& arguments, const std::string& input = "");
 
-/// The same by /bin/sh, with $B for the binary.
+/// Runs a script by /bin/sh, with $B for the binary.
 Outcome shell(const std::string& script);
 
-/// A run that goes on while the test does other things; killed with its children if still there at
-/// the end. It leads a process group, which ends with it if all its children do.
+/// A run that continues while the test does other things; killed with its children if it still runs
+/// at the end. It leads a process group, which ends with it if all its children do.
 class Running {
  public:
   explicit Running(const Arguments& arguments);
@@ -40,9 +40,9 @@ class Running {
   void signal(int number) const;
   /// Waits for the end; -1 if it does not come within `seconds`.
   int wait(double seconds);
-  /// No process of its group is left. Waits a moment for those that are being ended.
+  /// True if no process of its group is left. Waits a moment for processes that are ending.
   bool group_is_gone() const;
-  /// Its children now.
+  /// Its current children.
   std::vector<pid_t> children() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whatever is interrupted ends at once, with its children, and leaves the pool good.
+// Every interrupted command ends at once, with its children, and leaves the pool valid.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -18,7 +18,7 @@ class Signals : public CliTest {
             "16K",    "--generate", "multiturn",   "--requests", "200000"};
   }
   bool working(const Running& running) const {
-    // Blocks appear: the workers are at it.
+    // Blocks appear: the workers are running.
     return eventually(30, [&] {
       return running.children().size() == 3 &&
              run({"ls", shm_locator()}).out.find("block-") != std::string::npos;
@@ -85,8 +85,8 @@ TEST_F(Signals, WorkersEndWithTheirParent) {
   expect_good();
 }
 
-// Its exit code says whether there is a pool, at whatever point the signal comes: here spread over
-// the time that it takes, and most of them at the moment when the pool appears.
+// The exit code tells whether the pool exists, whenever the signal comes: here spread over the time
+// of a create, with most of them near the moment when the pool appears.
 TEST_F(Signals, AnInterruptedCreateLeavesNoPool) {
   const std::string object = "/dev/shm/bowhead-" + shm_locator().substr(4);
   for (int round = 0; round < 40; ++round) {
@@ -105,7 +105,7 @@ TEST_F(Signals, AnInterruptedCreateLeavesNoPool) {
     EXPECT_TRUE(code == 0 || code == 143) << code << " in round " << round;
     const int info = run({"pool", "info", shm_locator()}).code;
     EXPECT_EQ(info, code == 0 ? 0 : 3) << "in round " << round;
-    // Nothing in the way, in particular nothing half-made that would need --force.
+    // Nothing is in the way, in particular nothing unfinished that would need --force.
     EXPECT_EQ(run({"pool", "destroy", shm_locator()}).code, info);
     EXPECT_EQ(run({"pool", "destroy", shm_locator()}).code, 3);
   }

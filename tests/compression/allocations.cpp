@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In a file of its own: where gcc sees both ends it takes free() for a mistake.
+// In its own file: if gcc sees both ends, it reports free() as a mismatch.
 #include "tests/compression/allocations.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a test allocates: its operator new is replaced.
+// Observes a test's allocations: operator new is replaced.
 #pragma once
 
 #include <cstddef>

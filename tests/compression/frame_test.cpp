@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whatever goes into a frame comes out bit for bit; a prefix of its planes is as good as promised;
-// what nobody encoded is refused.
+// Frames are lossless; a prefix of the planes is as precise as promised; a frame that no encoder
+// wrote is refused.
 #include "compression/frame.h"
 
 #include <gtest/gtest.h>
@@ -329,8 +329,8 @@ TEST(Encoder, RefusesShapesWithoutValues) {
   EXPECT_EQ(status({NumberFormat::BF16, 1, 8, 64}), Status::INVALID_ARGUMENT);
 }
 
-/// What dense is for, wherever nothing repeats: tables of frequencies. They need a library that
-/// takes the parameter for them.
+/// Dense gains by tables of frequencies where nothing repeats. This needs a library with the
+/// parameter for them.
 TEST(Encoder, DenseIsSmallerThanFast) {
   const Shape shape{NumberFormat::BF16, 1, 512, 64};
   const auto values = make_tensor(shape, Content::NORMAL, 1);
@@ -350,7 +350,7 @@ std::vector<std::vector<uint8_t>> small_frames() {
   return frames;
 }
 
-/// Of a frame that may be damaged: its status, without looking at what it says about its size.
+/// The status of a frame that may be damaged, without use of the sizes that it states.
 Status read(const std::vector<uint8_t>& frame, size_t values_bytes) {
   std::vector<uint8_t> out(values_bytes);
   return Decoder().decode(frame, out);

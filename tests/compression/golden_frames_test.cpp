@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames that were stored once decode to what they held, for ever; what is wrong with a frame whose
-// checksums are right is found nevertheless, and costs no more than the frame deserves.
+// Golden frames decode to their values with every version; a fault behind correct checksums is
+// found, and costs no more time and memory than the size of the frame justifies.
 #include <bowhead/format/frame.h>
 #include <gtest/gtest.h>
 
@@ -58,7 +58,7 @@ TEST(GoldenFrames, Decode) {
 
 // ---- damage ----
 
-constexpr size_t kTile = sizeof(bh_frame_header);  // of frames of one tile
+constexpr size_t kTile = sizeof(bh_frame_header);  // in frames of one tile
 constexpr size_t kBase = kTile + 1, kWidths = kTile + 2, kCentre = kTile + 3, kCodecs = kTile + 4;
 
 template <class T>
@@ -73,10 +73,10 @@ void put_codec(Buffer& frame, uint32_t stream, uint32_t codec) {
   pair = static_cast<uint8_t>(stream % 2 == 0 ? (pair & 0xF0) | codec : (pair & 0x0F) | codec << 4);
 }
 
-/// Of bf16: where the sizes of the streams begin.
+/// In bf16 frames: the offset of the sizes of the streams.
 constexpr size_t kSizesOfBf16 = kCodecs + 6;
 
-/// A header of this shape and few zeros, which are a tile of any layout that is tried.
+/// A header of this shape, and a few zeros, which are a tile of any layout under test.
 Buffer tiny(const Shape& shape, uint32_t tile_tokens, const Buffer& tile) {
   const bh_frame_header header{.magic = BH_FRAME_MAGIC,
                                .version = BH_FRAME_VERSION,
@@ -91,7 +91,7 @@ Buffer tiny(const Shape& shape, uint32_t tile_tokens, const Buffer& tile) {
   return frame;
 }
 
-/// A tile of integers whose streams are all zero, of any shape.
+/// A tile of integers of any shape whose streams are all zero.
 Buffer zero_integers() {
   Buffer tile = {BH_TILE_PLANES, 0, 0, 0, 0x11, 0x11, 0x11, 0x11, 0x11, 0, 0};
   tile.resize(tile.size() + 16);
@@ -112,7 +112,7 @@ const std::vector<Case> kHeaders = {
     {"KindZero", "bf16_values", [](Buffer& f) { f[5] = 0; }, Status::UNSUPPORTED_CODEC},
     {"UnknownKind", "bf16_values", [](Buffer& f) { f[5] = 7; }, Status::UNSUPPORTED_CODEC},
     {"OtherKindOfTheSameSize", "fp8_e4m3_keys", [](Buffer& f) { f[5] = BH_NUMBER_INT8; },
-     Status::UNSUPPORTED_CODEC},  // what were sizes are now codecs
+     Status::UNSUPPORTED_CODEC},  // bytes that were sizes are now codecs
     {"NoChannels", "bf16_values", [](Buffer& f) { put<uint16_t>(f, 6, 0); }},
     {"NoOuter", "bf16_values", [](Buffer& f) { put<uint32_t>(f, 8, 0); }},
     {"NoTokens", "bf16_values", [](Buffer& f) { put<uint32_t>(f, 12, 0); }},
@@ -206,20 +206,20 @@ const std::vector<Case> kTiles = {
          ++at;
        }
        ASSERT_EQ(f[at], 13);
-       ++f[at];  // the map of nibbles has room for one more, which is zero
+       ++f[at];  // the map of nibbles has space for one more, which is zero
      }},
     {"BytesBehindTheStreams", "bf16_values", [](Buffer& f) { f.push_back(0); }},
     {"ByteMissing", "bf16_values", [](Buffer& f) { f.pop_back(); }},
     {"MapOfNibblesWithTwoMore", "int8_sparse",
      [](Buffer& f) {
-       // A byte of the map alone can be zero.
+       // Only a byte of the map can be zero.
        const auto at = std::find(f.rbegin(), f.rend(), 0);
        ASSERT_LT(at - f.rbegin(), 120);
        *at = 3;
      }},
 };
 
-/// Of the values, as the header says.
+/// Bytes of the values, according to the header.
 uint64_t claimed_bytes(const Buffer& frame) {
   bh_frame_header header;
   std::memcpy(&header, frame.data(), sizeof header);
@@ -229,7 +229,7 @@ uint64_t claimed_bytes(const Buffer& frame) {
 
 class DamagedFrames : public ::testing::TestWithParam<Case> {};
 
-/// With right checksums.
+/// Faults with correct checksums.
 TEST_P(DamagedFrames, AreRefused) {
   Buffer frame = golden(GetParam().golden);
   const uint64_t honest_bytes = frame_info(frame)->shape.size_bytes();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the golden frames anew: make_frames FOLDER. To be run when a new version of the format
-// begins, into files of other names; the frames of older versions stay as they are.
+// Makes the golden frames: make_frames FOLDER. Run it for a new version of the format, into files
+// with new names; the frames of older versions never change.
 //
-// decoder_test.py asserts that they show every kind of number, layout, codec and sort of centre.
+// decoder_test.py asserts that they contain every number format, layout, codec and kind of centre.
 #include <fmt/format.h>
 
 #include <fstream>

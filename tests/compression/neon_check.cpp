@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of planes_test.cpp for Neon, as a program for 64-bit Arm that no library is needed for
+// The checks of planes_test.cpp for Neon, as a program for 64-bit Arm that needs no library
 // (neon_check.sh builds and runs it).
 #include <cstdio>
 

@@ -41,7 +41,7 @@ Planes split(const PlaneKernels& kernels, const Shape& shape, const std::vector<
   out.remainder_bits = split.remainder_bits;
   const auto cut = [](std::vector<uint8_t>& bytes, size_t size) {
     bytes.resize(size);
-    bytes.shrink_to_fit();  // so that a sanitizer sees what is read behind
+    bytes.shrink_to_fit();  // so that a sanitizer sees reads past the end
   };
   cut(out.remainder, (split.remainder_bits + 7) / 8);
   cut(out.exceptions, split.exception_count);
@@ -67,7 +67,7 @@ bool merge(const PlaneKernels& kernels, const Shape& shape, const Planes& planes
   return kernels.merge(tile, in, values.data());
 }
 
-/// Rows for searches of the first `count` planes; what lies behind the channels is cut off.
+/// Rows for searches of the first `count` planes, truncated to the channels.
 std::vector<int16_t> rows_of(const PlaneKernels& kernels, const Shape& shape, const Planes& planes,
                              const std::vector<int16_t>& amplitudes, uint32_t shift,
                              uint32_t count) {
@@ -81,14 +81,14 @@ std::vector<int16_t> rows_of(const PlaneKernels& kernels, const Shape& shape, co
   const TurningCentre centre = centres.make(number, {planes.exponents.data(), shape.channels},
                                             amplitudes, shift, shape.rotary);
   int16_t* to = &rows[size_t{shape.tokens} * padded];
-  kernels.centres(centre, 1, to);  // it goes on where it was
+  kernels.centres(centre, 1, to);  // it continues at its position
   kernels.centres(centre, shape.tokens - 1, to + padded);
   for (size_t at = 0; at < rows.size(); at += padded)
     out.insert(out.end(), &rows[at], &rows[at] + shape.channels);
   return out;
 }
 
-/// What few planes show is off from what all of them show by less than half a step.
+/// The value of a few planes differs from that of all planes by less than half a step.
 std::string fault_in_rows(const PlaneKernels& kernels, const Shape& shape, const Planes& planes,
                           const std::vector<int16_t>& amplitudes, uint32_t shift) {
   const uint32_t all = number_of(shape.number)->planes();
@@ -105,7 +105,7 @@ std::string fault_in_rows(const PlaneKernels& kernels, const Shape& shape, const
   return {};
 }
 
-/// What differs of a tensor that is split and merged.
+/// The difference after a tensor is split and merged.
 std::string fault_with_centre(const PlaneKernels& kernels, const Shape& shape,
                               const std::vector<uint8_t>& values,
                               const std::vector<int16_t>& amplitudes) {

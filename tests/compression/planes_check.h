@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a set of kernels does what the definition does, on tensors of all contents. Each function
-// returns what is wrong, or nothing. Needs no library: neon_check uses it as well.
+// Compares a kernel set with the definition, on tensors of all contents. Each function returns the
+// fault, or an empty string. Needs no library: neon_check uses it as well.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@
 
 namespace bowhead::compression {
 
-/// Planes, remainder and exceptions of the same values, and the values of them, by all planes and
-/// by some.
+/// The planes, remainder and exceptions of a tensor, and the values decoded from all planes and
+/// from some of them.
 std::string fault_in_agreement(const PlaneKernels& kernels, NumberFormat kind);
 
-/// Of floats: a remainder, or exceptions, of another length than the planes say are refused.
+/// For floats: a remainder, or exceptions, of a length that does not match the planes is refused.
 std::string fault_in_lengths(const PlaneKernels& kernels, NumberFormat kind);
 
-/// Streams of any bytes and lengths, which nobody split.
+/// Streams of random bytes and lengths that no encoder made.
 std::string fault_in_lies(const PlaneKernels& kernels, NumberFormat kind);
 
 std::string fault_in_nibbles(const PlaneKernels& kernels);

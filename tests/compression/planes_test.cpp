@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every instruction set makes the same planes of the same values, and the same values of them.
+// Every instruction set makes the same planes of the same values, and the same values of the same
+// planes.
 #include "compression/planes.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 namespace bowhead::compression {
 namespace {
 
-/// Those of this CPU, the definition among them.
+/// The sets of this CPU, including the definition.
 std::vector<const PlaneKernels*> all_sets() {
   std::vector<const PlaneKernels*> sets = {&kPlaneKernelsScalar};
   for (const IsaLevel level : {IsaLevel::SCALAR, IsaLevel::AVX2, IsaLevel::AVX512}) {
@@ -34,7 +35,7 @@ TEST_P(Kernels, AgreeWithTheDefinition) {
     EXPECT_EQ(fault_in_agreement(*kernels, GetParam()), "");
 }
 
-TEST_P(Kernels, AgreeOnWhatNobodySplit) {
+TEST_P(Kernels, AgreeOnStreamsThatNoEncoderMade) {
   for (const PlaneKernels* kernels : all_sets()) EXPECT_EQ(fault_in_lies(*kernels, GetParam()), "");
 }
 

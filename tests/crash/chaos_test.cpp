@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chaos: processes work in one pool with all its operations, and are killed and stopped at random
-// moments. No byte that anybody reads may be wrong, and in the end nothing may be missing.
+// Chaos: processes use all operations on one pool, and are killed and stopped at random moments. No
+// byte read may be wrong, and in the end nothing may be missing.
 //
-// The seed is printed; BOWHEAD_CHAOS_SEED sets it. The moments are the scheduler's, so that a seed
-// repeats the operations and not the run.
+// The seed is printed; BOWHEAD_CHAOS_SEED sets it. The scheduler chooses the moments, so a seed
+// repeats the operations, not the run.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -31,7 +31,7 @@ constexpr uint64_t kKeys = 900;
 constexpr uint64_t kPoolBytes = 64 << 20;
 constexpr unsigned kDeadlineSeconds = 240;
 
-/// What workers report, in memory that all share.
+/// The workers' reports, in shared memory.
 struct Board {
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> faults{0};
@@ -49,12 +49,12 @@ std::string key_of(uint64_t n) {
   if (n % 11 == 0) key += std::string(n % 450, 'x');
   return key;
 }
-/// Of the test that runs; known to the workers, which are forks.
+/// Of the current test; known to the workers, which are forked.
 ValueFormat values;
 
 NamespaceDescription description() { return {"chaos", "any bytes", values}; }
 
-/// The content follows from the key alone, never from the pool. Half of it can be compressed.
+/// The content follows from the key only, never from the pool. Half of it is compressible.
 std::vector<std::byte> value_of(uint64_t n) {
   static constexpr std::array<size_t, 9> kSizes = {700,     16'384,  20'000,  50'000, 65'536,
                                                    100'000, 131'072, 200'001, 300'000};
@@ -114,7 +114,7 @@ class Worker {
     uint64_t n;
   };
 
-  /// True if it is OK; counts the refusals that may come, reports others.
+  /// True if the status is OK; counts expected refusals, reports others.
   bool accept(Status status, std::initializer_list<Status> refusals, const char* what, uint64_t n) {
     if (status == Status::OK) return true;
     if (status == Status::BUSY) ++board_.busy;  // a stopped process holds a lock
@@ -128,7 +128,7 @@ class Worker {
 
   void put(uint64_t n) {
     const auto value = value_of(n);
-    // In two pieces, as engines do.
+    // In two parts, as engines do.
     const size_t half = value.size() / 2;
     const ConstSpan parts[] = {{value.data(), half}, {value.data() + half, value.size() - half}};
     if (accept(pool_.put(ns_, key_of(n), parts), {Status::NO_SPACE, Status::BUSY}, "put", n))
@@ -158,14 +158,14 @@ class Worker {
     std::memcpy(reservation->data, value.data(), value.size());
     reservations_.push_back({*reservation, n});
   }
-  /// Whatever happened since, stops included: what was reserved is nobody else's.
+  /// Whatever happened since, stops included: no other process may write to a reservation.
   void end_reservation() {
     if (reservations_.empty()) return;
     Reserved reserved = std::move(reservations_.back());
     reservations_.pop_back();
     const auto value = value_of(reserved.n);
     if (std::memcmp(reserved.reservation.data, value.data(), value.size()) != 0)
-      board_.report(fmt::format("somebody else wrote to a reservation of key {}", reserved.n));
+      board_.report(fmt::format("another process wrote to a reservation of key {}", reserved.n));
     if (random_.below(4) == 0) {
       accept(pool_.abort(reserved.reservation), {}, "abort", reserved.n);
     } else {
@@ -200,7 +200,7 @@ class Worker {
     const std::vector<std::string_view> views(keys.begin(), keys.end());
     const auto found = pool_.longest_prefix(ns_, views);
     accept(found.status(), {}, "longest_prefix", n);
-    if (found && *found > views.size()) board_.report("a prefix longer than what was asked for");
+    if (found && *found > views.size()) board_.report("a prefix longer than requested");
   }
   void now_and_then() {
     if (random_.below(8) == 0) accept(pool_.scavenge().status(), {}, "scavenge", 0);
@@ -225,7 +225,7 @@ class Worker {
   std::vector<Leased> leases_;
 };
 
-/// Opens, works with two threads, closes, and again, until the end.
+/// Opens, works with two threads, closes, and repeats until the end.
 int work(const std::string& locator, Board& board, uint64_t seed) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   Random random(seed);
@@ -245,7 +245,7 @@ int work(const std::string& locator, Board& board, uint64_t seed) {
     const auto run = [&](uint64_t thread_seed) {
       Worker worker(*pool, *ns, board, thread_seed);
       for (uint64_t i = 0; i < steps && !board.stop; ++i) worker.step();
-      // Not always: closing undoes what is still open.
+      // Not always: closing undoes open operations.
       if (thread_seed % 2 == 0) worker.end();
     };
     const uint64_t seeds[] = {random.next(), random.next()};
@@ -340,7 +340,7 @@ class Chaos {
 
 // ---- afterwards ----
 
-/// How many blocks of these sizes fit.
+/// The number of blocks of each of these sizes that fit.
 std::vector<uint64_t> measure_room(core::Core<core::NativeAccess>& core) {
   std::vector<uint64_t> room;
   for (const uint64_t size : {20'000, 200'000, 5'000'000}) {
@@ -411,7 +411,7 @@ void expect_whole(const std::string& locator, const std::vector<uint64_t>& room)
 }
 
 void run(const CreateOptions& options) {
-  alarm(kDeadlineSeconds);  // whatever hangs, ends here
+  alarm(kDeadlineSeconds);  // a process that hangs is killed here
   const char* given = std::getenv("BOWHEAD_CHAOS_SEED");
   const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 0) : random_u64_from_os();
   std::printf("BOWHEAD_CHAOS_SEED=%lu\n", seed);

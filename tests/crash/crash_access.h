@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CrashAccess: an access policy in which every store to shared metadata is a numbered point, at
-// which the process can kill itself. SIGKILL leaves the caches as they are, so the order of the
-// program's stores is all there is to vary; a line is not stored at once, so each of its words is a
-// point.
+// CrashAccess: an access policy in which every store to shared metadata is a numbered crash point,
+// at which the process can kill itself. SIGKILL leaves the caches unchanged, so only the order of
+// the program's stores can vary; a line is not stored atomically, so each of its words is a point.
 #pragma once
 
 #include <signal.h>
@@ -16,10 +15,10 @@ namespace bowhead::test {
 
 enum class Side { BEFORE, AFTER };  ///< of the store
 
-/// Where to die. One per process; not for several threads.
+/// The crash point at which to die. One per process; not for several threads.
 struct CrashPlan {
   bool armed = false;
-  uint64_t points = 0;  ///< passed since the plan was armed
+  uint64_t points = 0;  ///< points passed since the plan was armed
   uint64_t target = 0;  ///< the first point is 1; 0: never
   Side side = Side::BEFORE;
 
@@ -41,7 +40,7 @@ class CrashAccess : public core::NativeAccess {
   void store_relaxed(uint64_t offset, uint64_t value) {
     at_point([&] { NativeAccess::store_relaxed(offset, value); });
   }
-  /// A failing one is a store too, as far as cache lines are concerned.
+  /// A failing compare-and-swap is also a store, as far as cache lines are concerned.
   bool cas(uint64_t offset, uint64_t& expected, uint64_t desired) {
     bool done = false;
     at_point([&] { done = NativeAccess::cas(offset, expected, desired); });

@@ -45,7 +45,7 @@ Shared& shared() {
   _exit(testing::Test::HasFailure() && !failed_before ? 1 : 0);
 }
 
-/// The child's end: "" if it came as it should.
+/// Checks the child's end: "" if it ended as expected.
 std::string wait_for(pid_t pid, bool killed) {
   int status = 0;
   waitpid(pid, &status, 0);
@@ -87,7 +87,7 @@ uint64_t count_fitting(NativeCore& core, uint64_t size) {
   return taken.size();
 }
 
-/// How many blocks of three sizes fit.
+/// The number of blocks of each of three sizes that fit.
 using Room = std::vector<uint64_t>;
 Room measure_room(NativeCore& core) {
   Room room;
@@ -96,14 +96,14 @@ Room measure_room(NativeCore& core) {
 }
 std::string to_text(const Room& room) { return fmt::format("{}+{}+{}", room[0], room[1], room[2]); }
 
-/// What comes after one death.
+/// The checks after one death.
 class Aftermath {
  public:
   Aftermath(const Scenario& scenario, World& world, const std::vector<Room>& rooms,
             const Room& empty_room)
       : scenario_(scenario), world_(world), rooms_(rooms), empty_room_(empty_room) {}
 
-  /// Everything that is wrong.
+  /// Returns all faults.
   std::vector<std::string> look(NativeHandle& handle, Next next) {
     NativeCore& core = handle.core();
     if (scenario_.first) scenario_.first(world_, core);
@@ -131,10 +131,10 @@ class Aftermath {
     faults_.push_back(fmt::format(text, std::forward<Args>(args)...));
   }
 
-  /// Where large blocks find room among others depends on where those others lie.
+  /// Whether large blocks fit among others depends on the places of those others.
   bool same(const Room& room) const { return room[0] == room_[0] && room[1] == room_[1]; }
 
-  /// Works in the pool with the dead process's leftovers still in it, on all keys and all locks.
+  /// Works on all keys and all locks while the dead process's leftovers are still in the pool.
   void hurry(NativeCore& core) {
     for (int i = 0; i < 12; ++i) {
       const std::string key = fmt::format("hasty-{}", i);
@@ -209,7 +209,7 @@ class Runner {
     empty_room_ = measure_room(handle.core());
     handle.detach();
     world_.pool.restore(blank);
-    NativeHandle again(world_.pool);  // the process slot in the image is that of a dead one
+    NativeHandle again(world_.pool);  // the process slot in the image belongs to a dead process
     EXPECT_TRUE(again.attach());
     again.detach();
     if (scenario.prepare) scenario.prepare(world_);
@@ -221,7 +221,7 @@ class Runner {
     signal(SIGALRM, on_alarm);
     std::map<Next, uint64_t> points;
     for (const Next next : scenario_.nexts) {
-      run_once(1, Side::BEFORE, next);  // what room there is before the operation, and after it
+      run_once(1, Side::BEFORE, next);  // space before the operation, and after it
       run_once(0, Side::BEFORE, next);
       points[next] = shared().points;
       EXPECT_GT(points[next], 0u);
@@ -277,7 +277,7 @@ class Runner {
   const Scenario& scenario_;
   World world_;
   TinyPool::Image image_;
-  std::vector<Room> rooms_;  ///< before, and after, the operation
+  std::vector<Room> rooms_;  ///< space before and after the operation
   Room empty_room_;
   bool baseline_ = true;
   int failures_ = 0;

@@ -126,7 +126,7 @@ TEST(CrashPoints, RebootAfterADeathInAReplace) {
   }
 }
 
-/// A pool full of slabs for one size, of which all but one are empty.
+/// A pool full of slabs for one size, all but one of them empty.
 Scenario scenario_of_joining(const char* name, uint64_t old_size, uint64_t new_size) {
   const auto prepare = [=](World& world) {
     NativeHandle handle(world.pool);
@@ -211,7 +211,7 @@ TEST(CrashPoints, GetOfADamagedBlock) {
   run_scenario({.name = "get of a damaged block",
                 .prepare = prepare,
                 .act = [](CrashHandle& handle) { EXPECT_TRUE(get(handle.core(), "b2").empty()); },
-                // Only a reader notices, whether or not the one before it died.
+                // Only a reader notices the damage, whether or not the reader before it died.
                 .first = [](World&, auto& core) { EXPECT_TRUE(get(core, "b2").empty()); }});
 }
 
@@ -348,7 +348,7 @@ TEST(CrashPoints, PutIntoAFullPoolOfOtherSizesEvicts) {
                 .any_room = true});
 }
 
-/// The oldest blocks lie scattered, so that no eviction empties an extent.
+/// The oldest blocks are scattered, so that no eviction empties an extent.
 TEST(CrashPoints, PutThatEvictsAndMoves) {
   const auto prepare = [](World& world) {
     fill_all(world, 15'000);
@@ -405,7 +405,7 @@ TEST(CrashPoints, ReleaseOfARetiredBlock) {
                     }});
 }
 
-/// The holder lives on and never releases; whoever revokes its lease dies.
+/// The holder lives on and never releases; the process that revokes its lease dies.
 TEST(CrashPoints, RevocationOfAnExpiredLease) {
   static Lease lease;  // of this process
   static uint64_t slot;
@@ -450,7 +450,7 @@ TEST(CrashPoints, OpenNamespace) {
            },
        .first =
            [](World&, auto& core) {
-             // Three fit; a torn one takes no place.
+             // Three fit; a torn entry takes no place.
              for (const char* name : {"model", "second", "third"})
                EXPECT_TRUE(core.namespaces.open_namespace({name, "fp16, 8 heads"})) << name;
            }});
@@ -516,14 +516,14 @@ TEST(CrashPoints, Repair) {
                     [](CrashHandle& handle) {
                       EXPECT_TRUE(handle.core().joining.repair(/*take_over=*/false, {}));
                     },
-                // A death before it comes to the damaged block leaves that to the next reader.
+                // After a death before the damaged block is reached, the next reader finds it.
                 .first = [](World&, auto& core) { EXPECT_TRUE(get(core, "b2").empty()); },
                 .nexts = {Next::FRESH}});
 }
 
 // ---- scavenging ----
 
-/// What several dead processes leave, each at this share of its operation.
+/// The leftovers of several dead processes, each at this share of its operation.
 void leave_much(World& world, uint64_t permille) {
   fill_some(world);
   world.may_come("new", 20'000);
@@ -560,7 +560,7 @@ uint64_t dead_processes(const World& world) {
   return dead;
 }
 
-/// Many locks: who meets a dead process's lock scavenges it.
+/// Many locks: a process that meets a dead process's lock scavenges it.
 constexpr TinyShape kManyLocks = {.lock_count = 1024};
 
 TEST(CrashPoints, Scavenge) {
@@ -570,7 +570,7 @@ TEST(CrashPoints, Scavenge) {
                   .prepare =
                       [=](World& world) {
                         leave_much(world, permille);
-                        // The last may have come to the end of its detach().
+                        // The last one may have reached the end of its detach().
                         EXPECT_GE(dead_processes(world), 5u);
                       },
                   .before = {},
@@ -597,8 +597,8 @@ TEST(CrashPoints, ScavengeAScavenger) {
   }
 }
 
-/// Two die at once: one cuts an extent, the other had a hint from before the cut, and reserved a
-/// block of it just then.
+/// Two die at once: one carves an extent; the other had a hint from before and has just reserved a
+/// block of that extent.
 TEST(CrashPoints, ScavengeACutThatAnOldHintMet) {
   const auto prepare = [](World& world) {
     fill_some(world);

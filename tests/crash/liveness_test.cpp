@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is alive: across pid namespaces, forks and stops, up to the limit of processes, and with
-// several handles in one process.
+// Liveness: across pid namespaces, forks and stops, up to the limit of processes, and with several
+// handles in one process.
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -10,7 +10,7 @@
 namespace bowhead::test {
 namespace {
 
-/// A child that waits at given places until it is told to go on.
+/// A child that waits at given places until the parent lets it continue.
 class Steps {
  public:
   Steps() {
@@ -75,7 +75,7 @@ int put_slowly(const std::string& locator, const std::string& key, Steps& steps)
 
 constexpr int kCannot = 77;
 
-/// Runs `body` as the first process of a new pid namespace; kCannot if the system lets nobody make
+/// Runs `body` as the first process of a new pid namespace; kCannot if the system does not permit
 /// one.
 int in_new_pid_namespace(const std::function<int()>& body) {
   if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) return kCannot;
@@ -87,7 +87,7 @@ bool pid_namespaces_can_be_made() {
 }
 
 TEST(Liveness, AProcessInAnotherPidNamespaceIsAlive) {
-  if (!pid_namespaces_can_be_made()) GTEST_SKIP() << "this system lets nobody make pid namespaces";
+  if (!pid_namespaces_can_be_made()) GTEST_SKIP() << "this system does not permit pid namespaces";
   TestPool t(32 << 20);
   Steps steps;
   const pid_t child = start_child(
@@ -101,7 +101,7 @@ TEST(Liveness, AProcessInAnotherPidNamespaceIsAlive) {
 }
 
 TEST(Liveness, ADeadProcessInAnotherPidNamespaceIsScavenged) {
-  if (!pid_namespaces_can_be_made()) GTEST_SKIP() << "this system lets nobody make pid namespaces";
+  if (!pid_namespaces_can_be_made()) GTEST_SKIP() << "this system does not permit pid namespaces";
   TestPool t(32 << 20);
   Steps steps;
   const pid_t child = start_child([&] {
@@ -112,7 +112,7 @@ TEST(Liveness, ADeadProcessInAnotherPidNamespaceIsScavenged) {
   });
   steps.await();
   EXPECT_GT(t.info().used_bytes, 0);
-  // Its parent, in our namespace, knows its pid here; PR_SET_PDEATHSIG takes it along.
+  // Its parent, in the test's namespace, knows its pid here; PR_SET_PDEATHSIG kills it too.
   kill_and_wait(child);
   for (int i = 0; i < 1000 && *t.pool().scavenge() == 0; ++i) usleep(1000);
   EXPECT_EQ(t.info().hosts[0].processes_live, 1u);
@@ -132,7 +132,7 @@ TEST(Liveness, AForkedChildDoesNotKeepItsDeadParentAlive) {
     if (fork() == 0) {
       const pid_t self = getpid();
       EXPECT_EQ(write(grandchild_pipe[1], &self, sizeof self), static_cast<ssize_t>(sizeof self));
-      for (;;) pause();  // outlives its parent; says nothing of the pool
+      for (;;) pause();  // outlives its parent; independent of the pool
     }
     for (;;) pause();
     return 0;
@@ -187,7 +187,7 @@ TEST(Liveness, AStoppedProcessKeepsWhatItHas) {
   ASSERT_TRUE(WIFSTOPPED(status));
   EXPECT_EQ(*t.pool().scavenge(), 0u);
   ASSERT_EQ(t.pool().remove(t.ns(), "leased"), Status::OK);
-  // All that is free is taken, and given back: nothing of the stopped process's may be among it.
+  // All free blocks are taken and freed again: none of the stopped process's may be among them.
   std::vector<std::string> filled;
   while (t.put("f" + std::to_string(filled.size()), bytes(kBytes, 3)) == Status::OK)
     filled.push_back("f" + std::to_string(filled.size()));
@@ -221,7 +221,7 @@ TEST(Liveness, MoreProcessesThanThereArePlacesAreRefused) {
   EXPECT_EQ(refused.status(), Status::LIMIT_REACHED);
   EXPECT_NE(refused.error().message().find("256"), std::string::npos);
 
-  // The place of one that died goes to the next, and with it the room that it had reserved.
+  // The slot of a dead process goes to the next one, and so does the space that it had reserved.
   kill_and_wait(children.back());
   children.pop_back();
   {
@@ -237,7 +237,7 @@ TEST(Liveness, MoreProcessesThanThereArePlacesAreRefused) {
   EXPECT_TRUE(t.check_clean());
 }
 
-/// Takes every lease that there is; 0 if that was the whole table.
+/// Takes all free leases; 0 if that was the whole table.
 int take_all_leases(TestPool& t, uint64_t ttl_ms, std::vector<Lease>& leases) {
   for (int i = 0; i < 1024; ++i) {
     auto lease = t.pool().acquire(t.ns(), "k", ttl_ms);
@@ -310,7 +310,8 @@ TEST(Liveness, HandlesOfOneProcessAreIndependent) {
   ASSERT_TRUE(of_first && of_second && lease);
   EXPECT_NE(of_first->offset, of_second->offset);
   EXPECT_EQ(*third.pool().scavenge(), 0u);
-  // What one closes is its own only. Were liveness a lock of the process, this would drop them all.
+  // Closing one handle must not affect the other. If liveness were a lock of the process, this
+  // would drop all locks.
   second.reset();
   EXPECT_EQ(first.info().hosts[0].processes_live, 2u);
   EXPECT_EQ(first.info().hosts[0].leases_active, 0u);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every public header is C11: this file compiles them as such, with padding as an error. */
+/* Every public header is C11: this file compiles them as C11, with padding as an error. */
 #include <bowhead/bowhead.h>
 #include <bowhead/format/block.h>
 #include <bowhead/format/common.h>

@@ -3,8 +3,8 @@
 // status numbers.
 //
 // If a test here fails, a layout or a number has changed, and with it every pool in the field. If
-// that is meant: raise BH_FORMAT_VERSION, keep reading the old one, and change this file as well.
-// Statuses and enums are append only.
+// that is intended: raise BH_FORMAT_VERSION, keep reading old pools, and change this file as well.
+// Statuses and enums are append-only.
 #include <bowhead/format/block.h>
 #include <bowhead/format/common.h>
 #include <bowhead/format/frame.h>

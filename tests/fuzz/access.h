@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// FuzzAccess: the access policy of the pool's core over memory that is watched.
+// FuzzAccess: the access policy of the pool's core over guarded memory.
 //
-// A World is the memory of one pool with what the machine keeps beside it: who is alive, and a
-// clock. Everything the core asks of it is checked: words must lie in the metadata, payload in the
-// payload, stores in what the host owns (rule R1; the pages of others are really read-only), and no
-// operation may take more than so many steps. Time passes only by asking for it and by waiting, so
-// that waits cost nothing and a run can be repeated.
+// A World is the memory of one pool with the machine's state beside it: which processes live, and a
+// clock. Every request of the core is checked: words must lie in the metadata, payload in the
+// payload, stores in what the host owns (rule R1; the pages of other hosts are really read-only),
+// and no operation may exceed a number of steps. Time passes only when it is read or waited for, so
+// waits cost nothing and a run is repeatable.
 #pragma once
 
 #include <sys/mman.h>
@@ -31,7 +31,7 @@ class World {
   explicit World(const bh_superblock& sb) : superblock(sb), layout(sb.geometry) {
     const int fd = memfd_create("fuzz", MFD_CLOEXEC);
     BOWHEAD_ASSERT(fd >= 0 && ftruncate(fd, static_cast<off_t>(bytes())) == 0);
-    // Between two pages that nobody may touch.
+    // Between two pages without access.
     void* room = mmap(nullptr, bytes() + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     BOWHEAD_ASSERT(room != MAP_FAILED);
     base_ = static_cast<std::byte*>(mmap(static_cast<std::byte*>(room) + kPage, bytes(),
@@ -47,7 +47,7 @@ class World {
   uint64_t bytes() const { return superblock.geometry.total_bytes; }
   uint64_t payload_offset() const { return superblock.geometry.payload_offset; }
 
-  /// Writable everywhere: for whoever builds, damages and restores.
+  /// Writable everywhere: for building, damaging and restoring.
   std::byte* raw() const { return raw_; }
   uint64_t raw_word(uint64_t offset) const {
     uint64_t word;
@@ -55,7 +55,7 @@ class World {
     return word;
   }
 
-  /// From now on only what belongs to `host` can be written through FuzzAccess.
+  /// From now on only memory of `host` can be written through FuzzAccess.
   void become(uint32_t host) {
     const auto& g = superblock.geometry;
     const uint64_t first = layout.first_extent_of(host), last = layout.first_extent_of(host + 1);
@@ -68,7 +68,7 @@ class World {
       BOWHEAD_ASSERT(mprotect(base_ + offset, size, PROT_READ | PROT_WRITE) == 0);
   }
 
-  /// Keeps what is there now; restore() brings it back.
+  /// Saves the present state; restore() restores it.
   void save() {
     saved_.assign(raw_, raw_ + bytes());
     changed_.clear();
@@ -86,7 +86,7 @@ class World {
   const std::byte* saved() const { return saved_.data(); }
   void payload_changed(uint64_t offset, uint64_t size) { changed_.emplace_back(offset, size); }
 
-  /// Begins to count the steps of an operation.
+  /// Starts counting the steps of an operation.
   void begin_operation() { steps_ = 0; }
   void step() const { BOWHEAD_ASSERT(++steps_ < kStepsMax && "the operation does not end"); }
 
@@ -119,7 +119,7 @@ class World {
   mutable uint64_t steps_ = 0;
 };
 
-/// One process with the pool open. Its end, in order or not, is the end of the object.
+/// One process with the pool open. The object's end is the process's end, whether clean or not.
 class FuzzAccess {
  public:
   using Mutex = std::mutex;

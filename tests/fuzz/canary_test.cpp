@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Proves that the pool fuzzer would notice: each test plants a fault behind its back, and it must
-// die of it.
+// Proves that the pool fuzzer detects faults: each test injects a fault behind its back, and it
+// must die of it.
 #include <gtest/gtest.h>
 
 #include "tests/fuzz/image.h"
@@ -25,7 +25,7 @@ void change(uint64_t at, void (*how)(T&)) {
   world.save();
 }
 
-/// The value of the key becomes another, with right checksums and seals all the way.
+/// The value of the key becomes another one, with correct checksums and seals.
 void store_other_bytes(uint32_t key) {
   Image& pool = image(1, false);
   const StoredKey& stored = pool.stored[key];
@@ -72,7 +72,7 @@ TEST(CanaryDeathTest, LostBlock) {
         change<uint64_t>(header_of(kKey), [](uint64_t& word) { word ^= 16; });
         LLVMFuzzerTestOneInput(kGet, sizeof kGet);
       },
-      "a block is lost that nobody touched");
+      "a block is lost that was not touched");
 }
 
 TEST(CanaryDeathTest, LoadOutsideTheMetadata) {

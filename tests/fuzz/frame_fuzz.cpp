@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoders of frames on any bytes, and encoders on any values.
 //
-// A decoder may neither read behind a frame nor write behind what it was given (both end at a page
-// that nobody may touch), and all ways to read a frame must agree on it. What is encoded must
-// come back.
+// A decoder must neither read past a frame nor write past its output (both end at a page without
+// access), and all ways to read a frame must agree. Encoded values must be restored.
 #include <sys/mman.h>
 
 #include <cstring>
@@ -21,7 +20,7 @@ namespace {
 
 constexpr size_t kMostBytes = 4 << 20;
 
-/// Memory before a page that may not be touched.
+/// Memory before a page without access.
 class Guarded {
  public:
   Guarded() {
@@ -50,7 +49,7 @@ bool equal(ConstBytes a, ConstBytes b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-/// One token, and its tile's units; of a frame of any claims.
+/// One token, and its tile's units; of a frame with any header.
 Status read_token(Decoder& decoder, ConstBytes frame, const Shape& shape, Bytes row) {
   const uint32_t outer = shape.outer / 2, token = shape.tokens / 2;
   std::vector<float> units(shape.channels);
@@ -60,7 +59,7 @@ Status read_token(Decoder& decoder, ConstBytes frame, const Shape& shape, Bytes 
   return status;
 }
 
-/// What comes in pieces is read as the whole is.
+/// A frame that is read in pieces gives the same as the whole.
 void read_in_pieces(Decoder& decoder, ConstBytes frame, uint32_t planes, ConstBytes right) {
   static Guarded nears, outs;
   const Bytes near = nears.last(frame.size()), out = outs.last(right.size());
@@ -137,7 +136,7 @@ Shape take_shape(fuzz::Input& input) {
   return shape;
 }
 
-/// {profile, shape}, then values, as many whole tokens as there are.
+/// {profile, shape}, then values, as many whole tokens as the input has.
 void check_values(fuzz::Input& input) {
   static Guarded in, frames;
   static Encoder encoders[] = {Encoder(Profile::FAST), Encoder(Profile::BALANCED),
@@ -164,7 +163,7 @@ void check_values(fuzz::Input& input) {
 }  // namespace
 }  // namespace bowhead::compression
 
-/// {0: a frame, 1: a frame whose checksums are made right, else: values}
+/// {0: a frame, 1: a frame whose checksums are corrected, else: values}
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace bowhead::compression;
   bowhead::fuzz::Input input(data, size);

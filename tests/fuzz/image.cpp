@@ -33,7 +33,7 @@ void add_lines(std::set<uint64_t>& lines, uint64_t offset, uint64_t bytes) {
     lines.insert(at);
 }
 
-/// Notes where the block of a key lies, as the open `core` sees it.
+/// Records the place of a key's block, as the open `core` finds it.
 StoredKey describe(FuzzCore& core, uint64_t ns, uint32_t key) {
   const core::Layout& layout = core.context().layout;
   const std::string text = key_text(key);
@@ -61,7 +61,7 @@ StoredKey describe(FuzzCore& core, uint64_t ns, uint32_t key) {
   return stored;
 }
 
-/// Host `host` comes, stores its share of the keys, and leaves.
+/// Host `host` joins, stores its share of the keys, and leaves.
 void fill(Image& image, uint32_t host, uint32_t hosts) {
   World& world = image.world;
   world.become(host);
@@ -79,7 +79,7 @@ void fill(Image& image, uint32_t host, uint32_t hosts) {
   core.joining.detach();
 }
 
-/// A process of host 0 that reserves, leases, retires, locks and cuts, and is no more.
+/// A process of host 0 that reserves, leases, retires, locks and carves, and then dies.
 void die(Image& image) {
   World& world = image.world;
   world.become(0);
@@ -95,7 +95,7 @@ void die(Image& image) {
   image.stored[2].in_limbo = true;
   uint32_t holder = 0;
   BOWHEAD_ASSERT(core.index().try_lock(core::Key(ns, key_text(3)).hash, &holder));
-  // An entry that it was writing: claimed, and not yet sealed.
+  // An entry that it was writing: claimed, but not yet sealed.
   const uint64_t word = layout.bucket(0, 0);
   BOWHEAD_ASSERT(access.load(word) == 0);
   access.store(word, core::directory_word(0x1234, core.context().process + 1));

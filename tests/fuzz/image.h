@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pools that the pool fuzzer damages: small, made by the core itself, the same in every run.
+// The pools that the pool fuzzer damages: small, made by the core itself, identical in every run.
 #pragma once
 
 #include <memory>
@@ -18,16 +18,16 @@ using FuzzCore = core::Core<FuzzAccess>;
 const std::vector<std::byte>& content(uint32_t key, uint32_t version);
 
 inline constexpr uint32_t kKeys = 32;        ///< keys that the fuzzer uses; it knows their values
-inline constexpr uint32_t kStoredKeys = 12;  ///< of these, the first are in the image
+inline constexpr uint32_t kStoredKeys = 12;  ///< the first ones of these are in the image
 inline constexpr uint32_t kVersions = 4;
 
 std::string key_text(uint32_t key);
 
 /// A stored block and the lines on which its return depends.
 struct StoredKey {
-  bool in_limbo = false;             ///< somebody died over it: it may come back or not
-  std::set<uint64_t> read_lines;     ///< to be found in an open pool
-  std::set<uint64_t> rebuild_lines;  ///< to be found again after a rebuild
+  bool in_limbo = false;             ///< its process died: it may be found or not
+  std::set<uint64_t> read_lines;     ///< must be found in an open pool
+  std::set<uint64_t> rebuild_lines;  ///< must be found after a rebuild
   uint64_t payload_offset = 0, payload_bytes = 0;
 };
 
@@ -38,8 +38,8 @@ struct Image {
   std::vector<StoredKey> stored;  ///< kStoredKeys
 };
 
-/// Pools of one or two hosts (the second host's last blocks lie in its own extents), left in order
-/// or with a process of host 0 that died in the middle of everything it can be in the middle of.
+/// Pools of one or two hosts (the second host's last blocks lie in its own extents), left cleanly,
+/// or with a process of host 0 that died in the middle of every kind of operation.
 Image& image(uint32_t hosts, bool died);
 
 }  // namespace bowhead::fuzz

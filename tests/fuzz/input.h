@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a fuzz target reads its decisions from: bytes in order, zeros behind their end.
+// The input of a fuzz target, from which it takes its decisions: bytes in order, zeros after the
+// end.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,7 @@ class Input {
     return value;
   }
 
-  /// The next `size` bytes, or what there is.
+  /// The next `size` bytes, or all remaining ones if they are fewer.
   std::string_view take_bytes(size_t size) {
     const std::string_view bytes = left_.substr(0, size);
     left_.remove_prefix(bytes.size());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Media made, opened and removed at any locator.
+// Creates, opens and removes media at any locator.
 //
-// Paths of file: are taken inside a folder of their own, so that no input reaches a file that
-// matters; names of shm: get a prefix if they are valid.
+// Paths of file: are put into a private folder, so that no input reaches a file that matters; valid
+// names of shm: get a prefix.
 #include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint64_t kMediumBytes = 2 << 20;
 
-/// An empty folder that goes away at exit.
+/// An empty folder that is removed at exit.
 class Folder {
  public:
   Folder() {
@@ -46,7 +46,7 @@ bool valid_name(const std::string& name) {
   return true;
 }
 
-/// The locator without its teeth; empty if it would leave the folder.
+/// The locator made harmless; empty if it would leave the folder.
 std::string tamed(const std::string& locator, const std::string& folder) {
   if (locator.starts_with("file:/")) {
     if ((locator + "/").find("/../") != std::string::npos) return {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Searches of keys in frames of any bytes: what opens is searched exactly as the rows that it
-// decodes to, and within a budget without a fault.
+// Searches for keys in frames of any bytes: a search of a frame that opens gives exactly the result
+// of a search of its decoded rows, and a search within a budget has no fault.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -28,7 +28,7 @@ struct Wanted {
   double bytes_per_token;
   Visible visible;
   uint32_t query_count;
-  std::vector<float> queries;  ///< as many as are there; repeated
+  std::vector<float> queries;  ///< as many as there are; repeated
 };
 
 /// Small whole numbers, or any bits.
@@ -119,7 +119,7 @@ void check_frame(const std::vector<uint8_t>& frame, const Wanted& wanted) {
   if (keys) search(shape, *keys, rows, wanted);
 }
 
-/// {kind of number, channels, rotary, profile}, then values.
+/// {number format, channels, rotary, profile}, then values.
 std::vector<uint8_t> take_encoded(fuzz::Input& input) {
   Shape shape;
   shape.number = static_cast<NumberFormat>(1 + input.take<uint8_t>() % 5);
@@ -143,7 +143,7 @@ std::vector<uint8_t> take_encoded(fuzz::Input& input) {
 }  // namespace
 }  // namespace bowhead::ndp
 
-/// {what: a frame, a frame whose checksums are made right, values}, what is asked, and that.
+/// {kind: a frame, a frame whose checksums are corrected, values}, the query, then the data.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace bowhead;
   fuzz::Input input(data, size);
@@ -158,7 +158,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     frame.assign(bytes.begin(), bytes.end());
     if (what == 1) compression::reseal(frame);
   }
-  frame.shrink_to_fit();  // so that a sanitizer sees what is read behind
+  frame.shrink_to_fit();  // so that a sanitizer sees reads past the end
   ndp::check_frame(frame, wanted);
   return 0;
 }

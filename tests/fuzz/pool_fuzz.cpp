@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole core over a pool whose stored bytes are changed at will.
+// The whole core over a pool whose stored bytes are changed arbitrarily.
 //
-// The input damages a small pool, opens it, uses it and damages it further. Whatever it does, the
-// core must not crash, assert, touch memory that is not its own or run on without end (access.h
-// watches), and
-//   - a get gives bytes that were put under that key, or no bytes;
-//   - a block is found as long as nothing on the way to it was changed, and is found again after a
-//     repair or a reboot as long as nothing was changed that a rebuild starts from;
-//   - after a repair nothing is wrong any more and no room is lost.
+// The input damages a small pool, opens it, uses it and damages it further. Whatever the damage,
+// the core must not crash, assert, touch memory outside the pool or run without end (access.h
+// checks), and
+//   - a get returns bytes that were put under that key, or no bytes;
+//   - a block is found as long as no line on the way to it was changed, and is found again after a
+//     repair or a reboot as long as no line from which a rebuild starts was changed;
+//   - after a repair nothing is wrong any more and no space is lost.
 // Changed bytes may be sealed again, so that the values behind the seals are met too. Then the two
 // last promises are off: who can seal can forge. The first holds all the same, but for a payload
 // that a forged header calls unchecked; such headers are not made.
@@ -25,7 +25,7 @@ namespace {
 
 using core::Key;
 
-/// A piece of the pool that holds one kind of thing.
+/// A part of the pool that holds one kind of data.
 struct Area {
   uint64_t offset = 0;
   uint64_t bytes = 0;
@@ -58,7 +58,7 @@ const std::vector<Area>& areas_of(uint32_t hosts, bool died) {
   return areas;
 }
 
-/// A process that has the pool open, or tries to.
+/// A process that has the pool open, or tries to open it.
 struct Handle {
   Handle(World& world, FuzzAccess::Machine machine, bool evicting)
       : access(world, machine), core(access, settings(world.superblock, evicting), 0) {}
@@ -110,23 +110,23 @@ class Run {
   const std::vector<Area>* areas_ = nullptr;
   FuzzAccess::Machine machine_;
   bool evicting_ = false;
-  bool patient_ = false;  ///< read large blocks too
+  bool patient_ = false;  ///< also reads large blocks
   std::unique_ptr<Handle> handle_;
   std::vector<Lease> leases_;
   std::string text_;
   bool put_[kKeys][kVersions] = {};
 
-  // What was done to the pool, to know what may be asked of it.
+  // The changes to the pool, from which follows what must still hold.
   std::set<uint64_t> damaged_lines_;
   bool damaged_private_ = false;
   bool forged_ = false;
-  bool used_ = false;  ///< operations that may change something have run
+  bool used_ = false;  ///< operations that can change the pool have run
 };
 
 // ---- damage ----
 
 /// {area: u8, how: u8, where: u16, value: u64}. How: bits 0 and 1: width; bit 2: at any place, else
-/// at one that is in use; bit 3: seal the line again; bit 4: xor.
+/// at a place in use; bit 3: seal the line again; bit 4: xor.
 void Run::damage() {
   const Area& area = (*areas_)[in_.take<uint8_t>() % areas_->size()];
   const auto how = in_.take<uint8_t>();
@@ -158,7 +158,7 @@ void Run::seal_again(uint64_t word) {
   core::Line line;
   std::memcpy(line.data(), world.raw() + at, sizeof line);
   if (at >= layout.geometry().tables_offset) {
-    // A header keeps its kind of checksum: one that says NONE makes any payload right.
+    // A header keeps its kind of checksum: NONE would make any payload valid.
     auto header = core::from_line<bh_block_header>(line);
     bh_block_header saved;
     std::memcpy(&saved, world.saved() + at, sizeof saved);
@@ -198,7 +198,7 @@ void Run::open() {
     return;
   }
   check_found(/*rebuilt=*/boot_before != machine_.boot);
-  used_ |= damaged_private_;  // what the words say of its own number, the process believes
+  used_ |= damaged_private_;  // the process believes the words of its own slot
 }
 
 void Run::close(bool in_order) {
@@ -230,7 +230,7 @@ void Run::repair() {
 
 // ---- what must hold ----
 
-/// Every stored block whose lines were left alone is there.
+/// Every stored block whose lines were not changed is found.
 void Run::check_found(bool rebuilt) {
   if (forged_ || used_ || (damaged_private_ && !rebuilt)) return;
   for (uint32_t key = 0; key < image_->stored.size(); ++key) {
@@ -242,7 +242,7 @@ void Run::check_found(bool rebuilt) {
     if (stored.in_limbo || !whole(stored.read_lines) || !whole(stored.rebuild_lines)) continue;
     if (stored.payload_bytes > 100'000 && !patient_) {
       BOWHEAD_ASSERT(handle_->core.lookup.locate(key_of(key)) &&
-                     "a block is lost that nobody touched");
+                     "a block is lost that was not touched");
       continue;
     }
     static std::vector<std::byte> buffer;
@@ -250,7 +250,7 @@ void Run::check_found(bool rebuilt) {
     const Span to[] = {{buffer.data(), buffer.size()}};
     const auto got = handle_->core.reading.get(key_of(key), to);
     if (!got) fmt::print(stderr, "{} is lost\n", text_.substr(0, 20));
-    BOWHEAD_ASSERT(got && "a block is lost that nobody touched");
+    BOWHEAD_ASSERT(got && "a block is lost that was not touched");
     check_bytes(key, buffer.data(), *got);
   }
 }
@@ -266,8 +266,8 @@ void Run::check_bytes(uint32_t key, const std::byte* data, uint64_t length) cons
   BOWHEAD_ASSERT(right && "bytes that were never put under this key");
 }
 
-/// Nothing is wrong, and every block of every slab is free or committed. Of what the other host
-/// owns nothing can be mended.
+/// Nothing is wrong, and every block of every slab is free or committed. Damage in memory of the
+/// other host cannot be repaired.
 void Run::check_repaired() {
   const auto& g = image_->world.layout.geometry();
   if (g.host_count > 1) return;
@@ -292,10 +292,10 @@ void Run::check_repaired() {
 
 void Run::put(uint32_t key, uint32_t version) {
   const auto& value = content(key, version);
-  // In two pieces, as callers do.
+  // In two parts, as callers do.
   const size_t half = value.size() / 2;
   const ConstSpan from[] = {{value.data(), half}, {value.data() + half, value.size() - half}};
-  put_[key][version] = true;  // also if it fails: then nobody promised that it is not there
+  put_[key][version] = true;  // also if it fails: it may still have been stored
   (void)handle_->core.writing.put(key_of(key), from);
 }
 
@@ -310,7 +310,7 @@ void Run::get_into(uint32_t key, size_t room) {
 
 void Run::get(uint32_t key) {
   const auto located = handle_->core.lookup.locate(key_of(key));
-  // More would be a buffer of megabytes for every forged length.
+  // A larger buffer would take megabytes for every forged length.
   get_into(key, located ? std::min<size_t>(located->header.length_bytes, 4 << 20) : 100);
 }
 
@@ -372,7 +372,7 @@ void Run::report(uint32_t what) {
   }
 }
 
-/// Many blocks of the smallest size, so that the pool runs full.
+/// Many blocks of the smallest size, to fill the pool.
 void Run::fill(uint32_t count) {
   static const std::byte byte{1};
   for (uint32_t i = 0; i < count * 4; ++i) {

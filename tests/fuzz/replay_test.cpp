@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a fuzz target without a fuzzing engine: on every file of its corpus, and on a fixed number
-// of mutations of them. What was running when a fault ended the process is printed as xxd -r -p
-// reads it, to become a file of the corpus.
+// of mutations of them. If a fault ends the process, the input is printed in the format of xxd -r
+// -p, to become a file of the corpus.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -53,7 +53,7 @@ void run(const std::string& name, const std::string& bytes) {
     const auto before = std::signal(signal, print_running);
     if (before != SIG_DFL) (void)std::signal(signal, before);  // a sanitizer's
   }
-  // On the heap and of exact length, so that a sanitizer sees a read behind its end.
+  // On the heap and of exact length, so that a sanitizer sees a read past its end.
   const std::vector<uint8_t> exact(bytes.begin(), bytes.end());
   LLVMFuzzerTestOneInput(exact.data(), exact.size());
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// read_superblock() on anything: raw bytes, or a superblock made for choices from the input,
-// changed before or after it is sealed, so that what lies behind the checksum is reached too.
+// read_superblock() on anything: raw bytes, or a superblock made from choices in the input and
+// changed before or after it is sealed, so that the checks after the checksum are reached too.
 //
-// Whatever is accepted must describe parts that lie inside the pool and do not overlap: the rest of
-// the code computes addresses from it without looking again.
+// An accepted superblock must describe parts that lie inside the pool and do not overlap: the other
+// code computes addresses from it without further checks.
 #include <set>
 
 #include "base/assert.h"
@@ -68,8 +68,8 @@ void check_geometry(const bh_geometry& g) {
   BOWHEAD_ASSERT(g.table_bytes >= (g.extent_bytes / g.min_block_bytes + 1) * sizeof(bh_block_slot));
   BOWHEAD_ASSERT(Wide{g.tables_offset} + Wide{g.table_bytes} * g.extent_count <= g.payload_offset);
   BOWHEAD_ASSERT(Wide{g.payload_offset} + Wide{g.extent_bytes} * g.extent_count <= g.total_bytes);
-  // What can be made read-only on its own must not share a grain (rule R1). With one host, tables
-  // never change hands.
+  // Parts that can be made read-only separately must not share a grain (rule R1). With one host,
+  // tables never change owners.
   for (const uint64_t at :
        {g.regions_offset, g.region_bytes, g.tables_offset, g.payload_offset, g.extent_bytes})
     BOWHEAD_ASSERT(at % align == 0);
@@ -78,7 +78,7 @@ void check_geometry(const bh_geometry& g) {
   BOWHEAD_ASSERT(g.total_bytes / BH_PAYLOAD_ALIGN <= uint64_t{1} << BH_HAZARD_PAGE_BITS);
 }
 
-/// Settings that the core divides by, waits for or compares with, without looking again.
+/// Settings that the core divides by, waits for or compares with, without further checks.
 void check_settings(const bh_superblock& sb) {
   BOWHEAD_ASSERT(sb.evict_high_permille <= 1000 && sb.evict_low_permille <= sb.evict_high_permille);
   const bool stated = sb.beat_ms != 0 || sb.dead_ms != 0 || sb.settle_ms != 0;

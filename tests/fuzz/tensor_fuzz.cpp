@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of tensors: raw, .npy, .safetensors. What is read fits its shape; what is refused is named.
+// Files of tensors: raw, .npy, .safetensors. A tensor that is read matches its shape; a refusal
+// names the file.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,7 +15,7 @@
 namespace bowhead::cli {
 namespace {
 
-/// One file in memory under three names, in a folder that goes away at exit.
+/// One file in memory under three names, in a folder that is removed at exit.
 class TensorFile {
  public:
   TensorFile() : fd_(memfd_create("tensor", 0)) {
@@ -62,7 +63,7 @@ void check(const std::string& path, const RawDescription& raw) {
 }  // namespace
 }  // namespace bowhead::cli
 
-/// The name, how a raw file is described, the file.
+/// The name, the description of a raw file, the file.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace bowhead;
   static cli::TensorFile file;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parser of request traces on any text.
 //
-// What it accepts must keep the promise on which every model of a cache rests: equal ids mean equal
-// prefixes. What it refuses must name the line.
+// An accepted trace must keep the promise on which every model of a cache relies: equal ids mean
+// equal prefixes. A refusal must name the line.
 #include <map>
 #include <string>
 
@@ -50,7 +50,7 @@ void check_refusal(const Error& error, std::string_view text) {
 }  // namespace
 }  // namespace bowhead::replay
 
-/// {requests at most: u8}, then the text.
+/// {maximum of requests: u8}, then the text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bowhead::fuzz::Input input(data, size);
   const auto requests_max = input.take<uint8_t>();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What golden pools hold: known to the program that made them and to the tests that open them. The
-// pools are stored, so nothing here may change for a pool that exists.
+// The content of the golden pools, for the program that made them and the tests that open them. The
+// pools are stored, so nothing here may change for an existing pool.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Block {
 inline const std::vector<NamespaceDescription> kNamespaces = {
     {"model-a", "dtype=bf16 layout=paged rank=0/1"}, {"model-b", ""}};
 
-/// Of the pool of one host with compressed blocks.
+/// For the pool of one host with compressed blocks.
 inline const std::vector<NamespaceDescription> kCompressedNamespaces = {
     {"model-c",
      "keys",
@@ -44,7 +44,7 @@ inline std::string long_key(size_t bytes) {
   return key;
 }
 
-/// The pool of one host. Sizes and keys make slabs of several kinds; keys take one to eight slots.
+/// The pool of one host. Sizes and keys give slabs of several kinds; keys take one to eight slots.
 inline std::vector<Block> blocks_of_one_host() {
   return {{0, "one byte", 1},
           {0, "a page", 4096},
@@ -66,7 +66,7 @@ inline std::vector<Block> blocks_of_two_hosts() {
           {1, "fourth", 8192, true, 1}};
 }
 
-/// Frames of one tile and of several, bytes of no whole token, and what does not get smaller.
+/// Frames of one tile and of several, bytes of no whole token, and an incompressible value.
 inline std::vector<Block> blocks_of_compressed_pool() {
   return {{0, "a tile", 65536, true, 0, true},
           {0, "tiles", 640 * 128, true, 0, true},
@@ -79,7 +79,7 @@ inline std::vector<std::byte> value_of(const Block& block, size_t index) {
   std::vector<std::byte> value(block.bytes);
   Random random(1000 + index);
   for (size_t i = 0; block.tensor && i < value.size(); i += 2) {
-    // From 1/128 to 2, small ones as often as large ones, of either sign.
+    // From 1/128 to 2, small numbers as often as large ones, of either sign.
     const auto number = static_cast<uint16_t>((random.next() & 0x83FF) | 0x3C00);
     value[i] = static_cast<std::byte>(number);
     if (i + 1 < value.size()) value[i + 1] = static_cast<std::byte>(number >> 8);

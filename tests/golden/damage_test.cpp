@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a pool whose stored bytes are damaged, one thing at a time: what is lost, what
-// check says, what repair says and saves.
+// A pool whose stored bytes are damaged, one thing at a time: which blocks are lost, what check
+// reports, what repair reports and saves.
 //
 // Each case runs twice: the damage comes while the pool is in use on this boot (the host's private
-// part is good and believed), and before the first open after a reboot (all is rebuilt).
+// part is valid and trusted), and before the first open after a reboot (all is rebuilt).
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -18,7 +18,7 @@ constexpr size_t kLongVictim = 6;  // the key of 512 bytes
 
 using Lost = std::set<size_t>;
 
-/// What an open finds, and what is true after a repair.
+/// The result of an open, and the state after a repair.
 struct Expected {
   Lost lost;
   const char* check;  ///< part of the findings; "": clean
@@ -30,10 +30,10 @@ struct Case {
   Expected in_use;
   Expected after_reboot;
   Lost lost_after_repair;
-  const char* repair;  ///< part of what repair says besides that it rebuilt; "": nothing
+  const char* repair;  ///< part of repair's report, besides that it rebuilt; "": empty
 };
 
-/// A name for test output.
+/// Output of a case in test messages.
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 
 void flip_header(GoldenPool& g, size_t block) { g.flip(g.header_of(block) + 10); }
@@ -147,7 +147,7 @@ const std::vector<Case> kCases = {
     {"WholePrivatePart",
      [](GoldenPool& g) {
        const auto& geometry = g.layout().geometry();
-       // Not the word that says for which boot it was made: that would be a reboot.
+       // Not the word with the boot for which it was made: that would be a reboot.
        const uint64_t begin = g.layout().part(0, BH_PART_PROCESSES);
        const uint64_t end = geometry.regions_offset + geometry.region_bytes;
        std::memset(g.at(begin), 0xEE, end - begin);
@@ -188,7 +188,7 @@ class Damage : public testing::TestWithParam<Case> {
 };
 
 TEST_P(Damage, InUse) {
-  golden_.open_and_close();  // the private part is of this boot now
+  golden_.open_and_close();  // the private part now belongs to this boot
   GetParam().damage(golden_);
   expect_open(GetParam().in_use);
 }
@@ -213,7 +213,7 @@ TEST_P(Damage, Repair) {
   EXPECT_EQ(findings_of(*pool), "");
   EXPECT_FALSE(pool->info()->second_superblock_used);
   EXPECT_EQ(golden_.lost_in(*pool), GetParam().lost_after_repair);
-  // Room of what was dropped is free again, and takes it back.
+  // The space of the dropped blocks is free again, so they can be stored again.
   const auto& lost = GetParam().lost_after_repair;
   EXPECT_EQ(pool->info()->used_bytes < used_before, !lost.empty());
   for (const size_t i : lost) {
@@ -239,7 +239,7 @@ TEST_P(Damage, RepairAfterReboot) {
 INSTANTIATE_TEST_SUITE_P(Each, Damage, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
-/// One block in two is damaged, each in another way: repair finds all and keeps the rest.
+/// Half of the blocks are damaged, each in a different way: repair finds all and keeps the rest.
 TEST(DamageOfMany, IsRepairedAtOnce) {
   GoldenPool golden("v1-one-host");
   golden.open_and_close();
@@ -258,7 +258,7 @@ TEST(DamageOfMany, IsRepairedAtOnce) {
   EXPECT_EQ(pool->info()->damaged, 3u);
 }
 
-/// A reader that meets damage drops the block and counts it; its key can be stored again.
+/// A reader that finds damage drops the block and counts it; its key can be stored again.
 TEST(DamageOfMany, AReaderDropsWhatItFindsDamaged) {
   GoldenPool golden("v1-one-host");
   golden.flip(golden.payload_of(kVictim));
@@ -269,8 +269,8 @@ TEST(DamageOfMany, AReaderDropsWhatItFindsDamaged) {
   EXPECT_EQ(findings_of(*pool), "");
 }
 
-/// A process died in the middle of a removal, and the header that is left states a length of 4 GiB,
-/// sealed: who scavenges must not follow it out of the pool.
+/// A process died in the middle of a removal, and the remaining header states a length of 4 GiB,
+/// sealed: scavenging must not follow it out of the pool.
 TEST(DamageOfMany, TheDeadProcessOfABlockWithAnImpossibleLengthIsScavenged) {
   GoldenPool golden("v1-two-hosts");
   golden.open_and_close();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Golden pools in files, and files that are none.
+// Golden pools in files, and files that are not pools.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -24,7 +24,7 @@ class File : public testing::Test {
 
   std::string path(const char* name) const { return folder_ + "/" + name; }
 
-  /// The file is no pool: open says so, with its locator and what to do.
+  /// The file is not a pool: open says so, with its locator and what to do.
   void expect_refused(const std::string& file, Status status, const char* advice) {
     const std::string locator = "file:" + file;
     const auto opened = Pool::open(locator);

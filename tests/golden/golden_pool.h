@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A golden pool, put into shared memory for one test, and where everything in it lies, so that a
-// test can damage it.
+// A golden pool, loaded into shared memory for one test, and the places of everything in it, so
+// that a test can damage it.
 #pragma once
 
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ namespace bowhead::golden {
 
 class GoldenPool {
  public:
-  /// `locator_prefix`: "shm:" or "file:/folder/"; the pool's own name comes behind it.
+  /// `locator_prefix`: "shm:" or "file:/folder/"; the pool's own name follows.
   explicit GoldenPool(const std::string& name, const std::string& locator_prefix = "shm:")
       : locator_(fmt::format("{}golden-{}-{}", locator_prefix, getpid(), count_++)) {
     const auto bytes = read_sparse(fmt::format("{}/{}.sparse", BOWHEAD_GOLDEN_POOLS, name));
@@ -90,7 +90,7 @@ class GoldenPool {
   }
   uint64_t header_of(size_t block) { return layout_->header(slot_of(block)); }
   uint64_t extent_of(size_t block) { return layout_->extent_of_slot(slot_of(block)); }
-  /// Offset of the entry line; `directory` becomes that of its directory word.
+  /// Offset of the entry line; sets `directory` to the offset of its directory word.
   uint64_t entry_of(size_t block, uint64_t* directory = nullptr) {
     const auto header = read<bh_block_header>(header_of(block));
     for (uint64_t bucket = 0; bucket < layout_->geometry().index_bucket_count; ++bucket) {
@@ -126,8 +126,8 @@ class GoldenPool {
     return hash64(&entry.layout, 64 + sizeof entry.name + sizeof entry.description, 1) | 1;
   }
 
-  /// The blocks that are a miss for who opens their namespaces first, as engines do: one whose
-  /// description is damaged is registered anew by that. Wrong bytes fail the test.
+  /// The blocks that are a miss for a process that first opens their namespaces, as engines do: a
+  /// namespace with a damaged description is then registered again. Wrong bytes fail the test.
   std::set<size_t> lost_in(Pool& pool) {
     std::set<size_t> lost;
     for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -149,8 +149,8 @@ class GoldenPool {
   }
 
  private:
-  /// As if this machine had made it, in this boot, and had lost the private part of the host since:
-  /// who may open a pool that another machine did not leave is tested elsewhere.
+  /// Makes the pool look as if this machine had made it, in this boot, and had since lost the
+  /// host's private part. Other tests cover who may open a pool that another machine did not leave.
   void move_here(uint32_t host) {
     const core::NativeAccess access(*media_, FlushKind::NONE);
     for (const uint32_t copy : {0u, 1u}) {
@@ -174,7 +174,7 @@ class GoldenPool {
   std::vector<Block> blocks_;
 };
 
-/// The findings of a check, one on a line.
+/// The findings of a check, one per line.
 inline std::string findings_of(Pool& pool) {
   const auto report = pool.check(/*payload=*/true);
   if (!report) return report.error().message();

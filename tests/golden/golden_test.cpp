@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Golden pools open on any machine, and give exactly what was put into them.
+// Golden pools open on any machine and return exactly the values that were put.
 #include <gtest/gtest.h>
 
 #include "tests/golden/golden_pool.h"
@@ -28,7 +28,7 @@ TEST(Golden, OneHost) {
   EXPECT_EQ(info->hosts[0].state, "live");
 }
 
-/// Frames in blocks: they decode, also the first planes alone, and can be coded anew.
+/// Frames in blocks: they decode, also from the first planes only, and can be recompressed.
 TEST(Golden, Compressed) {
   GoldenPool golden("v1-compressed");
   auto pool = golden.open();
@@ -55,7 +55,7 @@ TEST(Golden, Compressed) {
   }
 }
 
-TEST(Golden, CheckTellsWhatNobodyVouchesFor) {
+TEST(Golden, CheckReportsBlocksWithoutAChecksum) {
   GoldenPool golden("v1-one-host");
   auto pool = golden.open();
   ASSERT_TRUE(pool);

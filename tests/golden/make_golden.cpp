@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the golden pools anew: make_golden FOLDER. To be run when a new version of the format
-// begins, into files of that version's name; the files of older versions stay as they are.
+// Makes the golden pools: make_golden FOLDER. Run it for a new version of the format, into files
+// with that version's name; the files of older versions never change.
 #include <fmt/format.h>
 
 #include "pool/media/media.h"
@@ -22,7 +22,7 @@ Status put_one(Pool& pool, NamespaceId ns, const Block& block,
   return pool.commit(*reservation, {PayloadSum::By::NONE});
 }
 
-/// Host `host` comes, stores its blocks and one that it removes again, and leaves in order.
+/// Host `host` joins, stores its blocks and one that it removes again, and leaves cleanly.
 Result<void> fill(const std::string& locator, uint32_t host,
                   const std::vector<NamespaceDescription>& namespaces,
                   const std::vector<Block>& blocks) {

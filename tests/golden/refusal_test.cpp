@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools that must not open, and locators that lead to none: each with its status, and a sentence
-// that names the locator and says what to do. Nothing is changed by a refusal.
+// Pools that must not open, and locators that lead to no pool: each with its status, and a sentence
+// that names the locator and says what to do. A refusal changes nothing.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -110,7 +110,7 @@ const std::vector<Case> kCases = {
      Status::DAMAGED, kRestore},
 };
 
-/// As of a pool that was created with the defaults: the golden one states none.
+/// The defaults of a created pool: the golden pool has none.
 void state_times(bh_superblock& sb) {
   const SharingTimes times;
   sb.beat_ms = times.beat_ms;
@@ -120,7 +120,7 @@ void state_times(bh_superblock& sb) {
   sb.reclaim_ms = times.reclaim_ms;
 }
 
-/// Settings that no pool is created with, in a superblock that is whole in every other way.
+/// Settings with which no pool is created, in an otherwise valid superblock.
 Case settings(const char* name, const char* pool, void (*change)(bh_superblock&),
               const char* advice) {
   return {name, [change](GoldenPool& g) { change_superblock(g, change); }, Status::DAMAGED, advice,
@@ -250,7 +250,7 @@ TEST(Host, BothSlotCopiesDamaged) {
   EXPECT_EQ(findings_of(*pool), "");
 }
 
-/// Stamps are never used twice, not even when the record of the host's lives is gone.
+/// Stamps are never used twice, not even if the record of the host's lives is lost.
 TEST(Host, LivesGoOnWhereTheStampsSay) {
   for (const bool zeros : {false, true}) {
     GoldenPool golden("v1-one-host");
@@ -288,7 +288,7 @@ TEST(Host, LivesGoOnWhereTheStampsSay) {
   }
 }
 
-/// As another machine leaves a pool when it fails.
+/// The state in which another machine leaves a pool when it fails.
 void leave_as_another_machine(GoldenPool& golden) {
   for (const uint32_t copy : {0u, 1u}) {
     const uint64_t at = golden.layout().slot_line(0, copy);
@@ -360,7 +360,7 @@ TEST(Locator, BadNames) {
 }
 
 TEST(Locator, NothingThere) {
-  expect_refused_everywhere("shm:golden-that-nobody-made", Status::NO_SUCH_POOL,
+  expect_refused_everywhere("shm:golden-that-does-not-exist", Status::NO_SUCH_POOL,
                             "`bowhead pool create`");
 }
 

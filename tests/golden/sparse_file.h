@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The form in which golden pools are stored: only what is not zero.
+// The format of stored golden pools: only the bytes that are not zero.
 //
 //   total bytes: u64, then records {offset: u64, bytes: u64, data}, ascending, to the end
 #pragma once
@@ -41,7 +41,7 @@ inline void write_sparse(const std::string& path, std::span<const std::byte> poo
   }
 }
 
-/// Empty if there is no such file, or it is no such file.
+/// Empty if there is no such file, or it has another format.
 inline std::vector<std::byte> read_sparse(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(in), {});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention by the warp code, in partials and merged, against the formulas in double and against
-// ndp/ on the same bytes.
+// Attention by the warp code, in partials and merged, compared with the formulas in double precision
+// and with ndp/ on the same bytes.
 #include "gpu/kernels/attend.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace bowhead::gpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// Far tighter than what ndp/operations.h promises.
+// Far tighter than the tolerances of ndp/operations.h.
 constexpr double kScoreError = 0x1p-18, kWeightError = 0x1p-14;
 
 uint32_t between(Random& random, uint32_t least, uint32_t most) {
@@ -40,7 +40,7 @@ uint16_t bits_of(NumberFormat kind, float value) {
                                                           : fp16_from_float(value));
 }
 
-// 16-byte-aligned, and nothing but what is not a number where nobody wrote.
+// 16-byte-aligned, and NaN wherever no value was written.
 class Numbers {
  public:
   explicit Numbers(size_t count) : words_((count + 7) / 8 * 8 / 8 + 1, {kNoNumbers, kNoNumbers}) {}
@@ -61,7 +61,7 @@ struct Model {
   uint32_t row() const { return std::max(key_channels, value_channels); }
 };
 
-// Sequences in spans of any layout, queries, and what is computed of them.
+// Sequences in spans of any layout, queries, and the results computed for them.
 class Attention {
  public:
   Attention(Random& random, const Model& model, const std::vector<uint32_t>& tokens, float size = 1)
@@ -78,7 +78,7 @@ class Attention {
     for (const uint32_t count : tokens) add_sequence(count, size);
   }
 
-  // Where a token's key and value lie, to spoil them.
+  // The place of a token's key and value, to overwrite them.
   uint16_t* key(uint32_t sequence, uint32_t token, uint32_t head) {
     return const_cast<uint16_t*>(row_at(sequence, token, head, true));
   }
@@ -91,7 +91,7 @@ class Attention {
   }
   Attend& work() { return work_; }
 
-  // By splits as `length` says: how many tokens the next one may have at most.
+  // By splits of at most the number of tokens that `length` returns for each.
   template <class F>
   void run(F length) {
     splits_.clear();
@@ -126,7 +126,7 @@ class Attention {
 
   MergeSource partials() const { return {work_.outputs, work_.log_sum_exps, first_splits_.data()}; }
 
-  // Of query head `at` to some tokens, against an output and a log-sum-exp.
+  // Compares query head `at` over some tokens with an output and a log-sum-exp.
   void expect(uint32_t sequence, uint32_t at, uint32_t first, uint32_t count, const float* output,
               float log_sum_exp) {
     std::vector<double> wanted(model_.key_channels);
@@ -137,7 +137,7 @@ class Attention {
     double error = 0;
     for (const auto& one : head.keys)
       error = std::max(error, kScoreError * test::oracle_reach(wanted, one, work_.scale, false));
-    if (log_sum_exp != right.log_sum_exp) {  // of no token both are infinite
+    if (log_sum_exp != right.log_sum_exp) {  // for no token both are infinite
       ASSERT_NEAR(log_sum_exp, right.log_sum_exp,
                   0x1p-20 * std::max(1.0, std::abs(right.log_sum_exp)) + error);
     }
@@ -145,7 +145,7 @@ class Attention {
       ASSERT_NEAR(output[c], right.output[c], (kWeightError + 2 * error) * right.reach[c])
           << "channel " << c;
   }
-  // Each split by itself.
+  // Compares each split by itself.
   void expect_splits() {
     for (uint32_t sequence = 0; sequence < work_.sequences; ++sequence) {
       uint32_t token = 0;
@@ -160,7 +160,7 @@ class Attention {
     }
   }
 
-  // What ndp/ makes of the spans of a sequence from `first_span` on, for one head.
+  // The result of ndp/ for the spans of a sequence from `first_span` on, for one head.
   ndp::Attention by_ndp(uint32_t sequence, uint32_t head, uint32_t first_span) {
     std::vector<float> wanted;
     for (uint32_t q = 0; q < model_.queries_per_head; ++q) {
@@ -216,7 +216,7 @@ class Attention {
       row[c] = bits_of(model_.number, random_float(random_) * size);
   }
 
-  // Spans as payloads of either order, or as pages with gaps; all but a layer are no numbers.
+  // Spans as payloads of either order, or as pages with gaps; all layers but one are NaN.
   void add_sequence(uint32_t tokens, float size) {
     if (first_spans_.empty()) first_spans_.push_back(0);
     const uint32_t most = between(random_, 1, 60);
@@ -284,7 +284,7 @@ class Attention {
   std::vector<float> log_sum_exps_;
 };
 
-// All kernels there are, and channels that fill their lanes, and that do not.
+// All kernels, with channels that fill their lanes and channels that do not.
 Model random_model(Random& random) {
   constexpr uint32_t kChannels[] = {8, 64, 80, 96, 128, 136, 192, 256, 264, 512, 576, 768};
   constexpr uint32_t kQueries[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 40};
@@ -348,7 +348,8 @@ TEST(Attend, AnswersWhatTheFormulasSay) {
   }
 }
 
-/// A partial of ndp/, as an NDP device gives it, and one of ours make what ndp/ alone makes of all.
+/// A partial from ndp/, as from an NDP device, merged with one from the kernel gives ndp/'s answer for
+/// the whole.
 TEST(Attend, MergesWithWhatIsComputedNextToTheMemory) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -396,7 +397,7 @@ TEST(Attend, SurvivesHugeScores) {
     Attention attention(random, model, {70, 1}, number == NumberFormat::BF16 ? 1e12f : 100.0f);
     attention.run([] { return 50; });
     for (uint32_t q = 0; q < model.query_heads(); ++q) {
-      // The largest by far has all of the weight: errors of scores are beyond all comparison.
+      // The largest by far has all of the weight: score errors are irrelevant here.
       const float* output = attention.work().outputs + size_t{q} * 128;
       for (uint32_t c = 0; c < 128; ++c) ASSERT_LE(std::abs(output[c]), 1.0001f);
       ASSERT_TRUE(std::isfinite(attention.work().log_sum_exps[q]));
@@ -405,7 +406,7 @@ TEST(Attend, SurvivesHugeScores) {
   }
 }
 
-/// A token is not seen by other heads, nor by other channels of values, whatever it holds.
+/// NaN in a token affects no other head and no other channel of values.
 TEST(Attend, KeepsWhatIsNoNumberToItsHead) {
   constexpr uint16_t kNoNumber = 0x7FC0, kInfinite = 0x7F80;  // of bf16
   for (const uint16_t what : {kNoNumber, kInfinite}) {
@@ -431,7 +432,7 @@ TEST(Attend, KeepsWhatIsNoNumberToItsHead) {
   }
 }
 
-/// A key that is infinitely far weighs nothing, also where no other one is.
+/// A key at negative infinity has no weight, even if there is no other key.
 TEST(Attend, GivesNoWeightToNegativeInfinity) {
   Random random(3);
   const Model model = plain_model();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What check() finds wrong, and that it says so by name.
+// The faults that check() finds, and that its message names them.
 #include "gpu/kernels/check.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace bowhead::gpu {
 namespace {
 
-// Right in all that check() looks at; the bytes behind the addresses are nobody's business.
+// Valid in everything that check() reads; the bytes at the addresses do not matter.
 class CheckMovePieces : public testing::Test {
  protected:
   CheckMovePieces() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens that sequences append come to the pool as whole blocks, each once and bit for bit.
+// Tokens appended to sequences are stored in the pool as whole blocks, each once and bit for bit.
 #include "gpu/jobs/decode_store.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ class DecodeStoreTest : public EveryDevice {
     EveryDevice::SetUp();
     if (IsSkipped()) return;
     registration_ = std::move(Registration::create(device(), pool_.pool(), 4 << 20).value());
-    // Else jobs register what they touch when they start, and would be held there.
+    // Otherwise jobs would register what they touch when they start, and be held there.
     ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
     engine_ = std::make_unique<EngineCache>(device(), Layout::NHD, Sizes{.pages = kPages},
                                             RowOrder::HEADS_FIRST);
@@ -60,7 +60,7 @@ class DecodeStoreTest : public EveryDevice {
     EXPECT_DONE(opened);
     return std::move(*opened);
   }
-  /// Until so many are done.
+  /// Polls until this many are done.
   static std::vector<StoredBlock> poll(DecodeStore& store, size_t count) {
     std::vector<StoredBlock> all;
     for (int i = 0; i < 5000 && all.size() < count; ++i) {
@@ -91,7 +91,7 @@ class DecodeStoreTest : public EveryDevice {
 };
 INSTANTIATE_TEST_SUITE_P(Devices, DecodeStoreTest, kEveryDevice, device_name);
 
-/// Appends what comes, step by step; the first tokens of some are stored already.
+/// Appends tokens step by step; the first tokens of some sequences are already stored.
 TEST_P(DecodeStoreTest, StoresTheFullBlocksOfManySequences) {
   Random random(1);
   DecodeStore store = open();
@@ -133,8 +133,8 @@ TEST_P(DecodeStoreTest, StoresTheFullBlocksOfManySequences) {
       const std::string key = block.key;
       EXPECT_TRUE(done.emplace(key, std::move(block)).second) << key << " is done twice";
     }
-    // One job for all of them: the kernel, and before it what it is told, unless that is little.
-    // What copies and kernels cost is measured: on a busy machine copies may win for once.
+    // One job for all of them: the kernel, preceded by its descriptor unless that is small. The
+    // costs of copies and kernels are measured: on a busy machine copies may win once.
     if (device().info().is_cpu && goes_by_kernel(full)) {
       EXPECT_EQ(gate_->count() - before,
                 full == 0 ? 0 : (full <= MoveFewPieces::kMostBlocks ? 1 : 2));
@@ -208,7 +208,7 @@ TEST_P(DecodeStoreTest, TellsABlockThatFails) {
   expect_stored(0, pages, 1);
 }
 
-// ---- order, and what ends before its time: the CPU device can be held ----
+// ---- order, and work that ends early: the CPU device can be held ----
 
 class GatedDecodeStore : public DecodeStoreTest {};
 INSTANTIATE_TEST_SUITE_P(Devices, GatedDecodeStore, testing::Values("cpu"), device_name);
@@ -233,7 +233,7 @@ TEST_P(GatedDecodeStore, LetsWaitWhatIsTooMuch) {
       expect_stored(0, pages, next++);
     }
   }
-  // A block that is longer than what may be under way goes alone.
+  // A block that exceeds the limit of bytes in flight goes alone.
   DecodeStore narrow = open(0);
   ASSERT_DONE(narrow.begin(1));
   ASSERT_DONE(narrow.append(1, 2 * kBlockTokens, pages, keys_of(1, 0, 2)));
@@ -258,7 +258,8 @@ TEST_P(GatedDecodeStore, EndsAndCancelsSequences) {
   ASSERT_EQ(done.size(), 1);
   EXPECT_EQ(done[0].key, key_of(0, 1));
   EXPECT_EQ(done[0].status, Status::CANCELLED);
-  // The number is free when all its blocks are done: of one sequence or another, who would know?
+  // The number is free when all its blocks are done: otherwise a block's sequence would be
+  // ambiguous.
   EXPECT_NE(message_of(store.begin(0)).find("1 blocks of the one before"), std::string::npos);
   EXPECT_NE(message_of(store.begin(1)).find("2 blocks of the one before"), std::string::npos);
   gate_->let_go();

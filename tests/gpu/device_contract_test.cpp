@@ -18,7 +18,7 @@ std::vector<std::byte> random_bytes(size_t size_bytes, uint32_t seed) {
   return bytes;
 }
 
-/// With a stream and an event, and memory that goes by itself.
+/// With a stream and an event, and memory that is freed automatically.
 class DeviceContract : public EveryDevice {
  protected:
   void SetUp() override {
@@ -72,7 +72,7 @@ class DeviceContract : public EveryDevice {
     return bytes;
   }
 
-  /// Something in `stream` that is not done until let_go(), or, on a GPU, for a while.
+  /// Queues work in `stream` that is not done until let_go(), or, on a GPU, for a while.
   void keep_busy(Stream stream) {
     const size_t size_bytes = device().info().is_cpu ? 16 : size_t{64} << 20;
     const int copies = device().info().is_cpu ? 1 : 128;
@@ -84,7 +84,7 @@ class DeviceContract : public EveryDevice {
     if (device().info().is_cpu) gate_->wait_for(held + 1);
   }
 
-  /// What nothing holds back would be done by then.
+  /// Waits long enough for unhindered work to be done.
   void expect_waits(Event event) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     auto done = device().is_done(event);
@@ -331,9 +331,9 @@ TEST_P(DeviceContract, AnEventMeansWhatItWasRecordedForLast) {
   ASSERT_DONE(device().record(event_, stream_));
   ASSERT_DONE(device().wait(waiting, event_));
   ASSERT_DONE(device().record(after_wait, waiting));
-  ASSERT_DONE(device().record(event_, idle));  // means something else now
+  ASSERT_DONE(device().record(event_, idle));  // has a new meaning now
   ASSERT_DONE(device().synchronize(event_));
-  expect_waits(after_wait);  // for what the event meant
+  expect_waits(after_wait);  // for the event's old meaning
   gate_->let_go();
   ASSERT_DONE(device().synchronize(after_wait));
 }
@@ -485,7 +485,7 @@ TEST(CpuDevice, IsOneOfSeveralGpus) {
   second->free(*own);
 }
 
-// A GPU's driver may or may not see these; the CPU device does, so that tests find who does it.
+// A GPU's driver may or may not detect these; the CPU device does, so that tests find the caller.
 TEST(CpuDevice, RefusesCopiesThatLeaveTheirMemory) {
   const auto cpu = Device::cpu();
   const Mapping mapping(4 * kPageBytes);
@@ -551,7 +551,8 @@ TEST(CpuDevice, AnswersEverythingWhenItIsLost) {
   ASSERT_DONE(cpu->copy(bytes + 500, bytes, 100, *stream));
   ASSERT_DONE(cpu->record(*event, *stream));
   ASSERT_DONE(cpu->synchronize(*event));
-  // It may be refused at once or be queued; it is not done either way, and nobody waits for ever.
+  // It may be refused at once or queued; it is not done in either case, and no thread waits for
+  // ever.
   (void)cpu->copy(bytes + 600, bytes, 100, *stream);
   (void)cpu->copy(bytes + 700, bytes, 100, *stream);
   (void)cpu->record(*event, *stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of devices share: which there are, host memory to register, and a gate in front of
-// the CPU device's work.
+// Shared by the tests of devices: the list of devices, host memory to register, and a gate in front
+// of the CPU device's work.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -50,8 +50,8 @@ class Mapping {
   size_t size_bytes_;
 };
 
-/// CpuDeviceOptions::before_work that counts who comes, and holds or loses whom a test wants held
-/// or lost. Shared with the CPU device, since its threads may outlive a test's locals.
+/// CpuDeviceOptions::before_work that counts pieces of work, and holds or loses those that a test
+/// selects. Shared with the CPU device, since its threads may outlive a test's locals.
 class Gate {
  public:
   bool pass() {
@@ -63,25 +63,25 @@ class Gate {
     return number < lost_from_;
   }
 
-  /// The next `count` that come are held until let_go(). Returns the number of the first.
+  /// The next `count` pieces of work are held until let_go(). Returns the number of the first.
   size_t hold_next(size_t count) {
     const std::lock_guard lock(mutex_);
     held_from_ = callers_.size();
     held_to_ = held_from_ + count;
     return held_from_;
   }
-  /// Lets go the first `count` of those that are held.
+  /// Releases the first `count` of the held pieces.
   void let_go(size_t count = SIZE_MAX) {
     const std::lock_guard lock(mutex_);
     held_from_ = count < held_to_ - held_from_ ? held_from_ + count : held_to_;
     changed_.notify_all();
   }
-  /// Whoever comes as that number, or later, meets a lost device.
+  /// Work with this number, or a later one, meets a lost device.
   void lose_from(size_t number) {
     const std::lock_guard lock(mutex_);
     lost_from_ = number;
   }
-  /// Until so many have come at all.
+  /// Waits until this many pieces have arrived in total.
   void wait_for(size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return callers_.size() >= count; });
@@ -105,7 +105,7 @@ inline std::unique_ptr<Device> gated_cpu_device(const std::shared_ptr<Gate>& gat
   return Device::cpu(std::move(options));
 }
 
-/// Another device, of which a test changes what it says.
+/// Another device, some of whose answers a test changes.
 class WrappedDevice : public Device {
  public:
   explicit WrappedDevice(Device& device) : device_(device) {}
@@ -147,7 +147,7 @@ class WrappedDevice : public Device {
   Device& device_;
 };
 
-/// Tests that hold for the CPU device and for a GPU; without one, its are skipped.
+/// Tests that hold for the CPU device and for a GPU; without a GPU, its tests are skipped.
 class EveryDevice : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

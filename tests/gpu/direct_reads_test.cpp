@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention to blocks of the pool is that of the formulas, on the bytes that were put; and where it
-// is not, a status says so.
+// Attention to blocks of the pool matches the formulas, on the bytes that were put; otherwise a
+// status says why not.
 #include "gpu/jobs/direct_reads.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ float random_float(Random& random) {  // of -1 to 1
   return static_cast<float>(random.below(1u << 24)) * 0x1p-23f - 1;
 }
 
-/// Numbers in the memory of a device, of which the CPU sees copies.
+/// Numbers in device memory, of which the CPU sees copies.
 template <class T>
 class OnDevice {
  public:
@@ -76,13 +76,13 @@ AttentionModel model_of(RowOrder order, bool latent) {
   return model;
 }
 
-/// A block's numbers, from which its payload and what the formulas take are made.
+/// A block's numbers, from which its payload and the input of the formulas are made.
 struct Block {
   BlockToRead read;
   std::vector<uint16_t> payload;
 };
 
-/// Sequences in a pool, and queries in the memory of a device.
+/// Sequences in a pool, and queries in device memory.
 class Decode {
  public:
   Decode(TestPool& pool, Device& device, const AttentionModel& model,
@@ -115,7 +115,7 @@ class Decode {
     return {outputs_->at(), NumberFormat::FP32, log_sum_exps_->at()};
   }
 
-  /// What the formulas say of a query head, without blocks that `skips` names.
+  /// The formulas' result for a query head, without the blocks named by `skips`.
   test::OracleAttention right(uint32_t layer, uint32_t sequence, uint32_t query_head,
                               const std::string& skips = "") const {
     const uint32_t head = query_head / model_.queries_per_head;
@@ -133,12 +133,12 @@ class Decode {
     return test::oracle_attention(all, query, model_.scale, {});
   }
 
-  /// What lies in the memory of the device is what the formulas say.
+  /// Compares the results in device memory with the formulas.
   void expect(uint32_t layer, const std::string& skips = "") {
     const auto outputs = outputs_->read(), log_sum_exps = log_sum_exps_->read();
     for (uint32_t at = 0; at < log_sum_exps.size(); ++at) {
       const auto one = right(layer, at / model_.query_heads(), at % model_.query_heads(), skips);
-      if (log_sum_exps[at] != one.log_sum_exp) {  // of no token both are infinite
+      if (log_sum_exps[at] != one.log_sum_exp) {  // for no token both are infinite
         ASSERT_NEAR(log_sum_exps[at], one.log_sum_exp, 1e-4) << "query head " << at;
       }
       for (uint32_t c = 0; c < layout_.value_channels; ++c)
@@ -195,7 +195,7 @@ class DirectReadsTest : public EveryDevice {
     EveryDevice::SetUp();
     if (IsSkipped()) return;
     registration_ = std::move(Registration::create(device(), pool_.pool(), 4 << 20).value());
-    // Else jobs register what they touch when they start, and would be held there.
+    // Otherwise jobs would register what they touch when they start, and be held there.
     ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
     stream_ = device().make_stream(0).value();
   }
@@ -219,7 +219,7 @@ class DirectReadsTest : public EveryDevice {
     const auto results = reads.results(job);
     return {results.begin(), results.end()};
   }
-  /// What has been queued, done.
+  /// Waits until all queued work is done.
   void drain() {
     const Event event = device().make_event().value();
     EXPECT_DONE(device().record(event, stream_));
@@ -236,8 +236,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DirectReadsTest, kEveryDevice, device_name);
 
 const AttentionModel kModel = model_of(RowOrder::HEADS_FIRST, false);
 
-/// In many splits, in one, and of no block; windows leave out tokens of either end, and whole
-/// blocks.
+/// In many splits, in one, and over no block; windows exclude tokens at either end, and whole blocks.
 TEST_P(DirectReadsTest, AnswerWhatTheFormulasSay) {
   for (const bool latent : {false, true}) {
     for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
@@ -265,7 +264,7 @@ TEST_P(DirectReadsTest, AnswerWhatTheFormulasSay) {
   }
 }
 
-/// Half of a sequence is read, the other half is somebody else's: together they make the whole.
+/// One half of a sequence is read here, the other elsewhere: merged they give the whole.
 TEST_P(DirectReadsTest, MergeWithWhatOthersComputed) {
   Decode all(pool_, device(), kModel, {{{"a", 100}, {"b", 50}}, {{"c", 30}, {"d", 20}}});
   std::vector<float> outputs, log_sum_exps;
@@ -285,7 +284,7 @@ TEST_P(DirectReadsTest, MergeWithWhatOthersComputed) {
   all.expect(1);
 }
 
-/// Of a sequence, the second block lies in the memory of the device, as an engine's pages do.
+/// The second block of a sequence lies in device memory, like an engine's pages.
 TEST_P(DirectReadsTest, ReadWhatNeedsNoLease) {
   for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
     const AttentionModel model = model_of(order, false);
@@ -319,7 +318,7 @@ TEST_P(DirectReadsTest, ReadWhatNeedsNoLease) {
   }
 }
 
-/// What the engine has queued before, and queues behind, in the stream.
+/// Work that the engine has queued before, and queues after, in the stream.
 TEST_P(DirectReadsTest, KeepTheOrderOfTheStream) {
   Decode decode(pool_, device(), kModel, {{{"a", 64}}});
   const size_t bytes = decode.queries().sequence_stride_bytes;
@@ -380,7 +379,7 @@ TEST_P(DirectReadsTest, RefuseWhatTheyCannotReach) {
   expect(no("queries"), 0, {on_host.data(), 256, 128}, {}, answers);
   expect(no("outputs"), 0, queries, {}, {on_host.data(), NumberFormat::FP32, nullptr});
   expect(no("log-sum-exps"), 0, queries, {}, {answers.outputs, NumberFormat::FP32, on_host.data()});
-  // Strides that lead beyond all there is.
+  // Strides that lead out of range.
   expect(no("queries", "last"), 0, {queries.data, 768, 1 << 30}, {}, answers);
   MergeSource other = {on_host.data(), answers.log_sum_exps};
   expect(no("outputs of another partial"), 0, queries, {&other, 1}, answers);
@@ -456,7 +455,7 @@ TEST_P(DirectReadsTest, RefuseModelsAndBlocksThatMakeNoSense) {
   EXPECT_EQ(leases(), 0);
 }
 
-// ---- what only the CPU device does when it is told to ----
+// ---- behaviour that only the CPU device has on request ----
 
 class GatedDirectReads : public DirectReadsTest {};
 INSTANTIATE_TEST_SUITE_P(Devices, GatedDirectReads, testing::Values("cpu"), device_name);
@@ -471,7 +470,7 @@ TEST_P(GatedDirectReads, LapseWithTheirLeases) {
   ASSERT_FALSE(reads.poll(*job));
   ASSERT_EQ(pool_.pool().remove(pool_.ns(), "a"), Status::OK);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  // Until something else takes the room of the block.
+  // Until something else takes the space of the block.
   for (int i = 0; i < 3000; ++i) {
     if (pool_.put("other " + std::to_string(i), test::bytes(16384, i)) != Status::OK) break;
   }
@@ -495,7 +494,7 @@ TEST_P(GatedDirectReads, SayThatTheDeviceWasLost) {
   EXPECT_EQ(leases(), 0);
 }
 
-/// Tables that the device may still read belong to no other job.
+/// Tables that the device may still read are not given to another job.
 TEST_P(GatedDirectReads, KeepTablesThatMayStillBeRead) {
   struct SaysNothing : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -528,10 +527,10 @@ TEST_P(GatedDirectReads, KeepTablesThatMayStillBeRead) {
     EXPECT_EQ(faulty.freed, 1) << "the partials that no job has, which are none";
   }
   gate_->let_go();
-  device().destroy_stream(std::exchange(stream_, nullptr));  // waits: what it uses goes
+  device().destroy_stream(std::exchange(stream_, nullptr));  // waits: its memory is freed
 }
 
-/// Not yet, in the first moments; later blocks are there.
+/// Not yet, in the first moments; later the blocks are registered.
 TEST_P(GatedDirectReads, SayThatThePoolIsBeingRegistered) {
   Decode decode(pool_, device(), kModel, {{{"a", 16}}});
   drain();
@@ -552,7 +551,7 @@ TEST_P(GatedDirectReads, SayThatThePoolIsBeingRegistered) {
   decode.expect(0);
 }
 
-/// Blocks are then nobody's to read by address.
+/// Then no block can be read by address.
 TEST_P(GatedDirectReads, SayThatTheDriverRegistersNothing) {
   const auto none = Device::cpu({.most_registered_bytes = 0});
   const auto registration = std::move(Registration::create(*none, pool_.pool(), 4 << 20).value());

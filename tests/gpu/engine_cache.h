@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine's cache in the memory of a device, in the layouts that engines have.
+// An engine's cache in device memory, in the layouts of engines.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ inline KvLayout rows_layout(uint16_t layers, uint8_t parts, uint16_t heads, uint
   return layout;
 }
 
-/// An engine's cache in the memory of a device, and what the CPU knows of it.
+/// An engine's cache in device memory, and the CPU's knowledge of it.
 class EngineCache {
  public:
   EngineCache(Device& device, Layout layout, const Sizes& s, RowOrder order) : device_(device) {
@@ -78,7 +78,7 @@ class EngineCache {
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
     return bytes;
   }
-  /// Of `bytes`, which the cache held or holds, the payload of a block by the formula.
+  /// The payload of a block by the formula, from `bytes`, a past or present content of the cache.
   std::vector<std::byte> payload(const std::vector<uint8_t>& bytes,
                                  const PagedTokens& range) const {
     std::vector<std::byte> out;

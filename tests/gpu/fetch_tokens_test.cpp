@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chosen tokens that go from payloads of any order to caches of any layout, against a loop over
-// rows; and that no number in a list makes the kernel read or write elsewhere.
+// Chosen tokens copied from payloads of any order to caches of any layout, compared with a loop
+// over rows; and that no number in a list makes the kernel access other memory.
 #include "gpu/kernels/fetch_tokens.h"
 
 #include <gtest/gtest.h>
@@ -48,7 +48,7 @@ class FetchTest {
     for (uint32_t first = 0; first < tokens_; first += block_tokens_) {
       const uint32_t tokens = std::min(block_tokens_, tokens_ - first);
       const bool is_there = random_.below(6) != 0;
-      // Each in an allocation as long as it is: a sanitizer sees what reads behind it.
+      // Each in an allocation of its exact size: a sanitizer finds reads past its end.
       blocks_.push_back(random_bytes(random_, is_there ? model_.payload_bytes(tokens) : 0));
       payloads_.push_back(is_there ? blocks_.back().data() : nullptr);
     }
@@ -96,7 +96,7 @@ class FetchTest {
     some_layers_ = between(random_, 0, model_.layers - first_layer_);
   }
 
-  // Also with numbers that no block has, the same one twice, and nothing at all.
+  // Also with numbers that no block has, the same one twice, and empty lists.
   void choose_lists() {
     TokenLists& told = lists_.told;
     told.most_tokens = random_.below(8) == 0 ? 0 : between(random_, 1, 100);
@@ -129,7 +129,7 @@ class FetchTest {
     }
   }
 
-  // Returns how many tokens no block has.
+  // Returns the number of tokens that no block has.
   uint32_t expect(const Cache& cache, const std::vector<uint32_t>& table,
                   std::vector<uint8_t>& expected) const {
     uint32_t absent = 0;
@@ -181,7 +181,7 @@ TEST(FetchTokens, FetchesWhatListsSayToAnyLayout) {
   }
 }
 
-/// Right in all that check() looks at.
+/// Valid in everything that check() reads.
 class CheckFetchTokens : public testing::Test {
  protected:
   CheckFetchTokens() {

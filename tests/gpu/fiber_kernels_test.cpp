@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels give the same bytes on lanes that run in any order as on a loop over lanes, and touch no
-// byte that a sync does not order; and each call that syncs, exchanges or keeps an order is needed:
-// without it a test here fails.
+// Kernels give the same bytes on lanes that run in any order as in a loop over lanes, and touch no
+// byte that a sync does not order; and each call that syncs, exchanges or keeps an order is
+// necessary: without it a test here fails.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ Buffer bytes_of(const std::vector<T>& items) {
 }
 void append(Buffer& to, const Buffer& more) { to.insert(to.end(), more.begin(), more.end()); }
 
-// ---- what kernels are given: each returns all that they wrote ----
+// ---- inputs of kernels: each returns all bytes that the kernels wrote ----
 
 struct RebuildShape {
   NumberFormat number;
@@ -77,7 +77,7 @@ struct RebuildShape {
   uint32_t channels, turning_channels, tokens;
 };
 
-/// Tiles of any bits: what a tile that is not valid becomes is the same on all lanes, too.
+/// Tiles of any bits: also the result of an invalid tile is the same on all lanes.
 Buffer rebuild(const RebuildShape& shape, uint64_t seed, const Runner& runner) {
   constexpr uint32_t kTiles = 6;
   Random random(seed);
@@ -136,7 +136,7 @@ Buffer rebuild(const RebuildShape& shape, uint64_t seed, const Runner& runner) {
   return wrote;
 }
 
-/// Pieces of three blocks, there and back, and their sums.
+/// Moves pieces of three blocks in both directions, with their sums.
 Buffer move(MoveKind kind, uint32_t unit_bytes, uint64_t seed, const Runner& runner) {
   Random random(seed);
   const Model model{2, 2, 2, unit_bytes * 5,
@@ -152,7 +152,7 @@ Buffer move(MoveKind kind, uint32_t unit_bytes, uint64_t seed, const Runner& run
   std::vector<uint64_t> sums(kBlocks * 64, 9);
   std::vector<MoveBlock> blocks;
   for (uint32_t i = 0; i < kBlocks; ++i) {
-    // Pages of a block are its own, as an engine has it.
+    // Pages of a block are its own, as in an engine.
     blocks.push_back({reinterpret_cast<uint8_t*>(payloads.data()) + i * payload_bytes,
                       sums.data() + i * 64, pages.data() + i * 3, 5, kTokens});
   }
@@ -299,7 +299,7 @@ struct Kernel {
   std::function<Buffer(uint64_t seed, const Runner&)> run;
 };
 
-/// All kernels that are of this text, in all their ways of using lanes.
+/// All kernels of this source, in all their uses of lanes.
 std::vector<Kernel> kernels() {
   std::vector<Kernel> all;
   constexpr RebuildShape kShapes[] = {
@@ -348,7 +348,7 @@ TEST(KernelsOnFibers, GiveTheBytesOfALoopAndRaceNowhere) {
   EXPECT_GT(switches, 100'000u);
 }
 
-/// "rebuild_tiles.h:172", of calls in the text of kernels.
+/// "rebuild_tiles.h:172", for the calls in the source of kernels.
 std::set<std::string> calls_in_text() {
   std::set<std::string> calls;
   const std::regex call(R"(Warp::(sync|sum|largest|running_sum|of_lane)\(|keep_order\(\))");
@@ -367,7 +367,7 @@ std::set<std::string> calls_in_text() {
   return calls;
 }
 
-/// Whether a test would have failed without the call at `site`.
+/// Whether a test fails without the call at `site`.
 bool is_noticed(const std::string& site, const std::vector<Kernel>& all) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     for (const Kernel& kernel : all) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes that are fibers (fiber_warps.h). Included by gpu/kernels/warp.h where BOWHEAD_LANES_HEADER
-// names it; that header says what these names mean.
+// Lanes that are fibers (fiber_warps.h). gpu/kernels/warp.h includes this file where
+// BOWHEAD_LANES_HEADER names it; that header defines these names.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,7 @@ struct Warp {
   static void sync(Where where = Where::current()) { fibers::sync(where); }
 
  private:
-  // Each lane computes what all of them do, in the order of a GPU.
+  // Each lane computes the collective result, in the order of a GPU.
   template <class T, class F>
   static Lanes<T> fold(Lanes<T> values, uint32_t lane_bits, Where where, F f) {
     static_assert(sizeof(T) <= sizeof(uint64_t));

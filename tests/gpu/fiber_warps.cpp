@@ -21,10 +21,10 @@ namespace {
 
 constexpr uint32_t kMostWarps = 4;
 constexpr uint32_t kMostFaults = 8;  // of a launch
-/// Of so many accesses one lets another lane go on; 0: none does.
+/// On average one in this many accesses switches to another lane; 0: none does.
 constexpr uint64_t kSwitchPeriods[] = {1, 1, 3, 16, 100, 0};
 
-/// A call of Warp or of keep_order() in a kernel's text.
+/// A call of Warp or of keep_order() in a kernel's source.
 struct Site {
   std::string name;
   bool is_left_out = false;
@@ -34,21 +34,21 @@ enum class State { RUNNABLE, WAITING, ENDED };
 
 struct LaneState {
   uint32_t warp = 0, lane = 0;
-  uint32_t order = 1;  ///< grows where what it stored before is found as another type, too
+  uint32_t order = 1;  ///< grows where its earlier store is read as another type
   State state = State::RUNNABLE;
 };
 
-/// The 32 lanes of one, and the call at which some of them wait for the others.
+/// The 32 lanes of a warp, and the call at which some of them wait for the others.
 struct WarpState {
   uint32_t epoch = 1;  ///< grows with each sync
   const Site* site = nullptr;
   uint32_t waiting = 0, ended = 0;
   uint32_t exchanges = 0;  ///< that are complete
-  /// By turns: a lane that is ahead writes beside what others still read.
+  /// Alternating: a lane that is ahead must not overwrite values that others still read.
   std::array<std::array<uint64_t, kWarpLanes>, 2> values;
 };
 
-/// Which lanes were at a byte last. Warps are counted from 1.
+/// The lanes that last accessed a byte. Warps are counted from 1.
 struct ByteState {
   static constexpr uint32_t kSeveralWarps = UINT32_MAX;
   uint32_t writer_warp = 0, writer_lane = 0, write_epoch = 0, write_order = 0;
@@ -58,7 +58,7 @@ struct ByteState {
   bool is_constant = false, is_added = false;
 };
 
-/// The memory that a launch touches.
+/// The access state of the memory that a launch touches.
 class Shadow {
  public:
   ByteState& at(uintptr_t address) {
@@ -80,7 +80,7 @@ class Shadow {
   uintptr_t last_number_ = 0;
 };
 
-/// A kernel that runs.
+/// A running kernel.
 class Launch {
  public:
   Launch(uint64_t seed, Outcome& outcome) : outcome_(outcome), random_(seed) {}
@@ -187,7 +187,7 @@ void Launch::run(uint32_t units, const std::function<void(uint32_t, uint32_t)>& 
   }
 }
 
-/// All of a lane, on its fiber.
+/// The whole run of a lane, on its fiber.
 void Launch::live() {
   const uint32_t number = now().warp;
   for (uint32_t unit = number; unit < units_; unit += warp_count_) (*body_)(unit, number);
@@ -207,14 +207,14 @@ void Launch::fault(const std::string& sentence) {
   if (faults_++ < kMostFaults) outcome_.faults.push_back(sentence);
 }
 
-/// The scheduler stops, and this lane as all others stays where it is, for ever: nothing on its
-/// stack may own memory.
+/// The scheduler stops, and all lanes stay where they are for ever: nothing on their stacks may own
+/// memory.
 void Launch::stop() {
   is_broken_ = true;
   suspend();
 }
 
-/// Returns when all 32 lanes of the warp are there.
+/// Returns when all 32 lanes of the warp have arrived.
 void Launch::meet(const Site& site) {
   WarpState& mine = warp();
   if (mine.waiting != 0 && mine.site != &site) {
@@ -263,7 +263,7 @@ const uint64_t* Launch::exchange(uint64_t own, const Site& site) {
   return values.data();
 }
 
-/// A sentence's end, if the running lane may not touch the byte so; else nothing.
+/// The end of an error sentence if the running lane must not access the byte this way; else empty.
 std::string Launch::rule_broken(Access kind, const ByteState& byte, const void* at,
                                 size_t size) const {
   const uint32_t warp_number = now().warp + 1, epoch = warps_[now().warp].epoch;

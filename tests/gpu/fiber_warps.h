@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warps whose lanes are fibers: each lane runs on its own until it reaches a call that all 32 have
-// to reach, and which lane of which warp goes on at a load or store is drawn from a seed. So code
-// that lacks a sync does what it might do on a GPU, and is found twice: results differ from those
-// of a loop over lanes, and accesses that no sync orders are reported whatever came of them.
+// Warps whose lanes are fibers: each lane runs on its own until it reaches a call that all 32 must
+// reach, and a seed decides which lane of which warp continues at a load or store. So code that
+// lacks a sync behaves as it might on a GPU, and is found twice: its results differ from those of a
+// loop over lanes, and accesses that no sync orders are reported whatever their outcome.
 //
-// What is reported as a fault, by the rules of CUDA for a kernel without block-wide syncs:
+// Reported as a fault, by the rules of CUDA for a kernel without block-wide syncs:
 // - bytes that one lane stores and another one of its warp loads or stores without a Warp::sync()
 //   between; of two warps, at any time. Exchanges of values (sums and the like) order no memory;
 // - bytes that are loaded as constant and stored in the same launch;
@@ -24,11 +24,11 @@
 
 namespace bowhead::gpu::fibers {
 
-/// How the kernels of this thread run.
+/// The way in which the kernels of this thread run.
 struct Plan {
   uint64_t seed = 0;
-  /// A site of a call of Warp or of keep_order() that does nothing: an exchange gives each lane its
-  /// own value. Empty: none is left out.
+  /// The site of a call of Warp or of keep_order() that does nothing: an exchange gives each lane
+  /// its own value. Empty: no call is left out.
   std::string omitted = {};
 };
 
@@ -38,7 +38,7 @@ struct Outcome {
   uint64_t switches = 0;            ///< from one lane to another
 };
 
-/// Kernels that `work` runs in this thread, by the plan.
+/// Runs the kernels of `work` in this thread, by the plan.
 Outcome run(const Plan& plan, const std::function<void()>& work);
 
 // ---- for fiber_lanes.h, from inside a kernel ----

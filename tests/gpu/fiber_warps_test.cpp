@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fiber warps find what they are for: small kernels with one fault each, and the same without it.
+// Fiber warps find their faults: small kernels with one fault each, and the same kernels without
+// it.
 #include "tests/gpu/fiber_warps.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +57,7 @@ TEST(FiberWarps, FindAStoreToWhatAnotherLaneLoads) {
   }
 }
 
-/// Values that are exchanged make lanes wait, and do not order what they stored.
+/// An exchange of values makes lanes wait, but does not order their stores.
 TEST(FiberWarps, FindThatAnExchangeIsNoSync) {
   const auto fault = fault_of([](uint32_t) {
     store(&words[fibers::lane()], fibers::lane());

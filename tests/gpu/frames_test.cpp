@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames decoded into device memory, against the decoder of frames.
+// Frames decoded into device memory, compared with the decoder of frames.
 #include "gpu/jobs/frames.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ Status decode_on_cpu(const Buffer& frame, uint32_t planes, Buffer& values) {
   return planes == 0 ? decoder.decode(frame, values) : decoder.decode_prefix(frame, planes, values);
 }
 
-/// The bytes of a frame that are streams of LZ4.
+/// The bytes of a frame that are LZ4 streams.
 std::vector<std::span<uint8_t>> lz4_streams(Buffer& frame) {
   std::vector<std::span<uint8_t>> streams;
   compression::TileReader tiles;
@@ -65,7 +65,7 @@ std::vector<std::span<uint8_t>> lz4_streams(Buffer& frame) {
   return streams;
 }
 
-/// Of values that LZ4 finds again and again.
+/// Values in which LZ4 finds many repeats.
 Buffer repeated_values(const Shape& shape) {
   if (shape.number != NumberFormat::BYTES)
     return compression::make_tensor(shape, Content::REPEATED, 1);
@@ -74,7 +74,7 @@ Buffer repeated_values(const Shape& shape) {
   return values;
 }
 
-/// Counts streams that the device is told to decode.
+/// Counts the streams that the device has to decode.
 class CountingDevice : public WrappedDevice {
  public:
   using WrappedDevice::WrappedDevice;
@@ -124,7 +124,7 @@ class DecodedFrames : public EveryDevice {
     return *allocated;
   }
 
-  /// Values of all frames, and what is right before and behind them.
+  /// Values of all frames, with the bytes right before and after them.
   struct Outcome {
     std::vector<Buffer> values;
     std::vector<Status> statuses;
@@ -174,7 +174,7 @@ class DecodedFrames : public EveryDevice {
     return outcome;
   }
 
-  /// What the decoder of frames gives, status or values.
+  /// The result of the decoder of frames: status or values.
   void check(const std::vector<Wanted>& wanted) {
     const Outcome outcome = decode(wanted);
     ASSERT_EQ(outcome.statuses.size(), wanted.size());
@@ -205,7 +205,7 @@ TEST_P(DecodedFrames, AreWhatTheDecoderGives) {
       for (const Content content : compression::kContents) {
         Shape shape{kind, 2, 30 + seed % 70, 64 + 16 * (seed % 5), {}};
         if (seed % 3 != 0) shape.rotary = compression::rotary_of(10000, 16);
-        if (seed % 4 == 3) shape.channels -= 11;  // rows in parts of bytes, which nothing turns
+        if (seed % 4 == 3) shape.channels -= 11;  // rows in parts of bytes, without rotation
         if (seed % 4 == 3) shape.rotary = {};
         if (kind == NumberFormat::BYTES) shape = {kind, 1, 3000, 1, {}};
         const auto* number = compression::number_of(kind);
@@ -273,8 +273,8 @@ TEST_P(DecodedFrames, FailAloneIfTheyAreDamaged) {
   check(wanted);
 }
 
-/// With right checksums nobody but the kernel sees it: it must read what is there, and nothing
-/// beyond; lengths that do not fit it has to find.
+/// With correct checksums only the kernel can find the damage: it must read only the stream, and
+/// find wrong lengths.
 TEST_P(DecodedFrames, MayHoldAnythingUnderRightChecksums) {
   Random random(5);
   uint32_t failed = 0, missed = 0;
@@ -300,7 +300,7 @@ TEST_P(DecodedFrames, MayHoldAnythingUnderRightChecksums) {
       const Status status = decode_on_cpu(wanted[i].frame, wanted[i].planes, cpu);
       failed += status != Status::OK;
       missed += status != Status::OK && outcome.statuses[i] == Status::OK;
-      // What the heads tell, both see.
+      // Both detect damage in the headers.
       EXPECT_TRUE(status == Status::OK || status == Status::DAMAGED ||
                   status == outcome.statuses[i]);
     }
@@ -325,7 +325,8 @@ TEST_P(DecodedFrames, HaveLz4DecodedByTheDeviceIfItDoes) {
   }
 }
 
-/// The last byte of the length of a match, or of literals: one more or less, and so is the stream.
+/// The last byte of the length of a match, or of literals: one more or less changes the length of
+/// the stream.
 TEST_P(DecodedFrames, FailAloneIfLz4HasAnotherLength) {
   for (const NumberFormat kind : {NumberFormat::BF16, NumberFormat::BYTES}) {
     const Shape shape{kind, 1, 4000, kind == NumberFormat::BYTES ? 1u : 128u, {}};

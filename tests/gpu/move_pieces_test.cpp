@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that go to payloads and back, in caches of any layout, against loops over rows.
+// Blocks moved to payloads and back, in caches of any layout, compared with loops over rows.
 #include "gpu/kernels/move_pieces.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr uint64_t kNoSum = 0x5EED5EED5EED5EED;
 
-// A few numbers from 0 to `most`, which are the first and the last.
+// A few numbers from 0 to `most`, including both.
 std::vector<uint32_t> random_cuts(Random& random, uint32_t most) {
   std::vector<uint32_t> cuts = {0, most};
   for (uint64_t more = random.below(4); more > 0; --more) cuts.push_back(between(random, 0, most));
@@ -36,7 +36,7 @@ struct Block {
   std::vector<uint8_t> expected;  // all of it
   size_t payload_at;
   std::vector<uint64_t> sums;
-  std::vector<int> moved;  // how many times, by piece
+  std::vector<int> moved;  // number of times, by piece
 
   uint8_t* payload() { return memory.data() + payload_at; }
   size_t payload_bytes() const { return memory.size() - 2 * payload_at; }
@@ -86,7 +86,7 @@ class MoveTest {
     };
     std::vector<std::vector<uint8_t>> untouched;
     for (const Block& block : blocks_) untouched.push_back(block.memory);
-    // Only summed, whatever payloads hold.
+    // Only summed, whatever the payloads hold.
     move(cache, lists, MoveKind::SUM_ONLY, [&](uint32_t layers) {
       for (size_t i = 0; i < blocks_.size(); ++i) {
         EXPECT_EQ(blocks_[i].pieces_moved(), whole_pieces_before(blocks_[i], layers));
@@ -96,7 +96,7 @@ class MoveTest {
     move(cache, lists, MoveKind::TO_PAYLOAD, check_payloads);
     EXPECT_EQ(cache.bytes, before);
 
-    // Back to a cache that is laid out otherwise.
+    // Back to a cache with a different layout.
     const uint32_t other_tokens = random_page_tokens();
     const PageLists other_lists = random_pages(random_, tokens_, other_tokens, pages);
     Cache other(random_, model_, other_tokens, pages, random_unit());
@@ -126,7 +126,7 @@ class MoveTest {
     tokens_ = {between(random_, 1, 300), between(random_, 1, 40)};
   }
 
-  // Of rows that are multiples of 16, and of smaller ones.
+  // For rows that are multiples of 16, and for smaller ones.
   uint32_t random_unit() { return std::max(1u, row_unit_ >> random_.below(3)); }
   uint32_t random_page_tokens() {
     return random_.below(2) == 0 ? between(random_, 1, 64) : 1u << random_.below(7);
@@ -191,7 +191,7 @@ class MoveTest {
     return block.payload_bytes() / model_.layers * layers / kPieceBytes;
   }
 
-  // Pieces that end before a layer's begin are there, and no other byte is written.
+  // Pieces that end before a layer's begin are written, and no other byte.
   void expect_moved(Block& block, uint32_t layers) const {
     const size_t all = block.payload_bytes();
     size_t there = all / model_.layers * layers;
@@ -205,7 +205,7 @@ class MoveTest {
     EXPECT_EQ(block.pieces_moved(), whole_pieces_before(block, layers));
   }
 
-  // All layers, some at a time; `expect`(layers so far).
+  // All layers, some at a time; calls `expect`(layers so far).
   template <class F>
   void move(const Cache& cache, const PageLists& lists, MoveKind kind, F expect) {
     MovePieces work;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The faster path is the one whose measured cost is lower, and what was measured is kept.
+// The faster path is the one with the lower measured cost, and measurements are kept.
 #include "gpu/devices/path_costs.h"
 
 #include <fcntl.h>
@@ -79,7 +79,7 @@ TEST_P(MeasuredCosts, SayThatShortRunsTakeLongerByCopies) {
     EXPECT_GT(one.copies_ns, 0);
     EXPECT_GT(one.kernel_byte_ns[0], 0);
     EXPECT_GT(one.copy_ns.back(), 0);
-    // The CPU device's copies cost nothing beside its sums.
+    // The CPU device's copies cost nothing compared with its sums.
     if (device().info().is_cpu) continue;
     EXPECT_GT(one.copy_ns.front() / 128, one.copy_ns.back() / (2 << 20));
   }
@@ -99,7 +99,7 @@ TEST(MeasuredCostsOfACpuDevice, NameWhatIsNotThere) {
 
 // ---- kept for all processes of a host ----
 
-/// A folder that goes with the test.
+/// A folder that is removed with the test.
 class KeptCosts : public testing::Test {
  protected:
   void SetUp() override {
@@ -109,7 +109,7 @@ class KeptCosts : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(cache_.folder); }
 
-  /// What a device that has measured costs nobody else does; how much it was asked to do.
+  /// Work that a device does to measure its costs, when no other has; returns its amount.
   size_t work_of_one(uint64_t memory_bytes = uint64_t{1} << 30) {
     const auto gate = std::make_shared<Gate>();
     const auto cpu = gated_cpu_device(gate, {.memory_bytes = memory_bytes});
@@ -141,7 +141,7 @@ TEST_F(KeptCosts, AreMeasuredOnce) {
   EXPECT_GT(work_of_one(), 0) << "what is kept is damaged";
 }
 
-/// As the ranks of an engine start: all at once, on GPUs of one kind.
+/// Like the ranks of an engine: all start at once, on GPUs of one kind.
 TEST_F(KeptCosts, AreMeasuredByOneOfAllProcesses) {
   int start[2];
   ASSERT_EQ(pipe(start), 0);
@@ -228,7 +228,7 @@ TEST_F(KeptCosts, AreOfAHostAGpuALinkAndADriver) {
 
 // ---- links ----
 
-/// Devices as Linux shows them: a GPU behind a port.
+/// Devices as Linux presents them: a GPU behind a port.
 class PcieLink : public KeptCosts {
  protected:
   void SetUp() override {

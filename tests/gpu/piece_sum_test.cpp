@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sum that a warp computes is the one that pools store.
+// A warp computes the same sum that pools store.
 #include "gpu/kernels/piece_sum.h"
 
 #include <gtest/gtest.h>

@@ -38,7 +38,7 @@ struct Model {
   }
 };
 
-// Axes nested in any order, with gaps: all layouts of engines are among them, in one allocation.
+// Axes nested in any order, with gaps: this includes all layouts of engines, in one allocation.
 class Cache {
  public:
   Cache(Random& random, const Model& model, uint32_t page_tokens, uint32_t pages, uint32_t unit)
@@ -54,7 +54,7 @@ class Cache {
     }
     start_ = unit * random.below(5);
     bytes = random_bytes(random, start_ + size);
-    // Aligned as promised and no better, where the unit is less than 16.
+    // Aligned as promised and no better, if the unit is less than 16.
     for (uint32_t i = 0; i < model.layers * model.layer_parts; ++i) {
       parts_.push_back({bytes.data() + start_ + i / model.layer_parts * strides_[0] +
                             i % model.layer_parts * strides_[1],

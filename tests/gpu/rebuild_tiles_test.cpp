@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles rebuilt by the warp's code, against the decoder of frames.
+// Tiles rebuilt by the warp's code, compared with the decoder of frames.
 #include "gpu/kernels/rebuild_tiles.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,8 @@ using Buffer = std::vector<uint8_t>;
 
 constexpr uint8_t kUntouched = 0xA5;
 
-/// What RebuildTiles is told of a frame, its streams decoded; each array as large as it says.
+/// The input of RebuildTiles for a frame with decoded streams; each array has exactly the stated
+/// size.
 class Rebuild {
  public:
   Rebuild(const Shape& shape, uint32_t planes)
@@ -64,7 +65,7 @@ class Rebuild {
   RebuildTiles& work() { return work_; }
   std::vector<RebuildTile>& tiles() { return tiles_; }
 
-  /// `shift`: of the values, from an address that is a multiple of 16.
+  /// `shift`: offset of the values from an address that is a multiple of 16.
   Buffer run(size_t shift = 0) {
     bytes_.resize((bytes_.size() + 3) / 4 * 4 + RebuildTiles::kSlackBytes);
     Buffer values(shape_.size_bytes() + shift, kUntouched);
@@ -124,7 +125,7 @@ Buffer frame_of(const Shape& shape, const Buffer& values, Profile profile = Prof
   return frame;
 }
 
-/// Values of tiles that are in planes, as the decoder gives them; others as they were.
+/// Values of tiles in planes, by the decoder; other tiles unchanged.
 Buffer decoded(const Buffer& frame, uint32_t planes) {
   Decoder decoder;
   const auto info = compression::frame_info(frame);
@@ -153,7 +154,7 @@ void expect_same(const Buffer& got, const Buffer& wanted, const Shape& shape, si
                 << value % shape.channels << " has a byte " << int{*b} << " for " << int{*a};
 }
 
-/// What a run of tests must have met.
+/// Cases that a run of tests must have covered.
 struct Met {
   uint64_t tiles = 0, centres = 0, turning = 0, exceptions = 0, zero_planes = 0;
 
@@ -173,7 +174,7 @@ void check_frame(const Shape& shape, const Buffer& values, Met& met) {
     SCOPED_TRACE(testing::Message() << count << " planes");
     Rebuild rebuild(shape, count);
     rebuild.add(frame);
-    // The last plane makes one channel's rows unaligned, or all of them.
+    // The last plane misaligns one channel's rows, or all of them.
     const size_t shift = count == planes ? element_bytes(shape.number) : 0;
     expect_same(rebuild.run(shift), decoded(frame, count), shape, shift);
     const std::vector<uint32_t>& faults = rebuild.faults();
@@ -211,8 +212,8 @@ TEST_P(RebuildTilesOf, GiveWhatTheDecoderGives) {
   EXPECT_GT(met.exceptions, 1000u);
 }
 
-/// Planes of any bits around centres that no encoder would choose: they may leave 16 bits, and
-/// partners may have far larger exponents.
+/// Random planes around centres that no encoder would choose: they can exceed 16 bits, and partners
+/// can have far larger exponents.
 void check_any_centre(NumberFormat kind, uint64_t seed) {
   Random random(seed);
   const compression::Number& number = *compression::number_of(kind);
@@ -287,7 +288,7 @@ TEST(RebuildTiles, SayWhichLengthsAreWrong) {
   EXPECT_EQ(rebuild.faults(), (std::vector<uint32_t>{1, 1, 1, 0}));
 }
 
-/// Under AddressSanitizer this sees what is read behind the end.
+/// Under AddressSanitizer this detects reads past the end.
 TEST(RebuildTiles, ReadNothingBehindStreamsThatAreTooShort) {
   const Shape shape{NumberFormat::BF16, 1, 64, 64, {}};
   Rebuild rebuild(shape, 0);
@@ -306,7 +307,7 @@ TEST(RebuildTiles, ReadNothingBehindStreamsThatAreTooShort) {
   EXPECT_EQ(rebuild.faults(), std::vector<uint32_t>{1});
 }
 
-/// Right, but for what `change` does to it.
+/// Valid, except for the change by `change`.
 void expect_wrong(const std::string& sentence,
                   const std::function<void(RebuildTiles&, RebuildTile&)>& change) {
   alignas(16) static uint8_t bytes[64];

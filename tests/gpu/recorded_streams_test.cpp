@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// While an engine records a graph from a stream, no call that names the stream may add to the
-// graph or break it: each refuses.
+// While an engine records a graph from a stream, no call that names the stream may add to the graph
+// or break it: each is refused.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -37,7 +37,8 @@ class RecordedStreams : public TransfersTest {
     TransfersTest::TearDown();
   }
 
-  /// Each is INVALID_ARGUMENT, which only check_stream() says: what reached the stream is SYSTEM.
+  /// Each is INVALID_ARGUMENT, which only check_stream() returns: a call that reached the stream is
+  /// SYSTEM.
   void expect_refused(const std::vector<Call>& calls) {
     for (const Call& call : calls) {
       recorded_ = stream_;

@@ -26,7 +26,7 @@ std::unique_ptr<Registration> make(Device& device, const Mapping& mapping) {
   return made ? std::move(*made) : nullptr;
 }
 
-/// Until the thread has registered so much.
+/// Waits until the thread has registered that much.
 void wait_for(const Registration& registration, uint64_t registered_bytes) {
   while (registration.registered_bytes() < registered_bytes) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -219,7 +219,7 @@ TEST(Registration, LeavesOffInTheBackgroundAtALimit) {
   const auto registration = make(*cpu, mapping);
   registration->register_rest();
   gate->wait_for(3);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have gone on by then
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have continued by then
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes);
   EXPECT_EQ(gate->count(), 3u);
 }
@@ -233,7 +233,7 @@ TEST(Registration, AnswersWhileTheDriverPins) {
   const auto reach = [&](uint64_t offset, uint64_t size_bytes) {
     return registration->reach(offset, size_bytes, DeviceAccess::READ).status();
   };
-  // A thread, since a call that waits would wait for ever.
+  // In a thread, since a call that waits would wait for ever.
   auto asked = std::async(std::launch::async, [&] { return reach(0, 2 * kChunkBytes); });
   ASSERT_EQ(asked.wait_for(std::chrono::minutes(2)), std::future_status::ready);
   EXPECT_EQ(asked.get(), Status::BUSY);
@@ -341,14 +341,14 @@ TEST(Registration, OutlivesALostDevice) {
   gate->lose_from(2);
   registration->register_rest();
   gate->wait_for(3);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have gone on by then
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have continued by then
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes);
   EXPECT_DONE(registration->ensure(0, 2 * kChunkBytes));
   EXPECT_EQ(registration->ensure(50 * kChunkBytes, 1).status(), Status::GPU_LOST);
   registration.reset();
 }
 
-/// A device that has to be asked for read-only memory as such, and chunks that it has apart.
+/// A device that needs an explicit request for read-only memory, and separate chunks.
 TEST(Registration, SaysWhatAChunkCannotBeUsedFor) {
   struct ReadsOnly : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -437,7 +437,7 @@ INSTANTIATE_TEST_SUITE_P(Pools, RegistrationOfPools,
                                          PoolOfKind{"FileOnADiskOfTwoHosts", on_a_disk, 2}),
                          [](const auto& of) { return of.param.name; });
 
-/// Whether the kernel lets anybody pin bytes of that file for writing.
+/// Whether the kernel lets a process pin bytes of that file for writing.
 bool can_be_pinned(const std::string& locator) {
   if (!locator.starts_with("file:")) return true;
   const int fd = open(locator.substr(5).c_str(), O_RDWR | O_CLOEXEC);
@@ -465,7 +465,7 @@ TEST_P(RegistrationOfPools, PinsEveryChunk) {
       << message_of(written);
 }
 
-/// And may outlive the pool.
+/// And can outlive the pool.
 TEST_P(RegistrationOfPools, AreTheSameMemory) {
   auto registration = std::move(Registration::create(*cpu_, *pool_, kChunkBytes).value());
   ASSERT_DONE(registration->ensure(0, registration->size_bytes()));

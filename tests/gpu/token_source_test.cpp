@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chosen tokens come from the pool as lists on the device say, step after step; and what goes wrong
-// is a status, with zeros for what is absent.
+// Chosen tokens come from the pool by lists on the device, step after step; errors are statuses,
+// and absent tokens are zeros.
 #include "gpu/jobs/token_source.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 using test::TestPool;
 
-/// Device memory that the CPU sees by copies only.
+/// Device memory that the CPU sees only through copies.
 class Area {
  public:
   Area(Device& device, size_t size_bytes) : device_(device), size_bytes_(size_bytes) {
@@ -114,7 +114,7 @@ class TokenSourceTest : public EveryDevice {
     return source.result(**fetch);
   }
 
-  /// A row of the sequence as it is stored; zeros if no block has the token.
+  /// A row of the sequence as stored; zeros if no block has the token.
   std::vector<uint8_t> row(const KvCache& cache, uint32_t token, uint32_t layer, uint32_t part,
                            uint32_t head) const {
     std::vector<uint8_t> bytes(cache.row_bytes());
@@ -194,7 +194,7 @@ TEST_P(TokenSourceTest, BringsWhatListsSayToAnArea) {
 }
 
 TEST_P(TokenSourceTest, BringsThemToPages) {
-  // [layer][page of 16][part][token][head], of which the table has pages 2 and 0.
+  // [layer][page of 16][part][token][head]; the table has pages 2 and 0.
   const size_t part = 16 * 4 * 64, layer = 3 * 2 * part;
   Area area(device(), 3 * layer);
   KvCache cache = shape();
@@ -226,7 +226,7 @@ TEST_P(TokenSourceTest, BringsThemToPages) {
   EXPECT_TRUE(got == want);
 }
 
-/// By every width of loads, and lists that several warps share.
+/// With every width of loads, and lists that several warps share.
 TEST_P(TokenSourceTest, BringsRowsOfAnyLength) {
   constexpr uint32_t kRows = 150;
   const std::vector<uint32_t> table = {0};
@@ -259,7 +259,7 @@ TEST_P(TokenSourceTest, BringsRowsOfAnyLength) {
   }
 }
 
-/// Top-k near the memory, its hits to the device, their rows by one kernel: as gather() has them.
+/// Top-k near the memory, its hits to the device, their rows by one kernel: equal to gather().
 TEST_P(TokenSourceTest, TakesHitsWhereTheyLie) {
   const KvCache of = shape();
   constexpr uint32_t kChannels = 64, kK = 20;
@@ -364,7 +364,7 @@ TEST_P(TokenSourceTest, RenewsItsLeases) {
     for (int step = 0; step < 30; ++step) {
       ASSERT_EQ(run(source, lists.told), Status::OK);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      // Whoever needs space would revoke what is over.
+      // A put that needs space would revoke an expired lease.
       ASSERT_EQ(pool_.put("other", test::bytes(61440, 1)), Status::OK);
       ASSERT_EQ(pool_.pool().remove(pool_.ns(), "other"), Status::OK);
       ASSERT_EQ(pool_.info().hosts[0].leases_active, 5) << "step " << step;
@@ -374,7 +374,7 @@ TEST_P(TokenSourceTest, RenewsItsLeases) {
   EXPECT_TRUE(pool_.check_clean());
 }
 
-/// Also of blocks whose turn has not come: after a pause all are old.
+/// Also of blocks that are not in use yet: after a pause all are old.
 TEST_P(TokenSourceTest, RenewsAllThatAreOld) {
   Area area(device(), 3 * 2 * 4 * 24 * 64);
   const std::vector<uint32_t> table = {0};
@@ -396,7 +396,7 @@ TEST_P(TokenSourceTest, LapsesWithARemovedBlock) {
   TokenSource source = open({dense_cache(shape(), area.data(), 24), table}, 1000);
   ASSERT_EQ(run(source, lists.told), Status::OK);
   ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[3]), Status::OK);
-  // Its bytes stay for as long as its lease; that it is gone shows in its turn.
+  // Its bytes stay as long as its lease; its removal is detected at its next renewal.
   Status status = Status::OK;
   for (int step = 0; step < 6 && status == Status::OK; ++step) status = run(source, lists.told);
   EXPECT_EQ(status, Status::LAPSED);
@@ -453,7 +453,7 @@ TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
   EXPECT_EQ(run(source, lists.told), Status::OK);
 }
 
-/// Registered memory is as good as the device's, for lists.
+/// For lists, registered memory is as good as device memory.
 TEST_P(TokenSourceTest, TakesListsInPinnedMemory) {
   Area area(device(), 3 * 2 * 4 * 24 * 64);
   const std::vector<uint32_t> table = {0};
@@ -483,12 +483,12 @@ TEST_P(TokenSourceTest, HasSoManyFetchesAtMost) {
   EXPECT_EQ(run(source, lists.told), Status::OK);
 }
 
-// ---- what ends before its time: the CPU device can be held ----
+// ---- work that ends early: the CPU device can be held ----
 
 class GatedTokenSource : public TokenSourceTest {};
 INSTANTIATE_TEST_SUITE_P(Devices, GatedTokenSource, testing::Values("cpu"), device_name);
 
-/// Leases end while the device still reads: if nobody needed the blocks nothing is wrong.
+/// Leases end while the device still reads: if no put needed the blocks, nothing is wrong.
 TEST_P(GatedTokenSource, LapsesIfABlockIsNeededMeanwhile) {
   Area area(device(), 3 * 2 * 4 * 24 * 64);
   const std::vector<uint32_t> table = {0};
@@ -536,7 +536,7 @@ TEST_P(GatedTokenSource, EndsWhenItsFetchesHave) {
   EXPECT_NE(std::count(got.begin(), got.end(), kUntouched), static_cast<long>(got.size()));
 }
 
-/// What the device may still use is used for nothing else.
+/// Memory that the device may still use is not reused.
 TEST_P(GatedTokenSource, KeepsTablesThatMayStillBeRead) {
   struct SaysNothing : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -563,7 +563,7 @@ TEST_P(GatedTokenSource, KeepsTablesThatMayStillBeRead) {
   EXPECT_EQ(faulty.freed, 0);
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
   gate_->let_go();
-  device().destroy_stream(std::exchange(stream_, nullptr));  // waits: what it uses goes
+  device().destroy_stream(std::exchange(stream_, nullptr));  // waits: its memory is freed
 }
 
 TEST_P(GatedTokenSource, LosesTheGpuAndNothingElse) {

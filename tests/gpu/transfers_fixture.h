@@ -24,7 +24,7 @@ class TransfersTest : public EveryDevice {
     EveryDevice::SetUp();
     if (IsSkipped()) return;
     registration_ = std::move(Registration::create(device(), pool_.pool(), 4 << 20).value());
-    // Else jobs are staged as long as that lasts.
+    // Otherwise jobs are staged while the registration runs.
     ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
   }
   void TearDown() override { registration_.reset(); }
@@ -61,7 +61,7 @@ class TransfersTest : public EveryDevice {
     const auto results = transfers.results(**job);
     return {results.begin(), results.end()};
   }
-  /// Blocks of 40 tokens, one behind the other, in pages in no order.
+  /// Blocks of 40 tokens, contiguous, in pages in random order.
   static std::vector<BlockOfTokens> blocks_in(const std::vector<uint32_t>& pages, uint32_t count) {
     std::vector<BlockOfTokens> blocks;
     for (uint32_t i = 0; i < count; ++i)

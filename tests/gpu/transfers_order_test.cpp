@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which jobs do what they do, and what ends before its time: the CPU device can be
-// held, lost, and made to lie.
+// The order of a job's steps, and jobs that end early: the CPU device can be held, lost, and made
+// to report falsely.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -54,7 +54,7 @@ TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
     engine.write(engine.random_bytes(2));
     const Stream compute = device().make_stream(0).value();
     const Event used = device().make_event().value();
-    // First come layers 0 and 1, of copies with a kernel that sums them, and then the last one,
+    // First come layers 0 and 1, as copies with a kernel that sums them, and then the last one,
     // which is held.
     const size_t before_last = path == Path::KERNEL ? 1 : 2;
     const size_t first = gate_->hold_next(before_last + 1);
@@ -88,7 +88,7 @@ TEST_P(GatedTransfers, LetLayersBeUsedOneByOne) {
   }
 }
 
-/// What a kernel is told of few blocks goes with its arguments: no copy comes before it.
+/// The descriptor of a few blocks goes with the kernel's arguments: no copy precedes it.
 TEST_P(GatedTransfers, AskTheDeviceOnceForASmallJob) {
   EngineCache engine(device(), Layout::NHD, {3, 4, 16, 80}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
@@ -186,7 +186,7 @@ TEST_P(GatedTransfers, GoByPinnedMemoryBothWays) {
   }
 }
 
-/// One that takes its time to pin: nobody waits for it.
+/// A driver that takes its time to pin: no job waits for it.
 TEST_P(GatedTransfers, GoByPinnedMemoryUntilThePoolIsRegistered) {
   struct PinsWhenTold : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -243,7 +243,7 @@ TEST_P(GatedTransfers, GoByPinnedMemoryUntilThePoolIsRegistered) {
   EXPECT_EQ(transfers->info().blocks, (std::array<uint64_t, kStagings>{2, 4, 0, 0, 0}));
 }
 
-/// Memory that can only be read is restored from as it lies, and not spilled to.
+/// Read-only memory is restored from in place, and spilled to through pinned memory.
 TEST_P(GatedTransfers, SpillToMemoryForReadingByPinnedMemory) {
   struct ReadsOnly : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -272,7 +272,7 @@ TEST_P(GatedTransfers, SpillToMemoryForReadingByPinnedMemory) {
   }
 }
 
-/// Of a name of its own: its costs are not known from other tests.
+/// With a name of its own: its costs are not known from other tests.
 class NamedDevice : public WrappedDevice {
  public:
   NamedDevice(Device& device, const char* name) : WrappedDevice(device), info_(device.info()) {
@@ -284,11 +284,11 @@ class NamedDevice : public WrappedDevice {
   DeviceInfo info_;
 };
 
-/// An engine takes all memory of the GPU that it finds: costs cannot be measured there.
+/// An engine takes all memory of the GPU: costs cannot be measured there.
 TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
   EngineCache sizes(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const uint64_t cache_bytes = sizes.random_bytes(0).size();
-  // What is left has room for the tables of jobs, and not for what the meter moves.
+  // The rest has space for the tables of jobs, but not for the data of the meter.
   const auto cpu = Device::cpu({.memory_bytes = cache_bytes + (32 << 10)});
   NamedDevice full(*cpu, "full");
   const RegisteredWith registered(*this, full);
@@ -307,7 +307,8 @@ TEST_P(GatedTransfers, OpenOnADeviceThatIsFull) {
   }
 }
 
-/// The lease ends while the device still reads: not the block is damaged, others wrote to its room.
+/// The lease ends while the device still reads: the block is not damaged, others wrote to its
+/// space.
 TEST_P(GatedTransfers, LapseWithTheirLeases) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
@@ -323,7 +324,7 @@ TEST_P(GatedTransfers, LapseWithTheirLeases) {
   ASSERT_DONE(job);
   ASSERT_EQ(pool_.pool().remove(pool_.ns(), "block 0"), Status::OK);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  // Until something else takes the room of the block.
+  // Until something else takes the space of the block.
   for (int i = 0; pool_.put("other " + std::to_string(i), test::bytes(61440, i)) == Status::OK;
        ++i) {
     if (i == 1000) break;
@@ -334,7 +335,7 @@ TEST_P(GatedTransfers, LapseWithTheirLeases) {
   EXPECT_EQ(transfers.results(**job)[0], Status::LAPSED);
 }
 
-/// Nothing of a layer is stored before it is computed, and all that is, when the last one is.
+/// Nothing of a layer is stored before it is computed, and everything is when the last one is.
 TEST_P(GatedTransfers, StoreLayersAsTheyAreComputed) {
   EngineCache engine(device(), Layout::NHD, {5}, RowOrder::HEADS_FIRST);
   const auto old = engine.random_bytes(1), made = engine.random_bytes(2);
@@ -357,7 +358,7 @@ TEST_P(GatedTransfers, StoreLayersAsTheyAreComputed) {
       ASSERT_DONE(device().copy(memory + layer * layer_bytes, &made[layer * layer_bytes],
                                 layer_bytes, compute));
       ASSERT_DONE(transfers.layer_ready(**job, layer, compute));
-      ASSERT_DONE(transfers.layer_ready(**job, layer / 2, compute));  // that was said before
+      ASSERT_DONE(transfers.layer_ready(**job, layer / 2, compute));  // that was already reported
       std::this_thread::sleep_for(std::chrono::milliseconds(2));      // does it wait for the layer?
       gate_->let_go();
     }
@@ -386,7 +387,7 @@ TEST_P(GatedTransfers, RefuseLayersOfOtherJobs) {
   refused(transfers.layer_ready(**by_layers, 3, nullptr), "layer 3 of 3");
   refused(transfers.layer_ready(**by_layers, 0, &other), "not one of this device");
   refused(transfers.wait_layer(**by_layers, 0, nullptr), "a spill");
-  // Of a job that is cancelled layers go nowhere.
+  // Layers of a cancelled job go nowhere.
   ASSERT_DONE(transfers.layer_ready(**by_layers, 0, nullptr));
   transfers.cancel(**by_layers);
   ASSERT_DONE(transfers.layer_ready(**by_layers, 2, nullptr));
@@ -401,7 +402,7 @@ TEST_P(GatedTransfers, RefuseLayersOfOtherJobs) {
   gate_->let_go();
 }
 
-/// What was restored and cancelled is nobody's: no lease is left.
+/// After a restore is cancelled, no lease is left.
 TEST_P(GatedTransfers, GiveLeasesBackWhenCancelled) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
@@ -441,7 +442,7 @@ TEST_P(GatedTransfers, EndWhatStillRuns) {
   EXPECT_TRUE(pool_.check_clean());
 }
 
-/// A job that fails to start returns only when the device is through with what was queued of it.
+/// A job that fails to start returns only when the device has finished its queued work.
 TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
   struct NoSecondLaunch : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -469,7 +470,7 @@ TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
   gate_->let_go();
   EXPECT_EQ(started.get(), Status::SYSTEM);
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
-  // The same of a layer that is ready: the job ends, when the device is through, with that.
+  // The same for a layer that is ready: the job ends with that error, when the device has finished.
   faulty.launches = 1;
   auto job = transfers->spill(pool_.ns(), std::vector<BlockOfTokens>{{"b", {pages, 0, 40}}},
                               {.layers_at_once = 1});
@@ -483,7 +484,7 @@ TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
   EXPECT_EQ(pool_.get_status("b"), Status::NOT_FOUND);
 }
 
-/// Room that the device may still write to is not given out again.
+/// Space that the device may still write to is not reused.
 TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
   struct SaysNothing : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -513,7 +514,8 @@ TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
   EXPECT_EQ(pool_.get("other"), engine.payload(engine.read(), {pages, 80, 40}));
 }
 
-/// A driver says that the GPU is lost as soon as one thing failed: what else is under way arrives.
+/// A driver reports that the GPU is lost as soon as one operation fails: work in flight still
+/// arrives.
 TEST_P(GatedTransfers, KeepRoomThatALostGpuStillWritesTo) {
   const auto pages = shuffled(24, 1);
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
@@ -530,7 +532,7 @@ TEST_P(GatedTransfers, KeepRoomThatALostGpuStillWritesTo) {
   ASSERT_TRUE(transfers->poll(**job));
   EXPECT_EQ(transfers->results(**job)[1], Status::GPU_LOST);
 
-  // Whatever room there is, others take it.
+  // Other jobs take all free space.
   const size_t size_bytes = engine.payload(engine.random_bytes(1), {pages, 0, 40}).size();
   int others = 0;
   while (pool_.put("other " + std::to_string(others), test::bytes(size_bytes, others)) ==
@@ -547,7 +549,7 @@ TEST_P(GatedTransfers, KeepRoomThatALostGpuStillWritesTo) {
   device().destroy_stream(other);
 }
 
-/// An event that could not be recorded still means what it meant before.
+/// An event that could not be recorded keeps its old meaning.
 TEST_P(GatedTransfers, TrustNoEventThatWasNotRecorded) {
   struct RecordsNoMore : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -566,7 +568,7 @@ TEST_P(GatedTransfers, TrustNoEventThatWasNotRecorded) {
   const auto pages = shuffled(24, 1);
   auto job = transfers->spill(pool_.ns(), blocks_in(pages, 2), {.layers_at_once = 3});
   ASSERT_DONE(job);
-  transfers->wait(**job);  // for what it is told
+  transfers->wait(**job);  // for its descriptor
   gate_->hold_next(1);
   faulty.records = 2;  // of the stream's place, of the layers; not behind them
   EXPECT_EQ(transfers->layer_ready(**job, 2, nullptr).status(), Status::SYSTEM);
@@ -603,7 +605,7 @@ TEST_P(GatedTransfers, PutWhatIsUrgentIntoTheUrgentStream) {
   EXPECT_LT(watched.last, 0);
 }
 
-/// Chunks of 2 MiB, and blocks of more: no copy may go from one to the next.
+/// Chunks of 2 MiB, and larger blocks: no copy may cross chunks.
 TEST_P(GatedTransfers, CopyNothingAcrossChunks) {
   registration_.reset();
   registration_ = std::move(Registration::create(device(), pool_.pool(), 2 << 20).value());
@@ -620,7 +622,7 @@ TEST_P(GatedTransfers, CopyNothingAcrossChunks) {
   EXPECT_EQ(engine.read(), before);
 }
 
-/// Blocks for which there is no pinned memory fail alone, and later find some.
+/// Blocks for which there is no pinned memory fail alone, and later get some.
 TEST_P(GatedTransfers, TakeNoMorePinnedMemoryThanTheyMay) {
   const auto none = Device::cpu({.most_registered_bytes = 0});
   const RegisteredWith registered(*this, *none);
@@ -639,7 +641,7 @@ TEST_P(GatedTransfers, TakeNoMorePinnedMemoryThanTheyMay) {
               (std::vector{Status::OK, Status::OK, Status::NO_SPACE}));
     EXPECT_EQ(run(*transfers, true, blocks), std::vector(3, Status::OK));
     EXPECT_EQ(pool_.get("block 2"), engine.payload(before, blocks[2].range));
-    // Idle rooms make way for larger ones.
+    // Idle memory makes way for a larger request.
     EXPECT_EQ(run(*transfers, true, {{"larger", {pages, 0, 80}}}), std::vector{Status::OK});
   }
   EXPECT_TRUE(pool_.check_clean());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks go from an engine's pages to the pool and come back into others as they were, by either
-// path and any layout; and what goes wrong is a status, with pages and pool intact.
+// Blocks go from an engine's pages to the pool and are restored into other pages unchanged, by
+// either path and any layout; errors are statuses, with pages and pool intact.
 #include "gpu/jobs/transfers.h"
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ TEST_P(TransfersTest, RefuseAnotherLayoutThanTheStoredOne) {
   EXPECT_EQ(transfers.restore(12345, blocks, {}).status(), Status::INVALID_ARGUMENT);
 }
 
-/// Also of less than a piece, which no kernel sums.
+/// Also for less than a piece, which no kernel sums.
 TEST_P(TransfersTest, WriteNothingButTheirTokens) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const auto before = engine.random_bytes(1);
@@ -121,7 +121,7 @@ TEST_P(TransfersTest, TakeBlocksShorterThanAPiece) {
             engine.payload(before, blocks[0].range));
 }
 
-/// Parts that happen to lie side by side: no copy may leave the one in which it begins.
+/// Parts that are adjacent by chance: no copy may leave the one in which it begins.
 TEST_P(TransfersTest, CopyNothingAcrossAllocations) {
   constexpr size_t kPartBytes = 4096;
   Mapping memory(2 * kPartBytes);
@@ -166,7 +166,8 @@ TEST(Runs, GoOnWherePartsShareTheirPages) {
   EXPECT_EQ(runs, 1);
 }
 
-/// All runs together are the rows by the formula, in the payload's order, none longer than needed.
+/// All runs together are the rows by the formula, in the payload's order, none longer than
+/// necessary.
 TEST(Runs, AreTheRowsOfThePayload) {
   Random random(1);
   for (int round = 0; round < 500; ++round) {
@@ -184,7 +185,7 @@ TEST(Runs, AreTheRowsOfThePayload) {
     const size_t inner = 8 + gaps[0];
     const size_t outer = inner * (tokens_outside ? layout.heads : cache.page_tokens) + gaps[1];
     const size_t page = outer * (tokens_outside ? cache.page_tokens : layout.heads) + gaps[2];
-    auto* const base = reinterpret_cast<uint8_t*>(uintptr_t{1} << 40);  // not looked at
+    auto* const base = reinterpret_cast<uint8_t*>(uintptr_t{1} << 40);  // not read
     for (size_t part = 0; part < size_t{layout.layers} * layout.parts; ++part)
       cache.parts.push_back({base + part * page * 8, page, tokens_outside ? outer : inner,
                              tokens_outside ? inner : outer});
@@ -243,7 +244,7 @@ TEST_P(TransfersTest, TellWhichBlocksFail) {
   auto lease = pool_.pool().acquire(pool_.ns(), "block 3", 1000).value();
   const_cast<std::byte&>(lease.data[100]) ^= std::byte{1};
   ASSERT_EQ(pool_.pool().release(lease), Status::OK);
-  // Copies first: the sums that the kernel left behind are those of whole blocks.
+  // Copies first: the sums left by the kernel are those of whole blocks.
   for (const Path path : {Path::COPIES, Path::KERNEL})
     EXPECT_EQ(run(transfers, false, blocks, {.path = path}),
               (std::vector{Status::NOT_FOUND, Status::BUFFER_TOO_SMALL, Status::INVALID_ARGUMENT,
@@ -251,7 +252,7 @@ TEST_P(TransfersTest, TellWhichBlocksFail) {
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
 }
 
-/// Frames are decoded on the way, beside blocks that need not be.
+/// Frames are decoded on the way, together with plain blocks.
 TEST_P(TransfersTest, DecodeWhatIsCompressed) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   auto before = engine.random_bytes(1);
@@ -292,7 +293,7 @@ TEST_P(TransfersTest, DecodeWhatIsCompressed) {
                   i == 1 ? noise : engine.payload(before, blocks[i].range));
     }
   }
-  // Of another length than the pages take: neither is written.
+  // A length that does not match the pages: neither block is written.
   const std::vector<BlockOfTokens> wrong = {{"block 0", {pages, 0, 39}},
                                             {"block 0", {pages, 0, 41}}};
   auto job = transfers.restore(*coded, wrong, {});
@@ -302,7 +303,7 @@ TEST_P(TransfersTest, DecodeWhatIsCompressed) {
   EXPECT_EQ(transfers.results(**job)[1], Status::INVALID_ARGUMENT);
 }
 
-/// Of a table of leases that is full, blocks are copied.
+/// If the table of leases is full, blocks are copied.
 TEST_P(TransfersTest, RestoreWithoutALease) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   const auto before = engine.random_bytes(1);
@@ -353,7 +354,7 @@ TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
     }
   }
   EXPECT_EQ(pool_.info().blocks, 0);
-  // Beyond the cache nothing is a cache.
+  // Addresses outside the cache are refused.
   const auto refused = [&](auto change, const char* says) {
     KvCache cache = engine.cache();
     change(cache);

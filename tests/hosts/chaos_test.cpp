@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chaos among hosts: four hosts work in one pool while their processes are killed, stopped for less
-// or for more than it takes to be declared dead, leave, come back and are fenced. No byte that
-// anybody reads may be wrong; in the end every extent has one owner and all space is back.
+// Chaos among hosts: four hosts work in one pool while their processes are killed, stopped for
+// shorter or longer than it takes to be declared dead, leave, come back and are fenced. No byte
+// read may be wrong; in the end every extent has one owner and all space is back.
 //
 // The seed is printed; BOWHEAD_CHAOS_SEED sets it, BOWHEAD_CHAOS_EVENTS the number of events. The
-// moments are the scheduler's, so that a seed repeats the choices and not the run.
+// scheduler chooses the moments, so a seed repeats the choices, not the run.
 #include <sys/mman.h>
 
 #include <array>
@@ -36,7 +36,7 @@ uint64_t now_ms() {
           .count());
 }
 
-// ---- who sends the events ----
+// ---- the sender of events ----
 
 class Chaos {
  public:
@@ -60,8 +60,8 @@ class Chaos {
   Chaos(const Chaos&) = delete;
   Chaos& operator=(const Chaos&) = delete;
 
-  /// So many events, and more, up to five times as many, until some host was fenced: which of the
-  /// pauses last longer than a host may be silent is left to chance.
+  /// This many events, and up to five times as many, until a host was fenced: chance decides which
+  /// pauses exceed the limit for a heartbeat.
   void run(uint64_t events) {
     const auto enough = [&](uint64_t sent) {
       return sent >= events && (board_->fenced > 0 || sent >= 5 * events);
@@ -85,9 +85,9 @@ class Chaos {
     uint64_t start_at_ms = 0, go_on_at_ms = 0, moved_at_ms = 0, moves = 0;
   };
 
-  // ---- what happens by itself ----
+  // ---- events by time ----
 
-  /// Lets time go by, and does what is due.
+  /// Lets time pass, and does what is due.
   void pass(uint64_t ms) {
     const uint64_t until_ms = now_ms() + ms;
     do {
@@ -180,7 +180,7 @@ class Chaos {
     each_of(host, [&](Process& process) { stop(process, ms); });
   }
 
-  /// Returns 1 if something happened.
+  /// Returns 1 if an event happened.
   uint64_t send() {
     Process& process = processes_[random_.below(processes_.size())];
     const uint32_t host = process.host;
@@ -218,18 +218,18 @@ class Chaos {
     return 1;
   }
 
-  /// Somebody else vouches that this host, of which no process is left, has stopped writing.
+  /// Confirms, from another host, that this host, of which no process is left, has stopped writing.
   void fence(uint32_t host) {
     board_->fence[host] = Fence::ASKED;
     for (int i = 0; i < 300 && board_->fence[host] != Fence::DONE; ++i) pass(10);
-    // Whoever has begun must end it before the host comes back.
+    // A fence that has begun must end before the host comes back.
     Fence asked = Fence::ASKED;
     board_->fence[host].compare_exchange_strong(asked, Fence::NO);
     while (board_->fence[host] == Fence::DOING && board_->faults == 0) pass(10);
     board_->fence[host] = Fence::NO;
   }
 
-  /// All processes go on, then end by themselves.
+  /// All processes continue, then end by themselves.
   void calm_down() {
     for (Process& process : processes_) {
       if (process.stopped) go_on(process);
@@ -272,7 +272,7 @@ class Chaos {
 
 // ---- afterwards ----
 
-/// Comes in, however long the others take to agree.
+/// Joins, however long the others take to agree.
 Host rejoin(const std::string& locator, uint32_t host) {
   std::optional<Host> opened;
   std::string why;
@@ -286,7 +286,8 @@ Host rejoin(const std::string& locator, uint32_t host) {
   return std::move(*opened);
 }
 
-/// How many blocks of some sizes one host can have once all others have left. Removes nothing.
+/// The number of blocks of some sizes that one host can have after all others have left. Removes
+/// nothing.
 std::vector<uint64_t> measure_room(const SharedPool& shared, std::vector<Host>& hosts) {
   for (uint32_t h = 1; h < kHosts; ++h) {
     const auto left = hosts[h].pool().leave();
@@ -323,9 +324,9 @@ std::vector<Host> rejoin_all(const std::string& locator) {
   return hosts;
 }
 
-/// What the hosts of this process do, and what is seen of it, may be of a life that ended: on a
-/// busy machine one of them gets no time to beat, and the others declare it dead. Then it comes in
-/// again, and all is done once more.
+/// The work of this process's hosts, and its results, may belong to a life that has ended: on a
+/// busy machine a heartbeat may be late, and the others declare the host dead. Then it joins again,
+/// and all is repeated.
 void while_all_live(const SharedPool& shared, std::vector<Host>& hosts,
                     const std::function<void()>& look) {
   for (bool all_live = false; !all_live;) {
@@ -333,7 +334,7 @@ void while_all_live(const SharedPool& shared, std::vector<Host>& hosts,
     sleep_ms(2 * kChaosTimes.beat_ms);  // it hears of it with its next beat
     all_live = true;
     for (uint32_t h = 0; h < kHosts; ++h) {
-      if (hosts[h].remove("nobody puts this") != Status::HOST_FENCED) continue;
+      if (hosts[h].remove("a key never put") != Status::HOST_FENCED) continue;
       fmt::print("host {} was declared dead while it looked\n", h);
       { const Host over = std::move(hosts[h]); }
       hosts[h] = rejoin(shared.locator(), h);
@@ -342,8 +343,8 @@ void while_all_live(const SharedPool& shared, std::vector<Host>& hosts,
   }
 }
 
-/// By the words of all hosts: the one of the highest epoch owns the extent, in its life of now, and
-/// may do with it what it likes. What is wrong with that.
+/// By the words of all hosts: the word of the highest epoch gives the owner of the extent, in its
+/// present life and without custody. Returns the fault.
 std::string owners_fault(const SharedPool& shared) {
   std::string fault;
   for (uint64_t e = 0; e < shared.extents(); ++e) {
@@ -368,7 +369,7 @@ std::string owners_fault(const SharedPool& shared) {
   return fault;
 }
 
-/// Nobody holds a block, a lease or a hazard, and nothing is half done.
+/// No process holds a block, a lease or a hazard, and nothing is unfinished.
 void expect_all_free(const SharedPool& shared, uint32_t host) {
   const core::Layout& layout = shared.layout();
   const auto state = [&](uint64_t at) {
@@ -393,7 +394,7 @@ void expect_all_free(const SharedPool& shared, uint32_t host) {
   }
 }
 
-/// What all hosts find, its bytes looked at through each of them.
+/// The blocks that all hosts find, with the bytes checked through each of them.
 uint64_t expect_all_right(std::vector<Host>& hosts, const Board& board) {
   uint64_t present = 0;
   for (uint64_t n = 0; n < kKeys; ++n) {
@@ -453,7 +454,7 @@ std::vector<uint64_t> room_of_new_pool(const CreateOptions& options) {
 }
 
 void run(CreateOptions options, uint64_t events) {
-  alarm(kDeadlineSeconds);  // whatever hangs, ends here
+  alarm(kDeadlineSeconds);  // a process that hangs is killed here
   const uint64_t seed = from_environment("BOWHEAD_CHAOS_SEED", random_u64_from_os());
   events = from_environment("BOWHEAD_CHAOS_EVENTS", events);
   fmt::print("BOWHEAD_CHAOS_SEED={} BOWHEAD_CHAOS_EVENTS={}\n", seed, events);

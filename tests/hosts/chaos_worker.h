@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process of a host does in the chaos, and the memory in which it reports.
+// The work of a host's process in the chaos, and the memory in which it reports.
 //
-// The content of a block follows from its key and a version, which stand at its begin: so a reader
-// knows every byte without asking the pool, and bytes of two puts are told apart.
+// The content of a block follows from its key and a version, which stand at its beginning: so a
+// reader knows every byte without the pool, and can distinguish the bytes of two puts.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline constexpr uint64_t kKeys = 500;
 inline constexpr SharingTimes kChaosTimes{
     .beat_ms = 20, .dead_ms = 400, .grace_ms = 150, .settle_ms = 5, .reclaim_ms = 600};
 
-/// Numbers of which some values are made up, if they are compressed: the others are bytes.
+/// Channels of the values that are numbers, if they are compressed: the other values are bytes.
 inline constexpr uint32_t kChaosChannels = 2;
 inline constexpr uint64_t kChaosTokenBytes = 2 * kChaosChannels;
 
@@ -39,7 +39,7 @@ struct Board {
   std::atomic<bool> stop{false};
   std::atomic<Away> away[kHosts] = {};
   std::atomic<Fence> fence[kHosts] = {};
-  std::atomic<bool> used[kHosts] = {};  ///< some process has opened the pool as that host
+  std::atomic<bool> used[kHosts] = {};  ///< a process has opened the pool as that host
   Progress progress[16];
   std::atomic<uint64_t> version{0};
   std::atomic<uint64_t> stored{0}, read{0}, removed{0}, leased{0}, lapsed{0}, refused{0}, busy{0},
@@ -63,8 +63,8 @@ inline std::string chaos_key(uint64_t n) {
   return fmt::format("chaos-{}{}", n, n % 11 == 0 ? std::string(n % 450, 'x') : "");
 }
 
-/// Number of the key, version, then what follows from them, up to a length that does too. One half
-/// can be compressed.
+/// Number of the key, version, then bytes that follow from them, up to a length that also does.
+/// Half of it is compressible.
 inline constexpr size_t kChaosSizes[] = {700,    16'384,  20'000,  50'000,
                                          65'536, 100'000, 131'072, 300'000};
 inline constexpr size_t kChaosLess = 7;
@@ -77,13 +77,13 @@ inline std::vector<std::byte> chaos_value(uint64_t n, uint64_t version) {
   return value;
 }
 
-/// Some value has this size.
+/// Whether a value has this size.
 inline bool is_chaos_size(uint64_t bytes) {
   return std::any_of(std::begin(kChaosSizes), std::end(kChaosSizes),
                      [&](size_t size) { return bytes <= size && size - bytes < kChaosLess; });
 }
 
-/// Empty if the bytes are a value of this key; else what is wrong with them.
+/// Empty if the bytes are a value of this key; else the error.
 inline std::string fault_of(uint64_t n, const std::byte* data, size_t size, const Board& board) {
   uint64_t stored_n = 0, version = 0;
   if (size < 16) return fmt::format("{} bytes only", size);
@@ -100,7 +100,7 @@ inline std::string fault_of(uint64_t n, const std::byte* data, size_t size, cons
   return "";
 }
 
-/// One process. Opens the pool, works in it, closes it, and again.
+/// One process. Opens the pool, works in it, closes it, and repeats.
 class ChaosWorker {
  public:
   ChaosWorker(std::string locator, Board& board, uint32_t host, uint32_t number, bool leads,
@@ -127,7 +127,7 @@ class ChaosWorker {
       doing("open");
       auto opened = Host::open(locator_, host_);
       if (!opened) {
-        // Processes of a life that is over are still there, or the others are not at hand.
+        // Processes of a life that is over still run, or the other hosts do not respond.
         if (opened.status() != Status::HOST_FENCED && opened.status() != Status::BUSY)
           return fail(opened.error().message());
         ++board_.busy;
@@ -170,7 +170,7 @@ class ChaosWorker {
       if (i % 16 == 0) vouch();
       step(random_.below(kKeys));
     }
-    // Not always: closing undoes what is still open.
+    // Not always: closing undoes open operations.
     if (random_.below(2) == 0) {
       while (!reservations_.empty()) end_reservation();
       while (!leases_.empty()) end_lease();
@@ -207,7 +207,7 @@ class ChaosWorker {
     }
   }
 
-  /// True if it is OK; counts the refusals that may come, reports others.
+  /// True if the status is OK; counts expected refusals, reports others.
   bool accept(Status status, std::initializer_list<Status> refusals, const char* what, uint64_t n) {
     if (status == Status::OK) return true;
     if (status == Status::BUSY) ++board_.busy;
@@ -231,7 +231,7 @@ class ChaosWorker {
   void put(uint64_t n) {
     doing("put");
     const auto value = chaos_value(n, ++board_.version);
-    // In two pieces, as engines do.
+    // In two parts, as engines do.
     const size_t half = value.size() / 2;
     const ConstSpan parts[] = {{value.data(), half}, {value.data() + half, value.size() - half}};
     if (accept(pool_->put(ns_, chaos_key(n), parts),
@@ -247,8 +247,8 @@ class ChaosWorker {
     judge(n, out.data(), *length, "get");
     ++board_.read;
   }
-  /// All planes, and what is not in planes, must be exact. Of fewer planes only the length is
-  /// known: the version is not to be seen in them.
+  /// All planes, and values without planes, must be exact. With fewer planes only the length is
+  /// known: they do not show the version.
   void read_planes(uint64_t n) {
     doing("get_prefix");
     const auto planes = static_cast<uint32_t>(1 + random_.below(16));
@@ -289,8 +289,8 @@ class ChaosWorker {
     std::memcpy(reservation->data, value.data(), value.size());
     reservations_.push_back({*reservation, n, version});
   }
-  /// Whatever happened since, stops included: what was reserved is nobody else's, unless this host
-  /// was declared dead, and then commit says so.
+  /// Whatever happened since, stops included: no other process may write to a reservation, unless
+  /// this host was declared dead, and then commit reports that.
   void end_reservation() {
     if (reservations_.empty()) return;
     doing("commit");
@@ -304,7 +304,7 @@ class ChaosWorker {
                       {Status::NO_SPACE, Status::BUSY, Status::HOST_FENCED}, "commit",
                       reserved.n) &&
                !whole) {
-      fail(fmt::format("somebody else wrote to a reservation of key {}", reserved.n));
+      fail(fmt::format("another process wrote to a reservation of key {}", reserved.n));
     }
   }
 
@@ -326,7 +326,7 @@ class ChaosWorker {
     doing("release");
     Leased leased = leases_.front();
     leases_.erase(leases_.begin());
-    // Private first: what is judged is what was there before the release.
+    // A private copy first: the bytes that are judged are those before the release.
     const std::vector<std::byte> seen(leased.lease.data,
                                       leased.lease.data + leased.lease.length_bytes);
     const Status status = pool_->release(leased.lease);
@@ -344,7 +344,7 @@ class ChaosWorker {
     const std::vector<std::string_view> views(keys.begin(), keys.end());
     const auto found = pool_->longest_prefix(ns_, views);
     accept(found.status(), {}, "longest_prefix", n);
-    if (found && *found > views.size()) fail("a prefix longer than what was asked for");
+    if (found && *found > views.size()) fail("a prefix longer than requested");
   }
 
   void recompress() {
@@ -354,7 +354,7 @@ class ChaosWorker {
       board_.recompressed += done->recompressed;
   }
 
-  /// In the operator's place.
+  /// Acts for the operator.
   void vouch() {
     for (uint32_t h = 0; h < kHosts; ++h) {
       Fence asked = Fence::ASKED;
@@ -362,7 +362,7 @@ class ChaosWorker {
       doing("fence");
       const auto fenced = pool_->fence(h);
       const bool early = fenced.status() == Status::BUSY;  // it is not declared dead yet
-      // Of a host that was killed before its first life there is nothing to fence.
+      // A host that was killed before its first life has nothing to fence.
       const bool unused = fenced.status() == Status::INVALID_ARGUMENT && !board_.used[h];
       if (!fenced && !early && !unused) fail(fenced.error().message());
       board_.fence[h] = early ? Fence::ASKED : Fence::DONE;

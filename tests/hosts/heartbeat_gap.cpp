@@ -3,9 +3,9 @@
 //
 //     heartbeat_gap [BLOCKS]
 //
-// Host 0 stores the blocks and is killed. Host 1 adopts them, and is killed too; its private part
-// is wiped as by a reboot, and its next life rebuilds. This process watches its beat word.
-// Prints one line of JSON. Status 1 if a host that worked was declared dead, 2 if it took too long.
+// Host 0 stores the blocks and is killed. Host 1 adopts them and is killed too; its private part is
+// wiped as by a reboot, and its next life rebuilds. This process watches its heartbeat word. Prints
+// one line of JSON. Status 1 if a working host was declared dead, 2 if it took too long.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace bowhead::test {
 namespace {
 
-// A host dies soon here, so that one that falls silent shows.
+// A short limit for heartbeats, so that a gap is detected.
 constexpr SharingTimes kTimes{
     .beat_ms = 100, .dead_ms = 1000, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 500};
 constexpr uint64_t kBlockBytes = 4096;
@@ -29,7 +29,7 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
 }
 
-/// Watches the beat word of a host from its first move on.
+/// Watches the heartbeat word of a host from its first change on.
 class Watch {
  public:
   Watch(const SharedPool& shared, uint32_t host)
@@ -39,7 +39,7 @@ class Watch {
   ~Watch() { stop(); }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
-  /// The longest time between two moves, or from the last one to now.
+  /// The longest time between two changes, or from the last one to now.
   double stop() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
@@ -77,7 +77,7 @@ bool long_enough(const std::function<bool()>& condition) {
   return false;
 }
 
-/// Puts that find no room ask for extents and try again.
+/// Puts that find no space request extents and try again.
 Status fill(Host& host, uint64_t blocks) {
   const std::byte value[64]{};
   const ConstSpan in[] = {{value, sizeof value}};

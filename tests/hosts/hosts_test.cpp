@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hosts of one pool: what one stores the others find, leases hold across hosts, and whoever leaves,
-// dies or is late is succeeded without a wrong byte and without lost space.
+// Hosts of one pool: each finds what another stores, leases hold across hosts, and a host that
+// leaves, dies or is late is succeeded without a wrong byte and without lost space.
 #include <chrono>
 #include <set>
 #include <thread>
@@ -12,7 +12,7 @@ namespace {
 
 std::string key(const char* name, uint64_t n) { return fmt::format("{}-{}", name, n); }
 
-/// All of `count` blocks come back with the right bytes.
+/// All `count` blocks are returned with the right bytes.
 bool all_there(Host& host, const char* name, uint64_t count) {
   for (uint64_t n = 0; n < count; ++n) {
     if (const Status status = host.get(key(name, n)); status != Status::OK) {
@@ -23,7 +23,7 @@ bool all_there(Host& host, const char* name, uint64_t count) {
   return true;
 }
 
-/// Puts until there is no room, also not after a while: others may have to give some first.
+/// Puts until there is no space, even after a while: other hosts may first have to give some.
 uint64_t fill(Host& host, const char* name) {
   uint64_t stored = 0;
   for (int refusals = 0; refusals < 40;) {
@@ -41,13 +41,13 @@ uint64_t fill(Host& host, const char* name) {
   return stored;
 }
 
-/// Blocks of Host::kSize that so many extents hold.
+/// Number of blocks of Host::kSize that so many extents hold.
 uint64_t room_of(const SharedPool& shared, uint64_t extents) {
   const uint64_t block = (Host::kSize + BH_PAYLOAD_ALIGN - 1) / BH_PAYLOAD_ALIGN * BH_PAYLOAD_ALIGN;
   return shared.layout().geometry().extent_bytes / block * extents;
 }
 
-/// As soon as the block is found: of a host that joined a moment ago that may take some beats.
+/// Waits until the block is found: for a host that has just joined this may take some heartbeats.
 Result<Lease> acquire_when_seen(Host& host, std::string_view name) {
   EXPECT_TRUE(eventually([&] { return host.holds(name); }));
   return host.acquire(name);
@@ -113,7 +113,7 @@ TEST(Hosts, ARemovalIsDoneByTheOwner) {
   SharedPool shared(3);
   Host first = shared.open(0), second = shared.open(1), third = shared.open(2);
   for (uint64_t n = 0; n < 100; ++n) ASSERT_EQ(first.put(key("a", n)), Status::OK);
-  // One area of mail holds 64 requests, each for as long as it takes.
+  // One area of mail holds 64 requests, each until it is answered.
   for (uint64_t n = 0; n < 100; ++n) {
     ASSERT_EQ(second.remove(key("a", n)), Status::OK) << n;
     EXPECT_FALSE(first.holds(key("a", n))) << n;
@@ -144,7 +144,7 @@ TEST(Hosts, ManyAskForRemovalsAtOnce) {
   EXPECT_EQ(first.pool().info()->blocks, 0u);
 }
 
-TEST(Hosts, ARemovalIsNotDoneWhereNobodyAnswers) {
+TEST(Hosts, ARemovalIsNotDoneIfTheOwnerDoesNotAnswer) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("k"); }});
   Host second = shared.open(1);
@@ -283,7 +283,8 @@ TEST(Hosts, ALeaseElsewhereHoldsOffReuse) {
     return found;
   };
   EXPECT_FALSE(taken());
-  EXPECT_EQ(second.pool().release(*lease), Status::LAPSED);  // removed while held: says so
+  EXPECT_EQ(second.pool().release(*lease),
+            Status::LAPSED);  // removed while held: release reports it
   EXPECT_TRUE(eventually([&] { return first.put("more") == Status::OK; }));
   EXPECT_TRUE(taken()) << "it was the only place left";
 }
@@ -313,12 +314,12 @@ TEST(Hosts, ALeaseWhoseTimeIsOverLapses) {
 
 // ---- room ----
 
-TEST(Hosts, RoomComesFromSlotsThatNobodyUsed) {
+TEST(Hosts, SpaceComesFromSlotsThatWereNeverUsed) {
   SharedPool shared(4);
   Host only = shared.open(2);
   EXPECT_EQ(fill(only, "a"), room_of(shared, shared.extents()));
   EXPECT_TRUE(all_there(only, "a", room_of(shared, shared.extents())));
-  EXPECT_EQ(only.info_of(2).extents_custody, 0u) << "nobody can be writing there";
+  EXPECT_EQ(only.info_of(2).extents_custody, 0u) << "no host can be writing there";
   Host late = shared.open(0);
   EXPECT_EQ(late.get("a-0"), Status::OK);
   for (uint64_t n = 0; n < room_of(shared, 4); ++n)
@@ -356,7 +357,7 @@ TEST(Hosts, RoomComesFromAHostThatHasSome) {
   EXPECT_EQ(poor.info_of(0).extents_owned + poor.info_of(1).extents_owned, shared.extents());
 }
 
-/// Puts while there is room, or comes to be some before too long.
+/// Puts while there is space, or gets some before long.
 uint64_t fill_patiently(Host& host, const char* name, uint64_t at_most) {
   uint64_t stored = 0;
   while (stored < at_most && eventually([&] { return host.put(key(name, stored)) == Status::OK; }))
@@ -364,7 +365,7 @@ uint64_t fill_patiently(Host& host, const char* name, uint64_t at_most) {
   return stored;
 }
 
-/// Whoever took over all extents has room in each of them and none of them free.
+/// A host that took over all extents has space in each of them, but none of them is free.
 TEST(Hosts, RoomComesFromExtentsThatAreAllPartlyUsed) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("k"); }});
@@ -386,7 +387,7 @@ TEST(Hosts, RoomComesFromExtentsThatAreAllPartlyUsed) {
   EXPECT_EQ(poor.info_of(0).extents_owned, 0u);
   EXPECT_EQ(poor.put("first"), Status::NO_SPACE) << "a put does not wait for others";
   EXPECT_TRUE(eventually([&] { return poor.put("first") == Status::OK; }));
-  // Up to the last extents, as the room is halved each time.
+  // Up to the last extents, as the space is halved each time.
   const uint64_t most = all - kept - room_of(shared, 4);
   EXPECT_EQ(fill_patiently(poor, "b", most), most);
   EXPECT_TRUE(all_there(poor, "b", most));
@@ -411,8 +412,8 @@ TEST(Hosts, WhoLeavesIsSucceededAtOnce) {
   first.reset();
   EXPECT_TRUE(eventually([&] { return !all_there(second, "a", 20) || ended(second, 0); }));
   EXPECT_TRUE(all_there(second, "a", 20));
-  // Once they are adopted, each is there once, though the index of who left names them still; and
-  // that is no damage, whatever the successor has done to the blocks since.
+  // After the adoption each exists once, although the index of the host that left still names them.
+  // That is no damage, whatever the successor has done to the blocks since.
   EXPECT_TRUE(eventually([&] { return second.remove("a-19") == Status::OK; }));
   EXPECT_TRUE(eventually([&] { return second.pool().info()->blocks == 19; }));
   uint64_t listed = 0;
@@ -439,8 +440,8 @@ TEST(Hosts, WhoLeavesIsSucceededAtOnce) {
   EXPECT_EQ(again.info_of(0).incarnation, 2u);
 }
 
-/// That it has left says that all it wrote is in the memory: another machine may use its slot, and
-/// what a cache writes back later would be the ruin of that.
+/// The state LEFT says that all its stores are in the memory: another machine may use its slot, and
+/// a later write-back from a cache would damage that machine's data.
 TEST(Hosts, WhoLeftStoresNothingMore) {
   SharedPool shared(2);
   auto left = std::make_unique<Host>(shared.open(0));
@@ -464,7 +465,7 @@ TEST(Hosts, WhoLeftStoresNothingMore) {
   EXPECT_TRUE(image() == before);
 }
 
-/// A leave that is refused changes nothing: above all the host goes on beating.
+/// A refused leave changes nothing; in particular, the heartbeat continues.
 TEST(Hosts, WhoMayNotLeaveLives) {
   SharedPool shared(2);
   HostProcess other(shared, 0, {[](Host& host) { return host.put("k"); }});
@@ -478,7 +479,7 @@ TEST(Hosts, WhoMayNotLeaveLives) {
   EXPECT_EQ(first.put("b"), Status::OK);
 }
 
-TEST(Hosts, NobodyLeavesForOthers) {
+TEST(Hosts, OnlyTheHostItselfLeaves) {
   SharedPool shared(2);
   HostProcess other(shared, 0, {[](Host& host) { return host.put("k"); }});
   {
@@ -552,7 +553,7 @@ TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceComesBack) {
   };
   EXPECT_EQ(leased("a", 20), 0u);
   EXPECT_EQ(leased("b", room), own_room);
-  // In full, once somebody vouches for it.
+  // Without restriction after an operator confirms it.
   ASSERT_TRUE(second.pool().fence(0));
   EXPECT_TRUE(eventually([&] { return second.info_of(1).extents_custody == 0; }));
   EXPECT_EQ(leased("a", 20), 20u);
@@ -601,7 +602,7 @@ TEST(Hosts, ADeathIsOverBeforeTheOthersNotice) {
   EXPECT_EQ(second.info_of(0).state, "live");
 }
 
-TEST(Hosts, NobodyVouchesForAHostThatMayComeBack) {
+TEST(Hosts, AHostThatMayComeBackIsNotFenced) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
   Host second = shared.open(1);
@@ -672,7 +673,7 @@ TEST(Hosts, AProcessThatStandsStillDoesNotStopItsHost) {
   EXPECT_EQ(second.get("a"), Status::OK);
 }
 
-/// It does not go on with half of its memory: to the others it is dead, and to itself as well.
+/// It does not continue with half of its memory: for the others it is dead, and for itself as well.
 TEST(Hosts, AHostWhoseMediumFailsIsSucceeded) {
   SharedPool shared(2);
   const uint64_t beat_at = shared.layout().part(0, BH_PART_BEAT);
@@ -759,7 +760,7 @@ TEST(Hosts, ALateHostIsToldAndComesBack) {
   EXPECT_TRUE(eventually([&] { return second.get("c") == Status::OK; }));
 }
 
-TEST(Hosts, NobodyFillsInPlaceWhereALateHostMayWrite) {
+TEST(Hosts, NoReservationLiesWhereALateHostMayWrite) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {});
   Host second = shared.open(1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may be a host: machines whose ids are equal, different or unknown, and that another one took
-// for dead. Two machines on one memory are two cores that say who they are, and do not see each
-// other's locks.
+// The identity of hosts: machines whose ids are equal, different or unknown, and machines that
+// another one declared dead. Two machines on one memory are two cores with stated ids that do not
+// see each other's locks.
 #include "pool/core/core.h"
 #include "tests/support/hosts.h"
 
@@ -25,7 +25,7 @@ class MachineAccess : public core::NativeAccess {
   uint64_t machine_id() const { return identity_.machine; }
   uint64_t hardware_id() const { return identity_.hardware; }
   uint64_t boot_id() const { return identity_.boot; }
-  // Locks are those of another kernel.
+  // The locks belong to another kernel.
   core::LockResult lock_process(uint32_t host, uint32_t process) {
     return NativeAccess::lock_process(host + kernel_, process);
   }
@@ -44,14 +44,14 @@ class MachineAccess : public core::NativeAccess {
     NativeAccess::sleep_ns(ns);
   }
 
-  std::function<void()> while_asleep;  ///< what other machines do meanwhile
+  std::function<void()> while_asleep;  ///< the work of other machines meanwhile
 
  private:
   Identity identity_;
   uint32_t kernel_;
 };
 
-/// A machine that opens the pool as host 0, or another. Its beats are the test's.
+/// A machine that opens the pool as host 0, or another host. The test drives its heartbeats.
 struct Machine {
   Machine(const SharedPool& shared, const Identity& identity, uint32_t host = 0)
       : media(*open_media(shared.locator())),
@@ -76,7 +76,7 @@ struct Machine {
 
 constexpr Identity kFirst{.machine = 11, .hardware = 21, .boot = 31};
 
-/// All that a second machine can be to the first: each id unknown, equal or another.
+/// All relations of a second machine to the first: each id unknown, equal or different.
 std::vector<Identity> second_machines() {
   std::vector<Identity> all;
   for (const uint64_t machine : {uint64_t{0}, kFirst.machine, uint64_t{12}}) {
@@ -97,7 +97,7 @@ class Identities : public testing::Test {
   SharedPool shared_{2, {.evict_high_permille = 0}, kTimes};
 };
 
-/// Machines without a boot id could not be told apart, and a reboot not from a dead process.
+/// Machines without a boot id could not be distinguished, nor a reboot from a dead process.
 TEST(Boots, AMachineThatCannotTellItsBootIsRefused) {
   for (const uint32_t hosts : {1u, 2u}) {
     SharedPool shared(hosts);
@@ -110,7 +110,7 @@ TEST(Boots, AMachineThatCannotTellItsBootIsRefused) {
   }
 }
 
-TEST_F(Identities, NobodyComesInWhereABeatMoves) {
+TEST_F(Identities, NoMachineJoinsWhileAHeartbeatMoves) {
   Machine first(shared_, kFirst);
   ASSERT_TRUE(first.core.joining.attach({}));
   for (const Identity& id : second_machines()) {
@@ -123,7 +123,7 @@ TEST_F(Identities, NobodyComesInWhereABeatMoves) {
   EXPECT_EQ(first.put("still here"), Status::OK);
 }
 
-/// Neither an equal machine id nor a new boot id says that the old one has stopped.
+/// Neither an equal machine id nor a new boot id shows that the old one has stopped.
 TEST_F(Identities, WhereABeatStandsStillOnlyTheSameBootOrHardwareComesIn) {
   for (const Identity& id : second_machines()) {
     const SharedPool shared(2, {.evict_high_permille = 0}, kTimes);
@@ -160,7 +160,7 @@ TEST_F(Identities, AnyMachineFollowsOneThatLeft) {
 
 // ---- a machine that another one took for dead ----
 
-/// Whatever it does first, it learns it from a status.
+/// Whatever it does first returns the status.
 enum class Act {
   PUT,
   PUT_PRESENT,
@@ -216,7 +216,7 @@ TEST_F(Identities, AMachineTakenForDeadEndsWithAStatus) {
     Machine second(shared, {kFirst.machine, kFirst.hardware, kFirst.boot + 1});
     ASSERT_TRUE(second.core.joining.attach({}));
     ASSERT_EQ(second.put("after"), Status::OK);
-    // Each act comes first once, and the others behind it.
+    // Each act comes first once, followed by the others.
     for (int i = 0; i <= static_cast<int>(Act::DETACH); ++i) {
       const Act what = i == 0   ? static_cast<Act>(n)
                        : i <= n ? static_cast<Act>(i - 1)
@@ -263,8 +263,8 @@ TEST_F(Identities, AHostThatDiedWhileItJoinedCanBeFenced) {
 
 // ---- exact copies ----
 
-/// Both ends: the other one stores a value of the beat word that this machine did not; and what it
-/// does about it ends the other one.
+/// Both end: the other one stores a value of the heartbeat word that this machine did not store;
+/// and this machine's reaction ends the other one.
 TEST_F(Identities, AnExactCopyEndsBoth) {
   Machine first(shared_, kFirst);
   ASSERT_TRUE(first.core.joining.attach({}));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever only looks stores nothing: not a byte of the pool is another one after an observer has
-// read and checked all of it, clean or damaged, in use or with what a dead process left.
+// Observers store nothing: not a byte of the pool changes when an observer reads and checks all of
+// it, clean or damaged, in use or with a dead process's leftovers.
 #include <grp.h>
 #include <sys/stat.h>
 
@@ -37,7 +37,7 @@ class Observe : public testing::TestWithParam<uint32_t> {
               Status::OK);
     return offset;
   }
-  /// Everything that an observer can ask. Returns what check() found.
+  /// Everything that an observer can do. Returns the report of check().
   CheckReport look_at_everything() {
     auto observer = Host::observe(pool_.locator());
     EXPECT_TRUE(observer) << observer.error().message();
@@ -56,7 +56,7 @@ class Observe : public testing::TestWithParam<uint32_t> {
     return report ? *report : CheckReport{};
   }
 
-  /// No host is declared dead while a test runs, however slowly.
+  /// No host is declared dead while a test runs, however slow the machine.
   static constexpr SharingTimes kPatient{
       .beat_ms = 20, .dead_ms = 600'000, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 0};
   SharedPool pool_{GetParam(), {.evict_high_permille = 0}, kPatient};
@@ -82,7 +82,8 @@ TEST_P(Observe, ADamagedPoolStaysAsItIs) {
   EXPECT_TRUE(image() == before);
 }
 
-/// A process that died in the middle of a put: undone by the next that stores, and no damage.
+/// A process that died in the middle of a put: the next process that stores undoes it; it is no
+/// damage.
 TEST_P(Observe, WhatADeadProcessLeftStaysAndIsNoFinding) {
   fill();
   HostProcess process(pool_, 0, {[](Host& host) {
@@ -157,7 +158,7 @@ TEST_P(Observe, ReadPermissionSuffices) {
             0);
 }
 
-/// Blocks come, move and go while it looks.
+/// Blocks come, move and go while it reads.
 TEST_P(Observe, APoolInUseGivesNoFalseFinding) {
   std::vector<std::unique_ptr<HostProcess>> users;
   for (uint32_t host = 0; host < hosts(); ++host) {

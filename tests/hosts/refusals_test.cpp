@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hosts that must not come in or go on, each with its status and a sentence that names the pool and
+// Hosts that must not join or continue, each with its status and a sentence that names the pool and
 // says what to do; and a slot line that is damaged while its host runs.
 #include <thread>
 
@@ -16,7 +16,7 @@ void expect_error(const Error& error, Status status, const std::string& locator,
   EXPECT_NE(error.message().find(advice), std::string::npos) << error.message();
 }
 
-/// A host slot as another machine has it, or as one that left.
+/// Makes a host slot belong to another machine, or to one that left.
 void give_to_another_machine(const SharedPool& shared, uint32_t host, uint32_t state) {
   { ASSERT_EQ(shared.open(host).put(fmt::format("of-{}", host)), Status::OK); }
   bh_host_slot slot = *shared.slot(host);
@@ -109,7 +109,7 @@ TEST(Accepted, AnyHostIsAFreeOne) {
   EXPECT_EQ(any.put("k"), Status::OK);
 }
 
-/// The core alone, so that its beats are the test's.
+/// The core only, so that the test drives its heartbeats.
 struct Beaten {
   explicit Beaten(const SharedPool& shared)
       : media(*open_media(shared.locator())),
@@ -137,7 +137,7 @@ TEST(Refused, AFenceOfWhatCannotBeFenced) {
 
 struct Died {};
 
-/// Dies when the new life is agreed on and the slot does not show it yet.
+/// Dies when the new life is agreed on but the slot does not show it yet.
 void die_while_joining(const SharedPool& shared) {
   EXPECT_THROW(Beaten(shared).core.joining.attach({}, [] { throw Died{}; }), Died);
 }
@@ -207,7 +207,7 @@ TEST(Conflict, NothingIsStoredAnyMore) {
   EXPECT_EQ(host.remove("before"), Status::HOST_ID_CONFLICT);
 }
 
-/// Where it had room its successor may have blocks.
+/// Its successor may have blocks in its former space.
 TEST(Conflict, NotAByteIsStoredAnyMore) {
   SharedPool shared(2);
   Host host = shared.open(0);
@@ -249,7 +249,7 @@ void expect_whole(const std::string& locator) {
   for (const auto& finding : report->findings) ADD_FAILURE() << finding.what;
 }
 
-/// While it looks for a slot of its own, one after the other.
+/// While it tries one slot after another.
 TEST(ReplacedMeanwhile, AnOpenAsAnyHostTakesNoSlotOfAnotherPool) {
   SharedPool shared(8, {.evict_high_permille = 0}, {.beat_ms = 100});
   const auto media = open_media(shared.locator());
@@ -306,8 +306,8 @@ TEST(ReplacedMeanwhile, ARepairMendsNoOtherPool) {
 
 // ---- blocks without a checksum ----
 
-/// Their header may be in the memory before their payload, and no sum would tell: until their host
-/// says by its heartbeat that they have settled, other hosts do not find them.
+/// Their header may be in the memory before their payload, and no checksum would detect it: until
+/// their host reports by its heartbeat that they have settled, other hosts do not find them.
 TEST(Unverified, IsReadByOthersWhenItHasSettled) {
   SharedPool shared(2);
   Beaten writer(shared);
@@ -345,7 +345,7 @@ TEST(Repaired, APoolHasNoHostAfterwards) {
   EXPECT_TRUE(eventually([&] { return other.get("a") == Status::OK; }));
 }
 
-/// However long a process that opens the pool keeps it waiting.
+/// However long a process that opens the pool makes it wait.
 TEST(Refused, ALeaveThatEndsNoMembership) {
   SharedPool shared(2);
   Host host = shared.open(0);
@@ -382,7 +382,7 @@ TEST(Damage, ASlotOfARunningHostIsMended) {
   EXPECT_EQ(second.info_of(1).state, "live");
 }
 
-TEST(Damage, ASlotOfAHostThatIsGoneStopsNobodyElse) {
+TEST(Damage, TheSlotOfADeadHostStopsNoOtherHost) {
   SharedPool shared(3);
   { ASSERT_EQ(shared.open(0).put("a"), Status::OK); }
   for (const uint32_t copy : {0u, 1u})

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The litmus between two hosts of one machine, what it refuses, and what it makes of results.
+// The litmus between two hosts of one machine, its refusals, and its conclusions from results.
 #include "pool/litmus.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ class Litmus : public testing::Test {
 };
 
 TEST_F(Litmus, BothHostsReportTheSame) {
-  // Requests that lie there must be there afterwards.
+  // Requests that lie there must still be there afterwards.
   auto media = open_media(locator_);
   ASSERT_TRUE(media);
   bool second_used = false;
@@ -125,7 +125,7 @@ TEST_F(Litmus, RefusesAPoolWithABeatingHeart) {
   EXPECT_NE(error.message().find("host 1"), std::string::npos) << error.message();
 }
 
-TEST_F(Litmus, SaysWhatToStartWhenNobodyComes) {
+TEST_F(Litmus, SaysWhatToStartWhenTheOtherHostDoesNotCome) {
   for (const uint32_t host : {0, 1}) {
     const Error error = refusal(host);
     EXPECT_EQ(error.status, Status::BUSY);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The patterns between hosts whose caches nobody keeps coherent: as written they are never stale,
-// and each flush, invalidate and fence that is left out shows.
+// The patterns between hosts without coherent caches: as written they are never stale, and each
+// flush, invalidate and fence that is left out makes them stale.
 #include <gtest/gtest.h>
 
 #include "pool/litmus.h"
@@ -12,7 +12,7 @@ namespace {
 
 using Patterns = LitmusPatterns<CachedAccess>;
 
-/// Two sides. One acts in the middle of what the other does, or before, or after.
+/// Two sides. One acts in the middle of the other's operation, or before it, or after it.
 class Trial {
  public:
   Trial(uint64_t seed, Fault writer, Fault reader)
@@ -23,7 +23,7 @@ class Trial {
     hosts_.set_surprises(seed % 2 == 0);
   }
 
-  /// Side 0 writes, or owns the block. Whether somebody missed what had to be seen.
+  /// Side 0 writes, or owns the block. Returns whether a side missed a store that it had to see.
   bool stale(LitmusPattern pattern, uint32_t slot, uint64_t value) {
     if (pattern == LitmusPattern::LEASE_AGAINST_RETIRE) side_[0].write_header(slot, value);
     side_[1].fetch_early();
@@ -91,7 +91,7 @@ TEST_P(EachPattern, ShowsWhatIsLeftOut) {
   for (const Fault fault : {Fault::NO_FLUSH, Fault::NO_FENCE_AFTER_FLUSH, Fault::NO_INVALIDATE,
                             Fault::NO_FENCE_AFTER_INVALIDATE}) {
     const bool of_writer = fault == Fault::NO_FLUSH || fault == Fault::NO_FENCE_AFTER_FLUSH;
-    // Who writes a message invalidates nothing, and who reads it flushes nothing.
+    // The writer of a message invalidates nothing, and its reader flushes nothing.
     if (!message || of_writer) {
       EXPECT_GT(count_stale(GetParam(), fault, Fault::NONE), 0u) << static_cast<int>(fault);
     }

@@ -127,7 +127,7 @@ TEST_P(MediaContract, RemovedIsGoneButMappingsLive) {
   EXPECT_TRUE(all_zero(*next));
 }
 
-/// A name that another object has got meanwhile.
+/// A name that another object has taken meanwhile.
 TEST_P(MediaContract, OneObjectIsNotTakenForAnother) {
   const std::unique_ptr<Media> first = create(kSize);
   ASSERT_NE(first, nullptr);
@@ -248,7 +248,7 @@ TEST_P(MediaContract, ProtectedRangeFaultsOnStoreAndNoOther) {
               }),
               -SIGSEGV);
   }
-  // Another mapping is not concerned, and the range can be written again after.
+  // Another mapping is not affected, and the range can be written again afterwards.
   EXPECT_EQ(run_child([&] {
               const std::unique_ptr<Media> mine = open();
               if (mine == nullptr) return 1;
@@ -318,7 +318,7 @@ TEST_P(MediaContract, ByteLocksHoldBetweenProcessesAndEndWithTheirs) {
             }),
             0);
   EXPECT_TRUE(lock_byte(media->lock_fd(), 5));
-  // Far past the end too: lock bytes need no space.
+  // Also far past the end: lock bytes need no space.
   EXPECT_TRUE(lock_byte(media->lock_fd(), static_cast<off_t>(1) << 60));
 }
 

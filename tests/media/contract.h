@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every medium must do. A test file of a medium instantiates MediaContract with the ways to
+// The contract of every medium. A test file of a medium instantiates MediaContract with ways to
 // name a fresh object of it; the cases are in contract.cpp.
 #pragma once
 
@@ -17,11 +17,11 @@ namespace bowhead {
 
 struct MediaUnderTest {
   std::string name;
-  /// A locator where nothing is yet; the tag tells parallel runs apart.
+  /// An unused locator; the tag distinguishes parallel runs.
   std::string (*locator)(const std::string& tag);
 };
 
-/// How GoogleTest shows it.
+/// For GoogleTest's output.
 inline void PrintTo(const MediaUnderTest& media, std::ostream* out) { *out << media.name; }
 
 /// Differs between processes and calls.

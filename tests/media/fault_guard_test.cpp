@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accesses that the kernel answers with SIGBUS: inside a guarded mapping they complete and are
-// remembered, anywhere else they go where they went before.
+// recorded; elsewhere the signal goes to the previous handler.
 #include "pool/media/fault_guard.h"
 
 #include <gtest/gtest.h>
@@ -166,7 +166,7 @@ class FaultGuardDeath : public testing::Test {
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
 
-/// A sanitizer's handler is one of before, and ends the process with a report.
+/// A sanitizer's handler is a previous handler, and ends the process with a report.
 bool ended_by_bus_error(int status) {
   return WIFSIGNALED(status) ? WTERMSIG(status) == SIGBUS || WTERMSIG(status) == SIGABRT
                              : WEXITSTATUS(status) != 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A build without libpmem2: file: says so, and shm: works.
+// A build without libpmem2: file: reports that it is missing, and shm: works.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

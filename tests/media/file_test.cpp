@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// file: the contract, and what is its own.
+// file: the contract, and tests of its own.
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -89,7 +89,7 @@ TEST(File, MissingDirectoryIsNamed) {
   EXPECT_NE(media.error().message().find(directory), std::string::npos);
 }
 
-// Whoever has the old one mapped must not find another pool under its feet.
+// A process that has the old file mapped must not find another pool in its mapping.
 TEST(File, ReplacingLeavesTheOldFileAsItIs) {
   const std::string path = fresh_path();
   const ScopedLocator object("file:" + path);
@@ -126,7 +126,7 @@ TEST(File, AnOrdinaryFilePromisesLessThanFsdax) {
   }
 }
 
-// libpmem2 can be told to take any file for fsdax: the traits follow what it finds.
+// libpmem2 can be made to take any file for fsdax: the traits follow its answer.
 TEST(File, LineGranularityMeansThatPublishedBytesSurvive) {
   if (in_memory(testing::TempDir())) GTEST_SKIP() << "the directory for tests is in memory";
   const std::string path = fresh_path();
@@ -151,7 +151,7 @@ TEST(File, AFileOfOthersIsTheSystemsRefusal) {
             0);
 }
 
-/// As a process leaves it that is killed while its pool takes the place of another.
+/// The leftover of a process that is killed while its pool takes the place of another.
 TEST(File, WhatIsAbandonedInTheMakingIsRemoved) {
   const std::string directory = fresh_path();
   ASSERT_EQ(mkdir(directory.c_str(), 0700), 0);

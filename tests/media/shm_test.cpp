@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shm: the contract, and what is its own.
+// shm: the contract, and tests of its own.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -63,7 +63,7 @@ TEST(Shm, AllSpaceIsAllocated) {
   EXPECT_EQ(info.st_blocks * 512, 130 * static_cast<int64_t>(kMiB));
 }
 
-// Without names before the end, even SIGKILL in the middle leaves no memory behind.
+// The object gets a name only at the end, so even SIGKILL in the middle leaves no memory behind.
 TEST(Shm, KilledCreationLeavesNothing) {
   const ScopedLocator object(shm_locator(fresh_tag()));
   MediaCreateOptions options{.size_bytes = 128 * kMiB};
@@ -75,7 +75,7 @@ TEST(Shm, KilledCreationLeavesNothing) {
   EXPECT_EQ(open_media(object.text()).status(), Status::NO_SUCH_POOL);
 }
 
-// A /dev/shm of our own and no hugetlbfs, in a mount namespace of the calling process.
+// A private /dev/shm and no hugetlbfs, in a mount namespace of the calling process.
 bool mount_small_shm(uint64_t size_bytes) {
   const uid_t uid = geteuid();
   const gid_t gid = getegid();
@@ -97,7 +97,7 @@ bool mount_small_shm(uint64_t size_bytes) {
   return mount("tmpfs", "/dev/shm", "tmpfs", 0, options.c_str()) == 0;
 }
 
-// The free space is checked first, but others may take it meanwhile.
+// The free space is checked first, but other processes may take it meanwhile.
 TEST(Shm, SpaceThatGoesAwayMidwayLeavesNothing) {
   const int result = run_child([] {
     if (!mount_small_shm(140 * kMiB)) return kChildCannot;
@@ -110,7 +110,7 @@ TEST(Shm, SpaceThatGoesAwayMidwayLeavesNothing) {
     const auto media = create_media("shm:x", options);
     if (media.status() != Status::MEDIUM_FULL) return 4;
     if (open_media("shm:x").status() != Status::NO_SUCH_POOL) return 5;
-    // All of it is free again but for the thief's.
+    // All of it is free again, except for the thief's.
     const bool fits = static_cast<bool>(create_media("shm:x", {.size_bytes = 100 * kMiB}));
     return fits ? 0 : 6;
   });
@@ -127,7 +127,7 @@ TEST(Shm, ReplacingCountsTheSpaceOfTheOld) {
     MediaCreateOptions options{.size_bytes = 22 * kMiB, .replace = true};
     options.replaced = [&] { ++replaced; };
     if (create_media("shm:x", options).status() != Status::MEDIUM_FULL || replaced != 0) return 4;
-    // Somebody still holds the space of the old one, which has to go first.
+    // A process still holds the space of the old pool, which has to be removed first.
     const auto held = open_media("shm:x");
     options.size_bytes = 16 * kMiB;
     if (create_media("shm:x", options).status() != Status::MEDIUM_FULL || replaced != 1) return 5;
@@ -137,7 +137,7 @@ TEST(Shm, ReplacingCountsTheSpaceOfTheOld) {
   EXPECT_EQ(result, 0);
 }
 
-// A link planted in the world-writable directory must lead nobody astray.
+// A link placed in the world-writable directory must not redirect any process.
 TEST(Shm, SymbolicLinksAreRefused) {
   const int result = run_child([] {
     if (!mount_small_shm(20 * kMiB)) return kChildCannot;

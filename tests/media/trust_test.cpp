@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose media are opened for what: other users' and those that every user may write are looked at
-// and not stored into. Needs root, to be other users.
+// Trust: media of other users, and media that every user may write, can be read but not stored
+// into. Needs root, to become other users.
 #include <grp.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@ namespace {
 constexpr uid_t kOwner = 54321, kOther = 54322;
 constexpr gid_t kGroup = 54323, kNoGroup = 54324;
 
-/// Ends this process unless it is that user with that group alone from here on.
+/// From here on this process is that user with only that group; ends it on failure.
 void become(uid_t user, gid_t group) {
   if (setgroups(0, nullptr) != 0 || setgid(group) != 0 || setuid(user) != 0) _exit(kChildCannot);
 }

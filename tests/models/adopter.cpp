@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rule S3 (docs/sharing.md): an adopter says OWN, lets that settle, and opens the extent only if
-// nobody has begun to decide about its own life (Custody::adopt(), open_custody(),
-// Membership::doubted()). Whoever succeeds it looks for the word after the decision has settled.
-// The host before both is fenced.
+// Rule S3 (docs/sharing.md): an adopter says OWN, lets that settle, and opens the extent only if no
+// host has begun to decide about its own life (Custody::adopt(), open_custody(),
+// Membership::doubted()). Its successor looks for the word after the decision has settled. The host
+// before both is fenced.
 #include "tests/models/models.h"
 
 namespace bowhead::models {
@@ -14,8 +14,8 @@ constexpr int kBegun = 1, kDone = 2;
 struct Rules {
   bool weak = true;
   bool publish_own = true, settle_own = true;
-  bool doubt = true;        ///< the adopter looks whether it is in doubt
-  bool doubt_begun = true;  ///< not only whether it is decided
+  bool doubt = true;        ///< the adopter checks for a decision that has begun
+  bool doubt_begun = true;  ///< not only for one that is done
   bool acquire_decision = true;
   bool settle_begin = true;  ///< the decider, after it has begun
   bool settle_done = true;   ///< and before it looks who held the extent

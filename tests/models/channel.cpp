@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One direction of core::Channel: messages in slots that are used in turn, each a line with its tag
-// stored last; the receiver says how far it is; either side's host may crash and begin anew.
+// stored last; the receiver reports its progress; the host of either side can crash and begin
+// again.
 #include "tests/models/models.h"
 
 namespace bowhead::models {
@@ -15,9 +16,9 @@ struct Rules {
   uint32_t crashable = 0;  ///< hosts, a bit each; one crash in a run
   bool tag_last = true;
   bool await_room = true;
-  bool read_then_tell = true;       ///< words are read before progress is told
-  bool new_session = true;          ///< the sender, when it begins anew
-  bool progress_of_session = true;  ///< progress counts only for the session it was told of
+  bool read_then_tell = true;       ///< words are read before progress is reported
+  bool new_session = true;          ///< the sender, when it begins again
+  bool progress_of_session = true;  ///< progress counts only for the session that it names
   bool tag_slots = true;            ///< all, when a session begins
 };
 
@@ -27,11 +28,11 @@ constexpr int pack(int session, int number) { return session * 8 + number; }
 struct Things {
   uint32_t head = 0, progress = 0;          // sender's session; receiver's progress
   std::array<uint32_t, 2> slot{};           // two words of a message, and its tag
-  std::array<uint32_t, 4> life{}, taken{};  // of each session: whose it is, how far it was taken
+  std::array<uint32_t, 4> life{}, taken{};  // of each session: its sender, its progress
 };
 
-enum : size_t { kSession, kNext, kLimit, kLife };  // what a sender knows
-enum : size_t { kFollowed, kNumber, kTold };       // what a receiver knows
+enum : size_t { kSession, kNext, kLimit, kLife };  // state of a sender
+enum : size_t { kFollowed, kNumber, kTold };       // state of a receiver
 
 void add_sender(Model& m, const Things& t, const Rules& rules) {
   const int send = m.stage({});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Machines that find one host slot free and want it (Hosts::claim_slot(),
 // Membership::check_own_slot()): a splitter of the two copies of the slot line, to which all of
-// them write. Nobody waits, and no time is known: what a machine that stood still writes late must
-// not let a second one in.
+// them write. No machine waits, and no bound on time is assumed: late stores of a machine that was
+// paused must not let a second one in.
 #include "tests/models/models.h"
 
 namespace bowhead::models {
@@ -12,9 +12,9 @@ constexpr int kFree = 0, kClosed = 8, kJoining = 16, kLive = 24;  // a claim is 
 
 struct Rules {
   bool weak = true;
-  bool settle_claim = true;  ///< before it looks whether the other copy is later
+  bool settle_claim = true;  ///< before it checks whether the other copy is later
   bool look_at_door = true;
-  bool settle_door = true;  ///< before it looks for its claim again
+  bool settle_door = true;  ///< before it reads its claim again
   bool look_at_claim = true;
   bool acquire = true;
 };

@@ -15,11 +15,11 @@
 namespace bowhead::models {
 namespace {
 
-constexpr uint32_t kFlightMax = 4;  ///< lines of one host on their way at once
+constexpr uint32_t kFlightMax = 4;  ///< lines of one host in flight at once
 constexpr uint64_t kChunkStates = 1 << 16;
 constexpr uint8_t kAbsent = 0, kClean = 1, kDirty = 2;
 
-/// Where a state's bytes lie.
+/// The places of the bytes of a state.
 struct Places {
   explicit Places(const Model& model) {
     for (const auto& line : model.lines) {
@@ -44,7 +44,7 @@ struct Places {
   std::vector<uint32_t> line_at, flags, cache, flight, process;
 };
 
-/// The states of one process, found as the search goes on: after each log, the next step.
+/// The states of one process, found during the search: for each log, the next step.
 class Automaton {
  public:
   static constexpr uint16_t kGone = 0;  ///< done, killed, or its host crashed for good
@@ -112,7 +112,7 @@ class Search {
   Verdict run();
 
  private:
-  // ---- the state at hand, state_ ----
+  // ---- the current state, state_ ----
   uint8_t* memory(uint32_t line) { return state_.data() + places_.line_at[line]; }
   uint8_t& flag(uint32_t host, uint32_t line) { return state_[places_.flags[host] + line]; }
   uint8_t* cached(uint32_t host, uint32_t line) {
@@ -153,7 +153,7 @@ class Search {
   void issue_flushes(uint32_t p, uint16_t lines);
   void take_eager_steps(uint32_t p);
 
-  // ---- steps from the state at hand ----
+  // ---- steps from the current state ----
   void step_process(uint32_t p);
   void step_line(uint32_t p, const Op& op);
   void step_word(uint32_t p, const Op& op);
@@ -189,7 +189,7 @@ class Search {
   uint64_t from_ = 0;
   std::string failure_, failed_step_;
   uint32_t failed_from_ = 0;
-  bool moved_ = false;              // the state at hand has a successor
+  bool moved_ = false;              // the current state has a successor
   std::optional<uint32_t> wanted_;  // while a trace is made: the state to be described
   std::string found_step_;
   uint64_t steps_ = 0;
@@ -197,7 +197,7 @@ class Search {
 
 // ---- memory ----
 
-/// What a fetch brings. A host's own lines on their way come before the memory.
+/// The result of a fetch. A host's own lines in flight come before the memory.
 void Search::fetch_to(uint32_t host, uint32_t line, uint8_t* to) {
   std::memcpy(to, memory(line), words_of(line));
   for (uint32_t i = 0; model_.weak && i < in_flight(host); ++i) {
@@ -210,7 +210,7 @@ void Search::drop(uint32_t host, uint32_t line) {
   std::memset(cached(host, line), 0, words_of(line));
 }
 
-/// False if there is no room for one more line on its way: it must wait.
+/// False if the limit of lines in flight is reached: the write-back must wait.
 bool Search::write_back(uint32_t host, uint32_t line) {
   if (!model_.weak) {
     std::memcpy(memory(line), cached(host, line), words_of(line));
@@ -222,12 +222,12 @@ bool Search::write_back(uint32_t host, uint32_t line) {
     sort_flight(host);
   }
   flag(host, line) = kClean;
-  // A clean copy is as good as none if only this host writes the line, or nobody will load it.
+  // A clean copy has no effect if only this host writes the line, or no process will load it.
   if (own(host, line) || !busy(host)) drop(host, line);
   return true;
 }
 
-/// By line: the order of different lines means nothing.
+/// By line: the order of different lines has no meaning.
 void Search::sort_flight(uint32_t host) {
   for (uint32_t i = in_flight(host); i-- > 1;) {
     uint8_t *a = flight(host, i - 1), *b = flight(host, i);
@@ -281,7 +281,7 @@ bool Search::flush_all(uint32_t p) {
 
 // ---- processes ----
 
-/// Somebody there may still load something.
+/// A process there may still load something.
 bool Search::busy(uint32_t host) const {
   for (uint32_t p = 0; p < model_.processes.size(); ++p) {
     if (model_.processes[p].host == host && node(p) != Automaton::kGone) return true;
@@ -299,7 +299,7 @@ void Search::go_on(uint32_t p, uint8_t result) {
   }
 }
 
-/// Of lines that are not dirty it takes effect at once: that is one of the moments when it may, and
+/// For lines that are not dirty it takes effect at once: that is one of the permitted moments, and
 /// at all later ones the cache may drop the line by itself.
 void Search::issue_flushes(uint32_t p, uint16_t lines) {
   const uint32_t host = model_.processes[p].host;
@@ -472,7 +472,7 @@ void Search::step_cache(uint32_t host, uint32_t line) {
   }
 }
 
-/// Crashes of hosts, deaths of processes, arrivals of lines that are on their way.
+/// Crashes of hosts, deaths of processes, arrivals of lines in flight.
 void Search::step_faults() {
   for (uint32_t h = 0; model_.weak && h < model_.hosts; ++h) {
     for (uint32_t i = 0; i < in_flight(h); ++i) {
@@ -521,7 +521,7 @@ void Search::begin() {
   find_or_add(0);
 }
 
-/// The state at hand comes after the one that is expanded; then that one is at hand again.
+/// The current state follows the one that is expanded; afterwards that one is current again.
 template <class F>
 void Search::emit(const F& describe) {
   ++steps_;
@@ -551,11 +551,12 @@ void Search::expand(uint32_t from) {
   step_faults();
 }
 
-/// Nobody goes on: all must be done, and what the model wants at the end must hold.
+/// No process can continue: all must be done, and the model's final condition must hold.
 void Search::check_rest() {
   for (uint32_t p = 0; p < model_.processes.size(); ++p) {
     if (node(p) == Automaton::kGone || (!moved_ && model_.may_wait)) continue;
-    if (!moved_) failure_ = "nobody can go on: " + model_.processes[p].name + " waits for ever";
+    if (!moved_)
+      failure_ = "no process can continue: " + model_.processes[p].name + " waits for ever";
     return;
   }
   for (uint32_t h = 0; h < model_.hosts; ++h) {

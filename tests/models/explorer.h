@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Explorer: visits every state that a small model of a protocol can reach, on hosts whose caches no
-// hardware keeps coherent, and says whether one of them breaks a rule.
+// Explorer: visits every state that a small model of a protocol can reach, on hosts without
+// coherent caches, and reports whether one of them breaks a rule.
 //
 // A model is a set of lines of memory and of processes, each a coroutine that loads, stores,
-// flushes and fences. What is not said by the program happens at any time, in any order: a host's
-// cache fetches a line early, writes a dirty one back (also between two stores to it) or drops a
-// clean one; a flush takes effect at any time until the process's next fence; processes run in any
-// order, however long one stands still; hosts crash, processes are killed. In weak memory a line
-// that was written back is on its way, overtaken by other lines but never by itself, and a fence
-// does not wait for it. Settling does: every line that was on its way when it began has arrived
-// when it ends.
+// flushes and fences. Everything that the program does not fix happens at any time, in any order: a
+// host's cache fetches a line early, writes a dirty one back (also between two stores to it) or
+// drops a clean one; a flush takes effect at any time until the process's next fence; processes run
+// in any order, with pauses of any length; hosts crash, processes are killed. In weak memory a line
+// that was written back is in flight: other lines overtake it, but it never overtakes itself, and a
+// fence does not wait for it. Settling does: every line in flight at its begin has arrived at its
+// end.
 //
 // Invariants
 //   E1 A program's state is what its awaited steps returned so far (its log) and nothing else: it
@@ -34,7 +34,8 @@ namespace bowhead::models {
 inline constexpr uint32_t kLinesMax = 16, kWordsMax = 4, kHostsMax = 4, kProcessesMax = 8;
 inline constexpr uint32_t kAnyone = UINT32_MAX;
 
-/// What a process awaits. Those in the first row happen together with the step before them.
+/// The operations that a process awaits. Those in the first row happen together with the step
+/// before.
 enum class Kind : uint8_t {
   // clang-format off
   FLUSH, NOTE, SEE, PEEK, FAIL,
@@ -54,7 +55,7 @@ struct Op {
 
 using Args = std::array<uint8_t, 6>;
 
-/// How a stage ends: with another one, or for good.
+/// The end of a stage: another stage, or the end of the process.
 struct Next {
   int stage = -1;
   Args args{};
@@ -79,8 +80,8 @@ struct Program {
   std::coroutine_handle<promise_type> handle;
 };
 
-/// What a program may do. Lines are memory; words are coherent: of processes of one host among
-/// each other, or no part of the real memory at all (to note what must hold).
+/// The operations of a program. Lines are memory; words are coherent: shared by processes of one
+/// host, or no part of the real memory at all (to record conditions).
 class Process {
  public:
   struct Step {
@@ -102,7 +103,7 @@ class Process {
   Step store(uint32_t line, uint32_t word, int value) {
     return step(Kind::STORE, line, word, value);
   }
-  /// Compare and swap: returns 1 if the word was `expected`. Dirties the line also if not.
+  /// Compare-and-swap: returns 1 if the word was `expected`. Dirties the line in any case.
   Step swap_line(uint32_t line, uint32_t word, int expected, int value) {
     Step made = step(Kind::SWAP_LINE, line, word, value);
     made.op.expected = static_cast<uint8_t>(expected);
@@ -111,19 +112,19 @@ class Process {
   /// Writes lines back and drops them, at any time until the next fence.
   Step flush(std::convertible_to<uint32_t> auto... lines) { return with(Kind::FLUSH, lines...); }
   Step fence() { return with(Kind::FENCE); }
-  /// Flush and fence. They are one: what a writer publishes with, a reader acquires with.
+  /// Flush and fence in one: a writer publishes with it, a reader acquires with it.
   Step publish(std::convertible_to<uint32_t> auto... lines) { return with(Kind::FENCE, lines...); }
   Step acquire(std::convertible_to<uint32_t> auto... lines) { return with(Kind::FENCE, lines...); }
-  /// Fence, then time enough for what is on its way to arrive.
+  /// Fence, then time enough for lines in flight to arrive.
   Step settle() { return with(Kind::SETTLE); }
   /// Any of 0 .. count - 1.
   Step choose(uint32_t count) { return step(Kind::CHOOSE, count, 0); }
 
   Step get(uint32_t word) { return step(Kind::GET, word, 0); }
   Step set(uint32_t word, int value) { return step(Kind::SET, word, 0, value); }
-  /// Returns what was there before.
+  /// Returns the previous value.
   Step add(uint32_t word, int value) { return step(Kind::ADD, word, 0, value); }
-  /// Compare and swap: returns 1 if the word was `expected`.
+  /// Compare-and-swap: returns 1 if the word was `expected`.
   Step swap(uint32_t word, int expected, int value) {
     Step made = step(Kind::SWAP, word, 0, value);
     made.op.expected = static_cast<uint8_t>(expected);
@@ -135,14 +136,14 @@ class Process {
     made.op.expected = static_cast<uint8_t>(expected);
     return made;
   }
-  /// One of an action's alternatives that is possible.
+  /// One possible alternative of an action.
   Step act(uint32_t action) { return step(Kind::ACT, action, 0); }
   Step alive(uint32_t process) { return step(Kind::ALIVE, process, 0); }
 
   // These take no time: they happen with the step before.
   Step note(uint32_t word, int value) { return step(Kind::NOTE, word, 0, value); }
   Step see(uint32_t word) { return step(Kind::SEE, word, 0); }
-  /// What the memory holds now, whatever caches say.
+  /// The content of the memory, whatever caches hold.
   Step peek(uint32_t line, uint32_t word = 0) { return step(Kind::PEEK, line, word); }
   Step fail(const char* text) {
     Step made = step(Kind::FAIL, 0, 0);
@@ -172,7 +173,7 @@ inline const std::string kImpossible = "-";
 
 using Stage = std::function<Program(Process&, Args)>;
 
-/// What the memory holds at the end of a run, for a model's last check.
+/// The content of the memory at the end of a run, for a model's final check.
 struct Rest {
   std::function<int(uint32_t line, uint32_t word)> line;
   std::function<int(uint32_t word)> word;
@@ -181,7 +182,7 @@ struct Rest {
 struct Model {
   struct Line {
     std::string name;
-    uint32_t writer = kAnyone;  ///< host; nobody else may store to it
+    uint32_t writer = kAnyone;  ///< host; no other host may store to it
     uint32_t readers = 0;       ///< hosts whose caches may fetch it early, a bit each
     uint32_t words = 1;
     std::array<uint8_t, kWordsMax> first{};
@@ -190,11 +191,11 @@ struct Model {
     std::string name;
     uint8_t first = 0;
   };
-  /// Something that happens at once, whatever it looks at and changes of the words; for models
-  /// whose matter is not memory but what follows from what.
+  /// An atomic step, whatever words it reads and changes; for models that are about the order of
+  /// decisions, not about memory.
   struct Action {
     int alternatives = 1;
-    /// What it breaks, nothing if it may go on so, or kImpossible.
+    /// Returns the broken rule, empty if the run may continue, or kImpossible.
     std::function<std::string(std::span<uint8_t> words, int alternative)> act;
     std::function<std::string(int alternative)> name;
   };
@@ -202,21 +203,22 @@ struct Model {
     std::string name;
     uint32_t host = 0;
     Next begins;
-    std::optional<Next> reboots;  ///< what it begins with after a crash of its host
+    std::optional<Next> reboots;  ///< the stage that it begins with after a crash of its host
   };
 
   uint32_t hosts = 2;
   bool weak = false;
-  uint32_t crashes = 0, crashable = 0;  ///< how many in a run; hosts, a bit each
-  uint32_t kills = 0, killable = 0;     ///< how many in a run; processes, a bit each
+  uint32_t crashes = 0, crashable = 0;  ///< maximum in a run; hosts, a bit each
+  uint32_t kills = 0, killable = 0;     ///< maximum in a run; processes, a bit each
   uint64_t states_max = 20'000'000;
   std::vector<Line> lines;
   std::vector<Word> words;
   std::vector<Stage> stages;
   std::vector<Action> actions;
   std::vector<Runs> processes;
-  bool may_wait = false;  ///< at rest are also states where all that are not done wait for ever
-  /// Once all processes are done and all is in the memory: what is wrong, or nothing.
+  bool may_wait =
+      false;  ///< states in which all processes that are not done wait for ever are at rest, too
+  /// When all processes are done and all lines are in the memory: the fault, or empty.
   std::function<std::string(const Rest&)> at_rest;
 
   uint32_t line(Line line) { return lines.push_back(std::move(line)), last(lines); }

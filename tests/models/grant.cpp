@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An extent that is given away (docs/sharing.md: Grant; Grants::give(), claim(),
-// Custody::survey()), while the lives of grantor and recipient are decided over by a third host,
-// who succeeds them. The recipient looks for decisions about both, once its CLAIM has settled.
+// A grant of an extent (docs/sharing.md: Grant; Grants::give(), claim(), Custody::survey()), while
+// a third host decides over the lives of grantor and recipient and succeeds them. The recipient
+// looks for decisions about both after its CLAIM has settled.
 #include "tests/models/models.h"
 
 namespace bowhead::models {
@@ -14,22 +14,22 @@ constexpr int kBegun = 1, kDecided = 2;
 
 struct Rules {
   bool weak = true;
-  int over = 0b10;                                   ///< whose lives are decided over, a bit each
+  int over = 0b10;                                   ///< lives that are decided over, a bit each
   bool look_at_grantor = true, look_at_self = true;  ///< the recipient, at decisions
   bool publish_claim = true, settle_claim = true;
   bool acquire_decisions = true;
   bool settle_decisions = true;
-  bool acquire_own = true;  ///< heir and grantor, before they judge whose it is
-  bool doubt = true;        ///< the grantor, before it uses what it took back (S3)
-  bool heed_claim = true;   ///< heir and grantor take a claim for the recipient's
+  bool acquire_own = true;  ///< successor and grantor, before they determine the owner
+  bool doubt = true;        ///< the grantor, before it uses an extent that it took back (S3)
+  bool heed_claim = true;   ///< successor and grantor respect a claim of the recipient
 };
 
 struct Things {
   std::array<uint32_t, 3> own{}, uses{};
-  uint32_t decisions = 0;  // about grantor, about recipient: two words of the heir's line
+  uint32_t decisions = 0;  // about grantor, about recipient: two words of the successor's line
 };
 
-/// What its words say of who holds the extent.
+/// The holder of the extent according to a host's words.
 int holder(const Rules& rules, const std::array<int, 3>& own) {
   if (own[kHeir] >= kOwn && own[kHeir] >= own[kGrantor]) return kHeir;
   if (own[kGrantor] > kOwn) return kGrantor;
@@ -50,7 +50,8 @@ void add_grantor(Model& m, const Things& t, const Rules& rules) {
     co_await p.note(t.uses[kGrantor], 1);
     const int recipient = co_await p.see(t.uses[kRecipient]);
     const int heir = co_await p.see(t.uses[kHeir]);
-    if (recipient || heir) co_await p.fail("takes back what another one has in full use");
+    if (recipient || heir)
+      co_await p.fail("takes back an extent that another host has in full use");
     co_return kDone;
   });
   const int survey = m.stage({});
@@ -98,7 +99,7 @@ void add_recipient(Model& m, const Things& t, const Rules& rules) {
       co_await p.note(t.uses[kRecipient], 1);
       const int grantor = co_await p.see(t.uses[kGrantor]);
       const int heir = co_await p.see(t.uses[kHeir]);
-      if (grantor || heir) co_await p.fail("claims what another one has in full use");
+      if (grantor || heir) co_await p.fail("claims an extent that another host has in full use");
     }
     co_await p.publish(t.own[kRecipient]);
     co_return kDone;
@@ -116,7 +117,7 @@ void add_heir(Model& m, const Things& t, const Rules& rules) {
     if ((rules.over >> now & 1) == 0) co_return Next{survey, args};
     co_await p.store(t.own[kHeir], grantor > kOwn ? kOwn + 2 : kOwn + 1);
     co_await p.publish(t.own[kHeir]);
-    // Whoever may still write to it keeps it in custody: then it is not in full use.
+    // A host keeps it in custody if another one may still write to it: then it is not in full use.
     if (grantor >= kOwn || recipient == kOwn || (recipient == kClaim && rules.heed_claim))
       co_return kDone;
     co_await p.settle();

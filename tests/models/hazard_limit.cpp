@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far the hazards are to be looked at (core::Leases::raise_limit()): two processes of a host
-// lease at once, and the one that raised the limit stands still before it has published that.
+// The limit up to which hazards are read (core::Leases::raise_limit()): two processes of a host
+// lease at once, and the one that raised the limit is paused before it has published that.
 #include "tests/models/models.h"
 
 namespace bowhead::models {

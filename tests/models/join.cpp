@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A host joins while another one adopts (Joining::begin_life(), Hosts::acked(),
-// Custody::open_custody()): the adopter waits for the acks of all that it sees in their slots; who
-// joins says so, settles, and only then reads the decisions. So either the adopter waits for it, or
-// it leases nothing of a life that is over.
+// Custody::open_custody()): the adopter waits for the acks of all hosts whose slots show them; a
+// joining host says so, settles, and only then reads the decisions. So either the adopter waits for
+// it, or it leases nothing of a life that is over.
 #include "tests/models/models.h"
 
 namespace bowhead::models {
@@ -14,10 +14,10 @@ struct Rules {
   bool weak = true;
   bool say_then_read = true;    ///< the joiner says JOINING before it reads decisions
   bool settle_joining = true;   ///< and settles between the two
-  bool settle_decision = true;  ///< the adopter, before it looks who is there
+  bool settle_decision = true;  ///< the adopter, before it reads the slots
   bool await_acks = true;
-  bool settle_acks = true;      ///< before it looks at the hazards
-  bool hazard_then_ack = true;  ///< the joiner acks only once its leases show
+  bool settle_acks = true;      ///< before it reads the hazards
+  bool hazard_then_ack = true;  ///< the joiner acks only when its leases are visible
 };
 
 Model join(const Rules& rules) {
@@ -72,7 +72,7 @@ Model join(const Rules& rules) {
       co_await p.store(hazard, 1);
       co_await p.publish(hazard);
       co_await p.note(leased, 1);
-      co_await p.acquire(decision);  // its next beat
+      co_await p.acquire(decision);  // its next heartbeat
       const int now = co_await p.load(decision);
       if (!now) co_return kDone;
     }

@@ -11,12 +11,12 @@ constexpr uint32_t kOwner = 0, kReader = 1;      // hosts
 
 struct Rules {
   bool weak = false;
-  int settles = 2;             ///< between the retired stamp and the look at the hazards
-  bool may_judge = false;      ///< the owner may take a reader for dead, who is only slow
-  bool publish_hazard = true;  ///< flush and fence before the stamp is looked at
+  int settles = 2;             ///< between the retired stamp and the read of the hazards
+  bool may_judge = false;      ///< the owner may take a slow reader for dead
+  bool publish_hazard = true;  ///< flush and fence before the stamp is read
   bool fence_hazard = true;    ///< the fence of these
   bool confirm = true;         ///< the stamp is compared after the hazard
-  bool acquire_header = true;  ///< for that
+  bool acquire_header = true;  ///< before that
   bool publish_retired = true;
   bool acquire_hazards = true;
   bool look_after_retiring = true;

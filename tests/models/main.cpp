@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// models: explores the models and prints what came of it; with --trace, also how.
+// models: explores the models and prints the results; with --trace, also the traces.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -10,7 +10,7 @@
 namespace bowhead::models {
 namespace {
 
-/// True if it came out as it must.
+/// True if the result is as expected.
 bool report(const Case& one, bool with_trace) {
   const Model model = one.make();
   const Verdict verdict = explore(model);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models: the protocol between hosts in small pieces, as it is specified, which must hold in
-// every state, and with something left out, which must be found (docs/models.md).
+// The models: small parts of the protocol between hosts, as specified, which must hold in every
+// state, and with a step left out, which must be found (docs/models.md).
 #pragma once
 
 #include <functional>
@@ -16,9 +16,9 @@ struct Case {
   std::string model, variant;
   std::string finds;  ///< part of the failure that must be found; empty: the rules hold
   std::function<Model()> make;
-  bool large = false;  ///< not among the ordinary tests
+  bool large = false;  ///< not one of the ordinary tests
 
-  /// What GoogleTest shows of it.
+  /// For GoogleTest's output.
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.model << ", " << c.variant; }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every model holds as specified, and shows what each wrong variant does; and the explorer knows
-// weak from strong memory by itself.
+// Every model holds as specified and finds each wrong variant; and the explorer itself
+// distinguishes weak from strong memory.
 #include <gtest/gtest.h>
 
 #include <cctype>
@@ -48,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(All, Models, testing::ValuesIn(ordinary_cases()), name_
 
 // ---- the explorer ----
 
-/// A writer publishes two lines, and a reader looks for the first and then the second.
+/// A writer publishes two lines, and a reader reads first one and then the other.
 Model two_lines(bool weak, bool settle, bool acquire) {
   Model m;
   m.weak = weak;
@@ -98,10 +98,10 @@ TEST(Explorer, FindsWhoWaitsForEver) {
     co_await p.until(lock, 0, 1);
     co_return kDone;
   });
-  EXPECT_EQ(explore(m).failure, "nobody can go on: waiter waits for ever");
+  EXPECT_EQ(explore(m).failure, "no process can continue: waiter waits for ever");
 }
 
-/// Two words of a dirty line go out between the two stores.
+/// Two words of a dirty line are written back between the two stores.
 TEST(Explorer, WritesBackBetweenTwoStores) {
   Model m;
   const uint32_t a = m.line({"a", 0, 1u << 1, 2});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which stamps are in the memory (core::Publishing, Hosts::advance_settled()): putters count
-// themselves by the parity of a phase; a beat turns the phase and waits until the old parity is at
-// rest, and then for the memory. When it says that stamps up to one are settled, headers and
+// themselves by the parity of a phase; a heartbeat turns the phase and waits until the old parity
+// is at rest, and then for the memory. When it says that stamps up to one are settled, headers and
 // payloads of all of them must be in the memory, and none may come later.
 #include "tests/models/models.h"
 
@@ -18,7 +18,7 @@ struct Rules {
   bool wait_for_counts = true;
   bool settle = true;
   bool look_then_settle = true;     ///< the clock is read after the counts, not before
-  bool publish_then_forget = true;  ///< who scavenges flushes before it clears the counts
+  bool publish_then_forget = true;  ///< a scavenger flushes before it clears the counts
 };
 
 constexpr uint32_t kPutters = 2;
@@ -55,7 +55,7 @@ Stage put(const Things& t, const Rules& rules, uint32_t putter, uint32_t number,
   };
 }
 
-/// What a beater knows from one beat to the next.
+/// State of the heartbeat thread from one heartbeat to the next.
 enum : size_t { kSettling, kLast, kPhase, kDrained, kBeats };
 
 Stage beat(const Things& t, const Rules& rules, int stage) {
@@ -82,7 +82,7 @@ Stage beat(const Things& t, const Rules& rules, int stage) {
         const int header = co_await p.peek(t.header[i]);
         const int payload = co_await p.peek(t.payload[i]);
         if (stored != 0 && stored <= args[kLast] && (header != stored || !payload))
-          co_await p.fail("says settled of what is not in the memory");
+          co_await p.fail("says that a put has settled that is not in the memory");
       }
       args[kSettling] = 0;
     }

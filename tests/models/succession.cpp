@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds what, when hosts die in turn (core::Hosts::successor(), holdings.h, joining.h):
-// lives are decided over, by hosts that are themselves decided over; chains and rings of
-// successions; joining hosts take back or wait; adopters say OWN and open. Decisions are atomic
-// here, memory is coherent; what is at stake is which host acts on which words, and when.
+// Succession when hosts die in turn (core::Hosts::successor(), holdings.h, joining.h): lives are
+// decided over, by hosts that are themselves decided over; chains and rings of successions; joining
+// hosts take back or wait; adopters say OWN and open. Decisions are atomic here and memory is
+// coherent; the model checks which host acts on which words, and when.
 #include <algorithm>
 #include <vector>
 
@@ -11,18 +11,18 @@
 namespace bowhead::models {
 namespace {
 
-constexpr int kHosts = 4, kExtents = 2;  // room; a model may use fewer
+constexpr int kHosts = 4, kExtents = 2;  // maximum; a model may use fewer
 
 struct Rules {
   int hosts = 3, extents = 1;
   int decisions = 3, crashes = 2, joins = 2;  ///< at most
   int gone = 0;                               ///< hosts that died before and stay so, a bit each
-  bool follow_chain = true;                   ///< a successor that is over itself is not the end
+  bool follow_chain = true;                   ///< a successor that is itself over is not the end
   bool ring = true;                           ///< rule for rings
-  bool nested_rings = true;  ///< a ring is remembered while the chain is followed on
-  bool s3 = true;            ///< an extent is opened only if nobody doubts the own life
+  bool nested_rings = true;  ///< a ring is remembered while the rest of the chain is followed
+  bool s3 = true;  ///< an extent is opened only if no decision about the own life has begun
   bool stop_joining = true;  ///< as a life that is over before it has begun
-  bool look_again = true;    ///< once it has said OWN: is it still the successor?
+  bool look_again = true;    ///< after it has said OWN: is it still the successor?
 };
 
 struct Life {
@@ -37,7 +37,7 @@ struct Register {
 };
 
 struct Word {
-  uint8_t epoch : 4, n : 4;         ///< epoch 0: never said anything
+  uint8_t epoch : 4, n : 4;         ///< epoch 0: never written
   uint8_t open : 2, confirmed : 1;  ///< open: not READ_ONLY
   uint8_t from;                     ///< host whose life held it before
 };
@@ -53,8 +53,8 @@ struct State {
   Register decide[kHosts][kHosts];
   Word own[kHosts][kExtents];
   uint8_t adopting[kHosts][kExtents];  ///< epoch that the host is about to say OWN with
-  uint8_t from[kHosts][kExtents];      ///< and whose it is
-  uint8_t opening[kHosts][kExtents];   ///< has read who held it before
+  uint8_t from[kHosts][kExtents];      ///< and its owner
+  uint8_t opening[kHosts][kExtents];   ///< has read the previous holders
   uint16_t before[kHosts][kExtents];   ///< lives, four bits for each host
   uint8_t uses[kHosts][kExtents];
   uint8_t decisions, crashes, joins;
@@ -121,8 +121,8 @@ class Host {
     }
     return {};
   }
-  /// Follows the chain. The lives of a ring are succeeded by the next life of its lowest host; if
-  /// that is over too and leads back to the ring, what lies between belongs to the ring.
+  /// Follows the chain. The successor of the lives of a ring is the next life of its lowest host;
+  /// if that life is over too and leads back to the ring, the lives between belong to the ring.
   Life successor(Life life) const {
     std::vector<Life> seen;
     std::vector<size_t> begins;  // of the ring that each life seen belongs to
@@ -154,7 +154,7 @@ class Host {
     Life life;
     int epoch = 0;
   };
-  /// By the words of all but one.
+  /// According to the words of all hosts but one.
   Holding holding(int e, int but = kHosts) const {
     Holding best;
     int highest = 0;
@@ -169,7 +169,7 @@ class Host {
     return best;
   }
 
-  // ---- what it does; false: nothing to do ----
+  // ---- its steps; false: nothing to do ----
 
   bool observe() {
     bool news = false;
@@ -189,14 +189,14 @@ class Host {
     return news;
   }
 
-  /// The life of a host that may be declared over; time is not asked.
+  /// The life of a host that may be declared over, regardless of time.
   Life suspect(int d) const {
     Life life{d, s_.slot[d]};
     if (!over(life)) return life;
     const Life next = successor(life);
     return next.host == d && next.n > life.n ? next : Life{};
   }
-  /// Begins to decide, or goes on with what it accepted.
+  /// Begins to decide, or continues with the value that it accepted.
   bool decide(const Life& life, const Life& value) {
     Register& mine = s_.decide[self_][life.host];
     uint8_t host = static_cast<uint8_t>(value.host), successor = static_cast<uint8_t>(value.n);
@@ -241,9 +241,9 @@ class Host {
     const Word& word = s_.own[self_][e];
     return word.epoch != 0 && word.n == s_.runs[self_] && !word.open;
   }
-  /// Decision words can be used again while somebody acts on what they said: so once its word is in
-  /// the memory it looks whether it would adopt now as well. Later it need not: whoever finds that
-  /// the words lead to himself finds this word too.
+  /// Decision words can be reused while a host acts on them. So when its own word is in the memory,
+  /// the host checks that it would still adopt. Later it need not: a host that finds itself the
+  /// successor also finds this word.
   bool look_again(int e) {
     if (!closed(e) || s_.own[self_][e].confirmed) return false;
     const Life before = holding(e, self_).life;
@@ -275,7 +275,7 @@ class Host {
     return use(e);
   }
 
-  /// Takes the extent into use as its own word says, and looks who else does.
+  /// Takes the extent into use by its own word, and checks for other users.
   std::string use(int e) {
     s_.uses[self_][e] = s_.own[self_][e].open;
     const bool living = !truly_over(self());
@@ -284,7 +284,7 @@ class Host {
       const bool other_living = !truly_over({h, s_.runs[h]});
       if (living && other_living) return "two living hosts use one extent";
       if (living ? s_.uses[self_][e] == kFull : other_living && s_.uses[h][e] == kFull)
-        return "an extent is in full use while somebody else may write to it";
+        return "an extent is in full use while another host may write to it";
     }
     return {};
   }
@@ -321,7 +321,7 @@ class Host {
     s_.runs[self_] += 1;
     return true;
   }
-  /// What its old life held is its own, if it succeeded itself.
+  /// It owns what its old life held, if it succeeded itself.
   bool look_over() {
     if (s_.joining[self_] != 2) return false;
     if (over(self())) {
@@ -423,7 +423,7 @@ std::string act(State& s, const Rules& rules, int self, int step) {
   }
   step -= kHosts;
   const int e = step / kOfExtent;
-  // The thread that adopts does not look at `view` again.
+  // The thread that adopts does not read `view` again.
   if (e >= rules.extents || !host.up()) return kImpossible;
   switch (step % kOfExtent) {
     case 0:
@@ -448,8 +448,7 @@ std::string name(int step) {
          std::to_string(step / kOfExtent);
 }
 
-/// Nothing goes on: whoever succeeds a holder that is over must be able to come, or to be decided
-/// over.
+/// At rest: the successor of a holder that is over must be able to join, or to be decided over.
 std::string lost_extent(const State& s, const Rules& rules) {
   State copy = s;
   for (int h = 0; h < rules.hosts; ++h) {
@@ -457,17 +456,18 @@ std::string lost_extent(const State& s, const Rules& rules) {
     for (int d = 0; d < rules.hosts; ++d) {
       for (int x = 0; x < rules.hosts; ++x) {
         const Register& reg = s.decide[x][d];
-        const int ended = reg.n + reg.done;  // a word about a life says that those before are over
+        const int ended =
+            reg.n + reg.done;  // a word about a life says that the lives before are over
         copy.view[h][d] = static_cast<uint8_t>(std::max<int>(copy.view[h][d], ended));
       }
     }
     for (int e = 0; e < rules.extents; ++e) {
       const Life holder = host.holding(e).life;
-      if (holder.host < 0) return "nobody holds an extent";
+      if (holder.host < 0) return "no host holds an extent";
       if (!host.over(holder)) continue;
       const Life next = host.successor(holder);
       if (next.host < 0) {
-        return "nobody succeeds the holder of an extent";
+        return "no host succeeds the holder of an extent";
       }
       if (s.slot[next.host] > next.n) return "an extent's holder is a life that is past";
     }
@@ -533,8 +533,8 @@ void add_succession(std::vector<Case>& cases) {
   add("as specified, no crash", "", {.decisions = 4, .crashes = 0, .joins = 1}, true);
   add("as specified, one crash", "", {.decisions = 3, .crashes = 1, .joins = 1});
   add("as specified, two crashes", "", {}, true);
-  add("no rule for rings", "nobody succeeds", {.ring = false});
-  add("a ring forgotten before the next", "nobody succeeds",
+  add("no rule for rings", "no host succeeds", {.ring = false});
+  add("a ring forgotten before the next", "no host succeeds",
       {.decisions = 4, .crashes = 0, .joins = 1, .nested_rings = false});
   add("no rule S3", "in full use", {.s3 = false});
   add("chain not followed", "a life that is past", {.follow_chain = false});

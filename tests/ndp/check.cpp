@@ -23,7 +23,7 @@ OracleVisible as_oracle(const Visible& visible) {
   return {visible.begin, visible.end, visible.sinks};
 }
 
-/// As operations.h says; and what is lost where numbers are denormal.
+/// The tolerance of operations.h, plus the loss where numbers are denormal.
 double error_of_score(const Problem& p, uint32_t q, uint32_t token) {
   const bool whole = p.shape().number == NumberFormat::INT8;
   return ndp::kScoreTolerance *
@@ -95,7 +95,7 @@ std::string check_scores(const Problem& p, const Visible& visible) {
 
 namespace {
 
-/// The right ones, but where scores are too close to tell, and in order.
+/// The right hits, except where scores are too close, and in order.
 std::string check_hits(const Problem& p, const Visible& visible, uint32_t q, uint32_t k,
                        std::span<const Hit> hits) {
   const auto order = oracle_order(p.sequence(), p.query(q), p.scale(), as_oracle(visible));

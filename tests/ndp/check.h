@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the operations answer as the oracle does, within the tolerances that operations.h states.
-// Without GoogleTest: an emulated machine has none.
+// Compares the operations with the oracle, within the tolerances that operations.h states. Without
+// GoogleTest: an emulated machine has none.
 #pragma once
 
 #include <string>
@@ -10,18 +10,18 @@
 
 namespace bowhead::test {
 
-/// Shapes of every kind of number, number of queries, and size.
+/// Shapes of every number format, number of queries, and size.
 std::vector<Shape> shapes_to_check(uint64_t seed);
 std::string to_text(const Shape& shape);
 
-/// What is wrong, or nothing.
+/// Returns the fault, or an empty string.
 std::string check_scores(const Problem& problem, const ndp::Visible& visible);
 std::string check_top_k(const Problem& problem, const ndp::Visible& visible, uint32_t k);
 std::string check_attention(const Problem& problem, const ndp::Visible& visible);
 std::string check_pages(const Problem& problem, const ndp::Visible& visible);
-/// Of rows of so many channels, a multiple of 64.
+/// For rows with this number of channels, a multiple of 64.
 std::string check_dots(uint32_t channels, uint64_t seed);
-/// All of these but the last.
+/// All of these checks except the last.
 std::string check_all(const Shape& shape, uint64_t seed);
 
 }  // namespace bowhead::test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on rows in frames answer what they answer of the same rows as they were.
+// Operations on rows in frames give the same answers as on the plain rows.
 #include "ndp/frames.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ std::vector<uint8_t> encode(const Shape& shape, const std::vector<uint8_t>& valu
   return frame;
 }
 
-/// Blocks of a sequence, in frames and as they were.
+/// Blocks of a sequence, in frames and plain.
 class Both {
  public:
   Both(NumberFormat number, const std::vector<uint32_t>& tokens, uint64_t seed) : number_(number) {
@@ -54,7 +54,7 @@ class Both {
       blocks_.push_back({first, keys.rows, values.rows});
       first += count;
     }
-    // As a pool has them: in no order.
+    // In no order, as in a pool.
     std::reverse(framed_.begin(), framed_.end());
     std::reverse(blocks_.begin(), blocks_.end());
   }
@@ -71,7 +71,7 @@ class Both {
     for (const KvSpan& block : blocks_) keys.push_back({block.first_token, block.keys});
     return keys;
   }
-  /// Of the keys of a block, to damage it.
+  /// The keys of a block, to damage them.
   std::vector<uint8_t>& frame(size_t block) {
     return tensors_[(blocks_.size() - 1 - block) * 2]->frame;
   }
@@ -195,7 +195,7 @@ INSTANTIATE_TEST_SUITE_P(Numbers, FramesTest,
                                          NumberFormat::INT8),
                          compression::name_of_param);
 
-/// Also if only its last tile is damaged, or what tells its shape.
+/// Also if only its last tile is damaged, or the part that gives its shape.
 TEST(DamagedFrame, IsNamedAndTheOthersAreAnswered) {
   for (const bool in_head : {false, true}) {
     Both both(NumberFormat::BF16, {300, 2000, 200}, 5);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations against the oracle on 64-bit Arm, as a program that neon_check.sh builds and runs.
+// The operations compared with the oracle on 64-bit Arm, as a program that neon_check.sh builds and
+// runs.
 #include <cstdio>
 
 #include "ndp/kernels.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations against the oracle, and the rules that they state: in the order of hits, for what
-// is not a number, and for what is wrong. CMake runs it once for each instruction set.
+// The operations compared with the oracle, and the rules that they state: for the order of hits,
+// for NaN, and for wrong arguments. CMake runs it once for each instruction set.
 #include "ndp/operations.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ TEST(Operations, OfManyTokens) {
   ASSERT_EQ(check_all(shape, 1), "");
 }
 
-/// Every bit pattern of every kind, once as a key and once as a value.
+/// Every bit pattern of every number format, once as a key and once as a value.
 TEST(Operations, KnowEveryNumber) {
   for (const NumberFormat number : {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
                                     NumberFormat::FP8_E5M2, NumberFormat::INT8}) {
@@ -75,7 +75,7 @@ TEST(Operations, KnowEveryNumber) {
   }
 }
 
-/// The largest sums that whole numbers make, of every group of queries.
+/// The largest sums of whole numbers, for every group of queries.
 TEST(Operations, OfInt8DoNotOverflow) {
   for (const int key : {-128, -1, 0, 127}) {
     const std::vector<int8_t> rows(size_t{20} * ndp::kMaxChannels, static_cast<int8_t>(key));
@@ -140,7 +140,7 @@ TEST(NotANumber, ComesLast) {
   }
 }
 
-/// Wherever it stands among the numbers, of which one is the largest.
+/// At any place among the numbers, one of which is the largest.
 TEST(NotANumber, InAQueryShowsInItsScores) {
   constexpr uint32_t kChannels = 64;
   const std::vector<uint8_t> ones(kChannels * 2, 1);
@@ -202,7 +202,7 @@ TEST(Infinity, WinsAndMakesAttentionNotANumber) {
   EXPECT_TRUE(std::isnan(out[0]));
 }
 
-/// Also of the last token, by which some sets of kernels fill up what they take at once.
+/// Also in the last token, with which some kernel sets pad a group.
 TEST(Infinity, OfAValueIsInfiniteInTheOutput) {
   constexpr uint32_t kChannels = 64, kTokens = 3;
   const struct {
@@ -229,7 +229,7 @@ TEST(Infinity, OfAValueIsInfiniteInTheOutput) {
   }
 }
 
-/// Negative infinity, as masks have it, is a weight of zero, also before any other score.
+/// Negative infinity, as in masks, is a weight of zero, also before any other score.
 TEST(Infinity, BelowIsNoWeight) {
   Problem p({.tokens = 100}, 1);
   for (uint32_t token = 0; token < 50; ++token)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Top-k of keys in frames: exactly what the oracle finds in the decoded keys, whatever they are.
+// Top-k of keys in frames: exactly the oracle's result for the decoded keys, whatever the keys are.
 #include "ndp/plane_keys.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ std::vector<uint8_t> encode(const compression::Shape& shape, const std::vector<u
   return frame;
 }
 
-/// As the oracle sees the keys of an outer index.
+/// The keys of an outer index for the oracle.
 void add_keys(const compression::Shape& shape, const std::vector<uint8_t>& values, uint32_t outer,
               Sequence& sequence) {
   for (size_t i = size_t{outer} * shape.tokens; i < (size_t{outer} + 1) * shape.tokens; ++i) {
@@ -52,7 +52,7 @@ void add_keys(const compression::Shape& shape, const std::vector<uint8_t>& value
   }
 }
 
-/// A sequence in frames, and what the oracle sees in it.
+/// A sequence in frames, and the same for the oracle.
 class Sequences {
  public:
   Sequences(const compression::Shape& shape, Content content, uint64_t seed) : shape_(shape) {
@@ -60,7 +60,7 @@ class Sequences {
     add(make_tensor(shape, content, seed), shape.tokens,
         seed % 2 == 0 ? Profile::FAST : Profile::DENSE);
   }
-  /// More tokens behind those that there are, in a frame of their own.
+  /// Appends tokens, in a frame of their own.
   void add(const std::vector<uint8_t>& values, uint32_t tokens, Profile profile) {
     compression::Shape shape = shape_;
     shape.tokens = tokens;
@@ -99,7 +99,7 @@ std::vector<float> random_queries(uint32_t count, uint32_t channels, uint64_t se
   return values;
 }
 
-/// The oracle's scores, rounded once, in the order of hits as operations.h has it.
+/// The oracle's scores, rounded once, in the order of hits of operations.h.
 std::vector<Hit> expected(const Sequence& sequence, const float* query, float scale,
                           const Visible& visible, uint32_t k) {
   const std::vector<double> wide(query, query + sequence.key_channels);
@@ -155,13 +155,13 @@ void check_exact(const Sequences& keys, const std::vector<float>& values, const 
 
 // ---- within a budget ----
 
-/// Bytes that a search cannot do without: heads, first planes, tiles without planes.
+/// Bytes that every search needs: heads, first planes, tiles without planes.
 uint64_t least_bytes(const Sequences& keys, const Queries& queries, const Visible& visible) {
   const auto answer = approximate_top_k(queries, keys.blocks(), visible, 1, 1e-9).value();
   return *std::max_element(answer.bytes_read.begin(), answer.bytes_read.end());
 }
 
-/// Returns how many of the best were found, of all queries.
+/// Returns the share of the best that were found, over all queries.
 double check_approximate(const Sequences& keys, const std::vector<float>& values,
                          const Visible& visible, uint32_t k, double bytes_per_token) {
   const uint32_t channels = keys.shape().channels;
@@ -226,7 +226,7 @@ TEST_P(PlaneKeysTest, FindTheBestOfEveryContent) {
   }
 }
 
-/// Ties at every depth: each key several times, in other tiles and frames too.
+/// Ties at every depth: each key several times, also in other tiles and frames.
 TEST_P(PlaneKeysTest, FindTheFirstOfKeysThatRepeat) {
   compression::Shape shape{GetParam(), 1, 40, 64, {}};
   const auto few = make_tensor(shape, Content::NORMAL, 7);
@@ -244,7 +244,7 @@ TEST_P(PlaneKeysTest, FindTheFirstOfKeysThatRepeat) {
     ASSERT_NO_FATAL_FAILURE(check_exact(keys, random_queries(3, 64, k), {}, k));
 }
 
-/// Queries that are not finite, one among others; queries of zeros and of the ends of floats.
+/// Queries that are not finite, one among others; queries of zeros and of extreme floats.
 TEST_P(PlaneKeysTest, FindWhatAnyQueryAsksFor) {
   const Sequences keys({GetParam(), 1, 900, 64, {}}, Content::NORMAL, 5);
   for (const float odd :
@@ -259,7 +259,7 @@ TEST_P(PlaneKeysTest, FindWhatAnyQueryAsksFor) {
   }
 }
 
-/// Every bit pattern with every exponent above it in its channel: what bounds say of denormals.
+/// Every bit pattern with every exponent above it in its channel: tests the bounds of denormals.
 TEST_P(PlaneKeysTest, BoundEveryNumber) {
   const NumberFormat kind = GetParam();
   const uint32_t bytes = element_bytes(kind), patterns = bytes == 1 ? 256 : 4096;
@@ -267,7 +267,7 @@ TEST_P(PlaneKeysTest, BoundEveryNumber) {
   for (uint32_t top = 0; top < 6; ++top) {
     std::vector<uint8_t> values;
     for (uint32_t i = 0; i < patterns * 8; ++i) {
-      // Small ones of both signs, which the same query channel tells apart.
+      // Small numbers of both signs, which the same query channel distinguishes.
       const uint32_t low = (i / 8) % (patterns / 2) >> top;
       const uint32_t bits = low | (i / 8 >= patterns / 2 ? 1u << (bytes * 8 - 1) : 0);
       values.push_back(static_cast<uint8_t>(bits));
@@ -297,8 +297,9 @@ TEST_P(PlaneKeysTest, AreRefusedWhereAFrameIsDamaged) {
   }
 }
 
-/// Frames with right checksums that no encoder makes: what such a one decodes to is what is found.
-TEST_P(PlaneKeysTest, FindWhatFramesHoldThatNobodyEncoded) {
+/// Frames with correct checksums that no encoder makes: the search must agree with their decoded
+/// values.
+TEST_P(PlaneKeysTest, SearchFramesThatNoEncoderMade) {
   const compression::Shape shape{GetParam(), 1, 600, 64, {}};
   const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 1), Profile::FAST);
   const auto values = random_queries(2, 64, 1);

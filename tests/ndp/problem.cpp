@@ -18,7 +18,7 @@ double normal(Random& random) {
   return sum;
 }
 
-/// The bits of the kind whose number is next to `value`, found by bisection among what is positive.
+/// The bits of the format whose number is next to `value`, found by bisection among positive ones.
 uint32_t bits_of(NumberFormat number, double value) {
   const char* name = number_name(number);
   const uint32_t sign = 1u << (element_bytes(number) * 8 - 1);
@@ -64,8 +64,7 @@ Problem::Problem(const Shape& shape, uint64_t seed)
   see();
 }
 
-/// With gaps between rows, and behind exactly as many bytes as the rows have: what reads further is
-/// found by the sanitizers.
+/// With gaps between rows, and exactly the bytes of the rows: sanitizers find reads past the end.
 ndp::Rows Problem::make_rows(uint32_t tokens, uint32_t channels) {
   ndp::Rows rows{shape_.number, channels, tokens, nullptr, 0, nullptr};
   const uint64_t gaps = random_.below(3);
@@ -73,12 +72,12 @@ ndp::Rows Problem::make_rows(uint32_t tokens, uint32_t channels) {
   const size_t before = random_.below(64);
   const size_t all = before + rows.stride_bytes * (tokens - 1) + rows.row_bytes();
   auto& bytes = bytes_.emplace_back(std::make_unique<uint8_t[]>(all));
-  for (size_t i = 0; i < all; ++i) bytes[i] = 0xFF;  // not a number, where it is nobody's
+  for (size_t i = 0; i < all; ++i) bytes[i] = 0xFF;  // NaN between the rows
   rows.data = bytes.get() + before;
   const uint32_t element = element_bytes(shape_.number);
   for (uint32_t token = 0; token < tokens; ++token) {
     for (uint32_t c = 0; c < channels; ++c) {
-      // Some far smaller: denormals of the small kinds.
+      // Some far smaller: denormals of the small formats.
       const double factor = random_.below(8) == 0 ? 0.01 : 1;
       const uint32_t bits = bits_of(shape_.number, normal(random_) * factor);
       std::memcpy(const_cast<uint8_t*>(rows.row(token)) + size_t{c} * element, &bits, element);

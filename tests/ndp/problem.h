@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spans of random kinds, shapes and places, and what the oracle sees in them.
+// Blocks of random formats, shapes and places, and the same for the oracle.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@ struct Shape {
   uint32_t most_in_a_span = 100;
   bool latent = false;         ///< values are the first channels of the keys
   bool with_scales = false;    ///< of keys and values
-  bool float_queries = false;  ///< else they are bf16
+  bool float_queries = false;  ///< else queries are bf16
 };
 
-/// Owns what its spans point to.
+/// Owns the memory that its spans point to.
 class Problem {
  public:
   Problem(const Shape& shape, uint64_t seed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed namespaces: nothing changes but the bytes that blocks take.
+// Compressed namespaces: only the bytes that blocks occupy change.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -198,7 +198,7 @@ TEST(Coded, WhatDoesNotShrinkStaysAsItIsAndCanBeLeased) {
   ASSERT_TRUE(lease);
   EXPECT_EQ(std::memcmp(lease->data, noise.data(), noise.size()), 0);
   EXPECT_EQ(t.pool().release(*lease), Status::OK);
-  // A frame of it would be smaller, but not the block: the pool's smallest has 16 KiB.
+  // A frame of it would be smaller, but not the block: the smallest block of the pool has 16 KiB.
   const Value small = tensor(kKeys, 12 << 10, 1);
   ASSERT_EQ(t.put("small", small), Status::OK);
   EXPECT_EQ(t.block("small").stored_bytes, small.size());
@@ -217,7 +217,7 @@ TEST(Coded, CodedBlocksAreNotLeasedAsPlainValues) {
   CodedPool t;
   ASSERT_EQ(t.put("k", tensor(kKeys, 64 << 10, 1)), Status::OK);
   EXPECT_EQ(t.pool().acquire(t.coded_ns(), "k", 1000).status(), Status::CODED);
-  // What is filled in place stays as it was filled.
+  // A block that is filled in place stays uncompressed.
   const Value value = tensor(kKeys, 64 << 10, 2);
   auto room = t.pool().reserve(t.coded_ns(), "in-place", value.size());
   ASSERT_TRUE(room);
@@ -282,7 +282,7 @@ TEST(Coded, TheFirstThatOpensDecides) {
     EXPECT_EQ(to_text(ns.values), ns.name == "coded" ? to_text(kKeys) : "none");
 }
 
-/// A change of each field alone.
+/// Changes each field alone.
 TEST(Layouts, AnotherThanTheStoredOneIsRefused) {
   KvLayout layout = turned(keys_layout(NumberFormat::BF16, 64, 2), 32, 10'000);
   layout.parts = 2;
@@ -368,7 +368,7 @@ TEST(Coded, AnotherProcessPressesAndReadsWithoutBeingTold) {
   ASSERT_EQ(status, 0);
   EXPECT_LT(t.block("theirs").stored_bytes, theirs.size());
   EXPECT_EQ(*t.get("theirs"), theirs);
-  // Nor does a handle that was only told the id.
+  // Nor does a handle that only got the id.
   auto plain = Pool::open(t.locator());
   ASSERT_TRUE(plain);
   const ConstSpan in[] = {{value.data(), value.size()}};
@@ -415,7 +415,7 @@ TEST(Coded, FewPlanesShowAValueRoughlyAndReadLess) {
   ASSERT_TRUE(plain);
   EXPECT_EQ(out, noise);
   EXPECT_EQ(plain->read_bytes, noise.size());
-  // What is not read may be damaged; what is read may not, and the block is dropped.
+  // Damage in bytes that are not read is not found; in bytes that are, the block is dropped.
   t.stored("k")[stored - 1] ^= std::byte{1};
   EXPECT_TRUE(t.pool().get_prefix(t.coded_ns(), "k", 3, to));
   t.stored("k")[100] ^= std::byte{1};
@@ -424,7 +424,8 @@ TEST(Coded, FewPlanesShowAValueRoughlyAndReadLess) {
   EXPECT_EQ(t.pool().get_prefix(t.coded_ns(), "k", 0, to).status(), Status::INVALID_ARGUMENT);
 }
 
-/// Nothing else tells whose the bytes are: frames of another key are as good.
+/// Without a checksum of its own the value is not checked against the key: a frame of another key
+/// is returned.
 TEST(Coded, ValuesAreGivenAsTheyAreStored) {
   CodedPool t;
   const Value value = tensor(kKeys, 64 << 10, 1);
@@ -505,7 +506,7 @@ constexpr ValueFormat kFastKeys{kKeys.layout, CompressionProfile::FAST};
 
 TEST(Coded, ColdBlocksBecomeDenser) {
   CodedPool t(ValueFormat{{}, CompressionProfile::FAST});
-  // Digits without order: nothing for LZ4, half of it for ZSTD.
+  // Random digits: incompressible for LZ4, half of the size for ZSTD.
   Value value = test::bytes(512 << 10, 1);
   for (std::byte& byte : value) byte = std::byte('0' + static_cast<int>(byte) % 10);
   std::fill(value.begin(), value.begin() + (128 << 10), std::byte{'0'});
@@ -600,7 +601,7 @@ TEST(Coded, ADamagedBlockIsDroppedAndNotPressed) {
   EXPECT_EQ(t.info().damaged, 1u);
 }
 
-/// There is no free extent for the new size: room comes from what was recompressed before.
+/// There is no free extent for the new size: its space comes from blocks recompressed before.
 TEST(Coded, AFullPoolShrinksWithoutEvicting) {
   CodedPool t(kFastKeys, {.evict_high_permille = 0});
   uint64_t count = 0;
@@ -613,7 +614,7 @@ TEST(Coded, AFullPoolShrinksWithoutEvicting) {
     std::memcpy(room->data, values[count % 8].data(), 128 << 10);
     ASSERT_EQ(t.pool().commit(*room), Status::OK);
   }
-  // One slab is emptied, so that there is room to begin with.
+  // One slab is emptied, so that there is space to begin with.
   for (uint64_t i = 0; i < 16; ++i)
     ASSERT_EQ(t.pool().remove(t.coded_ns(), fmt::format("k{}", i)), Status::OK);
   const auto before = t.info();
@@ -640,7 +641,7 @@ TEST(Coded, RecompressionEvictsNothing) {
     std::memcpy(room->data, value.data(), value.size());
     ASSERT_EQ(t.pool().commit(*room), Status::OK);
   }
-  // One slab is emptied, so that there is room to begin with.
+  // One slab is emptied, so that there is space to begin with.
   for (uint64_t i = count - 32; i < count; ++i)
     ASSERT_EQ(t.pool().remove(t.coded_ns(), fmt::format("k{}", i)), Status::OK);
   const auto before = t.info();

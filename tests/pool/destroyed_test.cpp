@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool that is destroyed while processes have it open: they learn it, whichever way it went.
+// A pool that is destroyed while processes have it open: they notice, however it was destroyed.
 #include "tests/support/pools.h"
 
 namespace bowhead::test {
 namespace {
 
-/// How a pool can go, and how soon they must know.
+/// The ways to destroy a pool, and the time within which processes must notice.
 struct Way {
   const char* name;
   void (*destroy)(const std::string& locator);
@@ -37,7 +37,7 @@ TEST_P(Destroyed, WhatStoresAnswersClosed) {
   EXPECT_EQ(t.pool().recompress(0).status(), Status::CLOSED);
   const std::string_view key = "a";
   EXPECT_EQ(t.pool().touch(t.ns(), {&key, 1}), Status::CLOSED);
-  // What it has can be read, and what it holds given back.
+  // Its content can be read, and its leases and reservations can be ended.
   EXPECT_EQ(t.get("a"), value);
   EXPECT_EQ(lease->length_bytes, value.size());
 }

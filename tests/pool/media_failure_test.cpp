@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The medium fails under an open pool: its file is cut short, its filesystem is full, its device
-// returns an error. The process lives, nothing that was not stored is called stored, what the
-// others have stays as it is.
+// The medium fails under an open pool: its file is truncated, its filesystem is full, its device
+// returns an error. The process lives, no block is reported stored that is not, and the other
+// processes' blocks do not change.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ TEST(MediaFailure, AFileCutShortEndsTheHandleAndNotTheProcess) {
   EXPECT_FALSE(t.pool().media_failure());
   ASSERT_EQ(truncate(file_of(t.locator()).c_str(), 2 << 20), 0);
 
-  // What a caller does in place goes on; it learns of it by the status.
+  // A caller's stores in place continue; the status reports the failure.
   std::memset(reservation->data, 1, kBytes);
   EXPECT_EQ(static_cast<int>(lease->data[5]), 0);
   const auto failure = t.pool().media_failure();
@@ -102,7 +102,7 @@ TEST(MediaFailure, WhatIsStoredOrReadWhereTheFileEndsIsNeverASuccess) {
     ASSERT_EQ(t.put(key(stored), bytes(kBytes, stored)), Status::OK);
     ++stored;
   }
-  // The end of the payload goes; metadata and the first blocks stay.
+  // The end of the payload is lost; metadata and the first blocks remain.
   ASSERT_EQ(truncate(file_of(t.locator()).c_str(), 12 << 20), 0);
   uint64_t right = 0;
   Status status = Status::OK;
@@ -147,8 +147,8 @@ TEST(MediaFailure, AFileOnADiskIsGuardedLikeMemory) {
   unlink(path.c_str());
 }
 
-/// Somewhere in the pool a page fails for one of two handles, in the middle of its work: it says so
-/// and stops; the other finds all that was stored, and what the first one had begun is undone.
+/// A page of the pool fails for one of two handles, in the middle of its work: it reports that and
+/// stops; the other handle finds all stored blocks, and the first one's unfinished work is undone.
 TEST(MediaFailure, WhateverPageFailsTheOthersKeepWhatTheyHave) {
   TestPool t(32 << 20, {.evict_high_permille = 0});
   for (uint64_t n = 0; n < 100; ++n) ASSERT_EQ(t.put(key(n), bytes(kBytes, n)), Status::OK);
@@ -225,14 +225,14 @@ TEST(MediaFailure, ThreadsInTheMiddleOfAnythingGoOn) {
 
 constexpr int kCannot = 77;
 
-/// A small tmpfs of its own, in a mount namespace of its own.
+/// A small private tmpfs, in a private mount namespace.
 bool mount_small(const char* at, const char* size) {
   if (unshare(CLONE_NEWNS) != 0 || mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
     return false;
   return mkdir(at, 0700) == 0 && mount("tmpfs", at, "tmpfs", 0, size) == 0;
 }
 
-/// A pool whose file has holes, as a sparse copy has, on a filesystem without room for them.
+/// A pool whose file has holes, as a sparse copy has, on a filesystem without space for them.
 int put_on_a_full_filesystem() {
   const std::string at = fmt::format("{}/full-{}", testing::TempDir(), getpid());
   if (!mount_small(at.c_str(), "size=24m")) return kCannot;

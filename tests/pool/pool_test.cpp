@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool as its users see it: what is put comes back, what is wrong is said.
+// The pool as its users see it: values that were put are returned, and errors are reported.
 #include "pool/pool.h"
 
 #include <fmt/format.h>
@@ -118,7 +118,7 @@ TEST(Pool, PiecesThatSumToMoreThanANumberHoldsAreTooLarge) {
   EXPECT_EQ(t.pool().put(*compressed, "k", pieces), Status::VALUE_TOO_LARGE);
 }
 
-/// Room for more than there is: only what the value has is written.
+/// More buffer space than needed: only the bytes of the value are written.
 TEST(Pool, BuffersThatSumToMoreThanANumberHoldsAreRoomEnough) {
   TestPool t(32 << 20);
   const auto value = test::bytes(100, 1);
@@ -182,7 +182,7 @@ TEST(Pool, ReserveCommitAbort) {
   EXPECT_TRUE(t.check_clean());
 }
 
-/// A sum that its writer made is believed, and then found out.
+/// A wrong checksum from the writer is accepted, and readers then find the block damaged.
 TEST(Pool, CommitTakesTheSumOfTheWriter) {
   TestPool t(32 << 20);
   const auto value = test::bytes(30000, 5);
@@ -235,7 +235,7 @@ TEST(Pool, ExpiredLeaseGivesWayAndSaysLapsed) {
   EXPECT_EQ(t.pool().release(*lease), Status::LAPSED);
 }
 
-/// Takes leases of "k" until one is refused, which must be for want of a place in the table.
+/// Takes leases of "k" until one is refused, which must be because the table is full.
 std::vector<Lease> lease_all(TestPool& t, uint64_t ttl_ms) {
   std::vector<Lease> leases;
   for (;;) {

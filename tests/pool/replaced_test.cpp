@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pools that are created over others (CreateOptions::replace) while processes create, open and
-// destroy at the same locator: there is a whole pool or none at any time, and nothing that was
-// stored through a handle lies in a pool that this handle was not opened on.
+// destroy pools at the same locator: at any time there is a complete pool or none, and a store
+// through a handle never goes into a pool that the handle was not opened on.
 #include <sys/resource.h>
 #include <sys/wait.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
 
-/// A process that does something again and again until the object goes. It ends with 0.
+/// A process that repeats an operation until the object is destroyed. It ends with 0.
 class Busy {
  public:
   explicit Busy(const std::function<int()>& round) {
@@ -77,7 +77,7 @@ class Replaced : public testing::Test {
     }
   }
 
-  /// Whole, and without what was stored into another one.
+  /// The pool is complete, and holds nothing that was stored into another one.
   void expect_good_pool() {
     auto pool = Pool::open(locator_);
     ASSERT_TRUE(pool) << pool.error().message();
@@ -175,7 +175,7 @@ TEST_F(Replaced, OneThatCannotBeMadeKeepsTheOld) {
   }
 }
 
-/// Up to the moment when the new pool is whole and takes the name.
+/// Up to the moment when the new pool is complete and takes the name.
 TEST_F(Replaced, InterruptedAtAnyMomentKeepsTheOld) {
   TestPool t(16 * kMiB);
   ASSERT_EQ(t.put("a", bytes(100, 1)), Status::OK);
@@ -197,7 +197,7 @@ TEST_F(Replaced, InterruptedAtAnyMomentKeepsTheOld) {
   }
 }
 
-/// It cannot ask for the locks of what it cannot open.
+/// Its locks cannot be tried, since it cannot be opened.
 TEST_F(Replaced, OneThatCannotBeOpenedIsKept) {
   TestPool t(256 * kMiB);
   ASSERT_EQ(t.put("a", bytes(100, 1)), Status::OK);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reservations: commit() and abort() end one once, whatever they answer, and a handle, a copy or a
-// number that is not of an open one is told so and changes nothing.
+// Reservations: commit() and abort() end one exactly once, whatever they return; an ended handle, a
+// copy of one, or an invalid number gets an error and changes nothing.
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -91,7 +91,7 @@ TEST(Reservation, OfManyCopiesOneIsCommitted) {
   EXPECT_TRUE(t.check_clean());
 }
 
-/// A commit that fails frees the block, and another try says that there is nothing to end.
+/// A commit that fails frees the block, and another attempt reports that it has ended.
 void expect_ended(core::Core<core::NativeAccess>& core, Reservation& room, Status status) {
   const uint64_t slot = core.context().layout.slot_of(room.offset);
   Reservation copy = room;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The allocator against a simple model of ranges: nothing is handed out twice, headers do not meet,
-// and whatever is given back comes out again, also in other sizes.
+// The allocator against a simple model of ranges: nothing is allocated twice, headers do not
+// overlap, and all freed space is allocated again, also in other sizes.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -36,12 +36,12 @@ std::vector<uint64_t> choose_sizes(Random& random) {
   return sizes;
 }
 
-/// What is known of the blocks that are held.
+/// The blocks that are held.
 class Model {
  public:
   explicit Model(const core::Layout& layout) : layout_(layout), g_(layout.geometry()) {}
 
-  /// "" or why the block cannot be.
+  /// "", or why the block is impossible.
   std::string add(const Block& block) {
     const uint64_t end = g_.payload_offset + g_.extent_count * g_.extent_bytes;
     if (block.offset < g_.payload_offset || block.offset + block.block_bytes > end)
@@ -58,7 +58,7 @@ class Model {
     for (uint64_t slot : slots_of(block)) {
       if (!slots_.insert(slot).second) return "shares a header slot";
     }
-    // Where the keys of its size go (block.h).
+    // The slots for the keys of its size (block.h).
     if (slots_of(block).size() < block.block_bytes / g_.min_block_bytes) return "has too few slots";
     ranges_[block.offset] = block.block_bytes;
     return {};
@@ -89,7 +89,7 @@ class Model {
   std::set<uint64_t> slots_;
 };
 
-/// A random user of the allocator alone.
+/// A random user of the allocator only.
 class Single {
  public:
   Single(NativeHandle& handle, uint64_t seed)
@@ -101,7 +101,8 @@ class Single {
         model_(c_.layout) {}
 
   void step() {
-    // Waves: now most come, now most go, so that extents are joined and cut for other sizes.
+    // Waves: first most steps allocate, then most free, so that extents are coalesced and carved
+    // for other sizes.
     const bool growing = (steps_++ / 400) % 2 == 0;
     const uint64_t dice = random_.below(10);
     if (dice == 0) {
@@ -190,8 +191,8 @@ class Single {
       EXPECT_EQ(extents_.is_free(e), empty);
   }
 
-  /// No block of that size is free, and there is no run of extents to make some, even if slabs
-  /// without a block in use are joined.
+  /// No block of that size is free, and no run of extents could hold one, even after slabs without
+  /// a block in use are coalesced.
   void expect_none_free(uint64_t size) {
     std::vector<bool> usable(kShape.extent_count);
     for (uint64_t e = 0; e < kShape.extent_count; ++e) usable[e] = extents_.is_free(e);
@@ -244,7 +245,7 @@ TEST(Allocator, AgreesWithAModel) {
 
 // ---- many at once ----
 
-/// Who has each page, seen by all processes: whoever gets a block must find its pages nobody's.
+/// The holder of each page, visible to all processes: the pages of a new block must have no holder.
 class Owners {
  public:
   Owners() {
@@ -276,7 +277,7 @@ class Owners {
   std::atomic<uint32_t>* pages_;
 };
 
-/// "" or what was wrong.
+/// "" or the fault.
 std::string use(NativeHandle& handle, Owners& owners, uint32_t who, int steps) {
   NativeExtents& extents = handle.core().extents();
   NativeAllocator& allocator = handle.core().allocator();
@@ -299,17 +300,17 @@ std::string use(NativeHandle& handle, Owners& owners, uint32_t who, int steps) {
       held.push_back(*block);
     } else if (!held.empty()) {
       const size_t at = random.below(held.size());
-      if (!owners.give_back(layout, held[at], who)) return "somebody else had the block too";
+      if (!owners.give_back(layout, held[at], who)) return "another process had the block too";
       allocator.release(held[at]);
       held[at] = held.back();
       held.pop_back();
     }
   }
   for (const Block& block : held) {
-    if (!owners.give_back(layout, block, who)) return "somebody else had the block too";
+    if (!owners.give_back(layout, block, who)) return "another process had the block too";
     allocator.release(block);
   }
-  return got > 100 ? "" : "hardly a block was to be had";
+  return got > 100 ? "" : "hardly any block could be allocated";
 }
 
 TEST(Allocator, ThreadsShareIt) {

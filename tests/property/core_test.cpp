@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole core against a std::map: a tiny pool that is full most of the time, keys of all
-// lengths, values of all sizes, reservations and leases across everything else, reboots in between.
+// lengths, values of all sizes, reservations and leases across all other operations, reboots in
+// between.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +48,7 @@ class User {
     }
   }
 
-  /// Ends all reservations and leases, and looks at everything.
+  /// Ends all reservations and leases, and checks everything.
   void check_all() {
     while (!reservations_.empty()) end_reservation();
     while (!leases_.empty()) end_lease();
@@ -139,7 +140,7 @@ class User {
     ASSERT_TRUE(model_.contains(key));
     leases_.push_back({*lease, key, model_[key]});
   }
-  /// Whatever became of the block: the bytes stood still.
+  /// Whatever happened to the block, its bytes did not change.
   void end_lease() {
     if (leases_.empty()) return;
     Leased leased = take_any(leases_);
@@ -165,7 +166,7 @@ class User {
       EXPECT_TRUE(get(handle_->core(), key).empty()) << key;
     }
   }
-  /// True if it is there. Eviction may take anything.
+  /// True if it is stored. Eviction may take any block.
   bool check_value(const std::string& key, const Value& value) {
     const auto got = get(handle_->core(), key);
     EXPECT_TRUE(got == bytes(value.size, value.seed) || (eviction_ && got.empty())) << key;

@@ -37,7 +37,7 @@ bool same(const bh_index_entry& a, const bh_index_entry& b) {
   return std::memcmp(&a, &b, offsetof(bh_index_entry, seal)) == 0;
 }
 
-/// Keys that crowd a few buckets, and of which many have the same tag.
+/// Keys that crowd a few buckets; many of them have the same tag.
 std::vector<Hash128> crowded_keys(Random& random, size_t count) {
   std::vector<Hash128> keys;
   for (size_t i = 0; i < count; ++i) {
@@ -59,13 +59,13 @@ void expect_sound(core::Core<core::NativeAccess>& core, size_t entries) {
   EXPECT_EQ(found.entries.size(), entries);
 }
 
-/// One process that inserts, finds and erases keys which nobody else uses.
+/// A process that inserts, finds and erases keys that no other process uses.
 class Actor {
  public:
   Actor(NativeIndex& index, std::vector<Hash128> keys, uint64_t seed)
       : index_(index), keys_(std::move(keys)), random_(seed) {}
 
-  /// "" or what was wrong.
+  /// "" or the fault.
   std::string step() {
     const Hash128& hash = keys_[random_.below(keys_.size())];
     const auto in_model = model_.find(hash);
@@ -125,7 +125,7 @@ TEST_P(IndexOfBuckets, AgreesWithAMap) {
     NativeHandle handle(pool);
     ASSERT_TRUE(handle.attach());
     Random random(seed);
-    // From half full to twice too many.
+    // From half full to twice the capacity.
     const size_t keys = GetParam() * BH_INDEX_ENTRIES * (1 + seed % 4) / 2 + 1;
     Actor actor(handle.core().index(), crowded_keys(random, keys), seed);
     for (int i = 0; i < 20'000; ++i) {

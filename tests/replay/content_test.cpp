@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Content is what judges the pool: any byte that is not the block's own must count as wrong.
+// Content is the reference for the pool: any byte that is not the block's own must count as wrong.
 #include "tools/bowhead/replay/content.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ std::vector<std::byte> block(const Content& content, uint64_t id, size_t size) {
   return bytes;
 }
 
-// A folder with tensors of zeros, whose blocks differ only by what is mixed in.
+// A folder with tensors of zeros, whose blocks differ only by the stream mixed into them.
 class Tensors : public testing::Test {
  protected:
   void SetUp() override {
@@ -53,7 +53,7 @@ void expect_every_wrong_byte_found(const Content& content) {
   }
 }
 
-// No 64-byte line of a block is a line of another block, or stands twice.
+// No 64-byte line of a block equals a line of another block, or another line of the same block.
 void expect_all_lines_differ(const Content& content) {
   std::set<std::string> lines;
   constexpr size_t kSize = 16384;
@@ -109,7 +109,7 @@ TEST_F(Tensors, ContentFollowsFromFilesIdAndSeed) {
   EXPECT_NE(block(*a, 1, 20000), block(*a, 2, 20000));
   expect_every_wrong_byte_found(*a);
   expect_all_lines_differ(*a);
-  // All but the lowest bit of each number is the tensors': 'k' or 'v', and nothing of q.
+  // All but the lowest bit of each number come from the tensors: 'k' or 'v', and nothing of q.
   for (const std::byte byte : block(*a, 3, 20000)) {
     const char c = static_cast<char>(byte);
     ASSERT_TRUE(c == 'k' || c == 'j' || c == 'v' || c == 'w') << c;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engine and self-test over a real pool: what they count, and that nothing wrong passes them.
+// Engine and self-test over a real pool: their counts, and that no wrong byte passes them.
 #include "tools/bowhead/replay/engine.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ TEST_F(EngineTest, StoresWhatIsMissingAndRestoresThePrefix) {
   EXPECT_EQ(stats_->blocks_put, 10u);
   EXPECT_EQ(stats_->tokens_saved, 0u);
 
-  const std::vector<uint64_t> second = {1, 2, 3, 4, 5, 6, 100, 7};  // 7 is there, but behind a gap
+  const std::vector<uint64_t> second = {1, 2, 3, 4, 5, 6, 100, 7};  // 7 is stored, but after a gap
   ASSERT_TRUE(e.serve(second, 4096));
   EXPECT_EQ(stats_->requests, 2u);
   EXPECT_EQ(stats_->blocks_asked, 18u);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Generated traces keep the promises of a Trace, follow from the seed, and look like their
-// workload.
+// Generated traces keep the promises of a Trace, follow from the seed, and resemble their workload.
 #include "tools/bowhead/replay/generator.h"
 
 #include <gtest/gtest.h>
@@ -36,8 +35,8 @@ TEST(Generator, AShorterTraceIsTheBeginningOfALongerOne) {
   EXPECT_TRUE(std::equal(shorter.ids.begin(), shorter.ids.end(), longer.ids.begin()));
 }
 
-// The parser checks prefixes, block counts and ranges: what it accepts, and reads back equal, is a
-// good trace.
+// The parser checks prefixes, block counts and ranges: a trace that it accepts and reads back equal
+// is valid.
 TEST(Generator, WrittenOutItIsAGoodTrace) {
   for (const Workload workload : kWorkloads) {
     const Trace trace = generate_trace(workload, 3, 3000);

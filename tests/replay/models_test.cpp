@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The yardsticks against slow oracles written from the definitions: LRU as a sorted list of times,
-// the best possible by trying every set of blocks that a cache could keep.
+// The models against slow oracles written from the definitions: LRU as a sorted list of times, the
+// best possible by trying every set of blocks that a cache could keep.
 #include "tools/bowhead/replay/models.h"
 
 #include <gtest/gtest.h>
@@ -70,7 +70,7 @@ uint64_t slow_lru(const Trace& trace, uint64_t capacity) {
   return hits;
 }
 
-// The most hits over all choices of what to keep after each request.
+// The most hits over all choices of the blocks to keep after each request.
 uint64_t slow_best(const Trace& trace, uint64_t capacity) {
   std::map<uint32_t, uint64_t> best = {{0, 0}};  // set of cached blocks -> hits so far
   for (const Request& request : trace.requests) {

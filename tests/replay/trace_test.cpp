@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trace parser: what it keeps of good lines, and what it says about every kind of broken one.
+// The trace parser: its result for good lines, and its error for every kind of broken line.
 #include "tools/bowhead/replay/trace.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ constexpr const char* kGood =
     R"({"timestamp": 3, "input_length": 1024, "output_length": 0, "hash_ids": [7, 8]})"
     "\n";
 
-// What is said about a trace whose last line is `line`, after two good ones.
+// The error for a trace whose last line is `line`, after two good ones.
 std::string complaint(const std::string& line) {
   const auto trace = parse_trace(kGood + line, "t.jsonl", 0);
   EXPECT_EQ(trace.status(), Status::BAD_TRACE) << line;
@@ -135,7 +135,7 @@ TEST(Trace, NamesIdsWithAnotherPrefixThanBefore) {
       complaint(request("1", "1024", "1", "[9, 7]")),
       "t.jsonl:3: block id 9 follows a different block than at line 1; equal ids must mean equal "
       "prefixes");
-  // Twice in one request is the same mistake.
+  // Twice in one request is the same error.
   EXPECT_NE(complaint(request("1", "1536", "1", "[7, 20, 20]")).find("block id 20"),
             std::string::npos);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What SimAccess says that is not so, if a bug is planted.
+// The accesses that a seeded bug falsifies.
 #include "tests/sim/access.h"
 
 namespace bowhead::sim {
@@ -75,7 +75,7 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
     show_answer(at, place.host, line);
   const Plant* plant = world_.plant(Lie::SECOND_LOOK);
   if (plant == nullptr || !plant->concerns(place) || !sealer_.check(line, at)) return;
-  // The seal was good; what is used are the words that the line has now.
+  // The seal was valid; the words used are those that the line has now.
   const core::Line checked = line;
   for (uint64_t i = 0; i < line.size(); ++i) {
     world_.step();
@@ -85,7 +85,7 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
   sealer_.seal(line, at);
 }
 
-/// To the own request in the line of the same number.
+/// As an answer to the own request in the line of the same number.
 void SimAccess::show_answer(uint64_t at, uint32_t host, core::Line& line) const {
   const core::Layout& layout = world_.map().layout();
   const uint32_t self = process_.machine->host;
@@ -96,7 +96,7 @@ void SimAccess::show_answer(uint64_t at, uint32_t host, core::Line& line) const 
   sealer_.seal(line, at);
 }
 
-/// Words of a directory, or a whole entry.
+/// Restores words of a directory, or a whole entry, that are gone.
 void SimAccess::show_what_is_gone(uint64_t at, core::Line& line) const {
   core::Line& seen = seen_lines_[at];
   const core::Line now = line;

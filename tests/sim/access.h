@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SimAccess: the access policy of the pool's core in a simulated process. Every access is a step of
-// the World, at which anything may happen first.
+// the World, before which anything may happen.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ class SimAccess {
   SimAccess(const SimAccess&) = delete;
   SimAccess& operator=(const SimAccess&) = delete;
 
-  /// Between the threads of a simulated process. One that dies with it dies with the process.
+  /// Between the threads of a simulated process. A mutex whose holder dies dies with the process.
   class Mutex {
    public:
     void lock() {
@@ -62,7 +62,7 @@ class SimAccess {
   void store(uint64_t at, uint64_t value) {
     check_word(at);
     world_.step();
-    // By a store its holder commits a block or gives it back.
+    // By a store the holder commits a block or frees it.
     if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS))
       model_.end_hold(process_, world_.map().block_offset(at));
     rules_.check_store(at, value);
@@ -84,7 +84,7 @@ class SimAccess {
       }
       rules_.check_change(at, desired);
     }
-    // One that fails is a store all the same.
+    // A failing one is a store all the same.
     world_.store_past_buffer(at, same ? desired : value);
     world_.record(same ? Op::CAS : Op::CAS_FAILED, at, same ? desired : value);
     if (same && world_.map().at(at).is_part(BH_PART_LOCKS)) rules_.note_lock();
@@ -159,7 +159,7 @@ class SimAccess {
     const std::vector<std::byte> copy = read_bytes(from, bytes);
     return payload_checksum(copy.data(), copy.size());
   }
-  /// Who works in place here does so by offset.
+  /// In-place work here uses the offset.
   std::byte* payload(uint64_t) const { return nullptr; }
   void set_writable(uint64_t at, uint64_t bytes, bool writable) {
     for (uint64_t line = at / BH_LINE_BYTES; line < (at + bytes) / BH_LINE_BYTES; ++line)
@@ -167,7 +167,7 @@ class SimAccess {
   }
 
   std::vector<std::byte> read_bytes(uint64_t from, uint64_t bytes) const;
-  /// Words in any order, and on their way out in any order. Returns the checksum.
+  /// Stores words in any order; they leave for the memory in any order. Returns the checksum.
   uint64_t store_bytes(uint64_t to, std::span<const std::byte> bytes);
 
   // ---- coherence ----
@@ -294,7 +294,7 @@ class SimAccess {
     return checksum;
   }
 
-  // ---- planted bugs (plants.h) ----
+  // ---- seeded bugs (plants.h) ----
   bool left_out(Lie lie, uint64_t at, uint64_t bytes) const {
     const Plant* plant = world_.plant(lie);
     if (plant == nullptr || !plant->concerns(world_.map().at(at)) || bytes < plant->least_bytes)
@@ -311,7 +311,7 @@ class SimAccess {
     if (lies) world_.note_plant();
     return lies;
   }
-  /// A block's word, if it is of one that is gone.
+  /// A block's word, if the seeded bug makes a freed block seem present.
   uint64_t seems_there(uint64_t word) const {
     const auto state = core::StateWord::unpack(word);
     const bool gone = state.state == BH_BLOCK_RETIRED || state.state == BH_BLOCK_FREE;
@@ -327,7 +327,8 @@ class SimAccess {
   Rules& rules_;
   Process& process_;
   const core::Sealer sealer_;
-  mutable std::map<uint64_t, uint64_t> named_stamps_;  ///< by block: of the entry read last
+  mutable std::map<uint64_t, uint64_t>
+      named_stamps_;  ///< by block: checksum of the entry read last
   mutable std::map<uint64_t, core::Line> seen_lines_;  ///< of the own index
   mutable uint64_t lease_stamp_ = 0;                   ///< of the lease line read last
 };
@@ -349,7 +350,7 @@ inline uint64_t SimAccess::store_bytes(uint64_t to, std::span<const std::byte> b
   world_.record(Op::PAYLOAD_IN, to, bytes.size());
   const uint64_t words = (bytes.size() + 7) / 8;
   const uint64_t start = world_.random().below(words);
-  const uint64_t stride = world_.random().below(2) == 0 ? 1 : words - 1;  // forth or back
+  const uint64_t stride = world_.random().below(2) == 0 ? 1 : words - 1;  // forward or back
   for (uint64_t i = 0, n = start; i < words; ++i, n = (n + stride) % words) {
     const uint64_t at = to + n * 8;
     check_word(at);

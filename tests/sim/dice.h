@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dice: random numbers for every few steps of a run, so without a call and without a division
+// Dice: random numbers for the frequent draws of a run, hence without a call and without a division
 // (splitmix64). The same numbers for the same seed everywhere.
 #pragma once
 
@@ -17,7 +17,7 @@ class Dice {
     z = (z ^ z >> 27) * 0x94D049BB133111EBu;
     return z ^ z >> 31;
   }
-  /// 0 .. n-1, each as likely to within n / 2^64; n > 0.
+  /// 0 .. n-1, equally likely to within n / 2^64; n > 0.
   uint64_t below(uint64_t n) {
     return static_cast<uint64_t>(static_cast<unsigned __int128>(next()) * n >> 64);
   }

@@ -32,7 +32,7 @@ bh_geometry small_geometry(const Shape& shape) {
   g.namespace_count = 1;
   g.lock_count = shape.locks;
   g.touch_count = 8;
-  g.regions_offset = kPage;  // the superblock is given to the core directly
+  g.regions_offset = kPage;  // the core gets the superblock directly
   g.total_bytes = core::place_parts(g, kPage);
   return g;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A geometry that no user can ask for: so small that full tables, full probe sets and shared lines
-// come at once, and so that a simulated pool costs a few hundred KiB. And the map of it: what each
-// line of the pool is, by which accesses are judged, described, and lied about (plants.h).
+// A geometry that users cannot request: so small that full tables, full probe sets and shared lines
+// come at once, and a simulated pool costs a few hundred KiB. And its map: the meaning of each line
+// of the pool, by which accesses are checked, described, and falsified (plants.h).
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,14 @@ bh_geometry small_geometry(const Shape& shape);
 
 enum class Kind : uint8_t { NOTHING, REGION, DESCRIPTOR, HEADER, KEY, PAYLOAD };
 
-/// What a line is.
+/// The meaning of a line.
 struct Place {
   Kind kind = Kind::NOTHING;
-  uint8_t host = 0;    ///< REGION: whose
+  uint8_t host = 0;    ///< REGION: of which host
   uint16_t index = 0;  ///< REGION: part; else: extent
 
   bool is_part(uint32_t part) const { return kind == Kind::REGION && index == part; }
-  /// Only the processes of one host ever look at it.
+  /// Only the processes of one host read it.
   bool is_private() const { return kind == Kind::REGION && index >= BH_PART_PRIVATE; }
 };
 
@@ -45,12 +45,12 @@ class Map {
   uint64_t lines() const { return places_.size(); }
   Place at_line(uint64_t line) const { return places_[line]; }
   Place at(uint64_t offset) const { return places_[offset / BH_LINE_BYTES]; }
-  /// Where the block lies whose allocator word this is.
+  /// The offset of the block whose allocator word this is.
   uint64_t block_offset(uint64_t word_offset) const {
     const uint64_t slot = (word_offset - layout_.part(at(word_offset).host, BH_PART_BLOCKS)) / 8;
     return layout_.geometry().payload_offset + slot * layout_.geometry().min_block_bytes;
   }
-  /// "host 1 hazards[3]", "extent 2 header 1 word 0": for people.
+  /// "host 1 hazards[3]", "extent 2 header 1 word 0", for messages.
   std::string describe(uint64_t offset) const;
   const core::Layout& layout() const { return layout_; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sim: runs seeds, in as many processes as are asked for, and says which fail.
+// sim: runs seeds, in as many processes as requested, and reports which ones fail.
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -30,17 +30,17 @@ struct Options {
   bool shrink = false, trace = false;
 };
 
-/// What the jobs share.
+/// Shared by the jobs.
 struct Shared {
   std::atomic<uint64_t> next{0}, passed{0}, failed{0};
   struct Job {
-    std::atomic<uint64_t> seed{0};   ///< that it runs
+    std::atomic<uint64_t> seed{0};   ///< seed that it runs
     std::atomic<uint64_t> chunk{0};  ///< first seed of the chunk that it runs
   };
   std::array<Job, kJobsMax> jobs;
 };
 
-/// Prints what there is to know about a failure.
+/// Prints all information about a failure.
 void explain(Simulator& simulator, const Options& options, Plan plan, Outcome outcome) {
   if (options.shrink) {
     plan = simulator.shrink(plan, options.plant, *outcome.failure);
@@ -70,7 +70,7 @@ void work(const Options& options, Shared& shared, Shared::Job& job) {
   }
 }
 
-/// The state file: all seeds before `next` were run. Counts are of all runs together.
+/// The state file: all seeds before `next` have been run. Counts are sums over all runs.
 struct State {
   uint64_t next = 0, passed = 0, failed = 0;
 };
@@ -89,7 +89,7 @@ void write_state(const std::string& path, const State& state) {
   if (std::rename(beside.c_str(), path.c_str()) != 0) std::perror(path.c_str());
 }
 
-/// Waits for the jobs, and shows how far they are. Returns how many ended otherwise than in order.
+/// Waits for the jobs and shows their progress. Returns how many ended abnormally.
 uint64_t watch(const Options& options, Shared& shared, const State& before) {
   uint64_t crashed = 0;
   std::vector<pid_t> jobs;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory: the lines of the pool as its medium has them. Cache: what one machine has of them.
+// Memory: the lines of the pool in its medium. Cache: the lines in one machine.
 //
-// Between the two, what the hardware may do at any time: a line comes in early and stays though the
-// memory changes, a dirty line goes out late or between two stores to it, a clean line is dropped.
-// Weak memory: a line that leaves the machine is on its way for a bounded time, overtaken by other
-// lines, but never by itself. What is on its way arrives even if the machine crashes.
+// Between the two, everything that the hardware may do at any time: a line is fetched early and
+// stays although the memory changes, a dirty line is written back late or between two stores to it,
+// a clean line is dropped. Weak memory: a line that leaves the machine is in flight for a bounded
+// time; other lines overtake it, but it never overtakes itself. Lines in flight arrive even if the
+// machine crashes.
 #pragma once
 
 #include <bowhead/format/common.h>
@@ -26,7 +27,7 @@ using core::Line;
 
 class Memory {
  public:
-  /// All zero, cheaply: only what was written is cleared.
+  /// All zero, cheaply: only written lines are cleared.
   void reset(uint64_t lines) {
     for (const uint64_t line : written_) {
       lines_[line] = Line{};
@@ -62,12 +63,12 @@ class Cache {
  public:
   enum class State : uint8_t { ABSENT, CLEAN, DIRTY };
 
-  /// `drain_ns`: weak memory, in which a line takes up to so long to arrive; 0: at once.
+  /// `drain_ns`: weak memory, in which a line takes at most this time to arrive; 0: at once.
   void reset(Memory& memory, Dice& random, uint64_t lines, uint64_t drain_ns) {
     memory_ = &memory;
     random_ = &random;
     drain_ns_ = drain_ns;
-    // Zero pages: of a large pool a machine touches little.
+    // Zero pages: a machine touches little of a large pool.
     if (line_count_ < lines) {
       entries_.reset(static_cast<Entry*>(std::calloc(lines, sizeof(Entry))));
       BOWHEAD_ASSERT(entries_ != nullptr);
@@ -86,14 +87,14 @@ class Cache {
     entry.words[offset / 8 % 8] = value;
     entry.dirty = true;
   }
-  /// As load(), but brings nothing in.
+  /// As load(), but fetches nothing.
   uint64_t peek(uint64_t offset) const {
     const Entry& entry = entries_[offset / BH_LINE_BYTES];
     const Line& words = entry.life == life_ ? entry.words : last_written(offset / BH_LINE_BYTES);
     return words[offset / 8 % 8];
   }
-  /// The same of what only this machine writes; but until it does, a line may be stale, which was
-  /// another machine's before.
+  /// The same for a line that only this machine writes; but before its first store, the line may be
+  /// stale and of the machine that had it before.
   uint64_t peek_own(uint64_t offset) const {
     const Entry& entry = entries_[offset / BH_LINE_BYTES];
     const bool dirty = entry.life == life_ && entry.dirty;
@@ -117,7 +118,7 @@ class Cache {
     }
     on_the_way_.push_back({line, due_ns, entry.words});
   }
-  /// What a flush does when it takes effect. One that does not drop the line leaves it clean.
+  /// The effect of a flush. If it does not drop the line, the line is clean afterwards.
   void flush(uint64_t line, uint64_t now_ns, bool drops) {
     if (state(line) == State::DIRTY) write_back(line, now_ns);
     if (drops) drop(line);
@@ -125,7 +126,7 @@ class Cache {
 
   // ---- weak memory ----
   bool anything_on_the_way() const { return !on_the_way_.empty(); }
-  /// One line arrives, any but that no line overtakes itself.
+  /// One line arrives; any line, except that no line overtakes itself.
   void drain_one() {
     const uint64_t line = on_the_way_[random_->below(on_the_way_.size())].line;
     const auto first = std::find_if(on_the_way_.begin(), on_the_way_.end(),
@@ -176,7 +177,7 @@ class Cache {
   Memory* memory_ = nullptr;
   Dice* random_ = nullptr;
   uint64_t drain_ns_ = 0;
-  uint64_t life_ = 0;  ///< grows over all runs: nothing has to be cleared
+  uint64_t life_ = 0;  ///< increases over all runs: nothing has to be cleared
   std::unique_ptr<Entry[], Free> entries_;
   uint64_t line_count_ = 0;
   std::vector<Posted> on_the_way_;

@@ -64,7 +64,7 @@ uint32_t Model::add(uint32_t key, Put put) {
 Model::Stored Model::stored(uint32_t key, uint32_t version) const {
   Dice random(seed_ ^ name_of(key, version));
   const Put& put = keys_[key].puts[version];
-  // Some values need a block of another size; what takes their place does not.
+  // Some values need a block of another size; their replacements do not.
   uint64_t bytes = 8 + random.below(160);
   if ((random.below(larger_share_) == 0 && !put.replaces) || key >= larger_from_)
     bytes += BH_PAYLOAD_ALIGN;
@@ -145,7 +145,7 @@ void Model::hold(World& world, Process& process, uint64_t offset, uint64_t bytes
   };
   for (const Holder& other : holders_) {
     if (!overlaps(other)) continue;
-    // A host that the others ended may still write where an adopter writes.
+    // A host that the others declared dead may still write where an adopter writes.
     const bool one_host = other.process->machine == process.machine;
     if (one_host || (other.process->machine->innocent && process.machine->innocent))
       world.fail("twice",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model: what a run knows of the truth, and judges by. Which bytes were ever put under which key,
-// what took their place, what was removed, who holds which block, and who reads where in place.
+// Model: the truth about a run, by which it is judged. Which bytes were ever put under which key,
+// what replaced them, what was removed, who holds which block, and who reads where in place.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +26,13 @@ class Model {
 
   /// Some keys are so long that they need a larger block.
   const std::string& key(uint32_t index) const { return keys_[index].name; }
-  /// A version of its own for every put: no two puts have the same bytes.
+  /// A separate version for every put: no two puts have the same bytes.
   uint32_t new_version(uint32_t key, uint32_t host);
-  /// The same, to be written in place: never coded.
+  /// As new_version(), to be written in place: never coded.
   uint32_t new_reserved(uint32_t key, uint32_t host);
-  /// Made-up bytes that stand for the same value as those of another version: of one lineage.
+  /// Different bytes that stand for the same value as another version: one lineage.
   uint32_t new_replacement(uint32_t key, uint32_t host, uint32_t of);
-  /// The put is done; `life` of its host.
+  /// The put is done, in `life` of its host.
   void accept(uint32_t key, uint32_t version, uint32_t life) {
     keys_[key].puts[version].accepted = true;
     keys_[key].puts[version].life = life;
@@ -40,10 +40,10 @@ class Model {
   void refuse(uint32_t key, uint32_t version) { keys_[key].puts[version].refused = true; }
 
   // ---- what must not be lost ----
-  /// From a put that stored a block, and said so while its life stood, until a removal of the key
-  /// begins. A removal that does not come to an end in order may take the key away at any time.
+  /// From a put that stored a block, and reported it while its life stood, until a removal of the
+  /// key begins. A removal that does not end normally may take the key away at any time.
   bool must_be_found(uint32_t key) const { return keys_[key].kept && !keys_[key].doubtful; }
-  /// For keep(), before a put begins: how many removals there were; none if one is under way.
+  /// For keep(), before a put begins: the number of removals so far; none if one is in progress.
   std::optional<uint64_t> removals(uint32_t key) const {
     const Key& of = keys_[key];
     return of.removals_begun == of.removals_ended ? std::optional(of.removals_begun) : std::nullopt;
@@ -56,29 +56,29 @@ class Model {
     ++keys_[key].removals_begun;
   }
   void end_removal(uint32_t key) { ++keys_[key].removals_ended; }
-  /// A block of it has no checksum: no successor takes that over.
+  /// A block of it has no checksum: no successor adopts it.
   void doubt(uint32_t key) { keys_[key].doubtful = true; }
 
-  /// What the pool stores for a version.
+  /// The stored form of a version.
   struct Stored {
     std::vector<std::byte> bytes;
-    uint64_t length = 0;  ///< of the value; as many as there are bytes if it is not coded
+    uint64_t length = 0;  ///< of the value; equal to the stored bytes if it is not coded
     uint8_t codec = BH_CODEC_RAW;
   };
   Stored stored(uint32_t key, uint32_t version) const;
-  /// As a reservation takes it.
+  /// The value for a reservation.
   std::vector<std::byte> value(uint32_t key, uint32_t version) const {
     return stored(key, version).bytes;
   }
 
-  /// What somebody read.
+  /// The bytes that a process read.
   struct Piece {
     uint64_t offset;
     std::vector<std::byte> bytes;
   };
   struct Seen {
-    std::vector<Piece> pieces;  ///< the first one begins at 0
-    uint64_t stored_bytes = 0;  ///< of all there is
+    std::vector<Piece> pieces;  ///< the first piece begins at 0
+    uint64_t stored_bytes = 0;  ///< of the whole block
     uint64_t length = 0;
     uint8_t codec = BH_CODEC_RAW;
     uint64_t begun_ns = 0;  ///< when the key was looked for; 0: not to be judged
@@ -89,21 +89,21 @@ class Model {
       return {{{0, std::move(bytes)}}, size, length, codec, begun_ns};
     }
   };
-  /// What is wrong with what was read under a key: nothing if all of it is of one version of it,
-  /// which did not fail and had not been removed before. `version`: which.
+  /// The fault of bytes that were read under a key: none if they all belong to one version of it
+  /// that did not fail and had not been removed before. `version`: that version.
   std::string judge(uint32_t key, const Seen& seen, uint32_t* version) const;
   uint32_t host_of(uint32_t key, uint32_t version) const { return keys_[key].puts[version].host; }
-  /// The key whose hash this is, if it is one of those that users work on.
+  /// The key of this hash, if users work on it.
   std::optional<uint32_t> key_of(uint64_t hash_low, uint64_t hash_high) const;
 
   // ---- lineages ----
-  /// What stands under a key now, if nobody evicted it: a removal that asks its host takes it away.
+  /// The content of a key now, unless it was evicted: a removal requested from its host removes it.
   struct Lineage {
     uint32_t version;
     uint32_t host, life;
   };
   std::vector<Lineage> lineages_of(uint32_t key) const;
-  /// Who looks for the key from now on does not find this one.
+  /// A reader that looks for the key from now on does not find this one.
   void note_removed(uint32_t key, uint32_t lineage, uint64_t now_ns) {
     keys_[key].puts[lineage].removed_ns = now_ns;
   }
@@ -114,7 +114,7 @@ class Model {
   }
 
   // ---- blocks ----
-  /// A process writes to a block, or has reserved it: nobody else may have it, or read it in place.
+  /// A process writes to a block, or has reserved it: no other may have it, or read it in place.
   void hold(World& world, Process& process, uint64_t offset, uint64_t bytes);
   void end_hold(Process& process, uint64_t offset);
   void add_lease(World& world, Process& process, uint64_t token, uint64_t offset, uint64_t ttl_ns);
@@ -123,12 +123,12 @@ class Model {
  private:
   struct Put {
     uint32_t host;
-    bool refused;   ///< it failed: nobody may ever get its bytes
-    bool accepted;  ///< it said that it is done
+    bool refused;   ///< it failed: its bytes must never be returned
+    bool accepted;  ///< it reported success
     bool replaces, in_place;
     uint32_t lineage;     ///< the version that was put
     uint32_t life;        ///< if accepted: of the host
-    uint64_t removed_ns;  ///< of a lineage; 0: not
+    uint64_t removed_ns;  ///< of a lineage; 0: not removed
   };
   struct Key {
     std::string name;
@@ -153,7 +153,7 @@ class Model {
   uint64_t seed_ = 0;
   uint64_t larger_share_ = 1;
   uint32_t larger_from_ = UINT32_MAX;
-  uint64_t late_ns_ = 0;  ///< what is published may take so long to be in the memory
+  uint64_t late_ns_ = 0;  ///< published lines may take this time to reach the memory
   std::vector<Key> keys_;
   std::vector<Holder> holders_;
   std::vector<LeaseHolder> leases_;

@@ -59,7 +59,7 @@ constexpr std::string_view kFocusNames[] = {
     "contents",  "custody", "twins",   "late",   "returns",   "many"};
 static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::MANY) + 1);
 
-/// 1 to 2^bits - 1, every magnitude as likely as any other.
+/// 1 to 2^bits - 1, all magnitudes equally likely.
 uint64_t any_magnitude(Dice& random, uint64_t bits) {
   return 1 + random.below(uint64_t{1} << random.below(bits));
 }
@@ -72,13 +72,13 @@ Fault make_fault(Dice& random, const Plan& plan) {
       FaultKind::KILL,  FaultKind::KILL,  FaultKind::KILL,  FaultKind::STOP_PROCESS,
       FaultKind::PAUSE, FaultKind::CRASH, FaultKind::CRASH, FaultKind::LEAVE};
   fault.kind = kKinds[random.below(std::size(kKinds))];
-  // What nobody flushes is lost with the machine, and the pool with it.
+  // Lines that are never flushed are lost with the machine, and the pool with them.
   if (fault.kind == FaultKind::CRASH && !plan.flushes) fault.kind = FaultKind::KILL;
-  // Some are back before anybody misses them, some after all is decided and done.
+  // Some hosts are back before they are missed, some after all is decided and done.
   const uint64_t longest = 2 * (kTimes.dead_ms + kTimes.grace_ms + kTimes.reclaim_ms) * kMs;
   fault.duration_ns = kSettleNs + random.below(longest >> random.below(6));
   fault.clock_stops = random.below(4) == 0;
-  // Of several hosts the first one never goes for good.
+  // Of several hosts the first one never dies for good.
   if (fault.kind == FaultKind::CRASH && fault.process >= plan.processes_per_host &&
       random.below(4) == 0)
     fault.duration_ns = kForever;
@@ -103,7 +103,7 @@ Fault since(Since what, uint32_t by, Fault fault) {
   return fault;
 }
 
-/// Each time.
+/// Every time, not only once.
 Fault stall(Since what, uint32_t process, uint64_t after_steps, uint64_t duration_ns) {
   Fault fault = since(what, process, crash(process, after_steps, duration_ns));
   fault.kind = FaultKind::STALL;
@@ -121,7 +121,7 @@ void aim_at_leases(Dice& random, Plan& plan, Focus focus) {
   plan.stall_share = 2;
   plan.stall_magnitudes = 6;
   plan.stall_ns = focus == Focus::WEAK ? kMs : 16 * kMs;
-  // What is on its way stays there while little happens.
+  // Lines in flight stay there while few events happen.
   if (slow) plan.steps_per_event = 8u << random.below(3);
   plan.shape.hosts = 2;
   plan.shape.leases = 5;
@@ -141,8 +141,8 @@ void aim_at_leases(Dice& random, Plan& plan, Focus focus) {
   plan.flushes = focus == Focus::PAIRS;
 }
 
-/// The last host goes. Who decides about that stands still when it has accepted a value; or the
-/// dead host is back at the moment when it would be missed, and decides too.
+/// The last host dies. The host that decides about it is paused after it has accepted a value; or
+/// the dead host is back at the moment when it would be missed, and decides too.
 void aim_at_decisions(Dice& random, Plan& plan) {
   plan.operations = 4;
   plan.think_ns = kBeatNs;
@@ -162,7 +162,7 @@ void aim_at_grants(Dice& random, Plan& plan) {
   plan.keys = 20;
   plan.shape.hosts = 3;
   plan.shape.leases = 5;
-  plan.stall_ns = kMs;  // a beat takes long enough here
+  plan.stall_ns = kMs;  // a heartbeat takes long enough here
   plan.steps_per_event = 2u << random.below(5);
   plan.cache_share = 16;
   const auto crash_of_grantor = since(Since::GIVEN, 1, crash(1, random.below(400), kForever));
@@ -187,8 +187,8 @@ void aim_at_grants(Dice& random, Plan& plan) {
   }
 }
 
-/// Replacements among all else. Or the first one of process 0 stands still in the middle, the other
-/// process of its host goes on, and the host crashes meanwhile. Or a host becomes a zombie.
+/// Replacements among all other work. Or the first one of process 0 is paused in the middle, the
+/// other process of its host continues, and the host crashes meanwhile. Or a host becomes a zombie.
 void aim_at_contents(Dice& random, Plan& plan) {
   plan.work = Work::CONTENTS;
   plan.operations = 60;
@@ -219,8 +219,8 @@ void aim_at_contents(Dice& random, Plan& plan) {
   }
 }
 
-/// The last host puts and removes until it crashes; the first one has read much of that, and what
-/// it then has in custody it moves about, to make room for larger values.
+/// The last host puts and removes until it crashes; the first one has read much of that, and then
+/// moves the blocks that it has in custody, to make space for larger values.
 void aim_at_custody(Dice& random, Plan& plan) {
   plan.work = Work::CUSTODY;
   plan.operations = 120 + static_cast<uint32_t>(random.below(100));
@@ -236,7 +236,8 @@ void aim_at_custody(Dice& random, Plan& plan) {
       crash(1, 20'000 + random.below(80'000), random.below(4) == 0 ? 150 * kMs : kForever)};
 }
 
-/// The twin tries to join again and again. A clone gets in only while the other machine is paused.
+/// The second machine tries to join again and again. A clone gets in only while the first one is
+/// paused.
 void aim_at_twins(Dice& random, Plan& plan) {
   plan.operations = 30;
   plan.think_ns = kBeatNs;
@@ -252,7 +253,7 @@ void aim_at_twins(Dice& random, Plan& plan) {
                     .clock_stops = false}};
 }
 
-/// Deaths give those who are late something to do.
+/// Deaths give late hosts some work.
 void aim_at_duties(Dice& random, Plan& plan) {
   plan.slow_duties = true;
   plan.operations = 20;
@@ -265,8 +266,8 @@ void aim_at_duties(Dice& random, Plan& plan) {
                          random.below(2) == 0 ? 10 * kMs : kForever)};
 }
 
-/// Who has seen that a life is over, and stands still before it notes so, is overtaken by those
-/// who have seen that the next one is over too.
+/// A host that has seen that a life is over, and is paused before it notes that, is overtaken by
+/// hosts that have seen that the next life is over too.
 void aim_at_returns(Dice& random, Plan& plan) {
   plan.operations = 60;
   plan.think_ns = kBeatNs;
@@ -363,7 +364,7 @@ void aim(Dice& random, Plan& plan, Focus focus) {
       aim_at_leases(random, plan, focus);
   }
   plan.shape.extents = plan.shape.hosts * extents_each;
-  // Where caches do nothing by themselves, what is stale stays so.
+  // If caches do nothing by themselves, stale lines stay stale.
   const bool settles = focus == Focus::ZOMBIES || focus == Focus::DECISIONS;
   if (!settles && random.below(2) == 0) plan.cache_share = 0;
 }
@@ -411,8 +412,8 @@ Plan make_plan(uint64_t seed, Focus focus) {
   plan.keeps_lines = more.below(2) == 0;
   plan.workers = focus == Focus::ANYTHING && more.below(3) == 0 ? 2 : 1;
   if (focus == Focus::ANYTHING && shape.hosts > 1) plan.slow_duties = more.below(8) == 0;
-  // Among those without a focus are some of each, but few of those that take long, and none of
-  // TWINS, of which some still fail (docs/simulator.md).
+  // Plans without a focus include some of each, but few of those that take long, and none of TWINS,
+  // of which some still fail (docs/simulator.md).
   if (focus == Focus::ANYTHING && more.below(8) == 0)
     focus = static_cast<Focus>(1 + more.below(std::size(kFocusNames) - 2));
   if (focus == Focus::TWINS) focus = asked;
@@ -478,7 +479,7 @@ std::vector<Plan> smaller(const Plan& plan) {
   if (plan.cache_share > 0) add([](Plan& p) { p.cache_share = 0; });
   if (plan.think_ns > 0) add([](Plan& p) { p.think_ns = 0; });
   if (plan.steps_per_event < 64) add([](Plan& p) { p.steps_per_event *= 2; });
-  // A fault's process may have gone with its host.
+  // A fault's process may have been removed with its host.
   for (Plan& p : plans)
     std::erase_if(p.faults, [&](const Fault& fault) { return fault.process >= p.processes(); });
   return plans;

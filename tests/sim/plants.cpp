@@ -20,17 +20,18 @@ constexpr Plant of_lines(const char* name, Lie lie, Kind kind, Focus focus = Foc
 }
 
 constexpr Plant kPlants[] = {
-    // Publishing left out.
+    // Publishing omitted.
     of_part("hazard-not-published", Lie::NO_FLUSH, BH_PART_HAZARDS, Focus::LEASES),
     of_part("index-not-published", Lie::NO_FLUSH, BH_PART_INDEX),
     of_part("decision-not-published", Lie::NO_FLUSH, BH_PART_DECIDE),
     of_part("owner-not-published", Lie::NO_FLUSH, BH_PART_OWN),
     of_part("ack-not-published", Lie::NO_FLUSH, BH_PART_ACK),
     of_part("beat-not-published", Lie::NO_FLUSH, BH_PART_BEAT, Focus::LEASES),
-    of_part("slot-not-published", Lie::NO_FLUSH, BH_PART_SLOT, Focus::LEASES,
-            "to join and at each beat a host reads its slot line back from the memory, and what "
-            "drops the cached copy for that writes it out, before decisions are read; that it left "
-            "is only missed, as if it stood still"),
+    of_part(
+        "slot-not-published", Lie::NO_FLUSH, BH_PART_SLOT, Focus::LEASES,
+        "to join and at each heartbeat a host reads its slot line back from the memory; dropping "
+        "the cached copy for that writes it back, before decisions are read. Only a leave goes "
+        "unnoticed, as if the host had died"),
     of_part("mail-not-published", Lie::NO_FLUSH, BH_PART_MAIL),
     of_lines("header-not-published", Lie::NO_FLUSH, Kind::HEADER),
     of_lines("key-not-published", Lie::NO_FLUSH, Kind::KEY),
@@ -52,7 +53,7 @@ constexpr Plant kPlants[] = {
      .kind = Kind::REGION,
      .part = BH_PART_SLOT,
      .focus = Focus::LEASES},
-    // Acquiring left out.
+    // Acquiring omitted.
     of_part("hazard-not-acquired", Lie::NO_INVALIDATE, BH_PART_HAZARDS, Focus::LEASES),
     of_part("index-not-acquired", Lie::NO_INVALIDATE, BH_PART_INDEX),
     of_part("decision-not-acquired", Lie::NO_INVALIDATE, BH_PART_DECIDE),
@@ -72,16 +73,16 @@ constexpr Plant kPlants[] = {
      .least_bytes = 2 * BH_LINE_BYTES,
      .focus = Focus::GRANTS,
      .harmless_because =
-         "who takes an extent reads of these lines only those that it wrote, whole, "
-         "or acquires by themselves, and a clean line never goes out"},
+         "a host that takes an extent reads only those of these lines that it wrote whole "
+         "or acquires separately, and a clean line is never written back"},
     {.name = "taken-payload-not-acquired",
      .lie = Lie::NO_INVALIDATE,
      .kind = Kind::PAYLOAD,
      .least_bytes = kExtentBytes,
      .focus = Focus::GRANTS,
-     .harmless_because = "who takes an extent reads only what it wrote there; what was stale in "
-                         "the last line of a value lies behind its end"},
-    // Fences left out.
+     .harmless_because = "a host that takes an extent reads only what it wrote there; stale bytes "
+                         "in the last line of a value lie after its end"},
+    // Fences omitted.
     {.name = "no-fence-after-hazard",
      .lie = Lie::NO_FENCE_AFTER_FLUSH,
      .kind = Kind::REGION,
@@ -101,21 +102,19 @@ constexpr Plant kPlants[] = {
      .focus = Focus::LEASES,
      .first_seed = 1200},
     of_part("no-fence-after-decision", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_DECIDE, Focus::DECISIONS),
-    of_part(
-        "no-fence-before-decision-is-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_DECIDE,
-        Focus::DECISIONS,
-        "each look comes after a publish of one's own, whose fence completes the invalidation "
-        "of the look before: what is seen is no older than that publish. Where a fence does not "
-        "wait for the memory, the caches of both deciders would have to fetch the other's line "
-        "early within one settle (decision-not-acquired is found)"),
-    of_part(
-        "no-fence-after-owner", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_OWN, Focus::GRANTS,
-        "the look at decisions that must come later reads slot lines first, and the fence of that "
-        "waits for the word too (owner-not-published is found)"),
+    of_part("no-fence-before-decision-is-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_DECIDE,
+            Focus::DECISIONS,
+            "each read follows a publish of the own word, whose fence completes the invalidation "
+            "of the read before: the values are no older than that publish. Where a fence does not "
+            "wait for the memory, the caches of both deciders would have to fetch the other's line "
+            "early within one settle (decision-not-acquired is found)"),
+    of_part("no-fence-after-owner", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_OWN, Focus::GRANTS,
+            "the later read of decisions reads slot lines first, and the fence of that read "
+            "waits for the word too (owner-not-published is found)"),
     of_part("no-fence-before-owner-is-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_OWN,
             Focus::GRANTS),
     {.name = "no-fence-between-store-and-load", .lie = Lie::NO_PLAIN_FENCE, .focus = Focus::ALONE},
-    // Looking left out.
+    // Checks omitted.
     of_part("reuse-without-hazards", Lie::LOAD_ZERO, BH_PART_HAZARDS, Focus::LEASES),
     {.name = "lease-without-view",
      .lie = Lie::VIEW_OF_OTHERS_ZERO,
@@ -142,8 +141,8 @@ constexpr Plant kPlants[] = {
      .lie = Lie::EXPECTED_STAMP,
      .only_in = Operation::RELEASE,
      .focus = Focus::LEASES,
-     .harmless_because = "the block stays until the hazard goes; a lease that was revoked says so, "
-                         "and who was declared dead sees that in the decisions"},
+     .harmless_because = "the block stays until the hazard goes; a revoked lease reports that, "
+                         "and a host that was declared dead sees that in the decisions"},
     {.name = "release-trusts-entry-without-decisions",
      .lie = Lie::EXPECTED_STAMP,
      .also = Lie::LOAD_ZERO,
@@ -163,14 +162,13 @@ constexpr Plant kPlants[] = {
     // Too early, too late, the wrong bytes.
     {.name = "no-settling", .lie = Lie::NO_SETTLE, .focus = Focus::WEAK},
     of_lines("second-look-at-header", Lie::SECOND_LOOK, Kind::HEADER, Focus::LEASES,
-             "what is taken from a header must agree with the sealed entry, and its stamp, one "
-             "word, is read again after all else"),
+             "fields of a header must agree with the sealed entry, and its stamp, one word, is "
+             "read again last"),
     of_part("second-look-at-entry", Lie::SECOND_LOOK, BH_PART_INDEX, Focus::LEASES,
             "offset, stamp and length must agree with the sealed header, the sum with the bytes; "
             "torn, it is a miss"),
     of_part("second-look-at-slot", Lie::SECOND_LOOK, BH_PART_SLOT, Focus::ZOMBIES,
-            "others use only its first word, and of two copies an older one is what was true a "
-            "moment ago"),
+            "other hosts use only its first word, and an older copy was true a moment ago"),
     {.name = "sum-of-shared-bytes", .lie = Lie::SUM_OF_SHARED_BYTES, .focus = Focus::LEASES},
     of_lines("reads-dirty-headers", Lie::READS_DIRTY, Kind::HEADER),
     of_part("reads-dirty-hazards", Lie::READS_DIRTY, BH_PART_HAZARDS),
@@ -181,7 +179,7 @@ constexpr Plant kPlants[] = {
      .first_seed = 2000},
     {.name = "stopped-is-dead", .lie = Lie::STOPPED_IS_DEAD, .focus = Focus::STOPPED},
     {.name = "stamps-repeat", .lie = Lie::STAMPS_REPEAT, .focus = Focus::LEASES},
-    // Reads in pieces, which no checksum of the pool vouches for.
+    // Reads in pieces, which no checksum of the pool covers.
     {.name = "parts-trust-entry",
      .lie = Lie::EXPECTED_STAMP,
      .only_in = Operation::PARTS,
@@ -203,7 +201,7 @@ constexpr Plant kPlants[] = {
      .only_in = Operation::PARTS,
      .focus = Focus::ZOMBIES,
      .first_seed = 1600},
-    // A content that takes the place of another.
+    // A content that replaces another.
     {.name = "replacement-not-published",
      .lie = Lie::NO_FLUSH,
      .kind = Kind::PAYLOAD,
@@ -232,7 +230,7 @@ constexpr Plant kPlants[] = {
      .only_in = Operation::REPLACE,
      .focus = Focus::CONTENTS,
      .first_seed = 900},
-    // Blocks of a host that is gone.
+    // Blocks of a dead host.
     {.name = "moved-payload-not-acquired",
      .lie = Lie::NO_INVALIDATE,
      .kind = Kind::PAYLOAD,
@@ -249,7 +247,7 @@ constexpr Plant kPlants[] = {
      .part = BH_PART_INDEX,
      .only_in = Operation::PUT,
      .focus = Focus::KEEP},
-    // Beats, and who beats.
+    // Heartbeats, and the process that makes them.
     {.name = "beat-after-duties", .lie = Lie::BEAT_AFTER_DUTIES, .focus = Focus::LATE},
     {.name = "beat-not-watched", .lie = Lie::BEAT_NOT_WATCHED, .focus = Focus::TWINS},
     {.name = "beat-not-compared", .lie = Lie::BEAT_NOT_COMPARED, .focus = Focus::TWINS},
@@ -258,7 +256,7 @@ constexpr Plant kPlants[] = {
      .kind = Kind::REGION,
      .part = BH_PART_VIEW,
      .focus = Focus::RETURNS},
-    // A removal that another host is asked for.
+    // A removal requested from another host.
     {.name = "removal-not-awaited",
      .lie = Lie::ALL_ANSWERED,
      .only_in = Operation::REMOVE,

@@ -29,9 +29,9 @@ void Rules::note_lock() {
       ViewWord::unpack(view).ended > world_->current().process->incarnation();
 }
 
-/// A life that is over, and knows it, publishes nothing (but what it adopts, which nobody reads
-/// there). And what stands for a value takes the place of what stands there: once the last entry of
-/// a lineage is gone, be it removed, evicted or replaced by a put, none comes back.
+/// A life that is over, and knows it, publishes nothing (except entries of blocks that it adopts,
+/// which are not read there). And a replacement replaces a present content: once the last entry of
+/// a lineage is gone, removed, evicted or replaced by a put, none comes back.
 void Rules::check_entry(uint64_t at, const core::Line& line) {
   if (world_->cloned()) return;
   const Machine& machine = world_->machine();
@@ -70,7 +70,7 @@ void Rules::note_slot(const core::Line& line) {
   boots_[{machine.host, core::from_line<bh_host_slot>(line).incarnation}] = machine.boot;
 }
 
-/// Where no zombie can have written, a block that does not hold what was put is the pool's fault.
+/// Where no zombie can have written, a block with other bytes than were put is the pool's fault.
 void Rules::note_count(uint64_t at) {
   const core::Layout& layout = world_->map().layout();
   if (!world_->map().at(at).is_part(BH_PART_PROCESSES)) return;
@@ -94,7 +94,7 @@ void Rules::note_mail(uint64_t at, const core::Line& line) {
     thread.asked |= uint64_t{1} << (at - area) / BH_MAIL_AREA_BYTES;
 }
 
-/// About each life of a host only one thing is ever decided (I6).
+/// Only one decision is ever made about each life of a host (I6).
 void Rules::check_decision(uint64_t at, uint64_t value) {
   const auto word = DecideWord::unpack(value);
   const uint32_t self = world_->machine().host;
@@ -112,7 +112,7 @@ void Rules::check_decision(uint64_t at, uint64_t value) {
   }
 }
 
-/// About the lives of a host, as the machines see their own words.
+/// About the lives of a host, by each machine's own words.
 std::vector<std::pair<uint32_t, DecideWord>> Rules::decisions_of(uint32_t of) const {
   std::vector<std::pair<uint32_t, DecideWord>> words;
   for (uint32_t i = 0; i < world_->plan().machines(); ++i) {
@@ -130,7 +130,7 @@ bool Rules::is_decided(Life life) const {
   return false;
 }
 
-/// Nobody acts on a decision that is not done.
+/// No host acts on a decision that is not done.
 void Rules::check_view(uint64_t at, uint64_t value) {
   const uint32_t self = world_->machine().host;
   const auto of = static_cast<uint32_t>((at - world_->map().layout().part(self, BH_PART_VIEW)) / 8);
@@ -148,7 +148,7 @@ void Rules::check_view(uint64_t at, uint64_t value) {
                                          self, last, of));
 }
 
-/// A word of the allocator that names a process is changed by that process while it lives (A3).
+/// While a process lives, only that process changes an allocator word that names it (A3).
 void Rules::check_holder(uint64_t at, Place place) {
   const bool blocks = place.index == BH_PART_BLOCKS;
   const uint64_t begin = world_->map().layout().part(place.host, place.index);
@@ -183,9 +183,9 @@ void Rules::check_own(uint64_t at, uint64_t value) {
     check_custody(extent, after.custody == BH_CUSTODY_FULL);
 }
 
-/// Who claims an extent was given it in that epoch (S1), also if the grantor has gone on since; or
-/// a life before it of the same host was, which it succeeded: then the grant, or the claim, is its
-/// own.
+/// A host that claims an extent was given it in that epoch (S1), even if the grantor has continued
+/// since; or an earlier life of the same host was, which it succeeded: then the grant, or the
+/// claim, is its own.
 void Rules::check_claim(uint64_t extent, const OwnWord& claim) {
   const core::Layout& layout = world_->map().layout();
   const uint32_t self = world_->machine().host;
@@ -205,8 +205,8 @@ void Rules::check_claim(uint64_t extent, const OwnWord& claim) {
 }
 
 /// No life of the host from `first` to before `last` was succeeded by another host, as far as the
-/// words still say: they are used again only when nothing is left that the life before held, or
-/// when the host succeeded itself.
+/// words still show: they are reused only when nothing is left that the life before held, or when
+/// the host succeeded itself.
 bool Rules::succeeded_itself(uint32_t host, uint32_t first, uint32_t last) const {
   if (first > last) return false;
   for (const auto& [by, word] : decisions_of(host)) {
@@ -215,7 +215,7 @@ bool Rules::succeeded_itself(uint32_t host, uint32_t first, uint32_t last) const
   return true;
 }
 
-/// Who gives an extent away has nothing of it left that could still go out (I1).
+/// A host that gives an extent away has no line of it that could still be written back (I1).
 void Rules::check_given(uint64_t extent) {
   if (!world_->plan().flushes) return;
   const core::Layout& layout = world_->map().layout();
@@ -231,18 +231,20 @@ void Rules::check_given(uint64_t extent) {
   check(layout.extent_offset(extent), layout.geometry().extent_bytes);
 }
 
-/// Custody is opened when all know that the lives before are over; fully, when those have stopped.
+/// Custody is opened when all hosts know that the lives before are over; fully, when those have
+/// stopped.
 void Rules::check_custody(uint64_t extent, bool full) {
   const core::Layout& layout = world_->map().layout();
   const uint32_t self = world_->machine().host;
-  // What one opens who is over himself, and has not heard of it, his successor knows to be his.
+  // If the host that opens it is itself over and does not know, its successor knows that it owns
+  // the extent.
   if (is_decided({self, world_->current().process->incarnation()})) return;
   for (uint32_t host = 0; host < hosts(); ++host) {
     const auto word = OwnWord::unpack(peek(host, layout.word(host, BH_PART_OWN, extent)));
-    // Who only claims, or is not certain yet, does not write, and looks before it does.
+    // A host that only claims, or is not certain yet, does not write, and checks before it does.
     if (host == self || word.state != BH_OWN_OWN || word.slot == BH_OWN_UNCONFIRMED) continue;
     const Life life{host, word.incarnation};
-    if (!was_live(life)) continue;  // it may have written its word this instant, and nothing else
+    if (!was_live(life)) continue;  // it may have just written its word, and nothing else
     check_acks(extent, life);
     for (const Process* process : world_->processes()) {
       if (!full || process->machine->host != host || !process->alive || !process->joined ||
@@ -267,7 +269,7 @@ bool Rules::was_live(Life life) const {
   return false;
 }
 
-/// In order, as who leaves does.
+/// Ended cleanly, as a host that leaves does.
 bool Rules::says_stopped(Life life) const {
   for (uint32_t copy = 0; copy < 2; ++copy) {
     const uint64_t word = peek(life.host, world_->map().layout().slot_line(life.host, copy));
@@ -276,7 +278,7 @@ bool Rules::says_stopped(Life life) const {
   return false;
 }
 
-/// It began on this boot of its machine, and has not said that it stopped: its processes, or dirty
+/// It began on this boot of its machine and has not said that it stopped: its processes, or dirty
 /// lines that they left, may still reach the memory.
 bool Rules::may_still_write(Life life) const {
   const auto boot = boots_.find({life.host, life.incarnation});
@@ -310,7 +312,7 @@ std::vector<uint64_t> Rules::known_over(uint32_t host) const {
   return over;
 }
 
-/// A block is leased only where the reader knows of no reason why its owner should be over.
+/// A block is leased only if the reader knows of no reason why its owner should be over.
 void Rules::check_lease(uint64_t offset, const std::vector<uint64_t>& known_over) {
   const Machine& machine = world_->machine();
   if (hosts() == 1 || !machine.innocent || world_->cloned()) return;

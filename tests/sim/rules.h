@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules: what must hold at the moment of a store or a lease, whatever comes of it later. Who judges
-// knows all caches, as no host does.
+// Rules: conditions at the moment of a store or a lease, whatever its consequences. The judge sees
+// all caches, as no host does.
 #pragma once
 
 #include <cstdint>
@@ -36,36 +36,36 @@ class Rules {
     if (place.index == BH_PART_OWN) return check_own(at, value);
   }
 
-  /// The same, or exchanges it for `value`: words that several processes of a host write.
+  /// As check_store(), or an exchange for `value`: words that several processes of a host write.
   void check_change(uint64_t at, uint64_t value) {
     const Place place = world_->map().at(at);
     if (place.kind != Kind::REGION || world_->cloned()) return;
     if (place.index == BH_PART_VIEW) return check_view(at, value);
     if (place.index == BH_PART_BLOCKS || place.index == BH_PART_EXTENTS) check_holder(at, place);
   }
-  /// Words of which a process is about to exchange one, where faults may count from.
+  /// A process is about to exchange one of these words, from which faults may count.
   void note_exchange(uint64_t at) {
     if (world_->map().at(at).is_part(BH_PART_VIEW)) world_->note_store(Since::VIEW);
   }
   /// The current thread's process has taken a lock of its host.
   void note_lock();
-  /// Before it stores a line of its host's index segment.
+  /// Before a host stores a line of its index segment.
   void check_entry(uint64_t at, const core::Line& line);
-  /// Before it stores a line of its host's slot.
+  /// Before a host stores a line of its slot.
   void note_slot(const core::Line& line);
-  /// Before it adds to a word: its own counters are such words.
+  /// Before a process adds to a word: its own counters are such words.
   void note_count(uint64_t at);
-  /// Some life was declared over while its caches could still write: what it stores late may hit
-  /// what its successor has in custody.
+  /// A life was declared over while its caches could still write: its late stores may hit blocks
+  /// that its successor has in custody.
   bool zombies() const { return zombies_; }
-  /// Before it stores a line of its host's mail.
+  /// Before a host stores a line of its mail.
   void note_mail(uint64_t at, const core::Line& line);
-  /// Nobody has decided that a life is over.
+  /// No decision says that the life is over.
   bool stands(core::Life life) const { return hosts() == 1 || !is_decided(life); }
 
-  /// How many lives of each host a host knows to be over.
+  /// For each host, the number of its lives that a host knows to be over.
   std::vector<uint64_t> known_over(uint32_t host) const;
-  /// A lease was granted to a host that knew that before.
+  /// A lease was granted to a host with that knowledge.
   void check_lease(uint64_t offset, const std::vector<uint64_t>& known_over);
 
  private:
@@ -87,7 +87,7 @@ class Rules {
   bool says_stopped(core::Life life) const;
   bool may_still_write(core::Life life) const;
 
-  /// Entries that a host wrote in this life, as its caches show them.
+  /// Entries that a host wrote in this life, as in its caches.
   struct Segment {
     uint64_t boot = 0;
     uint32_t incarnation = 0;

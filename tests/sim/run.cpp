@@ -10,10 +10,10 @@ namespace {
 
 /// No phase takes longer in simulated time, whatever fails and comes back.
 constexpr uint64_t kPhaseNs = 60'000 * kMs;
-/// After so long everything that waits for time has happened.
+/// After this time everything that waits for time has happened.
 constexpr uint64_t kRestNs =
     2 * (kTimes.dead_ms + kTimes.grace_ms + kTimes.reclaim_ms + 40 * kTimes.beat_ms) * kMs;
-/// What waits for a beat or two is done: reuse, and what a zombie left.
+/// Work that waits for a heartbeat or two is done: reuse, and a zombie's leftovers.
 constexpr uint64_t kSweepNs = 6 * kBeatNs;
 constexpr int kRemovals = 4;
 constexpr size_t kShrinkRuns = 2000;
@@ -46,7 +46,7 @@ Outcome Simulator::run(const Plan& plan, const Plant* plant, bool print_steps) {
   return outcome;
 }
 
-/// As Pool::create() leaves it: each host owns its share of the extents.
+/// The state after Pool::create(): each host owns its share of the extents.
 void Simulator::write_new_pool(const Plan& plan) {
   bh_superblock& superblock = stage_->superblock;
   superblock.pool_id[0] = plan.seed;
@@ -76,7 +76,7 @@ void Simulator::direct() {
   do_phase(Phase::WORK);
   const bool slow = world_.plan().slow_duties || world_.plan().shape.hosts > 8;
   world_.cancel_faults();
-  // Duties that were slow are done, and each host has looked again who is there.
+  // Slow duties are done, and each host has looked for the others again.
   if (slow) world_.sleep(4 * kTimes.dead_ms * kMs);
   if (world_.cloned()) {
     check_conflict_found();
@@ -88,17 +88,17 @@ void Simulator::direct() {
     do_phase(Phase::LOOK);
     stage_->must_find = false;
   }
-  // Who is asked may die, or not answer yet.
+  // The asked host may die, or not answer yet.
   for (int n = 0; n == 0 || stage_->keys_found != 0; ++n) {
     if (n ==
-        std::max(kRemovals, static_cast<int>(world_.plan().keys)))  // few at a time are asked for
+        std::max(kRemovals, static_cast<int>(world_.plan().keys)))  // requested a few at a time
       world_.fail("gone", fmt::format("all removed all keys {} times, and some are there", n));
     do_phase(Phase::REMOVE);
     world_.sleep(kSweepNs);
     stage_->keys_found = 0;
     do_phase(Phase::LOOK);
   }
-  // A small reservation may take a larger block while its slab is in use: not so the second time.
+  // A small reservation may take a larger block while its slab is in use: not the second time.
   for (int n = 0; n < 2 && !is_full(); ++n) {
     stage_->blocks_reserved = 0;
     do_phase(Phase::FILL);
@@ -109,7 +109,7 @@ void Simulator::direct() {
   world_.end_thread();
 }
 
-/// Of two machines that ran as one host, one at the most goes on.
+/// Of two machines that ran as one host, at most one continues.
 void Simulator::check_conflict_found() {
   world_.sleep_until(std::max(world_.now_ns(), world_.all_go_on_ns()) + kSweepNs);
   const User* runs = nullptr;
@@ -140,8 +140,8 @@ bool Simulator::all_ready() const {
                      [](const auto& user) { return user->ready() || user->gone(); });
 }
 
-/// Until all that stood still go on, every extent has one owner that may write to it, nothing of
-/// this has changed for a while, and each process has looked since whose indexes there are.
+/// Until all paused threads run again, every extent has one owner that may write to it, this has
+/// not changed for a while, and each process has since looked for the indexes of the others.
 void Simulator::rest() {
   const uint64_t deadline_ns = std::max(world_.now_ns(), world_.all_go_on_ns()) + kRestNs;
   uint64_t lives = 0;
@@ -162,7 +162,7 @@ void Simulator::rest() {
   }
 }
 
-/// There is a decision about the life of a host that has not heard of it.
+/// There is a decision about the life of a host that has not noticed it.
 bool Simulator::anybody_ended() {
   const core::Layout& layout = world_.map().layout();
   for (const auto& user : users_) {
@@ -176,7 +176,7 @@ bool Simulator::anybody_ended() {
   return false;
 }
 
-/// Its first owner never came: it is taken when it is needed.
+/// Its first owner never joined: it is taken when it is needed.
 bool Simulator::never_owned(uint64_t extent) {
   const core::Layout& layout = world_.map().layout();
   for (uint32_t host = 0; host < layout.geometry().host_count; ++host) {
@@ -207,7 +207,7 @@ bool Simulator::extents_have_owners() {
   return true;
 }
 
-/// The ownership words of all hosts, as each wrote them: for people.
+/// The ownership words of all hosts, as each wrote them, for messages.
 std::string Simulator::owners() {
   const core::Layout& layout = world_.map().layout();
   std::string text;

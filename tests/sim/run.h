@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Simulator: runs plans, one after the other, in one thread. A run works until all is done, lets
-// the pool come to rest, and then checks what must hold at rest.
+// the pool come to rest, and then checks the conditions at rest.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ namespace bowhead::sim {
 struct Outcome {
   std::optional<Failure> failure;
   uint64_t hash = 0;        ///< over all steps
-  uint64_t plant_acts = 0;  ///< how often the planted bug did something
+  uint64_t plant_acts = 0;  ///< number of times that the seeded bug acted
   Counts counts{};
   std::string last_steps;  ///< before the failure
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool's code over simulated hosts, for a fixed range of seeds; and with bugs planted, which
-// must be found. `sim --seeds N --shrink` says more about a seed that fails.
+// The pool's code over simulated hosts, for a fixed range of seeds; and with seeded bugs, which
+// must be found. `sim --seeds N --shrink` prints more about a seed that fails.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ std::string text(const Plan& plan, const Outcome& outcome) {
 
 class Seeds : public testing::TestWithParam<uint64_t> {};
 
-/// No seed fails; and what a run is about does happen.
+/// No seed fails; and the events that a run is about do happen.
 TEST_P(Seeds, Pass) {
   Simulator simulator;
   Counts counts{};
@@ -80,12 +80,12 @@ TEST(Determinism, AFailureRepeatsAndShrinks) {
   EXPECT_EQ(simulator.run(small, plant).failure->kind, outcome.failure->kind);
 }
 
-// ---- planted bugs ----
+// ---- seeded bugs ----
 
 class Plants : public testing::TestWithParam<Plant> {};
 
-/// What is planted is found, and it is what is planted that is found; or it is harmless, and the
-/// table says why. Either way it did something.
+/// A seeded bug is found, by a failure that it causes; or it is harmless, and the table says why.
+/// In both cases it must have acted.
 TEST_P(Plants, AreFound) {
   const Plant plant = GetParam();
   Simulator simulator;

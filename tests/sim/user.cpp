@@ -29,7 +29,7 @@ constexpr uint64_t kFillPatienceNs = 100 * kBeatNs;
 constexpr uint32_t kTries = 6;  ///< to join as a host that another machine runs as
 constexpr size_t kHeldMax = 3;  ///< leases, and reservations, of one worker
 
-/// Takes what is stored, whatever its codec.
+/// Accepts the stored bytes, whatever their codec.
 struct StoredSink {
   std::vector<std::byte> bytes;
   Span room;
@@ -86,7 +86,7 @@ void User::begin() {
   core_.reset();
   access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, stage_.rules, *this,
                                         stage_.superblock);
-  // Of a pool of several hosts nothing can be written that is not said to be (rule R1).
+  // In a pool of several hosts no memory can be written unless it is mapped writable (rule R1).
   mapped_writable.assign(stage_.world.plan().shape.hosts > 1 ? stage_.world.map().lines() : 0, 0);
   stage_.world.start_thread(
       this, [](void* self) { static_cast<User*>(self)->work(); }, this);
@@ -103,7 +103,7 @@ void User::attach() {
   stage_.world.end_operation(static_cast<uint64_t>(attached.status()));
   if (!attached) {
     expect("attach", attached.error(), {Status::BUSY, Status::HOST_ID_IN_USE});
-    // Where two machines are to run as one host, one of them gives up in the end.
+    // If two machines are to run as one host, one of them gives up in the end.
     const bool in_use = attached.status() == Status::HOST_ID_IN_USE;
     const bool for_good = in_use && stage_.world.plan().twin != Twin::NONE && ++refused_ == kTries;
     stage_.world.end_process(for_good ? kForever : 4 * kBeatNs);
@@ -141,7 +141,7 @@ void User::operate_all() {
       continue;
     }
     worker().rests = false;
-    // Those of Work::CUSTODY count from the crash.
+    // Faults of Work::CUSTODY count from the crash.
     const Plan& plan = stage_.world.plan();
     if (plan.work != Work::CUSTODY || !stage_.world.faults_left()) --worker().operations_left;
     operate();
@@ -185,13 +185,13 @@ void User::serve() {
   }
 }
 
-/// The other threads go on until one of them is told too, or this one ends the process.
+/// The other threads continue until one of them ends too, or this one ends the process.
 void User::end_soon(const char* name, const Error& error) {
   if (!machine->innocent) stage_.world.sleep(1 + below(8 * kBeatNs));
   if (!silent_) expect(name, error, {});
 }
 
-/// Neither goes on while a handle is closed.
+/// Neither thread runs while a handle is closed.
 void User::stop_threads() {
   silent_ = true;
   while (beating_ || serving_) stage_.world.sleep(kBeatNs / 8);
@@ -204,7 +204,8 @@ void User::expect(const char* name, Status status, std::initializer_list<Status>
 void User::expect(const char* name, const Error& error, std::initializer_list<Status> allowed) {
   if (error.status == Status::OK || std::count(allowed.begin(), allowed.end(), error.status) != 0)
     return;
-  // What two machines share as one host is as good as damaged: it may say anything, until it ends.
+  // State that two machines share as one host counts as damaged: it may give any status until it
+  // ends.
   const bool cloned = stage_.world.cloned();
   const bool ended =
       error.status == Status::HOST_FENCED || error.status == Status::HOST_ID_CONFLICT;
@@ -218,8 +219,8 @@ void User::expect(const char* name, const Error& error, std::initializer_list<St
                                           status_name(error.status), error.message()));
 }
 
-/// An adopter whose evidence was overwritten while it looked (S5). Where a bug is planted, that is
-/// no excuse.
+/// An adopter whose evidence was overwritten while it looked (S5). With a seeded bug that is no
+/// excuse.
 bool User::ended_itself() const {
   const core::Context<SimAccess>& context = core_->context();
   const auto own = core::DecideWord::unpack(
@@ -296,7 +297,7 @@ void User::put() {
   stage_.counts.busy += status == Status::BUSY;
 }
 
-/// By the operation that ended just now.
+/// For the operation that has just ended.
 void User::note_stored(uint32_t k, std::optional<uint64_t> removals_before) {
   if (!stage_.world.current().found_present && stage_.rules.stands({machine->host, incarnation()}))
     stage_.model.keep(k, removals_before);
@@ -328,8 +329,8 @@ uint32_t User::judge(const char* what, uint32_t k, const Model::Seen& seen) {
   return version;
 }
 
-/// As a reader of the first planes: the begin says how the rest lies, of which it takes some, in
-/// any order. What it cannot have so it gets whole.
+/// Acts as a reader of the first planes: the beginning gives the places of the rest, of which it
+/// reads some, in any order. If that is not possible, it reads the whole block.
 void User::get_parts() {
   const uint32_t k = any_key();
   Model::Seen seen;
@@ -361,7 +362,7 @@ void User::get_parts() {
   if (!stage_.world.cloned()) judge("get in pieces", k, seen);
 }
 
-/// As recompression does, of one of the blocks that somebody has not used for a while.
+/// Acts like recompression, on a block that was not used for a while.
 void User::replace() {
   const uint64_t unused_ns = below(2) == 0 ? 0 : below(kBeatNs);
   bool done = false;
@@ -376,10 +377,10 @@ void User::replace() {
     expect("replace", core_->membership.standing(), {});
 }
 
-/// VALUE_TOO_LARGE: what it would take is not smaller.
+/// VALUE_TOO_LARGE: the replacement is not smaller.
 Status User::replace(const core::Located& old) {
   const auto k = stage_.model.key_of(old.header.key_hash[0], old.header.key_hash[1]);
-  if (!k) stage_.world.fail("bytes", "a cold block is of a key that nobody put");
+  if (!k) stage_.world.fail("bytes", "a cold block has a key that was never put");
   std::vector<std::byte> bytes(old.header.stored_bytes);
   const Span to{bytes.data(), bytes.size()};
   if (!core_->reading.read_stored(old, {&to, 1})) return Status::BUSY;
@@ -390,7 +391,7 @@ Status User::replace(const core::Located& old) {
   const Model::Stored stored = stage_.model.stored(*k, next);
   const ConstSpan in[] = {{stored.bytes.data(), stored.bytes.size()}};
   const core::Content replacement = content(stored, in);
-  // Who asks all the same is refused.
+  // A request nevertheless is refused.
   if (core_->writing.room_for(replacement, old.header.key_bytes) >=
           core::room_for(core_->context().layout, old.header) &&
       below(8) != 0)
@@ -405,7 +406,7 @@ Status User::replace(const core::Located& old) {
 
 void User::remove() {
   const uint32_t k = any_key();
-  // What was stored in a life that is over, somebody else has.
+  // A block stored in a life that is over now belongs to another host.
   std::vector<Model::Lineage> lineages = stage_.model.lineages_of(k);
   std::erase_if(lineages, [&](const Model::Lineage& lineage) {
     return !stage_.rules.stands({lineage.host, lineage.life});
@@ -438,7 +439,7 @@ void User::exists() {
 void User::lease() {
   if (worker().leases.size() == kHeldMax) return release();
   const uint32_t k = any_key();
-  // Some run out while they are in use.
+  // Some expire while they are in use.
   const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kTimes.beat_ms) : 600'000;
   stage_.world.begin_operation(Operation::LEASE, k, ttl_ms);
   stage_.world.note_store(Since::LEASE);
@@ -459,14 +460,14 @@ void User::lease() {
   worker().leases.push_back({*lease, k, {}});
 }
 
-/// Some of the time twice: the bytes must stand still.
+/// Sometimes twice: the bytes must not change.
 void User::read_in_place() {
   if (worker().leases.empty()) return;
   Leased& leased = worker().leases[below(worker().leases.size())];
   stage_.world.begin_operation(Operation::READ, leased.key);
   std::vector<std::byte> bytes =
       access_->read_bytes(leased.lease.offset, leased.lease.length_bytes);
-  // Whether they are right counts only if the release says so.
+  // Whether they are right counts only if the release reports OK.
   if (leased.bytes.empty() || leased.bytes == bytes)
     leased.bytes = std::move(bytes);
   else
@@ -481,7 +482,7 @@ void User::release() {
   worker().leases.erase(worker().leases.begin() + static_cast<std::ptrdiff_t>(n));
   const uint64_t token = leased.lease.token;
   stage_.world.begin_operation(Operation::RELEASE, leased.key);
-  stage_.model.end_lease(*this, token);  // nobody reads in place from here on
+  stage_.model.end_lease(*this, token);  // no reads in place from here on
   const Status status = core_->reading.release(leased.lease);
   stage_.world.end_operation(static_cast<uint64_t>(status));
   expect("release", status, {Status::LAPSED});
@@ -554,7 +555,7 @@ void User::do_phase(Phase phase) {
   taken_.clear();
 }
 
-/// By one process, for all: those of other hosts by request.
+/// One process does it for all hosts: blocks of other hosts by request.
 void User::remove_all() {
   if (index != 0) return;
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
@@ -578,10 +579,11 @@ void User::look() {
   }
 }
 
-/// Takes all that there is, with all other hosts; extents wander to who asks for them. The model
-/// knows if a block is given out twice.
+/// All hosts take all free space; extents move to the hosts that request them. The model detects a
+/// block that is given out twice.
 void User::fill() {
-  // Of many slots, hosts look long at each, and inherit those that nobody used one after another.
+  // With many slots, hosts wait long for each, and inherit those that were never used one after
+  // another.
   const uint64_t patience_ns = kFillPatienceNs * (stage_.world.plan().shape.hosts > 8 ? 8 : 1);
   uint64_t last_ns = stage_.world.now_ns(), seen = 0;
   for (uint32_t n = 0; stage_.blocks_reserved < stage_.world.map().layout().slot_count();) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // User: a process that has the pool open. Its workers put, get, lease, reserve and remove; its
-// other threads beat and do the host's other duties. When the work is done it does what the run's
-// phases ask for (run.cpp leads them).
+// other threads make the heartbeat and do the host's other duties. When the work is done it does
+// the phases of the run (run.cpp directs them).
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace bowhead::core {
 
-/// The allocator's hints of a thread are those of a simulated thread.
+/// A thread's allocator hints belong to the simulated thread.
 template <>
 Allocator<sim::SimAccess>::Magazine& Allocator<sim::SimAccess>::magazine_of(uint64_t block_bytes);
 
@@ -25,7 +25,7 @@ Allocator<sim::SimAccess>::Magazine& Allocator<sim::SimAccess>::magazine_of(uint
 
 namespace bowhead::sim {
 
-/// How often what happened: a simulator in which nothing happens proves nothing.
+/// Counts of events: a simulator in which nothing happens proves nothing.
 struct Counts {
   uint64_t runs, steps, lives, fenced, left;
   uint64_t puts, no_space, busy, hits, remote_hits, misses, removals;
@@ -39,22 +39,22 @@ struct Counts {
 enum class Phase : uint8_t {
   WORK,
   REMOVE,  ///< every key is removed
-  LOOK,    ///< who finds any?
-  FILL,    ///< all that there is gets reserved
-  EMPTY,   ///< and given back
+  LOOK,    ///< does any host find one?
+  FILL,    ///< all space is reserved
+  EMPTY,   ///< and freed
   LEAVE    ///< in order
 };
 
-/// What all users of a run share.
+/// Shared by all users of a run.
 struct Stage {
   World& world;
   Model& model;
   Rules& rules;
   bh_superblock superblock{};
   Phase phase = Phase::WORK;
-  uint32_t phase_number = 1;     ///< tells two of one kind apart
+  uint32_t phase_number = 1;     ///< distinguishes two phases of one kind
   uint64_t keys_found = 0;       ///< LOOK
-  bool must_find = false;        ///< the same: every key that nobody took away
+  bool must_find = false;        ///< the same: every key that was not removed
   uint64_t blocks_reserved = 0;  ///< FILL
   Counts counts{};
 };
@@ -66,14 +66,14 @@ class User final : public Process {
   }
 
   void begin() override;
-  /// It has done what the phase asks for.
+  /// It has done the work of the phase.
   bool ready() const { return phase_done_ == stage_.phase_number; }
   /// This life of its host; 0: not joined.
   uint32_t incarnation() const override {
     return alive && core_ ? core_->context().incarnation : 0;
   }
 
-  uint64_t looked_at_ns = 0;  ///< when its last beat that came to an end began
+  uint64_t looked_at_ns = 0;  ///< begin of its last complete heartbeat
 
  private:
   struct Leased {
@@ -91,9 +91,9 @@ class User final : public Process {
     uint32_t operations_left;
     std::vector<Leased> leases;
     std::vector<Reserved> reservations;
-    bool rests = false;  ///< it has done all, or the process is about to leave
+    bool rests = false;  ///< it is done, or the process is about to leave
   };
-  /// That of the current thread.
+  /// The worker of the current thread.
   Worker& worker() { return workers_[&stage_.world.current() == second_thread_ ? 1 : 0]; }
 
   void work();
@@ -129,7 +129,7 @@ class User final : public Process {
   void get(uint32_t k);
   void note_stored(uint32_t k, std::optional<uint64_t> removals_before);
   Status replace(const core::Located& located);
-  /// Fails if what was read is not right; else which version it is.
+  /// Fails if the bytes read are wrong; else returns their version.
   uint32_t judge(const char* what, uint32_t k, const Model::Seen& seen);
 
   /// Ends the process if the host was fenced; fails if the status is none of `allowed`.
@@ -138,10 +138,10 @@ class User final : public Process {
   core::Key key(uint32_t number) const {
     return core::Key(Model::kNamespace, stage_.model.key(number));
   }
-  /// The first one is as popular as all others.
+  /// All keys are equally likely.
   uint32_t any_key() {
     const Plan& plan = stage_.world.plan();
-    if (plan.work == Work::GREEDY)  // none of the others has those of the last host
+    if (plan.work == Work::GREEDY)  // the other hosts do not use the keys of the last host
       return machine->host + 1 == plan.shape.hosts ? 2 + static_cast<uint32_t>(below(plan.keys - 2))
                                                    : machine->host;
     if (plan.work == Work::CUSTODY)  // only the first host stores large values
@@ -157,8 +157,8 @@ class User final : public Process {
   uint32_t phase_done_ = 0;  ///< number of the last one
   // Of this life.
   bool beating_ = false, serving_ = false;
-  bool silent_ = false;              ///< neither is done any more
-  bool parking_ = false;             ///< the second worker is to rest
+  bool silent_ = false;              ///< both are to stop
+  bool parking_ = false;             ///< the second worker is to pause
   Thread* second_thread_ = nullptr;  ///< none: there is one worker
   std::unique_ptr<SimAccess> access_;
   std::unique_ptr<core::Core<SimAccess>> core_;

@@ -81,13 +81,13 @@ void World::add_process(Process& process, uint32_t machine) {
   process.index = static_cast<uint32_t>(processes_.size());
   process.machine = machines_[machine].get();
   process.begin_ns = now_ns_;
-  // The twin comes when the other machine runs.
+  // The second machine of a host comes when the first one runs.
   if (machine == plan_.hosts_used()) process.begin_ns += (20 + random_.below(40)) * kMs;
   processes_.push_back(&process);
 }
 
 Thread& World::start_thread(Process* process, Fiber::Entry entry, void* argument) {
-  // A thread sees what the one that starts it has done.
+  // A thread sees the stores of the thread that starts it.
   if (process != nullptr && current_ != nullptr && current_->process == process)
     drain_stores(*current_);
   uint32_t index = 0;
@@ -148,7 +148,7 @@ void World::begin_lives() {
   }
 }
 
-/// One of the threads that can go on; time jumps if none can.
+/// One of the runnable threads; time jumps if there is none.
 Thread* World::pick() {
   for (;;) {
     begin_lives();
@@ -257,12 +257,14 @@ void World::event() {
   if (roll < plan_.cache_share) return cache_event();
   if (roll < plan_.cache_share + plan_.switch_share) return yield();
   if (roll >= shares) return buffer_event();
-  // Short stalls are as likely as long ones, by magnitude. All of one operation have a limit: where
-  // the host's beat hangs on it, a short one, since a host that no fault hits has nothing to fear.
+  // Short pauses are as likely as long ones, by magnitude. The sum for one operation has a limit: a
+  // short one if the host's heartbeat depends on it, since a host that no fault hits must not be
+  // declared dead.
   const Operation operation = current_->operation;
   const bool host_waits = operation == Operation::BEAT || operation == Operation::ATTACH ||
                           operation == Operation::LEAVE || operation == Operation::DETACH;
-  // Who joins is missed from the decision on that makes its life the next; it beats a moment later.
+  // A joining host is missed from the decision on that makes its life the next; its heartbeat
+  // begins a moment later.
   const bool slow = plan_.slow_duties && current_->process != nullptr &&
                     (operation == Operation::WORK ||
                      (operation == Operation::ATTACH && current_->process->beats));
@@ -278,7 +280,7 @@ void World::event() {
   yield();
 }
 
-/// Some machine's cache does something to a line that somebody touched a moment ago.
+/// A machine's cache acts on a line that was accessed a moment ago.
 void World::cache_event() {
   Machine& machine = *machines_[random_.below(plan_.machines())];
   Cache& cache = machine.cache;
@@ -302,7 +304,7 @@ void World::cache_event() {
   }
 }
 
-/// Of some thread, a flush takes effect or a store reaches the cache.
+/// A flush of a thread takes effect, or a store reaches the cache.
 void World::buffer_event() {
   Thread& thread = *threads_[random_.below(thread_count_)];
   if (!thread.alive) return;
@@ -325,7 +327,7 @@ void World::start_flush(uint64_t offset, uint64_t bytes, bool invalidates) {
 }
 
 void World::take_effect(Thread& thread, size_t index) {
-  drain_stores(thread);  // a flush comes after older stores to its line
+  drain_stores(thread);  // a flush follows older stores to its line
   const auto [line, drops, invalidates] = thread.flushing[index];
   thread.flushing[index] = thread.flushing.back();
   thread.flushing.pop_back();
@@ -481,7 +483,7 @@ void World::hit(const Fault& fault, Process& process) {
   }
 }
 
-/// If no other process lets the host's beat go on, the others may end it.
+/// If no other process continues the host's heartbeat, the others may declare it dead.
 void World::note_silence(const Process& process) {
   for (const Process* other : processes_) {
     if (other != &process && other->machine == process.machine && other->alive && other->joined &&
@@ -491,11 +493,11 @@ void World::note_silence(const Process& process) {
   process.machine->innocent = false;
 }
 
-/// What a dying process had stored reaches the cache; of its flushes any may still take effect.
+/// A dying process's stores reach the cache; any of its flushes may still take effect.
 void World::kill(Process& process, bool crash) {
   record(Op::KILL, 0, process.index);
   for (Thread* thread : process.threads) {
-    // One that ended by itself may be another process's by now.
+    // A thread that ended by itself may belong to another process by now.
     if (!thread->alive || thread->process != &process) continue;
     if (!crash) {
       drain_stores(*thread);
@@ -514,7 +516,7 @@ void World::kill(Process& process, bool crash) {
   if (process.machine->host_lock == &process) process.machine->host_lock = nullptr;
 }
 
-// ---- for people ----
+// ---- messages ----
 
 namespace {
 
@@ -592,7 +594,7 @@ std::string World::last_steps(size_t count) const {
 
 }  // namespace sim
 
-/// In a simulated process it is the run that fails, with its seed and its last steps.
+/// In a simulated process the run fails, with its seed and its last steps.
 void assertion_failed(const char* condition, const char* file, int line) {
   const std::string text = fmt::format("assertion failed: {} ({}:{})", condition, file, line);
   if (sim::World* world = sim::running_world(); world != nullptr && world->in_thread())

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// World: machines with a cache each in front of one memory, processes on them, threads of these as
-// fibers, one clock, and the scheduler that draws from the seed what happens next.
+// World: machines with a cache each in front of one memory, processes on them, their threads as
+// fibers, one clock, and the scheduler that draws the next event from the seed.
 //
-// Every access of a thread is a step. Between two steps, now and then, an event: another thread
-// goes on, this one stands still for a while, a cache does something (memory.h), a flush takes
-// effect, a fault of the plan comes due. Time passes with steps, and jumps when all threads sleep.
-// The run is a function of the plan: the same plan gives the same steps, which hash() proves.
+// Every access of a thread is a step. Between two steps an event may happen: another thread runs,
+// this one is paused, a cache acts (memory.h), a flush takes effect, a fault of the plan is due.
+// Time passes with steps, and jumps when all threads sleep. The run is a function of the plan: the
+// same plan gives the same steps, which hash() proves.
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ enum class Op : uint8_t {
   FILL,        // by itself: a line came early
   WRITE_BACK,  // by itself
   DROP,        // by itself
-  ARRIVE,      // a line on its way reached memory
+  ARRIVE,      // a line in flight reached the memory
   STALL,
   SLEEP,
   KILL,
@@ -65,32 +65,33 @@ struct Thread {
   bool alive = false;
   uint64_t wake_ns = 0;
   uint32_t store_count = 0;
-  std::array<Store, kStoresMax> stores{};  ///< done by the program, not yet in the cache; in order
+  std::array<Store, kStoresMax>
+      stores{};  ///< executed by the program, not yet in the cache; in order
   struct Flush {
     uint64_t line;
     bool drops;        ///< the line leaves the cache: always if the program invalidates it
     bool invalidates;  ///< as the program meant it
   };
-  std::vector<Flush> flushing;  ///< that have not taken effect
+  std::vector<Flush> flushing;  ///< flushes that have not taken effect
   Operation operation = Operation::NONE;
   uint64_t operation_steps = 0;  ///< since the operation began
   uint64_t stalled_ns = 0;       ///< the same
   bool locked = false;           ///< it took a lock in this operation
-  uint64_t asked = 0;            ///< a bit for each host that it asked for a removal in it
-  bool knew_it_is_over = false;  ///< its host, about this life, when it took a lock last
+  uint64_t asked = 0;            ///< a bit for each host from which it requested a removal
+  bool knew_it_is_over = false;  ///< its host, about this life, when it last took a lock
   bool found_present = false;    ///< in this operation: a put of a key that was stored already
 };
 
 struct Machine {
   Cache cache;
   uint32_t index = 0;
-  uint32_t host = 0;  ///< whose slot its processes take
+  uint32_t host = 0;  ///< the slot that its processes take
   uint64_t boot = 1;
   uint64_t machine_id = 0, hardware_id = 0;
   uint64_t boots_before = 0;  ///< of other machines with the same machine id
   uint64_t paused_until_ns = 0;
   int64_t clock_offset_ns = 0;
-  bool innocent = true;  ///< no fault of the plan hit it: the others have no reason to end it
+  bool innocent = true;  ///< no fault of the plan hit it: the others must not declare it dead
   std::array<Process*, 8> process_locks{};  ///< of the own host's slots
   Process* host_lock = nullptr;
 };
@@ -98,21 +99,21 @@ struct Machine {
 /// A process that has the pool open; actors.h says what it does.
 struct Process {
   virtual ~Process() = default;
-  /// Begins a life: starts its threads. From the scheduler.
+  /// Begins a life: starts its threads. Called by the scheduler.
   virtual void begin() = 0;
-  /// Its host's life, as it knows it; 0: none.
+  /// Its host's life, as far as it knows; 0: none.
   virtual uint32_t incarnation() const = 0;
-  /// It will never be back.
+  /// It will never come back.
   bool gone() const { return !alive && begin_ns == kForever; }
 
   uint32_t index = 0;
   Machine* machine = nullptr;
   bool alive = false;
   bool joined = false;    ///< has the pool open in this life
-  bool beats = false;     ///< for its host: it may be joining still
-  uint64_t begin_ns = 0;  ///< not alive: when its next life begins; kForever: never
+  bool beats = false;     ///< for its host; it may still be joining
+  uint64_t begin_ns = 0;  ///< not alive: begin of its next life; kForever: never
   uint64_t stopped_until_ns = 0;
-  uint64_t leaves_for_ns = 0;  ///< it is asked to leave the pool for so long
+  uint64_t leaves_for_ns = 0;  ///< it is to leave the pool for this time
   uint64_t steps = 0;          ///< over all lives
   uint32_t lives = 0;
   std::vector<Thread*> threads;
@@ -131,19 +132,19 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  /// Everything as at the start of a run. The caller adds the processes.
+  /// Resets everything for a new run. The caller adds the processes.
   void reset(const Plan& plan, const Plant* plant, bool print_steps);
   void add_process(Process& process, uint32_t machine);
-  /// Runs until `director` has ended, or something failed.
+  /// Runs until `director` has ended, or a failure.
   void run(Thread& director);
 
-  /// A thread that runs entry(argument) from now on.
+  /// Starts a thread that runs entry(argument).
   Thread& start_thread(Process* process, Fiber::Entry entry, void* argument);
 
   // ---- from inside threads ----
   Thread& current() { return *current_; }
   bool in_thread() const { return current_ != nullptr; }
-  /// Comes before every access.
+  /// Precedes every access.
   void step() {
     now_ns_ += step_ns_;
     ++steps_;
@@ -161,7 +162,7 @@ class World {
     mix(op, offset, value);
     note(op, offset, value);
   }
-  /// For a line: the record shows its first word.
+  /// For a line: the record holds its first word.
   void record(Op op, uint64_t offset, const Line& line) {
     uint64_t all = 0;
     for (size_t i = 0; i < line.size(); ++i) all ^= std::rotl(line[i], static_cast<int>(7 * i));
@@ -183,13 +184,13 @@ class World {
   void sleep(uint64_t ns) { sleep_until(now_ns_ + ns); }
   /// The thread's last act.
   [[noreturn]] void end_thread();
-  /// The process's last act: as a kill, but that it chose it.
+  /// The process's last act: like a kill, but voluntary.
   [[noreturn]] void end_process(uint64_t again_after_ns);
   [[noreturn]] void fail(const std::string& kind, const std::string& text);
   void begin_operation(Operation operation, uint64_t key = 0, uint64_t number = 0);
   void end_operation(uint64_t result);
 
-  // ---- what accesses are made of (access.h) ----
+  // ---- the parts of accesses (access.h) ----
   uint64_t load(uint64_t offset) {
     for (uint32_t i = current_->store_count; i > 0; --i) {
       if (current_->stores[i - 1].offset == offset) return current_->stores[i - 1].value;
@@ -197,7 +198,7 @@ class World {
     touch(offset);
     return machine().cache.load(offset);
   }
-  /// Only if no store of the thread is on its way to the cache.
+  /// Only if no store of the thread is still in its store buffer.
   const Line& line(uint64_t offset) {
     touch(offset);
     return machine().cache.line(offset / BH_LINE_BYTES);
@@ -207,7 +208,7 @@ class World {
     if (current_->store_count == plan_.store_buffer) commit_store(*current_);
     current_->stores[current_->store_count++] = {offset, value};
   }
-  /// Straight into the cache, as locked instructions and non-temporal stores.
+  /// Directly into the cache, like locked instructions and non-temporal stores.
   void store_past_buffer(uint64_t offset, uint64_t value) {
     touch(offset);
     machine().cache.store(offset, value);
@@ -215,7 +216,7 @@ class World {
   void start_flush(uint64_t offset, uint64_t bytes, bool invalidates);
   void fence();
   void drain_stores(Thread& thread);
-  /// The own host may write there at this moment (rule R1).
+  /// Whether the own host may write there at this moment (rule R1).
   bool writable(uint64_t offset);
   Place check_writable(uint64_t offset) {
     if (!writable(offset)) [[unlikely]]
@@ -224,38 +225,38 @@ class World {
   }
 
   Machine& machine() { return *current_->process->machine; }
-  /// That wrote the host's slot last; none: nobody runs as that host.
+  /// The machine that last wrote the host's slot; none: no machine runs as that host.
   Machine* machine_of(uint32_t host) { return machine_of_[host]; }
   Machine& machine_at(uint32_t index) { return *machines_[index]; }
   void note_slot_written() { machine_of_[machine().host] = &machine(); }
-  /// As the host sees a word of its own.
+  /// A host's own word, as the host sees it.
   uint64_t peek(uint32_t host, uint64_t offset) const {
     const Machine* machine = machine_of_[host];
     return machine != nullptr ? machine->cache.peek_own(offset)
                               : memory_.read(offset / BH_LINE_BYTES)[offset / 8 % 8];
   }
-  /// Two machines run as one host, or did: from here on only copies are right, and it ends.
+  /// Two machines run or ran as one host: from here on only copies are right, and the run ends.
   bool cloned() const { return cloned_; }
-  /// The current process beats as its host.
+  /// The current process makes the heartbeat of its host.
   void note_beating();
   Memory& memory() { return memory_; }
   const Map& map() const { return *map_; }
   const Plan& plan() const { return plan_; }
   bool planted() const { return plant_ != nullptr; }
   bool planted_harm() const { return planted() && plant_->harmless_because == nullptr; }
-  /// The planted bug, if it is of this kind.
+  /// The seeded bug, if it is of this kind.
   const Plant* plant(Lie lie) const {
     return plant_ != nullptr && (plant_->lie == lie || plant_->also == lie) &&
                    (plant_->only_in == Operation::NONE || plant_->only_in == current_->operation)
                ? plant_
                : nullptr;
   }
-  /// The planted bug did something.
+  /// The seeded bug acted.
   void note_plant() { ++plant_acts_; }
   uint64_t plant_acts() const { return plant_acts_; }
   Dice& random() { return random_; }
   uint64_t now_ns() const { return now_ns_; }
-  /// When no machine is paused and no process stopped any more.
+  /// The time at which no machine is paused and no process stopped any more.
   uint64_t all_go_on_ns() const;
   uint64_t host_now_ns() { return now_ns_ + machine().clock_offset_ns; }
   std::vector<Process*>& processes() { return processes_; }
@@ -264,7 +265,7 @@ class World {
     faults_.clear();
     plan_.slow_duties = false;
   }
-  /// Faults that count from such a store of this process count from now.
+  /// Faults that count from such a store of this process begin to count.
   void note_store(Since since);
 
   // ---- after the run ----
@@ -325,7 +326,7 @@ class World {
   uint64_t steps_ = 0, steps_at_event_ = 0;
   uint64_t until_event_ = 0;
   uint64_t hash_ = 0;
-  std::array<uint64_t, 64> recent_{};  ///< lines that were touched last: events choose among them
+  std::array<uint64_t, 64> recent_{};  ///< lines that were accessed last: events choose among them
   uint64_t recent_next_ = 0;
   std::array<StepRecord, 512> ring_{};
   uint64_t ring_next_ = 0;
@@ -333,7 +334,7 @@ class World {
   Failure failure_;
 };
 
-/// The world whose thread runs now, if any: assertions fail in it.
+/// The world whose thread runs now, if any: failed assertions go to it.
 World* running_world();
 
 }  // namespace bowhead::sim

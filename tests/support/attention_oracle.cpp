@@ -9,7 +9,8 @@
 namespace bowhead::test {
 namespace {
 
-/// IEEE 754's interchange format of so many bits; `special` says what the largest exponent is for.
+/// IEEE 754's interchange format with this number of bits; `special` gives the use of the largest
+/// exponent.
 enum class Special { INFINITY_AND_NAN, NAN_ONLY_AT_THE_END };
 
 double decode(uint32_t bits, int exponent_bits, int mantissa_bits, Special special) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of ndp/ once more, from their formulas, slowly and in double, with no code of
-// ndp/.
+// The operations of ndp/ once more, from their formulas, slowly and in double precision, without
+// any code of ndp/.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace bowhead::test {
 
-/// A sequence as one head sees it: numbers that the blocks hold, times their scales.
+/// A sequence for one head: the numbers of the blocks, times their scales.
 struct Sequence {
   uint32_t key_channels = 0, value_channels = 0;
   std::vector<std::vector<double>> keys, values;  ///< by token
@@ -23,13 +23,13 @@ struct OracleHit {
   uint32_t token = 0;
 };
 
-/// By `kind` "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8": what the bits stand for.
+/// The value of the bits, for `kind` "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8".
 double oracle_value(const char* kind, uint32_t bits);
 
 bool oracle_sees(const OracleVisible& visible, uint64_t token);
 double oracle_score(const std::vector<double>& query, const std::vector<double>& key, double scale);
-/// Sum of |q k| times the scale, or, if `whole`, of the largest |q| and |k|: what errors of a score
-/// are relative to.
+/// Sum of |q k| times the scale, or, if `whole`, of the largest |q| and |k|: the reference for
+/// relative errors of a score.
 double oracle_reach(const std::vector<double>& query, const std::vector<double>& key, double scale,
                     bool whole);
 /// All visible tokens, the best first.

@@ -46,7 +46,7 @@ class Auditor {
     return load(c_.layout.extent_state(0, e) + at);
   }
 
-  /// Slots at which a block begins, by the extents' states.
+  /// The slots at which a block begins, by the extents' states.
   void extents() {
     for (uint64_t e = 0; e < g_.extent_count; ++e) {
       const StateWord word = extent_state(e);
@@ -105,7 +105,7 @@ class Auditor {
     }
   }
 
-  /// Blocks and entries, one to one.
+  /// Blocks and entries match one to one.
   void entries() {
     const IndexAudit index = audit_index(c_, /*exact=*/!options_.deaths);
     for (const std::string& text : index.faults) fault("{}", text);
@@ -165,7 +165,7 @@ class Auditor {
   std::set<uint64_t> committed_;         ///< offsets
 };
 
-/// The buckets where a key may lie, in order: double hashing, written out once more.
+/// The buckets where a key may lie, in order: double hashing, written out independently.
 std::vector<uint64_t> probe_set(const bh_index_entry& entry, uint64_t buckets) {
   using u128 = unsigned __int128;
   uint64_t at = static_cast<uint64_t>(u128{entry.key_hash[0]} * buckets >> 64);

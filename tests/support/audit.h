@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Audit: what must hold of the metadata of a pool of one host while nobody is at work in it.
-// Written from the format's headers and the invariants, with arithmetic of its own where that is
-// short.
+// Audit: the invariants of the metadata of a pool of one host while no process works in it. Written
+// from the format's headers and the invariants, with its own arithmetic where that is short.
 #pragma once
 
 #include <string>
@@ -17,8 +16,9 @@ struct IndexAudit {
   std::vector<bh_index_entry> entries;
 };
 
-/// The index alone: words and entries agree (X2), every entry lies in its key's probe set, and word
-/// 7 of each bucket counts the entries that passed it by: exactly, or, after deaths, at least (X3).
+/// Only the index: words and entries agree (X2), every entry lies in its key's probe set, and word
+/// 7 of each bucket counts the entries that overflowed it: exactly, or, after deaths, at least
+/// (X3).
 IndexAudit audit_index(const core::Context<core::NativeAccess>& context, bool exact);
 
 struct AuditOptions {
@@ -33,9 +33,9 @@ struct AuditResult {
   uint64_t entries = 0;    ///< of the index
 };
 
-/// Everything that is wrong: words left in passing states, claims, locks, leases and process slots
-/// that nobody holds, entries and blocks that do not match one to one, free blocks whose header
-/// shows a committed stamp, free counts and preferences that are off, overflow counts.
+/// Everything that is wrong: words left in transient states; claims, locks, leases and process
+/// slots without a holder; entries and blocks that do not match one to one; free blocks whose
+/// header shows a committed stamp; wrong free counts, preferences and overflow counts.
 AuditResult audit(core::Core<core::NativeAccess>& core, const AuditOptions& options = {});
 
 }  // namespace bowhead::test

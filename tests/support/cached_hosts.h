@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// CachedHosts: a memory and hosts whose caches nobody keeps coherent, for code written over an
-// access policy.
+// CachedHosts: a memory and hosts without coherent caches, for code written over an access policy.
 //
-// A cache fetches lines early and keeps them, writes dirty lines back when it likes (also between
-// two stores to a line) and drops clean ones; a flush or an invalidate takes effect at its fence at
-// the latest. All this happens between any two accesses of any host, by chance from a seed. In the
-// middle of an operation of one host another may do a whole one of its own (`meanwhile`).
+// A cache fetches lines early and keeps them, writes dirty lines back at any time (also between two
+// stores to a line) and drops clean ones; a flush or an invalidate takes effect at its fence at the
+// latest. All this happens between any two accesses of any host, by chance from a seed. In the
+// middle of an operation of one host another can do a whole operation (`meanwhile`).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,7 @@
 
 namespace bowhead::test {
 
-/// What a faulty program, or faulty hardware, leaves out or does the wrong way round.
+/// The steps that faulty code or hardware omits or reorders.
 enum class Fault {
   NONE,
   NO_FLUSH,
@@ -39,10 +38,10 @@ class CachedHosts {
   CachedHosts(uint64_t bytes, uint32_t hosts, uint64_t seed)
       : memory_(bytes / BH_LINE_BYTES), hosts_(hosts), random_(seed) {}
 
-  /// Without surprises caches only fetch early: what is not flushed stays, what is stale stays.
+  /// Without surprises, caches only fetch early: what is not flushed stays, what is stale stays.
   void set_surprises(bool surprises) { surprises_ = surprises; }
 
-  /// Called now and then in the middle of an operation of `host`; what it does is not interrupted.
+  /// Called at random in the middle of an operation of `host`; it runs to its end.
   std::function<void(uint32_t host)> meanwhile;
 
   uint64_t load(uint32_t host, uint64_t at) {
@@ -71,7 +70,7 @@ class CachedHosts {
       happen(host);
     } while (!hosts_[host].pending.empty());
   }
-  /// A host dies: what only its cache had is lost.
+  /// A host dies: data that is only in its cache is lost.
   void lose_cache(uint32_t host) { hosts_[host] = {}; }
 
  private:
@@ -102,7 +101,7 @@ class CachedHosts {
     if (cached.dirty) memory_[line] = cached.words;
     cached.dirty = false;
   }
-  /// Now and then a cache does something of its own, or another host acts.
+  /// At random, a cache acts by itself, or another host acts.
   void happen(uint32_t actor) {
     while (random_.below(3) == 0) {
       if (meanwhile && !inside_ && random_.below(8) == 0) {
@@ -138,13 +137,13 @@ class CachedHosts {
   std::vector<Host> hosts_;
   Random random_;
   static constexpr uint64_t kUsed = 4;
-  uint64_t used_[kUsed] = {};  // lines that matter just now: more happens to them
+  uint64_t used_[kUsed] = {};  // lines in use now: they get more events
   uint64_t uses_ = 0;
   bool surprises_ = true;
   bool inside_ = false;
 };
 
-/// The access policy of one host, as far as code needs it that touches words and lines.
+/// The access policy of one host, as far as code for words and lines needs it.
 class CachedAccess {
  public:
   CachedAccess(CachedHosts& hosts, uint32_t host, Fault fault = Fault::NONE)

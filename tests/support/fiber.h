@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fiber: a stack of its own for a simulated thread, on Boost.Context.
+// Fiber: a separate stack for a simulated thread, on Boost.Context.
 //
-// A fiber that is started anew forgets what ran on it before: nothing is unwound, no destructor
-// runs, as when a process is killed. What such a stack held on the heap is lost with it.
+// A fiber that is started again forgets what ran on it before: nothing is unwound and no destructor
+// runs, as when a process is killed. Heap memory held by such a stack leaks.
 #pragma once
 
 #include <sys/mman.h>
@@ -64,7 +64,7 @@ class Fiber {
 #endif
   }
 
-  /// From inside: back to the scheduler.
+  /// From inside: returns to the scheduler.
   void suspend() {
     void* fake_stack = nullptr;
 #if defined(__SANITIZE_ADDRESS__)

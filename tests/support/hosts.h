@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of several hosts on one machine share: a pool for some hosts, handles that act as one
-// of them, processes that do so, and a look at the pool behind everybody's back.
+// Shared by tests of several hosts on one machine: a pool for some hosts, handles that act as one
+// of them, processes that do so, and a view of the pool behind its back.
 #pragma once
 
 #include <fmt/format.h>
@@ -50,12 +50,12 @@ inline bool eventually(const std::function<bool()>& condition) {
   return false;
 }
 
-/// The content follows from the key alone.
+/// The content follows from the key only.
 inline std::vector<std::byte> value_of(std::string_view key, size_t size) {
   return bytes(size, hash64(key.data(), key.size()));
 }
 
-/// Of the namespace that Host opens; set before any does.
+/// For the namespace that Host opens; set before the first Host is opened.
 inline ValueFormat host_values;
 
 /// An open pool, as one host.
@@ -66,7 +66,7 @@ class Host {
     options.host = host;
     return open(locator, options);
   }
-  /// One that only looks.
+  /// An observer.
   static Result<Host> observe(const std::string& locator) {
     OpenOptions options;
     options.observe = true;
@@ -111,7 +111,7 @@ class Host {
   NamespaceId ns_;
 };
 
-/// A pool that several hosts share, with all that is needed to look into it and to damage it.
+/// A pool that several hosts share, with all that is needed to inspect and damage it.
 class SharedPool {
  public:
   explicit SharedPool(uint32_t hosts, CreateOptions options = {.evict_high_permille = 0},
@@ -137,14 +137,14 @@ class SharedPool {
   const bh_superblock& superblock() const { return superblock_; }
   std::byte* at(uint64_t offset) const { return media_->base() + offset; }
 
-  /// A host that must open; fails the test if it does not.
+  /// Opens as a host; fails the test if it cannot.
   Host open(uint32_t host) const {
     auto opened = Host::open(locator_, host);
     EXPECT_TRUE(opened) << opened.error().message();
     return std::move(opened).value();
   }
 
-  /// The newer copy of a host's slot line, if it is good.
+  /// The newer copy of a host's slot line, if it is valid.
   std::optional<bh_host_slot> slot(uint32_t host) const {
     std::optional<bh_host_slot> best;
     for (const uint32_t copy : {0u, 1u}) {
@@ -163,7 +163,7 @@ class SharedPool {
       std::memcpy(at(layout_->slot_line(host, copy)), line.data(), sizeof line);
     }
   }
-  /// Of shared bytes.
+  /// A copy of shared bytes.
   template <class T>
   T read(uint64_t offset) const {
     T value;
@@ -183,8 +183,8 @@ class SharedPool {
   std::optional<core::Layout> layout_;
 };
 
-/// A process that opens the pool as a host and goes through some steps, one for each next(). Killed
-/// at the end, if it is still there.
+/// A process that opens the pool as a host and runs one step for each next(). Killed at the end if
+/// it still runs.
 class HostProcess {
  public:
   using Step = std::function<Status(Host&)>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the pool share: a pool on shared memory that goes away with its fixture.
+// Shared by tests of the pool: a pool in shared memory that is removed with its fixture.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -45,14 +45,14 @@ inline std::string unique_locator() {
   return "shm:test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
 }
 
-/// Every access to this page of the pool fails, for this handle alone: as where a medium returns an
-/// error.
+/// Makes every access to this page of the pool fail, for this handle only, as if the medium
+/// returned an error.
 inline void break_page(const Pool& pool, uint64_t offset) {
   constexpr uint64_t kPage = 4096;
   const int empty = memfd_create("broken", MFD_CLOEXEC);
   ASSERT_GE(empty, 0);
   auto* at = const_cast<std::byte*>(pool.mapping().data) + offset / kPage * kPage;
-  // Not mmap(): ThreadSanitizer takes that for a store, and threads of the pool look at the page.
+  // Not mmap(): ThreadSanitizer treats it as a store, and threads of the pool read the page.
   ASSERT_EQ(syscall(SYS_mmap, at, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0),
             reinterpret_cast<intptr_t>(at));
   close(empty);
@@ -67,7 +67,7 @@ class TestPool {
     EXPECT_TRUE(created) << created.error().message();
     open();
   }
-  /// Opens a pool that another fixture made.
+  /// Opens a pool that another fixture created.
   explicit TestPool(std::string locator) : locator_(std::move(locator)) { open(); }
   ~TestPool() {
     pool_.clear();
@@ -83,7 +83,7 @@ class TestPool {
   }
   void close() { pool_.clear(); }
 
-  /// From here on keys are those of a namespace of this layout.
+  /// From here on keys belong to a namespace of this layout.
   void use_layout(const KvLayout& layout) {
     const std::string name = "layout " + std::to_string(hash64(&layout, sizeof(layout)));
     auto opened = pool().open_namespace({name, "", {layout}});

@@ -11,7 +11,7 @@ namespace {
 
 void store32(uint8_t* to, uint32_t value) { std::memcpy(to, &value, sizeof value); }
 
-/// Of a tile whose checksum stands at `at` and covers what follows.
+/// For a tile whose checksum is at `at` and covers the bytes after it.
 void seal_rest(Bytes tile, size_t at) {
   if (tile.size() < at + 4) return;
   const uint32_t codec = tile[0] == BH_TILE_BYTES ? tile[1] : uint32_t{BH_STREAM_STORED};

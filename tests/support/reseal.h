@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the checksums of a frame right again: what is wrong with it must then be found otherwise.
+// Corrects the checksums of a damaged frame: the damage must then be found by other checks.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,7 @@
 
 namespace bowhead::compression {
 
-/// All checksums that the frame's own numbers let one find; what those numbers make impossible is
-/// left as it is.
+/// All checksums that can be located by the frame's own numbers; the others do not change.
 void reseal(std::vector<uint8_t>& frame);
 
 }  // namespace bowhead::compression

@@ -39,7 +39,7 @@ uint32_t special_bits(NumberFormat kind, Random& random) {
     case 0:
       return any & ~exponents;  // denormal
     case 1:
-      return any | exponents;  // not a number
+      return any | exponents;  // NaN
     case 2:
       return exponents | (any & 1) << 15;  // infinity, some
     case 3:

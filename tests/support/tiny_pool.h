@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// TinyPool: a pool of a few MiB with a geometry that no user can ask for (few buckets, locks,
-// leases, process slots), so that full and overflowing cases come soon and a copy of the whole pool
-// is cheap.
+// TinyPool: a pool of a few MiB with a geometry that users cannot request (few buckets, locks,
+// leases, process slots), so that full and overflowing tables come soon and a copy of the whole
+// pool is cheap.
 //
-// The core is given its superblock directly; the copies in the medium are not written.
+// The core gets its superblock directly; the copies in the medium are not written.
 #pragma once
 
 #include <unistd.h>
@@ -84,7 +84,7 @@ class TinyPool {
   core::Layout layout() const { return core::Layout(superblock_.geometry); }
   std::byte* base() const { return media_->base(); }
 
-  /// Behind the pool's back; nobody may be at work.
+  /// Behind the pool's back; no process may be working.
   void store(uint64_t offset, uint64_t value) {
     std::memcpy(media_->base() + offset, &value, sizeof value);
   }
@@ -97,7 +97,7 @@ class TinyPool {
   Image snapshot() const { return {base(), base() + superblock_.geometry.total_bytes}; }
   void restore(const Image& image) { std::memcpy(base(), image.data(), image.size()); }
 
-  /// As after a reboot: the next process to open rebuilds all that is private to the host.
+  /// Simulates a reboot: the next process to open rebuilds all that is private to the host.
   void forget_boot() {
     store(layout().part(0, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id), 0);
   }
@@ -109,8 +109,8 @@ class TinyPool {
   std::unique_ptr<Media> media_;
 };
 
-/// A core of its own on a pool: a mapping, locks and a process slot of its own. Destroying it
-/// without detach() is a death as others see it.
+/// A separate core on a pool: its own mapping, locks and process slot. Destroying it without
+/// detach() is a death to other processes.
 template <class A>
 class Handle {
  public:
@@ -143,7 +143,7 @@ class Handle {
 
 using NativeHandle = Handle<core::NativeAccess>;
 
-// ---- the core's operations, in short ----
+// ---- short forms of the core's operations ----
 
 inline constexpr uint64_t kNamespace = 77;  ///< the core takes any number
 
@@ -153,8 +153,8 @@ Status put(core::Core<A>& core, std::string_view key, const std::vector<std::byt
   return core.writing.put(core::Key(kNamespace, key), in);
 }
 
-/// The core knows no codec, so one for its tests is enough: stored is the first half of a value
-/// whose second half is the same.
+/// The core knows no codec, so one for its tests suffices: it stores the first half of a value
+/// whose second half equals it.
 class DoublingSink {
  public:
   Result<std::span<const Span>> room_for(const bh_block_header& header) {
@@ -175,14 +175,14 @@ class DoublingSink {
   Span stored_;
 };
 
-/// Of a value with two equal halves. `half` is what the content refers to.
+/// The content of a value with two equal halves, in `half`.
 inline core::Content doubled(const std::vector<std::byte>& value, ConstSpan& half) {
   BOWHEAD_ASSERT(std::memcmp(value.data(), value.data() + value.size() / 2, value.size() / 2) == 0);
   half = {value.data(), value.size() / 2};
   return {{&half, 1}, value.size(), BH_CODEC_FRAME, BH_PROFILE_FAST};
 }
 
-/// Empty if the key is not there.
+/// Empty if the key is not stored.
 template <class A>
 std::vector<std::byte> get(core::Core<A>& core, std::string_view key) {
   DoublingSink sink;
