@@ -449,7 +449,7 @@ TEST_F(Abi, LastErrorBelongsToItsThread) {
   EXPECT_EQ(mine, bh_last_error());
 }
 
-TEST_F(Abi, LastErrorFitsWhateverTheLocator) {
+TEST_F(Abi, LastErrorFitsForAnyLocator) {
   const std::string locator = "shm:" + std::string(5000, 'x');
   bh_pool* pool = nullptr;
   EXPECT_NE(bh_pool_open(locator.c_str(), 0, &pool), BH_OK);

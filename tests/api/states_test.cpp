@@ -929,7 +929,7 @@ bool is_mapped(const char* name) {
 }
 
 /// Must work at any state of the parent's threads at the fork.
-TEST(AbiFork, AChildClosesWhatItInheritedAndTouchesNothingElse) {
+TEST(AbiFork, AChildClosesInheritedHandlesAndChangesNothingElse) {
   CreateOptions options;
   options.size_bytes = 48 << 20;
   options.hosts = 2;

@@ -81,14 +81,14 @@ TEST_F(FlushEnvironment, OverridesTheChoice) {
   }
 }
 
-TEST_F(FlushEnvironment, IgnoresWhatItDoesNotKnowAndSaysSo) {
+TEST_F(FlushEnvironment, IgnoresUnknownKindsWithAMessage) {
   setenv("BOWHEAD_FLUSH", "wbinvd", 1);
   testing::internal::CaptureStderr();
   EXPECT_EQ(choose_flush_kind(true), supported_flush_kinds().front());
   EXPECT_NE(testing::internal::GetCapturedStderr().find("wbinvd"), std::string::npos);
 }
 
-TEST_F(FlushEnvironment, IgnoresWhatTheCpuLacksAndSaysSo) {
+TEST_F(FlushEnvironment, IgnoresUnsupportedKindsWithAMessage) {
   const std::vector<FlushKind>& kinds = supported_flush_kinds();
   for (const FlushKind kind : kAllKinds) {
     if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) continue;

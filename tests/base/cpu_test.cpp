@@ -58,7 +58,7 @@ TEST(Cpu, EnvironmentLowersTheLevel) {
   }
 }
 
-TEST(Cpu, WhatTheCpuLacksAndUnknownLevelsAreIgnoredAloud) {
+TEST(Cpu, UnsupportedAndUnknownLevelsAreIgnoredWithAMessage) {
   const int native = report_with(nullptr).isa;
   std::vector<std::string> refused = {"sse9", ""};
   if (native < static_cast<int>(IsaLevel::AVX2)) refused.emplace_back("avx2");

@@ -73,7 +73,7 @@ TEST(KvLayout, RowsLieApartAndFillTheBlock) {
   }
 }
 
-TEST(KvLayout, RowsLieInTheOrderThatItSays) {
+TEST(KvLayout, RowsLieInTheStatedOrder) {
   KvLayout l{};
   l.number_format = BH_NUMBER_BF16;
   l.parts = 2;
@@ -91,7 +91,7 @@ TEST(KvLayout, RowsLieInTheOrderThatItSays) {
   EXPECT_EQ(rows.stride_bytes, 32u);
 }
 
-TEST(KvLayout, WhatNoBlockCanHaveIsNamed) {
+TEST(KvLayout, ImpossibleLayoutsAreNamed) {
   const KvLayout good = keys_layout(NumberFormat::BF16, 64, 8);
   ASSERT_TRUE(check_layout(good));
   ASSERT_TRUE(check_layout(kOpaqueLayout));

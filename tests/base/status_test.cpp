@@ -108,7 +108,7 @@ TEST(Result, OfNothing) {
   EXPECT_EQ(Result<void>(Status::BUSY).status(), Status::BUSY);
 }
 
-TEST(ResultDeathTest, TakingWhatIsNotThereAborts) {
+TEST(ResultDeathTest, TakingAMissingValueAborts) {
   Result<int> failed(Status::BUSY);
   EXPECT_DEATH(failed.value(), "assertion failed.*status.h");
   const Result<int> fine(1);

@@ -222,7 +222,7 @@ TEST_F(CodecBenchRecall, RefusesQueriesThatDoNotFit) {
   EXPECT_TRUE(lines().empty());
 }
 
-TEST_F(CodecBench, RefusesDataThatIsNotWhatItSays) {
+TEST_F(CodecBench, RefusesDataThatDoesNotMatchItsDescription) {
   options_.data = folder_ + "/nothing";
   EXPECT_EQ(run(), 3);
   options_.data = folder_ + "/data";

@@ -70,7 +70,7 @@ class KeepBench : public testing::Test {
   CapturedRun captured_{"keep-bench-test-out"};
 };
 
-TEST_F(KeepBench, MassFindsWhatTheLastTokensDoNotHold) {
+TEST_F(KeepBench, MassFindsTokensThatAreNotRecent) {
   write_set("[1, 1, 200, 8]");
   ASSERT_EQ(run(), 0);
   std::map<std::string, double> error, mass;
@@ -89,7 +89,7 @@ TEST_F(KeepBench, MassFindsWhatTheLastTokensDoNotHold) {
   EXPECT_LT(mass["recent"], 0.01);
 }
 
-TEST_F(KeepBench, RefusesWhatDoesNotFit) {
+TEST_F(KeepBench, RefusesInputThatDoesNotFit) {
   write_set("[1, 2, 100, 8]");
   EXPECT_EQ(run(), 2);
   std::filesystem::remove(folder_ + "/data/set/q");

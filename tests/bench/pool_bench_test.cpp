@@ -126,7 +126,7 @@ TEST_F(PoolBench, LeavesAForeignPoolAlone) {
   EXPECT_TRUE(Pool::destroy(options_.locator, false));
 }
 
-TEST_F(PoolBench, RefusesWhatItDoesNotKnow) {
+TEST_F(PoolBench, RefusesUnknownRows) {
   options_.rows = {"copy", "nonsense"};
   EXPECT_EQ(run(), 2);
   options_.rows = {};

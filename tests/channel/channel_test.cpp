@@ -195,7 +195,7 @@ TEST(Channel, ARestartedSenderIsFollowed) {
   }
 }
 
-TEST(Channel, ARestartedReceiverGoesOnWhereItHadSaidItWas) {
+TEST(Channel, ARestartedReceiverContinuesAtItsReportedProgress) {
   const Memory memory;
   End from(memory, 0, 4096, FlushKind::NONE);
   uint64_t sent = 0;
@@ -281,7 +281,7 @@ struct Log {
   }
 }
 
-TEST_P(EachKind, EitherProcessDiesAndComesBack) {
+TEST_P(EachKind, EitherProcessDiesAndRestarts) {
   const Memory memory;
   void* shared =
       mmap(nullptr, sizeof(Log), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -94,7 +94,7 @@ TEST_F(BenchLookup, TheOneBesideTheCommandComesFirst) {
   EXPECT_EQ(bench("pool").out, "bin\n[pool]\n");
 }
 
-TEST_F(BenchLookup, OneThatCannotRunIsNotPassedOver) {
+TEST_F(BenchLookup, AProgramThatCannotRunIsReported) {
   put_program("on-path");
   write("bin/bowhead-bench", "not executable");
   const Outcome outcome = bench("pool");

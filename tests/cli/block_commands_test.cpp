@@ -45,7 +45,7 @@ TEST_F(BlockCommands, StandardInputIsTheDefaultAndHasAName) {
   EXPECT_EQ(run({"get", shm_locator(), "b"}).out, "two");
 }
 
-TEST_F(BlockCommands, APresentKeyKeepsItsValueAndSaysSo) {
+TEST_F(BlockCommands, APresentKeyKeepsItsValueAndThePutReportsIt) {
   create(shm_locator());
   EXPECT_EQ(run({"put", shm_locator(), "k"}, "first").code, 0);
   const Outcome again = run({"put", shm_locator(), "k"}, "second");
@@ -168,7 +168,7 @@ TEST_F(BlockCommands, LsListsAllOrANamespaceForPeopleAndPrograms) {
   EXPECT_TRUE(text.starts_with("NAMESPACE  BYTES")) << text;
 }
 
-TEST_F(BlockCommands, GetSaysInJsonWhatItWrote) {
+TEST_F(BlockCommands, GetDescribesTheFileInJson) {
   create(shm_locator());
   run({"put", shm_locator(), "k"}, "value");
   const auto json = json_of(run({"get", shm_locator(), "k", "-o", path("f"), "--json"}));
@@ -210,7 +210,7 @@ TEST_F(BlockCommands, ValuesThatNoPoolTakesAreNamed) {
   EXPECT_EQ(run({"pool", "check", shm_locator(), "--payload"}).code, 0);
 }
 
-TEST_F(BlockCommands, AFullPoolRefusesAndKeepsWhatItHas) {
+TEST_F(BlockCommands, AFullPoolRefusesAndKeepsItsBlocks) {
   create(shm_locator(), "16M", {"--no-evict"});
   write("value", all_bytes(1 << 20));
   int stored = 0;
@@ -238,7 +238,7 @@ TEST_F(BlockCommands, AnOutputThatCannotBeWrittenIsAnError) {
   EXPECT_NE(full.err.find("No space left"), std::string::npos) << full.err;
 }
 
-TEST_F(BlockCommands, AReaderThatGoesAwayIsNoError) {
+TEST_F(BlockCommands, AReaderThatGoesAwayIsNotAnError) {
   create(shm_locator());
   run({"put", shm_locator(), "k"}, all_bytes(2'000'000));
   const Outcome outcome =

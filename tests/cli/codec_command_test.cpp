@@ -71,7 +71,7 @@ TEST_F(CodecCommand, CompressesRawNumbers) {
   EXPECT_EQ(people.out.find("dense"), std::string::npos) << people.out;
 }
 
-TEST_F(CodecCommand, ReadsWhatFilesSayAboutThemselves) {
+TEST_F(CodecCommand, ReadsTheDescriptionsInFiles) {
   write("k.npy",
         npy("{'descr': '<f2', 'fortran_order': False, 'shape': (600, 64), }\n", values(600 * 64)));
   const auto array = json_of(codec("k.npy", {"--json", "--profile", "fast"}));

@@ -23,7 +23,7 @@ class HostCommands : public CliTest {
   }
 };
 
-TEST_F(HostCommands, WhatOneStoresTheOthersGetAndRemove) {
+TEST_F(HostCommands, BlocksOfOneHostAreReadAndRemovedByOthers) {
   create(shm_locator(), "32M", {"--hosts", "2"});
   EXPECT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
   EXPECT_EQ(as(1, {"get", shm_locator(), "k"}).out, "value");
@@ -50,7 +50,7 @@ TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
   EXPECT_EQ(run({"get", shm_locator(), "k"}).code, 1);
 }
 
-TEST_F(HostCommands, WhoLooksDoesNotJoin) {
+TEST_F(HostCommands, AnObserverDoesNotJoin) {
   create(shm_locator(), "32M", {"--hosts", "2"});
   ASSERT_EQ(as(1, {"put", shm_locator(), "k"}, "value").code, 0);
   for (const Arguments& command :
@@ -110,7 +110,7 @@ TEST_F(HostCommands, APoolForOneHostHasNoSecond) {
 
 // ---- leave ----
 
-TEST_F(HostCommands, WhoLeftLeavesItsBlocksToTheOthers) {
+TEST_F(HostCommands, AHostThatLeavesPassesItsBlocksOn) {
   create(shm_locator(), "32M", {"--hosts", "2"});
   ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
   const Outcome left = as(0, {"pool", "leave", shm_locator()});
@@ -160,7 +160,7 @@ TEST_F(HostCommands, OnlyADeadHostIsFenced) {
 
 // ---- replay ----
 
-TEST_F(HostCommands, ReplayAsTwoHostsHitsWhatTheOtherStored) {
+TEST_F(HostCommands, ReplayAsTwoHostsHitsTheOthersBlocks) {
   const Outcome outcome =
       run({"replay", "--pool", shm_locator(), "--create", "64M", "--keep", "--hosts", "2",
            "--workers", "2", "--json", "--block-bytes", "16K", "--requests", "1000"});

@@ -50,7 +50,7 @@ TEST_F(LitmusCommand, PrintsJson) {
   }
 }
 
-TEST_F(LitmusCommand, UsesWhatTheEnvironmentSays) {
+TEST_F(LitmusCommand, UsesTheEnvironmentsPrimitive) {
   create(shm_locator(), "32M", {"--hosts", "2"});
   const Outcome a = shell("export BOWHEAD_FLUSH=clflush; $B litmus " + shm_locator() +
                           " --host B --seconds 0.3 >/dev/null & BOWHEAD_FLUSH=none $B litmus " +

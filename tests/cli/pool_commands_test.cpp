@@ -81,7 +81,7 @@ TEST_F(PoolCommands, SizesThatNoPoolCanHaveAreRefused) {
   }
 }
 
-TEST_F(PoolCommands, InfoShowsWhatWasAskedFor) {
+TEST_F(PoolCommands, InfoShowsTheRequestedSettings) {
   create(shm_locator(), "64M",
          {"--extent", "4M", "--min-block", "8K", "--evict-high", "90", "--evict-low", "80",
           "--hosts", "2"});
@@ -162,7 +162,7 @@ TEST_F(PoolCommands, TheLowWatermarkFollowsTheHighOne) {
       << refused.err;
 }
 
-TEST_F(PoolCommands, TheVersionSaysWhatWasBuilt) {
+TEST_F(PoolCommands, TheVersionDescribesTheBuild) {
   const std::string version = run({"--version"}).out;
   for (const char* part : {"bowhead ", ", commit ", ", ABI 1", ", pool format 1"})
     EXPECT_NE(version.find(part), std::string::npos) << version;
@@ -188,7 +188,7 @@ TEST_F(PoolCommands, ThePermissionsAreAsChosen) {
   EXPECT_EQ(mode(), 0640u);
 }
 
-TEST_F(PoolCommands, CreateRefusesWhatIsThereUnlessForced) {
+TEST_F(PoolCommands, CreateRefusesToReplaceUnlessForced) {
   create(shm_locator());
   run({"put", shm_locator(), "k"}, "v");
   const Outcome refused = run({"pool", "create", shm_locator(), "--size", "32M"});
@@ -226,7 +226,7 @@ TEST_F(PoolCommands, MalformedLocatorsAreUsage) {
   }
 }
 
-TEST_F(PoolCommands, WhatIsNoPoolIsLeftAlone) {
+TEST_F(PoolCommands, ObjectsThatAreNotPoolsAreLeftAlone) {
   const std::string text(1 << 20, 'x');
   write("pool", text);
   for (const Arguments& command :

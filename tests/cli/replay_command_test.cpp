@@ -66,7 +66,7 @@ TEST_F(Replay, OneWorkerHitsLikeIdealLruAndNeverMoreThanTheBestPossible) {
   EXPECT_EQ(json["self_test"]["foreign_found"], 32);
 }
 
-TEST_F(Replay, ARoomyPoolHitsWhatAnEndlessOneDoesAndThenEverything) {
+TEST_F(Replay, ALargePoolHitsLikeAnEndlessOneAndThenEverything) {
   create(shm_locator(), "128M");
   const Arguments same = {"--workers",  "1",   "--json",     "--block-bytes", "16K",
                           "--requests", "300", "--generate", "agent"};
@@ -143,7 +143,7 @@ TEST_F(Replay, ABrokenTraceIsNamedBeforeAnythingIsTouched) {
   EXPECT_EQ(replay({path("missing"), "--create", "32M"}).code, 3);
 }
 
-TEST_F(Replay, AFullPoolThatDoesNotEvictIsNoError) {
+TEST_F(Replay, AFullPoolThatDoesNotEvictIsNotAnError) {
   create(shm_locator(), "16M", {"--no-evict"});
   const Outcome outcome =
       replay({"--workers", "2", "--json", "--block-bytes", "64K", "--requests", "300"});

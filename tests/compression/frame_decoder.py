@@ -123,7 +123,7 @@ def nibbles(coded, size):
         raise Damaged("the map of a stream of nibbles is cut off")
     present = int.from_bytes(coded[:map_bytes], "little")
     if present >> (2 * size):
-        raise Damaged("the map of a stream of nibbles tells of nibbles behind its end")
+        raise Damaged("the map of a stream of nibbles counts nibbles after its end")
     count = bin(present).count("1")
     if len(coded) != map_bytes + (count + 1) // 2:
         raise Damaged("a stream of nibbles has another length than its map says")

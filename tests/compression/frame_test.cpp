@@ -64,7 +64,7 @@ TEST_P(Frames, ComeBackBitForBit) {
   }
 }
 
-TEST_P(Frames, SayWhatTheyHold) {
+TEST_P(Frames, DescribeTheirContent) {
   for (const Shape& shape : shapes(GetParam())) {
     const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 2), Profile::FAST);
     const auto info = frame_info(frame);
@@ -189,7 +189,7 @@ TEST(Prefix, OfFiniteValuesIsFinite) {
   }
 }
 
-TEST(Prefix, RefusesWhatTheFrameHasNot) {
+TEST(Prefix, RefusesPlanesThatTheFrameLacks) {
   const Shape shape{NumberFormat::BF16, 1, 16, 64};
   const auto frame = encode(shape, make_tensor(shape, Content::NORMAL, 5), Profile::FAST);
   std::vector<uint8_t> out(shape.size_bytes());

@@ -49,7 +49,7 @@ struct World {
 enum class Next {
   FRESH,     ///< a process that opens the pool then
   SURVIVOR,  ///< a process that had it open all the time; scavenges
-  HASTY      ///< had it open all the time; goes on working first
+  HASTY      ///< a process that had it open all the time; first continues to work
 };
 
 using Act = std::function<void(CrashHandle&)>;

@@ -166,7 +166,7 @@ TEST(Liveness, AForkedChildLeavesItsParentAlive) {
   EXPECT_EQ(other.get("k"), value);
 }
 
-TEST(Liveness, AStoppedProcessKeepsWhatItHas) {
+TEST(Liveness, AStoppedProcessKeepsItsBlocks) {
   TestPool t(32 << 20, {.evict_high_permille = 0});
   ASSERT_EQ(t.put("leased", bytes(kBytes, 2)), Status::OK);
   Steps steps;

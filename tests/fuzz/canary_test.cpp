@@ -84,7 +84,7 @@ TEST(CanaryDeathTest, LoadOutsideTheMetadata) {
       "payload_offset");
 }
 
-TEST(CanaryDeathTest, StoreIntoWhatAnotherHostOwns) {
+TEST(CanaryDeathTest, StoreIntoAnotherHostsMemory) {
   EXPECT_DEATH(
       {
         World& world = image(2, false).world;

@@ -8,9 +8,9 @@
 //   - a block is found as long as no line on the way to it was changed, and is found again after a
 //     repair or a reboot as long as no line from which a rebuild starts was changed;
 //   - after a repair nothing is wrong any more and no space is lost.
-// Changed bytes may be sealed again, so that the values behind the seals are met too. Then the two
-// last promises are off: who can seal can forge. The first holds all the same, but for a payload
-// that a forged header calls unchecked; such headers are not made.
+// Changed bytes may be sealed again, so that the checks after the seals are reached too. Then the
+// last two promises do not hold, since a sealed line can be a forgery. The first still holds,
+// except for a payload that a forged header calls unchecked; such headers are not made.
 #include <fmt/format.h>
 
 #include <algorithm>

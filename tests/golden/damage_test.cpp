@@ -259,7 +259,7 @@ TEST(DamageOfMany, IsRepairedAtOnce) {
 }
 
 /// A reader that finds damage drops the block and counts it; its key can be stored again.
-TEST(DamageOfMany, AReaderDropsWhatItFindsDamaged) {
+TEST(DamageOfMany, AReaderDropsADamagedBlock) {
   GoldenPool golden("v1-one-host");
   golden.flip(golden.payload_of(kVictim));
   auto pool = golden.open();

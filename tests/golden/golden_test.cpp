@@ -65,7 +65,7 @@ TEST(Golden, CheckReportsBlocksWithoutAChecksum) {
   EXPECT_EQ(report->blocks_unverified, 1u);
 }
 
-TEST(Golden, WhatWasRemovedStaysAway) {
+TEST(Golden, RemovedBlocksStayAway) {
   GoldenPool golden("v1-one-host");
   auto pool = golden.open();
   ASSERT_TRUE(pool);

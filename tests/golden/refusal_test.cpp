@@ -251,7 +251,7 @@ TEST(Host, BothSlotCopiesDamaged) {
 }
 
 /// Stamps are never used twice, not even if the record of the host's lives is lost.
-TEST(Host, LivesGoOnWhereTheStampsSay) {
+TEST(Host, LivesContinueAfterTheStamps) {
   for (const bool zeros : {false, true}) {
     GoldenPool golden("v1-one-host");
     for (int i = 0; i < 3; ++i) {  // as after reboots

@@ -322,7 +322,7 @@ Merged merge(const std::vector<MergeSource>& sources, uint32_t sequences, uint32
   return merged;
 }
 
-TEST(Attend, AnswersWhatTheFormulasSay) {
+TEST(Attend, MatchesTheFormulas) {
   for (uint64_t seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
@@ -350,7 +350,7 @@ TEST(Attend, AnswersWhatTheFormulasSay) {
 
 /// A partial from ndp/, as from an NDP device, merged with one from the kernel gives ndp/'s answer for
 /// the whole.
-TEST(Attend, MergesWithWhatIsComputedNextToTheMemory) {
+TEST(Attend, MergesWithPartsComputedNextToTheMemory) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Random random(seed);
@@ -407,7 +407,7 @@ TEST(Attend, SurvivesHugeScores) {
 }
 
 /// NaN in a token affects no other head and no other channel of values.
-TEST(Attend, KeepsWhatIsNoNumberToItsHead) {
+TEST(Attend, KeepsNaNWithinItsHead) {
   constexpr uint16_t kNoNumber = 0x7FC0, kInfinite = 0x7F80;  // of bf16
   for (const uint16_t what : {kNoNumber, kInfinite}) {
     for (const bool in_key : {true, false}) {
@@ -507,7 +507,7 @@ TEST(MergePartials, PassesOverPartialsOfNoToken) {
   EXPECT_EQ(merge({}, 1, 1, 132).log_sum_exps[0], -kInfinity);
 }
 
-TEST(MergePartials, HidesNothingThatIsNoNumber) {
+TEST(MergePartials, HidesNoNaN) {
   const float no_number = std::nanf("");
   for (const float log_sum_exp : {no_number, kInfinity}) {
     Partials partials;
@@ -540,7 +540,7 @@ TEST(MergePartials, WritesNumbersOfAnyKind) {
 
 // ---- numbers ----
 
-TEST(Floats, AreWhatTheBitsSay) {
+TEST(Floats, MatchTheirBits) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const auto right = static_cast<float>(test::oracle_value("fp16", bits));
     const float value = float_from_fp16(bits);

@@ -54,7 +54,7 @@ TEST_F(CheckMovePieces, FindsNothingWrong) {
   EXPECT_TRUE(check(work_));
 }
 
-TEST_F(CheckMovePieces, NamesWhatIsZeroOrUnknown) {
+TEST_F(CheckMovePieces, NamesFieldsThatAreZeroOrUnknown) {
   const MovePieces right = work_;
   const auto expect = [&](const std::function<void()>& spoil, const std::string& sentence) {
     work_ = right;
@@ -85,7 +85,7 @@ TEST_F(CheckMovePieces, NamesLayersOutOfRange) {
   expect_wrong("layers 1 to 4294967296 of 3");
 }
 
-TEST_F(CheckMovePieces, NamesWhatIsNoMultipleOfItsUnit) {
+TEST_F(CheckMovePieces, NamesFieldsThatAreNotMultiplesOfTheUnit) {
   work_.unit_bytes = 32;
   expect_wrong("unit_bytes is 32: 16, 8, 4, 2 or 1");
   work_.unit_bytes = 16;
@@ -126,7 +126,7 @@ TEST_F(CheckMovePieces, NamesABlock) {
   EXPECT_TRUE(check(work_).error().detail.starts_with("payload of block 0 is at 0x"));
 }
 
-TEST_F(CheckMovePieces, NamesWhatAKernelsArgumentsDoNotHold) {
+TEST_F(CheckMovePieces, NamesWorkTooLargeForAKernelsArguments) {
   MoveFewPieces few;
   few.pieces = work_;
   few.pieces.blocks = nullptr;
@@ -235,7 +235,7 @@ TEST_F(CheckAttend, NamesAnAddress) {
   EXPECT_TRUE(check(work_).error().detail.starts_with("span 1: keys is 0x"));
 }
 
-TEST_F(CheckAttend, NamesARunThatIsNotThere) {
+TEST_F(CheckAttend, NamesAMissingSplit) {
   expect([&] { splits_[1].sequence = 2; }, "split 1 is of sequence 2, of 2");
   expect([&] { splits_[1].tokens = 0; }, "split 1 has 0 tokens");
   expect([&] { splits_[1].tokens = 25; },
@@ -253,7 +253,7 @@ TEST_F(CheckAttend, NamesARunThatIsNotThere) {
          "split 1: tokens 8 to 4294967303 from span 0 on, of 2, are not there");
 }
 
-TEST(CheckMergePartials, NamesWhatIsWrong) {
+TEST(CheckMergePartials, NamesTheFault) {
   alignas(16) float memory[16] = {};
   const uint32_t first_partials[] = {0, 3, 2};
   MergePartials work;
@@ -283,7 +283,7 @@ TEST(CheckMergePartials, NamesWhatIsWrong) {
          "source 1: partials of sequence 1 are those from 3 to 2");
 }
 
-TEST(CheckDecodeLz4, NamesWhatIsWrong) {
+TEST(CheckDecodeLz4, NamesTheFault) {
   uint8_t memory[16] = {};
   const uint8_t* from[] = {memory, memory + 3};
   uint8_t* to[] = {memory + 5, memory + 9};

@@ -154,7 +154,7 @@ TEST_P(DecodeStoreTest, StoresTheFullBlocksOfManySequences) {
   EXPECT_TRUE(pool_.check_clean());
 }
 
-TEST_P(DecodeStoreTest, TakesWhatIsStoredForDone) {
+TEST_P(DecodeStoreTest, CountsStoredBlocksAsDone) {
   DecodeStore store = open();
   const std::vector<uint32_t> pages = {5, 6, 7};
   const auto keys = keys_of(0, 0, 2);
@@ -168,7 +168,7 @@ TEST_P(DecodeStoreTest, TakesWhatIsStoredForDone) {
   expect_stored(0, pages, 1);
 }
 
-TEST_P(DecodeStoreTest, RefusesWhatMakesNoSense) {
+TEST_P(DecodeStoreTest, RefusesInvalidArguments) {
   const auto refused = [](const auto& result, const char* says) {
     EXPECT_EQ(result.status(), Status::INVALID_ARGUMENT) << says;
     EXPECT_NE(message_of(result).find(says), std::string::npos) << message_of(result);
@@ -194,7 +194,7 @@ TEST_P(DecodeStoreTest, RefusesWhatMakesNoSense) {
   EXPECT_EQ(store.blocks_waiting(), 1);
 }
 
-TEST_P(DecodeStoreTest, TellsABlockThatFails) {
+TEST_P(DecodeStoreTest, ReportsABlockThatFails) {
   DecodeStore store = open();
   const std::vector<uint32_t> pages = {5, 6, 7};
   auto keys = keys_of(0, 0, 2);
@@ -213,7 +213,7 @@ TEST_P(DecodeStoreTest, TellsABlockThatFails) {
 class GatedDecodeStore : public DecodeStoreTest {};
 INSTANTIATE_TEST_SUITE_P(Devices, GatedDecodeStore, testing::Values("cpu"), device_name);
 
-TEST_P(GatedDecodeStore, LetsWaitWhatIsTooMuch) {
+TEST_P(GatedDecodeStore, DelaysBlocksBeyondTheLimit) {
   DecodeStore store = open(2);
   const std::vector<uint32_t> pages = {1, 2, 3, 4, 5, 6, 7, 8};
   ASSERT_DONE(store.begin(0));
@@ -275,7 +275,7 @@ TEST_P(GatedDecodeStore, EndsAndCancelsSequences) {
   EXPECT_TRUE(pool_.check_clean());
 }
 
-TEST_P(GatedDecodeStore, FollowsWhatTheEngineHasQueued) {
+TEST_P(GatedDecodeStore, FollowsTheEnginesQueuedWork) {
   DecodeStore store = open();
   const std::vector<uint32_t> pages = {1, 2};
   const Stream compute = device().make_stream(0).value();
@@ -291,7 +291,7 @@ TEST_P(GatedDecodeStore, FollowsWhatTheEngineHasQueued) {
   device().destroy_stream(compute);
 }
 
-TEST_P(GatedDecodeStore, StoresWhatIsUnderWayWhenItEnds) {
+TEST_P(GatedDecodeStore, StoresBlocksInFlightWhenItEnds) {
   const std::vector<uint32_t> pages = {1, 2, 3, 4};
   std::thread opener;
   {

@@ -145,7 +145,7 @@ TEST_P(DeviceContract, AllocatesAlignedMemoryUntilThereIsNone) {
   device().free(nullptr);
 }
 
-TEST_P(DeviceContract, RefusesWhatItCannotRegister) {
+TEST_P(DeviceContract, RefusesMemoryThatItCannotRegister) {
   const Mapping mapping(8 * kPageBytes);
   std::byte* const memory = mapping.data();
   EXPECT_EQ(device().register_host(nullptr, kPageBytes).status(), Status::INVALID_ARGUMENT);
@@ -322,7 +322,7 @@ TEST_P(DeviceContract, OrdersStreamsByEvents) {
   EXPECT_EQ(read(target, kSizeBytes), bytes);
 }
 
-TEST_P(DeviceContract, AnEventMeansWhatItWasRecordedForLast) {
+TEST_P(DeviceContract, AnEventMeansItsLastRecord) {
   const Stream idle = make_stream();
   const Stream waiting = make_stream();
   const Event after_wait = make_event();
@@ -375,7 +375,7 @@ TEST_P(DeviceContract, WaitsForAStreamThatIsDestroyed) {
   EXPECT_TRUE(*device().is_done(event_)) << "an event outlives the stream";
 }
 
-TEST_P(DeviceContract, AnEventMayGoBeforeWhatWaitsForIt) {
+TEST_P(DeviceContract, AnEventCanBeDestroyedBeforeItsWaiters) {
   const Stream second = make_stream();
   keep_busy(stream_);
   auto gone = device().make_event();
@@ -390,7 +390,7 @@ TEST_P(DeviceContract, AnEventMayGoBeforeWhatWaitsForIt) {
 
 // ---- kernels ----
 
-TEST_P(DeviceContract, LaunchesBehindWhatIsQueued) {
+TEST_P(DeviceContract, LaunchesAfterQueuedWork) {
   constexpr uint32_t kTokens = 512;
   constexpr uint32_t kRowBytes = 16;
   constexpr size_t kSizeBytes = kTokens * kRowBytes;
@@ -579,7 +579,7 @@ TEST(CpuDevice, AnswersEverythingWhenItIsLost) {
   cpu->free(*memory);
 }
 
-TEST(CpuDevice, TakesItsMemoryAlongWhenItGoes) {
+TEST(CpuDevice, FreesItsMemoryWhenItIsDestroyed) {
   const Mapping mapping(kPageBytes);
   {
     const auto cpu = Device::cpu();
@@ -599,7 +599,7 @@ TEST(CpuDevice, TakesItsMemoryAlongWhenItGoes) {
 
 // ---- opening ----
 
-TEST(Device, SaysWhyItDoesNotOpen) {
+TEST(Device, SaysWhyItCannotOpen) {
   const auto opened = Device::open(9999);
   ASSERT_FALSE(opened);
   EXPECT_TRUE(opened.status() == Status::NOT_SUPPORTED || opened.status() == Status::NOT_FOUND)

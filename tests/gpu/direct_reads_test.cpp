@@ -236,8 +236,9 @@ INSTANTIATE_TEST_SUITE_P(Devices, DirectReadsTest, kEveryDevice, device_name);
 
 const AttentionModel kModel = model_of(RowOrder::HEADS_FIRST, false);
 
-/// In many splits, in one, and over no block; windows exclude tokens at either end, and whole blocks.
-TEST_P(DirectReadsTest, AnswerWhatTheFormulasSay) {
+/// In many splits, in one, and over no block; windows exclude tokens at either end, and whole
+/// blocks.
+TEST_P(DirectReadsTest, MatchTheFormulas) {
   for (const bool latent : {false, true}) {
     for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
       const AttentionModel model = model_of(order, latent);
@@ -265,7 +266,7 @@ TEST_P(DirectReadsTest, AnswerWhatTheFormulasSay) {
 }
 
 /// One half of a sequence is read here, the other elsewhere: merged they give the whole.
-TEST_P(DirectReadsTest, MergeWithWhatOthersComputed) {
+TEST_P(DirectReadsTest, MergeWithPartsComputedElsewhere) {
   Decode all(pool_, device(), kModel, {{{"a", 100}, {"b", 50}}, {{"c", 30}, {"d", 20}}});
   std::vector<float> outputs, log_sum_exps;
   for (uint32_t at = 0; at < 2 * kModel.query_heads(); ++at) {
@@ -285,7 +286,7 @@ TEST_P(DirectReadsTest, MergeWithWhatOthersComputed) {
 }
 
 /// The second block of a sequence lies in device memory, like an engine's pages.
-TEST_P(DirectReadsTest, ReadWhatNeedsNoLease) {
+TEST_P(DirectReadsTest, ReadBlocksThatNeedNoLease) {
   for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
     const AttentionModel model = model_of(order, false);
     const std::string name = std::to_string(static_cast<int>(order));
@@ -333,7 +334,7 @@ TEST_P(DirectReadsTest, KeepTheOrderOfTheStream) {
   decode.expect(0);
 }
 
-TEST_P(DirectReadsTest, LeaveOutWhatTheyCannotRead) {
+TEST_P(DirectReadsTest, SkipUnreadableBlocks) {
   const Decode strange(pool_, device(), kModel, {{{"short", 8}, {"long", 10}}});
   Decode decode(pool_, device(), kModel, {{{"a", 16}, {"b", 16}}});
   decode.reads[0].blocks = {{"a", 16}, {"absent", 16}, {"short", 9}, {"long", 9}};
@@ -361,7 +362,7 @@ TEST_P(DirectReadsTest, EndTheirLeasesThemselves) {
   EXPECT_EQ(leases(), 0);
 }
 
-TEST_P(DirectReadsTest, RefuseWhatTheyCannotReach) {
+TEST_P(DirectReadsTest, RefuseMemoryOutOfReach) {
   Decode decode(pool_, device(), kModel, {{{"a", 16}}});
   DirectReads reads = open(kModel);
   const auto job = start(reads, decode);

@@ -173,7 +173,7 @@ class FetchTest {
   Lists lists_;
 };
 
-TEST(FetchTokens, FetchesWhatListsSayToAnyLayout) {
+TEST(FetchTokens, FetchesTheTokensOfListsToAnyLayout) {
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     FetchTest(seed).run();
@@ -221,7 +221,7 @@ class CheckFetchTokens : public testing::Test {
   FetchTokens work_;
 };
 
-TEST_F(CheckFetchTokens, NamesWhatIsWrong) {
+TEST_F(CheckFetchTokens, NamesTheFault) {
   EXPECT_TRUE(check(work_));
   expect([&] { work_.heads = 0; }, "heads is 0");
   expect([&] { work_.unit_bytes = 3; }, "unit_bytes is 3");
@@ -240,7 +240,7 @@ TEST_F(CheckFetchTokens, NamesWhatIsWrong) {
          "1048576 tokens of 3 layers, 2 parts, 4 heads, 256 bytes make a payload of more than");
 }
 
-TEST_F(CheckFetchTokens, NamesWhatIsWrongWithLists) {
+TEST_F(CheckFetchTokens, NamesTheFaultOfAList) {
   TokenLists& lists = work_.lists;
   expect([&] { work_.first_layer = 2; }, "layers 2 to 5 of 3");
   expect([&] { lists.tokens = nullptr; }, "tokens of lists is null");

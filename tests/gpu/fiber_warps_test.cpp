@@ -28,7 +28,7 @@ alignas(16) std::array<uint32_t, kWarpLanes> words;
 
 uint32_t neighbour() { return (fibers::lane() + 1) % kWarpLanes; }
 
-TEST(FiberWarps, FindALoadOfWhatAnotherLaneStored) {
+TEST(FiberWarps, FindALoadOfAnotherLanesStore) {
   const auto kernel = [](bool syncs) {
     return [syncs](uint32_t) {
       store(&words[fibers::lane()], fibers::lane());
@@ -43,7 +43,7 @@ TEST(FiberWarps, FindALoadOfWhatAnotherLaneStored) {
   }
 }
 
-TEST(FiberWarps, FindAStoreToWhatAnotherLaneLoads) {
+TEST(FiberWarps, FindAStoreToAnotherLanesLoad) {
   const auto kernel = [](bool syncs) {
     return [syncs](uint32_t) {
       (void)load(&words[neighbour()]);
@@ -58,7 +58,7 @@ TEST(FiberWarps, FindAStoreToWhatAnotherLaneLoads) {
 }
 
 /// An exchange of values makes lanes wait, but does not order their stores.
-TEST(FiberWarps, FindThatAnExchangeIsNoSync) {
+TEST(FiberWarps, FindThatAnExchangeIsNotASync) {
   const auto fault = fault_of([](uint32_t) {
     store(&words[fibers::lane()], fibers::lane());
     Lanes<uint32_t> ones;

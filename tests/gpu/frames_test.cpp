@@ -194,7 +194,7 @@ class DecodedFrames : public EveryDevice {
   std::vector<void*> memory_;
 };
 
-TEST_P(DecodedFrames, AreWhatTheDecoderGives) {
+TEST_P(DecodedFrames, MatchTheDecoder) {
   constexpr NumberFormat kKinds[] = {NumberFormat::BF16,     NumberFormat::FP16,
                                      NumberFormat::FP8_E4M3, NumberFormat::FP8_E5M2,
                                      NumberFormat::INT8,     NumberFormat::BYTES};
@@ -352,7 +352,7 @@ TEST_P(DecodedFrames, FailAloneIfLz4HasAnotherLength) {
   }
 }
 
-TEST_P(DecodedFrames, RefuseWhatTheDeviceDoesNotReach) {
+TEST_P(DecodedFrames, RefuseMemoryOutOfTheDevicesReach) {
   const Shape shape{NumberFormat::BF16, 1, 4, 8, {}};
   Buffer values = compression::make_tensor(shape, Content::NORMAL, 1);
   const Buffer frame = frame_of(shape, values, Profile::FAST);

@@ -92,7 +92,7 @@ TEST_P(MeasuredCosts, AreThoseOfTheFirstTime) {
   EXPECT_EQ(first->to_json(), again->to_json());
 }
 
-TEST(MeasuredCostsOfACpuDevice, NameWhatIsNotThere) {
+TEST(MeasuredCostsOfACpuDevice, NameMissingParts) {
   const auto cpu = Device::cpu({.memory_bytes = 4096});
   EXPECT_EQ(measure_path_costs(*cpu).status(), Status::NO_SPACE);
 }

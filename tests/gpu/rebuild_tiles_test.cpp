@@ -189,7 +189,7 @@ struct Size {
 
 class RebuildTilesOf : public testing::TestWithParam<NumberFormat> {};
 
-TEST_P(RebuildTilesOf, GiveWhatTheDecoderGives) {
+TEST_P(RebuildTilesOf, MatchTheDecoder) {
   constexpr Size kSizes[] = {
       {2, 40, 128, 128}, {1, 300, 64, 64}, {1, 16, 1024, 128}, {2, 21, 80, 80},   {1, 33, 72, 24},
       {1, 130, 1, 0},    {1, 65, 7, 0},    {3, 17, 13, 0},     {1, 9, 1000, 250}, {1, 5, 2048, 256},

@@ -45,7 +45,7 @@ class RegistrationContract : public EveryDevice {
 };
 INSTANTIATE_TEST_SUITE_P(Devices, RegistrationContract, kEveryDevice, device_name);
 
-TEST_P(RegistrationContract, RegistersWhatIsTouchedAndUnregistersIt) {
+TEST_P(RegistrationContract, RegistersTouchedChunksAndUnregistersThem) {
   const Mapping mapping(4 * kChunkBytes + 3 * kPageBytes);
   auto registration = make(device(), mapping);
   EXPECT_EQ(registration->registered_bytes(), 0u);
@@ -129,7 +129,7 @@ TEST_P(RegistrationContract, RegistersTheRestInTheBackground) {
   EXPECT_EQ(kind(mapping.data()), PointerKind::HOST);
 }
 
-TEST_P(RegistrationContract, KeepsWhatWasRefused) {
+TEST_P(RegistrationContract, KeepsRefusals) {
   const Mapping mapping(4 * kChunkBytes);
   const auto registration = make(device(), mapping);
   std::byte* const others = mapping.data() + 2 * kChunkBytes + kPageBytes;
@@ -167,7 +167,7 @@ TEST_P(RegistrationContract, OutlivesItsMapping) {
   ASSERT_DONE(device().unregister_host(other.data()));
 }
 
-TEST_P(RegistrationContract, SaysWhatCannotBe) {
+TEST_P(RegistrationContract, RefusesImpossibleRequests) {
   const Mapping mapping(4 * kPageBytes);
   const auto create = [&](std::byte* data, size_t size_bytes, uint64_t chunk_bytes) {
     return Registration::create(device(), Span{data, size_bytes}, chunk_bytes).status();
@@ -192,7 +192,7 @@ TEST_P(RegistrationContract, SaysWhatCannotBe) {
 
 // ---- with the CPU device's limits and faults ----
 
-TEST(Registration, AsksAgainAfterALimitOnlyWhenTold) {
+TEST(Registration, AsksAgainAfterALimitOnlyOnRequest) {
   const auto gate = std::make_shared<Gate>();
   const auto cpu = gated_cpu_device(gate, {.most_registered_bytes = 3 * kChunkBytes});
   const Mapping others(kChunkBytes);
@@ -246,7 +246,7 @@ TEST(Registration, AnswersWhileTheDriverPins) {
   EXPECT_EQ(gate->count(), 2u) << "each chunk once";
 }
 
-TEST(Registration, TakesWhatIsAskedForBeforeTheRest) {
+TEST(Registration, RegistersRequestedChunksFirst) {
   const auto gate = std::make_shared<Gate>();
   struct Watched : WrappedDevice {
     using WrappedDevice::WrappedDevice;
@@ -275,7 +275,7 @@ TEST(Registration, TakesWhatIsAskedForBeforeTheRest) {
   EXPECT_EQ(watched.order, want);
 }
 
-TEST(Registration, WaitsForAChunkWhereToldTo) {
+TEST(Registration, WaitsForAChunkOnRequest) {
   const auto gate = std::make_shared<Gate>();
   const auto cpu = gated_cpu_device(gate);
   const Mapping mapping(kChunkBytes);
@@ -349,7 +349,7 @@ TEST(Registration, OutlivesALostDevice) {
 }
 
 /// A device that needs an explicit request for read-only memory, and separate chunks.
-TEST(Registration, SaysWhatAChunkCannotBeUsedFor) {
+TEST(Registration, SaysForWhichUseAChunkIsNotRegistered) {
   struct ReadsOnly : WrappedDevice {
     using WrappedDevice::WrappedDevice;
     Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {

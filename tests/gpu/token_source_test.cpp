@@ -163,7 +163,7 @@ struct Lists {
   std::unique_ptr<Area> area;
 };
 
-TEST_P(TokenSourceTest, BringsWhatListsSayToAnArea) {
+TEST_P(TokenSourceTest, BringsTheTokensOfListsToAnArea) {
   for (const RowOrder order : {RowOrder::HEADS_FIRST, RowOrder::TOKENS_FIRST}) {
     store(order);
     for (const int kind : {0, 1, 2, 3}) {
@@ -300,7 +300,7 @@ TEST_P(TokenSourceTest, TakesHitsWhereTheyLie) {
   EXPECT_EQ(std::memcmp(&got[kK * 64], gathered.data(), gathered.size()), 0);
 }
 
-TEST_P(TokenSourceTest, TellsWhatIsAbsent) {
+TEST_P(TokenSourceTest, ReportsAbsentTokens) {
   ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[1]), Status::OK);
   for (const uint32_t i : {2u, 3u}) {  // one too long, one too short
     ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[i]), Status::OK);
@@ -335,7 +335,7 @@ TEST_P(TokenSourceTest, TellsWhatIsAbsent) {
   }
 }
 
-TEST_P(TokenSourceTest, LeavesOutWhatIsCompressed) {
+TEST_P(TokenSourceTest, SkipsCompressedBlocks) {
   const auto ns = pool_.pool().open_namespace(
       {"compressed", "zeros", {shape().layout, CompressionProfile::FAST}});
   ASSERT_DONE(ns);
@@ -403,7 +403,7 @@ TEST_P(TokenSourceTest, LapsesWithARemovedBlock) {
   EXPECT_EQ(source.fetch(lists.told, 0, 1, stream_).status(), Status::LAPSED);
 }
 
-TEST_P(TokenSourceTest, RefusesWhatItCannotDo) {
+TEST_P(TokenSourceTest, RefusesUnsupportedRequests) {
   Area area(device(), 3 * 2 * 4 * 24 * 64);
   const std::vector<uint32_t> table = {0}, beyond = {1};
   const KvCache cache = dense_cache(shape(), area.data(), 24);

@@ -18,7 +18,7 @@ class GatedTransfers : public TransfersTest {};
 INSTANTIATE_TEST_SUITE_P(Devices, GatedTransfers, testing::Values("cpu"), device_name);
 
 /// Also in the default stream, which is null.
-TEST_P(GatedTransfers, FollowWhatTheEngineHasQueued) {
+TEST_P(GatedTransfers, FollowTheEnginesQueuedWork) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);
@@ -422,7 +422,7 @@ TEST_P(GatedTransfers, GiveLeasesBackWhenCancelled) {
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
 }
 
-TEST_P(GatedTransfers, EndWhatStillRuns) {
+TEST_P(GatedTransfers, EndRunningJobs) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   auto transfers = std::make_unique<Transfers>(open(engine));
@@ -443,7 +443,7 @@ TEST_P(GatedTransfers, EndWhatStillRuns) {
 }
 
 /// A job that fails to start returns only when the device has finished its queued work.
-TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
+TEST_P(GatedTransfers, WaitForTheirQueuedWork) {
   struct NoSecondLaunch : WrappedDevice {
     using WrappedDevice::WrappedDevice;
     Result<void> launch(const Work& work, Stream stream) override {
@@ -485,7 +485,7 @@ TEST_P(GatedTransfers, WaitForWhatTheyHadQueued) {
 }
 
 /// Space that the device may still write to is not reused.
-TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
+TEST_P(GatedTransfers, KeepSpaceThatMayStillBeWritten) {
   struct SaysNothing : WrappedDevice {
     using WrappedDevice::WrappedDevice;
     Result<bool> is_done(Event event) override {
@@ -516,7 +516,7 @@ TEST_P(GatedTransfers, KeepRoomThatMayStillBeWritten) {
 
 /// A driver reports that the GPU is lost as soon as one operation fails: work in flight still
 /// arrives.
-TEST_P(GatedTransfers, KeepRoomThatALostGpuStillWritesTo) {
+TEST_P(GatedTransfers, KeepSpaceThatALostGpuStillWritesTo) {
   const auto pages = shuffled(24, 1);
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
@@ -578,7 +578,7 @@ TEST_P(GatedTransfers, TrustNoEventThatWasNotRecorded) {
   gate_->let_go();
 }
 
-TEST_P(GatedTransfers, PutWhatIsUrgentIntoTheUrgentStream) {
+TEST_P(GatedTransfers, PutUrgentWorkIntoTheUrgentStream) {
   struct Watched : WrappedDevice {
     using WrappedDevice::WrappedDevice;
     Result<Stream> make_stream(int priority) override {

@@ -20,7 +20,7 @@ namespace {
 
 INSTANTIATE_TEST_SUITE_P(Devices, TransfersTest, kEveryDevice, device_name);
 
-TEST_P(TransfersTest, BringBackWhatTheyTook) {
+TEST_P(TransfersTest, RestoreTheSpilledBytes) {
   int run_number = 0;
   for (const Layout layout :
        {Layout::NHD, Layout::HND, Layout::JOINED, Layout::ACROSS_LAYERS, Layout::LATENT}) {
@@ -148,7 +148,7 @@ TEST_P(TransfersTest, CopyNothingAcrossAllocations) {
     EXPECT_DONE(device().unregister_host(part));
 }
 
-TEST(Runs, GoOnWherePartsShareTheirPages) {
+TEST(Runs, ContinueAcrossPartsThatShareTheirPages) {
   std::vector<uint8_t> memory(3 * 4 * 32);
   KvCache cache;
   cache.layout = rows_layout(2, 2, 1, 8);
@@ -218,7 +218,7 @@ TEST(Runs, AreTheRowsOfThePayload) {
   }
 }
 
-TEST_P(TransfersTest, TakeWhatIsStoredForDone) {
+TEST_P(TransfersTest, CountStoredBlocksAsDone) {
   EngineCache engine(device(), Layout::HND, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
@@ -231,7 +231,7 @@ TEST_P(TransfersTest, TakeWhatIsStoredForDone) {
   EXPECT_EQ(pool_.info().blocks, 5);
 }
 
-TEST_P(TransfersTest, TellWhichBlocksFail) {
+TEST_P(TransfersTest, ReportBlocksThatFail) {
   EngineCache engine(device(), Layout::HND, {}, RowOrder::HEADS_FIRST);
   engine.write(engine.random_bytes(1));
   Transfers transfers = open(engine);
@@ -253,7 +253,7 @@ TEST_P(TransfersTest, TellWhichBlocksFail) {
 }
 
 /// Frames are decoded on the way, together with plain blocks.
-TEST_P(TransfersTest, DecodeWhatIsCompressed) {
+TEST_P(TransfersTest, DecodeCompressedBlocks) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   auto before = engine.random_bytes(1);
   for (size_t i = 1; i < before.size(); i += 2) before[i] = 0x3F;  // 0.5 to 2, as bf16
@@ -329,7 +329,7 @@ TEST_P(TransfersTest, RestoreWithoutALease) {
   for (Lease& lease : leases) EXPECT_EQ(pool_.pool().release(lease), Status::OK);
 }
 
-TEST_P(TransfersTest, RefuseWhatIsWrongAndNameIt) {
+TEST_P(TransfersTest, RefuseInvalidArgumentsAndNameThem) {
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
   Transfers transfers = open(engine);
   const auto pages = shuffled(24, 1);

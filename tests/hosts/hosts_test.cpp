@@ -57,7 +57,7 @@ bool ended(Host& observer, uint32_t host) { return observer.info_of(host).state 
 
 // ---- blocks ----
 
-TEST(Hosts, WhatOneStoresTheOthersFind) {
+TEST(Hosts, BlocksOfOneHostAreFoundByOthers) {
   SharedPool shared(3);
   Host first = shared.open(0), second = shared.open(1), third = shared.open(2);
   EXPECT_EQ(first.ns(), second.ns());
@@ -85,7 +85,7 @@ TEST(Hosts, WhatOneStoresTheOthersFind) {
   EXPECT_EQ(listed.size(), 32u);
 }
 
-TEST(Hosts, APutOfWhatAnotherHostHasStoresNothing) {
+TEST(Hosts, APutOfAnotherHostsKeyStoresNothing) {
   SharedPool shared(2);
   Host first = shared.open(0), second = shared.open(1);
   ASSERT_EQ(first.put("k"), Status::OK);
@@ -155,7 +155,7 @@ TEST(Hosts, ARemovalIsNotDoneIfTheOwnerDoesNotAnswer) {
   EXPECT_EQ(second.get("k"), Status::OK);
   first.kill_now();
   EXPECT_TRUE(eventually([&] { return second.remove("k") == Status::OK; }))
-      << "who takes the block over can remove it";
+      << "the host that takes the block over can remove it";
   EXPECT_FALSE(second.holds("k"));
 }
 
@@ -192,7 +192,7 @@ TEST(Hosts, ACompressedNamespaceIsCompressedForAll) {
 
 // ---- looking ----
 
-TEST(Hosts, WhoOnlyLooksLeavesNoTrace) {
+TEST(Hosts, AnObserverLeavesNoTrace) {
   SharedPool shared(3);
   {
     Host first = shared.open(0), second = shared.open(1);
@@ -228,7 +228,7 @@ TEST(Hosts, WhoOnlyLooksLeavesNoTrace) {
   EXPECT_EQ(std::memcmp(before.data(), base, before.size()), 0);
 }
 
-TEST(Hosts, WhoOnlyLooksSeesWhatHappens) {
+TEST(Hosts, AnObserverSeesChanges) {
   SharedPool shared(2);
   HostProcess first(
       shared, 0,
@@ -289,7 +289,7 @@ TEST(Hosts, ALeaseElsewhereHoldsOffReuse) {
   EXPECT_TRUE(taken()) << "it was the only place left";
 }
 
-TEST(Hosts, EvictionSparesWhatAnotherHostLeases) {
+TEST(Hosts, EvictionSparesBlocksThatAnotherHostLeases) {
   SharedPool shared(2, {});
   Host first = shared.open(0), second = shared.open(1);
   ASSERT_EQ(first.put("k"), Status::OK);
@@ -302,7 +302,7 @@ TEST(Hosts, EvictionSparesWhatAnotherHostLeases) {
   EXPECT_EQ(second.pool().release(*lease), Status::OK);
 }
 
-TEST(Hosts, ALeaseWhoseTimeIsOverLapses) {
+TEST(Hosts, AnExpiredLeaseLapses) {
   SharedPool shared(2);
   Host first = shared.open(0), second = shared.open(1);
   ASSERT_EQ(first.put("k"), Status::OK);
@@ -312,7 +312,7 @@ TEST(Hosts, ALeaseWhoseTimeIsOverLapses) {
   EXPECT_EQ(second.pool().release(*lease), Status::LAPSED);
 }
 
-// ---- room ----
+// ---- space ----
 
 TEST(Hosts, SpaceComesFromSlotsThatWereNeverUsed) {
   SharedPool shared(4);
@@ -327,7 +327,7 @@ TEST(Hosts, SpaceComesFromSlotsThatWereNeverUsed) {
   EXPECT_TRUE(eventually([&] { return late.put("late") == Status::OK; }));
 }
 
-TEST(Hosts, AHostThatComesToAFullPoolThatEvictsGetsItsShare) {
+TEST(Hosts, AHostThatJoinsAFullPoolThatEvictsGetsItsShare) {
   SharedPool shared(2, {});
   Host first = shared.open(0);
   // More than one host holds at first: it takes the other one's extents.
@@ -346,7 +346,7 @@ TEST(Hosts, AHostThatComesToAFullPoolThatEvictsGetsItsShare) {
   EXPECT_EQ(first.put("more"), Status::OK);
 }
 
-TEST(Hosts, RoomComesFromAHostThatHasSome) {
+TEST(Hosts, SpaceComesFromAHostThatHasSome) {
   SharedPool shared(2);
   Host poor = shared.open(0), rich = shared.open(1);
   ASSERT_EQ(rich.put("rich"), Status::OK);
@@ -366,7 +366,7 @@ uint64_t fill_patiently(Host& host, const char* name, uint64_t at_most) {
 }
 
 /// A host that took over all extents has space in each of them, but none of them is free.
-TEST(Hosts, RoomComesFromExtentsThatAreAllPartlyUsed) {
+TEST(Hosts, SpaceComesFromPartlyUsedExtents) {
   SharedPool shared(2);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("k"); }});
   Host rich = shared.open(1);
@@ -401,7 +401,7 @@ TEST(Hosts, RoomComesFromExtentsThatAreAllPartlyUsed) {
 
 // ---- leaving ----
 
-TEST(Hosts, WhoLeavesIsSucceededAtOnce) {
+TEST(Hosts, AHostThatLeavesIsSucceededAtOnce) {
   SharedPool shared(2);
   auto first = std::make_unique<Host>(shared.open(0));
   Host second = shared.open(1);
@@ -442,7 +442,7 @@ TEST(Hosts, WhoLeavesIsSucceededAtOnce) {
 
 /// The state LEFT says that all its stores are in the memory: another machine may use its slot, and
 /// a later write-back from a cache would damage that machine's data.
-TEST(Hosts, WhoLeftStoresNothingMore) {
+TEST(Hosts, AHostThatLeftStoresNothingMore) {
   SharedPool shared(2);
   auto left = std::make_unique<Host>(shared.open(0));
   for (uint64_t n = 0; n < 20; ++n) ASSERT_EQ(left->put(key("a", n)), Status::OK);
@@ -466,7 +466,7 @@ TEST(Hosts, WhoLeftStoresNothingMore) {
 }
 
 /// A refused leave changes nothing; in particular, the heartbeat continues.
-TEST(Hosts, WhoMayNotLeaveLives) {
+TEST(Hosts, AHostThatMayNotLeaveLives) {
   SharedPool shared(2);
   HostProcess other(shared, 0, {[](Host& host) { return host.put("k"); }});
   Host second = shared.open(1);
@@ -508,7 +508,7 @@ constexpr SharingTimes with_reclaim(uint32_t reclaim_ms) {
 }
 constexpr SharingTimes kSlowReclaim = with_reclaim(1500), kNoReclaim = with_reclaim(0);
 
-TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceComesBack) {
+TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceIsReused) {
   SharedPool shared(2, {.evict_high_permille = 0}, kSlowReclaim);
   HostProcess first(shared, 0, {[](Host& host) {
                       for (uint64_t n = 0; n < 20; ++n) {
@@ -574,7 +574,7 @@ TEST(Hosts, WithoutATimeLimitSpaceWaitsForTheFence) {
   EXPECT_EQ(second.get("a"), Status::OK);
 }
 
-TEST(Hosts, ADeadHostThatComesBackVouchesForItself) {
+TEST(Hosts, ADeadHostThatComesBackConfirmsItself) {
   SharedPool shared(2, {.evict_high_permille = 0}, kNoReclaim);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
   Host second = shared.open(1);
@@ -610,7 +610,7 @@ TEST(Hosts, AHostThatMayComeBackIsNotFenced) {
   EXPECT_EQ(second.pool().fence(0).status(), Status::BUSY) << "it lives";
   first.kill_now();
   const auto refused = second.pool().fence(0);
-  ASSERT_FALSE(refused) << "its life would go on";
+  ASSERT_FALSE(refused) << "its life would continue";
   EXPECT_EQ(refused.status(), Status::BUSY);
   EXPECT_NE(refused.error().message().find("try again"), std::string::npos)
       << refused.error().message();
@@ -707,7 +707,7 @@ TEST(Hosts, AHostWhoseMediumFailsIsSucceeded) {
 
 // ---- being late ----
 
-TEST(Hosts, ALateHostIsToldAndComesBack) {
+TEST(Hosts, ALateHostGetsAnErrorAndComesBack) {
   SharedPool shared(2);
   Lease lease;
   Reservation reservation;

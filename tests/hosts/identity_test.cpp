@@ -124,7 +124,7 @@ TEST_F(Identities, NoMachineJoinsWhileAHeartbeatMoves) {
 }
 
 /// Neither an equal machine id nor a new boot id shows that the old one has stopped.
-TEST_F(Identities, WhereABeatStandsStillOnlyTheSameBootOrHardwareComesIn) {
+TEST_F(Identities, WithoutAHeartbeatOnlyTheSameBootOrHardwareJoins) {
   for (const Identity& id : second_machines()) {
     const SharedPool shared(2, {.evict_high_permille = 0}, kTimes);
     Machine first(shared, kFirst);
@@ -282,7 +282,7 @@ TEST_F(Identities, AnExactCopyEndsBoth) {
   EXPECT_NE(shared_.slot(0)->nonce, nonce) << "the copy finds that its slot line changed";
 }
 
-TEST_F(Identities, ABeatOfAnotherProcessOfTheHostIsNoCopy) {
+TEST_F(Identities, AHeartbeatOfAnotherProcessOfTheHostIsNotACopy) {
   Machine first(shared_, kFirst);
   ASSERT_TRUE(first.core.joining.attach({}));
   for (int n = 0; n < 50; ++n) {

@@ -84,7 +84,7 @@ TEST_P(Observe, ADamagedPoolStaysAsItIs) {
 
 /// A process that died in the middle of a put: the next process that stores undoes it; it is no
 /// damage.
-TEST_P(Observe, WhatADeadProcessLeftStaysAndIsNoFinding) {
+TEST_P(Observe, ADeadProcessesLeftoversStayAndAreNotAFinding) {
   fill();
   HostProcess process(pool_, 0, {[](Host& host) {
                         static std::vector<Reservation> left;
@@ -120,7 +120,7 @@ TEST_P(Observe, AHostOnThisMachineIsCheckedToItsAllocator) {
   std::memcpy(pool_.at(word), &good, sizeof good);
 }
 
-TEST_P(Observe, WhatRunsOnAnotherMachineIsSaidNotToBeChecked) {
+TEST_P(Observe, AHostOnAnotherMachineIsReportedAsNotChecked) {
   fill();
   const uint32_t last = hosts() - 1;
   auto slot = *pool_.slot(last);

@@ -122,7 +122,7 @@ struct Beaten {
 
 // ---- fence ----
 
-TEST(Refused, AFenceOfWhatCannotBeFenced) {
+TEST(Refused, AFenceOfAHostThatCannotBeFenced) {
   SharedPool shared(3);
   Host host = shared.open(1);
   for (const auto& [slot, advice] :
@@ -153,7 +153,7 @@ TEST(Refused, AFenceOfALifeThatNoSlotShowsUntilItIsDeclaredDead) {
   EXPECT_EQ(shared.open(0).info_of(0).state, "live");
 }
 
-TEST(Accepted, AFenceOfALifeThatIsOverThoughAnotherWasToFollow) {
+TEST(Accepted, AFenceOfALifeThatIsOverWhileTheNextIsJoining) {
   SharedPool shared(2);
   Host other = shared.open(1);
   HostProcess first(shared, 0, {[](Host& host) { return host.put("a"); }});
@@ -237,7 +237,7 @@ void replace_by_one_host(const std::string& locator) {
   const auto ns = pool->open_namespace({"hosts", "any bytes"});
   const std::vector<std::byte> value(10'000, std::byte{1});
   const ConstSpan in[] = {{value.data(), value.size()}};
-  Status status = Status::OK;  // all of it is payload: whatever else is stored there shows
+  Status status = Status::OK;  // all of it is payload: any other store there is detected
   for (int i = 0; status == Status::OK; ++i) status = pool->put(*ns, fmt::format("k-{}", i), in);
 }
 
@@ -362,7 +362,7 @@ TEST(Refused, ALeaveThatEndsNoMembership) {
 
 // ---- damage ----
 
-TEST(Damage, ASlotOfARunningHostIsMended) {
+TEST(Damage, ASlotLineOfARunningHostIsRestored) {
   SharedPool shared(2);
   Host first = shared.open(0), second = shared.open(1);
   ASSERT_EQ(first.put("a"), Status::OK);

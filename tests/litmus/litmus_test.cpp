@@ -142,7 +142,7 @@ TEST_F(Litmus, RefusesASecondOneAsTheSameHost) {
   EXPECT_EQ(error.status, Status::IN_USE);
 }
 
-TEST_F(Litmus, RefusesWhatIsNoPool) {
+TEST_F(Litmus, RefusesObjectsThatAreNotPools) {
   ASSERT_TRUE(Pool::destroy(locator_, true));
   EXPECT_EQ(refusal().status, Status::NO_SUCH_POOL);
 }

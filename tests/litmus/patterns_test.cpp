@@ -86,7 +86,7 @@ TEST_P(EachPattern, IsNeverStaleAsWritten) {
   EXPECT_EQ(count_stale(GetParam(), Fault::NONE, Fault::NONE), 0u);
 }
 
-TEST_P(EachPattern, ShowsWhatIsLeftOut) {
+TEST_P(EachPattern, DetectsEachOmission) {
   const bool message = GetParam() == LitmusPattern::MESSAGE_PASSING;
   for (const Fault fault : {Fault::NO_FLUSH, Fault::NO_FENCE_AFTER_FLUSH, Fault::NO_INVALIDATE,
                             Fault::NO_FENCE_AFTER_INVALIDATE}) {

@@ -55,7 +55,7 @@ TEST_P(MediaContract, SmallestSize) {
   store(*media, kMediaGrainBytes - 1, 7);
 }
 
-TEST_P(MediaContract, TraitsSayWhatItIs) {
+TEST_P(MediaContract, TraitsDescribeTheMedium) {
   const std::unique_ptr<Media> media = create(kSize);
   ASSERT_NE(media, nullptr);
   EXPECT_TRUE(locator().starts_with(media->traits().kind + ":"));
@@ -195,7 +195,7 @@ TEST_P(MediaContract, MoreThanIsFreeLeavesNothing) {
   }
 }
 
-TEST_P(MediaContract, MoreThanIsFreeKeepsWhatWasToBeReplaced) {
+TEST_P(MediaContract, ASizeBeyondTheFreeSpaceKeepsTheOldObject) {
   store(*create(kSize), 11, 11);
   const auto media = create_media(locator(), {.size_bytes = uint64_t{1} << 50, .replace = true});
   EXPECT_EQ(media.status(), Status::MEDIUM_FULL);

@@ -183,7 +183,7 @@ extern "C" void exit_by_address(int signal, siginfo_t* info, void*) {
 }
 extern "C" void exit_with_9(int) { _exit(9); }
 
-TEST_F(FaultGuardDeath, TheHandlerOfBeforeGetsWhatIsOutside) {
+TEST_F(FaultGuardDeath, ThePreviousHandlerGetsFaultsOutside) {
   const auto body = [] {
     struct sigaction action {};
     action.sa_sigaction = exit_by_address;
@@ -225,7 +225,7 @@ TEST_F(FaultGuardDeath, WithoutAHandlerTheProcessEndsByTheSignal) {
   EXPECT_EXIT(sent(), ended_by_bus_error, "");
 }
 
-TEST_F(FaultGuardDeath, WhatWasIgnoredStaysIgnoredIfAProcessSentIt) {
+TEST_F(FaultGuardDeath, AnIgnoredSignalFromAProcessStaysIgnored) {
   const auto sent = [] {
     (void)signal(SIGBUS, SIG_IGN);
     Mapping mapping;
@@ -243,7 +243,7 @@ TEST_F(FaultGuardDeath, WhatWasIgnoredStaysIgnoredIfAProcessSentIt) {
   EXPECT_EXIT(fault(), ended_by_bus_error, "");
 }
 
-TEST_F(FaultGuardDeath, AMappingThatIsNotGuardedAnyMoreIsForeign) {
+TEST_F(FaultGuardDeath, AMappingThatIsNoLongerGuardedIsForeign) {
   const auto body = [] {
     Mapping mapping;
     mapping.watch();

@@ -152,7 +152,7 @@ TEST(File, AFileOfOthersIsTheSystemsRefusal) {
 }
 
 /// The leftover of a process that is killed while its pool takes the place of another.
-TEST(File, WhatIsAbandonedInTheMakingIsRemoved) {
+TEST(File, AnAbandonedCreationIsRemoved) {
   const std::string directory = fresh_path();
   ASSERT_EQ(mkdir(directory.c_str(), 0700), 0);
   const auto make_file = [](const std::string& path) {

@@ -61,7 +61,7 @@ TEST_F(Trust, AnotherUsersMediumIsNotStoredInto) {
   EXPECT_EQ(replaced.status(), Status::SYSTEM);
 }
 
-TEST_F(Trust, WhatEveryUserMayWriteIsNotStoredInto) {
+TEST_F(Trust, MediaWritableByEveryUserAreNotStoredInto) {
   make(0600);
   ASSERT_EQ(chmod(path().c_str(), 0666), 0);
   EXPECT_EQ(opened_as(kOwner, kGroup, MediaUse::STORE), Status::SYSTEM);
@@ -69,7 +69,7 @@ TEST_F(Trust, WhatEveryUserMayWriteIsNotStoredInto) {
   EXPECT_EQ(opened_as(kOther, kNoGroup, MediaUse::LOOK), Status::OK);
 }
 
-TEST_F(Trust, WhoMayOnlyReadLooksAndCannotStore) {
+TEST_F(Trust, AUserWithReadPermissionObservesAndCannotStore) {
   make(0644);
   EXPECT_EQ(opened_as(kOther, kNoGroup, MediaUse::STORE), Status::SYSTEM);
   EXPECT_EQ(run_child([&] {

@@ -179,7 +179,7 @@ void add_channel(std::vector<Case>& cases) {
       {.weak = true, .slots = 1, .messages = 2, .crashable = sender | receiver}, true);
   add("tag stored first", wrong, {.slots = 1, .tag_last = false});
   add("room not awaited", wrong, {.slots = 1, .await_room = false});
-  add("progress told before the words are read", wrong, {.slots = 1, .read_then_tell = false});
+  add("progress reported before the words are read", wrong, {.slots = 1, .read_then_tell = false});
   add("session not counted up", wrong,
       {.slots = 1, .messages = 2, .crashable = sender, .new_session = false});
   add("progress believed of any session", wrong,

@@ -71,7 +71,7 @@ Model two_lines(bool weak, bool settle, bool acquire) {
   return m;
 }
 
-TEST(Explorer, KnowsWhatFencesAndSettlingAreWorth) {
+TEST(Explorer, DistinguishesFencesFromSettling) {
   EXPECT_EQ(explore(two_lines(false, false, true)).failure, "");
   EXPECT_EQ(explore(two_lines(false, false, false)).failure, "reader: second before first");
   EXPECT_EQ(explore(two_lines(true, false, true)).failure, "reader: second before first");
@@ -91,7 +91,7 @@ TEST(Explorer, StopsAtItsLimit) {
   EXPECT_FALSE(explore(m).complete);
 }
 
-TEST(Explorer, FindsWhoWaitsForEver) {
+TEST(Explorer, FindsProcessesThatWaitForEver) {
   Model m;
   const uint32_t lock = m.word("lock", 1);
   m.process("waiter", 0, [=](Process& p, Args) -> Program {

@@ -122,7 +122,7 @@ TEST(Order, OfTiesIsTheEarlierTokens) {
   for (uint32_t i = 0; i < 100; ++i) EXPECT_EQ(best.hits(0)[i], (Hit{64, 10 + i}));
 }
 
-// ---- what is not a number ----
+// ---- NaN ----
 
 TEST(NotANumber, ComesLast) {
   Problem p({.tokens = 300}, 1);
@@ -230,7 +230,7 @@ TEST(Infinity, OfAValueIsInfiniteInTheOutput) {
 }
 
 /// Negative infinity, as in masks, is a weight of zero, also before any other score.
-TEST(Infinity, BelowIsNoWeight) {
+TEST(Infinity, BelowHasNoWeight) {
   Problem p({.tokens = 100}, 1);
   for (uint32_t token = 0; token < 50; ++token)
     p.set_key(token, 3, p.query(0)[3] > 0 ? 0xFF80 : 0x7F80);
@@ -326,7 +326,7 @@ TEST(SpansOfLayouts, AreNotOfWhatHasNoRowsOfItsOwn) {
   EXPECT_EQ(ndp::span_of(layout, nullptr, 5, 0, 0, 0).status(), Status::NOT_SUPPORTED);
 }
 
-// ---- what is wrong ----
+// ---- invalid arguments ----
 
 struct Wrong {
   KeySpan span;

@@ -245,7 +245,7 @@ TEST_P(PlaneKeysTest, FindTheFirstOfKeysThatRepeat) {
 }
 
 /// Queries that are not finite, one among others; queries of zeros and of extreme floats.
-TEST_P(PlaneKeysTest, FindWhatAnyQueryAsksFor) {
+TEST_P(PlaneKeysTest, FindTheBestOfAnyQuery) {
   const Sequences keys({GetParam(), 1, 900, 64, {}}, Content::NORMAL, 5);
   for (const float odd :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 0.0f,
@@ -379,7 +379,7 @@ TEST(PlaneSearch, SaysWhichFrameHasChanged) {
   }
 }
 
-TEST(PlaneSearch, RefusesWhatDoesNotFit) {
+TEST(PlaneSearch, RefusesInputThatDoesNotFit) {
   const compression::Shape shape{NumberFormat::BF16, 1, 100, 16, {}};
   Sequences keys(shape, Content::NORMAL, 1);
   keys.add(make_tensor(shape, Content::NORMAL, 2), 100, Profile::FAST);

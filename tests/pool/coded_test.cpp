@@ -91,7 +91,7 @@ class CodedPool : public TestPool {
   NamespaceId ns_;
 };
 
-TEST(Coded, EveryKindOfNumberComesBackBitForBit) {
+TEST(Coded, EveryNumberFormatIsRestoredBitForBit) {
   for (const auto number : {NumberFormat::BF16, NumberFormat::FP16, NumberFormat::FP8_E4M3,
                             NumberFormat::FP8_E5M2, NumberFormat::INT8, NumberFormat::BYTES}) {
     for (const auto profile :
@@ -130,7 +130,7 @@ TEST(Coded, TakesFewerBytesAndCountsThoseOfTheValue) {
   EXPECT_EQ(t.info().puts_present, before.puts_present + 1);
 }
 
-TEST(Coded, UsageSaysWhatEachNamespaceTakes) {
+TEST(Coded, UsageGivesTheSpaceOfEachNamespace) {
   CodedPool t;
   const Value value = tensor(kKeys, 256 << 10, 1), noise = test::bytes(100000, 1);
   ASSERT_EQ(t.put("k", value), Status::OK);
@@ -188,7 +188,7 @@ TEST(Coded, ScatteredBuffersAreOneValue) {
   EXPECT_EQ(t.pool().get(t.coded_ns(), "k", small).status(), Status::BUFFER_TOO_SMALL);
 }
 
-TEST(Coded, WhatDoesNotShrinkStaysAsItIsAndCanBeLeased) {
+TEST(Coded, IncompressibleValuesStayPlainAndCanBeLeased) {
   CodedPool t;
   const Value noise = test::bytes(64 << 10, 3);
   ASSERT_EQ(t.put("noise", noise), Status::OK);
@@ -204,7 +204,7 @@ TEST(Coded, WhatDoesNotShrinkStaysAsItIsAndCanBeLeased) {
   EXPECT_EQ(t.block("small").stored_bytes, small.size());
 }
 
-TEST(Coded, AValueThatIsNoTensorIsCompressedAsBytes) {
+TEST(Coded, AValueThatIsNotATensorIsCompressedAsBytes) {
   CodedPool t;
   Value value = test::bytes(100001, 1);
   std::fill(value.begin(), value.begin() + 60000, std::byte{7});
@@ -229,7 +229,7 @@ TEST(Coded, CodedBlocksAreNotLeasedAsPlainValues) {
 }
 
 /// Its holder reads the frame in place.
-TEST(Coded, ALeaseNamesWhatIsStored) {
+TEST(Coded, ALeaseDescribesTheStoredBytes) {
   CodedPool t;
   const Value value = tensor(kKeys, 64 << 10, 1);
   const Value noise = tensor(kKeys, 4096, 2, TensorContent::RANDOM);
@@ -355,7 +355,7 @@ TEST(Layouts, ThatNoBlockCanHaveAreRefused) {
   EXPECT_TRUE(t.pool().open_namespace({"good", "", {odd}}));
 }
 
-TEST(Coded, AnotherProcessPressesAndReadsWithoutBeingTold) {
+TEST(Coded, AnotherProcessCompressesAndReadsWithoutTheOptions) {
   CodedPool t;
   const Value value = tensor(kKeys, 64 << 10, 1), theirs = tensor(kKeys, 64 << 10, 2);
   ASSERT_EQ(t.put("k", value), Status::OK);
@@ -578,7 +578,7 @@ TEST(Coded, BatchesOfLookUpsFindWhatIsRecompressed) {
   }
 }
 
-TEST(Coded, WhatIsLeasedIsNotRecompressed) {
+TEST(Coded, LeasedBlocksAreNotRecompressed) {
   CodedPool t(kFastKeys);
   const Value value = tensor(kFastKeys, 64 << 10, 1);
   auto room = t.pool().reserve(t.coded_ns(), "k", value.size());

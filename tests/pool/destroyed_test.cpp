@@ -16,7 +16,7 @@ void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
 class Destroyed : public testing::TestWithParam<Way> {};
 
-TEST_P(Destroyed, WhatStoresAnswersClosed) {
+TEST_P(Destroyed, StoresAnswerClosed) {
   TestPool t(16 << 20);
   const auto value = bytes(9000, 1);
   ASSERT_EQ(t.put("a", value), Status::OK);

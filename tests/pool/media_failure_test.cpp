@@ -95,7 +95,7 @@ TEST(MediaFailure, AFileCutShortEndsTheHandleAndNotTheProcess) {
   EXPECT_EQ(again.status(), Status::DAMAGED) << again.error().message();
 }
 
-TEST(MediaFailure, WhatIsStoredOrReadWhereTheFileEndsIsNeverASuccess) {
+TEST(MediaFailure, NoOperationSucceedsBeyondTheEndOfTheFile) {
   TestPool t(32 << 20, {.evict_high_permille = 0});
   uint64_t stored = 0;
   while (stored < 300) {
@@ -149,7 +149,7 @@ TEST(MediaFailure, AFileOnADiskIsGuardedLikeMemory) {
 
 /// A page of the pool fails for one of two handles, in the middle of its work: it reports that and
 /// stops; the other handle finds all stored blocks, and the first one's unfinished work is undone.
-TEST(MediaFailure, WhateverPageFailsTheOthersKeepWhatTheyHave) {
+TEST(MediaFailure, AnyFailingPageLeavesTheOthersBlocksIntact) {
   TestPool t(32 << 20, {.evict_high_permille = 0});
   for (uint64_t n = 0; n < 100; ++n) ASSERT_EQ(t.put(key(n), bytes(kBytes, n)), Status::OK);
   const uint64_t pages = t.pool().mapping().size / kPage;
@@ -192,7 +192,7 @@ TEST(MediaFailure, WhateverPageFailsTheOthersKeepWhatTheyHave) {
   EXPECT_GE(failures, 5u) << "else the test tries nothing";
 }
 
-TEST(MediaFailure, ThreadsInTheMiddleOfAnythingGoOn) {
+TEST(MediaFailure, ThreadsInTheMiddleOfOperationsContinue) {
   TestPool t(32 << 20);
   for (uint64_t n = 0; n < 50; ++n) ASSERT_EQ(t.put(key(n), bytes(kBytes, n)), Status::OK);
   for (int round = 0; round < 10; ++round) {

@@ -26,7 +26,7 @@ namespace {
 
 using test::TestPool;
 
-TEST(Pool, WhatIsPutComesBackByteForByte) {
+TEST(Pool, ValuesAreReturnedByteForByte) {
   TestPool t(64 << 20);
   for (const size_t size : {1ul, 63ul, 4096ul, 4097ul, 16384ul, 65536ul, 1000001ul, 5000000ul}) {
     const auto value = test::bytes(size, size);
@@ -37,7 +37,7 @@ TEST(Pool, WhatIsPutComesBackByteForByte) {
   EXPECT_TRUE(t.check_clean());
 }
 
-TEST(Pool, AnotherProcessSeesWhatWasPut) {
+TEST(Pool, AnotherProcessSeesPuts) {
   TestPool t(32 << 20);
   const auto value = test::bytes(100000, 7);
   const int status = test::in_child([&] {
@@ -48,7 +48,7 @@ TEST(Pool, AnotherProcessSeesWhatWasPut) {
   EXPECT_EQ(t.get("k"), value);
 }
 
-TEST(Pool, PutOfAPresentKeyIsSuccessAndKeepsTheFirst) {
+TEST(Pool, PutOfAPresentKeySucceedsAndKeepsTheFirst) {
   TestPool t(32 << 20);
   const auto first = test::bytes(20000, 1), second = test::bytes(20000, 2);
   EXPECT_EQ(t.put("k", first), Status::OK);
@@ -119,7 +119,7 @@ TEST(Pool, PiecesThatSumToMoreThanANumberHoldsAreTooLarge) {
 }
 
 /// More buffer space than needed: only the bytes of the value are written.
-TEST(Pool, BuffersThatSumToMoreThanANumberHoldsAreRoomEnough) {
+TEST(Pool, BuffersOfMoreThan2To64BytesSuffice) {
   TestPool t(32 << 20);
   const auto value = test::bytes(100, 1);
   ASSERT_EQ(t.put("k", value), Status::OK);
@@ -218,7 +218,7 @@ TEST(Pool, LeaseKeepsABlockInPlaceUntilItsRelease) {
   for (int i = 0; i < 100; ++i)
     ASSERT_EQ(t.put("other" + std::to_string(i), test::bytes(20000, i)), Status::OK);
   EXPECT_EQ(std::memcmp(lease->data, value.data(), value.size()), 0);
-  EXPECT_EQ(t.pool().release(*lease), Status::LAPSED);  // removed while held: says so
+  EXPECT_EQ(t.pool().release(*lease), Status::LAPSED);  // removed while held: release reports it
   EXPECT_EQ(t.pool().release(*lease), Status::CLOSED);
   auto good = t.pool().acquire(t.ns(), "other1", 60000);
   EXPECT_EQ(t.pool().release(*good), Status::OK);
@@ -292,7 +292,7 @@ TEST(Pool, ForgottenLeasesGiveWayToNewOnesAndLateReleasesHarmNothing) {
   EXPECT_EQ(t.info().used_bytes, 0);
 }
 
-TEST(Pool, FullPoolSaysNoSpaceAndKeepsWhatItHas) {
+TEST(Pool, FullPoolSaysNoSpaceAndKeepsItsBlocks) {
   TestPool t(32 << 20, {.evict_high_permille = 0});
   int stored = 0;
   Status status = Status::OK;
@@ -308,7 +308,7 @@ TEST(Pool, FullPoolSaysNoSpaceAndKeepsWhatItHas) {
   EXPECT_EQ(t.put("new", test::bytes(100000, 1)), Status::OK);
 }
 
-TEST(Pool, EvictionTakesWhatWasUsedLongestAgo) {
+TEST(Pool, EvictionTakesTheLeastRecentlyUsed) {
   TestPool t(64 << 20);
   const auto hot = test::bytes(65536, 1);
   ASSERT_EQ(t.put("hot", hot), Status::OK);

@@ -125,7 +125,7 @@ TEST_F(Tensors, OtherTensorsAreOtherContent) {
   EXPECT_NE(a->description(), b->description());
 }
 
-TEST_F(Tensors, SaysWhatIsMissing) {
+TEST_F(Tensors, NamesTheMissingOption) {
   auto content = Content::from_tensors(folder_.string(), 1);
   EXPECT_EQ(content.status(), Status::INVALID_ARGUMENT);
   EXPECT_NE(content.error().message().find("k.bf16.bin"), std::string::npos);

@@ -27,7 +27,7 @@ class EngineTest : public testing::Test {
   Content content_ = Content::generated(1);
 };
 
-TEST_F(EngineTest, StoresWhatIsMissingAndRestoresThePrefix) {
+TEST_F(EngineTest, StoresMissingBlocksAndRestoresThePrefix) {
   Engine e = engine(content_);
   const std::vector<uint64_t> first = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};  // more than staging holds
   ASSERT_TRUE(e.serve(first, 5000));

@@ -31,7 +31,7 @@ std::string request(const std::string& timestamp, const std::string& input,
          R"(, "output_length": )" + output + R"(, "hash_ids": )" + ids + "}";
 }
 
-TEST(Trace, KeepsWhatGoodLinesSay) {
+TEST(Trace, KeepsTheContentOfGoodLines) {
   const auto trace = parse_trace(kGood, "t.jsonl", 0);
   ASSERT_TRUE(trace) << trace.error().message();
   EXPECT_EQ(trace->source, "t.jsonl");
@@ -74,7 +74,7 @@ TEST(Trace, KeepsAsManyRequestsAsAskedForButChecksAllLines) {
   EXPECT_EQ(parse_trace(std::string(kGood) + "x\n", "t", 1).status(), Status::BAD_TRACE);
 }
 
-TEST(Trace, NamesFileLineAndWhatIsNotJson) {
+TEST(Trace, NamesFileLineAndSyntaxError) {
   for (const char* line : {"x", "{", "{\"timestamp\": 1,}", "\"", "{} {}", "\xff\xfe", "[1,",
                            "{\"timestamp\": 1e999}", "nul"}) {
     const std::string said = complaint(line);
@@ -88,7 +88,7 @@ TEST(Trace, NamesFileLineAndWhatIsNotJson) {
   EXPECT_TRUE(complaint(std::string(1 << 20, '[')).starts_with("t.jsonl:3: not valid JSON: "));
 }
 
-TEST(Trace, NamesWhatIsNoObject) {
+TEST(Trace, NamesLinesThatAreNotObjects) {
   EXPECT_EQ(complaint("[1]"), "t.jsonl:3: the line is a JSON array, but must be an object");
   EXPECT_EQ(complaint("12"), "t.jsonl:3: the line is a JSON number, but must be an object");
   EXPECT_EQ(complaint("null"), "t.jsonl:3: the line is a JSON null, but must be an object");

@@ -167,7 +167,7 @@ void aim_at_grants(Dice& random, Plan& plan) {
   plan.cache_share = 16;
   const auto crash_of_grantor = since(Since::GIVEN, 1, crash(1, random.below(400), kForever));
   switch (random.below(3)) {
-    case 0:  // who claims stands still until others have decided about the grantor
+    case 0:  // the claimant is paused until others have decided about the grantor
       plan.faults = {crash_of_grantor,
                      since(Since::CLAIM, 2,
                            pause(2, any_magnitude(random, 10), (30 + random.below(8)) * kMs))};

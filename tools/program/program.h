@@ -38,8 +38,8 @@ int finish_output(int code);
 /// The work of a command, run after the whole command line is parsed; returns the exit code.
 using Action = std::function<int()>;
 
-/// Refuses an option that an earlier version had, with a value or without: it is not in the help, and
-/// using it gives an error that names `now` as the replacement.
+/// Adds an option that an earlier version had, with a value or without: it is not in the help, and
+/// using it is an error that names `now` as the replacement.
 void refuse_old_option(CLI::App& command, const std::string& name, const std::string& now);
 
 /// `name` and the arguments after argv[0]: the command line as typed, for reports.
