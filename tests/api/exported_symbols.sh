@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# exported_symbols.sh LIBRARY HEADER: the library exports the functions that the header declares,
-# all of them and nothing else; and it stays loaded, as its signal handler does.
+# exported_symbols.sh LIBRARY HEADER: the library exports exactly the functions that the header
+# declares; and it stays loaded, like its signal handler.
 set -eu
 
 library=$1

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# neon_check.sh SOURCE...: builds a program for 64-bit Arm of them and runs it in an emulator.
+# neon_check.sh SOURCE...: builds a program for 64-bit Arm from the sources and runs it in an
+# emulator.
 set -eu
 
 for tool in aarch64-linux-gnu-g++ qemu-aarch64-static; do

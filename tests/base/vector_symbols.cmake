@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fails if a vector_*.cpp, planes_*.cpp or kernels_*.cpp object among OBJECTS defines a symbol for
-# others besides its table.
+# Fails if an object of a vector_*.cpp, planes_*.cpp or kernels_*.cpp file among OBJECTS exports a
+# symbol besides its table.
 list(FILTER OBJECTS INCLUDE REGEX "/(vector|planes|kernels)_[a-z0-9]+\\.cpp\\.o$")
 if(NOT OBJECTS)
   message(FATAL_ERROR "no vector objects given")

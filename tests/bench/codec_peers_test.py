@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/codec_peers.py, with a module in the place of ZipNN: what it prints and what it refuses."""
+"""bench/codec_peers.py, with a stub module in place of ZipNN: its output and its refusals."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "bench" / "codec_peers.py"
 
-# Halves what it gets, as its values repeat; and gives both halves back, or less.
+# Halves its input, whose values repeat; and returns both halves, or less.
 PEER = """
 class ZipNN:
     def __init__(self, bytearray_dtype, input_format, threads):
@@ -59,7 +59,7 @@ class CodecPeers(unittest.TestCase):
         seen = [(line["row"], line["parameters"]["tensor"], line["parameters"]["number"],
                  line["parameters"]["block_bytes"], line["parameters"]["blocks"])
                 for line in lines]
-        # Heads of 96 KiB hold one block of 64 KiB; what fills none, and queries, are left out.
+        # Heads of 96 KiB hold one block of 64 KiB; the rest of a head and queries are skipped.
         self.assertEqual(seen, [(row, *rest) for rest in (("keys", "bf16", 65536, 2),
                                                           ("keys", "bf16", 4096, 48),
                                                           ("values", "fp16", 65536, 2),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/ndp_peers.py without its peers: what it says is missing."""
+"""bench/ndp_peers.py without its peers: it names the missing packages."""
 
 import pathlib
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An independent decoder must read the golden frames, and they must show all of the format."""
+"""An independent decoder must read the golden frames, which must cover the whole format."""
 
 import math
 import pathlib
@@ -17,7 +17,7 @@ FRAMES = sorted((HERE / "frames").glob("*.frame"))
 
 
 def value_of(bits, kind):
-    """The number that a bit pattern is to the format, which knows no infinities."""
+    """The number of a bit pattern in the format, which has no infinities."""
     negative = bits >> 8 * kind.element_bytes - 1
     if kind.exponent_bits == 0:
         return bits - 256 * negative
@@ -47,7 +47,7 @@ def units_of(data):
 
 
 def traits_of(data):
-    """What of the format the frame in DATA shows."""
+    """The parts of the format that the frame in DATA covers."""
     frame = Frame(data)
     kind = frame.kind.name
     traits = {(kind, "tiles")} if len(frame.tiles) > 1 else set()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes a frame, written from docs/frame.md alone.
+"""Decodes a frame; written only from docs/frame.md.
 
 It shares no code with compression/, so that what both read the same is what the page says. It is
 slow and plain on purpose. frame_decoder.py FRAME OUT writes the values; approximations()
@@ -224,7 +224,7 @@ class Centres:
 
 
 class Cursor:
-    """Takes bytes from the front of DATA and says so when there are none left."""
+    """Takes bytes from the front of DATA; an error if there are none left."""
 
     def __init__(self, data, what):
         self.data, self.at, self.what = data, 0, what
@@ -263,7 +263,7 @@ def bias_of(kind):
 
 
 def groups_of(planes, plane_bytes):
-    """First stream, and the one behind the last, of each group that has one checksum."""
+    """First stream, and the one after the last, of each group with one checksum."""
     if plane_bytes >= 1024:
         return [(i, i + 1) for i in range(planes)] + [(planes, planes + 2)]
     first = min(5, planes)
@@ -271,7 +271,7 @@ def groups_of(planes, plane_bytes):
 
 
 class Head:
-    """The head of a tile in planes: all that comes before its streams."""
+    """The head of a tile in planes: all bytes before its streams."""
 
     def __init__(self, tile, tokens, frame):
         kind = frame.kind
@@ -359,7 +359,7 @@ def plane_bit(plane, frame, token, channel):
 
 
 def differences(planes, frame, token):
-    """Sign and magnitude of d in TOKEN; the bits of planes that are not there are zero."""
+    """Sign and magnitude of d in TOKEN; the bits of missing planes are zero."""
     magnitude_bits = frame.kind.magnitude
     for c in range(frame.channels):
         magnitude = 0
@@ -420,7 +420,7 @@ def elements(qs, head, frame, remainder, exceptions):
 
 
 def approximate_planes(tile, tokens, frame, count):
-    """The middle of what each value can be when only COUNT planes are read."""
+    """The middle of each value's interval if only COUNT planes are read."""
     kind = frame.kind
     head = Head(tile, tokens, frame)
     planes = streams_of(tile, head, frame, count)
@@ -527,7 +527,7 @@ def decode(data):
 
 
 def approximations(data, planes):
-    """The values of the frame in DATA as its first PLANES planes show them; None where a tile is
+    """The values of the frame in DATA from its first PLANES planes; None where a tile is
     not in planes."""
     frame = Frame(data)
     out = []

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# install_test.sh BUILD_FOLDER: what `cmake --install` put down works after the prefix was moved: a
-# C program finds it by pkg-config and by find_package(), links, runs. The benchmarks come apart.
+# install_test.sh BUILD_FOLDER: an installation works after the prefix was moved: a C program finds
+# it by pkg-config and by find_package(), links and runs. The benchmarks are installed separately.
 set -euo pipefail
 build=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# tools/run builds this target alone: it has to reach every file that is built and installed.
+# tools/run builds only this target: it must reach every file that is built and installed.
 reached=$(ninja -C "$build" -t graph bowhead_installed | sed -n 's/.*\[label="\([^"]*\)".*/\1/p')
 missing=0
 while read -r file; do
@@ -42,7 +42,7 @@ add_executable(user main.c)
 target_link_libraries(user PRIVATE bowhead::bowhead)
 END
 
-# The command runs without the benchmarks, and with them once they are installed beside it.
+# The command runs without the benchmarks, and with them when they are installed beside it.
 bowhead=$work/moved/bin/bowhead
 "$bowhead" --version
 if PATH=/nowhere "$bowhead" bench --version; then

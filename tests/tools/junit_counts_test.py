@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/junit_counts must count as ctest means it; what could not be started has failed."""
+"""tools/junit_counts must count like ctest; a test that could not be started has failed."""
 
 import pathlib
 import subprocess
@@ -9,7 +9,7 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "tools" / "junit_counts"
 
-# As ctest 3.25 writes it.
+# The format of ctest 3.25.
 REPORT = """<?xml version="1.0" encoding="UTF-8"?>
 <testsuite name="x" tests="8" failures="2" disabled="1" skipped="4">
 <testcase name="a" status="run"><system-out>ok</system-out></testcase>

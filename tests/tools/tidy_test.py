@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/tidy must find one planted fault of every kind, and nothing in a good tree."""
+"""tools/tidy must find one seeded fault of every kind, and nothing in a good tree."""
 
 import pathlib
 import re
@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TIDY = ROOT / "tools" / "tidy"
 SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
 
-# Everything that looks like a fault and is none.
+# Everything that looks like a fault but is not one.
 GOOD = {
     "CMakeLists.txt":
         "# SPDX-License-Identifier: Apache-2.0\nadd_library(x base/a.cpp ${p}/b.cpp)\n",
