@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast values come of frames in GPU memory, beside a copy that writes as many bytes there.
+// The speed of decoding frames in GPU memory, beside a copy that writes as many bytes there.
 #pragma once
 
 #include "base/status.h"
@@ -8,7 +8,7 @@
 
 namespace bowhead::bench {
 
-/// Adds rows. What the device refuses; DAMAGED: values are not those that were encoded.
+/// Adds rows. Returns the device's errors; DAMAGED: values differ from those that were encoded.
 Result<void> measure_rebuild(GpuRig& rig, const GpuBenchOptions& options, const Report& report);
 
 }  // namespace bowhead::bench

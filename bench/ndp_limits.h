@@ -27,7 +27,7 @@ struct LimitKernels {
   uint64_t (*read)(const void* data, size_t bytes);  ///< all words or-ed together
   Multiplication bf16, int16, floats;
 };
-/// Of the instruction set of ndp::kernels().
+/// The limits for the instruction set of ndp::kernels().
 const LimitKernels& limit_kernels();
 extern const LimitKernels kLimitKernelsScalar;  ///< for every CPU of the architecture
 extern const LimitKernels kLimitKernelsAvx2;

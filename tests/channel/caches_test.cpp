@@ -126,7 +126,7 @@ TEST(ChannelCaches, HostsDieAndComeBack) {
     ASSERT_GT(pair.judge().last(), 100u) << seed;
     duplicates += pair.judge().duplicates();
   }
-  EXPECT_GT(duplicates, 0u) << "nothing came twice: the deaths did not meet what they should";
+  EXPECT_GT(duplicates, 0u) << "nothing came twice: the deaths missed the critical steps";
 }
 
 /// The number of seeds that detect the fault.

@@ -185,7 +185,7 @@ TEST(Channel, ARestartedSenderIsFollowed) {
   for (uint64_t life = 1; life < 4; ++life) {
     End from(memory, 0, 4096, FlushKind::NONE);
     EXPECT_FALSE(from.side().send(make_message(life, 1)));
-    EXPECT_EQ(to.side().poll(out), 0u) << "what the dead one sent is gone";
+    EXPECT_EQ(to.side().poll(out), 0u) << "messages of the dead sender are gone";
     EXPECT_EQ(to.side().peer_session(), life);
     for (uint64_t i = 1; i <= 10; ++i) EXPECT_TRUE(from.side().send(make_message(life, i)));
     EXPECT_EQ(to.side().poll(out), 10u);

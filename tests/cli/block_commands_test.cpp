@@ -275,8 +275,8 @@ TEST_F(BlockCommands, AMediumThatFailsIsNamedWithTheBytesAndTheCause) {
   EXPECT_EQ(count, 4) << outcome.out << outcome.err;
 }
 
-/// As daemons and badly written cron jobs run them. A file that took the number of a stream would
-/// get what the command prints: here the pool, or the file that a value is copied to.
+/// Daemons and badly written cron jobs run commands this way. A file that took the number of a
+/// stream would get what the command prints: here the pool, or the file that a value is copied to.
 TEST_F(BlockCommands, WithoutStandardStreamsNothingIsPrintedIntoAFile) {
   create(file_locator(), "32M", {"--hosts", "2"});
   write("value", std::string(100'000, 'v'));

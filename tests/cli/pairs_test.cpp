@@ -325,7 +325,7 @@ void Pairs::check(const Words& words, bool existing) {
   EXPECT_TRUE(endless || (result.code >= 0 && result.code <= 3)) << result.code << "\n"
                                                                  << result.out << result.err;
   EXPECT_TRUE(result.code < 2 || endless || result.err.find(": ") != std::string::npos)
-      << "no word of why";
+      << "no reason is given";
   if (given("--json") && result.code < 2) expect_json(result.out);
 
   std::set<std::string> expected = {"bowhead-" + tag_};

@@ -176,7 +176,7 @@ TEST_F(PoolCommands, ThePermissionsAreAsChosen) {
   create(file_locator());
   EXPECT_EQ(mode(), 0600u);
   create(file_locator(), "32M", {"--force", "--mode", "0664"});
-  EXPECT_EQ(mode(), 0664u) << "whatever the umask is";
+  EXPECT_EQ(mode(), 0664u) << "with any umask";
   create(file_locator(), "32M", {"--force", "--mode", "640"});
   EXPECT_EQ(mode(), 0640u);
   for (const char* bad : {"0666", "0400", "0060", "0755", "4600", "888", "0620", "rw"}) {

@@ -22,7 +22,7 @@ int main() {
       report(fault_in_lengths(kPlaneKernelsNeon, NumberFormat{kind}));
   }
   report(fault_in_nibbles(kPlaneKernelsNeon));
-  if (&plane_kernels() != &kPlaneKernelsNeon) report("Neon is not what is chosen");
+  if (&plane_kernels() != &kPlaneKernelsNeon) report("Neon is not chosen");
   std::printf("%d faults\n", faults);
   return faults == 0 ? 0 : 1;
 }

@@ -114,7 +114,7 @@ std::string fault_with_centre(const PlaneKernels& kernels, const Shape& shape,
   const Planes right = split(kPlaneKernelsScalar, shape, values, amplitudes, shift);
   const Planes other = split(kernels, shape, values, amplitudes, shift);
   if (right.exponents != other.exponents) return "largest exponents differ";
-  if (right.beyond != other.beyond) return "what is beyond differs";
+  if (right.beyond != other.beyond) return "the bytes beyond differ";
   if (*std::max_element(right.beyond.begin(), right.beyond.end()) != 0) return {};
   if (right.planes != other.planes) return "planes differ";
   if (right.remainder_bits != other.remainder_bits) return "the remainder is not as long";
@@ -235,7 +235,7 @@ std::string fault_in_nibbles_of(const PlaneKernels& kernels, const std::vector<u
   if (size % 4 == 0) return {};
   bad = packed;
   bad[(size * 2 + 7) / 8 - 1] |= 0x80;
-  if (kernels.unpack_nibbles(bad, out)) return "unpacks a nibble behind the end";
+  if (kernels.unpack_nibbles(bad, out)) return "unpacks a nibble after the end";
   return {};
 }
 

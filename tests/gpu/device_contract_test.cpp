@@ -190,7 +190,7 @@ TEST_P(DeviceContract, LetsGoOfMemoryThatWasUnmapped) {
   std::byte* const other = allocate(100);
   const auto bytes = random_bytes(100, 1);  // there until it was copied
   copy(other, bytes.data(), bytes.size());
-  EXPECT_EQ(read(other, bytes.size()), bytes) << "nothing else is the worse for it";
+  EXPECT_EQ(read(other, bytes.size()), bytes) << "nothing else is affected";
 }
 
 // ---- copies ----
@@ -530,7 +530,7 @@ TEST(CpuDevice, HasLimits) {
   std::byte* const more = mapping.data() + 4 * kPageBytes;
   EXPECT_EQ(cpu->register_host(more, 2 * kPageBytes).status(), Status::LIMIT_REACHED);
   EXPECT_EQ(cpu->register_host(mapping.data(), kPageBytes).status(), Status::BUSY);
-  ASSERT_DONE(cpu->register_host(more, kPageBytes)) << "what was refused takes no room";
+  ASSERT_DONE(cpu->register_host(more, kPageBytes)) << "a refused request takes no space";
   ASSERT_DONE(cpu->unregister_host(mapping.data()));
   ASSERT_DONE(cpu->unregister_host(more));
 }

@@ -138,7 +138,7 @@ TEST_F(KeptCosts, AreMeasuredOnce) {
   EXPECT_TRUE(std::filesystem::exists(file()));
   EXPECT_EQ(work_of_one(), 0);
   std::ofstream(file()) << "{}";
-  EXPECT_GT(work_of_one(), 0) << "what is kept is damaged";
+  EXPECT_GT(work_of_one(), 0) << "the kept costs are damaged";
 }
 
 /// Like the ranks of an engine: all start at once, on GPUs of one kind.

@@ -776,7 +776,7 @@ TEST(Hosts, NoReservationLiesWhereALateHostMayWrite) {
   auto reservation = next();
   for (; reservation; reservation = next()) reserved.push_back(*reservation);
   EXPECT_EQ(reserved.size(), room_of(shared, shared.extents() - shared.extents() / 2))
-      << "all that was its own";
+      << "all of its own memory";
   ASSERT_TRUE(eventually([&] { return second.put("p") == Status::OK; })) << "after reclaim_ms";
   EXPECT_EQ(next().status(), Status::BUSY);
   EXPECT_EQ(second.get("p"), Status::OK);

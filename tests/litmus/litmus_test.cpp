@@ -164,7 +164,7 @@ TEST(LitmusReport, RecommendsTheCheapestThatIsNotStale) {
   report.in_use = {FlushKind::CLWB, FlushKind::CLWB};
   report.results = {result_of(FlushKind::CLWB, 100, 0), result_of(FlushKind::CLFLUSHOPT, 95, 0),
                     result_of(FlushKind::CLFLUSH, 300, 0), result_of(FlushKind::NONE, 1, 5)};
-  EXPECT_EQ(report.recommended(), FlushKind::CLWB) << "hardly cheaper is no reason to change";
+  EXPECT_EQ(report.recommended(), FlushKind::CLWB) << "a small saving is no reason to change";
   EXPECT_TRUE(report.safe_in_use());
   report.results[1] = result_of(FlushKind::CLFLUSHOPT, 50, 0);
   EXPECT_EQ(report.recommended(), FlushKind::CLFLUSHOPT);
@@ -175,7 +175,8 @@ TEST(LitmusReport, RecommendsTheCheapestThatIsNotStale) {
   report.results[2] = result_of(FlushKind::CLFLUSH, 300, 1);
   EXPECT_EQ(report.recommended(), std::nullopt);
   report.results[3] = result_of(FlushKind::NONE, 1, 0);
-  EXPECT_EQ(report.recommended(), std::nullopt) << "what flushes nothing is never recommended";
+  EXPECT_EQ(report.recommended(), std::nullopt)
+      << "a primitive that flushes nothing is never recommended";
   report.in_use[1] = FlushKind::NONE;
   EXPECT_FALSE(report.safe_in_use()) << "one of the two is enough";
 }

@@ -83,8 +83,8 @@ TEST(FaultGuard, NoStoreAfterAFailureReachesTheFile) {
   EXPECT_FALSE(mapping.guard.failed());
   mapping.at(8, 5) = 'c';
   EXPECT_TRUE(mapping.guard.failed());
-  EXPECT_EQ(mapping.at(8, 5), 'c') << "stores and loads of this process go on";
-  EXPECT_EQ(mapping.at(0), 0) << "and see that nothing is there any more";
+  EXPECT_EQ(mapping.at(8, 5), 'c') << "stores and loads of this process continue";
+  EXPECT_EQ(mapping.at(0), 0) << "and finds nothing there any more";
   mapping.at(0) = 'd';
   mapping.at(15) = 'e';
   EXPECT_EQ(mapping.in_file(0), 'a');

@@ -45,7 +45,7 @@ void add_sender(Model& m, const Things& t, const Rules& rules) {
       const bool mine = progress / 8 == args[kSession] || !rules.progress_of_session;
       if (!mine || number > args[kNext]) co_return Next{send, args};
       const int taken = co_await p.see(t.taken[args[kSession]]);
-      if (taken < number) co_await p.fail("believes taken what was not");
+      if (taken < number) co_await p.fail("counts a message as taken that was not");
       args[kLimit] = static_cast<uint8_t>(number + static_cast<int>(rules.slots));
       co_return Next{send, args};
     }

@@ -124,7 +124,7 @@ void add_heir(Model& m, const Things& t, const Rules& rules) {
     co_await p.note(t.uses[kHeir], 1);
     const int first = co_await p.see(t.uses[kGrantor]);
     const int second = co_await p.see(t.uses[kRecipient]);
-    if (first || second) co_await p.fail("adopts what another one has in full use");
+    if (first || second) co_await p.fail("adopts an extent that another host has in full use");
     co_return kDone;
   };
   m.process("heir", kHeir, [=](Process& p, Args) -> Program {
@@ -160,7 +160,7 @@ Model grant(const Rules& rules) {
 }  // namespace
 
 void add_grant(std::vector<Case>& cases) {
-  const std::string broken = "another one has in full use";
+  const std::string broken = "another host has in full use";
   const auto add = [&](const char* variant, const std::string& finds, const Rules& rules,
                        bool large = false) {
     cases.push_back({"grant", variant, finds, [=] { return grant(rules); }, large});

@@ -47,7 +47,7 @@ Stage put(const Things& t, const Rules& rules, uint32_t putter, uint32_t number,
     const int before = co_await p.add(t.sequence, 1);
     co_await p.store(t.header[number], before + 1);
     const int settled = co_await p.see(t.settled);
-    if (settled > before) co_await p.fail("a stamp comes that was called settled before");
+    if (settled > before) co_await p.fail("a stamp comes that was reported settled before");
     co_await p.note(t.stored[number], before + 1);
     co_await p.publish(t.header[number]);
     co_await p.add(count, -1);

@@ -84,7 +84,7 @@ void each_byte(State& s, const Rules& rules, const F& f) {
   for (uint8_t* byte : {&s.decisions, &s.crashes, &s.joins}) f(*byte);
 }
 
-/// What one host sees and does.
+/// One host: its view and its steps.
 class Host {
  public:
   Host(State& s, const Rules& rules, int self) : s_(s), r_(rules), self_(self) {}
@@ -469,7 +469,7 @@ std::string lost_extent(const State& s, const Rules& rules) {
       if (next.host < 0) {
         return "no host succeeds the holder of an extent";
       }
-      if (s.slot[next.host] > next.n) return "an extent's holder is a life that is past";
+      if (s.slot[next.host] > next.n) return "the holder of an extent is an old life";
     }
   }
   return {};
@@ -537,7 +537,7 @@ void add_succession(std::vector<Case>& cases) {
   add("a ring forgotten before the next", "no host succeeds",
       {.decisions = 4, .crashes = 0, .joins = 1, .nested_rings = false});
   add("no rule S3", "in full use", {.s3 = false});
-  add("chain not followed", "a life that is past", {.follow_chain = false});
+  add("chain not followed", "an old life", {.follow_chain = false});
   add("joins as a life that is over", "in full use",
       {.decisions = 2, .crashes = 1, .joins = 1, .stop_joining = false});
   const Rules chain{.hosts = 4, .decisions = 4, .crashes = 0, .joins = 1, .gone = 1};

@@ -187,7 +187,7 @@ TEST_F(Replaced, InterruptedAtAnyMomentKeepsTheOld) {
     options.cancelled = [&] { return asked++ == moment; };
     const auto made = Pool::create(t.locator(), options);
     if (made) {
-      EXPECT_GT(moment, 4) << "asked while it is allocated, and once more behind that";
+      EXPECT_GT(moment, 4) << "asked while it is allocated, and once more afterwards";
       break;
     }
     EXPECT_EQ(made.status(), Status::CANCELLED);

@@ -49,7 +49,7 @@ class Model {
     if (block.offset % BH_PAYLOAD_ALIGN != 0) return "misaligned";
     const auto after = ranges_.lower_bound(block.offset);
     if (after != ranges_.end() && after->first < block.offset + block.block_bytes)
-      return "overlaps the block behind it";
+      return "overlaps the block after it";
     if (after != ranges_.begin() &&
         std::prev(after)->first + std::prev(after)->second > block.offset)
       return "overlaps the block before it";

@@ -104,7 +104,7 @@ class Actor {
     const bool erased = index_.erase(found);
     index_.unlock(hash);
     model_.erase(hash);
-    if (erased_stale) return "an entry that is not there was erased";
+    if (erased_stale) return "a missing entry was erased";
     return erased ? "" : "an entry was not erased";
   }
 

@@ -62,7 +62,7 @@ class SimAccess {
   void store(uint64_t at, uint64_t value) {
     check_word(at);
     world_.step();
-    // By a store the holder commits a block or frees it.
+    // The holder commits a block or frees it by a store.
     if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS))
       model_.end_hold(process_, world_.map().block_offset(at));
     rules_.check_store(at, value);

@@ -98,7 +98,7 @@ TEST_P(Plants, AreFound) {
     acts += outcome.plant_acts;
     if (!outcome.failure || simulator.run(plan).failure) continue;
     fmt::print("found by seed {}: {}: {}\n", seed, outcome.failure->kind, outcome.failure->text);
-    EXPECT_FALSE(harmless) << "not harmless, as it was said to be because "
+    EXPECT_FALSE(harmless) << "not harmless, although declared so because "
                            << plant.harmless_because << "\n"
                            << text(plan, outcome);
     return;

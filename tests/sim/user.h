@@ -155,7 +155,7 @@ class User final : public Process {
   std::array<Worker, 2> workers_;
   uint32_t refused_ = 0;     ///< joins
   uint32_t phase_done_ = 0;  ///< number of the last one
-  // Of this life.
+  // State of this life.
   bool beating_ = false, serving_ = false;
   bool silent_ = false;              ///< both are to stop
   bool parking_ = false;             ///< the second worker is to pause
