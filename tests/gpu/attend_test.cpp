@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention by the warp code, in partials and merged, compared with the formulas in double precision
-// and with ndp/ on the same bytes.
+// Attention by the warp code, in partials and merged, compared with the formulas in double
+// precision and with ndp/ on the same bytes.
 #include "gpu/kernels/attend.h"
 
 #include <gtest/gtest.h>
@@ -348,8 +348,8 @@ TEST(Attend, MatchesTheFormulas) {
   }
 }
 
-/// A partial from ndp/, as from an NDP device, merged with one from the kernel gives ndp/'s answer for
-/// the whole.
+/// A partial from ndp/, as from an NDP device, merged with one from the kernel gives ndp/'s answer
+/// for the whole.
 TEST(Attend, MergesWithPartsComputedNextToTheMemory) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
