@@ -112,11 +112,11 @@ void Grants<A>::ask_for_extents() {
   uint32_t richest = c_.host, next = c_.host;
   for (uint32_t i = 1; i <= hosts_.count(); ++i) {
     const uint32_t h = (asked_in_turn_ + i) % hosts_.count();
-    const auto life = hosts_.life_shown(h);
-    if (h == c_.host || !life) continue;
+    const auto slot = hosts_.read_slot(h);
+    if (h == c_.host || !slot || !hosts_.goes_on({h, slot->incarnation})) continue;
     ++live;
     if (next == c_.host) next = h;
-    const Room room = room_of(h, life->incarnation);
+    const Room room = room_of(h, slot->incarnation);
     if (room <= most) continue;
     most = room;
     richest = h;

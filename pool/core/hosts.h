@@ -55,14 +55,16 @@ class Hosts {
   /// then. The others get nothing; it may be all of them.
   std::optional<bh_host_slot> claim_slot(bh_host_slot slot);
 
-  /// The life that the slot of a host shows, if it is not over; empty if the slot was never used or
-  /// cannot be read. The life may end the next moment, and one that is agreed on and that the slot
-  /// does not show yet is passed over. So this may choose whose index to read, whom to ask and how
-  /// long to wait, but nothing that is right only if the host lives, or only if it is gone.
-  std::optional<Life> life_shown(uint32_t host) const {
+  /// A life that a slot shows is not over. Incarnation 0 is no life: the slot was never used.
+  /// Such a look may be late the next moment, and a life that is agreed on and that the slot does
+  /// not show yet is passed over. So it may choose whose index to read, whom to ask and how long to
+  /// wait; what is right only if the host lives, or only if it is gone, needs an argument of its
+  /// own (acked()).
+  bool goes_on(Life life) const { return life.incarnation != 0 && !c_.ended(life); }
+  /// A slot that cannot be read shows none.
+  bool shows_life(uint32_t host) const {
     const auto slot = read_slot(host);
-    if (!slot || !goes_on(slot->incarnation, c_.view(host).ended)) return std::nullopt;
-    return Life{host, slot->incarnation};
+    return slot && goes_on({host, slot->incarnation});
   }
 
   // ---- heartbeat ----
@@ -138,13 +140,11 @@ class Hosts {
     uint64_t changed_at_ns = 0;  ///< when it had been seen to have done so
     uint64_t sampled_at_ns = 0;  ///< before the last look
     uint32_t samples = 0;
+
+    /// As of Hosts, at that look.
+    bool goes_on() const { return incarnation != 0 && incarnation >= ended; }
   };
 
-  /// A slot shows this incarnation, and the lives below `ended` are over. Incarnation 0 is no life:
-  /// the slot was never used.
-  static bool goes_on(uint32_t incarnation, uint64_t ended) {
-    return incarnation != 0 && incarnation >= ended;
-  }
   uint64_t decide_at(uint32_t host, uint32_t of) const {
     return c_.layout.word(host, BH_PART_DECIDE, of);
   }
@@ -360,7 +360,7 @@ void Hosts<A>::sample(uint64_t now_ns) {
       seen = {beat, incarnation.value_or(seen.incarnation), ended, seen_ns, now_ns, 0};
     seen.sampled_at_ns = now_ns;
     ++seen.samples;
-    if (goes_on(seen.incarnation, seen.ended)) live |= uint64_t{1} << d;
+    if (seen.goes_on()) live |= uint64_t{1} << d;
   }
   guard.unlock();
   const uint64_t probed_at = c_.private_word(offsetof(bh_host_private, probed_hosts));
@@ -374,7 +374,7 @@ void Hosts<A>::forget_hosts_but(uint64_t holders) {
   const uint64_t probed_at = c_.private_word(offsetof(bh_host_private, probed_hosts));
   uint64_t before = c_.access.load(probed_at), probed = holders;
   for (uint32_t h = 0; h < count(); ++h) {
-    if (life_shown(h)) probed |= uint64_t{1} << h;
+    if (shows_life(h)) probed |= uint64_t{1} << h;
   }
   // If it fails, a host has joined meanwhile. No order with other words is needed: who reads an old
   // value misses blocks, or looks in vain, until the next beat.
@@ -657,7 +657,7 @@ bool Hosts<A>::acked(Life life) const {
     if (h == c_.host) continue;
     const auto slot = read_slot(h);
     // A slot that cannot be read may be that of a live host.
-    if (slot && !goes_on(slot->incarnation, c_.view(h).ended)) continue;
+    if (slot && !goes_on({h, slot->incarnation})) continue;
     // One that joins reads all decisions after it has published JOINING.
     if (h == life.host) continue;
     if ((c_.access.load(ack_at(h, life.host)) & 0xFFFFFFFFu) <= life.incarnation) return false;

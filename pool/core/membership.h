@@ -200,7 +200,7 @@ Error Membership<A>::end_by_conflict() {
 template <class A>
 void Membership<A>::succeed_the_dead(bool locked) {
   uint64_t before = 0;  // live hosts that should propose first
-  for (uint32_t h = 0; h < c_.host; ++h) before += hosts_.life_shown(h) && !hosts_.suspect(h);
+  for (uint32_t h = 0; h < c_.host; ++h) before += hosts_.shows_life(h) && !hosts_.suspect(h);
   const uint64_t wait_ms = before * 2 * uint64_t{c_.times.beat_ms};
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     if (h == c_.host) continue;
