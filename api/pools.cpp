@@ -122,10 +122,8 @@ bh_status bh_namespace_open_with(bh_pool* pool, const char* name, const char* de
   return guarded(__func__, [&]() -> bh_status {
     bh_namespace_options given;
     if (const bh_status bad = read_struct(options, "options", given); bad != BH_OK) return bad;
-    // A number too large for uint8_t is an unknown profile.
-    const auto profile = static_cast<uint8_t>(std::min<uint32_t>(given.profile, UINT8_MAX));
     return open_namespace(pool, name, description,
-                          {given.layout, bowhead::CompressionProfile{profile}}, out);
+                          {given.layout, bowhead::CompressionProfile{given.profile}}, out);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 
 namespace bowhead {
@@ -148,7 +149,9 @@ Sizes sizes_of(const KvLayout& l) {
 Result<void> check_layout(const KvLayout& l) {
   const auto is_zero = [](uint8_t byte) { return byte == 0; };
   if (l.reserved0 != 0 || !std::all_of(std::begin(l.reserved), std::end(l.reserved), is_zero))
-    return wrong("reserved bytes must be 0");
+    return Error{Status::NOT_SUPPORTED,
+                 "layout: reserved bytes are not 0, which is a field that this Bowhead does not "
+                 "know"};
   if (is_opaque(l)) {
     if (const auto more = difference(l, kOpaqueLayout))
       return wrong("opaque values (bytes) have no other field, but {}", *more);
@@ -207,6 +210,8 @@ std::optional<std::string> difference(const KvLayout& there, const KvLayout& wan
       return fmt::format("{} is {}, not {}", field.name, text_of(field, there),
                          text_of(field, wanted));
   }
+  if (std::memcmp(&there, &wanted, sizeof there) != 0)
+    return "a field differs that this Bowhead does not know";
   return std::nullopt;
 }
 

@@ -22,11 +22,7 @@ Result<void> check_format(const ValueFormat& format) {
   if (profile >= std::size(kProfileNames))
     return Error{Status::INVALID_ARGUMENT,
                  "compression profile " + std::to_string(profile) + " is unknown"};
-  if (format.layout.number_format == 0) {
-    if (const auto more = difference(format.layout, KvLayout{}))
-      return Error{Status::INVALID_ARGUMENT, "layout: without a number_format, but " + *more};
-    return {};
-  }
+  if (!difference(format.layout, KvLayout{})) return {};
   if (auto good = check_layout(format.layout); !good) return good;
   if (format.profile == CompressionProfile::NONE) return {};
   const auto shape = compression::shape_of(format.layout, payload_bytes(format.layout, 1));

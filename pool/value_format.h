@@ -13,7 +13,7 @@
 namespace bowhead {
 
 /// How much work a put does to save bytes. Numbers are those of the format (BH_PROFILE_*).
-enum class CompressionProfile : uint8_t { NONE = 0, FAST = 1, BALANCED = 2, DENSE = 3 };
+enum class CompressionProfile : uint32_t { NONE = 0, FAST = 1, BALANCED = 2, DENSE = 3 };
 
 struct ValueFormat {
   /// What a value holds. All zero where a namespace is opened: whatever is stored there; opaque
@@ -23,8 +23,8 @@ struct ValueFormat {
   CompressionProfile profile = CompressionProfile::NONE;
 };
 
-/// INVALID_ARGUMENT: no such layout or profile. NOT_SUPPORTED: a layout that frames cannot hold
-/// (compression::shape_of()), with a profile.
+/// INVALID_ARGUMENT: no such layout or profile. NOT_SUPPORTED: a layout with a field that a later
+/// version knows, or that frames cannot hold (compression::shape_of()), with a profile.
 Result<void> check_format(const ValueFormat& format);
 
 /// "fast"; "none".

@@ -38,7 +38,7 @@ struct KvCache {
 };
 
 /// NOT_SUPPORTED: a layout that kernels cannot move: opaque values, K and V of different lengths,
-/// scales in the block. INVALID_ARGUMENT: what check_layout() returns.
+/// scales in the block. Also what check_layout() returns.
 Result<void> check_rows(const KvLayout& layout);
 
 /// What check_rows() returns; INVALID_ARGUMENT: no pages, parts that are not those of the layout,

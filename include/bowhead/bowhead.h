@@ -206,7 +206,7 @@ bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* descrip
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description or profile
  * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
  * @retval BH_NOT_SUPPORTED values of this layout cannot be compressed, or `options` has a member
- *     set that this library does not know
+ *     set that this library does not know, a reserved byte of the layout included
  * @retval BH_LIMIT_REACHED the table of namespaces is full
  * @retval BH_BUSY another process holds the table: try again */
 bh_status bh_namespace_open_with(bh_pool* pool, const char* name, const char* description,

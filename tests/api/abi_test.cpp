@@ -116,7 +116,8 @@ TEST_F(Abi, NamespaceOptionsAreChecked) {
   bh_namespace_options bad = keys_of(BH_PROFILE_FAST);
   bad.struct_bytes = sizeof bad - 1;
   EXPECT_REFUSED(open(bad), "struct_bytes");
-  for (const uint32_t profile : {4u, 256u, 257u}) EXPECT_REFUSED(open(keys_of(profile)), "unknown");
+  for (const uint32_t profile : {4u, 255u, 256u, 257u, UINT32_MAX})
+    EXPECT_REFUSED(open(keys_of(profile)), ("profile " + std::to_string(profile)).c_str());
   bad = keys_of(BH_PROFILE_FAST);
   bad.layout.number_format = 57;
   EXPECT_REFUSED(open(bad), "number_format is 57");
@@ -136,6 +137,32 @@ TEST_F(Abi, NamespaceOptionsAreChecked) {
   bh_namespace_options plain{};
   plain.struct_bytes = sizeof plain;
   EXPECT_EQ(bh_namespace_open_with(pool_, "plain", "", &plain, &id), BH_OK) << bh_last_error();
+}
+
+// Of all 64 bytes, those that this version does not use included: against a namespace that has this
+// layout, and where the caller leaves the layout to the namespace.
+TEST_F(Abi, ALayoutThatDiffersInAnyByteIsRefused) {
+  const bh_namespace_options keys = keys_of(BH_PROFILE_NONE);
+  bh_namespace_options any{};
+  any.struct_bytes = sizeof any;
+  bh_namespace_id id = 0;
+  ASSERT_EQ(bh_namespace_open_with(pool_, "keys", "", &keys, &id), BH_OK) << bh_last_error();
+  ASSERT_EQ(bh_namespace_open_with(pool_, "keys", "", &any, &id), BH_OK) << bh_last_error();
+  for (size_t at = 0; at < sizeof(bh_kv_layout); ++at) {
+    const bool is_reserved =
+        at == offsetof(bh_kv_layout, reserved0) || at >= offsetof(bh_kv_layout, reserved);
+    for (bh_namespace_options other : {keys, any}) {
+      reinterpret_cast<unsigned char*>(&other.layout)[at] ^= 1;
+      const bh_status status = bh_namespace_open_with(pool_, "keys", "", &other, &id);
+      if (is_reserved) {
+        EXPECT_EQ(status, BH_NOT_SUPPORTED) << "byte " << at;
+      } else {
+        EXPECT_TRUE(status == BH_LAYOUT_MISMATCH || status == BH_INVALID_ARGUMENT)
+            << "byte " << at << ": " << bh_status_name(status);
+      }
+      EXPECT_TRUE(error_contains("layout")) << "byte " << at << ": " << bh_last_error();
+    }
+  }
 }
 
 TEST(AbiStatus, NamesEveryNumberAndOthersToo) {
