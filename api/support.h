@@ -129,13 +129,21 @@ template <class T>
 inline constexpr uint32_t kBytesV1 = sizeof(T);
 template <>
 inline constexpr uint32_t kBytesV1<bh_create_options> = 48;
-/// The size that this version knows.
+/// No version has a longer one. Larger numbers are memory that was never initialised, and nothing
+/// may be read or written by them.
+inline constexpr uint32_t kStructBytesMax = 4096;
+/// What this version knows of it.
 template <class T>
 inline constexpr uint32_t kBytesKnown = sizeof(T);
 template <>
 inline constexpr uint32_t kBytesKnown<bh_create_options> = offsetof(bh_create_options, reserved);
 
-inline bh_status short_struct(const char* name, uint32_t struct_bytes) {
+/// Of a struct of the caller, read or written.
+template <class T>
+bh_status check_struct(const T* given, const char* name) {
+  if (given == nullptr) return null_argument(name);
+  const uint32_t struct_bytes = given->struct_bytes;
+  if (struct_bytes >= kBytesV1<T> && struct_bytes <= kStructBytesMax) return BH_OK;
   return fail(BH_INVALID_ARGUMENT, "{}: {}->struct_bytes is {}; set it to sizeof *{}",
               current_function, name, struct_bytes, name);
 }
@@ -144,8 +152,7 @@ inline bh_status short_struct(const char* name, uint32_t struct_bytes) {
 /// caller that requests an unknown feature must not believe that it got it.
 template <class T>
 bh_status read_struct(const T* given, const char* name, T& known) {
-  if (given == nullptr) return null_argument(name);
-  if (given->struct_bytes < kBytesV1<T>) return short_struct(name, given->struct_bytes);
+  if (const bh_status bad = check_struct(given, name); bad != BH_OK) return bad;
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t i = kBytesKnown<T>; i < given->struct_bytes; ++i) {
     if (bytes[i] == 0) continue;
@@ -158,18 +165,15 @@ bh_status read_struct(const T* given, const char* name, T& known) {
   return BH_OK;
 }
 
-/// Checks, before the call, whether write_struct() may write.
-template <class T>
-bh_status check_struct(const T* out, const char* name) {
-  if (out == nullptr) return null_argument(name);
-  return out->struct_bytes < kBytesV1<T> ? short_struct(name, out->struct_bytes) : BH_OK;
-}
-
-/// Writes as much of `value` as the caller's struct holds.
+/// As much of `value` as the caller's struct takes; members that this library does not know become
+/// zero. check_struct() has accepted it.
 template <class T>
 void write_struct(T value, T* out) {
-  value.struct_bytes = out->struct_bytes;
-  std::memcpy(out, &value, std::min<size_t>(value.struct_bytes, sizeof value));
+  const size_t given_bytes = value.struct_bytes = out->struct_bytes;
+  std::memcpy(out, &value, std::min(given_bytes, sizeof value));
+  if (given_bytes > sizeof value)
+    std::memset(reinterpret_cast<unsigned char*>(out) + sizeof value, 0,
+                given_bytes - sizeof value);
 }
 
 }  // namespace bowhead::api

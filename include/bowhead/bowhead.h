@@ -26,9 +26,10 @@
  * or leaving must not overlap another call on that handle.
  *
  * Structs that the caller allocates begin with `struct_bytes`. Set it to sizeof before the call:
- * later versions append members, and the library reads and writes only the members that the caller
- * has. In options, zero means the default. Members that this library does not know must be zero
- * (BH_NOT_SUPPORTED). bh_key, bh_iovec, bh_const_iovec and bh_kv_layout never grow.
+ * later versions append members, and the library reads and writes no more than the caller has. In
+ * options zero means the default. Members that this library does not know must be zero in options
+ * (BH_NOT_SUPPORTED), and become zero in outputs. No struct is longer than 4096 bytes. bh_key,
+ * bh_iovec, bh_const_iovec and bh_kv_layout never grow.
  *
  * Outputs are written only on success, unless a function says otherwise.
  *

@@ -376,6 +376,43 @@ TEST_F(Abi, OutputsStayAsTheyAreOnFailure) {
   EXPECT_EQ(pool, pool_);
 }
 
+// A program built against a later header passes a longer struct, uninitialised but for its size:
+// members that this library does not know are zero afterwards, and nothing behind is touched.
+template <class T, class Call>
+void expect_rest_is_zero(Call call) {
+  struct Later {
+    T known;
+    unsigned char members_of_later[64];
+    unsigned char behind[8];
+  } of;
+  std::memset(&of, 0xA5, sizeof of);
+  of.known.struct_bytes = offsetof(Later, behind);
+  ASSERT_EQ(call(&of.known), BH_OK) << bh_last_error();
+  EXPECT_EQ(of.known.struct_bytes, offsetof(Later, behind));
+  for (const unsigned char byte : of.members_of_later) EXPECT_EQ(byte, 0);
+  for (const unsigned char byte : of.behind) EXPECT_EQ(byte, 0xA5);
+}
+
+TEST_F(Abi, OutputsOfALaterVersionEndWithZeros) {
+  ASSERT_EQ(put("k", "value"), BH_OK) << bh_last_error();
+  expect_rest_is_zero<bh_namespace_options>(
+      [&](auto* out) { return bh_namespace_get_options(pool_, ns_, out); });
+  expect_rest_is_zero<bh_reservation>([&](auto* out) {
+    return bh_reserve(pool_, ns_, {"new", 3}, 100, out);
+  });
+  expect_rest_is_zero<bh_lease>([&](auto* out) {
+    return bh_acquire(pool_, ns_, {"k", 1}, 60'000, out);
+  });
+  expect_rest_is_zero<bh_lease>([&](auto* out) {
+    return bh_acquire_stored(pool_, ns_, {"k", 1}, 60'000, out);
+  });
+  expect_rest_is_zero<bh_pool_info>([&](auto* out) { return bh_pool_get_info(pool_, out); });
+  expect_rest_is_zero<bh_check_report>(
+      [&](auto* out) { return bh_pool_check(pool_, 0, nullptr, nullptr, out); });
+  expect_rest_is_zero<bh_recompress_report>(
+      [&](auto* out) { return bh_pool_recompress(pool_, 0, out); });
+}
+
 TEST_F(Abi, EndedReservationsAreClosedAlsoThroughACopy) {
   auto room = sized<bh_reservation>();
   ASSERT_EQ(bh_reserve(pool_, ns_, key_of("a"), 100, &room), BH_OK);

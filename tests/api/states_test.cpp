@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -118,6 +119,38 @@ constexpr std::array<bh_status, STATES> observing(std::array<bh_status, STATES> 
   return answers;
 }
 
+/// A struct that begins with its size, and behind which no memory can be read.
+template <class T>
+class AtAWall {
+ public:
+  explicit AtAWall(uint32_t struct_bytes) {
+    BOWHEAD_ASSERT(pages_ != MAP_FAILED && mprotect(page(1), kPage, PROT_NONE) == 0);
+    get()->struct_bytes = struct_bytes;
+  }
+  ~AtAWall() { munmap(pages_, 2 * kPage); }
+  AtAWall(const AtAWall&) = delete;
+  AtAWall& operator=(const AtAWall&) = delete;
+
+  T* get() { return reinterpret_cast<T*>(page(1) - sizeof(T)); }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  std::byte* page(size_t n) { return static_cast<std::byte*>(pages_) + n * kPage; }
+
+  void* pages_ =
+      mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+};
+
+/// The calls that take such a struct, with none and with sizes that none has.
+template <class T, class Call>
+void misuse_struct(Scene& s, Call call) {
+  EXPECT_INVALID(call(static_cast<T*>(nullptr)));
+  for (const uint32_t struct_bytes : {0u, 4097u, uint32_t{INT32_MAX}, UINT32_MAX}) {
+    AtAWall<T> of(struct_bytes);
+    EXPECT_INVALID(call(of.get()));
+  }
+}
+
 bh_status get(Scene& s, bh_key key, size_t room, uint64_t* length) {
   std::vector<std::byte> out(room);
   const bh_iovec piece = {out.data(), out.size()};
@@ -157,10 +190,8 @@ void misuse_keys(Scene& s, Call call) {
 template <class End>
 void misuse_reservation(Scene& s, End end) {
   auto copy = s.own->misused_room, present = sized<bh_reservation>(), none = present;
-  bh_reservation short_one{};
   EXPECT_INVALID(end(nullptr, &s.own->misused_room));
-  EXPECT_INVALID(end(s.pool, nullptr));
-  EXPECT_INVALID(end(s.pool, &short_one));
+  misuse_struct<bh_reservation>(s, [&](auto* room) { return end(s.pool, room); });
   EXPECT_STATUS(end(s.pool, &none), BH_CLOSED);
   EXPECT_STATUS(bh_reserve(s.pool, s.ns, s.key(), kBytes, &present), BH_OK);
   EXPECT_STATUS(end(s.pool, &present), BH_CLOSED);
@@ -194,7 +225,8 @@ void misuse_create(Scene& s) {
   const std::string locator = s.locator + "-new";
   bh_create_options options = options_of(32 << 20);
   EXPECT_INVALID(bh_pool_create(nullptr, &options));
-  EXPECT_INVALID(bh_pool_create(locator.c_str(), nullptr));
+  misuse_struct<bh_create_options>(s,
+                                   [&](auto* of) { return bh_pool_create(locator.c_str(), of); });
   EXPECT_STATUS(bh_pool_create("", &options), BH_BAD_LOCATOR);
   EXPECT_STATUS(bh_pool_create(s.locator.c_str(), &options), BH_POOL_EXISTS);
   options.replace = 1;
@@ -216,8 +248,6 @@ void misuse_create(Scene& s) {
   EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
   options = options_of(32 << 20);
   options.evict_high_permille = UINT32_MAX;
-  EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
-  options.struct_bytes = 0;
   EXPECT_INVALID(bh_pool_create(locator.c_str(), &options));
 }
 
@@ -262,9 +292,7 @@ void misuse_acquire(Scene& s, decltype(bh_acquire)* acquire) {
   misuse_key(s, [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
     return acquire(pool, ns, key, 1000, &lease);
   });
-  EXPECT_INVALID(acquire(s.pool, s.ns, s.key(), 1000, nullptr));
-  bh_lease short_one{};
-  EXPECT_INVALID(acquire(s.pool, s.ns, s.key(), 1000, &short_one));
+  misuse_struct<bh_lease>(s, [&](auto* out) { return acquire(s.pool, s.ns, s.key(), 1000, out); });
   EXPECT_INVALID(acquire(s.pool, s.ns, s.key(), 0, &lease));
   for (const uint64_t huge : kHuge) EXPECT_INVALID(acquire(s.pool, s.ns, s.key(), huge, &lease));
   EXPECT_STATUS(acquire(s.pool, s.ns, s.new_key(), 1000, &lease), BH_NOT_FOUND);
@@ -272,10 +300,8 @@ void misuse_acquire(Scene& s, decltype(bh_acquire)* acquire) {
 
 void misuse_lease(Scene& s) {
   auto none = sized<bh_lease>(), copy = s.own->misused_lease;
-  bh_lease short_one{};
-  EXPECT_INVALID(bh_release(s.pool, &short_one));
   EXPECT_INVALID(bh_release(nullptr, &s.own->misused_lease));
-  EXPECT_INVALID(bh_release(s.pool, nullptr));
+  misuse_struct<bh_lease>(s, [&](auto* lease) { return bh_release(s.pool, lease); });
   EXPECT_STATUS(bh_release(s.pool, &none), BH_CLOSED);
   EXPECT_STATUS(bh_release(s.pool, &s.own->misused_lease), BH_OK);
   EXPECT_STATUS(bh_release(s.pool, &s.own->misused_lease), BH_CLOSED);
@@ -288,9 +314,8 @@ void misuse_reserve(Scene& s) {
     return bh_reserve(pool, ns, key, kBytes, &out);
   };
   misuse_key(s, reserve);
-  EXPECT_INVALID(bh_reserve(s.pool, s.ns, s.new_key(), kBytes, nullptr));
-  bh_reservation short_one{};
-  EXPECT_INVALID(bh_reserve(s.pool, s.ns, s.new_key(), kBytes, &short_one));
+  misuse_struct<bh_reservation>(
+      s, [&](auto* room) { return bh_reserve(s.pool, s.ns, s.new_key(), kBytes, room); });
   EXPECT_STATUS(bh_reserve(s.pool, s.ns, s.new_key(), 0, &out), BH_VALUE_TOO_LARGE);
   for (const uint64_t huge : kHuge)
     EXPECT_STATUS(bh_reserve(s.pool, s.ns, s.new_key(), huge, &out), BH_VALUE_TOO_LARGE);
@@ -451,7 +476,9 @@ const Function kFunctions[] = {
      observing(stores(BH_BUSY), BH_NOT_FOUND),
      [](Scene& s) {
        bh_namespace_id out = 0;
-       EXPECT_INVALID(bh_namespace_open_with(s.pool, "n", "", nullptr, &out));
+       misuse_struct<bh_namespace_options>(s, [&](auto* options) {
+         return bh_namespace_open_with(s.pool, "n", "", options, &out);
+       });
        misuse_name(s, open_compressed);
      }},
     {"bh_namespace_get_options",
@@ -463,11 +490,10 @@ const Function kFunctions[] = {
      reads(),
      [](Scene& s) {
        auto out = sized<bh_namespace_options>();
-       bh_namespace_options short_one{};
        EXPECT_INVALID(bh_namespace_get_options(nullptr, s.ns, &out));
        EXPECT_INVALID(bh_namespace_get_options(s.pool, s.ns + 2, &out));
-       EXPECT_INVALID(bh_namespace_get_options(s.pool, s.ns, nullptr));
-       EXPECT_INVALID(bh_namespace_get_options(s.pool, s.ns, &short_one));
+       misuse_struct<bh_namespace_options>(
+           s, [&](auto* of) { return bh_namespace_get_options(s.pool, s.ns, of); });
      }},
     {"bh_put", [](Scene& s) { return s.put(s.new_key()); }, stores(BH_BUSY, BH_OK, BH_NO_SPACE),
      misuse_put},
@@ -569,10 +595,9 @@ const Function kFunctions[] = {
      stores(BH_OK),
      [](Scene& s) {
        auto out = sized<bh_recompress_report>();
-       bh_recompress_report short_one{};
        EXPECT_INVALID(bh_pool_recompress(nullptr, 0, &out));
-       EXPECT_INVALID(bh_pool_recompress(s.pool, 0, nullptr));
-       EXPECT_INVALID(bh_pool_recompress(s.pool, 0, &short_one));
+       misuse_struct<bh_recompress_report>(
+           s, [&](auto* report) { return bh_pool_recompress(s.pool, 0, report); });
        EXPECT_STATUS(bh_pool_recompress(s.pool, UINT64_MAX, &out), BH_OK);
      }},
     {"bh_pool_get_info",
@@ -584,10 +609,8 @@ const Function kFunctions[] = {
      reads(),
      [](Scene& s) {
        auto out = sized<bh_pool_info>();
-       bh_pool_info short_one{};
        EXPECT_INVALID(bh_pool_get_info(nullptr, &out));
-       EXPECT_INVALID(bh_pool_get_info(s.pool, nullptr));
-       EXPECT_INVALID(bh_pool_get_info(s.pool, &short_one));
+       misuse_struct<bh_pool_info>(s, [&](auto* info) { return bh_pool_get_info(s.pool, info); });
      }},
     {"bh_pool_list_hosts", [](Scene& s) { return list<bh_host_info>(s, bh_pool_list_hosts); },
      reads(), [](Scene& s) { misuse_list<bh_host_info>(s, bh_pool_list_hosts); }},
@@ -610,10 +633,9 @@ const Function kFunctions[] = {
      reads(),
      [](Scene& s) {
        auto out = sized<bh_check_report>();
-       bh_check_report short_one{};
        EXPECT_INVALID(bh_pool_check(nullptr, 0, nullptr, nullptr, &out));
-       EXPECT_INVALID(bh_pool_check(s.pool, 0, nullptr, nullptr, nullptr));
-       EXPECT_INVALID(bh_pool_check(s.pool, 0, nullptr, nullptr, &short_one));
+       misuse_struct<bh_check_report>(
+           s, [&](auto* report) { return bh_pool_check(s.pool, 0, nullptr, nullptr, report); });
      }},
     {"bh_pool_scavenge",
      [](Scene& s) {
