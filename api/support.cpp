@@ -44,8 +44,7 @@ unsigned forks() { return fork_count; }
 bool counts_forks() { return fork_hook_installed == 0; }
 
 bh_status finish(const bh_pool& pool, Status status) {
-  const auto failure = status == Status::MEDIA_ERROR ? pool.pool.media_failure() : std::nullopt;
-  return failure ? fail(*failure) : finish(status);
+  return status == Status::OK ? BH_OK : fail(pool.pool.explain(status));
 }
 
 bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns) {

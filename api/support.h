@@ -67,7 +67,7 @@ inline bh_status finish(Status status) {
 inline bh_status finish(const Result<void>& result) {
   return result ? BH_OK : fail(result.error());
 }
-/// For a failed medium the handle gives the error: the range and the reason.
+/// What the handle knows of it is said: which medium failed and why, which pool was destroyed.
 bh_status finish(const bh_pool& pool, Status status);
 /// For a call whose other arguments were checked.
 bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns);

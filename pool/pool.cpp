@@ -332,11 +332,16 @@ class Pool::Impl {
 
   bool forked() const { return access_.forked(); }
   bool observing() const { return host_ == superblock_.geometry.host_count; }
-  /// Why nothing may be stored through this handle; OK if it may.
-  Status barred() {
-    if (forked()) return Status::FORKED;
-    if (observing()) return Status::READ_ONLY;
-    return destroyed() ? Status::CLOSED : Status::OK;
+  /// Why nothing may be stored through this handle; empty if it may.
+  std::optional<Error> barred() {
+    if (forked()) return Error{Status::FORKED, {}};
+    if (observing()) return Error{Status::READ_ONLY, {}};
+    if (destroyed()) return closed();
+    return std::nullopt;
+  }
+  Error closed() const {
+    return {Status::CLOSED,
+            locator_ + ": the pool was destroyed or replaced; close it and open it anew"};
   }
   /// What an operation that stored something answers. Asked afterwards: what was stored before the
   /// pool was destroyed is as lost as what comes after, but could be OK when it was.
@@ -367,7 +372,7 @@ class Pool::Impl {
     return Key::valid(key) ? Status::OK : Status::KEY_TOO_LONG;
   }
   Result<void> may_store(NamespaceId ns) {
-    if (const Status status = barred(); status != Status::OK) return status;
+    if (auto why = barred()) return *std::move(why);
     return registered(ns);
   }
   Result<void> may_store(NamespaceId ns, std::string_view key) {
@@ -631,12 +636,12 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
 }
 
 Result<void> Pool::leave() {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (const auto why = impl_->barred()) return *why;
   return impl_->run([&] { return impl_->leave(); });
 }
 
 Result<void> Pool::fence(uint32_t host) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (const auto why = impl_->barred()) return *why;
   return impl_->run([&] { return impl_->core().membership.vouch_fenced(host); });
 }
 
@@ -644,7 +649,7 @@ Result<void> Pool::fence(uint32_t host) {
 
 Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description) {
   if (impl_->forked()) return Status::FORKED;
-  if (impl_->destroyed()) return Status::CLOSED;
+  if (impl_->destroyed()) return impl_->closed();
   return impl_->run([&] { return impl_->coded().open_namespace(description); });
 }
 
@@ -742,12 +747,12 @@ Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t
 }
 
 Status Pool::commit(Reservation& reservation, const PayloadSum& sum) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (const auto why = impl_->barred()) return why->status;
   return impl_->stored(impl_->run([&] { return impl_->core().writing.commit(reservation, sum); }));
 }
 
 Status Pool::abort(Reservation& reservation) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (const auto why = impl_->barred()) return why->status;
   return impl_->run([&] { return impl_->core().writing.abort(reservation); });
 }
 
@@ -759,12 +764,12 @@ Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_m
 }
 
 Status Pool::copy_leased(const Lease& lease, Span to) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (const auto why = impl_->barred()) return why->status;
   return impl_->run([&] { return impl_->core().reading.copy_leased(lease, to); });
 }
 
 Status Pool::release(Lease& lease) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (const auto why = impl_->barred()) return why->status;
   return impl_->run([&] { return impl_->core().reading.release(lease); });
 }
 
@@ -776,7 +781,7 @@ Status Pool::remove(NamespaceId ns, std::string_view key) {
 // ---- the whole pool ----
 
 Result<RecompressReport> Pool::recompress(uint64_t cold_ms) {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (const auto why = impl_->barred()) return *why;
   return impl_->run([&] { return impl_->coded().recompress(cold_ms); });
 }
 
@@ -789,7 +794,7 @@ Status Pool::list(const std::function<bool(const BlockInfo&)>& visit) {
 }
 
 Result<uint64_t> Pool::scavenge() {
-  if (const Status barred = impl_->barred(); barred != Status::OK) return barred;
+  if (const auto why = impl_->barred()) return *why;
   return impl_->run([&]() -> Result<uint64_t> { return impl_->core().recovery.scavenge_dead(); });
 }
 
@@ -831,6 +836,12 @@ Result<CheckReport> Pool::check(bool payload, const Progress& progress) {
     }
     return report;
   });
+}
+
+Error Pool::explain(Status status) const {
+  if (status == Status::CLOSED && impl_->destroyed()) return impl_->closed();
+  if (status == Status::MEDIA_ERROR) return media_failure().value_or(Error{status, {}});
+  return {status, {}};
 }
 
 std::optional<Error> Pool::media_failure() const {

@@ -241,6 +241,10 @@ class Pool {
   /// that runs it alone: elsewhere the report says that it was not checked.
   Result<CheckReport> check(bool payload, const Progress& progress = {});
 
+  /// The sentence of a status that a method of this handle answered: of CLOSED, where the pool was
+  /// destroyed or replaced, and of MEDIA_ERROR, it names the pool.
+  Error explain(Status status) const;
+
   /// MEDIA_ERROR with the range that failed and the likely cause; empty while the medium is well.
   std::optional<Error> media_failure() const;
 

@@ -33,24 +33,28 @@
  *
  * Outputs are written only on success, unless a function says otherwise.
  *
- * Statuses: each function lists its own. In addition, any function may return
- * - BH_INVALID_ARGUMENT: NULL where an object is required, a namespace that no process has
- *   registered in the pool, a `struct_bytes` that is too small;
- * - BH_FORKED: the handle was opened before fork(). The child must open the pool again; it may
- *   close the handle, which leaves the parent's reservations and leases open;
- * - BH_MEDIA_ERROR: the medium of the pool failed (its file was truncated, its filesystem is full,
- *   its device returned an error). From then on every function of the handle returns this status.
- *   The process continues: the library handles SIGBUS for the mappings of its pools, and passes any
- *   other SIGBUS to the handler that was installed before the first pool was opened; a program that
- *   installs one later must call the previous one. Close the handle, repair the medium, open the
- *   pool again;
- * - BH_SYSTEM: the operating system refused a request, such as for memory.
+ * Statuses: each function lists its own. Besides, any function may return
+ * - BH_INVALID_ARGUMENT: NULL where an object is wanted, or bytes of a key or a buffer, a count
+ *   that no array can have, a namespace that no process has registered in the pool, a
+ *   `struct_bytes` that is too small or above 4096. Numbers and texts out of their range are listed
+ *   by the functions that take them;
+ * - BH_FORKED: the handle was opened before fork(). The child opens the pool anew; it may close the
+ *   handle, which leaves the parent's reservations and leases open;
+ * - BH_MEDIA_ERROR: the medium of the pool failed (its file was cut short, its filesystem is full,
+ *   its device returned an error), and every function of the handle answers so from then on. The
+ *   process lives: the library handles SIGBUS for the mappings of its pools, and passes on any
+ *   other to the handler that was installed before the first pool was opened; a program that
+ *   installs one later must call the previous one. Close the handle, mend the medium, open the pool
+ *   again;
+ * - BH_HOST_FENCED: the handle has left (bh_pool_leave): only bh_pool_mapping() and bh_pool_close()
+ *   can be called;
+ * - BH_SYSTEM: the operating system refused, as where memory is out.
  *
  * Functions that store, lease or remove may also return
- * - BH_CLOSED: the pool was destroyed or replaced; close the handle and open the pool again;
- * - BH_READ_ONLY: the handle is an observer (bh_pool_observe);
- * - BH_HOST_FENCED, BH_HOST_ID_CONFLICT: the handle has left (bh_pool_leave), or the other hosts
- *   declared this one dead; close the pool and open it again.
+ * - BH_CLOSED: the pool was destroyed or replaced; close the handle and open the pool anew;
+ * - BH_READ_ONLY: the handle only looks (bh_pool_observe);
+ * - BH_HOST_FENCED, BH_HOST_ID_CONFLICT: the other hosts declared this one dead; close the pool and
+ *   open it again.
  *
  * Memory: handles, and the memory that they give pointers to, belong to the library; all other
  * memory is the caller's. */
@@ -120,10 +124,11 @@ typedef struct bh_create_options {
  * @param locator `shm:NAME`, `file:PATH`, `dax:PATH`, `numa:NODE/NAME`, or several joined by `+`
  * @param options size and settings
  * @retval BH_BAD_LOCATOR the locator is malformed
- * @retval BH_TOO_SMALL the size is below 16 MiB, or too small for these hosts or extents
- * @retval BH_POOL_EXISTS something exists at the locator, and `replace` is 0
- * @retval BH_IN_USE `replace` is 1, but processes have the old pool open
- * @retval BH_MEDIUM_FULL the medium has no space for it
+ * @retval BH_INVALID_ARGUMENT an option is out of its range, or not possible with the others
+ * @retval BH_TOO_SMALL below 16 MiB, or too small for so many hosts or such extents
+ * @retval BH_POOL_EXISTS something is there, and `replace` was not asked for
+ * @retval BH_IN_USE `replace`, but processes have it open
+ * @retval BH_MEDIUM_FULL the medium has no room for it
  * @retval BH_NOT_SUPPORTED this build has no such medium, or `options` has a member set that this
  *     library does not know */
 bh_status bh_pool_create(const char* locator, const bh_create_options* options);
@@ -138,9 +143,10 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options);
  * @param host a host slot, or BH_ANY_HOST
  * @param out the handle, for bh_pool_close()
  * @retval BH_BAD_LOCATOR the locator is malformed
- * @retval BH_NO_SUCH_POOL nothing exists at the locator
- * @retval BH_NOT_A_POOL what exists at the locator is not a pool
- * @retval BH_VERSION_UNKNOWN a newer version of Bowhead created it
+ * @retval BH_INVALID_ARGUMENT the pool has no such host slot
+ * @retval BH_NO_SUCH_POOL nothing is there
+ * @retval BH_NOT_A_POOL what is there is no pool
+ * @retval BH_VERSION_UNKNOWN a newer Bowhead made it
  * @retval BH_DAMAGED both copies of its superblock are damaged
  * @retval BH_BUSY another process takes long to open or replace it, or the hosts do not agree yet:
  *     try again
@@ -189,6 +195,7 @@ typedef struct bh_namespace_options {
  * @param name 1 to 63 bytes
  * @param description up to 383 bytes: model, parallel rank, all that distinguishes its keys
  * @param out its id
+ * @retval BH_INVALID_ARGUMENT the name or the description has another length
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description
  * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
  * @retval BH_LIMIT_REACHED the table of namespaces is full
@@ -203,6 +210,8 @@ bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* descrip
  * @param description up to 383 bytes
  * @param options layout and profile
  * @param out its id
+ * @retval BH_INVALID_ARGUMENT the name or the description has another length, no value can have
+ *     this layout (bh_last_error() names the field), or there is no such profile
  * @retval BH_LAYOUT_MISMATCH it is registered with another layout; bh_last_error() names the field
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description or profile
  * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
@@ -388,6 +397,7 @@ typedef struct bh_lease {
  * @param key under which it is stored
  * @param ttl_ms time limit, 1 to 600,000
  * @param out the lease
+ * @retval BH_INVALID_ARGUMENT ttl_ms is out of its range
  * @retval BH_NOT_FOUND nothing is stored under the key
  * @retval BH_CODED the block is compressed, as any block of a compressed namespace may be: bh_get()
  *     decodes it, bh_acquire_stored() leases its frame
@@ -403,8 +413,8 @@ bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl
  * @param key under which it is stored
  * @param ttl_ms time limit, 1 to 600,000
  * @param out the lease
- * @retval BH_NOT_FOUND, BH_UNSUPPORTED_CODEC, BH_COPY_ONLY, BH_KEY_TOO_LONG, BH_LIMIT_REACHED as
- *     for bh_acquire() */
+ * @retval BH_INVALID_ARGUMENT, BH_NOT_FOUND, BH_UNSUPPORTED_CODEC, BH_COPY_ONLY, BH_KEY_TOO_LONG,
+ *     BH_LIMIT_REACHED as of bh_acquire() */
 bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms,
                             bh_lease* out);
 
@@ -430,7 +440,8 @@ bh_status bh_release(bh_pool* pool, bh_lease* lease);
  * @param buffers the destination, filled in order
  * @param buffer_count number of buffers
  * @param length_bytes of the value, on success
- * @param read_bytes bytes read from the pool; may be NULL
+ * @param read_bytes that were read from the pool; NULL: not wanted
+ * @retval BH_INVALID_ARGUMENT `planes` is 0
  * @retval BH_NOT_FOUND, BH_BUFFER_TOO_SMALL, BH_KEY_TOO_LONG, BH_UNSUPPORTED_CODEC, BH_DAMAGED as
  *     for bh_get() */
 bh_status bh_get_planes(bh_pool* pool, bh_namespace_id ns, bh_key key, uint32_t planes,

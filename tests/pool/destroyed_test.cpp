@@ -23,6 +23,7 @@ TEST_P(Destroyed, StoresAnswerClosed) {
   auto lease = t.pool().acquire(t.ns(), "a", 60'000);
   auto room = t.pool().reserve(t.ns(), "b", 100);
   ASSERT_TRUE(lease && room);
+  EXPECT_EQ(t.pool().explain(Status::CLOSED).message(), status_text(Status::CLOSED));
   GetParam().destroy(t.locator());
   if (!GetParam().at_once) {
     for (int i = 0; i < 3000 && t.put("c", value) != Status::CLOSED; ++i) usleep(10'000);
@@ -37,7 +38,12 @@ TEST_P(Destroyed, StoresAnswerClosed) {
   EXPECT_EQ(t.pool().recompress(0).status(), Status::CLOSED);
   const std::string_view key = "a";
   EXPECT_EQ(t.pool().touch(t.ns(), {&key, 1}), Status::CLOSED);
-  // Its content can be read, and its leases and reservations can be ended.
+  const std::string why = t.locator() + ": the pool was destroyed or replaced";
+  for (const Error& error :
+       {t.pool().explain(Status::CLOSED), t.pool().reserve(t.ns(), "d", 100).error(),
+        t.pool().open_namespace({"other", ""}).error(), t.pool().scavenge().error()})
+    EXPECT_NE(error.message().find(why), std::string::npos) << error.message();
+  // What it has can be read, and what it holds given back.
   EXPECT_EQ(t.get("a"), value);
   EXPECT_EQ(lease->length_bytes, value.size());
 }
