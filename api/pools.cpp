@@ -21,8 +21,8 @@ bowhead::CreateOptions create_options(const bh_create_options& given) {
   create.extent_bytes = given.extent_bytes;
   create.min_block_bytes = value_or(given.min_block_bytes, create.min_block_bytes);
   create.evict_high_permille = value_or(given.evict_high_permille, create.evict_high_permille);
-  create.evict_low_permille = value_or(given.evict_low_permille, create.evict_low_permille);
-  if (given.no_eviction != 0) create.evict_high_permille = create.evict_low_permille = 0;
+  create.evict_low_permille = given.evict_low_permille;
+  if (given.no_eviction != 0) create.evict_high_permille = 0;
   create.replace = given.replace != 0;
   create.mode = value_or(given.mode, create.mode);
   bowhead::SharingTimes& times = create.times;

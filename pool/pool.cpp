@@ -129,14 +129,19 @@ Result<Doomed> open_doomed(const std::string& locator, bool alone) {
   return always_replaced(locator);
 }
 
+uint32_t low_permille(const CreateOptions& o) {
+  const uint32_t high = o.evict_high_permille;
+  if (high == 0 || o.evict_low_permille == 0) return high - std::min(20u, high / 2);
+  return o.evict_low_permille;
+}
+
 Result<void> check_options(const CreateOptions& o) {
   if ((o.mode & 0600) != 0600 || (o.mode & ~0664u) != 0 || (o.mode & 0060) == 0020)
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("mode {:04o} suits no pool: its owner reads and writes it (0600), a "
                              "group may read (0040) and write (0060), others may read (0004)",
                              o.mode)};
-  const uint32_t low_permille = o.evict_high_permille == 0 ? 0 : o.evict_low_permille;
-  if (auto ok = core::check_watermarks(o.evict_high_permille, low_permille); !ok) return ok;
+  if (auto ok = core::check_watermarks(o.evict_high_permille, low_permille(o)); !ok) return ok;
   return core::check_times(o.times);
 }
 
@@ -156,7 +161,7 @@ bh_superblock write_new_pool(Media& media, const bh_geometry& geometry,
   sb.checksum_kind = BH_CHECKSUM_XXH3_TREE_4K;
   sb.seal_kind = 1;
   sb.evict_high_permille = options.evict_high_permille;
-  sb.evict_low_permille = options.evict_high_permille == 0 ? 0 : options.evict_low_permille;
+  sb.evict_low_permille = low_permille(options);
   sb.geometry = geometry;
   if (geometry.host_count > 1) {
     sb.beat_ms = options.times.beat_ms;

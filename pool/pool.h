@@ -39,8 +39,9 @@ struct CreateOptions {
   uint64_t extent_bytes = 0;         ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
   uint64_t min_block_bytes = 16384;  ///< power of two, 4 KiB to 1 MiB: smaller values take as much
   uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
-  uint32_t evict_low_permille = 960;   ///< and goes on until below this
-  SharingTimes times = {};             ///< between hosts
+  /// And goes on until below this. 0: 20 below the high one, but at least half of it.
+  uint32_t evict_low_permille = 0;
+  SharingTimes times = {};  ///< between hosts
   /// What lies at the locator loses its name to the new pool: once that is whole, or before it is
   /// made if there is no room for both.
   bool replace = false;

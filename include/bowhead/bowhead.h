@@ -105,18 +105,19 @@ typedef struct bh_create_options {
   uint64_t extent_bytes;        /**< default: size / 1024, within 2 MiB and 64 MiB */
   uint64_t min_block_bytes;     /**< smaller values occupy as much; default 16 KiB */
   uint32_t evict_high_permille; /**< eviction begins above this share of use; default 980 */
-  uint32_t evict_low_permille;  /**< eviction ends below this share of use; default 960 */
+  uint32_t evict_low_permille;  /**< and goes on until below this; default: 20 less than
+                                     evict_high_permille, but at least half of it */
   uint32_t no_eviction;         /**< 1: a full pool answers BH_NO_SPACE */
   uint32_t replace;             /**< 1: the new pool takes the place of what is at the locator */
   uint32_t mode;                /**< permission bits, whatever the umask; default 0600 */
-  uint32_t beat_ms;             /**< time between two heartbeats of a host; default 100 */
-  uint32_t dead_ms;    /**< time without a heartbeat after which a host may be declared dead;
-                            default 3,000 */
-  uint32_t grace_ms;   /**< time for which leases of a dead host are honoured; default 1,000 */
-  uint32_t settle_ms;  /**< time after which a flushed line is in the memory; default 20 */
-  uint32_t reclaim_ms; /**< time after which space of a dead host is reused, even if no operator
-                            confirms that it has stopped writing; default 60,000 */
-  uint32_t no_reclaim; /**< 1: no reuse without that confirmation */
+  uint32_t beat_ms;             /**< between two heartbeats of a host; default 100 */
+  uint32_t dead_ms;    /**< a heartbeat that stands still so long may be declared dead: at least 5
+                            beat_ms and 10 settle_ms; default 3,000 */
+  uint32_t grace_ms;   /**< leases of a host declared dead are honoured so long; default 1,000 */
+  uint32_t settle_ms;  /**< a flushed line is in the memory after so long; default 20 */
+  uint32_t reclaim_ms; /**< space of a dead host is reused after so long, even if no operator
+                            vouches that it has stopped writing; default 60,000 */
+  uint32_t no_reclaim; /**< 1: never */
   uint32_t reserved;   /**< zero */
 } bh_create_options;
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/api/structs.h"
@@ -236,6 +237,46 @@ TEST(AbiCreate, TakesLongerOptionsOnlyIfTheRestIsZero) {
   EXPECT_EQ(bh_pool_create(locator.c_str(), &later.options), BH_NOT_SUPPORTED);
   EXPECT_TRUE(error_contains("byte 80")) << bh_last_error();
   EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_NO_SUCH_POOL);
+}
+
+// No option needs another one to be set with it: at the ends of its range and in between.
+TEST(AbiCreate, TakesEachOptionAlone) {
+  using Options = bh_create_options;
+  const std::pair<uint32_t Options::*, std::vector<uint32_t>> settings[] = {
+      {&Options::hosts, {1, 2}},
+      {&Options::evict_high_permille, {1, 2, 20, 21, 500, 959, 960, 1000}},
+      {&Options::evict_low_permille, {1, 500, 980}},
+      {&Options::no_eviction, {1}},
+      {&Options::replace, {1}},
+      {&Options::mode, {0600, 0640}},
+      {&Options::beat_ms, {1, 600}},
+      {&Options::dead_ms, {500, 600'000}},
+      {&Options::grace_ms, {1, 600'000}},
+      {&Options::settle_ms, {1, 300}},
+      {&Options::reclaim_ms, {1, 600'000}},
+      {&Options::no_reclaim, {1}}};
+  const std::string locator = "shm:bowhead-abi-alone-" + std::to_string(getpid());
+  int number = 0;
+  for (const auto& [member, values] : settings) {
+    for (const uint32_t value : values) {
+      bh_create_options options = options_of(48u << 20);
+      options.*member = value;
+      ASSERT_EQ(bh_pool_create(locator.c_str(), &options), BH_OK)
+          << "setting " << number << " is " << value << ": " << bh_last_error();
+      bh_pool* pool = nullptr;
+      auto info = sized<bh_pool_info>();
+      ASSERT_EQ(bh_pool_observe(locator.c_str(), &pool), BH_OK) << bh_last_error();
+      EXPECT_EQ(bh_pool_get_info(pool, &info), BH_OK) << bh_last_error();
+      bh_pool_close(pool);
+      EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_OK) << bh_last_error();
+      const uint32_t high = options.no_eviction != 0 ? 0 : 980;
+      EXPECT_EQ(info.evict_high_permille,
+                options.evict_high_permille != 0 ? options.evict_high_permille : high);
+      EXPECT_EQ(info.evict_low_permille == 0, info.evict_high_permille == 0);
+      EXPECT_LE(info.evict_low_permille, info.evict_high_permille);
+    }
+    ++number;
+  }
 }
 
 TEST(AbiCreate, PassesThePoolsOwnRefusalsThrough) {

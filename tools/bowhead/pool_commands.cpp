@@ -8,7 +8,6 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
-#include <optional>
 #include <thread>
 
 #include "tools/bowhead/cli.h"
@@ -26,20 +25,20 @@ struct CreateArguments {
   std::string locator;
   CreateOptions options;
   uint32_t evict_high_percent = 98;
-  std::optional<uint32_t> evict_low_percent;
+  uint32_t evict_low_percent = 0;  ///< 0: the pool's default
   bool no_evict = false;
 };
 
 int run_create(const CreateArguments& arguments) {
   CreateOptions options = arguments.options;
   const uint32_t high = arguments.evict_high_percent;
-  const uint32_t low = arguments.evict_low_percent.value_or(high - std::min(high, 2u));
+  const uint32_t low = arguments.evict_low_percent;
   if (low > high)
     return fail({Status::INVALID_ARGUMENT,
                  fmt::format("--evict-low {} is above --evict-high {}: give a lower --evict-low",
                              low, high)});
   options.evict_high_permille = arguments.no_evict ? 0 : high * 10;
-  options.evict_low_permille = arguments.no_evict ? 0 : low * 10;
+  options.evict_low_permille = low * 10;
   Interruption interruption;
   ProgressLine progress;
   options.progress = progress.callback();
