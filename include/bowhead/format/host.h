@@ -5,6 +5,7 @@
 #define BOWHEAD_FORMAT_HOST_H
 
 #include <bowhead/format/common.h>
+#include <bowhead/format/tensor.h>
 
 /* States of a host slot. */
 enum {
