@@ -186,9 +186,11 @@ class Pool {
   Status copy_leased(const Lease& lease, Span to);
 
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if
-  /// nobody needed the block, or a place in the lease table, yet). LAPSED: it was revoked or the
-  /// host was fenced; discard what was computed from it. CLOSED: ended before; of a copy of a Lease
-  /// that was released, once another lease has its place in the table, LAPSED.
+  /// nobody needed the block, or a place in the lease table, yet). LAPSED: it was revoked, the host
+  /// was fenced, or the block was removed, evicted or moved: its bytes stay while the lease holds,
+  /// but its header no longer proves that they did. Discard what was computed from it. CLOSED:
+  /// ended before; of a copy of a Lease that was released, once another lease has its place in the
+  /// table, LAPSED.
   Status release(Lease& lease);
 
   /// Removes what is stored under a key; space comes back once no lease holds it. OK: nobody gets

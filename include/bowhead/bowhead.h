@@ -303,7 +303,8 @@ bh_status bh_longest_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* key
 /** Marks blocks as used now, the first most recently. Absent keys are skipped. */
 bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count);
 
-/** Removes a block; its leases remain valid until they are released.
+/** Removes a block. Leases of it keep its bytes until they are released or over, and bh_release()
+ * answers BH_LAPSED.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it is stored
@@ -419,12 +420,15 @@ bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl
 bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms,
                             bh_lease* out);
 
-/** Ends a lease and reports whether the block was intact for the whole lease.
+/** Ends a lease, and says whether it can vouch that the block was whole for all of its time.
  * @param pool the pool
- * @param lease the lease
- * @retval BH_LAPSED it was not: discard all results computed from it
- * @retval BH_HOST_FENCED as BH_LAPSED, because the handle has left the pool
- * @retval BH_CLOSED the lease, or a copy of it, has ended, or it belongs to another handle */
+ * @param lease which
+ * @retval BH_LAPSED it cannot: the block was removed, evicted or moved meanwhile, the time was over
+ *     and another process needed the block or the place in the lease table, or the other hosts
+ *     declared this one dead. Discard what was computed from it. Also of a copy of a lease that was
+ *     ended, if a later lease has its place in the table
+ * @retval BH_HOST_FENCED the same, since the handle left the pool
+ * @retval BH_CLOSED this or a copy was ended before, or it is of another handle */
 bh_status bh_release(bh_pool* pool, bh_lease* lease);
 
 /** @}

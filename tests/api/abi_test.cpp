@@ -475,6 +475,32 @@ TEST_F(Abi, EndedReservationsAreClosedAlsoThroughACopy) {
   EXPECT_TRUE(error_contains("bh_commit")) << bh_last_error();
 }
 
+// CLOSED only while no later lease has the place of the first one in the table.
+TEST_F(Abi, EndedLeasesAreClosedOrLapsedThroughACopy) {
+  ASSERT_EQ(put("k", "value"), BH_OK);
+  auto first = sized<bh_lease>(), second = first;
+  ASSERT_EQ(bh_acquire(pool_, ns_, key_of("k"), 60'000, &first), BH_OK);
+  bh_lease copy = first, late_copy = first;
+  EXPECT_EQ(bh_release(pool_, &first), BH_OK);
+  EXPECT_EQ(bh_release(pool_, &copy), BH_CLOSED);
+  ASSERT_EQ(bh_acquire(pool_, ns_, key_of("k"), 60'000, &second), BH_OK);
+  EXPECT_EQ(bh_release(pool_, &late_copy), BH_LAPSED);
+  EXPECT_EQ(bh_release(pool_, &first), BH_CLOSED);
+  EXPECT_EQ(bh_release(pool_, &second), BH_OK) << "the copy of another lease ended it";
+}
+
+// The bytes stay, and so a reader may finish; what it computed is to be discarded all the same.
+TEST_F(Abi, ALeaseOfARemovedBlockKeepsItsBytesAndLapses) {
+  const std::string value(20'000, 'v');
+  ASSERT_EQ(put("k", value), BH_OK);
+  auto lease = sized<bh_lease>();
+  ASSERT_EQ(bh_acquire(pool_, ns_, key_of("k"), 60'000, &lease), BH_OK);
+  ASSERT_EQ(bh_remove(pool_, ns_, key_of("k")), BH_OK);
+  ASSERT_EQ(put("k", std::string(20'000, 'w')), BH_OK);
+  EXPECT_EQ(std::memcmp(lease.data, value.data(), value.size()), 0);
+  EXPECT_EQ(bh_release(pool_, &lease), BH_LAPSED);
+}
+
 TEST_F(Abi, HandlesOfAnotherPoolAreClosed) {
   const std::string locator = locator_ + "-other";
   const bh_create_options options = options_of(32u << 20);
