@@ -25,6 +25,9 @@
  * Threads: every function may be called from any thread at any time, except that closing a handle
  * or leaving must not overlap another call on that handle.
  *
+ * Several hosts: look-ups miss the blocks of a host that has just joined, until the next heartbeat
+ * of this one (beat_ms).
+ *
  * Structs that the caller allocates begin with `struct_bytes`. Set it to sizeof before the call:
  * later versions append members, and the library reads and writes no more than the caller has. In
  * options zero means the default. Members that this library does not know must be zero in options
