@@ -179,7 +179,7 @@ TEST(KvLayout, EveryByteThatDiffersIsADifference) {
   }
 }
 
-/// Shared bytes are read by it: whatever they are, it answers, and text comes of them.
+/// Layouts are also read from shared memory: any bytes must give a result and a text.
 TEST(KvLayout, AnyBytesAreCheckedAndWritten) {
   Random random(2);
   int good = 0;
