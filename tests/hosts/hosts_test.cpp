@@ -633,7 +633,7 @@ TEST(Hosts, AHostIsNotFencedWhileAProcessOfItStandsStillHere) {
   EXPECT_TRUE(second.pool().fence(0));
 }
 
-/// Whoever asks, and however long the keys are.
+/// On every host, and for keys of any length.
 TEST(Hosts, UsedBytesAreThoseOfTheNamespaces) {
   SharedPool shared(2);
   Host first = shared.open(0), second = shared.open(1);
