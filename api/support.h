@@ -67,7 +67,8 @@ inline bh_status finish(Status status) {
 inline bh_status finish(const Result<void>& result) {
   return result ? BH_OK : fail(result.error());
 }
-/// What the handle knows of it is said: which medium failed and why, which pool was destroyed.
+/// Where the handle knows more it gives the error: which medium failed, and why; which pool was
+/// destroyed.
 bh_status finish(const bh_pool& pool, Status status);
 /// For a call whose other arguments were checked.
 bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns);
@@ -129,16 +130,16 @@ template <class T>
 inline constexpr uint32_t kBytesV1 = sizeof(T);
 template <>
 inline constexpr uint32_t kBytesV1<bh_create_options> = 48;
-/// No version has a longer one. Larger numbers are memory that was never initialised, and nothing
-/// may be read or written by them.
+/// No version has a longer struct. A larger number is uninitialised memory, and must not bound a
+/// read or a write.
 inline constexpr uint32_t kStructBytesMax = 4096;
-/// What this version knows of it.
+/// The size that this version knows.
 template <class T>
 inline constexpr uint32_t kBytesKnown = sizeof(T);
 template <>
 inline constexpr uint32_t kBytesKnown<bh_create_options> = offsetof(bh_create_options, reserved);
 
-/// Of a struct of the caller, read or written.
+/// Checks a caller's struct that is to be read or written.
 template <class T>
 bh_status check_struct(const T* given, const char* name) {
   if (given == nullptr) return null_argument(name);
@@ -165,8 +166,8 @@ bh_status read_struct(const T* given, const char* name, T& known) {
   return BH_OK;
 }
 
-/// As much of `value` as the caller's struct takes; members that this library does not know become
-/// zero. check_struct() has accepted it.
+/// Writes as much of `value` as the caller's struct holds; members that this library does not know
+/// become zero. check_struct() must have accepted the struct.
 template <class T>
 void write_struct(T value, T* out) {
   const size_t given_bytes = value.struct_bytes = out->struct_bytes;

@@ -150,8 +150,7 @@ Result<void> check_layout(const KvLayout& l) {
   const auto is_zero = [](uint8_t byte) { return byte == 0; };
   if (l.reserved0 != 0 || !std::all_of(std::begin(l.reserved), std::end(l.reserved), is_zero))
     return Error{Status::NOT_SUPPORTED,
-                 "layout: reserved bytes are not 0, which is a field that this Bowhead does not "
-                 "know"};
+                 "layout: reserved bytes must be 0; this Bowhead does not know what they mean"};
   if (is_opaque(l)) {
     if (const auto more = difference(l, kOpaqueLayout))
       return wrong("opaque values (bytes) have no other field, but {}", *more);

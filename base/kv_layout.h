@@ -52,8 +52,8 @@ constexpr KvLayout pairs_layout(NumberFormat format, uint16_t layers, uint16_t h
   return layout;
 }
 
-/// INVALID_ARGUMENT, with the field that is wrong: a layout that no block can have. NOT_SUPPORTED:
-/// it has a field that a later version knows.
+/// INVALID_ARGUMENT, with the wrong field, for a layout that no block can have. NOT_SUPPORTED for
+/// one with a field of a later version.
 Result<void> check_layout(const KvLayout& layout);
 
 inline bool is_opaque(const KvLayout& layout) { return layout.number_format == BH_NUMBER_BYTES; }
@@ -88,7 +88,7 @@ struct KvRows {
 KvRows rows_of(const KvLayout& layout, uint64_t tokens, uint32_t layer, uint32_t part,
                uint32_t head);
 
-/// "heads is 8, not 4": the first field that differs; nothing if all bytes are the same.
+/// "heads is 8, not 4": the first field that differs; empty if all bytes are equal.
 std::optional<std::string> difference(const KvLayout& there, const KvLayout& wanted);
 
 /// "bf16, 32 layers of K and V, 8 heads of 128 channels, heads first"; "opaque values".

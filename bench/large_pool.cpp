@@ -30,7 +30,7 @@ Result<std::unique_ptr<BenchPool>> BenchPool::create(const std::string& locator,
   options.times = times;
   options.size_bytes = size_bytes;
   options.min_block_bytes = min_block_bytes;
-  options.evict_high_permille = 0;  // what was put stays until it is removed
+  options.evict_high_permille = 0;  // a block stays until it is removed
   if (auto created = Pool::create(locator, options); !created) return created.error();
   return std::unique_ptr<BenchPool>(new BenchPool(locator));
 }

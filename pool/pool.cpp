@@ -346,7 +346,7 @@ class Pool::Impl {
   }
   Error closed() const {
     return {Status::CLOSED,
-            locator_ + ": the pool was destroyed or replaced; close it and open it anew"};
+            locator_ + ": the pool was destroyed or replaced; close the handle and open it again"};
   }
   /// What an operation that stored something answers. Asked afterwards: what was stored before the
   /// pool was destroyed is as lost as what comes after, but could be OK when it was.

@@ -244,8 +244,8 @@ class Pool {
   /// that runs it alone: elsewhere the report says that it was not checked.
   Result<CheckReport> check(bool payload, const Progress& progress = {});
 
-  /// The sentence of a status that a method of this handle answered: of CLOSED, where the pool was
-  /// destroyed or replaced, and of MEDIA_ERROR, it names the pool.
+  /// The error for a status that a method of this handle returned. It names the pool if that was
+  /// destroyed or replaced (CLOSED) or its medium failed (MEDIA_ERROR).
   Error explain(Status status) const;
 
   /// MEDIA_ERROR with the range that failed and the likely cause; empty while the medium is well.

@@ -29,33 +29,33 @@
  * of this one (beat_ms).
  *
  * Structs that the caller allocates begin with `struct_bytes`. Set it to sizeof before the call:
- * later versions append members, and the library reads and writes no more than the caller has. In
- * options zero means the default. Members that this library does not know must be zero in options
- * (BH_NOT_SUPPORTED), and become zero in outputs. No struct is longer than 4096 bytes. bh_key,
- * bh_iovec, bh_const_iovec and bh_kv_layout never grow.
+ * later versions append members, and the library reads and writes only the members that the caller
+ * has. In options, zero means the default. Members that this library does not know must be zero in
+ * options (BH_NOT_SUPPORTED), and become zero in outputs. No struct is longer than 4096 bytes.
+ * bh_key, bh_iovec, bh_const_iovec and bh_kv_layout never grow.
  *
  * Outputs are written only on success, unless a function says otherwise.
  *
- * Statuses: each function lists its own. Besides, any function may return
- * - BH_INVALID_ARGUMENT: NULL where an object is wanted, or bytes of a key or a buffer, a count
- *   that no array can have, a namespace that no process has registered in the pool, a
- *   `struct_bytes` that is too small or above 4096. Numbers and texts out of their range are listed
- *   by the functions that take them;
- * - BH_FORKED: the handle was opened before fork(). The child opens the pool anew; it may close the
- *   handle, which leaves the parent's reservations and leases open;
- * - BH_MEDIA_ERROR: the medium of the pool failed (its file was cut short, its filesystem is full,
- *   its device returned an error), and every function of the handle answers so from then on. The
- *   process lives: the library handles SIGBUS for the mappings of its pools, and passes on any
- *   other to the handler that was installed before the first pool was opened; a program that
- *   installs one later must call the previous one. Close the handle, mend the medium, open the pool
- *   again;
- * - BH_HOST_FENCED: the handle has left (bh_pool_leave): only bh_pool_mapping() and bh_pool_close()
- *   can be called;
- * - BH_SYSTEM: the operating system refused, as where memory is out.
+ * Statuses: each function lists its own. In addition, any function may return
+ * - BH_INVALID_ARGUMENT: NULL where an object, or the bytes of a key or a buffer, are required, a
+ *   count that no array can have, a namespace that no process has registered in the pool, a
+ *   `struct_bytes` that is too small or above 4096. Each function lists its other reasons, such as
+ *   a number out of range;
+ * - BH_FORKED: the handle was opened before fork(). The child must open the pool again; it may
+ *   close the handle, which leaves the parent's reservations and leases open;
+ * - BH_MEDIA_ERROR: the medium of the pool failed (its file was truncated, its filesystem is full,
+ *   its device returned an error). From then on every function of the handle returns this status.
+ *   The process continues: the library handles SIGBUS for the mappings of its pools, and passes any
+ *   other SIGBUS to the handler that was installed before the first pool was opened; a program that
+ *   installs one later must call the previous one. Close the handle, repair the medium, open the
+ *   pool again;
+ * - BH_HOST_FENCED: the handle has left (bh_pool_leave). It may only be closed, and
+ *   bh_pool_mapping() still works;
+ * - BH_SYSTEM: the operating system refused a request, such as for memory.
  *
  * Functions that store, lease or remove may also return
- * - BH_CLOSED: the pool was destroyed or replaced; close the handle and open the pool anew;
- * - BH_READ_ONLY: the handle only looks (bh_pool_observe);
+ * - BH_CLOSED: the pool was destroyed or replaced; close the handle and open the pool again;
+ * - BH_READ_ONLY: the handle is an observer (bh_pool_observe);
  * - BH_HOST_FENCED, BH_HOST_ID_CONFLICT: the other hosts declared this one dead; close the pool and
  *   open it again.
  *
@@ -108,19 +108,19 @@ typedef struct bh_create_options {
   uint64_t extent_bytes;        /**< default: size / 1024, within 2 MiB and 64 MiB */
   uint64_t min_block_bytes;     /**< smaller values occupy as much; default 16 KiB */
   uint32_t evict_high_permille; /**< eviction begins above this share of use; default 980 */
-  uint32_t evict_low_permille;  /**< and goes on until below this; default: 20 less than
+  uint32_t evict_low_permille;  /**< eviction ends below this share of use; default: 20 less than
                                      evict_high_permille, but at least half of it */
   uint32_t no_eviction;         /**< 1: a full pool answers BH_NO_SPACE */
   uint32_t replace;             /**< 1: the new pool takes the place of what is at the locator */
   uint32_t mode;                /**< permission bits, whatever the umask; default 0600 */
-  uint32_t beat_ms;             /**< between two heartbeats of a host; default 100 */
-  uint32_t dead_ms;    /**< a heartbeat that stands still so long may be declared dead: at least 5
-                            beat_ms and 10 settle_ms; default 3,000 */
-  uint32_t grace_ms;   /**< leases of a host declared dead are honoured so long; default 1,000 */
-  uint32_t settle_ms;  /**< a flushed line is in the memory after so long; default 20 */
-  uint32_t reclaim_ms; /**< space of a dead host is reused after so long, even if no operator
-                            vouches that it has stopped writing; default 60,000 */
-  uint32_t no_reclaim; /**< 1: never */
+  uint32_t beat_ms;             /**< time between two heartbeats of a host; default 100 */
+  uint32_t dead_ms;    /**< time without a heartbeat after which a host may be declared dead, at
+                            least 5 beat_ms and 10 settle_ms; default 3,000 */
+  uint32_t grace_ms;   /**< time for which leases of a dead host are honoured; default 1,000 */
+  uint32_t settle_ms;  /**< time after which a flushed line is in the memory; default 20 */
+  uint32_t reclaim_ms; /**< time after which space of a dead host is reused, even if no operator
+                            confirms that it has stopped writing; default 60,000 */
+  uint32_t no_reclaim; /**< 1: no reuse without that confirmation */
   uint32_t reserved;   /**< zero */
 } bh_create_options;
 
@@ -128,11 +128,11 @@ typedef struct bh_create_options {
  * @param locator `shm:NAME`, `file:PATH`, `dax:PATH`, `numa:NODE/NAME`, or several joined by `+`
  * @param options size and settings
  * @retval BH_BAD_LOCATOR the locator is malformed
- * @retval BH_INVALID_ARGUMENT an option is out of its range, or not possible with the others
- * @retval BH_TOO_SMALL below 16 MiB, or too small for so many hosts or such extents
- * @retval BH_POOL_EXISTS something is there, and `replace` was not asked for
- * @retval BH_IN_USE `replace`, but processes have it open
- * @retval BH_MEDIUM_FULL the medium has no room for it
+ * @retval BH_INVALID_ARGUMENT an option is out of its range, or does not fit the others
+ * @retval BH_TOO_SMALL the size is below 16 MiB, or too small for these hosts or extents
+ * @retval BH_POOL_EXISTS something exists at the locator, and `replace` is 0
+ * @retval BH_IN_USE `replace` is 1, but processes have the old pool open
+ * @retval BH_MEDIUM_FULL the medium has no space for it
  * @retval BH_NOT_SUPPORTED this build has no such medium, or `options` has a member set that this
  *     library does not know */
 bh_status bh_pool_create(const char* locator, const bh_create_options* options);
@@ -148,9 +148,9 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options);
  * @param out the handle, for bh_pool_close()
  * @retval BH_BAD_LOCATOR the locator is malformed
  * @retval BH_INVALID_ARGUMENT the pool has no such host slot
- * @retval BH_NO_SUCH_POOL nothing is there
- * @retval BH_NOT_A_POOL what is there is no pool
- * @retval BH_VERSION_UNKNOWN a newer Bowhead made it
+ * @retval BH_NO_SUCH_POOL nothing exists at the locator
+ * @retval BH_NOT_A_POOL what exists at the locator is not a pool
+ * @retval BH_VERSION_UNKNOWN a newer version of Bowhead created it
  * @retval BH_DAMAGED both copies of its superblock are damaged
  * @retval BH_BUSY another process takes long to open or replace it, or the hosts do not agree yet:
  *     try again
@@ -199,7 +199,7 @@ typedef struct bh_namespace_options {
  * @param name 1 to 63 bytes
  * @param description up to 383 bytes: model, parallel rank, all that distinguishes its keys
  * @param out its id
- * @retval BH_INVALID_ARGUMENT the name or the description has another length
+ * @retval BH_INVALID_ARGUMENT the name is empty, or the name or the description too long
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description
  * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
  * @retval BH_LIMIT_REACHED the table of namespaces is full
@@ -214,8 +214,8 @@ bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* descrip
  * @param description up to 383 bytes
  * @param options layout and profile
  * @param out its id
- * @retval BH_INVALID_ARGUMENT the name or the description has another length, no value can have
- *     this layout (bh_last_error() names the field), or there is no such profile
+ * @retval BH_INVALID_ARGUMENT the name is empty, the name or the description is too long, no value
+ *     can have this layout (bh_last_error() names the field), or the profile is unknown
  * @retval BH_LAYOUT_MISMATCH it is registered with another layout; bh_last_error() names the field
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description or profile
  * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
@@ -306,8 +306,8 @@ bh_status bh_longest_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* key
 /** Marks blocks as used now, the first most recently. Absent keys are skipped. */
 bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count);
 
-/** Removes a block. Leases of it keep its bytes until they are released or over, and bh_release()
- * answers BH_LAPSED.
+/** Removes a block. Its leases keep their bytes until they are released or expire, but bh_release()
+ * returns BH_LAPSED for them.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it is stored
@@ -402,7 +402,7 @@ typedef struct bh_lease {
  * @param key under which it is stored
  * @param ttl_ms time limit, 1 to 600,000
  * @param out the lease
- * @retval BH_INVALID_ARGUMENT ttl_ms is out of its range
+ * @retval BH_INVALID_ARGUMENT the time limit is out of its range
  * @retval BH_NOT_FOUND nothing is stored under the key
  * @retval BH_CODED the block is compressed, as any block of a compressed namespace may be: bh_get()
  *     decodes it, bh_acquire_stored() leases its frame
@@ -419,19 +419,19 @@ bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl
  * @param ttl_ms time limit, 1 to 600,000
  * @param out the lease
  * @retval BH_INVALID_ARGUMENT, BH_NOT_FOUND, BH_UNSUPPORTED_CODEC, BH_COPY_ONLY, BH_KEY_TOO_LONG,
- *     BH_LIMIT_REACHED as of bh_acquire() */
+ *     BH_LIMIT_REACHED as for bh_acquire() */
 bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms,
                             bh_lease* out);
 
-/** Ends a lease, and says whether it can vouch that the block was whole for all of its time.
+/** Ends a lease and reports whether the block is known to have been intact for the whole lease.
  * @param pool the pool
- * @param lease which
- * @retval BH_LAPSED it cannot: the block was removed, evicted or moved meanwhile, the time was over
- *     and another process needed the block or the place in the lease table, or the other hosts
- *     declared this one dead. Discard what was computed from it. Also of a copy of a lease that was
- *     ended, if a later lease has its place in the table
- * @retval BH_HOST_FENCED the same, since the handle left the pool
- * @retval BH_CLOSED this or a copy was ended before, or it is of another handle */
+ * @param lease the lease
+ * @retval BH_LAPSED it is not: the block was removed, evicted or moved, the lease expired and
+ *     another process needed the block or the place in the lease table, or the other hosts declared
+ *     this one dead. Discard all results computed from it. Also for a copy of a lease that has
+ *     ended, after a later lease took its place in the table
+ * @retval BH_HOST_FENCED as BH_LAPSED, because the handle has left the pool
+ * @retval BH_CLOSED the lease, or a copy of it, has ended, or it belongs to another handle */
 bh_status bh_release(bh_pool* pool, bh_lease* lease);
 
 /** @}
@@ -448,7 +448,7 @@ bh_status bh_release(bh_pool* pool, bh_lease* lease);
  * @param buffers the destination, filled in order
  * @param buffer_count number of buffers
  * @param length_bytes of the value, on success
- * @param read_bytes that were read from the pool; NULL: not wanted
+ * @param read_bytes bytes read from the pool; may be NULL
  * @retval BH_INVALID_ARGUMENT `planes` is 0
  * @retval BH_NOT_FOUND, BH_BUFFER_TOO_SMALL, BH_KEY_TOO_LONG, BH_UNSUPPORTED_CODEC, BH_DAMAGED as
  *     for bh_get() */

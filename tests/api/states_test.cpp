@@ -82,9 +82,9 @@ struct Scene {
     faults.push_back(fmt::format("{}: {}, not {} ({})", call, bh_status_name(got),
                                  bh_status_name(wanted), bh_last_error()));
   }
-  /// The same of a status that the header lists for the function of the cell.
+  /// Expects also that the header lists the status for the function of the cell.
   void expect_documented(const char* call, bh_status got, bh_status wanted);
-  /// The last error names the pool and says this.
+  /// Expects that the last error names the pool and contains `part`.
   void expect_last_error(const char* part) {
     if (std::strstr(bh_last_error(), part) == nullptr ||
         std::strstr(bh_last_error(), locator.c_str()) == nullptr)
@@ -92,8 +92,8 @@ struct Scene {
   }
 };
 #define EXPECT_STATUS(call, status) s.expect_documented(#call, call, status)
-/// What every function answers alike: INVALID_ARGUMENT for the reasons that the header lists for
-/// all of them. What is out of a range of its own is EXPECT_STATUS().
+/// INVALID_ARGUMENT for a reason that the header lists for all functions. For other reasons, such
+/// as a number out of range, use EXPECT_STATUS().
 #define EXPECT_INVALID(call) s.expect(#call, call, BH_INVALID_ARGUMENT)
 
 bh_create_options options_of(uint64_t size_bytes) {
@@ -107,14 +107,14 @@ bh_create_options options_of(uint64_t size_bytes) {
 
 using Answers = std::array<bh_status, STATES>;
 
-/// A function with good arguments, what it answers in each state, and calls of it with bad ones.
+/// A function with good arguments, its status in each state, and calls of it with bad arguments.
 struct Function {
   const char* name;
   bh_status (*call)(Scene& s);
   Answers answers;
   void (*misuse)(Scene& s);
 
-  /// It stores, leases or removes: a handle that only looks may not call it.
+  /// Whether it stores, leases or removes: an observer may not call it.
   bool stores() const { return answers[OBSERVING] != answers[FRESH]; }
 };
 
@@ -123,16 +123,16 @@ constexpr Answers same(bh_status status) {
   for (bh_status& answer : answers) answer = status;
   return answers;
 }
-/// The same but for one state.
+/// `answers`, except in one state.
 constexpr Answers but(Answers answers, State state, bh_status answer) {
   answers[state] = answer;
   return answers;
 }
-/// What reads.
+/// The statuses of a function that reads.
 constexpr Answers reads(bh_status busy = BH_OK) {
   return {BH_OK, BH_OK, BH_FORKED, busy, BH_OK, BH_OK, BH_OK, BH_OK, BH_OK, BH_HOST_FENCED, BH_OK};
 }
-/// What stores or leases.
+/// The statuses of a function that stores or leases.
 constexpr Answers stores(bh_status busy, bh_status leases_full = BH_OK, bh_status pool_full = BH_OK,
                          bh_status fenced = BH_HOST_FENCED) {
   return {BH_OK,       BH_OK,     BH_FORKED,    busy,           fenced,   BH_OK,
@@ -708,7 +708,7 @@ TEST(AbiTable, EveryFunctionOfTheHeaderHasARow) {
 std::map<std::string, std::set<std::string>> documented_statuses(const std::string& header) {
   std::map<std::string, std::set<std::string>> of;
   const std::regex name("\\b(bh_[a-z_]+)\\($"), status("BH_[A-Z_]+");
-  const std::regex as_of("as of\\s[\\s*]*(bh_[a-z_]+)\\(\\)");
+  const std::regex as_for("as for\\s[\\s*]*(bh_[a-z_]+)\\(\\)");
   const std::sregex_iterator end;
   for (size_t at = header.find("/**"); at != std::string::npos; at = header.find("/**", at + 1)) {
     const size_t over = header.find("*/", at), next = header.find_first_of("({;", over);
@@ -719,21 +719,21 @@ std::map<std::string, std::set<std::string>> documented_statuses(const std::stri
     std::set<std::string>& statuses = of[function[1]];
     for (std::sregex_iterator one(text.begin(), text.end(), status); one != end; ++one)
       statuses.insert(one->str());
-    for (std::sregex_iterator other(text.begin(), text.end(), as_of); other != end; ++other)
+    for (std::sregex_iterator other(text.begin(), text.end(), as_for); other != end; ++other)
       statuses.merge(std::set<std::string>(of[(*other)[1]]));
   }
   return of;
 }
 
-/// What the header says of statuses.
+/// The statuses that the header lists.
 struct Documented {
-  std::set<std::string> anywhere;    ///< of any function
-  std::set<std::string> of_storing;  ///< of those that store, lease or remove
+  std::set<std::string> anywhere;    ///< for any function
+  std::set<std::string> of_storing;  ///< for functions that store, lease or remove
   std::map<std::string, std::set<std::string>> of_function;
 
   bool contains(const Function& function, bh_status status) const {
     const std::string name = std::string("BH_") + bh_status_name(status);
-    // For all functions it has the reasons that EXPECT_INVALID() stands for; each lists its own.
+    // Its general reasons are those of EXPECT_INVALID(); each function lists its own.
     const bool general = status != BH_INVALID_ARGUMENT && anywhere.count(name) != 0;
     return status == BH_OK || general || (function.stores() && of_storing.count(name) != 0) ||
            of_function.at(function.name).count(name) != 0;
@@ -766,7 +766,7 @@ void Scene::expect_documented(const char* call, bh_status got, bh_status wanted)
     faults.push_back(fmt::format("{}: {} is not documented", call, bh_status_name(got)));
 }
 
-/// What a program has to reckon with stands in the header.
+/// The header lists every status that a program must expect.
 TEST(AbiTable, EveryAnswerIsDocumented) {
   EXPECT_EQ(documented().anywhere.count("BH_FORKED"), 1u) << "no longer read";
   EXPECT_EQ(documented().of_storing.count("BH_READ_ONLY"), 1u) << "no longer read";
@@ -967,7 +967,7 @@ void AbiStates::run_cells(size_t first, int to) {
     if (state() == FRESH) function.misuse(s);
     const bh_status answered = function.call(s);
     s.expect(function.name, answered, function.answers[state()]);
-    // Which pool, and what to do: it is the pool that is closed, not what the call was given.
+    // The error must name the pool: it is the pool that is closed, not an argument of the call.
     if (state() == DESTROYED && answered == BH_CLOSED) s.expect_last_error("destroyed or replaced");
     const std::string answer = fmt::format("{}", fmt::join(s.faults, "; "));
     if (write(to, answer.c_str(), answer.size() + 1) < 0) _exit(1);

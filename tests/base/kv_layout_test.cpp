@@ -155,7 +155,7 @@ TEST(KvLayout, ImpossibleLayoutsAreNamed) {
   }
 }
 
-/// A later Bowhead uses the reserved bytes: whatever the rest says, this one cannot do it.
+/// A later version may use the reserved bytes. No other field changes the status.
 TEST(KvLayout, FieldsOfALaterVersionAreNotSupported) {
   for (const KvLayout& good : {keys_layout(NumberFormat::BF16, 64), kOpaqueLayout, KvLayout{}}) {
     for (size_t at = 0; at < sizeof(KvLayout); ++at) {

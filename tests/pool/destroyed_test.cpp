@@ -43,7 +43,7 @@ TEST_P(Destroyed, StoresAnswerClosed) {
        {t.pool().explain(Status::CLOSED), t.pool().reserve(t.ns(), "d", 100).error(),
         t.pool().open_namespace({"other", ""}).error(), t.pool().scavenge().error()})
     EXPECT_NE(error.message().find(why), std::string::npos) << error.message();
-  // What it has can be read, and what it holds given back.
+  // Its content can be read, and its leases and reservations can be ended.
   EXPECT_EQ(t.get("a"), value);
   EXPECT_EQ(lease->length_bytes, value.size());
 }

@@ -218,7 +218,7 @@ TEST(Pool, LeaseKeepsABlockInPlaceUntilItsRelease) {
   for (int i = 0; i < 100; ++i)
     ASSERT_EQ(t.put("other" + std::to_string(i), test::bytes(20000, i)), Status::OK);
   EXPECT_EQ(std::memcmp(lease->data, value.data(), value.size()), 0);
-  EXPECT_EQ(t.pool().release(*lease), Status::LAPSED);  // a retired stamp proves nothing
+  EXPECT_EQ(t.pool().release(*lease), Status::LAPSED);  // removed while held: release reports it
   EXPECT_EQ(t.pool().release(*lease), Status::CLOSED);
   auto good = t.pool().acquire(t.ns(), "other1", 60000);
   EXPECT_EQ(t.pool().release(*good), Status::OK);
