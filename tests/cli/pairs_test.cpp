@@ -106,6 +106,7 @@ const std::map<std::string, std::string> kSamples = {
     {"--mode", "0640"},
     {"--shape", "64,64"},
     {"--outer", "2"},  // renamed, and refused with the new name
+    {"--twin", "1"},   // the same
 };
 
 /// Options that keep a command short.
