@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Allocator: blocks of the own host's slabs, from free to committed to retired and free again.
 //
-// Truth: one allocator word per block slot (host.h, BH_PART_BLOCKS). A block belongs to whoever
-// moved its word by CAS from FREE to RESERVED; every change raises the word's sequence, so a late
-// CAS fails. Everything else (free counts, preferences, thread-local magazines) is a hint: losing
-// it loses nothing.
+// Truth: one allocator word per block slot (host.h, BH_PART_BLOCKS). A block belongs to the process
+// that moved its word by CAS from FREE to RESERVED; every change raises the word's sequence, so a
+// late CAS fails. Everything else (free counts, preferences, thread-local magazines) is a hint:
+// losing it loses nothing.
 //
 // How slabs come and go, and why a block that is held keeps its slab as it is, says extents.h (A1
 // to A3).
@@ -50,7 +50,7 @@ class Allocator {
   std::optional<Block> reserve_larger(uint64_t block_bytes, uint64_t most_bytes);
 
   /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store:
-  /// nobody else may change a word that names a live process (A3).
+  /// no other process may change a word that names a live process (A3).
   void release(const Block& block) {
     if (!leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_FREE)) return;
     extents_.add_free(c_.layout.extent_of_slot(block.slot), 1);
@@ -120,7 +120,7 @@ class Allocator {
     return magazine;
   }
 
-  /// A plain store, as nobody else changes a word that names a live process (A3).
+  /// A plain store, as no other process changes a word that names a live process (A3).
   bool leave(uint64_t slot, uint32_t from, uint32_t to) {
     const uint64_t at = c_.block_word(slot);
     const StateWord word = c_.load_state(at);
@@ -199,7 +199,7 @@ bool Allocator<A>::refill_from_slabs(Magazine& magazine, Terms terms, Candidates
   return false;
 }
 
-/// The free counts may have lost track when somebody died: look at every word before giving up.
+/// The free counts may have lost track when a process died: look at every word before giving up.
 template <class A>
 bool Allocator<A>::refill_by_truth(Magazine& magazine, Terms terms) {
   bool found = false;

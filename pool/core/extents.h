@@ -15,8 +15,8 @@
 //      no block of it can be taken meanwhile. Who holds a block of a slab therefore sees its cut
 //      unchanged.
 //   A3 A word, of an extent or of a block, that names a process is changed by that process or,
-//      after its death, by whoever scavenges it; or by another machine that took this one for dead,
-//      which ends this life.
+//      after its death, by the process that scavenges it; or by another machine that took this one
+//      for dead, which ends this life.
 //
 // Owns in this process: into which extents the mapping lets it store (rule R1). Lock-free within
 // the host but for that. All methods may be called from any thread.
@@ -80,8 +80,8 @@ class Extents {
   bool suits(uint64_t extent, Terms terms) const { return terms.in_custody || !copy_only(extent); }
 
   /// Before this process stores into an extent that the host holds, and after the host gave extents
-  /// away: the mapping lets nobody else's be written (rule R1). An extent that comes back does so
-  /// in a later epoch, so that whoever covers it late and whoever exposes it meet at the lock.
+  /// away: no extent of another host is mapped writable (rule R1). An extent that comes back does
+  /// so in a later epoch, so that a late cover() and an expose() of it meet at the lock.
   void expose(uint64_t first, uint64_t span) {
     if (c_.alone()) return;
     for (uint64_t e = first; e < first + span; ++e) {
@@ -122,7 +122,7 @@ class Extents {
       return std::nullopt;
     return cut;
   }
-  /// The same for somebody who holds a block of it, so that it cannot change (A2).
+  /// The same for a caller that holds a block of it, so that it cannot change (A2).
   Cut held_cut(uint64_t extent) const {
     const Cut cut = read_cut(field(extent, offsetof(bh_extent_state, head)));
     return extent - cut.head < cut.extent_span ? cut : Cut{};
@@ -193,7 +193,7 @@ class Extents {
     return cut && end_join(*cut);
   }
   /// Closes a slab: nothing is reserved in it until end_join(). The cut stands still. Empty if it
-  /// is no slab or somebody else closes it.
+  /// is not a slab, or another process is closing it.
   std::optional<Cut> begin_join(uint64_t head);
   /// Joins a closed slab, or opens it again if a block of it is not free (false).
   bool end_join(const Cut& cut);
@@ -228,7 +228,7 @@ class Extents {
   // ---- after deaths ----
   /// Finishes or undoes what a dead process was doing to extents.
   uint64_t scavenge(uint32_t dead);
-  /// Rebuild, nobody else running: forgets all; cuts one slab as it was.
+  /// Rebuild, with no other process running: forgets all; cuts one slab as it was.
   void reset();
   void restore_cut(const Cut& cut);
   /// Publishes how an extent is cut, for the next rebuild.
@@ -337,7 +337,7 @@ bool Extents<A>::claim_at(uint64_t first, uint64_t span) {
     const StateWord word = c_.load_state(state(e));
     const bool claimed = word.state == BH_EXTENT_FREE &&
                          c_.change(state(e), word, word.next(BH_EXTENT_CUTTING, c_.process));
-    // Nobody gives it away from here on; it may have been just before.
+    // It is not given away from here on; it may have been just before.
     if (claimed && writable(e) && !closed(e)) continue;
     for (uint64_t back = first; back < e + (claimed ? 1 : 0); ++back)
       c_.store_state(state(back), c_.load_state(state(back)).next(BH_EXTENT_FREE));
@@ -461,7 +461,7 @@ void Extents<A>::recount() {
     const uint64_t at = state(cut.head) + offsetof(bh_extent_state, free_blocks);
     uint64_t before = c_.access.load(at);
     const uint64_t free = count_free(cut);
-    // Only if nothing moved meanwhile; a count that somebody is changing is left alone.
+    // Only if nothing moved meanwhile; a count that a process is changing is left alone.
     if (free != before) c_.access.cas(at, before, free);
   });
 }
@@ -483,7 +483,7 @@ bool Extents<A>::forget(uint64_t extent) {
 
 // ---- after deaths ----
 
-/// All words of an extent that is no slab -> NONE. False if somebody does not give back what he
+/// All words of an extent that is no slab -> NONE. False if a process does not give back what it
 /// holds.
 template <class A>
 bool Extents<A>::clear_words(uint64_t extent) {
@@ -493,7 +493,7 @@ bool Extents<A>::clear_words(uint64_t extent) {
   for (uint64_t slot = first; slot < first + c_.layout.slots_per_extent();) {
     const uint64_t at = c_.block_word(slot);
     const StateWord word = c_.load_state(at);
-    // Somebody with an old hint may hold it for an instant (try_reserve gives it back). No other
+    // A process with an old hint may hold it for an instant (try_reserve gives it back). No other
     // state can be rightful here (A1).
     const bool held = word.state == BH_BLOCK_RESERVED && c_.alive(word.process);
     if (word.state == BH_BLOCK_NONE || (!held && c_.change(at, word, word.next(BH_BLOCK_NONE)))) {
