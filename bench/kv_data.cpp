@@ -4,18 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
 #include <utility>
 
 #include "base/random.h"
+#include "tools/program/input.h"
 
 namespace bowhead::bench {
 namespace {
@@ -40,15 +38,6 @@ Error wrong_file(const std::filesystem::path& path, const std::string& what) {
   return {Status::INVALID_ARGUMENT, fmt::format("{}: {}", path.string(), what)};
 }
 
-Result<std::vector<uint8_t>> read_file(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream)
-    return Error{Status::SYSTEM, fmt::format("{}: {}", path.string(), std::strerror(errno))};
-  std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(stream), {}};
-  if (stream.bad()) return Error{Status::SYSTEM, fmt::format("cannot read {}", path.string())};
-  return bytes;
-}
-
 Result<void> read_tensor(const std::filesystem::path& path, const nlohmann::json& entry,
                          KvSet& set) {
   const auto role = find_in(kRoles, entry.at("tensor"));
@@ -56,14 +45,14 @@ Result<void> read_tensor(const std::filesystem::path& path, const nlohmann::json
   if (!role || !number) return {};
   KvTensor tensor{.set = set.name, .number = *number, .role = *role};
   tensor.shape = entry.at("shape");
-  auto bytes = read_file(path);
+  const auto bytes = cli::read_input(path.string());
   if (!bytes) return bytes.error();
   const uint64_t expected = uint64_t{tensor.layers()} * tensor.heads() * tensor.head_bytes();
   if (expected == 0 || bytes->size() != expected)
     return wrong_file(
         path, fmt::format("it has {} bytes, but by meta.json, as [{}] of {}, {}", bytes->size(),
                           fmt::join(tensor.shape, ", "), number_name(*number), expected));
-  tensor.values = std::move(*bytes);
+  tensor.values.assign(bytes->begin(), bytes->end());
   set.tensors.push_back(std::move(tensor));
   return {};
 }
@@ -71,7 +60,7 @@ Result<void> read_tensor(const std::filesystem::path& path, const nlohmann::json
 Result<KvSet> read_set(const std::filesystem::path& folder) {
   KvSet set{.name = folder.filename().string()};
   const auto meta_path = folder / "meta.json";
-  const auto text = read_file(meta_path);
+  const auto text = cli::read_input(meta_path.string());
   if (!text) return text.error();
   try {
     const auto meta = nlohmann::json::parse(text->begin(), text->end());
@@ -81,8 +70,11 @@ Result<KvSet> read_set(const std::filesystem::path& folder) {
   } catch (const nlohmann::json::exception& exception) {
     return wrong_file(meta_path, fmt::format("it lists no tensors: {}", exception.what()));
   }
-  if (std::filesystem::exists(folder / "qpos.u32.bin")) {
-    const auto positions = read_file(folder / "qpos.u32.bin");
+  const std::string positions_path = folder / "qpos.u32.bin";
+  const auto has_positions = cli::input_exists(positions_path);
+  if (!has_positions) return has_positions.error();
+  if (*has_positions) {
+    const auto positions = cli::read_input(positions_path);
     if (!positions) return positions.error();
     set.query_positions.resize(positions->size() / 4);
     std::memcpy(set.query_positions.data(), positions->data(), set.query_positions.size() * 4);
@@ -155,7 +147,9 @@ Result<std::vector<KvSet>> read_kv_data(const std::string& folder) {
   std::vector<std::filesystem::path> folders;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (std::filesystem::exists(entry.path() / "meta.json")) folders.push_back(entry.path());
+    std::error_code unknown;  // of a loop of links, which is no set
+    if (std::filesystem::exists(entry.path() / "meta.json", unknown))
+      folders.push_back(entry.path());
   }
   if (error) return Error{Status::SYSTEM, fmt::format("{}: {}", folder, error.message())};
   if (folders.empty())

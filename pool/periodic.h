@@ -5,37 +5,70 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
+
+#include "base/thread.h"
 
 namespace bowhead {
 
 class Periodic {
  public:
-  /// Calls `call` at once, and again `period` after each return, until it returns false or this
-  /// object goes.
-  Periodic(std::chrono::milliseconds period, std::function<bool()> call)
-      : period_(period), call_(std::move(call)), thread_([this] { run(); }) {}
+  /// A thread that waits for resume(). SYSTEM: the system gives no thread. What needs one is to
+  /// make it before it changes anything that it would have to undo.
+  static Result<std::unique_ptr<Periodic>> make(std::chrono::milliseconds period,
+                                                std::function<bool()> call) {
+    std::unique_ptr<Periodic> made(new Periodic(period, std::move(call)));
+    auto thread = start_thread([self = made.get()] { self->run(); });
+    if (!thread) return thread.error();
+    made->thread_ = std::move(*thread);
+    return made;
+  }
   ~Periodic() {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
     wake_.notify_all();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
   Periodic(const Periodic&) = delete;
   Periodic& operator=(const Periodic&) = delete;
 
+  /// Calls at once, and again `period` after each return, until one returns false, pause(), or the
+  /// end of this object.
+  void resume() {
+    const std::lock_guard lock(mutex_);
+    going_ = true;
+    wake_.notify_all();
+  }
+  /// Returns when no call runs; none follows.
+  void pause() {
+    std::unique_lock lock(mutex_);
+    going_ = false;
+    wake_.notify_all();
+    wake_.wait(lock, [this] { return !calling_; });
+  }
+
  private:
+  Periodic(std::chrono::milliseconds period, std::function<bool()> call)
+      : period_(period), call_(std::move(call)) {}
+
   void run() {
     std::unique_lock lock(mutex_);
-    while (!stop_) {
+    for (;;) {
+      wake_.wait(lock, [this] { return stop_ || going_; });
+      if (stop_) return;
+      calling_ = true;
       lock.unlock();
       const bool again = call_();
       lock.lock();
+      calling_ = false;
+      wake_.notify_all();
       if (!again) return;
-      wake_.wait_for(lock, period_, [this] { return stop_; });
+      wake_.wait_for(lock, period_, [this] { return stop_ || !going_; });
     }
   }
 
@@ -43,8 +76,8 @@ class Periodic {
   const std::function<bool()> call_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool stop_ = false;
-  std::thread thread_;  ///< last: it uses all the rest
+  bool going_ = false, calling_ = false, stop_ = false;
+  std::thread thread_;
 };
 
 }  // namespace bowhead

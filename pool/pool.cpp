@@ -284,17 +284,19 @@ class Pool::Impl {
   Result<void> attach(const Progress& progress) {
     if (observing()) return {};  // mapped read-only
     if (auto ok = protect(); !ok) return ok;
-    auto joined = core_.joining.attach(progress, [this] { start_beating(); });
+    if (auto ok = make_threads(); !ok) return ok;
+    auto joined = core_.joining.attach(progress, [this] { beater_->resume(); });
     attached_ = static_cast<bool>(joined);
     // The process that replaced or destroyed it held the locks that this one waited for.
     if (joined && destroyed()) return Status::CLOSED;
-    if (joined) start_working();
+    if (joined && worker_) worker_->resume();
     return joined;
   }
 
   Result<std::vector<std::string>> repair(bool take_over, const Progress& progress) {
     if (auto ok = protect(); !ok) return ok.error();
-    return core_.joining.repair(take_over, progress, [this] { start_beating(); });
+    if (auto ok = make_threads(); !ok) return ok.error();
+    return core_.joining.repair(take_over, progress, [this] { beater_->resume(); });
   }
 
   /// Rule R1: what other hosts own, and the superblock, can be read and not written. With several
@@ -328,10 +330,10 @@ class Pool::Impl {
   Result<void> leave() {
     if (superblock_.geometry.host_count == 1) return {};
     // Threads of one process share its host lock: the one with duties would let go of it.
-    worker_.reset();
+    worker_->pause();
     auto left = core_.joining.leave([this] { beater_.reset(); });
     left_ = static_cast<bool>(left);
-    if (!left && beater_) start_working();
+    if (!left && beater_) worker_->resume();
     return left;
   }
 
@@ -384,6 +386,18 @@ class Pool::Impl {
     if (auto ok = may_store(ns); !ok) return ok;
     return Key::valid(key) ? Status::OK : Status::KEY_TOO_LONG;
   }
+  Error explain(Status status, const Key& key) {
+    const bool asks_others = status == Status::NO_SPACE && superblock_.geometry.host_count > 1;
+    if (asks_others)
+      return {status,
+              fmt::format("host {} has no space for this block and asks the other hosts for "
+                          "some, of which a process must run: try again after some heartbeats of "
+                          "{} ms",
+                          host_, core::times_of(superblock_).beat_ms)};
+    if (status != Status::BUSY) return {status, status_text(status)};
+    const auto why = run([&]() -> Result<std::string> { return why_busy(key); });
+    return why ? Error{status, *why} : why.error();
+  }
   core::Core<NativeAccess>& core() { return core_; }
   CodedStore& coded() { return coded_; }
   Media& media() { return *media_; }
@@ -400,6 +414,30 @@ class Pool::Impl {
                                "the namespace gave",
                                ns)};
     });
+  }
+
+  /// The block may be another host's, which has not answered; or nothing may be written to it, as
+  /// long as the host that died with it may still write (READ_ONLY custody).
+  std::string why_busy(const Key& key) {
+    const auto located = core_.lookup.locate(key);
+    if (!located) return status_text(Status::BUSY);
+    const uint64_t extent = core_.context().layout.extent_of_slot(located->slot);
+    const uint32_t owner = core_.holdings.writers_of_extents()[extent];
+    if (core_.holdings.own_of(owner, extent).custody == BH_CUSTODY_READ_ONLY) {
+      for (const core::Life life : core_.holdings.predecessors(extent)) {
+        if (life.host == owner || core_.hosts().fenced(life)) continue;
+        const uint32_t reclaim_ms = core::times_of(superblock_).reclaim_ms;
+        return fmt::format(
+            "host {} owned it when it was declared dead, and may still write there: {}run `bowhead "
+            "pool fence {} {}` once its machine has stopped for certain",
+            life.host, reclaim_ms == 0 ? "" : fmt::format("wait {} ms, or ", reclaim_ms), locator_,
+            life.host);
+      }
+    }
+    if (owner == host_) return status_text(Status::BUSY);
+    return fmt::format(
+        "host {}, which has it, did not answer: a process must have the pool open as that host",
+        owner);
   }
 
   static constexpr uint64_t kLookNs = 1'000'000'000;
@@ -419,15 +457,17 @@ class Pool::Impl {
   std::chrono::milliseconds beat_period() const {
     return std::chrono::milliseconds(core::times_of(superblock_).beat_ms);
   }
-  /// Either thread ends when this life of the host is over: every operation that stores says why.
-  void start_beating() {
-    beater_ =
-        std::make_unique<Periodic>(beat_period(), [this] { return !!core_.membership.beat(); });
-  }
-  void start_working() {
-    if (superblock_.geometry.host_count > 1)
-      worker_ =
-          std::make_unique<Periodic>(beat_period(), [this] { return !!core_.membership.work(); });
+  /// Before the host joins: without them it could neither stay nor leave in order. Either thread
+  /// ends when this life of the host is over: every operation that stores says why.
+  Result<void> make_threads() {
+    if (superblock_.geometry.host_count == 1) return {};
+    auto beater = Periodic::make(beat_period(), [this] { return !!core_.membership.beat(); });
+    if (!beater) return beater.error();
+    auto worker = Periodic::make(beat_period(), [this] { return !!core_.membership.work(); });
+    if (!worker) return worker.error();
+    beater_ = std::move(*beater);
+    worker_ = std::move(*worker);
+    return {};
   }
   void stop_threads() {
     worker_.reset();
@@ -781,6 +821,10 @@ Status Pool::release(Lease& lease) {
 Status Pool::remove(NamespaceId ns, std::string_view key) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
   return impl_->stored(impl_->run([&] { return impl_->core().writing.remove(Key(ns, key)); }));
+}
+
+Error Pool::explain(Status status, NamespaceId ns, std::string_view key) {
+  return impl_->explain(status, Key(ns, key));
 }
 
 // ---- the whole pool ----

@@ -200,6 +200,10 @@ class Pool {
   /// answer: try again; until then it may be removed yet, or not).
   Status remove(NamespaceId ns, std::string_view key);
 
+  /// Why put(), reserve() or remove() of a key has just answered NO_SPACE or BUSY, and what to do:
+  /// by a look at the pool as it is now. Of other statuses, their sentence.
+  Error explain(Status status, NamespaceId ns, std::string_view key);
+
   /// Marks blocks as used now, the first most recently. Absent keys are skipped.
   Status touch(NamespaceId ns, std::span<const std::string_view> keys);
 

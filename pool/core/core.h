@@ -74,6 +74,7 @@ class Core {
   Allocator<A>& allocator() { return allocator_; }
   Index<A>& index() { return index_; }
   Leases<A>& leases() { return leases_; }
+  Hosts<A>& hosts() { return hosts_; }
 
   KeyLocks<A> locks{rooms_};
   Lookup<A> lookup{rooms_};

@@ -109,6 +109,43 @@ TEST_F(CodecCommand, PlotsErrorAgainstBits) {
   EXPECT_EQ(points, json_of(outcome)["precisions"].size());
 }
 
+TEST_F(CodecCommand, TensorsWithoutValuesAreSkippedByName) {
+  write("mixed.safetensors",
+        safetensors(R"({"empty":{"dtype":"BF16","shape":[0,64],"data_offsets":[0,0]},)"
+                    R"("k":{"dtype":"BF16","shape":[600,64],"data_offsets":[0,76800]},)"
+                    R"("one":{"dtype":"BF16","shape":[],"data_offsets":[76800,76802]}})",
+                    values(38401)));
+  const Outcome mixed = codec("mixed.safetensors", {"--json", "--profile", "fast"});
+  EXPECT_EQ(mixed.code, 0) << mixed.err;
+  EXPECT_EQ(json_of(mixed)["shape"], (std::vector<int>{600, 64}));
+  EXPECT_NE(mixed.err.find("mixed.safetensors:empty is skipped"), std::string::npos) << mixed.err;
+  EXPECT_NE(mixed.err.find("mixed.safetensors:one is skipped"), std::string::npos) << mixed.err;
+
+  write("scalar.npy", npy("{'descr': '<f2', 'fortran_order': False, 'shape': (), }", "12"));
+  write("nothing.npy", npy("{'descr': '<f2', 'fortran_order': False, 'shape': (0, 4), }", ""));
+  write("empty.bin", "");
+  for (const auto& [file, number] :
+       {std::pair("scalar.npy", "bf16"), {"nothing.npy", "bf16"}, {"empty.bin", "bytes"}}) {
+    const Outcome outcome = codec(file, {"--number", number});
+    EXPECT_EQ(outcome.code, 2) << file << outcome.err;
+    EXPECT_NE(outcome.err.find(std::string(file) + " is skipped"), std::string::npos)
+        << outcome.err;
+    EXPECT_NE(outcome.err.find("no tensor"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(CodecCommand, AShapeIsWholeNumbers) {
+  for (const char* shape : {"[-4,1]", "[4.5]", "[\"4\"]", "4", "null", "[4,null]"}) {
+    write("s.safetensors", safetensors(std::string(R"({"k":{"dtype":"I8","shape":)") + shape +
+                                           R"(,"data_offsets":[0,4]}})",
+                                       "abcd"));
+    const Outcome outcome = codec("s.safetensors");
+    EXPECT_EQ(outcome.code, 2) << shape << outcome.out;
+    EXPECT_NE(outcome.err.find(std::string("tensor k has shape ") + shape + ","), std::string::npos)
+        << outcome.err;
+  }
+}
+
 TEST_F(CodecCommand, WrongInputIsNamed) {
   write("k.bin", values(64));
   write("empty.npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }", "12345678"));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 
@@ -108,6 +109,28 @@ TEST_F(Signals, AnInterruptedCreateLeavesNoPool) {
     // Nothing is in the way, in particular nothing unfinished that would need --force.
     EXPECT_EQ(run({"pool", "destroy", shm_locator()}).code, info);
     EXPECT_EQ(run({"pool", "destroy", shm_locator()}).code, 3);
+  }
+}
+
+/// As `nohup` and the background jobs of scripts have it: what is ignored at the start stays so.
+TEST_F(Signals, AnIgnoredSignalEndsNothing) {
+  const std::vector<Arguments> commands = {
+      {"pool", "create", shm_locator(), "--size", "256M", "--force"},
+      {"replay", "--pool", shm_locator(), "--workers", "2", "--requests", "3000", "--block-bytes",
+       "16K"}};
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    for (const Arguments& command : commands) {
+      SCOPED_TRACE(command[0] + " " + strsignal(number));
+      const auto before = std::signal(number, SIG_IGN);
+      Running running(command);
+      std::signal(number, before);
+      int code = -1;
+      EXPECT_TRUE(eventually(120, [&] {
+        running.signal(number);
+        return (code = running.wait(0)) >= 0;
+      }));
+      EXPECT_EQ(code, 0);
+    }
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of tensors: raw, .npy, .safetensors. A tensor that is read matches its shape; a refusal
-// names the file.
+// Files of tensors: raw, .npy, .safetensors. A tensor that is read matches its shape and can be
+// measured; a refusal names the file.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,6 +10,7 @@
 
 #include "base/assert.h"
 #include "tests/fuzz/input.h"
+#include "tools/bowhead/codec/measure.h"
 #include "tools/bowhead/codec/tensor_file.h"
 
 namespace bowhead::cli {
@@ -57,6 +58,11 @@ void check(const std::string& path, const RawDescription& raw) {
     for (const uint64_t size : tensor.shape) values *= size;
     BOWHEAD_ASSERT(tensor.values.size() == values * element_bytes(tensor.number));
     BOWHEAD_ASSERT(!tensor.values.empty());
+    BOWHEAD_ASSERT(!tensor.shape.empty());
+    if (element_bytes(tensor.number) > 2) continue;  // the command takes no such numbers
+    const auto measured =
+        measure_tensor(tensor, {.rounds = 1, .quick = true}, {compression::Profile::FAST});
+    BOWHEAD_ASSERT(measured || measured.status() == Status::INVALID_ARGUMENT);
   }
 }
 

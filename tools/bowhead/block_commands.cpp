@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // bowhead put | get | ls | rm: single blocks from the shell.
 #include <bowhead/format/common.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,11 +12,15 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <span>
 #include <tuple>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
+#include "tools/program/input.h"
 #include "tools/program/numbers.h"
 #include "tools/program/text.h"
 
@@ -76,53 +82,24 @@ Result<NamespaceId> find_namespace(Pool& pool, const std::string& locator,
 }
 
 // The failure of an operation on one block, with the block's name.
-Error about(const BlockArguments& arguments, std::string_view key, Status status) {
-  return Error{status, fmt::format("{}: key '{}' of namespace '{}': {}", arguments.locator,
-                                   key_text(key), arguments.namespace_name, status_text(status))};
-}
-
-Error value_length_error(const std::string& name, const char* what) {
-  return Error{Status::VALUE_TOO_LARGE, fmt::format("{} {}, but values have 1 to {} bytes", name,
-                                                    what, grouped(BH_VALUE_BYTES_MAX))};
+Error about(const BlockArguments& arguments, std::string_view key, const Error& error) {
+  return Error{error.status, fmt::format("{}: key '{}' of namespace '{}': {}", arguments.locator,
+                                         key_text(key), arguments.namespace_name, error.message())};
 }
 
 Result<std::string> read_value(const std::string& path) {
-  const bool standard_input = path == "-";
-  const auto close = [](FILE* file) {
-    if (file != stdin) std::fclose(file);
-  };
-  const std::unique_ptr<FILE, decltype(close)> file(
-      standard_input ? stdin : std::fopen(path.c_str(), "rbe"), close);
-  const std::string name = standard_input ? "standard input" : path;
-  if (!file) return Error{Status::SYSTEM, fmt::format("cannot open {}: {}", name, strerror(errno))};
-  // Refuses a file that is too long before reading it.
-  struct stat status;
-  if (fstat(fileno(file.get()), &status) == 0 && S_ISREG(status.st_mode) &&
-      static_cast<uint64_t>(status.st_size) > BH_VALUE_BYTES_MAX) {
-    return value_length_error(name, "is longer");
-  }
-  std::string value;
-  std::vector<char> buffer(1 << 20);
-  while (const size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get())) {
-    value.append(buffer.data(), got);
-    if (value.size() > BH_VALUE_BYTES_MAX) break;
-  }
-  if (std::ferror(file.get())) {
-    return Error{Status::SYSTEM, fmt::format("cannot read {}: {}", name, strerror(errno))};
-  }
-  if (value.empty() || value.size() > BH_VALUE_BYTES_MAX) {
-    return Error{Status::VALUE_TOO_LARGE, fmt::format("{} {}, but values have 1 to {} bytes", name,
-                                                      value.empty() ? "is empty" : "is longer",
-                                                      grouped(BH_VALUE_BYTES_MAX))};
-  }
-  return value;
+  auto value = read_input(path, BH_VALUE_BYTES_MAX);
+  const bool too_large = value.status() == Status::VALUE_TOO_LARGE;
+  if (!too_large && (!value || !value->empty())) return value;
+  return Error{Status::VALUE_TOO_LARGE,
+               fmt::format("{} {}, but values have 1 to {} bytes", input_name(path),
+                           too_large ? "is longer" : "is empty", grouped(BH_VALUE_BYTES_MAX))};
 }
 
 // The layout and profile of a new namespace, as typed.
 struct ValueArguments {
-  std::string profile = "none";
-  std::string number;
-  uint32_t layers = 1, heads = 1, channels = 0, value_channels = 0, block_tokens = 0;
+  std::string profile, number;  // empty: not typed
+  uint32_t layers = 0, heads = 0, channels = 0, value_channels = 0, block_tokens = 0;  // 0: as well
   bool is_tokens_first = false, is_interleaved = false;
   double rope_base = 0;
   uint64_t rotary_dim = 0;  // 0: all channels, if there is a base
@@ -162,21 +139,34 @@ void add_value_arguments(CLI::App& command, ValueArguments& arguments) {
   refuse_old_option(command, "--outer", "--layers and --heads, and --value-channels for V");
 }
 
+Result<ValueFormat> opaque_format(const ValueArguments& a, const ValueFormat& format) {
+  const std::pair<const char*, bool> given[] = {{"--channels", a.channels != 0},
+                                                {"--value-channels", a.value_channels != 0},
+                                                {"--layers", a.layers != 0},
+                                                {"--heads", a.heads != 0},
+                                                {"--block-tokens", a.block_tokens != 0},
+                                                {"--tokens-first", a.is_tokens_first},
+                                                {"--rope-base", a.rope_base != 0}};
+  for (const auto& [name, is_given] : given) {
+    if (is_given)
+      return Error{Status::INVALID_ARGUMENT,
+                   fmt::format("--number bytes takes no {}: the values are opaque", name)};
+  }
+  return format;
+}
+
 Result<ValueFormat> format_of(const ValueArguments& a) {
   ValueFormat format;
-  format.profile = *profile_named(a.profile);
+  if (!a.profile.empty()) format.profile = *profile_named(a.profile);
   if (a.number.empty()) return format;
   const NumberFormat number = *number_named(a.number);
   KvLayout& layout = format.layout;
-  layout = keys_layout(number, static_cast<uint16_t>(a.channels), static_cast<uint16_t>(a.heads));
-  if (number == NumberFormat::BYTES) {
-    if (a.channels != 0)
-      return Error{Status::INVALID_ARGUMENT, "--number bytes takes no --channels"};
-    return format;
-  }
+  if (number == NumberFormat::BYTES) return opaque_format(a, format);
   if (a.channels == 0)
     return Error{Status::INVALID_ARGUMENT, "--number " + a.number + " needs --channels"};
-  layout.layers = static_cast<uint16_t>(a.layers);
+  layout = keys_layout(number, static_cast<uint16_t>(a.channels),
+                       static_cast<uint16_t>(std::max(a.heads, 1u)));
+  layout.layers = static_cast<uint16_t>(std::max(a.layers, 1u));
   layout.order = a.is_tokens_first ? BH_ORDER_TOKENS_FIRST : BH_ORDER_HEADS_FIRST;
   layout.parts = a.value_channels != 0 ? 2 : 1;
   layout.value_channels = static_cast<uint16_t>(a.value_channels);
@@ -187,6 +177,21 @@ Result<ValueFormat> format_of(const ValueArguments& a) {
     layout.rotary_base_thousandths = static_cast<uint64_t>(std::llround(a.rope_base * 1000));
   }
   return format;
+}
+
+// A namespace takes `none` and `bytes` as not said, and keeps what it has; typed, they are meant.
+Result<void> check_typed(Pool& pool, NamespaceId ns, const ValueArguments& a) {
+  const auto has = pool.value_format(ns);
+  if (!has) return has.error();
+  const auto mismatch = [](const char* option, const char* typed, const std::string& stored) {
+    return Error{Status::LAYOUT_MISMATCH,
+                 fmt::format("{} {}: the namespace has {}", option, typed, stored)};
+  };
+  if (a.profile == "none" && has->profile != CompressionProfile::NONE)
+    return mismatch("--compress", "none", profile_name(has->profile));
+  if (a.number == "bytes" && !is_opaque(has->layout))
+    return mismatch("--number", "bytes", number_name(number_format(has->layout)));
+  return {};
 }
 
 int run_put(const BlockArguments& arguments, const ValueArguments& value_arguments,
@@ -206,10 +211,13 @@ int run_put(const BlockArguments& arguments, const ValueArguments& value_argumen
   const auto ns =
       pool->open_namespace({arguments.namespace_name, there ? there->description : "", *format});
   if (!ns) return fail(*pool, ns.error());
+  if (auto same = check_typed(*pool, *ns, value_arguments); !same)
+    return fail(*pool, same.error(), arguments.locator);
   const bool present = static_cast<bool>(pool->length(*ns, *key));
   const ConstSpan bytes{reinterpret_cast<const std::byte*>(value->data()), value->size()};
   const Status stored = pool->put(*ns, *key, {&bytes, 1});
-  if (stored != Status::OK) return fail(*pool, about(arguments, *key, stored));
+  if (stored != Status::OK)
+    return fail(*pool, about(arguments, *key, pool->explain(stored, *ns, *key)));
   print(present ? fmt::format("'{}' is already present and unchanged\n", key_text(*key))
                 : fmt::format("stored '{}', {}\n", key_text(*key), exact_bytes(value->size())));
   return kOk;
@@ -257,21 +265,40 @@ Result<std::vector<std::byte>> read_block(Pool& pool, NamespaceId ns, const std:
   return Status::BUSY;
 }
 
-Result<void> write_file(const std::string& path, const std::vector<std::byte>& value) {
-  FILE* file = std::fopen(path.c_str(), "wbe");
-  if (file == nullptr) {
-    return Error{Status::SYSTEM, fmt::format("cannot create {}: {}", path, strerror(errno))};
+int write_all(int fd, std::span<const std::byte> value) {
+  while (!value.empty()) {
+    const ssize_t put = write(fd, value.data(), value.size());
+    if (put < 0 && errno != EINTR) return errno;
+    if (put > 0) value = value.subspan(static_cast<size_t>(put));
   }
-  const bool written = std::fwrite(value.data(), 1, value.size(), file) == value.size();
-  const int write_error = errno;
-  const bool closed = std::fclose(file) == 0;
-  if (written && closed) return {};
-  const int error = written ? errno : write_error;
+  return 0;
+}
+
+// The space is taken first: a full disk leaves an old file as it is.
+Result<void> write_file(const std::string& path, const std::vector<std::byte>& value) {
+  struct stat old {};
+  const bool exists = stat(path.c_str(), &old) == 0;
+  UniqueFd file = open_file(path, O_WRONLY | O_CREAT, 0666);
+  if (file.get() < 0)
+    return Error{Status::SYSTEM, fmt::format("cannot create {}: {}", path, strerror(errno))};
+  const auto size = static_cast<off_t>(value.size());
+  const bool regular = !exists || S_ISREG(old.st_mode);
+  int error = regular ? posix_fallocate(file.get(), 0, size) : 0;
+  if (error == EOPNOTSUPP) error = 0;
+  if (error != 0 && exists && ftruncate(file.get(), old.st_size) != 0) error = errno;
+  if (error == 0) error = write_all(file.get(), value);
+  if (error == 0 && regular && ftruncate(file.get(), size) != 0) error = errno;
+  if (close(file.release()) != 0 && error == 0) error = errno;
+  if (error == 0) return {};
+  if (!exists) (void)unlink(path.c_str());
   return Error{Status::SYSTEM, fmt::format("cannot write {}: {}", path, strerror(error))};
 }
 
 int run_get(const BlockArguments& arguments, const std::string& path, bool json) {
-  if (json && path.empty()) {
+  if (path.empty())
+    return fail({Status::INVALID_ARGUMENT, "--output: '' is not the name of a file"});
+  const bool to_output = path == "-";
+  if (json && to_output) {
     return fail({Status::INVALID_ARGUMENT,
                  "get --json needs -o FILE: without it the value goes to standard output"});
   }
@@ -285,7 +312,7 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
   const auto value = read_block(*pool, *ns, *key);
   if (!value) {
     const auto after = pool->info();
-    Error error = about(arguments, *key, value.status());
+    Error error = about(arguments, *key, value.error());
     if (before && after && after->damaged > before->damaged) {
       error.detail += " (it was damaged and has been dropped)";
     }
@@ -295,7 +322,7 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
                       arguments.locator, key_text(*key));
     return fail(*pool, error);
   }
-  if (path.empty()) {
+  if (to_output) {
     print({reinterpret_cast<const char*>(value->data()), value->size()});
     return kOk;
   }
@@ -315,14 +342,15 @@ int run_get(const BlockArguments& arguments, const std::string& path, bool json)
 void add_get(CLI::App& app, Action& action) {
   struct Arguments {
     BlockArguments block;
-    std::string path;
+    std::string path = "-";
     bool json = false;
   };
   auto* command =
       app.add_subcommand("get", "Write the value of a key to standard output or a file");
   auto a = std::make_shared<Arguments>();
   add_block_arguments(*command, a->block);
-  command->add_option("-o,--output", a->path, "Write the value to this file instead");
+  command->add_option("-o,--output", a->path, "File to write the value to; - is standard output")
+      ->capture_default_str();
   command->add_flag("--json", a->json, "Describe what was written to the file, as JSON");
   command->footer(
       "\nExit code 1 if nothing is stored under the key.\n\nExamples:\n"
@@ -332,7 +360,7 @@ void add_get(CLI::App& app, Action& action) {
 
 struct ListArguments {
   std::string locator;
-  std::string namespace_name;  // empty: all
+  std::optional<std::string> namespace_name;  // nothing: all
   bool json = false;
 };
 
@@ -378,14 +406,14 @@ int run_ls(const ListArguments& arguments) {
   const auto info = pool->info();
   if (!info) return fail(*pool, info.error(), arguments.locator);
   NamespaceId only = 0;
-  if (!arguments.namespace_name.empty()) {
-    const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
+  if (arguments.namespace_name) {
+    const auto ns = find_namespace(*pool, arguments.locator, *arguments.namespace_name);
     if (!ns) return fail(*pool, ns.error());
     only = *ns;
   }
   std::vector<BlockInfo> blocks;
   const Status listed = pool->list([&](const BlockInfo& block) {
-    if (arguments.namespace_name.empty() || block.namespace_id == only) blocks.push_back(block);
+    if (!arguments.namespace_name || block.namespace_id == only) blocks.push_back(block);
     return true;
   });
   if (listed != Status::OK)
@@ -420,13 +448,11 @@ int run_rm(const BlockArguments& arguments) {
   const auto ns = find_namespace(*pool, arguments.locator, arguments.namespace_name);
   if (!ns) return fail(*pool, ns.error());
   const Status removed = pool->remove(*ns, *key);
-  if (removed == Status::BUSY)
-    return fail(
-        Error{removed, fmt::format("'{}' may still be stored: the host that owns it did not "
-                                   "answer; some process must have the pool open as that "
-                                   "host",
-                                   key_text(*key))});
-  if (removed != Status::OK) return fail(*pool, about(arguments, *key, removed));
+  if (removed != Status::OK) {
+    Error why = pool->explain(removed, *ns, *key);
+    if (removed == Status::BUSY) why.detail = "it may still be stored: " + why.detail;
+    return fail(*pool, about(arguments, *key, why));
+  }
   print(fmt::format("removed '{}'\n", key_text(*key)));
   return kOk;
 }

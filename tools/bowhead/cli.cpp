@@ -13,18 +13,12 @@
 #include <ctime>
 
 #include "tools/program/numbers.h"
+#include "tools/program/signals.h"
 
 namespace bowhead::cli {
 namespace {
 
 uint32_t host_option = kAnyHost;
-
-sigset_t ending_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
-  return set;
-}
 
 }  // namespace
 

@@ -59,9 +59,9 @@ class ProgressLine {
   std::chrono::steady_clock::time_point start_, last_;
 };
 
-/// From its construction on, SIGINT, SIGTERM and SIGHUP wait until this process polls for them, so
-/// that a command chooses the points at which it may end. Construct one only, before any thread
-/// starts; the signals stay blocked until the process ends.
+/// From its construction on, SIGINT, SIGTERM and SIGHUP, unless they are ignored, wait until this
+/// process polls for them, so that a command chooses the points at which it may end. Construct one
+/// only, before any thread starts; the signals stay blocked until the process ends.
 class Interruption {
  public:
   Interruption();

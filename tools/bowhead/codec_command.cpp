@@ -151,8 +151,7 @@ int run(Arguments arguments) {
                      : print_people(tensor, *report);
     }
   }
-  for (const std::string& name : skipped)
-    say(name + " is skipped: its number format is not supported");
+  for (const std::string& sentence : skipped) say(sentence);
   if (tensors == 0) {
     say("no tensor to compress");
     return kUsage;

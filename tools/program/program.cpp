@@ -37,7 +37,7 @@ int refuse(const CLI::App& app, const CLI::ParseError& error) {
   if (!unknown.empty()) {
     say(fmt::format("unknown command or option '{}'", unknown[0]));
   } else if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) {
-    const bool too_many = what.find("At most") != std::string::npos;
+    const bool too_many = CLI::detail::to_lower(what).find("at most") != std::string::npos;
     say(what.substr(0, what.find(':')) + (too_many ? " is given twice" : " needs a value"));
   } else if (!below.empty()) {
     std::string names;
@@ -128,16 +128,16 @@ int run_program(CLI::App& app, const Action& action, int argc, const char* const
   app.set_version_flag("--version", version_text());
   try {
     app.parse(argc, argv);
+    return finish_output(action());
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return finish_output(app.exit(error));  // --help, --version
     return refuse(app, error);
-  }
-  try {
-    return finish_output(action());
   } catch (const std::bad_alloc&) {
     say("out of memory: the system has none left for this command");
-    return kEnvironment;
+  } catch (const std::exception& error) {
+    say(fmt::format("the system refused a resource: {}", error.what()));
   }
+  return kEnvironment;
 }
 
 }  // namespace bowhead::cli

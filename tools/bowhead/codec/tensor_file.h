@@ -25,8 +25,9 @@ struct RawDescription {
   std::vector<uint64_t> shape;
 };
 
-/// All tensors of a file. Those of an unsupported number format (float32, ...) are named in
-/// `skipped`. INVALID_ARGUMENT, with the file and the reason; SYSTEM.
+/// All tensors of a file that have values to compress. `skipped` gets a sentence about each other
+/// one: of an unsupported number format (float32, ...), a scalar, or empty. INVALID_ARGUMENT, with
+/// the file and the reason; SYSTEM.
 Result<std::vector<Tensor>> read_tensors(const std::string& path, const RawDescription& raw,
                                          std::vector<std::string>& skipped);
 

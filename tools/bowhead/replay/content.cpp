@@ -8,9 +8,10 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <span>
 
 #include "base/checksum.h"
+#include "tools/program/input.h"
 
 namespace bowhead::replay {
 namespace {
@@ -35,19 +36,15 @@ inline void mix(Words& x) {
 
 uint64_t block_key(uint64_t id, uint64_t seed) { return hash64(&id, sizeof id, seed); }
 
-// Appends a file.
-Result<void> read_tensors(const std::filesystem::path& path, std::vector<std::byte>& out) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const std::streamoff size = file ? static_cast<std::streamoff>(file.tellg()) : -1;
-  if (size >= 0) {
-    const size_t before = out.size();
-    out.resize(before + static_cast<size_t>(size));
-    file.seekg(0);
-    file.read(reinterpret_cast<char*>(out.data() + before), size);
-  }
-  if (size < 0 || !file) {
-    return Error{Status::SYSTEM, fmt::format("cannot read tensors {}", path.string())};
-  }
+// Appends a file, if there is one.
+Result<void> read_tensors(const std::string& path, std::vector<std::byte>& out) {
+  const auto exists = cli::input_exists(path);
+  if (!exists) return exists.error();
+  if (!*exists) return {};
+  const auto file = cli::read_input(path);
+  if (!file) return file.error();
+  const auto bytes = std::as_bytes(std::span(*file));
+  out.insert(out.end(), bytes.begin(), bytes.end());
   return {};
 }
 
@@ -65,7 +62,8 @@ Result<Content> Content::from_tensors(const std::string& directory, uint64_t see
   std::error_code error;
   std::vector<fs::path> folders = {directory};
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (it->is_directory()) folders.push_back(it->path());
+    std::error_code unknown;  // of a loop of links, which is not a folder
+    if (it->is_directory(unknown)) folders.push_back(it->path());
   }
   if (error) {
     return Error{Status::SYSTEM,
@@ -76,9 +74,7 @@ Result<Content> Content::from_tensors(const std::string& directory, uint64_t see
   content.seed_ = seed;
   for (const fs::path& folder : folders) {
     for (const char* name : {"k.bf16.bin", "v.bf16.bin"}) {
-      const fs::path path = folder / name;
-      if (!fs::exists(path, error)) continue;
-      const auto read = read_tensors(path, content.tensors_);
+      const auto read = read_tensors((folder / name).string(), content.tensors_);
       if (!read) return read.error();
     }
   }

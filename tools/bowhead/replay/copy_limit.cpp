@@ -12,7 +12,9 @@
 #include <cstring>
 #include <new>
 #include <thread>
+#include <utility>
 
+#include "base/thread.h"
 #include "tools/program/machine.h"
 
 namespace bowhead::replay {
@@ -21,30 +23,46 @@ namespace {
 constexpr uint64_t kFootprintMin = 512ull << 20;
 constexpr uint64_t kFootprintLeast = 32ull << 20;
 
-// Touched; in huge pages where the system provides them, as in the best case.
+// In huge pages where the system provides them, as in the best case.
 class Memory {
  public:
   explicit Memory(size_t size) : size_(size) {
     void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     madvise(memory, size, MADV_HUGEPAGE);
-    std::memset(memory, 1, size);
     data_ = static_cast<std::byte*>(memory);
   }
-  ~Memory() { munmap(data_, size_); }
+  ~Memory() {
+    if (data_ != nullptr) munmap(data_, size_);
+  }
+  Memory(Memory&& other) noexcept : size_(other.size_), data_(std::exchange(other.data_, {})) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   std::byte* data() const { return data_; }
+  /// By the thread that uses it: it is then of that thread's node.
+  void touch() const { std::memset(data_, 1, size_); }
 
  private:
   size_t size_;
   std::byte* data_;
 };
 
+/// work(0), work(1), ... in threads of their own. If one cannot be started, those before it run.
+template <class Work>
+Result<void> start_threads(uint32_t count, const Work& work, std::vector<std::thread>& threads) {
+  threads.reserve(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    auto thread = start_thread([&work, i] { work(i); });
+    if (!thread) return thread.error();
+    threads.push_back(std::move(*thread));
+  }
+  return {};
+}
+
 }  // namespace
 
-CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t moved_bytes,
-                             uint32_t rounds, const std::function<bool()>& stop) {
+Result<CopyLimit> measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t moved_bytes,
+                                     uint32_t rounds, const std::function<bool()>& stop) {
   const uint64_t cache_bytes = this_machine().last_level_cache_bytes;
   const uint64_t wanted = std::min(moved_bytes, std::max(kFootprintMin, 2 * cache_bytes));
   const uint64_t allowed =
@@ -78,9 +96,19 @@ CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t mo
   };
   std::barrier barrier(workers, at_barrier);
   std::atomic<uint32_t> finished = 0;
-  const auto copy_all = [&] {
-    const Memory from(side_bytes);
-    const Memory to(side_bytes);
+  // Here, where it can be refused: a thread that has begun waits for all others.
+  std::vector<Memory> memory;
+  memory.reserve(2 * size_t{workers});
+  for (uint32_t i = 0; i < 2 * workers; ++i) memory.emplace_back(side_bytes);
+  enum { WAIT, GO, END };
+  std::atomic<int> signal = WAIT;
+  const auto copy_all = [&](uint32_t worker) {
+    signal.wait(WAIT);
+    if (signal.load() == END) return;
+    const Memory& from = memory[2 * worker];
+    const Memory& to = memory[2 * worker + 1];
+    from.touch();
+    to.touch();
     barrier.arrive_and_wait();
     for (size_t i = 0; i < rounds * kinds.size() && !stopping; ++i) {
       for (uint64_t at = 0; at < side_bytes; at += piece_bytes) {
@@ -90,13 +118,16 @@ CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t mo
     }
     ++finished;
   };
-  std::vector<std::jthread> threads;
-  for (uint32_t i = 0; i < workers; ++i) threads.emplace_back(copy_all);
-  while (finished.load() < workers) {
+  std::vector<std::thread> threads;
+  const auto started = start_threads(workers, copy_all, threads);
+  signal.store(started ? GO : END);
+  signal.notify_all();
+  while (started && finished.load() < workers) {
     if (stop()) stop_asked.store(true);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  threads.clear();  // joins
+  for (std::thread& thread : threads) thread.join();
+  if (!started) return started.error();
   for (const auto& kind : limit.kinds) {
     limit.best_gb_per_s = std::max(limit.best_gb_per_s, kind.gb_per_s);
   }

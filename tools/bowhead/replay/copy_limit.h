@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/copy.h"
+#include "base/status.h"
 
 namespace bowhead::replay {
 
@@ -27,8 +28,8 @@ struct CopyLimit {
 /// turn, `rounds` times. Uses at most a quarter of the free memory and not much more than
 /// `moved_bytes`: a replay that moves little stays in the caches, and so must its limit. Starts and
 /// ends threads. Calls `stop` now and then, on the calling thread, and returns early if it returns
-/// true.
-CopyLimit measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t moved_bytes,
-                             uint32_t rounds, const std::function<bool()>& stop);
+/// true. Returns SYSTEM if a thread cannot be started.
+Result<CopyLimit> measure_copy_limit(uint32_t workers, uint64_t block_bytes, uint64_t moved_bytes,
+                                     uint32_t rounds, const std::function<bool()>& stop);
 
 }  // namespace bowhead::replay

@@ -16,10 +16,12 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <new>
 #include <thread>
 
 #include "base/checksum.h"
 #include "tools/bowhead/replay/models.h"
+#include "tools/program/signals.h"
 
 namespace bowhead::replay {
 namespace {
@@ -68,16 +70,9 @@ class SharedMapping {
   Shared* shared_;
 };
 
-sigset_t ending_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
-  return set;
-}
-
 // Takes a pending signal, waiting for up to `wait_ms`; 0 if none came.
 int take_signal(long wait_ms) {
-  const sigset_t set = ending_signals();
+  const sigset_t set = cli::ending_signals();
   const timespec wait{wait_ms / 1000, wait_ms % 1000 * 1'000'000};
   const int signal = sigtimedwait(&set, nullptr, &wait);
   return signal > 0 ? signal : 0;
@@ -125,14 +120,23 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
   return {};
 }
 
-// The whole run of a child. Never returns: exit handlers are the parent's.
+// The whole run of a child. Never returns, not by an exception either: exit handlers, the created
+// pool and the other workers are the parent's.
 [[noreturn]] void worker_main(const Trace& trace, const Content& content,
                               const ReplayOptions& options, Shared& shared, uint32_t worker,
-                              pid_t parent) {
+                              pid_t parent) noexcept {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
   WorkerPage& page = shared.workers[worker];
-  const auto worked = work(trace, content, options, shared, worker, page.stats);
+  const auto worked = [&]() -> Result<void> {
+    try {
+      return work(trace, content, options, shared, worker, page.stats);
+    } catch (const std::bad_alloc&) {
+      return Error{Status::SYSTEM, "the system has no memory left"};
+    } catch (const std::exception& error) {
+      return Error{Status::SYSTEM, error.what()};
+    }
+  }();
   if (!worked) {
     page.failed_status = static_cast<uint32_t>(worked.status());
     const std::string text = worked.error().message();
@@ -315,9 +319,11 @@ Result<ReplayReport> run_replay(const Trace& trace, const Content& content,
     if (report.interrupted_by == 0) report.interrupted_by = take_signal(0);
     return report.interrupted_by != 0;
   };
-  report.copy_limit =
+  auto copy_limit =
       measure_copy_limit(options.workers, options.block_bytes,
                          trace.ids.size() * options.block_bytes, kCopyRounds, interrupted);
+  if (!copy_limit) return copy_limit.error();
+  report.copy_limit = *std::move(copy_limit);
   if (report.interrupted_by != 0) return report;
 
   SharedMapping mapping(options.workers);

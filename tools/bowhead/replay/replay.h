@@ -58,8 +58,8 @@ struct ReplayReport {
   SelfTestReport self_test;
 };
 
-/// Runs a trace. The pool must exist. Must be called by a single-threaded process with SIGINT,
-/// SIGTERM and SIGHUP blocked: the parent takes them from the queue of pending signals, ends the
+/// Runs a trace. The pool must exist. Must be called by a single-threaded process with
+/// ending_signals() blocked: the parent takes them from the queue of pending signals, ends the
 /// workers cleanly within 2 s, and names the signal in the report. Returns the statuses of
 /// Pool::open() and its operations, and SYSTEM if a worker cannot be started or ends by itself.
 Result<ReplayReport> run_replay(const Trace& trace, const Content& content,

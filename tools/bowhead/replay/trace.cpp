@@ -5,13 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+
+#include "tools/program/input.h"
 
 namespace bowhead::replay {
 namespace {
@@ -167,24 +166,9 @@ Result<Trace> parse_trace(std::string_view text, const std::string& name, uint64
 }
 
 Result<Trace> read_trace(const std::string& path, uint64_t requests_max) {
-  const bool standard_input = path == "-";
-  const auto close = [](FILE* file) {
-    if (file != stdin) std::fclose(file);
-  };
-  const std::unique_ptr<FILE, decltype(close)> file(
-      standard_input ? stdin : std::fopen(path.c_str(), "rbe"), close);
-  if (!file) {
-    return Error{Status::SYSTEM, fmt::format("cannot open trace {}: {}", path, strerror(errno))};
-  }
-  std::string text;
-  std::vector<char> buffer(1 << 20);
-  while (const size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get())) {
-    text.append(buffer.data(), got);
-  }
-  if (std::ferror(file.get())) {
-    return Error{Status::SYSTEM, fmt::format("cannot read trace {}: {}", path, strerror(errno))};
-  }
-  return parse_trace(text, standard_input ? "standard input" : path, requests_max);
+  const auto text = cli::read_input(path);
+  if (!text) return text.error();
+  return parse_trace(*text, cli::input_name(path), requests_max);
 }
 
 }  // namespace bowhead::replay
