@@ -55,6 +55,11 @@ bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns) {
               current_function, ns);
 }
 
+bh_status finish(bh_pool& pool, Status status, bh_namespace_id ns, const bh_key& key) {
+  if (status != Status::NO_SPACE && status != Status::BUSY) return finish(pool, status, ns);
+  return fail(pool.pool.explain(status, ns, view(key)));
+}
+
 bh_status check_key(const bh_key& key) {
   if (readable(key)) return BH_OK;
   return fail(BH_INVALID_ARGUMENT, "{}: key.data is NULL but its size is {} bytes",

@@ -72,6 +72,8 @@ inline bh_status finish(const Result<void>& result) {
 bh_status finish(const bh_pool& pool, Status status);
 /// For a call whose other arguments were checked.
 bh_status finish(const bh_pool& pool, Status status, bh_namespace_id ns);
+/// Of a call that stores or removes: why there is no room, or who is in the way.
+bh_status finish(bh_pool& pool, Status status, bh_namespace_id ns, const bh_key& key);
 
 /// Runs the body of a function of the ABI; an exception becomes a status.
 template <class Body>

@@ -89,7 +89,7 @@ bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_i
   return guarded(__func__, [&]() -> bh_status {
     if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
     if (const bh_status bad = check_pieces("value", value, value_count); bad != BH_OK) return bad;
-    return finish(*pool, pool->pool.put(ns, view(key), spans(value, value_count)), ns);
+    return finish(*pool, pool->pool.put(ns, view(key), spans(value, value_count)), ns, key);
   });
 }
 
@@ -145,7 +145,7 @@ bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t
 bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key) {
   return guarded(__func__, [&]() -> bh_status {
     if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
-    return finish(*pool, pool->pool.remove(ns, view(key)), ns);
+    return finish(*pool, pool->pool.remove(ns, view(key)), ns, key);
   });
 }
 
@@ -167,6 +167,8 @@ bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t len
     bh_reservation handle{};
     const std::lock_guard lock(pool->mutex);
     if (!reserved || reserved->present) pool->reservations.erase(id);
+    if (!reserved && reserved.error().detail.empty())
+      return finish(*pool, reserved.status(), ns, key);
     if (!reserved) return fail(reserved.error());
     handle.data = reserved->data;
     handle.length_bytes = reserved->length_bytes;

@@ -10,7 +10,7 @@
 #define BH_STATUS_LIST(X)                                                                          \
   X(0, OK, "the operation succeeded")                                                              \
   X(1, NOT_FOUND, "no block is stored under this key")                                             \
-  X(2, NO_SPACE, "the pool has no space for this block; committed blocks are intact")              \
+  X(2, NO_SPACE, "this host has no space for this block; committed blocks are intact")             \
   X(3, INVALID_ARGUMENT, "an argument is outside its allowed range")                               \
   X(4, KEY_TOO_LONG, "the key is empty or longer than 512 bytes")                                  \
   X(5, VALUE_TOO_LARGE, "the value is empty or larger than the pool can hold in one block")        \
@@ -35,7 +35,7 @@
   X(24, BAD_LOCATOR, "the locator is malformed")                                                   \
   X(25, BAD_TRACE, "the trace is malformed")                                                       \
   X(26, IN_USE, "processes have this pool open")                                                   \
-  X(27, CLOSED, "this handle, lease or reservation has already ended")                             \
+  X(27, CLOSED, "the pool was destroyed or replaced, or this handle, lease or reservation ended")  \
   X(28, UNSUPPORTED_CODEC, "the block uses a codec that this build does not know")                 \
   X(29, COPY_ONLY, "the block's host died: get() copies the block, but it cannot be leased")       \
   X(30, GPU_LOST, "the GPU or its driver no longer answers; the pool is intact")                   \

@@ -42,12 +42,42 @@ TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
   ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
   const Outcome alone = as(1, {"rm", shm_locator(), "k"});
   EXPECT_EQ(alone.code, 3);
-  EXPECT_NE(alone.err.find("'k' may still be stored"), std::string::npos) << alone.err;
+  EXPECT_NE(alone.err.find("key 'k' of namespace 'default': it may still be stored: host 0, which"),
+            std::string::npos)
+      << alone.err;
+  EXPECT_NE(alone.err.find("open as that host"), std::string::npos) << alone.err;
   EXPECT_EQ(run({"get", shm_locator(), "k"}).code, 0);
   const Running owner(
       {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});
   EXPECT_TRUE(eventually(45, [&] { return as(1, {"rm", shm_locator(), "k"}).code == 0; }));
   EXPECT_EQ(run({"get", shm_locator(), "k"}).code, 1);
+}
+
+/// The block of a host that died, and may still write to it: nothing may be stored there.
+TEST_F(HostCommands, ARemovalThatWaitsForAFenceNamesTheHost) {
+  create(shm_locator(), "32M",
+         {"--hosts", "2", "--no-evict", "--dead-ms", "1000", "--reclaim-ms", "0"});
+  ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
+  const Running other({"replay", "--pool", shm_locator(), "--host", "1", "--workers", "1",
+                       "--block-bytes", "16K", "--requests", "100000"});
+  ASSERT_TRUE(eventually(60, [&] { return host_info(0)["extents_owned"] == 0; }));
+  const Outcome waits = as(1, {"rm", shm_locator(), "k"});
+  expect_refused(waits, 3, "host 0 owned it when it was declared dead");
+  EXPECT_NE(waits.err.find("`bowhead pool fence " + shm_locator() + " 0`"), std::string::npos)
+      << waits.err;
+  ASSERT_EQ(as(1, {"pool", "fence", shm_locator(), "0"}).code, 0);
+  EXPECT_TRUE(eventually(60, [&] { return as(1, {"rm", shm_locator(), "k"}).code == 0; }));
+}
+
+TEST_F(HostCommands, APutWithoutRoomNamesTheHostAndWhatToDo) {
+  create(shm_locator(), "32M", {"--hosts", "2", "--no-evict"});
+  write("value", std::string(1 << 20, 'v'));
+  Outcome put;
+  for (int n = 0; put.code <= 0 && n < 40; ++n)
+    put = as(0, {"put", shm_locator(), "k" + std::to_string(n), path("value")});
+  EXPECT_EQ(put.code, 3);
+  EXPECT_NE(put.err.find("host 0 has no space"), std::string::npos) << put.err;
+  EXPECT_NE(put.err.find("try again"), std::string::npos) << put.err;
 }
 
 TEST_F(HostCommands, AnObserverDoesNotJoin) {
@@ -137,6 +167,21 @@ TEST_F(HostCommands, NoHostLeavesWhileAProcessIsOpen) {
 }
 
 // ---- fence ----
+
+TEST_F(HostCommands, AHostThatHasLeftDoesNotJoinToLeave) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  EXPECT_NE(as(1, {"pool", "leave", shm_locator()}).out.find("nothing to leave"),
+            std::string::npos);
+  EXPECT_EQ(host_info(1)["incarnation"], 0);
+  ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
+  ASSERT_EQ(as(0, {"pool", "leave", shm_locator()}).code, 0);
+  for (const Outcome& again :
+       {as(0, {"pool", "leave", shm_locator()}), run({"pool", "leave", shm_locator()})}) {
+    EXPECT_EQ(again.code, 0) << again.err;
+    EXPECT_NE(again.out.find("nothing to leave"), std::string::npos) << again.out;
+  }
+  EXPECT_EQ(host_info(0)["incarnation"], 1) << "a new life began";
+}
 
 TEST_F(HostCommands, OnlyADeadHostIsFenced) {
   create(shm_locator(), "32M", {"--hosts", "3"});

@@ -188,6 +188,23 @@ TEST_F(Replay, NoFailureLeavesThePoolThatWasMade) {
   }
 }
 
+TEST_F(Replay, APoolThatIsDestroyedMeanwhileIsNamedAsSuch) {
+  const std::pair<const char*, const char*> commands[] = {
+      {"replay --workers 1 --requests 1000000 --block-bytes 16K --pool", "puts"},
+      {"pool recompress --cold 0 --watch", "processes_live"}};
+  for (const auto& [command, at_work] : commands) {
+    create(shm_locator(), "32M");
+    const Outcome outcome =
+        shell("p=" + shm_locator() + "; exec 2>&1; $B " + command + " $p & worker=$!; n=0\n" +
+              "until $B pool info $p --json | grep -q '\"" + at_work + "\": [1-9]'; do\n" +
+              "  n=$((n + 1)); [ $n -lt 600 ] || break; sleep 0.1\n" +
+              "done; $B pool destroy --force $p > /dev/null; wait $worker");
+    EXPECT_EQ(outcome.code, 3) << outcome.out;
+    EXPECT_NE(outcome.out.find("the pool was destroyed or replaced"), std::string::npos)
+        << outcome.out;
+  }
+}
+
 TEST_F(Replay, TheReportForPeopleHasItAll) {
   write("trace", kTrace);
   const Outcome outcome = replay({path("trace"), "--create", "32M", "--workers", "1"});
