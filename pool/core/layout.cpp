@@ -201,8 +201,7 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
   }
   if (chosen == nullptr && !looks_like_pool)
     return bad(Status::NOT_A_POOL,
-               "no Bowhead superblock at offset 0 or 64 KiB; give the locator of a pool, or make "
-               "one with `bowhead pool create --force`");
+               "no Bowhead superblock at offset 0 or 64 KiB: check the locator");
   if (chosen == nullptr)
     return bad(Status::DAMAGED,
                std::string("both copies of the superblock are damaged") + kRestore);

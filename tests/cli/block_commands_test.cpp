@@ -178,6 +178,76 @@ TEST_F(BlockCommands, GetDescribesTheFileInJson) {
   EXPECT_EQ(run({"get", shm_locator(), "k", "--json"}).code, 2);
 }
 
+TEST_F(BlockCommands, AnEmptyNameIsNotADefault) {
+  create(shm_locator());
+  run({"put", shm_locator(), "k"}, "value");
+  EXPECT_EQ(run({"ls", shm_locator(), "--namespace", ""}).code, 1);
+  for (const char* command : {"get", "rm", "put"})
+    EXPECT_NE(run({command, shm_locator(), "k", "--namespace", ""}, "v").code, 0) << command;
+  const Outcome get = run({"get", shm_locator(), "k", "-o", ""});
+  EXPECT_EQ(get.code, 2);
+  EXPECT_EQ(get.out, "");
+  EXPECT_NE(get.err.find("--output"), std::string::npos) << get.err;
+  EXPECT_EQ(run({"get", shm_locator(), "k"}).out, "value");
+}
+
+TEST_F(BlockCommands, AMinusIsStandardOutput) {
+  create(shm_locator());
+  run({"put", shm_locator(), "k"}, "value");
+  const Outcome get = shell("cd " + folder_.string() + " && $B get " + shm_locator() + " k -o -");
+  EXPECT_EQ(get.out, "value");
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  EXPECT_EQ(run({"get", shm_locator(), "k", "-o", "-", "--json"}).code, 2);
+}
+
+TEST_F(BlockCommands, AFullDiskLeavesTheOldFileAsItIs) {
+  write("value", all_bytes(3'000'000));
+  create(shm_locator());
+  ASSERT_EQ(run({"put", shm_locator(), "k", path("value")}).code, 0);
+  run({"put", shm_locator(), "short"}, "new");
+  const Outcome outcome = shell("cd " + folder_.string() + " && p=" + shm_locator() + R"sh( &&
+    unshare -m true 2> /dev/null || { echo skip; exit; }
+    unshare -m /bin/sh -c '
+      mkdir disk && mount -t tmpfs -o size=1M none disk && head -c 90000 value > disk/old
+      head -c 90000 value > expected
+      $0 get $1 k -o disk/old; echo $?; cmp disk/old expected
+      $0 get $1 k -o disk/new; echo $?; ls disk
+      $0 get $1 short -o disk/old; echo $?; cat disk/old' $B $p 2> err)sh");
+  if (outcome.out == "skip\n") GTEST_SKIP() << "mounting needs root";
+  EXPECT_EQ(outcome.out, "3\n3\nold\n0\nnew");
+  EXPECT_NE(read("err").find("cannot write disk/old: No space left"), std::string::npos)
+      << read("err");
+}
+
+TEST_F(BlockCommands, WhatIsTypedIsNeverDropped) {
+  create(shm_locator());
+  const auto put = [&](const Arguments& more) {
+    Arguments all = {"put", shm_locator(), "k", "--namespace", "n"};
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all, std::string(8192, 'v'));
+  };
+  for (const Arguments& option :
+       {Arguments{"--channels", "64"}, Arguments{"--value-channels", "64"},
+        Arguments{"--layers", "1"}, Arguments{"--heads", "1"}, Arguments{"--block-tokens", "8"},
+        Arguments{"--tokens-first"}, Arguments{"--rope-base", "10000"}}) {
+    Arguments all = {"--number", "bytes"};
+    all.insert(all.end(), option.begin(), option.end());
+    const Outcome refused = put(all);
+    EXPECT_EQ(refused.code, 2) << option[0] << refused.out;
+    EXPECT_NE(refused.err.find(option[0]), std::string::npos) << refused.err;
+  }
+  ASSERT_EQ(put({"--compress", "dense", "--number", "bf16", "--channels", "64"}).code, 0);
+  ASSERT_EQ(run({"rm", shm_locator(), "k", "--namespace", "n"}).code, 0);
+  for (const Arguments& other : {Arguments{"--compress", "none"}, Arguments{"--compress", "fast"},
+                                 Arguments{"--number", "bytes"}}) {
+    const Outcome refused = put(other);
+    EXPECT_EQ(refused.code, 3) << other[1] << refused.out;
+    EXPECT_NE(refused.err.find(other[1]), std::string::npos) << refused.err;
+    EXPECT_EQ(run({"get", shm_locator(), "k", "--namespace", "n"}).code, 1) << "it was stored";
+  }
+  EXPECT_EQ(put({}).code, 0);
+}
+
 TEST_F(BlockCommands, KeysAreOneTo512Bytes) {
   create(shm_locator());
   EXPECT_EQ(run({"put", shm_locator(), std::string(512, 'k')}, "v").code, 0);

@@ -126,5 +126,20 @@ TEST_F(Damage, AFileCutShortIsRefused) {
   EXPECT_NE(info.err.find(path("pool")), std::string::npos) << info.err;
 }
 
+TEST_F(Damage, APoolThatCannotBeOpenedIsReportedInJsonAndCanBeRemoved) {
+  std::filesystem::resize_file(path("pool"), 16 << 20);
+  const Outcome check = run({"pool", "check", file_locator(), "--json"});
+  EXPECT_EQ(check.code, 1);
+  const auto json = json_of(check);
+  EXPECT_EQ(json["good"], false);
+  ASSERT_EQ(json["findings"].size(), 1u);
+  EXPECT_EQ(json["findings"][0]["data_lost"], true);
+  EXPECT_EQ(json["payload_verified"], false);
+  const Outcome refused = run({"pool", "destroy", file_locator()});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_NE(refused.err.find("--force removes it"), std::string::npos) << refused.err;
+  EXPECT_EQ(run({"pool", "destroy", file_locator(), "--force"}).code, 0);
+}
+
 }  // namespace
 }  // namespace bowhead::cli_test

@@ -42,6 +42,15 @@ TEST_F(PoolCommands, WrongUsageIsNamed) {
       {{"pool"}, "needs a command: create, info"},
       {{"pool", "create", shm_locator(), "--size"}, "--size needs a value"},
       {{"pool", "create", shm_locator()}, "--size"},
+      {{"pool", "create", shm_locator(), "--size", "32M", "--size", "32M"},
+       "--size is given twice"},
+      {{"pool", "create", shm_locator(), "--size=32M", "--mode=0600", "--mode", "0640"},
+       "--mode is given twice"},
+      {{"pool", "info", shm_locator(), "--host", "0", "--host", "1"}, "--host is given twice"},
+      {{"put", shm_locator(), "k", "--rope-base", "2", "--number", "bf16", "--rope-base", "3"},
+       "--rope-base is given twice"},
+      {{"get", shm_locator(), "k", "-o", "a", "--output", "b"}, "--output is given twice"},
+      {{"get", shm_locator(), "k", "-o"}, "--output needs a value"},
       {{"pool", "create", shm_locator(), "--size", "4X"}, "--size"},
       {{"pool", "create", shm_locator(), "--size", "-4G"}, "--size"},
       {{"pool", "create", shm_locator(), "--size", "99999999999999999999G"}, "--size"},
@@ -235,6 +244,7 @@ TEST_F(PoolCommands, ObjectsThatAreNotPoolsAreLeftAlone) {
     const Outcome outcome = run(command);
     EXPECT_EQ(outcome.code, 3) << outcome.err;
     EXPECT_NE(outcome.err.find(path("pool")), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.find("--force"), std::string::npos) << "the name may be a slip";
   }
   EXPECT_EQ(run({"pool", "create", file_locator(), "--size", "32M"}).code, 3);
   EXPECT_EQ(read("pool"), text);

@@ -55,7 +55,7 @@ const std::vector<Case> kCases = {
      },
      Status::DAMAGED, kRestore},
     {"Zeros", [](GoldenPool& g) { std::memset(g.at(0), 0, 1 << 20); }, Status::NOT_A_POOL,
-     "give the locator of a pool, or make one"},
+     "check the locator"},
     {"Noise",
      [](GoldenPool& g) {
        Random random(3);
@@ -64,7 +64,7 @@ const std::vector<Case> kCases = {
          std::memcpy(g.at(at), &word, sizeof word);
        }
      },
-     Status::NOT_A_POOL, "give the locator of a pool, or make one"},
+     Status::NOT_A_POOL, "check the locator"},
     {"NewerVersion", [](GoldenPool& g) { change_superblock(g, [](auto& sb) { sb.version = 2; }); },
      Status::VERSION_UNKNOWN, "version 2 "},
     {"NewerVersionInOneCopy",

@@ -342,28 +342,38 @@ Example:
   command->callback([a, &action] { action = [a] { return run_info(a->locator, a->json); }; });
 }
 
+std::string check_json(const std::string& locator, bool payload, const CheckReport& report) {
+  Json out = {{"locator", locator},
+              {"good", report.findings.empty()},
+              {"payload_verified", payload},
+              {"blocks_checked", report.blocks_checked},
+              {"bytes_checked", report.bytes_checked},
+              {"blocks_unverified", report.blocks_unverified},
+              {"findings", Json::array()},
+              {"not_checked", report.not_checked}};
+  for (const CheckFinding& finding : report.findings) {
+    out["findings"].push_back(
+        {{"what", finding.what}, {"data_lost", finding.data_lost}, {"offset", finding.offset}});
+  }
+  return json_text(out, 2) + "\n";
+}
+
 int run_check(const std::string& locator, bool payload, bool json) {
   ProgressLine progress;
   auto pool = open_pool(locator, progress.callback(), /*look=*/true);
+  if (json && pool.status() == Status::DAMAGED) {
+    // What cannot be opened is a finding as well: exit code 1 has a report.
+    print(
+        check_json(locator, /*payload=*/false, {.findings = {{pool.error().message(), true, 0}}}));
+    return kDamage;
+  }
   if (!pool) return fail(pool.error(), locator);
   const auto report = pool->check(payload, progress.callback());
   progress.clear();
   if (!report) return fail(*pool, report.error(), locator);
   const bool good = report->findings.empty();
   if (json) {
-    Json out = {{"locator", locator},
-                {"good", good},
-                {"payload_verified", payload},
-                {"blocks_checked", report->blocks_checked},
-                {"bytes_checked", report->bytes_checked},
-                {"blocks_unverified", report->blocks_unverified},
-                {"findings", Json::array()},
-                {"not_checked", report->not_checked}};
-    for (const CheckFinding& finding : report->findings) {
-      out["findings"].push_back(
-          {{"what", finding.what}, {"data_lost", finding.data_lost}, {"offset", finding.offset}});
-    }
-    print(json_text(out, 2) + "\n");
+    print(check_json(locator, payload, *report));
     return good ? kOk : kDamage;
   }
   for (const CheckFinding& finding : report->findings) {
@@ -498,7 +508,32 @@ Example:
   command->callback([a, &action] { action = [a] { return run_recompress(*a); }; });
 }
 
+/// Whether the host that was chosen, or any host, is a member; true if the pool does not have it.
+Result<bool> is_member(const std::string& locator) {
+  OpenOptions options;
+  options.observe = true;
+  auto pool = Pool::open(locator, options);
+  if (!pool) return pool.error();
+  const auto info = pool->info();
+  if (!info) return info.error();
+  const auto joined = [](const PoolInfo::Host& host) {
+    return host.state != "free" && host.state != "left";
+  };
+  if (chosen_host() != kAnyHost)
+    return chosen_host() >= info->hosts.size() || joined(info->hosts[chosen_host()]);
+  return std::any_of(info->hosts.begin(), info->hosts.end(), joined);
+}
+
 int run_leave(const std::string& locator) {
+  // To act as a host that has left would begin a life of it, only to end it.
+  const auto member = is_member(locator);
+  if (!member) return fail(member.error(), locator);
+  if (!*member) {
+    print(fmt::format(
+        "{}: {} joined, or it has left: nothing to leave\n", locator,
+        chosen_host() == kAnyHost ? "no host has" : fmt::format("host {} has not", chosen_host())));
+    return kOk;
+  }
   auto pool = open_pool(locator);
   if (!pool) return fail(pool.error(), locator);
   const auto info = pool->info();
@@ -561,6 +596,8 @@ Example:
 
 int run_destroy(const std::string& locator, bool force) {
   const auto destroyed = Pool::destroy(locator, force);
+  if (destroyed.status() == Status::DAMAGED)
+    return fail({Status::DAMAGED, destroyed.error().message() + " (--force removes it)"}, locator);
   if (!destroyed) return fail(destroyed.error(), locator);
   print(fmt::format("destroyed {}\n", locator));
   return kOk;

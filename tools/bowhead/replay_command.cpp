@@ -52,9 +52,10 @@ int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
   progress.clear();
   if (!report) return fail(report.error(), options.locator);
   if (report->interrupted_by != 0) {
-    say(fmt::format(
-        "interrupted after {} of {} requests; the workers have ended and the pool is intact",
-        report->total.requests, trace.requests.size()));
+    const bool stays = arguments.create_bytes == 0 || arguments.keep;
+    say(fmt::format("interrupted after {} of {} requests; the workers have ended and the pool {}",
+                    report->total.requests, trace.requests.size(),
+                    stays ? "is intact" : "that --create made is destroyed"));
     return 128 + report->interrupted_by;
   }
   const ReplayRun about{trace, content, options, *report, arguments.command_line};
