@@ -84,7 +84,8 @@ TEST_F(Refused, NoThreadAndNoProcessCanBeStarted) {
   const Outcome outcome = as_user("cd " + folder_.string() + R"sh( || exit
     one=file:$PWD/one two=file:$PWD/two
     echo value > v; head -c 8192 v /dev/zero > raw 2> /dev/null
-    $u "$B" pool create $one --size 16M > /dev/null; $u "$B" pool create $two --size 32M --hosts 2 > /dev/null
+    $u "$B" pool create $one --size 16M > /dev/null
+    $u "$B" pool create $two --size 32M --hosts 2 > /dev/null
     $u "$B" put $one k v > /dev/null; $u "$B" put $two k v --host 0 > /dev/null
     check() {
       code=0; $u prlimit --nproc=$1 timeout 60 "$B" $2 > out 2> err < v || code=$?

@@ -111,9 +111,8 @@ Result<CopyLimit> measure_copy_limit(uint32_t workers, uint64_t block_bytes, uin
     to.touch();
     barrier.arrive_and_wait();
     for (size_t i = 0; i < rounds * kinds.size() && !stopping; ++i) {
-      for (uint64_t at = 0; at < side_bytes; at += piece_bytes) {
+      for (uint64_t at = 0; at < side_bytes; at += piece_bytes)
         copy_with(kinds[i % kinds.size()], to.data() + at, from.data() + at, piece_bytes);
-      }
       barrier.arrive_and_wait();
     }
     ++finished;
@@ -128,9 +127,8 @@ Result<CopyLimit> measure_copy_limit(uint32_t workers, uint64_t block_bytes, uin
   }
   for (std::thread& thread : threads) thread.join();
   if (!started) return started.error();
-  for (const auto& kind : limit.kinds) {
+  for (const auto& kind : limit.kinds)
     limit.best_gb_per_s = std::max(limit.best_gb_per_s, kind.gb_per_s);
-  }
   return limit;
 }
 
