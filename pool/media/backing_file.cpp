@@ -168,8 +168,7 @@ Result<OpenedFile> open_backing_file(const std::string& path, MediaUse use) {
   if (size_bytes % kMediaGrainBytes != 0) {
     return Error{Status::NOT_A_POOL,
                  fmt::format("{} has {} bytes, no multiple of 2 MiB: cut short, or never a pool; "
-                             "restore it from a copy, or make it anew with `bowhead pool create "
-                             "--force`",
+                             "restore it from a copy, or check the locator",
                              path, size_bytes)};
   }
   if (use == MediaUse::STORE) {

@@ -51,7 +51,7 @@ TEST_F(Refused, EveryPathThatCannotBeReadIsNamed) {
       {"pool", "create", "file:PATH", "--size", "32M", "--force"},
       {"pool", "repair", "file:PATH"}};
   // /proc/self/mem opens, even for root, and cannot be read at its begin.
-  for (const std::string bad : {path("loop"), path("folder"), std::string("/proc/self/mem"),
+  for (const std::string& bad : {path("loop"), path("folder"), std::string("/proc/self/mem"),
                                 path("loop/below"), path("raw/below")}) {
     for (Arguments command : commands) {
       for (std::string& word : command) {
