@@ -26,7 +26,7 @@ bowhead::CreateOptions create_options(const bh_create_options& given) {
   create.replace = given.replace != 0;
   create.mode = value_or(given.mode, create.mode);
   bowhead::SharingTimes& times = create.times;
-  times.beat_ms = value_or(given.beat_ms, times.beat_ms);
+  times.heartbeat_ms = value_or(given.heartbeat_ms, times.heartbeat_ms);
   times.dead_ms = value_or(given.dead_ms, times.dead_ms);
   times.grace_ms = value_or(given.grace_ms, times.grace_ms);
   times.settle_ms = value_or(given.settle_ms, times.settle_ms);

@@ -16,7 +16,7 @@ using namespace compression;
 constexpr uint32_t kPrefixPlanes = 5;
 
 /// The header before the planes of a block; exponents follow.
-struct PlanesHead {
+struct PlanesHeader {
   uint64_t remainder_bits;
   uint64_t exceptions;
 };
@@ -29,7 +29,7 @@ class PlaneCodec : public Codec {
   size_t encode(const Shape& shape, ConstBytes values, Bytes out) override {
     const Number& number = *number_of(shape.number);
     const Places places = places_of(shape);
-    auto* exponents = reinterpret_cast<uint16_t*>(out.data() + sizeof(PlanesHead));
+    auto* exponents = reinterpret_cast<uint16_t*>(out.data() + sizeof(PlanesHeader));
     kernels_.largest_exponents(number, values.data(), shape.tokens, shape.channels, exponents);
     std::memset(exponents + shape.channels, 0, kSlackChannels * sizeof(uint16_t));
     beyond_.resize(shape.channels + kSlackChannels);
@@ -40,7 +40,7 @@ class PlaneCodec : public Codec {
     for (uint32_t p = 0; p < number.planes(); ++p)
       split.planes[p] = out.data() + places.planes + p * places.plane;
     kernels_.split(tile_of(shape, exponents), values.data(), split);
-    const PlanesHead head{split.remainder_bits, split.exception_count};
+    const PlanesHeader head{split.remainder_bits, split.exception_count};
     std::memcpy(out.data(), &head, sizeof head);
     const size_t end = places.remainder + (head.remainder_bits + 7) / 8;
     std::memcpy(out.data() + end, exceptions_.data(), head.exceptions);
@@ -54,7 +54,7 @@ class PlaneCodec : public Codec {
  protected:
   bool merge(const Shape& shape, ConstBytes coded, uint32_t planes, bool exact, Bytes out) {
     const Places places = places_of(shape);
-    PlanesHead head;
+    PlanesHeader head;
     std::memcpy(&head, coded.data(), sizeof head);
     const size_t remainder_bytes = (head.remainder_bits + 7) / 8;
     Merge in{.plane_count = planes,
@@ -63,7 +63,7 @@ class PlaneCodec : public Codec {
              .exceptions = coded.subspan(places.remainder + remainder_bytes, head.exceptions)};
     for (uint32_t p = 0; p < planes; ++p)
       in.planes[p] = coded.data() + places.planes + p * places.plane;
-    const auto* exponents = reinterpret_cast<const uint16_t*>(coded.data() + sizeof(PlanesHead));
+    const auto* exponents = reinterpret_cast<const uint16_t*>(coded.data() + sizeof(PlanesHeader));
     return kernels_.merge(tile_of(shape, exponents), in, out.data());
   }
 
@@ -77,7 +77,8 @@ class PlaneCodec : public Codec {
   static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
   static Places places_of(const Shape& shape) {
     const size_t plane = plane_bytes(shape.channels, shape.tokens) + 8;
-    const size_t planes = sizeof(PlanesHead) + (shape.channels + kSlackChannels) * sizeof(uint16_t);
+    const size_t planes =
+        sizeof(PlanesHeader) + (shape.channels + kSlackChannels) * sizeof(uint16_t);
     return {planes, plane, planes + number_of(shape.number)->planes() * plane};
   }
 

@@ -76,16 +76,16 @@ class Decoder::Impl {
       rest += part.size();
       ByteReader from(part);
       if (from.u8() != BH_TILE_PLANES || number == nullptr) continue;
-      TileHead head;
+      TileHeader header;
       const uint32_t tokens = frame->tiling.tokens_of(frame->shape.tokens, tile);
       if (const Status status =
-              read_tile_parameters(from, frame->shape, part, tokens, head, parameters_);
+              read_tile_parameters(from, frame->shape, part, tokens, header, parameters_);
           status != Status::OK)
         return status;
       for (uint32_t s = 0; s < stream_count(*number); ++s) {
         const uint32_t to = s < number->planes() ? s : kMaxPlanes + s - number->planes();
-        out[to] += head.streams[s].coded_bytes;
-        rest -= std::min(rest, head.streams[s].coded_bytes);
+        out[to] += header.streams[s].coded_bytes;
+        rest -= std::min(rest, header.streams[s].coded_bytes);
       }
     }
     return at == bytes.size() ? Status::OK : Status::DAMAGED;
@@ -104,10 +104,10 @@ class Decoder::Impl {
     const Number* number = number_of(shape.number);
     ByteReader from(part);
     if (from.u8() != BH_TILE_PLANES || number == nullptr) return Status::OK;
-    TileHead head;
+    TileHeader header;
     const uint32_t tokens = frame->tiling.tokens_of(shape.tokens, tile);
     if (const Status status =
-            read_tile_parameters(from, frame->shape, part, tokens, head, parameters_);
+            read_tile_parameters(from, frame->shape, part, tokens, header, parameters_);
         status != Status::OK)
       return status;
     const int bias = number->is_float() ? (1 << (number->exponent_bits - 1)) - 1 : 0;
@@ -129,11 +129,11 @@ class Decoder::Impl {
     Merge in{.plane_count = exact ? number.planes() : planes, .exact = exact};
     if (!decode_streams(frame.bytes, number, in)) return Status::DAMAGED;
     const TileParameters& parameters = parts_.parameters;
-    const TileHead& head = parts_.head;
+    const TileHeader& header = parts_.header;
     const TileFrame tile{
         number, parts_.tokens, channels, parameters.exponents.data(),
         centres_.make(number, {parameters.exponents.data(), channels}, parameters.amplitudes,
-                      head.centre_shift, head.centre_turns ? frame.shape.rotary : Rotary{})};
+                      header.centre_shift, header.centre_turns ? frame.shape.rotary : Rotary{})};
     return plane_kernels().merge(tile, in, out.data()) ? Status::OK : Status::DAMAGED;
   }
 

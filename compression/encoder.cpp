@@ -76,10 +76,10 @@ class Encoder::Impl {
   }
 
  private:
-  /// Writes at most kStoredTileHeadBytes more than the values.
+  /// Writes at most kStoredTileHeaderBytes more than the values.
   size_t encode_tile(const Shape& shape, uint32_t tokens, ConstBytes values, Bytes out) {
     const Number* number = number_of(shape.number);
-    const size_t limit = values.size() + kStoredTileHeadBytes;
+    const size_t limit = values.size() + kStoredTileHeaderBytes;
     size_t size = number == nullptr ? encode_bytes(values, out)
                                     : encode_planes(*number, shape, tokens, values, out);
     if (size != 0 && size < limit) return size;
@@ -92,7 +92,7 @@ class Encoder::Impl {
 
   size_t encode_bytes(ConstBytes values, Bytes out) {
     const size_t most = values.size() - values.size() / rules_.least_saved_parts;
-    const Bytes rest = out.subspan(kBytesTileHeadBytes);
+    const Bytes rest = out.subspan(kBytesTileHeaderBytes);
     const size_t size = coder_.encode(rules_.codec, rules_.level, values, rest, most);
     if (size == 0) return 0;
     ByteWriter to(out.data());
@@ -100,7 +100,7 @@ class Encoder::Impl {
     const auto codec = static_cast<uint32_t>(rules_.codec);
     to.u8(codec);
     to.u32(rest_checksum(BH_TILE_BYTES, codec, rest.first(size)));
-    return kBytesTileHeadBytes + size;
+    return kBytesTileHeaderBytes + size;
   }
 
   /// Returns 0 if it does not fit.
@@ -112,8 +112,8 @@ class Encoder::Impl {
       kernels_.largest_exponents(number, values.data(), tokens, channels, exponents_.data());
     split(number, shape, tokens, values);
 
-    TileHead head;
-    set_parameters(number, channels, head);
+    TileHeader header;
+    set_parameters(number, channels, header);
     const uint32_t streams = stream_count(number);
     ConstBytes plain[kMaxStreams];
     for (uint32_t s = 0; s < number.planes(); ++s)
@@ -121,8 +121,8 @@ class Encoder::Impl {
     plain[streams - 2] = {split_.remainder, (split_.remainder_bits + 7) / 8};
     plain[streams - 1] = {split_.exceptions, split_.exception_count};
     ConstBytes coded[kMaxStreams];
-    code_streams(number, plain, coded, head);
-    return assemble(number, channels, coded, head, out);
+    code_streams(number, plain, coded, header);
+    return assemble(number, channels, coded, header, out);
   }
 
   void make_room(const Number& number, uint32_t tokens, uint32_t channels) {
@@ -165,22 +165,22 @@ class Encoder::Impl {
     }
   }
 
-  void set_parameters(const Number& number, uint32_t channels, TileHead& head) {
-    head.centre_width = centre_.amplitudes.empty() ? 0 : centre_.width;
-    head.centre_shift = head.centre_width == 0 ? 0 : centre_.shift;
-    head.centre_turns = head.centre_width != 0 && centre_.turns;
+  void set_parameters(const Number& number, uint32_t channels, TileHeader& header) {
+    header.centre_width = centre_.amplitudes.empty() ? 0 : centre_.width;
+    header.centre_shift = header.centre_width == 0 ? 0 : centre_.shift;
+    header.centre_turns = header.centre_width != 0 && centre_.turns;
     if (!number.is_float()) return;
     const auto [least, most] =
         std::minmax_element(exponents_.begin(), exponents_.begin() + channels);
-    head.exponent_base = static_cast<uint8_t>(*least);
-    head.exponent_width =
+    header.exponent_base = static_cast<uint8_t>(*least);
+    header.exponent_width =
         static_cast<uint8_t>(std::bit_width(static_cast<uint8_t>(*most - *least)));
   }
 
   /// Codes planes from the top until one does not shrink. The sign shows whether tokens repeat:
   /// then all streams are coded, by a codec that finds repeats.
   void code_streams(const Number& number, const ConstBytes* plain, ConstBytes* coded,
-                    TileHead& head) {
+                    TileHeader& header) {
     constexpr int kQuick = 4;
     const uint32_t streams = stream_count(number);
     Bytes room(coded_);
@@ -188,7 +188,7 @@ class Encoder::Impl {
         coder_.encode(StreamCodec::LZ4, kQuick, plain[0], room, plain[0].size() / 32 * 31) != 0;
     bool worth_it = true;
     for (uint32_t s = 0; s < streams; ++s) {
-      StreamSize& stream = head.streams[s];
+      StreamSize& stream = header.streams[s];
       stream = {StreamCodec::STORED, plain[s].size(), plain[s].size()};
       coded[s] = plain[s];
       const bool plane = s > 0 && s < number.planes();
@@ -223,38 +223,38 @@ class Encoder::Impl {
   }
 
   /// Returns 0 if it does not fit.
-  size_t assemble(const Number& number, uint32_t channels, const ConstBytes* coded, TileHead& head,
-                  Bytes out) {
+  size_t assemble(const Number& number, uint32_t channels, const ConstBytes* coded,
+                  TileHeader& header, Bytes out) {
     const uint32_t streams = stream_count(number);
-    uint64_t size = kMaxTileHeadBytes + parameter_bytes(head, channels);
+    uint64_t size = kMaxTileHeaderBytes + parameter_bytes(header, channels);
     for (uint32_t s = 0; s < streams; ++s) size += coded[s].size();
     if (size > out.size()) return 0;
 
-    // The streams first, at the end of the head: the head holds their checksums.
+    // The streams first, at the end of the header: the header holds their checksums.
     ByteWriter measured(out.data());
-    write_tile_head(measured, number, head);
-    const size_t head_bytes = measured.size() + parameter_bytes(head, channels) + 4;
-    ByteWriter body(out.data() + head_bytes);
-    head.checksums.fill(checksum32({}));  // checksum of a group without planes
-    const Groups groups(number, head.streams[0].plain_bytes);
+    write_tile_header(measured, number, header);
+    const size_t header_bytes = measured.size() + parameter_bytes(header, channels) + 4;
+    ByteWriter body(out.data() + header_bytes);
+    header.checksums.fill(checksum32({}));  // checksum of a group without planes
+    const Groups groups(number, header.streams[0].plain_bytes);
     size_t group_begin = 0;
     for (uint32_t s = 0; s < streams; ++s) {
       body.bytes(coded[s]);
       if (s + 1 < streams && groups.of(s + 1) == groups.of(s)) continue;
-      head.checksums[groups.of(s)] =
-          checksum32({out.data() + head_bytes + group_begin, body.size() - group_begin});
+      header.checksums[groups.of(s)] =
+          checksum32({out.data() + header_bytes + group_begin, body.size() - group_begin});
       group_begin = body.size();
     }
     ByteWriter to(out.data());
-    write_tile_head(to, number, head);
+    write_tile_header(to, number, header);
     Lines<uint8_t>& deltas = beyond_;  // no longer needed
     for (uint32_t c = 0; c < channels; ++c)
-      deltas[c] = static_cast<uint8_t>(exponents_[c] - head.exponent_base);
-    to.packed(std::span(deltas).first(channels), head.exponent_width);
-    to.packed(centre_.amplitudes, head.centre_width);
+      deltas[c] = static_cast<uint8_t>(exponents_[c] - header.exponent_base);
+    to.packed(std::span(deltas).first(channels), header.exponent_width);
+    to.packed(centre_.amplitudes, header.centre_width);
     to.u32(checksum32({out.data(), to.size()}));
-    BOWHEAD_ASSERT(to.size() == head_bytes);
-    return head_bytes + body.size();
+    BOWHEAD_ASSERT(to.size() == header_bytes);
+    return header_bytes + body.size();
   }
 
   const ProfileRules rules_;

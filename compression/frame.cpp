@@ -48,7 +48,7 @@ Result<Shape> shape_of(const KvLayout& l, uint64_t payload_bytes) {
 size_t frame_bound(const Shape& shape) {
   if (!valid_shape(shape)) return 0;
   const Tiling tiling = tiling_of(shape.outer, shape.tokens, tile_tokens_of(shape));
-  return sizeof(bh_frame_header) + tiling.tiles * (4 + kStoredTileHeadBytes) + shape.size_bytes();
+  return sizeof(bh_frame_header) + tiling.tiles * (4 + kStoredTileHeaderBytes) + shape.size_bytes();
 }
 
 bool valid_shape(const Shape& shape) {
@@ -126,44 +126,44 @@ Result<FrameInfo> frame_info(ConstBytes bytes) {
                    number == nullptr ? 0 : number->planes(), size};
 }
 
-// ---- heads of tiles ----
+// ---- headers of tiles ----
 
-void write_tile_head(ByteWriter& to, const Number& number, const TileHead& head) {
+void write_tile_header(ByteWriter& to, const Number& number, const TileHeader& header) {
   const uint32_t streams = stream_count(number);
   to.u8(BH_TILE_PLANES);
-  to.u8(head.exponent_base);
-  to.u8(head.exponent_width | uint32_t{head.centre_width} << 4);
-  to.u8(head.centre_shift | (head.centre_turns ? 0x80u : 0u));
+  to.u8(header.exponent_base);
+  to.u8(header.exponent_width | uint32_t{header.centre_width} << 4);
+  to.u8(header.centre_shift | (header.centre_turns ? 0x80u : 0u));
   for (uint32_t s = 0; s < streams; s += 2) {
-    const uint32_t next = s + 1 < streams ? static_cast<uint32_t>(head.streams[s + 1].codec) : 0;
-    to.u8(static_cast<uint32_t>(head.streams[s].codec) | next << 4);
+    const uint32_t next = s + 1 < streams ? static_cast<uint32_t>(header.streams[s + 1].codec) : 0;
+    to.u8(static_cast<uint32_t>(header.streams[s].codec) | next << 4);
   }
   for (uint32_t s = 0; s < streams; ++s) {
-    const StreamSize& stream = head.streams[s];
+    const StreamSize& stream = header.streams[s];
     if (s >= number.planes()) to.varint(stream.plain_bytes);
     if (stream.codec >= StreamCodec::LZ4) to.varint(stream.coded_bytes);
   }
-  const Groups groups(number, head.streams[0].plain_bytes);
-  for (uint32_t group = 0; group < groups.count(); ++group) to.u32(head.checksums[group]);
+  const Groups groups(number, header.streams[0].plain_bytes);
+  for (uint32_t group = 0; group < groups.count(); ++group) to.u32(header.checksums[group]);
 }
 
-Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_bytes,
-                      TileHead& head) {
+Status read_tile_header(ByteReader& from, const Number& number, uint64_t plane_bytes,
+                        TileHeader& header) {
   const uint32_t streams = stream_count(number);
-  head.exponent_base = static_cast<uint8_t>(from.u8());
+  header.exponent_base = static_cast<uint8_t>(from.u8());
   const uint32_t widths = from.u8(), centre = from.u8();
-  head.exponent_width = widths & 0xF;
-  head.centre_width = static_cast<uint8_t>(widths >> 4);
-  head.centre_shift = centre & 0x7F;
-  head.centre_turns = (centre & 0x80) != 0;
-  if (head.exponent_width > 8 || head.centre_shift > 15) return Status::DAMAGED;
+  header.exponent_width = widths & 0xF;
+  header.centre_width = static_cast<uint8_t>(widths >> 4);
+  header.centre_shift = centre & 0x7F;
+  header.centre_turns = (centre & 0x80) != 0;
+  if (header.exponent_width > 8 || header.centre_shift > 15) return Status::DAMAGED;
   uint32_t pair = 0;
   for (uint32_t s = 0; s < streams; ++s) {
     pair = s % 2 == 0 ? from.u8() : pair >> 4;
-    head.streams[s].codec = static_cast<StreamCodec>(pair & 0xF);
+    header.streams[s].codec = static_cast<StreamCodec>(pair & 0xF);
   }
   for (uint32_t s = 0; s < streams; ++s) {
-    StreamSize& stream = head.streams[s];
+    StreamSize& stream = header.streams[s];
     if (static_cast<uint32_t>(stream.codec) > kLastStreamCodec) return Status::UNSUPPORTED_CODEC;
     stream.plain_bytes = s < number.planes() ? plane_bytes : from.varint();
     stream.coded_bytes = stream.codec == StreamCodec::ZERO     ? 0
@@ -171,31 +171,31 @@ Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_byt
                                                                : from.varint();
   }
   const Groups groups(number, plane_bytes);
-  for (uint32_t group = 0; group < groups.count(); ++group) head.checksums[group] = from.u32();
+  for (uint32_t group = 0; group < groups.count(); ++group) header.checksums[group] = from.u32();
   return from.good() ? Status::OK : Status::DAMAGED;
 }
 
 namespace {
 
 /// False: no encoder makes such parameters.
-bool unpack_parameters(const Shape& shape, const TileHead& head, ConstBytes packed,
+bool unpack_parameters(const Shape& shape, const TileHeader& header, ConstBytes packed,
                        TileParameters& parameters) {
   const uint32_t channels = shape.channels;
-  if (head.centre_turns && shape.rotary.dim == 0) return false;
+  if (header.centre_turns && shape.rotary.dim == 0) return false;
   parameters.exponents.assign(channels + 64, 0);
   const uint32_t most = (1u << number_of(shape.number)->exponent_bits) - 1;
   bool good = true;
-  for_packed(packed, head.exponent_width, channels, [&](uint32_t c, uint32_t above) {
-    const uint32_t exponent = head.exponent_base + above;
+  for_packed(packed, header.exponent_width, channels, [&](uint32_t c, uint32_t above) {
+    const uint32_t exponent = header.exponent_base + above;
     good &= exponent <= most;
     parameters.exponents[c] = static_cast<uint16_t>(exponent);
   });
   parameters.amplitudes.clear();
-  if (!good || head.centre_width == 0) return good;
+  if (!good || header.centre_width == 0) return good;
   parameters.amplitudes.resize(channels);
-  const uint32_t sign = 1u << (head.centre_width - 1);
-  for_packed(packed.subspan((size_t{channels} * head.exponent_width + 7) / 8), head.centre_width,
-             channels, [&](uint32_t c, uint32_t value) {
+  const uint32_t sign = 1u << (header.centre_width - 1);
+  for_packed(packed.subspan((size_t{channels} * header.exponent_width + 7) / 8),
+             header.centre_width, channels, [&](uint32_t c, uint32_t value) {
                parameters.amplitudes[c] = static_cast<int16_t>((value ^ sign) - sign);
              });
   return true;
@@ -204,16 +204,16 @@ bool unpack_parameters(const Shape& shape, const TileHead& head, ConstBytes pack
 }  // namespace
 
 Status read_tile_parameters(ByteReader& from, const Shape& shape, ConstBytes tile, uint32_t tokens,
-                            TileHead& head, TileParameters& parameters) {
+                            TileHeader& header, TileParameters& parameters) {
   const uint32_t channels = shape.channels;
   if (const Status status =
-          read_tile_head(from, *number_of(shape.number), plane_bytes(channels, tokens), head);
+          read_tile_header(from, *number_of(shape.number), plane_bytes(channels, tokens), header);
       status != Status::OK)
     return status;
-  const ConstBytes packed = from.bytes(parameter_bytes(head, channels));
+  const ConstBytes packed = from.bytes(parameter_bytes(header, channels));
   const size_t covered = from.at();
   if (from.u32() != checksum32(tile.first(covered)) || !from.good()) return Status::DAMAGED;
-  return unpack_parameters(shape, head, packed, parameters) ? Status::OK : Status::DAMAGED;
+  return unpack_parameters(shape, header, packed, parameters) ? Status::OK : Status::DAMAGED;
 }
 
 }  // namespace bowhead::compression

@@ -105,7 +105,7 @@ class FramePieces {
   uint64_t bytes_fetched() const { return bytes_fetched_; }
 
  private:
-  uint64_t head_end_ = 0;       ///< end of the frame's header and table
+  uint64_t header_end_ = 0;     ///< end of the frame's header and table
   std::vector<uint64_t> ends_;  ///< by tile: end of the bytes fetched
   uint64_t bytes_fetched_ = 0;
 };

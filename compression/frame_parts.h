@@ -5,7 +5,7 @@
 #include <bowhead/format/frame.h>
 
 #include "compression/frame.h"
-#include "compression/tile_head.h"
+#include "compression/tile_header.h"
 
 namespace bowhead::compression {
 
@@ -14,8 +14,8 @@ inline constexpr uint64_t kMaxValuesBytes = uint64_t{1} << 31;
 /// A row of the most channels is far smaller. This bounds the memory that a decoder needs for a
 /// tile.
 inline constexpr uint64_t kMaxTileValuesBytes = uint64_t{1} << 20;
-inline constexpr size_t kStoredTileHeadBytes = 1 + 4;  // layout, checksum
-inline constexpr size_t kBytesTileHeadBytes = 2 + 4;   // layout, codec, checksum
+inline constexpr size_t kStoredTileHeaderBytes = 1 + 4;  // layout, checksum
+inline constexpr size_t kBytesTileHeaderBytes = 2 + 4;   // layout, codec, checksum
 
 bool valid_shape(const Shape& shape);
 
@@ -52,16 +52,17 @@ struct Frame {
 Result<Frame> open_frame(ConstBytes bytes);
 
 uint32_t checksum32(ConstBytes bytes, uint64_t seed = 0);
-/// Checksum of the bytes after the head of a tile that is not in planes.
+/// Checksum of the bytes after the header of a tile that is not in planes.
 inline uint32_t rest_checksum(uint32_t layout, uint32_t codec, ConstBytes rest) {
   return checksum32(rest, layout | codec << 8);
 }
 /// Checksum of a header and the sizes of the tiles.
 uint32_t table_checksum(const bh_frame_header& header, ConstBytes table);
 
-/// Writes and reads a planes tile's head up to the parameters; reading begins after the layout.
-void write_tile_head(ByteWriter& to, const Number& number, const TileHead& head);
-Status read_tile_head(ByteReader& from, const Number& number, uint64_t plane_bytes, TileHead& head);
+/// Writes and reads a planes tile's header up to the parameters; reading begins after the layout.
+void write_tile_header(ByteWriter& to, const Number& number, const TileHeader& header);
+Status read_tile_header(ByteReader& from, const Number& number, uint64_t plane_bytes,
+                        TileHeader& header);
 
 /// The parameters that the planes of a tile are relative to.
 struct TileParameters {
@@ -70,10 +71,10 @@ struct TileParameters {
 };
 /// Reads and verifies all that precedes the streams; reading begins after the layout.
 Status read_tile_parameters(ByteReader& from, const Shape& shape, ConstBytes tile, uint32_t tokens,
-                            TileHead& head, TileParameters& parameters);
+                            TileHeader& header, TileParameters& parameters);
 
-/// The most bytes that write_tile_head() writes, plus the checksum after the parameters.
-inline constexpr size_t kMaxTileHeadBytes =
+/// The most bytes that write_tile_header() writes, plus the checksum after the parameters.
+inline constexpr size_t kMaxTileHeaderBytes =
     4 + kMaxStreams / 2 + 1 + (kMaxStreams + 2) * 6 + (kMaxPlanes + 2) * 4;
 
 }  // namespace bowhead::compression

@@ -6,9 +6,9 @@
 namespace bowhead::compression {
 namespace {
 
-/// Large enough for the head of any tile, and mostly for its parameters.
+/// Large enough for the header of any tile, and mostly for its parameters.
 constexpr uint64_t kFirstPieceBytes = 256;
-static_assert(kFirstPieceBytes >= 1 + kMaxTileHeadBytes);
+static_assert(kFirstPieceBytes >= 1 + kMaxTileHeaderBytes);
 
 /// The size of the table after a header that is not verified yet; more than is available if the
 /// header is invalid.
@@ -18,21 +18,21 @@ uint64_t table_bytes_of(const bh_frame_header& header) {
 }
 
 /// The end of the last stream that is verified together with the first planes. `tile` is the first
-/// part of a tile in planes, with its head.
+/// part of a tile in planes, with its header.
 Result<uint64_t> end_of_planes(const Frame& frame, ConstBytes tile, uint32_t tokens,
                                uint32_t planes) {
   const Number& number = *number_of(frame.shape.number);
   const uint32_t channels = frame.shape.channels;
   ByteReader from(tile);
   from.u8();
-  TileHead head;
+  TileHeader header;
   const uint64_t bytes = plane_bytes(channels, tokens);
-  if (const Status status = read_tile_head(from, number, bytes, head); status != Status::OK)
+  if (const Status status = read_tile_header(from, number, bytes, header); status != Status::OK)
     return status;
   const Groups groups(number, bytes);
-  uint64_t end = from.at() + parameter_bytes(head, channels) + 4;
+  uint64_t end = from.at() + parameter_bytes(header, channels) + 4;
   for (uint32_t s = 0; s < number.planes() && groups.of(s) <= groups.of(planes - 1); ++s)
-    end += head.streams[s].coded_bytes;
+    end += header.streams[s].coded_bytes;
   return end;
 }
 
@@ -49,13 +49,14 @@ Status FramePieces::fetch(uint32_t planes, const Read& read, Bytes frame) {
   bh_frame_header header;
   if (frame.size() < sizeof header) return Status::DAMAGED;
   if (const Status status =
-          extend(head_end_, 0, std::min<uint64_t>(frame.size(), kFirstPieceBytes));
+          extend(header_end_, 0, std::min<uint64_t>(frame.size(), kFirstPieceBytes));
       status != Status::OK)
     return status;
   std::memcpy(&header, frame.data(), sizeof header);
   const uint64_t table_bytes = table_bytes_of(header);
   if (table_bytes > frame.size() - sizeof header) return Status::DAMAGED;
-  if (const Status status = extend(head_end_, 0, sizeof header + table_bytes); status != Status::OK)
+  if (const Status status = extend(header_end_, 0, sizeof header + table_bytes);
+      status != Status::OK)
     return status;
   const auto opened = open_frame(frame);
   if (!opened) return opened.status();
@@ -65,7 +66,7 @@ Status FramePieces::fetch(uint32_t planes, const Read& read, Bytes frame) {
   uint64_t begin = sizeof header + table_bytes;
   if (ends_.empty()) {
     ends_.resize(opened->tiling.tiles);
-    if (ends_.size() == 1) ends_[0] = head_end_ - begin;  // was read with the header
+    if (ends_.size() == 1) ends_[0] = header_end_ - begin;  // was read with the header
   }
   for (uint64_t tile = 0; tile < opened->tiling.tiles; ++tile) {
     const ConstBytes part = opened->tile_at(tile, begin);

@@ -30,7 +30,7 @@ Status read_streams(ByteReader& from, const Number& number, uint32_t channels, u
   size_t begins[kMaxPlanes + 2];  // of the groups, then of the bytes after them
   std::fill(std::begin(begins), std::end(begins), from.at());
   for (uint32_t s = 0; s < streams; ++s) {
-    const StreamSize& stream = parts.head.streams[s];
+    const StreamSize& stream = parts.header.streams[s];
     if (s >= number.planes() && stream.plain_bytes > most[s - number.planes()])
       return Status::DAMAGED;
     parts.streams[s] = stream;
@@ -43,7 +43,7 @@ Status read_streams(ByteReader& from, const Number& number, uint32_t channels, u
   parts.stream_count = planes == 0 ? streams : planes;
   for (uint32_t group = 0; group <= groups.of(parts.stream_count - 1); ++group) {
     const ConstBytes covered = tile.subspan(begins[group], begins[group + 1] - begins[group]);
-    if (checksum32(covered) != parts.head.checksums[group]) return Status::DAMAGED;
+    if (checksum32(covered) != parts.header.checksums[group]) return Status::DAMAGED;
     parts.bytes_read += covered.size();
   }
   return Status::OK;
@@ -71,10 +71,10 @@ Status read_tile(const Frame& frame, uint64_t index, uint64_t begin, uint32_t pl
     return read_bytes(from, layout, tile, begin, parts);
   }
   if (const Status status =
-          read_tile_parameters(from, shape, tile, parts.tokens, parts.head, parts.parameters);
+          read_tile_parameters(from, shape, tile, parts.tokens, parts.header, parts.parameters);
       status != Status::OK)
     return status;
-  parts.parameters_offset = begin + from.at() - 4 - parameter_bytes(parts.head, shape.channels);
+  parts.parameters_offset = begin + from.at() - 4 - parameter_bytes(parts.header, shape.channels);
   parts.bytes_read = from.at();
   return read_streams(from, *number, shape.channels, planes, tile, begin, parts);
 }

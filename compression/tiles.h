@@ -19,7 +19,7 @@ struct TileParts {
 
   /// False: the values are one stream, and most members below are not used.
   bool in_planes = false;
-  TileHead head;                   ///< in planes
+  TileHeader header;               ///< in planes
   TileParameters parameters;       ///< in planes, as
   uint64_t parameters_offset = 0;  ///< exponents and amplitudes are in the frame
 

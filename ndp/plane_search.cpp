@@ -142,7 +142,7 @@ struct Progress {
 
 /// What may be read next: the next plane, or its line, of a token, and what comes with it.
 struct Offer {
-  float doubts = 0;  ///< of its tokens, then for each byte
+  float uncertainty = 0;  ///< of its tokens, then for each byte
   uint32_t piece = 0, token = 0;
 };
 
@@ -683,8 +683,8 @@ uint64_t Search::bytes_of(const Progress& query) const {
 
 /// About twice how likely it is that a token is wrongly among the best, or wrongly not: by how far
 /// its middle is from the last of the best, in units of how far middles are off. What is beyond
-/// doubt is not worth reading.
-float doubt_of(float apart, float spread) {
+/// uncertainty is not worth reading.
+float uncertainty_of(float apart, float spread) {
   const float x = apart / spread, y = 1 + x * x;
   return y < 32 ? 1 / (y * y) : 0;
 }
@@ -697,8 +697,8 @@ float Search::edge_of(const Progress& query) {
   return sorted_[k_ - 1];
 }
 
-/// Lines of next planes, and next planes that are coded and so have no rows, by the doubts of their
-/// tokens for each byte.
+/// Lines of next planes, and next planes that are coded and so have no rows, by the uncertainty of
+/// their tokens for each byte.
 void Search::add_offers(const Piece& piece, float edge, const Progress& query) {
   if (!bounded(piece, query)) return;
   const PlaneKeys& keys = *piece.keys;
@@ -718,11 +718,11 @@ void Search::add_offers(const Piece& piece, float edge, const Progress& query) {
         level = query.levels[at];
         offer.token = token;
       }
-      offer.doubts += doubt_of(query.middles[at] - edge, spreads[query.levels[at]]);
+      offer.uncertainty += uncertainty_of(query.middles[at] - edge, spreads[query.levels[at]]);
     }
     if (level == piece.all_planes()) continue;
     if (piece.planes.is_coded(level)) {
-      offer.doubts += whole[level].doubts;
+      offer.uncertainty += whole[level].uncertainty;
       whole[level] = offer;
     } else {
       add_offer(offer, level, query);
@@ -733,11 +733,12 @@ void Search::add_offers(const Piece& piece, float edge, const Progress& query) {
 }
 
 void Search::add_offer(Offer offer, uint32_t level, const Progress& query) {
-  if (offer.doubts == 0) return;
+  if (offer.uncertainty == 0) return;
   const Piece& piece = pieces_[offer.piece];
   const uint64_t cost =
       query.reads[piece.block].frame.missing(piece.planes.rows_of(level, offer.token, 1));
-  offer.doubts /= static_cast<float>(std::max<uint64_t>(cost, 1));  // it came with something else
+  offer.uncertainty /=
+      static_cast<float>(std::max<uint64_t>(cost, 1));  // it came with something else
   offers_.push_back(offer);
 }
 
@@ -759,7 +760,7 @@ Status Search::take(const Offer& offer, uint64_t budget, Progress& query) {
   return Status::OK;
 }
 
-/// In rounds: what is read changes what is in doubt.
+/// In rounds: what is read changes what is uncertain.
 Status Search::spend(uint64_t budget, Progress& query) {
   for (uint64_t bytes = bytes_of(query), before = 0; bytes < budget && bytes != before;) {
     before = bytes;
@@ -767,7 +768,7 @@ Status Search::spend(uint64_t budget, Progress& query) {
     offers_.clear();
     for (const Piece& piece : pieces_) add_offers(piece, edge, query);
     std::sort(offers_.begin(), offers_.end(),
-              [](const Offer& a, const Offer& b) { return a.doubts > b.doubts; });
+              [](const Offer& a, const Offer& b) { return a.uncertainty > b.uncertainty; });
     const double some = std::max(kRoundShare * static_cast<double>(budget - bytes),
                                  kLeastRoundShare * static_cast<double>(budget));
     for (const Offer& offer : offers_) {

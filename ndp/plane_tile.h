@@ -59,7 +59,7 @@ class PlaneTile {
   uint32_t tokens_ = 0;
   compression::ConstBytes bytes_;
   size_t head_bytes_ = 0;
-  compression::TileHead head_;
+  compression::TileHeader head_;
   compression::TileParameters parameters_;
   std::vector<double> units_;
   compression::CentreMaker centres_;

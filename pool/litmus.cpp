@@ -25,7 +25,7 @@ using Patterns = LitmusPatterns<NativeAccess>;
 constexpr uint64_t kMagic = 0x31736D7469Cull;  // of what the two sides say to each other
 constexpr uint64_t kStepWaitNs = 10'000'000'000;
 constexpr uint64_t kByeWaitNs = 1'000'000'000;
-constexpr uint64_t kBeatWaitNs = 500'000'000;  // a few beats of a live host
+constexpr uint64_t kHeartbeatWaitNs = 500'000'000;  // a few heartbeats of a live host
 constexpr uint32_t kYield = 64;  // round of relax() that gives the CPU away and does not sleep
 constexpr const char* kHostNames[] = {"A", "B"};
 
@@ -141,7 +141,7 @@ class Side {
       return Error{Status::IN_USE, fmt::format("another `bowhead litmus {} --host {}` is running",
                                                locator_, kHostNames[me()])};
     if (auto ok = protect(); !ok) return ok;
-    if (auto ok = refuse_if_beating(); !ok) return ok;
+    if (auto ok = refuse_if_heartbeats_move(); !ok) return ok;
     control_.acquire(own_, BH_MAIL_AREA_BYTES);
     for (uint64_t at = own_; at < own_ + BH_MAIL_AREA_BYTES; at += BH_LINE_BYTES)
       saved_.push_back(control_.load_line(at));
@@ -156,25 +156,25 @@ class Side {
                      "they do: end them first"};
   }
 
-  /// Processes of other machines take no locks here, but their hosts' hearts beat.
-  Result<void> refuse_if_beating() const {
+  /// Processes of other machines take no locks here, but their hosts have heartbeats.
+  Result<void> refuse_if_heartbeats_move() const {
     const uint32_t hosts = layout_.geometry().host_count;
-    const auto beats = [&] {
+    const auto heartbeats = [&] {
       std::vector<uint64_t> words;
       for (uint32_t host = 0; host < hosts; ++host) {
-        const uint64_t at = layout_.part(host, BH_PART_BEAT);
+        const uint64_t at = layout_.part(host, BH_PART_HEARTBEAT);
         control_.acquire(at, BH_LINE_BYTES);
-        words.push_back(control_.load(at + offsetof(bh_host_beat, beat)));
+        words.push_back(control_.load(at + offsetof(bh_host_heartbeat, heartbeat)));
       }
       return words;
     };
-    const auto before = beats();
-    control_.sleep_ns(kBeatWaitNs);
-    const auto after = beats();
+    const auto before = heartbeats();
+    control_.sleep_ns(kHeartbeatWaitNs);
+    const auto after = heartbeats();
     for (uint32_t host = 0; host < hosts; ++host) {
       if (before[host] == after[host]) continue;
       return Error{Status::IN_USE,
-                   fmt::format("{}: host {} has the pool open (its heart beats); litmus writes "
+                   fmt::format("{}: host {} has the pool open (its heartbeat moves); litmus writes "
                                "where hosts do: end its processes first",
                                locator_, host)};
     }

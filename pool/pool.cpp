@@ -164,7 +164,7 @@ bh_superblock write_new_pool(Media& media, const bh_geometry& geometry,
   sb.evict_low_permille = low_permille(options);
   sb.geometry = geometry;
   if (geometry.host_count > 1) {
-    sb.beat_ms = options.times.beat_ms;
+    sb.heartbeat_ms = options.times.heartbeat_ms;
     sb.dead_ms = options.times.dead_ms;
     sb.grace_ms = options.times.grace_ms;
     sb.settle_ms = options.times.settle_ms;
@@ -285,7 +285,7 @@ class Pool::Impl {
     if (observing()) return {};  // mapped read-only
     if (auto ok = protect(); !ok) return ok;
     if (auto ok = make_threads(); !ok) return ok;
-    auto joined = core_.joining.attach(progress, [this] { beater_->resume(); });
+    auto joined = core_.joining.attach(progress, [this] { heartbeat_thread_->resume(); });
     attached_ = static_cast<bool>(joined);
     // The process that replaced or destroyed it held the locks that this one waited for.
     if (joined && destroyed()) return Status::CLOSED;
@@ -296,7 +296,7 @@ class Pool::Impl {
   Result<std::vector<std::string>> repair(bool take_over, const Progress& progress) {
     if (auto ok = protect(); !ok) return ok.error();
     if (auto ok = make_threads(); !ok) return ok.error();
-    return core_.joining.repair(take_over, progress, [this] { beater_->resume(); });
+    return core_.joining.repair(take_over, progress, [this] { heartbeat_thread_->resume(); });
   }
 
   /// Rule R1: what other hosts own, and the superblock, can be read and not written. With several
@@ -331,9 +331,9 @@ class Pool::Impl {
     if (superblock_.geometry.host_count == 1) return {};
     // Threads of one process share its host lock: the one with duties would let go of it.
     worker_->pause();
-    auto left = core_.joining.leave([this] { beater_.reset(); });
+    auto left = core_.joining.leave([this] { heartbeat_thread_.reset(); });
     left_ = static_cast<bool>(left);
-    if (!left && beater_) worker_->resume();
+    if (!left && heartbeat_thread_) worker_->resume();
     return left;
   }
 
@@ -393,7 +393,7 @@ class Pool::Impl {
               fmt::format("host {} has no space for this block and asks the other hosts for "
                           "some, of which a process must run: try again after some heartbeats of "
                           "{} ms",
-                          host_, core::times_of(superblock_).beat_ms)};
+                          host_, core::times_of(superblock_).heartbeat_ms)};
     if (status != Status::BUSY) return {status, status_text(status)};
     const auto why = run([&]() -> Result<std::string> { return why_busy(key); });
     return why ? Error{status, *why} : why.error();
@@ -454,24 +454,25 @@ class Pool::Impl {
            !media_->has_name();
   }
 
-  std::chrono::milliseconds beat_period() const {
-    return std::chrono::milliseconds(core::times_of(superblock_).beat_ms);
+  std::chrono::milliseconds heartbeat_period() const {
+    return std::chrono::milliseconds(core::times_of(superblock_).heartbeat_ms);
   }
   /// Before the host joins: without them it could neither stay nor leave in order. Either thread
   /// ends when this life of the host is over: every operation that stores says why.
   Result<void> make_threads() {
     if (superblock_.geometry.host_count == 1) return {};
-    auto beater = Periodic::make(beat_period(), [this] { return !!core_.membership.beat(); });
-    if (!beater) return beater.error();
-    auto worker = Periodic::make(beat_period(), [this] { return !!core_.membership.work(); });
+    auto heartbeat_thread =
+        Periodic::make(heartbeat_period(), [this] { return !!core_.membership.heartbeat(); });
+    if (!heartbeat_thread) return heartbeat_thread.error();
+    auto worker = Periodic::make(heartbeat_period(), [this] { return !!core_.membership.work(); });
     if (!worker) return worker.error();
-    beater_ = std::move(*beater);
+    heartbeat_thread_ = std::move(*heartbeat_thread);
     worker_ = std::move(*worker);
     return {};
   }
   void stop_threads() {
     worker_.reset();
-    beater_.reset();
+    heartbeat_thread_.reset();
   }
 
   /// Whole grains only: the gaps between parts of one owner are smaller.
@@ -495,8 +496,8 @@ class Pool::Impl {
   std::atomic<uint64_t> looked_at_ns_{0};
   std::atomic<bool> left_{false};
 
-  // Only with several hosts. Two threads, so that no work keeps the host from beating.
-  std::unique_ptr<Periodic> beater_;
+  // Only with several hosts. Two threads, so that no work delays the heartbeat.
+  std::unique_ptr<Periodic> heartbeat_thread_;
   std::unique_ptr<Periodic> worker_;
 };
 

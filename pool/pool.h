@@ -75,7 +75,7 @@ class Pool {
   static Result<std::string> create(const std::string& locator, const CreateOptions& options);
 
   /// Opens a pool; undoes what dead processes left and, after a reboot, rebuilds the allocator from
-  /// the index. With several hosts two threads run while it is open: one beats for the host, the
+  /// the index. With several hosts two threads run while it is open: one keeps its heartbeat, the
   /// other does its duties (docs/sharing.md). Returns
   /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process
   /// is opening or replacing it for long, or the hosts do not agree), LIMIT_REACHED (too many
@@ -195,8 +195,8 @@ class Pool {
 
   /// Removes what is stored under a key; space comes back once no lease holds it. OK: nobody gets
   /// any more what was found there. For a block of another host that takes until the host has
-  /// answered: times.beat_ms as a rule. Returns NOT_FOUND, KEY_TOO_LONG, HOST_FENCED, FORKED, BUSY
-  /// (somebody hangs with the key for two seconds, or the host of the block died or does not
+  /// answered: times.heartbeat_ms as a rule. Returns NOT_FOUND, KEY_TOO_LONG, HOST_FENCED, FORKED,
+  /// BUSY (somebody hangs with the key for two seconds, or the host of the block died or does not
   /// answer: try again; until then it may be removed yet, or not).
   Status remove(NamespaceId ns, std::string_view key);
 

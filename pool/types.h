@@ -22,7 +22,7 @@ using Progress = std::function<void(uint64_t done, uint64_t total, const char* w
 
 /// Time limits between hosts (docs/sharing.md). Stored in the pool.
 struct SharingTimes {
-  uint32_t beat_ms = 100;        ///< between two heartbeats
+  uint32_t heartbeat_ms = 100;   ///< between two heartbeats
   uint32_t dead_ms = 3000;       ///< a heartbeat that stands still so long may be declared dead
   uint32_t grace_ms = 1000;      ///< leases of a host declared dead are honoured so long
   uint32_t settle_ms = 20;       ///< a flushed line is in the memory after so long
@@ -62,7 +62,7 @@ struct Reservation {
   uint64_t offset = 0;   ///< of the payload in the pool
   bool present = false;  ///< the key is stored already: nothing was reserved, nothing to do
   uint64_t handle = 0;   ///< internal: whose it is
-  uint64_t token = 0;    ///< internal: generation of the block; 0: ended
+  uint64_t token = 0;    ///< internal: number of this reservation; 0: ended
   NamespaceId namespace_id = 0;
   std::string key;
 };
@@ -92,7 +92,7 @@ struct Lease {
   uint64_t stored_bytes = 0;         ///< so many
   uint64_t length_bytes = 0;         ///< of the value: as many, if it is stored as it is
   uint64_t offset = 0;               ///< of `data` in the pool
-  uint64_t stamp = 0;                ///< generation of the block
+  uint64_t stamp = 0;                ///< no other block ever has the same
   uint64_t token = 0;                ///< internal
   uint8_t codec = BH_CODEC_RAW;      ///< BH_CODEC_*: RAW, the value as it is, or FRAME
   const KvLayout* layout = nullptr;  ///< of the value, until the pool is closed
@@ -116,8 +116,9 @@ struct PoolInfo {
     uint64_t extents_custody;  ///< of a dead host, not yet known to have stopped writing
     uint64_t processes_live;
     uint64_t leases_active;
-    /// At its last beat: how long ago it had done what it does for the others besides beating. Some
-    /// beats are normal; much more if its processes beat and hang otherwise.
+    /// At its last heartbeat: how long ago it had done what it does for the others besides its
+    /// heartbeat. Some heartbeats are normal; much more if its processes keep the heartbeat and
+    /// hang otherwise.
     uint64_t duties_late_ms;
   };
   std::string locator, media_kind, media_description, pool_id;
@@ -147,7 +148,7 @@ struct NamespaceUsage {
 
 /// What one pass of recompress() did.
 struct RecompressReport {
-  uint64_t cold_blocks = 0;   ///< that could have been pressed harder, and were tried
+  uint64_t cold_blocks = 0;   ///< that were recompressed at a higher level without gain
   uint64_t recompressed = 0;  ///< of those
   uint64_t before_bytes = 0;  ///< of the payloads that were recompressed
   uint64_t after_bytes = 0;

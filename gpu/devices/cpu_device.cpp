@@ -395,7 +395,9 @@ class CpuDevice final : public Device {
   }
 
   Result<void> launch(const Work& work, Stream stream) override {
-    return queue(stream, [work] { std::visit([](const auto& told) { run_on_cpu(told); }, work); });
+    return queue(stream, [work] {
+      std::visit([](const auto& descriptor) { run_on_cpu(descriptor); }, work);
+    });
   }
 
  private:

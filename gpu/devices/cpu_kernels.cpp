@@ -11,23 +11,24 @@ namespace {
 
 static_assert(kPieceBytes == kChecksumPieceBytes);
 
-template <class Unit, MoveKind kKind, class Told>
-void run(const Told& told) {
-  const MovePieces& work = pieces_of(told);
+template <class Unit, MoveKind kKind, class Descriptor>
+void run(const Descriptor& descriptor) {
+  const MovePieces& work = pieces_of(descriptor);
   const uint32_t block_slots = slots_per_block(work);
-  run_warps(work.block_count * block_slots,
-            [&](uint32_t slot, uint32_t) { move_slot<Unit, kKind>(told, block_slots, slot); });
+  run_warps(work.block_count * block_slots, [&](uint32_t slot, uint32_t) {
+    move_slot<Unit, kKind>(descriptor, block_slots, slot);
+  });
 }
 
-template <class Unit, class Told>
-void run(const Told& told) {
-  switch (pieces_of(told).kind) {
+template <class Unit, class Descriptor>
+void run(const Descriptor& descriptor) {
+  switch (pieces_of(descriptor).kind) {
     case MoveKind::TO_PAYLOAD:
-      return run<Unit, MoveKind::TO_PAYLOAD>(told);
+      return run<Unit, MoveKind::TO_PAYLOAD>(descriptor);
     case MoveKind::FROM_PAYLOAD:
-      return run<Unit, MoveKind::FROM_PAYLOAD>(told);
+      return run<Unit, MoveKind::FROM_PAYLOAD>(descriptor);
     case MoveKind::SUM_ONLY:
-      return run<Unit, MoveKind::SUM_ONLY>(told);
+      return run<Unit, MoveKind::SUM_ONLY>(descriptor);
   }
 }
 

@@ -248,10 +248,11 @@ class CudaDevice final : public Device {
                        [&] { return cudaStreamIsCapturing(cuda(stream), &capture); });
     if (!called) return called;
     if (capture != cudaStreamCaptureStatusNone) {
-      return Error{Status::INVALID_ARGUMENT,
-                   fmt::format("stream {} is being recorded as a graph: what is told of jobs holds "
-                               "for one time, and not for each that a graph runs",
-                               stream)};
+      return Error{
+          Status::INVALID_ARGUMENT,
+          fmt::format("stream {} is being recorded as a graph: the descriptors of jobs hold "
+                      "for one time, and not for each that a graph runs",
+                      stream)};
     }
     return {};
   }
@@ -336,7 +337,8 @@ class CudaDevice final : public Device {
 
   Result<void> launch(const Work& work, Stream stream) override {
     return call("cudaLaunchKernel", [&] {
-      return std::visit([&](const auto& told) { return launch_kernel(told, cuda(stream)); }, work);
+      return std::visit(
+          [&](const auto& descriptor) { return launch_kernel(descriptor, cuda(stream)); }, work);
     });
   }
 

@@ -54,7 +54,7 @@ struct DeviceInfo {
   uint64_t memory_bytes = 0;
   std::string link;    ///< to the host, "32.0 GT/s x16" (pcie_link.h); "none" of the CPU device
   std::string driver;  ///< the newest CUDA that it knows, "13.0"; "none" of the CPU device
-  bool decodes_lz4 = false;  ///< may be told DecodeLz4: built with nvCOMP
+  bool decodes_lz4 = false;  ///< takes DecodeLz4: built with nvCOMP
   /// Takes DeviceAccess::READ for host memory that cannot be pinned for writing.
   bool registers_read_only = false;
   /// Of the CPU device: why it pins nothing and only keeps count of what is registered, where the

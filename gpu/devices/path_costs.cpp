@@ -37,12 +37,12 @@ namespace {
 // ---- measuring ----
 
 constexpr uint32_t kRowBytes = 2048;
-constexpr size_t kBlockAt = sizeof(PagedPart);  // in what kernels are told
+constexpr size_t kBlockAt = sizeof(PagedPart);  // in the descriptors of kernels
 constexpr int kRounds = 5;
 constexpr uint64_t kMostRuns = 4096;  // of a batch: short ones take a microsecond each
 
 /// Rows of 2 KiB, each a page of its own, in the device's memory; a payload in pinned memory; and
-/// what kernels are told of them.
+/// the descriptors of kernels for them.
 class PathMeter {
  public:
   /// Of a job that is large, and of one whose bytes do not matter.
@@ -56,7 +56,7 @@ class PathMeter {
     if (stream_ != nullptr) device_.destroy_stream(stream_);
     device_.free(pages_);
     arena_.give_back(payload_);
-    arena_.give_back(told_);
+    arena_.give_back(descriptors_);
   }
 
   Result<void> open();
@@ -75,7 +75,7 @@ class PathMeter {
   Stream stream_ = nullptr;
   Event event_ = nullptr;
   uint8_t* pages_ = nullptr;
-  PinnedRoom payload_, told_;
+  PinnedRoom payload_, descriptors_;
   size_t table_at_ = 0, sums_at_ = 0;
 };
 
@@ -96,12 +96,12 @@ Result<void> PathMeter::open() {
   const size_t rows = large_bytes_ / kRowBytes;
   table_at_ = 256;  // behind the part and the block
   sums_at_ = table_at_ + rows * sizeof(uint32_t);
-  auto told = arena_.take(sums_at_ + large_bytes_ / kPieceBytes * sizeof(uint64_t), true);
-  if (!told) return told.error();
-  told_ = *told;
-  auto* table = reinterpret_cast<uint32_t*>(told_.pinned + table_at_);
+  auto descriptors = arena_.take(sums_at_ + large_bytes_ / kPieceBytes * sizeof(uint64_t), true);
+  if (!descriptors) return descriptors.error();
+  descriptors_ = *descriptors;
+  auto* table = reinterpret_cast<uint32_t*>(descriptors_.pinned + table_at_);
   std::iota(table, table + rows, 0u);
-  auto* part = reinterpret_cast<PagedPart*>(told_.pinned);
+  auto* part = reinterpret_cast<PagedPart*>(descriptors_.pinned);
   *part = {pages_, 2 * kRowBytes, kRowBytes, kRowBytes};
   auto done = upload(sizeof(PagedPart));
   if (done) done = device_.record(event_, stream_);
@@ -109,9 +109,9 @@ Result<void> PathMeter::open() {
   return done;
 }
 
-/// What kernels are told, from its first byte on.
+/// The descriptors of kernels, from the first byte on.
 Result<void> PathMeter::upload(size_t size_bytes) {
-  return device_.copy(told_.device, told_.pinned, size_bytes, stream_);
+  return device_.copy(descriptors_.device, descriptors_.pinned, size_bytes, stream_);
 }
 
 Result<double> PathMeter::time(const std::function<Result<void>()>& queue) {
@@ -136,10 +136,11 @@ Result<void> PathMeter::launch(MoveKind kind, uint32_t unit_bytes, uint64_t byte
   const auto rows = static_cast<uint32_t>(bytes / kRowBytes);
   const bool is_few = rows <= MoveFewPieces::kMostPages;
   MoveFewPieces few;
-  auto* block = is_few ? few.blocks : reinterpret_cast<MoveBlock*>(told_.pinned + kBlockAt);
-  auto* table = reinterpret_cast<uint32_t*>(told_.pinned + table_at_);
-  *block = {payload_.address, reinterpret_cast<uint64_t*>(told_.address + sums_at_),
-            is_few ? table : reinterpret_cast<const uint32_t*>(told_.device + table_at_), 0, rows};
+  auto* block = is_few ? few.blocks : reinterpret_cast<MoveBlock*>(descriptors_.pinned + kBlockAt);
+  auto* table = reinterpret_cast<uint32_t*>(descriptors_.pinned + table_at_);
+  *block = {payload_.address, reinterpret_cast<uint64_t*>(descriptors_.address + sums_at_),
+            is_few ? table : reinterpret_cast<const uint32_t*>(descriptors_.device + table_at_), 0,
+            rows};
   MovePieces work;
   work.layers = work.layer_parts = work.heads = work.page_tokens = 1;
   work.row_bytes = kRowBytes;
@@ -147,11 +148,11 @@ Result<void> PathMeter::launch(MoveKind kind, uint32_t unit_bytes, uint64_t byte
   work.kind = kind;
   work.block_count = work.some_layers = 1;
   work.most_tokens = rows;
-  work.parts = reinterpret_cast<const PagedPart*>(told_.pinned);
+  work.parts = reinterpret_cast<const PagedPart*>(descriptors_.pinned);
   work.blocks = block;
   if (auto good = check(work); !good) return good;
-  work.parts = reinterpret_cast<const PagedPart*>(told_.device);
-  work.blocks = reinterpret_cast<const MoveBlock*>(told_.device + kBlockAt);
+  work.parts = reinterpret_cast<const PagedPart*>(descriptors_.device);
+  work.blocks = reinterpret_cast<const MoveBlock*>(descriptors_.device + kBlockAt);
   if (is_few) {
     std::copy(table, table + rows, few.pages);
     few.pieces = work;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that jobs borrow, and give back for the next: pinned, and of what kernels are told, as
-// much of the device's own. What a copy may still arrive in, when a device was lost or does not say
-// that it is through, nobody gives back: it is in quarantine until the process ends, neither used
-// again nor freed.
+// Memory that jobs borrow, and give back for the next: pinned, and with the descriptors of kernels,
+// as much of the device's own. What a copy may still arrive in, when a device was lost or does not
+// say that it is through, nobody gives back: it is in quarantine until the process ends, neither
+// used again nor freed.
 //
 // Thread-safety: none.
 #pragma once

@@ -86,7 +86,7 @@ class DirectReads::Impl {
   Result<void> attend(Job& job, uint32_t layer, const DecodeQueries& queries,
                       std::span<const MergeSource> others, const DecodeAnswers& answers);
   RunningJobs<Job>& jobs() { return jobs_; }
-  Attend told() const;
+  Attend descriptor() const;
 
  private:
   Result<void> check_block(size_t number, const BlockToRead& block) const;
@@ -119,7 +119,7 @@ DirectReads::Impl::~Impl() {
 }
 
 /// All but what a job and a layer add.
-Attend DirectReads::Impl::told() const {
+Attend DirectReads::Impl::descriptor() const {
   Attend work;
   work.heads = model_.layout.heads;
   work.queries_per_head = model_.queries_per_head;
@@ -199,7 +199,7 @@ Status DirectReads::Impl::read(NamespaceId ns, const BlockToRead& block,
 void DirectReads::Impl::split(Job& job, const std::vector<uint32_t>& first_spans) const {
   uint64_t all = 0;
   for (const AttendSpan& span : job.spans) all += span.tokens;
-  Attend one = told();
+  Attend one = descriptor();
   one.split_count = 1;
   const uint64_t wanted_splits = std::max<uint64_t>(1, kWantedUnits / attend_units(one));
   const uint64_t most =
@@ -324,7 +324,7 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
   if (auto good = device_.check_stream(job.stream); !good) return good;
   if (auto good = check_all_reached(job, queries, others, answers); !good) return good;
 
-  Attend work = told();
+  Attend work = descriptor();
   work.layer = layer;
   work.queries = static_cast<const uint8_t*>(queries.data);
   work.query_stride_bytes = queries.sequence_stride_bytes;
@@ -405,7 +405,7 @@ Result<DirectReads> DirectReads::open(Pool& pool, Registration& registration, De
   if (layout.scales != BH_SCALES_NONE)
     return Error{Status::NOT_SUPPORTED, "keys with scales: direct reads know none"};
   auto impl = std::make_unique<Impl>(pool, registration, device, model);
-  if (auto good = check(impl->told()); !good) return good.error();
+  if (auto good = check(impl->descriptor()); !good) return good.error();
   return DirectReads(std::move(impl));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames as the kernel that rebuilds values from planes is told of them: the one place that turns
-// the description of a frame (compression/) into that of its kernel (kernels.h).
+// Frames as the kernel that rebuilds values from planes is descriptor of them: the one place that
+// turns the description of a frame (compression/) into that of its kernel (kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ template <class Place, class PlaceStream>
 std::optional<RebuildTile> rebuild_tile_of(const compression::Shape& shape,
                                            const compression::TileParts& parts, const Place& place,
                                            const PlaceStream& place_stream) {
-  const compression::TileHead& head = parts.head;
+  const compression::TileHeader& head = parts.header;
   const uint32_t planes = compression::number_of(shape.number)->planes();
   RebuildTile tile;
   tile.exponent_base = head.exponent_base;

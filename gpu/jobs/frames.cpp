@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A batch is one image in pinned memory, copied to the device as it is: what the kernel is told of
+// A batch is one image in pinned memory, copied to the device as it is: the descriptors of
 // tiles, the turns of centres, then streams one behind the other. Frames that the device reaches
 // follow it there, and streams that are stored are read where they lie in them. Where the device
 // decodes LZ4, so are streams of that, and become plain behind the frames.
@@ -84,11 +84,11 @@ struct Lz4Streams {
   }
 };
 
-// What a kernel is told of one, and what it answers.
+// The descriptor of one for a kernel, and its answer.
 constexpr uint64_t kLz4ToldBytes = 2 * sizeof(uint8_t*) + 2 * sizeof(size_t);
 constexpr uint64_t kLz4AnswerBytes = sizeof(size_t) + sizeof(uint32_t);
 
-/// A job whose head is good.
+/// A job whose header is good.
 struct Opened {
   size_t index;
   const FrameJob* job;
@@ -457,9 +457,9 @@ class FrameDecoder::Impl {
     for (const Launch& launch : launches_) {
       if (!queued || launch.tiles == 0) continue;
       const RebuildTiles work = work_of(launch);
-      RebuildTiles told = work;
-      told.tiles = tiles() + launch.first_tile;
-      const Result<void> good = check(told);
+      RebuildTiles descriptor = work;
+      descriptor.tiles = tiles() + launch.first_tile;
+      const Result<void> good = check(descriptor);
       BOWHEAD_ASSERT(good);
       queued = device_.launch(work, stream);
     }

@@ -22,7 +22,7 @@
 //   do not have them. A wild pointer may hit them, as it may hit any memory of the process; one
 //   that was made from the pool's own mapping still faults.
 // - A device stores only to room that Pool::reserve() gave, in extents that this host owns: that is
-//   the only address in the pool that transfers.cpp tells a kernel or a copy to store to, and
+//   the only address in the pool that transfers.cpp gives a kernel or a copy to store to, and
 //   check() has compared the kernel's bounds with it. A fault in a kernel is not caught, as no
 //   protection of a CPU's mapping would catch it: GPUs have page tables of their own.
 // Where pinning for writing is refused all the same (files whose filesystem has to know of each

@@ -262,7 +262,7 @@ Result<std::shared_ptr<TokenSource::Fetch>> TokenSource::Impl::fetch(const Token
   work.absent = device_counts_ + number;
   if (auto launched = device_.launch(work, stream); !launched) return launched.error();
   // From here on the event and the count are in use, whatever happens: of an event that is there,
-  // only a device that is lost cannot be told what it means.
+  // only a device that is lost refuses it.
   free_counts_.pop_back();
   auto fetch = std::make_shared<Fetch>();
   fetch->count = counts_ + number;

@@ -76,7 +76,8 @@ class Transfers::Job {
   std::vector<Moving> moving;
   PinnedRoom room;
   Stream stream = nullptr;
-  MovePieces work, on_host;  ///< what the kernel is told, and the same to be checked
+  MovePieces work,
+      on_host;  ///< the descriptor for the kernel, and one with host addresses to check
   /// The same where blocks and pages go with the kernel's arguments; null: they lie in `room`.
   std::unique_ptr<MoveFewPieces> few;
   uint32_t layers_queued = 0;
@@ -126,13 +127,13 @@ class Transfers::Impl {
   Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
                          Moving& block);
   Result<void> tell_parts();
-  Result<void> tell(Job& job);
+  Result<void> write_descriptors(Job& job);
   Path choose(const Job& job) const;
   Result<void> queue(Job& job, const JobOptions& options);
   Result<void> decode(Job& job);
   void end_decoding(Job& job);
   Result<void> follow(Job& job, Stream stream);
-  MovePieces told(const Job& job, uint32_t most_tokens) const;
+  MovePieces descriptor(const Job& job, uint32_t most_tokens) const;
   std::vector<CopyRun> copy_runs(const Job& job, uint32_t first_layer, uint32_t some_layers) const;
   Result<void> queue_layers(Job& job);
   void finish(Job& job);
@@ -356,7 +357,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
 }
 
 /// All but where parts and blocks lie.
-MovePieces Transfers::Impl::told(const Job& job, uint32_t most_tokens) const {
+MovePieces Transfers::Impl::descriptor(const Job& job, uint32_t most_tokens) const {
   MovePieces work{cache_.paged_layers()};
   work.kind = job.path == Path::COPIES ? MoveKind::SUM_ONLY
               : job.spills             ? MoveKind::TO_PAYLOAD
@@ -378,7 +379,7 @@ Path Transfers::Impl::choose(const Job& job) const {
 /// Blocks and their pages go with the kernel's arguments if they are few. Else they lie in one room
 /// and are copied to the device first. Behind them there are the sums that the kernel writes, which
 /// go to the pinned half.
-Result<void> Transfers::Impl::tell(Job& job) {
+Result<void> Transfers::Impl::write_descriptors(Job& job) {
   uint32_t most_tokens = 0;
   size_t pages = 0, pieces = 0;
   for (const Moving& block : job.moving) {
@@ -414,7 +415,7 @@ Result<void> Transfers::Impl::tell(Job& job) {
     page += static_cast<uint32_t>(block.pages.size());
     piece += whole_pieces(block.size_bytes);
   }
-  job.work = job.on_host = told(job, most_tokens);
+  job.work = job.on_host = descriptor(job, most_tokens);
   job.work.parts = reinterpret_cast<const PagedPart*>(parts_.device);
   job.work.blocks = reinterpret_cast<const MoveBlock*>(room->device);
   job.on_host.parts = cache_.parts.data();
@@ -440,7 +441,7 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
   if (job.moving.empty()) return {};
   job.path = options.path == Path::CHOOSE ? choose(job) : options.path;
   job.stream = streams_[options.urgent ? 1 : 0];
-  if (auto good = tell(job); !good) return good;
+  if (auto good = write_descriptors(job); !good) return good;
   if (options.after) {
     if (auto ordered = follow(job, *options.after); !ordered) return ordered;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether what a kernel is told makes sense: a kernel itself has no way to say so.
+// Whether the descriptor of a kernel makes sense: a kernel itself has no way to say so.
 #pragma once
 
 #include "base/status.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels are told: plain structs of addresses and strides, the same for CUDA and for the CPU
+// Descriptors of kernels: plain structs of addresses and strides, the same for CUDA and for the CPU
 // in its place. Everything that they point to has to be reachable for the device, and to stay until
 // the kernel is done; parts, blocks and pages, which are read again and again, in its own memory if
 // it has one. check() (check.h) says what is wrong with them.
@@ -176,7 +176,7 @@ struct RebuildTile {
   uint32_t planes[compression::kMaxPlanes] = {};  ///< the first plane_count, or kAllZero
   uint32_t remainder = 0, remainder_bytes = 0;    ///< if exact, as are
   uint32_t exceptions = 0, exception_bytes = 0;
-  uint32_t parameters = 0;  ///< exponents and amplitudes, as the tile's head has them
+  uint32_t parameters = 0;  ///< exponents and amplitudes, as the tile's header has them
   uint8_t exponent_base = 0, exponent_width = 0, centre_width = 0, centre_shift = 0;
   bool centre_turns = false;
   uint32_t tokens = 0;
@@ -219,7 +219,7 @@ struct DecodeLz4 {
   uint32_t* faults = nullptr;
 };
 
-/// What a kernel is told, any of them.
+/// The descriptor of any kernel.
 using Work = std::variant<MovePieces, MoveFewPieces, FetchTokens, Attend, MergePartials,
                           RebuildTiles, DecodeLz4>;
 

@@ -19,7 +19,7 @@
 namespace bowhead::gpu {
 inline namespace BOWHEAD_LANES {
 
-/// What a kernel is told of its blocks, in memory of the device or in its arguments.
+/// The descriptors of the blocks of a kernel, in memory of the device or in its arguments.
 BOWHEAD_WARP_CODE const MovePieces& pieces_of(const MovePieces& work) { return work; }
 BOWHEAD_WARP_CODE const MovePieces& pieces_of(const MoveFewPieces& work) { return work.pieces; }
 BOWHEAD_WARP_CODE MoveBlock block_of(const MovePieces& work, uint32_t number) {
@@ -226,12 +226,13 @@ class PieceMover {
   const uint32_t layer_bytes_;
 };
 
-/// Slot `slot` of block_count * slots_per_block(); `Told` is MovePieces or MoveFewPieces.
-template <class Unit, MoveKind kKind, class Told>
-BOWHEAD_WARP_CODE void move_slot(const Told& told, uint32_t block_slots, uint32_t slot) {
-  const MovePieces& work = pieces_of(told);
-  const PieceMover<Unit, kKind, std::is_same_v<Told, MoveFewPieces>> mover(
-      work, block_of(told, slot / block_slots));
+/// Slot `slot` of block_count * slots_per_block(); `Descriptor` is MovePieces or MoveFewPieces.
+template <class Unit, MoveKind kKind, class Descriptor>
+BOWHEAD_WARP_CODE void move_slot(const Descriptor& descriptor, uint32_t block_slots,
+                                 uint32_t slot) {
+  const MovePieces& work = pieces_of(descriptor);
+  const PieceMover<Unit, kKind, std::is_same_v<Descriptor, MoveFewPieces>> mover(
+      work, block_of(descriptor, slot / block_slots));
   const uint32_t piece = mover.first_piece(work.first_layer) + slot % block_slots;
   if (piece < mover.first_piece(work.first_layer + work.some_layers)) mover.move(piece);
 }

@@ -181,10 +181,10 @@ class TileRebuilder {
       for_pairs(lane, 0, work_.channels, [&](uint32_t pair, uint32_t, uint32_t channel) {
         const uint32_t other = channel + work_.turning_channels / 2;
         const uint32_t own_exponent = exponent(channel), other_exponent = exponent(other);
-        const TurningPair told = {
+        const TurningPair turning = {
             static_cast<int16_t>(state(channel)), static_cast<int16_t>(state(other)),
             right_of(own_exponent, other_exponent), right_of(other_exponent, own_exponent)};
-        store(pairs_ + pair, __builtin_bit_cast(uint64_t, told));
+        store(pairs_ + pair, __builtin_bit_cast(uint64_t, turning));
       });
     });
     // They are read behind the syncs of make_centres(), which the first step of a tile always has.
@@ -231,20 +231,20 @@ class TileRebuilder {
 
   BOWHEAD_WARP_CODE void turn_pair(uint32_t tokens, uint32_t pair, uint32_t in_head,
                                    float* centres) const {
-    const auto told = __builtin_bit_cast(TurningPair, load(pairs_ + pair));
+    const auto turning = __builtin_bit_cast(TurningPair, load(pairs_ + pair));
     const auto turn = __builtin_bit_cast(
         compression::Turn, load_constant(reinterpret_cast<const uint32_t*>(work_.turns) + in_head));
-    int32_t x = told.x, y = told.y;
+    int32_t x = turning.x, y = turning.y;
     BOWHEAD_NO_UNROLL
     for (uint32_t i = 0; i < tokens; ++i, centres += row_bytes_ * 8) {
-      store_shared(centres, static_cast<float>(x >> told.right_x));
-      store_shared(centres + work_.turning_channels / 2, static_cast<float>(y >> told.right_y));
+      store_shared(centres, static_cast<float>(x >> turning.right_x));
+      store_shared(centres + work_.turning_channels / 2, static_cast<float>(y >> turning.right_y));
       const int32_t next = product(x, turn.cosine) - product(y, turn.sine);
       y = saturated(product(x, turn.sine) + product(y, turn.cosine));
       x = saturated(next);
     }
-    const TurningPair then = {static_cast<int16_t>(x), static_cast<int16_t>(y), told.right_x,
-                              told.right_y};
+    const TurningPair then = {static_cast<int16_t>(x), static_cast<int16_t>(y), turning.right_x,
+                              turning.right_y};
     store(pairs_ + pair, __builtin_bit_cast(uint64_t, then));
   }
   static BOWHEAD_WARP_CODE int32_t product(int32_t a, int32_t b) { return (a * b + 0x4000) >> 15; }

@@ -26,7 +26,7 @@
  * or leaving must not overlap another call on that handle.
  *
  * Several hosts: look-ups miss the blocks of a host that has just joined, until the next heartbeat
- * of this one (beat_ms).
+ * of this one (heartbeat_ms).
  *
  * Structs that the caller allocates begin with `struct_bytes`. Set it to sizeof before the call:
  * later versions append members, and the library reads and writes only the members that the caller
@@ -113,9 +113,9 @@ typedef struct bh_create_options {
   uint32_t no_eviction;         /**< 1: a full pool answers BH_NO_SPACE */
   uint32_t replace;             /**< 1: the new pool takes the place of what is at the locator */
   uint32_t mode;                /**< permission bits, whatever the umask; default 0600 */
-  uint32_t beat_ms;             /**< time between two heartbeats of a host; default 100 */
+  uint32_t heartbeat_ms;        /**< time between two heartbeats of a host; default 100 */
   uint32_t dead_ms;    /**< time without a heartbeat after which a host may be declared dead, at
-                            least 5 beat_ms and 10 settle_ms; default 3,000 */
+                            least 5 heartbeat_ms and 10 settle_ms; default 3,000 */
   uint32_t grace_ms;   /**< time for which leases of a dead host are honoured; default 1,000 */
   uint32_t settle_ms;  /**< time after which a flushed line is in the memory; default 20 */
   uint32_t reclaim_ms; /**< time after which space of a dead host is reused, even if no operator

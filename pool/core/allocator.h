@@ -31,7 +31,7 @@ class Allocator {
   Allocator& operator=(const Allocator&) = delete;
 
   /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can
-  /// (or, for who empties extents, may) be cut; the caller makes room and tries again.
+  /// (or, for who empties extents, may) be carved; the caller makes room and tries again.
   std::optional<Block> reserve(uint64_t block_bytes, Terms terms = {}) {
     Magazine& magazine = magazine_of(block_bytes);
     do {
@@ -138,16 +138,16 @@ class Allocator {
     if (word.state != BH_BLOCK_FREE ||
         !c_.change(at, word, word.next(BH_BLOCK_RESERVED, c_.process)))
       return std::nullopt;
-    // The hint may be older than the last cut. From here on the cut cannot change (A2).
+    // The hint may be older than the slab. From here on the slab cannot change (A2).
     const uint64_t extent = c_.layout.extent_of_slot(slot);
-    const auto cut = extents_.cut_of(extent);
-    if (!cut || cut->block_bytes != block_bytes) {
+    const auto slab = extents_.slab_of(extent);
+    if (!slab || slab->block_bytes != block_bytes) {
       leave(slot, BH_BLOCK_RESERVED, BH_BLOCK_FREE);
       return std::nullopt;
     }
     extents_.add_free(extent, -1);
-    extents_.expose(cut->head, cut->extent_span);
-    return extents_.block_of(slot, *cut);
+    extents_.map_writable(slab->head, slab->extent_span);
+    return extents_.block_of(slot, *slab);
   }
 
   bool refill(Magazine& magazine, Terms terms);
@@ -168,12 +168,12 @@ bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
     if (collect(magazine, *candidates.shared)) return true;
   }
   // A fresh extent before another process's slab: sharing one makes both slower.
-  if (terms.may_cut) {
-    if (auto head = extents_.cut(magazine.block_bytes, terms)) return collect(magazine, *head);
+  if (terms.may_carve) {
+    if (auto head = extents_.carve(magazine.block_bytes, terms)) return collect(magazine, *head);
   }
   if (candidates.foreign && collect(magazine, *candidates.foreign)) return true;
-  if (terms.may_cut && extents_.join_empty_slabs(magazine.block_bytes)) {
-    if (auto head = extents_.cut(magazine.block_bytes, terms)) return collect(magazine, *head);
+  if (terms.may_carve && extents_.coalesce_empty_slabs(magazine.block_bytes)) {
+    if (auto head = extents_.carve(magazine.block_bytes, terms)) return collect(magazine, *head);
   }
   return refill_by_truth(magazine, terms);
 }
@@ -203,9 +203,9 @@ bool Allocator<A>::refill_from_slabs(Magazine& magazine, Terms terms, Candidates
 template <class A>
 bool Allocator<A>::refill_by_truth(Magazine& magazine, Terms terms) {
   bool found = false;
-  extents_.for_each_slab([&](const Cut& cut) {
-    if (!found && cut.block_bytes == magazine.block_bytes && extents_.suits(cut.head, terms))
-      found = collect(magazine, cut.head);
+  extents_.for_each_slab([&](const Slab& slab) {
+    if (!found && slab.block_bytes == magazine.block_bytes && extents_.suits(slab.head, terms))
+      found = collect(magazine, slab.head);
   });
   return found;
 }
@@ -213,10 +213,10 @@ bool Allocator<A>::refill_by_truth(Magazine& magazine, Terms terms) {
 template <class A>
 std::optional<Block> Allocator<A>::reserve_larger(uint64_t block_bytes, uint64_t most_bytes) {
   std::vector<std::pair<uint64_t, uint64_t>> slabs;  // size, head
-  extents_.for_each_slab([&](const Cut& cut) {
-    if (cut.block_bytes > block_bytes && cut.block_bytes <= most_bytes &&
-        extents_.free_blocks_hint(cut.head) > 0)
-      slabs.emplace_back(cut.block_bytes, cut.head);
+  extents_.for_each_slab([&](const Slab& slab) {
+    if (slab.block_bytes > block_bytes && slab.block_bytes <= most_bytes &&
+        extents_.free_blocks_hint(slab.head) > 0)
+      slabs.emplace_back(slab.block_bytes, slab.head);
   });
   std::sort(slabs.begin(), slabs.end());
   for (const auto& [size, head] : slabs) {
@@ -231,28 +231,28 @@ std::optional<Block> Allocator<A>::reserve_larger(uint64_t block_bytes, uint64_t
 
 template <class A>
 bool Allocator<A>::collect(Magazine& magazine, uint64_t head) {
-  const Cut cut = extents_.read_cut(head);
-  if (cut.block_bytes != magazine.block_bytes) return false;
+  const Slab slab = extents_.read_slab(head);
+  if (slab.block_bytes != magazine.block_bytes) return false;
   if (magazine.head != head) {
     magazine.head = head;
     magazine.index = 0;
   }
   magazine.count = 0;
-  uint64_t index = magazine.index < cut.block_count ? magazine.index : 0;
+  uint64_t index = magazine.index < slab.block_count ? magazine.index : 0;
   uint64_t extent = UINT64_MAX;  // looked at last
-  bool covered = false;
-  for (uint64_t seen = 0; seen < cut.block_count && magazine.count < magazine.slots.size();
+  bool is_part = false;
+  for (uint64_t seen = 0; seen < slab.block_count && magazine.count < magazine.slots.size();
        ++seen) {
-    const uint64_t slot = extents_.slot_of(cut, index);
+    const uint64_t slot = extents_.slot_of(slab, index);
     if (word(slot).state == BH_BLOCK_FREE) {
       // Where the two disagree, try_reserve() would give every block back, and again.
       if (c_.layout.extent_of_slot(slot) != extent) {
         extent = c_.layout.extent_of_slot(slot);
-        covered = extents_.covers(cut, extent);
+        is_part = extents_.is_part_of(slab, extent);
       }
-      if (covered) magazine.slots[magazine.count++] = slot;
+      if (is_part) magazine.slots[magazine.count++] = slot;
     }
-    if (++index == cut.block_count) index = 0;
+    if (++index == slab.block_count) index = 0;
   }
   magazine.index = index;
   // Taken from the end: ascending addresses come out.

@@ -78,8 +78,8 @@ class Channel {
     in_.session = load_peer_session();
     const uint64_t progress = access_.load(own_area_ + kProgressAt);
     if (session_of(progress) == in_.session) in_.next = cursor(number_of(progress));
-    in_.told = in_.next.number;
-    access_.store(own_area_ + kProgressAt, make_tag(in_.session, in_.told));
+    in_.reported = in_.next.number;
+    access_.store(own_area_ + kProgressAt, make_tag(in_.session, in_.reported));
     access_.store(own_area_, out_.session);
     access_.publish(own_area_, BH_LINE_BYTES);
   }
@@ -107,7 +107,7 @@ class Channel {
   /// Takes the messages that are there, as many as `out` has room for; returns how many. Those of
   /// the poll before count as handled.
   size_t poll(std::span<Message> out) {
-    if (in_.next.number - in_.told > slots_ / 4) tell_progress();
+    if (in_.next.number - in_.reported > slots_ / 4) report_progress();
     const bool coherent = access_.flush_kind() == FlushKind::NONE;
     uint64_t taken = 0;
     uint64_t ahead = coherent ? slots_ : 1;  // lines to fetch anew; most polls find nothing
@@ -197,9 +197,9 @@ class Channel {
   }
 
   /// The next fence of a poll completes it.
-  void tell_progress() {
-    in_.told = in_.next.number;
-    access_.store(own_area_ + kProgressAt, make_tag(in_.session, in_.told));
+  void report_progress() {
+    in_.reported = in_.next.number;
+    access_.store(own_area_ + kProgressAt, make_tag(in_.session, in_.reported));
     access_.flush(own_area_, BH_LINE_BYTES);
   }
 
@@ -214,7 +214,7 @@ class Channel {
     if (session == in_.session) return;
     in_ = {};
     in_.session = session;
-    tell_progress();
+    report_progress();
   }
 
   struct alignas(BH_LINE_BYTES) Out {
@@ -225,7 +225,7 @@ class Channel {
   struct alignas(BH_LINE_BYTES) In {
     uint64_t session = 0;
     Cursor next;
-    uint64_t told = 0;      ///< progress last stored
+    uint64_t reported = 0;  ///< progress last stored
     uint64_t expected = 0;  ///< how many the last poll that found any took
   };
 

@@ -15,7 +15,7 @@
 //      recipient may have written. Who looks later finds the word of a living host.
 //
 // Owns: the job that is under way, and what is left to do. Calls: Holdings, Grants, KeyLocks,
-// Lookup, Membership (doubts), Recovery (cuts), Retirement.
+// Lookup, Membership (suspicion), Recovery (slabs), Retirement.
 #pragma once
 
 #include "pool/core/holdings.h"
@@ -23,7 +23,7 @@
 
 namespace bowhead::core {
 
-inline constexpr uint64_t kSweepBeats = 50;
+inline constexpr uint64_t kSweepHeartbeats = 50;
 
 template <class A>
 class Custody {
@@ -115,7 +115,7 @@ class Custody {
 template <class A>
 bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
   // A slice in any case, however slow all else was.
-  const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.beat_ms} * 1'000'000;
+  const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 1'000'000;
   for (;;) {
     while (has_job()) {
       if (!run_job(locked)) return false;
@@ -124,10 +124,10 @@ bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
     uint64_t views = 0;
     for (uint32_t h = 0; h < hosts_.count(); ++h) views += c_.view(h).ended;
     if (views == surveyed_views_ && !custody_pending_ && !grants_.wanted() &&
-        now_ns - surveyed_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000)
+        now_ns - surveyed_at_ns_ < uint64_t{c_.times.heartbeat_ms} * 5'000'000)
       return true;
-    // One process of the host at a time, also if it takes longer than a beat: what one has opened
-    // another must not close.
+    // One process of the host at a time, also if it takes longer than a heartbeat: what one has
+    // opened another must not close.
     if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
     const bool may = may_take_extents(now_ns);
     if (may) {
@@ -150,7 +150,7 @@ bool Custody<A>::may_take_extents(uint64_t now_ns) const {
   if (word == 0 || process == c_.process + 1 || !c_.alive(process - 1)) return true;
   const uint64_t since_ms = word & ((uint64_t{1} << 48) - 1);
   return now_ns / 1'000'000 - since_ms >
-         std::max<uint64_t>(10 * c_.times.beat_ms, c_.times.dead_ms);
+         std::max<uint64_t>(10 * c_.times.heartbeat_ms, c_.times.dead_ms);
 }
 
 /// Under the host lock.
@@ -169,7 +169,7 @@ bool Custody<A>::run_job(bool locked) {
   const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
   bool done = busy >> 48 != c_.process + 1;  // another process has begun anew
   if (!done) {
-    const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.beat_ms} * 1'000'000 / 16;
+    const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 1'000'000 / 16;
     if (auto* adoption = std::get_if<Adoption>(&job_)) done = continue_job(*adoption, until_ns);
     if (auto* opening = std::get_if<Opening>(&job_)) done = continue_job(*opening, until_ns);
     note_extents_busy(!done);
@@ -332,7 +332,8 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
     open_extent(e);
   }
   const uint64_t now_ns = c_.access.now_ns();
-  sweep_due_ns_ = now_ns + kSweepBeats * c_.times.beat_ms * 1'000'000 + 4 * (now_ns - job.began_ns);
+  sweep_due_ns_ =
+      now_ns + kSweepHeartbeats * c_.times.heartbeat_ms * 1'000'000 + 4 * (now_ns - job.began_ns);
   return true;
 }
 
@@ -350,13 +351,13 @@ void Custody<A>::confirm_adopted() {
   c_.settle();
   holdings_.refresh_own_words();
   const Life self{c_.host, c_.incarnation};
-  std::map<Life, bool> heir;
+  std::map<Life, bool> successor;
   for (const uint64_t e : adopted) {
     OwnWord word = extents_.own_word(e);
     const Holding other = holdings_.holding_of(e, word.epoch - 1);
     // Its own where the recipient of a grant gave it up, or no other host says anything.
     const Life life = other.word.state == BH_OWN_NONE ? self : other.life;
-    const auto [at, fresh] = heir.try_emplace(life, life == self);
+    const auto [at, fresh] = successor.try_emplace(life, life == self);
     if (fresh && life != self) at->second = c_.ended(life) && hosts_.successor(life) == self;
     if (at->second) {
       word.slot = 0;
@@ -374,14 +375,14 @@ template <class A>
 bool Custody<A>::import_entry(bh_index_entry entry) {
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
-  const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
+  const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
   bh_block_header header;
   // Without a checksum no reader could tell what a zombie does to it.
   if (!lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
-      hash_of(header) != hash_of(entry) || cut.block_bytes == 0 ||
-      extents_.block_of(slot, cut).offset != entry.block_offset ||
-      entry.stored_bytes > cut.block_bytes)
+      hash_of(header) != hash_of(entry) || slab.block_bytes == 0 ||
+      extents_.block_of(slot, slab).offset != entry.block_offset ||
+      entry.stored_bytes > slab.block_bytes)
     return true;
   const Hash128 hash = hash_of(entry);
   const KeyLock lock(locks_, hash, kShortLockWaitNs);
@@ -439,12 +440,12 @@ void Custody<A>::open_custody(uint64_t now_ns) {
   note_extents_busy(true);
 }
 
-/// After a settle: nobody doubts this life (S3); and of the extents in READ_ONLY custody those stay
-/// that no hazard names (S4).
+/// After a settle: no host suspects this life (S3); and of the extents in READ_ONLY custody those
+/// stay that no hazard names (S4).
 template <class A>
 bool Custody<A>::may_open(Opening& job) {
   c_.settle();
-  if (membership_.doubted()) {
+  if (membership_.suspected()) {
     custody_pending_ = true;
     return false;
   }
@@ -500,9 +501,9 @@ void Custody<A>::retry_overwritten() {
 template <class A>
 void Custody<A>::open_extent(uint64_t extent) {
   if (!extents_.closed(extent)) return;
-  const auto cut = extents_.cut_of(extent);
-  const uint64_t first = cut ? cut->head : extent;
-  const uint64_t span = cut ? cut->extent_span : 1;
+  const auto slab = extents_.slab_of(extent);
+  const uint64_t first = slab ? slab->head : extent;
+  const uint64_t span = slab ? slab->extent_span : 1;
   for (uint64_t e = first; e < first + span; ++e) {
     if (!extents_.writable(e)) {
       custody_pending_ = true;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Extents of the own host: which it holds and may write to, and how they are cut into slabs of
+// Extents of the own host: which it holds and may write to, and how they are carved into slabs of
 // equal blocks, of whatever size comes.
 //
 // Truth: whose an extent is, its `own` word says, which Holdings writes. What it is, its state
-// says: FREE; CUTTING or JOINING by a process; SLAB, the first of a slab; PART, a further one. The
-// words of block slots begin here, NONE -> FREE, when an extent is cut, and end here, FREE -> NONE,
-// when it is joined; in between they are the allocator's. Free counts and preferences are hints for
-// the allocator: losing one loses nothing.
+// says: FREE; CARVING or COALESCING by a process; SLAB, the first of a slab; PART, a further one.
+// The words of block slots begin here, NONE -> FREE, when an extent is carved, and end here, FREE
+// -> NONE, when it is coalesced; in between they are the allocator's. Free counts and preferences
+// are hints for the allocator: losing one loses nothing.
 //
 // Invariants
-//   A1 A slot's word is not NONE only while its extent is part of a slab (or is being cut or
-//      joined) and the slot begins a block of it.
-//   A2 An extent is joined (slab -> free) only after every block word went FREE -> NONE by CAS, so
-//      no block of it can be taken meanwhile. Who holds a block of a slab therefore sees its cut
-//      unchanged.
+//   A1 A slot's word is not NONE only while its extent is part of a slab (or is being carved or
+//      coalesced) and the slot begins a block of it.
+//   A2 An extent is coalesced (slab -> free) only after every block word went FREE -> NONE by CAS,
+//      so no block of it can be taken meanwhile. Who holds a block of a slab therefore sees its
+//      slab unchanged.
 //   A3 A word, of an extent or of a block, that names a process is changed by that process or,
 //      after its death, by the process that scavenges it; or by another machine that took this one
 //      for dead, which ends this life.
@@ -41,13 +41,13 @@ struct Block {
 
 /// On what terms a block is wanted.
 struct Terms {
-  bool may_cut = true;     ///< an extent may be cut for it
+  bool may_carve = true;   ///< an extent may be carved for it
   bool in_custody = true;  ///< it may be where a stale writer may still store
 };
 
-/// How an extent is cut, as read from its state. `head` is the first extent of the slab. One
-/// without blocks (block_bytes 0) stands for what is no cut, also for damage.
-struct Cut {
+/// A slab, as read from the state of its first extent, `head`. One
+/// without blocks (block_bytes 0) stands for no slab, also for damage.
+struct Slab {
   uint64_t head = 0;
   uint64_t block_bytes = 0;
   uint64_t block_count = 0;
@@ -58,7 +58,7 @@ template <class A>
 class Extents {
  public:
   explicit Extents(Context<A>& context)
-      : c_(context), exposed_(c_.alone() ? 0 : c_.layout.geometry().extent_count) {}
+      : c_(context), writable_since_(c_.alone() ? 0 : c_.layout.geometry().extent_count) {}
   Extents(const Extents&) = delete;
   Extents& operator=(const Extents&) = delete;
 
@@ -82,28 +82,28 @@ class Extents {
   /// Before this process stores into an extent that the host holds, and after the host gave extents
   /// away: no extent of another host is mapped writable (rule R1). An extent that comes back does
   /// so in a later epoch, so that a late cover() and an expose() of it meet at the lock.
-  void expose(uint64_t first, uint64_t span) {
+  void map_writable(uint64_t first, uint64_t span) {
     if (c_.alone()) return;
     for (uint64_t e = first; e < first + span; ++e) {
       const uint64_t epoch = own_word(e).epoch;
-      if (exposed_[e].load(std::memory_order_acquire) == epoch) continue;
-      const std::lock_guard guard(exposed_mutex_);
+      if (writable_since_[e].load(std::memory_order_acquire) == epoch) continue;
+      const std::lock_guard guard(mapping_mutex_);
       set_writable(e, true);
-      exposed_[e].store(epoch, std::memory_order_release);
+      writable_since_[e].store(epoch, std::memory_order_release);
     }
   }
-  void cover() {
-    for (uint64_t e = 0; e < exposed_.size(); ++e) {
-      const uint64_t epoch = exposed_[e].load(std::memory_order_acquire);
+  void map_read_only() {
+    for (uint64_t e = 0; e < writable_since_.size(); ++e) {
+      const uint64_t epoch = writable_since_[e].load(std::memory_order_acquire);
       if (epoch == 0 || holds(e)) continue;
-      const std::lock_guard guard(exposed_mutex_);
-      if (exposed_[e].load(std::memory_order_relaxed) != epoch) continue;
-      exposed_[e].store(0, std::memory_order_release);
+      const std::lock_guard guard(mapping_mutex_);
+      if (writable_since_[e].load(std::memory_order_relaxed) != epoch) continue;
+      writable_since_[e].store(0, std::memory_order_release);
       set_writable(e, false);
     }
   }
 
-  // ---- how they are cut ----
+  // ---- how they are carved ----
   bool is_free(uint64_t extent) const {
     return writable(extent) && !closed(extent) &&
            c_.load_state(state(extent)).state == BH_EXTENT_FREE;
@@ -113,49 +113,50 @@ class Extents {
     return field(extent, offsetof(bh_extent_state, block_bytes)) == block_bytes &&
            c_.load_state(state(extent)).state == BH_EXTENT_SLAB;
   }
-  /// The cut that covers an extent; empty if it is no slab, or one that is being cut or joined.
-  std::optional<Cut> cut_of(uint64_t extent) const {
+  /// The slab that an extent is part of; empty if there is none, or it is being carved or
+  /// coalesced.
+  std::optional<Slab> slab_of(uint64_t extent) const {
     const uint32_t kind = c_.load_state(state(extent)).state;
     if (kind != BH_EXTENT_SLAB && kind != BH_EXTENT_PART) return std::nullopt;
-    const Cut cut = held_cut(extent);
-    if (cut.block_bytes == 0 || c_.load_state(state(cut.head)).state != BH_EXTENT_SLAB)
+    const Slab slab = held_slab(extent);
+    if (slab.block_bytes == 0 || c_.load_state(state(slab.head)).state != BH_EXTENT_SLAB)
       return std::nullopt;
-    return cut;
+    return slab;
   }
   /// The same for a caller that holds a block of it, so that it cannot change (A2).
-  Cut held_cut(uint64_t extent) const {
-    const Cut cut = read_cut(field(extent, offsetof(bh_extent_state, head)));
-    return extent - cut.head < cut.extent_span ? cut : Cut{};
+  Slab held_slab(uint64_t extent) const {
+    const Slab slab = read_slab(field(extent, offsetof(bh_extent_state, head)));
+    return extent - slab.head < slab.extent_span ? slab : Slab{};
   }
   /// What the state of an extent says of a slab that begins there, be it one or not. Every slot and
   /// offset made from what it returns lies inside the pool, whatever the bytes say.
-  Cut read_cut(uint64_t head) const;
+  Slab read_slab(uint64_t head) const;
   /// The extent is part of this slab, by its own state too.
-  bool covers(const Cut& cut, uint64_t extent) const {
-    const auto own = cut_of(extent);
-    return own && own->head == cut.head && own->block_bytes == cut.block_bytes;
+  bool is_part_of(const Slab& slab, uint64_t extent) const {
+    const auto own = slab_of(extent);
+    return own && own->head == slab.head && own->block_bytes == slab.block_bytes;
   }
-  /// Calls visit(cut) for every slab of the own host.
+  /// Calls visit(slab) for every slab of the own host.
   template <class Visit>
   void for_each_slab(Visit visit) const {
     const uint64_t extents = c_.layout.geometry().extent_count;
     for (uint64_t e = 0; e < extents; ++e) {
       if (c_.load_state(state(e)).state != BH_EXTENT_SLAB) continue;
-      if (const Cut cut = read_cut(e); cut.block_bytes != 0) visit(cut);
+      if (const Slab slab = read_slab(e); slab.block_bytes != 0) visit(slab);
     }
   }
   /// The block of a slot whose word is not NONE and cannot become so (the caller holds it, or only
-  /// looks). Offset 0 if the cut has no blocks.
-  Block block_of(uint64_t slot, const Cut& cut) const {
-    if (cut.block_bytes == 0) return {slot, 0, 0};
-    const uint64_t relative = slot - c_.layout.first_slot(cut.head);
+  /// looks). Offset 0 if the slab has no blocks.
+  Block block_of(uint64_t slot, const Slab& slab) const {
+    if (slab.block_bytes == 0) return {slot, 0, 0};
+    const uint64_t relative = slot - c_.layout.first_slot(slab.head);
     const uint64_t index =
-        (relative * c_.layout.geometry().min_block_bytes + cut.block_bytes - 1) / cut.block_bytes;
-    return {slot, c_.layout.extent_offset(cut.head) + index * cut.block_bytes, cut.block_bytes};
+        (relative * c_.layout.geometry().min_block_bytes + slab.block_bytes - 1) / slab.block_bytes;
+    return {slot, c_.layout.extent_offset(slab.head) + index * slab.block_bytes, slab.block_bytes};
   }
-  uint64_t slot_of(const Cut& cut, uint64_t index) const {
-    return c_.layout.first_slot(cut.head) +
-           index * cut.block_bytes / c_.layout.geometry().min_block_bytes;
+  uint64_t slot_of(const Slab& slab, uint64_t index) const {
+    return c_.layout.first_slot(slab.head) +
+           index * slab.block_bytes / c_.layout.geometry().min_block_bytes;
   }
 
   // ---- hints for the allocator ----
@@ -182,23 +183,23 @@ class Extents {
     c_.access.cas(state(head) + offsetof(bh_extent_state, preferred), none, c_.process + 1);
   }
 
-  // ---- cutting and joining ----
+  // ---- carving and coalescing ----
   /// The spans to try for blocks of a size, best first.
   std::array<uint64_t, 2> spans_for(uint64_t block_bytes) const;
   /// Free extents -> slab of such blocks. Returns its first extent.
-  std::optional<uint64_t> cut(uint64_t block_bytes, Terms terms);
+  std::optional<uint64_t> carve(uint64_t block_bytes, Terms terms);
   /// Slab -> free extents, if every block is free. False if one is not.
-  bool join(uint64_t head) {
-    const auto cut = begin_join(head);
-    return cut && end_join(*cut);
+  bool coalesce(uint64_t head) {
+    const auto slab = begin_coalescing(head);
+    return slab && end_coalescing(*slab);
   }
-  /// Closes a slab: nothing is reserved in it until end_join(). The cut stands still. Empty if it
-  /// is not a slab, or another process is closing it.
-  std::optional<Cut> begin_join(uint64_t head);
-  /// Joins a closed slab, or opens it again if a block of it is not free (false).
-  bool end_join(const Cut& cut);
+  /// Closes a slab: nothing is reserved in it until end_coalescing(). The slab cannot change. Empty
+  /// if it is not a slab, or another process is closing it.
+  std::optional<Slab> begin_coalescing(uint64_t head);
+  /// Coalesces a closed slab, or opens it again if a block of it is not free (false).
+  bool end_coalescing(const Slab& slab);
   /// Slabs with no block in use, but for those of a size -> free extents.
-  bool join_empty_slabs(uint64_t but_block_bytes = 0);
+  bool coalesce_empty_slabs(uint64_t but_block_bytes = 0);
 
   // ---- going and coming ----
   /// Takes a free extent out of use, to give it away, and puts it back.
@@ -206,11 +207,11 @@ class Extents {
   void unclaim(uint64_t extent) {
     c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
   }
-  /// An extent that comes from another host is free and not cut. False if it may not be used yet:
-  /// a process that took it for free when this host gave it away holds its word (A3), and would go
-  /// on to cut it if the extent came back under it.
+  /// An extent that comes from another host is free and not carved. False if it may not be used
+  /// yet: a process that took it for free when this host gave it away holds its word (A3), and
+  /// would go on to carve it if the extent came back under it.
   bool forget(uint64_t extent);
-  /// An adopted extent: restore_cut() gives none of its blocks free until open().
+  /// An adopted extent: restore_slab() gives none of its blocks free until open().
   /// After forget().
   void close(uint64_t extent) { set_field(extent, offsetof(bh_extent_state, closed), 1); }
   bool closed(uint64_t extent) const {
@@ -219,20 +220,20 @@ class Extents {
   void open(uint64_t first, uint64_t span) {
     for (uint64_t e = first; e < first + span; ++e)
       set_field(e, offsetof(bh_extent_state, closed), 0);
-    const auto cut = cut_of(first);
-    if (!cut) return;
-    restore_words(*cut);
-    set_field(first, offsetof(bh_extent_state, free_blocks), count_free(*cut));
+    const auto slab = slab_of(first);
+    if (!slab) return;
+    restore_words(*slab);
+    set_field(first, offsetof(bh_extent_state, free_blocks), count_free(*slab));
   }
 
   // ---- after deaths ----
   /// Finishes or undoes what a dead process was doing to extents.
   uint64_t scavenge(uint32_t dead);
-  /// Rebuild, with no other process running: forgets all; cuts one slab as it was.
+  /// Rebuild, with no other process running: forgets all; carves one slab as it was.
   void reset();
-  void restore_cut(const Cut& cut);
-  /// Publishes how an extent is cut, for the next rebuild.
-  void write_descriptor(uint64_t extent, const Cut& cut);
+  void restore_slab(const Slab& slab);
+  /// Publishes how an extent is carved, for the next rebuild.
+  void write_descriptor(uint64_t extent, const Slab& slab);
 
  private:
   uint64_t state(uint64_t extent) const { return c_.layout.extent_state(c_.host, extent); }
@@ -247,48 +248,48 @@ class Extents {
   }
   std::optional<uint64_t> claim_run(uint64_t span, Terms terms);
   bool claim_at(uint64_t first, uint64_t span);
-  void write_cut(const Cut& cut);
-  void undo_cutting(uint64_t extent);
-  void finish_joining(const Cut& cut);
-  void undo_joining(const Cut& cut);
-  void restore_words(const Cut& cut);
+  void write_slab(const Slab& slab);
+  void undo_carving(uint64_t extent);
+  void finish_coalescing(const Slab& slab);
+  void undo_coalescing(const Slab& slab);
+  void restore_words(const Slab& slab);
   bool clear_words(uint64_t extent);
-  uint64_t count_free(const Cut& cut, bool all = false) const;
+  uint64_t count_free(const Slab& slab, bool all = false) const;
 
   Context<A>& c_;
-  typename A::Mutex exposed_mutex_;
+  typename A::Mutex mapping_mutex_;
   /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
-  std::vector<std::atomic<uint64_t>> exposed_;
+  std::vector<std::atomic<uint64_t>> writable_since_;
 };
 
 template <class A>
-Cut Extents<A>::read_cut(uint64_t head) const {
+Slab Extents<A>::read_slab(uint64_t head) const {
   const auto& g = c_.layout.geometry();
   if (head >= g.extent_count) return {};
   const uint64_t counts = field(head, offsetof(bh_extent_state, block_count));
-  const Cut cut{head, field(head, offsetof(bh_extent_state, block_bytes)), counts & 0xFFFFFFFFu,
-                counts >> 32};
-  if (cut.extent_span < 1 || cut.extent_span > g.extent_count - head) return {head, 0, 0, 1};
-  const uint64_t room = cut.extent_span * g.extent_bytes;
-  if (cut.block_bytes < g.min_block_bytes || cut.block_bytes % BH_PAYLOAD_ALIGN != 0 ||
-      static_cast<unsigned __int128>(cut.block_count) * cut.block_bytes > room)
-    return {head, 0, 0, cut.extent_span};
-  return cut;
+  const Slab slab{head, field(head, offsetof(bh_extent_state, block_bytes)), counts & 0xFFFFFFFFu,
+                  counts >> 32};
+  if (slab.extent_span < 1 || slab.extent_span > g.extent_count - head) return {head, 0, 0, 1};
+  const uint64_t room = slab.extent_span * g.extent_bytes;
+  if (slab.block_bytes < g.min_block_bytes || slab.block_bytes % BH_PAYLOAD_ALIGN != 0 ||
+      static_cast<unsigned __int128>(slab.block_count) * slab.block_bytes > room)
+    return {head, 0, 0, slab.extent_span};
+  return slab;
 }
 
-// ---- cutting and joining ----
+// ---- carving and coalescing ----
 
 template <class A>
 std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
   const uint64_t extent = c_.layout.geometry().extent_bytes;
   const uint64_t least = (block_bytes + extent - 1) / extent;
   // A size that few blocks have so far gets few extents: what it has already, and one.
-  uint64_t cut_already = 0;
-  for_each_slab([&](const Cut& cut) {
-    if (cut.block_bytes == block_bytes) cut_already += cut.extent_span;
+  uint64_t carved_already = 0;
+  for_each_slab([&](const Slab& slab) {
+    if (slab.block_bytes == block_bytes) carved_already += slab.extent_span;
   });
   const uint64_t most = std::max(
-      least, std::min({uint64_t{16}, c_.layout.geometry().extent_count / 16, cut_already + 1}));
+      least, std::min({uint64_t{16}, c_.layout.geometry().extent_count / 16, carved_already + 1}));
   uint64_t best = least;
   for (uint64_t span = least; span <= most; ++span) {
     const uint64_t waste = span * extent % block_bytes;
@@ -299,15 +300,16 @@ std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
 }
 
 template <class A>
-std::optional<uint64_t> Extents<A>::cut(uint64_t block_bytes, Terms terms) {
+std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
   for (const uint64_t span : spans_for(block_bytes)) {
     const auto head = claim_run(span, terms);
     if (!head) continue;
-    const Cut cut{*head, block_bytes, span * c_.layout.geometry().extent_bytes / block_bytes, span};
-    write_cut(cut);
-    for (uint64_t e = cut.head + 1; e < cut.head + span; ++e)
+    const Slab slab{*head, block_bytes, span * c_.layout.geometry().extent_bytes / block_bytes,
+                    span};
+    write_slab(slab);
+    for (uint64_t e = slab.head + 1; e < slab.head + span; ++e)
       c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_PART));
-    c_.store_state(state(cut.head), c_.load_state(state(cut.head)).next(BH_EXTENT_SLAB));
+    c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_SLAB));
     return head;
   }
   return std::nullopt;
@@ -336,7 +338,7 @@ bool Extents<A>::claim_at(uint64_t first, uint64_t span) {
   for (uint64_t e = first; e < first + span; ++e) {
     const StateWord word = c_.load_state(state(e));
     const bool claimed = word.state == BH_EXTENT_FREE &&
-                         c_.change(state(e), word, word.next(BH_EXTENT_CUTTING, c_.process));
+                         c_.change(state(e), word, word.next(BH_EXTENT_CARVING, c_.process));
     // It is not given away from here on; it may have been just before.
     if (claimed && writable(e) && !closed(e)) continue;
     for (uint64_t back = first; back < e + (claimed ? 1 : 0); ++back)
@@ -346,108 +348,108 @@ bool Extents<A>::claim_at(uint64_t first, uint64_t span) {
   return true;
 }
 
-/// Describes the cut and frees its blocks; the extents are still CUTTING (ours).
+/// Describes the slab and frees its blocks; the extents are still CARVING (ours).
 template <class A>
-void Extents<A>::write_cut(const Cut& cut) {
-  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
-    set_field(e, offsetof(bh_extent_state, head), cut.head);
-    set_field(e, offsetof(bh_extent_state, block_bytes), e == cut.head ? cut.block_bytes : 0);
-    set_field(e, offsetof(bh_extent_state, block_count), cut.block_count | cut.extent_span << 32);
-    set_field(e, offsetof(bh_extent_state, free_blocks), e == cut.head ? cut.block_count : 0);
+void Extents<A>::write_slab(const Slab& slab) {
+  for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) {
+    set_field(e, offsetof(bh_extent_state, head), slab.head);
+    set_field(e, offsetof(bh_extent_state, block_bytes), e == slab.head ? slab.block_bytes : 0);
+    set_field(e, offsetof(bh_extent_state, block_count), slab.block_count | slab.extent_span << 32);
+    set_field(e, offsetof(bh_extent_state, free_blocks), e == slab.head ? slab.block_count : 0);
     set_field(e, offsetof(bh_extent_state, preferred), c_.process + 1);
-    write_descriptor(e, e == cut.head ? cut : Cut{e, 0, 0, 0});
+    write_descriptor(e, e == slab.head ? slab : Slab{e, 0, 0, 0});
   }
-  restore_words(cut);
+  restore_words(slab);
 }
 
 template <class A>
-void Extents<A>::restore_words(const Cut& cut) {
-  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
+void Extents<A>::restore_words(const Slab& slab) {
+  for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) {
     if (closed(e)) return;
   }
-  for (uint64_t i = 0; i < cut.block_count; ++i) {
-    const uint64_t slot = slot_of(cut, i);
+  for (uint64_t i = 0; i < slab.block_count; ++i) {
+    const uint64_t slot = slot_of(slab, i);
     const StateWord old = c_.load_state(c_.block_word(slot));
     if (old.state == BH_BLOCK_NONE) c_.store_state(c_.block_word(slot), old.next(BH_BLOCK_FREE));
   }
 }
 
 template <class A>
-void Extents<A>::write_descriptor(uint64_t extent, const Cut& cut) {
-  expose(extent, 1);
+void Extents<A>::write_descriptor(uint64_t extent, const Slab& slab) {
+  map_writable(extent, 1);
   const uint64_t at = c_.layout.descriptor(extent);
   bh_extent_descriptor old = from_line<bh_extent_descriptor>(c_.access.load_line(at));
   bh_extent_descriptor descriptor{};
-  descriptor.cut = old.cut + 1;
-  descriptor.block_bytes = cut.block_bytes;
-  descriptor.block_count = static_cast<uint32_t>(cut.block_count);
-  descriptor.extent_span = static_cast<uint32_t>(cut.extent_span);
+  descriptor.carvings = old.carvings + 1;
+  descriptor.block_bytes = slab.block_bytes;
+  descriptor.block_count = static_cast<uint32_t>(slab.block_count);
+  descriptor.extent_span = static_cast<uint32_t>(slab.extent_span);
   descriptor.owner = c_.host | c_.incarnation << 16;
   c_.write_sealed(at, to_line(descriptor));
 }
 
 template <class A>
-std::optional<Cut> Extents<A>::begin_join(uint64_t head) {
+std::optional<Slab> Extents<A>::begin_coalescing(uint64_t head) {
   const StateWord word = c_.load_state(state(head));
   if (word.state != BH_EXTENT_SLAB ||
-      !c_.change(state(head), word, word.next(BH_EXTENT_JOINING, c_.process)))
+      !c_.change(state(head), word, word.next(BH_EXTENT_COALESCING, c_.process)))
     return std::nullopt;
-  const Cut cut = read_cut(head);
-  if (cut.block_bytes != 0) return cut;
-  undo_joining(cut);
+  const Slab slab = read_slab(head);
+  if (slab.block_bytes != 0) return slab;
+  undo_coalescing(slab);
   return std::nullopt;
 }
 
 template <class A>
-bool Extents<A>::end_join(const Cut& cut) {
-  for (uint64_t i = 0; i < cut.block_count; ++i) {
-    const uint64_t at = c_.block_word(slot_of(cut, i));
+bool Extents<A>::end_coalescing(const Slab& slab) {
+  for (uint64_t i = 0; i < slab.block_count; ++i) {
+    const uint64_t at = c_.block_word(slot_of(slab, i));
     const StateWord word = c_.load_state(at);
     if (word.state != BH_BLOCK_FREE || !c_.change(at, word, word.next(BH_BLOCK_NONE))) {
-      undo_joining(cut);
+      undo_coalescing(slab);
       return false;
     }
   }
-  finish_joining(cut);
+  finish_coalescing(slab);
   return true;
 }
 
 /// All words are NONE: from block_bytes = 0 on, the join can only be finished. The head goes last,
 /// since it says for whom the parts wait.
 template <class A>
-void Extents<A>::finish_joining(const Cut& cut) {
-  set_field(cut.head, offsetof(bh_extent_state, block_bytes), 0);
-  write_descriptor(cut.head, Cut{cut.head, 0, 0, 0});
-  for (uint64_t e = cut.head + 1; e < cut.head + cut.extent_span; ++e) {
+void Extents<A>::finish_coalescing(const Slab& slab) {
+  set_field(slab.head, offsetof(bh_extent_state, block_bytes), 0);
+  write_descriptor(slab.head, Slab{slab.head, 0, 0, 0});
+  for (uint64_t e = slab.head + 1; e < slab.head + slab.extent_span; ++e) {
     const StateWord word = c_.load_state(state(e));
-    if (word.state == BH_EXTENT_PART && field(e, offsetof(bh_extent_state, head)) == cut.head)
+    if (word.state == BH_EXTENT_PART && field(e, offsetof(bh_extent_state, head)) == slab.head)
       c_.store_state(state(e), word.next(BH_EXTENT_FREE));
   }
-  c_.store_state(state(cut.head), c_.load_state(state(cut.head)).next(BH_EXTENT_FREE));
+  c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_FREE));
 }
 
 template <class A>
-void Extents<A>::undo_joining(const Cut& cut) {
-  restore_words(cut);
-  c_.store_state(state(cut.head), c_.load_state(state(cut.head)).next(BH_EXTENT_SLAB));
+void Extents<A>::undo_coalescing(const Slab& slab) {
+  restore_words(slab);
+  c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_SLAB));
 }
 
 template <class A>
-bool Extents<A>::join_empty_slabs(uint64_t but_block_bytes) {
-  bool joined = false;
-  for_each_slab([&](const Cut& cut) {
-    if (cut.block_bytes != but_block_bytes && count_free(cut, /*all=*/true) == cut.block_count)
-      joined |= join(cut.head);
+bool Extents<A>::coalesce_empty_slabs(uint64_t but_block_bytes) {
+  bool coalesced = false;
+  for_each_slab([&](const Slab& slab) {
+    if (slab.block_bytes != but_block_bytes && count_free(slab, /*all=*/true) == slab.block_count)
+      coalesced |= coalesce(slab.head);
   });
-  return joined;
+  return coalesced;
 }
 
 /// By the words. `all`: no further than to the first that is not free.
 template <class A>
-uint64_t Extents<A>::count_free(const Cut& cut, bool all) const {
+uint64_t Extents<A>::count_free(const Slab& slab, bool all) const {
   uint64_t free = 0;
-  for (uint64_t i = 0; i < cut.block_count; ++i) {
-    if (c_.load_state(c_.block_word(slot_of(cut, i))).state == BH_BLOCK_FREE)
+  for (uint64_t i = 0; i < slab.block_count; ++i) {
+    if (c_.load_state(c_.block_word(slot_of(slab, i))).state == BH_BLOCK_FREE)
       ++free;
     else if (all)
       break;
@@ -457,10 +459,10 @@ uint64_t Extents<A>::count_free(const Cut& cut, bool all) const {
 
 template <class A>
 void Extents<A>::recount() {
-  for_each_slab([&](const Cut& cut) {
-    const uint64_t at = state(cut.head) + offsetof(bh_extent_state, free_blocks);
+  for_each_slab([&](const Slab& slab) {
+    const uint64_t at = state(slab.head) + offsetof(bh_extent_state, free_blocks);
     uint64_t before = c_.access.load(at);
-    const uint64_t free = count_free(cut);
+    const uint64_t free = count_free(slab);
     // Only if nothing moved meanwhile; a count that a process is changing is left alone.
     if (free != before) c_.access.cas(at, before, free);
   });
@@ -473,7 +475,7 @@ bool Extents<A>::forget(uint64_t extent) {
   // Given away, or never this host's, it is FREE, but for who claims it by an old look at its owner
   // and is about to see that (claim_at). Who does so after this load sees the new owner.
   const StateWord word = c_.load_state(state(extent));
-  if (word.state == BH_EXTENT_CUTTING || word.state == BH_EXTENT_JOINING) return false;
+  if (word.state == BH_EXTENT_CARVING || word.state == BH_EXTENT_COALESCING) return false;
   set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
   set_field(extent, offsetof(bh_extent_state, head), extent);
   set_field(extent, offsetof(bh_extent_state, preferred), 0);
@@ -506,14 +508,14 @@ bool Extents<A>::clear_words(uint64_t extent) {
   return true;
 }
 
-/// CUTTING of a dead process -> FREE, with parts that were already marked. Stays as it is, until
+/// CARVING of a dead process -> FREE, with parts that were already marked. Stays as it is, until
 /// the next rebuild, if a word of it is held.
 template <class A>
-void Extents<A>::undo_cutting(uint64_t extent) {
-  const Cut cut = read_cut(extent);
+void Extents<A>::undo_carving(uint64_t extent) {
+  const Slab slab = read_slab(extent);
   const uint64_t extents = c_.layout.geometry().extent_count;
   if (field(extent, offsetof(bh_extent_state, head)) == extent) {
-    for (uint64_t e = extent + 1; e < std::min(extent + cut.extent_span, extents); ++e) {
+    for (uint64_t e = extent + 1; e < std::min(extent + slab.extent_span, extents); ++e) {
       const StateWord word = c_.load_state(state(e));
       if (word.state != BH_EXTENT_PART || field(e, offsetof(bh_extent_state, head)) != extent)
         continue;
@@ -524,7 +526,7 @@ void Extents<A>::undo_cutting(uint64_t extent) {
   if (!clear_words(extent)) return;
   set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
   // It may have been given away in that moment.
-  if (writable(extent)) write_descriptor(extent, Cut{extent, 0, 0, 0});
+  if (writable(extent)) write_descriptor(extent, Slab{extent, 0, 0, 0});
   c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
 }
 
@@ -536,13 +538,13 @@ uint64_t Extents<A>::scavenge(uint32_t dead) {
     c_.access.cas(state(e) + offsetof(bh_extent_state, preferred), preferring, 0);
     const StateWord word = c_.load_state(state(e));
     if (word.process != dead) continue;
-    if (word.state == BH_EXTENT_CUTTING) {
-      undo_cutting(e);
+    if (word.state == BH_EXTENT_CARVING) {
+      undo_carving(e);
       ++found;
-    } else if (word.state == BH_EXTENT_JOINING) {
-      const Cut cut = read_cut(e);
-      const bool joined = field(e, offsetof(bh_extent_state, block_bytes)) == 0;
-      joined ? finish_joining(cut) : undo_joining(cut);
+    } else if (word.state == BH_EXTENT_COALESCING) {
+      const Slab slab = read_slab(e);
+      const bool coalesced = field(e, offsetof(bh_extent_state, block_bytes)) == 0;
+      coalesced ? finish_coalescing(slab) : undo_coalescing(slab);
       ++found;
     }
   }
@@ -564,17 +566,17 @@ void Extents<A>::reset() {
 }
 
 template <class A>
-void Extents<A>::restore_cut(const Cut& cut) {
-  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
-    set_field(e, offsetof(bh_extent_state, head), cut.head);
-    set_field(e, offsetof(bh_extent_state, block_bytes), e == cut.head ? cut.block_bytes : 0);
-    set_field(e, offsetof(bh_extent_state, block_count), cut.block_count | cut.extent_span << 32);
-    const bool counts = e == cut.head && !closed(e);
-    set_field(e, offsetof(bh_extent_state, free_blocks), counts ? cut.block_count : 0);
+void Extents<A>::restore_slab(const Slab& slab) {
+  for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) {
+    set_field(e, offsetof(bh_extent_state, head), slab.head);
+    set_field(e, offsetof(bh_extent_state, block_bytes), e == slab.head ? slab.block_bytes : 0);
+    set_field(e, offsetof(bh_extent_state, block_count), slab.block_count | slab.extent_span << 32);
+    const bool counts = e == slab.head && !closed(e);
+    set_field(e, offsetof(bh_extent_state, free_blocks), counts ? slab.block_count : 0);
     c_.store_state(state(e),
-                   c_.load_state(state(e)).next(e == cut.head ? BH_EXTENT_SLAB : BH_EXTENT_PART));
+                   c_.load_state(state(e)).next(e == slab.head ? BH_EXTENT_SLAB : BH_EXTENT_PART));
   }
-  restore_words(cut);
+  restore_words(slab);
 }
 
 }  // namespace bowhead::core

@@ -8,7 +8,7 @@
 //      extent by such a decision looks at the CLAIM after the decision settled. One sees the other.
 //
 // Owns: whether extents are wanted, and when and whom this process asked. Calls: Holdings, Mail,
-// Membership (doubts), Recovery and Space (what stands in the way of giving).
+// Membership (suspicion), Recovery and Space (what stands in the way of giving).
 #pragma once
 
 #include "pool/core/holdings.h"
@@ -40,7 +40,7 @@ class Grants {
   bool wanted() const { return wanted_; }
   /// A request for extents that is this old is taken back.
   bool want_is_old() const {
-    return c_.access.now_ns() - asked_at_ns_ > uint64_t{c_.times.beat_ms} * 10'000'000;
+    return c_.access.now_ns() - asked_at_ns_ > uint64_t{c_.times.heartbeat_ms} * 10'000'000;
   }
   /// Asks another host for extents, if one seems to have room, or more than its share where this
   /// one has less: the one that seems to have most, and every other time the next one in turn,
@@ -103,7 +103,7 @@ void Grants<A>::note_wanted() {
 template <class A>
 void Grants<A>::ask_for_extents() {
   const uint64_t now_ns = c_.access.now_ns();
-  if (now_ns - asked_at_ns_ < uint64_t{c_.times.beat_ms} * 10'000'000) return;
+  if (now_ns - asked_at_ns_ < uint64_t{c_.times.heartbeat_ms} * 10'000'000) return;
   asked_at_ns_ = now_ns;
   const auto& g = c_.layout.geometry();
   uint64_t live = 1, held = 0;
@@ -132,14 +132,14 @@ void Grants<A>::ask_for_extents() {
 template <class A>
 void Grants<A>::give(uint64_t count, Life to) {
   count = std::min(count, transfer_extents());
-  extents_.join_empty_slabs();
+  extents_.coalesce_empty_slabs();
   count = std::min(count, spare_extents());
   if (free_extents() < count && space_.clear_by() == Clear::BY_EVICTION) {
     space_.make_room(c_.layout.geometry().extent_bytes, space_.clear_by());
   } else if (free_extents() < count) {
     recovery_.scavenge_dead();  // what a dead process holds cannot be moved
     space_.compact(count - free_extents(),
-                   c_.access.now_ns() + 2 * uint64_t{c_.times.beat_ms} * 1'000'000);
+                   c_.access.now_ns() + 2 * uint64_t{c_.times.heartbeat_ms} * 1'000'000);
   }
   if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
   std::vector<uint64_t> given;
@@ -172,18 +172,18 @@ void Grants<A>::claim(const std::vector<std::pair<uint64_t, Holding>>& granted) 
     claimed.emplace_back(e, now);
   }
   c_.settle();
-  const bool self_doubted = membership_.doubted();
-  std::map<uint32_t, bool> doubtful;  // grantors
+  const bool self_suspected = membership_.suspected();
+  std::map<uint32_t, bool> suspected;  // grantors
   for (const auto& [e, now] : claimed) {
     const uint32_t grantor = now.word.slot;
     if (grantor >= hosts_.count()) continue;
-    const auto [at, fresh] = doubtful.try_emplace(grantor, false);
+    const auto [at, fresh] = suspected.try_emplace(grantor, false);
     if (fresh) {
       const auto slot = hosts_.read_slot(grantor);
       const OwnWord given = holdings_.own_of(grantor, e);
       const Life life{grantor, slot ? slot->incarnation : 0u};
       at->second = !slot || (life.incarnation & 0xFFu) != given.custody || hosts_.begun(life) ||
-                   self_doubted;
+                   self_suspected;
     }
     OwnWord word = now.word;
     word.state = at->second ? BH_OWN_ABANDONED : BH_OWN_OWN;

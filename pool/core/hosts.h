@@ -3,20 +3,22 @@
 //
 // Invariants
 //   H1 Every word here has one writing host. Slot lines are sealed and have two copies, written in
-//      turn; beat, decision and ack words are complete in themselves.
+//      turn; heartbeat, decision and ack words are complete in themselves.
 //   H2 For each life of a host at most one successor is ever decided (Disk Paxos over the decision
 //      words: Gafni and Lamport 2003, with one disk and a settle after each publish).
 //   H3 Nobody acts on a decision before it has seen a word that says done. `view` says which
 //      decisions this host acts on; `ack` is published only after `view` and a full fence, so that
 //      whoever sees the ack knows that every lease taken here before is visible as a hazard.
-//   H4 Time only permits: a host whose beat stands still may be proposed for succession, no more.
+//   H4 Time only permits: a host whose heartbeat stands still may be proposed for succession, no
+//   more.
 //
-//   H5 Each value of the own beat word was written down in `beats_taken`, which other hosts do not
-//      write, before it was stored. So one beyond that was stored by another machine.
+//   H5 Each value of the own heartbeat word was written down in `heartbeats_taken`, which other
+//      hosts do not write, before it was stored. So one beyond that was stored by another machine.
 //
-// Two threads of a process come here: one beats (sample(), take_beat(), beat_is_foreign(),
-// observe(), publish_beat()), the other does all else. What both may do at once are changes of
-// single words by compare-and-swap. Any process of a host may beat; two at once do no harm.
+// Two threads of a process come here: one keeps the heartbeat (sample(), take_heartbeat(),
+// heartbeat_is_foreign(), observe(), publish_heartbeat()), the other does all else. What both may
+// do at once are changes of single words by compare-and-swap. Any process of a host may write the
+// heartbeat; two at once do no harm.
 #pragma once
 
 #include <algorithm>
@@ -68,9 +70,9 @@ class Hosts {
   }
 
   // ---- heartbeat ----
-  /// It is time for a beat, and this process is the one to do it.
-  bool take_beat(uint64_t now_ns) {
-    return take_turn(offsetof(bh_host_private, beat_at_ns), now_ns);
+  /// It is time for a heartbeat, and this process is the one to do it.
+  bool take_heartbeat(uint64_t now_ns) {
+    return take_turn(offsetof(bh_host_private, heartbeat_at_ns), now_ns);
   }
   /// The same of the host's other duties.
   bool take_duties(uint64_t now_ns) {
@@ -79,33 +81,33 @@ class Hosts {
   void note_duties_done(uint64_t now_ns) {
     c_.access.store(c_.private_word(offsetof(bh_host_private, duties_done_ns)), now_ns);
   }
-  /// A fresh look: the own beat word has a value that no process of this machine gave it. Another
-  /// machine runs as this host: an exact copy, too, whose slot line is the same.
-  bool beat_is_foreign() const;
-  /// Before the first beat of a life.
-  void begin_beating(uint64_t now_ns);
+  /// A fresh look: the own heartbeat word has a value that no process of this machine gave it.
+  /// Another machine runs as this host: an exact copy, too, whose slot line is the same.
+  bool heartbeat_is_foreign() const;
+  /// Before the first heartbeat of a life.
+  void begin_heartbeat(uint64_t now_ns);
   /// `live`: the host may also say what has settled (not while its private part is rebuilt).
-  void publish_beat(uint64_t now_ns, bool live);
+  void publish_heartbeat(uint64_t now_ns, bool live);
   /// Looks at the decisions of all hosts: updates view and acks.
   void observe(uint64_t now_ns);
-  /// Notes whose beat moved, for suspect(), and lets look-ups read the indexes of all hosts whose
-  /// life has begun and is not over. Every process does so each beat, by the thread that beats: a
-  /// process that samples seldom suspects no host.
+  /// Notes whose heartbeat moved, for suspect(), and lets look-ups read the indexes of all hosts
+  /// whose life has begun and is not over. Every process does so each heartbeat, by the heartbeat
+  /// thread: a process that samples seldom suspects no host.
   void sample(uint64_t now_ns);
   /// From now on look-ups read only the indexes of hosts whose life is not over, and of `holders`
   /// (a bit each): hosts with extents that no successor has adopted yet.
   void forget_hosts_but(uint64_t holders);
-  /// The beat of a host moves while it is watched.
-  bool beats(uint32_t host, uint64_t watch_ns) const;
+  /// The heartbeat of a host moves while it is watched.
+  bool heartbeat_moves(uint32_t host, uint64_t watch_ns) const;
   /// A fresh look: another machine has begun a life in this slot, or runs in this one.
   bool displaced() const;
   /// Another machine may be using the region of this host: nothing in it is ours any more.
   bool region_lost() const;
   /// This life is over: by a decision, or (`conflict`) since another machine runs as this host.
   void end_own_life(bool conflict);
-  /// The life of a host that may be declared over: it left, or its beat stood still for dead_ms and
-  /// wait_ms between two samples, with others in between. Also a life that a decision names and
-  /// that never began.
+  /// The life of a host that may be declared over: it left, or its heartbeat stood still for
+  /// dead_ms and wait_ms between two samples, with others in between. Also a life that a decision
+  /// names and that never began.
   std::optional<Life> suspect(uint32_t host, uint64_t wait_ms = 0) const;
 
   // ---- agreement ----
@@ -132,9 +134,9 @@ class Hosts {
   uint64_t hazard_hosts(uint64_t now_ns) const;
 
  private:
-  /// What the beat of a slot did while its lives were as noted here.
+  /// What the heartbeat of a slot did while its lives were as noted here.
   struct Seen {
-    uint64_t beat = 0;
+    uint64_t heartbeat = 0;
     uint32_t incarnation = 0;  ///< that the slot shows
     uint64_t ended = 0;  ///< that the view says: a life may follow that the slot does not show
     uint64_t changed_at_ns = 0;  ///< when it had been seen to have done so
@@ -148,7 +150,7 @@ class Hosts {
   uint64_t decide_at(uint32_t host, uint32_t of) const {
     return c_.layout.word(host, BH_PART_DECIDE, of);
   }
-  uint64_t beat_at(uint32_t host) const { return c_.layout.part(host, BH_PART_BEAT); }
+  uint64_t heartbeat_at(uint32_t host) const { return c_.layout.part(host, BH_PART_HEARTBEAT); }
   DecideWord decide_word(uint32_t host, uint32_t of) const {
     return DecideWord::unpack(c_.access.load(decide_at(host, of)));
   }
@@ -235,53 +237,54 @@ std::optional<bh_host_slot> Hosts<A>::claim_slot(bh_host_slot slot) {
 // ---- heartbeat ----
 
 /// The time of the last turn is moved by compare-and-swap: a stopped process stops neither the
-/// beats nor the duties of its host.
+/// heartbeat nor the duties of its host.
 template <class A>
 bool Hosts<A>::take_turn(size_t word, uint64_t now_ns) {
   const uint64_t at = c_.private_word(word);
   uint64_t last_ns = c_.access.load(at);
-  const uint64_t due_ns = last_ns + uint64_t{c_.times.beat_ms} * 900'000;
+  const uint64_t due_ns = last_ns + uint64_t{c_.times.heartbeat_ms} * 900'000;
   // A time in the future is from before a reboot.
   return (now_ns >= due_ns || now_ns < last_ns) && c_.access.cas(at, last_ns, now_ns);
 }
 
 template <class A>
-void Hosts<A>::begin_beating(uint64_t now_ns) {
-  c_.access.acquire(beat_at(c_.host), sizeof(bh_host_beat));
-  c_.access.store(c_.private_word(offsetof(bh_host_private, beats_taken)),
-                  c_.access.load(beat_at(c_.host) + offsetof(bh_host_beat, beat)));
-  c_.access.store(c_.private_word(offsetof(bh_host_private, beat_at_ns)), 0);
+void Hosts<A>::begin_heartbeat(uint64_t now_ns) {
+  c_.access.acquire(heartbeat_at(c_.host), sizeof(bh_host_heartbeat));
+  c_.access.store(c_.private_word(offsetof(bh_host_private, heartbeats_taken)),
+                  c_.access.load(heartbeat_at(c_.host) + offsetof(bh_host_heartbeat, heartbeat)));
+  c_.access.store(c_.private_word(offsetof(bh_host_private, heartbeat_at_ns)), 0);
   c_.access.store(c_.private_word(offsetof(bh_host_private, duties_at_ns)), 0);
   note_duties_done(now_ns);
 }
 
 /// The word first: what a process of this machine stored there, it had written down before (H5).
 template <class A>
-bool Hosts<A>::beat_is_foreign() const {
-  c_.access.acquire(beat_at(c_.host), sizeof(bh_host_beat));
-  const uint64_t beat = c_.access.load(beat_at(c_.host) + offsetof(bh_host_beat, beat));
-  return beat > c_.access.load(c_.private_word(offsetof(bh_host_private, beats_taken)));
+bool Hosts<A>::heartbeat_is_foreign() const {
+  c_.access.acquire(heartbeat_at(c_.host), sizeof(bh_host_heartbeat));
+  const uint64_t heartbeat =
+      c_.access.load(heartbeat_at(c_.host) + offsetof(bh_host_heartbeat, heartbeat));
+  return heartbeat > c_.access.load(c_.private_word(offsetof(bh_host_private, heartbeats_taken)));
 }
 
 /// The word grows by another amount each time: were it by one, two machines that began as exact
 /// copies would store the same values. Now the one whose value is smaller sees a larger one.
 template <class A>
-void Hosts<A>::publish_beat(uint64_t now_ns, bool live) {
+void Hosts<A>::publish_heartbeat(uint64_t now_ns, bool live) {
   if (live) advance_settled();
-  const uint64_t taken_at = c_.private_word(offsetof(bh_host_private, beats_taken));
+  const uint64_t taken_at = c_.private_word(offsetof(bh_host_private, heartbeats_taken));
   uint64_t taken = c_.access.load(taken_at);
   const uint64_t next = taken + 1 + ((c_.access.random() ^ now_ns) & 0xFFFF);
-  if (!c_.access.cas(taken_at, taken, next)) return;  // another process beats this instant
+  if (!c_.access.cas(taken_at, taken, next)) return;  // another process does so this instant
   const uint64_t done_ns =
       c_.access.load(c_.private_word(offsetof(bh_host_private, duties_done_ns)));
-  c_.access.store(beat_at(c_.host) + offsetof(bh_host_beat, duties_late_ms),
+  c_.access.store(heartbeat_at(c_.host) + offsetof(bh_host_heartbeat, duties_late_ms),
                   now_ns > done_ns ? (now_ns - done_ns) / 1'000'000 : 0);
   // A process that was stopped before this line does not take the word back.
-  const uint64_t at = beat_at(c_.host) + offsetof(bh_host_beat, beat);
-  uint64_t beat = c_.access.load(at);
-  while (beat < next && !c_.access.cas(at, beat, next)) {
+  const uint64_t at = heartbeat_at(c_.host) + offsetof(bh_host_heartbeat, heartbeat);
+  uint64_t heartbeat = c_.access.load(at);
+  while (heartbeat < next && !c_.access.cas(at, heartbeat, next)) {
   }
-  c_.access.publish(beat_at(c_.host), sizeof(bh_host_beat));
+  c_.access.publish(heartbeat_at(c_.host), sizeof(bh_host_heartbeat));
 }
 
 /// One cycle: note the last stamp, turn the phase, wait until the old parity's counts are zero,
@@ -296,7 +299,7 @@ void Hosts<A>::advance_settled() {
     drained_at_ns_ = c_.access.now_ns();
   if (settling_ && drained_at_ns_ != 0 &&
       c_.access.now_ns() - drained_at_ns_ >= uint64_t{c_.times.settle_ms} * 1'000'000) {
-    c_.access.store(beat_at(c_.host) + offsetof(bh_host_beat, settled),
+    c_.access.store(heartbeat_at(c_.host) + offsetof(bh_host_heartbeat, settled),
                     uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS | *settling_);
     settling_.reset();
   }
@@ -335,15 +338,18 @@ void Hosts<A>::observe(uint64_t now_ns) {
 template <class A>
 void Hosts<A>::sample(uint64_t now_ns) {
   uint64_t live = 0;
-  for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, beat_at(h), sizeof(bh_host_beat));
+  for (uint32_t h = 0; h < count(); ++h)
+    c_.invalidate_from(h, heartbeat_at(h), sizeof(bh_host_heartbeat));
   c_.access.coherence_fence();
   struct Now {
-    uint64_t beat, ended;
+    uint64_t heartbeat, ended;
     std::optional<uint32_t> incarnation;
   };
   std::array<Now, BH_HOSTS_MAX> now;
   for (uint32_t d = 0; d < count(); ++d) {
-    now[d] = {c_.access.load(beat_at(d) + offsetof(bh_host_beat, beat)), c_.view(d).ended, {}};
+    now[d] = {c_.access.load(heartbeat_at(d) + offsetof(bh_host_heartbeat, heartbeat)),
+              c_.view(d).ended,
+              {}};
     if (const auto slot = read_slot(d)) now[d].incarnation = slot->incarnation;
   }
   // What was seen is not older than now_ns and not younger than this, however long it took.
@@ -351,13 +357,13 @@ void Hosts<A>::sample(uint64_t now_ns) {
   std::unique_lock guard(seen_mutex_);
   for (uint32_t d = 0; d < count(); ++d) {
     Seen& seen = seen_[d];
-    const auto& [beat, ended, incarnation] = now[d];
+    const auto& [heartbeat, ended, incarnation] = now[d];
     // Whoever was paused himself begins to count anew (protocol 5.7).
     const bool paused = now_ns - seen.sampled_at_ns > uint64_t{c_.times.dead_ms} * 1'000'000 / 2;
-    const bool same = beat == seen.beat && ended == seen.ended &&
+    const bool same = heartbeat == seen.heartbeat && ended == seen.ended &&
                       incarnation.value_or(seen.incarnation) == seen.incarnation;
     if (!same || paused)
-      seen = {beat, incarnation.value_or(seen.incarnation), ended, seen_ns, now_ns, 0};
+      seen = {heartbeat, incarnation.value_or(seen.incarnation), ended, seen_ns, now_ns, 0};
     seen.sampled_at_ns = now_ns;
     ++seen.samples;
     if (seen.goes_on()) live |= uint64_t{1} << d;
@@ -377,19 +383,19 @@ void Hosts<A>::forget_hosts_but(uint64_t holders) {
     if (shows_life(h)) probed |= uint64_t{1} << h;
   }
   // If it fails, a host has joined meanwhile. No order with other words is needed: who reads an old
-  // value misses blocks, or looks in vain, until the next beat.
+  // value misses blocks, or looks in vain, until the next heartbeat.
   if (probed != before) c_.access.cas(probed_at, before, probed & before);
 }
 
 template <class A>
-bool Hosts<A>::beats(uint32_t host, uint64_t watch_ns) const {
-  const uint64_t at = beat_at(host) + offsetof(bh_host_beat, beat);
-  c_.access.acquire(beat_at(host), sizeof(bh_host_beat));
+bool Hosts<A>::heartbeat_moves(uint32_t host, uint64_t watch_ns) const {
+  const uint64_t at = heartbeat_at(host) + offsetof(bh_host_heartbeat, heartbeat);
+  c_.access.acquire(heartbeat_at(host), sizeof(bh_host_heartbeat));
   const uint64_t first = c_.access.load(at);
   const uint64_t until_ns = c_.access.now_ns() + watch_ns;
   do {
-    c_.access.sleep_ns(uint64_t{c_.times.beat_ms} * 250'000);
-    c_.access.acquire(beat_at(host), sizeof(bh_host_beat));
+    c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 250'000);
+    c_.access.acquire(heartbeat_at(host), sizeof(bh_host_heartbeat));
     if (c_.access.load(at) != first) return true;
   } while (c_.access.now_ns() < until_ns);
   return false;
@@ -416,7 +422,7 @@ template <class A>
 bool Hosts<A>::displaced() const {
   const auto slot = read_slot(c_.host);
   return (slot && slot->incarnation > c_.incarnation) || decided({c_.host, c_.incarnation}) ||
-         beat_is_foreign();
+         heartbeat_is_foreign();
 }
 
 template <class A>
@@ -426,15 +432,15 @@ bool Hosts<A>::region_lost() const {
 }
 
 /// What shows who the other machine is may come a little after what it stored: a copy of this one
-/// shows itself by its next beat, as a rule. One that does not is a conflict all the same: what is
-/// private is not as this host left it. With one host alone there is nobody else: a bug.
+/// shows itself by its next heartbeat, as a rule. One that does not is a conflict all the same:
+/// what is private is not as this host left it. With one host alone there is nobody else: a bug.
 template <class A>
 void expect_displaced(Context<A>& context) {
   Hosts<A> hosts(context);
   const uint64_t until_ns = context.access.now_ns() + uint64_t{context.times.dead_ms} * 1'000'000;
   while (!context.ended() && !hosts.displaced() && context.access.now_ns() < until_ns) {
     BOWHEAD_ASSERT(!context.alone());
-    context.access.sleep_ns(uint64_t{context.times.beat_ms} * 1'000'000);
+    context.access.sleep_ns(uint64_t{context.times.heartbeat_ms} * 1'000'000);
   }
   const bool decided = hosts.decided({context.host, context.incarnation});
   hosts.end_own_life(/*conflict=*/!decided);
@@ -603,8 +609,8 @@ std::optional<Life> Hosts<A>::next_life(Life life) const {
 
 /// Follows the chain. Decisions can make a ring: a host decides for itself the life of another that
 /// does not know yet that it is over, and that one the first one's. Then the ring's lowest slot
-/// goes on, with its next life: everybody sees the same ring. It ends: a heir that is over lies in
-/// no ring yet, or in one that begins earlier.
+/// goes on, with its next life: everybody sees the same ring. It ends: a successor that is over
+/// lies in no ring yet, or in one that begins earlier.
 template <class A>
 std::optional<Life> Hosts<A>::successor(Life life) const {
   std::vector<Life> seen;

@@ -69,7 +69,7 @@ class Inspection {
   void count_blocks(PoolInfo& info) const;
   void sum_counters(PoolInfo& info) const;
   const char* housekeeping_fault(const Found& found, const PrivateView* view) const;
-  bool descriptor_says(const Cut& cut) const;
+  bool descriptor_says(const Slab& slab) const;
 
   Context<A>& c_;
   Index<A>& index_;
@@ -116,12 +116,12 @@ void Inspection<A>::count_blocks(PoolInfo& info) const {
   const uint32_t near = c_.alone() ? 0 : c_.host;
   const auto view = near < g.host_count ? view_of(near, &why_not) : nullptr;
   if (view) {
-    view->extents.for_each_slab([&](const Cut& cut) {
-      for (uint64_t i = 0; i < cut.block_count; ++i) {
-        const uint32_t state = view->allocator.word(view->extents.slot_of(cut, i)).state;
+    view->extents.for_each_slab([&](const Slab& slab) {
+      for (uint64_t i = 0; i < slab.block_count; ++i) {
+        const uint32_t state = view->allocator.word(view->extents.slot_of(slab, i)).state;
         info.blocks += state == BH_BLOCK_COMMITTED;
         if (state != BH_BLOCK_FREE && state != BH_BLOCK_NONE)
-          info.used_bytes += static_cast<int64_t>(cut.block_bytes);
+          info.used_bytes += static_cast<int64_t>(slab.block_bytes);
       }
     });
   }
@@ -284,7 +284,8 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
   }
   result.leases_active = leases_.active(host);
   if (!c_.alone() && (result.state == "live" || result.state == "joining")) {
-    const uint64_t at = c_.layout.part(host, BH_PART_BEAT) + offsetof(bh_host_beat, duties_late_ms);
+    const uint64_t at =
+        c_.layout.part(host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, duties_late_ms);
     c_.acquire_from(host, at, 8);
     result.duties_late_ms = c_.access.load(at);
   }
@@ -335,7 +336,7 @@ template <class A>
 void Inspection<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>>& views,
                                   CheckReport& report, bool payload, const Progress& progress) {
   uint64_t seen = 0;
-  std::vector<Found> doubtful;
+  std::vector<Found> unconfirmed;
   std::vector<uint32_t> writers = holdings_.writers_of_extents();
   const auto counts = [&](const Found& found) {
     const uint64_t offset = found.entry.block_offset;
@@ -347,13 +348,13 @@ void Inspection<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>
       if (!counts(found)) return;
       if (progress && ++seen % 64 == 0) progress(seen, 0, "checking blocks");
       if (entry_fault(found, payload, report) || housekeeping_fault(found, views[host].get()))
-        doubtful.push_back(found);
+        unconfirmed.push_back(found);
     });
   }
-  if (doubtful.empty()) return;
+  if (unconfirmed.empty()) return;
   c_.settle();
   writers = holdings_.writers_of_extents();
-  for (const Found& found : doubtful) {
+  for (const Found& found : unconfirmed) {
     if (!counts(found)) continue;
     CheckReport counted_before;
     const auto fault = entry_fault(found, payload, counted_before);
@@ -378,9 +379,9 @@ void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
   };
   collect();
   std::vector<std::pair<Block, uint64_t>> unnamed;
-  view.extents.for_each_slab([&](const Cut& cut) {
-    for (uint64_t i = 0; i < cut.block_count; ++i) {
-      const Block block = view.extents.block_of(view.extents.slot_of(cut, i), cut);
+  view.extents.for_each_slab([&](const Slab& slab) {
+    for (uint64_t i = 0; i < slab.block_count; ++i) {
+      const Block block = view.extents.block_of(view.extents.slot_of(slab, i), slab);
       const StateWord word = view.allocator.word(block.slot);
       if (word.state == BH_BLOCK_COMMITTED && !named.contains(block.offset))
         unnamed.emplace_back(block, word.pack());
@@ -401,20 +402,20 @@ void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
 /// Slabs that a rebuild would not find.
 template <class A>
 void Inspection<A>::check_slabs(const PrivateView& view, CheckReport& report) {
-  std::vector<Cut> doubtful;
-  view.extents.for_each_slab([&](const Cut& cut) {
-    if (!descriptor_says(cut)) doubtful.push_back(cut);
+  std::vector<Slab> unconfirmed;
+  view.extents.for_each_slab([&](const Slab& slab) {
+    if (!descriptor_says(slab)) unconfirmed.push_back(slab);
   });
-  if (!doubtful.empty()) c_.settle();
-  for (const Cut& cut : doubtful) {
-    // It may have been cut or joined meanwhile.
-    const auto now = view.extents.cut_of(cut.head);
-    if (!now || now->block_bytes != cut.block_bytes || descriptor_says(*now)) continue;
-    report.findings.push_back({fmt::format("the description of extent {}, which is cut into {} "
+  if (!unconfirmed.empty()) c_.settle();
+  for (const Slab& slab : unconfirmed) {
+    // It may have been carved or coalesced meanwhile.
+    const auto now = view.extents.slab_of(slab.head);
+    if (!now || now->block_bytes != slab.block_bytes || descriptor_says(*now)) continue;
+    report.findings.push_back({fmt::format("the description of extent {}, which is slab into {} "
                                            "blocks, is damaged; `bowhead pool repair` writes it "
                                            "anew",
-                                           cut.head, cut.block_count),
-                               false, c_.layout.descriptor(cut.head)});
+                                           slab.head, slab.block_count),
+                               false, c_.layout.descriptor(slab.head)});
   }
 }
 
@@ -448,14 +449,14 @@ void Inspection<A>::check_slots_and_extents(CheckReport& report) {
 
 template <class A>
 void Inspection<A>::check_namespaces(CheckReport& report) {
-  std::vector<std::pair<uint32_t, uint64_t>> doubtful;
+  std::vector<std::pair<uint32_t, uint64_t>> unconfirmed;
   for (uint32_t host = 0; host < hosts_.count(); ++host) {
     for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
-      if (namespaces_.namespace_damaged(host, i)) doubtful.emplace_back(host, i);
+      if (namespaces_.namespace_damaged(host, i)) unconfirmed.emplace_back(host, i);
     }
   }
-  if (!doubtful.empty()) c_.settle();
-  for (const auto& [host, i] : doubtful) {
+  if (!unconfirmed.empty()) c_.settle();
+  for (const auto& [host, i] : unconfirmed) {
     if (!namespaces_.namespace_damaged(host, i)) continue;  // it was being written
     report.findings.push_back(
         {"the description of a namespace is damaged; its blocks are not, and the next process that "
@@ -475,23 +476,23 @@ const char* Inspection<A>::housekeeping_fault(const Found& found, const PrivateV
   if (view == nullptr || !c_.layout.valid_block(entry.block_offset, 1)) return nullptr;
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
   const uint32_t state = view->allocator.word(slot).state;
-  const Cut cut = view->extents.held_cut(c_.layout.extent_of_slot(slot));
+  const Slab slab = view->extents.held_slab(c_.layout.extent_of_slot(slot));
   const bool known = state == BH_BLOCK_COMMITTED || state == BH_BLOCK_RESERVED ||
                      state == BH_BLOCK_RETIRING || state == BH_BLOCK_CLEANING;
-  if (!known || view->extents.block_of(slot, cut).offset != entry.block_offset)
+  if (!known || view->extents.block_of(slot, slab).offset != entry.block_offset)
     return "the allocator does not know of a stored block: run `bowhead pool repair` before "
            "anything is stored over it";
   return nullptr;
 }
 
 template <class A>
-bool Inspection<A>::descriptor_says(const Cut& cut) const {
+bool Inspection<A>::descriptor_says(const Slab& slab) const {
   Line line;
-  c_.access.acquire(c_.layout.descriptor(cut.head), BH_LINE_BYTES);
-  if (!c_.read_sealed(c_.layout.descriptor(cut.head), line)) return false;
+  c_.access.acquire(c_.layout.descriptor(slab.head), BH_LINE_BYTES);
+  if (!c_.read_sealed(c_.layout.descriptor(slab.head), line)) return false;
   const auto d = from_line<bh_extent_descriptor>(line);
-  return d.block_bytes == cut.block_bytes && d.block_count == cut.block_count &&
-         d.extent_span == cut.extent_span;
+  return d.block_bytes == slab.block_bytes && d.block_count == slab.block_count &&
+         d.extent_span == slab.extent_span;
 }
 
 template <class A>

@@ -5,13 +5,13 @@
 //   J1 A life is taken up or followed in its own slot only by a machine that knows that no other
 //      one writes there: the slot was left in order, after which nothing was stored; or its life
 //      is over and fenced; or it is of this very boot, or of this very hardware before it booted
-//      again; and its beat stands still, unless a process of this kernel has the pool open as that
-//      host. What a disk image carries (the machine id) proves nothing.
-//   J2 A life beats from the moment that somebody can take it for dead: from the decision that it
-//      follows the last one, before it is published.
+//      again; and its heartbeat stands still, unless a process of this kernel has the pool open as
+//      that host. What a disk image carries (the machine id) proves nothing.
+//   J2 A life has a heartbeat from the moment that somebody can take it for dead: from the decision
+//      that it follows the last one, before it is published.
 //   J3 Of machines that find this in the same instant one goes on at most: before it asks the
 //      others to agree that its life is next, it claims the slot (Hosts::claim_slot). A claim that
-//      does not become a life is passed over when it has stood for dead_ms without a beat.
+//      does not become a life is passed over when it has stood for dead_ms without a heartbeat.
 //
 // Owns: how to start the heartbeat, and whether this process has left. Calls: Custody, Holdings,
 // Membership, Recovery, Retirement; for repair Inspection and Namespaces.
@@ -44,18 +44,19 @@ class Joining {
   Joining& operator=(const Joining&) = delete;
 
   /// Called once, in the middle of attach() or repair(), if the pool has several hosts: from then
-  /// on beat() must be called by another thread, though the rest is still under way.
-  using StartBeating = std::function<void()>;
+  /// on heartbeat() must be called by another thread, though the rest is still under way.
+  using StartHeartbeat = std::function<void()>;
   /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED: with a sentence.
-  Result<void> attach(const Progress& progress, const StartBeating& start_beating = {});
+  Result<void> attach(const Progress& progress, const StartHeartbeat& start_heartbeat = {});
   void detach();
   /// Ends this life of the host in order, so that others may take over at once. No other process of
-  /// the host may have the pool open (IN_USE). Calls `stop_beating` once nothing can come between:
-  /// until then the host beats, however long a process that opens the pool keeps it waiting (BUSY).
-  Result<void> leave(const std::function<void()>& stop_beating = {});
+  /// the host may have the pool open (IN_USE). Calls `stop_heartbeat` once nothing can come
+  /// between: until then its heartbeat goes on, however long a process that opens the pool keeps it
+  /// waiting (BUSY).
+  Result<void> leave(const std::function<void()>& stop_heartbeat = {});
   /// Exclusive: no process may have the pool open. Rebuilds as after a reboot.
   Result<std::vector<std::string>> repair(bool take_over, const Progress& progress,
-                                          const StartBeating& start_beating = {});
+                                          const StartHeartbeat& start_heartbeat = {});
 
  private:
   bool anybody_alive();
@@ -89,16 +90,17 @@ class Joining {
   Recovery<A>& recovery_;
   Inspection<A>& inspection_;
 
-  StartBeating start_beating_;
+  StartHeartbeat start_heartbeat_;
   bool left_ = false;  ///< nothing may be stored any more
 };
 
 template <class A>
-Result<void> Joining<A>::attach(const Progress& progress, const StartBeating& start_beating) {
-  start_beating_ = start_beating;
-  // A process that rebuilds a large pool beats, and is worth waiting for.
+Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& start_heartbeat) {
+  start_heartbeat_ = start_heartbeat;
+  // A process that rebuilds a large pool keeps its heartbeat and is worth waiting for.
   while (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD) {
-    if (!c_.alone() && hosts_.beats(c_.host, uint64_t{c_.times.dead_ms} * 1'000'000)) continue;
+    if (!c_.alone() && hosts_.heartbeat_moves(c_.host, uint64_t{c_.times.dead_ms} * 1'000'000))
+      continue;
     return Error{Status::BUSY,
                  "another process has been opening or replacing this pool for 10 seconds; "
                  "if it hangs, end it and try again"};
@@ -134,7 +136,7 @@ void Joining<A>::detach() {
 }
 
 template <class A>
-Result<void> Joining<A>::leave(const std::function<void()>& stop_beating) {
+Result<void> Joining<A>::leave(const std::function<void()>& stop_heartbeat) {
   if (c_.alone()) return {};
   if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
     return Error{Status::BUSY,
@@ -145,7 +147,7 @@ Result<void> Joining<A>::leave(const std::function<void()>& stop_beating) {
     c_.access.unlock_host(c_.host);
     return Error{Status::IN_USE, "other processes of this host have the pool open; end them first"};
   }
-  if (stop_beating) stop_beating();
+  if (stop_heartbeat) stop_heartbeat();
   recovery_.scavenge_dead();
   recovery_.scavenge_blocks(c_.process);
   leases_.scavenge(c_.process);
@@ -165,7 +167,7 @@ Result<void> Joining<A>::leave(const std::function<void()>& stop_beating) {
 
 template <class A>
 Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progress& progress,
-                                                    const StartBeating& start_beating) {
+                                                    const StartHeartbeat& start_heartbeat) {
   std::vector<std::string> done;
   if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
     return Error{Status::BUSY, "another process is opening this pool"};
@@ -186,7 +188,7 @@ Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progre
   // Forgetting the boot makes join_host() rebuild.
   c_.access.store(
       c_.layout.part(c_.host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id), 0);
-  start_beating_ = start_beating;
+  start_heartbeat_ = start_heartbeat;
   Result<void> joined = join_host(take_over, progress);
   if (joined) joined = take_process_slot();
   c_.access.unlock_host(c_.host);
@@ -262,10 +264,10 @@ Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
                      "open; end them, then open it again"};
   if (!same_boot || over) return begin_life(*slot, same_boot, progress);
   if (slot->state != BH_HOST_LIVE) hosts_.write_slot(*slot, BH_HOST_LIVE);
-  if (!here && !c_.alone()) hosts_.begin_beating(c_.access.now_ns());
+  if (!here && !c_.alone()) hosts_.begin_heartbeat(c_.access.now_ns());
   membership_.go_live(*slot);
   if (!c_.alone()) {
-    if (start_beating_) start_beating_();
+    if (start_heartbeat_) start_heartbeat_();
     look_around();
   }
   return {};
@@ -289,8 +291,8 @@ Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot
   // After a reboot a machine watches as long as hosts that suspect another one. In the same boot it
   // need not, and where it is refused anyway it watches only to say why.
   const bool briefly = (this_boot && !claimed) || !may_take;
-  const uint64_t watch_ms = briefly ? 3 * c_.times.beat_ms : c_.times.dead_ms;
-  if (!c_.alone() && (!left || claimed) && hosts_.beats(c_.host, watch_ms * 1'000'000))
+  const uint64_t watch_ms = briefly ? 3 * c_.times.heartbeat_ms : c_.times.dead_ms;
+  if (!c_.alone() && (!left || claimed) && hosts_.heartbeat_moves(c_.host, watch_ms * 1'000'000))
     return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
                                              "; give each machine its own --host"};
   // What says that the last life has ended may be the next one, which another machine began
@@ -355,7 +357,7 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
   }
   recovery_.rebuild(progress);
   const uint64_t settled_at =
-      c_.layout.part(c_.host, BH_PART_BEAT) + offsetof(bh_host_beat, settled);
+      c_.layout.part(c_.host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, settled);
   c_.access.store(settled_at, uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS);
   c_.access.publish(settled_at, 8);
   const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
@@ -381,8 +383,8 @@ Result<void> Joining<A>::follow_last_life(bh_host_slot& slot, bool same_boot) {
   if (auto ok = succeed_myself(old); !ok) return ok;
   slot.incarnation = static_cast<uint16_t>(old.incarnation);
   c_.incarnation = old.incarnation + 1;
-  hosts_.begin_beating(c_.access.now_ns());
-  if (start_beating_) start_beating_();  // J2
+  hosts_.begin_heartbeat(c_.access.now_ns());
+  if (start_heartbeat_) start_heartbeat_();  // J2
   flush_own();
   // Before the slot says that the new life has begun: who dies until then finds the old one
   // again, and its decision, next time.
@@ -430,7 +432,7 @@ Result<void> Joining<A>::succeed_myself(Life& old) {
     if (outcome == Outcome::EXHAUSTED || c_.access.now_ns() > deadline_ns)
       return Error{Status::BUSY, "the hosts of this pool do not agree on who succeeds host " +
                                      std::to_string(c_.host) + "; try again"};
-    c_.access.sleep_ns((1 + c_.access.random() % round) * c_.times.beat_ms * 1'000'000);
+    c_.access.sleep_ns((1 + c_.access.random() % round) * c_.times.heartbeat_ms * 1'000'000);
   }
 }
 
@@ -454,7 +456,7 @@ Result<void> Joining<A>::take_over_extents(Life old) {
       return Error{Status::BUSY, "another host is to take over what host " +
                                      std::to_string(c_.host) +
                                      " held before and has not done so yet; try again"};
-    c_.access.sleep_ns(uint64_t{c_.times.beat_ms} * 1'000'000);
+    c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 1'000'000);
     hosts_.observe(c_.access.now_ns());
     membership_.succeed_the_dead(/*locked=*/true);
   }

@@ -107,14 +107,16 @@ Result<void> check_watermarks(uint32_t high_permille, uint32_t low_permille) {
 }
 
 Result<void> check_times(const SharingTimes& t) {
-  if (t.beat_ms != 0 && t.settle_ms != 0 && t.dead_ms >= 5 * uint64_t{t.beat_ms} &&
+  if (t.heartbeat_ms != 0 && t.settle_ms != 0 && t.dead_ms >= 5 * uint64_t{t.heartbeat_ms} &&
       t.dead_ms >= 10 * uint64_t{t.settle_ms})
     return {};
-  return bad(Status::INVALID_ARGUMENT,
-             fmt::format("a host that is silent for {} ms cannot be called dead when hosts beat "
-                         "each {} ms and stores settle in {} ms: give at least 5 beats and 10 "
-                         "settles",
-                         t.dead_ms, t.beat_ms, t.settle_ms));
+  return bad(
+      Status::INVALID_ARGUMENT,
+      fmt::format(
+          "a host that is silent for {} ms cannot be called dead when hosts write a heartbeat "
+          "each {} ms and stores settle in {} ms: give at least 5 heartbeats and 10 "
+          "settles",
+          t.dead_ms, t.heartbeat_ms, t.settle_ms));
 }
 
 uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
@@ -122,7 +124,7 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
   const uint64_t slots = g.extent_count * slots_per_extent;
   const uint64_t bytes[BH_PART_COUNT] = {
       2 * sizeof(bh_host_slot),
-      sizeof(bh_host_beat),
+      sizeof(bh_host_heartbeat),
       8 * BH_HOSTS_MAX,
       8 * BH_HOSTS_MAX,
       8 * g.extent_count,

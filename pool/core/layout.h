@@ -47,11 +47,11 @@ Result<void> check_times(const SharingTimes& times);
 
 /// The times that a superblock states; the defaults if it states none, as that of one host does.
 inline bool states_times(const bh_superblock& sb) {
-  return (sb.beat_ms | sb.dead_ms | sb.grace_ms | sb.settle_ms | sb.reclaim_ms) != 0;
+  return (sb.heartbeat_ms | sb.dead_ms | sb.grace_ms | sb.settle_ms | sb.reclaim_ms) != 0;
 }
 inline SharingTimes times_of(const bh_superblock& sb) {
   if (!states_times(sb)) return {};
-  return {sb.beat_ms, sb.dead_ms, sb.grace_ms, sb.settle_ms, sb.reclaim_ms};
+  return {sb.heartbeat_ms, sb.dead_ms, sb.grace_ms, sb.settle_ms, sb.reclaim_ms};
 }
 
 /// Reads a superblock from the two copies (each BH_FORMAT sized, any bytes). `second_used` tells
@@ -135,8 +135,9 @@ class Layout {
     return rounded > least ? rounded : least;
   }
   /// The same for a coded value. Codes come in all sizes, and every size of block needs slabs of
-  /// its own: in steps of 4 KiB large values would cut so many slabs that most of each stays empty.
-  /// In steps of 1/32 to 1/16 of the value there are at most 32 sizes, and half a step is lost.
+  /// its own: in steps of 4 KiB large values would carve so many slabs that most of each stays
+  /// empty. In steps of 1/32 to 1/16 of the value there are at most 32 sizes, and half a step is
+  /// lost.
   uint64_t coded_block_bytes(uint64_t stored_bytes, uint64_t value_bytes,
                              uint64_t key_bytes) const {
     const uint64_t step = std::max<uint64_t>(BH_PAYLOAD_ALIGN, std::bit_ceil(value_bytes) / 32);

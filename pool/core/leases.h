@@ -88,7 +88,7 @@ class Leases {
 
   uint64_t line(uint64_t index) const { return c_.layout.lease(c_.host, index); }
   uint64_t limit_at(uint32_t host) const {
-    return c_.layout.part(host, BH_PART_BEAT) + offsetof(bh_host_beat, hazard_limit);
+    return c_.layout.part(host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, hazard_limit);
   }
   uint64_t hazard_of(uint64_t index, uint64_t sequence) const {
     return make_hazard(sequence & kSequenceMask,
@@ -97,7 +97,7 @@ class Leases {
   void clear_hazard(uint64_t index, uint64_t sequence) {
     uint64_t mine = hazard_of(index, sequence);
     c_.access.cas(c_.own(BH_PART_HAZARDS, index), mine, 0);
-    // Not fenced: a late clear only delays reuse, until the next beat at most.
+    // Not fenced: a late clear only delays reuse, until the next heartbeat at most.
     c_.access.flush(c_.own(BH_PART_HAZARDS, index), 8);
   }
   std::optional<uint64_t> take_in(uint32_t state, uint64_t block_offset, uint64_t stamp,

@@ -68,7 +68,7 @@ Status Mail<A>::ask_to_remove(Life owner, const Hash128& hash) {
     if (answered || given_up) withdraw(owner.host, *line, mail.sequence);
     if (answered) return hosts_.stands(owner) ? Status::OK : Status::BUSY;
     if (given_up) return c_.ended() ? c_.gone() : Status::BUSY;
-    c_.access.sleep_ns(uint64_t{c_.times.beat_ms} * 50'000);
+    c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 50'000);
   }
 }
 
@@ -131,7 +131,7 @@ bh_mail Mail<A>::read_mail_line(uint32_t host, uint32_t peer, uint64_t index) co
 
 /// An own line is written under its lock: what it asks and what it answers come from two sides.
 /// Without the lock it may be seen half written. False if somebody hangs with the lock: the next
-/// beat tries again. change(line) says whether it did so.
+/// heartbeat tries again. change(line) says whether it did so.
 template <class A>
 template <class Change>
 bool Mail<A>::change_mail_line(uint32_t peer, uint64_t index, Change change) {
@@ -173,7 +173,7 @@ void Mail<A>::do_request(uint32_t peer, uint64_t index, const bh_mail& request) 
   };
   if (request.kind == BH_MAIL_REMOVE) {
     const Status removed = retirement_.remove_own(hash_of(request), kShortLockWaitNs, not_answered);
-    if (removed != Status::OK && removed != Status::NOT_FOUND) return;  // the next beat again
+    if (removed != Status::OK && removed != Status::NOT_FOUND) return;  // the next heartbeat again
   } else {
     grants_.give(request.count, {peer, request.incarnation});
   }

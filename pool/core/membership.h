@@ -2,7 +2,7 @@
 // Being one of several hosts: the heartbeat, the own slot line, who succeeds a dead host, and the
 // duties that a host does for the others.
 //
-// Owns: what this process knows of its own slot, since when this life is doubted, and the touch
+// Owns: what this process knows of its own slot, since when this life is suspected, and the touch
 // words it has seen. Calls: Custody, Grants, Lookup, Mail, Retirement.
 #pragma once
 
@@ -26,27 +26,29 @@ class Membership {
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  /// Beats for the host: looks at the decisions of the others, and lets leases expire whose time is
-  /// over. Every process calls it once per times.beat_ms, in a thread that does nothing else, so
-  /// that no work makes a live host look dead: its cost does not grow with the pool. HOST_FENCED,
-  /// HOST_ID_CONFLICT: this handle, and those of all other processes of the host, must be closed.
-  Result<void> beat();
+  /// Keeps the heartbeat: looks at the decisions of the others, and lets leases expire whose time
+  /// is over. Every process calls it once per times.heartbeat_ms, in a thread that does nothing
+  /// else, so that no work makes a live host look dead: its cost does not grow with the pool.
+  /// HOST_FENCED, HOST_ID_CONFLICT: this handle, and those of all other processes of the host, must
+  /// be closed.
+  Result<void> heartbeat();
   /// What a host does for the others besides: frees what has settled, does what they ask for, takes
   /// part in deciding who succeeds a dead host, takes extents over. Every process calls it once per
-  /// times.beat_ms, in a thread of its own; it may take several beats. Statuses as of beat().
+  /// times.heartbeat_ms, in a thread of its own; it may take several heartbeats. Statuses as of
+  /// heartbeat().
   Result<void> work();
   /// An operator vouches that a host has stopped writing to the memory for good.
   Result<void> vouch_fenced(uint32_t host);
   /// OK, or why nothing may be stored any more.
   Status standing() const { return c_.ended() ? c_.gone() : Status::OK; }
-  /// From here on this process knows whose slot line it must find (beat()).
+  /// From here on this process knows whose slot line it must find (heartbeat()).
   void go_live(const bh_host_slot& slot);
   /// Proposes this host as the successor of hosts that are suspected, the host with the lowest slot
   /// first; and, if it needs room, of slots that nobody ever used. `locked`: under the host lock.
   void succeed_the_dead(bool locked = false);
   /// Somebody has at least begun to decide that this life is over. One who dies in the middle of
   /// that leaves the question open; then this host answers it itself, and begins a new life.
-  bool doubted();
+  bool suspected();
 
  private:
   Result<void> check_own_slot();
@@ -66,27 +68,27 @@ class Membership {
 
   bh_host_slot own_slot_{};        ///< as this process knows it
   std::atomic<bool> live_{false};  ///< joined: own_slot_ stands, the private part is rebuilt
-  uint64_t doubted_since_ns_ = 0;
+  uint64_t suspected_since_ns_ = 0;
   std::vector<uint64_t> touches_;  ///< touch words as seen last
   uint64_t touches_at_ns_ = 0;
 };
 
 template <class A>
-Result<void> Membership<A>::beat() {
+Result<void> Membership<A>::heartbeat() {
   if (c_.alone()) return {};
   if (c_.ended()) return fenced_error();
   const uint64_t now_ns = c_.access.now_ns();
   hosts_.sample(now_ns);
-  if (!hosts_.take_beat(now_ns)) return {};
+  if (!hosts_.take_heartbeat(now_ns)) return {};
   const bool live = live_.load(std::memory_order_acquire);
   if (live) {
     if (auto ok = check_own_slot(); !ok) return ok;
   }
-  if (hosts_.beat_is_foreign()) return end_by_conflict();
+  if (hosts_.heartbeat_is_foreign()) return end_by_conflict();
   hosts_.observe(now_ns);
   if (c_.ended()) return fenced_error();
   if (live) leases_.flush();
-  hosts_.publish_beat(now_ns, live);
+  hosts_.publish_heartbeat(now_ns, live);
   if (live) leases_.revoke_expired(now_ns);
   return {};
 }
@@ -96,7 +98,7 @@ Result<void> Membership<A>::work() {
   if (c_.alone()) return {};
   if (c_.ended()) return fenced_error();
   retirement_.reap(/*wait=*/false);
-  extents_.cover();
+  extents_.map_read_only();
   const uint64_t now_ns = c_.access.now_ns();
   if (!hosts_.take_duties(now_ns)) return {};
   hosts_.observe(now_ns);
@@ -185,8 +187,8 @@ Error Membership<A>::fenced_error() const {
                    "and open it again to rejoin"};
 }
 
-/// A copy of this machine beats as this host. Both must end: what they share, their private part,
-/// is as good as damaged. The copy learns it from the slot line.
+/// A copy of this machine keeps a heartbeat as this host. Both must end: what they share, their
+/// private part, is as good as damaged. The copy learns it from the slot line.
 template <class A>
 Error Membership<A>::end_by_conflict() {
   if (live_.load(std::memory_order_acquire)) {
@@ -201,7 +203,7 @@ template <class A>
 void Membership<A>::succeed_the_dead(bool locked) {
   uint64_t before = 0;  // live hosts that should propose first
   for (uint32_t h = 0; h < c_.host; ++h) before += hosts_.shows_life(h) && !hosts_.suspect(h);
-  const uint64_t wait_ms = before * 2 * uint64_t{c_.times.beat_ms};
+  const uint64_t wait_ms = before * 2 * uint64_t{c_.times.heartbeat_ms};
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     if (h == c_.host) continue;
     const auto slot = hosts_.read_slot(h);
@@ -220,15 +222,15 @@ void Membership<A>::succeed_the_dead(bool locked) {
 }
 
 template <class A>
-bool Membership<A>::doubted() {
+bool Membership<A>::suspected() {
   const Life self{c_.host, c_.incarnation};
   if (!hosts_.begun(self)) {
-    doubted_since_ns_ = 0;
+    suspected_since_ns_ = 0;
     return false;
   }
   const uint64_t now_ns = c_.access.now_ns();
-  if (doubted_since_ns_ == 0) doubted_since_ns_ = now_ns;
-  if (now_ns - doubted_since_ns_ > uint64_t{c_.times.dead_ms} * 1'000'000) {
+  if (suspected_since_ns_ == 0) suspected_since_ns_ = now_ns;
+  if (now_ns - suspected_since_ns_ > uint64_t{c_.times.dead_ms} * 1'000'000) {
     hosts_.decide(self, Life{c_.host, c_.incarnation + 1}.value());
     hosts_.observe(c_.access.now_ns());
   }
@@ -237,7 +239,7 @@ bool Membership<A>::doubted() {
 
 template <class A>
 void Membership<A>::take_touches(uint64_t now_ns) {
-  if (now_ns - touches_at_ns_ < uint64_t{c_.times.beat_ms} * 5'000'000) return;
+  if (now_ns - touches_at_ns_ < uint64_t{c_.times.heartbeat_ms} * 5'000'000) return;
   touches_at_ns_ = now_ns;
   const uint64_t count = c_.layout.geometry().touch_count;
   touches_.resize(count * hosts_.count());

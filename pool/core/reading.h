@@ -371,7 +371,8 @@ bool Reading<A>::settled(uint64_t stamp) const {
   if (!c_.incoherent()) return true;
   const uint32_t writer = stamp_host(stamp);
   if (writer >= c_.layout.geometry().host_count) return false;
-  const uint64_t at = c_.layout.part(writer, BH_PART_BEAT) + offsetof(bh_host_beat, settled);
+  const uint64_t at =
+      c_.layout.part(writer, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, settled);
   c_.acquire_from(writer, at, 8);
   const uint64_t word = c_.access.load(at);
   return word >> BH_STAMP_SEQUENCE_BITS == stamp_incarnation(stamp) &&

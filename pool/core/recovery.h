@@ -41,21 +41,21 @@ class Recovery {
   /// Entries that it was writing, then its blocks, by what the entries say.
   uint64_t scavenge_blocks(uint32_t dead);
   /// Under the host lock, nobody else of the host alive. Allocator, leases and locks are made anew
-  /// from what is published: cuts from extent descriptors, blocks from index entries whose header
+  /// from what is published: slabs from extent descriptors, blocks from index entries whose header
   /// agrees.
   void rebuild(const Progress& progress);
-  /// Cuts of which all extents are ours(extent), by their descriptors.
+  /// Slabs of which all extents are ours(extent), by their descriptors.
   template <class Ours>
   void restore_cuts(Ours ours);
   /// For a host slot whose lines are lost: the highest incarnation that any stamp of it shows.
   uint32_t highest_incarnation() const;
 
  private:
-  bool scavenge_block(uint64_t slot, const Cut& cut, StateWord word);
+  bool scavenge_block(uint64_t slot, const Slab& slab, StateWord word);
   bool clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry);
   void hold_leased();
   void take_back_extents();
-  void restore_cut_privately(const Cut& cut);
+  void restore_cut_privately(const Slab& slab);
   bool restore_entry(const bh_index_entry& entry);
   bool restored_elsewhere(const bh_index_entry& entry) const;
   bool restore_unnamed(uint64_t slot);
@@ -135,7 +135,7 @@ uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
          word.state != BH_BLOCK_CLEANING))
       continue;
     ++found;
-    if (scavenge_block(slot, extents_.held_cut(c_.layout.extent_of_slot(slot)), word))
+    if (scavenge_block(slot, extents_.held_slab(c_.layout.extent_of_slot(slot)), word))
       retired.push_back(slot);
   }
   retirement_.reclaim(retired);
@@ -144,12 +144,12 @@ uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
 
 /// Protocol 5.12. True if the block is RETIRED now, false if it stays committed.
 template <class A>
-bool Recovery<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) {
+bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, StateWord word) {
   bh_block_header header;
   std::optional<Found> own_entry, other_entry;
-  if (cut.block_bytes != 0 && lookup_.read_header(slot, header) &&
+  if (slab.block_bytes != 0 && lookup_.read_header(slot, header) &&
       stamp_state(header.stamp) == BH_STAMP_COMMITTED) {
-    const uint64_t offset = extents_.block_of(slot, cut).offset;
+    const uint64_t offset = extents_.block_of(slot, slab).offset;
     const Hash128 hash = hash_of(header);
     const auto is_own = [&](const bh_index_entry& entry) {
       return entry.block_offset == offset && entry.stamp == header.stamp;
@@ -169,7 +169,7 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Cut& cut, StateWord word) 
   // that the entry contradicts, is damage: no reader would accept the block, and nothing that lies
   // behind it may be touched.
   const bool whole = own_entry && header.stored_bytes == own_entry->entry.stored_bytes &&
-                     header.stored_bytes <= cut.block_bytes;
+                     header.stored_bytes <= slab.block_bytes;
   const bool keep = whole && word.state != BH_BLOCK_CLEANING && !other_entry;
   if (keep) {
     // It may have died before it published them.
@@ -218,13 +218,13 @@ void Recovery<A>::rebuild(const Progress& progress) {
   // The clock of recency began anew with the boot.
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot)
     c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), 0);
-  std::vector<Cut> private_cuts;
-  extents_.for_each_slab([&](const Cut& cut) { private_cuts.push_back(cut); });
+  std::vector<Slab> private_cuts;
+  extents_.for_each_slab([&](const Slab& slab) { private_cuts.push_back(slab); });
   extents_.reset();
   take_back_extents();
   step(1);
   restore_cuts([&](uint64_t e) { return extents_.holds(e); });
-  for (const Cut& cut : private_cuts) restore_cut_privately(cut);
+  for (const Slab& slab : private_cuts) restore_cut_privately(slab);
   step(2);
   index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
   step(3);
@@ -285,21 +285,21 @@ void Recovery<A>::restore_cuts(Ours ours) {
                 d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
                 d.block_count == d.extent_span * g.extent_bytes / d.block_bytes;
     for (uint64_t part = e; good && part < e + d.extent_span; ++part) good = ours(part);
-    if (good) extents_.restore_cut(Cut{e, d.block_bytes, d.block_count, d.extent_span});
+    if (good) extents_.restore_slab(Slab{e, d.block_bytes, d.block_count, d.extent_span});
     e += good ? d.extent_span : 1;
   }
 }
 
-/// Where a descriptor is damaged, the cut that the host's private part had, if all of it is free.
+/// Where a descriptor is damaged, the slab that the host's private part had, if all of it is free.
 template <class A>
-void Recovery<A>::restore_cut_privately(const Cut& cut) {
+void Recovery<A>::restore_cut_privately(const Slab& slab) {
   Line line;
-  if (c_.read_sealed(c_.layout.descriptor(cut.head), line)) return;
-  for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e) {
+  if (c_.read_sealed(c_.layout.descriptor(slab.head), line)) return;
+  for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) {
     if (!extents_.is_free(e)) return;
   }
-  extents_.restore_cut(cut);
-  extents_.write_descriptor(cut.head, cut);
+  extents_.restore_slab(slab);
+  extents_.write_descriptor(slab.head, slab);
 }
 
 /// True if the block that an entry names is really there; it is COMMITTED then. Also if its header
@@ -313,12 +313,12 @@ bool Recovery<A>::restore_entry(const bh_index_entry& entry) {
       (header.stamp != entry.stamp || stamp_state(header.stamp) != BH_STAMP_COMMITTED ||
        hash_of(header) != hash_of(entry) || header.stored_bytes != entry.stored_bytes))
     return false;
-  const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
+  const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
   const uint32_t usable =
       extents_.closed(c_.layout.extent_of_slot(slot)) ? BH_BLOCK_NONE : BH_BLOCK_FREE;
-  if (allocator_.word(slot).state != usable || cut.block_bytes == 0 ||
-      extents_.block_of(slot, cut).offset != entry.block_offset ||
-      entry.stored_bytes > cut.block_bytes || restored_elsewhere(entry))
+  if (allocator_.word(slot).state != usable || slab.block_bytes == 0 ||
+      extents_.block_of(slot, slab).offset != entry.block_offset ||
+      entry.stored_bytes > slab.block_bytes || restored_elsewhere(entry))
     return false;
   allocator_.restore_committed(slot);
   return true;
@@ -345,11 +345,11 @@ bool Recovery<A>::restored_elsewhere(const bh_index_entry& entry) const {
 template <class A>
 bool Recovery<A>::restore_unnamed(uint64_t slot) {
   bh_block_header header;
-  const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
-  if (cut.block_bytes == 0 || allocator_.word(slot).state != BH_BLOCK_FREE ||
+  const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
+  if (slab.block_bytes == 0 || allocator_.word(slot).state != BH_BLOCK_FREE ||
       !lookup_.read_header(slot, header) || header.checksum_kind == BH_CHECKSUM_NONE)
     return false;
-  const Block block = extents_.block_of(slot, cut);
+  const Block block = extents_.block_of(slot, slab);
   const std::string text = lookup_.read_key(slot, header.key_bytes);
   const Key key(header.namespace_id, text);
   if (!Key::valid(text) || key.hash != hash_of(header) ||

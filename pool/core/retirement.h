@@ -150,7 +150,7 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
     if (c_.ended() || !extents_.writable(c_.layout.extent_of_slot(slot))) return false;
     const KeyLock lock(locks_, hash, lock_wait_ns);
     if (!lock.held() || !allocator_.begin_retire(slot)) return false;
-    // The block is ours now and its cut stands still; is it the one that was meant? A damaged
+    // The block is ours now and its slab stands still; is it the one that was meant? A damaged
     // header cannot say.
     bh_block_header header;
     if (proof == Proof::HEADER && lookup_.read_header(slot, header) && header.stamp != stamp) {
@@ -175,7 +175,7 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
 
 template <class A>
 void Retirement<A>::retire_header(uint64_t slot) {
-  extents_.expose(c_.layout.extent_of_slot(slot), 1);
+  extents_.map_writable(c_.layout.extent_of_slot(slot), 1);
   bh_block_header header{};
   if (!lookup_.read_header(slot, header)) {
     header = {};
@@ -196,9 +196,9 @@ uint64_t Retirement<A>::reclaim(std::span<const uint64_t> slots) {
   const uint64_t now_ns = c_.incoherent() ? c_.access.now_ns() : 0;
   for (const uint64_t slot : slots) {
     const StateWord word = allocator_.word(slot);
-    const Cut cut = extents_.held_cut(c_.layout.extent_of_slot(slot));
-    if (word.state == BH_BLOCK_RETIRED && cut.block_bytes != 0)
-      retired.push_back({slot, extents_.block_of(slot, cut).offset, word, now_ns});
+    const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
+    if (word.state == BH_BLOCK_RETIRED && slab.block_bytes != 0)
+      retired.push_back({slot, extents_.block_of(slot, slab).offset, word, now_ns});
   }
   if (!c_.incoherent()) return free_unnamed(retired);
   const std::lock_guard guard(retired_mutex_);

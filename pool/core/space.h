@@ -70,14 +70,14 @@ class Space {
   uint64_t used_permille() const;
   bool evict_block(uint64_t slot);
   bool choose_victims();
-  uint64_t used_blocks(const Cut& cut) const {
-    return cut.block_count - std::min(cut.block_count, extents_.free_blocks_hint(cut.head));
+  uint64_t used_blocks(const Slab& slab) const {
+    return slab.block_count - std::min(slab.block_count, extents_.free_blocks_hint(slab.head));
   }
   std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
                                       Clear by) const;
   bool empty_window(uint64_t first, uint64_t span, Clear by);
-  bool empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by);
-  bool clear_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by,
+  bool empty_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by);
+  bool clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by,
                   std::vector<uint64_t>& retired);
   bool move(const Block& block);
   bool supersede(const Block& old, uint64_t old_stamp, const Block& target, bh_block_header header);
@@ -145,14 +145,14 @@ Status Space<A>::replace(const Located& old, const Content& content) {
   header.key_hash[1] = old.header.key_hash[1];
   header.namespace_id = old.header.namespace_id;
   header.key_bytes = old.header.key_bytes;
-  const auto cut = extents_.cut_of(c_.layout.extent_of_slot(old.slot));
+  const auto slab = extents_.slab_of(c_.layout.extent_of_slot(old.slot));
   const uint64_t room = core::room_for(c_.layout, header);
   if (c_.ended()) return c_.gone();
-  if (!retirement_.stamps_left() || !cut || room >= cut->block_bytes) return Status::BUSY;
+  if (!retirement_.stamps_left() || !slab || room >= slab->block_bytes) return Status::BUSY;
   const auto target = reserve_in_passing(room);
   if (!target) return c_.ended() ? c_.gone() : Status::NO_SPACE;
   header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
-  const Block block{old.slot, old.found.entry.block_offset, cut->block_bytes};
+  const Block block{old.slot, old.found.entry.block_offset, slab->block_bytes};
   // A lease taken after this look lapses, as one does that loses against an eviction.
   const std::vector<uint64_t> named = retirement_.named_blocks();
   if (std::binary_search(named.begin(), named.end(), block.offset)) {
@@ -208,38 +208,38 @@ template <class A>
 void Space<A>::compact(uint64_t count, uint64_t until_ns) {
   const uint64_t extent_bytes = c_.layout.geometry().extent_bytes;
   FreeBlocks free = free_blocks();
-  std::vector<std::pair<uint64_t, Cut>> slabs;  // bytes to move for each extent freed
-  extents_.for_each_slab([&](const Cut& cut) {
-    if (!extents_.copy_only(cut.head) &&
-        window_cost(cut.head, cut.extent_span, free, Clear::BY_MOVES))
-      slabs.emplace_back(used_blocks(cut) * cut.block_bytes / cut.extent_span, cut);
+  std::vector<std::pair<uint64_t, Slab>> slabs;  // bytes to move for each extent freed
+  extents_.for_each_slab([&](const Slab& slab) {
+    if (!extents_.copy_only(slab.head) &&
+        window_cost(slab.head, slab.extent_span, free, Clear::BY_MOVES))
+      slabs.emplace_back(used_blocks(slab) * slab.block_bytes / slab.extent_span, slab);
   });
   std::sort(slabs.begin(), slabs.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   const std::vector<uint64_t> named = retirement_.named_blocks();
   std::vector<uint64_t> retired;
-  std::vector<Cut> closed;
+  std::vector<Slab> closed;
   uint64_t emptied = 0;
   for (const auto& [cost, slab] : slabs) {
     if (emptied >= count || c_.access.now_ns() >= until_ns || cost >= extent_bytes) break;
     uint64_t& holes = free[slab.block_bytes];  // those of the slab itself go, others are filled
     if (holes < slab.block_count) continue;
-    const auto cut = extents_.begin_join(slab.head);
-    if (!cut) continue;
+    const auto closing = extents_.begin_coalescing(slab.head);
+    if (!closing) continue;
     holes -= slab.block_count;
-    if (clear_slab(*cut, named, Clear::BY_MOVES, retired)) emptied += cut->extent_span;
-    closed.push_back(*cut);
+    if (clear_slab(*closing, named, Clear::BY_MOVES, retired)) emptied += closing->extent_span;
+    closed.push_back(*closing);
   }
   retirement_.reclaim(retired);
   if (c_.incoherent() && !retired.empty()) retirement_.reap(/*wait=*/true);
-  for (const Cut& cut : closed) extents_.end_join(cut);  // or opens it again
+  for (const Slab& slab : closed) extents_.end_coalescing(slab);  // or opens it again
 }
 
 template <class A>
 auto Space<A>::free_blocks() const -> FreeBlocks {
   FreeBlocks free;
   extents_.for_each_slab(
-      [&](const Cut& cut) { free[cut.block_bytes] += extents_.free_blocks_hint(cut.head); });
+      [&](const Slab& slab) { free[slab.block_bytes] += extents_.free_blocks_hint(slab.head); });
   return free;
 }
 
@@ -260,9 +260,9 @@ uint64_t Space<A>::evict(uint64_t bytes) {
     const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, victim.slot));
     if (allocator_.word(victim.slot).state != BH_BLOCK_COMMITTED || recency != victim.recency)
       continue;
-    const auto cut = extents_.cut_of(c_.layout.extent_of_slot(victim.slot));
-    if (!cut || cut->block_bytes == 0) continue;
-    const Block block = extents_.block_of(victim.slot, *cut);
+    const auto slab = extents_.slab_of(c_.layout.extent_of_slot(victim.slot));
+    if (!slab || slab->block_bytes == 0) continue;
+    const Block block = extents_.block_of(victim.slot, *slab);
     if (std::binary_search(named.begin(), named.end(), block.offset)) continue;
     if (!evict_block(victim.slot)) continue;
     retired.push_back(victim.slot);
@@ -275,7 +275,7 @@ uint64_t Space<A>::evict(uint64_t bytes) {
 template <class A>
 uint64_t Space<A>::used_permille() const {
   uint64_t used = 0;
-  extents_.for_each_slab([&](const Cut& cut) { used += used_blocks(cut) * cut.block_bytes; });
+  extents_.for_each_slab([&](const Slab& slab) { used += used_blocks(slab) * slab.block_bytes; });
   const auto& g = c_.layout.geometry();
   uint64_t extents = g.extent_count;
   if (!c_.alone()) {
@@ -342,16 +342,16 @@ std::optional<uint64_t> Space<A>::window_cost(uint64_t first, uint64_t span, con
       ++e;
       continue;
     }
-    const auto cut = extents_.cut_of(e);
-    if (!cut || cut->head != e || e + cut->extent_span > first + span || !extents_.writable(e))
+    const auto slab = extents_.slab_of(e);
+    if (!slab || slab->head != e || e + slab->extent_span > first + span || !extents_.writable(e))
       return std::nullopt;
-    const uint64_t used = used_blocks(*cut), free_here = cut->block_count - used;
-    const auto all = free.find(cut->block_bytes);
+    const uint64_t used = used_blocks(*slab), free_here = slab->block_count - used;
+    const auto all = free.find(slab->block_bytes);
     const uint64_t elsewhere =
         all == free.end() ? 0 : all->second - std::min(all->second, free_here);
     if (elsewhere < used && by == Clear::BY_MOVES) return std::nullopt;
-    cost += used * cut->block_bytes;
-    e += cut->extent_span;
+    cost += used * slab->block_bytes;
+    e += slab->extent_span;
   }
   return cost;
 }
@@ -365,20 +365,20 @@ bool Space<A>::empty_window(uint64_t first, uint64_t span, Clear by) {
       continue;
     }
     // Closed first: the blocks moved out of it must not land in it again.
-    const auto cut = extents_.begin_join(e);
-    if (!cut) return false;
-    const bool emptied = empty_slab(*cut, named, by);
-    if (!extents_.end_join(*cut) || !emptied) return false;
-    e += cut->extent_span;
+    const auto slab = extents_.begin_coalescing(e);
+    if (!slab) return false;
+    const bool emptied = empty_slab(*slab, named, by);
+    if (!extents_.end_coalescing(*slab) || !emptied) return false;
+    e += slab->extent_span;
   }
   return true;
 }
 
 /// Moves or evicts every block of a closed slab.
 template <class A>
-bool Space<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by) {
+bool Space<A>::empty_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by) {
   std::vector<uint64_t> retired;
-  const bool emptied = clear_slab(cut, named, by, retired);
+  const bool emptied = clear_slab(slab, named, by, retired);
   retirement_.reclaim(retired);
   if (c_.incoherent() && !retired.empty()) retirement_.reap(/*wait=*/true);
   return emptied;
@@ -386,11 +386,11 @@ bool Space<A>::empty_slab(const Cut& cut, const std::vector<uint64_t>& named, Cl
 
 /// The same, but for the wait until what was retired is free.
 template <class A>
-bool Space<A>::clear_slab(const Cut& cut, const std::vector<uint64_t>& named, Clear by,
+bool Space<A>::clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by,
                           std::vector<uint64_t>& retired) {
   bool emptied = true;
-  for (uint64_t i = 0; i < cut.block_count && emptied; ++i) {
-    const Block block = extents_.block_of(extents_.slot_of(cut, i), cut);
+  for (uint64_t i = 0; i < slab.block_count && emptied; ++i) {
+    const Block block = extents_.block_of(extents_.slot_of(slab, i), slab);
     const uint32_t state = allocator_.word(block.slot).state;
     if (state == BH_BLOCK_FREE) continue;
     if (state == BH_BLOCK_COMMITTED) {
@@ -416,7 +416,7 @@ bool Space<A>::move(const Block& block) {
     return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   const bool checked = header.checksum_kind != BH_CHECKSUM_NONE;
   // Into holes only: a fresh extent would be one of those that are being emptied.
-  const Terms terms{.may_cut = false, .in_custody = checked};
+  const Terms terms{.may_carve = false, .in_custody = checked};
   const auto target =
       retirement_.stamps_left() ? allocator_.reserve(block.block_bytes, terms) : std::nullopt;
   if (!target) return false;

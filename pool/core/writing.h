@@ -319,7 +319,7 @@ std::optional<Block> Writing<A>::end_reservation(Reservation& reservation) {
     return std::nullopt;
   const uint64_t slot = c_.layout.slot_of(offset);
   if (!allocator_.hold_on(slot, word)) return std::nullopt;
-  return Block{slot, offset, extents_.held_cut(c_.layout.extent_of_slot(slot)).block_bytes};
+  return Block{slot, offset, extents_.held_slab(c_.layout.extent_of_slot(slot)).block_bytes};
 }
 
 }  // namespace bowhead::core

@@ -249,7 +249,7 @@ TEST(AbiCreate, TakesEachOptionAlone) {
       {&Options::no_eviction, {1}},
       {&Options::replace, {1}},
       {&Options::mode, {0600, 0640}},
-      {&Options::beat_ms, {1, 600}},
+      {&Options::heartbeat_ms, {1, 600}},
       {&Options::dead_ms, {500, 600'000}},
       {&Options::grace_ms, {1, 600'000}},
       {&Options::settle_ms, {1, 300}},

@@ -267,7 +267,7 @@ void misuse_create(Scene& s) {
   refuse(&bh_create_options::evict_high_permille, UINT32_MAX);
   refuse(&bh_create_options::evict_low_permille, 981);
   refuse(&bh_create_options::mode, UINT32_MAX);
-  refuse(&bh_create_options::beat_ms, UINT32_MAX);
+  refuse(&bh_create_options::heartbeat_ms, UINT32_MAX);
 }
 
 void misuse_put(Scene& s) {

@@ -169,7 +169,7 @@ TEST_F(Replay, TheSelfTestOfSeveralHostsFindsAllAndLeavesNothing) {
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const auto json = json_of(outcome)["self_test"];
   EXPECT_EQ(json["passed"], true);
-  EXPECT_EQ(json["flipped_planted"], 32);
+  EXPECT_EQ(json["flipped_injected"], 32);
   EXPECT_EQ(run({"pool", "info", shm_locator()}).code, 3) << "it is still there";
 }
 

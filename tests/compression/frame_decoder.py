@@ -186,11 +186,11 @@ def sine(phase):
 class Centres:
     """The centre of each channel, token after token."""
 
-    def __init__(self, head, frame):
+    def __init__(self, header, frame):
         magnitude = frame.kind.magnitude
-        self.turns = head.turns
+        self.turns = header.turns
         self.f = 13 - magnitude
-        self.states = [saturate(a << head.centre_shift + self.f) for a in head.amplitudes]
+        self.states = [saturate(a << header.centre_shift + self.f) for a in header.amplitudes]
         self.lifts = [0] * frame.channels
         self.pairs = []
         if not self.turns:
@@ -203,8 +203,8 @@ class Centres:
                 self.pairs.append((first, first + half, sin, cos))
             step = step * frame.rotary_ratio >> 32
         for x, y, _, _ in self.pairs:
-            self.lifts[x] = max(head.exponents[y] - head.exponents[x], 0)
-            self.lifts[y] = max(head.exponents[x] - head.exponents[y], 0)
+            self.lifts[x] = max(header.exponents[y] - header.exponents[x], 0)
+            self.lifts[y] = max(header.exponents[x] - header.exponents[y], 0)
 
     def of_token(self):
         return [
@@ -270,12 +270,12 @@ def groups_of(planes, plane_bytes):
     return [(0, first), (first, planes), (planes, planes + 2)]
 
 
-class Head:
-    """The head of a tile in planes: all bytes before its streams."""
+class Header:
+    """The header of a tile in planes: all bytes before its streams."""
 
     def __init__(self, tile, tokens, frame):
         kind = frame.kind
-        cursor = Cursor(tile, "the head of a tile")
+        cursor = Cursor(tile, "the header of a tile")
         cursor.byte()
         base = cursor.byte()
         widths = cursor.byte()
@@ -312,7 +312,7 @@ class Head:
         sign = 1 << centre_bits >> 1
         self.amplitudes = [(a ^ sign) - sign for a in packed(amplitudes, channels, centre_bits)]
         covered = tile[: cursor.at]
-        check(covered, cursor.u32(), "the head of a tile")
+        check(covered, cursor.u32(), "the header of a tile")
         self.size = cursor.at
 
 
@@ -335,21 +335,21 @@ class BitReader:
             raise Damaged("the remainder of a tile is longer than its values need")
 
 
-def streams_of(tile, head, frame, planes):
+def streams_of(tile, header, frame, planes):
     """The decoded streams: the first PLANES of them, or all if PLANES is None."""
     last_plane = frame.kind.magnitude
     count = last_plane + 3
-    starts = [head.size]
-    for size in head.coded:
+    starts = [header.size]
+    for size in header.coded:
         starts.append(starts[-1] + size)
     if starts[-1] != len(tile):
         raise Damaged("the streams of a tile do not fill it")
     wanted = count if planes is None else planes
-    for (begin, end), checksum in zip(head.groups, head.checksums):
+    for (begin, end), checksum in zip(header.groups, header.checksums):
         if begin < wanted:
             check(tile[starts[begin] : starts[end]], checksum, f"the streams from {begin}")
     return [
-        stream(head.codecs[i], tile[starts[i] : starts[i + 1]], head.decoded[i])
+        stream(header.codecs[i], tile[starts[i] : starts[i + 1]], header.decoded[i])
         for i in range(wanted)
     ]
 
@@ -374,12 +374,12 @@ def sign_bit(negative, kind):
 
 def decode_planes(tile, tokens, frame):
     kind = frame.kind
-    head = Head(tile, tokens, frame)
-    streams = streams_of(tile, head, frame, None)
+    header = Header(tile, tokens, frame)
+    streams = streams_of(tile, header, frame, None)
     planes = streams[: kind.magnitude + 1]
     remainder = BitReader(streams[kind.magnitude + 1])
     exceptions = Cursor(streams[kind.magnitude + 2], "the stream of exceptions")
-    centres = Centres(head, frame)
+    centres = Centres(header, frame)
     out = []
     for token in range(tokens):
         qs = []
@@ -394,18 +394,18 @@ def decode_planes(tile, tokens, frame):
         if frame.kind_number == INT8:
             out += [q & 255 for q in qs]
             continue
-        out += elements(qs, head, frame, remainder, exceptions)
+        out += elements(qs, header, frame, remainder, exceptions)
     remainder.check_end()
     if exceptions.at != len(exceptions.data):
         raise Damaged("a tile has more exceptions than values need them")
     return struct.pack(f"<{len(out)}{'BH'[kind.element_bytes - 1]}", *out)
 
 
-def elements(qs, head, frame, remainder, exceptions):
+def elements(qs, header, frame, remainder, exceptions):
     """The values of one token."""
     kind = frame.kind
     out = []
-    for q, exponent in zip(qs, head.exponents):
+    for q, exponent in zip(qs, header.exponents):
         t = ~q if q < 0 else q
         if t > 0:
             e = kind.magnitude - t.bit_length()
@@ -422,14 +422,14 @@ def elements(qs, head, frame, remainder, exceptions):
 def approximate_planes(tile, tokens, frame, count):
     """The middle of each value's interval if only COUNT planes are read."""
     kind = frame.kind
-    head = Head(tile, tokens, frame)
-    planes = streams_of(tile, head, frame, count)
-    centres = Centres(head, frame)
+    header = Header(tile, tokens, frame)
+    planes = streams_of(tile, header, frame, count)
+    centres = Centres(header, frame)
     half = 2.0 ** (kind.magnitude - count)
     out = []
     for token in range(tokens):
         for (negative, w), centre, exponent in zip(
-            differences(planes, frame, token), centres.of_token(), head.exponents
+            differences(planes, frame, token), centres.of_token(), header.exponents
         ):
             middle = centre - w - half if negative else centre + w + half
             out.append(math.ldexp(middle, exponent - bias_of(kind) - kind.mantissa))
@@ -442,7 +442,7 @@ def approximate_planes(tile, tokens, frame, count):
 
 class Frame:
     def __init__(self, data):
-        cursor = Cursor(data, "the head of the frame")
+        cursor = Cursor(data, "the header of the frame")
         if cursor.take(4) != b"BHF1":
             raise Damaged("this is not a frame: it does not begin with BHF1")
         version = cursor.byte()
@@ -464,7 +464,7 @@ class Frame:
             raise Damaged(f"a table of {tiles} tiles does not fit")
         table = cursor.take(4 * tiles if tiles > 1 else 0)
         if xxh3(table, xxh3(data[:24])) & 0xFFFFFFFF != checksum:
-            raise Damaged("the checksum of the frame's head does not match")
+            raise Damaged("the checksum of the frame's header does not match")
         sizes = struct.unpack(f"<{len(table) // 4}I", table) or (len(data) - cursor.at,)
         self.tiles = [cursor.take(size) for size in sizes]
         if cursor.at != len(data):

@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "base/random.h"
-#include "compression/crew.h"
+#include "compression/thread_team.h"
 #include "tests/support/tensors.h"
 
 namespace bowhead::compression {
@@ -277,10 +277,10 @@ TEST(Pieces, AreRefused) {
             Status::BUSY);
 }
 
-TEST(Crew, DoesAllJobsAsOneWould) {
+TEST(ThreadTeam, DoesAllJobsAsOneWould) {
   for (const uint32_t threads : {1u, 3u}) {
-    Crew crew(Profile::FAST, threads);
-    ASSERT_EQ(crew.threads(), threads);
+    ThreadTeam team(Profile::FAST, threads);
+    ASSERT_EQ(team.threads(), threads);
     std::vector<std::vector<uint8_t>> values, frames, outs;
     std::vector<EncodeJob> encode_jobs;
     std::vector<DecodeJob> decode_jobs;
@@ -292,7 +292,7 @@ TEST(Crew, DoesAllJobsAsOneWould) {
       encode_jobs.push_back({shape, values.back(), frames.back()});
     }
     encode_jobs[7].shape.channels = 0;
-    crew.encode(encode_jobs);
+    team.encode(encode_jobs);
     for (uint32_t i = 0; i < encode_jobs.size(); ++i) {
       ASSERT_EQ(static_cast<bool>(encode_jobs[i].size), i != 7) << i;
       if (i == 7) continue;
@@ -303,7 +303,7 @@ TEST(Crew, DoesAllJobsAsOneWould) {
       decode_jobs.push_back({frame, outs[i], i == 9 ? 3u : 0u});
     }
     decode_jobs[5].frame = decode_jobs[5].frame.first(40);
-    crew.decode(decode_jobs);
+    team.decode(decode_jobs);
     for (size_t i = 0; i < decode_jobs.size(); ++i)
       EXPECT_EQ(decode_jobs[i].status, i == 5 ? Status::DAMAGED : Status::OK) << i;
     EXPECT_EQ(outs[19], values[19]);

@@ -615,7 +615,7 @@ TEST(CrashPoints, ScavengeACutThatAnOldHintMet) {
       const auto state = core::StateWord::unpack(world.pool.load(layout.extent_state(0, extent)));
       const uint64_t at = layout.word(0, BH_PART_BLOCKS, slot);
       const auto word = core::StateWord::unpack(world.pool.load(at));
-      if (state.state != BH_EXTENT_CUTTING || word.state != BH_BLOCK_FREE) continue;
+      if (state.state != BH_EXTENT_CARVING || word.state != BH_BLOCK_FREE) continue;
       const uint32_t second = 1 - state.process;
       world.pool.store(at, word.next(BH_BLOCK_RESERVED, second).pack());
       ++changed;

@@ -18,7 +18,7 @@ const size_t kSizesInC[] = {
     sizeof(bh_geometry),
     sizeof(bh_superblock),
     sizeof(bh_host_slot),
-    sizeof(bh_host_beat),
+    sizeof(bh_host_heartbeat),
     sizeof(bh_namespace),
     sizeof(bh_host_private),
     sizeof(bh_process),

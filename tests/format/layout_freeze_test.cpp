@@ -105,7 +105,7 @@ TEST(LayoutFreeze, Superblock) {
       FIELD(bh_superblock, evict_high_permille, 72, 4),
       FIELD(bh_superblock, evict_low_permille, 76, 4),
       FIELD(bh_superblock, geometry, 80, 408),
-      FIELD(bh_superblock, beat_ms, 488, 4),
+      FIELD(bh_superblock, heartbeat_ms, 488, 4),
       FIELD(bh_superblock, dead_ms, 492, 4),
       FIELD(bh_superblock, grace_ms, 496, 4),
       FIELD(bh_superblock, settle_ms, 500, 4),
@@ -129,13 +129,13 @@ TEST(LayoutFreeze, HostSlot) {
   expect_layout<bh_host_slot>(64, fields);
 }
 
-TEST(LayoutFreeze, HostBeat) {
+TEST(LayoutFreeze, HostHeartbeat) {
   const std::vector<Field> fields = {
-      FIELD(bh_host_beat, beat, 0, 8),       FIELD(bh_host_beat, duties_late_ms, 8, 8),
-      FIELD(bh_host_beat, settled, 16, 8),   FIELD(bh_host_beat, hazard_limit, 24, 8),
-      FIELD(bh_host_beat, reserved, 32, 32),
+      FIELD(bh_host_heartbeat, heartbeat, 0, 8),  FIELD(bh_host_heartbeat, duties_late_ms, 8, 8),
+      FIELD(bh_host_heartbeat, settled, 16, 8),   FIELD(bh_host_heartbeat, hazard_limit, 24, 8),
+      FIELD(bh_host_heartbeat, reserved, 32, 32),
   };
-  expect_layout<bh_host_beat>(64, fields);
+  expect_layout<bh_host_heartbeat>(64, fields);
 }
 
 TEST(LayoutFreeze, Namespace) {
@@ -184,11 +184,11 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, pad0, 24, 40),
       FIELD(bh_host_private, recovered_boot_id, 64, 8),
       FIELD(bh_host_private, recovered_incarnation, 72, 8),
-      FIELD(bh_host_private, beat_at_ns, 80, 8),
+      FIELD(bh_host_private, heartbeat_at_ns, 80, 8),
       FIELD(bh_host_private, probed_hosts, 88, 8),
       FIELD(bh_host_private, publish_phase, 96, 8),
       FIELD(bh_host_private, wanted_extents, 104, 8),
-      FIELD(bh_host_private, beats_taken, 112, 8),
+      FIELD(bh_host_private, heartbeats_taken, 112, 8),
       FIELD(bh_host_private, duties_at_ns, 120, 8),
   };
   expect_layout<bh_host_private>(128, fields);
@@ -263,7 +263,7 @@ TEST(LayoutFreeze, BlockSlot) {
 
 TEST(LayoutFreeze, ExtentDescriptor) {
   const std::vector<Field> fields = {
-      FIELD(bh_extent_descriptor, cut, 0, 8),
+      FIELD(bh_extent_descriptor, carvings, 0, 8),
       FIELD(bh_extent_descriptor, block_bytes, 8, 8),
       FIELD(bh_extent_descriptor, block_count, 16, 4),
       FIELD(bh_extent_descriptor, extent_span, 20, 4),
@@ -311,7 +311,7 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_geometry), 408},
       {sizeof(bh_superblock), 4096},
       {sizeof(bh_host_slot), 64},
-      {sizeof(bh_host_beat), 64},
+      {sizeof(bh_host_heartbeat), 64},
       {sizeof(bh_namespace), 576},
       {sizeof(bh_host_private), 128},
       {sizeof(bh_process), 192},
@@ -357,7 +357,7 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_CHECKSUM_NONE, 0),
       NUMBER(BH_CHECKSUM_XXH3_TREE_4K, 1),
       NUMBER(BH_PART_SLOT, 0),
-      NUMBER(BH_PART_BEAT, 1),
+      NUMBER(BH_PART_HEARTBEAT, 1),
       NUMBER(BH_PART_DECIDE, 2),
       NUMBER(BH_PART_ACK, 3),
       NUMBER(BH_PART_OWN, 4),
@@ -455,10 +455,10 @@ TEST(NumberFreeze, Host) {
       NUMBER(BH_BLOCK_RETIRED, 5),
       NUMBER(BH_BLOCK_CLEANING, 6),
       NUMBER(BH_EXTENT_FREE, 0),
-      NUMBER(BH_EXTENT_CUTTING, 1),
+      NUMBER(BH_EXTENT_CARVING, 1),
       NUMBER(BH_EXTENT_SLAB, 2),
       NUMBER(BH_EXTENT_PART, 3),
-      NUMBER(BH_EXTENT_JOINING, 4),
+      NUMBER(BH_EXTENT_COALESCING, 4),
   };
   expect_numbers(numbers);
 }

@@ -54,7 +54,7 @@ StoredKey describe(FuzzCore& core, uint64_t ns, uint32_t key) {
   stored.rebuild_lines = lines;
   BOWHEAD_ASSERT(located->found.probe == 0);  // the image is far from full
   add_lines(lines, bucket, BH_LINE_BYTES);
-  const auto cut = core.extents().held_cut(layout.extent_of_slot(located->slot));
+  const auto cut = core.extents().held_slab(layout.extent_of_slot(located->slot));
   add_lines(stored.rebuild_lines, layout.descriptor(cut.head), BH_LINE_BYTES);
   add_lines(stored.rebuild_lines, layout.word(located->found.host, BH_PART_OWN, cut.head),
             8 * cut.extent_span);
@@ -103,7 +103,7 @@ void die(Image& image) {
     const uint64_t at = layout.extent_state(0, extent);
     const auto state = core::StateWord::unpack(access.load(at));
     if (!core.extents().is_free(extent)) continue;
-    access.store(at, state.next(BH_EXTENT_CUTTING, core.context().process).pack());
+    access.store(at, state.next(BH_EXTENT_CARVING, core.context().process).pack());
     break;
   }
 }

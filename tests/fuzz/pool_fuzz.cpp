@@ -277,7 +277,7 @@ void Run::check_repaired() {
   uint64_t slab_extents = 0, free_extents = 0;
   const auto& extents = handle_->core.extents();
   const auto& allocator = handle_->core.allocator();
-  extents.for_each_slab([&](const core::Cut& cut) {
+  extents.for_each_slab([&](const core::Slab& cut) {
     slab_extents += cut.extent_span;
     for (uint64_t i = 0; i < cut.block_count; ++i) {
       const uint32_t state = allocator.word(extents.slot_of(cut, i)).state;

@@ -25,7 +25,7 @@ void check_parts(const bh_geometry& g) {
   const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
   const Wide needed[BH_PART_COUNT] = {
       2 * sizeof(bh_host_slot),
-      sizeof(bh_host_beat),
+      sizeof(bh_host_heartbeat),
       8 * BH_HOSTS_MAX,
       8 * BH_HOSTS_MAX,
       Wide{8} * g.extent_count,
@@ -81,11 +81,11 @@ void check_geometry(const bh_geometry& g) {
 /// Settings that the core divides by, waits for or compares with, without further checks.
 void check_settings(const bh_superblock& sb) {
   BOWHEAD_ASSERT(sb.evict_high_permille <= 1000 && sb.evict_low_permille <= sb.evict_high_permille);
-  const bool stated = sb.beat_ms != 0 || sb.dead_ms != 0 || sb.settle_ms != 0;
+  const bool stated = sb.heartbeat_ms != 0 || sb.dead_ms != 0 || sb.settle_ms != 0;
   BOWHEAD_ASSERT(!stated || sb.geometry.host_count > 1);
   const SharingTimes times = core::times_of(sb);
-  BOWHEAD_ASSERT(times.beat_ms != 0 && times.settle_ms != 0);
-  BOWHEAD_ASSERT(times.dead_ms / 5 >= times.beat_ms && times.dead_ms / 10 >= times.settle_ms);
+  BOWHEAD_ASSERT(times.heartbeat_ms != 0 && times.settle_ms != 0);
+  BOWHEAD_ASSERT(times.dead_ms / 5 >= times.heartbeat_ms && times.dead_ms / 10 >= times.settle_ms);
 }
 
 bh_superblock plausible(Input& input) {
@@ -107,7 +107,7 @@ bh_superblock plausible(Input& input) {
   sb.evict_low_permille = 960;
   if (choice.hosts > 1) {
     const SharingTimes times;
-    sb.beat_ms = times.beat_ms;
+    sb.heartbeat_ms = times.heartbeat_ms;
     sb.dead_ms = times.dead_ms;
     sb.grace_ms = times.grace_ms;
     sb.settle_ms = times.settle_ms;

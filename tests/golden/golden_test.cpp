@@ -36,7 +36,7 @@ TEST(Golden, Compressed) {
   const auto ns = pool->open_namespace(kCompressedNamespaces[0]);
   ASSERT_TRUE(ns) << ns.error().message();
   const auto blocks = blocks_of_compressed_pool();
-  for (const bool pressed_anew : {false, true}) {
+  for (const bool recompressed : {false, true}) {
     for (size_t i = 0; i < blocks.size(); ++i) {
       std::vector<std::byte> value(blocks[i].bytes);
       const Span to[] = {{value.data(), value.size()}};
@@ -49,7 +49,7 @@ TEST(Golden, Compressed) {
       EXPECT_EQ(value == value_of(blocks[i], i), i >= 2) << blocks[i].key;
     }
     EXPECT_EQ(findings_of(*pool), "");
-    if (!pressed_anew) {
+    if (!recompressed) {
       EXPECT_TRUE(pool->recompress(0));
     }
   }

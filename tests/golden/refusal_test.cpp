@@ -113,7 +113,7 @@ const std::vector<Case> kCases = {
 /// The defaults of a created pool: the golden pool has none.
 void state_times(bh_superblock& sb) {
   const SharingTimes times;
-  sb.beat_ms = times.beat_ms;
+  sb.heartbeat_ms = times.heartbeat_ms;
   sb.dead_ms = times.dead_ms;
   sb.grace_ms = times.grace_ms;
   sb.settle_ms = times.settle_ms;
@@ -128,7 +128,7 @@ Case settings(const char* name, const char* pool, void (*change)(bh_superblock&)
 }
 constexpr const char *kOne = "v1-one-host", *kTwo = "v1-two-hosts";
 constexpr const char *kWatermarks = "0 <= low <= high <= 1000 permille",
-                     *kTimes = "give at least 5 beats and 10 settles";
+                     *kTimes = "give at least 5 heartbeats and 10 settles";
 const std::vector<Case> kSettings = {
     settings(
         "HighWatermarkAboveAll", kOne, [](auto& sb) { sb.evict_high_permille = 1001; },
@@ -144,12 +144,13 @@ const std::vector<Case> kSettings = {
         },
         kWatermarks),
     settings(
-        "BeatOfAPoolOfOneHost", kOne, [](auto& sb) { sb.beat_ms = 100; }, "no times between hosts"),
+        "HeartbeatOfAPoolOfOneHost", kOne, [](auto& sb) { sb.heartbeat_ms = 100; },
+        "no times between hosts"),
     settings(
-        "NoBeat", kTwo,
+        "NoHeartbeat", kTwo,
         [](auto& sb) {
           state_times(sb);
-          sb.beat_ms = 0;
+          sb.heartbeat_ms = 0;
         },
         kTimes),
     settings(
@@ -160,10 +161,10 @@ const std::vector<Case> kSettings = {
         },
         kTimes),
     settings(
-        "DeadBeforeFiveBeats", kTwo,
+        "DeadBeforeFiveHeartbeats", kTwo,
         [](auto& sb) {
           state_times(sb);
-          sb.dead_ms = 5 * sb.beat_ms - 1;
+          sb.dead_ms = 5 * sb.heartbeat_ms - 1;
         },
         kTimes),
     settings(
@@ -174,10 +175,10 @@ const std::vector<Case> kSettings = {
         },
         kTimes),
     settings(
-        "BeatWhoseMultipleOverflows", kTwo,
+        "HeartbeatWhoseMultipleOverflows", kTwo,
         [](auto& sb) {
           state_times(sb);
-          sb.beat_ms = UINT32_MAX;
+          sb.heartbeat_ms = UINT32_MAX;
         },
         kTimes),
 };

@@ -19,15 +19,16 @@ namespace bowhead::gpu {
 namespace {
 
 struct Lists {
-  TokenLists told;  // but where they lie
+  TokenLists descriptor;  // but where they lie
   std::vector<uint32_t> words, counts;
   uint32_t offset = 0;  // of the first token, in words
 
   uint32_t count(uint32_t list) const {
-    return counts.empty() ? told.most_tokens : std::min(counts[list], told.most_tokens);
+    return counts.empty() ? descriptor.most_tokens : std::min(counts[list], descriptor.most_tokens);
   }
   uint32_t token(uint32_t list, uint32_t entry) const {
-    return words[offset + (list * told.list_stride_bytes + entry * told.token_stride_bytes) / 4];
+    return words[offset +
+                 (list * descriptor.list_stride_bytes + entry * descriptor.token_stride_bytes) / 4];
   }
 };
 
@@ -58,7 +59,7 @@ class FetchTest {
 
   void run() {
     const uint32_t page_tokens = between(random_, 1, 40);
-    const uint32_t pages_needed = (lists_.told.most_tokens + page_tokens - 1) / page_tokens;
+    const uint32_t pages_needed = (lists_.descriptor.most_tokens + page_tokens - 1) / page_tokens;
     const uint32_t pages = pages_needed + between(random_, 0, 3);
     std::vector<uint32_t> table(pages);
     std::iota(table.begin(), table.end(), 0u);
@@ -77,7 +78,7 @@ class FetchTest {
     work.block_tokens = block_tokens_;
     const uint32_t no_page = 0;
     work.pages = table.empty() ? &no_page : table.data();
-    work.lists = lists_.told;
+    work.lists = lists_.descriptor;
     work.lists.tokens = reinterpret_cast<const uint8_t*>(lists_.words.data() + lists_.offset);
     if (!lists_.counts.empty()) work.lists.counts = lists_.counts.data();
     work.first_layer = first_layer_;
@@ -98,22 +99,23 @@ class FetchTest {
 
   // Also with numbers that no block has, the same one twice, and empty lists.
   void choose_lists() {
-    TokenLists& told = lists_.told;
-    told.most_tokens = random_.below(8) == 0 ? 0 : between(random_, 1, 100);
-    told.token_stride_bytes = 4 * between(random_, 1, 3);
-    told.head_lists = static_cast<uint32_t>(random_.below(2));
-    told.layer_lists = random_.below(2) == 0 ? 0 : (told.head_lists == 0 ? 1 : model_.heads);
-    const uint32_t lists = std::max(model_.layers * told.layer_lists, model_.heads);
-    told.list_stride_bytes =
-        size_t{told.most_tokens} * told.token_stride_bytes + 4 * random_.below(5);
+    TokenLists& descriptor = lists_.descriptor;
+    descriptor.most_tokens = random_.below(8) == 0 ? 0 : between(random_, 1, 100);
+    descriptor.token_stride_bytes = 4 * between(random_, 1, 3);
+    descriptor.head_lists = static_cast<uint32_t>(random_.below(2));
+    descriptor.layer_lists =
+        random_.below(2) == 0 ? 0 : (descriptor.head_lists == 0 ? 1 : model_.heads);
+    const uint32_t lists = std::max(model_.layers * descriptor.layer_lists, model_.heads);
+    descriptor.list_stride_bytes =
+        size_t{descriptor.most_tokens} * descriptor.token_stride_bytes + 4 * random_.below(5);
     lists_.offset = between(random_, 0, 3);
-    lists_.words.resize(lists_.offset + lists * told.list_stride_bytes / 4 + 1);
+    lists_.words.resize(lists_.offset + lists * descriptor.list_stride_bytes / 4 + 1);
     for (uint32_t& word : lists_.words) word = random_token();
     if (random_.below(3) == 0) return;
     for (uint32_t i = 0; i < lists; ++i) {
       const uint32_t rare = random_.below(2) == 0 ? 0 : UINT32_MAX;
-      lists_.counts.push_back(random_.below(6) == 0 ? rare
-                                                    : between(random_, 0, told.most_tokens + 3));
+      lists_.counts.push_back(
+          random_.below(6) == 0 ? rare : between(random_, 0, descriptor.most_tokens + 3));
     }
   }
   uint32_t random_token() {
@@ -135,7 +137,8 @@ class FetchTest {
     uint32_t absent = 0;
     for (uint32_t layer = 0; layer < some_layers_; ++layer) {
       for (uint32_t head = 0; head < model_.heads; ++head) {
-        const uint32_t list = layer * lists_.told.layer_lists + head * lists_.told.head_lists;
+        const uint32_t list =
+            layer * lists_.descriptor.layer_lists + head * lists_.descriptor.head_lists;
         for (uint32_t i = 0; i < lists_.count(list); ++i) {
           bool is_there = true;
           for (uint32_t part = 0; part < model_.layer_parts; ++part) {

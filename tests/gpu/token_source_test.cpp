@@ -143,23 +143,23 @@ struct Lists {
       : words(12 * 24 * 2) {
     Random random(seed);
     for (uint32_t& word : words) word = static_cast<uint32_t>(random.below(most));
-    told.token_stride_bytes = 8;
-    told.list_stride_bytes = 24 * 8;
-    told.head_lists = by_head ? 1 : 0;
-    told.layer_lists = by_layer ? (by_head ? 4 : 1) : 0;
-    told.most_tokens = 24;
+    descriptor.token_stride_bytes = 8;
+    descriptor.list_stride_bytes = 24 * 8;
+    descriptor.head_lists = by_head ? 1 : 0;
+    descriptor.layer_lists = by_layer ? (by_head ? 4 : 1) : 0;
+    descriptor.most_tokens = 24;
     put(device);
   }
   void put(Device& device) {
     area = std::make_unique<Area>(device, words.data(), words.size() * 4);
-    told.tokens = area->data();
+    descriptor.tokens = area->data();
   }
   uint32_t& token(uint32_t layer, uint32_t head, uint32_t i) {
-    return words[((layer * told.layer_lists + head * told.head_lists) * 24 + i) * 2];
+    return words[((layer * descriptor.layer_lists + head * descriptor.head_lists) * 24 + i) * 2];
   }
 
   std::vector<uint32_t> words;
-  TokenLists told;
+  TokenLists descriptor;
   std::unique_ptr<Area> area;
 };
 
@@ -176,7 +176,7 @@ TEST_P(TokenSourceTest, BringsTheTokensOfListsToAnArea) {
       area.fill(kUntouched);
       // The lists begin with the first layer that is fetched.
       const uint32_t first = kind == 3 ? 1 : 0;
-      ASSERT_EQ(run(source, lists.told, first, 2), Status::OK);
+      ASSERT_EQ(run(source, lists.descriptor, first, 2), Status::OK);
       EXPECT_EQ(absent_, 0);
       const auto got = area.read();
       std::vector<uint8_t> want(got.size(), kUntouched);
@@ -207,9 +207,9 @@ TEST_P(TokenSourceTest, BringsThemToPages) {
   Lists lists(device(), 1, true, true);
   const std::vector<uint32_t> numbers = {24, 0, 1, 23, 5, 6, 7, 8, 9, 10, 11, 99};
   const Area counts(device(), numbers.data(), numbers.size() * 4);
-  lists.told.counts = reinterpret_cast<const uint32_t*>(counts.data());
+  lists.descriptor.counts = reinterpret_cast<const uint32_t*>(counts.data());
   area.fill(kUntouched);
-  ASSERT_EQ(run(source, lists.told), Status::OK);
+  ASSERT_EQ(run(source, lists.descriptor), Status::OK);
   const auto got = area.read();
   std::vector<uint8_t> want(got.size(), kUntouched);
   for (uint32_t l = 0; l < 3; ++l) {
@@ -247,10 +247,10 @@ TEST_P(TokenSourceTest, BringsRowsOfAnyLength) {
                                     {pool_.ns(), key, kBlockTokens, kBlockTokens},
                                     {dense_cache(of, area.data(), kRows), table});
     ASSERT_DONE(source);
-    TokenLists told;
-    told.tokens = lists.data();
-    told.most_tokens = kRows;
-    ASSERT_EQ(run(*source, told, 0, 1), Status::OK);
+    TokenLists descriptor;
+    descriptor.tokens = lists.data();
+    descriptor.most_tokens = kRows;
+    ASSERT_EQ(run(*source, descriptor, 0, 1), Status::OK);
     const auto got = area.read();
     for (uint32_t i = 0; i < 4 * kRows; ++i) {
       const size_t row = i / kRows * kBlockTokens + tokens[i % kRows];
@@ -316,13 +316,13 @@ TEST_P(TokenSourceTest, ReportsAbsentTokens) {
                                     Status::INVALID_ARGUMENT, Status::OK};
   EXPECT_EQ(std::vector(source.results().begin(), source.results().end()), want);
   Lists lists(device(), 1, false, false, kBlockTokens);
-  EXPECT_EQ(run(source, lists.told), Status::OK);
+  EXPECT_EQ(run(source, lists.descriptor), Status::OK);
   const std::vector<uint32_t> tokens = {kBlockTokens, 2 * kBlockTokens, 4 * kBlockTokens - 1,
                                         kTokens, UINT32_MAX};
   for (uint32_t i = 0; i < tokens.size(); ++i) lists.token(0, 0, 3 + i) = tokens[i];
   lists.put(device());
   area.fill(kUntouched);
-  EXPECT_EQ(run(source, lists.told), Status::NOT_FOUND);
+  EXPECT_EQ(run(source, lists.descriptor), Status::NOT_FOUND);
   EXPECT_EQ(absent_, 5 * 3 * 4);
   const auto got = area.read();
   for (uint32_t i = 0; i < got.size(); i += 64) {
@@ -350,7 +350,7 @@ TEST_P(TokenSourceTest, SkipsCompressedBlocks) {
   ASSERT_DONE(source);
   EXPECT_EQ(source->results()[0], Status::CODED);
   Lists lists(device(), 1, false, false, 40);
-  EXPECT_EQ(run(*source, lists.told), Status::NOT_FOUND);
+  EXPECT_EQ(run(*source, lists.descriptor), Status::NOT_FOUND);
   EXPECT_EQ(absent_, 24 * 3 * 4);
 }
 
@@ -362,7 +362,7 @@ TEST_P(TokenSourceTest, RenewsItsLeases) {
   {
     TokenSource source = open({dense_cache(shape(), area.data(), 24), table}, 60);
     for (int step = 0; step < 30; ++step) {
-      ASSERT_EQ(run(source, lists.told), Status::OK);
+      ASSERT_EQ(run(source, lists.descriptor), Status::OK);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       // A put that needs space would revoke an expired lease.
       ASSERT_EQ(pool_.put("other", test::bytes(61440, 1)), Status::OK);
@@ -385,7 +385,7 @@ TEST_P(TokenSourceTest, RenewsAllThatAreOld) {
     ASSERT_EQ(pool_.put("other", test::bytes(61440, 1)), Status::OK);
     ASSERT_EQ(pool_.pool().remove(pool_.ns(), "other"), Status::OK);
     EXPECT_EQ(pool_.info().hosts[0].leases_active, 5);
-    EXPECT_EQ(run(source, lists.told), Status::OK);
+    EXPECT_EQ(run(source, lists.descriptor), Status::OK);
   }
 }
 
@@ -394,13 +394,14 @@ TEST_P(TokenSourceTest, LapsesWithARemovedBlock) {
   const std::vector<uint32_t> table = {0};
   Lists lists(device(), 1, true, true);
   TokenSource source = open({dense_cache(shape(), area.data(), 24), table}, 1000);
-  ASSERT_EQ(run(source, lists.told), Status::OK);
+  ASSERT_EQ(run(source, lists.descriptor), Status::OK);
   ASSERT_EQ(pool_.pool().remove(pool_.ns(), keys_[3]), Status::OK);
   // Its bytes stay as long as its lease; its removal is detected at its next renewal.
   Status status = Status::OK;
-  for (int step = 0; step < 6 && status == Status::OK; ++step) status = run(source, lists.told);
+  for (int step = 0; step < 6 && status == Status::OK; ++step)
+    status = run(source, lists.descriptor);
   EXPECT_EQ(status, Status::LAPSED);
-  EXPECT_EQ(source.fetch(lists.told, 0, 1, stream_).status(), Status::LAPSED);
+  EXPECT_EQ(source.fetch(lists.descriptor, 0, 1, stream_).status(), Status::LAPSED);
 }
 
 TEST_P(TokenSourceTest, RefusesUnsupportedRequests) {
@@ -430,9 +431,9 @@ TEST_P(TokenSourceTest, RefusesUnsupportedRequests) {
   TokenSource source = open({cache, table});
   const Lists lists(device(), 1, true, true);
   const auto fetched = [&](auto change, uint32_t first_layer = 0, Stream stream = nullptr) {
-    TokenLists told = lists.told;
-    change(told);
-    return source.fetch(told, first_layer, 3, stream == nullptr ? stream_ : stream);
+    TokenLists descriptor = lists.descriptor;
+    change(descriptor);
+    return source.fetch(descriptor, first_layer, 3, stream == nullptr ? stream_ : stream);
   };
   refused(fetched([](TokenLists& l) { l.tokens = nullptr; }), "tokens of lists is null");
   alignas(4) uint8_t on_host[8];
@@ -450,7 +451,7 @@ TEST_P(TokenSourceTest, RefusesUnsupportedRequests) {
   const Stream foreign = other->make_stream(0).value();
   if (device().info().is_cpu) refused(fetched([](TokenLists&) {}, 0, foreign), "stream");
   other->destroy_stream(foreign);
-  EXPECT_EQ(run(source, lists.told), Status::OK);
+  EXPECT_EQ(run(source, lists.descriptor), Status::OK);
 }
 
 /// For lists, registered memory is as good as device memory.
@@ -459,13 +460,13 @@ TEST_P(TokenSourceTest, TakesListsInPinnedMemory) {
   const std::vector<uint32_t> table = {0};
   TokenSource source = open({dense_cache(shape(), area.data(), 24), table});
   Lists lists(device(), 1, true, true);
-  ASSERT_EQ(run(source, lists.told), Status::OK);
+  ASSERT_EQ(run(source, lists.descriptor), Status::OK);
   const auto want = area.read();
   area.fill(kUntouched);
   void* const pinned = device().allocate_pinned(lists.words.size() * 4).value();
   std::memcpy(pinned, lists.words.data(), lists.words.size() * 4);
-  lists.told.tokens = static_cast<const uint8_t*>(pinned);
-  EXPECT_EQ(run(source, lists.told), Status::OK);
+  lists.descriptor.tokens = static_cast<const uint8_t*>(pinned);
+  EXPECT_EQ(run(source, lists.descriptor), Status::OK);
   EXPECT_TRUE(area.read() == want);
   device().free(pinned);
 }
@@ -477,10 +478,10 @@ TEST_P(TokenSourceTest, HasSoManyFetchesAtMost) {
   Lists lists(device(), 1, true, true);
   std::vector<std::shared_ptr<TokenSource::Fetch>> fetches;
   for (uint32_t i = 0; i < TokenSource::kMostFetches; ++i)
-    fetches.push_back(source.fetch(lists.told, 0, 0, stream_).value());
-  EXPECT_EQ(source.fetch(lists.told, 0, 0, stream_).status(), Status::LIMIT_REACHED);
+    fetches.push_back(source.fetch(lists.descriptor, 0, 0, stream_).value());
+  EXPECT_EQ(source.fetch(lists.descriptor, 0, 0, stream_).status(), Status::LIMIT_REACHED);
   source.wait(*fetches[0]);
-  EXPECT_EQ(run(source, lists.told), Status::OK);
+  EXPECT_EQ(run(source, lists.descriptor), Status::OK);
 }
 
 // ---- work that ends early: the CPU device can be held ----
@@ -496,7 +497,7 @@ TEST_P(GatedTokenSource, LapsesIfABlockIsNeededMeanwhile) {
   for (const bool is_needed : {false, true}) {
     TokenSource source = open({dense_cache(shape(), area.data(), 24), table}, 1);
     gate_->hold_next(1);
-    auto fetch = source.fetch(lists.told, 0, 3, stream_);
+    auto fetch = source.fetch(lists.descriptor, 0, 3, stream_);
     ASSERT_DONE(fetch);
     EXPECT_FALSE(source.poll(**fetch));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -523,7 +524,7 @@ TEST_P(GatedTokenSource, EndsWhenItsFetchesHave) {
   {
     TokenSource source = open({dense_cache(shape(), area.data(), 24), table});
     gate_->hold_next(1);
-    ASSERT_DONE(source.fetch(lists.told, 0, 3, stream_));
+    ASSERT_DONE(source.fetch(lists.descriptor, 0, 3, stream_));
     opener = std::thread([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       EXPECT_EQ(pool_.info().hosts[0].leases_active, 5);
@@ -555,7 +556,7 @@ TEST_P(GatedTokenSource, KeepsTablesThatMayStillBeRead) {
                                     {dense_cache(shape(), area.data(), 24), table});
     ASSERT_DONE(source);
     gate_->hold_next(1);
-    auto fetch = source->fetch(lists.told, 0, 3, stream_);
+    auto fetch = source->fetch(lists.descriptor, 0, 3, stream_);
     ASSERT_DONE(fetch);
     EXPECT_TRUE(source->poll(**fetch));
     EXPECT_EQ(source->result(**fetch), Status::SYSTEM);
@@ -573,14 +574,14 @@ TEST_P(GatedTokenSource, LosesTheGpuAndNothingElse) {
   {
     TokenSource source = open({dense_cache(shape(), area.data(), 24), table});
     gate_->lose_from(gate_->count());
-    auto fetch = source.fetch(lists.told, 0, 3, stream_);
+    auto fetch = source.fetch(lists.descriptor, 0, 3, stream_);
     if (fetch) {
       source.wait(**fetch);
       EXPECT_EQ(source.result(**fetch), Status::GPU_LOST);
     } else {
       EXPECT_EQ(fetch.status(), Status::GPU_LOST);
     }
-    EXPECT_EQ(source.fetch(lists.told, 0, 3, stream_).status(), Status::GPU_LOST);
+    EXPECT_EQ(source.fetch(lists.descriptor, 0, 3, stream_).status(), Status::GPU_LOST);
   }
   EXPECT_EQ(pool_.info().hosts[0].leases_active, 0);
   EXPECT_TRUE(pool_.check_clean());

@@ -191,11 +191,11 @@ TEST_P(GatedTransfers, GoByPinnedMemoryUntilThePoolIsRegistered) {
   struct PinsWhenTold : WrappedDevice {
     using WrappedDevice::WrappedDevice;
     Result<void> register_host(void* memory, size_t size_bytes, DeviceAccess access) override {
-      told.wait();
+      pinning_allowed.wait();
       return device_.register_host(memory, size_bytes, access);
     }
-    std::promise<void> tell;
-    std::shared_future<void> told = tell.get_future().share();
+    std::promise<void> may_pin;
+    std::shared_future<void> pinning_allowed = may_pin.get_future().share();
   } slow(device());
   const RegisteredWith registered(*this, slow);
   EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
@@ -217,7 +217,7 @@ TEST_P(GatedTransfers, GoByPinnedMemoryUntilThePoolIsRegistered) {
     });
     const bool returned = started.wait_for(std::chrono::minutes(2)) == std::future_status::ready;
     EXPECT_TRUE(returned) << "it waits for the driver";
-    if (!returned) slow.tell.set_value();
+    if (!returned) slow.may_pin.set_value();
     return started.get() == Status::OK && returned;
   };
   const auto staging = [&] {
@@ -236,7 +236,7 @@ TEST_P(GatedTransfers, GoByPinnedMemoryUntilThePoolIsRegistered) {
             engine.payload(before, blocks[1].range));
   EXPECT_EQ(registration_->registered_bytes(), 0u);
 
-  slow.tell.set_value();
+  slow.may_pin.set_value();
   ASSERT_DONE(registration_->ensure(0, registration_->size_bytes()));
   ASSERT_TRUE(starts(false));
   EXPECT_EQ(staging(), std::vector(2, Staging::NONE));

@@ -297,7 +297,7 @@ std::vector<uint64_t> measure_room(const SharedPool& shared, std::vector<Host>& 
   hosts.clear();
   EXPECT_TRUE(eventually([&] { return host.info_of(0).extents_owned == shared.extents(); }));
   EXPECT_TRUE(eventually([&] { return host.info_of(0).extents_custody == 0; }));
-  sleep_ms(5 * kChaosTimes.beat_ms);
+  sleep_ms(5 * kChaosTimes.heartbeat_ms);
   std::vector<uint64_t> room;
   for (const uint64_t size : {20'000, 200'000, 5'000'000}) {
     std::vector<Reservation> taken;
@@ -309,7 +309,7 @@ std::vector<uint64_t> measure_room(const SharedPool& shared, std::vector<Host>& 
       } else {
         EXPECT_EQ(reserved.status(), Status::NO_SPACE);
         ++refusals;
-        sleep_ms(2 * kChaosTimes.beat_ms);
+        sleep_ms(2 * kChaosTimes.heartbeat_ms);
       }
     }
     for (Reservation& reservation : taken) EXPECT_EQ(host.pool().abort(reservation), Status::OK);
@@ -331,7 +331,7 @@ void while_all_live(const SharedPool& shared, std::vector<Host>& hosts,
                     const std::function<void()>& look) {
   for (bool all_live = false; !all_live;) {
     look();
-    sleep_ms(2 * kChaosTimes.beat_ms);  // it hears of it with its next beat
+    sleep_ms(2 * kChaosTimes.heartbeat_ms);  // it hears of it with its next heartbeat
     all_live = true;
     for (uint32_t h = 0; h < kHosts; ++h) {
       if (hosts[h].remove("a key never put") != Status::HOST_FENCED) continue;
@@ -425,7 +425,7 @@ void expect_whole(const SharedPool& shared, const Board& board, const std::vecto
       if (!eventually([&] { return hosts[0].info_of(h).extents_custody == 0; }))
         fault += fmt::format("custody of host {} does not end\n", h);
     }
-    sleep_ms(10 * kChaosTimes.beat_ms);
+    sleep_ms(10 * kChaosTimes.heartbeat_ms);
     fault += owners_fault(shared);
   });
   EXPECT_EQ(fault, "");

@@ -19,7 +19,7 @@ namespace bowhead::test {
 inline constexpr uint32_t kHosts = 4;
 inline constexpr uint64_t kKeys = 500;
 inline constexpr SharingTimes kChaosTimes{
-    .beat_ms = 20, .dead_ms = 400, .grace_ms = 150, .settle_ms = 5, .reclaim_ms = 600};
+    .heartbeat_ms = 20, .dead_ms = 400, .grace_ms = 150, .settle_ms = 5, .reclaim_ms = 600};
 
 /// Channels of the values that are numbers, if they are compressed: the other values are bytes.
 inline constexpr uint32_t kChaosChannels = 2;

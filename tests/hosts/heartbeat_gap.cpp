@@ -20,7 +20,7 @@ namespace {
 
 // A short limit for heartbeats, so that a gap is detected.
 constexpr SharingTimes kTimes{
-    .beat_ms = 100, .dead_ms = 1000, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 500};
+    .heartbeat_ms = 100, .dead_ms = 1000, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 500};
 constexpr uint64_t kBlockBytes = 4096;
 
 uint64_t now_ns() {
@@ -33,8 +33,8 @@ uint64_t now_ns() {
 class Watch {
  public:
   Watch(const SharedPool& shared, uint32_t host)
-      : at_(reinterpret_cast<uint64_t*>(
-            shared.at(shared.layout().part(host, BH_PART_BEAT) + offsetof(bh_host_beat, beat)))),
+      : at_(reinterpret_cast<uint64_t*>(shared.at(shared.layout().part(host, BH_PART_HEARTBEAT) +
+                                                  offsetof(bh_host_heartbeat, heartbeat)))),
         thread_([this] { run(); }) {}
   ~Watch() { stop(); }
   Watch(const Watch&) = delete;
@@ -52,10 +52,10 @@ class Watch {
     uint64_t moved_at_ns = 0;
     while (!stop_) {
       const uint64_t now = now_ns();
-      const uint64_t beat = load();
+      const uint64_t heartbeat = load();
       if (moved_at_ns != 0) longest_ns_ = std::max(longest_ns_, now - moved_at_ns);
-      if (beat != seen) moved_at_ns = now;
-      seen = beat;
+      if (heartbeat != seen) moved_at_ns = now;
+      seen = heartbeat;
       const timespec pause{0, 500'000};
       nanosleep(&pause, nullptr);
     }
@@ -86,7 +86,7 @@ Status fill(Host& host, uint64_t blocks) {
     if (status == Status::OK)
       ++n;
     else if (status == Status::NO_SPACE)
-      sleep_ms(kTimes.beat_ms);
+      sleep_ms(kTimes.heartbeat_ms);
     else
       return status;
   }
@@ -139,10 +139,10 @@ int measure(uint64_t blocks) {
   const double rebuilding_ms = rebuilding.stop();
   const bool rebuilder_lives = looks.info_of(1).state == "live";
   fmt::print(
-      "{{\"blocks\": {}, \"beat_ms\": {}, \"longest_gap_adopting_ms\": {:.1f}, \"adopted_s\": "
+      "{{\"blocks\": {}, \"heartbeat_ms\": {}, \"longest_gap_adopting_ms\": {:.1f}, \"adopted_s\": "
       "{:.2f}, \"longest_gap_rebuilding_ms\": {:.1f}, \"rebuilt_s\": {:.2f}, \"blocks_after\": "
       "{}}}\n",
-      used, kTimes.beat_ms, adopting_ms, adopted_s, rebuilding_ms, rebuilt_s,
+      used, kTimes.heartbeat_ms, adopting_ms, adopted_s, rebuilding_ms, rebuilt_s,
       looks.pool().info()->blocks);
   if (!adopter_lives || !rebuilder_lives)
     fmt::print(stderr, "host 1 was declared dead while it {}\n",

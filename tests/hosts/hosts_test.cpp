@@ -36,7 +36,7 @@ uint64_t fill(Host& host, const char* name) {
     EXPECT_EQ(status, Status::NO_SPACE);
     if (status != Status::NO_SPACE) break;
     ++refusals;
-    sleep_ms(2 * kShortTimes.beat_ms);
+    sleep_ms(2 * kShortTimes.heartbeat_ms);
   }
   return stored;
 }
@@ -122,7 +122,7 @@ TEST(Hosts, ARemovalIsDoneByTheOwner) {
   EXPECT_EQ(first.pool().info()->blocks, 0u);
   EXPECT_EQ(second.remove("a-0"), Status::NOT_FOUND);
   ASSERT_EQ(first.put("a-0"), Status::OK) << "a request that was done is not done again";
-  sleep_ms(20 * kShortTimes.beat_ms);
+  sleep_ms(20 * kShortTimes.heartbeat_ms);
   EXPECT_EQ(third.get("a-0"), Status::OK);
 }
 
@@ -171,7 +171,7 @@ TEST(Hosts, ACompressedNamespaceIsCompressedForAll) {
   ASSERT_EQ(second.pool().put(*ns, "from-second", in), Status::OK);
   ASSERT_TRUE(eventually([&] {
     return static_cast<bool>(first.pool().length(*ns, "from-second"));
-  })) << "a host finds what one that joined has stored from its next beat on";
+  })) << "a host finds what one that joined has stored from its next heartbeat on";
   for (const char* name : {"from-first", "from-second"}) {
     for (Host* reader : {&first, &second}) {
       std::vector<std::byte> out(value.size());
@@ -676,7 +676,7 @@ TEST(Hosts, AProcessThatStandsStillDoesNotStopItsHost) {
 /// It does not continue with half of its memory: for the others it is dead, and for itself as well.
 TEST(Hosts, AHostWhoseMediumFailsIsSucceeded) {
   SharedPool shared(2);
-  const uint64_t beat_at = shared.layout().part(0, BH_PART_BEAT);
+  const uint64_t heartbeat_at = shared.layout().part(0, BH_PART_HEARTBEAT);
   HostProcess first(
       shared, 0,
       {[](Host& host) {
@@ -686,7 +686,7 @@ TEST(Hosts, AHostWhoseMediumFailsIsSucceeded) {
          return Status::OK;
        },
        [&](Host& host) {
-         break_page(host.pool(), beat_at);
+         break_page(host.pool(), heartbeat_at);
          (void)eventually([&] { return host.pool().media_failure().has_value(); });
          return host.put("late");
        },

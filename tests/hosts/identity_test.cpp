@@ -9,7 +9,7 @@ namespace bowhead::test {
 namespace {
 
 constexpr SharingTimes kTimes{
-    .beat_ms = 5, .dead_ms = 60, .grace_ms = 20, .settle_ms = 1, .reclaim_ms = 100};
+    .heartbeat_ms = 5, .dead_ms = 60, .grace_ms = 20, .settle_ms = 1, .reclaim_ms = 100};
 
 struct Identity {
   uint64_t machine, hardware, boot;
@@ -115,7 +115,7 @@ TEST_F(Identities, NoMachineJoinsWhileAHeartbeatMoves) {
   ASSERT_TRUE(first.core.joining.attach({}));
   for (const Identity& id : second_machines()) {
     Machine second(shared_, id);
-    second.access.while_asleep = [&] { ASSERT_TRUE(first.core.membership.beat()); };
+    second.access.while_asleep = [&] { ASSERT_TRUE(first.core.membership.heartbeat()); };
     const auto attached = second.core.joining.attach({});
     ASSERT_FALSE(attached) << name_of(id);
     EXPECT_EQ(attached.status(), Status::HOST_ID_IN_USE) << name_of(id);
@@ -170,7 +170,7 @@ enum class Act {
   ACQUIRE,
   REMOVE,
   RESERVE,
-  BEAT,
+  HEARTBEAT,
   WORK,
   DETACH
 };
@@ -193,8 +193,8 @@ Status act(Machine& machine, Act what, Reservation& reservation, Lease& lease) {
       return machine.core.writing.remove(core::Key(1, "stored"));
     case Act::RESERVE:
       return machine.core.writing.reserve(core::Key(1, "more"), 100).status();
-    case Act::BEAT:
-      return machine.core.membership.beat().status();
+    case Act::HEARTBEAT:
+      return machine.core.membership.heartbeat().status();
     case Act::WORK:
       return machine.core.membership.work().status();
     case Act::DETACH:
@@ -269,15 +269,16 @@ TEST_F(Identities, AnExactCopyEndsBoth) {
   Machine first(shared_, kFirst);
   ASSERT_TRUE(first.core.joining.attach({}));
   const uint64_t nonce = shared_.slot(0)->nonce;
-  sleep_ms(kTimes.beat_ms);
-  ASSERT_TRUE(first.core.membership.beat());
-  const uint64_t beat_at = shared_.layout().part(0, BH_PART_BEAT) + offsetof(bh_host_beat, beat);
-  const uint64_t beat = shared_.read<uint64_t>(beat_at) + 1;
-  std::memcpy(shared_.at(beat_at), &beat, sizeof beat);
-  sleep_ms(kTimes.beat_ms);
-  const auto beaten = first.core.membership.beat();
-  ASSERT_FALSE(beaten);
-  EXPECT_EQ(beaten.status(), Status::HOST_ID_CONFLICT);
+  sleep_ms(kTimes.heartbeat_ms);
+  ASSERT_TRUE(first.core.membership.heartbeat());
+  const uint64_t heartbeat_at =
+      shared_.layout().part(0, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, heartbeat);
+  const uint64_t heartbeat = shared_.read<uint64_t>(heartbeat_at) + 1;
+  std::memcpy(shared_.at(heartbeat_at), &heartbeat, sizeof heartbeat);
+  sleep_ms(kTimes.heartbeat_ms);
+  const auto done = first.core.membership.heartbeat();
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.status(), Status::HOST_ID_CONFLICT);
   EXPECT_EQ(first.put("x"), Status::HOST_ID_CONFLICT);
   EXPECT_NE(shared_.slot(0)->nonce, nonce) << "the copy finds that its slot line changed";
 }
@@ -286,8 +287,8 @@ TEST_F(Identities, AHeartbeatOfAnotherProcessOfTheHostIsNotACopy) {
   Machine first(shared_, kFirst);
   ASSERT_TRUE(first.core.joining.attach({}));
   for (int n = 0; n < 50; ++n) {
-    sleep_ms(kTimes.beat_ms);
-    EXPECT_TRUE(first.core.membership.beat());
+    sleep_ms(kTimes.heartbeat_ms);
+    EXPECT_TRUE(first.core.membership.heartbeat());
     EXPECT_TRUE(first.core.membership.work());
   }
 }

@@ -58,7 +58,7 @@ class Observe : public testing::TestWithParam<uint32_t> {
 
   /// No host is declared dead while a test runs, however slow the machine.
   static constexpr SharingTimes kPatient{
-      .beat_ms = 20, .dead_ms = 600'000, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 0};
+      .heartbeat_ms = 20, .dead_ms = 600'000, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 0};
   SharedPool pool_{GetParam(), {.evict_high_permille = 0}, kPatient};
 };
 

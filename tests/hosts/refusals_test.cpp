@@ -110,8 +110,8 @@ TEST(Accepted, AnyHostIsAFreeOne) {
 }
 
 /// The core only, so that the test drives its heartbeats.
-struct Beaten {
-  explicit Beaten(const SharedPool& shared)
+struct LoneCore {
+  explicit LoneCore(const SharedPool& shared)
       : media(*open_media(shared.locator())),
         access(*media, choose_flush_kind(/*needed=*/true)),
         core(access, shared.superblock(), /*host=*/0) {}
@@ -139,7 +139,7 @@ struct Died {};
 
 /// Dies when the new life is agreed on but the slot does not show it yet.
 void die_while_joining(const SharedPool& shared) {
-  EXPECT_THROW(Beaten(shared).core.joining.attach({}, [] { throw Died{}; }), Died);
+  EXPECT_THROW(LoneCore(shared).core.joining.attach({}, [] { throw Died{}; }), Died);
 }
 
 TEST(Refused, AFenceOfALifeThatNoSlotShowsUntilItIsDeclaredDead) {
@@ -169,18 +169,18 @@ TEST(Accepted, AFenceOfALifeThatIsOverWhileTheNextIsJoining) {
 
 TEST(Conflict, TwoMachinesWithOneIdAreNoticed) {
   SharedPool shared(2);
-  Beaten host(shared);
+  LoneCore host(shared);
   ASSERT_TRUE(host.core.joining.attach({}));
-  sleep_ms(kShortTimes.beat_ms);
-  ASSERT_TRUE(host.core.membership.beat());
+  sleep_ms(kShortTimes.heartbeat_ms);
+  ASSERT_TRUE(host.core.membership.heartbeat());
   bh_host_slot other = *shared.slot(0);
   ++other.nonce;
   shared.write_slot(0, other);
-  sleep_ms(kShortTimes.beat_ms);
-  const auto beaten = host.core.membership.beat();
-  ASSERT_FALSE(beaten);
-  EXPECT_EQ(beaten.status(), Status::HOST_ID_CONFLICT);
-  EXPECT_NE(beaten.error().message().find("--host"), std::string::npos) << beaten.error().message();
+  sleep_ms(kShortTimes.heartbeat_ms);
+  const auto done = host.core.membership.heartbeat();
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.status(), Status::HOST_ID_CONFLICT);
+  EXPECT_NE(done.error().message().find("--host"), std::string::npos) << done.error().message();
   host.core.joining.detach();
   EXPECT_EQ(shared.slot(0)->nonce, other.nonce) << "the line is left to the other machine";
 }
@@ -251,7 +251,7 @@ void expect_whole(const std::string& locator) {
 
 /// While it tries one slot after another.
 TEST(ReplacedMeanwhile, AnOpenAsAnyHostTakesNoSlotOfAnotherPool) {
-  SharedPool shared(8, {.evict_high_permille = 0}, {.beat_ms = 100});
+  SharedPool shared(8, {.evict_high_permille = 0}, {.heartbeat_ms = 100});
   const auto media = open_media(shared.locator());
   const core::NativeAccess access(**media, FlushKind::NONE);
   if (access.machine_id() == 0) GTEST_SKIP() << "this machine has no machine id";
@@ -310,9 +310,9 @@ TEST(ReplacedMeanwhile, ARepairMendsNoOtherPool) {
 /// their host reports by its heartbeat that they have settled, other hosts do not find them.
 TEST(Unverified, IsReadByOthersWhenItHasSettled) {
   SharedPool shared(2);
-  Beaten writer(shared);
+  LoneCore writer(shared);
   ASSERT_TRUE(writer.core.joining.attach({}));
-  ASSERT_TRUE(writer.core.membership.beat());
+  ASSERT_TRUE(writer.core.membership.heartbeat());
   Host reader = shared.open(1);
   if (!writer.core.context().incoherent()) GTEST_SKIP() << "this CPU cannot write lines back";
   const core::Key key(reader.ns(), "k");
@@ -328,7 +328,8 @@ TEST(Unverified, IsReadByOthersWhenItHasSettled) {
     return length.status();
   };
   EXPECT_EQ(get(), Status::NOT_FOUND);
-  EXPECT_TRUE(eventually([&] { return writer.core.membership.beat() && get() == Status::OK; }));
+  EXPECT_TRUE(
+      eventually([&] { return writer.core.membership.heartbeat() && get() == Status::OK; }));
   writer.core.joining.detach();
 }
 

@@ -102,19 +102,19 @@ TEST_F(Litmus, RefusesAPoolThatIsOpen) {
   EXPECT_EQ(refusal().status, Status::IN_USE);
 }
 
-TEST_F(Litmus, RefusesAPoolWithABeatingHeart) {
+TEST_F(Litmus, RefusesAPoolWhoseHeartbeatMoves) {
   auto media = open_media(locator_);
   ASSERT_TRUE(media);
   bool second_used = false;
   const auto superblock = core::read_superblock({(*media)->base(), sizeof(bh_superblock)}, {},
                                                 (*media)->size_bytes(), &second_used);
   ASSERT_TRUE(superblock);
-  const uint64_t at = core::Layout(superblock->geometry).part(1, BH_PART_BEAT);
+  const uint64_t at = core::Layout(superblock->geometry).part(1, BH_PART_HEARTBEAT);
   std::atomic<bool> stop{false};
   std::thread heart([&] {
-    std::atomic_ref<uint64_t> beat(*reinterpret_cast<uint64_t*>((*media)->base() + at));
+    std::atomic_ref<uint64_t> heartbeat(*reinterpret_cast<uint64_t*>((*media)->base() + at));
     while (!stop) {
-      ++beat;
+      ++heartbeat;
       usleep(10'000);
     }
   });

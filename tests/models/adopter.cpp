@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rule S3 (docs/sharing.md): an adopter says OWN, lets that settle, and opens the extent only if no
 // host has begun to decide about its own life (Custody::adopt(), open_custody(),
-// Membership::doubted()). Its successor looks for the word after the decision has settled. The host
-// before both is fenced.
+// Membership::suspected()). Its successor looks for the word after the decision has settled. The
+// host before both is fenced.
 #include "tests/models/models.h"
 
 namespace bowhead::models {
 namespace {
 
-constexpr uint32_t kAdopter = 0, kHeir = 1;  // hosts
+constexpr uint32_t kAdopter = 0, kSuccessor = 1;  // hosts
 constexpr int kBegun = 1, kDone = 2;
 
 struct Rules {
   bool weak = true;
   bool publish_own = true, settle_own = true;
-  bool doubt = true;        ///< the adopter checks for a decision that has begun
-  bool doubt_begun = true;  ///< not only for one that is done
+  bool suspicion = true;        ///< the adopter checks for a decision that has begun
+  bool suspicion_begun = true;  ///< not only for one that is done
   bool acquire_decision = true;
   bool settle_begin = true;  ///< the decider, after it has begun
   bool settle_done = true;   ///< and before it looks who held the extent
@@ -25,25 +25,25 @@ struct Rules {
 Model adopter(const Rules& rules) {
   Model m;
   m.weak = rules.weak;
-  const uint32_t own = m.line({"own", kAdopter, 1u << kHeir});
-  const uint32_t decision = m.line({"decision", kHeir, 1u << kAdopter});
-  const uint32_t adopter_uses = m.word("adopter uses"), heir_uses = m.word("heir uses");
+  const uint32_t own = m.line({"own", kAdopter, 1u << kSuccessor});
+  const uint32_t decision = m.line({"decision", kSuccessor, 1u << kAdopter});
+  const uint32_t adopter_uses = m.word("adopter uses"), successor_uses = m.word("successor uses");
   const char* const broken = "two hosts have one extent in full use";
   m.process("adopter", kAdopter, [=](Process& p, Args) -> Program {
     co_await p.store(own, 1);
     if (rules.publish_own) co_await p.publish(own);
     if (rules.settle_own) co_await p.settle();
-    if (rules.doubt) {
+    if (rules.suspicion) {
       if (rules.acquire_decision) co_await p.acquire(decision);
       const int seen = co_await p.load(decision);
-      if (seen >= (rules.doubt_begun ? kBegun : kDone)) co_return models::kDone;
+      if (seen >= (rules.suspicion_begun ? kBegun : kDone)) co_return models::kDone;
     }
     co_await p.note(adopter_uses, 1);
-    const int other = co_await p.see(heir_uses);
+    const int other = co_await p.see(successor_uses);
     if (other) co_await p.fail(broken);
     co_return models::kDone;
   });
-  m.process("heir", kHeir, [=](Process& p, Args) -> Program {
+  m.process("successor", kSuccessor, [=](Process& p, Args) -> Program {
     co_await p.store(decision, kBegun);
     co_await p.publish(decision);
     if (rules.settle_begin) co_await p.settle();
@@ -53,7 +53,7 @@ Model adopter(const Rules& rules) {
     if (rules.acquire_own) co_await p.acquire(own);
     const int held = co_await p.load(own);
     if (held) co_return models::kDone;  // the adopter may still write: custody, not full use
-    co_await p.note(heir_uses, 1);
+    co_await p.note(successor_uses, 1);
     const int other = co_await p.see(adopter_uses);
     if (other) co_await p.fail(broken);
     co_return models::kDone;
@@ -71,7 +71,7 @@ void add_adopter(std::vector<Case>& cases) {
   add("as specified", "", {.weak = false});
   add("weak memory", "", {});
   add("weak memory, begin not settled", "", {.settle_begin = false});
-  add("no rule S3", broken, {.weak = false, .doubt = false});
+  add("no rule S3", broken, {.weak = false, .suspicion = false});
   add("weak memory, own word not settled", "", {.settle_own = false});
   add("weak memory, own word and begin not settled", broken,
       {.settle_own = false, .settle_begin = false});

@@ -16,7 +16,7 @@ struct Rules {
   uint32_t crashable = 0;  ///< hosts, a bit each; one crash in a run
   bool tag_last = true;
   bool await_room = true;
-  bool read_then_tell = true;       ///< words are read before progress is reported
+  bool read_then_report = true;     ///< words are read before progress is reported
   bool new_session = true;          ///< the sender, when it begins again
   bool progress_of_session = true;  ///< progress counts only for the session that it names
   bool tag_slots = true;            ///< all, when a session begins
@@ -101,7 +101,7 @@ void add_receiver(Model& m, const Things& t, const Rules& rules) {
     const int tag = co_await p.load(line, 2);
     const int wanted = pack(args[kFollowed], args[kNumber] + 1);
     if (tag == wanted && args[kFollowed] != 0) {
-      if (!rules.read_then_tell) {
+      if (!rules.read_then_report) {
         co_await p.store(t.progress, wanted);
         co_await p.note(t.taken[args[kFollowed]], args[kNumber] + 1);
         co_await p.publish(t.progress);
@@ -113,7 +113,7 @@ void add_receiver(Model& m, const Things& t, const Rules& rules) {
         co_await p.fail("takes a message that was not sent");
       args[kNumber] += 1;
       co_await p.note(t.taken[args[kFollowed]], args[kNumber]);
-      if (!rules.read_then_tell) args[kTold] = args[kNumber];
+      if (!rules.read_then_report) args[kTold] = args[kNumber];
       const int more = co_await p.choose(2);  // in the same poll
       co_return Next{more ? take : poll, args};
     }
@@ -179,7 +179,8 @@ void add_channel(std::vector<Case>& cases) {
       {.weak = true, .slots = 1, .messages = 2, .crashable = sender | receiver}, true);
   add("tag stored first", wrong, {.slots = 1, .tag_last = false});
   add("room not awaited", wrong, {.slots = 1, .await_room = false});
-  add("progress reported before the words are read", wrong, {.slots = 1, .read_then_tell = false});
+  add("progress reported before the words are read", wrong,
+      {.slots = 1, .read_then_report = false});
   add("session not counted up", wrong,
       {.slots = 1, .messages = 2, .crashable = sender, .new_session = false});
   add("progress believed of any session", wrong,

@@ -10,11 +10,12 @@ namespace {
 
 struct Rules {
   bool weak = true;
-  int puts = 2, beats = 4, beaters = 1;  ///< puts of one putter; the other one makes one
-  bool kill = false;                     ///< the second putter may be killed, and is scavenged
-  bool look_again = true;                ///< at the phase, once counted
-  bool other_parity = true;              ///< must be at rest before the phase turns
-  bool last_before_turn = true;          ///< the last stamp is noted before the phase turns
+  int puts = 2, heartbeats = 4,
+      heartbeat_threads = 1;     ///< puts of one putter; the other one makes one
+  bool kill = false;             ///< the second putter may be killed, and is scavenged
+  bool look_again = true;        ///< at the phase, once counted
+  bool other_parity = true;      ///< must be at rest before the phase turns
+  bool last_before_turn = true;  ///< the last stamp is noted before the phase turns
   bool wait_for_counts = true;
   bool settle = true;
   bool look_then_settle = true;     ///< the clock is read after the counts, not before
@@ -56,11 +57,11 @@ Stage put(const Things& t, const Rules& rules, uint32_t putter, uint32_t number,
 }
 
 /// State of the heartbeat thread from one heartbeat to the next.
-enum : size_t { kSettling, kLast, kPhase, kDrained, kBeats };
+enum : size_t { kSettling, kLast, kPhase, kDrained, kHeartbeats };
 
-Stage beat(const Things& t, const Rules& rules, int stage) {
+Stage heartbeat(const Things& t, const Rules& rules, int stage) {
   return [=](Process& p, Args args) -> Program {
-    if (args[kBeats]-- == 0) co_return kDone;
+    if (args[kHeartbeats]-- == 0) co_return kDone;
     const int phase = co_await p.get(t.phase);
     if (args[kSettling] && args[kPhase] != phase) args[kSettling] = 0;
     bool ripe = args[kSettling] && args[kDrained];
@@ -143,12 +144,12 @@ Model settled(const Rules& rules) {
   for (uint32_t i = t.puts - 1; i-- > 0;) first = {m.stage(put(t, rules, 0, i, first)), {}};
   m.processes.push_back({"putter 0", 0, first, {}});
   const uint32_t second = m.process("putter 1", 0, put(t, rules, 1, t.puts - 1, kDone));
-  for (int i = 0; i < rules.beaters; ++i) {
+  for (int i = 0; i < rules.heartbeat_threads; ++i) {
     const int stage = m.stage({});
-    m.stages[static_cast<size_t>(stage)] = beat(t, rules, stage);
+    m.stages[static_cast<size_t>(stage)] = heartbeat(t, rules, stage);
     Args args{};
-    args[kBeats] = static_cast<uint8_t>(rules.beats);
-    m.processes.push_back({"beater " + std::to_string(i), 0, {stage, args}, {}});
+    args[kHeartbeats] = static_cast<uint8_t>(rules.heartbeats);
+    m.processes.push_back({"heartbeat_thread " + std::to_string(i), 0, {stage, args}, {}});
   }
   if (rules.kill) {
     m.kills = 1;
@@ -168,14 +169,16 @@ void add_settled(std::vector<Case>& cases) {
   };
   add("as specified", "", {.weak = false, .puts = 1});
   add("weak memory", "", {.puts = 1});
-  add("weak memory, two puts in turn", "", {.beats = 5}, true);
-  add("two beaters", "", {.weak = false, .puts = 0, .beats = 3, .beaters = 2});
-  add("weak memory, two beaters", "", {.puts = 0, .beats = 3, .beaters = 2}, true);
+  add("weak memory, two puts in turn", "", {.heartbeats = 5}, true);
+  add("two heartbeat threads", "",
+      {.weak = false, .puts = 0, .heartbeats = 3, .heartbeat_threads = 2});
+  add("weak memory, two heartbeat threads", "",
+      {.puts = 0, .heartbeats = 3, .heartbeat_threads = 2}, true);
   add("a putter is killed", "", {.weak = false, .puts = 1, .kill = true});
   add("phase not looked at again", early,
-      {.weak = false, .puts = 0, .beats = 5, .look_again = false});
+      {.weak = false, .puts = 0, .heartbeats = 5, .look_again = false});
   add("other parity not awaited", early,
-      {.weak = false, .puts = 0, .beats = 3, .beaters = 2, .other_parity = false});
+      {.weak = false, .puts = 0, .heartbeats = 3, .heartbeat_threads = 2, .other_parity = false});
   add("last stamp noted after the turn", early, {.puts = 0, .last_before_turn = false});
   add("counts not awaited", early, {.puts = 0, .wait_for_counts = false});
   add("not settled", early, {.puts = 0, .settle = false});

@@ -592,7 +592,7 @@ TEST(Coded, LeasedBlocksAreNotRecompressed) {
   EXPECT_EQ(*t.get("k"), value);
 }
 
-TEST(Coded, ADamagedBlockIsDroppedAndNotPressed) {
+TEST(Coded, ADamagedBlockIsDroppedAndNotRecompressed) {
   CodedPool t(kFastKeys);
   ASSERT_EQ(t.put("k", tensor(kFastKeys, 64 << 10, 1)), Status::OK);
   t.stored("k")[1000] ^= std::byte{1};

@@ -19,7 +19,7 @@ namespace bowhead::test {
 namespace {
 
 using core::Block;
-using core::Cut;
+using core::Slab;
 using NativeExtents = core::Extents<core::NativeAccess>;
 using NativeAllocator = core::Allocator<core::NativeAccess>;
 
@@ -67,7 +67,7 @@ class Model {
     ranges_.erase(block.offset);
     for (uint64_t slot : slots_of(block)) slots_.erase(slot);
   }
-  uint64_t held_in(const Cut& cut) const {
+  uint64_t held_in(const Slab& cut) const {
     const uint64_t first = layout_.extent_offset(cut.head);
     return static_cast<uint64_t>(
         std::distance(ranges_.lower_bound(first),
@@ -114,7 +114,7 @@ class Single {
     }
   }
   void check_counts() {
-    extents_.for_each_slab([&](const Cut& cut) {
+    extents_.for_each_slab([&](const Slab& cut) {
       const uint64_t free = cut.block_count - model_.held_in(cut);
       EXPECT_EQ(extents_.free_blocks_hint(cut.head), free);
       uint64_t words = 0;
@@ -126,8 +126,8 @@ class Single {
   void end() {
     while (!held_.empty()) give_back(held_.size() - 1);
     std::vector<uint64_t> heads;
-    extents_.for_each_slab([&](const Cut& cut) { heads.push_back(cut.head); });
-    for (const uint64_t head : heads) EXPECT_TRUE(extents_.join(head));
+    extents_.for_each_slab([&](const Slab& cut) { heads.push_back(cut.head); });
+    for (const uint64_t head : heads) EXPECT_TRUE(extents_.coalesce(head));
     for (uint64_t e = 0; e < kShape.extent_count; ++e) EXPECT_TRUE(extents_.is_free(e)) << e;
   }
   uint64_t refused() const { return refused_; }
@@ -149,7 +149,7 @@ class Single {
     EXPECT_EQ(block->block_bytes, size);
     ASSERT_EQ(model_.add(*block), "") << fmt::format("{:#x}", block->offset);
     const Block again =
-        extents_.block_of(block->slot, extents_.held_cut(c_.layout.extent_of_slot(block->slot)));
+        extents_.block_of(block->slot, extents_.held_slab(c_.layout.extent_of_slot(block->slot)));
     EXPECT_EQ(again.offset, block->offset);
     const bool commit = random_.below(2) == 0;
     if (commit) allocator_.commit(*block);
@@ -180,12 +180,12 @@ class Single {
   }
 
   void join_any() {
-    std::vector<Cut> slabs;
-    extents_.for_each_slab([&](const Cut& cut) { slabs.push_back(cut); });
+    std::vector<Slab> slabs;
+    extents_.for_each_slab([&](const Slab& cut) { slabs.push_back(cut); });
     if (slabs.empty()) return;
-    const Cut cut = slabs[random_.below(slabs.size())];
+    const Slab cut = slabs[random_.below(slabs.size())];
     const bool empty = model_.held_in(cut) == 0;
-    EXPECT_EQ(extents_.join(cut.head), empty);
+    EXPECT_EQ(extents_.coalesce(cut.head), empty);
     joined_ += empty;
     for (uint64_t e = cut.head; e < cut.head + cut.extent_span; ++e)
       EXPECT_EQ(extents_.is_free(e), empty);
@@ -196,7 +196,7 @@ class Single {
   void expect_none_free(uint64_t size) {
     std::vector<bool> usable(kShape.extent_count);
     for (uint64_t e = 0; e < kShape.extent_count; ++e) usable[e] = extents_.is_free(e);
-    extents_.for_each_slab([&](const Cut& cut) {
+    extents_.for_each_slab([&](const Slab& cut) {
       const uint64_t held = model_.held_in(cut);
       if (cut.block_bytes == size) {
         EXPECT_EQ(held, cut.block_count) << size;
@@ -291,7 +291,7 @@ std::string use(NativeHandle& handle, Owners& owners, uint32_t who, int steps) {
     const bool growing = (i / 300) % 2 == 0;
     const uint64_t dice = random.below(16);
     if (dice == 0) {
-      (void)extents.join(random.below(kShape.extent_count));
+      (void)extents.coalesce(random.below(kShape.extent_count));
     } else if (dice < (growing ? 11u : 5u)) {
       const auto block = allocator.reserve(sizes[random.below(sizes.size())]);
       if (!block) continue;

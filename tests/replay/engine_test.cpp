@@ -111,10 +111,10 @@ TEST_F(EngineTest, TheSelfTestFindsAllItPlantsAndLeavesNothing) {
   ASSERT_TRUE(e.serve(ids, 200 * kBlockTokens));
   const auto report = run_self_test(pool_.pool(), pool_.ns(), content_, kBlockBytes, 1);
   ASSERT_TRUE(report) << report.error().message();
-  EXPECT_EQ(report->flipped_planted, 32u);
+  EXPECT_EQ(report->flipped_injected, 32u);
   EXPECT_EQ(report->flipped_found, 32u);
   EXPECT_EQ(report->delivered_wrong, 0u);
-  EXPECT_EQ(report->foreign_planted, 32u);
+  EXPECT_EQ(report->foreign_injected, 32u);
   EXPECT_EQ(report->foreign_found, 32u);
   EXPECT_TRUE(report->passed());
   *stats_ = {};

@@ -7,48 +7,47 @@ namespace bowhead::sim {
 uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
   const Place place = world_.map().at(at);
   const bool foreign = place.host != process_.machine->host;
-  if (const Plant* plant = world_.plant(Lie::LOAD_ZERO); plant && plant->concerns(place)) return 0;
-  if (const Plant* plant = world_.plant(Lie::VIEW_OF_OTHERS_ZERO);
-      plant && plant->concerns(place)) {
+  if (const SeededBug* bug = world_.bug(Lie::LOAD_ZERO); bug && bug->concerns(place)) return 0;
+  if (const SeededBug* bug = world_.bug(Lie::VIEW_OF_OTHERS_ZERO); bug && bug->concerns(place)) {
     const uint64_t self = world_.map().layout().word(place.host, place.index, place.host);
     return at == self ? value : 0;
   }
-  if (world_.plant(Lie::CLAIM_UNSEEN) && place.is_part(BH_PART_OWN) && foreign)
+  if (world_.bug(Lie::CLAIM_UNSEEN) && place.is_part(BH_PART_OWN) && foreign)
     return core::own_state(value) == BH_OWN_CLAIM ? 0 : value;
-  if (world_.plant(Lie::ALL_SETTLED) && place.is_part(BH_PART_BEAT) && foreign &&
-      at % BH_LINE_BYTES == offsetof(bh_host_beat, settled))
+  if (world_.bug(Lie::ALL_SETTLED) && place.is_part(BH_PART_HEARTBEAT) && foreign &&
+      at % BH_LINE_BYTES == offsetof(bh_host_heartbeat, settled))
     return value | core::kStampSequenceMax;
-  const bool own_beat =
-      place.is_part(BH_PART_BEAT) && !foreign && at % BH_LINE_BYTES == offsetof(bh_host_beat, beat);
-  if (own_beat &&
-      (world_.plant(Lie::BEAT_NOT_WATCHED) && world_.current().operation == Operation::ATTACH)) {
-    world_.note_plant();
+  const bool own_heartbeat = place.is_part(BH_PART_HEARTBEAT) && !foreign &&
+                             at % BH_LINE_BYTES == offsetof(bh_host_heartbeat, heartbeat);
+  if (own_heartbeat &&
+      (world_.bug(Lie::HEARTBEAT_NOT_WATCHED) && world_.current().operation == Operation::ATTACH)) {
+    world_.note_bug();
     return 0;
   }
-  if (own_beat && world_.plant(Lie::BEAT_NOT_COMPARED) &&
-      world_.current().operation == Operation::BEAT) {
-    world_.note_plant();
+  if (own_heartbeat && world_.bug(Lie::HEARTBEAT_NOT_COMPARED) &&
+      world_.current().operation == Operation::HEARTBEAT) {
+    world_.note_bug();
     return 0;
   }
-  if (world_.plant(Lie::GONE_IS_THERE) && place.is_part(BH_PART_BLOCKS)) return seems_there(value);
+  if (world_.bug(Lie::GONE_IS_THERE) && place.is_part(BH_PART_BLOCKS)) return seems_there(value);
   if (place.is_part(BH_PART_DECIDE) && foreign) {
     auto word = core::DecideWord::unpack(value);
-    if (world_.plant(Lie::DONE_TOO_EARLY) && word.bal != 0) word.done = true;
-    if (world_.plant(Lie::ACCEPTED_UNSEEN) && !word.done) word.bal = word.val = 0;
+    if (world_.bug(Lie::DONE_TOO_EARLY) && word.bal != 0) word.done = true;
+    if (world_.bug(Lie::ACCEPTED_UNSEEN) && !word.done) word.bal = word.val = 0;
     return word.pack();
   }
   if (place.is_part(BH_PART_ACK) && foreign) {
-    if (world_.plant(Lie::ALL_ACKED)) return value | 0xFFFFFFFFu;
-    if (world_.plant(Lie::ALL_FENCED)) return value | uint64_t{0xFFFFFFFF} << BH_ACK_FENCED_SHIFT;
+    if (world_.bug(Lie::ALL_ACKED)) return value | 0xFFFFFFFFu;
+    if (world_.bug(Lie::ALL_FENCED)) return value | uint64_t{0xFFFFFFFF} << BH_ACK_FENCED_SHIFT;
   }
   if (place.is_part(BH_PART_LEASES) && at % sizeof(bh_lease_slot) == offsetof(bh_lease_slot, stamp))
     lease_stamp_ = value;
-  if (world_.plant(Lie::EXPECTED_STAMP) && place.kind == Kind::HEADER &&
+  if (world_.bug(Lie::EXPECTED_STAMP) && place.kind == Kind::HEADER &&
       at % sizeof(bh_block_header) == 0)
     return world_.current().operation == Operation::RELEASE ? lease_stamp_ : named_stamps_[at];
-  if (const Plant* plant = world_.plant(Lie::READS_DIRTY);
-      plant && plant->concerns(place) && !world_.writable(at)) {
-    world_.note_plant();
+  if (const SeededBug* bug = world_.bug(Lie::READS_DIRTY);
+      bug && bug->concerns(place) && !world_.writable(at)) {
+    world_.note_bug();
     world_.store_past_buffer(at, value);
   }
   return value;
@@ -56,9 +55,9 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
 
 void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
   const Place place = world_.map().at(at);
-  if (const Plant* plant = world_.plant(Lie::READS_DIRTY);
-      plant && plant->concerns(place) && !world_.writable(at)) {
-    world_.note_plant();
+  if (const SeededBug* bug = world_.bug(Lie::READS_DIRTY);
+      bug && bug->concerns(place) && !world_.writable(at)) {
+    world_.note_bug();
     world_.store_past_buffer(at, world_.load(at));
   }
   if (place.is_part(BH_PART_INDEX)) {
@@ -67,21 +66,21 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
     if (sealer_.check(line, at) && layout.valid_block(entry.block_offset, 1))
       named_stamps_[layout.header(layout.slot_of(entry.block_offset))] = entry.stamp;
   }
-  if (world_.plant(Lie::GONE_IS_THERE) && place.is_part(BH_PART_INDEX) &&
+  if (world_.bug(Lie::GONE_IS_THERE) && place.is_part(BH_PART_INDEX) &&
       place.host == process_.machine->host)
     show_what_is_gone(at, line);
-  if (world_.plant(Lie::ALL_ANSWERED) && place.is_part(BH_PART_MAIL) &&
+  if (world_.bug(Lie::ALL_ANSWERED) && place.is_part(BH_PART_MAIL) &&
       place.host != process_.machine->host)
     show_answer(at, place.host, line);
-  const Plant* plant = world_.plant(Lie::SECOND_LOOK);
-  if (plant == nullptr || !plant->concerns(place) || !sealer_.check(line, at)) return;
+  const SeededBug* bug = world_.bug(Lie::SECOND_LOOK);
+  if (bug == nullptr || !bug->concerns(place) || !sealer_.check(line, at)) return;
   // The seal was valid; the words used are those that the line has now.
   const core::Line checked = line;
   for (uint64_t i = 0; i < line.size(); ++i) {
     world_.step();
     line[i] = world_.load(at + i * 8);
   }
-  if (line != checked) world_.note_plant();
+  if (line != checked) world_.note_bug();
   sealer_.seal(line, at);
 }
 
@@ -91,7 +90,7 @@ void SimAccess::show_answer(uint64_t at, uint32_t host, core::Line& line) const 
   const uint32_t self = process_.machine->host;
   const uint64_t own = layout.mail(self, host, (at - layout.mail(host, self, 0)) / BH_LINE_BYTES);
   const uint64_t sequence = world_.load(own + offsetof(bh_mail, sequence));
-  if (line[offsetof(bh_mail, answered) / 8] != sequence) world_.note_plant();
+  if (line[offsetof(bh_mail, answered) / 8] != sequence) world_.note_bug();
   line[offsetof(bh_mail, answered) / 8] = sequence;
   sealer_.seal(line, at);
 }
@@ -108,7 +107,7 @@ void SimAccess::show_what_is_gone(uint64_t at, core::Line& line) const {
     if (line[i] == 0 && (!entry || now == core::Line{}) && (entry || i < BH_INDEX_ENTRIES))
       line[i] = seen[i];
   }
-  if (line != now && world_.current().locked) world_.note_plant();
+  if (line != now && world_.current().locked) world_.note_bug();
   seen = line;
 }
 

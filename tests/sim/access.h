@@ -50,9 +50,9 @@ class SimAccess {
     check_word(at);
     world_.step();
     uint64_t value = world_.load(at);
-    if (world_.planted()) [[unlikely]] {
+    if (world_.has_bug()) [[unlikely]] {
       const uint64_t said = lie_about(at, value);
-      if (said != value) world_.note_plant();
+      if (said != value) world_.note_bug();
       value = said;
     }
     world_.record(Op::LOAD, at, value);
@@ -76,9 +76,9 @@ class SimAccess {
     const uint64_t value = world_.load(at);
     const bool same = value == expected || lie_about_exchange(at, value, expected);
     if (same) {
-      if (const Plant* plant = world_.plant(Lie::EXCHANGE_IN_TWO);
-          plant && plant->concerns(world_.map().at(at))) {
-        world_.note_plant();
+      if (const SeededBug* bug = world_.bug(Lie::EXCHANGE_IN_TWO);
+          bug && bug->concerns(world_.map().at(at))) {
+        world_.note_bug();
         rules_.note_exchange(at);
         world_.step();
       }
@@ -97,9 +97,9 @@ class SimAccess {
     const uint64_t value = world_.load(at);
     world_.store_past_buffer(at, value + delta);
     world_.record(Op::ADD, at, value + delta);
-    const bool repeats = world_.plant(Lie::STAMPS_REPEAT) != nullptr &&
+    const bool repeats = world_.bug(Lie::STAMPS_REPEAT) != nullptr &&
                          at == world_.map().layout().part(process_.machine->host, BH_PART_PRIVATE);
-    if (repeats) world_.note_plant();
+    if (repeats) world_.note_bug();
     return repeats ? value / 4 * 4 : value;
   }
 
@@ -115,7 +115,7 @@ class SimAccess {
         line[i] = world_.load(at + i * 8);
       }
     }
-    if (world_.planted()) [[unlikely]]
+    if (world_.has_bug()) [[unlikely]]
       lie_about_line(at, line);
     world_.record(Op::LOAD_LINE, at, line);
     return line;
@@ -146,8 +146,8 @@ class SimAccess {
       std::memcpy(buffer.data, copy.data() + done, part);
       done += part;
     }
-    if (world_.plant(Lie::SUM_OF_SHARED_BYTES) != nullptr) {
-      world_.note_plant();
+    if (world_.bug(Lie::SUM_OF_SHARED_BYTES) != nullptr) {
+      world_.note_bug();
       copy = read_bytes(from, bytes);
     }
     return payload_checksum(copy.data(), copy.size());
@@ -249,8 +249,8 @@ class SimAccess {
     const Process* holder =
         host == process_.machine->host ? process_.machine->process_locks[process] : nullptr;
     if (holder != nullptr && holder->stopped_until_ns > world_.now_ns() &&
-        world_.plant(Lie::STOPPED_IS_DEAD) != nullptr) {
-      world_.note_plant();
+        world_.bug(Lie::STOPPED_IS_DEAD) != nullptr) {
+      world_.note_bug();
       return false;
     }
     return holder != nullptr && holder != &process_;
@@ -294,21 +294,20 @@ class SimAccess {
     return checksum;
   }
 
-  // ---- seeded bugs (plants.h) ----
+  // ---- seeded bugs (seeded_bugs.h) ----
   bool left_out(Lie lie, uint64_t at, uint64_t bytes) const {
-    const Plant* plant = world_.plant(lie);
-    if (plant == nullptr || !plant->concerns(world_.map().at(at)) || bytes < plant->least_bytes)
+    const SeededBug* bug = world_.bug(lie);
+    if (bug == nullptr || !bug->concerns(world_.map().at(at)) || bytes < bug->least_bytes)
       return false;
-    world_.note_plant();
+    world_.note_bug();
     return true;
   }
   bool lie_about_exchange(uint64_t at, uint64_t value, uint64_t expected) const {
     if (!world_.map().at(at).is_part(BH_PART_BLOCKS)) return false;
-    const bool lies =
-        (world_.plant(Lie::SEQUENCE_IGNORED) != nullptr &&
-         value >> BH_WORD_STATE_SHIFT == expected >> BH_WORD_STATE_SHIFT) ||
-        (world_.plant(Lie::GONE_IS_THERE) != nullptr && seems_there(value) == expected);
-    if (lies) world_.note_plant();
+    const bool lies = (world_.bug(Lie::SEQUENCE_IGNORED) != nullptr &&
+                       value >> BH_WORD_STATE_SHIFT == expected >> BH_WORD_STATE_SHIFT) ||
+                      (world_.bug(Lie::GONE_IS_THERE) != nullptr && seems_there(value) == expected);
+    if (lies) world_.note_bug();
     return lies;
   }
   /// A block's word, if the seeded bug makes a freed block seem present.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A geometry that users cannot request: so small that full tables, full probe sets and shared lines
 // come at once, and a simulated pool costs a few hundred KiB. And its map: the meaning of each line
-// of the pool, by which accesses are checked, described, and falsified (plants.h).
+// of the pool, by which accesses are checked, described, and falsified (seeded_bugs.h).
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,7 @@ struct Options {
   uint64_t first = 0, last = 0;
   size_t jobs = 1;
   std::string state_file;
-  const Plant* plant = nullptr;
+  const SeededBug* bug = nullptr;
   Focus focus = Focus::ANYTHING;
   bool shrink = false, trace = false;
 };
@@ -43,8 +43,8 @@ struct Shared {
 /// Prints all information about a failure.
 void explain(Simulator& simulator, const Options& options, Plan plan, Outcome outcome) {
   if (options.shrink) {
-    plan = simulator.shrink(plan, options.plant, *outcome.failure);
-    outcome = simulator.run(plan, options.plant, options.trace);
+    plan = simulator.shrink(plan, options.bug, *outcome.failure);
+    outcome = simulator.run(plan, options.bug, options.trace);
   }
   const std::string text =
       fmt::format("{}{}seed {} failed: {}: {}\n\n", plan.describe(), outcome.last_steps, plan.seed,
@@ -62,7 +62,7 @@ void work(const Options& options, Shared& shared, Shared::Job& job) {
     for (uint64_t seed = begin; seed < begin + kChunk && seed <= options.last; ++seed) {
       job.seed = seed;
       const Plan plan = make_plan(seed, options.focus);
-      Outcome outcome = simulator.run(plan, options.plant, options.trace && !options.shrink);
+      Outcome outcome = simulator.run(plan, options.bug, options.trace && !options.shrink);
       ++(outcome.failure ? shared.failed : shared.passed);
       if (outcome.failure) explain(simulator, options, plan, std::move(outcome));
     }
@@ -147,17 +147,17 @@ int run(Options options) {
 int main(int argc, char** argv) {
   CLI::App app{"Runs the pool's code over simulated hosts, caches and faults (docs/simulator.md)"};
   bowhead::sim::Options options;
-  std::string seeds = "1..1000", plant, focus;
-  std::vector<std::string> plants, focuses;
-  for (const auto& known : bowhead::sim::all_plants()) plants.emplace_back(known.name);
+  std::string seeds = "1..1000", bug, focus;
+  std::vector<std::string> bugs, focuses;
+  for (const auto& known : bowhead::sim::all_seeded_bugs()) bugs.emplace_back(known.name);
   for (const std::string_view known : bowhead::sim::focus_names()) focuses.emplace_back(known);
   app.add_option("--seeds", seeds, "A..B, both included, or one seed")->capture_default_str();
   app.add_option("--jobs", options.jobs, "Processes at work")
       ->check(CLI::Range(size_t{1}, bowhead::sim::kJobsMax))
       ->capture_default_str();
   app.add_option("--state", options.state_file, "File that says how far it got, to go on from");
-  app.add_option("--plant", plant, "Plant this bug")->check(CLI::IsMember(plants));
-  app.add_option("--focus", focus, "Kind of plans; without it, those that --plant is sought in")
+  app.add_option("--bug", bug, "Run with this seeded bug")->check(CLI::IsMember(bugs));
+  app.add_option("--focus", focus, "Kind of plans; without it, those in which --bug is looked for")
       ->check(CLI::IsMember(focuses));
   app.add_flag("--shrink", options.shrink, "Make the plan of a failing seed smaller");
   app.add_flag("--trace", options.trace, "Print every step; with --shrink, of the smallest plan");
@@ -169,8 +169,8 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "sim: --seeds {}: give A..B, both numbers, or one number\n", seeds);
     return 2;
   }
-  options.plant = bowhead::sim::find_plant(plant);
-  if (options.plant != nullptr) options.focus = options.plant->focus;
+  options.bug = bowhead::sim::find_seeded_bug(bug);
+  if (options.bug != nullptr) options.focus = options.bug->focus;
   options.focus = bowhead::sim::find_focus(focus).value_or(options.focus);
   return bowhead::sim::run(options);
 }

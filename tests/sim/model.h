@@ -42,7 +42,7 @@ class Model {
   // ---- what must not be lost ----
   /// From a put that stored a block, and reported it while its life stood, until a removal of the
   /// key begins. A removal that does not end normally may take the key away at any time.
-  bool must_be_found(uint32_t key) const { return keys_[key].kept && !keys_[key].doubtful; }
+  bool must_be_found(uint32_t key) const { return keys_[key].kept && !keys_[key].uncertain; }
   /// For keep(), before a put begins: the number of removals so far; none if one is in progress.
   std::optional<uint64_t> removals(uint32_t key) const {
     const Key& of = keys_[key];
@@ -57,7 +57,7 @@ class Model {
   }
   void end_removal(uint32_t key) { ++keys_[key].removals_ended; }
   /// A block of it has no checksum: no successor adopts it.
-  void doubt(uint32_t key) { keys_[key].doubtful = true; }
+  void make_uncertain(uint32_t key) { keys_[key].uncertain = true; }
 
   /// The stored form of a version.
   struct Stored {
@@ -134,7 +134,7 @@ class Model {
     std::string name;
     uint64_t hash_low, hash_high;
     std::vector<Put> puts;
-    bool kept = false, doubtful = false;
+    bool kept = false, uncertain = false;
     uint64_t removals_begun = 0, removals_ended = 0;
   };
   struct Holder {

@@ -117,7 +117,7 @@ void aim_at_leases(Dice& random, Plan& plan, Focus focus) {
   plan.some_without_sum = true;
   plan.long_keys = focus == Focus::LONG_KEYS;
   plan.operations = 60;
-  plan.think_ns = slow ? kBeatNs >> random.below(5) : 0;
+  plan.think_ns = slow ? kHeartbeatNs >> random.below(5) : 0;
   plan.stall_share = 2;
   plan.stall_magnitudes = 6;
   plan.stall_ns = focus == Focus::WEAK ? kMs : 16 * kMs;
@@ -145,7 +145,7 @@ void aim_at_leases(Dice& random, Plan& plan, Focus focus) {
 /// the dead host is back at the moment when it would be missed, and decides too.
 void aim_at_decisions(Dice& random, Plan& plan) {
   plan.operations = 4;
-  plan.think_ns = kBeatNs;
+  plan.think_ns = kHeartbeatNs;
   plan.shape.hosts = 3;
   const bool is_back = random.below(2) == 0;
   plan.faults.push_back(crash(2, 1000 + any_magnitude(random, 12),
@@ -158,7 +158,7 @@ void aim_at_decisions(Dice& random, Plan& plan) {
 void aim_at_grants(Dice& random, Plan& plan) {
   plan.work = Work::GREEDY;
   plan.operations = 40;
-  plan.think_ns = kBeatNs;
+  plan.think_ns = kHeartbeatNs;
   plan.keys = 20;
   plan.shape.hosts = 3;
   plan.shape.leases = 5;
@@ -196,7 +196,7 @@ void aim_at_contents(Dice& random, Plan& plan) {
   plan.shape.hosts = 2;
   plan.shape.leases = 5;
   plan.processes_per_host = 1 + static_cast<uint32_t>(random.below(2));
-  plan.think_ns = random.below(2) == 0 ? 0 : kBeatNs >> random.below(5);
+  plan.think_ns = random.below(2) == 0 ? 0 : kHeartbeatNs >> random.below(5);
   plan.stall_share = 2;
   plan.stall_magnitudes = 6;
   if (plan.processes_per_host == 1) return;
@@ -209,7 +209,7 @@ void aim_at_contents(Dice& random, Plan& plan) {
           since(Since::REPLACES, 0, crash(1, 200 + any_magnitude(random, 12), 10 * kMs))};
       return;
     case 1:
-      plan.think_ns = kBeatNs / 8;
+      plan.think_ns = kHeartbeatNs / 8;
       plan.larger_share = 1;
       plan.faults = {pause(static_cast<uint32_t>(random.below(4)), 1000 + any_magnitude(random, 13),
                            (100 + random.below(150)) * kMs)};
@@ -224,7 +224,7 @@ void aim_at_contents(Dice& random, Plan& plan) {
 void aim_at_custody(Dice& random, Plan& plan) {
   plan.work = Work::CUSTODY;
   plan.operations = 120 + static_cast<uint32_t>(random.below(100));
-  plan.think_ns = kBeatNs / 4;
+  plan.think_ns = kHeartbeatNs / 4;
   plan.shape.hosts = 2;
   plan.shape.buckets = 5;
   plan.keys = 12 + static_cast<uint32_t>(random.below(5));
@@ -240,7 +240,7 @@ void aim_at_custody(Dice& random, Plan& plan) {
 /// paused.
 void aim_at_twins(Dice& random, Plan& plan) {
   plan.operations = 30;
-  plan.think_ns = kBeatNs;
+  plan.think_ns = kHeartbeatNs;
   plan.twin = random.below(2) == 0 ? Twin::SAME_ID : Twin::CLONE;
   const uint32_t last = plan.shape.hosts - 1;
   if (plan.twin == Twin::CLONE)
@@ -258,7 +258,7 @@ void aim_at_duties(Dice& random, Plan& plan) {
   plan.slow_duties = true;
   plan.operations = 20;
   plan.keys = 6;
-  plan.think_ns = 2 * kBeatNs;
+  plan.think_ns = 2 * kHeartbeatNs;
   plan.stall_share = 1;
   plan.steps_per_event = 8;
   if (random.below(2) == 0)
@@ -270,7 +270,7 @@ void aim_at_duties(Dice& random, Plan& plan) {
 /// hosts that have seen that the next life is over too.
 void aim_at_returns(Dice& random, Plan& plan) {
   plan.operations = 60;
-  plan.think_ns = kBeatNs;
+  plan.think_ns = kHeartbeatNs;
   plan.shape.hosts = 2;
   for (uint64_t n = 1; n < 7; ++n) plan.faults.push_back(crash(1, n * 4000, 4 * kMs));
   plan.faults.push_back(stall(Since::VIEW, 0, random.below(3), (20 + random.below(80)) * kMs));
@@ -282,7 +282,7 @@ void aim_at_many(Dice& random, Plan& plan) {
   plan.work = Work::ANYTHING;
   plan.operations = 3;
   plan.steps_per_event = 64;
-  plan.think_ns = kBeatNs;
+  plan.think_ns = kHeartbeatNs;
   if (random.below(16) == 0) return;
   plan.slots = {static_cast<uint32_t>(random.below(8))};
   for (uint64_t n = 1 + random.below(3); n > 0; --n)
@@ -327,7 +327,7 @@ void aim(Dice& random, Plan& plan, Focus focus) {
     case Focus::LAPSED:
       if (focus == Focus::LAPSED) plan.work = Work::LEASES;
       plan.operations = 60;
-      plan.think_ns = kBeatNs;
+      plan.think_ns = kHeartbeatNs;
       plan.faults.push_back(
           pause(any_process(), 2000 + any_magnitude(random, 16), (100 + random.below(150)) * kMs));
       break;
@@ -401,7 +401,7 @@ Plan make_plan(uint64_t seed, Focus focus) {
   plan.stall_ns = kMs << random.below(4);
   plan.operations = 4 + static_cast<uint32_t>(random.below(24));
   plan.keys = 2 + static_cast<uint32_t>(random.below(7));
-  plan.think_ns = random.below(3) == 0 ? 0 : kBeatNs >> random.below(8);
+  plan.think_ns = random.below(3) == 0 ? 0 : kHeartbeatNs >> random.below(8);
   plan.eviction = random.below(2) == 0;
   if (random.below(4) != 0) {
     for (uint64_t n = 1 + random.below(4); n > 0; --n)

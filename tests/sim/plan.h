@@ -111,9 +111,10 @@ struct Plan {
 
 /// Times of the simulated pool: those of a real one, divided so that a run is short.
 inline constexpr SharingTimes kTimes{
-    .beat_ms = 4, .dead_ms = 40, .grace_ms = 12, .settle_ms = 2, .reclaim_ms = 60};
+    .heartbeat_ms = 4, .dead_ms = 40, .grace_ms = 12, .settle_ms = 2, .reclaim_ms = 60};
 inline constexpr uint64_t kMs = 1'000'000;
-inline constexpr uint64_t kBeatNs = kTimes.beat_ms * kMs, kSettleNs = kTimes.settle_ms * kMs;
+inline constexpr uint64_t kHeartbeatNs = kTimes.heartbeat_ms * kMs,
+                          kSettleNs = kTimes.settle_ms * kMs;
 /// The time that a line may take to the memory on weak memory: just within the settling time.
 inline constexpr uint64_t kDrainNs = kSettleNs - 1;
 

@@ -156,7 +156,7 @@ void Rules::check_holder(uint64_t at, Place place) {
   const auto word = core::StateWord::unpack(world_->machine().cache.peek(at));
   const bool held = blocks ? word.state == BH_BLOCK_RESERVED || word.state == BH_BLOCK_RETIRING ||
                                  word.state == BH_BLOCK_CLEANING
-                           : word.state == BH_EXTENT_CUTTING || word.state == BH_EXTENT_JOINING;
+                           : word.state == BH_EXTENT_CARVING || word.state == BH_EXTENT_COALESCING;
   const auto& locks = world_->machine().process_locks;
   if (!held || word.process >= locks.size()) return;
   const Process* holder = locks[word.process];

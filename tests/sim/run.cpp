@@ -12,17 +12,17 @@ namespace {
 constexpr uint64_t kPhaseNs = 60'000 * kMs;
 /// After this time everything that waits for time has happened.
 constexpr uint64_t kRestNs =
-    2 * (kTimes.dead_ms + kTimes.grace_ms + kTimes.reclaim_ms + 40 * kTimes.beat_ms) * kMs;
+    2 * (kTimes.dead_ms + kTimes.grace_ms + kTimes.reclaim_ms + 40 * kTimes.heartbeat_ms) * kMs;
 /// Work that waits for a heartbeat or two is done: reuse, and a zombie's leftovers.
-constexpr uint64_t kSweepNs = 6 * kBeatNs;
+constexpr uint64_t kSweepNs = 6 * kHeartbeatNs;
 constexpr int kRemovals = 4;
 constexpr size_t kShrinkRuns = 2000;
 
 }  // namespace
 
-Outcome Simulator::run(const Plan& plan, const Plant* plant, bool print_steps) {
+Outcome Simulator::run(const Plan& plan, const SeededBug* bug, bool print_steps) {
   users_.clear();
-  world_.reset(plan, plant, print_steps);
+  world_.reset(plan, bug, print_steps);
   model_.reset(plan);
   rules_.reset(world_, model_);
   stage_ = std::make_unique<Stage>(Stage{.world = world_, .model = model_, .rules = rules_});
@@ -35,7 +35,7 @@ Outcome Simulator::run(const Plan& plan, const Plant* plant, bool print_steps) {
       nullptr, [](void* self) { static_cast<Simulator*>(self)->direct(); }, this));
   Outcome outcome;
   outcome.hash = world_.hash();
-  outcome.plant_acts = world_.plant_acts();
+  outcome.bug_acts = world_.bug_acts();
   outcome.counts = stage_->counts;
   outcome.counts.runs = 1;
   outcome.counts.steps = world_.steps();
@@ -52,13 +52,13 @@ void Simulator::write_new_pool(const Plan& plan) {
   superblock.pool_id[0] = plan.seed;
   superblock.pool_id[1] = 1;
   superblock.geometry = small_geometry(plan.shape);
-  superblock.beat_ms = kTimes.beat_ms;
+  superblock.heartbeat_ms = kTimes.heartbeat_ms;
   superblock.dead_ms = kTimes.dead_ms;
   superblock.grace_ms = kTimes.grace_ms;
   superblock.settle_ms = kTimes.settle_ms;
-  if (world_.plant(Lie::NO_SETTLE) != nullptr) {
+  if (world_.bug(Lie::NO_SETTLE) != nullptr) {
     superblock.settle_ms = 0;
-    world_.note_plant();
+    world_.note_bug();
   }
   superblock.reclaim_ms = kTimes.reclaim_ms;
   superblock.evict_high_permille = plan.eviction ? 800 : 0;
@@ -131,7 +131,7 @@ void Simulator::do_phase(Phase phase) {
   while (!all_ready()) {
     if (world_.now_ns() > deadline_ns)
       world_.fail("progress", fmt::format("phase {} does not end", static_cast<int>(phase)));
-    world_.sleep(kBeatNs);
+    world_.sleep(kHeartbeatNs);
   }
 }
 
@@ -158,7 +158,7 @@ void Simulator::rest() {
     if (settled && since_ns == 0) since_ns = world_.now_ns();
     if (world_.now_ns() > deadline_ns)
       world_.fail("owner", fmt::format("an extent has no owner, or two:{}", owners()));
-    world_.sleep(kBeatNs);
+    world_.sleep(kHeartbeatNs);
   }
 }
 
@@ -242,14 +242,14 @@ void Simulator::check_space() {
 
 // ---- shrinking ----
 
-Plan Simulator::shrink(const Plan& plan, const Plant* plant, const Failure& failure) {
+Plan Simulator::shrink(const Plan& plan, const SeededBug* bug, const Failure& failure) {
   Plan smallest = plan;
   size_t runs = 0;
   for (bool found = true; found && runs < kShrinkRuns;) {
     found = false;
     for (const Plan& candidate : smaller(smallest)) {
       ++runs;
-      const Outcome outcome = run(candidate, plant);
+      const Outcome outcome = run(candidate, bug);
       if (!outcome.failure || outcome.failure->kind != failure.kind) continue;
       smallest = candidate;
       found = true;

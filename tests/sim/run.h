@@ -16,18 +16,18 @@ namespace bowhead::sim {
 
 struct Outcome {
   std::optional<Failure> failure;
-  uint64_t hash = 0;        ///< over all steps
-  uint64_t plant_acts = 0;  ///< number of times that the seeded bug acted
+  uint64_t hash = 0;      ///< over all steps
+  uint64_t bug_acts = 0;  ///< number of times that the seeded bug acted
   Counts counts{};
   std::string last_steps;  ///< before the failure
 };
 
 class Simulator {
  public:
-  Outcome run(const Plan& plan, const Plant* plant = nullptr, bool print_steps = false);
+  Outcome run(const Plan& plan, const SeededBug* bug = nullptr, bool print_steps = false);
 
   /// The smallest plan found that fails in the same way.
-  Plan shrink(const Plan& plan, const Plant* plant, const Failure& failure);
+  Plan shrink(const Plan& plan, const SeededBug* bug, const Failure& failure);
 
  private:
   void direct();

@@ -66,40 +66,40 @@ TEST(Determinism, TheSameSeedTakesTheSameSteps) {
 
 /// Also of a run that fails; and a smaller plan fails in the same way.
 TEST(Determinism, AFailureRepeatsAndShrinks) {
-  const Plant* plant = find_plant("reuse-without-hazards");
+  const SeededBug* bug = find_seeded_bug("reuse-without-hazards");
   Simulator simulator;
   uint64_t seed = 0;
-  Outcome outcome = simulator.run(make_plan(seed, plant->focus), plant);
-  while (!outcome.failure) outcome = simulator.run(make_plan(++seed, plant->focus), plant);
+  Outcome outcome = simulator.run(make_plan(seed, bug->focus), bug);
+  while (!outcome.failure) outcome = simulator.run(make_plan(++seed, bug->focus), bug);
   Simulator other;
-  const Plan plan = make_plan(seed, plant->focus);
-  EXPECT_EQ(other.run(plan, plant).failure->text, outcome.failure->text);
-  const Plan small = other.shrink(plan, plant, *outcome.failure);
+  const Plan plan = make_plan(seed, bug->focus);
+  EXPECT_EQ(other.run(plan, bug).failure->text, outcome.failure->text);
+  const Plan small = other.shrink(plan, bug, *outcome.failure);
   EXPECT_LT(small.operations * small.processes() + small.faults.size(),
             plan.operations * plan.processes() + plan.faults.size());
-  EXPECT_EQ(simulator.run(small, plant).failure->kind, outcome.failure->kind);
+  EXPECT_EQ(simulator.run(small, bug).failure->kind, outcome.failure->kind);
 }
 
 // ---- seeded bugs ----
 
-class Plants : public testing::TestWithParam<Plant> {};
+class SeededBugs : public testing::TestWithParam<SeededBug> {};
 
 /// A seeded bug is found, by a failure that it causes; or it is harmless, and the table says why.
 /// In both cases it must have acted.
-TEST_P(Plants, AreFound) {
-  const Plant plant = GetParam();
+TEST_P(SeededBugs, AreFound) {
+  const SeededBug bug = GetParam();
   Simulator simulator;
-  const bool harmless = plant.harmless_because != nullptr;
+  const bool harmless = bug.harmless_because != nullptr;
   uint64_t acts = 0;
   const uint64_t seeds = harmless ? kSeedsPerHarmless : kSeedsPerPlant;
-  for (uint64_t seed = plant.first_seed; seed < plant.first_seed + seeds; ++seed) {
-    const Plan plan = make_plan(seed, plant.focus);
-    const Outcome outcome = simulator.run(plan, &plant);
-    acts += outcome.plant_acts;
+  for (uint64_t seed = bug.first_seed; seed < bug.first_seed + seeds; ++seed) {
+    const Plan plan = make_plan(seed, bug.focus);
+    const Outcome outcome = simulator.run(plan, &bug);
+    acts += outcome.bug_acts;
     if (!outcome.failure || simulator.run(plan).failure) continue;
     fmt::print("found by seed {}: {}: {}\n", seed, outcome.failure->kind, outcome.failure->text);
-    EXPECT_FALSE(harmless) << "not harmless, although declared so because "
-                           << plant.harmless_because << "\n"
+    EXPECT_FALSE(harmless) << "not harmless, although declared so because " << bug.harmless_because
+                           << "\n"
                            << text(plan, outcome);
     return;
   }
@@ -107,17 +107,18 @@ TEST_P(Plants, AreFound) {
   EXPECT_TRUE(harmless) << "not found in " << seeds << " seeds";
 }
 
-std::string plant_name(const testing::TestParamInfo<Plant>& info) {
+std::string bug_name(const testing::TestParamInfo<SeededBug>& info) {
   std::string name = info.param.name;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Table, Plants, testing::ValuesIn(all_plants().begin(), all_plants().end()),
-                         plant_name);
+INSTANTIATE_TEST_SUITE_P(Table, SeededBugs,
+                         testing::ValuesIn(all_seeded_bugs().begin(), all_seeded_bugs().end()),
+                         bug_name);
 
 }  // namespace
 
-void PrintTo(const Plant& plant, std::ostream* out) { *out << plant.name; }
+void PrintTo(const SeededBug& bug, std::ostream* out) { *out << bug.name; }
 
 }  // namespace bowhead::sim

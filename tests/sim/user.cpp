@@ -25,7 +25,7 @@ Allocator<sim::SimAccess>::Magazine& Allocator<sim::SimAccess>::magazine_of(uint
 namespace bowhead::sim {
 namespace {
 
-constexpr uint64_t kFillPatienceNs = 100 * kBeatNs;
+constexpr uint64_t kFillPatienceNs = 100 * kHeartbeatNs;
 constexpr uint32_t kTries = 6;  ///< to join as a host that another machine runs as
 constexpr size_t kHeldMax = 3;  ///< leases, and reservations, of one worker
 
@@ -75,7 +75,7 @@ std::string Counts::text() const {
 void User::begin() {
   ++stage_.counts.lives;
   phase_done_ = 0;
-  silent_ = beating_ = serving_ = parking_ = beats = false;
+  silent_ = in_heartbeat_ = serving_ = parking_ = keeps_heartbeat = false;
   second_thread_ = nullptr;
   for (Worker& worker : workers_) {
     worker.leases.clear();
@@ -96,9 +96,9 @@ void User::attach() {
   stage_.world.begin_operation(Operation::ATTACH);
   core_ = std::make_unique<core::Core<SimAccess>>(*access_, stage_.superblock, machine->host);
   const auto attached = core_->joining.attach({}, [this] {
-    stage_.world.note_beating();
+    stage_.world.note_heartbeat();
     stage_.world.start_thread(
-        this, [](void* self) { static_cast<User*>(self)->beat(); }, this);
+        this, [](void* self) { static_cast<User*>(self)->heartbeat(); }, this);
   });
   stage_.world.end_operation(static_cast<uint64_t>(attached.status()));
   if (!attached) {
@@ -106,7 +106,7 @@ void User::attach() {
     // If two machines are to run as one host, one of them gives up in the end.
     const bool in_use = attached.status() == Status::HOST_ID_IN_USE;
     const bool for_good = in_use && stage_.world.plan().twin != Twin::NONE && ++refused_ == kTries;
-    stage_.world.end_process(for_good ? kForever : 4 * kBeatNs);
+    stage_.world.end_process(for_good ? kForever : 4 * kHeartbeatNs);
   }
   joined = true;
 }
@@ -119,10 +119,10 @@ void User::work() {
     second_thread_ = &stage_.world.start_thread(
         this, [](void* self) { static_cast<User*>(self)->work_beside(); }, this);
   operate_all();
-  while (second_thread_ != nullptr && !workers_[1].rests) stage_.world.sleep(kBeatNs);
+  while (second_thread_ != nullptr && !workers_[1].rests) stage_.world.sleep(kHeartbeatNs);
   for (;;) {
     phase_done_ = stage_.phase_number;
-    while (ready()) stage_.world.sleep(kBeatNs);
+    while (ready()) stage_.world.sleep(kHeartbeatNs);
     do_phase(stage_.phase);
   }
 }
@@ -137,7 +137,7 @@ void User::operate_all() {
   while (worker().operations_left > 0) {
     if (&worker() == &workers_[1] && parking_) {
       worker().rests = true;
-      stage_.world.sleep(kBeatNs / 4);
+      stage_.world.sleep(kHeartbeatNs / 4);
       continue;
     }
     worker().rests = false;
@@ -153,28 +153,28 @@ void User::operate_all() {
   while (!worker().reservations.empty()) finish_reservation();
 }
 
-void User::beat() {
+void User::heartbeat() {
   for (;;) {
-    stage_.world.sleep(kBeatNs);
+    stage_.world.sleep(kHeartbeatNs);
     if (silent_) continue;
-    if (serving_ && stage_.world.plant(Lie::BEAT_AFTER_DUTIES) != nullptr) {
-      stage_.world.note_plant();
+    if (serving_ && stage_.world.bug(Lie::HEARTBEAT_AFTER_DUTIES) != nullptr) {
+      stage_.world.note_bug();
       continue;
     }
-    beating_ = true;
+    in_heartbeat_ = true;
     const uint64_t begun_ns = stage_.world.now_ns();
-    stage_.world.begin_operation(Operation::BEAT);
-    const auto beaten = core_->membership.beat();
-    stage_.world.end_operation(static_cast<uint64_t>(beaten.status()));
-    beating_ = false;
+    stage_.world.begin_operation(Operation::HEARTBEAT);
+    const auto done = core_->membership.heartbeat();
+    stage_.world.end_operation(static_cast<uint64_t>(done.status()));
+    in_heartbeat_ = false;
     looked_at_ns = begun_ns;
-    if (!beaten) end_soon("beat", beaten.error());
+    if (!done) end_soon("heartbeat", done.error());
   }
 }
 
 void User::serve() {
   for (;;) {
-    stage_.world.sleep(kBeatNs);
+    stage_.world.sleep(kHeartbeatNs);
     if (silent_) continue;
     serving_ = true;
     stage_.world.begin_operation(Operation::WORK);
@@ -187,14 +187,14 @@ void User::serve() {
 
 /// The other threads continue until one of them ends too, or this one ends the process.
 void User::end_soon(const char* name, const Error& error) {
-  if (!machine->innocent) stage_.world.sleep(1 + below(8 * kBeatNs));
+  if (!machine->innocent) stage_.world.sleep(1 + below(8 * kHeartbeatNs));
   if (!silent_) expect(name, error, {});
 }
 
 /// Neither thread runs while a handle is closed.
 void User::stop_threads() {
   silent_ = true;
-  while (beating_ || serving_) stage_.world.sleep(kBeatNs / 8);
+  while (in_heartbeat_ || serving_) stage_.world.sleep(kHeartbeatNs / 8);
 }
 
 void User::expect(const char* name, Status status, std::initializer_list<Status> allowed) {
@@ -213,7 +213,7 @@ void User::expect(const char* name, const Error& error, std::initializer_list<St
   if ((cloned && ended) ||
       (error.status == Status::HOST_FENCED && (!machine->innocent || ended_itself()))) {
     ++stage_.counts.fenced;
-    stage_.world.end_process(below(2 * kBeatNs));
+    stage_.world.end_process(below(2 * kHeartbeatNs));
   }
   stage_.world.fail("status", fmt::format("process {}: {} says {}: {}", index, name,
                                           status_name(error.status), error.message()));
@@ -226,7 +226,7 @@ bool User::ended_itself() const {
   const auto own = core::DecideWord::unpack(
       machine->cache.peek(context.layout.word(context.host, BH_PART_DECIDE, context.host)));
   const core::Life next{context.host, context.incarnation + 1};
-  return !stage_.world.planted_harm() && own.done && own.inst == context.incarnation &&
+  return !stage_.world.bug_does_harm() && own.done && own.inst == context.incarnation &&
          own.val == next.value();
 }
 
@@ -364,7 +364,7 @@ void User::get_parts() {
 
 /// Acts like recompression, on a block that was not used for a while.
 void User::replace() {
-  const uint64_t unused_ns = below(2) == 0 ? 0 : below(kBeatNs);
+  const uint64_t unused_ns = below(2) == 0 ? 0 : below(kHeartbeatNs);
   bool done = false;
   stage_.world.begin_operation(Operation::REPLACE);
   core_->space.for_each_cold(unused_ns, [&](const core::Located& located) {
@@ -440,7 +440,7 @@ void User::lease() {
   if (worker().leases.size() == kHeldMax) return release();
   const uint32_t k = any_key();
   // Some expire while they are in use.
-  const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kTimes.beat_ms) : 600'000;
+  const uint64_t ttl_ms = below(3) == 0 ? 1 + below(3 * kTimes.heartbeat_ms) : 600'000;
   stage_.world.begin_operation(Operation::LEASE, k, ttl_ms);
   stage_.world.note_store(Since::LEASE);
   const uint64_t called_ns = stage_.world.now_ns();
@@ -522,7 +522,7 @@ void User::finish_reservation() {
   PayloadSum sum;
   if (stage_.world.plan().some_without_sum && below(2) != 0) {
     sum.by = PayloadSum::By::NONE;
-    stage_.model.doubt(reserved.key);
+    stage_.model.make_uncertain(reserved.key);
   } else if (reserved.version % 2 == 0) {
     const auto value = stage_.model.value(reserved.key, reserved.version);
     sum = {PayloadSum::By::WRITER, payload_checksum(value.data(), value.size())};
@@ -609,7 +609,7 @@ void User::fill() {
     if (stage_.blocks_reserved != seen) last_ns = stage_.world.now_ns();
     seen = stage_.blocks_reserved;
     if (stage_.world.now_ns() > last_ns + patience_ns) return;
-    if (!got) stage_.world.sleep(4 * kBeatNs);
+    if (!got) stage_.world.sleep(4 * kHeartbeatNs);
   }
 }
 
@@ -634,7 +634,7 @@ void User::detach() {
 
 /// The last process of a host leaves for it.
 void User::leave() {
-  while (leads() && !leave_host()) stage_.world.sleep(kBeatNs);
+  while (leads() && !leave_host()) stage_.world.sleep(kHeartbeatNs);
   detach();
   phase_done_ = stage_.phase_number;
   stage_.world.end_process(kForever);
@@ -643,7 +643,7 @@ void User::leave() {
 void User::leave_for(uint64_t duration_ns) {
   leaves_for_ns = 0;
   parking_ = true;
-  while (second_thread_ != nullptr && !workers_[1].rests) stage_.world.sleep(kBeatNs / 4);
+  while (second_thread_ != nullptr && !workers_[1].rests) stage_.world.sleep(kHeartbeatNs / 4);
   if (!leave_host()) {
     parking_ = false;
     return;

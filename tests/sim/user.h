@@ -99,7 +99,7 @@ class User final : public Process {
   void work();
   void work_beside();
   void operate_all();
-  void beat();
+  void heartbeat();
   void serve();
   void end_soon(const char* name, const Error& error);
   void attach();
@@ -156,7 +156,7 @@ class User final : public Process {
   uint32_t refused_ = 0;     ///< joins
   uint32_t phase_done_ = 0;  ///< number of the last one
   // State of this life.
-  bool beating_ = false, serving_ = false;
+  bool in_heartbeat_ = false, serving_ = false;
   bool silent_ = false;              ///< both are to stop
   bool parking_ = false;             ///< the second worker is to pause
   Thread* second_thread_ = nullptr;  ///< none: there is one worker

@@ -32,10 +32,10 @@ World* running_world() { return the_running_world; }
 World::World() = default;
 World::~World() = default;
 
-void World::reset(const Plan& plan, const Plant* plant, bool print_steps) {
+void World::reset(const Plan& plan, const SeededBug* bug, bool print_steps) {
   plan_ = plan;
-  plant_ = plant;
-  plant_acts_ = 0;
+  bug_ = bug;
+  bug_acts_ = 0;
   faults_ = plan.faults;
   map_ = std::make_unique<Map>(small_geometry(plan.shape));
   random_ = Dice(plan.seed);
@@ -261,13 +261,13 @@ void World::event() {
   // short one if the host's heartbeat depends on it, since a host that no fault hits must not be
   // declared dead.
   const Operation operation = current_->operation;
-  const bool host_waits = operation == Operation::BEAT || operation == Operation::ATTACH ||
+  const bool host_waits = operation == Operation::HEARTBEAT || operation == Operation::ATTACH ||
                           operation == Operation::LEAVE || operation == Operation::DETACH;
   // A joining host is missed from the decision on that makes its life the next; its heartbeat
   // begins a moment later.
   const bool slow = plan_.slow_duties && current_->process != nullptr &&
                     (operation == Operation::WORK ||
-                     (operation == Operation::ATTACH && current_->process->beats));
+                     (operation == Operation::ATTACH && current_->process->keeps_heartbeat));
   const uint64_t most_ns = slow         ? 3 * kTimes.dead_ms * kMs
                            : host_waits ? plan_.stall_ns
                                         : 4 * plan_.stall_ns;
@@ -318,8 +318,8 @@ void World::buffer_event() {
 
 void World::start_flush(uint64_t offset, uint64_t bytes, bool invalidates) {
   if (bytes == 0) return;
-  const bool mistaken = invalidates && plant(Lie::INVALIDATE_KEEPS) != nullptr;
-  if (mistaken && plan_.keeps_lines) note_plant();
+  const bool mistaken = invalidates && bug(Lie::INVALIDATE_KEEPS) != nullptr;
+  if (mistaken && plan_.keeps_lines) note_bug();
   const bool drops = !plan_.keeps_lines || (invalidates && !mistaken);
   const uint64_t last = (offset + bytes - 1) / BH_LINE_BYTES;
   for (uint64_t line = offset / BH_LINE_BYTES; line <= last; ++line)
@@ -336,20 +336,20 @@ void World::take_effect(Thread& thread, size_t index) {
 }
 
 bool World::fence_left_out() {
-  if (current_->flushing.empty()) return plant(Lie::NO_PLAIN_FENCE) != nullptr;
-  const Plant* flush = plant(Lie::NO_FENCE_AFTER_FLUSH);
-  const Plant* plant = flush != nullptr ? flush : this->plant(Lie::NO_FENCE_AFTER_INVALIDATE);
-  if (plant == nullptr) return false;
-  return std::all_of(
-      current_->flushing.begin(), current_->flushing.end(), [&](const Thread::Flush& waiting) {
-        const Place place = map_->at_line(waiting.line);
-        return (waiting.invalidates == (flush == nullptr) && plant->concerns(place)) ||
-               (plant->also_part != 0 && place.is_part(plant->also_part));
-      });
+  if (current_->flushing.empty()) return bug(Lie::NO_PLAIN_FENCE) != nullptr;
+  const SeededBug* flush = bug(Lie::NO_FENCE_AFTER_FLUSH);
+  const SeededBug* bug = flush != nullptr ? flush : this->bug(Lie::NO_FENCE_AFTER_INVALIDATE);
+  if (bug == nullptr) return false;
+  return std::all_of(current_->flushing.begin(), current_->flushing.end(),
+                     [&](const Thread::Flush& waiting) {
+                       const Place place = map_->at_line(waiting.line);
+                       return (waiting.invalidates == (flush == nullptr) && bug->concerns(place)) ||
+                              (bug->also_part != 0 && place.is_part(bug->also_part));
+                     });
 }
 
 void World::fence() {
-  if (plant_ != nullptr && fence_left_out()) return note_plant();
+  if (bug_ != nullptr && fence_left_out()) return note_bug();
   Thread& thread = *current_;
   drain_stores(thread);
   while (!thread.flushing.empty()) {
@@ -375,12 +375,12 @@ bool World::mapped(uint64_t offset) const {
   return lines.empty() || lines[offset / BH_LINE_BYTES] != 0;
 }
 
-void World::note_beating() {
+void World::note_heartbeat() {
   Process& process = *current_->process;
-  process.beats = true;
+  process.keeps_heartbeat = true;
   for (const Process* other : processes_) {
     if (other->machine == process.machine || other->machine->host != process.machine->host ||
-        !other->alive || !other->beats)
+        !other->alive || !other->keeps_heartbeat)
       continue;
     if (plan_.twin != Twin::CLONE)
       fail("identity", fmt::format("processes {} and {} run as host {}, on two machines",
@@ -418,7 +418,7 @@ void World::apply_due_faults() {
   const auto due = std::find_if(faults_.begin(), faults_.end(), [&](const Fault& fault) {
     return fault.since == Since::START && fault.process == process->index &&
            process->steps >= fault.after_steps &&
-           (fault.kind != FaultKind::STALL || current_->operation != Operation::BEAT);
+           (fault.kind != FaultKind::STALL || current_->operation != Operation::HEARTBEAT);
   });
   if (due == faults_.end()) return;
   const Fault fault = *due;
@@ -522,8 +522,8 @@ namespace {
 
 std::string operation_text(uint64_t code) {
   static constexpr const char* kNames[] = {
-      "",       "put",   "get",    "remove", "exists", "lease",  "read",  "release", "reserve",
-      "commit", "abort", "attach", "beat",   "work",   "detach", "leave", "parts",   "replace"};
+      "",       "put",   "get",    "remove",    "exists", "lease",  "read",  "release", "reserve",
+      "commit", "abort", "attach", "heartbeat", "work",   "detach", "leave", "parts",   "replace"};
   return fmt::format("{} key {}: {}", kNames[code >> 40], code >> 32 & 0xFF, code & 0xFFFFFFFF);
 }
 

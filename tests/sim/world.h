@@ -18,7 +18,7 @@
 #include "tests/sim/dice.h"
 #include "tests/sim/memory.h"
 #include "tests/sim/plan.h"
-#include "tests/sim/plants.h"
+#include "tests/sim/seeded_bugs.h"
 #include "tests/support/fiber.h"
 
 namespace bowhead::sim {
@@ -109,9 +109,9 @@ struct Process {
   uint32_t index = 0;
   Machine* machine = nullptr;
   bool alive = false;
-  bool joined = false;    ///< has the pool open in this life
-  bool beats = false;     ///< for its host; it may still be joining
-  uint64_t begin_ns = 0;  ///< not alive: begin of its next life; kForever: never
+  bool joined = false;           ///< has the pool open in this life
+  bool keeps_heartbeat = false;  ///< for its host; it may still be joining
+  uint64_t begin_ns = 0;         ///< not alive: begin of its next life; kForever: never
   uint64_t stopped_until_ns = 0;
   uint64_t leaves_for_ns = 0;  ///< it is to leave the pool for this time
   uint64_t steps = 0;          ///< over all lives
@@ -133,7 +133,7 @@ class World {
   World& operator=(const World&) = delete;
 
   /// Resets everything for a new run. The caller adds the processes.
-  void reset(const Plan& plan, const Plant* plant, bool print_steps);
+  void reset(const Plan& plan, const SeededBug* bug, bool print_steps);
   void add_process(Process& process, uint32_t machine);
   /// Runs until `director` has ended, or a failure.
   void run(Thread& director);
@@ -238,22 +238,22 @@ class World {
   /// Two machines run or ran as one host: from here on only copies are right, and the run ends.
   bool cloned() const { return cloned_; }
   /// The current process makes the heartbeat of its host.
-  void note_beating();
+  void note_heartbeat();
   Memory& memory() { return memory_; }
   const Map& map() const { return *map_; }
   const Plan& plan() const { return plan_; }
-  bool planted() const { return plant_ != nullptr; }
-  bool planted_harm() const { return planted() && plant_->harmless_because == nullptr; }
+  bool has_bug() const { return bug_ != nullptr; }
+  bool bug_does_harm() const { return has_bug() && bug_->harmless_because == nullptr; }
   /// The seeded bug, if it is of this kind.
-  const Plant* plant(Lie lie) const {
-    return plant_ != nullptr && (plant_->lie == lie || plant_->also == lie) &&
-                   (plant_->only_in == Operation::NONE || plant_->only_in == current_->operation)
-               ? plant_
+  const SeededBug* bug(Lie lie) const {
+    return bug_ != nullptr && (bug_->lie == lie || bug_->also == lie) &&
+                   (bug_->only_in == Operation::NONE || bug_->only_in == current_->operation)
+               ? bug_
                : nullptr;
   }
   /// The seeded bug acted.
-  void note_plant() { ++plant_acts_; }
-  uint64_t plant_acts() const { return plant_acts_; }
+  void note_bug() { ++bug_acts_; }
+  uint64_t bug_acts() const { return bug_acts_; }
   Dice& random() { return random_; }
   uint64_t now_ns() const { return now_ns_; }
   /// The time at which no machine is paused and no process stopped any more.
@@ -305,8 +305,8 @@ class World {
   void print_step(const StepRecord& step) const;
 
   Plan plan_;
-  const Plant* plant_ = nullptr;
-  uint64_t plant_acts_ = 0;
+  const SeededBug* bug_ = nullptr;
+  uint64_t bug_acts_ = 0;
   std::vector<Fault> faults_;
   std::unique_ptr<Map> map_;
   Dice random_{0};

@@ -34,7 +34,7 @@ namespace bowhead::test {
 
 /// Short, so that a test sees the whole succession of a host.
 inline constexpr SharingTimes kShortTimes{
-    .beat_ms = 20, .dead_ms = 300, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 500};
+    .heartbeat_ms = 20, .dead_ms = 300, .grace_ms = 100, .settle_ms = 5, .reclaim_ms = 500};
 
 inline void sleep_ms(uint64_t ms) {
   const timespec pause{static_cast<time_t>(ms / 1000), static_cast<long>(ms % 1000 * 1'000'000)};

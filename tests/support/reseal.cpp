@@ -23,17 +23,17 @@ void seal_planes(Bytes tile, const Shape& shape, uint32_t tokens) {
   if (number == nullptr) return;
   ByteReader from(tile);
   from.u8();
-  TileHead head;
+  TileHeader header;
   const uint64_t plane_bytes = uint64_t{(shape.channels + 7) / 8} * tokens;
-  if (read_tile_head(from, *number, plane_bytes, head) != Status::OK) return;
+  if (read_tile_header(from, *number, plane_bytes, header) != Status::OK) return;
   const Groups groups(*number, plane_bytes);
   const size_t checksums = from.at() - size_t{groups.count()} * 4,
-               covered = from.at() + parameter_bytes(head, shape.channels);
+               covered = from.at() + parameter_bytes(header, shape.channels);
   if (tile.size() < covered + 4) return;
   uint64_t begin = covered + 4, end = begin;
   for (uint32_t group = 0; group < groups.count(); ++group, begin = end) {
     for (uint32_t s = 0; s < stream_count(*number); ++s) {
-      if (groups.of(s) == group) end += head.streams[s].coded_bytes;
+      if (groups.of(s) == group) end += header.streams[s].coded_bytes;
     }
     end = std::min<uint64_t>(end, tile.size());
     store32(tile.data() + checksums + group * 4, checksum32(tile.subspan(begin, end - begin)));

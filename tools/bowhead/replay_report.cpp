@@ -88,10 +88,10 @@ Json limit_json(const replay::CopyLimit& limit) {
 
 Json self_test_json(const replay::SelfTestReport& test) {
   return {{"passed", test.passed()},
-          {"flipped_planted", test.flipped_planted},
+          {"flipped_injected", test.flipped_injected},
           {"flipped_found", test.flipped_found},
           {"flipped_delivered", test.delivered_wrong},
-          {"foreign_planted", test.foreign_planted},
+          {"foreign_injected", test.foreign_injected},
           {"foreign_found", test.foreign_found}};
 }
 
@@ -233,8 +233,8 @@ std::string verdict_text(const ReplayRun& run) {
     text += fmt::format(
         "self-test {}: {} of {} flipped blocks found and {} delivered; {} of {} blocks of wrong "
         "content found\n",
-        test.passed() ? "passed" : "FAILED", test.flipped_found, test.flipped_planted,
-        test.delivered_wrong, test.foreign_found, test.foreign_planted);
+        test.passed() ? "passed" : "FAILED", test.flipped_found, test.flipped_injected,
+        test.delivered_wrong, test.foreign_found, test.foreign_injected);
   }
   return text;
 }

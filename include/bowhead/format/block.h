@@ -62,7 +62,7 @@ BH_FORMAT_SIZE(bh_block_slot, 128);
 /* How an extent is carved, for `check` and for an adopter that rebuilds; the owner itself uses only
  * its bh_extent_state. Sealed. A slab of several extents is described in the first. */
 typedef struct bh_extent_descriptor {
-  uint64_t cut;         /* number of times that this extent was carved */
+  uint64_t carvings;    /* number of times that this extent was carved */
   uint64_t block_bytes; /* 0: not carved */
   uint32_t block_count;
   uint32_t extent_span; /* contiguous extents of this slab */

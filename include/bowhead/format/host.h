@@ -35,15 +35,15 @@ BH_FORMAT_OFFSET(bh_host_slot, turn, 32);
 BH_FORMAT_OFFSET(bh_host_slot, seal, 56);
 
 /* Words, each complete in itself. */
-typedef struct bh_host_beat {
-  uint64_t beat;           /* increases while the host lives, by a different amount each time */
+typedef struct bh_host_heartbeat {
+  uint64_t heartbeat;      /* increases while the host lives, by a different amount each time */
   uint64_t duties_late_ms; /* at this heartbeat: time since all other duties were done */
   uint64_t settled;      /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
                             sequence are in the memory for good */
   uint64_t hazard_limit; /* hazard words at and beyond this index were never used */
   uint64_t reserved[4];
-} bh_host_beat;
-BH_FORMAT_SIZE(bh_host_beat, 64);
+} bh_host_heartbeat;
+BH_FORMAT_SIZE(bh_host_heartbeat, 64);
 
 /* Decision word, decide[h][d]: the register of host h for the agreement on who succeeds incarnation
  * `inst` of slot d (Disk Paxos: Gafni and Lamport 2003, with one disk). High to low:
@@ -146,14 +146,15 @@ typedef struct bh_host_private {
   uint64_t pad0[5];
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
-  uint64_t beat_at_ns;     /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap */
-  uint64_t probed_hosts;   /* bit h: look-ups read the index of host h */
-  uint64_t publish_phase;  /* parity: which counter of bh_process.publishing is in use */
-  uint64_t wanted_extents; /* a process found no space */
-  uint64_t beats_taken;    /* highest value that a process of this machine gave bh_host_beat.beat,
+  uint64_t heartbeat_at_ns; /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap */
+  uint64_t probed_hosts;    /* bit h: look-ups read the index of host h */
+  uint64_t publish_phase;   /* parity: which counter of bh_process.publishing is in use */
+  uint64_t wanted_extents;  /* a process found no space */
+  uint64_t
+      heartbeats_taken; /* highest value that a process of this machine gave bh_host_heartbeat.heartbeat,
                               or is about to */
-  uint64_t duties_at_ns;   /* CLOCK_BOOTTIME: when a process last began what a host does for the
-                              others besides beating; moved by compare-and-swap */
+  uint64_t duties_at_ns; /* CLOCK_BOOTTIME: when a process last began what a host does for the
+                              others besides its heartbeat; moved by compare-and-swap */
 } bh_host_private;
 BH_FORMAT_SIZE(bh_host_private, 128);
 BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
@@ -226,10 +227,10 @@ enum {
 /* Extent word: the format of an allocator word. */
 enum {
   BH_EXTENT_FREE = 0,
-  BH_EXTENT_CUTTING = 1, /* process: FREE -> SLAB */
+  BH_EXTENT_CARVING = 1, /* process: FREE -> SLAB */
   BH_EXTENT_SLAB = 2,
-  BH_EXTENT_PART = 3,   /* belongs to the slab that begins at extent `head` */
-  BH_EXTENT_JOINING = 4 /* process: SLAB -> FREE */
+  BH_EXTENT_PART = 3,      /* belongs to the slab that begins at extent `head` */
+  BH_EXTENT_COALESCING = 4 /* process: SLAB -> FREE */
 };
 typedef struct bh_extent_state {
   uint64_t word;

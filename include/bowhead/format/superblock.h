@@ -40,7 +40,7 @@ enum {
  * share them through ordinary atomics, and no other host bases a decision on them. */
 enum {
   BH_PART_SLOT = 0,   /* bh_host_slot x2: identity of the host */
-  BH_PART_BEAT,       /* bh_host_beat: heartbeat and other words that change */
+  BH_PART_HEARTBEAT,  /* bh_host_heartbeat: heartbeat and other words that change */
   BH_PART_DECIDE,     /* u64 x BH_HOSTS_MAX: registers of the agreement on successors */
   BH_PART_ACK,        /* u64 x BH_HOSTS_MAX: incarnations treated as ended */
   BH_PART_OWN,        /* u64 x extent_count: ownership of extents (BH_OWN_*) */
@@ -108,8 +108,8 @@ typedef struct bh_superblock {
   uint32_t evict_low_permille;  /* eviction ends below this share */
   bh_geometry geometry;
   /* Time limits between hosts, in ms (docs/sharing.md). All 0: a pool of one host, or of several
-   * with the defaults. Else dead_ms is at least 5 beat_ms and 10 settle_ms, none of them 0. */
-  uint32_t beat_ms;
+   * with the defaults. Else dead_ms is at least 5 heartbeat_ms and 10 settle_ms, none of them 0. */
+  uint32_t heartbeat_ms;
   uint32_t dead_ms;
   uint32_t grace_ms;
   uint32_t settle_ms;

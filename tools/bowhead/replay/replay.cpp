@@ -146,12 +146,12 @@ Result<void> work(const Trace& trace, const Content& content, const ReplayOption
 }
 
 // The worker processes; the destructor kills those that still run.
-class Crew {
+class Workers {
  public:
-  explicit Crew(Shared& shared) : shared_(shared) {}
-  ~Crew() { kill_all(); }
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  explicit Workers(Shared& shared) : shared_(shared) {}
+  ~Workers() { kill_all(); }
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
 
   Result<void> start(const Trace& trace, const Content& content, const ReplayOptions& options) {
     const pid_t self = getpid();
@@ -224,25 +224,25 @@ class Crew {
 // Runs the workers to the end of the trace. Returns the signal that ended it early, or 0.
 Result<int> run_workers(const Trace& trace, const Content& content, const ReplayOptions& options,
                         Shared& shared, ReplayReport& report) {
-  Crew crew(shared);
-  const auto started = crew.start(trace, content, options);
+  Workers workers(shared);
+  const auto started = workers.start(trace, content, options);
   if (!started) return started.error();
   Clock::time_point start = Clock::now();
   bool going = false;
-  while (crew.running() > 0) {
+  while (workers.running() > 0) {
     if (!going && shared.ready.load() == options.workers) {
       start = Clock::now();
       shared.go.store(1);
       going = true;
     }
     if (const int signal = take_signal(going ? 20 : 1)) {
-      crew.stop();
+      workers.stop();
       report.wall_s = std::chrono::duration<double>(Clock::now() - start).count();
       return signal;
     }
-    const auto collected = crew.collect();
+    const auto collected = workers.collect();
     if (!collected) {
-      crew.stop();
+      workers.stop();
       return collected.error();
     }
     if (options.progress && going) {

@@ -33,14 +33,14 @@ struct ReplayOptions {
 
 /// The faults that the self-test injected and those that were found.
 struct SelfTestReport {
-  uint64_t flipped_planted = 0;  ///< blocks with a byte changed behind the pool's back
-  uint64_t flipped_found = 0;    ///< of them: counted as damaged by the pool, a miss for the engine
-  uint64_t foreign_planted = 0;  ///< blocks with wrong content, stored under a good key
-  uint64_t foreign_found = 0;    ///< of them: wrong bytes for the engine
-  uint64_t delivered_wrong = 0;  ///< flipped blocks that were returned: must be 0
+  uint64_t flipped_injected = 0;  ///< blocks with a byte changed behind the pool's back
+  uint64_t flipped_found = 0;  ///< of them: counted as damaged by the pool, a miss for the engine
+  uint64_t foreign_injected = 0;  ///< blocks with wrong content, stored under a good key
+  uint64_t foreign_found = 0;     ///< of them: wrong bytes for the engine
+  uint64_t delivered_wrong = 0;   ///< flipped blocks that were returned: must be 0
   bool passed() const {
-    return flipped_planted > 0 && flipped_found == flipped_planted && delivered_wrong == 0 &&
-           foreign_planted > 0 && foreign_found == foreign_planted;
+    return flipped_injected > 0 && flipped_found == flipped_injected && delivered_wrong == 0 &&
+           foreign_injected > 0 && foreign_found == foreign_injected;
   }
 };
 

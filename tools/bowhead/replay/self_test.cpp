@@ -73,7 +73,7 @@ Result<void> flip(Pool& pool, NamespaceId namespace_id, Engine& engine, const En
     const uint64_t at = target.offset + random() % target.stored_bytes;
     BOWHEAD_ASSERT(at < (*media)->size_bytes());
     (*media)->base()[at] ^= std::byte(1u << (random() % 8));
-    ++report.flipped_planted;
+    ++report.flipped_injected;
   }
   for (const Target& target : targets) {
     const uint64_t lost = stats.blocks_lost;
@@ -93,10 +93,10 @@ Result<void> flip(Pool& pool, NamespaceId namespace_id, Engine& engine, const En
   return {};
 }
 
-Result<void> plant_foreign(Pool& pool, NamespaceId namespace_id, Engine& engine,
-                           const EngineStats& stats, const Content& content,
-                           const std::vector<Target>& targets, uint64_t block_bytes,
-                           SelfTestReport& report) {
+Result<void> inject_foreign(Pool& pool, NamespaceId namespace_id, Engine& engine,
+                            const EngineStats& stats, const Content& content,
+                            const std::vector<Target>& targets, uint64_t block_bytes,
+                            SelfTestReport& report) {
   std::vector<std::byte> bytes(block_bytes);
   const ConstSpan value{bytes.data(), bytes.size()};
   for (size_t i = 0; i < targets.size(); ++i) {
@@ -108,7 +108,7 @@ Result<void> plant_foreign(Pool& pool, NamespaceId namespace_id, Engine& engine,
     if (removed != Status::OK) return removed;
     const Status put = pool.put(namespace_id, key, std::span(&value, 1));
     if (put != Status::OK) return put;
-    ++report.foreign_planted;
+    ++report.foreign_injected;
     const uint64_t wrong = stats.wrong_blocks;
     const auto served = engine.serve(std::span(&targets[i].id, 1), kBlockTokens);
     if (!served) return served;
@@ -133,9 +133,9 @@ Result<SelfTestReport> run_self_test(Pool& pool, NamespaceId namespace_id, const
   if (!flips) return flips.error();
   const auto foreign = choose(pool, namespace_id, block_bytes, random, kPlanted);
   if (!foreign) return foreign.error();
-  const auto planted =
-      plant_foreign(pool, namespace_id, engine, *stats, content, *foreign, block_bytes, report);
-  if (!planted) return planted.error();
+  const auto injected =
+      inject_foreign(pool, namespace_id, engine, *stats, content, *foreign, block_bytes, report);
+  if (!injected) return injected.error();
   return report;
 }
 

@@ -22,7 +22,7 @@ struct StreamSize {
   uint64_t plain_bytes = 0;
 };
 
-struct TileHead {
+struct TileHeader {
   uint8_t exponent_base = 0;
   uint8_t exponent_width = 0;  ///< bits of each channel's exponent above the base
   uint8_t centre_width = 0;    ///< bits of each channel's amplitude; 0: no centre
@@ -33,9 +33,9 @@ struct TileHead {
 };
 
 inline uint32_t stream_count(const Number& number) { return number.planes() + 2; }
-inline size_t parameter_bytes(const TileHead& head, uint32_t channels) {
-  return (size_t{channels} * head.exponent_width + 7) / 8 +
-         (size_t{channels} * head.centre_width + 7) / 8;
+inline size_t parameter_bytes(const TileHeader& header, uint32_t channels) {
+  return (size_t{channels} * header.exponent_width + 7) / 8 +
+         (size_t{channels} * header.centre_width + 7) / 8;
 }
 
 /// The streams that one checksum covers: each plane, or, where planes are short, the sign and four

@@ -29,10 +29,10 @@ struct DecodeJob {
 /// A team of threads, the caller's included, with an encoder and a decoder each. A call starts the
 /// other threads and waits for them: it pays from about ten blocks of 64 KiB on. For one caller at
 /// a time.
-class Crew {
+class ThreadTeam {
  public:
   /// At least one thread; 0: as many as there are cores.
-  explicit Crew(Profile profile, uint32_t threads = 0);
+  explicit ThreadTeam(Profile profile, uint32_t threads = 0);
 
   void encode(std::span<EncodeJob> jobs);
   void decode(std::span<DecodeJob> jobs);

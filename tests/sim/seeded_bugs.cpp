@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/sim/plants.h"
+#include "tests/sim/seeded_bugs.h"
 
 namespace bowhead::sim {
 namespace {
 
-constexpr Plant of_part(const char* name, Lie lie, uint16_t part, Focus focus = Focus::ANYTHING,
-                        const char* harmless_because = nullptr) {
+constexpr SeededBug of_part(const char* name, Lie lie, uint16_t part, Focus focus = Focus::ANYTHING,
+                            const char* harmless_because = nullptr) {
   return {.name = name,
           .lie = lie,
           .kind = Kind::REGION,
@@ -13,20 +13,20 @@ constexpr Plant of_part(const char* name, Lie lie, uint16_t part, Focus focus = 
           .focus = focus,
           .harmless_because = harmless_because};
 }
-constexpr Plant of_lines(const char* name, Lie lie, Kind kind, Focus focus = Focus::ANYTHING,
-                         const char* harmless_because = nullptr) {
+constexpr SeededBug of_lines(const char* name, Lie lie, Kind kind, Focus focus = Focus::ANYTHING,
+                             const char* harmless_because = nullptr) {
   return {
       .name = name, .lie = lie, .kind = kind, .focus = focus, .harmless_because = harmless_because};
 }
 
-constexpr Plant kPlants[] = {
+constexpr SeededBug kSeededBugs[] = {
     // Publishing omitted.
     of_part("hazard-not-published", Lie::NO_FLUSH, BH_PART_HAZARDS, Focus::LEASES),
     of_part("index-not-published", Lie::NO_FLUSH, BH_PART_INDEX),
     of_part("decision-not-published", Lie::NO_FLUSH, BH_PART_DECIDE),
     of_part("owner-not-published", Lie::NO_FLUSH, BH_PART_OWN),
     of_part("ack-not-published", Lie::NO_FLUSH, BH_PART_ACK),
-    of_part("beat-not-published", Lie::NO_FLUSH, BH_PART_BEAT, Focus::LEASES),
+    of_part("heartbeat-not-published", Lie::NO_FLUSH, BH_PART_HEARTBEAT, Focus::LEASES),
     of_part(
         "slot-not-published", Lie::NO_FLUSH, BH_PART_SLOT, Focus::LEASES,
         "to join and at each heartbeat a host reads its slot line back from the memory; dropping "
@@ -59,7 +59,7 @@ constexpr Plant kPlants[] = {
     of_part("decision-not-acquired", Lie::NO_INVALIDATE, BH_PART_DECIDE),
     of_part("owner-not-acquired", Lie::NO_INVALIDATE, BH_PART_OWN),
     of_part("ack-not-acquired", Lie::NO_INVALIDATE, BH_PART_ACK),
-    of_part("beat-not-acquired", Lie::NO_INVALIDATE, BH_PART_BEAT),
+    of_part("heartbeat-not-acquired", Lie::NO_INVALIDATE, BH_PART_HEARTBEAT),
     of_part("slot-not-acquired", Lie::NO_INVALIDATE, BH_PART_SLOT, Focus::LEASES),
     of_part("mail-not-acquired", Lie::NO_INVALIDATE, BH_PART_MAIL),
     of_lines("header-not-acquired", Lie::NO_INVALIDATE, Kind::HEADER, Focus::LEASES),
@@ -87,7 +87,7 @@ constexpr Plant kPlants[] = {
      .lie = Lie::NO_FENCE_AFTER_FLUSH,
      .kind = Kind::REGION,
      .part = BH_PART_HAZARDS,
-     .also_part = BH_PART_BEAT,  // the limit of the hazards, flushed with them
+     .also_part = BH_PART_HEARTBEAT,  // the limit of the hazards, flushed with them
      .focus = Focus::PAIRS},
     of_part("no-fence-before-hazards-are-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_HAZARDS,
             Focus::LEASES),
@@ -248,9 +248,9 @@ constexpr Plant kPlants[] = {
      .only_in = Operation::PUT,
      .focus = Focus::KEEP},
     // Heartbeats, and the process that makes them.
-    {.name = "beat-after-duties", .lie = Lie::BEAT_AFTER_DUTIES, .focus = Focus::LATE},
-    {.name = "beat-not-watched", .lie = Lie::BEAT_NOT_WATCHED, .focus = Focus::TWINS},
-    {.name = "beat-not-compared", .lie = Lie::BEAT_NOT_COMPARED, .focus = Focus::TWINS},
+    {.name = "heartbeat-after-duties", .lie = Lie::HEARTBEAT_AFTER_DUTIES, .focus = Focus::LATE},
+    {.name = "heartbeat-not-watched", .lie = Lie::HEARTBEAT_NOT_WATCHED, .focus = Focus::TWINS},
+    {.name = "heartbeat-not-compared", .lie = Lie::HEARTBEAT_NOT_COMPARED, .focus = Focus::TWINS},
     {.name = "view-set-in-two-steps",
      .lie = Lie::EXCHANGE_IN_TWO,
      .kind = Kind::REGION,
@@ -265,11 +265,11 @@ constexpr Plant kPlants[] = {
 
 }  // namespace
 
-std::span<const Plant> all_plants() { return kPlants; }
+std::span<const SeededBug> all_seeded_bugs() { return kSeededBugs; }
 
-const Plant* find_plant(std::string_view name) {
-  for (const Plant& plant : kPlants) {
-    if (plant.name == name) return &plant;
+const SeededBug* find_seeded_bug(std::string_view name) {
+  for (const SeededBug& bug : kSeededBugs) {
+    if (bug.name == name) return &bug;
   }
   return nullptr;
 }

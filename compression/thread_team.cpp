@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "compression/crew.h"
+#include "compression/thread_team.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace bowhead::compression {
 
-Crew::Crew(Profile profile, uint32_t threads) {
+ThreadTeam::ThreadTeam(Profile profile, uint32_t threads) {
   if (threads == 0) threads = std::max(std::thread::hardware_concurrency(), 1u);
   for (uint32_t thread = 0; thread < threads; ++thread) {
     encoders_.emplace_back(profile);
@@ -15,14 +15,14 @@ Crew::Crew(Profile profile, uint32_t threads) {
   }
 }
 
-void Crew::encode(std::span<EncodeJob> jobs) {
+void ThreadTeam::encode(std::span<EncodeJob> jobs) {
   share(jobs.size(), [&](size_t thread, size_t job) {
     EncodeJob& one = jobs[job];
     one.size = encoders_[thread].encode(one.shape, one.values, one.frame);
   });
 }
 
-void Crew::decode(std::span<DecodeJob> jobs) {
+void ThreadTeam::decode(std::span<DecodeJob> jobs) {
   share(jobs.size(), [&](size_t thread, size_t job) {
     DecodeJob& one = jobs[job];
     one.status = one.planes == 0
@@ -31,7 +31,7 @@ void Crew::decode(std::span<DecodeJob> jobs) {
   });
 }
 
-void Crew::share(size_t jobs, const std::function<void(size_t, size_t)>& work) const {
+void ThreadTeam::share(size_t jobs, const std::function<void(size_t, size_t)>& work) const {
   // The index of the next job is all that threads share; the joins order the results.
   std::atomic<size_t> next{0};
   const auto take = [&](size_t thread) {
