@@ -49,6 +49,11 @@ bh_pool_info info_of(const PoolInfo& from) {
   info.damaged = from.damaged;
   info.scavenged = from.scavenged;
   info.no_space = from.no_space;
+  info.heartbeat_ms = from.times.heartbeat_ms;
+  info.dead_ms = from.times.dead_ms;
+  info.grace_ms = from.times.grace_ms;
+  info.settle_ms = from.times.settle_ms;
+  info.reclaim_ms = from.times.reclaim_ms;
   return info;
 }
 
@@ -64,6 +69,7 @@ bh_host_info info_of(const PoolInfo::Host& from) {
   info.extents_custody = from.extents_custody;
   info.leases_active = from.leases_active;
   info.duties_late_ms = from.duties_late_ms;
+  info.heartbeat = from.heartbeat;
   return info;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types that the pool and its core share: what operations take and return.
+// The arguments and results of operations: types that the pool and its core share.
 #pragma once
 
 #include <bowhead/format/block.h>
@@ -17,7 +17,7 @@
 
 namespace bowhead {
 
-/// Called now and then with (done, total, what) by what may take over a second. May be empty.
+/// Called now and then with (done, total, what) by operations of over a second. May be empty.
 using Progress = std::function<void(uint64_t done, uint64_t total, const char* what)>;
 
 /// Time limits between hosts (docs/sharing.md). Stored in the pool.
@@ -26,21 +26,21 @@ struct SharingTimes {
   uint32_t dead_ms = 3000;       ///< a heartbeat that stands still so long may be declared dead
   uint32_t grace_ms = 1000;      ///< leases of a host declared dead are honoured so long
   uint32_t settle_ms = 20;       ///< a flushed line is in the memory after so long
-  uint32_t reclaim_ms = 60'000;  ///< space of a dead host is reused after so long even if nobody
-                                 ///< vouches that it has stopped writing; 0: never
+  uint32_t reclaim_ms = 60'000;  ///< space of a dead host is reused after so long even if no
+                                 ///< operator vouches that it has stopped writing; 0: never
 };
 
-/// What a namespace is. Two namespaces share blocks only if both texts are equal.
+/// A namespace. Two namespaces share blocks only if both texts are equal.
 struct NamespaceDescription {
   std::string name;         ///< 1 to 63 bytes, for people and the command line
   std::string description;  ///< up to 383 bytes: model, dtype, layout, parallel rank, as you like
-  /// What put() stores, and in how few bytes; it comes back bit for bit. The first process that
-  /// opens the namespace decides.
+  /// The layout of values and the profile of puts; values come back bit for bit. The first process
+  /// that opens the namespace decides.
   ValueFormat values = {};
 };
 
-/// Fingerprint of a description; what operations take. Each returns INVALID_ARGUMENT for an id that
-/// no process of any host has registered in the pool: keys of two models could meet under it.
+/// Fingerprint of a description. Operations return INVALID_ARGUMENT for an id that no process of
+/// any host has registered in the pool: keys of two models could meet under it.
 using NamespaceId = uint64_t;
 
 /// A piece of a caller's buffer.
@@ -53,25 +53,25 @@ struct ConstSpan {
   size_t size = 0;
 };
 
-/// Room for a block, not visible to anybody until commit(). Ended by commit() or abort(), by
-/// closing the handle or by the death of the process. Copies stand for the same reservation: when
-/// one was ended, all are. Nothing of it may be changed but what `data` points to.
+/// Space for a block, invisible to all readers until commit(). Ended by commit() or abort(), by
+/// closing the handle or by the death of the process. Copies denote the same reservation: when one
+/// was ended, all are. Only the bytes that `data` points to may be changed.
 struct Reservation {
   std::byte* data = nullptr;  ///< the payload, 4 KiB-aligned, `length_bytes` long, in the pool
   uint64_t length_bytes = 0;
   uint64_t offset = 0;   ///< of the payload in the pool
   bool present = false;  ///< the key is stored already: nothing was reserved, nothing to do
-  uint64_t handle = 0;   ///< internal: whose it is
+  uint64_t handle = 0;   ///< internal: the handle that it belongs to
   uint64_t token = 0;    ///< internal: number of this reservation; 0: ended
   NamespaceId namespace_id = 0;
   std::string key;
 };
 
-/// Where the checksum of what was filled into a reservation comes from.
+/// The source of the checksum of a filled reservation.
 struct PayloadSum {
   enum class By {
     POOL,    ///< commit() reads the payload
-    WRITER,  ///< whoever stored it summed it on the way, as GPUs do: `checksum` is
+    WRITER,  ///< the process that stored it summed it on the way, as GPUs do: `checksum` is
              ///< payload_checksum() (base/checksum.h). If it is not, readers find the block damaged
     NONE     ///< there is none: damage is not noticed, and other hosts find the block once it has
              ///< settled, some heartbeats later
@@ -80,26 +80,26 @@ struct PayloadSum {
   uint64_t checksum = 0;
 };
 
-/// Which blocks a reader can use.
+/// The blocks that a reader can use.
 enum class LeaseOf : uint8_t {
-  PLAIN,  ///< values as they are
-  STORED  ///< whatever is stored: values as they are, and frames (compression/frame.h)
+  PLAIN,  ///< plain values
+  STORED  ///< any stored bytes: plain values, and frames (compression/frame.h)
 };
 
 /// A promise that a block stays where it is until release() or the time limit.
 struct Lease {
-  const std::byte* data = nullptr;   ///< what is stored; never write to it
-  uint64_t stored_bytes = 0;         ///< so many
-  uint64_t length_bytes = 0;         ///< of the value: as many, if it is stored as it is
+  const std::byte* data = nullptr;   ///< the stored bytes; never write to them
+  uint64_t stored_bytes = 0;         ///< of `data`
+  uint64_t length_bytes = 0;         ///< of the value: equal to stored_bytes if it is plain
   uint64_t offset = 0;               ///< of `data` in the pool
   uint64_t stamp = 0;                ///< no other block ever has the same
   uint64_t token = 0;                ///< internal
   uint8_t codec = BH_CODEC_RAW;      ///< BH_CODEC_*: RAW, the value as it is, or FRAME
   const KvLayout* layout = nullptr;  ///< of the value, until the pool is closed
-  std::optional<uint64_t> checksum;  ///< payload_checksum() of what is stored, if it has one
+  std::optional<uint64_t> checksum;  ///< payload_checksum() of the stored bytes, if it has one
 };
 
-/// Sums over all processes and hosts since the pool was created, and what is there now.
+/// Sums over all processes and hosts since the pool was created, and its present state.
 struct PoolInfo {
   struct Namespace {
     NamespaceId id;
@@ -116,10 +116,10 @@ struct PoolInfo {
     uint64_t extents_custody;  ///< of a dead host, not yet known to have stopped writing
     uint64_t processes_live;
     uint64_t leases_active;
-    /// At its last heartbeat: how long ago it had done what it does for the others besides its
-    /// heartbeat. Some heartbeats are normal; much more if its processes keep the heartbeat and
-    /// hang otherwise.
+    /// At its last heartbeat: how long ago it had done its duties for the other hosts. Some
+    /// heartbeats are normal; much more if its processes keep the heartbeat and hang otherwise.
     uint64_t duties_late_ms;
+    uint64_t heartbeat;  ///< changes every heartbeat_ms while a process of the host runs
   };
   std::string locator, media_kind, media_description, pool_id;
   uint32_t format_version;
@@ -127,6 +127,7 @@ struct PoolInfo {
   uint64_t size_bytes, payload_bytes, metadata_bytes;
   uint64_t extent_bytes, extent_count, min_block_bytes;
   uint32_t evict_high_permille, evict_low_permille;
+  SharingTimes times;           ///< all 0: a pool of one host
   std::string flush;            ///< how stores are published: "none", "clwb", ...
   bool second_superblock_used;  ///< the first copy is damaged; `repair` mends it
   int64_t used_bytes, blocks;
@@ -136,28 +137,28 @@ struct PoolInfo {
   std::vector<Host> hosts;
 };
 
-/// What the blocks of a namespace take, of all hosts.
+/// The space that the blocks of a namespace take, on all hosts.
 struct NamespaceUsage {
   NamespaceId id = 0;
   uint64_t blocks = 0;
   uint64_t value_bytes = 0;   ///< as they were put
   uint64_t stored_bytes = 0;  ///< of their payloads
-  uint64_t block_bytes = 0;   ///< what those are rounded up to: what they take of the pool
+  uint64_t block_bytes = 0;   ///< the same rounded up to blocks: the space they take of the pool
   std::array<uint64_t, 4> blocks_by_profile{};  ///< by CompressionProfile; NONE: stored as they are
 };
 
-/// What one pass of recompress() did.
+/// The result of one pass of recompress().
 struct RecompressReport {
-  uint64_t cold_blocks = 0;   ///< that were recompressed at a higher level without gain
+  uint64_t cold_blocks = 0;   ///< that this pass tried to recompress
   uint64_t recompressed = 0;  ///< of those
   uint64_t before_bytes = 0;  ///< of the payloads that were recompressed
   uint64_t after_bytes = 0;
 };
 
-/// What get_prefix() delivered.
+/// The result of get_prefix().
 struct PrefixRead {
   uint64_t length_bytes = 0;  ///< of the value
-  uint64_t read_bytes = 0;    ///< of what is stored, that were copied from the pool
+  uint64_t read_bytes = 0;    ///< stored bytes that were copied from the pool
 };
 
 /// A value as it is stored.
@@ -179,7 +180,7 @@ struct CheckReport {
   uint64_t bytes_checked = 0;
   uint64_t blocks_unverified = 0;  ///< committed without a checksum: nothing to verify them by
   std::vector<CheckFinding> findings;
-  std::vector<std::string> not_checked;  ///< what, and why, a sentence each
+  std::vector<std::string> not_checked;  ///< parts, and why, a sentence each
 };
 
 /// A block as list() shows it.

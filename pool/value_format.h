@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the values of a namespace are, and how puts store them (docs/compression.md).
+// The layout of a namespace's values, and how puts store them (docs/compression.md).
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace bowhead {
 enum class CompressionProfile : uint32_t { NONE = 0, FAST = 1, BALANCED = 2, DENSE = 3 };
 
 struct ValueFormat {
-  /// What a value holds. All zero where a namespace is opened: whatever is stored there; opaque
+  /// The layout of a value. All zero where a namespace is opened: the registered layout; opaque
   /// values if it is new. A value of a length that the layout cannot have is opaque.
   KvLayout layout = {};
-  /// NONE where a namespace is opened: whatever is stored there.
+  /// NONE where a namespace is opened: the registered profile.
   CompressionProfile profile = CompressionProfile::NONE;
 };
 
@@ -29,7 +29,7 @@ Result<void> check_format(const ValueFormat& format);
 
 /// "fast"; "none".
 const char* profile_name(CompressionProfile profile);
-/// Of FAST, BALANCED, DENSE and NONE.
+/// The inverse, for FAST, BALANCED, DENSE and NONE.
 std::optional<CompressionProfile> profile_named(std::string_view name);
 
 /// "dense, bf16, 32 layers of K and V, 8 heads of 128 channels, heads first"; "none".

@@ -111,7 +111,7 @@ typedef struct bh_create_options {
   uint32_t evict_low_permille;  /**< eviction ends below this share of use; default: 20 less than
                                      evict_high_permille, but at least half of it */
   uint32_t no_eviction;         /**< 1: a full pool answers BH_NO_SPACE */
-  uint32_t replace;             /**< 1: the new pool takes the place of what is at the locator */
+  uint32_t replace;             /**< 1: the new pool takes the place of the object at the locator */
   uint32_t mode;                /**< permission bits, whatever the umask; default 0600 */
   uint32_t heartbeat_ms;        /**< time between two heartbeats of a host; default 100 */
   uint32_t dead_ms;    /**< time without a heartbeat after which a host may be declared dead, at
@@ -125,7 +125,7 @@ typedef struct bh_create_options {
 } bh_create_options;
 
 /** Creates a pool. It appears at its locator complete or not at all.
- * @param locator `shm:NAME`, `file:PATH`, `dax:PATH`, `numa:NODE/NAME`, or several joined by `+`
+ * @param locator `shm:NAME` or `file:/PATH` (absolute)
  * @param options size and settings
  * @retval BH_BAD_LOCATOR the locator is malformed
  * @retval BH_INVALID_ARGUMENT an option is out of its range, or does not fit the others
@@ -149,7 +149,7 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options);
  * @retval BH_BAD_LOCATOR the locator is malformed
  * @retval BH_INVALID_ARGUMENT the pool has no such host slot
  * @retval BH_NO_SUCH_POOL nothing exists at the locator
- * @retval BH_NOT_A_POOL what exists at the locator is not a pool
+ * @retval BH_NOT_A_POOL the object at the locator is not a pool
  * @retval BH_VERSION_UNKNOWN a newer version of Bowhead created it
  * @retval BH_DAMAGED both copies of its superblock are damaged
  * @retval BH_BUSY another process takes long to open or replace it, or the hosts do not agree yet:
@@ -174,7 +174,7 @@ void bh_pool_close(bh_pool* pool);
  *     functions that store, lease or remove through their handles return BH_CLOSED
  * @retval BH_BAD_LOCATOR the locator is malformed
  * @retval BH_NO_SUCH_POOL nothing exists at the locator
- * @retval BH_NOT_A_POOL what exists at the locator is not a pool
+ * @retval BH_NOT_A_POOL the object at the locator is not a pool
  * @retval BH_IN_USE processes have it open */
 bh_status bh_pool_destroy(const char* locator, int force);
 
@@ -524,8 +524,15 @@ typedef struct bh_pool_info {
   uint64_t moves;          /**< blocks, to empty extents */
   uint64_t recompressed;   /**< blocks */
   uint64_t damaged;        /**< blocks that were found damaged and dropped */
-  uint64_t scavenged;      /**< processes that died with the pool open */
+  uint64_t scavenged;      /**< unfinished operations of dead processes that were undone */
   uint64_t no_space;       /**< number of BH_NO_SPACE */
+  uint32_t heartbeat_ms; /**< as bh_create_options.heartbeat_ms; this and the next four are 0 for a
+                                pool of one host */
+  uint32_t dead_ms;      /**< as bh_create_options.dead_ms */
+  uint32_t grace_ms;     /**< as bh_create_options.grace_ms */
+  uint32_t settle_ms;    /**< as bh_create_options.settle_ms */
+  uint32_t reclaim_ms;   /**< as bh_create_options.reclaim_ms; 0: not without a confirmation */
+  uint32_t reserved;     /**< zero */
 } bh_pool_info;
 
 /** Describes a pool. */
@@ -543,6 +550,8 @@ typedef struct bh_host_info {
   uint64_t extents_custody; /**< of those: from a dead host that may still write */
   uint64_t leases_active;   /**< of its processes */
   uint64_t duties_late_ms;  /**< age of its other duties at its last heartbeat */
+  uint64_t heartbeat;       /**< changes every heartbeat_ms while a process of the host runs: a live
+                                 host whose heartbeat stands still for longer has stopped */
 } bh_host_info;
 
 /** Calls `visit` for every host slot, in order; a result other than 0 ends the list.

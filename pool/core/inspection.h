@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking at the pool: info, list, check. Nothing here stores into the pool, so that a process that
-// has it mapped read-only may do it.
+// Inspection of the pool: info, list, check. It stores nothing into the pool, so a process that has
+// the pool mapped read-only may use it.
 //
 // Owns: nothing. Calls: Holdings, Lookup, Namespaces.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace bowhead::core {
 
-/// A key as people can read it: text in quotes, or hex.
+/// A key in readable form: text in quotes, or hex.
 inline std::string printable_key(std::string_view key) {
   bool text = true;
   for (const char c : key) text &= c >= 0x20 && c < 0x7F;
@@ -40,13 +40,13 @@ class Inspection {
   Inspection& operator=(const Inspection&) = delete;
 
   void fill_info(PoolInfo& info);
-  /// Whatever looks wrong is looked at again after what was on its way has arrived, and is a
-  /// finding only if it is still so: the pool may be in use.
+  /// The pool may be in use. So a suspected fault is checked again when stores under way have
+  /// arrived, and is a finding only if it is still there.
   CheckReport check(bool payload, const Progress& progress);
   void list(const std::function<bool(const BlockInfo&)>& visit);
   std::vector<NamespaceUsage> usage();
-  /// What is wrong with the block that an entry names; empty if nothing. An entry that vanished or
-  /// moved meanwhile has no fault.
+  /// The fault of the block that an entry names; empty if there is none. If the entry may have
+  /// vanished or moved meanwhile, the caller must look whether it is still there.
   std::optional<std::string> entry_fault(const Found& found, bool payload, CheckReport& report);
 
  private:
@@ -54,7 +54,7 @@ class Inspection {
   /// false.
   template <class Visit>
   void for_each_block(Visit visit) const;
-  /// The same for one host, whose blocks lie in the extents that it writes; false: visit() said so.
+  /// The same for one host, for blocks in the extents that it writes; false if visit() was false.
   template <class Visit>
   bool for_each_block_of(uint32_t host, const std::vector<uint32_t>& writers, Visit visit) const;
   PoolInfo::Host host_info(uint32_t host);
@@ -92,6 +92,7 @@ void Inspection<A>::fill_info(PoolInfo& info) {
   info.min_block_bytes = g.min_block_bytes;
   info.evict_high_permille = settings_.evict_high_permille;
   info.evict_low_permille = settings_.evict_low_permille;
+  info.times = c_.alone() ? SharingTimes{0, 0, 0, 0, 0} : c_.times;
   info.flush = flush_kind_name(c_.access.flush_kind());
   count_blocks(info);
   sum_counters(info);
@@ -99,8 +100,7 @@ void Inspection<A>::fill_info(PoolInfo& info) {
     info.hosts.push_back(host_info(host));
     for (uint64_t i = 0; i < g.namespace_count; ++i) {
       const auto entry = namespaces_.read_namespace(host, i);
-      // Hosts that registered it in the same instant have an entry each; the first is the one that
-      // look-ups take.
+      // Hosts that registered it in the same instant have an entry each; look-ups take the first.
       if (entry && std::ranges::find(info.namespaces, entry->id, &PoolInfo::Namespace::id) ==
                        info.namespaces.end())
         info.namespaces.push_back({entry->id, entry->name, entry->description, format_in(*entry)});
@@ -112,7 +112,7 @@ template <class A>
 void Inspection<A>::count_blocks(PoolInfo& info) const {
   const auto& g = c_.layout.geometry();
   std::string why_not;
-  // By the words of the allocator where this process can read them: also what is being stored.
+  // By the allocator words where this process can read them: they include blocks being stored.
   const uint32_t near = c_.alone() ? 0 : c_.host;
   const auto view = near < g.host_count ? view_of(near, &why_not) : nullptr;
   if (view) {
@@ -190,7 +190,7 @@ template <class A>
 void Inspection<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
   for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t slot) {
     std::string key = lookup_.read_key(slot, header.key_bytes);
-    // The block slot may have another block by now, all of whose key or a part was read.
+    // The block slot may have another block by now, whose key was then read in whole or in part.
     const Hash128 hash = hash128(key.data(), key.size(), header.namespace_id);
     if (hash != Hash128{header.key_hash[0], header.key_hash[1]}) return true;
     return visit(BlockInfo{entry.namespace_id, std::move(key), header.length_bytes,
@@ -254,7 +254,8 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
                         .extents_custody = 0,
                         .processes_live = 0,
                         .leases_active = 0,
-                        .duties_late_ms = 0};
+                        .duties_late_ms = 0,
+                        .heartbeat = 0};
   const auto slot = hosts_.read_slot(host);
   static constexpr const char* kStates[] = {"free", "joining", "live", "left"};
   result.state = slot && slot->state < 4 ? kStates[slot->state] : "damaged";
@@ -284,15 +285,15 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
   }
   result.leases_active = leases_.active(host);
   if (!c_.alone() && (result.state == "live" || result.state == "joining")) {
-    const uint64_t at =
-        c_.layout.part(host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, duties_late_ms);
-    c_.acquire_from(host, at, 8);
-    result.duties_late_ms = c_.access.load(at);
+    const uint64_t at = c_.layout.part(host, BH_PART_HEARTBEAT);
+    c_.acquire_from(host, at, sizeof(bh_host_heartbeat));
+    result.heartbeat = c_.access.load(at + offsetof(bh_host_heartbeat, heartbeat));
+    result.duties_late_ms = c_.access.load(at + offsetof(bh_host_heartbeat, duties_late_ms));
   }
   return result;
 }
 
-/// The private part of a host, looked at by a process that need not be one of it: stores nothing.
+/// The private part of a host, read by a process that may belong to another host: stores nothing.
 template <class A>
 struct Inspection<A>::PrivateView {
   PrivateView(const Context<A>& from, uint32_t host)
@@ -304,10 +305,9 @@ struct Inspection<A>::PrivateView {
   Allocator<A> allocator;
 };
 
-/// Private parts are memory that the processes of one host share, on one machine: what this machine
-/// sees of them is what they hold only if the host has run here since the last boot, and what they
-/// hold counts only while the host's life goes on. `why_not`: if nothing is returned, and unless
-/// the slot was never used.
+/// The processes of one host share its private part, on one machine: this machine sees its true
+/// contents only if the host has run here since the last boot, and they count only while the host's
+/// life goes on. `why_not` is set if nothing is returned, unless the slot was never used.
 template <class A>
 std::unique_ptr<typename Inspection<A>::PrivateView> Inspection<A>::view_of(
     uint32_t host, std::string* why_not) const {
@@ -325,7 +325,7 @@ std::unique_ptr<typename Inspection<A>::PrivateView> Inspection<A>::view_of(
   const bool here = boot != 0 && slot->boot_id == boot && c_.access.load(recovered) == boot &&
                     c_.access.load(recovered + 8) == slot->incarnation;
   if (!over && here) return std::make_unique<PrivateView>(c_, host);
-  // The machine id says nothing here: images and containers share it with hosts that run.
+  // The machine id proves nothing here: images and containers share it with hosts that run.
   *why_not = over || slot->state == BH_HOST_LEFT
                  ? "it is not in use, and rebuilt when the host opens the pool"
                  : "only the machine that runs as this host can read it; check the pool there too";
@@ -369,7 +369,7 @@ void Inspection<A>::check_entries(const std::vector<std::unique_ptr<PrivateView>
   }
 }
 
-/// Committed blocks that no entry names: space that no key leads to.
+/// Finds committed blocks that no entry names: no key leads to their space.
 template <class A>
 void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
   std::unordered_set<uint64_t> named;
@@ -389,7 +389,7 @@ void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
   });
   if (unnamed.empty()) return;
   c_.settle();
-  collect();  // those that were put or moved during the first walk
+  collect();  // blocks that were put or moved during the first walk
   for (const auto& [block, word] : unnamed) {
     if (named.contains(block.offset) || view.allocator.word(block.slot).pack() != word) continue;
     report.findings.push_back(
@@ -399,7 +399,7 @@ void Inspection<A>::check_blocks(const PrivateView& view, CheckReport& report) {
   }
 }
 
-/// Slabs that a rebuild would not find.
+/// Finds slabs that a rebuild would miss.
 template <class A>
 void Inspection<A>::check_slabs(const PrivateView& view, CheckReport& report) {
   std::vector<Slab> unconfirmed;
@@ -411,7 +411,7 @@ void Inspection<A>::check_slabs(const PrivateView& view, CheckReport& report) {
     // It may have been carved or coalesced meanwhile.
     const auto now = view.extents.slab_of(slab.head);
     if (!now || now->block_bytes != slab.block_bytes || descriptor_says(*now)) continue;
-    report.findings.push_back({fmt::format("the description of extent {}, which is slab into {} "
+    report.findings.push_back({fmt::format("the description of extent {}, which is carved into {} "
                                            "blocks, is damaged; `bowhead pool repair` writes it "
                                            "anew",
                                            slab.head, slab.block_count),
@@ -419,7 +419,7 @@ void Inspection<A>::check_slabs(const PrivateView& view, CheckReport& report) {
   }
 }
 
-/// What every host publishes of itself, and whose the extents are.
+/// Checks the slot of every host, and that every extent has an owner.
 template <class A>
 void Inspection<A>::check_slots_and_extents(CheckReport& report) {
   std::vector<uint32_t> unread;
@@ -465,8 +465,8 @@ void Inspection<A>::check_namespaces(CheckReport& report) {
   }
 }
 
-/// What is wrong on the way to a good block: a repair mends it. Null if nothing. `view`: of the
-/// entry's host, if there is one.
+/// The fault in the index directory or the allocator about a good block, which a repair mends; null
+/// if there is none. `view`: that of the entry's host, or null.
 template <class A>
 const char* Inspection<A>::housekeeping_fault(const Found& found, const PrivateView* view) const {
   const bh_index_entry& entry = found.entry;

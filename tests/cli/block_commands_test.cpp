@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // put, get, ls, rm: values and keys of all kinds, and the errors for bad ones.
 #include <fmt/format.h>
+#include <algorithm>
 
 #include <filesystem>
 #include <sstream>
@@ -62,6 +63,24 @@ TEST_F(BlockCommands, BinaryKeysAreGivenAndShownInHex) {
   const Outcome bad = run({"get", shm_locator(), "--hex", "0x00"});
   EXPECT_EQ(bad.code, 2);
   EXPECT_NE(bad.err.find("'0x00'"), std::string::npos);
+}
+
+TEST_F(BlockCommands, NamesAreTakenAsTheyAreShown) {
+  create(shm_locator());
+  const std::string name = "mod\xc3\xa8le";
+  ASSERT_EQ(run({"put", shm_locator(), "k", "--namespace", name}, "v").code, 0);
+  EXPECT_NE(run({"ls", shm_locator()}).out.find("hex:6d6f64c3a86c65"), std::string::npos);
+  EXPECT_EQ(run({"get", shm_locator(), "k", "--namespace", "hex:6d6f64c3a86c65"}).out, "v");
+  const Outcome listed = run({"ls", shm_locator(), "--namespace", "hex:6d6f64c3a86c65", "--json"});
+  EXPECT_NE(listed.out.find("6d6f64c3a86c65"), std::string::npos) << listed.out;
+}
+
+TEST_F(BlockCommands, AnErrorIsOneLineWhateverItNames) {
+  create(shm_locator());
+  const Outcome absent = run({"get", shm_locator(), "k", "--namespace", "a\nb\x1b[2J"});
+  EXPECT_EQ(absent.code, 1);
+  EXPECT_EQ(std::count(absent.err.begin(), absent.err.end(), '\n'), 1) << absent.err;
+  EXPECT_EQ(absent.err.find('\x1b'), std::string::npos);
 }
 
 TEST_F(BlockCommands, NamespacesDoNotMeet) {

@@ -110,8 +110,13 @@ TEST_F(HostCommands, InfoShowsTheHosts) {
   EXPECT_EQ(owned, info["extent_count"]);
   EXPECT_EQ(info["hosts"][0]["state"], "free");
   EXPECT_EQ(info["hosts"][1]["state"], "live");
+  EXPECT_EQ(info["hosts"][0]["silent"], false) << "never used";
+  EXPECT_EQ(info["hosts"][1]["silent"], true) << "its process ended without leaving";
+  EXPECT_EQ(info["heartbeat_ms"], 100);
   const std::string text = run({"pool", "info", shm_locator()}).out;
   EXPECT_NE(text.find("CUSTODY"), std::string::npos) << text;
+  EXPECT_NE(text.find("silent"), std::string::npos) << text;
+  EXPECT_NE(text.find("heartbeat 100 ms"), std::string::npos) << text;
   EXPECT_NE(text.find("got from other hosts"), std::string::npos) << text;
 }
 
@@ -164,6 +169,7 @@ TEST_F(HostCommands, NoHostLeavesWhileAProcessIsOpen) {
   ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 2; }));
   expect_refused(as(0, {"pool", "leave", shm_locator()}), 3, "end them");
   EXPECT_EQ(host_info(0)["state"], "live");
+  EXPECT_TRUE(eventually(45, [&] { return host_info(0)["silent"] == false; }));
 }
 
 // ---- fence ----

@@ -35,6 +35,16 @@ TEST(Text, KeysAreShownAsTheyAreOrInHex) {
   EXPECT_EQ(key_text("\xc3\xa9"), "hex:c3a9");
 }
 
+TEST(Text, EveryTextOfAKeyLeadsBackToIt) {
+  for (const std::string key : {"", "a key", "\xc3\xa9", "\n", "hex:", "hex:c3a9", "hex:xy"})
+    EXPECT_EQ(from_key_text(key_text(key)), key) << key;
+  EXPECT_EQ(from_key_text("hex:c3a"), "hex:c3a") << "no digits in pairs: a name";
+}
+
+TEST(Text, AMessageHasOneLine) {
+  EXPECT_EQ(one_line("a\nb\x1b[31m\x7f \xc3\xa9"), "a\\x0ab\\x1b[31m\\x7f \xc3\xa9");
+}
+
 TEST(Text, HexReadsWhatItWrites) {
   std::string all;
   for (int i = 0; i < 256; ++i) all.push_back(static_cast<char>(i));

@@ -42,7 +42,8 @@ void add_block_arguments(CLI::App& command, BlockArguments& arguments) {
   command.add_flag("--hex", arguments.hex,
                    "The key is given as hexadecimal digits, for binary keys");
   command.add_option("--namespace", arguments.namespace_name, "Namespace of the key")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->transform(from_key_text);
 }
 
 Result<std::string> key_of(const BlockArguments& arguments) {
@@ -83,8 +84,9 @@ Result<NamespaceId> find_namespace(Pool& pool, const std::string& locator,
 
 // The failure of an operation on one block, with the block's name.
 Error about(const BlockArguments& arguments, std::string_view key, const Error& error) {
-  return Error{error.status, fmt::format("{}: key '{}' of namespace '{}': {}", arguments.locator,
-                                         key_text(key), arguments.namespace_name, error.message())};
+  return Error{error.status,
+               fmt::format("{}: key '{}' of namespace '{}': {}", arguments.locator, key_text(key),
+                           key_text(arguments.namespace_name), error.message())};
 }
 
 Result<std::string> read_value(const std::string& path) {
@@ -431,12 +433,14 @@ void add_ls(CLI::App& app, Action& action) {
   auto a = std::make_shared<ListArguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   add_host_option(*command);
-  command->add_option("--namespace", a->namespace_name,
-                      "Only blocks of this namespace (default: all)");
+  command
+      ->add_option("--namespace", a->namespace_name, "Only blocks of this namespace (default: all)")
+      ->transform(from_key_text);
   command->add_flag("--json", a->json, "As JSON");
   command->footer(
-      "\nKeys that are not printable are shown as hex:DIGITS; pass them to other commands as\n"
-      "--hex DIGITS.\n\nExample:\n  bowhead ls shm:demo");
+      "\nKeys and names that are not printable are shown as hex:DIGITS; pass a key to other\n"
+      "commands as --hex DIGITS, a name as --namespace hex:DIGITS.\n\nExample:\n  bowhead ls "
+      "shm:demo");
   command->callback([a, &action] { action = [a] { return run_ls(*a); }; });
 }
 

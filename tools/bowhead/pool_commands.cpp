@@ -8,6 +8,7 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "tools/bowhead/cli.h"
@@ -195,7 +196,27 @@ Json namespace_json(const PoolInfo::Namespace& ns, const NamespaceUsage& usage) 
           {"ratio", ratio_of(usage)}};
 }
 
-Json info_json(const PoolInfo& info, const Usage& usage) {
+// The slots of hosts that are live and whose heartbeat does not move for some heartbeats.
+using Silent = std::set<uint32_t>;
+
+Result<Silent> find_silent(Pool& pool, const PoolInfo& first) {
+  constexpr uint32_t kHeartbeats = 5;
+  Silent silent;
+  for (const auto& host : first.hosts)
+    if (first.times.heartbeat_ms != 0 && host.state == "live") silent.insert(host.slot);
+  for (uint32_t i = 0; i < kHeartbeats && !silent.empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(first.times.heartbeat_ms));
+    const auto now = pool.info();
+    if (!now) return now.error();
+    std::erase_if(silent, [&](uint32_t slot) {
+      return now->hosts[slot].state != "live" ||
+             now->hosts[slot].heartbeat != first.hosts[slot].heartbeat;
+    });
+  }
+  return silent;
+}
+
+Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
   Json json = {{"locator", info.locator},
                {"pool_id", info.pool_id},
                {"format_version", info.format_version},
@@ -211,6 +232,11 @@ Json info_json(const PoolInfo& info, const Usage& usage) {
                {"min_block_bytes", info.min_block_bytes},
                {"evict_high_permille", info.evict_high_permille},
                {"evict_low_permille", info.evict_low_permille},
+               {"heartbeat_ms", info.times.heartbeat_ms},
+               {"dead_ms", info.times.dead_ms},
+               {"grace_ms", info.times.grace_ms},
+               {"settle_ms", info.times.settle_ms},
+               {"reclaim_ms", info.times.reclaim_ms},
                {"used_bytes", info.used_bytes},
                {"blocks", info.blocks},
                {"counters",
@@ -235,6 +261,7 @@ Json info_json(const PoolInfo& info, const Usage& usage) {
   for (const auto& host : info.hosts) {
     json["hosts"].push_back({{"slot", host.slot},
                              {"state", host.state},
+                             {"silent", silent.contains(host.slot)},
                              {"incarnation", host.incarnation},
                              {"extents_owned", host.extents_owned},
                              {"extents_free", host.extents_free},
@@ -258,7 +285,7 @@ std::string namespaces_text(const PoolInfo& info, const Usage& usage) {
   return table.text();
 }
 
-std::string info_text(const PoolInfo& info, const Usage& usage) {
+std::string info_text(const PoolInfo& info, const Usage& usage, const Silent& silent) {
   const auto percent = [](double part, uint64_t whole) {
     return whole == 0 ? 0.0 : 100 * part / static_cast<double>(whole);
   };
@@ -280,6 +307,14 @@ std::string info_text(const PoolInfo& info, const Usage& usage) {
                  ? "off"
                  : fmt::format("above {:g} %, down to {:g} %", info.evict_high_permille / 10.0,
                                info.evict_low_permille / 10.0));
+  if (info.times.heartbeat_ms != 0)
+    fields.add("times",
+               fmt::format("heartbeat {} ms, dead after {} ms, leases honoured {} ms more, space "
+                           "reused {}",
+                           info.times.heartbeat_ms, info.times.dead_ms, info.times.grace_ms,
+                           info.times.reclaim_ms == 0
+                               ? "after `bowhead pool fence`"
+                               : fmt::format("after {} ms", info.times.reclaim_ms)));
   fields.add("used",
              fmt::format("{}, {:.2f} % of the payload",
                          exact_bytes(static_cast<uint64_t>(std::max<int64_t>(info.used_bytes, 0))),
@@ -303,10 +338,11 @@ std::string info_text(const PoolInfo& info, const Usage& usage) {
   Table hosts({">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">CUSTODY", ">PROCESSES",
                ">LEASES", ">DUTIES LATE"});
   for (const auto& host : info.hosts) {
-    hosts.add({std::to_string(host.slot), host.state, std::to_string(host.incarnation),
-               grouped(host.extents_owned), grouped(host.extents_free),
-               grouped(host.extents_custody), std::to_string(host.processes_live),
-               std::to_string(host.leases_active), fmt::format("{} ms", host.duties_late_ms)});
+    hosts.add({std::to_string(host.slot), silent.contains(host.slot) ? "silent" : host.state,
+               std::to_string(host.incarnation), grouped(host.extents_owned),
+               grouped(host.extents_free), grouped(host.extents_custody),
+               std::to_string(host.processes_live), std::to_string(host.leases_active),
+               fmt::format("{} ms", host.duties_late_ms)});
   }
   return text + "\n" + hosts.text();
 }
@@ -318,7 +354,10 @@ int run_info(const std::string& locator, bool json) {
   if (!info) return fail(*pool, info.error(), locator);
   const auto usage = pool->usage();
   if (!usage) return fail(*pool, usage.error(), locator);
-  print(json ? json_text(info_json(*info, *usage), 2) + "\n" : info_text(*info, *usage));
+  const auto silent = find_silent(*pool, *info);
+  if (!silent) return fail(*pool, silent.error(), locator);
+  print(json ? json_text(info_json(*info, *usage, *silent), 2) + "\n"
+             : info_text(*info, *usage, *silent));
   return kOk;
 }
 
@@ -334,8 +373,9 @@ void add_info(CLI::App& parent, Action& action) {
   command->add_flag("--json", a->json, "As JSON");
   command->footer(R"(
 VALUES are the bytes that were put, IN POOL the bytes that their blocks occupy. Compression raises
-the RATIO; rounding up to whole blocks lowers it. The command visits every block: some tenths of a
-second per million.
+the RATIO; rounding up to whole blocks lowers it. A host is `silent` if it did not leave and its
+heartbeat stands still: its processes have ended or hang. The command visits every block, some
+tenths of a second per million, and watches the heartbeats for up to 5 of them.
 
 Example:
   bowhead pool info shm:demo --json)");

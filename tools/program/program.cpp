@@ -11,6 +11,7 @@
 #include <cstring>
 #include <new>
 
+#include "tools/program/text.h"
 #include "tools/program/version.h"
 
 namespace bowhead::cli {
@@ -84,7 +85,7 @@ ExitCode exit_code(Status status) {
 
 void say(std::string_view message) {
   std::fflush(stdout);  // in order, where both go to one terminal
-  const std::string line = fmt::format("bowhead: {}\n", message);
+  const std::string line = fmt::format("bowhead: {}\n", one_line(message));
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

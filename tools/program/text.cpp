@@ -9,6 +9,8 @@
 
 namespace bowhead::cli {
 
+constexpr std::string_view kHex = "hex:";
+
 std::string human_bytes(uint64_t bytes) {
   constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   if (bytes < 1024) return fmt::format("{} B", bytes);
@@ -73,7 +75,25 @@ bool is_printable(std::string_view key) {
 }
 
 std::string key_text(std::string_view key) {
-  return is_printable(key) ? std::string(key) : "hex:" + hex_text(key);
+  const bool as_it_is = is_printable(key) && !key.starts_with(kHex);
+  return as_it_is ? std::string(key) : std::string(kHex) + hex_text(key);
+}
+
+std::string from_key_text(const std::string& text) {
+  if (!text.starts_with(kHex)) return text;
+  return parse_hex(std::string_view(text).substr(kHex.size())).value_or(text);
+}
+
+std::string one_line(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f)
+      line += fmt::format("\\x{:02x}", byte);
+    else
+      line += c;
+  }
+  return line;
 }
 
 void Fields::add(std::string name, std::string value) {

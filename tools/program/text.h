@@ -31,8 +31,15 @@ std::optional<std::string> parse_hex(std::string_view digits);
 /// True if every byte is printable ASCII.
 bool is_printable(std::string_view key);
 
-/// The key itself if it is printable, else "hex:" and its digits.
+/// The key or name itself if it is printable and does not begin with "hex:"; else "hex:" and its
+/// digits. No two keys have one text.
 std::string key_text(std::string_view key);
+
+/// The key or name of a text of key_text(); any other text is one itself.
+std::string from_key_text(const std::string& text);
+
+/// With control characters as "\xDD", for a message of one line.
+std::string one_line(std::string_view text);
 
 /// "name:  value" lines with the values aligned.
 class Fields {
