@@ -21,23 +21,21 @@
 namespace bowhead::gpu {
 namespace {
 
-constexpr size_t kAllocationAlignment = 256;
-
 // ---- memory ----
 
 struct Range {
   uintptr_t begin = 0;
   size_t size_bytes = 0;
-  PointerKind kind = PointerKind::HOST;  ///< to its owner
+  PointerKind kind = PointerKind::HOST;  ///< as its owner sees it
   bool is_allocated = false;             ///< here, else registered
   const void* owner = nullptr;
 };
 
-/// What the CPU devices of this process allocated or registered, without overlap: as a CUDA driver
-/// knows the memory of all GPUs of a process.
+/// The memory that the CPU devices of this process allocated or registered, without overlap: as a
+/// CUDA driver knows the memory of all GPUs of a process.
 class Ranges {
  public:
-  /// False: it overlaps what is there.
+  /// False: it overlaps another range.
   bool add(const Range& range) {
     const std::lock_guard lock(mutex_);
     if (touched(range.begin, range.size_bytes)) return false;
@@ -119,7 +117,7 @@ Ranges& ranges() {
 
 // ---- order ----
 
-/// How much of what was queued in a stream is done. Outlives the stream in events and waits.
+/// How much of a stream's queued work is done. Outlives the stream in events and waits.
 class Timeline {
  public:
   void advance() {
@@ -142,7 +140,7 @@ class Timeline {
   uint64_t done_ = 0;
 };
 
-/// Where a stream was. Without a timeline: long done.
+/// A position in a stream. Without a timeline: long done.
 struct Position {
   std::shared_ptr<Timeline> timeline;
   uint64_t count = 0;
@@ -153,7 +151,7 @@ struct Position {
   }
 };
 
-/// A thread, and what it has to do. Work is never thrown away: of a lost device it does nothing.
+/// A thread, and its queued work. Work is never thrown away: on a lost device it does nothing.
 class CpuStream {
  public:
   CpuStream() : thread_([this] { run(); }) {}
@@ -190,7 +188,7 @@ class CpuStream {
       queue_.pop_front();
       lock.unlock();
       work();
-      work = nullptr;  // what it holds is gone before anybody sees it done
+      work = nullptr;  // destroyed before another thread sees it done
       timeline_->advance();
       lock.lock();
     }
@@ -202,7 +200,7 @@ class CpuStream {
   std::deque<std::function<void()>> queue_;
   uint64_t queued_ = 0;
   bool is_ending_ = false;
-  std::thread thread_;  ///< last: it uses what is above
+  std::thread thread_;  ///< last: it uses the members above
 };
 
 struct CpuEvent {
@@ -293,7 +291,7 @@ class CpuDevice final : public Device {
   Result<void> unregister_host(void* memory) override {
     {
       const std::lock_guard lock(mutex_);
-      pinned_.erase(memory);  // before anybody else can register it
+      pinned_.erase(memory);  // before another thread can register it
     }
     const Range range = ranges().remove(memory, false, this);
     if (range.size_bytes != 0) give_back(registered_bytes_, range.size_bytes);
@@ -356,13 +354,13 @@ class CpuDevice final : public Device {
 
   Result<void> wait(Stream stream, Event event) override {
     return with(stream, [&](CpuStream& queue) {
-      // What it waits for was queued before it: no circle of streams can wait for each other.
+      // The work it waits for was queued before it: no circle of streams can wait for each other.
       queue.queue([position = static_cast<CpuEvent*>(event)->get()] { position.wait(); });
     });
   }
 
   Result<bool> is_done(Event event) override {
-    // As a driver says it: at once, while what is running still runs to its end.
+    // As a driver reports it: at once, while running work still runs to its end.
     if (is_lost()) return lost();
     return static_cast<CpuEvent*>(event)->get().is_done();
   }
@@ -401,7 +399,7 @@ class CpuDevice final : public Device {
   }
 
  private:
-  /// Relaxed, everywhere: it guards no data. Whoever sees work done sees by the lock of its
+  /// Relaxed, everywhere: it guards no data. A thread that sees work done sees by the lock of its
   /// timeline that the device was lost before.
   bool is_lost() const { return is_lost_.load(std::memory_order_relaxed); }
 
@@ -416,8 +414,8 @@ class CpuDevice final : public Device {
     return options_.is_recorded && options_.is_recorded(stream);
   }
 
-  /// What comes before each piece of work: false if the device is lost, or is from now on. What has
-  /// passed here is under way, and arrives, whatever happens to the device.
+  /// Called before each piece of work: false if the device is lost, or is from now on. Work that
+  /// has passed here is under way, and arrives, whatever happens to the device.
   bool may_work() {
     if (is_lost()) return false;
     const bool works = !options_.before_work || options_.before_work();
@@ -449,9 +447,8 @@ class CpuDevice final : public Device {
     // Host memory is not counted, but cannot be more than a size can say when it is rounded up.
     if (size_bytes > SIZE_MAX / 2) return no_space;
     if (on_device && !take(allocated_bytes_, size_bytes, options_.memory_bytes)) return no_space;
-    void* const memory =
-        std::aligned_alloc(kAllocationAlignment, (size_bytes + kAllocationAlignment - 1) /
-                                                     kAllocationAlignment * kAllocationAlignment);
+    void* const memory = std::aligned_alloc(
+        kMemoryAlign, (size_bytes + kMemoryAlign - 1) / kMemoryAlign * kMemoryAlign);
     if (!memory) {
       if (on_device) give_back(allocated_bytes_, size_bytes);
       return no_space;
@@ -496,7 +493,7 @@ class CpuDevice final : public Device {
   const CpuDeviceOptions options_;
   DeviceInfo info_;
   std::atomic<bool> is_lost_ = false;
-  std::mutex mutex_;  ///< guards what follows
+  std::mutex mutex_;  ///< guards the members below
   uint64_t allocated_bytes_ = 0, registered_bytes_ = 0;
   std::map<void*, PinnedRange> pinned_;  ///< by where it was registered
   std::map<Stream, std::unique_ptr<CpuStream>> streams_;

@@ -24,7 +24,7 @@ Result<PinnedRoom> PinnedArena::take(size_t size_bytes, bool on_device) {
     return room;
   }
   PinnedRoom room;
-  room.size_bytes = (size_bytes + 255) / 256 * 256;
+  room.size_bytes = memory_aligned(size_bytes);
   while (!idle_.empty() && pinned_bytes_ + room.size_bytes > most_pinned_bytes_) {
     free(idle_.back());
     idle_.pop_back();

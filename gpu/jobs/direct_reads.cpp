@@ -27,14 +27,12 @@ constexpr uint64_t kMostTableBytes = uint64_t{1} << 30;
 constexpr uint64_t kWantedUnits = 1024;
 constexpr uint32_t kLeastSplitTokens = 64;
 
-size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 template <class... Args>
 Error wrong(fmt::format_string<Args...> format, Args&&... args) {
   return Error{Status::INVALID_ARGUMENT, fmt::format(format, std::forward<Args>(args)...)};
 }
 
-/// Memory of the caller's, for sentences about it.
+/// Memory of the caller, with its name for errors.
 struct NamedRange {
   const char* name;
   const void* memory;
@@ -63,9 +61,9 @@ class DirectReads::Job {
   void* partials = nullptr;            ///< outputs, then log-sum-exps, of splits
   size_t partials_bytes = 0;
 
-  size_t splits_at() const { return aligned(spans.size() * sizeof(AttendSpan)); }
+  size_t splits_at() const { return memory_aligned(spans.size() * sizeof(AttendSpan)); }
   size_t first_splits_at() const {
-    return splits_at() + aligned(splits.size() * sizeof(AttendSplit));
+    return splits_at() + memory_aligned(splits.size() * sizeof(AttendSplit));
   }
   size_t table_bytes() const { return first_splits_at() + first_splits.size() * sizeof(uint32_t); }
 };
@@ -118,7 +116,7 @@ DirectReads::Impl::~Impl() {
   device_.free(idle_partials_);
 }
 
-/// All but what a job and a layer add.
+/// The descriptor, without the members that a job and a layer add.
 Attend DirectReads::Impl::descriptor() const {
   Attend work;
   work.heads = model_.layout.heads;
@@ -167,14 +165,14 @@ Result<void> DirectReads::Impl::check_sequences(std::span<const SequenceToRead> 
   return {};
 }
 
-/// Where kernels find it, of layer 0 and its first token that is looked at.
+/// The span of a block in layer 0, from its first token that is read.
 AttendSpan DirectReads::Impl::span_of(const BlockToRead& block, const uint8_t* payload) const {
   const auto rows = [&](uint32_t layer, uint32_t part, uint32_t head) {
     return rows_of(model_.layout, block.tokens, layer, part, head);
   };
   const KvRows keys = rows(0, 0, 0);
   AttendSpan span;
-  // Only a layout with several of them has a second one.
+  // Only a layout with several layers has a second one.
   span.layer_stride_bytes = model_.layout.layers > 1 ? rows(1, 0, 0).offset_bytes : 0;
   span.head_stride_bytes = model_.layout.heads > 1 ? rows(0, 0, 1).offset_bytes : 0;
   span.token_stride_bytes = keys.stride_bytes;
@@ -195,7 +193,7 @@ Status DirectReads::Impl::read(NamespaceId ns, const BlockToRead& block,
   return Status::OK;
 }
 
-/// Splits of a sequence as long as each other, to within a token: together as many as wanted.
+/// Divides a sequence into splits of equal length, to within a token: together as many as wanted.
 void DirectReads::Impl::split(Job& job, const std::vector<uint32_t>& first_spans) const {
   uint64_t all = 0;
   for (const AttendSpan& span : job.spans) all += span.tokens;
@@ -224,7 +222,8 @@ void DirectReads::Impl::split(Job& job, const std::vector<uint32_t>& first_spans
 
 Result<void> DirectReads::Impl::take_partials(Job& job) {
   const size_t heads = job.splits.size() * model_.query_heads();
-  const size_t needed = aligned(heads * (size_t{model_.layout.value_channels} + 1) * sizeof(float));
+  const size_t needed =
+      memory_aligned(heads * (size_t{model_.layout.value_channels} + 1) * sizeof(float));
   if (needed == 0) return {};
   if (idle_partials_bytes_ < needed) {
     auto partials = device_.allocate(needed);
@@ -366,8 +365,8 @@ Result<void> DirectReads::Impl::attend(Job& job, uint32_t layer, const DecodeQue
 
 // ---- end ----
 
-/// Of a job that the device is through with, all that it was to read has been read: what a lease
-/// says here is about all of it. Any other may still read tables and write partials.
+/// For a job that the device is through with, all its reads are done: the state of a lease here
+/// covers all of them. Any other job may still read tables and write partials.
 void DirectReads::Impl::finish(Job& job) {
   const bool is_through = job.on_device.is_through();
   for (Reading& reading : job.readings) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A batch is one image in pinned memory, copied to the device as it is: the descriptors of
-// tiles, the turns of centres, then streams one behind the other. Frames that the device reaches
-// follow it there, and streams that are stored are read where they lie in them. Where the device
-// decodes LZ4, so are streams of that, and become plain behind the frames.
+// A batch is one image in pinned memory, copied to the device as it is: the descriptors of tiles,
+// the turns of centres, then streams one behind the other. Frames that the device reaches follow
+// the image there, and their stored streams are read where they lie in them. Where the device
+// decodes LZ4, LZ4 streams are read there too, and are decoded to memory behind the frames.
 #include "gpu/jobs/frames.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ constexpr uint64_t kMostImageBytes = uint64_t{1} << 32;
 
 uint64_t aligned(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-/// What a frame of this shape may take of the image, behind the tiles.
+/// The most bytes that a frame of this shape takes of the image, behind the tiles.
 uint64_t most_streams_bytes(const Shape& shape, uint64_t tiles) {
   const Number* number = compression::number_of(shape.number);
   const uint64_t turns = shape.rotary.dim * sizeof(compression::Turn) + kAlign;
@@ -50,7 +50,7 @@ uint64_t most_streams_bytes(const Shape& shape, uint64_t tiles) {
          tiles * (parameters + 1) + turns;
 }
 
-/// What tiles of a launch have in common.
+/// The parameters that tiles of a launch have in common.
 struct Kind {
   Shape shape;  ///< but for outer and tokens
   uint32_t planes = 0;
@@ -67,7 +67,7 @@ struct Launch {
   uint32_t first_tile = 0, tiles = 0;
 };
 
-/// Those that the device decodes; all addresses are its own.
+/// The streams that the device decodes; all addresses are the device's.
 struct Lz4Streams {
   std::vector<const uint8_t*> from;
   std::vector<uint8_t*> to;
@@ -84,8 +84,8 @@ struct Lz4Streams {
   }
 };
 
-// The descriptor of one for a kernel, and its answer.
-constexpr uint64_t kLz4ToldBytes = 2 * sizeof(uint8_t*) + 2 * sizeof(size_t);
+// Bytes of the descriptor of a stream for a kernel, and of its answer.
+constexpr uint64_t kLz4DescriptorBytes = 2 * sizeof(uint8_t*) + 2 * sizeof(size_t);
 constexpr uint64_t kLz4AnswerBytes = sizeof(size_t) + sizeof(uint32_t);
 
 /// A job whose header is good.
@@ -229,7 +229,8 @@ class FrameDecoder::Impl {
     const uint64_t answers_bytes =
         aligned(most_tiles_ * sizeof(uint32_t) + most_lz4 * kLz4AnswerBytes);
     plain_bytes_ = has_lz4 ? aligned(most_streams_bytes_) : 0;
-    image_bytes_ = aligned(tiles_bytes + most_streams_bytes_ + most_lz4 * kLz4ToldBytes + kAlign);
+    image_bytes_ =
+        aligned(tiles_bytes + most_streams_bytes_ + most_lz4 * kLz4DescriptorBytes + kAlign);
     const uint64_t bytes = image_bytes_ + frames_bytes_ + plain_bytes_;
     if (bytes + RebuildTiles::kSlackBytes >= kMostImageBytes) {
       return Error{Status::INVALID_ARGUMENT,
@@ -247,7 +248,7 @@ class FrameDecoder::Impl {
     return {};
   }
 
-  /// What the device may still write to is nobody's any more.
+  /// The device may still write to this memory: it is neither used again nor freed.
   void abandon() {
     image_ = memory_ = nullptr;
     image_room_ = memory_room_ = 0;
@@ -266,7 +267,7 @@ class FrameDecoder::Impl {
 
   uint8_t* answers() { return image_ + image_bytes_; }
   uint64_t lz4_answers_bytes() const { return lz4_.size() * kLz4AnswerBytes; }
-  /// Of tiles: behind the answers of streams.
+  /// The faults of tiles: behind the answers of streams.
   uint32_t* faults_in(uint8_t* answers) const {
     return reinterpret_cast<uint32_t*>(answers + lz4_answers_bytes());
   }
@@ -307,7 +308,7 @@ class FrameDecoder::Impl {
     return Status::OK;
   }
 
-  /// Values that are one stream.
+  /// Copies a tile whose values are one stream.
   Status copy_tile(const Opened& opened) {
     const FrameJob& job = *opened.job;
     ConstBytes from = parts_.stream(job.frame, 0);
@@ -342,7 +343,7 @@ class FrameDecoder::Impl {
     return Status::OK;
   }
 
-  /// Bytes of a frame, where the device will find them.
+  /// Where the device will find these bytes of a frame.
   uint32_t place(const Opened& opened, uint64_t offset, uint64_t bytes) {
     if (opened.is_registered) return static_cast<uint32_t>(image_bytes_ + opened.frame_at + offset);
     const Bytes part = append(bytes);
@@ -350,7 +351,7 @@ class FrameDecoder::Impl {
     return offset_of(part);
   }
 
-  /// Nothing if it does not decode.
+  /// Nothing if the stream does not decode.
   std::optional<uint32_t> place_stream(const Opened& opened, uint32_t index, bool is_plane) {
     const compression::StreamSize& stream = parts_.streams[index];
     if (stream.codec == StreamCodec::STORED)
@@ -417,7 +418,7 @@ class FrameDecoder::Impl {
     return work;
   }
 
-  /// Where the device will find what is written down here, in the image.
+  /// The device's address of an object in the image.
   template <class T>
   const T* write_down(const std::vector<T>& array) {
     const Bytes part = append(array.size() * sizeof(T));
@@ -467,7 +468,7 @@ class FrameDecoder::Impl {
     if (queued && answers_bytes != 0)
       queued = device_.copy(answers(), memory_ + answers_at_, answers_bytes, stream);
     const Result<void> recorded = device_.record(event_, stream);
-    // What was queued uses the memory until it is done.
+    // Queued work uses the memory until it is done.
     if (!queued && recorded) (void)device_.synchronize(event_);
     if (!recorded) abandon();
     if (!queued) return queued;

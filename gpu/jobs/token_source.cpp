@@ -17,8 +17,6 @@
 namespace bowhead::gpu {
 namespace {
 
-size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 Error refuse(std::string why) { return {Status::INVALID_ARGUMENT, std::move(why)}; }
 
 /// The clock of leases.
@@ -84,9 +82,9 @@ class TokenSource::Impl {
   std::vector<Held> held_;
   size_t oldest_ = 0;        ///< of the leases; the next ones are renewed in turn
   uint64_t renewed_ns_ = 0;  ///< when the last ones were; at first, before all were taken
-  bool is_lost_ = false;     ///< a lease was
+  bool is_lost_ = false;     ///< a lease was lost
 
-  FetchTokens work_;  ///< but lists and layers
+  FetchTokens work_;  ///< without lists and layers
   uint64_t room_rows_ = 0;
   std::byte *pinned_ = nullptr, *tables_ = nullptr;        ///< tables_: their copy on the device
   uint32_t *counts_ = nullptr, *device_counts_ = nullptr;  ///< in pinned_
@@ -145,13 +143,13 @@ Status TokenSource::Impl::hold(NamespaceId ns, const std::string& key, uint64_t 
   return Status::OK;
 }
 
-/// Tables do not change: a lease that is renewed has the block where it was.
+/// Tables do not change: a renewed lease has the block where it was.
 Result<void> TokenSource::Impl::queue_tables(std::span<const uint8_t* const> payloads,
                                              std::span<const uint32_t> pages) {
   static_cast<PagedLayers&>(work_) = cache_.paged_layers();
-  const size_t parts_at = aligned(payloads.size_bytes());
-  const size_t pages_at = parts_at + aligned(cache_.parts.size() * sizeof(PagedPart));
-  const size_t counts_at = pages_at + aligned(pages.size_bytes());
+  const size_t parts_at = memory_aligned(payloads.size_bytes());
+  const size_t pages_at = parts_at + memory_aligned(cache_.parts.size() * sizeof(PagedPart));
+  const size_t counts_at = pages_at + memory_aligned(pages.size_bytes());
   auto pinned = device_.allocate_pinned(counts_at + kMostFetches * sizeof(uint32_t));
   if (!pinned) return pinned.error();
   pinned_ = static_cast<std::byte*>(*pinned);
@@ -179,7 +177,7 @@ Result<void> TokenSource::Impl::queue_tables(std::span<const uint8_t* const> pay
   return upload(counts_at);
 }
 
-/// And waits for it, so that streams need not.
+/// Copies the tables, and waits for it, so that streams need not.
 Result<void> TokenSource::Impl::upload(size_t size_bytes) {
   auto event = device_.make_event();
   if (!event) return event.error();
@@ -210,7 +208,7 @@ Result<const void*> TokenSource::Impl::reached(const void* memory, size_t size_b
   const auto kind = device_.check_reached(what, memory, size_bytes);
   if (!kind) return kind.error();
   if (*kind != PointerKind::REGISTERED) return memory;
-  const auto address = device_.device_address(const_cast<void*>(memory));  // nobody writes there
+  const auto address = device_.device_address(const_cast<void*>(memory));  // kernels only read it
   if (!address) return address.error();
   return *address;
 }
@@ -261,8 +259,8 @@ Result<std::shared_ptr<TokenSource::Fetch>> TokenSource::Impl::fetch(const Token
   counts_[number] = 0;
   work.absent = device_counts_ + number;
   if (auto launched = device_.launch(work, stream); !launched) return launched.error();
-  // From here on the event and the count are in use, whatever happens: of an event that is there,
-  // only a device that is lost refuses it.
+  // From here on the event and the count are in use, whatever happens: only a lost device refuses
+  // an event that exists.
   free_counts_.pop_back();
   auto fetch = std::make_shared<Fetch>();
   fetch->count = counts_ + number;
@@ -270,7 +268,7 @@ Result<std::shared_ptr<TokenSource::Fetch>> TokenSource::Impl::fetch(const Token
   events_.pop_back();
   fetches_.add(fetch);
   if (auto marked = fetch->on_device.mark(device_, stream); !marked) {
-    fetches_.wait(*fetch);  // which is over
+    fetches_.wait(*fetch);  // it is over
     return marked.error();
   }
   return fetch;
@@ -278,9 +276,9 @@ Result<std::shared_ptr<TokenSource::Fetch>> TokenSource::Impl::fetch(const Token
 
 // ---- end ----
 
-/// Of a fetch that the device is through with: all that the kernel was to read has been read, and
-/// its count is visible to this CPU. So what leases say here is about all of it. Any other may
-/// still read tables and count.
+/// For a fetch that the device is through with: all reads of the kernel are done, and its count is
+/// visible to this CPU. So the state of the leases here covers all reads. Any other fetch may still
+/// read tables and count.
 void TokenSource::Impl::finish(Fetch& fetch) {
   const bool is_through = fetch.on_device.is_through();
   fetch.absent = *fetch.count;
@@ -290,11 +288,10 @@ void TokenSource::Impl::finish(Fetch& fetch) {
   events_.push_back(fetch.on_device.end());
 }
 
-/// Whether all leases are whole now. Some are renewed, and their releases say: of n leases one,
-/// which tells whether this host was declared dead, and n for each half of their time that has
-/// passed since the last renewals. So none is older than half of its time after this, and nobody
-/// has revoked those that are not asked; and no fetch has to renew them all, unless it was a long
-/// time.
+/// Whether all leases are whole now. Renews some of them, whose releases report it: of n leases
+/// one, which shows whether this host was declared dead, and n for each half of their time that has
+/// passed since the last renewals. So none is older than half of its time after this, and no
+/// process has revoked the others; and no fetch has to renew them all, unless it was a long time.
 Status TokenSource::Impl::renew() {
   if (is_lost_) return Status::LAPSED;
   const uint64_t now = now_ns(), half_ns = lease_ms_ * 500'000;
@@ -307,8 +304,8 @@ Status TokenSource::Impl::renew() {
   return Status::OK;
 }
 
-/// What comes before the release was read under the lease; that the next one is not to be had is a
-/// matter of those that come later.
+/// Reads before the release were done under the lease; if the next lease is refused, that only
+/// affects later reads.
 Status TokenSource::Impl::renew(Held& held) {
   auto next = pool_.acquire(ns_, held.key, lease_ms_);
   const Lease before = held.lease;

@@ -20,9 +20,7 @@ namespace {
 static_assert(kPieceBytes == kChecksumPieceBytes);
 
 size_t whole_pieces(uint64_t bytes) { return bytes / kPieceBytes; }
-size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-/// The checksum of a payload, of whose whole pieces these are the sums.
+/// The checksum of a payload; `sums` are those of its whole pieces.
 uint64_t checksum_of(std::span<const uint64_t> sums, const std::byte* payload, uint64_t bytes) {
   std::vector<uint64_t> all(sums.begin(), sums.end());
   const uint64_t rest = bytes % kPieceBytes;
@@ -53,7 +51,7 @@ struct Moving {
   size_t number = 0;  ///< in the job
   PagedTokens range;
   uint64_t size_bytes = 0;
-  std::byte* payload = nullptr;  ///< in the pool, or in `staging`, of a frame the device's half
+  std::byte* payload = nullptr;       ///< in the pool or in `staging`; of a frame the device's half
   uint8_t* device_payload = nullptr;  ///< the same for kernels
   uint64_t frame_bytes = 0;           ///< in staging.pinned, for staging.device; 0: not compressed
   const uint64_t* sums = nullptr;     ///< of the kernel
@@ -83,7 +81,7 @@ class Transfers::Job {
   uint32_t layers_queued = 0;
   std::unique_ptr<FrameDecoder> decoder;  ///< null: no block is a frame
   std::vector<Event> events;              ///< by group of layers that is queued
-  DeviceJob on_device;                    ///< what is queued; nothing, if no block moves
+  DeviceJob on_device;                    ///< the queued work; nothing, if no block moves
   Status queue_status = Status::OK;
 
   bool waits_for_layers(uint32_t layers) const {
@@ -147,11 +145,11 @@ class Transfers::Impl {
   const KvCache cache_;
   const uint32_t layers_;
   PathCosts costs_;
-  Stream streams_[2] = {};  ///< for what is not urgent, and for what is
+  Stream streams_[2] = {};  ///< for jobs that are not urgent, and for those that are
   PinnedArena arena_;
   PinnedRoom parts_;  ///< of the cache, for kernels
   std::vector<Event> events_;
-  std::vector<std::unique_ptr<FrameDecoder>> decoders_;  ///< that no job has
+  std::vector<std::unique_ptr<FrameDecoder>> decoders_;  ///< not in use by a job
   RunningJobs<Job> jobs_;
   TransfersInfo info_;
 };
@@ -172,7 +170,7 @@ Result<void> Transfers::Impl::open() {
   return tell_parts();
 }
 
-/// The parts of the cache do not change: all jobs find them where this puts them.
+/// Puts the parts of the cache, which do not change, where all jobs find them.
 Result<void> Transfers::Impl::tell_parts() {
   const size_t bytes = cache_.parts.size() * sizeof(PagedPart);
   auto room = arena_.take(bytes, true);
@@ -232,7 +230,7 @@ Status Transfers::Impl::stage(Moving& block, bool on_device) {
   return Status::OK;
 }
 
-/// OK without a payload: there is nothing to do, as the key is stored.
+/// OK without a payload: the key is stored, and there is nothing to do.
 Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Moving& block) {
   auto reservation = pool_.reserve(ns, key, block.size_bytes);
   if (!reservation) return reservation.status();
@@ -242,8 +240,8 @@ Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Mo
   return reach(block, DeviceAccess::READ_AND_WRITE) ? Status::OK : stage(block, false);
 }
 
-/// acquire() throws away what this CPU's caches have of what is stored before it gives the lease: a
-/// device's reads look into them.
+/// acquire() drops the stored bytes from this CPU's caches before it gives the lease: a device's
+/// reads look into them.
 Status Transfers::Impl::prepare_restore(NamespaceId ns, const std::string& key,
                                         const JobOptions& options, Moving& block) {
   auto lease = pool_.acquire(ns, key, options.lease_ms, LeaseOf::STORED);
@@ -265,8 +263,8 @@ Status Transfers::Impl::check_length(uint64_t length_bytes, const Moving& block)
                                            : Status::OK;
 }
 
-/// What is stored to pinned memory, and the lease is over: a frame, which the device then decodes,
-/// or a payload that it does not reach.
+/// Copies the stored bytes to pinned memory, and ends the lease: a frame, which the device then
+/// decodes, or a payload that the device does not reach.
 Status Transfers::Impl::copy_leased(Moving& block) {
   const bool is_frame = block.lease->codec == BH_CODEC_FRAME;
   if (is_frame) block.staged = Staging::COMPRESSED;
@@ -276,14 +274,14 @@ Status Transfers::Impl::copy_leased(Moving& block) {
   const Status released = pool_.release(*block.lease);
   const uint64_t stored_bytes = block.lease->stored_bytes;
   block.lease.reset();
-  // A lease that lapsed explains any bytes.
+  // A lapsed lease explains any bytes.
   if (released != Status::OK && (status == Status::OK || status == Status::DAMAGED))
     return released;
   if (status == Status::OK && is_frame) decode_staged(block, stored_bytes);
   return status;
 }
 
-/// The same of a block that gives no lease. Memory of the device is taken only for a frame.
+/// The same for a block that gives no lease. Memory of the device is taken only for a frame.
 Status Transfers::Impl::copy_unleased(NamespaceId ns, const std::string& key, bool is_frame,
                                       Moving& block) {
   block.staged = Staging::NO_LEASE;
@@ -343,7 +341,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
       continue;
     }
     job->results[i] = status;
-    // Of what was taken before it failed.
+    // Gives back what the block took before it failed.
     (void)end(block, spills, status);
   }
   for (Moving& block : job->moving) block.range.pages = block.pages;
@@ -356,7 +354,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
   return job;
 }
 
-/// All but where parts and blocks lie.
+/// The descriptor, except where parts and blocks lie.
 MovePieces Transfers::Impl::descriptor(const Job& job, uint32_t most_tokens) const {
   MovePieces work{cache_.paged_layers()};
   work.kind = job.path == Path::COPIES ? MoveKind::SUM_ONLY
@@ -377,8 +375,8 @@ Path Transfers::Impl::choose(const Job& job) const {
 }
 
 /// Blocks and their pages go with the kernel's arguments if they are few. Else they lie in one room
-/// and are copied to the device first. Behind them there are the sums that the kernel writes, which
-/// go to the pinned half.
+/// of the arena and are copied to the device first. Behind them lie the sums that the kernel
+/// writes, which go to the pinned half.
 Result<void> Transfers::Impl::write_descriptors(Job& job) {
   uint32_t most_tokens = 0;
   size_t pages = 0, pieces = 0;
@@ -389,8 +387,8 @@ Result<void> Transfers::Impl::write_descriptors(Job& job) {
   }
   const bool is_few =
       job.moving.size() <= MoveFewPieces::kMostBlocks && pages <= MoveFewPieces::kMostPages;
-  const size_t pages_at = is_few ? 0 : aligned(job.moving.size() * sizeof(MoveBlock));
-  const size_t sums_at = is_few ? 0 : pages_at + aligned(pages * sizeof(uint32_t));
+  const size_t pages_at = is_few ? 0 : memory_aligned(job.moving.size() * sizeof(MoveBlock));
+  const size_t sums_at = is_few ? 0 : pages_at + memory_aligned(pages * sizeof(uint32_t));
   auto room = arena_.take(sums_at + std::max<size_t>(pieces, 1) * sizeof(uint64_t), !is_few);
   if (!room) return room.error();
   job.room = *room;
@@ -398,7 +396,7 @@ Result<void> Transfers::Impl::write_descriptors(Job& job) {
 
   auto* blocks = is_few ? job.few->blocks : reinterpret_cast<MoveBlock*>(room->pinned);
   auto* table = is_few ? job.few->pages : reinterpret_cast<uint32_t*>(room->pinned + pages_at);
-  // Of few blocks only check() looks there, which this CPU reads.
+  // Few blocks are read here only by check(), on this CPU.
   const auto* kernel_table =
       is_few ? table : reinterpret_cast<const uint32_t*>(room->device + pages_at);
   auto* sums = reinterpret_cast<uint64_t*>(room->pinned + sums_at);
@@ -427,7 +425,7 @@ Result<void> Transfers::Impl::write_descriptors(Job& job) {
   return device_.copy(room->device, room->pinned, sums_at, job.stream);
 }
 
-/// What comes next of the job waits for what is queued in `stream`.
+/// The next work of the job waits for the work queued in `stream`.
 Result<void> Transfers::Impl::follow(Job& job, Stream stream) {
   auto event = take_event();
   if (!event) return event.error();
@@ -453,7 +451,7 @@ Result<void> Transfers::Impl::queue(Job& job, const JobOptions& options) {
   return job.on_device.mark(device_, job.stream);
 }
 
-/// Queues what makes payloads of frames.
+/// Queues the kernels that make payloads of frames.
 Result<void> Transfers::Impl::decode(Job& job) {
   std::vector<FrameJob> frames;
   for (const Moving& block : job.moving) {
@@ -470,7 +468,7 @@ Result<void> Transfers::Impl::decode(Job& job) {
   return {};
 }
 
-/// Of frames that could not be decoded, the blocks' results say so.
+/// Sets the results of blocks whose frames could not be decoded.
 void Transfers::Impl::end_decoding(Job& job) {
   if (!job.decoder) return;
   if (const auto statuses = job.decoder->finish()) {
@@ -484,12 +482,12 @@ void Transfers::Impl::end_decoding(Job& job) {
   decoders_.push_back(std::move(job.decoder));
 }
 
-/// None leaves the chunk of the registration in which it begins.
+/// No run leaves the chunk of the registration in which it begins.
 std::vector<CopyRun> Transfers::Impl::copy_runs(const Job& job, uint32_t first_layer,
                                                 uint32_t some_layers) const {
   std::vector<CopyRun> runs;
   for (const Moving& block : job.moving) {
-    // As the device has it: not every driver takes the host's address of registered memory.
+    // The device's address: not every driver takes the host's address of registered memory.
     const auto add = [&](uint64_t offset, uint8_t* address, uint64_t bytes) {
       uint8_t* const payload = block.device_payload + offset;
       runs.push_back(job.spills ? CopyRun{payload, address, bytes}
@@ -557,7 +555,7 @@ Result<void> Transfers::Impl::layer_ready(Job& job, uint32_t layer, Stream strea
   if (!job.waits_for_layers(layers_) || !is_ready()) return {};
   auto queued = follow(job, stream);
   while (queued && job.layers_queued < layers_ && is_ready()) queued = queue_layers(job);
-  // Also behind what was queued before something failed.
+  // Also behind work that was queued before a failure.
   const auto marked = job.on_device.mark(device_, job.stream);
   if (queued) queued = marked;
   job.queue_status = queued.status();
@@ -576,9 +574,9 @@ void Transfers::Impl::wait(Job& job) {
   jobs_.wait(job);
 }
 
-/// Of a job that the device is through with: what it stored, in the pool or as sums, is visible to
-/// this CPU, and all that it was to read has been read. So a commit publishes bytes that are there,
-/// and what a lease says here is about all of them.
+/// For a job that the device is through with: its stores, in the pool or as sums, are visible to
+/// this CPU, and all its reads are done. So a commit publishes bytes that are there, and the state
+/// of a lease here covers all reads.
 void Transfers::Impl::finish(Job& job) {
   const bool is_through = job.on_device.is_through();
   const Status status = !is_through                      ? job.on_device.outcome()
@@ -611,7 +609,7 @@ Status Transfers::Impl::end(Moving& block, bool spills, Status status) {
   return result;
 }
 
-/// Commits, or gives the room back where `status` is not OK.
+/// Commits, or gives the space back where `status` is not OK.
 Status Transfers::Impl::end_spill(Moving& block, Status status) {
   if (!block.reservation) return status;
   if (status != Status::OK) {
@@ -625,14 +623,14 @@ Status Transfers::Impl::end_spill(Moving& block, Status status) {
                                                        block.payload, block.size_bytes)});
 }
 
-/// What get() copied was verified then; what was read by a lease is, now.
+/// get() verified the bytes it copied; bytes that were read under a lease are verified now.
 Status Transfers::Impl::end_restore(Moving& block, Status status) {
   if (!block.lease) return status;
   if (status == Status::OK && block.lease->checksum &&
       *block.lease->checksum != checksum_of({block.sums, whole_pieces(block.size_bytes)},
                                             block.payload, block.size_bytes))
     status = Status::DAMAGED;
-  // A lease that lapsed explains any sum.
+  // A lapsed lease explains any sum.
   const Status released = pool_.release(*block.lease);
   return status == Status::OK || (status == Status::DAMAGED && released == Status::LAPSED)
              ? released
