@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <set>
 #include <string>
 
@@ -24,17 +25,17 @@ constexpr uint64_t kMediumBytes = 2 << 20;
 class Folder {
  public:
   Folder() {
-    BOWHEAD_ASSERT(mkdtemp(path_) != nullptr);
+    BOWHEAD_ASSERT(mkdtemp(path_.data()) != nullptr);
     BOWHEAD_ASSERT(mkdir((path() + "/folder").c_str(), 0700) == 0);
   }
   ~Folder() {
     (void)rmdir((path() + "/folder").c_str());
     (void)rmdir(path().c_str());
   }
-  std::string path() const { return path_; }
+  const std::string& path() const { return path_; }
 
  private:
-  char path_[64] = "/tmp/bowhead-fuzz-XXXXXX";
+  std::string path_ = std::filesystem::temp_directory_path() / "bowhead-fuzz-XXXXXX";
 };
 
 bool valid_name(const std::string& name) {

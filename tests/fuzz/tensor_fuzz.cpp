@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,14 @@ namespace {
 class TensorFile {
  public:
   TensorFile() : fd_(memfd_create("tensor", 0)) {
-    BOWHEAD_ASSERT(fd_ >= 0 && mkdtemp(folder_) != nullptr);
+    BOWHEAD_ASSERT(fd_ >= 0 && mkdtemp(folder_.data()) != nullptr);
     const std::string target = "/proc/self/fd/" + std::to_string(fd_);
     for (const char* name : kNames)
       BOWHEAD_ASSERT(symlink(target.c_str(), path(name).c_str()) == 0);
   }
   ~TensorFile() {
     for (const char* name : kNames) (void)unlink(path(name).c_str());
-    (void)rmdir(folder_);
+    (void)rmdir(folder_.c_str());
     (void)close(fd_);
   }
   std::string hold(std::string_view bytes, uint32_t name) {
@@ -39,10 +40,10 @@ class TensorFile {
 
  private:
   static constexpr const char* kNames[] = {"t.bin", "t.npy", "t.safetensors"};
-  std::string path(const char* name) const { return std::string(folder_) + "/" + name; }
+  std::string path(const char* name) const { return folder_ + "/" + name; }
 
   int fd_;
-  char folder_[64] = "/tmp/bowhead-fuzz-XXXXXX";
+  std::string folder_ = std::filesystem::temp_directory_path() / "bowhead-fuzz-XXXXXX";
 };
 
 void check(const std::string& path, const RawDescription& raw) {
