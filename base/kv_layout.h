@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The position of each row of a tensor in a block (bowhead/format/tensor.h): the one place that
-// knows.
+// The position of each row of a tensor in a block (bowhead/format/tensor.h): only this code knows
+// it.
 //
 // A row is one token of one head, of K or of V. All functions except check_layout() need a layout
 // that it has accepted.

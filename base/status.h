@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Status: the world's faults, as numbers that never change (include/bowhead/status.h).
+// Status: faults outside our code, as numbers that never change (include/bowhead/status.h).
 // Error: a Status with the sentence that names the thing and says what to do.
 // Result<T>: a T or an Error. Our own bugs are not statuses: see base/assert.h.
 #pragma once

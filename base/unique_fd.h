@@ -24,8 +24,8 @@ class UniqueFd {
 };
 
 /// As open(2), closed on exec, but the descriptor is never 0, 1 or 2. A process may run without
-/// standard streams, as daemons do; the file would take the lowest number that is free, and what
-/// the program prints would be written over a pool. Negative with errno if it fails.
+/// standard streams, as daemons do; the file would take the lowest free number, and the output of
+/// the program would be written over a pool. Negative with errno if it fails.
 UniqueFd open_file(const std::string& path, int flags, mode_t mode = 0);
 
 }  // namespace bowhead

@@ -14,7 +14,7 @@ namespace {
 /// Kernels write whole registers.
 size_t padded(uint32_t channels) { return (size_t{channels} + 63) / 64 * 64; }
 
-/// Scores of a tile, with what is behind them never chosen.
+/// Scores of a tile; those behind its tokens are never chosen.
 void score_whole_tile(const Kernels& kernels, const Queries& queries, const Rows& keys,
                       uint32_t first, uint32_t count, float* scores) {
   kernels.score(queries, keys, first, count, scores);
@@ -60,8 +60,8 @@ Result<void> Attention::add(const Queries& queries, std::span<const KvSpan> span
   return {};
 }
 
-/// Sums are relative to the largest score so far: where a tile has a larger one, what was summed
-/// before gets less.
+/// Sums are relative to the largest score so far: where a tile has a larger one, earlier sums are
+/// scaled down.
 void Attention::add_tile(const Queries& queries, const KvSpan& span, uint32_t first,
                          uint32_t count) {
   const Kernels& use = kernels();

@@ -14,7 +14,7 @@ namespace {
 
 using compression::Shape;
 
-/// What the heads of a block's frames say.
+/// The contents of the heads of a block's frames.
 struct Heads {
   Shape keys, values;  ///< no values: an empty shape
 };
@@ -114,7 +114,7 @@ Status decode(compression::Decoder& decoder, const FramedKv& block, const Heads&
   return Status::OK;
 }
 
-/// Of all blocks, before any is decoded; none where a frame cannot be read.
+/// The heads of all blocks, before any is decoded; none where a frame cannot be read.
 template <class Framed>
 Result<std::vector<std::optional<Heads>>> heads_of_all(std::span<const Framed> blocks,
                                                        Unreadable unreadable) {

@@ -2,8 +2,8 @@
 // Keys and values that lie in frames (compression/frame.h), for the operations of operations.h: a
 // block's visible tokens are decoded to memory that stays in a near cache, and answered from there.
 //
-// What is not visible is not read, but for the rest of a tile. Top-k alone needs fewer bytes: see
-// plane_keys.h.
+// Tokens that are not visible are not read, but for the rest of a tile. Top-k alone needs fewer
+// bytes: see plane_keys.h.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +33,10 @@ struct FramedKv {
   uint32_t value_channels = 0;  ///< MLA: so many first channels of the keys are the values
 };
 
-/// What becomes of a question if a frame cannot be read: nobody encoded it (DAMAGED), or a newer
-/// Bowhead did (UNSUPPORTED_CODEC).
+/// The treatment of a frame that cannot be read: no encoder wrote it (DAMAGED), or a newer Bowhead
+/// did (UNSUPPORTED_CODEC).
 enum class Unreadable {
-  REFUSE,  ///< an error that names the block; what was added to an answer before is of no use
+  REFUSE,  ///< an error that names the block; answers added before it are of no use
   SKIP     ///< the block is left out and named, the others are answered
 };
 
@@ -51,7 +51,7 @@ class FrameReader {
   /// `use` returns. Returns the numbers of the blocks that were left out, in their order.
   /// INVALID_ARGUMENT, with the block's number, before anything is used: frames without rows (of
   /// bytes), of other shapes than are possible, without this outer index, two blocks hold the same
-  /// token. DAMAGED, UNSUPPORTED_CODEC: as Unreadable says. What `use` returns ends it.
+  /// token. DAMAGED, UNSUPPORTED_CODEC: as Unreadable says. An error of `use` ends it.
   Result<std::vector<size_t>> for_keys(std::span<const FramedKeys> blocks, const Visible& visible,
                                        Unreadable unreadable, const UseKeys& use);
   /// The same. INVALID_ARGUMENT also: keys and values of other numbers of tokens; more first

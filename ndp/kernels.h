@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What exists once per instruction set. Everything else in ndp/ is written once.
+// The code that exists once per instruction set. Everything else in ndp/ is written once.
 //
 // Arithmetic is in float, sums in several lanes: the scalar set, which is the definition, sums in
-// double. How far sets may be apart, say the tolerances of operations.h.
+// double. The tolerances of operations.h say how far sets may be apart.
 #pragma once
 
 #include <span>
@@ -26,12 +26,12 @@ struct Kernels {
   /// i. Weights are not negative; those of a tile's tokens behind `count` are zero.
   void (*weigh)(const float* weights, uint32_t queries, const Rows& values, uint32_t first,
                 uint32_t count, float* sums, size_t stride);
-  /// Of kTileTokens numbers; that of which some is not a number may be any of them.
+  /// The largest of kTileTokens numbers; any of them if one is NaN.
   float (*largest)(const float* values);
   /// values[i] = exp(values[i] - largest) for kTileTokens numbers; returns their sum.
   float (*exponentials)(float* values, float largest);
   /// Hits of those of the first `count` scores that are `least` or more, or of all, if `least` is
-  /// not a number. Returns how many; kTileTokens may be written.
+  /// NaN. Returns how many; kTileTokens may be written.
   uint32_t (*select)(const float* scores, uint32_t count, float least, uint32_t first_token,
                      Hit* out);
   /// sums[i] = sum over channels of query * row i, of so many rows, one behind the other, whose
@@ -39,8 +39,8 @@ struct Kernels {
   /// |query * row|.
   void (*dots)(const float* query, const int16_t* rows, uint32_t count, uint32_t channels,
                float* sums);
-  /// By channel: the least and largest of so many tokens' numbers, scales included; what is not a
-  /// number makes them infinite.
+  /// By channel: the least and largest of so many tokens' numbers, scales included; NaN makes them
+  /// infinite.
   void (*bounds)(const Rows& keys, uint32_t first, uint32_t count, float* least, float* largest);
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // With AVX2 and FMA.
 
-// All headers come before the target is set: what they define inline, other files share.
+// All headers come before the target is set: other files share their inline functions.
 #include <string.h>
 
 #include <algorithm>

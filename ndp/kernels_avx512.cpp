@@ -6,8 +6,7 @@
 // themselves, once for each query. So a register holds sums of all queries of a
 // group, and little is left to add up across its lanes.
 
-// All headers come before the target is set: what they define inline, other
-// files share.
+// All headers come before the target is set: other files share their inline functions.
 #include <immintrin.h>
 #include <string.h>
 
@@ -56,8 +55,7 @@ BOWHEAD_INLINE void fetch_ahead(const uint8_t* at, size_t stride_bytes) {
 
 // ---- kinds of rows ----
 //
-// Where `channels` are fewer than a chunk, what is behind them is zero, and not
-// read.
+// Where `channels` are fewer than a chunk, the rest is zero, and not read.
 
 struct Bf16 {
   static constexpr uint32_t kChunk = 32;
@@ -190,9 +188,9 @@ struct Fp16Units {
   }
 };
 
-/// Four channels a unit, of which 128 is taken: products are of bytes without
-/// and with a sign, and sums begin at what the 128 add (Queries::starts). High
-/// and low bytes of queries have sums of their own.
+/// Four channels a unit, 128 added to each: products are of bytes without and with a sign, and sums
+/// begin at the negative of what the 128 add (Queries::starts). High and low bytes of queries have
+/// sums of their own.
 struct Int8Units {
   static constexpr bool kAsTheyLie = true;
   static constexpr uint32_t kBytes = 1, kChunk = 64, kLines = 1;
@@ -213,7 +211,7 @@ struct Int8Units {
   }
 };
 
-/// As add() takes a row.
+/// Makes a loaded row what add() takes.
 template <class Units>
 BOWHEAD_INLINE __m512i row_units(__m512i loaded) {
   if constexpr (std::is_same_v<Units, Int8Units>)
@@ -316,10 +314,9 @@ class PreparedRows {
   uint32_t channels_ = 0, channel_ = 0, rows_left_ = 0, chunks_left_ = 0;
 };
 
-/// Where rows are multiplied as they lie, several at once, a CPU does not
-/// foresee what is read next: so the lines of later rows are fetched in their
-/// order, to the second cache a tile before they are needed, to the first one
-/// some rows before.
+/// Where rows are multiplied as they lie, several at once, a CPU does not foresee the next reads:
+/// so the lines of later rows are fetched in their order, to the second cache a tile before they
+/// are needed, to the first one some rows before.
 template <class Units>
 class RowsAhead {
  public:
@@ -671,8 +668,8 @@ struct Pairs<Fp8<kExponentBits, kHasInfinity>> {
   }
 };
 
-/// A tile is gone over once for some channels after the other. The next one is fetched meanwhile,
-/// in the order in which it lies: two lines at a time, which is what two tokens have.
+/// A tile is read once for each group of channels. The next one is fetched meanwhile, in the order
+/// in which it lies: two lines at a time, as two tokens have.
 class NextTile {
  public:
   NextTile(const Rows& rows, uint32_t first)
@@ -833,11 +830,10 @@ float largest(const float* values) {
   return _mm512_reduce_max_ps(most);
 }
 
-/// e^x as 2^n 2^f, |f| <= 1/2; 2^f by its series up to f^6 (error below 2^-22).
-/// What is not a number remains so.
+/// e^x as 2^n 2^f, |f| <= 1/2; 2^f by its series up to f^6 (error below 2^-22). NaN stays NaN.
 BOWHEAD_INLINE __m512 exponential(__m512 x) {
   x = _mm512_max_ps(_mm512_set1_ps(-1000),
-                    x);  // of two the second, if one is not a number
+                    x);  // of two the second, if one is NaN
   const __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
   const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   // In two steps: the product rounds where x is large.
@@ -890,8 +886,7 @@ uint32_t select(const float* scores, uint32_t count, float least, uint32_t first
 
 // ---- digests ----
 
-/// Of 16 channels. What is not a number is left out of the others, and
-/// remembered.
+/// For 16 channels. NaN is left out of the others, and remembered.
 struct Bounds {
   __m512 least, largest;
   __mmask16 odd;
@@ -903,7 +898,7 @@ struct Bounds {
   }
   BOWHEAD_INLINE void take(__m512 x) {
     odd = static_cast<__mmask16>(odd | _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q));
-    least = _mm512_min_ps(x, least);  // of two the second, if one is not a number
+    least = _mm512_min_ps(x, least);  // of two the second, if one is NaN
     largest = _mm512_max_ps(x, largest);
   }
   BOWHEAD_INLINE void store(float* low, float* high, __mmask16 valid) const {

@@ -2,8 +2,7 @@
 // With the compiler's vectors, all kinds as floats.
 //
 // kernels_avx2.cpp and kernels_neon.cpp include it behind their headers and target, having defined
-// BOWHEAD_VECTOR_BYTES. It includes nothing, so that nothing that others share is compiled for that
-// target.
+// BOWHEAD_VECTOR_BYTES. It includes nothing, so that no shared code is compiled for that target.
 #pragma once
 
 namespace bowhead::ndp {
@@ -39,7 +38,7 @@ BOWHEAD_INLINE Floats choose(Integers which, Floats yes, Floats no) {
 // ---- kinds ----
 
 /// A float of fewer bits, its exponent in the place of a float's: its bias comes right by a
-/// product, for denormals too. From `special` on it is infinite or not a number.
+/// product, for denormals too. From `special` on it is infinite or NaN.
 BOWHEAD_INLINE Floats widened(Words magnitude, Words sign, float factor, uint32_t special) {
   const Words value = Words(Floats(magnitude) * factor);
   const Words beyond = Words(magnitude >= special) & (magnitude | 0x7F800000);
@@ -66,7 +65,7 @@ BOWHEAD_INLINE Floats convert(const void* at) {
   }
 }
 
-/// Channels of a row; those that it has not are zero, and not read.
+/// Channels of a row; missing ones are zero, and not read.
 template <NumberFormat kNumber>
 BOWHEAD_INLINE Floats load_channels(const uint8_t* row, uint32_t channel, uint32_t channels) {
   constexpr uint32_t kBytes =
@@ -191,8 +190,8 @@ float largest(const float* values) {
   return one;
 }
 
-/// e^x as 2^n 2^f, |f| <= 1/2; 2^f by its series up to f^6 (error below 2^-22). What is not a
-/// number remains so; below the least normal number it is zero.
+/// e^x as 2^n 2^f, |f| <= 1/2; 2^f by its series up to f^6 (error below 2^-22). NaN stays NaN;
+/// below the least normal number it is zero.
 BOWHEAD_INLINE Floats exponential(Floats x) {
   const Integers far = x < -87.3f;
   x = choose(far, all(-87.3f), x);

@@ -13,7 +13,7 @@
 namespace bowhead::ndp {
 
 /// A float of so many bits behind its sign. `has_infinity`: the largest exponent is that of
-/// infinities and of what is not a number; else (e4m3) only all ones are not a number.
+/// infinities and NaN; else (e4m3) only all ones are NaN.
 constexpr float small_float(uint32_t bits, uint32_t exponent_bits, uint32_t mantissa_bits,
                             bool has_infinity) {
   const uint32_t mantissa = bits & ((1u << mantissa_bits) - 1);
@@ -36,7 +36,7 @@ constexpr float small_float(uint32_t bits, uint32_t exponent_bits, uint32_t mant
 
 constexpr float from_bf16(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
 
-/// The nearest bf16, of two the even one; what is not a number remains so.
+/// The nearest bf16, of two the even one; NaN stays NaN.
 constexpr uint16_t to_bf16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7FFFFFFF) > 0x7F800000) return static_cast<uint16_t>(bits >> 16 | 0x40);

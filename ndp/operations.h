@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is computed next to the memory: scores, the best keys, attention in partials, tokens by
-// number, digests of pages. Pure functions: they read the spans where they lie, write what they are
-// given, and start no threads. Copies and checksums are those of base/, compression that of
+// Computations next to the memory: scores, the best keys, attention in partials, tokens by number,
+// digests of pages. Pure functions: they read the spans where they lie, write to the memory they
+// are given, and start no threads. Copies and checksums are those of base/, compression that of
 // compression/.
 //
-// Every operation refuses, with INVALID_ARGUMENT and a sentence that names the span, rows that are
-// not what rows.h says, keys of other channels than the queries have, and spans of which two hold
+// Every operation refuses, with INVALID_ARGUMENT and a sentence that names the span, rows that
+// rows.h does not allow, keys of other channels than the queries have, and spans of which two hold
 // the same token. Where no token is visible there is no answer, and that is not an error.
 //
 // How exact answers are. With exact scores s = scale * sum over channels of q k, and with reach
@@ -16,10 +16,10 @@
 //   |output - exact| <= (kWeightTolerance + 2 * largest error of a score) * sum of p |value|
 //   |log-sum-exp - exact| <= kExpTolerance * max(1, |log-sum-exp|) + largest error of a score
 //
-// so that answers of any two instruction sets lie within twice that. What is not a number, in a
-// query or a key, makes the scores it takes part in not a number; infinity makes them infinite as
-// IEEE arithmetic does, or, where queries are not bf16, not a number. A score that is not a number
-// or positive infinity makes its query's output and log-sum-exp not a number.
+// so that answers of any two instruction sets lie within twice that. NaN, in a query or a key,
+// makes the scores it takes part in NaN; infinity makes them infinite as IEEE arithmetic does, or,
+// where queries are not bf16, NaN. A score that is NaN or positive infinity makes its query's
+// output and log-sum-exp NaN.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct Hit {
   bool operator==(const Hit&) const = default;
 };
 /// The order of hits: higher scores first, of equal ones (as zeros of either sign are) the earlier
-/// token; what is not a number comes last, and is taken only where there is nothing else.
+/// token; NaN comes last, and is taken only where there is nothing else.
 bool better(const Hit& a, const Hit& b);
 
 /// The best keys of each query so far: a partial. Not thread-safe: threads and devices have one
@@ -72,7 +72,7 @@ class TopK {
   struct Best {
     std::vector<Hit> hits;  ///< k of which count, and room for those that come
     uint32_t count = 0;
-    float least = 0;  ///< of the k best; not a number if they are not k
+    float least = 0;  ///< of the k best; NaN if there are fewer
   };
   TopK(uint32_t queries, uint32_t k);
   void shrink(Best& best) const;
@@ -83,7 +83,7 @@ class TopK {
   std::vector<float> scores_;
 };
 
-/// Softmax-weighted sums of values: a partial, with what it takes to merge it with others.
+/// Softmax-weighted sums of values: a partial, with the state that merging it with others needs.
 class Attention {
  public:
   /// Of so many queries and channels of values. INVALID_ARGUMENT: as in rows.h.
@@ -113,10 +113,10 @@ class Attention {
   std::vector<float> tile_;
 };
 
-/// Adds to mass[i], for token i counted through the spans, what all queries together pay it of
-/// their attention: exp(score - log_sum_exp), with the log-sum-exp of each over the whole sequence.
-/// So policies that evict by accumulated attention need no scores. INVALID_ARGUMENT also: `mass`
-/// or `log_sum_exps` of another size.
+/// Adds to mass[i], for token i counted through the spans, the attention that all queries together
+/// pay it: exp(score - log_sum_exp), with the log-sum-exp of each over the whole sequence. So
+/// policies that evict by accumulated attention need no scores. INVALID_ARGUMENT also: `mass` or
+/// `log_sum_exps` of another size.
 Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans,
                       const Visible& visible, std::span<const float> log_sum_exps,
                       std::span<float> mass);
@@ -128,7 +128,7 @@ Result<void> add_mass(const Queries& queries, std::span<const KeySpan> spans,
 Result<void> gather(std::span<const KeySpan> spans, std::span<const uint32_t> tokens,
                     std::span<std::byte> out, std::span<float> scales = {});
 
-/// What a page of a span's keys holds, by channel: a bound for every score in it.
+/// The bounds of the keys in each page of a span, by channel: they bound every score in it.
 struct Digests {
   uint32_t first_token = 0, tokens = 0;
   uint32_t page_tokens = 0, channels = 0;

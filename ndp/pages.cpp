@@ -87,7 +87,7 @@ Result<Digests> digest(const KeySpan& span, uint32_t page_tokens) {
 
 namespace {
 
-/// No score in the page is higher, but for what rounding does to both.
+/// No score in the page is higher, except by rounding of either.
 float bound_of(const float* query, const float* least, const float* largest, uint32_t channels) {
   float bound = 0;
   for (uint32_t c = 0; c < channels; ++c) {

@@ -126,8 +126,8 @@ bool PlaneKeys::all_finite(const Tile& tile, std::span<const uint8_t> values) co
   return most <= number.largest_finite;
 }
 
-/// By the exponents: what a value has in the remainder are its e lowest bits, or, where that are
-/// all (it is an exception), its mantissa.
+/// By the exponents: a value has its e lowest bits in the remainder, or, where that are all (it is
+/// an exception), its mantissa.
 void PlaneKeys::add_rests(const Tile& tile, std::span<const uint8_t> values,
                           std::span<const uint16_t> exponents) {
   const Number& number = *number_of(shape_.number);
@@ -150,8 +150,8 @@ void PlaneKeys::add_rests(const Tile& tile, std::span<const uint8_t> values,
   }
 }
 
-/// The scale with the least squares of what is off is sum(apart * middle) / sum(middle^2), of what
-/// lies apart from the centre. What all planes show of it is near enough.
+/// The scale with the least squared error is sum(apart * middle) / sum(middle^2), with `apart` the
+/// distance of values from the centre, which all planes show precisely enough.
 void PlaneKeys::add_scales(const Tile& tile, const PlaneTile& planes) {
   const Number& number = *number_of(shape_.number);
   const uint32_t padded = padded_channels(shape_.channels);

@@ -5,16 +5,16 @@
 // In short: the planes read so far bound a score from both sides. First planes are read of all
 // tokens, then all planes of the likeliest hits; from then on a token whose upper bound is below
 // the k-th highest lower bound is out, and of the others the next plane is read, some tokens at a
-// time (as many rows of a plane as make a line). What is left in the end is scored exactly.
-// docs/ndp-topk.md has the proof, what it takes of real keys, and what few bits find.
+// time (as many rows of a plane as make a line). The tokens left in the end are scored exactly.
+// docs/ndp-topk.md has the proof, the cost for real keys, and the recall from few bits.
 //
-// Tokens of tiles that are not in planes, or in such as no encoder makes of their values, or hold
-// infinities or what is not a number, and all tokens for a query that holds such, are read exactly:
-// they have no bounds.
+// Some tokens have no bounds and are read exactly: those of tiles that are not in planes, or in
+// planes that no encoder makes of their values, or that hold infinities or NaN; and all tokens for
+// a query that holds such numbers.
 //
 // Bytes read are counted in whole lines of 64 bytes of memory, as the frames lie there, each line
-// once however often it is looked at: heads of frames and tiles, planes (a coded one has no
-// rows: it is read whole), remainders and exceptions, and what PlaneKeys keeps.
+// once however often it is looked at: heads of frames and tiles, planes (a coded one has no rows:
+// it is read whole), remainders and exceptions, and the data that PlaneKeys keeps.
 #pragma once
 
 #include <algorithm>
@@ -75,15 +75,15 @@ class PlaneKeys {
   uint32_t outer() const { return outer_; }
   std::span<const Tile> tiles() const { return tiles_; }
   std::span<const RestBegin> rests() const { return rests_; }
-  /// By what, in units of kScaleUnit, the middles that so many planes show have to be multiplied
-  /// (less the centre) to be nearest to the keys; none if that is not kept, where it is about 1.
+  /// The factors, in units of kScaleUnit, by which the middles that so many planes show (less the
+  /// centre) are nearest to the keys; none if they are not kept, where they are about 1.
   std::span<const uint8_t> scales_of(const Tile& tile, uint32_t planes) const {
     if (planes > kScaledPlanes) return {};
     return scales().subspan(tile.scales_at + size_t{planes - 1} * channels(), channels());
   }
   std::span<const uint8_t> scales() const { return scales_; }
   /// As many tokens as have rows of a plane in a line. Groups of a tile begin where lines of its
-  /// low planes do, so that a line has what it takes to find the remainders of its tokens.
+  /// low planes do, so that a line suffices to find the remainders of its tokens.
   uint32_t group_tokens() const { return group_tokens_of(shape_.channels); }
   uint32_t group_of(const Tile& tile, uint32_t token) const {
     return (token + tile.skew) / group_tokens();
@@ -119,21 +119,20 @@ struct PlaneAnswer {
 };
 
 /// The k best keys of each query, or as many as are visible. A score is the sum, in double, of
-/// query times key by channel, in their order, times the scale, rounded to a float: what the scalar
-/// operations say of the decoded keys, but for their rounding; hits are those of the highest scores
-/// by the order of better(), exactly. INVALID_ARGUMENT: k as for TopK; keys of other channels or of
-/// another kind than the queries are for; two blocks hold the same token. DAMAGED: a frame has
-/// changed since it was opened, that of block number *changed_block (what cannot be noticed gives
-/// wrong hits).
+/// query times key by channel, in their order, times the scale, rounded to a float: the score that
+/// the scalar operations give for the decoded keys, but for their rounding; hits are those of the
+/// highest scores by the order of better(), exactly. INVALID_ARGUMENT: k as for TopK; keys of other
+/// channels or of another kind than the queries are for; two blocks hold the same token. DAMAGED: a
+/// frame has changed since it was opened, that of block number *changed_block (a change that cannot
+/// be noticed gives wrong hits).
 Result<PlaneAnswer> exact_top_k(const Queries& queries, std::span<const PlaneKeys* const> blocks,
                                 const Visible& visible, uint32_t k,
                                 uint32_t* changed_block = nullptr);
 
 /// Keys that are likely among the k best, by so many bytes of memory for each visible token of a
-/// query: more are not read but for the first plane and heads, tiles that have no planes, and all
-/// that a query which is not finite asks for. Scores are estimates. docs/ndp-topk.md says how many
-/// of the best are found. INVALID_ARGUMENT also: a budget that is not a number above 0; DAMAGED as
-/// above.
+/// query: more are read only for the first plane and heads, tiles that have no planes, and a query
+/// that is not finite. Scores are estimates. docs/ndp-topk.md says how many of the best are found.
+/// INVALID_ARGUMENT also: a budget that is not a number above 0; DAMAGED as above.
 Result<PlaneAnswer> approximate_top_k(const Queries& queries,
                                       std::span<const PlaneKeys* const> blocks,
                                       const Visible& visible, uint32_t k, double bytes_per_token,

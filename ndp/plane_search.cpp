@@ -27,13 +27,13 @@ namespace {
 using namespace compression;
 
 constexpr uint32_t kFirstPlanes = 3;  // that an exact search reads of all tokens
-// Within a budget a round spends this share of what is left, and that share of all at least.
+// Within a budget a round spends this share of the rest, and that share of all at least.
 constexpr double kRoundShare = 0.5, kLeastRoundShare = 1.0 / 32;
-constexpr uint32_t kMostRows = 128;  // at a time: what lines of a row hold at most
-constexpr uint32_t kBatch = 8;       // queries at a time: what is kept of each grows with tokens
-constexpr uint8_t kExactly = 0xFF;   // level of tokens that were read as they are
+constexpr uint32_t kMostRows = 128;  // at a time: the most that lines of a row hold
+constexpr uint32_t kBatch = 8;       // queries at a time: the state of each grows with tokens
+constexpr uint8_t kExactly = 0xFF;   // level of tokens that were read exactly
 
-/// Which lines of memory, of those that some bytes lie in, have been read.
+/// The lines of memory, of those that some bytes lie in, that have been read.
 class LineSet {
  public:
   explicit LineSet(ConstBytes bytes) : first_(line_of(bytes.data())) {
@@ -79,7 +79,7 @@ ConstBytes memory_of(std::span<const T> some) {
   return {reinterpret_cast<const uint8_t*>(some.data()), some.size_bytes()};
 }
 
-/// What was read of a block.
+/// The bytes of a block that were read.
 struct Reads {
   LineSet frame, rests, scales;
 
@@ -102,14 +102,14 @@ struct Piece {
   size_t tokens_at = 0, groups_at = 0;  ///< among those of all pieces
   uint32_t group = 1;                   ///< its tokens
   PlaneTile planes;                     ///< opened if bounded
-  std::vector<uint8_t> values;          ///< if they had to be read as they are
+  std::vector<uint8_t> values;          ///< if they had to be read exactly
 
   uint32_t groups() const { return (tile->tokens + group - 1) / group; }
   uint32_t in_group(uint32_t g) const { return std::min(group, tile->tokens - g * group); }
   uint32_t all_planes() const { return number_of(keys->number())->planes(); }
 };
 
-/// What bounds a query's scores in a tile, by planes that have been read.
+/// The bounds of a query's scores in a tile, by planes that have been read.
 struct Reach {
   /// Times the channel's unit, and in units of `one`, a power of two; padded with zeros. As it is,
   /// or times the scales of so many planes.
@@ -117,19 +117,19 @@ struct Reach {
   std::array<double, kScaledPlanes + 1> norms{};  ///< of these
   double one = 1;
   double units = 0;   ///< sum of their sizes
-  double always = 0;  ///< for rounding, and for what is smaller than frames take it to be
+  double always = 0;  ///< for rounding, and for numbers smaller than frames take them to be
 
   double of(const Piece& piece, uint32_t planes) const {
     return std::ldexp(units, static_cast<int>(piece.all_planes() - planes) - 1) + always;
   }
-  /// How far middles are off in general: as if what planes leave open were spread evenly.
+  /// The usual error of middles: as if the bits that planes leave open were spread evenly.
   double spread_of(const Piece& piece, uint32_t planes) const {
     return std::ldexp(norms[planes <= kScaledPlanes ? planes : 0] / std::sqrt(3.0),
                       static_cast<int>(piece.all_planes() - planes) - 1);
   }
 };
 
-/// What is known of a query's scores.
+/// The known bounds of a query's scores.
 struct Progress {
   uint32_t query = 0;
   bool finite = true;                       ///< the query
@@ -140,7 +140,7 @@ struct Progress {
   std::vector<Reads> reads;                 ///< by block
 };
 
-/// What may be read next: the next plane, or its line, of a token, and what comes with it.
+/// A possible next read: the next plane, or its line, of a token, and all that comes with it.
 struct Offer {
   float uncertainty = 0;  ///< of its tokens, then for each byte
   uint32_t piece = 0, token = 0;
@@ -154,7 +154,7 @@ class Search {
 
   Status exact();
   Status approximate(double bytes_per_token);
-  /// What is to be said after one of them.
+  /// The answer after one of them returned `status`.
   Result<PlaneAnswer> answer(Status status, uint32_t* changed_block);
 
  private:
@@ -174,8 +174,8 @@ class Search {
   bool bounded(const Piece& piece, const Progress& query) const {
     return piece.tile->bounded && query.finite;
   }
-  /// Rounds as the answer does. As rounding never turns two numbers round, bounds of sums become
-  /// bounds of answers.
+  /// Rounds as the answer does. As rounding never reverses the order of two numbers, bounds of sums
+  /// become bounds of answers.
   float answer_of(double sum) const {
     return static_cast<float>(sum * static_cast<double>(queries_.scale()));
   }
@@ -248,7 +248,7 @@ class Search {
   std::vector<Offer> offers_;
   std::vector<float> sorted_;  // to find a k-th
   StreamCoder coder_;
-  std::optional<Decoder> decoder_;  // where tiles are read as they are
+  std::optional<Decoder> decoder_;  // where tiles are read exactly
   uint32_t changed_ = 0;            // block whose frame has changed
   PlaneAnswer answer_;
 };
@@ -280,7 +280,7 @@ Result<PlaneAnswer> Search::answer(Status status, uint32_t* changed_block) {
   return std::move(answer_);
 }
 
-/// Notes whose frame it was.
+/// Notes the block whose frame it was.
 Status Search::checked(const Piece& piece, Status status) {
   if (status != Status::OK) changed_ = piece.block;
   return status;
@@ -367,7 +367,7 @@ Status Search::read_first_planes(uint32_t planes) {
   return Status::OK;
 }
 
-/// Of a tile for all queries: what the planes show is the same for each of them.
+/// For all queries: the planes of a tile show each of them the same.
 Status Search::read_first_planes(Piece& piece, uint32_t planes) {
   if (const Status status = load(piece, planes); status != Status::OK) return status;
   for (Progress& query : batch_) {
@@ -415,7 +415,7 @@ void Search::note(Progress& query, std::vector<Hit> hits) {
 /// A value lies in an interval of 2^(planes - n) units if n planes have been read, and its middle
 /// is off by half of that at most; that of a denormal, which frames take for a number with a one in
 /// front, by up to 2^-bias more, unless it is so far below the largest exponent that even so it
-/// lies in the unit next to zero. Weighted by the query, offs add up.
+/// lies in the unit next to zero. Weighted by the query, these errors add up.
 Reach Search::reach_of(const Piece& piece, const Progress& query) const {
   Reach reach;
   if (!bounded(piece, query)) return reach;
@@ -458,13 +458,13 @@ Reach Search::reach_of(const Piece& piece, const Progress& query) const {
   return reach;
 }
 
-/// What the first planes, loaded, show of tokens `first` and so many more.
+/// Bounds tokens `first` and so many more by the first planes, which are loaded.
 void Search::look(Piece& piece, uint32_t first, uint32_t count, uint32_t planes, Progress& query) {
   piece.planes.differences(first, count, planes, rows_.data());
   bound(piece, first, count, planes, query);
 }
 
-/// By the differences that rows_ holds.
+/// Bounds them by the differences that rows_ holds.
 void Search::bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t planes,
                    Progress& query) {
   BOWHEAD_ASSERT(count <= kMostRows);
@@ -486,7 +486,7 @@ void Search::bound(const Piece& piece, uint32_t first, uint32_t count, uint32_t 
   }
 }
 
-/// All of a tile. What is not a number is below all numbers.
+/// Reads all of a tile. NaN is below all numbers.
 Status Search::read_as_it_is(Piece& piece, Progress& query) {
   const PlaneKeys& keys = *piece.keys;
   const PlaneKeys::Tile& tile = *piece.tile;
@@ -526,7 +526,7 @@ float Search::score_of_row(const Progress& query) const {
   return answer_of(sum);
 }
 
-/// Reads the planes that a token still lacks of the first so many, and takes what comes with their
+/// Reads the planes that a token still lacks of the first so many, and all that comes with their
 /// lines.
 Status Search::deepen(Piece& piece, uint32_t token, uint32_t planes, Progress& query) {
   LineSet& lines = query.reads[piece.block].frame;
@@ -568,7 +568,7 @@ uint32_t Search::readable(const Piece& piece, uint32_t token, uint32_t planes, u
   return planes;
 }
 
-/// So many tokens with the highest middles.
+/// The `count` tokens with the highest middles.
 std::vector<uint32_t> Search::likeliest(size_t count, const Progress& query) const {
   std::vector<uint32_t> order = seen_;
   count = std::min(count, order.size());
@@ -581,8 +581,8 @@ std::vector<uint32_t> Search::likeliest(size_t count, const Progress& query) con
   return order;
 }
 
-/// Step 2: what the k likeliest score is then known as well as planes can tell, and bounds the k-th
-/// highest score from below.
+/// Step 2: the scores of the k likeliest are then known as well as planes can tell, and bound the
+/// k-th highest score from below.
 Status Search::deepen_likeliest(Progress& query) {
   for (const uint32_t token : likeliest(k_, query)) {
     Piece& piece = piece_of(token);
@@ -593,8 +593,8 @@ Status Search::deepen_likeliest(Progress& query) {
   return Status::OK;
 }
 
-/// Drops the tokens that are out from `open`: k others, which stay, score as much as the k-th
-/// highest lower bound, which is returned.
+/// Drops the tokens that are out from `open`: k others, which stay, score at least the k-th highest
+/// lower bound, which is returned.
 float Search::drop_outdone(const Progress& query, std::vector<uint32_t>& open) {
   if (k_ >= open.size()) return kNever;
   sorted_.clear();
@@ -682,8 +682,8 @@ uint64_t Search::bytes_of(const Progress& query) const {
 }
 
 /// About twice how likely it is that a token is wrongly among the best, or wrongly not: by how far
-/// its middle is from the last of the best, in units of how far middles are off. What is beyond
-/// uncertainty is not worth reading.
+/// its middle is from the last of the best, in units of the error of middles. A token that is
+/// certain either way is not worth reading.
 float uncertainty_of(float apart, float spread) {
   const float x = apart / spread, y = 1 + x * x;
   return y < 32 ? 1 / (y * y) : 0;
@@ -760,7 +760,7 @@ Status Search::take(const Offer& offer, uint64_t budget, Progress& query) {
   return Status::OK;
 }
 
-/// In rounds: what is read changes what is uncertain.
+/// In rounds: each read changes what is uncertain.
 Status Search::spend(uint64_t budget, Progress& query) {
   for (uint64_t bytes = bytes_of(query), before = 0; bytes < budget && bytes != before;) {
     before = bytes;

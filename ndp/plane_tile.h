@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile of keys in planes while a search looks at it: what its planes show so far, and its exact
-// values.
+// A tile of keys in planes while a search looks at it: its values as the planes read so far show
+// them, and exactly.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ class PlaneTile {
   compression::ConstBytes bytes_of(uint32_t stream, uint64_t begin, uint64_t bytes) const;
   compression::ConstBytes head() const { return bytes_.first(head_bytes_); }
   bool is_coded(uint32_t stream) const;
-  /// Makes a stream readable by what follows: once for the life of this object. DAMAGED.
+  /// Makes a stream readable by the calls below: once for the life of this object. DAMAGED.
   Status load(uint32_t stream, compression::StreamCoder& coder);
 
   /// Whether the planes, all loaded, are what an encoder makes of these values, which are finite:
@@ -32,13 +32,13 @@ class PlaneTile {
   bool are_of(std::span<const uint8_t> values);
 
   std::span<const double> units() const { return units_; }  ///< by channel
-  /// What a centre is at most, in units, and whether it turns: else it is the same at each token.
+  /// The limit of a centre, in units, and whether it turns: else it is the same at each token.
   double most_centre(uint32_t channel) const;
   bool turns() const { return centre_.half != 0; }
   const compression::TileParameters& parameters() const { return parameters_; }
 
-  /// What the first planes, loaded, show of tokens first .. first + count - 1 in units of the
-  /// channel: twice the middle of what each can be, less the centre; and the centre. Rows as
+  /// Tokens first .. first + count - 1 as the first planes, loaded, show them, in units of the
+  /// channel: twice the middle of each value's interval, less the centre; and the centre. Rows as
   /// compression/planes.h has them.
   void differences(uint32_t first, uint32_t count, uint32_t planes, int16_t* twice) const;
   void centres(uint32_t first, uint32_t count, int16_t* rows);

@@ -89,10 +89,10 @@ void Queries::set_integers() {
     const float* from = floats(q);
     float largest = 0;
     for (uint32_t c = 0; c < channels_; ++c) {
-      const float size = std::abs(from[c]);  // what is not a number stays, whatever comes behind it
+      const float size = std::abs(from[c]);  // NaN stays, whatever comes behind it
       largest = std::isnan(largest) || size <= largest ? largest : size;
     }
-    // Without a number to go by every score is not one.
+    // If the largest is NaN or infinite, every score is NaN.
     const float unit =
         std::isfinite(largest) ? largest / kMost : std::numeric_limits<float>::quiet_NaN();
     factors_[q] *= unit;

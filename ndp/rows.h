@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values where they lie, and who asks about them.
+// Keys and values where they lie, and the queries about them.
 //
 // One KV head at a time: several lie side by side or one behind the other, which is a matter of
 // `data` and `stride_bytes`. Where a layout is known, span_of() finds both. Multi-head attention
@@ -30,7 +30,7 @@ struct Rows {
   uint32_t tokens = 0;
   const void* data = nullptr;     ///< of the first token; aligned to anything
   size_t stride_bytes = 0;        ///< from token to token, at least a row
-  const float* scales = nullptr;  ///< by token: what its numbers are to be multiplied by; null: 1
+  const float* scales = nullptr;  ///< by token: the factor of its numbers; null: 1
 
   size_t row_bytes() const { return size_t{channels} * element_bytes(number); }
   const uint8_t* row(uint32_t token) const {
@@ -99,7 +99,7 @@ class Queries {
                                          : padded() / 2;
   }
   /// A query is the sum of so many terms: of 1, or, where the queries are no bf16, of 2, the
-  /// nearest ones and what is left of them. For int8 always of 2: whole numbers' high bytes, worth
+  /// nearest bf16 numbers and their errors. For int8 always of 2: whole numbers' high bytes, worth
   /// 256, and their low ones.
   uint32_t terms() const { return terms_; }
   /// Queries are taken in groups of 8, then of 4, 2 and 1. The units of a group lie in lines of 16,
@@ -108,12 +108,12 @@ class Queries {
   const uint32_t* group(uint32_t first_query, uint32_t term) const {
     return &units_[(size_t{term} * count_ + first_query) * units()];
   }
-  /// For int8: the sums, by lane of the line that begins with this query, of 128 times its units'
-  /// bytes, less than zero.
+  /// For int8: the negative sums, by lane of the line that begins with this query, of 128 times its
+  /// units' bytes.
   const int32_t* starts(uint32_t query, uint32_t term) const {
     return &starts_[(size_t{term} * count_ + query) * 16];
   }
-  /// What the sum of products of units is to be multiplied by, the scale included.
+  /// The factor of the sum of products of units, the scale included.
   const float* factors(uint32_t query) const { return &factors_[query]; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all operations do with spans: refuse what is wrong, and go over what is visible.
+// Common to all operations on spans: they refuse invalid ones, and go over visible tokens.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct HeldTokens {
 /// bits.
 Result<void> check_apart(const char* holder, std::vector<HeldTokens> held);
 
-/// INVALID_ARGUMENT as operations.h says. `queries`: that keys are to fit to; null: any.
+/// INVALID_ARGUMENT as operations.h says. `queries`: those that keys have to fit; null: any.
 template <class Span>
 Result<void> check_spans(std::span<const Span> spans, const Queries* queries);
 

@@ -18,7 +18,7 @@ using core::Key;
 
 namespace {
 
-constexpr uint64_t kColdMsMost = uint64_t{1} << 40;  ///< longer than anything is up
+constexpr uint64_t kColdMsMost = uint64_t{1} << 40;  ///< longer than any machine runs
 
 /// Memory that is kept from value to value.
 class Scratch {
@@ -47,7 +47,7 @@ compression::Profile codec_profile(CompressionProfile profile) {
   }
 }
 
-/// The tensor that a value of this length is; opaque bytes if it is none.
+/// The shape of a value of this length; opaque bytes if it fits no number of tokens.
 Shape shape_of(const Shape& token, uint64_t length_bytes) {
   if (length_bytes % token.size_bytes() != 0)
     return {NumberFormat::BYTES, 1, static_cast<uint32_t>(length_bytes), 1, {}};
@@ -153,7 +153,7 @@ std::optional<ValueFormat> CodedStore::format_of(NamespaceId id) {
   return known->format;
 }
 
-/// What was learned last comes first. Twice the same does no harm.
+/// The namespace found last comes first. A duplicate does no harm.
 const CodedStore::Known* CodedStore::find(NamespaceId id) {
   // Acquire: the node's members were written before its pointer was released.
   Known* head = known(id).load(std::memory_order_acquire);
@@ -163,7 +163,7 @@ const CodedStore::Known* CodedStore::find(NamespaceId id) {
   const auto format = core_.namespaces.format_of(id);
   if (!format) return nullptr;
   auto* one = new Known{id, *format, {}, head};
-  // One that a newer Bowhead registered may be unknown here: its values are stored as they are.
+  // A namespace of a newer Bowhead may have an unknown format: its values are stored as they are.
   if (format->profile != CompressionProfile::NONE && check_format(*format)) {
     const auto token = compression::shape_of(format->layout, payload_bytes(format->layout, 1));
     if (token) one->token = *token;
@@ -191,7 +191,7 @@ Status CodedStore::put(const Key& key, std::span<const ConstSpan> value) {
   });
 }
 
-/// Values as they are go to the caller's buffers at once, frames to a workspace first.
+/// Plain values go to the caller's buffers at once, frames to a workspace first.
 class CodedStore::ValueSink {
  public:
   /// `planes`: 0 for all of them.
@@ -217,7 +217,7 @@ class CodedStore::ValueSink {
     const Bytes values = direct ? Bytes(as_bytes(raw_.buffers.front().data), length_bytes)
                                 : work_->values.room(length_bytes);
     const Status decoded = decode(values);
-    // Of another size than the header says: nobody encoded that.
+    // The frame has another size than the header says: no encoder wrote it.
     if (decoded == Status::INVALID_ARGUMENT) return Status::DAMAGED;
     if (decoded == Status::OK && !direct) scatter(values);
     return decoded;
@@ -256,8 +256,8 @@ Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers) 
   return core_.reading.get_stored(key, sink);
 }
 
-/// The first planes alone, if the frame can be had piece by piece; else from all of it, where also
-/// what is wrong with it comes to light.
+/// Reads only the first planes if the frame can be read piece by piece; else all of it, which also
+/// reveals any damage.
 Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
                                           std::span<const Span> buffers) {
   ValueSink sink(*this, buffers, planes);
@@ -282,7 +282,7 @@ Result<PrefixRead> CodedStore::get_prefix(const Key& key, uint32_t planes,
 
 namespace {
 
-/// Values as they are stored.
+/// Takes values as they are stored.
 struct StoredSink {
   Span buffer;
   Span part = {};
@@ -320,11 +320,11 @@ Result<Lease> CodedStore::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
 
 // ---- recompression ----
 
-/// In one pass at a time: two would do the same work twice.
+/// One pass at a time: two would do the same work twice.
 Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
-  constexpr int kTries = 8;  // without room, one after the other: there is none
+  constexpr int kTries = 8;  // consecutive blocks for which there was no space
   const std::lock_guard lock(tried_mutex_);
-  std::unordered_set<uint64_t> tried;  // without those that are gone
+  std::unordered_set<uint64_t> tried;  // without blocks that are gone
   RecompressReport report;
   Status stopped = core_.membership.standing();
   int without_room = 0;
@@ -332,7 +332,7 @@ Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
   core_.space.for_each_cold(
       std::min(cold_ms, kColdMsMost) * 1'000'000, [&](const core::Located& located) {
         const bh_block_header& header = located.header;
-        // Bytes that nobody can verify are not written anew as if somebody could.
+        // Bytes that no checksum verifies are not stored again with a checksum.
         const Known* ns = find(header.namespace_id);
         if (header.profile >= BH_PROFILE_DENSE || header.checksum_kind == BH_CHECKSUM_NONE ||
             header.codec > BH_CODEC_FRAME || ns == nullptr || !ns->token)
@@ -353,7 +353,7 @@ Result<RecompressReport> CodedStore::recompress(uint64_t cold_ms) {
   return report;
 }
 
-/// VALUE_TOO_LARGE: it does not shrink; BUSY: perhaps later; what Space::replace() returns.
+/// VALUE_TOO_LARGE: it does not shrink; BUSY: try again later; the statuses of Space::replace().
 Status CodedStore::recompress_block(const core::Located& located, const Shape& token,
                                     Workspace& work, RecompressReport& report) {
   const bh_block_header& header = located.header;

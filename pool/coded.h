@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// CodedStore: values of compressed namespaces on their way into the core and out of it, and all
-// others straight through. It knows the codec and no shared memory; the core knows it the other way
-// round. Thread-safe but for construction; encodes and decodes in private memory only, which
-// is kept: puts and gets allocate nothing once as many threads as now have done so with values of
-// the size.
+// CodedStore: encodes values of compressed namespaces for the core and decodes them again, and
+// passes all others through. It knows the codec and no shared memory; the core knows shared memory
+// and no codec. Thread-safe but for construction. Encodes and decodes in private memory only, which
+// is kept: puts and gets allocate nothing once as many threads have put and got values of that
+// size.
 #pragma once
 
 #include <array>
@@ -30,11 +30,11 @@ class CodedStore {
   CodedStore(const CodedStore&) = delete;
   CodedStore& operator=(const CodedStore&) = delete;
 
-  /// As of Pool.
+  /// As Pool::open_namespace().
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
-  /// What the values of a namespace are; nothing if none of this id is registered. What was found
-  /// once is remembered; what was not is looked up in the pool anew, as it may have been registered
-  /// by another process or host since.
+  /// The format of a namespace's values; nothing if no namespace of this id is registered. A format
+  /// that was found is remembered; an unknown id is looked up again, as another process or host may
+  /// have registered it since.
   std::optional<ValueFormat> format_of(NamespaceId id);
   Status put(const core::Key& key, std::span<const ConstSpan> value);
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers);
@@ -49,12 +49,12 @@ class CodedStore {
   class Loan;
   class ValueSink;
 
-  /// What this handle knows of a namespace: in lists that only grow, by a compare-and-swap of the
-  /// head, so that every call may look without a lock.
+  /// A namespace that this handle knows, in lists that only grow, by a compare-and-swap of the
+  /// head: so every call may look without a lock.
   struct Known {
     NamespaceId id;
     ValueFormat format;
-    /// Of a value of one token; nothing if puts store values as they are.
+    /// The shape of one token's value; nothing if puts store values as they are.
     std::optional<compression::Shape> token;
     Known* next;
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two sides go through the same steps, and meet at each. What they tell each other there is
-// published and acquired by the heaviest primitive, whatever is on trial.
+// Both sides go through the same steps, and meet at each. Their messages to each other are
+// published and acquired by the heaviest primitive, whichever is on trial.
 #include "pool/litmus.h"
 
 #include <fcntl.h>
@@ -22,11 +22,11 @@ namespace {
 using core::NativeAccess;
 using Patterns = LitmusPatterns<NativeAccess>;
 
-constexpr uint64_t kMagic = 0x31736D7469Cull;  // of what the two sides say to each other
+constexpr uint64_t kMagic = 0x31736D7469Cull;  // of the messages between the sides
 constexpr uint64_t kStepWaitNs = 10'000'000'000;
 constexpr uint64_t kByeWaitNs = 1'000'000'000;
 constexpr uint64_t kHeartbeatWaitNs = 500'000'000;  // a few heartbeats of a live host
-constexpr uint32_t kYield = 64;  // round of relax() that gives the CPU away and does not sleep
+constexpr uint32_t kYield = 64;  // round of relax() that yields the CPU and does not sleep
 constexpr const char* kHostNames[] = {"A", "B"};
 
 // Lines of an area.
@@ -47,7 +47,7 @@ uint64_t supported_mask() {
   return mask;
 }
 
-/// The heaviest that there is.
+/// The heaviest that this CPU supports.
 FlushKind control_kind() {
   const auto& kinds = supported_flush_kinds();  // best first, NONE last
   return kinds.size() > 1 ? kinds[kinds.size() - 2] : FlushKind::NONE;
@@ -75,7 +75,7 @@ Result<OpenedPool> open_pool_below(const std::string& locator) {
   return opened;
 }
 
-/// Another litmus of this machine as the same host. Such locks lie beside those of open pools.
+/// False: another litmus of this machine runs as this host. Its lock lies beside those of pools.
 bool lock_litmus(int lock_fd, uint32_t host) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -85,7 +85,7 @@ bool lock_litmus(int lock_fd, uint32_t host) {
   return fcntl(lock_fd, F_OFD_SETLK, &lock) == 0;
 }
 
-/// What one side tells the other at a step.
+/// A message from one side to the other at a step.
 using Words = std::array<uint64_t, 5>;
 
 class Side {
@@ -149,7 +149,7 @@ class Side {
   }
 
   Result<void> refuse_if_open() const {
-    if (!NativeAccess::anybody_locks(media_->lock_fd())) return {};
+    if (!NativeAccess::is_locked_by_any(media_->lock_fd())) return {};
     return Error{Status::IN_USE,
                  locator_ +
                      ": processes of this machine have the pool open; litmus writes where "
@@ -225,7 +225,7 @@ class Side {
         publish_hello();
       }
       if (seen != 0 && other == seen && hello_word(peer_area_, 1) == nonce) break;
-      if (control_.now_ns() > deadline_ns) return nobody_came();
+      if (control_.now_ns() > deadline_ns) return peer_timed_out();
       report_progress(waiting.c_str());
       control_.sleep_ns(200'000);
     }
@@ -234,7 +234,7 @@ class Side {
     return {};
   }
 
-  Error nobody_came() const {
+  Error peer_timed_out() const {
     return Error{
         Status::BUSY,
         fmt::format("{}: host {} did not come within {} s: start `bowhead litmus LOCATOR "
@@ -255,7 +255,7 @@ class Side {
   static uint64_t step_line(uint64_t area, uint64_t step) {
     return area + (kSteps + step % 2) * BH_LINE_BYTES;
   }
-  /// Of steps in turn there are two lines: who is a step ahead does not write what is still read.
+  /// Steps use two lines in turn: a side that is a step ahead does not write the line still read.
   void enter(const Words& words) {
     const uint64_t line = step_line(own_, ++step_);
     for (uint64_t i = 0; i < words.size(); ++i) control_.store(line + (1 + i) * 8, words[i]);
@@ -272,11 +272,11 @@ class Side {
     for (uint32_t round = 0; !peer_is_at(step_); ++round) {
       if (round == 64) deadline_ns = control_.now_ns() + wait_ns;
       if (round > 64 && control_.now_ns() > deadline_ns) return false;
-      control_.relax(std::min(round, kYield));  // who sleeps comes late to the next trial
+      control_.relax(std::min(round, kYield));  // a side that sleeps is late for the next trial
     }
     return true;
   }
-  /// Both come here before either goes on; returns what the other said.
+  /// Both sides come here before either goes on; returns the other side's message.
   Result<Words> step(const Words& words = {}) {
     enter(words);
     if (!await_peer(kStepWaitNs)) return stopped_answering();
@@ -290,7 +290,7 @@ class Side {
                                            "both hosts",
                                            locator_, kHostNames[peer()])};
   }
-  /// Lets the other one read what was said last, before the lines get back what they held.
+  /// Lets the other side read the last message, before the lines get back their former content.
   void say_bye() {
     enter({});
     if (await_peer(kByeWaitNs)) control_.sleep_ns(50'000'000);
@@ -340,7 +340,7 @@ class Side {
     }
   }
 
-  /// One trial in each slot; which were stale, a bit each. The roles change from batch to batch.
+  /// One trial in each slot; a bit for each that was stale. The roles change from batch to batch.
   Result<uint64_t> try_batch(Patterns& patterns, LitmusPattern pattern) {
     const uint64_t value = base_ + ++batch_;
     const bool writes = (batch_ % 2 == 0) == leads();
@@ -354,7 +354,7 @@ class Side {
     if (!missed) return missed.error();
     const auto said = step({*missed});
     if (!said) return said.error();
-    // A message is missed by its reader; of the other patterns both sides must miss it.
+    // A message is missed by its reader; of the other patterns both sides must miss the store.
     return pattern == LitmusPattern::MESSAGE_PASSING ? *missed | (*said)[0] : *missed & (*said)[0];
   }
 
@@ -380,8 +380,8 @@ class Side {
     return missed;
   }
 
-  /// Whether it came right. Once the writer is through with all its messages, one that is not to be
-  /// seen is stale.
+  /// Whether the message arrived intact. Once the writer has sent all its messages, one that cannot
+  /// be seen is stale.
   Result<bool> await_message(const Patterns& patterns, uint32_t slot, uint64_t value) const {
     const uint64_t deadline_ns = control_.now_ns() + kStepWaitNs;
     for (uint32_t round = 1;; ++round) {
@@ -395,12 +395,12 @@ class Side {
     }
   }
 
-  /// So that the two sides meet each other differently each time.
+  /// Varies the timing of the two sides.
   void pause() {
     for (uint64_t i = random_.below(64); i > 0; --i) asm volatile("" ::: "memory");
   }
 
-  /// Picoseconds per line: of a publish, and of an acquire with a load. The best of a few.
+  /// Picoseconds per line: of a publish, and of an acquire with a load; the best of a few rounds.
   Words measure_costs(NativeAccess& access) const {
     constexpr uint64_t kRepeats = 5, kTimes = 2000;
     Words best = {~uint64_t{0}, ~uint64_t{0}};
@@ -431,8 +431,8 @@ class Side {
   const uint64_t own_;
   const uint64_t peer_area_;
   Random random_;
-  std::vector<core::Line> saved_;  // what the own area held
-  uint64_t base_ = 0;              // of all values of this run
+  std::vector<core::Line> saved_;  // former content of the own area
+  uint64_t base_ = 0;              // base of all values of this run
   uint64_t step_ = 0;
   uint64_t batch_ = 0;
   uint64_t begin_ns_ = 0;

@@ -2,10 +2,10 @@
 // Litmus: finds out which flush primitive lets two hosts share a pool, by running the patterns that
 // sharing rests on (litmus_patterns.h) between them.
 //
-// Two processes, one on each host, call run_litmus() on one pool that was made for two hosts or
-// more and that nobody has open. They meet in the lines that each of the first two host slots has
-// for requests to the other, and put back what was there. A host whose reads are stale is found
-// out; that none was seen proves nothing.
+// Two processes, one on each host, call run_litmus() on one pool that was made for two or more
+// hosts and that no process has open. They meet in the lines that each of the first two host slots
+// has for requests to the other, and restore them afterwards. A stale read proves that sharing is
+// unsafe; a run without stale reads proves nothing.
 #pragma once
 
 #include <array>
@@ -22,8 +22,8 @@ namespace bowhead {
 
 struct LitmusOptions {
   uint32_t host = 0;         ///< 0: host A, 1: host B
-  double seconds = 10;       ///< that the trials take; host A's counts
-  double wait_seconds = 60;  ///< for the other host to come
+  double seconds = 10;       ///< duration of the trials; host A's counts
+  double wait_seconds = 60;  ///< how long to wait for the other host
   Progress progress = {};
 };
 
@@ -35,11 +35,11 @@ const char* litmus_pattern_name(LitmusPattern pattern);
 
 struct LitmusTally {
   uint64_t rounds = 0;
-  uint64_t stale = 0;  ///< reads of what was no longer there
+  uint64_t stale = 0;  ///< reads of a value that was replaced before
 };
 
-/// What a primitive did. NONE, which flushes nothing, is among them: if it shows no stale reads,
-/// the hardware may be keeping the two coherent.
+/// The results of a primitive. NONE, which flushes nothing, is tried as well: if it shows no stale
+/// reads, the hardware may be keeping the two hosts coherent.
 struct LitmusResult {
   FlushKind kind = FlushKind::NONE;
   std::array<LitmusTally, kLitmusPatterns> patterns;
@@ -52,18 +52,18 @@ struct LitmusResult {
 
 /// The same on both hosts.
 struct LitmusReport {
-  std::vector<LitmusResult> results;  ///< of what both CPUs support, NONE last
-  std::array<FlushKind, 2> in_use{};  ///< what Bowhead uses there on a shared pool
+  std::vector<LitmusResult> results;  ///< for each primitive that both CPUs support, NONE last
+  std::array<FlushKind, 2> in_use{};  ///< the primitive that Bowhead uses there on a shared pool
   bool one_machine = false;           ///< both run under one kernel: its caches are coherent
 
-  /// The cheapest that flushes and had no stale reads; what both use, unless another is much
-  /// cheaper. Nothing if there is none.
+  /// The cheapest primitive that flushes and had no stale reads; the one that both use, unless
+  /// another is much cheaper. Nothing if there is none.
   std::optional<FlushKind> recommended() const;
-  /// What is in use had no stale reads.
+  /// Whether the primitives in use had no stale reads.
   bool safe_in_use() const;
 };
 
-/// Returns NO_SUCH_POOL, NOT_A_POOL and what open_media() returns; INVALID_ARGUMENT (the pool is
+/// Returns NO_SUCH_POOL, NOT_A_POOL and the statuses of open_media(); INVALID_ARGUMENT (the pool is
 /// for one host), IN_USE (processes, or another litmus, have it open), BUSY (the other host did not
 /// come, or stopped answering).
 Result<LitmusReport> run_litmus(const std::string& locator, const LitmusOptions& options);

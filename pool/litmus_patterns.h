@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The three patterns of stores and loads that sharing between hosts rests on, as steps of the two
-// sides, over an access policy. Who drives them sees to it that both are at it at the same time,
-// and that a value is used once.
+// sides, over an access policy. The caller makes both sides run them at the same time, and uses
+// each value once.
 //
 // Each side has an area of kBytes that it alone writes: 2 x kSlots lines, each for one trial.
 #pragma once
@@ -21,9 +21,9 @@ class LitmusPatterns {
   LitmusPatterns(A& access, uint64_t own, uint64_t peer)
       : access_(access), own_(own), peer_(peer) {}
 
-  // ---- message passing: data, then a flag. Whoever sees the flag must see the data ----
+  // ---- message passing: data, then a flag. A reader that sees the flag must see the data ----
 
-  /// The reader has old copies of everything at hand, as a cache may.
+  /// Gives the reader old copies of all lines, as its caches may have.
   void fetch_early() const {
     for (uint64_t at = peer_; at < peer_ + kBytes; at += BH_LINE_BYTES) (void)access_.load(at);
   }
@@ -43,9 +43,9 @@ class LitmusPatterns {
     return Arrival::RIGHT;
   }
 
-  // ---- store buffering: each stores its own, then looks at the other's. One must see it ----
+  // ---- store buffering: each side stores its own, then loads the other's. One must see it ----
 
-  /// Whether the other's store was seen.
+  /// Returns whether the other's store was seen.
   bool store_and_look(uint32_t slot, uint64_t value) {
     access_.store(first(own_, slot), value);
     barrier(first(own_, slot), first(peer_, slot));
@@ -54,18 +54,18 @@ class LitmusPatterns {
 
   // ---- a lease against a retirement: as store buffering, with a header that the reader knew ----
 
-  /// By the owner, before the trial: a header that stands.
+  /// The owner, before the trial: stores a valid header.
   void write_header(uint32_t slot, uint64_t value) {
     fill(second(own_, slot), value);
     access_.publish(second(own_, slot), BH_LINE_BYTES);
   }
-  /// By the reader: names the block in a hazard word; whether it saw the header retired.
+  /// The reader: names the block in a hazard word; returns whether it saw the header retired.
   bool take_lease(uint32_t slot, uint64_t value) {
     access_.store(first(own_, slot), value);
     barrier(first(own_, slot), second(peer_, slot));
     return access_.load(second(peer_, slot)) == retired(value);
   }
-  /// By the owner: retires the header; whether it saw the hazard.
+  /// The owner: retires the header; returns whether it saw the hazard.
   bool retire(uint32_t slot, uint64_t value) {
     access_.store(second(own_, slot), retired(value));
     barrier(second(own_, slot), first(peer_, slot));
@@ -82,7 +82,7 @@ class LitmusPatterns {
   void fill(uint64_t line, uint64_t value) {
     for (uint64_t word = 0; word < kDataWords; ++word) access_.store(line + word * 8, value);
   }
-  /// The store before it is in the memory before the load after it takes place.
+  /// Ensures that the store before it is in the memory before the load after it takes place.
   void barrier(uint64_t stored, uint64_t to_load) {
     access_.flush(stored, BH_LINE_BYTES);
     access_.fence();

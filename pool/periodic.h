@@ -16,8 +16,8 @@ namespace bowhead {
 
 class Periodic {
  public:
-  /// A thread that waits for resume(). SYSTEM: the system gives no thread. What needs one is to
-  /// make it before it changes anything that it would have to undo.
+  /// A thread that waits for resume(). SYSTEM: the system gives no thread. The caller makes it
+  /// before it changes anything that it would have to undo.
   static Result<std::unique_ptr<Periodic>> make(std::chrono::milliseconds period,
                                                 std::function<bool()> call) {
     std::unique_ptr<Periodic> made(new Periodic(period, std::move(call)));

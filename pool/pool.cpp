@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pool: the core (pool/core) on real memory, plus what happens outside an open pool: create,
+// Pool: the core (pool/core) on real memory, plus the operations outside an open pool: create,
 // destroy.
 #include "pool/pool.h"
 
@@ -88,14 +88,14 @@ void store_superblock(Media& media, bh_superblock superblock, uint32_t copy) {
               sizeof superblock);
 }
 
-/// That copy on the medium is this superblock, whole.
+/// Whether that copy on the medium is exactly this superblock.
 bool holds_superblock(const Media& media, bh_superblock superblock, uint32_t copy) {
   core::seal_superblock(superblock, copy);
   return std::memcmp(superblock_bytes(media, copy).data(), &superblock, sizeof superblock) == 0;
 }
 
-/// The object has lost its name; whoever has it mapped is told. What cannot be written is not: then
-/// they learn it from the lost name (Pool::Impl::destroyed()).
+/// Reports a lost name to the processes that have the object mapped. If the medium is not writable,
+/// they learn it from the lost name itself (Pool::Impl::destroyed()).
 void mark_destroyed(const Media& media, NativeAccess& access) {
   if (!media.writable()) return;
   for (uint32_t copy = 0; copy < BH_SUPERBLOCK_COPIES; ++copy) {
@@ -120,7 +120,7 @@ Result<Doomed> open_doomed(const std::string& locator, bool alone) {
     Doomed doomed{.opened = {.media = std::move(media).value()}};
     doomed.access = std::make_unique<NativeAccess>(*doomed.opened.media, choose_flush_kind(true));
     if (alone && doomed.access->lock_all() == core::LockResult::HELD) return Status::IN_USE;
-    // Who held the locks before may have removed or replaced it: then look at the name again.
+    // The former holder of the locks may have removed or replaced it: then look at the name again.
     if (!doomed.opened.media->has_name()) continue;
     const auto read = read_superblock(locator, doomed.opened);
     if (read) return doomed;
@@ -176,7 +176,7 @@ bh_superblock write_new_pool(Media& media, const bh_geometry& geometry,
       access.store(layout.word(host, BH_PART_OWN, e), core::make_own(BH_OWN_OWN, 1));
     access.publish(layout.part(host, BH_PART_OWN), 8 * geometry.extent_count);
   }
-  // The superblock makes it a pool: last, and the first copy last of all.
+  // The superblock makes it a pool: it is stored last, and its first copy last of all.
   store_superblock(media, sb, 1);
   store_superblock(media, sb, 0);
   access.publish(0, 2 * BH_SUPERBLOCK_COPY_OFFSET);
@@ -211,8 +211,8 @@ bool never_used(const OpenedMedia& opened, uint32_t host) {
   return slot && slot->incarnation == 0;
 }
 
-/// Slots that this machine may have had, by what it knows of itself. Whether it may have them again
-/// is for the core to say.
+/// Slots that this machine may have had, judged by its own ids. The core decides whether it may
+/// have them again.
 std::vector<uint32_t> former_slots(const OpenedMedia& opened) {
   SlotView view(opened);
   std::vector<uint32_t> found;
@@ -228,7 +228,7 @@ std::vector<uint32_t> former_slots(const OpenedMedia& opened) {
   return found;
 }
 
-/// Slots that no machine has; last those that one was about to take, and may have died then.
+/// Slots that no machine has; last those that a machine was about to take, and may have died.
 std::vector<uint32_t> free_slots(const OpenedMedia& opened) {
   const uint32_t count = opened.superblock.geometry.host_count;
   SlotView view(opened);
@@ -261,7 +261,7 @@ class Pool::Impl {
 
   ~Impl() {
     stop_threads();
-    // To the others this process is dead; they undo what it had begun.
+    // To the other processes this one is dead; they undo its unfinished work.
     if (!attached_ || media_->failed()) return;
     core_.joining.detach();
     (void)media_->sync(0, media_->size_bytes());
@@ -277,8 +277,8 @@ class Pool::Impl {
     return Pool(std::move(impl));
   }
 
-  /// In a forked child, which has this object as threads of the parent were just changing it:
-  /// nothing of it can be destroyed but what stays as it is while the pool is open.
+  /// For a forked child, whose copy of this object may be in the middle of a change by a thread of
+  /// the parent: only members that do not change while the pool is open can be destroyed.
   void let_go() { media_.reset(); }
 
   Result<void> attach(const Progress& progress) {
@@ -299,7 +299,7 @@ class Pool::Impl {
     return core_.joining.repair(take_over, progress, [this] { heartbeat_thread_->resume(); });
   }
 
-  /// Rule R1: what other hosts own, and the superblock, can be read and not written. With several
+  /// Rule R1: memory of other hosts, and the superblock, can be read and not written. With several
   /// hosts the core asks for extents one by one, as they come and go.
   Result<void> protect() {
     const auto& g = superblock_.geometry;
@@ -310,9 +310,9 @@ class Pool::Impl {
     return protect_between(own + g.region_bytes, layout.extent_offset(g.extent_count));
   }
 
-  /// Runs an operation. If the medium fails before it is done, it may have read zeros, and what it
-  /// stored has reached nobody, whatever it says: then the failure is the result. The guard says so
-  /// before the first zero can be read.
+  /// Runs an operation. If the medium fails before it is done, it may have read zeros, and its
+  /// stores have reached no other process, whatever its result: then the failure is the result. The
+  /// guard reports it before the first zero can be read.
   template <class Operation>
   auto run(Operation operation) const -> decltype(operation()) {
     if (left_) return Status::HOST_FENCED;
@@ -329,7 +329,7 @@ class Pool::Impl {
 
   Result<void> leave() {
     if (superblock_.geometry.host_count == 1) return {};
-    // Threads of one process share its host lock: the one with duties would let go of it.
+    // Threads of one process share its host lock: the thread with duties would let go of it.
     worker_->pause();
     auto left = core_.joining.leave([this] { heartbeat_thread_.reset(); });
     left_ = static_cast<bool>(left);
@@ -350,14 +350,14 @@ class Pool::Impl {
     return {Status::CLOSED,
             locator_ + ": the pool was destroyed or replaced; close the handle and open it again"};
   }
-  /// What an operation that stored something answers. Asked afterwards: what was stored before the
-  /// pool was destroyed is as lost as what comes after, but could be OK when it was.
+  /// The result of an operation that stored something, checked after it: bytes stored before the
+  /// pool was destroyed are as lost as later ones, but OK may have been right at that time.
   Status stored(Status status) {
     return status == Status::OK && marked_destroyed() ? Status::CLOSED : status;
   }
-  /// The pool was destroyed or replaced, or its object removed by other means: what is stored from
-  /// here finds nobody. Processes of the host that destroyed it see that at once; other hosts, and
-  /// those who must ask the system, within kLookNs.
+  /// The pool was destroyed or replaced, or its object removed by other means: no process will find
+  /// what is stored from here on. Processes of the host that destroyed it see that at once; other
+  /// hosts, and processes that must ask the system, within kLookNs.
   bool destroyed() {
     if (marked_destroyed()) return true;
     const uint64_t now_ns = access_.recency_ns();
@@ -416,7 +416,7 @@ class Pool::Impl {
     });
   }
 
-  /// The block may be another host's, which has not answered; or nothing may be written to it, as
+  /// The block may belong to another host, which has not answered; or it must not be written to as
   /// long as the host that died with it may still write (READ_ONLY custody).
   std::string why_busy(const Key& key) {
     const auto located = core_.lookup.locate(key);
@@ -457,8 +457,8 @@ class Pool::Impl {
   std::chrono::milliseconds heartbeat_period() const {
     return std::chrono::milliseconds(core::times_of(superblock_).heartbeat_ms);
   }
-  /// Before the host joins: without them it could neither stay nor leave in order. Either thread
-  /// ends when this life of the host is over: every operation that stores says why.
+  /// Before the host joins: without these threads it could neither stay nor leave in order. Either
+  /// ends when this life of the host is over: every operation that stores reports why.
   Result<void> make_threads() {
     if (superblock_.geometry.host_count == 1) return {};
     auto heartbeat_thread =
@@ -501,8 +501,8 @@ class Pool::Impl {
   std::unique_ptr<Periodic> worker_;
 };
 
-/// The threads of a handle are not there in a forked child, but their locks and what they wait on
-/// are, in a state in which destroying them may wait for ever.
+/// A forked child does not have the threads of a handle, but it has their locks and what they wait
+/// on, in a state in which destroying them may wait for ever.
 void Pool::Close::operator()(Impl* impl) const {
   if (impl->forked())
     impl->let_go();
@@ -585,7 +585,7 @@ Result<Pool> Pool::open(const std::string& locator, const OpenOptions& options) 
   return always_replaced(locator);
 }
 
-/// As the host that the options say.
+/// Opens it as the host that the options name.
 Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& options) {
   const bool observe = options.observe && options.host == kAnyHost;
   auto opened = open_with_superblock(locator, observe ? MediaUse::LOOK : MediaUse::STORE);
@@ -607,7 +607,7 @@ Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& opt
   for (const uint32_t host : hosts) {
     auto again = open_with_superblock(locator);
     if (!again) return again.error();
-    // The slots are those of the pool that was there before.
+    // The slots belong to the pool that was there before.
     if (!same_pool(again->superblock, opened->superblock)) return Status::CLOSED;
     auto pool = open(locator, std::move(again).value(), host, options.progress);
     if (pool || pool.status() != Status::HOST_ID_IN_USE) return pool;
@@ -652,7 +652,7 @@ Result<std::vector<std::string>> Pool::repair(const std::string& locator, bool t
                                               const Progress& progress) {
   auto opened = open_with_superblock(locator);
   if (!opened) return opened.error();
-  if (NativeAccess::anybody_locks(opened->media->lock_fd()))
+  if (NativeAccess::is_locked_by_any(opened->media->lock_fd()))
     return Error{Status::IN_USE, locator + ": processes have this pool open; end them first"};
   std::vector<std::string> done;
   Media& media = *opened->media;

@@ -3,18 +3,18 @@
 //
 // Thread-safety: every method of an open Pool may be called from any thread at any time; leaving,
 // moving and destroying it may not overlap a call. After fork() the child's copy of a handle
-// answers FORKED to everything; the child opens the pool anew. Destroying the copy gives back what
-// it has of the pool's memory and files, and leaves alone what threads of the parent worked with:
-// some private memory of the child stays allocated.
+// answers FORKED to everything; the child opens the pool anew. Destroying the copy returns its
+// share of the pool's memory and files, and leaves alone the objects that the parent's threads
+// used: some private memory of the child stays allocated.
 //
-// If the medium fails (its file is cut short, its filesystem is full, its device returns an error),
+// If the medium fails (its file is truncated, its filesystem is full, its device returns an error),
 // the process lives, and every method of the handle returns MEDIA_ERROR from then on, an operation
 // that is under way included, even where it had succeeded: nothing it stored after the failure has
 // reached the medium. Pointers of leases and reservations may be used until the handle is closed;
-// what is read through them may be zeros, which release() says. To other processes and hosts this
+// loads through them may return zeros, which release() reports. To other processes and hosts this
 // one has died.
 //
-// A process may die at any instruction: what it had committed stays, what it had half done is
+// A process may die at any instruction: its committed blocks stay, and its unfinished work is
 // undone by the next process that needs it.
 #pragma once
 
@@ -39,25 +39,25 @@ struct CreateOptions {
   uint64_t extent_bytes = 0;         ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
   uint64_t min_block_bytes = 16384;  ///< power of two, 4 KiB to 1 MiB: smaller values take as much
   uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
-  /// And goes on until below this. 0: 20 below the high one, but at least half of it.
+  /// Eviction goes on until below this. 0: 20 below the high one, but at least half of it.
   uint32_t evict_low_permille = 0;
   SharingTimes times = {};  ///< between hosts
-  /// What lies at the locator loses its name to the new pool: once that is whole, or before it is
-  /// made if there is no room for both.
+  /// The object at the locator loses its name to the new pool: once that is whole, or before it is
+  /// made if there is no space for both.
   bool replace = false;
-  uint32_t mode = 0600;  ///< who may open it: permission bits, whatever the umask
+  uint32_t mode = 0600;  ///< permission bits, whatever the umask
   Progress progress = {};
   std::function<bool()> cancelled = {};  ///< asked at least every 64 MiB; true: stop, CANCELLED
 };
 
-/// The host slot that this machine has already, or a free one.
+/// The host slot that this machine already has, or a free one.
 inline constexpr uint32_t kAnyHost = UINT32_MAX;
 
 struct OpenOptions {
   uint32_t host = kAnyHost;  ///< host slot
-  /// Look only, unless `host` is given: nothing is stored, not even locks or counts, and read
-  /// permission suffices. What would store, lease or register answers READ_ONLY; a damaged
-  /// block is DAMAGED to get(), which drops nothing.
+  /// Only looks, unless `host` is given: nothing is stored, not even locks or counts, and read
+  /// permission suffices. Methods that store, lease or register return READ_ONLY; get() of a
+  /// damaged block returns DAMAGED and drops nothing.
   bool observe = false;
   Progress progress = {};
 };
@@ -70,74 +70,72 @@ class Pool {
 
   /// Makes a pool, which appears at its locator whole or not at all; its id (PoolInfo::pool_id).
   /// Returns INVALID_ARGUMENT, TOO_SMALL, POOL_EXISTS (with `replace`: another process made one
-  /// there meanwhile), IN_USE (replace, but processes have it open), CANCELLED, and what
-  /// create_media() returns; with `replace` also what open_media() does, of the pool that is there.
+  /// there meanwhile), IN_USE (replace, but processes have it open), CANCELLED, and the statuses of
+  /// create_media(); with `replace` also those of open_media() for the old pool.
   static Result<std::string> create(const std::string& locator, const CreateOptions& options);
 
-  /// Opens a pool; undoes what dead processes left and, after a reboot, rebuilds the allocator from
-  /// the index. With several hosts two threads run while it is open: one keeps its heartbeat, the
-  /// other does its duties (docs/sharing.md). Returns
-  /// NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process
-  /// is opening or replacing it for long, or the hosts do not agree), LIMIT_REACHED (too many
-  /// processes, no free host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and
-  /// processes of it still have the pool open), INVALID_ARGUMENT (host), and what open_media()
-  /// returns.
+  /// Opens a pool; undoes the unfinished work of dead processes and, after a reboot, rebuilds the
+  /// allocator from the index. With several hosts two threads run while it is open: one keeps its
+  /// heartbeat, the other does its duties (docs/sharing.md). Returns NO_SUCH_POOL, NOT_A_POOL,
+  /// VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process takes long to open or
+  /// replace it, or the hosts do not agree), LIMIT_REACHED (too many processes, no free host slot),
+  /// HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it still have the
+  /// pool open), INVALID_ARGUMENT (host), and the statuses of open_media().
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
-  /// Processes that have it open keep their mapping: they can read on, and whatever stores, leases
-  /// or removes through such a handle answers CLOSED: at once on this host, within a second on
-  /// others, and also if the object was removed by other means than this. `only_id`: the pool with
-  /// this id (PoolInfo::pool_id) alone; NO_SUCH_POOL if another has taken its place.
+  /// Processes that have it open keep their mapping: they can read on, and their methods that
+  /// store, lease or remove return CLOSED: at once on this host, within a second on others, and
+  /// also if the object was removed by other means than this. `only_id`: only the pool with this id
+  /// (PoolInfo::pool_id); NO_SUCH_POOL if another has taken its place.
   static Result<void> destroy(const std::string& locator, bool force,
                               const std::string& only_id = {});
 
-  /// Mends what can be mended without loss while nobody has the pool open: a damaged superblock
-  /// copy, allocator state, index directory; drops blocks that are damaged. Returns what it did, a
-  /// sentence each. `take_over` accepts a pool that another machine did not leave in order.
+  /// Repairs all that can be repaired without loss while no process has the pool open: a damaged
+  /// superblock copy, allocator state, index directory; drops damaged blocks. Returns a sentence
+  /// for each repair. `take_over` accepts a pool that another machine did not leave in order.
   static Result<std::vector<std::string>> repair(const std::string& locator, bool take_over,
                                                  const Progress& progress = {});
 
-  /// Registers or finds a namespace. Returns INVALID_ARGUMENT (also: what check_format() returns),
-  /// NOT_SUPPORTED (that as well), NAMESPACE_MISMATCH (same name, other description or profile),
-  /// LAYOUT_MISMATCH (same name, other layout: the sentence names the field), LIMIT_REACHED.
+  /// Registers or finds a namespace. Returns INVALID_ARGUMENT and NOT_SUPPORTED (both also from
+  /// check_format()), NAMESPACE_MISMATCH (same name, other description or profile), LAYOUT_MISMATCH
+  /// (same name, other layout: the sentence names the field), LIMIT_REACHED.
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
 
-  /// What its values are, and how puts store them.
+  /// The layout of its values, and the profile of puts.
   Result<ValueFormat> value_format(NamespaceId ns);
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
-  /// the stored bytes stay as they are. In a compressed namespace it is encoded by the calling
-  /// thread, and kept as it is where that would not take a smaller block. A put does not wait for
-  /// other hosts: NO_SPACE means that this one has no room now; it asks another for some, which
+  /// the stored bytes stay as they are. In a compressed namespace the calling thread encodes it,
+  /// and stores it plain where a frame would not take a smaller block. A put does not wait for
+  /// other hosts: NO_SPACE means that this one has no space now; it asks another for some, which
   /// takes some heartbeats (docs/sharing.md): try again then. Returns KEY_TOO_LONG,
   /// VALUE_TOO_LARGE, NO_SPACE, INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block
   /// generations), BUSY, HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead:
   /// close the pool and open it again; also from reserve(), commit(), acquire() and remove()),
-  /// FORKED, READ_ONLY (the handle only observes; also from all that store or lease).
+  /// FORKED, READ_ONLY (the handle only observes; also from all methods that store or lease).
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
 
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
-  /// returns its length. What it returns was checked against the checksum of the value, byte for
-  /// byte, in the caller's buffer, or, of a compressed block, before it was decoded into it.
-  /// Returns NOT_FOUND (also for a damaged block, which is dropped and counted), DAMAGED (instead,
-  /// where OpenOptions::observe lets nothing be dropped), BUFFER_TOO_SMALL,
-  /// UNSUPPORTED_CODEC (a newer Bowhead compressed it), KEY_TOO_LONG, FORKED. On failure the
-  /// buffers hold anything.
+  /// returns its length. All returned bytes were verified by the checksum of the value, in the
+  /// caller's buffer, or, for a compressed block, before they were decoded into it. Returns
+  /// NOT_FOUND (also for a damaged block, which is dropped and counted), DAMAGED (instead, where
+  /// OpenOptions::observe forbids to drop), BUFFER_TOO_SMALL, UNSUPPORTED_CODEC (a newer Bowhead
+  /// compressed it), KEY_TOO_LONG, FORKED. On failure the content of the buffers is undefined.
   Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers);
 
-  /// Like get(), of a compressed value of numbers as its first `planes` bit-planes show it
+  /// Like get(), but a compressed value of numbers comes as its first `planes` bit-planes show it
   /// (Decoder::decode_prefix() in compression/frame.h): 1 is the signs alone; a number has at most
-  /// 12, and more than it has are all. Values that are not in planes come exactly. Only the bytes
+  /// 12, and more than it has means all. Values that are not in planes come exactly. Only the bytes
   /// of those planes are read from the pool, and verified by the checksums of the frame, unless the
   /// host of the block died, or stored it a moment ago. Returns also INVALID_ARGUMENT (no planes).
   Result<PrefixRead> get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
                                 std::span<const Span> buffers);
 
-  /// Copies a value as it is stored, a frame if it is compressed, for whoever decodes it elsewhere.
-  /// `buffer` is large enough if the value fits. What it returns was checked against the checksum
-  /// of what is stored, and is no more than that: a frame that does not decode nobody drops but
-  /// get(). Same statuses as get().
+  /// Copies the stored bytes, a frame if the value is compressed, for a reader that decodes them
+  /// elsewhere. `buffer` is large enough if the value fits. The copy was verified by the checksum
+  /// of the stored bytes, and by no more than that: only get() drops a frame that does not decode.
+  /// Same statuses as get().
   Result<StoredValue> get_stored(NamespaceId ns, std::string_view key, Span buffer);
 
   /// Length of a stored value, as it was put. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
@@ -152,20 +150,19 @@ class Pool {
   /// so that eviction takes a prefix from its end. Returns FORKED.
   Result<uint64_t> longest_prefix(NamespaceId ns, std::span<const std::string_view> keys);
 
-  /// Room for a value of `length_bytes` under `key`, to be filled in place: it stays as it is
-  /// filled in compressed namespaces too. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY
-  /// (all room there is was that of a host which died and may still write to it: put() can use
-  /// that), HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY.
+  /// Reserves space for a value of `length_bytes` under `key`, to be filled in place: it is stored
+  /// plain in compressed namespaces too. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY (all
+  /// free space is that of a host which died and may still write to it: put() can use that),
+  /// HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY.
   Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes);
 
-  /// Ends a reservation and makes its block visible, all of which was stored before. OK: the key is
-  /// stored; if it was committed by another process meanwhile, that block stays. Whatever it
-  /// answers, but FORKED, the reservation is over: `data` must not be used any more, and after BUSY
-  /// (the key's lock was held for two seconds), INDEX_FULL, LIMIT_REACHED (see put()), HOST_FENCED
-  /// and HOST_ID_CONFLICT nothing is stored and the room is free again; reserve anew to try again.
-  /// CLOSED: this or a copy of it was ended before, or it is of another handle; nothing is changed.
-  /// FORKED: it is the parent's, where it stays open. One whose key was `present`: OK, nothing is
-  /// done.
+  /// Ends a reservation and makes its block, which the caller has filled, visible. OK: the key is
+  /// stored; if another process committed it meanwhile, that block stays. Every status but FORKED
+  /// ends the reservation: `data` must not be used any more, and after BUSY (the key's lock was
+  /// held for two seconds), INDEX_FULL, LIMIT_REACHED (see put()), HOST_FENCED and HOST_ID_CONFLICT
+  /// nothing is stored and the space is free again; reserve anew to try again. CLOSED: this or a
+  /// copy of it was ended before, or it is of another handle; nothing is changed. FORKED: it is the
+  /// parent's, where it stays open. If its key was `present`: OK, nothing is done.
   Status commit(Reservation& reservation, const PayloadSum& sum = {});
 
   /// Ends a reservation without storing anything. Returns CLOSED and FORKED, as commit().
@@ -180,28 +177,28 @@ class Pool {
   Result<Lease> acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms,
                         LeaseOf of = LeaseOf::PLAIN);
 
-  /// Copies what a lease covers, stored_bytes of it, without a second look-up, and compares its
-  /// checksum. Good only if release() says OK afterwards. Returns DAMAGED, BUFFER_TOO_SMALL, CLOSED
-  /// (the lease was ended, or is of another handle), FORKED.
+  /// Copies the leased bytes, stored_bytes of them, without a second look-up, and compares their
+  /// checksum. The copy is good only if release() returns OK afterwards. Returns DAMAGED,
+  /// BUFFER_TOO_SMALL, CLOSED (the lease was ended, or is of another handle), FORKED.
   Status copy_leased(const Lease& lease, Span to);
 
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if
-  /// nobody needed the block, or a place in the lease table, yet). LAPSED: it was revoked, the host
-  /// was fenced, or the block was removed, evicted or moved: its bytes stay while the lease holds,
-  /// but its header no longer proves that they did. Discard what was computed from it. CLOSED:
-  /// ended before; of a copy of a Lease that was released, once another lease has its place in the
+  /// no process needed the block, or a place in the lease table, yet). LAPSED: it was revoked, the
+  /// host was fenced, or the block was removed, evicted or moved: its bytes stay while the lease
+  /// holds, but its header no longer proves that they did. Discard all results computed from it.
+  /// CLOSED: ended before; for a copy of a released Lease, once another lease has its place in the
   /// table, LAPSED.
   Status release(Lease& lease);
 
-  /// Removes what is stored under a key; space comes back once no lease holds it. OK: nobody gets
-  /// any more what was found there. For a block of another host that takes until the host has
-  /// answered: times.heartbeat_ms as a rule. Returns NOT_FOUND, KEY_TOO_LONG, HOST_FENCED, FORKED,
-  /// BUSY (somebody hangs with the key for two seconds, or the host of the block died or does not
-  /// answer: try again; until then it may be removed yet, or not).
+  /// Removes the block of a key; its space is free once no lease holds it. OK: no reader gets that
+  /// block any more. For a block of another host that takes until the host has answered:
+  /// times.heartbeat_ms as a rule. Returns NOT_FOUND, KEY_TOO_LONG, HOST_FENCED, FORKED, BUSY (the
+  /// key's lock was held for two seconds, or the host of the block died or does not answer: try
+  /// again; until then it may be removed yet, or not).
   Status remove(NamespaceId ns, std::string_view key);
 
-  /// Why put(), reserve() or remove() of a key has just answered NO_SPACE or BUSY, and what to do:
-  /// by a look at the pool as it is now. Of other statuses, their sentence.
+  /// Explains why put(), reserve() or remove() of a key has just returned NO_SPACE or BUSY, and
+  /// what to do, by the present state of the pool. For other statuses, their sentence.
   Error explain(Status status, NamespaceId ns, std::string_view key);
 
   /// Marks blocks as used now, the first most recently. Absent keys are skipped.
@@ -225,27 +222,26 @@ class Pool {
   /// declared it dead, or not yet), IN_USE (a process of it runs on this machine), FORKED.
   Result<void> fence(uint32_t host);
 
-  /// Stores blocks of this host that are cold (unused for `cold_ms`) in as few bytes as the codec
-  /// can (DENSE), if they belong to a compressed namespace and were stored as they are or by a
-  /// cheaper profile. Nobody who reads them notices but by acquire(), which they are then too
-  /// compressed for. Leaves leased blocks as they are, and evicts nothing. One pass over all
-  /// blocks, which may move meanwhile: call it until it finds nothing to do. What did not shrink is
-  /// not tried again by this handle. Ends early where there is no room for new blocks. Returns
-  /// HOST_FENCED, FORKED, READ_ONLY.
+  /// Recompresses (DENSE) blocks of this host that are cold (unused for `cold_ms`), if they belong
+  /// to a compressed namespace and were stored plain or by a cheaper profile. Readers are
+  /// unaffected, except that acquire() returns CODED for a block that was plain. Skips leased
+  /// blocks, and evicts nothing. One pass over all blocks, which may move meanwhile: call it until
+  /// it finds nothing to do. This handle does not try a block again that did not shrink. Ends early
+  /// where there is no space for new blocks. Returns HOST_FENCED, FORKED, READ_ONLY.
   Result<RecompressReport> recompress(uint64_t cold_ms);
 
-  /// Undoes what dead processes left, now instead of when it is needed. Returns how many were
-  /// found.
+  /// Undoes the unfinished work of dead processes now, instead of when it is needed. Returns how
+  /// many dead processes were found.
   Result<uint64_t> scavenge();
 
   Result<PoolInfo> info();
 
-  /// Looks at the header of every block. In no order; a namespace without blocks is not there.
+  /// Looks at the header of every block. In no order; namespaces without blocks are left out.
   Result<std::vector<NamespaceUsage>> usage();
 
-  /// Reads everything and names what is wrong; changes nothing. `payload` also verifies every
-  /// block. The pool may be in use meanwhile. The allocator of a host can be read on the machine
-  /// that runs it alone: elsewhere the report says that it was not checked.
+  /// Reads everything and names each fault; changes nothing. `payload` also verifies every block.
+  /// The pool may be in use meanwhile. The allocator of a host can be read only on the machine that
+  /// runs it: elsewhere the report says that it was not checked.
   Result<CheckReport> check(bool payload, const Progress& progress = {});
 
   /// The error for a status that a method of this handle returned. It names the pool if that was
@@ -255,7 +251,7 @@ class Pool {
   /// MEDIA_ERROR with the range that failed and the likely cause; empty while the medium is well.
   std::optional<Error> media_failure() const;
 
-  /// Base and length of the mapping, in which stores to what this host does not own fault.
+  /// Base and length of the mapping, in which stores to memory that this host does not own fault.
   ConstSpan mapping() const;
   /// The pool mapped once more, all of it writable, for registration with devices
   /// (gpu/jobs/registration.h; Media::map_again()). Returns FORKED, SYSTEM.

@@ -8,7 +8,7 @@
 namespace bowhead::gpu {
 inline namespace BOWHEAD_LANES {
 
-/// Does what `work` says, which check() (check.h) has found right, before it returns.
+/// Does `work`, which check() (check.h) has accepted, before it returns.
 void run_on_cpu(const MovePieces& work);
 void run_on_cpu(const MoveFewPieces& work);
 void run_on_cpu(const Attend& work);

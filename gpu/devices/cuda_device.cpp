@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A GPU through the CUDA runtime.
 //
-// Nothing of the caller's may change, which is an engine in the middle of its work:
+// Calls change nothing of the caller's, which is an engine in the middle of its work:
 // - The context is pushed for each call and popped behind it, through the driver: cudaSetDevice()
 //   would have to be undone by another, which makes a context on GPU 0 for threads that had none.
 // - An error is taken out of the runtime's memory at once, so that the caller's next
@@ -25,7 +25,7 @@ namespace {
 
 constexpr unsigned kDriverInterface = 12000;  ///< CUDA whose driver calls we mean
 
-/// What the driver says after a fault that ends all work of this process on the GPU.
+/// The driver's errors after a fault that ends all work of this process on the GPU.
 bool is_fatal(cudaError_t code) {
   static constexpr std::array kFatal = {cudaErrorIllegalAddress,
                                         cudaErrorLaunchFailure,
@@ -109,7 +109,7 @@ Error error_of(const char* call, cudaError_t code, Status status) {
 /// The codes of both interfaces are the same numbers.
 cudaError_t from_driver(CUresult code) { return static_cast<cudaError_t>(code); }
 
-/// What is called in the driver itself, which is not linked but found: it may not be there.
+/// The calls into the driver itself, which is not linked but found: it may not be there.
 struct Driver {
   decltype(&cuDeviceGet) device_get = nullptr;
   decltype(&cuDevicePrimaryCtxRetain) retain_context = nullptr;
@@ -143,7 +143,7 @@ class CudaDevice final : public Device {
   CudaDevice(const Driver& driver, CUdevice ordinal, CUcontext context, DeviceInfo info)
       : driver_(driver), ordinal_(ordinal), context_(context), info_(std::move(info)) {}
 
-  /// What the driver says to its end changes nothing.
+  /// An error of the driver at its end changes nothing.
   ~CudaDevice() override { (void)driver_.release_context(ordinal_); }
 
   const DeviceInfo& info() const override { return info_; }
@@ -258,7 +258,7 @@ class CudaDevice final : public Device {
   }
 
   Result<Event> make_event() override {
-    // Who waits for an event sleeps: the cores are the engine's.
+    // A thread that waits for an event sleeps: the cores are the engine's.
     constexpr unsigned kFlags = cudaEventDisableTiming | cudaEventBlockingSync;
     cudaEvent_t event = nullptr;
     auto called =
@@ -374,7 +374,7 @@ class CudaDevice final : public Device {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     if (code != cudaSuccess) (void)cudaGetLastError();
     CUcontext popped = nullptr;
-    // Pops in any case; of a lost GPU it says once more what `code` says.
+    // Pops in any case; for a lost GPU it repeats the error in `code`.
     (void)driver_.pop_context(&popped);
     BOWHEAD_ASSERT(!popped || popped == context_);
     if (code != cudaSuccess) return error_of(name, code, map_status(code));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// By nvCOMP's own kernels. Not by the engine in the hardware, which newer GPUs have: what that does
-// with a damaged stream is undefined. So is what nvCOMP does with a damaged ZSTD frame: those are
-// left to the CPU.
+// By nvCOMP's own kernels. Not by the hardware engine of newer GPUs: its behaviour on a damaged
+// stream is undefined. So is nvCOMP's on a damaged ZSTD frame: those are left to the CPU.
 #include <nvcomp/lz4.h>
 
 #include "gpu/kernels/launch.h"
@@ -30,7 +29,7 @@ cudaError_t cuda_error(nvcompStatus_t status) {
 
 }  // namespace
 
-// Streams lie at any address in a frame, and there is no room for what they would need besides.
+// Streams lie at any address in a frame, and a launch has no temporary memory for nvCOMP.
 bool decodes_lz4() {
   constexpr size_t kStreams = size_t{1} << 20, kStreamBytes = size_t{1} << 20;
   nvcompAlignmentRequirements_t wanted = {};

@@ -52,7 +52,7 @@ Result<void> Device::check_host_range(const void* memory, size_t size_bytes) {
                  fmt::format("register_host: {} bytes at {}: both have to be multiples of 4 KiB",
                              size_bytes, memory)};
   }
-  // A driver may say anything of what is not there. This looks at the mappings, and syncs nothing.
+  // A driver may say anything of unmapped memory. This looks at the mappings, and syncs nothing.
   if (msync(const_cast<void*>(memory), size_bytes, MS_ASYNC) != 0 && errno == ENOMEM) {
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("register_host: some of the {} bytes at {} are not mapped, or no more",

@@ -63,7 +63,7 @@ class PathMeter {
   Result<PathCosts::Direction> measure(bool spills);
 
  private:
-  /// The best of some rounds, in nanoseconds: what disturbs only adds.
+  /// The best of some rounds, in nanoseconds: disturbances only add.
   Result<double> time(const std::function<Result<void>()>& queue);
   Result<void> upload(size_t size_bytes);
   Result<void> launch(MoveKind kind, uint32_t unit_bytes, uint64_t bytes);
@@ -121,7 +121,7 @@ Result<double> PathMeter::time(const std::function<Result<void>()>& queue) {
     const auto begin = Clock::now();
     auto done = queue();
     if (done) done = device_.record(event_, stream_);
-    // Also after a failure: what was queued uses memory that goes.
+    // Also after a failure: queued work uses memory that is freed.
     const auto waited = device_.synchronize(event_);
     if (!done) return done.error();
     if (!waited) return waited.error();
@@ -227,7 +227,7 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
-/// What cannot be written is measured again another time. Others may be reading: at once or not.
+/// Costs that cannot be written are measured again later. Readers find all of the file or none.
 void keep(const PathCosts& costs, const std::filesystem::path& at) {
   std::error_code failed;
   std::filesystem::create_directories(at.parent_path(), failed);
@@ -261,7 +261,7 @@ class MeasuringLock {
     fd_ = open_file(file, O_RDWR | O_CREAT, 0666);
   }
 
-  /// False: another process has it. A file system that has no locks keeps nobody from measuring.
+  /// False: another process has it. On a file system without locks every process measures.
   bool take() const {
     if (fd_.get() < 0) return true;
     for (;;) {
@@ -274,7 +274,7 @@ class MeasuringLock {
   UniqueFd fd_;
 };
 
-/// Of a device that has no memory left: assumed.
+/// Measured costs, or assumed ones for a device that has no memory left.
 Result<PathCosts> measured_or_assumed(Device& device) {
   auto measured = measure_path_costs(device);
   if (measured.status() != Status::NO_SPACE) return measured;
@@ -391,7 +391,7 @@ Result<PathCosts> path_costs(Device& device) {
   const std::string name = cache.file_for(device.info());
   if (const auto found = known.find(name); found != known.end()) return found->second;
   auto costs = path_costs(device, cache);
-  // What is assumed may be measured the next time.
+  // Assumed costs may be measured the next time.
   if (costs && costs->assumed_because.empty()) known[name] = *costs;
   return costs;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What moving a job costs by the kernel and by copies, as it was measured on this device: which is
+// The costs of moving a job by the kernel and by copies, as measured on this device: which is
 // faster depends on how long runs are, how many bytes there are, and on the machine.
 //
 // A job takes a fixed time, and the kernel's a time for each byte, which is more the smaller the
@@ -19,7 +19,7 @@
 namespace bowhead::gpu {
 
 enum class Path {
-  CHOOSE,  ///< what is expected to be faster
+  CHOOSE,  ///< the path that is expected to be faster
   KERNEL,
   COPIES
 };
@@ -42,7 +42,7 @@ struct PathCosts {
   Path faster(bool spills, uint32_t unit_bytes, uint64_t run_bytes, uint64_t bytes) const;
 
   std::string to_json() const;
-  /// DAMAGED: not what to_json() gave.
+  /// DAMAGED: not an output of to_json().
   static Result<PathCosts> from_json(const std::string& text);
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory that jobs borrow, and give back for the next: pinned, and with the descriptors of kernels,
-// as much of the device's own. What a copy may still arrive in, when a device was lost or does not
-// say that it is through, nobody gives back: it is in quarantine until the process ends, neither
-// used again nor freed.
+// as much of the device's own. Memory in which a copy may still arrive, when a device was lost or
+// does not say that it is through, is not given back: it is in quarantine until the process ends,
+// neither used again nor freed.
 //
 // Thread-safety: none.
 #pragma once
@@ -30,12 +30,12 @@ class PinnedArena {
       : device_(device), most_pinned_bytes_(most_pinned_bytes) {}
   PinnedArena(const PinnedArena&) = delete;
   PinnedArena& operator=(const PinnedArena&) = delete;
-  ~PinnedArena();  ///< frees what was given back
+  ~PinnedArena();  ///< frees the memory that was given back
 
   /// 256-byte-aligned. NO_SPACE: jobs have all that pinned memory may take, or the machine or the
   /// device has no more; GPU_LOST, SYSTEM.
   Result<PinnedRoom> take(size_t size_bytes, bool on_device);
-  /// When nothing that is queued uses it. Nothing, if it is none; then it is.
+  /// When no queued work uses it. Does nothing if `room` is empty; then it is.
   void give_back(PinnedRoom& room);
 
  private:

@@ -22,20 +22,20 @@ namespace {
 constexpr size_t kMostBufferBytes = size_t{1} << 30;  ///< of a fixed buffer, by the kernel
 
 /// Its file, or -1 and errno. Never used for I/O: only its fixed buffers matter, which the kernel
-/// pins for writing and for long (FOLL_WRITE | FOLL_LONGTERM), as drivers pin what they register.
+/// pins for writing and for long (FOLL_WRITE | FOLL_LONGTERM), as drivers pin registered memory.
 int make_ring() {
   io_uring_params params = {};
   return static_cast<int>(syscall(SYS_io_uring_setup, 1, &params));
 }
 
-/// 0, or what the kernel refuses it with.
+/// 0, or the kernel's error.
 int fix_buffers(int ring, const std::vector<iovec>& buffers) {
   const long done = syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, buffers.data(),
                             static_cast<unsigned>(buffers.size()));
   return done == 0 ? 0 : errno;
 }
 
-/// Locked memory is not counted for who has this.
+/// Whether this process may lock memory without a limit.
 bool may_lock_all() {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
@@ -108,11 +108,11 @@ PinnedRange& PinnedRange::operator=(PinnedRange&& other) noexcept {
 
 PinnedRange::~PinnedRange() {
   if (ring_ >= 0) {
-    // The end of a ring lets its pages go some time later, this does now.
+    // The end of a ring releases its pages some time later, this call does so now.
     (void)syscall(SYS_io_uring_register, ring_, IORING_UNREGISTER_BUFFERS, nullptr, 0U);
     close(ring_);
   }
-  // Of what is not mapped any more nothing is locked.
+  // Memory that is not mapped any more is not locked.
   if (locked_ != nullptr) (void)munlock(locked_, locked_bytes_);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory whose pages the kernel holds in place, as it does for the driver of a device: what the CPU
-// device (Device::cpu()) does with host memory that is registered, so that it is refused what a
+// Memory whose pages the kernel holds in place, as it does for the driver of a device. The CPU
+// device (Device::cpu()) pins registered host memory so, and is refused the same memory that a
 // driver would be refused.
 #pragma once
 

@@ -24,8 +24,8 @@ struct Dimension {
   uint32_t count;
 };
 
-/// Pages may share their bytes with other parts and layers in between, but what one part has may
-/// not overlap itself: each stride has room for all that is nested in it.
+/// Pages may share their bytes with other parts and layers in between, but a part may not overlap
+/// itself: each stride has room for all that is nested in it.
 Result<void> check_part(const KvCache& cache, size_t at) {
   const PagedPart& part = cache.parts[at];
   const std::string where = name_of_part(cache, at);
@@ -50,8 +50,8 @@ Result<void> check_part(const KvCache& cache, size_t at) {
   return {};
 }
 
-/// Whether one begins between two pages of the other, and so in the same allocation: that parts lie
-/// side by side may be chance.
+/// Whether one part begins between two pages of the other, and so in the same allocation: two parts
+/// may lie side by side by chance.
 bool share_pages(const KvCache& cache, const PagedPart& a, const PagedPart& b) {
   const auto a_at = reinterpret_cast<uintptr_t>(a.base), b_at = reinterpret_cast<uintptr_t>(b.base);
   const PagedPart& first = a_at < b_at ? a : b;

@@ -22,7 +22,7 @@ struct KvCache {
   KvLayout layout = {};          ///< of the blocks: that of their namespace
   std::vector<PagedPart> parts;  ///< [layer][part], as of the layout
   uint32_t page_tokens = 0;
-  uint32_t pages = 0;  ///< numbers in block tables are below
+  uint32_t pages = 0;  ///< numbers in block tables are below this
 
   /// Of one token of one head, of K and of V.
   uint32_t row_bytes() const { return bowhead::row_bytes(layout, 0); }
@@ -33,16 +33,16 @@ struct KvCache {
   uint64_t payload_bytes(uint32_t tokens) const { return bowhead::payload_bytes(layout, tokens); }
   /// 16, 8, 4, 2 or 1: bases, strides and rows are multiples of it.
   uint32_t unit_bytes() const;
-  /// For kernels: all but which layers, and where they find the parts.
+  /// For kernels: all but the choice of layers and the address of the parts.
   PagedLayers paged_layers() const;
 };
 
 /// NOT_SUPPORTED: a layout that kernels cannot move: opaque values, K and V of different lengths,
-/// scales in the block. Also what check_layout() returns.
+/// scales in the block. Also the statuses of check_layout().
 Result<void> check_rows(const KvLayout& layout);
 
-/// What check_rows() returns; INVALID_ARGUMENT: no pages, parts that are not those of the layout,
-/// pages, tokens or heads that overlap.
+/// The statuses of check_rows(); INVALID_ARGUMENT: no pages, parts that are not those of the
+/// layout, pages, tokens or heads that overlap.
 Result<void> check_cache(const KvCache& cache);
 
 /// LAYOUT_MISMATCH, with the field that differs: blocks of the namespace have another layout.
@@ -67,7 +67,7 @@ Result<void> check_tokens(const KvCache& cache, const PagedTokens& range);
 void for_runs(const KvCache& cache, const PagedTokens& range, uint32_t first_layer,
               uint32_t some_layers,
               const std::function<void(uint64_t offset, uint8_t* address, uint64_t bytes)>& each);
-/// How long these runs are in general: what the choice of a path goes by.
+/// The usual length of these runs, by which a path is chosen.
 uint64_t run_bytes(const KvCache& cache, uint32_t tokens);
 
 }  // namespace bowhead::gpu

@@ -30,7 +30,7 @@ Result<DecodeStore> DecodeStore::open(Transfers& transfers, NamespaceId ns,
   return DecodeStore(transfers, ns, options);
 }
 
-/// Jobs that nobody polls would not be committed.
+/// Waits: blocks of a job that is not polled would not be committed.
 DecodeStore::~DecodeStore() {
   for (const Running& running : running_) transfers_.wait(*running.job);
 }
@@ -44,7 +44,7 @@ Result<DecodeStore::Sequence*> DecodeStore::find(uint64_t sequence) {
   return &found->second;
 }
 
-/// If nobody asks for it any more.
+/// Forgets a sequence that has ended, once all its blocks were returned.
 void DecodeStore::forget(uint64_t sequence) {
   const auto found = sequences_.find(sequence);
   if (found->second.is_ended && found->second.pending == 0) sequences_.erase(found);
@@ -82,7 +82,7 @@ Result<void> DecodeStore::append(uint64_t sequence, uint32_t tokens,
                                               good.error().message())};
   }
   for (uint32_t i = 0; i < full; ++i) {
-    // The engine's table grows and goes: only the part that the block takes is kept.
+    // The engine's table grows and goes: only the block's part of it is kept.
     const uint32_t first = (of.blocks + i) * block_tokens_, last = first + block_tokens_ - 1;
     waiting_.push_back(
         {{sequence, of.blocks + i, keys[i], Status::OK},

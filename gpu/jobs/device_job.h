@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a job has queued on a device, and what became of it.
+// The work that a job has queued on a device, and its outcome.
 //
-//   queued      until the device is through with what is in front of the mark
-//   through     all of it is done: what it was to read has been read, and what it stored is visible
-//               to this CPU
-//   lost        the GPU is lost. A driver says so as soon as one thing failed, and what other
-//               engines of the GPU have under way may still arrive
+//   queued      until the device is through with the work in front of the mark
+//   through     all of it is done: its reads are done, and its stores are visible to this CPU
+//   lost        the GPU is lost. A driver says so as soon as one operation failed, and the work
+//               that other engines of the GPU have under way may still arrive
 //   unknown     the driver does not say whether it is through: the same
 //
 // A job that is not through may still read and write its arguments and buffers: none of them is
-// used again. A job is done once it was finished, whatever became of it.
+// used again. A job is done once it was finished, whatever its outcome.
 //
 // Thread-safety: none.
 #pragma once
@@ -29,14 +28,14 @@ class DeviceJob {
   /// From here on `mark` is the job's, until end().
   void begin(Event mark) { mark_ = mark; }
 
-  /// What is queued in `stream` until here is the job's, too. If that fails, so does the job.
+  /// The work queued in `stream` until here is the job's, too. If that fails, so does the job.
   Result<void> mark(Device& device, Stream stream) {
     auto recorded = device.record(mark_, stream);
     asked_ = recorded.status();
     return recorded;
   }
 
-  /// Whether it is over; of a job that began nothing, always.
+  /// Whether it is over; always true for a job that began nothing.
   bool poll(Device& device) {
     if (mark_ == nullptr || asked_ != Status::OK) return true;
     const auto done = device.is_done(mark_);
@@ -47,7 +46,7 @@ class DeviceJob {
   void wait(Device& device) {
     if (mark_ != nullptr && asked_ == Status::OK) asked_ = device.synchronize(mark_).status();
   }
-  /// Of a job that fails to start: what is queued of it already may still move bytes.
+  /// For a job that fails to start: its work that is queued already may still move bytes.
   void drain(Device& device, Stream stream) {
     if (mark_ != nullptr && mark(device, stream)) wait(device);
   }
@@ -59,7 +58,7 @@ class DeviceJob {
     return asked_ == Status::OK || asked_ == Status::GPU_LOST ? asked_ : Status::SYSTEM;
   }
 
-  /// The job is done. Gives the event back, which may be recorded anew whatever it meant; null if
+  /// The job is done. Returns the event, which may be recorded anew whatever it meant; null if
   /// there is none.
   Event end() {
     is_done_ = true;
@@ -68,8 +67,8 @@ class DeviceJob {
   bool is_done() const { return is_done_; }
 
  private:
-  Event mark_ = nullptr;       ///< behind all that is queued
-  Status asked_ = Status::OK;  ///< what the device said when it was asked last
+  Event mark_ = nullptr;       ///< behind all queued work
+  Status asked_ = Status::OK;  ///< the device's last answer
   bool is_done_ = false;
 };
 
@@ -77,8 +76,8 @@ class DeviceJob {
 template <class Job>
 class RunningJobs {
  public:
-  /// `finish` is called once for each job, when it is over: it deals with what became of the job,
-  /// and calls on_device.end().
+  /// `finish` is called once for each job, when it is over: it handles the outcome of the job, and
+  /// calls on_device.end().
   RunningJobs(Device& device, std::function<void(Job&)> finish)
       : device_(device), finish_(std::move(finish)) {}
 
@@ -91,20 +90,20 @@ class RunningJobs {
     finish(job);
     return true;
   }
-  /// Until it is done.
+  /// Waits until it is done.
   void wait(Job& job) {
     if (job.on_device.is_done()) return;
     job.on_device.wait(device_);
     finish(job);
   }
-  /// Of a job that fails to start: what is queued of it in `stream` may still move bytes.
+  /// For a job that fails to start: its work in `stream` may still move bytes.
   void abandon(Job& job, Stream stream) {
     job.on_device.drain(device_, stream);
     finish(job);
   }
   std::vector<std::shared_ptr<Job>> all() const { return running_; }
 
-  /// Whether the device may still read and write what a job left behind, since the driver did not
+  /// Whether the device may still read and write memory of an ended job, since the driver did not
   /// say that it was through.
   bool may_run() const { return may_run_; }
 

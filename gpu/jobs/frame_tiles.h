@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames as the kernel that rebuilds values from planes is descriptor of them: the one place that
-// turns the description of a frame (compression/) into that of its kernel (kernels.h).
+// Frames as descriptors of the kernel that rebuilds values from planes: the one place that turns
+// the description of a frame (compression/) into that of its kernel (kernels.h).
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace bowhead::gpu {
 
-/// What tiles of frames of a shape have in common: all but addresses and tiles. 0 planes: exact
-/// values.
+/// The parameters that tiles of frames of a shape have in common: all but addresses and tiles. 0
+/// planes: exact values.
 inline RebuildTiles rebuild_tiles_of(const compression::Shape& shape, uint32_t planes) {
   RebuildTiles work;
   work.number = shape.number;
@@ -25,10 +25,10 @@ inline RebuildTiles rebuild_tiles_of(const compression::Shape& shape, uint32_t p
   return work;
 }
 
-/// A tile in planes of such a frame, but for the address of its values. Both functions return an
-/// offset in RebuildTiles::bytes: `place(offset, bytes)` that of some of the frame's bytes,
-/// `place_stream(index, is_plane)`, an optional, that of a stream in plain form, or kAllZero for a
-/// plane. Nothing if a stream has none.
+/// The descriptor of a tile in planes of such a frame, but for the address of its values. Both
+/// functions return an offset in RebuildTiles::bytes: `place(offset, bytes)` that of some of the
+/// frame's bytes, `place_stream(index, is_plane)`, an optional, that of a stream in plain form, or
+/// kAllZero for a plane. Returns nothing if a stream has no place.
 template <class Place, class PlaceStream>
 std::optional<RebuildTile> rebuild_tile_of(const compression::Shape& shape,
                                            const compression::TileParts& parts, const Place& place,

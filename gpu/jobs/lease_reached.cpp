@@ -3,8 +3,8 @@
 
 namespace bowhead::gpu {
 
-/// acquire() throws away what this CPU's caches have of the payload before it gives the lease: a
-/// device's reads look into them.
+/// acquire() drops the payload from this CPU's caches before it gives the lease: a device's reads
+/// look into them.
 Result<ReachedLease> lease_reached(Pool& pool, Registration& registration, NamespaceId ns,
                                    std::string_view key, uint64_t size_bytes, uint64_t lease_ms) {
   auto lease = pool.acquire(ns, key, lease_ms);
@@ -17,7 +17,7 @@ Result<ReachedLease> lease_reached(Pool& pool, Registration& registration, Names
     if (address) return ReachedLease{*lease, static_cast<const uint8_t*>(*address)};
     status = address.status();
   }
-  (void)pool.release(*lease);  // what went wrong is said already
+  (void)pool.release(*lease);  // the fault is reported already
   return status;
 }
 

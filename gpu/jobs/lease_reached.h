@@ -16,9 +16,10 @@ struct ReachedLease {
   const uint8_t* payload = nullptr;  ///< for kernels
 };
 
-/// Leases a block of so many bytes whose chunks are registered; asks for them if they are not
-/// (BUSY). Thread-safe. Returns what Pool::acquire() and Registration::reach() do; BUFFER_TOO_SMALL
-/// or INVALID_ARGUMENT: the block is longer or shorter. Then nothing is leased.
+/// Leases a block of so many bytes whose chunks are registered; requests them if not (BUSY).
+/// Thread-safe. Returns the statuses of Pool::acquire() and Registration::reach();
+/// BUFFER_TOO_SMALL, INVALID_ARGUMENT: the block is longer or shorter. On failure nothing is
+/// leased.
 Result<ReachedLease> lease_reached(Pool& pool, Registration& registration, NamespaceId ns,
                                    std::string_view key, uint64_t size_bytes, uint64_t lease_ms);
 

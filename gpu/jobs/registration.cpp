@@ -76,12 +76,12 @@ Result<void> Registration::check_inside(uint64_t offset, uint64_t size_bytes) co
                            offset, size_bytes_)};
 }
 
-/// Under the mutex, under which it is written: relaxed.
+/// Called under the mutex, under which states are written: relaxed.
 Registration::State Registration::state_of(uint64_t index) const {
   return chunks_[index].state.load(std::memory_order_relaxed);
 }
 
-/// Puts a chunk that nobody has asked for behind those that somebody has. Under the mutex.
+/// Puts a chunk that was not requested yet behind those that were. Under the mutex.
 void Registration::want(uint64_t index) {
   if (state_of(index) != State::UNTRIED) return;
   chunks_[index].state.store(State::WANTED, std::memory_order_relaxed);
@@ -167,7 +167,7 @@ void Registration::retry() {
 
 // ---- registering ----
 
-/// What is to be registered next, if there is anything. Under the mutex.
+/// The next chunk to register, if there is one. Under the mutex.
 bool Registration::find_next(uint64_t& index) {
   if (!wanted_.empty()) {
     index = wanted_.front();
@@ -194,8 +194,8 @@ void Registration::run() {
   }
 }
 
-/// Registers a chunk, or finds out why not. The lock is held before and behind, not while the
-/// driver works.
+/// Registers a chunk, or finds out why not. The lock is held before and after, not while the driver
+/// works.
 void Registration::settle(uint64_t index, std::unique_lock<std::mutex>& lock) {
   Chunk& chunk = chunks_[index];
   chunk.state.store(State::WANTED, std::memory_order_relaxed);
@@ -205,11 +205,11 @@ void Registration::settle(uint64_t index, std::unique_lock<std::mutex>& lock) {
   lock.lock();
   if (registered) {
     registered_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
-    // Release: what was written to the chunk is there for those who do not take the mutex.
+    // Release: the chunk's fields are there for threads that do not take the mutex.
     chunk.state.store(State::REGISTERED, std::memory_order_release);
   } else {
     const Error& error = registered.error();
-    // BUSY is what reach() says of chunks that will be there; this one will not.
+    // BUSY from reach() means that the chunk will be there; this one will not.
     chunk.refusal = Error{error.status == Status::BUSY ? Status::INVALID_ARGUMENT : error.status,
                           fmt::format("chunk of {} bytes at {}: {}", size_bytes,
                                       index * chunk_bytes_, error.message())};
@@ -218,7 +218,7 @@ void Registration::settle(uint64_t index, std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-/// Nobody looks at the chunk's fields before it is REGISTERED.
+/// No other thread reads the chunk's fields before it is REGISTERED.
 Result<void> Registration::register_with(Chunk& chunk, std::byte* begin, uint64_t size_bytes) {
   chunk.access = DeviceAccess::READ_AND_WRITE;
   auto registered = device_.register_host(begin, size_bytes, chunk.access);
@@ -229,7 +229,7 @@ Result<void> Registration::register_with(Chunk& chunk, std::byte* begin, uint64_
   if (!registered) return registered;
   const auto address = device_.device_address(begin);
   if (!address) {
-    (void)device_.unregister_host(begin);  // what matters was said by device_address()
+    (void)device_.unregister_host(begin);  // the error that matters is device_address()'s
     return address.error();
   }
   chunk.device_address = *address;

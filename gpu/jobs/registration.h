@@ -2,21 +2,21 @@
 // Registration: the pool's memory made reachable for a GPU, chunk by chunk.
 //
 // Registering pins memory: it takes about a second for each GiB, and drivers refuse to do it for a
-// whole pool at once. So the memory is cut into chunks. A thread of the Registration registers
-// those that somebody asks for, in that order, and the rest, if wanted, behind them; nobody who can
-// do without has to wait:
+// whole pool at once. So the memory is divided into chunks. A thread of the Registration registers
+// requested chunks, in that order, and the rest, if wanted, behind them; a caller that can do
+// without a chunk does not have to wait:
 //
 //   auto created = Registration::create(*device, pool);
 //   auto reached = (*created)->reach(offset, size_bytes, DeviceAccess::READ);  // BUSY: not yet
 //   (*created)->for_chunks(offset, size_bytes, queue_copy);   // no copy may leave its chunk
 //
-// A chunk that the driver refused stays refused, with what the driver said, and is not asked for
+// A chunk that the driver refused stays refused, with the driver's error, and is not asked for
 // again until retry(): each refusal may take as long as a success.
 //
 // The mapping that is registered. Drivers pin pages for writing, and the kernel refuses that where
-// a mapping is read-only, as the pool's is for what other hosts own. So the Registration of a pool
-// maps it once more (Pool::map_again()), writable as a whole. What is given up by that is a watch
-// for stray stores, not the rule that it watched, and only at these addresses:
+// a mapping is read-only, as the pool's is for memory of other hosts. So the Registration of a pool
+// maps it once more (Pool::map_again()), writable as a whole. That gives up a watch for stray
+// stores, not the rule that it watched, and only at these addresses:
 // - The CPU stores nothing through them. They are given to the driver and, as device_address() and
 //   reach() have them, to kernels and copies; no code on the CPU follows them, and forked children
 //   do not have them. A wild pointer may hit them, as it may hit any memory of the process; one
@@ -53,48 +53,48 @@ inline constexpr uint64_t kDefaultChunkBytes = uint64_t{64} << 30;
 
 class Registration {
  public:
-  /// Of a pool, in chunks of `chunk_bytes`, a multiple of 2 MiB; the last may be shorter. Registers
-  /// nothing yet. One is enough for all GPUs of a process (Device::register_host()); it may outlive
-  /// the pool. INVALID_ARGUMENT: chunk_bytes; what Pool::map_again() returns.
+  /// For a pool, in chunks of `chunk_bytes`, a multiple of 2 MiB; the last may be shorter.
+  /// Registers nothing yet. One is enough for all GPUs of a process (Device::register_host()); it
+  /// may outlive the pool. INVALID_ARGUMENT: chunk_bytes; the statuses of Pool::map_again().
   static Result<std::unique_ptr<Registration>> create(Device& device, const Pool& pool,
                                                       uint64_t chunk_bytes = kDefaultChunkBytes);
-  /// Of memory of the caller's, which stays mapped; 4 KiB-aligned, a multiple of 4 KiB long.
+  /// For memory of the caller, which stays mapped; 4 KiB-aligned, a multiple of 4 KiB long.
   /// INVALID_ARGUMENT: no memory, or chunk_bytes; MISALIGNED.
   static Result<std::unique_ptr<Registration>> create(Device& device, Span memory,
                                                       uint64_t chunk_bytes = kDefaultChunkBytes);
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
-  /// Waits for the chunk that its thread is at, and unregisters everything. Nothing that is queued
-  /// may use it any more.
+  /// Waits for the chunk that its thread is at, and unregisters everything. No queued work may use
+  /// it any more.
   ~Registration();
 
   /// Where kernels find all of those bytes, one behind the other, for such access. Does not wait:
-  /// BUSY: some chunk is not registered yet; it is now asked for, so try again later, or call
-  /// ensure(). Else what the first chunk was refused with: LIMIT_REACHED (the driver has no more
+  /// BUSY: some chunk is not registered yet; it is now requested, so try again later, or call
+  /// ensure(). Else the error of the first refused chunk: LIMIT_REACHED (the driver has no more
   /// room: use other chunks, or copies through memory that is registered), NOT_SUPPORTED (not this
   /// kind of memory; or it was registered for reading only, or the device has chunks apart from
   /// each other), GPU_LOST, SYSTEM; INVALID_ARGUMENT (outside of the memory, or unmapped or
-  /// registered by somebody else since then). Without a lock if all are registered.
+  /// registered by another caller since then). Without a lock if all are registered.
   Result<void*> reach(uint64_t offset, uint64_t size_bytes, DeviceAccess access);
 
-  /// Waits until the chunks of those bytes are registered, for reading at least. Returns what
-  /// reach() does, but BUSY.
+  /// Waits until the chunks of those bytes are registered, for reading at least. Returns the
+  /// statuses of reach(), except BUSY.
   Result<void> ensure(uint64_t offset, uint64_t size_bytes);
 
   /// Where kernels find the byte at `offset`; only the rest of its chunk lies behind it.
   /// INVALID_ARGUMENT: outside of the memory, or its chunk is not registered.
   Result<void*> device_address(uint64_t offset) const;
 
-  /// Registers everything, in order, behind what was asked for. Ends early at LIMIT_REACHED and
+  /// Registers everything, in order, behind the requested chunks. Ends early at LIMIT_REACHED and
   /// GPU_LOST.
   void register_rest();
 
-  /// Lets chunks be asked for again that were refused with LIMIT_REACHED: something else was
+  /// Lets chunks that were refused with LIMIT_REACHED be requested again, when other memory was
   /// unregistered.
   void retry();
 
   uint64_t registered_bytes() const {
-    return registered_bytes_.load(std::memory_order_relaxed);  // a number for people
+    return registered_bytes_.load(std::memory_order_relaxed);  // for information
   }
   uint64_t size_bytes() const { return size_bytes_; }
 
@@ -114,8 +114,8 @@ class Registration {
   enum class State : uint8_t { UNTRIED, WANTED, REGISTERED, REFUSED };
 
   struct Chunk {
-    /// Written under mutex_. REGISTERED is never left, and is stored with release behind what comes
-    /// next: who loads it with acquire may use that without the mutex.
+    /// Written under mutex_. REGISTERED is never left, and is stored with release behind the next
+    /// members: a thread that loads it with acquire may use those without the mutex.
     std::atomic<State> state = State::UNTRIED;
     DeviceAccess access = DeviceAccess::READ_AND_WRITE;
     void* device_address = nullptr;
@@ -148,10 +148,10 @@ class Registration {
   const std::unique_ptr<Chunk[]> chunks_;
   std::atomic<uint64_t> registered_bytes_ = 0;
 
-  mutable std::mutex mutex_;  ///< guards what follows and, as said there, the chunks
+  mutable std::mutex mutex_;  ///< guards the members below and, as said there, the chunks
   std::condition_variable changed_;
   std::deque<uint64_t> wanted_;    ///< chunks that are WANTED, but for the one the thread is at
-  uint64_t rest_at_ = UINT64_MAX;  ///< where the rest begins that has not been looked at
+  uint64_t rest_at_ = UINT64_MAX;  ///< where the rest that has not been looked at begins
   bool is_stopping_ = false;
   std::thread thread_;  ///< started when something is to be registered
 };

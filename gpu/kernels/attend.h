@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does with one split of tokens, for one head of keys and values and the query heads
-// that share it: scores, weights and their sum of values in one pass, each key and value loaded
-// once.
+// A warp attends to one split of tokens, for one head of keys and values and the query heads that
+// share it: scores, weights and their sum of values in one pass, each key and value loaded once.
 //
 // Rows come over a link that takes microseconds to answer, so the next tile of tokens is under way
 // while this one is computed with. Lanes lie side by side along a row, 16 bytes each, and several
@@ -23,7 +22,7 @@ inline namespace BOWHEAD_LANES {
 inline constexpr uint32_t kLaneChannels = kLaneBytes / 2;
 inline constexpr uint32_t kMostAttendChannels = 3 * kWarpLanes * kLaneChannels;
 inline constexpr float kLog2OfE = 1.44269504f, kLn2 = 0.693147181f;
-/// The score of no token, and the least of one.
+/// The score of no token, and the least score of one.
 inline constexpr float kNever = -std::numeric_limits<float>::infinity();
 inline constexpr float kLeast = std::numeric_limits<float>::lowest();
 
@@ -34,7 +33,7 @@ struct AttendShape {
   uint32_t heads;      ///< query heads that one reading serves
 };
 
-/// By how much fits a lane's registers: outputs are heads * vectors * 8 of them.
+/// Chosen to fit a lane's registers: outputs are heads * vectors * 8 of them.
 constexpr AttendShape attend_shape(uint32_t channels, uint32_t queries_per_head) {
   const uint32_t lanes = (channels + kLaneChannels - 1) / kLaneChannels;
   if (lanes > 2 * kWarpLanes) return {kWarpLanes, 3, 4};
@@ -51,13 +50,13 @@ constexpr AttendShape attend_shape(const Attend& work) {
       work.queries_per_head);
 }
 
-/// How many warps there is work for.
+/// The number of warps that there is work for.
 constexpr uint64_t attend_units(const Attend& work) {
   const uint32_t heads = attend_shape(work).heads;
   return uint64_t{work.split_count} * work.heads * ((work.queries_per_head + heads - 1) / heads);
 }
 
-/// One unit of these.
+/// One unit of attend_units().
 template <NumberFormat kNumber, uint32_t kRowLanes, uint32_t kVectors, uint32_t kHeads>
 class SplitAttender {
  public:
@@ -161,7 +160,7 @@ class SplitAttender {
     BOWHEAD_UNROLL
     for (uint32_t query = 0; query < kHeads; ++query) {
       Warp::each([&](uint32_t lane) {
-        // Finite: less than it by infinity is still a number.
+        // Finite: negative infinity less it is not NaN.
         largest_[query][lane] = kLeast;
         weights_[query][lane] = 0;
         for (uint32_t i = 0; i < kLaneFloats; ++i) sums_[query][lane].at[i] = 0;
@@ -178,10 +177,10 @@ class SplitAttender {
     }
   }
 
-  // In units of which 2 is the base, so that a weight is one instruction.
+  // Scores are for powers of 2, so that a weight is one instruction.
   BOWHEAD_WARP_CODE void score(const Tile& tile, uint32_t query, uint32_t tokens,
                                Lanes<float> (&scores)[kSteps]) const {
-    // Of those that there are too few of, the last one again.
+    // Where there are too few queries, the last one again.
     const uint32_t number = query < query_count_ ? query : query_count_ - 1;
     const uint8_t* row = queries_ + number * work_.query_head_stride_bytes;
     Warp::each([&](uint32_t lane) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What differs between versions of CUDA. The oldest that has all calls that are needed is 12.8, and
+// Differences between versions of CUDA. The oldest one with all calls that are needed is 12.8, and
 // gpu/CMakeLists.txt leaves CUDA out where nvcc is older.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes that are threads of a GPU. Included by warp.h, which says what these names mean.
+// Lanes that are threads of a GPU. Included by warp.h, which describes these names.
 #pragma once
 
 #define BOWHEAD_LANES cuda_lanes
@@ -58,7 +58,7 @@ struct Warp {
   }
 };
 
-// What the intrinsics below take for a T.
+// The type that the intrinsics below take for a T.
 template <class T>
 using CudaWord = std::conditional_t<std::is_pointer_v<T>, uintptr_t,
                                     std::conditional_t<std::is_same_v<T, Bytes16>, ulonglong2, T>>;

@@ -12,8 +12,8 @@ namespace {
 constexpr uint32_t kBlockThreads = 256;
 constexpr uint32_t kBlockWarps = kBlockThreads / kWarpLanes;
 
-// What comes next waits for these rows, so more of the GPU may be taken than by those that move
-// blocks (move_pieces.cu): a warp has 4 KiB under way, 512 warps 2 MiB.
+// The next work in the stream waits for these rows, so they may take more of the GPU than the
+// moving of blocks (move_pieces.cu): a warp has 4 KiB under way, 512 warps 2 MiB.
 constexpr uint32_t kMostBlocks = 64;
 
 template <class Unit>

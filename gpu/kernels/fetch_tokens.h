@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does to fetch chosen tokens: of one list and one part of a layer it takes a chunk of
-// the units, kFetchSteps for each lane, side by side within rows and from row to row.
+// A warp fetches chosen tokens: of one list and one part of a layer it takes a chunk of the units,
+// kFetchSteps for each lane, side by side within rows and from row to row.
 //
 // Three waits make a fetch: for the tokens' numbers, for where their blocks lie, and for the rows,
 // which come over the link. Each is for all steps of a lane at once: 4 KiB of a warp are under way.
@@ -54,12 +54,12 @@ class TokenFetcher {
     base_ = load_constant(&to->base) + head * load_constant(&to->head_stride_bytes);
   }
 
-  /// No step branches on what another has loaded: then their loads would not be under way together.
+  /// No step branches on a value that another one loaded: then their loads are under way together.
   BOWHEAD_WARP_CODE void fetch(uint32_t chunk) const {
     if (chunk * kFetchChunkUnits >= count_ * row_units_) return;
     Lanes<uint32_t> tokens[kFetchSteps], pages[kFetchSteps];
     walk(chunk, [&](uint32_t step, uint32_t lane, Place at) {
-      // Behind the list is its last token, which is there to be looked at.
+      // Behind the list, its last token again, which can be read.
       const uint32_t entry = at.entry < count_ ? at.entry : count_ - 1;
       const uint8_t* token = tokens_ + size_t{entry} * work_.lists.token_stride_bytes;
       tokens[step][lane] = load_constant(reinterpret_cast<const uint32_t*>(token));
@@ -119,7 +119,7 @@ class TokenFetcher {
     });
   }
 
-  // Of a token that no block has, the last.
+  // For a token that no block has, the last block.
   BOWHEAD_WARP_CODE uint32_t block_of(uint32_t token) const {
     return (token < work_.tokens ? token : work_.tokens - 1) / work_.block_tokens;
   }

@@ -18,8 +18,8 @@ BOWHEAD_WARP_CODE float float_from_fp16(uint32_t bits) {
 #ifdef __CUDACC__
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 #else
-  // Shifted to where a float has them, exponents are 112 too low, which a product mends: also of
-  // those that have no leading one. The largest exponent stays the largest.
+  // Shifted to where a float has them, exponents are 112 too low, which a product corrects, also
+  // for numbers without a leading one. The largest exponent stays the largest.
   const uint32_t shifted = (bits & 0x7FFF) << 13;
   const bool is_special = (bits & 0x7C00) == 0x7C00;
   const float value = is_special ? std::bit_cast<float>(shifted | 0x7F800000)
@@ -28,7 +28,7 @@ BOWHEAD_WARP_CODE float float_from_fp16(uint32_t bits) {
 #endif
 }
 
-/// The nearest, of two the even one; what is not a number remains so.
+/// The nearest bf16, of two the even one; NaN stays NaN.
 BOWHEAD_WARP_CODE uint32_t bf16_from_float(float value) {
   const auto bits = __builtin_bit_cast(uint32_t, value);
   if ((bits & 0x7FFFFFFF) > 0x7F800000) return bits >> 16 | 0x40;
@@ -41,7 +41,7 @@ BOWHEAD_WARP_CODE uint32_t fp16_from_float(float value) {
   const uint32_t sign = std::bit_cast<uint32_t>(value) >> 16 & 0x8000;
   const float size = std::fabs(value);
   if (!(size < 65520)) return sign | (std::isnan(value) ? 0x7E00 : 0x7C00);
-  // Of the last place of an fp16, a float's unit: the sum is rounded there, as all sums are.
+  // In the sum a float's unit is an fp16's last place: it is rounded there, as all sums are.
   const float least = 0x1p-14f;
   int exponent = 0;
   std::frexp(size < least ? least : size, &exponent);
@@ -52,7 +52,7 @@ BOWHEAD_WARP_CODE uint32_t fp16_from_float(float value) {
 #endif
 }
 
-/// What 16 bytes are of floats.
+/// 16 bytes as floats.
 struct FourFloats {
   float at[4];
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Descriptors of kernels: plain structs of addresses and strides, the same for CUDA and for the CPU
-// in its place. Everything that they point to has to be reachable for the device, and to stay until
-// the kernel is done; parts, blocks and pages, which are read again and again, in its own memory if
-// it has one. check() (check.h) says what is wrong with them.
+// in its place. The device must reach all that they point to, which must stay until the kernel is
+// done; parts, blocks and pages, which are read again and again, lie in its own memory if it has
+// one. check() (check.h) finds their faults.
 //
-// A payload is cut into the pieces of 4 KiB whose sums make its checksum (base/checksum.h): a piece
-// is what a warp moves, and sums on the way.
+// A payload is divided into the pieces of 4 KiB whose sums make its checksum (base/checksum.h): a
+// warp moves a piece at a time, and sums it on the way.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct PagedPart {
   size_t page_stride_bytes = 0, token_stride_bytes = 0, head_stride_bytes = 0;
 };
 
-/// Some layers of such a cache, which blocks have in this order of rows.
+/// Some layers of such a cache, and the order of rows that blocks have.
 struct PagedLayers {
   const PagedPart* parts = nullptr;  ///< [layer][part], of all layers
   uint32_t layers = 0;
@@ -51,11 +51,11 @@ struct MoveBlock {
 enum class MoveKind : uint32_t {
   TO_PAYLOAD,    ///< from the pages
   FROM_PAYLOAD,  ///< to the pages
-  SUM_ONLY       ///< only summed, where the pages have it: what copy engines moved
+  SUM_ONLY       ///< only summed, in the pages, where copy engines moved them
 };
 
 /// From the pages to the payloads or back. Pieces that have bytes of a layer before `first_layer`
-/// are done already, or wait for later ones: of those that share layers, a piece is moved back with
+/// are done already, or wait for later ones: a piece that several layers share is moved back with
 /// the first of them, and else with the last.
 struct MovePieces : PagedLayers {
   MoveKind kind = MoveKind::FROM_PAYLOAD;
@@ -70,31 +70,31 @@ struct MovePieces : PagedLayers {
 struct MoveFewPieces {
   static constexpr uint32_t kMostBlocks = 16, kMostPages = 768;
 
-  MovePieces pieces;              ///< its `blocks` is not looked at
-  MoveBlock blocks[kMostBlocks];  ///< the first block_count; their `pages` are not looked at
+  MovePieces pieces;                       ///< its `blocks` is not read
+  MoveBlock blocks[kMostBlocks];           ///< the first block_count; their `pages` are not read
   uint32_t first_pages[kMostBlocks] = {};  ///< of each block, in `pages`
   uint32_t pages[kMostPages] = {};
 };
-// With one more number they are what every driver takes as arguments.
+// With one more number they have the size that every driver takes as arguments.
 static_assert(sizeof(MoveFewPieces) + sizeof(uint64_t) <= 4096);
 
 /// A span of a sequence in all layers and heads, in a block of the pool or in a page of a cache:
-/// that of `layer`, `head` and `token` has its key at keys + layer * layer_stride_bytes + ..., and
-/// its value as far from `values`.
+/// the key of `layer`, `head` and `token` is at keys + layer * layer_stride_bytes + ..., and its
+/// value as far from `values`.
 struct AttendSpan {
   const uint8_t* keys = nullptr;
-  const uint8_t* values = nullptr;  ///< of latent attention: the same
+  const uint8_t* values = nullptr;  ///< latent attention: equal to `keys`
   size_t layer_stride_bytes = 0, token_stride_bytes = 0, head_stride_bytes = 0;
   uint32_t tokens = 0;
 };
 
-/// Tokens that stand in a row in the spans from `first_span` on: what a warp takes of each head,
-/// and answers by a partial.
+/// Consecutive tokens in the spans from `first_span` on: a warp attends to them for each head, and
+/// answers with a partial.
 struct AttendSplit {
   uint32_t sequence = 0;     ///< of the queries
-  uint32_t first_span = 0;   ///< may have tokens before the split's,
+  uint32_t first_span = 0;   ///< may have tokens before the split's first,
   uint32_t first_token = 0;  ///< so many
-  uint32_t tokens = 0;       ///< at least one; the spans have as many behind the first
+  uint32_t tokens = 0;       ///< at least one; the spans have that many from first_token on
 };
 
 /// Attention of one query in each head to the tokens of its sequence, by splits, which
@@ -115,11 +115,11 @@ struct Attend {
   float scale = 0;                                ///< of scores, in general 1 / sqrt(key_channels)
 
   float* outputs = nullptr;       ///< [split][query head][value channel]
-  float* log_sum_exps = nullptr;  ///< [split][query head]: of the scores, by e
+  float* log_sum_exps = nullptr;  ///< [split][query head]: of the scores, base e
 };
 
 /// Partials: outputs and log-sum-exps of attention to some tokens, computed by Attend, by an engine
-/// or by ndp/. Negative infinity: of no token, and its outputs are not looked at.
+/// or by ndp/. Negative infinity: of no token, and its outputs are not read.
 struct MergeSource {
   const float* outputs = nullptr;       ///< [partial][head][channel]
   const float* log_sum_exps = nullptr;  ///< [partial][head]
@@ -140,26 +140,26 @@ struct MergePartials {
   float* log_sum_exps = nullptr;                    ///< [sequence][head]; null: not wanted
 };
 
-/// Chosen tokens of a sequence, by their positions in it, as a selection on the device leaves them:
+/// Chosen tokens of a sequence, by their positions in it, as a selection on the device stores them:
 /// list by list, of a layer's head, or of all heads of a layer, or of all layers.
 struct TokenLists {
-  /// The first token of the first list, a uint32_t like all; of ndp::Hit its member.
+  /// The first token of the first list, a uint32_t like all; for lists of ndp::Hit, its member.
   const uint8_t* tokens = nullptr;
   uint32_t token_stride_bytes = sizeof(uint32_t);
   size_t list_stride_bytes = 0;
   /// Lists from one layer's, or head's, to the next one's; 0: all share.
   uint32_t layer_lists = 0, head_lists = 0;
   const uint32_t* counts = nullptr;  ///< by list; null: all have most_tokens
-  uint32_t most_tokens = 0;          ///< of a list: what is behind is not looked at
+  uint32_t most_tokens = 0;          ///< of a list: entries behind are not read
 };
 
-/// Rows of chosen tokens from the payloads of a sequence's blocks to a paged cache.
-/// The i-th of a head's list goes where a sequence of the cache has its i-th token; of an area that
-/// is [head][token], one page holds all. Lists may have any number in them: what no block has is
-/// stored as zeros, and counted.
+/// Rows of chosen tokens from the payloads of a sequence's blocks to a paged cache. The i-th of a
+/// head's list goes where a sequence of the cache has its i-th token; of an area that is
+/// [head][token], one page holds all. Lists may have any number in them: the row of a token that no
+/// block has is stored as zeros, and counted.
 struct FetchTokens : PagedLayers {
-  /// By block, multiples of 16; null: a block that is not there. All have as many tokens, but the
-  /// last, which has the rest: so that one division finds a token.
+  /// By block, multiples of 16; null: an absent block. All have as many tokens, but the last, which
+  /// has the rest: so that one division finds a token.
   const uint8_t* const* payloads = nullptr;
   uint32_t tokens = 0, block_tokens = 0;
 
@@ -183,8 +183,8 @@ struct RebuildTile {
   uint8_t* values = nullptr;  ///< a multiple of an element's bytes
 };
 
-/// Tiles to values; of those that are not valid, or whose remainder or exceptions have a wrong
-/// length, to any values. Reads nothing but `bytes` and its slack.
+/// Tiles to values; to any values for tiles that are not valid, or whose remainder or exceptions
+/// have a wrong length. Reads nothing but `bytes` and its slack.
 struct RebuildTiles {
   static constexpr uint32_t kSlackBytes = 16;  ///< that can be read behind `bytes`
 
@@ -197,7 +197,7 @@ struct RebuildTiles {
 
   const uint8_t* bytes = nullptr;  ///< a multiple of 4, as is its size
   uint64_t size_bytes = 0;         ///< below 4 GiB
-  /// rebuild_scratch_bytes() (rebuild_tiles.h), a multiple of 16. Means nothing before and after.
+  /// rebuild_scratch_bytes() (rebuild_tiles.h), a multiple of 16. Undefined before and after.
   uint8_t* scratch = nullptr;
 
   const RebuildTile* tiles = nullptr;
@@ -206,15 +206,15 @@ struct RebuildTiles {
 };
 
 /// LZ4 blocks to their plain bytes, by a library, where DeviceInfo::decodes_lz4 says that there is
-/// one. Whatever they hold, nothing is read outside of `from` and nothing written outside of `to`.
+/// one. Whatever the blocks hold, it reads only `from` and writes only `to`.
 struct DecodeLz4 {
   const uint8_t* const* from = nullptr;  ///< by stream, as are all arrays
   const size_t* from_bytes = nullptr;    ///< 1 to 2 GiB - 1, as is the next
   uint8_t* const* to = nullptr;          ///< no two overlap
   const size_t* to_bytes = nullptr;
   uint32_t stream_count = 0;
-  /// Of a stream that decodes to what `to` has room for: how long that is, and 0. Of any other:
-  /// anything, and not 0; its `to` is anything as well.
+  /// For a stream whose plain bytes fit `to`: their number, and fault 0. For any other: undefined,
+  /// and a fault that is not 0; its `to` is undefined as well.
   size_t* decoded_bytes = nullptr;
   uint32_t* faults = nullptr;
 };

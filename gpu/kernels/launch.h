@@ -8,8 +8,8 @@
 
 namespace bowhead::gpu {
 
-/// Queues what `work` says, which check() (check.h) has found right; `work` itself is copied.
-/// An error of the driver's may be one of earlier work, which it tells late.
+/// Queues `work`, which check() (check.h) has accepted; `work` itself is copied. An error of the
+/// driver may be one of earlier work, which it reports late.
 cudaError_t launch_kernel(const MovePieces& work, cudaStream_t stream);
 cudaError_t launch_kernel(const MoveFewPieces& work, cudaStream_t stream);
 cudaError_t launch_kernel(const Attend& work, cudaStream_t stream);
@@ -18,7 +18,7 @@ cudaError_t launch_kernel(const FetchTokens& work, cudaStream_t stream);
 cudaError_t launch_kernel(const RebuildTiles& work, cudaStream_t stream);
 cudaError_t launch_kernel(const DecodeLz4& work, cudaStream_t stream);
 
-/// Whether that works, or is cudaErrorNotSupported.
+/// Whether DecodeLz4 works, or is cudaErrorNotSupported.
 bool decodes_lz4();
 
 }  // namespace bowhead::gpu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes that are the turns of a loop: all 32 do a step before any does the next, so that a sync has
-// nothing to do. Included by warp.h, which says what these names mean.
+// nothing to do. Included by warp.h, which describes these names.
 #pragma once
 
 #define BOWHEAD_LANES loop_lanes

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does to merge the partials of one head of one sequence: it finds what all partials
-// weigh together, a partial in each lane, and then adds up their outputs, some channels in each
-// lane.
+// A warp merges the partials of one head of one sequence: it finds the total weight of all
+// partials, a partial in each lane, and then adds up their outputs, some channels in each lane.
 #pragma once
 
 #include <cstddef>

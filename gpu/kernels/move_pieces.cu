@@ -12,7 +12,7 @@ constexpr uint32_t kBlockThreads = 256;
 constexpr uint32_t kBlockWarps = kBlockThreads / kWarpLanes;
 
 // A link of 64 GB/s and an assumed 2 us is full with 128 KiB under way; 32 blocks of 8 pieces are
-// 1 MiB, and leave most of a GPU's 100 or so multiprocessors to those who compute.
+// 1 MiB, and leave most of a GPU's 100 or so multiprocessors to kernels that compute.
 constexpr uint32_t kMostBlocks = 32;
 
 template <class Unit, MoveKind kKind, class Descriptor>

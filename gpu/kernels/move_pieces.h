@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does with one piece of a payload: it moves it between the payload and the pages of a
-// cache, and sums on the way what it stores to the payload, or has read from it.
+// A warp moves one piece of a payload between the payload and the pages of a cache, and sums on the
+// way the bytes that it stores to the payload, or has read from it.
 //
 // Payloads are the far side, in the pool: lanes load and store them side by side, 16 bytes each,
 // every byte once; all of a piece is under way before any of it is waited for. Pages are the near
@@ -46,7 +46,7 @@ struct UnitPlace {
   uint32_t part;    ///< layer * layer_parts + part
 };
 
-/// The pieces of one block; `Unit` has unit_bytes. `kInArguments`: so has the kernel its pages.
+/// The pieces of one block; `Unit` has unit_bytes. `kInArguments`: the kernel has its pages there.
 template <class Unit, MoveKind kKind, bool kInArguments = false>
 class PieceMover {
  public:

@@ -47,7 +47,7 @@ BOWHEAD_WARP_CODE Bytes16 secret_pair_at(uint32_t offset) {
   return {secret_at(offset), secret_at(offset + 8)};
 }
 
-/// What the accumulators 2 * `pair` and 2 * `pair` + 1 begin with.
+/// The initial values of the accumulators 2 * `pair` and 2 * `pair` + 1.
 BOWHEAD_WARP_CODE Bytes16 initial(uint32_t pair) {
   switch (pair) {
     case 0:

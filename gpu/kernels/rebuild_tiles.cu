@@ -11,7 +11,7 @@ constexpr uint32_t kBlockThreads = 128;
 constexpr uint32_t kBlockWarps = kBlockThreads / kWarpLanes;
 constexpr uint32_t kMostBlocks = kMostRebuilders / kBlockWarps;
 
-// A lane keeps 32 values, and what exact ones lack: 128 registers are not enough for that.
+// A lane keeps 32 values, and the missing bits of exact ones: 128 registers do not hold those.
 constexpr int blocks_at_once(bool exact) { return exact ? 3 : 4; }
 
 template <uint32_t kIndex, bool kExact>

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp does with a tile in planes: it makes values of it, step by step from the first to the
-// last, as compression/planes.h says.
+// A warp makes the values of a tile in planes, step by step from the first to the last, as
+// compression/planes.h says.
 //
 // A step is the values of up to 128 bytes of each plane, of whole tokens or of a part of one. A
 // lane has four bytes of each, the values of 32 channels side by side in most tiles: so planes are
-// loaded by words, turned into bytes of magnitudes by 8 x 8 bits at once, and a sum over lanes
-// once in a step tells where their bits of the remainder begin. What centres turn is done for
-// pairs of channels by lanes of their own, a step ahead.
+// loaded by words, turned into bytes of magnitudes by 8 x 8 bits at once, and a sum over lanes once
+// in a step tells where their bits of the remainder begin. Separate lanes turn the centres of pairs
+// of channels, a step ahead.
 //
-// A difference from the centre of m or ~m is m + 0.5 or its negative, less 0.5, and so is all that
-// follows. So arithmetic is on floats, which are exact here, are as many bits as they are large,
-// and have that number and the bits behind the first where values have them.
+// A difference of m or ~m from the centre is m + 0.5 or its negative, less 0.5, and so is every
+// later sum. So arithmetic is on floats: they are exact here, their exponent is the number of bits,
+// and their mantissa has that number's bits behind the first where values have them.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ inline constexpr uint32_t kStepValues = kStepPlaneBytes * 8;
 /// As many warps are at work at once, at most; more than any GPU has room for.
 inline constexpr uint32_t kMostRebuilders = 4096;
 
-/// What a warp notes of its tile's channels: exponents, and pairs that turn.
+/// A warp's notes on the channels of its tile: exponents, and pairs that turn.
 struct TurningPair {
   int16_t x, y;
   uint16_t right_x, right_y;
@@ -82,7 +82,7 @@ class TileRebuilder {
 
   BOWHEAD_WARP_CODE void rebuild() {
     take_parameters();
-    // Rows that a step holds several of, or parts of one row.
+    // A step holds several rows, or a part of one.
     const uint32_t step_tokens = row_bytes_ < kStepPlaneBytes ? kStepPlaneBytes / row_bytes_ : 1;
     Warp::each([&](uint32_t lane) {
       row_[lane] = row_bytes_ < kStepPlaneBytes ? lane * kWordBytes / row_bytes_ : 0;
@@ -119,7 +119,7 @@ class TileRebuilder {
     uint32_t token, tokens, column, bytes;
   };
 
-  /// What a lane has of a step, eight values for each byte.
+  /// A lane's part of a step: eight values for each byte.
   struct Cut {
     uint32_t floats[kWordBytes][8];  ///< the cut value, at least 1, with its sign
     uint32_t counts[kWordBytes];     ///< of bits in the remainder, 4 bits for each
@@ -130,7 +130,7 @@ class TileRebuilder {
   static BOWHEAD_WARP_CODE uint32_t bits_of(float value) {
     return __builtin_bit_cast(uint32_t, value);
   }
-  /// Half of what the planes that there are leave open.
+  /// Half of the interval that these planes leave open.
   static BOWHEAD_WARP_CODE float half_of(uint32_t plane_count) {
     return kExact ? 0.5f : 0.5f * static_cast<float>(1u << (kPlanes - plane_count));
   }
@@ -205,7 +205,7 @@ class TileRebuilder {
 
   // ---- centres ----
 
-  /// Of a step, by token and channel; those that stay where they are, of one token.
+  /// The centres of a step, by token and channel; those that do not turn, of one token.
   BOWHEAD_WARP_CODE void make_centres(const Step& step) {
     const bool is_part = row_bytes_ > kStepPlaneBytes;
     if (!tile_.centre_turns && !is_part && step.token != 0) return;
@@ -424,7 +424,7 @@ class TileRebuilder {
     }
   }
 
-  /// 64 bits of the remainder; where it ends, whatever follows.
+  /// 64 bits of the remainder; behind its end, any bits.
   BOWHEAD_WARP_CODE void take_window(uint32_t bit, uint32_t& low, uint32_t& high) const {
     const uint32_t end = tile_.remainder_bytes * 8;
     bit = bit < end ? bit : end;
@@ -447,7 +447,7 @@ class TileRebuilder {
     }
   }
 
-  /// The middle of what a value can be.
+  /// The middle of the interval of a value.
   static BOWHEAD_WARP_CODE uint32_t middle(float value, uint32_t exponent) {
     if constexpr (kIsFloat) {
       const uint32_t bits = bits_of(value) & ~kSign;
@@ -458,7 +458,7 @@ class TileRebuilder {
       if (out > kNumber.largest_finite) out = kNumber.largest_finite;
       return static_cast<uint32_t>(out) | bits_of(value) >> 31 << kSignShift;
     } else {
-      value = value > -128 ? value : -128;  // also what is none, beyond the last channel
+      value = value > -128 ? value : -128;  // also surplus values, beyond the last channel
       value = value < 127 ? value : 127;
       const int32_t out = static_cast<int32_t>(value + 128.0f) - 128;  // rounds down
       return static_cast<uint32_t>(out) & 0xFF;

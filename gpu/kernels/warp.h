@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What makes the code of a warp run on a GPU, and on a CPU in its place: written once, in steps
-// that all lanes do before any does the next.
+// The code of a warp, for a GPU and for a CPU in its place: written once, in steps that all lanes
+// do before any does the next.
 //
 //   Lanes<uint64_t> squares;
 //   Warp::each([&](uint32_t lane) { squares[lane] = lane * lane; });
 //   squares = Warp::sum(squares, 31);  // each lane: the sum over all of them
 //
-// How lanes run is a header of its own. All of them define the same names:
+// Each way to run lanes is a header of its own. All of them define the same names:
 //
-//   Lanes<T>       a T of each lane: [lane] is the own one. No lane looks at another's.
-//   Warp::each(f)  f(lane) for each lane; a lane may not use what another does in the same call
+//   Lanes<T>       a T of each lane: [lane] is the own one. No lane reads another's.
+//   Warp::each(f)  f(lane) for each lane; a lane may not use results of another in the same call
 //   Warp::sum(values, lane_bits)
 //                  for each lane the sum over those whose numbers differ from its own in no bit
 //                  but `lane_bits`
@@ -19,18 +19,18 @@
 //                  for each lane the sum over those up to it
 //   Warp::of_lane(values, lane)
 //                  the value of one lane, for all
-//   Warp::sync()   what lanes stored before, others of the warp load behind it. The calls above
-//                  exchange values, and order no memory.
+//   Warp::sync()   stores of lanes before it are seen by loads of the warp behind it. The calls
+//                  above exchange values, and order no memory.
 //   load(from)     at once, and of global memory
 //   load_constant(from)
-//                  of what nobody writes while the kernel runs: the compiler may move it across
-//                  stores
+//                  of memory that is not written while the kernel runs: the compiler may move
+//                  it across stores
 //   load_streaming(from)
-//                  of what is used once: first to leave the caches
+//                  of memory that is used once: first to leave the caches
 //   store(to, value), store_streaming(to, value)
 //   load_shared(from), store_shared(to, value)
 //                  of memory that the warps of a block share
-//   keep_order()   what a lane stored before it finds behind it, also as another type
+//   keep_order()   a lane's stores before it are seen by its loads behind it, also as another type
 //   add(to, value) to a word that all warps count in
 //
 // and, for a CPU, run_warps(units, f): f(unit, warp) for each of `units`, by warps with numbers
@@ -59,7 +59,7 @@ namespace bowhead::gpu {
 
 inline constexpr uint32_t kWarpLanes = 32;
 
-/// The widest that a lane loads and stores at once.
+/// The widest unit that a lane loads and stores at once.
 struct alignas(16) Bytes16 {
   uint64_t low = 0, high = 0;
 };

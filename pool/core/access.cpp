@@ -23,7 +23,7 @@
 namespace bowhead::core {
 namespace {
 
-// Lock bytes lie far beyond the end of any pool, where no data can be.
+// Lock bytes lie far beyond the end of any pool, where there is no data.
 constexpr int64_t kLockBase = int64_t{1} << 62;
 constexpr int64_t kHostLockBase = kLockBase + (int64_t{1} << 30);
 
@@ -66,7 +66,7 @@ struct flock all_locks() {
 
 /// The descriptors that hold liveness locks. A child shares their open file descriptions and would
 /// keep its dead parent alive, so the fork handler puts /dev/null in their place (closing them
-/// would free the numbers under their owners).
+/// would free numbers that their owners still use).
 class LockDescriptors {
  public:
   static LockDescriptors& get() {
@@ -131,7 +131,7 @@ NativeAccess::~NativeAccess() {
 
 namespace {
 
-/// Every line of the destination was stored whole, and past the caches, but for the last one.
+/// All lines of the destination except the last were stored whole, past the caches.
 bool streamed_whole(std::span<const ConstSpan> value) {
   for (const ConstSpan& part : value.first(value.size() - (value.empty() ? 0 : 1))) {
     if (part.size % BH_LINE_BYTES != 0) return false;
@@ -180,7 +180,7 @@ void NativeAccess::set_writable(uint64_t offset, uint64_t bytes, bool writable) 
   const uint64_t grain = media_.traits().page_bytes;
   const uint64_t begin = (offset + grain - 1) / grain * grain;
   const uint64_t end = (offset + bytes) / grain * grain;
-  // What cannot be protected stays writable: the rule holds all the same, only unwatched.
+  // A range that cannot be protected stays writable: rule R1 still holds, but is not enforced.
   if (end > begin) (void)media_.protect(begin, end - begin, writable);
 }
 
@@ -213,8 +213,8 @@ uint64_t NativeAccess::machine_id() const {
   return id;
 }
 
-/// SMBIOS 3.7, 7.2.1 (System UUID): all zeros or all ones mean that there is none; a well-known
-/// value is what some boards ship with, all of them.
+/// SMBIOS 3.7, 7.2.1 (System UUID): all zeros or all ones mean that there is none. Some vendors
+/// ship all their boards with one well-known value.
 uint64_t NativeAccess::hardware_id() const {
   static const uint64_t id = [] {
     std::ifstream in("/sys/class/dmi/id/product_uuid");
@@ -254,17 +254,17 @@ void NativeAccess::unlock_process(uint32_t host, uint32_t process) {
 
 bool NativeAccess::process_alive(uint32_t host, uint32_t process) const {
   auto lock = range_lock(F_WRLCK, kLockBase + int64_t{host} * 4096 + process);
-  // Whoever cannot ask must not call anybody dead.
+  // If the query fails, the process counts as alive.
   return fcntl(lock_fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 LockResult NativeAccess::lock_all() {
-  if (!media_.writable()) return anybody_locks(lock_fd_) ? LockResult::HELD : LockResult::TAKEN;
+  if (!media_.writable()) return is_locked_by_any(lock_fd_) ? LockResult::HELD : LockResult::TAKEN;
   auto lock = all_locks();
   return fcntl(lock_fd_, F_OFD_SETLK, &lock) == 0 ? LockResult::TAKEN : LockResult::HELD;
 }
 
-bool NativeAccess::anybody_locks(int lock_fd) {
+bool NativeAccess::is_locked_by_any(int lock_fd) {
   auto lock = all_locks();
   return fcntl(lock_fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }

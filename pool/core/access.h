@@ -33,8 +33,8 @@ class NativeAccess {
   using Mutex = std::mutex;  ///< between threads of a process
 
   // ---- words ----
-  // Loads acquire and stores release: what a process wrote before it published a word is seen by
-  // whoever reads the word. Read-modify-writes are sequentially consistent. Only words of the own
+  // Loads acquire and stores release: a thread that reads a word sees all that the writing process
+  // stored before the word. Read-modify-writes are sequentially consistent. Only words of the own
   // host's region may be stored to or modified (rule R1).
   uint64_t load(uint64_t offset) const { return word(offset).load(std::memory_order_acquire); }
   uint64_t load_relaxed(uint64_t offset) const {
@@ -43,7 +43,7 @@ class NativeAccess {
   void store(uint64_t offset, uint64_t value) {
     word(offset).store(value, std::memory_order_release);
   }
-  /// For hints: may be lost, orders nothing.
+  /// For hints: the store may be lost and orders nothing.
   void store_relaxed(uint64_t offset, uint64_t value) {
     word(offset).store(value, std::memory_order_relaxed);
   }
@@ -53,7 +53,7 @@ class NativeAccess {
   uint64_t fetch_add(uint64_t offset, uint64_t delta) { return word(offset).fetch_add(delta); }
 
   // ---- lines ----
-  // Word by word, ascending: a reader may see a prefix of the new words; the seal tells (rule R2).
+  // In ascending word order: a reader may see a prefix of the new words; the seal shows it (R2).
   Line load_line(uint64_t offset) const {
     Line line;
     for (uint64_t i = 0; i < 8; ++i) line[i] = load(offset + i * 8);
@@ -65,7 +65,7 @@ class NativeAccess {
   void prefetch(uint64_t offset) const { __builtin_prefetch(base_ + offset); }
 
   // ---- payload ----
-  // Each returns the payload checksum of the bytes that it stored or, storing nothing, read.
+  // The copies and sum_payload() return the payload checksum of the bytes stored, or only read.
   /// Copies into a block, past the caches, and publishes.
   uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value);
   /// Copies out of a block, past the caches unless it is `used_soon`. Does not acquire: a stale
@@ -75,14 +75,14 @@ class NativeAccess {
   /// Copies from block to block and publishes.
   uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes);
   uint64_t sum_payload(uint64_t from, uint64_t bytes) const;
-  /// For whoever works in place.
+  /// For a caller that works in place.
   std::byte* payload(uint64_t offset) const { return base_ + offset; }
 
-  /// Rule R1, by the mapping: whole grains of a range can be stored to, or not.
+  /// Enforces rule R1 by the mapping: makes the whole pages of a range writable or read-only.
   void set_writable(uint64_t offset, uint64_t bytes, bool writable);
 
   // ---- coherence (base/coherence.h) ----
-  /// Visible beyond this host when it returns; on a pool of one host release order suffices.
+  /// On return the range is visible beyond this host; in a pool of one host release order suffices.
   void publish(uint64_t offset, uint64_t bytes) {
     if (flush_ == FlushKind::NONE) return;
     flush_lines(flush_, base_ + offset, bytes);
@@ -92,7 +92,7 @@ class NativeAccess {
   void flush(uint64_t offset, uint64_t bytes) {
     if (flush_ != FlushKind::NONE) flush_lines(flush_, base_ + offset, bytes);
   }
-  /// Loads after it see what memory held at or after it.
+  /// Later loads see the contents of memory at or after this call.
   void acquire(uint64_t offset, uint64_t bytes) const {
     if (flush_ == FlushKind::NONE) return;
     invalidate_lines(flush_, base_ + offset, bytes);
@@ -110,8 +110,8 @@ class NativeAccess {
   }
   FlushKind flush_kind() const { return flush_; }
 
-  /// The medium failed under this process (pool/media/fault_guard.h): its stores reach nobody any
-  /// more, and its loads may give zeros.
+  /// The medium failed under this process (pool/media/fault_guard.h): its stores reach no other
+  /// process any more, and its loads may return zeros.
   bool media_failed() const { return media_.failed(); }
 
   // ---- clock, randomness, waiting ----
@@ -125,11 +125,11 @@ class NativeAccess {
   // ---- identity and liveness ----
   // A process is alive while it holds the lock of its slot: a byte-range lock of the pool's inode,
   // which the kernel drops when the process has ended, and which means the same in every pid and
-  // mount namespace. A stopped process holds it still. A child does not inherit it (fork handler).
-  /// Of the installed system: an image carries it, so two machines can have the same. 0: unknown.
+  // mount namespace. A stopped process still holds it. A child does not inherit it (fork handler).
+  /// The id of the installed system; images carry it, so two machines can share it. 0: unknown.
   uint64_t machine_id() const;
-  /// That the firmware gives the machine, and no image carries. 0: unknown, or not to be read by
-  /// this user.
+  /// The id that the firmware gives the machine; no image carries it. 0: unknown, or this user may
+  /// not read it.
   uint64_t hardware_id() const;
   uint64_t boot_id() const;  ///< 0: it cannot be read
   uint64_t pid() const;
@@ -140,12 +140,12 @@ class NativeAccess {
   /// The lock under which processes of a host join, leave and rebuild. Waits up to `wait_ms`.
   LockResult lock_host(uint32_t host, uint64_t wait_ms);
   void unlock_host(uint32_t host);
-  /// Takes all liveness and host locks of this inode at once, until this object goes: no process
-  /// has the pool open, and one that opens it waits. Where the medium was opened to look, nothing
-  /// is locked, and HELD only says that some process has the pool open.
+  /// Takes all liveness and host locks of this inode at once, for as long as the medium is open:
+  /// then no process has the pool open, and one that opens it waits. On a medium opened read-only
+  /// nothing is locked, and HELD only says that some process has the pool open.
   LockResult lock_all();
-  /// Some process holds a liveness or host lock of this inode (other than through this descriptor).
-  static bool anybody_locks(int lock_fd);
+  /// A lock of this inode is held, other than through `lock_fd`; also true if the query fails.
+  static bool is_locked_by_any(int lock_fd);
   /// True in a child of the process that made this object.
   bool forked() const { return *canary_ == 0; }
 

@@ -4,10 +4,9 @@
 // Truth: one allocator word per block slot (host.h, BH_PART_BLOCKS). A block belongs to the process
 // that moved its word by CAS from FREE to RESERVED; every change raises the word's sequence, so a
 // late CAS fails. Everything else (free counts, preferences, thread-local magazines) is a hint:
-// losing it loses nothing.
+// losing it does no harm.
 //
-// How slabs come and go, and why a block that is held keeps its slab as it is, says extents.h (A1
-// to A3).
+// extents.h says how slabs come and go, and why a held block keeps its slab as it is (A1 to A3).
 //
 // Owns in this process: the magazines, thread by thread. Calls: Extents. Lock-free within the host.
 // All methods may be called from any thread.
@@ -30,8 +29,8 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can
-  /// (or, for who empties extents, may) be carved; the caller makes room and tries again.
+  /// FREE -> RESERVED for this process. Empty if no block of that size is free and no extent can be
+  /// carved (or may be, by `terms`); the caller makes room and tries again.
   std::optional<Block> reserve(uint64_t block_bytes, Terms terms = {}) {
     Magazine& magazine = magazine_of(block_bytes);
     do {
@@ -44,9 +43,8 @@ class Allocator {
     return std::nullopt;
   }
 
-  /// The same from the slabs there are, in the smallest block that is larger than `block_bytes` and
-  /// no larger than `most_bytes`: for pools of very many sizes, where most have no extent of their
-  /// own.
+  /// The same from existing slabs, in the smallest block that is larger than `block_bytes` and no
+  /// larger than `most_bytes`: for pools of so many sizes that most have no extent of their own.
   std::optional<Block> reserve_larger(uint64_t block_bytes, uint64_t most_bytes);
 
   /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store:
@@ -58,13 +56,13 @@ class Allocator {
     if (magazine.count < magazine.slots.size()) magazine.slots[magazine.count++] = block.slot;
   }
 
-  /// RESERVED (ours) -> RESERVED (ours), from exactly the word that `seen` was: of many who saw it
-  /// one goes on with the block. A CAS, for these are threads of one process.
+  /// RESERVED (ours) -> RESERVED (ours), from exactly the word `seen`: of all threads that saw it,
+  /// one goes on with the block. A CAS, since these are threads of one process.
   bool hold_on(uint64_t slot, StateWord seen) {
     return c_.change(c_.block_word(slot), seen, seen.next(BH_BLOCK_RESERVED, c_.process));
   }
 
-  /// RESERVED (ours) -> COMMITTED. False if this life is over, and the word another one's.
+  /// RESERVED (ours) -> COMMITTED. False if this life is over and the word belongs to another one.
   bool commit(const Block& block) {
     return leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_COMMITTED);
   }
@@ -105,7 +103,7 @@ class Allocator {
     std::array<uint64_t, 64> slots{};
   };
 
-  /// What a walk over the extents found for one size.
+  /// The slabs that a walk over the extents found for one size.
   struct Candidates {
     std::optional<uint64_t> shared;   ///< slab that no process prefers
     std::optional<uint64_t> foreign;  ///< slab that another process prefers
@@ -120,7 +118,7 @@ class Allocator {
     return magazine;
   }
 
-  /// A plain store, as no other process changes a word that names a live process (A3).
+  /// A plain store, since no other process changes a word that names a live process (A3).
   bool leave(uint64_t slot, uint32_t from, uint32_t to) {
     const uint64_t at = c_.block_word(slot);
     const StateWord word = c_.load_state(at);
@@ -199,7 +197,7 @@ bool Allocator<A>::refill_from_slabs(Magazine& magazine, Terms terms, Candidates
   return false;
 }
 
-/// The free counts may have lost track when a process died: look at every word before giving up.
+/// The free counts may be wrong after a death: look at every word before giving up.
 template <class A>
 bool Allocator<A>::refill_by_truth(Magazine& magazine, Terms terms) {
   bool found = false;
@@ -245,7 +243,7 @@ bool Allocator<A>::collect(Magazine& magazine, uint64_t head) {
        ++seen) {
     const uint64_t slot = extents_.slot_of(slab, index);
     if (word(slot).state == BH_BLOCK_FREE) {
-      // Where the two disagree, try_reserve() would give every block back, and again.
+      // If slab and extent disagree, try_reserve() would give every block back, again and again.
       if (c_.layout.extent_of_slot(slot) != extent) {
         extent = c_.layout.extent_of_slot(slot);
         is_part = extents_.is_part_of(slab, extent);

@@ -5,28 +5,28 @@
 // Each side has an area that it alone writes. The first line of an area holds two words: the
 // session of the side, and its progress with the messages of the other. The other lines are slots,
 // used in turn. A message is one line: seven words of the caller and a tag, stored last, which is
-// session:12 | number of the message in the session, from 1:52, high to low. The progress word is
-// made alike: session of the peer | number of the last message taken.
+// session:12 | number of the message in the session, from 1:52, high to low. The progress word has
+// the same form: session of the peer | number of the last message taken.
 //
-// A slot needs no seal. The writer stores the tag after the words, so whoever has a copy of the
-// line with the tag has the words too: a line leaves a cache whole and with a prefix of the stores
-// made (on Arm because the tag is stored with release). The reader loads the tag first and with
-// acquire, the words after it: from the copy that had the tag, or from one fetched later, where the
-// words are the same, since they are stored to again only when the reader has said that it took
-// the message, or that it follows a new session. A tag of an older round or session is "nothing
-// here yet". What a reader has taken lies in its private memory; it never looks at the slot again.
+// A slot needs no seal. The writer stores the tag after the words, so a copy of the line with the
+// tag has the words too: a line leaves a cache whole and with a prefix of the stores made (on Arm
+// because the tag is stored with release). The reader loads the tag first, with acquire, and then
+// the words: from the copy that had the tag, or from one fetched later, where the words are the
+// same, since the writer stores to them again only after the reader has reported that it took the
+// message, or that it follows a new session. A tag of an older round or session means "no message
+// yet". The reader keeps messages that it took in private memory and never reads the slot again.
 // While it waits it invalidates the slot each time, since a line may have been fetched early.
 //
-// A side that died comes back with open() and begins a new session; what it had sent and the peer
-// had not taken is lost. It takes the peer's messages from the last progress that it had published
-// on: those taken since come a second time. (Progress is published when the next poll() begins, so
-// that what a poll returned and nobody handled comes again.) The peer learns of the new session
-// from the tags that open() writes to all slots, when it waits for a message; until it has said so,
-// there is no room to send. So over a restart of the sender messages may be lost, over one of the
-// receiver they may come twice; otherwise each comes once, in order.
+// A side that died comes back with open() and begins a new session; messages that it had sent and
+// the peer had not taken are lost. It resumes the peer's messages after the last progress that it
+// had published: those taken since come a second time. (Progress is published at the begin of a
+// later poll(), so that messages that a poll returned and the caller did not handle come again.)
+// The peer learns of the new session from the tags that open() writes to all slots, when it waits
+// for a message; until it has reported that, no slot is free to send. So a restart of the sender
+// may lose messages, and one of the receiver may repeat them; otherwise each comes once, in order.
 //
-// Words of the other side are believed only so far that a damaged one can stop the channel, and
-// lead nobody outside the two areas.
+// Words of the other side are trusted only so far that a damaged one can stop the channel, but
+// cannot cause an access outside the two areas.
 #pragma once
 
 #include <bowhead/format/common.h>
@@ -41,15 +41,15 @@
 
 namespace bowhead::core {
 
-/// What a message carries. Answers name what they answer by an id in the first word.
+/// The words of a message. An answer names its request by an id in the first word.
 using Message = std::array<uint64_t, 7>;
 
 /// One side of a channel. One thread at a time may send and one may poll; these may be two, and no
-/// other process of the host may use the same areas meanwhile (the caller sees to it).
+/// other process of the host may use the same areas meanwhile (the caller ensures it).
 template <class A>
 class Channel {
  public:
-  /// Areas of `area_bytes`, whole lines. The peer has the same with the areas exchanged.
+  /// Areas of `area_bytes`, whole lines. The peer passes the same areas, exchanged.
   Channel(A& access, uint64_t own_area, uint64_t peer_area, uint64_t area_bytes)
       : access_(access),
         own_area_(own_area),
@@ -61,10 +61,10 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Messages that can be under way to the peer.
+  /// The number of messages that can be under way to the peer.
   uint64_t slots() const { return slots_; }
 
-  /// Begins a session. Before the first send or poll, and to begin anew; nobody may be in either.
+  /// Begins a session: before the first send or poll, or to start over. No thread may be in either.
   void open() {
     access_.acquire(own_area_, BH_LINE_BYTES);
     out_ = {};
@@ -84,8 +84,8 @@ class Channel {
     access_.publish(own_area_, BH_LINE_BYTES);
   }
 
-  /// Sends as many of `messages` as there is room for, from the first on; returns how many: none
-  /// until the peer has opened its side and polled. When it returns the peer can see them.
+  /// Sends as many leading `messages` as there are free slots; returns how many: none until the
+  /// peer has opened its side and polled. On return the peer can see them.
   size_t send(std::span<const Message> messages) {
     if (messages.size() > room()) look_for_room();
     const uint64_t count = std::min<uint64_t>(messages.size(), room());
@@ -96,7 +96,7 @@ class Channel {
       store_message(out_.next, messages[i]);
       advance(out_.next);
     }
-    store_message(first, messages[0]);  // last: who waits for it finds the others there too
+    store_message(first, messages[0]);  // last: a reader that waits for it finds the others
     each_run(own_area_, first.slot, count,
              [&](uint64_t at, uint64_t size) { access_.flush(at, size); });
     access_.coherence_fence();
@@ -104,8 +104,8 @@ class Channel {
   }
   bool send(const Message& message) { return send(std::span(&message, 1)) == 1; }
 
-  /// Takes the messages that are there, as many as `out` has room for; returns how many. Those of
-  /// the poll before count as handled.
+  /// Takes the messages that have arrived, at most as many as `out` holds; returns how many. Those
+  /// of the poll before count as handled.
   size_t poll(std::span<Message> out) {
     if (in_.next.number - in_.reported > slots_ / 4) report_progress();
     const bool coherent = access_.flush_kind() == FlushKind::NONE;
@@ -125,7 +125,7 @@ class Channel {
   }
 
   /// Session of the peer whose messages poll() takes; 0: it has not opened yet. When it changes,
-  /// what the earlier one had been asked may never be answered. For whoever polls.
+  /// requests to the earlier one may never be answered. For the polling thread.
   uint64_t peer_session() const { return in_.session; }
 
  private:
@@ -135,7 +135,7 @@ class Channel {
   static constexpr uint64_t kSessions = uint64_t{1} << (64 - kNumberBits);
   static constexpr uint64_t kNumbers = uint64_t{1} << kNumberBits;
 
-  /// After how many messages, and the slot of the next.
+  /// The number of messages before this place, and the slot of the next one.
   struct Cursor {
     uint64_t number = 0;
     uint64_t slot = 0;
@@ -179,7 +179,7 @@ class Channel {
       out_.limit = std::max(out_.limit, taken + slots_);
   }
 
-  /// Takes messages until one is not there, whose slot's tag it leaves in `tag`.
+  /// Takes messages up to the first slot without one, whose tag it leaves in `tag`.
   uint64_t take(std::span<Message> out, uint64_t& tag) {
     each_run(peer_area_, in_.next.slot, out.size(),
              [&](uint64_t at, uint64_t size) { access_.invalidate(at, size); });
@@ -196,7 +196,7 @@ class Channel {
     return found;
   }
 
-  /// The next fence of a poll completes it.
+  /// The next fence of a poll completes the flush.
   void report_progress() {
     in_.reported = in_.next.number;
     access_.store(own_area_ + kProgressAt, make_tag(in_.session, in_.reported));
@@ -208,7 +208,7 @@ class Channel {
     return access_.load(peer_area_) % kSessions;
   }
 
-  /// A slot is tagged by another session than the one we follow: if it is open, begin with it.
+  /// A slot has the tag of a session that this side does not follow: follows it once it is open.
   void follow_peer() {
     const uint64_t session = load_peer_session();
     if (session == in_.session) return;
@@ -220,21 +220,21 @@ class Channel {
   struct alignas(BH_LINE_BYTES) Out {
     uint64_t session = 0;
     Cursor next;
-    uint64_t limit = 0;  ///< number of the last message that there is room for
+    uint64_t limit = 0;  ///< number of the last message that has a free slot
   };
   struct alignas(BH_LINE_BYTES) In {
     uint64_t session = 0;
     Cursor next;
     uint64_t reported = 0;  ///< progress last stored
-    uint64_t expected = 0;  ///< how many the last poll that found any took
+    uint64_t expected = 0;  ///< messages taken by the last poll that found any
   };
 
   A& access_;
   const uint64_t own_area_;
   const uint64_t peer_area_;
   const uint64_t slots_;
-  Out out_;  // of whoever sends
-  In in_;    // of whoever polls
+  Out out_;  // of the sending thread
+  In in_;    // of the polling thread
 };
 
 }  // namespace bowhead::core

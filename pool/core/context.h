@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every part of the core needs to know: where it runs and as whom.
+// Context: the pool, and the host, life and process as which the core runs on it.
 #pragma once
 
 #include <cstdint>
@@ -26,24 +26,24 @@ struct Context {
   uint32_t incarnation = 0;
   uint32_t process = 0;
 
-  /// One host has the pool to itself: nothing of the protocol between hosts is needed.
+  /// The pool has one host: the protocol between hosts is not needed.
   bool alone() const { return layout.geometry().host_count == 1; }
 
-  /// Looks at a pool without being one of its hosts: stores nothing.
+  /// This is an observer: it is none of the pool's hosts and stores nothing.
   bool observing() const { return host == layout.geometry().host_count; }
 
-  /// Other hosts read what this one writes through memory that no hardware keeps coherent.
+  /// Other hosts read this one's stores through memory that no hardware keeps coherent.
   bool incoherent() const { return !alone() && access.flush_kind() != FlushKind::NONE; }
 
-  /// What was published before has reached the memory when it returns, whatever a fence is worth
-  /// on this machine (protocol assumption H3'). Also a full fence.
+  /// On return everything published before is in the memory, however weak a fence is on this
+  /// machine (protocol assumption H3'). Also a full fence.
   void settle() const {
     access.fence();
     if (incoherent()) access.sleep_ns(uint64_t{times.settle_ms} * 1'000'000);
   }
 
-  /// Loads after it see what memory held at or after it; lines that only this host writes need
-  /// none of that.
+  /// Later loads see the contents of memory at or after this call; lines that only this host writes
+  /// need no acquire.
   void acquire_from(uint32_t writer, uint64_t offset, uint64_t bytes) const {
     if (writer != host) access.acquire(offset, bytes);
   }
@@ -60,12 +60,12 @@ struct Context {
     if (observing()) return {};
     return ViewWord::unpack(access.load(own(BH_PART_VIEW, of)));
   }
-  /// This life of a host is over: a decision says so, and every process here acts by it (view).
+  /// This life of a host is over: `view` says so, and every process of this host acts by it.
   bool ended(Life life) const { return view(life.host).ended > life.incarnation; }
-  /// A host declared dead by the others stops (protocol 5.6); read before every commit. So does a
-  /// process whose medium failed: to the others it is dead.
+  /// The own life is over: a host that others declared dead stops (protocol 5.6). So does a process
+  /// whose medium failed, since other processes take it for dead. Read before every commit.
   bool ended() const { return access.media_failed() || ended({host, incarnation}); }
-  /// Why it ended.
+  /// Why the own life ended.
   Status gone() const {
     if (access.media_failed()) return Status::MEDIA_ERROR;
     return view(host).conflict ? Status::HOST_ID_CONFLICT : Status::HOST_FENCED;
@@ -76,7 +76,7 @@ struct Context {
     access.fetch_add(layout.process(host, process) + offsetof(bh_process, counters) + counter * 8,
                      delta);
   }
-  /// A process of the own host, this one too, has this number now. Any number may be asked.
+  /// A live process of the own host, possibly this one, has this number. Any number may be passed.
   bool alive(uint32_t number) const {
     return number == process ||
            (number < layout.geometry().process_count && access.process_alive(host, number));
@@ -101,14 +101,14 @@ struct Context {
   }
 };
 
-/// A word that names this process has changed under it: another machine runs as this host, and this
-/// life is over when it returns. With one host alone that is a bug: an assertion. In hosts.h.
+/// A word that names this process has changed under it: another machine runs as this host. On
+/// return this life is over. In a pool of one host that is a bug: an assertion. In hosts.h.
 template <class A>
 void expect_displaced(Context<A>& context);
 
-/// The scope between taking a stamp and having published what bears it. Each process counts its
-/// scopes by the parity of the host's phase; a count that sticks was made in its phase, so once the
-/// phase has moved on and the old parity's counts are zero, everything from before is published.
+/// The scope from taking a stamp until the lines that bear it are published. Each process counts
+/// its scopes by the parity of the host's phase; a count that is kept was made in its phase. So
+/// once the phase has moved on and the old parity's counts are zero, all earlier scopes have ended.
 template <class A>
 class Publishing {
  public:

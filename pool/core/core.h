@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Core: the pool's operations as one process of one host runs them, over an access policy.
 //
-// It makes the parts that all of it shares and the rooms that use them (rooms.h), and does nothing
-// itself. Blocks hold bytes and say by which codec they encode the value; what codecs do is none of
-// the core's business. All methods of all rooms may be called from any thread unless said.
+// It constructs the shared parts and the rooms that use them (rooms.h), and does nothing else. A
+// block holds bytes and names the codec that encoded the value; the core does not run codecs. All
+// methods of all rooms may be called from any thread unless stated otherwise.
 //
 //   blocks      lookup, reading, writing, retirement, space; locks
 //   hosts       membership, holdings, grants, custody, mail
-//   coming and going   joining, recovery
-//   the rest    namespaces, inspection
+//   lives       joining, recovery
+//   other       namespaces, inspection
 #pragma once
 
 #include "pool/core/custody.h"
@@ -37,7 +37,7 @@ inline uint64_t next_instance() {
 
 template <class A>
 class Core {
-  // Before the rooms, which use them; the rooms know each other by reference only.
+  // Declared before the rooms, which use them; the rooms hold only references to each other.
   Context<A> context_;
   Extents<A> extents_;
   Allocator<A> allocator_;

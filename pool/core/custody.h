@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Extents of hosts that are gone: their successor takes them into custody, serves what lies in
-// them, and opens them when that is safe (protocol 5.11).
+// Extents of lives that are over: their successor takes them into custody, serves their blocks, and
+// opens them when that is safe (protocol 5.11).
 //
 // Invariants
 //   S3 An extent that a word of this host makes its own comes into use only after the word has
-//      settled and, after that, no decision about this life had begun: so the successor of this
+//      settled and, after that, no decision about this life had begun. So the successor of this
 //      life, which looks after its decision has settled, finds the word among the predecessors'.
-//   S4 Nothing is written into an extent in READ_ONLY custody. It ends when every live host has
-//      acked that the lives before it are over and no hazard names a block of it; it ends in FULL
-//      only if all those lives are known to have stopped writing.
+//   S4 Nothing is written into an extent in READ_ONLY custody. It ends only when every live host
+//      has acked that the lives before it are over and no hazard names a block of it; it ends in
+//      FULL only if all those lives are known to have stopped writing.
 //   S5 An extent that was inherited, or taken back from a recipient, comes into use only if, after
 //      its word had settled, the words and decisions of the others still led to this life: words of
-//      a decision that was a link may have been used again while it was followed, and a late
-//      recipient may have written. Who looks later finds the word of a living host.
+//      a decision that was a link may have been used again while the chain was followed, and a late
+//      recipient may have written. A host that looks later finds the word of a live host.
 //
-// Owns: the job that is under way, and what is left to do. Calls: Holdings, Grants, KeyLocks,
-// Lookup, Membership (suspicion), Recovery (slabs), Retirement.
+// Owns: the job under way, and the work that is left. Calls: Holdings, Grants, KeyLocks, Lookup,
+// Membership (suspicion), Recovery (slabs), Retirement.
 #pragma once
 
 #include "pool/core/holdings.h"
@@ -44,9 +44,9 @@ class Custody {
   Custody(const Custody&) = delete;
   Custody& operator=(const Custody&) = delete;
 
-  /// A host's work on extents: it claims those given to it, takes back those not claimed,
-  /// adopts what it inherited, and opens what it has in custody. What grows with the pool is a job,
-  /// done in slices. False if there was something to do and another process is at it, or should be.
+  /// A host's work on extents: it claims those given to it, takes back those not claimed, adopts
+  /// those inherited, and opens those in custody. Work that grows with the pool is a job, done in
+  /// slices. False if there was work and another process is doing it, or should be.
   bool settle_extents(uint64_t now_ns, bool locked);
 
  private:
@@ -55,7 +55,7 @@ class Custody {
     uint32_t host = 0;
     uint64_t bucket = 0;
   };
-  /// Extents whose holder this host succeeds, and how far their blocks have come.
+  /// Extents whose holder this host succeeds, and how far the import of their blocks has got.
   struct Adoption {
     std::vector<std::pair<uint64_t, Holding>> inherited;
     std::vector<bool> extents;
@@ -68,9 +68,9 @@ class Custody {
   struct Opening {
     uint64_t began_ns = 0;
     Walk walk;
-    std::vector<std::pair<uint64_t, uint32_t>> extents;  ///< and the custody that they shall have
+    std::vector<std::pair<uint64_t, uint32_t>> extents;  ///< and the custody that each gets
     size_t acquired = 0, opened = 0;                     ///< how many of them
-    std::vector<bool> swept;                             ///< the extents that the walk is about
+    std::vector<bool> swept;                             ///< the extents that the walk checks
     std::vector<bh_index_entry> overwritten;
   };
   bool may_take_extents(uint64_t now_ns) const;
@@ -107,14 +107,14 @@ class Custody {
 
   uint64_t surveyed_at_ns_ = 0, surveyed_views_ = 0;
   uint64_t sweep_due_ns_ = 0;
-  std::variant<std::monostate, Adoption, Opening> job_;  ///< takes more than one slice
+  std::variant<std::monostate, Adoption, Opening> job_;  ///< the job under way, if any
   std::vector<bh_index_entry> unswept_;
   bool custody_pending_ = true;
 };
 
 template <class A>
 bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
-  // A slice in any case, however slow all else was.
+  // Counted from here, so that a slice runs however long the other duties took.
   const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 1'000'000;
   for (;;) {
     while (has_job()) {
@@ -126,8 +126,8 @@ bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
     if (views == surveyed_views_ && !custody_pending_ && !grants_.wanted() &&
         now_ns - surveyed_at_ns_ < uint64_t{c_.times.heartbeat_ms} * 5'000'000)
       return true;
-    // One process of the host at a time, also if it takes longer than a heartbeat: what one has
-    // opened another must not close.
+    // One process of the host at a time, also if it takes longer than a heartbeat: no process may
+    // close an extent that another has opened.
     if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
     const bool may = may_take_extents(now_ns);
     if (may) {
@@ -140,9 +140,9 @@ bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
   }
 }
 
-/// Under the host lock. Another process that is in the middle of a job has the extents to itself
-/// while it lives and goes on with it. One that stood still for too long is passed over, and learns
-/// it when it goes on: all that counts is done under the lock, by the process that the word names.
+/// Under the host lock. While another process has a job under way, lives and goes on with it, this
+/// one leaves the extents alone. A process that stood still for too long is passed over and notices
+/// when it resumes: the work is done under the lock, only by the process that the word names.
 template <class A>
 bool Custody<A>::may_take_extents(uint64_t now_ns) const {
   const uint64_t word = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
@@ -161,8 +161,8 @@ void Custody<A>::note_extents_busy(bool busy) {
                   busy ? uint64_t{c_.process + 1} << 48 | now_ms : 0);
 }
 
-/// One slice of the job. Short, as it holds the host lock, for which processes wait that open the
-/// pool. False if the lock is held.
+/// Runs one slice of the job. It is short, since processes that open the pool wait for the host
+/// lock. False if the lock is held.
 template <class A>
 bool Custody<A>::run_job(bool locked) {
   if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
@@ -176,7 +176,7 @@ bool Custody<A>::run_job(bool locked) {
   }
   if (done) {
     job_ = std::monostate{};
-    custody_pending_ = true;  // the next survey says what is left
+    custody_pending_ = true;  // the next survey finds the work left
   }
   if (!locked) c_.access.unlock_host(c_.host);
   return true;
@@ -198,7 +198,7 @@ template <class A>
 void Custody<A>::survey(uint64_t now_ns) {
   const Life self{c_.host, c_.incarnation};
   std::vector<std::pair<uint64_t, Holding>> claims, inherited;
-  std::map<Life, bool> mine;  // lives that this host succeeds
+  std::map<Life, bool> mine;  // whether this host succeeds the life
   uint64_t holders = lookup_.own_bit();
   holdings_.refresh_own_words();
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
@@ -229,13 +229,13 @@ void Custody<A>::survey(uint64_t now_ns) {
         inherited.emplace_back(e, now);
         continue;
       }
-      // Held already: one of the lives between wrote late that it had inherited it.
+      // Held already: a life in between wrote late that it had inherited the extent.
       own.epoch = now.word.epoch + 1;
       holdings_.write_own(e, own);
     }
   }
   hosts_.forget_hosts_but(holders);
-  // Others that look for room see how much there is here (room_of()).
+  // Hosts that look for space see how much this host has (Grants::room_of()).
   c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
                   sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
   if (grants_.wanted() && claims.empty() && inherited.empty()) grants_.ask_for_extents();
@@ -247,9 +247,9 @@ void Custody<A>::survey(uint64_t now_ns) {
   custody_pending_ |= has_job() || claims.size() > grants_.transfer_extents();
 }
 
-/// Protocol 5.11 (1): the blocks of a host that is gone are served at once. They come into this
-/// host's index before its `own` words say so, so that a host that rejoins does not clear its index
-/// before. Until then they are found in the index of the dead host.
+/// Protocol 5.11 (1): the blocks of a life that is over are served at once. They enter this host's
+/// index before its `own` words say OWN, so that a host that rejoins does not clear its own index
+/// before that. Until then look-ups find them in the index of the dead host.
 template <class A>
 void Custody<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
   Adoption job;
@@ -264,7 +264,7 @@ void Custody<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
     extents_.close(e);
     if (was.life.incarnation != 0) job.sources.push_back(was.life.host);
   }
-  recovery_.restore_cuts([&](uint64_t e) { return job.extents[e]; });
+  recovery_.restore_slabs([&](uint64_t e) { return job.extents[e]; });
   std::sort(job.sources.begin(), job.sources.end());
   job.sources.erase(std::unique(job.sources.begin(), job.sources.end()), job.sources.end());
   if (!job.sources.empty()) job.walk.host = job.sources.back();
@@ -287,10 +287,10 @@ bool Custody<A>::continue_job(Adoption& job, uint64_t until_ns) {
     if (!job.sources.empty()) job.walk = {.host = job.sources.back()};
     job.walked_at_ns = c_.access.now_ns();
   }
-  // A process that hangs with the lock of a key is not waited for: its block is lost.
+  // The job does not wait for a process that hangs with the lock of a key: the block is lost.
   std::erase_if(job.waiting, [&](const bh_index_entry& entry) { return import_entry(entry); });
   if (!job.waiting.empty() && c_.access.now_ns() < job.walked_at_ns + kLockWaitNs) return false;
-  // It took a while: only what still is as it was then. The next survey finds the rest.
+  // Only extents with the holder and epoch of the survey. The next survey finds the others.
   holdings_.refresh_own_words();
   for (const auto& [e, was] : job.inherited) {
     const Holding now = holdings_.holding_of(e);
@@ -301,9 +301,9 @@ bool Custody<A>::continue_job(Adoption& job, uint64_t until_ns) {
   return true;
 }
 
-/// First what was READ_ONLY is made writable; then blocks are dropped that their old owner
-/// overwrote; then free blocks come into use. An extent is `closed`, or COPY_ONLY, to the end, so
-/// that another process begins anew where this one dies.
+/// First extents that were READ_ONLY become writable; then blocks that their old owner overwrote
+/// are dropped; then free blocks come into use. An extent stays `closed`, or COPY_ONLY, to the end,
+/// so that another process starts over if this one dies.
 template <class A>
 bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
   const auto late = [&] { return c_.access.now_ns() >= until_ns; };
@@ -337,7 +337,7 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
   return true;
 }
 
-/// S5. A life that the decisions contradict gives up all that it holds: who succeeds it knows more.
+/// S5. A life that the decisions contradict gives up all its extents: its successor knows more.
 template <class A>
 void Custody<A>::confirm_adopted() {
   std::vector<uint64_t> adopted;
@@ -355,7 +355,7 @@ void Custody<A>::confirm_adopted() {
   for (const uint64_t e : adopted) {
     OwnWord word = extents_.own_word(e);
     const Holding other = holdings_.holding_of(e, word.epoch - 1);
-    // Its own where the recipient of a grant gave it up, or no other host says anything.
+    // This life, if the recipient of a grant abandoned it, or no other host has a word about it.
     const Life life = other.word.state == BH_OWN_NONE ? self : other.life;
     const auto [at, fresh] = successor.try_emplace(life, life == self);
     if (fresh && life != self) at->second = c_.ended(life) && hosts_.successor(life) == self;
@@ -377,7 +377,7 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
   bh_block_header header;
-  // Without a checksum no reader could tell what a zombie does to it.
+  // Without a checksum no reader could detect the stores of a zombie to it.
   if (!lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
       hash_of(header) != hash_of(entry) || slab.block_bytes == 0 ||
@@ -429,7 +429,7 @@ void Custody<A>::open_custody(uint64_t now_ns) {
                        (custody != word.custody || extents_.closed(e)) &&
                        custody != BH_CUSTODY_READ_ONLY;
     if (opens) job.extents.emplace_back(e, custody);
-    // As long as the old owner may write, it may retire blocks that came along.
+    // As long as the old owner may write, it may retire imported blocks.
     const bool swept = word.custody == BH_CUSTODY_COPY_ONLY && now_ns >= sweep_due_ns_;
     job.swept[e] = opens || swept;
     sweeps |= swept;
@@ -440,8 +440,8 @@ void Custody<A>::open_custody(uint64_t now_ns) {
   note_extents_busy(true);
 }
 
-/// After a settle: no host suspects this life (S3); and of the extents in READ_ONLY custody those
-/// stay that no hazard names (S4).
+/// After a settle: false if a host suspects this life (S3). Drops extents in READ_ONLY custody from
+/// the job if a hazard names a block of them (S4).
 template <class A>
 bool Custody<A>::may_open(Opening& job) {
   c_.settle();
@@ -469,9 +469,9 @@ void Custody<A>::set_custody(uint64_t extent, uint32_t custody) {
   holdings_.write_own(extent, word);
 }
 
-/// A block that came along when the extents were adopted, or was stored there since, and whose
-/// header or key its old owner, only slow, retired or overwrote: nobody finds it under its key, so
-/// nobody could remove it.
+/// The block was imported when the extents were adopted, or was stored there since, and their old
+/// owner, only slow, has retired or overwritten its header or key: no look-up finds it under its
+/// key, so no caller could remove it.
 template <class A>
 bool Custody<A>::is_overwritten(const bh_index_entry& entry,
                                 const std::vector<bool>& extents) const {
@@ -495,9 +495,8 @@ void Custody<A>::retry_overwritten() {
   custody_pending_ |= !unswept_.empty();
 }
 
-/// The free blocks of an extent that this host may write to come into use, once all extents of its
-/// slab may be written. Headers of blocks that did not come along must not show a committed stamp
-/// (C2).
+/// Brings the free blocks of a writable extent into use, once all extents of its slab are writable.
+/// Headers of blocks that were not imported must not show a committed stamp (C2).
 template <class A>
 void Custody<A>::open_extent(uint64_t extent) {
   if (!extents_.closed(extent)) return;

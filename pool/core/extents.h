@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Extents of the own host: which it holds and may write to, and how they are carved into slabs of
-// equal blocks, of whatever size comes.
+// blocks of any one size.
 //
-// Truth: whose an extent is, its `own` word says, which Holdings writes. What it is, its state
-// says: FREE; CARVING or COALESCING by a process; SLAB, the first of a slab; PART, a further one.
-// The words of block slots begin here, NONE -> FREE, when an extent is carved, and end here, FREE
-// -> NONE, when it is coalesced; in between they are the allocator's. Free counts and preferences
-// are hints for the allocator: losing one loses nothing.
+// Truth: the `own` word of an extent, which Holdings writes, names its owner. Its state says how it
+// is used: FREE; CARVING or COALESCING by a process; SLAB, the first of a slab; PART, a further
+// one. Extents moves the words of block slots from NONE to FREE when it carves, and from FREE to
+// NONE when it coalesces; in between they are the allocator's. Free counts and preferences are
+// hints for the allocator: losing one does no harm.
 //
 // Invariants
-//   A1 A slot's word is not NONE only while its extent is part of a slab (or is being carved or
-//      coalesced) and the slot begins a block of it.
+//   A1 A slot's word differs from NONE only while its extent is part of a slab (or is being carved
+//      or coalesced) and the slot begins a block of it.
 //   A2 An extent is coalesced (slab -> free) only after every block word went FREE -> NONE by CAS,
-//      so no block of it can be taken meanwhile. Who holds a block of a slab therefore sees its
-//      slab unchanged.
+//      so no block of it can be taken meanwhile. A slab therefore does not change while a process
+//      holds a block of it.
 //   A3 A word, of an extent or of a block, that names a process is changed by that process or,
 //      after its death, by the process that scavenges it; or by another machine that took this one
 //      for dead, which ends this life.
 //
-// Owns in this process: into which extents the mapping lets it store (rule R1). Lock-free within
+// Owns in this process: the note of which extents are mapped writable (rule R1). Lock-free within
 // the host but for that. All methods may be called from any thread.
 #pragma once
 
@@ -36,17 +36,17 @@ namespace bowhead::core {
 struct Block {
   uint64_t slot = 0;
   uint64_t offset = 0;       ///< of the payload
-  uint64_t block_bytes = 0;  ///< room
+  uint64_t block_bytes = 0;  ///< size of the block
 };
 
-/// On what terms a block is wanted.
+/// Conditions for the reservation of a block.
 struct Terms {
   bool may_carve = true;   ///< an extent may be carved for it
-  bool in_custody = true;  ///< it may be where a stale writer may still store
+  bool in_custody = true;  ///< a stale writer may still be able to store there
 };
 
-/// A slab, as read from the state of its first extent, `head`. One
-/// without blocks (block_bytes 0) stands for no slab, also for damage.
+/// A slab, as read from the state of its first extent, `head`. One without blocks (block_bytes 0)
+/// stands for no slab, also for damage.
 struct Slab {
   uint64_t head = 0;
   uint64_t block_bytes = 0;
@@ -62,16 +62,16 @@ class Extents {
   Extents(const Extents&) = delete;
   Extents& operator=(const Extents&) = delete;
 
-  // ---- whose they are ----
+  // ---- ownership ----
   OwnWord own_word(uint64_t extent) const {
     return OwnWord::unpack(c_.access.load(c_.own(BH_PART_OWN, extent)));
   }
-  /// The extent is this host's: by its own word, in this life of the host.
+  /// This host holds the extent, by its own word, in this life.
   bool holds(uint64_t extent) const {
     const auto word = own_word(extent);
     return word.state == BH_OWN_OWN && (c_.alone() || word.incarnation == c_.incarnation);
   }
-  /// And its lines may be written: it is not in READ_ONLY custody.
+  /// The same, and its lines may be written: it is not in READ_ONLY custody.
   bool writable(uint64_t extent) const {
     return holds(extent) && own_word(extent).custody != BH_CUSTODY_READ_ONLY;
   }
@@ -79,9 +79,9 @@ class Extents {
   bool copy_only(uint64_t extent) const { return own_word(extent).custody != BH_CUSTODY_FULL; }
   bool suits(uint64_t extent, Terms terms) const { return terms.in_custody || !copy_only(extent); }
 
-  /// Before this process stores into an extent that the host holds, and after the host gave extents
-  /// away: no extent of another host is mapped writable (rule R1). An extent that comes back does
-  /// so in a later epoch, so that a late cover() and an expose() of it meet at the lock.
+  /// map_writable() comes before a store into an extent of this host, map_read_only() after it gave
+  /// extents away: no other host's extent stays writable (rule R1). An extent comes back in a later
+  /// epoch, so a late map_read_only() and a map_writable() of it meet at the lock.
   void map_writable(uint64_t first, uint64_t span) {
     if (c_.alone()) return;
     for (uint64_t e = first; e < first + span; ++e) {
@@ -128,8 +128,8 @@ class Extents {
     const Slab slab = read_slab(field(extent, offsetof(bh_extent_state, head)));
     return extent - slab.head < slab.extent_span ? slab : Slab{};
   }
-  /// What the state of an extent says of a slab that begins there, be it one or not. Every slot and
-  /// offset made from what it returns lies inside the pool, whatever the bytes say.
+  /// The slab that the state of an extent describes, whether or not a slab begins there. Every slot
+  /// and offset made from the result lies inside the pool, whatever the bytes say.
   Slab read_slab(uint64_t head) const;
   /// The extent is part of this slab, by its own state too.
   bool is_part_of(const Slab& slab, uint64_t extent) const {
@@ -164,20 +164,20 @@ class Extents {
     const auto free = static_cast<int64_t>(field(head, offsetof(bh_extent_state, free_blocks)));
     return free > 0 ? static_cast<uint64_t>(free) : 0;
   }
-  /// To the count of the slab that the extent is part of.
+  /// Adds to the free count of the slab that the extent is part of.
   void add_free(uint64_t extent, int64_t delta) {
     const uint64_t head = field(extent, offsetof(bh_extent_state, head));
     if (head >= c_.layout.geometry().extent_count) return;
     c_.access.fetch_add(state(head) + offsetof(bh_extent_state, free_blocks),
                         static_cast<uint64_t>(delta));
   }
-  /// Sets the free counts to what the words say (after a death; the counts are hints).
+  /// Sets the free counts by the words of the blocks (after a death; the counts are hints).
   void recount();
   /// The process that takes blocks from this slab before others, plus 1; 0: none.
   uint64_t preferred(uint64_t head) const {
     return field(head, offsetof(bh_extent_state, preferred));
   }
-  /// From now on this process does, unless another one does already.
+  /// Makes this process the preferring one, unless there is one already.
   void prefer(uint64_t head) {
     uint64_t none = 0;
     c_.access.cas(state(head) + offsetof(bh_extent_state, preferred), none, c_.process + 1);
@@ -198,21 +198,20 @@ class Extents {
   std::optional<Slab> begin_coalescing(uint64_t head);
   /// Coalesces a closed slab, or opens it again if a block of it is not free (false).
   bool end_coalescing(const Slab& slab);
-  /// Slabs with no block in use, but for those of a size -> free extents.
+  /// Slabs with no block in use -> free extents, except slabs of `but_block_bytes`.
   bool coalesce_empty_slabs(uint64_t but_block_bytes = 0);
 
-  // ---- going and coming ----
+  // ---- changes of owner ----
   /// Takes a free extent out of use, to give it away, and puts it back.
   bool claim(uint64_t extent) { return is_free(extent) && claim_at(extent, 1); }
   void unclaim(uint64_t extent) {
     c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
   }
-  /// An extent that comes from another host is free and not carved. False if it may not be used
+  /// Makes an extent that comes from another host free and not carved. False if it may not be used
   /// yet: a process that took it for free when this host gave it away holds its word (A3), and
   /// would go on to carve it if the extent came back under it.
   bool forget(uint64_t extent);
-  /// An adopted extent: restore_slab() gives none of its blocks free until open().
-  /// After forget().
+  /// For an adopted extent, after forget(): restore_slab() frees none of its blocks until open().
   void close(uint64_t extent) { set_field(extent, offsetof(bh_extent_state, closed), 1); }
   bool closed(uint64_t extent) const {
     return field(extent, offsetof(bh_extent_state, closed)) != 0;
@@ -229,8 +228,9 @@ class Extents {
   // ---- after deaths ----
   /// Finishes or undoes what a dead process was doing to extents.
   uint64_t scavenge(uint32_t dead);
-  /// Rebuild, with no other process running: forgets all; carves one slab as it was.
+  /// For a rebuild, with no other process running: forgets all slabs.
   void reset();
+  /// For a rebuild or an adoption: restores one slab as it was.
   void restore_slab(const Slab& slab);
   /// Publishes how an extent is carved, for the next rebuild.
   void write_descriptor(uint64_t extent, const Slab& slab);
@@ -283,7 +283,7 @@ template <class A>
 std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
   const uint64_t extent = c_.layout.geometry().extent_bytes;
   const uint64_t least = (block_bytes + extent - 1) / extent;
-  // A size that few blocks have so far gets few extents: what it has already, and one.
+  // A size with few extents so far gets few more: as many as it has already, and one.
   uint64_t carved_already = 0;
   for_each_slab([&](const Slab& slab) {
     if (slab.block_bytes == block_bytes) carved_already += slab.extent_span;
@@ -316,7 +316,7 @@ std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
 }
 
 /// Single extents from the low end, runs from the high end, so that runs find room. No run has an
-/// extent that a late host may write to: its blocks would be as good as their first extent.
+/// extent that a late host may write to: its blocks are judged by the extent of their first slot.
 template <class A>
 std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms) {
   const uint64_t extents = c_.layout.geometry().extent_count;
@@ -414,8 +414,8 @@ bool Extents<A>::end_coalescing(const Slab& slab) {
   return true;
 }
 
-/// All words are NONE: from block_bytes = 0 on, the join can only be finished. The head goes last,
-/// since it says for whom the parts wait.
+/// All words are NONE: once block_bytes is 0, coalescing can only be finished. The head becomes
+/// FREE last, since it shows a scavenger that parts are left.
 template <class A>
 void Extents<A>::finish_coalescing(const Slab& slab) {
   set_field(slab.head, offsetof(bh_extent_state, block_bytes), 0);
@@ -444,7 +444,7 @@ bool Extents<A>::coalesce_empty_slabs(uint64_t but_block_bytes) {
   return coalesced;
 }
 
-/// By the words. `all`: no further than to the first that is not free.
+/// Counts by the words. `all`: stops at the first block that is not free.
 template <class A>
 uint64_t Extents<A>::count_free(const Slab& slab, bool all) const {
   uint64_t free = 0;
@@ -468,12 +468,12 @@ void Extents<A>::recount() {
   });
 }
 
-// ---- going and coming ----
+// ---- changes of owner ----
 
 template <class A>
 bool Extents<A>::forget(uint64_t extent) {
-  // Given away, or never this host's, it is FREE, but for who claims it by an old look at its owner
-  // and is about to see that (claim_at). Who does so after this load sees the new owner.
+  // Given away, or never this host's, it is FREE, unless a process claims it by an old look at its
+  // owner and is about to see that (claim_at). A claim after this load sees the new owner.
   const StateWord word = c_.load_state(state(extent));
   if (word.state == BH_EXTENT_CARVING || word.state == BH_EXTENT_COALESCING) return false;
   set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
@@ -485,8 +485,7 @@ bool Extents<A>::forget(uint64_t extent) {
 
 // ---- after deaths ----
 
-/// All words of an extent that is no slab -> NONE. False if a process does not give back what it
-/// holds.
+/// All words of an extent that is no slab -> NONE. False if a process does not release a block.
 template <class A>
 bool Extents<A>::clear_words(uint64_t extent) {
   constexpr uint32_t kRounds = 2000;  // most of them sleep 0.2 ms
@@ -508,8 +507,8 @@ bool Extents<A>::clear_words(uint64_t extent) {
   return true;
 }
 
-/// CARVING of a dead process -> FREE, with parts that were already marked. Stays as it is, until
-/// the next rebuild, if a word of it is held.
+/// CARVING of a dead process -> FREE, with parts that were already marked. The extent stays as it
+/// is, until the next rebuild, if a process holds one of its words.
 template <class A>
 void Extents<A>::undo_carving(uint64_t extent) {
   const Slab slab = read_slab(extent);
@@ -525,7 +524,7 @@ void Extents<A>::undo_carving(uint64_t extent) {
   }
   if (!clear_words(extent)) return;
   set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
-  // It may have been given away in that moment.
+  // It may have been given away just before the claim.
   if (writable(extent)) write_descriptor(extent, Slab{extent, 0, 0, 0});
   c_.store_state(state(extent), c_.load_state(state(extent)).next(BH_EXTENT_FREE));
 }

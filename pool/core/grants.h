@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Extents that change hands between live hosts: who needs room asks, who has some gives, who was
-// given claims (protocol 5.13).
+// Grants of extents between live hosts: a host that is short of space asks, a host that can spare
+// extents gives, and the recipient claims (protocol 5.13).
 //
 // Invariant
-//   S2 A recipient that sees CLAIM through to OWN has looked, after its CLAIM settled, for a
-//      decision that is as much as begun about the grantor's life or its own; whoever takes the
-//      extent by such a decision looks at the CLAIM after the decision settled. One sees the other.
+//   S2 A recipient that goes from CLAIM to OWN has looked, after its CLAIM settled, for a decision,
+//      even one only begun, about the grantor's life or its own; a host that takes the extent by
+//      such a decision looks at the CLAIM after the decision settled. One sees the other.
 //
-// Owns: whether extents are wanted, and when and whom this process asked. Calls: Holdings, Mail,
-// Membership (suspicion), Recovery and Space (what stands in the way of giving).
+// Owns: whether extents are wanted, and when and which hosts this process asked. Calls: Holdings,
+// Mail, Membership (suspicion), Recovery and Space (to free extents before it gives them).
 #pragma once
 
 #include "pool/core/holdings.h"
@@ -35,28 +35,28 @@ class Grants {
   Grants& operator=(const Grants&) = delete;
 
   void want_extents(uint64_t count);
-  /// Some process of this host wants extents: take note, and let them say it anew.
+  /// Notes whether a process of this host wants extents, and clears the word that said so.
   void note_wanted();
   bool wanted() const { return wanted_; }
-  /// A request for extents that is this old is taken back.
+  /// The last request for extents is so old that it is to be withdrawn.
   bool want_is_old() const {
     return c_.access.now_ns() - asked_at_ns_ > uint64_t{c_.times.heartbeat_ms} * 10'000'000;
   }
-  /// Asks another host for extents, if one seems to have room, or more than its share where this
-  /// one has less: the one that seems to have most, and every other time the next one in turn,
-  /// since what is known of their room is a hint and may be old. Whoever is asked decides.
+  /// Asks another host for extents, if one seems to have free space, or more than its share while
+  /// this one has less: the host that seems to have most and, every other time, the next in turn,
+  /// since the free space of others is known only by hints that may be old. The host asked decides.
   void ask_for_extents();
-  /// Gives up to `count` extents away (protocol 5.13 (1), (2)), and no more than it can spare: free
-  /// ones. Where blocks are evicted for room and none is free, one that eviction empties. Where
-  /// none is evicted, what was removed leaves holes everywhere: there those that moves can empty
-  /// within two heartbeats, the rest when it is asked again.
+  /// Gives up to `count` free extents away (protocol 5.13 (1), (2)), and no more than it can spare.
+  /// If too few are free: with eviction, one that eviction empties; without eviction, since removed
+  /// blocks leave holes everywhere, those that moves can empty within two heartbeats, and the rest
+  /// at the next request.
   void give(uint64_t count, Life to);
   /// Protocol 5.13 (3). Also after this host died in the middle and came back. The CLAIM has the
-  /// epoch of the grant that the survey saw: whoever has taken the extent since wrote a higher one,
-  /// in which only that host may write (S1).
+  /// epoch of the grant that the survey saw: a host that has taken the extent since wrote a higher
+  /// one, in which only that host may write (S1).
   void claim(const std::vector<std::pair<uint64_t, Holding>>& granted);
-  /// Before an extent comes from another host. False: a process of this one still holds a word of
-  /// it; the next survey tries again.
+  /// Called before an extent comes from another host. False if a process of this host still holds a
+  /// word of it; the next survey tries again.
   bool forget(uint64_t extent);
   /// How many extents change hands at once: all their lines are written back or invalidated.
   uint64_t transfer_extents() const;
@@ -82,8 +82,8 @@ class Grants {
 
   bool wanted_ = false;
   uint64_t asked_at_ns_ = 0;
-  uint32_t asked_ = 0;          ///< how often
-  uint32_t asked_in_turn_ = 0;  ///< the host
+  uint32_t asked_ = 0;          ///< number of requests
+  uint32_t asked_in_turn_ = 0;  ///< the host last asked in turn
 };
 
 template <class A>
@@ -126,7 +126,7 @@ void Grants<A>::ask_for_extents() {
   const bool in_turn = ++asked_ % 2 == 0;
   if (in_turn) asked_in_turn_ = next;
   const uint32_t to = in_turn ? next : richest;
-  mail_.ask_for_extents(to, g.extent_count);  // it gives half of its room at most
+  mail_.ask_for_extents(to, g.extent_count);  // it gives half of its space at most
 }
 
 template <class A>
@@ -137,7 +137,7 @@ void Grants<A>::give(uint64_t count, Life to) {
   if (free_extents() < count && space_.clear_by() == Clear::BY_EVICTION) {
     space_.make_room(c_.layout.geometry().extent_bytes, space_.clear_by());
   } else if (free_extents() < count) {
-    recovery_.scavenge_dead();  // what a dead process holds cannot be moved
+    recovery_.scavenge_dead();  // blocks that a dead process holds cannot be moved
     space_.compact(count - free_extents(),
                    c_.access.now_ns() + 2 * uint64_t{c_.times.heartbeat_ms} * 1'000'000);
   }
@@ -212,9 +212,9 @@ uint64_t Grants<A>::free_extents() const {
   return free;
 }
 
-/// Half of what is free, so that two hosts do not pass it to and fro: of all room, rounded up (who
-/// has an extent of it can spare one); where blocks are evicted, of the free extents, and at least
-/// one, since what lies in holes there the next puts take.
+/// Half of what is free, so that two hosts do not pass it to and fro. Without eviction, half of all
+/// free space, rounded up (a host with space for one extent can spare one); with eviction, half of
+/// the free extents, and at least one, since the next puts take the space in holes.
 template <class A>
 uint64_t Grants<A>::spare_extents() const {
   if (space_.clear_by() == Clear::BY_EVICTION) return std::max<uint64_t>(1, free_extents() / 2);
@@ -224,8 +224,8 @@ uint64_t Grants<A>::spare_extents() const {
   return (free_bytes + extent_bytes) / 2 / extent_bytes;
 }
 
-/// What another host holds, and how much of it is free (of what it could spare: see above), by its
-/// private part: a hint, as good as the free counts there and as new as its last survey.
+/// The extents of another host and their free space (as spare_extents() counts it), by its private
+/// part: a hint, as good as the free counts there and as new as its last survey.
 template <class A>
 auto Grants<A>::room_of(uint32_t host, uint32_t incarnation) const -> Room {
   const auto& g = c_.layout.geometry();
@@ -242,7 +242,7 @@ auto Grants<A>::room_of(uint32_t host, uint32_t incarnation) const -> Room {
     if (state != BH_EXTENT_SLAB || space_.clear_by() == Clear::BY_EVICTION) continue;
     const uint64_t blocks = c_.access.load(at + offsetof(bh_extent_state, free_blocks));
     const uint64_t block_bytes = c_.access.load(at + offsetof(bh_extent_state, block_bytes));
-    const uint64_t most = g.extent_count * g.extent_bytes;  // whatever the bytes say
+    const uint64_t most = g.extent_count * g.extent_bytes;  // even if the words are damaged
     if (block_bytes != 0 && blocks <= most / block_bytes) room.free_bytes += blocks * block_bytes;
   }
   return room;

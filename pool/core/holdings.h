@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who holds an extent. It follows from the `own` words of all hosts, each written by its host
-// alone: the word of the highest transfer epoch says it, where CLAIM, OWN and ABANDONED of the
+// Holdings: which host holds an extent. The `own` words of all hosts decide, each written by its
+// host alone: the word of the highest transfer epoch counts, where CLAIM, OWN and ABANDONED of the
 // recipient come before GIVEN of the grantor. If that life of the holder is over, its successor
-// holds the extent (protocol 5.8) and says so with a word of the next epoch. Words of lives that
-// are over stay where they are: they tell who may still be writing (predecessors).
+// holds the extent (protocol 5.8) and writes a word of the next epoch. Words of lives that are over
+// stay where they are: they show which hosts may still be writing (predecessors).
 //
 // Invariant
 //   S1 A word of a higher epoch is written only by the one host that the words and decisions before
-//      it name: the holder, its successor, or the recipient of a grant. So two hosts never write
-//      one epoch (I5).
+//      it name: the holder, its successor, or the recipient of a grant. The recipient's CLAIM has
+//      the epoch of the grantor's GIVEN; no other epoch is written by two hosts (I5).
 //
 // Owns: nothing in this process; the host's `own` words. Calls: no other room.
 #pragma once
@@ -17,10 +17,10 @@
 
 namespace bowhead::core {
 
-/// Whose an extent is, by the words of all hosts.
+/// The holder of an extent, by the words of all hosts.
 struct Holding {
   OwnWord word;         ///< the one that counts
-  uint32_t writer = 0;  ///< whose word it is
+  uint32_t writer = 0;  ///< the host that wrote it
   Life life;            ///< the holder
 };
 
@@ -38,12 +38,12 @@ class Holdings {
   /// Lives that held the extent before this one and are not known to have given it away: they may
   /// still write to it.
   std::vector<Life> predecessors(uint64_t extent) const;
-  /// A host that did not know yet that its life is over said OWN in the same epoch.
+  /// A host that did not know yet that its life is over wrote OWN in this epoch, or a later one.
   bool has_rival(uint64_t extent, uint64_t epoch) const;
-  /// Some host says that the extent is its own, or on its way.
+  /// By the word of some host it owns the extent, or a grant of the extent is under way.
   bool has_owner(uint64_t extent) const;
-  /// Of each extent, the host whose index names the blocks in it. What the index of a host says
-  /// that lost an extent, since its life is over, its successor's says too.
+  /// For each extent, the host whose index names its blocks. The entries of a host that lost the
+  /// extent, since its life is over, are in its successor's index too.
   std::vector<uint32_t> writers_of_extents() const;
   void write_own(uint64_t extent, const OwnWord& word);
 
@@ -73,8 +73,8 @@ auto Holdings<A>::holding_of(uint64_t extent, std::optional<uint64_t> others_sin
     const OwnWord word = own_of(h, extent);
     if (word.state == BH_OWN_NONE) continue;
     if (others_since && (h == c_.host || word.epoch < *others_since)) continue;
-    // Of two that say OWN, one is late: its life is over, and the other succeeded it. Where it was
-    // over before it was certain, the words before it tell, unless there is none.
+    // Of two words that say OWN, one is late: its life is over, and the other host succeeded it. If
+    // that life ended before it confirmed the word, earlier words count, unless there is none.
     const bool late = word.state == BH_OWN_OWN && c_.ended({h, word.incarnation});
     const uint64_t order = late && word.slot == BH_OWN_UNCONFIRMED
                                ? 0
@@ -87,7 +87,7 @@ auto Holdings<A>::holding_of(uint64_t extent, std::optional<uint64_t> others_sin
     best.writer = h;
   }
   best.life = {best.writer, best.word.incarnation};
-  // A grant that was not claimed, or given up, is the grantor's.
+  // A grant that was not claimed, or was abandoned, belongs to the grantor.
   const uint32_t grantor = best.word.state == BH_OWN_GIVEN       ? best.writer
                            : best.word.state == BH_OWN_ABANDONED ? best.word.slot
                                                                  : UINT32_MAX;

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hosts: who shares the pool, who lives, and who succeeds whom (docs/sharing.md).
+// Hosts: the host slots of a pool, which lives go on, and which life succeeds which
+// (docs/sharing.md).
 //
 // Invariants
 //   H1 Every word here has one writing host. Slot lines are sealed and have two copies, written in
 //      turn; heartbeat, decision and ack words are complete in themselves.
 //   H2 For each life of a host at most one successor is ever decided (Disk Paxos over the decision
 //      words: Gafni and Lamport 2003, with one disk and a settle after each publish).
-//   H3 Nobody acts on a decision before it has seen a word that says done. `view` says which
+//   H3 No host acts on a decision before it has seen a word that says done. `view` says which
 //      decisions this host acts on; `ack` is published only after `view` and a full fence, so that
-//      whoever sees the ack knows that every lease taken here before is visible as a hazard.
+//      a host that sees the ack knows that every lease taken here before is visible as a hazard.
 //   H4 Time only permits: a host whose heartbeat stands still may be proposed for succession, no
-//   more.
+//      more.
+//   H5 Each value of the own heartbeat word was recorded in `heartbeats_taken`, which other hosts
+//      do not write, before it was stored. So another machine stored any value beyond the record.
 //
-//   H5 Each value of the own heartbeat word was written down in `heartbeats_taken`, which other
-//      hosts do not write, before it was stored. So one beyond that was stored by another machine.
-//
-// Two threads of a process come here: one keeps the heartbeat (sample(), take_heartbeat(),
-// heartbeat_is_foreign(), observe(), publish_heartbeat()), the other does all else. What both may
-// do at once are changes of single words by compare-and-swap. Any process of a host may write the
+// Two threads of a process use this class: one keeps the heartbeat (sample(), take_heartbeat(),
+// heartbeat_is_foreign(), observe(), publish_heartbeat()), the other does all else. Changes that
+// both may make at once are compare-and-swaps of single words. Any process of a host may write the
 // heartbeat; two at once do no harm.
 #pragma once
 
@@ -31,10 +31,10 @@
 
 namespace bowhead::core {
 
-/// What came of one attempt to decide.
+/// The result of one attempt to decide.
 enum class Outcome {
-  DECIDED,    ///< there is a decision, this one's or another
-  BACK_OFF,   ///< somebody else is at it with a higher ballot
+  DECIDED,    ///< there is a decision, for this proposal or another
+  BACK_OFF,   ///< another host proposes with a higher ballot
   OVER,       ///< the words are in use for a later life already
   EXHAUSTED,  ///< no ballots are left
 };
@@ -49,49 +49,49 @@ class Hosts {
   /// The newer of the two good copies, fresh; all zero if the slot was never used. Empty if both
   /// are damaged.
   std::optional<bh_host_slot> read_slot(uint32_t host) const;
-  /// Own slot: into the older copy, so that a death in the middle leaves the newer one. Returns the
-  /// line as it is then.
+  /// Writes the own slot, to the older copy, so that a death in the middle leaves the newer one.
+  /// Returns the line as written.
   bh_host_slot write_slot(bh_host_slot line, uint32_t state);
-  /// Of all machines that found `slot` as it is, and want to begin the next life in it, at most one
-  /// gets it, however long each stands still in between (J3): it gets the line that the slot has
-  /// then. The others get nothing; it may be all of them.
+  /// Claims the slot for its next life. Of all machines that read the same `slot` and claim it, at
+  /// most one succeeds, however long each stands still in between (J3): it gets the line that the
+  /// slot has then. The others get nothing; possibly none succeeds.
   std::optional<bh_host_slot> claim_slot(bh_host_slot slot);
 
   /// A life that a slot shows is not over. Incarnation 0 is no life: the slot was never used.
-  /// Such a look may be late the next moment, and a life that is agreed on and that the slot does
-  /// not show yet is passed over. So it may choose whose index to read, whom to ask and how long to
-  /// wait; what is right only if the host lives, or only if it is gone, needs an argument of its
-  /// own (acked()).
+  /// The answer may be out of date at once, and misses a life that is agreed on and that the slot
+  /// does not show yet. So it may choose which indexes to read, which host to ask and how long to
+  /// wait; a step that is right only if the host lives, or only if its life is over, needs an
+  /// argument of its own (acked()).
   bool goes_on(Life life) const { return life.incarnation != 0 && !c_.ended(life); }
-  /// A slot that cannot be read shows none.
+  /// A slot that cannot be read shows no life.
   bool shows_life(uint32_t host) const {
     const auto slot = read_slot(host);
     return slot && goes_on({host, slot->incarnation});
   }
 
   // ---- heartbeat ----
-  /// It is time for a heartbeat, and this process is the one to do it.
+  /// A heartbeat is due, and this process is the one to publish it.
   bool take_heartbeat(uint64_t now_ns) {
     return take_turn(offsetof(bh_host_private, heartbeat_at_ns), now_ns);
   }
-  /// The same of the host's other duties.
+  /// The same for the host's other duties.
   bool take_duties(uint64_t now_ns) {
     return take_turn(offsetof(bh_host_private, duties_at_ns), now_ns);
   }
   void note_duties_done(uint64_t now_ns) {
     c_.access.store(c_.private_word(offsetof(bh_host_private, duties_done_ns)), now_ns);
   }
-  /// A fresh look: the own heartbeat word has a value that no process of this machine gave it.
-  /// Another machine runs as this host: an exact copy, too, whose slot line is the same.
+  /// A fresh look: the own heartbeat word has a value that no process of this machine stored. So
+  /// another machine runs as this host, possibly an exact copy, whose slot line is the same.
   bool heartbeat_is_foreign() const;
   /// Before the first heartbeat of a life.
   void begin_heartbeat(uint64_t now_ns);
-  /// `live`: the host may also say what has settled (not while its private part is rebuilt).
+  /// `live`: also publishes which stamps have settled (not while the private part is rebuilt).
   void publish_heartbeat(uint64_t now_ns, bool live);
   /// Looks at the decisions of all hosts: updates view and acks.
   void observe(uint64_t now_ns);
-  /// Notes whose heartbeat moved, for suspect(), and lets look-ups read the indexes of all hosts
-  /// whose life has begun and is not over. Every process does so each heartbeat, by the heartbeat
+  /// Notes which heartbeats moved, for suspect(), and lets look-ups read the indexes of all hosts
+  /// whose life has begun and is not over. Every process does so each heartbeat, in the heartbeat
   /// thread: a process that samples seldom suspects no host.
   void sample(uint64_t now_ns);
   /// From now on look-ups read only the indexes of hosts whose life is not over, and of `holders`
@@ -105,9 +105,9 @@ class Hosts {
   bool region_lost() const;
   /// This life is over: by a decision, or (`conflict`) since another machine runs as this host.
   void end_own_life(bool conflict);
-  /// The life of a host that may be declared over: it left, or its heartbeat stood still for
-  /// dead_ms and wait_ms between two samples, with others in between. Also a life that a decision
-  /// names and that never began.
+  /// The life of a host, if it may be declared over: the host left, or its heartbeat stood still
+  /// for dead_ms plus wait_ms between two samples, with others in between. Also a life that a
+  /// decision names and that never began.
   std::optional<Life> suspect(uint32_t host, uint64_t wait_ms = 0) const;
 
   // ---- agreement ----
@@ -115,35 +115,35 @@ class Hosts {
   Outcome decide(Life life, uint32_t value);
   /// A fresh look: some word says done for this life.
   bool decided(Life life) const { return decision(life).has_value(); }
-  /// A fresh look: somebody has at least begun to decide about this life.
+  /// A fresh look: some host has at least begun to decide about this life.
   bool begun(Life life) const;
-  /// A fresh look: this life is not over, and nobody will act on a decision that it is before what
-  /// it published until now is in the memory.
+  /// A fresh look: this life is not over, and no host will act on a decision that it is over before
+  /// everything that it has published so far is in the memory.
   bool stands(Life life) const;
-  /// Who holds now what that life held: the chain of decisions is followed to a life that is not
-  /// over. Empty while a link of it is not decided.
+  /// The life that now holds the extents of that life: follows the chain of decisions to a life
+  /// that is not over. Empty while a link of it is not decided.
   std::optional<Life> successor(Life life) const;
 
   /// Some host knows that this life has stopped writing: it said so itself, or an operator did.
   bool fenced(Life life) const;
   void vouch_fenced(Life life);
-  /// Every live host treats this life as ended.
+  /// Every live host treats this life as over.
   bool acked(Life life) const;
 
-  /// Hosts whose leases count: all but those that ended a while ago.
+  /// Hosts (a bit each) whose leases count: all but those whose life was over grace_ms ago.
   uint64_t hazard_hosts(uint64_t now_ns) const;
 
  private:
-  /// What the heartbeat of a slot did while its lives were as noted here.
+  /// Samples of the heartbeat of a slot while its lives were as noted here.
   struct Seen {
     uint64_t heartbeat = 0;
-    uint32_t incarnation = 0;  ///< that the slot shows
-    uint64_t ended = 0;  ///< that the view says: a life may follow that the slot does not show
-    uint64_t changed_at_ns = 0;  ///< when it had been seen to have done so
-    uint64_t sampled_at_ns = 0;  ///< before the last look
+    uint32_t incarnation = 0;    ///< in the slot
+    uint64_t ended = 0;          ///< in the view: a life may follow that the slot does not show
+    uint64_t changed_at_ns = 0;  ///< after the sample that found a change
+    uint64_t sampled_at_ns = 0;  ///< before the last sample
     uint32_t samples = 0;
 
-    /// As of Hosts, at that look.
+    /// Hosts::goes_on() at the last sample.
     bool goes_on() const { return incarnation != 0 && incarnation >= ended; }
   };
 
@@ -174,7 +174,7 @@ class Hosts {
   void raise_ack(uint32_t of, uint32_t shift, uint64_t value);
 
   Context<A>& c_;
-  mutable std::mutex seen_mutex_;  ///< held for no access to the pool
+  mutable std::mutex seen_mutex_;  ///< not held during accesses to the pool
   std::array<Seen, BH_HOSTS_MAX> seen_{};
   // Stamps up to settling_ of the phase before settling_phase_ were all published when draining
   // ended at drained_at_ns_ (0: not yet).
@@ -193,7 +193,7 @@ std::optional<bh_host_slot> Hosts<A>::read_slot(uint32_t host) const {
   for (uint32_t copy = 0; copy < 2; ++copy) {
     Line line;
     const bool good = c_.read_sealed(c_.layout.slot_line(host, copy), line);
-    // The first write goes to copy 1: while copy 0 is blank, nobody got past it, whole or torn.
+    // The first write goes to copy 1: while copy 0 is blank, that was the last one, whole or torn.
     if (copy == 0) blank = line == Line{};
     const auto slot = from_line<bh_host_slot>(line);
     if (good && (!found || slot.turn > best.turn)) {
@@ -214,9 +214,9 @@ bh_host_slot Hosts<A>::write_slot(bh_host_slot line, uint32_t state) {
 }
 
 /// The first half of a fast mutual exclusion (Lamport 1987), known as a splitter (Moir and Anderson
-/// 1995): write X; is Y closed? close Y; is X still mine? X is the one copy of the line, with the
-/// next turn, Y the other, with the one after that. A machine that comes late with either write
-/// finds a later turn; the line that it wrote over is written again (Membership::check_own_slot).
+/// 1995): write X; is Y closed? close Y; is X still mine? X is one copy of the line, with the next
+/// turn; Y is the other, with the turn after that. A machine that is late with either write finds a
+/// later turn; the live host restores the line that it overwrote (Membership::check_own_slot).
 template <class A>
 std::optional<bh_host_slot> Hosts<A>::claim_slot(bh_host_slot slot) {
   slot.claim = c_.access.random() | 1;
@@ -257,7 +257,7 @@ void Hosts<A>::begin_heartbeat(uint64_t now_ns) {
   note_duties_done(now_ns);
 }
 
-/// The word first: what a process of this machine stored there, it had written down before (H5).
+/// Reads the word first: a process of this machine recorded each value before it stored it (H5).
 template <class A>
 bool Hosts<A>::heartbeat_is_foreign() const {
   c_.access.acquire(heartbeat_at(c_.host), sizeof(bh_host_heartbeat));
@@ -266,20 +266,20 @@ bool Hosts<A>::heartbeat_is_foreign() const {
   return heartbeat > c_.access.load(c_.private_word(offsetof(bh_host_private, heartbeats_taken)));
 }
 
-/// The word grows by another amount each time: were it by one, two machines that began as exact
-/// copies would store the same values. Now the one whose value is smaller sees a larger one.
+/// The word grows by a random amount each time: if it grew by one, two machines that began as exact
+/// copies would store the same values. So the machine with the smaller value sees a larger one.
 template <class A>
 void Hosts<A>::publish_heartbeat(uint64_t now_ns, bool live) {
   if (live) advance_settled();
   const uint64_t taken_at = c_.private_word(offsetof(bh_host_private, heartbeats_taken));
   uint64_t taken = c_.access.load(taken_at);
   const uint64_t next = taken + 1 + ((c_.access.random() ^ now_ns) & 0xFFFF);
-  if (!c_.access.cas(taken_at, taken, next)) return;  // another process does so this instant
+  if (!c_.access.cas(taken_at, taken, next)) return;  // another process publishes one now
   const uint64_t done_ns =
       c_.access.load(c_.private_word(offsetof(bh_host_private, duties_done_ns)));
   c_.access.store(heartbeat_at(c_.host) + offsetof(bh_host_heartbeat, duties_late_ms),
                   now_ns > done_ns ? (now_ns - done_ns) / 1'000'000 : 0);
-  // A process that was stopped before this line does not take the word back.
+  // A process that was stopped before this line does not set the word back.
   const uint64_t at = heartbeat_at(c_.host) + offsetof(bh_host_heartbeat, heartbeat);
   uint64_t heartbeat = c_.access.load(at);
   while (heartbeat < next && !c_.access.cas(at, heartbeat, next)) {
@@ -288,13 +288,13 @@ void Hosts<A>::publish_heartbeat(uint64_t now_ns, bool live) {
 }
 
 /// One cycle: note the last stamp, turn the phase, wait until the old parity's counts are zero,
-/// wait T_settle, say so. A cycle that another process's turn of the phase broke is begun anew.
+/// wait settle_ms, publish the stamp. If another process turns the phase, the cycle starts over.
 template <class A>
 void Hosts<A>::advance_settled() {
   const uint64_t phase_at = c_.private_word(offsetof(bh_host_private, publish_phase));
   uint64_t phase = c_.access.load(phase_at);
   if (settling_ && settling_phase_ != phase) settling_.reset();
-  // The clock is read after the counts: whoever is paused in between waits the longer.
+  // The clock is read after the counts: a process paused in between only waits longer.
   if (settling_ && drained_at_ns_ == 0 && all_published(phase - 1))
     drained_at_ns_ = c_.access.now_ns();
   if (settling_ && drained_at_ns_ != 0 &&
@@ -303,7 +303,7 @@ void Hosts<A>::advance_settled() {
                     uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS | *settling_);
     settling_.reset();
   }
-  // The other parity must be at rest before it comes into use again.
+  // The counts of the other parity must be zero before it is used again.
   if (settling_ || !all_published(phase + 1)) return;
   const uint64_t last = c_.access.load(c_.private_word(offsetof(bh_host_private, stamp_sequence)));
   if (!c_.access.cas(phase_at, phase, phase + 1)) return;
@@ -352,13 +352,13 @@ void Hosts<A>::sample(uint64_t now_ns) {
               {}};
     if (const auto slot = read_slot(d)) now[d].incarnation = slot->incarnation;
   }
-  // What was seen is not older than now_ns and not younger than this, however long it took.
+  // The values read are not older than now_ns and not newer than this, however long it took.
   const uint64_t seen_ns = c_.access.now_ns();
   std::unique_lock guard(seen_mutex_);
   for (uint32_t d = 0; d < count(); ++d) {
     Seen& seen = seen_[d];
     const auto& [heartbeat, ended, incarnation] = now[d];
-    // Whoever was paused himself begins to count anew (protocol 5.7).
+    // A process that was itself paused starts to count again (protocol 5.7).
     const bool paused = now_ns - seen.sampled_at_ns > uint64_t{c_.times.dead_ms} * 1'000'000 / 2;
     const bool same = heartbeat == seen.heartbeat && ended == seen.ended &&
                       incarnation.value_or(seen.incarnation) == seen.incarnation;
@@ -382,8 +382,8 @@ void Hosts<A>::forget_hosts_but(uint64_t holders) {
   for (uint32_t h = 0; h < count(); ++h) {
     if (shows_life(h)) probed |= uint64_t{1} << h;
   }
-  // If it fails, a host has joined meanwhile. No order with other words is needed: who reads an old
-  // value misses blocks, or looks in vain, until the next heartbeat.
+  // If it fails, a host has joined meanwhile. No order with other words is needed: a look-up that
+  // reads an old value misses blocks, or looks in vain, until the next heartbeat.
   if (probed != before) c_.access.cas(probed_at, before, probed & before);
 }
 
@@ -401,8 +401,8 @@ bool Hosts<A>::heartbeat_moves(uint32_t host, uint64_t watch_ns) const {
   return false;
 }
 
-/// A view only grows: a process that was stopped between the look at the decisions and this may
-/// come late, when later lives are over too. Returns what stands.
+/// A view only grows: a process that was stopped after it read the decisions may come late, when
+/// later lives are over too. Returns the view that stands.
 template <class A>
 ViewWord Hosts<A>::raise_view(uint32_t host, const ViewWord& to) {
   const uint64_t at = c_.own(BH_PART_VIEW, host);
@@ -431,9 +431,9 @@ bool Hosts<A>::region_lost() const {
   return c_.view(c_.host).conflict || (slot && slot->incarnation > c_.incarnation);
 }
 
-/// What shows who the other machine is may come a little after what it stored: a copy of this one
-/// shows itself by its next heartbeat, as a rule. One that does not is a conflict all the same:
-/// what is private is not as this host left it. With one host alone there is nobody else: a bug.
+/// The evidence of the other machine may come a little after its stores: a copy of this machine
+/// usually shows by its next heartbeat. If none comes, it is a conflict all the same: the private
+/// part is not as this host left it. In a pool of one host there is no other machine: a bug.
 template <class A>
 void expect_displaced(Context<A>& context) {
   Hosts<A> hosts(context);
@@ -446,7 +446,7 @@ void expect_displaced(Context<A>& context) {
   hosts.end_own_life(/*conflict=*/!decided);
 }
 
-/// H3: view, full fence, ack. Also for who died between the two.
+/// H3: view, full fence, ack. Also publishes the ack for a process that died between the two.
 template <class A>
 void Hosts<A>::note_ended(uint32_t host, uint64_t ended, uint64_t now_ns) {
   ended = raise_view(host, {.ended = ended, .since_ms = now_ns / 1'000'000}).ended;
@@ -482,8 +482,8 @@ std::optional<Life> Hosts<A>::suspect(uint32_t host, uint64_t wait_ms) const {
     if (!next || next->host != host || next->incarnation <= life.incarnation) return std::nullopt;
     life = *next;
   }
-  // The samples are of another thread: they may be about a life before this one, and what is later
-  // than the last of them nobody has seen.
+  // Another thread takes the samples: they may be about a life before this one, and nothing is
+  // known of the time after the last of them.
   const bool of_this_life =
       seen.incarnation == slot->incarnation && seen.ended == c_.view(host).ended;
   const bool still =
@@ -522,9 +522,9 @@ bool Hosts<A>::begun(Life life) const {
   return false;
 }
 
-/// A decision that has not begun by now takes two settles more. One that has may be done, and its
-/// word on its way: then it is there one settle later; and who decided looked at nothing before his
-/// word had settled.
+/// A decision that has not begun by now takes two settles more. One that has begun may be done, and
+/// its word on its way: then the word is there one settle later, and the host that decided looked
+/// at nothing before its word had settled.
 template <class A>
 bool Hosts<A>::stands(Life life) const {
   if (!begun(life)) return true;
@@ -580,8 +580,8 @@ Outcome Hosts<A>::decide(Life life, uint32_t value) {
   return Outcome::DECIDED;
 }
 
-/// A value has ten bits of an incarnation: the one with these bits that is nearest to the slot's.
-/// It may be ahead by more than one: lives can be decided that never began.
+/// A value has ten bits of an incarnation: it means the incarnation with these bits that is nearest
+/// to the slot's. It may be ahead by more than one: lives can be decided that never began.
 template <class A>
 std::optional<Life> Hosts<A>::life_of(uint32_t value) const {
   const uint32_t host = value >> 10;
@@ -594,9 +594,9 @@ std::optional<Life> Hosts<A>::life_of(uint32_t value) const {
   return Life{host, static_cast<uint32_t>(incarnation)};
 }
 
-/// One link of the chain of decisions. Words are used again for a slot's next life only when
-/// nothing is left that the life before holds, unless the host succeeded itself and died before it
-/// said so: so where the decision is gone, that is what it was.
+/// One link of the chain of decisions. Words are used again for a slot's next life only when the
+/// life before holds nothing any more, unless the host succeeded itself and died before its slot
+/// said so. So if the decision is gone, the host succeeded itself.
 template <class A>
 std::optional<Life> Hosts<A>::next_life(Life life) const {
   if (const auto value = decision(life)) return life_of(*value);
@@ -607,14 +607,14 @@ std::optional<Life> Hosts<A>::next_life(Life life) const {
   return std::nullopt;
 }
 
-/// Follows the chain. Decisions can make a ring: a host decides for itself the life of another that
-/// does not know yet that it is over, and that one the first one's. Then the ring's lowest slot
-/// goes on, with its next life: everybody sees the same ring. It ends: a successor that is over
-/// lies in no ring yet, or in one that begins earlier.
+/// Follows the chain. Decisions can form a ring: a host becomes the successor of another that does
+/// not know yet that its life is over, and that one the successor of the first. Then the ring's
+/// lowest slot goes on, with its next life: all hosts see the same ring. The walk ends: a successor
+/// that is over lies in no ring yet, or in one that begins earlier.
 template <class A>
 std::optional<Life> Hosts<A>::successor(Life life) const {
   std::vector<Life> seen;
-  std::vector<size_t> ring;  // where the ring begins that seen[i] is in; i: in none
+  std::vector<size_t> ring;  // where the ring of seen[i] begins; i: in none
   for (;;) {
     const auto at = std::find(seen.begin(), seen.end(), life);
     if (at == seen.end()) {
@@ -625,7 +625,7 @@ std::optional<Life> Hosts<A>::successor(Life life) const {
       life = *next;
       continue;
     }
-    // A ring that leads back into an earlier one is one with it: else it would be found for ever.
+    // A ring that leads back into an earlier one is one with it: else the walk would never end.
     const size_t begin = ring[at - seen.begin()];
     std::fill(ring.begin() + begin, ring.end(), begin);
     const Life lowest =
@@ -639,7 +639,7 @@ std::optional<Life> Hosts<A>::successor(Life life) const {
 
 template <class A>
 bool Hosts<A>::fenced(Life life) const {
-  if (life.incarnation == 0) return true;  // nobody ever was there
+  if (life.incarnation == 0) return true;  // the slot was never used
   const auto slot = read_slot(life.host);
   if (slot && slot->fenced >= life.incarnation) return true;
   for (uint32_t h = 0; h < count(); ++h) c_.invalidate_from(h, ack_at(h, life.host), 8);
@@ -664,7 +664,7 @@ bool Hosts<A>::acked(Life life) const {
     const auto slot = read_slot(h);
     // A slot that cannot be read may be that of a live host.
     if (slot && !goes_on({h, slot->incarnation})) continue;
-    // One that joins reads all decisions after it has published JOINING.
+    // A host that joins reads all decisions after it has published JOINING.
     if (h == life.host) continue;
     if ((c_.access.load(ack_at(h, life.host)) & 0xFFFFFFFFu) <= life.incarnation) return false;
   }

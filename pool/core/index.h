@@ -6,11 +6,11 @@
 //      claim in the entry's directory word by CAS before.
 //   X2 A word that is neither empty nor claimed has a sealed entry, and no word is ever empty while
 //      its entry is sealed: an entry is cleared before its word.
-//   X3 Word 7 of a bucket is at least the number of live entries that passed it by: raised before
-//      such an entry is written, lowered after it is cleared. Deaths can leave it too high, which
-//      costs a probe.
+//   X3 Word 7 of a bucket is at least the number of live entries that passed it by: it is raised
+//      before such an entry is written, and lowered after it is cleared. Deaths can leave it too
+//      high, which costs a probe.
 //   X4 Two inserts, or an insert and a removal, of one key exclude each other by the key's lock.
-//      Readers take no lock: whatever is half-written has a bad seal and means "nothing here".
+//      Readers take no lock: a half-written line has a bad seal and means "nothing here".
 #pragma once
 
 #include <array>
@@ -60,7 +60,7 @@ class Index {
                    [&](const bh_index_entry& entry) { return entry.namespace_id == namespace_id; });
   }
 
-  /// The entry of this very block: where it lies, and in which life.
+  /// Finds the entry that names this offset and this stamp.
   std::optional<Found> find_block(uint32_t host, const Hash128& hash, uint64_t offset,
                                   uint64_t stamp) const {
     return find_if(host, hash, [&](const bh_index_entry& entry) {
@@ -68,7 +68,7 @@ class Index {
     });
   }
 
-  /// Publishes an own entry and the words that lead to it: who wrote them may have died before. In
+  /// Publishes an own entry and the words that lead to it: their writer may have died before. In
   /// any order under one fence, as the entry is sealed: a word that comes first leads to nothing.
   void publish(const Found& found) const {
     Probes probe = probes(hash_of(found.entry));
@@ -77,9 +77,9 @@ class Index {
     c_.access.publish(entry_at(c_.host, found.bucket, found.index), BH_LINE_BYTES);
   }
 
-  /// Calls visit(word, entry offset) for the entries of a directory line, which the caller has
-  /// loaded from the first bucket of `hash` in a host's segment, whose tag matches. True if entries
-  /// of that bucket lie further on, where only find_if() looks.
+  /// Calls visit(entry offset) for each tag that matches in a directory line, which the caller has
+  /// loaded from the first bucket of `hash` in a host's segment. True if entries of that bucket lie
+  /// further on, where only find_if() looks.
   template <class Visit>
   bool for_each_match(uint32_t host, const Hash128& hash, const Line& words, Visit visit) const {
     const uint64_t tag = directory_tag(hash);
@@ -88,7 +88,7 @@ class Index {
     }
     return words[BH_INDEX_ENTRIES] != 0;
   }
-  /// The entry in a line that was acquired, if it is sealed and of this key's hash.
+  /// The entry in an acquired line, if it is sealed and has this hash.
   std::optional<bh_index_entry> read_entry(uint64_t at, const Hash128& hash) const {
     Line line;
     if (!c_.read_sealed(at, line)) return std::nullopt;
@@ -105,7 +105,7 @@ class Index {
   /// lock.
   bool erase(const Found& found);
 
-  /// One try to take the lock of a key; `holder` is the process that has it otherwise.
+  /// Tries once to take the lock of a key; on failure `holder` is the process that had it.
   bool try_lock(const Hash128& hash, uint32_t* holder);
   void unlock(const Hash128& hash);
 
@@ -115,16 +115,17 @@ class Index {
     for (uint64_t b = 0; b < c_.layout.geometry().index_bucket_count; ++b)
       for_each_in(host, b, visit);
   }
-  /// The same, of one bucket.
+  /// The same for one bucket.
   template <class Visit>
   void for_each_in(uint32_t host, uint64_t bucket, Visit visit) const;
 
-  /// Finishes or clears entries that a dead process was writing or clearing, and only then, once
-  /// its blocks are settled too, release_locks() frees its locks.
+  /// Finishes or clears entries that a dead process was writing or clearing. Only after that, and
+  /// after its blocks are scavenged, may release_locks() free its locks.
   uint64_t scavenge_claims(uint32_t dead);
   void release_locks(uint32_t dead);
 
-  /// Rebuild, nobody else running: clears whatever `keep(entry)` refuses and counts word 7 anew.
+  /// For a rebuild, with no other process running: clears entries that `keep(entry)` refuses and
+  /// counts word 7 anew.
   template <class Keep>
   void rebuild(Keep keep);
 
@@ -196,7 +197,7 @@ bool Index<A>::insert(const Hash128& hash, const bh_index_entry& entry) {
           write_at(probe.bucket(), i, tag, entry))
         return true;
     }
-    // Published before the entry stands further on, so that no reader stops short of it (X3).
+    // Published before the entry is written further on, so that no reader stops short of it (X3).
     const uint64_t overflow = word_at(c_.host, probe.bucket(), BH_INDEX_ENTRIES);
     c_.access.fetch_add(overflow, 1);
     c_.access.publish(overflow, 8);
@@ -235,8 +236,8 @@ bool Index<A>::erase(const Found& found) {
   return true;
 }
 
-/// Entry first, then its word (X2). The word is claimed by us, or by a dead process that we
-/// scavenge.
+/// Clears the entry first, then its word (X2). The word is claimed by this process, or by a dead
+/// one that this process scavenges.
 template <class A>
 void Index<A>::clear_at(uint64_t bucket, uint32_t index) {
   const uint64_t at = entry_at(c_.host, bucket, index);
@@ -262,7 +263,7 @@ bool Index<A>::try_lock(const Hash128& hash, uint32_t* holder) {
   const uint64_t at = lock_at(hash);
   const StateWord word = c_.load_state(at);
   *holder = word.process;
-  // A word that no process can have written is nobody's lock.
+  // A word that no process can have written is no lock.
   const bool taken = word.state == 1 && word.process < c_.layout.geometry().process_count;
   return !taken && c_.change(at, word, word.next(1, c_.process));
 }
@@ -300,7 +301,7 @@ uint64_t Index<A>::scavenge_claims(uint32_t dead) {
       ++found;
       Line line;
       if (c_.read_sealed(entry_at(c_.host, b, i), line)) {
-        c_.access.publish(entry_at(c_.host, b, i), BH_LINE_BYTES);  // it may have died before
+        c_.access.publish(entry_at(c_.host, b, i), BH_LINE_BYTES);  // the dead one may not have
         c_.access.store(word_at(c_.host, b, i), directory_word(directory_tag_of(words[i]), 0));
         c_.access.publish(word_at(c_.host, b, i), 8);
       } else {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining a host slot, leaving it, and repair of what keeps a host from joining.
+// Joining a host slot, leaving it, and repair of damage that keeps a host from joining.
 //
 // Invariants
-//   J1 A life is taken up or followed in its own slot only by a machine that knows that no other
-//      one writes there: the slot was left in order, after which nothing was stored; or its life
-//      is over and fenced; or it is of this very boot, or of this very hardware before it booted
-//      again; and its heartbeat stands still, unless a process of this kernel has the pool open as
-//      that host. What a disk image carries (the machine id) proves nothing.
-//   J2 A life has a heartbeat from the moment that somebody can take it for dead: from the decision
-//      that it follows the last one, before it is published.
-//   J3 Of machines that find this in the same instant one goes on at most: before it asks the
+//   J1 A machine continues a life, or begins the next one in its slot, only if it knows that no
+//      other machine writes there: the slot was left cleanly, after which nothing was stored; or
+//      its life is over and fenced; or the life is of this very boot, or of this very hardware
+//      before it booted again; and its heartbeat stands still, unless a process of this kernel has
+//      the pool open as that host. An id that a disk image carries (the machine id) proves nothing,
+//      and counts only in a pool of one host.
+//   J2 A life has a heartbeat from the moment that another host can take it for dead: from the
+//      decision that it follows the last one, before the slot shows it.
+//   J3 Of machines that find this in the same instant at most one goes on: before it asks the
 //      others to agree that its life is next, it claims the slot (Hosts::claim_slot). A claim that
 //      does not become a life is passed over when it has stood for dead_ms without a heartbeat.
 //
@@ -46,13 +47,13 @@ class Joining {
   /// Called once, in the middle of attach() or repair(), if the pool has several hosts: from then
   /// on heartbeat() must be called by another thread, though the rest is still under way.
   using StartHeartbeat = std::function<void()>;
-  /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED: with a sentence.
+  /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED, SYSTEM: each with a sentence.
   Result<void> attach(const Progress& progress, const StartHeartbeat& start_heartbeat = {});
   void detach();
-  /// Ends this life of the host in order, so that others may take over at once. No other process of
-  /// the host may have the pool open (IN_USE). Calls `stop_heartbeat` once nothing can come
-  /// between: until then its heartbeat goes on, however long a process that opens the pool keeps it
-  /// waiting (BUSY).
+  /// Ends this life of the host cleanly, so that others may take over at once. No other process of
+  /// the host may have the pool open (IN_USE). Calls `stop_heartbeat` once no other process can
+  /// prevent it: until then the heartbeat goes on, however long this waits for a process that opens
+  /// the pool (BUSY).
   Result<void> leave(const std::function<void()>& stop_heartbeat = {});
   /// Exclusive: no process may have the pool open. Rebuilds as after a reboot.
   Result<std::vector<std::string>> repair(bool take_over, const Progress& progress,
@@ -97,7 +98,7 @@ class Joining {
 template <class A>
 Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& start_heartbeat) {
   start_heartbeat_ = start_heartbeat;
-  // A process that rebuilds a large pool keeps its heartbeat and is worth waiting for.
+  // A process that rebuilds a large pool keeps its heartbeat: this one waits for it.
   while (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD) {
     if (!c_.alone() && hosts_.heartbeat_moves(c_.host, uint64_t{c_.times.dead_ms} * 1'000'000))
       continue;
@@ -125,7 +126,7 @@ void Joining<A>::detach() {
   forget_own_process();
   c_.access.unlock_process(c_.host, c_.process);
   if (!locked) return;
-  // With several hosts that is leave(): a new life costs an agreement, and there are only so many.
+  // With several hosts leave() does so: a new life costs an agreement, and incarnations are few.
   if (c_.alone() && !anybody_alive()) {
     if (auto line = read_slot_line()) {
       line->fenced = line->incarnation;
@@ -200,7 +201,7 @@ Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progre
   if (forgotten != 0)
     done.push_back("dropped " + std::to_string(forgotten) +
                    " damaged description(s) of namespaces; open the namespaces to write them anew");
-  // A life that stays would keep the slot for this machine.
+  // A life that went on would keep the slot for this machine.
   if (c_.alone()) {
     detach();
   } else if (auto left = leave(); !left) {
@@ -218,7 +219,7 @@ bool Joining<A>::anybody_alive() {
   return false;
 }
 
-/// Of which nothing is left but that.
+/// Frees the process slot, after all else that the process held.
 template <class A>
 void Joining<A>::forget_own_process() {
   extents_.scavenge(c_.process);  // gives up preferences
@@ -233,8 +234,8 @@ Result<bh_host_slot> Joining<A>::read_slot_line() {
                                     " are damaged; `bowhead pool repair` writes them anew"};
 }
 
-/// Under the host lock. Continues the host's life while its private parts are those of this boot
-/// and nobody declared it dead; begins a new one, and rebuilds them, otherwise.
+/// Under the host lock. Continues the host's life if its private part is of this boot and no host
+/// declared it dead; otherwise begins a new life and rebuilds the private part.
 template <class A>
 Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
   auto slot = read_slot_line();
@@ -273,7 +274,7 @@ Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
   return {};
 }
 
-/// J1. No process of this kernel has the pool open as this host.
+/// J1, where no process of this kernel has the pool open as this host.
 template <class A>
 Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot, bool take_over) {
   const bool claimed = slot.claim != 0;
@@ -288,15 +289,15 @@ Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot
                     (c_.alone() && slot.machine_id == machine);
   const bool over = !c_.alone() && hosts_.fenced(life) && hosts_.decided(life);
   const bool may_take = unused || ours || take_over || left || over;
-  // After a reboot a machine watches as long as hosts that suspect another one. In the same boot it
-  // need not, and where it is refused anyway it watches only to say why.
+  // After a reboot a machine watches for as long as a host that suspects another. In the same boot
+  // it need not, and if it is refused anyway it watches only to give the reason.
   const bool briefly = (this_boot && !claimed) || !may_take;
   const uint64_t watch_ms = briefly ? 3 * c_.times.heartbeat_ms : c_.times.dead_ms;
   if (!c_.alone() && (!left || claimed) && hosts_.heartbeat_moves(c_.host, watch_ms * 1'000'000))
     return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
                                              "; give each machine its own --host"};
-  // What says that the last life has ended may be the next one, which another machine began
-  // meanwhile.
+  // The evidence that the last life has ended may come from the next one, which another machine
+  // began meanwhile.
   const auto now = read_slot_line();
   if (!now) return now.error();
   if (now->turn != slot.turn || now->nonce != slot.nonce) return taken_in_this_moment();
@@ -325,11 +326,11 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
     if (!claimed) return taken_in_this_moment();
     slot = *claimed;
     slot.claim = 0;
-    // What decides about this host is read from here on as its own, that is, from the caches.
+    // From here on this host's region is read as its own, that is, from the caches.
     const auto& g = c_.layout.geometry();
     c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
   }
-  // Blank though there are blocks: it was lost. Stamps must not begin anew (R3).
+  // If the slot is blank and there are blocks, it was lost. Stamps must not start over (R3).
   if (slot.incarnation == 0)
     slot.incarnation = static_cast<uint16_t>(recovery_.highest_incarnation());
   if (slot.incarnation == UINT16_MAX)
@@ -350,7 +351,7 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
   if (c_.alone()) {
     c_.incarnation = slot.incarnation;
   } else {
-    // Whoever judges leases by the lives it knows of sees this one, before decisions are read.
+    // Hosts that judge leases by the lives they know see this one, before it reads decisions.
     c_.settle();
     hosts_.observe(c_.access.now_ns());
     if (c_.ended()) return declared_dead_while_joining();
@@ -371,9 +372,9 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
   return {};
 }
 
-/// The other hosts agree that a life of this host follows the one that the slot shows, and what
-/// that one held has a holder. The slot does not say so yet: `slot` is what it shows, with the
-/// incarnation of the life before the new one.
+/// On success the other hosts agree that a life of this host follows the one that the slot shows,
+/// and the extents of that one have a holder. The slot does not say so yet: `slot` is its line,
+/// with the incarnation of the life before the new one.
 template <class A>
 Result<void> Joining<A>::follow_last_life(bh_host_slot& slot, bool same_boot) {
   Life old{c_.host, slot.incarnation};
@@ -386,23 +387,23 @@ Result<void> Joining<A>::follow_last_life(bh_host_slot& slot, bool same_boot) {
   hosts_.begin_heartbeat(c_.access.now_ns());
   if (start_heartbeat_) start_heartbeat_();  // J2
   flush_own();
-  // Before the slot says that the new life has begun: who dies until then finds the old one
-  // again, and its decision, next time.
+  // Before the slot says that the new life has begun: if this process dies before that, the next
+  // one that joins finds the old life again, and its decision.
   if (auto ok = take_over_extents(old); !ok) return ok;
   const auto now = read_slot_line();
   if (!now) return now.error();
-  if (now->turn != slot.turn) return taken_in_this_moment();  // the claim seemed to be a dead one's
+  if (now->turn != slot.turn) return taken_in_this_moment();  // it took this claim for a dead one's
   return {};
 }
 
-/// Its successor may already use what it was to rebuild.
+/// The successor may already use the extents that this host was to rebuild.
 template <class A>
 Error Joining<A>::declared_dead_while_joining() const {
   return Error{Status::BUSY, "host " + std::to_string(c_.host) +
                                  " was declared dead while it was joining; open the pool again"};
 }
 
-/// So that the first look-up after joining knows whose indexes to read.
+/// Ensures that the first look-up after joining knows which indexes to read.
 template <class A>
 void Joining<A>::look_around() {
   const uint64_t now_ns = c_.access.now_ns();
@@ -411,9 +412,9 @@ void Joining<A>::look_around() {
   custody_.settle_extents(now_ns, /*locked=*/true);
 }
 
-/// Waits for a decision about the old life; proposes the new one of this host. A life that was to
-/// follow and never began, because whoever joined then died, may be over too: then it is the old
-/// one.
+/// Proposes the new life of this host, and waits for a decision about the old one. A life that was
+/// to follow and never began, because the process that joined died, may be over too: then it is the
+/// old one.
 template <class A>
 Result<void> Joining<A>::succeed_myself(Life& old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
@@ -436,8 +437,8 @@ Result<void> Joining<A>::succeed_myself(Life& old) {
   }
 }
 
-/// What the old life held is this one's if it succeeded itself; else it waits until the successor
-/// has it all, since the index of this host may be cleared only then.
+/// The extents of the old life are this one's if the host succeeded itself; else it waits until the
+/// successor has them all, since the index of this host may be cleared only then.
 template <class A>
 Result<void> Joining<A>::take_over_extents(Life old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
@@ -462,8 +463,8 @@ Result<void> Joining<A>::take_over_extents(Life old) {
   }
 }
 
-/// After Holdings::refresh_own_words(): what the words say this host holds, it holds in its new
-/// life.
+/// After Holdings::refresh_own_words(): writes the new life into the words by which this host holds
+/// an extent.
 template <class A>
 void Joining<A>::relabel_extents(uint64_t extents) {
   for (uint64_t e = 0; e < extents; ++e) {
@@ -472,14 +473,14 @@ void Joining<A>::relabel_extents(uint64_t extents) {
         holdings_.holding_of(e).writer != c_.host)
       continue;
     word.incarnation = c_.incarnation;
-    // Whoever else inherited it in the meantime sees this word of a living host, and gives it up.
+    // A host that inherited it in the meantime sees this word of a live host, and gives it up.
     if (word.slot == BH_OWN_UNCONFIRMED) word.slot = 0;
     holdings_.write_own(e, word);
   }
 }
 
-/// Everything that this host can have left in the caches of this boot goes out; and nothing stays
-/// in them, since another machine may have had the slot after this one, or have it next.
+/// Writes back and drops all lines that this host can have left in the caches of this boot: another
+/// machine may have had the slot after this one, or have it next.
 template <class A>
 void Joining<A>::flush_own() {
   const auto& g = c_.layout.geometry();
@@ -496,8 +497,8 @@ void Joining<A>::flush_own() {
 template <class A>
 Result<void> Joining<A>::take_process_slot() {
   const auto& g = c_.layout.geometry();
-  // Free slots first; else that of a dead process (or what damage looks like one), whose leftovers
-  // then count as ours.
+  // Free slots first; else that of a dead process (or one that damage makes look dead), whose
+  // unfinished work then counts as this process's.
   for (const bool take_dead : {false, true}) {
     for (uint32_t p = 0; p < g.process_count; ++p) {
       const uint64_t at = c_.layout.process(c_.host, p);
@@ -506,7 +507,7 @@ Result<void> Joining<A>::take_process_slot() {
       const bool suits =
           take_dead ? word.state != BH_PROCESS_SCAVENGING : word.state == BH_PROCESS_FREE;
       if (!suits || c_.access.lock_process(c_.host, p) == LockResult::HELD) continue;
-      // By CAS: a scavenger that saw it dead may be at it this instant.
+      // By CAS: a scavenger that saw it dead may be at work on it this instant.
       if (!c_.access.cas(at, seen, word.next(BH_PROCESS_LIVE).pack())) {
         c_.access.unlock_process(c_.host, p);
         continue;

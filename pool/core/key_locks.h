@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The locks of keys: who changes what the index says of a key, or a line of mail, holds one. They
-// lie in the private part of the host and name the process that holds them.
+// Key locks. A process that changes the index entries of a key, or a line of mail, holds one. The
+// locks lie in the private part of the host; each names the process that holds it.
 //
-// Owns: nothing in this process. Calls: Recovery, where a dead process holds one.
+// Owns: nothing in this process. Calls: Recovery, if a dead process holds one.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -10,7 +10,7 @@
 namespace bowhead::core {
 
 inline constexpr uint64_t kLockWaitNs = 2'000'000'000;
-inline constexpr uint64_t kShortLockWaitNs = 1'000'000;  ///< where there are others, or later
+inline constexpr uint64_t kShortLockWaitNs = 1'000'000;  ///< if another block or later try will do
 
 template <class A>
 class KeyLocks {
@@ -20,7 +20,7 @@ class KeyLocks {
   KeyLocks(const KeyLocks&) = delete;
   KeyLocks& operator=(const KeyLocks&) = delete;
 
-  /// False: a live process did not let go of it within `wait_ns`.
+  /// False if a live process kept the lock for all of `wait_ns`.
   bool lock(const Hash128& hash, uint64_t wait_ns);
   void unlock(const Hash128& hash) { index_.unlock(hash); }
 
@@ -57,7 +57,7 @@ bool KeyLocks<A>::lock(const Hash128& hash, uint64_t wait_ns) {
   for (uint32_t round = 0;; ++round) {
     if (index_.try_lock(hash, &holder)) return true;
     if (round % 64 == 63) {
-      // A dead holder is looked for first: on a busy machine the deadline comes after few rounds.
+      // Look for a dead holder first: on a busy machine the deadline comes after few rounds.
       const bool scavenged = !c_.alive(holder) && recovery_.scavenge_process(holder);
       if (!scavenged && c_.access.now_ns() > deadline_ns) return false;
     }

@@ -80,7 +80,7 @@ bool is_known(const bh_superblock& sb) {
          (sb.ro_compat & ~BH_FEATURES_RO_COMPAT) == 0;
 }
 
-/// The geometry must be exactly the one that its own choices lead to: nothing else is trusted.
+/// The geometry must be exactly the one planned from its own choices; no other is accepted.
 bool geometry_is_planned(const bh_geometry& g) {
   auto planned = plan_geometry(GeometryChoice{.total_bytes = g.total_bytes,
                                               .align_bytes = g.region_align_bytes,
@@ -148,8 +148,8 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
     offset += round_up(bytes[i], BH_LINE_BYTES * 2);
   }
   g.region_bytes = round_up(offset, g.region_align_bytes);
-  // Tables change hands one by one, and then a mapping must be able to tell them apart; with one
-  // host they never do, and a coarse grain (2 MiB on huge pages) would waste most of each.
+  // Extents change owners one by one, so each table must be mapped on its own. With one host none
+  // changes its owner, and a coarse grain (2 MiB on huge pages) would waste most of each table.
   g.table_bytes = round_up(sizeof(bh_block_slot) * (slots_per_extent + 1),
                            g.host_count > 1 ? g.region_align_bytes : kPage);
   g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
@@ -198,7 +198,7 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
     std::memcpy(&copies[i], sources[i].data(), sizeof(bh_superblock));
     looks_like_pool |= copies[i].magic == BH_SUPERBLOCK_MAGIC;
     if (!copy_is_good(copies[i], i)) continue;
-    if (!is_known(copies[i])) newer = &copies[i];  // also if the other copy is not: half upgraded
+    if (!is_known(copies[i])) newer = &copies[i];  // even if only one copy is: half upgraded
     if (chosen == nullptr) chosen = &copies[i];
   }
   if (chosen == nullptr && !looks_like_pool)

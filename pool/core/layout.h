@@ -17,7 +17,7 @@
 
 namespace bowhead::core {
 
-/// What one chooses; the rest of a geometry follows.
+/// The choices from which the rest of a geometry follows.
 struct GeometryChoice {
   uint64_t total_bytes = 0;
   uint64_t align_bytes = 4096;  ///< grain of the mapping
@@ -27,25 +27,25 @@ struct GeometryChoice {
 };
 
 inline constexpr uint64_t kPoolBytesMin = uint64_t{16} << 20;
-/// What a hazard word can name. Also keeps every sum and product of a geometry far from overflow.
+/// The reach of a hazard word. Also keeps every sum and product of a geometry far from overflow.
 inline constexpr uint64_t kPoolBytesMax = uint64_t{BH_PAYLOAD_ALIGN} << BH_HAZARD_PAGE_BITS;
 inline constexpr uint64_t kExtentBytesMin = uint64_t{2} << 20;
 inline constexpr uint64_t kExtentBytesMax = uint64_t{64} << 20;
 
-/// The geometry for a choice. Returns TOO_SMALL, INVALID_ARGUMENT, MISALIGNED with what to change.
+/// The geometry for a choice. Errors TOO_SMALL, INVALID_ARGUMENT, MISALIGNED state what to change.
 Result<bh_geometry> plan_geometry(const GeometryChoice& choice);
 
 /// Places the parts of each region, then tables and payload behind the regions. `geometry` has all
-/// counts, sizes of extents and blocks, and regions_offset; total_bytes is left alone. Returns the
-/// end of the payload. Called apart from plan_geometry() only for geometries of tests.
+/// counts, sizes of extents and blocks, and regions_offset; total_bytes is not changed. Returns the
+/// end of the payload. Besides plan_geometry() only tests call it.
 uint64_t place_parts(bh_geometry& geometry, uint64_t payload_align_bytes);
 
-/// Which settings a pool may have: the same rule when it is created and when it is opened. Each
-/// returns INVALID_ARGUMENT.
+/// Check the settings of a pool, by the same rule when it is created and when it is opened. Each
+/// returns INVALID_ARGUMENT for settings that no pool may have.
 Result<void> check_watermarks(uint32_t high_permille, uint32_t low_permille);
 Result<void> check_times(const SharingTimes& times);
 
-/// The times that a superblock states; the defaults if it states none, as that of one host does.
+/// The times that a superblock states; the defaults if it states none, as in a pool of one host.
 inline bool states_times(const bh_superblock& sb) {
   return (sb.heartbeat_ms | sb.dead_ms | sb.grace_ms | sb.settle_ms | sb.reclaim_ms) != 0;
 }
@@ -54,10 +54,10 @@ inline SharingTimes times_of(const bh_superblock& sb) {
   return {sb.heartbeat_ms, sb.dead_ms, sb.grace_ms, sb.settle_ms, sb.reclaim_ms};
 }
 
-/// Reads a superblock from the two copies (each BH_FORMAT sized, any bytes). `second_used` tells
-/// that the first is damaged. What it returns has a planned geometry and settings that a pool may
-/// have. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (also: the medium is shorter than the
-/// pool).
+/// Reads a superblock from the two copies (any bytes; one that is too short counts as missing).
+/// `second_used`: the first copy is damaged. The superblock returned has a planned geometry and
+/// settings that a pool may have. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (also: the medium is
+/// shorter than the pool).
 Result<bh_superblock> read_superblock(std::span<const std::byte> first,
                                       std::span<const std::byte> second, uint64_t media_bytes,
                                       bool* second_used);
@@ -115,7 +115,7 @@ class Layout {
     return g_.tables_offset + slot / slots_per_extent_ * g_.table_bytes +
            (slot % slots_per_extent_ + 1) * sizeof(bh_block_slot);
   }
-  /// True if a block may start there; the argument comes from shared bytes and can be anything.
+  /// True if a block may lie there. The arguments come from shared memory and can be anything.
   bool valid_block(uint64_t offset, uint64_t bytes) const {
     const uint64_t end = g_.payload_offset + g_.extent_count * g_.extent_bytes;
     return offset >= g_.payload_offset && offset < end && offset % BH_PAYLOAD_ALIGN == 0 &&
@@ -125,8 +125,8 @@ class Layout {
     return (block_offset - g_.payload_offset) / g_.min_block_bytes;
   }
 
-  /// Room that a block of `value_bytes` under a key of `key_bytes` takes: whole 4 KiB, at least
-  /// min_block_bytes, and enough slots for the key.
+  /// The size of a block for a value of `value_bytes` under a key of `key_bytes`: whole 4 KiB, at
+  /// least min_block_bytes, and enough slots for the key.
   uint64_t block_bytes(uint64_t value_bytes, uint64_t key_bytes) const {
     const uint64_t key_slots = (key_bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES;
     const uint64_t rounded =
@@ -134,16 +134,15 @@ class Layout {
     const uint64_t least = g_.min_block_bytes * (key_slots > 1 ? key_slots : 1);
     return rounded > least ? rounded : least;
   }
-  /// The same for a coded value. Codes come in all sizes, and every size of block needs slabs of
-  /// its own: in steps of 4 KiB large values would carve so many slabs that most of each stays
-  /// empty. In steps of 1/32 to 1/16 of the value there are at most 32 sizes, and half a step is
-  /// lost.
+  /// The same for a coded value. Frames come in all sizes, and every block size needs slabs of its
+  /// own: in steps of 4 KiB, large values would need so many slabs that most of each stays empty.
+  /// Steps of 1/32 to 1/16 of the value give at most 32 sizes, and waste half a step.
   uint64_t coded_block_bytes(uint64_t stored_bytes, uint64_t value_bytes,
                              uint64_t key_bytes) const {
     const uint64_t step = std::max<uint64_t>(BH_PAYLOAD_ALIGN, std::bit_ceil(value_bytes) / 32);
     return block_bytes((stored_bytes + step - 1) / step * step, key_bytes);
   }
-  /// The contiguous extents that belong to host `host` at creation.
+  /// The first of the contiguous extents that belong to host `host` at creation.
   uint64_t first_extent_of(uint32_t host) const { return g_.extent_count * host / g_.host_count; }
 
  private:

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leases: promises of this host's processes that a block stays where it is.
 //
-// Lease i has two faces: the hazard word i, published, which owners look at before they reuse a
-// block; and the lease line i, host-private, which says whose it is and until when.
+// Lease i has two parts: hazard word i, published, which owners read before they reuse a block; and
+// lease line i, host-private, which names its holder and its deadline.
 //
 // Invariants
-//   L1 A hazard word is set by the lease's holder, after the lease line is filled; whoever clears
-//      it does so by CAS of exactly that value, which contains the lease's sequence: a late clear
-//      hits nothing.
-//   L2 The holder reads the block's stamp only after hazard word and fence; who reuses a block
-//      reads the hazards only after retired stamp and fence. So one of the two sees the other
-//      (store-load on both sides), and a block that is named and passed its re-check is not reused
-//      (I4).
+//   L1 The holder of a lease sets its hazard word after it filled the lease line. A process clears
+//      the word by CAS of exactly that value, which contains the lease's sequence: a late clear
+//      changes nothing.
+//   L2 The holder reads the block's stamp only after hazard word and fence; an owner that reuses a
+//      block reads the hazards only after retired stamp and fence. So one of the two sees the
+//      other's store (store-load on both sides), and a block that is named and passed its second
+//      check is not reused (I4).
 //   L3 Hazard words at and beyond `hazard_limit` were never set: the limit is raised before the
-//      word is, and in the memory no later than the word. Each holder flushes it for itself, for
-//      whoever raised it may not have come to it yet.
+//      word is set, and reaches the memory no later than the word. Each holder flushes the limit
+//      itself, since the process that raised it may not have flushed it yet.
 //   L4 A lease slot is FREE, or names the process that took it. ACTIVE ends by one CAS from exactly
 //      the word that the holder's token names: the holder's (FREE) or a revoker's (REVOKED), so
-//      that the holder learns which. A REVOKED slot has no holder who could still end it well, so
-//      it may be taken again (by CAS) before its release: nobody who forgets a lease keeps its slot
-//      for ever. The token names the sequence; a late release finds a later one and touches
+//      that the holder learns which. A REVOKED lease can only end as LAPSED, so its slot may be
+//      taken again (by CAS) before its release: a lease that is never released does not keep its
+//      slot for ever. The token names the sequence; a late release finds a later one and changes
 //      nothing.
 #pragma once
 
@@ -37,15 +37,15 @@ class Leases {
  public:
   explicit Leases(Context<A>& context) : c_(context) {}
 
-  /// Takes a lease slot and sets its hazard; fenced. The token names this lease for good. Free
-  /// slots come first, so that a late release learns as exactly as it can what became of its lease;
-  /// then revoked ones. Empty if all are ACTIVE.
+  /// Takes a lease slot and sets its hazard; fenced. The token never names another lease. Free
+  /// slots come first, then revoked ones, so that a late release can mostly tell how its lease
+  /// ended. Empty if all slots are ACTIVE.
   std::optional<uint64_t> take(uint64_t block_offset, uint64_t stamp, uint64_t deadline_ns);
 
-  /// What became of the lease that a token names.
+  /// The state of the lease that a token names.
   enum class State {
     HELD,    ///< active, or revoked and its slot not taken again
-    LAPSED,  ///< revoked, it seems, and its slot taken again: the slot does not tell who ended it
+    LAPSED,  ///< probably revoked; its slot was taken again and no longer says who ended it
     ENDED    ///< ended by its holder, or no token of this process
   };
   struct Held {
@@ -58,28 +58,28 @@ class Leases {
   /// Ends a lease. False if it was revoked. The caller has checked the stamp before.
   bool end(uint64_t token);
 
-  /// How many there can be.
+  /// The number of lease slots.
   uint64_t count() const { return c_.layout.geometry().lease_count; }
 
   /// Block offsets that the hazards of `hosts` (a bit each) name, sorted. The caller has fenced
-  /// after the stores that it wants ordered before (L2).
+  /// after those of its stores that must come before (L2).
   std::vector<uint64_t> named_blocks(uint64_t hosts) const;
 
-  /// Revokes own leases whose time is over. Returns how many.
+  /// Revokes leases of this host that have expired. Returns how many.
   uint64_t revoke_expired(uint64_t now_ns);
 
-  /// Ends all leases of a process that is gone.
+  /// Ends all leases of a dead process. Returns how many.
   uint64_t scavenge(uint32_t dead);
 
   uint64_t active(uint32_t host) const;
 
-  /// Flushes what this host says: whoever was to may have died before. The caller fences.
+  /// Flushes the hazards of this host: a process may have died before it did. The caller fences.
   void flush() const {
     const uint64_t limit = std::min<uint64_t>(c_.access.load(limit_at(c_.host)), count());
     if (limit > 0) c_.access.flush(c_.own(BH_PART_HAZARDS, 0), limit * 8);
   }
 
-  /// Rebuild, nobody else running.
+  /// For a rebuild: no other process of this host is running.
   void reset();
 
  private:
@@ -114,8 +114,8 @@ std::optional<uint64_t> Leases<A>::take(uint64_t block_offset, uint64_t stamp,
   return take_in(BH_LEASE_REVOKED, block_offset, stamp, deadline_ns);
 }
 
-/// Of the slots in one state. A hazard that a revoker has not come to clear yet is of a lease that
-/// is over: it gives way to the new one, and a late clear fails (L1).
+/// Takes a slot in one state. A hazard that a revoker has not cleared yet belongs to a lease that
+/// is over: the new hazard replaces it, and a late clear fails (L1).
 template <class A>
 std::optional<uint64_t> Leases<A>::take_in(uint32_t state, uint64_t block_offset, uint64_t stamp,
                                            uint64_t deadline_ns) {
@@ -202,7 +202,7 @@ uint64_t Leases<A>::revoke_expired(uint64_t now_ns) {
     if (hazard == 0) continue;
     const StateWord word = c_.load_state(line(i));
     if (word.state == BH_LEASE_REVOKED && hazard_of(i, word.sequence - 1) == hazard) {
-      clear_hazard(i, word.sequence - 1);  // whoever revoked it died before this
+      clear_hazard(i, word.sequence - 1);  // its revoker died before this
       ++revoked;
       continue;
     }
@@ -224,7 +224,7 @@ uint64_t Leases<A>::scavenge(uint32_t dead) {
   for (uint64_t i = 0; i < count(); ++i) {
     const StateWord word = c_.load_state(line(i));
     if (word.state == BH_LEASE_FREE || word.process != dead) continue;
-    // A revoked lease's hazard carries the sequence before.
+    // The hazard of a revoked lease has the previous sequence.
     clear_hazard(i, word.state == BH_LEASE_ACTIVE ? word.sequence : word.sequence - 1);
     c_.change(line(i), word, word.next(BH_LEASE_FREE));
     ++found;

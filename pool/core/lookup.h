@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking for blocks: index entries, the headers that they name, the keys beside them; in the index
-// of this host and of all others that it knows of. Stores nothing.
+// Look-ups of blocks: index entries, the headers that they name, and the keys beside the headers,
+// in the index of this host and of all others that it knows of. Stores nothing.
 //
 // Owns: nothing. Calls: no other room.
 #pragma once
@@ -21,20 +21,20 @@ class Lookup {
 
   static constexpr uint64_t kBatch = 128;  ///< keys that exists() takes at once
   bool read_header(uint64_t slot, bh_block_header& header) const;
-  /// The block that an entry names, if it is the one of the key. `fresh`: header and first key line
-  /// were acquired.
+  /// The block that an entry names, if it is stored under the key. `fresh`: header and first key
+  /// line were acquired.
   std::optional<Located> verify(const Found& found, const Key& key, bool fresh = false) const;
-  /// In the segment of one host.
+  /// Looks in the index of one host.
   std::optional<Located> locate_at(uint32_t host, const Key& key, Fresh fresh) const;
-  /// The own host first; then all others, their first lines invalidated under one fence (protocol
-  /// 5.2).
+  /// Looks in the own index first, then in all others, whose first lines are invalidated under one
+  /// fence (protocol 5.2).
   std::optional<Located> locate(const Key& key);
   /// present[i] for up to 128 keys, pipelined: all lines of a step are fetched before the next
   /// step. `slots`: their block slots.
   uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                   uint64_t* slots = nullptr);
   std::string read_key(uint64_t slot, uint64_t key_bytes) const;
-  /// Of the key that is stored, whatever the header says it hashes to.
+  /// The hash of the stored key, whatever hash the header states.
   Hash128 key_hash(uint64_t slot, const bh_block_header& header) const;
   uint64_t own_bit() const { return c_.observing() ? 0 : uint64_t{1} << c_.host; }
   uint64_t other_hosts() const {
@@ -42,7 +42,7 @@ class Lookup {
   }
 
  private:
-  /// Step by step for a batch of keys, each step's lines invalidated and fetched together.
+  /// A possible match for a key. All keys of a batch go through a step before the next step.
   struct Candidate {
     uint32_t key, host;
     uint32_t writer;  ///< of the line at `at`
@@ -72,7 +72,7 @@ bool Lookup<A>::read_header(uint64_t slot, bh_block_header& header) const {
   return true;
 }
 
-/// The first line of the key is fresh: it lies beside the header.
+/// The first line of the key lies beside the header and was acquired with it.
 template <class A>
 bool Lookup<A>::key_matches(const Found& found, uint64_t slot, std::string_view key) const {
   for (uint64_t at = 0; at < key.size(); at += BH_LINE_BYTES, ++slot) {
@@ -175,9 +175,9 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
                                 Key(ns, keys[one.key], hashes[one.key]), /*fresh=*/true);
     if (located) note(one.key, *located);
   }
-  // Once more, one by one: what may lie further on; and what was there when the first lines were
-  // read but not when its header was, as a block that was moved or recompressed in between. A batch
-  // is under way so long that this would happen often.
+  // Look up one by one the keys that may lie further on, and those whose tag matched but whose
+  // block did not: it may have been moved or recompressed after the first lines were read. A batch
+  // takes so long that this would happen often.
   for (uint32_t i = 0; i < keys.size(); ++i) {
     if (present[i] != 0 || !Key::valid(keys[i])) continue;
     if (further == 0 && !matched[i]) continue;
@@ -186,8 +186,8 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
   return count;
 }
 
-/// Entries whose tag matches, of all hosts. Returns a bit for each host of which a bucket has
-/// entries further on.
+/// Collects the entries of all hosts whose tag matches. Returns a bit for each host of which a
+/// bucket has entries further on.
 template <class A>
 uint64_t Lookup<A>::match_batch(std::span<const Hash128> hashes,
                                 std::vector<Candidate>& found) const {
@@ -199,7 +199,7 @@ uint64_t Lookup<A>::match_batch(std::span<const Hash128> hashes,
   }
   if (!c_.alone()) c_.access.coherence_fence();
   uint64_t further = 0;
-  constexpr size_t kAhead = 16;  // lines under way
+  constexpr size_t kAhead = 16;  // lines being fetched
   for (uint64_t left = hosts; left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
     for (size_t i = 0; i < hashes.size() + kAhead; ++i) {

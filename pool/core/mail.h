@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mail between hosts: lines in which one host asks another for extents or for a removal, and the
-// other says when that is done.
+// Mail between hosts: lines in which one host asks another for extents or for the removal of a key,
+// and the other reports when that is done.
 //
-// Owns: nothing in this process; the host's lines. Calls: KeyLocks, and for what is asked: Grants,
+// Owns: nothing in this process; the host's lines. Calls: KeyLocks; to do requests: Grants,
 // Retirement.
 #pragma once
 
@@ -22,12 +22,12 @@ class Mail {
   Mail(const Mail&) = delete;
   Mail& operator=(const Mail&) = delete;
 
-  /// Waits for the answer. OK: the host has removed what it had of the key, and its life stood then
-  /// (S6). BUSY: it may yet do so.
+  /// Waits for the answer. OK: the host has removed its blocks of the key, and its life stood after
+  /// that (S6). BUSY: it may still remove them.
   Status ask_to_remove(Life owner, const Hash128& hash);
   /// Asks for up to `count` extents, unless an earlier request still stands.
   void ask_for_extents(uint32_t peer, uint64_t count);
-  /// Takes back own requests that were answered, or never will be, and does what others ask for.
+  /// Withdraws own requests that were answered, or never will be, and does those of other hosts.
   void read_mail();
 
  private:
@@ -104,7 +104,7 @@ void Mail<A>::ask_for_extents(uint32_t peer, uint64_t count) {
   post(peer, mail);
 }
 
-/// Returns the line that the request stands in; none if all lines to that host are taken.
+/// Returns the line of the request; none if all lines to that host, or their lock, are taken.
 template <class A>
 std::optional<uint64_t> Mail<A>::post(uint32_t peer, bh_mail& mail) {
   const KeyLock lock(locks_, mail_lock(peer), kShortLockWaitNs);
@@ -121,7 +121,7 @@ std::optional<uint64_t> Mail<A>::post(uint32_t peer, bh_mail& mail) {
   return std::nullopt;
 }
 
-/// One that is not sealed asks for nothing, and answers nothing.
+/// A line that is not sealed holds no request and no answer.
 template <class A>
 bh_mail Mail<A>::read_mail_line(uint32_t host, uint32_t peer, uint64_t index) const {
   Line line;
@@ -129,9 +129,9 @@ bh_mail Mail<A>::read_mail_line(uint32_t host, uint32_t peer, uint64_t index) co
                                                                  : bh_mail{};
 }
 
-/// An own line is written under its lock: what it asks and what it answers come from two sides.
-/// Without the lock it may be seen half written. False if somebody hangs with the lock: the next
-/// heartbeat tries again. change(line) says whether it did so.
+/// An own line is written under its lock, since its request and its answer are changed by different
+/// callers. Without the lock it may be seen half written. False if the lock cannot be had: the next
+/// heartbeat tries again. change(line) returns whether it changed the line.
 template <class A>
 template <class Change>
 bool Mail<A>::change_mail_line(uint32_t peer, uint64_t index, Change change) {
@@ -153,8 +153,8 @@ void Mail<A>::withdraw(uint32_t peer, uint64_t index, uint64_t sequence) {
   });
 }
 
-/// Another process of this host may be at the same request. Once that has answered, the key may
-/// have been put again; so a block is only taken away that was found while there was no answer.
+/// Another process of this host may be doing the same request. Once it has answered, the key may
+/// have been put again; so a block is removed only if it was found while there was no answer.
 template <class A>
 void Mail<A>::do_request(uint32_t peer, uint64_t index, const bh_mail& request) {
   uint64_t last = 0;
@@ -173,7 +173,7 @@ void Mail<A>::do_request(uint32_t peer, uint64_t index, const bh_mail& request) 
   };
   if (request.kind == BH_MAIL_REMOVE) {
     const Status removed = retirement_.remove_own(hash_of(request), kShortLockWaitNs, not_answered);
-    if (removed != Status::OK && removed != Status::NOT_FOUND) return;  // the next heartbeat again
+    if (removed != Status::OK && removed != Status::NOT_FOUND) return;  // retry at next heartbeat
   } else {
     grants_.give(request.count, {peer, request.incarnation});
   }

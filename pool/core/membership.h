@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Being one of several hosts: the heartbeat, the own slot line, who succeeds a dead host, and the
-// duties that a host does for the others.
+// Membership of one host among several: the heartbeat, the own slot line, the succession of dead
+// hosts, and the duties of a host for the others.
 //
-// Owns: what this process knows of its own slot, since when this life is suspected, and the touch
-// words it has seen. Calls: Custody, Grants, Lookup, Mail, Retirement.
+// Owns: the own slot line as this process knows it, the time since when this life is suspected, and
+// the touch words seen last. Calls: Custody, Grants, Lookup, Mail, Retirement.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -26,28 +26,27 @@ class Membership {
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  /// Keeps the heartbeat: looks at the decisions of the others, and lets leases expire whose time
-  /// is over. Every process calls it once per times.heartbeat_ms, in a thread that does nothing
-  /// else, so that no work makes a live host look dead: its cost does not grow with the pool.
-  /// HOST_FENCED, HOST_ID_CONFLICT: this handle, and those of all other processes of the host, must
-  /// be closed.
+  /// Publishes the heartbeat, reads the decisions of all hosts, and revokes expired leases. Every
+  /// process calls it once per times.heartbeat_ms, in a thread that does nothing else, so that no
+  /// work makes a live host look dead: its cost does not grow with the pool. HOST_FENCED,
+  /// HOST_ID_CONFLICT: this handle, and those of all other processes of the host, must be closed.
   Result<void> heartbeat();
-  /// What a host does for the others besides: frees what has settled, does what they ask for, takes
-  /// part in deciding who succeeds a dead host, takes extents over. Every process calls it once per
-  /// times.heartbeat_ms, in a thread of its own; it may take several heartbeats. Statuses as of
-  /// heartbeat().
+  /// The other duties of the host: frees blocks that have settled, does the requests of other
+  /// hosts, proposes successors of dead hosts, takes extents over. Every process calls it once per
+  /// times.heartbeat_ms, in a thread of its own; it may take several heartbeats. Returns the same
+  /// statuses as heartbeat().
   Result<void> work();
-  /// An operator vouches that a host has stopped writing to the memory for good.
+  /// Records the word of an operator that a host has stopped writing to the memory for good.
   Result<void> vouch_fenced(uint32_t host);
-  /// OK, or why nothing may be stored any more.
+  /// OK, or the reason why this process may store nothing any more.
   Status standing() const { return c_.ended() ? c_.gone() : Status::OK; }
-  /// From here on this process knows whose slot line it must find (heartbeat()).
+  /// From here on heartbeat() checks that the slot line is still this one.
   void go_live(const bh_host_slot& slot);
-  /// Proposes this host as the successor of hosts that are suspected, the host with the lowest slot
-  /// first; and, if it needs room, of slots that nobody ever used. `locked`: under the host lock.
+  /// Proposes this host as the successor of suspected hosts, after live hosts of lower slots had
+  /// time to; and, if extents are wanted, of slots never used. `locked`: under the host lock.
   void succeed_the_dead(bool locked = false);
-  /// Somebody has at least begun to decide that this life is over. One who dies in the middle of
-  /// that leaves the question open; then this host answers it itself, and begins a new life.
+  /// A host has at least begun to decide that this life is over. If that host dies in the middle,
+  /// the question stays open; then this host decides it, for its own next life.
   bool suspected();
 
  private:
@@ -67,7 +66,7 @@ class Membership {
   Custody<A>& custody_;
 
   bh_host_slot own_slot_{};        ///< as this process knows it
-  std::atomic<bool> live_{false};  ///< joined: own_slot_ stands, the private part is rebuilt
+  std::atomic<bool> live_{false};  ///< joined: own_slot_ is set, the private part is rebuilt
   uint64_t suspected_since_ns_ = 0;
   std::vector<uint64_t> touches_;  ///< touch words as seen last
   uint64_t touches_at_ns_ = 0;
@@ -119,8 +118,8 @@ Result<void> Membership<A>::vouch_fenced(uint32_t host) {
                      (host == c_.host ? "this host itself" : "out of range")};
   const auto slot = hosts_.read_slot(host);
   hosts_.observe(c_.access.now_ns());
-  // Of a host that died while it joined, lives may be over, and one more may have been agreed on,
-  // that its slot never showed; and lines of the slot may be damaged.
+  // If a host died while it joined, its slot may not show lives that are over, or one more that was
+  // agreed on; and lines of the slot may be damaged.
   const uint64_t ended = c_.view(host).ended;
   Life life{host, slot ? slot->incarnation : 0u};
   if (ended > life.incarnation) life.incarnation = static_cast<uint32_t>(ended - 1);
@@ -152,9 +151,9 @@ void Membership<A>::go_live(const bh_host_slot& slot) {
   live_.store(true, std::memory_order_release);
 }
 
-/// The slot line is ours alone: another nonce in it means that another machine, or a copy of this
-/// one, runs as the same host. But a claim is no life yet, and who comes late with one writes what
-/// the slot was before this life.
+/// Only this host writes the slot line: another nonce in it means that another machine, or a copy
+/// of this one, runs as the same host. But a claim is no life yet, and a machine that comes late
+/// with a claim writes the content that the slot had before this life.
 template <class A>
 Result<void> Membership<A>::check_own_slot() {
   const auto slot = hosts_.read_slot(c_.host);
@@ -187,8 +186,8 @@ Error Membership<A>::fenced_error() const {
                    "and open it again to rejoin"};
 }
 
-/// A copy of this machine keeps a heartbeat as this host. Both must end: what they share, their
-/// private part, is as good as damaged. The copy learns it from the slot line.
+/// A copy of this machine keeps a heartbeat as this host. Both must end, since the private part
+/// that they share must be taken for damaged. The copy learns it from the slot line.
 template <class A>
 Error Membership<A>::end_by_conflict() {
   if (live_.load(std::memory_order_acquire)) {
@@ -210,8 +209,8 @@ void Membership<A>::succeed_the_dead(bool locked) {
     const bool unused = slot && slot->incarnation == 0 && grants_.wanted() && !c_.ended({h, 0});
     const auto suspect = unused ? Life{h, 0} : hosts_.suspect(h, wait_ms);
     if (!suspect) continue;
-    if (c_.ended()) return;  // who is over decides nothing
-    // Two who propose in step would overtake each other for ever.
+    if (c_.ended()) return;  // a life that is over decides nothing
+    // Two hosts that propose in step would outbid each other for ever.
     if (hosts_.begun(*suspect) && c_.access.random() % 4 != 0) continue;
     if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
     hosts_.decide(*suspect, Life{c_.host, c_.incarnation}.value());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of namespaces: each host has one, and all are read.
+// The tables of namespaces: each host has one, and reads those of all hosts.
 //
-// The id of a namespace is a hash of its texts and its layout, so that two hosts which register it
-// at once register the same, or, with two layouts, two whose blocks never meet. Its profile is no
-// part of that: if two hosts disagree there, one of them wins for all that open it later, and all
-// read everything, since blocks describe themselves.
+// The id of a namespace is a hash of its texts and its layout. So two hosts that register it at
+// once register the same one, or, with two layouts, two whose blocks never meet. The profile is not
+// part of the hash: if two hosts disagree about it, one profile wins for all that open the
+// namespace later, and all hosts can read all blocks, since blocks describe themselves.
 //
 // Owns: nothing in this process; the host's table. Calls: KeyLocks.
 #pragma once
@@ -19,7 +19,7 @@ inline ValueFormat format_in(const bh_namespace& entry) {
   return {entry.layout, static_cast<CompressionProfile>(entry.profile)};
 }
 
-/// The entry of a description, but for its writer. INVALID_ARGUMENT.
+/// The entry for a description, without its writer. INVALID_ARGUMENT.
 inline Result<bh_namespace> entry_of(const NamespaceDescription& d) {
   if (d.name.empty() || d.name.size() >= BH_NAMESPACE_NAME_BYTES ||
       d.name.find('\0') != std::string::npos || d.description.find('\0') != std::string::npos ||
@@ -36,8 +36,8 @@ inline Result<bh_namespace> entry_of(const NamespaceDescription& d) {
   return entry;
 }
 
-/// Whether a namespace that is there is the one that `d` wants: its id; NAMESPACE_MISMATCH or
-/// LAYOUT_MISMATCH; nothing if it is another one.
+/// Compares a registered namespace with the one that `d` describes. Returns its id,
+/// NAMESPACE_MISMATCH or LAYOUT_MISMATCH; nothing if it is a different namespace.
 inline std::optional<Result<uint64_t>> match(const bh_namespace& there, const bh_namespace& wanted,
                                              const NamespaceDescription& d) {
   const bool same_name = std::memcmp(there.name, wanted.name, BH_NAMESPACE_NAME_BYTES) == 0;
@@ -70,7 +70,7 @@ class Namespaces {
   Namespaces& operator=(const Namespaces&) = delete;
 
   Result<uint64_t> open_namespace(const NamespaceDescription& description);
-  /// What the values of a namespace are, if there is one of this id.
+  /// The format of the values of a namespace; empty if no namespace has this id.
   std::optional<ValueFormat> format_of(uint64_t ns) const;
   std::optional<bh_namespace> read_namespace(uint32_t host, uint64_t index) const;
   bool namespace_damaged(uint32_t host, uint64_t index) const;
@@ -90,7 +90,7 @@ Result<uint64_t> Namespaces<A>::open_namespace(const NamespaceDescription& d) {
   if (!wanted) return wanted.error();
   wanted->incarnation = c_.incarnation;
   const auto find = [&] {
-    // Of two that were registered at once with one name and two layouts, the one that is wanted.
+    // Of two that were registered at once with one name and two layouts, take the wanted one.
     std::optional<Result<uint64_t>> found;
     for_each_namespace([&](const bh_namespace& there) {
       auto one = match(there, *wanted, d);
@@ -102,7 +102,7 @@ Result<uint64_t> Namespaces<A>::open_namespace(const NamespaceDescription& d) {
   if (c_.observing())
     return find().value_or(
         Error{Status::NOT_FOUND, "the pool has no namespace of this name and description"});
-  const Hash128 lock_hash{0, 0};  // any lock will do, so long as it is always the same
+  const Hash128 lock_hash{0, 0};  // any hash, but always the same
   const KeyLock lock(locks_, lock_hash);
   if (!lock.held()) return Status::BUSY;
   if (auto found = find()) return *found;
@@ -155,7 +155,7 @@ void Namespaces<A>::for_each_namespace(Visit visit) const {
   }
 }
 
-/// Layout and texts first, then the sealed line that vouches for it.
+/// Writes layout and texts first, then the sealed line with their checksum.
 template <class A>
 void Namespaces<A>::write_namespace(uint64_t index, const bh_namespace& entry) {
   const uint64_t at = c_.layout.name_space(c_.host, index);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading blocks: copies of whole values and of parts, leases, and notes of what was used when.
+// Reading blocks: copies of whole values and of parts, leases, and notes of when blocks were used.
 //
-// Owns: nothing; leases are in the pool (Leases). Calls: Lookup; Retirement, for what is damaged;
+// Owns: nothing; leases are in the pool (Leases). Calls: Lookup; Retirement, for damaged blocks;
 // Recovery, when the lease table is full.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace bowhead::core {
 
-/// Of values that are stored as they are.
+/// Receives values that are stored as they are.
 struct RawSink {
   std::span<const Span> buffers;
 
@@ -37,36 +37,37 @@ class Reading {
   Reading& operator=(const Reading&) = delete;
 
   Result<uint64_t> get(const Key& key, std::span<const Span> buffers);
-  /// Copies the stored bytes of a block, whatever their codec, to where `sink` wants them, and
-  /// returns the length of the value. Of a Sink:
-  ///   Result<std::span<const Span>> room_for(const bh_block_header&)  buffers for the stored
-  ///       bytes; an error is what get() returns;
-  ///   Status take(const bh_block_header&)  what came was verified. DAMAGED: it is no value all the
-  ///       same, and the block is dropped like any that is damaged.
-  /// The header is private to this call, like the bytes; each may be called several times.
+  /// Copies the stored bytes of a block, whatever their codec, to the buffers of `sink`, and
+  /// returns the length of the value. A Sink has two methods:
+  ///   Result<std::span<const Span>> room_for(const bh_block_header&)  returns buffers for the
+  ///       stored bytes, or the error that get() is to return;
+  ///   Status take(const bh_block_header&)  gets verified bytes. DAMAGED: they are not a value all
+  ///       the same, and the block is dropped like any damaged block.
+  /// Header and bytes are private to this call; each method may be called several times.
   template <class Sink>
   Result<uint64_t> get_stored(const Key& key, Sink& sink);
-  /// Copies parts of what a block holds: Status take(header, read) calls read(offset, buffer) as it
-  /// likes, and verifies what came: the checksum of the block is of all of it. What was copied is
-  /// good only if the length of the value comes back; nothing does where the block is not found,
-  /// changed, might hold what somebody else wrote, or take() is not OK.
+  /// Copies parts of a block: Status take(header, read) calls read(offset, buffer) as it likes, and
+  /// verifies the bytes itself, since the checksum of the block covers all of it. The copies are
+  /// good only if the length of the value is returned. Empty if the block is not found, has
+  /// changed, or may hold bytes of another writer, or if take() is not OK.
   template <class Take>
   std::optional<uint64_t> get_parts(const Key& key, Take take);
-  /// Copies what a block holds, verified. False if it changed, or is damaged (then it is dropped).
+  /// Copies the stored bytes of a block, verified. False if it changed or is damaged (then
+  /// dropped).
   bool read_stored(const Located& located, std::span<const Span> buffers);
-  /// The lease names no layout: the caller knows its namespaces.
+  /// The lease does not state the layout: the caller knows its namespaces.
   Result<Lease> acquire(const Key& key, uint64_t ttl_ms, LeaseOf of = LeaseOf::PLAIN);
-  /// Copies what a lease covers, and compares the checksum if there is one.
+  /// Copies the bytes that a lease covers, and compares the checksum if there is one.
   Status copy_leased(const Lease& lease, Span to);
   Status release(Lease& lease);
   void touch_slots(std::span<const uint64_t> slots);
   void used_now(uint64_t slot) { used(slot, c_.access.recency_ns()); }
-  /// Protocol 5.3: copy, then check that the block is still the same, then the sum of the private
-  /// copy. `damaged`: the block did not change, and yet its bytes are not what was put.
+  /// Protocol 5.3: copy, then check that the block is still the same, then the checksum of the
+  /// private copy. `damaged`: the block did not change, but its bytes are not those that were put.
   bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
 
  private:
-  /// Notes when a block was used, or tells its owner so. Both may be lost.
+  /// Notes when a block was used, or leaves its owner a hint. Both may be lost.
   void used(uint64_t slot, uint64_t recency) {
     if (c_.observing()) return;
     if (c_.alone() || extents_.holds(c_.layout.extent_of_slot(slot)))
@@ -123,9 +124,9 @@ Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink) {
   return Status::NOT_FOUND;
 }
 
-/// As of a block without a checksum: its bytes are those of its stamp if its writer's life was not
-/// over, they had reached the memory before they were acquired, and the stamp is still there
-/// afterwards.
+/// Treats the block like one without a checksum: its bytes are those of its stamp if its writer's
+/// life was not over, they had reached the memory before they were acquired, and the stamp is still
+/// there afterwards.
 template <class A>
 template <class Take>
 std::optional<uint64_t> Reading<A>::get_parts(const Key& key, Take take) {
@@ -140,7 +141,7 @@ std::optional<uint64_t> Reading<A>::get_parts(const Key& key, Take take) {
     c_.access.read_payload(entry.block_offset + offset, to.size, {&to, 1}, /*used_soon=*/true);
   };
   if (take(located->header, read) != Status::OK) return std::nullopt;
-  // The look at the stamp may not overtake the copies: no checksum would tell.
+  // The load of the stamp may not overtake the copies: no checksum would show it.
   c_.access.fence();
   const uint64_t header_at = c_.layout.header(located->slot);
   c_.acquire_from(located->found.host, header_at, BH_LINE_BYTES);
@@ -202,15 +203,15 @@ Status Reading<A>::copy_leased(const Lease& lease, Span to) {
     return !lease.checksum || sum == *lease.checksum;
   };
   if (copied()) return Status::OK;
-  // acquire() invalidated its lines; a prefetch may have brought stale ones back since. No look at
-  // the stamp here: the lease keeps the block, and release() says whether it did (L2, L4).
+  // acquire() invalidated its lines; a prefetch may have brought stale ones back since. The stamp
+  // is not checked here: the lease keeps the block, and release() reports whether it did (L2, L4).
   c_.access.acquire(lease.offset, lease.stored_bytes);
   return copied() ? Status::OK : Status::DAMAGED;
 }
 
 template <class A>
 Status Reading<A>::release(Lease& lease) {
-  // Handles of other pools give the same tokens; what they map lies elsewhere.
+  // Handles of other pools give the same tokens, but map other addresses.
   if (lease.token == 0 || lease.data != c_.access.payload(lease.offset)) return Status::CLOSED;
   const auto held = leases_.held(lease.token);
   if (held.state != Leases<A>::State::HELD) {
@@ -219,20 +220,20 @@ Status Reading<A>::release(Lease& lease) {
   }
   const uint64_t slot = c_.layout.slot_of(held.block_offset);
   const bool own = c_.alone() || extents_.holds(c_.layout.extent_of_slot(slot));
-  // The stamp alone would not do: of two zombies, the owner's old header may come back.
+  // If holder and owner are zombies, the owner's old header may come back: the stamp is no proof.
   if (!own) c_.access.invalidate(c_.layout.header(slot), BH_LINE_BYTES);
   const bool declared_dead = !c_.alone() && hosts_.decided({c_.host, c_.incarnation});
   const bool same = c_.access.load(c_.layout.header(slot)) == held.stamp;
   const bool valid = leases_.end(lease.token) && same && !declared_dead && !c_.ended();
   lease.token = 0;
-  // Whoever retired it meanwhile could not free it because of this lease.
+  // A process that retired the block meanwhile could not free it because of this lease.
   if (own && allocator_.word(slot).state == BH_BLOCK_RETIRED) retirement_.reclaim({&slot, 1});
   return valid ? Status::OK : Status::LAPSED;
 }
 
 template <class A>
 void Reading<A>::touch_slots(std::span<const uint64_t> slots) {
-  // The first is the most recent: eviction then takes a prefix from its end.
+  // The first slot gets the latest time: eviction then takes a prefix from its end.
   uint64_t recency = c_.access.recency_ns() + slots.size();
   for (const uint64_t slot : slots) {
     if (slot != UINT64_MAX) used(slot, recency);
@@ -240,7 +241,7 @@ void Reading<A>::touch_slots(std::span<const uint64_t> slots) {
   }
 }
 
-/// A hint for the owner of the block: it was used. Many blocks share a word, and the last one wins.
+/// Leaves the owner a hint that a block was used. Many blocks share a word; the last one wins.
 template <class A>
 void Reading<A>::touch_elsewhere(uint64_t slot) {
   const uint64_t at =
@@ -264,19 +265,19 @@ bool Reading<A>::copy_out(const Located& located, std::span<const Span> buffers,
   const uint64_t offset = located.found.entry.block_offset;
   const uint64_t bytes = located.header.stored_bytes;
   const bool checked = located.header.checksum_kind != BH_CHECKSUM_NONE;
-  // The header may be in the memory before the payload (I3), and no sum would tell.
+  // The header may be in the memory before the payload (I3), and no checksum would show it.
   if (!checked && located.found.host != c_.host && !settled(located.found.entry.stamp))
     return false;
   if (!checked) c_.access.acquire(offset, bytes);
   const bool used_soon = located.header.codec != BH_CODEC_RAW;  // by a decoder
   uint64_t checksum = c_.access.read_payload(offset, bytes, buffers, used_soon);
   if (checked && checksum != located.found.entry.payload_checksum && !c_.alone()) {
-    // Stale lines of the block's last life are rare, and the sum finds them: so only now.
+    // Stale lines of an earlier block are rare, and the checksum finds them: so acquire only now.
     c_.access.acquire(offset, bytes);
     checksum = c_.access.read_payload(offset, bytes, buffers, used_soon);
   }
   const uint64_t header_at = c_.layout.header(located.slot);
-  // On weakly ordered machines this look may overtake the copy: the checksum decides then, and
+  // On weakly ordered machines this load may overtake the copy: the checksum decides then, and
   // where there is none, a fence keeps the order.
   if (!checked) c_.access.fence();
   c_.acquire_from(writer_of(located.found.host, located.found.entry), header_at, BH_LINE_BYTES);
@@ -287,12 +288,12 @@ bool Reading<A>::copy_out(const Located& located, std::span<const Span> buffers,
   return !*damaged;
 }
 
-/// For blocks without a checksum: the life of whoever stored it was not over when it was copied, so
-/// nobody else can have written there.
+/// For blocks without a checksum: the life of the host that stored the block was not over when it
+/// was copied, so no other host can have written there.
 template <class A>
 bool Reading<A>::vouched(const Located& located) const {
   if (c_.alone()) return true;
-  // What was stored in custody, a zombie may have written to before custody was full.
+  // A zombie may have written to a block that was stored before custody was full.
   if ((located.found.entry.flags & BH_ENTRY_COPY_ONLY) != 0) return false;
   const uint32_t host = located.found.host;
   const uint64_t at = c_.layout.word(host, BH_PART_OWN, c_.layout.extent_of_slot(located.slot));
@@ -310,10 +311,10 @@ void Reading<A>::drop_damaged(const Located& located) {
   retirement_.reclaim({&located.slot, 1});
 }
 
-/// Leases that nobody gave back are looked for when one is wanted: those whose time is over, and
-/// those of processes that are gone. So a pool of one host needs nobody to do so now and then. The
-/// look is a walk over the hazards and one question to the kernel for each process; the caller
-/// comes from a walk over the table that was longer.
+/// Takes a lease. If the table is full, first frees leases that were never released: those that
+/// have expired, and those of dead processes. So a pool of one host needs no periodic search. The
+/// search is a walk over the hazards and one question to the kernel for each process; the walk over
+/// the full table before it was longer.
 template <class A>
 std::optional<uint64_t> Reading<A>::take_lease(const bh_index_entry& entry, uint64_t ttl_ms) {
   const auto take = [&] {
@@ -332,14 +333,14 @@ Error Reading<A>::lease_table_full() const {
                                           " leases are held and none has expired; release some"};
 }
 
-/// After the hazard is visible: may this block be leased, and is it still the same? (protocol 5.4
-/// (1), (3), (4), (5)). NOT_FOUND: it changed; COPY_ONLY: it is in custody.
+/// Checks, after the hazard is visible, that the block may be leased and is still the same
+/// (protocol 5.4 (1), (3), (4), (5)). NOT_FOUND: it changed; COPY_ONLY: it is in custody.
 template <class A>
 Status Reading<A>::confirm(const Located& located) {
   const bh_index_entry& entry = located.found.entry;
   const uint64_t header_at = c_.layout.header(located.slot);
-  // Whose it is, before the header: an owner that is gone is acked only after `view` says so, and
-  // that comes after this load or shows in it.
+  // Check the owner before the header: this host acks the end of an owner's life only after `view`
+  // states it, and that comes after this load or shows in it.
   const uint64_t extent = c_.layout.extent_of_slot(located.slot);
   const uint32_t host = located.found.host;
   const uint64_t own_at = c_.layout.word(host, BH_PART_OWN, extent);
@@ -354,8 +355,8 @@ Status Reading<A>::confirm(const Located& located) {
   c_.acquire_from(writer, header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != entry.stamp) return Status::NOT_FOUND;
   c_.acquire_from(writer, entry.block_offset, entry.stored_bytes);
-  // Of a block that came just now, or from a host that may have been writing when it died, the
-  // header may be in the memory before the payload (I3).
+  // If the block was stored just now, or by a host that may have been writing when it died, its
+  // header may be in the memory before its payload (I3).
   if (host == c_.host && (entry.flags & BH_ENTRY_COPY_ONLY) == 0) return Status::OK;
   if ((entry.flags & BH_ENTRY_COPY_ONLY) == 0 && settled(entry.stamp)) return Status::OK;
   return located.header.checksum_kind != BH_CHECKSUM_NONE &&
@@ -365,7 +366,7 @@ Status Reading<A>::confirm(const Located& located) {
              : Status::NOT_FOUND;
 }
 
-/// Header and payload of this stamp have reached the memory.
+/// True if header and payload of this stamp have reached the memory.
 template <class A>
 bool Reading<A>::settled(uint64_t stamp) const {
   if (!c_.incoherent()) return true;

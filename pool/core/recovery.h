@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the dead left: scavenging of the half-done work of processes, and rebuilding of what a host
-// keeps to itself after a reboot.
+// Recovery: scavenging the half-done work of dead processes, and rebuilding the private metadata of
+// a host after a reboot.
 //
 // A process is known by its process slot, and alive while it holds that slot's lock (access.h). Its
 // half-done work is found by its number in allocator, extent, lease, lock and directory words, and
@@ -32,22 +32,22 @@ class Recovery {
   Recovery& operator=(const Recovery&) = delete;
 
   uint64_t scavenge_dead();
-  /// False if another live process is at it. The caller has seen that `dead` does not hold its
+  /// False if another live process scavenges it. The caller has seen that `dead` does not hold its
   /// lock.
   bool scavenge_process(uint32_t dead);
-  /// `dead` is a number that we scavenge, or that is ours since this instant. Returns how much was
-  /// half done.
+  /// `dead` is the number of a process that this one scavenges, or a number that this process has
+  /// just taken. Returns how much was half done.
   uint64_t undo_work_of(uint32_t dead);
-  /// Entries that it was writing, then its blocks, by what the entries say.
+  /// First the entries that it was writing, then its blocks, by what the entries say.
   uint64_t scavenge_blocks(uint32_t dead);
-  /// Under the host lock, nobody else of the host alive. Allocator, leases and locks are made anew
-  /// from what is published: slabs from extent descriptors, blocks from index entries whose header
-  /// agrees.
+  /// The caller has the host lock; no other process of the host is alive. Makes allocator, leases
+  /// and locks again from published metadata: slabs from extent descriptors, blocks from index
+  /// entries whose header agrees.
   void rebuild(const Progress& progress);
-  /// Slabs of which all extents are ours(extent), by their descriptors.
+  /// Restores, by their descriptors, the slabs of which every extent is ours(extent).
   template <class Ours>
-  void restore_cuts(Ours ours);
-  /// For a host slot whose lines are lost: the highest incarnation that any stamp of it shows.
+  void restore_slabs(Ours ours);
+  /// For a host slot whose lines are lost: the highest incarnation in any stamp of that slot.
   uint32_t highest_incarnation() const;
 
  private:
@@ -55,7 +55,7 @@ class Recovery {
   bool clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry);
   void hold_leased();
   void take_back_extents();
-  void restore_cut_privately(const Slab& slab);
+  void restore_slab_privately(const Slab& slab);
   bool restore_entry(const bh_index_entry& entry);
   bool restored_elsewhere(const bh_index_entry& entry) const;
   bool restore_unnamed(uint64_t slot);
@@ -103,7 +103,7 @@ bool Recovery<A>::scavenge_process(uint32_t dead) {
 
 template <class A>
 uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
-  // What it was scavenging itself comes first: its number stands in their process words.
+  // Its own scavenging comes first: the process words that name it as the scavenger.
   for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
     const uint64_t at = c_.layout.process(c_.host, p);
     uint64_t seen = c_.access.load(at);
@@ -128,7 +128,7 @@ uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
   std::vector<uint64_t> retired;
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
     const StateWord word = allocator_.word(slot);
-    // Nobody's: who retired it may have died before it could look at the hazards.
+    // Names no process: the one that retired it may have died before it looked at the hazards.
     if (word.state == BH_BLOCK_RETIRED) retired.push_back(slot);
     if (word.process != dead ||
         (word.state != BH_BLOCK_RESERVED && word.state != BH_BLOCK_RETIRING &&
@@ -163,16 +163,16 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, StateWord word
              allocator_.word(c_.layout.slot_of(entry.block_offset)).state != BH_BLOCK_CLEANING;
     });
   }
-  // RETIRING with its entry in place: a removal that had not begun to show. RESERVED with its entry
-  // in place: a put whose success was visible already. If another entry has the key too, they are
-  // the two blocks of a move, and the other one is enough. A length that the block cannot have, or
-  // that the entry contradicts, is damage: no reader would accept the block, and nothing that lies
-  // behind it may be touched.
+  // RETIRING with its entry in place: a removal that had not become visible. RESERVED with its
+  // entry in place: a put whose success was visible already. If another entry has the key too, they
+  // are the two blocks of a move, and the other one is enough. A length that the block cannot have,
+  // or that the entry contradicts, is damage: no reader would accept the block, and no bytes beyond
+  // it may be touched.
   const bool whole = own_entry && header.stored_bytes == own_entry->entry.stored_bytes &&
                      header.stored_bytes <= slab.block_bytes;
   const bool keep = whole && word.state != BH_BLOCK_CLEANING && !other_entry;
   if (keep) {
-    // It may have died before it published them.
+    // The dead process may not have published them.
     c_.access.publish(own_entry->entry.block_offset, header.stored_bytes);
     c_.access.publish(c_.layout.header(slot), sizeof(bh_block_slot));
     index_.publish(*own_entry);
@@ -200,7 +200,7 @@ void Recovery<A>::rebuild(const Progress& progress) {
   };
   step(0);
   leases_.reset();
-  if (c_.alone()) {  // nobody can have declared it dead: whatever stands there is damage
+  if (c_.alone()) {  // no other host can have declared it dead: a value there is damage
     for (uint32_t host = 0; host < BH_HOSTS_MAX; ++host)
       c_.access.store(c_.own(BH_PART_VIEW, host), 0);
   }
@@ -215,16 +215,16 @@ void Recovery<A>::rebuild(const Progress& progress) {
     for (const uint64_t parity : {0, 1}) c_.access.store(Publishing<A>::count_at(c_, p, parity), 0);
   }
   c_.access.store(retirement_.sequence_at(), 0);
-  // The clock of recency began anew with the boot.
+  // The clock of recency started again with the boot.
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot)
     c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), 0);
-  std::vector<Slab> private_cuts;
-  extents_.for_each_slab([&](const Slab& slab) { private_cuts.push_back(slab); });
+  std::vector<Slab> private_slabs;
+  extents_.for_each_slab([&](const Slab& slab) { private_slabs.push_back(slab); });
   extents_.reset();
   take_back_extents();
   step(1);
-  restore_cuts([&](uint64_t e) { return extents_.holds(e); });
-  for (const Slab& slab : private_cuts) restore_cut_privately(slab);
+  restore_slabs([&](uint64_t e) { return extents_.holds(e); });
+  for (const Slab& slab : private_slabs) restore_slab_privately(slab);
   step(2);
   index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
   step(3);
@@ -243,8 +243,8 @@ void Recovery<A>::rebuild(const Progress& progress) {
   step(4);
 }
 
-/// Blocks that are free by what was stored, but that leases of other hosts still name: they are
-/// freed like any that was retired (I4).
+/// Blocks that are free by the published metadata, but that leases of other hosts still name: they
+/// become RETIRED, and are freed like any retired block (I4).
 template <class A>
 void Recovery<A>::hold_leased() {
   c_.settle();
@@ -258,7 +258,7 @@ void Recovery<A>::hold_leased() {
   }
 }
 
-/// Every extent has an owner (I5): one that has none lost its word, and is its first owner's again.
+/// Every extent has an owner (I5): if one has none, its word was lost; its first owner takes it.
 template <class A>
 void Recovery<A>::take_back_extents() {
   for (uint64_t e = c_.layout.first_extent_of(c_.host); e < c_.layout.first_extent_of(c_.host + 1);
@@ -272,7 +272,7 @@ void Recovery<A>::take_back_extents() {
 
 template <class A>
 template <class Ours>
-void Recovery<A>::restore_cuts(Ours ours) {
+void Recovery<A>::restore_slabs(Ours ours) {
   const auto& g = c_.layout.geometry();
   for (uint64_t e = 0; e < g.extent_count;) {
     Line line;
@@ -290,9 +290,9 @@ void Recovery<A>::restore_cuts(Ours ours) {
   }
 }
 
-/// Where a descriptor is damaged, the slab that the host's private part had, if all of it is free.
+/// Where a descriptor is damaged: restores the slab from the private part, if all of it is free.
 template <class A>
-void Recovery<A>::restore_cut_privately(const Slab& slab) {
+void Recovery<A>::restore_slab_privately(const Slab& slab) {
   Line line;
   if (c_.read_sealed(c_.layout.descriptor(slab.head), line)) return;
   for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) {
@@ -302,8 +302,8 @@ void Recovery<A>::restore_cut_privately(const Slab& slab) {
   extents_.write_descriptor(slab.head, slab);
 }
 
-/// True if the block that an entry names is really there; it is COMMITTED then. Also if its header
-/// is damaged: the entry stays, so that check can name the loss.
+/// True if the block that an entry names is there; it is COMMITTED then. Also true if its header is
+/// damaged: the entry stays, so that `pool check` can report the loss.
 template <class A>
 bool Recovery<A>::restore_entry(const bh_index_entry& entry) {
   if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return false;
@@ -324,7 +324,7 @@ bool Recovery<A>::restore_entry(const bh_index_entry& entry) {
   return true;
 }
 
-/// A death in the middle of a move left two blocks of one key, and the other one is back already.
+/// A death in the middle of a move left two blocks of one key, and the other one is restored.
 template <class A>
 bool Recovery<A>::restored_elsewhere(const bh_index_entry& entry) const {
   const Hash128 hash = hash_of(entry);
@@ -340,8 +340,8 @@ bool Recovery<A>::restored_elsewhere(const bh_index_entry& entry) const {
   return other.has_value();
 }
 
-/// A whole block that no entry names, because its entry was damaged or its writer died just before:
-/// it gets an entry. Only one whose bytes can be verified.
+/// Gives an entry to a whole block that has none, because its entry was damaged or its writer died
+/// just before. Only if the bytes of the block can be verified.
 template <class A>
 bool Recovery<A>::restore_unnamed(uint64_t slot) {
   bh_block_header header;

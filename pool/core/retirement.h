@@ -7,7 +7,7 @@
 //   C3 A block goes RETIRED -> FREE only after a look at all hazards that began after its retired
 //      stamp was published and fenced (I4).
 //
-// Owns: which retired blocks this process has still to free; stamps. Calls: KeyLocks, Lookup.
+// Owns: the retired blocks that this process has yet to free; stamps. Calls: KeyLocks, Lookup.
 #pragma once
 
 #include "pool/core/key_locks.h"
@@ -40,17 +40,17 @@ class Retirement {
         stamps_left() ? c_.access.fetch_add(sequence_at(), 1) + 1 : kStampSequenceMax;
     return make_stamp(c_.host, c_.incarnation, std::min(sequence, kStampSequenceMax));
   }
-  /// Takes away what this host has of a key. NOT_FOUND: nothing. BUSY: somebody has its lock or
-  /// retires it this instant, the block is in READ_ONLY custody, or wanted(), which is asked when
-  /// one was found, says that it may not go.
+  /// Removes this host's blocks of a key. NOT_FOUND: there are none. BUSY: another process holds
+  /// the key's lock or is retiring the block, the block is in READ_ONLY custody, or wanted(), which
+  /// is asked about each block found, returned false.
   template <class Wanted>
   Status remove_own(const Hash128& hash, uint64_t wait_ns, Wanted wanted);
   /// COMMITTED -> RETIRED, entry cleared, stamp retired and published (protocol 5.5 (1) to (3)).
   /// False if the block is not (any more) the one of `stamp`, or its key's lock cannot be had.
   bool retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
               uint64_t lock_wait_ns = kLockWaitNs, Proof proof = Proof::HEADER);
-  /// The block of an own entry, whatever its header says: in custody somebody else may have written
-  /// that.
+  /// Retires the block of an own entry, whatever its header says: in custody a zombie may have
+  /// written the header.
   bool retire_entry(const bh_index_entry& entry, uint32_t counter) {
     const uint64_t slot = c_.layout.slot_of(entry.block_offset);
     const bool retired =
@@ -63,18 +63,18 @@ class Retirement {
     const uint64_t at = c_.block_word(slot);
     c_.store_state(at, c_.load_state(at).next(BH_BLOCK_COMMITTED));
   }
-  /// Stamp -> retired, sealed and published (C2). Of an unreadable header nothing is kept.
+  /// Stamp -> retired, sealed and published (C2). An unreadable header is replaced.
   void retire_header(uint64_t slot);
-  /// RETIRED -> FREE for those that no hazard names (protocol 5.5 (5), (6)): at once where stores
+  /// RETIRED -> FREE for blocks that no hazard names (protocol 5.5 (5), (6)): at once where stores
   /// are seen at once, else when they have settled (reap()). Returns how many were freed.
   uint64_t reclaim(std::span<const uint64_t> slots);
-  /// Blocks that were retired a moment ago, or under a lease which has ended since, or by a process
-  /// that is gone.
+  /// Reclaims every RETIRED block: also those that a lease named when they were retired, and those
+  /// that a dead process retired.
   uint64_t reclaim_all();
-  /// Frees what reclaim() put off and what has settled since; `wait`: until all of it has.
+  /// Frees the blocks that reclaim() put off and that have settled; `wait`: waits until all have.
   uint64_t reap(bool wait);
-  /// Blocks that leases name: of every host that is not ended, or was not a moment ago (protocol
-  /// 5.5 (5)), and of the own.
+  /// Blocks named by leases of this host, and of every host whose life is not over, or was not a
+  /// moment ago (protocol 5.5 (5)).
   std::vector<uint64_t> named_blocks();
 
  private:
@@ -98,13 +98,13 @@ class Retirement {
   Lookup<A>& lookup_;
 
   typename A::Mutex retired_mutex_;
-  std::vector<Retired> retired_;  ///< by this process; their words are the truth
+  std::vector<Retired> retired_;  ///< by this process; the allocator words decide
 };
 
-/// In the own segment; nothing that is there is missed, unless `unsure` says that it may be. A look
-/// without the lock can pass over a key whose block is just being moved: before the new entry
-/// stands where it looks first, and after the old one went where it looks last. Who moves a block
-/// holds the lock from the one to the other.
+/// Searches the own index. It misses no entry that is there unless `unsure` is set. A search
+/// without the lock can pass over a key whose block is being moved: it reads the place of the new
+/// entry before that is written, and the place of the old one after that is cleared. The process
+/// that moves a block holds the lock from the one to the other.
 template <class A>
 std::optional<Found> Retirement<A>::find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure) {
   const auto accept = [&](const bh_index_entry& entry) {
@@ -126,7 +126,7 @@ template <class Wanted>
 Status Retirement<A>::remove_own(const Hash128& hash, uint64_t wait_ns, Wanted wanted) {
   bool removed = false, unsure = false;
   const uint64_t deadline_ns = c_.access.now_ns() + wait_ns;
-  // More than one entry: a process died while it moved the block.
+  // There is more than one entry if a process died while it moved the block.
   for (uint32_t round = 0; const auto found = find_own(hash, wait_ns, &unsure);) {
     const uint64_t slot = c_.layout.slot_of(found->entry.block_offset);
     if (!wanted()) return Status::BUSY;
@@ -150,8 +150,8 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
     if (c_.ended() || !extents_.writable(c_.layout.extent_of_slot(slot))) return false;
     const KeyLock lock(locks_, hash, lock_wait_ns);
     if (!lock.held() || !allocator_.begin_retire(slot)) return false;
-    // The block is ours now and its slab stands still; is it the one that was meant? A damaged
-    // header cannot say.
+    // The block is ours now and its slab cannot change. Is it the block that was meant? A damaged
+    // header cannot tell.
     bh_block_header header;
     if (proof == Proof::HEADER && lookup_.read_header(slot, header) && header.stamp != stamp) {
       cancel_retire(slot);
@@ -182,7 +182,7 @@ void Retirement<A>::retire_header(uint64_t slot) {
     header.stamp = next_stamp();
   }
   if (stamp_state(header.stamp) == BH_STAMP_RETIRED) {
-    // Whoever retired it may have died before this.
+    // The process that retired it may have died before it published this.
     c_.access.publish(c_.layout.header(slot), BH_LINE_BYTES);
     return;
   }
@@ -217,7 +217,7 @@ uint64_t Retirement<A>::reclaim_all() {
 
 template <class A>
 uint64_t Retirement<A>::reap(bool wait) {
-  // Twice: when the retired stamp has reached the memory, a reader may just have seen the old one,
+  // Twice: just before the retired stamp reaches the memory, a reader may still see the old one,
   // and its hazard, published before, takes as long again.
   const uint64_t settle_ns = 2 * uint64_t{c_.times.settle_ms} * 1'000'000;
   std::vector<Retired> ripe;
@@ -238,8 +238,8 @@ uint64_t Retirement<A>::reap(bool wait) {
   return free_unnamed(ripe);
 }
 
-/// Own leases whose time is over are revoked first. What a lease still names is freed later: by
-/// whoever looks at all words (reclaim_all), or by its release.
+/// Revokes expired own leases first. A block that a lease still names is freed later: by reap()
+/// (several hosts), by reclaim_all(), or by the release of the lease.
 template <class A>
 uint64_t Retirement<A>::free_unnamed(const std::vector<Retired>& retired) {
   if (retired.empty() || c_.ended()) return 0;
@@ -249,7 +249,7 @@ uint64_t Retirement<A>::free_unnamed(const std::vector<Retired>& retired) {
   uint64_t freed = 0;
   std::vector<Retired> waiting;
   for (const Retired& block : retired) {
-    // The word from before the look: if the block had another life since, the CAS fails.
+    // The word is from before the look: if the block was reused since, the CAS fails.
     if (!std::binary_search(named.begin(), named.end(), block.offset))
       freed += allocator_.free_retired(block.slot, block.word);
     else if (!c_.alone())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rooms of the core. Each is a class with the state and the invariants of one concern; its head
-// says what it owns and which other rooms it calls. All share the parts beneath them: access,
+// The rooms of the core. Each is a class with the state and the invariants of one concern; its file
+// states what it owns and which other rooms it calls. All share the parts beneath them: access,
 // extents, allocator, index, leases, hosts. Core wires them.
 #pragma once
 
@@ -46,13 +46,13 @@ struct Key {
   Hash128 hash;
 };
 
-/// The host that may have written the lines that an entry leads to: that of the entry, or, of an
-/// extent in custody, who knows.
+/// The host that may have written the lines that an entry leads to: the host of the entry, or, in
+/// an extent in custody, any (UINT32_MAX).
 inline uint32_t writer_of(uint32_t host, const bh_index_entry& entry) {
   return (entry.flags & BH_ENTRY_COPY_ONLY) != 0 ? UINT32_MAX : host;
 }
 
-/// The sum of the sizes of pieces; UINT64_MAX for all that is more.
+/// The sum of the sizes; UINT64_MAX if it overflows.
 template <class Piece>
 uint64_t total_bytes(std::span<const Piece> pieces) {
   uint64_t bytes = 0;
@@ -64,7 +64,7 @@ uint64_t total_bytes(std::span<const Piece> pieces) {
 
 /// The content of a put: a value as it is, or coded in fewer bytes.
 struct Content {
-  std::span<const ConstSpan> stored;  ///< what goes into the pool
+  std::span<const ConstSpan> stored;  ///< the bytes that go into the pool
   uint64_t length_bytes = 0;          ///< of the value
   uint8_t codec = BH_CODEC_RAW;
   uint8_t profile = BH_PROFILE_NONE;
@@ -91,7 +91,7 @@ struct Settings {
   uint32_t evict_low_permille = 0;
 };
 
-/// The block size that a header asks for.
+/// The size of the block that a header needs.
 inline uint64_t room_for(const Layout& layout, const bh_block_header& header) {
   return header.codec == BH_CODEC_RAW
              ? layout.block_bytes(header.stored_bytes, header.key_bytes)

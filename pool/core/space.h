@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Making room: eviction of what was used longest ago, and emptying of extents by moving blocks.
+// Making space: eviction of the blocks used longest ago, and emptying of extents by moves.
 //
-// Recency is one word per block slot, a time, written without order and lost without harm. Victims
-// are the oldest 1/32 of the committed blocks, found by one walk over the words of the host; a
+// Recency is one word per block slot: a time, stored without order, which may be lost. Victims are
+// about the oldest 1/32 of the committed blocks, found by walks over the words of the host; a
 // victim that was used since is skipped. So there is no list to keep and none to repair.
 //
 // Invariant
 //   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves
-//      two good entries and never none. Whoever scavenges or rebuilds keeps one of them.
+//      two good entries and never none. A scavenger or a rebuild keeps one of them.
 //
-// Owns: the victims chosen, and how much was put since the watermarks were looked at. Calls:
+// Owns: the chosen victims, and the bytes put since the last look at the watermarks. Calls:
 // KeyLocks, Lookup, Retirement, Writing (headers and entries), Grants (extents wanted), Recovery.
 #pragma once
 
@@ -40,21 +40,21 @@ class Space {
 
   using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
   std::optional<Block> reserve_block(uint64_t block_bytes);
-  /// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, four times as
-  /// much goes as came, so that no put pays for many.
+  /// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, evicts four
+  /// times the bytes that were put, so that no put pays for many.
   void evict_by_watermark(uint64_t bytes_put);
-  /// Another content that stands for the same value takes the place of a block of this host. BUSY:
-  /// the block is leased or changed, or takes no smaller one; NO_SPACE: there is none to be had
-  /// without evicting; HOST_FENCED.
+  /// Replaces a block of this host by a smaller one with other content for the same value. BUSY:
+  /// the block is leased or has changed, or the new one is not smaller; NO_SPACE: no block can be
+  /// had without eviction; HOST_FENCED.
   Status replace(const Located& old, const Content& content);
   /// Calls visit(located) for committed blocks of this host that were not used for `unused_ns`.
   template <class Visit>
   void for_each_cold(uint64_t unused_ns, Visit visit);
-  /// Frees a run of extents for blocks of a size by moving its blocks into holes of other slabs, or
-  /// evicting those that find none. The window with the least in it goes first.
+  /// Frees a run of extents for blocks of a size by moving the blocks in it to holes of other
+  /// slabs, or evicting those that find none. Tries the runs with the fewest bytes in use first.
   bool make_room(uint64_t block_bytes, Clear by);
-  /// Frees up to `count` extents by moving what lies in the emptiest slabs to holes of others, of
-  /// whatever span. Nothing is evicted. What was moved is waited for once, for all of them.
+  /// Frees up to `count` extents by moving blocks of the emptiest slabs, of whatever span, to holes
+  /// of others. Evicts nothing. Waits once, for all moved blocks together.
   void compact(uint64_t count, uint64_t until_ns);
   FreeBlocks free_blocks() const;
   Clear clear_by() const {
@@ -97,7 +97,7 @@ class Space {
 
   typename A::Mutex victims_mutex_;
   std::vector<Victim> victims_;               ///< oldest last
-  std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the watermarks were looked at
+  std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the last look at the watermarks
   std::atomic<bool> evicting_{false};  ///< above the high watermark, not yet below the low one
 };
 
@@ -112,7 +112,7 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
   for (int round = 0; round < 64; ++round) {
     bool made = retirement_.reclaim_all() > 0;
     if (!made && round == 0) made = recovery_.scavenge_dead() > 0;
-    // Blocks of other sizes leave holes of no use here; then whole extents are emptied instead.
+    // Evicted blocks may leave no hole of this size; then whole extents are emptied instead.
     if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step) > 0;
     if (!made) made = make_room(block_bytes, clear_by());
     if (auto block = allocator_.reserve(block_bytes)) return block;
@@ -153,7 +153,7 @@ Status Space<A>::replace(const Located& old, const Content& content) {
   if (!target) return c_.ended() ? c_.gone() : Status::NO_SPACE;
   header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
   const Block block{old.slot, old.found.entry.block_offset, slab->block_bytes};
-  // A lease taken after this look lapses, as one does that loses against an eviction.
+  // A lease taken after this look lapses, as it would by an eviction.
   const std::vector<uint64_t> named = retirement_.named_blocks();
   if (std::binary_search(named.begin(), named.end(), block.offset)) {
     allocator_.release(*target);
@@ -222,7 +222,7 @@ void Space<A>::compact(uint64_t count, uint64_t until_ns) {
   uint64_t emptied = 0;
   for (const auto& [cost, slab] : slabs) {
     if (emptied >= count || c_.access.now_ns() >= until_ns || cost >= extent_bytes) break;
-    uint64_t& holes = free[slab.block_bytes];  // those of the slab itself go, others are filled
+    uint64_t& holes = free[slab.block_bytes];  // its own holes go, others are filled
     if (holes < slab.block_count) continue;
     const auto closing = extents_.begin_coalescing(slab.head);
     if (!closing) continue;
@@ -293,7 +293,7 @@ bool Space<A>::evict_block(uint64_t slot) {
                          kShortLockWaitNs))
     return true;
   if (!extents_.copy_only(c_.layout.extent_of_slot(slot))) return false;
-  // In custody somebody else may have written the header.
+  // In custody a zombie may have written the header.
   std::optional<bh_index_entry> named;
   index_.for_each(c_.host, [&](const Found& found) {
     if (c_.layout.valid_block(found.entry.block_offset, 1) &&
@@ -303,8 +303,8 @@ bool Space<A>::evict_block(uint64_t slot) {
   return named && retirement_.retire_entry(*named, BH_COUNTER_EVICTIONS);
 }
 
-/// Fills victims_, oldest last. Two walks: a sample gives the age to beat, then those older are
-/// taken.
+/// Fills victims_, oldest last. Two walks: the first takes a sample to find the age limit, the
+/// second takes the blocks that are as old or older.
 template <class A>
 bool Space<A>::choose_victims() {
   const uint64_t slots = c_.layout.slot_count();
@@ -332,7 +332,7 @@ bool Space<A>::choose_victims() {
   return !victims_.empty();
 }
 
-/// Bytes to move or evict to free extents [first, first + span); empty if that cannot be.
+/// Bytes to move or evict to free extents [first, first + span); empty if they cannot be freed.
 template <class A>
 std::optional<uint64_t> Space<A>::window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
                                               Clear by) const {
@@ -364,7 +364,7 @@ bool Space<A>::empty_window(uint64_t first, uint64_t span, Clear by) {
       ++e;
       continue;
     }
-    // Closed first: the blocks moved out of it must not land in it again.
+    // Close the slab first: the blocks moved out of it must not land in it again.
     const auto slab = extents_.begin_coalescing(e);
     if (!slab) return false;
     const bool emptied = empty_slab(*slab, named, by);
@@ -384,7 +384,7 @@ bool Space<A>::empty_slab(const Slab& slab, const std::vector<uint64_t>& named, 
   return emptied;
 }
 
-/// The same, but for the wait until what was retired is free.
+/// The same, but does not free the retired blocks: it adds their slots to `retired`.
 template <class A>
 bool Space<A>::clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by,
                           std::vector<uint64_t>& retired) {
@@ -415,15 +415,15 @@ bool Space<A>::move(const Block& block) {
   if (c_.layout.block_bytes(header.stored_bytes, header.key_bytes) > block.block_bytes)
     return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   const bool checked = header.checksum_kind != BH_CHECKSUM_NONE;
-  // Into holes only: a fresh extent would be one of those that are being emptied.
+  // Into holes only: a newly carved extent would be one of those that are being emptied.
   const Terms terms{.may_carve = false, .in_custody = checked};
   const auto target =
       retirement_.stamps_left() ? allocator_.reserve(block.block_bytes, terms) : std::nullopt;
   if (!target) return false;
   uint64_t checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
   if (checked && checksum != header.payload_checksum && !c_.alone()) {
-    // As in Reading::copy_out(): of a block that came along in custody, this host may have lines of
-    // an earlier block in its caches, from when it was a reader.
+    // As in Reading::copy_out(): if the block was adopted, this host may have lines of an earlier
+    // block in its caches, from when it was a reader.
     c_.access.acquire(block.offset, header.stored_bytes);
     checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
   }
@@ -436,14 +436,14 @@ bool Space<A>::move(const Block& block) {
   return true;
 }
 
-/// One block of a key gives way to another one, whose payload is published: header and entry of the
-/// new one, and only then the old entry goes (C4). `header` lacks its stamp. False if `old` is not
-/// (any more) the block of that stamp, or this life is over; `target` is free again then.
+/// Replaces a block of a key by `target`, whose payload is published: writes its header and entry,
+/// and only then clears the old entry (C4). `header` has no stamp yet. False if `old` is not (any
+/// more) the block of that stamp, the index is full, or this life is over; `target` is free then.
 ///
-/// All under the key's lock, which whoever takes the old block away holds too: before it is known
-/// that the old block stands, no committed header of the new one may be in the memory. A removal
-/// would not see it, and were the host to crash then, a rebuild would bring it back, named by
-/// nothing as a put that had come so far. And a life that is over publishes nothing.
+/// All under the key's lock, which a process that removes the old block holds too: no committed
+/// header of the new block may be in the memory before it is known that the old block stands. A
+/// removal would not see that header, and if the host crashed then, a rebuild would bring the block
+/// back as an unfinished put that no entry names. And a life that is over publishes nothing.
 template <class A>
 bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& target,
                          bh_block_header header) {
@@ -452,7 +452,7 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
   const auto entry = !lock.held() || c_.ended()
                          ? std::nullopt
                          : index_.find_block(c_.host, hash, old.offset, old_stamp);
-  // Retiring before there are two entries: whoever scavenges sees which block is to go.
+  // Retire before there are two entries: a scavenger then sees which block is to go.
   if (!entry || !allocator_.begin_retire(old.slot)) {
     allocator_.release(target);
     return false;
@@ -475,7 +475,7 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
   return true;
 }
 
-/// For whoever saves space and need not: nothing is evicted for it.
+/// For callers that save space but need not: evicts nothing.
 template <class A>
 std::optional<Block> Space<A>::reserve_in_passing(uint64_t block_bytes) {
   if (auto block = allocator_.reserve(block_bytes)) return block;

@@ -78,7 +78,7 @@ inline uint32_t stamp_incarnation(uint64_t stamp) {
 inline uint64_t stamp_sequence(uint64_t stamp) { return stamp >> 2 & kStampSequenceMax; }
 inline uint64_t stamp_retired(uint64_t stamp) { return (stamp & ~uint64_t{3}) | BH_STAMP_RETIRED; }
 
-/// Touch: slot + 1:40 | a time, so that each use gives another word:24.
+/// Touch: slot + 1:40 | a time, so that each use gives a new word:24.
 inline uint64_t make_touch(uint64_t slot, uint64_t time_ns) {
   return (slot + 1) << 24 | (time_ns >> 20 & 0xFFFFFFu);
 }
@@ -144,8 +144,8 @@ struct DecideWord {
 /// View word (private): which lives of a host are over, and since when this host knows.
 /// time in ms:44 | conflict:1 | highest ended incarnation, plus 1:19.
 struct ViewWord {
-  uint64_t ended = 0;     ///< plus 1; 0: none
-  bool conflict = false;  ///< of the own slot: ended because somebody else runs as this host
+  uint64_t ended = 0;     ///< highest ended incarnation plus 1; 0: none
+  bool conflict = false;  ///< of the own slot: ended because another machine runs as this host
   uint64_t since_ms = 0;
 
   static ViewWord unpack(uint64_t word) {
@@ -160,7 +160,7 @@ struct Life {
   uint32_t incarnation = 0;
   auto operator<=>(const Life&) const = default;
 
-  /// As the value of a decision.
+  /// The life as the value of a decision.
   uint32_t value() const { return host << 10 | (incarnation & 1023u); }
 };
 
@@ -182,7 +182,7 @@ inline uint64_t directory_word(uint64_t tag, uint32_t claimant) {
 }
 
 /// Seals: XXH3-64 over the line's first seven words, seeded with its offset and the pool's id (the
-/// writer's incarnation stands in the words). The line itself is never all zero with a right seal.
+/// writer's incarnation stands in the words). A line of zeros never has a right seal.
 class Sealer {
  public:
   explicit Sealer(const uint64_t pool_id[2]) : seed_(hash64(pool_id, 16)) {}
@@ -197,7 +197,7 @@ class Sealer {
   uint64_t seed_;
 };
 
-/// A format struct of one line as a Line and back.
+/// Convert a format struct of one line to a Line, and back.
 template <class T>
 Line to_line(const T& value) {
   static_assert(sizeof(T) == sizeof(Line));

@@ -4,8 +4,8 @@
 //
 // Invariants
 //   C1 An entry is written only after the header and payload it names are published.
-//   S6 What a host says it has removed is removed for all only if its life stood after that
-//      (Hosts::stands): then whoever succeeds it reads an index that has no entry of it.
+//   S6 A block that a host says it has removed is removed for all only if its life stood after that
+//      (Hosts::stands): then its successor reads an index that has no entry of the block.
 //
 // Owns: nothing. Calls: KeyLocks, Lookup, Reading (notes of use), Retirement, Space (room for a
 // block), Mail (removals of other hosts' blocks).
@@ -37,8 +37,8 @@ class Writing {
   Status put(const Key& key, std::span<const ConstSpan> value) {
     return put(key, Content::raw(value));
   }
-  /// The same of a value whose content takes work to make: make() is called, and returns it, only
-  /// once the key is known not to be stored.
+  /// The same for a value whose content takes work to make: make() returns the content, and is
+  /// called only once the key is known not to be stored.
   template <class Make>
   Status put_made(const Key& key, uint64_t length_bytes, Make make);
   /// The size of the block that a put would take.
@@ -50,13 +50,13 @@ class Writing {
   Result<Reservation> reserve(const Key& key, uint64_t length_bytes);
   Status commit(Reservation& reservation, const PayloadSum& sum);
   Status abort(Reservation& reservation);
-  /// OK only after all is gone, and after that the lives of those who had it stood (S6).
+  /// OK only after all blocks of the key are gone and, after that, their hosts' lives stood (S6).
   Status remove(const Key& key);
-  /// Of what is stored: the rest is filled in when it is published.
+  /// The fields that describe the content; the rest is filled in when the block is published.
   bh_block_header header_for(const Content& content) const;
   bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
-  /// The header shows a committed stamp that no entry ever named: retire it, then the block is free
-  /// (C2).
+  /// Undoes a put whose header shows a committed stamp that no entry ever named: retires the
+  /// header, then frees the block (C2).
   void undo_put(const Block& block);
   void write_key(uint64_t slot, std::string_view key);
 
@@ -83,7 +83,7 @@ class Writing {
 template <class A>
 Status Writing<A>::put(const Key& key, const Content& content) {
   if (Status status = check_value(key, content.length_bytes); status != Status::OK) return status;
-  // Not even a payload: where this host had room, its successor may have blocks by now.
+  // Not even a payload may be written: where this host had space, its successor may have blocks.
   if (c_.ended()) return c_.gone();
   // A block is reserved while the first line of the look-up comes from memory.
   c_.access.prefetch(index_.first_line(c_.host, key.hash));
@@ -107,7 +107,7 @@ Status Writing<A>::put_made(const Key& key, uint64_t length_bytes, Make make) {
   return store(key, content, allocator_.reserve(room_for(content, key.bytes.size())));
 }
 
-/// In a block that was reserved for it; without one, in another that eviction makes room for.
+/// Stores into `block` or, if there is none, into a block that Space makes room for.
 template <class A>
 Status Writing<A>::store(const Key& key, const Content& content, std::optional<Block> block) {
   const uint64_t room = room_for(content, key.bytes.size());
@@ -122,10 +122,10 @@ Status Writing<A>::store(const Key& key, const Content& content, std::optional<B
   return finish_put(key, *block, header);
 }
 
-/// The key is stored already: what a put of it then does is done.
+/// If the key is stored already: notes and counts the use, which is all that a put of it does.
 template <class A>
 bool Writing<A>::put_present(const Key& key) {
-  // What a host stored after it was declared dead, it alone finds.
+  // A block that a host stored after it was declared dead is found by that host alone.
   if (c_.ended()) return false;
   const auto located = lookup_.locate(key);
   if (!located) return false;
@@ -146,7 +146,7 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes) {
     reservation.present = true;
     return reservation;
   }
-  // Not in custody: a zombie may write there while the caller does, and the sum would be of that.
+  // Not in custody: a zombie may write there with the caller, and the checksum would cover that.
   const uint64_t room = c_.layout.block_bytes(length_bytes, key.bytes.size());
   auto block = allocator_.reserve(room, {.in_custody = false});
   if (!block) block = space_.reserve_block(room);
@@ -175,7 +175,7 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
     header.payload_checksum = c_.access.sum_payload(reservation.offset, reservation.length_bytes);
   else if (sum.by == PayloadSum::By::WRITER)
     header.payload_checksum = sum.checksum;
-  // The pool's sum is of what lies there: had this life been over before, it could be of bytes that
+  // The pool sums the bytes that lie there: if this life was over before, they may be bytes that
   // the successor put there.
   if (!c_.alone() && hosts_.decided({c_.host, c_.incarnation})) {
     allocator_.release(*block);
@@ -198,7 +198,7 @@ template <class A>
 Status Writing<A>::remove(const Key& key) {
   if (c_.ended()) return c_.gone();
   const uint64_t others = lookup_.other_hosts();
-  // Before the look: what a life that comes after it says is not about the blocks that are found.
+  // Before the look: the answer of a later life is not about the blocks that are found.
   std::vector<Life> lives;
   for (uint64_t left = others; left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
@@ -221,7 +221,7 @@ template <class A>
 Status Writing<A>::check_value(const Key& key, uint64_t bytes) const {
   const auto& g = c_.layout.geometry();
   const uint64_t largest = std::min<uint64_t>(BH_VALUE_BYTES_MAX, g.extent_count * g.extent_bytes);
-  // A size of the caller's is rounded up only once it is known to be small.
+  // The caller's size is rounded up only once it is known to be small.
   const bool fits =
       bytes > 0 && bytes <= largest && c_.layout.block_bytes(bytes, key.bytes.size()) <= largest;
   return fits ? Status::OK : Status::VALUE_TOO_LARGE;
@@ -253,7 +253,7 @@ bh_index_entry Writing<A>::entry_for(const Block& block, const bh_block_header& 
   return entry;
 }
 
-/// Key, header, entry, commit: the payload of the RESERVED block is published already (C1).
+/// Writes key, header and entry, and commits: the payload of the RESERVED block is published (C1).
 template <class A>
 Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_header header) {
   if (c_.ended() || !retirement_.stamps_left()) {
@@ -271,7 +271,7 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
   reading_.used_now(block.slot);
   {
     const KeyLock lock(locks_, key.hash);
-    // Other hosts may store the same key meanwhile; then there are two, and either is right.
+    // Other hosts may store the same key meanwhile; then there are two blocks, and either is right.
     const bool present = lock.held() && lookup_.locate_at(c_.host, key, Fresh::NOTHING).has_value();
     const bool ok =
         lock.held() && !present && !c_.ended() && index_.insert(key.hash, entry_for(block, header));
@@ -307,8 +307,8 @@ void Writing<A>::write_key(uint64_t slot, std::string_view key) {
 }
 
 /// Takes the block of an open reservation from the caller and from all copies. The token is the
-/// word of the block as reserve() left it, which no word ever is again (the sequence only rises):
-/// of all who try to end it one succeeds, and none whose block has another life by now.
+/// allocator word as reserve() left it, a value that the word never has again (its sequence only
+/// rises). So of all copies one ends the reservation, and none does once the block has been reused.
 template <class A>
 std::optional<Block> Writing<A>::end_reservation(Reservation& reservation) {
   const StateWord word = StateWord::unpack(std::exchange(reservation.token, 0));

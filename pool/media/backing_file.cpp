@@ -43,8 +43,8 @@ Error missing(const std::string& path) {
                    "`bowhead pool create`"};
 }
 
-// Opens an existing file, `access` is O_RDWR or O_RDONLY; `info` is of what was opened. No device
-// is opened on the way to finding out that it is one.
+// Opens an existing file; `access` is O_RDWR or O_RDONLY; `info` describes the opened file. A
+// device is recognized without being opened.
 Result<UniqueFd> open_regular(const std::string& path, int access, struct stat* info) {
   if (lstat(path.c_str(), info) != 0) {
     if (errno == ENOENT) return missing(path);
@@ -58,7 +58,7 @@ Result<UniqueFd> open_regular(const std::string& path, int access, struct stat* 
   return fd;
 }
 
-/// The file that the path leads to, if there is one.
+/// The id of the file that the path leads to, if there is one.
 std::optional<MediaId> file_at(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return std::nullopt;
@@ -73,7 +73,7 @@ std::string unused_name(const std::string& directory) {
                      random(), random());
 }
 
-/// A file with a hidden name is locked by the process that makes it, for as long as that lives. At
+/// The process that makes a file with a hidden name holds this lock as long as it lives. It lies at
 /// the end of the range: pools have their locks further in front.
 bool lock_as_maker(int fd) {
   struct flock lock {};
@@ -101,8 +101,8 @@ bool in_group(gid_t gid) {
          std::find(groups.begin(), groups.begin() + count, gid) != groups.begin() + count;
 }
 
-// Whoever owns a file can read what is stored into it, and cut it short under a mapping. In
-// /dev/shm anybody can put one where a pool is expected.
+// The owner of a file can read the bytes stored into it, and truncate it under a mapping. In
+// /dev/shm any user can put a file where a pool is expected.
 Result<void> check_trust(const std::string& path, const struct stat& info) {
   if ((info.st_mode & S_IWOTH) != 0) {
     return Error{Status::SYSTEM,
@@ -253,8 +253,8 @@ Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions
   return file;
 }
 
-// The old file keeps its name until the new one is whole, and never becomes the new one: whoever
-// has it mapped would find another pool under its feet. Without room for both it goes first.
+// The old file keeps its name until the new one is whole, and is never overwritten: processes that
+// have it mapped would find another pool there. Without space for both the old file goes first.
 Result<void> NewFile::look_at_old(const MediaCreateOptions& options, uint64_t free_bytes) {
   struct stat info {};
   const bool exists = lstat(path_.c_str(), &info) == 0;
@@ -302,7 +302,7 @@ Result<void> NewFile::allocate(const MediaCreateOptions& options, Prepare prepar
         case ENOSPC:
         case EDQUOT: {
           const Result<uint64_t> free_bytes = free_bytes_of(directory_of(path_));
-          struct stat own {};  // what it has: a step that failed may have got some
+          struct stat own {};  // its blocks: a step that failed may have added some
           const uint64_t own_bytes =
               fstat(fd(), &own) == 0 ? static_cast<uint64_t>(own.st_blocks) * 512 : at;
           return medium_full(path_, options.size_bytes, own_bytes + (free_bytes ? *free_bytes : 0));
@@ -323,10 +323,10 @@ Result<void> NewFile::allocate(const MediaCreateOptions& options, Prepare prepar
 }
 
 Result<void> NewFile::keep(const MediaCreateOptions& options) {
-  // The bytes are on the disk before the name, and the name before anybody relies on it.
+  // The bytes are on the disk before the name, and the name before any process relies on it.
   const UniqueFd directory = open_file(directory_of(path_), O_RDONLY | O_DIRECTORY);
   if (directory.get() < 0 || fsync(fd()) != 0) return system_error(path_, errno);
-  // The last moment at which an interruption leaves the old file where it is.
+  // The last moment at which an interruption leaves the old file in place.
   if (options.progress && !options.progress(options.size_bytes, options.size_bytes)) {
     return Error{Status::CANCELLED, path_ + ": interrupted; nothing was made"};
   }

@@ -14,7 +14,7 @@
 
 namespace bowhead {
 
-/// An Error with what the system says of `error_number`.
+/// An Error with the system's text for `error_number`.
 Error system_error(const std::string& what, int error_number);
 
 /// Opens the file at `path` and gives its size. Returns NO_SUCH_POOL, NOT_A_POOL (directory, empty,
@@ -32,7 +32,7 @@ Result<OpenedFile> open_backing_file(const std::string& path, MediaUse use);
 /// Returns SYSTEM.
 Result<UniqueFd> open_for_locks(int fd, bool writable);
 
-/// Whether anything lies at `path`.
+/// Whether an object exists at `path`.
 bool backing_file_exists(const std::string& path);
 
 /// Removes it. Returns NO_SUCH_POOL, NOT_SUPPORTED (no regular file), CLOSED (`only`: another file
@@ -48,9 +48,9 @@ void remove_abandoned_files(const std::string& directory);
 /// a hidden one (`.bowhead-*`) and a lock, by which remove_abandoned_files() knows it.
 class NewFile {
  public:
-  /// Begins a file of `size_bytes` for `path`. A file that is there stays as it is (`replace`) if
-  /// `free_bytes` suffice; it is removed, and options.replaced() called, if only they and what it
-  /// holds do. Returns POOL_EXISTS, NOT_SUPPORTED, MEDIUM_FULL, SYSTEM.
+  /// Begins a file of `size_bytes` for `path`. An existing file stays (`replace`) if `free_bytes`
+  /// suffice; it is removed, and options.replaced() called, if only they and its own bytes together
+  /// do. Returns POOL_EXISTS, NOT_SUPPORTED, MEDIUM_FULL, SYSTEM.
   static Result<NewFile> begin(const std::string& path, const MediaCreateOptions& options,
                                uint64_t free_bytes);
   NewFile(NewFile&&) noexcept;
@@ -84,7 +84,7 @@ class NewFile {
 /// Free bytes on the filesystem that holds `directory`; nothing on an error.
 Result<uint64_t> free_bytes_of(const std::string& directory);
 
-/// MEDIUM_FULL in numbers.
+/// A MEDIUM_FULL error with the numbers.
 Error medium_full(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes);
 
 /// Checks a range that Media::protect() or sync() was given.

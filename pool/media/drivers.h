@@ -13,7 +13,7 @@ namespace bowhead {
 
 struct MediaDriver {
   std::string_view scheme;
-  std::string_view usage;  ///< what a locator looks like, for messages
+  std::string_view usage;  ///< the form of a locator, for messages
   Result<std::unique_ptr<Media>> (*create)(const std::string& rest,
                                            const MediaCreateOptions& options);
   Result<std::unique_ptr<Media>> (*open)(const std::string& rest, MediaUse use);

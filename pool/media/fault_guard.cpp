@@ -75,8 +75,8 @@ bool replace_mapping(const siginfo_t& info) {
   if (!first && !memory_error) return true;
   void* const start = reinterpret_cast<void*>(begin);
   const size_t bytes = entry->end.load(std::memory_order_relaxed) - begin;
-  // The system call itself: what is loaded and stored there meanwhile is no race, but
-  // ThreadSanitizer takes mmap() for a store to all of it.
+  // By the system call itself: concurrent loads and stores there are no race, but ThreadSanitizer
+  // takes mmap() for a store to all of it.
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   if (syscall(SYS_mmap, start, bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0) ==
       static_cast<long>(begin))
@@ -92,7 +92,7 @@ void call_previous(int signal, siginfo_t* info, void* context) {
   if ((previous.sa_flags & SA_SIGINFO) != 0 && !used)
     return previous.sa_sigaction(signal, info, context);
   const auto handler = used ? SIG_DFL : previous.sa_handler;
-  if (handler == SIG_IGN && sent) return;  // of a fault, the kernel does not let it be ignored
+  if (handler == SIG_IGN && sent) return;  // the kernel does not let a fault be ignored
   if (handler != SIG_DFL && handler != SIG_IGN) return handler(signal);
   struct sigaction fatal {};
   fatal.sa_handler = SIG_DFL;
@@ -110,10 +110,10 @@ bool is_ours(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == on_bus_error;
 }
 
-std::atomic<int> installer{0};  // the process of the thread that is at it
-bool was_installed = false;     // by whoever is at it
+std::atomic<int> installer{0};  // the process whose thread is installing it; 0: none
+bool was_installed = false;     // stored only by the installing thread
 
-/// Over the handler that is there; later only over none at all, as after a fork that reset all
+/// Installs it over any handler; later only over none at all, as after a fork that reset all
 /// signals: over a handler that may call this one, each would call the other for ever.
 void install_handler() {
   const int self = getpid();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FaultGuard: what happens when a load or a store of a mapped medium fails. The kernel sends SIGBUS
-// then: the file was cut short under its mapping, a sparse file grew on a full filesystem, or the
+// FaultGuard: handles a load or a store of a mapped medium that fails. The kernel sends SIGBUS
+// then: the file was truncated under its mapping, a sparse file grew on a full filesystem, or the
 // medium returned an error. Unhandled, that ends the process, and with it an engine that serves
 // many.
 //
@@ -8,10 +8,10 @@
 // guarded mappings. If it lies in one, the mapping is marked as failed, and then *all* of it is
 // replaced by private zero pages; the access is tried again and completes. Why all of it, and not
 // the page alone: code that read zeros where allocator words or ownership were would act on them,
-// and what it stored would reach the good part of the medium, over blocks of other processes and
-// hosts. As it is, no store that follows a failed access reaches the medium, and none can be
-// mistaken for a published one: failed() is true before the first zero can be read, and every
-// operation looks at it before it reports success (Pool). To the others this process has died.
+// and its stores would reach the good part of the medium, over blocks of other processes and hosts.
+// As it is, no store that follows a failed access reaches the medium, and none can be mistaken for
+// a published one: failed() is true before the first zero can be read, and every operation checks
+// it before it reports success (Pool). For other processes this process has died.
 //
 // Why a handler, and not copies that cannot fault: leases and reservations hand out pointers, and
 // every word of the metadata is a load.

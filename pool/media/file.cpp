@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // file:/PATH through libpmem2: a file on fsdax, which keeps published bytes over a power loss, or
-// an ordinary one, which keeps what sync() wrote.
+// an ordinary one, which keeps the bytes that sync() wrote.
 
 #include <fmt/format.h>
 #include <libpmem2.h>

@@ -25,11 +25,11 @@ inline constexpr uint64_t kMediaGrainBytes = 2 << 20;
 /// What a medium promises. Filled when it is opened; does not change.
 struct MediaTraits {
   std::string kind;              ///< "shm", "file", ...
-  std::string description;       ///< for people: path, page size, what its persistence rests on
+  std::string description;       ///< for people: path, page size, basis of its persistence
   uint64_t page_bytes = 4096;    ///< grain of protect() and of the mapping
   bool survives_reboot = false;  ///< bytes are there after a reboot in good order
   /// Published bytes are there after a power loss (CPU flushes suffice). If false, but
-  /// survives_reboot: only what sync() wrote.
+  /// survives_reboot: only the bytes that sync() wrote.
   bool survives_power_loss = false;
 };
 
@@ -53,7 +53,7 @@ class MediaMapping {
   uint64_t size_bytes_ = 0;
 };
 
-/// Which object, whatever its name.
+/// Identifies an object, whatever its name.
 struct MediaId {
   uint64_t device = 0;
   uint64_t inode = 0;
@@ -81,8 +81,8 @@ class Media {
   /// opened to LOOK it can be asked for locks and take none.
   int lock_fd() const { return lock_fd_; }
 
-  /// A load or a store of the mapping failed (fault_guard.h). It is no longer the medium's: what is
-  /// stored to it reaches nobody, and what is read from it may be zeros.
+  /// A load or a store of the mapping failed (fault_guard.h). The mapping is no longer the
+  /// medium's: its stores reach no other process, and its loads may return zeros.
   bool failed() const { return guard_.failed(); }
   /// MEDIA_ERROR with the range and the likely cause, if it failed.
   std::optional<Error> failure() const;
@@ -97,19 +97,19 @@ class Media {
 
   /// Maps the medium once more: all of it writable if writable(), whatever protect() says, at other
   /// addresses, which forked children do not have. It is for drivers of devices, which pin pages
-  /// and want them writable: pages that protect() closed they refuse. Who has it sees to what
-  /// protect() would have seen to. May outlive this object. Returns SYSTEM.
+  /// and want them writable: they refuse pages that protect() closed. The caller guarantees what
+  /// protect() would have guaranteed. May outlive this object. Returns SYSTEM.
   Result<MediaMapping> map_again() const;
 
   std::optional<MediaId> id() const;
 
-  /// Makes [offset, offset+size) survive what traits() says it can survive; does nothing where
-  /// publishing does that already. Returns SYSTEM.
+  /// Makes [offset, offset+size) survive as traits() promises; does nothing where publishing does
+  /// that already. Returns SYSTEM.
   virtual Result<void> sync(uint64_t offset, uint64_t size) = 0;
 
  protected:
   Media() = default;
-  /// Once base_, size_bytes_ and traits_ stand; unguard() before the mapping goes.
+  /// Call it once base_, size_bytes_ and traits_ are set; unguard() before the mapping goes.
   void guard() { guard_ = FaultGuard(base_, size_bytes_, traits_.page_bytes); }
   void unguard() { guard_.reset(); }
 
@@ -134,7 +134,7 @@ struct MediaCreateOptions {
   /// gets its name. False: stop, CANCELLED.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress = {};
   /// Called with the zero-filled medium before it gets its name, so that it appears filled or not
-  /// at all. What it returns create_media() returns.
+  /// at all. create_media() returns its error.
   std::function<Result<void>(Media& media)> fill = {};
   /// Called when the old object has lost its name (`replace`). Its space is free once no process
   /// maps it.
@@ -145,18 +145,18 @@ struct MediaCreateOptions {
 /// fails for want of memory) and zero-filled, and maps it. The object stays when the mapping goes.
 /// Nothing is left behind on failure. Without `replace`, an existing object is POOL_EXISTS.
 /// Returns BAD_LOCATOR, NOT_SUPPORTED, POOL_EXISTS, TOO_SMALL, MISALIGNED, MEDIUM_FULL, CANCELLED,
-/// SYSTEM (also: `replace`, and what is there belongs to another user); the error names the path
+/// SYSTEM (also: `replace`, and the old object belongs to another user); the error names the path
 /// and says what to do.
 Result<std::unique_ptr<Media>> create_media(const std::string& locator,
                                             const MediaCreateOptions& options);
 
-/// What an opened medium is for.
+/// The use of an opened medium.
 enum class MediaUse {
   /// Loads and stores. Refused (SYSTEM) unless the object belongs to this user, to root, or to a
   /// group of this process that may write it; and if every user may write it.
   STORE,
-  LOOK,    ///< loads alone: read permission suffices, whoever owns it
-  REMOVE,  ///< as STORE where permissions allow, else as LOOK; whoever owns it
+  LOOK,    ///< loads alone: read permission suffices, whatever its owner
+  REMOVE,  ///< as STORE where permissions allow, else as LOOK; whatever its owner
 };
 
 /// Maps an existing object. Returns BAD_LOCATOR, NOT_SUPPORTED, NO_SUCH_POOL, NOT_A_POOL (it is a

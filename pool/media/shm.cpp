@@ -106,7 +106,7 @@ std::string path_in(const std::string& directory, const std::string& name) {
   return fmt::format("{}/bowhead-{}", directory, name);
 }
 
-// Where the object is; where it would be on tmpfs if it is nowhere.
+// The path of the object; the path on tmpfs if there is none.
 std::string find_object(const std::string& name) {
   for (const std::string& directory : hugetlbfs_directories(F_OK)) {
     if (std::string path = path_in(directory, name); backing_file_exists(path)) return path;
@@ -158,16 +158,16 @@ class ShmMedia final : public Media {
     traits_.page_bytes = huge ? kHugePageBytes : static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     traits_.description = fmt::format("{} on {}, gone after a reboot", path,
                                       huge ? "hugetlbfs (2 MiB pages)" : "tmpfs");
-    if (!huge) madvise(base_, size_bytes_, MADV_HUGEPAGE);  // a wish: no harm if refused
+    if (!huge) madvise(base_, size_bytes_, MADV_HUGEPAGE);  // a hint: no harm if refused
   }
 
   UniqueFd lock_owner_;
   MediaMapping mapping_;
 };
 
-// Asks for huge pages ahead of the allocation of the rest, whatever the policy for faults is. The
-// kernel makes one of what is there, so each needs a first small page; to gather 512 small ones
-// later takes several times as long. Gives up at the first refusal: in fragmented memory each
+// Asks for huge pages before the rest is allocated, whatever the policy for faults is. The kernel
+// makes a huge page from existing small ones, so each needs a first small page; to gather 512 small
+// ones later takes several times as long. Gives up at the first refusal: in fragmented memory each
 // attempt is slow.
 struct HugePageMaker {
   int fd;
