@@ -52,7 +52,7 @@ TEST_F(Refused, EveryPathThatCannotBeReadIsNamed) {
       {"pool", "repair", "file:PATH"}};
   // /proc/self/mem opens, even for root, and cannot be read at its begin.
   for (const std::string& bad : {path("loop"), path("folder"), std::string("/proc/self/mem"),
-                                path("loop/below"), path("raw/below")}) {
+                                 path("loop/below"), path("raw/below")}) {
     for (Arguments command : commands) {
       for (std::string& word : command) {
         if (const size_t at = word.find("PATH"); at != std::string::npos) word.replace(at, 4, bad);

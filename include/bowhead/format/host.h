@@ -146,14 +146,13 @@ typedef struct bh_host_private {
   uint64_t pad0[5];
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
-  uint64_t heartbeat_at_ns; /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap */
-  uint64_t probed_hosts;    /* bit h: look-ups read the index of host h */
-  uint64_t publish_phase;   /* parity: which counter of bh_process.publishing is in use */
-  uint64_t wanted_extents;  /* a process found no space */
-  uint64_t
-      heartbeats_taken; /* highest value that a process of this machine gave bh_host_heartbeat.heartbeat,
-                              or is about to */
-  uint64_t duties_at_ns; /* CLOCK_BOOTTIME: when a process last began what a host does for the
+  uint64_t heartbeat_at_ns;  /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap */
+  uint64_t probed_hosts;     /* bit h: look-ups read the index of host h */
+  uint64_t publish_phase;    /* parity: which counter of bh_process.publishing is in use */
+  uint64_t wanted_extents;   /* a process found no space */
+  uint64_t heartbeats_taken; /* highest value of bh_host_heartbeat.heartbeat that a process of
+                                this machine stored, or is about to store */
+  uint64_t duties_at_ns;     /* CLOCK_BOOTTIME: when a process last began what a host does for the
                               others besides its heartbeat; moved by compare-and-swap */
 } bh_host_private;
 BH_FORMAT_SIZE(bh_host_private, 128);
