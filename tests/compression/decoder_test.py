@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 import frame_decoder
-from frame_decoder import Damaged, Frame, Head, Unsupported
+from frame_decoder import Damaged, Frame, Header, Unsupported
 
 HERE = pathlib.Path(__file__).resolve().parent
 FRAMES = sorted((HERE / "frames").glob("*.frame"))
@@ -40,8 +40,8 @@ def units_of(data):
         of_token = [None] * frame.channels
         if tile[0] == frame_decoder.PLANES:
             least = -frame_decoder.bias_of(kind) - kind.mantissa
-            head = Head(tile, tokens, frame)
-            of_token = [math.ldexp(1, e + least) for e in head.exponents]
+            header = Header(tile, tokens, frame)
+            of_token = [math.ldexp(1, e + least) for e in header.exponents]
         units += of_token * tokens
     return units
 
@@ -59,13 +59,13 @@ def traits_of(data):
             traits.add(("one stream", "codec", tile[1]))
         if tile[0] != frame_decoder.PLANES:
             continue
-        head = Head(tile, tokens, frame)
-        traits |= {("planes", "codec", codec) for codec in head.codecs}
-        traits.add(("groups", "of one plane" if len(head.groups) > 3 else "of several"))
-        if any(head.amplitudes):
-            traits.add((kind, "turning" if head.turns else "resting", "centre"))
+        header = Header(tile, tokens, frame)
+        traits |= {("planes", "codec", codec) for codec in header.codecs}
+        traits.add(("groups", "of one plane" if len(header.groups) > 3 else "of several"))
+        if any(header.amplitudes):
+            traits.add((kind, "turning" if header.turns else "resting", "centre"))
         traits |= {(kind, name) for name, size in zip(("remainder", "exceptions"),
-                                                      head.decoded[-2:]) if size > 0}
+                                                      header.decoded[-2:]) if size > 0}
         if frame.channels % 8 != 0:
             traits.add((kind, "odd channels"))
     return traits
