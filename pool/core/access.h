@@ -63,6 +63,8 @@ class NativeAccess {
     for (uint64_t i = 0; i < 8; ++i) store(offset + i * 8, line[i]);
   }
   void prefetch(uint64_t offset) const { __builtin_prefetch(base_ + offset); }
+  /// Of a line that only this host writes: a copy of it is never stale.
+  void prefetch_own(uint64_t offset) const { __builtin_prefetch(base_ + offset); }
 
   // ---- payload ----
   // The copies and sum_payload() return the payload checksum of the bytes stored, or only read.

@@ -91,9 +91,15 @@ std::optional<Located> Lookup<A>::verify(const Found& found, const Key& key, boo
   const bh_index_entry& entry = found.entry;
   if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return std::nullopt;
   Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
-  if (!fresh)
-    c_.acquire_from(writer_of(found.host, entry), c_.layout.header(located.slot),
-                    sizeof(bh_block_slot));
+  const uint32_t writer = writer_of(found.host, entry);
+  if (!fresh) c_.acquire_from(writer, c_.layout.header(located.slot), sizeof(bh_block_slot));
+  if (!fresh && writer == c_.host) {
+    // All at once: otherwise each line would come from memory when its turn is.
+    c_.access.prefetch_own(c_.layout.header(located.slot));
+    c_.access.prefetch_own(c_.layout.header(located.slot) + offsetof(bh_block_slot, key));
+    c_.access.prefetch_own(entry.block_offset);
+    c_.access.prefetch_own(c_.own(BH_PART_RECENCY, located.slot));
+  }
   bh_block_header& header = located.header;
   if (!read_header(located.slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.namespace_id != key.namespace_id ||

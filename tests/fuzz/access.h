@@ -154,6 +154,7 @@ class FuzzAccess {
     std::memcpy(world_.metadata(at, sizeof line), line.data(), sizeof line);
   }
   void prefetch(uint64_t) const {}
+  void prefetch_own(uint64_t) const {}
 
   uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value) {
     ChecksumCopy copy(/*streaming=*/false);

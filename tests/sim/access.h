@@ -130,6 +130,7 @@ class SimAccess {
     world_.step();
     world_.machine().cache.fill(at / BH_LINE_BYTES);
   }
+  void prefetch_own(uint64_t) const {}  // changes nothing that a load could see
 
   // ---- payload ----
   uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value) {
