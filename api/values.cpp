@@ -165,8 +165,9 @@ bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t len
     }
     Result<bowhead::Reservation> reserved = pool->pool.reserve(ns, view(key), length_bytes);
     bh_reservation handle{};
-    const std::lock_guard lock(pool->mutex);
+    std::unique_lock lock(pool->mutex);
     if (!reserved || reserved->present) pool->reservations.erase(id);
+    if (!reserved) lock.unlock();  // to find the reason takes a while
     if (!reserved && reserved.error().detail.empty())
       return finish(*pool, reserved.status(), ns, key);
     if (!reserved) return fail(reserved.error());

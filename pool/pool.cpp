@@ -422,7 +422,7 @@ class Pool::Impl {
     const auto located = core_.lookup.locate(key);
     if (!located) return status_text(Status::BUSY);
     const uint64_t extent = core_.context().layout.extent_of_slot(located->slot);
-    const uint32_t owner = core_.holdings.writers_of_extents()[extent];
+    const uint32_t owner = core_.holdings.writer_of_extent(extent);
     if (core_.holdings.own_of(owner, extent).custody == BH_CUSTODY_READ_ONLY) {
       for (const core::Life life : core_.holdings.predecessors(extent)) {
         if (life.host == owner || core_.hosts().fenced(life)) continue;
@@ -846,6 +846,16 @@ Status Pool::list(const std::function<bool(const BlockInfo&)>& visit) {
 Result<uint64_t> Pool::scavenge() {
   if (const auto why = impl_->barred()) return *why;
   return impl_->run([&]() -> Result<uint64_t> { return impl_->core().recovery.scavenge_dead(); });
+}
+
+Result<std::vector<uint64_t>> Pool::heartbeats() const {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->run([&]() -> Result<std::vector<uint64_t>> {
+    std::vector<uint64_t> of_hosts;
+    for (uint32_t host = 0; host < impl_->superblock().geometry.host_count; ++host)
+      of_hosts.push_back(impl_->core().inspection.heartbeat_of(host));
+    return of_hosts;
+  });
 }
 
 Result<PoolInfo> Pool::info() {

@@ -235,6 +235,8 @@ class Pool {
   Result<uint64_t> scavenge();
 
   Result<PoolInfo> info();
+  /// PoolInfo::Host::heartbeat of each host slot, as it is now.
+  Result<std::vector<uint64_t>> heartbeats() const;
 
   /// Looks at the header of every block. In no order; namespaces without blocks are left out.
   Result<std::vector<NamespaceUsage>> usage();

@@ -45,6 +45,8 @@ class Holdings {
   /// For each extent, the host whose index names its blocks. The entries of a host that lost the
   /// extent, since its life is over, are in its successor's index too.
   std::vector<uint32_t> writers_of_extents() const;
+  /// The same for one extent.
+  uint32_t writer_of_extent(uint64_t extent) const;
   void write_own(uint64_t extent, const OwnWord& word);
 
  private:
@@ -140,6 +142,15 @@ std::vector<uint32_t> Holdings<A>::writers_of_extents() const {
   refresh_own_words();
   for (uint64_t e = 0; e < writers.size(); ++e) writers[e] = holding_of(e).writer;
   return writers;
+}
+
+template <class A>
+uint32_t Holdings<A>::writer_of_extent(uint64_t extent) const {
+  if (c_.alone()) return 0;
+  for (uint32_t h = 0; h < hosts_.count(); ++h)
+    c_.invalidate_from(h, c_.layout.word(h, BH_PART_OWN, extent), 8);
+  c_.access.coherence_fence();
+  return holding_of(extent).writer;
 }
 
 template <class A>

@@ -39,6 +39,8 @@ class Inspection {
   Inspection(const Inspection&) = delete;
   Inspection& operator=(const Inspection&) = delete;
 
+  /// The heartbeat word of a host, acquired.
+  uint64_t heartbeat_of(uint32_t host) const;
   void fill_info(PoolInfo& info);
   /// The pool may be in use. So a suspected fault is checked again when stores under way have
   /// arrived, and is a finding only if it is still there.
@@ -244,6 +246,13 @@ bool Inspection<A>::for_each_block_of(uint32_t host, const std::vector<uint32_t>
 }
 
 template <class A>
+uint64_t Inspection<A>::heartbeat_of(uint32_t host) const {
+  const uint64_t at = c_.layout.part(host, BH_PART_HEARTBEAT);
+  c_.acquire_from(host, at, sizeof(bh_host_heartbeat));
+  return c_.access.load(at + offsetof(bh_host_heartbeat, heartbeat));
+}
+
+template <class A>
 PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
   const auto& g = c_.layout.geometry();
   PoolInfo::Host result{.slot = host,
@@ -285,10 +294,9 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
   }
   result.leases_active = leases_.active(host);
   if (!c_.alone() && (result.state == "live" || result.state == "joining")) {
-    const uint64_t at = c_.layout.part(host, BH_PART_HEARTBEAT);
-    c_.acquire_from(host, at, sizeof(bh_host_heartbeat));
-    result.heartbeat = c_.access.load(at + offsetof(bh_host_heartbeat, heartbeat));
-    result.duties_late_ms = c_.access.load(at + offsetof(bh_host_heartbeat, duties_late_ms));
+    result.heartbeat = heartbeat_of(host);
+    result.duties_late_ms = c_.access.load(c_.layout.part(host, BH_PART_HEARTBEAT) +
+                                           offsetof(bh_host_heartbeat, duties_late_ms));
   }
   return result;
 }
