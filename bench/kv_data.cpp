@@ -147,9 +147,9 @@ Result<std::vector<KvSet>> read_kv_data(const std::string& folder) {
   std::vector<std::filesystem::path> folders;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    std::error_code unknown;  // of a loop of links, which is no set
-    if (std::filesystem::exists(entry.path() / "meta.json", unknown))
-      folders.push_back(entry.path());
+    const auto is_set = cli::input_exists((entry.path() / "meta.json").string());
+    if (!is_set) return is_set.error();
+    if (*is_set) folders.push_back(entry.path());
   }
   if (error) return Error{Status::SYSTEM, fmt::format("{}: {}", folder, error.message())};
   if (folders.empty())

@@ -17,6 +17,7 @@
 
 #include "bench/rows.h"
 #include "pool/media/media.h"
+#include "tools/program/signals.h"
 
 namespace bowhead::bench {
 namespace {
@@ -121,10 +122,9 @@ int run_pool_bench(const PoolBenchOptions& options) {
                                   locator)}
               : media.error());
   }
-  sigset_t signals;
+  sigset_t signals = cli::ending_signals();
   sigset_t before;
-  sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD}) sigaddset(&signals, signal);
+  sigaddset(&signals, SIGCHLD);
   sigprocmask(SIG_BLOCK, &signals, &before);
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   std::fflush(nullptr);
