@@ -25,9 +25,8 @@ class CodecCommand : public CliTest {
            static_cast<char>(size >> 8) + header + data;
   }
   static std::string safetensors(const std::string& header, const std::string& data) {
-    std::string size(8, '\0');
-    size[0] = static_cast<char>(header.size() & 0xFF);
-    size[1] = static_cast<char>(header.size() >> 8);
+    std::string size;
+    for (int i = 0; i < 8; ++i) size += static_cast<char>(uint64_t{header.size()} >> 8 * i);
     return size + header + data;
   }
   Outcome codec(const std::string& file, Arguments more = {}) const {
@@ -131,6 +130,20 @@ TEST_F(CodecCommand, TensorsWithoutValuesAreSkippedByName) {
     EXPECT_NE(outcome.err.find(std::string(file) + " is skipped"), std::string::npos)
         << outcome.err;
     EXPECT_NE(outcome.err.find("no tensor"), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(CodecCommand, AShapeMayBeNestedDeeply) {
+  for (const size_t depth : {2, 200'000}) {
+    const std::string shape = std::string(depth, '[') + std::string(depth, ']');
+    write("s.safetensors",
+          safetensors(R"({"k":{"dtype":"I8","shape":)" + shape + R"(,"data_offsets":[0,4]}})",
+                      "abcd"));
+    const Outcome outcome = codec("s.safetensors");
+    EXPECT_EQ(outcome.code, 2) << outcome.out;
+    EXPECT_NE(outcome.err.find("tensor k has shape of type array"), std::string::npos)
+        << outcome.err;
+    EXPECT_LT(outcome.err.size(), 1000u);
   }
 }
 

@@ -18,8 +18,6 @@ constexpr std::pair<const char*, NumberFormat> kSafetensorsKinds[] = {
     {"F8_E4M3", NumberFormat::FP8_E4M3}, {"F8_E5M2", NumberFormat::FP8_E5M2},
     {"I8", NumberFormat::INT8},          {"U8", NumberFormat::BYTES}};
 
-constexpr auto kReplaceBadText = nlohmann::json::error_handler_t::replace;
-
 Error wrong(const std::string& path, const std::string& what) {
   return {Status::INVALID_ARGUMENT, fmt::format("{}: {}", path, what)};
 }
@@ -124,17 +122,34 @@ std::optional<std::vector<uint64_t>> whole_numbers(const nlohmann::json& list) {
   return numbers;
 }
 
+/// A value as an error shows it. One that is nested may be so deeply, and is not followed.
+std::string shown(const nlohmann::json& value) {
+  constexpr size_t kMostShown = 16, kMostBytes = 100;
+  const bool flat =
+      value.is_primitive() ||
+      (value.is_array() && value.size() <= kMostShown &&
+       std::all_of(value.begin(), value.end(), [](const auto& one) { return one.is_primitive(); }));
+  const std::string text =
+      flat ? value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) : "";
+  return text.empty() || text.size() > kMostBytes ? std::string("of type ") + value.type_name()
+                                                  : text;
+}
+
 /// One tensor of a .safetensors file, whose `data` follows its header.
 Result<void> read_entry(const std::string& path, const std::string& name,
                         const nlohmann::json& entry, std::string_view data, Found& found) {
-  const auto field = [&](const char* key) { return entry.value(key, nlohmann::json()); };
+  static const nlohmann::json kAbsent;
+  const auto field = [&](const char* key) -> const nlohmann::json& {
+    const auto at = entry.find(key);
+    return at == entry.end() ? kAbsent : *at;
+  };
   if (!entry.is_object() || !field("dtype").is_string())
     return wrong(path, fmt::format("tensor {} has no dtype", name));
   const std::string type = field("dtype");
   const auto shape = whole_numbers(field("shape"));
   if (!shape)
     return wrong(path, fmt::format("tensor {} has shape {}, which is not a list of whole numbers",
-                                   name, field("shape").dump(-1, ' ', true, kReplaceBadText)));
+                                   name, shown(field("shape"))));
   const auto offsets = whole_numbers(field("data_offsets"));
   if (!offsets || offsets->size() != 2)
     return wrong(path, fmt::format("tensor {} has no data_offsets of two whole numbers", name));
