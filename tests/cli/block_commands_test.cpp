@@ -231,11 +231,29 @@ TEST_F(BlockCommands, AFullDiskLeavesTheOldFileAsItIs) {
       head -c 90000 value > expected
       $0 get $1 k -o disk/old; echo $?; cmp disk/old expected
       $0 get $1 k -o disk/new; echo $?; ls disk
+      ln -s new disk/link; $0 get $1 k -o disk/link; echo $?; test -h disk/link && echo kept
+      rm -f disk/new disk/link
       $0 get $1 short -o disk/old; echo $?; cat disk/old' $B $p 2> err)sh");
   if (outcome.out == "skip\n") GTEST_SKIP() << "mounting needs root";
-  EXPECT_EQ(outcome.out, "3\n3\nold\n0\nnew");
+  EXPECT_EQ(outcome.out, "3\n3\nold\n3\nkept\n0\nnew");
   EXPECT_NE(read("err").find("cannot write disk/old: No space left"), std::string::npos)
       << read("err");
+}
+
+TEST_F(BlockCommands, AFileSystemNeedNotTakeSpaceInAdvance) {
+  write("value", all_bytes(100'000));
+  create(shm_locator());
+  ASSERT_EQ(run({"put", shm_locator(), "k", path("value")}).code, 0);
+  const Outcome outcome = shell("cd " + folder_.string() + " && p=" + shm_locator() + R"sh( &&
+    unshare -m true 2> /dev/null || { echo skip; exit; }
+    unshare -m /bin/sh -c '
+      mkdir disk && mount -t ramfs none disk || { echo skip; exit; }
+      for old in 0 1 500000; do
+        head -c $old /dev/zero > disk/file; $0 get $1 k -o disk/file; echo $?; cmp disk/file value
+      done
+      $0 get $1 k -o disk/new; echo $?; cmp disk/new value' $B $p)sh");
+  if (outcome.out == "skip\n") GTEST_SKIP() << "mounting needs root";
+  EXPECT_EQ(outcome.out, "0\n0\n0\n0\n") << outcome.err;
 }
 
 TEST_F(BlockCommands, WhatIsTypedIsNeverDropped) {

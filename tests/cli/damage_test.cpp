@@ -126,6 +126,26 @@ TEST_F(Damage, AFileCutShortIsRefused) {
   EXPECT_NE(info.err.find(path("pool")), std::string::npos) << info.err;
 }
 
+TEST_F(Damage, AHostThatCannotJoinIsReportedInJsonWithWhatIsLost) {
+  bh_superblock superblock{};
+  std::memcpy(&superblock, read("pool").data(), sizeof superblock);
+  const auto& g = superblock.geometry;
+  const uint64_t slot = g.regions_offset + g.parts[BH_PART_SLOT].offset;
+  for (const uint64_t copy : {0, 1}) flip(slot + copy * BH_LINE_BYTES + 8);
+  for (const Arguments& as : {Arguments{}, Arguments{"--host", "0"}}) {
+    Arguments command = {"pool", "check", file_locator(), "--json", "--payload"};
+    command.insert(command.end(), as.begin(), as.end());
+    const Outcome check = run(command);
+    EXPECT_EQ(check.code, 1) << check.err;
+    const auto json = json_of(check);
+    EXPECT_EQ(json["blocks_checked"], 2) << check.out;
+    ASSERT_FALSE(json["findings"].empty());
+    for (const auto& finding : json["findings"]) EXPECT_EQ(finding["data_lost"], false);
+  }
+  EXPECT_EQ(run({"pool", "repair", file_locator()}).code, 0);
+  EXPECT_EQ(run({"get", file_locator(), "k"}).out, value_);
+}
+
 TEST_F(Damage, APoolThatCannotBeOpenedIsReportedInJsonAndCanBeRemoved) {
   std::filesystem::resize_file(path("pool"), 16 << 20);
   const Outcome check = run({"pool", "check", file_locator(), "--json"});

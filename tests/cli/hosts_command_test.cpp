@@ -150,7 +150,7 @@ TEST_F(HostCommands, AHostThatLeavesPassesItsBlocksOn) {
   ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
   const Outcome left = as(0, {"pool", "leave", shm_locator()});
   EXPECT_EQ(left.code, 0) << left.err;
-  EXPECT_NE(left.out.find("left " + shm_locator()), std::string::npos) << left.out;
+  EXPECT_NE(left.out.find("host 0 left " + shm_locator()), std::string::npos) << left.out;
   EXPECT_EQ(host_info(0)["state"], "left");
   EXPECT_EQ(as(1, {"get", shm_locator(), "k"}).out, "value");
   const Running other(
@@ -187,6 +187,22 @@ TEST_F(HostCommands, AHostThatHasLeftDoesNotJoinToLeave) {
     EXPECT_NE(again.out.find("nothing to leave"), std::string::npos) << again.out;
   }
   EXPECT_EQ(host_info(0)["incarnation"], 1) << "a new life began";
+}
+
+TEST_F(HostCommands, WhichOfSeveralHostsLeavesIsNotGuessed) {
+  create(shm_locator(), "32M", {"--hosts", "4"});
+  for (const uint32_t host : {0, 1, 2})
+    ASSERT_EQ(as(host, {"put", shm_locator(), std::to_string(host)}, "value").code, 0);
+  ASSERT_EQ(as(0, {"pool", "leave", shm_locator()}).code, 0);
+  expect_refused(run({"pool", "leave", shm_locator()}), 2, "hosts 1, 2 have joined");
+  ASSERT_EQ(as(1, {"pool", "leave", shm_locator()}).code, 0);
+  const Outcome left = run({"pool", "leave", shm_locator()});
+  EXPECT_EQ(left.code, 0) << left.err;
+  EXPECT_NE(left.out.find("host 2 left"), std::string::npos) << left.out;
+  for (const uint32_t host : {0, 1, 2}) {
+    EXPECT_EQ(host_info(host)["state"], "left");
+    EXPECT_EQ(host_info(host)["incarnation"], 1) << "a new life began";
+  }
 }
 
 TEST_F(HostCommands, OnlyADeadHostIsFenced) {

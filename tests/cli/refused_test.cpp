@@ -76,6 +76,18 @@ TEST_F(Refused, EveryPathThatCannotBeReadIsNamed) {
     expect_one_line(bench);
     EXPECT_NE(bench.err.find(path(folder)), std::string::npos) << bench.err;
   }
+  // Nor is a set left out beside one that can be read.
+  fs::create_directories(path("sets/good"));
+  write("sets/good/meta.json",
+        R"({"files":{"k.bf16.bin":{"tensor":"k","dtype":"bf16","shape":[1,1,64,64]}}})");
+  write("sets/good/k.bf16.bin", std::string(8192, 'k'));
+  const Arguments with_sets = {"bench", "codec", "--quick", "--data", path("sets")};
+  EXPECT_EQ(run(with_sets).code, 0) << run(with_sets).err;
+  fs::create_directories(path("sets/bad"));
+  fs::create_symlink(path("sets/bad/meta.json"), path("sets/bad/meta.json"));
+  const Outcome bench = run(with_sets);
+  expect_one_line(bench);
+  EXPECT_NE(bench.err.find(path("sets/bad")), std::string::npos) << bench.err;
   EXPECT_EQ(run({"get", shm_locator(), "k"}).out, "v");
 }
 

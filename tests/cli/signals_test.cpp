@@ -117,7 +117,8 @@ TEST_F(Signals, AnIgnoredSignalEndsNothing) {
   const std::vector<Arguments> commands = {
       {"pool", "create", shm_locator(), "--size", "256M", "--force"},
       {"replay", "--pool", shm_locator(), "--workers", "2", "--requests", "3000", "--block-bytes",
-       "16K"}};
+       "16K"},
+      {"bench", "pool", "--quick", "--row", "alloc"}};
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     for (const Arguments& command : commands) {
       SCOPED_TRACE(command[0] + " " + strsignal(number));

@@ -276,23 +276,25 @@ int write_all(int fd, std::span<const std::byte> value) {
   return 0;
 }
 
-// The space is taken first: a full disk leaves an old file as it is.
+// The space is taken first, where the file system can do that: a full disk then leaves an old file
+// as it is.
 Result<void> write_file(const std::string& path, const std::vector<std::byte>& value) {
+  UniqueFd file = open_file(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
+  const bool made = file.get() >= 0;
+  if (!made && errno == EEXIST) file = open_file(path, O_WRONLY | O_CREAT, 0666);
   struct stat old {};
-  const bool exists = stat(path.c_str(), &old) == 0;
-  UniqueFd file = open_file(path, O_WRONLY | O_CREAT, 0666);
-  if (file.get() < 0)
+  if (file.get() < 0 || fstat(file.get(), &old) != 0)
     return Error{Status::SYSTEM, fmt::format("cannot create {}: {}", path, strerror(errno))};
   const auto size = static_cast<off_t>(value.size());
-  const bool regular = !exists || S_ISREG(old.st_mode);
-  int error = regular ? posix_fallocate(file.get(), 0, size) : 0;
-  if (error == EOPNOTSUPP) error = 0;
-  if (error != 0 && exists && ftruncate(file.get(), old.st_size) != 0) error = errno;
+  const bool regular = S_ISREG(old.st_mode);
+  int error = regular && fallocate(file.get(), 0, 0, size) != 0 ? errno : 0;
+  if (error == EOPNOTSUPP || error == ENOSYS) error = 0;
+  if (error != 0 && ftruncate(file.get(), old.st_size) != 0) error = errno;
   if (error == 0) error = write_all(file.get(), value);
   if (error == 0 && regular && ftruncate(file.get(), size) != 0) error = errno;
   if (close(file.release()) != 0 && error == 0) error = errno;
   if (error == 0) return {};
-  if (!exists) (void)unlink(path.c_str());
+  if (made) (void)unlink(path.c_str());
   return Error{Status::SYSTEM, fmt::format("cannot write {}: {}", path, strerror(error))};
 }
 

@@ -2,14 +2,17 @@
 // bowhead pool create | info | check | repair | recompress | leave | fence | destroy
 #include <bowhead/format/common.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
@@ -199,19 +202,17 @@ Json namespace_json(const PoolInfo::Namespace& ns, const NamespaceUsage& usage) 
 // The slots of hosts that are live and whose heartbeat does not move for some heartbeats.
 using Silent = std::set<uint32_t>;
 
-Result<Silent> find_silent(Pool& pool, const PoolInfo& first) {
+Result<Silent> find_silent(const Pool& pool, const PoolInfo& info) {
   constexpr uint32_t kHeartbeats = 5;
   Silent silent;
-  for (const auto& host : first.hosts)
-    if (first.times.heartbeat_ms != 0 && host.state == "live") silent.insert(host.slot);
+  for (const auto& host : info.hosts)
+    if (info.times.heartbeat_ms != 0 && host.state == "live") silent.insert(host.slot);
   for (uint32_t i = 0; i < kHeartbeats && !silent.empty(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(first.times.heartbeat_ms));
-    const auto now = pool.info();
+    std::this_thread::sleep_for(std::chrono::milliseconds(info.times.heartbeat_ms));
+    const auto now = pool.heartbeats();
     if (!now) return now.error();
-    std::erase_if(silent, [&](uint32_t slot) {
-      return now->hosts[slot].state != "live" ||
-             now->hosts[slot].heartbeat != first.hosts[slot].heartbeat;
-    });
+    std::erase_if(silent,
+                  [&](uint32_t slot) { return (*now)[slot] != info.hosts[slot].heartbeat; });
   }
   return silent;
 }
@@ -401,6 +402,13 @@ std::string check_json(const std::string& locator, bool payload, const CheckRepo
 int run_check(const std::string& locator, bool payload, bool json) {
   ProgressLine progress;
   auto pool = open_pool(locator, progress.callback(), /*look=*/true);
+  // A host that cannot join may leave a pool that can be looked at.
+  if (json && pool.status() == Status::DAMAGED && chosen_host() != kAnyHost) {
+    OpenOptions options;
+    options.observe = true;
+    options.progress = progress.callback();
+    pool = Pool::open(locator, options);
+  }
   if (json && pool.status() == Status::DAMAGED) {
     // What cannot be opened is a finding as well: exit code 1 has a report.
     print(
@@ -548,42 +556,54 @@ Example:
   command->callback([a, &action] { action = [a] { return run_recompress(*a); }; });
 }
 
-/// Whether the host that was chosen, or any host, is a member; true if the pool does not have it.
-Result<bool> is_member(const std::string& locator) {
-  OpenOptions options;
-  options.observe = true;
-  auto pool = Pool::open(locator, options);
-  if (!pool) return pool.error();
-  const auto info = pool->info();
-  if (!info) return info.error();
-  const auto joined = [](const PoolInfo::Host& host) {
-    return host.state != "free" && host.state != "left";
+/// The host that is to leave; nothing if none has joined. To act as a host that has left would
+/// begin a life of it, only to end it.
+Result<std::optional<uint32_t>> host_to_leave(const PoolInfo& info) {
+  const auto joined = [&](uint32_t slot) {
+    const std::string& state = info.hosts[slot].state;
+    return state != "free" && state != "left" && state != "ended";
   };
-  if (chosen_host() != kAnyHost)
-    return chosen_host() >= info->hosts.size() || joined(info->hosts[chosen_host()]);
-  return std::any_of(info->hosts.begin(), info->hosts.end(), joined);
+  if (chosen_host() != kAnyHost) {
+    // That the pool does not have such a host is said when it is opened.
+    const bool leaves = chosen_host() >= info.hosts.size() || joined(chosen_host());
+    return leaves ? std::optional(chosen_host()) : std::nullopt;
+  }
+  std::vector<uint32_t> slots;
+  for (uint32_t slot = 0; slot < info.hosts.size(); ++slot)
+    if (joined(slot)) slots.push_back(slot);
+  if (slots.size() > 1)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("hosts {} have joined: give the one that leaves with --host",
+                             fmt::join(slots, ", "))};
+  return slots.empty() ? std::nullopt : std::optional(slots[0]);
 }
 
 int run_leave(const std::string& locator) {
-  // To act as a host that has left would begin a life of it, only to end it.
-  const auto member = is_member(locator);
-  if (!member) return fail(member.error(), locator);
-  if (!*member) {
-    print(fmt::format(
-        "{}: {} joined, or it has left: nothing to leave\n", locator,
-        chosen_host() == kAnyHost ? "no host has" : fmt::format("host {} has not", chosen_host())));
-    return kOk;
-  }
-  auto pool = open_pool(locator);
-  if (!pool) return fail(pool.error(), locator);
-  const auto info = pool->info();
-  if (!info) return fail(*pool, info.error(), locator);
-  if (info->hosts.size() <= 1) {
+  OpenOptions options;
+  options.observe = true;
+  auto observer = Pool::open(locator, options);
+  if (!observer) return fail(observer.error(), locator);
+  const auto info = observer->info();
+  if (!info) return fail(*observer, info.error(), locator);
+  if (info->hosts.size() <= 1 && (chosen_host() == kAnyHost || chosen_host() == 0)) {
     print(fmt::format("{} is a pool of one host: nothing to leave\n", locator));
     return kOk;
   }
+  const auto host = host_to_leave(*info);
+  if (!host) return fail(host.error(), locator);
+  if (!*host) {
+    print(fmt::format(
+        "{}: {} a member: nothing to leave\n", locator,
+        chosen_host() == kAnyHost ? "no host is" : fmt::format("host {} is not", chosen_host())));
+    return kOk;
+  }
+  options = {};
+  options.host = **host;
+  auto pool = Pool::open(locator, options);
+  if (!pool) return fail(pool.error(), locator);
   if (const auto left = pool->leave(); !left) return fail(*pool, left.error(), locator);
-  print(fmt::format("left {}: the other hosts may take over this host's extents\n", locator));
+  print(
+      fmt::format("host {} left {}: the other hosts may take over its extents\n", **host, locator));
   return kOk;
 }
 
@@ -595,7 +615,8 @@ void add_leave(CLI::App& parent, Action& action) {
   command->footer(R"(
 The other hosts then need not wait for a missed heartbeat, and know that this host has stopped
 writing: its blocks stay, and the others own them at once. No process of this host may have the pool
-open. A host that has left can join again at any time; it then owns no blocks.
+open. A host that has left can join again at any time; it then owns no blocks. Without --host the
+only host that has joined leaves.
 
 Example:
   bowhead pool leave file:/mnt/cxl/kv --host 3)");

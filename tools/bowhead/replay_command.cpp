@@ -53,9 +53,9 @@ int replay_in_pool(const Arguments& arguments, const replay::Trace& trace,
   if (!report) return fail(report.error(), options.locator);
   if (report->interrupted_by != 0) {
     const bool stays = arguments.create_bytes == 0 || arguments.keep;
-    say(fmt::format("interrupted after {} of {} requests; the workers have ended and the pool {}",
+    say(fmt::format("interrupted after {} of {} requests; the workers have ended{}",
                     report->total.requests, trace.requests.size(),
-                    stays ? "is intact" : "that --create made is destroyed"));
+                    stays ? " and the pool is intact" : "; the pool that --create made goes"));
     return 128 + report->interrupted_by;
   }
   const ReplayRun about{trace, content, options, *report, arguments.command_line};

@@ -81,7 +81,8 @@ std::string key_text(std::string_view key) {
 
 std::string from_key_text(const std::string& text) {
   if (!text.starts_with(kHex)) return text;
-  return parse_hex(std::string_view(text).substr(kHex.size())).value_or(text);
+  const auto key = parse_hex(std::string_view(text).substr(kHex.size()));
+  return key && key_text(*key) == text ? *key : text;
 }
 
 std::string one_line(std::string_view text) {
