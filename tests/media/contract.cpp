@@ -274,7 +274,9 @@ TEST_P(MediaContract, MappedAgainIsWritableAsAWholeAndNotForChildren) {
   volatile uint8_t* const bytes = reinterpret_cast<volatile uint8_t*>(again.base());
   bytes[kSize - 1] = 81;
   EXPECT_EQ(load(*media, kSize - 1), 81);
+#if !defined(__SANITIZE_THREAD__)  // which maps memory of its own in a child, where there is none
   EXPECT_EQ(run_child([&] { return bytes[0] + 1; }), -SIGSEGV);
+#endif
   ASSERT_TRUE(lock_byte(media->lock_fd(), 3));
   media.reset();
   const std::unique_ptr<Media> other = open();
