@@ -11,6 +11,11 @@
 # GTEST_SKIP() is reported as skipped. Cases are listed just before ctest runs, not while building.
 # GoogleTest's main() is linked unless a source defines one; that one must call InitGoogleTest.
 
+#
+# bowhead_test_properties(): label and limit of a test that add_test() made, and other properties.
+#
+#   bowhead_test_properties(ndp.check LABELS unit TIMEOUT 120 ENVIRONMENT BOWHEAD_ISA=avx2)
+
 include(GoogleTest)
 find_package(GTest REQUIRED)
 
@@ -40,4 +45,10 @@ function(bowhead_test)
     DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 60
     PROPERTIES LABELS ${arg_LABELS} TIMEOUT ${timeout})
+endfunction()
+
+function(bowhead_test_properties name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "")
+  math(EXPR timeout "${arg_TIMEOUT} * ${BOWHEAD_TEST_TIMEOUT_FACTOR}")
+  set_tests_properties("${name}" PROPERTIES TIMEOUT ${timeout} ${arg_UNPARSED_ARGUMENTS})
 endfunction()
