@@ -61,10 +61,10 @@ class Chaos {
   Chaos(const Chaos&) = delete;
   Chaos& operator=(const Chaos&) = delete;
 
-  /// This many events, and up to five times as many, until a host was fenced: chance decides which
-  /// pauses exceed the limit for a heartbeat.
+  /// This many events, and up to ten times as many until enough was done between them, however slow
+  /// the machine is, and a host was fenced: chance decides which pauses exceed the limit for a
+  /// heartbeat.
   void run(uint64_t events) {
-    // More events until enough was done between them, however slow that is.
     const auto enough = [&](uint64_t sent) {
       return sent >= events && (worked_through(events) || sent >= 10 * events);
     };

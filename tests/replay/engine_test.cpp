@@ -128,7 +128,7 @@ TEST_F(EngineTest, TheSelfTestNeedsBlocks) {
             Status::INVALID_ARGUMENT);
 }
 
-TEST(SelfTestReport, PassesOnlyIfAllWasPlantedAndFound) {
+TEST(SelfTestReport, PassesOnlyIfAllWasInjectedAndFound) {
   SelfTestReport report{2, 2, 2, 2, 0};
   EXPECT_TRUE(report.passed());
   report.flipped_found = 1;

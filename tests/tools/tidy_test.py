@@ -57,7 +57,7 @@ class GoodTree(unittest.TestCase):
         self.assertRegex(lines[-1], r"^tidy of 8 files: [89] passed, 0 failed, [01] skipped$")
 
 
-class PlantedFaults(unittest.TestCase):
+class SeededFaults(unittest.TestCase):
     def expect(self, rule, path, line, text):
         """`text` in the file `path` is a fault against `rule` in line `line`, and the only one."""
         files = dict(GOOD)

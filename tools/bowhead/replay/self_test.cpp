@@ -13,7 +13,7 @@
 namespace bowhead::replay {
 namespace {
 
-constexpr size_t kPlanted = 32;
+constexpr size_t kInjected = 32;
 
 struct Target {
   uint64_t id;
@@ -127,11 +127,11 @@ Result<SelfTestReport> run_self_test(Pool& pool, NamespaceId namespace_id, const
   const auto stats = std::make_unique<EngineStats>();
   Engine engine(pool, namespace_id, content, block_bytes, block_bytes, *stats);
   SelfTestReport report;
-  const auto flipped = choose(pool, namespace_id, block_bytes, random, kPlanted);
+  const auto flipped = choose(pool, namespace_id, block_bytes, random, kInjected);
   if (!flipped) return flipped.error();
   const auto flips = flip(pool, namespace_id, engine, *stats, *flipped, random, report);
   if (!flips) return flips.error();
-  const auto foreign = choose(pool, namespace_id, block_bytes, random, kPlanted);
+  const auto foreign = choose(pool, namespace_id, block_bytes, random, kInjected);
   if (!foreign) return foreign.error();
   const auto injected =
       inject_foreign(pool, namespace_id, engine, *stats, content, *foreign, block_bytes, report);
