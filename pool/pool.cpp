@@ -419,25 +419,21 @@ class Pool::Impl {
   /// The block may belong to another host, which has not answered; or it must not be written to as
   /// long as the host that died with it may still write (READ_ONLY custody).
   std::string why_busy(const Key& key) {
-    const auto located = core_.lookup.locate(key);
-    if (!located) return status_text(Status::BUSY);
-    const uint64_t extent = core_.context().layout.extent_of_slot(located->slot);
-    const uint32_t owner = core_.holdings.writer_of_extent(extent);
-    if (core_.holdings.own_of(owner, extent).custody == BH_CUSTODY_READ_ONLY) {
-      for (const core::Life life : core_.holdings.predecessors(extent)) {
-        if (life.host == owner || core_.hosts().fenced(life)) continue;
-        const uint32_t reclaim_ms = core::times_of(superblock_).reclaim_ms;
-        return fmt::format(
-            "host {} owned it when it was declared dead, and may still write there: {}run `bowhead "
-            "pool fence {} {}` once its machine has stopped for certain",
-            life.host, reclaim_ms == 0 ? "" : fmt::format("wait {} ms, or ", reclaim_ms), locator_,
-            life.host);
-      }
+    const auto writer = core_.inspection.writer_of(key);
+    if (!writer) return status_text(Status::BUSY);
+    if (writer->may_still_write) {
+      const uint32_t reclaim_ms = core::times_of(superblock_).reclaim_ms;
+      return fmt::format(
+          "host {} owned it when it was declared dead, and may still write there: {}run `bowhead "
+          "pool fence {} {}` once its machine has stopped for certain",
+          *writer->may_still_write,
+          reclaim_ms == 0 ? "" : fmt::format("wait {} ms, or ", reclaim_ms), locator_,
+          *writer->may_still_write);
     }
-    if (owner == host_) return status_text(Status::BUSY);
+    if (writer->host == host_) return status_text(Status::BUSY);
     return fmt::format(
         "host {}, which has it, did not answer: a process must have the pool open as that host",
-        owner);
+        writer->host);
   }
 
   static constexpr uint64_t kLookNs = 1'000'000'000;

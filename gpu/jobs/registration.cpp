@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "base/thread.h"
+
 namespace bowhead::gpu {
 namespace {
 
@@ -81,13 +83,24 @@ Registration::State Registration::state_of(uint64_t index) const {
   return chunks_[index].state.load(std::memory_order_relaxed);
 }
 
-/// Puts a chunk that was not requested yet behind those that were. Under the mutex.
-void Registration::want(uint64_t index) {
-  if (state_of(index) != State::UNTRIED) return;
+/// Starts the thread if there is none. Under the mutex.
+Result<void> Registration::have_thread() {
+  if (thread_.joinable()) return {};
+  auto thread = start_thread([this] { run(); });
+  if (!thread) return thread.error();
+  thread_ = std::move(*thread);
+  return {};
+}
+
+/// Puts a chunk that was not requested yet behind those that were. Without a thread it stays
+/// UNTRIED, so that a later call tries again. Under the mutex.
+Result<void> Registration::want(uint64_t index) {
+  if (state_of(index) != State::UNTRIED) return {};
+  if (auto ok = have_thread(); !ok) return ok;
   chunks_[index].state.store(State::WANTED, std::memory_order_relaxed);
   wanted_.push_back(index);
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   changed_.notify_all();
+  return {};
 }
 
 Result<void*> Registration::reach(uint64_t offset, uint64_t size_bytes, DeviceAccess access) {
@@ -99,7 +112,9 @@ Result<void*> Registration::reach(uint64_t offset, uint64_t size_bytes, DeviceAc
   for (uint64_t i = first; i <= last && have_all; ++i) have_all = has(i);
   if (!have_all) {
     const std::lock_guard lock(mutex_);
-    for (uint64_t i = first; i <= last; ++i) want(i);
+    for (uint64_t i = first; i <= last; ++i) {
+      if (auto ok = want(i); !ok) return ok.error();
+    }
     for (uint64_t i = first; i <= last; ++i) {
       if (state_of(i) == State::REFUSED) return chunks_[i].refusal.error();
     }
@@ -131,7 +146,7 @@ Result<void> Registration::ensure(uint64_t offset, uint64_t size_bytes) {
 
   std::unique_lock lock(mutex_);
   for (; index <= last; ++index) {
-    want(index);
+    if (auto ok = want(index); !ok) return ok;
     changed_.wait(lock, [&] { return state_of(index) != State::WANTED; });
     if (state_of(index) == State::REFUSED) return chunks_[index].refusal;
   }
@@ -148,11 +163,12 @@ Result<void*> Registration::device_address(uint64_t offset) const {
       fmt::format("registration: the byte at {} is not registered; ensure() comes first", offset)};
 }
 
-void Registration::register_rest() {
+Result<void> Registration::register_rest() {
   const std::lock_guard lock(mutex_);
+  if (auto ok = have_thread(); !ok) return ok;
   rest_at_ = 0;
-  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   changed_.notify_all();
+  return {};
 }
 
 void Registration::retry() {

@@ -85,9 +85,9 @@ class Registration {
   /// INVALID_ARGUMENT: outside of the memory, or its chunk is not registered.
   Result<void*> device_address(uint64_t offset) const;
 
-  /// Registers everything, in order, behind the requested chunks. Ends early at LIMIT_REACHED and
-  /// GPU_LOST.
-  void register_rest();
+  /// Registers everything in the background, in order, behind the requested chunks. Ends early at
+  /// LIMIT_REACHED and GPU_LOST. SYSTEM: there is no thread for it.
+  Result<void> register_rest();
 
   /// Lets chunks that were refused with LIMIT_REACHED be requested again, when other memory was
   /// unregistered.
@@ -134,7 +134,8 @@ class Registration {
     return chunks_[index].state.load(std::memory_order_acquire) == State::REGISTERED;
   }
   State state_of(uint64_t index) const;
-  void want(uint64_t index);
+  Result<void> have_thread();
+  Result<void> want(uint64_t index);
   Result<void> register_with(Chunk& chunk, std::byte* begin, uint64_t size_bytes);
   void settle(uint64_t index, std::unique_lock<std::mutex>& lock);
   bool find_next(uint64_t& index);

@@ -41,6 +41,14 @@ class Inspection {
 
   /// The heartbeat word of a host, acquired.
   uint64_t heartbeat_of(uint32_t host) const;
+  /// Whom a change of a block waits for.
+  struct Writer {
+    uint32_t host;  ///< it alone writes to the block's extent
+    /// A host that was declared dead and not fenced: `host` must not write there before it is.
+    std::optional<uint32_t> may_still_write;
+  };
+  /// Nothing if the pool does not have the key.
+  std::optional<Writer> writer_of(const Key& key);
   void fill_info(PoolInfo& info);
   /// The pool may be in use. So a suspected fault is checked again when stores under way have
   /// arrived, and is a finding only if it is still there.
@@ -82,6 +90,22 @@ class Inspection {
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
 };
+
+template <class A>
+std::optional<typename Inspection<A>::Writer> Inspection<A>::writer_of(const Key& key) {
+  const auto located = lookup_.locate(key);
+  if (!located) return std::nullopt;
+  const uint64_t extent = c_.layout.extent_of_slot(located->slot);
+  Writer writer{.host = holdings_.writer_of_extent(extent), .may_still_write = std::nullopt};
+  if (holdings_.own_of(writer.host, extent).custody == BH_CUSTODY_READ_ONLY) {
+    for (const Life life : holdings_.predecessors(extent)) {
+      if (life.host == writer.host || hosts_.fenced(life)) continue;
+      writer.may_still_write = life.host;
+      break;
+    }
+  }
+  return writer;
+}
 
 template <class A>
 void Inspection<A>::fill_info(PoolInfo& info) {

@@ -12,6 +12,7 @@
 
 #include "gpu/devices/pinned_range.h"
 #include "tests/gpu/devices.h"
+#include "tests/support/no_threads.h"
 #include "tests/support/pools.h"
 
 namespace bowhead::gpu {
@@ -116,15 +117,29 @@ TEST_P(RegistrationContract, CopiesAcrossChunksInParts) {
   device().destroy_stream(*stream);
 }
 
+TEST_P(RegistrationContract, WithoutAThreadItSaysSoAndTriesAgainLater) {
+  const Mapping mapping(2 * kChunkBytes);
+  auto registration = make(device(), mapping);
+  {
+    const test::NoThreads none;
+    EXPECT_EQ(registration->ensure(0, 1).status(), Status::SYSTEM);
+    EXPECT_EQ(registration->reach(0, 1, DeviceAccess::READ).status(), Status::SYSTEM);
+    EXPECT_EQ(registration->register_rest().status(), Status::SYSTEM);
+  }
+  EXPECT_EQ(registration->registered_bytes(), 0u);
+  ASSERT_DONE(registration->ensure(0, mapping.size_bytes()));
+  EXPECT_EQ(registration->registered_bytes(), mapping.size_bytes());
+}
+
 TEST_P(RegistrationContract, RegistersTheRestInTheBackground) {
   const Mapping mapping(9 * kChunkBytes + kPageBytes);
   auto registration = make(device(), mapping);
-  registration->register_rest();
-  registration->register_rest();  // nothing more to do
+  ASSERT_DONE(registration->register_rest());
+  ASSERT_DONE(registration->register_rest());  // nothing more to do
   wait_for(*registration, mapping.size_bytes());
   ASSERT_DONE(registration->ensure(0, mapping.size_bytes()));
   EXPECT_EQ(kind(mapping.data() + mapping.size_bytes() - 1), PointerKind::REGISTERED);
-  registration->register_rest();  // finds nothing
+  ASSERT_DONE(registration->register_rest());  // finds nothing
   registration.reset();
   EXPECT_EQ(kind(mapping.data()), PointerKind::HOST);
 }
@@ -217,7 +232,7 @@ TEST(Registration, LeavesOffInTheBackgroundAtALimit) {
   const auto cpu = gated_cpu_device(gate, {.most_registered_bytes = 2 * kChunkBytes});
   const Mapping mapping(100 * kChunkBytes);
   const auto registration = make(*cpu, mapping);
-  registration->register_rest();
+  ASSERT_DONE(registration->register_rest());
   gate->wait_for(3);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have continued by then
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes);
@@ -262,7 +277,7 @@ TEST(Registration, RegistersRequestedChunksFirst) {
   {
     const auto registration = make(watched, mapping);
     gate->hold_next(1);
-    registration->register_rest();
+    ASSERT_DONE(registration->register_rest());
     gate->wait_for(1);  // the thread is at chunk 0
     EXPECT_EQ(registration->reach(5 * kChunkBytes, 3 * kChunkBytes, DeviceAccess::READ).status(),
               Status::BUSY);
@@ -281,7 +296,7 @@ TEST(Registration, WaitsForAChunkOnRequest) {
   const Mapping mapping(kChunkBytes);
   const auto registration = make(*cpu, mapping);
   gate->hold_next(1);
-  registration->register_rest();
+  ASSERT_DONE(registration->register_rest());
   gate->wait_for(1);
   auto transfer =
       std::async(std::launch::async, [&] { return registration->ensure(0, 1).status(); });
@@ -297,7 +312,7 @@ TEST(Registration, IsDestroyedWhileItRegisters) {
   const Mapping mapping(64 * kChunkBytes);
   auto registration = make(*cpu, mapping);
   gate->hold_next(1);
-  registration->register_rest();
+  ASSERT_DONE(registration->register_rest());
   gate->wait_for(1);
   auto destroyed = std::async(std::launch::async, [&] { registration.reset(); });
   EXPECT_EQ(destroyed.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
@@ -326,7 +341,7 @@ TEST(Registration, RegistersEachChunkOnceForManyThreads) {
       }
     });
   }
-  registration->register_rest();
+  ASSERT_DONE(registration->register_rest());
   for (std::thread& thread : threads) thread.join();
   wait_for(*registration, mapping.size_bytes());
   EXPECT_EQ(gate->count(), kChunks);
@@ -339,7 +354,7 @@ TEST(Registration, OutlivesALostDevice) {
   auto registration = make(*cpu, mapping);
   ASSERT_DONE(registration->ensure(0, 1));
   gate->lose_from(2);
-  registration->register_rest();
+  ASSERT_DONE(registration->register_rest());
   gate->wait_for(3);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it could have continued by then
   EXPECT_EQ(registration->registered_bytes(), 2 * kChunkBytes);

@@ -5,6 +5,7 @@
 
 #include "pool/core/core.h"
 #include "tests/support/hosts.h"
+#include "tests/support/no_threads.h"
 
 namespace bowhead::test {
 namespace {
@@ -151,6 +152,16 @@ TEST(Refused, AFenceOfALifeThatNoSlotShowsUntilItIsDeclaredDead) {
   EXPECT_EQ(refused.status(), Status::BUSY) << refused.error().message();
   EXPECT_TRUE(eventually([&] { return static_cast<bool>(other.pool().fence(0)); }));
   EXPECT_EQ(shared.open(0).info_of(0).state, "live");
+}
+
+TEST(Refused, WithoutThreadsForAHostItDoesNotJoin) {
+  const SharedPool pool(2);
+  {
+    const NoThreads none;
+    EXPECT_EQ(Host::open(pool.locator(), 1).status(), Status::SYSTEM);
+  }
+  EXPECT_EQ(pool.slot(1)->incarnation, 0u);
+  EXPECT_EQ(pool.open(1).put("key"), Status::OK);
 }
 
 TEST(Accepted, AFenceOfALifeThatIsOverWhileTheNextIsJoining) {
