@@ -95,6 +95,7 @@ TEST_F(Refused, NoThreadAndNoProcessCanBeStarted) {
   fs::permissions(folder_, fs::perms::all);
   const Outcome outcome = as_user("cd " + folder_.string() + R"sh( || exit
     one=file:$PWD/one two=file:$PWD/two
+    export ASAN_OPTIONS=detect_leaks=0 # LeakSanitizer needs a thread of its own
     echo value > v; head -c 8192 v /dev/zero > raw 2> /dev/null
     $u "$B" pool create $one --size 16M > /dev/null
     $u "$B" pool create $two --size 32M --hosts 2 > /dev/null
