@@ -10,7 +10,6 @@
 # Each case runs in its own process, so a crash costs one case and not those after it, and
 # GTEST_SKIP() is reported as skipped. Cases are listed just before ctest runs, not while building.
 # GoogleTest's main() is linked unless a source defines one; that one must call InitGoogleTest.
-
 #
 # bowhead_test_properties(): label and limit of a test that add_test() made, and other properties.
 #
