@@ -19,8 +19,9 @@ class Signals : public CliTest {
             "16K",    "--generate", "multiturn",   "--requests", "200000"};
   }
   bool working(const Running& running) const {
-    // Blocks appear: the workers are running.
-    return eventually(30, [&] {
+    // Blocks appear: the workers are running. Under ThreadSanitizer on a loaded machine that takes
+    // half a minute.
+    return eventually(200, [&] {
       return running.children().size() == 3 &&
              run({"ls", shm_locator()}).out.find("block-") != std::string::npos;
     });
