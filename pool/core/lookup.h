@@ -50,7 +50,8 @@ class Lookup {
     bh_index_entry entry;
   };
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
-  uint64_t match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found) const;
+  std::bitset<kBatch> match_batch(std::span<const Hash128> hashes,
+                                  std::vector<Candidate>& found) const;
   void fetch(std::vector<Candidate>& found, uint64_t bytes) const;
   /// A bit for each host whose index look-ups read.
   uint64_t probed_hosts() const {
@@ -154,9 +155,11 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
   }
   std::vector<Candidate> found;
   found.reserve(keys.size() + 16);
-  const uint64_t further = match_batch({hashes, keys.size()}, found);
-  std::bitset<kBatch> matched;
-  for (const Candidate& one : found) matched.set(one.key);
+  // Looked up one by one in the end, unless they were found: keys that may lie further on, and
+  // those whose tag matched but whose block did not. It may have been moved or recompressed after
+  // the first lines were read; a batch takes so long that this would happen often.
+  std::bitset<kBatch> unsure = match_batch({hashes, keys.size()}, found);
+  for (const Candidate& one : found) unsure.set(one.key);
   fetch(found, BH_LINE_BYTES);
   std::erase_if(found, [&](Candidate& one) {
     const auto entry = index_.read_entry(one.at, hashes[one.key]);
@@ -181,22 +184,18 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
                                 Key(ns, keys[one.key], hashes[one.key]), /*fresh=*/true);
     if (located) note(one.key, *located);
   }
-  // Look up one by one the keys that may lie further on, and those whose tag matched but whose
-  // block did not: it may have been moved or recompressed after the first lines were read. A batch
-  // takes so long that this would happen often.
   for (uint32_t i = 0; i < keys.size(); ++i) {
-    if (present[i] != 0 || !Key::valid(keys[i])) continue;
-    if (further == 0 && !matched[i]) continue;
+    if (present[i] != 0 || !unsure[i] || !Key::valid(keys[i])) continue;
     if (const auto located = locate(Key(ns, keys[i], hashes[i]))) note(i, *located);
   }
   return count;
 }
 
-/// Collects the entries of all hosts whose tag matches. Returns a bit for each host of which a
-/// bucket has entries further on.
+/// Collects the entries of all hosts whose tag matches. Returns the keys that have a bucket with
+/// entries further on.
 template <class A>
-uint64_t Lookup<A>::match_batch(std::span<const Hash128> hashes,
-                                std::vector<Candidate>& found) const {
+auto Lookup<A>::match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found) const
+    -> std::bitset<kBatch> {
   const uint64_t hosts = probed_hosts();
   for (uint64_t left = hosts & ~own_bit(); left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
@@ -204,7 +203,7 @@ uint64_t Lookup<A>::match_batch(std::span<const Hash128> hashes,
       c_.access.invalidate(index_.first_line(host, hash), BH_LINE_BYTES);
   }
   if (!c_.alone()) c_.access.coherence_fence();
-  uint64_t further = 0;
+  std::bitset<kBatch> further;
   constexpr size_t kAhead = 16;  // lines being fetched
   for (uint64_t left = hosts; left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
@@ -214,7 +213,7 @@ uint64_t Lookup<A>::match_batch(std::span<const Hash128> hashes,
       const auto key = static_cast<uint32_t>(i - kAhead);
       const Line words = c_.access.load_line(index_.first_line(host, hashes[key]));
       const auto note = [&](uint64_t at) { found.push_back({key, host, host, at, {}}); };
-      if (index_.for_each_match(host, hashes[key], words, note)) further |= uint64_t{1} << host;
+      if (index_.for_each_match(host, hashes[key], words, note)) further.set(key);
     }
   }
   return further;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -121,6 +122,30 @@ TEST_F(Lookups, AMissIsOne) {
   EXPECT_FALSE(core().reading.acquire(key_, /*ttl_ms=*/60'000, LeaseOf::STORED));
   EXPECT_EQ(looks(), 1u);
   EXPECT_TRUE(get(core(), key_.bytes).empty());
+  EXPECT_EQ(looks(), 1u);
+}
+
+TEST_F(Lookups, AnAbsentKeyOfABatchIsOneEvenBesideAKeyThatMayLieFurtherOn) {
+  const auto further = [&](std::string_view key) {
+    const uint64_t line = core().index().first_line(0, Key(kNamespace, key).hash);
+    return pool_.load(line + 8 * BH_INDEX_ENTRIES) != 0;
+  };
+  std::string crowded;  // an absent key whose bucket has entries further on
+  for (int i = 0; crowded.empty(); ++i) {
+    ASSERT_LT(i, 80);
+    ASSERT_EQ(put(core(), std::to_string(i), value_), Status::OK);
+    for (int absent = 0; absent < 100 && crowded.empty(); ++absent) {
+      const std::string key = "absent " + std::to_string(absent);
+      if (further(key)) crowded = key;
+    }
+  }
+  std::string alone;
+  for (int i = 0; alone.empty() || further(alone); ++i) alone = "alone " + std::to_string(i);
+  handle_.access().watch(core().index().first_line(0, Key(kNamespace, alone).hash));
+  looks();
+  const std::string_view keys[] = {alone, crowded};
+  uint8_t present[2];
+  EXPECT_EQ(core().lookup.exists(kNamespace, keys, present), 0u);
   EXPECT_EQ(looks(), 1u);
 }
 
