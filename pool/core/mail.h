@@ -2,8 +2,8 @@
 // Mail between hosts: lines in which one host asks another for extents or for the removal of a key,
 // and the other reports when that is done.
 //
-// Owns: nothing in this process; the host's lines. Calls: KeyLocks; to do requests: Grants,
-// Retirement.
+// Owns: which lines this process has seen; the host's lines. Calls: KeyLocks; to do requests:
+// Grants, Retirement.
 #pragma once
 
 #include "pool/core/key_locks.h"
@@ -32,6 +32,18 @@ class Mail {
 
  private:
   static constexpr uint64_t kMailLines = BH_MAIL_AREA_BYTES / sizeof(bh_mail);
+  /// A process's last look at the mails_written of a host.
+  struct Seen {
+    uint64_t count = 0;
+    uint64_t read_until_ns = UINT64_MAX;  ///< there was no look yet
+  };
+  uint64_t hosts_to_read(uint64_t now_ns);
+  uint64_t count_at(uint32_t host) const {
+    return c_.layout.part(host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, mails_written);
+  }
+  void read_mail_of(uint32_t host);
+  void write_line(uint32_t peer, uint64_t index, const bh_mail& mail);
+  void change_asked(uint32_t peer, bool asked);
   std::optional<uint64_t> post(uint32_t peer, bh_mail& mail);
   bh_mail read_mail_line(uint32_t host, uint32_t peer, uint64_t index) const;
   static bool asks(const bh_mail& mail) {
@@ -41,13 +53,17 @@ class Mail {
   template <class Change>
   bool change_mail_line(uint32_t peer, uint64_t index, Change change);
   void withdraw(uint32_t peer, uint64_t index, uint64_t sequence);
-  void do_request(uint32_t peer, uint64_t index, const bh_mail& request);
+  bool do_request(uint32_t peer, uint64_t index, const bh_mail& request);
 
   Context<A>& c_;
   Hosts<A>& hosts_;
   KeyLocks<A>& locks_;
   Retirement<A>& retirement_;
   Grants<A>& grants_;
+
+  std::array<Seen, BH_HOSTS_MAX> seen_{};
+  uint32_t in_turn_ = 0;     ///< host to read next in any case
+  uint64_t unanswered_ = 0;  ///< hosts (a bit each) with a request that is still to be done
 };
 
 template <class A>
@@ -74,22 +90,54 @@ Status Mail<A>::ask_to_remove(Life owner, const Hash128& hash) {
 
 template <class A>
 void Mail<A>::read_mail() {
+  for (uint64_t left = hosts_to_read(c_.access.now_ns()); left != 0; left &= left - 1)
+    read_mail_of(static_cast<uint32_t>(std::countr_zero(left)));
+}
+
+/// The hosts, a bit each, that may have written a line since the last call, and those with a
+/// request of theirs or ours that stands. Where a fence does not wait for the memory, the count may
+/// be there before the line: such a host is named until the line has settled. And one host is
+/// named in turn, since a count may be lost: its writer may die, or a host that was declared dead
+/// write it late.
+template <class A>
+uint64_t Mail<A>::hosts_to_read(uint64_t now_ns) {
+  const uint32_t count = hosts_.count();
+  uint64_t hosts = unanswered_ |
+                   c_.access.load(c_.private_word(offsetof(bh_host_private, asked_hosts))) |
+                   uint64_t{1} << in_turn_;
+  if (++in_turn_ == count) in_turn_ = 0;
+  for (uint32_t h = 0; h < count; ++h) c_.invalidate_from(h, count_at(h), 8);
+  c_.access.coherence_fence();
+  for (uint32_t h = 0; h < count; ++h) {
+    const uint64_t now = c_.access.load(count_at(h));
+    if (now != seen_[h].count || seen_[h].read_until_ns == UINT64_MAX)
+      seen_[h] = {now, now_ns + 2'000'000 * uint64_t{c_.times.settle_ms}};
+    if (now_ns <= seen_[h].read_until_ns) hosts |= uint64_t{1} << h;
+  }
+  return hosts & ~uint64_t{0} >> (64 - count) & ~(uint64_t{1} << c_.host);
+}
+
+template <class A>
+void Mail<A>::read_mail_of(uint32_t host) {
   const bool want_is_old = grants_.want_is_old();
-  for (uint32_t h = 0; h < hosts_.count(); ++h) {
-    if (h == c_.host) continue;
-    const auto slot = hosts_.read_slot(h);
-    const bool over = !slot || c_.ended({h, slot->incarnation});
-    c_.access.acquire(c_.layout.mail(h, c_.host, 0), BH_MAIL_AREA_BYTES);
-    for (uint64_t i = 0; i < kMailLines; ++i) {
-      const bh_mail ours = read_mail_line(c_.host, h, i);
-      const bh_mail theirs = read_mail_line(h, c_.host, i);
-      if (asks(ours) &&
-          (over || ours.incarnation != c_.incarnation || ours.sequence == theirs.answered ||
-           (ours.kind == BH_MAIL_WANT && want_is_old)))
-        withdraw(h, i, ours.sequence);
-      if (asks(theirs) && theirs.sequence != ours.answered && !c_.ended({h, theirs.incarnation}))
-        do_request(h, i, theirs);
-    }
+  const auto slot = hosts_.read_slot(host);
+  const bool over = !slot || c_.ended({host, slot->incarnation});
+  // Before the look at the own lines: whoever writes one after that sets the bit again.
+  change_asked(host, false);
+  const uint64_t bit = uint64_t{1} << host;
+  unanswered_ &= ~bit;
+  c_.access.acquire(c_.layout.mail(host, c_.host, 0), BH_MAIL_AREA_BYTES);
+  for (uint64_t i = 0; i < kMailLines; ++i) {
+    const bh_mail ours = read_mail_line(c_.host, host, i);
+    const bh_mail theirs = read_mail_line(host, c_.host, i);
+    if (asks(ours) &&
+        (over || ours.incarnation != c_.incarnation || ours.sequence == theirs.answered ||
+         (ours.kind == BH_MAIL_WANT && want_is_old)))
+      withdraw(host, i, ours.sequence);
+    if (asks(theirs) && theirs.sequence != ours.answered && !c_.ended({host, theirs.incarnation}) &&
+        !do_request(host, i, theirs))
+      unanswered_ |= bit;
+    if (asks(ours)) change_asked(host, true);
   }
 }
 
@@ -115,7 +163,8 @@ std::optional<uint64_t> Mail<A>::post(uint32_t peer, bh_mail& mail) {
     mail.incarnation = c_.incarnation;
     mail.sequence = c_.access.random();
     mail.answered = old.answered;
-    c_.write_sealed(c_.layout.mail(c_.host, peer, i), to_line(mail));
+    write_line(peer, i, mail);
+    change_asked(peer, true);
     return i;
   }
   return std::nullopt;
@@ -138,8 +187,25 @@ bool Mail<A>::change_mail_line(uint32_t peer, uint64_t index, Change change) {
   const KeyLock lock(locks_, mail_lock(peer), kShortLockWaitNs);
   if (!lock.held()) return false;
   bh_mail mail = read_mail_line(c_.host, peer, index);
-  if (change(mail)) c_.write_sealed(c_.layout.mail(c_.host, peer, index), to_line(mail));
+  if (change(mail)) write_line(peer, index, mail);
   return true;
+}
+
+template <class A>
+void Mail<A>::write_line(uint32_t peer, uint64_t index, const bh_mail& mail) {
+  c_.write_sealed(c_.layout.mail(c_.host, peer, index), to_line(mail));
+  c_.access.fetch_add(count_at(c_.host), 1);
+  c_.access.publish(count_at(c_.host), 8);
+}
+
+/// Sets or clears the bit that lets every process of this host look for the answer of a host.
+template <class A>
+void Mail<A>::change_asked(uint32_t peer, bool asked) {
+  const uint64_t at = c_.private_word(offsetof(bh_host_private, asked_hosts));
+  const uint64_t bit = uint64_t{1} << peer;
+  uint64_t word = c_.access.load(at);
+  while ((word & bit) != (asked ? bit : 0) && !c_.access.cas(at, word, word ^ bit)) {
+  }
 }
 
 template <class A>
@@ -153,16 +219,17 @@ void Mail<A>::withdraw(uint32_t peer, uint64_t index, uint64_t sequence) {
   });
 }
 
-/// Another process of this host may be doing the same request. Once it has answered, the key may
-/// have been put again; so a block is removed only if it was found while there was no answer.
+/// False if it is still to be done. Another process of this host may be doing the same request.
+/// Once it has answered, the key may have been put again; so a block is removed only if it was
+/// found while there was no answer.
 template <class A>
-void Mail<A>::do_request(uint32_t peer, uint64_t index, const bh_mail& request) {
+bool Mail<A>::do_request(uint32_t peer, uint64_t index, const bh_mail& request) {
   uint64_t last = 0;
   const bool read = change_mail_line(peer, index, [&](const bh_mail& mail) {
     last = mail.answered;
     return false;
   });
-  if (!read || last == request.sequence) return;
+  if (!read || last == request.sequence) return read;
   const auto not_answered = [&] {
     bool same = false;
     change_mail_line(peer, index, [&](const bh_mail& mail) {
@@ -173,11 +240,11 @@ void Mail<A>::do_request(uint32_t peer, uint64_t index, const bh_mail& request) 
   };
   if (request.kind == BH_MAIL_REMOVE) {
     const Status removed = retirement_.remove_own(hash_of(request), kShortLockWaitNs, not_answered);
-    if (removed != Status::OK && removed != Status::NOT_FOUND) return;  // retry at next heartbeat
+    if (removed != Status::OK && removed != Status::NOT_FOUND) return false;
   } else {
     grants_.give(request.count, {peer, request.incarnation});
   }
-  change_mail_line(peer, index, [&](bh_mail& mail) {
+  return change_mail_line(peer, index, [&](bh_mail& mail) {
     if (mail.answered != last) return false;
     mail.answered = request.sequence;
     return true;

@@ -206,7 +206,8 @@ void Recovery<A>::rebuild(const Progress& progress) {
   }
   for (const size_t at :
        {offsetof(bh_host_private, probed_hosts), offsetof(bh_host_private, publish_phase),
-        offsetof(bh_host_private, wanted_extents), offsetof(bh_host_private, extents_busy)})
+        offsetof(bh_host_private, wanted_extents), offsetof(bh_host_private, extents_busy),
+        offsetof(bh_host_private, asked_hosts)})
     c_.access.store(c_.private_word(at), 0);
   for (uint64_t i = 0; i < g.lock_count; ++i) c_.access.store(c_.own(BH_PART_LOCKS, i), 0);
   for (uint32_t p = 0; p < g.process_count; ++p) {

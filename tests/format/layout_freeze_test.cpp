@@ -131,9 +131,12 @@ TEST(LayoutFreeze, HostSlot) {
 
 TEST(LayoutFreeze, HostHeartbeat) {
   const std::vector<Field> fields = {
-      FIELD(bh_host_heartbeat, heartbeat, 0, 8),  FIELD(bh_host_heartbeat, duties_late_ms, 8, 8),
-      FIELD(bh_host_heartbeat, settled, 16, 8),   FIELD(bh_host_heartbeat, hazard_limit, 24, 8),
-      FIELD(bh_host_heartbeat, reserved, 32, 32),
+      FIELD(bh_host_heartbeat, heartbeat, 0, 8),
+      FIELD(bh_host_heartbeat, duties_late_ms, 8, 8),
+      FIELD(bh_host_heartbeat, settled, 16, 8),
+      FIELD(bh_host_heartbeat, hazard_limit, 24, 8),
+      FIELD(bh_host_heartbeat, mails_written, 32, 8),
+      FIELD(bh_host_heartbeat, reserved, 40, 24),
   };
   expect_layout<bh_host_heartbeat>(64, fields);
 }
@@ -181,7 +184,8 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, stamp_sequence, 0, 8),
       FIELD(bh_host_private, duties_done_ns, 8, 8),
       FIELD(bh_host_private, extents_busy, 16, 8),
-      FIELD(bh_host_private, pad0, 24, 40),
+      FIELD(bh_host_private, asked_hosts, 24, 8),
+      FIELD(bh_host_private, pad0, 32, 32),
       FIELD(bh_host_private, recovered_boot_id, 64, 8),
       FIELD(bh_host_private, recovered_incarnation, 72, 8),
       FIELD(bh_host_private, heartbeat_at_ns, 80, 8),
@@ -216,10 +220,14 @@ TEST(LayoutFreeze, LeaseSlot) {
 
 TEST(LayoutFreeze, ExtentState) {
   const std::vector<Field> fields = {
-      FIELD(bh_extent_state, word, 0, 8),         FIELD(bh_extent_state, block_bytes, 8, 8),
-      FIELD(bh_extent_state, block_count, 16, 4), FIELD(bh_extent_state, extent_span, 20, 4),
-      FIELD(bh_extent_state, head, 24, 8),        FIELD(bh_extent_state, free_blocks, 32, 8),
-      FIELD(bh_extent_state, preferred, 40, 8),   FIELD(bh_extent_state, closed, 48, 8),
+      FIELD(bh_extent_state, word, 0, 8),
+      FIELD(bh_extent_state, block_bytes, 8, 8),
+      FIELD(bh_extent_state, block_count, 16, 4),
+      FIELD(bh_extent_state, extent_span, 20, 4),
+      FIELD(bh_extent_state, head, 24, 8),
+      FIELD(bh_extent_state, free_blocks, 32, 8),
+      FIELD(bh_extent_state, preferred, 40, 8),
+      FIELD(bh_extent_state, closed, 48, 8),
       FIELD(bh_extent_state, reserved, 56, 8),
   };
   expect_layout<bh_extent_state>(64, fields);

@@ -38,12 +38,15 @@ BH_FORMAT_OFFSET(bh_host_slot, seal, 56);
 typedef struct bh_host_heartbeat {
   uint64_t heartbeat;      /* increases while the host lives, by a different amount each time */
   uint64_t duties_late_ms; /* at this heartbeat: time since all other duties were done */
-  uint64_t settled;      /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
+  uint64_t settled;       /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
                             sequence are in the memory for good */
-  uint64_t hazard_limit; /* hazard words at and beyond this index were never used */
-  uint64_t reserved[4];
+  uint64_t hazard_limit;  /* hazard words at and beyond this index were never used */
+  uint64_t mails_written; /* raised after a line of mail was published, so that others need not read
+                             them all at each heartbeat; a hint */
+  uint64_t reserved[3];
 } bh_host_heartbeat;
 BH_FORMAT_SIZE(bh_host_heartbeat, 64);
+BH_FORMAT_OFFSET(bh_host_heartbeat, mails_written, 32);
 
 /* Decision word, decide[h][d]: the register of host h for the agreement on who succeeds incarnation
  * `inst` of slot d (Disk Paxos: Gafni and Lamport 2003, with one disk). High to low:
@@ -143,7 +146,8 @@ typedef struct bh_host_private {
   uint64_t duties_done_ns; /* CLOCK_BOOTTIME of the last time when all the duties below were done */
   uint64_t extents_busy;   /* process slot + 1:16 | ms of CLOCK_BOOTTIME:48: which process takes
                               extents over, in slices, and when it did the last; 0: none */
-  uint64_t pad0[5];
+  uint64_t asked_hosts;    /* bit h: a request to host h may stand */
+  uint64_t pad0[4];
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
   uint64_t heartbeat_at_ns;  /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap */
