@@ -24,13 +24,15 @@ Key make_key(uint64_t series, uint64_t number) {
 
 Result<std::unique_ptr<BenchPool>> BenchPool::create(const std::string& locator,
                                                      uint64_t size_bytes, uint64_t min_block_bytes,
-                                                     uint32_t hosts, const SharingTimes& times) {
+                                                     uint32_t hosts, const SharingTimes& times,
+                                                     uint32_t evict_high_permille) {
   CreateOptions options;
   options.hosts = hosts;
   options.times = times;
   options.size_bytes = size_bytes;
   options.min_block_bytes = min_block_bytes;
-  options.evict_high_permille = 0;  // a block stays until it is removed
+  options.evict_high_permille = evict_high_permille;
+  options.evict_low_permille = evict_high_permille * 19 / 20;
   if (auto created = Pool::create(locator, options); !created) return created.error();
   return std::unique_ptr<BenchPool>(new BenchPool(locator));
 }

@@ -36,7 +36,8 @@ class BenchPool {
  public:
   static Result<std::unique_ptr<BenchPool>> create(const std::string& locator, uint64_t size_bytes,
                                                    uint64_t min_block_bytes, uint32_t hosts = 1,
-                                                   const SharingTimes& times = {});
+                                                   const SharingTimes& times = {},
+                                                   uint32_t evict_high_permille = 0);
   ~BenchPool();
   BenchPool(const BenchPool&) = delete;
   BenchPool& operator=(const BenchPool&) = delete;
@@ -89,6 +90,7 @@ struct Bench {
 
 Result<void> run_copy_rows(Bench& bench);
 Result<void> run_alloc_rows(Bench& bench);
+Result<void> run_evict_rows(Bench& bench);
 Result<void> run_exists_rows(Bench& bench);
 Result<void> run_space_rows(Bench& bench);
 Result<void> run_open_rows(Bench& bench);

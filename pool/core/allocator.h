@@ -75,13 +75,17 @@ class Allocator {
            c_.change(at, word, word.next(BH_BLOCK_RETIRING, c_.process));
   }
   /// RETIRING (ours) -> RETIRED, once the retired header is published.
-  void finish_retire(uint64_t slot) { leave(slot, BH_BLOCK_RETIRING, BH_BLOCK_RETIRED); }
+  void finish_retire(uint64_t slot) {
+    if (leave(slot, BH_BLOCK_RETIRING, BH_BLOCK_RETIRED))
+      extents_.add_retired(c_.layout.extent_of_slot(slot), 1);
+  }
 
   /// RETIRED -> FREE, after the hazards were looked at. `seen` is the word from before that look:
   /// false if it changed.
   bool free_retired(uint64_t slot, StateWord seen) {
     BOWHEAD_ASSERT(seen.state == BH_BLOCK_RETIRED);
     if (!c_.change(c_.block_word(slot), seen, seen.next(BH_BLOCK_FREE))) return false;
+    extents_.add_retired(c_.layout.extent_of_slot(slot), -1);
     extents_.add_free(c_.layout.extent_of_slot(slot), 1);
     return true;
   }
@@ -150,7 +154,6 @@ class Allocator {
 
   bool refill(Magazine& magazine, Terms terms);
   bool refill_from_slabs(Magazine& magazine, Terms terms, Candidates& candidates);
-  bool refill_by_truth(Magazine& magazine, Terms terms);
   bool collect(Magazine& magazine, uint64_t head);
 
   Context<A>& c_;
@@ -173,7 +176,12 @@ bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
   if (terms.may_carve && extents_.coalesce_empty_slabs(magazine.block_bytes)) {
     if (auto head = extents_.carve(magazine.block_bytes, terms)) return collect(magazine, *head);
   }
-  return refill_by_truth(magazine, terms);
+  // A free count may be wrong after a death.
+  if (!extents_.recount_some()) return false;
+  candidates = {};
+  if (refill_from_slabs(magazine, terms, candidates)) return true;
+  if (candidates.shared && collect(magazine, *candidates.shared)) return true;
+  return candidates.foreign && collect(magazine, *candidates.foreign);
 }
 
 template <class A>
@@ -195,17 +203,6 @@ bool Allocator<A>::refill_from_slabs(Magazine& magazine, Terms terms, Candidates
     }
   }
   return false;
-}
-
-/// The free counts may be wrong after a death: look at every word before giving up.
-template <class A>
-bool Allocator<A>::refill_by_truth(Magazine& magazine, Terms terms) {
-  bool found = false;
-  extents_.for_each_slab([&](const Slab& slab) {
-    if (!found && slab.block_bytes == magazine.block_bytes && extents_.suits(slab.head, terms))
-      found = collect(magazine, slab.head);
-  });
-  return found;
 }
 
 template <class A>

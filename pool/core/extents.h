@@ -155,8 +155,7 @@ class Extents {
     return {slot, c_.layout.extent_offset(slab.head) + index * slab.block_bytes, slab.block_bytes};
   }
   uint64_t slot_of(const Slab& slab, uint64_t index) const {
-    return c_.layout.first_slot(slab.head) +
-           index * slab.block_bytes / c_.layout.geometry().min_block_bytes;
+    return c_.layout.first_slot(slab.head) + c_.layout.slots_in(index * slab.block_bytes);
   }
 
   // ---- hints for the allocator ----
@@ -164,15 +163,25 @@ class Extents {
     const auto free = static_cast<int64_t>(field(head, offsetof(bh_extent_state, free_blocks)));
     return free > 0 ? static_cast<uint64_t>(free) : 0;
   }
-  /// Adds to the free count of the slab that the extent is part of.
-  void add_free(uint64_t extent, int64_t delta) {
-    const uint64_t head = field(extent, offsetof(bh_extent_state, head));
-    if (head >= c_.layout.geometry().extent_count) return;
-    c_.access.fetch_add(state(head) + offsetof(bh_extent_state, free_blocks),
-                        static_cast<uint64_t>(delta));
+  uint64_t retired_blocks_hint(uint64_t head) const {
+    const auto retired =
+        static_cast<int64_t>(field(head, offsetof(bh_extent_state, retired_blocks)));
+    return retired > 0 ? static_cast<uint64_t>(retired) : 0;
   }
-  /// Sets the free counts by the words of the blocks (after a death; the counts are hints).
+  /// Adds to the counts of the slab that the extent is part of.
+  void add_free(uint64_t extent, int64_t delta) {
+    add(extent, offsetof(bh_extent_state, free_blocks), delta);
+  }
+  void add_retired(uint64_t extent, int64_t delta) {
+    add(extent, offsetof(bh_extent_state, retired_blocks), delta);
+  }
+  /// Sets the counts of all slabs by the words of their blocks (after a death: the counts are
+  /// hints).
   void recount();
+  /// The same for the next few slabs: a count that a death, or a recount during a change, left
+  /// wrong is right again after some calls, none of which looks at all slots. True if one was
+  /// wrong.
+  bool recount_some();
   /// The process that takes blocks from this slab before others, plus 1; 0: none.
   uint64_t preferred(uint64_t head) const {
     return field(head, offsetof(bh_extent_state, preferred));
@@ -222,7 +231,7 @@ class Extents {
     const auto slab = slab_of(first);
     if (!slab) return;
     restore_words(*slab);
-    set_field(first, offsetof(bh_extent_state, free_blocks), count_free(*slab));
+    recount(*slab);
   }
 
   // ---- after deaths ----
@@ -254,12 +263,19 @@ class Extents {
   void undo_coalescing(const Slab& slab);
   void restore_words(const Slab& slab);
   bool clear_words(uint64_t extent);
-  uint64_t count_free(const Slab& slab, bool all = false) const;
+  void add(uint64_t extent, size_t count, int64_t delta) {
+    const uint64_t head = field(extent, offsetof(bh_extent_state, head));
+    if (head >= c_.layout.geometry().extent_count) return;
+    c_.access.fetch_add(state(head) + count, static_cast<uint64_t>(delta));
+  }
+  bool recount(const Slab& slab);
+  bool all_free(const Slab& slab) const;
 
   Context<A>& c_;
   typename A::Mutex mapping_mutex_;
   /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
   std::vector<std::atomic<uint64_t>> writable_since_;
+  std::atomic<uint64_t> recount_next_{0};  ///< extent at which recount_some() goes on
 };
 
 template <class A>
@@ -356,6 +372,7 @@ void Extents<A>::write_slab(const Slab& slab) {
     set_field(e, offsetof(bh_extent_state, block_bytes), e == slab.head ? slab.block_bytes : 0);
     set_field(e, offsetof(bh_extent_state, block_count), slab.block_count | slab.extent_span << 32);
     set_field(e, offsetof(bh_extent_state, free_blocks), e == slab.head ? slab.block_count : 0);
+    set_field(e, offsetof(bh_extent_state, retired_blocks), 0);
     set_field(e, offsetof(bh_extent_state, preferred), c_.process + 1);
     write_descriptor(e, e == slab.head ? slab : Slab{e, 0, 0, 0});
   }
@@ -438,34 +455,61 @@ template <class A>
 bool Extents<A>::coalesce_empty_slabs(uint64_t but_block_bytes) {
   bool coalesced = false;
   for_each_slab([&](const Slab& slab) {
-    if (slab.block_bytes != but_block_bytes && count_free(slab, /*all=*/true) == slab.block_count)
+    if (slab.block_bytes != but_block_bytes && free_blocks_hint(slab.head) >= slab.block_count &&
+        all_free(slab))
       coalesced |= coalesce(slab.head);
   });
   return coalesced;
 }
 
-/// Counts by the words. `all`: stops at the first block that is not free.
 template <class A>
-uint64_t Extents<A>::count_free(const Slab& slab, bool all) const {
-  uint64_t free = 0;
+bool Extents<A>::all_free(const Slab& slab) const {
   for (uint64_t i = 0; i < slab.block_count; ++i) {
-    if (c_.load_state(c_.block_word(slot_of(slab, i))).state == BH_BLOCK_FREE)
-      ++free;
-    else if (all)
-      break;
+    if (c_.load_state(c_.block_word(slot_of(slab, i))).state != BH_BLOCK_FREE) return false;
   }
-  return free;
+  return true;
 }
 
 template <class A>
 void Extents<A>::recount() {
-  for_each_slab([&](const Slab& slab) {
-    const uint64_t at = state(slab.head) + offsetof(bh_extent_state, free_blocks);
-    uint64_t before = c_.access.load(at);
-    const uint64_t free = count_free(slab);
-    // Only if nothing moved meanwhile; a count that a process is changing is left alone.
-    if (free != before) c_.access.cas(at, before, free);
-  });
+  for_each_slab([&](const Slab& slab) { recount(slab); });
+}
+
+template <class A>
+bool Extents<A>::recount(const Slab& slab) {
+  const size_t counts[] = {offsetof(bh_extent_state, free_blocks),
+                           offsetof(bh_extent_state, retired_blocks)};
+  uint64_t before[2], found[2] = {0, 0};
+  for (size_t i = 0; i < 2; ++i) before[i] = field(slab.head, counts[i]);
+  for (uint64_t i = 0; i < slab.block_count; ++i) {
+    const uint32_t kind = c_.load_state(c_.block_word(slot_of(slab, i))).state;
+    found[0] += kind == BH_BLOCK_FREE;
+    found[1] += kind == BH_BLOCK_RETIRED;
+  }
+  bool wrong = false;
+  // Only if nothing moved meanwhile; a count that a process is changing is left alone.
+  for (size_t i = 0; i < 2; ++i)
+    wrong |=
+        found[i] != before[i] && c_.access.cas(state(slab.head) + counts[i], before[i], found[i]);
+  return wrong;
+}
+
+template <class A>
+bool Extents<A>::recount_some() {
+  constexpr uint64_t kMostExtents = 1024, kMostBlocks = 8192;
+  const uint64_t extents = c_.layout.geometry().extent_count;
+  bool wrong = false;
+  uint64_t e = recount_next_ % extents, blocks = 0;
+  for (uint64_t i = 0; i < std::min(extents, kMostExtents) && blocks < kMostBlocks; ++i) {
+    if (c_.load_state(state(e)).state == BH_EXTENT_SLAB) {
+      const Slab slab = read_slab(e);
+      wrong |= recount(slab);
+      blocks += slab.block_count;
+    }
+    if (++e == extents) e = 0;
+  }
+  recount_next_ = e;
+  return wrong;
 }
 
 // ---- changes of owner ----
@@ -572,6 +616,7 @@ void Extents<A>::restore_slab(const Slab& slab) {
     set_field(e, offsetof(bh_extent_state, block_count), slab.block_count | slab.extent_span << 32);
     const bool counts = e == slab.head && !closed(e);
     set_field(e, offsetof(bh_extent_state, free_blocks), counts ? slab.block_count : 0);
+    set_field(e, offsetof(bh_extent_state, retired_blocks), 0);
     c_.store_state(state(e),
                    c_.load_state(state(e)).next(e == slab.head ? BH_EXTENT_SLAB : BH_EXTENT_PART));
   }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/assert.h"
 #include "base/status.h"
 #include "pool/types.h"
 
@@ -67,12 +68,19 @@ void seal_superblock(bh_superblock& superblock, uint32_t copy);
 
 class Layout {
  public:
+  /// Extents and smallest blocks are powers of two in size, which saves divisions in each look-up.
   explicit Layout(const bh_geometry& geometry)
-      : g_(geometry), slots_per_extent_(geometry.extent_bytes / geometry.min_block_bytes) {}
+      : g_(geometry),
+        min_block_shift_(std::countr_zero(geometry.min_block_bytes)),
+        extent_shift_(std::countr_zero(geometry.extent_bytes) - min_block_shift_) {
+    BOWHEAD_ASSERT(std::has_single_bit(geometry.min_block_bytes) &&
+                   std::has_single_bit(geometry.extent_bytes) &&
+                   geometry.extent_bytes >= geometry.min_block_bytes);
+  }
 
   const bh_geometry& geometry() const { return g_; }
-  uint64_t slots_per_extent() const { return slots_per_extent_; }
-  uint64_t slot_count() const { return slots_per_extent_ * g_.extent_count; }
+  uint64_t slots_per_extent() const { return uint64_t{1} << extent_shift_; }
+  uint64_t slot_count() const { return g_.extent_count << extent_shift_; }
 
   uint64_t part(uint32_t host, uint32_t part) const {
     return g_.regions_offset + host * g_.region_bytes + g_.parts[part].offset;
@@ -107,13 +115,13 @@ class Layout {
   uint64_t extent_offset(uint64_t extent) const {
     return g_.payload_offset + extent * g_.extent_bytes;
   }
-  uint64_t extent_of_slot(uint64_t slot) const { return slot / slots_per_extent_; }
-  uint64_t first_slot(uint64_t extent) const { return extent * slots_per_extent_; }
+  uint64_t extent_of_slot(uint64_t slot) const { return slot >> extent_shift_; }
+  uint64_t first_slot(uint64_t extent) const { return extent << extent_shift_; }
   uint64_t descriptor(uint64_t extent) const { return g_.tables_offset + extent * g_.table_bytes; }
   /// Offset of the bh_block_slot of a slot: header line, then key line.
   uint64_t header(uint64_t slot) const {
-    return g_.tables_offset + slot / slots_per_extent_ * g_.table_bytes +
-           (slot % slots_per_extent_ + 1) * sizeof(bh_block_slot);
+    return g_.tables_offset + extent_of_slot(slot) * g_.table_bytes +
+           ((slot & (slots_per_extent() - 1)) + 1) * sizeof(bh_block_slot);
   }
   /// True if a block may lie there. The arguments come from shared memory and can be anything.
   bool valid_block(uint64_t offset, uint64_t bytes) const {
@@ -122,8 +130,10 @@ class Layout {
            bytes <= end - offset;
   }
   uint64_t slot_of(uint64_t block_offset) const {
-    return (block_offset - g_.payload_offset) / g_.min_block_bytes;
+    return slots_in(block_offset - g_.payload_offset);
   }
+  /// Whole slots in so many bytes.
+  uint64_t slots_in(uint64_t bytes) const { return bytes >> min_block_shift_; }
 
   /// The size of a block for a value of `value_bytes` under a key of `key_bytes`: whole 4 KiB, at
   /// least min_block_bytes, and enough slots for the key.
@@ -147,7 +157,8 @@ class Layout {
 
  private:
   bh_geometry g_;
-  uint64_t slots_per_extent_;
+  int min_block_shift_;
+  int extent_shift_;  ///< of slots per extent
 };
 
 }  // namespace bowhead::core

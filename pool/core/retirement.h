@@ -68,9 +68,9 @@ class Retirement {
   /// RETIRED -> FREE for blocks that no hazard names (protocol 5.5 (5), (6)): at once where stores
   /// are seen at once, else when they have settled (reap()). Returns how many were freed.
   uint64_t reclaim(std::span<const uint64_t> slots);
-  /// Reclaims every RETIRED block: also those that a lease named when they were retired, and those
-  /// that a dead process retired.
-  uint64_t reclaim_all();
+  /// Reclaims RETIRED blocks that no process waits for, since a lease named them when they were
+  /// retired or the process that retired them ended. Looks at some of them at a time.
+  uint64_t reclaim_some();
   /// Frees the blocks that reclaim() put off and that have settled; `wait`: waits until all have.
   uint64_t reap(bool wait);
   /// Blocks named by leases of this host, and of every host whose life is not over, or was not a
@@ -98,7 +98,8 @@ class Retirement {
   Lookup<A>& lookup_;
 
   typename A::Mutex retired_mutex_;
-  std::vector<Retired> retired_;  ///< by this process; the allocator words decide
+  std::vector<Retired> retired_;           ///< by this process; the allocator words decide
+  std::atomic<uint64_t> reclaim_next_{0};  ///< extent at which reclaim_some() goes on
 };
 
 /// Searches the own index. It misses no entry that is there unless `unsure` is set. A search
@@ -207,11 +208,23 @@ uint64_t Retirement<A>::reclaim(std::span<const uint64_t> slots) {
 }
 
 template <class A>
-uint64_t Retirement<A>::reclaim_all() {
+uint64_t Retirement<A>::reclaim_some() {
+  constexpr uint64_t kMostBlocks = 65536;
+  const uint64_t extents = c_.layout.geometry().extent_count;
   std::vector<uint64_t> retired;
-  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
-    if (allocator_.word(slot).state == BH_BLOCK_RETIRED) retired.push_back(slot);
+  uint64_t e = reclaim_next_ % extents, blocks = 0;
+  for (uint64_t i = 0; i < extents && blocks < kMostBlocks; ++i) {
+    if (extents_.retired_blocks_hint(e) > 0) {
+      const Slab slab = extents_.read_slab(e);
+      for (uint64_t block = 0; block < slab.block_count; ++block) {
+        const uint64_t slot = extents_.slot_of(slab, block);
+        if (allocator_.word(slot).state == BH_BLOCK_RETIRED) retired.push_back(slot);
+      }
+      blocks += slab.block_count;
+    }
+    if (++e == extents) e = 0;
   }
+  reclaim_next_ = e;
   return reclaim(retired) + (retired.empty() ? 0 : reap(/*wait=*/true));
 }
 
@@ -232,6 +245,15 @@ uint64_t Retirement<A>::reap(bool wait) {
     retired_.erase(retired_.begin(), unripe);
     for (const Retired& block : ripe) last_ns = std::max(last_ns, block.retired_at_ns);
   }
+  // reclaim_some() finds those again that wait for the end of a lease.
+  std::sort(ripe.begin(), ripe.end(), [](const Retired& a, const Retired& b) {
+    return std::pair(a.slot, a.word.sequence) < std::pair(b.slot, b.word.sequence);
+  });
+  ripe.erase(std::unique(ripe.begin(), ripe.end(),
+                         [](const Retired& a, const Retired& b) {
+                           return a.slot == b.slot && a.word.sequence == b.word.sequence;
+                         }),
+             ripe.end());
   const uint64_t settled_at_ns = last_ns + settle_ns;
   if (const uint64_t now_ns = c_.access.now_ns(); !ripe.empty() && settled_at_ns > now_ns)
     c_.access.sleep_ns(settled_at_ns - now_ns);
@@ -239,7 +261,7 @@ uint64_t Retirement<A>::reap(bool wait) {
 }
 
 /// Revokes expired own leases first. A block that a lease still names is freed later: by reap()
-/// (several hosts), by reclaim_all(), or by the release of the lease.
+/// (several hosts), by reclaim_some(), or by the release of the lease.
 template <class A>
 uint64_t Retirement<A>::free_unnamed(const std::vector<Retired>& retired) {
   if (retired.empty() || c_.ended()) return 0;

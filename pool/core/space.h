@@ -2,15 +2,16 @@
 // Making space: eviction of the blocks used longest ago, and emptying of extents by moves.
 //
 // Recency is one word per block slot: a time, stored without order, which may be lost. Victims are
-// about the oldest 1/32 of the committed blocks, found by walks over the words of the host; a
-// victim that was used since is skipped. So there is no list to keep and none to repair.
+// the oldest 1/32 of a sample of the committed blocks; a victim that was used since is skipped. So
+// there is no list to keep and none to repair, and no put looks at all slots.
 //
 // Invariant
 //   C4 A move inserts the new entry before it clears the old one, so that a death in between leaves
 //      two good entries and never none. A scavenger or a rebuild keeps one of them.
 //
-// Owns: the chosen victims, and the bytes put since the last look at the watermarks. Calls:
-// KeyLocks, Lookup, Retirement, Writing (headers and entries), Grants (extents wanted), Recovery.
+// Owns: the chosen victims, the slabs to choose from, and the bytes put since the last look at the
+// watermarks. Calls: KeyLocks, Lookup, Retirement, Writing (headers and entries), Grants (extents
+// wanted), Recovery.
 #pragma once
 
 #include "pool/core/key_locks.h"
@@ -41,7 +42,7 @@ class Space {
   using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
   std::optional<Block> reserve_block(uint64_t block_bytes);
   /// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, evicts four
-  /// times the bytes that were put, so that no put pays for many.
+  /// times the bytes that were put, a few blocks at a time, so that no put pays for many.
   void evict_by_watermark(uint64_t bytes_put);
   /// Replaces a block of this host by a smaller one with other content for the same value. BUSY:
   /// the block is leased or has changed, or the new one is not smaller; NO_SPACE: no block can be
@@ -70,6 +71,8 @@ class Space {
   uint64_t used_permille() const;
   bool evict_block(uint64_t slot);
   bool choose_victims();
+  void take_sample();
+  void list_slabs();
   uint64_t used_blocks(const Slab& slab) const {
     return slab.block_count - std::min(slab.block_count, extents_.free_blocks_hint(slab.head));
   }
@@ -95,9 +98,15 @@ class Space {
   Grants<A>& grants_;
   Recovery<A>& recovery_;
 
+  static constexpr uint64_t kBatch = 64;  ///< blocks evicted at a time
+
   typename A::Mutex victims_mutex_;
-  std::vector<Victim> victims_;               ///< oldest last
+  std::vector<Victim> victims_;  ///< oldest last
+  std::vector<Slab> slabs_;      ///< that had blocks in use a few choices ago
+  uint64_t slab_blocks_ = 0;
+  uint32_t slab_list_uses_ = 0;
   std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the last look at the watermarks
+  std::atomic<uint64_t> unevicted_bytes_{0};  ///< to evict, for puts since the last batch
   std::atomic<bool> evicting_{false};  ///< above the high watermark, not yet below the low one
 };
 
@@ -108,9 +117,12 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
   if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 9 / 8)) return block;
   grants_.want_extents(1);
   const auto& g = c_.layout.geometry();
-  const uint64_t step = std::max(4 * block_bytes, g.extent_count * g.extent_bytes / 512);
+  // Where evicted blocks are free only once they have settled, many wait for that together.
+  const uint64_t pool_step = g.extent_count * g.extent_bytes / 512;
+  const uint64_t step = std::max(
+      4 * block_bytes, c_.incoherent() ? pool_step : std::min(pool_step, kBatch * block_bytes));
   for (int round = 0; round < 64; ++round) {
-    bool made = retirement_.reclaim_all() > 0;
+    bool made = retirement_.reclaim_some() > 0;
     if (!made && round == 0) made = recovery_.scavenge_dead() > 0;
     // Evicted blocks may leave no hole of this size; then whole extents are emptied instead.
     if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step) > 0;
@@ -127,6 +139,8 @@ template <class A>
 void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   if (settings_.evict_high_permille == 0) return;
   const auto& g = c_.layout.geometry();
+  if (evicting_ && unevicted_bytes_.fetch_add(4 * bytes_put) + 4 * bytes_put >= kBatch * bytes_put)
+    evict(unevicted_bytes_.exchange(0));
   const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
   if (put < g.extent_count * g.extent_bytes / 1024) return;
   unwatched_bytes_ = 0;
@@ -134,7 +148,6 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   if (used >= settings_.evict_high_permille) evicting_ = true;
   if (used < settings_.evict_low_permille) evicting_ = false;
   if (used >= settings_.evict_low_permille) grants_.want_extents(1);
-  if (evicting_) evict(4 * put);
   if (!c_.alone()) retirement_.reap(/*wait=*/false);
 }
 
@@ -249,12 +262,9 @@ uint64_t Space<A>::evict(uint64_t bytes) {
   std::vector<uint64_t> retired;
   uint64_t freed_bytes = 0;
   const std::lock_guard guard(victims_mutex_);
-  bool chosen = false;
+  uint32_t choices = 0;  // some per call: that bounds the work
   while (freed_bytes < bytes) {
-    if (victims_.empty()) {
-      if (chosen || !choose_victims()) break;  // one walk per call bounds the work
-      chosen = true;
-    }
+    if (victims_.empty() && (choices++ == 4 || !choose_victims())) break;
     const Victim victim = victims_.back();
     victims_.pop_back();
     const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, victim.slot));
@@ -303,33 +313,61 @@ bool Space<A>::evict_block(uint64_t slot) {
   return named && retirement_.retire_entry(*named, BH_COUNTER_EVICTIONS);
 }
 
-/// Fills victims_, oldest last. Two walks: the first takes a sample to find the age limit, the
-/// second takes the blocks that are as old or older.
+/// Fills victims_ with the oldest 1/32 of a sample, oldest last. The sample has all blocks if they
+/// are few, else groups of neighbours, whose words share lines. Of a sample, since blocks that were
+/// stored together lie together: a walk from one place to the next would look at nearly all blocks
+/// before it comes to the old ones.
 template <class A>
 bool Space<A>::choose_victims() {
-  const uint64_t slots = c_.layout.slot_count();
-  const uint64_t stride = std::max<uint64_t>(1, slots / 65536);
-  std::vector<uint64_t> sample;
-  for (uint64_t slot = c_.access.recency_ns() % stride; slot < slots; slot += stride) {
-    if (allocator_.word(slot).state == BH_BLOCK_COMMITTED)
-      sample.push_back(c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot)));
+  const bool listed = slab_list_uses_ == 0;
+  if (listed) list_slabs();
+  take_sample();
+  if (victims_.empty() && !listed) {
+    list_slabs();
+    take_sample();
   }
-  uint64_t limit = UINT64_MAX;
-  if (sample.size() > 64) {
-    const auto nth = sample.begin() + static_cast<std::ptrdiff_t>(sample.size() / 32);
-    std::nth_element(sample.begin(), nth, sample.end());
-    limit = *nth;
-  }
-  victims_.clear();
-  for (uint64_t slot = 0; slot < slots; ++slot) {
-    if (allocator_.word(slot).state != BH_BLOCK_COMMITTED) continue;
-    if (!extents_.writable(c_.layout.extent_of_slot(slot))) continue;
-    const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot));
-    if (recency <= limit) victims_.push_back({recency, slot});
-  }
-  std::sort(victims_.begin(), victims_.end(),
-            [](const Victim& a, const Victim& b) { return a.recency > b.recency; });
+  slab_list_uses_ = (slab_list_uses_ + 1) % 16;
   return !victims_.empty();
+}
+
+template <class A>
+void Space<A>::take_sample() {
+  constexpr uint64_t kGroups = 512, kGroup = 8;
+  std::vector<Victim> sample;
+  const uint64_t stride = std::max<uint64_t>(1, slab_blocks_ / (kGroups * kGroup)) * kGroup;
+  uint64_t next = stride == kGroup ? 0 : c_.access.random() % stride, before = 0;
+  for (const Slab& slab : slabs_) {
+    for (; next < before + slab.block_count; next += stride) {
+      const uint64_t end = std::min(next + kGroup - before, slab.block_count);
+      for (uint64_t block = next - before; block < end; ++block) {
+        const uint64_t slot = extents_.slot_of(slab, block);
+        if (allocator_.word(slot).state == BH_BLOCK_COMMITTED)
+          sample.push_back({c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot)), slot});
+      }
+    }
+    before += slab.block_count;
+  }
+  const auto older = [](const Victim& a, const Victim& b) { return a.recency < b.recency; };
+  if (sample.size() > 64) {
+    const auto kept = sample.begin() + static_cast<std::ptrdiff_t>(sample.size() / 32);
+    std::nth_element(sample.begin(), kept, sample.end(), older);
+    sample.erase(kept, sample.end());
+  }
+  std::sort(sample.rbegin(), sample.rend(), older);
+  victims_ = std::move(sample);
+}
+
+/// Lists the slabs with blocks that may be evicted. A slab that has changed since does no harm:
+/// nobody evicts a block whose word is not COMMITTED.
+template <class A>
+void Space<A>::list_slabs() {
+  slabs_.clear();
+  slab_blocks_ = 0;
+  extents_.for_each_slab([&](const Slab& slab) {
+    if (used_blocks(slab) == 0 || !extents_.writable(slab.head)) return;
+    slabs_.push_back(slab);
+    slab_blocks_ += slab.block_count;
+  });
 }
 
 /// Bytes to move or evict to free extents [first, first + span); empty if they cannot be freed.
@@ -479,7 +517,7 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
 template <class A>
 std::optional<Block> Space<A>::reserve_in_passing(uint64_t block_bytes) {
   if (auto block = allocator_.reserve(block_bytes)) return block;
-  if (retirement_.reclaim_all() == 0 && !make_room(block_bytes, Clear::BY_MOVES))
+  if (retirement_.reclaim_some() == 0 && !make_room(block_bytes, Clear::BY_MOVES))
     return std::nullopt;
   return allocator_.reserve(block_bytes);
 }

@@ -89,6 +89,8 @@ TEST_F(PoolBench, PrintsEveryRowAsDocumented) {
                                       "checksum_copy_out",
                                       "allocate_free_time",
                                       "space",
+                                      "evict_longest",
+                                      "evict_put",
                                       "exists",
                                       "open_after_crash",
                                       "open_after_reboot",

@@ -228,7 +228,7 @@ TEST(LayoutFreeze, ExtentState) {
       FIELD(bh_extent_state, free_blocks, 32, 8),
       FIELD(bh_extent_state, preferred, 40, 8),
       FIELD(bh_extent_state, closed, 48, 8),
-      FIELD(bh_extent_state, reserved, 56, 8),
+      FIELD(bh_extent_state, retired_blocks, 56, 8),
   };
   expect_layout<bh_extent_state>(64, fields);
 }

@@ -568,11 +568,18 @@ void User::remove_all() {
 
 void User::look() {
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) {
-    StoredSink sink;
-    stage_.world.begin_operation(Operation::GET, k);
-    const auto length = core_->reading.get_stored(key(k), sink);
-    stage_.world.end_operation(static_cast<uint64_t>(length.status()));
-    expect("get, at rest", length.status(), {Status::NOT_FOUND});
+    const auto get = [&] {
+      StoredSink sink;
+      stage_.world.begin_operation(Operation::GET, k);
+      auto length = core_->reading.get_stored(key(k), sink);
+      stage_.world.end_operation(static_cast<uint64_t>(length.status()));
+      expect("get, at rest", length.status(), {Status::NOT_FOUND});
+      return length;
+    };
+    auto length = get();
+    // Users are at rest, the duties of their hosts go on: a look-up that stands still within one
+    // directory line passes over a block that is moved meanwhile.
+    if (!length) length = get();
     stage_.keys_found += length.status() == Status::OK;
     if (stage_.must_find && !length && stage_.model.must_be_found(k))
       stage_.world.fail("lost", fmt::format("process {} does not find key {}", index, k));

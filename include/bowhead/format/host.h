@@ -241,10 +241,10 @@ typedef struct bh_extent_state {
   uint32_t block_count;
   uint32_t extent_span;
   uint64_t head;
-  uint64_t free_blocks; /* a hint: the allocator words decide */
-  uint64_t preferred;   /* process slot + 1 that allocates here; a hint */
-  uint64_t closed;      /* adopted, and its free blocks are not in use yet */
-  uint64_t reserved[1];
+  uint64_t free_blocks;    /* of the slab that begins here; a hint: the allocator words decide */
+  uint64_t preferred;      /* process slot + 1 that allocates here; a hint */
+  uint64_t closed;         /* adopted, and its free blocks are not in use yet */
+  uint64_t retired_blocks; /* as free_blocks */
 } bh_extent_state;
 BH_FORMAT_SIZE(bh_extent_state, 64);
 BH_FORMAT_OFFSET(bh_extent_state, free_blocks, 32);
