@@ -78,9 +78,10 @@ TEST_P(MeasuredCosts, SayThatShortRunsTakeLongerByCopies) {
     EXPECT_GT(one.kernel_ns, 0);
     EXPECT_GT(one.copies_ns, 0);
     EXPECT_GT(one.kernel_byte_ns[0], 0);
-    EXPECT_GT(one.copy_ns.back(), 0);
-    // The CPU device's copies cost nothing compared with its sums.
+    // The CPU device's copies cost nothing compared with its sums, and, on a loaded machine, with
+    // what else happens in the measurement: the difference may be 0.
     if (device().info().is_cpu) continue;
+    EXPECT_GT(one.copy_ns.back(), 0);
     EXPECT_GT(one.copy_ns.front() / 128, one.copy_ns.back() / (2 << 20));
   }
 }
