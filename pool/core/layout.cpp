@@ -34,6 +34,10 @@ uint64_t place(bh_geometry& g) {
   g.namespace_count = kNamespaces;
   g.lock_count = kLocks;
   g.touch_count = kTouches;
+  // One word for each put since a reader's last look: enough for 1/64 of the blocks.
+  g.log_count = g.host_count == 1 ? 0
+                                  : static_cast<uint32_t>(std::clamp<uint64_t>(
+                                        std::bit_ceil(blocks_of_host / 64), 1024, 65536));
   g.lease_count = static_cast<uint32_t>(std::clamp<uint64_t>(slots / 16, 1024, 65536));
   g.regions_offset =
       round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET, g.region_align_bytes);
@@ -133,6 +137,7 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
       8 * uint64_t{g.touch_count},
       uint64_t{BH_MAIL_AREA_BYTES} * g.host_count,
       sizeof(bh_index_bucket) * g.index_bucket_count,
+      8 * uint64_t{g.log_count},
       sizeof(bh_host_private),
       sizeof(bh_process) * g.process_count,
       sizeof(bh_lease_slot) * g.lease_count,
@@ -192,13 +197,13 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
   bh_superblock copies[BH_SUPERBLOCK_COPIES] = {};
   const std::span<const std::byte> sources[] = {first, second};
   bool looks_like_pool = false;
-  const bh_superblock *chosen = nullptr, *newer = nullptr;
+  const bh_superblock *chosen = nullptr, *other = nullptr;
   for (uint32_t i = 0; i < BH_SUPERBLOCK_COPIES; ++i) {
     if (sources[i].size() < sizeof(bh_superblock)) continue;
     std::memcpy(&copies[i], sources[i].data(), sizeof(bh_superblock));
     looks_like_pool |= copies[i].magic == BH_SUPERBLOCK_MAGIC;
     if (!copy_is_good(copies[i], i)) continue;
-    if (!is_known(copies[i])) newer = &copies[i];  // even if only one copy is: half upgraded
+    if (!is_known(copies[i])) other = &copies[i];  // even if only one copy is: half upgraded
     if (chosen == nullptr) chosen = &copies[i];
   }
   if (chosen == nullptr && !looks_like_pool)
@@ -207,11 +212,17 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
   if (chosen == nullptr)
     return bad(Status::DAMAGED,
                std::string("both copies of the superblock are damaged") + kRestore);
-  if (newer != nullptr)
+  if (other != nullptr && other->version < BH_FORMAT_VERSION)
+    return bad(
+        Status::VERSION_UNKNOWN,
+        fmt::format("the pool has format version {}, made by a Bowhead before 0.2, which "
+                    "this one does not read: make it anew with `bowhead pool create --force`",
+                    other->version));
+  if (other != nullptr)
     return bad(Status::VERSION_UNKNOWN,
                fmt::format("the pool has format version {} (features: incompat {:#x}, ro_compat "
                            "{:#x}); this build knows version {} ({:#x}, {:#x}): upgrade Bowhead",
-                           newer->version, newer->incompat, newer->ro_compat, BH_FORMAT_VERSION,
+                           other->version, other->incompat, other->ro_compat, BH_FORMAT_VERSION,
                            BH_FEATURES_INCOMPAT, BH_FEATURES_RO_COMPAT));
   if (!geometry_is_planned(chosen->geometry) || chosen->checksum_kind != BH_CHECKSUM_XXH3_TREE_4K ||
       chosen->seal_kind != 1)

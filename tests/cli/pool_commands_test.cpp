@@ -101,7 +101,7 @@ TEST_F(PoolCommands, InfoShowsTheRequestedSettings) {
   EXPECT_EQ(info["evict_high_permille"], 900);
   EXPECT_EQ(info["evict_low_permille"], 800);
   EXPECT_EQ(info["hosts"].size(), 2u);
-  EXPECT_EQ(info["format_version"], 1);
+  EXPECT_EQ(info["format_version"], 2);
   EXPECT_EQ(info["media"]["kind"], "shm");
   EXPECT_EQ(info["blocks"], 0);
   EXPECT_EQ(info["second_superblock_used"], false);
@@ -173,7 +173,7 @@ TEST_F(PoolCommands, TheLowWatermarkFollowsTheHighOne) {
 
 TEST_F(PoolCommands, TheVersionDescribesTheBuild) {
   const std::string version = run({"--version"}).out;
-  for (const char* part : {"bowhead ", ", commit ", ", ABI 1", ", pool format 1"})
+  for (const char* part : {"bowhead ", ", commit ", ", ABI 1", ", pool format 2"})
     EXPECT_NE(version.find(part), std::string::npos) << version;
 }
 

@@ -85,9 +85,9 @@ TEST(LayoutFreeze, Geometry) {
       FIELD(bh_geometry, process_count, 92, 4),      FIELD(bh_geometry, lease_count, 96, 4),
       FIELD(bh_geometry, namespace_count, 100, 4),   FIELD(bh_geometry, lock_count, 104, 4),
       FIELD(bh_geometry, touch_count, 108, 4),       FIELD(bh_geometry, block_parity_bytes, 112, 4),
-      FIELD(bh_geometry, reserved, 116, 4),          FIELD(bh_geometry, parts, 120, 288),
+      FIELD(bh_geometry, log_count, 116, 4),         FIELD(bh_geometry, parts, 120, 304),
   };
-  expect_layout<bh_geometry>(408, fields);
+  expect_layout<bh_geometry>(424, fields);
 }
 
 TEST(LayoutFreeze, Superblock) {
@@ -104,14 +104,14 @@ TEST(LayoutFreeze, Superblock) {
       FIELD(bh_superblock, seal_kind, 68, 4),
       FIELD(bh_superblock, evict_high_permille, 72, 4),
       FIELD(bh_superblock, evict_low_permille, 76, 4),
-      FIELD(bh_superblock, geometry, 80, 408),
-      FIELD(bh_superblock, heartbeat_ms, 488, 4),
-      FIELD(bh_superblock, dead_ms, 492, 4),
-      FIELD(bh_superblock, grace_ms, 496, 4),
-      FIELD(bh_superblock, settle_ms, 500, 4),
-      FIELD(bh_superblock, reclaim_ms, 504, 4),
-      FIELD(bh_superblock, reserved0, 508, 4),
-      FIELD(bh_superblock, reserved, 512, 3568),
+      FIELD(bh_superblock, geometry, 80, 424),
+      FIELD(bh_superblock, heartbeat_ms, 504, 4),
+      FIELD(bh_superblock, dead_ms, 508, 4),
+      FIELD(bh_superblock, grace_ms, 512, 4),
+      FIELD(bh_superblock, settle_ms, 516, 4),
+      FIELD(bh_superblock, reclaim_ms, 520, 4),
+      FIELD(bh_superblock, reserved0, 524, 4),
+      FIELD(bh_superblock, reserved, 528, 3552),
       FIELD(bh_superblock, checksum, 4080, 8),
       FIELD(bh_superblock, magic_end, 4088, 8),
   };
@@ -185,7 +185,9 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, duties_done_ns, 8, 8),
       FIELD(bh_host_private, extents_busy, 16, 8),
       FIELD(bh_host_private, asked_hosts, 24, 8),
-      FIELD(bh_host_private, pad0, 32, 32),
+      FIELD(bh_host_private, log_tail, 32, 8),
+      FIELD(bh_host_private, log_flushed, 40, 8),
+      FIELD(bh_host_private, pad0, 48, 16),
       FIELD(bh_host_private, recovered_boot_id, 64, 8),
       FIELD(bh_host_private, recovered_incarnation, 72, 8),
       FIELD(bh_host_private, heartbeat_at_ns, 80, 8),
@@ -316,7 +318,7 @@ TEST(LayoutFreeze, FrameHeader) {
 std::vector<std::pair<size_t, size_t>> frozen_sizes() {
   return {
       {sizeof(bh_part), 16},
-      {sizeof(bh_geometry), 408},
+      {sizeof(bh_geometry), 424},
       {sizeof(bh_superblock), 4096},
       {sizeof(bh_host_slot), 64},
       {sizeof(bh_host_heartbeat), 64},
@@ -356,7 +358,7 @@ TEST(NumberFreeze, Superblock) {
   const std::vector<Number> numbers = {
       NUMBER(BH_SUPERBLOCK_MAGIC, 0x3144414548574F42),
       NUMBER(BH_SUPERBLOCK_DESTROYED, 0x44594F5254534544),
-      NUMBER(BH_FORMAT_VERSION, 1),
+      NUMBER(BH_FORMAT_VERSION, 2),
       NUMBER(BH_SUPERBLOCK_COPY_OFFSET, 65536),
       NUMBER(BH_SUPERBLOCK_COPIES, 2),
       NUMBER(BH_FEATURES_COMPAT, 0),
@@ -374,15 +376,16 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_PART_TOUCH, 7),
       NUMBER(BH_PART_MAIL, 8),
       NUMBER(BH_PART_INDEX, 9),
-      NUMBER(BH_PART_PRIVATE, 10),
-      NUMBER(BH_PART_PROCESSES, 11),
-      NUMBER(BH_PART_LEASES, 12),
-      NUMBER(BH_PART_VIEW, 13),
-      NUMBER(BH_PART_LOCKS, 14),
-      NUMBER(BH_PART_EXTENTS, 15),
-      NUMBER(BH_PART_BLOCKS, 16),
-      NUMBER(BH_PART_RECENCY, 17),
-      NUMBER(BH_PART_COUNT, 18),
+      NUMBER(BH_PART_LOG, 10),
+      NUMBER(BH_PART_PRIVATE, 11),
+      NUMBER(BH_PART_PROCESSES, 12),
+      NUMBER(BH_PART_LEASES, 13),
+      NUMBER(BH_PART_VIEW, 14),
+      NUMBER(BH_PART_LOCKS, 15),
+      NUMBER(BH_PART_EXTENTS, 16),
+      NUMBER(BH_PART_BLOCKS, 17),
+      NUMBER(BH_PART_RECENCY, 18),
+      NUMBER(BH_PART_COUNT, 19),
   };
   expect_numbers(numbers);
 }
@@ -509,6 +512,8 @@ TEST(NumberFreeze, BlockAndIndex) {
       NUMBER(BH_INDEX_ENTRIES, 7),
       NUMBER(BH_INDEX_PROBES, 8),
       NUMBER(BH_ENTRY_COPY_ONLY, 1),
+      NUMBER(BH_LOG_BUCKET_BITS, 34),
+      NUMBER(BH_LOG_ALL, (1ull << 34) - 1),
   };
   expect_numbers(numbers);
 }

@@ -34,6 +34,7 @@ void check_parts(const bh_geometry& g) {
       Wide{8} * g.touch_count,
       Wide{4096} * g.host_count,
       Wide{sizeof(bh_index_bucket)} * g.index_bucket_count,
+      Wide{8} * g.log_count,
       sizeof(bh_host_private),
       Wide{sizeof(bh_process)} * g.process_count,
       Wide{sizeof(bh_lease_slot)} * g.lease_count,

@@ -172,7 +172,7 @@ const std::vector<Case> kCases = {
 
 class Damage : public testing::TestWithParam<Case> {
  protected:
-  GoldenPool golden_{"v1-one-host"};
+  GoldenPool golden_{"v2-one-host"};
 
   void expect_open(const Expected& expected) {
     auto pool = golden_.open();
@@ -241,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(Each, Damage, testing::ValuesIn(kCases),
 
 /// Half of the blocks are damaged, each in a different way: repair finds all and keeps the rest.
 TEST(DamageOfMany, IsRepairedAtOnce) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   golden.open_and_close();
   golden.flip(golden.payload_of(1) + 1);
   flip_header(golden, 3);
@@ -260,7 +260,7 @@ TEST(DamageOfMany, IsRepairedAtOnce) {
 
 /// A reader that finds damage drops the block and counts it; its key can be stored again.
 TEST(DamageOfMany, AReaderDropsADamagedBlock) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   golden.flip(golden.payload_of(kVictim));
   auto pool = golden.open();
   ASSERT_TRUE(pool);
@@ -272,7 +272,7 @@ TEST(DamageOfMany, AReaderDropsADamagedBlock) {
 /// A process died in the middle of a removal, and the remaining header states a length of 4 GiB,
 /// sealed: scavenging must not follow it out of the pool.
 TEST(DamageOfMany, TheDeadProcessOfABlockWithAnImpossibleLengthIsScavenged) {
-  GoldenPool golden("v1-two-hosts");
+  GoldenPool golden("v2-two-hosts");
   golden.open_and_close();
   size_t block = 0;
   while (golden.blocks()[block].host != 0) ++block;

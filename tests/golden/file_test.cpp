@@ -39,7 +39,7 @@ class File : public testing::Test {
 };
 
 TEST_F(File, GoldenPoolOpens) {
-  GoldenPool golden("v1-one-host", "file:" + folder_ + "/");
+  GoldenPool golden("v2-one-host", "file:" + folder_ + "/");
   auto pool = golden.open();
   ASSERT_TRUE(pool) << pool.error().message();
   EXPECT_EQ(golden.lost_in(*pool), std::set<size_t>{});
@@ -47,7 +47,7 @@ TEST_F(File, GoldenPoolOpens) {
 }
 
 TEST_F(File, CutShort) {
-  GoldenPool golden("v1-one-host", "file:" + folder_ + "/");
+  GoldenPool golden("v2-one-host", "file:" + folder_ + "/");
   const std::string file = golden.locator().substr(5);
   std::filesystem::resize_file(file, 14 << 20);
   expect_refused(file, Status::DAMAGED, "restore it from a copy");
@@ -69,7 +69,7 @@ TEST_F(File, Device) {
 }
 
 TEST_F(File, SymbolicLink) {
-  GoldenPool golden("v1-one-host", "file:" + folder_ + "/");
+  GoldenPool golden("v2-one-host", "file:" + folder_ + "/");
   std::filesystem::create_symlink(golden.locator().substr(5), path("link"));
   expect_refused(path("link"), Status::NOT_SUPPORTED, "give the path it leads to");
 }
@@ -91,7 +91,7 @@ TEST_F(File, RelativePath) {
 
 TEST_F(File, NoPermission) {
   if (geteuid() == 0) GTEST_SKIP() << "root may read everything";
-  GoldenPool golden("v1-one-host", "file:" + folder_ + "/");
+  GoldenPool golden("v2-one-host", "file:" + folder_ + "/");
   const std::string file = golden.locator().substr(5);
   ASSERT_EQ(chmod(file.c_str(), 0400), 0);
   expect_refused(file, Status::SYSTEM, "look at its owner and permissions");

@@ -8,14 +8,14 @@ namespace bowhead::golden {
 namespace {
 
 TEST(Golden, OneHost) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   auto pool = golden.open();
   ASSERT_TRUE(pool) << pool.error().message();
   EXPECT_EQ(golden.lost_in(*pool), std::set<size_t>{});
   EXPECT_EQ(findings_of(*pool), "");
   const auto info = pool->info();
   ASSERT_TRUE(info);
-  EXPECT_EQ(info->format_version, 1u);
+  EXPECT_EQ(info->format_version, 2u);
   EXPECT_EQ(info->blocks, static_cast<int64_t>(golden.blocks().size()));
   EXPECT_EQ(info->puts, golden.blocks().size() + 1);
   EXPECT_EQ(info->removals, 1u);
@@ -30,7 +30,7 @@ TEST(Golden, OneHost) {
 
 /// Frames in blocks: they decode, also from the first planes only, and can be recompressed.
 TEST(Golden, Compressed) {
-  GoldenPool golden("v1-compressed");
+  GoldenPool golden("v2-compressed");
   auto pool = golden.open();
   ASSERT_TRUE(pool) << pool.error().message();
   const auto ns = pool->open_namespace(kCompressedNamespaces[0]);
@@ -56,7 +56,7 @@ TEST(Golden, Compressed) {
 }
 
 TEST(Golden, CheckReportsBlocksWithoutAChecksum) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   auto pool = golden.open();
   ASSERT_TRUE(pool);
   const auto report = pool->check(/*payload=*/true);
@@ -66,14 +66,14 @@ TEST(Golden, CheckReportsBlocksWithoutAChecksum) {
 }
 
 TEST(Golden, RemovedBlocksStayAway) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   auto pool = golden.open();
   ASSERT_TRUE(pool);
   EXPECT_EQ(pool->length(golden.namespace_of(0), "removed").status(), Status::NOT_FOUND);
 }
 
 TEST(Golden, IsUsedOnAndOpensAgain) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   const std::vector<std::byte> value(5000, std::byte{7});
   for (int round = 0; round < 3; ++round) {
     auto pool = golden.open();
@@ -90,7 +90,7 @@ TEST(Golden, IsUsedOnAndOpensAgain) {
 }
 
 TEST(Golden, TwoHostsReadEachOther) {
-  GoldenPool golden("v1-two-hosts");
+  GoldenPool golden("v2-two-hosts");
   for (const uint32_t host : {0u, 1u}) {
     auto pool = golden.open(host);
     ASSERT_TRUE(pool) << pool.error().message();
@@ -101,7 +101,7 @@ TEST(Golden, TwoHostsReadEachOther) {
 }
 
 TEST(Golden, RepairOfAWholePoolLosesNothing) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   const auto done = Pool::repair(golden.locator(), /*take_over=*/false);
   ASSERT_TRUE(done) << done.error().message();
   ASSERT_EQ(done->size(), 1u);

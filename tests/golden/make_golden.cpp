@@ -64,9 +64,9 @@ int run(const std::string& folder) {
   const CreateOptions small{.size_bytes = 16 << 20};
   const CreateOptions two_hosts{.size_bytes = 16 << 20, .hosts = 2};
   for (const auto& made :
-       {make(folder + "/v1-one-host.sparse", small, kNamespaces, blocks_of_one_host()),
-        make(folder + "/v1-two-hosts.sparse", two_hosts, kNamespaces, blocks_of_two_hosts()),
-        make(folder + "/v1-compressed.sparse", small, kCompressedNamespaces,
+       {make(folder + "/v2-one-host.sparse", small, kNamespaces, blocks_of_one_host()),
+        make(folder + "/v2-two-hosts.sparse", two_hosts, kNamespaces, blocks_of_two_hosts()),
+        make(folder + "/v2-compressed.sparse", small, kCompressedNamespaces,
              blocks_of_compressed_pool())}) {
     if (made) continue;
     fmt::print(stderr, "make_golden: {}\n", made.error().message());

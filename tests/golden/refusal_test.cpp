@@ -28,7 +28,7 @@ struct Case {
   std::function<void(GoldenPool&)> damage;
   Status status;
   const char* advice;
-  const char* pool = "v1-one-host";
+  const char* pool = "v2-one-host";
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -65,8 +65,10 @@ const std::vector<Case> kCases = {
        }
      },
      Status::NOT_A_POOL, "check the locator"},
-    {"NewerVersion", [](GoldenPool& g) { change_superblock(g, [](auto& sb) { sb.version = 2; }); },
-     Status::VERSION_UNKNOWN, "version 2 "},
+    {"NewerVersion", [](GoldenPool& g) { change_superblock(g, [](auto& sb) { sb.version = 3; }); },
+     Status::VERSION_UNKNOWN, "version 3 "},
+    {"OlderVersion", [](GoldenPool&) {}, Status::VERSION_UNKNOWN, "made by a Bowhead before 0.2",
+     "v1-one-host"},
     {"NewerVersionInOneCopy",
      [](GoldenPool& g) {
        g.superblock().version = 9;
@@ -126,7 +128,7 @@ Case settings(const char* name, const char* pool, void (*change)(bh_superblock&)
   return {name, [change](GoldenPool& g) { change_superblock(g, change); }, Status::DAMAGED, advice,
           pool};
 }
-constexpr const char *kOne = "v1-one-host", *kTwo = "v1-two-hosts";
+constexpr const char *kOne = "v2-one-host", *kTwo = "v2-two-hosts";
 constexpr const char *kWatermarks = "0 <= low <= high <= 1000 permille",
                      *kTimes = "give at least 5 heartbeats and 10 settles";
 const std::vector<Case> kSettings = {
@@ -206,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, Refused, testing::ValuesIn(kSettings),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST(Accepted, UnknownCompatBitWhichRepairKeeps) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   change_superblock(golden, [](auto& sb) { sb.compat = 1ull << 40; });
   golden.flip(200);
   ASSERT_TRUE(Pool::repair(golden.locator(), /*take_over=*/false));
@@ -217,7 +219,7 @@ TEST(Accepted, UnknownCompatBitWhichRepairKeeps) {
 }
 
 TEST(Accepted, FirstSuperblockDamagedAndSaidSo) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   golden.flip(0);
   auto pool = golden.open();
   ASSERT_TRUE(pool) << pool.error().message();
@@ -228,14 +230,14 @@ TEST(Accepted, FirstSuperblockDamagedAndSaidSo) {
 // ---- hosts ----
 
 TEST(Host, NumberOutOfRange) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   const auto opened = golden.open(/*host=*/1);
   ASSERT_FALSE(opened);
   expect_error(opened.error(), Status::INVALID_ARGUMENT, golden.locator(), "numbered from 0");
 }
 
 TEST(Host, BothSlotCopiesDamaged) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   golden.flip(golden.layout().slot_line(0, 0));
   golden.flip(golden.layout().slot_line(0, 1));
   const auto opened = golden.open();
@@ -254,7 +256,7 @@ TEST(Host, BothSlotCopiesDamaged) {
 /// Stamps are never used twice, not even if the record of the host's lives is lost.
 TEST(Host, LivesContinueAfterTheStamps) {
   for (const bool zeros : {false, true}) {
-    GoldenPool golden("v1-one-host");
+    GoldenPool golden("v2-one-host");
     for (int i = 0; i < 3; ++i) {  // as after reboots
       golden.open_and_close();
       const uint64_t recovered =
@@ -302,7 +304,7 @@ void leave_as_another_machine(GoldenPool& golden) {
 }
 
 TEST(Host, AnotherMachineLeftNotInOrder) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   leave_as_another_machine(golden);
   const auto opened = golden.open();
   ASSERT_FALSE(opened);
@@ -317,7 +319,7 @@ TEST(Host, AnotherMachineLeftNotInOrder) {
 }
 
 TEST(Host, RepairWhileTheOtherIsOpenIsRefused) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   auto pool = golden.open();
   ASSERT_TRUE(pool);
   const auto repaired = Pool::repair(golden.locator(), /*take_over=*/true);
@@ -366,7 +368,7 @@ TEST(Locator, NothingThere) {
 }
 
 TEST(Locator, PoolThatExistsIsNotCreatedAgain) {
-  GoldenPool golden("v1-one-host");
+  GoldenPool golden("v2-one-host");
   expect_not_created(golden.locator(), Status::POOL_EXISTS, "exists already");
   auto pool = golden.open();
   ASSERT_TRUE(pool);

@@ -37,7 +37,7 @@ END
 cat >"$work/src/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.25)
 project(user C)
-find_package(bowhead 0.1 REQUIRED)
+find_package(bowhead 0.2 REQUIRED)
 add_executable(user main.c)
 target_link_libraries(user PRIVATE bowhead::bowhead)
 END

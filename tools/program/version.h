@@ -6,7 +6,7 @@
 
 namespace bowhead {
 
-/// The project's version, "0.1.0".
+/// The project's version, "0.2.0".
 const char* built_version();
 
 /// The commit of the sources; "unknown" outside a checkout.

@@ -147,7 +147,9 @@ typedef struct bh_host_private {
   uint64_t extents_busy;   /* process slot + 1:16 | ms of CLOCK_BOOTTIME:48: which process takes
                               extents over, in slices, and when it did the last; 0: none */
   uint64_t asked_hosts;    /* bit h: a request to host h may stand */
-  uint64_t pad0[4];
+  uint64_t log_tail;       /* highest sequence number in the change log, or a lower one: a hint */
+  uint64_t log_flushed;    /* words up to it were published */
+  uint64_t pad0[2];
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
   uint64_t heartbeat_at_ns;  /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap */

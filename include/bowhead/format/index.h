@@ -41,6 +41,12 @@ BH_FORMAT_OFFSET(bh_index_entry, incarnation, 52);
 BH_FORMAT_OFFSET(bh_index_entry, flags, 54);
 BH_FORMAT_OFFSET(bh_index_entry, seal, 56);
 
+/* A word of the change log, high to low: lap:30 | bucket:34. The word at place i of a ring of n
+ * words has the sequence number lap * n + i; laps are counted modulo 2^30. BH_LOG_ALL: every
+ * bucket may have changed. Lap 0: never written. */
+#define BH_LOG_BUCKET_BITS 34u
+#define BH_LOG_ALL ((1ull << BH_LOG_BUCKET_BITS) - 1)
+
 typedef struct bh_index_bucket {
   uint64_t words[8];
   bh_index_entry entries[BH_INDEX_ENTRIES];

@@ -18,12 +18,12 @@
 /* Replaces the magic of both copies when the pool is destroyed: "DESTROYD" as stored. It shows
  * processes that still map the pool that their stores are lost. */
 #define BH_SUPERBLOCK_DESTROYED 0x44594F5254534544ull
-#define BH_FORMAT_VERSION 1u
+#define BH_FORMAT_VERSION 2u
 #define BH_SUPERBLOCK_COPY_OFFSET 65536u
 #define BH_SUPERBLOCK_COPIES 2u
 
 /* Feature masks. A reader of an unknown bit: compat: ignores it; incompat: refuses to open;
- * ro_compat: may read, refuses to write. Version 1 defines none. Incompat bit 0 is reserved for
+ * ro_compat: may read, refuses to write. Version 2 defines none. Incompat bit 0 is reserved for
  * redundancy inside a block. */
 #define BH_FEATURES_COMPAT 0ull
 #define BH_FEATURES_INCOMPAT 0ull
@@ -35,7 +35,7 @@ enum {
   BH_CHECKSUM_XXH3_TREE_4K = 1 /* XXH3-64 of the XXH3-64 sums of 4 KiB pieces (base/checksum.h) */
 };
 
-/* The parts of a host region, in order. Parts up to BH_PART_INDEX are published: only the host
+/* The parts of a host region, in order. Parts up to BH_PART_LOG are published: only the host
  * writes them, all hosts read them. The other parts are host-private: the processes of the host
  * share them through ordinary atomics, and no other host bases a decision on them. */
 enum {
@@ -49,6 +49,7 @@ enum {
   BH_PART_TOUCH,      /* u64 x touch_count: recency hints for other owners */
   BH_PART_MAIL,       /* 4 KiB x host_count: requests to each other host */
   BH_PART_INDEX,      /* bh_index_bucket x index_bucket_count */
+  BH_PART_LOG,        /* u64 x log_count: buckets of the index that changed (index.h) */
   BH_PART_PRIVATE,    /* bh_host_private: counters of the host */
   BH_PART_PROCESSES,  /* bh_process x process_count */
   BH_PART_LEASES,     /* bh_lease_slot x lease_count */
@@ -57,7 +58,7 @@ enum {
   BH_PART_EXTENTS,    /* bh_extent_state x extent_count: how extents are carved */
   BH_PART_BLOCKS,     /* u64 x slots: allocator words, one per smallest block of the pool */
   BH_PART_RECENCY,    /* u64 x slots: when the block was last used */
-  BH_PART_COUNT       /* 18 */
+  BH_PART_COUNT       /* 19 */
 };
 
 typedef struct bh_part {
@@ -85,11 +86,11 @@ typedef struct bh_geometry {
   uint32_t namespace_count;    /* per host */
   uint32_t lock_count;         /* per host; a power of two */
   uint32_t touch_count;        /* per host */
-  uint32_t block_parity_bytes; /* reserved for redundancy inside a block: 0 in version 1 */
-  uint32_t reserved;
+  uint32_t block_parity_bytes; /* reserved for redundancy inside a block: 0 in version 2 */
+  uint32_t log_count;          /* per host; a power of two; 0 in a pool of one host */
   bh_part parts[BH_PART_COUNT];
 } bh_geometry;
-BH_FORMAT_SIZE(bh_geometry, 408);
+BH_FORMAT_SIZE(bh_geometry, 424);
 BH_FORMAT_OFFSET(bh_geometry, host_count, 88);
 BH_FORMAT_OFFSET(bh_geometry, parts, 120);
 
@@ -115,7 +116,7 @@ typedef struct bh_superblock {
   uint32_t settle_ms;
   uint32_t reclaim_ms; /* 0: never */
   uint32_t reserved0;
-  uint8_t reserved[3568]; /* zero */
+  uint8_t reserved[3552]; /* zero */
   uint64_t checksum;      /* XXH3-64 of all bytes before */
   uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a truncated page is damage */
 } bh_superblock;
