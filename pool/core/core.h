@@ -5,7 +5,7 @@
 // block holds bytes and names the codec that encoded the value; the core does not run codecs. All
 // methods of all rooms may be called from any thread unless stated otherwise.
 //
-//   blocks      lookup, reading, writing, retirement, space; locks
+//   blocks      lookup, mirror, reading, writing, retirement, space; locks
 //   hosts       membership, holdings, grants, custody, mail
 //   lives       joining, recovery
 //   other       namespaces, inspection
@@ -20,6 +20,7 @@
 #include "pool/core/lookup.h"
 #include "pool/core/mail.h"
 #include "pool/core/membership.h"
+#include "pool/core/mirror.h"
 #include "pool/core/namespaces.h"
 #include "pool/core/reading.h"
 #include "pool/core/recovery.h"
@@ -63,9 +64,9 @@ class Core {
         leases_(context_),
         hosts_(context_),
         settings_{superblock.evict_high_permille, superblock.evict_low_permille},
-        rooms_{context_, extents_,   allocator_, index_,  leases_,  hosts_,     settings_, locks,
-               lookup,   retirement, reading,    writing, space,    namespaces, holdings,  mail,
-               grants,   custody,    membership, joining, recovery, inspection} {}
+        rooms_{context_, extents_, allocator_, index_,     leases_, hosts_,   settings_,  locks,
+               mirror,   lookup,   retirement, reading,    writing, space,    namespaces, holdings,
+               mail,     grants,   custody,    membership, joining, recovery, inspection} {}
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
@@ -77,6 +78,7 @@ class Core {
   Hosts<A>& hosts() { return hosts_; }
 
   KeyLocks<A> locks{rooms_};
+  Mirror<A> mirror{rooms_};
   Lookup<A> lookup{rooms_};
   Retirement<A> retirement{rooms_};
   Reading<A> reading{rooms_};

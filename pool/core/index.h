@@ -17,7 +17,7 @@
 #include <bit>
 #include <optional>
 
-#include "pool/core/context.h"
+#include "pool/core/change_log.h"
 
 namespace bowhead::core {
 
@@ -36,7 +36,7 @@ struct Found {
 template <class A>
 class Index {
  public:
-  explicit Index(Context<A>& context) : c_(context) {}
+  explicit Index(Context<A>& context) : c_(context), log_(context) {}
 
   uint64_t primary_bucket(const Hash128& hash) const {
     return mul_high(hash.low, c_.layout.geometry().index_bucket_count);
@@ -70,11 +70,12 @@ class Index {
 
   /// Publishes an own entry and the words that lead to it: their writer may have died before. In
   /// any order under one fence, as the entry is sealed: a word that comes first leads to nothing.
-  void publish(const Found& found) const {
+  void publish(const Found& found) {
     Probes probe = probes(hash_of(found.entry));
     for (uint32_t n = 0; n <= found.probe; ++n, probe.next())
       c_.access.flush(c_.layout.bucket(c_.host, probe.bucket()), BH_LINE_BYTES);
     c_.access.publish(entry_at(c_.host, found.bucket, found.index), BH_LINE_BYTES);
+    log_buckets(hash_of(found.entry), found.probe + 1);
   }
 
   /// Calls visit(entry offset) for each tag that matches in a directory line, which the caller has
@@ -124,6 +125,8 @@ class Index {
   uint64_t scavenge_claims(uint32_t dead);
   void release_locks(uint32_t dead);
 
+  ChangeLog<A>& log() { return log_; }
+
   /// For a rebuild, with no other process running: clears entries that `keep(entry)` refuses and
   /// counts word 7 anew.
   template <class Keep>
@@ -159,10 +162,16 @@ class Index {
     return c_.own(BH_PART_LOCKS, primary_bucket(hash) & (c_.layout.geometry().lock_count - 1));
   }
   void add_overflow(const Hash128& hash, uint32_t probe_count, int64_t delta);
+  /// Notes that the first buckets of a probe set changed, so that all hosts see the entry.
+  void log_buckets(const Hash128& hash, uint32_t probe_count) {
+    Probes probe = probes(hash);
+    for (uint32_t n = 0; n < probe_count; ++n, probe.next()) log_.append(probe.bucket());
+  }
   bool write_at(uint64_t bucket, uint32_t index, uint64_t tag, const bh_index_entry& entry);
   void clear_at(uint64_t bucket, uint32_t index);
 
   Context<A>& c_;
+  ChangeLog<A> log_;
 };
 
 template <class A>
@@ -194,8 +203,10 @@ bool Index<A>::insert(const Hash128& hash, const bh_index_entry& entry) {
   for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
       if (c_.access.load(word_at(c_.host, probe.bucket(), i)) == 0 &&
-          write_at(probe.bucket(), i, tag, entry))
+          write_at(probe.bucket(), i, tag, entry)) {
+        log_buckets(hash, n + 1);
         return true;
+      }
     }
     // Published before the entry is written further on, so that no reader stops short of it (X3).
     const uint64_t overflow = word_at(c_.host, probe.bucket(), BH_INDEX_ENTRIES);
@@ -212,7 +223,11 @@ bool Index<A>::write_at(uint64_t bucket, uint32_t index, uint64_t tag,
   const uint64_t word = word_at(c_.host, bucket, index);
   uint64_t empty = 0;
   if (!c_.access.cas(word, empty, directory_word(tag, c_.process + 1))) return false;
-  c_.write_sealed(entry_at(c_.host, bucket, index), to_line(entry));
+  // Under one fence: the entry is sealed, so a word that comes first leads to nothing.
+  Line line = to_line(entry);
+  c_.sealer.seal(line, entry_at(c_.host, bucket, index));
+  c_.access.store_line(entry_at(c_.host, bucket, index), line);
+  c_.access.flush(entry_at(c_.host, bucket, index), BH_LINE_BYTES);
   c_.access.store(word, directory_word(tag, 0));
   c_.access.publish(word, 8);
   return true;
@@ -304,6 +319,7 @@ uint64_t Index<A>::scavenge_claims(uint32_t dead) {
         c_.access.publish(entry_at(c_.host, b, i), BH_LINE_BYTES);  // the dead one may not have
         c_.access.store(word_at(c_.host, b, i), directory_word(directory_tag_of(words[i]), 0));
         c_.access.publish(word_at(c_.host, b, i), 8);
+        log_buckets(hash_of(from_line<bh_index_entry>(line)), BH_INDEX_PROBES);
       } else {
         clear_at(b, i);
       }
@@ -346,6 +362,7 @@ void Index<A>::rebuild(Keep keep) {
     }
   }
   c_.access.publish(c_.layout.part(c_.host, BH_PART_INDEX), buckets * sizeof(bh_index_bucket));
+  log_.restart();
 }
 
 }  // namespace bowhead::core

@@ -2,12 +2,10 @@
 // Look-ups of blocks: index entries, the headers that they name, and the keys beside the headers,
 // in the index of this host and of all others that it knows of. Stores nothing.
 //
-// Owns: nothing. Calls: no other room.
+// Owns: nothing. Calls: Mirror.
 #pragma once
 
-#include <bitset>
-
-#include "pool/core/rooms.h"
+#include "pool/core/mirror.h"
 
 namespace bowhead::core {
 
@@ -15,7 +13,7 @@ template <class A>
 class Lookup {
  public:
   explicit Lookup(const Rooms<A>& rooms)
-      : c_(rooms.context), index_(rooms.index), hosts_(rooms.hosts) {}
+      : c_(rooms.context), index_(rooms.index), hosts_(rooms.hosts), mirror_(rooms.mirror) {}
   Lookup(const Lookup&) = delete;
   Lookup& operator=(const Lookup&) = delete;
 
@@ -50,8 +48,11 @@ class Lookup {
     bh_index_entry entry;
   };
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
-  std::bitset<kBatch> match_batch(std::span<const Hash128> hashes,
-                                  std::vector<Candidate>& found) const;
+  void match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found,
+                   std::span<uint64_t> further) const;
+  void match_mirrored(std::span<const Hash128> hashes, uint64_t hosts,
+                      std::vector<Candidate>& found, std::span<uint64_t> further,
+                      std::vector<std::pair<uint32_t, uint32_t>>& marked) const;
   void fetch(std::vector<Candidate>& found, uint64_t bytes) const;
   /// A bit for each host whose index look-ups read.
   uint64_t probed_hosts() const {
@@ -63,6 +64,7 @@ class Lookup {
   Context<A>& c_;
   Index<A>& index_;
   Hosts<A>& hosts_;
+  Mirror<A>& mirror_;
 };
 
 template <class A>
@@ -155,11 +157,13 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
   }
   std::vector<Candidate> found;
   found.reserve(keys.size() + 16);
-  // Looked up one by one in the end, unless they were found: keys that may lie further on, and
-  // those whose tag matched but whose block did not. It may have been moved or recompressed after
-  // the first lines were read; a batch takes so long that this would happen often.
-  std::bitset<kBatch> unsure = match_batch({hashes, keys.size()}, found);
-  for (const Candidate& one : found) unsure.set(one.key);
+  // Looked up one by one in the end, at these hosts (a bit each), unless they were found: keys that
+  // may lie further on, and those whose tag matched but whose block did not. It may have been moved
+  // or recompressed after the first lines were read; a batch takes so long that this would happen
+  // often.
+  uint64_t unsure[kBatch] = {};
+  match_batch({hashes, keys.size()}, found, unsure);
+  for (const Candidate& one : found) unsure[one.key] |= uint64_t{1} << one.host;
   fetch(found, BH_LINE_BYTES);
   std::erase_if(found, [&](Candidate& one) {
     const auto entry = index_.read_entry(one.at, hashes[one.key]);
@@ -185,38 +189,74 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
     if (located) note(one.key, *located);
   }
   for (uint32_t i = 0; i < keys.size(); ++i) {
-    if (present[i] != 0 || !unsure[i] || !Key::valid(keys[i])) continue;
-    if (const auto located = locate(Key(ns, keys[i], hashes[i]))) note(i, *located);
+    if (present[i] != 0 || unsure[i] == 0 || !Key::valid(keys[i])) continue;
+    const Key key(ns, keys[i], hashes[i]);
+    for (uint64_t left = unsure[i]; left != 0 && present[i] == 0; left &= left - 1) {
+      const auto host = static_cast<uint32_t>(std::countr_zero(left));
+      if (const auto located = locate_at(host, key, Fresh::NOTHING)) note(i, *located);
+    }
   }
   return count;
 }
 
-/// Collects the entries of all hosts whose tag matches. Returns the keys that have a bucket with
-/// entries further on.
+/// Collects the entries of all hosts whose tag matches. further[i]: the hosts, a bit each, where
+/// key i has a bucket with entries further on.
 template <class A>
-auto Lookup<A>::match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found) const
-    -> std::bitset<kBatch> {
+void Lookup<A>::match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found,
+                            std::span<uint64_t> further) const {
   const uint64_t hosts = probed_hosts();
-  for (uint64_t left = hosts & ~own_bit(); left != 0; left &= left - 1) {
+  const uint64_t mirrored = c_.alone() ? 0 : mirror_.catch_up(hosts & ~own_bit());
+  const uint64_t direct = hosts & ~mirrored;
+  for (uint64_t left = direct & ~own_bit(); left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
     for (const Hash128& hash : hashes)
       c_.access.invalidate(index_.first_line(host, hash), BH_LINE_BYTES);
   }
+  std::vector<std::pair<uint32_t, uint32_t>> marked;  // key, host
+  if (mirrored != 0) match_mirrored(hashes, mirrored, found, further, marked);
+  for (const auto& [key, host] : marked)
+    c_.access.invalidate(index_.first_line(host, hashes[key]), BH_LINE_BYTES);
   if (!c_.alone()) c_.access.coherence_fence();
-  std::bitset<kBatch> further;
+  const auto match = [&](uint32_t key, uint32_t host) {
+    const Line words = c_.access.load_line(index_.first_line(host, hashes[key]));
+    const auto note = [&](uint64_t at) { found.push_back({key, host, host, at, {}}); };
+    if (index_.for_each_match(host, hashes[key], words, note)) further[key] |= uint64_t{1} << host;
+  };
   constexpr size_t kAhead = 16;  // lines being fetched
-  for (uint64_t left = hosts; left != 0; left &= left - 1) {
+  for (uint64_t left = direct; left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
     for (size_t i = 0; i < hashes.size() + kAhead; ++i) {
       if (i < hashes.size()) c_.access.prefetch(index_.first_line(host, hashes[i]));
-      if (i < kAhead) continue;
-      const auto key = static_cast<uint32_t>(i - kAhead);
-      const Line words = c_.access.load_line(index_.first_line(host, hashes[key]));
-      const auto note = [&](uint64_t at) { found.push_back({key, host, host, at, {}}); };
-      if (index_.for_each_match(host, hashes[key], words, note)) further.set(key);
+      if (i >= kAhead) match(static_cast<uint32_t>(i - kAhead), host);
     }
   }
-  return further;
+  for (const auto& [key, host] : marked) match(key, host);
+}
+
+template <class A>
+void Lookup<A>::match_mirrored(std::span<const Hash128> hashes, uint64_t hosts,
+                               std::vector<Candidate>& found, std::span<uint64_t> further,
+                               std::vector<std::pair<uint32_t, uint32_t>>& marked) const {
+  constexpr size_t kAhead = 8;
+  for (size_t i = 0; i < hashes.size() + kAhead; ++i) {
+    if (i < hashes.size()) mirror_.prefetch(index_.primary_bucket(hashes[i]));
+    if (i < kAhead) continue;
+    const auto key = static_cast<uint32_t>(i - kAhead);
+    const uint64_t bucket = index_.primary_bucket(hashes[key]);
+    const uint64_t tag = Mirror<A>::tag_of(hashes[key]);
+    for (uint64_t left = hosts; left != 0; left &= left - 1) {
+      const auto host = static_cast<uint32_t>(std::countr_zero(left));
+      const auto tags = mirror_.tags(host, bucket);
+      if (tags.marked()) {
+        marked.emplace_back(key, host);
+        continue;
+      }
+      if (tags.further()) further[key] |= uint64_t{1} << host;
+      tags.for_each_match(tag, [&](uint32_t entry) {
+        found.push_back({key, host, host, index_.entry_at(host, bucket, entry), {}});
+      });
+    }
+  }
 }
 
 template <class A>

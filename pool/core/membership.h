@@ -3,7 +3,8 @@
 // hosts, and the duties of a host for the others.
 //
 // Owns: the own slot line as this process knows it, the time since when this life is suspected, and
-// the touch words seen last. Calls: Custody, Grants, Lookup, Mail, Retirement.
+// the touch words seen last. Calls: Custody, Grants, Lookup, Mail,
+// Mirror, Retirement.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -18,6 +19,7 @@ class Membership {
         extents_(rooms.extents),
         leases_(rooms.leases),
         hosts_(rooms.hosts),
+        mirror_(rooms.mirror),
         lookup_(rooms.lookup),
         retirement_(rooms.retirement),
         mail_(rooms.mail),
@@ -59,6 +61,7 @@ class Membership {
   Extents<A>& extents_;
   Leases<A>& leases_;
   Hosts<A>& hosts_;
+  Mirror<A>& mirror_;
   Lookup<A>& lookup_;
   Retirement<A>& retirement_;
   Mail<A>& mail_;
@@ -105,6 +108,8 @@ Result<void> Membership<A>::work() {
   take_touches(now_ns);
   mail_.read_mail();
   succeed_the_dead();
+  mirror_.read_indexes(lookup_.other_hosts(),
+                       c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 250'000);
   if (custody_.settle_extents(now_ns, /*locked=*/false))
     hosts_.note_duties_done(c_.access.now_ns());
   return c_.ended() ? fenced_error() : Result<void>{};

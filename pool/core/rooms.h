@@ -101,6 +101,8 @@ inline uint64_t room_for(const Layout& layout, const bh_block_header& header) {
 template <class A>
 class KeyLocks;
 template <class A>
+class Mirror;
+template <class A>
 class Lookup;
 template <class A>
 class Retirement;
@@ -140,6 +142,7 @@ struct Rooms {
   Hosts<A>& hosts;
   const Settings& settings;
   KeyLocks<A>& locks;
+  Mirror<A>& mirror;
   Lookup<A>& lookup;
   Retirement<A>& retirement;
   Reading<A>& reading;

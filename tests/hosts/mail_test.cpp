@@ -1,61 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mail of the other hosts is read where a line was written, not at each heartbeat from all. The
-// access policy of this test counts the lines of mail that are loaded.
+// lines of mail that are loaded are counted.
 #include <gtest/gtest.h>
 
-#include <utility>
-
-#include "pool/core/core.h"
-#include "tests/support/hosts.h"
+#include "tests/support/counted_hosts.h"
 
 namespace bowhead::test {
 namespace {
-
-class CountingAccess : public core::NativeAccess {
- public:
-  using NativeAccess::NativeAccess;
-  core::Line load_line(uint64_t offset) const {
-    loads_ += offset - first_ < bytes_;
-    return NativeAccess::load_line(offset);
-  }
-  void watch(uint64_t offset, uint64_t bytes) { first_ = offset, bytes_ = bytes; }
-  uint64_t take_loads() { return std::exchange(loads_, 0); }
-
- private:
-  uint64_t first_ = 0, bytes_ = 0;
-  mutable uint64_t loads_ = 0;
-};
-
-/// No host is declared dead, however loaded the machine is.
-constexpr SharingTimes kPatient{.heartbeat_ms = 10, .dead_ms = 600'000, .settle_ms = 1};
-
-/// A host whose duties are done when the test says so.
-class Member {
- public:
-  Member(const SharedPool& pool, uint32_t host) {
-    auto media = open_media(pool.locator());
-    EXPECT_TRUE(media);
-    media_ = std::move(media).value();
-    access_.emplace(*media_, FlushKind::NONE);
-    core_.emplace(*access_, pool.superblock(), host);
-    EXPECT_TRUE(core_->joining.attach({}));
-  }
-  ~Member() { core_->joining.detach(); }
-  Member(const Member&) = delete;
-  Member& operator=(const Member&) = delete;
-
-  core::Core<CountingAccess>& core() { return *core_; }
-  CountingAccess& access() { return *access_; }
-  void work() {
-    sleep_ms(kPatient.heartbeat_ms + 2);  // else it is not yet due
-    EXPECT_TRUE(core_->membership.work());
-  }
-
- private:
-  std::unique_ptr<Media> media_;
-  std::optional<CountingAccess> access_;
-  std::optional<core::Core<CountingAccess>> core_;
-};
 
 class MailBetweenHosts : public testing::Test {
  protected:
@@ -68,8 +19,8 @@ class MailBetweenHosts : public testing::Test {
 
   static constexpr uint32_t kHosts = 8;
   const SharedPool pool_{kHosts, {.evict_high_permille = 0}, kPatient};
-  Member reader_{pool_, 0};
-  Member writer_{pool_, 1};
+  CountedHost reader_{pool_, 0};
+  CountedHost writer_{pool_, 1};
 };
 
 TEST_F(MailBetweenHosts, IsNotReadWhileThereIsNone) {

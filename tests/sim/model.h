@@ -48,9 +48,13 @@ class Model {
     const Key& of = keys_[key];
     return of.removals_begun == of.removals_ended ? std::optional(of.removals_begun) : std::nullopt;
   }
-  void keep(uint32_t key, std::optional<uint64_t> removals_before) {
-    if (removals_before && removals_before == removals(key)) keys_[key].kept = true;
+  void keep(uint32_t key, std::optional<uint64_t> removals_before, uint64_t now_ns) {
+    if (!removals_before || removals_before != removals(key)) return;
+    if (!keys_[key].kept) keys_[key].kept_ns = now_ns;
+    keys_[key].kept = true;
   }
+  /// It has to be found since then. Only if must_be_found().
+  uint64_t kept_ns(uint32_t key) const { return keys_[key].kept_ns; }
   void begin_removal(uint32_t key) {
     keys_[key].kept = false;
     ++keys_[key].removals_begun;
@@ -135,6 +139,7 @@ class Model {
     uint64_t hash_low, hash_high;
     std::vector<Put> puts;
     bool kept = false, uncertain = false;
+    uint64_t kept_ns = 0;
     uint64_t removals_begun = 0, removals_ended = 0;
   };
   struct Holder {

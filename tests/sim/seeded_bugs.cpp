@@ -23,6 +23,7 @@ constexpr SeededBug kSeededBugs[] = {
     // Publishing omitted.
     of_part("hazard-not-published", Lie::NO_FLUSH, BH_PART_HAZARDS, Focus::LEASES),
     of_part("index-not-published", Lie::NO_FLUSH, BH_PART_INDEX),
+    of_part("log-not-published", Lie::NO_FLUSH, BH_PART_LOG, Focus::KEEP),
     of_part("decision-not-published", Lie::NO_FLUSH, BH_PART_DECIDE),
     of_part("owner-not-published", Lie::NO_FLUSH, BH_PART_OWN),
     of_part("ack-not-published", Lie::NO_FLUSH, BH_PART_ACK),
@@ -56,6 +57,7 @@ constexpr SeededBug kSeededBugs[] = {
     // Acquiring omitted.
     of_part("hazard-not-acquired", Lie::NO_INVALIDATE, BH_PART_HAZARDS, Focus::LEASES),
     of_part("index-not-acquired", Lie::NO_INVALIDATE, BH_PART_INDEX),
+    of_part("log-not-acquired", Lie::NO_INVALIDATE, BH_PART_LOG, Focus::KEEP),
     of_part("decision-not-acquired", Lie::NO_INVALIDATE, BH_PART_DECIDE),
     of_part("owner-not-acquired", Lie::NO_INVALIDATE, BH_PART_OWN),
     of_part("ack-not-acquired", Lie::NO_INVALIDATE, BH_PART_ACK),

@@ -300,7 +300,7 @@ void User::put() {
 /// For the operation that has just ended.
 void User::note_stored(uint32_t k, std::optional<uint64_t> removals_before) {
   if (!stage_.world.current().found_present && stage_.rules.stands({machine->host, incarnation()}))
-    stage_.model.keep(k, removals_before);
+    stage_.model.keep(k, removals_before, stage_.world.now_ns());
 }
 
 void User::get() { get(any_key()); }
@@ -429,9 +429,31 @@ void User::exists() {
   std::vector<std::string_view> keys;
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) keys.push_back(stage_.model.key(k));
   std::vector<uint8_t> present(keys.size());
-  stage_.world.begin_operation(Operation::EXISTS);
-  const uint64_t count = core_->lookup.exists(Model::kNamespace, keys, present.data());
-  stage_.world.end_operation(count);
+  // Put so long ago that the directory lines and words of the log have settled.
+  std::vector<bool> must(keys.size());
+  const uint64_t now_ns = stage_.world.now_ns();
+  const auto kept = [&](uint32_t k) {
+    return !stage_.world.plan().eviction && stage_.model.must_be_found(k) &&
+           stage_.model.kept_ns(k) + 2 * kSettleNs < now_ns;
+  };
+  for (uint32_t k = 0; k < keys.size(); ++k) must[k] = kept(k);
+  const auto ask = [&] {
+    stage_.world.begin_operation(Operation::EXISTS);
+    const uint64_t count = core_->lookup.exists(Model::kNamespace, keys, present.data());
+    stage_.world.end_operation(count);
+    for (uint32_t k = 0; k < keys.size(); ++k) must[k] = must[k] && kept(k) && present[k] == 0;
+    return std::find(must.begin(), must.end(), true) != must.end();
+  };
+  // Once more, since a look-up may pass over a block that is being moved.
+  if (!ask() || !ask()) return;
+  for (uint32_t k = 0; k < keys.size(); ++k) {
+    if (!must[k]) continue;
+    stage_.world.begin_operation(Operation::GET, k);
+    const bool found = core_->lookup.locate(key(k)).has_value();
+    stage_.world.end_operation(found);
+    if (found && kept(k))
+      stage_.world.fail("mirror", fmt::format("a batch does not find key {}, one look-up does", k));
+  }
 }
 
 // ---- leases ----

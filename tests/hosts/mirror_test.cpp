@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batches of look-ups over hosts, by the mirror of their indexes: what they find, and how many
+// lines of another host's index they load.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/counted_hosts.h"
+
+namespace bowhead::test {
+namespace {
+
+constexpr uint64_t kSpace = 7;  ///< the core takes any number
+
+class MirrorOfAHost : public testing::Test {
+ protected:
+  static constexpr uint32_t kHosts = 3;
+
+  std::string key(uint32_t i) const { return "key " + std::to_string(i); }
+  void put(CountedHost& host, uint32_t i) {
+    const std::vector<std::byte> value(64, std::byte{1});
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    ASSERT_EQ(host.core().writing.put(core::Key(kSpace, key(i)), in), Status::OK);
+  }
+  /// Which of the keys [first, first + count) a batch of the reader finds, as text of 0 and 1.
+  std::string batch(uint32_t first, uint32_t count) {
+    std::vector<std::string> texts;
+    for (uint32_t i = first; i < first + count; ++i) texts.push_back(key(i));
+    const std::vector<std::string_view> keys(texts.begin(), texts.end());
+    std::vector<uint8_t> present(count);
+    reader_.core().lookup.exists(kSpace, keys, present.data());
+    std::string found;
+    for (const uint8_t one : present) found += one != 0 ? '1' : '0';
+    return found;
+  }
+  /// The reader has read the indexes of the others.
+  void mirror() {
+    batch(0, 1);  // only who asks has a mirror
+    for (int i = 0; i < 4; ++i) reader_.work();
+  }
+  /// Lines of the writer's index that the reader has loaded since the last call.
+  uint64_t loads() { return reader_.access().take_loads(); }
+
+  void SetUp() override {
+    const core::Layout& layout = pool_.layout();
+    reader_.access().watch(layout.part(1, BH_PART_INDEX),
+                           layout.geometry().parts[BH_PART_INDEX].bytes);
+    reader_.work();
+  }
+
+  const SharedPool pool_{kHosts, {.evict_high_permille = 0}, kPatient};
+  CountedHost reader_{pool_, 0};
+  CountedHost writer_{pool_, 1};
+};
+
+TEST_F(MirrorOfAHost, SparesTheLinesOfAbsentKeys) {
+  put(writer_, 0);
+  EXPECT_EQ(batch(0, 100), "1" + std::string(99, '0'));
+  EXPECT_GE(loads(), 100u) << "without a mirror, a line for each key";
+  mirror();
+  loads();
+  EXPECT_EQ(batch(1000, 100), std::string(100, '0'));
+  EXPECT_LE(loads(), 1u) << "a tag of 16 bits may be that of another key";
+  EXPECT_EQ(batch(0, 1), "1");
+  EXPECT_EQ(loads(), 1u) << "the entry";
+}
+
+TEST_F(MirrorOfAHost, FindsWhatWasPutJustBefore) {
+  mirror();
+  for (uint32_t i = 0; i < 50; ++i) {
+    put(writer_, i);
+    loads();
+    EXPECT_EQ(batch(i, 2), "10") << i;
+    EXPECT_LE(loads(), 4u) << "the line that changed, and the entry";
+  }
+  EXPECT_EQ(batch(0, 100), std::string(50, '1') + std::string(50, '0'));
+}
+
+TEST_F(MirrorOfAHost, BelievesNoTagOfARemovedBlock) {
+  put(writer_, 0);
+  mirror();
+  ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
+  EXPECT_EQ(batch(0, 2), "00");
+}
+
+TEST_F(MirrorOfAHost, IsReadAnewWhenTheLogRanOver) {
+  mirror();
+  const uint64_t words = pool_.superblock().geometry.log_count;
+  ASSERT_GE(words, 1024u);
+  // One block, again and again: the log runs over, the pool does not.
+  for (uint64_t i = 0; i < words + 10; ++i) {
+    put(writer_, 0);
+    ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
+  }
+  put(writer_, 1);
+  loads();
+  EXPECT_EQ(batch(0, 100), "01" + std::string(98, '0'));
+  EXPECT_GE(loads(), 100u) << "by its index";
+  mirror();
+  loads();
+  EXPECT_EQ(batch(1000, 100), std::string(100, '0'));
+  EXPECT_LE(loads(), 1u) << "mirrored again";
+  EXPECT_EQ(batch(0, 2), "01");
+}
+
+TEST(LogSequence, GoesOnWhereLapsAreCountedAnew) {
+  constexpr uint64_t kCount = 1024, kLaps = uint64_t{1} << 30;
+  for (const uint64_t lap : {uint64_t{0}, uint64_t{1}, kLaps - 1, kLaps, kLaps + 1, 5 * kLaps}) {
+    for (const uint64_t place : {uint64_t{0}, uint64_t{7}, kCount - 1}) {
+      const uint64_t sequence = lap * kCount + place;
+      const uint64_t word = core::log_word(sequence, kCount, 99);
+      EXPECT_EQ(word & BH_LOG_ALL, 99u);
+      for (const uint64_t behind : {uint64_t{0}, kCount, 1000 * kCount}) {
+        const uint64_t near = sequence >= behind ? sequence - behind : place;
+        EXPECT_EQ(core::log_sequence(word, place, kCount, near), sequence) << lap;
+        EXPECT_EQ(core::log_sequence(word, place, kCount, sequence + behind), sequence) << lap;
+      }
+    }
+  }
+  EXPECT_EQ(core::log_sequence(0, 7, kCount, 7), 7u) << "never written";
+}
+
+}  // namespace
+}  // namespace bowhead::test
