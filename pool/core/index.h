@@ -13,9 +13,12 @@
 //      Readers take no lock: a half-written line has a bad seal and means "nothing here".
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "pool/core/change_log.h"
 
@@ -128,9 +131,18 @@ class Index {
   ChangeLog<A>& log() { return log_; }
 
   /// For a rebuild, with no other process running: clears entries that `keep(entry)` refuses and
-  /// counts word 7 anew.
+  /// counts word 7 anew. Returns the buckets, in order, that had a damaged entry: a
+  /// line with a seal that is wrong.
   template <class Keep>
-  void rebuild(Keep keep);
+  std::vector<uint64_t> rebuild(Keep keep);
+  /// The probe set of a key has one of these buckets, which are in order.
+  bool probes_any(const Hash128& hash, std::span<const uint64_t> buckets) const {
+    Probes probe = probes(hash);
+    for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
+      if (std::binary_search(buckets.begin(), buckets.end(), probe.bucket())) return true;
+    }
+    return false;
+  }
 
  private:
   static uint64_t mul_high(uint64_t a, uint64_t b) {
@@ -256,6 +268,9 @@ bool Index<A>::erase(const Found& found) {
 template <class A>
 void Index<A>::clear_at(uint64_t bucket, uint32_t index) {
   const uint64_t at = entry_at(c_.host, bucket, index);
+  // The seal first: so a line whose clearing was begun is not taken for a damaged entry
+  // (rebuild()).
+  c_.access.store(at + offsetof(bh_index_entry, seal), 0);
   c_.access.store_line(at, Line{});
   c_.access.publish(at, BH_LINE_BYTES);
   const uint64_t word = word_at(c_.host, bucket, index);
@@ -339,7 +354,8 @@ void Index<A>::release_locks(uint32_t dead) {
 
 template <class A>
 template <class Keep>
-void Index<A>::rebuild(Keep keep) {
+std::vector<uint64_t> Index<A>::rebuild(Keep keep) {
+  std::vector<uint64_t> damaged;
   const uint64_t buckets = c_.layout.geometry().index_bucket_count;
   for (uint64_t b = 0; b < buckets; ++b) c_.access.store(word_at(c_.host, b, BH_INDEX_ENTRIES), 0);
   for (uint64_t b = 0; b < buckets; ++b) {
@@ -348,6 +364,7 @@ void Index<A>::rebuild(Keep keep) {
       const uint64_t old = c_.access.load(word);
       Line line;
       const bool sealed = c_.read_sealed(entry_at(c_.host, b, i), line);
+      if (!sealed && line[7] != 0 && (damaged.empty() || damaged.back() != b)) damaged.push_back(b);
       const auto entry = from_line<bh_index_entry>(line);
       const Hash128 hash = hash_of(entry);
       Probes probe = probes(hash);
@@ -363,6 +380,7 @@ void Index<A>::rebuild(Keep keep) {
   }
   c_.access.publish(c_.layout.part(c_.host, BH_PART_INDEX), buckets * sizeof(bh_index_bucket));
   log_.restart();
+  return damaged;
 }
 
 }  // namespace bowhead::core

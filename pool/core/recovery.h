@@ -58,7 +58,7 @@ class Recovery {
   void restore_slab_privately(const Slab& slab);
   bool restore_entry(const bh_index_entry& entry);
   bool restored_elsewhere(const bh_index_entry& entry) const;
-  bool restore_unnamed(uint64_t slot);
+  bool restore_unnamed(uint64_t slot, std::span<const uint64_t> damaged);
 
   Context<A>& c_;
   Extents<A>& extents_;
@@ -227,7 +227,8 @@ void Recovery<A>::rebuild(const Progress& progress) {
   restore_slabs([&](uint64_t e) { return extents_.holds(e); });
   for (const Slab& slab : private_slabs) restore_slab_privately(slab);
   step(2);
-  index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
+  const std::vector<uint64_t> damaged =
+      index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
   step(3);
   // A header whose block does not come back must not show a committed stamp (C2).
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
@@ -236,7 +237,7 @@ void Recovery<A>::rebuild(const Progress& progress) {
         allocator_.word(slot).state == BH_BLOCK_COMMITTED)
       continue;
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
-    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED && !restore_unnamed(slot))
+    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED && !restore_unnamed(slot, damaged))
       retirement_.retire_header(slot);
   }
   if (!c_.alone()) hold_leased();
@@ -341,10 +342,11 @@ bool Recovery<A>::restored_elsewhere(const bh_index_entry& entry) const {
   return other.has_value();
 }
 
-/// Gives an entry to a whole block that has none, because its entry was damaged or its writer died
-/// just before. Only if the bytes of the block can be verified.
+/// Gives an entry to a whole block whose entry was damaged, if its bytes can be verified. A block
+/// without a trace of an entry stays gone: it was being put, and nobody was told that it is there,
+/// or being removed, and another host may have seen that it is not.
 template <class A>
-bool Recovery<A>::restore_unnamed(uint64_t slot) {
+bool Recovery<A>::restore_unnamed(uint64_t slot, std::span<const uint64_t> damaged) {
   bh_block_header header;
   const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
   if (slab.block_bytes == 0 || allocator_.word(slot).state != BH_BLOCK_FREE ||
@@ -353,7 +355,7 @@ bool Recovery<A>::restore_unnamed(uint64_t slot) {
   const Block block = extents_.block_of(slot, slab);
   const std::string text = lookup_.read_key(slot, header.key_bytes);
   const Key key(header.namespace_id, text);
-  if (!Key::valid(text) || key.hash != hash_of(header) ||
+  if (!Key::valid(text) || key.hash != hash_of(header) || !index_.probes_any(key.hash, damaged) ||
       c_.layout.block_bytes(header.stored_bytes, text.size()) > block.block_bytes ||
       lookup_.locate(key) || !index_.insert(key.hash, writing_.entry_for(block, header)))
     return false;
