@@ -158,7 +158,7 @@ constexpr SeededBug kSeededBugs[] = {
     {.name = "accepted-value-ignored",
      .lie = Lie::ACCEPTED_UNSEEN,
      .focus = Focus::DECISIONS,
-     .first_seed = 1000},
+     .first_seed = 10464},
     {.name = "adopts-without-acks", .lie = Lie::ALL_ACKED, .focus = Focus::ZOMBIES},
     {.name = "full-custody-without-evidence", .lie = Lie::ALL_FENCED, .focus = Focus::ZOMBIES},
     // Too early, too late, the wrong bytes.
