@@ -94,6 +94,7 @@ void ChangeLog<A>::append(uint64_t bucket) {
       searched = true;
       continue;
     }
+    // Sequentially consistent: after the stores of the directory line, which were published (G2).
     if (!c_.access.cas(at, word, log_word(next, count(), bucket))) continue;
     if (searched)
       c_.access.store(tail_at(), next);

@@ -122,7 +122,7 @@ void Mail<A>::read_mail_of(uint32_t host) {
   const bool want_is_old = grants_.want_is_old();
   const auto slot = hosts_.read_slot(host);
   const bool over = !slot || c_.ended({host, slot->incarnation});
-  // Before the look at the own lines: whoever writes one after that sets the bit again.
+  // Cleared before the own lines are read: a process that writes a request later sets it again.
   change_asked(host, false);
   const uint64_t bit = uint64_t{1} << host;
   unanswered_ &= ~bit;

@@ -52,6 +52,8 @@ class Mirror {
   /// Of `hosts` (a bit each) those whose tags are up to date: for the batch that begins now. Called
   /// after the set of hosts was read. Any thread.
   uint64_t catch_up(uint64_t hosts);
+  /// Relaxed: what this batch must see was stored before catch_up() released the mutex; later
+  /// stores are newer tags, and any mixture of both is a hint (M1).
   Tags tags(uint32_t host, uint64_t bucket) const {
     const std::atomic<uint64_t>* at = tags_at(host, bucket);
     return {{at[0].load(std::memory_order_relaxed), at[1].load(std::memory_order_relaxed)}};
@@ -117,7 +119,7 @@ class Mirror {
 
 template <class A>
 uint64_t Mirror<A>::catch_up(uint64_t hosts) {
-  wanted_.store(true, std::memory_order_relaxed);
+  wanted_.store(true, std::memory_order_relaxed);  // a hint: it orders nothing
   const std::lock_guard guard(mutex_);
   hosts &= whole_;
   if (hosts == 0) return 0;

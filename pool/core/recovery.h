@@ -343,8 +343,8 @@ bool Recovery<A>::restored_elsewhere(const bh_index_entry& entry) const {
 }
 
 /// Gives an entry to a whole block whose entry was damaged, if its bytes can be verified. A block
-/// without a trace of an entry stays gone: it was being put, and nobody was told that it is there,
-/// or being removed, and another host may have seen that it is not.
+/// without a trace of an entry is not restored: either its put had not returned, or its removal had
+/// begun and another host may have reported the key as removed.
 template <class A>
 bool Recovery<A>::restore_unnamed(uint64_t slot, std::span<const uint64_t> damaged) {
   bh_block_header header;

@@ -357,8 +357,8 @@ void Space<A>::take_sample() {
   victims_ = std::move(sample);
 }
 
-/// Lists the slabs with blocks that may be evicted. A slab that has changed since does no harm:
-/// nobody evicts a block whose word is not COMMITTED.
+/// Lists the slabs with blocks that may be evicted. The list may be out of date: evict() skips a
+/// slot whose word is not COMMITTED.
 template <class A>
 void Space<A>::list_slabs() {
   slabs_.clear();
@@ -480,8 +480,8 @@ bool Space<A>::move(const Block& block) {
 ///
 /// All under the key's lock, which a process that removes the old block holds too: no committed
 /// header of the new block may be in the memory before it is known that the old block stands. A
-/// removal would not see that header, and if the host crashed then, a rebuild would bring the block
-/// back as an unfinished put that no entry names. And a life that is over publishes nothing.
+/// removal would not see that header, and if the host crashed then, a rebuild that finds a damaged
+/// entry could restore the block. And a life that is over publishes nothing.
 template <class A>
 bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& target,
                          bh_block_header header) {
