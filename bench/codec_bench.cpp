@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/copy.h"
+#include "base/private_memory.h"
 #include "bench/codecs.h"
 #include "bench/kv_data.h"
-#include "bench/private_memory.h"
 #include "bench/report.h"
 #include "bench/team.h"
 

@@ -12,7 +12,7 @@
 
 #include "base/checksum.h"
 #include "base/copy.h"
-#include "bench/private_memory.h"
+#include "base/private_memory.h"
 #include "bench/rows.h"
 
 namespace bowhead::bench {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "bench/private_memory.h"
+#include "base/private_memory.h"
 #include "ndp/operations.h"
 
 namespace bowhead::bench {

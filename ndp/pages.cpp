@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/prefetch.h"
 #include "ndp/operations.h"
 #include "ndp/tiles.h"
 
@@ -22,7 +23,7 @@ struct Place {
 
   const uint8_t* row() const { return rows->row(token); }
   void fetch() const {
-    for (size_t at = 0; at < rows->row_bytes(); at += 64) __builtin_prefetch(row() + at);
+    for (size_t at = 0; at < rows->row_bytes(); at += 64) prefetch_line(row() + at);
   }
 };
 

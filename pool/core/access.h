@@ -14,6 +14,7 @@
 #include <span>
 
 #include "base/coherence.h"
+#include "base/prefetch.h"
 #include "base/random.h"
 #include "pool/core/context.h"
 #include "pool/core/words.h"
@@ -62,9 +63,9 @@ class NativeAccess {
   void store_line(uint64_t offset, const Line& line) {
     for (uint64_t i = 0; i < 8; ++i) store(offset + i * 8, line[i]);
   }
-  void prefetch(uint64_t offset) const { __builtin_prefetch(base_ + offset); }
+  void prefetch(uint64_t offset) const { prefetch_line(base_ + offset); }
   /// Of a line that only this host writes: a copy of it is never stale.
-  void prefetch_own(uint64_t offset) const { __builtin_prefetch(base_ + offset); }
+  void prefetch_own(uint64_t offset) const { prefetch_line(base_ + offset); }
 
   // ---- payload ----
   // The copies and sum_payload() return the payload checksum of the bytes stored, or only read.

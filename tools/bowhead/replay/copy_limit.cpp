@@ -2,8 +2,6 @@
 // Rounds of the kinds alternate, so that a slow moment of the machine affects all of them.
 #include "tools/bowhead/replay/copy_limit.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -14,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/private_memory.h"
 #include "base/thread.h"
 #include "tools/program/machine.h"
 
@@ -23,29 +22,15 @@ namespace {
 constexpr uint64_t kFootprintMin = 512ull << 20;
 constexpr uint64_t kFootprintLeast = 32ull << 20;
 
-// In huge pages where the system provides them, as in the best case.
-class Memory {
- public:
-  explicit Memory(size_t size) : size_(size) {
-    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    madvise(memory, size, MADV_HUGEPAGE);
-    data_ = static_cast<std::byte*>(memory);
+std::vector<PrivateMemory> allocate(uint32_t count, uint64_t bytes) {
+  std::vector<PrivateMemory> memory;
+  memory.reserve(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    memory.emplace_back(bytes);
+    if (memory.back().data() == nullptr) throw std::bad_alloc();
   }
-  ~Memory() {
-    if (data_ != nullptr) munmap(data_, size_);
-  }
-  Memory(Memory&& other) noexcept : size_(other.size_), data_(std::exchange(other.data_, {})) {}
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  std::byte* data() const { return data_; }
-  /// By the thread that uses it: it is then of that thread's node.
-  void touch() const { std::memset(data_, 1, size_); }
-
- private:
-  size_t size_;
-  std::byte* data_;
-};
+  return memory;
+}
 
 /// work(0), work(1), ... in threads of their own. If one cannot be started, those before it run.
 template <class Work>
@@ -97,16 +82,14 @@ Result<CopyLimit> measure_copy_limit(uint32_t workers, uint64_t block_bytes, uin
   std::barrier barrier(workers, at_barrier);
   std::atomic<uint32_t> finished = 0;
   // Here, where it can be refused: a thread that has begun waits for all others.
-  std::vector<Memory> memory;
-  memory.reserve(2 * size_t{workers});
-  for (uint32_t i = 0; i < 2 * workers; ++i) memory.emplace_back(side_bytes);
+  const std::vector<PrivateMemory> memory = allocate(2 * workers, side_bytes);
   enum { WAIT, GO, END };
   std::atomic<int> signal = WAIT;
   const auto copy_all = [&](uint32_t worker) {
     signal.wait(WAIT);
     if (signal.load() == END) return;
-    const Memory& from = memory[2 * worker];
-    const Memory& to = memory[2 * worker + 1];
+    const PrivateMemory& from = memory[2 * worker];
+    const PrivateMemory& to = memory[2 * worker + 1];
     from.touch();
     to.touch();
     barrier.arrive_and_wait();
