@@ -248,14 +248,14 @@ std::vector<uint32_t> free_slots(const OpenedMedia& opened) {
 
 class Pool::Impl {
  public:
-  Impl(std::string locator, OpenedMedia opened, uint32_t host)
+  Impl(std::string locator, OpenedMedia opened, uint32_t host, uint64_t mirror_bytes = kMirrorBytes)
       : locator_(std::move(locator)),
         superblock_(opened.superblock),
         second_used_(opened.second_used),
         media_(std::move(opened.media)),
         access_(*media_, choose_flush_kind(superblock_.geometry.host_count > 1 ||
                                            media_->traits().survives_power_loss)),
-        core_(access_, superblock_, host),
+        core_(access_, superblock_, host, mirror_bytes),
         coded_(core_),
         host_(host) {}
 
@@ -270,9 +270,9 @@ class Pool::Impl {
   static Result<Pool> open(const std::string& locator, const OpenOptions& options);
   static Result<void> destroy(const std::string& locator, bool force, const std::string& only_id);
   static Result<Pool> open(const std::string& locator, OpenedMedia opened, uint32_t host,
-                           const Progress& progress) {
-    Handle impl(new Impl(locator, std::move(opened), host));
-    if (auto joined = impl->run([&] { return impl->attach(progress); }); !joined)
+                           const OpenOptions& options) {
+    Handle impl(new Impl(locator, std::move(opened), host, options.mirror_bytes));
+    if (auto joined = impl->run([&] { return impl->attach(options.progress); }); !joined)
       return with_locator(locator, joined.error());
     return Pool(std::move(impl));
   }
@@ -594,7 +594,7 @@ Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& opt
                    fmt::format("{}: host {} is out of range: the pool was made for {} host(s), "
                                "numbered from 0",
                                locator, host, count)};
-    return open(locator, std::move(opened).value(), host, options.progress);
+    return open(locator, std::move(opened).value(), host, options);
   }
   // Any host: one that this machine had, unless another machine runs as it now; else a free one.
   std::vector<uint32_t> hosts = former_slots(*opened);
@@ -605,7 +605,7 @@ Result<Pool> Pool::Impl::open(const std::string& locator, const OpenOptions& opt
     if (!again) return again.error();
     // The slots belong to the pool that was there before.
     if (!same_pool(again->superblock, opened->superblock)) return Status::CLOSED;
-    auto pool = open(locator, std::move(again).value(), host, options.progress);
+    auto pool = open(locator, std::move(again).value(), host, options);
     if (pool || pool.status() != Status::HOST_ID_IN_USE) return pool;
   }
   return Error{Status::LIMIT_REACHED,

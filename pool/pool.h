@@ -59,6 +59,10 @@ struct OpenOptions {
   /// permission suffices. Methods that store, lease or register return READ_ONLY; get() of a
   /// damaged block returns DAMAGED and drops nothing.
   bool observe = false;
+  /// Memory that this handle may use to mirror the indexes of other hosts, which makes look-ups of
+  /// batches faster (docs/sharing.md). Taken when the first batch is looked up; 0, or too little
+  /// for one: each look-up reads the indexes themselves.
+  uint64_t mirror_bytes = kMirrorBytes;
   Progress progress = {};
 };
 

@@ -100,6 +100,9 @@ struct Lease {
 };
 
 /// Sums over all processes and hosts since the pool was created, and its present state.
+/// Memory that a process may use to mirror the indexes of other hosts, unless told otherwise.
+inline constexpr uint64_t kMirrorBytes = uint64_t{1} << 30;
+
 struct PoolInfo {
   struct Namespace {
     NamespaceId id;
@@ -120,6 +123,10 @@ struct PoolInfo {
     /// heartbeats are normal; much more if its processes keep the heartbeat and hang otherwise.
     uint64_t duties_late_ms;
     uint64_t heartbeat;  ///< changes every heartbeat_ms while a process of the host runs
+    /// Of its live processes that this machine sees: how many mirror the indexes of other hosts,
+    /// the memory that takes, the fewest hosts that one of them mirrors; how many have no memory
+    /// for it.
+    uint64_t mirrors, mirror_bytes, mirrored_hosts, mirrors_refused;
   };
   std::string locator, media_kind, media_description, pool_id;
   uint32_t format_version;

@@ -49,7 +49,8 @@ class Core {
   const Rooms<A> rooms_;
 
  public:
-  Core(A& access, const bh_superblock& superblock, uint32_t host)
+  Core(A& access, const bh_superblock& superblock, uint32_t host,
+       uint64_t mirror_bytes = kMirrorBytes)
       : context_{access,
                  Layout(superblock.geometry),
                  Sealer(superblock.pool_id),
@@ -63,7 +64,7 @@ class Core {
         index_(context_),
         leases_(context_),
         hosts_(context_),
-        settings_{superblock.evict_high_permille, superblock.evict_low_permille},
+        settings_{superblock.evict_high_permille, superblock.evict_low_permille, mirror_bytes},
         rooms_{context_, extents_, allocator_, index_,     leases_, hosts_,   settings_,  locks,
                mirror,   lookup,   retirement, reading,    writing, space,    namespaces, holdings,
                mail,     grants,   custody,    membership, joining, recovery, inspection} {}

@@ -41,6 +41,25 @@ class Index {
  public:
   explicit Index(Context<A>& context) : c_(context), log_(context) {}
 
+  /// Buckets of a probe set: double hashing.
+  class Probes {
+   public:
+    Probes(const Hash128& hash, uint64_t buckets)
+        : buckets_(buckets),
+          bucket_(mul_high(hash.low, buckets)),
+          step_(1 + mul_high(hash.high, buckets - 1)) {}
+    uint64_t bucket() const { return bucket_; }
+    void next() {
+      bucket_ += step_;
+      if (bucket_ >= buckets_) bucket_ -= buckets_;
+    }
+
+   private:
+    uint64_t buckets_, bucket_, step_;
+  };
+  Probes probes(const Hash128& hash) const {
+    return Probes(hash, c_.layout.geometry().index_bucket_count);
+  }
   uint64_t primary_bucket(const Hash128& hash) const {
     return mul_high(hash.low, c_.layout.geometry().index_bucket_count);
   }
@@ -48,9 +67,10 @@ class Index {
     return c_.layout.bucket(host, bucket) + offsetof(bh_index_bucket, entries) +
            index * sizeof(bh_index_entry);
   }
-  /// The directory line that a look-up of `hash` begins with, for prefetching.
+  uint64_t line_at(uint32_t host, uint64_t bucket) const { return c_.layout.bucket(host, bucket); }
+  /// The directory line that a look-up of `hash` begins with.
   uint64_t first_line(uint32_t host, const Hash128& hash) const {
-    return c_.layout.bucket(host, primary_bucket(hash));
+    return line_at(host, primary_bucket(hash));
   }
 
   /// Finds an entry of host `host` for which accept(entry) holds.
@@ -81,14 +101,12 @@ class Index {
     log_buckets(hash_of(found.entry), found.probe + 1);
   }
 
-  /// Calls visit(entry offset) for each tag that matches in a directory line, which the caller has
-  /// loaded from the first bucket of `hash` in a host's segment. True if entries of that bucket lie
-  /// further on, where only find_if() looks.
+  /// Calls visit(entry) for each tag that matches in a directory line. True if entries of the
+  /// bucket lie further on in their probe sets.
   template <class Visit>
-  bool for_each_match(uint32_t host, const Hash128& hash, const Line& words, Visit visit) const {
-    const uint64_t tag = directory_tag(hash);
+  static bool for_each_match(uint64_t tag, const Line& words, Visit visit) {
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
-      if (directory_tag_of(words[i]) == tag) visit(entry_at(host, primary_bucket(hash), i));
+      if (directory_tag_of(words[i]) == tag) visit(i);
     }
     return words[BH_INDEX_ENTRIES] != 0;
   }
@@ -147,25 +165,6 @@ class Index {
  private:
   static uint64_t mul_high(uint64_t a, uint64_t b) {
     return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
-  }
-  /// Buckets of a probe set: double hashing.
-  class Probes {
-   public:
-    Probes(const Hash128& hash, uint64_t buckets)
-        : buckets_(buckets),
-          bucket_(mul_high(hash.low, buckets)),
-          step_(1 + mul_high(hash.high, buckets - 1)) {}
-    uint64_t bucket() const { return bucket_; }
-    void next() {
-      bucket_ += step_;
-      if (bucket_ >= buckets_) bucket_ -= buckets_;
-    }
-
-   private:
-    uint64_t buckets_, bucket_, step_;
-  };
-  Probes probes(const Hash128& hash) const {
-    return Probes(hash, c_.layout.geometry().index_bucket_count);
   }
   uint64_t word_at(uint32_t host, uint64_t bucket, uint32_t index) const {
     return c_.layout.bucket(host, bucket) + index * 8;

@@ -68,6 +68,7 @@ class Inspection {
   template <class Visit>
   bool for_each_block_of(uint32_t host, const std::vector<uint32_t>& writers, Visit visit) const;
   PoolInfo::Host host_info(uint32_t host);
+  void add_mirror(uint64_t process_at, PoolInfo::Host& host) const;
   struct PrivateView;
   std::unique_ptr<PrivateView> view_of(uint32_t host, std::string* why_not) const;
   void check_entries(const std::vector<std::unique_ptr<PrivateView>>& views, CheckReport& report,
@@ -277,6 +278,21 @@ uint64_t Inspection<A>::heartbeat_of(uint32_t host) const {
 }
 
 template <class A>
+void Inspection<A>::add_mirror(uint64_t process_at, PoolInfo::Host& host) const {
+  const uint64_t bytes = c_.access.load(process_at + offsetof(bh_process, mirror_bytes));
+  if (bytes == BH_MIRROR_NONE) return;
+  if (bytes == BH_MIRROR_REFUSED) {
+    ++host.mirrors_refused;
+    return;
+  }
+  const uint64_t mirrored = static_cast<uint64_t>(
+      std::popcount(c_.access.load(process_at + offsetof(bh_process, mirrored))));
+  host.mirrored_hosts = host.mirrors == 0 ? mirrored : std::min(host.mirrored_hosts, mirrored);
+  host.mirror_bytes += bytes;
+  ++host.mirrors;
+}
+
+template <class A>
 PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
   const auto& g = c_.layout.geometry();
   PoolInfo::Host result{.slot = host,
@@ -288,7 +304,11 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
                         .processes_live = 0,
                         .leases_active = 0,
                         .duties_late_ms = 0,
-                        .heartbeat = 0};
+                        .heartbeat = 0,
+                        .mirrors = 0,
+                        .mirror_bytes = 0,
+                        .mirrored_hosts = 0,
+                        .mirrors_refused = 0};
   const auto slot = hosts_.read_slot(host);
   static constexpr const char* kStates[] = {"free", "joining", "live", "left"};
   result.state = slot && slot->state < 4 ? kStates[slot->state] : "damaged";
@@ -313,8 +333,9 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
   for (uint32_t p = 0; p < g.process_count; ++p) {
     const auto word = ProcessWord::unpack(c_.access.load(c_.layout.process(host, p)));
     const bool self = host == c_.host && p == c_.process;
-    result.processes_live +=
-        word.state == BH_PROCESS_LIVE && (self || c_.access.process_alive(host, p));
+    if (word.state != BH_PROCESS_LIVE || !(self || c_.access.process_alive(host, p))) continue;
+    ++result.processes_live;
+    add_mirror(c_.layout.process(host, p), result);
   }
   result.leases_active = leases_.active(host);
   if (!c_.alone() && (result.state == "live" || result.state == "joining")) {

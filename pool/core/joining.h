@@ -516,6 +516,8 @@ Result<void> Joining<A>::take_process_slot() {
       c_.access.store(at + offsetof(bh_process, pid), c_.access.pid());
       c_.access.store(at + offsetof(bh_process, pid_namespace), c_.access.pid_namespace());
       c_.access.store(at + offsetof(bh_process, opened_unix_ns), c_.access.unix_ns());
+      c_.access.store(at + offsetof(bh_process, mirror_bytes), BH_MIRROR_NONE);
+      c_.access.store(at + offsetof(bh_process, mirrored), 0);
       if (take_dead) recovery_.undo_work_of(p);
       return {};
     }

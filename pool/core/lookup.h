@@ -40,20 +40,68 @@ class Lookup {
   }
 
  private:
-  /// A possible match for a key. All keys of a batch go through a step before the next step.
+  static constexpr size_t kLinesAhead = 16;
+
+  /// A possible match for a key of a batch. All keys go through a step before the next step.
   struct Candidate {
+    Candidate(uint32_t of_key, uint32_t of_host, uint64_t entry_at, uint64_t tag_mask)
+        : key(of_key), host(of_host), at(entry_at), known_tag(tag_mask) {}
     uint32_t key, host;
-    uint32_t writer;  ///< of the line at `at`
-    uint64_t at;      ///< of the entry, then of the header
-    bh_index_entry entry;
+    uint64_t at;           ///< of the entry, then of the header
+    uint64_t known_tag;    ///< the bits of the tag that the key and the entry share
+    bh_index_entry entry;  ///< once it is read
+  };
+  /// A directory line of a key's probe set.
+  struct Step {
+    uint32_t key, host;
+    uint32_t number;  ///< lines of the probe set that come before
+    typename Index<A>::Probes probe;
+  };
+  struct Batch {
+    uint64_t ns;
+    std::span<const std::string_view> keys;
+    uint64_t hosts, mirrored;  ///< other ones that are searched; those that the mirror knows
+    Hash128 hashes[kBatch];
+    uint64_t direct[kBatch];  ///< by key: those whose first directory line must be read
+    uint64_t all_direct = 0;
+    std::vector<Step> further;  ///< directory lines that must be read after the first
+    /// Looked up one by one in the end, at these hosts, unless they were found: keys whose tag
+    /// matched, but whose block did not. It may have been moved or recompressed after the first
+    /// lines were read; a batch takes so long that this would happen often.
+    uint64_t unsure[kBatch];
+    std::vector<Candidate> found, other;  ///< of `other` the entry is another key's, or was one
+
+    void add_unsure(uint32_t key, uint32_t host) { unsure[key] |= uint64_t{1} << host; }
   };
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
-  void match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found,
-                   std::span<uint64_t> further) const;
-  void match_mirrored(std::span<const Hash128> hashes, uint64_t hosts,
-                      std::vector<Candidate>& found, std::span<uint64_t> further,
-                      std::vector<std::pair<uint32_t, uint32_t>>& marked) const;
-  void fetch(std::vector<Candidate>& found, uint64_t bytes) const;
+  void match_near(Batch& batch) const;
+  void match_line(Batch& batch, uint32_t key, uint32_t host, uint32_t number,
+                  typename Index<A>::Probes probe) const {
+    const Line words = c_.access.load_line(index_.line_at(host, probe.bucket()));
+    const auto note = [&](uint32_t entry) {
+      const uint64_t at = index_.entry_at(host, probe.bucket(), entry);
+      batch.found.emplace_back(key, host, at, ~uint64_t{0});
+    };
+    if (index_.for_each_match(directory_tag(batch.hashes[key]), words, note)) {
+      probe.next();
+      batch.further.push_back({key, host, number + 1, probe});
+    }
+  }
+  void match_mirrored(Batch& batch, uint32_t key) const;
+  void match_first_lines(Batch& batch) const;
+  void match_further_lines(Batch& batch) const;
+  void read_entries(Batch& batch) const;
+  void look_at_others(Batch& batch) const;
+  /// Calls fetch(i), which fetches `lines` lines, for each i < count some time before use(i). All
+  /// at once would be slower: a core waits for some twenty lines at a time.
+  template <class Fetch, class Use>
+  static void pipeline(size_t count, size_t lines, Fetch fetch, Use use) {
+    const size_t ahead = std::max<size_t>(1, kLinesAhead / std::max<size_t>(1, lines));
+    for (size_t i = 0; i < count + ahead; ++i) {
+      if (i < count) fetch(static_cast<uint32_t>(i));
+      if (i >= ahead) use(static_cast<uint32_t>(i - ahead));
+    }
+  }
   /// A bit for each host whose index look-ups read.
   uint64_t probed_hosts() const {
     if (c_.observing()) return ~uint64_t{0} >> (64 - hosts_.count());
@@ -149,49 +197,42 @@ template <class A>
 uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                            uint64_t* slots) {
   BOWHEAD_ASSERT(keys.size() <= kBatch);
-  Hash128 hashes[kBatch];
-  for (size_t i = 0; i < keys.size(); ++i) {
-    hashes[i] = hash128(keys[i].data(), std::min<size_t>(keys[i].size(), BH_KEY_BYTES_MAX), ns);
-    present[i] = 0;
-    if (slots != nullptr) slots[i] = UINT64_MAX;
-  }
-  std::vector<Candidate> found;
-  found.reserve(keys.size() + 16);
-  // Looked up one by one in the end, at these hosts (a bit each), unless they were found: keys that
-  // may lie further on, and those whose tag matched but whose block did not. It may have been moved
-  // or recompressed after the first lines were read; a batch takes so long that this would happen
-  // often.
-  uint64_t unsure[kBatch] = {};
-  match_batch({hashes, keys.size()}, found, unsure);
-  for (const Candidate& one : found) unsure[one.key] |= uint64_t{1} << one.host;
-  fetch(found, BH_LINE_BYTES);
-  std::erase_if(found, [&](Candidate& one) {
-    const auto entry = index_.read_entry(one.at, hashes[one.key]);
-    if (!entry || entry->namespace_id != ns || !c_.layout.valid_block(entry->block_offset, 1))
-      return true;
-    one.entry = *entry;
-    one.at = c_.layout.header(c_.layout.slot_of(entry->block_offset));
-    one.writer = writer_of(one.host, *entry);
-    return false;
-  });
-  fetch(found, sizeof(bh_block_slot));
+  Batch batch;
+  batch.ns = ns;
+  batch.keys = keys;
+  batch.hosts = other_hosts();
+  batch.mirrored = c_.alone() ? 0 : mirror_.catch_up(batch.hosts);
+  batch.found.reserve(keys.size() + 16);
+  match_near(batch);
+  if (batch.all_direct != 0) match_first_lines(batch);
+  match_further_lines(batch);
+  read_entries(batch);
+  if (!c_.alone()) c_.access.coherence_fence();
   uint64_t count = 0;
+  std::fill_n(present, keys.size(), uint8_t{0});
+  if (slots != nullptr) std::fill_n(slots, keys.size(), UINT64_MAX);
   const auto note = [&](uint32_t key, const Located& located) {
     if (present[key] != 0) return;
     present[key] = 1;
     ++count;
     if (slots != nullptr) slots[key] = located.slot;
   };
-  for (const Candidate& one : found) {
-    if (present[one.key] != 0 || !Key::valid(keys[one.key])) continue;
+  const auto fetch = [&](uint32_t i) {
+    c_.access.prefetch(batch.found[i].at);
+    c_.access.prefetch(batch.found[i].at + BH_LINE_BYTES);
+  };
+  pipeline(batch.found.size(), 2, fetch, [&](uint32_t i) {
+    const Candidate& one = batch.found[i];
+    if (present[one.key] != 0 || !Key::valid(keys[one.key])) return;
     const auto located = verify(Found{one.entry, one.host, 0, 0, 0},
-                                Key(ns, keys[one.key], hashes[one.key]), /*fresh=*/true);
+                                Key(ns, keys[one.key], batch.hashes[one.key]), /*fresh=*/true);
     if (located) note(one.key, *located);
-  }
+  });
+  look_at_others(batch);
   for (uint32_t i = 0; i < keys.size(); ++i) {
-    if (present[i] != 0 || unsure[i] == 0 || !Key::valid(keys[i])) continue;
-    const Key key(ns, keys[i], hashes[i]);
-    for (uint64_t left = unsure[i]; left != 0 && present[i] == 0; left &= left - 1) {
+    if (present[i] != 0 || batch.unsure[i] == 0 || !Key::valid(keys[i])) continue;
+    const Key key(ns, keys[i], batch.hashes[i]);
+    for (uint64_t left = batch.unsure[i]; left != 0 && present[i] == 0; left &= left - 1) {
       const auto host = static_cast<uint32_t>(std::countr_zero(left));
       if (const auto located = locate_at(host, key, Fresh::NOTHING)) note(i, *located);
     }
@@ -199,75 +240,123 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
   return count;
 }
 
-/// Collects the entries of all hosts whose tag matches. further[i]: the hosts, a bit each, where
-/// key i has a bucket with entries further on.
+/// Hashes the keys, and finds entries of this host, and those that the mirror knows.
 template <class A>
-void Lookup<A>::match_batch(std::span<const Hash128> hashes, std::vector<Candidate>& found,
-                            std::span<uint64_t> further) const {
-  const uint64_t hosts = probed_hosts();
-  const uint64_t mirrored = c_.alone() ? 0 : mirror_.catch_up(hosts & ~own_bit());
-  const uint64_t direct = hosts & ~mirrored;
-  for (uint64_t left = direct & ~own_bit(); left != 0; left &= left - 1) {
-    const auto host = static_cast<uint32_t>(std::countr_zero(left));
-    for (const Hash128& hash : hashes)
-      c_.access.invalidate(index_.first_line(host, hash), BH_LINE_BYTES);
-  }
-  std::vector<std::pair<uint32_t, uint32_t>> marked;  // key, host
-  if (mirrored != 0) match_mirrored(hashes, mirrored, found, further, marked);
-  for (const auto& [key, host] : marked)
-    c_.access.invalidate(index_.first_line(host, hashes[key]), BH_LINE_BYTES);
-  if (!c_.alone()) c_.access.coherence_fence();
-  const auto match = [&](uint32_t key, uint32_t host) {
-    const Line words = c_.access.load_line(index_.first_line(host, hashes[key]));
-    const auto note = [&](uint64_t at) { found.push_back({key, host, host, at, {}}); };
-    if (index_.for_each_match(host, hashes[key], words, note)) further[key] |= uint64_t{1} << host;
+void Lookup<A>::match_near(Batch& batch) const {
+  const auto fetch = [&](uint32_t key) {
+    const std::string_view text = batch.keys[key];
+    Hash128& hash = batch.hashes[key];
+    hash = hash128(text.data(), std::min<size_t>(text.size(), BH_KEY_BYTES_MAX), batch.ns);
+    if (own_bit() != 0) c_.access.prefetch_own(index_.first_line(c_.host, hash));
+    if (batch.mirrored != 0) mirror_.prefetch(index_.primary_bucket(hash), directory_tag(hash));
   };
-  constexpr size_t kAhead = 16;  // lines being fetched
-  for (uint64_t left = direct; left != 0; left &= left - 1) {
-    const auto host = static_cast<uint32_t>(std::countr_zero(left));
-    for (size_t i = 0; i < hashes.size() + kAhead; ++i) {
-      if (i < hashes.size()) c_.access.prefetch(index_.first_line(host, hashes[i]));
-      if (i >= kAhead) match(static_cast<uint32_t>(i - kAhead), host);
-    }
-  }
-  for (const auto& [key, host] : marked) match(key, host);
-}
-
-template <class A>
-void Lookup<A>::match_mirrored(std::span<const Hash128> hashes, uint64_t hosts,
-                               std::vector<Candidate>& found, std::span<uint64_t> further,
-                               std::vector<std::pair<uint32_t, uint32_t>>& marked) const {
-  constexpr size_t kAhead = 8;
-  for (size_t i = 0; i < hashes.size() + kAhead; ++i) {
-    if (i < hashes.size()) mirror_.prefetch(index_.primary_bucket(hashes[i]));
-    if (i < kAhead) continue;
-    const auto key = static_cast<uint32_t>(i - kAhead);
-    const uint64_t bucket = index_.primary_bucket(hashes[key]);
-    const uint64_t tag = Mirror<A>::tag_of(hashes[key]);
-    for (uint64_t left = hosts; left != 0; left &= left - 1) {
+  pipeline(batch.keys.size(), batch.mirrored != 0 ? 2 : 1, fetch, [&](uint32_t key) {
+    batch.unsure[key] = 0;
+    batch.direct[key] = batch.hosts & ~batch.mirrored;
+    if (own_bit() != 0) match_line(batch, key, c_.host, 0, index_.probes(batch.hashes[key]));
+    if (batch.mirrored != 0) match_mirrored(batch, key);
+    batch.all_direct |= batch.direct[key];
+    for (uint64_t left = batch.direct[key]; left != 0; left &= left - 1) {
       const auto host = static_cast<uint32_t>(std::countr_zero(left));
-      const auto tags = mirror_.tags(host, bucket);
-      if (tags.marked()) {
-        marked.emplace_back(key, host);
-        continue;
-      }
-      if (tags.further()) further[key] |= uint64_t{1} << host;
-      tags.for_each_match(tag, [&](uint32_t entry) {
-        found.push_back({key, host, host, index_.entry_at(host, bucket, entry), {}});
-      });
+      c_.access.invalidate(index_.first_line(host, batch.hashes[key]), BH_LINE_BYTES);
     }
-  }
+  });
 }
 
 template <class A>
-void Lookup<A>::fetch(std::vector<Candidate>& found, uint64_t bytes) const {
-  if (!c_.alone()) {
-    for (const Candidate& one : found) c_.invalidate_from(one.writer, one.at, bytes);
-    c_.access.coherence_fence();
+void Lookup<A>::match_mirrored(Batch& batch, uint32_t key) const {
+  auto probe = index_.probes(batch.hashes[key]);
+  uint64_t open = batch.mirrored;  // hosts whose entry for the key may be in this bucket
+  for (uint32_t n = 0; n < BH_INDEX_PROBES && open != 0; ++n, probe.next()) {
+    const auto except = mirror_.match(
+        probe.bucket(), directory_tag(batch.hashes[key]), [&](uint32_t host, uint32_t entry) {
+          if ((open >> host & 1) == 0) return;
+          const uint64_t at = index_.entry_at(host, probe.bucket(), entry);
+          batch.found.emplace_back(key, host, at, mirror_.known_tag());
+        });
+    if (n == 0) batch.direct[key] |= except.unread & open;
+    for (uint64_t left = n == 0 ? 0 : except.unread & open; left != 0; left &= left - 1)
+      batch.further.push_back({key, static_cast<uint32_t>(std::countr_zero(left)), n, probe});
+    open &= except.further & ~except.unread;
   }
-  for (const Candidate& one : found) {
-    for (uint64_t line = one.at; line < one.at + bytes; line += BH_LINE_BYTES)
-      c_.access.prefetch(line);
+}
+
+/// Finds entries by the first directory lines of other hosts.
+template <class A>
+void Lookup<A>::match_first_lines(Batch& batch) const {
+  c_.access.coherence_fence();
+  const auto for_each_host = [&](uint32_t key, auto visit) {
+    for (uint64_t left = batch.direct[key]; left != 0; left &= left - 1)
+      visit(static_cast<uint32_t>(std::countr_zero(left)));
+  };
+  const auto fetch = [&](uint32_t key) {
+    for_each_host(key, [&](uint32_t host) {
+      c_.access.prefetch(index_.first_line(host, batch.hashes[key]));
+    });
+  };
+  const auto lines = static_cast<size_t>(std::popcount(batch.hosts & ~batch.mirrored));
+  pipeline(batch.keys.size(), lines, fetch, [&](uint32_t key) {
+    const auto probe = index_.probes(batch.hashes[key]);
+    for_each_host(key, [&](uint32_t host) { match_line(batch, key, host, 0, probe); });
+  });
+}
+
+/// Finds entries that lie further on in their probe sets.
+template <class A>
+void Lookup<A>::match_further_lines(Batch& batch) const {
+  while (!batch.further.empty()) {
+    const std::vector<Step> steps = std::exchange(batch.further, {});
+    const auto line_of = [&](const Step& step) {
+      return index_.line_at(step.host, step.probe.bucket());
+    };
+    for (const Step& step : steps) c_.invalidate_from(step.host, line_of(step), BH_LINE_BYTES);
+    c_.access.coherence_fence();
+    const auto fetch = [&](uint32_t i) { c_.access.prefetch(line_of(steps[i])); };
+    pipeline(steps.size(), 1, fetch, [&](uint32_t i) {
+      const Step& step = steps[i];
+      if (step.number < BH_INDEX_PROBES)
+        match_line(batch, step.key, step.host, step.number, step.probe);
+    });
+  }
+}
+
+/// Keeps the candidates whose entry is the key's. The entry may come from the cache, however old:
+/// the header decides, and if it does not agree, the key is looked up once more.
+template <class A>
+void Lookup<A>::read_entries(Batch& batch) const {
+  size_t kept = 0;
+  const auto fetch = [&](uint32_t i) { c_.access.prefetch(batch.found[i].at); };
+  pipeline(batch.found.size(), 1, fetch, [&](uint32_t i) {
+    Candidate& one = batch.found[i];
+    Line line;
+    const bool sealed = c_.read_sealed(one.at, line);
+    one.entry = from_line<bh_index_entry>(line);
+    if (!sealed || hash_of(one.entry) != batch.hashes[one.key]) {
+      c_.invalidate_from(one.host, one.at, BH_LINE_BYTES);
+      batch.other.push_back(one);
+      return;
+    }
+    batch.add_unsure(one.key, one.host);
+    if (one.entry.namespace_id != batch.ns || !c_.layout.valid_block(one.entry.block_offset, 1))
+      return;
+    one.at = c_.layout.header(c_.layout.slot_of(one.entry.block_offset));
+    c_.invalidate_from(writer_of(one.host, one.entry), one.at, sizeof(bh_block_slot));
+    batch.found[kept++] = one;
+  });
+  batch.found.erase(batch.found.begin() + static_cast<ptrdiff_t>(kept), batch.found.end());
+}
+
+/// An entry that is another key's in the memory too, with a tag that matches, was no match. With
+/// another tag it has taken the place of the entry that matched, which may have been moved.
+template <class A>
+void Lookup<A>::look_at_others(Batch& batch) const {
+  for (const Candidate& one : batch.other) {
+    Line line;
+    const bool sealed = c_.read_sealed(one.at, line);
+    const Hash128 hash = hash_of(from_line<bh_index_entry>(line)), &wanted = batch.hashes[one.key];
+    const uint64_t difference = directory_tag(hash) ^ directory_tag(wanted);
+    if (!sealed || hash == wanted || (difference & one.known_tag) != 0)
+      batch.add_unsure(one.key, one.host);
   }
 }
 

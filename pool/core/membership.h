@@ -102,14 +102,13 @@ Result<void> Membership<A>::work() {
   retirement_.reap(/*wait=*/false);
   extents_.map_read_only();
   const uint64_t now_ns = c_.access.now_ns();
+  mirror_.read_indexes(lookup_.other_hosts(), now_ns + uint64_t{c_.times.heartbeat_ms} * 250'000);
   if (!hosts_.take_duties(now_ns)) return {};
   hosts_.observe(now_ns);
   grants_.note_wanted();
   take_touches(now_ns);
   mail_.read_mail();
   succeed_the_dead();
-  mirror_.read_indexes(lookup_.other_hosts(),
-                       c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 250'000);
   if (custody_.settle_extents(now_ns, /*locked=*/false))
     hosts_.note_duties_done(c_.access.now_ns());
   return c_.ended() ? fenced_error() : Result<void>{};

@@ -1,12 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this process knows of the indexes of the other hosts: for each bucket seven tags of 16 bits
-// and whether entries lie further on. A batch of look-ups catches up from the change logs (protocol
-// 5.14), which costs one line per host and one for each change since the last batch, and then finds
-// in its own memory which hosts may have a key.
+// What this process knows of the indexes of the other hosts: which entries of a bucket may have a
+// key, of all hosts in one line of memory. A batch of look-ups catches up from the change logs
+// (protocol 5.14), which costs one line per host and one for each change since the last batch, and
+// then finds in its own memory which hosts may have a key.
+//
+// All hosts have as many buckets, so a key has the same bucket at each. The mirror has a row of
+// lines for each bucket; bits of the tag choose the line in the row. A line:
+//
+//   word 0     hosts, a bit each, where entries of the bucket lie further on: in the next bucket of
+//              the key's probe set, which has a row too
+//   word 1     hosts whose directory line must be read itself: it has changed and may not have
+//              settled (it is marked), or its entries found no room here
+//   words 2-7  items of 16 bits: entry + 1 (0: no item), host, and as many bits of the tag as are
+//              left
 //
 // Invariants
 //   M1 A hit leads to an entry and a header, which are read afresh: nothing is believed that only
-//      the mirror says. So an old tag costs a line, and no more.
+//      the mirror says. So an old item costs a line, and no more.
 //   M2 A put that returned before a batch began is found by it, unless the block was removed or
 //      moved meanwhile: its word was published after its directory line (G2), and the batch reads
 //      words until one is not written yet. Where a fence does not wait for the memory this holds
@@ -15,12 +25,20 @@
 //   M3 The position in a log is stored after the lines of all words before it were read or marked.
 //   M4 A host is mirrored whole or not at all. One whose log ran over, or said that all has
 //      changed, is not, until its whole index has been read again, from a word that stood before.
+//   M5 Lines change under the mutex, and a reader without it never misses an entry that stays: its
+//      item stays where it is, and a bit that is to be cleared is cleared after the items are
+//      there.
 //
-// Owns: the tags, the positions in the logs, and the walks over the indexes. Calls: no other room.
+// The memory belongs to the process, not to its host: no process can leave it half-written for
+// others by its death, and it lies on huge pages where the system has them.
+//
+// Owns: the lines, the positions in the logs, and the walks over the indexes. Calls: no other room.
 #pragma once
 
 #include <deque>
 
+#include "base/prefetch.h"
+#include "base/private_memory.h"
 #include "pool/core/rooms.h"
 
 namespace bowhead::core {
@@ -29,48 +47,42 @@ template <class A>
 class Mirror {
  public:
   explicit Mirror(const Rooms<A>& rooms)
-      : c_(rooms.context), index_(rooms.index), log_(rooms.index.log()) {}
+      : c_(rooms.context),
+        index_(rooms.index),
+        log_(rooms.index.log()),
+        most_bytes_(rooms.settings.mirror_bytes) {}
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
 
-  /// What the mirror knows of a bucket: entry i has tag word[i / 4] >> 16 * (i % 4).
-  struct Tags {
-    uint64_t words[2];
-
-    bool further() const { return (words[1] & kFurther) != 0; }
-    /// The directory line has changed and may not have settled: it must be read itself.
-    bool marked() const { return words[1] / kOneMark != 0; }
-    template <class Visit>
-    void for_each_match(uint64_t tag, Visit visit) const {
-      for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
-        if ((words[i / 4] >> 16 * (i % 4) & 0xFFFF) == tag) visit(i);
-      }
-    }
+  /// Hosts, a bit each, for which the items of a line are not enough.
+  struct Exceptions {
+    uint64_t further;  ///< look in the next bucket of the probe set too
+    uint64_t unread;   ///< read the directory line itself
   };
-  static uint64_t tag_of(const Hash128& hash) { return short_tag(directory_tag(hash)); }
 
-  /// Of `hosts` (a bit each) those whose tags are up to date: for the batch that begins now. Called
+  /// Of `hosts` (a bit each) those that the mirror knows: for the batch that begins now. Called
   /// after the set of hosts was read. Any thread.
   uint64_t catch_up(uint64_t hosts);
-  /// Relaxed: what this batch must see was stored before catch_up() released the mutex; later
-  /// stores are newer tags, and any mixture of both is a hint (M1).
-  Tags tags(uint32_t host, uint64_t bucket) const {
-    const std::atomic<uint64_t>* at = tags_at(host, bucket);
-    return {{at[0].load(std::memory_order_relaxed), at[1].load(std::memory_order_relaxed)}};
-  }
-  void prefetch(uint64_t bucket) const {
-    const auto* at = reinterpret_cast<const char*>(tags_at(0, bucket));
-    for (size_t line = 0; line < 16 * hosts_; line += BH_LINE_BYTES) __builtin_prefetch(at + line);
+  /// Calls visit(host, entry) for entries that may have the tag, of any host. Any thread.
+  template <class Visit>
+  Exceptions match(uint64_t bucket, uint64_t tag, Visit visit) const;
+  /// The bits of a tag that match() compares.
+  uint64_t known_tag() const { return (row_lines_ << tag_bits_) - 1; }
+  /// Of a batch that has caught up with a host.
+  void prefetch(uint64_t bucket, uint64_t tag) const {
+    prefetch_line(line_at(bucket, line_of(tag)));
   }
   /// Goes on reading the indexes of those of `hosts` that are not mirrored, if there was a batch.
-  /// One thread, the one that does the duties of the host.
+  /// One thread.
   void read_indexes(uint64_t hosts, uint64_t until_ns);
 
  private:
-  // The last 16 bits of a bucket: a flag, and how many marks it has.
-  static constexpr uint64_t kFurther = uint64_t{1} << 48, kOneMark = uint64_t{2} << 48;
+  using Word = std::atomic<uint64_t>;
+
   static constexpr uint64_t kMostWords = 4096;  ///< that a batch reads of one log
-  static constexpr uint64_t kMostMemory = uint64_t{1} << 30;
+  static constexpr uint32_t kFurther = 0, kUnread = 1, kItems = 2;  ///< words of a line
+  static constexpr uint64_t kLanes = 0x0001'0001'0001'0001;         ///< four items
+  static constexpr uint32_t kEntryShift = 13;                       ///< of an item: its upper bits
 
   struct Mark {
     uint64_t bucket;
@@ -88,14 +100,44 @@ class Mirror {
     uint64_t bucket = 0;
   };
 
-  static uint64_t short_tag(uint64_t tag) { return (tag & 0xFFFF) == 0 ? 1 : tag & 0xFFFF; }
-  const std::atomic<uint64_t>* tags_at(uint32_t host, uint64_t bucket) const {
-    return &tags_[2 * (bucket * hosts_ + host)];
+  uint64_t tag_mask() const { return (uint64_t{1} << tag_bits_) - 1; }
+  uint16_t item(uint32_t host, uint32_t entry, uint64_t tag) const {
+    return static_cast<uint16_t>((entry + 1) << kEntryShift | host << tag_bits_ |
+                                 (tag & tag_mask()));
   }
-  std::atomic<uint64_t>* tags_at(uint32_t host, uint64_t bucket) {
-    return &tags_[2 * (bucket * hosts_ + host)];
+  uint32_t host_of(uint32_t item) const { return (item & ((1u << kEntryShift) - 1)) >> tag_bits_; }
+  uint64_t line_of(uint64_t tag) const { return tag >> tag_bits_ & (row_lines_ - 1); }
+  Word* line_at(uint64_t bucket, uint64_t line) const {
+    return reinterpret_cast<Word*>(lines_.data()) + 8 * (bucket * row_lines_ + line);
   }
-  void store_tags(uint32_t host, uint64_t bucket, uint64_t marks);
+  /// For `pool info`.
+  void tell(size_t member, uint64_t value) {
+    c_.access.store(c_.layout.process(c_.host, c_.process) + member, value);
+  }
+  void set_whole(uint64_t hosts) {
+    whole_ = hosts;
+    tell(offsetof(bh_process, mirrored), hosts);
+  }
+  /// How often a bucket of a host is marked.
+  uint8_t& marks_of(uint32_t host, uint64_t bucket) const {
+    return marks_.bytes()[host * c_.layout.geometry().index_bucket_count + bucket];
+  }
+  void prefetch_row(uint64_t bucket) const {
+    for (uint64_t i = 0; i < row_lines_; ++i) prefetch_line(line_at(bucket, i));
+  }
+  /// The lanes of a word whose bits under `mask` are those of `value`: for each the bit `top`,
+  /// which is the first above the mask.
+  static uint64_t equal_lanes(uint64_t word, uint64_t value, uint64_t mask, uint64_t top) {
+    // In each lane the sum reaches the bit unless the difference is 0.
+    return ~(((word ^ value * kLanes) & mask * kLanes) + mask * kLanes) & top * kLanes;
+  }
+  static void set_bit(Word& word, uint64_t bit, bool set) {
+    const uint64_t old = word.load(std::memory_order_relaxed);
+    word.store(set ? old | bit : old & ~bit, std::memory_order_release);  // M5
+  }
+  void copy_line(uint32_t host, uint64_t bucket);
+  bool store_items(Word* line, uint32_t host, std::span<const uint16_t> items);
+  bool mark(uint32_t host, std::span<const uint64_t> buckets, uint64_t now_ns);
   bool catch_up_with(uint32_t host, uint64_t now_ns);
   void look_again(uint32_t host, uint64_t now_ns);
   bool walk(uint32_t host, uint64_t until_ns);
@@ -105,17 +147,39 @@ class Mirror {
   Context<A>& c_;
   Index<A>& index_;
   ChangeLog<A>& log_;
+  const uint64_t most_bytes_;
 
   std::atomic<bool> wanted_{false};  ///< a batch has asked
-  uint64_t hosts_ = 0;               ///< columns: 0 until there is memory
-  std::vector<std::atomic<uint64_t>> tags_;
-  typename A::Mutex mutex_;  ///< guards what follows
+  uint64_t row_lines_ = 0;           ///< a power of two
+  uint32_t tag_bits_ = 0;            ///< of the tag, in an item
+  PrivateMemory lines_, marks_;
+  typename A::Mutex mutex_;  ///< guards what follows, and stores to the lines
   uint64_t whole_ = 0;       ///< hosts, a bit each, that are mirrored
   std::array<Peer, BH_HOSTS_MAX> peers_;
   // Of the thread that reads indexes.
   std::array<Walk, BH_HOSTS_MAX> walks_;
   bool no_memory_ = false;
 };
+
+template <class A>
+template <class Visit>
+auto Mirror<A>::match(uint64_t bucket, uint64_t tag, Visit visit) const -> Exceptions {
+  const Word* line = line_at(bucket, line_of(tag));
+  // Acquire: a bit that was cleared is read before the items that made it needless (M5). What this
+  // batch must see was stored before catch_up() released the mutex.
+  const Exceptions exceptions{line[kFurther].load(std::memory_order_acquire),
+                              line[kUnread].load(std::memory_order_acquire)};
+  for (uint32_t w = kItems; w < 8; ++w) {
+    const uint64_t word = line[w].load(std::memory_order_relaxed);
+    uint64_t equal = equal_lanes(word, tag & tag_mask(), tag_mask(), tag_mask() + 1);
+    for (; equal != 0; equal &= equal - 1) {
+      const int lane = std::countr_zero(equal) / 16;
+      const auto item = static_cast<uint32_t>(word >> 16 * lane & 0xFFFF);
+      if (item != 0) visit(host_of(item), (item >> kEntryShift) - 1);
+    }
+  }
+  return exceptions;
+}
 
 template <class A>
 uint64_t Mirror<A>::catch_up(uint64_t hosts) {
@@ -129,6 +193,8 @@ uint64_t Mirror<A>::catch_up(uint64_t hosts) {
     c_.access.invalidate(next_at(host), 8);
   }
   c_.access.coherence_fence();
+  for (uint64_t left = hosts; left != 0; left &= left - 1)
+    c_.access.prefetch(next_at(static_cast<uint32_t>(std::countr_zero(left))));
   const uint64_t now_ns = c_.incoherent() ? c_.access.now_ns() : 0;
   uint64_t caught_up = 0;
   for (uint64_t left = hosts; left != 0; left &= left - 1) {
@@ -136,7 +202,7 @@ uint64_t Mirror<A>::catch_up(uint64_t hosts) {
     if (catch_up_with(host, now_ns))
       caught_up |= uint64_t{1} << host;
     else
-      whole_ &= ~(uint64_t{1} << host);
+      set_whole(whole_ & ~(uint64_t{1} << host));
   }
   return caught_up;
 }
@@ -144,38 +210,58 @@ uint64_t Mirror<A>::catch_up(uint64_t hosts) {
 /// The line of the next word was acquired. False if the whole index must be read again.
 template <class A>
 bool Mirror<A>::catch_up_with(uint32_t host, uint64_t now_ns) {
+  constexpr size_t kAtOnce = 64;
   Peer& peer = peers_[host];
   const uint64_t buckets = c_.layout.geometry().index_bucket_count;
-  uint64_t position = peer.position;
-  for (uint64_t read = 0;; ++read) {
-    const uint64_t next = position + 1;
-    const uint64_t word = c_.access.load(log_.word_at(host, next));
-    const uint64_t there = log_sequence(word, next % log_.count(), log_.count(), next);
-    if (there < next) break;
-    const uint64_t bucket = word & BH_LOG_ALL;
-    if (there > next || bucket >= buckets || read == kMostWords) return false;
-    if (c_.incoherent()) {  // M3
-      std::atomic<uint64_t>& last = tags_at(host, bucket)[1];
-      const uint64_t value = last.load(std::memory_order_relaxed);
-      if (value + kOneMark < value) return false;  // as many marks as can be counted
-      last.store(value + kOneMark, std::memory_order_relaxed);
-      peer.marks.push_back({bucket, now_ns});
-    } else {
-      c_.access.acquire(c_.layout.bucket(host, bucket), BH_LINE_BYTES);
-      store_tags(host, bucket, 0);
+  std::array<uint64_t, kAtOnce> changed;
+  for (uint64_t next = peer.position + 1, read = 0;;) {
+    size_t count = 0;
+    bool more = true;
+    for (; more && count < kAtOnce; ++next) {
+      const uint64_t word = c_.access.load(log_.word_at(host, next));
+      const uint64_t there = log_sequence(word, next % log_.count(), log_.count(), next);
+      if (there < next) {
+        more = false;
+        break;
+      }
+      const uint64_t bucket = word & BH_LOG_ALL;
+      if (there > next || bucket >= buckets) return false;
+      changed[count++] = bucket;
+      prefetch_row(bucket);
+      if ((next + 1) % log_.kLineWords == 0) c_.access.acquire(log_.word_at(host, next + 1), 8);
     }
-    position = next;
-    if ((next + 1) % log_.kLineWords == 0) c_.access.acquire(log_.word_at(host, next + 1), 8);
+    const std::span known(changed.data(), count);
+    if (c_.incoherent()) {
+      if (!mark(host, known, now_ns)) return false;
+    } else {
+      for (const uint64_t bucket : known) copy_line(host, bucket);
+    }
+    peer.position = next - 1;  // M3
+    if (!more) break;
+    if ((read += count) >= kMostWords) return false;
   }
-  peer.position = position;
   look_again(host, now_ns);
+  return true;
+}
+
+/// False if a bucket has as many marks as can be counted.
+template <class A>
+bool Mirror<A>::mark(uint32_t host, std::span<const uint64_t> buckets, uint64_t now_ns) {
+  for (const uint64_t bucket : buckets) {
+    uint8_t& marks = marks_of(host, bucket);
+    if (marks == UINT8_MAX) return false;
+    peers_[host].marks.push_back({bucket, now_ns});
+    if (++marks > 1) continue;
+    for (uint64_t i = 0; i < row_lines_; ++i)
+      set_bit(line_at(bucket, i)[kUnread], uint64_t{1} << host, true);
+  }
   return true;
 }
 
 /// Copies the marked lines that have settled, and takes the marks off.
 template <class A>
 void Mirror<A>::look_again(uint32_t host, uint64_t now_ns) {
-  constexpr size_t kAtOnce = 64;
+  constexpr size_t kAtOnce = 64, kAhead = 8;
   std::deque<Mark>& marks = peers_[host].marks;
   for (;;) {
     size_t ripe = 0;
@@ -184,44 +270,99 @@ void Mirror<A>::look_again(uint32_t host, uint64_t now_ns) {
       c_.access.invalidate(c_.layout.bucket(host, marks[ripe++].bucket), BH_LINE_BYTES);
     if (ripe == 0) return;
     c_.access.coherence_fence();
-    for (; ripe > 0; --ripe) {
-      const uint64_t bucket = marks.front().bucket;
-      marks.pop_front();
-      // Later marks of the bucket stay.
-      const uint64_t marked = tags(host, bucket).words[1] / kOneMark;
-      store_tags(host, bucket, marked - 1);
+    for (size_t i = 0; i < ripe + kAhead; ++i) {
+      if (i < ripe) {
+        c_.access.prefetch(c_.layout.bucket(host, marks[i].bucket));
+        prefetch_row(marks[i].bucket);
+      }
+      // A bucket that was marked again is copied later.
+      if (i >= kAhead && --marks_of(host, marks[i - kAhead].bucket) == 0)
+        copy_line(host, marks[i - kAhead].bucket);
     }
+    marks.erase(marks.begin(), marks.begin() + static_cast<ptrdiff_t>(ripe));
   }
 }
 
-/// Copies the tags of an acquired directory line.
+/// Copies what an acquired directory line says to the row of its bucket, which is not marked by the
+/// host from then on.
 template <class A>
-void Mirror<A>::store_tags(uint32_t host, uint64_t bucket, uint64_t marks) {
+void Mirror<A>::copy_line(uint32_t host, uint64_t bucket) {
   const Line words = c_.access.load_line(c_.layout.bucket(host, bucket));
-  uint64_t packed[2] = {0, marks * kOneMark};
-  for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
-    if (words[i] != 0) packed[i / 4] |= short_tag(directory_tag_of(words[i])) << 16 * (i % 4);
+  const uint64_t bit = uint64_t{1} << host;
+  for (uint64_t i = 0; i < row_lines_; ++i) {
+    std::array<uint16_t, BH_INDEX_ENTRIES> items;
+    size_t count = 0;
+    for (uint32_t entry = 0; entry < BH_INDEX_ENTRIES; ++entry) {
+      const uint64_t tag = directory_tag_of(words[entry]);
+      if (words[entry] != 0 && line_of(tag) == i) items[count++] = item(host, entry, tag);
+    }
+    Word* line = line_at(bucket, i);
+    const bool whole = store_items(line, host, {items.data(), count});
+    set_bit(line[kFurther], bit, words[BH_INDEX_ENTRIES] != 0);
+    set_bit(line[kUnread], bit, !whole);
   }
-  if (words[BH_INDEX_ENTRIES] != 0) packed[1] |= kFurther;
-  std::atomic<uint64_t>* at = tags_at(host, bucket);
-  at[0].store(packed[0], std::memory_order_relaxed);
-  at[1].store(packed[1], std::memory_order_relaxed);
+}
+
+/// Makes `items` those of the host in a line. False if they do not all find room.
+template <class A>
+bool Mirror<A>::store_items(Word* line, uint32_t host, std::span<const uint16_t> items) {
+  const uint64_t host_mask = (uint64_t{1} << kEntryShift) - 1 - tag_mask();
+  uint32_t there = 0;  // of `items`, a bit each
+  for (uint32_t w = kItems; w < 8; ++w) {
+    const uint64_t old = line[w].load(std::memory_order_relaxed);
+    // Shifted, so that the bits of the host are the lowest under the mask.
+    uint64_t equal = equal_lanes(old >> tag_bits_, host, host_mask >> tag_bits_,
+                                 uint64_t{1} << (kEntryShift - tag_bits_));
+    uint64_t word = old;
+    for (; equal != 0; equal &= equal - 1) {
+      const int shift = std::countr_zero(equal) / 16 * 16;
+      const auto one = static_cast<uint16_t>(old >> shift);
+      if (one == 0) continue;
+      const auto same = std::find(items.begin(), items.end(), one);
+      if (same != items.end())
+        there |= 1u << (same - items.begin());
+      else
+        word &= ~(uint64_t{0xFFFF} << shift);
+    }
+    if (word != old) line[w].store(word, std::memory_order_release);
+  }
+  uint32_t w = kItems;
+  for (size_t n = 0; n < items.size(); ++n) {
+    if ((there >> n & 1) != 0) continue;
+    for (;; ++w) {
+      if (w == 8) return false;
+      const uint64_t word = line[w].load(std::memory_order_relaxed);
+      // Every item has a bit above its host: a lane without is empty.
+      const uint64_t empty = ~(word | word << 1 | word << 2) & (kLanes << 15);
+      if (empty == 0) continue;
+      line[w].store(word | uint64_t{items[n]} << (std::countr_zero(empty) / 16 * 16),
+                    std::memory_order_release);
+      break;
+    }
+  }
+  return true;
 }
 
 template <class A>
 bool Mirror<A>::have_memory() {
-  if (hosts_ != 0) return true;
+  if (lines_.data() != nullptr) return true;
   const auto& g = c_.layout.geometry();
-  const uint64_t words = 2 * g.index_bucket_count * g.host_count;
-  if (no_memory_ || 8 * words > kMostMemory) return false;
-  try {
-    tags_ = std::vector<std::atomic<uint64_t>>(words);
-  } catch (const std::bad_alloc&) {
-    no_memory_ = true;  // look-ups go on probing
-    return false;
+  // A line has room for 24 items; the index of a full pool has two per bucket and host, more where
+  // a host has more than its share.
+  const uint64_t row_lines = std::max<uint64_t>(1, std::bit_ceil(g.host_count) / 4);
+  const uint64_t row_bytes = BH_LINE_BYTES * row_lines * g.index_bucket_count;
+  const uint64_t mark_bytes = g.host_count * g.index_bucket_count;
+  if (no_memory_) return false;
+  row_lines_ = row_lines;
+  tag_bits_ = kEntryShift - static_cast<uint32_t>(std::bit_width(g.host_count - 1));
+  if (row_bytes + mark_bytes <= most_bytes_) {
+    marks_ = PrivateMemory(mark_bytes);
+    if (marks_.data() != nullptr) lines_ = PrivateMemory(row_bytes);
   }
-  hosts_ = g.host_count;
-  return true;
+  no_memory_ = lines_.data() == nullptr;  // look-ups go on reading the indexes
+  tell(offsetof(bh_process, mirror_bytes),
+       no_memory_ ? uint64_t{BH_MIRROR_REFUSED} : row_bytes + mark_bytes);
+  return !no_memory_;
 }
 
 template <class A>
@@ -240,6 +381,7 @@ void Mirror<A>::read_indexes(uint64_t hosts, uint64_t until_ns) {
 /// One slice of a walk. False if the time is over.
 template <class A>
 bool Mirror<A>::walk(uint32_t host, uint64_t until_ns) {
+  constexpr uint64_t kAtOnce = 16;  // buckets, for which batches may wait
   Walk& walk = walks_[host];
   if (!walk.begun) {
     c_.access.acquire(log_.word_at(host, 0), 8 * log_.count());
@@ -248,15 +390,20 @@ bool Mirror<A>::walk(uint32_t host, uint64_t until_ns) {
   // The lines of all words up to the position have settled by then (M2).
   if (c_.incoherent() && c_.access.now_ns() - walk.began_ns <= settle_ns()) return true;
   const uint64_t buckets = c_.layout.geometry().index_bucket_count;
-  for (; walk.bucket < buckets; ++walk.bucket) {
-    if (walk.bucket % 64 == 0 && c_.access.now_ns() >= until_ns) return false;
-    c_.access.acquire(c_.layout.bucket(host, walk.bucket), BH_LINE_BYTES);
-    store_tags(host, walk.bucket, 0);
+  while (walk.bucket < buckets) {
+    if (c_.access.now_ns() >= until_ns) return false;
+    const uint64_t end = std::min(walk.bucket + kAtOnce, buckets);
+    for (uint64_t b = walk.bucket; b < end; ++b)
+      c_.access.invalidate(c_.layout.bucket(host, b), BH_LINE_BYTES);
+    c_.access.coherence_fence();
+    const std::lock_guard guard(mutex_);
+    for (; walk.bucket < end; ++walk.bucket) copy_line(host, walk.bucket);
   }
   walk.begun = false;
   const std::lock_guard guard(mutex_);
+  for (const Mark& mark : peers_[host].marks) marks_of(host, mark.bucket) = 0;
   peers_[host] = {walk.position, {}};
-  whole_ |= uint64_t{1} << host;
+  set_whole(whole_ | uint64_t{1} << host);
   return true;
 }
 

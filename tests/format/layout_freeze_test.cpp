@@ -204,8 +204,8 @@ TEST(LayoutFreeze, Process) {
   const std::vector<Field> fields = {
       FIELD(bh_process, word, 0, 8),           FIELD(bh_process, pid, 8, 8),
       FIELD(bh_process, pid_namespace, 16, 8), FIELD(bh_process, opened_unix_ns, 24, 8),
-      FIELD(bh_process, publishing, 32, 16),   FIELD(bh_process, reserved, 48, 16),
-      FIELD(bh_process, counters, 64, 128),
+      FIELD(bh_process, publishing, 32, 16),   FIELD(bh_process, mirror_bytes, 48, 8),
+      FIELD(bh_process, mirrored, 56, 8),      FIELD(bh_process, counters, 64, 128),
   };
   expect_layout<bh_process>(192, fields);
 }
@@ -452,6 +452,8 @@ TEST(NumberFreeze, Host) {
       NUMBER(BH_OWN_GIVEN, 2),
       NUMBER(BH_OWN_CLAIM, 3),
       NUMBER(BH_OWN_ABANDONED, 4),
+      NUMBER(BH_MIRROR_NONE, 0),
+      NUMBER(BH_MIRROR_REFUSED, 1),
       NUMBER(BH_PROCESS_FREE, 0),
       NUMBER(BH_PROCESS_LIVE, 1),
       NUMBER(BH_PROCESS_SCAVENGING, 2),

@@ -13,6 +13,12 @@ namespace {
 
 constexpr uint64_t kSpace = 7;  ///< the core takes any number
 
+PoolInfo::Host host_info(CountedHost& host) {
+  PoolInfo info;
+  host.core().inspection.fill_info(info);
+  return info.hosts[0];
+}
+
 class MirrorOfAHost : public testing::Test {
  protected:
   static constexpr uint32_t kHosts = 3;
@@ -82,6 +88,51 @@ TEST_F(MirrorOfAHost, BelievesNoTagOfARemovedBlock) {
   mirror();
   ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
   EXPECT_EQ(batch(0, 2), "00");
+}
+
+// More keys of one bucket than it has entries.
+TEST_F(MirrorOfAHost, FindsWhatLiesFurtherOn) {
+  constexpr size_t kBlocks = 3 * BH_INDEX_ENTRIES;
+  std::vector<uint32_t> of_one_bucket;
+  for (uint32_t i = 0; of_one_bucket.size() < 2 * kBlocks; ++i) {
+    const core::Key one(kSpace, key(i));
+    if (reader_.core().index().primary_bucket(one.hash) == 5) of_one_bucket.push_back(i);
+  }
+  for (size_t i = 0; i < kBlocks; ++i) put(writer_, of_one_bucket[i]);
+  mirror();
+  loads();
+  for (size_t i = 0; i < 2 * kBlocks; ++i)
+    EXPECT_EQ(batch(of_one_bucket[i], 1), i < kBlocks ? "1" : "0") << i;
+  EXPECT_LE(loads(), kBlocks + 3) << "an entry each: the mirror has the further buckets too";
+}
+
+TEST_F(MirrorOfAHost, IsShownInTheInfo) {
+  const auto shown = [&] { return host_info(reader_); };
+  EXPECT_EQ(shown().mirrors, 0u);
+  mirror();
+  EXPECT_EQ(shown().mirrors, 1u);
+  EXPECT_EQ(shown().mirrored_hosts, 1u);
+  const uint64_t buckets = pool_.superblock().geometry.index_bucket_count;
+  EXPECT_EQ(shown().mirror_bytes, (64 + kHosts) * buckets);
+  EXPECT_EQ(shown().mirrors_refused, 0u);
+}
+
+TEST(MirrorWithoutMemory, LooksUpByTheIndexes) {
+  const SharedPool pool(2, {.evict_high_permille = 0}, kPatient);
+  CountedHost reader(pool, 0, /*mirror_bytes=*/1000), writer(pool, 1);
+  const std::vector<std::byte> value(64, std::byte{1});
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  ASSERT_EQ(writer.core().writing.put(core::Key(kSpace, "key"), in), Status::OK);
+  const std::string_view keys[] = {"key", "no key"};
+  uint8_t present[2];
+  for (int i = 0; i < 4; ++i) {
+    reader.work();
+    EXPECT_EQ(reader.core().lookup.exists(kSpace, keys, present), 1u);
+    EXPECT_EQ(present[0], 1);
+  }
+  const PoolInfo::Host shown = host_info(reader);
+  EXPECT_EQ(shown.mirrors_refused, 1u);
+  EXPECT_EQ(shown.mirrors + shown.mirror_bytes, 0u);
 }
 
 TEST_F(MirrorOfAHost, IsReadAnewWhenTheLogRanOver) {

@@ -31,12 +31,12 @@ inline constexpr SharingTimes kPatient{.heartbeat_ms = 10, .dead_ms = 600'000, .
 
 class CountedHost {
  public:
-  CountedHost(const SharedPool& pool, uint32_t host) {
+  CountedHost(const SharedPool& pool, uint32_t host, uint64_t mirror_bytes = kMirrorBytes) {
     auto media = open_media(pool.locator());
     EXPECT_TRUE(media);
     media_ = std::move(media).value();
     access_.emplace(*media_, FlushKind::NONE);
-    core_.emplace(*access_, pool.superblock(), host);
+    core_.emplace(*access_, pool.superblock(), host, mirror_bytes);
     EXPECT_TRUE(core_->joining.attach({}));
   }
   ~CountedHost() { core_->joining.detach(); }

@@ -269,9 +269,23 @@ Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
                              {"extents_custody", host.extents_custody},
                              {"processes_live", host.processes_live},
                              {"leases_active", host.leases_active},
-                             {"duties_late_ms", host.duties_late_ms}});
+                             {"duties_late_ms", host.duties_late_ms},
+                             {"mirrors", host.mirrors},
+                             {"mirror_bytes", host.mirror_bytes},
+                             {"mirrored_hosts", host.mirrored_hosts},
+                             {"mirrors_refused", host.mirrors_refused}});
   }
   return json;
+}
+
+/// How the processes of a host look up batches: by mirrors of the other hosts' indexes, or not.
+std::string mirrors_text(const PoolInfo::Host& host) {
+  std::string text = host.mirrors == 0
+                         ? "-"
+                         : fmt::format("{} of {} hosts, {}", host.mirrors, host.mirrored_hosts,
+                                       human_bytes(host.mirror_bytes));
+  if (host.mirrors_refused > 0) text += fmt::format("; {} without memory", host.mirrors_refused);
+  return text;
 }
 
 std::string namespaces_text(const PoolInfo& info, const Usage& usage) {
@@ -337,13 +351,13 @@ std::string info_text(const PoolInfo& info, const Usage& usage, const Silent& si
 
   if (!info.namespaces.empty()) text += "\n" + namespaces_text(info, usage);
   Table hosts({">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">CUSTODY", ">PROCESSES",
-               ">LEASES", ">DUTIES LATE"});
+               ">LEASES", ">DUTIES LATE", ">MIRRORS"});
   for (const auto& host : info.hosts) {
     hosts.add({std::to_string(host.slot), silent.contains(host.slot) ? "silent" : host.state,
                std::to_string(host.incarnation), grouped(host.extents_owned),
                grouped(host.extents_free), grouped(host.extents_custody),
                std::to_string(host.processes_live), std::to_string(host.leases_active),
-               fmt::format("{} ms", host.duties_late_ms)});
+               fmt::format("{} ms", host.duties_late_ms), mirrors_text(host)});
   }
   return text + "\n" + hosts.text();
 }

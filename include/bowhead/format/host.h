@@ -188,13 +188,20 @@ enum {
 /* Process word: state:8 | scavenger's process slot + 1:16 | sequence:40, high to low. */
 enum { BH_PROCESS_FREE = 0, BH_PROCESS_LIVE = 1, BH_PROCESS_SCAVENGING = 2 };
 
+/* bh_process.mirror_bytes */
+enum {
+  BH_MIRROR_NONE = 0,   /* it looked nothing up in batches */
+  BH_MIRROR_REFUSED = 1 /* there was no memory for a mirror, or less than one needs was allowed */
+};
+
 typedef struct bh_process {
   uint64_t word;
   uint64_t pid;           /* for information: liveness is the lock, see docs/invariants.md */
   uint64_t pid_namespace; /* inode of the pid namespace that pid belongs to */
   uint64_t opened_unix_ns;
   uint64_t publishing[2]; /* puts between taking a stamp and being published, by phase */
-  uint64_t reserved[2];
+  uint64_t mirror_bytes;  /* memory in which it mirrors indexes of other hosts; see the enum */
+  uint64_t mirrored;      /* the hosts whose index it mirrors, a bit each */
   uint64_t counters[BH_COUNTER_ROOM];
 } bh_process;
 BH_FORMAT_SIZE(bh_process, 192);
