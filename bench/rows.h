@@ -96,6 +96,7 @@ Result<void> run_space_rows(Bench& bench);
 Result<void> run_open_rows(Bench& bench);
 Result<void> run_rpc_rows(Bench& bench);
 Result<void> run_share_rows(Bench& bench);
+Result<void> run_lookup_rows(Bench& bench);
 
 /// A wrong byte or a wrong answer: no figure after it counts.
 inline Error wrong(std::string what) { return Error{Status::DAMAGED, std::move(what)}; }

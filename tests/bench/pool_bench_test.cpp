@@ -98,10 +98,14 @@ TEST_F(PoolBench, PrintsEveryRowAsDocumented) {
                                       "reserve_abort_time",
                                       "reserve_abort_rate",
                                       "lookup_hosts",
+                                      "lookup_many_hosts",
+                                      "put_logged",
                                       "put_flushed",
                                       "get_flushed",
                                       "adoption"};
-  if (cpus > 1) documented.insert({"rpc_one_way", "rpc_round_trip", "rpc_rate"});
+  if (cpus > 1)
+    documented.insert(
+        {"rpc_one_way", "rpc_round_trip", "rpc_rate", "lookup_beside_puts", "lookup_after_puts"});
   EXPECT_EQ(rows, documented);
   EXPECT_FALSE(pool_exists());
 }

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a pool's life costs at one size: create, fill, open, open after a crash and after a reboot,
+// report, check, adopt; times and the memory of the process that did it. For tools/scale, which
+// compares sizes. The pools are sparse: their metadata are stored, their payload is never touched,
+// so that a pool of terabytes fits a machine of some gigabytes.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "bench/hosts.h"
+#include "pool/core/access.h"
+#include "pool/core/layout.h"
+
+// These make the media of this program sparse: they take the place of the C library's, which would
+// allocate the file, of its full size already, and say that there is no space for it.
+extern "C" int fallocate(int, int, off_t, off_t) { return 0; }
+extern "C" int statvfs(const char*, struct statvfs* out) {
+  *out = {};
+  out->f_frsize = out->f_bsize = 4096;
+  out->f_bfree = out->f_bavail = out->f_blocks = uint64_t{1} << 40;
+  return 0;
+}
+
+namespace bowhead::bench {
+namespace {
+
+constexpr SharingTimes kTimes{.dead_ms = 5000};
+
+struct Scale {
+  std::string locator = "shm:scale";
+  uint64_t size_bytes = uint64_t{64} << 30, min_block_bytes = 16384, blocks = 1'000'000;
+  uint32_t hosts = 8, namespaces = 1;
+};
+
+struct Measured {
+  double seconds = 0;
+  uint64_t memory_bytes = 0;  ///< private, at the most: without the pool's own pages
+  double number = 0;          ///< that the step returned
+};
+
+/// Private memory of this process at its peak is not known; at the end it is.
+uint64_t private_bytes() {
+  std::FILE* file = std::fopen("/proc/self/smaps_rollup", "r");
+  if (file == nullptr) return 0;
+  char line[256];
+  uint64_t kib = 0, value = 0;
+  while (std::fgets(line, sizeof line, file) != nullptr) {
+    if (std::sscanf(line, "Anonymous: %lu", &value) == 1) kib = value;
+  }
+  std::fclose(file);
+  return kib << 10;
+}
+
+/// Runs a step in a process of its own, which is killed after it if `kill_after`.
+Result<Measured> run_step(const std::function<Result<double>()>& step, bool kill_after = false) {
+  void* memory =
+      mmap(nullptr, sizeof(Measured), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return Error{Status::SYSTEM, "mmap failed"};
+  auto& measured = *new (memory) Measured;
+  std::fflush(nullptr);
+  const int self = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    die_with_parent(self);
+    const uint64_t began_ns = now_ns();
+    const auto number = step();
+    measured.seconds = static_cast<double>(now_ns() - began_ns) * 1e-9;
+    measured.memory_bytes = private_bytes();
+    if (!number) fmt::print(stderr, "scale: {}\n", number.error().message());
+    measured.number = number ? *number : -1;
+    if (kill_after) raise(SIGKILL);
+    std::fflush(nullptr);
+    _exit(number ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  const Measured result = measured;
+  munmap(memory, sizeof(Measured));
+  const bool ended = kill_after ? WIFSIGNALED(status) && result.number >= 0
+                                : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (!ended) return Error{Status::SYSTEM, "a step failed"};
+  return result;
+}
+
+/// Every host stores its share; without leaving, as after a power failure of its process.
+Result<double> fill_all(const Scale& scale) {
+  const uint64_t began_ns = now_ns();
+  for (uint32_t host = 0; host < scale.hosts; ++host) {
+    auto open = open_as(scale.locator, host);
+    if (!open) return open.error();
+    for (uint32_t n = 1; n < scale.namespaces && host == 0; ++n) {
+      if (auto ns = open->pool.open_namespace({fmt::format("space {}", n), ""}); !ns)
+        return ns.error();
+    }
+    if (auto filled = fill(*open, host, scale.blocks, scale.hosts); !filled) return filled.error();
+  }
+  return static_cast<double>(now_ns() - began_ns) / static_cast<double>(scale.blocks);
+}
+
+Result<double> open_it(const Scale& scale) {
+  const uint64_t began_ns = now_ns();
+  auto open = open_as(scale.locator, 0);
+  if (!open) return open.error();
+  const double seconds = static_cast<double>(now_ns() - began_ns) * 1e-9;
+  const auto length = open->pool.length(open->ns, view(make_key(kHostsSeries, 0)));
+  if (!length) return length.error();
+  return seconds;
+}
+
+/// As after a reboot that the pool survives: the note that the allocator's words are of this boot
+/// is gone.
+Result<void> forget_boot(const Scale& scale) {
+  auto raw = open_raw_pool(scale.locator);
+  if (!raw) return raw.error();
+  core::NativeAccess access(*raw->media, FlushKind::NONE);
+  access.store(core::Layout(raw->superblock.geometry).part(0, BH_PART_PRIVATE) +
+                   offsetof(bh_host_private, recovered_boot_id),
+               0);
+  return {};
+}
+
+Result<double> report_info(const Scale& scale) {
+  auto pool = Pool::open(scale.locator, {.observe = true});
+  if (!pool) return pool.error();
+  const uint64_t began_ns = now_ns();
+  const auto info = pool->info();
+  if (!info) return info.error();
+  if (info->blocks != static_cast<int64_t>(scale.blocks))
+    return wrong(fmt::format("{} blocks of {}", info->blocks, scale.blocks));
+  return static_cast<double>(now_ns() - began_ns) * 1e-9;
+}
+
+Result<double> check_it(const Scale& scale) {
+  auto pool = Pool::open(scale.locator, {.observe = true});
+  if (!pool) return pool.error();
+  const auto report = pool->check(/*payload=*/false);
+  if (!report) return report.error();
+  return 0;
+}
+
+/// Host 1 joins and dies; seconds from the decision about its end until its extents are host 0's.
+Result<double> adopt(const Scale& scale) {
+  auto open = open_as(scale.locator, 0);
+  if (!open) return open.error();
+  auto raw = open_raw_pool(scale.locator);
+  if (!raw) return raw.error();
+  const core::Layout layout(raw->superblock.geometry);
+  const core::NativeAccess access(*raw->media, FlushKind::NONE);
+  const auto victim = run_step(
+      [&]() -> Result<double> {
+        auto host = open_as(scale.locator, 1);
+        if (!host) return host.error();
+        usleep(500'000);
+        return 0;
+      },
+      /*kill_after=*/true);
+  if (!victim) return victim.error();
+  uint64_t decided_ns = 0;
+  for (const uint64_t deadline_ns = now_ns() + 600'000'000'000; now_ns() < deadline_ns;) {
+    if (decided_ns == 0 &&
+        core::DecideWord::unpack(access.load(layout.word(0, BH_PART_DECIDE, 1))).done)
+      decided_ns = now_ns();
+    bool all = decided_ns != 0;
+    for (uint64_t e = layout.first_extent_of(1); all && e < layout.first_extent_of(2); ++e)
+      all = core::own_state(access.load(layout.word(0, BH_PART_OWN, e))) == BH_OWN_OWN;
+    if (all) return static_cast<double>(now_ns() - decided_ns) * 1e-9;
+    usleep(1000);
+  }
+  return wrong("the extents were not adopted within 600 s");
+}
+
+Result<void> measure(const Scale& scale) {
+  nlohmann::ordered_json out{{"size_bytes", scale.size_bytes},
+                             {"blocks", scale.blocks},
+                             {"hosts", scale.hosts},
+                             {"namespaces", scale.namespaces}};
+  auto pool = std::unique_ptr<BenchPool>();
+  const uint64_t began_ns = now_ns();
+  auto created = BenchPool::create(scale.locator, scale.size_bytes, scale.min_block_bytes,
+                                   scale.hosts, scale.hosts > 1 ? kTimes : SharingTimes{});
+  if (!created) return created.error();
+  pool = std::move(*created);
+  out["create_s"] = static_cast<double>(now_ns() - began_ns) * 1e-9;
+  {
+    auto raw = open_raw_pool(scale.locator);
+    if (!raw) return raw.error();
+    const bh_geometry& g = raw->superblock.geometry;
+    out["extents"] = g.extent_count;
+    out["metadata_share"] = 1 - static_cast<double>(g.extent_count * g.extent_bytes) /
+                                    static_cast<double>(g.total_bytes);
+  }
+  struct Step {
+    const char* name;
+    std::function<Result<double>()> run;
+    bool kill_after;
+    enum { TIME, NUMBER } value;
+  };
+  const Step steps[] = {
+      {"put_ns", [&] { return fill_all(scale); }, true, Step::NUMBER},
+      {"open_after_crash_s", [&] { return open_it(scale); }, false, Step::NUMBER},
+      {"open_s", [&] { return open_it(scale); }, false, Step::NUMBER},
+      {"info_s", [&] { return report_info(scale); }, false, Step::NUMBER},
+      {"check_s", [&] { return check_it(scale); }, false, Step::TIME},
+      {"open_after_reboot_s",
+       [&]() -> Result<double> {
+         if (auto forgot = forget_boot(scale); !forgot) return forgot.error();
+         return open_it(scale);
+       },
+       false, Step::NUMBER},
+      {"adopt_s", [&] { return adopt(scale); }, false, Step::NUMBER},
+  };
+  for (const Step& step : steps) {
+    if (scale.hosts == 1 && std::string_view(step.name) == "adopt_s") continue;
+    const auto measured = run_step(step.run, step.kill_after);
+    if (!measured) return Error{measured.status(), fmt::format("{} failed", step.name)};
+    out[step.name] = step.value == Step::TIME ? measured->seconds : measured->number;
+    out[std::string(step.name) + "_memory_bytes"] = measured->memory_bytes;
+    fmt::print(stderr, "{} {:.4g}\n", step.name, out[step.name].get<double>());
+  }
+  fmt::print("{}\n", out.dump());
+  return {};
+}
+
+}  // namespace
+}  // namespace bowhead::bench
+
+int main(int argc, char** argv) {
+  using namespace bowhead::bench;
+  Scale scale;
+  CLI::App app("What a pool costs at one size, on a sparse medium; one line of JSON");
+  app.add_option("--pool", scale.locator, "Locator of the pool, made and removed");
+  app.add_option("--size", scale.size_bytes, "Size of the pool")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--min-block", scale.min_block_bytes, "Smallest block")
+      ->transform(CLI::AsSizeValue(false));
+  app.add_option("--blocks", scale.blocks, "Blocks of 4 KiB that the hosts store");
+  app.add_option("--hosts", scale.hosts, "Host slots")->check(CLI::Range(1, 64));
+  app.add_option("--namespaces", scale.namespaces, "Namespaces")->check(CLI::Range(1, 64));
+  CLI11_PARSE(app, argc, argv);
+  const auto result = measure(scale);
+  return result ? 0 : complain(result.error());
+}
