@@ -62,6 +62,7 @@ class SimAccess {
   void store(uint64_t at, uint64_t value) {
     check_word(at);
     world_.step();
+    if (left_out(Lie::NOT_STORED, at, 8)) return;
     // The holder commits a block or frees it by a store.
     if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS))
       model_.end_hold(process_, world_.map().block_offset(at));
@@ -74,6 +75,7 @@ class SimAccess {
   bool cas(uint64_t at, uint64_t& expected, uint64_t desired) {
     begin_locked(at);
     const uint64_t value = world_.load(at);
+    if (left_out(Lie::NOT_STORED, at, 8)) return true;
     const bool same = value == expected || lie_about_exchange(at, value, expected);
     if (same) {
       if (const SeededBug* bug = world_.bug(Lie::EXCHANGE_IN_TWO);

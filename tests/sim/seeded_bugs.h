@@ -37,6 +37,7 @@ enum class Operation : uint8_t {
 
 enum class Lie : uint8_t {
   NO_FLUSH,              ///< of these lines
+  NOT_STORED,            ///< stores and exchanges of these lines seem to succeed
   NO_INVALIDATE,         ///< of these lines
   NO_FENCE_AFTER_FLUSH,  ///< if only these lines depend on it
   NO_FENCE_AFTER_INVALIDATE,
