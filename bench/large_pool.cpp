@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bench/rows.h"
+#include "pool/core/access.h"
 #include "pool/core/layout.h"
 
 namespace bowhead::bench {
@@ -57,6 +58,16 @@ Result<RawPool> open_raw_pool(const std::string& locator) {
       (*media)->size_bytes(), &second_used);
   if (!superblock) return superblock.error();
   return RawPool{std::move(*media), *superblock};
+}
+
+Result<void> forget_boot(const std::string& locator) {
+  auto raw = open_raw_pool(locator);
+  if (!raw) return raw.error();
+  core::NativeAccess access(*raw->media, FlushKind::NONE);
+  access.store(core::Layout(raw->superblock.geometry).part(0, BH_PART_PRIVATE) +
+                   offsetof(bh_host_private, recovered_boot_id),
+               0);
+  return {};
 }
 
 std::string media_text(Pool& pool) {

@@ -12,8 +12,6 @@
 
 #include "base/assert.h"
 #include "bench/rows.h"
-#include "pool/core/access.h"
-#include "pool/core/layout.h"
 
 namespace bowhead::bench {
 namespace {
@@ -56,18 +54,6 @@ Result<void> crash_a_putter(const Bench& bench, uint32_t round, Random& random) 
   }
   munmap(memory, sizeof(std::atomic<uint64_t>));
   if (!running || !WIFSIGNALED(status)) return wrong("the process that puts failed");
-  return {};
-}
-
-/// Simulates a reboot that the pool survives: removes the note that the allocator's words belong to
-/// this boot. All else stays.
-Result<void> forget_boot(const std::string& locator) {
-  auto raw = open_raw_pool(locator);
-  if (!raw) return raw.error();
-  core::NativeAccess access(*raw->media, FlushKind::NONE);
-  access.store(core::Layout(raw->superblock.geometry).part(0, BH_PART_PRIVATE) +
-                   offsetof(bh_host_private, recovered_boot_id),
-               0);
   return {};
 }
 

@@ -60,6 +60,9 @@ struct RawPool {
   bh_superblock superblock;
 };
 Result<RawPool> open_raw_pool(const std::string& locator);
+/// Simulates a reboot that the pool survives: removes the note that the allocator's words of host 0
+/// belong to this boot. All else stays.
+Result<void> forget_boot(const std::string& locator);
 
 /// The locator, the medium and the flush primitive, as text.
 std::string media_text(Pool& pool);

@@ -44,11 +44,11 @@ struct Scale {
 
 struct Measured {
   double seconds = 0;
-  uint64_t memory_bytes = 0;  ///< private, at the most: without the pool's own pages
+  uint64_t memory_bytes = 0;  ///< private, at the end: without the pool's own pages
   double number = 0;          ///< that the step returned
 };
 
-/// Private memory of this process at its peak is not known; at the end it is.
+/// Private memory that this process has now.
 uint64_t private_bytes() {
   std::FILE* file = std::fopen("/proc/self/smaps_rollup", "r");
   if (file == nullptr) return 0;
@@ -115,18 +115,6 @@ Result<double> open_it(const Scale& scale) {
   const auto length = open->pool.length(open->ns, view(make_key(kHostsSeries, 0)));
   if (!length) return length.error();
   return seconds;
-}
-
-/// As after a reboot that the pool survives: the note that the allocator's words are of this boot
-/// is gone.
-Result<void> forget_boot(const Scale& scale) {
-  auto raw = open_raw_pool(scale.locator);
-  if (!raw) return raw.error();
-  core::NativeAccess access(*raw->media, FlushKind::NONE);
-  access.store(core::Layout(raw->superblock.geometry).part(0, BH_PART_PRIVATE) +
-                   offsetof(bh_host_private, recovered_boot_id),
-               0);
-  return {};
 }
 
 Result<double> report_info(const Scale& scale) {
@@ -213,7 +201,7 @@ Result<void> measure(const Scale& scale) {
       {"check_s", [&] { return check_it(scale); }, false, Step::TIME},
       {"open_after_reboot_s",
        [&]() -> Result<double> {
-         if (auto forgot = forget_boot(scale); !forgot) return forgot.error();
+         if (auto forgot = forget_boot(scale.locator); !forgot) return forgot.error();
          return open_it(scale);
        },
        false, Step::NUMBER},
