@@ -119,8 +119,9 @@ class Mirror {
     tell(offsetof(bh_process, mirrored), hosts);
   }
   /// How often a bucket of a host is marked.
-  uint8_t& marks_of(uint32_t host, uint64_t bucket) const {
-    return marks_.bytes()[host * c_.layout.geometry().index_bucket_count + bucket];
+  uint16_t& marks_of(uint32_t host, uint64_t bucket) const {
+    return reinterpret_cast<uint16_t*>(
+        marks_.data())[host * c_.layout.geometry().index_bucket_count + bucket];
   }
   void prefetch_row(uint64_t bucket) const {
     for (uint64_t i = 0; i < row_lines_; ++i) prefetch_line(line_at(bucket, i));
@@ -248,8 +249,8 @@ bool Mirror<A>::catch_up_with(uint32_t host, uint64_t now_ns) {
 template <class A>
 bool Mirror<A>::mark(uint32_t host, std::span<const uint64_t> buckets, uint64_t now_ns) {
   for (const uint64_t bucket : buckets) {
-    uint8_t& marks = marks_of(host, bucket);
-    if (marks == UINT8_MAX) return false;
+    uint16_t& marks = marks_of(host, bucket);
+    if (marks == UINT16_MAX) return false;
     peers_[host].marks.push_back({bucket, now_ns});
     if (++marks > 1) continue;
     for (uint64_t i = 0; i < row_lines_; ++i)
@@ -351,7 +352,7 @@ bool Mirror<A>::have_memory() {
   // a host has more than its share.
   const uint64_t row_lines = std::max<uint64_t>(1, std::bit_ceil(g.host_count) / 4);
   const uint64_t row_bytes = BH_LINE_BYTES * row_lines * g.index_bucket_count;
-  const uint64_t mark_bytes = g.host_count * g.index_bucket_count;
+  const uint64_t mark_bytes = sizeof(uint16_t) * g.host_count * g.index_bucket_count;
   if (no_memory_) return false;
   row_lines_ = row_lines;
   tag_bits_ = kEntryShift - static_cast<uint32_t>(std::bit_width(g.host_count - 1));

@@ -113,7 +113,7 @@ TEST_F(MirrorOfAHost, IsShownInTheInfo) {
   EXPECT_EQ(shown().mirrors, 1u);
   EXPECT_EQ(shown().mirrored_hosts, 1u);
   const uint64_t buckets = pool_.superblock().geometry.index_bucket_count;
-  EXPECT_EQ(shown().mirror_bytes, (64 + kHosts) * buckets);
+  EXPECT_EQ(shown().mirror_bytes, (64 + 2 * kHosts) * buckets);
   EXPECT_EQ(shown().mirrors_refused, 0u);
 }
 
