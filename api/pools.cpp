@@ -127,6 +127,14 @@ bh_status bh_namespace_open_with(bh_pool* pool, const char* name, const char* de
   });
 }
 
+bh_status bh_namespace_remove(bh_pool* pool, const char* name) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    if (name == nullptr) return null_argument("name");
+    return finish(pool->pool.remove_namespace(name));
+  });
+}
+
 bh_status bh_namespace_get_options(bh_pool* pool, bh_namespace_id ns, bh_namespace_options* out) {
   return guarded(__func__, [&]() -> bh_status {
     if (pool == nullptr) return null_argument("pool");

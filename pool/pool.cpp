@@ -408,6 +408,9 @@ class Pool::Impl {
  private:
   Result<void> registered(NamespaceId ns) {
     return run([&]() -> Result<void> {
+      if (core_.namespaces.gone(ns))
+        return Error{Status::NAMESPACE_GONE,
+                     fmt::format("namespace {:#018x} was removed: open it again by its name", ns)};
       if (coded_.format_of(ns)) return {};
       return Error{Status::INVALID_ARGUMENT,
                    fmt::format("no namespace of this pool has id {:#018x}: use the id that opening "
@@ -693,6 +696,11 @@ Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description
   if (impl_->forked()) return Status::FORKED;
   if (impl_->destroyed()) return impl_->closed();
   return impl_->run([&] { return impl_->coded().open_namespace(description); });
+}
+
+Result<void> Pool::remove_namespace(std::string_view name) {
+  if (const auto why = impl_->barred()) return *why;
+  return impl_->run([&] { return impl_->core().namespaces.remove_namespace(name); });
 }
 
 Result<ValueFormat> Pool::value_format(NamespaceId ns) {

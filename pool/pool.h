@@ -103,8 +103,17 @@ class Pool {
 
   /// Registers or finds a namespace. Returns INVALID_ARGUMENT and NOT_SUPPORTED (both also from
   /// check_format()), NAMESPACE_MISMATCH (same name, other description or profile), LAYOUT_MISMATCH
-  /// (same name, other layout: the sentence names the field), LIMIT_REACHED.
+  /// (same name, other layout: the sentence names the field), LIMIT_REACHED, BUSY (another host
+  /// registers the name and stopped on the way).
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);
+
+  /// Removes a namespace with all its blocks, whichever host has them. From now on the name can be
+  /// registered anew, with any description and layout, under another id. Processes that use the old
+  /// id get NAMESPACE_GONE, on this host at once, on others within some heartbeats; until then they
+  /// can still read its blocks. The space comes back when the duties of each host have retired the
+  /// blocks; in a pool of one host it is back on return, but for blocks in use. Returns NOT_FOUND,
+  /// INVALID_ARGUMENT, LIMIT_REACHED (the table of this host is full), BUSY, HOST_FENCED.
+  Result<void> remove_namespace(std::string_view name);
 
   /// The layout of its values, and the profile of puts.
   Result<ValueFormat> value_format(NamespaceId ns);
@@ -117,6 +126,7 @@ class Pool {
   /// VALUE_TOO_LARGE, NO_SPACE, INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block
   /// generations), BUSY, HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead:
   /// close the pool and open it again; also from reserve(), commit(), acquire() and remove()),
+  /// NAMESPACE_GONE (it was removed; also from all methods that take a namespace, and commit()),
   /// FORKED, READ_ONLY (the handle only observes; also from all methods that store or lease).
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
 

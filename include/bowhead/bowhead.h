@@ -203,7 +203,9 @@ typedef struct bh_namespace_options {
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description
  * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
  * @retval BH_LIMIT_REACHED the table of namespaces is full
- * @retval BH_BUSY another process holds the table: try again */
+ * @retval BH_BUSY another process holds the table, or another host is registering the name: try
+ *     again
+ * @retval BH_HOST_FENCED the other hosts declared this one dead */
 bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* description,
                             bh_namespace_id* out);
 
@@ -222,9 +224,27 @@ bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* descrip
  * @retval BH_NOT_SUPPORTED values of this layout cannot be compressed, or `options` has a member
  *     set that this library does not know, a reserved byte of the layout included
  * @retval BH_LIMIT_REACHED the table of namespaces is full
- * @retval BH_BUSY another process holds the table: try again */
+ * @retval BH_BUSY another process holds the table, or another host is registering the name: try
+ *     again
+ * @retval BH_HOST_FENCED the other hosts declared this one dead */
 bh_status bh_namespace_open_with(bh_pool* pool, const char* name, const char* description,
                                  const bh_namespace_options* options, bh_namespace_id* out);
+
+/** Removes a namespace with all its blocks, whichever host has them. The name can be registered
+ * anew, with any description and layout, and gets another id. Calls with the old id return
+ * BH_NAMESPACE_GONE, on this host at once, on others within some heartbeats; until then they can
+ * still read its blocks. Each host frees its blocks of the namespace in the background; a pool of
+ * one host has freed them on return, but for those in use.
+ * @param pool the pool
+ * @param name of the namespace
+ * @retval BH_NOT_FOUND no namespace has this name
+ * @retval BH_INVALID_ARGUMENT the name is empty or too long
+ * @retval BH_LIMIT_REACHED the namespace was registered by another host, and this host's table of
+ *     namespaces is full
+ * @retval BH_BUSY another process holds the table: try again
+ * @retval BH_HOST_FENCED the other hosts declared this one dead
+ * @retval BH_READ_ONLY the handle is an observer */
+bh_status bh_namespace_remove(bh_pool* pool, const char* name);
 
 /** The layout and profile that a namespace was registered with. */
 bh_status bh_namespace_get_options(bh_pool* pool, bh_namespace_id ns, bh_namespace_options* out);

@@ -15,7 +15,7 @@
 //      recipient may have written. A host that looks later finds the word of a live host.
 //
 // Owns: the job under way, and the work that is left. Calls: Holdings, Grants, KeyLocks, Lookup,
-// Membership (suspicion), Recovery (slabs), Retirement.
+// Membership (suspicion), Namespaces, Recovery (slabs), Retirement.
 #pragma once
 
 #include "pool/core/holdings.h"
@@ -37,6 +37,7 @@ class Custody {
         locks_(rooms.locks),
         lookup_(rooms.lookup),
         retirement_(rooms.retirement),
+        namespaces_(rooms.namespaces),
         holdings_(rooms.holdings),
         grants_(rooms.grants),
         membership_(rooms.membership),
@@ -100,6 +101,7 @@ class Custody {
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
   Retirement<A>& retirement_;
+  Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
   Grants<A>& grants_;
   Membership<A>& membership_;
@@ -384,14 +386,16 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
       extents_.block_of(slot, slab).offset != entry.block_offset ||
       entry.stored_bytes > slab.block_bytes)
     return true;
+  if (namespaces_.gone(entry.namespace_id)) return true;  // the space of the block comes free
   const Hash128 hash = hash_of(entry);
   const KeyLock lock(locks_, hash, kShortLockWaitNs);
   if (!lock.held()) return false;
   const bool there = index_.find_block(c_.host, hash, entry.block_offset, entry.stamp).has_value();
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
   entry.flags = BH_ENTRY_COPY_ONLY;
-  if ((there || index_.insert(hash, entry)) && allocator_.word(slot).state == BH_BLOCK_NONE)
-    allocator_.restore_committed(slot);
+  if (!there && !index_.insert(hash, entry)) return true;
+  namespaces_.gone_after_store(entry.namespace_id);  // N4
+  if (allocator_.word(slot).state == BH_BLOCK_NONE) allocator_.restore_committed(slot);
   return true;
 }
 

@@ -123,16 +123,9 @@ void Inspection<A>::fill_info(PoolInfo& info) {
   info.flush = flush_kind_name(c_.access.flush_kind());
   count_blocks(info);
   sum_counters(info);
-  for (uint32_t host = 0; host < g.host_count; ++host) {
-    info.hosts.push_back(host_info(host));
-    for (uint64_t i = 0; i < g.namespace_count; ++i) {
-      const auto entry = namespaces_.read_namespace(host, i);
-      // Hosts that registered it in the same instant have an entry each; look-ups take the first.
-      if (entry && std::ranges::find(info.namespaces, entry->id, &PoolInfo::Namespace::id) ==
-                       info.namespaces.end())
-        info.namespaces.push_back({entry->id, entry->name, entry->description, format_in(*entry)});
-    }
-  }
+  for (uint32_t host = 0; host < g.host_count; ++host) info.hosts.push_back(host_info(host));
+  for (const bh_namespace& entry : namespaces_.live_namespaces())
+    info.namespaces.push_back({entry.id, entry.name, entry.description, format_in(entry)});
 }
 
 template <class A>
@@ -216,6 +209,7 @@ CheckReport Inspection<A>::check(bool payload, const Progress& progress) {
 template <class A>
 void Inspection<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
   for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t slot) {
+    if (namespaces_.gone(entry.namespace_id)) return true;
     std::string key = lookup_.read_key(slot, header.key_bytes);
     // The block slot may have another block by now, whose key was then read in whole or in part.
     const Hash128 hash = hash128(key.data(), key.size(), header.namespace_id);
@@ -229,6 +223,7 @@ template <class A>
 std::vector<NamespaceUsage> Inspection<A>::usage() {
   std::map<uint64_t, NamespaceUsage> usage;
   for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t) {
+    if (namespaces_.gone(entry.namespace_id)) return true;
     NamespaceUsage& of = usage[entry.namespace_id];
     of.id = entry.namespace_id;
     of.blocks += 1;

@@ -15,7 +15,7 @@
 //      does not become a life is passed over when it has stood for dead_ms without a heartbeat.
 //
 // Owns: how to start the heartbeat, and whether this process has left. Calls: Custody, Holdings,
-// Membership, Recovery, Retirement; for repair Inspection and Namespaces.
+// Membership, Namespaces, Recovery, Retirement; for repair Inspection.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -110,6 +110,7 @@ Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& 
   if (joined) joined = take_process_slot();
   c_.access.unlock_host(c_.host);
   if (joined) recovery_.scavenge_dead();
+  if (joined && c_.alone()) namespaces_.sweep();  // no duties do so
   return joined;
 }
 
@@ -357,6 +358,7 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
     if (c_.ended()) return declared_dead_while_joining();
   }
   recovery_.rebuild(progress);
+  namespaces_.restart();
   const uint64_t settled_at =
       c_.layout.part(c_.host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, settled);
   c_.access.store(settled_at, uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS);
@@ -551,8 +553,7 @@ uint64_t Joining<A>::drop_damaged_namespaces() {
   uint64_t dropped = 0;
   for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
     if (!namespaces_.namespace_damaged(c_.host, i)) continue;
-    c_.access.store_line(c_.layout.name_space(c_.host, i), Line{});
-    c_.access.publish(c_.layout.name_space(c_.host, i), BH_LINE_BYTES);
+    namespaces_.drop_entry(i);
     ++dropped;
   }
   return dropped;

@@ -14,7 +14,6 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kProcesses = 256;
-constexpr uint32_t kNamespaces = 64;
 constexpr uint32_t kLocks = 4096;
 constexpr uint32_t kTouches = 4096;
 constexpr const char* kRestore =
@@ -31,7 +30,9 @@ uint64_t place(bh_geometry& g) {
       std::min(slots, slots / g.host_count * (g.host_count > 1 ? 2 : 1));
   g.index_bucket_count = (blocks_of_host * 7 / 4) / BH_INDEX_ENTRIES + 16;
   g.process_count = kProcesses;
-  g.namespace_count = kNamespaces;
+  // One for each 256 MiB: less than 0.02 % of the largest pools with 64 hosts.
+  g.namespace_count = static_cast<uint32_t>(
+      std::clamp<uint64_t>(std::bit_floor(g.total_bytes >> 28), 64, 4096));
   g.lock_count = kLocks;
   g.touch_count = kTouches;
   // One word for each put since a reader's last look: enough for 1/64 of the blocks.

@@ -3,8 +3,7 @@
 // hosts, and the duties of a host for the others.
 //
 // Owns: the own slot line as this process knows it, the time since when this life is suspected, and
-// the touch words seen last. Calls: Custody, Grants, Lookup, Mail,
-// Mirror, Retirement.
+// the touch words seen last. Calls: Custody, Grants, Lookup, Mail, Mirror, Namespaces, Retirement.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -22,6 +21,7 @@ class Membership {
         mirror_(rooms.mirror),
         lookup_(rooms.lookup),
         retirement_(rooms.retirement),
+        namespaces_(rooms.namespaces),
         mail_(rooms.mail),
         grants_(rooms.grants),
         custody_(rooms.custody) {}
@@ -64,6 +64,7 @@ class Membership {
   Mirror<A>& mirror_;
   Lookup<A>& lookup_;
   Retirement<A>& retirement_;
+  Namespaces<A>& namespaces_;
   Mail<A>& mail_;
   Grants<A>& grants_;
   Custody<A>& custody_;
@@ -109,6 +110,7 @@ Result<void> Membership<A>::work() {
   take_touches(now_ns);
   mail_.read_mail();
   succeed_the_dead();
+  namespaces_.work(c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 62'500);
   if (custody_.settle_extents(now_ns, /*locked=*/false))
     hosts_.note_duties_done(c_.access.now_ns());
   return c_.ended() ? fenced_error() : Result<void>{};

@@ -8,7 +8,7 @@
 // takes over. Every step can be repeated. The process slot is free again only when all is done, so
 // that a number in a word always means the same process.
 //
-// Owns: nothing. Calls: Holdings, Lookup, Retirement, Writing (entries).
+// Owns: nothing. Calls: Holdings, Lookup, Namespaces, Retirement, Writing (entries).
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -26,6 +26,7 @@ class Recovery {
         leases_(rooms.leases),
         lookup_(rooms.lookup),
         retirement_(rooms.retirement),
+        namespaces_(rooms.namespaces),
         writing_(rooms.writing),
         holdings_(rooms.holdings) {}
   Recovery(const Recovery&) = delete;
@@ -67,6 +68,7 @@ class Recovery {
   Leases<A>& leases_;
   Lookup<A>& lookup_;
   Retirement<A>& retirement_;
+  Namespaces<A>& namespaces_;
   Writing<A>& writing_;
   Holdings<A>& holdings_;
 };
@@ -176,6 +178,7 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, StateWord word
     c_.access.publish(own_entry->entry.block_offset, header.stored_bytes);
     c_.access.publish(c_.layout.header(slot), sizeof(bh_block_slot));
     index_.publish(*own_entry);
+    namespaces_.gone_after_store(header.namespace_id);  // N4
     c_.change(c_.block_word(slot), word, word.next(BH_BLOCK_COMMITTED));
     return false;
   }

@@ -10,11 +10,11 @@
 //      two good entries and never none. A scavenger or a rebuild keeps one of them.
 //
 // Owns: the chosen victims, the slabs to choose from, and the bytes put since the last look at the
-// watermarks. Calls: KeyLocks, Lookup, Retirement, Writing (headers and entries), Grants (extents
-// wanted), Recovery.
+// watermarks. Calls: KeyLocks, Lookup, Namespaces, Retirement, Writing (headers and entries),
+// Grants (extents wanted), Recovery.
 #pragma once
 
-#include "pool/core/key_locks.h"
+#include "pool/core/namespaces.h"
 
 namespace bowhead::core {
 
@@ -33,6 +33,7 @@ class Space {
         locks_(rooms.locks),
         lookup_(rooms.lookup),
         retirement_(rooms.retirement),
+        namespaces_(rooms.namespaces),
         writing_(rooms.writing),
         grants_(rooms.grants),
         recovery_(rooms.recovery) {}
@@ -94,6 +95,7 @@ class Space {
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
   Retirement<A>& retirement_;
+  Namespaces<A>& namespaces_;
   Writing<A>& writing_;
   Grants<A>& grants_;
   Recovery<A>& recovery_;
@@ -124,6 +126,8 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
   for (int round = 0; round < 64; ++round) {
     bool made = retirement_.reclaim_some() > 0;
     if (!made && round == 0) made = recovery_.scavenge_dead() > 0;
+    // A pool of one host has no duties: a process that removed a namespace may have died.
+    if (!made && round == 0 && c_.alone()) made = namespaces_.sweep() > 0;
     // Evicted blocks may leave no hole of this size; then whole extents are emptied instead.
     if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step) > 0;
     if (!made) made = make_room(block_bytes, clear_by());
@@ -506,6 +510,7 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
     writing_.undo_put(target);
     return false;
   }
+  namespaces_.gone_after_store(header.namespace_id);  // N4
   allocator_.commit(target);
   index_.erase(*entry);
   retirement_.retire_header(old.slot);

@@ -7,11 +7,11 @@
 //   S6 A block that a host says it has removed is removed for all only if its life stood after that
 //      (Hosts::stands): then its successor reads an index that has no entry of the block.
 //
-// Owns: nothing. Calls: KeyLocks, Lookup, Reading (notes of use), Retirement, Space (room for a
-// block), Mail (removals of other hosts' blocks).
+// Owns: nothing. Calls: KeyLocks, Lookup, Namespaces, Reading (notes of use), Retirement, Space
+// (room for a block), Mail (removals of other hosts' blocks).
 #pragma once
 
-#include "pool/core/key_locks.h"
+#include "pool/core/namespaces.h"
 
 namespace bowhead::core {
 
@@ -28,6 +28,7 @@ class Writing {
         lookup_(rooms.lookup),
         retirement_(rooms.retirement),
         reading_(rooms.reading),
+        namespaces_(rooms.namespaces),
         space_(rooms.space),
         mail_(rooms.mail) {}
   Writing(const Writing&) = delete;
@@ -76,6 +77,7 @@ class Writing {
   Lookup<A>& lookup_;
   Retirement<A>& retirement_;
   Reading<A>& reading_;
+  Namespaces<A>& namespaces_;
   Space<A>& space_;
   Mail<A>& mail_;
 };
@@ -85,6 +87,7 @@ Status Writing<A>::put(const Key& key, const Content& content) {
   if (Status status = check_value(key, content.length_bytes); status != Status::OK) return status;
   // Not even a payload may be written: where this host had space, its successor may have blocks.
   if (c_.ended()) return c_.gone();
+  if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
   // A block is reserved while the first line of the look-up comes from memory.
   c_.access.prefetch(index_.first_line(c_.host, key.hash));
   auto block = allocator_.reserve(room_for(content, key.bytes.size()));
@@ -100,6 +103,7 @@ template <class Make>
 Status Writing<A>::put_made(const Key& key, uint64_t length_bytes, Make make) {
   if (Status status = check_value(key, length_bytes); status != Status::OK) return status;
   if (c_.ended()) return c_.gone();
+  if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
   if (put_present(key)) return Status::OK;
   const Content content = make();
   BOWHEAD_ASSERT(content.length_bytes == length_bytes);
@@ -142,6 +146,7 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes) {
   reservation.namespace_id = key.namespace_id;
   reservation.key = std::string(key.bytes);
   if (c_.ended()) return c_.gone();
+  if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
   if (lookup_.locate(key)) {
     reservation.present = true;
     return reservation;
@@ -167,6 +172,10 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
   if (reservation.present) return Status::OK;
   const auto block = end_reservation(reservation);
   if (!block) return c_.ended() ? c_.gone() : Status::CLOSED;
+  if (namespaces_.gone(reservation.namespace_id)) {
+    allocator_.release(*block);
+    return Status::NAMESPACE_GONE;
+  }
   bh_block_header header{};
   header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
   header.checksum_kind =
@@ -269,6 +278,7 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
   write_key(block.slot, key.bytes);
   c_.write_sealed(c_.layout.header(block.slot), to_line(header));
   reading_.used_now(block.slot);
+  bool gone = false;
   {
     const KeyLock lock(locks_, key.hash);
     // Other hosts may store the same key meanwhile; then there are two blocks, and either is right.
@@ -281,8 +291,10 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
       if (present) c_.count(BH_COUNTER_PUTS_PRESENT);
       return present ? Status::OK : c_.ended() ? c_.gone() : Status::INDEX_FULL;
     }
+    gone = namespaces_.gone_after_store(key.namespace_id);  // N4
     if (!allocator_.commit(block)) return c_.gone();
   }
+  if (gone) return Status::NAMESPACE_GONE;  // the duties retire the block
   c_.count(BH_COUNTER_PUTS);
   c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);
   space_.evict_by_watermark(block.block_bytes);

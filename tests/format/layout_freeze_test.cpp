@@ -136,7 +136,9 @@ TEST(LayoutFreeze, HostHeartbeat) {
       FIELD(bh_host_heartbeat, settled, 16, 8),
       FIELD(bh_host_heartbeat, hazard_limit, 24, 8),
       FIELD(bh_host_heartbeat, mails_written, 32, 8),
-      FIELD(bh_host_heartbeat, reserved, 40, 24),
+      FIELD(bh_host_heartbeat, namespaces_used, 40, 8),
+      FIELD(bh_host_heartbeat, namespaces_removed, 48, 8),
+      FIELD(bh_host_heartbeat, reserved, 56, 8),
   };
   expect_layout<bh_host_heartbeat>(64, fields);
 }
@@ -145,11 +147,13 @@ TEST(LayoutFreeze, Namespace) {
   const std::vector<Field> fields = {
       FIELD(bh_namespace, id, 0, 8),           FIELD(bh_namespace, content_checksum, 8, 8),
       FIELD(bh_namespace, incarnation, 16, 4), FIELD(bh_namespace, profile, 20, 1),
-      FIELD(bh_namespace, reserved0, 21, 3),   FIELD(bh_namespace, reserved, 24, 32),
+      FIELD(bh_namespace, reserved0, 21, 3),   FIELD(bh_namespace, epoch, 24, 4),
+      FIELD(bh_namespace, reserved1, 28, 4),   FIELD(bh_namespace, reserved, 32, 24),
       FIELD(bh_namespace, seal, 56, 8),        FIELD(bh_namespace, layout, 64, 64),
       FIELD(bh_namespace, name, 128, 64),      FIELD(bh_namespace, description, 192, 384),
+      FIELD(bh_namespace, state, 576, 8),      FIELD(bh_namespace, reserved2, 584, 56),
   };
-  expect_layout<bh_namespace>(576, fields);
+  expect_layout<bh_namespace>(640, fields);
 }
 
 TEST(LayoutFreeze, KvLayout) {
@@ -196,8 +200,13 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, wanted_extents, 104, 8),
       FIELD(bh_host_private, heartbeats_taken, 112, 8),
       FIELD(bh_host_private, duties_at_ns, 120, 8),
+      FIELD(bh_host_private, namespaces_heard, 128, 8),
+      FIELD(bh_host_private, namespaces_gone, 136, 8),
+      FIELD(bh_host_private, namespaces_swept, 144, 8),
+      FIELD(bh_host_private, namespace_open, 152, 8),
+      FIELD(bh_host_private, pad1, 160, 32),
   };
-  expect_layout<bh_host_private>(128, fields);
+  expect_layout<bh_host_private>(192, fields);
 }
 
 TEST(LayoutFreeze, Process) {
@@ -322,8 +331,8 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_superblock), 4096},
       {sizeof(bh_host_slot), 64},
       {sizeof(bh_host_heartbeat), 64},
-      {sizeof(bh_namespace), 576},
-      {sizeof(bh_host_private), 128},
+      {sizeof(bh_namespace), 640},
+      {sizeof(bh_host_private), 192},
       {sizeof(bh_process), 192},
       {sizeof(bh_lease_slot), 32},
       {sizeof(bh_extent_state), 64},
@@ -426,6 +435,11 @@ TEST(NumberFreeze, Host) {
       NUMBER(BH_MAIL_REMOVE, 3),
       NUMBER(BH_MAIL_AREA_BYTES, 4096),
       NUMBER(BH_HAZARD_PAGE_BITS, 36),
+      NUMBER(BH_NAMESPACE_NONE, 0),
+      NUMBER(BH_NAMESPACE_TENTATIVE, 1),
+      NUMBER(BH_NAMESPACE_CONFIRMED, 2),
+      NUMBER(BH_NAMESPACE_REMOVED, 3),
+      NUMBER(BH_NAMESPACE_STATE_MASK, 3),
       NUMBER(BH_NAMESPACE_NAME_BYTES, 64),
       NUMBER(BH_NAMESPACE_TEXT_BYTES, 384),
       NUMBER(BH_NAMESPACE_CONTENT_BYTES, 512),
@@ -565,6 +579,7 @@ TEST(NumberFreeze, Status) {
       {35, "READ_ONLY"},
       {36, "MEDIUM_FULL"},
       {37, "LAYOUT_MISMATCH"},
+      {38, "NAMESPACE_GONE"},
   };
   const std::vector<std::pair<int, const char*>> actual = {
 #define ROW(number, name, text) {BH_##name, #name},

@@ -16,6 +16,7 @@
 
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/json.h"
+#include "tools/bowhead/namespace_commands.h"
 #include "tools/program/numbers.h"
 #include "tools/program/text.h"
 
@@ -144,61 +145,6 @@ std::string time_text(uint64_t unix_ns) {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts));
 }
 
-using Usage = std::vector<NamespaceUsage>;
-
-NamespaceUsage usage_of(const Usage& usage, NamespaceId id) {
-  for (const NamespaceUsage& one : usage) {
-    if (one.id == id) return one;
-  }
-  return {.id = id};
-}
-
-/// Bytes that were put, divided by the bytes that their blocks occupy.
-double ratio_of(const NamespaceUsage& usage) {
-  return usage.block_bytes == 0
-             ? 1.0
-             : static_cast<double>(usage.value_bytes) / static_cast<double>(usage.block_bytes);
-}
-
-Json layout_json(const KvLayout& layout) {
-  Json json = {{"number_format", number_name(number_format(layout))}};
-  if (is_opaque(layout)) return json;
-  json.update({{"order", layout.order == BH_ORDER_HEADS_FIRST ? "heads_first" : "tokens_first"},
-               {"layers", layout.layers},
-               {"parts", layout.parts},
-               {"heads", layout.heads},
-               {"key_channels", layout.key_channels},
-               {"value_channels", layout.value_channels},
-               {"block_tokens", layout.block_tokens}});
-  if (layout.rotary != BH_ROTARY_NONE)
-    json.update({{"rotary", layout.rotary == BH_ROTARY_HALVES ? "halves" : "interleaved"},
-                 {"rotary_first", layout.rotary_first},
-                 {"rotary_channels", layout.rotary_channels},
-                 {"rotary_base", rotary_base(layout)}});
-  if (layout.model_layers != 0)
-    json.update({{"first_layer", layout.first_layer}, {"model_layers", layout.model_layers}});
-  if (layout.model_heads != 0)
-    json.update({{"first_head", layout.first_head}, {"model_heads", layout.model_heads}});
-  return json;
-}
-
-Json namespace_json(const PoolInfo::Namespace& ns, const NamespaceUsage& usage) {
-  Json by_profile = Json::object();
-  for (size_t i = 0; i < usage.blocks_by_profile.size(); ++i)
-    by_profile[profile_name(static_cast<CompressionProfile>(i))] = usage.blocks_by_profile[i];
-  return {{"id", fmt::format("{:016x}", ns.id)},
-          {"name", ns.name},
-          {"description", ns.description},
-          {"profile", profile_name(ns.values.profile)},
-          {"layout", layout_json(ns.values.layout)},
-          {"blocks", usage.blocks},
-          {"blocks_by_profile", by_profile},
-          {"value_bytes", usage.value_bytes},
-          {"stored_bytes", usage.stored_bytes},
-          {"block_bytes", usage.block_bytes},
-          {"ratio", ratio_of(usage)}};
-}
-
 // The slots of hosts that are live and whose heartbeat does not move for some heartbeats.
 using Silent = std::set<uint32_t>;
 
@@ -256,8 +202,7 @@ Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
                  {"hits_elsewhere", info.hits_elsewhere},
                  {"recompressed", info.recompressed}}}};
   json["namespaces"] = Json::array();
-  for (const auto& ns : info.namespaces)
-    json["namespaces"].push_back(namespace_json(ns, usage_of(usage, ns.id)));
+  for (const auto& ns : info.namespaces) json["namespaces"].push_back(namespace_json(ns, usage));
   json["hosts"] = Json::array();
   for (const auto& host : info.hosts) {
     json["hosts"].push_back({{"slot", host.slot},
@@ -286,18 +231,6 @@ std::string mirrors_text(const PoolInfo::Host& host) {
                                        human_bytes(host.mirror_bytes));
   if (host.mirrors_refused > 0) text += fmt::format("; {} without memory", host.mirrors_refused);
   return text;
-}
-
-std::string namespaces_text(const PoolInfo& info, const Usage& usage) {
-  Table table(
-      {"NAMESPACE", ">BLOCKS", ">VALUES", ">IN POOL", ">RATIO", "FORMAT", "ID", "DESCRIPTION"});
-  for (const auto& ns : info.namespaces) {
-    const NamespaceUsage of = usage_of(usage, ns.id);
-    table.add({key_text(ns.name), grouped(of.blocks), human_bytes(of.value_bytes),
-               human_bytes(of.block_bytes), fmt::format("{:.3f}", ratio_of(of)), to_text(ns.values),
-               fmt::format("{:016x}", ns.id), key_text(ns.description)});
-  }
-  return table.text();
 }
 
 std::string info_text(const PoolInfo& info, const Usage& usage, const Silent& silent) {

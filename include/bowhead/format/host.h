@@ -43,10 +43,13 @@ typedef struct bh_host_heartbeat {
   uint64_t hazard_limit;  /* hazard words at and beyond this index were never used */
   uint64_t mails_written; /* raised after a line of mail was published, so that others need not read
                              them all at each heartbeat; a hint */
-  uint64_t reserved[3];
+  uint64_t namespaces_used;    /* entries of the table at and beyond this index were never used */
+  uint64_t namespaces_removed; /* raised after an entry that says REMOVED is in the memory */
+  uint64_t reserved;
 } bh_host_heartbeat;
 BH_FORMAT_SIZE(bh_host_heartbeat, 64);
 BH_FORMAT_OFFSET(bh_host_heartbeat, mails_written, 32);
+BH_FORMAT_OFFSET(bh_host_heartbeat, namespaces_used, 40);
 
 /* Decision word, decide[h][d]: the register of host h for the agreement on who succeeds incarnation
  * `inst` of slot d (Disk Paxos: Gafni and Lamport 2003, with one disk). High to low:
@@ -111,31 +114,47 @@ BH_FORMAT_SIZE(bh_mail, 64);
 BH_FORMAT_OFFSET(bh_mail, answered, 40);
 BH_FORMAT_OFFSET(bh_mail, seal, 56);
 
-/* A namespace: its description, whose fingerprint is the id. The line with the seal is written
- * last. */
+/* States of an entry in a host's table of namespaces. */
+enum {
+  BH_NAMESPACE_NONE = 0,
+  BH_NAMESPACE_TENTATIVE = 1, /* its host asks whether another host registers the same name */
+  BH_NAMESPACE_CONFIRMED = 2,
+  BH_NAMESPACE_REMOVED = 3 /* so is every namespace of the name and of this or a lower epoch */
+};
+#define BH_NAMESPACE_STATE_MASK 3ull
+
+/* A namespace: its description, whose fingerprint is the id. The description is written first, then
+ * the line with the seal, then the state, which alone changes while the entry is in use. */
 #define BH_NAMESPACE_NAME_BYTES 64u
 #define BH_NAMESPACE_TEXT_BYTES 384u
 #define BH_NAMESPACE_CONTENT_BYTES (64u + BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES)
 typedef struct bh_namespace {
-  uint64_t id;               /* XXH3-64 of layout, name and description; 0: entry not used */
-  uint64_t content_checksum; /* XXH3-64 of all that the id covers */
+  uint64_t id;               /* XXH3-64 of layout, name and description, with epoch + 1 as seed; the
+                                lowest bit is set */
+  uint64_t content_checksum; /* XXH3-64 of layout, name and description */
   uint32_t incarnation;      /* of the writer */
   uint8_t profile;           /* BH_PROFILE_* (tensor.h) of puts. No part of the id: what is stored
                                 says itself how to read it */
   uint8_t reserved0[3];
-  uint64_t reserved[4];
+  uint32_t epoch; /* higher than that of every namespace of the name that was removed */
+  uint32_t reserved1;
+  uint64_t reserved[3];
   uint64_t seal;                      /* of this first line */
   bh_kv_layout layout;                /* of the values */
   char name[BH_NAMESPACE_NAME_BYTES]; /* zero-filled */
   char
       description[BH_NAMESPACE_TEXT_BYTES]; /* zero-filled: model, dtype, layout, ranks, as given */
+  uint64_t state; /* BH_NAMESPACE_* in the low two bits, the other bits of the id: a word complete
+                     in itself; 0: the entry is not used */
+  uint64_t reserved2[7];
 } bh_namespace;
-BH_FORMAT_SIZE(bh_namespace, 576);
+BH_FORMAT_SIZE(bh_namespace, 640);
 BH_FORMAT_OFFSET(bh_namespace, profile, 20);
-BH_FORMAT_OFFSET(bh_namespace, reserved, 24);
+BH_FORMAT_OFFSET(bh_namespace, epoch, 24);
 BH_FORMAT_OFFSET(bh_namespace, seal, 56);
 BH_FORMAT_OFFSET(bh_namespace, layout, 64);
 BH_FORMAT_OFFSET(bh_namespace, name, 128);
+BH_FORMAT_OFFSET(bh_namespace, state, 576);
 
 /* ---- host-private from here: shared by the processes of one host, by ordinary atomics ---- */
 
@@ -160,8 +179,17 @@ typedef struct bh_host_private {
                                 this machine stored, or is about to store */
   uint64_t duties_at_ns;     /* CLOCK_BOOTTIME: when a process last began what a host does for the
                               others besides its heartbeat; moved by compare-and-swap */
+  uint64_t namespaces_heard; /* sum of namespaces_removed of all hosts when it was last looked at */
+  uint64_t namespaces_gone;  /* raised when a removal was heard of, and when a block of a removed
+                                namespace was stored after that */
+  uint64_t namespaces_swept; /* value of namespaces_gone for which no block of a removed namespace
+                                is left in the index */
+  uint64_t namespace_open;   /* index + 1 of the entry that a process is registering or removing,
+                                under the lock of the namespaces; 0: none */
+  uint64_t pad1[4];
 } bh_host_private;
-BH_FORMAT_SIZE(bh_host_private, 128);
+BH_FORMAT_SIZE(bh_host_private, 192);
+BH_FORMAT_OFFSET(bh_host_private, namespaces_gone, 136);
 BH_FORMAT_OFFSET(bh_host_private, recovered_boot_id, 64);
 
 /* Counters of a process slot; the slot's next process continues them. Sums over slots are
