@@ -45,7 +45,7 @@
   X(34, MEDIA_ERROR, "the pool's medium failed; close the pool, repair the medium, open it again") \
   X(35, READ_ONLY, "this handle is an observer; open the pool as a host to store")                 \
   X(36, MEDIUM_FULL, "the medium has no space for a pool of this size")                            \
-  X(37, LAYOUT_MISMATCH, "the blocks of this namespace hold tensors of another layout")           \
+  X(37, LAYOUT_MISMATCH, "the blocks of this namespace hold tensors of another layout")            \
   X(38, NAMESPACE_GONE, "the namespace was removed; open it again to use its name")
 
 typedef enum bh_status {

@@ -31,8 +31,8 @@ uint64_t place(bh_geometry& g) {
   g.index_bucket_count = (blocks_of_host * 7 / 4) / BH_INDEX_ENTRIES + 16;
   g.process_count = kProcesses;
   // One for each 256 MiB: less than 0.02 % of the largest pools with 64 hosts.
-  g.namespace_count = static_cast<uint32_t>(
-      std::clamp<uint64_t>(std::bit_floor(g.total_bytes >> 28), 64, 4096));
+  g.namespace_count =
+      static_cast<uint32_t>(std::clamp<uint64_t>(std::bit_floor(g.total_bytes >> 28), 64, 4096));
   g.lock_count = kLocks;
   g.touch_count = kTouches;
   // One word for each put since a reader's last look: enough for 1/64 of the blocks.

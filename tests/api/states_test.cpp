@@ -509,6 +509,20 @@ const Function kFunctions[] = {
        options.profile = UINT32_MAX;
        EXPECT_STATUS(bh_namespace_open_with(s.pool, "n", "", &options, &out), BH_INVALID_ARGUMENT);
      }},
+    {"bh_namespace_remove",
+     [](Scene& s) {
+       bh_namespace_id out = 0;
+       const bh_status opened = bh_namespace_open(s.pool, "doomed", "", &out);
+       if (opened != BH_OK && opened != BH_NOT_FOUND) return opened;
+       return bh_namespace_remove(s.pool, "doomed");
+     },
+     stores(BH_BUSY),
+     [](Scene& s) {
+       EXPECT_INVALID(bh_namespace_remove(nullptr, "n"));
+       EXPECT_INVALID(bh_namespace_remove(s.pool, nullptr));
+       EXPECT_STATUS(bh_namespace_remove(s.pool, ""), BH_INVALID_ARGUMENT);
+       EXPECT_STATUS(bh_namespace_remove(s.pool, "nothing"), BH_NOT_FOUND);
+     }},
     {"bh_namespace_get_options",
      [](Scene& s) {
        auto out = sized<bh_namespace_options>();

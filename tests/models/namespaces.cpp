@@ -179,8 +179,8 @@ Model removal(const Remove& rules) {
 }  // namespace
 
 void add_namespaces(std::vector<Case>& cases) {
-  const std::string two = "two hosts have registered", other = "another entry counts";
-  const std::string stays = "a block of a removed namespace stays";
+  const std::string two = "two hosts have registered",
+                    stays = "a block of a removed namespace stays";
   const auto add = [&](const char* variant, const std::string& finds, const Register& rules) {
     cases.push_back({"namespace", variant, finds, [=] { return registration(rules); }});
   };
@@ -193,7 +193,7 @@ void add_namespaces(std::vector<Case>& cases) {
   add("higher slot not awaited", two, {.weak = false, .wait = false});
   add("lower slot not yielded to", two, {.weak = false, .withdraw = false});
   add("weak memory, TENTATIVE not settled", two, {.settle = false});
-  add("epoch not raised over a dead host", other,
+  add("epoch not raised over a dead host", two,
       {.weak = false, .dies = true, .raise_epoch = false});
   add("no look at decisions", two, {.weak = false, .dies = true, .look_after = false});
   const auto removes = [&](const char* variant, const std::string& finds, const Remove& rules) {
