@@ -29,7 +29,7 @@ bh_geometry small_geometry(const Shape& shape) {
   g.host_count = shape.hosts;
   g.process_count = shape.processes;
   g.lease_count = shape.leases;
-  g.namespace_count = 1;
+  g.namespace_count = shape.namespaces;
   g.lock_count = shape.locks;
   g.touch_count = 8;
   g.log_count = shape.hosts > 1 ? 16 : 0;  // so small that it often runs over

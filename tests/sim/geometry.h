@@ -22,6 +22,7 @@ struct Shape {
   uint32_t processes = 3;  ///< process slots
   uint32_t leases = 4;
   uint32_t locks = 2;
+  uint32_t namespaces = 1;
 };
 
 bh_geometry small_geometry(const Shape& shape);

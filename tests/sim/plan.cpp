@@ -56,8 +56,8 @@ const char* since_name(Since since) {
 constexpr std::string_view kFocusNames[] = {
     "anything",  "leases",  "slow",    "weak",   "alone",     "retires", "pairs",
     "long-keys", "stopped", "zombies", "lapsed", "decisions", "keep",    "grants",
-    "contents",  "custody", "twins",   "late",   "returns",   "many"};
-static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::MANY) + 1);
+    "contents",  "custody", "twins",   "late",   "returns",   "many",    "spaces"};
+static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::SPACES) + 1);
 
 /// 1 to 2^bits - 1, all magnitudes equally likely.
 uint64_t any_magnitude(Dice& random, uint64_t bits) {
@@ -292,7 +292,18 @@ void aim_at_many(Dice& random, Plan& plan) {
         crash(1, 1000 + any_magnitude(random, 16), random.below(2) == 0 ? 10 * kMs : kForever)};
 }
 
+/// Half of the runs have a fault, of any kind.
+void aim_at_spaces(Dice& random, Plan& plan) {
+  plan.work = Work::SPACES;
+  plan.operations = 24;
+  plan.shape.namespaces = 128;
+  plan.processes_per_host = 1 + static_cast<uint32_t>(random.below(2));
+  plan.think_ns = random.below(2) == 0 ? 0 : kHeartbeatNs >> random.below(4);
+  if (random.below(2) == 0) plan.faults = {make_fault(random, plan)};
+}
+
 void aim_at_hosts(Dice& random, Plan& plan, Focus focus) {
+  if (focus == Focus::SPACES) aim_at_spaces(random, plan);
   if (focus == Focus::CUSTODY) aim_at_custody(random, plan);
   if (focus == Focus::TWINS) aim_at_twins(random, plan);
   if (focus == Focus::LATE) aim_at_duties(random, plan);
@@ -351,6 +362,7 @@ void aim(Dice& random, Plan& plan, Focus focus) {
     case Focus::TWINS:
     case Focus::LATE:
     case Focus::RETURNS:
+    case Focus::SPACES:
       aim_at_hosts(random, plan, focus);
       extents_each = 2;
       break;

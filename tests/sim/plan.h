@@ -57,7 +57,8 @@ enum class Work : uint8_t {
   KEEP,      ///< no removals or evictions: every put must be found in the end
   GREEDY,    ///< the last host puts all it can, and needs extents that others can spare
   CONTENTS,  ///< contents are replaced and read in pieces, keys are removed and put again
-  CUSTODY    ///< the first host reads much and stores little, the others put and remove
+  CUSTODY,   ///< the first host reads much and stores little, the others put and remove
+  SPACES     ///< namespaces are registered with several layouts, filled, and removed
 };
 
 /// A second machine that is to run as the same host as the last one.
@@ -139,7 +140,8 @@ enum class Focus : uint8_t {
   TWINS,      ///< two machines run as one host, or try to
   LATE,       ///< duties and joins that take longer than dead_ms
   RETURNS,    ///< a host dies and comes back, again and again; one thread is late each time
-  MANY        ///< all host slots there can be, few of them or all in use
+  MANY,       ///< all host slots there can be, few of them or all in use
+  SPACES      ///< namespaces are registered and removed, and a host dies
 };
 
 /// By name, in lower case; none if there is no such focus.

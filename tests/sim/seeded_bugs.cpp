@@ -305,6 +305,9 @@ constexpr SeededBug kSeededBugs[] = {
      .part = BH_PART_INDEX,
      .only_in = Operation::EXISTS,
      .focus = Focus::KEEP},
+    // Namespaces.
+    of_part("namespace-not-published", Lie::NO_FLUSH, BH_PART_NAMESPACES, Focus::SPACES),
+    of_part("namespace-not-acquired", Lie::NO_INVALIDATE, BH_PART_NAMESPACES, Focus::SPACES),
     // A removal requested from another host.
     {.name = "removal-not-awaited",
      .lie = Lie::ALL_ANSWERED,

@@ -64,10 +64,11 @@ std::string Counts::text() const {
       "{} runs, {} steps; {} lives of processes, {} ended as fenced, {} left; {} puts, {} without "
       "room, {} "
       "busy; {} hits, {} of them on other hosts, {} misses, {} removals; {} leases: {} valid, {} "
-      "lapsed; {} reservations; {} reads in pieces, {} refused; {} replacements, {} refused",
+      "lapsed; {} reservations; {} reads in pieces, {} refused; {} replacements, {} refused; "
+      "{} namespaces, {} refused, {} removed, {} puts into removed ones",
       runs, steps, lives, fenced, left, puts, no_space, busy, hits, remote_hits, misses, removals,
       leases, leases_valid, leases_lapsed, reservations, parts, parts_refused, replacements,
-      not_replaced);
+      not_replaced, spaces, spaces_refused, spaces_removed, spaces_gone);
 }
 
 // ---- lives ----
@@ -83,6 +84,7 @@ void User::begin() {
     worker.rests = false;
   }
   taken_.clear();
+  spaces_ = {};
   core_.reset();
   access_ = std::make_unique<SimAccess>(stage_.world, stage_.model, stage_.rules, *this,
                                         stage_.superblock);
@@ -257,6 +259,9 @@ void User::operate() {
       if (stage_.world.plan().some_without_sum && roll < 30)
         return roll < 15 ? reserve() : finish_reservation();
       return roll < 60 ? put() : remove();
+    case Work::SPACES:
+      if (roll < 70) return use_space();
+      break;
     case Work::GREEDY:
       if (machine->host + 1 == stage_.world.plan().shape.hosts ||
           worker().operations_left % 16 == 8)
@@ -561,6 +566,66 @@ void User::finish_reservation() {
     note_stored(reserved.key, removals);
 }
 
+// ---- namespaces ----
+
+void User::use_space() {
+  const auto n = static_cast<uint32_t>(below(kSpaces));
+  const uint64_t roll = below(10);
+  if (spaces_[n] == 0 || roll < 2) return open_space(n);
+  return roll < 8 ? put_into_space(n) : remove_space(n);
+}
+
+/// With one of two layouts. Two that succeed while no removal begins or ends have the same id.
+void User::open_space(uint32_t n) {
+  Space& space = stage_.spaces[n];
+  const uint64_t removals = space.removals_begun;
+  const bool none_under_way = removals == space.removals_ended;
+  KvLayout layout{};
+  layout.number_format = BH_NUMBER_BF16;
+  layout.key_channels = static_cast<uint16_t>(1 + below(2));
+  stage_.world.begin_operation(Operation::NONE);
+  const auto opened =
+      core_->namespaces.open_namespace({fmt::format("space {}", n), "", {layout, {}}});
+  stage_.world.end_operation(static_cast<uint64_t>(opened.status()));
+  expect("open a namespace", opened.status(), {Status::LAYOUT_MISMATCH, Status::BUSY});
+  stage_.counts.spaces += opened.status() == Status::OK;
+  stage_.counts.spaces_refused += opened.status() == Status::LAYOUT_MISMATCH;
+  if (!opened) return;
+  spaces_[n] = *opened;
+  if (!none_under_way || removals != space.removals_begun) return;
+  if (space.id != 0 && space.id != *opened)
+    stage_.world.fail("namespace",
+                      fmt::format("process {} registers '{}' as {:#x}, but it is {:#x}", index, n,
+                                  *opened, space.id));
+  space.id = *opened;
+}
+
+void User::put_into_space(uint32_t n) {
+  const std::vector<std::byte> bytes(100, std::byte{1});
+  const ConstSpan in[] = {{bytes.data(), bytes.size()}};
+  const std::string name = fmt::format("in space {}", below(4));
+  stage_.world.begin_operation(Operation::PUT, 254, n);
+  const Status status = core_->writing.put(core::Key(spaces_[n], name), in);
+  stage_.world.end_operation(static_cast<uint64_t>(status));
+  expect("put into a namespace", status,
+         {Status::NO_SPACE, Status::INDEX_FULL, Status::BUSY, Status::NAMESPACE_GONE});
+  stage_.counts.spaces_gone += status == Status::NAMESPACE_GONE;
+  if (status == Status::NAMESPACE_GONE) spaces_[n] = 0;
+}
+
+/// If the process dies in the middle, the removal counts as under way for ever.
+void User::remove_space(uint32_t n) {
+  Space& space = stage_.spaces[n];
+  ++space.removals_begun;
+  space.id = 0;
+  stage_.world.begin_operation(Operation::NONE);
+  const auto removed = core_->namespaces.remove_namespace(fmt::format("space {}", n));
+  stage_.world.end_operation(static_cast<uint64_t>(removed.status()));
+  ++space.removals_ended;
+  expect("remove a namespace", removed.status(), {Status::NOT_FOUND, Status::BUSY});
+  stage_.counts.spaces_removed += removed.status() == Status::OK;
+}
+
 // ---- phases ----
 
 void User::do_phase(Phase phase) {
@@ -586,6 +651,8 @@ void User::remove_all() {
     stage_.world.end_operation(static_cast<uint64_t>(status));
     expect("remove, at rest", status, {Status::NOT_FOUND, Status::BUSY});
   }
+  if (stage_.world.plan().work != Work::SPACES) return;
+  for (uint32_t n = 0; n < kSpaces; ++n) remove_space(n);
 }
 
 void User::look() {

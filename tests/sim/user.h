@@ -31,6 +31,7 @@ struct Counts {
   uint64_t puts, no_space, busy, hits, remote_hits, misses, removals;
   uint64_t leases, leases_valid, leases_lapsed, reservations;
   uint64_t parts, parts_refused, replacements, not_replaced;
+  uint64_t spaces, spaces_refused, spaces_removed, spaces_gone;
 
   void add(const Counts& other);
   std::string text() const;
@@ -45,6 +46,13 @@ enum class Phase : uint8_t {
   LEAVE    ///< in order
 };
 
+/// The truth about a namespace that users register and remove.
+struct Space {
+  uint64_t id = 0;  ///< as a host reported it; 0: not registered since a removal began
+  uint64_t removals_begun = 0, removals_ended = 0;
+};
+inline constexpr uint32_t kSpaces = 2;
+
 /// Shared by all users of a run.
 struct Stage {
   World& world;
@@ -56,6 +64,7 @@ struct Stage {
   uint64_t keys_found = 0;       ///< LOOK
   bool must_find = false;        ///< the same: every key that was not removed
   uint64_t blocks_reserved = 0;  ///< FILL
+  std::array<Space, kSpaces> spaces;
   Counts counts{};
 };
 
@@ -111,6 +120,10 @@ class User final : public Process {
   void replace();
   void remove();
   void exists();
+  void use_space();
+  void open_space(uint32_t n);
+  void put_into_space(uint32_t n);
+  void remove_space(uint32_t n);
   void lease();
   void read_in_place();
   void release();
@@ -162,7 +175,8 @@ class User final : public Process {
   Thread* second_thread_ = nullptr;  ///< none: there is one worker
   std::unique_ptr<SimAccess> access_;
   std::unique_ptr<core::Core<SimAccess>> core_;
-  std::vector<core::Block> taken_;  ///< FILL: of what is in custody
+  std::array<uint64_t, kSpaces> spaces_{};  ///< ids of namespaces; 0: not known
+  std::vector<core::Block> taken_;          ///< FILL: of what is in custody
 };
 
 }  // namespace bowhead::sim
