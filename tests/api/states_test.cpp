@@ -839,7 +839,7 @@ bool hold_locks(const Scene& s) {
   static auto handle = std::make_unique<NativeHandle>(s.locator, superblock);
   if (!handle->attach()) return false;
   uint32_t holder = 0;
-  (void)handle->core().index().try_lock({0, 0}, &holder);
+  (void)handle->core().index().try_lock({UINT64_MAX, UINT64_MAX}, &holder);
   for (const Props& props : s.of_cells) {
     for (const std::string& key : {props.stored, props.absent, props.room_key[0]})
       (void)handle->core().index().try_lock(core::Key(s.ns, key).hash, &holder);
