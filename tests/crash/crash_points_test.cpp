@@ -456,6 +456,29 @@ TEST(CrashPoints, OpenNamespace) {
            }});
 }
 
+TEST(CrashPoints, RemoveNamespace) {
+  run_scenario(
+      {.name = "remove a namespace",
+       .prepare =
+           [](World& world) {
+             fill_some(world);
+             NativeHandle handle(world.pool);
+             ASSERT_TRUE(handle.attach());
+             ASSERT_TRUE(handle.core().namespaces.open_namespace({"model", "fp16, 8 heads"}));
+             handle.detach();
+           },
+       .act =
+           [](CrashHandle& handle) {
+             EXPECT_TRUE(handle.core().namespaces.remove_namespace("model"));
+           },
+       .first =
+           [](World&, auto& core) {
+             const Status removed = core.namespaces.remove_namespace("model").status();
+             EXPECT_TRUE(removed == Status::OK || removed == Status::NOT_FOUND);
+             EXPECT_TRUE(core.namespaces.open_namespace({"model", "another description"}));
+           }});
+}
+
 // ---- coming and going ----
 
 TEST(CrashPoints, FirstOpen) {
