@@ -52,6 +52,7 @@ const std::vector<std::pair<int, std::string>> kFrozen = {
     {35, "READ_ONLY"},
     {36, "MEDIUM_FULL"},
     {37, "LAYOUT_MISMATCH"},
+    {38, "NAMESPACE_GONE"},
 };
 
 TEST(Status, NumbersAreFrozen) {

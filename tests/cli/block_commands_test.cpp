@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // put, get, ls, rm: values and keys of all kinds, and the errors for bad ones.
 #include <fmt/format.h>
-#include <algorithm>
 
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 

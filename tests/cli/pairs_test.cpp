@@ -88,6 +88,7 @@ const std::map<std::string, std::string> kSamples = {
     {"replay --pool", "POOL"},
     {"bench_pool --pool", "NEW"},
     {"--namespace", "default"},
+    {"ns_rm name", "default"},
     {"--output", "FOLDER/out"},
     {"--kv", "FOLDER/kv"},
     {"--data", "FOLDER/data"},
