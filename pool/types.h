@@ -59,10 +59,11 @@ struct ConstSpan {
 struct Reservation {
   std::byte* data = nullptr;  ///< the payload, 4 KiB-aligned, `length_bytes` long, in the pool
   uint64_t length_bytes = 0;
-  uint64_t offset = 0;   ///< of the payload in the pool
-  bool present = false;  ///< the key is stored already: nothing was reserved, nothing to do
-  uint64_t handle = 0;   ///< internal: the handle that it belongs to
-  uint64_t token = 0;    ///< internal: number of this reservation; 0: ended
+  uint64_t offset = 0;       ///< of the payload in the pool
+  bool present = false;      ///< the key is stored already: nothing was reserved, nothing to do
+  uint64_t handle = 0;       ///< internal: the handle that it belongs to
+  uint64_t token = 0;        ///< internal: number of this reservation; 0: ended
+  uint64_t word_offset = 0;  ///< internal: of the word that has this number
   NamespaceId namespace_id = 0;
   std::string key;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Allocator: blocks of the own host's slabs, from free to committed to retired and free again.
 //
-// Truth: one allocator word per block slot (host.h, BH_PART_BLOCKS). A block belongs to the process
-// that moved its word by CAS from FREE to RESERVED; every change raises the word's sequence, so a
+// Truth: one allocator word per block (host.h, BH_PART_BLOCKS), which the run of its extent leads to
+// (runs.h). A block belongs to the process that moved its word by CAS from FREE to RESERVED; every change raises the word's sequence, so a
 // late CAS fails. Everything else (free counts, preferences, thread-local magazines) is a hint:
 // losing it does no harm.
 //
@@ -56,10 +56,11 @@ class Allocator {
     if (magazine.count < magazine.slots.size()) magazine.slots[magazine.count++] = block.slot;
   }
 
-  /// RESERVED (ours) -> RESERVED (ours), from exactly the word `seen`: of all threads that saw it,
-  /// one goes on with the block. A CAS, since these are threads of one process.
-  bool hold_on(uint64_t slot, StateWord seen) {
-    return c_.change(c_.block_word(slot), seen, seen.next(BH_BLOCK_RESERVED, c_.process));
+  /// RESERVED (ours) -> RESERVED (ours), from exactly the word `seen`, of this slot: of all threads
+  /// that saw it, one goes on with the block. A CAS, since these are threads of one process.
+  bool hold_on(uint64_t slot, const SeenWord& seen) {
+    return c_.see(slot).at == seen.at &&
+           c_.change(seen, seen.word.next(BH_BLOCK_RESERVED, c_.process));
   }
 
   /// RESERVED (ours) -> COMMITTED. False if this life is over and the word belongs to another one.
@@ -67,13 +68,18 @@ class Allocator {
     return leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_COMMITTED);
   }
 
-  /// COMMITTED -> RETIRING (ours). False if it is not committed (any more).
+  /// COMMITTED -> RETIRING (ours). False if no committed block begins there (any more).
   bool begin_retire(uint64_t slot) {
-    const uint64_t at = c_.block_word(slot);
-    const StateWord word = c_.load_state(at);
-    return word.state == BH_BLOCK_COMMITTED &&
-           c_.change(at, word, word.next(BH_BLOCK_RETIRING, c_.process));
+    const SeenWord seen = c_.see(slot);
+    if (seen.word.state != BH_BLOCK_COMMITTED ||
+        !c_.change(seen, seen.word.next(BH_BLOCK_RETIRING, c_.process)))
+      return false;
+    if (extents_.begins_at(slot, extents_.held_slab(c_.layout.extent_of_slot(slot)))) return true;
+    cancel_retire(slot);
+    return false;
   }
+  /// RETIRING (ours) -> COMMITTED: it stays after all.
+  void cancel_retire(uint64_t slot) { leave(slot, BH_BLOCK_RETIRING, BH_BLOCK_COMMITTED); }
   /// RETIRING (ours) -> RETIRED, once the retired header is published.
   void finish_retire(uint64_t slot) {
     if (leave(slot, BH_BLOCK_RETIRING, BH_BLOCK_RETIRED))
@@ -82,19 +88,20 @@ class Allocator {
 
   /// RETIRED -> FREE, after the hazards were looked at. `seen` is the word from before that look:
   /// false if it changed.
-  bool free_retired(uint64_t slot, StateWord seen) {
-    BOWHEAD_ASSERT(seen.state == BH_BLOCK_RETIRED);
-    if (!c_.change(c_.block_word(slot), seen, seen.next(BH_BLOCK_FREE))) return false;
+  bool free_retired(uint64_t slot, const SeenWord& seen) {
+    BOWHEAD_ASSERT(seen.word.state == BH_BLOCK_RETIRED);
+    if (!c_.change(seen, seen.word.next(BH_BLOCK_FREE))) return false;
     extents_.add_retired(c_.layout.extent_of_slot(slot), -1);
     extents_.add_free(c_.layout.extent_of_slot(slot), 1);
     return true;
   }
 
-  StateWord word(uint64_t slot) const { return c_.load_state(c_.block_word(slot)); }
+  /// The word of the block that begins at the slot, or a smaller one before it has (begins_at()).
+  StateWord word(uint64_t slot) const { return c_.see(slot).word; }
   /// Rebuild and adoption: FREE, or NONE while the extent is closed -> COMMITTED.
-  void restore_committed(uint64_t slot) {
-    c_.store_state(c_.block_word(slot), word(slot).next(BH_BLOCK_COMMITTED));
-  }
+  void restore_committed(uint64_t slot) { set(slot, BH_BLOCK_COMMITTED); }
+  /// Rebuild: FREE -> RETIRED.
+  void restore_retired(uint64_t slot) { set(slot, BH_BLOCK_RETIRED); }
 
  private:
   /// Slots that looked free a moment ago, for one handle, size and thread. Only hints.
@@ -124,32 +131,38 @@ class Allocator {
 
   /// A plain store, since no other process changes a word that names a live process (A3).
   bool leave(uint64_t slot, uint32_t from, uint32_t to) {
-    const uint64_t at = c_.block_word(slot);
-    const StateWord word = c_.load_state(at);
-    if (word.state != from || word.process != c_.process) {
+    return leave(c_.see_held(slot), from, to);
+  }
+  bool leave(const SeenWord& seen, uint32_t from, uint32_t to) {
+    if (seen.word.state != from || seen.word.process != c_.process) {
       expect_displaced(c_);
       return false;
     }
-    c_.store_state(at, word.next(to));
+    c_.store_state(seen.at, seen.word.next(to));
     return true;
+  }
+  void set(uint64_t slot, uint32_t to) {
+    const SeenWord seen = c_.see(slot);
+    if (seen.at != 0) c_.store_state(seen.at, seen.word.next(to));
   }
 
   std::optional<Block> try_reserve(uint64_t slot, uint64_t block_bytes) {
-    const uint64_t at = c_.block_word(slot);
-    const StateWord word = c_.load_state(at);
-    if (word.state != BH_BLOCK_FREE ||
-        !c_.change(at, word, word.next(BH_BLOCK_RESERVED, c_.process)))
+    const SeenWord seen = c_.see(slot);
+    if (seen.word.state != BH_BLOCK_FREE ||
+        !c_.change(seen, seen.word.next(BH_BLOCK_RESERVED, c_.process)))
       return std::nullopt;
     // The hint may be older than the slab. From here on the slab cannot change (A2).
     const uint64_t extent = c_.layout.extent_of_slot(slot);
     const auto slab = extents_.slab_of(extent);
-    if (!slab || slab->block_bytes != block_bytes) {
-      leave(slot, BH_BLOCK_RESERVED, BH_BLOCK_FREE);
+    const Block block =
+        slab && slab->block_bytes == block_bytes ? extents_.block_of(slot, *slab) : Block{};
+    if (block.block_bytes == 0 || c_.layout.slot_of(block.offset) != slot) {
+      leave({seen.at, c_.load_state(seen.at)}, BH_BLOCK_RESERVED, BH_BLOCK_FREE);
       return std::nullopt;
     }
     extents_.add_free(extent, -1);
     extents_.map_writable(slab->head, slab->extent_span);
-    return extents_.block_of(slot, *slab);
+    return block;
   }
 
   bool refill(Magazine& magazine, Terms terms);

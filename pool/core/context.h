@@ -14,6 +14,12 @@ namespace bowhead::core {
 /// Outcome of trying to take a lock that a live process may hold (access policy).
 enum class LockResult { TAKEN, HELD };
 
+/// An allocator word and its place; state NONE and place 0 if the slot has no word.
+struct SeenWord {
+  uint64_t at = 0;
+  StateWord word;
+};
+
 template <class A>
 struct Context {
   A& access;
@@ -53,7 +59,41 @@ struct Context {
 
   /// A word of a part of the own host's region.
   uint64_t own(uint32_t part, uint64_t index) const { return layout.word(host, part, index); }
-  uint64_t block_word(uint64_t slot) const { return own(BH_PART_BLOCKS, slot); }
+  /// The number of a slot's word; Layout::kNoWord if its extent has no words. It is the slot's for
+  /// as long as the caller holds the block (E2), else only at some instant during the call.
+  uint64_t word_index(uint64_t slot) const {
+    return layout.word_index(load_run(layout.extent_of_slot(slot)), slot);
+  }
+  RunWord load_run(uint64_t extent) const {
+    return RunWord::unpack(access.load(own(BH_PART_RUNS, extent)));
+  }
+  /// Reads the allocator word of a slot. A compare-and-swap from what it returns changes the word
+  /// of this slot, or fails (E3).
+  SeenWord see(uint64_t slot) const {
+    const uint64_t run_at = own(BH_PART_RUNS, layout.extent_of_slot(slot));
+    const uint64_t run = access.load(run_at);
+    const uint64_t index = layout.word_index(RunWord::unpack(run), slot);
+    if (index == Layout::kNoWord) return {};
+    const uint64_t at = own(BH_PART_BLOCKS, index);
+    const SeenWord seen{at, load_state(at)};
+    return access.load(run_at) == run ? seen : SeenWord{};
+  }
+  /// The same for a slot whose block the caller holds: its word does not change its place (E2).
+  SeenWord see_held(uint64_t slot) const {
+    const uint64_t index = word_index(slot);
+    if (index == Layout::kNoWord) return {};
+    const uint64_t at = own(BH_PART_BLOCKS, index);
+    return {at, load_state(at)};
+  }
+  /// When the block of a slot was last used, as a number that may be lost or another block's.
+  uint64_t load_recency(uint64_t slot) const {
+    const uint64_t index = word_index(slot);
+    return index == Layout::kNoWord ? 0 : access.load_relaxed(own(BH_PART_RECENCY, index));
+  }
+  void store_recency(uint64_t slot, uint64_t recency_ns) const {
+    const uint64_t index = word_index(slot);
+    if (index != Layout::kNoWord) access.store_relaxed(own(BH_PART_RECENCY, index), recency_ns);
+  }
   uint64_t private_word(size_t at) const { return layout.part(host, BH_PART_PRIVATE) + at; }
 
   ViewWord view(uint32_t of) const {
@@ -86,6 +126,9 @@ struct Context {
   bool change(uint64_t offset, StateWord from, StateWord to) {
     uint64_t expected = from.pack();
     return access.cas(offset, expected, to.pack());
+  }
+  bool change(const SeenWord& seen, StateWord to) {
+    return seen.at != 0 && change(seen.at, seen.word, to);
   }
   void store_state(uint64_t offset, StateWord to) { access.store(offset, to.pack()); }
 

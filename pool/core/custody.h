@@ -372,7 +372,8 @@ void Custody<A>::confirm_adopted() {
   }
 }
 
-/// False if the key's lock is held: try again.
+/// False if the key's lock is held: try again. A block for which there are no words, or no entries,
+/// is lost, and counts as evicted.
 template <class A>
 bool Custody<A>::import_entry(bh_index_entry entry) {
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
@@ -382,8 +383,13 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   // Without a checksum no reader could detect the stores of a zombie to it.
   if (!lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
       stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
-      hash_of(header) != hash_of(entry) || slab.block_bytes == 0 ||
-      extents_.block_of(slot, slab).offset != entry.block_offset ||
+      hash_of(header) != hash_of(entry))
+    return true;
+  if (slab.block_bytes == 0) {  // no words for its blocks
+    c_.count(BH_COUNTER_EVICTIONS);
+    return true;
+  }
+  if (extents_.block_of(slot, slab).offset != entry.block_offset ||
       entry.stored_bytes > slab.block_bytes)
     return true;
   if (namespaces_.gone(entry.namespace_id)) return true;  // the space of the block comes free
@@ -393,7 +399,10 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   const bool there = index_.find_block(c_.host, hash, entry.block_offset, entry.stamp).has_value();
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
   entry.flags = BH_ENTRY_COPY_ONLY;
-  if (!there && !index_.insert(hash, entry)) return true;
+  if (!there && !index_.insert(hash, entry)) {
+    c_.count(BH_COUNTER_EVICTIONS);
+    return true;
+  }
   namespaces_.gone_after_store(entry.namespace_id);  // N4
   if (allocator_.word(slot).state == BH_BLOCK_NONE) allocator_.restore_committed(slot);
   return true;
@@ -515,10 +524,13 @@ void Custody<A>::open_extent(uint64_t extent) {
   }
   for (uint64_t slot = c_.layout.first_slot(first); slot < c_.layout.first_slot(first + span);
        ++slot) {
-    if (allocator_.word(slot).state != BH_BLOCK_NONE) continue;
+    if (slab && allocator_.word(slot).state != BH_BLOCK_NONE && extents_.begins_at(slot, *slab))
+      continue;
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
     if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED) retirement_.retire_header(slot);
   }
+  // It may describe a slab that could not be restored.
+  if (!extents_.carved(extent)) extents_.write_descriptor(extent, Slab{extent, 0, 0, 0});
   extents_.open(first, span);
 }
 

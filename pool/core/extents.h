@@ -9,8 +9,8 @@
 // hints for the allocator: losing one does no harm.
 //
 // Invariants
-//   A1 A slot's word differs from NONE only while its extent is part of a slab (or is being carved
-//      or coalesced) and the slot begins a block of it.
+//   A1 The words of an extent's run (runs.h) differ from NONE only while the extent is part of a
+//      slab, or is being carved or coalesced, and a block of it begins in the slots of the word.
 //   A2 An extent is coalesced (slab -> free) only after every block word went FREE -> NONE by CAS,
 //      so no block of it can be taken meanwhile. A slab therefore does not change while a process
 //      holds a block of it.
@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "pool/core/context.h"
+#include "pool/core/runs.h"
 
 namespace bowhead::core {
 
@@ -45,6 +46,12 @@ struct Terms {
   bool in_custody = true;  ///< a stale writer may still be able to store there
 };
 
+/// The states of an allocator word in which it names a process.
+inline bool names_process(uint32_t block_state) {
+  return block_state == BH_BLOCK_RESERVED || block_state == BH_BLOCK_RETIRING ||
+         block_state == BH_BLOCK_CLEANING;
+}
+
 /// A slab, as read from the state of its first extent, `head`. One without blocks (block_bytes 0)
 /// stands for no slab, also for damage.
 struct Slab {
@@ -58,7 +65,9 @@ template <class A>
 class Extents {
  public:
   explicit Extents(Context<A>& context)
-      : c_(context), writable_since_(c_.alone() ? 0 : c_.layout.geometry().extent_count) {}
+      : c_(context),
+        runs_(context),
+        writable_since_(c_.alone() ? 0 : c_.layout.geometry().extent_count) {}
   Extents(const Extents&) = delete;
   Extents& operator=(const Extents&) = delete;
 
@@ -108,6 +117,9 @@ class Extents {
     return writable(extent) && !closed(extent) &&
            c_.load_state(state(extent)).state == BH_EXTENT_FREE;
   }
+  bool carved(uint64_t extent) const {
+    return c_.load_state(state(extent)).state != BH_EXTENT_FREE;
+  }
   /// The first extent of a slab of blocks of this size.
   bool begins_slab_of(uint64_t extent, uint64_t block_bytes) const {
     return field(extent, offsetof(bh_extent_state, block_bytes)) == block_bytes &&
@@ -154,6 +166,26 @@ class Extents {
         (relative * c_.layout.geometry().min_block_bytes + slab.block_bytes - 1) / slab.block_bytes;
     return {slot, c_.layout.extent_offset(slab.head) + index * slab.block_bytes, slab.block_bytes};
   }
+  /// A block of the slab begins at the slot. Several slots may have one word: only the one at which
+  /// the block begins stands for it.
+  bool begins_at(uint64_t slot, const Slab& slab) const {
+    return slab.block_bytes != 0 && c_.layout.slot_of(block_of(slot, slab).offset) == slot;
+  }
+  /// Calls visit(slot, SeenWord) for every word that this host has in use; the slot is the one at
+  /// which the block of the word begins, if the extent is part of a slab.
+  template <class Visit>
+  void for_each_word(Visit visit) const {
+    for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+      const Slab slab = held_slab(e);
+      runs_.for_each_word(e, [&](uint64_t at, uint64_t slot) {
+        if (slab.block_bytes != 0) {
+          const uint64_t begin = c_.layout.slot_of(block_of(slot, slab).offset);
+          if (c_.layout.extent_of_slot(begin) == e && c_.see(begin).at == at) slot = begin;
+        }
+        visit(slot, SeenWord{at, c_.load_state(at)});
+      });
+    }
+  }
   uint64_t slot_of(const Slab& slab, uint64_t index) const {
     return c_.layout.first_slot(slab.head) + c_.layout.slots_in(index * slab.block_bytes);
   }
@@ -195,7 +227,8 @@ class Extents {
   // ---- carving and coalescing ----
   /// The spans to try for blocks of a size, best first.
   std::array<uint64_t, 2> spans_for(uint64_t block_bytes) const;
-  /// Free extents -> slab of such blocks. Returns its first extent.
+  /// Free extents -> slab of such blocks. Returns its first extent. Empty if no such extents are
+  /// free, or no words for their blocks.
   std::optional<uint64_t> carve(uint64_t block_bytes, Terms terms);
   /// Slab -> free extents, if every block is free. False if one is not.
   bool coalesce(uint64_t head) {
@@ -207,6 +240,12 @@ class Extents {
   std::optional<Slab> begin_coalescing(uint64_t head);
   /// Coalesces a closed slab, or opens it again if a block of it is not free (false).
   bool end_coalescing(const Slab& slab);
+  /// An extent can be carved into such blocks once it is free, as far as words go.
+  bool has_words_for(uint64_t block_bytes) const { return runs_.has_room_for(block_bytes); }
+  /// A slab of the one size leaves, when it is coalesced, words for blocks of the other.
+  bool leaves_words_for(uint64_t old_block_bytes, uint64_t block_bytes) const {
+    return c_.layout.run_shift(old_block_bytes) <= c_.layout.run_shift(block_bytes);
+  }
   /// Slabs with no block in use -> free extents, except slabs of `but_block_bytes`.
   bool coalesce_empty_slabs(uint64_t but_block_bytes = 0);
 
@@ -239,8 +278,9 @@ class Extents {
   uint64_t scavenge(uint32_t dead);
   /// For a rebuild, with no other process running: forgets all slabs.
   void reset();
-  /// For a rebuild or an adoption: restores one slab as it was.
-  void restore_slab(const Slab& slab);
+  /// For a rebuild or an adoption: restores one slab as it was. False if there are no words for its
+  /// blocks: then its extents stay free, and its blocks are lost.
+  bool restore_slab(const Slab& slab);
   /// Publishes how an extent is carved, for the next rebuild.
   void write_descriptor(uint64_t extent, const Slab& slab);
 
@@ -257,6 +297,7 @@ class Extents {
   }
   std::optional<uint64_t> claim_run(uint64_t span, Terms terms);
   bool claim_at(uint64_t first, uint64_t span);
+  bool claim_words(const Slab& slab);
   void write_slab(const Slab& slab);
   void undo_carving(uint64_t extent);
   void finish_coalescing(const Slab& slab);
@@ -272,6 +313,7 @@ class Extents {
   bool all_free(const Slab& slab) const;
 
   Context<A>& c_;
+  Runs<A> runs_;
   typename A::Mutex mapping_mutex_;
   /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
   std::vector<std::atomic<uint64_t>> writable_since_;
@@ -322,6 +364,10 @@ std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
     if (!head) continue;
     const Slab slab{*head, block_bytes, span * c_.layout.geometry().extent_bytes / block_bytes,
                     span};
+    if (!claim_words(slab)) {
+      for (uint64_t e = slab.head; e < slab.head + span; ++e) unclaim(e);
+      continue;
+    }
     write_slab(slab);
     for (uint64_t e = slab.head + 1; e < slab.head + span; ++e)
       c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_PART));
@@ -364,6 +410,17 @@ bool Extents<A>::claim_at(uint64_t first, uint64_t span) {
   return true;
 }
 
+/// A run for each extent of the slab, or for none.
+template <class A>
+bool Extents<A>::claim_words(const Slab& slab) {
+  for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) {
+    if (runs_.claim(e, slab.block_bytes)) continue;
+    for (uint64_t back = slab.head; back < e; ++back) runs_.release(back);
+    return false;
+  }
+  return true;
+}
+
 /// Describes the slab and frees its blocks; the extents are still CARVING (ours).
 template <class A>
 void Extents<A>::write_slab(const Slab& slab) {
@@ -385,9 +442,9 @@ void Extents<A>::restore_words(const Slab& slab) {
     if (closed(e)) return;
   }
   for (uint64_t i = 0; i < slab.block_count; ++i) {
-    const uint64_t slot = slot_of(slab, i);
-    const StateWord old = c_.load_state(c_.block_word(slot));
-    if (old.state == BH_BLOCK_NONE) c_.store_state(c_.block_word(slot), old.next(BH_BLOCK_FREE));
+    const SeenWord old = c_.see(slot_of(slab, i));
+    if (old.at != 0 && old.word.state == BH_BLOCK_NONE)
+      c_.store_state(old.at, old.word.next(BH_BLOCK_FREE));
   }
 }
 
@@ -420,9 +477,8 @@ std::optional<Slab> Extents<A>::begin_coalescing(uint64_t head) {
 template <class A>
 bool Extents<A>::end_coalescing(const Slab& slab) {
   for (uint64_t i = 0; i < slab.block_count; ++i) {
-    const uint64_t at = c_.block_word(slot_of(slab, i));
-    const StateWord word = c_.load_state(at);
-    if (word.state != BH_BLOCK_FREE || !c_.change(at, word, word.next(BH_BLOCK_NONE))) {
+    const SeenWord seen = c_.see(slot_of(slab, i));
+    if (seen.word.state != BH_BLOCK_FREE || !c_.change(seen, seen.word.next(BH_BLOCK_NONE))) {
       undo_coalescing(slab);
       return false;
     }
@@ -439,9 +495,12 @@ void Extents<A>::finish_coalescing(const Slab& slab) {
   write_descriptor(slab.head, Slab{slab.head, 0, 0, 0});
   for (uint64_t e = slab.head + 1; e < slab.head + slab.extent_span; ++e) {
     const StateWord word = c_.load_state(state(e));
-    if (word.state == BH_EXTENT_PART && field(e, offsetof(bh_extent_state, head)) == slab.head)
-      c_.store_state(state(e), word.next(BH_EXTENT_FREE));
+    if (word.state != BH_EXTENT_PART || field(e, offsetof(bh_extent_state, head)) != slab.head)
+      continue;
+    runs_.release(e);
+    c_.store_state(state(e), word.next(BH_EXTENT_FREE));
   }
+  runs_.release(slab.head);
   c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_FREE));
 }
 
@@ -465,7 +524,7 @@ bool Extents<A>::coalesce_empty_slabs(uint64_t but_block_bytes) {
 template <class A>
 bool Extents<A>::all_free(const Slab& slab) const {
   for (uint64_t i = 0; i < slab.block_count; ++i) {
-    if (c_.load_state(c_.block_word(slot_of(slab, i))).state != BH_BLOCK_FREE) return false;
+    if (c_.see(slot_of(slab, i)).word.state != BH_BLOCK_FREE) return false;
   }
   return true;
 }
@@ -482,7 +541,7 @@ bool Extents<A>::recount(const Slab& slab) {
   uint64_t before[2], found[2] = {0, 0};
   for (size_t i = 0; i < 2; ++i) before[i] = field(slab.head, counts[i]);
   for (uint64_t i = 0; i < slab.block_count; ++i) {
-    const uint32_t kind = c_.load_state(c_.block_word(slot_of(slab, i))).state;
+    const uint32_t kind = c_.see(slot_of(slab, i)).word.state;
     found[0] += kind == BH_BLOCK_FREE;
     found[1] += kind == BH_BLOCK_RETIRED;
   }
@@ -524,31 +583,34 @@ bool Extents<A>::forget(uint64_t extent) {
   set_field(extent, offsetof(bh_extent_state, head), extent);
   set_field(extent, offsetof(bh_extent_state, preferred), 0);
   // By compare-and-swap: it may be claimed this instant.
-  return word.state == BH_EXTENT_FREE || c_.change(state(extent), word, word.next(BH_EXTENT_FREE));
+  if (word.state != BH_EXTENT_FREE && !c_.change(state(extent), word, word.next(BH_EXTENT_FREE)))
+    return false;
+  // An adoption that was begun and not finished leaves words; the next one imports the blocks anew.
+  if (!clear_words(extent)) return false;
+  runs_.release(extent);
+  return true;
 }
 
 // ---- after deaths ----
 
-/// All words of an extent that is no slab -> NONE. False if a process does not release a block.
+/// All words of the run of an extent that is no slab -> NONE. False if a process does not release a block.
 template <class A>
 bool Extents<A>::clear_words(uint64_t extent) {
   constexpr uint32_t kRounds = 2000;  // most of them sleep 0.2 ms
-  const uint64_t first = c_.layout.first_slot(extent);
   uint32_t round = 0;
-  for (uint64_t slot = first; slot < first + c_.layout.slots_per_extent();) {
-    const uint64_t at = c_.block_word(slot);
-    const StateWord word = c_.load_state(at);
-    // A process with an old hint may hold it for an instant (try_reserve gives it back). No other
-    // state can be rightful here (A1).
-    const bool held = word.state == BH_BLOCK_RESERVED && c_.alive(word.process);
-    if (word.state == BH_BLOCK_NONE || (!held && c_.change(at, word, word.next(BH_BLOCK_NONE)))) {
-      ++slot;
-      continue;
+  bool cleared = true;
+  runs_.for_each_word(extent, [&](uint64_t at, uint64_t) {
+    while (cleared) {
+      const StateWord word = c_.load_state(at);
+      // A process with an old hint may hold it for an instant (try_reserve gives it back).
+      const bool held = names_process(word.state) && c_.alive(word.process);
+      if (word.state == BH_BLOCK_NONE || (!held && c_.change(at, word, word.next(BH_BLOCK_NONE))))
+        return;
+      cleared = ++round < kRounds;
+      if (cleared) c_.access.relax(round);
     }
-    if (++round == kRounds) return false;
-    c_.access.relax(round);
-  }
-  return true;
+  });
+  return cleared;
 }
 
 /// CARVING of a dead process -> FREE, with parts that were already marked. The extent stays as it
@@ -563,10 +625,12 @@ void Extents<A>::undo_carving(uint64_t extent) {
       if (word.state != BH_EXTENT_PART || field(e, offsetof(bh_extent_state, head)) != extent)
         continue;
       if (!clear_words(e)) return;
+      runs_.release(e);
       c_.store_state(state(e), word.next(BH_EXTENT_FREE));
     }
   }
   if (!clear_words(extent)) return;
+  runs_.release(extent);
   set_field(extent, offsetof(bh_extent_state, block_bytes), 0);
   // It may have been given away just before the claim.
   if (writable(extent)) write_descriptor(extent, Slab{extent, 0, 0, 0});
@@ -596,10 +660,12 @@ uint64_t Extents<A>::scavenge(uint32_t dead) {
 
 template <class A>
 void Extents<A>::reset() {
-  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
-    const StateWord old = c_.load_state(c_.block_word(slot));
-    if (old.pack() != 0) c_.store_state(c_.block_word(slot), old.next(BH_BLOCK_NONE));
+  for (uint64_t i = 0; i < c_.layout.geometry().word_count; ++i) {
+    const uint64_t at = c_.own(BH_PART_BLOCKS, i);
+    const StateWord old = c_.load_state(at);
+    if (old.pack() != 0) c_.store_state(at, old.next(BH_BLOCK_NONE));
   }
+  runs_.reset();
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_FREE));
     forget(e);
@@ -609,7 +675,8 @@ void Extents<A>::reset() {
 }
 
 template <class A>
-void Extents<A>::restore_slab(const Slab& slab) {
+bool Extents<A>::restore_slab(const Slab& slab) {
+  if (!claim_words(slab)) return false;
   for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) {
     set_field(e, offsetof(bh_extent_state, head), slab.head);
     set_field(e, offsetof(bh_extent_state, block_bytes), e == slab.head ? slab.block_bytes : 0);
@@ -621,6 +688,7 @@ void Extents<A>::restore_slab(const Slab& slab) {
                    c_.load_state(state(e)).next(e == slab.head ? BH_EXTENT_SLAB : BH_EXTENT_PART));
   }
   restore_words(slab);
+  return true;
 }
 
 }  // namespace bowhead::core

@@ -40,6 +40,9 @@ uint64_t place(bh_geometry& g) {
                                   : static_cast<uint32_t>(std::clamp<uint64_t>(
                                         std::bit_ceil(blocks_of_host / 64), 1024, 65536));
   g.lease_count = static_cast<uint32_t>(std::clamp<uint64_t>(slots / 16, 1024, 65536));
+  // Four times its share: a host that has adopted or been given that many extents can still carve
+  // them all, whatever the sizes of their blocks.
+  plan_words(g, (4 * g.extent_count + g.host_count - 1) / g.host_count);
   g.regions_offset =
       round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET, g.region_align_bytes);
   return place_parts(g, kExtentBytesMin);
@@ -124,9 +127,14 @@ Result<void> check_times(const SharingTimes& t) {
           t.dead_ms, t.heartbeat_ms, t.settle_ms));
 }
 
+void plan_words(bh_geometry& g, uint64_t extents) {
+  const uint64_t slots_per_extent = g.extent_bytes / g.min_block_bytes;
+  g.words_per_group = std::min<uint64_t>(64, slots_per_extent);
+  g.word_count = std::min(g.extent_count, extents) * slots_per_extent;
+}
+
 uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
   const uint64_t slots_per_extent = g.extent_bytes / g.min_block_bytes;
-  const uint64_t slots = g.extent_count * slots_per_extent;
   const uint64_t bytes[BH_PART_COUNT] = {
       2 * sizeof(bh_host_slot),
       sizeof(bh_host_heartbeat),
@@ -145,8 +153,10 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
       8 * BH_HOSTS_MAX,
       8 * uint64_t{g.lock_count},
       sizeof(bh_extent_state) * g.extent_count,
-      8 * slots,
-      8 * slots,
+      8 * g.extent_count,
+      8 * (g.word_count / g.words_per_group),
+      8 * g.word_count,
+      8 * g.word_count,
   };
   uint64_t offset = 0;
   for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {

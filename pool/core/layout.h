@@ -14,6 +14,7 @@
 
 #include "base/assert.h"
 #include "base/status.h"
+#include "pool/core/words.h"
 #include "pool/types.h"
 
 namespace bowhead::core {
@@ -35,6 +36,9 @@ inline constexpr uint64_t kExtentBytesMax = uint64_t{64} << 20;
 
 /// The geometry for a choice. Errors TOO_SMALL, INVALID_ARGUMENT, MISALIGNED state what to change.
 Result<bh_geometry> plan_geometry(const GeometryChoice& choice);
+
+/// Sets word_count and words_per_group: words for `extents` extents.
+void plan_words(bh_geometry& geometry, uint64_t extents);
 
 /// Places the parts of each region, then tables and payload behind the regions. `geometry` has all
 /// counts, sizes of extents and blocks, and regions_offset; total_bytes is not changed. Returns the
@@ -76,6 +80,9 @@ class Layout {
     BOWHEAD_ASSERT(std::has_single_bit(geometry.min_block_bytes) &&
                    std::has_single_bit(geometry.extent_bytes) &&
                    geometry.extent_bytes >= geometry.min_block_bytes);
+    BOWHEAD_ASSERT(std::has_single_bit(geometry.words_per_group) &&
+                   geometry.words_per_group <= slots_per_extent() &&
+                   geometry.word_count % slots_per_extent() == 0);
   }
 
   const bh_geometry& geometry() const { return g_; }
@@ -100,6 +107,25 @@ class Layout {
   uint64_t extent_state(uint32_t host, uint64_t extent) const {
     return part(host, BH_PART_EXTENTS) + extent * sizeof(bh_extent_state);
   }
+  uint64_t group_count() const { return g_.word_count / g_.words_per_group; }
+  /// The host has words for all slots of the pool at one time.
+  bool has_all_words() const { return g_.word_count == slot_count(); }
+  /// A word covers 2^run_shift() slots: no block of the slab has fewer.
+  uint32_t run_shift(uint64_t block_bytes) const {
+    const int shift = static_cast<int>(std::bit_width(slots_in(block_bytes))) - 1;
+    return static_cast<uint32_t>(std::clamp(shift, 0, extent_shift_));
+  }
+  /// Words of the run of an extent. Any shift may be passed.
+  uint64_t run_words(uint32_t shift) const {
+    return std::max(slots_per_extent() >> std::min<uint32_t>(shift, 63), g_.words_per_group);
+  }
+  /// The number of a slot's word; kNoWord if the run of its extent has none for it. The run comes
+  /// from shared memory and can be anything.
+  uint64_t word_index(RunWord run, uint64_t slot) const {
+    const uint64_t index = run.first + ((slot & (slots_per_extent() - 1)) >> (run.shift & 63));
+    return run.state == BH_RUN_READY && index < g_.word_count ? index : kNoWord;
+  }
+  static constexpr uint64_t kNoWord = UINT64_MAX;
   uint64_t bucket(uint32_t host, uint64_t index) const {
     return part(host, BH_PART_INDEX) + index * sizeof(bh_index_bucket);
   }

@@ -149,7 +149,8 @@ std::optional<Located> Lookup<A>::verify(const Found& found, const Key& key, boo
     c_.access.prefetch_own(c_.layout.header(located.slot));
     c_.access.prefetch_own(c_.layout.header(located.slot) + offsetof(bh_block_slot, key));
     c_.access.prefetch_own(entry.block_offset);
-    c_.access.prefetch_own(c_.own(BH_PART_RECENCY, located.slot));
+    if (const uint64_t word = c_.word_index(located.slot); word != Layout::kNoWord)
+      c_.access.prefetch_own(c_.own(BH_PART_RECENCY, word));
   }
   bh_block_header& header = located.header;
   if (!read_header(located.slot, header) || header.stamp != entry.stamp ||

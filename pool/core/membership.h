@@ -258,7 +258,7 @@ void Membership<A>::take_touches(uint64_t now_ns) {
       seen = word;
       const uint64_t slot = touch_slot(word);
       if (slot < c_.layout.slot_count() && extents_.holds(c_.layout.extent_of_slot(slot)))
-        c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), c_.access.recency_ns());
+        c_.store_recency(slot, c_.access.recency_ns());
     }
   }
 }

@@ -71,7 +71,7 @@ class Reading {
   void used(uint64_t slot, uint64_t recency) {
     if (c_.observing()) return;
     if (c_.alone() || extents_.holds(c_.layout.extent_of_slot(slot)))
-      c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), recency);
+      c_.store_recency(slot, recency);
     else
       touch_elsewhere(slot);
   }

@@ -45,15 +45,16 @@ class Recovery {
   /// and locks again from published metadata: slabs from extent descriptors, blocks from index
   /// entries whose header agrees.
   void rebuild(const Progress& progress);
-  /// Restores, by their descriptors, the slabs of which every extent is ours(extent).
+  /// Restores, by their descriptors, the slabs of which every extent is ours(extent), as far as there
+  /// are words for their blocks.
   template <class Ours>
   void restore_slabs(Ours ours);
   /// For a host slot whose lines are lost: the highest incarnation in any stamp of that slot.
   uint32_t highest_incarnation() const;
 
  private:
-  bool scavenge_block(uint64_t slot, const Slab& slab, StateWord word);
-  bool clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry);
+  bool scavenge_block(uint64_t slot, const Slab& slab, const SeenWord& seen);
+  bool clean_block(uint64_t slot, const SeenWord& seen, const std::optional<Found>& entry);
   void hold_leased();
   void take_back_extents();
   void restore_slab_privately(const Slab& slab);
@@ -128,25 +129,21 @@ template <class A>
 uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
   uint64_t found = index_.scavenge_claims(dead);
   std::vector<uint64_t> retired;
-  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
-    const StateWord word = allocator_.word(slot);
+  extents_.for_each_word([&](uint64_t slot, const SeenWord& seen) {
     // Names no process: the one that retired it may have died before it looked at the hazards.
-    if (word.state == BH_BLOCK_RETIRED) retired.push_back(slot);
-    if (word.process != dead ||
-        (word.state != BH_BLOCK_RESERVED && word.state != BH_BLOCK_RETIRING &&
-         word.state != BH_BLOCK_CLEANING))
-      continue;
+    if (seen.word.state == BH_BLOCK_RETIRED) retired.push_back(slot);
+    if (seen.word.process != dead || !names_process(seen.word.state)) return;
     ++found;
-    if (scavenge_block(slot, extents_.held_slab(c_.layout.extent_of_slot(slot)), word))
+    if (scavenge_block(slot, extents_.held_slab(c_.layout.extent_of_slot(slot)), seen))
       retired.push_back(slot);
-  }
+  });
   retirement_.reclaim(retired);
   return found;
 }
 
 /// Protocol 5.12. True if the block is RETIRED now, false if it stays committed.
 template <class A>
-bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, StateWord word) {
+bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, const SeenWord& seen) {
   bh_block_header header;
   std::optional<Found> own_entry, other_entry;
   if (slab.block_bytes != 0 && lookup_.read_header(slot, header) &&
@@ -172,26 +169,27 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, StateWord word
   // it may be touched.
   const bool whole = own_entry && header.stored_bytes == own_entry->entry.stored_bytes &&
                      header.stored_bytes <= slab.block_bytes;
-  const bool keep = whole && word.state != BH_BLOCK_CLEANING && !other_entry;
+  const bool keep = whole && seen.word.state != BH_BLOCK_CLEANING && !other_entry;
   if (keep) {
     // The dead process may not have published them.
     c_.access.publish(own_entry->entry.block_offset, header.stored_bytes);
     c_.access.publish(c_.layout.header(slot), sizeof(bh_block_slot));
     index_.publish(*own_entry);
     namespaces_.gone_after_store(header.namespace_id);  // N4
-    c_.change(c_.block_word(slot), word, word.next(BH_BLOCK_COMMITTED));
+    c_.change(seen, seen.word.next(BH_BLOCK_COMMITTED));
     return false;
   }
-  return clean_block(slot, word, own_entry);
+  return clean_block(slot, seen, own_entry);
 }
 
 template <class A>
-bool Recovery<A>::clean_block(uint64_t slot, StateWord word, const std::optional<Found>& entry) {
-  const StateWord cleaning = word.next(BH_BLOCK_CLEANING, c_.process);
-  if (!c_.change(c_.block_word(slot), word, cleaning)) return false;
+bool Recovery<A>::clean_block(uint64_t slot, const SeenWord& seen,
+                              const std::optional<Found>& entry) {
+  const StateWord cleaning = seen.word.next(BH_BLOCK_CLEANING, c_.process);
+  if (!c_.change(seen, cleaning)) return false;
   if (entry) index_.erase(*entry);
   retirement_.retire_header(slot);
-  c_.store_state(c_.block_word(slot), cleaning.next(BH_BLOCK_RETIRED));
+  c_.store_state(seen.at, cleaning.next(BH_BLOCK_RETIRED));
   return true;
 }
 
@@ -220,8 +218,8 @@ void Recovery<A>::rebuild(const Progress& progress) {
   }
   c_.access.store(retirement_.sequence_at(), 0);
   // The clock of recency started again with the boot.
-  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot)
-    c_.access.store_relaxed(c_.own(BH_PART_RECENCY, slot), 0);
+  for (uint64_t i = 0; i < g.word_count; ++i)
+    c_.access.store_relaxed(c_.own(BH_PART_RECENCY, i), 0);
   std::vector<Slab> private_slabs;
   extents_.for_each_slab([&](const Slab& slab) { private_slabs.push_back(slab); });
   extents_.reset();
@@ -237,7 +235,8 @@ void Recovery<A>::rebuild(const Progress& progress) {
   for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
     const uint64_t extent = c_.layout.extent_of_slot(slot);
     if (!extents_.writable(extent) || extents_.closed(extent) ||
-        allocator_.word(slot).state == BH_BLOCK_COMMITTED)
+        (allocator_.word(slot).state == BH_BLOCK_COMMITTED &&
+         extents_.begins_at(slot, extents_.held_slab(extent))))
       continue;
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
     if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED && !restore_unnamed(slot, damaged))
@@ -257,9 +256,9 @@ void Recovery<A>::hold_leased() {
   for (const uint64_t offset : retirement_.named_blocks()) {
     if (!c_.layout.valid_block(offset, 1)) continue;
     const uint64_t slot = c_.layout.slot_of(offset);
-    const StateWord word = allocator_.word(slot);
-    if (word.state == BH_BLOCK_FREE)
-      c_.store_state(c_.block_word(slot), word.next(BH_BLOCK_RETIRED));
+    if (allocator_.word(slot).state == BH_BLOCK_FREE &&
+        extents_.begins_at(slot, extents_.held_slab(c_.layout.extent_of_slot(slot))))
+      allocator_.restore_retired(slot);
   }
 }
 
@@ -290,7 +289,9 @@ void Recovery<A>::restore_slabs(Ours ours) {
                 d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
                 d.block_count == d.extent_span * g.extent_bytes / d.block_bytes;
     for (uint64_t part = e; good && part < e + d.extent_span; ++part) good = ours(part);
-    if (good) extents_.restore_slab(Slab{e, d.block_bytes, d.block_count, d.extent_span});
+    if (good && !extents_.restore_slab(Slab{e, d.block_bytes, d.block_count, d.extent_span}) &&
+        extents_.writable(e))
+      extents_.write_descriptor(e, Slab{e, 0, 0, 0});
     e += good ? d.extent_span : 1;
   }
 }
@@ -303,8 +304,7 @@ void Recovery<A>::restore_slab_privately(const Slab& slab) {
   for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) {
     if (!extents_.is_free(e)) return;
   }
-  extents_.restore_slab(slab);
-  extents_.write_descriptor(slab.head, slab);
+  if (extents_.restore_slab(slab)) extents_.write_descriptor(slab.head, slab);
 }
 
 /// True if the block that an entry names is there; it is COMMITTED then. Also true if its header is
@@ -352,7 +352,7 @@ template <class A>
 bool Recovery<A>::restore_unnamed(uint64_t slot, std::span<const uint64_t> damaged) {
   bh_block_header header;
   const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
-  if (slab.block_bytes == 0 || allocator_.word(slot).state != BH_BLOCK_FREE ||
+  if (!extents_.begins_at(slot, slab) || allocator_.word(slot).state != BH_BLOCK_FREE ||
       !lookup_.read_header(slot, header) || header.checksum_kind == BH_CHECKSUM_NONE)
     return false;
   const Block block = extents_.block_of(slot, slab);

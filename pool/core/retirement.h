@@ -58,11 +58,6 @@ class Retirement {
     if (retired) reclaim({&slot, 1});
     return retired;
   }
-  /// RETIRING (ours) -> COMMITTED: it stays after all.
-  void cancel_retire(uint64_t slot) {
-    const uint64_t at = c_.block_word(slot);
-    c_.store_state(at, c_.load_state(at).next(BH_BLOCK_COMMITTED));
-  }
   /// Stamp -> retired, sealed and published (C2). An unreadable header is replaced.
   void retire_header(uint64_t slot);
   /// RETIRED -> FREE for blocks that no hazard names (protocol 5.5 (5), (6)): at once where stores
@@ -81,7 +76,7 @@ class Retirement {
   /// A block that waits until no hazard names it.
   struct Retired {
     uint64_t slot, offset;
-    StateWord word;
+    SeenWord seen;
     uint64_t retired_at_ns;
   };
   std::optional<Found> find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure);
@@ -155,7 +150,7 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
     // header cannot tell.
     bh_block_header header;
     if (proof == Proof::HEADER && lookup_.read_header(slot, header) && header.stamp != stamp) {
-      cancel_retire(slot);
+      allocator_.cancel_retire(slot);
       return false;
     }
     const auto found = index_.find_if(c_.host, hash, [&](const bh_index_entry& entry) {
@@ -163,7 +158,7 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
              c_.layout.slot_of(entry.block_offset) == slot;
     });
     if (!found && proof == Proof::ENTRY) {
-      cancel_retire(slot);
+      allocator_.cancel_retire(slot);
       return false;
     }
     if (found) index_.erase(*found);
@@ -196,10 +191,11 @@ uint64_t Retirement<A>::reclaim(std::span<const uint64_t> slots) {
   std::vector<Retired> retired;
   const uint64_t now_ns = c_.incoherent() ? c_.access.now_ns() : 0;
   for (const uint64_t slot : slots) {
-    const StateWord word = allocator_.word(slot);
+    const SeenWord seen = c_.see(slot);
+    // If the word is still the same when it is freed, the slab is too (A2).
     const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
-    if (word.state == BH_BLOCK_RETIRED && slab.block_bytes != 0)
-      retired.push_back({slot, extents_.block_of(slot, slab).offset, word, now_ns});
+    if (seen.word.state == BH_BLOCK_RETIRED && extents_.begins_at(slot, slab))
+      retired.push_back({slot, extents_.block_of(slot, slab).offset, seen, now_ns});
   }
   if (!c_.incoherent()) return free_unnamed(retired);
   const std::lock_guard guard(retired_mutex_);
@@ -247,11 +243,11 @@ uint64_t Retirement<A>::reap(bool wait) {
   }
   // reclaim_some() finds those again that wait for the end of a lease.
   std::sort(ripe.begin(), ripe.end(), [](const Retired& a, const Retired& b) {
-    return std::pair(a.slot, a.word.sequence) < std::pair(b.slot, b.word.sequence);
+    return std::pair(a.slot, a.seen.word.sequence) < std::pair(b.slot, b.seen.word.sequence);
   });
   ripe.erase(std::unique(ripe.begin(), ripe.end(),
                          [](const Retired& a, const Retired& b) {
-                           return a.slot == b.slot && a.word.sequence == b.word.sequence;
+                           return a.slot == b.slot && a.seen.word.sequence == b.seen.word.sequence;
                          }),
              ripe.end());
   const uint64_t settled_at_ns = last_ns + settle_ns;
@@ -273,7 +269,7 @@ uint64_t Retirement<A>::free_unnamed(const std::vector<Retired>& retired) {
   for (const Retired& block : retired) {
     // The word is from before the look: if the block was reused since, the CAS fails.
     if (!std::binary_search(named.begin(), named.end(), block.offset))
-      freed += allocator_.free_retired(block.slot, block.word);
+      freed += allocator_.free_retired(block.slot, block.seen);
     else if (!c_.alone())
       waiting.push_back(block);
   }

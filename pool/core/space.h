@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Making space: eviction of the blocks used longest ago, and emptying of extents by moves.
 //
-// Recency is one word per block slot: a time, stored without order, which may be lost. Victims are
+// Recency is one word per block: a time, stored without order, which may be lost. Victims are
 // the oldest 1/32 of a sample of the committed blocks; a victim that was used since is skipped. So
 // there is no list to keep and none to repair, and no put looks at all slots.
 //
@@ -71,6 +71,10 @@ class Space {
   uint64_t evict(uint64_t bytes);
   uint64_t used_permille() const;
   bool evict_block(uint64_t slot);
+  /// Without words for its blocks an extent is of no use here, and others may need it.
+  void want_extent(uint64_t block_bytes) {
+    if (!c_.alone() && extents_.has_words_for(block_bytes)) grants_.want_extents(1);
+  }
   bool choose_victims();
   void take_sample();
   void list_slabs();
@@ -79,6 +83,7 @@ class Space {
   }
   std::optional<uint64_t> window_cost(uint64_t first, uint64_t span, const FreeBlocks& free,
                                       Clear by) const;
+  bool window_leaves_words(uint64_t first, uint64_t span, uint64_t block_bytes) const;
   bool empty_window(uint64_t first, uint64_t span, Clear by);
   bool empty_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by);
   bool clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by,
@@ -117,7 +122,7 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
   if (c_.ended()) return std::nullopt;
   if (auto block = allocator_.reserve(block_bytes)) return block;
   if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 9 / 8)) return block;
-  grants_.want_extents(1);
+  want_extent(block_bytes);
   const auto& g = c_.layout.geometry();
   // Where evicted blocks are free only once they have settled, many wait for that together.
   const uint64_t pool_step = g.extent_count * g.extent_bytes / 512;
@@ -151,7 +156,7 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   const uint64_t used = used_permille();
   if (used >= settings_.evict_high_permille) evicting_ = true;
   if (used < settings_.evict_low_permille) evicting_ = false;
-  if (used >= settings_.evict_low_permille) grants_.want_extents(1);
+  if (used >= settings_.evict_low_permille) want_extent(g.min_block_bytes);
   if (!c_.alone()) retirement_.reap(/*wait=*/false);
 }
 
@@ -190,7 +195,7 @@ void Space<A>::for_each_cold(uint64_t unused_ns, Visit visit) {
     const bh_index_entry& entry = found.entry;
     if (!c_.layout.valid_block(entry.block_offset, entry.stored_bytes)) return;
     Located located{found, {}, c_.layout.slot_of(entry.block_offset)};
-    const uint64_t used_ns = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, located.slot));
+    const uint64_t used_ns = c_.load_recency(located.slot);
     const uint64_t now_ns = c_.access.recency_ns();
     if (used_ns <= now_ns && now_ns - used_ns >= unused_ns &&
         lookup_.read_header(located.slot, located.header) && located.header.stamp == entry.stamp &&
@@ -209,7 +214,9 @@ bool Space<A>::make_room(uint64_t block_bytes, Clear by) {
     const uint64_t span = spans[i];
     if (span > extents || (i > 0 && span == spans[0])) continue;
     std::vector<std::pair<uint64_t, uint64_t>> windows;  // cost, first extent
+    const bool words = extents_.has_words_for(block_bytes);
     for (uint64_t first = 0; first + span <= extents; ++first) {
+      if (!words && !window_leaves_words(first, span, block_bytes)) continue;
       if (const auto cost = window_cost(first, span, free, by)) windows.emplace_back(*cost, first);
     }
     std::sort(windows.begin(), windows.end());
@@ -271,8 +278,8 @@ uint64_t Space<A>::evict(uint64_t bytes) {
     if (victims_.empty() && (choices++ == 4 || !choose_victims())) break;
     const Victim victim = victims_.back();
     victims_.pop_back();
-    const uint64_t recency = c_.access.load_relaxed(c_.own(BH_PART_RECENCY, victim.slot));
-    if (allocator_.word(victim.slot).state != BH_BLOCK_COMMITTED || recency != victim.recency)
+    if (allocator_.word(victim.slot).state != BH_BLOCK_COMMITTED ||
+        c_.load_recency(victim.slot) != victim.recency)
       continue;
     const auto slab = extents_.slab_of(c_.layout.extent_of_slot(victim.slot));
     if (!slab || slab->block_bytes == 0) continue;
@@ -346,7 +353,7 @@ void Space<A>::take_sample() {
       for (uint64_t block = next - before; block < end; ++block) {
         const uint64_t slot = extents_.slot_of(slab, block);
         if (allocator_.word(slot).state == BH_BLOCK_COMMITTED)
-          sample.push_back({c_.access.load_relaxed(c_.own(BH_PART_RECENCY, slot)), slot});
+          sample.push_back({c_.load_recency(slot), slot});
       }
     }
     before += slab.block_count;
@@ -396,6 +403,17 @@ std::optional<uint64_t> Space<A>::window_cost(uint64_t first, uint64_t span, con
     e += slab->extent_span;
   }
   return cost;
+}
+
+/// Each extent is part of a slab whose words serve for blocks of the size: where none are left, to
+/// have extents is not enough to carve them.
+template <class A>
+bool Space<A>::window_leaves_words(uint64_t first, uint64_t span, uint64_t block_bytes) const {
+  for (uint64_t e = first; e < first + span; ++e) {
+    const auto slab = extents_.slab_of(e);
+    if (!slab || !extents_.leaves_words_for(slab->block_bytes, block_bytes)) return false;
+  }
+  return true;
 }
 
 template <class A>
@@ -503,10 +521,9 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
   header.stamp = retirement_.next_stamp();
   writing_.write_key(target.slot, lookup_.read_key(old.slot, header.key_bytes));
   c_.write_sealed(c_.layout.header(target.slot), to_line(header));
-  c_.access.store_relaxed(c_.own(BH_PART_RECENCY, target.slot),
-                          c_.access.load_relaxed(c_.own(BH_PART_RECENCY, old.slot)));
+  c_.store_recency(target.slot, c_.load_recency(old.slot));
   if (!index_.insert(hash, writing_.entry_for(target, header))) {
-    retirement_.cancel_retire(old.slot);
+    allocator_.cancel_retire(old.slot);
     writing_.undo_put(target);
     return false;
   }

@@ -43,6 +43,24 @@ struct StateWord {
   static constexpr uint64_t kSequenceMask = (uint64_t{1} << BH_WORD_PROCESS_SHIFT) - 1;
 };
 
+/// Where the words of an extent's blocks are (host.h).
+struct RunWord {
+  uint32_t state = BH_RUN_NONE;
+  uint32_t shift = 0;
+  uint64_t first = 0;
+
+  static RunWord unpack(uint64_t word) {
+    return {static_cast<uint32_t>(word >> BH_RUN_STATE_SHIFT),
+            static_cast<uint32_t>(word >> BH_RUN_SHIFT_SHIFT) & 0xFFu, word & kFirstMask};
+  }
+  uint64_t pack() const {
+    return uint64_t{state} << BH_RUN_STATE_SHIFT | uint64_t{shift} << BH_RUN_SHIFT_SHIFT |
+           (first & kFirstMask);
+  }
+
+  static constexpr uint64_t kFirstMask = (uint64_t{1} << BH_RUN_SHIFT_SHIFT) - 1;
+};
+
 /// state:8 | scavenger's process slot + 1:16 | sequence:40 (process words).
 struct ProcessWord {
   uint32_t state = 0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "tests/crash/crash_points.h"
+#include "tests/support/words.h"
 
 namespace bowhead::test {
 namespace {
@@ -629,14 +630,16 @@ TEST(CrashPoints, ScavengeACutThatAnOldHintMet) {
     const Act nothing = [](CrashHandle& handle) {
       handle.core().context().count(BH_COUNTER_PUTS, 0);
     };
-    die_together(world, {{.before = attach, .act = put_of("cut", 33'000), .at_permille = 300},
+    die_together(world, {{.before = attach, .act = put_of("cut", 33'000), .at_permille = 450},
                          {.before = attach, .act = nothing}});
     const core::Layout layout = world.pool.layout();
     uint64_t changed = 0;
     for (uint64_t slot = 0; slot < layout.slot_count() && changed == 0; ++slot) {
       const uint64_t extent = layout.extent_of_slot(slot);
       const auto state = core::StateWord::unpack(world.pool.load(layout.extent_state(0, extent)));
-      const uint64_t at = layout.word(0, BH_PART_BLOCKS, slot);
+      const uint64_t at =
+          block_word(layout, 0, slot, [&](uint64_t offset) { return world.pool.load(offset); });
+      if (at == 0) continue;
       const auto word = core::StateWord::unpack(world.pool.load(at));
       if (state.state != BH_EXTENT_CARVING || word.state != BH_BLOCK_FREE) continue;
       const uint32_t second = 1 - state.process;

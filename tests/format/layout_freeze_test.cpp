@@ -85,9 +85,10 @@ TEST(LayoutFreeze, Geometry) {
       FIELD(bh_geometry, process_count, 92, 4),      FIELD(bh_geometry, lease_count, 96, 4),
       FIELD(bh_geometry, namespace_count, 100, 4),   FIELD(bh_geometry, lock_count, 104, 4),
       FIELD(bh_geometry, touch_count, 108, 4),       FIELD(bh_geometry, block_parity_bytes, 112, 4),
-      FIELD(bh_geometry, log_count, 116, 4),         FIELD(bh_geometry, parts, 120, 304),
+      FIELD(bh_geometry, log_count, 116, 4),         FIELD(bh_geometry, word_count, 120, 8),
+      FIELD(bh_geometry, words_per_group, 128, 8),   FIELD(bh_geometry, parts, 136, 336),
   };
-  expect_layout<bh_geometry>(424, fields);
+  expect_layout<bh_geometry>(472, fields);
 }
 
 TEST(LayoutFreeze, Superblock) {
@@ -104,14 +105,14 @@ TEST(LayoutFreeze, Superblock) {
       FIELD(bh_superblock, seal_kind, 68, 4),
       FIELD(bh_superblock, evict_high_permille, 72, 4),
       FIELD(bh_superblock, evict_low_permille, 76, 4),
-      FIELD(bh_superblock, geometry, 80, 424),
-      FIELD(bh_superblock, heartbeat_ms, 504, 4),
-      FIELD(bh_superblock, dead_ms, 508, 4),
-      FIELD(bh_superblock, grace_ms, 512, 4),
-      FIELD(bh_superblock, settle_ms, 516, 4),
-      FIELD(bh_superblock, reclaim_ms, 520, 4),
-      FIELD(bh_superblock, reserved0, 524, 4),
-      FIELD(bh_superblock, reserved, 528, 3552),
+      FIELD(bh_superblock, geometry, 80, 472),
+      FIELD(bh_superblock, heartbeat_ms, 552, 4),
+      FIELD(bh_superblock, dead_ms, 556, 4),
+      FIELD(bh_superblock, grace_ms, 560, 4),
+      FIELD(bh_superblock, settle_ms, 564, 4),
+      FIELD(bh_superblock, reclaim_ms, 568, 4),
+      FIELD(bh_superblock, reserved0, 572, 4),
+      FIELD(bh_superblock, reserved, 576, 3504),
       FIELD(bh_superblock, checksum, 4080, 8),
       FIELD(bh_superblock, magic_end, 4088, 8),
   };
@@ -327,7 +328,7 @@ TEST(LayoutFreeze, FrameHeader) {
 std::vector<std::pair<size_t, size_t>> frozen_sizes() {
   return {
       {sizeof(bh_part), 16},
-      {sizeof(bh_geometry), 424},
+      {sizeof(bh_geometry), 472},
       {sizeof(bh_superblock), 4096},
       {sizeof(bh_host_slot), 64},
       {sizeof(bh_host_heartbeat), 64},
@@ -392,9 +393,11 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_PART_VIEW, 14),
       NUMBER(BH_PART_LOCKS, 15),
       NUMBER(BH_PART_EXTENTS, 16),
-      NUMBER(BH_PART_BLOCKS, 17),
-      NUMBER(BH_PART_RECENCY, 18),
-      NUMBER(BH_PART_COUNT, 19),
+      NUMBER(BH_PART_RUNS, 17),
+      NUMBER(BH_PART_GROUPS, 18),
+      NUMBER(BH_PART_BLOCKS, 19),
+      NUMBER(BH_PART_RECENCY, 20),
+      NUMBER(BH_PART_COUNT, 21),
   };
   expect_numbers(numbers);
 }

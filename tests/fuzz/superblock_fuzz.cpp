@@ -22,7 +22,11 @@ struct Copies {
 };
 
 void check_parts(const bh_geometry& g) {
-  const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
+  const uint64_t slots_per_extent = g.extent_bytes / g.min_block_bytes;
+  BOWHEAD_ASSERT(g.words_per_group >= 1 && g.words_per_group <= slots_per_extent &&
+                 slots_per_extent % g.words_per_group == 0);
+  BOWHEAD_ASSERT(g.word_count >= slots_per_extent && g.word_count % slots_per_extent == 0 &&
+                 g.word_count <= g.extent_count * slots_per_extent);
   const Wide needed[BH_PART_COUNT] = {
       2 * sizeof(bh_host_slot),
       sizeof(bh_host_heartbeat),
@@ -41,8 +45,10 @@ void check_parts(const bh_geometry& g) {
       8 * BH_HOSTS_MAX,
       Wide{8} * g.lock_count,
       Wide{sizeof(bh_extent_state)} * g.extent_count,
-      Wide{8} * slots,
-      Wide{8} * slots,
+      Wide{8} * g.extent_count,
+      Wide{8} * (g.word_count / g.words_per_group),
+      Wide{8} * g.word_count,
+      Wide{8} * g.word_count,
   };
   Wide end = 0;
   for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {

@@ -128,9 +128,7 @@ const std::vector<Case> kCases = {
      {},
      "dropped 1 damaged description(s) of namespaces"},
     {"AllocatorWord",
-     [](GoldenPool& g) {
-       std::memset(g.at(g.layout().word(0, BH_PART_BLOCKS, g.slot_of(kVictim))), 0, 8);
-     },
+     [](GoldenPool& g) { std::memset(g.at(g.word_of(g.slot_of(kVictim))), 0, 8); },
      {{}, "the allocator does not know of a stored block"},
      {{}, ""},
      {},
@@ -284,7 +282,7 @@ TEST(DamageOfMany, TheDeadProcessOfABlockWithAnImpossibleLengthIsScavenged) {
   const auto write_word = [&](uint64_t at, uint64_t word) {
     std::memcpy(golden.at(at), &word, sizeof word);
   };
-  const uint64_t word_at = golden.layout().word(0, BH_PART_BLOCKS, slot);
+  const uint64_t word_at = golden.word_of(slot);
   const auto word = core::StateWord::unpack(golden.read<uint64_t>(word_at));
   write_word(word_at, word.next(BH_BLOCK_RETIRING, kDead).pack());
   const uint64_t process_at = golden.layout().process(0, kDead);

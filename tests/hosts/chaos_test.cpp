@@ -382,9 +382,9 @@ void expect_all_free(const SharedPool& shared, uint32_t host) {
     return core::StateWord::unpack(shared.read<uint64_t>(at)).state;
   };
   std::array<uint64_t, 16> blocks{};
-  for (uint64_t slot = 0; slot < layout.slot_count(); ++slot)
-    ++blocks[state(layout.word(host, BH_PART_BLOCKS, slot))];
-  EXPECT_EQ(blocks[BH_BLOCK_FREE] + blocks[BH_BLOCK_NONE], layout.slot_count())
+  const uint64_t words = layout.geometry().word_count;
+  for (uint64_t i = 0; i < words; ++i) ++blocks[state(layout.word(host, BH_PART_BLOCKS, i))];
+  EXPECT_EQ(blocks[BH_BLOCK_FREE] + blocks[BH_BLOCK_NONE], words)
       << blocks[BH_BLOCK_RESERVED] << " reserved, " << blocks[BH_BLOCK_COMMITTED] << " committed, "
       << blocks[BH_BLOCK_RETIRING] << " retiring, " << blocks[BH_BLOCK_RETIRED] << " retired, "
       << blocks[BH_BLOCK_CLEANING] << " cleaning";

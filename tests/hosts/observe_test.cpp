@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/support/hosts.h"
+#include "tests/support/words.h"
 
 namespace bowhead::test {
 namespace {
@@ -107,7 +108,8 @@ TEST_P(Observe, AHostOnThisMachineIsCheckedToItsAllocator) {
   const uint32_t last = hosts() - 1;
   // A committed block whose word says free.
   const uint64_t slot = pool_.layout().slot_of(payload_of(fmt::format("{}-7", last)));
-  const uint64_t word = pool_.layout().word(last, BH_PART_BLOCKS, slot);
+  const uint64_t word = block_word(pool_.layout(), last, slot,
+                                   [&](uint64_t offset) { return pool_.read<uint64_t>(offset); });
   const auto state = core::StateWord::unpack(pool_.read<uint64_t>(word));
   ASSERT_EQ(state.state, uint32_t{BH_BLOCK_COMMITTED});
   const uint64_t damaged = state.next(BH_BLOCK_FREE).pack();

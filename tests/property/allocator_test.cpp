@@ -167,13 +167,13 @@ class Single {
       EXPECT_EQ(allocator_.word(slot).state, uint32_t{BH_BLOCK_FREE});
       return;
     }
-    const auto before = allocator_.word(slot);
+    const core::SeenWord before = c_.see(slot);
     ASSERT_TRUE(allocator_.begin_retire(slot));
     EXPECT_FALSE(allocator_.begin_retire(slot));
     allocator_.finish_retire(slot);
-    auto seen = allocator_.word(slot);
-    auto stale = seen;
-    stale.sequence = before.sequence;
+    const core::SeenWord seen = c_.see(slot);
+    core::SeenWord stale = seen;
+    stale.word.sequence = before.word.sequence;
     EXPECT_FALSE(allocator_.free_retired(slot, stale));
     EXPECT_TRUE(allocator_.free_retired(slot, seen));
     EXPECT_FALSE(allocator_.free_retired(slot, seen));

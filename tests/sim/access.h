@@ -64,8 +64,9 @@ class SimAccess {
     world_.step();
     if (left_out(Lie::NOT_STORED, at, 8)) return;
     // The holder commits a block or frees it by a store.
-    if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS))
-      model_.end_hold(process_, world_.map().block_offset(at));
+    if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS)) {
+      for (const uint64_t offset : blocks_of(at)) model_.end_hold(process_, offset);
+    }
     rules_.check_store(at, value);
     rules_.check_change(at, value);
     world_.store(at, value);
@@ -295,6 +296,24 @@ class SimAccess {
     const uint64_t checksum = store_bytes(to, bytes);
     publish(to, bytes.size());
     return checksum;
+  }
+
+  /// Where a block may begin that an allocator word of this host stands for.
+  std::vector<uint64_t> blocks_of(uint64_t word_at) const {
+    const core::Layout& layout = world_.map().layout();
+    const uint32_t host = process_.machine->host;
+    const uint64_t index = (word_at - layout.part(host, BH_PART_BLOCKS)) / 8;
+    const uint64_t group = index / layout.geometry().words_per_group;
+    const uint64_t owner = world_.machine().cache.peek(layout.word(host, BH_PART_GROUPS, group));
+    std::vector<uint64_t> offsets;
+    if (owner == 0 || owner > layout.geometry().extent_count) return offsets;
+    const auto run = core::RunWord::unpack(
+        world_.machine().cache.peek(layout.word(host, BH_PART_RUNS, owner - 1)));
+    for (uint64_t slot = layout.first_slot(owner - 1); slot < layout.first_slot(owner); ++slot) {
+      if (layout.word_index(run, slot) == index)
+        offsets.push_back(layout.geometry().payload_offset + slot * kMinBlockBytes);
+    }
+    return offsets;
   }
 
   // ---- seeded bugs (seeded_bugs.h) ----

@@ -13,9 +13,9 @@ namespace {
 constexpr uint64_t kPage = 4096;
 
 constexpr std::array<const char*, BH_PART_COUNT> kPartNames = {
-    "slot",  "heartbeat", "decide",  "ack",    "own",     "namespaces", "hazards",
-    "touch", "mail",      "index",   "log",    "private", "processes",  "leases",
-    "view",  "locks",     "extents", "blocks", "recency"};
+    "slot",  "heartbeat", "decide",  "ack",  "own",     "namespaces", "hazards",
+    "touch", "mail",      "index",   "log",  "private", "processes",  "leases",
+    "view",  "locks",     "extents", "runs", "groups",  "blocks",     "recency"};
 
 }  // namespace
 
@@ -32,6 +32,8 @@ bh_geometry small_geometry(const Shape& shape) {
   g.namespace_count = shape.namespaces;
   g.lock_count = shape.locks;
   g.touch_count = 8;
+  core::plan_words(g, shape.worded);
+  g.words_per_group = 2;
   g.log_count = shape.hosts > 1 ? 16 : 0;  // so small that it often runs over
   g.regions_offset = kPage;                // the core gets the superblock directly
   g.total_bytes = core::place_parts(g, kPage);

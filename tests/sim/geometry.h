@@ -22,6 +22,7 @@ struct Shape {
   uint32_t processes = 3;  ///< process slots
   uint32_t leases = 4;
   uint32_t locks = 2;
+  uint64_t worded = UINT64_MAX;  ///< extents for whose slots a host has words; at most all
   uint32_t namespaces = 1;
 };
 
@@ -46,11 +47,6 @@ class Map {
   uint64_t lines() const { return places_.size(); }
   Place at_line(uint64_t line) const { return places_[line]; }
   Place at(uint64_t offset) const { return places_[offset / BH_LINE_BYTES]; }
-  /// The offset of the block whose allocator word this is.
-  uint64_t block_offset(uint64_t word_offset) const {
-    const uint64_t slot = (word_offset - layout_.part(at(word_offset).host, BH_PART_BLOCKS)) / 8;
-    return layout_.geometry().payload_offset + slot * layout_.geometry().min_block_bytes;
-  }
   /// "host 1 hazards[3]", "extent 2 header 1 word 0", for messages.
   std::string describe(uint64_t offset) const;
   const core::Layout& layout() const { return layout_; }

@@ -54,9 +54,9 @@ const char* since_name(Since since) {
 }
 
 constexpr std::string_view kFocusNames[] = {
-    "anything",  "leases",  "slow",    "weak",   "alone",     "retires", "pairs",
-    "long-keys", "stopped", "zombies", "lapsed", "decisions", "keep",    "grants",
-    "contents",  "custody", "twins",   "late",   "returns",   "many",    "spaces"};
+    "anything", "leases",  "slow",    "weak",      "alone", "retires", "pairs",    "long-keys",
+    "stopped",  "zombies", "lapsed",  "decisions", "keep",  "grants",  "contents", "custody",
+    "twins",    "late",    "returns", "words",     "many",  "spaces"};
 static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::SPACES) + 1);
 
 /// 1 to 2^bits - 1, all magnitudes equally likely.
@@ -219,6 +219,21 @@ void aim_at_contents(Dice& random, Plan& plan) {
   }
 }
 
+/// Values of several sizes take turns in the extents, whose words go from one to the other.
+void aim_at_words(Dice& random, Plan& plan) {
+  plan.operations = 100 + static_cast<uint32_t>(random.below(200));
+  plan.think_ns = 0;
+  plan.keys = 3 + static_cast<uint32_t>(random.below(6));
+  plan.larger_share = 2;
+  plan.eviction = random.below(4) != 0;
+  plan.shape.hosts = 1;
+  plan.shape.worded = 1 + random.below(2);
+  plan.processes_per_host = 2;
+  plan.stall_share = 2;
+  plan.stall_magnitudes = 12;
+  if (random.below(2) == 0) plan.faults.push_back(make_fault(random, plan));
+}
+
 /// The last host puts and removes until it crashes; the first one has read much of that, and then
 /// moves the blocks that it has in custody, to make space for larger values.
 void aim_at_custody(Dice& random, Plan& plan) {
@@ -368,6 +383,10 @@ void aim(Dice& random, Plan& plan, Focus focus) {
       break;
     case Focus::MANY:
       return aim_at_many(random, plan);
+    case Focus::WORDS:
+      aim_at_words(random, plan);
+      extents_each = 3 + random.below(2);
+      break;
     case Focus::GRANTS:
       aim_at_grants(random, plan);
       extents_each = 3;
@@ -431,20 +450,26 @@ Plan make_plan(uint64_t seed, Focus focus) {
   if (focus == Focus::TWINS) focus = asked;
   if (focus == Focus::ANYTHING && more.below(256) == 0) focus = Focus::MANY;
   if (focus != Focus::ANYTHING) aim(random, plan, focus);
+  Dice words(~seed);
+  if (focus == Focus::ANYTHING && words.below(3) == 0) {
+    const uint64_t share = (shape.extents + shape.hosts - 1) / shape.hosts;
+    shape.worded = share + words.below(shape.extents - share + 1);
+  }
   plan.keeps_lines &= plan.flushes;
   return plan;
 }
 
 std::string Plan::describe() const {
   std::string text = fmt::format(
-      "seed {}: {} of {} process(es) with {} worker(s), {} extents, {} buckets, {} leases, {} "
-      "locks; {}, {}, "
+      "seed {}: {} of {} process(es) with {} worker(s), {} extents, words for {}, {} buckets, {} "
+      "leases, {} locks; {}, {}, "
       "store buffer of {}; an event in {} steps (caches {}, switches {}, stalls {}); {} operations "
       "each on {} keys{}{}\n",
       seed,
       slots.empty() ? fmt::format("{} host(s)", shape.hosts)
                     : fmt::format("hosts {} of {}", fmt::join(slots, ", "), shape.hosts),
-      processes_per_host, workers, shape.extents, shape.buckets, shape.leases, shape.locks,
+      processes_per_host, workers, shape.extents, std::min(shape.extents, shape.worded),
+      shape.buckets, shape.leases, shape.locks,
       !flushes      ? "no flushes"
       : keeps_lines ? "flushes that keep lines"
                     : "flushes that drop lines",

@@ -140,6 +140,7 @@ enum class Focus : uint8_t {
   TWINS,      ///< two machines run as one host, or try to
   LATE,       ///< duties and joins that take longer than dead_ms
   RETURNS,    ///< a host dies and comes back, again and again; one thread is late each time
+  WORDS,      ///< extents are carved and coalesced, and there are words for one or two of them
   MANY,       ///< all host slots there can be, few of them or all in use
   SPACES      ///< namespaces are registered and removed, and a host dies
 };

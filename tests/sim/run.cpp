@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 namespace bowhead::sim {
 namespace {
@@ -83,7 +84,9 @@ void Simulator::direct() {
     world_.end_thread();
   }
   rest();
-  if (!world_.plan().eviction && !rules_.zombies()) {
+  // Who adopts an extent without words for it drops its blocks.
+  const bool words = world_.map().layout().has_all_words() || world_.plan().shape.hosts == 1;
+  if (!world_.plan().eviction && !rules_.zombies() && words) {
     stage_->must_find = true;
     do_phase(Phase::LOOK);
     stage_->must_find = false;
@@ -101,6 +104,7 @@ void Simulator::direct() {
   // A small reservation may take a larger block while its slab is in use: not the second time.
   for (int n = 0; n < 2 && !is_full(); ++n) {
     stage_->blocks_reserved = 0;
+    stage_->blocks_wanted = most_blocks();
     do_phase(Phase::FILL);
     if (n == 1) check_space();
     do_phase(Phase::EMPTY);
@@ -218,8 +222,11 @@ std::string Simulator::owners() {
       const auto own = core::OwnWord::unpack(peek(layout.word(host, BH_PART_OWN, e)));
       if (own.state == BH_OWN_NONE) continue;
       std::string blocks;
-      for (uint64_t slot = layout.first_slot(e); slot < layout.first_slot(e + 1); ++slot)
-        blocks += fmt::format(" {:#x}", peek(layout.word(host, BH_PART_BLOCKS, slot)));
+      const auto run = core::RunWord::unpack(peek(layout.word(host, BH_PART_RUNS, e)));
+      for (uint64_t slot = layout.first_slot(e); slot < layout.first_slot(e + 1); ++slot) {
+        if (const uint64_t word = layout.word_index(run, slot); word != core::Layout::kNoWord)
+          blocks += fmt::format(" {:#x}", peek(layout.word(host, BH_PART_BLOCKS, word)));
+      }
       static constexpr const char* kStates[] = {"none", "own", "given", "claim", "abandoned"};
       text += fmt::format(" host {} {} epoch {} slot {} life {} custody {}, state {:#x}, blocks{};",
                           host, kStates[own.state % 5], own.epoch, own.slot, own.incarnation,
@@ -230,14 +237,28 @@ std::string Simulator::owners() {
 }
 
 bool Simulator::is_full() const {
-  return stage_->blocks_reserved == world_.map().layout().slot_count();
+  return stage_->blocks_wanted != 0 && stage_->blocks_reserved >= stage_->blocks_wanted;
+}
+
+/// All slots, as far as the hosts that are left have words for them. No host asks another for its
+/// last free extent, which that one may have no words for.
+uint64_t Simulator::most_blocks() const {
+  std::set<uint32_t> hosts;
+  for (const auto& user : users_) {
+    if (!user->gone()) hosts.insert(user->machine->host);
+  }
+  const core::Layout& layout = world_.map().layout();
+  const uint64_t kept = !layout.has_all_words() && !hosts.empty()
+                            ? (hosts.size() - 1) * layout.slots_per_extent()
+                            : 0;
+  return std::min(layout.slot_count() - std::min(layout.slot_count(), kept),
+                  hosts.size() * layout.geometry().word_count);
 }
 
 void Simulator::check_space() {
   if (!is_full())
-    world_.fail("space",
-                fmt::format("{} blocks can be reserved in the empty pool, of {}:{}",
-                            stage_->blocks_reserved, world_.map().layout().slot_count(), owners()));
+    world_.fail("space", fmt::format("{} blocks can be reserved in the empty pool, of {}:{}",
+                                     stage_->blocks_reserved, stage_->blocks_wanted, owners()));
 }
 
 // ---- shrinking ----

@@ -40,6 +40,7 @@ class Simulator {
   bool extents_have_owners();
   void write_new_pool(const Plan& plan);
   bool is_full() const;
+  uint64_t most_blocks() const;
   void check_space();
   std::string owners();
 

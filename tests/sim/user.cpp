@@ -682,7 +682,7 @@ void User::fill() {
   // another.
   const uint64_t patience_ns = kFillPatienceNs * (stage_.world.plan().shape.hosts > 8 ? 8 : 1);
   uint64_t last_ns = stage_.world.now_ns(), seen = 0;
-  for (uint32_t n = 0; stage_.blocks_reserved < stage_.world.map().layout().slot_count();) {
+  for (uint32_t n = 0; stage_.blocks_reserved < stage_.blocks_wanted;) {
     const std::string name = fmt::format("fill-{}-{}", index, n);
     stage_.world.begin_operation(Operation::RESERVE, 255, n);
     auto reservation = core_->writing.reserve(core::Key(Model::kNamespace, name), 100);

@@ -64,6 +64,7 @@ struct Stage {
   uint64_t keys_found = 0;       ///< LOOK
   bool must_find = false;        ///< the same: every key that was not removed
   uint64_t blocks_reserved = 0;  ///< FILL
+  uint64_t blocks_wanted = 0;    ///< the same: until that many were reserved
   std::array<Space, kSpaces> spaces;
   Counts counts{};
 };

@@ -80,6 +80,8 @@ struct Thread {
   uint64_t asked = 0;            ///< a bit for each host from which it requested a removal
   bool knew_it_is_over = false;  ///< its host, about this life, when it last took a lock
   bool found_present = false;    ///< in this operation: a put of a key that was stored already
+  uint64_t run_at = 0, run = 0;  ///< the run word that it loaded last
+  uint32_t loads_since_run = 0;
 };
 
 struct Machine {

@@ -23,6 +23,7 @@ class Auditor {
   AuditResult run() {
     extents();
     blocks();
+    runs();
     entries();
     headers();
     for (uint64_t i = 0; i < g_.lock_count; ++i) {
@@ -84,24 +85,52 @@ class Auditor {
       const uint64_t at = head * g_.extent_bytes + i * bytes;
       const uint64_t slot = at / g_.min_block_bytes;
       begins_[slot] = g_.payload_offset + at;
-      free += state_at(c_.block_word(slot)).state == BH_BLOCK_FREE;
+      free += c_.see(slot).word.state == BH_BLOCK_FREE;
     }
     const uint64_t hint = extent_field(head, offsetof(bh_extent_state, free_blocks));
     if (hint != free) fault("slab {} has {} free blocks, and counts {}", head, free, hint);
   }
 
   void blocks() {
-    for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
-      const StateWord word = state_at(c_.block_word(slot));
-      const bool begins = begins_.contains(slot);
-      if (word.state == BH_BLOCK_COMMITTED && begins) {
+    std::set<uint64_t> used;  // words of blocks
+    for (const auto& [slot, offset] : begins_) {
+      const core::SeenWord seen = c_.see(slot);
+      if (!used.insert(seen.at).second) fault("block {} shares its word", slot);
+      if (seen.word.state == BH_BLOCK_COMMITTED) {
         ++result_.committed;
-        committed_.insert(begins_[slot]);
-      } else if (!(word.state == BH_BLOCK_FREE && begins) &&
-                 !(word.state == BH_BLOCK_NONE && !begins)) {
-        fault("block word {} is left in state {} of process {}{}", slot, word.state, word.process,
-              begins ? "" : ", where no block begins");
+        committed_.insert(offset);
+      } else if (seen.word.state != BH_BLOCK_FREE) {
+        fault("the word of block {} is left in state {} of process {}", slot, seen.word.state,
+              seen.word.process);
       }
+    }
+    for (uint64_t i = 0; i < g_.word_count; ++i) {
+      const uint64_t at = c_.own(BH_PART_BLOCKS, i);
+      const StateWord word = state_at(at);
+      if (word.state != BH_BLOCK_NONE && !used.contains(at))
+        fault("block word {}, of no block, is left in state {} of process {}", i, word.state,
+              word.process);
+    }
+  }
+
+  /// E1: carved extents have the groups of their runs, and no other extent has any.
+  void runs() {
+    std::vector<uint64_t> owners(c_.layout.group_count(), 0);
+    for (uint64_t e = 0; e < g_.extent_count; ++e) {
+      const core::RunWord run = c_.load_run(e);
+      const bool carved = extent_state(e).state != BH_EXTENT_FREE;
+      if (run.state != (carved ? BH_RUN_READY : BH_RUN_NONE))
+        fault("extent {} is {}, and its run is in state {}", e, carved ? "carved" : "free",
+              run.state);
+      if (run.state != BH_RUN_READY) continue;
+      for (uint64_t w = run.first; w < run.first + c_.layout.run_words(run.shift); ++w) {
+        if (w < g_.word_count) owners[w / g_.words_per_group] = e + 1;
+      }
+    }
+    for (uint64_t i = 0; i < owners.size(); ++i) {
+      const uint64_t owner = load(c_.own(BH_PART_GROUPS, i));
+      if (owner != owners[i])
+        fault("group {} is owned by {}, and in the run of {}", i, owner, owners[i]);
     }
   }
 

@@ -30,6 +30,7 @@ struct TinyShape {
   uint32_t lease_count = 8;
   uint32_t namespace_count = 3;
   uint32_t lock_count = 8;
+  uint64_t worded_extents = UINT64_MAX;  ///< for whose slots there are words; at most all
   uint32_t evict_high_permille = 0;
   uint32_t evict_low_permille = 0;
 };
@@ -49,6 +50,7 @@ inline bh_geometry tiny_geometry(const TinyShape& shape) {
   g.namespace_count = shape.namespace_count;
   g.lock_count = shape.lock_count;
   g.touch_count = 8;
+  core::plan_words(g, shape.worded_extents);
   g.regions_offset = BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET;
   g.total_bytes = core::place_parts(g, BH_PAYLOAD_ALIGN);
   return g;

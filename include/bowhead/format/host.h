@@ -250,8 +250,8 @@ typedef struct bh_lease_slot {
 } bh_lease_slot;
 BH_FORMAT_SIZE(bh_lease_slot, 32);
 
-/* Allocator word of a block slot: state:4 | process slot:12 | sequence:48, high to low. The
- * sequence increases with every change of state. */
+/* Allocator word of a block: state:4 | process slot:12 | sequence:48, high to low. The sequence
+ * increases with every change of state. */
 enum {
   BH_BLOCK_NONE = 0, /* no block begins here */
   BH_BLOCK_FREE = 1,
@@ -263,6 +263,18 @@ enum {
 };
 #define BH_WORD_STATE_SHIFT 60u
 #define BH_WORD_PROCESS_SHIFT 48u
+
+/* Run word of an extent: state:8 | shift:8 | first:48, high to low. The word of slot s of the extent
+ * (counted from 0) is number first + (s >> shift) of BH_PART_BLOCKS and of BH_PART_RECENCY: one word
+ * for 2^shift slots, so that no two blocks of the slab share one. The run has as many words as that
+ * needs for all slots, and one group at least, and begins at a multiple of its length. */
+enum {
+  BH_RUN_NONE = 0,     /* no words */
+  BH_RUN_CHANGING = 1, /* being claimed or released: its groups may be this extent's or not */
+  BH_RUN_READY = 2     /* all its groups are this extent's */
+};
+#define BH_RUN_STATE_SHIFT 56u
+#define BH_RUN_SHIFT_SHIFT 48u
 
 /* Extent word: the format of an allocator word. */
 enum {

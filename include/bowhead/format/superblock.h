@@ -56,9 +56,11 @@ enum {
   BH_PART_VIEW,       /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
   BH_PART_LOCKS,      /* u64 x lock_count: index locks */
   BH_PART_EXTENTS,    /* bh_extent_state x extent_count: how extents are carved */
-  BH_PART_BLOCKS,     /* u64 x slots: allocator words, one per smallest block of the pool */
-  BH_PART_RECENCY,    /* u64 x slots: when the block was last used */
-  BH_PART_COUNT       /* 19 */
+  BH_PART_RUNS,       /* u64 x extent_count: the words of an extent's blocks (BH_RUN_*, host.h) */
+  BH_PART_GROUPS,  /* u64 x word_count / words_per_group: extent + 1 that has the group; 0: free */
+  BH_PART_BLOCKS,  /* u64 x word_count: allocator words */
+  BH_PART_RECENCY, /* u64 x word_count: when the block was last used */
+  BH_PART_COUNT    /* 21 */
 };
 
 typedef struct bh_part {
@@ -88,11 +90,15 @@ typedef struct bh_geometry {
   uint32_t touch_count;        /* per host */
   uint32_t block_parity_bytes; /* reserved for redundancy inside a block: 0 in version 2 */
   uint32_t log_count;          /* per host; a power of two; 0 in a pool of one host */
+  uint64_t word_count;         /* per host: block slots that can have words at one time; a multiple
+                                  of the slots of an extent */
+  uint64_t words_per_group;    /* words are claimed in runs of groups; a power of two */
   bh_part parts[BH_PART_COUNT];
 } bh_geometry;
-BH_FORMAT_SIZE(bh_geometry, 424);
+BH_FORMAT_SIZE(bh_geometry, 472);
 BH_FORMAT_OFFSET(bh_geometry, host_count, 88);
-BH_FORMAT_OFFSET(bh_geometry, parts, 120);
+BH_FORMAT_OFFSET(bh_geometry, word_count, 120);
+BH_FORMAT_OFFSET(bh_geometry, parts, 136);
 
 typedef struct bh_superblock {
   uint64_t magic;
@@ -116,7 +122,7 @@ typedef struct bh_superblock {
   uint32_t settle_ms;
   uint32_t reclaim_ms; /* 0: never */
   uint32_t reserved0;
-  uint8_t reserved[3552]; /* zero */
+  uint8_t reserved[3504]; /* zero */
   uint64_t checksum;      /* XXH3-64 of all bytes before */
   uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a truncated page is damage */
 } bh_superblock;

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs: which words a carved extent has for its blocks. A host has words for part of the pool's
+// slots only; an extent gets some when it is carved, and they are free again when it is coalesced.
+//
+// The words lie in groups. A group's owner word names the extent that has it; the run word of an
+// extent names its groups (host.h). No run, no words: the extent cannot be carved.
+//
+// Invariants
+//   E1 While the run word of an extent is READY, the owner words of all groups of the run name that
+//      extent. An owner word that names an extent is in the run that the extent's run word names.
+//      So a run is READY only after all its groups were claimed, each by compare-and-swap from 0;
+//      before the first, and until the last is released, it is CHANGING.
+//   E2 A run is released only when every word in it is NONE. So a word that is not NONE stays a
+//      word of the same extent: while a process holds a block, the block's word does not change
+//      its place.
+//   E3 A process that looks at the word of a slot reads the run word before and after the word
+//      (Context::see). If both agree and a compare-and-swap from the value seen succeeds, the word
+//      is the slot's: its sequence only rises, so it did not change in between; it was not NONE, so
+//      its group kept its owner (E2); and that was the slot's extent when the run was read again
+//      (E1). The order of these loads is enough: whoever gives the word to another extent stores
+//      the run word before the owner word, and that before the allocator word, each with release.
+//   E4 Only the process that has the extent CARVING or COALESCING, or its scavenger, changes the
+//      run; or the process that restores slabs, before the extent is in use.
+//
+// A damaged owner word costs its group until the next rebuild, or lets two extents share words.
+// Then each word still stands for one block at a time: a block that is not the one that the word is
+// committed for has another stamp in its header, and is not touched.
+//
+// Owns: nothing in this process; the host's run words and owner words. Calls: nothing.
+#pragma once
+
+#include "pool/core/context.h"
+
+namespace bowhead::core {
+
+template <class A>
+class Runs {
+ public:
+  explicit Runs(Context<A>& context) : c_(context) {}
+  Runs(const Runs&) = delete;
+  Runs& operator=(const Runs&) = delete;
+
+  /// Gives an extent without words a run for blocks of that size; all its words are NONE. False if
+  /// no run is free.
+  bool claim(uint64_t extent, uint64_t block_bytes) {
+    const uint32_t shift = c_.layout.run_shift(block_bytes);
+    return find(extent, shift, [&](uint64_t first) { return claim_at(extent, shift, first); });
+  }
+  /// A run for blocks of that size is free at this instant.
+  bool has_room_for(uint64_t block_bytes) const {
+    return find(0, c_.layout.run_shift(block_bytes), [](uint64_t) { return true; });
+  }
+  /// Gives the run back; the words are NONE (E2). Can be repeated, and continues a claim or a
+  /// release that a dead process began.
+  void release(uint64_t extent) {
+    RunWord run = c_.load_run(extent);
+    if (run.pack() == 0) return;
+    run.state = BH_RUN_CHANGING;
+    c_.access.store(run_at(extent), run.pack());
+    for_each_group(run, [&](uint64_t at) {
+      if (c_.access.load(at) == extent + 1) c_.access.store(at, 0);
+    });
+    c_.access.store(run_at(extent), 0);
+  }
+  /// For a rebuild: no extent has words.
+  void reset() {
+    for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) c_.access.store(run_at(e), 0);
+    for (uint64_t i = 0; i < c_.layout.group_count(); ++i)
+      c_.access.store(c_.own(BH_PART_GROUPS, i), 0);
+  }
+  /// Calls visit(offset of the allocator word, slot of the extent that it begins with) for each word
+  /// of an extent.
+  template <class Visit>
+  void for_each_word(uint64_t extent, Visit visit) const {
+    const RunWord run = c_.load_run(extent);
+    const uint64_t step = uint64_t{1} << std::min<uint32_t>(run.shift, 63);
+    for (uint64_t slot = 0; slot < c_.layout.slots_per_extent(); slot += step) {
+      const uint64_t index = c_.layout.word_index(run, slot);
+      if (index == Layout::kNoWord) return;
+      visit(c_.own(BH_PART_BLOCKS, index), c_.layout.first_slot(extent) + slot);
+    }
+  }
+
+ private:
+  uint64_t run_at(uint64_t extent) const { return c_.own(BH_PART_RUNS, extent); }
+  /// Calls visit(offset of the owner word) for each group of a run, whatever the run word says.
+  template <class Visit>
+  void for_each_group(RunWord run, Visit visit) const {
+    const uint64_t groups = c_.layout.group_count(), group = c_.layout.geometry().words_per_group;
+    const uint64_t first = run.first / group;
+    const uint64_t end = std::min(groups, first + c_.layout.run_words(run.shift) / group);
+    for (uint64_t i = first; i < end; ++i) visit(c_.own(BH_PART_GROUPS, i));
+  }
+  /// Calls take(first word) for the free runs until it returns true; false if it never does. Where
+  /// there are words for all slots, every extent has a place of its own, which is looked at first.
+  /// Else the first fit: so a rebuild, which frees nothing in between, loses none to gaps.
+  template <class Take>
+  bool find(uint64_t extent, uint32_t shift, Take take) const {
+    const uint64_t count = c_.layout.geometry().word_count, words = c_.layout.run_words(shift);
+    uint64_t first = c_.layout.has_all_words() ? c_.layout.first_slot(extent) : 0;
+    for (uint64_t seen = 0; seen < count; seen += words) {
+      bool free = true;
+      for_each_group({BH_RUN_CHANGING, shift, first},
+                     [&](uint64_t at) { free = free && c_.access.load(at) == 0; });
+      if (free && take(first)) return true;
+      first = first + words == count ? 0 : first + words;
+    }
+    return false;
+  }
+  bool claim_at(uint64_t extent, uint32_t shift, uint64_t first) {
+    RunWord run{BH_RUN_CHANGING, shift, first};
+    c_.access.store(run_at(extent), run.pack());
+    bool claimed = true;
+    for_each_group(run, [&](uint64_t at) {
+      uint64_t free = 0;
+      claimed = claimed && c_.access.cas(at, free, extent + 1);
+    });
+    if (!claimed) {
+      release(extent);
+      return false;
+    }
+    run.state = BH_RUN_READY;
+    c_.access.store(run_at(extent), run.pack());
+    return true;
+  }
+
+  Context<A>& c_;
+};
+
+}  // namespace bowhead::core
