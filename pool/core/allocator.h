@@ -2,9 +2,9 @@
 // Allocator: blocks of the own host's slabs, from free to committed to retired and free again.
 //
 // Truth: one allocator word per block (host.h, BH_PART_BLOCKS), which the run of its extent leads to
-// (runs.h). A block belongs to the process that moved its word by CAS from FREE to RESERVED; every change raises the word's sequence, so a
-// late CAS fails. Everything else (free counts, preferences, thread-local magazines) is a hint:
-// losing it does no harm.
+// (runs.h). A block belongs to the process that moved its word by CAS from FREE to RESERVED; every
+// change raises the word's sequence, so a late CAS fails. Everything else (free counts, preferences,
+// thread-local magazines) is a hint: losing it does no harm.
 //
 // extents.h says how slabs come and go, and why a held block keeps its slab as it is (A1 to A3).
 //
@@ -35,9 +35,9 @@ class Allocator {
     Magazine& magazine = magazine_of(block_bytes);
     do {
       while (magazine.count > 0) {
-        const uint64_t slot = magazine.slots[--magazine.count];
-        if (!extents_.suits(c_.layout.extent_of_slot(slot), terms)) continue;
-        if (auto block = try_reserve(slot, block_bytes)) return block;
+        const Hint hint = magazine.hints[--magazine.count];
+        if (!extents_.suits(c_.layout.extent_of_slot(hint.slot), terms)) continue;
+        if (auto block = try_reserve(hint, block_bytes)) return block;
       }
     } while (refill(magazine, terms));
     return std::nullopt;
@@ -50,10 +50,11 @@ class Allocator {
   /// RESERVED (ours) -> FREE. The header must not show a committed stamp (I2). A plain store:
   /// no other process may change a word that names a live process (A3).
   void release(const Block& block) {
-    if (!leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_FREE)) return;
+    if (!leave(block, BH_BLOCK_FREE)) return;
     extents_.add_free(c_.layout.extent_of_slot(block.slot), 1);
     Magazine& magazine = magazine_of(block.block_bytes);
-    if (magazine.count < magazine.slots.size()) magazine.slots[magazine.count++] = block.slot;
+    if (magazine.count < magazine.hints.size())
+      magazine.hints[magazine.count++] = {block.slot, block.word_at};
   }
 
   /// RESERVED (ours) -> RESERVED (ours), from exactly the word `seen`, of this slot: of all threads
@@ -64,9 +65,7 @@ class Allocator {
   }
 
   /// RESERVED (ours) -> COMMITTED. False if this life is over and the word belongs to another one.
-  bool commit(const Block& block) {
-    return leave(block.slot, BH_BLOCK_RESERVED, BH_BLOCK_COMMITTED);
-  }
+  bool commit(const Block& block) { return leave(block, BH_BLOCK_COMMITTED); }
 
   /// COMMITTED -> RETIRING (ours). False if no committed block begins there (any more).
   bool begin_retire(uint64_t slot) {
@@ -79,10 +78,12 @@ class Allocator {
     return false;
   }
   /// RETIRING (ours) -> COMMITTED: it stays after all.
-  void cancel_retire(uint64_t slot) { leave(slot, BH_BLOCK_RETIRING, BH_BLOCK_COMMITTED); }
+  void cancel_retire(uint64_t slot) {
+    leave(c_.see_held(slot), BH_BLOCK_RETIRING, BH_BLOCK_COMMITTED);
+  }
   /// RETIRING (ours) -> RETIRED, once the retired header is published.
   void finish_retire(uint64_t slot) {
-    if (leave(slot, BH_BLOCK_RETIRING, BH_BLOCK_RETIRED))
+    if (leave(c_.see_held(slot), BH_BLOCK_RETIRING, BH_BLOCK_RETIRED))
       extents_.add_retired(c_.layout.extent_of_slot(slot), 1);
   }
 
@@ -104,14 +105,18 @@ class Allocator {
   void restore_retired(uint64_t slot) { set(slot, BH_BLOCK_RETIRED); }
 
  private:
-  /// Slots that looked free a moment ago, for one handle, size and thread. Only hints.
+  /// A slot that looked free a moment ago, and its word.
+  struct Hint {
+    uint64_t slot, word_at;
+  };
+  /// Hints for one handle, size and thread.
   struct Magazine {
     uint64_t instance = 0;
     uint64_t block_bytes = 0;
     uint64_t head = 0;   ///< slab looked at last
     uint64_t index = 0;  ///< block of it to look at next
     uint32_t count = 0;
-    std::array<uint64_t, 64> slots{};
+    std::array<Hint, 64> hints{};
   };
 
   /// The slabs that a walk over the extents found for one size.
@@ -130,9 +135,6 @@ class Allocator {
   }
 
   /// A plain store, since no other process changes a word that names a live process (A3).
-  bool leave(uint64_t slot, uint32_t from, uint32_t to) {
-    return leave(c_.see_held(slot), from, to);
-  }
   bool leave(const SeenWord& seen, uint32_t from, uint32_t to) {
     if (seen.word.state != from || seen.word.process != c_.process) {
       expect_displaced(c_);
@@ -141,23 +143,32 @@ class Allocator {
     c_.store_state(seen.at, seen.word.next(to));
     return true;
   }
+  /// Of a block that this process has reserved.
+  bool leave(const Block& block, uint32_t to) {
+    BOWHEAD_ASSERT(block.word_at != 0);
+    return leave({block.word_at, c_.load_state(block.word_at)}, BH_BLOCK_RESERVED, to);
+  }
   void set(uint64_t slot, uint32_t to) {
     const SeenWord seen = c_.see(slot);
     if (seen.at != 0) c_.store_state(seen.at, seen.word.next(to));
   }
 
-  std::optional<Block> try_reserve(uint64_t slot, uint64_t block_bytes) {
-    const SeenWord seen = c_.see(slot);
-    if (seen.word.state != BH_BLOCK_FREE ||
-        !c_.change(seen, seen.word.next(BH_BLOCK_RESERVED, c_.process)))
+  std::optional<Block> try_reserve(Hint hint, uint64_t block_bytes) {
+    const auto [slot, word_at] = hint;
+    const StateWord word = c_.load_state(word_at);
+    if (word.state != BH_BLOCK_FREE ||
+        !c_.change(word_at, word, word.next(BH_BLOCK_RESERVED, c_.process)))
       return std::nullopt;
-    // The hint may be older than the slab. From here on the slab cannot change (A2).
+    // The hint may be older than the slab, and than the run. If the word is the slot's now, neither
+    // changes from here on (A2, E3).
     const uint64_t extent = c_.layout.extent_of_slot(slot);
     const auto slab = extents_.slab_of(extent);
-    const Block block =
-        slab && slab->block_bytes == block_bytes ? extents_.block_of(slot, *slab) : Block{};
+    Block block = slab && slab->block_bytes == block_bytes && c_.word_at(slot) == word_at
+                      ? extents_.block_of(slot, *slab)
+                      : Block{};
+    block.word_at = word_at;
     if (block.block_bytes == 0 || c_.layout.slot_of(block.offset) != slot) {
-      leave({seen.at, c_.load_state(seen.at)}, BH_BLOCK_RESERVED, BH_BLOCK_FREE);
+      leave(block, BH_BLOCK_FREE);
       return std::nullopt;
     }
     extents_.add_free(extent, -1);
@@ -231,7 +242,7 @@ std::optional<Block> Allocator<A>::reserve_larger(uint64_t block_bytes, uint64_t
     Magazine& magazine = magazine_of(size);
     if (!collect(magazine, head)) continue;
     while (magazine.count > 0) {
-      if (auto block = try_reserve(magazine.slots[--magazine.count], size)) return block;
+      if (auto block = try_reserve(magazine.hints[--magazine.count], size)) return block;
     }
   }
   return std::nullopt;
@@ -249,22 +260,22 @@ bool Allocator<A>::collect(Magazine& magazine, uint64_t head) {
   uint64_t index = magazine.index < slab.block_count ? magazine.index : 0;
   uint64_t extent = UINT64_MAX;  // looked at last
   bool is_part = false;
-  for (uint64_t seen = 0; seen < slab.block_count && magazine.count < magazine.slots.size();
+  for (uint64_t seen = 0; seen < slab.block_count && magazine.count < magazine.hints.size();
        ++seen) {
     const uint64_t slot = extents_.slot_of(slab, index);
-    if (word(slot).state == BH_BLOCK_FREE) {
+    if (const SeenWord there = c_.see(slot); there.word.state == BH_BLOCK_FREE) {
       // If slab and extent disagree, try_reserve() would give every block back, again and again.
       if (c_.layout.extent_of_slot(slot) != extent) {
         extent = c_.layout.extent_of_slot(slot);
         is_part = extents_.is_part_of(slab, extent);
       }
-      if (is_part) magazine.slots[magazine.count++] = slot;
+      if (is_part) magazine.hints[magazine.count++] = {slot, there.at};
     }
     if (++index == slab.block_count) index = 0;
   }
   magazine.index = index;
   // Taken from the end: ascending addresses come out.
-  std::reverse(magazine.slots.begin(), magazine.slots.begin() + magazine.count);
+  std::reverse(magazine.hints.begin(), magazine.hints.begin() + magazine.count);
   return magazine.count > 0;
 }
 

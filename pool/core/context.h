@@ -64,6 +64,11 @@ struct Context {
   uint64_t word_index(uint64_t slot) const {
     return layout.word_index(load_run(layout.extent_of_slot(slot)), slot);
   }
+  /// The same as a place; 0 if there is none.
+  uint64_t word_at(uint64_t slot) const {
+    const uint64_t index = word_index(slot);
+    return index == Layout::kNoWord ? 0 : own(BH_PART_BLOCKS, index);
+  }
   RunWord load_run(uint64_t extent) const {
     return RunWord::unpack(access.load(own(BH_PART_RUNS, extent)));
   }
@@ -80,10 +85,8 @@ struct Context {
   }
   /// The same for a slot whose block the caller holds: its word does not change its place (E2).
   SeenWord see_held(uint64_t slot) const {
-    const uint64_t index = word_index(slot);
-    if (index == Layout::kNoWord) return {};
-    const uint64_t at = own(BH_PART_BLOCKS, index);
-    return {at, load_state(at)};
+    const uint64_t at = word_at(slot);
+    return at == 0 ? SeenWord{} : SeenWord{at, load_state(at)};
   }
   /// When the block of a slot was last used, as a number that may be lost or another block's.
   uint64_t load_recency(uint64_t slot) const {

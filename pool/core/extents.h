@@ -38,6 +38,7 @@ struct Block {
   uint64_t slot = 0;
   uint64_t offset = 0;       ///< of the payload
   uint64_t block_bytes = 0;  ///< size of the block
+  uint64_t word_at = 0;      ///< its allocator word, if this process has reserved it
 };
 
 /// Conditions for the reservation of a block.
@@ -160,11 +161,13 @@ class Extents {
   /// The block of a slot whose word is not NONE and cannot become so (the caller holds it, or only
   /// looks). Offset 0 if the slab has no blocks.
   Block block_of(uint64_t slot, const Slab& slab) const {
-    if (slab.block_bytes == 0) return {slot, 0, 0};
+    if (slab.block_bytes == 0) return {slot};
     const uint64_t relative = slot - c_.layout.first_slot(slab.head);
     const uint64_t index =
         (relative * c_.layout.geometry().min_block_bytes + slab.block_bytes - 1) / slab.block_bytes;
-    return {slot, c_.layout.extent_offset(slab.head) + index * slab.block_bytes, slab.block_bytes};
+    return {.slot = slot,
+            .offset = c_.layout.extent_offset(slab.head) + index * slab.block_bytes,
+            .block_bytes = slab.block_bytes};
   }
   /// A block of the slab begins at the slot. Several slots may have one word: only the one at which
   /// the block begins stands for it.

@@ -17,8 +17,11 @@
 //      (Context::see). If both agree and a compare-and-swap from the value seen succeeds, the word
 //      is the slot's: its sequence only rises, so it did not change in between; it was not NONE, so
 //      its group kept its owner (E2); and that was the slot's extent when the run was read again
-//      (E1). The order of these loads is enough: whoever gives the word to another extent stores
-//      the run word before the owner word, and that before the allocator word, each with release.
+//      (E1). A process that knows the place from before (Allocator's hints) takes the word first,
+//      by compare-and-swap from FREE, and then reads the run word: if it names the word, the word
+//      is the slot's and remains so (E2), and if not, the process gives the word back. The order
+//      of these loads is enough: whoever gives the word to another extent stores the run word
+//      before the owner word, and that before the allocator word, each with release.
 //   E4 Only the process that has the extent CARVING or COALESCING, or its scavenger, changes the
 //      run; or the process that restores slabs, before the extent is in use.
 //

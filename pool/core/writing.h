@@ -163,9 +163,8 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes) {
   reservation.data = c_.access.payload(block->offset);
   reservation.offset = block->offset;
   reservation.handle = c_.instance;
-  const SeenWord held = c_.see(block->slot);
-  reservation.token = held.word.pack();
-  reservation.word_offset = held.at;
+  reservation.token = c_.load_state(block->word_at).pack();
+  reservation.word_offset = block->word_at;
   return reservation;
 }
 
@@ -322,7 +321,8 @@ void Writing<A>::write_key(uint64_t slot, std::string_view key) {
 
 /// Takes the block of an open reservation from the caller and from all copies. The token is the
 /// allocator word as reserve() left it, a value that this word never has again (its sequence only
-/// rises); the block may have another word by then. So of all copies one ends the reservation, and none does once the block has been reused.
+/// rises); the block may have another word by then. So of all copies one ends the reservation, and
+/// none does once the block has been reused.
 template <class A>
 std::optional<Block> Writing<A>::end_reservation(Reservation& reservation) {
   const StateWord word = StateWord::unpack(std::exchange(reservation.token, 0));
@@ -333,7 +333,8 @@ std::optional<Block> Writing<A>::end_reservation(Reservation& reservation) {
     return std::nullopt;
   const uint64_t slot = c_.layout.slot_of(offset);
   if (!allocator_.hold_on(slot, {reservation.word_offset, word})) return std::nullopt;
-  return Block{slot, offset, extents_.held_slab(c_.layout.extent_of_slot(slot)).block_bytes};
+  const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
+  return Block{slot, offset, slab.block_bytes, reservation.word_offset};
 }
 
 }  // namespace bowhead::core
