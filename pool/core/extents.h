@@ -247,8 +247,19 @@ class Extents {
   bool has_words_for(uint64_t block_bytes) const { return runs_.has_room_for(block_bytes); }
   /// A slab of the one size leaves, when it is coalesced, words for blocks of the other.
   bool leaves_words_for(uint64_t old_block_bytes, uint64_t block_bytes) const {
-    return c_.layout.run_shift(old_block_bytes) <= c_.layout.run_shift(block_bytes);
+    const auto words = [&](uint64_t bytes) {
+      return c_.layout.run_words(c_.layout.run_shift(bytes));
+    };
+    return c_.layout.has_all_words() || words(old_block_bytes) >= words(block_bytes);
   }
+  /// The words of the slab's blocks are its own.
+  bool has_its_words(const Slab& slab) const {
+    bool own = true;
+    for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e)
+      own = own && runs_.serves(e, slab.block_bytes);
+    return own;
+  }
+  uint64_t count_lost_groups() const { return runs_.count_lost(); }
   /// Slabs with no block in use -> free extents, except slabs of `but_block_bytes`.
   bool coalesce_empty_slabs(uint64_t but_block_bytes = 0);
 

@@ -75,6 +75,7 @@ class Inspection {
                      bool payload, const Progress& progress);
   void check_blocks(const PrivateView& view, CheckReport& report);
   void check_slabs(const PrivateView& view, CheckReport& report);
+  void check_words(const PrivateView& view, CheckReport& report);
   void check_slots_and_extents(CheckReport& report);
   void check_namespaces(CheckReport& report);
   void count_blocks(PoolInfo& info) const;
@@ -200,6 +201,7 @@ CheckReport Inspection<A>::check(bool payload, const Progress& progress) {
     if (!view) continue;
     check_blocks(*view, report);
     check_slabs(*view, report);
+    check_words(*view, report);
   }
   check_slots_and_extents(report);
   check_namespaces(report);
@@ -465,6 +467,33 @@ void Inspection<A>::check_slabs(const PrivateView& view, CheckReport& report) {
                                            slab.head, slab.block_count),
                                false, c_.layout.descriptor(slab.head)});
   }
+}
+
+/// Finds slabs whose blocks share words with others, and words that nothing can use (E1).
+template <class A>
+void Inspection<A>::check_words(const PrivateView& view, CheckReport& report) {
+  const auto agree = [&](uint64_t head) {
+    const auto slab = view.extents.slab_of(head);
+    return !slab || view.extents.has_its_words(*slab);
+  };
+  std::vector<uint64_t> unconfirmed;
+  view.extents.for_each_slab([&](const Slab& slab) {
+    if (!agree(slab.head)) unconfirmed.push_back(slab.head);
+  });
+  const uint64_t lost = view.extents.count_lost_groups();
+  if (!unconfirmed.empty() || lost != 0) c_.settle();
+  for (const uint64_t head : unconfirmed) {
+    if (agree(head)) continue;  // it was being carved or coalesced
+    report.findings.push_back({fmt::format("the allocator words of extent {} may be those of "
+                                           "another extent too: run `bowhead pool repair`",
+                                           head),
+                               false, c_.layout.extent_offset(head)});
+  }
+  if (lost == 0 || view.extents.count_lost_groups() == 0) return;
+  report.findings.push_back(
+      {"allocator words belong to no extent: fewer extents can be carved "
+       "until `bowhead pool repair`",
+       false, c_.layout.part(view.context.host, BH_PART_GROUPS)});
 }
 
 /// Checks the slot of every host, and that every extent has an owner.

@@ -29,8 +29,10 @@
 // Then each word still stands for one block at a time: a block that is not the one that the word is
 // committed for has another stamp in its header, and is not touched.
 //
-// Owns: nothing in this process; the host's run words and owner words. Calls: nothing.
+// Owns: the host's run words and owner words. Calls: nothing.
 #pragma once
+
+#include <atomic>
 
 #include "pool/core/context.h"
 
@@ -49,9 +51,17 @@ class Runs {
     const uint32_t shift = c_.layout.run_shift(block_bytes);
     return find(extent, shift, [&](uint64_t first) { return claim_at(extent, shift, first); });
   }
-  /// A run for blocks of that size is free at this instant.
+  /// A run for blocks of that size is free at this instant. Looks first where one was before, since
+  /// puts ask.
   bool has_room_for(uint64_t block_bytes) const {
-    return find(0, c_.layout.run_shift(block_bytes), [](uint64_t) { return true; });
+    const uint32_t shift = c_.layout.run_shift(block_bytes);
+    const uint64_t words = c_.layout.run_words(shift);
+    const uint64_t seen = free_seen_.load(std::memory_order_relaxed) / words * words;
+    if (is_free({BH_RUN_CHANGING, shift, seen})) return true;
+    return find(0, shift, [&](uint64_t first) {
+      free_seen_.store(first, std::memory_order_relaxed);
+      return true;
+    });
   }
   /// Gives the run back; the words are NONE (E2). Can be repeated, and continues a claim or a
   /// release that a dead process began.
@@ -64,6 +74,30 @@ class Runs {
       if (c_.access.load(at) == extent + 1) c_.access.store(at, 0);
     });
     c_.access.store(run_at(extent), 0);
+  }
+  /// The run of the extent serves blocks of that size, and is all its own (E1).
+  bool serves(uint64_t extent, uint64_t block_bytes) const {
+    const RunWord run = c_.load_run(extent);
+    const uint64_t last_slot = c_.layout.first_slot(extent + 1) - 1;
+    bool own = run.shift == c_.layout.run_shift(block_bytes) &&
+               c_.layout.word_index(run, last_slot) != Layout::kNoWord;
+    for_each_group(run, [&](uint64_t at) { own = own && c_.access.load(at) == extent + 1; });
+    return own;
+  }
+  /// Groups that no extent can claim, though none has them in its run (E1). Changes during the call
+  /// may count as well.
+  uint64_t count_lost() const {
+    const auto& g = c_.layout.geometry();
+    uint64_t lost = 0;
+    for (uint64_t i = 0; i < c_.layout.group_count(); ++i) {
+      const uint64_t owner = c_.access.load(c_.own(BH_PART_GROUPS, i));
+      if (owner == 0) continue;
+      const RunWord run = owner <= g.extent_count ? c_.load_run(owner - 1) : RunWord{};
+      const uint64_t first = run.first / g.words_per_group;
+      const uint64_t groups = c_.layout.run_words(run.shift) / g.words_per_group;
+      lost += run.state == BH_RUN_NONE || i - first >= groups;
+    }
+    return lost;
   }
   /// For a rebuild: no extent has words.
   void reset() {
@@ -94,6 +128,11 @@ class Runs {
     const uint64_t end = std::min(groups, first + c_.layout.run_words(run.shift) / group);
     for (uint64_t i = first; i < end; ++i) visit(c_.own(BH_PART_GROUPS, i));
   }
+  bool is_free(RunWord run) const {
+    bool free = true;
+    for_each_group(run, [&](uint64_t at) { free = free && c_.access.load(at) == 0; });
+    return free;
+  }
   /// Calls take(first word) for the free runs until it returns true; false if it never does. Where
   /// there are words for all slots, every extent has a place of its own, which is looked at first.
   /// Else the first fit: so a rebuild, which frees nothing in between, loses none to gaps.
@@ -102,10 +141,7 @@ class Runs {
     const uint64_t count = c_.layout.geometry().word_count, words = c_.layout.run_words(shift);
     uint64_t first = c_.layout.has_all_words() ? c_.layout.first_slot(extent) : 0;
     for (uint64_t seen = 0; seen < count; seen += words) {
-      bool free = true;
-      for_each_group({BH_RUN_CHANGING, shift, first},
-                     [&](uint64_t at) { free = free && c_.access.load(at) == 0; });
-      if (free && take(first)) return true;
+      if (is_free({BH_RUN_CHANGING, shift, first}) && take(first)) return true;
       first = first + words == count ? 0 : first + words;
     }
     return false;
@@ -128,6 +164,7 @@ class Runs {
   }
 
   Context<A>& c_;
+  mutable std::atomic<uint64_t> free_seen_{0};  ///< word at which a free run began
 };
 
 }  // namespace bowhead::core

@@ -133,6 +133,35 @@ const std::vector<Case> kCases = {
      {{}, ""},
      {},
      ""},
+    {"RunWord",
+     [](GoldenPool& g) {
+       std::memset(g.at(g.layout().word(0, BH_PART_RUNS, g.extent_of(kVictim))), 0, 8);
+     },
+     {{}, "the allocator does not know of a stored block"},
+     {{}, ""},
+     {},
+     ""},
+    {"RunOfAnotherExtent",
+     [](GoldenPool& g) {
+       const uint64_t at = g.layout().word(0, BH_PART_RUNS, g.extent_of(kVictim));
+       auto run = core::RunWord::unpack(g.read<uint64_t>(at));
+       run.first += g.layout().geometry().words_per_group;
+       const uint64_t word = run.pack();
+       std::memcpy(g.at(at), &word, 8);
+     },
+     {{}, "may be those of another extent too"},
+     {{}, ""},
+     {},
+     ""},
+    {"GroupOfNoExtent",
+     [](GoldenPool& g) {
+       const uint64_t last = g.layout().group_count() - 1;
+       std::memset(g.at(g.layout().word(0, BH_PART_GROUPS, last)), 0xFF, 8);
+     },
+     {{}, "allocator words belong to no extent"},
+     {{}, ""},
+     {},
+     ""},
     {"ExtentState",
      [](GoldenPool& g) {
        const uint64_t state = g.layout().extent_state(0, g.extent_of(kVictim));

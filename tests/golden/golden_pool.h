@@ -91,7 +91,8 @@ class GoldenPool {
   }
   /// Offset of the allocator word of a slot of host 0.
   uint64_t word_of(uint64_t slot) {
-    return block_word(*layout_, 0, slot, [&](uint64_t offset) { return read<uint64_t>(offset); });
+    return test::block_word(*layout_, 0, slot,
+                            [&](uint64_t offset) { return read<uint64_t>(offset); });
   }
   uint64_t header_of(size_t block) { return layout_->header(slot_of(block)); }
   uint64_t extent_of(size_t block) { return layout_->extent_of_slot(slot_of(block)); }
