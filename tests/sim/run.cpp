@@ -241,18 +241,31 @@ bool Simulator::is_full() const {
 }
 
 /// All slots, as far as the hosts that are left have words for them. No host asks another for its
-/// last free extent, which that one may have no words for.
+/// last free extent, which that one may have no words for, and none gives away an extent that it has
+/// in custody.
 uint64_t Simulator::most_blocks() const {
   std::set<uint32_t> hosts;
   for (const auto& user : users_) {
     if (!user->gone()) hosts.insert(user->machine->host);
   }
   const core::Layout& layout = world_.map().layout();
-  const uint64_t kept = !layout.has_all_words() && !hosts.empty()
-                            ? (hosts.size() - 1) * layout.slots_per_extent()
-                            : 0;
-  return std::min(layout.slot_count() - std::min(layout.slot_count(), kept),
-                  hosts.size() * layout.geometry().word_count);
+  const uint64_t extents = layout.geometry().extent_count;
+  const uint64_t worded = layout.geometry().word_count / layout.slots_per_extent();
+  uint64_t usable = extents;
+  if (!layout.has_all_words()) {
+    for (const uint32_t host : hosts) {
+      uint64_t owned = 0, in_custody = 0;
+      for (uint64_t e = 0; e < extents; ++e) {
+        const auto own =
+            core::OwnWord::unpack(world_.peek(host, layout.word(host, BH_PART_OWN, e)));
+        owned += own.state == BH_OWN_OWN;
+        in_custody += own.state == BH_OWN_OWN && own.custody != BH_CUSTODY_FULL;
+      }
+      usable -= std::min(usable, 1 + (owned > worded ? std::min(in_custody, owned - worded) : 0));
+    }
+    usable += hosts.empty() ? 0 : 1;  // one host alone keeps none for others
+  }
+  return std::min(usable, hosts.size() * worded) * layout.slots_per_extent();
 }
 
 void Simulator::check_space() {
