@@ -482,16 +482,23 @@ void Joining<A>::relabel_extents(uint64_t extents) {
 }
 
 /// Writes back and drops all lines that this host can have left in the caches of this boot: another
-/// machine may have had the slot after this one, or have it next.
+/// machine may have had the slot after this one, or have it next. Of an extent that was never carved
+/// no host ever stored a payload; its descriptor, which is published before its blocks are in use,
+/// shows that once it comes from the memory.
 template <class A>
 void Joining<A>::flush_own() {
   const auto& g = c_.layout.geometry();
   c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
+  std::vector<uint64_t> own;
   for (uint64_t e = 0; e < g.extent_count; ++e) {
     const uint32_t state = extents_.own_word(e).state;
-    if (state == BH_OWN_NONE || state == BH_OWN_GIVEN) continue;
-    c_.access.invalidate(c_.layout.descriptor(e), g.table_bytes);
-    c_.access.invalidate(c_.layout.extent_offset(e), g.extent_bytes);
+    if (state != BH_OWN_NONE && state != BH_OWN_GIVEN) own.push_back(e);
+  }
+  for (const uint64_t e : own) c_.access.invalidate(c_.layout.descriptor(e), g.table_bytes);
+  c_.access.fence();
+  for (const uint64_t e : own) {
+    if (c_.access.load_line(c_.layout.descriptor(e)) != Line{})
+      c_.access.invalidate(c_.layout.extent_offset(e), g.extent_bytes);
   }
   c_.settle();
 }
