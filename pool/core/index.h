@@ -120,7 +120,7 @@ class Index {
   }
 
   /// Writes an entry into the own segment. False if the whole probe set is full. Under the key's
-  /// lock.
+  /// lock. Ends with a full fence: loads after it come after the entry (N4).
   bool insert(const Hash128& hash, const bh_index_entry& entry);
 
   /// Clears an entry of the own segment that find() saw. False if it changed since. Under the key's
@@ -215,7 +215,8 @@ bool Index<A>::insert(const Hash128& hash, const bh_index_entry& entry) {
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
       if (c_.access.load(word_at(c_.host, probe.bucket(), i)) == 0 &&
           write_at(probe.bucket(), i, tag, entry)) {
-        log_buckets(hash, n + 1);
+        log_buckets(hash, n + 1);           // by a compare-and-swap of its own
+        if (c_.alone()) c_.access.fence();  // no log
         return true;
       }
     }

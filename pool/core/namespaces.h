@@ -12,8 +12,8 @@
 //      host that passed it over registers a higher epoch (N1).
 //   N3 An id is never used again: it covers the epoch, and that of a new entry is higher than that
 //      of all removed entries of the name.
-//   N4 No block of a removed namespace stays. A process that stores a block writes the entry,
-//      fences, and then looks at `namespaces_gone`; a process that hears of a removal raises the
+//   N4 No block of a removed namespace stays. A process that stores a block writes the entry (which
+//      ends with a fence), and then looks at `namespaces_gone`; a process that hears of a removal raises the
 //      word, fences, and then reads the index. So either the reader finds the entry, or the writer
 //      finds the removal, and raises the word again before it commits the block. If it dies before
 //      that, the scavenger does. The index is read until nothing was found, and nothing left, since
@@ -124,7 +124,8 @@ class Namespaces {
     if (changes != seen_changes_.load(std::memory_order_acquire)) learn(changes);
     return listed(ns);
   }
-  /// Called after an entry of the namespace was written, before its block is COMMITTED (N4). True
+  /// Called after an entry of the namespace was inserted, or found, before its block is COMMITTED
+  /// (N4). True
   /// if the namespace was removed: the block will go.
   bool gone_after_store(uint64_t ns);
   /// A duty: ends what a dead process had begun, hears of removals by other hosts, and retires
@@ -572,7 +573,6 @@ void Namespaces<A>::learn(uint64_t changes) {
 
 template <class A>
 bool Namespaces<A>::gone_after_store(uint64_t ns) {
-  c_.access.fence();
   if (!gone(ns)) return false;
   c_.access.fetch_add(gone_at(), 1);
   return true;
