@@ -54,6 +54,10 @@ bh_pool_info info_of(const PoolInfo& from) {
   info.grace_ms = from.times.grace_ms;
   info.settle_ms = from.times.settle_ms;
   info.reclaim_ms = from.times.reclaim_ms;
+  info.max_bytes = from.max_bytes;
+  info.compat = from.compat;
+  info.incompat = from.incompat;
+  info.ro_compat = from.ro_compat;
   return info;
 }
 
@@ -70,6 +74,8 @@ bh_host_info info_of(const PoolInfo::Host& from) {
   info.leases_active = from.leases_active;
   info.duties_late_ms = from.duties_late_ms;
   info.heartbeat = from.heartbeat;
+  info.features = from.features;
+  info.format_version = from.format_version;
   return info;
 }
 

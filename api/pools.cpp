@@ -20,6 +20,7 @@ bowhead::CreateOptions create_options(const bh_create_options& given) {
   create.hosts = value_or(given.hosts, create.hosts);
   create.extent_bytes = given.extent_bytes;
   create.min_block_bytes = value_or(given.min_block_bytes, create.min_block_bytes);
+  create.max_bytes = given.max_bytes;
   create.evict_high_permille = value_or(given.evict_high_permille, create.evict_high_permille);
   create.evict_low_permille = given.evict_low_permille;
   if (given.no_eviction != 0) create.evict_high_permille = 0;

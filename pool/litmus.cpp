@@ -71,6 +71,7 @@ Result<OpenedPool> open_pool_below(const std::string& locator) {
   auto superblock = core::read_superblock(copy(0), copy(BH_SUPERBLOCK_COPY_OFFSET),
                                           opened.media->size_bytes(), &second_used);
   if (!superblock) return superblock.error();
+  if (auto ok = core::check_writable(*superblock); !ok) return ok.error();
   opened.superblock = *superblock;
   return opened;
 }

@@ -50,13 +50,16 @@ Error always_replaced(const std::string& locator) {
 }
 
 /// CLOSED: it was destroyed or replaced since it was opened, and the name leads elsewhere.
-Result<void> read_superblock(const std::string& locator, OpenedMedia& opened) {
+Result<void> read_superblock(const std::string& locator, MediaUse use, OpenedMedia& opened) {
   const Media& media = *opened.media;
   auto superblock = core::read_superblock(superblock_bytes(media, 0), superblock_bytes(media, 1),
                                           media.size_bytes(), &opened.second_used);
   if (auto failed = media.failure()) return with_locator(locator, *failed);
   if (!superblock && !media.has_name()) return Status::CLOSED;
   if (!superblock) return with_locator(locator, superblock.error());
+  if (use != MediaUse::LOOK) {
+    if (auto ok = core::check_writable(*superblock); !ok) return with_locator(locator, ok.error());
+  }
   opened.superblock = *superblock;
   return {};
 }
@@ -67,7 +70,7 @@ Result<OpenedMedia> open_with_superblock(const std::string& locator,
     auto media = open_media(locator, use);
     if (!media) return with_locator(locator, media.error());
     OpenedMedia opened{.media = std::move(media).value()};
-    const auto read = read_superblock(locator, opened);
+    const auto read = read_superblock(locator, use, opened);
     if (read) return opened;
     if (read.status() != Status::CLOSED) return read.error();
   }
@@ -122,7 +125,7 @@ Result<Doomed> open_doomed(const std::string& locator, bool alone) {
     if (alone && doomed.access->lock_all() == core::LockResult::HELD) return Status::IN_USE;
     // The former holder of the locks may have removed or replaced it: then look at the name again.
     if (!doomed.opened.media->has_name()) continue;
-    const auto read = read_superblock(locator, doomed.opened);
+    const auto read = read_superblock(locator, MediaUse::REMOVE, doomed.opened);
     if (read) return doomed;
     if (read.status() != Status::CLOSED) return read.error();
   }
@@ -524,7 +527,8 @@ Result<std::string> Pool::create(const std::string& locator, const CreateOptions
       .total_bytes = options.size_bytes < core::kPoolBytesMin ? options.size_bytes : rounded,
       .hosts = options.hosts,
       .extent_bytes = options.extent_bytes,
-      .min_block_bytes = options.min_block_bytes};
+      .min_block_bytes = options.min_block_bytes,
+      .max_bytes = options.max_bytes};
   const auto geometry = core::plan_geometry(choice);
   if (!geometry) return with_locator(locator, geometry.error());
   MediaCreateOptions media_options{.size_bytes = choice.total_bytes,
@@ -873,6 +877,9 @@ Result<PoolInfo> Pool::info() {
     info.pool_id = pool_id_text(sb);
     info.format_version = sb.version;
     info.created_unix_ns = sb.created_unix_ns;
+    info.compat = sb.compat;
+    info.incompat = sb.incompat;
+    info.ro_compat = sb.ro_compat;
     info.second_superblock_used = impl_->second_used();
     impl_->core().inspection.fill_info(info);
     return info;

@@ -38,6 +38,9 @@ struct CreateOptions {
   uint32_t hosts = 1;                ///< host slots, 1 to 64; each takes its share of the extents
   uint64_t extent_bytes = 0;         ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
   uint64_t min_block_bytes = 16384;  ///< power of two, 4 KiB to 1 MiB: smaller values take as much
+  /// Size to which the pool can grow later; 0: size_bytes. Its metadata keep space for the extents
+  /// to come, 80 bytes for each and host slot, which may take a tenth of the pool.
+  uint64_t max_bytes = 0;
   uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
   /// Eviction goes on until below this. 0: 20 below the high one, but at least half of it.
   uint32_t evict_low_permille = 0;
@@ -81,7 +84,8 @@ class Pool {
   /// Opens a pool; undoes the unfinished work of dead processes and, after a reboot, rebuilds the
   /// allocator from the index. With several hosts two threads run while it is open: one keeps its
   /// heartbeat, the other does its duties (docs/sharing.md). Returns NO_SUCH_POOL, NOT_A_POOL,
-  /// VERSION_UNKNOWN, DAMAGED (both superblocks), BUSY (another process takes long to open or
+  /// VERSION_UNKNOWN (it has features that this build does not know; an observer can open it if it
+  /// may be read without them), DAMAGED (both superblocks), BUSY (another process takes long to open or
   /// replace it, or the hosts do not agree), LIMIT_REACHED (too many processes, no free host slot),
   /// HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it still have the
   /// pool open), INVALID_ARGUMENT (host), and the statuses of open_media().

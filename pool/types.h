@@ -128,11 +128,17 @@ struct PoolInfo {
     /// the memory that takes, the fewest hosts that one of them mirrors; how many have no memory
     /// for it.
     uint64_t mirrors, mirror_bytes, mirrored_hosts, mirrors_refused;
+    /// What all processes of a live host know: the highest format version, and features (bits of
+    /// PoolInfo::compat, incompat and ro_compat). 0: it is not live, or has not stated it.
+    uint32_t format_version;
+    uint64_t features;
   };
   std::string locator, media_kind, media_description, pool_id;
   uint32_t format_version;
   uint64_t created_unix_ns;
+  uint64_t compat, incompat, ro_compat;  ///< features of the pool (docs/format.md), a bit each
   uint64_t size_bytes, payload_bytes, metadata_bytes;
+  uint64_t max_bytes;  ///< to which it can grow; size_bytes if it cannot
   uint64_t extent_bytes, extent_count, min_block_bytes;
   uint32_t evict_high_permille, evict_low_permille;
   SharingTimes times;           ///< all 0: a pool of one host

@@ -122,6 +122,8 @@ typedef struct bh_create_options {
                             confirms that it has stopped writing; default 60,000 */
   uint32_t no_reclaim; /**< 1: no reuse without that confirmation */
   uint32_t reserved;   /**< zero */
+  uint64_t max_bytes;  /**< size to which the pool can grow later, for which its metadata keep
+                            space: at most a tenth of size_bytes; default: size_bytes */
 } bh_create_options;
 
 /** Creates a pool. It appears at its locator complete or not at all.
@@ -150,7 +152,8 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options);
  * @retval BH_INVALID_ARGUMENT the pool has no such host slot
  * @retval BH_NO_SUCH_POOL nothing exists at the locator
  * @retval BH_NOT_A_POOL the object at the locator is not a pool
- * @retval BH_VERSION_UNKNOWN a newer version of Bowhead created it
+ * @retval BH_VERSION_UNKNOWN it has features that this library does not know; if it may be read
+ *     without them, bh_pool_observe() opens it
  * @retval BH_DAMAGED both copies of its superblock are damaged
  * @retval BH_BUSY another process takes long to open or replace it, or the hosts do not agree yet:
  *     try again
@@ -553,6 +556,10 @@ typedef struct bh_pool_info {
   uint32_t settle_ms;    /**< as bh_create_options.settle_ms */
   uint32_t reclaim_ms;   /**< as bh_create_options.reclaim_ms; 0: not without a confirmation */
   uint32_t reserved;     /**< zero */
+  uint64_t max_bytes;    /**< size to which it can grow; size_bytes if it cannot */
+  uint64_t compat;       /**< features that other versions of Bowhead may ignore, a bit each */
+  uint64_t incompat;     /**< features without which it cannot be opened */
+  uint64_t ro_compat;    /**< features without which only an observer can open it */
 } bh_pool_info;
 
 /** Describes a pool. */
@@ -572,6 +579,10 @@ typedef struct bh_host_info {
   uint64_t duties_late_ms;  /**< age of its other duties at its last heartbeat */
   uint64_t heartbeat;       /**< changes every heartbeat_ms while a process of the host runs: a live
                                  host whose heartbeat stands still for longer has stopped */
+  uint64_t features;       /**< that all processes of a live host know: bits of bh_pool_info.compat,
+                                 incompat and ro_compat */
+  uint32_t format_version; /**< the highest that they know; 0: it is not live */
+  uint32_t reserved;       /**< zero */
 } bh_host_info;
 
 /** Calls `visit` for every host slot, in order; a result other than 0 ends the list.

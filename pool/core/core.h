@@ -64,7 +64,8 @@ class Core {
         index_(context_),
         leases_(context_),
         hosts_(context_),
-        settings_{superblock.evict_high_permille, superblock.evict_low_permille, mirror_bytes},
+        settings_{superblock.evict_high_permille, superblock.evict_low_permille, mirror_bytes,
+                  has_newer_features(superblock)},
         rooms_{context_, extents_, allocator_, index_,     leases_, hosts_,   settings_,  locks,
                mirror,   lookup,   retirement, reading,    writing, space,    namespaces, holdings,
                mail,     grants,   custody,    membership, joining, recovery, inspection} {}

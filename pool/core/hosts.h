@@ -86,6 +86,9 @@ class Hosts {
   bool heartbeat_is_foreign() const;
   /// Before the first heartbeat of a life.
   void begin_heartbeat(uint64_t now_ns);
+  /// States in the heartbeat line what every process of this life knows: what this one knows, and,
+  /// if `others` of this life may run, no more than what it says already. Under the host lock.
+  void state_known(bool others);
   /// `live`: also publishes which stamps have settled (not while the private part is rebuilt).
   void publish_heartbeat(uint64_t now_ns, bool live);
   /// Looks at the decisions of all hosts: updates view and acks.
@@ -255,6 +258,16 @@ void Hosts<A>::begin_heartbeat(uint64_t now_ns) {
   c_.access.store(c_.private_word(offsetof(bh_host_private, heartbeat_at_ns)), 0);
   c_.access.store(c_.private_word(offsetof(bh_host_private, duties_at_ns)), 0);
   note_duties_done(now_ns);
+}
+
+template <class A>
+void Hosts<A>::state_known(bool others) {
+  const uint64_t at = heartbeat_at(c_.host) + offsetof(bh_host_heartbeat, known);
+  const uint64_t stated = c_.access.load(at);
+  const uint64_t known = (others ? kKnown.common(KnownWord::unpack(stated)) : kKnown).pack();
+  if (known == stated) return;
+  c_.access.store(at, known);
+  c_.access.publish(at, 8);
 }
 
 /// Reads the word first: a process of this machine recorded each value before it stored it (H5).

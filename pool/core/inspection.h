@@ -78,6 +78,7 @@ class Inspection {
   void check_words(const PrivateView& view, CheckReport& report);
   void check_slots_and_extents(CheckReport& report);
   void check_namespaces(CheckReport& report);
+  void check_unused_parts(CheckReport& report);
   void count_blocks(PoolInfo& info) const;
   void sum_counters(PoolInfo& info) const;
   const char* housekeeping_fault(const Found& found, const PrivateView* view) const;
@@ -113,6 +114,7 @@ template <class A>
 void Inspection<A>::fill_info(PoolInfo& info) {
   const auto& g = c_.layout.geometry();
   info.size_bytes = g.total_bytes;
+  info.max_bytes = g.max_bytes;
   info.payload_bytes = g.extent_count * g.extent_bytes;
   info.metadata_bytes = info.size_bytes - info.payload_bytes;
   info.extent_bytes = g.extent_bytes;
@@ -205,6 +207,7 @@ CheckReport Inspection<A>::check(bool payload, const Progress& progress) {
   }
   check_slots_and_extents(report);
   check_namespaces(report);
+  check_unused_parts(report);
   return report;
 }
 
@@ -305,7 +308,9 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
                         .mirrors = 0,
                         .mirror_bytes = 0,
                         .mirrored_hosts = 0,
-                        .mirrors_refused = 0};
+                        .mirrors_refused = 0,
+                        .format_version = 0,
+                        .features = 0};
   const auto slot = hosts_.read_slot(host);
   static constexpr const char* kStates[] = {"free", "joining", "live", "left"};
   result.state = slot && slot->state < 4 ? kStates[slot->state] : "damaged";
@@ -335,6 +340,13 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
     add_mirror(c_.layout.process(host, p), result);
   }
   result.leases_active = leases_.active(host);
+  if (result.state == "live") {
+    const uint64_t at = c_.layout.part(host, BH_PART_HEARTBEAT);
+    c_.acquire_from(host, at, sizeof(bh_host_heartbeat));
+    const auto known = KnownWord::unpack(c_.access.load(at + offsetof(bh_host_heartbeat, known)));
+    result.format_version = known.version;
+    result.features = known.features;
+  }
   if (!c_.alone() && (result.state == "live" || result.state == "joining")) {
     result.heartbeat = heartbeat_of(host);
     result.duties_late_ms = c_.access.load(c_.layout.part(host, BH_PART_HEARTBEAT) +
@@ -539,6 +551,29 @@ void Inspection<A>::check_namespaces(CheckReport& report) {
         {"the description of a namespace is damaged; its blocks are not, and the next process that "
          "opens the namespace writes it anew",
          false, c_.layout.name_space(host, i)});
+  }
+}
+
+/// Finds what cannot have been stored: no process stores anything to these parts yet.
+template <class A>
+void Inspection<A>::check_unused_parts(CheckReport& report) {
+  if (settings_.newer_features) return;
+  for (uint32_t host = 0; host < hosts_.count(); ++host) {
+    for (const auto& [part, name] :
+         {std::pair{BH_PART_MEDIA, "words of media"}, std::pair{BH_PART_RINGS, "rings"}}) {
+      const uint64_t bytes = c_.layout.geometry().parts[part].bytes;
+      c_.acquire_from(host, c_.layout.part(host, part), bytes);
+      for (uint64_t i = 0; i < bytes / 8; ++i) {
+        const uint64_t at = c_.layout.word(host, part, i);
+        if (c_.access.load(at) == 0) continue;
+        report.findings.push_back(
+            {fmt::format("the {} of host {}, which must be zero, are damaged; the next life of the "
+                         "host, or `bowhead pool repair`, clears them",
+                         name, host),
+             false, at});
+        break;
+      }
+    }
   }
 }
 

@@ -34,6 +34,7 @@ class Joining {
         index_(rooms.index),
         leases_(rooms.leases),
         hosts_(rooms.hosts),
+        settings_(rooms.settings),
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         holdings_(rooms.holdings),
@@ -74,6 +75,7 @@ class Joining {
   Result<void> take_over_extents(Life old);
   void relabel_extents(uint64_t extents);
   void flush_own();
+  void clear_unused_parts();
   Result<void> take_process_slot();
   uint64_t drop_all_damaged(const Progress& progress);
   uint64_t drop_damaged_namespaces();
@@ -83,6 +85,7 @@ class Joining {
   Index<A>& index_;
   Leases<A>& leases_;
   Hosts<A>& hosts_;
+  const Settings& settings_;
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
@@ -267,6 +270,7 @@ Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
   if (!same_boot || over) return begin_life(*slot, same_boot, progress);
   if (slot->state != BH_HOST_LIVE) hosts_.write_slot(*slot, BH_HOST_LIVE);
   if (!here && !c_.alone()) hosts_.begin_heartbeat(c_.access.now_ns());
+  hosts_.state_known(/*others=*/here);
   membership_.go_live(*slot);
   if (!c_.alone()) {
     if (start_heartbeat_) start_heartbeat_();
@@ -359,6 +363,8 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
   }
   recovery_.rebuild(progress);
   namespaces_.restart();
+  clear_unused_parts();
+  hosts_.state_known(/*others=*/false);
   const uint64_t settled_at =
       c_.layout.part(c_.host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, settled);
   c_.access.store(settled_at, uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS);
@@ -501,6 +507,20 @@ void Joining<A>::flush_own() {
       c_.access.invalidate(c_.layout.extent_offset(e), g.extent_bytes);
   }
   c_.settle();
+}
+
+/// Nothing is stored there yet: what is there is damage, and `pool check` reports it.
+template <class A>
+void Joining<A>::clear_unused_parts() {
+  if (settings_.newer_features) return;
+  for (const uint32_t part : {BH_PART_MEDIA, BH_PART_RINGS}) {
+    for (uint64_t i = 0; i < c_.layout.geometry().parts[part].bytes / 8; ++i) {
+      const uint64_t at = c_.own(part, i);
+      if (c_.access.load(at) == 0) continue;
+      c_.access.store(at, 0);
+      c_.access.publish(at, 8);
+    }
+  }
 }
 
 template <class A>

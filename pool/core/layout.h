@@ -26,6 +26,7 @@ struct GeometryChoice {
   uint32_t hosts = 1;
   uint64_t extent_bytes = 0;  ///< 0: total / 1024 within 2 MiB and 64 MiB
   uint64_t min_block_bytes = 16384;
+  uint64_t max_bytes = 0;  ///< to which the pool can grow; 0: total_bytes
 };
 
 inline constexpr uint64_t kPoolBytesMin = uint64_t{16} << 20;
@@ -41,8 +42,8 @@ Result<bh_geometry> plan_geometry(const GeometryChoice& choice);
 void plan_words(bh_geometry& geometry, uint64_t extents);
 
 /// Places the parts of each region, then tables and payload behind the regions. `geometry` has all
-/// counts, sizes of extents and blocks, and regions_offset; total_bytes is not changed. Returns the
-/// end of the payload. Besides plan_geometry() only tests call it.
+/// counts, sizes of extents, blocks and rings, and regions_offset; total_bytes is not changed.
+/// Returns the end of the payload. Besides plan_geometry() only tests call it.
 uint64_t place_parts(bh_geometry& geometry, uint64_t payload_align_bytes);
 
 /// Check the settings of a pool, by the same rule when it is created and when it is opened. Each
@@ -59,10 +60,19 @@ inline SharingTimes times_of(const bh_superblock& sb) {
   return {sb.heartbeat_ms, sb.dead_ms, sb.grace_ms, sb.settle_ms, sb.reclaim_ms};
 }
 
+/// The pool has features that this version does not know, but may at least read: what is zero in
+/// version 2 may have a meaning.
+inline bool has_newer_features(const bh_superblock& sb) {
+  return (sb.compat & ~BH_FEATURES_COMPAT) != 0 || (sb.ro_compat & ~BH_FEATURES_RO_COMPAT) != 0;
+}
+/// VERSION_UNKNOWN for a pool that this version may read, but not write to.
+Result<void> check_writable(const bh_superblock& sb);
+
 /// Reads a superblock from the two copies (any bytes; one that is too short counts as missing).
 /// `second_used`: the first copy is damaged. The superblock returned has a planned geometry and
-/// settings that a pool may have. Returns NOT_A_POOL, VERSION_UNKNOWN, DAMAGED (also: the medium is
-/// shorter than the pool).
+/// settings that a pool may have. Returns NOT_A_POOL (also: another medium of a pool),
+/// VERSION_UNKNOWN, DAMAGED (also: the medium is shorter than the pool). Who writes to the pool must
+/// also ask check_writable().
 Result<bh_superblock> read_superblock(std::span<const std::byte> first,
                                       std::span<const std::byte> second, uint64_t media_bytes,
                                       bool* second_used);

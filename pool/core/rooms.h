@@ -90,6 +90,7 @@ struct Settings {
   uint32_t evict_high_permille = 0;  ///< 0: no eviction
   uint32_t evict_low_permille = 0;
   uint64_t mirror_bytes = kMirrorBytes;  ///< that the mirror of indexes may take at most
+  bool newer_features = false;           ///< has_newer_features()
 };
 
 /// The size of the block that a header needs.

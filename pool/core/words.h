@@ -7,6 +7,7 @@
 #include <bowhead/format/index.h>
 #include <bowhead/format/superblock.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -42,6 +43,26 @@ struct StateWord {
 
   static constexpr uint64_t kSequenceMask = (uint64_t{1} << BH_WORD_PROCESS_SHIFT) - 1;
 };
+
+/// What the software of a host knows (bh_host_heartbeat.known).
+struct KnownWord {
+  uint32_t version = 0;  ///< 0: not stated
+  uint64_t features = 0;
+
+  static KnownWord unpack(uint64_t word) {
+    return {static_cast<uint32_t>(word >> BH_KNOWN_VERSION_SHIFT), word & kFeaturesMask};
+  }
+  uint64_t pack() const { return uint64_t{version} << BH_KNOWN_VERSION_SHIFT | features; }
+  /// What both know.
+  KnownWord common(const KnownWord& other) const {
+    return {std::min(version, other.version), features & other.features};
+  }
+
+  static constexpr uint64_t kFeaturesMask = (uint64_t{1} << BH_KNOWN_VERSION_SHIFT) - 1;
+};
+/// What this version of Bowhead knows.
+inline constexpr KnownWord kKnown = {
+    BH_FORMAT_VERSION, BH_FEATURES_COMPAT | BH_FEATURES_INCOMPAT | BH_FEATURES_RO_COMPAT};
 
 /// Where the words of an extent's blocks are (host.h).
 struct RunWord {

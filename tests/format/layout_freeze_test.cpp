@@ -10,6 +10,7 @@
 #include <bowhead/format/frame.h>
 #include <bowhead/format/host.h>
 #include <bowhead/format/index.h>
+#include <bowhead/format/medium.h>
 #include <bowhead/format/superblock.h>
 #include <bowhead/status.h>
 #include <gtest/gtest.h>
@@ -86,9 +87,11 @@ TEST(LayoutFreeze, Geometry) {
       FIELD(bh_geometry, namespace_count, 100, 4),   FIELD(bh_geometry, lock_count, 104, 4),
       FIELD(bh_geometry, touch_count, 108, 4),       FIELD(bh_geometry, block_parity_bytes, 112, 4),
       FIELD(bh_geometry, log_count, 116, 4),         FIELD(bh_geometry, word_count, 120, 8),
-      FIELD(bh_geometry, words_per_group, 128, 8),   FIELD(bh_geometry, parts, 136, 336),
+      FIELD(bh_geometry, words_per_group, 128, 8),   FIELD(bh_geometry, max_bytes, 136, 8),
+      FIELD(bh_geometry, extents_max, 144, 8),       FIELD(bh_geometry, ring_bytes, 152, 8),
+      FIELD(bh_geometry, reserved, 160, 40),         FIELD(bh_geometry, parts, 200, 512),
   };
-  expect_layout<bh_geometry>(472, fields);
+  expect_layout<bh_geometry>(712, fields);
 }
 
 TEST(LayoutFreeze, Superblock) {
@@ -105,18 +108,31 @@ TEST(LayoutFreeze, Superblock) {
       FIELD(bh_superblock, seal_kind, 68, 4),
       FIELD(bh_superblock, evict_high_permille, 72, 4),
       FIELD(bh_superblock, evict_low_permille, 76, 4),
-      FIELD(bh_superblock, geometry, 80, 472),
-      FIELD(bh_superblock, heartbeat_ms, 552, 4),
-      FIELD(bh_superblock, dead_ms, 556, 4),
-      FIELD(bh_superblock, grace_ms, 560, 4),
-      FIELD(bh_superblock, settle_ms, 564, 4),
-      FIELD(bh_superblock, reclaim_ms, 568, 4),
-      FIELD(bh_superblock, reserved0, 572, 4),
-      FIELD(bh_superblock, reserved, 576, 3504),
+      FIELD(bh_superblock, geometry, 80, 712),
+      FIELD(bh_superblock, heartbeat_ms, 792, 4),
+      FIELD(bh_superblock, dead_ms, 796, 4),
+      FIELD(bh_superblock, grace_ms, 800, 4),
+      FIELD(bh_superblock, settle_ms, 804, 4),
+      FIELD(bh_superblock, reclaim_ms, 808, 4),
+      FIELD(bh_superblock, reserved0, 812, 4),
+      FIELD(bh_superblock, reserved, 816, 3264),
       FIELD(bh_superblock, checksum, 4080, 8),
       FIELD(bh_superblock, magic_end, 4088, 8),
   };
   expect_layout<bh_superblock>(4096, fields);
+}
+
+TEST(LayoutFreeze, MediumLabel) {
+  const std::vector<Field> fields = {
+      FIELD(bh_medium_label, magic, 0, 8),         FIELD(bh_medium_label, version, 8, 4),
+      FIELD(bh_medium_label, copy, 12, 4),         FIELD(bh_medium_label, medium, 16, 4),
+      FIELD(bh_medium_label, reserved0, 20, 4),    FIELD(bh_medium_label, pool_id, 24, 16),
+      FIELD(bh_medium_label, pool_offset, 40, 8),  FIELD(bh_medium_label, bytes, 48, 8),
+      FIELD(bh_medium_label, first_extent, 56, 8), FIELD(bh_medium_label, extent_count, 64, 8),
+      FIELD(bh_medium_label, reserved, 72, 4008),  FIELD(bh_medium_label, checksum, 4080, 8),
+      FIELD(bh_medium_label, magic_end, 4088, 8),
+  };
+  expect_layout<bh_medium_label>(4096, fields);
 }
 
 TEST(LayoutFreeze, HostSlot) {
@@ -139,7 +155,7 @@ TEST(LayoutFreeze, HostHeartbeat) {
       FIELD(bh_host_heartbeat, mails_written, 32, 8),
       FIELD(bh_host_heartbeat, namespaces_used, 40, 8),
       FIELD(bh_host_heartbeat, namespaces_removed, 48, 8),
-      FIELD(bh_host_heartbeat, reserved, 56, 8),
+      FIELD(bh_host_heartbeat, known, 56, 8),
   };
   expect_layout<bh_host_heartbeat>(64, fields);
 }
@@ -327,21 +343,14 @@ TEST(LayoutFreeze, FrameHeader) {
 
 std::vector<std::pair<size_t, size_t>> frozen_sizes() {
   return {
-      {sizeof(bh_part), 16},
-      {sizeof(bh_geometry), 472},
-      {sizeof(bh_superblock), 4096},
-      {sizeof(bh_host_slot), 64},
-      {sizeof(bh_host_heartbeat), 64},
-      {sizeof(bh_namespace), 640},
-      {sizeof(bh_host_private), 192},
-      {sizeof(bh_process), 192},
-      {sizeof(bh_lease_slot), 32},
-      {sizeof(bh_extent_state), 64},
-      {sizeof(bh_block_header), 64},
-      {sizeof(bh_block_slot), 128},
-      {sizeof(bh_extent_descriptor), 64},
-      {sizeof(bh_index_entry), 64},
-      {sizeof(bh_index_bucket), 512},
+      {sizeof(bh_part), 16},         {sizeof(bh_geometry), 712},
+      {sizeof(bh_superblock), 4096}, {sizeof(bh_medium_label), 4096},
+      {sizeof(bh_host_slot), 64},    {sizeof(bh_host_heartbeat), 64},
+      {sizeof(bh_namespace), 640},   {sizeof(bh_host_private), 192},
+      {sizeof(bh_process), 192},     {sizeof(bh_lease_slot), 32},
+      {sizeof(bh_extent_state), 64}, {sizeof(bh_block_header), 64},
+      {sizeof(bh_block_slot), 128},  {sizeof(bh_extent_descriptor), 64},
+      {sizeof(bh_index_entry), 64},  {sizeof(bh_index_bucket), 512},
       {sizeof(bh_frame_header), 28},
   };
 }
@@ -387,17 +396,22 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_PART_MAIL, 8),
       NUMBER(BH_PART_INDEX, 9),
       NUMBER(BH_PART_LOG, 10),
-      NUMBER(BH_PART_PRIVATE, 11),
-      NUMBER(BH_PART_PROCESSES, 12),
-      NUMBER(BH_PART_LEASES, 13),
-      NUMBER(BH_PART_VIEW, 14),
-      NUMBER(BH_PART_LOCKS, 15),
-      NUMBER(BH_PART_EXTENTS, 16),
-      NUMBER(BH_PART_RUNS, 17),
-      NUMBER(BH_PART_GROUPS, 18),
-      NUMBER(BH_PART_BLOCKS, 19),
-      NUMBER(BH_PART_RECENCY, 20),
-      NUMBER(BH_PART_COUNT, 21),
+      NUMBER(BH_PART_MEDIA, 11),
+      NUMBER(BH_PART_RINGS, 12),
+      NUMBER(BH_PART_PRIVATE, 13),
+      NUMBER(BH_PART_PROCESSES, 14),
+      NUMBER(BH_PART_LEASES, 15),
+      NUMBER(BH_PART_VIEW, 16),
+      NUMBER(BH_PART_LOCKS, 17),
+      NUMBER(BH_PART_EXTENTS, 18),
+      NUMBER(BH_PART_RUNS, 19),
+      NUMBER(BH_PART_GROUPS, 20),
+      NUMBER(BH_PART_BLOCKS, 21),
+      NUMBER(BH_PART_RECENCY, 22),
+      NUMBER(BH_PART_COUNT, 23),
+      NUMBER(BH_PART_PLACES, 32),
+      NUMBER(BH_MEDIA_MAX, 64),
+      NUMBER(BH_MEDIUM_MAGIC, 0x314D444548574F42),
   };
   expect_numbers(numbers);
 }
@@ -429,6 +443,12 @@ TEST(NumberFreeze, Namespace) {
 
 TEST(NumberFreeze, Host) {
   const std::vector<Number> numbers = {
+      NUMBER(BH_KNOWN_VERSION_SHIFT, 56),
+      NUMBER(BH_RUN_NONE, 0),
+      NUMBER(BH_RUN_CHANGING, 1),
+      NUMBER(BH_RUN_READY, 2),
+      NUMBER(BH_RUN_STATE_SHIFT, 56),
+      NUMBER(BH_RUN_SHIFT_SHIFT, 48),
       NUMBER(BH_OWN_UNCONFIRMED, 255),
       NUMBER(BH_OWN_STATE_SHIFT, 60),
       NUMBER(BH_OWN_EPOCH_SHIFT, 32),
@@ -542,6 +562,8 @@ TEST(NumberFreeze, BlockAndIndex) {
 TEST(NumberFreeze, MagicReadsAsText) {
   const uint64_t magic = BH_SUPERBLOCK_MAGIC;
   EXPECT_EQ(std::memcmp(&magic, "BOWHEAD1", sizeof(magic)), 0);
+  const uint64_t medium = BH_MEDIUM_MAGIC;
+  EXPECT_EQ(std::memcmp(&medium, "BOWHEDM1", sizeof(medium)), 0);
 }
 
 TEST(NumberFreeze, Status) {

@@ -27,25 +27,29 @@ void check_parts(const bh_geometry& g) {
                  slots_per_extent % g.words_per_group == 0);
   BOWHEAD_ASSERT(g.word_count >= slots_per_extent && g.word_count % slots_per_extent == 0 &&
                  g.word_count <= g.extent_count * slots_per_extent);
+  BOWHEAD_ASSERT(g.max_bytes >= g.total_bytes && g.extents_max >= g.extent_count &&
+                 (g.extents_max - g.extent_count) * g.extent_bytes <= g.max_bytes - g.total_bytes);
   const Wide needed[BH_PART_COUNT] = {
       2 * sizeof(bh_host_slot),
       sizeof(bh_host_heartbeat),
       8 * BH_HOSTS_MAX,
       8 * BH_HOSTS_MAX,
-      Wide{8} * g.extent_count,
+      Wide{8} * g.extents_max,
       Wide{sizeof(bh_namespace)} * g.namespace_count,
       Wide{8} * g.lease_count,
       Wide{8} * g.touch_count,
       Wide{4096} * g.host_count,
       Wide{sizeof(bh_index_bucket)} * g.index_bucket_count,
       Wide{8} * g.log_count,
+      8 * BH_MEDIA_MAX,
+      g.ring_bytes,
       sizeof(bh_host_private),
       Wide{sizeof(bh_process)} * g.process_count,
       Wide{sizeof(bh_lease_slot)} * g.lease_count,
       8 * BH_HOSTS_MAX,
       Wide{8} * g.lock_count,
-      Wide{sizeof(bh_extent_state)} * g.extent_count,
-      Wide{8} * g.extent_count,
+      Wide{sizeof(bh_extent_state)} * g.extents_max,
+      Wide{8} * g.extents_max,
       Wide{8} * (g.word_count / g.words_per_group),
       Wide{8} * g.word_count,
       Wide{8} * g.word_count,
@@ -57,6 +61,9 @@ void check_parts(const bh_geometry& g) {
     end = Wide{g.parts[i].offset} + g.parts[i].bytes;
   }
   BOWHEAD_ASSERT(end <= g.region_bytes);
+  BOWHEAD_ASSERT(g.parts[BH_PART_RINGS].offset % 4096 == 0 && g.ring_bytes % 4096 == 0);
+  for (uint32_t i = BH_PART_COUNT; i < BH_PART_PLACES; ++i)
+    BOWHEAD_ASSERT(g.parts[i].offset == 0 && g.parts[i].bytes == 0);
 }
 
 void check_geometry(const bh_geometry& g) {
@@ -82,7 +89,7 @@ void check_geometry(const bh_geometry& g) {
     BOWHEAD_ASSERT(at % align == 0);
   BOWHEAD_ASSERT(g.host_count == 1 || g.table_bytes % align == 0);
   // Hazard words have 36 bits for a page.
-  BOWHEAD_ASSERT(g.total_bytes / BH_PAYLOAD_ALIGN <= uint64_t{1} << BH_HAZARD_PAGE_BITS);
+  BOWHEAD_ASSERT(g.max_bytes / BH_PAYLOAD_ALIGN <= uint64_t{1} << BH_HAZARD_PAGE_BITS);
 }
 
 /// Settings that the core divides by, waits for or compares with, without further checks.
@@ -105,7 +112,8 @@ bh_superblock plausible(Input& input) {
                               .align_bytes = input.take<uint64_t>(),
                               .hosts = input.take<uint32_t>(),
                               .extent_bytes = input.take<uint64_t>(),
-                              .min_block_bytes = input.take<uint64_t>()};
+                              .min_block_bytes = input.take<uint64_t>(),
+                              .max_bytes = input.take<uint64_t>()};
   if (auto planned = core::plan_geometry(choice)) {
     check_geometry(*planned);
     sb.geometry = *planned;
@@ -165,7 +173,13 @@ void check_read(const Copies& copies, uint64_t media_bytes) {
     BOWHEAD_ASSERT(possible.contains(read.status()) && !read.error().detail.empty());
     return;
   }
-  BOWHEAD_ASSERT(read->version == BH_FORMAT_VERSION && read->incompat == 0 && read->ro_compat == 0);
+  BOWHEAD_ASSERT(read->version == BH_FORMAT_VERSION && read->incompat == 0);
+  const bool newer = read->compat != 0 || read->ro_compat != 0;
+  BOWHEAD_ASSERT(newer == core::has_newer_features(*read));
+  BOWHEAD_ASSERT(static_cast<bool>(core::check_writable(*read)) == (read->ro_compat == 0));
+  const auto* reserved = std::begin(read->reserved);
+  BOWHEAD_ASSERT(newer || std::all_of(reserved, std::end(read->reserved),
+                                      [](uint8_t byte) { return byte == 0; }));
   BOWHEAD_ASSERT(read->geometry.total_bytes <= media_bytes);
   BOWHEAD_ASSERT(std::memcmp(&read.value(), (second_used ? copies.second : copies.first).data(),
                              sizeof(bh_superblock)) == 0);
@@ -177,7 +191,7 @@ void check_read(const Copies& copies, uint64_t media_bytes) {
 }  // namespace bowhead
 
 /// {mode: u8, medium's size: u64}, then raw copies (mode 0: the first 4 KiB are the first copy) or
-/// choices of a geometry {u64, u64, u32, u64, u64} and records of patches.
+/// choices of a geometry {u64, u64, u32, u64, u64, u64} and records of patches.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bowhead::fuzz::Input input(data, size);
   const bool raw = input.take<uint8_t>() == 0;

@@ -13,9 +13,9 @@ namespace {
 constexpr uint64_t kPage = 4096;
 
 constexpr std::array<const char*, BH_PART_COUNT> kPartNames = {
-    "slot",  "heartbeat", "decide",  "ack",  "own",     "namespaces", "hazards",
-    "touch", "mail",      "index",   "log",  "private", "processes",  "leases",
-    "view",  "locks",     "extents", "runs", "groups",  "blocks",     "recency"};
+    "slot", "heartbeat", "decide",  "ack",   "own",    "namespaces", "hazards",   "touch",
+    "mail", "index",     "log",     "media", "rings",  "private",    "processes", "leases",
+    "view", "locks",     "extents", "runs",  "groups", "blocks",     "recency"};
 
 }  // namespace
 
@@ -24,6 +24,7 @@ bh_geometry small_geometry(const Shape& shape) {
   g.region_align_bytes = kPage;
   g.extent_bytes = kExtentBytes;
   g.extent_count = shape.extents;
+  g.extents_max = shape.extents;
   g.min_block_bytes = kMinBlockBytes;
   g.index_bucket_count = shape.buckets;
   g.host_count = shape.hosts;
@@ -37,6 +38,7 @@ bh_geometry small_geometry(const Shape& shape) {
   g.log_count = shape.hosts > 1 ? 16 : 0;  // so small that it often runs over
   g.regions_offset = kPage;                // the core gets the superblock directly
   g.total_bytes = core::place_parts(g, kPage);
+  g.max_bytes = g.total_bytes;
   return g;
 }
 

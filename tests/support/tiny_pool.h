@@ -42,6 +42,7 @@ inline bh_geometry tiny_geometry(const TinyShape& shape) {
   g.region_align_bytes = 4096;
   g.extent_bytes = shape.extent_bytes;
   g.extent_count = shape.extent_count;
+  g.extents_max = shape.extent_count;
   g.min_block_bytes = shape.min_block_bytes;
   g.index_bucket_count = shape.index_bucket_count;
   g.host_count = 1;
@@ -53,6 +54,7 @@ inline bh_geometry tiny_geometry(const TinyShape& shape) {
   core::plan_words(g, shape.worded_extents);
   g.regions_offset = BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET;
   g.total_bytes = core::place_parts(g, BH_PAYLOAD_ALIGN);
+  g.max_bytes = g.total_bytes;
   return g;
 }
 

@@ -82,6 +82,9 @@ void add_create(CLI::App& parent, Action& action) {
   command->add_option("locator", a->locator, kLocatorHelp)->required();
   add_size(*command, "--size", a->options.size_bytes, "Size of the whole pool, such as 4G")
       ->required();
+  add_size(*command, "--max-size", a->options.max_bytes,
+           "Size to which the pool can grow later, for which its metadata keep space (default: "
+           "--size)");
   add_number(*command, "--hosts", a->options.hosts, "Hosts that may share the pool, 1 to 64",
              {1, BH_HOSTS_MAX})
       ->capture_default_str();
@@ -172,6 +175,7 @@ Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
                {"flush", info.flush},
                {"second_superblock_used", info.second_superblock_used},
                {"size_bytes", info.size_bytes},
+               {"max_bytes", info.max_bytes},
                {"payload_bytes", info.payload_bytes},
                {"metadata_bytes", info.metadata_bytes},
                {"extent_bytes", info.extent_bytes},
@@ -201,6 +205,8 @@ Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
                  {"scavenged", info.scavenged},
                  {"hits_elsewhere", info.hits_elsewhere},
                  {"recompressed", info.recompressed}}}};
+  json["features"] = {
+      {"compat", info.compat}, {"incompat", info.incompat}, {"ro_compat", info.ro_compat}};
   json["namespaces"] = Json::array();
   for (const auto& ns : info.namespaces) json["namespaces"].push_back(namespace_json(ns, usage));
   json["hosts"] = Json::array();
@@ -218,7 +224,9 @@ Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
                              {"mirrors", host.mirrors},
                              {"mirror_bytes", host.mirror_bytes},
                              {"mirrored_hosts", host.mirrored_hosts},
-                             {"mirrors_refused", host.mirrors_refused}});
+                             {"mirrors_refused", host.mirrors_refused},
+                             {"format_version", host.format_version},
+                             {"features", host.features}});
   }
   return json;
 }
@@ -243,7 +251,11 @@ std::string info_text(const PoolInfo& info, const Usage& usage, const Silent& si
   fields.add("created", time_text(info.created_unix_ns));
   fields.add("media", fmt::format("{}: {}", info.media_kind, info.media_description));
   fields.add("published by", info.flush);
+  if ((info.compat | info.incompat | info.ro_compat) != 0)
+    fields.add("features", fmt::format("compat {:#x}, incompat {:#x}, ro_compat {:#x}", info.compat,
+                                       info.incompat, info.ro_compat));
   fields.add("size", exact_bytes(info.size_bytes));
+  if (info.max_bytes != info.size_bytes) fields.add("maximum size", exact_bytes(info.max_bytes));
   fields.add("payload",
              fmt::format("{}, {:.2f} % of the size", exact_bytes(info.payload_bytes),
                          percent(static_cast<double>(info.payload_bytes), info.size_bytes)));

@@ -45,11 +45,14 @@ typedef struct bh_host_heartbeat {
                              them all at each heartbeat; a hint */
   uint64_t namespaces_used;    /* entries of the table at and beyond this index were never used */
   uint64_t namespaces_removed; /* raised after an entry that says REMOVED is in the memory */
-  uint64_t reserved;
+  uint64_t known; /* what every process of this life knows: highest format version:8 | features:56
+                     (bits of the masks of the superblock), high to low; 0: not stated yet */
 } bh_host_heartbeat;
+#define BH_KNOWN_VERSION_SHIFT 56u
 BH_FORMAT_SIZE(bh_host_heartbeat, 64);
 BH_FORMAT_OFFSET(bh_host_heartbeat, mails_written, 32);
 BH_FORMAT_OFFSET(bh_host_heartbeat, namespaces_used, 40);
+BH_FORMAT_OFFSET(bh_host_heartbeat, known, 56);
 
 /* Decision word, decide[h][d]: the register of host h for the agreement on who succeeds incarnation
  * `inst` of slot d (Disk Paxos: Gafni and Lamport 2003, with one disk). High to low:

@@ -13,6 +13,7 @@
 #define BOWHEAD_FORMAT_SUPERBLOCK_H
 
 #include <bowhead/format/common.h>
+#include <bowhead/format/medium.h>
 
 #define BH_SUPERBLOCK_MAGIC 0x3144414548574F42ull /* "BOWHEAD1" as stored */
 /* Replaces the magic of both copies when the pool is destroyed: "DESTROYD" as stored. It shows
@@ -23,8 +24,10 @@
 #define BH_SUPERBLOCK_COPIES 2u
 
 /* Feature masks. A reader of an unknown bit: compat: ignores it; incompat: refuses to open;
- * ro_compat: may read, refuses to write. Version 2 defines none. Incompat bit 0 is reserved for
- * redundancy inside a block. */
+ * ro_compat: may read, refuses to write. A number is given to one feature only, whichever mask it is
+ * in, and is below 56, so that one word can state all features that a host knows
+ * (bh_host_heartbeat.known). Version 2 defines none; incompat bit 0 is reserved for redundancy
+ * inside a block. docs/format.md has the rules for new ones. */
 #define BH_FEATURES_COMPAT 0ull
 #define BH_FEATURES_INCOMPAT 0ull
 #define BH_FEATURES_RO_COMPAT 0ull
@@ -35,7 +38,7 @@ enum {
   BH_CHECKSUM_XXH3_TREE_4K = 1 /* XXH3-64 of the XXH3-64 sums of 4 KiB pieces (base/checksum.h) */
 };
 
-/* The parts of a host region, in order. Parts up to BH_PART_LOG are published: only the host
+/* The parts of a host region, in order. Parts up to BH_PART_RINGS are published: only the host
  * writes them, all hosts read them. The other parts are host-private: the processes of the host
  * share them through ordinary atomics, and no other host bases a decision on them. */
 enum {
@@ -43,25 +46,28 @@ enum {
   BH_PART_HEARTBEAT,  /* bh_host_heartbeat: heartbeat and other words that change */
   BH_PART_DECIDE,     /* u64 x BH_HOSTS_MAX: registers of the agreement on successors */
   BH_PART_ACK,        /* u64 x BH_HOSTS_MAX: incarnations treated as ended */
-  BH_PART_OWN,        /* u64 x extent_count: ownership of extents (BH_OWN_*) */
+  BH_PART_OWN,        /* u64 x extents_max: ownership of extents (BH_OWN_*) */
   BH_PART_NAMESPACES, /* bh_namespace x namespace_count */
   BH_PART_HAZARDS,    /* u64 x lease_count: blocks that this host's leases hold */
   BH_PART_TOUCH,      /* u64 x touch_count: recency hints for other owners */
   BH_PART_MAIL,       /* 4 KiB x host_count: requests to each other host */
   BH_PART_INDEX,      /* bh_index_bucket x index_bucket_count */
   BH_PART_LOG,        /* u64 x log_count: buckets of the index that changed (index.h) */
+  BH_PART_MEDIA,      /* u64 x BH_MEDIA_MAX: states of the media (medium.h); zero */
+  BH_PART_RINGS,      /* ring_bytes, aligned to 4 KiB: queues of devices; zero */
   BH_PART_PRIVATE,    /* bh_host_private: counters of the host */
   BH_PART_PROCESSES,  /* bh_process x process_count */
   BH_PART_LEASES,     /* bh_lease_slot x lease_count */
   BH_PART_VIEW,       /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
   BH_PART_LOCKS,      /* u64 x lock_count: index locks */
-  BH_PART_EXTENTS,    /* bh_extent_state x extent_count: how extents are carved */
-  BH_PART_RUNS,       /* u64 x extent_count: the words of an extent's blocks (BH_RUN_*, host.h) */
+  BH_PART_EXTENTS,    /* bh_extent_state x extents_max: how extents are carved */
+  BH_PART_RUNS,       /* u64 x extents_max: the words of an extent's blocks (BH_RUN_*, host.h) */
   BH_PART_GROUPS,  /* u64 x word_count / words_per_group: extent + 1 that has the group; 0: free */
   BH_PART_BLOCKS,  /* u64 x word_count: allocator words */
   BH_PART_RECENCY, /* u64 x word_count: when the block was last used */
-  BH_PART_COUNT    /* 21 */
+  BH_PART_COUNT    /* 23 */
 };
+#define BH_PART_PLACES 32u /* in a superblock; those of parts to come are zero */
 
 typedef struct bh_part {
   uint64_t offset; /* from the start of the region */
@@ -93,12 +99,17 @@ typedef struct bh_geometry {
   uint64_t word_count;         /* per host: block slots that can have words at one time; a multiple
                                   of the slots of an extent */
   uint64_t words_per_group;    /* words are claimed in runs of groups; a power of two */
-  bh_part parts[BH_PART_COUNT];
+  uint64_t max_bytes;          /* size to which the pool can grow by further media */
+  uint64_t extents_max;        /* extents that it then has at most */
+  uint64_t ring_bytes;         /* per host; whole 4 KiB */
+  uint64_t reserved[5];        /* zero */
+  bh_part parts[BH_PART_PLACES];
 } bh_geometry;
-BH_FORMAT_SIZE(bh_geometry, 472);
+BH_FORMAT_SIZE(bh_geometry, 712);
 BH_FORMAT_OFFSET(bh_geometry, host_count, 88);
 BH_FORMAT_OFFSET(bh_geometry, word_count, 120);
-BH_FORMAT_OFFSET(bh_geometry, parts, 136);
+BH_FORMAT_OFFSET(bh_geometry, max_bytes, 136);
+BH_FORMAT_OFFSET(bh_geometry, parts, 200);
 
 typedef struct bh_superblock {
   uint64_t magic;
@@ -120,9 +131,9 @@ typedef struct bh_superblock {
   uint32_t dead_ms;
   uint32_t grace_ms;
   uint32_t settle_ms;
-  uint32_t reclaim_ms; /* 0: never */
-  uint32_t reserved0;
-  uint8_t reserved[3504]; /* zero */
+  uint32_t reclaim_ms;    /* 0: never */
+  uint32_t reserved0;     /* zero */
+  uint8_t reserved[3264]; /* zero */
   uint64_t checksum;      /* XXH3-64 of all bytes before */
   uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a truncated page is damage */
 } bh_superblock;
