@@ -342,7 +342,7 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
     return bad(Status::DAMAGED, fmt::format("the pool has {} bytes but the medium only {}: it "
                                             "was cut short{}",
                                             chosen->geometry.total_bytes, media_bytes, kRestore));
-  *second_used = chosen == &copies[1];
+  *second_used = !copy_is_good(copies[0], 0);
   return *chosen;
 }
 

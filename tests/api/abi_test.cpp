@@ -235,7 +235,7 @@ TEST(AbiCreate, TakesLongerOptionsOnlyIfTheRestIsZero) {
 
   later.member_of_later = 1;
   EXPECT_EQ(bh_pool_create(locator.c_str(), &later.options), BH_NOT_SUPPORTED);
-  EXPECT_TRUE(error_contains("byte 80")) << bh_last_error();
+  EXPECT_TRUE(error_contains("byte 88")) << bh_last_error();
   EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_NO_SUCH_POOL);
 }
 
@@ -277,6 +277,22 @@ TEST(AbiCreate, TakesEachOptionAlone) {
     }
     ++number;
   }
+}
+
+TEST(AbiCreate, TakesAMaximumSize) {
+  bh_create_options options = options_of(48u << 20);
+  options.max_bytes = 1u << 30;
+  const std::string locator = "shm:bowhead-abi-max-" + std::to_string(getpid());
+  ASSERT_EQ(bh_pool_create(locator.c_str(), &options), BH_OK) << bh_last_error();
+  bh_pool* pool = nullptr;
+  auto info = sized<bh_pool_info>();
+  ASSERT_EQ(bh_pool_observe(locator.c_str(), &pool), BH_OK) << bh_last_error();
+  EXPECT_EQ(bh_pool_get_info(pool, &info), BH_OK) << bh_last_error();
+  EXPECT_EQ(info.max_bytes, 1u << 30);
+  EXPECT_EQ(info.size_bytes, 48u << 20);
+  EXPECT_EQ(info.compat | info.incompat | info.ro_compat, 0u);
+  bh_pool_close(pool);
+  EXPECT_EQ(bh_pool_destroy(locator.c_str(), 0), BH_OK) << bh_last_error();
 }
 
 TEST(AbiCreate, PassesThePoolsOwnRefusalsThrough) {

@@ -262,8 +262,10 @@ void misuse_create(Scene& s) {
     if (huge > uint64_t{1} << 48) refuse(&bh_create_options::size_bytes, huge);
     refuse(&bh_create_options::extent_bytes, huge);
     refuse(&bh_create_options::min_block_bytes, huge);
+    if (huge > uint64_t{1} << 48) refuse(&bh_create_options::max_bytes, huge);
   }
   refuse(&bh_create_options::hosts, UINT32_MAX);
+  refuse(&bh_create_options::max_bytes, 1);
   refuse(&bh_create_options::evict_high_permille, UINT32_MAX);
   refuse(&bh_create_options::evict_low_permille, 981);
   refuse(&bh_create_options::mode, UINT32_MAX);

@@ -31,6 +31,21 @@ class Damage : public CliTest {
     ASSERT_TRUE(file.good());
   }
 
+  /// In both copies, which are sealed anew.
+  void change_superblock(void (*change)(bh_superblock&)) {
+    std::fstream file(path("pool"), std::ios::in | std::ios::out | std::ios::binary);
+    for (const uint64_t at : {uint64_t{0}, uint64_t{BH_SUPERBLOCK_COPY_OFFSET}}) {
+      bh_superblock superblock;
+      file.seekg(static_cast<std::streamoff>(at));
+      file.read(reinterpret_cast<char*>(&superblock), sizeof superblock);
+      change(superblock);
+      superblock.checksum = hash64(&superblock, offsetof(bh_superblock, checksum));
+      file.seekp(static_cast<std::streamoff>(at));
+      file.write(reinterpret_cast<const char*>(&superblock), sizeof superblock);
+    }
+    ASSERT_TRUE(file.good());
+  }
+
   uint64_t payload_of(const std::string& key) {
     const auto listed = json_of(run({"ls", file_locator(), "--json"}));
     for (const auto& block : listed["blocks"]) {
@@ -103,20 +118,38 @@ TEST_F(Damage, WithoutAnySuperblockThePoolIsRefused) {
 }
 
 TEST_F(Damage, ANewerVersionIsRefused) {
-  std::fstream file(path("pool"), std::ios::in | std::ios::out | std::ios::binary);
-  for (const uint64_t at : {uint64_t{0}, uint64_t{BH_SUPERBLOCK_COPY_OFFSET}}) {
-    bh_superblock superblock;
-    file.seekg(static_cast<std::streamoff>(at));
-    file.read(reinterpret_cast<char*>(&superblock), sizeof superblock);
-    superblock.version = BH_FORMAT_VERSION + 1;
-    superblock.checksum = hash64(&superblock, offsetof(bh_superblock, checksum));
-    file.seekp(static_cast<std::streamoff>(at));
-    file.write(reinterpret_cast<const char*>(&superblock), sizeof superblock);
-  }
-  file.close();
+  change_superblock([](bh_superblock& sb) { sb.version = BH_FORMAT_VERSION + 1; });
   const Outcome info = run({"pool", "info", file_locator()});
   EXPECT_EQ(info.code, 3) << info.err;
   EXPECT_NE(info.err.find("version"), std::string::npos) << info.err;
+}
+
+TEST_F(Damage, FeaturesOfANewerVersionDecideWhatCanBeDone) {
+  change_superblock([](bh_superblock& sb) { sb.compat = 1 << 3; });
+  EXPECT_EQ(run({"put", file_locator(), "more"}, "m").code, 0);
+  change_superblock([](bh_superblock& sb) { sb.ro_compat = 1 << 4; });
+  EXPECT_EQ(run({"get", file_locator(), "k"}).out, value_);
+  EXPECT_EQ(run({"pool", "check", file_locator(), "--payload"}).code, 0);
+  const Outcome json = run({"pool", "info", file_locator(), "--json"});
+  EXPECT_EQ(json_of(json)["features"]["compat"], 1 << 3);
+  EXPECT_EQ(json_of(json)["features"]["ro_compat"], 1 << 4);
+  const Outcome text = run({"pool", "info", file_locator()});
+  EXPECT_NE(text.out.find("compat 0x8, incompat 0x0, ro_compat 0x10"), std::string::npos)
+      << text.out;
+  for (const Arguments& command : {Arguments{"put", file_locator(), "x", path("pool")},
+                                   Arguments{"pool", "info", file_locator(), "--host", "0"},
+                                   Arguments{"pool", "repair", file_locator()},
+                                   Arguments{"pool", "destroy", file_locator()}}) {
+    const Outcome refused = run(command);
+    EXPECT_EQ(refused.code, 3) << refused.err;
+    EXPECT_NE(refused.err.find("(ro_compat, bit 4): upgrade Bowhead"), std::string::npos)
+        << refused.err;
+  }
+  change_superblock([](bh_superblock& sb) { sb.incompat = 1 << 5; });
+  const Outcome refused = run({"pool", "info", file_locator()});
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_NE(refused.err.find("(incompat, bit 5): upgrade Bowhead"), std::string::npos)
+      << refused.err;
 }
 
 TEST_F(Damage, AFileCutShortIsRefused) {

@@ -110,6 +110,9 @@ TEST_F(HostCommands, InfoShowsTheHosts) {
   EXPECT_EQ(owned, info["extent_count"]);
   EXPECT_EQ(info["hosts"][0]["state"], "free");
   EXPECT_EQ(info["hosts"][1]["state"], "live");
+  EXPECT_EQ(info["hosts"][0]["format_version"], 0);
+  EXPECT_EQ(info["hosts"][1]["format_version"], 2);
+  EXPECT_EQ(info["hosts"][1]["features"], 0);
   EXPECT_EQ(info["hosts"][0]["silent"], false) << "never used";
   EXPECT_EQ(info["hosts"][1]["silent"], true) << "its process ended without leaving";
   EXPECT_EQ(info["heartbeat_ms"], 100);

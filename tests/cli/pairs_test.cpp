@@ -97,6 +97,7 @@ const std::map<std::string, std::string> kSamples = {
     {"--host", "0"},
     {"slot", "1"},
     {"--size", "16M"},
+    {"--max-size", "32M"},
     {"--create", "16M"},
     {"--min-block", "8K"},
     {"--block-bytes", "4K"},

@@ -78,6 +78,8 @@ TEST_F(PoolCommands, SizesThatNoPoolCanHaveAreRefused) {
       {"--size", "32M", "--extent", "3M"},
       {"--size", "32M", "--extent", "128M"},
       {"--size", "32M", "--min-block", "5000"},
+      {"--size", "32M", "--max-size", "16M"},
+      {"--size", "32M", "--max-size", "256G"},
       {"--size", "32M", "--hosts", "65"},
       {"--size", "32M", "--hosts", "0"},
       {"--size", "32M", "--evict-high", "50", "--evict-low", "60"}};
@@ -93,9 +95,11 @@ TEST_F(PoolCommands, SizesThatNoPoolCanHaveAreRefused) {
 TEST_F(PoolCommands, InfoShowsTheRequestedSettings) {
   create(shm_locator(), "64M",
          {"--extent", "4M", "--min-block", "8K", "--evict-high", "90", "--evict-low", "80",
-          "--hosts", "2"});
+          "--hosts", "2", "--max-size", "1G"});
   const auto info = json_of(run({"pool", "info", shm_locator(), "--json"}));
   EXPECT_EQ(info["size_bytes"], 64 << 20);
+  EXPECT_EQ(info["max_bytes"], 1 << 30);
+  EXPECT_EQ(info["features"]["ro_compat"], 0);
   EXPECT_EQ(info["extent_bytes"], 4 << 20);
   EXPECT_EQ(info["min_block_bytes"], 8192);
   EXPECT_EQ(info["evict_high_permille"], 900);
@@ -107,6 +111,7 @@ TEST_F(PoolCommands, InfoShowsTheRequestedSettings) {
   EXPECT_EQ(info["second_superblock_used"], false);
   const std::string text = run({"pool", "info", shm_locator()}).out;
   EXPECT_NE(text.find("64.00 MiB (67,108,864 bytes)"), std::string::npos) << text;
+  EXPECT_NE(text.find("1.00 GiB (1,073,741,824 bytes)"), std::string::npos) << text;
   EXPECT_NE(text.find("above 90 %, down to 80 %"), std::string::npos) << text;
 }
 
@@ -122,8 +127,8 @@ TEST_F(PoolCommands, NumbersThatMakeNoSenseAreRefusedByTheNameOfTheOption) {
   create(shm_locator());
   const std::vector<std::pair<Arguments, std::vector<std::string>>> commands = {
       {{"pool", "create", shm_locator() + "-x", "--size", "32M"},
-       {"--hosts", "--extent", "--min-block", "--evict-high", "--evict-low", "--dead-ms",
-        "--settle-ms", "--reclaim-ms", "--mode"}},
+       {"--max-size", "--hosts", "--extent", "--min-block", "--evict-high", "--evict-low",
+        "--dead-ms", "--settle-ms", "--reclaim-ms", "--mode"}},
       {{"pool", "create", shm_locator() + "-x"}, {"--size"}},
       {{"pool", "recompress", shm_locator()}, {"--cold"}},
       {{"put", shm_locator(), "k", "--compress", "fast", "--rope-base", "10000"},

@@ -181,8 +181,9 @@ void check_read(const Copies& copies, uint64_t media_bytes) {
   BOWHEAD_ASSERT(newer || std::all_of(reserved, std::end(read->reserved),
                                       [](uint8_t byte) { return byte == 0; }));
   BOWHEAD_ASSERT(read->geometry.total_bytes <= media_bytes);
-  BOWHEAD_ASSERT(std::memcmp(&read.value(), (second_used ? copies.second : copies.first).data(),
-                             sizeof(bh_superblock)) == 0);
+  const std::string& copy = read->copy == 0 ? copies.first : copies.second;
+  BOWHEAD_ASSERT(std::memcmp(&read.value(), copy.data(), sizeof(bh_superblock)) == 0);
+  BOWHEAD_ASSERT(!second_used || read->copy == 1);
   check_geometry(read->geometry);
   check_settings(read.value());
 }

@@ -90,6 +90,7 @@ TEST_F(Features, UnknownRoCompatCanBeReadOnly) {
     const auto info = observer->pool().info();
     ASSERT_TRUE(info);
     EXPECT_EQ(info->ro_compat, 1u << 9);
+    EXPECT_FALSE(info->second_superblock_used) << "both copies are whole";
     EXPECT_EQ(info->blocks, 1);
     const auto report = observer->pool().check(/*payload=*/true);
     ASSERT_TRUE(report);

@@ -203,19 +203,24 @@ TEST_F(RunsOf, DamageLeadsNowhere) {
 
 /// The share of metadata, the highest with the smallest blocks and most hosts that one plans for.
 TEST(Geometry, MetadataIsAtMostThreePercent) {
-  const auto share = [](uint64_t bytes, uint32_t hosts, uint64_t block_bytes) {
+  const auto share = [](uint64_t bytes, uint32_t hosts, uint64_t block_bytes, uint64_t max_bytes) {
     const auto g = core::plan_geometry({.total_bytes = bytes,
                                         .align_bytes = 4096,
                                         .hosts = hosts,
-                                        .min_block_bytes = block_bytes});
+                                        .min_block_bytes = block_bytes,
+                                        .max_bytes = max_bytes});
     EXPECT_TRUE(g);
     return 1 - static_cast<double>(g->extent_count * g->extent_bytes) / static_cast<double>(bytes);
   };
   constexpr uint64_t kTiB = uint64_t{1} << 40;
   for (const uint32_t hosts : {1u, 2u, 4u, 8u, 16u, 64u}) {
-    const double found = share(kTiB, hosts, 16 * kKiB);
+    const double found = share(kTiB, hosts, 16 * kKiB, kTiB);
     RecordProperty(fmt::format("metadata_{}_hosts", hosts), fmt::format("{:.4f}", found));
     EXPECT_LE(found, 0.03) << hosts << " hosts";
+    const double growing = share(kTiB, hosts, 16 * kKiB, 8 * kTiB);
+    RecordProperty(fmt::format("metadata_{}_hosts_growing", hosts), fmt::format("{:.4f}", growing));
+    EXPECT_LE(growing, 0.03) << hosts << " hosts, up to 8 TiB";
+    EXPECT_GE(growing, found);
   }
 }
 
