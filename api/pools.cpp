@@ -82,6 +82,9 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options) 
     if (locator == nullptr) return null_argument("locator");
     bh_create_options given;
     if (const bh_status bad = read_struct(options, "options", given); bad != BH_OK) return bad;
+    if (given.reserved != 0)
+      return fail(BH_NOT_SUPPORTED, "{}: options->reserved is {}; set it to 0", current_function,
+                  given.reserved);
     const auto created = Pool::create(locator, create_options(given));
     return created ? BH_OK : fail(created.error());
   });

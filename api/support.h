@@ -132,14 +132,11 @@ template <class T>
 inline constexpr uint32_t kBytesV1 = sizeof(T);
 template <>
 inline constexpr uint32_t kBytesV1<bh_create_options> = 48;
+template <>
+inline constexpr uint32_t kBytesV1<bh_pool_info> = offsetof(bh_pool_info, max_bytes);
 /// No version has a longer struct. A larger number is uninitialised memory, and must not bound a
 /// read or a write.
 inline constexpr uint32_t kStructBytesMax = 4096;
-/// The size that this version knows.
-template <class T>
-inline constexpr uint32_t kBytesKnown = sizeof(T);
-template <>
-inline constexpr uint32_t kBytesKnown<bh_create_options> = offsetof(bh_create_options, reserved);
 
 /// Checks a caller's struct that is to be read or written.
 template <class T>
@@ -157,7 +154,7 @@ template <class T>
 bh_status read_struct(const T* given, const char* name, T& known) {
   if (const bh_status bad = check_struct(given, name); bad != BH_OK) return bad;
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (size_t i = kBytesKnown<T>; i < given->struct_bytes; ++i) {
+  for (size_t i = sizeof known; i < given->struct_bytes; ++i) {
     if (bytes[i] == 0) continue;
     return fail(BH_NOT_SUPPORTED,
                 "{}: {} has a member set at byte {} that this library (ABI {}) does not know",

@@ -85,10 +85,10 @@ class Pool {
   /// allocator from the index. With several hosts two threads run while it is open: one keeps its
   /// heartbeat, the other does its duties (docs/sharing.md). Returns NO_SUCH_POOL, NOT_A_POOL,
   /// VERSION_UNKNOWN (it has features that this build does not know; an observer can open it if it
-  /// may be read without them), DAMAGED (both superblocks), BUSY (another process takes long to open or
-  /// replace it, or the hosts do not agree), LIMIT_REACHED (too many processes, no free host slot),
-  /// HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it still have the
-  /// pool open), INVALID_ARGUMENT (host), and the statuses of open_media().
+  /// may be read without them), DAMAGED (both superblocks), BUSY (another process takes long to
+  /// open or replace it, or the hosts do not agree), LIMIT_REACHED (too many processes, no free
+  /// host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it still
+  /// have the pool open), INVALID_ARGUMENT (host), and the statuses of open_media().
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).

@@ -18,8 +18,8 @@ constexpr uint64_t kPage = 4096;
 constexpr uint32_t kProcesses = 256;
 constexpr uint32_t kLocks = 4096;
 constexpr uint32_t kTouches = 4096;
-// Eight pairs of queues: 4 KiB for 64 commands of a line each, and 4 KiB for their completions, which
-// the device writes and which can be mapped for it alone.
+// Eight pairs of queues: 4 KiB for 64 commands of a line each, and 4 KiB for their completions,
+// which the device writes and which can be mapped for it alone.
 constexpr uint64_t kRingBytes = 8 * 2 * kPage;
 /// What an extent takes of each region even before the medium that it will lie on is there.
 constexpr uint64_t kExtentBytesPerRegion = 8 + sizeof(bh_extent_state) + 8;
@@ -60,8 +60,8 @@ uint64_t place(bh_geometry& g) {
 Error bad(Status status, std::string text) { return Error{status, std::move(text)}; }
 
 /// The words of extents to come take space from the beginning, whether the pool ever grows or not.
-/// A tenth of the pool leaves room for any growth that makes sense: with extents of 64 MiB, 64 hosts
-/// reach it at 1,300 times the size, and with extents of 2 MiB at 40 times.
+/// A tenth of the pool leaves room for any growth that makes sense: with extents of 64 MiB, 64
+/// hosts reach it at 1,300 times the size, and with extents of 2 MiB at 40 times.
 Result<void> check_growth(const GeometryChoice& c) {
   const uint64_t extents = (c.max_bytes - c.total_bytes) / c.extent_bytes;
   const uint64_t bytes = extents * kExtentBytesPerRegion * c.hosts;

@@ -71,8 +71,8 @@ Result<void> check_writable(const bh_superblock& sb);
 /// Reads a superblock from the two copies (any bytes; one that is too short counts as missing).
 /// `second_used`: the first copy is damaged. The superblock returned has a planned geometry and
 /// settings that a pool may have. Returns NOT_A_POOL (also: another medium of a pool),
-/// VERSION_UNKNOWN, DAMAGED (also: the medium is shorter than the pool). Who writes to the pool must
-/// also ask check_writable().
+/// VERSION_UNKNOWN, DAMAGED (also: the medium is shorter than the pool). Before it writes to the
+/// pool the caller asks check_writable().
 Result<bh_superblock> read_superblock(std::span<const std::byte> first,
                                       std::span<const std::byte> second, uint64_t media_bytes,
                                       bool* second_used);

@@ -24,8 +24,8 @@
 #define BH_SUPERBLOCK_COPIES 2u
 
 /* Feature masks. A reader of an unknown bit: compat: ignores it; incompat: refuses to open;
- * ro_compat: may read, refuses to write. A number is given to one feature only, whichever mask it is
- * in, and is below 56, so that one word can state all features that a host knows
+ * ro_compat: may read, refuses to write. A number is given to one feature only, whichever mask it
+ * is in, and is below 56, so that one word can state all features that a host knows
  * (bh_host_heartbeat.known). Version 2 defines none; incompat bit 0 is reserved for redundancy
  * inside a block. docs/format.md has the rules for new ones. */
 #define BH_FEATURES_COMPAT 0ull
