@@ -24,6 +24,8 @@
 namespace bowhead::core {
 
 inline constexpr uint64_t kSweepHeartbeats = 50;
+/// A survey reads the words of all hosts so often in any case: a count may have been lost.
+inline constexpr uint64_t kSurveyHeartbeats = 50;
 
 template <class A>
 class Custody {
@@ -80,7 +82,7 @@ class Custody {
   bool run_job(bool locked);
   template <class Visit>
   bool walk_index(Walk& walk, uint64_t until_ns, Visit visit);
-  void survey(uint64_t now_ns);
+  void survey(uint64_t now_ns, uint64_t hosts);
   void adopt(std::vector<std::pair<uint64_t, Holding>> inherited);
   bool continue_job(Adoption& job, uint64_t until_ns);
   bool continue_job(Opening& job, uint64_t until_ns);
@@ -107,7 +109,9 @@ class Custody {
   Membership<A>& membership_;
   Recovery<A>& recovery_;
 
-  uint64_t surveyed_at_ns_ = 0, surveyed_views_ = 0;
+  uint64_t surveyed_all_at_ns_ = 0;       ///< the last survey that read the words of all hosts
+  uint64_t surveyed_views_ = UINT64_MAX;  ///< what was over then
+  uint64_t unread_ = 0;                   ///< hosts that wrote words since the last survey
   uint64_t sweep_due_ns_ = 0;
   std::variant<std::monostate, Adoption, Opening> job_;  ///< the job under way, if any
   std::vector<bh_index_entry> unswept_;
@@ -125,17 +129,23 @@ bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
     }
     uint64_t views = 0;
     for (uint32_t h = 0; h < hosts_.count(); ++h) views += c_.view(h).ended;
-    if (views == surveyed_views_ && !custody_pending_ && !grants_.wanted() &&
-        now_ns - surveyed_at_ns_ < uint64_t{c_.times.heartbeat_ms} * 5'000'000)
-      return true;
+    unread_ |= holdings_.moved();
+    // The words of a life that is over must have been read after that was decided (S3).
+    const bool all =
+        views != surveyed_views_ ||
+        now_ns - surveyed_all_at_ns_ >= kSurveyHeartbeats * c_.times.heartbeat_ms * 1'000'000;
+    if (!all && unread_ == 0 && !custody_pending_ && !grants_.wanted()) return true;
     // One process of the host at a time, also if it takes longer than a heartbeat: no process may
     // close an extent that another has opened.
     if (!locked && c_.access.lock_host(c_.host, 0) == LockResult::HELD) return false;
     const bool may = may_take_extents(now_ns);
     if (may) {
-      surveyed_at_ns_ = now_ns;
-      surveyed_views_ = views;
-      survey(now_ns);
+      if (all) {
+        surveyed_all_at_ns_ = now_ns;
+        surveyed_views_ = views;
+      }
+      const uint64_t hosts = std::exchange(unread_, 0);
+      survey(now_ns, all ? ~uint64_t{0} : hosts);
     }
     if (!locked) c_.access.unlock_host(c_.host);
     if (!may || !has_job()) return may;
@@ -196,13 +206,15 @@ bool Custody<A>::walk_index(Walk& walk, uint64_t until_ns, Visit visit) {
   return walk.bucket == buckets;
 }
 
+/// Reads the words of these hosts anew. Those of the others are as they were when they were last
+/// read, or newer.
 template <class A>
-void Custody<A>::survey(uint64_t now_ns) {
+void Custody<A>::survey(uint64_t now_ns, uint64_t hosts) {
   const Life self{c_.host, c_.incarnation};
   std::vector<std::pair<uint64_t, Holding>> claims, inherited;
   std::map<Life, bool> mine;  // whether this host succeeds the life
   uint64_t holders = lookup_.own_bit();
-  holdings_.refresh_own_words();
+  holdings_.refresh_own_words(hosts);
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     const Holding now = holdings_.holding_of(e);
     if (now.life.incarnation != 0) holders |= uint64_t{1} << now.life.host;
@@ -237,9 +249,6 @@ void Custody<A>::survey(uint64_t now_ns) {
     }
   }
   hosts_.forget_hosts_but(holders);
-  // Hosts that look for space see how much this host has (Grants::room_of()).
-  c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
-                  sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
   if (grants_.wanted() && claims.empty() && inherited.empty()) grants_.ask_for_extents();
   if (!claims.empty()) grants_.claim(claims);
   if (!has_job() && !inherited.empty()) adopt(std::move(inherited));

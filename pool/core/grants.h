@@ -35,6 +35,8 @@ class Grants {
   Grants& operator=(const Grants&) = delete;
 
   void want_extents(uint64_t count);
+  /// Lets hosts that look for space see how much this one has (room_of()).
+  void show_room(uint64_t now_ns);
   /// Notes whether a process of this host wants extents, and clears the word that said so.
   void note_wanted();
   bool wanted() const { return wanted_; }
@@ -81,6 +83,7 @@ class Grants {
   Recovery<A>& recovery_;
 
   bool wanted_ = false;
+  uint64_t shown_at_ns_ = 0;
   uint64_t asked_at_ns_ = 0;
   uint32_t asked_ = 0;          ///< number of requests
   uint32_t asked_in_turn_ = 0;  ///< the host last asked in turn
@@ -91,6 +94,14 @@ void Grants<A>::want_extents(uint64_t count) {
   if (c_.alone()) return;
   const uint64_t at = c_.private_word(offsetof(bh_host_private, wanted_extents));
   if (c_.access.load_relaxed(at) < count) c_.access.store_relaxed(at, count);
+}
+
+template <class A>
+void Grants<A>::show_room(uint64_t now_ns) {
+  if (now_ns - shown_at_ns_ < uint64_t{c_.times.heartbeat_ms} * 5'000'000) return;
+  shown_at_ns_ = now_ns;
+  c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
+                  sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
 }
 
 template <class A>
@@ -225,7 +236,7 @@ uint64_t Grants<A>::spare_extents() const {
 }
 
 /// The extents of another host and their free space (as spare_extents() counts it), by its private
-/// part: a hint, as good as the free counts there and as new as its last survey.
+/// part: a hint, as good as the free counts there and as old as its last show_room().
 template <class A>
 auto Grants<A>::room_of(uint32_t host, uint32_t incarnation) const -> Room {
   const auto& g = c_.layout.geometry();

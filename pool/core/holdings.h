@@ -10,7 +10,7 @@
 //      it name: the holder, its successor, or the recipient of a grant. The recipient's CLAIM has
 //      the epoch of the grantor's GIVEN; no other epoch is written by two hosts (I5).
 //
-// Owns: nothing in this process; the host's `own` words. Calls: no other room.
+// Owns: the counts of `own` words seen; the host's `own` words. Calls: no other room.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -27,12 +27,18 @@ struct Holding {
 template <class A>
 class Holdings {
  public:
-  explicit Holdings(const Rooms<A>& rooms) : c_(rooms.context), hosts_(rooms.hosts) {}
+  explicit Holdings(const Rooms<A>& rooms)
+      : c_(rooms.context),
+        hosts_(rooms.hosts),
+        owns_(rooms.context, offsetof(bh_host_counts, owns)) {}
   Holdings(const Holdings&) = delete;
   Holdings& operator=(const Holdings&) = delete;
 
   OwnWord own_of(uint32_t host, uint64_t extent) const;
-  void refresh_own_words() const;
+  /// The hosts, a bit each, that may have written a word since the last call. One thread at a time.
+  uint64_t moved() { return owns_.moved(); }
+  /// Of these hosts, a bit each.
+  void refresh_own_words(uint64_t hosts = ~uint64_t{0}) const;
   /// After refresh_own_words().
   Holding holding_of(uint64_t extent, std::optional<uint64_t> others_since = {}) const;
   /// Lives that held the extent before this one and are not known to have given it away: they may
@@ -52,6 +58,7 @@ class Holdings {
  private:
   Context<A>& c_;
   Hosts<A>& hosts_;
+  Counts<A> owns_;
 };
 
 template <class A>
@@ -60,9 +67,11 @@ OwnWord Holdings<A>::own_of(uint32_t host, uint64_t extent) const {
 }
 
 template <class A>
-void Holdings<A>::refresh_own_words() const {
-  for (uint32_t h = 0; h < hosts_.count(); ++h)
-    c_.invalidate_from(h, c_.layout.part(h, BH_PART_OWN), 8 * c_.layout.geometry().extent_count);
+void Holdings<A>::refresh_own_words(uint64_t hosts) const {
+  for (uint32_t h = 0; h < hosts_.count(); ++h) {
+    if ((hosts >> h & 1) != 0)
+      c_.invalidate_from(h, c_.layout.part(h, BH_PART_OWN), 8 * c_.layout.geometry().extent_count);
+  }
   c_.access.coherence_fence();
 }
 
@@ -157,6 +166,7 @@ template <class A>
 void Holdings<A>::write_own(uint64_t extent, const OwnWord& word) {
   c_.access.store(c_.own(BH_PART_OWN, extent), word.pack());
   c_.access.publish(c_.own(BH_PART_OWN, extent), 8);
+  owns_.raise();
 }
 
 }  // namespace bowhead::core

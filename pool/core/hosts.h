@@ -16,18 +16,20 @@
 //      do not write, before it was stored. So another machine stored any value beyond the record.
 //
 // Two threads of a process use this class: one keeps the heartbeat (sample(), take_heartbeat(),
-// heartbeat_is_foreign(), observe(), publish_heartbeat()), the other does all else. Changes that
-// both may make at once are compare-and-swaps of single words. Any process of a host may write the
-// heartbeat; two at once do no harm.
+// heartbeat_is_foreign(), observe_moved(), publish_heartbeat()), the other does all else. Changes
+// that both may make at once are compare-and-swaps of single words. Any process of a host may write
+// the heartbeat; two at once do no harm.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 #include "pool/core/context.h"
+#include "pool/core/counts.h"
 
 namespace bowhead::core {
 
@@ -42,7 +44,8 @@ enum class Outcome {
 template <class A>
 class Hosts {
  public:
-  explicit Hosts(Context<A>& context) : c_(context) {}
+  explicit Hosts(Context<A>& context)
+      : c_(context), decisions_(context, offsetof(bh_host_counts, decisions)) {}
 
   uint32_t count() const { return c_.layout.geometry().host_count; }
 
@@ -91,8 +94,15 @@ class Hosts {
   void state_known(bool others);
   /// `live`: also publishes which stamps have settled (not while the private part is rebuilt).
   void publish_heartbeat(uint64_t now_ns, bool live);
-  /// Looks at the decisions of all hosts: updates view and acks.
-  void observe(uint64_t now_ns);
+  /// A fresh look at all decision words: updates view and acks. Any thread.
+  void observe(uint64_t now_ns) { observe(now_ns, ~uint64_t{0}); }
+  /// The same at each heartbeat, for a line per host: looks at the words about this host, so that a
+  /// life that is over ends at its next heartbeat; at the words of hosts whose count moved; and, as
+  /// a count may be lost, at those of one host in turn. A decision about another life that is seen
+  /// late does no harm (H3). One thread at a time.
+  void observe_moved(uint64_t now_ns) {
+    observe(now_ns, decisions_.moved() | decisions_.in_turn() | uint64_t{1} << c_.host);
+  }
   /// Notes which heartbeats moved, for suspect(), and lets look-ups read the indexes of all hosts
   /// whose life has begun and is not over. Every process does so each heartbeat, in the heartbeat
   /// thread: a process that samples seldom suspects no host.
@@ -160,8 +170,10 @@ class Hosts {
   void write_decide(uint32_t of, const DecideWord& word) {
     c_.access.store(decide_at(c_.host, of), word.pack());
     c_.access.publish(decide_at(c_.host, of), 8);
+    decisions_.raise();
     c_.settle();
   }
+  void observe(uint64_t now_ns, uint64_t hosts);
   void refresh_decisions(uint32_t of) const;
   std::optional<uint32_t> decision(Life life) const;
   std::optional<Life> life_of(uint32_t value) const;
@@ -177,6 +189,7 @@ class Hosts {
   void raise_ack(uint32_t of, uint32_t shift, uint64_t value);
 
   Context<A>& c_;
+  Counts<A> decisions_;
   mutable std::mutex seen_mutex_;  ///< not held during accesses to the pool
   std::array<Seen, BH_HOSTS_MAX> seen_{};
   // Stamps up to settling_ of the phase before settling_phase_ were all published when draining
@@ -333,15 +346,21 @@ bool Hosts<A>::all_published(uint64_t phase) const {
   return true;
 }
 
+/// At all words of `hosts` (a bit each), and at the words of all hosts about this one.
 template <class A>
-void Hosts<A>::observe(uint64_t now_ns) {
-  for (uint32_t h = 0; h < count(); ++h)
-    c_.invalidate_from(h, decide_at(h, 0), uint64_t{8} * count());
+void Hosts<A>::observe(uint64_t now_ns, uint64_t hosts) {
+  const uint64_t all = ~uint64_t{0} >> (BH_HOSTS_MAX - count());
+  for (uint32_t h = 0; h < count(); ++h) {
+    if ((hosts >> h & 1) != 0)
+      c_.invalidate_from(h, decide_at(h, 0), uint64_t{8} * count());
+    else
+      c_.invalidate_from(h, decide_at(h, c_.host), 8);
+  }
   c_.access.coherence_fence();
   for (uint32_t d = 0; d < count(); ++d) {
     uint64_t ended = 0;
-    for (uint32_t h = 0; h < count(); ++h) {
-      const DecideWord word = decide_word(h, d);
+    for (uint64_t left = d == c_.host ? all : hosts & all; left != 0; left &= left - 1) {
+      const DecideWord word = decide_word(static_cast<uint32_t>(std::countr_zero(left)), d);
       if (word.done) ended = std::max<uint64_t>(ended, uint64_t{word.inst} + 1);
     }
     note_ended(d, ended, now_ns);

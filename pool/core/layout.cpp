@@ -234,6 +234,7 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
       uint64_t{BH_MAIL_AREA_BYTES} * g.host_count,
       sizeof(bh_index_bucket) * g.index_bucket_count,
       8 * uint64_t{g.log_count},
+      sizeof(bh_host_counts),
       8 * BH_MEDIA_MAX,
       g.ring_bytes,
       sizeof(bh_host_private),

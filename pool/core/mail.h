@@ -2,7 +2,7 @@
 // Mail between hosts: lines in which one host asks another for extents or for the removal of a key,
 // and the other reports when that is done.
 //
-// Owns: which lines this process has seen; the host's lines. Calls: KeyLocks; to do requests:
+// Owns: the counts of mail seen, and which requests are still to be done; the host's lines. Calls: KeyLocks; to do requests:
 // Grants, Retirement.
 #pragma once
 
@@ -18,7 +18,8 @@ class Mail {
         hosts_(rooms.hosts),
         locks_(rooms.locks),
         retirement_(rooms.retirement),
-        grants_(rooms.grants) {}
+        grants_(rooms.grants),
+        mails_(rooms.context, offsetof(bh_host_counts, mails)) {}
   Mail(const Mail&) = delete;
   Mail& operator=(const Mail&) = delete;
 
@@ -32,15 +33,6 @@ class Mail {
 
  private:
   static constexpr uint64_t kMailLines = BH_MAIL_AREA_BYTES / sizeof(bh_mail);
-  /// A process's last look at the mails_written of a host.
-  struct Seen {
-    uint64_t count = 0;
-    uint64_t read_until_ns = UINT64_MAX;  ///< there was no look yet
-  };
-  uint64_t hosts_to_read(uint64_t now_ns);
-  uint64_t count_at(uint32_t host) const {
-    return c_.layout.part(host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, mails_written);
-  }
   void read_mail_of(uint32_t host);
   void write_line(uint32_t peer, uint64_t index, const bh_mail& mail);
   void change_asked(uint32_t peer, bool asked);
@@ -61,8 +53,7 @@ class Mail {
   Retirement<A>& retirement_;
   Grants<A>& grants_;
 
-  std::array<Seen, BH_HOSTS_MAX> seen_{};
-  uint32_t in_turn_ = 0;     ///< host to read next in any case
+  Counts<A> mails_;
   uint64_t unanswered_ = 0;  ///< hosts (a bit each) with a request that is still to be done
 };
 
@@ -88,33 +79,16 @@ Status Mail<A>::ask_to_remove(Life owner, const Hash128& hash) {
   }
 }
 
+/// Of hosts that may have written a line since the last call, of those with a request of theirs or
+/// ours that stands, and of one in turn.
 template <class A>
 void Mail<A>::read_mail() {
-  for (uint64_t left = hosts_to_read(c_.access.now_ns()); left != 0; left &= left - 1)
+  const uint64_t asked = c_.access.load(c_.private_word(offsetof(bh_host_private, asked_hosts)));
+  const uint64_t others =
+      ~uint64_t{0} >> (BH_HOSTS_MAX - hosts_.count()) & ~(uint64_t{1} << c_.host);
+  const uint64_t hosts = unanswered_ | asked | mails_.moved() | mails_.in_turn();
+  for (uint64_t left = hosts & others; left != 0; left &= left - 1)
     read_mail_of(static_cast<uint32_t>(std::countr_zero(left)));
-}
-
-/// The hosts, a bit each, that may have written a line since the last call, and those with a
-/// request of theirs or ours that stands. Where a fence does not wait for the memory, the count may
-/// be there before the line: such a host is named until the line has settled. And one host is
-/// named in turn, since a count may be lost: its writer may die, or a host that was declared dead
-/// write it late.
-template <class A>
-uint64_t Mail<A>::hosts_to_read(uint64_t now_ns) {
-  const uint32_t count = hosts_.count();
-  uint64_t hosts = unanswered_ |
-                   c_.access.load(c_.private_word(offsetof(bh_host_private, asked_hosts))) |
-                   uint64_t{1} << in_turn_;
-  if (++in_turn_ == count) in_turn_ = 0;
-  for (uint32_t h = 0; h < count; ++h) c_.invalidate_from(h, count_at(h), 8);
-  c_.access.coherence_fence();
-  for (uint32_t h = 0; h < count; ++h) {
-    const uint64_t now = c_.access.load(count_at(h));
-    if (now != seen_[h].count || seen_[h].read_until_ns == UINT64_MAX)
-      seen_[h] = {now, now_ns + 2'000'000 * uint64_t{c_.times.settle_ms}};
-    if (now_ns <= seen_[h].read_until_ns) hosts |= uint64_t{1} << h;
-  }
-  return hosts & ~uint64_t{0} >> (64 - count) & ~(uint64_t{1} << c_.host);
 }
 
 template <class A>
@@ -194,8 +168,7 @@ bool Mail<A>::change_mail_line(uint32_t peer, uint64_t index, Change change) {
 template <class A>
 void Mail<A>::write_line(uint32_t peer, uint64_t index, const bh_mail& mail) {
   c_.write_sealed(c_.layout.mail(c_.host, peer, index), to_line(mail));
-  c_.access.fetch_add(count_at(c_.host), 1);
-  c_.access.publish(count_at(c_.host), 8);
+  mails_.raise();
 }
 
 /// Sets or clears the bit that lets every process of this host look for the answer of a host.

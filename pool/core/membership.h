@@ -3,7 +3,8 @@
 // hosts, and the duties of a host for the others.
 //
 // Owns: the own slot line as this process knows it, the time since when this life is suspected, and
-// the touch words seen last. Calls: Custody, Grants, Lookup, Mail, Mirror, Namespaces, Retirement.
+// the touch words and their counts seen last. Calls: Custody, Grants, Lookup, Mail, Mirror,
+// Namespaces, Retirement.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -24,7 +25,8 @@ class Membership {
         namespaces_(rooms.namespaces),
         mail_(rooms.mail),
         grants_(rooms.grants),
-        custody_(rooms.custody) {}
+        custody_(rooms.custody),
+        touch_counts_(rooms.context, offsetof(bh_host_counts, touches)) {}
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
@@ -55,6 +57,7 @@ class Membership {
   Result<void> check_own_slot();
   Error fenced_error() const;
   Error end_by_conflict();
+  void count_touches();
   void take_touches(uint64_t now_ns);
 
   Context<A>& c_;
@@ -72,8 +75,10 @@ class Membership {
   bh_host_slot own_slot_{};        ///< as this process knows it
   std::atomic<bool> live_{false};  ///< joined: own_slot_ is set, the private part is rebuilt
   uint64_t suspected_since_ns_ = 0;
+  Counts<A> touch_counts_;
   std::vector<uint64_t> touches_;  ///< touch words as seen last
   uint64_t touches_at_ns_ = 0;
+  uint64_t untaken_ = 0;  ///< hosts (a bit each) that wrote touch words since they were last read
 };
 
 template <class A>
@@ -88,7 +93,7 @@ Result<void> Membership<A>::heartbeat() {
     if (auto ok = check_own_slot(); !ok) return ok;
   }
   if (hosts_.heartbeat_is_foreign()) return end_by_conflict();
-  hosts_.observe(now_ns);
+  hosts_.observe_moved(now_ns);
   if (c_.ended()) return fenced_error();
   if (live) leases_.flush();
   hosts_.publish_heartbeat(now_ns, live);
@@ -105,7 +110,7 @@ Result<void> Membership<A>::work() {
   const uint64_t now_ns = c_.access.now_ns();
   mirror_.read_indexes(lookup_.other_hosts(), now_ns + uint64_t{c_.times.heartbeat_ms} * 250'000);
   if (!hosts_.take_duties(now_ns)) return {};
-  hosts_.observe(now_ns);
+  grants_.show_room(now_ns);
   grants_.note_wanted();
   take_touches(now_ns);
   mail_.read_mail();
@@ -242,13 +247,26 @@ bool Membership<A>::suspected() {
   return true;
 }
 
+/// Touches of this host's processes since the last call. They are flushed one by one.
+template <class A>
+void Membership<A>::count_touches() {
+  const uint64_t touched_at = c_.private_word(offsetof(bh_host_private, touched));
+  if (c_.access.load_relaxed(touched_at) == 0) return;
+  c_.access.store(touched_at, 0);
+  touch_counts_.raise();
+}
+
 template <class A>
 void Membership<A>::take_touches(uint64_t now_ns) {
   if (now_ns - touches_at_ns_ < uint64_t{c_.times.heartbeat_ms} * 5'000'000) return;
   touches_at_ns_ = now_ns;
+  count_touches();
+  untaken_ |= touch_counts_.moved();
+  const uint64_t taken = untaken_ & lookup_.other_hosts();
+  untaken_ &= ~taken;
   const uint64_t count = c_.layout.geometry().touch_count;
   touches_.resize(count * hosts_.count());
-  for (uint64_t left = lookup_.other_hosts(); left != 0; left &= left - 1) {
+  for (uint64_t left = taken; left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
     c_.access.acquire(c_.layout.part(host, BH_PART_TOUCH), 8 * count);
     for (uint64_t i = 0; i < count; ++i) {

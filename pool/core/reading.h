@@ -248,6 +248,8 @@ void Reading<A>::touch_elsewhere(uint64_t slot) {
       c_.own(BH_PART_TOUCH, slot * 0x9E3779B97F4A7C15u % c_.layout.geometry().touch_count);
   c_.access.store_relaxed(at, make_touch(slot, c_.access.recency_ns()));
   c_.access.flush(at, 8);
+  const uint64_t touched_at = c_.private_word(offsetof(bh_host_private, touched));
+  if (c_.access.load_relaxed(touched_at) == 0) c_.access.store_relaxed(touched_at, 1);
 }
 
 /// Returns the length of the value.

@@ -268,9 +268,7 @@ void Recovery<A>::take_back_extents() {
   for (uint64_t e = c_.layout.first_extent_of(c_.host); e < c_.layout.first_extent_of(c_.host + 1);
        ++e) {
     if (holdings_.has_owner(e)) continue;
-    const uint64_t at = c_.own(BH_PART_OWN, e);
-    c_.access.store(at, make_own(BH_OWN_OWN, 1));
-    c_.access.publish(at, 8);
+    holdings_.write_own(e, {BH_OWN_OWN, 1});
   }
 }
 

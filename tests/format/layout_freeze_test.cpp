@@ -152,12 +152,21 @@ TEST(LayoutFreeze, HostHeartbeat) {
       FIELD(bh_host_heartbeat, duties_late_ms, 8, 8),
       FIELD(bh_host_heartbeat, settled, 16, 8),
       FIELD(bh_host_heartbeat, hazard_limit, 24, 8),
-      FIELD(bh_host_heartbeat, mails_written, 32, 8),
-      FIELD(bh_host_heartbeat, namespaces_used, 40, 8),
-      FIELD(bh_host_heartbeat, namespaces_removed, 48, 8),
-      FIELD(bh_host_heartbeat, known, 56, 8),
+      FIELD(bh_host_heartbeat, namespaces_used, 32, 8),
+      FIELD(bh_host_heartbeat, namespaces_removed, 40, 8),
+      FIELD(bh_host_heartbeat, known, 48, 8),
+      FIELD(bh_host_heartbeat, reserved, 56, 8),
   };
   expect_layout<bh_host_heartbeat>(64, fields);
+}
+
+TEST(LayoutFreeze, HostCounts) {
+  const std::vector<Field> fields = {
+      FIELD(bh_host_counts, decisions, 0, 8),  FIELD(bh_host_counts, owns, 8, 8),
+      FIELD(bh_host_counts, touches, 16, 8),   FIELD(bh_host_counts, mails, 24, 8),
+      FIELD(bh_host_counts, reserved, 32, 32),
+  };
+  expect_layout<bh_host_counts>(64, fields);
 }
 
 TEST(LayoutFreeze, Namespace) {
@@ -221,7 +230,8 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, namespaces_gone, 136, 8),
       FIELD(bh_host_private, namespaces_swept, 144, 8),
       FIELD(bh_host_private, namespace_open, 152, 8),
-      FIELD(bh_host_private, pad1, 160, 32),
+      FIELD(bh_host_private, touched, 160, 8),
+      FIELD(bh_host_private, pad1, 168, 24),
   };
   expect_layout<bh_host_private>(192, fields);
 }
@@ -396,19 +406,20 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_PART_MAIL, 8),
       NUMBER(BH_PART_INDEX, 9),
       NUMBER(BH_PART_LOG, 10),
-      NUMBER(BH_PART_MEDIA, 11),
-      NUMBER(BH_PART_RINGS, 12),
-      NUMBER(BH_PART_PRIVATE, 13),
-      NUMBER(BH_PART_PROCESSES, 14),
-      NUMBER(BH_PART_LEASES, 15),
-      NUMBER(BH_PART_VIEW, 16),
-      NUMBER(BH_PART_LOCKS, 17),
-      NUMBER(BH_PART_EXTENTS, 18),
-      NUMBER(BH_PART_RUNS, 19),
-      NUMBER(BH_PART_GROUPS, 20),
-      NUMBER(BH_PART_BLOCKS, 21),
-      NUMBER(BH_PART_RECENCY, 22),
-      NUMBER(BH_PART_COUNT, 23),
+      NUMBER(BH_PART_COUNTS, 11),
+      NUMBER(BH_PART_MEDIA, 12),
+      NUMBER(BH_PART_RINGS, 13),
+      NUMBER(BH_PART_PRIVATE, 14),
+      NUMBER(BH_PART_PROCESSES, 15),
+      NUMBER(BH_PART_LEASES, 16),
+      NUMBER(BH_PART_VIEW, 17),
+      NUMBER(BH_PART_LOCKS, 18),
+      NUMBER(BH_PART_EXTENTS, 19),
+      NUMBER(BH_PART_RUNS, 20),
+      NUMBER(BH_PART_GROUPS, 21),
+      NUMBER(BH_PART_BLOCKS, 22),
+      NUMBER(BH_PART_RECENCY, 23),
+      NUMBER(BH_PART_COUNT, 24),
       NUMBER(BH_PART_PLACES, 32),
       NUMBER(BH_MEDIA_MAX, 64),
       NUMBER(BH_MEDIUM_MAGIC, 0x314D444548574F42),

@@ -41,6 +41,7 @@ void check_parts(const bh_geometry& g) {
       Wide{4096} * g.host_count,
       Wide{sizeof(bh_index_bucket)} * g.index_bucket_count,
       Wide{8} * g.log_count,
+      sizeof(bh_host_counts),
       8 * BH_MEDIA_MAX,
       g.ring_bytes,
       sizeof(bh_host_private),

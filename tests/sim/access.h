@@ -98,6 +98,7 @@ class SimAccess {
     begin_locked(at);
     rules_.note_count(at);
     const uint64_t value = world_.load(at);
+    if (left_out(Lie::NOT_STORED, at, 8)) return value;
     world_.store_past_buffer(at, value + delta);
     world_.record(Op::ADD, at, value + delta);
     const bool repeats = world_.bug(Lie::STAMPS_REPEAT) != nullptr &&

@@ -312,6 +312,10 @@ constexpr SeededBug kSeededBugs[] = {
     // Namespaces.
     of_part("namespace-not-published", Lie::NO_FLUSH, BH_PART_NAMESPACES, Focus::SPACES),
     of_part("namespace-not-acquired", Lie::NO_INVALIDATE, BH_PART_NAMESPACES, Focus::SPACES),
+    // The counts of words that were written.
+    of_part("nothing-counted", Lie::NOT_STORED, BH_PART_COUNTS, Focus::ANYTHING,
+            "a count is a hint: what must be seen in time is read without it, and the rest in turn "
+            "or now and then (beats_test finds it)"),
     // A removal requested from another host.
     {.name = "removal-not-awaited",
      .lie = Lie::ALL_ANSWERED,

@@ -38,21 +38,33 @@ BH_FORMAT_OFFSET(bh_host_slot, seal, 56);
 typedef struct bh_host_heartbeat {
   uint64_t heartbeat;      /* increases while the host lives, by a different amount each time */
   uint64_t duties_late_ms; /* at this heartbeat: time since all other duties were done */
-  uint64_t settled;       /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
+  uint64_t settled;      /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
                             sequence are in the memory for good */
-  uint64_t hazard_limit;  /* hazard words at and beyond this index were never used */
-  uint64_t mails_written; /* raised after a line of mail was published, so that others need not read
-                             them all at each heartbeat; a hint */
+  uint64_t hazard_limit; /* hazard words at and beyond this index were never used */
   uint64_t namespaces_used;    /* entries of the table at and beyond this index were never used */
   uint64_t namespaces_removed; /* raised after an entry that says REMOVED is in the memory */
   uint64_t known; /* what every process of this life knows: highest format version:8 | features:56
                      (bits of the masks of the superblock), high to low; 0: not stated yet */
+  uint64_t reserved;
 } bh_host_heartbeat;
 #define BH_KNOWN_VERSION_SHIFT 56u
 BH_FORMAT_SIZE(bh_host_heartbeat, 64);
-BH_FORMAT_OFFSET(bh_host_heartbeat, mails_written, 32);
-BH_FORMAT_OFFSET(bh_host_heartbeat, namespaces_used, 40);
-BH_FORMAT_OFFSET(bh_host_heartbeat, known, 56);
+BH_FORMAT_OFFSET(bh_host_heartbeat, namespaces_used, 32);
+BH_FORMAT_OFFSET(bh_host_heartbeat, known, 48);
+
+/* How often the host has written words of a kind. Each count is raised after the words were
+ * published, so that other hosts need not read them all at each heartbeat. A hint (pool/core/
+ * counts.h). The line is not that of the heartbeat, since a host that joins decides and takes
+ * extents before it may write to that one. */
+typedef struct bh_host_counts {
+  uint64_t decisions; /* words of BH_PART_DECIDE */
+  uint64_t owns;      /* words of BH_PART_OWN */
+  uint64_t touches;   /* words of BH_PART_TOUCH; raised once for many */
+  uint64_t mails;     /* lines of BH_PART_MAIL */
+  uint64_t reserved[4];
+} bh_host_counts;
+BH_FORMAT_SIZE(bh_host_counts, 64);
+BH_FORMAT_OFFSET(bh_host_counts, mails, 24);
 
 /* Decision word, decide[h][d]: the register of host h for the agreement on who succeeds incarnation
  * `inst` of slot d (Disk Paxos: Gafni and Lamport 2003, with one disk). High to low:
@@ -189,7 +201,9 @@ typedef struct bh_host_private {
                                 is left in the index */
   uint64_t namespace_open;   /* index + 1 of the entry that a process is registering or removing,
                                 under the lock of the namespaces; 0: none */
-  uint64_t pad1[4];
+  uint64_t touched; /* 1: a process touched a block of another host since the count of touches was
+                       last raised */
+  uint64_t pad1[3];
 } bh_host_private;
 BH_FORMAT_SIZE(bh_host_private, 192);
 BH_FORMAT_OFFSET(bh_host_private, namespaces_gone, 136);
