@@ -4,8 +4,8 @@
 //
 // A count is a hint, and every use must be right if it is wrong:
 //   - Its writer raises it after it has published the words, and may die in between; a life that is
-//     over may write an old value back; the line may be damaged. Then a change is not seen until the
-//     count moves again, or until the words are read in any case: those of one host in turn
+//     over may write an old value back; the line may be damaged. Then a change is not seen until
+//     the count moves again, or until the words are read in any case: those of one host in turn
 //     (in_turn()), or all of them now and then.
 //   - Where a fence does not wait for the memory, the count may be there before the words. So they
 //     are read once more when they have settled.

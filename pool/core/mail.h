@@ -2,8 +2,8 @@
 // Mail between hosts: lines in which one host asks another for extents or for the removal of a key,
 // and the other reports when that is done.
 //
-// Owns: the counts of mail seen, and which requests are still to be done; the host's lines. Calls: KeyLocks; to do requests:
-// Grants, Retirement.
+// Owns: the counts of mail seen, and which requests are still to be done; the host's lines. Calls:
+// KeyLocks; to do requests: Grants, Retirement.
 #pragma once
 
 #include "pool/core/key_locks.h"
