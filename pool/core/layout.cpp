@@ -166,8 +166,9 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
   g.region_bytes = round_up(offset, g.region_align_bytes);
   // Extents change owners one by one, so each table must be mapped on its own. With one host none
   // changes its owner, and a coarse grain (2 MiB on huge pages) would waste most of each table.
-  g.table_bytes = round_up(sizeof(bh_block_slot) * (slots_per_extent + 1),
-                           g.host_count > 1 ? g.region_align_bytes : kPage);
+  g.table_bytes = round_up(
+      sizeof(bh_block_slot) * (slots_per_extent + 1) + sizeof(bh_block_words) * slots_per_extent,
+      g.host_count > 1 ? g.region_align_bytes : kPage);
   g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
   g.payload_offset =
       round_up(g.tables_offset + g.table_bytes * g.extent_count, payload_align_bytes);

@@ -44,17 +44,19 @@ class Reading {
   ///   Status take(const bh_block_header&)  gets verified bytes. DAMAGED: they are not a value all
   ///       the same, and the block is dropped like any damaged block.
   /// Header and bytes are private to this call; each method may be called several times.
+  /// `user_metadata`: unless null, also gets those of the block; undefined on failure.
   template <class Sink>
-  Result<uint64_t> get_stored(const Key& key, Sink& sink);
+  Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata = nullptr);
   /// Copies parts of a block: Status take(header, read) calls read(offset, buffer) as it likes, and
   /// verifies the bytes itself, since the checksum of the block covers all of it. The copies are
   /// good only if the length of the value is returned. Empty if the block is not found, has
   /// changed, or may hold bytes of another writer, or if take() is not OK.
   template <class Take>
   std::optional<uint64_t> get_parts(const Key& key, Take take);
-  /// Copies the stored bytes of a block, verified. False if it changed or is damaged (then
-  /// dropped).
-  bool read_stored(const Located& located, std::span<const Span> buffers);
+  /// Copies the stored bytes of a block and its user metadata, verified. False if it changed or is
+  /// damaged (then dropped).
+  bool read_stored(const Located& located, std::span<const Span> buffers,
+                   std::string& user_metadata);
   /// The lease does not state the layout: the caller knows its namespaces.
   Result<Lease> acquire(const Key& key, uint64_t ttl_ms, LeaseOf of = LeaseOf::PLAIN);
   /// Copies the bytes that a lease covers, and compares the checksum if there is one.
@@ -65,6 +67,8 @@ class Reading {
   /// Protocol 5.3: copy, then check that the block is still the same, then the checksum of the
   /// private copy. `damaged`: the block did not change, but its bytes are not those that were put.
   bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
+  /// Copies the user metadata of a block, verified. Results as copy_out().
+  bool copy_user(const Located& located, std::string& to, bool* damaged) const;
 
  private:
   /// Notes when a block was used, or leaves its owner a hint. Both may be lost.
@@ -102,7 +106,7 @@ Result<uint64_t> Reading<A>::get(const Key& key, std::span<const Span> buffers) 
 
 template <class A>
 template <class Sink>
-Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink) {
+Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink, std::string* user_metadata) {
   std::optional<Located> damaged_block;
   for (int attempt = 0; attempt < 3; ++attempt) {
     const auto located = lookup_.locate(key);
@@ -110,7 +114,8 @@ Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink) {
     const auto buffers = sink.room_for(located->header);
     if (!buffers) return buffers.error();
     bool damaged = false;
-    if (copy_out(*located, *buffers, &damaged)) {
+    if (copy_out(*located, *buffers, &damaged) &&
+        (user_metadata == nullptr || copy_user(*located, *user_metadata, &damaged))) {
       const Status taken = sink.take(located->header);
       if (taken == Status::OK) return note_hit(*located);
       damaged = taken == Status::DAMAGED;
@@ -150,9 +155,11 @@ std::optional<uint64_t> Reading<A>::get_parts(const Key& key, Take take) {
 }
 
 template <class A>
-bool Reading<A>::read_stored(const Located& located, std::span<const Span> buffers) {
+bool Reading<A>::read_stored(const Located& located, std::span<const Span> buffers,
+                             std::string& user_metadata) {
   bool damaged = false;
-  const bool read = copy_out(located, buffers, &damaged);
+  const bool read =
+      copy_out(located, buffers, &damaged) && copy_user(located, user_metadata, &damaged);
   if (damaged) drop_damaged(located);
   return read;
 }
@@ -169,7 +176,11 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
     if (header.codec != BH_CODEC_RAW && of == LeaseOf::PLAIN) return Status::CODED;
     const auto token = take_lease(entry, ttl_ms);
     if (!token) return lease_table_full();
-    const Status status = confirm(*located);
+    Status status = confirm(*located);
+    std::string user_metadata;
+    bool damaged = false;
+    if (status == Status::OK && !copy_user(*located, user_metadata, &damaged))
+      status = Status::NOT_FOUND;
     if (status == Status::OK) {
       used_now(located->slot);
       c_.count(BH_COUNTER_HITS);
@@ -182,9 +193,11 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
                   .token = *token,
                   .codec = header.codec};
       if (header.checksum_kind != BH_CHECKSUM_NONE) lease.checksum = entry.payload_checksum;
+      lease.user_metadata = std::move(user_metadata);
       return lease;
     }
     leases_.end(*token);
+    if (damaged) drop_damaged(*located);
     if (c_.ended()) return c_.gone();
     refused = status;
   }
@@ -286,6 +299,21 @@ bool Reading<A>::copy_out(const Located& located, std::span<const Span> buffers,
   if (!checked) return true;
   *damaged = checksum != located.found.entry.payload_checksum;
   return !*damaged;
+}
+
+template <class A>
+bool Reading<A>::copy_user(const Located& located, std::string& to, bool* damaged) const {
+  auto user = lookup_.read_user(located.slot, located.header);
+  if (user) {
+    to = std::move(*user);
+    return true;
+  }
+  // Their lines are fresh: if the block still has its stamp, they are not what was put.
+  const uint64_t header_at = c_.layout.header(located.slot);
+  c_.access.fence();
+  c_.acquire_from(writer_of(located.found.host, located.found.entry), header_at, BH_LINE_BYTES);
+  *damaged = c_.access.load(header_at) == located.header.stamp;
+  return false;
 }
 
 /// For blocks without a checksum: the life of the host that stored the block was not over when it

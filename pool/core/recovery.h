@@ -359,7 +359,8 @@ bool Recovery<A>::restore_unnamed(uint64_t slot, std::span<const uint64_t> damag
   const std::string text = lookup_.read_key(slot, header.key_bytes);
   const Key key(header.namespace_id, text);
   if (!Key::valid(text) || key.hash != hash_of(header) || !index_.probes_any(key.hash, damaged) ||
-      c_.layout.block_bytes(header.stored_bytes, text.size()) > block.block_bytes ||
+      c_.layout.block_bytes(header.stored_bytes, Layout::key_line_bytes(header)) >
+          block.block_bytes ||
       lookup_.locate(key) || !index_.insert(key.hash, writing_.entry_for(block, header)))
     return false;
   allocator_.restore_committed(slot);

@@ -88,7 +88,8 @@ Act replace_by_half(uint64_t size) {
         cold.push_back(located);
     });
     ASSERT_EQ(cold.size(), 1u);
-    ASSERT_TRUE(handle.core().reading.read_stored(cold[0], {&to, 1}));
+    std::string user_metadata;
+    ASSERT_TRUE(handle.core().reading.read_stored(cold[0], {&to, 1}, user_metadata));
     EXPECT_EQ(stored, value);
     ConstSpan half;
     EXPECT_EQ(handle.core().space.replace(cold[0], doubled(value, half)), Status::OK);

@@ -267,10 +267,21 @@ TEST(LayoutFreeze, BlockHeader) {
       FIELD(bh_block_header, codec, 50, 1),
       FIELD(bh_block_header, checksum_kind, 51, 1),
       FIELD(bh_block_header, profile, 52, 1),
-      FIELD(bh_block_header, reserved, 53, 3),
+      FIELD(bh_block_header, reserved, 53, 1),
+      FIELD(bh_block_header, user_bytes, 54, 2),
       FIELD(bh_block_header, seal, 56, 8),
   };
   expect_layout<bh_block_header>(64, fields);
+}
+
+TEST(LayoutFreeze, BlockWords) {
+  const std::vector<Field> fields = {
+      FIELD(bh_block_words, stamp, 0, 8),
+      FIELD(bh_block_words, pins, 8, 8),
+      FIELD(bh_block_words, times, 16, 8),
+      FIELD(bh_block_words, group, 24, 8),
+  };
+  expect_layout<bh_block_words>(32, fields);
 }
 
 TEST(LayoutFreeze, BlockSlot) {
@@ -327,21 +338,14 @@ TEST(LayoutFreeze, FrameHeader) {
 
 std::vector<std::pair<size_t, size_t>> frozen_sizes() {
   return {
-      {sizeof(bh_part), 16},
-      {sizeof(bh_geometry), 472},
-      {sizeof(bh_superblock), 4096},
-      {sizeof(bh_host_slot), 64},
-      {sizeof(bh_host_heartbeat), 64},
-      {sizeof(bh_namespace), 640},
-      {sizeof(bh_host_private), 192},
-      {sizeof(bh_process), 192},
-      {sizeof(bh_lease_slot), 32},
-      {sizeof(bh_extent_state), 64},
-      {sizeof(bh_block_header), 64},
-      {sizeof(bh_block_slot), 128},
-      {sizeof(bh_extent_descriptor), 64},
-      {sizeof(bh_index_entry), 64},
-      {sizeof(bh_index_bucket), 512},
+      {sizeof(bh_part), 16},           {sizeof(bh_geometry), 472},
+      {sizeof(bh_superblock), 4096},   {sizeof(bh_host_slot), 64},
+      {sizeof(bh_host_heartbeat), 64}, {sizeof(bh_namespace), 640},
+      {sizeof(bh_host_private), 192},  {sizeof(bh_process), 192},
+      {sizeof(bh_lease_slot), 32},     {sizeof(bh_extent_state), 64},
+      {sizeof(bh_block_header), 64},   {sizeof(bh_block_slot), 128},
+      {sizeof(bh_block_words), 32},    {sizeof(bh_extent_descriptor), 64},
+      {sizeof(bh_index_entry), 64},    {sizeof(bh_index_bucket), 512},
       {sizeof(bh_frame_header), 28},
   };
 }
@@ -357,9 +361,18 @@ TEST(LayoutFreeze, CAndCxxAgree) {
 
 TEST(NumberFreeze, Common) {
   const std::vector<Number> numbers = {
-      NUMBER(BH_LINE_BYTES, 64),     NUMBER(BH_PAYLOAD_ALIGN, 4096),
-      NUMBER(BH_KEY_BYTES_MAX, 512), NUMBER(BH_VALUE_BYTES_MAX, 1073741824),
+      NUMBER(BH_LINE_BYTES, 64),      NUMBER(BH_PAYLOAD_ALIGN, 4096),
+      NUMBER(BH_KEY_BYTES_MAX, 512),  NUMBER(BH_USER_BYTES_MAX, 512),
+      NUMBER(BH_USER_CHECK_BYTES, 8), NUMBER(BH_VALUE_BYTES_MAX, 1073741824),
       NUMBER(BH_HOSTS_MAX, 64),
+  };
+  expect_numbers(numbers);
+}
+
+TEST(NumberFreeze, BlockWords) {
+  const std::vector<Number> numbers = {
+      NUMBER(BH_PIN_SOFT, 1),   NUMBER(BH_PIN_HARD, 2),     NUMBER(BH_PRIORITY_SHIFT, 56),
+      NUMBER(BH_PIN_SHIFT, 48), NUMBER(BH_FORKS_SHIFT, 32), NUMBER(BH_EXPIRES_SHIFT, 32),
   };
   expect_numbers(numbers);
 }

@@ -312,6 +312,8 @@ constexpr SeededBug kSeededBugs[] = {
     // Namespaces.
     of_part("namespace-not-published", Lie::NO_FLUSH, BH_PART_NAMESPACES, Focus::SPACES),
     of_part("namespace-not-acquired", Lie::NO_INVALIDATE, BH_PART_NAMESPACES, Focus::SPACES),
+    // Attributes.
+    {.name = "attributes-of-another-block", .lie = Lie::WORDS_OF_ANY_BLOCK},
     // A removal requested from another host.
     {.name = "removal-not-awaited",
      .lie = Lie::ALL_ANSWERED,
