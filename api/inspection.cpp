@@ -84,10 +84,16 @@ bh_namespace_info info_of(const PoolInfo::Namespace& from,
   info.layout = from.values.layout;
   for (const auto& one : usage) {
     if (one.id != from.id) continue;
-    info.blocks = one.blocks;
-    info.value_bytes = one.value_bytes;
-    info.stored_bytes = one.stored_bytes;
-    info.block_bytes = one.block_bytes;
+    const auto number = [](int64_t count) {
+      return static_cast<uint64_t>(std::max<int64_t>(count, 0));
+    };
+    info.blocks = number(one.blocks);
+    info.value_bytes = number(one.value_bytes);
+    info.stored_bytes = number(one.stored_bytes);
+    info.block_bytes = number(one.block_bytes);
+    info.hits = one.hits;
+    info.misses = one.misses;
+    info.evictions = one.evictions;
   }
   return info;
 }
@@ -106,8 +112,8 @@ bh_block_info info_of(const BlockInfo& from) {
   const bowhead::BlockAttributes& attributes = from.attributes;
   info.attributes.struct_bytes = sizeof info.attributes;
   info.attributes.priority = attributes.priority;
-  info.attributes.pins = uint32_t{attributes.soft_pin} * BH_PIN_SOFT |
-                         uint32_t{attributes.hard_pin} * BH_PIN_HARD;
+  info.attributes.pins =
+      uint32_t{attributes.soft_pin} * BH_PIN_SOFT | uint32_t{attributes.hard_pin} * BH_PIN_HARD;
   info.attributes.forks = attributes.forks;
   info.attributes.parity_group = attributes.parity_group;
   info.attributes.expires_unix_s = attributes.expires_unix_s;
@@ -207,7 +213,8 @@ bh_status bh_set_attributes(bh_pool* pool, bh_namespace_id ns, bh_key key,
     if (pool == nullptr) return null_argument("pool");
     if (const bh_status bad = check_key(key); bad != BH_OK) return bad;
     bh_attributes given;
-    if (const bh_status bad = read_struct(attributes, "attributes", given); bad != BH_OK) return bad;
+    if (const bh_status bad = read_struct(attributes, "attributes", given); bad != BH_OK)
+      return bad;
     if (given.priority > UINT8_MAX) return out_of_range("priority", given.priority, UINT8_MAX);
     if (given.pins > (BH_PIN_SOFT | BH_PIN_HARD))
       return out_of_range("pins", given.pins, BH_PIN_SOFT | BH_PIN_HARD);

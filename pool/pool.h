@@ -269,7 +269,7 @@ class Pool {
   /// PoolInfo::Host::heartbeat of each host slot, as it is now.
   Result<std::vector<uint64_t>> heartbeats() const;
 
-  /// Looks at the header of every block. In no order; namespaces without blocks are left out.
+  /// The counters of every registered namespace, and of all others together (id 0).
   Result<std::vector<NamespaceUsage>> usage();
 
   /// Reads everything and names each fault; changes nothing. `payload` also verifies every block.

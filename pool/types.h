@@ -147,14 +147,18 @@ struct PoolInfo {
   std::vector<Host> hosts;
 };
 
-/// The space that the blocks of a namespace take, on all hosts.
+/// The counters of a namespace, over all hosts. They may be wrong by the operations that were under
+/// way in processes that died, until a host is rebuilt or its first process opens the pool; and by
+/// what other hosts did during the last heartbeats, so that a number may even be below 0.
 struct NamespaceUsage {
-  NamespaceId id = 0;
-  uint64_t blocks = 0;
-  uint64_t value_bytes = 0;   ///< as they were put
-  uint64_t stored_bytes = 0;  ///< of their payloads
-  uint64_t block_bytes = 0;   ///< the same rounded up to blocks: the space they take of the pool
-  std::array<uint64_t, 4> blocks_by_profile{};  ///< by CompressionProfile; NONE: stored as they are
+  NamespaceId id = 0;  ///< 0: all namespaces that were removed, or for which there was no counter
+  int64_t blocks = 0;
+  int64_t value_bytes = 0;   ///< as they were put
+  int64_t stored_bytes = 0;  ///< of their payloads
+  int64_t block_bytes = 0;   ///< the same rounded up to blocks: the space they take of the pool
+  uint64_t hits = 0;         ///< gets and leases that found their block
+  uint64_t misses = 0;       ///< gets and leases that did not find it
+  uint64_t evictions = 0;    ///< of blocks
 };
 
 /// The result of one pass of recompress().

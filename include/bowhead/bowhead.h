@@ -629,10 +629,14 @@ typedef struct bh_namespace_info {
   uint64_t value_bytes;    /**< of the values as they were put */
   uint64_t stored_bytes;   /**< of the values as they are stored */
   uint64_t block_bytes;    /**< space that they occupy: stored_bytes rounded up to blocks */
+  uint64_t hits;           /**< gets and leases that found their block */
+  uint64_t misses;         /**< gets and leases that did not find it */
+  uint64_t evictions;      /**< of blocks */
 } bh_namespace_info;
 
-/** Calls `visit` for every registered namespace; a result other than 0 ends the list. Reads the
- * header of every block.
+/** Calls `visit` for every registered namespace; a result other than 0 ends the list. The counts may
+ * be wrong by the operations that were under way in processes that died, until the first process of
+ * their host opens the pool.
  * @param pool the pool
  * @param visit its argument is valid during the call; must not call functions on this pool
  * @param context passed to `visit` */
@@ -644,13 +648,13 @@ bh_status bh_pool_list_namespaces(bh_pool* pool,
  * the pool. Eviction does not heed it yet. It stays with a block that is moved or recompressed, and
  * may be lost when a process or a host dies. */
 typedef struct bh_attributes {
-  uint32_t struct_bytes;    /**< sizeof */
-  uint32_t priority;        /**< 0 to 255; higher: to be kept longer */
-  uint32_t pins;            /**< BH_PIN_SOFT: to be evicted only if nothing else can be; BH_PIN_HARD:
+  uint32_t struct_bytes;   /**< sizeof */
+  uint32_t priority;       /**< 0 to 255; higher: to be kept longer */
+  uint32_t pins;           /**< BH_PIN_SOFT: to be evicted only if nothing else can be; BH_PIN_HARD:
                                  not to be evicted */
-  uint32_t forks;           /**< sequences that refer to the block, at most 65,535 */
-  uint32_t parity_group;    /**< blocks that one parity protects; 0: none */
-  uint32_t expires_unix_s;  /**< when its time to live ends; 0: never */
+  uint32_t forks;          /**< sequences that refer to the block, at most 65,535 */
+  uint32_t parity_group;   /**< blocks that one parity protects; 0: none */
+  uint32_t expires_unix_s; /**< when its time to live ends; 0: never */
   uint32_t next_use_unix_s; /**< when it is expected to be used next; 0: unknown */
   uint32_t reserved;        /**< zero */
   uint64_t group;           /**< blocks that belong together, as a session; 0: none */

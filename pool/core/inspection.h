@@ -2,7 +2,7 @@
 // Inspection of the pool: info, list, check. It stores nothing into the pool, so a process that has
 // the pool mapped read-only may use it.
 //
-// Owns: nothing. Calls: Attributes, Holdings, Lookup, Namespaces.
+// Owns: nothing. Calls: Attributes, Usage, Holdings, Lookup, Namespaces.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 #include "base/coherence.h"
 #include "pool/core/attributes.h"
 #include "pool/core/namespaces.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -36,6 +37,7 @@ class Inspection {
         settings_(rooms.settings),
         lookup_(rooms.lookup),
         attributes_(rooms.attributes),
+        usage_(rooms.usage),
         namespaces_(rooms.namespaces),
         holdings_(rooms.holdings) {}
   Inspection(const Inspection&) = delete;
@@ -94,6 +96,7 @@ class Inspection {
   const Settings& settings_;
   Lookup<A>& lookup_;
   Attributes<A>& attributes_;
+  Usage<A>& usage_;
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
 };
@@ -249,20 +252,31 @@ Result<BlockInfo> Inspection<A>::describe(const Key& key) {
   return Status::NOT_FOUND;
 }
 
+/// The blocks of a life that is over are counted by its successor, as it imports them.
 template <class A>
 std::vector<NamespaceUsage> Inspection<A>::usage() {
+  const std::vector<bh_namespace> live = namespaces_.live_namespaces();
   std::map<uint64_t, NamespaceUsage> usage;
-  for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t) {
-    if (namespaces_.gone(entry.namespace_id)) return true;
-    NamespaceUsage& of = usage[entry.namespace_id];
-    of.id = entry.namespace_id;
-    of.blocks += 1;
-    of.value_bytes += header.length_bytes;
-    of.stored_bytes += header.stored_bytes;
-    of.block_bytes += core::room_for(c_.layout, header);
-    if (header.profile < of.blocks_by_profile.size()) of.blocks_by_profile[header.profile] += 1;
-    return true;
-  });
+  for (const bh_namespace& entry : live) usage[entry.id].id = entry.id;
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    const auto slot = hosts_.read_slot(host);
+    const bool has_blocks = slot && (c_.layout.geometry().host_count == 1 ||
+                                     !hosts_.decided({host, slot->incarnation}));
+    usage_.for_each(host, [&](const bh_usage& line) {
+      const auto named = usage.find(line.namespace_id);
+      if (named == usage.end() && to_line(line) == Line{}) return;
+      NamespaceUsage& of = named == usage.end() ? usage[0] : named->second;
+      if (has_blocks) {
+        of.blocks += static_cast<int64_t>(line.blocks);
+        of.value_bytes += static_cast<int64_t>(line.value_bytes);
+        of.stored_bytes += static_cast<int64_t>(line.stored_bytes);
+        of.block_bytes += static_cast<int64_t>(line.block_bytes);
+      }
+      of.hits += line.hits;
+      of.misses += line.misses;
+      of.evictions += line.evictions;
+    });
+  }
   std::vector<NamespaceUsage> result;
   for (const auto& [id, of] : usage) result.push_back(of);
   return result;

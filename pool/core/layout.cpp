@@ -147,6 +147,7 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
       uint64_t{BH_MAIL_AREA_BYTES} * g.host_count,
       sizeof(bh_index_bucket) * g.index_bucket_count,
       8 * uint64_t{g.log_count},
+      sizeof(bh_usage) * BH_USAGE_SHARDS * std::clamp(g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
       sizeof(bh_host_private),
       sizeof(bh_process) * g.process_count,
       sizeof(bh_lease_slot) * g.lease_count,

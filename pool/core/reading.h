@@ -2,10 +2,10 @@
 // Reading blocks: copies of whole values and of parts, leases, and notes of when blocks were used.
 //
 // Owns: nothing; leases are in the pool (Leases). Calls: Lookup; Retirement, for damaged blocks;
-// Recovery, when the lease table is full.
+// Recovery, when the lease table is full; Usage.
 #pragma once
 
-#include "pool/core/rooms.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -31,6 +31,7 @@ class Reading {
         leases_(rooms.leases),
         hosts_(rooms.hosts),
         lookup_(rooms.lookup),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         recovery_(rooms.recovery) {}
   Reading(const Reading&) = delete;
@@ -81,6 +82,10 @@ class Reading {
   }
   void touch_elsewhere(uint64_t slot);
   uint64_t note_hit(const Located& located);
+  void note_miss(const Key& key) {
+    c_.count(BH_COUNTER_MISSES);
+    usage_.missed(key.namespace_id);
+  }
   bool vouched(const Located& located) const;
   void drop_damaged(const Located& located);
   std::optional<uint64_t> take_lease(const bh_index_entry& entry, uint64_t ttl_ms);
@@ -94,6 +99,7 @@ class Reading {
   Leases<A>& leases_;
   Hosts<A>& hosts_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Recovery<A>& recovery_;
 };
@@ -125,7 +131,7 @@ Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink, std::string*
   }
   if (damaged_block && c_.observing()) return Status::DAMAGED;
   if (damaged_block) drop_damaged(*damaged_block);
-  c_.count(BH_COUNTER_MISSES);
+  note_miss(key);
   return Status::NOT_FOUND;
 }
 
@@ -184,6 +190,7 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
     if (status == Status::OK) {
       used_now(located->slot);
       c_.count(BH_COUNTER_HITS);
+      usage_.hit(key.namespace_id);
       if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
       Lease lease{.data = c_.access.payload(entry.block_offset),
                   .stored_bytes = entry.stored_bytes,
@@ -201,7 +208,7 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
     if (c_.ended()) return c_.gone();
     refused = status;
   }
-  c_.count(BH_COUNTER_MISSES);
+  note_miss(key);
   return refused;
 }
 
@@ -268,6 +275,7 @@ template <class A>
 uint64_t Reading<A>::note_hit(const Located& located) {
   used_now(located.slot);
   c_.count(BH_COUNTER_HITS);
+  usage_.hit(located.header.namespace_id);
   c_.count(BH_COUNTER_BYTES_OUT, located.header.length_bytes);
   if (located.found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
   return located.header.length_bytes;

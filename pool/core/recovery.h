@@ -8,10 +8,10 @@
 // takes over. Every step can be repeated. The process slot is free again only when all is done, so
 // that a number in a word always means the same process.
 //
-// Owns: nothing. Calls: Holdings, Lookup, Namespaces, Retirement, Writing (entries).
+// Owns: nothing. Calls: Holdings, Lookup, Namespaces, Retirement, Usage, Writing (entries).
 #pragma once
 
-#include "pool/core/rooms.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -25,6 +25,7 @@ class Recovery {
         index_(rooms.index),
         leases_(rooms.leases),
         lookup_(rooms.lookup),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         writing_(rooms.writing),
@@ -39,8 +40,9 @@ class Recovery {
   /// `dead` is the number of a process that this one scavenges, or a number that this process has
   /// just taken. Returns how much was half done.
   uint64_t undo_work_of(uint32_t dead);
-  /// First the entries that it was writing, then its blocks, by what the entries say.
-  uint64_t scavenge_blocks(uint32_t dead);
+  /// First the entries that it was writing, then its blocks, by what the entries say. `died`: in the
+  /// middle of an operation, maybe.
+  uint64_t scavenge_blocks(uint32_t dead, bool died);
   /// The caller has the host lock; no other process of the host is alive. Makes allocator, leases
   /// and locks again from published metadata: slabs from extent descriptors, blocks from index
   /// entries whose header agrees.
@@ -68,6 +70,7 @@ class Recovery {
   Index<A>& index_;
   Leases<A>& leases_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Writing<A>& writing_;
@@ -116,7 +119,10 @@ uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
       scavenge_process(p);
   }
   uint64_t found = leases_.scavenge(dead);
-  found += scavenge_blocks(dead);
+  // It may have died while it counted a block that it imported, whose word names no process.
+  const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
+  if (busy >> 48 == dead + 1) usage_.doubt();
+  found += scavenge_blocks(dead, /*died=*/true);
   found += extents_.scavenge(dead);
   index_.release_locks(dead);
   for (const uint64_t parity : {0, 1})
@@ -126,7 +132,7 @@ uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
 }
 
 template <class A>
-uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
+uint64_t Recovery<A>::scavenge_blocks(uint32_t dead, bool died) {
   uint64_t found = index_.scavenge_claims(dead);
   std::vector<uint64_t> retired;
   extents_.for_each_word([&](uint64_t slot, const SeenWord& seen) {
@@ -134,6 +140,7 @@ uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
     if (seen.word.state == BH_BLOCK_RETIRED) retired.push_back(slot);
     if (seen.word.process != dead || !names_process(seen.word.state)) return;
     ++found;
+    if (died) usage_.doubt();  // before its word ceases to name it (U3)
     if (scavenge_block(slot, extents_.held_slab(c_.layout.extent_of_slot(slot)), seen))
       retired.push_back(slot);
   });
@@ -176,6 +183,7 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, const SeenWord
     c_.access.publish(c_.layout.header(slot), sizeof(bh_block_slot));
     index_.publish(*own_entry);
     namespaces_.gone_after_store(header.namespace_id);  // N4
+    if (seen.word.state == BH_BLOCK_RESERVED) usage_.add(header);
     c_.change(seen, seen.word.next(BH_BLOCK_COMMITTED));
     return false;
   }
@@ -188,7 +196,10 @@ bool Recovery<A>::clean_block(uint64_t slot, const SeenWord& seen,
   const StateWord cleaning = seen.word.next(BH_BLOCK_CLEANING, c_.process);
   if (!c_.change(seen, cleaning)) return false;
   if (entry) index_.erase(*entry);
+  bh_block_header header;
+  const bool counted = seen.word.state == BH_BLOCK_RETIRING && lookup_.read_header(slot, header);
   retirement_.retire_header(slot);
+  if (counted) usage_.subtract(header);
   c_.store_state(seen.at, cleaning.next(BH_BLOCK_RETIRED));
   return true;
 }
@@ -244,6 +255,7 @@ void Recovery<A>::rebuild(const Progress& progress) {
   }
   if (!c_.alone()) hold_leased();
   extents_.recount();
+  usage_.recount();
   step(4);
 }
 

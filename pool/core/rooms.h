@@ -112,6 +112,8 @@ class Lookup;
 template <class A>
 class Attributes;
 template <class A>
+class Usage;
+template <class A>
 class Retirement;
 template <class A>
 class Reading;
@@ -152,6 +154,7 @@ struct Rooms {
   Mirror<A>& mirror;
   Lookup<A>& lookup;
   Attributes<A>& attributes;
+  Usage<A>& usage;
   Retirement<A>& retirement;
   Reading<A>& reading;
   Writing<A>& writing;

@@ -11,7 +11,7 @@
 //
 // Owns: the chosen victims, the slabs to choose from, and the bytes put since the last look at the
 // watermarks. Calls: Attributes, KeyLocks, Lookup, Namespaces, Retirement, Writing (headers and entries),
-// Grants (extents wanted), Recovery.
+// Grants (extents wanted), Recovery, Usage.
 #pragma once
 
 #include "pool/core/attributes.h"
@@ -34,6 +34,7 @@ class Space {
         locks_(rooms.locks),
         lookup_(rooms.lookup),
         attributes_(rooms.attributes),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         writing_(rooms.writing),
@@ -104,6 +105,7 @@ class Space {
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
   Attributes<A>& attributes_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Writing<A>& writing_;
@@ -526,6 +528,8 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
     return false;
   }
   const Publishing publishing(c_);
+  bh_block_header old_header{};
+  const bool counted = lookup_.read_header(old.slot, old_header) && old_header.stamp == old_stamp;
   header.stamp = retirement_.next_stamp();
   writing_.write_key_lines(target.slot, lookup_.read_key(old.slot, header.key_bytes), user_metadata,
                            header.stamp);
@@ -538,9 +542,14 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
     return false;
   }
   namespaces_.gone_after_store(header.namespace_id);  // N4
+  usage_.add(header);
   allocator_.commit(target);
   index_.erase(*entry);
   retirement_.retire_header(old.slot);
+  if (counted)
+    usage_.subtract(old_header);
+  else
+    usage_.doubt();
   allocator_.finish_retire(old.slot);
   return true;
 }

@@ -8,7 +8,7 @@
 //      (Hosts::stands): then its successor reads an index that has no entry of the block.
 //
 // Owns: nothing. Calls: KeyLocks, Lookup, Namespaces, Reading (notes of use), Retirement, Space
-// (room for a block), Mail (removals of other hosts' blocks).
+// (room for a block), Mail (removals of other hosts' blocks), Usage.
 #pragma once
 
 #include "pool/core/namespaces.h"
@@ -26,6 +26,7 @@ class Writing {
         hosts_(rooms.hosts),
         locks_(rooms.locks),
         lookup_(rooms.lookup),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         reading_(rooms.reading),
         namespaces_(rooms.namespaces),
@@ -79,6 +80,7 @@ class Writing {
   Hosts<A>& hosts_;
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Reading<A>& reading_;
   Namespaces<A>& namespaces_;
@@ -312,6 +314,7 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
       return present ? Status::OK : c_.ended() ? c_.gone() : Status::INDEX_FULL;
     }
     gone = namespaces_.gone_after_store(key.namespace_id);  // N4
+    usage_.add(header);
     if (!allocator_.commit(block)) return c_.gone();
   }
   if (gone) return Status::NAMESPACE_GONE;  // the duties retire the block

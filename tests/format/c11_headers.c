@@ -27,6 +27,7 @@ const size_t kSizesInC[] = {
     sizeof(bh_block_header),
     sizeof(bh_block_slot),
     sizeof(bh_block_words),
+    sizeof(bh_usage),
     sizeof(bh_extent_descriptor),
     sizeof(bh_index_entry),
     sizeof(bh_index_bucket),

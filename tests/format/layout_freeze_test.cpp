@@ -86,9 +86,9 @@ TEST(LayoutFreeze, Geometry) {
       FIELD(bh_geometry, namespace_count, 100, 4),   FIELD(bh_geometry, lock_count, 104, 4),
       FIELD(bh_geometry, touch_count, 108, 4),       FIELD(bh_geometry, block_parity_bytes, 112, 4),
       FIELD(bh_geometry, log_count, 116, 4),         FIELD(bh_geometry, word_count, 120, 8),
-      FIELD(bh_geometry, words_per_group, 128, 8),   FIELD(bh_geometry, parts, 136, 336),
+      FIELD(bh_geometry, words_per_group, 128, 8),   FIELD(bh_geometry, parts, 136, 352),
   };
-  expect_layout<bh_geometry>(472, fields);
+  expect_layout<bh_geometry>(488, fields);
 }
 
 TEST(LayoutFreeze, Superblock) {
@@ -105,14 +105,14 @@ TEST(LayoutFreeze, Superblock) {
       FIELD(bh_superblock, seal_kind, 68, 4),
       FIELD(bh_superblock, evict_high_permille, 72, 4),
       FIELD(bh_superblock, evict_low_permille, 76, 4),
-      FIELD(bh_superblock, geometry, 80, 472),
-      FIELD(bh_superblock, heartbeat_ms, 552, 4),
-      FIELD(bh_superblock, dead_ms, 556, 4),
-      FIELD(bh_superblock, grace_ms, 560, 4),
-      FIELD(bh_superblock, settle_ms, 564, 4),
-      FIELD(bh_superblock, reclaim_ms, 568, 4),
-      FIELD(bh_superblock, reserved0, 572, 4),
-      FIELD(bh_superblock, reserved, 576, 3504),
+      FIELD(bh_superblock, geometry, 80, 488),
+      FIELD(bh_superblock, heartbeat_ms, 568, 4),
+      FIELD(bh_superblock, dead_ms, 572, 4),
+      FIELD(bh_superblock, grace_ms, 576, 4),
+      FIELD(bh_superblock, settle_ms, 580, 4),
+      FIELD(bh_superblock, reclaim_ms, 584, 4),
+      FIELD(bh_superblock, reserved0, 588, 4),
+      FIELD(bh_superblock, reserved, 592, 3488),
       FIELD(bh_superblock, checksum, 4080, 8),
       FIELD(bh_superblock, magic_end, 4088, 8),
   };
@@ -205,7 +205,8 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, namespaces_gone, 136, 8),
       FIELD(bh_host_private, namespaces_swept, 144, 8),
       FIELD(bh_host_private, namespace_open, 152, 8),
-      FIELD(bh_host_private, pad1, 160, 32),
+      FIELD(bh_host_private, usage_doubt, 160, 8),
+      FIELD(bh_host_private, pad1, 168, 24),
   };
   expect_layout<bh_host_private>(192, fields);
 }
@@ -274,6 +275,16 @@ TEST(LayoutFreeze, BlockHeader) {
   expect_layout<bh_block_header>(64, fields);
 }
 
+TEST(LayoutFreeze, Usage) {
+  const std::vector<Field> fields = {
+      FIELD(bh_usage, namespace_id, 0, 8), FIELD(bh_usage, blocks, 8, 8),
+      FIELD(bh_usage, value_bytes, 16, 8), FIELD(bh_usage, stored_bytes, 24, 8),
+      FIELD(bh_usage, block_bytes, 32, 8), FIELD(bh_usage, hits, 40, 8),
+      FIELD(bh_usage, misses, 48, 8),      FIELD(bh_usage, evictions, 56, 8),
+  };
+  expect_layout<bh_usage>(64, fields);
+}
+
 TEST(LayoutFreeze, BlockWords) {
   const std::vector<Field> fields = {
       FIELD(bh_block_words, stamp, 0, 8),
@@ -338,14 +349,23 @@ TEST(LayoutFreeze, FrameHeader) {
 
 std::vector<std::pair<size_t, size_t>> frozen_sizes() {
   return {
-      {sizeof(bh_part), 16},           {sizeof(bh_geometry), 472},
-      {sizeof(bh_superblock), 4096},   {sizeof(bh_host_slot), 64},
-      {sizeof(bh_host_heartbeat), 64}, {sizeof(bh_namespace), 640},
-      {sizeof(bh_host_private), 192},  {sizeof(bh_process), 192},
-      {sizeof(bh_lease_slot), 32},     {sizeof(bh_extent_state), 64},
-      {sizeof(bh_block_header), 64},   {sizeof(bh_block_slot), 128},
-      {sizeof(bh_block_words), 32},    {sizeof(bh_extent_descriptor), 64},
-      {sizeof(bh_index_entry), 64},    {sizeof(bh_index_bucket), 512},
+      {sizeof(bh_part), 16},
+      {sizeof(bh_geometry), 488},
+      {sizeof(bh_superblock), 4096},
+      {sizeof(bh_host_slot), 64},
+      {sizeof(bh_host_heartbeat), 64},
+      {sizeof(bh_namespace), 640},
+      {sizeof(bh_host_private), 192},
+      {sizeof(bh_process), 192},
+      {sizeof(bh_lease_slot), 32},
+      {sizeof(bh_extent_state), 64},
+      {sizeof(bh_block_header), 64},
+      {sizeof(bh_block_slot), 128},
+      {sizeof(bh_block_words), 32},
+      {sizeof(bh_usage), 64},
+      {sizeof(bh_extent_descriptor), 64},
+      {sizeof(bh_index_entry), 64},
+      {sizeof(bh_index_bucket), 512},
       {sizeof(bh_frame_header), 28},
   };
 }
@@ -369,10 +389,11 @@ TEST(NumberFreeze, Common) {
   expect_numbers(numbers);
 }
 
-TEST(NumberFreeze, BlockWords) {
+TEST(NumberFreeze, BlockWordsAndUsage) {
   const std::vector<Number> numbers = {
-      NUMBER(BH_PIN_SOFT, 1),   NUMBER(BH_PIN_HARD, 2),     NUMBER(BH_PRIORITY_SHIFT, 56),
-      NUMBER(BH_PIN_SHIFT, 48), NUMBER(BH_FORKS_SHIFT, 32), NUMBER(BH_EXPIRES_SHIFT, 32),
+      NUMBER(BH_USAGE_SHARDS, 8), NUMBER(BH_USAGE_ENTRIES_MAX, 256), NUMBER(BH_PIN_SOFT, 1),
+      NUMBER(BH_PIN_HARD, 2),     NUMBER(BH_PRIORITY_SHIFT, 56),     NUMBER(BH_PIN_SHIFT, 48),
+      NUMBER(BH_FORKS_SHIFT, 32), NUMBER(BH_EXPIRES_SHIFT, 32),
   };
   expect_numbers(numbers);
 }
@@ -400,17 +421,18 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_PART_MAIL, 8),
       NUMBER(BH_PART_INDEX, 9),
       NUMBER(BH_PART_LOG, 10),
-      NUMBER(BH_PART_PRIVATE, 11),
-      NUMBER(BH_PART_PROCESSES, 12),
-      NUMBER(BH_PART_LEASES, 13),
-      NUMBER(BH_PART_VIEW, 14),
-      NUMBER(BH_PART_LOCKS, 15),
-      NUMBER(BH_PART_EXTENTS, 16),
-      NUMBER(BH_PART_RUNS, 17),
-      NUMBER(BH_PART_GROUPS, 18),
-      NUMBER(BH_PART_BLOCKS, 19),
-      NUMBER(BH_PART_RECENCY, 20),
-      NUMBER(BH_PART_COUNT, 21),
+      NUMBER(BH_PART_USAGE, 11),
+      NUMBER(BH_PART_PRIVATE, 12),
+      NUMBER(BH_PART_PROCESSES, 13),
+      NUMBER(BH_PART_LEASES, 14),
+      NUMBER(BH_PART_VIEW, 15),
+      NUMBER(BH_PART_LOCKS, 16),
+      NUMBER(BH_PART_EXTENTS, 17),
+      NUMBER(BH_PART_RUNS, 18),
+      NUMBER(BH_PART_GROUPS, 19),
+      NUMBER(BH_PART_BLOCKS, 20),
+      NUMBER(BH_PART_RECENCY, 21),
+      NUMBER(BH_PART_COUNT, 22),
   };
   expect_numbers(numbers);
 }

@@ -39,6 +39,8 @@ void check_parts(const bh_geometry& g) {
       Wide{4096} * g.host_count,
       Wide{sizeof(bh_index_bucket)} * g.index_bucket_count,
       Wide{8} * g.log_count,
+      Wide{sizeof(bh_usage)} * BH_USAGE_SHARDS *
+          std::clamp(g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
       sizeof(bh_host_private),
       Wide{sizeof(bh_process)} * g.process_count,
       Wide{sizeof(bh_lease_slot)} * g.lease_count,

@@ -13,9 +13,9 @@ namespace {
 constexpr uint64_t kPage = 4096;
 
 constexpr std::array<const char*, BH_PART_COUNT> kPartNames = {
-    "slot",  "heartbeat", "decide",  "ack",  "own",     "namespaces", "hazards",
-    "touch", "mail",      "index",   "log",  "private", "processes",  "leases",
-    "view",  "locks",     "extents", "runs", "groups",  "blocks",     "recency"};
+    "slot",  "heartbeat", "decide", "ack",    "own",     "namespaces", "hazards", "touch",
+    "mail",  "index",     "log",    "usage",  "private", "processes",  "leases",  "view",
+    "locks", "extents",   "runs",   "groups", "blocks",  "recency"};
 
 }  // namespace
 

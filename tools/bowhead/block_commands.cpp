@@ -254,8 +254,9 @@ Examples:
 
 The put that creates a namespace decides how it is compressed; later puts need not repeat it.
 A key that is already present keeps its value and user metadata; to replace it, `rm` it first.)");
-  command->callback(
-      [a, &action] { action = [a] { return run_put(a->block, a->values, a->user_metadata, a->path); }; });
+  command->callback([a, &action] {
+    action = [a] { return run_put(a->block, a->values, a->user_metadata, a->path); };
+  });
 }
 
 Result<std::vector<std::byte>> read_block(Pool& pool, NamespaceId ns, const std::string& key) {

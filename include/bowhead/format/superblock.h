@@ -35,7 +35,7 @@ enum {
   BH_CHECKSUM_XXH3_TREE_4K = 1 /* XXH3-64 of the XXH3-64 sums of 4 KiB pieces (base/checksum.h) */
 };
 
-/* The parts of a host region, in order. Parts up to BH_PART_LOG are published: only the host
+/* The parts of a host region, in order. Parts up to BH_PART_USAGE are published: only the host
  * writes them, all hosts read them. The other parts are host-private: the processes of the host
  * share them through ordinary atomics, and no other host bases a decision on them. */
 enum {
@@ -50,6 +50,7 @@ enum {
   BH_PART_MAIL,       /* 4 KiB x host_count: requests to each other host */
   BH_PART_INDEX,      /* bh_index_bucket x index_bucket_count */
   BH_PART_LOG,        /* u64 x log_count: buckets of the index that changed (index.h) */
+  BH_PART_USAGE,      /* bh_usage x BH_USAGE_SHARDS x lines of a shard: counters of namespaces */
   BH_PART_PRIVATE,    /* bh_host_private: counters of the host */
   BH_PART_PROCESSES,  /* bh_process x process_count */
   BH_PART_LEASES,     /* bh_lease_slot x lease_count */
@@ -60,7 +61,7 @@ enum {
   BH_PART_GROUPS,  /* u64 x word_count / words_per_group: extent + 1 that has the group; 0: free */
   BH_PART_BLOCKS,  /* u64 x word_count: allocator words */
   BH_PART_RECENCY, /* u64 x word_count: when the block was last used */
-  BH_PART_COUNT    /* 21 */
+  BH_PART_COUNT    /* 22 */
 };
 
 typedef struct bh_part {
@@ -95,7 +96,7 @@ typedef struct bh_geometry {
   uint64_t words_per_group;    /* words are claimed in runs of groups; a power of two */
   bh_part parts[BH_PART_COUNT];
 } bh_geometry;
-BH_FORMAT_SIZE(bh_geometry, 472);
+BH_FORMAT_SIZE(bh_geometry, 488);
 BH_FORMAT_OFFSET(bh_geometry, host_count, 88);
 BH_FORMAT_OFFSET(bh_geometry, word_count, 120);
 BH_FORMAT_OFFSET(bh_geometry, parts, 136);
@@ -122,7 +123,7 @@ typedef struct bh_superblock {
   uint32_t settle_ms;
   uint32_t reclaim_ms; /* 0: never */
   uint32_t reserved0;
-  uint8_t reserved[3504]; /* zero */
+  uint8_t reserved[3488]; /* zero */
   uint64_t checksum;      /* XXH3-64 of all bytes before */
   uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a truncated page is damage */
 } bh_superblock;
