@@ -261,10 +261,10 @@ TEST(Usage, IsRightAgainOnceTheFirstProcessHasOpenedThePoolAfterDeaths) {
     for (int i = 0; i < 2; ++i) {
       const pid_t pid = fork();
       if (pid == 0) {
-        const auto pool = Pool::open(t.locator());
+        auto pool = Pool::open(t.locator());
         if (!pool) _exit(1);
         for (uint64_t seed = 0;; ++seed)
-          work(const_cast<Pool&>(*pool), {t.ns(), other}, seed * 64 + round * 2 + i, 100);
+          work(*pool, {t.ns(), other}, seed * 64 + round * 2 + i, 100);
       }
       children.push_back(pid);
     }
