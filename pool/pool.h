@@ -120,15 +120,16 @@ class Pool {
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
   /// the stored bytes stay as they are, its user metadata too: up to 512 bytes that the pool keeps
-  /// with the block and does not interpret. In a compressed namespace the calling thread encodes it,
-  /// and stores it plain where a frame would not take a smaller block. A put does not wait for
+  /// with the block and does not interpret. In a compressed namespace the calling thread encodes
+  /// it, and stores it plain where a frame would not take a smaller block. A put does not wait for
   /// other hosts: NO_SPACE means that this one has no space now; it asks another for some, which
   /// takes some heartbeats (docs/sharing.md): try again then. Returns KEY_TOO_LONG,
-  /// INVALID_ARGUMENT (user metadata of more than 512 bytes), VALUE_TOO_LARGE, NO_SPACE, INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block
-  /// generations), BUSY, HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead:
-  /// close the pool and open it again; also from reserve(), commit(), acquire() and remove()),
-  /// NAMESPACE_GONE (it was removed; also from all methods that take a namespace, and commit()),
-  /// FORKED, READ_ONLY (the handle only observes; also from all methods that store or lease).
+  /// INVALID_ARGUMENT (user metadata of more than 512 bytes), VALUE_TOO_LARGE, NO_SPACE,
+  /// INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block generations), BUSY,
+  /// HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead: close the pool and
+  /// open it again; also from reserve(), commit(), acquire() and remove()), NAMESPACE_GONE (it was
+  /// removed; also from all methods that take a namespace, and commit()), FORKED, READ_ONLY (the
+  /// handle only observes; also from all methods that store or lease).
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value,
              std::string_view user_metadata = {});
 
@@ -138,7 +139,8 @@ class Pool {
   /// NOT_FOUND (also for a damaged block, which is dropped and counted), DAMAGED (instead, where
   /// OpenOptions::observe forbids to drop), BUFFER_TOO_SMALL, UNSUPPORTED_CODEC (a newer Bowhead
   /// compressed it), KEY_TOO_LONG, FORKED. On failure the content of the buffers is undefined.
-  /// `user_metadata`, unless it is null, gets the user metadata of the same block, verified as well.
+  /// `user_metadata`, unless it is null, gets the user metadata of the same block, verified as
+  /// well.
   Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers,
                        std::string* user_metadata = nullptr);
 

@@ -306,8 +306,8 @@ typedef struct bh_put_options {
  * @param options the user metadata
  * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes
  * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know
- * @retval BH_KEY_TOO_LONG, BH_VALUE_TOO_LARGE, BH_NO_SPACE, BH_INDEX_FULL, BH_LIMIT_REACHED, BH_BUSY
- *     as for bh_put() */
+ * @retval BH_KEY_TOO_LONG, BH_VALUE_TOO_LARGE, BH_NO_SPACE, BH_INDEX_FULL, BH_LIMIT_REACHED,
+ *     BH_BUSY as for bh_put() */
 bh_status bh_put_with(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
                       size_t value_count, const bh_put_options* options);
 
@@ -634,9 +634,9 @@ typedef struct bh_namespace_info {
   uint64_t evictions;      /**< of blocks */
 } bh_namespace_info;
 
-/** Calls `visit` for every registered namespace; a result other than 0 ends the list. The counts may
- * be wrong by the operations that were under way in processes that died, until the first process of
- * their host opens the pool.
+/** Calls `visit` for every registered namespace; a result other than 0 ends the list. The counts
+ * may be wrong by the operations that were under way in processes that died, until the first process
+ * of their host opens the pool.
  * @param pool the pool
  * @param visit its argument is valid during the call; must not call functions on this pool
  * @param context passed to `visit` */
@@ -670,8 +670,8 @@ typedef struct bh_attributes {
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
  * @retval BH_NOT_SUPPORTED another host has the block, and only its processes can set them; or
  *     `attributes` has a member set that this library does not know
- * @retval BH_BUSY another process holds the key, or the block's host died and may still write to it:
- *     try again */
+ * @retval BH_BUSY another process holds the key, or the block's host died and may still write to
+ *     it: try again */
 bh_status bh_set_attributes(bh_pool* pool, bh_namespace_id ns, bh_key key,
                             const bh_attributes* attributes);
 

@@ -33,8 +33,8 @@ class Attributes {
 
   /// Of the block that has this stamp; all zero if none were set.
   BlockAttributes read(uint64_t slot, uint64_t stamp) const;
-  /// Sets those of a block of this host. NOT_FOUND: this host does not have the block. BUSY: another
-  /// process holds the key's lock, or the block is in READ_ONLY custody. HOST_FENCED.
+  /// Sets those of a block of this host. NOT_FOUND: this host does not have the block. BUSY:
+  /// another process holds the key's lock, or the block is in READ_ONLY custody. HOST_FENCED.
   Status set(const Key& key, const BlockAttributes& attributes);
   /// For a block that is about to replace another one. The caller holds both, and the key's lock.
   void carry(uint64_t from_slot, uint64_t from_stamp, uint64_t to_slot, uint64_t to_stamp) {

@@ -40,15 +40,15 @@ class Recovery {
   /// `dead` is the number of a process that this one scavenges, or a number that this process has
   /// just taken. Returns how much was half done.
   uint64_t undo_work_of(uint32_t dead);
-  /// First the entries that it was writing, then its blocks, by what the entries say. `died`: in the
-  /// middle of an operation, maybe.
+  /// First the entries that it was writing, then its blocks, by what the entries say. `died`: in
+  /// the middle of an operation, maybe.
   uint64_t scavenge_blocks(uint32_t dead, bool died);
   /// The caller has the host lock; no other process of the host is alive. Makes allocator, leases
   /// and locks again from published metadata: slabs from extent descriptors, blocks from index
   /// entries whose header agrees.
   void rebuild(const Progress& progress);
-  /// Restores, by their descriptors, the slabs of which every extent is ours(extent), as far as there
-  /// are words for their blocks.
+  /// Restores, by their descriptors, the slabs of which every extent is ours(extent), as far as
+  /// there are words for their blocks.
   template <class Ours>
   void restore_slabs(Ours ours);
   /// For a host slot whose lines are lost: the highest incarnation in any stamp of that slot.

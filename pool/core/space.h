@@ -10,8 +10,8 @@
 //      two good entries and never none. A scavenger or a rebuild keeps one of them.
 //
 // Owns: the chosen victims, the slabs to choose from, and the bytes put since the last look at the
-// watermarks. Calls: Attributes, KeyLocks, Lookup, Namespaces, Retirement, Writing (headers and entries),
-// Grants (extents wanted), Recovery, Usage.
+// watermarks. Calls: Attributes, KeyLocks, Lookup, Namespaces, Retirement, Writing (headers and
+// entries), Grants (extents wanted), Recovery, Usage.
 #pragma once
 
 #include "pool/core/attributes.h"

@@ -7,9 +7,9 @@
  * however the extent is carved, and payload never lies where a stale reference expects a header.
  * After the block slots the table has one bh_block_words for each of them.
  *
- * A key lies in the key lines of the block's own slots, 64 bytes in each; user metadata, if the block
- * has any, follow the last byte of the key, and their check follows them. A block that spans n slots
- * has space for 64 n such bytes. More of them make the block as large as they need.
+ * A key lies in the key lines of the block's own slots, 64 bytes in each; user metadata, if the
+ * block has any, follow the last byte of the key, and their check follows them. A block that spans
+ * n slots has space for 64 n such bytes. More of them make the block as large as they need.
  */
 #ifndef BOWHEAD_FORMAT_BLOCK_H
 #define BOWHEAD_FORMAT_BLOCK_H
@@ -33,7 +33,7 @@ enum {
 
 #define BH_USER_BYTES_MAX 512u /* longest user metadata */
 /* The check of user metadata: XXH3-64 of them, seeded with the seed of seals without an offset xor
- * the stamp of the block. So they are known to be those of this block, as its key is by key_hash. */
+ * the stamp of the block. So they are known to be those of this block, as a key is by key_hash. */
 #define BH_USER_CHECK_BYTES 8u
 
 /* A sealed line (docs/format.md). The extent's owner writes all of it; it is immutable until the
