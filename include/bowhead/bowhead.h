@@ -635,8 +635,8 @@ typedef struct bh_namespace_info {
 } bh_namespace_info;
 
 /** Calls `visit` for every registered namespace; a result other than 0 ends the list. The counts
- * may be wrong by the operations that were under way in processes that died, until the first process
- * of their host opens the pool.
+ * may be wrong by the operations that were under way in processes that died, until the first
+ * process of their host opens the pool.
  * @param pool the pool
  * @param visit its argument is valid during the call; must not call functions on this pool
  * @param context passed to `visit` */

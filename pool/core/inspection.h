@@ -268,9 +268,9 @@ std::vector<NamespaceUsage> Inspection<A>::usage() {
       NamespaceUsage& of = named == usage.end() ? usage[0] : named->second;
       if (has_blocks) {
         of.blocks += static_cast<int64_t>(line.blocks);
-        of.value_bytes += static_cast<int64_t>(line.value_bytes);
+        of.value_bytes += static_cast<int64_t>(line.stored_bytes + line.saved_bytes);
         of.stored_bytes += static_cast<int64_t>(line.stored_bytes);
-        of.block_bytes += static_cast<int64_t>(line.block_bytes);
+        of.block_bytes += static_cast<int64_t>(line.stored_bytes + line.slack_bytes);
       }
       of.hits += line.hits;
       of.misses += line.misses;

@@ -128,7 +128,7 @@ void Joining<A>::detach() {
     return;
   }
   leases_.scavenge(c_.process);
-  recovery_.scavenge_blocks(c_.process, /*died=*/false);
+  recovery_.scavenge_blocks(c_.process);
   retirement_.reap(/*wait=*/true);
   const bool locked = c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::TAKEN;
   forget_own_process();
@@ -157,7 +157,7 @@ Result<void> Joining<A>::leave(const std::function<void()>& stop_heartbeat) {
   }
   if (stop_heartbeat) stop_heartbeat();
   recovery_.scavenge_dead();
-  recovery_.scavenge_blocks(c_.process, /*died=*/false);
+  recovery_.scavenge_blocks(c_.process);
   leases_.scavenge(c_.process);
   forget_own_process();
   hosts_.end_own_life(/*conflict=*/false);

@@ -40,9 +40,8 @@ class Recovery {
   /// `dead` is the number of a process that this one scavenges, or a number that this process has
   /// just taken. Returns how much was half done.
   uint64_t undo_work_of(uint32_t dead);
-  /// First the entries that it was writing, then its blocks, by what the entries say. `died`: in
-  /// the middle of an operation, maybe.
-  uint64_t scavenge_blocks(uint32_t dead, bool died);
+  /// First the entries that it was writing, then its blocks, by what the entries say.
+  uint64_t scavenge_blocks(uint32_t dead);
   /// The caller has the host lock; no other process of the host is alive. Makes allocator, leases
   /// and locks again from published metadata: slabs from extent descriptors, blocks from index
   /// entries whose header agrees.
@@ -122,7 +121,7 @@ uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
   // It may have died while it counted a block that it imported, whose word names no process.
   const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
   if (busy >> 48 == dead + 1) usage_.doubt();
-  found += scavenge_blocks(dead, /*died=*/true);
+  found += scavenge_blocks(dead);
   found += extents_.scavenge(dead);
   index_.release_locks(dead);
   for (const uint64_t parity : {0, 1})
@@ -132,7 +131,7 @@ uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
 }
 
 template <class A>
-uint64_t Recovery<A>::scavenge_blocks(uint32_t dead, bool died) {
+uint64_t Recovery<A>::scavenge_blocks(uint32_t dead) {
   uint64_t found = index_.scavenge_claims(dead);
   std::vector<uint64_t> retired;
   extents_.for_each_word([&](uint64_t slot, const SeenWord& seen) {
@@ -140,7 +139,6 @@ uint64_t Recovery<A>::scavenge_blocks(uint32_t dead, bool died) {
     if (seen.word.state == BH_BLOCK_RETIRED) retired.push_back(slot);
     if (seen.word.process != dead || !names_process(seen.word.state)) return;
     ++found;
-    if (died) usage_.doubt();  // before its word ceases to name it (U3)
     if (scavenge_block(slot, extents_.held_slab(c_.layout.extent_of_slot(slot)), seen))
       retired.push_back(slot);
   });
@@ -153,8 +151,9 @@ template <class A>
 bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, const SeenWord& seen) {
   bh_block_header header;
   std::optional<Found> own_entry, other_entry;
-  if (slab.block_bytes != 0 && lookup_.read_header(slot, header) &&
-      stamp_state(header.stamp) == BH_STAMP_COMMITTED) {
+  const bool stands = slab.block_bytes != 0 && lookup_.read_header(slot, header) &&
+                      stamp_state(header.stamp) == BH_STAMP_COMMITTED;
+  if (stands) {
     const uint64_t offset = extents_.block_of(slot, slab).offset;
     const Hash128 hash = hash_of(header);
     const auto is_own = [&](const bh_index_entry& entry) {
@@ -169,6 +168,11 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, const SeenWord
              allocator_.word(c_.layout.slot_of(entry.block_offset)).state != BH_BLOCK_CLEANING;
     });
   }
+  // Once the entry stands, or the header is retired, the block may have been counted (U1, U3).
+  if (seen.word.state == BH_BLOCK_RESERVED   ? own_entry.has_value()
+      : seen.word.state == BH_BLOCK_RETIRING ? !stands
+                                             : true)
+    usage_.doubt();
   // RETIRING with its entry in place: a removal that had not become visible. RESERVED with its
   // entry in place: a put whose success was visible already. If another entry has the key too, they
   // are the two blocks of a move, and the other one is enough. A length that the block cannot have,

@@ -12,10 +12,10 @@
 //      process counts what it finishes, and is wrong only about a death between these two stores.
 //   U2 What was counted is what the header says. A block whose header cannot be read when it goes
 //      is not subtracted.
-//   U3 Where U1 or U2 may have left a wrong count, the host's `usage_doubt` is raised first or
-//      afterwards by the scavenger; it is cleared by a recount only, which runs while no other
-//      process of the host is alive: when the host is rebuilt, and when its first process opens the
-//      pool.
+//   U3 Before a scavenger changes the word of a block that the dead process may have counted or not,
+//      and when U2 comes true, `usage_doubt` is raised. It is cleared by a recount only, which runs
+//      while no other process of the host is alive: when the host is rebuilt, and when its first
+//      process opens the pool.
 //
 // Counts are statistics: no invariant of the pool relies on them.
 //
@@ -65,11 +65,15 @@ class Usage {
   uint64_t line_of(uint64_t ns);
   void change(const bh_block_header& header, uint64_t times) {
     const uint64_t at = line_of(header.namespace_id);
+    const uint64_t stored_bytes = header.stored_bytes;
+    const uint64_t saved_bytes = header.length_bytes - stored_bytes;
+    const uint64_t slack_bytes = core::room_for(c_.layout, header) - stored_bytes;
     c_.access.fetch_add(at + offsetof(bh_usage, blocks), times);
-    c_.access.fetch_add(at + offsetof(bh_usage, value_bytes), times * header.length_bytes);
-    c_.access.fetch_add(at + offsetof(bh_usage, stored_bytes), times * header.stored_bytes);
-    c_.access.fetch_add(at + offsetof(bh_usage, block_bytes),
-                        times * core::room_for(c_.layout, header));
+    c_.access.fetch_add(at + offsetof(bh_usage, stored_bytes), times * stored_bytes);
+    if (saved_bytes != 0)
+      c_.access.fetch_add(at + offsetof(bh_usage, saved_bytes), times * saved_bytes);
+    if (slack_bytes != 0)
+      c_.access.fetch_add(at + offsetof(bh_usage, slack_bytes), times * slack_bytes);
   }
   void count(uint64_t ns, size_t counter) {
     if (!c_.observing()) c_.access.fetch_add(line_of(ns) + counter, 1);
@@ -103,8 +107,8 @@ void Usage<A>::recount() {
   const uint64_t lines = entries() * BH_USAGE_SHARDS;
   for (uint64_t i = 0; i < lines; ++i) {
     const uint64_t at = c_.own(BH_PART_USAGE, 0) + i * sizeof(bh_usage);
-    for (const size_t counter : {offsetof(bh_usage, blocks), offsetof(bh_usage, value_bytes),
-                                 offsetof(bh_usage, stored_bytes), offsetof(bh_usage, block_bytes)})
+    for (const size_t counter : {offsetof(bh_usage, blocks), offsetof(bh_usage, stored_bytes),
+                                 offsetof(bh_usage, saved_bytes), offsetof(bh_usage, slack_bytes)})
       c_.access.store(at + counter, 0);
   }
   extents_.for_each_slab([&](const Slab& slab) {

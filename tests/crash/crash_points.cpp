@@ -308,7 +308,8 @@ std::vector<std::byte> World::value(const std::string& key, uint64_t size) {
 }
 
 std::string World::user(const std::string& key) {
-  return std::string(core::Key(kNamespace, key).hash.low % 3 * 45, key.back());
+  const uint64_t size = key.size() > 16 ? 0 : core::Key(kNamespace, key).hash.low % 3 * 20;
+  return std::string(size, key.back());
 }
 
 template <class A>

@@ -193,7 +193,7 @@ TEST(CrashPoints, PutThatJoinsWideSlabs) {
 Act reserve_then(const std::string& key, uint64_t size,
                  const std::function<Status(core::Core<CrashAccess>&, Reservation&)>& end) {
   return [=](CrashHandle& handle) {
-    auto reservation = handle.core().writing.reserve(Key(kNamespace, key), size);
+    auto reservation = handle.core().writing.reserve(Key(kNamespace, key), size, World::user(key));
     ASSERT_TRUE(reservation);
     const auto value = World::value(key, size);
     std::memcpy(reservation->data, value.data(), value.size());

@@ -177,7 +177,7 @@ class Auditor {
     const uint64_t doubt = c_.own(BH_PART_PRIVATE, offsetof(bh_host_private, usage_doubt) / 8);
     result_.usage_doubted = load(doubt) != 0;
     if (result_.usage_doubted) return;
-    using Sums = std::array<uint64_t, 4>;  // blocks, bytes of values, stored, occupied
+    using Sums = std::array<uint64_t, 4>;  // blocks; bytes stored, saved, slack
     std::map<uint64_t, Sums> counted, present;
     for (uint64_t at = 0; at < g_.parts[BH_PART_USAGE].bytes; at += sizeof(bh_usage)) {
       const uint64_t line = c_.own(BH_PART_USAGE, at / 8);
@@ -192,9 +192,9 @@ class Auditor {
       const bool named = counted.contains(header.namespace_id);
       Sums& sums = present[named ? header.namespace_id : 0];
       sums[0] += 1;
-      sums[1] += header.length_bytes;
-      sums[2] += header.stored_bytes;
-      sums[3] += core::room_for(c_.layout, header);
+      sums[1] += header.stored_bytes;
+      sums[2] += uint64_t{header.length_bytes} - header.stored_bytes;
+      sums[3] += core::room_for(c_.layout, header) - header.stored_bytes;
     }
     for (const auto& [id, sums] : counted) {
       if (sums != present[id])

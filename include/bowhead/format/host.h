@@ -165,10 +165,12 @@ BH_FORMAT_OFFSET(bh_namespace, state, 576);
 typedef struct bh_usage {
   uint64_t namespace_id; /* 0, but in line 0: not used */
   uint64_t blocks;
-  uint64_t value_bytes;  /* as they were put */
   uint64_t stored_bytes; /* of their payloads */
-  uint64_t block_bytes;  /* of the space that they need */
-  uint64_t hits;         /* of this host's processes, whichever host has the block */
+  /* The bytes that their values have, and that their blocks have, beyond stored_bytes: both are 0
+   * for a plain value of whole pages, so that most puts add to two words only. */
+  uint64_t saved_bytes;
+  uint64_t slack_bytes;
+  uint64_t hits; /* of this host's processes, whichever host has the block */
   uint64_t misses;
   uint64_t evictions; /* of blocks of this host */
 } bh_usage;
