@@ -186,6 +186,42 @@ TEST_F(BlockCommands, LsListsAllOrANamespaceForPeopleAndPrograms) {
   EXPECT_TRUE(text.starts_with("NAMESPACE  BYTES")) << text;
 }
 
+TEST_F(BlockCommands, UserMetadataAreKeptWithTheBlock) {
+  create(shm_locator());
+  EXPECT_EQ(run({"put", shm_locator(), "a", "--user-metadata", "session 7"}, "1").code, 0);
+  EXPECT_EQ(run({"put", shm_locator(), "b", "--user-metadata", "hex:00ff"}, "1").code, 0);
+  EXPECT_EQ(run({"put", shm_locator(), "c"}, "1").code, 0);
+  const auto blocks = json_of(run({"ls", shm_locator(), "--json"}))["blocks"];
+  ASSERT_EQ(blocks.size(), 3u);
+  EXPECT_EQ(blocks[0]["user_metadata"], "session 7");
+  EXPECT_EQ(blocks[1]["user_metadata"], "hex:00ff");
+  EXPECT_FALSE(blocks[2].contains("user_metadata"));
+  EXPECT_FALSE(blocks[0].contains("attributes"));
+  const Outcome longer =
+      run({"put", shm_locator(), "d", "--user-metadata", std::string(513, 'u')}, "1");
+  EXPECT_EQ(longer.code, 2);
+  EXPECT_NE(longer.err.find("--user-metadata has 513 bytes"), std::string::npos) << longer.err;
+}
+
+TEST_F(BlockCommands, NamespacesShowTheirUsage) {
+  create(shm_locator());
+  run({"put", shm_locator(), "a", "--namespace", "one"}, "1");
+  run({"put", shm_locator(), "b", "--namespace", "two"}, "22");
+  run({"put", shm_locator(), "c", "--namespace", "two"}, "333");
+  run({"rm", shm_locator(), "b", "--namespace", "two"});
+  const auto json = json_of(run({"ns", "list", shm_locator(), "--json"}));
+  ASSERT_EQ(json["namespaces"].size(), 2u);
+  for (const auto& ns : json["namespaces"]) {
+    EXPECT_EQ(ns["blocks"], 1);
+    EXPECT_EQ(ns["value_bytes"], ns["name"] == "one" ? 1 : 3);
+    EXPECT_EQ(ns["evictions"], 0);
+  }
+  EXPECT_EQ(json["other"]["blocks"], 0);
+  EXPECT_EQ(run({"ns", "list", shm_locator()}).out.find("(other)"), std::string::npos);
+  EXPECT_EQ(run({"ns", "rm", shm_locator(), "two", "--yes"}).code, 0);
+  EXPECT_EQ(json_of(run({"ns", "list", shm_locator(), "--json"}))["other"]["blocks"], 0);
+}
+
 TEST_F(BlockCommands, GetDescribesTheFileInJson) {
   create(shm_locator());
   run({"put", shm_locator(), "k"}, "value");

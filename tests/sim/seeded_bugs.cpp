@@ -314,6 +314,7 @@ constexpr SeededBug kSeededBugs[] = {
     of_part("namespace-not-acquired", Lie::NO_INVALIDATE, BH_PART_NAMESPACES, Focus::SPACES),
     // Attributes.
     {.name = "attributes-of-another-block", .lie = Lie::WORDS_OF_ANY_BLOCK},
+    of_part("usage-not-counted", Lie::NOT_STORED, BH_PART_USAGE),
     // A removal requested from another host.
     {.name = "removal-not-awaited",
      .lie = Lie::ALL_ANSWERED,

@@ -718,6 +718,37 @@ void User::look() {
     if (stage_.must_find && !length && stage_.model.must_be_found(k))
       stage_.world.fail("lost", fmt::format("process {} does not find key {}", index, k));
   }
+  check_usage();
+}
+
+/// The counters of the host are those of its blocks, once its duties stand still, unless a death
+/// left a doubt. A zombie may have overwritten headers of blocks that were counted.
+void User::check_usage() {
+  core::Context<SimAccess>& c = core_->context();
+  for (int tries = 0; !core_->usage.doubted() && !c.ended() && !stage_.rules.zombies(); ++tries) {
+    uint64_t counted = 0, counted_bytes = 0, present = 0, present_bytes = 0;
+    core_->usage.for_each(c.host, [&](const bh_usage& line) {
+      counted += line.blocks;
+      counted_bytes += line.stored_bytes;
+    });
+    core_->extents().for_each_slab([&](const core::Slab& slab) {
+      for (uint64_t i = 0; i < slab.block_count; ++i) {
+        const uint64_t slot = core_->extents().slot_of(slab, i);
+        bh_block_header header;
+        if (core_->allocator().word(slot).state != BH_BLOCK_COMMITTED ||
+            !core_->lookup.read_header(slot, header))
+          continue;
+        present += 1;
+        present_bytes += header.stored_bytes;
+      }
+    });
+    if (counted == present && counted_bytes == present_bytes) return;
+    if (tries == 100)
+      stage_.world.fail("usage",
+                        fmt::format("host {} counts {} blocks, {} bytes, and has {}, {}", c.host,
+                                    counted, counted_bytes, present, present_bytes));
+    stage_.world.sleep(kHeartbeatNs / 2);
+  }
 }
 
 /// All hosts take all free space; extents move to the hosts that request them. The model detects a

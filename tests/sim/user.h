@@ -145,6 +145,7 @@ class User final : public Process {
   Status replace(const core::Located& located);
   /// Fails if the bytes read are wrong; else returns their version.
   void mark(uint32_t k);
+  void check_usage();
   void judge_user(const char* what, uint32_t k, uint32_t version, const std::string& user);
   uint32_t judge(const char* what, uint32_t k, const Model::Seen& seen);
 

@@ -240,8 +240,10 @@ void add_put(CLI::App& app, Action& action) {
   auto a = std::make_shared<Arguments>();
   add_block_arguments(*command, a->block);
   add_value_arguments(*command, a->values);
-  command->add_option("--user-metadata", a->user_metadata,
-                      "Text to keep with the block, up to 512 bytes; `ls --json` shows it");
+  command
+      ->add_option("--user-metadata", a->user_metadata,
+                   "Text to keep with the block, up to 512 bytes; `ls --json` shows it")
+      ->transform(from_key_text);
   command->add_option("file", a->path, "File to read the value from; - is standard input")
       ->capture_default_str();
   command->footer(R"(
