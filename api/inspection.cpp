@@ -90,10 +90,16 @@ bh_namespace_info info_of(const PoolInfo::Namespace& from,
   info.layout = from.values.layout;
   for (const auto& one : usage) {
     if (one.id != from.id) continue;
-    info.blocks = one.blocks;
-    info.value_bytes = one.value_bytes;
-    info.stored_bytes = one.stored_bytes;
-    info.block_bytes = one.block_bytes;
+    const auto number = [](int64_t count) {
+      return static_cast<uint64_t>(std::max<int64_t>(count, 0));
+    };
+    info.blocks = number(one.blocks);
+    info.value_bytes = number(one.value_bytes);
+    info.stored_bytes = number(one.stored_bytes);
+    info.block_bytes = number(one.block_bytes);
+    info.hits = one.hits;
+    info.misses = one.misses;
+    info.evictions = one.evictions;
   }
   return info;
 }
@@ -107,7 +113,24 @@ bh_block_info info_of(const BlockInfo& from) {
   info.stored_bytes = from.stored_bytes;
   info.offset = from.offset;
   info.stamp = from.stamp;
+  info.user_metadata = from.user_metadata.data();
+  info.user_bytes = from.user_metadata.size();
+  const bowhead::BlockAttributes& attributes = from.attributes;
+  info.attributes.struct_bytes = sizeof info.attributes;
+  info.attributes.priority = attributes.priority;
+  info.attributes.pins =
+      uint32_t{attributes.soft_pin} * BH_PIN_SOFT | uint32_t{attributes.hard_pin} * BH_PIN_HARD;
+  info.attributes.forks = attributes.forks;
+  info.attributes.parity_group = attributes.parity_group;
+  info.attributes.expires_unix_s = attributes.expires_unix_s;
+  info.attributes.next_use_unix_s = attributes.next_use_unix_s;
+  info.attributes.group = attributes.group;
   return info;
+}
+
+bh_status out_of_range(const char* member, uint32_t value, uint32_t most) {
+  return fail(BH_INVALID_ARGUMENT, "{}: attributes->{} is {}, and at most {} is allowed",
+              current_function, member, value, most);
 }
 
 /// A list of the ABI. `walk(pool, show)` calls show(info) for each entry until that returns false,
@@ -169,6 +192,48 @@ bh_status bh_pool_list_blocks(bh_pool* pool,
                               void* context) {
   return list(__func__, pool, visit, context, [&](Pool& of, const auto& show) {
     return finish(*pool, of.list([&](const BlockInfo& block) { return show(info_of(block)); }));
+  });
+}
+
+bh_status bh_describe(bh_pool* pool, bh_namespace_id ns, bh_key key, void* user_metadata,
+                      bh_block_info* out) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    if (const bh_status bad = check_key(key); bad != BH_OK) return bad;
+    if (const bh_status bad = check_struct(out, "out"); bad != BH_OK) return bad;
+    const auto block = pool->pool.describe(ns, view(key));
+    if (!block) return fail(block.error());
+    bh_block_info info = info_of(*block);
+    info.key = key;
+    info.user_metadata = user_metadata;
+    if (user_metadata != nullptr && info.user_bytes > 0)
+      std::memcpy(user_metadata, block->user_metadata.data(), info.user_bytes);
+    write_struct(info, out);
+    return BH_OK;
+  });
+}
+
+bh_status bh_set_attributes(bh_pool* pool, bh_namespace_id ns, bh_key key,
+                            const bh_attributes* attributes) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    if (const bh_status bad = check_key(key); bad != BH_OK) return bad;
+    bh_attributes given;
+    if (const bh_status bad = read_struct(attributes, "attributes", given); bad != BH_OK)
+      return bad;
+    if (given.priority > UINT8_MAX) return out_of_range("priority", given.priority, UINT8_MAX);
+    if (given.pins > (BH_PIN_SOFT | BH_PIN_HARD))
+      return out_of_range("pins", given.pins, BH_PIN_SOFT | BH_PIN_HARD);
+    if (given.forks > UINT16_MAX) return out_of_range("forks", given.forks, UINT16_MAX);
+    return finish(pool->pool.set_attributes(ns, view(key),
+                                            {.priority = static_cast<uint8_t>(given.priority),
+                                             .soft_pin = (given.pins & BH_PIN_SOFT) != 0,
+                                             .hard_pin = (given.pins & BH_PIN_HARD) != 0,
+                                             .forks = static_cast<uint16_t>(given.forks),
+                                             .parity_group = given.parity_group,
+                                             .expires_unix_s = given.expires_unix_s,
+                                             .next_use_unix_s = given.next_use_unix_s,
+                                             .group = given.group}));
   });
 }
 

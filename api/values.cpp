@@ -52,6 +52,59 @@ bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
   return finish(*pool, end(open.mapped()));
 }
 
+/// The user metadata that options give.
+bh_status read_options(const bh_put_options* options, std::string_view& user_metadata) {
+  bh_put_options known;
+  if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
+  if (known.user_metadata == nullptr && known.user_bytes > 0)
+    return null_argument("options->user_metadata");
+  if (known.user_bytes > BH_USER_BYTES_MAX)
+    return fail(BH_INVALID_ARGUMENT, "{}: options->user_bytes is {}, and at most {} are allowed",
+                current_function, known.user_bytes, BH_USER_BYTES_MAX);
+  user_metadata = {static_cast<const char*>(known.user_metadata), known.user_bytes};
+  return BH_OK;
+}
+
+bh_status put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
+              size_t value_count, std::string_view user_metadata) {
+  if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
+  if (const bh_status bad = check_pieces("value", value, value_count); bad != BH_OK) return bad;
+  return finish(*pool, pool->pool.put(ns, view(key), spans(value, value_count), user_metadata), ns,
+                key);
+}
+
+bh_status reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
+                  std::string_view user_metadata, bh_reservation* out) {
+  if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
+  if (const bh_status bad = check_struct(out, "out"); bad != BH_OK) return bad;
+  if (pool->forks_at_open != forks()) return finish(Status::FORKED);
+  // The entry is made first: after the pool has reserved, nothing may fail.
+  const uint64_t id = ++last_reservation;
+  {
+    const std::lock_guard lock(pool->mutex);
+    pool->reservations.emplace(id, bowhead::Reservation{});
+  }
+  Result<bowhead::Reservation> reserved =
+      pool->pool.reserve(ns, view(key), length_bytes, user_metadata);
+  bh_reservation handle{};
+  std::unique_lock lock(pool->mutex);
+  if (!reserved || reserved->present) pool->reservations.erase(id);
+  if (!reserved) lock.unlock();  // to find the reason takes a while
+  if (!reserved && reserved.error().detail.empty())
+    return finish(*pool, reserved.status(), ns, key);
+  if (!reserved) return fail(reserved.error());
+  handle.data = reserved->data;
+  handle.length_bytes = reserved->length_bytes;
+  handle.offset = reserved->offset;
+  handle.present = reserved->present ? 1 : 0;
+  if (!reserved->present) {
+    handle.internal = reinterpret_cast<void*>(static_cast<uintptr_t>(id));
+    pool->reservations.find(id)->second = std::move(*reserved);
+  }
+  write_struct(handle, out);
+  return BH_OK;
+}
+
 bh_status commit(bh_pool* pool, bh_reservation* reservation, const PayloadSum& sum) {
   return end_reservation(pool, reservation,
                          [&](bowhead::Reservation& open) { return pool->pool.commit(open, sum); });
@@ -86,10 +139,15 @@ extern "C" {
 
 bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
                  size_t value_count) {
+  return guarded(__func__, [&] { return put(pool, ns, key, value, value_count, {}); });
+}
+
+bh_status bh_put_with(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
+                      size_t value_count, const bh_put_options* options) {
   return guarded(__func__, [&]() -> bh_status {
-    if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
-    if (const bh_status bad = check_pieces("value", value, value_count); bad != BH_OK) return bad;
-    return finish(*pool, pool->pool.put(ns, view(key), spans(value, value_count)), ns, key);
+    std::string_view user_metadata;
+    if (const bh_status bad = read_options(options, user_metadata); bad != BH_OK) return bad;
+    return put(pool, ns, key, value, value_count, user_metadata);
   });
 }
 
@@ -153,34 +211,15 @@ bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key) {
 
 bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
                      bh_reservation* out) {
+  return guarded(__func__, [&] { return reserve(pool, ns, key, length_bytes, {}, out); });
+}
+
+bh_status bh_reserve_with(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
+                          const bh_put_options* options, bh_reservation* out) {
   return guarded(__func__, [&]() -> bh_status {
-    if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
-    if (const bh_status bad = check_struct(out, "out"); bad != BH_OK) return bad;
-    if (pool->forks_at_open != forks()) return finish(Status::FORKED);
-    // The entry is made first: after the pool has reserved, nothing may fail.
-    const uint64_t id = ++last_reservation;
-    {
-      const std::lock_guard lock(pool->mutex);
-      pool->reservations.emplace(id, bowhead::Reservation{});
-    }
-    Result<bowhead::Reservation> reserved = pool->pool.reserve(ns, view(key), length_bytes);
-    bh_reservation handle{};
-    std::unique_lock lock(pool->mutex);
-    if (!reserved || reserved->present) pool->reservations.erase(id);
-    if (!reserved) lock.unlock();  // to find the reason takes a while
-    if (!reserved && reserved.error().detail.empty())
-      return finish(*pool, reserved.status(), ns, key);
-    if (!reserved) return fail(reserved.error());
-    handle.data = reserved->data;
-    handle.length_bytes = reserved->length_bytes;
-    handle.offset = reserved->offset;
-    handle.present = reserved->present ? 1 : 0;
-    if (!reserved->present) {
-      handle.internal = reinterpret_cast<void*>(static_cast<uintptr_t>(id));
-      pool->reservations.find(id)->second = std::move(*reserved);
-    }
-    write_struct(handle, out);
-    return BH_OK;
+    std::string_view user_metadata;
+    if (const bh_status bad = read_options(options, user_metadata); bad != BH_OK) return bad;
+    return reserve(pool, ns, key, length_bytes, user_metadata, out);
   });
 }
 

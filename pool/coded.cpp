@@ -75,7 +75,11 @@ struct CodedStore::Workspace {
     const auto size = encoder->encode(shape, contiguous(raw), frame.room(bound));
     if (!size || *size >= raw.length_bytes) return std::nullopt;
     coded = {reinterpret_cast<const std::byte*>(frame.room(bound).data()), *size};
-    return Content{{&coded, 1}, raw.length_bytes, BH_CODEC_FRAME, static_cast<uint8_t>(profile)};
+    return Content{{&coded, 1},
+                   raw.length_bytes,
+                   BH_CODEC_FRAME,
+                   static_cast<uint8_t>(profile),
+                   raw.user_metadata};
   }
 
   ConstBytes contiguous(const Content& raw) {
@@ -176,12 +180,13 @@ const CodedStore::Known* CodedStore::find(NamespaceId id) {
 
 // ---- put and get ----
 
-Status CodedStore::put(const Key& key, std::span<const ConstSpan> value) {
-  const Content raw = Content::raw(value);
+Status CodedStore::put(const Key& key, std::span<const ConstSpan> value,
+                       std::string_view user_metadata) {
+  const Content raw = Content::raw(value, user_metadata);
   const Known* ns = find(key.namespace_id);
   if (ns == nullptr || !ns->token) return core_.writing.put(key, raw);
   Loan work(*this);
-  return core_.writing.put_made(key, raw.length_bytes, [&] {
+  return core_.writing.put_made(key, raw, [&] {
     const Shape shape = shape_of(*ns->token, raw.length_bytes);
     const auto coded = work->encode(ns->format.profile, shape, raw);
     const uint64_t key_bytes = key.bytes.size();
@@ -251,9 +256,10 @@ class CodedStore::ValueSink {
   Span stored_;
 };
 
-Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers) {
+Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers,
+                                 std::string* user_metadata) {
   ValueSink sink(*this, buffers);
-  return core_.reading.get_stored(key, sink);
+  return core_.reading.get_stored(key, sink, user_metadata);
 }
 
 /// Reads only the first planes if the frame can be read piece by piece; else all of it, which also
@@ -360,7 +366,8 @@ Status CodedStore::recompress_block(const core::Located& located, const Shape& t
   const bool raw = header.codec == BH_CODEC_RAW;
   const Bytes stored = (raw ? work.values : work.frame).room(header.stored_bytes);
   const Span to{reinterpret_cast<std::byte*>(stored.data()), stored.size()};
-  if (!core_.reading.read_stored(located, {&to, 1})) return Status::BUSY;
+  std::string user_metadata;
+  if (!core_.reading.read_stored(located, {&to, 1}, user_metadata)) return Status::BUSY;
   Shape shape = shape_of(token, header.length_bytes);
   if (!raw) {
     const auto info = compression::frame_info(stored);
@@ -370,7 +377,8 @@ Status CodedStore::recompress_block(const core::Located& located, const Shape& t
   const Bytes values = work.values.room(header.length_bytes);
   if (!raw && work.decoder.decode(stored, values) != Status::OK) return Status::VALUE_TOO_LARGE;
   const ConstSpan value{reinterpret_cast<const std::byte*>(values.data()), values.size()};
-  const auto coded = work.encode(CompressionProfile::DENSE, shape, Content::raw({&value, 1}));
+  const Content content = Content::raw({&value, 1}, user_metadata);
+  const auto coded = work.encode(CompressionProfile::DENSE, shape, content);
   if (!coded || core_.writing.room_for(*coded, header.key_bytes) >=
                     core::room_for(core_.context().layout, header))
     return Status::VALUE_TOO_LARGE;

@@ -712,14 +712,17 @@ Result<ValueFormat> Pool::value_format(NamespaceId ns) {
   return *impl_->coded().format_of(ns);
 }
 
-Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value) {
+Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value,
+                 std::string_view user_metadata) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
-  return impl_->stored(impl_->run([&] { return impl_->coded().put(Key(ns, key), value); }));
+  return impl_->stored(
+      impl_->run([&] { return impl_->coded().put(Key(ns, key), value, user_metadata); }));
 }
 
-Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers) {
+Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers,
+                           std::string* user_metadata) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
-  return impl_->run([&] { return impl_->coded().get(Key(ns, key), buffers); });
+  return impl_->run([&] { return impl_->coded().get(Key(ns, key), buffers, user_metadata); });
 }
 
 Result<PrefixRead> Pool::get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
@@ -795,9 +798,11 @@ Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
   });
 }
 
-Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes) {
+Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes,
+                                  std::string_view user_metadata) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
-  return impl_->run([&] { return impl_->core().writing.reserve(Key(ns, key), length_bytes); });
+  return impl_->run(
+      [&] { return impl_->core().writing.reserve(Key(ns, key), length_bytes, user_metadata); });
 }
 
 Status Pool::commit(Reservation& reservation, const PayloadSum& sum) {
@@ -830,6 +835,26 @@ Status Pool::release(Lease& lease) {
 Status Pool::remove(NamespaceId ns, std::string_view key) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
   return impl_->stored(impl_->run([&] { return impl_->core().writing.remove(Key(ns, key)); }));
+}
+
+Result<BlockInfo> Pool::describe(NamespaceId ns, std::string_view key) {
+  if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
+  return impl_->run([&] { return impl_->core().inspection.describe(Key(ns, key)); });
+}
+
+Result<void> Pool::set_attributes(NamespaceId ns, std::string_view key,
+                                  const BlockAttributes& attributes) {
+  if (auto ok = impl_->may_store(ns, key); !ok) return ok;
+  return impl_->run([&]() -> Result<void> {
+    const Key named(ns, key);
+    const Status status = impl_->stored(impl_->core().attributes.set(named, attributes));
+    const auto elsewhere =
+        status == Status::NOT_FOUND ? impl_->core().inspection.writer_of(named) : std::nullopt;
+    if (!elsewhere) return status;
+    return Error{Status::NOT_SUPPORTED,
+                 fmt::format("host {} has the block: only its processes can set the attributes",
+                             elsewhere->host)};
+  });
 }
 
 Error Pool::explain(Status status, NamespaceId ns, std::string_view key) {

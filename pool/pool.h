@@ -123,16 +123,19 @@ class Pool {
   Result<ValueFormat> value_format(NamespaceId ns);
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
-  /// the stored bytes stay as they are. In a compressed namespace the calling thread encodes it,
-  /// and stores it plain where a frame would not take a smaller block. A put does not wait for
+  /// the stored bytes stay as they are, its user metadata too: up to 512 bytes that the pool keeps
+  /// with the block and does not interpret. In a compressed namespace the calling thread encodes
+  /// it, and stores it plain where a frame would not take a smaller block. A put does not wait for
   /// other hosts: NO_SPACE means that this one has no space now; it asks another for some, which
   /// takes some heartbeats (docs/sharing.md): try again then. Returns KEY_TOO_LONG,
-  /// VALUE_TOO_LARGE, NO_SPACE, INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block
-  /// generations), BUSY, HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead:
-  /// close the pool and open it again; also from reserve(), commit(), acquire() and remove()),
-  /// NAMESPACE_GONE (it was removed; also from all methods that take a namespace, and commit()),
-  /// FORKED, READ_ONLY (the handle only observes; also from all methods that store or lease).
-  Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value);
+  /// INVALID_ARGUMENT (user metadata of more than 512 bytes), VALUE_TOO_LARGE, NO_SPACE,
+  /// INDEX_FULL, LIMIT_REACHED (the pool has given its host 2^40 block generations), BUSY,
+  /// HOST_FENCED or HOST_ID_CONFLICT (the other hosts declared this one dead: close the pool and
+  /// open it again; also from reserve(), commit(), acquire() and remove()), NAMESPACE_GONE (it was
+  /// removed; also from all methods that take a namespace, and commit()), FORKED, READ_ONLY (the
+  /// handle only observes; also from all methods that store or lease).
+  Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value,
+             std::string_view user_metadata = {});
 
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
   /// returns its length. All returned bytes were verified by the checksum of the value, in the
@@ -140,7 +143,10 @@ class Pool {
   /// NOT_FOUND (also for a damaged block, which is dropped and counted), DAMAGED (instead, where
   /// OpenOptions::observe forbids to drop), BUFFER_TOO_SMALL, UNSUPPORTED_CODEC (a newer Bowhead
   /// compressed it), KEY_TOO_LONG, FORKED. On failure the content of the buffers is undefined.
-  Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers);
+  /// `user_metadata`, unless it is null, gets the user metadata of the same block, verified as
+  /// well.
+  Result<uint64_t> get(NamespaceId ns, std::string_view key, std::span<const Span> buffers,
+                       std::string* user_metadata = nullptr);
 
   /// Like get(), but a compressed value of numbers comes as its first `planes` bit-planes show it
   /// (Decoder::decode_prefix() in compression/frame.h): 1 is the signs alone; a number has at most
@@ -171,8 +177,9 @@ class Pool {
   /// Reserves space for a value of `length_bytes` under `key`, to be filled in place: it is stored
   /// plain in compressed namespaces too. Returns KEY_TOO_LONG, VALUE_TOO_LARGE, NO_SPACE, BUSY (all
   /// free space is that of a host which died and may still write to it: put() can use that),
-  /// HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY.
-  Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes);
+  /// HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY, INVALID_ARGUMENT (as put()).
+  Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes,
+                              std::string_view user_metadata = {});
 
   /// Ends a reservation and makes its block, which the caller has filled, visible. OK: the key is
   /// stored; if another process committed it meanwhile, that block stays. Every status but FORKED
@@ -222,6 +229,18 @@ class Pool {
   /// Marks blocks as used now, the first most recently. Absent keys are skipped.
   Status touch(NamespaceId ns, std::span<const std::string_view> keys);
 
+  /// The block of a key, without its value. Counts no use. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
+  Result<BlockInfo> describe(NamespaceId ns, std::string_view key);
+
+  /// Sets the attributes of a stored block, all of them. They stay with it when it is moved or
+  /// recompressed. Each is set as a whole, but a reader may see some that were set before beside
+  /// others that were set now. Returns NOT_FOUND, KEY_TOO_LONG, NOT_SUPPORTED (another host has the
+  /// block: only its processes set the attributes), BUSY (the key's lock was held for two seconds,
+  /// or the block is of a host which died and may still write to it: try again), HOST_FENCED,
+  /// HOST_ID_CONFLICT, FORKED, READ_ONLY.
+  Result<void> set_attributes(NamespaceId ns, std::string_view key,
+                              const BlockAttributes& attributes);
+
   /// Calls `visit` for every committed block of every host, in no order; stops when it returns
   /// false.
   Status list(const std::function<bool(const BlockInfo&)>& visit);
@@ -256,7 +275,7 @@ class Pool {
   /// PoolInfo::Host::heartbeat of each host slot, as it is now.
   Result<std::vector<uint64_t>> heartbeats() const;
 
-  /// Looks at the header of every block. In no order; namespaces without blocks are left out.
+  /// The counters of every registered namespace, and of all others together (id 0).
   Result<std::vector<NamespaceUsage>> usage();
 
   /// Reads everything and names each fault; changes nothing. `payload` also verifies every block.

@@ -66,6 +66,7 @@ struct Reservation {
   uint64_t word_offset = 0;  ///< internal: of the word that has this number
   NamespaceId namespace_id = 0;
   std::string key;
+  std::string user_metadata;
 };
 
 /// The source of the checksum of a filled reservation.
@@ -98,6 +99,7 @@ struct Lease {
   uint8_t codec = BH_CODEC_RAW;      ///< BH_CODEC_*: RAW, the value as it is, or FRAME
   const KvLayout* layout = nullptr;  ///< of the value, until the pool is closed
   std::optional<uint64_t> checksum;  ///< payload_checksum() of the stored bytes, if it has one
+  std::string user_metadata;         ///< of the block; empty if it has none
 };
 
 /// Sums over all processes and hosts since the pool was created, and its present state.
@@ -151,14 +153,18 @@ struct PoolInfo {
   std::vector<Host> hosts;
 };
 
-/// The space that the blocks of a namespace take, on all hosts.
+/// The counters of a namespace, over all hosts. They may be wrong by the operations that were under
+/// way in processes that died, until a host is rebuilt or its first process opens the pool; and by
+/// what other hosts did during the last heartbeats, so that a number may even be below 0.
 struct NamespaceUsage {
-  NamespaceId id = 0;
-  uint64_t blocks = 0;
-  uint64_t value_bytes = 0;   ///< as they were put
-  uint64_t stored_bytes = 0;  ///< of their payloads
-  uint64_t block_bytes = 0;   ///< the same rounded up to blocks: the space they take of the pool
-  std::array<uint64_t, 4> blocks_by_profile{};  ///< by CompressionProfile; NONE: stored as they are
+  NamespaceId id = 0;  ///< 0: all namespaces that were removed, or for which there was no counter
+  int64_t blocks = 0;
+  int64_t value_bytes = 0;   ///< as they were put
+  int64_t stored_bytes = 0;  ///< of their payloads
+  int64_t block_bytes = 0;   ///< the same rounded up to blocks: the space they take of the pool
+  uint64_t hits = 0;         ///< gets and leases that found their block
+  uint64_t misses = 0;       ///< gets and leases that did not find it
+  uint64_t evictions = 0;    ///< of blocks
 };
 
 /// The result of one pass of recompress().
@@ -197,6 +203,21 @@ struct CheckReport {
   std::vector<std::string> not_checked;  ///< parts, and why, a sentence each
 };
 
+/// What can be changed about a block while it is stored: advice of its users to each other and to
+/// the pool, whose eviction does not heed it yet. It may be lost when a process or a host dies.
+struct BlockAttributes {
+  uint8_t priority = 0;          ///< higher: to be kept longer
+  bool soft_pin = false;         ///< to be evicted only if nothing else can be
+  bool hard_pin = false;         ///< not to be evicted
+  uint16_t forks = 0;            ///< sequences that refer to the block
+  uint32_t parity_group = 0;     ///< blocks that one parity protects; 0: none
+  uint32_t expires_unix_s = 0;   ///< when its time to live ends; 0: never
+  uint32_t next_use_unix_s = 0;  ///< when it is expected to be used next; 0: unknown
+  uint64_t group = 0;            ///< blocks that belong together, as a session; 0: none
+
+  bool operator==(const BlockAttributes&) const = default;
+};
+
 /// A block as list() shows it.
 struct BlockInfo {
   NamespaceId namespace_id;
@@ -205,6 +226,8 @@ struct BlockInfo {
   uint64_t stored_bytes;  ///< less than the length if it is compressed
   uint64_t offset;
   uint64_t stamp;
+  std::string user_metadata;
+  BlockAttributes attributes;
 };
 
 }  // namespace bowhead

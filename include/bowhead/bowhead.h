@@ -291,6 +291,29 @@ typedef struct bh_const_iovec {
 bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
                  size_t value_count);
 
+/** What may be stored with a value. */
+typedef struct bh_put_options {
+  uint32_t struct_bytes;     /**< sizeof */
+  uint32_t reserved;         /**< zero */
+  const void* user_metadata; /**< bytes that the pool keeps with the block and does not interpret;
+                                  default: none */
+  uint64_t user_bytes;       /**< of user_metadata, at most 512 */
+} bh_put_options;
+
+/** bh_put() with user metadata. If the key is already stored, its user metadata stay too.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key its key
+ * @param value its parts
+ * @param value_count number of parts
+ * @param options the user metadata
+ * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes
+ * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know
+ * @retval BH_KEY_TOO_LONG, BH_VALUE_TOO_LARGE, BH_NO_SPACE, BH_INDEX_FULL, BH_LIMIT_REACHED,
+ *     BH_BUSY as for bh_put() */
+bh_status bh_put_with(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
+                      size_t value_count, const bh_put_options* options);
+
 /** Copies a value into `buffers` and verifies it. On failure the content of the buffers is
  * undefined.
  * @param pool the pool
@@ -366,6 +389,19 @@ typedef struct bh_reservation {
  * @retval BH_BUSY all free space is space that a dead host may still write to: try again */
 bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
                      bh_reservation* out);
+
+/** bh_reserve() with user metadata, which bh_commit() stores with the block.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it will be stored
+ * @param length_bytes of the value
+ * @param options the user metadata, read during the call
+ * @param out the reservation
+ * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes
+ * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know
+ * @retval BH_KEY_TOO_LONG, BH_VALUE_TOO_LARGE, BH_NO_SPACE, BH_BUSY as for bh_reserve() */
+bh_status bh_reserve_with(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
+                          const bh_put_options* options, bh_reservation* out);
 
 /** Ends a reservation and stores its block, with a checksum that this call computes. If the key was
  * stored meanwhile, that block stays: BH_OK. Any status except BH_CLOSED and BH_FORKED ends the
@@ -604,10 +640,14 @@ typedef struct bh_namespace_info {
   uint64_t value_bytes;    /**< of the values as they were put */
   uint64_t stored_bytes;   /**< of the values as they are stored */
   uint64_t block_bytes;    /**< space that they occupy: stored_bytes rounded up to blocks */
+  uint64_t hits;           /**< gets and leases that found their block */
+  uint64_t misses;         /**< gets and leases that did not find it */
+  uint64_t evictions;      /**< of blocks */
 } bh_namespace_info;
 
-/** Calls `visit` for every registered namespace; a result other than 0 ends the list. Reads the
- * header of every block.
+/** Calls `visit` for every registered namespace; a result other than 0 ends the list. The counts
+ * may be wrong by the operations that were under way in processes that died, until the first
+ * process of their host opens the pool.
  * @param pool the pool
  * @param visit its argument is valid during the call; must not call functions on this pool
  * @param context passed to `visit` */
@@ -615,17 +655,62 @@ bh_status bh_pool_list_namespaces(bh_pool* pool,
                                   int (*visit)(void* context, const bh_namespace_info* ns),
                                   void* context);
 
-/** A block, as reported by bh_pool_list_blocks(). */
+/** What can be changed about a block while it is stored: advice of its users to each other and to
+ * the pool. Eviction does not heed it yet. It stays with a block that is moved or recompressed, and
+ * may be lost when a process or a host dies. */
+typedef struct bh_attributes {
+  uint32_t struct_bytes;   /**< sizeof */
+  uint32_t priority;       /**< 0 to 255; higher: to be kept longer */
+  uint32_t pins;           /**< BH_PIN_SOFT: to be evicted only if nothing else can be; BH_PIN_HARD:
+                                 not to be evicted */
+  uint32_t forks;          /**< sequences that refer to the block, at most 65,535 */
+  uint32_t parity_group;   /**< blocks that one parity protects; 0: none */
+  uint32_t expires_unix_s; /**< when its time to live ends; 0: never */
+  uint32_t next_use_unix_s; /**< when it is expected to be used next; 0: unknown */
+  uint32_t reserved;        /**< zero */
+  uint64_t group;           /**< blocks that belong together, as a session; 0: none */
+} bh_attributes;
+
+/** Sets the attributes of a stored block, all of them.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it is stored
+ * @param attributes the attributes
+ * @retval BH_INVALID_ARGUMENT a number is out of its range
+ * @retval BH_NOT_FOUND nothing is stored under the key
+ * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
+ * @retval BH_NOT_SUPPORTED another host has the block, and only its processes can set them; or
+ *     `attributes` has a member set that this library does not know
+ * @retval BH_BUSY another process holds the key, or the block's host died and may still write to
+ *     it: try again */
+bh_status bh_set_attributes(bh_pool* pool, bh_namespace_id ns, bh_key key,
+                            const bh_attributes* attributes);
+
+/** A block, as reported by bh_pool_list_blocks() and bh_describe(). */
 typedef struct bh_block_info {
   uint32_t struct_bytes;        /**< size of the struct that is passed */
   uint32_t reserved;            /**< zero */
   bh_namespace_id namespace_id; /**< of the key */
-  bh_key key;                   /**< valid during the call */
+  bh_key key;                   /**< in a list valid during the call, else the caller's */
   uint64_t length_bytes;        /**< of the value */
   uint64_t stored_bytes;        /**< fewer than length_bytes if the block is compressed */
   uint64_t offset;              /**< of the stored bytes in the mapping */
   uint64_t stamp;               /**< of the block */
+  const void* user_metadata;    /**< in a list valid during the call, else the caller's buffer */
+  uint64_t user_bytes;          /**< of user_metadata; 0: the block has none */
+  bh_attributes attributes;     /**< all 0 if none were set */
 } bh_block_info;
+
+/** Describes the block of a key. Does not count as use.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param key under which it is stored
+ * @param user_metadata gets the user metadata: BH_USER_BYTES_MAX bytes of space, or NULL
+ * @param out the block; its user_metadata is the argument
+ * @retval BH_NOT_FOUND nothing is stored under the key
+ * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes */
+bh_status bh_describe(bh_pool* pool, bh_namespace_id ns, bh_key key, void* user_metadata,
+                      bh_block_info* out);
 
 /** Calls `visit` for every block of every host, in no order; a result other than 0 ends the list.
  * @param pool the pool

@@ -5,12 +5,14 @@
 // block holds bytes and names the codec that encoded the value; the core does not run codecs. All
 // methods of all rooms may be called from any thread unless stated otherwise.
 //
-//   blocks      lookup, mirror, reading, writing, retirement, space; locks
+//   blocks      lookup, mirror, reading, writing, attributes, usage, retirement,
+//               space; locks
 //   hosts       membership, holdings, grants, custody, mail
 //   lives       joining, recovery
 //   other       namespaces, inspection
 #pragma once
 
+#include "pool/core/attributes.h"
 #include "pool/core/custody.h"
 #include "pool/core/grants.h"
 #include "pool/core/holdings.h"
@@ -27,6 +29,7 @@
 #include "pool/core/retirement.h"
 #include "pool/core/rooms.h"
 #include "pool/core/space.h"
+#include "pool/core/usage.h"
 #include "pool/core/writing.h"
 
 namespace bowhead::core {
@@ -66,9 +69,10 @@ class Core {
         hosts_(context_),
         settings_{superblock.evict_high_permille, superblock.evict_low_permille, mirror_bytes,
                   has_newer_features(superblock)},
-        rooms_{context_, extents_, allocator_, index_,     leases_, hosts_,   settings_,  locks,
-               mirror,   lookup,   retirement, reading,    writing, space,    namespaces, holdings,
-               mail,     grants,   custody,    membership, joining, recovery, inspection} {}
+        rooms_{context_,   extents_, allocator_, index_,     leases_, hosts_,     settings_,
+               locks,      mirror,   lookup,     attributes, usage,   retirement, reading,
+               writing,    space,    namespaces, holdings,   mail,    grants,     custody,
+               membership, joining,  recovery,   inspection} {}
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
@@ -82,6 +86,8 @@ class Core {
   KeyLocks<A> locks{rooms_};
   Mirror<A> mirror{rooms_};
   Lookup<A> lookup{rooms_};
+  Attributes<A> attributes{rooms_};
+  Usage<A> usage{rooms_};
   Retirement<A> retirement{rooms_};
   Reading<A> reading{rooms_};
   Writing<A> writing{rooms_};

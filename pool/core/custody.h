@@ -15,11 +15,12 @@
 //      recipient may have written. A host that looks later finds the word of a live host.
 //
 // Owns: the job under way, and the work that is left. Calls: Holdings, Grants, KeyLocks, Lookup,
-// Membership (suspicion), Namespaces, Recovery (slabs), Retirement.
+// Membership (suspicion), Namespaces, Recovery (slabs), Retirement, Usage.
 #pragma once
 
 #include "pool/core/holdings.h"
 #include "pool/core/key_locks.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -38,6 +39,7 @@ class Custody {
         hosts_(rooms.hosts),
         locks_(rooms.locks),
         lookup_(rooms.lookup),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         holdings_(rooms.holdings),
@@ -102,6 +104,7 @@ class Custody {
   Hosts<A>& hosts_;
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
@@ -396,6 +399,7 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
     return true;
   if (slab.block_bytes == 0) {  // no words for its blocks
     c_.count(BH_COUNTER_EVICTIONS);
+    usage_.evicted(entry.namespace_id);
     return true;
   }
   if (extents_.block_of(slot, slab).offset != entry.block_offset ||
@@ -410,10 +414,14 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   entry.flags = BH_ENTRY_COPY_ONLY;
   if (!there && !index_.insert(hash, entry)) {
     c_.count(BH_COUNTER_EVICTIONS);
+    usage_.evicted(entry.namespace_id);
     return true;
   }
   namespaces_.gone_after_store(entry.namespace_id);  // N4
-  if (allocator_.word(slot).state == BH_BLOCK_NONE) allocator_.restore_committed(slot);
+  if (allocator_.word(slot).state == BH_BLOCK_NONE) {
+    usage_.add(header);
+    allocator_.restore_committed(slot);
+  }
   return true;
 }
 

@@ -36,7 +36,7 @@ class Grants {
 
   void want_extents(uint64_t count);
   /// Lets hosts that look for space see how much this one has (room_of()).
-  void show_room(uint64_t now_ns);
+  void show_room();
   /// Notes whether a process of this host wants extents, and clears the word that said so.
   void note_wanted();
   bool wanted() const { return wanted_; }
@@ -83,7 +83,6 @@ class Grants {
   Recovery<A>& recovery_;
 
   bool wanted_ = false;
-  uint64_t shown_at_ns_ = 0;
   uint64_t asked_at_ns_ = 0;
   uint32_t asked_ = 0;          ///< number of requests
   uint32_t asked_in_turn_ = 0;  ///< the host last asked in turn
@@ -97,9 +96,7 @@ void Grants<A>::want_extents(uint64_t count) {
 }
 
 template <class A>
-void Grants<A>::show_room(uint64_t now_ns) {
-  if (now_ns - shown_at_ns_ < uint64_t{c_.times.heartbeat_ms} * 5'000'000) return;
-  shown_at_ns_ = now_ns;
+void Grants<A>::show_room() {
   c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
                   sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
 }

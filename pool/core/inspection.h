@@ -2,7 +2,7 @@
 // Inspection of the pool: info, list, check. It stores nothing into the pool, so a process that has
 // the pool mapped read-only may use it.
 //
-// Owns: nothing. Calls: Holdings, Lookup, Namespaces.
+// Owns: nothing. Calls: Attributes, Usage, Holdings, Lookup, Namespaces.
 #pragma once
 
 #include <fmt/format.h>
@@ -10,7 +10,9 @@
 #include <unordered_set>
 
 #include "base/coherence.h"
+#include "pool/core/attributes.h"
 #include "pool/core/namespaces.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -34,6 +36,8 @@ class Inspection {
         hosts_(rooms.hosts),
         settings_(rooms.settings),
         lookup_(rooms.lookup),
+        attributes_(rooms.attributes),
+        usage_(rooms.usage),
         namespaces_(rooms.namespaces),
         holdings_(rooms.holdings) {}
   Inspection(const Inspection&) = delete;
@@ -54,6 +58,8 @@ class Inspection {
   /// arrived, and is a finding only if it is still there.
   CheckReport check(bool payload, const Progress& progress);
   void list(const std::function<bool(const BlockInfo&)>& visit);
+  /// The block of a key. NOT_FOUND, also for one whose user metadata are damaged.
+  Result<BlockInfo> describe(const Key& key);
   std::vector<NamespaceUsage> usage();
   /// The fault of the block that an entry names; empty if there is none. If the entry may have
   /// vanished or moved meanwhile, the caller must look whether it is still there.
@@ -90,6 +96,8 @@ class Inspection {
   Hosts<A>& hosts_;
   const Settings& settings_;
   Lookup<A>& lookup_;
+  Attributes<A>& attributes_;
+  Usage<A>& usage_;
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
 };
@@ -219,25 +227,59 @@ void Inspection<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
     // The block slot may have another block by now, whose key was then read in whole or in part.
     const Hash128 hash = hash128(key.data(), key.size(), header.namespace_id);
     if (hash != Hash128{header.key_hash[0], header.key_hash[1]}) return true;
+    auto user = lookup_.read_user(slot, header);
+    if (!user) return true;
     return visit(BlockInfo{entry.namespace_id, std::move(key), header.length_bytes,
-                           header.stored_bytes, entry.block_offset, entry.stamp});
+                           header.stored_bytes, entry.block_offset, entry.stamp, std::move(*user),
+                           attributes_.read(slot, entry.stamp)});
   });
 }
 
 template <class A>
+Result<BlockInfo> Inspection<A>::describe(const Key& key) {
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto located = lookup_.locate(key);
+    if (!located) break;
+    const bh_block_header& header = located->header;
+    auto user = lookup_.read_user(located->slot, header);
+    if (!user) continue;
+    return BlockInfo{key.namespace_id,
+                     std::string(key.bytes),
+                     header.length_bytes,
+                     header.stored_bytes,
+                     located->found.entry.block_offset,
+                     header.stamp,
+                     std::move(*user),
+                     attributes_.read(located->slot, header.stamp)};
+  }
+  return Status::NOT_FOUND;
+}
+
+/// The blocks of a life that is over are counted by its successor, as it imports them.
+template <class A>
 std::vector<NamespaceUsage> Inspection<A>::usage() {
+  const std::vector<bh_namespace> live = namespaces_.live_namespaces();
   std::map<uint64_t, NamespaceUsage> usage;
-  for_each_block([&](const bh_index_entry& entry, const bh_block_header& header, uint64_t) {
-    if (namespaces_.gone(entry.namespace_id)) return true;
-    NamespaceUsage& of = usage[entry.namespace_id];
-    of.id = entry.namespace_id;
-    of.blocks += 1;
-    of.value_bytes += header.length_bytes;
-    of.stored_bytes += header.stored_bytes;
-    of.block_bytes += core::room_for(c_.layout, header);
-    if (header.profile < of.blocks_by_profile.size()) of.blocks_by_profile[header.profile] += 1;
-    return true;
-  });
+  for (const bh_namespace& entry : live) usage[entry.id].id = entry.id;
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    const auto slot = hosts_.read_slot(host);
+    const bool has_blocks = slot && (c_.layout.geometry().host_count == 1 ||
+                                     !hosts_.decided({host, slot->incarnation}));
+    usage_.for_each(host, [&](const bh_usage& line) {
+      const auto named = usage.find(line.namespace_id);
+      if (named == usage.end() && to_line(line) == Line{}) return;
+      NamespaceUsage& of = named == usage.end() ? usage[0] : named->second;
+      if (has_blocks) {
+        of.blocks += static_cast<int64_t>(line.blocks);
+        of.value_bytes += static_cast<int64_t>(line.stored_bytes + line.saved_bytes);
+        of.stored_bytes += static_cast<int64_t>(line.stored_bytes);
+        of.block_bytes += static_cast<int64_t>(line.stored_bytes + line.slack_bytes);
+      }
+      of.hits += line.hits;
+      of.misses += line.misses;
+      of.evictions += line.evictions;
+    });
+  }
   std::vector<NamespaceUsage> result;
   for (const auto& [id, of] : usage) result.push_back(of);
   return result;
@@ -624,6 +666,7 @@ std::optional<std::string> Inspection<A>::entry_fault(const Found& found, bool p
     return "the header of a block and its index entry contradict each other";
   if (lookup_.key_hash(slot, header) != hash_of(entry))
     return "the stored key of a block is damaged";
+  if (!lookup_.read_user(slot, header)) return "the user metadata of a block are damaged";
   ++report.blocks_checked;
   if (header.checksum_kind == BH_CHECKSUM_NONE) ++report.blocks_unverified;
   if (!payload || header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;

@@ -35,6 +35,7 @@ class Joining {
         leases_(rooms.leases),
         hosts_(rooms.hosts),
         settings_(rooms.settings),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         holdings_(rooms.holdings),
@@ -62,6 +63,7 @@ class Joining {
 
  private:
   bool anybody_alive();
+  bool others_alive();
   void forget_own_process();
   Result<bh_host_slot> read_slot_line();
   Result<void> join_host(bool take_over, const Progress& progress);
@@ -86,6 +88,7 @@ class Joining {
   Leases<A>& leases_;
   Hosts<A>& hosts_;
   const Settings& settings_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
@@ -111,6 +114,10 @@ Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& 
   }
   Result<void> joined = join_host(/*take_over=*/false, progress);
   if (joined) joined = take_process_slot();
+  if (joined && !others_alive()) {
+    recovery_.scavenge_dead();
+    if (usage_.doubted()) usage_.recount();  // U3
+  }
   c_.access.unlock_host(c_.host);
   if (joined) recovery_.scavenge_dead();
   if (joined && c_.alone()) namespaces_.sweep();  // no duties do so
@@ -147,8 +154,7 @@ Result<void> Joining<A>::leave(const std::function<void()>& stop_heartbeat) {
     return Error{Status::BUSY,
                  "another process of this host has been opening the pool for 10 "
                  "seconds; if it hangs, end it and try again"};
-  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
-    if (p == c_.process || !c_.access.process_alive(c_.host, p)) continue;
+  if (others_alive()) {
     c_.access.unlock_host(c_.host);
     return Error{Status::IN_USE, "other processes of this host have the pool open; end them first"};
   }
@@ -219,6 +225,15 @@ bool Joining<A>::anybody_alive() {
   for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
     const auto word = ProcessWord::unpack(c_.access.load(c_.layout.process(c_.host, p)));
     if (word.state != BH_PROCESS_FREE && c_.access.process_alive(c_.host, p)) return true;
+  }
+  return false;
+}
+
+/// Besides this process, which has a process slot.
+template <class A>
+bool Joining<A>::others_alive() {
+  for (uint32_t p = 0; p < c_.layout.geometry().process_count; ++p) {
+    if (p != c_.process && c_.access.process_alive(c_.host, p)) return true;
   }
   return false;
 }

@@ -235,6 +235,7 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
       sizeof(bh_index_bucket) * g.index_bucket_count,
       8 * uint64_t{g.log_count},
       sizeof(bh_host_counts),
+      sizeof(bh_usage) * BH_USAGE_SHARDS * std::clamp(g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
       8 * BH_MEDIA_MAX,
       g.ring_bytes,
       sizeof(bh_host_private),
@@ -257,8 +258,9 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
   g.region_bytes = round_up(offset, g.region_align_bytes);
   // Extents change owners one by one, so each table must be mapped on its own. With one host none
   // changes its owner, and a coarse grain (2 MiB on huge pages) would waste most of each table.
-  g.table_bytes = round_up(sizeof(bh_block_slot) * (slots_per_extent + 1),
-                           g.host_count > 1 ? g.region_align_bytes : kPage);
+  g.table_bytes = round_up(
+      sizeof(bh_block_slot) * (slots_per_extent + 1) + sizeof(bh_block_words) * slots_per_extent,
+      g.host_count > 1 ? g.region_align_bytes : kPage);
   g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
   g.payload_offset =
       round_up(g.tables_offset + g.table_bytes * g.extent_count, payload_align_bytes);

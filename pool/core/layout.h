@@ -159,6 +159,12 @@ class Layout {
     return g_.tables_offset + extent_of_slot(slot) * g_.table_bytes +
            ((slot & (slots_per_extent() - 1)) + 1) * sizeof(bh_block_slot);
   }
+  /// Offset of the bh_block_words of a slot.
+  uint64_t block_words(uint64_t slot) const {
+    const uint64_t extent = extent_of_slot(slot);
+    return descriptor(extent) + (slots_per_extent() + 1) * sizeof(bh_block_slot) +
+           (slot & (slots_per_extent() - 1)) * sizeof(bh_block_words);
+  }
   /// True if a block may lie there. The arguments come from shared memory and can be anything.
   bool valid_block(uint64_t offset, uint64_t bytes) const {
     const uint64_t end = g_.payload_offset + g_.extent_count * g_.extent_bytes;
@@ -171,10 +177,17 @@ class Layout {
   /// Whole slots in so many bytes.
   uint64_t slots_in(uint64_t bytes) const { return bytes >> min_block_shift_; }
 
-  /// The size of a block for a value of `value_bytes` under a key of `key_bytes`: whole 4 KiB, at
-  /// least min_block_bytes, and enough slots for the key.
-  uint64_t block_bytes(uint64_t value_bytes, uint64_t key_bytes) const {
-    const uint64_t key_slots = (key_bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES;
+  /// The bytes in the key lines of a block: its key, and its user metadata with their check.
+  static uint64_t key_line_bytes(uint64_t key_bytes, uint64_t user_bytes) {
+    return key_bytes + (user_bytes == 0 ? 0 : user_bytes + BH_USER_CHECK_BYTES);
+  }
+  static uint64_t key_line_bytes(const bh_block_header& header) {
+    return key_line_bytes(header.key_bytes, header.user_bytes);
+  }
+  /// The size of a block for a value of `value_bytes` and so many bytes in key lines: whole 4 KiB,
+  /// at least min_block_bytes, and enough slots for the key lines.
+  uint64_t block_bytes(uint64_t value_bytes, uint64_t key_line_bytes) const {
+    const uint64_t key_slots = (key_line_bytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES;
     const uint64_t rounded =
         (value_bytes + BH_PAYLOAD_ALIGN - 1) / BH_PAYLOAD_ALIGN * BH_PAYLOAD_ALIGN;
     const uint64_t least = g_.min_block_bytes * (key_slots > 1 ? key_slots : 1);
@@ -184,9 +197,9 @@ class Layout {
   /// own: in steps of 4 KiB, large values would need so many slabs that most of each stays empty.
   /// Steps of 1/32 to 1/16 of the value give at most 32 sizes, and waste half a step.
   uint64_t coded_block_bytes(uint64_t stored_bytes, uint64_t value_bytes,
-                             uint64_t key_bytes) const {
+                             uint64_t key_line_bytes) const {
     const uint64_t step = std::max<uint64_t>(BH_PAYLOAD_ALIGN, std::bit_ceil(value_bytes) / 32);
-    return block_bytes((stored_bytes + step - 1) / step * step, key_bytes);
+    return block_bytes((stored_bytes + step - 1) / step * step, key_line_bytes);
   }
   /// The first of the contiguous extents that belong to host `host` at creation.
   uint64_t first_extent_of(uint32_t host) const { return g_.extent_count * host / g_.host_count; }

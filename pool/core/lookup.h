@@ -2,6 +2,11 @@
 // Look-ups of blocks: index entries, the headers that they name, and the keys beside the headers,
 // in the index of this host and of all others that it knows of. Stores nothing.
 //
+// Invariant
+//   M1 User metadata are returned only if their check agrees with them and with the stamp of the
+//      block. No other block has that stamp, so lines of an earlier block of the slot, still in a
+//      cache or not yet overwritten, are never taken for them.
+//
 // Owns: nothing. Calls: Mirror.
 #pragma once
 
@@ -31,7 +36,12 @@ class Lookup {
   /// step. `slots`: their block slots.
   uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                   uint64_t* slots = nullptr);
-  std::string read_key(uint64_t slot, uint64_t key_bytes) const;
+  std::string read_key(uint64_t slot, uint64_t key_bytes) const {
+    return read_key_lines(slot, key_bytes);
+  }
+  /// The user metadata of the block of a header, verified (M1); empty if it has none. Nothing: they
+  /// are damaged, or the slot has another block by now.
+  std::optional<std::string> read_user(uint64_t slot, const bh_block_header& header) const;
   /// The hash of the stored key, whatever hash the header states.
   Hash128 key_hash(uint64_t slot, const bh_block_header& header) const;
   uint64_t own_bit() const { return c_.observing() ? 0 : uint64_t{1} << c_.host; }
@@ -74,6 +84,8 @@ class Lookup {
     void add_unsure(uint32_t key, uint32_t host) { unsure[key] |= uint64_t{1} << host; }
   };
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
+  /// The first bytes of the key lines from a slot on, acquired.
+  std::string read_key_lines(uint64_t slot, uint64_t bytes) const;
   void match_near(Batch& batch) const;
   void match_line(Batch& batch, uint32_t key, uint32_t host, uint32_t number,
                   typename Index<A>::Probes probe) const {
@@ -362,16 +374,31 @@ void Lookup<A>::look_at_others(Batch& batch) const {
 }
 
 template <class A>
-std::string Lookup<A>::read_key(uint64_t slot, uint64_t key_bytes) const {
-  std::string key;
-  for (; key.size() < key_bytes && slot < c_.layout.slot_count(); ++slot) {
+std::string Lookup<A>::read_key_lines(uint64_t slot, uint64_t bytes) const {
+  std::string text;
+  for (; text.size() < bytes && slot < c_.layout.slot_count(); ++slot) {
     const uint64_t at = c_.layout.header(slot) + offsetof(bh_block_slot, key);
     c_.access.acquire(at, BH_LINE_BYTES);
     const Line line = c_.access.load_line(at);
-    key.append(reinterpret_cast<const char*>(line.data()),
-               std::min<size_t>(sizeof line, key_bytes - key.size()));
+    text.append(reinterpret_cast<const char*>(line.data()),
+                std::min<size_t>(sizeof line, bytes - text.size()));
   }
-  return key;
+  return text;
+}
+
+template <class A>
+std::optional<std::string> Lookup<A>::read_user(uint64_t slot,
+                                                const bh_block_header& header) const {
+  if (header.user_bytes == 0) return std::string();
+  std::string text = read_key_lines(slot, Layout::key_line_bytes(header));
+  const size_t end = size_t{header.key_bytes} + header.user_bytes;
+  if (header.user_bytes > BH_USER_BYTES_MAX || text.size() != end + BH_USER_CHECK_BYTES)
+    return std::nullopt;
+  uint64_t check = 0;
+  std::memcpy(&check, text.data() + end, sizeof check);
+  text = text.substr(header.key_bytes, header.user_bytes);
+  if (check != c_.sealer.user_check(text, header.stamp)) return std::nullopt;
+  return text;
 }
 
 template <class A>

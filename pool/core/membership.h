@@ -4,10 +4,10 @@
 //
 // Owns: the own slot line as this process knows it, the time since when this life is suspected, and
 // the touch words and their counts seen last. Calls: Custody, Grants, Lookup, Mail, Mirror,
-// Namespaces, Retirement.
+// Namespaces, Retirement, Usage.
 #pragma once
 
-#include "pool/core/rooms.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -21,6 +21,7 @@ class Membership {
         hosts_(rooms.hosts),
         mirror_(rooms.mirror),
         lookup_(rooms.lookup),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         mail_(rooms.mail),
@@ -66,6 +67,7 @@ class Membership {
   Hosts<A>& hosts_;
   Mirror<A>& mirror_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Mail<A>& mail_;
@@ -78,6 +80,7 @@ class Membership {
   Counts<A> touch_counts_;
   std::vector<uint64_t> touches_;  ///< touch words as seen last
   uint64_t touches_at_ns_ = 0;
+  uint64_t shown_at_ns_ = 0;  ///< when room and usage were flushed last
   uint64_t untaken_ = 0;  ///< hosts (a bit each) that wrote touch words since they were last read
 };
 
@@ -110,7 +113,11 @@ Result<void> Membership<A>::work() {
   const uint64_t now_ns = c_.access.now_ns();
   mirror_.read_indexes(lookup_.other_hosts(), now_ns + uint64_t{c_.times.heartbeat_ms} * 250'000);
   if (!hosts_.take_duties(now_ns)) return {};
-  grants_.show_room(now_ns);
+  if (now_ns - shown_at_ns_ >= uint64_t{c_.times.heartbeat_ms} * 5'000'000) {
+    shown_at_ns_ = now_ns;
+    grants_.show_room();
+    usage_.flush();
+  }
   grants_.note_wanted();
   take_touches(now_ns);
   mail_.read_mail();

@@ -2,10 +2,10 @@
 // Reading blocks: copies of whole values and of parts, leases, and notes of when blocks were used.
 //
 // Owns: nothing; leases are in the pool (Leases). Calls: Lookup; Retirement, for damaged blocks;
-// Recovery, when the lease table is full.
+// Recovery, when the lease table is full; Usage.
 #pragma once
 
-#include "pool/core/rooms.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -31,6 +31,7 @@ class Reading {
         leases_(rooms.leases),
         hosts_(rooms.hosts),
         lookup_(rooms.lookup),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         recovery_(rooms.recovery) {}
   Reading(const Reading&) = delete;
@@ -44,17 +45,19 @@ class Reading {
   ///   Status take(const bh_block_header&)  gets verified bytes. DAMAGED: they are not a value all
   ///       the same, and the block is dropped like any damaged block.
   /// Header and bytes are private to this call; each method may be called several times.
+  /// `user_metadata`: unless null, also gets those of the block; undefined on failure.
   template <class Sink>
-  Result<uint64_t> get_stored(const Key& key, Sink& sink);
+  Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata = nullptr);
   /// Copies parts of a block: Status take(header, read) calls read(offset, buffer) as it likes, and
   /// verifies the bytes itself, since the checksum of the block covers all of it. The copies are
   /// good only if the length of the value is returned. Empty if the block is not found, has
   /// changed, or may hold bytes of another writer, or if take() is not OK.
   template <class Take>
   std::optional<uint64_t> get_parts(const Key& key, Take take);
-  /// Copies the stored bytes of a block, verified. False if it changed or is damaged (then
-  /// dropped).
-  bool read_stored(const Located& located, std::span<const Span> buffers);
+  /// Copies the stored bytes of a block and its user metadata, verified. False if it changed or is
+  /// damaged (then dropped).
+  bool read_stored(const Located& located, std::span<const Span> buffers,
+                   std::string& user_metadata);
   /// The lease does not state the layout: the caller knows its namespaces.
   Result<Lease> acquire(const Key& key, uint64_t ttl_ms, LeaseOf of = LeaseOf::PLAIN);
   /// Copies the bytes that a lease covers, and compares the checksum if there is one.
@@ -65,6 +68,8 @@ class Reading {
   /// Protocol 5.3: copy, then check that the block is still the same, then the checksum of the
   /// private copy. `damaged`: the block did not change, but its bytes are not those that were put.
   bool copy_out(const Located& located, std::span<const Span> buffers, bool* damaged);
+  /// Copies the user metadata of a block, verified. Results as copy_out().
+  bool copy_user(const Located& located, std::string& to, bool* damaged) const;
 
  private:
   /// Notes when a block was used, or leaves its owner a hint. Both may be lost.
@@ -77,6 +82,10 @@ class Reading {
   }
   void touch_elsewhere(uint64_t slot);
   uint64_t note_hit(const Located& located);
+  void note_miss(const Key& key) {
+    c_.count(BH_COUNTER_MISSES);
+    usage_.missed(key.namespace_id);
+  }
   bool vouched(const Located& located) const;
   void drop_damaged(const Located& located);
   std::optional<uint64_t> take_lease(const bh_index_entry& entry, uint64_t ttl_ms);
@@ -90,6 +99,7 @@ class Reading {
   Leases<A>& leases_;
   Hosts<A>& hosts_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Recovery<A>& recovery_;
 };
@@ -102,7 +112,7 @@ Result<uint64_t> Reading<A>::get(const Key& key, std::span<const Span> buffers) 
 
 template <class A>
 template <class Sink>
-Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink) {
+Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink, std::string* user_metadata) {
   std::optional<Located> damaged_block;
   for (int attempt = 0; attempt < 3; ++attempt) {
     const auto located = lookup_.locate(key);
@@ -110,7 +120,8 @@ Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink) {
     const auto buffers = sink.room_for(located->header);
     if (!buffers) return buffers.error();
     bool damaged = false;
-    if (copy_out(*located, *buffers, &damaged)) {
+    if (copy_out(*located, *buffers, &damaged) &&
+        (user_metadata == nullptr || copy_user(*located, *user_metadata, &damaged))) {
       const Status taken = sink.take(located->header);
       if (taken == Status::OK) return note_hit(*located);
       damaged = taken == Status::DAMAGED;
@@ -120,7 +131,7 @@ Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink) {
   }
   if (damaged_block && c_.observing()) return Status::DAMAGED;
   if (damaged_block) drop_damaged(*damaged_block);
-  c_.count(BH_COUNTER_MISSES);
+  note_miss(key);
   return Status::NOT_FOUND;
 }
 
@@ -150,9 +161,11 @@ std::optional<uint64_t> Reading<A>::get_parts(const Key& key, Take take) {
 }
 
 template <class A>
-bool Reading<A>::read_stored(const Located& located, std::span<const Span> buffers) {
+bool Reading<A>::read_stored(const Located& located, std::span<const Span> buffers,
+                             std::string& user_metadata) {
   bool damaged = false;
-  const bool read = copy_out(located, buffers, &damaged);
+  const bool read =
+      copy_out(located, buffers, &damaged) && copy_user(located, user_metadata, &damaged);
   if (damaged) drop_damaged(located);
   return read;
 }
@@ -169,10 +182,15 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
     if (header.codec != BH_CODEC_RAW && of == LeaseOf::PLAIN) return Status::CODED;
     const auto token = take_lease(entry, ttl_ms);
     if (!token) return lease_table_full();
-    const Status status = confirm(*located);
+    Status status = confirm(*located);
+    std::string user_metadata;
+    bool damaged = false;
+    if (status == Status::OK && !copy_user(*located, user_metadata, &damaged))
+      status = Status::NOT_FOUND;
     if (status == Status::OK) {
       used_now(located->slot);
       c_.count(BH_COUNTER_HITS);
+      usage_.hit(key.namespace_id);
       if (located->found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
       Lease lease{.data = c_.access.payload(entry.block_offset),
                   .stored_bytes = entry.stored_bytes,
@@ -182,13 +200,15 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
                   .token = *token,
                   .codec = header.codec};
       if (header.checksum_kind != BH_CHECKSUM_NONE) lease.checksum = entry.payload_checksum;
+      lease.user_metadata = std::move(user_metadata);
       return lease;
     }
     leases_.end(*token);
+    if (damaged) drop_damaged(*located);
     if (c_.ended()) return c_.gone();
     refused = status;
   }
-  c_.count(BH_COUNTER_MISSES);
+  note_miss(key);
   return refused;
 }
 
@@ -257,6 +277,7 @@ template <class A>
 uint64_t Reading<A>::note_hit(const Located& located) {
   used_now(located.slot);
   c_.count(BH_COUNTER_HITS);
+  usage_.hit(located.header.namespace_id);
   c_.count(BH_COUNTER_BYTES_OUT, located.header.length_bytes);
   if (located.found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
   return located.header.length_bytes;
@@ -288,6 +309,21 @@ bool Reading<A>::copy_out(const Located& located, std::span<const Span> buffers,
   if (!checked) return true;
   *damaged = checksum != located.found.entry.payload_checksum;
   return !*damaged;
+}
+
+template <class A>
+bool Reading<A>::copy_user(const Located& located, std::string& to, bool* damaged) const {
+  auto user = lookup_.read_user(located.slot, located.header);
+  if (user) {
+    to = std::move(*user);
+    return true;
+  }
+  // Their lines are fresh: if the block still has its stamp, they are not what was put.
+  const uint64_t header_at = c_.layout.header(located.slot);
+  c_.access.fence();
+  c_.acquire_from(writer_of(located.found.host, located.found.entry), header_at, BH_LINE_BYTES);
+  *damaged = c_.access.load(header_at) == located.header.stamp;
+  return false;
 }
 
 /// For blocks without a checksum: the life of the host that stored the block was not over when it

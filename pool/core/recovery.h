@@ -8,10 +8,10 @@
 // takes over. Every step can be repeated. The process slot is free again only when all is done, so
 // that a number in a word always means the same process.
 //
-// Owns: nothing. Calls: Holdings, Lookup, Namespaces, Retirement, Writing (entries).
+// Owns: nothing. Calls: Holdings, Lookup, Namespaces, Retirement, Usage, Writing (entries).
 #pragma once
 
-#include "pool/core/rooms.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -25,6 +25,7 @@ class Recovery {
         index_(rooms.index),
         leases_(rooms.leases),
         lookup_(rooms.lookup),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         writing_(rooms.writing),
@@ -45,8 +46,8 @@ class Recovery {
   /// and locks again from published metadata: slabs from extent descriptors, blocks from index
   /// entries whose header agrees.
   void rebuild(const Progress& progress);
-  /// Restores, by their descriptors, the slabs of which every extent is ours(extent), as far as there
-  /// are words for their blocks.
+  /// Restores, by their descriptors, the slabs of which every extent is ours(extent), as far as
+  /// there are words for their blocks.
   template <class Ours>
   void restore_slabs(Ours ours);
   /// For a host slot whose lines are lost: the highest incarnation in any stamp of that slot.
@@ -68,6 +69,7 @@ class Recovery {
   Index<A>& index_;
   Leases<A>& leases_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Writing<A>& writing_;
@@ -116,6 +118,9 @@ uint64_t Recovery<A>::undo_work_of(uint32_t dead) {
       scavenge_process(p);
   }
   uint64_t found = leases_.scavenge(dead);
+  // It may have died while it counted a block that it imported, whose word names no process.
+  const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
+  if (busy >> 48 == dead + 1) usage_.doubt();
   found += scavenge_blocks(dead);
   found += extents_.scavenge(dead);
   index_.release_locks(dead);
@@ -146,8 +151,9 @@ template <class A>
 bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, const SeenWord& seen) {
   bh_block_header header;
   std::optional<Found> own_entry, other_entry;
-  if (slab.block_bytes != 0 && lookup_.read_header(slot, header) &&
-      stamp_state(header.stamp) == BH_STAMP_COMMITTED) {
+  const bool stands = slab.block_bytes != 0 && lookup_.read_header(slot, header) &&
+                      stamp_state(header.stamp) == BH_STAMP_COMMITTED;
+  if (stands) {
     const uint64_t offset = extents_.block_of(slot, slab).offset;
     const Hash128 hash = hash_of(header);
     const auto is_own = [&](const bh_index_entry& entry) {
@@ -162,6 +168,11 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, const SeenWord
              allocator_.word(c_.layout.slot_of(entry.block_offset)).state != BH_BLOCK_CLEANING;
     });
   }
+  // Once the entry stands, or the header is retired, the block may have been counted (U1, U3).
+  if (seen.word.state == BH_BLOCK_RESERVED   ? own_entry.has_value()
+      : seen.word.state == BH_BLOCK_RETIRING ? !stands
+                                             : true)
+    usage_.doubt();
   // RETIRING with its entry in place: a removal that had not become visible. RESERVED with its
   // entry in place: a put whose success was visible already. If another entry has the key too, they
   // are the two blocks of a move, and the other one is enough. A length that the block cannot have,
@@ -176,6 +187,7 @@ bool Recovery<A>::scavenge_block(uint64_t slot, const Slab& slab, const SeenWord
     c_.access.publish(c_.layout.header(slot), sizeof(bh_block_slot));
     index_.publish(*own_entry);
     namespaces_.gone_after_store(header.namespace_id);  // N4
+    if (seen.word.state == BH_BLOCK_RESERVED) usage_.add(header);
     c_.change(seen, seen.word.next(BH_BLOCK_COMMITTED));
     return false;
   }
@@ -188,7 +200,10 @@ bool Recovery<A>::clean_block(uint64_t slot, const SeenWord& seen,
   const StateWord cleaning = seen.word.next(BH_BLOCK_CLEANING, c_.process);
   if (!c_.change(seen, cleaning)) return false;
   if (entry) index_.erase(*entry);
+  bh_block_header header;
+  const bool counted = seen.word.state == BH_BLOCK_RETIRING && lookup_.read_header(slot, header);
   retirement_.retire_header(slot);
+  if (counted) usage_.subtract(header);
   c_.store_state(seen.at, cleaning.next(BH_BLOCK_RETIRED));
   return true;
 }
@@ -244,6 +259,7 @@ void Recovery<A>::rebuild(const Progress& progress) {
   }
   if (!c_.alone()) hold_leased();
   extents_.recount();
+  usage_.recount();
   step(4);
 }
 
@@ -357,7 +373,8 @@ bool Recovery<A>::restore_unnamed(uint64_t slot, std::span<const uint64_t> damag
   const std::string text = lookup_.read_key(slot, header.key_bytes);
   const Key key(header.namespace_id, text);
   if (!Key::valid(text) || key.hash != hash_of(header) || !index_.probes_any(key.hash, damaged) ||
-      c_.layout.block_bytes(header.stored_bytes, text.size()) > block.block_bytes ||
+      c_.layout.block_bytes(header.stored_bytes, Layout::key_line_bytes(header)) >
+          block.block_bytes ||
       lookup_.locate(key) || !index_.insert(key.hash, writing_.entry_for(block, header)))
     return false;
   allocator_.restore_committed(slot);

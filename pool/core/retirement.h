@@ -7,10 +7,12 @@
 //   C3 A block goes RETIRED -> FREE only after a look at all hazards that began after its retired
 //      stamp was published and fenced (I4).
 //
-// Owns: the retired blocks that this process has yet to free; stamps. Calls: KeyLocks, Lookup.
+// Owns: the retired blocks that this process has yet to free; stamps. Calls: KeyLocks, Lookup,
+// Usage.
 #pragma once
 
 #include "pool/core/key_locks.h"
+#include "pool/core/usage.h"
 
 namespace bowhead::core {
 
@@ -25,7 +27,8 @@ class Retirement {
         leases_(rooms.leases),
         hosts_(rooms.hosts),
         locks_(rooms.locks),
-        lookup_(rooms.lookup) {}
+        lookup_(rooms.lookup),
+        usage_(rooms.usage) {}
   Retirement(const Retirement&) = delete;
   Retirement& operator=(const Retirement&) = delete;
 
@@ -91,6 +94,7 @@ class Retirement {
   Hosts<A>& hosts_;
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
 
   typename A::Mutex retired_mutex_;
   std::vector<Retired> retired_;           ///< by this process; the allocator words decide
@@ -142,14 +146,16 @@ Status Retirement<A>::remove_own(const Hash128& hash, uint64_t wait_ns, Wanted w
 template <class A>
 bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
                            uint64_t lock_wait_ns, Proof proof) {
+  bh_block_header header;
+  bool is_read = false;
   {
     if (c_.ended() || !extents_.writable(c_.layout.extent_of_slot(slot))) return false;
     const KeyLock lock(locks_, hash, lock_wait_ns);
     if (!lock.held() || !allocator_.begin_retire(slot)) return false;
     // The block is ours now and its slab cannot change. Is it the block that was meant? A damaged
     // header cannot tell.
-    bh_block_header header;
-    if (proof == Proof::HEADER && lookup_.read_header(slot, header) && header.stamp != stamp) {
+    is_read = lookup_.read_header(slot, header);
+    if (proof == Proof::HEADER && is_read && header.stamp != stamp) {
       allocator_.cancel_retire(slot);
       return false;
     }
@@ -164,8 +170,13 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
     if (found) index_.erase(*found);
   }
   retire_header(slot);
+  if (is_read && header.stamp == stamp)
+    usage_.subtract(header);
+  else
+    usage_.doubt();
   allocator_.finish_retire(slot);
   c_.count(counter);
+  if (counter == BH_COUNTER_EVICTIONS && is_read) usage_.evicted(header.namespace_id);
   return true;
 }
 

@@ -62,14 +62,17 @@ uint64_t total_bytes(std::span<const Piece> pieces) {
   return bytes;
 }
 
-/// The content of a put: a value as it is, or coded in fewer bytes.
+/// The content of a put: a value as it is, or coded in fewer bytes, and its user metadata.
 struct Content {
   std::span<const ConstSpan> stored;  ///< the bytes that go into the pool
   uint64_t length_bytes = 0;          ///< of the value
   uint8_t codec = BH_CODEC_RAW;
   uint8_t profile = BH_PROFILE_NONE;
+  std::string_view user_metadata = {};
 
-  static Content raw(std::span<const ConstSpan> value) { return {value, total_bytes(value)}; }
+  static Content raw(std::span<const ConstSpan> value, std::string_view user_metadata = {}) {
+    return {value, total_bytes(value), BH_CODEC_RAW, BH_PROFILE_NONE, user_metadata};
+  }
   uint64_t stored_bytes() const { return total_bytes(stored); }
 };
 
@@ -95,9 +98,10 @@ struct Settings {
 
 /// The size of the block that a header needs.
 inline uint64_t room_for(const Layout& layout, const bh_block_header& header) {
+  const uint64_t key_line_bytes = Layout::key_line_bytes(header);
   return header.codec == BH_CODEC_RAW
-             ? layout.block_bytes(header.stored_bytes, header.key_bytes)
-             : layout.coded_block_bytes(header.stored_bytes, header.length_bytes, header.key_bytes);
+             ? layout.block_bytes(header.stored_bytes, key_line_bytes)
+             : layout.coded_block_bytes(header.stored_bytes, header.length_bytes, key_line_bytes);
 }
 
 template <class A>
@@ -106,6 +110,10 @@ template <class A>
 class Mirror;
 template <class A>
 class Lookup;
+template <class A>
+class Attributes;
+template <class A>
+class Usage;
 template <class A>
 class Retirement;
 template <class A>
@@ -146,6 +154,8 @@ struct Rooms {
   KeyLocks<A>& locks;
   Mirror<A>& mirror;
   Lookup<A>& lookup;
+  Attributes<A>& attributes;
+  Usage<A>& usage;
   Retirement<A>& retirement;
   Reading<A>& reading;
   Writing<A>& writing;

@@ -10,10 +10,11 @@
 //      two good entries and never none. A scavenger or a rebuild keeps one of them.
 //
 // Owns: the chosen victims, the slabs to choose from, and the bytes put since the last look at the
-// watermarks. Calls: KeyLocks, Lookup, Namespaces, Retirement, Writing (headers and entries),
-// Grants (extents wanted), Recovery.
+// watermarks. Calls: Attributes, KeyLocks, Lookup, Namespaces, Retirement, Writing (headers and
+// entries), Grants (extents wanted), Recovery, Usage.
 #pragma once
 
+#include "pool/core/attributes.h"
 #include "pool/core/namespaces.h"
 
 namespace bowhead::core {
@@ -32,6 +33,8 @@ class Space {
         settings_(rooms.settings),
         locks_(rooms.locks),
         lookup_(rooms.lookup),
+        attributes_(rooms.attributes),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         writing_(rooms.writing),
@@ -45,7 +48,8 @@ class Space {
   /// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, evicts four
   /// times the bytes that were put, a few blocks at a time, so that no put pays for many.
   void evict_by_watermark(uint64_t bytes_put);
-  /// Replaces a block of this host by a smaller one with other content for the same value. BUSY:
+  /// Replaces a block of this host by a smaller one with other content for the same value; its user
+  /// metadata are those of the content, which the caller read from the block. BUSY:
   /// the block is leased or has changed, or the new one is not smaller; NO_SPACE: no block can be
   /// had without eviction; HOST_FENCED.
   Status replace(const Located& old, const Content& content);
@@ -89,7 +93,8 @@ class Space {
   bool clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by,
                   std::vector<uint64_t>& retired);
   bool move(const Block& block);
-  bool supersede(const Block& old, uint64_t old_stamp, const Block& target, bh_block_header header);
+  bool supersede(const Block& old, uint64_t old_stamp, const Block& target, bh_block_header header,
+                 std::string_view user_metadata);
   std::optional<Block> reserve_in_passing(uint64_t block_bytes);
 
   Context<A>& c_;
@@ -99,6 +104,8 @@ class Space {
   const Settings& settings_;
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
+  Attributes<A>& attributes_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Writing<A>& writing_;
@@ -181,7 +188,7 @@ Status Space<A>::replace(const Located& old, const Content& content) {
     allocator_.release(*target);
     return Status::BUSY;
   }
-  if (!supersede(block, old.header.stamp, *target, header))
+  if (!supersede(block, old.header.stamp, *target, header, content.user_metadata))
     return c_.ended() ? c_.gone() : Status::BUSY;
   c_.count(BH_COUNTER_RECOMPRESSED);
   retirement_.reclaim({&old.slot, 1});
@@ -472,7 +479,10 @@ bool Space<A>::move(const Block& block) {
     return false;
   const uint64_t old_stamp = header.stamp;
   const Hash128 hash = hash_of(header);
-  if (c_.layout.block_bytes(header.stored_bytes, header.key_bytes) > block.block_bytes)
+  // Those that are damaged must not get a check that makes them look whole.
+  const auto user_metadata = lookup_.read_user(block.slot, header);
+  if (!user_metadata || c_.layout.block_bytes(header.stored_bytes, Layout::key_line_bytes(header)) >
+                            block.block_bytes)
     return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   const bool checked = header.checksum_kind != BH_CHECKSUM_NONE;
   // Into holes only: a newly carved extent would be one of those that are being emptied.
@@ -491,7 +501,7 @@ bool Space<A>::move(const Block& block) {
     allocator_.release(*target);
     return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   }
-  if (!supersede(block, old_stamp, *target, header)) return false;
+  if (!supersede(block, old_stamp, *target, header, *user_metadata)) return false;
   c_.count(BH_COUNTER_MOVES);
   return true;
 }
@@ -506,7 +516,7 @@ bool Space<A>::move(const Block& block) {
 /// entry could restore the block. And a life that is over publishes nothing.
 template <class A>
 bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& target,
-                         bh_block_header header) {
+                         bh_block_header header, std::string_view user_metadata) {
   const Hash128 hash = hash_of(header);
   const KeyLock lock(locks_, hash);
   const auto entry = !lock.held() || c_.ended()
@@ -518,9 +528,13 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
     return false;
   }
   const Publishing publishing(c_);
+  bh_block_header old_header{};
+  const bool counted = lookup_.read_header(old.slot, old_header) && old_header.stamp == old_stamp;
   header.stamp = retirement_.next_stamp();
-  writing_.write_key(target.slot, lookup_.read_key(old.slot, header.key_bytes));
+  writing_.write_key_lines(target.slot, lookup_.read_key(old.slot, header.key_bytes), user_metadata,
+                           header.stamp);
   c_.write_sealed(c_.layout.header(target.slot), to_line(header));
+  attributes_.carry(old.slot, old_stamp, target.slot, header.stamp);
   c_.store_recency(target.slot, c_.load_recency(old.slot));
   if (!index_.insert(hash, writing_.entry_for(target, header))) {
     allocator_.cancel_retire(old.slot);
@@ -528,9 +542,14 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
     return false;
   }
   namespaces_.gone_after_store(header.namespace_id);  // N4
+  usage_.add(header);
   allocator_.commit(target);
   index_.erase(*entry);
   retirement_.retire_header(old.slot);
+  if (counted)
+    usage_.subtract(old_header);
+  else
+    usage_.doubt();
   allocator_.finish_retire(old.slot);
   return true;
 }

@@ -11,9 +11,11 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <string_view>
 
 #include "base/assert.h"
 #include "base/checksum.h"
+#include "pool/types.h"
 
 namespace bowhead::core {
 
@@ -180,6 +182,26 @@ struct DecideWord {
   }
 };
 
+/// The words of a block that change, without their stamp (block.h).
+inline bh_block_words words_of(const BlockAttributes& a) {
+  const uint64_t pins = uint64_t{a.soft_pin} * BH_PIN_SOFT | uint64_t{a.hard_pin} * BH_PIN_HARD;
+  return {.stamp = 0,
+          .pins = uint64_t{a.priority} << BH_PRIORITY_SHIFT | pins << BH_PIN_SHIFT |
+                  uint64_t{a.forks} << BH_FORKS_SHIFT | a.parity_group,
+          .times = uint64_t{a.expires_unix_s} << BH_EXPIRES_SHIFT | a.next_use_unix_s,
+          .group = a.group};
+}
+inline BlockAttributes attributes_in(const bh_block_words& words) {
+  return {.priority = static_cast<uint8_t>(words.pins >> BH_PRIORITY_SHIFT),
+          .soft_pin = (words.pins >> BH_PIN_SHIFT & BH_PIN_SOFT) != 0,
+          .hard_pin = (words.pins >> BH_PIN_SHIFT & BH_PIN_HARD) != 0,
+          .forks = static_cast<uint16_t>(words.pins >> BH_FORKS_SHIFT),
+          .parity_group = static_cast<uint32_t>(words.pins),
+          .expires_unix_s = static_cast<uint32_t>(words.times >> BH_EXPIRES_SHIFT),
+          .next_use_unix_s = static_cast<uint32_t>(words.times),
+          .group = words.group};
+}
+
 /// View word (private): which lives of a host are over, and since when this host knows.
 /// time in ms:44 | conflict:1 | highest ended incarnation, plus 1:19.
 struct ViewWord {
@@ -231,6 +253,10 @@ class Sealer {
   }
   void seal(Line& line, uint64_t offset) const { line[7] = seal_of(line, offset); }
   bool check(const Line& line, uint64_t offset) const { return line[7] == seal_of(line, offset); }
+  /// The check of the user metadata of the block that has this stamp.
+  uint64_t user_check(std::string_view user, uint64_t stamp) const {
+    return hash64(user.data(), user.size(), seed_ ^ stamp);
+  }
 
  private:
   uint64_t seed_;

@@ -8,7 +8,7 @@
 //      (Hosts::stands): then its successor reads an index that has no entry of the block.
 //
 // Owns: nothing. Calls: KeyLocks, Lookup, Namespaces, Reading (notes of use), Retirement, Space
-// (room for a block), Mail (removals of other hosts' blocks).
+// (room for a block), Mail (removals of other hosts' blocks), Usage.
 #pragma once
 
 #include "pool/core/namespaces.h"
@@ -26,6 +26,7 @@ class Writing {
         hosts_(rooms.hosts),
         locks_(rooms.locks),
         lookup_(rooms.lookup),
+        usage_(rooms.usage),
         retirement_(rooms.retirement),
         reading_(rooms.reading),
         namespaces_(rooms.namespaces),
@@ -38,17 +39,18 @@ class Writing {
   Status put(const Key& key, std::span<const ConstSpan> value) {
     return put(key, Content::raw(value));
   }
-  /// The same for a value whose content takes work to make: make() returns the content, and is
-  /// called only once the key is known not to be stored.
+  /// The same for a value that takes work to encode: make() returns the content to store in place
+  /// of `raw`, and is called only once the key is known not to be stored.
   template <class Make>
-  Status put_made(const Key& key, uint64_t length_bytes, Make make);
+  Status put_made(const Key& key, const Content& raw, Make make);
   /// The size of the block that a put would take.
   uint64_t room_for(const Content& content, uint64_t key_bytes) const {
     bh_block_header header = header_for(content);
     header.key_bytes = static_cast<uint16_t>(key_bytes);
     return core::room_for(c_.layout, header);
   }
-  Result<Reservation> reserve(const Key& key, uint64_t length_bytes);
+  Result<Reservation> reserve(const Key& key, uint64_t length_bytes,
+                              std::string_view user_metadata = {});
   Status commit(Reservation& reservation, const PayloadSum& sum);
   Status abort(Reservation& reservation);
   /// OK only after all blocks of the key are gone and, after that, their hosts' lives stood (S6).
@@ -59,13 +61,16 @@ class Writing {
   /// Undoes a put whose header shows a committed stamp that no entry ever named: retires the
   /// header, then frees the block (C2).
   void undo_put(const Block& block);
-  void write_key(uint64_t slot, std::string_view key);
+  /// Writes the key lines of a block; user metadata with the check for its stamp (M1).
+  void write_key_lines(uint64_t slot, std::string_view key, std::string_view user_metadata,
+                       uint64_t stamp);
 
  private:
-  Status check_value(const Key& key, uint64_t bytes) const;
+  Status check_value(const Key& key, uint64_t bytes, std::string_view user_metadata) const;
   bool put_present(const Key& key);
   Status store(const Key& key, const Content& content, std::optional<Block> block);
-  Status finish_put(const Key& key, const Block& block, bh_block_header header);
+  Status finish_put(const Key& key, const Block& block, bh_block_header header,
+                    std::string_view user_metadata);
   std::optional<Block> end_reservation(Reservation& reservation);
 
   Context<A>& c_;
@@ -75,6 +80,7 @@ class Writing {
   Hosts<A>& hosts_;
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
+  Usage<A>& usage_;
   Retirement<A>& retirement_;
   Reading<A>& reading_;
   Namespaces<A>& namespaces_;
@@ -84,7 +90,9 @@ class Writing {
 
 template <class A>
 Status Writing<A>::put(const Key& key, const Content& content) {
-  if (Status status = check_value(key, content.length_bytes); status != Status::OK) return status;
+  if (Status status = check_value(key, content.length_bytes, content.user_metadata);
+      status != Status::OK)
+    return status;
   // Not even a payload may be written: where this host had space, its successor may have blocks.
   if (c_.ended()) return c_.gone();
   if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
@@ -100,13 +108,15 @@ Status Writing<A>::put(const Key& key, const Content& content) {
 
 template <class A>
 template <class Make>
-Status Writing<A>::put_made(const Key& key, uint64_t length_bytes, Make make) {
-  if (Status status = check_value(key, length_bytes); status != Status::OK) return status;
+Status Writing<A>::put_made(const Key& key, const Content& raw, Make make) {
+  if (Status status = check_value(key, raw.length_bytes, raw.user_metadata); status != Status::OK)
+    return status;
   if (c_.ended()) return c_.gone();
   if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
   if (put_present(key)) return Status::OK;
   const Content content = make();
-  BOWHEAD_ASSERT(content.length_bytes == length_bytes);
+  BOWHEAD_ASSERT(content.length_bytes == raw.length_bytes &&
+                 content.user_metadata == raw.user_metadata);
   if (c_.ended()) return c_.gone();  // making it takes a while
   return store(key, content, allocator_.reserve(room_for(content, key.bytes.size())));
 }
@@ -123,7 +133,7 @@ Status Writing<A>::store(const Key& key, const Content& content, std::optional<B
   }
   bh_block_header header = header_for(content);
   header.payload_checksum = c_.access.write_payload(block->offset, content.stored);
-  return finish_put(key, *block, header);
+  return finish_put(key, *block, header, content.user_metadata);
 }
 
 /// If the key is stored already: notes and counts the use, which is all that a put of it does.
@@ -139,12 +149,15 @@ bool Writing<A>::put_present(const Key& key) {
 }
 
 template <class A>
-Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes) {
-  if (Status status = check_value(key, length_bytes); status != Status::OK) return status;
+Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes,
+                                        std::string_view user_metadata) {
+  if (Status status = check_value(key, length_bytes, user_metadata); status != Status::OK)
+    return status;
   Reservation reservation;
   reservation.length_bytes = length_bytes;
   reservation.namespace_id = key.namespace_id;
   reservation.key = std::string(key.bytes);
+  reservation.user_metadata = std::string(user_metadata);
   if (c_.ended()) return c_.gone();
   if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
   if (lookup_.locate(key)) {
@@ -152,7 +165,8 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes) {
     return reservation;
   }
   // Not in custody: a zombie may write there with the caller, and the checksum would cover that.
-  const uint64_t room = c_.layout.block_bytes(length_bytes, key.bytes.size());
+  const uint64_t room = c_.layout.block_bytes(
+      length_bytes, Layout::key_line_bytes(key.bytes.size(), user_metadata.size()));
   auto block = allocator_.reserve(room, {.in_custody = false});
   if (!block) block = space_.reserve_block(room);
   if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
@@ -192,7 +206,8 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
     return c_.gone();
   }
   c_.access.publish(block->offset, reservation.length_bytes);
-  return finish_put(Key(reservation.namespace_id, reservation.key), *block, header);
+  return finish_put(Key(reservation.namespace_id, reservation.key), *block, header,
+                    reservation.user_metadata);
 }
 
 template <class A>
@@ -228,12 +243,15 @@ Status Writing<A>::remove(const Key& key) {
 }
 
 template <class A>
-Status Writing<A>::check_value(const Key& key, uint64_t bytes) const {
+Status Writing<A>::check_value(const Key& key, uint64_t bytes,
+                               std::string_view user_metadata) const {
+  if (user_metadata.size() > BH_USER_BYTES_MAX) return Status::INVALID_ARGUMENT;
   const auto& g = c_.layout.geometry();
   const uint64_t largest = std::min<uint64_t>(BH_VALUE_BYTES_MAX, g.extent_count * g.extent_bytes);
+  const uint64_t key_lines = Layout::key_line_bytes(key.bytes.size(), user_metadata.size());
   // The caller's size is rounded up only once it is known to be small.
   const bool fits =
-      bytes > 0 && bytes <= largest && c_.layout.block_bytes(bytes, key.bytes.size()) <= largest;
+      bytes > 0 && bytes <= largest && c_.layout.block_bytes(bytes, key_lines) <= largest;
   return fits ? Status::OK : Status::VALUE_TOO_LARGE;
 }
 
@@ -245,6 +263,7 @@ bh_block_header Writing<A>::header_for(const Content& content) const {
   header.codec = content.codec;
   header.profile = content.profile;
   header.checksum_kind = BH_CHECKSUM_XXH3_TREE_4K;
+  header.user_bytes = static_cast<uint16_t>(content.user_metadata.size());
   return header;
 }
 
@@ -265,7 +284,8 @@ bh_index_entry Writing<A>::entry_for(const Block& block, const bh_block_header& 
 
 /// Writes key, header and entry, and commits: the payload of the RESERVED block is published (C1).
 template <class A>
-Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_header header) {
+Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_header header,
+                              std::string_view user_metadata) {
   if (c_.ended() || !retirement_.stamps_left()) {
     allocator_.release(block);
     return c_.ended() ? c_.gone() : Status::LIMIT_REACHED;
@@ -276,7 +296,8 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
   header.key_hash[1] = key.hash.high;
   header.namespace_id = key.namespace_id;
   header.key_bytes = static_cast<uint16_t>(key.bytes.size());
-  write_key(block.slot, key.bytes);
+  header.user_bytes = static_cast<uint16_t>(user_metadata.size());
+  write_key_lines(block.slot, key.bytes, user_metadata, header.stamp);
   c_.write_sealed(c_.layout.header(block.slot), to_line(header));
   reading_.used_now(block.slot);
   bool gone = false;
@@ -293,6 +314,7 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
       return present ? Status::OK : c_.ended() ? c_.gone() : Status::INDEX_FULL;
     }
     gone = namespaces_.gone_after_store(key.namespace_id);  // N4
+    usage_.add(header);
     if (!allocator_.commit(block)) return c_.gone();
   }
   if (gone) return Status::NAMESPACE_GONE;  // the duties retire the block
@@ -309,10 +331,20 @@ void Writing<A>::undo_put(const Block& block) {
 }
 
 template <class A>
-void Writing<A>::write_key(uint64_t slot, std::string_view key) {
-  for (uint64_t at = 0; at < key.size(); at += BH_LINE_BYTES, ++slot) {
+void Writing<A>::write_key_lines(uint64_t slot, std::string_view key,
+                                 std::string_view user_metadata, uint64_t stamp) {
+  std::string joined;
+  std::string_view text = key;
+  if (!user_metadata.empty()) {
+    const uint64_t check = c_.sealer.user_check(user_metadata, stamp);
+    joined.reserve(key.size() + user_metadata.size() + sizeof check);
+    joined.append(key).append(user_metadata);
+    joined.append(reinterpret_cast<const char*>(&check), sizeof check);
+    text = joined;
+  }
+  for (uint64_t at = 0; at < text.size(); at += BH_LINE_BYTES, ++slot) {
     Line line{};
-    std::memcpy(line.data(), key.data() + at, std::min<size_t>(BH_LINE_BYTES, key.size() - at));
+    std::memcpy(line.data(), text.data() + at, std::min<size_t>(BH_LINE_BYTES, text.size() - at));
     const uint64_t offset = c_.layout.header(slot) + offsetof(bh_block_slot, key);
     c_.access.store_line(offset, line);
     c_.access.flush(offset, BH_LINE_BYTES);

@@ -406,6 +406,41 @@ TEST_F(Abi, PassesThePoolsRefusalsThrough) {
   EXPECT_EQ(bh_namespace_open(pool_, "", "x", &ns), BH_INVALID_ARGUMENT);
 }
 
+TEST_F(Abi, UserMetadataAndAttributesComeBack) {
+  const std::string user = "made by a test";
+  auto options = sized<bh_put_options>();
+  options.user_metadata = user.data();
+  options.user_bytes = user.size();
+  const bh_const_iovec value = {"value", 5};
+  ASSERT_EQ(bh_put_with(pool_, ns_, key_of("put"), &value, 1, &options), BH_OK);
+  auto room = sized<bh_reservation>();
+  ASSERT_EQ(bh_reserve_with(pool_, ns_, key_of("reserved"), 5, &options, &room), BH_OK);
+  ASSERT_EQ(bh_commit(pool_, &room), BH_OK);
+  ASSERT_EQ(put("plain", "value"), BH_OK);
+  auto attributes = sized<bh_attributes>();
+  attributes.priority = 200;
+  attributes.pins = BH_PIN_HARD;
+  attributes.forks = 3;
+  attributes.expires_unix_s = 4'000'000'000;
+  attributes.group = 1ull << 63;
+  ASSERT_EQ(bh_set_attributes(pool_, ns_, key_of("put"), &attributes), BH_OK);
+  for (const char* key : {"put", "reserved", "plain"}) {
+    const std::string text = key;
+    const bool has_user = text != "plain";
+    char seen[BH_USER_BYTES_MAX] = "";
+    auto block = sized<bh_block_info>();
+    ASSERT_EQ(bh_describe(pool_, ns_, key_of(text), seen, &block), BH_OK);
+    EXPECT_EQ(block.user_bytes, has_user ? user.size() : 0);
+    EXPECT_EQ(std::string(seen, block.user_bytes), has_user ? user : "");
+    EXPECT_EQ(block.length_bytes, 5u);
+    EXPECT_EQ(block.attributes.priority, text == "put" ? 200u : 0u);
+    EXPECT_EQ(block.attributes.pins, text == "put" ? uint32_t{BH_PIN_HARD} : 0u);
+    EXPECT_EQ(block.attributes.forks, text == "put" ? 3u : 0u);
+    EXPECT_EQ(block.attributes.expires_unix_s, text == "put" ? 4'000'000'000u : 0u);
+    EXPECT_EQ(block.attributes.group, text == "put" ? 1ull << 63 : 0u);
+  }
+}
+
 TEST_F(Abi, EmptyBatchesAreFine) {
   size_t prefix = 7;
   EXPECT_EQ(bh_exists(pool_, ns_, nullptr, 0, nullptr), BH_OK);

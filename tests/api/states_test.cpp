@@ -343,6 +343,59 @@ void misuse_reserve(Scene& s) {
     EXPECT_STATUS(bh_reserve(s.pool, s.ns, s.new_key(), huge, &out), BH_VALUE_TOO_LARGE);
 }
 
+bh_put_options user_metadata(const void* data, uint64_t bytes) {
+  auto options = sized<bh_put_options>();
+  options.user_metadata = data;
+  options.user_bytes = bytes;
+  return options;
+}
+
+bh_status put_with(Scene& s, bh_pool* pool, bh_namespace_id ns, bh_key key,
+                   const bh_put_options* options) {
+  (void)s;
+  const bh_const_iovec piece = {"value", 5};
+  return bh_put_with(pool, ns, key, &piece, 1, options);
+}
+
+bh_status reserve_with(Scene& s, bh_pool* pool, bh_namespace_id ns, bh_key key,
+                       const bh_put_options* options) {
+  return bh_reserve_with(pool, ns, key, kBytes, options, &s.own->room);
+}
+
+void misuse_options(Scene& s, decltype(put_with)* call) {
+  const auto good = user_metadata("user", 4);
+  misuse_key(s, [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+    return call(s, pool, ns, key, &good);
+  });
+  misuse_struct<bh_put_options>(
+      s, [&](auto* options) { return call(s, s.pool, s.ns, s.new_key(), options); });
+  const auto none = user_metadata(nullptr, 1);
+  EXPECT_INVALID(call(s, s.pool, s.ns, s.new_key(), &none));
+  std::vector<uint64_t> sizes = {513};
+  sizes.insert(sizes.end(), std::begin(kHuge), std::end(kHuge));
+  for (const uint64_t bytes : sizes) {
+    const auto longer = user_metadata("user", bytes);
+    EXPECT_STATUS(call(s, s.pool, s.ns, s.new_key(), &longer), BH_INVALID_ARGUMENT);
+  }
+}
+
+void misuse_attributes(Scene& s) {
+  auto attributes = sized<bh_attributes>();
+  misuse_key(s, [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+    return bh_set_attributes(pool, ns, key, &attributes);
+  });
+  misuse_struct<bh_attributes>(
+      s, [&](auto* of) { return bh_set_attributes(s.pool, s.ns, s.key(), of); });
+  EXPECT_STATUS(bh_set_attributes(s.pool, s.ns, s.new_key(), &attributes), BH_NOT_FOUND);
+  for (const auto& [member, value] :
+       {std::pair(&bh_attributes::priority, 256u), std::pair(&bh_attributes::pins, 4u),
+        std::pair(&bh_attributes::forks, 65536u)}) {
+    attributes = sized<bh_attributes>();
+    attributes.*member = value;
+    EXPECT_STATUS(bh_set_attributes(s.pool, s.ns, s.key(), &attributes), BH_INVALID_ARGUMENT);
+  }
+}
+
 void misuse_get_planes(Scene& s) {
   uint64_t length = 0, read = 0;
   misuse_key(s, [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
@@ -541,6 +594,36 @@ const Function kFunctions[] = {
      }},
     {"bh_put", [](Scene& s) { return s.put(s.new_key()); }, stores(BH_BUSY, BH_OK, BH_NO_SPACE),
      misuse_put},
+    {"bh_put_with",
+     [](Scene& s) {
+       const auto options = user_metadata("user", 4);
+       return put_with(s, s.pool, s.ns, s.new_key(), &options);
+     },
+     stores(BH_BUSY, BH_OK, BH_NO_SPACE), [](Scene& s) { misuse_options(s, put_with); }},
+    {"bh_set_attributes",
+     [](Scene& s) {
+       auto attributes = sized<bh_attributes>();
+       attributes.priority = 7;
+       return bh_set_attributes(s.pool, s.ns, s.key(), &attributes);
+     },
+     stores(BH_BUSY), misuse_attributes},
+    {"bh_describe",
+     [](Scene& s) {
+       auto out = sized<bh_block_info>();
+       char user[BH_USER_BYTES_MAX];
+       const bh_status status = bh_describe(s.pool, s.ns, s.key(), user, &out);
+       return status != BH_OK || out.length_bytes == kBytes ? status : BH_DAMAGED;
+     },
+     reads(),
+     [](Scene& s) {
+       auto out = sized<bh_block_info>();
+       misuse_key(s, [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+         return bh_describe(pool, ns, key, nullptr, &out);
+       });
+       misuse_struct<bh_block_info>(
+           s, [&](auto* of) { return bh_describe(s.pool, s.ns, s.key(), nullptr, of); });
+       EXPECT_STATUS(bh_describe(s.pool, s.ns, s.new_key(), nullptr, &out), BH_NOT_FOUND);
+     }},
     {"bh_get",
      [](Scene& s) {
        uint64_t length = 0;
@@ -582,6 +665,12 @@ const Function kFunctions[] = {
     {"bh_reserve",
      [](Scene& s) { return bh_reserve(s.pool, s.ns, s.new_key(), kBytes, &s.own->room); },
      stores(BH_OK, BH_OK, BH_NO_SPACE), misuse_reserve},
+    {"bh_reserve_with",
+     [](Scene& s) {
+       const auto options = user_metadata("user", 4);
+       return reserve_with(s, s.pool, s.ns, s.new_key(), &options);
+     },
+     stores(BH_OK, BH_OK, BH_NO_SPACE), [](Scene& s) { misuse_options(s, reserve_with); }},
     {"bh_commit", [](Scene& s) { return bh_commit(s.pool, &s.own->room); },
      but(stores(BH_BUSY), OBSERVING, BH_CLOSED),
      [](Scene& s) { misuse_reservation(s, bh_commit); }},

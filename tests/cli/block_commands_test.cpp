@@ -124,7 +124,6 @@ TEST_F(BlockCommands, ANewNamespaceMayBeCompressed) {
   const auto info = json_of(run({"pool", "info", shm_locator(), "--json"}))["namespaces"][0];
   EXPECT_EQ(info["profile"], "dense");
   EXPECT_EQ(info["layout"]["number_format"], "bytes");
-  EXPECT_EQ(info["blocks_by_profile"]["dense"], 1);
   EXPECT_EQ(info["value_bytes"], value.size());
   EXPECT_EQ(info["stored_bytes"], block["stored_bytes"]);
   EXPECT_GT(info["ratio"], 10.0);
@@ -164,7 +163,7 @@ TEST_F(BlockCommands, ColdBlocksAreRecompressed) {
   EXPECT_EQ(again.out, "recompressed 0 cold blocks: 0 B became 0 B\n");
   const auto info = json_of(run({"pool", "info", shm_locator(), "--json"}));
   EXPECT_EQ(info["counters"]["recompressed"], 1);
-  EXPECT_EQ(info["namespaces"][0]["blocks_by_profile"]["dense"], 1);
+  EXPECT_EQ(info["namespaces"][0]["stored_bytes"], done["after_bytes"]);
 }
 
 TEST_F(BlockCommands, LsListsAllOrANamespaceForPeopleAndPrograms) {
@@ -185,6 +184,23 @@ TEST_F(BlockCommands, LsListsAllOrANamespaceForPeopleAndPrograms) {
   EXPECT_TRUE(two["blocks"][0]["stamp"].is_string());
   const std::string text = run({"ls", shm_locator()}).out;
   EXPECT_TRUE(text.starts_with("NAMESPACE  BYTES")) << text;
+}
+
+TEST_F(BlockCommands, UserMetadataAreKeptWithTheBlock) {
+  create(shm_locator());
+  EXPECT_EQ(run({"put", shm_locator(), "a", "--user-metadata", "session 7"}, "1").code, 0);
+  EXPECT_EQ(run({"put", shm_locator(), "b", "--user-metadata", "hex:00ff"}, "1").code, 0);
+  EXPECT_EQ(run({"put", shm_locator(), "c"}, "1").code, 0);
+  const auto blocks = json_of(run({"ls", shm_locator(), "--json"}))["blocks"];
+  ASSERT_EQ(blocks.size(), 3u);
+  EXPECT_EQ(blocks[0]["user_metadata"], "session 7");
+  EXPECT_EQ(blocks[1]["user_metadata"], "hex:00ff");
+  EXPECT_FALSE(blocks[2].contains("user_metadata"));
+  EXPECT_FALSE(blocks[0].contains("attributes"));
+  const Outcome longer =
+      run({"put", shm_locator(), "d", "--user-metadata", std::string(513, 'u')}, "1");
+  EXPECT_EQ(longer.code, 2);
+  EXPECT_NE(longer.err.find("--user-metadata has 513 bytes"), std::string::npos) << longer.err;
 }
 
 TEST_F(BlockCommands, GetDescribesTheFileInJson) {

@@ -26,6 +26,25 @@ TEST_F(NamespaceCommands, ListShowsUsageForPeopleAndPrograms) {
   EXPECT_NE(text.find("two words"), std::string::npos) << text;
 }
 
+TEST_F(NamespaceCommands, UsageFollowsPutsAndRemovals) {
+  create(shm_locator());
+  run({"put", shm_locator(), "a", "--namespace", "one"}, "1");
+  run({"put", shm_locator(), "b", "--namespace", "two"}, "22");
+  run({"put", shm_locator(), "c", "--namespace", "two"}, "333");
+  run({"rm", shm_locator(), "b", "--namespace", "two"});
+  const auto json = json_of(run({"ns", "list", shm_locator(), "--json"}));
+  ASSERT_EQ(json["namespaces"].size(), 2u);
+  for (const auto& ns : json["namespaces"]) {
+    EXPECT_EQ(ns["blocks"], 1);
+    EXPECT_EQ(ns["value_bytes"], ns["name"] == "one" ? 1 : 3);
+    EXPECT_EQ(ns["evictions"], 0);
+  }
+  EXPECT_EQ(json["other"]["blocks"], 0);
+  EXPECT_EQ(run({"ns", "list", shm_locator()}).out.find("(other)"), std::string::npos);
+  EXPECT_EQ(run({"ns", "rm", shm_locator(), "two", "--yes"}).code, 0);
+  EXPECT_EQ(json_of(run({"ns", "list", shm_locator(), "--json"}))["other"]["blocks"], 0);
+}
+
 TEST_F(NamespaceCommands, RmTakesTheBlocksAndLeavesTheOthers) {
   create(shm_locator());
   run({"put", shm_locator(), "k", "--namespace", "one"}, "gone");

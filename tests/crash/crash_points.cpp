@@ -121,6 +121,7 @@ class Aftermath {
     clear(core);
     handle.detach();
     left_in_order();
+    counts_are_mended();
     return faults_;
   }
   const Room& room() const { return room_; }
@@ -139,7 +140,7 @@ class Aftermath {
     for (int i = 0; i < 12; ++i) {
       const std::string key = fmt::format("hasty-{}", i);
       const auto value = World::value(key, 9000);
-      const Status status = test::put(core, key, value);
+      const Status status = test::put(core, key, value, World::user(key));
       if (status == Status::NO_SPACE && scenario_.full) continue;
       if (status != Status::OK) fault("put of {}: {}", key, status_name(status));
       if (get(core, key) != value) fault("{} does not come back", key);
@@ -147,7 +148,7 @@ class Aftermath {
     }
     for (auto& [key, expected] : world_.expected) {
       if (expected.must != World::Must::STAY_OR_GO) continue;
-      const Status status = test::put(core, key, expected.value);
+      const Status status = test::put(core, key, expected.value, World::user(key));
       if (status != Status::OK && !(status == Status::NO_SPACE && scenario_.full))
         fault("put of {}: {}", key, status_name(status));
       if (status == Status::OK && get(core, key) != expected.value)
@@ -160,8 +161,11 @@ class Aftermath {
     for (const std::string& text : found.faults) fault("{}: {}", when, text);
     uint64_t present = 0;
     for (const auto& [key, expected] : world_.expected) {
-      const auto value = get(core, key);
+      std::string user;
+      const auto value = get(core, key, &user);
       present += !value.empty();
+      if (!value.empty() && user != World::user(key))
+        fault("{}: {} has wrong user metadata", when, key);
       if (value.empty() ? expected.must == World::Must::STAY
                         : expected.must == World::Must::BE_GONE || value != expected.value)
         fault("{}: {} is {}", when, key, value.empty() ? "gone" : "wrong, or not gone");
@@ -189,6 +193,16 @@ class Aftermath {
     PoolInfo info{};
     handle.core().inspection.fill_info(info);
     if (info.hosts[0].state != "left") fault("the host slot is {}", info.hosts[0].state);
+  }
+
+  /// The first process to open the pool leaves no doubt about the counters of namespaces.
+  void counts_are_mended() {
+    NativeHandle handle(world_.pool);
+    if (!handle.attach()) fault("the pool cannot be opened again");
+    const AuditResult found = audit(handle.core());
+    if (found.usage_doubted) fault("the counters of namespaces are in doubt");
+    for (const std::string& text : found.faults) fault("opened again: {}", text);
+    handle.detach();
   }
 
   const Scenario& scenario_;
@@ -293,9 +307,14 @@ std::vector<std::byte> World::value(const std::string& key, uint64_t size) {
   return value;
 }
 
+std::string World::user(const std::string& key) {
+  const uint64_t size = key.size() > 16 ? 0 : core::Key(kNamespace, key).hash.low % 3 * 20;
+  return std::string(size, key.back());
+}
+
 template <class A>
 Status World::put(core::Core<A>& core, const std::string& key, uint64_t size) {
-  const Status status = test::put(core, key, value(key, size));
+  const Status status = test::put(core, key, value(key, size), user(key));
   if (status == Status::OK) expected[key] = {value(key, size), Must::STAY};
   return status;
 }

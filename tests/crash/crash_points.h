@@ -40,6 +40,8 @@ struct World {
   void goes(const std::string& key) { expected.at(key).must = Must::BE_GONE; }
   /// For a key that begins with "twice": two equal halves (DoublingSink).
   static std::vector<std::byte> value(const std::string& key, uint64_t size);
+  /// The user metadata that put() gives a key: none, or so few that no block is larger for them.
+  static std::string user(const std::string& key);
 
   TinyPool pool;
   std::map<std::string, Expected> expected;

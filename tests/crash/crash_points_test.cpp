@@ -31,7 +31,7 @@ void fill_some(World& world) {
 
 Act put_of(const std::string& key, uint64_t size) {
   return [key, value = World::value(key, size)](CrashHandle& handle) {
-    EXPECT_EQ(put(handle.core(), key, value), Status::OK);
+    EXPECT_EQ(put(handle.core(), key, value, World::user(key)), Status::OK);
   };
 }
 
@@ -61,6 +61,42 @@ TEST(CrashPoints, PutOfAPresentKey) {
   run_scenario({.name = "put of a present key", .prepare = fill_some, .act = put_of("a5", 20'000)});
 }
 
+// ---- attributes ----
+
+constexpr BlockAttributes kOld{.priority = 3, .forks = 7, .expires_unix_s = 70, .group = 700};
+constexpr BlockAttributes kNew{.priority = 9, .hard_pin = true, .forks = 1, .group = 900};
+
+BlockAttributes attributes_of(core::Core<core::NativeAccess>& core, const char* key) {
+  const auto block = core.inspection.describe(Key(kNamespace, key));
+  return block ? block->attributes : BlockAttributes{};
+}
+
+void fill_some_with_attributes(World& world) {
+  fill_some(world);
+  NativeHandle handle(world.pool);
+  ASSERT_TRUE(handle.attach());
+  for (const char* key : {"a5", "a6"})
+    ASSERT_EQ(handle.core().attributes.set(Key(kNamespace, key), kOld), Status::OK);
+  handle.detach();
+}
+
+TEST(CrashPoints, SetAttributes) {
+  run_scenario({.name = "set attributes",
+                .prepare = fill_some_with_attributes,
+                .act =
+                    [](CrashHandle& handle) {
+                      EXPECT_EQ(handle.core().attributes.set(Key(kNamespace, "a5"), kNew),
+                                Status::OK);
+                    },
+                .first =
+                    [](World&, core::Core<core::NativeAccess>& core) {
+                      const BlockAttributes seen = attributes_of(core, "a5");
+                      EXPECT_TRUE(seen == kOld || seen == kNew || seen == BlockAttributes{});
+                      EXPECT_EQ(attributes_of(core, "a6"), kOld);
+                      EXPECT_EQ(attributes_of(core, "a4"), BlockAttributes{});
+                    }});
+}
+
 // ---- coded values ----
 
 TEST(CrashPoints, PutOfACodedValue) {
@@ -71,9 +107,9 @@ TEST(CrashPoints, PutOfACodedValue) {
   run_scenario({.name = "put of a coded value", .prepare = prepare, .act = [](CrashHandle& handle) {
                   const auto value = World::value("twice", 40'000);
                   ConstSpan half;
-                  EXPECT_EQ(
-                      handle.core().writing.put(Key(kNamespace, "twice"), doubled(value, half)),
-                      Status::OK);
+                  EXPECT_EQ(handle.core().writing.put(Key(kNamespace, "twice"),
+                                                      doubled(value, half, World::user("twice"))),
+                            Status::OK);
                 }});
 }
 
@@ -88,10 +124,12 @@ Act replace_by_half(uint64_t size) {
         cold.push_back(located);
     });
     ASSERT_EQ(cold.size(), 1u);
-    ASSERT_TRUE(handle.core().reading.read_stored(cold[0], {&to, 1}));
+    std::string user_metadata;
+    ASSERT_TRUE(handle.core().reading.read_stored(cold[0], {&to, 1}, user_metadata));
     EXPECT_EQ(stored, value);
     ConstSpan half;
-    EXPECT_EQ(handle.core().space.replace(cold[0], doubled(value, half)), Status::OK);
+    const auto content = doubled(value, half, user_metadata);
+    EXPECT_EQ(handle.core().space.replace(cold[0], content), Status::OK);
   };
 }
 
@@ -155,7 +193,7 @@ TEST(CrashPoints, PutThatJoinsWideSlabs) {
 Act reserve_then(const std::string& key, uint64_t size,
                  const std::function<Status(core::Core<CrashAccess>&, Reservation&)>& end) {
   return [=](CrashHandle& handle) {
-    auto reservation = handle.core().writing.reserve(Key(kNamespace, key), size);
+    auto reservation = handle.core().writing.reserve(Key(kNamespace, key), size, World::user(key));
     ASSERT_TRUE(reservation);
     const auto value = World::value(key, size);
     std::memcpy(reservation->data, value.data(), value.size());

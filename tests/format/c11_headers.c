@@ -15,11 +15,12 @@
 extern const size_t kSizesInC[];
 extern const size_t kSizesInCCount;
 const size_t kSizesInC[] = {
-    sizeof(bh_part),         sizeof(bh_geometry),     sizeof(bh_superblock),
-    sizeof(bh_medium_label), sizeof(bh_host_slot),    sizeof(bh_host_heartbeat),
-    sizeof(bh_host_counts),  sizeof(bh_namespace),    sizeof(bh_host_private),
-    sizeof(bh_process),      sizeof(bh_lease_slot),   sizeof(bh_extent_state),
-    sizeof(bh_block_header), sizeof(bh_block_slot),   sizeof(bh_extent_descriptor),
-    sizeof(bh_index_entry),  sizeof(bh_index_bucket), sizeof(bh_frame_header),
+    sizeof(bh_part),         sizeof(bh_geometry),          sizeof(bh_superblock),
+    sizeof(bh_medium_label), sizeof(bh_host_slot),         sizeof(bh_host_heartbeat),
+    sizeof(bh_host_counts),  sizeof(bh_namespace),         sizeof(bh_host_private),
+    sizeof(bh_process),      sizeof(bh_lease_slot),        sizeof(bh_extent_state),
+    sizeof(bh_block_header), sizeof(bh_block_slot),        sizeof(bh_block_words),
+    sizeof(bh_usage),        sizeof(bh_extent_descriptor), sizeof(bh_index_entry),
+    sizeof(bh_index_bucket), sizeof(bh_frame_header),
 };
 const size_t kSizesInCCount = sizeof(kSizesInC) / sizeof(kSizesInC[0]);

@@ -231,7 +231,8 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, namespaces_swept, 144, 8),
       FIELD(bh_host_private, namespace_open, 152, 8),
       FIELD(bh_host_private, touched, 160, 8),
-      FIELD(bh_host_private, pad1, 168, 24),
+      FIELD(bh_host_private, usage_doubt, 168, 8),
+      FIELD(bh_host_private, pad1, 176, 16),
   };
   expect_layout<bh_host_private>(192, fields);
 }
@@ -293,10 +294,31 @@ TEST(LayoutFreeze, BlockHeader) {
       FIELD(bh_block_header, codec, 50, 1),
       FIELD(bh_block_header, checksum_kind, 51, 1),
       FIELD(bh_block_header, profile, 52, 1),
-      FIELD(bh_block_header, reserved, 53, 3),
+      FIELD(bh_block_header, reserved, 53, 1),
+      FIELD(bh_block_header, user_bytes, 54, 2),
       FIELD(bh_block_header, seal, 56, 8),
   };
   expect_layout<bh_block_header>(64, fields);
+}
+
+TEST(LayoutFreeze, Usage) {
+  const std::vector<Field> fields = {
+      FIELD(bh_usage, namespace_id, 0, 8),  FIELD(bh_usage, blocks, 8, 8),
+      FIELD(bh_usage, stored_bytes, 16, 8), FIELD(bh_usage, saved_bytes, 24, 8),
+      FIELD(bh_usage, slack_bytes, 32, 8),  FIELD(bh_usage, hits, 40, 8),
+      FIELD(bh_usage, misses, 48, 8),       FIELD(bh_usage, evictions, 56, 8),
+  };
+  expect_layout<bh_usage>(64, fields);
+}
+
+TEST(LayoutFreeze, BlockWords) {
+  const std::vector<Field> fields = {
+      FIELD(bh_block_words, stamp, 0, 8),
+      FIELD(bh_block_words, pins, 8, 8),
+      FIELD(bh_block_words, times, 16, 8),
+      FIELD(bh_block_words, group, 24, 8),
+  };
+  expect_layout<bh_block_words>(32, fields);
 }
 
 TEST(LayoutFreeze, BlockSlot) {
@@ -359,7 +381,8 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_namespace), 640},   {sizeof(bh_host_private), 192},
       {sizeof(bh_process), 192},     {sizeof(bh_lease_slot), 32},
       {sizeof(bh_extent_state), 64}, {sizeof(bh_block_header), 64},
-      {sizeof(bh_block_slot), 128},  {sizeof(bh_extent_descriptor), 64},
+      {sizeof(bh_block_slot), 128},  {sizeof(bh_block_words), 32},
+      {sizeof(bh_usage), 64},        {sizeof(bh_extent_descriptor), 64},
       {sizeof(bh_index_entry), 64},  {sizeof(bh_index_bucket), 512},
       {sizeof(bh_frame_header), 28},
   };
@@ -376,9 +399,19 @@ TEST(LayoutFreeze, CAndCxxAgree) {
 
 TEST(NumberFreeze, Common) {
   const std::vector<Number> numbers = {
-      NUMBER(BH_LINE_BYTES, 64),     NUMBER(BH_PAYLOAD_ALIGN, 4096),
-      NUMBER(BH_KEY_BYTES_MAX, 512), NUMBER(BH_VALUE_BYTES_MAX, 1073741824),
+      NUMBER(BH_LINE_BYTES, 64),      NUMBER(BH_PAYLOAD_ALIGN, 4096),
+      NUMBER(BH_KEY_BYTES_MAX, 512),  NUMBER(BH_USER_BYTES_MAX, 512),
+      NUMBER(BH_USER_CHECK_BYTES, 8), NUMBER(BH_VALUE_BYTES_MAX, 1073741824),
       NUMBER(BH_HOSTS_MAX, 64),
+  };
+  expect_numbers(numbers);
+}
+
+TEST(NumberFreeze, BlockWordsAndUsage) {
+  const std::vector<Number> numbers = {
+      NUMBER(BH_USAGE_SHARDS, 8), NUMBER(BH_USAGE_ENTRIES_MAX, 256), NUMBER(BH_PIN_SOFT, 1),
+      NUMBER(BH_PIN_HARD, 2),     NUMBER(BH_PRIORITY_SHIFT, 56),     NUMBER(BH_PIN_SHIFT, 48),
+      NUMBER(BH_FORKS_SHIFT, 32), NUMBER(BH_EXPIRES_SHIFT, 32),
   };
   expect_numbers(numbers);
 }
@@ -407,19 +440,20 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_PART_INDEX, 9),
       NUMBER(BH_PART_LOG, 10),
       NUMBER(BH_PART_COUNTS, 11),
-      NUMBER(BH_PART_MEDIA, 12),
-      NUMBER(BH_PART_RINGS, 13),
-      NUMBER(BH_PART_PRIVATE, 14),
-      NUMBER(BH_PART_PROCESSES, 15),
-      NUMBER(BH_PART_LEASES, 16),
-      NUMBER(BH_PART_VIEW, 17),
-      NUMBER(BH_PART_LOCKS, 18),
-      NUMBER(BH_PART_EXTENTS, 19),
-      NUMBER(BH_PART_RUNS, 20),
-      NUMBER(BH_PART_GROUPS, 21),
-      NUMBER(BH_PART_BLOCKS, 22),
-      NUMBER(BH_PART_RECENCY, 23),
-      NUMBER(BH_PART_COUNT, 24),
+      NUMBER(BH_PART_USAGE, 12),
+      NUMBER(BH_PART_MEDIA, 13),
+      NUMBER(BH_PART_RINGS, 14),
+      NUMBER(BH_PART_PRIVATE, 15),
+      NUMBER(BH_PART_PROCESSES, 16),
+      NUMBER(BH_PART_LEASES, 17),
+      NUMBER(BH_PART_VIEW, 18),
+      NUMBER(BH_PART_LOCKS, 19),
+      NUMBER(BH_PART_EXTENTS, 20),
+      NUMBER(BH_PART_RUNS, 21),
+      NUMBER(BH_PART_GROUPS, 22),
+      NUMBER(BH_PART_BLOCKS, 23),
+      NUMBER(BH_PART_RECENCY, 24),
+      NUMBER(BH_PART_COUNT, 25),
       NUMBER(BH_PART_PLACES, 32),
       NUMBER(BH_MEDIA_MAX, 64),
       NUMBER(BH_MEDIUM_MAGIC, 0x314D444548574F42),

@@ -42,6 +42,8 @@ void check_parts(const bh_geometry& g) {
       Wide{sizeof(bh_index_bucket)} * g.index_bucket_count,
       Wide{8} * g.log_count,
       sizeof(bh_host_counts),
+      Wide{sizeof(bh_usage)} * BH_USAGE_SHARDS *
+          std::clamp(g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
       8 * BH_MEDIA_MAX,
       g.ring_bytes,
       sizeof(bh_host_private),
@@ -80,7 +82,9 @@ void check_geometry(const bh_geometry& g) {
 
   BOWHEAD_ASSERT(g.regions_offset >= BH_SUPERBLOCK_COPY_OFFSET + sizeof(bh_superblock));
   BOWHEAD_ASSERT(Wide{g.regions_offset} + Wide{g.region_bytes} * g.host_count <= g.tables_offset);
-  BOWHEAD_ASSERT(g.table_bytes >= (g.extent_bytes / g.min_block_bytes + 1) * sizeof(bh_block_slot));
+  const uint64_t slots = g.extent_bytes / g.min_block_bytes;
+  BOWHEAD_ASSERT(g.table_bytes >=
+                 (slots + 1) * sizeof(bh_block_slot) + slots * sizeof(bh_block_words));
   BOWHEAD_ASSERT(Wide{g.tables_offset} + Wide{g.table_bytes} * g.extent_count <= g.payload_offset);
   BOWHEAD_ASSERT(Wide{g.payload_offset} + Wide{g.extent_bytes} * g.extent_count <= g.total_bytes);
   // Parts that can be made read-only separately must not share a grain (rule R1). With one host,

@@ -184,10 +184,11 @@ TEST(Hosts, ACompressedNamespaceIsCompressedForAll) {
   const auto usage = shared.open(2).pool().usage();
   ASSERT_TRUE(usage);
   ASSERT_EQ(usage->size(), 1u);
-  EXPECT_EQ((*usage)[0].blocks, 2u);
-  EXPECT_EQ((*usage)[0].value_bytes, 2 * value.size());
-  EXPECT_EQ((*usage)[0].blocks_by_profile[1], 2u);
-  EXPECT_LT((*usage)[0].block_bytes, value.size());
+  const auto size = static_cast<int64_t>(value.size());
+  EXPECT_EQ((*usage)[0].blocks, 2);
+  EXPECT_EQ((*usage)[0].value_bytes, 2 * size);
+  EXPECT_LT((*usage)[0].block_bytes, size);
+  EXPECT_EQ((*usage)[0].hits, 4u);
 }
 
 // ---- looking ----

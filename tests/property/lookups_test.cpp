@@ -82,12 +82,13 @@ TEST_F(Lookups, ACompressedPutLooksNoMoreOftenAndEncodesInBetween) {
     EXPECT_EQ(looks(), 1u) << "before it encodes";
     return doubled(value_, half_);
   };
-  ASSERT_EQ(core().writing.put_made(key_, value_.size(), encode), Status::OK);
+  const Content raw = Content::raw(raw_);
+  ASSERT_EQ(core().writing.put_made(key_, raw, encode), Status::OK);
   EXPECT_EQ(looks(), 1u) << "under the lock";
   EXPECT_EQ(encoded, 1);
   EXPECT_EQ(get(core(), key_.bytes), value_);
   looks();
-  ASSERT_EQ(core().writing.put_made(key_, value_.size(), encode), Status::OK);
+  ASSERT_EQ(core().writing.put_made(key_, raw, encode), Status::OK);
   EXPECT_EQ(looks(), 1u) << "the key is there";
   EXPECT_EQ(encoded, 1) << "a key that is there needs no frame";
 }

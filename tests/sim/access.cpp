@@ -56,6 +56,13 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
   if (world_.bug(Lie::EXPECTED_STAMP) && place.kind == Kind::HEADER &&
       at % sizeof(bh_block_header) == 0)
     return world_.current().operation == Operation::RELEASE ? lease_stamp_ : named_stamps_[at];
+  if (world_.bug(Lie::WORDS_OF_ANY_BLOCK) && place.kind == Kind::WORDS && value != 0) {
+    const core::Layout& layout = world_.map().layout();
+    const uint64_t first = layout.first_slot(place.index);
+    const uint64_t in_words = at - layout.block_words(first);
+    if (in_words % sizeof(bh_block_words) == 0)
+      return named_stamps_[layout.header(first + in_words / sizeof(bh_block_words))];
+  }
   if (const SeededBug* bug = world_.bug(Lie::READS_DIRTY);
       bug && bug->concerns(place) && !world_.writable(at)) {
     world_.note_bug();

@@ -13,9 +13,10 @@ namespace {
 constexpr uint64_t kPage = 4096;
 
 constexpr std::array<const char*, BH_PART_COUNT> kPartNames = {
-    "slot",   "heartbeat", "decide", "ack",     "own",   "namespaces", "hazards", "touch",
-    "mail",   "index",     "log",    "counts",  "media", "rings",      "private", "processes",
-    "leases", "view",      "locks",  "extents", "runs",  "groups",     "blocks",  "recency"};
+    "slot",  "heartbeat", "decide",    "ack",    "own",    "namespaces", "hazards",
+    "touch", "mail",      "index",     "log",    "counts", "usage",      "media",
+    "rings", "private",   "processes", "leases", "view",   "locks",      "extents",
+    "runs",  "groups",    "blocks",    "recency"};
 
 }  // namespace
 
@@ -55,6 +56,8 @@ Map::Map(const bh_geometry& g) : layout_(g), places_(g.total_bytes / BH_LINE_BYT
       mark(layout_.header(slot), BH_LINE_BYTES, {Kind::HEADER, 0, extent});
       mark(layout_.header(slot) + BH_LINE_BYTES, BH_LINE_BYTES, {Kind::KEY, 0, extent});
     }
+    mark(layout_.block_words(layout_.first_slot(e)),
+         sizeof(bh_block_words) * layout_.slots_per_extent(), {Kind::WORDS, 0, extent});
     mark(layout_.extent_offset(e), g.extent_bytes, {Kind::PAYLOAD, 0, extent});
   }
 }
@@ -86,6 +89,11 @@ std::string Map::describe(uint64_t offset) const {
       return fmt::format("extent {} header {} word {}", place.index, in_table - 1, word);
     case Kind::KEY:
       return fmt::format("extent {} key {} word {}", place.index, in_table - 1, word);
+    case Kind::WORDS: {
+      const uint64_t first = layout_.block_words(layout_.first_slot(place.index));
+      return fmt::format("extent {} words of block {}, {}", place.index,
+                         (offset - first) / sizeof(bh_block_words), word % 4);
+    }
     case Kind::PAYLOAD:
       return fmt::format("extent {} payload +{:#x}", place.index,
                          offset - g.payload_offset - place.index * g.extent_bytes);

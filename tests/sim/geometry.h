@@ -28,7 +28,7 @@ struct Shape {
 
 bh_geometry small_geometry(const Shape& shape);
 
-enum class Kind : uint8_t { NOTHING, REGION, DESCRIPTOR, HEADER, KEY, PAYLOAD };
+enum class Kind : uint8_t { NOTHING, REGION, DESCRIPTOR, HEADER, KEY, WORDS, PAYLOAD };
 
 /// The meaning of a line.
 struct Place {

@@ -78,6 +78,10 @@ Model::Stored Model::stored(uint32_t key, uint32_t version) const {
     const uint64_t word = at == 0 ? name_of(key, version) : random.next();
     std::memcpy(stored.bytes.data() + at, &word, std::min<uint64_t>(8, bytes - at));
   }
+  // Short enough to need no further line; half of the lineages have none.
+  Dice user(seed_ ^ name_of(key, put.lineage) ^ 0x75736572);
+  if (user.below(2) == 0) stored.user_metadata.resize(1 + user.below(40));
+  for (char& one : stored.user_metadata) one = static_cast<char>(user.below(256));
   return stored;
 }
 

@@ -68,6 +68,7 @@ class Model {
     std::vector<std::byte> bytes;
     uint64_t length = 0;  ///< of the value; equal to the stored bytes if it is not coded
     uint8_t codec = BH_CODEC_RAW;
+    std::string user_metadata;  ///< of the lineage
   };
   Stored stored(uint32_t key, uint32_t version) const;
   /// The value for a reservation.

@@ -316,6 +316,9 @@ constexpr SeededBug kSeededBugs[] = {
     of_part("nothing-counted", Lie::NOT_STORED, BH_PART_COUNTS, Focus::ANYTHING,
             "a count is a hint: what must be seen in time is read without it, and the rest in turn "
             "or now and then (beats_test finds it)"),
+    // Attributes.
+    {.name = "attributes-of-another-block", .lie = Lie::WORDS_OF_ANY_BLOCK},
+    of_part("usage-not-counted", Lie::NOT_STORED, BH_PART_USAGE),
     // A removal requested from another host.
     {.name = "removal-not-awaited",
      .lie = Lie::ALL_ANSWERED,

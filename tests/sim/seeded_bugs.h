@@ -32,7 +32,8 @@ enum class Operation : uint8_t {
   DETACH,
   LEAVE,
   PARTS,
-  REPLACE
+  REPLACE,
+  MARK
 };
 
 enum class Lie : uint8_t {
@@ -50,6 +51,7 @@ enum class Lie : uint8_t {
   ACCEPTED_UNSEEN,         ///< a value accepted by another host is ignored
   ALL_ACKED,               ///< every host seems to know which lives are over
   ALL_FENCED,              ///< every host that ended seems to have stopped writing
+  WORDS_OF_ANY_BLOCK,      ///< the words of a block that change seem to be those of its stamp
   EXPECTED_STAMP,          ///< a header shows the stamp that the entry named
   SECOND_LOOK,             ///< the words of a sealed line are read after its seal was checked
   SUM_OF_SHARED_BYTES,     ///< a copy's checksum is computed from the block, not from the copy

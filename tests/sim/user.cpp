@@ -47,7 +47,7 @@ struct StoredSink {
 };
 
 core::Content content(const Model::Stored& stored, std::span<const ConstSpan> bytes) {
-  return {bytes, stored.length, stored.codec};
+  return {bytes, stored.length, stored.codec, BH_PROFILE_NONE, stored.user_metadata};
 }
 
 }  // namespace
@@ -314,7 +314,8 @@ void User::get(uint32_t k) {
   StoredSink sink;
   const uint64_t begun_ns = stage_.world.now_ns();
   stage_.world.begin_operation(Operation::GET, k);
-  const auto length = core_->reading.get_stored(key(k), sink);
+  std::string user_metadata;
+  const auto length = core_->reading.get_stored(key(k), sink, &user_metadata);
   stage_.world.end_operation(static_cast<uint64_t>(length.status()));
   expect("get", length.status(), {Status::NOT_FOUND});
   if (!length) {
@@ -324,7 +325,48 @@ void User::get(uint32_t k) {
   ++stage_.counts.hits;
   const uint32_t version =
       judge("get", k, Model::Seen::whole(std::move(sink.bytes), *length, sink.codec, begun_ns));
+  judge_user("get", k, version, user_metadata);
+  if (below(4) == 0) mark(k);
   stage_.counts.remote_hits += stage_.model.host_of(k, version) != machine->host;
+}
+
+/// A block that replaces another one has its user metadata. Two machines that run as one host give
+/// stamps twice, and only the stamp says which block user metadata belong to.
+void User::judge_user(const char* what, uint32_t k, uint32_t version, const std::string& user) {
+  if (stage_.world.cloned() || stage_.model.stored(k, version).user_metadata == user) return;
+  stage_.world.fail("bytes", fmt::format("process {}: {}: key {} has the user metadata of another "
+                                         "put than version {}",
+                                         index, what, k, version));
+}
+
+namespace {
+
+/// Each word names the key.
+BlockAttributes attributes_of(uint32_t k, uint64_t choice) {
+  return {.priority = static_cast<uint8_t>(choice),
+          .forks = static_cast<uint16_t>(k + 1),
+          .expires_unix_s = k + 1,
+          .next_use_unix_s = static_cast<uint32_t>(choice),
+          .group = uint64_t{k + 1} << 32 | choice};
+}
+
+bool name_key(const BlockAttributes& seen, uint32_t k) {
+  return seen == BlockAttributes{} ||
+         (seen.forks == k + 1 && seen.expires_unix_s == k + 1 && seen.group >> 32 == k + 1);
+}
+
+}  // namespace
+
+/// Reads and sets the attributes of a block. Those that are read were set for its key, one by one.
+void User::mark(uint32_t k) {
+  stage_.world.begin_operation(Operation::MARK, k);
+  const auto block = core_->inspection.describe(key(k));
+  const Status status = core_->attributes.set(key(k), attributes_of(k, 1 + below(255)));
+  stage_.world.end_operation(static_cast<uint64_t>(status));
+  expect("set attributes", status, {Status::NOT_FOUND, Status::BUSY});
+  if (block && !stage_.world.cloned() && !name_key(block->attributes, k))
+    stage_.world.fail("attributes",
+                      fmt::format("process {}: key {} has attributes of another key", index, k));
 }
 
 uint32_t User::judge(const char* what, uint32_t k, const Model::Seen& seen) {
@@ -388,10 +430,12 @@ Status User::replace(const core::Located& old) {
   if (!k) stage_.world.fail("bytes", "a cold block has a key that was never put");
   std::vector<std::byte> bytes(old.header.stored_bytes);
   const Span to{bytes.data(), bytes.size()};
-  if (!core_->reading.read_stored(old, {&to, 1})) return Status::BUSY;
+  std::string user_metadata;
+  if (!core_->reading.read_stored(old, {&to, 1}, user_metadata)) return Status::BUSY;
   const uint32_t version = judge("read to be replaced", *k,
                                  Model::Seen::whole(std::move(bytes), old.header.length_bytes,
                                                     old.header.codec, /*begun_ns=*/0));
+  judge_user("read to be replaced", *k, version, user_metadata);
   const uint32_t next = stage_.model.new_replacement(*k, machine->host, version);
   const Model::Stored stored = stage_.model.stored(*k, next);
   const ConstSpan in[] = {{stored.bytes.data(), stored.bytes.size()}};
@@ -528,7 +572,8 @@ void User::reserve() {
   const uint32_t version = stage_.model.new_reserved(k, machine->host);
   const std::vector<std::byte> value = stage_.model.value(k, version);
   stage_.world.begin_operation(Operation::RESERVE, k, version);
-  auto reservation = core_->writing.reserve(key(k), value.size());
+  auto reservation =
+      core_->writing.reserve(key(k), value.size(), stage_.model.stored(k, version).user_metadata);
   stage_.world.end_operation(static_cast<uint64_t>(reservation.status()));
   expect("reserve", reservation.status(), {Status::NO_SPACE, Status::BUSY});
   if (!reservation || reservation->present) return;
@@ -672,6 +717,37 @@ void User::look() {
     stage_.keys_found += length.status() == Status::OK;
     if (stage_.must_find && !length && stage_.model.must_be_found(k))
       stage_.world.fail("lost", fmt::format("process {} does not find key {}", index, k));
+  }
+  check_usage();
+}
+
+/// The counters of the host are those of its blocks, once its duties stand still, unless a death
+/// left a doubt. A zombie may have overwritten headers of blocks that were counted.
+void User::check_usage() {
+  core::Context<SimAccess>& c = core_->context();
+  for (int tries = 0; !core_->usage.doubted() && !c.ended() && !stage_.rules.zombies(); ++tries) {
+    uint64_t counted = 0, counted_bytes = 0, present = 0, present_bytes = 0;
+    core_->usage.for_each(c.host, [&](const bh_usage& line) {
+      counted += line.blocks;
+      counted_bytes += line.stored_bytes;
+    });
+    core_->extents().for_each_slab([&](const core::Slab& slab) {
+      for (uint64_t i = 0; i < slab.block_count; ++i) {
+        const uint64_t slot = core_->extents().slot_of(slab, i);
+        bh_block_header header;
+        if (core_->allocator().word(slot).state != BH_BLOCK_COMMITTED ||
+            !core_->lookup.read_header(slot, header))
+          continue;
+        present += 1;
+        present_bytes += header.stored_bytes;
+      }
+    });
+    if (counted == present && counted_bytes == present_bytes) return;
+    if (tries == 100)
+      stage_.world.fail("usage",
+                        fmt::format("host {} counts {} blocks, {} bytes, and has {}, {}", c.host,
+                                    counted, counted_bytes, present, present_bytes));
+    stage_.world.sleep(kHeartbeatNs / 2);
   }
 }
 

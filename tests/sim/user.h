@@ -144,6 +144,9 @@ class User final : public Process {
   void note_stored(uint32_t k, std::optional<uint64_t> removals_before);
   Status replace(const core::Located& located);
   /// Fails if the bytes read are wrong; else returns their version.
+  void mark(uint32_t k);
+  void check_usage();
+  void judge_user(const char* what, uint32_t k, uint32_t version, const std::string& user);
   uint32_t judge(const char* what, uint32_t k, const Model::Seen& seen);
 
   /// Ends the process if the host was fenced; fails if the status is none of `allowed`.

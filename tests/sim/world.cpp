@@ -521,9 +521,10 @@ void World::kill(Process& process, bool crash) {
 namespace {
 
 std::string operation_text(uint64_t code) {
-  static constexpr const char* kNames[] = {
-      "",       "put",   "get",    "remove",    "exists", "lease",  "read",  "release", "reserve",
-      "commit", "abort", "attach", "heartbeat", "work",   "detach", "leave", "parts",   "replace"};
+  static constexpr const char* kNames[] = {"",      "put",    "get",       "remove",  "exists",
+                                           "lease", "read",   "release",   "reserve", "commit",
+                                           "abort", "attach", "heartbeat", "work",    "detach",
+                                           "leave", "parts",  "replace",   "mark"};
   return fmt::format("{} key {}: {}", kNames[code >> 40], code >> 32 & 0xFF, code & 0xFFFFFFFF);
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -31,6 +32,7 @@ class Auditor {
     }
     leases();
     processes();
+    usage();
     return result_;
   }
 
@@ -168,6 +170,38 @@ class Auditor {
     }
     if (held != options_.leases || hazards != options_.leases)
       fault("{} leases and {} hazards are left, {} are held", held, hazards, options_.leases);
+  }
+
+  /// The counters of namespaces are those of the blocks, unless a death left a doubt (U3).
+  void usage() {
+    const uint64_t doubt = c_.own(BH_PART_PRIVATE, offsetof(bh_host_private, usage_doubt) / 8);
+    result_.usage_doubted = load(doubt) != 0;
+    if (result_.usage_doubted) return;
+    using Sums = std::array<uint64_t, 4>;  // blocks; bytes stored, saved, slack
+    std::map<uint64_t, Sums> counted, present;
+    for (uint64_t at = 0; at < g_.parts[BH_PART_USAGE].bytes; at += sizeof(bh_usage)) {
+      const uint64_t line = c_.own(BH_PART_USAGE, at / 8);
+      for (uint64_t i = 0; i < 4; ++i) counted[load(line)][i] += load(line + 8 + i * 8);
+    }
+    for (const uint64_t offset : committed_) {
+      Line line;
+      const uint64_t slot = c_.layout.slot_of(offset);
+      if (!c_.read_sealed(c_.layout.header(slot), line)) continue;
+      const auto header = from_line<bh_block_header>(line);
+      // One with a line of its own, or one of those that are counted together.
+      const bool named = counted.contains(header.namespace_id);
+      Sums& sums = present[named ? header.namespace_id : 0];
+      sums[0] += 1;
+      sums[1] += header.stored_bytes;
+      sums[2] += uint64_t{header.length_bytes} - header.stored_bytes;
+      sums[3] += core::room_for(c_.layout, header) - header.stored_bytes;
+    }
+    for (const auto& [id, sums] : counted) {
+      if (sums != present[id])
+        fault("namespace {:#x} counts {} blocks, {} + {} + {} bytes; it has {}, {} + {} + {}", id,
+              sums[0], sums[1], sums[2], sums[3], present[id][0], present[id][1], present[id][2],
+              present[id][3]);
+    }
   }
 
   bool process_live(uint64_t p) const {

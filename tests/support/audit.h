@@ -29,13 +29,15 @@ struct AuditOptions {
 
 struct AuditResult {
   std::vector<std::string> faults;
-  uint64_t committed = 0;  ///< blocks
-  uint64_t entries = 0;    ///< of the index
+  uint64_t committed = 0;      ///< blocks
+  uint64_t entries = 0;        ///< of the index
+  bool usage_doubted = false;  ///< the counters of namespaces were not compared
 };
 
 /// Everything that is wrong: words left in transient states; claims, locks, leases and process
 /// slots without a holder; entries and blocks that do not match one to one; free blocks whose
-/// header shows a committed stamp; wrong free counts, preferences and overflow counts.
+/// header shows a committed stamp; wrong free counts, preferences, overflow counts and counters of
+/// namespaces.
 AuditResult audit(core::Core<core::NativeAccess>& core, const AuditOptions& options = {});
 
 }  // namespace bowhead::test

@@ -152,9 +152,10 @@ using NativeHandle = Handle<core::NativeAccess>;
 inline constexpr uint64_t kNamespace = 77;  ///< the core takes any number
 
 template <class A>
-Status put(core::Core<A>& core, std::string_view key, const std::vector<std::byte>& value) {
+Status put(core::Core<A>& core, std::string_view key, const std::vector<std::byte>& value,
+           std::string_view user_metadata = {}) {
   const ConstSpan in[] = {{value.data(), value.size()}};
-  return core.writing.put(core::Key(kNamespace, key), in);
+  return core.writing.put(core::Key(kNamespace, key), core::Content::raw(in, user_metadata));
 }
 
 /// The core knows no codec, so one for its tests suffices: it stores the first half of a value
@@ -180,17 +181,19 @@ class DoublingSink {
 };
 
 /// The content of a value with two equal halves, in `half`.
-inline core::Content doubled(const std::vector<std::byte>& value, ConstSpan& half) {
+inline core::Content doubled(const std::vector<std::byte>& value, ConstSpan& half,
+                             std::string_view user_metadata = {}) {
   BOWHEAD_ASSERT(std::memcmp(value.data(), value.data() + value.size() / 2, value.size() / 2) == 0);
   half = {value.data(), value.size() / 2};
-  return {{&half, 1}, value.size(), BH_CODEC_FRAME, BH_PROFILE_FAST};
+  return {{&half, 1}, value.size(), BH_CODEC_FRAME, BH_PROFILE_FAST, user_metadata};
 }
 
 /// Empty if the key is not stored.
 template <class A>
-std::vector<std::byte> get(core::Core<A>& core, std::string_view key) {
+std::vector<std::byte> get(core::Core<A>& core, std::string_view key,
+                           std::string* user_metadata = nullptr) {
   DoublingSink sink;
-  if (!core.reading.get_stored(core::Key(kNamespace, key), sink)) return {};
+  if (!core.reading.get_stored(core::Key(kNamespace, key), sink, user_metadata)) return {};
   return std::move(sink).value();
 }
 

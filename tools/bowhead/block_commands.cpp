@@ -197,9 +197,13 @@ Result<void> check_typed(Pool& pool, NamespaceId ns, const ValueArguments& a) {
 }
 
 int run_put(const BlockArguments& arguments, const ValueArguments& value_arguments,
-            const std::string& path) {
+            const std::string& user_metadata, const std::string& path) {
   const auto key = key_of(arguments);
   if (!key) return fail(key.error());
+  if (user_metadata.size() > BH_USER_BYTES_MAX)
+    return fail({Status::INVALID_ARGUMENT,
+                 fmt::format("--user-metadata has {} bytes, but a block has up to {}",
+                             user_metadata.size(), BH_USER_BYTES_MAX)});
   const auto format = format_of(value_arguments);
   if (!format) return fail(format.error());
   if (auto good = check_format(*format); !good) return fail(good.error());
@@ -217,7 +221,7 @@ int run_put(const BlockArguments& arguments, const ValueArguments& value_argumen
     return fail(*pool, same.error(), arguments.locator);
   const bool present = static_cast<bool>(pool->length(*ns, *key));
   const ConstSpan bytes{reinterpret_cast<const std::byte*>(value->data()), value->size()};
-  const Status stored = pool->put(*ns, *key, {&bytes, 1});
+  const Status stored = pool->put(*ns, *key, {&bytes, 1}, user_metadata);
   if (stored != Status::OK)
     return fail(*pool, about(arguments, *key, pool->explain(stored, *ns, *key)));
   print(present ? fmt::format("'{}' is already present and unchanged\n", key_text(*key))
@@ -229,12 +233,17 @@ void add_put(CLI::App& app, Action& action) {
   struct Arguments {
     BlockArguments block;
     ValueArguments values;
+    std::string user_metadata;
     std::string path = "-";
   };
   auto* command = app.add_subcommand("put", "Store a value under a key");
   auto a = std::make_shared<Arguments>();
   add_block_arguments(*command, a->block);
   add_value_arguments(*command, a->values);
+  command
+      ->add_option("--user-metadata", a->user_metadata,
+                   "Text to keep with the block, up to 512 bytes; `ls --json` shows it")
+      ->transform(from_key_text);
   command->add_option("file", a->path, "File to read the value from; - is standard input")
       ->capture_default_str();
   command->footer(R"(
@@ -246,9 +255,10 @@ Examples:
     --channels 128 --rope-base 500000
 
 The put that creates a namespace decides how it is compressed; later puts need not repeat it.
-A key that is already present keeps its value; to replace it, `rm` it first.)");
-  command->callback(
-      [a, &action] { action = [a] { return run_put(a->block, a->values, a->path); }; });
+A key that is already present keeps its value and user metadata; to replace it, `rm` it first.)");
+  command->callback([a, &action] {
+    action = [a] { return run_put(a->block, a->values, a->user_metadata, a->path); };
+  });
 }
 
 Result<std::vector<std::byte>> read_block(Pool& pool, NamespaceId ns, const std::string& key) {
@@ -375,19 +385,33 @@ std::string namespace_text(const PoolInfo& info, NamespaceId id) {
   return fmt::format("{:016x}", id);
 }
 
+Json attributes_json(const BlockAttributes& a) {
+  return {{"priority", a.priority},
+          {"soft_pin", a.soft_pin},
+          {"hard_pin", a.hard_pin},
+          {"forks", a.forks},
+          {"parity_group", a.parity_group},
+          {"expires_unix_s", a.expires_unix_s},
+          {"next_use_unix_s", a.next_use_unix_s},
+          {"group", a.group}};
+}
+
 // One line per block, printed as it goes: a pool may hold millions.
 void print_blocks_json(const std::string& locator, const PoolInfo& info,
                        const std::vector<BlockInfo>& blocks) {
   print("{\"locator\": " + json_text(locator, -1) + ", \"blocks\": [");
   const char* separator = "\n";
   for (const BlockInfo& block : blocks) {
-    const Json row = {{"key", is_printable(block.key) ? Json(block.key) : Json(nullptr)},
-                      {"key_hex", hex_text(block.key)},
-                      {"namespace", namespace_text(info, block.namespace_id)},
-                      {"size_bytes", block.length_bytes},
-                      {"stored_bytes", block.stored_bytes},
-                      {"offset", block.offset},
-                      {"stamp", fmt::format("{:016x}", block.stamp)}};
+    Json row = {{"key", is_printable(block.key) ? Json(block.key) : Json(nullptr)},
+                {"key_hex", hex_text(block.key)},
+                {"namespace", namespace_text(info, block.namespace_id)},
+                {"size_bytes", block.length_bytes},
+                {"stored_bytes", block.stored_bytes},
+                {"offset", block.offset},
+                {"stamp", fmt::format("{:016x}", block.stamp)}};
+    if (!block.user_metadata.empty()) row["user_metadata"] = key_text(block.user_metadata);
+    if (block.attributes != BlockAttributes{})
+      row["attributes"] = attributes_json(block.attributes);
     print(separator + json_text(row, -1));
     separator = ",\n";
   }

@@ -20,9 +20,16 @@ NamespaceUsage usage_of(const Usage& usage, NamespaceId id) {
   return {.id = id};
 }
 
+std::string count_text(int64_t count) {
+  return grouped(static_cast<uint64_t>(std::max<int64_t>(count, 0)));
+}
+std::string bytes_text(int64_t bytes) {
+  return human_bytes(static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+}
+
 /// Bytes that were put, divided by the bytes that their blocks occupy.
 double ratio_of(const NamespaceUsage& usage) {
-  return usage.block_bytes == 0
+  return usage.block_bytes <= 0
              ? 1.0
              : static_cast<double>(usage.value_bytes) / static_cast<double>(usage.block_bytes);
 }
@@ -51,33 +58,43 @@ Json layout_json(const KvLayout& layout) {
 
 }  // namespace
 
-Json namespace_json(const PoolInfo::Namespace& ns, const Usage& all) {
-  const NamespaceUsage usage = usage_of(all, ns.id);
-  Json by_profile = Json::object();
-  for (size_t i = 0; i < usage.blocks_by_profile.size(); ++i)
-    by_profile[profile_name(static_cast<CompressionProfile>(i))] = usage.blocks_by_profile[i];
-  return {{"id", fmt::format("{:016x}", ns.id)},
-          {"name", ns.name},
-          {"description", ns.description},
-          {"profile", profile_name(ns.values.profile)},
-          {"layout", layout_json(ns.values.layout)},
-          {"blocks", usage.blocks},
-          {"blocks_by_profile", by_profile},
+Json usage_json(const NamespaceUsage& usage) {
+  return {{"blocks", usage.blocks},
           {"value_bytes", usage.value_bytes},
           {"stored_bytes", usage.stored_bytes},
           {"block_bytes", usage.block_bytes},
-          {"ratio", ratio_of(usage)}};
+          {"hits", usage.hits},
+          {"misses", usage.misses},
+          {"evictions", usage.evictions}};
 }
 
+Json namespace_json(const PoolInfo::Namespace& ns, const Usage& all) {
+  const NamespaceUsage usage = usage_of(all, ns.id);
+  Json json = {
+      {"id", fmt::format("{:016x}", ns.id)},     {"name", ns.name},
+      {"description", ns.description},           {"profile", profile_name(ns.values.profile)},
+      {"layout", layout_json(ns.values.layout)}, {"ratio", ratio_of(usage)}};
+  json.update(usage_json(usage));
+  return json;
+}
+
+Json other_usage_json(const Usage& all) { return usage_json(usage_of(all, 0)); }
+
 std::string namespaces_text(const PoolInfo& info, const Usage& usage) {
-  Table table(
-      {"NAMESPACE", ">BLOCKS", ">VALUES", ">IN POOL", ">RATIO", "FORMAT", "ID", "DESCRIPTION"});
-  for (const auto& ns : info.namespaces) {
-    const NamespaceUsage of = usage_of(usage, ns.id);
-    table.add({key_text(ns.name), grouped(of.blocks), human_bytes(of.value_bytes),
-               human_bytes(of.block_bytes), fmt::format("{:.3f}", ratio_of(of)), to_text(ns.values),
-               fmt::format("{:016x}", ns.id), key_text(ns.description)});
-  }
+  Table table({"NAMESPACE", ">BLOCKS", ">VALUES", ">IN POOL", ">RATIO", ">HITS", ">MISSES",
+               ">EVICTED", "FORMAT", "ID", "DESCRIPTION"});
+  const auto add = [&](const NamespaceUsage& of, const std::string& name, const std::string& format,
+                       const std::string& id, const std::string& description) {
+    table.add({name, count_text(of.blocks), bytes_text(of.value_bytes), bytes_text(of.block_bytes),
+               fmt::format("{:.3f}", ratio_of(of)), grouped(of.hits), grouped(of.misses),
+               grouped(of.evictions), format, id, description});
+  };
+  for (const auto& ns : info.namespaces)
+    add(usage_of(usage, ns.id), key_text(ns.name), to_text(ns.values),
+        fmt::format("{:016x}", ns.id), key_text(ns.description));
+  const NamespaceUsage other = usage_of(usage, 0);
+  if (other.blocks != 0 || other.hits != 0 || other.misses != 0 || other.evictions != 0)
+    add(other, "(other)", "-", "-", "removed namespaces, and those without a counter");
   return table.text();
 }
 
@@ -103,6 +120,7 @@ int run_list(const Arguments& arguments) {
   }
   Json json = {{"locator", arguments.locator}, {"namespaces", Json::array()}};
   for (const auto& ns : info->namespaces) json["namespaces"].push_back(namespace_json(ns, *usage));
+  json["other"] = other_usage_json(*usage);
   print(json_text(json, 2) + "\n");
   return kOk;
 }
@@ -123,15 +141,20 @@ int run_rm(const Arguments& arguments) {
   if (!pool) return fail(pool.error(), arguments.locator);
   const auto info = pool->info();
   if (!info) return fail(*pool, info.error(), arguments.locator);
-  const auto usage = pool->usage();
-  if (!usage) return fail(*pool, usage.error(), arguments.locator);
-  NamespaceUsage lost;
+  NamespaceId id = 0;
   for (const auto& ns : info->namespaces) {
-    if (ns.name == arguments.name) lost = usage_of(*usage, ns.id);
+    if (ns.name == arguments.name) id = ns.id;
   }
+  uint64_t lost_blocks = 0, lost_bytes = 0;  // not by the counters, which may be wrong
+  const Status listed = pool->list([&](const BlockInfo& block) {
+    lost_blocks += block.namespace_id == id;
+    lost_bytes += block.namespace_id == id ? block.length_bytes : 0;
+    return true;
+  });
+  if (listed != Status::OK) return fail(*pool, {listed, {}}, arguments.locator);
   const std::string blocks =
-      fmt::format("{} block(s), {}", grouped(lost.blocks), human_bytes(lost.value_bytes));
-  if (lost.blocks != 0 && !arguments.yes)
+      fmt::format("{} block(s), {}", grouped(lost_blocks), human_bytes(lost_bytes));
+  if (lost_blocks != 0 && !arguments.yes)
     return fail({Status::INVALID_ARGUMENT,
                  fmt::format("{}: namespace '{}' has {}: remove them with --yes", arguments.locator,
                              key_text(arguments.name), blocks)});

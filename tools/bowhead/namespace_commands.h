@@ -14,6 +14,7 @@ using Usage = std::vector<NamespaceUsage>;
 
 Json namespace_json(const PoolInfo::Namespace& ns, const Usage& all);
 /// A table.
+Json other_usage_json(const Usage& all);
 std::string namespaces_text(const PoolInfo& info, const Usage& usage);
 
 }  // namespace bowhead::cli

@@ -209,6 +209,7 @@ Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
       {"compat", info.compat}, {"incompat", info.incompat}, {"ro_compat", info.ro_compat}};
   json["namespaces"] = Json::array();
   for (const auto& ns : info.namespaces) json["namespaces"].push_back(namespace_json(ns, usage));
+  json["other_namespaces"] = other_usage_json(usage);
   json["hosts"] = Json::array();
   for (const auto& host : info.hosts) {
     json["hosts"].push_back({{"slot", host.slot},

@@ -5,9 +5,11 @@
  * line-sized bh_extent_descriptor. A block that starts at byte o of its extent is described by slot
  * o / min_block_bytes. Blocks are never smaller than min_block_bytes, so no two share a slot,
  * however the extent is carved, and payload never lies where a stale reference expects a header.
+ * After the block slots the table has one bh_block_words for each of them.
  *
- * A key lies in the key lines of the block's own slots, 64 bytes in each: a block that spans n
- * slots has space for a key of 64 n bytes. A longer key makes the block as large as its key needs.
+ * A key lies in the key lines of the block's own slots, 64 bytes in each; user metadata, if the
+ * block has any, follow the last byte of the key, and their check follows them. A block that spans
+ * n slots has space for 64 n such bytes. More of them make the block as large as they need.
  */
 #ifndef BOWHEAD_FORMAT_BLOCK_H
 #define BOWHEAD_FORMAT_BLOCK_H
@@ -29,6 +31,11 @@ enum {
   BH_CODEC_FRAME = 1 /* the stored bytes are one frame (docs/frame.md), which describes the value */
 };
 
+#define BH_USER_BYTES_MAX 512u /* longest user metadata */
+/* The check of user metadata: XXH3-64 of them, seeded with the seed of seals without an offset xor
+ * the stamp of the block. So they are known to be those of this block, as a key is by key_hash. */
+#define BH_USER_CHECK_BYTES 8u
+
 /* A sealed line (docs/format.md). The extent's owner writes all of it; it is immutable until the
  * block is retired. Before the first write it is all zero, which matches no seal. */
 typedef struct bh_block_header {
@@ -42,7 +49,8 @@ typedef struct bh_block_header {
   uint8_t codec;
   uint8_t checksum_kind;
   uint8_t profile;     /* BH_PROFILE_* that made the frame; NONE for BH_CODEC_RAW */
-  uint8_t reserved[3]; /* zero */
+  uint8_t reserved;    /* zero */
+  uint16_t user_bytes; /* of the user metadata; 0: there are none, and no check of them */
   uint64_t seal;
 } bh_block_header;
 BH_FORMAT_SIZE(bh_block_header, 64);
@@ -51,13 +59,33 @@ BH_FORMAT_OFFSET(bh_block_header, payload_checksum, 24);
 BH_FORMAT_OFFSET(bh_block_header, namespace_id, 32);
 BH_FORMAT_OFFSET(bh_block_header, length_bytes, 40);
 BH_FORMAT_OFFSET(bh_block_header, key_bytes, 48);
+BH_FORMAT_OFFSET(bh_block_header, user_bytes, 54);
 BH_FORMAT_OFFSET(bh_block_header, seal, 56);
 
 typedef struct bh_block_slot {
   bh_block_header header;
-  uint8_t key[64]; /* zero-filled after the key; verified by header.key_hash */
+  uint8_t key[64]; /* key, user metadata, check, zeros; the key is verified by header.key_hash */
 } bh_block_slot;
 BH_FORMAT_SIZE(bh_block_slot, 128);
+
+/* Attributes of a block, which change while its sealed lines do not. Written by the owner of the
+ * extent; each word is complete in itself. They are those of the block that has this stamp; for any
+ * other block they say nothing. */
+typedef struct bh_block_words {
+  uint64_t stamp; /* stored first as 0, and last */
+  uint64_t pins;  /* priority:8 | BH_PIN_*:8 | forks:16 | parity group:32, high to low */
+  uint64_t times; /* expires:32 | next use:32, high to low: seconds since 1970; 0: unknown */
+  uint64_t group;
+} bh_block_words;
+BH_FORMAT_SIZE(bh_block_words, 32);
+BH_FORMAT_OFFSET(bh_block_words, pins, 8);
+BH_FORMAT_OFFSET(bh_block_words, times, 16);
+BH_FORMAT_OFFSET(bh_block_words, group, 24);
+enum { BH_PIN_SOFT = 1, BH_PIN_HARD = 2 };
+#define BH_PRIORITY_SHIFT 56u
+#define BH_PIN_SHIFT 48u
+#define BH_FORKS_SHIFT 32u
+#define BH_EXPIRES_SHIFT 32u
 
 /* How an extent is carved, for `check` and for an adopter that rebuilds; the owner itself uses only
  * its bh_extent_state. Sealed. A slab of several extents is described in the first. */

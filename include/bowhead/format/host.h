@@ -171,6 +171,27 @@ BH_FORMAT_OFFSET(bh_namespace, layout, 64);
 BH_FORMAT_OFFSET(bh_namespace, name, 128);
 BH_FORMAT_OFFSET(bh_namespace, state, 576);
 
+/* Counters of a namespace in a shard of BH_PART_USAGE: BH_USAGE_SHARDS times the same number of
+ * lines. Line 0 of a shard counts, under id 0, the namespaces for which no line was left. Sums over
+ * shards are the host's; each word is complete in itself. The first four are those of the blocks
+ * that the host has; added to and subtracted from by several processes, one may be below 0. */
+#define BH_USAGE_SHARDS 8u
+#define BH_USAGE_ENTRIES_MAX 256u /* lines of a shard */
+typedef struct bh_usage {
+  uint64_t namespace_id; /* 0, but in line 0: not used */
+  uint64_t blocks;
+  uint64_t stored_bytes; /* of their payloads */
+  /* The bytes that their values have, and that their blocks have, beyond stored_bytes: both are 0
+   * for a plain value of whole pages, so that most puts add to two words only. */
+  uint64_t saved_bytes;
+  uint64_t slack_bytes;
+  uint64_t hits; /* of this host's processes, whichever host has the block */
+  uint64_t misses;
+  uint64_t evictions; /* of blocks of this host */
+} bh_usage;
+BH_FORMAT_SIZE(bh_usage, 64);
+BH_FORMAT_OFFSET(bh_usage, hits, 40);
+
 /* ---- host-private from here: shared by the processes of one host, by ordinary atomics ---- */
 
 /* The first line holds words to which several processes add at each put, and words that seldom
@@ -202,8 +223,9 @@ typedef struct bh_host_private {
   uint64_t namespace_open;   /* index + 1 of the entry that a process is registering or removing,
                                 under the lock of the namespaces; 0: none */
   uint64_t touched; /* 1: a process touched a block of another host since the count of touches was
-                       last raised */
-  uint64_t pad1[3];
+                            last raised */
+  uint64_t usage_doubt; /* not 0: a count of blocks in BH_PART_USAGE may be wrong */
+  uint64_t pad1[2];
 } bh_host_private;
 BH_FORMAT_SIZE(bh_host_private, 192);
 BH_FORMAT_OFFSET(bh_host_private, namespaces_gone, 136);

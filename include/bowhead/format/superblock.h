@@ -54,6 +54,7 @@ enum {
   BH_PART_INDEX,      /* bh_index_bucket x index_bucket_count */
   BH_PART_LOG,        /* u64 x log_count: buckets of the index that changed (index.h) */
   BH_PART_COUNTS,     /* bh_host_counts: how often words of the other parts were written */
+  BH_PART_USAGE,      /* bh_usage x BH_USAGE_SHARDS x lines of a shard: counters of namespaces */
   BH_PART_MEDIA,      /* u64 x BH_MEDIA_MAX: states of the media (medium.h); zero */
   BH_PART_RINGS,      /* ring_bytes, aligned to 4 KiB: queues of devices; zero */
   BH_PART_PRIVATE,    /* bh_host_private: counters of the host */
@@ -66,7 +67,7 @@ enum {
   BH_PART_GROUPS,  /* u64 x word_count / words_per_group: extent + 1 that has the group; 0: free */
   BH_PART_BLOCKS,  /* u64 x word_count: allocator words */
   BH_PART_RECENCY, /* u64 x word_count: when the block was last used */
-  BH_PART_COUNT    /* 24 */
+  BH_PART_COUNT    /* 25 */
 };
 #define BH_PART_PLACES 32u /* in a superblock; those of parts to come are zero */
 
