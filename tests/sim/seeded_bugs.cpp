@@ -108,7 +108,9 @@ constexpr SeededBug kSeededBugs[] = {
      .kind = Kind::HEADER,
      .focus = Focus::LEASES,
      .first_seed = 1200},
-    of_part("no-fence-after-decision", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_DECIDE, Focus::DECISIONS),
+    of_part("no-fence-after-decision", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_DECIDE, Focus::DECISIONS,
+            "the count of decisions is published after the word, and the fence of that waits for "
+            "the word too (decision-not-published is found)"),
     of_part("no-fence-before-decision-is-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_DECIDE,
             Focus::DECISIONS,
             "each read follows a publish of the own word, whose fence completes the invalidation "
