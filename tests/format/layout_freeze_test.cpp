@@ -277,10 +277,10 @@ TEST(LayoutFreeze, BlockHeader) {
 
 TEST(LayoutFreeze, Usage) {
   const std::vector<Field> fields = {
-      FIELD(bh_usage, namespace_id, 0, 8), FIELD(bh_usage, blocks, 8, 8),
+      FIELD(bh_usage, namespace_id, 0, 8),  FIELD(bh_usage, blocks, 8, 8),
       FIELD(bh_usage, stored_bytes, 16, 8), FIELD(bh_usage, saved_bytes, 24, 8),
-      FIELD(bh_usage, slack_bytes, 32, 8), FIELD(bh_usage, hits, 40, 8),
-      FIELD(bh_usage, misses, 48, 8),      FIELD(bh_usage, evictions, 56, 8),
+      FIELD(bh_usage, slack_bytes, 32, 8),  FIELD(bh_usage, hits, 40, 8),
+      FIELD(bh_usage, misses, 48, 8),       FIELD(bh_usage, evictions, 56, 8),
   };
   expect_layout<bh_usage>(64, fields);
 }
