@@ -12,8 +12,8 @@
 //      process counts what it finishes, and is wrong only about a death between these two stores.
 //   U2 What was counted is what the header says. A block whose header cannot be read when it goes
 //      is not subtracted.
-//   U3 Before a scavenger changes the word of a block that the dead process may have counted or not,
-//      and when U2 comes true, `usage_doubt` is raised. It is cleared by a recount only, which runs
+//   U3 `usage_doubt` is raised before a scavenger changes the word of a block that the dead process
+//      may have counted or not, and when U2 comes true. It is cleared by a recount only, which runs
 //      while no other process of the host is alive: when the host is rebuilt, and when its first
 //      process opens the pool.
 //
