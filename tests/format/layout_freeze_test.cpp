@@ -353,14 +353,23 @@ TEST(LayoutFreeze, FrameHeader) {
 
 std::vector<std::pair<size_t, size_t>> frozen_sizes() {
   return {
-      {sizeof(bh_part), 16},         {sizeof(bh_geometry), 712},
-      {sizeof(bh_superblock), 4096}, {sizeof(bh_medium_label), 4096},
-      {sizeof(bh_host_slot), 64},    {sizeof(bh_host_heartbeat), 64},
-      {sizeof(bh_namespace), 640},   {sizeof(bh_host_private), 192},
-      {sizeof(bh_process), 192},     {sizeof(bh_lease_slot), 32},
-      {sizeof(bh_extent_state), 64}, {sizeof(bh_block_header), 64},
-      {sizeof(bh_block_slot), 128},  {sizeof(bh_extent_descriptor), 64},
-      {sizeof(bh_index_entry), 64},  {sizeof(bh_index_bucket), 512},
+      {sizeof(bh_part), 16},
+      {sizeof(bh_geometry), 712},
+      {sizeof(bh_superblock), 4096},
+      {sizeof(bh_medium_label), 4096},
+      {sizeof(bh_host_slot), 64},
+      {sizeof(bh_host_heartbeat), 64},
+      {sizeof(bh_host_counts), 64},
+      {sizeof(bh_namespace), 640},
+      {sizeof(bh_host_private), 192},
+      {sizeof(bh_process), 192},
+      {sizeof(bh_lease_slot), 32},
+      {sizeof(bh_extent_state), 64},
+      {sizeof(bh_block_header), 64},
+      {sizeof(bh_block_slot), 128},
+      {sizeof(bh_extent_descriptor), 64},
+      {sizeof(bh_index_entry), 64},
+      {sizeof(bh_index_bucket), 512},
       {sizeof(bh_frame_header), 28},
   };
 }
