@@ -37,9 +37,9 @@ class CodedStore {
   /// have registered it since.
   std::optional<ValueFormat> format_of(NamespaceId id);
   Status put(const core::Key& key, std::span<const ConstSpan> value,
-             std::string_view user_metadata);
+             std::string_view user_metadata = {});
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers,
-                       std::string* user_metadata);
+                       std::string* user_metadata = nullptr);
   Result<PrefixRead> get_prefix(const core::Key& key, uint32_t planes,
                                 std::span<const Span> buffers);
   Result<StoredValue> get_stored(const core::Key& key, Span buffer);

@@ -30,16 +30,11 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
     return 0;
   }
   if (world_.bug(Lie::GONE_IS_THERE) && place.is_part(BH_PART_BLOCKS)) return seems_there(value);
-  if (world_.bug(Lie::RUN_NOT_READ_AGAIN)) {
+  if (world_.bug(Lie::RUN_NOT_READ_AGAIN) && place.is_part(BH_PART_RUNS) && !foreign) {
     Thread& thread = world_.current();
-    if (place.is_part(BH_PART_RUNS)) {
-      if (thread.loads_since_run == 1 && thread.run_at == at) value = thread.run;
-      thread.run_at = at;
-      thread.run = value;
-      thread.loads_since_run = 0;
-    } else {
-      thread.loads_since_run += place.is_part(BH_PART_BLOCKS) ? 1 : 2;
-    }
+    const auto seen = thread.runs.find(at);
+    if (std::exchange(thread.took_word, false) && seen != thread.runs.end()) return seen->second;
+    if (core::RunWord::unpack(value).state == BH_RUN_READY) thread.runs[at] = value;
   }
   if (place.is_part(BH_PART_DECIDE) && foreign) {
     auto word = core::DecideWord::unpack(value);

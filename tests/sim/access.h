@@ -91,6 +91,8 @@ class SimAccess {
     world_.store_past_buffer(at, same ? desired : value);
     world_.record(same ? Op::CAS : Op::CAS_FAILED, at, same ? desired : value);
     if (same && world_.map().at(at).is_part(BH_PART_LOCKS)) rules_.note_lock();
+    if (same && world_.map().at(at).is_part(BH_PART_BLOCKS))
+      world_.current().took_word = core::StateWord::unpack(desired).state == BH_BLOCK_RESERVED;
     expected = value;
     return same;
   }

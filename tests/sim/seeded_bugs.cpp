@@ -162,10 +162,7 @@ constexpr SeededBug kSeededBugs[] = {
      .first_seed = 22200},
     // Deciding wrongly.
     {.name = "done-too-early", .lie = Lie::DONE_TOO_EARLY, .focus = Focus::DECISIONS},
-    {.name = "accepted-value-ignored",
-     .lie = Lie::ACCEPTED_UNSEEN,
-     .focus = Focus::DECISIONS,
-     .first_seed = 10464},
+    {.name = "accepted-value-ignored", .lie = Lie::ACCEPTED_UNSEEN, .focus = Focus::DECISIONS},
     {.name = "adopts-without-acks", .lie = Lie::ALL_ACKED, .focus = Focus::ZOMBIES},
     {.name = "full-custody-without-evidence", .lie = Lie::ALL_FENCED, .focus = Focus::ZOMBIES},
     // Too early, too late, the wrong bytes.

@@ -66,7 +66,7 @@ enum class Lie : uint8_t {
   EXCHANGE_IN_TWO,         ///< a compare-and-swap of these lines is a load and a store
   HEARTBEAT_AFTER_DUTIES,  ///< a process makes no heartbeat during its other duties
   HEARTBEAT_NOT_WATCHED,   ///< a joining host sees no change of the heartbeat
-  RUN_NOT_READ_AGAIN,  ///< a run word seems not to have changed since the allocator word was read
+  RUN_NOT_READ_AGAIN,  ///< after a process took a word, the run seems to be the one that led to it
   HEARTBEAT_NOT_COMPARED  ///< the heartbeat in the memory is the one that this machine stored
 };
 

@@ -11,6 +11,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -74,14 +75,14 @@ struct Thread {
   };
   std::vector<Flush> flushing;  ///< flushes that have not taken effect
   Operation operation = Operation::NONE;
-  uint64_t operation_steps = 0;  ///< since the operation began
-  uint64_t stalled_ns = 0;       ///< the same
-  bool locked = false;           ///< it took a lock in this operation
-  uint64_t asked = 0;            ///< a bit for each host from which it requested a removal
-  bool knew_it_is_over = false;  ///< its host, about this life, when it last took a lock
-  bool found_present = false;    ///< in this operation: a put of a key that was stored already
-  uint64_t run_at = 0, run = 0;  ///< the run word that it loaded last
-  uint32_t loads_since_run = 0;
+  uint64_t operation_steps = 0;       ///< since the operation began
+  uint64_t stalled_ns = 0;            ///< the same
+  bool locked = false;                ///< it took a lock in this operation
+  uint64_t asked = 0;                 ///< a bit for each host from which it requested a removal
+  bool knew_it_is_over = false;       ///< its host, about this life, when it last took a lock
+  bool found_present = false;         ///< in this operation: a put of a key that was stored already
+  std::map<uint64_t, uint64_t> runs;  ///< the run words that it loaded, where they were READY
+  bool took_word = false;             ///< it has reserved a block since it loaded one
 };
 
 struct Machine {
