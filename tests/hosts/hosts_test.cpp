@@ -2,6 +2,7 @@
 // Hosts of one pool: each finds what another stores, leases hold across hosts, and a host that
 // leaves, dies or is late is succeeded without a wrong byte and without lost space.
 #include <chrono>
+#include <optional>
 #include <set>
 #include <thread>
 
