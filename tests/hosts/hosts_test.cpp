@@ -214,7 +214,8 @@ TEST(Hosts, MetadataOfABlockAreReadByAllAndAttributesSetByItsHost) {
   EXPECT_EQ(described(second)->user_metadata, "of the first host");
   // The successor counts and describes the blocks that it takes over.
   const auto blocks_counted = [&] {
-    for (const NamespaceUsage& one : *second.pool().usage()) {
+    const auto all = second.pool().usage();
+    for (const NamespaceUsage& one : *all) {
       if (one.id == *ns) return one.blocks;
     }
     return int64_t{-1};
