@@ -850,7 +850,7 @@ Result<void> Pool::set_attributes(NamespaceId ns, std::string_view key,
     const Status status = impl_->stored(impl_->core().attributes.set(named, attributes));
     const auto elsewhere =
         status == Status::NOT_FOUND ? impl_->core().inspection.writer_of(named) : std::nullopt;
-    if (!elsewhere) return status;
+    if (!elsewhere || elsewhere->host == impl_->core().context().host) return status;
     return Error{Status::NOT_SUPPORTED,
                  fmt::format("host {} has the block: only its processes can set the attributes",
                              elsewhere->host)};

@@ -2,6 +2,7 @@
 // Hosts of one pool: each finds what another stores, leases hold across hosts, and a host that
 // leaves, dies or is late is succeeded without a wrong byte and without lost space.
 #include <chrono>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -189,6 +190,44 @@ TEST(Hosts, ACompressedNamespaceIsCompressedForAll) {
   EXPECT_EQ((*usage)[0].value_bytes, 2 * size);
   EXPECT_LT((*usage)[0].block_bytes, size);
   EXPECT_EQ((*usage)[0].hits, 4u);
+}
+
+TEST(Hosts, MetadataOfABlockAreReadByAllAndAttributesSetByItsHost) {
+  SharedPool shared(2);
+  std::optional<Host> first = shared.open(0);
+  Host second = shared.open(1);
+  const auto ns = first->pool().open_namespace({"described", ""});
+  ASSERT_TRUE(ns) << ns.error().message();
+  EXPECT_EQ(*second.pool().open_namespace({"described", ""}), *ns);
+  const std::vector<std::byte> value(Host::kSize, std::byte{7});
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  ASSERT_EQ(first->pool().put(*ns, "k", in, "of the first host"), Status::OK);
+  ASSERT_TRUE(eventually([&] { return static_cast<bool>(second.pool().length(*ns, "k")); }));
+  const BlockAttributes set{.priority = 7, .hard_pin = true, .group = 70};
+  EXPECT_EQ(second.pool().set_attributes(*ns, "k", set).status(), Status::NOT_SUPPORTED);
+  ASSERT_TRUE(first->pool().set_attributes(*ns, "k", set));
+  const auto described = [&](Host& host) { return host.pool().describe(*ns, "k"); };
+  ASSERT_TRUE(eventually([&] {
+    const auto block = described(second);
+    return block && block->attributes == set;
+  }));
+  EXPECT_EQ(described(second)->user_metadata, "of the first host");
+  // The successor counts and describes the blocks that it takes over.
+  const auto blocks_counted = [&] {
+    const auto all = second.pool().usage();
+    for (const NamespaceUsage& one : *all) {
+      if (one.id == *ns) return one.blocks;
+    }
+    return int64_t{-1};
+  };
+  EXPECT_EQ(blocks_counted(), 1);
+  first.reset();
+  ASSERT_TRUE(eventually([&] {
+    return static_cast<bool>(second.pool().set_attributes(*ns, "k", {.forks = 3}));
+  })) << "once its extent is open";
+  EXPECT_EQ(described(second)->attributes, BlockAttributes{.forks = 3});
+  EXPECT_EQ(described(second)->user_metadata, "of the first host");
+  EXPECT_EQ(blocks_counted(), 1);
 }
 
 // ---- looking ----
