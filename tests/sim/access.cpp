@@ -2,6 +2,8 @@
 // The accesses that a seeded bug falsifies.
 #include "tests/sim/access.h"
 
+#include <utility>
+
 namespace bowhead::sim {
 
 uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
