@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Allocator: blocks of the own host's slabs, from free to committed to retired and free again.
 //
-// Truth: one allocator word per block (host.h, BH_PART_BLOCKS), which the run of its extent leads to
+// Truth: one allocator word per block (host.h, BH_PART_BLOCKS), found by the run of its extent
 // (runs.h). A block belongs to the process that moved its word by CAS from FREE to RESERVED; every
-// change raises the word's sequence, so a late CAS fails. Everything else (free counts, preferences,
-// thread-local magazines) is a hint: losing it does no harm.
+// change raises the word's sequence, so a late CAS fails. Everything else (free counts,
+// preferences, thread-local magazines) is a hint: losing it does no harm.
 //
 // extents.h says how slabs come and go, and why a held block keeps its slab as it is (A1 to A3).
 //

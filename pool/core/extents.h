@@ -607,7 +607,8 @@ bool Extents<A>::forget(uint64_t extent) {
 
 // ---- after deaths ----
 
-/// All words of the run of an extent that is no slab -> NONE. False if a process does not release a block.
+/// All words of the run of an extent that is no slab -> NONE. False if a process does not release a
+/// block.
 template <class A>
 bool Extents<A>::clear_words(uint64_t extent) {
   constexpr uint32_t kRounds = 2000;  // most of them sleep 0.2 ms

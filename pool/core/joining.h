@@ -503,9 +503,9 @@ void Joining<A>::relabel_extents(uint64_t extents) {
 }
 
 /// Writes back and drops all lines that this host can have left in the caches of this boot: another
-/// machine may have had the slot after this one, or have it next. Of an extent that was never carved
-/// no host ever stored a payload; its descriptor, which is published before its blocks are in use,
-/// shows that once it comes from the memory.
+/// machine may have had the slot after this one, or have it next. Of an extent that was never
+/// carved no host ever stored a payload; its descriptor, which is published before its blocks are
+/// in use, shows that once it comes from the memory.
 template <class A>
 void Joining<A>::flush_own() {
   const auto& g = c_.layout.geometry();

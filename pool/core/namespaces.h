@@ -13,11 +13,11 @@
 //   N3 An id is never used again: it covers the epoch, and that of a new entry is higher than that
 //      of all removed entries of the name.
 //   N4 No block of a removed namespace stays. A process that stores a block writes the entry (which
-//      ends with a fence), and then looks at `namespaces_gone`; a process that hears of a removal raises the
-//      word, fences, and then reads the index. So either the reader finds the entry, or the writer
-//      finds the removal, and raises the word again before it commits the block. If it dies before
-//      that, the scavenger does. The index is read until nothing was found, and nothing left, since
-//      the word changed last.
+//      ends with a fence), and then looks at `namespaces_gone`; a process that hears of a removal
+//      raises the word, fences, and then reads the index. So either the reader finds the entry, or
+//      the writer finds the removal, and raises the word again before it commits the block. If it
+//      dies before that, the scavenger does. The index is read until nothing was found, and nothing
+//      left, since the word changed last.
 //
 // The profile is not part of the id. Blocks describe themselves, so all hosts can read all blocks.
 //

@@ -105,8 +105,8 @@ class Runs {
     for (uint64_t i = 0; i < c_.layout.group_count(); ++i)
       c_.access.store(c_.own(BH_PART_GROUPS, i), 0);
   }
-  /// Calls visit(offset of the allocator word, slot of the extent that it begins with) for each word
-  /// of an extent.
+  /// Calls visit(offset of the allocator word, slot of the extent that it begins with) for each
+  /// word of an extent.
   template <class Visit>
   void for_each_word(uint64_t extent, Visit visit) const {
     const RunWord run = c_.load_run(extent);

@@ -89,6 +89,7 @@ const std::map<std::string, std::string> kSamples = {
     {"bench_pool --pool", "NEW"},
     {"--namespace", "default"},
     {"ns_rm name", "default"},
+    {"--user-metadata", "text"},
     {"--output", "FOLDER/out"},
     {"--kv", "FOLDER/kv"},
     {"--data", "FOLDER/data"},

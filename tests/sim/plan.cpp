@@ -219,6 +219,16 @@ void aim_at_contents(Dice& random, Plan& plan) {
   }
 }
 
+/// A host stores and keeps; the last one crashes.
+void aim_at_keeping(Dice& random, Plan& plan) {
+  plan.work = Work::KEEP;
+  plan.operations = 12;
+  plan.keys = 4;
+  plan.stall_share = 0;
+  plan.faults.push_back(crash(plan.shape.hosts - 1, 3000 + any_magnitude(random, 13),
+                              random.below(2) == 0 ? 10 * kMs : kForever));
+}
+
 /// Values of several sizes take turns in the extents, whose words go from one to the other.
 void aim_at_words(Dice& random, Plan& plan) {
   plan.operations = 100 + static_cast<uint32_t>(random.below(200));
@@ -361,12 +371,7 @@ void aim(Dice& random, Plan& plan, Focus focus) {
       aim_at_decisions(random, plan);
       break;
     case Focus::KEEP:
-      plan.work = Work::KEEP;
-      plan.operations = 12;
-      plan.keys = 4;
-      plan.stall_share = 0;
-      plan.faults.push_back(crash(plan.shape.hosts - 1, 3000 + any_magnitude(random, 13),
-                                  random.below(2) == 0 ? 10 * kMs : kForever));
+      aim_at_keeping(random, plan);
       extents_each = 2;
       break;
     case Focus::CONTENTS:

@@ -241,8 +241,8 @@ bool Simulator::is_full() const {
 }
 
 /// All slots, as far as the hosts that are left have words for them. No host asks another for its
-/// last free extent, which that one may have no words for, and none gives away an extent that it has
-/// in custody.
+/// last free extent, which that one may have no words for, and none gives away an extent that it
+/// has in custody.
 uint64_t Simulator::most_blocks() const {
   std::set<uint32_t> hosts;
   for (const auto& user : users_) {

@@ -185,10 +185,7 @@ constexpr SeededBug kSeededBugs[] = {
      .first_seed = 2000},
     {.name = "stopped-is-dead", .lie = Lie::STOPPED_IS_DEAD, .focus = Focus::STOPPED},
     {.name = "stamps-repeat", .lie = Lie::STAMPS_REPEAT, .focus = Focus::LEASES},
-    {.name = "run-not-read-again",
-     .lie = Lie::RUN_NOT_READ_AGAIN,
-     .focus = Focus::WORDS,
-     .first_seed = 3300},
+    {.name = "run-not-read-again", .lie = Lie::RUN_NOT_READ_AGAIN, .focus = Focus::WORDS},
     // Reads in pieces, which no checksum of the pool covers.
     {.name = "parts-trust-entry",
      .lie = Lie::EXPECTED_STAMP,

@@ -303,10 +303,11 @@ enum {
 #define BH_WORD_STATE_SHIFT 60u
 #define BH_WORD_PROCESS_SHIFT 48u
 
-/* Run word of an extent: state:8 | shift:8 | first:48, high to low. The word of slot s of the extent
- * (counted from 0) is number first + (s >> shift) of BH_PART_BLOCKS and of BH_PART_RECENCY: one word
- * for 2^shift slots, so that no two blocks of the slab share one. The run has as many words as that
- * needs for all slots, and one group at least, and begins at a multiple of its length. */
+/* Run word of an extent: state:8 | shift:8 | first:48, high to low. The word of slot s of the
+ * extent (counted from 0) is number first + (s >> shift) of BH_PART_BLOCKS and of BH_PART_RECENCY:
+ * one word for 2^shift slots, so that no two blocks of the slab share one. The run has as many
+ * words as that needs for all slots, and one group at least, and begins at a multiple of its
+ * length. */
 enum {
   BH_RUN_NONE = 0,     /* no words */
   BH_RUN_CHANGING = 1, /* being claimed or released: its groups may be this extent's or not */
