@@ -276,7 +276,7 @@ constexpr SeededBug kSeededBugs[] = {
      .part = BH_PART_LOG,
      .only_in = Operation::WORK,
      .focus = Focus::KEEP,
-     .first_seed = 5200},
+     .first_seed = 2400},
     {.name = "new-life-not-logged",
      .lie = Lie::NOT_STORED,
      .kind = Kind::REGION,
@@ -289,7 +289,10 @@ constexpr SeededBug kSeededBugs[] = {
      .part = BH_PART_LOG,
      .focus = Focus::CONTENTS,
      .first_seed = 6900},
-    of_part("no-fence-after-log", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_LOG, Focus::KEEP),
+    of_part("no-fence-after-log", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_LOG, Focus::KEEP,
+            "locked instructions follow in each such operation (the count of flushed words, the "
+            "usage of the namespace), and order flushes as a fence does (log-not-published is "
+            "found)"),
     of_part("no-fence-before-log-is-read", Lie::NO_FENCE_AFTER_INVALIDATE, BH_PART_LOG, Focus::KEEP,
             "what a batch has to find was put long before, since other memory is weak; by then "
             "the lines that earlier batches invalidated are gone (log-not-acquired is found)"),
