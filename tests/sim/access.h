@@ -83,7 +83,8 @@ class SimAccess {
           bug && bug->concerns(world_.map().at(at))) {
         world_.note_bug();
         rules_.note_exchange(at);
-        world_.step();
+        // Until another process comes in between, or for a while.
+        for (int i = 0; i < 300 && world_.load(at) == value; ++i) world_.step();
       }
       rules_.check_change(at, desired);
     }

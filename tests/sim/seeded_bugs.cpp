@@ -288,7 +288,7 @@ constexpr SeededBug kSeededBugs[] = {
      .kind = Kind::REGION,
      .part = BH_PART_LOG,
      .focus = Focus::CONTENTS,
-     .first_seed = 6900},
+     .first_seed = 12800},
     of_part("no-fence-after-log", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_LOG, Focus::KEEP,
             "locked instructions follow in each such operation (the count of flushed words, the "
             "usage of the namespace), and order flushes as a fence does (log-not-published is "
