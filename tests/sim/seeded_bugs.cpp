@@ -287,7 +287,6 @@ constexpr SeededBug kSeededBugs[] = {
      .lie = Lie::EXCHANGE_IN_TWO,
      .kind = Kind::REGION,
      .part = BH_PART_LOG,
-     .focus = Focus::CONTENTS,
      .first_seed = 12800},
     of_part("no-fence-after-log", Lie::NO_FENCE_AFTER_FLUSH, BH_PART_LOG, Focus::KEEP,
             "locked instructions follow in each such operation (the count of flushed words, the "
