@@ -99,15 +99,16 @@ Result<void> await_mirror(OpenPool& open, const Plan& plan) {
   sched_setaffinity(0, sizeof set, &set);
   auto open = open_as(plan.locator, 1);
   if (!open) _exit(1);
-  for (uint64_t i = 0, refused = 0;; ++i) {
+  for (uint64_t i = 0, stored = 0, refused = 0;; ++i) {
     // A small host can be out of space until what it evicted has settled.
-    while (!fill_one(*open, make_key(kHostsSeries + 2, i))) {
+    if (!fill_one(*open, make_key(kHostsSeries + 2, i))) {
       if (++refused > 100'000) _exit(1);
       usleep(1000);
+      continue;
     }
     const char byte = 1;
     // So many that it evicts.
-    if (i == plan.blocks && write(begun, &byte, 1) != 1) _exit(1);
+    if (++stored == plan.blocks && write(begun, &byte, 1) != 1) _exit(1);
   }
 }
 

@@ -73,7 +73,11 @@ class Space {
     uint64_t slot;
   };
   uint64_t evict(uint64_t bytes);
-  uint64_t used_permille() const;
+  /// Of the extents of this host, and of the index entries that it can use.
+  struct Used {
+    uint64_t space_permille, index_permille;
+  };
+  Used used() const;
   bool evict_block(uint64_t slot);
   /// Without words for its blocks an extent is of no use here, and others may need it.
   void want_extent(uint64_t block_bytes) {
@@ -160,10 +164,14 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
   if (put < g.extent_count * g.extent_bytes / 1024) return;
   unwatched_bytes_ = 0;
-  const uint64_t used = used_permille();
-  if (used >= settings_.evict_high_permille) evicting_ = true;
-  if (used < settings_.evict_low_permille) evicting_ = false;
-  if (used >= settings_.evict_low_permille) want_extent(g.min_block_bytes);
+  const Used now = used();
+  const uint64_t most = std::max(now.space_permille, now.index_permille);
+  if (most >= settings_.evict_high_permille) evicting_ = true;
+  if (most < settings_.evict_low_permille) evicting_ = false;
+  // Extents are of no use without entries for their blocks.
+  if (now.space_permille >= settings_.evict_low_permille &&
+      now.index_permille < settings_.evict_low_permille)
+    want_extent(g.min_block_bytes);
   if (!c_.alone()) retirement_.reap(/*wait=*/false);
 }
 
@@ -301,16 +309,21 @@ uint64_t Space<A>::evict(uint64_t bytes) {
 }
 
 template <class A>
-uint64_t Space<A>::used_permille() const {
-  uint64_t used = 0;
-  extents_.for_each_slab([&](const Slab& slab) { used += used_blocks(slab) * slab.block_bytes; });
+auto Space<A>::used() const -> Used {
+  uint64_t used = 0, blocks = 0;
+  extents_.for_each_slab([&](const Slab& slab) {
+    blocks += used_blocks(slab);
+    used += used_blocks(slab) * slab.block_bytes;
+  });
   const auto& g = c_.layout.geometry();
+  // One key in some ten million finds its probe set full then.
+  const uint64_t entries = g.index_bucket_count * BH_INDEX_ENTRIES * 3 / 5;
   uint64_t extents = g.extent_count;
   if (!c_.alone()) {
     extents = 0;
     for (uint64_t e = 0; e < g.extent_count; ++e) extents += extents_.holds(e);
   }
-  return extents == 0 ? 1000 : used / (extents * g.extent_bytes / 1000);
+  return {extents == 0 ? 1000 : used / (extents * g.extent_bytes / 1000), blocks * 1000 / entries};
 }
 
 template <class A>

@@ -389,6 +389,22 @@ TEST(Hosts, AHostThatJoinsAFullPoolThatEvictsGetsItsShare) {
   EXPECT_EQ(first.put("more"), Status::OK);
 }
 
+/// Alone it takes the extents of all, and its index has entries for twice its share of blocks.
+TEST(Hosts, AHostEvictsBeforeItsIndexIsFull) {
+  SharedPool shared(16, {.size_bytes = 160 << 20, .min_block_bytes = 4096});
+  Host only = shared.open(0);
+  const uint64_t entries = shared.superblock().geometry.index_bucket_count * BH_INDEX_ENTRIES;
+  uint64_t stored = 0;
+  for (uint64_t n = 0; n < 4 * entries; ++n) {
+    const Status status = only.put(key("a", n), 4000);
+    ASSERT_NE(status, Status::INDEX_FULL) << n << " of " << entries;
+    stored += status == Status::OK;
+    if (status != Status::OK) sleep_ms(1);  // what was evicted has not settled
+  }
+  EXPECT_GT(stored, 2 * entries);
+  EXPECT_GT(only.pool().info()->used_bytes, entries / 2 * 4096);
+}
+
 TEST(Hosts, SpaceComesFromAHostThatHasSome) {
   SharedPool shared(2);
   Host poor = shared.open(0), rich = shared.open(1);
