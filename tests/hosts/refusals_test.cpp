@@ -363,7 +363,7 @@ TEST(Refused, ALeaveThatEndsNoMembership) {
   Host host = shared.open(0);
   const auto media = open_media(shared.locator());
   core::NativeAccess opener(**media, FlushKind::NONE);
-  ASSERT_EQ(opener.lock_host(0, 0), core::LockResult::TAKEN);
+  ASSERT_EQ(opener.lock_host(0, 10'000), core::LockResult::TAKEN);
   const auto refused = host.pool().leave();
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.status(), Status::BUSY) << refused.error().message();
