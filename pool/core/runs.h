@@ -19,9 +19,10 @@
 //      its group kept its owner (E2); and that was the slot's extent when the run was read again
 //      (E1). A process that knows the place from before (Allocator's hints) takes the word first,
 //      by compare-and-swap from FREE, and then reads the run word: if it names the word, the word
-//      is the slot's and remains so (E2), and if not, the process gives the word back. The order
-//      of these loads is enough: whoever gives the word to another extent stores the run word
-//      before the owner word, and that before the allocator word, each with release.
+//      is the slot's and remains so (E2), and if not, the process gives the word back. No fence is
+//      needed between these loads: a process that gives the word to another extent stores first
+//      the run word, then the owner word, then the allocator word, each with release; so a process
+//      that sees a new allocator word sees the change of the run word too.
 //   E4 Only the process that has the extent CARVING or COALESCING, or its scavenger, changes the
 //      run; or the process that restores slabs, before the extent is in use.
 //

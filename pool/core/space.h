@@ -316,7 +316,8 @@ auto Space<A>::used() const -> Used {
     used += used_blocks(slab) * slab.block_bytes;
   });
   const auto& g = c_.layout.geometry();
-  // One key in some ten million finds its probe set full then.
+  // About as many as twice the host's share of blocks need, for which the index is planned. With
+  // more in use, the probe sets of some keys are full.
   const uint64_t entries = g.index_bucket_count * BH_INDEX_ENTRIES * 3 / 5;
   uint64_t extents = g.extent_count;
   if (!c_.alone()) {
