@@ -174,10 +174,11 @@ bh_superblock write_new_pool(Media& media, const bh_geometry& geometry,
     sb.reclaim_ms = options.times.reclaim_ms;
   }
   const core::Layout layout(geometry);
+  core::write_new_regions(layout, core::Sealer(sb.pool_id),
+                          [&](uint64_t at, uint64_t word) { access.store(at, word); });
   for (uint32_t host = 0; host < geometry.host_count; ++host) {
-    for (uint64_t e = layout.first_extent_of(host); e < layout.first_extent_of(host + 1); ++e)
-      access.store(layout.word(host, BH_PART_OWN, e), core::make_own(BH_OWN_OWN, 1));
     access.publish(layout.part(host, BH_PART_OWN), 8 * geometry.extent_count);
+    access.publish(layout.slot_line(host, 0), sizeof(bh_host_slot));
   }
   // The superblock makes it a pool: it is stored last, and its first copy last of all.
   store_superblock(media, sb, 1);

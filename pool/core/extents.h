@@ -290,8 +290,9 @@ class Extents {
   // ---- after deaths ----
   /// Finishes or undoes what a dead process was doing to extents.
   uint64_t scavenge(uint32_t dead);
-  /// For a rebuild, with no other process running: forgets all slabs.
-  void reset();
+  /// For a rebuild, with no other process running: forgets all slabs and, unless their words were
+  /// never used, all blocks.
+  void reset(bool words_used);
   /// For a rebuild or an adoption: restores one slab as it was. False if there are no words for its
   /// blocks: then its extents stay free, and its blocks are lost.
   bool restore_slab(const Slab& slab);
@@ -674,8 +675,8 @@ uint64_t Extents<A>::scavenge(uint32_t dead) {
 }
 
 template <class A>
-void Extents<A>::reset() {
-  for (uint64_t i = 0; i < c_.layout.geometry().word_count; ++i) {
+void Extents<A>::reset(bool words_used) {
+  for (uint64_t i = 0; words_used && i < c_.layout.geometry().word_count; ++i) {
     const uint64_t at = c_.own(BH_PART_BLOCKS, i);
     const StateWord old = c_.load_state(at);
     if (old.pack() != 0) c_.store_state(at, old.next(BH_BLOCK_NONE));

@@ -49,8 +49,7 @@ class Hosts {
 
   uint32_t count() const { return c_.layout.geometry().host_count; }
 
-  /// The newer of the two good copies, fresh; all zero if the slot was never used. Empty if both
-  /// are damaged.
+  /// The newer of the two good copies, fresh. Empty if both are damaged.
   std::optional<bh_host_slot> read_slot(uint32_t host) const;
   /// Writes the own slot, to the older copy, so that a death in the middle leaves the newer one.
   /// Returns the line as written.
@@ -204,21 +203,18 @@ class Hosts {
 template <class A>
 std::optional<bh_host_slot> Hosts<A>::read_slot(uint32_t host) const {
   bh_host_slot best{};
-  bool found = false, blank = false;
+  bool found = false;
   c_.access.acquire(c_.layout.slot_line(host, 0), 2 * sizeof(bh_host_slot));
   for (uint32_t copy = 0; copy < 2; ++copy) {
     Line line;
     const bool good = c_.read_sealed(c_.layout.slot_line(host, copy), line);
-    // The first write goes to copy 1: while copy 0 is blank, that was the last one, whole or torn.
-    if (copy == 0) blank = line == Line{};
     const auto slot = from_line<bh_host_slot>(line);
     if (good && (!found || slot.turn > best.turn)) {
       best = slot;
       found = true;
     }
   }
-  if (!found && !blank) return std::nullopt;
-  return best;
+  return found ? std::optional(best) : std::nullopt;
 }
 
 template <class A>

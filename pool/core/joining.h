@@ -188,7 +188,8 @@ Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progre
   }
   if (!hosts_.read_slot(c_.host)) {
     bh_host_slot line{};
-    line.incarnation = static_cast<uint16_t>(recovery_.highest_incarnation());
+    // Stamps must not start over (R3), and the slot may have been used.
+    line.incarnation = static_cast<uint16_t>(std::max(1u, recovery_.highest_incarnation()));
     line.machine_id = c_.access.machine_id();
     line.hardware_id = c_.access.hardware_id();
     hosts_.write_slot(line, BH_HOST_LEFT);
@@ -350,9 +351,6 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
     const auto& g = c_.layout.geometry();
     c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
   }
-  // If the slot is blank and there are blocks, it was lost. Stamps must not start over (R3).
-  if (slot.incarnation == 0)
-    slot.incarnation = static_cast<uint16_t>(recovery_.highest_incarnation());
   if (slot.incarnation == UINT16_MAX)
     return Error{Status::LIMIT_REACHED,
                  "host slot " + std::to_string(c_.host) +
@@ -361,6 +359,9 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
   if (!c_.alone()) {
     if (auto ok = follow_last_life(slot, same_boot); !ok) return ok;
   }
+  // Otherwise another host had the extents, and possibly stored blocks there.
+  const bool first =
+      slot.incarnation == 0 && (c_.alone() || hosts_.successor({c_.host, 0}) == Life{c_.host, 1});
   slot.fenced = slot.incarnation;
   slot.incarnation += 1;
   slot.machine_id = c_.access.machine_id();
@@ -376,7 +377,7 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
     hosts_.observe(c_.access.now_ns());
     if (c_.ended()) return declared_dead_while_joining();
   }
-  recovery_.rebuild(progress);
+  recovery_.rebuild(first, progress);
   namespaces_.restart();
   clear_unused_parts();
   hosts_.state_known(/*others=*/false);

@@ -93,6 +93,7 @@ class Layout {
     BOWHEAD_ASSERT(std::has_single_bit(geometry.words_per_group) &&
                    geometry.words_per_group <= slots_per_extent() &&
                    geometry.word_count % slots_per_extent() == 0);
+    BOWHEAD_ASSERT(geometry.host_count == 1 || std::has_single_bit(geometry.log_count));
   }
 
   const bh_geometry& geometry() const { return g_; }
@@ -209,5 +210,18 @@ class Layout {
   int min_block_shift_;
   int extent_shift_;  ///< of slots per extent
 };
+
+/// Calls store(offset, word) for the words of the regions of a new pool that are not zero. Each
+/// host owns its share of the extents, and its slot was never used: a slot line that is all zero is
+/// damaged, so that no host takes a lost one for that, and reads all stamps to tell them apart.
+template <class Store>
+void write_new_regions(const Layout& layout, const Sealer& sealer, Store store) {
+  for (uint32_t host = 0; host < layout.geometry().host_count; ++host) {
+    for (uint64_t e = layout.first_extent_of(host); e < layout.first_extent_of(host + 1); ++e)
+      store(layout.word(host, BH_PART_OWN, e), make_own(BH_OWN_OWN, 1));
+    const uint64_t at = layout.slot_line(host, 0);
+    store(at + offsetof(bh_host_slot, seal), sealer.seal_of(to_line(bh_host_slot{}), at));
+  }
+}
 
 }  // namespace bowhead::core

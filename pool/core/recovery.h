@@ -44,8 +44,9 @@ class Recovery {
   uint64_t scavenge_blocks(uint32_t dead);
   /// The caller has the host lock; no other process of the host is alive. Makes allocator, leases
   /// and locks again from published metadata: slabs from extent descriptors, blocks from index
-  /// entries whose header agrees.
-  void rebuild(const Progress& progress);
+  /// entries whose header agrees. In the first life of a host, which owns the extents that it got
+  /// with the pool, nothing was ever stored in its region and extents, and they are not read.
+  void rebuild(bool first_life, const Progress& progress);
   /// Restores, by their descriptors, the slabs of which every extent is ours(extent), as far as
   /// there are words for their blocks.
   template <class Ours>
@@ -56,6 +57,7 @@ class Recovery {
  private:
   bool scavenge_block(uint64_t slot, const Slab& slab, const SeenWord& seen);
   bool clean_block(uint64_t slot, const SeenWord& seen, const std::optional<Found>& entry);
+  void restore_blocks(const std::function<void()>& half_done);
   void hold_leased();
   void take_back_extents();
   void restore_slab_privately(const Slab& slab);
@@ -209,7 +211,7 @@ bool Recovery<A>::clean_block(uint64_t slot, const SeenWord& seen,
 }
 
 template <class A>
-void Recovery<A>::rebuild(const Progress& progress) {
+void Recovery<A>::rebuild(bool first_life, const Progress& progress) {
   const auto& g = c_.layout.geometry();
   const auto step = [&](uint64_t done) {
     if (progress) progress(done, 4, "rebuilding the allocator from the index");
@@ -232,35 +234,47 @@ void Recovery<A>::rebuild(const Progress& progress) {
     for (const uint64_t parity : {0, 1}) c_.access.store(Publishing<A>::count_at(c_, p, parity), 0);
   }
   c_.access.store(retirement_.sequence_at(), 0);
-  // The clock of recency started again with the boot.
-  for (uint64_t i = 0; i < g.word_count; ++i)
-    c_.access.store_relaxed(c_.own(BH_PART_RECENCY, i), 0);
+  if (!first_life) {
+    // The clock of recency started again with the boot.
+    for (uint64_t i = 0; i < g.word_count; ++i)
+      c_.access.store_relaxed(c_.own(BH_PART_RECENCY, i), 0);
+  }
   std::vector<Slab> private_slabs;
   extents_.for_each_slab([&](const Slab& slab) { private_slabs.push_back(slab); });
-  extents_.reset();
+  extents_.reset(/*words_used=*/!first_life);
   take_back_extents();
   step(1);
   restore_slabs([&](uint64_t e) { return extents_.holds(e); });
   for (const Slab& slab : private_slabs) restore_slab_privately(slab);
   step(2);
-  const std::vector<uint64_t> damaged =
-      index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
-  step(3);
-  // A header whose block does not come back must not show a committed stamp (C2).
-  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
-    const uint64_t extent = c_.layout.extent_of_slot(slot);
-    if (!extents_.writable(extent) || extents_.closed(extent) ||
-        (allocator_.word(slot).state == BH_BLOCK_COMMITTED &&
-         extents_.begins_at(slot, extents_.held_slab(extent))))
-      continue;
-    const uint64_t stamp = c_.access.load(c_.layout.header(slot));
-    if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED && !restore_unnamed(slot, damaged))
-      retirement_.retire_header(slot);
-  }
-  if (!c_.alone()) hold_leased();
+  if (first_life)
+    index_.log().restart();
+  else
+    restore_blocks([&] { step(3); });
   extents_.recount();
   usage_.recount();
   step(4);
+}
+
+template <class A>
+void Recovery<A>::restore_blocks(const std::function<void()>& half_done) {
+  const std::vector<uint64_t> damaged =
+      index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
+  half_done();
+  // A header whose block does not come back must not show a committed stamp (C2).
+  for (uint64_t extent = 0; extent < c_.layout.geometry().extent_count; ++extent) {
+    if (!extents_.writable(extent) || extents_.closed(extent)) continue;
+    const Slab slab = extents_.held_slab(extent);
+    const uint64_t end = c_.layout.first_slot(extent + 1);
+    for (uint64_t slot = c_.layout.first_slot(extent); slot < end; ++slot) {
+      const uint64_t stamp = c_.access.load(c_.layout.header(slot));
+      if (stamp == 0 || stamp_state(stamp) != BH_STAMP_COMMITTED) continue;
+      const bool stands =
+          allocator_.word(slot).state == BH_BLOCK_COMMITTED && extents_.begins_at(slot, slab);
+      if (!stands && !restore_unnamed(slot, damaged)) retirement_.retire_header(slot);
+    }
+  }
+  if (!c_.alone()) hold_leased();
 }
 
 /// Blocks that are free by the published metadata, but that leases of other hosts still name: they

@@ -112,12 +112,9 @@ std::unique_ptr<Image> make_image(uint32_t hosts, bool died) {
   auto image = std::make_unique<Image>(superblock(hosts));
   World& world = image->world;
   const core::Layout& layout = world.layout;
-  for (uint32_t host = 0; host < hosts; ++host) {
-    for (uint64_t e = layout.first_extent_of(host); e < layout.first_extent_of(host + 1); ++e) {
-      const uint64_t own = core::make_own(BH_OWN_OWN, 1);
-      std::memcpy(world.raw() + layout.word(host, BH_PART_OWN, e), &own, sizeof own);
-    }
-  }
+  core::write_new_regions(
+      layout, core::Sealer(world.superblock.pool_id),
+      [&](uint64_t at, uint64_t word) { std::memcpy(world.raw() + at, &word, sizeof word); });
   for (uint32_t host = 0; host < hosts; ++host) fill(*image, host, hosts);
   if (died) die(*image);
   world.become(0);

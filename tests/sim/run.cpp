@@ -65,10 +65,9 @@ void Simulator::write_new_pool(const Plan& plan) {
   superblock.evict_high_permille = plan.eviction ? 800 : 0;
   superblock.evict_low_permille = plan.eviction ? 600 : 0;
   const core::Layout& layout = world_.map().layout();
-  for (uint32_t host = 0; host < plan.shape.hosts; ++host) {
-    for (uint64_t e = layout.first_extent_of(host); e < layout.first_extent_of(host + 1); ++e)
-      world_.memory().write_word(layout.word(host, BH_PART_OWN, e), core::make_own(BH_OWN_OWN, 1));
-  }
+  core::write_new_regions(
+      layout, core::Sealer(superblock.pool_id),
+      [&](uint64_t at, uint64_t word) { world_.memory().write_word(at, word); });
 }
 
 // ---- the director ----

@@ -74,8 +74,8 @@ class TinyPool {
         locator_, {.size_bytes = round_up(superblock_.geometry.total_bytes, kMediaGrainBytes)});
     BOWHEAD_ASSERT(media);
     media_ = std::move(media).value();
-    for (uint64_t e = 0; e < shape.extent_count; ++e)
-      store(layout().word(0, BH_PART_OWN, e), core::make_own(BH_OWN_OWN, 1));
+    core::write_new_regions(layout(), core::Sealer(superblock_.pool_id),
+                            [this](uint64_t at, uint64_t word) { store(at, word); });
   }
   ~TinyPool() {
     if (owner_ == getpid()) (void)remove_media(locator_);
