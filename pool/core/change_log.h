@@ -19,20 +19,22 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "pool/core/context.h"
 
 namespace bowhead::core {
 
-/// The sequence number of the word at a place of a ring of `count` words: of those that the lap of
-/// the word allows, the nearest to `near`. Laps are counted in 30 bits; readers and writers are
-/// never so far apart that two come near.
+/// The sequence number of the word at a place of a ring of `count` words, a power of two: of those
+/// that the lap of the word allows, the nearest to `near`. Laps are counted in 30 bits; readers and
+/// writers are never so far apart that two come near.
 inline uint64_t log_sequence(uint64_t word, uint64_t place, uint64_t count, uint64_t near) {
-  const auto near_lap = static_cast<int64_t>(near / count);
+  const int shift = std::countr_zero(count);  // a batch of look-ups divides for each host
+  const auto near_lap = static_cast<int64_t>(near >> shift);
   const uint64_t difference = (word >> BH_LOG_BUCKET_BITS) - static_cast<uint64_t>(near_lap);
   const int64_t lap =
       near_lap + (static_cast<int64_t>(difference << BH_LOG_BUCKET_BITS) >> BH_LOG_BUCKET_BITS);
-  return static_cast<uint64_t>(std::max<int64_t>(lap, 0)) * count + place;
+  return (static_cast<uint64_t>(std::max<int64_t>(lap, 0)) << shift) + place;
 }
 inline uint64_t log_word(uint64_t sequence, uint64_t count, uint64_t bucket) {
   return sequence / count << BH_LOG_BUCKET_BITS | bucket;
@@ -49,11 +51,12 @@ class ChangeLog {
 
   uint64_t count() const { return c_.layout.geometry().log_count; }
   uint64_t word_at(uint32_t host, uint64_t sequence) const {
-    return c_.layout.word(host, BH_PART_LOG, sequence % count());
+    return c_.layout.word(host, BH_PART_LOG, place_of(sequence));
   }
+  uint64_t place_of(uint64_t sequence) const { return sequence & (count() - 1); }
   /// The sequence number of the word at the place of `near`.
   uint64_t sequence_at(uint32_t host, uint64_t near) const {
-    return log_sequence(c_.access.load(word_at(host, near)), near % count(), count(), near);
+    return log_sequence(c_.access.load(word_at(host, near)), place_of(near), count(), near);
   }
 
   /// Notes that the directory line of an own bucket has changed. The line is published.
@@ -84,7 +87,7 @@ void ChangeLog<A>::append(uint64_t bucket) {
   for (uint64_t tail = c_.access.load(tail_at());;) {
     const uint64_t next = tail + 1, at = word_at(c_.host, next);
     uint64_t word = c_.access.load(at);
-    const uint64_t there = log_sequence(word, next % count(), count(), next);
+    const uint64_t there = log_sequence(word, place_of(next), count(), next);
     if (there >= next) {
       tail = there;
       continue;

@@ -363,14 +363,16 @@ void Lookup<A>::read_entries(Batch& batch) const {
 /// another tag it has taken the place of the entry that matched, which may have been moved.
 template <class A>
 void Lookup<A>::look_at_others(Batch& batch) const {
-  for (const Candidate& one : batch.other) {
+  const auto fetch = [&](uint32_t i) { c_.access.prefetch(batch.other[i].at); };
+  pipeline(batch.other.size(), 1, fetch, [&](uint32_t i) {
+    const Candidate& one = batch.other[i];
     Line line;
     const bool sealed = c_.read_sealed(one.at, line);
     const Hash128 hash = hash_of(from_line<bh_index_entry>(line)), &wanted = batch.hashes[one.key];
     const uint64_t difference = directory_tag(hash) ^ directory_tag(wanted);
     if (!sealed || hash == wanted || (difference & one.known_tag) != 0)
       batch.add_unsure(one.key, one.host);
-  }
+  });
 }
 
 template <class A>

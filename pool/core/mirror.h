@@ -11,8 +11,8 @@
 //              the key's probe set, which has a row too
 //   word 1     hosts whose directory line must be read itself: it has changed and may not have
 //              settled (it is marked), or its entries found no room here
-//   words 2-7  items of 16 bits: entry + 1 (0: no item), host, and as many bits of the tag as are
-//              left
+//   words 2-7  three items of 21 bits: entry + 1 (0: no item), host, and as many bits of the tag as
+//              are left
 //
 // Invariants
 //   M1 A hit leads to an entry and a header, which are read afresh: nothing is believed that only
@@ -81,8 +81,10 @@ class Mirror {
 
   static constexpr uint64_t kMostWords = 4096;  ///< that a batch reads of one log
   static constexpr uint32_t kFurther = 0, kUnread = 1, kItems = 2;  ///< words of a line
-  static constexpr uint64_t kLanes = 0x0001'0001'0001'0001;         ///< four items
-  static constexpr uint32_t kEntryShift = 13;                       ///< of an item: its upper bits
+  static constexpr uint32_t kItemBits = 21, kEntryShift = 18;       ///< of an item: its upper bits
+  static constexpr uint64_t kItemMask = (uint64_t{1} << kItemBits) - 1;
+  static constexpr uint64_t kLanes =  ///< the lowest bit of each item of a word
+      uint64_t{1} | uint64_t{1} << kItemBits | uint64_t{1} << 2 * kItemBits;
 
   struct Mark {
     uint64_t bucket;
@@ -101,9 +103,13 @@ class Mirror {
   };
 
   uint64_t tag_mask() const { return (uint64_t{1} << tag_bits_) - 1; }
-  uint16_t item(uint32_t host, uint32_t entry, uint64_t tag) const {
-    return static_cast<uint16_t>((entry + 1) << kEntryShift | host << tag_bits_ |
-                                 (tag & tag_mask()));
+  uint32_t item(uint32_t host, uint32_t entry, uint64_t tag) const {
+    return (entry + 1) << kEntryShift | host << tag_bits_ | static_cast<uint32_t>(tag & tag_mask());
+  }
+  /// Of the item of a word that has this bit: the place of its lowest bit.
+  static uint32_t shift_of(int bit) { return static_cast<uint32_t>(bit) / kItemBits * kItemBits; }
+  static uint32_t item_at(uint64_t word, uint32_t shift) {
+    return static_cast<uint32_t>(word >> shift & kItemMask);
   }
   uint32_t host_of(uint32_t item) const { return (item & ((1u << kEntryShift) - 1)) >> tag_bits_; }
   uint64_t line_of(uint64_t tag) const { return tag >> tag_bits_ & (row_lines_ - 1); }
@@ -137,7 +143,7 @@ class Mirror {
     word.store(set ? old | bit : old & ~bit, std::memory_order_release);  // M5
   }
   void copy_line(uint32_t host, uint64_t bucket);
-  bool store_items(Word* line, uint32_t host, std::span<const uint16_t> items);
+  bool store_items(Word* line, uint32_t host, std::span<const uint32_t> items);
   bool mark(uint32_t host, std::span<const uint64_t> buckets, uint64_t now_ns);
   bool catch_up_with(uint32_t host, uint64_t now_ns);
   void look_again(uint32_t host, uint64_t now_ns);
@@ -174,8 +180,7 @@ auto Mirror<A>::match(uint64_t bucket, uint64_t tag, Visit visit) const -> Excep
     const uint64_t word = line[w].load(std::memory_order_relaxed);
     uint64_t equal = equal_lanes(word, tag & tag_mask(), tag_mask(), tag_mask() + 1);
     for (; equal != 0; equal &= equal - 1) {
-      const int lane = std::countr_zero(equal) / 16;
-      const auto item = static_cast<uint32_t>(word >> 16 * lane & 0xFFFF);
+      const uint32_t item = item_at(word, shift_of(std::countr_zero(equal)));
       if (item != 0) visit(host_of(item), (item >> kEntryShift) - 1);
     }
   }
@@ -220,7 +225,7 @@ bool Mirror<A>::catch_up_with(uint32_t host, uint64_t now_ns) {
     bool more = true;
     for (; more && count < kAtOnce; ++next) {
       const uint64_t word = c_.access.load(log_.word_at(host, next));
-      const uint64_t there = log_sequence(word, next % log_.count(), log_.count(), next);
+      const uint64_t there = log_sequence(word, log_.place_of(next), log_.count(), next);
       if (there < next) {
         more = false;
         break;
@@ -291,7 +296,7 @@ void Mirror<A>::copy_line(uint32_t host, uint64_t bucket) {
   const Line words = c_.access.load_line(c_.layout.bucket(host, bucket));
   const uint64_t bit = uint64_t{1} << host;
   for (uint64_t i = 0; i < row_lines_; ++i) {
-    std::array<uint16_t, BH_INDEX_ENTRIES> items;
+    std::array<uint32_t, BH_INDEX_ENTRIES> items;
     size_t count = 0;
     for (uint32_t entry = 0; entry < BH_INDEX_ENTRIES; ++entry) {
       const uint64_t tag = directory_tag_of(words[entry]);
@@ -306,7 +311,7 @@ void Mirror<A>::copy_line(uint32_t host, uint64_t bucket) {
 
 /// Makes `items` those of the host in a line. False if they do not all find room.
 template <class A>
-bool Mirror<A>::store_items(Word* line, uint32_t host, std::span<const uint16_t> items) {
+bool Mirror<A>::store_items(Word* line, uint32_t host, std::span<const uint32_t> items) {
   const uint64_t host_mask = (uint64_t{1} << kEntryShift) - 1 - tag_mask();
   uint32_t there = 0;  // of `items`, a bit each
   for (uint32_t w = kItems; w < 8; ++w) {
@@ -316,14 +321,14 @@ bool Mirror<A>::store_items(Word* line, uint32_t host, std::span<const uint16_t>
                                  uint64_t{1} << (kEntryShift - tag_bits_));
     uint64_t word = old;
     for (; equal != 0; equal &= equal - 1) {
-      const int shift = std::countr_zero(equal) / 16 * 16;
-      const auto one = static_cast<uint16_t>(old >> shift);
+      const uint32_t shift = shift_of(std::countr_zero(equal));
+      const uint32_t one = item_at(old, shift);
       if (one == 0) continue;
       const auto same = std::find(items.begin(), items.end(), one);
       if (same != items.end())
         there |= 1u << (same - items.begin());
       else
-        word &= ~(uint64_t{0xFFFF} << shift);
+        word &= ~(kItemMask << shift);
     }
     if (word != old) line[w].store(word, std::memory_order_release);
   }
@@ -334,9 +339,9 @@ bool Mirror<A>::store_items(Word* line, uint32_t host, std::span<const uint16_t>
       if (w == 8) return false;
       const uint64_t word = line[w].load(std::memory_order_relaxed);
       // Every item has a bit above its host: a lane without is empty.
-      const uint64_t empty = ~(word | word << 1 | word << 2) & (kLanes << 15);
+      const uint64_t empty = ~(word | word << 1 | word << 2) & (kLanes << (kItemBits - 1));
       if (empty == 0) continue;
-      line[w].store(word | uint64_t{items[n]} << (std::countr_zero(empty) / 16 * 16),
+      line[w].store(word | uint64_t{items[n]} << shift_of(std::countr_zero(empty)),
                     std::memory_order_release);
       break;
     }
@@ -348,7 +353,7 @@ template <class A>
 bool Mirror<A>::have_memory() {
   if (lines_.data() != nullptr) return true;
   const auto& g = c_.layout.geometry();
-  // A line has room for 24 items; the index of a full pool has two per bucket and host, more where
+  // A line has room for 18 items; the index of a full pool has two per bucket and host, more where
   // a host has more than its share.
   const uint64_t row_lines = std::max<uint64_t>(1, std::bit_ceil(g.host_count) / 4);
   const uint64_t row_bytes = BH_LINE_BYTES * row_lines * g.index_bucket_count;
