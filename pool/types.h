@@ -146,6 +146,8 @@ struct PoolInfo {
   SharingTimes times;           ///< all 0: a pool of one host
   std::string flush;            ///< how stores are published: "none", "clwb", ...
   bool second_superblock_used;  ///< the first copy is damaged; `repair` mends it
+  /// Of this host as they are, with blocks that are being stored; of others as they were some
+  /// heartbeats ago (Pool::usage()).
   int64_t used_bytes, blocks;
   uint64_t puts, puts_present, hits, misses, evictions, removals, moves, damaged, bytes_in,
       bytes_out, no_space, scavenged, hits_elsewhere, recompressed;

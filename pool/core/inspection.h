@@ -86,6 +86,7 @@ class Inspection {
   void check_namespaces(CheckReport& report);
   void check_unused_parts(CheckReport& report);
   void count_blocks(PoolInfo& info) const;
+  bool has_blocks(uint32_t host) const;
   void sum_counters(PoolInfo& info) const;
   const char* housekeeping_fault(const Found& found, const PrivateView* view) const;
   bool descriptor_says(const Slab& slab) const;
@@ -156,15 +157,21 @@ void Inspection<A>::count_blocks(PoolInfo& info) const {
       }
     });
   }
-  const std::vector<uint32_t> writers = holdings_.writers_of_extents();
   for (uint32_t host = 0; host < g.host_count; ++host) {
-    if (view && host == near) continue;
-    for_each_block_of(host, writers, [&](const auto&, const bh_block_header& header, uint64_t) {
-      info.blocks += 1;
-      info.used_bytes += static_cast<int64_t>(core::room_for(c_.layout, header));
-      return true;
+    if ((view && host == near) || !has_blocks(host)) continue;
+    usage_.for_each(host, [&](const bh_usage& line) {
+      info.blocks += static_cast<int64_t>(line.blocks);
+      info.used_bytes += static_cast<int64_t>(line.stored_bytes + line.slack_bytes);
     });
   }
+}
+
+/// The blocks of a life that is over are counted by its successor, as it imports them.
+template <class A>
+bool Inspection<A>::has_blocks(uint32_t host) const {
+  const auto slot = hosts_.read_slot(host);
+  return slot &&
+         (c_.layout.geometry().host_count == 1 || !hosts_.decided({host, slot->incarnation}));
 }
 
 template <class A>
@@ -255,21 +262,18 @@ Result<BlockInfo> Inspection<A>::describe(const Key& key) {
   return Status::NOT_FOUND;
 }
 
-/// The blocks of a life that is over are counted by its successor, as it imports them.
 template <class A>
 std::vector<NamespaceUsage> Inspection<A>::usage() {
   const std::vector<bh_namespace> live = namespaces_.live_namespaces();
   std::map<uint64_t, NamespaceUsage> usage;
   for (const bh_namespace& entry : live) usage[entry.id].id = entry.id;
   for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
-    const auto slot = hosts_.read_slot(host);
-    const bool has_blocks = slot && (c_.layout.geometry().host_count == 1 ||
-                                     !hosts_.decided({host, slot->incarnation}));
+    const bool counts = has_blocks(host);
     usage_.for_each(host, [&](const bh_usage& line) {
       const auto named = usage.find(line.namespace_id);
       if (named == usage.end() && to_line(line) == Line{}) return;
       NamespaceUsage& of = named == usage.end() ? usage[0] : named->second;
-      if (has_blocks) {
+      if (counts) {
         of.blocks += static_cast<int64_t>(line.blocks);
         of.value_bytes += static_cast<int64_t>(line.stored_bytes + line.saved_bytes);
         of.stored_bytes += static_cast<int64_t>(line.stored_bytes);
