@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include "base/checksum.h"
+
 namespace bowhead::bench {
 
 Result<OpenPool> open_as(const std::string& locator, uint32_t host, uint64_t mirror_bytes) {
@@ -26,9 +28,15 @@ Result<std::unique_ptr<BenchPool>> make_shared_pool(const std::string& locator,
 }
 
 Result<void> fill_one(OpenPool& open, const Key& key) {
+  // The checksum of the zeros that are there: commit() would read them, and a sparse medium would
+  // allocate them.
+  static const uint64_t checksum = [] {
+    const std::vector<std::byte> zeros(4096);
+    return payload_checksum(zeros.data(), zeros.size());
+  }();
   auto room = open.pool.reserve(open.ns, view(key), 4096);
   if (!room) return room.error();
-  const Status status = open.pool.commit(*room);
+  const Status status = open.pool.commit(*room, {PayloadSum::By::WRITER, checksum});
   return status == Status::OK ? Result<void>{} : status;
 }
 

@@ -3,8 +3,9 @@
 // reading the indexes themselves, in turns; beside a host that puts and evicts at full speed; and
 // the cost of the change log, which the mirror follows, to a put.
 //
-// The hosts are handles in one process, whose caches are coherent: so this measures the cost of the
-// instructions and of memory, not the latency of a link.
+// The hosts that are looked at are handles in a process of their own, on another processor if there
+// is one, as they would be on machines of their own. The caches of all are coherent: so this
+// measures the cost of the instructions and of memory, not the latency of a link.
 #include <fmt/format.h>
 #include <sched.h>
 #include <signal.h>
@@ -56,7 +57,7 @@ struct Plan {
   uint32_t hosts;
   uint64_t blocks;
   Places places;
-  int other_cpu;      ///< for the host that puts; -1: there is none
+  int other_cpu;      ///< for the other hosts; -1: there is none
   uint32_t quiet_ms;  ///< before the first batch after many puts
 };
 
@@ -91,76 +92,111 @@ Result<void> await_mirror(OpenPool& open, const Plan& plan) {
   return wrong("the indexes were not mirrored within 120 s");
 }
 
+/// A process of other hosts, which is killed when this object goes.
+class Others {
+ public:
+  /// Calls work(begun) there, which writes a byte to `begun` once it has begun, and never returns.
+  template <class Work>
+  Others(const Plan& plan, Work work) {
+    int ends[2];
+    if (pipe(ends) != 0) return;
+    const int self = getpid();
+    std::fflush(nullptr);
+    child_ = fork();
+    if (child_ == 0) {
+      die_with_parent(self);
+      close(ends[0]);
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      CPU_SET(plan.other_cpu, &set);
+      if (plan.other_cpu >= 0) sched_setaffinity(0, sizeof set, &set);
+      work(ends[1]);
+      _exit(1);
+    }
+    close(ends[1]);
+    begun_ = ends[0];
+  }
+  ~Others() {
+    if (begun_ >= 0) close(begun_);
+    if (child_ <= 0) return;
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+  }
+  Others(const Others&) = delete;
+  Others& operator=(const Others&) = delete;
+
+  /// Waits. False if the process ended instead.
+  bool begun() const {
+    char byte = 0;
+    return child_ > 0 && read(begun_, &byte, 1) == 1;
+  }
+
+ private:
+  pid_t child_ = -1;
+  int begun_ = -1;
+};
+
+/// All hosts but host 0: store their shares, and stay.
+void fill_others(const Plan& plan, int begun) {
+  std::vector<OpenPool> hosts;
+  for (uint32_t host = 1; host < plan.hosts; ++host) {
+    auto open = open_as(plan.locator, host);
+    if (!open || !fill(*open, host, plan.blocks, plan.hosts)) return;
+    hosts.push_back(std::move(*open));
+  }
+  const char byte = 1;
+  if (write(begun, &byte, 1) != 1) return;
+  for (;;) pause();
+}
+
 /// Host 1: puts new blocks until it is killed, and evicts old ones.
-[[noreturn]] void put_as_host_1(const Plan& plan, int begun) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(plan.other_cpu, &set);
-  sched_setaffinity(0, sizeof set, &set);
+void put_as_host_1(const Plan& plan, int begun) {
   auto open = open_as(plan.locator, 1);
-  if (!open) _exit(1);
+  if (!open) return;
   for (uint64_t i = 0, stored = 0, refused = 0;; ++i) {
     // A small host can be out of space until what it evicted has settled.
     if (!fill_one(*open, make_key(kHostsSeries + 2, i))) {
-      if (++refused > 100'000) _exit(1);
+      if (++refused > 100'000) return;
       usleep(1000);
       continue;
     }
     const char byte = 1;
     // So many that it evicts.
-    if (++stored == plan.blocks && write(begun, &byte, 1) != 1) _exit(1);
+    if (++stored == plan.blocks && write(begun, &byte, 1) != 1) return;
   }
 }
 
 /// The same look-ups while another host puts, and the first batch after a time without any.
 Result<void> look_up_beside_puts(Member& me, const Plan& plan, OpenPool& open, const Keys& absent) {
-  int ends[2];
-  if (pipe(ends) != 0) return Error{Status::SYSTEM, "pipe failed"};
-  const int self = getpid();
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    die_with_parent(self);
-    put_as_host_1(plan, ends[1]);
-  }
-  close(ends[1]);
-  char byte = 0;
-  const bool begun = read(ends[0], &byte, 1) == 1;
-  close(ends[0]);
+  const Others putting(plan, [&](int begun) { put_as_host_1(plan, begun); });
+  if (!putting.begun()) return wrong("the host that puts could not put");
   uint64_t found = 0;
-  if (begun) {
-    for (uint32_t round = 0; round < plan.places.rounds; ++round)
-      me.time(plan.places.busy(round), [&] { found += count_present(open, absent.views); });
-    for (uint32_t i = 0; i < kFirstBatches; ++i) {
-      usleep(plan.quiet_ms * 1000);
-      const uint64_t began_ns = now_ns();
-      found += count_present(open, std::span(absent.views).first(kBatch));
-      me.leave(i, static_cast<double>(now_ns() - began_ns));
-    }
+  for (uint32_t round = 0; round < plan.places.rounds; ++round)
+    me.time(plan.places.busy(round), [&] { found += count_present(open, absent.views); });
+  for (uint32_t i = 0; i < kFirstBatches; ++i) {
+    usleep(plan.quiet_ms * 1000);
+    const uint64_t began_ns = now_ns();
+    found += count_present(open, std::span(absent.views).first(kBatch));
+    me.leave(i, static_cast<double>(now_ns() - began_ns));
   }
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  if (!begun) return wrong("the host that puts could not put");
   if (found != 0) return wrong("a key was found that was never stored");
   return {};
 }
 
 Result<void> look_up(Member& me, const Plan& plan) {
-  std::vector<OpenPool> hosts;
-  for (uint32_t host = 0; host < plan.hosts; ++host) {
-    auto open = open_as(plan.locator, host);
-    if (!open) return open.error();
-    if (auto filled = fill(*open, host, plan.blocks, plan.hosts); !filled) return filled;
-    hosts.push_back(std::move(*open));
-  }
+  const Others others(plan, [&](int begun) { fill_others(plan, begun); });
+  if (!others.begun()) return wrong("the other hosts could not put");
+  auto open = open_as(plan.locator, 0);
+  if (!open) return open.error();
+  if (auto filled = fill(*open, 0, plan.blocks, plan.hosts); !filled) return filled;
   auto unmirrored = open_as(plan.locator, 0, /*mirror_bytes=*/0);
   if (!unmirrored) return unmirrored.error();
-  OpenPool* sides[] = {hosts.data(), &*unmirrored};
-  me.leave_text(media_text(hosts[0].pool));
+  OpenPool* sides[] = {&*open, &*unmirrored};
+  me.leave_text(media_text(open->pool));
   for (uint32_t host = 1; host < plan.hosts; ++host) {
-    if (auto heard = await_block(hosts[0], make_key(kHostsSeries, host)); !heard) return heard;
+    if (auto heard = await_block(*open, make_key(kHostsSeries, host)); !heard) return heard;
   }
-  if (auto ready = await_mirror(hosts[0], plan); !ready) return ready;
+  if (auto ready = await_mirror(*open, plan); !ready) return ready;
   Random random(7);
   std::vector<uint64_t> order(plan.blocks);
   std::iota(order.begin(), order.end(), uint64_t{0});
@@ -183,7 +219,7 @@ Result<void> look_up(Member& me, const Plan& plan) {
     }
   }
   if (plan.other_cpu < 0) return {};
-  return look_up_beside_puts(me, plan, hosts[0], absent);
+  return look_up_beside_puts(me, plan, *open, absent);
 }
 
 struct Rates {
