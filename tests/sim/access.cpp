@@ -48,6 +48,7 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
     if (world_.bug(Lie::ALL_ACKED)) return value | 0xFFFFFFFFu;
     if (world_.bug(Lie::ALL_FENCED)) return value | uint64_t{0xFFFFFFFF} << BH_ACK_FENCED_SHIFT;
   }
+  if (place.is_part(BH_PART_LOG) && foreign) return lie_about_log(at, value);
   if (place.is_part(BH_PART_LEASES) && at % sizeof(bh_lease_slot) == offsetof(bh_lease_slot, stamp))
     lease_stamp_ = value;
   if (world_.bug(Lie::EXPECTED_STAMP) && place.kind == Kind::HEADER &&
@@ -68,6 +69,28 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
   return value;
 }
 
+uint64_t SimAccess::lie_about_log(uint64_t at, uint64_t value) const {
+  world_.current().read_log = true;
+  if (world_.bug(Lie::LAPS_OF_ONE_BIT) == nullptr) return value;
+  const uint64_t lap = value >> BH_LOG_BUCKET_BITS;
+  uint64_t& seen = laps_.try_emplace(at, lap).first->second;
+  seen += (lap - seen) & 1;
+  return seen << BH_LOG_BUCKET_BITS | (value & BH_LOG_ALL);
+}
+
+uint64_t SimAccess::lie_about_time(uint64_t now_ns) const {
+  const bool after_log = std::exchange(world_.current().read_log, false);
+  if (world_.bug(Lie::MARKS_SETTLE_AT_ONCE) != nullptr) {
+    world_.note_bug();
+    return now_ns + 2 * kSettleNs * ++settles_seen_;
+  }
+  if (world_.bug(Lie::WALK_SETTLES_AT_ONCE) != nullptr && after_log) {
+    world_.note_bug();
+    return now_ns - std::min(now_ns, 2 * kSettleNs);
+  }
+  return now_ns;
+}
+
 void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
   const Place place = world_.map().at(at);
   if (const SeededBug* bug = world_.bug(Lie::READS_DIRTY);
@@ -80,6 +103,13 @@ void SimAccess::lie_about_line(uint64_t at, core::Line& line) const {
     const auto entry = core::from_line<bh_index_entry>(line);
     if (sealer_.check(line, at) && layout.valid_block(entry.block_offset, 1))
       named_stamps_[layout.header(layout.slot_of(entry.block_offset))] = entry.stamp;
+  }
+  if (world_.bug(Lie::RETIRED_IS_THERE) && place.kind == Kind::HEADER &&
+      at % sizeof(bh_block_header) == 0 && core::stamp_state(line[0]) == BH_STAMP_RETIRED &&
+      named_stamps_.contains(at)) {
+    world_.note_bug();
+    line[0] = named_stamps_[at];
+    sealer_.seal(line, at);
   }
   if (world_.bug(Lie::GONE_IS_THERE) && place.is_part(BH_PART_INDEX) &&
       place.host == process_.machine->host)

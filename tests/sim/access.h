@@ -63,6 +63,7 @@ class SimAccess {
     check_word(at);
     world_.step();
     if (left_out(Lie::NOT_STORED, at, 8)) return;
+    if (at != first_of_part(at) && left_out(Lie::ONLY_FIRST_STORED, at, 8)) return;
     // The holder commits a block or frees it by a store.
     if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS)) {
       for (const uint64_t offset : blocks_of(at)) model_.end_hold(process_, offset);
@@ -92,6 +93,10 @@ class SimAccess {
     world_.store_past_buffer(at, same ? desired : value);
     world_.record(same ? Op::CAS : Op::CAS_FAILED, at, same ? desired : value);
     if (same && world_.map().at(at).is_part(BH_PART_LOCKS)) rules_.note_lock();
+    if (same && world_.map().at(at).is_part(BH_PART_LOG)) {
+      world_.current().logged_line = at / BH_LINE_BYTES;
+      rules_.note_logged();
+    }
     if (same && world_.map().at(at).is_part(BH_PART_BLOCKS))
       world_.current().took_word = core::StateWord::unpack(desired).state == BH_BLOCK_RESERVED;
     expected = value;
@@ -186,12 +191,15 @@ class SimAccess {
   }
   void flush(uint64_t at, uint64_t bytes) {
     if (!world_.plan().flushes || left_out(Lie::NO_FLUSH, at, bytes)) return;
+    if (bytes == 8 && at / BH_LINE_BYTES != world_.current().logged_line &&
+        left_out(Lie::ONE_LINE_FLUSHED, at, bytes))
+      return;
     world_.step();
     world_.record(Op::FLUSH, at, bytes);
     world_.start_flush(at, bytes, /*invalidates=*/false);
   }
   void acquire(uint64_t at, uint64_t bytes) const {
-    if (!world_.plan().flushes) return;
+    if (!world_.plan().flushes || left_out(Lie::NOT_ACQUIRED, at, bytes)) return;
     invalidate(at, bytes);
     fence();
   }
@@ -217,7 +225,10 @@ class SimAccess {
 
   // ---- clock, randomness, waiting ----
   bool media_failed() const { return false; }
-  uint64_t now_ns() const { return world_.host_now_ns(); }
+  uint64_t now_ns() const {
+    const uint64_t now_ns = world_.host_now_ns();
+    return world_.has_bug() ? lie_about_time(now_ns) : now_ns;
+  }
   uint64_t recency_ns() const { return now_ns(); }
   uint64_t unix_ns() const { return now_ns(); }
   uint64_t random() const { return world_.random().next(); }
@@ -328,6 +339,10 @@ class SimAccess {
     world_.note_bug();
     return true;
   }
+  uint64_t first_of_part(uint64_t at) const {
+    const Place place = world_.map().at(at);
+    return place.kind == Kind::REGION ? world_.map().layout().part(place.host, place.index) : 0;
+  }
   bool lie_about_exchange(uint64_t at, uint64_t value, uint64_t expected) const {
     if (!world_.map().at(at).is_part(BH_PART_BLOCKS)) return false;
     const bool lies = (world_.bug(Lie::SEQUENCE_IGNORED) != nullptr &&
@@ -345,6 +360,8 @@ class SimAccess {
   void show_what_is_gone(uint64_t at, core::Line& line) const;
   void show_answer(uint64_t at, uint32_t host, core::Line& line) const;
   uint64_t lie_about(uint64_t at, uint64_t value) const;
+  uint64_t lie_about_log(uint64_t at, uint64_t value) const;
+  uint64_t lie_about_time(uint64_t now_ns) const;
   void lie_about_line(uint64_t at, core::Line& line) const;
 
   World& world_;
@@ -356,6 +373,8 @@ class SimAccess {
       named_stamps_;  ///< by block: checksum of the entry read last
   mutable std::map<uint64_t, core::Line> seen_lines_;  ///< of the own index
   mutable uint64_t lease_stamp_ = 0;                   ///< of the lease line read last
+  mutable std::map<uint64_t, uint64_t> laps_;          ///< of other hosts' logs, by word, as seen
+  mutable uint64_t settles_seen_ = 0;                  ///< that seem to have passed
 };
 
 inline std::vector<std::byte> SimAccess::read_bytes(uint64_t from, uint64_t bytes) const {

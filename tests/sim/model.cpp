@@ -120,6 +120,14 @@ std::string Model::judge(uint32_t key, const Seen& seen, uint32_t* version) cons
   return {};
 }
 
+bool Model::gone(uint32_t key, uint64_t begun_ns) const {
+  const std::vector<Put>& puts = keys_[key].puts;
+  return std::all_of(puts.begin(), puts.end(), [&](const Put& put) {
+    const uint64_t removed_ns = puts[put.lineage].removed_ns;
+    return put.refused || (removed_ns != 0 && begun_ns > removed_ns + late_ns_);
+  });
+}
+
 // ---- lineages ----
 
 std::vector<Model::Lineage> Model::lineages_of(uint32_t key) const {

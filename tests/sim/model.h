@@ -97,6 +97,8 @@ class Model {
   /// The fault of bytes that were read under a key: none if they all belong to one version of it
   /// that did not fail and had not been removed before. `version`: that version.
   std::string judge(uint32_t key, const Seen& seen, uint32_t* version) const;
+  /// No reader that began then may find the key.
+  bool gone(uint32_t key, uint64_t begun_ns) const;
   uint32_t host_of(uint32_t key, uint32_t version) const { return keys_[key].puts[version].host; }
   /// The key of this hash, if users work on it.
   std::optional<uint32_t> key_of(uint64_t hash_low, uint64_t hash_high) const;

@@ -49,6 +49,8 @@ const char* since_name(Since since) {
       return " since it began to replace a content";
     case Since::VIEW:
       return " since it noted that a life is over";
+    case Since::LOGGED:
+      return " since it logged a change";
   }
   return "";
 }
@@ -56,8 +58,8 @@ const char* since_name(Since since) {
 constexpr std::string_view kFocusNames[] = {
     "anything", "leases",  "slow",    "weak",      "alone", "retires", "pairs",    "long-keys",
     "stopped",  "zombies", "lapsed",  "decisions", "keep",  "grants",  "contents", "custody",
-    "twins",    "late",    "returns", "words",     "many",  "spaces"};
-static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::SPACES) + 1);
+    "twins",    "late",    "returns", "words",     "many",  "spaces",  "logs"};
+static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::LOGS) + 1);
 
 /// 1 to 2^bits - 1, all magnitudes equally likely.
 uint64_t any_magnitude(Dice& random, uint64_t bits) {
@@ -327,7 +329,34 @@ void aim_at_spaces(Dice& random, Plan& plan) {
   if (random.below(2) == 0) plan.faults = {make_fault(random, plan)};
 }
 
+/// The first host puts much; the last one looks up batches, now and then or all the time. Some
+/// processes of the first host are stopped or killed with a word of the log written, and no more.
+void aim_at_logs(Dice& random, Plan& plan) {
+  plan.work = Work::BATCHES;
+  plan.operations = 60;
+  plan.keys = 6;
+  plan.shape.hosts = 2;
+  plan.processes_per_host = 1 + static_cast<uint32_t>(random.below(2));
+  plan.think_ns = random.below(2) == 0 ? 0 : kHeartbeatNs >> random.below(5);
+  plan.stall_share = static_cast<uint32_t>(random.below(2));
+  const auto lasts_ns = (1 + random.below(100)) * kMs;
+  switch (random.below(4)) {
+    case 0:
+      return;
+    case 1:
+      plan.faults = {crash(0, 3000 + any_magnitude(random, 14), 4 * kMs + random.below(20 * kMs))};
+      return;
+    default: {
+      Fault fault = since(Since::LOGGED, 0, crash(0, random.below(4), lasts_ns));
+      fault.kind = random.below(2) == 0 ? FaultKind::STOP_PROCESS : FaultKind::KILL;
+      fault.each_time = fault.kind == FaultKind::STOP_PROCESS && random.below(2) == 0;
+      plan.faults = {fault};
+    }
+  }
+}
+
 void aim_at_hosts(Dice& random, Plan& plan, Focus focus) {
+  if (focus == Focus::LOGS) aim_at_logs(random, plan);
   if (focus == Focus::SPACES) aim_at_spaces(random, plan);
   if (focus == Focus::CUSTODY) aim_at_custody(random, plan);
   if (focus == Focus::TWINS) aim_at_twins(random, plan);
@@ -383,6 +412,7 @@ void aim(Dice& random, Plan& plan, Focus focus) {
     case Focus::LATE:
     case Focus::RETURNS:
     case Focus::SPACES:
+    case Focus::LOGS:
       aim_at_hosts(random, plan, focus);
       extents_each = 2;
       break;
@@ -451,7 +481,7 @@ Plan make_plan(uint64_t seed, Focus focus) {
   // Plans without a focus include some of each, but few of those that take long, and none of TWINS,
   // of which some still fail (docs/simulator.md).
   if (focus == Focus::ANYTHING && more.below(8) == 0)
-    focus = static_cast<Focus>(1 + more.below(std::size(kFocusNames) - 2));
+    focus = static_cast<Focus>(1 + more.below(static_cast<uint64_t>(Focus::MANY)));
   if (focus == Focus::TWINS) focus = asked;
   if (focus == Focus::ANYTHING && more.below(256) == 0) focus = Focus::MANY;
   if (focus != Focus::ANYTHING) aim(random, plan, focus);

@@ -36,7 +36,8 @@ enum class Since : uint8_t {
   RETIRED,   ///< of a header
   LEASE,     ///< not a store: it requests one
   REPLACES,  ///< the same: it begins to replace a content
-  VIEW       ///< that some life is over
+  VIEW,      ///< that some life is over
+  LOGGED     ///< a change of its index
 };
 
 struct Fault {
@@ -58,7 +59,8 @@ enum class Work : uint8_t {
   GREEDY,    ///< the last host puts all it can, and needs extents that others can spare
   CONTENTS,  ///< contents are replaced and read in pieces, keys are removed and put again
   CUSTODY,   ///< the first host reads much and stores little, the others put and remove
-  SPACES     ///< namespaces are registered with several layouts, filled, and removed
+  SPACES,    ///< namespaces are registered with several layouts, filled, and removed
+  BATCHES    ///< puts, replacements and removals, and batches of look-ups
 };
 
 /// A second machine that is to run as the same host as the last one.
@@ -142,7 +144,8 @@ enum class Focus : uint8_t {
   RETURNS,    ///< a host dies and comes back, again and again; one thread is late each time
   WORDS,      ///< extents are carved and coalesced, and there are words for one or two of them
   MANY,       ///< all host slots there can be, few of them or all in use
-  SPACES      ///< namespaces are registered and removed, and a host dies
+  SPACES,     ///< namespaces are registered and removed, and a host dies
+  LOGS        ///< indexes change fast, and others follow by the change log
 };
 
 /// By name, in lower case; none if there is no such focus.

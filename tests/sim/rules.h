@@ -47,6 +47,8 @@ class Rules {
   void note_exchange(uint64_t at) {
     if (world_->map().at(at).is_part(BH_PART_VIEW)) world_->note_store(Since::VIEW);
   }
+  /// A process has written a word of its host's log.
+  void note_logged() { world_->note_store(Since::LOGGED); }
   /// The current thread's process has taken a lock of its host.
   void note_lock();
   /// Before a host stores a line of its index segment.

@@ -67,7 +67,14 @@ enum class Lie : uint8_t {
   HEARTBEAT_AFTER_DUTIES,  ///< a process makes no heartbeat during its other duties
   HEARTBEAT_NOT_WATCHED,   ///< a joining host sees no change of the heartbeat
   RUN_NOT_READ_AGAIN,  ///< after a process took a word, the run seems to be the one that led to it
-  HEARTBEAT_NOT_COMPARED  ///< the heartbeat in the memory is the one that this machine stored
+  HEARTBEAT_NOT_COMPARED,  ///< the heartbeat in the memory is the one that this machine stored
+  ONLY_FIRST_STORED,       ///< of the words of a part, only the first one is stored
+  ONE_LINE_FLUSHED,        ///< of words, only the line of the one that this thread exchanged last
+  NOT_ACQUIRED,            ///< these lines: an invalidation whose fence comes later is made
+  LAPS_OF_ONE_BIT,         ///< of the laps in other hosts' logs only the lowest bit is known
+  MARKS_SETTLE_AT_ONCE,    ///< between two batches of look-ups more than settle_ms seem to pass
+  WALK_SETTLES_AT_ONCE,    ///< an index seems to be read settle_ms after its log
+  RETIRED_IS_THERE         ///< a retired header is that of the entry read last
 };
 
 struct SeededBug {

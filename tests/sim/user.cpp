@@ -262,6 +262,9 @@ void User::operate() {
     case Work::SPACES:
       if (roll < 70) return use_space();
       break;
+    case Work::BATCHES:
+      if (machine->host != 0) return roll < 80 ? exists() : roll < 90 ? put() : remove();
+      return roll < 50 ? put() : roll < 65 ? replace() : roll < 95 ? remove() : exists();
     case Work::GREEDY:
       if (machine->host + 1 == stage_.world.plan().shape.hosts ||
           worker().operations_left % 16 == 8)
@@ -490,10 +493,17 @@ void User::exists() {
   // then.
   const uint64_t known_at = core_->context().private_word(offsetof(bh_host_private, probed_hosts));
   const uint64_t known = stage_.world.machine().cache.peek(known_at);
+  std::vector<bool> gone(keys.size());
   const auto ask = [&] {
+    const uint64_t begun_ns = stage_.world.now_ns();
+    for (uint32_t k = 0; k < keys.size(); ++k) gone[k] = stage_.model.gone(k, begun_ns);
     stage_.world.begin_operation(Operation::EXISTS);
     const uint64_t count = core_->lookup.exists(Model::kNamespace, keys, present.data());
     stage_.world.end_operation(count);
+    for (uint32_t k = 0; k < keys.size() && !stage_.world.cloned(); ++k) {
+      if (gone[k] && present[k] != 0 && stage_.model.gone(k, begun_ns))
+        stage_.world.fail("mirror", fmt::format("a batch finds key {}, which was removed", k));
+    }
     for (uint32_t k = 0; k < keys.size(); ++k) must[k] = must[k] && kept(k) && present[k] == 0;
     return std::find(must.begin(), must.end(), true) != must.end();
   };

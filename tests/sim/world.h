@@ -83,6 +83,8 @@ struct Thread {
   bool found_present = false;         ///< in this operation: a put of a key that was stored already
   std::map<uint64_t, uint64_t> runs;  ///< the run words that it loaded, where they were READY
   bool took_word = false;             ///< it has reserved a block since it loaded one
+  uint64_t logged_line = 0;           ///< of the word of a log that it wrote last
+  bool read_log = false;              ///< of another host, since it looked at the clock
 };
 
 struct Machine {
