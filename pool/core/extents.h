@@ -46,6 +46,7 @@ struct Terms {
   bool may_carve = true;   ///< an extent may be carved for it
   bool in_custody = true;  ///< a stale writer may still be able to store there
 };
+inline constexpr Terms kSafe{.in_custody = false};
 
 /// The states of an allocator word in which it names a process.
 inline bool names_process(uint32_t block_state) {

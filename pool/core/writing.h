@@ -67,6 +67,7 @@ class Writing {
 
  private:
   Status check_value(const Key& key, uint64_t bytes, std::string_view user_metadata) const;
+  std::optional<Located> find_present(const Key& key) const;
   bool put_present(const Key& key);
   Status store(const Key& key, const Content& content, std::optional<Block> block);
   Status finish_put(const Key& key, const Block& block, bh_block_header header,
@@ -98,7 +99,8 @@ Status Writing<A>::put(const Key& key, const Content& content) {
   if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
   // A block is reserved while the first line of the look-up comes from memory.
   c_.access.prefetch(index_.first_line(c_.host, key.hash));
-  auto block = allocator_.reserve(room_for(content, key.bytes.size()));
+  // Space where a host that was declared dead may still write comes last (Space::reserve_block).
+  auto block = allocator_.reserve(room_for(content, key.bytes.size()), kSafe);
   if (put_present(key)) {
     if (block) allocator_.release(*block);
     return Status::OK;
@@ -118,7 +120,7 @@ Status Writing<A>::put_made(const Key& key, const Content& raw, Make make) {
   BOWHEAD_ASSERT(content.length_bytes == raw.length_bytes &&
                  content.user_metadata == raw.user_metadata);
   if (c_.ended()) return c_.gone();  // making it takes a while
-  return store(key, content, allocator_.reserve(room_for(content, key.bytes.size())));
+  return store(key, content, allocator_.reserve(room_for(content, key.bytes.size()), kSafe));
 }
 
 /// Stores into `block` or, if there is none, into a block that Space makes room for.
@@ -136,12 +138,25 @@ Status Writing<A>::store(const Key& key, const Content& content, std::optional<B
   return finish_put(key, *block, header, content.user_metadata);
 }
 
+/// The block of a key, if a put of the key need not do anything. A block of this host whose put has
+/// not come to its end may not be in the change log yet: then the put takes the lock of the key,
+/// and finds what the other put, or the scavenger of its process, has finished.
+template <class A>
+std::optional<Located> Writing<A>::find_present(const Key& key) const {
+  auto located = lookup_.locate(key);
+  if (located && located->found.host == c_.host) {
+    const uint32_t state = allocator_.word(located->slot).state;
+    if (state != BH_BLOCK_COMMITTED && state != BH_BLOCK_RETIRING) return std::nullopt;
+  }
+  return located;
+}
+
 /// If the key is stored already: notes and counts the use, which is all that a put of it does.
 template <class A>
 bool Writing<A>::put_present(const Key& key) {
   // A block that a host stored after it was declared dead is found by that host alone.
   if (c_.ended()) return false;
-  const auto located = lookup_.locate(key);
+  const auto located = find_present(key);
   if (!located) return false;
   reading_.used_now(located->slot);
   c_.count(BH_COUNTER_PUTS_PRESENT);
@@ -160,14 +175,14 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes,
   reservation.user_metadata = std::string(user_metadata);
   if (c_.ended()) return c_.gone();
   if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
-  if (lookup_.locate(key)) {
+  if (find_present(key)) {
     reservation.present = true;
     return reservation;
   }
   // Not in custody: a zombie may write there with the caller, and the checksum would cover that.
   const uint64_t room = c_.layout.block_bytes(
       length_bytes, Layout::key_line_bytes(key.bytes.size(), user_metadata.size()));
-  auto block = allocator_.reserve(room, {.in_custody = false});
+  auto block = allocator_.reserve(room, kSafe);
   if (!block) block = space_.reserve_block(room);
   if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
   if (extents_.copy_only(c_.layout.extent_of_slot(block->slot))) {
@@ -317,7 +332,10 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
     usage_.add(header);
     if (!allocator_.commit(block)) return c_.gone();
   }
-  if (gone) return Status::NAMESPACE_GONE;  // the duties retire the block
+  if (gone) {
+    if (c_.alone()) namespaces_.sweep();  // else the duties retire the block
+    return Status::NAMESPACE_GONE;
+  }
   c_.count(BH_COUNTER_PUTS);
   c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);
   space_.evict_by_watermark(block.block_bytes);

@@ -86,6 +86,8 @@ class LogCrash : public testing::Test {
         deaths += dies;
         put(text + " next");
         EXPECT_TRUE(in_batch(text + " next")) << "stored after the death";
+        put(text);
+        EXPECT_TRUE(in_batch(text)) << "put again, while the dead process's work is not undone";
         survivor_.core().recovery.scavenge_dead();
         EXPECT_EQ(in_batch(text), in_index(text)) << "after scavenging";
         EXPECT_LE(loads_of_absent_keys(), 2u) << "the reader follows no more";
