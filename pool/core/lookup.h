@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Look-ups of blocks: index entries, the headers that they name, and the keys beside the headers,
-// in the index of this host and of all others that it knows of. Stores nothing.
+// in the index of this host and of all others that it knows of. Stores nothing but, for `pool
+// info`, what its mirror has.
 //
 // Invariant
 //   M1 User metadata are returned only if their check agrees with them and with the stamp of the

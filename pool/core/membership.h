@@ -111,7 +111,7 @@ Result<void> Membership<A>::work() {
   retirement_.reap(/*wait=*/false);
   extents_.map_read_only();
   const uint64_t now_ns = c_.access.now_ns();
-  mirror_.read_indexes(lookup_.other_hosts(), now_ns + uint64_t{c_.times.heartbeat_ms} * 250'000);
+  mirror_.keep_up(lookup_.other_hosts(), now_ns + uint64_t{c_.times.heartbeat_ms} * 250'000);
   if (!hosts_.take_duties(now_ns)) return {};
   if (now_ns - shown_at_ns_ >= uint64_t{c_.times.heartbeat_ms} * 5'000'000) {
     shown_at_ns_ = now_ns;

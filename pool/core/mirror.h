@@ -24,7 +24,8 @@
 //      read.
 //   M3 The position in a log is stored after the lines of all words before it were read or marked.
 //   M4 A host is mirrored whole or not at all. One whose log ran over, or said that all has
-//      changed, is not, until its whole index has been read again, from a word that stood before.
+//      changed, is not, until its whole index has been read again: from a word that stood before,
+//      and following the log meanwhile, so that a host that stores all the time is mirrored too.
 //   M5 Lines change under the mutex, and a reader without it never misses an entry that stays: its
 //      item stays where it is, and a bit that is to be cleared is cleared after the items are
 //      there.
@@ -72,14 +73,16 @@ class Mirror {
   void prefetch(uint64_t bucket, uint64_t tag) const {
     prefetch_line(line_at(bucket, line_of(tag)));
   }
-  /// Goes on reading the indexes of those of `hosts` that are not mirrored, if there was a batch.
-  /// One thread.
-  void read_indexes(uint64_t hosts, uint64_t until_ns);
+  /// Goes on reading the indexes of those of `hosts` that are not mirrored, and follows the logs of
+  /// the others, so that the next batch has little to read; unless there was no batch for long. One
+  /// thread.
+  void keep_up(uint64_t hosts, uint64_t until_ns);
 
  private:
   using Word = std::atomic<uint64_t>;
 
-  static constexpr uint64_t kMostWords = 4096;  ///< that a batch reads of one log
+  static constexpr uint64_t kMostWords = 1024;    ///< that are read of a log under one lock
+  static constexpr uint32_t kRoundsWanted = 600;  ///< of keep_up(), one each heartbeat
   static constexpr uint32_t kFurther = 0, kUnread = 1, kItems = 2;  ///< words of a line
   static constexpr uint32_t kItemBits = 21, kEntryShift = 18;       ///< of an item: its upper bits
   static constexpr uint64_t kItemMask = (uint64_t{1} << kItemBits) - 1;
@@ -97,9 +100,13 @@ class Mirror {
   /// A walk over the index of a host that is not mirrored.
   struct Walk {
     bool begun = false;
-    uint64_t position = 0;  ///< in its log, before the walk
     uint64_t began_ns = 0;
-    uint64_t bucket = 0;
+    uint64_t bucket = 0;  ///< the next one
+  };
+  enum class Caught {
+    UP,      ///< with all words that are written
+    BEHIND,  ///< there are more of them
+    LOST     ///< the whole index must be read again
   };
 
   uint64_t tag_mask() const { return (uint64_t{1} << tag_bits_) - 1; }
@@ -145,8 +152,9 @@ class Mirror {
   void copy_line(uint32_t host, uint64_t bucket);
   bool store_items(Word* line, uint32_t host, std::span<const uint32_t> items);
   bool mark(uint32_t host, std::span<const uint64_t> buckets, uint64_t now_ns);
-  bool catch_up_with(uint32_t host, uint64_t now_ns);
-  void look_again(uint32_t host, uint64_t now_ns);
+  Caught catch_up_with(uint32_t host);
+  void look_again(uint32_t host);
+  bool follow(uint32_t host, uint64_t until_ns);
   bool walk(uint32_t host, uint64_t until_ns);
   bool have_memory();
   uint64_t settle_ns() const { return uint64_t{c_.times.settle_ms} * 1'000'000; }
@@ -156,15 +164,16 @@ class Mirror {
   ChangeLog<A>& log_;
   const uint64_t most_bytes_;
 
-  std::atomic<bool> wanted_{false};  ///< a batch has asked
-  uint64_t row_lines_ = 0;           ///< a power of two
-  uint32_t tag_bits_ = 0;            ///< of the tag, in an item
+  std::atomic<uint32_t> rounds_wanted_{0};  ///< of keep_up(), since a batch has asked
+  uint64_t row_lines_ = 0;                  ///< a power of two
+  uint32_t tag_bits_ = 0;                   ///< of the tag, in an item
   PrivateMemory lines_, marks_;
   typename A::Mutex mutex_;  ///< guards what follows, and stores to the lines
   uint64_t whole_ = 0;       ///< hosts, a bit each, that are mirrored
   std::array<Peer, BH_HOSTS_MAX> peers_;
   // Of the thread that reads indexes.
   std::array<Walk, BH_HOSTS_MAX> walks_;
+  uint32_t next_host_ = 0;  ///< whose turn it is
   bool no_memory_ = false;
 };
 
@@ -189,7 +198,9 @@ auto Mirror<A>::match(uint64_t bucket, uint64_t tag, Visit visit) const -> Excep
 
 template <class A>
 uint64_t Mirror<A>::catch_up(uint64_t hosts) {
-  wanted_.store(true, std::memory_order_relaxed);  // a hint: it orders nothing
+  // A hint: it orders nothing.
+  if (rounds_wanted_.load(std::memory_order_relaxed) != kRoundsWanted)
+    rounds_wanted_.store(kRoundsWanted, std::memory_order_relaxed);
   const std::lock_guard guard(mutex_);
   hosts &= whole_;
   if (hosts == 0) return 0;
@@ -201,29 +212,30 @@ uint64_t Mirror<A>::catch_up(uint64_t hosts) {
   c_.access.coherence_fence();
   for (uint64_t left = hosts; left != 0; left &= left - 1)
     c_.access.prefetch(next_at(static_cast<uint32_t>(std::countr_zero(left))));
-  const uint64_t now_ns = c_.incoherent() ? c_.access.now_ns() : 0;
   uint64_t caught_up = 0;
   for (uint64_t left = hosts; left != 0; left &= left - 1) {
     const auto host = static_cast<uint32_t>(std::countr_zero(left));
-    if (catch_up_with(host, now_ns))
-      caught_up |= uint64_t{1} << host;
-    else
-      set_whole(whole_ & ~(uint64_t{1} << host));
+    const Caught caught = catch_up_with(host);
+    // One that is behind is read by its index this time.
+    if (caught == Caught::UP) caught_up |= uint64_t{1} << host;
+    if (caught == Caught::LOST) set_whole(whole_ & ~(uint64_t{1} << host));
   }
   return caught_up;
 }
 
-/// The line of the next word was acquired. False if the whole index must be read again.
+/// The line of the next word was acquired. Reads no more words than kMostWords, or half a ring.
 template <class A>
-bool Mirror<A>::catch_up_with(uint32_t host, uint64_t now_ns) {
+auto Mirror<A>::catch_up_with(uint32_t host) -> Caught {
   constexpr size_t kAtOnce = 64;
   Peer& peer = peers_[host];
   const uint64_t buckets = c_.layout.geometry().index_bucket_count;
+  const uint64_t most = std::min(kMostWords, log_.count() / 2);
   std::array<uint64_t, kAtOnce> changed;
   for (uint64_t next = peer.position + 1, read = 0;;) {
     size_t count = 0;
+    const size_t at_once = std::min(kAtOnce, most - read);
     bool more = true;
-    for (; more && count < kAtOnce; ++next) {
+    for (; more && count < at_once; ++next) {
       const uint64_t word = c_.access.load(log_.word_at(host, next));
       const uint64_t there = log_sequence(word, log_.place_of(next), log_.count(), next);
       if (there < next) {
@@ -231,23 +243,24 @@ bool Mirror<A>::catch_up_with(uint32_t host, uint64_t now_ns) {
         break;
       }
       const uint64_t bucket = word & BH_LOG_ALL;
-      if (there > next || bucket >= buckets) return false;
+      if (there > next || bucket >= buckets) return Caught::LOST;
       changed[count++] = bucket;
       prefetch_row(bucket);
       if ((next + 1) % log_.kLineWords == 0) c_.access.acquire(log_.word_at(host, next + 1), 8);
     }
     const std::span known(changed.data(), count);
     if (c_.incoherent()) {
-      if (!mark(host, known, now_ns)) return false;
+      // The time after the words were seen: the lines that they name settle from then on.
+      if (count != 0 && !mark(host, known, c_.access.now_ns())) return Caught::LOST;
     } else {
       for (const uint64_t bucket : known) copy_line(host, bucket);
     }
     peer.position = next - 1;  // M3
-    if (!more) break;
-    if ((read += count) >= kMostWords) return false;
+    read += count;
+    if (more && read < most) continue;
+    look_again(host);
+    return more ? Caught::BEHIND : Caught::UP;
   }
-  look_again(host, now_ns);
-  return true;
 }
 
 /// False if a bucket has as many marks as can be counted.
@@ -266,9 +279,11 @@ bool Mirror<A>::mark(uint32_t host, std::span<const uint64_t> buckets, uint64_t 
 
 /// Copies the marked lines that have settled, and takes the marks off.
 template <class A>
-void Mirror<A>::look_again(uint32_t host, uint64_t now_ns) {
+void Mirror<A>::look_again(uint32_t host) {
   constexpr size_t kAtOnce = 64, kAhead = 8;
   std::deque<Mark>& marks = peers_[host].marks;
+  if (marks.empty()) return;
+  const uint64_t now_ns = c_.access.now_ns();
   for (;;) {
     size_t ripe = 0;
     while (ripe < std::min(marks.size(), kAtOnce) &&
@@ -289,12 +304,13 @@ void Mirror<A>::look_again(uint32_t host, uint64_t now_ns) {
   }
 }
 
-/// Copies what an acquired directory line says to the row of its bucket, which is not marked by the
-/// host from then on.
+/// Copies what an acquired directory line says to the row of its bucket. While the bucket is marked
+/// the line is read all the same.
 template <class A>
 void Mirror<A>::copy_line(uint32_t host, uint64_t bucket) {
   const Line words = c_.access.load_line(c_.layout.bucket(host, bucket));
   const uint64_t bit = uint64_t{1} << host;
+  const bool marked = marks_of(host, bucket) != 0;
   for (uint64_t i = 0; i < row_lines_; ++i) {
     std::array<uint32_t, BH_INDEX_ENTRIES> items;
     size_t count = 0;
@@ -305,7 +321,7 @@ void Mirror<A>::copy_line(uint32_t host, uint64_t bucket) {
     Word* line = line_at(bucket, i);
     const bool whole = store_items(line, host, {items.data(), count});
     set_bit(line[kFurther], bit, words[BH_INDEX_ENTRIES] != 0);
-    set_bit(line[kUnread], bit, !whole);
+    set_bit(line[kUnread], bit, marked || !whole);
   }
 }
 
@@ -372,16 +388,41 @@ bool Mirror<A>::have_memory() {
 }
 
 template <class A>
-void Mirror<A>::read_indexes(uint64_t hosts, uint64_t until_ns) {
-  if (!wanted_.load(std::memory_order_relaxed)) return;
+void Mirror<A>::keep_up(uint64_t hosts, uint64_t until_ns) {
+  const uint32_t rounds = rounds_wanted_.load(std::memory_order_relaxed);
+  if (rounds == 0 || (hosts != 0 && !have_memory())) return;
+  rounds_wanted_.store(rounds - 1, std::memory_order_relaxed);
   uint64_t whole = 0;
   {
     const std::lock_guard guard(mutex_);
+    if ((whole_ & ~hosts) != 0) set_whole(whole_ & hosts);  // the others are gone
     whole = whole_;
   }
-  for (uint64_t left = hosts & ~whole; left != 0; left &= left - 1) {
-    if (!have_memory() || !walk(static_cast<uint32_t>(std::countr_zero(left)), until_ns)) return;
+  // In turn, so that no host keeps the others from it. A walk goes on to its end.
+  const uint32_t count = c_.layout.geometry().host_count;
+  for (uint32_t n = 0; n < count; ++n) {
+    const uint32_t host = next_host_;
+    const bool mirrored = (whole >> host & 1) != 0;
+    const bool in_time =
+        (hosts >> host & 1) == 0 || (mirrored ? follow(host, until_ns) : walk(host, until_ns));
+    if (in_time || mirrored) next_host_ = (host + 1) % count;
+    if (!in_time) return;
   }
+}
+
+/// Reads what is new in the log of a mirrored host. False if the time is over.
+template <class A>
+bool Mirror<A>::follow(uint32_t host, uint64_t until_ns) {
+  for (Caught caught = Caught::BEHIND; caught == Caught::BEHIND;) {
+    if (c_.access.now_ns() >= until_ns) return false;
+    const std::lock_guard guard(mutex_);
+    if ((whole_ >> host & 1) == 0) return true;
+    c_.access.invalidate(log_.word_at(host, peers_[host].position + 1), 8);
+    c_.access.coherence_fence();
+    caught = catch_up_with(host);
+    if (caught == Caught::LOST) set_whole(whole_ & ~(uint64_t{1} << host));
+  }
+  return true;
 }
 
 /// One slice of a walk. False if the time is over.
@@ -389,28 +430,39 @@ template <class A>
 bool Mirror<A>::walk(uint32_t host, uint64_t until_ns) {
   constexpr uint64_t kAtOnce = 16;  // buckets, for which batches may wait
   Walk& walk = walks_[host];
+  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
   if (!walk.begun) {
     c_.access.acquire(log_.word_at(host, 0), 8 * log_.count());
-    walk = {true, log_.highest(host), c_.access.now_ns(), 0};
+    const uint64_t position = log_.highest(host);
+    walk = {true, c_.access.now_ns(), 0};
+    const std::lock_guard guard(mutex_);
+    for (const Mark& mark : peers_[host].marks) marks_of(host, mark.bucket) = 0;
+    peers_[host] = {position, {}};
   }
-  // The lines of all words up to the position have settled by then (M2).
-  if (c_.incoherent() && c_.access.now_ns() - walk.began_ns <= settle_ns()) return true;
-  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
-  while (walk.bucket < buckets) {
+  // The lines of all words up to the first position have settled by then (M2).
+  const bool settled = !c_.incoherent() || c_.access.now_ns() - walk.began_ns > settle_ns();
+  for (;;) {
     if (c_.access.now_ns() >= until_ns) return false;
-    const uint64_t end = std::min(walk.bucket + kAtOnce, buckets);
+    const uint64_t end = settled ? std::min(walk.bucket + kAtOnce, buckets) : walk.bucket;
     for (uint64_t b = walk.bucket; b < end; ++b)
       c_.access.invalidate(c_.layout.bucket(host, b), BH_LINE_BYTES);
+    c_.access.invalidate(log_.word_at(host, peers_[host].position + 1), 8);
     c_.access.coherence_fence();
     const std::lock_guard guard(mutex_);
     for (; walk.bucket < end; ++walk.bucket) copy_line(host, walk.bucket);
+    const Caught caught = catch_up_with(host);
+    if (caught == Caught::LOST) {
+      walk.begun = false;  // from the beginning, when it is this host's turn again
+      return true;
+    }
+    if (caught == Caught::BEHIND) continue;
+    if (!settled) return true;
+    if (walk.bucket == buckets) {
+      walk.begun = false;
+      set_whole(whole_ | uint64_t{1} << host);
+      return true;
+    }
   }
-  walk.begun = false;
-  const std::lock_guard guard(mutex_);
-  for (const Mark& mark : peers_[host].marks) marks_of(host, mark.bucket) = 0;
-  peers_[host] = {walk.position, {}};
-  set_whole(whole_ | uint64_t{1} << host);
-  return true;
 }
 
 }  // namespace bowhead::core

@@ -155,6 +155,57 @@ TEST_F(MirrorOfAHost, IsReadAnewWhenTheLogRanOver) {
   EXPECT_EQ(batch(0, 2), "01");
 }
 
+// A batch reads some words of a log at most; it is right all the same, and the next one goes on.
+TEST_F(MirrorOfAHost, IsKeptWhenABatchIsFarBehind) {
+  mirror();
+  const uint64_t words = pool_.superblock().geometry.log_count;
+  for (uint64_t i = 0; i < words * 3 / 4; ++i) {
+    put(writer_, 0);
+    ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
+  }
+  put(writer_, 1);
+  loads();
+  EXPECT_EQ(batch(0, 100), "01" + std::string(98, '0'));
+  EXPECT_GE(loads(), 100u) << "by its index";
+  EXPECT_EQ(batch(1000, 100), std::string(100, '0'));
+  loads();
+  EXPECT_EQ(batch(1000, 100), std::string(100, '0'));
+  EXPECT_LE(loads(), 1u) << "mirrored, though its index was not read again";
+  EXPECT_EQ(batch(0, 2), "01");
+}
+
+// Words come while its index is read.
+TEST_F(MirrorOfAHost, IsMirroredWhileItStores) {
+  batch(0, 1);
+  for (uint32_t i = 0; i < 300; ++i) {
+    put(writer_, i);
+    if (i % 100 == 0) reader_.work();
+  }
+  reader_.work();
+  loads();
+  EXPECT_EQ(batch(1000, 100), std::string(100, '0'));
+  EXPECT_LE(loads(), 1u);
+  EXPECT_EQ(batch(250, 100), std::string(50, '1') + std::string(50, '0'));
+}
+
+// The duties follow the logs, and forget hosts that are gone.
+TEST_F(MirrorOfAHost, IsFollowedBetweenBatches) {
+  mirror();
+  const uint64_t words = pool_.superblock().geometry.log_count;
+  for (uint64_t round = 0; round < 4; ++round) {
+    for (uint64_t i = 0; i < words / 2; ++i) {
+      put(writer_, 0);
+      ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
+    }
+    reader_.work();
+  }
+  put(writer_, 1);
+  loads();
+  EXPECT_EQ(batch(1000, 100), std::string(100, '0'));
+  EXPECT_LE(loads(), 3u) << "the log did not run over";
+  EXPECT_EQ(batch(0, 2), "01");
+}
+
 TEST(LogSequence, GoesOnWhereLapsAreCountedAnew) {
   constexpr uint64_t kCount = 1024, kLaps = uint64_t{1} << 30;
   for (const uint64_t lap : {uint64_t{0}, uint64_t{1}, kLaps - 1, kLaps, kLaps + 1, 5 * kLaps}) {
