@@ -179,6 +179,7 @@ bh_superblock write_new_pool(Media& media, const bh_geometry& geometry,
   for (uint32_t host = 0; host < geometry.host_count; ++host) {
     access.publish(layout.part(host, BH_PART_OWN), 8 * geometry.extent_count);
     access.publish(layout.slot_line(host, 0), sizeof(bh_host_slot));
+    access.publish(layout.part(host, BH_PART_HEARTBEAT), sizeof(bh_host_heartbeat));
   }
   // The superblock makes it a pool: it is stored last, and its first copy last of all.
   store_superblock(media, sb, 1);

@@ -84,11 +84,13 @@ class Custody {
   bool run_job(bool locked);
   template <class Visit>
   bool walk_index(Walk& walk, uint64_t until_ns, Visit visit);
-  void survey(uint64_t now_ns, uint64_t hosts);
+  void survey(uint64_t now_ns, uint64_t hosts, const LivesOver& over);
   void adopt(std::vector<std::pair<uint64_t, Holding>> inherited);
+  void uncount_imports(uint64_t extent);
   bool continue_job(Adoption& job, uint64_t until_ns);
   bool continue_job(Opening& job, uint64_t until_ns);
   void confirm_adopted();
+  bool stopped_before(uint64_t extent) const;
   bool import_entry(bh_index_entry entry);
   void open_custody(uint64_t now_ns);
   bool may_open(Opening& job);
@@ -112,9 +114,9 @@ class Custody {
   Membership<A>& membership_;
   Recovery<A>& recovery_;
 
-  uint64_t surveyed_all_at_ns_ = 0;       ///< the last survey that read the words of all hosts
-  uint64_t surveyed_views_ = UINT64_MAX;  ///< what was over then
-  uint64_t unread_ = 0;                   ///< hosts that wrote words since the last survey
+  uint64_t surveyed_all_at_ns_ = 0;         ///< the last survey that read the words of all hosts
+  std::optional<LivesOver> surveyed_over_;  ///< as known before that
+  uint64_t unread_ = 0;                     ///< hosts that wrote words since the last survey
   uint64_t sweep_due_ns_ = 0;
   std::variant<std::monostate, Adoption, Opening> job_;  ///< the job under way, if any
   std::vector<bh_index_entry> unswept_;
@@ -130,12 +132,12 @@ bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
       if (!run_job(locked)) return false;
       if (c_.access.now_ns() >= until_ns || c_.ended()) return true;
     }
-    uint64_t views = 0;
-    for (uint32_t h = 0; h < hosts_.count(); ++h) views += c_.view(h).ended;
+    // The words of a life that is over must have been read after that was decided (S3): a survey
+    // knows of no life that ended later.
+    const LivesOver over = holdings_.lives_over();
     unread_ |= holdings_.moved();
-    // The words of a life that is over must have been read after that was decided (S3).
     const bool all =
-        views != surveyed_views_ ||
+        over != surveyed_over_ ||
         now_ns - surveyed_all_at_ns_ >= kSurveyHeartbeats * c_.times.heartbeat_ms * 1'000'000;
     if (!all && unread_ == 0 && !custody_pending_ && !grants_.wanted()) return true;
     // One process of the host at a time, also if it takes longer than a heartbeat: no process may
@@ -145,10 +147,10 @@ bool Custody<A>::settle_extents(uint64_t now_ns, bool locked) {
     if (may) {
       if (all) {
         surveyed_all_at_ns_ = now_ns;
-        surveyed_views_ = views;
+        surveyed_over_ = over;
       }
       const uint64_t hosts = std::exchange(unread_, 0);
-      survey(now_ns, all ? ~uint64_t{0} : hosts);
+      survey(now_ns, all ? ~uint64_t{0} : hosts, over);
     }
     if (!locked) c_.access.unlock_host(c_.host);
     if (!may || !has_job()) return may;
@@ -212,18 +214,18 @@ bool Custody<A>::walk_index(Walk& walk, uint64_t until_ns, Visit visit) {
 /// Reads the words of these hosts anew. Those of the others are as they were when they were last
 /// read, or newer.
 template <class A>
-void Custody<A>::survey(uint64_t now_ns, uint64_t hosts) {
+void Custody<A>::survey(uint64_t now_ns, uint64_t hosts, const LivesOver& over) {
   const Life self{c_.host, c_.incarnation};
   std::vector<std::pair<uint64_t, Holding>> claims, inherited;
   std::map<Life, bool> mine;  // whether this host succeeds the life
   uint64_t holders = lookup_.own_bit();
-  holdings_.refresh_own_words(hosts);
+  holdings_.reread_own_words(hosts);
   for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
-    const Holding now = holdings_.holding_of(e);
+    const Holding now = holdings_.holding_of(e, over);
     if (now.life.incarnation != 0) holders |= uint64_t{1} << now.life.host;
     if (now.life == self) {
       const bool to_ended =
-          now.word.state == BH_OWN_GIVEN && c_.ended({now.word.slot, now.word.incarnation});
+          now.word.state == BH_OWN_GIVEN && over.has({now.word.slot, now.word.incarnation});
       if (now.word.state == BH_OWN_CLAIM) claims.emplace_back(e, now);
       if (now.word.state == BH_OWN_ABANDONED || to_ended) {
         holdings_.write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
@@ -235,9 +237,9 @@ void Custody<A>::survey(uint64_t now_ns, uint64_t hosts) {
         holdings_.write_own(e, word);
       }
     } else if (now.word.state == BH_OWN_GIVEN && now.word.slot == c_.host &&
-               now.word.incarnation == c_.incarnation && !c_.ended(now.life)) {
+               now.word.incarnation == c_.incarnation && !over.has(now.life)) {
       claims.emplace_back(e, now);
-    } else if (c_.ended(now.life)) {
+    } else if (over.has(now.life)) {
       const auto [at, fresh] = mine.try_emplace(now.life, false);
       if (fresh) at->second = hosts_.successor(now.life) == self;
       if (!at->second) continue;
@@ -268,8 +270,12 @@ template <class A>
 void Custody<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
   Adoption job;
   job.inherited = std::move(inherited);
+  // It may have died while it counted a block that it imported, whose word names no process.
+  const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
+  if (busy != 0 && busy >> 48 != c_.process + 1) usage_.doubt();
   job.extents.resize(c_.layout.geometry().extent_count);
   for (const auto& [e, was] : job.inherited) {
+    uncount_imports(e);
     if (!grants_.forget(e)) {
       custody_pending_ = true;
       return;
@@ -284,6 +290,24 @@ void Custody<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
   if (!job.sources.empty()) job.walk.host = job.sources.back();
   job_ = std::move(job);
   note_extents_busy(true);
+}
+
+/// The blocks that an adoption imported, which was begun and not finished: they are imported anew.
+template <class A>
+void Custody<A>::uncount_imports(uint64_t extent) {
+  const Slab slab = extents_.held_slab(extent);
+  if (slab.block_bytes == 0 || slab.head != extent) return;
+  for (uint64_t i = 0; i < slab.block_count; ++i) {
+    const uint64_t slot = extents_.slot_of(slab, i);
+    const SeenWord seen = c_.see(slot);
+    bh_block_header header;
+    if (seen.word.state != BH_BLOCK_COMMITTED || !c_.change(seen, seen.word.next(BH_BLOCK_NONE)))
+      continue;
+    if (lookup_.read_header(slot, header))
+      usage_.subtract(header);
+    else
+      usage_.doubt();  // U2
+  }
 }
 
 template <class A>
@@ -305,9 +329,9 @@ bool Custody<A>::continue_job(Adoption& job, uint64_t until_ns) {
   std::erase_if(job.waiting, [&](const bh_index_entry& entry) { return import_entry(entry); });
   if (!job.waiting.empty() && c_.access.now_ns() < job.walked_at_ns + kLockWaitNs) return false;
   // Only extents with the holder and epoch of the survey. The next survey finds the others.
-  holdings_.refresh_own_words();
+  const LivesOver over = holdings_.refresh_own_words();
   for (const auto& [e, was] : job.inherited) {
-    const Holding now = holdings_.holding_of(e);
+    const Holding now = holdings_.holding_of(e, over);
     if (now.life == was.life && now.word.epoch == was.word.epoch)
       holdings_.write_own(e, {BH_OWN_OWN, now.word.epoch + 1, BH_OWN_UNCONFIRMED, c_.incarnation,
                               BH_CUSTODY_READ_ONLY});
@@ -363,16 +387,16 @@ void Custody<A>::confirm_adopted() {
   }
   if (adopted.empty()) return;
   c_.settle();
-  holdings_.refresh_own_words();
+  const LivesOver over = holdings_.refresh_own_words();
   const Life self{c_.host, c_.incarnation};
   std::map<Life, bool> successor;
   for (const uint64_t e : adopted) {
     OwnWord word = extents_.own_word(e);
-    const Holding other = holdings_.holding_of(e, word.epoch - 1);
+    const Holding other = holdings_.holding_of(e, over, word.epoch - 1);
     // This life, if the recipient of a grant abandoned it, or no other host has a word about it.
     const Life life = other.word.state == BH_OWN_NONE ? self : other.life;
     const auto [at, fresh] = successor.try_emplace(life, life == self);
-    if (fresh && life != self) at->second = c_.ended(life) && hosts_.successor(life) == self;
+    if (fresh && life != self) at->second = over.has(life) && hosts_.successor(life) == self;
     if (at->second) {
       word.slot = 0;
       holdings_.write_own(e, word);
@@ -384,6 +408,13 @@ void Custody<A>::confirm_adopted() {
   }
 }
 
+/// All lives that may have written to the extent are known to have stopped.
+template <class A>
+bool Custody<A>::stopped_before(uint64_t extent) const {
+  return std::ranges::all_of(holdings_.predecessors(extent),
+                             [&](const Life life) { return hosts_.fenced(life); });
+}
+
 /// False if the key's lock is held: try again. A block for which there are no words, or no entries,
 /// is lost, and counts as evicted.
 template <class A>
@@ -392,11 +423,13 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   c_.access.acquire(c_.layout.header(slot), BH_LINE_BYTES);
   const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
   bh_block_header header;
-  // Without a checksum no reader could detect the stores of a zombie to it.
   if (!lookup_.read_header(slot, header) || header.stamp != entry.stamp ||
-      stamp_state(header.stamp) != BH_STAMP_COMMITTED || header.checksum_kind == BH_CHECKSUM_NONE ||
-      hash_of(header) != hash_of(entry))
+      stamp_state(header.stamp) != BH_STAMP_COMMITTED || hash_of(header) != hash_of(entry))
     return true;
+  // Without a checksum no reader could detect the stores of a zombie to it: it is taken only from
+  // lives that are known to have stopped, and is read as any block of this host.
+  const bool summed = header.checksum_kind != BH_CHECKSUM_NONE;
+  if (!summed && !stopped_before(c_.layout.extent_of_slot(slot))) return true;
   if (slab.block_bytes == 0) {  // no words for its blocks
     c_.count(BH_COUNTER_EVICTIONS);
     usage_.evicted(entry.namespace_id);
@@ -409,9 +442,11 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   const Hash128 hash = hash_of(entry);
   const KeyLock lock(locks_, hash, kShortLockWaitNs);
   if (!lock.held()) return false;
-  const bool there = index_.find_block(c_.host, hash, entry.block_offset, entry.stamp).has_value();
+  // It may be there by an adoption whose process died before it logged, or published, the entry.
+  const auto there = index_.find_block(c_.host, hash, entry.block_offset, entry.stamp);
+  if (there) index_.publish(*there);
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
-  entry.flags = BH_ENTRY_COPY_ONLY;
+  entry.flags = summed ? BH_ENTRY_COPY_ONLY : 0;
   if (!there && !index_.insert(hash, entry)) {
     c_.count(BH_COUNTER_EVICTIONS);
     usage_.evicted(entry.namespace_id);

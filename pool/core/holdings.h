@@ -24,6 +24,15 @@ struct Holding {
   Life life;            ///< the holder
 };
 
+/// Lives that a process knew to be over at some time: what a host wrote before its life ended is
+/// judged by words that were read after that.
+struct LivesOver {
+  std::array<uint64_t, BH_HOSTS_MAX> below{};  ///< by host: all lives of lower incarnations
+
+  bool has(Life life) const { return life.incarnation < below[life.host]; }
+  bool operator==(const LivesOver&) const = default;
+};
+
 template <class A>
 class Holdings {
  public:
@@ -37,10 +46,15 @@ class Holdings {
   OwnWord own_of(uint32_t host, uint64_t extent) const;
   /// The hosts, a bit each, that may have written a word since the last call. One thread at a time.
   uint64_t moved() { return owns_.moved(); }
-  /// Of these hosts, a bit each.
-  void refresh_own_words(uint64_t hosts = ~uint64_t{0}) const;
-  /// After refresh_own_words().
-  Holding holding_of(uint64_t extent, std::optional<uint64_t> others_since = {}) const;
+  /// Those known now.
+  LivesOver lives_over() const;
+  /// Reads the words of all hosts anew; the lives that were over before.
+  LivesOver refresh_own_words() const;
+  /// Those of these hosts, a bit each.
+  void reread_own_words(uint64_t hosts) const;
+  /// By words that were read since those lives were known to be over.
+  Holding holding_of(uint64_t extent, const LivesOver& over,
+                     std::optional<uint64_t> others_since = {}) const;
   /// Lives that held the extent before this one and are not known to have given it away: they may
   /// still write to it.
   std::vector<Life> predecessors(uint64_t extent) const;
@@ -67,7 +81,21 @@ OwnWord Holdings<A>::own_of(uint32_t host, uint64_t extent) const {
 }
 
 template <class A>
-void Holdings<A>::refresh_own_words(uint64_t hosts) const {
+LivesOver Holdings<A>::lives_over() const {
+  LivesOver over;
+  for (uint32_t h = 0; h < hosts_.count(); ++h) over.below[h] = c_.view(h).ended;
+  return over;
+}
+
+template <class A>
+LivesOver Holdings<A>::refresh_own_words() const {
+  const LivesOver over = lives_over();
+  reread_own_words(~uint64_t{0});
+  return over;
+}
+
+template <class A>
+void Holdings<A>::reread_own_words(uint64_t hosts) const {
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     if ((hosts >> h & 1) != 0)
       c_.invalidate_from(h, c_.layout.part(h, BH_PART_OWN), 8 * c_.layout.geometry().extent_count);
@@ -76,8 +104,8 @@ void Holdings<A>::refresh_own_words(uint64_t hosts) const {
 }
 
 template <class A>
-auto Holdings<A>::holding_of(uint64_t extent, std::optional<uint64_t> others_since) const
-    -> Holding {
+auto Holdings<A>::holding_of(uint64_t extent, const LivesOver& over,
+                             std::optional<uint64_t> others_since) const -> Holding {
   Holding best;
   uint64_t highest = 0;
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
@@ -86,7 +114,7 @@ auto Holdings<A>::holding_of(uint64_t extent, std::optional<uint64_t> others_sin
     if (others_since && (h == c_.host || word.epoch < *others_since)) continue;
     // Of two words that say OWN, one is late: its life is over, and the other host succeeded it. If
     // that life ended before it confirmed the word, earlier words count, unless there is none.
-    const bool late = word.state == BH_OWN_OWN && c_.ended({h, word.incarnation});
+    const bool late = word.state == BH_OWN_OWN && over.has({h, word.incarnation});
     const uint64_t order = late && word.slot == BH_OWN_UNCONFIRMED
                                ? 0
                                : word.epoch * 4 + (word.state == BH_OWN_GIVEN ? 0
@@ -148,18 +176,19 @@ template <class A>
 std::vector<uint32_t> Holdings<A>::writers_of_extents() const {
   std::vector<uint32_t> writers(c_.layout.geometry().extent_count, 0);
   if (c_.alone()) return writers;
-  refresh_own_words();
-  for (uint64_t e = 0; e < writers.size(); ++e) writers[e] = holding_of(e).writer;
+  const LivesOver over = refresh_own_words();
+  for (uint64_t e = 0; e < writers.size(); ++e) writers[e] = holding_of(e, over).writer;
   return writers;
 }
 
 template <class A>
 uint32_t Holdings<A>::writer_of_extent(uint64_t extent) const {
   if (c_.alone()) return 0;
+  const LivesOver over = lives_over();
   for (uint32_t h = 0; h < hosts_.count(); ++h)
     c_.invalidate_from(h, c_.layout.word(h, BH_PART_OWN, extent), 8);
   c_.access.coherence_fence();
-  return holding_of(extent).writer;
+  return holding_of(extent, over).writer;
 }
 
 template <class A>

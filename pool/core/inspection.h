@@ -235,7 +235,7 @@ void Inspection<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
     const Hash128 hash = hash128(key.data(), key.size(), header.namespace_id);
     if (hash != Hash128{header.key_hash[0], header.key_hash[1]}) return true;
     auto user = lookup_.read_user(slot, header);
-    if (!user) return true;
+    if (!user) user.emplace();  // damaged: describe() says so
     return visit(BlockInfo{entry.namespace_id, std::move(key), header.length_bytes,
                            header.stored_bytes, entry.block_offset, entry.stamp, std::move(*user),
                            attributes_.read(slot, entry.stamp)});
@@ -244,11 +244,14 @@ void Inspection<A>::list(const std::function<bool(const BlockInfo&)>& visit) {
 
 template <class A>
 Result<BlockInfo> Inspection<A>::describe(const Key& key) {
+  Status status = Status::NOT_FOUND;
   for (int attempt = 0; attempt < 3; ++attempt) {
+    status = Status::NOT_FOUND;
     const auto located = lookup_.locate(key);
     if (!located) break;
     const bh_block_header& header = located->header;
     auto user = lookup_.read_user(located->slot, header);
+    status = Status::DAMAGED;  // unless the block was going
     if (!user) continue;
     return BlockInfo{key.namespace_id,
                      std::string(key.bytes),
@@ -259,7 +262,11 @@ Result<BlockInfo> Inspection<A>::describe(const Key& key) {
                      std::move(*user),
                      attributes_.read(located->slot, header.stamp)};
   }
-  return Status::NOT_FOUND;
+  if (status != Status::DAMAGED) return status;
+  return Error{
+      Status::DAMAGED,
+      "the user metadata of the block are damaged, its value is not: get the value, remove "
+      "the block, and put it anew"};
 }
 
 template <class A>
@@ -368,10 +375,10 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
   c_.acquire_from(host, c_.layout.part(host, BH_PART_OWN), 8 * g.extent_count);
   c_.acquire_from(host, c_.layout.part(host, BH_PART_EXTENTS),
                   sizeof(bh_extent_state) * g.extent_count);
-  if (!c_.alone()) holdings_.refresh_own_words();
+  const LivesOver over = c_.alone() ? LivesOver{} : holdings_.refresh_own_words();
   for (uint64_t e = 0; e < g.extent_count; ++e) {
     const OwnWord own = holdings_.own_of(host, e);
-    if (own.state != BH_OWN_OWN || (!c_.alone() && holdings_.holding_of(e).writer != host))
+    if (own.state != BH_OWN_OWN || (!c_.alone() && holdings_.holding_of(e, over).writer != host))
       continue;
     ++result.extents_owned;
     result.extents_custody += own.custody != BH_CUSTODY_FULL;

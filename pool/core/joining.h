@@ -14,8 +14,8 @@
 //      others to agree that its life is next, it claims the slot (Hosts::claim_slot). A claim that
 //      does not become a life is passed over when it has stood for dead_ms without a heartbeat.
 //
-// Owns: how to start the heartbeat, and whether this process has left. Calls: Custody, Holdings,
-// Membership, Namespaces, Recovery, Retirement; for repair Inspection.
+// Owns: how to start the heartbeat, and whether this process has left or repairs. Calls: Custody,
+// Holdings, Membership, Namespaces, Recovery, Retirement; for repair Inspection.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -75,12 +75,11 @@ class Joining {
   void look_around();
   Result<void> succeed_myself(Life& old);
   Result<void> take_over_extents(Life old);
-  void relabel_extents(uint64_t extents);
+  void relabel_extents(const LivesOver& over);
   void flush_own();
   void clear_unused_parts();
   Result<void> take_process_slot();
   uint64_t drop_all_damaged(const Progress& progress);
-  uint64_t drop_damaged_namespaces();
 
   Context<A>& c_;
   Extents<A>& extents_;
@@ -98,7 +97,8 @@ class Joining {
   Inspection<A>& inspection_;
 
   StartHeartbeat start_heartbeat_;
-  bool left_ = false;  ///< nothing may be stored any more
+  bool left_ = false;     ///< nothing may be stored any more
+  bool repairs_ = false;  ///< reads what was never used too
 };
 
 template <class A>
@@ -201,6 +201,7 @@ Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progre
   c_.access.store(
       c_.layout.part(c_.host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id), 0);
   start_heartbeat_ = start_heartbeat;
+  repairs_ = true;
   Result<void> joined = join_host(take_over, progress);
   if (joined) joined = take_process_slot();
   c_.access.unlock_host(c_.host);
@@ -208,8 +209,7 @@ Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progre
   done.push_back("rebuilt the allocator and the index directory from the stored blocks");
   const uint64_t dropped = drop_all_damaged(progress);
   if (dropped != 0) done.push_back("dropped " + std::to_string(dropped) + " damaged block(s)");
-  const uint64_t forgotten = drop_damaged_namespaces();
-  if (forgotten != 0)
+  if (const uint64_t forgotten = namespaces_.drop_damaged(); forgotten != 0)
     done.push_back("dropped " + std::to_string(forgotten) +
                    " damaged description(s) of namespaces; open the namespaces to write them anew");
   // A life that went on would keep the slot for this machine.
@@ -359,15 +359,16 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
   if (!c_.alone()) {
     if (auto ok = follow_last_life(slot, same_boot); !ok) return ok;
   }
-  // Otherwise another host had the extents, and possibly stored blocks there.
-  const bool first =
-      slot.incarnation == 0 && (c_.alone() || hosts_.successor({c_.host, 0}) == Life{c_.host, 1});
+  // Otherwise another host had the extents, and possibly stored blocks there; or there is damage.
+  const bool first = slot.incarnation == 0 && !repairs_ &&
+                     (c_.alone() || hosts_.successor({c_.host, 0}) == Life{c_.host, 1});
   slot.fenced = slot.incarnation;
   slot.incarnation += 1;
   slot.machine_id = c_.access.machine_id();
   slot.hardware_id = c_.access.hardware_id();
   slot.boot_id = c_.access.boot_id();
   slot.nonce = c_.access.random();
+  hosts_.state_known(/*others=*/false);
   slot = hosts_.write_slot(slot, BH_HOST_JOINING);
   if (c_.alone()) {
     c_.incarnation = slot.incarnation;
@@ -377,10 +378,10 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
     hosts_.observe(c_.access.now_ns());
     if (c_.ended()) return declared_dead_while_joining();
   }
+  if (repairs_) usage_.clear();
   recovery_.rebuild(first, progress);
   namespaces_.restart();
   clear_unused_parts();
-  hosts_.state_known(/*others=*/false);
   const uint64_t settled_at =
       c_.layout.part(c_.host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, settled);
   c_.access.store(settled_at, uint64_t{c_.incarnation} << BH_STAMP_SEQUENCE_BITS);
@@ -468,14 +469,14 @@ Result<void> Joining<A>::take_over_extents(Life old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
   const uint64_t extents = c_.layout.geometry().extent_count;
   for (;;) {
-    holdings_.refresh_own_words();
+    const LivesOver over = holdings_.refresh_own_words();
     if (hosts_.successor(old) == Life{c_.host, c_.incarnation}) {
-      relabel_extents(extents);
+      relabel_extents(over);
       return {};
     }
     bool held = false;
     for (uint64_t e = 0; e < extents && !held; ++e)
-      held = holdings_.holding_of(e).life.host == c_.host;
+      held = holdings_.holding_of(e, over).life.host == c_.host;
     if (!held) return {};
     if (c_.access.now_ns() > deadline_ns || c_.ended())
       return Error{Status::BUSY, "another host is to take over what host " +
@@ -490,11 +491,11 @@ Result<void> Joining<A>::take_over_extents(Life old) {
 /// After Holdings::refresh_own_words(): writes the new life into the words by which this host holds
 /// an extent.
 template <class A>
-void Joining<A>::relabel_extents(uint64_t extents) {
-  for (uint64_t e = 0; e < extents; ++e) {
+void Joining<A>::relabel_extents(const LivesOver& over) {
+  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
     OwnWord word = extents_.own_word(e);
     if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) ||
-        holdings_.holding_of(e).writer != c_.host)
+        holdings_.holding_of(e, over).writer != c_.host)
       continue;
     word.incarnation = c_.incarnation;
     // A host that inherited it in the meantime sees this word of a live host, and gives it up.
@@ -587,17 +588,6 @@ uint64_t Joining<A>::drop_all_damaged(const Progress& progress) {
     const uint64_t slot = c_.layout.slot_of(found.entry.block_offset);
     dropped += retirement_.retire(slot, hash, found.entry.stamp, BH_COUNTER_DAMAGED);
     retirement_.reclaim({&slot, 1});
-  }
-  return dropped;
-}
-
-template <class A>
-uint64_t Joining<A>::drop_damaged_namespaces() {
-  uint64_t dropped = 0;
-  for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
-    if (!namespaces_.namespace_damaged(c_.host, i)) continue;
-    namespaces_.drop_entry(i);
-    ++dropped;
   }
   return dropped;
 }

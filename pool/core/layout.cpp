@@ -235,7 +235,8 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
       sizeof(bh_index_bucket) * g.index_bucket_count,
       8 * uint64_t{g.log_count},
       sizeof(bh_host_counts),
-      sizeof(bh_usage) * BH_USAGE_SHARDS * std::clamp(g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
+      sizeof(bh_usage) * BH_USAGE_SHARDS *
+          std::clamp(2 * g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
       8 * BH_MEDIA_MAX,
       g.ring_bytes,
       sizeof(bh_host_private),

@@ -211,6 +211,14 @@ class Layout {
   int extent_shift_;  ///< of slots per extent
 };
 
+/// bh_host_heartbeat::namespaces_used.
+inline uint64_t namespaces_used_word(uint64_t used) { return ~used << 32 | used; }
+/// Of `count` entries all, if the word is damaged.
+inline uint64_t namespaces_used(uint64_t word, uint64_t count) {
+  const uint64_t used = word & 0xFFFFFFFFu;
+  return word == namespaces_used_word(used) ? std::min(used, count) : count;
+}
+
 /// Calls store(offset, word) for the words of the regions of a new pool that are not zero. Each
 /// host owns its share of the extents, and its slot was never used: a slot line that is all zero is
 /// damaged, so that no host takes a lost one for that, and reads all stamps to tell them apart.
@@ -219,6 +227,8 @@ void write_new_regions(const Layout& layout, const Sealer& sealer, Store store) 
   for (uint32_t host = 0; host < layout.geometry().host_count; ++host) {
     for (uint64_t e = layout.first_extent_of(host); e < layout.first_extent_of(host + 1); ++e)
       store(layout.word(host, BH_PART_OWN, e), make_own(BH_OWN_OWN, 1));
+    store(layout.part(host, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, namespaces_used),
+          namespaces_used_word(0));
     const uint64_t at = layout.slot_line(host, 0);
     store(at + offsetof(bh_host_slot, seal), sealer.seal_of(to_line(bh_host_slot{}), at));
   }

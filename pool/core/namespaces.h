@@ -18,6 +18,9 @@
 //      the writer finds the removal, and raises the word again before it commits the block. If it
 //      dies before that, the scavenger does. The index is read until nothing was found, and nothing
 //      left, since the word changed last.
+//   N5 A removal is not forgotten with the description of its entry: the state word, which names
+//      the id, says all. And a host that hears of a removal writes REMOVED into its own entry too.
+//      A damaged state word says nothing: the entry may have been one that is registered anew.
 //
 // The profile is not part of the id. Blocks describe themselves, so all hosts can read all blocks.
 //
@@ -58,14 +61,15 @@ inline uint64_t namespace_id(const bh_namespace& entry, uint32_t epoch) {
   return hash64(&entry.layout, BH_NAMESPACE_CONTENT_BYTES, uint64_t{epoch} + 1) | 1;
 }
 
-inline uint64_t namespace_state(uint64_t id, uint64_t state) {
-  return (id & ~BH_NAMESPACE_STATE_MASK) | state;
-}
+inline uint64_t namespace_state(uint64_t id, uint64_t state) { return id ^ state; }
 
 /// BH_NAMESPACE_NONE if the word is not of this entry.
 inline uint64_t state_of(const bh_namespace& entry) {
-  const uint64_t state = entry.state & BH_NAMESPACE_STATE_MASK;
-  return entry.state == namespace_state(entry.id, state) ? state : uint64_t{BH_NAMESPACE_NONE};
+  for (const uint64_t state :
+       {BH_NAMESPACE_TENTATIVE, BH_NAMESPACE_CONFIRMED, BH_NAMESPACE_REMOVED}) {
+    if (entry.state == namespace_state(entry.id, state)) return state;
+  }
+  return BH_NAMESPACE_NONE;
 }
 
 inline bool same_name(const bh_namespace& a, const bh_namespace& b) {
@@ -95,6 +99,8 @@ inline Result<uint64_t> match(const bh_namespace& there, const bh_namespace& wan
   return uint64_t{there.id};
 }
 
+inline constexpr uint64_t kObserverLookNs = 1'000'000'000;
+
 template <class A>
 class Namespaces {
  public:
@@ -117,10 +123,11 @@ class Namespaces {
   /// The format of the values of a namespace, also of one that was removed; empty if no namespace
   /// has this id.
   std::optional<ValueFormat> format_of(uint64_t ns) const;
-  /// This host knows that the namespace was removed. An observer knows what had been removed when
-  /// it first asked.
+  /// This host knows that the namespace was removed. An observer, which no duty tells, looks for
+  /// itself from time to time.
   bool gone(uint64_t ns) {
-    const uint64_t changes = c_.observing() ? 1 : c_.access.load(gone_at());
+    const uint64_t changes =
+        c_.observing() ? 1 + c_.access.now_ns() / kObserverLookNs : c_.access.load(gone_at());
     if (changes != seen_changes_.load(std::memory_order_acquire)) learn(changes);
     return listed(ns);
   }
@@ -138,7 +145,9 @@ class Namespaces {
   /// The namespaces that can be opened.
   std::vector<bh_namespace> live_namespaces() const;
   bool namespace_damaged(uint32_t host, uint64_t index) const;
-  void drop_entry(uint64_t index);
+  /// Of the own table, with no other process running: entries that say which namespace was removed
+  /// are written anew, the others dropped; how many those are.
+  uint64_t drop_damaged();
 
  private:
   /// An entry of a table, with a state other than NONE. Entries of removed namespaces stay: they
@@ -161,10 +170,11 @@ class Namespaces {
     };
     std::vector<bh_namespace> entries;
     std::map<std::string, Epochs> names;
+    std::set<uint64_t> damaged;  ///< the ids that damaged entries may have removed (N5)
 
     bool removed(const bh_namespace& entry) const {
       const Epochs& of = names.at(entry.name);
-      return entry.epoch < std::max(of.removed_below, of.confirmed);
+      return entry.epoch < std::max(of.removed_below, of.confirmed) || damaged.contains(entry.id);
     }
   };
   /// An id, in lists that only grow, by a compare-and-swap of the head.
@@ -192,9 +202,11 @@ class Namespaces {
   /// Any hash, but always the same, and not that of the lines of mail.
   static Hash128 lock_hash() { return {~uint64_t{0}, ~uint64_t{0}}; }
 
-  std::optional<bh_namespace> read_entry(uint32_t host, uint64_t index) const;
+  std::optional<bh_namespace> read_entry(uint32_t host, uint64_t index,
+                                         uint64_t* removed = nullptr) const;
   template <class Visit>
-  void for_each_entry(Visit visit) const;
+  void for_each_entry(Visit visit, std::set<uint64_t>* damaged = nullptr) const;
+  void mark_removed();
   Look look(const bh_namespace& wanted) const;
   Tables read_tables() const;
   std::optional<uint64_t> free_entry() const;
@@ -207,7 +219,7 @@ class Namespaces {
   void end_change_of_the_dead();
   void announce_removal();
   Result<uint64_t> contend(const NamespaceDescription& d, bh_namespace wanted);
-  Error table_full() const;
+  Error table_full(const std::string& advice) const;
   void hear_of_removals();
   void learn(uint64_t changes);
   bool listed(uint64_t ns) const {
@@ -245,9 +257,11 @@ Namespaces<A>::~Namespaces() {
 // ---- tables ----
 
 /// An entry with a state and a good description. The state is loaded first: an entry that is
-/// withdrawn and used for another namespace meanwhile does not match it.
+/// withdrawn and used for another namespace meanwhile does not match it. Of an entry whose
+/// description is damaged, `removed` is the id of the namespace that it removed, if it did (N5).
 template <class A>
-std::optional<bh_namespace> Namespaces<A>::read_entry(uint32_t host, uint64_t index) const {
+std::optional<bh_namespace> Namespaces<A>::read_entry(uint32_t host, uint64_t index,
+                                                      uint64_t* removed) const {
   const uint64_t at = c_.layout.name_space(host, index);
   c_.acquire_from(host, at, sizeof(bh_namespace));
   const uint64_t state = c_.access.load(at + offsetof(bh_namespace, state));
@@ -256,18 +270,20 @@ std::optional<bh_namespace> Namespaces<A>::read_entry(uint32_t host, uint64_t in
   for (size_t i = 0; i < lines.size(); ++i) lines[i] = c_.access.load_line(at + i * sizeof(Line));
   auto entry = std::bit_cast<bh_namespace>(lines);
   entry.state = state;
-  const bool good = c_.sealer.check(lines[0], at) && state_of(entry) != BH_NAMESPACE_NONE &&
-                    entry.name[BH_NAMESPACE_NAME_BYTES - 1] == 0 &&
-                    entry.description[BH_NAMESPACE_TEXT_BYTES - 1] == 0 &&
-                    entry.content_checksum == hash64(&entry.layout, BH_NAMESPACE_CONTENT_BYTES);
-  if (!good) return std::nullopt;
-  return entry;
+  const bool described =
+      c_.sealer.check(lines[0], at) && entry.name[BH_NAMESPACE_NAME_BYTES - 1] == 0 &&
+      entry.description[BH_NAMESPACE_TEXT_BYTES - 1] == 0 &&
+      entry.content_checksum == hash64(&entry.layout, BH_NAMESPACE_CONTENT_BYTES);
+  if (described && state_of(entry) != BH_NAMESPACE_NONE) return entry;
+  if (removed != nullptr) *removed = described ? 0 : namespace_state(state, BH_NAMESPACE_REMOVED);
+  return std::nullopt;
 }
 
-/// Calls visit(Entry) for each entry of each host, until it returns false.
+/// Calls visit(Entry) for each entry of each host, until it returns false. `damaged`: gets the ids
+/// that damaged entries may have removed.
 template <class A>
 template <class Visit>
-void Namespaces<A>::for_each_entry(Visit visit) const {
+void Namespaces<A>::for_each_entry(Visit visit, std::set<uint64_t>* damaged) const {
   const auto& g = c_.layout.geometry();
   const auto used_at = [&](uint32_t host) {
     return heartbeat_word(host, offsetof(bh_host_heartbeat, namespaces_used));
@@ -275,9 +291,11 @@ void Namespaces<A>::for_each_entry(Visit visit) const {
   for (uint32_t h = 0; h < g.host_count; ++h) c_.invalidate_from(h, used_at(h), 8);
   c_.access.coherence_fence();
   for (uint32_t host = 0; host < g.host_count; ++host) {
-    const uint64_t used = std::min<uint64_t>(c_.access.load(used_at(host)), g.namespace_count);
+    const uint64_t used = namespaces_used(c_.access.load(used_at(host)), g.namespace_count);
     for (uint64_t i = 0; i < used; ++i) {
-      const auto entry = read_entry(host, i);
+      uint64_t removed = 0;
+      const auto entry = read_entry(host, i, &removed);
+      if (damaged != nullptr && removed != 0) damaged->insert(removed);
       if (entry && !visit(Entry{*entry, host, i})) return;
     }
   }
@@ -288,22 +306,27 @@ template <class A>
 auto Namespaces<A>::look(const bh_namespace& wanted) const -> Look {
   Look found;
   uint32_t removed_below = 0;
-  for_each_entry([&](const Entry& there) {
-    const bh_namespace& entry = there.entry;
-    if (!same_name(entry, wanted)) return true;
-    const uint64_t state = state_of(entry);
-    if (state == BH_NAMESPACE_REMOVED) {
-      removed_below = std::max(removed_below, entry.epoch + 1);
-    } else if (state == BH_NAMESPACE_CONFIRMED) {
-      if (!found.live || found.live->entry.epoch < entry.epoch) found.live = there;
-    } else if (there.host != c_.host) {
-      if (c_.ended({there.host, entry.incarnation}))
-        found.next_epoch = std::max(found.next_epoch, entry.epoch + 1);
-      else
-        found.contenders |= uint64_t{1} << there.host;
-    }
-    return true;
-  });
+  std::set<uint64_t> damaged;
+  for_each_entry(
+      [&](const Entry& there) {
+        const bh_namespace& entry = there.entry;
+        if (!same_name(entry, wanted)) return true;
+        const uint64_t state = state_of(entry);
+        if (state == BH_NAMESPACE_REMOVED) {
+          removed_below = std::max(removed_below, entry.epoch + 1);
+        } else if (state == BH_NAMESPACE_CONFIRMED) {
+          if (!found.live || found.live->entry.epoch < entry.epoch) found.live = there;
+        } else if (there.host != c_.host) {
+          if (c_.ended({there.host, entry.incarnation}))
+            found.next_epoch = std::max(found.next_epoch, entry.epoch + 1);
+          else
+            found.contenders |= uint64_t{1} << there.host;
+        }
+        return true;
+      },
+      &damaged);
+  if (found.live && damaged.contains(found.live->entry.id))
+    removed_below = std::max(removed_below, found.live->entry.epoch + 1);
   found.next_epoch = std::max(found.next_epoch, removed_below);
   if (found.live && found.live->entry.epoch < removed_below) found.live.reset();
   return found;
@@ -312,18 +335,20 @@ auto Namespaces<A>::look(const bh_namespace& wanted) const -> Look {
 template <class A>
 auto Namespaces<A>::read_tables() const -> Tables {
   Tables tables;
-  for_each_entry([&](const Entry& there) {
-    const bh_namespace& entry = there.entry;
-    const uint64_t state = state_of(entry);
-    if (state == BH_NAMESPACE_TENTATIVE) return true;
-    auto& of = tables.names[entry.name];
-    if (state == BH_NAMESPACE_REMOVED)
-      of.removed_below = std::max(of.removed_below, entry.epoch + 1);
-    else
-      of.confirmed = std::max(of.confirmed, entry.epoch);
-    tables.entries.push_back(entry);
-    return true;
-  });
+  for_each_entry(
+      [&](const Entry& there) {
+        const bh_namespace& entry = there.entry;
+        const uint64_t state = state_of(entry);
+        if (state == BH_NAMESPACE_TENTATIVE) return true;
+        auto& of = tables.names[entry.name];
+        if (state == BH_NAMESPACE_REMOVED)
+          of.removed_below = std::max(of.removed_below, entry.epoch + 1);
+        else
+          of.confirmed = std::max(of.confirmed, entry.epoch);
+        tables.entries.push_back(entry);
+        return true;
+      },
+      &tables.damaged);
   return tables;
 }
 
@@ -357,8 +382,22 @@ bool Namespaces<A>::namespace_damaged(uint32_t host, uint64_t index) const {
 }
 
 template <class A>
-void Namespaces<A>::drop_entry(uint64_t index) {
-  set_state(index, 0);
+uint64_t Namespaces<A>::drop_damaged() {
+  const Tables tables = read_tables();
+  uint64_t dropped = 0;
+  for (uint64_t i = 0; i < c_.layout.geometry().namespace_count; ++i) {
+    if (!namespace_damaged(c_.host, i)) continue;
+    uint64_t removed = 0;
+    (void)read_entry(c_.host, i, &removed);
+    const auto other = std::ranges::find(tables.entries, removed, &bh_namespace::id);
+    if (other != tables.entries.end()) {
+      write_entry(i, *other, BH_NAMESPACE_REMOVED);
+      continue;
+    }
+    set_state(i, 0);
+    ++dropped;
+  }
+  return dropped;
 }
 
 // ---- the own table, under the lock of the namespaces ----
@@ -372,12 +411,11 @@ std::optional<uint64_t> Namespaces<A>::free_entry() const {
 }
 
 template <class A>
-Error Namespaces<A>::table_full() const {
+Error Namespaces<A>::table_full(const std::string& advice) const {
   return {Status::LIMIT_REACHED,
           fmt::format("all {} entries of this host's table of namespaces are in use, those of "
-                      "removed namespaces included: use another namespace, or register it as "
-                      "another host",
-                      c_.layout.geometry().namespace_count)};
+                      "removed namespaces included: {}",
+                      c_.layout.geometry().namespace_count, advice)};
 }
 
 /// Description, sealed line, state: each published before the next is written.
@@ -392,8 +430,9 @@ void Namespaces<A>::write_entry(uint64_t index, bh_namespace entry, uint64_t sta
   c_.access.publish(at, kLines * sizeof(Line));
   c_.write_sealed(at, lines[0]);
   const uint64_t used_at = heartbeat_word(c_.host, offsetof(bh_host_heartbeat, namespaces_used));
-  if (c_.access.load(used_at) <= index) {
-    c_.access.store(used_at, index + 1);
+  const uint64_t used = c_.access.load(used_at), count = c_.layout.geometry().namespace_count;
+  if (namespaces_used(used, count) <= index) {
+    c_.access.store(used_at, namespaces_used_word(index + 1));
     c_.access.publish(used_at, 8);
   }
   set_state(index, namespace_state(entry.id, state));
@@ -423,7 +462,7 @@ void Namespaces<A>::restart() {
       used = i + 1;
   }
   const uint64_t used_at = heartbeat_word(c_.host, offsetof(bh_host_heartbeat, namespaces_used));
-  c_.access.store(used_at, used);
+  c_.access.store(used_at, namespaces_used_word(used));
   c_.access.publish(used_at, 8);
   c_.access.store(open_at(), 0);
   c_.access.store(c_.private_word(offsetof(bh_host_private, namespaces_heard)), 0);
@@ -473,7 +512,7 @@ Result<uint64_t> Namespaces<A>::contend(const NamespaceDescription& d, bh_namesp
         return uint64_t{wanted.id};
       }
       const auto free = free_entry();
-      if (!free) return table_full();
+      if (!free) return table_full("use another namespace, or register it as another host");
       index = *free;
       wanted.epoch = found.next_epoch;
       wanted.id = namespace_id(wanted, wanted.epoch);
@@ -513,7 +552,8 @@ Result<void> Namespaces<A>::remove_namespace(std::string_view name) {
       return Error{Status::NOT_FOUND, fmt::format("the pool has no namespace '{}'", name)};
     const bool own = found.live->host == c_.host;
     const auto index = own ? std::optional(found.live->index) : free_entry();
-    if (!index) return table_full();
+    if (!index)
+      return table_full(fmt::format("remove it as host {}, which registered it", found.live->host));
     c_.access.store(open_at(), *index + 1);
     if (own)
       set_state(*index, namespace_state(found.live->entry.id, BH_NAMESPACE_REMOVED));
@@ -538,6 +578,21 @@ void Namespaces<A>::announce_removal() {
   hear_of_removals();
 }
 
+/// N5, under the lock of the namespaces, or by a duty; a removal itself has set the state of its
+/// entry. An entry that is marked twice is the same.
+template <class A>
+void Namespaces<A>::mark_removed() {
+  const Tables tables = read_tables();
+  const uint64_t used_at = heartbeat_word(c_.host, offsetof(bh_host_heartbeat, namespaces_used));
+  const uint64_t used =
+      namespaces_used(c_.access.load(used_at), c_.layout.geometry().namespace_count);
+  for (uint64_t i = 0; i < used; ++i) {
+    const auto entry = read_entry(c_.host, i);
+    if (entry && state_of(*entry) == BH_NAMESPACE_CONFIRMED && tables.removed(*entry))
+      set_state(i, namespace_state(entry->id, BH_NAMESPACE_REMOVED));
+  }
+}
+
 /// Of two processes of this host that hear at once, both raise the word: that costs a walk.
 template <class A>
 void Namespaces<A>::hear_of_removals() {
@@ -550,6 +605,7 @@ void Namespaces<A>::hear_of_removals() {
   for (uint32_t h = 0; h < hosts_.count(); ++h) sum += c_.access.load(count_at(h));
   const uint64_t heard_at = c_.private_word(offsetof(bh_host_private, namespaces_heard));
   if (sum == c_.access.load(heard_at)) return;
+  mark_removed();
   c_.access.fetch_add(gone_at(), 1);
   c_.access.store(heard_at, sum);
 }

@@ -168,8 +168,10 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
       return false;
     }
     if (found) index_.erase(*found);
+    // Before the lock is free: a removal that finds no entry says that the block is gone, and a
+    // batch of look-ups may have a copy of the entry in its cache.
+    retire_header(slot);
   }
-  retire_header(slot);
   if (is_read && header.stamp == stamp)
     usage_.subtract(header);
   else
@@ -200,15 +202,17 @@ void Retirement<A>::retire_header(uint64_t slot) {
 template <class A>
 uint64_t Retirement<A>::reclaim(std::span<const uint64_t> slots) {
   std::vector<Retired> retired;
-  const uint64_t now_ns = c_.incoherent() ? c_.access.now_ns() : 0;
   for (const uint64_t slot : slots) {
     const SeenWord seen = c_.see(slot);
     // If the word is still the same when it is freed, the slab is too (A2).
     const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(slot));
     if (seen.word.state == BH_BLOCK_RETIRED && extents_.begins_at(slot, slab))
-      retired.push_back({slot, extents_.block_of(slot, slab).offset, seen, now_ns});
+      retired.push_back({slot, extents_.block_of(slot, slab).offset, seen, 0});
   }
   if (!c_.incoherent()) return free_unnamed(retired);
+  // After the words were seen: the stamps were retired before that.
+  const uint64_t now_ns = c_.access.now_ns();
+  for (Retired& block : retired) block.retired_at_ns = now_ns;
   const std::lock_guard guard(retired_mutex_);
   retired_.insert(retired_.end(), retired.begin(), retired.end());
   return 0;

@@ -4,7 +4,8 @@
 //
 // The host that has a block counts it; the host that looks for one counts the hit or the miss. An
 // entry of the table is found by the namespace, and has a line in each of several shards, so that
-// few processes add to one line. If there is no place for a namespace it is counted in entry 0.
+// few processes add to one line. If there is no place for a namespace it is counted in entry 0, by
+// all processes.
 //
 // Invariants
 //   U1 A block is counted by the process that its allocator word names, just before the word ceases
@@ -49,6 +50,8 @@ class Usage {
   bool doubted() const { return c_.access.load(doubt_at()) != 0; }
   /// Counts the blocks anew by allocator words and headers. No other process of the host is alive.
   void recount();
+  /// Forgets all, hits and names too: some of it may be damaged. The same.
+  void clear();
   /// Writes the counters back, for readers on other hosts.
   void flush();
   /// Calls visit(const bh_usage&) for each line of a host that is in use, acquired.
@@ -56,13 +59,18 @@ class Usage {
   void for_each(uint32_t host, Visit visit) const;
 
  private:
-  static constexpr uint64_t kProbes = 8;
+  static constexpr uint64_t kProbes = 16;
 
   uint64_t doubt_at() const { return c_.private_word(offsetof(bh_host_private, usage_doubt)); }
   uint64_t entries() const {
     return c_.layout.geometry().parts[BH_PART_USAGE].bytes / sizeof(bh_usage) / BH_USAGE_SHARDS;
   }
+  uint64_t shard_at(uint32_t host, uint64_t shard) const {
+    return c_.layout.part(host, BH_PART_USAGE) + shard * entries() * sizeof(bh_usage);
+  }
   uint64_t line_of(uint64_t ns);
+  template <class Accept>
+  uint64_t probe(uint64_t ns, Accept accept) const;
   void change(const bh_block_header& header, uint64_t times) {
     const uint64_t at = line_of(header.namespace_id);
     const uint64_t stored_bytes = header.stored_bytes;
@@ -85,21 +93,42 @@ class Usage {
   Lookup<A>& lookup_;
 };
 
-/// The line of a namespace in this process's shard; claims one if it has none. Two processes may
-/// claim two lines for one namespace: readers add them up.
+/// The first entry of those where a namespace may be that is accepted; else entry 0.
+template <class A>
+template <class Accept>
+uint64_t Usage<A>::probe(uint64_t ns, Accept accept) const {
+  const uint64_t others = entries() - 1;
+  // Ids are hashes.
+  for (uint64_t n = 0, i = (ns >> 32) * others >> 32; n < std::min(kProbes, others); ++n) {
+    if (accept(i + 1)) return i + 1;
+    if (++i == others) i = 0;
+  }
+  return 0;
+}
+
+/// The line of a namespace in this process's shard. Shard 0 gives a namespace its entry, once for
+/// all shards: else one of them could count the put of a block, and entry 0 its end.
 template <class A>
 uint64_t Usage<A>::line_of(uint64_t ns) {
-  const uint64_t count = entries();
-  const uint64_t shard =
-      c_.own(BH_PART_USAGE, 0) + c_.process % BH_USAGE_SHARDS * count * sizeof(bh_usage);
-  // Ids are hashes.
-  for (uint64_t n = 0, i = (ns >> 32) * (count - 1) >> 32; n < std::min(kProbes, count - 1); ++n) {
-    const uint64_t at = shard + (i + 1) * sizeof(bh_usage);
-    uint64_t id = c_.access.load(at);
-    if (id == ns || (id == 0 && (c_.access.cas(at, id, ns) || id == ns))) return at;
-    if (++i == count - 1) i = 0;
-  }
-  return shard;
+  const uint64_t shard = shard_at(c_.host, c_.process % BH_USAGE_SHARDS);
+  const auto line_at = [](uint64_t in, uint64_t entry) { return in + entry * sizeof(bh_usage); };
+  const uint64_t known =
+      probe(ns, [&](uint64_t entry) { return c_.access.load(line_at(shard, entry)) == ns; });
+  if (known != 0) return line_at(shard, known);
+  const uint64_t first = shard_at(c_.host, 0);
+  const uint64_t given = probe(ns, [&](uint64_t entry) {
+    uint64_t id = c_.access.load(line_at(first, entry));
+    return id == ns || (id == 0 && (c_.access.cas(line_at(first, entry), id, ns) || id == ns));
+  });
+  // All processes store the same, or did; another value is damage.
+  if (given != 0 && shard != first) c_.access.store(line_at(shard, given), ns);
+  return line_at(shard, given);
+}
+
+template <class A>
+void Usage<A>::clear() {
+  for (uint64_t i = 0; i < c_.layout.geometry().parts[BH_PART_USAGE].bytes / 8; ++i)
+    c_.access.store(c_.own(BH_PART_USAGE, i), 0);
 }
 
 template <class A>
@@ -136,8 +165,7 @@ void Usage<A>::flush() {
 template <class A>
 template <class Visit>
 void Usage<A>::for_each(uint32_t host, Visit visit) const {
-  const uint64_t begin = c_.layout.part(host, BH_PART_USAGE);
-  const uint64_t lines = entries() * BH_USAGE_SHARDS;
+  const uint64_t begin = shard_at(host, 0), lines = entries() * BH_USAGE_SHARDS;
   c_.acquire_from(host, begin, lines * sizeof(bh_usage));
   for (uint64_t i = 0; i < lines; ++i) {
     const auto usage = from_line<bh_usage>(c_.access.load_line(begin + i * sizeof(bh_usage)));

@@ -43,7 +43,7 @@ void check_parts(const bh_geometry& g) {
       Wide{8} * g.log_count,
       sizeof(bh_host_counts),
       Wide{sizeof(bh_usage)} * BH_USAGE_SHARDS *
-          std::clamp(g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
+          std::clamp<Wide>(Wide{2} * g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
       8 * BH_MEDIA_MAX,
       g.ring_bytes,
       sizeof(bh_host_private),

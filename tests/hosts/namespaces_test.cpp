@@ -71,7 +71,7 @@ TEST(HostNamespaces, OfTwoLayoutsAtOnceOneIsRegistered) {
     for (uint32_t h = 0; h < 3; ++h) {
       for (uint64_t i = 0; i < shared.layout().geometry().namespace_count; ++i) {
         const auto entry = shared.read<bh_namespace>(shared.layout().name_space(h, i));
-        EXPECT_NE(entry.state & BH_NAMESPACE_STATE_MASK, uint64_t{BH_NAMESPACE_TENTATIVE});
+        EXPECT_NE(entry.state, entry.id ^ BH_NAMESPACE_TENTATIVE);
         entries += entry.state != 0 && entry.name == name;
       }
     }
@@ -209,7 +209,7 @@ TEST(HostNamespaces, WhatADeadProcessBeganDoesNotBlockOthers) {
   const auto write = [&](uint64_t offset, uint64_t word) {
     std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(shared.at(offset))).store(word);
   };
-  const uint64_t tentative = (*made & ~BH_NAMESPACE_STATE_MASK) | BH_NAMESPACE_TENTATIVE;
+  const uint64_t tentative = *made ^ BH_NAMESPACE_TENTATIVE;
   // While its host does not withdraw it, it stands.
   write(at + offsetof(bh_namespace, state), tentative);
   EXPECT_EQ(first.pool().open_namespace(description("begun", 64)).status(), Status::BUSY);
@@ -240,8 +240,7 @@ TEST(HostNamespaces, AnEntryOfADeadLifeIsPassedOver) {
     dead.kill_now();
   }
   const auto write = [&](uint64_t state) {
-    std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(shared.at(at)))
-        .store((id & ~BH_NAMESPACE_STATE_MASK) | state);
+    std::atomic_ref<uint64_t>(*reinterpret_cast<uint64_t*>(shared.at(at))).store(id ^ state);
   };
   write(BH_NAMESPACE_TENTATIVE);
   EXPECT_TRUE(eventually([&] { return first.info_of(1).state == "ended"; }));
@@ -250,6 +249,147 @@ TEST(HostNamespaces, AnEntryOfADeadLifeIsPassedOver) {
   write(BH_NAMESPACE_CONFIRMED);
   EXPECT_EQ(*first.pool().open_namespace({"late", ""}), *mine);
   EXPECT_EQ(first.pool().open_namespace(description("late", 32)).status(), Status::LAYOUT_MISMATCH);
+}
+
+/// The places of the entries of this name in the table of a host.
+std::vector<uint64_t> entries_of(const SharedPool& shared, uint32_t host, const char* name) {
+  std::vector<uint64_t> found;
+  for (uint64_t i = 0; i < shared.layout().geometry().namespace_count; ++i) {
+    const uint64_t at = shared.layout().name_space(host, i);
+    if (std::string_view(shared.read<bh_namespace>(at).name) == name) found.push_back(at);
+  }
+  return found;
+}
+
+TEST(HostNamespaces, AHostThatHearsOfARemovalNotesItToo) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  ASSERT_TRUE(first.pool().open_namespace(description("a", 32)));
+  ASSERT_TRUE(second.pool().remove_namespace("a"));
+  const auto at = entries_of(shared, 0, "a");
+  ASSERT_EQ(at.size(), 1u);
+  EXPECT_TRUE(eventually([&] {
+    const auto entry = shared.read<bh_namespace>(at[0]);
+    return entry.state == (entry.id ^ BH_NAMESPACE_REMOVED);
+  }));
+}
+
+/// While the host that registered it is away: the removal stands in one entry only.
+TEST(HostNamespaces, ADamagedDescriptionBringsNoRemovedOneBack) {
+  SharedPool shared(2);
+  std::optional<NamespaceId> ns;
+  {
+    Host first = shared.open(0);
+    ns = *first.pool().open_namespace(description("a", 32));
+    ASSERT_EQ(put(first.pool(), *ns, 1), Status::OK);
+    ASSERT_TRUE(first.pool().leave());
+  }
+  Host second = shared.open(1);
+  ASSERT_TRUE(second.pool().remove_namespace("a"));
+  const auto at = entries_of(shared, 1, "a");
+  ASSERT_EQ(at.size(), 1u);
+  for (const uint64_t offset :
+       {offsetof(bh_namespace, id), offsetof(bh_namespace, name), offsetof(bh_namespace, seal)}) {
+    std::byte& hit = *shared.at(at[0] + offset);
+    hit ^= std::byte{1};
+    const Host observer = *Host::observe(shared.locator());
+    EXPECT_FALSE(has(const_cast<Host&>(observer).pool(), *ns)) << offset;
+    hit ^= std::byte{1};
+  }
+}
+
+/// Any flipped bit of the word that says what an entry is makes it damaged, and no removal.
+TEST(HostNamespaces, ADamagedStateRemovesNoBlock) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  const auto ns = first.pool().open_namespace(description("a", 32));
+  ASSERT_TRUE(ns);
+  ASSERT_EQ(put(first.pool(), *ns, 1), Status::OK);
+  const uint64_t at = entries_of(shared, 0, "a").at(0) + offsetof(bh_namespace, state);
+  std::atomic_ref<uint64_t> state(*reinterpret_cast<uint64_t*>(shared.at(at)));
+  const uint64_t right = state;
+  for (int bit = 0; bit < 64; ++bit) {
+    state = right ^ uint64_t { 1 } << bit;
+    const auto report = second.pool().check(/*payload=*/false);
+    ASSERT_TRUE(report);
+    EXPECT_FALSE(report->findings.empty()) << bit;
+    // Another removal has all hosts look for blocks of removed namespaces.
+    const std::string other = "other " + std::to_string(bit);
+    if (bit % 16 == 0) {
+      ASSERT_TRUE(second.pool().open_namespace(description(other, 32)));
+      ASSERT_TRUE(second.pool().remove_namespace(other));
+      sleep_ms(5 * kShortTimes.heartbeat_ms);
+    }
+    state = right;
+  }
+  EXPECT_EQ(first.pool().length(*ns, "1").status(), Status::OK);
+  EXPECT_EQ(put(first.pool(), *ns, 2), Status::OK);
+}
+
+TEST(HostNamespaces, WithoutTheNumberOfEntriesAllAreRead) {
+  SharedPool shared(2);
+  Host first = shared.open(0), second = shared.open(1);
+  const auto ns = first.pool().open_namespace(description("a", 32));
+  ASSERT_TRUE(ns);
+  const uint64_t at =
+      shared.layout().part(0, BH_PART_HEARTBEAT) + offsetof(bh_host_heartbeat, namespaces_used);
+  for (const uint64_t damaged : {uint64_t{0}, ~uint64_t{0}, uint64_t{1} << 40}) {
+    std::memcpy(shared.at(at), &damaged, sizeof damaged);
+    EXPECT_TRUE(has(second.pool(), *ns)) << damaged;
+  }
+}
+
+TEST(HostNamespaces, AnObserverHearsOfARemoval) {
+  SharedPool shared(2);
+  Host first = shared.open(0);
+  auto observer = *Pool::open(shared.locator(), {.observe = true});
+  const auto ns = first.pool().open_namespace(description("a", 32));
+  ASSERT_TRUE(ns);
+  ASSERT_EQ(put(first.pool(), *ns, 1), Status::OK);
+  EXPECT_EQ(observer.length(*ns, "1").status(), Status::OK);
+  ASSERT_TRUE(first.pool().remove_namespace("a"));
+  EXPECT_TRUE(
+      eventually([&] { return observer.length(*ns, "1").status() == Status::NAMESPACE_GONE; }));
+}
+
+/// A pool of one host has no duties that could come later.
+TEST(HostNamespaces, PutsBesideARemovalLeaveNoBlockOnOneHost) {
+  SharedPool shared(1);
+  Host host = shared.open(0);
+  for (int round = 0; round < 30; ++round) {
+    const auto ns = host.pool().open_namespace(description("a", 32));
+    ASSERT_TRUE(ns);
+    std::thread remover([&] { EXPECT_TRUE(host.pool().remove_namespace("a")); });
+    for (uint64_t n = 0; put(host.pool(), *ns, n) == Status::OK; ++n) {
+    }
+    remover.join();
+    ASSERT_TRUE(is_empty(host.pool())) << round;
+  }
+}
+
+/// By processes of several shards, each namespace keeps its own counts.
+TEST(HostNamespaces, AFullTableIsCountedByName) {
+  SharedPool shared(2);
+  Host one = shared.open(0), other = shared.open(0);
+  const uint64_t count = shared.layout().geometry().namespace_count - 2;
+  std::vector<NamespaceId> all;
+  for (uint64_t i = 0; i < count; ++i) {
+    all.push_back(*one.pool().open_namespace({"space " + std::to_string(i), ""}));
+    const std::vector<std::byte> value(100);
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    ASSERT_EQ(one.pool().put(all.back(), "k", in), Status::OK);
+    ASSERT_EQ(other.pool().put(all.back(), "l", in), Status::OK);
+    ASSERT_EQ(other.pool().remove(all.back(), "k"), Status::OK);
+  }
+  const auto counted = one.pool().usage();
+  ASSERT_TRUE(counted);
+  for (const NamespaceUsage& usage : *counted) {
+    if (std::count(all.begin(), all.end(), usage.id) != 0) {
+      EXPECT_EQ(usage.blocks, 1) << usage.id;
+    } else {
+      EXPECT_EQ(usage.blocks, 0) << usage.id;
+    }
+  }
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ typedef struct bh_host_heartbeat {
   uint64_t settled;      /* incarnation:16 | sequence:40: own stamps of this incarnation up to this
                             sequence are in the memory for good */
   uint64_t hazard_limit; /* hazard words at and beyond this index were never used */
-  uint64_t namespaces_used;    /* entries of the table at and beyond this index were never used */
+  uint64_t namespaces_used;    /* low half: entries of the table at and beyond this index were never
+                               used; high half: the complement of that. Other words are damaged */
   uint64_t namespaces_removed; /* raised after an entry that says REMOVED is in the memory */
   uint64_t known; /* what every process of this life knows: highest format version:8 | features:56
                      (bits of the masks of the superblock), high to low; 0: not stated yet */
@@ -129,14 +130,17 @@ BH_FORMAT_SIZE(bh_mail, 64);
 BH_FORMAT_OFFSET(bh_mail, answered, 40);
 BH_FORMAT_OFFSET(bh_mail, seal, 56);
 
-/* States of an entry in a host's table of namespaces. */
-enum {
-  BH_NAMESPACE_NONE = 0,
-  BH_NAMESPACE_TENTATIVE = 1, /* its host asks whether another host registers the same name */
-  BH_NAMESPACE_CONFIRMED = 2,
-  BH_NAMESPACE_REMOVED = 3 /* so is every namespace of the name and of this or a lower epoch */
-};
-#define BH_NAMESPACE_STATE_MASK 3ull
+/* States of an entry in a host's table of namespaces. The state word is one of these xor the id:
+ * complete in itself, and two states differ in 30 bits or more, so that damage makes no other one.
+ * 0: the entry is not used. */
+#define BH_NAMESPACE_NONE 0ull
+#define BH_NAMESPACE_TENTATIVE \
+  0x6caf76a5703598aeull /* its host asks whether another one registers
+                                                        the same name */
+#define BH_NAMESPACE_CONFIRMED 0xd670c342c6cce996ull
+#define BH_NAMESPACE_REMOVED \
+  0x3f0c9931918c40bfull /* so is every namespace of the name and of this
+                                                      or a lower epoch */
 
 /* A namespace: its description, whose fingerprint is the id. The description is written first, then
  * the line with the seal, then the state, which alone changes while the entry is in use. */
@@ -159,8 +163,7 @@ typedef struct bh_namespace {
   char name[BH_NAMESPACE_NAME_BYTES]; /* zero-filled */
   char
       description[BH_NAMESPACE_TEXT_BYTES]; /* zero-filled: model, dtype, layout, ranks, as given */
-  uint64_t state; /* BH_NAMESPACE_* in the low two bits, the other bits of the id: a word complete
-                     in itself; 0: the entry is not used */
+  uint64_t state;                           /* the id xor BH_NAMESPACE_*, or 0 */
   uint64_t reserved2[7];
 } bh_namespace;
 BH_FORMAT_SIZE(bh_namespace, 640);
@@ -176,7 +179,7 @@ BH_FORMAT_OFFSET(bh_namespace, state, 576);
  * shards are the host's; each word is complete in itself. The first four are those of the blocks
  * that the host has; added to and subtracted from by several processes, one may be below 0. */
 #define BH_USAGE_SHARDS 8u
-#define BH_USAGE_ENTRIES_MAX 256u /* lines of a shard */
+#define BH_USAGE_ENTRIES_MAX 512u /* lines of a shard: two for each namespace of the table */
 typedef struct bh_usage {
   uint64_t namespace_id; /* 0, but in line 0: not used */
   uint64_t blocks;
