@@ -221,6 +221,9 @@ bh_status bh_set_attributes(bh_pool* pool, bh_namespace_id ns, bh_key key,
     bh_attributes given;
     if (const bh_status bad = read_struct(attributes, "attributes", given); bad != BH_OK)
       return bad;
+    if (given.reserved != 0)
+      return fail(BH_NOT_SUPPORTED, "{}: attributes->reserved is {}; set it to 0", current_function,
+                  given.reserved);
     if (given.priority > UINT8_MAX) return out_of_range("priority", given.priority, UINT8_MAX);
     if (given.pins > (BH_PIN_SOFT | BH_PIN_HARD))
       return out_of_range("pins", given.pins, BH_PIN_SOFT | BH_PIN_HARD);

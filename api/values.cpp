@@ -56,6 +56,9 @@ bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
 bh_status read_options(const bh_put_options* options, std::string_view& user_metadata) {
   bh_put_options known;
   if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
+  if (known.reserved != 0)
+    return fail(BH_NOT_SUPPORTED, "{}: options->reserved is {}; set it to 0", current_function,
+                known.reserved);
   if (known.user_metadata == nullptr && known.user_bytes > 0)
     return null_argument("options->user_metadata");
   if (known.user_bytes > BH_USER_BYTES_MAX)

@@ -229,7 +229,8 @@ class Pool {
   /// Marks blocks as used now, the first most recently. Absent keys are skipped.
   Status touch(NamespaceId ns, std::span<const std::string_view> keys);
 
-  /// The block of a key, without its value. Counts no use. Returns NOT_FOUND, KEY_TOO_LONG, FORKED.
+  /// The block of a key, without its value. Counts no use. Returns NOT_FOUND, KEY_TOO_LONG, FORKED,
+  /// and DAMAGED if its user metadata are (its value is not).
   Result<BlockInfo> describe(NamespaceId ns, std::string_view key);
 
   /// Sets the attributes of a stored block, all of them. They stay with it when it is moved or

@@ -53,6 +53,9 @@
  *   bh_pool_mapping() still works;
  * - BH_SYSTEM: the operating system refused a request, such as for memory.
  *
+ * Functions that take a namespace may also return
+ * - BH_NAMESPACE_GONE: it was removed (bh_namespace_remove); open it again, under another id.
+ *
  * Functions that store, lease or remove may also return
  * - BH_CLOSED: the pool was destroyed or replaced; close the handle and open the pool again;
  * - BH_READ_ONLY: the handle is an observer (bh_pool_observe);
@@ -639,7 +642,7 @@ typedef struct bh_namespace_info {
   uint64_t blocks;         /**< of all hosts */
   uint64_t value_bytes;    /**< of the values as they were put */
   uint64_t stored_bytes;   /**< of the values as they are stored */
-  uint64_t block_bytes;    /**< space that they occupy: stored_bytes rounded up to blocks */
+  uint64_t block_bytes;    /**< space that they need: stored_bytes rounded up to blocks */
   uint64_t hits;           /**< gets and leases that found their block */
   uint64_t misses;         /**< gets and leases that did not find it */
   uint64_t evictions;      /**< of blocks */
@@ -647,7 +650,8 @@ typedef struct bh_namespace_info {
 
 /** Calls `visit` for every registered namespace; a result other than 0 ends the list. The counts
  * may be wrong by the operations that were under way in processes that died, until the first
- * process of their host opens the pool.
+ * process of their host opens the pool. A host has counters for 127 namespaces or more, twice as
+ * many as its table has entries up to 511; what it does with others is not counted here.
  * @param pool the pool
  * @param visit its argument is valid during the call; must not call functions on this pool
  * @param context passed to `visit` */
@@ -708,6 +712,8 @@ typedef struct bh_block_info {
  * @param user_metadata gets the user metadata: BH_USER_BYTES_MAX bytes of space, or NULL
  * @param out the block; its user_metadata is the argument
  * @retval BH_NOT_FOUND nothing is stored under the key
+ * @retval BH_DAMAGED its user metadata are damaged; its value is not: get it, remove the block, and
+ *     put it anew
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes */
 bh_status bh_describe(bh_pool* pool, bh_namespace_id ns, bh_key key, void* user_metadata,
                       bh_block_info* out);

@@ -441,6 +441,20 @@ TEST_F(Abi, UserMetadataAndAttributesComeBack) {
   }
 }
 
+TEST_F(Abi, ReservedMembersAreZero) {
+  const bh_const_iovec value = {"value", 5};
+  auto options = sized<bh_put_options>();
+  options.reserved = 1;
+  EXPECT_EQ(bh_put_with(pool_, ns_, key_of("k"), &value, 1, &options), BH_NOT_SUPPORTED);
+  auto room = sized<bh_reservation>();
+  EXPECT_EQ(bh_reserve_with(pool_, ns_, key_of("k"), 5, &options, &room), BH_NOT_SUPPORTED);
+  ASSERT_EQ(put("k", "value"), BH_OK);
+  auto attributes = sized<bh_attributes>();
+  attributes.reserved = 1;
+  EXPECT_EQ(bh_set_attributes(pool_, ns_, key_of("k"), &attributes), BH_NOT_SUPPORTED);
+  EXPECT_NE(std::string(bh_last_error()).find("reserved"), std::string::npos);
+}
+
 TEST_F(Abi, EmptyBatchesAreFine) {
   size_t prefix = 7;
   EXPECT_EQ(bh_exists(pool_, ns_, nullptr, 0, nullptr), BH_OK);

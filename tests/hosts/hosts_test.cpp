@@ -402,7 +402,8 @@ TEST(Hosts, AHostEvictsBeforeItsIndexIsFull) {
     if (status != Status::OK) sleep_ms(1);  // what was evicted has not settled
   }
   EXPECT_GT(stored, 2 * entries);
-  EXPECT_GT(only.pool().info()->used_bytes, entries / 2 * 4096);
+  // It evicts to about half of the entries, and more where puts wait for what has not settled.
+  EXPECT_GT(only.pool().info()->used_bytes, entries / 3 * 4096);
 }
 
 TEST(Hosts, SpaceComesFromAHostThatHasSome) {
@@ -560,12 +561,59 @@ TEST(Hosts, ClosingIsNotLeaving) {
 
 // ---- dying ----
 
+/// A host that left stores nothing more: its blocks need no checksum to be taken over.
+TEST(Hosts, BlocksWithoutAChecksumStayWhenTheirHostLeaves) {
+  SharedPool shared(2);
+  Host second = shared.open(1);
+  {
+    Host first = shared.open(0);
+    auto room = first.pool().reserve(first.ns(), "unverified", 100);
+    ASSERT_TRUE(room);
+    std::memset(room->data, 7, 100);
+    ASSERT_EQ(first.pool().commit(*room, {PayloadSum::By::NONE}), Status::OK);
+    ASSERT_EQ(first.put("verified"), Status::OK);
+    ASSERT_TRUE(first.pool().leave());
+  }
+  EXPECT_TRUE(eventually([&] { return second.info_of(0).extents_owned == 0; }));
+  EXPECT_TRUE(eventually([&] { return second.info_of(1).extents_custody == 0; }));
+  EXPECT_EQ(second.get("verified"), Status::OK);
+  std::vector<std::byte> value(100);
+  const Span to[] = {{value.data(), value.size()}};
+  ASSERT_EQ(*second.pool().get(second.ns(), "unverified", to), 100u);
+  EXPECT_EQ(value, std::vector<std::byte>(100, std::byte{7}));
+  EXPECT_TRUE(second.acquire("unverified"));
+}
+
 constexpr SharingTimes with_reclaim(uint32_t reclaim_ms) {
   SharingTimes times = kShortTimes;
   times.reclaim_ms = reclaim_ms;
   return times;
 }
 constexpr SharingTimes kSlowReclaim = with_reclaim(1500), kNoReclaim = with_reclaim(0);
+
+/// Where a dead host may still write, nothing is stored while there is other space.
+TEST(Hosts, SpaceInCustodyIsReusedLast) {
+  SharedPool shared(2, {.evict_high_permille = 0}, with_reclaim(100));
+  {
+    HostProcess first(shared, 0, {[](Host& host) { return host.put("of the first"); }});
+    ASSERT_EQ(first.next(), Status::OK);
+    first.kill_now();
+  }
+  Host second = shared.open(1);
+  const uint64_t taken = shared.layout().first_extent_of(1);
+  const auto custody_of = [&](uint64_t extent) {
+    return core::OwnWord::unpack(
+               shared.read<uint64_t>(shared.layout().word(1, BH_PART_OWN, extent)))
+        .custody;
+  };
+  ASSERT_TRUE(eventually([&] { return custody_of(0) == BH_CUSTODY_COPY_ONLY; }));
+  for (uint64_t n = 0; n < 40; ++n) {
+    ASSERT_EQ(second.put(key("b", n)), Status::OK);
+    const auto block = second.pool().describe(second.ns(), key("b", n));
+    ASSERT_TRUE(block);
+    EXPECT_GE(shared.layout().extent_of_slot(shared.layout().slot_of(block->offset)), taken) << n;
+  }
+}
 
 TEST(Hosts, TheBlocksOfADeadHostStayAndItsSpaceIsReused) {
   SharedPool shared(2, {.evict_high_permille = 0}, kSlowReclaim);

@@ -104,17 +104,26 @@ bh_superblock superblock_of(TestPool& t) {
 TEST(UserMetadata, ThatAreDamagedMakeTheBlockDamaged) {
   TestPool t(16 << 20);
   const bh_superblock sb = superblock_of(t);
-  for (const char* key : {"get", "lease", "kept"})
+  for (const char* key : {"get", "lease", "described", "kept"})
     ASSERT_EQ(put(t, key, test::bytes(100, 1), "some metadata"), Status::OK);
-  for (const char* key : {"get", "lease"}) key_line(t, key, sb)[8] ^= std::byte{1};
+  for (const char* key : {"get", "lease", "described"}) key_line(t, key, sb)[16] ^= std::byte{1};
   const auto report = t.pool().check(/*payload=*/false);
   ASSERT_TRUE(report);
-  EXPECT_EQ(report->findings.size(), 2u);
+  EXPECT_EQ(report->findings.size(), 3u);
   for (const CheckFinding& finding : report->findings)
     EXPECT_EQ(finding.what, "the user metadata of a block are damaged");
   EXPECT_EQ(user_of(t, "get"), "!NOT_FOUND");
   EXPECT_EQ(t.pool().acquire(t.ns(), "lease", 1000).status(), Status::NOT_FOUND);
   EXPECT_EQ(t.info().damaged, 2u);
+  // Without them it can be read, so that it is not lost.
+  EXPECT_EQ(t.pool().describe(t.ns(), "described").status(), Status::DAMAGED);
+  const Pool observer = *Pool::open(t.locator(), {.observe = true});
+  EXPECT_EQ(const_cast<Pool&>(observer).describe(t.ns(), "described").status(), Status::DAMAGED);
+  Value value(100);
+  const Span to[] = {{value.data(), value.size()}};
+  EXPECT_EQ(t.pool().get(t.ns(), "described", to).value(), 100u);
+  EXPECT_EQ(value, test::bytes(100, 1));
+  EXPECT_EQ(t.pool().remove(t.ns(), "described"), Status::OK);
   EXPECT_EQ(user_of(t, "kept"), "some metadata");
   EXPECT_TRUE(t.check_clean());
 }
@@ -247,7 +256,9 @@ TEST(Usage, IsThatOfAWalkOverAllBlocks) {
   EXPECT_EQ(a.hits + b.hits, t.info().hits);
   EXPECT_EQ(a.misses + b.misses, t.info().misses);
   EXPECT_EQ(a.evictions + b.evictions, t.info().evictions);
-  EXPECT_EQ(a.block_bytes + b.block_bytes, t.info().used_bytes);
+  // What the values need; where no other block was free, one can be larger.
+  EXPECT_LE(a.block_bytes + b.block_bytes, t.info().used_bytes);
+  EXPECT_GT(a.block_bytes + b.block_bytes, t.info().used_bytes / 2);
   t.open();  // the next process goes on
   for (const NamespaceId ns : {t.ns(), other}) expect_right(t.pool(), ns);
 }
@@ -296,17 +307,17 @@ TEST(Usage, OfRemovedNamespacesIsThatOfNone) {
 
 /// A full table counts the rest together.
 TEST(Usage, OfNamespacesWithoutALineIsSharedByThem) {
-  const test::TinyPool pool;  // three lines in a shard, of which one is for these
+  const test::TinyPool pool;  // six lines in a shard, of which one is for these
   test::NativeHandle handle(pool);
   ASSERT_TRUE(handle.attach());
   auto& core = handle.core();
   const Value value = test::bytes(100, 1);
   const ConstSpan in[] = {{value.data(), value.size()}};
-  for (uint64_t ns = 1; ns <= 5; ++ns)
+  for (uint64_t ns = 1; ns <= 8; ++ns)
     ASSERT_EQ(core.writing.put(core::Key(ns << 40 | 1, "k"), in), Status::OK);
   std::map<uint64_t, uint64_t> blocks;
   core.usage.for_each(0, [&](const bh_usage& line) { blocks[line.namespace_id] += line.blocks; });
-  EXPECT_EQ(blocks.size(), 3u);
+  EXPECT_EQ(blocks.size(), 6u);
   EXPECT_EQ(blocks[0], 3u);
   handle.detach();
 }

@@ -55,6 +55,9 @@ class Model {
   }
   /// It has to be found since then. Only if must_be_found().
   uint64_t kept_ns(uint32_t key) const { return keys_[key].kept_ns; }
+  /// An entry of the key is stored or cleared: look-ups may pass over it until that has settled.
+  void note_entry(uint32_t key, uint64_t now_ns) { keys_[key].entry_ns = now_ns; }
+  uint64_t entry_ns(uint32_t key) const { return keys_[key].entry_ns; }
   void begin_removal(uint32_t key) {
     keys_[key].kept = false;
     ++keys_[key].removals_begun;
@@ -142,7 +145,7 @@ class Model {
     uint64_t hash_low, hash_high;
     std::vector<Put> puts;
     bool kept = false, uncertain = false;
-    uint64_t kept_ns = 0;
+    uint64_t kept_ns = 0, entry_ns = 0;
     uint64_t removals_begun = 0, removals_ended = 0;
   };
   struct Holder {

@@ -331,6 +331,7 @@ void aim_at_spaces(Dice& random, Plan& plan) {
 
 /// The first host puts much; the last one looks up batches, now and then or all the time. Some
 /// processes of the first host are stopped or killed with a word of the log written, and no more.
+/// Or another host dies, and then a process of the host that adopts its blocks.
 void aim_at_logs(Dice& random, Plan& plan) {
   plan.work = Work::BATCHES;
   plan.operations = 60;
@@ -340,8 +341,18 @@ void aim_at_logs(Dice& random, Plan& plan) {
   plan.think_ns = random.below(2) == 0 ? 0 : kHeartbeatNs >> random.below(5);
   plan.stall_share = static_cast<uint32_t>(random.below(2));
   const auto lasts_ns = (1 + random.below(100)) * kMs;
-  switch (random.below(4)) {
+  switch (random.below(5)) {
     case 0:
+      return;
+    case 2:
+      plan.shape.hosts = 3;
+      plan.processes_per_host = 2;
+      plan.faults = {crash(2, 3000 + any_magnitude(random, 14), kForever)};
+      for (const uint32_t process : {0u, 1u}) {
+        Fault fault = since(Since::VIEW, process, crash(process, any_magnitude(random, 13), kMs));
+        fault.kind = FaultKind::KILL;
+        plan.faults.push_back(fault);
+      }
       return;
     case 1:
       plan.faults = {crash(0, 3000 + any_magnitude(random, 14), 4 * kMs + random.below(20 * kMs))};

@@ -41,6 +41,7 @@ void Rules::check_entry(uint64_t at, const core::Line& line) {
     segment = {.boot = machine.boot, .incarnation = incarnation, .lineages = {}, .standing = {}};
   if (const auto old = segment.lineages.find(at); old != segment.lineages.end()) {
     --segment.standing[old->second];
+    model_->note_entry(static_cast<uint32_t>(old->second >> 32), world_->now_ns());
     segment.lineages.erase(old);
   }
   const auto entry = core::from_line<bh_index_entry>(line);
@@ -55,6 +56,7 @@ void Rules::check_entry(uint64_t at, const core::Line& line) {
                                         machine.host));
   const auto lineage = model_->lineage_of_sum(entry.payload_checksum);
   if (!lineage || entry.payload_checksum == 0) return;
+  model_->note_entry(static_cast<uint32_t>(*lineage >> 32), world_->now_ns());
   const auto [standing, fresh] = segment.standing.try_emplace(*lineage, 0);
   if (!fresh && standing->second == 0 && (entry.flags & BH_ENTRY_COPY_ONLY) == 0)
     world_->fail("resurrection",

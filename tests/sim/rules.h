@@ -16,7 +16,7 @@ namespace bowhead::sim {
 
 class Rules {
  public:
-  void reset(World& world, const Model& model) {
+  void reset(World& world, Model& model) {
     world_ = &world;
     model_ = &model;
     stamps_.clear();
@@ -98,7 +98,7 @@ class Rules {
   };
 
   World* world_ = nullptr;
-  const Model* model_ = nullptr;
+  Model* model_ = nullptr;
   std::unordered_map<uint64_t, uint64_t> stamps_;            ///< header by stamp
   std::unordered_map<uint32_t, Segment> segments_;           ///< by host
   std::map<std::pair<uint32_t, uint32_t>, uint64_t> boots_;  ///< of lives: the machine's

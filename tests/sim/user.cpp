@@ -481,12 +481,14 @@ void User::exists() {
   std::vector<std::string_view> keys;
   for (uint32_t k = 0; k < stage_.world.plan().keys; ++k) keys.push_back(stage_.model.key(k));
   std::vector<uint8_t> present(keys.size());
-  // Put so long ago that the directory lines and words of the log have settled.
+  // Put, and moved or replaced, so long ago that entries, directory lines and words of the log have
+  // settled: on strong memory, before the batch began.
   std::vector<bool> must(keys.size());
   const uint64_t now_ns = stage_.world.now_ns();
+  const uint64_t margin_ns = stage_.world.plan().weak ? 2 * kSettleNs : 0;
   const auto kept = [&](uint32_t k) {
     return !stage_.world.plan().eviction && stage_.model.must_be_found(k) &&
-           stage_.model.kept_ns(k) + 2 * kSettleNs < now_ns;
+           std::max(stage_.model.kept_ns(k), stage_.model.entry_ns(k)) + margin_ns < now_ns;
   };
   for (uint32_t k = 0; k < keys.size(); ++k) must[k] = kept(k);
   // A batch reads the indexes of the hosts that are known when it begins, a look-up of those known
@@ -507,8 +509,7 @@ void User::exists() {
     for (uint32_t k = 0; k < keys.size(); ++k) must[k] = must[k] && kept(k) && present[k] == 0;
     return std::find(must.begin(), must.end(), true) != must.end();
   };
-  // Once more, since a look-up may pass over a block that is being moved.
-  if (!ask() || !ask()) return;
+  if (!ask()) return;
   for (uint32_t k = 0; k < keys.size(); ++k) {
     if (!must[k]) continue;
     stage_.world.begin_operation(Operation::GET, k);

@@ -241,8 +241,9 @@ void add_put(CLI::App& app, Action& action) {
   add_block_arguments(*command, a->block);
   add_value_arguments(*command, a->values);
   command
-      ->add_option("--user-metadata", a->user_metadata,
-                   "Text to keep with the block, up to 512 bytes; `ls --json` shows it")
+      ->add_option(
+          "--user-metadata", a->user_metadata,
+          "Text, or hex:DIGITS, to keep with the block, up to 512 bytes; `ls --json` shows it")
       ->transform(from_key_text);
   command->add_option("file", a->path, "File to read the value from; - is standard input")
       ->capture_default_str();

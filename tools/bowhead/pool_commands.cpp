@@ -335,8 +335,9 @@ void add_info(CLI::App& parent, Action& action) {
   command->footer(R"(
 VALUES are the bytes that were put, IN POOL the bytes that their blocks occupy. Compression raises
 the RATIO; rounding up to whole blocks lowers it. A host is `silent` if it did not leave and its
-heartbeat stands still: its processes have ended or hang. The command visits every block, some
-tenths of a second per million, and watches the heartbeats for up to 5 of them.
+heartbeat stands still: its processes have ended or hang. Each host counts its own blocks; those of
+other hosts are shown as they were some heartbeats ago. The command watches the heartbeats for up to
+5 of them.
 
 Example:
   bowhead pool info shm:demo --json)");

@@ -48,8 +48,10 @@ CLI::Validator whole_number(Limits<uint64_t> limits) {
   return CLI::Validator(
       [limits](std::string& text) {
         const auto value = parse<uint64_t>(text);
-        if (!value || *value < limits.least || *value > limits.most)
+        if (!value)
           return fmt::format("'{}' is not a whole number: give {}", text, range_text(limits));
+        if (*value < limits.least || *value > limits.most)
+          return fmt::format("{} is out of range: give {}", text, range_text(limits));
         text = std::to_string(*value);
         return std::string();
       },
