@@ -265,6 +265,9 @@ void Recovery<A>::restore_blocks(const std::function<void()>& half_done) {
   for (uint64_t extent = 0; extent < c_.layout.geometry().extent_count; ++extent) {
     if (!extents_.writable(extent) || extents_.closed(extent)) continue;
     const Slab slab = extents_.held_slab(extent);
+    // Never carved, so no header was ever written there.
+    if (c_.access.load_line(c_.layout.descriptor(extent)) == Line{} && slab.block_bytes == 0)
+      continue;
     const uint64_t end = c_.layout.first_slot(extent + 1);
     for (uint64_t slot = c_.layout.first_slot(extent); slot < end; ++slot) {
       const uint64_t stamp = c_.access.load(c_.layout.header(slot));
