@@ -450,6 +450,7 @@ bool Mirror<A>::walk(uint32_t host, uint64_t until_ns) {
     const uint64_t end = settled ? std::min(walk.bucket + kAtOnce, buckets) : walk.bucket;
     for (uint64_t b = walk.bucket; b < end; ++b)
       c_.access.invalidate(c_.layout.bucket(host, b), BH_LINE_BYTES);
+    // Read without the mutex: batches leave the position of a host alone that is not mirrored.
     c_.access.invalidate(log_.word_at(host, peers_[host].position + 1), 8);
     c_.access.coherence_fence();
     const std::lock_guard guard(mutex_);

@@ -132,8 +132,7 @@ class Namespaces {
     return listed(ns);
   }
   /// Called after an entry of the namespace was inserted, or found, before its block is COMMITTED
-  /// (N4). True
-  /// if the namespace was removed: the block will go.
+  /// (N4). True if the namespace was removed: the block will go.
   bool gone_after_store(uint64_t ns);
   /// A duty: ends what a dead process had begun, hears of removals by other hosts, and retires
   /// blocks of removed namespaces until it is time.

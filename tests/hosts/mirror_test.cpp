@@ -29,6 +29,13 @@ class MirrorOfAHost : public testing::Test {
     const ConstSpan in[] = {{value.data(), value.size()}};
     ASSERT_EQ(host.core().writing.put(core::Key(kSpace, key(i)), in), Status::OK);
   }
+  /// The writer logs so many words: one block, again and again, so that the pool does not fill.
+  void log(uint64_t words) {
+    for (uint64_t i = 0; i < words; ++i) {
+      put(writer_, 0);
+      ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
+    }
+  }
   /// Which of the keys [first, first + count) a batch of the reader finds, as text of 0 and 1.
   std::string batch(uint32_t first, uint32_t count) {
     std::vector<std::string> texts;
@@ -139,11 +146,7 @@ TEST_F(MirrorOfAHost, IsReadAnewWhenTheLogRanOver) {
   mirror();
   const uint64_t words = pool_.superblock().geometry.log_count;
   ASSERT_GE(words, 1024u);
-  // One block, again and again: the log runs over, the pool does not.
-  for (uint64_t i = 0; i < words + 10; ++i) {
-    put(writer_, 0);
-    ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
-  }
+  log(words + 10);
   put(writer_, 1);
   loads();
   EXPECT_EQ(batch(0, 100), "01" + std::string(98, '0'));
@@ -159,10 +162,7 @@ TEST_F(MirrorOfAHost, IsReadAnewWhenTheLogRanOver) {
 TEST_F(MirrorOfAHost, IsKeptWhenABatchIsFarBehind) {
   mirror();
   const uint64_t words = pool_.superblock().geometry.log_count;
-  for (uint64_t i = 0; i < words * 3 / 4; ++i) {
-    put(writer_, 0);
-    ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
-  }
+  log(words * 3 / 4);
   put(writer_, 1);
   loads();
   EXPECT_EQ(batch(0, 100), "01" + std::string(98, '0'));
@@ -193,10 +193,7 @@ TEST_F(MirrorOfAHost, IsFollowedBetweenBatches) {
   mirror();
   const uint64_t words = pool_.superblock().geometry.log_count;
   for (uint64_t round = 0; round < 4; ++round) {
-    for (uint64_t i = 0; i < words / 2; ++i) {
-      put(writer_, 0);
-      ASSERT_EQ(writer_.core().writing.remove(core::Key(kSpace, key(0))), Status::OK);
-    }
+    log(words / 2);
     reader_.work();
   }
   put(writer_, 1);
