@@ -33,7 +33,13 @@ class UnloggedAccess : public core::NativeAccess {
 }  // namespace bowhead::bench
 
 template <>
-inline void bowhead::core::ChangeLog<bowhead::bench::UnloggedAccess>::append(uint64_t) {}
+inline uint64_t bowhead::core::ChangeLog<bowhead::bench::UnloggedAccess>::append(uint64_t) {
+  return 0;
+}
+template <>
+inline void bowhead::core::ChangeLog<bowhead::bench::UnloggedAccess>::publish(uint64_t) {
+  c_.access.fence();
+}
 
 namespace bowhead::bench {
 namespace {
@@ -316,7 +322,7 @@ Result<void> run_lookup(Bench& bench, uint32_t hosts, Rates* present_of_few, Rat
 
 // ---- the change log ----
 
-constexpr uint64_t kBlockBytes = uint64_t{64} << 10;
+constexpr uint64_t kBlockBytes = uint64_t{64} << 10, kTurnPuts = 16;
 
 /// A host whose duties are done between the passes.
 template <class A>
@@ -357,39 +363,46 @@ class Host {
 
 struct Puts {
   std::string locator;
-  uint64_t blocks;  ///< of one pass
+  uint64_t blocks;  ///< of a host in one pair
   uint32_t pairs;
 };
 
+/// The hosts take turns of a few puts, so that the machine's ups and downs meet both.
 Result<void> measure_log(Member& me, const Puts& plan) {
   auto logged = Host<core::NativeAccess>::join(plan.locator, 0);
   if (!logged) return logged.error();
   auto unlogged = Host<UnloggedAccess>::join(plan.locator, 1);
   if (!unlogged) return unlogged.error();
   std::vector<std::byte> from(plan.blocks * kBlockBytes, std::byte{1});
+  constexpr uint64_t kOtherKeys = uint64_t{1} << 32;
   Status failed = Status::OK;
-  const auto pass = [&](auto& host, uint64_t base, std::optional<uint32_t> section) {
-    const auto put_all = [&] {
-      for (uint64_t b = 0; b < plan.blocks; ++b) {
-        const Status status = host.put(base + b, {from.data() + b * kBlockBytes, kBlockBytes});
-        if (status != Status::OK) failed = status;
-      }
-    };
-    if (section)
-      me.time(*section, put_all);
-    else
-      put_all();
+  const auto put = [&](auto& host, uint64_t base, uint64_t begin) {
+    const uint64_t began_ns = now_ns();
+    for (uint64_t b = begin; b < begin + kTurnPuts; ++b) {
+      const Status status = host.put(base + b, {from.data() + b * kBlockBytes, kBlockBytes});
+      if (status != Status::OK) failed = status;
+    }
+    return static_cast<double>(now_ns() - began_ns);
+  };
+  const auto remove = [&](auto& host, uint64_t base) {
     for (uint64_t b = 0; b < plan.blocks; ++b) {
       if (const Status status = host.remove(base + b); status != Status::OK) failed = status;
     }
   };
-  for (uint32_t pair = 0; pair <= plan.pairs; ++pair) {
-    const auto section = [&](uint32_t side) {
-      return pair == 0 ? std::optional<uint32_t>{} : (pair - 1) * 2 + side;
-    };
-    if (pair % 2 == 0) pass(**logged, 0, section(0));
-    pass(**unlogged, uint64_t{1} << 32, section(1));
-    if (pair % 2 == 1) pass(**logged, 0, section(0));
+  for (uint32_t pair = 0; pair <= plan.pairs; ++pair) {  // the first warms up
+    double logged_ns = 0, unlogged_ns = 0;
+    for (uint64_t b = 0; b < plan.blocks; b += kTurnPuts) {
+      const bool logged_first = b / kTurnPuts % 2 == 0;
+      if (logged_first) logged_ns += put(**logged, 0, b);
+      unlogged_ns += put(**unlogged, kOtherKeys, b);
+      if (!logged_first) logged_ns += put(**logged, 0, b);
+    }
+    if (pair > 0) {
+      me.leave((pair - 1) * 2, logged_ns);
+      me.leave((pair - 1) * 2 + 1, unlogged_ns);
+    }
+    remove(**logged, 0);
+    remove(**unlogged, kOtherKeys);
     if (failed != Status::OK)
       return wrong(fmt::format("put or remove failed: {}", status_name(failed)));
     for (int i = 0; i < 4; ++i) {  // until the removed blocks have settled and are free
@@ -406,14 +419,14 @@ Result<void> run_log(Bench& bench) {
   auto pool = make_shared_pool(bench.locator, 4 * plan.blocks * kBlockBytes, 16384, 2,
                                SharingTimes{.dead_ms = 60'000});
   if (!pool) return pool.error();
-  Team team(bench.one_cpu(), plan.pairs * 2, 0);
+  Team team(bench.one_cpu(), 0, plan.pairs * 2);
   if (auto result = team.run([&](Member& me) { return measure_log(me, plan); }); !result)
     return result;
   std::vector<double> rates[2];
   for (uint32_t pair = 0; pair < plan.pairs; ++pair) {
     for (const uint32_t side : {0u, 1u})
-      rates[side].push_back(static_cast<double>(plan.blocks) / team.seconds(pair * 2 + side) *
-                            1e-6);
+      rates[side].push_back(static_cast<double>(plan.blocks) / team.number(0, pair * 2 + side) *
+                            1e3);
   }
   Figure figure;
   figure.row = "put_logged";

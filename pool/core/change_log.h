@@ -9,9 +9,9 @@
 // Invariants
 //   G1 Word s is written by one compare-and-swap, which takes the sequence number too, and only
 //      where word s - 1 stands. So no death and no stop leaves a gap.
-//   G2 A word is written after the directory lines that it names, and all that came before, were
-//      published; append() returns after it and all words before it were published. So a reader
-//      that finds word s finds the lines of all words up to s.
+//   G2 A word is written after the tags in the directory line that it names were published;
+//      publish() returns after it and all words before it were published. So a reader that finds
+//      word s finds the tags of all words up to s.
 //   G3 A host's next life, and a rebuild, write ALL into every word of the lap after the highest:
 //      readers read the whole index again, however far behind they are.
 //
@@ -59,8 +59,11 @@ class ChangeLog {
     return log_sequence(c_.access.load(word_at(host, near)), place_of(near), count(), near);
   }
 
-  /// Notes that the directory line of an own bucket has changed. The line is published.
-  void append(uint64_t bucket);
+  /// Notes that the directory line of an own bucket has a new tag, which was published. Returns the
+  /// sequence number of the word; 0 in a pool of one host, where nobody reads a log.
+  uint64_t append(uint64_t bucket);
+  /// Publishes all words up to this one, and whatever this thread flushed before: a full fence.
+  void publish(uint64_t sequence);
   /// For a rebuild, with no other process of this host running (G3). The index is published.
   void restart();
   /// The highest sequence number in a ring whose lines were acquired.
@@ -74,14 +77,13 @@ class ChangeLog {
     while (value < to && !c_.access.cas(at, value, to)) {
     }
   }
-  void publish_up_to(uint64_t sequence);
 
   Context<A>& c_;
 };
 
 template <class A>
-void ChangeLog<A>::append(uint64_t bucket) {
-  if (c_.alone()) return;
+uint64_t ChangeLog<A>::append(uint64_t bucket) {
+  if (c_.alone()) return 0;
   // The tail is a hint: too low after a death, anything after damage.
   bool searched = false;
   for (uint64_t tail = c_.access.load(tail_at());;) {
@@ -97,29 +99,31 @@ void ChangeLog<A>::append(uint64_t bucket) {
       searched = true;
       continue;
     }
-    // Sequentially consistent: after the stores of the directory line, which were published (G2).
+    // Sequentially consistent: after the store of the tag, which was published (G2).
     if (!c_.access.cas(at, word, log_word(next, count(), bucket))) continue;
     if (searched)
       c_.access.store(tail_at(), next);
     else
       raise(tail_at(), next);
-    publish_up_to(next);
-    return;
+    return next;
   }
 }
 
 /// Publishes the words of other processes too: they may have died or been stopped before they did.
 template <class A>
-void ChangeLog<A>::publish_up_to(uint64_t sequence) {
+void ChangeLog<A>::publish(uint64_t sequence) {
+  if (c_.alone()) return c_.access.fence();
   uint64_t flushed = c_.access.load(flushed_at());
-  if (flushed >= sequence && flushed - sequence <= count()) return;
-  if (flushed > sequence) {  // damaged, or from before another round of laps
-    if (!c_.access.cas(flushed_at(), flushed, 0)) return publish_up_to(sequence);
+  if (flushed > sequence && flushed - sequence > count()) {
+    // Damaged, or from before another round of laps.
+    if (!c_.access.cas(flushed_at(), flushed, 0)) return publish(sequence);
     flushed = 0;
   }
-  const uint64_t first = sequence - std::min(sequence - flushed, count()) + 1;
-  for (uint64_t s = first; s <= sequence; s = (s / kLineWords + 1) * kLineWords)
-    c_.access.flush(word_at(c_.host, s), 8);
+  if (flushed < sequence) {
+    const uint64_t first = sequence - std::min(sequence - flushed, count()) + 1;
+    for (uint64_t s = first; s <= sequence; s = (s / kLineWords + 1) * kLineWords)
+      c_.access.flush(word_at(c_.host, s), 8);
+  }
   c_.access.fence();
   raise(flushed_at(), sequence);
 }

@@ -83,6 +83,13 @@ struct Context {
     const SeenWord seen{at, load_state(at)};
     return access.load(run_at) == run ? seen : SeenWord{};
   }
+  /// Asks for the lines of a slot's header and allocator word, which the caller will read soon.
+  void prefetch_slot(uint64_t slot) const {
+    access.prefetch(layout.header(slot));
+    const auto run = RunWord::unpack(access.load(own(BH_PART_RUNS, layout.extent_of_slot(slot))));
+    if (const uint64_t index = layout.word_index(run, slot); index != Layout::kNoWord)
+      access.prefetch_own(own(BH_PART_BLOCKS, index));
+  }
   /// The same for a slot whose block the caller holds: its word does not change its place (E2).
   SeenWord see_held(uint64_t slot) const {
     const uint64_t at = word_at(slot);

@@ -447,7 +447,7 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
   if (there) index_.publish(*there);
   entry.incarnation = static_cast<uint16_t>(c_.incarnation);
   entry.flags = summed ? BH_ENTRY_COPY_ONLY : 0;
-  if (!there && !index_.insert(hash, entry)) {
+  if (!there && !index_.insert(entry)) {
     c_.count(BH_COUNTER_EVICTIONS);
     usage_.evicted(entry.namespace_id);
     return true;

@@ -11,6 +11,9 @@
 //      high, which costs a probe.
 //   X4 Two inserts, or an insert and a removal, of one key exclude each other by the key's lock.
 //      Readers take no lock: a half-written line has a bad seal and means "nothing here".
+//   X5 A tag is published, in a claimed word, before the change log names its bucket, and an entry
+//      before its insertion returns. The word without the claim need not be: only processes of the
+//      segment's host heed claims, and a rebuild makes the words anew.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +37,12 @@ struct Found {
   uint64_t bucket = 0;
   uint32_t index = 0;  ///< of the entry in its bucket
   uint32_t probe = 0;  ///< how many buckets of the key's probe set come before
+};
+
+/// Where an entry of the own segment is to be written: its word is claimed.
+struct IndexPlace {
+  uint64_t bucket;
+  uint32_t index, probe;  ///< as in Found
 };
 
 template <class A>
@@ -98,7 +107,7 @@ class Index {
     for (uint32_t n = 0; n <= found.probe; ++n, probe.next())
       c_.access.flush(c_.layout.bucket(c_.host, probe.bucket()), BH_LINE_BYTES);
     c_.access.publish(entry_at(c_.host, found.bucket, found.index), BH_LINE_BYTES);
-    log_buckets(hash_of(found.entry), found.probe + 1);
+    log_.publish(log_buckets(hash_of(found.entry), found.probe + 1));
   }
 
   /// Calls visit(entry) for each tag that matches in a directory line. True if entries of the
@@ -119,9 +128,14 @@ class Index {
     return entry;
   }
 
-  /// Writes an entry into the own segment. False if the whole probe set is full. Under the key's
-  /// lock. Ends with a full fence: loads after it come after the entry (N4).
-  bool insert(const Hash128& hash, const bh_index_entry& entry);
+  /// Inserts an entry into the own segment, in two steps, under the key's lock. First claims a place
+  /// and flushes the tag, which a fence of the caller publishes; nothing if the whole probe set is
+  /// full. Then writes the entry there, with a full fence at the end: loads after it come after the
+  /// entry (N4).
+  std::optional<IndexPlace> claim(const Hash128& hash);
+  void fill(const IndexPlace& place, const bh_index_entry& entry);
+  /// Both steps at once. False if the whole probe set is full.
+  bool insert(const bh_index_entry& entry);
 
   /// Clears an entry of the own segment that find() saw. False if it changed since. Under the key's
   /// lock.
@@ -149,10 +163,11 @@ class Index {
   ChangeLog<A>& log() { return log_; }
 
   /// For a rebuild, with no other process running: clears entries that `keep(entry)` refuses and
-  /// counts word 7 anew. Returns the buckets, in order, that had a damaged entry: a
-  /// line with a seal that is wrong.
-  template <class Keep>
-  std::vector<uint64_t> rebuild(Keep keep);
+  /// counts word 7 anew. Some entries earlier, expect(offset) hears which block an entry names, and
+  /// may ask for lines that keep() will read; the offset may be damaged. Returns the buckets, in
+  /// order, that had a damaged entry: a line with a seal that is wrong.
+  template <class Expect, class Keep>
+  std::vector<uint64_t> rebuild(Expect expect, Keep keep);
   /// The probe set of a key has one of these buckets, which are in order.
   bool probes_any(const Hash128& hash, std::span<const uint64_t> buckets) const {
     Probes probe = probes(hash);
@@ -173,12 +188,14 @@ class Index {
     return c_.own(BH_PART_LOCKS, primary_bucket(hash) & (c_.layout.geometry().lock_count - 1));
   }
   void add_overflow(const Hash128& hash, uint32_t probe_count, int64_t delta);
-  /// Notes that the first buckets of a probe set changed, so that all hosts see the entry.
-  void log_buckets(const Hash128& hash, uint32_t probe_count) {
+  /// Notes that the first buckets of a probe set changed, so that all hosts see the entry. Returns
+  /// what log_.publish() takes.
+  uint64_t log_buckets(const Hash128& hash, uint32_t probe_count) {
+    uint64_t sequence = 0;
     Probes probe = probes(hash);
-    for (uint32_t n = 0; n < probe_count; ++n, probe.next()) log_.append(probe.bucket());
+    for (uint32_t n = 0; n < probe_count; ++n, probe.next()) sequence = log_.append(probe.bucket());
+    return sequence;
   }
-  bool write_at(uint64_t bucket, uint32_t index, uint64_t tag, const bh_index_entry& entry);
   void clear_at(uint64_t bucket, uint32_t index);
 
   Context<A>& c_;
@@ -208,17 +225,16 @@ std::optional<Found> Index<A>::find_if(uint32_t host, const Hash128& hash, Accep
 }
 
 template <class A>
-bool Index<A>::insert(const Hash128& hash, const bh_index_entry& entry) {
-  const uint64_t tag = directory_tag(hash);
+std::optional<IndexPlace> Index<A>::claim(const Hash128& hash) {
+  const uint64_t claimed = directory_word(directory_tag(hash), c_.process + 1);
   Probes probe = probes(hash);
   for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
-      if (c_.access.load(word_at(c_.host, probe.bucket(), i)) == 0 &&
-          write_at(probe.bucket(), i, tag, entry)) {
-        log_buckets(hash, n + 1);           // by a compare-and-swap of its own
-        if (c_.alone()) c_.access.fence();  // no log
-        return true;
-      }
+      const uint64_t word = word_at(c_.host, probe.bucket(), i);
+      uint64_t empty = 0;
+      if (c_.access.load(word) != 0 || !c_.access.cas(word, empty, claimed)) continue;
+      c_.access.flush(word, 8);
+      return IndexPlace{probe.bucket(), i, n};
     }
     // Published before the entry is written further on, so that no reader stops short of it (X3).
     const uint64_t overflow = word_at(c_.host, probe.bucket(), BH_INDEX_ENTRIES);
@@ -226,22 +242,32 @@ bool Index<A>::insert(const Hash128& hash, const bh_index_entry& entry) {
     c_.access.publish(overflow, 8);
   }
   add_overflow(hash, BH_INDEX_PROBES, -1);
-  return false;
+  return std::nullopt;
+}
+
+/// Entry and log under one fence: a reader that finds the log first finds the tag (X5) and, until
+/// the entry is there, nothing under it. The flush comes last, as locked instructions, of which
+/// append() has some, wait for what was flushed.
+template <class A>
+void Index<A>::fill(const IndexPlace& place, const bh_index_entry& entry) {
+  const Hash128 hash = hash_of(entry);
+  const uint64_t at = entry_at(c_.host, place.bucket, place.index);
+  Line line = to_line(entry);
+  c_.sealer.seal(line, at);
+  c_.access.store_line(at, line);
+  c_.access.store(word_at(c_.host, place.bucket, place.index),
+                  directory_word(directory_tag(hash), 0));
+  const uint64_t sequence = log_buckets(hash, place.probe + 1);
+  c_.access.flush(at, BH_LINE_BYTES);
+  log_.publish(sequence);
 }
 
 template <class A>
-bool Index<A>::write_at(uint64_t bucket, uint32_t index, uint64_t tag,
-                        const bh_index_entry& entry) {
-  const uint64_t word = word_at(c_.host, bucket, index);
-  uint64_t empty = 0;
-  if (!c_.access.cas(word, empty, directory_word(tag, c_.process + 1))) return false;
-  // Under one fence: the entry is sealed, so a word that comes first leads to nothing.
-  Line line = to_line(entry);
-  c_.sealer.seal(line, entry_at(c_.host, bucket, index));
-  c_.access.store_line(entry_at(c_.host, bucket, index), line);
-  c_.access.flush(entry_at(c_.host, bucket, index), BH_LINE_BYTES);
-  c_.access.store(word, directory_word(tag, 0));
-  c_.access.publish(word, 8);
+bool Index<A>::insert(const bh_index_entry& entry) {
+  const auto place = claim(hash_of(entry));
+  if (!place) return false;
+  c_.access.coherence_fence();  // the tag, before the log
+  fill(*place, entry);
   return true;
 }
 
@@ -334,7 +360,7 @@ uint64_t Index<A>::scavenge_claims(uint32_t dead) {
         c_.access.publish(entry_at(c_.host, b, i), BH_LINE_BYTES);  // the dead one may not have
         c_.access.store(word_at(c_.host, b, i), directory_word(directory_tag_of(words[i]), 0));
         c_.access.publish(word_at(c_.host, b, i), 8);
-        log_buckets(hash_of(from_line<bh_index_entry>(line)), BH_INDEX_PROBES);
+        log_.publish(log_buckets(hash_of(from_line<bh_index_entry>(line)), BH_INDEX_PROBES));
       } else {
         clear_at(b, i);
       }
@@ -353,12 +379,21 @@ void Index<A>::release_locks(uint32_t dead) {
 }
 
 template <class A>
-template <class Keep>
-std::vector<uint64_t> Index<A>::rebuild(Keep keep) {
+template <class Expect, class Keep>
+std::vector<uint64_t> Index<A>::rebuild(Expect expect, Keep keep) {
+  constexpr uint64_t kBucketsAhead = 8;
   std::vector<uint64_t> damaged;
   const uint64_t buckets = c_.layout.geometry().index_bucket_count;
-  for (uint64_t b = 0; b < buckets; ++b) c_.access.store(word_at(c_.host, b, BH_INDEX_ENTRIES), 0);
   for (uint64_t b = 0; b < buckets; ++b) {
+    const uint64_t passed_by = word_at(c_.host, b, BH_INDEX_ENTRIES);
+    if (c_.access.load(passed_by) != 0) c_.access.store(passed_by, 0);
+  }
+  for (uint64_t b = 0; b < buckets; ++b) {
+    for (uint32_t i = 0; b + kBucketsAhead < buckets && i < BH_INDEX_ENTRIES; ++i) {
+      const uint64_t offset = c_.access.load(entry_at(c_.host, b + kBucketsAhead, i) +
+                                             offsetof(bh_index_entry, block_offset));
+      if (offset != 0) expect(offset);
+    }
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
       const uint64_t word = word_at(c_.host, b, i);
       const uint64_t old = c_.access.load(word);

@@ -18,8 +18,8 @@
 //   M1 A hit leads to an entry and a header, which are read afresh: nothing is believed that only
 //      the mirror says. So an old item costs a line, and no more.
 //   M2 A put that returned before a batch began is found by it, unless the block was removed or
-//      moved meanwhile: its word was published after its directory line (G2), and the batch reads
-//      words until one is not written yet. Where a fence does not wait for the memory this holds
+//      moved meanwhile: its word was published after its tag (G2), and the batch reads words
+//      until one is not written yet. Where a fence does not wait for the memory this holds
 //      settle_ms after the put; until a line that a word names has settled, the line itself is
 //      read.
 //   M3 The position in a log is stored after the lines of all words before it were read or marked.

@@ -258,8 +258,11 @@ void Recovery<A>::rebuild(bool first_life, const Progress& progress) {
 
 template <class A>
 void Recovery<A>::restore_blocks(const std::function<void()>& half_done) {
-  const std::vector<uint64_t> damaged =
-      index_.rebuild([&](const bh_index_entry& entry) { return restore_entry(entry); });
+  const std::vector<uint64_t> damaged = index_.rebuild(
+      [&](uint64_t offset) {
+        if (c_.layout.valid_block(offset, 1)) c_.prefetch_slot(c_.layout.slot_of(offset));
+      },
+      [&](const bh_index_entry& entry) { return restore_entry(entry); });
   half_done();
   // A header whose block does not come back must not show a committed stamp (C2).
   for (uint64_t extent = 0; extent < c_.layout.geometry().extent_count; ++extent) {
@@ -392,7 +395,7 @@ bool Recovery<A>::restore_unnamed(uint64_t slot, std::span<const uint64_t> damag
   if (!Key::valid(text) || key.hash != hash_of(header) || !index_.probes_any(key.hash, damaged) ||
       c_.layout.block_bytes(header.stored_bytes, Layout::key_line_bytes(header)) >
           block.block_bytes ||
-      lookup_.locate(key) || !index_.insert(key.hash, writing_.entry_for(block, header)))
+      lookup_.locate(key) || !index_.insert(writing_.entry_for(block, header)))
     return false;
   allocator_.restore_committed(slot);
   return true;

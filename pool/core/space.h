@@ -542,19 +542,21 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
     return false;
   }
   const Publishing publishing(c_);
+  const auto place = index_.claim(hash);
+  if (!place) {
+    allocator_.cancel_retire(old.slot);
+    allocator_.release(target);
+    return false;
+  }
   bh_block_header old_header{};
   const bool counted = lookup_.read_header(old.slot, old_header) && old_header.stamp == old_stamp;
   header.stamp = retirement_.next_stamp();
   writing_.write_key_lines(target.slot, lookup_.read_key(old.slot, header.key_bytes), user_metadata,
                            header.stamp);
-  c_.write_sealed(c_.layout.header(target.slot), to_line(header));
+  c_.write_sealed(c_.layout.header(target.slot), to_line(header));  // with the tag
   attributes_.carry(old.slot, old_stamp, target.slot, header.stamp);
   c_.store_recency(target.slot, c_.load_recency(old.slot));
-  if (!index_.insert(hash, writing_.entry_for(target, header))) {
-    allocator_.cancel_retire(old.slot);
-    writing_.undo_put(target);
-    return false;
-  }
+  index_.fill(*place, writing_.entry_for(target, header));
   namespaces_.gone_after_store(header.namespace_id);  // N4
   usage_.add(header);
   allocator_.commit(target);

@@ -58,9 +58,6 @@ class Writing {
   /// The fields that describe the content; the rest is filled in when the block is published.
   bh_block_header header_for(const Content& content) const;
   bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
-  /// Undoes a put whose header shows a committed stamp that no entry ever named: retires the
-  /// header, then frees the block (C2).
-  void undo_put(const Block& block);
   /// Writes the key lines of a block; user metadata with the check for its stamp (M1).
   void write_key_lines(uint64_t slot, std::string_view key, std::string_view user_metadata,
                        uint64_t stamp);
@@ -306,28 +303,29 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
     return c_.ended() ? c_.gone() : Status::LIMIT_REACHED;
   }
   const Publishing publishing(c_);
-  header.stamp = retirement_.next_stamp();
   header.key_hash[0] = key.hash.low;
   header.key_hash[1] = key.hash.high;
   header.namespace_id = key.namespace_id;
   header.key_bytes = static_cast<uint16_t>(key.bytes.size());
   header.user_bytes = static_cast<uint16_t>(user_metadata.size());
-  write_key_lines(block.slot, key.bytes, user_metadata, header.stamp);
-  c_.write_sealed(c_.layout.header(block.slot), to_line(header));
-  reading_.used_now(block.slot);
   bool gone = false;
   {
     const KeyLock lock(locks_, key.hash);
     // Other hosts may store the same key meanwhile; then there are two blocks, and either is right.
     const bool present = lock.held() && lookup_.locate_at(c_.host, key, Fresh::NOTHING).has_value();
-    const bool ok =
-        lock.held() && !present && !c_.ended() && index_.insert(key.hash, entry_for(block, header));
-    if (!ok) {
-      undo_put(block);
+    const auto place =
+        lock.held() && !present && !c_.ended() ? index_.claim(key.hash) : std::nullopt;
+    if (!place) {
+      allocator_.release(block);
       if (!lock.held()) return Status::BUSY;
       if (present) c_.count(BH_COUNTER_PUTS_PRESENT);
       return present ? Status::OK : c_.ended() ? c_.gone() : Status::INDEX_FULL;
     }
+    header.stamp = retirement_.next_stamp();
+    write_key_lines(block.slot, key.bytes, user_metadata, header.stamp);
+    c_.write_sealed(c_.layout.header(block.slot), to_line(header));  // with the tag
+    reading_.used_now(block.slot);
+    index_.fill(*place, entry_for(block, header));
     gone = namespaces_.gone_after_store(key.namespace_id);  // N4
     usage_.add(header);
     if (!allocator_.commit(block)) return c_.gone();
@@ -340,12 +338,6 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
   c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);
   space_.evict_by_watermark(block.block_bytes);
   return Status::OK;
-}
-
-template <class A>
-void Writing<A>::undo_put(const Block& block) {
-  retirement_.retire_header(block.slot);
-  allocator_.release(block);
 }
 
 template <class A>

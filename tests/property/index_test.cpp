@@ -90,7 +90,7 @@ class Actor {
   std::string insert(const Hash128& hash) {
     const bh_index_entry entry = entry_of(hash, ++version_);
     lock(index_, hash);
-    const bool done = index_.insert(hash, entry);
+    const bool done = index_.insert(entry);
     index_.unlock(hash);
     if (done) model_[hash] = entry;
     refused_ += !done;
@@ -153,7 +153,7 @@ std::vector<Hash128> put_permanent(NativeIndex& index, Random& random) {
   auto keys = crowded_keys(random, kPermanent);
   for (size_t i = 0; i < keys.size(); ++i) {
     lock(index, keys[i]);
-    EXPECT_TRUE(index.insert(keys[i], entry_of(keys[i], 1000 + i)));
+    EXPECT_TRUE(index.insert(entry_of(keys[i], 1000 + i)));
     index.unlock(keys[i]);
   }
   return keys;

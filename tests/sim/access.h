@@ -334,7 +334,8 @@ class SimAccess {
   // ---- seeded bugs (seeded_bugs.h) ----
   bool left_out(Lie lie, uint64_t at, uint64_t bytes) const {
     const SeededBug* bug = world_.bug(lie);
-    if (bug == nullptr || !bug->concerns(world_.map().at(at)) || bytes < bug->least_bytes)
+    if (bug == nullptr || !bug->concerns(world_.map().at(at)) || bytes < bug->least_bytes ||
+        bytes > bug->most_bytes)
       return false;
     world_.note_bug();
     return true;

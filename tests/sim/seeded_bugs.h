@@ -81,11 +81,12 @@ struct SeededBug {
   const char* name;
   Lie lie;
   std::optional<Lie> also =
-      std::nullopt;           ///< omitted as well: the step that compensates for the first
-  Kind kind = Kind::NOTHING;  ///< of lines; NOTHING: of any kind
-  uint16_t part = 0;          ///< if REGION
-  uint16_t also_part = 0;     ///< fences: or if lines of this part depend on it as well
-  uint64_t least_bytes = 0;   ///< only ranges of this many lines
+      std::nullopt;                    ///< omitted as well: the step that compensates for the first
+  Kind kind = Kind::NOTHING;           ///< of lines; NOTHING: of any kind
+  uint16_t part = 0;                   ///< if REGION
+  uint16_t also_part = 0;              ///< fences: or if lines of this part depend on it as well
+  uint64_t least_bytes = 0;            ///< only ranges of at least so many bytes
+  uint64_t most_bytes = ~uint64_t{0};  ///< and at most so many
   Operation only_in = Operation::NONE;
   Focus focus = Focus::ANYTHING;  ///< of the plans in which it is searched for
   uint64_t first_seed = 0;        ///< first seed of the search, if it would take long from 0
