@@ -128,10 +128,10 @@ class Index {
     return entry;
   }
 
-  /// Inserts an entry into the own segment, in two steps, under the key's lock. First claims a place
-  /// and flushes the tag, which a fence of the caller publishes; nothing if the whole probe set is
-  /// full. Then writes the entry there, with a full fence at the end: loads after it come after the
-  /// entry (N4).
+  /// Inserts an entry into the own segment, in two steps, under the key's lock. First claims a
+  /// place and flushes the tag, which a fence of the caller publishes; nothing if the whole probe
+  /// set is full. Then writes the entry there, with a full fence at the end: loads after it come
+  /// after the entry (N4).
   std::optional<IndexPlace> claim(const Hash128& hash);
   void fill(const IndexPlace& place, const bh_index_entry& entry);
   /// Both steps at once. False if the whole probe set is full.
