@@ -84,7 +84,7 @@ class ChangeLog {
 template <class A>
 uint64_t ChangeLog<A>::append(uint64_t bucket) {
   if (c_.alone()) return 0;
-  // The tail is a hint: too low after a death, anything after damage.
+  // The tail is a hint: too low after a death or beside other processes, anything after damage.
   bool searched = false;
   for (uint64_t tail = c_.access.load(tail_at());;) {
     const uint64_t next = tail + 1, at = word_at(c_.host, next);
@@ -101,10 +101,7 @@ uint64_t ChangeLog<A>::append(uint64_t bucket) {
     }
     // Sequentially consistent: after the store of the tag, which was published (G2).
     if (!c_.access.cas(at, word, log_word(next, count(), bucket))) continue;
-    if (searched)
-      c_.access.store(tail_at(), next);
-    else
-      raise(tail_at(), next);
+    c_.access.store(tail_at(), next);
     return next;
   }
 }
