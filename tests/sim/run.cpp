@@ -83,9 +83,11 @@ void Simulator::direct() {
     world_.end_thread();
   }
   rest();
-  // Who adopts an extent without words for it drops its blocks.
-  const bool words = world_.map().layout().has_all_words() || world_.plan().shape.hosts == 1;
-  if (!world_.plan().eviction && !rules_.zombies() && words) {
+  // Who adopts an extent without words for it, or blocks without room in its index, drops blocks.
+  const auto& shape = world_.plan().shape;
+  const bool room = world_.map().layout().has_all_words() &&
+                    shape.buckets * BH_INDEX_ENTRIES >= world_.plan().keys;
+  if (!world_.plan().eviction && !rules_.zombies() && (room || shape.hosts == 1)) {
     stage_->must_find = true;
     do_phase(Phase::LOOK);
     stage_->must_find = false;
