@@ -23,7 +23,7 @@
 namespace bowhead::bench {
 namespace {
 
-/// A host whose puts say nothing in its change log.
+/// A process whose puts say nothing in the change log of its host.
 class UnloggedAccess : public core::NativeAccess {
  public:
   using NativeAccess::NativeAccess;
@@ -324,20 +324,20 @@ Result<void> run_lookup(Bench& bench, uint32_t hosts, Rates* present_of_few, Rat
 
 constexpr uint64_t kBlockBytes = uint64_t{64} << 10, kTurnPuts = 16;
 
-/// A host whose duties are done between the passes.
+/// A process of host 0, whose duties are done between the pairs.
 template <class A>
-class Host {
+class Process {
  public:
-  static Result<std::unique_ptr<Host>> join(const std::string& locator, uint32_t number) {
+  static Result<std::unique_ptr<Process>> join(const std::string& locator) {
     auto raw = open_raw_pool(locator);
     if (!raw) return raw.error();
-    auto host = std::unique_ptr<Host>(new Host(std::move(*raw), number));
-    if (auto joined = host->core_.joining.attach({}); !joined) return joined.error();
-    return host;
+    auto process = std::unique_ptr<Process>(new Process(std::move(*raw)));
+    if (auto joined = process->core_.joining.attach({}); !joined) return joined.error();
+    return process;
   }
-  ~Host() { core_.joining.detach(); }
-  Host(const Host&) = delete;
-  Host& operator=(const Host&) = delete;
+  ~Process() { core_.joining.detach(); }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
 
   Status put(uint64_t number, ConstSpan value) {
     const Key key = make_key(kHostsSeries, number);
@@ -352,10 +352,10 @@ class Host {
  private:
   static constexpr uint64_t kSpace = 7;  ///< the core takes any number
 
-  Host(RawPool raw, uint32_t number)
+  explicit Process(RawPool raw)
       : raw_(std::move(raw)),
         access_(*raw_.media, choose_flush_kind(true)),
-        core_(access_, raw_.superblock, number) {}
+        core_(access_, raw_.superblock, 0) {}
   RawPool raw_;
   A access_;
   core::Core<A> core_;
@@ -363,30 +363,31 @@ class Host {
 
 struct Puts {
   std::string locator;
-  uint64_t blocks;  ///< of a host in one pair
+  uint64_t blocks;  ///< of a process in one pair
   uint32_t pairs;
 };
 
-/// The hosts take turns of a few puts, so that the machine's ups and downs meet both.
+/// Two processes of one host take turns of a few puts, so that the ups and downs of the machine
+/// meet both.
 Result<void> measure_log(Member& me, const Puts& plan) {
-  auto logged = Host<core::NativeAccess>::join(plan.locator, 0);
+  auto logged = Process<core::NativeAccess>::join(plan.locator);
   if (!logged) return logged.error();
-  auto unlogged = Host<UnloggedAccess>::join(plan.locator, 1);
+  auto unlogged = Process<UnloggedAccess>::join(plan.locator);
   if (!unlogged) return unlogged.error();
   std::vector<std::byte> from(plan.blocks * kBlockBytes, std::byte{1});
   constexpr uint64_t kOtherKeys = uint64_t{1} << 32;
   Status failed = Status::OK;
-  const auto put = [&](auto& host, uint64_t base, uint64_t begin) {
+  const auto put = [&](auto& process, uint64_t base, uint64_t begin) {
     const uint64_t began_ns = now_ns();
     for (uint64_t b = begin; b < begin + kTurnPuts; ++b) {
-      const Status status = host.put(base + b, {from.data() + b * kBlockBytes, kBlockBytes});
+      const Status status = process.put(base + b, {from.data() + b * kBlockBytes, kBlockBytes});
       if (status != Status::OK) failed = status;
     }
     return static_cast<double>(now_ns() - began_ns);
   };
-  const auto remove = [&](auto& host, uint64_t base) {
+  const auto remove = [&](auto& process, uint64_t base) {
     for (uint64_t b = 0; b < plan.blocks; ++b) {
-      if (const Status status = host.remove(base + b); status != Status::OK) failed = status;
+      if (const Status status = process.remove(base + b); status != Status::OK) failed = status;
     }
   };
   for (uint32_t pair = 0; pair <= plan.pairs; ++pair) {  // the first warms up
@@ -416,7 +417,7 @@ Result<void> measure_log(Member& me, const Puts& plan) {
 Result<void> run_log(Bench& bench) {
   const Puts plan{bench.locator, bench.options.quick ? 64u : 2048u, bench.options.quick ? 5u : 15u};
   bench.report.progress("puts with and without change log");
-  auto pool = make_shared_pool(bench.locator, 4 * plan.blocks * kBlockBytes, 16384, 2,
+  auto pool = make_shared_pool(bench.locator, 8 * plan.blocks * kBlockBytes, 16384, 2,
                                SharingTimes{.dead_ms = 60'000});
   if (!pool) return pool.error();
   Team team(bench.one_cpu(), 0, plan.pairs * 2);
