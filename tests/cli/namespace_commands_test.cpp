@@ -105,7 +105,8 @@ TEST_F(NamespaceCommands, AHostRemovesTheBlocksOfAnother) {
   const Running owner(
       {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});
   EXPECT_TRUE(eventually(45, [&] {
-    for (const auto& block : json_of(run({"ls", shm_locator(), "--json"}))["blocks"]) {
+    const auto listed = json_of(run({"ls", shm_locator(), "--json"}));
+    for (const auto& block : listed["blocks"]) {
       if (block["key"] == "k") return false;
     }
     return true;
