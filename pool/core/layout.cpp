@@ -28,6 +28,16 @@ constexpr const char* kRestore =
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
+/// At least `count` buckets, a number without divisors up to BH_INDEX_PROBES: only then all buckets
+/// of a probe set are different, whatever its step. In 1104 buckets, say, a step of 552 leads to
+/// two, and a put of such a key fails in an index that is half empty.
+uint64_t bucket_count_for(uint64_t count) {
+  const auto divides = [&](uint64_t divisor) { return count % divisor == 0; };
+  while (divides(2) || divides(3) || divides(5) || divides(7)) ++count;
+  return count;
+}
+static_assert(BH_INDEX_PROBES < 11, "the primes below it are 2, 3, 5 and 7");
+
 /// Fills in everything that depends on the number of extents; returns the end of the payload.
 uint64_t place(bh_geometry& g) {
   g.extents_max = g.extent_count + (g.max_bytes - g.total_bytes) / g.extent_bytes;
@@ -37,7 +47,7 @@ uint64_t place(bh_geometry& g) {
   // that. 1.75 entries per block keep probe sets short (docs/format.md).
   const uint64_t blocks_of_host =
       std::min(slots, slots / g.host_count * (g.host_count > 1 ? 2 : 1));
-  g.index_bucket_count = (blocks_of_host * 7 / 4) / BH_INDEX_ENTRIES + 16;
+  g.index_bucket_count = bucket_count_for((blocks_of_host * 7 / 4) / BH_INDEX_ENTRIES + 16);
   g.process_count = kProcesses;
   // One for each 256 MiB: less than 0.02 % of the largest pools with 64 hosts.
   g.namespace_count =

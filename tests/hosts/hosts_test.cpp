@@ -402,8 +402,9 @@ TEST(Hosts, AHostEvictsBeforeItsIndexIsFull) {
     if (status != Status::OK) sleep_ms(1);  // what was evicted has not settled
   }
   EXPECT_GT(stored, 2 * entries);
-  // It evicts to about half of the entries, and more where puts wait for what has not settled.
-  EXPECT_GT(only.pool().info()->used_bytes, entries / 3 * 4096);
+  // It evicts to about half of the entries, and on until that has settled: on a busy machine, where
+  // heartbeats are late, to less than a third.
+  EXPECT_GT(only.pool().info()->used_bytes, entries / 6 * 4096);
 }
 
 TEST(Hosts, SpaceComesFromAHostThatHasSome) {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <map>
+#include <set>
 #include <thread>
 
 #include "base/random.h"
@@ -141,6 +142,32 @@ TEST_P(IndexOfBuckets, AgreesWithAMap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Few, IndexOfBuckets, testing::Values(2, 3, 7, 16, 37));
+
+/// Of any pool: otherwise a key may have fewer places than others, and be refused by an index that
+/// is half empty.
+TEST(Index, NoProbeSetMeetsABucketTwice) {
+  using Probes = NativeIndex::Probes;
+  Random random(3);
+  for (uint64_t size_mib = 16; size_mib < 4096; size_mib += 1 + size_mib / 16) {
+    for (const uint32_t hosts : {1u, 2u, 5u}) {
+      const auto geometry = core::plan_geometry(
+          {.total_bytes = size_mib << 20, .hosts = hosts, .min_block_bytes = 4096});
+      ASSERT_TRUE(geometry) << geometry.error().message();
+      const uint64_t buckets = geometry->index_bucket_count;
+      for (uint64_t parts = 2; parts <= BH_INDEX_PROBES; ++parts) {
+        // The step that returns to the first bucket soonest, if one does so after `parts`.
+        const uint64_t step = buckets / parts;
+        const auto high = static_cast<uint64_t>(
+            (static_cast<unsigned __int128>(step - 1) << 64) / (buckets - 1) + 1);
+        std::set<uint64_t> met;
+        Probes probe({random.next(), high}, buckets);
+        for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) met.insert(probe.bucket());
+        ASSERT_EQ(met.size(), BH_INDEX_PROBES)
+            << "step " << step << " in " << buckets << " buckets, " << size_mib << " MiB";
+      }
+    }
+  }
+}
 
 // ---- many at once ----
 
