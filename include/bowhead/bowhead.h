@@ -32,7 +32,8 @@
  * later versions append members, and the library reads and writes only the members that the caller
  * has. In options, zero means the default. Members that this library does not know must be zero in
  * options (BH_NOT_SUPPORTED), and become zero in outputs. No struct is longer than 4096 bytes.
- * bh_key, bh_iovec, bh_const_iovec and bh_kv_layout never grow.
+ * bh_key, bh_iovec, bh_const_iovec, bh_put_item, bh_get_item, bh_completion and bh_kv_layout never
+ * grow.
  *
  * Outputs are written only on success, unless a function says otherwise.
  *
@@ -364,6 +365,159 @@ bh_status bh_touch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t
  * @retval BH_KEY_TOO_LONG the key is empty or longer than 512 bytes
  * @retval BH_BUSY it may still be stored: try again */
 bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key);
+
+/** @}
+ * @name Batches
+ * Calls for many keys. The memory accesses of a batch overlap, which makes small values faster than
+ * a call for each.
+ *
+ * Each item has a status of its own. A batch returns BH_OK once every item has been tried, however
+ * many failed. It returns BH_INVALID_ARGUMENT, and changes and writes nothing, if an argument or an
+ * item is malformed; any other status is also the status of each item that was not tried. A key may
+ * be repeated within a batch.
+ * @{ */
+
+/** An item of bh_put_batch(). */
+typedef struct bh_put_item {
+  bh_key key;                    /**< under which the value is stored */
+  const bh_const_iovec* value;   /**< its parts */
+  size_t value_count;            /**< number of parts */
+  const bh_put_options* options; /**< NULL: none */
+  bh_status status;              /**< output: as bh_put_with() returns */
+  uint32_t reserved;             /**< zero */
+} bh_put_item;
+
+/** An item of bh_get_batch(). */
+typedef struct bh_get_item {
+  bh_key key;              /**< under which the value is stored */
+  const bh_iovec* buffers; /**< the destination, filled in order */
+  size_t buffer_count;     /**< number of buffers */
+  uint64_t length_bytes;   /**< output: of the value, with BH_OK and BH_BUFFER_TOO_SMALL; else 0 */
+  bh_status status;        /**< output: as bh_get() returns */
+  uint32_t reserved;       /**< zero */
+} bh_get_item;
+
+/** Stores values, each as bh_put_with() does.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param items keys, values and options; gets the statuses
+ * @param item_count number of items */
+bh_status bh_put_batch(bh_pool* pool, bh_namespace_id ns, bh_put_item* items, size_t item_count);
+
+/** Copies and verifies values, each as bh_get() does.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param items keys and buffers; gets lengths and statuses
+ * @param item_count number of items */
+bh_status bh_get_batch(bh_pool* pool, bh_namespace_id ns, bh_get_item* items, size_t item_count);
+
+/** Removes blocks, each as bh_remove() does.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param keys the keys
+ * @param key_count number of keys
+ * @param statuses for each key: as bh_remove() returns */
+bh_status bh_remove_batch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
+                          bh_status* statuses);
+
+/** @}
+ * @name Queues
+ * A queue executes jobs on threads of its own: batches whose caller does not wait. A pool can have
+ * several queues. All functions of a queue may be called from any thread, except bh_queue_close(),
+ * which must overlap no other call on the queue. Close the queues of a pool before the pool.
+ * @{ */
+
+/** An open queue. */
+typedef struct bh_queue bh_queue;
+
+/** Settings of a queue. */
+typedef struct bh_queue_options {
+  uint32_t struct_bytes; /**< sizeof */
+  uint32_t threads;      /**< that execute jobs, 1 to 64; default 1 */
+  uint32_t jobs_max;     /**< jobs that may be submitted and not yet reported, 1 to 1,048,576;
+                              default 1,024 */
+  uint32_t reserved;     /**< zero */
+} bh_queue_options;
+
+/** @name Operations of a job
+ * @{ */
+#define BH_JOB_PUT 1u    /**< as bh_put_batch() */
+#define BH_JOB_GET 2u    /**< as bh_get_batch() */
+#define BH_JOB_REMOVE 3u /**< as bh_remove_batch() */
+#define BH_JOB_EXISTS 4u /**< as bh_exists() */
+/** @} */
+
+/** A batch for a queue. All memory that it points to belongs to the job from bh_queue_submit()
+ * until bh_queue_poll() has reported it; the struct itself is free after bh_queue_submit(). */
+typedef struct bh_job {
+  uint32_t struct_bytes;        /**< sizeof */
+  uint32_t operation;           /**< BH_JOB_* */
+  bh_namespace_id namespace_id; /**< of all keys */
+  uint32_t priority;            /**< 0 to 255; jobs of a higher priority are started first, those of
+                                     the same priority in the order of submission */
+  uint32_t reserved;            /**< zero */
+  size_t count;                 /**< number of items or keys, at least 1 */
+  bh_put_item* puts;            /**< BH_JOB_PUT: the items; else NULL */
+  bh_get_item* gets;            /**< BH_JOB_GET: the items; else NULL */
+  const bh_key* keys;           /**< BH_JOB_REMOVE, BH_JOB_EXISTS: the keys; else NULL */
+  bh_status* statuses;          /**< BH_JOB_REMOVE: output for each key; else NULL */
+  uint8_t* present;             /**< BH_JOB_EXISTS: output for each key; else NULL */
+  void* context;                /**< returned in the completion */
+} bh_job;
+
+/** A job that has ended. */
+typedef struct bh_completion {
+  uint64_t job;       /**< its number */
+  void* context;      /**< as in bh_job */
+  size_t failed;      /**< items whose status is not BH_OK; keys that are not stored */
+  bh_status status;   /**< of the batch; BH_CANCELLED: nothing was done */
+  uint32_t operation; /**< as in bh_job */
+} bh_completion;
+
+/** Opens a queue.
+ * @param pool the pool, which must be closed after the queue
+ * @param options settings; NULL: the defaults
+ * @param out the queue, for bh_queue_close()
+ * @retval BH_INVALID_ARGUMENT an option is out of its range
+ * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know */
+bh_status bh_queue_open(bh_pool* pool, const bh_queue_options* options, bh_queue** out);
+
+/** The queue's eventfd: readable while jobs have ended that bh_queue_poll() has not reported. Wait
+ * for it with poll() or epoll; do not read, write or close it. -1 if `queue` is NULL. */
+int bh_queue_fd(const bh_queue* queue);
+
+/** Submits a job. Never waits.
+ * @param queue the queue
+ * @param job the job
+ * @param number its number, from 1 on, never used again by the queue; may be NULL
+ * @retval BH_INVALID_ARGUMENT the operation is unknown, a number is out of its range, or a pointer
+ *     is NULL that the operation needs, or set that it does not use
+ * @retval BH_LIMIT_REACHED `jobs_max` jobs are submitted and not reported: poll, then try again
+ * @retval BH_NOT_SUPPORTED `job` has a member set that this library does not know */
+bh_status bh_queue_submit(bh_queue* queue, const bh_job* job, uint64_t* number);
+
+/** Reports jobs that have ended, in the order in which they ended. Never waits.
+ * @param queue the queue
+ * @param out gets them
+ * @param room number of elements of out
+ * @param count number of jobs reported */
+bh_status bh_queue_poll(bh_queue* queue, bh_completion* out, size_t room, size_t* count);
+
+/** Cancels a job that has not started: it ends with BH_CANCELLED, and is reported like any other.
+ * @param queue the queue
+ * @param number of the job
+ * @retval BH_NOT_FOUND it has started or ended, or there is no such job */
+bh_status bh_queue_cancel(bh_queue* queue, uint64_t number);
+
+/** Waits until all jobs submitted so far have ended; they stay to be reported.
+ * @param queue the queue
+ * @param timeout_ms the longest wait
+ * @retval BH_BUSY some had not ended after that time; they continue */
+bh_status bh_queue_drain(bh_queue* queue, uint64_t timeout_ms);
+
+/** Cancels the jobs that have not started, waits for the others, and closes the queue. Nothing is
+ * reported any more; afterwards the memory of all jobs is the caller's again. NULL is allowed. */
+void bh_queue_close(bh_queue* queue);
 
 /** @}
  * @name Blocks in place
