@@ -1001,6 +1001,8 @@ Result<std::shared_ptr<EventReader>> Pool::open_events(size_t capacity_bytes) {
 Result<Pressure> Pool::pressure() {
   if (const auto why = impl_->barred()) return *why;
   return impl_->run([&]() -> Result<Pressure> {
+    if (const Status standing = impl_->core().membership.standing(); standing != Status::OK)
+      return standing;
     const auto used = impl_->core().space.used();
     return Pressure{static_cast<uint32_t>(used.space_permille),
                     static_cast<uint32_t>(used.index_permille), impl_->refused_lately()};

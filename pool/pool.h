@@ -249,6 +249,7 @@ class Pool {
   Result<std::shared_ptr<EventReader>> open_events(size_t capacity_bytes);
 
   /// How full the space of this host is, and whether puts are refused. Costs a look at each extent.
+  /// Returns CLOSED, HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY.
   Result<Pressure> pressure();
 
   /// Explains why put(), reserve() or remove() of a key has just returned NO_SPACE or BUSY, and

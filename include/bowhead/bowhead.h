@@ -891,7 +891,7 @@ typedef struct bh_pressure {
  * @param pool the pool
  * @param out the answer
  * @retval BH_READ_ONLY the handle is an observer
- * @retval BH_CLOSED the pool was destroyed or replaced */
+ * @retval BH_CLOSED, BH_HOST_FENCED, BH_HOST_ID_CONFLICT as of functions that store */
 bh_status bh_pool_get_pressure(bh_pool* pool, bh_pressure* out);
 
 /** A host slot, as reported by bh_pool_list_hosts(). */

@@ -913,7 +913,7 @@ const Function kFunctions[] = {
        const bh_status status = bh_pool_get_pressure(s.pool, &out);
        return status != BH_OK || out.used_permille > 0 ? status : BH_DAMAGED;
      },
-     stores(BH_OK, BH_OK, BH_OK, BH_OK),
+     stores(BH_OK),
      [](Scene& s) {
        auto out = sized<bh_pressure>();
        EXPECT_INVALID(bh_pool_get_pressure(nullptr, &out));
