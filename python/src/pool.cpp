@@ -35,6 +35,12 @@ Namespace open_namespace(nb::handle self, const std::string& name, const std::st
   return {std::move(pool), id, name};
 }
 
+/// __exit__(): what the body raised must not be hidden by views that it keeps alive.
+void leave(Pool& self, const nb::args& raised) {
+  if (self.has_views() && !nb::handle(raised[0]).is_none()) return;
+  self.close();
+}
+
 }  // namespace
 
 unsigned forks() { return fork_count.load(std::memory_order_relaxed); }
@@ -64,8 +70,8 @@ Pool::~Pool() {
 void Pool::close() {
   if (views_ != 0 && handle_.is_open()) {
     PyErr_Format(PyExc_BufferError,
-                 "pool %s cannot be closed: %zu views of its leases exist; delete the memoryviews, "
-                 "arrays and tensors that were made from leases",
+                 "pool %s cannot be closed while views of its leases exist (%zu): delete the "
+                 "memoryviews, arrays and tensors that were made from them",
                  locator_.c_str(), views_);
     throw nb::python_error();
   }
@@ -99,7 +105,7 @@ void bind_pool(nb::module_& module) {
       .def_prop_ro("closed", &Pool::is_closed)
       .def_prop_ro("locator", &Pool::locator)
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](Pool& self, const nb::args&) { self.close(); })
+      .def("__exit__", &leave)
       .def("__repr__", [](const Pool& self) {
         return "<bowhead_kv.Pool " + self.locator() + (self.is_closed() ? ", closed>" : ">");
       });

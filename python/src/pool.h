@@ -112,6 +112,7 @@ class Pool {
   /// Views of leases' memory, which closing would unmap.
   void add_view() { ++views_; }
   void drop_view() { --views_; }
+  bool has_views() const { return views_ != 0; }
 
   void add_queue(Queue* queue) { queues_.insert(queue); }
   void drop_queue(Queue* queue) { queues_.erase(queue); }
