@@ -36,7 +36,7 @@ Namespace open_namespace(nb::handle self, const std::string& name, const std::st
 }
 
 /// __exit__(): what the body raised must not be hidden by views that it keeps alive.
-void leave(Pool& self, const nb::args& raised) {
+void end_with(Pool& self, const nb::args& raised) {
   if (self.has_views() && !nb::handle(raised[0]).is_none()) return;
   self.close();
 }
@@ -81,6 +81,12 @@ void Pool::close() {
   bh_pool_close(handle);
 }
 
+void Pool::leave() {
+  if (!queues_.empty())
+    raise_error(BH_IN_USE, ("pool " + locator_ + " has open queues; close them to leave").c_str());
+  check(handle_.run_alone([](bh_pool* pool) { return bh_pool_leave(pool); }));
+}
+
 void bind_pool(nb::module_& module) {
   nb::class_<Pool> pool(module, "Pool", nb::is_weak_referenceable());
   nb::class_<Namespace> ns(module, "Namespace", nb::is_weak_referenceable());
@@ -99,13 +105,12 @@ void bind_pool(nb::module_& module) {
             check(self.run([&](bh_pool* p) { return bh_namespace_remove(p, name.c_str()); }));
           },
           nb::arg("name"))
-      .def("leave",
-           [](Pool& self) { check(self.run([](bh_pool* p) { return bh_pool_leave(p); })); })
+      .def("leave", &Pool::leave)
       .def("close", &Pool::close)
       .def_prop_ro("closed", &Pool::is_closed)
       .def_prop_ro("locator", &Pool::locator)
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", &leave)
+      .def("__exit__", &end_with)
       .def("__repr__", [](const Pool& self) {
         return "<bowhead_kv.Pool " + self.locator() + (self.is_closed() ? ", closed>" : ">");
       });
