@@ -134,7 +134,7 @@ class PoolLink:
         namespace that it used. If the handle serves no more, closes it and returns True.
         Warns once for each fault."""
         status = error.status if isinstance(error, Error) else error
-        text = str(error) if isinstance(error, Error) else status.text
+        text = str(error) if isinstance(error, Error) else f"{self._config.locator}: {status.text}"
         with self._lock:
             if ns is not None and ns is not self._ns:
                 return False  # of a handle that was closed already
@@ -148,7 +148,7 @@ class PoolLink:
                 self._warned.add(status)
         if not warned:
             end = ". The engine goes on without; trying again once a second" if lost else ""
-            self._log.warning("pool %s: %s (%s)%s", self._config.locator, text, status.name, end)
+            self._log.warning("%s (%s)%s", text, status.name, end)
         if lost is not None:
             _close(lost.pool)
         return lost is not None

@@ -21,7 +21,8 @@ nb::object info(Pool& self) {
   SET(format_version)
   SET(created_unix_ns)
   SET(size_bytes)
-  SET(payload_bytes) SET(metadata_bytes) SET(extent_bytes) SET(extent_count) SET(min_block_bytes)
+  SET(payload_bytes)
+  SET(metadata_bytes) SET(extent_bytes) SET(extent_count) SET(min_block_bytes)
       SET(evict_high_permille) SET(evict_low_permille) SET(hosts) SET(second_superblock)
           SET(used_bytes) SET(blocks) SET(puts) SET(puts_present) SET(hits) SET(hits_elsewhere)
               SET(misses) SET(bytes_in) SET(bytes_out) SET(evictions) SET(removals) SET(moves)
@@ -54,8 +55,9 @@ nb::object hosts(Pool& self) {
     SET(slot)
     SET(incarnation)
     SET(processes_live)
-    SET(extents_owned) SET(extents_free) SET(extents_custody) SET(leases_active) SET(duties_late_ms)
-        SET(heartbeat) SET(features) SET(format_version) list.append(make("HostInfo", fields));
+    SET(extents_owned)
+    SET(extents_free) SET(extents_custody) SET(leases_active) SET(duties_late_ms) SET(heartbeat)
+        SET(features) SET(format_version) list.append(make("HostInfo", fields));
   }
   return list;
 }
@@ -79,7 +81,8 @@ nb::object namespaces(Pool& self) {
     SET(profile)
     SET(id)
     SET(blocks)
-    SET(value_bytes) SET(stored_bytes) SET(block_bytes) SET(hits) SET(misses) SET(evictions)
+    SET(value_bytes)
+    SET(stored_bytes) SET(block_bytes) SET(hits) SET(misses) SET(evictions)
         list.append(make("NamespaceInfo", fields));
   }
   return list;
@@ -90,8 +93,8 @@ nb::object attributes(const bh_attributes& from) {
   SET(priority)
   SET(pins)
   SET(forks)
-  SET(parity_group) SET(expires_unix_s) SET(next_use_unix_s)
-      SET(group) return make("Attributes", fields);
+  SET(parity_group)
+  SET(expires_unix_s) SET(next_use_unix_s) SET(group) return make("Attributes", fields);
 }
 
 bh_block_info describe_block(const Namespace& ns, nb::handle key, void* user_metadata) {
@@ -119,7 +122,7 @@ uint64_t length(const Namespace& ns, nb::handle key) {
 
 void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns) {
   pool.def("info", &info).def("hosts", &hosts).def("namespaces", &namespaces);
-  ns.def("describe", &describe, nb::arg("key")).def("length", &length, nb::arg("key"));
+  ns.def("describe", &describe, any("key")).def("length", &length, any("key"));
 }
 
 }  // namespace bowhead::python

@@ -120,7 +120,7 @@ void bind_lease(nb::module_& module, nb::class_<Namespace>& ns) {
       .def("__dlpack_device__", [](const Lease&) { return nb::make_tuple(1, 0); })  // the CPU
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", &leave);
-  ns.def("acquire", &acquire, nb::arg("key"), nb::arg("ttl_ms") = 10'000);
+  ns.def("acquire", &acquire, any("key"), any("ttl_ms") = 10'000);
 }
 
 }  // namespace bowhead::python

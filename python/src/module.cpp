@@ -22,9 +22,10 @@ void create(const std::string& locator, nb::handle size_bytes, const nb::kwargs&
     TAKE(hosts)
     TAKE(extent_bytes)
     TAKE(min_block_bytes)
-    TAKE(replace) TAKE(no_eviction) TAKE(mode) TAKE(heartbeat_ms) TAKE(dead_ms) TAKE(grace_ms)
-        TAKE(settle_ms) TAKE(reclaim_ms) TAKE(no_reclaim) TAKE(evict_high_permille)
-            TAKE(evict_low_permille) TAKE(max_bytes)
+    TAKE(replace)
+    TAKE(no_eviction) TAKE(mode) TAKE(heartbeat_ms) TAKE(dead_ms) TAKE(grace_ms) TAKE(settle_ms)
+        TAKE(reclaim_ms) TAKE(no_reclaim) TAKE(evict_high_permille) TAKE(evict_low_permille)
+            TAKE(max_bytes)
 #undef TAKE
                 if (!known) raise_argument(PyExc_TypeError, "create()", kAlone,
                                            "has no setting '" + name + "'");
@@ -68,9 +69,9 @@ NB_MODULE(_native, module) {
   module.def(
       "status_text", [](int status) { return bh_status_text(static_cast<bh_status>(status)); },
       nb::arg("status"));
-  module.def("create", &create, nb::arg("locator"), nb::arg("size_bytes"), nb::arg("settings"));
+  module.def("create", &create, nb::arg("locator"), any("size_bytes"), nb::arg("settings"));
   module.def("destroy", &destroy, nb::arg("locator"), nb::kw_only(), nb::arg("force") = false);
-  module.def("checksum", &checksum, nb::arg("buffer"));
+  module.def("checksum", &checksum, any("buffer"));
   bind_pool(module);
 }
 

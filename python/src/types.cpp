@@ -41,13 +41,14 @@ nb::object named_tuple(PyObject* type, const nb::object& items) {
   return made;
 }
 
-#define LAYOUT_FIELDS(X)                                                                \
-  X(number_format)                                                                      \
-  X(order)                                                                              \
-  X(parts)                                                                              \
-  X(scales) X(scale_format) X(scale_place) X(rotary) X(layers) X(heads) X(key_channels) \
-      X(value_channels) X(block_tokens) X(rotary_first) X(rotary_channels)              \
-          X(rotary_base_thousandths) X(first_layer) X(model_layers) X(first_head) X(model_heads)
+#define LAYOUT_FIELDS(X)                                                                           \
+  X(number_format)                                                                                 \
+  X(order)                                                                                         \
+  X(parts)                                                                                         \
+  X(scales)                                                                                        \
+  X(scale_format) X(scale_place) X(rotary) X(layers) X(heads) X(key_channels) X(value_channels)    \
+      X(block_tokens) X(rotary_first) X(rotary_channels) X(rotary_base_thousandths) X(first_layer) \
+          X(model_layers) X(first_head) X(model_heads)
 
 }  // namespace
 
@@ -114,9 +115,8 @@ nb::object layout_object(const bh_kv_layout& layout) {
 bh_kv_layout layout_struct(nb::handle layout) {
   const nb::object type = nb::steal(attribute("Layout"));
   if (!nb::isinstance(layout, type)) {
-    PyErr_Format(PyExc_TypeError, "layout is a %s; pass a bowhead_kv.Layout",
-                 nb::type_name(layout.type()).c_str());
-    throw nb::python_error();
+    raise_argument(PyExc_TypeError, "layout", kAlone,
+                   "is a " + type_of(layout) + "; pass a bowhead_kv.Layout");
   }
   bh_kv_layout made = {};
 #define GET(name) made.name = number<decltype(made.name)>("Layout." #name, layout.attr(#name));
