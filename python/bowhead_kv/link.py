@@ -71,7 +71,7 @@ class PoolLink:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._ns: Namespace | None = None
-        self._tried_s: float | None = None
+        self._tried_s = float("-inf")
         self._opening = False
         self._final = False
         self._lost = False
@@ -87,8 +87,8 @@ class PoolLink:
         with self._lock:
             if self._ns is not None or self._final or self._opening:
                 return self._ns
-            first = self._tried_s is None
-            if not first and time.monotonic() - self._tried_s < RETRY_S:
+            first = self._tried_s == float("-inf")
+            if time.monotonic() - self._tried_s < RETRY_S:
                 return None
             self._opening = True
         if first:
@@ -109,10 +109,15 @@ class PoolLink:
             self._failed_to_open(error)
             return
         with self._lock:
-            self._ns, self._opening, self._tried_s = ns, False, time.monotonic()
+            self._opening, self._tried_s = False, time.monotonic()
+            closed = self._final
+            if not closed:
+                self._ns = ns
             self._warned.clear()
             was_lost, self._lost = self._lost, False
-        if was_lost:
+        if closed:
+            pool.close()
+        elif was_lost:
             self._log.warning("pool %s is open again", self._config.locator)
 
     def _failed_to_open(self, error: Error) -> None:
