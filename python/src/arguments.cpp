@@ -20,6 +20,12 @@ void raise_argument(PyObject* type, const char* name, size_t item, const std::st
   throw nb::python_error();
 }
 
+const char* c_string(const char* name, const std::string& text) {
+  if (text.find('\0') != std::string::npos)
+    raise_argument(PyExc_ValueError, name, kAlone, "has a zero byte; remove it");
+  return text.c_str();
+}
+
 uint64_t number_up_to(uint64_t max, const char* name, nb::handle value) {
   const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
   if (!integer.is_valid()) {

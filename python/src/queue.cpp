@@ -110,9 +110,9 @@ nb::object Queue::poll(size_t limit) {
   return list;
 }
 
-bool Queue::cancel(uint64_t number) {
+bool Queue::cancel(uint64_t job) {
   const bh_status status =
-      handle_.run([&](bh_queue* queue) { return bh_queue_cancel(queue, number); });
+      handle_.run([&](bh_queue* queue) { return bh_queue_cancel(queue, job); });
   if (status != BH_NOT_FOUND) check(status);
   return status == BH_OK;
 }
@@ -134,13 +134,11 @@ bool Queue::drain(double timeout_s) {
 }
 
 void Queue::close() {
-  bh_queue* handle = handle_.take();
-  if (handle == nullptr) return;
+  if (!handle_.is_open()) return;
   pool_->drop_queue(this);
-  {
-    const nb::gil_scoped_release release;
-    bh_queue_close(handle);
-  }
+  const auto use = pool_->use();  // another thread may close the pool now, and must wait
+  bh_queue* handle = handle_.take();
+  without_gil([&] { bh_queue_close(handle); });
   jobs_.clear();
 }
 
@@ -174,8 +172,14 @@ void bind_queue(nb::module_& module, nb::class_<Pool>& pool) {
             return self.submit(ns, job_of<ExistsBatch>(keys), priority);
           },
           nb::arg("ns"), any("keys"), nb::kw_only(), any("priority") = 0)
-      .def("poll", &Queue::poll, nb::arg("limit") = 256)
-      .def("cancel", &Queue::cancel, nb::arg("job"))
+      .def(
+          "poll",
+          [](Queue& self, nb::handle limit) { return self.poll(number<size_t>("limit", limit)); },
+          any("limit") = 256)
+      .def(
+          "cancel",
+          [](Queue& self, nb::handle job) { return self.cancel(number<uint64_t>("job", job)); },
+          any("job"))
       .def("drain", &Queue::drain, nb::arg("timeout_s"))
       .def("fileno", &Queue::fileno)
       .def("close", &Queue::close)
