@@ -293,12 +293,12 @@ def test_close_waits_for_calls_of_other_threads(locator):
 
 
 def test_threads_close_pool_and_queues_at_once(locator):
-    for _ in range(20):
+    for _ in range(5):
         pool = bk.Pool(locator)
         ns = pool.namespace("test")
         queues = [pool.queue() for _ in range(3)]
         for queue in queues:
-            for _ in range(20):
+            for _ in range(5):
                 queue.submit_put(ns, [b"key"], [bytes(1 << 20)])
         closers = [pool.close, pool.close, *(queue.close for queue in queues)]
         threads = [threading.Thread(target=close) for close in closers]
