@@ -51,7 +51,7 @@ def arguments(lease: bk.Lease) -> list:
     leaf = [
         b"", b"key", b"1", bytes(513), bytearray(8), bytearray(5), memoryview(b"key"),
         memoryview(bytearray(16))[::2], np.zeros(8), np.zeros((4, 4))[:, 1:3], np.zeros(0),
-        Tensor(), lease, "key", None, 0, -1, 2**70, 1.5, True, object(), Failing(), {}, bk.Status.OK,
+        Tensor(), lease, "key", None, 0, -1, 2**70, 1.5, True, object(), Failing(), {},
     ]  # fmt: skip
     lists = [
         [], (), [b"1"], [b"1", b"2"], (b"1", bytearray(8)), [bytearray(8), bytearray(5)], ["1"],

@@ -310,6 +310,29 @@ def test_threads_close_pool_and_queues_at_once(locator):
         assert all(queue.closed for queue in queues)
 
 
+def test_a_medium_that_fails(tmp_path):
+    """The file is truncated while it is mapped: the process goes on."""
+    file = tmp_path / "pool"
+    locator = f"file:{file}"
+    bk.create(locator, 64 << 20)
+    with bk.Pool(locator) as pool:
+        ns = pool.namespace("test")
+        ns.put_batch([b"1", b"2"], [bytes(1 << 20)] * 2)
+        lease = ns.acquire(b"2")
+        os.truncate(file, 0)
+        room = bytearray(1 << 20)
+        calls = [
+            lambda: ns.get_into(b"1", room),
+            lambda: ns.get_batch([b"1"], [room]),
+            lambda: ns.exists([b"1"]),
+            lambda: ns.put(b"3", room),
+            lambda: lease.release(),
+        ]
+        for call in calls:
+            with refused(Status.MEDIA_ERROR):
+                call()
+
+
 DAEMONS = """
 import sys, threading, time, bowhead_kv as bk
 ns = bk.Pool(sys.argv[1]).namespace("test")
