@@ -146,7 +146,7 @@ void Buffers<Part>::append_part(nb::handle buffer, size_t position) {
         PyExc_BufferError, name_, position,
         "is a " + type + (kWritten ? " that is read-only or" : " that is") + " not C-contiguous");
   raise_argument(PyExc_TypeError, name_, position,
-                 "is a " + type + "; pass a buffer, a CPU tensor with DLPack, or a list of them");
+                 "is a " + type + "; pass a buffer, a C-contiguous CPU tensor, or a list of them");
 }
 
 template <class Part>
