@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptions of pools, hosts, namespaces and blocks, as dataclasses of bowhead_kv._types.
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <vector>
+
+#include "python/src/arguments.h"
+#include "python/src/members.h"
+#include "python/src/pool.h"
+
+namespace bowhead::python {
+namespace {
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_pool_info, member)
+const Member<bh_pool_info> pool_members[] = {
+    MEMBER(format_version),
+    MEMBER(created_unix_ns),
+    MEMBER(size_bytes),
+    MEMBER(payload_bytes),
+    MEMBER(metadata_bytes),
+    MEMBER(extent_bytes),
+    MEMBER(extent_count),
+    MEMBER(min_block_bytes),
+    MEMBER(evict_high_permille),
+    MEMBER(evict_low_permille),
+    MEMBER(hosts),
+    MEMBER(second_superblock),
+    MEMBER(used_bytes),
+    MEMBER(blocks),
+    MEMBER(puts),
+    MEMBER(puts_present),
+    MEMBER(hits),
+    MEMBER(hits_elsewhere),
+    MEMBER(misses),
+    MEMBER(bytes_in),
+    MEMBER(bytes_out),
+    MEMBER(evictions),
+    MEMBER(removals),
+    MEMBER(moves),
+    MEMBER(recompressed),
+    MEMBER(damaged),
+    MEMBER(scavenged),
+    MEMBER(no_space),
+    MEMBER(heartbeat_ms),
+    MEMBER(dead_ms),
+    MEMBER(grace_ms),
+    MEMBER(settle_ms),
+    MEMBER(reclaim_ms),
+    MEMBER(max_bytes),
+    MEMBER(compat),
+    MEMBER(incompat),
+    MEMBER(ro_compat),
+};
+#undef MEMBER
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_host_info, member)
+const Member<bh_host_info> host_members[] = {
+    MEMBER(slot),         MEMBER(incarnation),     MEMBER(processes_live), MEMBER(extents_owned),
+    MEMBER(extents_free), MEMBER(extents_custody), MEMBER(leases_active),  MEMBER(duties_late_ms),
+    MEMBER(heartbeat),    MEMBER(features),        MEMBER(format_version),
+};
+#undef MEMBER
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_namespace_info, member)
+const Member<bh_namespace_info> namespace_members[] = {
+    MEMBER(profile),     MEMBER(id),   MEMBER(blocks), MEMBER(value_bytes), MEMBER(stored_bytes),
+    MEMBER(block_bytes), MEMBER(hits), MEMBER(misses), MEMBER(evictions),
+};
+#undef MEMBER
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_attributes, member)
+const Member<bh_attributes> attribute_members[] = {
+    MEMBER(priority),     MEMBER(pins),           MEMBER(forks),
+    MEMBER(parity_group), MEMBER(expires_unix_s), MEMBER(next_use_unix_s),
+    MEMBER(group),
+};
+#undef MEMBER
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_block_info, member)
+const Member<bh_block_info> block_members[] = {
+    MEMBER(length_bytes),
+    MEMBER(stored_bytes),
+    MEMBER(offset),
+    MEMBER(stamp),
+};
+#undef MEMBER
+
+nb::object info(Pool& self) {
+  bh_pool_info from = {.struct_bytes = sizeof from};
+  check(self.run([&](bh_pool* pool) { return bh_pool_get_info(pool, &from); }));
+  nb::dict fields;
+  fields["pool_id"] = nb::str(from.pool_id);
+  add_members(pool_members, from, fields);
+  return make("PoolInfo", fields);
+}
+
+/// Copies what a list of the C ABI reports; objects are made later, with the GIL.
+template <class Info, class List>
+std::vector<Info> collect(Pool& self, List&& list) {
+  std::vector<Info> found;
+  check(self.run([&](bh_pool* pool) {
+    return list(
+        pool,
+        [](void* context, const auto* from) {
+          static_cast<std::vector<Info>*>(context)->push_back(Info(*from));
+          return 0;
+        },
+        &found);
+  }));
+  return found;
+}
+
+nb::object hosts(Pool& self) {
+  nb::list list;
+  for (const bh_host_info& from : collect<bh_host_info>(self, bh_pool_list_hosts)) {
+    nb::dict fields;
+    fields["state"] = nb::str(from.state);
+    add_members(host_members, from, fields);
+    list.append(make("HostInfo", fields));
+  }
+  return list;
+}
+
+/// A namespace, with its own copy of the texts.
+struct NamespaceCopy : bh_namespace_info {
+  explicit NamespaceCopy(const bh_namespace_info& from)
+      : bh_namespace_info(from), name_text(from.name), description_text(from.description) {}
+
+  std::string name_text;
+  std::string description_text;
+};
+
+/// Programs in C may have registered a text that is not UTF-8.
+nb::object text(const std::string& from) {
+  nb::object made =
+      nb::steal(PyUnicode_DecodeUTF8(from.data(), static_cast<Py_ssize_t>(from.size()), "replace"));
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
+}
+
+nb::object namespaces(Pool& self) {
+  nb::list list;
+  for (const NamespaceCopy& from : collect<NamespaceCopy>(self, bh_pool_list_namespaces)) {
+    nb::dict fields;
+    fields["name"] = text(from.name_text);
+    fields["description"] = text(from.description_text);
+    fields["layout"] = layout_object(from.layout);
+    add_members<bh_namespace_info>(namespace_members, from, fields);
+    list.append(make("NamespaceInfo", fields));
+  }
+  return list;
+}
+
+nb::object attributes(const bh_attributes& from) {
+  nb::dict fields;
+  add_members(attribute_members, from, fields);
+  return make("Attributes", fields);
+}
+
+bh_block_info describe_block(const Namespace& ns, nb::handle key, void* user_metadata) {
+  const Keys keys = Keys::one(key);
+  bh_block_info block = {.struct_bytes = sizeof block};
+  check(ns.pool->run(
+      [&](bh_pool* pool) { return bh_describe(pool, ns.id, keys[0], user_metadata, &block); }));
+  return block;
+}
+
+nb::object describe(const Namespace& ns, nb::handle key) {
+  std::array<char, BH_USER_BYTES_MAX> metadata;
+  const bh_block_info from = describe_block(ns, key, metadata.data());
+  nb::dict fields;
+  fields["user_metadata"] = nb::bytes(metadata.data(), from.user_bytes);
+  fields["attributes"] = attributes(from.attributes);
+  add_members(block_members, from, fields);
+  return make("BlockInfo", fields);
+}
+
+uint64_t length(const Namespace& ns, nb::handle key) {
+  return describe_block(ns, key, nullptr).length_bytes;
+}
+
+}  // namespace
+
+void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns) {
+  pool.def("info", &info).def("hosts", &hosts).def("namespaces", &namespaces);
+  ns.def("describe", &describe, any("key")).def("length", &length, any("key"));
+}
+
+}  // namespace bowhead::python
