@@ -4,15 +4,13 @@
 namespace bowhead::python {
 namespace {
 
-std::string type_of(nb::handle object) {
-  return nb::borrow<nb::str>(nb::type_name(object.type())).c_str();
-}
-
 bool is_sequence(nb::handle object) {
   return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr());
 }
 
 }  // namespace
+
+std::string type_of(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
 
 void raise_argument(PyObject* type, const char* name, size_t item, const std::string& problem) {
   std::string text = name;

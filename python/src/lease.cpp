@@ -92,8 +92,8 @@ nb::object tensor(nb::handle self) {
     PyBuffer_Release(held.get());
   });
   const size_t size = lease.lease().length_bytes;
-  return nb::cast(
-      nb::ndarray<nb::ro, const uint8_t, nb::ndim<1>>(lease.lease().data, {size}, owner));
+  return nb::cast(nb::ndarray<nb::array_api, nb::ro, const uint8_t, nb::ndim<1>>(lease.lease().data,
+                                                                                 {size}, owner));
 }
 
 nb::object leave(Lease& self, const nb::args& raised) {
@@ -120,7 +120,7 @@ void bind_lease(nb::module_& module, nb::class_<Namespace>& ns) {
       .def("__dlpack_device__", [](const Lease&) { return nb::make_tuple(1, 0); })  // the CPU
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", &leave);
-  ns.def("acquire", &acquire, nb::arg("key"), nb::arg("ttl_ms") = 10'000);
+  ns.def("acquire", &acquire, any("key"), any("ttl_ms") = 10'000);
 }
 
 }  // namespace bowhead::python

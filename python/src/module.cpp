@@ -2,30 +2,46 @@
 // The module bowhead_kv._native. Its functions are documented in bowhead_kv/_native.pyi.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "python/src/arguments.h"
+#include "python/src/members.h"
 #include "python/src/pool.h"
 
 namespace bowhead::python {
 namespace {
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_create_options, member)
+const Member<bh_create_options> create_members[] = {
+    MEMBER(hosts),
+    MEMBER(extent_bytes),
+    MEMBER(min_block_bytes),
+    MEMBER(replace),
+    MEMBER(no_eviction),
+    MEMBER(mode),
+    MEMBER(heartbeat_ms),
+    MEMBER(dead_ms),
+    MEMBER(grace_ms),
+    MEMBER(settle_ms),
+    MEMBER(reclaim_ms),
+    MEMBER(no_reclaim),
+    MEMBER(evict_high_permille),
+    MEMBER(evict_low_permille),
+    MEMBER(max_bytes),
+};
+#undef MEMBER
 
 void create(const std::string& locator, nb::handle size_bytes, const nb::kwargs& settings) {
   bh_create_options options = {.struct_bytes = sizeof options,
                                .size_bytes = number<uint64_t>("size_bytes", size_bytes)};
   for (const auto& [key, value] : settings) {
     const std::string name = nb::cast<std::string>(key);
-    bool known = false;
-#define TAKE(member)                                                   \
-  if (name == #member) {                                               \
-    options.member = number<decltype(options.member)>(#member, value); \
-    known = true;                                                      \
-  }
-    TAKE(hosts)
-    TAKE(extent_bytes) TAKE(min_block_bytes) TAKE(replace) TAKE(no_eviction) TAKE(mode)
-        TAKE(heartbeat_ms) TAKE(dead_ms) TAKE(grace_ms) TAKE(settle_ms) TAKE(reclaim_ms)
-            TAKE(no_reclaim) TAKE(evict_high_permille) TAKE(evict_low_permille) TAKE(max_bytes)
-#undef TAKE
-                if (!known) raise_argument(PyExc_TypeError, "create()", kAlone,
-                                           "has no setting '" + name + "'");
+    const auto member = std::find_if(std::begin(create_members), std::end(create_members),
+                                     [&](const auto& known) { return known.name == name; });
+    if (member == std::end(create_members))
+      raise_argument(PyExc_TypeError, "create()", kAlone, "has no setting '" + name + "'");
+    member->set(options, value);
   }
   bh_status status;
   {
@@ -66,9 +82,9 @@ NB_MODULE(_native, module) {
   module.def(
       "status_text", [](int status) { return bh_status_text(static_cast<bh_status>(status)); },
       nb::arg("status"));
-  module.def("create", &create, nb::arg("locator"), nb::arg("size_bytes"), nb::arg("settings"));
+  module.def("create", &create, nb::arg("locator"), any("size_bytes"), nb::arg("settings"));
   module.def("destroy", &destroy, nb::arg("locator"), nb::kw_only(), nb::arg("force") = false);
-  module.def("checksum", &checksum, nb::arg("buffer"));
+  module.def("checksum", &checksum, any("buffer"));
   bind_pool(module);
 }
 

@@ -137,8 +137,6 @@ void Queue::close() {
   bh_queue* handle = handle_.take();
   if (handle == nullptr) return;
   pool_->drop_queue(this);
-  // In a child of a fork the threads of the queue do not exist, so that it cannot end them.
-  if (handle_.was_forked()) return;
   {
     const nb::gil_scoped_release release;
     bh_queue_close(handle);
@@ -155,28 +153,27 @@ void bind_queue(nb::module_& module, nb::class_<Pool>& pool) {
              nb::handle user_metadata, nb::handle priority) {
             return self.submit(ns, job_of<PutBatch>(keys, values, user_metadata), priority);
           },
-          nb::arg("ns"), nb::arg("keys"), nb::arg("values"), nb::kw_only(),
-          nb::arg("user_metadata") = nb::none(), nb::arg("priority") = 0)
+          nb::arg("ns"), any("keys"), any("values"), nb::kw_only(),
+          nb::arg("user_metadata") = nb::none(), any("priority") = 0)
       .def(
           "submit_get",
           [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle buffers,
              nb::handle priority) {
             return self.submit(ns, job_of<GetBatch>(keys, buffers), priority);
           },
-          nb::arg("ns"), nb::arg("keys"), nb::arg("buffers"), nb::kw_only(),
-          nb::arg("priority") = 0)
+          nb::arg("ns"), any("keys"), any("buffers"), nb::kw_only(), any("priority") = 0)
       .def(
           "submit_remove",
           [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle priority) {
             return self.submit(ns, job_of<RemoveBatch>(keys), priority);
           },
-          nb::arg("ns"), nb::arg("keys"), nb::kw_only(), nb::arg("priority") = 0)
+          nb::arg("ns"), any("keys"), nb::kw_only(), any("priority") = 0)
       .def(
           "submit_exists",
           [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle priority) {
             return self.submit(ns, job_of<ExistsBatch>(keys), priority);
           },
-          nb::arg("ns"), nb::arg("keys"), nb::kw_only(), nb::arg("priority") = 0)
+          nb::arg("ns"), any("keys"), nb::kw_only(), any("priority") = 0)
       .def("poll", &Queue::poll, nb::arg("limit") = 256)
       .def("cancel", &Queue::cancel, nb::arg("job"))
       .def("drain", &Queue::drain, nb::arg("timeout_s"))
@@ -191,7 +188,7 @@ void bind_queue(nb::module_& module, nb::class_<Pool>& pool) {
         return std::make_unique<Queue>(nb::borrow(self), number<uint32_t>("threads", threads),
                                        number<uint32_t>("jobs_max", jobs_max));
       },
-      nb::kw_only(), nb::arg("threads") = 1, nb::arg("jobs_max") = 1024);
+      nb::kw_only(), any("threads") = 1, any("jobs_max") = 1024);
 }
 
 }  // namespace bowhead::python
