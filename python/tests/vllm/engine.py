@@ -9,7 +9,6 @@ because vLLM writes to standard output as it likes.
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,10 +79,15 @@ class Engine:
         try:
             return self._process.wait(60)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGKILL)
-            return self._process.wait()
+            self.kill()
+            return self._process.returncode
         finally:
             self._answers.close()
+
+    def kill(self) -> None:
+        """Kills the engine, if it runs."""
+        self._process.kill()
+        self._process.wait()
 
     def __enter__(self) -> "Engine":
         return self
