@@ -67,6 +67,10 @@ class Engine:
         """The keys that the connector has stored so far."""
         return [bytes.fromhex(key) for key in self.call("keys")]
 
+    def events(self) -> list[dict[str, Any]]:
+        """The KV cache events of the connector so far."""
+        return self.call("events")
+
     def warnings(self) -> list[str]:
         """The warnings of the connector about its pool so far."""
         lines = self.log.read_text(errors="replace").splitlines()
@@ -104,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
     transfer = None
     if arguments.connector is not None:
@@ -122,6 +126,7 @@ def main() -> None:
         block_size=BLOCK_TOKENS,
         max_model_len=512,
         kv_transfer_config=transfer,
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     )
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     with os.fdopen(arguments.answers, "w") as answers:
@@ -139,7 +144,7 @@ def main() -> None:
             else:
                 import recording
 
-                answer = [key.hex() for key in recording.KEYS]
+                answer = recording.answer(request["command"])
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
 
