@@ -21,19 +21,27 @@ BLOCK_TOKENS = 32
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_LOGGING_LEVEL": "INFO",
     "HF_HUB_OFFLINE": "1",
 }
 
 
 class Engine:
-    """A running engine. connector: its extra configuration; None: no connector."""
+    """A running engine. connector: its extra configuration; None: no connector. workers: of
+    tensor parallelism."""
 
-    def __init__(self, model: Path, log: Path, connector: dict[str, Any] | None) -> None:
+    def __init__(
+        self, model: Path, log: Path, connector: dict[str, Any] | None, *, workers: int = 1
+    ) -> None:
         answers, theirs = os.pipe()
         command = [sys.executable, __file__, "--model", str(model), "--answers", str(theirs)]
+        environment = {**os.environ, **ENVIRONMENT}
         if connector is not None:
             command += ["--connector", json.dumps(connector)]
+        if workers > 1:
+            command += ["--workers", str(workers)]
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(workers)))
         self.log = log
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
@@ -42,7 +50,7 @@ class Engine:
                 stdout=stream,
                 stderr=stream,
                 pass_fds=[theirs],
-                env={**os.environ, **ENVIRONMENT},
+                env=environment,
             )
         os.close(theirs)
         self._answers = os.fdopen(answers)
@@ -105,6 +113,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--answers", type=int, required=True)
     parser.add_argument("--connector", type=json.loads)
+    parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
 
     from vllm import LLM, SamplingParams
@@ -125,6 +134,7 @@ def main() -> None:
         enforce_eager=True,
         block_size=BLOCK_TOKENS,
         max_model_len=512,
+        tensor_parallel_size=arguments.workers,
         kv_transfer_config=transfer,
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     )

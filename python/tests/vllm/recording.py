@@ -14,7 +14,8 @@ _events: list[Any] = []
 class RecordingConnector(BowheadConnector):
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         metadata = super().build_connector_meta(scheduler_output)
-        _keys.extend(rank_keys(metadata.stores.hashes, range(1)))
+        ranks = range(self._vllm_config.parallel_config.world_size)
+        _keys.extend(rank_keys(metadata.stores.hashes, ranks))
         return metadata
 
     def take_events(self) -> Iterable[Any]:

@@ -146,3 +146,24 @@ def test_engines_of_two_hosts_share_and_one_is_killed(
         finally:
             for engine in engines:
                 engine.kill()
+
+
+def test_one_of_two_workers_fails_to_load(
+    model: Path, tmp_path: Path, locator: str, prompts: list[list[int]]
+) -> None:
+    with Engine(model, tmp_path / "log", {"locator": locator}, workers=2) as engine:
+        expected, cached = engine.generate(prompts)
+        assert cached == [0, 0, 0]
+        keys = engine.keys()
+        assert len(keys) == 2 * 3 * len(prompts)
+        assert engine.generate(prompts) == (expected, [3 * BLOCK_TOKENS] * 3)
+        with bk.Pool(locator) as pool:
+            (found,) = pool.namespaces()
+            block = pool.namespace(found.name, found.description).describe(keys[3])
+        with open(f"/dev/shm/bowhead-{locator.removeprefix('shm:')}", "r+b") as memory:
+            memory.seek(block.offset + block.stored_bytes // 2)
+            memory.write(b"\xa5" * 64)
+        assert engine.generate(prompts)[0] == expected
+        assert engine.log.read_text().count("Recovered from KV load failure") == 1
+        assert engine.generate(prompts) == (expected, [3 * BLOCK_TOKENS] * 3)
+        assert engine.close() == 0
