@@ -2,13 +2,14 @@
 """The cost of Python over the C ABI: both call the same library, in turns, in one process.
 
 The C side calls through ctypes with arguments that were converted beforehand, which costs it half
-a microsecond a call. Prints the median of the rounds.
+a microsecond a call. Prints the medians.
 """
 
 import argparse
 import ctypes
 import os
 import pathlib
+import select
 import statistics
 import time
 from collections.abc import Callable
@@ -48,11 +49,10 @@ def seconds(call: Callable[[], object], calls: int) -> float:
 
 
 def compare(name: str, python: Callable[[], object], c: Callable[[], object], calls: int) -> None:
-    rounds = [(seconds(c, calls), seconds(python, calls)) for _ in range(21)]
+    rounds = [(seconds(c, 1), seconds(python, 1)) for _ in range(calls)]
     c_us = statistics.median(pair[0] for pair in rounds) * 1e6
     python_us = statistics.median(pair[1] for pair in rounds) * 1e6
-    ratio = statistics.median(pair[0] / pair[1] for pair in rounds)
-    print(f"{name:24}{c_us:10.2f}{python_us:12.2f}{ratio:10.3f}")
+    print(f"{name:24}{c_us:10.2f}{python_us:12.2f}{c_us / python_us:10.3f}")
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def measure(locator: str, block_bytes: int, key_count: int) -> None:
             got = c.bh_get(handle, ns.id, block, ctypes.byref(c_room), 1, ctypes.byref(length))
             assert got == 0
 
-        calls = max(8, (256 << 20) // block_bytes // 4)
+        calls = 1000
         print(f"{'':24}{'C, us':>10}{'Python, us':>12}{'C/Python':>10}")
         size = f"{block_bytes >> 10} KiB"
         compare(f"put and remove {size}", python_put, c_put, calls)
@@ -110,9 +110,49 @@ def measure(locator: str, block_bytes: int, key_count: int) -> None:
             f"exists of {key_count} keys",
             lambda: ns.exists(keys),
             lambda: c.bh_exists(handle, ns.id, c_keys, key_count, present),
-            1000,
+            calls,
         )
+        queue_against_calls(ns)
     c.bh_pool_close(handle)
+
+
+def queue_against_calls(ns: bk.Namespace, depth: int = 32, value_bytes: int = 64 << 10) -> None:
+    """Gets through a queue of one thread, which this thread keeps filled, against calls."""
+    keys = [b"queued %d" % i for i in range(depth)]
+    rooms = [bytearray(value_bytes) for _ in keys]
+    ns.put_batch(keys, [bytes(value_bytes)] * depth)
+    rounds = 100
+
+    def calls() -> None:
+        for _ in range(rounds):
+            for key, room in zip(keys, rooms):
+                ns.get_into(key, room)
+
+    def jobs() -> None:
+        with ns.pool.queue(threads=1, jobs_max=depth) as queue:
+            slots = {}
+            for slot in range(depth):
+                slots[queue.submit_get(ns, [keys[slot]], [rooms[slot]])] = slot
+            left = rounds * depth - depth
+            while slots:
+                ended_jobs = queue.poll()
+                if not ended_jobs:
+                    select.select([queue], [], [])
+                for ended in ended_jobs:
+                    slot = slots.pop(ended.job)
+                    assert ended.failed == 0
+                    if left > 0:
+                        left -= 1
+                        slots[queue.submit_get(ns, [keys[slot]], [rooms[slot]])] = slot
+
+    pairs = [(seconds(calls, 1), seconds(jobs, 1)) for _ in range(9)]
+    each = rounds * depth / 1e6
+    calls_us = statistics.median(pair[0] for pair in pairs) / each
+    jobs_us = statistics.median(pair[1] for pair in pairs) / each
+    ratio = statistics.median(pair[0] / pair[1] for pair in pairs)
+    print(f"{'':24}{'calls, us':>10}{'queue, us':>12}{'ratio':>10}")
+    name = f"get {value_bytes >> 10} KiB, depth {depth}"
+    print(f"{name:24}{calls_us:10.2f}{jobs_us:12.2f}{ratio:10.3f}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,12 @@ void raise_argument(PyObject* type, const char* name, size_t item, const std::st
   throw nb::python_error();
 }
 
+const char* c_string(const char* name, const std::string& text) {
+  if (text.find('\0') != std::string::npos)
+    raise_argument(PyExc_ValueError, name, kAlone, "has a zero byte; remove it");
+  return text.c_str();
+}
+
 uint64_t number_up_to(uint64_t max, const char* name, nb::handle value) {
   const nb::object integer = nb::steal(PyNumber_Index(value.ptr()));
   if (!integer.is_valid()) {
@@ -140,7 +146,7 @@ void Buffers<Part>::append_part(nb::handle buffer, size_t position) {
         PyExc_BufferError, name_, position,
         "is a " + type + (kWritten ? " that is read-only or" : " that is") + " not C-contiguous");
   raise_argument(PyExc_TypeError, name_, position,
-                 "is a " + type + "; pass a buffer, a CPU tensor with DLPack, or a list of them");
+                 "is a " + type + "; pass a buffer, a C-contiguous CPU tensor, or a list of them");
 }
 
 template <class Part>

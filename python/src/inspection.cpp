@@ -131,12 +131,20 @@ struct NamespaceCopy : bh_namespace_info {
   std::string description_text;
 };
 
+/// Programs in C may have registered a text that is not UTF-8.
+nb::object text(const std::string& from) {
+  nb::object made =
+      nb::steal(PyUnicode_DecodeUTF8(from.data(), static_cast<Py_ssize_t>(from.size()), "replace"));
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
+}
+
 nb::object namespaces(Pool& self) {
   nb::list list;
   for (const NamespaceCopy& from : collect<NamespaceCopy>(self, bh_pool_list_namespaces)) {
     nb::dict fields;
-    fields["name"] = from.name_text;
-    fields["description"] = from.description_text;
+    fields["name"] = text(from.name_text);
+    fields["description"] = text(from.description_text);
     fields["layout"] = layout_object(from.layout);
     add_members<bh_namespace_info>(namespace_members, from, fields);
     list.append(make("NamespaceInfo", fields));

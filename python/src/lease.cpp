@@ -32,14 +32,11 @@ class Lease {
   /// Whether the block is known to have been intact for the whole lease. Ends it the first time.
   bool release() {
     if (!open_) return intact_;
-    if (pool_->is_closed()) {
-      open_ = false;
-      return false;
-    }
+    if (pool_->is_closed()) return open_ = false;
+    if (!pool_->was_forked()) open_ = false;  // another thread may release it, too
     const bh_status status =
         pool_->run([this](bh_pool* pool) { return bh_release(pool, &lease_); });
     if (status != BH_LAPSED && status != BH_HOST_FENCED) check(status);
-    open_ = false;
     return intact_ = status == BH_OK;
   }
 

@@ -43,21 +43,13 @@ void create(const std::string& locator, nb::handle size_bytes, const nb::kwargs&
       raise_argument(PyExc_TypeError, "create()", kAlone, "has no setting '" + name + "'");
     member->set(options, value);
   }
-  bh_status status;
-  {
-    const nb::gil_scoped_release release;
-    status = bh_pool_create(locator.c_str(), &options);
-  }
-  check(status);
+  const char* text = c_string("locator", locator);
+  check(without_gil([&] { return bh_pool_create(text, &options); }));
 }
 
 void destroy(const std::string& locator, bool force) {
-  bh_status status;
-  {
-    const nb::gil_scoped_release release;
-    status = bh_pool_destroy(locator.c_str(), force);
-  }
-  check(status);
+  const char* text = c_string("locator", locator);
+  check(without_gil([&] { return bh_pool_destroy(text, force); }));
 }
 
 uint64_t checksum(nb::handle buffer) {
@@ -65,8 +57,8 @@ uint64_t checksum(nb::handle buffer) {
   buffers.append(buffer, kAlone);
   if (buffers.part_count(0) != 1)
     raise_argument(PyExc_TypeError, "buffer", kAlone, "is a list; pass one buffer");
-  const nb::gil_scoped_release release;
-  return bh_checksum(buffers.parts(0)->data, buffers.parts(0)->size_bytes);
+  const bh_const_iovec& part = buffers.parts(0)[0];
+  return without_gil([&] { return bh_checksum(part.data, part.size_bytes); });
 }
 
 }  // namespace

@@ -78,12 +78,12 @@ uint64_t Queue::submit(const Namespace& ns, std::unique_ptr<Job> job, nb::handle
   described.struct_bytes = sizeof described;
   described.namespace_id = ns.id;
   described.priority = number<uint32_t>("priority", priority);
+  bh_queue* queue = handle_.get();
   Job* const key = job.get();
   described.context = key;
   jobs_.emplace(key, std::move(job));  // before it can be reported
   uint64_t submitted = 0;
-  const bh_status status =
-      handle_.run([&](bh_queue* queue) { return bh_queue_submit(queue, &described, &submitted); });
+  const bh_status status = bh_queue_submit(queue, &described, &submitted);
   if (status != BH_OK) {
     const std::string text = bh_last_error();
     jobs_.erase(key);
@@ -98,8 +98,7 @@ nb::object Queue::poll(size_t limit) {
     std::array<bh_completion, 64> ended;
     size_t count = 0;
     const size_t room = std::min(limit, ended.size());
-    check(handle_.run(
-        [&](bh_queue* queue) { return bh_queue_poll(queue, ended.data(), room, &count); }));
+    check(bh_queue_poll(handle_.get(), ended.data(), room, &count));
     for (size_t i = 0; i < count; ++i) {
       const auto job = jobs_.extract(static_cast<Job*>(ended[i].context));
       list.append(report(ended[i], *job.mapped()));
@@ -110,9 +109,8 @@ nb::object Queue::poll(size_t limit) {
   return list;
 }
 
-bool Queue::cancel(uint64_t number) {
-  const bh_status status =
-      handle_.run([&](bh_queue* queue) { return bh_queue_cancel(queue, number); });
+bool Queue::cancel(uint64_t job) {
+  const bh_status status = bh_queue_cancel(handle_.get(), job);
   if (status != BH_NOT_FOUND) check(status);
   return status == BH_OK;
 }
@@ -134,13 +132,11 @@ bool Queue::drain(double timeout_s) {
 }
 
 void Queue::close() {
-  bh_queue* handle = handle_.take();
-  if (handle == nullptr) return;
+  if (!handle_.is_open()) return;
   pool_->drop_queue(this);
-  {
-    const nb::gil_scoped_release release;
-    bh_queue_close(handle);
-  }
+  const auto use = pool_->use();  // another thread may close the pool now, and must wait
+  bh_queue* handle = handle_.take();
+  without_gil([&] { bh_queue_close(handle); });
   jobs_.clear();
 }
 
@@ -174,8 +170,14 @@ void bind_queue(nb::module_& module, nb::class_<Pool>& pool) {
             return self.submit(ns, job_of<ExistsBatch>(keys), priority);
           },
           nb::arg("ns"), any("keys"), nb::kw_only(), any("priority") = 0)
-      .def("poll", &Queue::poll, nb::arg("limit") = 256)
-      .def("cancel", &Queue::cancel, nb::arg("job"))
+      .def(
+          "poll",
+          [](Queue& self, nb::handle limit) { return self.poll(number<size_t>("limit", limit)); },
+          any("limit") = 256)
+      .def(
+          "cancel",
+          [](Queue& self, nb::handle job) { return self.cancel(number<uint64_t>("job", job)); },
+          any("job"))
       .def("drain", &Queue::drain, nb::arg("timeout_s"))
       .def("fileno", &Queue::fileno)
       .def("close", &Queue::close)

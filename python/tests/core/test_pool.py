@@ -66,6 +66,9 @@ def test_errors_say_what_is_wrong():
         (lambda: bk.create("shm:x", 1.5), TypeError, "size_bytes is a float; pass an int"),
         (lambda: bk.create("shm:x", 1 << 25, hosts=1 << 32), ValueError, "hosts is 4294967296"),
         (lambda: bk.create("shm:x", 1 << 25, colour=1), TypeError, "no setting 'colour'"),
+        (lambda: bk.create("shm:x\0y", 1 << 25), ValueError, "locator has a zero byte"),
+        (lambda: bk.destroy("shm:x\0y"), ValueError, "locator has a zero byte"),
+        (lambda: bk.Pool("shm:x\0y"), ValueError, "locator has a zero byte"),
         (lambda: bk.Pool("shm:x", host="0"), TypeError, "host is a str"),
         (lambda: bk.Pool("shm:x", host=1, observe=True), ValueError, "host is set, but"),
     ],
@@ -90,6 +93,10 @@ def test_namespaces(pool):
         ns.put(b"key", b"value")
     with refused(Status.NOT_FOUND):
         pool.remove_namespace("model")
+    with pytest.raises(ValueError, match="name has a zero byte"):
+        pool.namespace("model\0")
+    with pytest.raises(ValueError, match="description has a zero byte"):
+        pool.namespace("other", "bf16\0 of model A")
     with pytest.raises(TypeError, match="layout is a dict; pass a bowhead_kv.Layout"):
         pool.namespace("other", layout={})
 
@@ -283,3 +290,65 @@ def test_close_waits_for_calls_of_other_threads(locator):
             thread.join()
         # BUSY: two threads put or removed the key at once
         assert set(ended) <= {Status.CLOSED, Status.BUSY}
+
+
+def test_threads_close_pool_and_queues_at_once(locator):
+    for _ in range(5):
+        pool = bk.Pool(locator)
+        ns = pool.namespace("test")
+        queues = [pool.queue() for _ in range(3)]
+        for queue in queues:
+            for _ in range(5):
+                queue.submit_put(ns, [b"key"], [bytes(1 << 20)])
+        closers = [pool.close, pool.close, *(queue.close for queue in queues)]
+        threads = [threading.Thread(target=close) for close in closers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert pool.closed
+        assert all(queue.closed for queue in queues)
+
+
+def test_a_medium_that_fails(tmp_path):
+    """The file is truncated while it is mapped: the process goes on."""
+    file = tmp_path / "pool"
+    locator = f"file:{file}"
+    bk.create(locator, 64 << 20)
+    with bk.Pool(locator) as pool:
+        ns = pool.namespace("test")
+        ns.put_batch([b"1", b"2"], [bytes(1 << 20)] * 2)
+        lease = ns.acquire(b"2")
+        os.truncate(file, 0)
+        room = bytearray(1 << 20)
+        calls = [
+            lambda: ns.get_into(b"1", room),
+            lambda: ns.get_batch([b"1"], [room]),
+            lambda: ns.exists([b"1"]),
+            lambda: ns.put(b"3", room),
+            lambda: lease.release(),
+        ]
+        for call in calls:
+            with refused(Status.MEDIA_ERROR):
+                call()
+
+
+DAEMONS = """
+import sys, threading, time, bowhead_kv as bk
+ns = bk.Pool(sys.argv[1]).namespace("test")
+value = bytes(4 << 20)
+ns.put(b"key", value)
+def use():
+    room = bytearray(len(value))
+    while True:
+        ns.get_into(b"key", room)
+for _ in range(3):
+    threading.Thread(target=use, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_a_process_ends_while_daemon_threads_are_in_calls(locator):
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", DAEMONS, locator], capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b"")

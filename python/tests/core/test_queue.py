@@ -205,6 +205,10 @@ def test_arguments_are_checked(queue, ns, make_pool):
     with pytest.raises(bk.Error) as caught:
         queue.submit_exists(ns, [b"1"], priority=256)
     assert caught.value.status is Status.INVALID_ARGUMENT
+    with pytest.raises(ValueError, match="limit is -1"):
+        queue.poll(-1)
+    with pytest.raises(TypeError, match="job is a str"):
+        queue.cancel("1")
     with pytest.raises(ValueError, match="priority is -1"):
         queue.submit_exists(ns, [b"1"], priority=-1)
     with bk.Pool(make_pool()) as other:
