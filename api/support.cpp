@@ -12,17 +12,6 @@ namespace {
 std::atomic<unsigned> fork_count{0};
 const int fork_hook_installed = pthread_atfork(nullptr, nullptr, [] { ++fork_count; });
 
-/// No array is that long: the count is most likely a negative number.
-template <class T>
-bool countable(size_t count) {
-  return count <= PTRDIFF_MAX / sizeof(T);
-}
-
-bh_status bad_count(const char* argument, size_t count) {
-  return fail(BH_INVALID_ARGUMENT, "{}: '{}' cannot have {} elements", current_function, argument,
-              count);
-}
-
 bool readable(const bh_key& key) { return key.data != nullptr || key.size_bytes == 0; }
 
 template <class Iovec>
@@ -80,6 +69,26 @@ bh_status convert_keys(const bh_key* keys, size_t count, std::span<const std::st
     converted.push_back(view(keys[i]));
   }
   out = converted;
+  return BH_OK;
+}
+
+bh_status bad_count(const char* argument, size_t count) {
+  return fail(BH_INVALID_ARGUMENT, "{}: '{}' cannot have {} elements", current_function, argument,
+              count);
+}
+
+bh_status read_options(const bh_put_options* options, std::string_view& user_metadata) {
+  bh_put_options known;
+  if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
+  if (known.reserved != 0)
+    return fail(BH_NOT_SUPPORTED, "{}: options->reserved is {}; set it to 0", current_function,
+                known.reserved);
+  if (known.user_metadata == nullptr && known.user_bytes > 0)
+    return null_argument("options->user_metadata");
+  if (known.user_bytes > BH_USER_BYTES_MAX)
+    return fail(BH_INVALID_ARGUMENT, "{}: options->user_bytes is {}, and at most {} are allowed",
+                current_function, known.user_bytes, BH_USER_BYTES_MAX);
+  user_metadata = {static_cast<const char*>(known.user_metadata), known.user_bytes};
   return BH_OK;
 }
 

@@ -109,6 +109,16 @@ bh_status convert_keys(const bh_key* keys, size_t count, std::span<const std::st
 bh_status check_pieces(const char* name, const bh_iovec* pieces, size_t count);
 bh_status check_pieces(const char* name, const bh_const_iovec* pieces, size_t count);
 
+/// No array is that long: the count is most likely a negative number.
+template <class T>
+bool countable(size_t count) {
+  return count <= PTRDIFF_MAX / sizeof(T);
+}
+bh_status bad_count(const char* argument, size_t count);
+
+/// The user metadata that options give.
+bh_status read_options(const bh_put_options* options, std::string_view& user_metadata);
+
 // The parts of a value have the same layout in C and C++ and are passed through unchanged.
 static_assert(sizeof(bh_iovec) == sizeof(Span) &&
               offsetof(bh_iovec, data) == offsetof(Span, data) &&

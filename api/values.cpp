@@ -52,22 +52,6 @@ bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
   return finish(*pool, end(open.mapped()));
 }
 
-/// The user metadata that options give.
-bh_status read_options(const bh_put_options* options, std::string_view& user_metadata) {
-  bh_put_options known;
-  if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
-  if (known.reserved != 0)
-    return fail(BH_NOT_SUPPORTED, "{}: options->reserved is {}; set it to 0", current_function,
-                known.reserved);
-  if (known.user_metadata == nullptr && known.user_bytes > 0)
-    return null_argument("options->user_metadata");
-  if (known.user_bytes > BH_USER_BYTES_MAX)
-    return fail(BH_INVALID_ARGUMENT, "{}: options->user_bytes is {}, and at most {} are allowed",
-                current_function, known.user_bytes, BH_USER_BYTES_MAX);
-  user_metadata = {static_cast<const char*>(known.user_metadata), known.user_bytes};
-  return BH_OK;
-}
-
 bh_status put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
               size_t value_count, std::string_view user_metadata) {
   if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;

@@ -180,20 +180,38 @@ const CodedStore::Known* CodedStore::find(NamespaceId id) {
 
 // ---- put and get ----
 
+/// The content that a put stores: a frame, or the raw value if the frame takes no smaller block.
+Content CodedStore::encode(const Known& ns, uint64_t key_bytes, const Content& raw, Loan& work) {
+  const Shape shape = shape_of(*ns.token, raw.length_bytes);
+  const auto coded = work->encode(ns.format.profile, shape, raw);
+  const bool smaller =
+      coded && core_.writing.room_for(*coded, key_bytes) < core_.writing.room_for(raw, key_bytes);
+  return smaller ? *coded : raw;
+}
+
 Status CodedStore::put(const Key& key, std::span<const ConstSpan> value,
                        std::string_view user_metadata) {
   const Content raw = Content::raw(value, user_metadata);
   const Known* ns = find(key.namespace_id);
   if (ns == nullptr || !ns->token) return core_.writing.put(key, raw);
   Loan work(*this);
-  return core_.writing.put_made(key, raw, [&] {
-    const Shape shape = shape_of(*ns->token, raw.length_bytes);
-    const auto coded = work->encode(ns->format.profile, shape, raw);
-    const uint64_t key_bytes = key.bytes.size();
-    const bool smaller =
-        coded && core_.writing.room_for(*coded, key_bytes) < core_.writing.room_for(raw, key_bytes);
-    return smaller ? *coded : raw;
-  });
+  return core_.writing.put_made(key, raw,
+                                [&] { return encode(*ns, key.bytes.size(), raw, work); });
+}
+
+void CodedStore::put_all(NamespaceId id, std::span<PutItem> items) {
+  std::array<std::string_view, core::Lookup<core::NativeAccess>::kBatch> keys;
+  for (size_t i = 0; i < items.size(); ++i) keys[i] = items[i].key;
+  const Known* ns = find(id);
+  const bool coded = ns != nullptr && ns->token;
+  Loan work(*this);
+  core_.writing.put_all(
+      id, std::span(keys).first(items.size()),
+      [&](uint32_t i) { return Content::raw(items[i].value, items[i].user_metadata); },
+      [&](uint32_t i, const Content& raw) {
+        return coded ? encode(*ns, items[i].key.size(), raw, work) : raw;
+      },
+      [&](uint32_t i, Status status) { items[i].status = status; });
 }
 
 /// Plain values go to the caller's buffers at once, frames to a workspace first.
@@ -260,6 +278,18 @@ Result<uint64_t> CodedStore::get(const Key& key, std::span<const Span> buffers,
                                  std::string* user_metadata) {
   ValueSink sink(*this, buffers);
   return core_.reading.get_stored(key, sink, user_metadata);
+}
+
+void CodedStore::get_all(NamespaceId id, std::span<GetItem> items) {
+  std::array<std::string_view, core::Lookup<core::NativeAccess>::kBatch> keys;
+  for (size_t i = 0; i < items.size(); ++i) keys[i] = items[i].key;
+  core_.reading.get_all(
+      id, std::span(keys).first(items.size()),
+      [&](uint32_t i) { return ValueSink(*this, items[i].buffers); },
+      [&](uint32_t i, const Result<uint64_t>& length) {
+        items[i].status = length.status();
+        items[i].length_bytes = length ? *length : 0;
+      });
 }
 
 /// Reads only the first planes if the frame can be read piece by piece; else all of it, which also

@@ -40,6 +40,9 @@ class CodedStore {
              std::string_view user_metadata = {});
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers,
                        std::string* user_metadata = nullptr);
+  /// put() and get() for up to Lookup::kBatch valid keys, pipelined.
+  void put_all(NamespaceId ns, std::span<PutItem> items);
+  void get_all(NamespaceId ns, std::span<GetItem> items);
   Result<PrefixRead> get_prefix(const core::Key& key, uint32_t planes,
                                 std::span<const Span> buffers);
   Result<StoredValue> get_stored(const core::Key& key, Span buffer);
@@ -63,6 +66,7 @@ class CodedStore {
   /// Ids are hashes with the last bit set.
   std::atomic<Known*>& known(NamespaceId id) { return known_[id / 2 % known_.size()]; }
   const Known* find(NamespaceId id);
+  core::Content encode(const Known& ns, uint64_t key_bytes, const core::Content& raw, Loan& work);
 
   Core& core_;
   std::array<std::atomic<Known*>, 64> known_{};

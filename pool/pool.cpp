@@ -839,6 +839,80 @@ Status Pool::remove(NamespaceId ns, std::string_view key) {
   return impl_->stored(impl_->run([&] { return impl_->core().writing.remove(Key(ns, key)); }));
 }
 
+namespace {
+
+constexpr size_t kBatch = core::Lookup<NativeAccess>::kBatch;
+
+/// Calls part(items) for parts of a batch that the core takes at once. Items whose key no block can
+/// have get KEY_TOO_LONG and are left out: they are few, so parts end at them.
+template <class Item, class Part>
+void for_each_part(std::span<Item> items, Part part) {
+  for (size_t at = 0; at < items.size();) {
+    size_t n = 0;
+    while (n < kBatch && at + n < items.size() && Key::valid(items[at + n].key)) ++n;
+    if (n > 0) part(items.subspan(at, n));
+    at += n;
+    if (n < kBatch && at < items.size()) items[at++].status = Status::KEY_TOO_LONG;
+  }
+}
+
+template <class Item>
+Status finish_batch(std::span<Item> items, Status status) {
+  if (status == Status::OK) return status;
+  for (Item& item : items) item.status = status;
+  return status;
+}
+
+}  // namespace
+
+Status Pool::put_batch(NamespaceId ns, std::span<PutItem> items) {
+  if (auto ok = impl_->may_store(ns); !ok) return finish_batch(items, ok.status());
+  return finish_batch(items, impl_->stored(impl_->run([&]() -> Status {
+    for_each_part(items, [&](std::span<PutItem> part) { impl_->coded().put_all(ns, part); });
+    return Status::OK;
+  })));
+}
+
+Status Pool::get_batch(NamespaceId ns, std::span<GetItem> items) {
+  for (GetItem& item : items) item.length_bytes = 0;
+  if (auto ok = impl_->may_read(ns); !ok) return finish_batch(items, ok.status());
+  const Status status = finish_batch(items, impl_->run([&]() -> Status {
+    for_each_part(items, [&](std::span<GetItem> part) { impl_->coded().get_all(ns, part); });
+    return Status::OK;
+  }));
+  if (status != Status::OK) {
+    for (GetItem& item : items) item.length_bytes = 0;
+  }
+  return status;
+}
+
+Status Pool::remove_batch(NamespaceId ns, std::span<const std::string_view> keys,
+                          std::span<Status> statuses) {
+  if (keys.size() != statuses.size()) return Status::INVALID_ARGUMENT;
+  const auto remove_all = [&]() -> Status {
+    std::vector<Key> valid;
+    std::vector<size_t> number;
+    for (size_t at = 0; at < keys.size();) {
+      valid.clear();
+      number.clear();
+      for (; at < keys.size() && valid.size() < kBatch; ++at) {
+        statuses[at] = Status::KEY_TOO_LONG;
+        if (!Key::valid(keys[at])) continue;
+        valid.emplace_back(ns, keys[at]);
+        number.push_back(at);
+      }
+      std::vector<Status> removed(valid.size());
+      impl_->core().writing.remove_all(valid, removed);
+      for (size_t i = 0; i < valid.size(); ++i) statuses[number[i]] = removed[i];
+    }
+    return Status::OK;
+  };
+  Status status = impl_->may_store(ns).status();
+  if (status == Status::OK) status = impl_->stored(impl_->run(remove_all));
+  if (status != Status::OK) std::ranges::fill(statuses, status);
+  return status;
+}
+
 Result<BlockInfo> Pool::describe(NamespaceId ns, std::string_view key) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
   return impl_->run([&] { return impl_->core().inspection.describe(Key(ns, key)); });

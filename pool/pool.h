@@ -222,6 +222,16 @@ class Pool {
   /// again; until then it may be removed yet, or not).
   Status remove(NamespaceId ns, std::string_view key);
 
+  /// put(), get() and remove() of many keys, whose memory accesses overlap. Each item gets the
+  /// status that the call for its key alone would return; a key may be repeated. OK: every item was
+  /// tried. Any other status (FORKED, READ_ONLY, INVALID_ARGUMENT: no such namespace,
+  /// NAMESPACE_GONE, CLOSED, HOST_FENCED, MEDIA_ERROR) is also that of each item, whatever was done.
+  /// remove_batch() returns INVALID_ARGUMENT, and does nothing, if the sizes differ.
+  Status put_batch(NamespaceId ns, std::span<PutItem> items);
+  Status get_batch(NamespaceId ns, std::span<GetItem> items);
+  Status remove_batch(NamespaceId ns, std::span<const std::string_view> keys,
+                      std::span<Status> statuses);
+
   /// Explains why put(), reserve() or remove() of a key has just returned NO_SPACE or BUSY, and
   /// what to do, by the present state of the pool. For other statuses, their sentence.
   Error explain(Status status, NamespaceId ns, std::string_view key);

@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -51,6 +53,22 @@ struct Span {
 struct ConstSpan {
   const std::byte* data = nullptr;
   size_t size = 0;
+};
+
+/// An item of Pool::put_batch().
+struct PutItem {
+  std::string_view key;
+  std::span<const ConstSpan> value;
+  std::string_view user_metadata = {};
+  Status status = Status::OK;  ///< output
+};
+
+/// An item of Pool::get_batch().
+struct GetItem {
+  std::string_view key;
+  std::span<const Span> buffers;
+  uint64_t length_bytes = 0;   ///< output: of the value, if the status is OK; else 0
+  Status status = Status::OK;  ///< output
 };
 
 /// Space for a block, invisible to all readers until commit(). Ended by commit() or abort(), by

@@ -372,9 +372,9 @@ bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key);
  * a call for each.
  *
  * Each item has a status of its own. A batch returns BH_OK once every item has been tried, however
- * many failed. It returns BH_INVALID_ARGUMENT, and changes and writes nothing, if an argument or an
- * item is malformed; any other status is also the status of each item that was not tried. A key may
- * be repeated within a batch.
+ * many failed. Any other status is that of the whole batch, and the outputs of the items are
+ * undefined. If an argument or an item is malformed (BH_INVALID_ARGUMENT, BH_NOT_SUPPORTED), nothing
+ * was done. A key may be repeated within a batch.
  * @{ */
 
 /** An item of bh_put_batch(). */

@@ -23,7 +23,7 @@ class Lookup {
   Lookup(const Lookup&) = delete;
   Lookup& operator=(const Lookup&) = delete;
 
-  static constexpr uint64_t kBatch = 128;  ///< keys that exists() takes at once
+  static constexpr uint64_t kBatch = 128;  ///< keys that locate_all() takes at once
   bool read_header(uint64_t slot, bh_block_header& header) const;
   /// The block that an entry names, if it is stored under the key. `fresh`: header and first key
   /// line were acquired.
@@ -33,8 +33,11 @@ class Lookup {
   /// Looks in the own index first, then in all others, whose first lines are invalidated under one
   /// fence (protocol 5.2).
   std::optional<Located> locate(const Key& key);
-  /// present[i] for up to 128 keys, pipelined: all lines of a step are fetched before the next
-  /// step. `slots`: their block slots.
+  /// Looks up to kBatch keys up, pipelined: all lines of a step are fetched before the next step.
+  /// Calls found(i, located) once for each key that is stored.
+  template <class Note>
+  void locate_all(uint64_t ns, std::span<const std::string_view> keys, Note note);
+  /// present[i] for up to kBatch keys, and how many are. `slots`: their block slots.
   uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                   uint64_t* slots = nullptr);
   std::string read_key(uint64_t slot, uint64_t key_bytes) const {
@@ -208,8 +211,8 @@ std::optional<Located> Lookup<A>::locate(const Key& key) {
 }
 
 template <class A>
-uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
-                           uint64_t* slots) {
+template <class Note>
+void Lookup<A>::locate_all(uint64_t ns, std::span<const std::string_view> keys, Note note) {
   BOWHEAD_ASSERT(keys.size() <= kBatch);
   Batch batch;
   batch.ns = ns;
@@ -222,14 +225,10 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
   match_further_lines(batch);
   read_entries(batch);
   if (!c_.alone()) c_.access.coherence_fence();
-  uint64_t count = 0;
-  std::fill_n(present, keys.size(), uint8_t{0});
-  if (slots != nullptr) std::fill_n(slots, keys.size(), UINT64_MAX);
-  const auto note = [&](uint32_t key, const Located& located) {
-    if (present[key] != 0) return;
-    present[key] = 1;
-    ++count;
-    if (slots != nullptr) slots[key] = located.slot;
+  std::array<bool, kBatch> stored{};
+  const auto found = [&](uint32_t key, const Located& located) {
+    if (std::exchange(stored[key], true)) return;
+    note(key, located);
   };
   const auto fetch = [&](uint32_t i) {
     c_.access.prefetch(batch.found[i].at);
@@ -237,20 +236,33 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
   };
   pipeline(batch.found.size(), 2, fetch, [&](uint32_t i) {
     const Candidate& one = batch.found[i];
-    if (present[one.key] != 0 || !Key::valid(keys[one.key])) return;
+    if (stored[one.key] || !Key::valid(keys[one.key])) return;
     const auto located = verify(Found{one.entry, one.host, 0, 0, 0},
                                 Key(ns, keys[one.key], batch.hashes[one.key]), /*fresh=*/true);
-    if (located) note(one.key, *located);
+    if (located) found(one.key, *located);
   });
   look_at_others(batch);
   for (uint32_t i = 0; i < keys.size(); ++i) {
-    if (present[i] != 0 || batch.unsure[i] == 0 || !Key::valid(keys[i])) continue;
+    if (stored[i] || batch.unsure[i] == 0 || !Key::valid(keys[i])) continue;
     const Key key(ns, keys[i], batch.hashes[i]);
-    for (uint64_t left = batch.unsure[i]; left != 0 && present[i] == 0; left &= left - 1) {
+    for (uint64_t left = batch.unsure[i]; left != 0 && !stored[i]; left &= left - 1) {
       const auto host = static_cast<uint32_t>(std::countr_zero(left));
-      if (const auto located = locate_at(host, key, Fresh::NOTHING)) note(i, *located);
+      if (const auto located = locate_at(host, key, Fresh::NOTHING)) found(i, *located);
     }
   }
+}
+
+template <class A>
+uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
+                           uint64_t* slots) {
+  uint64_t count = 0;
+  std::fill_n(present, keys.size(), uint8_t{0});
+  if (slots != nullptr) std::fill_n(slots, keys.size(), UINT64_MAX);
+  locate_all(ns, keys, [&](uint32_t key, const Located& located) {
+    present[key] = 1;
+    ++count;
+    if (slots != nullptr) slots[key] = located.slot;
+  });
   return count;
 }
 

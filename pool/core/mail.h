@@ -23,9 +23,11 @@ class Mail {
   Mail(const Mail&) = delete;
   Mail& operator=(const Mail&) = delete;
 
-  /// Waits for the answer. OK: the host has removed its blocks of the key, and its life stood after
-  /// that (S6). BUSY: it may still remove them.
-  Status ask_to_remove(Life owner, const Hash128& hash);
+  /// Asks for the removal of keys, as many at once as there are lines, and waits for the answers.
+  /// done(i, status): OK: the host has removed its blocks of the key, and its life stood after that
+  /// (S6). BUSY: it may still remove them.
+  template <class Done>
+  void ask_to_remove(Life owner, std::span<const Hash128> keys, Done done);
   /// Asks for up to `count` extents, unless an earlier request still stands.
   void ask_for_extents(uint32_t peer, uint64_t count);
   /// Withdraws own requests that were answered, or never will be, and does those of other hosts.
@@ -58,24 +60,47 @@ class Mail {
 };
 
 template <class A>
-Status Mail<A>::ask_to_remove(Life owner, const Hash128& hash) {
-  if (c_.ended(owner)) return Status::BUSY;  // its successor is about to take over
-  bh_mail mail{};
-  mail.kind = BH_MAIL_REMOVE;
-  mail.key_hash[0] = hash.low;
-  mail.key_hash[1] = hash.high;
-  const auto line = post(owner.host, mail);
-  if (!line) return Status::BUSY;
-  const uint64_t answer_at = c_.layout.mail(owner.host, c_.host, *line);
-  const uint64_t deadline_ns = c_.access.now_ns() + kLockWaitNs;
-  for (;;) {
-    c_.access.acquire(answer_at, BH_LINE_BYTES);
-    const bool answered = read_mail_line(owner.host, c_.host, *line).answered == mail.sequence;
-    const bool given_up = c_.ended(owner) || c_.ended() || c_.access.now_ns() > deadline_ns;
-    if (answered || given_up) withdraw(owner.host, *line, mail.sequence);
-    if (answered) return hosts_.stands(owner) ? Status::OK : Status::BUSY;
-    if (given_up) return c_.ended() ? c_.gone() : Status::BUSY;
-    c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 50'000);
+template <class Done>
+void Mail<A>::ask_to_remove(Life owner, std::span<const Hash128> keys, Done done) {
+  struct Request {
+    size_t key;
+    uint64_t line, sequence, deadline_ns;
+  };
+  std::array<Request, kMailLines> open;
+  size_t open_count = 0, next = 0;
+  while (next < keys.size() || open_count > 0) {
+    while (next < keys.size() && open_count < open.size() && !c_.ended(owner)) {
+      bh_mail mail{};
+      mail.kind = BH_MAIL_REMOVE;
+      mail.key_hash[0] = keys[next].low;
+      mail.key_hash[1] = keys[next].high;
+      const auto line = post(owner.host, mail);
+      if (!line) break;
+      open[open_count++] = {next++, *line, mail.sequence, c_.access.now_ns() + kLockWaitNs};
+    }
+    if (open_count == 0) {  // no line is free, or the successor is about to take over
+      done(next++, Status::BUSY);
+      continue;
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < open_count; ++i) {
+      const Request& one = open[i];
+      c_.access.acquire(c_.layout.mail(owner.host, c_.host, one.line), BH_LINE_BYTES);
+      const bool answered =
+          read_mail_line(owner.host, c_.host, one.line).answered == one.sequence;
+      const bool given_up = c_.ended(owner) || c_.ended() || c_.access.now_ns() > one.deadline_ns;
+      if (!answered && !given_up) {
+        open[kept++] = one;
+        continue;
+      }
+      withdraw(owner.host, one.line, one.sequence);
+      if (answered)
+        done(one.key, hosts_.stands(owner) ? Status::OK : Status::BUSY);
+      else
+        done(one.key, c_.ended() ? c_.gone() : Status::BUSY);
+    }
+    if (kept == open_count) c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 50'000);
+    open_count = kept;
   }
 }
 

@@ -45,9 +45,15 @@ class Reading {
   ///   Status take(const bh_block_header&)  gets verified bytes. DAMAGED: they are not a value all
   ///       the same, and the block is dropped like any damaged block.
   /// Header and bytes are private to this call; each method may be called several times.
-  /// `user_metadata`: unless null, also gets those of the block; undefined on failure.
+  /// `user_metadata`: unless null, also gets those of the block; undefined on failure. `first`: the
+  /// block, if it was looked up already.
   template <class Sink>
-  Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata = nullptr);
+  Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata = nullptr,
+                              const Located* first = nullptr);
+  /// get_stored() for up to Lookup::kBatch keys, pipelined: make_sink(i) returns the sink of a key,
+  /// and done(i, length) gets the result.
+  template <class MakeSink, class Done>
+  void get_all(uint64_t ns, std::span<const std::string_view> keys, MakeSink make_sink, Done done);
   /// Copies parts of a block: Status take(header, read) calls read(offset, buffer) as it likes, and
   /// verifies the bytes itself, since the checksum of the block covers all of it. The copies are
   /// good only if the length of the value is returned. Empty if the block is not found, has
@@ -80,11 +86,14 @@ class Reading {
     else
       touch_elsewhere(slot);
   }
+  static constexpr uint32_t kBlocksAhead = 1;    ///< of a batch, whose copies are prepared
+  static constexpr uint64_t kBytesAhead = 1024;  ///< of each; the hardware reads on from there
+  void expect(const Located& block) const;
   void touch_elsewhere(uint64_t slot);
   uint64_t note_hit(const Located& located);
-  void note_miss(const Key& key) {
+  void note_miss(uint64_t ns) {
     c_.count(BH_COUNTER_MISSES);
-    usage_.missed(key.namespace_id);
+    usage_.missed(ns);
   }
   bool vouched(const Located& located) const;
   void drop_damaged(const Located& located);
@@ -111,11 +120,44 @@ Result<uint64_t> Reading<A>::get(const Key& key, std::span<const Span> buffers) 
 }
 
 template <class A>
+template <class MakeSink, class Done>
+void Reading<A>::get_all(uint64_t ns, std::span<const std::string_view> keys, MakeSink make_sink,
+                         Done done) {
+  std::array<std::optional<Located>, Lookup<A>::kBatch> blocks;
+  lookup_.locate_all(ns, keys, [&](uint32_t i, const Located& block) { blocks[i] = block; });
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    for (uint32_t next = i == 0 ? 0 : i + kBlocksAhead; next <= i + kBlocksAhead; ++next) {
+      if (next < keys.size() && blocks[next]) expect(*blocks[next]);
+    }
+    if (!blocks[i]) {
+      note_miss(ns);
+      done(i, Result<uint64_t>(Status::NOT_FOUND));
+      continue;
+    }
+    auto sink = make_sink(i);
+    const Key key(ns, keys[i], hash_of(blocks[i]->header));
+    done(i, get_stored(key, sink, nullptr, &*blocks[i]));
+  }
+}
+
+/// Asks for the lines that copying a block begins with.
+template <class A>
+void Reading<A>::expect(const Located& block) const {
+  for (uint64_t at = 0; at < std::min<uint64_t>(block.header.stored_bytes, kBytesAhead);
+       at += BH_LINE_BYTES)
+    c_.access.prefetch(block.found.entry.block_offset + at);
+  if (const uint64_t word = c_.word_index(block.slot); word != Layout::kNoWord)
+    c_.access.prefetch_own(c_.own(BH_PART_RECENCY, word));
+}
+
+template <class A>
 template <class Sink>
-Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink, std::string* user_metadata) {
+Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink, std::string* user_metadata,
+                                        const Located* first) {
   std::optional<Located> damaged_block;
   for (int attempt = 0; attempt < 3; ++attempt) {
-    const auto located = lookup_.locate(key);
+    const auto located =
+        attempt == 0 && first != nullptr ? std::optional(*first) : lookup_.locate(key);
     if (!located) break;
     const auto buffers = sink.room_for(located->header);
     if (!buffers) return buffers.error();
@@ -131,7 +173,7 @@ Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink, std::string*
   }
   if (damaged_block && c_.observing()) return Status::DAMAGED;
   if (damaged_block) drop_damaged(*damaged_block);
-  note_miss(key);
+  note_miss(key.namespace_id);
   return Status::NOT_FOUND;
 }
 
@@ -208,7 +250,7 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
     if (c_.ended()) return c_.gone();
     refused = status;
   }
-  note_miss(key);
+  note_miss(key.namespace_id);
   return refused;
 }
 

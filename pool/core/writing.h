@@ -42,7 +42,13 @@ class Writing {
   /// The same for a value that takes work to encode: make() returns the content to store in place
   /// of `raw`, and is called only once the key is known not to be stored.
   template <class Make>
-  Status put_made(const Key& key, const Content& raw, Make make);
+  Status put_made(const Key& key, const Content& raw, Make make) {
+    return put_absent(key, raw, [&] { return put_present(key); }, make);
+  }
+  /// put_made() for up to Lookup::kBatch keys, pipelined: raw(i) returns the value of a key,
+  /// make(i, raw) the content to store, and done(i, status) gets the result.
+  template <class Raw, class Make, class Done>
+  void put_all(uint64_t ns, std::span<const std::string_view> keys, Raw raw, Make make, Done done);
   /// The size of the block that a put would take.
   uint64_t room_for(const Content& content, uint64_t key_bytes) const {
     bh_block_header header = header_for(content);
@@ -53,8 +59,14 @@ class Writing {
                               std::string_view user_metadata = {});
   Status commit(Reservation& reservation, const PayloadSum& sum);
   Status abort(Reservation& reservation);
-  /// OK only after all blocks of the key are gone and, after that, their hosts' lives stood (S6).
-  Status remove(const Key& key);
+  /// Removes up to Lookup::kBatch keys. OK only after all blocks of a key are gone and, after that,
+  /// their hosts' lives stood (S6).
+  void remove_all(std::span<const Key> keys, std::span<Status> statuses);
+  Status remove(const Key& key) {
+    Status status = Status::OK;
+    remove_all({&key, 1}, {&status, 1});
+    return status;
+  }
   /// The fields that describe the content; the rest is filled in when the block is published.
   bh_block_header header_for(const Content& content) const;
   bh_index_entry entry_for(const Block& block, const bh_block_header& header) const;
@@ -64,8 +76,15 @@ class Writing {
 
  private:
   Status check_value(const Key& key, uint64_t bytes, std::string_view user_metadata) const;
+  template <class Present, class Make>
+  Status put_absent(const Key& key, const Content& raw, Present present, Make make);
+  bool is_put(const Located& located) const;
   std::optional<Located> find_present(const Key& key) const;
   bool put_present(const Key& key);
+  void note_present(uint64_t slot) {
+    reading_.used_now(slot);
+    c_.count(BH_COUNTER_PUTS_PRESENT);
+  }
   Status store(const Key& key, const Content& content, std::optional<Block> block);
   Status finish_put(const Key& key, const Block& block, bh_block_header header,
                     std::string_view user_metadata);
@@ -106,13 +125,35 @@ Status Writing<A>::put(const Key& key, const Content& content) {
 }
 
 template <class A>
-template <class Make>
-Status Writing<A>::put_made(const Key& key, const Content& raw, Make make) {
+template <class Raw, class Make, class Done>
+void Writing<A>::put_all(uint64_t ns, std::span<const std::string_view> keys, Raw raw, Make make,
+                         Done done) {
+  std::array<uint64_t, Lookup<A>::kBatch> slots;
+  slots.fill(UINT64_MAX);
+  lookup_.locate_all(ns, keys, [&](uint32_t i, const Located& located) {
+    if (is_put(located)) slots[i] = located.slot;
+  });
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    // As in put_present(): what a host finds after it was declared dead, it alone finds.
+    const auto present = [&] {
+      if (slots[i] == UINT64_MAX || c_.ended()) return false;
+      note_present(slots[i]);
+      return true;
+    };
+    const Content value = raw(i);
+    done(i, put_absent(Key(ns, keys[i]), value, present, [&] { return make(i, value); }));
+  }
+}
+
+/// Puts a value unless present() finds the key stored, and notes that use.
+template <class A>
+template <class Present, class Make>
+Status Writing<A>::put_absent(const Key& key, const Content& raw, Present present, Make make) {
   if (Status status = check_value(key, raw.length_bytes, raw.user_metadata); status != Status::OK)
     return status;
   if (c_.ended()) return c_.gone();
   if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
-  if (put_present(key)) return Status::OK;
+  if (present()) return Status::OK;
   const Content content = make();
   BOWHEAD_ASSERT(content.length_bytes == raw.length_bytes &&
                  content.user_metadata == raw.user_metadata);
@@ -135,17 +176,21 @@ Status Writing<A>::store(const Key& key, const Content& content, std::optional<B
   return finish_put(key, *block, header, content.user_metadata);
 }
 
-/// The block of a key, if a put of the key need not do anything. A block of this host whose put has
-/// not come to its end may not be in the change log yet: then the put takes the lock of the key,
-/// and finds what the other put, or the scavenger of its process, has finished.
+/// The put of a block has come to its end. Before that, a block of this host may not be in the
+/// change log yet: another put of the key then takes the lock of the key, and finds what the first,
+/// or the scavenger of its process, has finished.
+template <class A>
+bool Writing<A>::is_put(const Located& located) const {
+  if (located.found.host != c_.host) return true;
+  const uint32_t state = allocator_.word(located.slot).state;
+  return state == BH_BLOCK_COMMITTED || state == BH_BLOCK_RETIRING;
+}
+
+/// The block of a key, if a put of the key need not do anything.
 template <class A>
 std::optional<Located> Writing<A>::find_present(const Key& key) const {
   auto located = lookup_.locate(key);
-  if (located && located->found.host == c_.host) {
-    const uint32_t state = allocator_.word(located->slot).state;
-    if (state != BH_BLOCK_COMMITTED && state != BH_BLOCK_RETIRING) return std::nullopt;
-  }
-  return located;
+  return located && is_put(*located) ? located : std::nullopt;
 }
 
 /// If the key is stored already: notes and counts the use, which is all that a put of it does.
@@ -155,8 +200,7 @@ bool Writing<A>::put_present(const Key& key) {
   if (c_.ended()) return false;
   const auto located = find_present(key);
   if (!located) return false;
-  reading_.used_now(located->slot);
-  c_.count(BH_COUNTER_PUTS_PRESENT);
+  note_present(located->slot);
   return true;
 }
 
@@ -232,8 +276,12 @@ Status Writing<A>::abort(Reservation& reservation) {
 }
 
 template <class A>
-Status Writing<A>::remove(const Key& key) {
-  if (c_.ended()) return c_.gone();
+void Writing<A>::remove_all(std::span<const Key> keys, std::span<Status> statuses) {
+  BOWHEAD_ASSERT(keys.size() <= Lookup<A>::kBatch && keys.size() == statuses.size());
+  if (c_.ended()) {
+    std::ranges::fill(statuses, c_.gone());
+    return;
+  }
   const uint64_t others = lookup_.other_hosts();
   // Before the look: the answer of a later life is not about the blocks that are found.
   std::vector<Life> lives;
@@ -242,16 +290,24 @@ Status Writing<A>::remove(const Key& key) {
     const auto slot = hosts_.read_slot(host);
     lives.push_back({host, slot ? slot->incarnation : 0u});
   }
-  Status removed = retirement_.remove_own(key.hash, kLockWaitNs, [] { return true; });
-  if (removed != Status::OK && removed != Status::NOT_FOUND) return removed;
-  if (removed == Status::OK && !c_.alone() && !hosts_.stands({c_.host, c_.incarnation}))
-    return Status::BUSY;
+  for (size_t i = 0; i < keys.size(); ++i)
+    statuses[i] = retirement_.remove_own(keys[i].hash, kLockWaitNs, [] { return true; });
+  const bool removed_own = std::ranges::find(statuses, Status::OK) != statuses.end();
+  if (removed_own && !c_.alone() && !hosts_.stands({c_.host, c_.incarnation}))
+    std::ranges::replace(statuses, Status::OK, Status::BUSY);
   for (const Life life : lives) {
-    if (!lookup_.locate_at(life.host, key, Fresh::NOTHING)) continue;
-    if (Status status = mail_.ask_to_remove(life, key.hash); status != Status::OK) return status;
-    removed = Status::OK;
+    std::array<Hash128, Lookup<A>::kBatch> asked;
+    std::array<uint32_t, Lookup<A>::kBatch> number;
+    size_t count = 0;
+    for (uint32_t i = 0; i < keys.size(); ++i) {
+      const bool failed = statuses[i] != Status::OK && statuses[i] != Status::NOT_FOUND;
+      if (failed || !lookup_.locate_at(life.host, keys[i], Fresh::NOTHING)) continue;
+      asked[count] = keys[i].hash;
+      number[count++] = i;
+    }
+    mail_.ask_to_remove(life, std::span(asked).first(count),
+                        [&](size_t i, Status status) { statuses[number[i]] = status; });
   }
-  return removed;
 }
 
 template <class A>

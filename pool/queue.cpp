@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pool/queue.h"
+
+#include <fmt/format.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace bowhead {
+
+namespace {
+
+constexpr uint32_t kPriorityMax = 255;
+constexpr uint32_t kNumberBits = 56;  // of a key of `waiting_`
+
+uint64_t waiting_key(uint32_t priority, uint64_t number) {
+  return uint64_t{kPriorityMax - priority} << kNumberBits | number;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Queue>> Queue::open(const QueueOptions& options) {
+  if (options.threads < 1 || options.threads > 64)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("a queue has 1 to 64 threads, not {}", options.threads)};
+  if (options.jobs_max < 1 || options.jobs_max > 1u << 20)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("a queue has 1 to 1,048,576 jobs, not {}", options.jobs_max)};
+  std::unique_ptr<Queue> queue(new Queue(options.jobs_max));
+  queue->fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (queue->fd_ < 0)
+    return Error{Status::SYSTEM, fmt::format("eventfd: {}", std::generic_category().message(errno))};
+  try {
+    for (uint32_t i = 0; i < options.threads; ++i)
+      queue->threads_.emplace_back([q = queue.get()] { q->work(); });
+  } catch (const std::system_error& error) {
+    return Error{Status::SYSTEM, fmt::format("a thread of the queue: {}", error.what())};
+  }
+  return queue;
+}
+
+Queue::~Queue() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    waiting_.clear();
+  }
+  work_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  if (fd_ >= 0) close(fd_);
+}
+
+Result<uint64_t> Queue::submit(Job job) {
+  BOWHEAD_ASSERT(job.priority <= kPriorityMax);
+  const std::lock_guard lock(mutex_);
+  if (waiting_.size() + running_.size() + reports_.size() >= jobs_max_)
+    return Error{Status::LIMIT_REACHED,
+                 fmt::format("all {} jobs of the queue are submitted and not yet reported ({} of "
+                             "them have ended): poll the queue, then submit again",
+                             jobs_max_, reports_.size())};
+  const uint64_t number = ++last_number_;
+  waiting_.emplace(waiting_key(job.priority, number), Waiting{std::move(job), number});
+  if (idle_ > 0) work_.notify_one();
+  return number;
+}
+
+size_t Queue::poll(std::span<JobReport> out) {
+  const std::lock_guard lock(mutex_);
+  const size_t count = std::min(out.size(), reports_.size());
+  for (size_t i = 0; i < count; ++i) {
+    out[i] = reports_.front();
+    reports_.pop_front();
+  }
+  // Jobs that were announced come first.
+  const size_t announced = reports_.size() + count - quiet_;
+  if (count >= announced) {
+    quiet_ = reports_.size();
+    uint64_t ignored = 0;
+    // EAGAIN: the caller has read the eventfd, which it should not.
+    if (announced > 0 && read(fd_, &ignored, sizeof ignored) < 0) BOWHEAD_ASSERT(errno == EAGAIN);
+  }
+  return count;
+}
+
+Status Queue::cancel(uint64_t number) {
+  std::unique_lock lock(mutex_);
+  const auto found =
+      std::ranges::find_if(waiting_, [&](const auto& one) { return one.second.number == number; });
+  if (found == waiting_.end()) return Status::NOT_FOUND;
+  const auto node = waiting_.extract(found);  // what it holds is destroyed without the lock
+  end(node.mapped().job, number, {Status::CANCELLED});
+  lock.unlock();
+  return Status::OK;
+}
+
+Status Queue::drain(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(mutex_);
+  const uint64_t last = last_number_;
+  ++drainers_;
+  const bool drained = ended_.wait_for(lock, std::min(timeout, std::chrono::milliseconds(1ll << 40)),
+                                       [&] { return !unfinished_up_to(last); });
+  --drainers_;
+  return drained ? Status::OK : Status::BUSY;
+}
+
+bool Queue::unfinished_up_to(uint64_t number) const {
+  const auto is = [&](uint64_t one) { return one <= number; };
+  return std::ranges::any_of(running_, is) ||
+         std::ranges::any_of(waiting_, [&](const auto& one) { return is(one.second.number); });
+}
+
+/// The body of a worker.
+void Queue::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    ++idle_;
+    work_.wait(lock, [&] { return closing_ || !waiting_.empty(); });
+    --idle_;
+    if (closing_) return;
+    const auto node = waiting_.extract(waiting_.begin());
+    // A job that came since was started before the quick one that end() saw.
+    if (!node.mapped().job.quick && quiet_ > 0) announce();
+    const uint64_t number = node.mapped().number;
+    running_.push_back(number);
+    lock.unlock();
+    const JobResult result = node.mapped().job.run();
+    lock.lock();
+    std::erase(running_, number);
+    end(node.mapped().job, number, result);
+  }
+}
+
+/// With the mutex held.
+void Queue::end(const Job& job, uint64_t number, JobResult result) {
+  reports_.push_back({number, job.context, job.operation, result});
+  ++quiet_;
+  const bool another_soon = !waiting_.empty() && waiting_.begin()->second.job.quick;
+  if (!another_soon || quiet_ >= kQuickMax) announce();
+  if (drainers_ > 0) ended_.notify_all();
+}
+
+/// The eventfd counts announcements; poll() clears it with the last announced job.
+void Queue::announce() {
+  const bool readable = reports_.size() > quiet_;
+  quiet_ = 0;
+  const uint64_t one = 1;
+  if (!readable) BOWHEAD_ASSERT(write(fd_, &one, sizeof one) == sizeof one);
+}
+
+}  // namespace bowhead

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plain types of the package: statuses, errors, layouts and descriptions.
+
+The native module makes their instances, so each field has the name and the order of the member of
+the C struct that it comes from (bowhead.h); python/tests/core/test_types.py compares them.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+
+class Status(IntEnum):
+    """What a call, or an item of a batch, ended with; ``status.text`` is its meaning."""
+
+    OK = 0
+    NOT_FOUND = 1
+    NO_SPACE = 2
+    INVALID_ARGUMENT = 3
+    KEY_TOO_LONG = 4
+    VALUE_TOO_LARGE = 5
+    BUFFER_TOO_SMALL = 6
+    LAPSED = 7
+    BUSY = 8
+    FORKED = 9
+    NO_SUCH_POOL = 10
+    NOT_A_POOL = 11
+    POOL_EXISTS = 12
+    TOO_SMALL = 13
+    MISALIGNED = 14
+    VERSION_UNKNOWN = 15
+    DAMAGED = 16
+    NAMESPACE_MISMATCH = 17
+    LIMIT_REACHED = 18
+    HOST_ID_IN_USE = 19
+    HOST_FENCED = 20
+    HOST_ID_CONFLICT = 21
+    NOT_SUPPORTED = 22
+    SYSTEM = 23
+    BAD_LOCATOR = 24
+    BAD_TRACE = 25
+    IN_USE = 26
+    CLOSED = 27
+    UNSUPPORTED_CODEC = 28
+    COPY_ONLY = 29
+    GPU_LOST = 30
+    CANCELLED = 31
+    CODED = 32
+    INDEX_FULL = 33
+    MEDIA_ERROR = 34
+    READ_ONLY = 35
+    MEDIUM_FULL = 36
+    LAYOUT_MISMATCH = 37
+    NAMESPACE_GONE = 38
+
+    @property
+    def text(self) -> str:
+        """The meaning of the status, in a sentence."""
+        from bowhead_kv import _native
+
+        return _native.status_text(self)
+
+
+class Error(Exception):
+    """A call that failed. ``str(error)`` says what is wrong and what to do."""
+
+    status: Status
+    text: str
+
+    def __init__(self, status: int, text: str = "") -> None:
+        self.status = Status(status)
+        self.text = text or self.status.text
+        super().__init__(self.status, self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class GetResult(NamedTuple):
+    """The result of an item of :meth:`Namespace.get_batch`."""
+
+    status: Status
+    length_bytes: int
+    """Of the value, with OK and BUFFER_TOO_SMALL; else 0. A value shorter than its buffers is OK,
+    and leaves their rest as it was: compare the lengths."""
+
+
+class Completion(NamedTuple):
+    """A job of a :class:`Queue` that has ended."""
+
+    job: int
+    """The number that submit returned."""
+    operation: str
+    """"put", "get", "remove" or "exists"."""
+    status: Status
+    """Of the whole job; CANCELLED: nothing was done."""
+    failed: int
+    """Items whose status is not OK; for "exists", keys that are not stored."""
+    statuses: list[Status]
+    """Of each item; empty for "exists"."""
+    lengths: list[int]
+    """For "get": the length of each value in bytes, 0 where it failed; else empty."""
+    present: list[bool]
+    """For "exists": whether each key is stored; else empty."""
+
+
+class Profile(IntEnum):
+    """How hard puts compress."""
+
+    NONE = 0
+    FAST = 1
+    BALANCED = 2
+    DENSE = 3
+
+
+class NumberFormat(IntEnum):
+    BF16 = 1
+    FP16 = 2
+    FP8_E4M3 = 3
+    FP8_E5M2 = 4
+    INT8 = 5
+    BYTES = 6
+    """Opaque values."""
+    FP32 = 7
+
+
+class Order(IntEnum):
+    """The order of the rows of a layer's K or V; a row is one token of one head."""
+
+    HEADS_FIRST = 0
+    TOKENS_FIRST = 1
+
+
+class Scales(IntEnum):
+    """The numbers that one scale applies to."""
+
+    NONE = 0
+    PER_TOKEN = 1
+    PER_ROW = 2
+    PER_CHANNEL = 3
+
+
+class ScalePlace(IntEnum):
+    """Where the scales lie."""
+
+    ELSEWHERE = 0
+    BEHIND_ROW = 1
+    BEHIND_PART = 2
+
+
+class Rotary(IntEnum):
+    """Pairs of channels that rotary position embedding turns together."""
+
+    NONE = 0
+    HALVES = 1
+    INTERLEAVED = 2
+
+
+class Pins(IntFlag):
+    """What eviction may do with a block."""
+
+    NONE = 0
+    SOFT = 1
+    HARD = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The layout of the tensor in a value, as ``bh_kv_layout`` in include/bowhead/format/tensor.h:
+    layer after layer; in each its parts, K before V; in each part its rows, in ``order``."""
+
+    number_format: int = NumberFormat.BYTES
+    order: int = Order.HEADS_FIRST
+    parts: int = 0
+    """2: K and V. 1: keys only, of which the first value_channels are the values (MLA)."""
+    scales: int = Scales.NONE
+    scale_format: int = 0
+    scale_place: int = ScalePlace.ELSEWHERE
+    rotary: int = Rotary.NONE
+    layers: int = 0
+    heads: int = 0
+    key_channels: int = 0
+    value_channels: int = 0
+    block_tokens: int = 0
+    rotary_first: int = 0
+    rotary_channels: int = 0
+    rotary_base_thousandths: int = 0
+    first_layer: int = 0
+    model_layers: int = 0
+    first_head: int = 0
+    model_heads: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attributes:
+    """What can be changed about a block while it is stored."""
+
+    priority: int = 0
+    pins: int = Pins.NONE
+    forks: int = 0
+    parity_group: int = 0
+    expires_unix_s: int = 0
+    next_use_unix_s: int = 0
+    group: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockInfo:
+    """A stored block."""
+
+    length_bytes: int
+    """Of the value."""
+    stored_bytes: int
+    """Fewer than length_bytes if the block is compressed."""
+    offset: int
+    """Of the stored bytes in the mapping of the pool."""
+    stamp: int
+    """No other block ever has the same."""
+    user_metadata: bytes
+    attributes: Attributes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolInfo:
+    """A pool's settings, and sums over all its hosts since it was created."""
+
+    format_version: int
+    pool_id: str
+    created_unix_ns: int
+    size_bytes: int
+    payload_bytes: int
+    metadata_bytes: int
+    extent_bytes: int
+    extent_count: int
+    min_block_bytes: int
+    evict_high_permille: int
+    evict_low_permille: int
+    hosts: int
+    second_superblock: int
+    used_bytes: int
+    blocks: int
+    puts: int
+    puts_present: int
+    hits: int
+    hits_elsewhere: int
+    misses: int
+    bytes_in: int
+    bytes_out: int
+    evictions: int
+    removals: int
+    moves: int
+    recompressed: int
+    damaged: int
+    scavenged: int
+    no_space: int
+    heartbeat_ms: int
+    dead_ms: int
+    grace_ms: int
+    settle_ms: int
+    reclaim_ms: int
+    max_bytes: int
+    compat: int
+    incompat: int
+    ro_compat: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostInfo:
+    """A host slot of a pool."""
+
+    slot: int
+    state: str
+    """"free", "joining", "live", "left", "ended" or "damaged"."""
+    incarnation: int
+    processes_live: int
+    extents_owned: int
+    extents_free: int
+    extents_custody: int
+    leases_active: int
+    duties_late_ms: int
+    heartbeat: int
+    features: int
+    format_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceInfo:
+    """A registered namespace and the space of its blocks."""
+
+    profile: Profile
+    id: int
+    name: str
+    description: str
+    layout: Layout
+    blocks: int
+    value_bytes: int
+    stored_bytes: int
+    block_bytes: int
+    hits: int
+    misses: int
+    evictions: int

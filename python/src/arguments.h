@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys, values and numbers of Python as arguments of the C ABI. Errors name the argument and the
+// item. All of it needs the GIL; what was converted may be used without it.
+#pragma once
+
+#include <bowhead/bowhead.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <deque>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace bowhead::python {
+
+namespace nb = nanobind;
+
+/// The position of an argument that is not an item of a list.
+inline constexpr size_t kAlone = std::numeric_limits<size_t>::max();
+
+/// Raises TypeError, ValueError or BufferError about an argument: "keys[3] is ...".
+[[noreturn]] void raise_argument(PyObject* type, const char* name, size_t item,
+                                 const std::string& problem);
+
+uint64_t number_up_to(uint64_t max, const char* name, nb::handle value);
+
+/// An integer argument, within the range of its type.
+template <class T>
+T number(const char* name, nb::handle value) {
+  return static_cast<T>(number_up_to(std::numeric_limits<T>::max(), name, value));
+}
+
+/// The items of a list or a tuple; of any other iterable, a list of them.
+class Items {
+ public:
+  Items(nb::handle items, const char* name);
+
+  size_t size() const { return size_; }
+  nb::object operator[](size_t i) const;
+
+ private:
+  nb::object items_;
+  bool is_list_;
+  size_t size_;
+};
+
+/// Keys, copied: the caller may change its list and its buffers meanwhile.
+class Keys {
+ public:
+  Keys(nb::handle keys, const char* name);
+  static Keys one(nb::handle key);
+
+  const bh_key* data() const { return keys_.data(); }
+  size_t size() const { return keys_.size(); }
+  const bh_key& operator[](size_t i) const { return keys_[i]; }
+
+ private:
+  Keys() = default;
+  void append(nb::handle key, const char* name, size_t item);
+  void point();
+
+  std::vector<char> bytes_;  // no string: a move must keep the addresses
+  std::vector<bh_key> keys_;
+};
+
+/// Buffers of Python objects, held until this is destroyed, as parts of values: bh_const_iovec for
+/// memory that is read, bh_iovec for memory that is written. An item is a buffer or a sequence of
+/// buffers; a buffer is an object with the buffer protocol or, failing that, DLPack on the CPU.
+template <class Part>
+class Buffers {
+ public:
+  explicit Buffers(const char* name) : name_(name) {}
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers();
+
+  void append(nb::handle item, size_t position);
+
+  size_t size() const { return ends_.size(); }
+  const Part* parts(size_t i) const { return parts_.data() + (i == 0 ? 0 : ends_[i - 1]); }
+  size_t part_count(size_t i) const { return ends_[i] - (i == 0 ? 0 : ends_[i - 1]); }
+
+ private:
+  static constexpr bool kWritten = std::is_same_v<Part, bh_iovec>;
+  using Tensor = std::conditional_t<kWritten, nb::ndarray<nb::c_contig, nb::device::cpu>,
+                                    nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
+
+  void append_part(nb::handle buffer, size_t position);
+  bool append_tensor(nb::handle tensor);
+
+  const char* name_;
+  std::vector<Part> parts_;
+  std::vector<size_t> ends_;     // by item: the end of its parts
+  std::deque<Py_buffer> views_;  // their addresses must not change
+  std::vector<Tensor> tensors_;
+};
+
+extern template class Buffers<bh_iovec>;
+extern template class Buffers<bh_const_iovec>;
+
+}  // namespace bowhead::python

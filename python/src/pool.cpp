@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/src/pool.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <pthread.h>
+
+#include <atomic>
+
+#include "python/src/arguments.h"
+#include "python/src/queue.h"
+
+namespace bowhead::python {
+namespace {
+
+std::atomic<unsigned> fork_count{0};
+[[maybe_unused]] const int counts_forks =
+    pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
+
+std::optional<uint32_t> host_argument(nb::handle host) {
+  if (host.is_none()) return std::nullopt;
+  return number<uint32_t>("host", host);
+}
+
+Namespace open_namespace(nb::handle self, const std::string& name, const std::string& description,
+                         nb::handle layout, nb::handle profile) {
+  OfPool pool(nb::borrow(self));
+  bh_namespace_options options = {.struct_bytes = sizeof options};
+  if (!layout.is_none()) options.layout = layout_struct(layout);
+  if (!profile.is_none()) options.profile = number<uint32_t>("profile", profile);
+  bh_namespace_id id = 0;
+  check(pool->run([&](bh_pool* handle) {
+    return bh_namespace_open_with(handle, name.c_str(), description.c_str(), &options, &id);
+  }));
+  return {std::move(pool), id, name};
+}
+
+}  // namespace
+
+unsigned forks() { return fork_count.load(std::memory_order_relaxed); }
+
+Pool::Pool(const std::string& locator, std::optional<uint32_t> host, bool observe)
+    : locator_(locator), handle_("pool " + locator) {
+  if (observe && host)
+    raise_argument(PyExc_ValueError, "host", kAlone, "is set, but an observer has no host slot");
+  bh_pool* opened = nullptr;
+  bh_status status;
+  {
+    const nb::gil_scoped_release release;
+    status = observe ? bh_pool_observe(locator.c_str(), &opened)
+                     : bh_pool_open(locator.c_str(), host.value_or(BH_ANY_HOST), &opened);
+  }
+  check(status);
+  handle_.set(opened);
+}
+
+Pool::~Pool() {
+  // Nothing refers to this pool: no queue of it is open, no view of a lease exists.
+  bh_pool* handle = handle_.take();
+  const nb::gil_scoped_release release;
+  bh_pool_close(handle);
+}
+
+void Pool::close() {
+  if (views_ != 0 && handle_.is_open()) {
+    PyErr_Format(PyExc_BufferError,
+                 "pool %s cannot be closed: %zu views of its leases exist; delete the memoryviews, "
+                 "arrays and tensors that were made from leases",
+                 locator_.c_str(), views_);
+    throw nb::python_error();
+  }
+  while (!queues_.empty()) (*queues_.begin())->close();
+  bh_pool* handle = handle_.take();
+  const nb::gil_scoped_release release;
+  bh_pool_close(handle);
+}
+
+void bind_pool(nb::module_& module) {
+  nb::class_<Pool> pool(module, "Pool", nb::is_weak_referenceable());
+  nb::class_<Namespace> ns(module, "Namespace", nb::is_weak_referenceable());
+  pool.def(
+          "__init__",
+          [](Pool* self, const std::string& locator, nb::handle host, bool observe) {
+            new (self) Pool(locator, host_argument(host), observe);
+          },
+          nb::arg("locator"), nb::kw_only(), nb::arg("host") = nb::none(),
+          nb::arg("observe") = false)
+      .def("namespace", &open_namespace, nb::arg("name"), nb::arg("description") = "",
+           nb::kw_only(), nb::arg("layout") = nb::none(), nb::arg("profile") = nb::none())
+      .def(
+          "remove_namespace",
+          [](Pool& self, const std::string& name) {
+            check(self.run([&](bh_pool* p) { return bh_namespace_remove(p, name.c_str()); }));
+          },
+          nb::arg("name"))
+      .def("leave",
+           [](Pool& self) { check(self.run([](bh_pool* p) { return bh_pool_leave(p); })); })
+      .def("close", &Pool::close)
+      .def_prop_ro("closed", &Pool::is_closed)
+      .def_prop_ro("locator", &Pool::locator)
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](Pool& self, const nb::args&) { self.close(); })
+      .def("__repr__", [](const Pool& self) {
+        return "<bowhead_kv.Pool " + self.locator() + (self.is_closed() ? ", closed>" : ">");
+      });
+  ns.def_prop_ro("id", [](const Namespace& self) { return self.id; })
+      .def_prop_ro("name", [](const Namespace& self) { return self.name; })
+      .def_prop_ro("pool", [](const Namespace& self) { return self.pool.object(); })
+      .def("__repr__", [](const Namespace& self) {
+        return "<bowhead_kv.Namespace " + self.name + " of " + self.pool->locator() + ">";
+      });
+  bind_inspection(pool, ns);
+  bind_values(ns);
+  bind_lease(module, ns);
+  bind_queue(module, pool);
+}
+
+}  // namespace bowhead::python

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pool, Namespace, Lease and Queue of bowhead_kv.
+//
+// The GIL guards every member; it is released only while a function of the C ABI runs. Use counts
+// those calls, so that close() waits for them: closing must overlap no other call on a handle.
+#pragma once
+
+#include <bowhead/bowhead.h>
+#include <nanobind/nanobind.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "python/src/types.h"
+
+namespace bowhead::python {
+
+namespace nb = nanobind;
+
+/// The number of forks between the process that loaded the module and this one.
+unsigned forks();
+
+/// A handle of the C ABI that may be closed while other threads use it, and that a child of a
+/// fork must not use.
+template <class Handle>
+class Guarded {
+ public:
+  explicit Guarded(std::string name) : name_(std::move(name)) {}
+
+  void set(Handle* handle) { handle_ = handle; }
+  bool is_open() const { return handle_ != nullptr; }
+  bool was_forked() const { return forks_ != forks(); }
+  const std::string& name() const { return name_; }
+
+  /// Raises Error unless the handle can be used.
+  Handle* get() const {
+    if (handle_ == nullptr) raise_error(BH_CLOSED, (name_ + " is closed; open it again").c_str());
+    if (was_forked())
+      raise_error(BH_FORKED,
+                  (name_ + " was opened before fork(); open it again in this process").c_str());
+    return handle_;
+  }
+
+  /// Calls body(handle) without the GIL.
+  template <class Body>
+  bh_status run(Body&& body) {
+    Handle* handle = get();
+    const Use use(*this);
+    const nb::gil_scoped_release release;
+    return body(handle);
+  }
+
+  /// The handle, to be closed by the caller once; NULL if it is closed already. No call on it
+  /// overlaps, and none will begin.
+  Handle* take() {
+    Handle* handle = std::exchange(handle_, nullptr);
+    if (handle == nullptr || users_ == 0 || was_forked()) return handle;
+    const nb::gil_scoped_release release;
+    std::unique_lock lock(mutex_);
+    unused_.wait(lock, [this] { return users_ == 0; });
+    return handle;
+  }
+
+ private:
+  struct Use {
+    explicit Use(Guarded& guarded_handle) : guarded(guarded_handle) {
+      const std::lock_guard lock(guarded.mutex_);
+      ++guarded.users_;
+    }
+    ~Use() {
+      const std::lock_guard lock(guarded.mutex_);
+      if (--guarded.users_ == 0) guarded.unused_.notify_all();
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    Guarded& guarded;
+  };
+
+  const std::string name_;
+  const unsigned forks_ = forks();
+  Handle* handle_ = nullptr;
+  int users_ = 0;
+  std::mutex mutex_;  // of users_: take() waits for it without the GIL
+  std::condition_variable unused_;
+};
+
+class Queue;
+
+class Pool {
+ public:
+  Pool(const std::string& locator, std::optional<uint32_t> host, bool observe);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  const std::string& locator() const { return locator_; }
+  bool is_closed() const { return !handle_.is_open(); }
+  bool was_forked() const { return handle_.was_forked(); }
+
+  template <class Body>
+  bh_status run(Body&& body) {
+    return handle_.run(std::forward<Body>(body));
+  }
+
+  /// Raises BufferError while the memory of a lease is in use.
+  void close();
+
+  /// Views of leases' memory, which closing would unmap.
+  void add_view() { ++views_; }
+  void drop_view() { --views_; }
+
+  void add_queue(Queue* queue) { queues_.insert(queue); }
+  void drop_queue(Queue* queue) { queues_.erase(queue); }
+
+ private:
+  const std::string locator_;
+  Guarded<bh_pool> handle_;
+  size_t views_ = 0;
+  std::set<Queue*> queues_;  // open
+};
+
+/// A Python object of a pool, which keeps that alive.
+class OfPool {
+ public:
+  explicit OfPool(nb::object pool) : object_(std::move(pool)), pool_(nb::cast<Pool*>(object_)) {}
+
+  Pool& operator*() const { return *pool_; }
+  Pool* operator->() const { return pool_; }
+  nb::object object() const { return object_; }
+
+ private:
+  nb::object object_;
+  Pool* pool_;
+};
+
+struct Namespace {
+  OfPool pool;
+  bh_namespace_id id;
+  std::string name;
+};
+
+void bind_pool(nb::module_& module);
+void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns);
+void bind_values(nb::class_<Namespace>& ns);
+void bind_lease(nb::module_& module, nb::class_<Namespace>& ns);
+void bind_queue(nb::module_& module, nb::class_<Pool>& pool);
+
+}  // namespace bowhead::python

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "python/src/queue.h"
+
+#include <nanobind/stl/unique_ptr.h>
+
+#include <algorithm>
+#include <array>
+
+namespace bowhead::python {
+namespace {
+
+/// The longest wait without a look for signals, such as Ctrl-C.
+constexpr uint64_t kSliceMs = 100;
+
+bh_job describe(PutBatch& batch) {
+  return {.operation = BH_JOB_PUT, .count = batch.items.size(), .puts = batch.items.data()};
+}
+bh_job describe(GetBatch& batch) {
+  return {.operation = BH_JOB_GET, .count = batch.items.size(), .gets = batch.items.data()};
+}
+bh_job describe(RemoveBatch& batch) {
+  return {.operation = BH_JOB_REMOVE,
+          .count = batch.keys.size(),
+          .keys = batch.keys.data(),
+          .statuses = batch.outputs.data()};
+}
+bh_job describe(ExistsBatch& batch) {
+  return {.operation = BH_JOB_EXISTS,
+          .count = batch.keys.size(),
+          .keys = batch.keys.data(),
+          .present = batch.outputs.data()};
+}
+
+nb::object report(const bh_completion& ended, const Job& job) {
+  nb::object statuses = nb::list();
+  nb::object lengths = nb::list();
+  nb::object present = nb::list();
+  if (const auto* put = std::get_if<PutBatch>(&job)) statuses = put->statuses();
+  if (const auto* remove = std::get_if<RemoveBatch>(&job)) statuses = remove->statuses();
+  if (const auto* exists = std::get_if<ExistsBatch>(&job)) present = exists->present();
+  if (const auto* get = std::get_if<GetBatch>(&job)) {
+    statuses = get->statuses();
+    lengths = get->lengths();
+  }
+  return completion(ended, std::move(statuses), std::move(lengths), std::move(present));
+}
+
+template <class Batch, class... Args>
+std::unique_ptr<Job> job_of(Args&&... args) {
+  auto job = std::make_unique<Job>(std::in_place_type<Batch>, std::forward<Args>(args)...);
+  if (std::get<Batch>(*job).keys.size() == 0)
+    raise_argument(PyExc_ValueError, "keys", kAlone, "is empty; a job needs a key");
+  return job;
+}
+
+}  // namespace
+
+Queue::Queue(nb::object pool, uint32_t threads, uint32_t jobs_max)
+    : pool_(std::move(pool)), handle_("queue of pool " + pool_->locator()) {
+  const bh_queue_options options = {
+      .struct_bytes = sizeof options, .threads = threads, .jobs_max = jobs_max};
+  bh_queue* opened = nullptr;
+  check(pool_->run([&](bh_pool* p) { return bh_queue_open(p, &options, &opened); }));
+  handle_.set(opened);
+  pool_->add_queue(this);
+}
+
+Queue::~Queue() { close(); }
+
+int Queue::fileno() { return bh_queue_fd(handle_.get()); }
+
+uint64_t Queue::submit(const Namespace& ns, std::unique_ptr<Job> job, nb::handle priority) {
+  if (&*ns.pool != &*pool_)
+    raise_argument(PyExc_ValueError, "ns", kAlone,
+                   "is of pool " + ns.pool->locator() + " opened elsewhere; pass a namespace of " +
+                       "this queue's pool");
+  bh_job described = std::visit([](auto& batch) { return describe(batch); }, *job);
+  described.struct_bytes = sizeof described;
+  described.namespace_id = ns.id;
+  described.priority = number<uint32_t>("priority", priority);
+  Job* const key = job.get();
+  described.context = key;
+  jobs_.emplace(key, std::move(job));  // before it can be reported
+  uint64_t submitted = 0;
+  const bh_status status =
+      handle_.run([&](bh_queue* queue) { return bh_queue_submit(queue, &described, &submitted); });
+  if (status != BH_OK) {
+    const std::string text = bh_last_error();
+    jobs_.erase(key);
+    raise_error(status, text.c_str());
+  }
+  return submitted;
+}
+
+nb::object Queue::poll(size_t limit) {
+  nb::list list;
+  while (limit != 0) {
+    std::array<bh_completion, 64> ended;
+    size_t count = 0;
+    const size_t room = std::min(limit, ended.size());
+    check(handle_.run(
+        [&](bh_queue* queue) { return bh_queue_poll(queue, ended.data(), room, &count); }));
+    for (size_t i = 0; i < count; ++i) {
+      const auto job = jobs_.extract(static_cast<Job*>(ended[i].context));
+      list.append(report(ended[i], *job.mapped()));
+    }
+    if (count < room) break;
+    limit -= count;
+  }
+  return list;
+}
+
+bool Queue::cancel(uint64_t number) {
+  const bh_status status =
+      handle_.run([&](bh_queue* queue) { return bh_queue_cancel(queue, number); });
+  if (status != BH_NOT_FOUND) check(status);
+  return status == BH_OK;
+}
+
+bool Queue::drain(double timeout_s) {
+  if (!(timeout_s >= 0 && timeout_s <= 1e9))
+    raise_argument(PyExc_ValueError, "timeout_s", kAlone, "is outside 0 to 1e9");
+  auto left_ms = static_cast<uint64_t>(timeout_s * 1000);
+  while (true) {
+    const uint64_t slice_ms = std::min(left_ms, kSliceMs);
+    const bh_status status =
+        handle_.run([&](bh_queue* queue) { return bh_queue_drain(queue, slice_ms); });
+    if (status == BH_OK) return true;
+    if (status != BH_BUSY) check(status);
+    left_ms -= slice_ms;
+    if (left_ms == 0) return false;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+void Queue::close() {
+  bh_queue* handle = handle_.take();
+  if (handle == nullptr) return;
+  pool_->drop_queue(this);
+  // In a child of a fork the threads of the queue do not exist, so that it cannot end them.
+  if (handle_.was_forked()) return;
+  {
+    const nb::gil_scoped_release release;
+    bh_queue_close(handle);
+  }
+  jobs_.clear();
+}
+
+void bind_queue(nb::module_& module, nb::class_<Pool>& pool) {
+  nb::class_<Queue> queue(module, "Queue", nb::is_weak_referenceable());
+  queue
+      .def(
+          "submit_put",
+          [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle values,
+             nb::handle user_metadata, nb::handle priority) {
+            return self.submit(ns, job_of<PutBatch>(keys, values, user_metadata), priority);
+          },
+          nb::arg("ns"), nb::arg("keys"), nb::arg("values"), nb::kw_only(),
+          nb::arg("user_metadata") = nb::none(), nb::arg("priority") = 0)
+      .def(
+          "submit_get",
+          [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle buffers,
+             nb::handle priority) {
+            return self.submit(ns, job_of<GetBatch>(keys, buffers), priority);
+          },
+          nb::arg("ns"), nb::arg("keys"), nb::arg("buffers"), nb::kw_only(),
+          nb::arg("priority") = 0)
+      .def(
+          "submit_remove",
+          [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle priority) {
+            return self.submit(ns, job_of<RemoveBatch>(keys), priority);
+          },
+          nb::arg("ns"), nb::arg("keys"), nb::kw_only(), nb::arg("priority") = 0)
+      .def(
+          "submit_exists",
+          [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle priority) {
+            return self.submit(ns, job_of<ExistsBatch>(keys), priority);
+          },
+          nb::arg("ns"), nb::arg("keys"), nb::kw_only(), nb::arg("priority") = 0)
+      .def("poll", &Queue::poll, nb::arg("limit") = 256)
+      .def("cancel", &Queue::cancel, nb::arg("job"))
+      .def("drain", &Queue::drain, nb::arg("timeout_s"))
+      .def("fileno", &Queue::fileno)
+      .def("close", &Queue::close)
+      .def_prop_ro("closed", &Queue::is_closed)
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](Queue& self, const nb::args&) { self.close(); });
+  pool.def(
+      "queue",
+      [](nb::handle self, nb::handle threads, nb::handle jobs_max) {
+        return std::make_unique<Queue>(nb::borrow(self), number<uint32_t>("threads", threads),
+                                       number<uint32_t>("jobs_max", jobs_max));
+      },
+      nb::kw_only(), nb::arg("threads") = 1, nb::arg("jobs_max") = 1024);
+}
+
+}  // namespace bowhead::python
