@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import select
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,18 @@ import bowhead_kv as bk
 from bowhead_kv.lmcache import BowheadConnector
 
 POOL_BYTES = 256 << 20
+
+Answer = tuple[bool, str, list[bool]]
+
+
+@pytest.fixture
+def create_pool(locator: str) -> Callable[..., None]:
+    """Creates the test's pool anew, with the options of bk.create()."""
+
+    def create(**options: Any) -> None:
+        bk.create(locator, POOL_BYTES, **options)
+
+    return create
 
 
 @pytest.fixture
@@ -40,33 +50,19 @@ def connector(locator: str) -> Iterator[BowheadConnector]:
 
 
 @pytest.fixture
-def wait() -> Callable[[BowheadConnector, int], tuple[bool, str, list[bool]]]:
-    """Waits for a future of a connector as LMCache does."""
-    return wait_for
+def wait() -> Callable[[BowheadConnector, int], Answer]:
+    """Waits for a future of a connector as LMCache does: ok, error, and a result for each key."""
 
+    def wait(connector: BowheadConnector, future: int) -> Answer:
+        poll = select.poll()
+        poll.register(connector.event_fd(), select.POLLIN)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            if not poll.poll(500):
+                continue
+            for number, ok, error, results in connector.drain_completions():
+                assert number == future
+                return ok, error, results
+        raise AssertionError(f"future {future} did not end in 10 s")
 
-def wait_for(connector: BowheadConnector, future: int) -> tuple[bool, str, list[bool]]:
-    poll = select.poll()
-    poll.register(connector.event_fd(), select.POLLIN)
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if not poll.poll(500):
-            continue
-        for number, ok, error, results in connector.drain_completions():
-            assert number == future
-            return ok, error, results
-    raise AssertionError(f"future {future} did not end in 10 s")
-
-
-@pytest.fixture
-def lmcache() -> Any:
-    if importlib.util.find_spec("lmcache") is None:
-        pytest.skip("lmcache is not installed; tools/engines install makes an environment with it")
-    return pytest.importorskip("lmcache.v1.distributed.l2_adapters")
-
-
-@pytest.fixture
-def far_dir(tmp_path: Path) -> Path:
-    path = tmp_path / "far"
-    path.mkdir()
-    return path
+    return wait

@@ -6,14 +6,13 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import time
 from collections.abc import Callable
 
 import pytest
 
 import bowhead_kv as bk
 from bowhead_kv.lmcache import BowheadConnector
-
-from .conftest import POOL_BYTES
 
 Wait = Callable[[BowheadConnector, int], tuple[bool, str, list[bool]]]
 KEYS = ["model@00000000@0@aa", "model@00000000@0@bb", "model@00000000@0@cc@tenant"]
@@ -118,24 +117,29 @@ def test_gone_pool_is_a_miss_with_one_warning(
     connector.close()
 
 
-def test_pool_that_appears_later_is_used(locator: str, wait: Wait) -> None:
+def test_pool_that_appears_later_is_used(
+    locator: str, wait: Wait, create_pool: Callable[..., None]
+) -> None:
     bk.destroy(locator)
     connector = BowheadConnector(locator=locator)
     assert wait(connector, connector.submit_batch_exists(KEYS))[2] == [False] * 3
-    bk.create(locator, POOL_BYTES)
-    for _ in range(40):
-        if wait(connector, connector.submit_batch_set(KEYS, values(3, 4096)))[0]:
-            break
-        __import__("time").sleep(0.1)
+    create_pool()
+    deadline = time.monotonic() + 10
+    while not wait(connector, connector.submit_batch_set(KEYS, values(3, 4096)))[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert wait(connector, connector.submit_batch_exists(KEYS))[2] == [True] * 3
     connector.close()
 
 
 def test_full_pool_fails_the_store_and_nothing_else(
-    locator: str, wait: Wait, caplog: pytest.LogCaptureFixture
+    locator: str,
+    wait: Wait,
+    caplog: pytest.LogCaptureFixture,
+    create_pool: Callable[..., None],
 ) -> None:
     bk.destroy(locator)
-    bk.create(locator, POOL_BYTES, no_eviction=True)
+    create_pool(no_eviction=True)
     connector = BowheadConnector(locator=locator)
     one = values(1, 8 << 20)
     with caplog.at_level(logging.WARNING):
