@@ -99,7 +99,7 @@ class Completion(NamedTuple):
     statuses: list[Status]
     """Of each item; empty for "exists"."""
     lengths: list[int]
-    """For "get": the length of each value in bytes, 0 where it failed; else empty."""
+    """For "get": length_bytes of each item, as in GetResult; else empty."""
     present: list[bool]
     """For "exists": whether each key is stored; else empty."""
 

@@ -19,14 +19,15 @@ nb::object info(Pool& self) {
   nb::dict fields;
   fields["pool_id"] = nb::str(from.pool_id);
   SET(format_version)
-  SET(created_unix_ns) SET(size_bytes) SET(payload_bytes) SET(metadata_bytes) SET(extent_bytes)
-      SET(extent_count) SET(min_block_bytes) SET(evict_high_permille) SET(evict_low_permille)
-          SET(hosts) SET(second_superblock) SET(used_bytes) SET(blocks) SET(puts) SET(puts_present)
-              SET(hits) SET(hits_elsewhere) SET(misses) SET(bytes_in) SET(bytes_out) SET(evictions)
-                  SET(removals) SET(moves) SET(recompressed) SET(damaged) SET(scavenged)
-                      SET(no_space) SET(heartbeat_ms) SET(dead_ms) SET(grace_ms) SET(settle_ms)
-                          SET(reclaim_ms) SET(max_bytes) SET(compat) SET(incompat)
-                              SET(ro_compat) return make("PoolInfo", fields);
+  SET(created_unix_ns)
+  SET(size_bytes)
+  SET(payload_bytes) SET(metadata_bytes) SET(extent_bytes) SET(extent_count) SET(min_block_bytes)
+      SET(evict_high_permille) SET(evict_low_permille) SET(hosts) SET(second_superblock)
+          SET(used_bytes) SET(blocks) SET(puts) SET(puts_present) SET(hits) SET(hits_elsewhere)
+              SET(misses) SET(bytes_in) SET(bytes_out) SET(evictions) SET(removals) SET(moves)
+                  SET(recompressed) SET(damaged) SET(scavenged) SET(no_space) SET(heartbeat_ms)
+                      SET(dead_ms) SET(grace_ms) SET(settle_ms) SET(reclaim_ms) SET(max_bytes)
+                          SET(compat) SET(incompat) SET(ro_compat) return make("PoolInfo", fields);
 }
 
 /// Copies what a list of the C ABI reports; objects are made later, with the GIL.
@@ -51,9 +52,10 @@ nb::object hosts(Pool& self) {
     nb::dict fields;
     fields["state"] = nb::str(from.state);
     SET(slot)
-    SET(incarnation) SET(processes_live) SET(extents_owned) SET(extents_free) SET(extents_custody)
-        SET(leases_active) SET(duties_late_ms) SET(heartbeat) SET(features) SET(format_version)
-            list.append(make("HostInfo", fields));
+    SET(incarnation)
+    SET(processes_live)
+    SET(extents_owned) SET(extents_free) SET(extents_custody) SET(leases_active) SET(duties_late_ms)
+        SET(heartbeat) SET(features) SET(format_version) list.append(make("HostInfo", fields));
   }
   return list;
 }
@@ -75,8 +77,10 @@ nb::object namespaces(Pool& self) {
     fields["description"] = from.description_text;
     fields["layout"] = layout_object(from.layout);
     SET(profile)
-    SET(id) SET(blocks) SET(value_bytes) SET(stored_bytes) SET(block_bytes) SET(hits) SET(misses)
-        SET(evictions) list.append(make("NamespaceInfo", fields));
+    SET(id)
+    SET(blocks)
+    SET(value_bytes) SET(stored_bytes) SET(block_bytes) SET(hits) SET(misses) SET(evictions)
+        list.append(make("NamespaceInfo", fields));
   }
   return list;
 }
@@ -84,7 +88,9 @@ nb::object namespaces(Pool& self) {
 nb::object attributes(const bh_attributes& from) {
   nb::dict fields;
   SET(priority)
-  SET(pins) SET(forks) SET(parity_group) SET(expires_unix_s) SET(next_use_unix_s)
+  SET(pins)
+  SET(forks)
+  SET(parity_group) SET(expires_unix_s) SET(next_use_unix_s)
       SET(group) return make("Attributes", fields);
 }
 

@@ -92,8 +92,8 @@ nb::object tensor(nb::handle self) {
     PyBuffer_Release(held.get());
   });
   const size_t size = lease.lease().length_bytes;
-  return nb::cast(
-      nb::ndarray<nb::ro, const uint8_t, nb::ndim<1>>(lease.lease().data, {size}, owner));
+  return nb::cast(nb::ndarray<nb::array_api, nb::ro, const uint8_t, nb::ndim<1>>(lease.lease().data,
+                                                                                 {size}, owner));
 }
 
 nb::object leave(Lease& self, const nb::args& raised) {

@@ -20,9 +20,11 @@ void create(const std::string& locator, nb::handle size_bytes, const nb::kwargs&
     known = true;                                                      \
   }
     TAKE(hosts)
-    TAKE(extent_bytes) TAKE(min_block_bytes) TAKE(replace) TAKE(no_eviction) TAKE(mode)
-        TAKE(heartbeat_ms) TAKE(dead_ms) TAKE(grace_ms) TAKE(settle_ms) TAKE(reclaim_ms)
-            TAKE(no_reclaim) TAKE(evict_high_permille) TAKE(evict_low_permille) TAKE(max_bytes)
+    TAKE(extent_bytes)
+    TAKE(min_block_bytes)
+    TAKE(replace) TAKE(no_eviction) TAKE(mode) TAKE(heartbeat_ms) TAKE(dead_ms) TAKE(grace_ms)
+        TAKE(settle_ms) TAKE(reclaim_ms) TAKE(no_reclaim) TAKE(evict_high_permille)
+            TAKE(evict_low_permille) TAKE(max_bytes)
 #undef TAKE
                 if (!known) raise_argument(PyExc_TypeError, "create()", kAlone,
                                            "has no setting '" + name + "'");

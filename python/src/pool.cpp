@@ -35,6 +35,12 @@ Namespace open_namespace(nb::handle self, const std::string& name, const std::st
   return {std::move(pool), id, name};
 }
 
+/// __exit__(): what the body raised must not be hidden by views that it keeps alive.
+void end_with(Pool& self, const nb::args& raised) {
+  if (self.has_views() && !nb::handle(raised[0]).is_none()) return;
+  self.close();
+}
+
 }  // namespace
 
 unsigned forks() { return fork_count.load(std::memory_order_relaxed); }
@@ -64,8 +70,8 @@ Pool::~Pool() {
 void Pool::close() {
   if (views_ != 0 && handle_.is_open()) {
     PyErr_Format(PyExc_BufferError,
-                 "pool %s cannot be closed: %zu views of its leases exist; delete the memoryviews, "
-                 "arrays and tensors that were made from leases",
+                 "pool %s cannot be closed while views of its leases exist (%zu): delete the "
+                 "memoryviews, arrays and tensors that were made from them",
                  locator_.c_str(), views_);
     throw nb::python_error();
   }
@@ -73,6 +79,12 @@ void Pool::close() {
   bh_pool* handle = handle_.take();
   const nb::gil_scoped_release release;
   bh_pool_close(handle);
+}
+
+void Pool::leave() {
+  if (!queues_.empty())
+    raise_error(BH_IN_USE, ("pool " + locator_ + " has open queues; close them to leave").c_str());
+  check(handle_.run_alone([](bh_pool* pool) { return bh_pool_leave(pool); }));
 }
 
 void bind_pool(nb::module_& module) {
@@ -93,13 +105,12 @@ void bind_pool(nb::module_& module) {
             check(self.run([&](bh_pool* p) { return bh_namespace_remove(p, name.c_str()); }));
           },
           nb::arg("name"))
-      .def("leave",
-           [](Pool& self) { check(self.run([](bh_pool* p) { return bh_pool_leave(p); })); })
+      .def("leave", &Pool::leave)
       .def("close", &Pool::close)
       .def_prop_ro("closed", &Pool::is_closed)
       .def_prop_ro("locator", &Pool::locator)
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](Pool& self, const nb::args&) { self.close(); })
+      .def("__exit__", &end_with)
       .def("__repr__", [](const Pool& self) {
         return "<bowhead_kv.Pool " + self.locator() + (self.is_closed() ? ", closed>" : ">");
       });

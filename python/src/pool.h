@@ -54,6 +54,20 @@ class Guarded {
     return body(handle);
   }
 
+  /// run() that overlaps no other call; those that begin meanwhile find the handle closed.
+  template <class Body>
+  bh_status run_alone(Body&& body) {
+    get();
+    Handle* handle = take();
+    bh_status status;
+    {
+      const nb::gil_scoped_release release;
+      status = body(handle);
+    }
+    set(handle);
+    return status;
+  }
+
   /// The handle, to be closed by the caller once; NULL if it is closed already. No call on it
   /// overlaps, and none will begin.
   Handle* take() {
@@ -108,10 +122,12 @@ class Pool {
 
   /// Raises BufferError while the memory of a lease is in use.
   void close();
+  void leave();
 
   /// Views of leases' memory, which closing would unmap.
   void add_view() { ++views_; }
   void drop_view() { --views_; }
+  bool has_views() const { return views_ != 0; }
 
   void add_queue(Queue* queue) { queues_.insert(queue); }
   void drop_queue(Queue* queue) { queues_.erase(queue); }

@@ -137,8 +137,6 @@ void Queue::close() {
   bh_queue* handle = handle_.take();
   if (handle == nullptr) return;
   pool_->drop_queue(this);
-  // In a child of a fork the threads of the queue do not exist, so that it cannot end them.
-  if (handle_.was_forked()) return;
   {
     const nb::gil_scoped_release release;
     bh_queue_close(handle);

@@ -41,10 +41,12 @@ nb::object named_tuple(PyObject* type, const nb::object& items) {
   return made;
 }
 
-#define LAYOUT_FIELDS(X)                                                                   \
-  X(number_format)                                                                         \
-  X(order) X(parts) X(scales) X(scale_format) X(scale_place) X(rotary) X(layers) X(heads)  \
-      X(key_channels) X(value_channels) X(block_tokens) X(rotary_first) X(rotary_channels) \
+#define LAYOUT_FIELDS(X)                                                                \
+  X(number_format)                                                                      \
+  X(order)                                                                              \
+  X(parts)                                                                              \
+  X(scales) X(scale_format) X(scale_place) X(rotary) X(layers) X(heads) X(key_channels) \
+      X(value_channels) X(block_tokens) X(rotary_first) X(rotary_channels)              \
           X(rotary_base_thousandths) X(first_layer) X(model_layers) X(first_head) X(model_heads)
 
 }  // namespace

@@ -159,7 +159,7 @@ GetBatch::GetBatch(nb::handle keys_object, nb::handle buffers_object) : keys(key
 
 nb::object GetBatch::lengths() const {
   nb::list list;
-  for (const bh_get_item& item : items) list.append(item.status == BH_OK ? item.length_bytes : 0);
+  for (const bh_get_item& item : items) list.append(item.length_bytes);
   return list;
 }
 

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from typing_extensions import Buffer
+
+from bowhead_kv._types import (
+    BlockInfo,
+    Completion,
+    GetResult,
+    HostInfo,
+    Layout,
+    NamespaceInfo,
+    PoolInfo,
+    Status,
+)
+
+# A value or a destination: a C-contiguous buffer, a CPU tensor with DLPack, or several of them,
+# which are taken as one, in order.
+_Buffers: TypeAlias = Buffer | Any | Sequence[Buffer | Any]
+
+__version__: str
+
+def abi_version() -> int:
+    """The version of the C ABI below."""
+
+def status_name(status: int) -> str: ...
+def status_text(status: int) -> str: ...
+def create(
+    locator: str,
+    size_bytes: int,
+    *,
+    hosts: int = 1,
+    extent_bytes: int = 0,
+    min_block_bytes: int = 0,
+    replace: bool = False,
+    no_eviction: bool = False,
+    mode: int = 0,
+    heartbeat_ms: int = 0,
+    dead_ms: int = 0,
+    grace_ms: int = 0,
+    settle_ms: int = 0,
+    reclaim_ms: int = 0,
+    no_reclaim: bool = False,
+    evict_high_permille: int = 0,
+    evict_low_permille: int = 0,
+    max_bytes: int = 0,
+) -> None:
+    """Creates a pool at a locator, "shm:NAME" or "file:/PATH". 0 stands for a default; the
+    settings are those of bh_create_options."""
+
+def destroy(locator: str, *, force: bool = False) -> None:
+    """Removes a pool; with force even if processes have it open."""
+
+def checksum(buffer: Buffer) -> int:
+    """The checksum that the pool keeps of a value."""
+
+class Pool:
+    """An open pool. All methods may be called from any thread and release the GIL. A child of a
+    fork must open the pool again."""
+
+    def __init__(self, locator: str, *, host: int | None = None, observe: bool = False) -> None:
+        """host: a host slot; None: that of this machine, or a free one. observe: opens for reading
+        only, and stores nothing in the pool, not even a count."""
+
+    def namespace(
+        self,
+        name: str,
+        description: str = "",
+        *,
+        layout: Layout | None = None,
+        profile: int | None = None,
+    ) -> Namespace:
+        """Registers a namespace, or finds a registered one. description: up to 383 bytes, all that
+        distinguishes its keys. layout, profile: None: those that it is registered with; for a new
+        one, opaque values and no compression. Raises Error NAMESPACE_MISMATCH or LAYOUT_MISMATCH
+        if it is registered otherwise."""
+
+    def remove_namespace(self, name: str) -> None:
+        """Removes a namespace with all its blocks."""
+
+    def info(self) -> PoolInfo: ...
+    def hosts(self) -> list[HostInfo]: ...
+    def namespaces(self) -> list[NamespaceInfo]: ...
+    def queue(self, *, threads: int = 1, jobs_max: int = 1024) -> Queue:
+        """Opens a queue whose jobs are executed by threads of its own. jobs_max: jobs that may be
+        submitted and not reported."""
+
+    def leave(self) -> None:
+        """Ends this host's membership, so that other hosts can take over its blocks at once.
+        Close the pool afterwards."""
+
+    def close(self) -> None:
+        """Closes the queues of the pool, then the pool. Waits for calls of other threads. Raises
+        BufferError while memoryviews, arrays or tensors of leases exist, and closes nothing then.
+        Does nothing if the pool is closed."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def locator(self) -> str: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+class Namespace:
+    """A namespace of a pool. Keys are 1 to 512 bytes, given as bytes or another buffer."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def pool(self) -> Pool: ...
+    def put(self, key: Buffer, value: _Buffers, *, user_metadata: Buffer = b"") -> None:
+        """Stores a value. If the key is stored already, its value stays, and this succeeds."""
+
+    def get(self, key: Buffer) -> bytes:
+        """A copy of a value, verified. get_into() is faster for large values."""
+
+    def get_into(self, key: Buffer, buffers: _Buffers) -> int:
+        """Copies a value into buffers, and verifies it; returns its length in bytes. After an error
+        the content of the buffers is undefined."""
+
+    def length(self, key: Buffer) -> int:
+        """The length of a value in bytes. Does not count as use."""
+
+    def exists(self, keys: Iterable[Buffer]) -> list[bool]:
+        """Which keys are stored. Does not count as use."""
+
+    def longest_prefix(self, keys: Iterable[Buffer]) -> int:
+        """The number of leading keys that are stored without a gap; they count as used."""
+
+    def touch(self, keys: Iterable[Buffer]) -> None:
+        """Marks blocks as used now, the first most recently."""
+
+    def remove(self, key: Buffer) -> bool:
+        """Removes a block; False: nothing was stored under the key."""
+
+    def put_batch(
+        self,
+        keys: Iterable[Buffer],
+        values: Iterable[_Buffers],
+        *,
+        user_metadata: Iterable[Buffer] | None = None,
+    ) -> list[Status]:
+        """put() for many keys, with a status for each."""
+
+    def get_batch(self, keys: Iterable[Buffer], buffers: Iterable[_Buffers]) -> list[GetResult]:
+        """get_into() for many keys, with a result for each."""
+
+    def remove_batch(self, keys: Iterable[Buffer]) -> list[Status]:
+        """remove() for many keys, with a status for each."""
+
+    def acquire(self, key: Buffer, ttl_ms: int = 10_000) -> Lease:
+        """Leases an uncompressed block, to read it where it lies. ttl_ms: 1 to 600,000."""
+
+    def describe(self, key: Buffer) -> BlockInfo:
+        """Describes a block. Does not count as use."""
+
+class Lease:
+    """The memory of a leased block, read-only: pass it to memoryview(), numpy.frombuffer() or
+    from_dlpack(). What reads it must be done before release(), and may only trust what it read if
+    release() returns True. As a context manager it releases at the end, and raises Error LAPSED if
+    the block did not stay intact."""
+
+    def release(self) -> bool:
+        """Ends the lease. False: it lapsed before; discard what was computed from the memory.
+        Another call returns the same."""
+
+    @property
+    def length_bytes(self) -> int: ...
+    @property
+    def offset(self) -> int:
+        """Of the memory in the mapping of the pool."""
+
+    @property
+    def stamp(self) -> int:
+        """Of the block: no other block ever has the same."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack__(self, **arguments: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+class Queue:
+    """Executes batches on threads of its own. A job keeps its keys and buffers alive until poll()
+    has reported it or the queue is closed; do not use the buffers before. submit returns the number
+    of the job, never waits, and raises Error LIMIT_REACHED while jobs_max jobs are not reported.
+    Jobs of a higher priority (0 to 255) start first."""
+
+    def submit_put(
+        self,
+        ns: Namespace,
+        keys: Iterable[Buffer],
+        values: Iterable[_Buffers],
+        *,
+        user_metadata: Iterable[Buffer] | None = None,
+        priority: int = 0,
+    ) -> int: ...
+    def submit_get(
+        self,
+        ns: Namespace,
+        keys: Iterable[Buffer],
+        buffers: Iterable[_Buffers],
+        *,
+        priority: int = 0,
+    ) -> int: ...
+    def submit_remove(
+        self, ns: Namespace, keys: Iterable[Buffer], *, priority: int = 0
+    ) -> int: ...
+    def submit_exists(
+        self, ns: Namespace, keys: Iterable[Buffer], *, priority: int = 0
+    ) -> int: ...
+    def poll(self, limit: int = 256) -> list[Completion]:
+        """Reports jobs that have ended, in that order. Never waits."""
+
+    def cancel(self, job: int) -> bool:
+        """Cancels a job that has not started: it is reported with status CANCELLED. False: it has
+        started or ended, or there is no such job."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Waits until all jobs submitted so far have ended; False: some had not after that time,
+        and continue."""
+
+    def fileno(self) -> int:
+        """An eventfd, readable while poll() has jobs to report, for select, epoll or asyncio. Do
+        not read, write or close it."""
+
+    def close(self) -> None:
+        """Cancels the jobs that have not started, waits for the others and closes the queue.
+        Nothing is reported any more."""
+
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the pool is and how to use it, from the environment or a TOML file."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+FILE_VARIABLE = "BOWHEAD_CONFIG"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings that the plug-ins for engines share."""
+
+    locator: str
+    """Of the pool: "shm:NAME" or "file:/PATH"."""
+    host: int | None = None
+    """The host slot; None: that of this machine, or a free one."""
+    namespace: str | None = None
+    """Name of the namespace; None: the plug-in chooses one."""
+    threads: int = 1
+    """Threads of a queue, which copy values."""
+
+
+_TYPES: dict[str, type] = {"locator": str, "host": int, "namespace": str, "threads": int}
+_RANGES = {"host": (0, 63), "threads": (1, 64)}
+
+
+def load(overrides: Mapping[str, object] | None = None) -> Config:
+    """The settings from `overrides`; what these lack, from the environment variables
+    BOWHEAD_LOCATOR, BOWHEAD_HOST, BOWHEAD_NAMESPACE and BOWHEAD_THREADS; what these lack, from
+    the TOML file that BOWHEAD_CONFIG names, which has the same names in lower case without prefix.
+
+    Raises ValueError, which names the setting and its source, if a setting is unknown or wrong.
+    """
+    settings = _from_file(os.environ.get(FILE_VARIABLE))
+    settings.update(_from_environment())
+    settings.update(_checked(overrides or {}, "the overrides"))
+    if "locator" not in settings:
+        raise ValueError(
+            "no pool is configured: set BOWHEAD_LOCATOR, such as shm:kv, or `locator` in the file "
+            f"that {FILE_VARIABLE} names"
+        )
+    return Config(**settings)
+
+
+def _from_file(path: str | None) -> dict:
+    if not path:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{FILE_VARIABLE}={path} cannot be read: {error}") from error
+    return _checked(found, path)
+
+
+def _from_environment() -> dict:
+    settings: dict[str, object] = {}
+    for field in fields(Config):
+        variable = "BOWHEAD_" + field.name.upper()
+        text = os.environ.get(variable)
+        if not text:
+            continue
+        value: object = text
+        if _TYPES[field.name] is int:
+            try:
+                value = int(text)
+            except ValueError:
+                raise ValueError(f"{variable} is {text!r}; set it to an integer") from None
+        settings[field.name] = _checked_value(field.name, value, variable)
+    return settings
+
+
+def _checked(settings: Mapping[str, object], source: str) -> dict:
+    unknown = sorted(set(settings) - set(_TYPES))
+    if unknown:
+        raise ValueError(
+            f"{source}: unknown setting {unknown[0]!r}; the settings are {', '.join(_TYPES)}"
+        )
+    return {
+        name: _checked_value(name, value, f"{source}: {name}")
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+def _checked_value(name: str, value: object, source: str) -> object:
+    expected = _TYPES[name]
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise ValueError(f"{source} is {value!r}; set it to a value of type {expected.__name__}")
+    low, high = _RANGES.get(name, (None, None))
+    if low is not None and not low <= value <= high:
+        raise ValueError(f"{source} is {value}; set it to {low} to {high}")
+    return value
