@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BowheadConnector: vLLM's KV cache on a Bowhead pool, without a copy in between.
+
+A value in the pool is one block of vLLM with all its layers, under vLLM's hash of the block and the
+worker's rank. The scheduler looks up the longest prefix; the workers copy pages from and to the
+pool before and after the forward pass.
+
+A load that fails (evicted in the meantime, damaged, pool gone) is reported to vLLM, which computes
+the tokens instead. Blocks that were computed behind a load are stored only when every worker has
+reported that load as good, because a wrong page in one worker makes wrong pages in all of them.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import bowhead_kv as bk
+from bowhead_kv.config import load as load_config
+from bowhead_kv.link import PoolLink
+from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._identity import Identity, identity
+from bowhead_kv.vllm._pages import Pages
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+log = logging.getLogger("vllm.bowhead")
+
+MEDIUM = "BOWHEAD"
+"""The medium that the connector's KV cache events name."""
+
+
+@dataclass
+class Transfer:
+    """Blocks to load, or to store: hashes and the ids of vLLM's blocks."""
+
+    hashes: list[bytes] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """What the workers do in one step."""
+
+    step: int
+    loads: Transfer
+    stores: Transfer
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):
+    """What the workers did in a step that had loads or stores."""
+
+    steps: set[int]
+    failed: set[bytes]
+    """Hashes whose load failed in some worker."""
+    stored: set[bytes]
+    """Hashes that every worker stored."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
+        assert isinstance(other, StepReport)
+        return StepReport(
+            self.steps | other.steps, self.failed | other.failed, self.stored & other.stored
+        )
+
+
+def check_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> None:
+    """Raises ValueError for a configuration that the connector cannot serve."""
+    parallel = vllm_config.parallel_config
+    transfer = vllm_config.kv_transfer_config
+    if transfer.kv_load_failure_policy != "recompute":
+        raise ValueError(
+            "BowheadConnector needs kv_load_failure_policy \"recompute\" in vLLM's "
+            f"kv_transfer_config, not \"{transfer.kv_load_failure_policy}\": the pool may lose a "
+            "block at any time, and vLLM must then compute it"
+        )
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        raise ValueError(
+            "BowheadConnector serves models with one KV cache group, and this one has "
+            f"{len(kv_cache_config.kv_cache_groups)}: vLLM cannot recover the failed load of a "
+            "block otherwise. Use BowheadTier for this model"
+        )
+    if parallel.prefill_context_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+        raise ValueError(
+            "BowheadConnector does not support context parallelism; set "
+            "prefill_context_parallel_size and decode_context_parallel_size to 1"
+        )
+
+
+def engine_identity(
+    vllm_config: "VllmConfig",
+    kv_cache_config: "KVCacheConfig",
+    *,
+    name: str | None,
+    model_id: str | None,
+) -> Identity:
+    """The namespace of an engine's blocks, the same in the scheduler and in every worker."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    architecture = model.hf_config.to_dict()
+    # Neither determines a byte, and both differ between hosts that run the same model.
+    for key in ("_name_or_path", "transformers_version"):
+        architecture.pop(key, None)
+    return identity(
+        {
+            "model": model_id or model.model,
+            "revision": model.revision,
+            "architecture": architecture,
+            "quantization": str(model.quantization),
+            "dtype": str(model.dtype),
+            "cache_dtype": cache.cache_dtype,
+            "block_tokens": kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+            "page": _versions.page_layout(
+                cache, kv_cache_config.kv_cache_layout, model.dtype, model.get_head_size()
+            ),
+            "ranks": vllm_config.parallel_config.world_size,
+            "pipeline": vllm_config.parallel_config.pipeline_parallel_size,
+            "hash": cache.prefix_caching_hash_algo,
+        },
+        name=name,
+    )
+
+
+def rank_keys(hashes: Iterable[bytes], ranks: Iterable[int]) -> list[bytes]:
+    """The keys of blocks, for each rank in turn."""
+    suffixes = [rank.to_bytes(4, "big") for rank in ranks]
+    return [block_hash + suffix for block_hash in hashes for suffix in suffixes]
+
+
+class _Scheduler:
+    """Decides what is loaded and stored. Every call is bounded: it reads the pool's index and
+    waits for nothing."""
+
+    def __init__(self, link: PoolLink, block_tokens: int, hash_tokens: int, ranks: int) -> None:
+        self._link = link
+        self._block_tokens = block_tokens
+        self._hashes_per_block = block_tokens // hash_tokens
+        self._ranks = range(ranks)
+        self._step = 0
+        self._requests: dict[str, Request] = {}
+        self._next_store: dict[str, int] = {}
+        """For each request, its first block that was not yet considered for storing."""
+        self._first_load: dict[str, int] = {}
+        """For each request that was looked up, the first block that a load would fill."""
+        self._loads = Transfer()
+        self._unconfirmed: dict[int, set[int]] = {}
+        """For each step, the ids of the blocks whose load the workers have not yet reported."""
+        self._events: dict[int, dict[bytes, BlockStored]] | None = None
+        """For each step that stores, the event of each hash; None if vLLM publishes no events."""
+        self._ready_events: list[KVCacheEvent] = []
+
+    def publish_events(self) -> None:
+        """Collect events from now on."""
+        self._events = {}
+
+    def add(self, request: "Request") -> None:
+        self._requests[request.request_id] = request
+        self._next_store[request.request_id] = 0
+
+    def finish(self, request: "Request") -> None:
+        self._requests.pop(request.request_id, None)
+        self._next_store.pop(request.request_id, None)
+        self._first_load.pop(request.request_id, None)
+
+    def _hashes(self, request: "Request", first: int, end: int) -> list[bytes]:
+        """The hashes of blocks first to end; a block's is that of the last tokens in it."""
+        count = self._hashes_per_block
+        return list(request.block_hashes[(first + 1) * count - 1 : end * count : count])
+
+    def match(self, request: "Request", computed_tokens: int) -> int:
+        """Tokens after the first computed_tokens that the pool has."""
+        ns = self._link.ns()
+        first = computed_tokens // self._block_tokens
+        # vLLM has to compute at least one token to sample from.
+        end = min(
+            (request.num_tokens - 1) // self._block_tokens,
+            len(request.block_hashes) // self._hashes_per_block,
+        )
+        if ns is None or end <= first:
+            return 0
+        try:
+            found = ns.longest_prefix(rank_keys(self._hashes(request, first, end), self._ranks))
+        except bk.Error as error:
+            self._link.fault(error)
+            return 0
+        self._first_load[request.request_id] = first
+        return found // len(self._ranks) * self._block_tokens
+
+    def load(self, request: "Request", block_ids: list[int], tokens: int) -> None:
+        """Have the next step load tokens that match() found."""
+        first = self._first_load[request.request_id]
+        end = first + tokens // self._block_tokens
+        self._loads.hashes += self._hashes(request, first, end)
+        self._loads.block_ids += block_ids[first:end]
+
+    def metadata(self, output: "SchedulerOutput") -> StepMetadata:
+        self._step += 1
+        loads, self._loads = self._loads, Transfer()
+        if loads.block_ids:
+            self._unconfirmed[self._step] = set(loads.block_ids)
+        return StepMetadata(self._step, loads, self._stores(output))
+
+    def _stores(self, output: "SchedulerOutput") -> Transfer:
+        stores = Transfer()
+        ns = self._link.ns()
+        if ns is None:
+            return stores
+        in_doubt = set().union(*self._unconfirmed.values())
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            first = self._next_store[request_id]
+            end = min(
+                (request.num_computed_tokens + scheduled) // self._block_tokens,
+                len(request.block_hashes) // self._hashes_per_block,
+            )
+            if end <= first:
+                continue
+            block_ids = _versions.block_ids(output, request_id)
+            if not in_doubt.isdisjoint(block_ids[:end]):
+                continue
+            self._next_store[request_id] = end
+            hashes = self._hashes(request, first, end)
+            try:
+                present = ns.exists(rank_keys(hashes, self._ranks))
+            except bk.Error as error:
+                self._link.fault(error)
+                return stores
+            for i, block_hash in enumerate(hashes):
+                ranks = len(self._ranks)
+                if not all(present[i * ranks : (i + 1) * ranks]):
+                    stores.hashes.append(block_hash)
+                    stores.block_ids.append(block_ids[first + i])
+                    self._prepare_event(request, first + i, block_hash)
+        return stores
+
+    def _prepare_event(self, request: "Request", block: int, block_hash: bytes) -> None:
+        if self._events is None:
+            return
+        parent = self._hashes(request, block - 1, block)[0] if block else None
+        lora = request.lora_request
+        start = block * self._block_tokens
+        self._events.setdefault(self._step, {})[block_hash] = BlockStored(
+            block_hashes=[maybe_convert_block_hash(block_hash)],
+            parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+            token_ids=list(request.all_token_ids[start : start + self._block_tokens]),
+            block_size=self._block_tokens,
+            lora_id=lora.adapter_id if lora else None,
+            medium=MEDIUM,
+            lora_name=lora.name if lora else None,
+        )
+
+    def report(self, report: StepReport) -> None:
+        """Takes in what the workers did."""
+        for step in report.steps:
+            self._unconfirmed.pop(step, None)
+        if report.failed:
+            # vLLM computes these blocks and those behind them. They are stored again where they
+            # are missing, by whichever request has them.
+            self._next_store = dict.fromkeys(self._next_store, 0)
+        if self._events is None:
+            return
+        for block_hash in report.failed:
+            removed = [maybe_convert_block_hash(block_hash)]
+            self._ready_events.append(BlockRemoved(block_hashes=removed, medium=MEDIUM))
+        for step in report.steps:
+            events = self._events.pop(step, {})
+            self._ready_events += [event for h, event in events.items() if h in report.stored]
+
+    def take_events(self) -> "list[KVCacheEvent]":
+        events, self._ready_events = self._ready_events, []
+        return events
+
+
+class _Worker:
+    """Copies pages between vLLM's KV cache and the pool."""
+
+    def __init__(self, link: PoolLink, rank: int) -> None:
+        self._link = link
+        self._rank = rank
+        self._pages: Pages | None = None
+        self._failed_blocks: set[int] = set()
+        self._report: StepReport | None = None
+
+    def register(self, pages: Pages) -> None:
+        self._pages = pages
+
+    def _reported(self, step: int) -> StepReport:
+        if self._report is None:
+            self._report = StepReport(set(), set(), set())
+        self._report.steps.add(step)
+        return self._report
+
+    def _buffers(self, transfer: Transfer) -> list[list[Any]]:
+        assert self._pages is not None, "vLLM loads or stores before register_kv_caches"
+        return [self._pages.buffers(block_id) for block_id in transfer.block_ids]
+
+    def load(self, step: int, transfer: Transfer) -> None:
+        report = self._reported(step)
+        loaded = self._get(transfer)
+        for good, block_hash, block_id in zip(
+            loaded, transfer.hashes, transfer.block_ids, strict=True
+        ):
+            if not good:
+                report.failed.add(block_hash)
+                self._failed_blocks.add(block_id)
+
+    def _get(self, transfer: Transfer) -> list[bool]:
+        """For each block, whether its pages now hold the value."""
+        ns = self._link.ns()
+        if ns is None:
+            return [False] * len(transfer.hashes)
+        keys = rank_keys(transfer.hashes, [self._rank])
+        assert self._pages is not None
+        length_bytes = self._pages.block_bytes
+        try:
+            results = ns.get_batch(keys, self._buffers(transfer))
+            good = [
+                status == bk.Status.OK and length == length_bytes for status, length in results
+            ]
+            # A value that cannot be used would keep its key from being stored again.
+            unusable = [
+                key
+                for key, ok, (status, _) in zip(keys, good, results, strict=True)
+                if not ok and status != bk.Status.NOT_FOUND
+            ]
+            if unusable:
+                ns.remove_batch(unusable)
+        except bk.Error as error:
+            self._link.fault(error)
+            return [False] * len(keys)
+        return good
+
+    def store(self, step: int, transfer: Transfer) -> None:
+        report = self._reported(step)
+        ns = self._link.ns()
+        if ns is None:
+            return
+        keys = rank_keys(transfer.hashes, [self._rank])
+        try:
+            statuses = ns.put_batch(keys, self._buffers(transfer))
+        except bk.Error as error:
+            self._link.fault(error)
+            return
+        # Where there is no space, the block is not stored: a miss later on, and nothing else.
+        report.stored.update(
+            block_hash
+            for block_hash, status in zip(transfer.hashes, statuses, strict=True)
+            if status == bk.Status.OK
+        )
+
+    def take_failed_blocks(self) -> set[int]:
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_report(self) -> StepReport | None:
+        report, self._report = self._report, None
+        return report
+
+
+class BowheadConnector(KVConnectorBase_V1):
+    """vLLM's KV cache on a Bowhead pool.
+
+    Settings in ``kv_connector_extra_config``, all optional: those of ``bowhead_kv.config``
+    (``locator``, ``host``, ``namespace``), and ``model_id``, the name under which the model's
+    blocks are shared (default: the model's path or its name at Hugging Face).
+    """
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        role: KVConnectorRole,
+        kv_cache_config: "KVCacheConfig",
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        check_config(vllm_config, kv_cache_config)
+        settings = dict(self._kv_transfer_config.kv_connector_extra_config or {})
+        model_id = settings.pop("model_id", None)
+        config = load_config(settings)
+        namespace = engine_identity(
+            vllm_config, kv_cache_config, name=config.namespace, model_id=model_id
+        )
+        self._link = PoolLink(
+            config, namespace=namespace.name, description=namespace.description, log=log
+        )
+        self._scheduler: _Scheduler | None = None
+        self._worker: _Worker | None = None
+        parallel = vllm_config.parallel_config
+        if role == KVConnectorRole.WORKER:
+            self._worker = _Worker(self._link, parallel.rank)
+            return
+        block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        self._scheduler = _Scheduler(
+            self._link,
+            block_tokens,
+            kv_cache_config.hash_block_size or block_tokens,
+            parallel.world_size,
+        )
+        events = vllm_config.kv_events_config
+        if events is not None and events.enable_kv_cache_events:
+            self._scheduler.publish_events()
+
+    # Worker
+
+    def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
+        assert self._worker is not None
+        layers = self._kv_cache_config.kv_cache_groups[0].layer_names
+        self._worker.register(Pages(kv_caches, layers, self._kv_cache_config.num_blocks))
+
+    def _step_metadata(self) -> StepMetadata:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        assert self._worker is not None
+        metadata = self._step_metadata()
+        if metadata.loads.hashes:
+            self._worker.load(metadata.step, metadata.loads)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Does nothing: start_load_kv() has loaded all layers."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: "torch.Tensor",
+        attn_metadata: "AttentionMetadata",
+        **kwargs: Any,
+    ) -> None:
+        """Does nothing: wait_for_save() stores all layers of a block as one value."""
+
+    def wait_for_save(self) -> None:
+        assert self._worker is not None
+        metadata = self._step_metadata()
+        if metadata.stores.hashes:
+            self._worker.store(metadata.step, metadata.stores)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        assert self._worker is not None
+        return self._worker.take_failed_blocks()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        assert self._worker is not None
+        return self._worker.take_report()
+
+    def shutdown(self) -> None:
+        self._link.close()
+
+    # Scheduler
+
+    def on_new_request(self, request: "Request") -> None:
+        assert self._scheduler is not None
+        self._scheduler.add(request)
+
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        assert self._scheduler is not None
+        return self._scheduler.match(request, num_computed_tokens), False
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        assert self._scheduler is not None
+        if num_external_tokens:
+            (block_ids,) = blocks.get_block_ids()
+            self._scheduler.load(request, block_ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        return self._scheduler.metadata(scheduler_output)
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        assert self._scheduler is not None
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, StepReport):
+            self._scheduler.report(report)
+
+    def request_finished(
+        self, request: "Request", block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        self._scheduler.finish(request)
+        return False, None
+
+    def take_events(self) -> "Iterable[KVCacheEvent]":
+        assert self._scheduler is not None
+        return self._scheduler.take_events()

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BowheadTier: a Bowhead pool behind vLLM's CPU tier (TieringOffloadingSpec).
+
+A value in the pool is one row of the primary tier under vLLM's offload key. Rows are copied by the
+threads of a queue of the pool; vLLM's scheduler thread only submits and polls. A load that fails is
+reported with the keys that did arrive, and vLLM computes the others.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import bowhead_kv as bk
+import numpy as np
+from bowhead_kv.config import load as load_config
+from bowhead_kv.link import PoolLink
+from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._identity import Identity, identity
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import OffloadingSpec
+
+log = logging.getLogger("vllm.bowhead")
+
+LOAD_PRIORITY = 1
+"""Above that of stores, 0: a request waits for a load, and nothing waits for a store."""
+
+
+def tier_identity(
+    spec: "OffloadingSpec", row_bytes: int, *, name: str | None, model_id: str | None
+) -> Identity:
+    """The namespace of an engine's rows."""
+    config = spec.config
+    parallel = config.parallel
+    fields: dict[str, Any] = {
+        "model": model_id or config.model.name,
+        "dtype": config.model.dtype,
+        "hash_tokens": config.cache.tokens_per_hash,
+        "chunk_blocks": config.cache.blocks_per_chunk,
+        "groups": [[group.tokens_per_block, *group.layer_names] for group in config.groups],
+        "page": _versions.tier_page_layout(config),
+        "row_bytes": row_bytes,
+        "ranks": parallel.world_size,
+    }
+    if not (parallel.is_parallelism_agnostic or config.replicated_layout):
+        fields["parallel"] = [
+            parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.rank
+        ]
+    return identity(fields, name=name)
+
+
+@dataclass
+class _Job:
+    """A job of vLLM's that is under way in the queue."""
+
+    job: TransferJob
+    keys: list[OffloadKey]
+    is_load: bool
+    start_s: float
+
+
+class BowheadTier(SecondaryTierManager):
+    """A Bowhead pool as a secondary tier.
+
+    Settings of the tier in ``secondary_tiers``, all optional: those of ``bowhead_kv.config``
+    (``locator``, ``host``, ``namespace``), and the arguments of the constructor.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: "OffloadingSpec",
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: BackpressureDetector | None = None,
+        *,
+        model_id: str | None = None,
+        threads: int = 1,
+        jobs_max: int = 1024,
+        enable_kv_events: bool = False,
+        locality: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """model_id: the name under which the model's blocks are shared (default: the model's
+        path or its name at Hugging Face). threads: that copy rows. jobs_max: jobs that may be
+        under way; more fail at once. enable_kv_events: report stored blocks, where vLLM publishes
+        events. locality: LOCAL or REMOTE, for such events and filters of tiers."""
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(locality) if locality is not None else None
+        self._rows = np.asarray(primary_kv_view)
+        self._threads, self._jobs_max = threads, jobs_max
+        row_bytes = self._rows[0].nbytes
+        config = load_config(settings)
+        namespace = tier_identity(
+            offloading_spec, row_bytes, name=config.namespace, model_id=model_id
+        )
+        self._link = PoolLink(
+            config, namespace=namespace.name, description=namespace.description, log=log
+        )
+        self._row_bytes = row_bytes
+        self._queue: bk.Queue | None = None
+        self._queue_ns: bk.Namespace | None = None
+        self._jobs: dict[int, _Job] = {}
+        self._finished: list[JobResult] = []
+        self._failed: dict[str, set[OffloadKey]] = {}
+        """For each request, the keys that it failed to load: misses, so that it cannot try for
+        ever."""
+        self._events: list[OffloadingEvent] | None = None
+        if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
+            self._events = []
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._failed.pop(req_context.req_id, None)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        ns = self._link.ns()
+        if ns is None or key in self._failed.get(req_context.req_id, ()):
+            return LookupResult.MISS
+        try:
+            return LookupResult.HIT if ns.exists([key])[0] else LookupResult.MISS
+        except bk.Error as error:
+            self._fault(error)
+            return LookupResult.MISS
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        ns = self._link.ns()
+        if ns is None:
+            return
+        try:
+            ns.touch(list(keys))
+        except bk.Error as error:
+            self._fault(error)
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        self._submit(job_metadata, is_load=False)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        self._submit(job_metadata, is_load=True)
+
+    def _submit(self, job: TransferJob, *, is_load: bool) -> None:
+        keys = list(job.keys)
+        entry = _Job(job, keys, is_load, time.monotonic())
+        ns = self._link.ns()
+        if ns is None:
+            self._fail(entry)
+            return
+        rows = [self._rows[chunk] for chunk in job.chunk_ids]
+        try:
+            queue = self._open_queue(ns)
+            if is_load:
+                number = queue.submit_get(ns, keys, rows, priority=LOAD_PRIORITY)
+            else:
+                number = queue.submit_put(ns, keys, rows)
+        except bk.Error as error:
+            self._fail(entry)
+            if error.status != bk.Status.LIMIT_REACHED:
+                self._fault(error)
+            return
+        self._jobs[number] = entry
+
+    def _open_queue(self, ns: bk.Namespace) -> bk.Queue:
+        if self._queue is None or self._queue_ns is not ns:
+            self._close_queue()
+            self._queue = ns.pool.queue(threads=self._threads, jobs_max=self._jobs_max)
+            self._queue_ns = ns
+        return self._queue
+
+    def _close_queue(self) -> None:
+        """Closes the queue; jobs that it has not reported have failed."""
+        if self._queue is not None:
+            self._queue.close()
+        self._queue = self._queue_ns = None
+        for entry in self._jobs.values():
+            self._fail(entry)
+        self._jobs.clear()
+
+    def _fault(self, error: bk.Error) -> None:
+        # The queue must be closed before its pool, which the link may close now.
+        self._close_queue()
+        self._link.fault(error)
+
+    def _fail(self, entry: _Job) -> None:
+        """Finishes a job of which nothing was done."""
+        self._finish(entry, [])
+
+    def _finish(self, entry: _Job, good: list[OffloadKey]) -> None:
+        success = len(good) == len(entry.keys)
+        if entry.is_load and not success:
+            failed = self._failed.setdefault(entry.job.req_context.req_id, set())
+            failed.update(set(entry.keys).difference(good))
+        if good and not entry.is_load and self._events is not None:
+            self._events.append(OffloadingEvent(good, self.medium, False, self.locality))
+        self._finished.append(
+            JobResult(
+                job_id=entry.job.job_id,
+                success=success,
+                successful_keys=tuple(good) if entry.is_load and good and not success else None,
+                transfer_time=time.monotonic() - entry.start_s,
+                transfer_bytes=len(good) * self._row_bytes,
+            )
+        )
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        try:
+            while self._queue is not None and (completions := self._queue.poll()):
+                for completion in completions:
+                    self._complete(completion)
+        except bk.Error as error:
+            self._fault(error)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _complete(self, completion: bk.Completion) -> None:
+        entry = self._jobs.pop(completion.job)
+        good = []
+        unusable = []
+        for i, (key, status) in enumerate(zip(entry.keys, completion.statuses, strict=True)):
+            if status == bk.Status.OK and (
+                not entry.is_load or completion.lengths[i] == self._row_bytes
+            ):
+                good.append(key)
+            elif entry.is_load and status != bk.Status.NOT_FOUND:
+                unusable.append(key)
+        self._finish(entry, good)
+        if unusable and self._queue_ns is not None:
+            # A value that cannot be used would keep its key from being stored again.
+            self._queue_ns.remove_batch(unusable)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        if not self._events:
+            return ()
+        events, self._events = self._events, []
+        return events
+
+    def drain_jobs(self) -> None:
+        while self._queue is not None and not self._queue.drain(60):
+            log.warning("still waiting for %d jobs of the pool's queue", len(self._jobs))
+
+    def shutdown(self) -> None:
+        self._close_queue()
+        self._link.close()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM engine in a process of its own, driven by lines of JSON.
+
+As a module it has the class Engine, for tests. As a program it is that process: it reads a command
+a line from its standard input, and writes the answer to the file descriptor that --answers names,
+because vLLM writes to standard output as it likes.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TOKENS = 24
+"""Generated for each prompt."""
+BLOCK_TOKENS = 32
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class Engine:
+    """A running engine. connector: its extra configuration; None: no connector."""
+
+    def __init__(self, model: Path, log: Path, connector: dict[str, Any] | None) -> None:
+        answers, theirs = os.pipe()
+        command = [sys.executable, __file__, "--model", str(model), "--answers", str(theirs)]
+        if connector is not None:
+            command += ["--connector", json.dumps(connector)]
+        self.log = log
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=stream,
+                pass_fds=[theirs],
+                env={**os.environ, **ENVIRONMENT},
+            )
+        os.close(theirs)
+        self._answers = os.fdopen(answers)
+
+    def call(self, command: str, **arguments: Any) -> Any:
+        """Executes a command. An engine that ends instead of answering fails the test."""
+        assert self._process.stdin is not None
+        line = json.dumps({"command": command, **arguments}) + "\n"
+        self._process.stdin.write(line.encode())
+        self._process.stdin.flush()
+        answer = self._answers.readline()
+        assert answer, f"the engine ended; its log, {self.log}:\n{self.log.read_text()[-4000:]}"
+        return json.loads(answer)
+
+    def generate(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+        """The tokens that follow each prompt, and how many tokens of it were cached, with an empty
+        cache of vLLM's own."""
+        answer = self.call("generate", prompts=prompts)
+        return answer["tokens"], answer["cached"]
+
+    def keys(self) -> list[bytes]:
+        """The keys that the connector has stored so far."""
+        return [bytes.fromhex(key) for key in self.call("keys")]
+
+    def warnings(self) -> list[str]:
+        """The warnings of the connector so far."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if "WARNING" in line and "bowhead" in line.lower()]
+
+    def close(self) -> int:
+        """Ends the engine, and returns its exit status."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            return self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            return self._process.wait()
+        finally:
+            self._answers.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--answers", type=int, required=True)
+    parser.add_argument("--connector", type=json.loads)
+    arguments = parser.parse_args()
+
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+
+    transfer = None
+    if arguments.connector is not None:
+        transfer = KVTransferConfig(
+            kv_connector="RecordingConnector",
+            kv_connector_module_path="recording",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config=arguments.connector,
+        )
+    llm = LLM(
+        model=arguments.model,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        block_size=BLOCK_TOKENS,
+        max_model_len=512,
+        kv_transfer_config=transfer,
+    )
+    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
+    with os.fdopen(arguments.answers, "w") as answers:
+        for line in sys.stdin:
+            request = json.loads(line)
+            answer: Any
+            if request["command"] == "generate":
+                llm.reset_prefix_cache()
+                prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
+                outputs = llm.generate(prompts, sampling, use_tqdm=False)
+                answer = {
+                    "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                    "cached": [output.num_cached_tokens for output in outputs],
+                }
+            else:
+                import recording
+
+                answer = [key.hex() for key in recording.KEYS]
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()
