@@ -19,6 +19,7 @@ import os
 import select
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import bowhead_kv as bk
 from bowhead_kv import config
@@ -62,35 +63,20 @@ class BowheadConnector:
 
     The parameters are the `adapter_params` of LMCache's adapter specification.
 
-    :param locator: of the pool; default: BOWHEAD_LOCATOR or the file that BOWHEAD_CONFIG names
-    :param host: number of this host in the pool; default: BOWHEAD_HOST, else a free one
-    :param namespace: of LMCache's objects; default: BOWHEAD_NAMESPACE, else "lmcache"
     :param description: identifies model, data type, and layout. A namespace keeps the description
         that it was created with, and is refused to a connector with another one.
-    :param threads: that copy, 1 to 64
+    :param settings: as for bowhead_kv.config.load(), which says where those that are not given
+        come from: locator, host, namespace (default "lmcache"), threads
     :raises RuntimeError: this version of LMCache is not supported
+    :raises ValueError: a setting is unknown or wrong, or no locator is configured
     """
 
-    def __init__(
-        self,
-        *,
-        locator: str | None = None,
-        host: int | None = None,
-        namespace: str | None = None,
-        description: str = "",
-        threads: int = 2,
-    ) -> None:
+    def __init__(self, *, description: str = "", **settings: Any) -> None:
         _versions.check()
-        given = {"locator": locator, "host": host, "namespace": namespace}
-        settings = config.load({name: v for name, v in given.items() if v is not None})
-        if not isinstance(threads, int) or not 1 <= threads <= 64:
-            raise ValueError(f"threads is {threads!r}; pass a number from 1 to 64")
-        self._threads = threads
+        settings_all = config.load(settings)
+        self._threads = settings_all.threads
         self._link = PoolLink(
-            settings,
-            namespace=settings.namespace or _NAMESPACE_DEFAULT,
-            description=description,
-            log=_log,
+            settings_all, namespace=_NAMESPACE_DEFAULT, description=description, log=_log
         )
         self._lock = threading.Lock()
         self._closed = False
@@ -119,7 +105,7 @@ class BowheadConnector:
 
     def submit_batch_delete(self, keys: list[str]) -> int:
         """Removes the keys; the result of a key is true if the pool no longer has it."""
-        return self._submit("remove", keys, None)
+        return self._submit("remove", keys, [])
 
     def submit_batch_exists(self, keys: list[str]) -> int:
         """Looks the keys up; a result for each key."""
@@ -143,11 +129,14 @@ class BowheadConnector:
             if self._closed:
                 return []
             if self._queue is not None:
+                faults: set[bk.Error | bk.Status] = set()
                 try:
                     for completion in self._queue.poll():
-                        self._end_job(completion)
+                        faults |= self._end_job(completion)
                 except bk.Error as error:
-                    self._fault(error)
+                    faults.add(error)
+                for fault in faults:
+                    self._fault(fault)
             try:
                 os.eventfd_read(self._ended_fd)
             except BlockingIOError:
@@ -161,15 +150,15 @@ class BowheadConnector:
             if self._closed:
                 return
             self._closed = True
+            self._epoll.close()
             self._close_queue("closed")
             self._link.close()
-            self._epoll.close()
             os.close(self._ended_fd)
 
     # All below: with the lock held.
 
     def _submit(
-        self, operation: str, keys: list[str], buffers: list[memoryview] | None
+        self, operation: str, keys: list[str], buffers: list[memoryview]
     ) -> int:
         with self._lock:
             encoded = [key.encode() for key in keys]
@@ -180,7 +169,7 @@ class BowheadConnector:
                 if namespace is None or self._queue is None:
                     self._end_part(future, "no pool")
                     continue
-                part_buffers = None if buffers is None else buffers[start:end]
+                part_buffers = buffers[start:end]
                 try:
                     job = self._submit_job(operation, namespace, encoded[start:end], part_buffers)
                 except bk.Error as error:
@@ -196,7 +185,7 @@ class BowheadConnector:
         operation: str,
         namespace: bk.Namespace,
         keys: list[bytes],
-        buffers: list[memoryview] | None,
+        buffers: list[memoryview],
     ) -> int:
         assert self._queue is not None
         if operation == "put":
@@ -205,10 +194,8 @@ class BowheadConnector:
             return self._queue.submit_get(namespace, keys, buffers, priority=_PRIORITY_GET)
         return self._queue.submit_remove(namespace, keys, priority=_PRIORITY_REMOVE)
 
-    def _split(
-        self, count: int, buffers: list[memoryview] | None
-    ) -> list[tuple[int, int]]:
-        size_bytes = 0 if buffers is None else sum(buffer.nbytes for buffer in buffers)
+    def _split(self, count: int, buffers: list[memoryview]) -> list[tuple[int, int]]:
+        size_bytes = sum(buffer.nbytes for buffer in buffers)
         parts = max(1, min(self._threads, count, size_bytes // _PART_BYTES_MIN))
         return [(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
@@ -224,11 +211,10 @@ class BowheadConnector:
         if namespace is None:
             return None
         if namespace is not self._namespace:
-            self._close_queue("the pool was opened again")
             try:
                 self._queue = namespace.pool.queue(threads=self._threads)
             except bk.Error as error:
-                self._fault(error)
+                self._link.fault(error, namespace)
                 return None
             self._namespace = namespace
             self._epoll.register(self._queue.fileno(), select.EPOLLIN)
@@ -237,7 +223,6 @@ class BowheadConnector:
     def _close_queue(self, reason: str) -> None:
         if self._queue is None:
             return
-        self._epoll.unregister(self._queue.fileno())
         self._queue.close()
         self._queue = None
         self._namespace = None
@@ -245,13 +230,20 @@ class BowheadConnector:
         for part in parts.values():
             self._end_part(part.future, reason)
 
-    def _fault(self, error: bk.Error) -> None:
-        """After a failed call: gives the queue up if the pool that it belongs to is gone."""
-        self._link.fault(error)
-        if self._link.ns() is not self._namespace:
-            self._close_queue(str(error))
+    def _fault(self, fault: bk.Error | bk.Status) -> None:
+        """After a failed call or item: gives the queue up if its pool is gone."""
+        if self._queue is None:
+            return
+        # The link closes a lost pool, and with it the queue's descriptor.
+        fd = self._queue.fileno()
+        self._epoll.unregister(fd)
+        if self._link.fault(fault, self._namespace):
+            self._close_queue("the pool is gone")
+        else:
+            self._epoll.register(fd, select.EPOLLIN)
 
-    def _end_job(self, completion: bk.Completion) -> None:
+    def _end_job(self, completion: bk.Completion) -> set[bk.Status]:
+        """Takes a job's results; returns what it failed with."""
         part = self._parts.pop(completion.job)
         failed: set[bk.Status] = {completion.status}
         for i, status in enumerate(completion.statuses):
@@ -265,8 +257,7 @@ class BowheadConnector:
         failed -= {bk.Status.OK, bk.Status.NOT_FOUND}
         stored = completion.operation != "put" or not failed
         self._end_part(part.future, "" if stored else ", ".join(s.name for s in sorted(failed)))
-        for status in failed:
-            self._fault(bk.Error(status, f"{completion.operation}: {status.name}"))
+        return failed
 
     def _end_part(self, future: _Future, error: str = "") -> None:
         future.error = future.error or error

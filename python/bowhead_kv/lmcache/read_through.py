@@ -24,7 +24,10 @@ from lmcache.v1.distributed.api import KeyListPage, MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener, L2StoreResult
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface, L2TaskId
-from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class
+from lmcache.v1.distributed.l2_adapters.config import (
+    get_l2_adapter_config_class,
+    get_registered_l2_adapter_types,
+)
 from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import consume_fd
@@ -191,5 +194,11 @@ def _far_config(spec: Any) -> Any:
         raise ValueError(
             f'"far" has {", ".join(misplaced)}, which LMCache reads only outside: move '
             "it beside the type of BowheadReadThrough's own specification"
+        )
+    known = get_registered_l2_adapter_types()
+    if spec["type"] not in known:
+        raise ValueError(
+            f'"far" has type "{spec["type"]}"; the types that this LMCache can load are '
+            f"{', '.join(known)}"
         )
     return get_l2_adapter_config_class(spec["type"]).from_dict(spec)

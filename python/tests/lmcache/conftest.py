@@ -44,7 +44,7 @@ def locator() -> Iterator[str]:
 
 @pytest.fixture
 def connector(locator: str) -> Iterator[BowheadConnector]:
-    connector = BowheadConnector(locator=locator)
+    connector = BowheadConnector(locator=locator, threads=2)
     yield connector
     connector.close()
 

@@ -101,20 +101,39 @@ def test_other_description_gets_misses(
     two.close()
 
 
-def test_gone_pool_is_a_miss_with_one_warning(
+def test_destroyed_pool_is_a_miss_with_one_warning(
     locator: str, wait: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:
     connector = BowheadConnector(locator=locator)
     assert wait(connector, connector.submit_batch_set(KEYS, values(3, 4096)))[0]
     bk.destroy(locator, force=True)
     with caplog.at_level(logging.WARNING):
+        # Blocks of a destroyed pool stay readable until its first store fails.
         for _ in range(3):
+            assert not wait(connector, connector.submit_batch_set(KEYS, values(3, 4096)))[0]
             assert not any(wait(connector, connector.submit_batch_exists(KEYS))[2])
             assert not any(wait(connector, connector.submit_batch_get(KEYS, buffers(3, 4096)))[2])
-            assert not wait(connector, connector.submit_batch_set(KEYS, values(3, 4096)))[0]
             assert not any(wait(connector, connector.submit_batch_delete(KEYS))[2])
     assert len(caplog.records) == 1
     connector.close()
+
+
+def test_many_jobs_under_way_when_the_pool_is_destroyed_all_end(
+    locator: str, connector: BowheadConnector
+) -> None:
+    stored = values(8, 1 << 20)
+    futures = set()
+    for i in range(60):
+        futures.add(connector.submit_batch_set([f"{i} {k}" for k in range(8)], stored))
+        if i == 20:
+            bk.destroy(locator, force=True)
+    deadline = time.monotonic() + 20
+    while futures and time.monotonic() < deadline:
+        for number, _, _, results in connector.drain_completions():
+            futures.remove(number)
+            assert len(results) == 8
+        time.sleep(0.01)
+    assert not futures
 
 
 def test_pool_that_appears_later_is_used(
@@ -180,6 +199,6 @@ def test_unknown_lmcache_is_refused(monkeypatch: pytest.MonkeyPatch, locator: st
         BowheadConnector(locator=locator)
 
 
-def test_threads_out_of_range_are_refused(locator: str) -> None:
-    with pytest.raises(ValueError, match="threads is 0"):
-        BowheadConnector(locator=locator, threads=0)
+def test_unknown_parameter_is_refused_by_name(locator: str) -> None:
+    with pytest.raises(ValueError, match="num_workers"):
+        BowheadConnector(locator=locator, num_workers=8)
