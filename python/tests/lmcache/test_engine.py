@@ -27,10 +27,9 @@ import pytest
 
 import bowhead_kv as bk
 
-HERE = Path(__file__).resolve().parent
-MODEL = Path(
-    os.environ.get("BOWHEAD_TEST_MODEL", HERE.parents[2].parent / "shared" / "data" / "model")
-)
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples" / "lmcache"
+MODEL = Path(os.environ.get("BOWHEAD_TEST_MODEL", ROOT.parent / "shared" / "data" / "model"))
 PROMPTS = MODEL / "prompts-tech.u16"
 CHUNKS = 9  # three prompts of 100 tokens have three whole chunks each
 CHUNK_TOKENS = 32
@@ -94,12 +93,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def server(log: Path, *specs: dict[str, Any]) -> Iterator[int]:
     """LMCache's server with these L2 adapters; its port."""
-    port, http_port, metrics_port = free_port(), free_port(), free_port()
+    port, http_port = free_port(), free_port()
     command = [
         *(str(Path(sys.executable).with_name("lmcache")), "server"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--http-host", "127.0.0.1", "--http-port", str(http_port)),
-        *("--prometheus-port", str(metrics_port)),
         *("--chunk-size", str(CHUNK_TOKENS), "--l1-size-gb", "1", "--eviction-policy", "LRU"),
         *("--supported-transfer-mode", "engine_driven"),
     ]
@@ -131,16 +129,20 @@ def server(log: Path, *specs: dict[str, Any]) -> Iterator[int]:
 
 def generate(port: int | None = None) -> tuple[list[list[int]], list[int]]:
     """Runs vLLM once: the tokens and the number of cached tokens for each prompt."""
-    arguments = [] if port is None else [str(port)]
+    arguments = [] if port is None else ["--lmcache-port", str(port)]
     done = subprocess.run(
-        [sys.executable, str(HERE / "engine.py"), str(MODEL), str(PROMPTS), *arguments],
+        [sys.executable, str(EXAMPLES / "generate.py"), str(MODEL), str(PROMPTS), *arguments],
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    answers = json.loads(done.stdout.splitlines()[-1])
+    return parse(done.stdout.splitlines()[-1])
+
+
+def parse(line: str) -> tuple[list[list[int]], list[int]]:
+    answers = json.loads(line)
     return [a["tokens"] for a in answers], [a["cached"] for a in answers]
 
 
@@ -252,4 +254,24 @@ def test_engine_goes_on_when_the_pool_is_destroyed(
         assert tokens == cold
     with server(log, pool_spec(locator)) as port:
         assert generate(port) == (cold, [0, 0, 0])
-    assert log.read_text().count(locator) <= 3  # LMCache's two lines on its settings, our warning
+    assert log.read_text().count("The engine goes on without") == 1
+
+
+def test_example_runs_as_it_stands(cold: list[list[int]]) -> None:
+    done = subprocess.run(
+        [str(EXAMPLES / "restart.sh"), str(MODEL), str(PROMPTS)],
+        env={
+            **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PORT": str(free_port()),
+            "HTTP_PORT": str(free_port()),
+        },
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    _, first, _, second = done.stdout.splitlines()
+    assert parse(first) == (cold, [0, 0, 0])
+    assert parse(second) == (cold, CACHED)
