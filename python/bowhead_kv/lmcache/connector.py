@@ -90,6 +90,9 @@ class BowheadConnector:
         self._ended_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._ended_fd, select.EPOLLIN)
+        # To join a pool of several hosts takes some heartbeats: no request shall wait for it.
+        with self._lock:
+            self._open()
 
     def event_fd(self) -> int:
         """The descriptor that is readable while drain_completions() has something to report."""
