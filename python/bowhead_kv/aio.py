@@ -89,7 +89,8 @@ class AsyncQueue:
     ) -> Completion:
         async with self._free:
             job = submit(*arguments, **options)
-            future = self._waiting[job] = self._loop.create_future()
+            future: asyncio.Future[Completion] = self._loop.create_future()
+            self._waiting[job] = future
             try:
                 ended = await asyncio.shield(future)
             except asyncio.CancelledError:

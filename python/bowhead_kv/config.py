@@ -5,6 +5,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 FILE_VARIABLE = "BOWHEAD_CONFIG"
 
@@ -23,8 +24,8 @@ class Config:
     """Threads of a queue, which copy values."""
 
 
-_TYPES: dict[str, type] = {"locator": str, "host": int, "namespace": str, "threads": int}
-_RANGES = {"host": (0, 63), "threads": (1, 64)}
+_TYPES = {"locator": str, "host": int, "namespace": str, "threads": int}
+_RANGES = {"host": range(64), "threads": range(1, 65)}
 
 
 def load(overrides: Mapping[str, object] | None = None) -> Config:
@@ -45,7 +46,7 @@ def load(overrides: Mapping[str, object] | None = None) -> Config:
     return Config(**settings)
 
 
-def _from_file(path: str | None) -> dict:
+def _from_file(path: str | None) -> dict[str, Any]:
     if not path:
         return {}
     try:
@@ -56,8 +57,8 @@ def _from_file(path: str | None) -> dict:
     return _checked(found, path)
 
 
-def _from_environment() -> dict:
-    settings: dict[str, object] = {}
+def _from_environment() -> dict[str, Any]:
+    settings = {}
     for field in fields(Config):
         variable = "BOWHEAD_" + field.name.upper()
         text = os.environ.get(variable)
@@ -73,7 +74,7 @@ def _from_environment() -> dict:
     return settings
 
 
-def _checked(settings: Mapping[str, object], source: str) -> dict:
+def _checked(settings: Mapping[str, object], source: str) -> dict[str, Any]:
     unknown = sorted(set(settings) - set(_TYPES))
     if unknown:
         raise ValueError(
@@ -90,7 +91,7 @@ def _checked_value(name: str, value: object, source: str) -> object:
     expected = _TYPES[name]
     if not isinstance(value, expected) or isinstance(value, bool):
         raise ValueError(f"{source} is {value!r}; set it to a value of type {expected.__name__}")
-    low, high = _RANGES.get(name, (None, None))
-    if low is not None and not low <= value <= high:
-        raise ValueError(f"{source} is {value}; set it to {low} to {high}")
+    allowed = _RANGES.get(name)
+    if allowed is not None and value not in allowed:
+        raise ValueError(f"{source} is {value}; set it to {allowed[0]} to {allowed[-1]}")
     return value

@@ -71,7 +71,7 @@ class PoolLink:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._ns: Namespace | None = None
-        self._tried_s: float | None = None
+        self._tried_s = float("-inf")
         self._opening = False
         self._final = False
         self._lost = False
@@ -87,8 +87,8 @@ class PoolLink:
         with self._lock:
             if self._ns is not None or self._final or self._opening:
                 return self._ns
-            first = self._tried_s is None
-            if not first and time.monotonic() - self._tried_s < RETRY_S:
+            first = self._tried_s == float("-inf")
+            if time.monotonic() - self._tried_s < RETRY_S:
                 return None
             self._opening = True
         if first:
@@ -109,10 +109,15 @@ class PoolLink:
             self._failed_to_open(error)
             return
         with self._lock:
-            self._ns, self._opening, self._tried_s = ns, False, time.monotonic()
+            self._opening, self._tried_s = False, time.monotonic()
+            closed = self._final
+            if not closed:
+                self._ns = ns
             self._warned.clear()
             was_lost, self._lost = self._lost, False
-        if was_lost:
+        if closed:
+            pool.close()
+        elif was_lost:
             self._log.warning("pool %s is open again", self._config.locator)
 
     def _failed_to_open(self, error: Error) -> None:
@@ -134,7 +139,7 @@ class PoolLink:
         namespace that it used. If the handle serves no more, closes it and returns True.
         Warns once for each fault."""
         status = error.status if isinstance(error, Error) else error
-        text = str(error) if isinstance(error, Error) else status.text
+        text = str(error) if isinstance(error, Error) else f"{self._config.locator}: {status.text}"
         with self._lock:
             if ns is not None and ns is not self._ns:
                 return False  # of a handle that was closed already
@@ -148,7 +153,7 @@ class PoolLink:
                 self._warned.add(status)
         if not warned:
             end = ". The engine goes on without; trying again once a second" if lost else ""
-            self._log.warning("pool %s: %s (%s)%s", self._config.locator, text, status.name, end)
+            self._log.warning("%s (%s)%s", text, status.name, end)
         if lost is not None:
             _close(lost.pool)
         return lost is not None

@@ -4,15 +4,13 @@
 namespace bowhead::python {
 namespace {
 
-std::string type_of(nb::handle object) {
-  return nb::borrow<nb::str>(nb::type_name(object.type())).c_str();
-}
-
 bool is_sequence(nb::handle object) {
   return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr());
 }
 
 }  // namespace
+
+std::string type_of(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
 
 void raise_argument(PyObject* type, const char* name, size_t item, const std::string& problem) {
   std::string text = name;
@@ -20,6 +18,12 @@ void raise_argument(PyObject* type, const char* name, size_t item, const std::st
   text += " " + problem;
   PyErr_SetString(type, text.c_str());
   throw nb::python_error();
+}
+
+const char* c_string(const char* name, const std::string& text) {
+  if (text.find('\0') != std::string::npos)
+    raise_argument(PyExc_ValueError, name, kAlone, "has a zero byte; remove it");
+  return text.c_str();
 }
 
 uint64_t number_up_to(uint64_t max, const char* name, nb::handle value) {

@@ -24,6 +24,15 @@ inline constexpr size_t kAlone = std::numeric_limits<size_t>::max();
 [[noreturn]] void raise_argument(PyObject* type, const char* name, size_t item,
                                  const std::string& problem);
 
+/// The name of an object's type, for errors.
+std::string type_of(nb::handle object);
+
+/// An argument that may be None as far as nanobind is concerned: its own error would not name it.
+inline auto any(const char* name) { return nb::arg(name).none(); }
+
+/// A text for the C ABI, which a zero byte would cut short.
+const char* c_string(const char* name, const std::string& text);
+
 uint64_t number_up_to(uint64_t max, const char* name, nb::handle value);
 
 /// An integer argument, within the range of its type.

@@ -68,7 +68,7 @@ struct ExistsBatch {
 
 using Job = std::variant<PutBatch, GetBatch, RemoveBatch, ExistsBatch>;
 
-/// The user metadata of a put, as options. `metadata` holds one item of one part.
-bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item);
+/// An item of user metadata as options. `position` is that of the argument, for errors.
+bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item, size_t position);
 
 }  // namespace bowhead::python

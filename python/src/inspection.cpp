@@ -6,28 +6,93 @@
 #include <vector>
 
 #include "python/src/arguments.h"
+#include "python/src/members.h"
 #include "python/src/pool.h"
 
 namespace bowhead::python {
 namespace {
 
-#define SET(name) fields[#name] = from.name;
+#define MEMBER(member) BOWHEAD_MEMBER(bh_pool_info, member)
+const Member<bh_pool_info> pool_members[] = {
+    MEMBER(format_version),
+    MEMBER(created_unix_ns),
+    MEMBER(size_bytes),
+    MEMBER(payload_bytes),
+    MEMBER(metadata_bytes),
+    MEMBER(extent_bytes),
+    MEMBER(extent_count),
+    MEMBER(min_block_bytes),
+    MEMBER(evict_high_permille),
+    MEMBER(evict_low_permille),
+    MEMBER(hosts),
+    MEMBER(second_superblock),
+    MEMBER(used_bytes),
+    MEMBER(blocks),
+    MEMBER(puts),
+    MEMBER(puts_present),
+    MEMBER(hits),
+    MEMBER(hits_elsewhere),
+    MEMBER(misses),
+    MEMBER(bytes_in),
+    MEMBER(bytes_out),
+    MEMBER(evictions),
+    MEMBER(removals),
+    MEMBER(moves),
+    MEMBER(recompressed),
+    MEMBER(damaged),
+    MEMBER(scavenged),
+    MEMBER(no_space),
+    MEMBER(heartbeat_ms),
+    MEMBER(dead_ms),
+    MEMBER(grace_ms),
+    MEMBER(settle_ms),
+    MEMBER(reclaim_ms),
+    MEMBER(max_bytes),
+    MEMBER(compat),
+    MEMBER(incompat),
+    MEMBER(ro_compat),
+};
+#undef MEMBER
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_host_info, member)
+const Member<bh_host_info> host_members[] = {
+    MEMBER(slot),         MEMBER(incarnation),     MEMBER(processes_live), MEMBER(extents_owned),
+    MEMBER(extents_free), MEMBER(extents_custody), MEMBER(leases_active),  MEMBER(duties_late_ms),
+    MEMBER(heartbeat),    MEMBER(features),        MEMBER(format_version),
+};
+#undef MEMBER
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_namespace_info, member)
+const Member<bh_namespace_info> namespace_members[] = {
+    MEMBER(profile),     MEMBER(id),   MEMBER(blocks), MEMBER(value_bytes), MEMBER(stored_bytes),
+    MEMBER(block_bytes), MEMBER(hits), MEMBER(misses), MEMBER(evictions),
+};
+#undef MEMBER
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_attributes, member)
+const Member<bh_attributes> attribute_members[] = {
+    MEMBER(priority),     MEMBER(pins),           MEMBER(forks),
+    MEMBER(parity_group), MEMBER(expires_unix_s), MEMBER(next_use_unix_s),
+    MEMBER(group),
+};
+#undef MEMBER
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_block_info, member)
+const Member<bh_block_info> block_members[] = {
+    MEMBER(length_bytes),
+    MEMBER(stored_bytes),
+    MEMBER(offset),
+    MEMBER(stamp),
+};
+#undef MEMBER
 
 nb::object info(Pool& self) {
   bh_pool_info from = {.struct_bytes = sizeof from};
   check(self.run([&](bh_pool* pool) { return bh_pool_get_info(pool, &from); }));
   nb::dict fields;
   fields["pool_id"] = nb::str(from.pool_id);
-  SET(format_version)
-  SET(created_unix_ns)
-  SET(size_bytes)
-  SET(payload_bytes) SET(metadata_bytes) SET(extent_bytes) SET(extent_count) SET(min_block_bytes)
-      SET(evict_high_permille) SET(evict_low_permille) SET(hosts) SET(second_superblock)
-          SET(used_bytes) SET(blocks) SET(puts) SET(puts_present) SET(hits) SET(hits_elsewhere)
-              SET(misses) SET(bytes_in) SET(bytes_out) SET(evictions) SET(removals) SET(moves)
-                  SET(recompressed) SET(damaged) SET(scavenged) SET(no_space) SET(heartbeat_ms)
-                      SET(dead_ms) SET(grace_ms) SET(settle_ms) SET(reclaim_ms) SET(max_bytes)
-                          SET(compat) SET(incompat) SET(ro_compat) return make("PoolInfo", fields);
+  add_members(pool_members, from, fields);
+  return make("PoolInfo", fields);
 }
 
 /// Copies what a list of the C ABI reports; objects are made later, with the GIL.
@@ -51,11 +116,8 @@ nb::object hosts(Pool& self) {
   for (const bh_host_info& from : collect<bh_host_info>(self, bh_pool_list_hosts)) {
     nb::dict fields;
     fields["state"] = nb::str(from.state);
-    SET(slot)
-    SET(incarnation)
-    SET(processes_live)
-    SET(extents_owned) SET(extents_free) SET(extents_custody) SET(leases_active) SET(duties_late_ms)
-        SET(heartbeat) SET(features) SET(format_version) list.append(make("HostInfo", fields));
+    add_members(host_members, from, fields);
+    list.append(make("HostInfo", fields));
   }
   return list;
 }
@@ -69,29 +131,31 @@ struct NamespaceCopy : bh_namespace_info {
   std::string description_text;
 };
 
+/// Programs in C may have registered a text that is not UTF-8.
+nb::object text(const std::string& from) {
+  nb::object made =
+      nb::steal(PyUnicode_DecodeUTF8(from.data(), static_cast<Py_ssize_t>(from.size()), "replace"));
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
+}
+
 nb::object namespaces(Pool& self) {
   nb::list list;
   for (const NamespaceCopy& from : collect<NamespaceCopy>(self, bh_pool_list_namespaces)) {
     nb::dict fields;
-    fields["name"] = from.name_text;
-    fields["description"] = from.description_text;
+    fields["name"] = text(from.name_text);
+    fields["description"] = text(from.description_text);
     fields["layout"] = layout_object(from.layout);
-    SET(profile)
-    SET(id)
-    SET(blocks)
-    SET(value_bytes) SET(stored_bytes) SET(block_bytes) SET(hits) SET(misses) SET(evictions)
-        list.append(make("NamespaceInfo", fields));
+    add_members<bh_namespace_info>(namespace_members, from, fields);
+    list.append(make("NamespaceInfo", fields));
   }
   return list;
 }
 
 nb::object attributes(const bh_attributes& from) {
   nb::dict fields;
-  SET(priority)
-  SET(pins)
-  SET(forks)
-  SET(parity_group) SET(expires_unix_s) SET(next_use_unix_s)
-      SET(group) return make("Attributes", fields);
+  add_members(attribute_members, from, fields);
+  return make("Attributes", fields);
 }
 
 bh_block_info describe_block(const Namespace& ns, nb::handle key, void* user_metadata) {
@@ -108,7 +172,8 @@ nb::object describe(const Namespace& ns, nb::handle key) {
   nb::dict fields;
   fields["user_metadata"] = nb::bytes(metadata.data(), from.user_bytes);
   fields["attributes"] = attributes(from.attributes);
-  SET(length_bytes) SET(stored_bytes) SET(offset) SET(stamp) return make("BlockInfo", fields);
+  add_members(block_members, from, fields);
+  return make("BlockInfo", fields);
 }
 
 uint64_t length(const Namespace& ns, nb::handle key) {
@@ -119,7 +184,7 @@ uint64_t length(const Namespace& ns, nb::handle key) {
 
 void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns) {
   pool.def("info", &info).def("hosts", &hosts).def("namespaces", &namespaces);
-  ns.def("describe", &describe, nb::arg("key")).def("length", &length, nb::arg("key"));
+  ns.def("describe", &describe, any("key")).def("length", &length, any("key"));
 }
 
 }  // namespace bowhead::python

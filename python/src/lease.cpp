@@ -32,14 +32,11 @@ class Lease {
   /// Whether the block is known to have been intact for the whole lease. Ends it the first time.
   bool release() {
     if (!open_) return intact_;
-    if (pool_->is_closed()) {
-      open_ = false;
-      return false;
-    }
+    if (pool_->is_closed()) return open_ = false;
+    if (!pool_->was_forked()) open_ = false;  // another thread may release it, too
     const bh_status status =
         pool_->run([this](bh_pool* pool) { return bh_release(pool, &lease_); });
     if (status != BH_LAPSED && status != BH_HOST_FENCED) check(status);
-    open_ = false;
     return intact_ = status == BH_OK;
   }
 
@@ -120,7 +117,7 @@ void bind_lease(nb::module_& module, nb::class_<Namespace>& ns) {
       .def("__dlpack_device__", [](const Lease&) { return nb::make_tuple(1, 0); })  // the CPU
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", &leave);
-  ns.def("acquire", &acquire, nb::arg("key"), nb::arg("ttl_ms") = 10'000);
+  ns.def("acquire", &acquire, any("key"), any("ttl_ms") = 10'000);
 }
 
 }  // namespace bowhead::python

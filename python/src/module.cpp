@@ -2,48 +2,54 @@
 // The module bowhead_kv._native. Its functions are documented in bowhead_kv/_native.pyi.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "python/src/arguments.h"
+#include "python/src/members.h"
 #include "python/src/pool.h"
 
 namespace bowhead::python {
 namespace {
+
+#define MEMBER(member) BOWHEAD_MEMBER(bh_create_options, member)
+const Member<bh_create_options> create_members[] = {
+    MEMBER(hosts),
+    MEMBER(extent_bytes),
+    MEMBER(min_block_bytes),
+    MEMBER(replace),
+    MEMBER(no_eviction),
+    MEMBER(mode),
+    MEMBER(heartbeat_ms),
+    MEMBER(dead_ms),
+    MEMBER(grace_ms),
+    MEMBER(settle_ms),
+    MEMBER(reclaim_ms),
+    MEMBER(no_reclaim),
+    MEMBER(evict_high_permille),
+    MEMBER(evict_low_permille),
+    MEMBER(max_bytes),
+};
+#undef MEMBER
 
 void create(const std::string& locator, nb::handle size_bytes, const nb::kwargs& settings) {
   bh_create_options options = {.struct_bytes = sizeof options,
                                .size_bytes = number<uint64_t>("size_bytes", size_bytes)};
   for (const auto& [key, value] : settings) {
     const std::string name = nb::cast<std::string>(key);
-    bool known = false;
-#define TAKE(member)                                                   \
-  if (name == #member) {                                               \
-    options.member = number<decltype(options.member)>(#member, value); \
-    known = true;                                                      \
+    const auto member = std::find_if(std::begin(create_members), std::end(create_members),
+                                     [&](const auto& known) { return known.name == name; });
+    if (member == std::end(create_members))
+      raise_argument(PyExc_TypeError, "create()", kAlone, "has no setting '" + name + "'");
+    member->set(options, value);
   }
-    TAKE(hosts)
-    TAKE(extent_bytes)
-    TAKE(min_block_bytes)
-    TAKE(replace) TAKE(no_eviction) TAKE(mode) TAKE(heartbeat_ms) TAKE(dead_ms) TAKE(grace_ms)
-        TAKE(settle_ms) TAKE(reclaim_ms) TAKE(no_reclaim) TAKE(evict_high_permille)
-            TAKE(evict_low_permille) TAKE(max_bytes)
-#undef TAKE
-                if (!known) raise_argument(PyExc_TypeError, "create()", kAlone,
-                                           "has no setting '" + name + "'");
-  }
-  bh_status status;
-  {
-    const nb::gil_scoped_release release;
-    status = bh_pool_create(locator.c_str(), &options);
-  }
-  check(status);
+  const char* text = c_string("locator", locator);
+  check(without_gil([&] { return bh_pool_create(text, &options); }));
 }
 
 void destroy(const std::string& locator, bool force) {
-  bh_status status;
-  {
-    const nb::gil_scoped_release release;
-    status = bh_pool_destroy(locator.c_str(), force);
-  }
-  check(status);
+  const char* text = c_string("locator", locator);
+  check(without_gil([&] { return bh_pool_destroy(text, force); }));
 }
 
 uint64_t checksum(nb::handle buffer) {
@@ -51,8 +57,8 @@ uint64_t checksum(nb::handle buffer) {
   buffers.append(buffer, kAlone);
   if (buffers.part_count(0) != 1)
     raise_argument(PyExc_TypeError, "buffer", kAlone, "is a list; pass one buffer");
-  const nb::gil_scoped_release release;
-  return bh_checksum(buffers.parts(0)->data, buffers.parts(0)->size_bytes);
+  const bh_const_iovec& part = buffers.parts(0)[0];
+  return without_gil([&] { return bh_checksum(part.data, part.size_bytes); });
 }
 
 }  // namespace
@@ -68,9 +74,9 @@ NB_MODULE(_native, module) {
   module.def(
       "status_text", [](int status) { return bh_status_text(static_cast<bh_status>(status)); },
       nb::arg("status"));
-  module.def("create", &create, nb::arg("locator"), nb::arg("size_bytes"), nb::arg("settings"));
+  module.def("create", &create, nb::arg("locator"), any("size_bytes"), nb::arg("settings"));
   module.def("destroy", &destroy, nb::arg("locator"), nb::kw_only(), nb::arg("force") = false);
-  module.def("checksum", &checksum, nb::arg("buffer"));
+  module.def("checksum", &checksum, any("buffer"));
   bind_pool(module);
 }
 

@@ -29,8 +29,10 @@ Namespace open_namespace(nb::handle self, const std::string& name, const std::st
   if (!layout.is_none()) options.layout = layout_struct(layout);
   if (!profile.is_none()) options.profile = number<uint32_t>("profile", profile);
   bh_namespace_id id = 0;
+  const char* c_name = c_string("name", name);
+  const char* c_description = c_string("description", description);
   check(pool->run([&](bh_pool* handle) {
-    return bh_namespace_open_with(handle, name.c_str(), description.c_str(), &options, &id);
+    return bh_namespace_open_with(handle, c_name, c_description, &options, &id);
   }));
   return {std::move(pool), id, name};
 }
@@ -50,21 +52,18 @@ Pool::Pool(const std::string& locator, std::optional<uint32_t> host, bool observ
   if (observe && host)
     raise_argument(PyExc_ValueError, "host", kAlone, "is set, but an observer has no host slot");
   bh_pool* opened = nullptr;
-  bh_status status;
-  {
-    const nb::gil_scoped_release release;
-    status = observe ? bh_pool_observe(locator.c_str(), &opened)
-                     : bh_pool_open(locator.c_str(), host.value_or(BH_ANY_HOST), &opened);
-  }
-  check(status);
+  const char* text = c_string("locator", locator);
+  check(without_gil([&] {
+    return observe ? bh_pool_observe(text, &opened)
+                   : bh_pool_open(text, host.value_or(BH_ANY_HOST), &opened);
+  }));
   handle_.set(opened);
 }
 
 Pool::~Pool() {
   // Nothing refers to this pool: no queue of it is open, no view of a lease exists.
   bh_pool* handle = handle_.take();
-  const nb::gil_scoped_release release;
-  bh_pool_close(handle);
+  without_gil([&] { bh_pool_close(handle); });
 }
 
 void Pool::close() {
@@ -77,8 +76,7 @@ void Pool::close() {
   }
   while (!queues_.empty()) (*queues_.begin())->close();
   bh_pool* handle = handle_.take();
-  const nb::gil_scoped_release release;
-  bh_pool_close(handle);
+  without_gil([&] { bh_pool_close(handle); });
 }
 
 void Pool::leave() {
@@ -102,7 +100,8 @@ void bind_pool(nb::module_& module) {
       .def(
           "remove_namespace",
           [](Pool& self, const std::string& name) {
-            check(self.run([&](bh_pool* p) { return bh_namespace_remove(p, name.c_str()); }));
+            const char* c_name = c_string("name", name);
+            check(self.run([&](bh_pool* p) { return bh_namespace_remove(p, c_name); }));
           },
           nb::arg("name"))
       .def("leave", &Pool::leave)

@@ -15,6 +15,7 @@
 #include <string>
 #include <utility>
 
+#include "python/src/gil.h"
 #include "python/src/types.h"
 
 namespace bowhead::python {
@@ -29,6 +30,26 @@ unsigned forks();
 template <class Handle>
 class Guarded {
  public:
+  /// While one exists, take() waits. Not in the child of a fork, which may have inherited a lock.
+  class Use {
+   public:
+    explicit Use(Guarded& guarded) : guarded_(guarded.was_forked() ? nullptr : &guarded) {
+      if (guarded_ == nullptr) return;
+      const std::lock_guard lock(guarded_->mutex_);
+      ++guarded_->users_;
+    }
+    ~Use() {
+      if (guarded_ == nullptr) return;
+      const std::lock_guard lock(guarded_->mutex_);
+      if (--guarded_->users_ == 0) guarded_->unused_.notify_all();
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    Guarded* const guarded_;
+  };
+
   explicit Guarded(std::string name) : name_(std::move(name)) {}
 
   void set(Handle* handle) { handle_ = handle; }
@@ -50,8 +71,7 @@ class Guarded {
   bh_status run(Body&& body) {
     Handle* handle = get();
     const Use use(*this);
-    const nb::gil_scoped_release release;
-    return body(handle);
+    return without_gil([&] { return body(handle); });
   }
 
   /// run() that overlaps no other call; those that begin meanwhile find the handle closed.
@@ -59,11 +79,7 @@ class Guarded {
   bh_status run_alone(Body&& body) {
     get();
     Handle* handle = take();
-    bh_status status;
-    {
-      const nb::gil_scoped_release release;
-      status = body(handle);
-    }
+    const bh_status status = without_gil([&] { return body(handle); });
     set(handle);
     return status;
   }
@@ -73,27 +89,14 @@ class Guarded {
   Handle* take() {
     Handle* handle = std::exchange(handle_, nullptr);
     if (handle == nullptr || users_ == 0 || was_forked()) return handle;
-    const nb::gil_scoped_release release;
-    std::unique_lock lock(mutex_);
-    unused_.wait(lock, [this] { return users_ == 0; });
+    without_gil([this] {
+      std::unique_lock lock(mutex_);
+      unused_.wait(lock, [this] { return users_ == 0; });
+    });
     return handle;
   }
 
  private:
-  struct Use {
-    explicit Use(Guarded& guarded_handle) : guarded(guarded_handle) {
-      const std::lock_guard lock(guarded.mutex_);
-      ++guarded.users_;
-    }
-    ~Use() {
-      const std::lock_guard lock(guarded.mutex_);
-      if (--guarded.users_ == 0) guarded.unused_.notify_all();
-    }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-    Guarded& guarded;
-  };
-
   const std::string name_;
   const unsigned forks_ = forks();
   Handle* handle_ = nullptr;
@@ -128,6 +131,9 @@ class Pool {
   void add_view() { ++views_; }
   void drop_view() { --views_; }
   bool has_views() const { return views_ != 0; }
+
+  /// The pool is not closed before the result is destroyed.
+  Guarded<bh_pool>::Use use() { return Guarded<bh_pool>::Use(handle_); }
 
   void add_queue(Queue* queue) { queues_.insert(queue); }
   void drop_queue(Queue* queue) { queues_.erase(queue); }

@@ -110,9 +110,9 @@ nb::object Queue::poll(size_t limit) {
   return list;
 }
 
-bool Queue::cancel(uint64_t number) {
+bool Queue::cancel(uint64_t job) {
   const bh_status status =
-      handle_.run([&](bh_queue* queue) { return bh_queue_cancel(queue, number); });
+      handle_.run([&](bh_queue* queue) { return bh_queue_cancel(queue, job); });
   if (status != BH_NOT_FOUND) check(status);
   return status == BH_OK;
 }
@@ -134,13 +134,11 @@ bool Queue::drain(double timeout_s) {
 }
 
 void Queue::close() {
-  bh_queue* handle = handle_.take();
-  if (handle == nullptr) return;
+  if (!handle_.is_open()) return;
   pool_->drop_queue(this);
-  {
-    const nb::gil_scoped_release release;
-    bh_queue_close(handle);
-  }
+  const auto use = pool_->use();  // another thread may close the pool now, and must wait
+  bh_queue* handle = handle_.take();
+  without_gil([&] { bh_queue_close(handle); });
   jobs_.clear();
 }
 
@@ -153,30 +151,35 @@ void bind_queue(nb::module_& module, nb::class_<Pool>& pool) {
              nb::handle user_metadata, nb::handle priority) {
             return self.submit(ns, job_of<PutBatch>(keys, values, user_metadata), priority);
           },
-          nb::arg("ns"), nb::arg("keys"), nb::arg("values"), nb::kw_only(),
-          nb::arg("user_metadata") = nb::none(), nb::arg("priority") = 0)
+          nb::arg("ns"), any("keys"), any("values"), nb::kw_only(),
+          nb::arg("user_metadata") = nb::none(), any("priority") = 0)
       .def(
           "submit_get",
           [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle buffers,
              nb::handle priority) {
             return self.submit(ns, job_of<GetBatch>(keys, buffers), priority);
           },
-          nb::arg("ns"), nb::arg("keys"), nb::arg("buffers"), nb::kw_only(),
-          nb::arg("priority") = 0)
+          nb::arg("ns"), any("keys"), any("buffers"), nb::kw_only(), any("priority") = 0)
       .def(
           "submit_remove",
           [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle priority) {
             return self.submit(ns, job_of<RemoveBatch>(keys), priority);
           },
-          nb::arg("ns"), nb::arg("keys"), nb::kw_only(), nb::arg("priority") = 0)
+          nb::arg("ns"), any("keys"), nb::kw_only(), any("priority") = 0)
       .def(
           "submit_exists",
           [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle priority) {
             return self.submit(ns, job_of<ExistsBatch>(keys), priority);
           },
-          nb::arg("ns"), nb::arg("keys"), nb::kw_only(), nb::arg("priority") = 0)
-      .def("poll", &Queue::poll, nb::arg("limit") = 256)
-      .def("cancel", &Queue::cancel, nb::arg("job"))
+          nb::arg("ns"), any("keys"), nb::kw_only(), any("priority") = 0)
+      .def(
+          "poll",
+          [](Queue& self, nb::handle limit) { return self.poll(number<size_t>("limit", limit)); },
+          any("limit") = 256)
+      .def(
+          "cancel",
+          [](Queue& self, nb::handle job) { return self.cancel(number<uint64_t>("job", job)); },
+          any("job"))
       .def("drain", &Queue::drain, nb::arg("timeout_s"))
       .def("fileno", &Queue::fileno)
       .def("close", &Queue::close)
@@ -189,7 +192,7 @@ void bind_queue(nb::module_& module, nb::class_<Pool>& pool) {
         return std::make_unique<Queue>(nb::borrow(self), number<uint32_t>("threads", threads),
                                        number<uint32_t>("jobs_max", jobs_max));
       },
-      nb::kw_only(), nb::arg("threads") = 1, nb::arg("jobs_max") = 1024);
+      nb::kw_only(), any("threads") = 1, any("jobs_max") = 1024);
 }
 
 }  // namespace bowhead::python

@@ -21,7 +21,7 @@ class Queue {
   int fileno();
   uint64_t submit(const Namespace& ns, std::unique_ptr<Job> job, nb::handle priority);
   nb::object poll(size_t limit);
-  bool cancel(uint64_t number);
+  bool cancel(uint64_t job);
   bool drain(double timeout_s);
   void close();
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "python/src/arguments.h"
+#include "python/src/members.h"
 
 namespace bowhead::python {
 namespace {
@@ -41,13 +42,17 @@ nb::object named_tuple(PyObject* type, const nb::object& items) {
   return made;
 }
 
-#define LAYOUT_FIELDS(X)                                                                \
-  X(number_format)                                                                      \
-  X(order)                                                                              \
-  X(parts)                                                                              \
-  X(scales) X(scale_format) X(scale_place) X(rotary) X(layers) X(heads) X(key_channels) \
-      X(value_channels) X(block_tokens) X(rotary_first) X(rotary_channels)              \
-          X(rotary_base_thousandths) X(first_layer) X(model_layers) X(first_head) X(model_heads)
+#define LAYOUT(member) BOWHEAD_MEMBER(bh_kv_layout, member)
+const Member<bh_kv_layout> layout_members[] = {
+    LAYOUT(number_format), LAYOUT(order),           LAYOUT(parts),
+    LAYOUT(scales),        LAYOUT(scale_format),    LAYOUT(scale_place),
+    LAYOUT(rotary),        LAYOUT(layers),          LAYOUT(heads),
+    LAYOUT(key_channels),  LAYOUT(value_channels),  LAYOUT(block_tokens),
+    LAYOUT(rotary_first),  LAYOUT(rotary_channels), LAYOUT(rotary_base_thousandths),
+    LAYOUT(first_layer),   LAYOUT(model_layers),    LAYOUT(first_head),
+    LAYOUT(model_heads),
+};
+#undef LAYOUT
 
 }  // namespace
 
@@ -105,23 +110,18 @@ nb::object make(const char* type, const nb::dict& fields) {
 
 nb::object layout_object(const bh_kv_layout& layout) {
   nb::dict fields;
-#define SET(name) fields[#name] = layout.name;
-  LAYOUT_FIELDS(SET)
-#undef SET
+  add_members(layout_members, layout, fields);
   return make("Layout", fields);
 }
 
 bh_kv_layout layout_struct(nb::handle layout) {
   const nb::object type = nb::steal(attribute("Layout"));
   if (!nb::isinstance(layout, type)) {
-    PyErr_Format(PyExc_TypeError, "layout is a %s; pass a bowhead_kv.Layout",
-                 nb::type_name(layout.type()).c_str());
-    throw nb::python_error();
+    raise_argument(PyExc_TypeError, "layout", kAlone,
+                   "is a " + type_of(layout) + "; pass a bowhead_kv.Layout");
   }
   bh_kv_layout made = {};
-#define GET(name) made.name = number<decltype(made.name)>("Layout." #name, layout.attr(#name));
-  LAYOUT_FIELDS(GET)
-#undef GET
+  for (const auto& member : layout_members) member.set(made, layout.attr(member.name));
   return made;
 }
 

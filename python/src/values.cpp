@@ -50,7 +50,7 @@ void put(const Namespace& ns, nb::handle key, nb::handle value_object, nb::handl
   value.append(value_object, kAlone);
   Buffers<bh_const_iovec> metadata("user_metadata");
   metadata.append(user_metadata, kAlone);
-  const bh_put_options options = put_options(metadata, 0);
+  const bh_put_options options = put_options(metadata, 0, kAlone);
   check(ns.pool->run([&](bh_pool* pool) {
     return bh_put_with(pool, ns.id, keys[0], value.parts(0), value.part_count(0), &options);
   }));
@@ -114,9 +114,9 @@ void touch(const Namespace& ns, nb::handle keys_object) {
 
 }  // namespace
 
-bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item) {
+bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item, size_t position) {
   if (metadata.part_count(item) != 1)
-    raise_argument(PyExc_TypeError, "user_metadata", item, "is a list; pass one buffer");
+    raise_argument(PyExc_TypeError, "user_metadata", position, "is a list; pass one buffer");
   const bh_const_iovec& part = metadata.parts(item)[0];
   return {.struct_bytes = sizeof(bh_put_options),
           .user_metadata = part.size_bytes == 0 ? nullptr : part.data,
@@ -133,7 +133,7 @@ PutBatch::PutBatch(nb::handle keys_object, nb::handle values_object, nb::handle 
     check_length("user_metadata", metadata_items.size(), keys.size());
     for (size_t i = 0; i < keys.size(); ++i) {
       metadata.append(metadata_items[i], i);
-      options.push_back(put_options(metadata, i));
+      options.push_back(put_options(metadata, i, i));
     }
   }
   items.reserve(keys.size());
@@ -176,18 +176,18 @@ nb::object GetBatch::results() const {
 }
 
 void bind_values(nb::class_<Namespace>& ns) {
-  ns.def("put", &put, nb::arg("key"), nb::arg("value"), nb::kw_only(),
-         nb::arg("user_metadata") = nb::bytes("", 0))
-      .def("get", &get, nb::arg("key"))
-      .def("get_into", &get_into, nb::arg("key"), nb::arg("buffers"))
-      .def("exists", &exists, nb::arg("keys"))
-      .def("longest_prefix", &longest_prefix, nb::arg("keys"))
-      .def("touch", &touch, nb::arg("keys"))
-      .def("remove", &remove, nb::arg("key"))
-      .def("put_batch", &put_batch, nb::arg("keys"), nb::arg("values"), nb::kw_only(),
+  ns.def("put", &put, any("key"), any("value"), nb::kw_only(),
+         any("user_metadata") = nb::bytes("", 0))
+      .def("get", &get, any("key"))
+      .def("get_into", &get_into, any("key"), any("buffers"))
+      .def("exists", &exists, any("keys"))
+      .def("longest_prefix", &longest_prefix, any("keys"))
+      .def("touch", &touch, any("keys"))
+      .def("remove", &remove, any("key"))
+      .def("put_batch", &put_batch, any("keys"), any("values"), nb::kw_only(),
            nb::arg("user_metadata") = nb::none())
-      .def("get_batch", &get_batch, nb::arg("keys"), nb::arg("buffers"))
-      .def("remove_batch", &remove_batch, nb::arg("keys"));
+      .def("get_batch", &get_batch, any("keys"), any("buffers"))
+      .def("remove_batch", &remove_batch, any("keys"));
 }
 
 }  // namespace bowhead::python
