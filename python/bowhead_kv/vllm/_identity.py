@@ -16,11 +16,9 @@ class Identity:
     description: str
 
 
-def identity(fields: Mapping[str, Any], *, name: str | None = None) -> Identity:
-    """The namespace for blocks with these fields. Any difference makes another namespace.
-
-    name: the name that the configuration asks for. The pool refuses it if it is registered with
-    another description. Default: a name made from the fields, which no other fields have."""
+def identity(fields: Mapping[str, Any]) -> Identity:
+    """The namespace for blocks with these fields. Any difference makes another name and another
+    description, and the pool refuses a name that is registered with another description."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()
     model = str(fields["model"]).encode("ascii", "backslashreplace").decode()
@@ -29,4 +27,4 @@ def identity(fields: Mapping[str, Any], *, name: str | None = None) -> Identity:
     )
     tail = f"; {summary}; sha256 {digest[:32]}"
     description = f"vLLM {model[-(370 - len(tail)) :]}{tail}"
-    return Identity(name or f"vllm-{digest[:24]}", description)
+    return Identity(f"vllm-{digest[:24]}", description)

@@ -13,14 +13,9 @@ reported that load as good, because a wrong page in one worker makes wrong pages
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-import bowhead_kv as bk
-from bowhead_kv.config import load as load_config
-from bowhead_kv.link import PoolLink
-from bowhead_kv.vllm import _versions
-from bowhead_kv.vllm._identity import Identity, identity
-from bowhead_kv.vllm._pages import Pages
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -30,9 +25,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
+import bowhead_kv as bk
+from bowhead_kv.config import load as load_config
+from bowhead_kv.link import PoolLink
+from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._identity import Identity, identity
+from bowhead_kv.vllm._pages import Pages
+from bowhead_kv.vllm._values import loaded, stored
+
 if TYPE_CHECKING:
     import torch
-
     from vllm.config import VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
@@ -107,11 +109,7 @@ def check_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") ->
 
 
 def engine_identity(
-    vllm_config: "VllmConfig",
-    kv_cache_config: "KVCacheConfig",
-    *,
-    name: str | None,
-    model_id: str | None,
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", model_id: str | None
 ) -> Identity:
     """The namespace of an engine's blocks, the same in the scheduler and in every worker."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
@@ -134,8 +132,7 @@ def engine_identity(
             "ranks": vllm_config.parallel_config.world_size,
             "pipeline": vllm_config.parallel_config.pipeline_parallel_size,
             "hash": cache.prefix_caching_hash_algo,
-        },
-        name=name,
+        }
     )
 
 
@@ -199,7 +196,7 @@ class _Scheduler:
         try:
             found = ns.longest_prefix(rank_keys(self._hashes(request, first, end), self._ranks))
         except bk.Error as error:
-            self._link.fault(error)
+            self._link.fault(error, ns)
             return 0
         self._first_load[request.request_id] = first
         return found // len(self._ranks) * self._block_tokens
@@ -243,7 +240,7 @@ class _Scheduler:
             try:
                 present = ns.exists(rank_keys(hashes, self._ranks))
             except bk.Error as error:
-                self._link.fault(error)
+                self._link.fault(error, ns)
                 return stores
             for i, block_hash in enumerate(hashes):
                 ranks = len(self._ranks)
@@ -316,11 +313,11 @@ class _Worker:
 
     def load(self, step: int, transfer: Transfer) -> None:
         report = self._reported(step)
-        loaded = self._get(transfer)
-        for good, block_hash, block_id in zip(
-            loaded, transfer.hashes, transfer.block_ids, strict=True
+        good = self._get(transfer)
+        for is_good, block_hash, block_id in zip(
+            good, transfer.hashes, transfer.block_ids, strict=True
         ):
-            if not good:
+            if not is_good:
                 report.failed.add(block_hash)
                 self._failed_blocks.add(block_id)
 
@@ -330,25 +327,13 @@ class _Worker:
         if ns is None:
             return [False] * len(transfer.hashes)
         keys = rank_keys(transfer.hashes, [self._rank])
-        assert self._pages is not None
-        length_bytes = self._pages.block_bytes
         try:
             results = ns.get_batch(keys, self._buffers(transfer))
-            good = [
-                status == bk.Status.OK and length == length_bytes for status, length in results
-            ]
-            # A value that cannot be used would keep its key from being stored again.
-            unusable = [
-                key
-                for key, ok, (status, _) in zip(keys, good, results, strict=True)
-                if not ok and status != bk.Status.NOT_FOUND
-            ]
-            if unusable:
-                ns.remove_batch(unusable)
         except bk.Error as error:
-            self._link.fault(error)
+            self._link.fault(error, ns)
             return [False] * len(keys)
-        return good
+        assert self._pages is not None
+        return loaded(self._link, ns, keys, results, self._pages.block_bytes)
 
     def store(self, step: int, transfer: Transfer) -> None:
         report = self._reported(step)
@@ -359,14 +344,10 @@ class _Worker:
         try:
             statuses = ns.put_batch(keys, self._buffers(transfer))
         except bk.Error as error:
-            self._link.fault(error)
+            self._link.fault(error, ns)
             return
-        # Where there is no space, the block is not stored: a miss later on, and nothing else.
-        report.stored.update(
-            block_hash
-            for block_hash, status in zip(transfer.hashes, statuses, strict=True)
-            if status == bk.Status.OK
-        )
+        good = stored(self._link, ns, statuses)
+        report.stored.update(compress(transfer.hashes, good))
 
     def take_failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
@@ -400,9 +381,7 @@ class BowheadConnector(KVConnectorBase_V1):
         settings = dict(self._kv_transfer_config.kv_connector_extra_config or {})
         model_id = settings.pop("model_id", None)
         config = load_config(settings)
-        namespace = engine_identity(
-            vllm_config, kv_cache_config, name=config.namespace, model_id=model_id
-        )
+        namespace = engine_identity(vllm_config, kv_cache_config, model_id)
         self._link = PoolLink(
             config, namespace=namespace.name, description=namespace.description, log=log
         )

@@ -10,14 +10,10 @@ import logging
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import bowhead_kv as bk
 import numpy as np
-from bowhead_kv.config import load as load_config
-from bowhead_kv.link import PoolLink
-from bowhead_kv.vllm import _versions
-from bowhead_kv.vllm._identity import Identity, identity
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -30,6 +26,13 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+import bowhead_kv as bk
+from bowhead_kv.config import load as load_config
+from bowhead_kv.link import PoolLink
+from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._identity import Identity, identity
+from bowhead_kv.vllm._values import loaded, stored
+
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
 
@@ -39,9 +42,7 @@ LOAD_PRIORITY = 1
 """Above that of stores, 0: a request waits for a load, and nothing waits for a store."""
 
 
-def tier_identity(
-    spec: "OffloadingSpec", row_bytes: int, *, name: str | None, model_id: str | None
-) -> Identity:
+def tier_identity(spec: "OffloadingSpec", row_bytes: int, model_id: str | None) -> Identity:
     """The namespace of an engine's rows."""
     config = spec.config
     parallel = config.parallel
@@ -59,7 +60,7 @@ def tier_identity(
         fields["parallel"] = [
             parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.rank
         ]
-    return identity(fields, name=name)
+    return identity(fields)
 
 
 @dataclass
@@ -89,29 +90,25 @@ class BowheadTier(SecondaryTierManager):
         backpressure_detector: BackpressureDetector | None = None,
         *,
         model_id: str | None = None,
-        threads: int = 1,
         jobs_max: int = 1024,
         enable_kv_events: bool = False,
         locality: str | None = None,
         **settings: Any,
     ) -> None:
         """model_id: the name under which the model's blocks are shared (default: the model's
-        path or its name at Hugging Face). threads: that copy rows. jobs_max: jobs that may be
-        under way; more fail at once. enable_kv_events: report stored blocks, where vLLM publishes
-        events. locality: LOCAL or REMOTE, for such events and filters of tiers."""
+        path or its name at Hugging Face). jobs_max: jobs that may be under way; more fail at
+        once. enable_kv_events: report stored blocks, where vLLM publishes events. locality: LOCAL
+        or REMOTE, for such events and filters of tiers."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality is not None else None
         self._rows = np.asarray(primary_kv_view)
-        self._threads, self._jobs_max = threads, jobs_max
-        row_bytes = self._rows[0].nbytes
-        config = load_config(settings)
-        namespace = tier_identity(
-            offloading_spec, row_bytes, name=config.namespace, model_id=model_id
-        )
+        self._jobs_max = jobs_max
+        self._row_bytes = row_bytes = self._rows[0].nbytes
+        self._config = config = load_config(settings)
+        namespace = tier_identity(offloading_spec, row_bytes, model_id)
         self._link = PoolLink(
             config, namespace=namespace.name, description=namespace.description, log=log
         )
-        self._row_bytes = row_bytes
         self._queue: bk.Queue | None = None
         self._queue_ns: bk.Namespace | None = None
         self._jobs: dict[int, _Job] = {}
@@ -136,7 +133,7 @@ class BowheadTier(SecondaryTierManager):
         try:
             return LookupResult.HIT if ns.exists([key])[0] else LookupResult.MISS
         except bk.Error as error:
-            self._fault(error)
+            self._fault(error, ns)
             return LookupResult.MISS
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -146,7 +143,7 @@ class BowheadTier(SecondaryTierManager):
         try:
             ns.touch(list(keys))
         except bk.Error as error:
-            self._fault(error)
+            self._fault(error, ns)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         self._submit(job_metadata, is_load=False)
@@ -158,8 +155,8 @@ class BowheadTier(SecondaryTierManager):
         keys = list(job.keys)
         entry = _Job(job, keys, is_load, time.monotonic())
         ns = self._link.ns()
-        if ns is None:
-            self._fail(entry)
+        if ns is None or not keys:
+            self._finish(entry, [])
             return
         rows = [self._rows[chunk] for chunk in job.chunk_ids]
         try:
@@ -169,36 +166,28 @@ class BowheadTier(SecondaryTierManager):
             else:
                 number = queue.submit_put(ns, keys, rows)
         except bk.Error as error:
-            self._fail(entry)
-            if error.status != bk.Status.LIMIT_REACHED:
-                self._fault(error)
+            self._finish(entry, [])
+            self._fault(error, ns)
             return
         self._jobs[number] = entry
 
     def _open_queue(self, ns: bk.Namespace) -> bk.Queue:
         if self._queue is None or self._queue_ns is not ns:
-            self._close_queue()
-            self._queue = ns.pool.queue(threads=self._threads, jobs_max=self._jobs_max)
+            self._forget_queue()
+            self._queue = ns.pool.queue(threads=self._config.threads, jobs_max=self._jobs_max)
             self._queue_ns = ns
         return self._queue
 
-    def _close_queue(self) -> None:
-        """Closes the queue; jobs that it has not reported have failed."""
-        if self._queue is not None:
-            self._queue.close()
+    def _forget_queue(self) -> None:
+        """Fails the jobs of a queue that is closed."""
         self._queue = self._queue_ns = None
-        for entry in self._jobs.values():
-            self._fail(entry)
-        self._jobs.clear()
+        jobs, self._jobs = self._jobs, {}
+        for entry in jobs.values():
+            self._finish(entry, [])
 
-    def _fault(self, error: bk.Error) -> None:
-        # The queue must be closed before its pool, which the link may close now.
-        self._close_queue()
-        self._link.fault(error)
-
-    def _fail(self, entry: _Job) -> None:
-        """Finishes a job of which nothing was done."""
-        self._finish(entry, [])
+    def _fault(self, error: bk.Error, ns: bk.Namespace) -> None:
+        if self._link.fault(error, ns):
+            self._forget_queue()  # closed with its pool
 
     def _finish(self, entry: _Job, good: list[OffloadKey]) -> None:
         success = len(good) == len(entry.keys)
@@ -218,30 +207,29 @@ class BowheadTier(SecondaryTierManager):
         )
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        try:
-            while self._queue is not None and (completions := self._queue.poll()):
-                for completion in completions:
-                    self._complete(completion)
-        except bk.Error as error:
-            self._fault(error)
+        while self._queue is not None:
+            ns = self._queue_ns
+            assert ns is not None
+            try:
+                completions = self._queue.poll()
+            except bk.Error:
+                self._forget_queue()  # the link closed its pool
+                break
+            if not completions:
+                break
+            for completion in completions:
+                self._complete(completion, ns)
         finished, self._finished = self._finished, []
         return finished
 
-    def _complete(self, completion: bk.Completion) -> None:
+    def _complete(self, completion: bk.Completion, ns: bk.Namespace) -> None:
         entry = self._jobs.pop(completion.job)
-        good = []
-        unusable = []
-        for i, (key, status) in enumerate(zip(entry.keys, completion.statuses, strict=True)):
-            if status == bk.Status.OK and (
-                not entry.is_load or completion.lengths[i] == self._row_bytes
-            ):
-                good.append(key)
-            elif entry.is_load and status != bk.Status.NOT_FOUND:
-                unusable.append(key)
-        self._finish(entry, good)
-        if unusable and self._queue_ns is not None:
-            # A value that cannot be used would keep its key from being stored again.
-            self._queue_ns.remove_batch(unusable)
+        if entry.is_load:
+            results = zip(completion.statuses, completion.lengths, strict=True)
+            good = loaded(self._link, ns, entry.keys, results, self._row_bytes)
+        else:
+            good = stored(self._link, ns, completion.statuses)
+        self._finish(entry, list(compress(entry.keys, good)))
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         if not self._events:
@@ -254,5 +242,5 @@ class BowheadTier(SecondaryTierManager):
             log.warning("still waiting for %d jobs of the pool's queue", len(self._jobs))
 
     def shutdown(self) -> None:
-        self._close_queue()
-        self._link.close()
+        self._link.close()  # and with it the queue
+        self._forget_queue()

@@ -69,9 +69,9 @@ class Engine:
         return [bytes.fromhex(key) for key in self.call("keys")]
 
     def warnings(self) -> list[str]:
-        """The warnings of the connector so far."""
+        """The warnings of the connector about its pool so far."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return [line for line in lines if "WARNING" in line and "bowhead" in line.lower()]
+        return [line for line in lines if "WARNING" in line and "[link.py:" in line]
 
     def close(self) -> int:
         """Ends the engine, and returns its exit status."""

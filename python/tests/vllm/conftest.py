@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for the tests of vLLM on a pool. Where vLLM is missing, these tests are skipped."""
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for engine and recording
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed; tools/engines test vllm has it")
+bk = pytest.importorskip("bowhead_kv", reason="the package bowhead_kv is not installed")
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """A folder with a small model and prompts-tech.u16, token ids of a text."""
+    default = HERE.parents[2].parent / "shared/data/model"
+    path = Path(os.environ.get("BOWHEAD_TEST_MODEL", default))
+    if not (path / "config.json").is_file() or not (path / "prompts-tech.u16").is_file():
+        pytest.skip(f"no model with prompts-tech.u16 in {path}; set BOWHEAD_TEST_MODEL to one")
+    return path
+
+
+@pytest.fixture(scope="session")
+def prompts(model: Path) -> list[list[int]]:
+    """Three prompts of 100 tokens, 3 full blocks each."""
+    import numpy
+
+    tokens = numpy.fromfile(model / "prompts-tech.u16", dtype="<u2")
+    return [[int(token) for token in tokens[start : start + 100]] for start in (0, 100, 200)]
+
+
+def new_pool() -> Iterator[str]:
+    name = f"shm:test-vllm-{uuid.uuid4().hex[:12]}"
+    bk.create(name, 128 << 20)
+    yield name
+    try:
+        bk.destroy(name, force=True)
+    except bk.Error as error:
+        assert error.status == bk.Status.NO_SUCH_POOL
+
+
+locator = pytest.fixture(new_pool, name="locator")
+"""The locator of a new pool."""
+
+pool_locator = pytest.fixture(new_pool, scope="module", name="pool_locator")
+"""The locator of a pool that the tests of a module share."""
