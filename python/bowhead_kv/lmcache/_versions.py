@@ -3,7 +3,7 @@
 
 import importlib.metadata
 
-SUPPORTED = ("0.5.3", "0.5.4", "0.5.5", "0.5.6")
+SUPPORTED = ("0.5.4", "0.5.5", "0.5.6")
 
 
 def check() -> None:

@@ -238,8 +238,8 @@ def test_far_hit_is_served_without_a_pool(
     make: Make, locator: str, far: dict[str, Any], objects: Objects, keys: list[Any]
 ) -> None:
     make(far).store(keys, objects.stored)
-    read_through = make(read_through_spec(locator, far))
     bk.destroy(locator)
+    read_through = make(read_through_spec(locator, far))
     for _ in range(2):
         assert read_through.load(keys, objects.loaded) == list(range(KEYS))
     assert verify_round_trip(keys, objects.stored, objects.loaded, print)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import mmap
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -170,6 +172,38 @@ def test_full_pool_fails_the_store_and_nothing_else(
     future = connector.submit_batch_get(["key0"], buffers(1, 8 << 20))
     assert wait(connector, future)[2] == [True]
     connector.close()
+
+
+def test_evicted_objects_are_misses(connector: BowheadConnector, wait: Wait) -> None:
+    keys = [f"key{i}" for i in range(80)]  # of 4 MiB each: more than the pool has
+    stored = values(8, 4 << 20)
+    for i, key in enumerate(keys):
+        assert wait(connector, connector.submit_batch_set([key], [stored[i % 8]]))[0]
+    hits = 0
+    for i, key in enumerate(keys):
+        loaded = buffers(1, 4 << 20)
+        if wait(connector, connector.submit_batch_get([key], loaded))[2][0]:
+            assert loaded[0] == stored[i % 8]
+            hits += 1
+    assert 0 < hits < len(keys)
+
+
+def test_damaged_object_is_a_miss(
+    locator: str, connector: BowheadConnector, wait: Wait
+) -> None:
+    memory = Path("/dev/shm") / locator.replace("shm:", "bowhead-")
+    if not memory.is_file():
+        pytest.skip(f"the pool's memory is not at {memory}")
+    stored = values(3, 70_000)
+    wait(connector, connector.submit_batch_set(KEYS, stored))
+    with memory.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        place = content.find(bytes(stored[1][:4096]))
+        assert place > 0
+        content[place + 50] ^= 1
+    future = connector.submit_batch_get(KEYS, buffers(3, 70_000))
+    assert wait(connector, future) == (True, "", [True, False, True])
+    with bk.Pool(locator, observe=True) as pool:
+        assert pool.info().damaged == 1
 
 
 def test_calls_after_close_do_not_raise(connector: BowheadConnector) -> None:
