@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-SOURCE = os.environ.get("BOWHEAD_LMCACHE_SOURCE", "")
-TESTS = "tests/v1/distributed/test_native_connector_l2_adapter.py"
+TESTS = Path(os.environ.get("BOWHEAD_LMCACHE_TESTS", "missing"))
+FILE = "v1/distributed/test_native_connector_l2_adapter.py"
 
 pytestmark = [
     pytest.mark.skipif(
@@ -23,19 +23,19 @@ pytestmark = [
         reason="lmcache is not installed; `tools/engines install` makes an environment with it",
     ),
     pytest.mark.skipif(
-        not (Path(SOURCE) / TESTS).is_file(),
-        reason="BOWHEAD_LMCACHE_SOURCE names no unpacked source package of lmcache "
+        not (TESTS / FILE).is_file(),
+        reason="BOWHEAD_LMCACHE_TESTS does not name the folder `tests` of lmcache's source package "
         "(docs/engines/lmcache.md says how to get it)",
     ),
 ]
 
 
 def test_native_connector_tests_pass_on_the_pool(tmp_path: Path) -> None:
-    # Apart from the source package's own `lmcache`, which lacks the compiled modules.
-    shutil.copytree(Path(SOURCE) / "tests", tmp_path / "tests")
+    # Away from the source package's own `lmcache`, which lacks the compiled modules.
+    shutil.copytree(TESTS, tmp_path / "tests")
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "upstream", TESTS],
+        [sys.executable, "-m", "pytest", "-q", "-p", "upstream", f"tests/{FILE}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
