@@ -133,6 +133,11 @@ class BowheadReadThrough(L2AdapterInterface):
         os.close(self._loaded_fd)
         os.close(self._stop_fd)
 
+    def report_status(self) -> dict[str, Any]:
+        status = self._far.report_status()
+        status["is_healthy"] = bool(status.get("is_healthy")) and self._thread.is_alive()
+        return status
+
     # Everything else is the far tier's.
 
     def get_store_event_fd(self) -> int:
@@ -178,9 +183,6 @@ class BowheadReadThrough(L2AdapterInterface):
 
     def get_usage(self) -> AdapterUsage:
         return self._far.get_usage()
-
-    def report_status(self) -> dict[str, Any]:
-        return self._far.report_status()
 
 
 def _far_config(spec: Any) -> Any:

@@ -242,6 +242,7 @@ def test_far_hit_is_served_without_a_pool(
     read_through = make(read_through_spec(locator, far))
     for _ in range(2):
         assert read_through.load(keys, objects.loaded) == list(range(KEYS))
+    assert read_through.adapter.report_status()["is_healthy"]
     assert verify_round_trip(keys, objects.stored, objects.loaded, print)
 
 

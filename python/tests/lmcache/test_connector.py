@@ -174,6 +174,15 @@ def test_full_pool_fails_the_store_and_nothing_else(
     connector.close()
 
 
+def test_too_long_key_fails_alone(connector: BowheadConnector, wait: Wait) -> None:
+    keys = [KEYS[0], "m" * 513, KEYS[1]]
+    assert not wait(connector, connector.submit_batch_set(keys, values(3, 4096)))[0]
+    future = connector.submit_batch_get(keys, buffers(3, 4096))
+    assert wait(connector, future) == (True, "", [True, False, True])
+    assert wait(connector, connector.submit_batch_exists(keys))[2] == [True, False, True]
+    assert wait(connector, connector.submit_batch_delete(keys))[2] == [True, False, True]
+
+
 def test_evicted_objects_are_misses(connector: BowheadConnector, wait: Wait) -> None:
     keys = [f"key{i}" for i in range(80)]  # of 4 MiB each: more than the pool has
     stored = values(8, 4 << 20)
