@@ -20,13 +20,17 @@ bk = pytest.importorskip("bowhead_kv", reason="the package bowhead_kv is not ins
 
 
 @pytest.fixture(scope="session")
-def model() -> Path:
-    """A folder with a small model and prompts-tech.u16, token ids of a text."""
-    default = HERE.parents[2].parent / "shared/data/model"
-    path = Path(os.environ.get("BOWHEAD_TEST_MODEL", default))
-    if not (path / "config.json").is_file() or not (path / "prompts-tech.u16").is_file():
-        pytest.skip(f"no model with prompts-tech.u16 in {path}; set BOWHEAD_TEST_MODEL to one")
-    return path
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small model and prompts-tech.u16, token ids of prompts."""
+    path = Path(os.environ.get("BOWHEAD_TEST_MODEL", HERE.parents[2].parent / "shared/data/model"))
+    if (path / "config.json").is_file() and (path / "prompts-tech.u16").is_file():
+        return path
+    assert "BOWHEAD_TEST_MODEL" not in os.environ, f"{path} has no model with prompts-tech.u16"
+    import tiny_model
+
+    built = tmp_path_factory.mktemp("model")
+    tiny_model.build(built)
+    return built
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ because vLLM writes to standard output as it likes.
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,19 +21,27 @@ BLOCK_TOKENS = 32
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_LOGGING_LEVEL": "INFO",
     "HF_HUB_OFFLINE": "1",
 }
 
 
 class Engine:
-    """A running engine. connector: its extra configuration; None: no connector."""
+    """A running engine. connector: its extra configuration; None: no connector. workers: of
+    tensor parallelism."""
 
-    def __init__(self, model: Path, log: Path, connector: dict[str, Any] | None) -> None:
+    def __init__(
+        self, model: Path, log: Path, connector: dict[str, Any] | None, *, workers: int = 1
+    ) -> None:
         answers, theirs = os.pipe()
         command = [sys.executable, __file__, "--model", str(model), "--answers", str(theirs)]
+        environment = {**os.environ, **ENVIRONMENT}
         if connector is not None:
             command += ["--connector", json.dumps(connector)]
+        if workers > 1:
+            command += ["--workers", str(workers)]
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(workers)))
         self.log = log
         with log.open("ab") as stream:
             self._process = subprocess.Popen(
@@ -43,7 +50,7 @@ class Engine:
                 stdout=stream,
                 stderr=stream,
                 pass_fds=[theirs],
-                env={**os.environ, **ENVIRONMENT},
+                env=environment,
             )
         os.close(theirs)
         self._answers = os.fdopen(answers)
@@ -68,6 +75,10 @@ class Engine:
         """The keys that the connector has stored so far."""
         return [bytes.fromhex(key) for key in self.call("keys")]
 
+    def events(self) -> list[dict[str, Any]]:
+        """The KV cache events of the connector so far."""
+        return self.call("events")
+
     def warnings(self) -> list[str]:
         """The warnings of the connector about its pool so far."""
         lines = self.log.read_text(errors="replace").splitlines()
@@ -80,10 +91,15 @@ class Engine:
         try:
             return self._process.wait(60)
         except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGKILL)
-            return self._process.wait()
+            self.kill()
+            return self._process.returncode
         finally:
             self._answers.close()
+
+    def kill(self) -> None:
+        """Kills the engine, if it runs."""
+        self._process.kill()
+        self._process.wait()
 
     def __enter__(self) -> "Engine":
         return self
@@ -97,10 +113,11 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--answers", type=int, required=True)
     parser.add_argument("--connector", type=json.loads)
+    parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
 
     from vllm import LLM, SamplingParams
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
     transfer = None
     if arguments.connector is not None:
@@ -117,7 +134,9 @@ def main() -> None:
         enforce_eager=True,
         block_size=BLOCK_TOKENS,
         max_model_len=512,
+        tensor_parallel_size=arguments.workers,
         kv_transfer_config=transfer,
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     )
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     with os.fdopen(arguments.answers, "w") as answers:
@@ -135,7 +154,7 @@ def main() -> None:
             else:
                 import recording
 
-                answer = [key.hex() for key in recording.KEYS]
+                answer = recording.answer(request["command"])
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
 

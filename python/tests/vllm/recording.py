@@ -1,15 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BowheadConnector, and a list of the keys that it stores, for tests that attack them."""
+"""BowheadConnector, with a record of the keys that it stores and of the events that it publishes."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from bowhead_kv.vllm.connector import BowheadConnector, rank_keys
 
-KEYS: list[bytes] = []
+_keys: list[bytes] = []
+_events: list[Any] = []
 
 
 class RecordingConnector(BowheadConnector):
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         metadata = super().build_connector_meta(scheduler_output)
-        KEYS.extend(rank_keys(metadata.stores.hashes, range(1)))
+        ranks = range(self._vllm_config.parallel_config.world_size)
+        _keys.extend(rank_keys(metadata.stores.hashes, ranks))
         return metadata
+
+    def take_events(self) -> Iterable[Any]:
+        events = list(super().take_events())
+        _events.extend(events)
+        return events
+
+
+def answer(command: str) -> Any:
+    """The record, as JSON can hold it."""
+    if command == "keys":
+        return [key.hex() for key in _keys]
+    assert command == "events"
+    return [msgspec.to_builtins(event) for event in _events]

@@ -61,10 +61,18 @@ def test_second_process_is_served_from_the_pool(
     with Engine(model, tmp_path / "first", {"locator": locator}) as first:
         tokens, cached = first.generate(prompts)
         keys = first.keys()
+        events = first.events()
         assert first.close() == 0
     assert tokens == cold
     assert cached == [0, 0, 0]
     assert len(keys) == full_blocks(prompts)
+    assert [event["type"] for event in events] == ["BlockStored"] * len(keys)
+    blocks = [p[i : i + BLOCK_TOKENS] for p in prompts for i in range(0, 96, BLOCK_TOKENS)]
+    assert sorted(event["token_ids"] for event in events) == sorted(blocks)
+    hashes = {block_hash for event in events for block_hash in event["block_hashes"]}
+    parents = [event["parent_block_hash"] for event in events]
+    assert parents.count(None) == len(prompts)
+    assert hashes.issuperset(set(parents) - {None})
 
     with Engine(model, tmp_path / "second", {"locator": locator}) as second:
         tokens, cached = second.generate(prompts)

@@ -273,8 +273,9 @@ def test_another_model_or_layout_is_another_namespace(make: Make) -> None:
     assert len({base.name, *(each.name for each in others)}) == 5
     assert all(base.description != each.description for each in others)
     assert len(tier_identity(spec("é" * 500), ROW_BYTES, None).description.encode()) <= 383
-    # Names of one model on two hosts.
-    assert tier_identity(spec("/a/m"), ROW_BYTES, "m") == tier_identity(spec("/b/m"), ROW_BYTES, "m")
+    # One model at two paths.
+    one, two = (tier_identity(spec(path), ROW_BYTES, "m") for path in ("/a/m", "/b/m"))
+    assert one == two
 
 
 # Of vLLM's tests of its file system tier, those that test files, or the inside of its classes.
