@@ -39,7 +39,8 @@ bool is_quick(const bh_job& job) {
   if (job.count > kQuickKeys || job.operation == BH_JOB_REMOVE) return false;
   uint64_t bytes = 0;
   for (size_t i = 0; i < job.count && bytes <= kQuickBytes; ++i) {
-    if (job.operation == BH_JOB_PUT) bytes += total_bytes(job.puts[i].value, job.puts[i].value_count);
+    if (job.operation == BH_JOB_PUT)
+      bytes += total_bytes(job.puts[i].value, job.puts[i].value_count);
     if (job.operation == BH_JOB_GET)
       bytes += total_bytes(job.gets[i].buffers, job.gets[i].buffer_count);
   }

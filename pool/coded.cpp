@@ -195,8 +195,7 @@ Status CodedStore::put(const Key& key, std::span<const ConstSpan> value,
   const Known* ns = find(key.namespace_id);
   if (ns == nullptr || !ns->token) return core_.writing.put(key, raw);
   Loan work(*this);
-  return core_.writing.put_made(key, raw,
-                                [&] { return encode(*ns, key.bytes.size(), raw, work); });
+  return core_.writing.put_made(key, raw, [&] { return encode(*ns, key.bytes.size(), raw, work); });
 }
 
 void CodedStore::put_all(NamespaceId id, std::span<PutItem> items) {

@@ -35,7 +35,8 @@ Result<std::unique_ptr<Queue>> Queue::open(const QueueOptions& options) {
   std::unique_ptr<Queue> queue(new Queue(options.jobs_max));
   queue->fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (queue->fd_ < 0)
-    return Error{Status::SYSTEM, fmt::format("eventfd: {}", std::generic_category().message(errno))};
+    return Error{Status::SYSTEM,
+                 fmt::format("eventfd: {}", std::generic_category().message(errno))};
   try {
     for (uint32_t i = 0; i < options.threads; ++i)
       queue->threads_.emplace_back([q = queue.get()] { q->work(); });
@@ -103,8 +104,9 @@ Status Queue::drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   const uint64_t last = last_number_;
   ++drainers_;
-  const bool drained = ended_.wait_for(lock, std::min(timeout, std::chrono::milliseconds(1ll << 40)),
-                                       [&] { return !unfinished_up_to(last); });
+  const bool drained =
+      ended_.wait_for(lock, std::min(timeout, std::chrono::milliseconds(1ll << 40)),
+                      [&] { return !unfinished_up_to(last); });
   --drainers_;
   return drained ? Status::OK : Status::BUSY;
 }

@@ -93,8 +93,8 @@ class Queue {
   int fd_ = -1;
 
   std::mutex mutex_;
-  std::condition_variable work_;   ///< for workers: a job waits, or the queue closes
-  std::condition_variable ended_;  ///< for drain(): a job ended
+  std::condition_variable work_;         ///< for workers: a job waits, or the queue closes
+  std::condition_variable ended_;        ///< for drain(): a job ended
   std::map<uint64_t, Waiting> waiting_;  ///< by priority, highest first, then by number
   std::vector<uint64_t> running_;        ///< numbers
   std::deque<JobReport> reports_;        ///< of ended jobs

@@ -397,26 +397,27 @@ typedef struct bh_get_item {
   uint32_t reserved;       /**< zero */
 } bh_get_item;
 
-/** Stores values, each as bh_put_with() does.
+/** Stores values. Each item gets a status as for bh_put_with().
  * @param pool the pool
  * @param ns its namespace
  * @param items keys, values and options; gets the statuses
  * @param item_count number of items */
 bh_status bh_put_batch(bh_pool* pool, bh_namespace_id ns, bh_put_item* items, size_t item_count);
 
-/** Copies and verifies values, each as bh_get() does.
+/** Copies and verifies values. Each item gets a status as for bh_get().
  * @param pool the pool
  * @param ns its namespace
  * @param items keys and buffers; gets lengths and statuses
  * @param item_count number of items */
 bh_status bh_get_batch(bh_pool* pool, bh_namespace_id ns, bh_get_item* items, size_t item_count);
 
-/** Removes blocks, each as bh_remove() does.
+/** Removes blocks. Each key gets a status as for bh_remove(). Blocks of other hosts take a heartbeat
+ * for some keys at a time, as bh_remove() takes for one.
  * @param pool the pool
  * @param ns its namespace
  * @param keys the keys
  * @param key_count number of keys
- * @param statuses for each key: as bh_remove() returns */
+ * @param statuses for each key */
 bh_status bh_remove_batch(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
                           bh_status* statuses);
 
@@ -496,7 +497,9 @@ int bh_queue_fd(const bh_queue* queue);
  * @retval BH_NOT_SUPPORTED `job` has a member set that this library does not know */
 bh_status bh_queue_submit(bh_queue* queue, const bh_job* job, uint64_t* number);
 
-/** Reports jobs that have ended, in the order in which they ended. Never waits.
+/** Reports jobs that have ended, in the order in which they ended. Never waits. The statuses of the
+ * items are as for bh_put_batch(), bh_get_batch(), bh_remove_batch(); a batch that fails as a whole
+ * has its status in the completion.
  * @param queue the queue
  * @param out gets them
  * @param room number of elements of out

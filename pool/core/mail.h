@@ -86,8 +86,7 @@ void Mail<A>::ask_to_remove(Life owner, std::span<const Hash128> keys, Done done
     for (size_t i = 0; i < open_count; ++i) {
       const Request& one = open[i];
       c_.access.acquire(c_.layout.mail(owner.host, c_.host, one.line), BH_LINE_BYTES);
-      const bool answered =
-          read_mail_line(owner.host, c_.host, one.line).answered == one.sequence;
+      const bool answered = read_mail_line(owner.host, c_.host, one.line).answered == one.sequence;
       const bool given_up = c_.ended(owner) || c_.ended() || c_.access.now_ns() > one.deadline_ns;
       if (!answered && !given_up) {
         open[kept++] = one;

@@ -50,10 +50,10 @@ class Reading {
   template <class Sink>
   Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata = nullptr,
                               const Located* first = nullptr);
-  /// get_stored() for up to Lookup::kBatch keys, pipelined: make_sink(i) returns the sink of a key,
-  /// and done(i, length) gets the result.
-  template <class MakeSink, class Done>
-  void get_all(uint64_t ns, std::span<const std::string_view> keys, MakeSink make_sink, Done done);
+  /// get_stored() for up to Lookup::kBatch keys, pipelined: sink_of(i) returns the sink of a key, or a
+  /// reference to it, and done(i, length) gets the result.
+  template <class SinkOf, class Done>
+  void get_all(uint64_t ns, std::span<const std::string_view> keys, SinkOf sink_of, Done done);
   /// Copies parts of a block: Status take(header, read) calls read(offset, buffer) as it likes, and
   /// verifies the bytes itself, since the checksum of the block covers all of it. The copies are
   /// good only if the length of the value is returned. Empty if the block is not found, has
@@ -120,8 +120,8 @@ Result<uint64_t> Reading<A>::get(const Key& key, std::span<const Span> buffers) 
 }
 
 template <class A>
-template <class MakeSink, class Done>
-void Reading<A>::get_all(uint64_t ns, std::span<const std::string_view> keys, MakeSink make_sink,
+template <class SinkOf, class Done>
+void Reading<A>::get_all(uint64_t ns, std::span<const std::string_view> keys, SinkOf sink_of,
                          Done done) {
   std::array<std::optional<Located>, Lookup<A>::kBatch> blocks;
   lookup_.locate_all(ns, keys, [&](uint32_t i, const Located& block) { blocks[i] = block; });
@@ -134,7 +134,7 @@ void Reading<A>::get_all(uint64_t ns, std::span<const std::string_view> keys, Ma
       done(i, Result<uint64_t>(Status::NOT_FOUND));
       continue;
     }
-    auto sink = make_sink(i);
+    auto&& sink = sink_of(i);
     const Key key(ns, keys[i], hash_of(blocks[i]->header));
     done(i, get_stored(key, sink, nullptr, &*blocks[i]));
   }

@@ -43,7 +43,8 @@ class Writing {
   /// of `raw`, and is called only once the key is known not to be stored.
   template <class Make>
   Status put_made(const Key& key, const Content& raw, Make make) {
-    return put_absent(key, raw, [&] { return put_present(key); }, make);
+    return put_absent(
+        key, raw, [&] { return put_present(key); }, make);
   }
   /// put_made() for up to Lookup::kBatch keys, pipelined: raw(i) returns the value of a key,
   /// make(i, raw) the content to store, and done(i, status) gets the result.

@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import os
 import pathlib
+import select
 import statistics
 import time
 from collections.abc import Callable
@@ -112,7 +113,45 @@ def measure(locator: str, block_bytes: int, key_count: int) -> None:
             lambda: c.bh_exists(handle, ns.id, c_keys, key_count, present),
             1000,
         )
+        queue_against_calls(ns)
     c.bh_pool_close(handle)
+
+
+def queue_against_calls(ns: bk.Namespace, depth: int = 32, value_bytes: int = 64 << 10) -> None:
+    """Gets through a queue of one thread, which this thread keeps filled, against calls."""
+    keys = [b"queued %d" % i for i in range(depth)]
+    rooms = [bytearray(value_bytes) for _ in keys]
+    ns.put_batch(keys, [bytes(value_bytes)] * depth)
+    rounds = 100
+
+    def calls() -> None:
+        for _ in range(rounds):
+            for key, room in zip(keys, rooms):
+                ns.get_into(key, room)
+
+    def jobs() -> None:
+        with ns.pool.queue(threads=1, jobs_max=depth) as queue:
+            slots = {}
+            for slot in range(depth):
+                slots[queue.submit_get(ns, [keys[slot]], [rooms[slot]])] = slot
+            left = rounds * depth - depth
+            while slots:
+                select.select([queue], [], [])
+                for ended in queue.poll():
+                    slot = slots.pop(ended.job)
+                    assert ended.failed == 0
+                    if left > 0:
+                        left -= 1
+                        slots[queue.submit_get(ns, [keys[slot]], [rooms[slot]])] = slot
+
+    pairs = [(seconds(calls, 1), seconds(jobs, 1)) for _ in range(9)]
+    each = rounds * depth / 1e6
+    calls_us = statistics.median(pair[0] for pair in pairs) / each
+    jobs_us = statistics.median(pair[1] for pair in pairs) / each
+    ratio = statistics.median(pair[0] / pair[1] for pair in pairs)
+    print(f"{'':24}{'calls, us':>10}{'queue, us':>12}{'ratio':>10}")
+    name = f"get {value_bytes >> 10} KiB, depth {depth}"
+    print(f"{name:24}{calls_us:10.2f}{jobs_us:12.2f}{ratio:10.3f}")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ uint64_t Queue::submit(const Namespace& ns, std::unique_ptr<Job> job, nb::handle
   described.struct_bytes = sizeof described;
   described.namespace_id = ns.id;
   described.priority = number<uint32_t>("priority", priority);
+  handle_.get();  // raises before the job is kept
   Job* const key = job.get();
   described.context = key;
   jobs_.emplace(key, std::move(job));  // before it can be reported

@@ -66,6 +66,7 @@ struct Scene {
   bh_pool* pool = nullptr;
   bh_pool* closed_last = nullptr;  ///< owner of the reservations and leases, if it is not `pool`
   bh_namespace_id ns = 0;
+  bh_queue* queue = nullptr;
   std::vector<Props> of_cells;
   Props* own = nullptr;
   std::vector<std::string> faults;
@@ -438,6 +439,159 @@ bh_status commit_summed(bh_pool* pool, bh_reservation* room) {
                           is_open ? bh_checksum(room->data, room->length_bytes) : uint64_t{0});
 }
 
+// ---- batches and queues ----
+
+/// The status of a batch of one item: its own, or that of the item, which the call sets.
+bh_status of_item(bh_status batch, const bh_status& item) { return batch != BH_OK ? batch : item; }
+
+bh_status put_batch(Scene& s, bh_key key) {
+  const std::vector<std::byte> value(kBytes);
+  const bh_const_iovec piece = {value.data(), value.size()};
+  bh_put_item item = {key, &piece, 1, nullptr, BH_SYSTEM, 0};
+  return of_item(bh_put_batch(s.pool, s.ns, &item, 1), item.status);
+}
+
+bh_status get_batch(Scene& s, bh_key key, size_t room, uint64_t* length) {
+  std::vector<std::byte> out(room);
+  const bh_iovec piece = {out.data(), out.size()};
+  bh_get_item item = {key, &piece, 1, 0, BH_SYSTEM, 0};
+  const bh_status status = of_item(bh_get_batch(s.pool, s.ns, &item, 1), item.status);
+  *length = item.length_bytes;
+  return status;
+}
+
+bh_status remove_batch(bh_pool* pool, bh_namespace_id ns, bh_key key) {
+  bh_status item = BH_SYSTEM;
+  return of_item(bh_remove_batch(pool, ns, &key, 1, &item), item);
+}
+
+/// Lists of two items of which the second is malformed: nothing may be done for the first.
+void misuse_batches(Scene& s) {
+  const bh_const_iovec value = {"value", 5}, no_value = {nullptr, 1};
+  const auto no_options = user_metadata(nullptr, 1), long_options = user_metadata("user", 513);
+  const bh_put_item good = {s.new_key(), &value, 1, nullptr, BH_SYSTEM, 0};
+  std::vector<bh_put_item> bad(5, good);
+  bad[0].key = {nullptr, 1};
+  bad[1].value = nullptr;
+  bad[2].value = &no_value;
+  bad[3].options = &no_options;
+  bad[4].options = &long_options;
+  for (const bh_put_item& second : bad) {
+    bh_put_item items[] = {good, second};
+    EXPECT_INVALID(bh_put_batch(s.pool, s.ns, items, 2));
+    s.expect("status of an item not tried", items[0].status, BH_SYSTEM);
+  }
+  char out[8];
+  const bh_iovec room = {out, sizeof out}, no_room = {nullptr, 1};
+  const bh_get_item gets[] = {{{nullptr, 1}, &room, 1, 0, BH_SYSTEM, 0},
+                              {s.key(), nullptr, 1, 0, BH_SYSTEM, 0},
+                              {s.key(), &no_room, 1, 0, BH_SYSTEM, 0}};
+  for (const bh_get_item& second : gets) {
+    bh_get_item items[] = {{s.key(), &room, 1, 0, BH_SYSTEM, 0}, second};
+    EXPECT_INVALID(bh_get_batch(s.pool, s.ns, items, 2));
+    s.expect("status of an item not tried", items[0].status, BH_SYSTEM);
+  }
+  const bh_key keys[] = {s.key(), {nullptr, 1}};
+  bh_status statuses[2];
+  EXPECT_INVALID(bh_remove_batch(s.pool, s.ns, keys, 2, statuses));
+  uint8_t present = 0;
+  EXPECT_STATUS(bh_exists(s.pool, s.ns, keys, 1, &present), BH_OK);
+  s.expect("bh_exists", present == 1 ? BH_OK : BH_NOT_FOUND, BH_OK);
+}
+
+bh_job get_job(const Scene& s, bh_get_item* item) {
+  auto job = sized<bh_job>();
+  job.operation = BH_JOB_GET;
+  job.namespace_id = s.ns;
+  job.count = 1;
+  job.gets = item;
+  return job;
+}
+
+/// Submits a job that gets the stored key, and waits for it.
+bh_status submit_get(Scene& s) {
+  std::vector<std::byte> out(kBytes);
+  const bh_iovec piece = {out.data(), out.size()};
+  bh_get_item item = {s.key(), &piece, 1, 0, BH_SYSTEM, 0};
+  const bh_job job = get_job(s, &item);
+  uint64_t number = 0;
+  bh_status status = bh_queue_submit(s.queue, &job, &number);
+  if (status != BH_OK) return status;
+  pollfd readable = {bh_queue_fd(s.queue), POLLIN, 0};
+  bh_completion done{};
+  size_t count = 0;
+  if (poll(&readable, 1, kCellLimitMs / 2) != 1) return BH_SYSTEM;
+  status = bh_queue_poll(s.queue, &done, 1, &count);
+  if (status != BH_OK || count != 1 || done.job != number) return BH_SYSTEM;
+  return of_item(done.status, item.status);
+}
+
+void misuse_submit(Scene& s) {
+  char out[8];
+  const bh_iovec room = {out, sizeof out};
+  bh_get_item get = {s.key(), &room, 1, 0, BH_OK, 0};
+  bh_put_item put{};
+  const bh_key key = s.key();
+  bh_status status = BH_OK;
+  uint8_t present = 0;
+  const bh_job good = get_job(s, &get);
+  EXPECT_INVALID(bh_queue_submit(nullptr, &good, nullptr));
+  misuse_struct<bh_job>(s, [&](auto* job) { return bh_queue_submit(s.queue, job, nullptr); });
+  const auto refuse = [&](auto change) {
+    bh_job job = good;
+    change(job);
+    EXPECT_STATUS(bh_queue_submit(s.queue, &job, nullptr), BH_INVALID_ARGUMENT);
+  };
+  refuse([](bh_job& job) { job.operation = 0; });
+  refuse([](bh_job& job) { job.operation = 5; });
+  refuse([](bh_job& job) { job.priority = 256; });
+  refuse([](bh_job& job) { job.count = 0; });
+  refuse([](bh_job& job) { job.count = SIZE_MAX; });
+  refuse([](bh_job& job) { job.gets = nullptr; });
+  refuse([&](bh_job& job) { job.puts = &put; });
+  refuse([&](bh_job& job) { job.keys = &key; });
+  refuse([&](bh_job& job) { job.statuses = &status; });
+  refuse([&](bh_job& job) { job.present = &present; });
+  for (const uint32_t operation : {BH_JOB_PUT, BH_JOB_REMOVE, BH_JOB_EXISTS}) {
+    refuse([&](bh_job& job) { job.operation = operation; });
+    refuse([&](bh_job& job) {
+      job.operation = operation;
+      job.gets = nullptr;
+      job.keys = operation == BH_JOB_PUT ? nullptr : &key;
+    });
+  }
+  bh_job reserved = good;
+  reserved.reserved = 1;
+  EXPECT_STATUS(bh_queue_submit(s.queue, &reserved, nullptr), BH_NOT_SUPPORTED);
+  // The namespace is looked up by the job.
+  bh_job elsewhere = good;
+  elsewhere.namespace_id = s.ns + 2;
+  EXPECT_STATUS(bh_queue_submit(s.queue, &elsewhere, nullptr), BH_OK);
+  EXPECT_STATUS(bh_queue_drain(s.queue, kCellLimitMs / 2), BH_OK);
+  bh_completion done{};
+  size_t count = 0;
+  EXPECT_STATUS(bh_queue_poll(s.queue, &done, 1, &count), BH_OK);
+  s.expect("its completion", done.status, BH_INVALID_ARGUMENT);
+}
+
+void misuse_queue_open(Scene& s) {
+  bh_queue* out = nullptr;
+  EXPECT_INVALID(bh_queue_open(nullptr, nullptr, &out));
+  EXPECT_INVALID(bh_queue_open(s.pool, nullptr, nullptr));
+  misuse_struct<bh_queue_options>(s, [&](auto* of) {
+    return of == nullptr ? BH_INVALID_ARGUMENT : bh_queue_open(s.pool, of, &out);
+  });
+  for (const auto& [member, value] : {std::pair(&bh_queue_options::threads, 65u),
+                                      std::pair(&bh_queue_options::jobs_max, (1u << 20) + 1)}) {
+    auto options = sized<bh_queue_options>();
+    options.*member = value;
+    EXPECT_STATUS(bh_queue_open(s.pool, &options, &out), BH_INVALID_ARGUMENT);
+  }
+  auto options = sized<bh_queue_options>();
+  options.reserved = 1;
+  EXPECT_STATUS(bh_queue_open(s.pool, &options, &out), BH_NOT_SUPPORTED);
+}
+
 /// A list function. Each list has at least one entry; the first visit ends it.
 template <class T, class List>
 bh_status list(Scene& s, List call) {
@@ -630,6 +784,101 @@ const Function kFunctions[] = {
        return get(s, s.key(), kBytes, &length);
      },
      reads(), misuse_get},
+    {"bh_put_batch", [](Scene& s) { return put_batch(s, s.new_key()); },
+     stores(BH_BUSY, BH_OK, BH_NO_SPACE),
+     [](Scene& s) {
+       misuse_key(s, [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+         const bh_const_iovec piece = {"value", 5};
+         bh_put_item item = {key, &piece, 1, nullptr, BH_SYSTEM, 0};
+         return of_item(bh_put_batch(pool, ns, &item, 1), item.status);
+       });
+       bh_put_item item{};
+       EXPECT_INVALID(bh_put_batch(s.pool, s.ns, nullptr, 1));
+       EXPECT_INVALID(bh_put_batch(s.pool, s.ns, &item, SIZE_MAX));
+       EXPECT_STATUS(bh_put_batch(s.pool, s.ns, nullptr, 0), BH_OK);
+       misuse_batches(s);
+     }},
+    {"bh_get_batch",
+     [](Scene& s) {
+       uint64_t length = 0;
+       const bh_status status = get_batch(s, s.key(), kBytes, &length);
+       return status != BH_OK || length == kBytes ? status : BH_DAMAGED;
+     },
+     reads(),
+     [](Scene& s) {
+       misuse_key(s, [&](bh_pool* pool, bh_namespace_id ns, bh_key key) {
+         bh_get_item item = {key, nullptr, 0, 0, BH_SYSTEM, 0};
+         return of_item(bh_get_batch(pool, ns, &item, 1), item.status);
+       });
+       bh_get_item item{};
+       EXPECT_INVALID(bh_get_batch(s.pool, s.ns, nullptr, 1));
+       EXPECT_INVALID(bh_get_batch(s.pool, s.ns, &item, SIZE_MAX));
+       EXPECT_STATUS(bh_get_batch(s.pool, s.ns, nullptr, 0), BH_OK);
+       uint64_t length = 0;
+       EXPECT_STATUS(get_batch(s, s.key(), kBytes - 1, &length), BH_BUFFER_TOO_SMALL);
+       s.expect("its length", length == kBytes ? BH_OK : BH_DAMAGED, BH_OK);
+       EXPECT_STATUS(get_batch(s, s.new_key(), kBytes, &length), BH_NOT_FOUND);
+     }},
+    {"bh_remove_batch", [](Scene& s) { return remove_batch(s.pool, s.ns, s.key()); },
+     stores(BH_BUSY),
+     [](Scene& s) {
+       misuse_key(s, remove_batch);
+       const bh_key key = s.key();
+       EXPECT_INVALID(bh_remove_batch(s.pool, s.ns, &key, 1, nullptr));
+       std::vector<bh_status> statuses(4);
+       misuse_keys(s, [&](bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t count) {
+         return bh_remove_batch(pool, ns, keys, count, statuses.data());
+       });
+       EXPECT_STATUS(remove_batch(s.pool, s.ns, s.new_key()), BH_NOT_FOUND);
+     }},
+    {"bh_queue_open",
+     [](Scene& s) {
+       bh_queue* queue = nullptr;
+       const bh_status status = bh_queue_open(s.pool, nullptr, &queue);
+       bh_queue_close(queue);
+       return status;
+     },
+     but(same(BH_OK), FORKED, BH_FORKED), misuse_queue_open},
+    {"bh_queue_fd", [](Scene& s) { return bh_queue_fd(s.queue) >= 0 ? BH_OK : BH_SYSTEM; },
+     same(BH_OK),
+     [](Scene& s) { s.expect("-1", bh_queue_fd(nullptr) == -1 ? BH_OK : BH_SYSTEM, BH_OK); }},
+    {"bh_queue_submit", submit_get, reads(), misuse_submit},
+    {"bh_queue_poll",
+     [](Scene& s) {
+       bh_completion done{};
+       size_t count = 1;
+       const bh_status status = bh_queue_poll(s.queue, &done, 1, &count);
+       return status != BH_OK || count == 0 ? status : BH_SYSTEM;
+     },
+     but(same(BH_OK), FORKED, BH_FORKED),
+     [](Scene& s) {
+       bh_completion done{};
+       size_t count = 0;
+       EXPECT_INVALID(bh_queue_poll(nullptr, &done, 1, &count));
+       EXPECT_INVALID(bh_queue_poll(s.queue, nullptr, 1, &count));
+       EXPECT_INVALID(bh_queue_poll(s.queue, &done, 1, nullptr));
+       EXPECT_STATUS(bh_queue_poll(s.queue, nullptr, 0, &count), BH_OK);
+     }},
+    {"bh_queue_cancel", [](Scene& s) { return bh_queue_cancel(s.queue, 1'000'000); },
+     but(same(BH_NOT_FOUND), FORKED, BH_FORKED),
+     [](Scene& s) {
+       EXPECT_INVALID(bh_queue_cancel(nullptr, 1));
+       for (const uint64_t number : kHuge)
+         EXPECT_STATUS(bh_queue_cancel(s.queue, number), BH_NOT_FOUND);
+     }},
+    {"bh_queue_drain", [](Scene& s) { return bh_queue_drain(s.queue, kCellLimitMs / 2); },
+     but(same(BH_OK), FORKED, BH_FORKED),
+     [](Scene& s) {
+       EXPECT_INVALID(bh_queue_drain(nullptr, 1));
+       EXPECT_STATUS(bh_queue_drain(s.queue, UINT64_MAX), BH_OK);
+       EXPECT_STATUS(bh_queue_drain(s.queue, 0), BH_OK);
+     }},
+    {"bh_queue_close",  // the last that uses the queue
+     [](Scene& s) {
+       bh_queue_close(std::exchange(s.queue, nullptr));
+       return BH_OK;
+     },
+     same(BH_OK), [](Scene&) { bh_queue_close(nullptr); }},
     {"bh_exists",
      [](Scene& s) {
        const bh_key key = s.key();
@@ -1017,33 +1266,36 @@ bool AbiStates::enter(std::vector<std::unique_ptr<Companion>>& companions) {
     }
     if (!ready) return false;
   }
-  switch (state()) {
-    case BUSY:
-      return join([&] { return hold_locks(s); });
-    case FENCED:
-      return join([&, pid = getpid()] { return declare_dead(s, pid); });
-    case OBSERVED:
-      return join([&] { return observe(s); });
-    case LEASES_FULL:
-      return join([&] { return fill_leases(s); });
-    case OBSERVING:
-      s.closed_last = std::exchange(s.pool, nullptr);
-      return bh_pool_observe(s.locator.c_str(), &s.pool) == BH_OK;
-    case POOL_FULL: {
-      bh_status last = BH_OK;
-      for (int i = 0; last == BH_OK; ++i) {
-        const std::string text = "fill " + std::to_string(i);
-        last = s.put({text.data(), text.size()});
+  const auto entered = [&] {
+    switch (state()) {
+      case BUSY:
+        return join([&] { return hold_locks(s); });
+      case FENCED:
+        return join([&, pid = getpid()] { return declare_dead(s, pid); });
+      case OBSERVED:
+        return join([&] { return observe(s); });
+      case LEASES_FULL:
+        return join([&] { return fill_leases(s); });
+      case OBSERVING:
+        s.closed_last = std::exchange(s.pool, nullptr);
+        return bh_pool_observe(s.locator.c_str(), &s.pool) == BH_OK;
+      case POOL_FULL: {
+        bh_status last = BH_OK;
+        for (int i = 0; last == BH_OK; ++i) {
+          const std::string text = "fill " + std::to_string(i);
+          last = s.put({text.data(), text.size()});
+        }
+        return last == BH_NO_SPACE;
       }
-      return last == BH_NO_SPACE;
+      case LEFT:
+        return bh_pool_leave(s.pool) == BH_OK;
+      case DESTROYED:
+        return bh_pool_destroy(s.locator.c_str(), 1) == BH_OK;
+      default:
+        return true;
     }
-    case LEFT:
-      return bh_pool_leave(s.pool) == BH_OK;
-    case DESTROYED:
-      return bh_pool_destroy(s.locator.c_str(), 1) == BH_OK;
-    default:
-      return true;
-  }
+  };
+  return entered() && bh_queue_open(s.pool, nullptr, &s.queue) == BH_OK;
 }
 
 void AbiStates::run_cells(size_t first, int to) {

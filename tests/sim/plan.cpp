@@ -58,8 +58,8 @@ const char* since_name(Since since) {
 constexpr std::string_view kFocusNames[] = {
     "anything", "leases",  "slow",    "weak",      "alone", "retires", "pairs",    "long-keys",
     "stopped",  "zombies", "lapsed",  "decisions", "keep",  "grants",  "contents", "custody",
-    "twins",    "late",    "returns", "words",     "many",  "spaces",  "logs"};
-static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::LOGS) + 1);
+    "twins",    "late",    "returns", "words",     "many",  "spaces",  "logs",     "batches"};
+static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::BATCHES) + 1);
 
 /// 1 to 2^bits - 1, all magnitudes equally likely.
 uint64_t any_magnitude(Dice& random, uint64_t bits) {
@@ -388,6 +388,7 @@ void aim(Dice& random, Plan& plan, Focus focus) {
   uint64_t extents_each = 1;
   switch (focus) {
     case Focus::ANYTHING:
+    case Focus::BATCHES:
       return;
     case Focus::STOPPED:
       plan.shape.hosts = 1;
@@ -495,7 +496,10 @@ Plan make_plan(uint64_t seed, Focus focus) {
     focus = static_cast<Focus>(1 + more.below(static_cast<uint64_t>(Focus::MANY)));
   if (focus == Focus::TWINS) focus = asked;
   if (focus == Focus::ANYTHING && more.below(256) == 0) focus = Focus::MANY;
-  if (focus != Focus::ANYTHING) aim(random, plan, focus);
+  if (focus == Focus::BATCHES)
+    plan.batch = 2 + static_cast<uint32_t>(more.below(5));
+  else if (focus != Focus::ANYTHING)
+    aim(random, plan, focus);
   Dice words(~seed);
   if (focus == Focus::ANYTHING && words.below(3) == 0) {
     const uint64_t share = (shape.extents + shape.hosts - 1) / shape.hosts;
@@ -510,7 +514,7 @@ std::string Plan::describe() const {
       "seed {}: {} of {} process(es) with {} worker(s), {} extents, words for {}, {} buckets, {} "
       "leases, {} locks; {}, {}, "
       "store buffer of {}; an event in {} steps (caches {}, switches {}, stalls {}); {} operations "
-      "each on {} keys{}{}\n",
+      "each on {} keys, {} at once{}{}\n",
       seed,
       slots.empty() ? fmt::format("{} host(s)", shape.hosts)
                     : fmt::format("hosts {} of {}", fmt::join(slots, ", "), shape.hosts),
@@ -520,7 +524,7 @@ std::string Plan::describe() const {
       : keeps_lines ? "flushes that keep lines"
                     : "flushes that drop lines",
       weak ? "weak memory" : "strong memory", store_buffer, steps_per_event, cache_share,
-      switch_share, stall_share, operations, keys, eviction ? ", eviction" : "",
+      switch_share, stall_share, operations, keys, batch, eviction ? ", eviction" : "",
       slow_duties ? ", slow duties" : "");
   if (twin != Twin::NONE)
     text += fmt::format("  {} of the last host's machine\n",
@@ -554,6 +558,7 @@ std::vector<Plan> smaller(const Plan& plan) {
     if (plan.operations > 1) add([&](Plan& p) { p.operations = std::max(1u, most); });
   }
   if (plan.keys > 1) add([](Plan& p) { p.keys -= 1; });
+  if (plan.batch > 1) add([](Plan& p) { p.batch -= 1; });
   if (plan.weak) add([](Plan& p) { p.weak = false; });
   if (plan.keeps_lines) add([](Plan& p) { p.keeps_lines = false; });
   if (plan.store_buffer > 0) add([](Plan& p) { p.store_buffer = 0; });

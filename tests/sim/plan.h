@@ -89,6 +89,7 @@ struct Plan {
   uint32_t stall_magnitudes = 10;  ///< magnitudes below that, equally likely
   uint32_t operations = 0;         ///< of each worker
   uint32_t keys = 4;
+  uint32_t batch = 1;  ///< keys that one put, get or removal takes at most
   Work work = Work::ANYTHING;
   bool some_without_sum = false;  ///< share of the reservations
   bool long_keys = false;         ///< of two lines, all but the first
@@ -145,7 +146,8 @@ enum class Focus : uint8_t {
   WORDS,      ///< extents are carved and coalesced, and there are words for one or two of them
   MANY,       ///< all host slots there can be, few of them or all in use
   SPACES,     ///< namespaces are registered and removed, and a host dies
-  LOGS        ///< indexes change fast, and others follow by the change log
+  LOGS,       ///< indexes change fast, and others follow by the change log
+  BATCHES     ///< any plan, with puts, gets and removals of several keys at once
 };
 
 /// By name, in lower case; none if there is no such focus.

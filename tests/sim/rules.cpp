@@ -91,9 +91,10 @@ void Rules::note_count(uint64_t at) {
 void Rules::note_mail(uint64_t at, const core::Line& line) {
   Thread& thread = world_->current();
   const uint64_t area = world_->map().layout().mail(world_->machine().host, 0, 0);
-  if (thread.operation == Operation::REMOVE &&
-      core::from_line<bh_mail>(line).kind == BH_MAIL_REMOVE)
-    thread.asked |= uint64_t{1} << (at - area) / BH_MAIL_AREA_BYTES;
+  const auto mail = core::from_line<bh_mail>(line);
+  if (thread.operation == Operation::REMOVE && mail.kind == BH_MAIL_REMOVE)
+    thread.asked.push_back(
+        {static_cast<uint32_t>((at - area) / BH_MAIL_AREA_BYTES), mail.key_hash[0]});
 }
 
 /// Only one decision is ever made about each life of a host (I6).

@@ -235,6 +235,10 @@ bool User::ended_itself() const {
 // ---- operations ----
 
 void User::operate() {
+  if (stage_.world.plan().batch > 1 && below(2) == 0) {
+    const uint64_t which = below(8);
+    return which < 4 ? put_batch() : which < 6 ? get_batch() : remove_batch();
+  }
   const uint64_t roll = below(100);
   switch (stage_.world.plan().work) {
     case Work::ANYTHING:
@@ -293,6 +297,10 @@ void User::put() {
   stage_.world.begin_operation(Operation::PUT, k, version);
   const Status status = core_->writing.put(key(k), content(stored, in));
   stage_.world.end_operation(static_cast<uint64_t>(status));
+  note_put(k, version, status, removals);
+}
+
+void User::note_put(uint32_t k, uint32_t version, Status status, std::optional<uint64_t> removals) {
   expect("put", status, {Status::NO_SPACE, Status::INDEX_FULL, Status::BUSY});
   if (status == Status::OK) {
     stage_.model.accept(k, version, incarnation());
@@ -303,6 +311,88 @@ void User::put() {
   stage_.counts.puts += status == Status::OK;
   stage_.counts.no_space += status == Status::NO_SPACE;
   stage_.counts.busy += status == Status::BUSY;
+}
+
+std::vector<uint32_t> User::any_keys() {
+  std::vector<uint32_t> keys(1 + below(stage_.world.plan().batch));
+  for (uint32_t& k : keys) k = any_key();
+  return keys;
+}
+
+/// A put of several keys, some of them twice. If the process ends after some, the others count as
+/// puts that may yet be found.
+void User::put_batch() {
+  struct Item {
+    uint32_t version;
+    Model::Stored stored;
+    ConstSpan bytes;
+    std::optional<uint64_t> removals;
+    Status status;
+    bool present;
+  };
+  const std::vector<uint32_t> numbers = any_keys();
+  std::vector<std::string_view> names;
+  std::vector<Item> items(numbers.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    Item& item = items[i];
+    names.push_back(stage_.model.key(numbers[i]));
+    item.version = stage_.model.new_version(numbers[i], machine->host);
+    item.stored = stage_.model.stored(numbers[i], item.version);
+    item.bytes = {item.stored.bytes.data(), item.stored.bytes.size()};
+    item.removals = stage_.model.removals(numbers[i]);
+  }
+  stage_.world.begin_operation(Operation::PUT, numbers[0], items[0].version);
+  core_->writing.put_all(
+      Model::kNamespace, names,
+      [&](uint32_t i) {
+        return content(items[i].stored, {&items[i].bytes, 1});
+      },
+      [](uint32_t, const core::Content& raw) { return raw; },
+      [&](uint32_t i, Status status) {
+        items[i].status = status;
+        items[i].present = std::exchange(stage_.world.current().found_present, false);
+      });
+  stage_.world.end_operation(0);
+  for (size_t i = 0; i < items.size(); ++i) {
+    stage_.world.current().found_present = items[i].present;
+    note_put(numbers[i], items[i].version, items[i].status, items[i].removals);
+  }
+}
+
+void User::get_batch() {
+  const std::vector<uint32_t> numbers = any_keys();
+  std::vector<std::string_view> names;
+  for (const uint32_t k : numbers) names.push_back(stage_.model.key(k));
+  std::vector<StoredSink> sinks(numbers.size());
+  std::vector<Result<uint64_t>> lengths(numbers.size(), Status::NOT_FOUND);
+  const uint64_t begun_ns = stage_.world.now_ns();
+  stage_.world.begin_operation(Operation::GET, numbers[0]);
+  core_->reading.get_all(
+      Model::kNamespace, names, [&](uint32_t i) -> StoredSink& { return sinks[i]; },
+      [&](uint32_t i, Result<uint64_t> length) { lengths[i] = std::move(length); });
+  stage_.world.end_operation(0);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    expect("get", lengths[i].status(), {Status::NOT_FOUND});
+    if (lengths[i])
+      judge("get of a batch", numbers[i],
+            Model::Seen::whole(std::move(sinks[i].bytes), *lengths[i], sinks[i].codec, begun_ns));
+    ++(lengths[i] ? stage_.counts.hits : stage_.counts.misses);
+  }
+}
+
+void User::remove_batch() {
+  const std::vector<uint32_t> numbers = any_keys();
+  std::vector<core::Key> keys;
+  std::vector<std::vector<Model::Lineage>> lineages;
+  for (const uint32_t k : numbers) {
+    keys.push_back(key(k));
+    lineages.push_back(begin_removal(k));
+  }
+  std::vector<Status> statuses(keys.size());
+  stage_.world.begin_operation(Operation::REMOVE, numbers[0]);
+  core_->writing.remove_all(keys, statuses);
+  stage_.world.end_operation(0);
+  for (size_t i = 0; i < keys.size(); ++i) note_removal(numbers[i], statuses[i], lineages[i]);
 }
 
 /// For the operation that has just ended.
@@ -458,16 +548,30 @@ Status User::replace(const core::Located& old) {
 
 void User::remove() {
   const uint32_t k = any_key();
-  // A block stored in a life that is over now belongs to another host.
+  const auto lineages = begin_removal(k);
+  stage_.world.begin_operation(Operation::REMOVE, k);
+  const Status status = core_->writing.remove(key(k));
+  stage_.world.end_operation(static_cast<uint64_t>(status));
+  note_removal(k, status, lineages);
+}
+
+/// Returns the contents that it is to remove. A block stored in a life that is over now belongs to
+/// another host.
+std::vector<Model::Lineage> User::begin_removal(uint32_t k) {
   std::vector<Model::Lineage> lineages = stage_.model.lineages_of(k);
   std::erase_if(lineages, [&](const Model::Lineage& lineage) {
     return !stage_.rules.stands({lineage.host, lineage.life});
   });
   stage_.model.begin_removal(k);
-  stage_.world.begin_operation(Operation::REMOVE, k);
-  const Status status = core_->writing.remove(key(k));
-  const uint64_t asked = stage_.world.current().asked | uint64_t{1} << machine->host;
-  stage_.world.end_operation(static_cast<uint64_t>(status));
+  return lineages;
+}
+
+/// For a removal in the operation that has just ended.
+void User::note_removal(uint32_t k, Status status, const std::vector<Model::Lineage>& lineages) {
+  uint64_t asked = uint64_t{1} << machine->host;
+  for (const Thread::Asked& one : stage_.world.current().asked) {
+    if (one.key_hash == key(k).hash.low) asked |= uint64_t{1} << one.host;
+  }
   for (const auto& [version, host, life] : lineages) {
     if (status == Status::OK && (asked >> host & 1) != 0 && !stage_.world.cloned())
       stage_.model.note_removed(k, version, stage_.world.now_ns());

@@ -120,6 +120,13 @@ class User final : public Process {
   void get_parts();
   void replace();
   void remove();
+  std::vector<uint32_t> any_keys();
+  void put_batch();
+  void get_batch();
+  void remove_batch();
+  void note_put(uint32_t k, uint32_t version, Status status, std::optional<uint64_t> removals);
+  void note_removal(uint32_t k, Status status, const std::vector<Model::Lineage>& lineages);
+  std::vector<Model::Lineage> begin_removal(uint32_t k);
   void exists();
   void use_space();
   void open_space(uint32_t n);

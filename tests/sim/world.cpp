@@ -218,7 +218,7 @@ void World::begin_operation(Operation operation, uint64_t key, uint64_t number) 
   current_->operation_steps = 0;
   current_->stalled_ns = 0;
   current_->locked = false;
-  current_->asked = 0;
+  current_->asked.clear();
   current_->found_present = false;
   record(Op::BEGIN, 0, uint64_t{static_cast<uint8_t>(operation)} << 40 | key << 32 | number);
 }

@@ -75,10 +75,14 @@ struct Thread {
   };
   std::vector<Flush> flushing;  ///< flushes that have not taken effect
   Operation operation = Operation::NONE;
-  uint64_t operation_steps = 0;       ///< since the operation began
-  uint64_t stalled_ns = 0;            ///< the same
-  bool locked = false;                ///< it took a lock in this operation
-  uint64_t asked = 0;                 ///< a bit for each host from which it requested a removal
+  uint64_t operation_steps = 0;  ///< since the operation began
+  uint64_t stalled_ns = 0;       ///< the same
+  bool locked = false;           ///< it took a lock in this operation
+  struct Asked {
+    uint32_t host;
+    uint64_t key_hash;  ///< its first word
+  };
+  std::vector<Asked> asked;           ///< for removals, in this operation
   bool knew_it_is_over = false;       ///< its host, about this life, when it last took a lock
   bool found_present = false;         ///< in this operation: a put of a key that was stored already
   std::map<uint64_t, uint64_t> runs;  ///< the run words that it loaded, where they were READY

@@ -293,12 +293,12 @@ def test_close_waits_for_calls_of_other_threads(locator):
 
 
 def test_threads_close_pool_and_queues_at_once(locator):
-    for _ in range(20):
+    for _ in range(5):
         pool = bk.Pool(locator)
         ns = pool.namespace("test")
         queues = [pool.queue() for _ in range(3)]
         for queue in queues:
-            for _ in range(20):
+            for _ in range(5):
                 queue.submit_put(ns, [b"key"], [bytes(1 << 20)])
         closers = [pool.close, pool.close, *(queue.close for queue in queues)]
         threads = [threading.Thread(target=close) for close in closers]
@@ -308,6 +308,29 @@ def test_threads_close_pool_and_queues_at_once(locator):
             thread.join()
         assert pool.closed
         assert all(queue.closed for queue in queues)
+
+
+def test_a_medium_that_fails(tmp_path):
+    """The file is truncated while it is mapped: the process goes on."""
+    file = tmp_path / "pool"
+    locator = f"file:{file}"
+    bk.create(locator, 64 << 20)
+    with bk.Pool(locator) as pool:
+        ns = pool.namespace("test")
+        ns.put_batch([b"1", b"2"], [bytes(1 << 20)] * 2)
+        lease = ns.acquire(b"2")
+        os.truncate(file, 0)
+        room = bytearray(1 << 20)
+        calls = [
+            lambda: ns.get_into(b"1", room),
+            lambda: ns.get_batch([b"1"], [room]),
+            lambda: ns.exists([b"1"]),
+            lambda: ns.put(b"3", room),
+            lambda: lease.release(),
+        ]
+        for call in calls:
+            with refused(Status.MEDIA_ERROR):
+                call()
 
 
 DAEMONS = """
