@@ -57,8 +57,8 @@ def checksum(buffer: Buffer) -> int:
     """The checksum that the pool keeps of a value."""
 
 class Pool:
-    """An open pool. All methods may be called from any thread and release the GIL. A child of a
-    fork must open the pool again."""
+    """An open pool. All methods may be called from any thread, and release the GIL while they work
+    on the pool. A child of a fork must open the pool again."""
 
     def __init__(self, locator: str, *, host: int | None = None, observe: bool = False) -> None:
         """host: a host slot; None: that of this machine, or a free one. observe: opens for reading
@@ -199,7 +199,8 @@ class Queue:
     """Executes batches on threads of its own. A job keeps its keys and buffers alive until poll()
     has reported it or the queue is closed; do not use the buffers before. submit returns the number
     of the job, never waits, and raises Error LIMIT_REACHED while jobs_max jobs are not reported.
-    Jobs of a higher priority (0 to 255) start first."""
+    Jobs of a higher priority (0 to 255) start first. All methods may be called from any thread;
+    those that never wait keep the GIL."""
 
     def submit_put(
         self,

@@ -78,13 +78,12 @@ uint64_t Queue::submit(const Namespace& ns, std::unique_ptr<Job> job, nb::handle
   described.struct_bytes = sizeof described;
   described.namespace_id = ns.id;
   described.priority = number<uint32_t>("priority", priority);
-  handle_.get();  // raises before the job is kept
+  bh_queue* queue = handle_.get();
   Job* const key = job.get();
   described.context = key;
   jobs_.emplace(key, std::move(job));  // before it can be reported
   uint64_t submitted = 0;
-  const bh_status status =
-      handle_.run([&](bh_queue* queue) { return bh_queue_submit(queue, &described, &submitted); });
+  const bh_status status = bh_queue_submit(queue, &described, &submitted);
   if (status != BH_OK) {
     const std::string text = bh_last_error();
     jobs_.erase(key);
@@ -99,8 +98,7 @@ nb::object Queue::poll(size_t limit) {
     std::array<bh_completion, 64> ended;
     size_t count = 0;
     const size_t room = std::min(limit, ended.size());
-    check(handle_.run(
-        [&](bh_queue* queue) { return bh_queue_poll(queue, ended.data(), room, &count); }));
+    check(bh_queue_poll(handle_.get(), ended.data(), room, &count));
     for (size_t i = 0; i < count; ++i) {
       const auto job = jobs_.extract(static_cast<Job*>(ended[i].context));
       list.append(report(ended[i], *job.mapped()));
@@ -112,8 +110,7 @@ nb::object Queue::poll(size_t limit) {
 }
 
 bool Queue::cancel(uint64_t job) {
-  const bh_status status =
-      handle_.run([&](bh_queue* queue) { return bh_queue_cancel(queue, job); });
+  const bh_status status = bh_queue_cancel(handle_.get(), job);
   if (status != BH_NOT_FOUND) check(status);
   return status == BH_OK;
 }

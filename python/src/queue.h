@@ -10,6 +10,9 @@
 namespace bowhead::python {
 
 /// A queue and its jobs. A job keeps keys, buffers and results until it is reported.
+///
+/// submit(), poll() and cancel() never wait, so they keep the GIL: a thread that releases it may
+/// have to wait for it longer than they take.
 class Queue {
  public:
   Queue(nb::object pool, uint32_t threads, uint32_t jobs_max);

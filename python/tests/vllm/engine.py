@@ -27,18 +27,45 @@ ENVIRONMENT = {
 }
 
 
+def connector(locator: str, **settings: Any) -> dict[str, Any]:
+    """vLLM's kv_transfer_config for BowheadConnector."""
+    return {
+        "kv_connector": "RecordingConnector",
+        "kv_connector_module_path": "recording",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"locator": locator, **settings},
+    }
+
+
+def tier(locator: str) -> dict[str, Any]:
+    """vLLM's kv_transfer_config for BowheadTier behind a primary tier of 64 MiB."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "cpu_tiering",
+            "cpu_bytes_to_use": 64 << 20,
+            "secondary_tiers": [
+                {"type": "RecordingTier", "module_path": "recording", "locator": locator}
+            ],
+        },
+    }
+
+
 class Engine:
-    """A running engine. connector: its extra configuration; None: no connector. workers: of
-    tensor parallelism."""
+    """A running engine. transfer: its kv_transfer_config; None: no pool. workers: of tensor
+    parallelism."""
 
     def __init__(
-        self, model: Path, log: Path, connector: dict[str, Any] | None, *, workers: int = 1
+        self, model: Path, log: Path, transfer: dict[str, Any] | None, *, workers: int = 1
     ) -> None:
         answers, theirs = os.pipe()
         command = [sys.executable, __file__, "--model", str(model), "--answers", str(theirs)]
         environment = {**os.environ, **ENVIRONMENT}
-        if connector is not None:
-            command += ["--connector", json.dumps(connector)]
+        if transfer is not None:
+            command += ["--transfer", json.dumps(transfer)]
         if workers > 1:
             command += ["--workers", str(workers)]
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(workers)))
@@ -112,22 +139,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--answers", type=int, required=True)
-    parser.add_argument("--connector", type=json.loads)
+    parser.add_argument("--transfer", type=json.loads)
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
 
     from vllm import LLM, SamplingParams
     from vllm.config import KVEventsConfig, KVTransferConfig
 
-    transfer = None
-    if arguments.connector is not None:
-        transfer = KVTransferConfig(
-            kv_connector="RecordingConnector",
-            kv_connector_module_path="recording",
-            kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config=arguments.connector,
-        )
+    transfer = arguments.transfer and KVTransferConfig(**arguments.transfer)
     llm = LLM(
         model=arguments.model,
         skip_tokenizer_init=True,

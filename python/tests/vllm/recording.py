@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BowheadConnector, with a record of the keys that it stores and of the events that it publishes."""
+"""The plug-ins, with a record of the keys that they store and of the events that they publish."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from bowhead_kv.vllm.connector import BowheadConnector, rank_keys
+from bowhead_kv.vllm.tier import BowheadTier
 
 _keys: list[bytes] = []
 _events: list[Any] = []
@@ -22,6 +23,12 @@ class RecordingConnector(BowheadConnector):
         events = list(super().take_events())
         _events.extend(events)
         return events
+
+
+class RecordingTier(BowheadTier):
+    def submit_store(self, job_metadata: Any) -> None:
+        super().submit_store(job_metadata)
+        _keys.extend(job_metadata.keys)
 
 
 def answer(command: str) -> Any:

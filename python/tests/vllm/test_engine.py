@@ -8,7 +8,7 @@ from pathlib import Path
 
 import bowhead_kv as bk
 import pytest
-from engine import BLOCK_TOKENS, Engine
+from engine import BLOCK_TOKENS, Engine, connector, tier
 
 Tokens = list[list[int]]
 
@@ -35,7 +35,7 @@ def engine(
 ) -> Iterator[Engine]:
     """An engine that several tests attack; it must survive all of them."""
     log = tmp_path_factory.mktemp("engine") / "log"
-    with Engine(model, log, {"locator": pool_locator}) as started:
+    with Engine(model, log, connector(pool_locator)) as started:
         yield started
 
 
@@ -58,7 +58,7 @@ def attack(locator: str) -> tuple[bk.Pool, bk.Namespace]:
 def test_second_process_is_served_from_the_pool(
     model: Path, locator: str, tmp_path: Path, prompts: list[list[int]], cold: Tokens
 ) -> None:
-    with Engine(model, tmp_path / "first", {"locator": locator}) as first:
+    with Engine(model, tmp_path / "first", connector(locator)) as first:
         tokens, cached = first.generate(prompts)
         keys = first.keys()
         events = first.events()
@@ -74,7 +74,7 @@ def test_second_process_is_served_from_the_pool(
     assert parents.count(None) == len(prompts)
     assert hashes.issuperset(set(parents) - {None})
 
-    with Engine(model, tmp_path / "second", {"locator": locator}) as second:
+    with Engine(model, tmp_path / "second", connector(locator)) as second:
         tokens, cached = second.generate(prompts)
         assert tokens == cold
         assert sum(cached) >= 0.95 * full_blocks(prompts) * BLOCK_TOKENS
@@ -159,7 +159,7 @@ def test_engine_starts_without_a_pool(
     model: Path, tmp_path: Path, prompts: list[list[int]], cold: Tokens
 ) -> None:
     missing = f"shm:test-vllm-missing-{os.getpid()}"
-    with Engine(model, tmp_path / "log", {"locator": missing}) as engine:
+    with Engine(model, tmp_path / "log", connector(missing)) as engine:
         assert engine.generate(prompts) == (cold, [0, 0, 0])
         # The scheduler's and the worker's connector each have a handle.
         assert 1 <= len(engine.warnings()) <= 2
@@ -182,10 +182,50 @@ def test_full_pool_is_a_skipped_store(
                 except bk.Error as error:
                     assert error.status in (bk.Status.NO_SPACE, bk.Status.VALUE_TOO_LARGE)
                     size //= 2
-        with Engine(model, tmp_path / "log", {"locator": locator}) as engine:
+        with Engine(model, tmp_path / "log", connector(locator)) as engine:
             assert engine.generate(prompts)[0] == cold
             assert engine.generate(prompts) == (cold, [0, 0, 0])
             assert len(engine.warnings()) == 1
             assert engine.close() == 0
     finally:
         bk.destroy(locator, force=True)
+
+
+def test_tier_serves_a_second_process(
+    model: Path, locator: str, tmp_path: Path, prompts: list[list[int]], cold: Tokens
+) -> None:
+    other = prompts[0][::-1]
+    with Engine(model, tmp_path / "first", tier(locator)) as first:
+        assert first.generate(prompts) == (cold, [0, 0, 0])
+        first.generate([other])  # what vLLM stores of a request, it may store in its next step
+        keys = first.keys()
+        assert len(keys) == full_blocks([*prompts, other])
+        assert first.close() == 0
+
+    with Engine(model, tmp_path / "second", tier(locator)) as second:
+        tokens, cached = second.generate(prompts)
+        assert tokens == cold
+        assert sum(cached) >= 0.95 * full_blocks(prompts) * BLOCK_TOKENS
+        assert second.warnings() == []
+
+    # The first prompt's blocks are overwritten: if the comparison could not fail, it would prove
+    # nothing. A block of the second is damaged. The third is asked for without a pool.
+    pool, ns = attack(locator)
+    with pool, open(f"/dev/shm/bowhead-{locator.removeprefix('shm:')}", "r+b") as memory:
+        for key in keys[:3]:
+            length_bytes = ns.length(key)
+            assert ns.remove(key)
+            ns.put(key, bytes(length_bytes))
+        block = ns.describe(keys[4])
+        memory.seek(block.offset + block.stored_bytes // 2)
+        memory.write(b"\xff" * 64)
+    with Engine(model, tmp_path / "third", tier(locator)) as third:
+        assert third.generate([prompts[0]])[0] != [cold[0]]
+        tokens, (cached_tokens,) = third.generate([prompts[1]])
+        assert tokens == [cold[1]]
+        # The tier is given the blocks of a request in no order.
+        assert cached_tokens in (0, BLOCK_TOKENS, 2 * BLOCK_TOKENS)
+        bk.destroy(locator, force=True)
+        assert third.generate([prompts[2]])[0] == [cold[2]]
+        assert third.generate([other])[0] != []
+        assert third.close() == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import bowhead_kv as bk
 import numpy as np
 import pytest
-from engine import BLOCK_TOKENS, Engine
+from engine import BLOCK_TOKENS, Engine, connector
 
 ROUNDS = 10
 PROMPTS = 20
@@ -84,7 +84,7 @@ def test_200_requests_under_attack(
     locator = f"shm:test-vllm-{uuid.uuid4().hex[:12]}"
     bk.create(locator, 16 << 20)
     try:
-        with Engine(model, tmp_path / "log", {"locator": locator}) as engine:
+        with Engine(model, tmp_path / "log", connector(locator)) as engine:
             expected, _ = engine.generate(many_prompts)
             again, cached = engine.generate(many_prompts)
             assert again == expected
@@ -119,7 +119,7 @@ def test_engines_of_two_hosts_share_and_one_is_killed(
         engines = list(
             threads.map(
                 lambda host: Engine(
-                    model, tmp_path / f"log{host}", {"locator": two_hosts, "host": host}
+                    model, tmp_path / f"log{host}", connector(two_hosts, host=host)
                 ),
                 range(2),
             )
@@ -151,7 +151,7 @@ def test_engines_of_two_hosts_share_and_one_is_killed(
 def test_one_of_two_workers_fails_to_load(
     model: Path, tmp_path: Path, locator: str, prompts: list[list[int]]
 ) -> None:
-    with Engine(model, tmp_path / "log", {"locator": locator}, workers=2) as engine:
+    with Engine(model, tmp_path / "log", connector(locator), workers=2) as engine:
         expected, cached = engine.generate(prompts)
         assert cached == [0, 0, 0]
         keys = engine.keys()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model for tests where none is given: Llama's architecture with random weights.
 
-Weights as they are usually initialized make a model that says one token for ever, whatever is in its
-KV cache. These are larger, so that attention is sharp and each token depends on those before it.
+Weights as they are usually initialized make a model that says one token for ever, whatever is in
+its KV cache. These are larger: attention is sharp, and each token depends on those before it.
 """
 
 import json
