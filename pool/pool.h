@@ -124,8 +124,8 @@ class Pool {
   Result<ValueFormat> value_format(NamespaceId ns);
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
-  /// the stored bytes stay as they are, its user metadata too: up to 512 bytes that the pool keeps
-  /// with the block and does not interpret, and its attributes. In a compressed namespace the calling thread encodes
+  /// the stored bytes stay as they are, its attributes and user metadata too: up to 512 bytes kept
+  /// with the block and not interpreted. In a compressed namespace the calling thread encodes
   /// it, and stores it plain where a frame would not take a smaller block. A put does not wait for
   /// other hosts: NO_SPACE means that this one has no space now; it asks another for some, which
   /// takes some heartbeats (docs/sharing.md): try again then. Returns KEY_TOO_LONG,
@@ -227,7 +227,7 @@ class Pool {
   /// put(), get() and remove() of many keys, whose memory accesses overlap. Each item gets the
   /// status that the call for its key alone would return; a key may be repeated. OK: every item was
   /// tried. Any other status (FORKED, READ_ONLY, INVALID_ARGUMENT: no such namespace,
-  /// NAMESPACE_GONE, CLOSED, HOST_FENCED, MEDIA_ERROR) is also that of each item, whatever was done.
+  /// NAMESPACE_GONE, CLOSED, HOST_FENCED, MEDIA_ERROR) is also that of each item, whatever it did.
   /// remove_batch() returns INVALID_ARGUMENT, and does nothing, if the sizes differ.
   Status put_batch(NamespaceId ns, std::span<PutItem> items);
   Status get_batch(NamespaceId ns, std::span<GetItem> items);

@@ -305,9 +305,9 @@ typedef struct bh_attributes {
                                  not to be evicted */
   uint32_t forks;          /**< sequences that refer to the block, at most 65,535 */
   uint32_t parity_group;   /**< blocks that one parity protects; 0: none */
-  uint32_t expires_unix_s; /**< when its time to live ends; 0: never. Then the next put of the process
-                                that set it evicts it, pinned or not; if that process has ended, it
-                                is evicted like any other block */
+  uint32_t expires_unix_s; /**< when its time to live ends; 0: never. The next put of the process
+                                that set it then evicts it, pinned or not; if that process has
+                                ended, it is evicted like any other block */
   uint32_t next_use_unix_s; /**< when it is expected to be used next; 0: unknown */
   uint32_t reserved;        /**< zero */
   uint64_t group;           /**< blocks that belong together, as a session; 0: none */
@@ -330,8 +330,8 @@ typedef struct bh_put_options {
  * @param value its parts
  * @param value_count number of parts
  * @param options user metadata and attributes
- * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes, or an attribute is out of
- *     its range
+ * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes, or an attribute is out
+ *     of its range
  * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know
  * @retval BH_KEY_TOO_LONG, BH_VALUE_TOO_LARGE, BH_NO_SPACE, BH_INDEX_FULL, BH_LIMIT_REACHED,
  *     BH_BUSY as for bh_put() */
@@ -558,8 +558,8 @@ typedef struct bh_events bh_events;
 typedef struct bh_events_options {
   uint32_t struct_bytes;   /**< sizeof */
   uint32_t reserved;       /**< zero */
-  uint64_t capacity_bytes; /**< of its buffer, 4 KiB to 1 GiB; default 4 MiB. An event takes 48 bytes,
-                                its key and its user metadata */
+  uint64_t capacity_bytes; /**< of its buffer, 4 KiB to 1 GiB; default 4 MiB. An event takes 40
+                                bytes, its key and its user metadata */
 } bh_events_options;
 
 /** @name Kinds of events
@@ -645,8 +645,8 @@ bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t len
  * @param length_bytes of the value
  * @param options the user metadata, read during the call
  * @param out the reservation
- * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes, or an attribute is out of
- *     its range
+ * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes, or an attribute is out
+ *     of its range
  * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know
  * @retval BH_KEY_TOO_LONG, BH_VALUE_TOO_LARGE, BH_NO_SPACE, BH_BUSY as for bh_reserve() */
 bh_status bh_reserve_with(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
@@ -758,8 +758,8 @@ typedef struct bh_prefix {
  * @param ns its namespace
  * @param keys the keys, from the head of the prefix on
  * @param key_count number of keys
- * @param group_keys consecutive keys that belong together, such as the shares of several ranks: only
- *     whole groups are leased. 1: each key alone
+ * @param group_keys consecutive keys that belong together, such as the shares of several ranks:
+ *     only whole groups are leased. 1: each key alone
  * @param ttl_ms time limit of the leases, 1 to 600,000
  * @param leases key_count structs, of which the first out->blocks are leases afterwards, for
  *     bh_release(). All have the struct_bytes of the first

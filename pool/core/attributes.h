@@ -6,7 +6,7 @@
 //   M2 The words describe the block whose stamp they state, and no other block ever has that stamp:
 //      words that state another one mean "no attributes". So neither a put nor a removal clears
 //      them.
-//   M3 Only the owner of the extent writes them, under the lock of the block's key, for a block that
+//   M3 Only the owner of the extent writes them, under the lock of the block's key, for one that
 //      is COMMITTED, or that it holds RESERVED and is about to commit: a process that would retire
 //      the block takes that lock too.
 //   M4 Stamp 0, then the other words, then the stamp, all in one line. Memory and caches get the

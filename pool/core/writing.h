@@ -7,8 +7,8 @@
 //   S6 A block that a host says it has removed is removed for all only if its life stood after that
 //      (Hosts::stands): then its successor reads an index that has no entry of the block.
 //
-// Owns: nothing. Calls: Attributes, KeyLocks, Lookup, Namespaces, Reading (notes of use), Retirement, Space
-// (room for a block), Mail (removals of other hosts' blocks), Usage.
+// Owns: nothing. Calls: Attributes, KeyLocks, Lookup, Namespaces, Reading (notes of use),
+// Retirement, Space (room for a block), Mail (removals of other hosts' blocks), Usage.
 #pragma once
 
 #include "pool/core/attributes.h"
