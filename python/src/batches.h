@@ -71,8 +71,8 @@ struct ExistsBatch {
 
 using Job = std::variant<PutBatch, GetBatch, RemoveBatch, ExistsBatch>;
 
-/// The options of a put: an item of user metadata, and attributes where there are any. `position` is
-/// that of the argument, for errors.
+/// The options of a put: an item of user metadata, and attributes where there are any. `position`
+/// is that of the argument, for errors.
 bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item, size_t position,
                            const std::optional<bh_attributes>& attributes);
 
