@@ -431,8 +431,8 @@ bh_status bh_put_batch(bh_pool* pool, bh_namespace_id ns, bh_put_item* items, si
  * @param item_count number of items */
 bh_status bh_get_batch(bh_pool* pool, bh_namespace_id ns, bh_get_item* items, size_t item_count);
 
-/** Removes blocks. Each key gets a status as for bh_remove(). For blocks of other hosts some keys at
- * a time take a heartbeat, as bh_remove() takes for one.
+/** Removes blocks. Each key gets a status as for bh_remove(). For blocks of other hosts, some keys
+ * at a time take a heartbeat, as bh_remove() takes for one.
  * @param pool the pool
  * @param ns its namespace
  * @param keys the keys
@@ -547,8 +547,8 @@ void bh_queue_close(bh_queue* queue);
  * Blocks that this handle stored, and blocks of this host that this handle removed, evicted or
  * found damaged, in its calls or in its duties for the host. Other processes and hosts report their
  * own. A reader that is slow loses events, and is told how many; no put waits for it. All functions
- * of a reader may be called from any thread, except bh_events_close(), which must overlap no other call
- * on it.
+ * of a reader may be called from any thread, except bh_events_close(), which must overlap no other
+ * call on it.
  * @{ */
 
 /** A reader of events. */
