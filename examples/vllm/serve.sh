@@ -5,8 +5,8 @@
 #   bowhead pool create shm:kv --size 1G
 #   examples/vllm/serve.sh MODEL [LOCATOR [vLLM's further arguments]]
 #
-# vLLM's answers say how many prompt tokens were cached (usage.prompt_tokens_details). Stop the server,
-# start it again, ask the same: they come from the pool.
+# vLLM's answers say how many prompt tokens were cached (usage.prompt_tokens_details). Stop the
+# server, start it again, ask the same: they come from the pool.
 set -euo pipefail
 model=${1:?usage: serve.sh MODEL [LOCATOR [ARGUMENT...]]}
 locator=${2:-shm:kv}

@@ -4,9 +4,9 @@
 
     python/bench/vllm_first_token.py MODEL
 
-Each prompt is measured twice in one run, computed first, then loaded, with vLLM's own cache emptied in
-between. Both medians include all of vLLM; "connector" is the part of a request's time that is spent
-in BowheadConnector.
+Each prompt is measured twice in one run, computed first, then loaded, with vLLM's own cache emptied
+in between. Both medians include all of vLLM; "connector" is the part of a request's time that is
+spent in BowheadConnector.
 """
 
 import argparse
