@@ -40,7 +40,7 @@ bh_status check_puts(const bh_put_item* items, size_t count) {
       if (const bh_status value = check_pieces("value", item.value, item.value_count);
           value != BH_OK)
         return value;
-      std::string_view ignored;
+      PutOptions ignored;
       return item.options == nullptr ? BH_OK : read_options(item.options, ignored);
     });
     if (bad != BH_OK) return bad;
@@ -72,7 +72,11 @@ bh_status put_batch(bh_pool& pool, bh_namespace_id ns, bh_put_item* items, size_
   for (size_t i = 0; i < count; ++i) {
     const bh_put_item& item = items[i];
     PutItem put{view(item.key), spans(item.value, item.value_count)};
-    if (item.options != nullptr) (void)read_options(item.options, put.user_metadata);
+    if (PutOptions options; item.options != nullptr) {
+      (void)read_options(item.options, options);
+      put.user_metadata = options.user_metadata;
+      put.attributes = options.attributes;
+    }
     puts.push_back(put);
   }
   const Status status = pool.pool.put_batch(ns, puts);

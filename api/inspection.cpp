@@ -128,11 +128,6 @@ bh_block_info info_of(const BlockInfo& from) {
   return info;
 }
 
-bh_status out_of_range(const char* member, uint32_t value, uint32_t most) {
-  return fail(BH_INVALID_ARGUMENT, "{}: attributes->{} is {}, and at most {} is allowed",
-              current_function, member, value, most);
-}
-
 /// A list of the ABI. `walk(pool, show)` calls show(info) for each entry until that returns false,
 /// which it does when `visit` asks to stop.
 template <class Info, class Walk>
@@ -218,25 +213,24 @@ bh_status bh_set_attributes(bh_pool* pool, bh_namespace_id ns, bh_key key,
   return guarded(__func__, [&]() -> bh_status {
     if (pool == nullptr) return null_argument("pool");
     if (const bh_status bad = check_key(key); bad != BH_OK) return bad;
-    bh_attributes given;
-    if (const bh_status bad = read_struct(attributes, "attributes", given); bad != BH_OK)
-      return bad;
-    if (given.reserved != 0)
-      return fail(BH_NOT_SUPPORTED, "{}: attributes->reserved is {}; set it to 0", current_function,
-                  given.reserved);
-    if (given.priority > UINT8_MAX) return out_of_range("priority", given.priority, UINT8_MAX);
-    if (given.pins > (BH_PIN_SOFT | BH_PIN_HARD))
-      return out_of_range("pins", given.pins, BH_PIN_SOFT | BH_PIN_HARD);
-    if (given.forks > UINT16_MAX) return out_of_range("forks", given.forks, UINT16_MAX);
-    return finish(pool->pool.set_attributes(ns, view(key),
-                                            {.priority = static_cast<uint8_t>(given.priority),
-                                             .soft_pin = (given.pins & BH_PIN_SOFT) != 0,
-                                             .hard_pin = (given.pins & BH_PIN_HARD) != 0,
-                                             .forks = static_cast<uint16_t>(given.forks),
-                                             .parity_group = given.parity_group,
-                                             .expires_unix_s = given.expires_unix_s,
-                                             .next_use_unix_s = given.next_use_unix_s,
-                                             .group = given.group}));
+    bowhead::BlockAttributes given;
+    if (const bh_status bad = read_attributes(attributes, given); bad != BH_OK) return bad;
+    return finish(pool->pool.set_attributes(ns, view(key), given));
+  });
+}
+
+bh_status bh_pool_get_pressure(bh_pool* pool, bh_pressure* out) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    if (const bh_status bad = check_struct(out, "out"); bad != BH_OK) return bad;
+    const auto pressure = pool->pool.pressure();
+    if (!pressure) return fail(pressure.error());
+    bh_pressure answer{};
+    answer.saturated = pressure->saturated ? 1 : 0;
+    answer.used_permille = pressure->used_permille;
+    answer.index_permille = pressure->index_permille;
+    write_struct(answer, out);
+    return BH_OK;
   });
 }
 

@@ -77,7 +77,7 @@ bh_status bad_count(const char* argument, size_t count) {
               count);
 }
 
-bh_status read_options(const bh_put_options* options, std::string_view& user_metadata) {
+bh_status read_options(const bh_put_options* options, PutOptions& out) {
   bh_put_options known;
   if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
   if (known.reserved != 0)
@@ -88,7 +88,36 @@ bh_status read_options(const bh_put_options* options, std::string_view& user_met
   if (known.user_bytes > BH_USER_BYTES_MAX)
     return fail(BH_INVALID_ARGUMENT, "{}: options->user_bytes is {}, and at most {} are allowed",
                 current_function, known.user_bytes, BH_USER_BYTES_MAX);
-  user_metadata = {static_cast<const char*>(known.user_metadata), known.user_bytes};
+  out.user_metadata = {static_cast<const char*>(known.user_metadata), known.user_bytes};
+  out.attributes = {};
+  return known.attributes == nullptr ? BH_OK : read_attributes(known.attributes, out.attributes);
+}
+
+bh_status read_attributes(const bh_attributes* attributes, BlockAttributes& out) {
+  bh_attributes given;
+  if (const bh_status bad = read_struct(attributes, "attributes", given); bad != BH_OK) return bad;
+  if (given.reserved != 0)
+    return fail(BH_NOT_SUPPORTED, "{}: attributes->reserved is {}; set it to 0", current_function,
+                given.reserved);
+  const struct {
+    const char* name;
+    uint32_t given, most;
+  } bounded[] = {{"priority", given.priority, UINT8_MAX},
+                 {"pins", given.pins, BH_PIN_SOFT | BH_PIN_HARD},
+                 {"forks", given.forks, UINT16_MAX}};
+  for (const auto& [name, value, most] : bounded) {
+    if (value > most)
+      return fail(BH_INVALID_ARGUMENT, "{}: attributes->{} is {}, and at most {} is allowed",
+                  current_function, name, value, most);
+  }
+  out = {.priority = static_cast<uint8_t>(given.priority),
+         .soft_pin = (given.pins & BH_PIN_SOFT) != 0,
+         .hard_pin = (given.pins & BH_PIN_HARD) != 0,
+         .forks = static_cast<uint16_t>(given.forks),
+         .parity_group = given.parity_group,
+         .expires_unix_s = given.expires_unix_s,
+         .next_use_unix_s = given.next_use_unix_s,
+         .group = given.group};
   return BH_OK;
 }
 

@@ -116,8 +116,13 @@ bool countable(size_t count) {
 }
 bh_status bad_count(const char* argument, size_t count);
 
-/// The user metadata that options give.
-bh_status read_options(const bh_put_options* options, std::string_view& user_metadata);
+/// What is stored with a value.
+struct PutOptions {
+  std::string_view user_metadata;
+  BlockAttributes attributes;
+};
+bh_status read_options(const bh_put_options* options, PutOptions& out);
+bh_status read_attributes(const bh_attributes* attributes, BlockAttributes& out);
 
 // The parts of a value have the same layout in C and C++ and are passed through unchanged.
 static_assert(sizeof(bh_iovec) == sizeof(Span) &&
@@ -142,6 +147,8 @@ template <class T>
 inline constexpr uint32_t kBytesV1 = sizeof(T);
 template <>
 inline constexpr uint32_t kBytesV1<bh_create_options> = 48;
+template <>
+inline constexpr uint32_t kBytesV1<bh_put_options> = offsetof(bh_put_options, attributes);
 template <>
 inline constexpr uint32_t kBytesV1<bh_pool_info> = offsetof(bh_pool_info, max_bytes);
 /// No version has a longer struct. A larger number is uninitialised memory, and must not bound a

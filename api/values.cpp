@@ -53,15 +53,17 @@ bh_status end_reservation(bh_pool* pool, bh_reservation* handle, End&& end) {
 }
 
 bh_status put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
-              size_t value_count, std::string_view user_metadata) {
+              size_t value_count, const PutOptions& options) {
   if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
   if (const bh_status bad = check_pieces("value", value, value_count); bad != BH_OK) return bad;
-  return finish(*pool, pool->pool.put(ns, view(key), spans(value, value_count), user_metadata), ns,
-                key);
+  return finish(*pool,
+                pool->pool.put(ns, view(key), spans(value, value_count), options.user_metadata,
+                               options.attributes),
+                ns, key);
 }
 
 bh_status reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
-                  std::string_view user_metadata, bh_reservation* out) {
+                  const PutOptions& options, bh_reservation* out) {
   if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
   if (const bh_status bad = check_struct(out, "out"); bad != BH_OK) return bad;
   if (pool->forks_at_open != forks()) return finish(Status::FORKED);
@@ -72,7 +74,7 @@ bh_status reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length
     pool->reservations.emplace(id, bowhead::Reservation{});
   }
   Result<bowhead::Reservation> reserved =
-      pool->pool.reserve(ns, view(key), length_bytes, user_metadata);
+      pool->pool.reserve(ns, view(key), length_bytes, options.user_metadata, options.attributes);
   bh_reservation handle{};
   std::unique_lock lock(pool->mutex);
   if (!reserved || reserved->present) pool->reservations.erase(id);
@@ -97,24 +99,28 @@ bh_status commit(bh_pool* pool, bh_reservation* reservation, const PayloadSum& s
                          [&](bowhead::Reservation& open) { return pool->pool.commit(open, sum); });
 }
 
+bh_lease handle_of(const bowhead::Lease& lease) {
+  bh_lease handle{};
+  handle.codec = lease.codec;
+  handle.data = lease.data;
+  handle.stored_bytes = lease.stored_bytes;
+  handle.length_bytes = lease.length_bytes;
+  handle.offset = lease.offset;
+  handle.stamp = lease.stamp;
+  handle.layout = lease.layout;
+  handle.checksum = lease.checksum.value_or(0);
+  handle.has_checksum = lease.checksum ? 1 : 0;
+  handle.internal = lease.token;
+  return handle;
+}
+
 bh_status acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms, LeaseOf of,
                   bh_lease* out) {
   if (const bh_status bad = check_target(pool, key); bad != BH_OK) return bad;
   if (const bh_status bad = check_struct(out, "out"); bad != BH_OK) return bad;
   const Result<bowhead::Lease> lease = pool->pool.acquire(ns, view(key), ttl_ms, of);
   if (!lease) return fail(lease.error());
-  bh_lease handle{};
-  handle.codec = lease->codec;
-  handle.data = lease->data;
-  handle.stored_bytes = lease->stored_bytes;
-  handle.length_bytes = lease->length_bytes;
-  handle.offset = lease->offset;
-  handle.stamp = lease->stamp;
-  handle.layout = lease->layout;
-  handle.checksum = lease->checksum.value_or(0);
-  handle.has_checksum = lease->checksum ? 1 : 0;
-  handle.internal = lease->token;
-  write_struct(handle, out);
+  write_struct(handle_of(*lease), out);
   return BH_OK;
 }
 
@@ -132,9 +138,9 @@ bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_i
 bh_status bh_put_with(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
                       size_t value_count, const bh_put_options* options) {
   return guarded(__func__, [&]() -> bh_status {
-    std::string_view user_metadata;
-    if (const bh_status bad = read_options(options, user_metadata); bad != BH_OK) return bad;
-    return put(pool, ns, key, value, value_count, user_metadata);
+    PutOptions known;
+    if (const bh_status bad = read_options(options, known); bad != BH_OK) return bad;
+    return put(pool, ns, key, value, value_count, known);
   });
 }
 
@@ -204,9 +210,9 @@ bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t len
 bh_status bh_reserve_with(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
                           const bh_put_options* options, bh_reservation* out) {
   return guarded(__func__, [&]() -> bh_status {
-    std::string_view user_metadata;
-    if (const bh_status bad = read_options(options, user_metadata); bad != BH_OK) return bad;
-    return reserve(pool, ns, key, length_bytes, user_metadata, out);
+    PutOptions known;
+    if (const bh_status bad = read_options(options, known); bad != BH_OK) return bad;
+    return reserve(pool, ns, key, length_bytes, known, out);
   });
 }
 
@@ -243,6 +249,35 @@ bh_status bh_acquire(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl
 bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t ttl_ms,
                             bh_lease* out) {
   return guarded(__func__, [&] { return acquire(pool, ns, key, ttl_ms, LeaseOf::STORED, out); });
+}
+
+bh_status bh_acquire_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
+                            size_t group_keys, uint64_t ttl_ms, bh_lease* leases, bh_prefix* out) {
+  return guarded(__func__, [&]() -> bh_status {
+    if (pool == nullptr) return null_argument("pool");
+    if (leases == nullptr && key_count > 0) return null_argument("leases");
+    if (key_count > 0) {
+      if (const bh_status bad = check_struct(leases, "leases"); bad != BH_OK) return bad;
+    }
+    if (const bh_status bad = check_struct(out, "out"); bad != BH_OK) return bad;
+    std::span<const std::string_view> views;
+    if (const bh_status bad = convert_keys(keys, key_count, views); bad != BH_OK) return bad;
+    auto taken = pool->pool.acquire_prefix(ns, views, ttl_ms, group_keys);
+    if (!taken) return fail(taken.error());
+    const uint32_t struct_bytes = key_count > 0 ? leases->struct_bytes : 0;
+    for (size_t i = 0; i < taken->leases.size(); ++i) {
+      auto* to = reinterpret_cast<bh_lease*>(reinterpret_cast<char*>(leases) + i * struct_bytes);
+      to->struct_bytes = struct_bytes;
+      write_struct(handle_of(taken->leases[i]), to);
+    }
+    bh_prefix answer{};
+    answer.blocks = taken->leases.size();
+    answer.length_bytes = taken->length_bytes;
+    answer.stored_bytes = taken->stored_bytes;
+    answer.restore_ns = taken->restore_ns;
+    write_struct(answer, out);
+    return BH_OK;
+  });
 }
 
 bh_status bh_release(bh_pool* pool, bh_lease* lease) {

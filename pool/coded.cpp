@@ -75,11 +75,9 @@ struct CodedStore::Workspace {
     const auto size = encoder->encode(shape, contiguous(raw), frame.room(bound));
     if (!size || *size >= raw.length_bytes) return std::nullopt;
     coded = {reinterpret_cast<const std::byte*>(frame.room(bound).data()), *size};
-    return Content{{&coded, 1},
-                   raw.length_bytes,
-                   BH_CODEC_FRAME,
-                   static_cast<uint8_t>(profile),
-                   raw.user_metadata};
+    return Content{{&coded, 1},       raw.length_bytes,
+                   BH_CODEC_FRAME,    static_cast<uint8_t>(profile),
+                   raw.user_metadata, raw.attributes};
   }
 
   ConstBytes contiguous(const Content& raw) {
@@ -190,8 +188,8 @@ Content CodedStore::encode(const Known& ns, uint64_t key_bytes, const Content& r
 }
 
 Status CodedStore::put(const Key& key, std::span<const ConstSpan> value,
-                       std::string_view user_metadata) {
-  const Content raw = Content::raw(value, user_metadata);
+                       std::string_view user_metadata, const BlockAttributes& attributes) {
+  const Content raw = Content::raw(value, user_metadata, attributes);
   const Known* ns = find(key.namespace_id);
   if (ns == nullptr || !ns->token) return core_.writing.put(key, raw);
   Loan work(*this);
@@ -206,7 +204,9 @@ void CodedStore::put_all(NamespaceId id, std::span<PutItem> items) {
   Loan work(*this);
   core_.writing.put_all(
       id, std::span(keys).first(items.size()),
-      [&](uint32_t i) { return Content::raw(items[i].value, items[i].user_metadata); },
+      [&](uint32_t i) {
+        return Content::raw(items[i].value, items[i].user_metadata, items[i].attributes);
+      },
       [&](uint32_t i, const Content& raw) {
         return coded ? encode(*ns, items[i].key.size(), raw, work) : raw;
       },

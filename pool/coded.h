@@ -37,7 +37,7 @@ class CodedStore {
   /// have registered it since.
   std::optional<ValueFormat> format_of(NamespaceId id);
   Status put(const core::Key& key, std::span<const ConstSpan> value,
-             std::string_view user_metadata = {});
+             std::string_view user_metadata = {}, const BlockAttributes& attributes = {});
   Result<uint64_t> get(const core::Key& key, std::span<const Span> buffers,
                        std::string* user_metadata = nullptr);
   /// put() and get() for up to Lookup::kBatch valid keys, pipelined.

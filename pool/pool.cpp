@@ -262,7 +262,9 @@ class Pool::Impl {
                                            media_->traits().survives_power_loss)),
         core_(access_, superblock_, host, mirror_bytes),
         coded_(core_),
-        host_(host) {}
+        host_(host) {
+    core_.context().events = &events_;
+  }
 
   ~Impl() {
     stop_threads();
@@ -391,6 +393,28 @@ class Pool::Impl {
     if (auto ok = may_store(ns); !ok) return ok;
     return Key::valid(key) ? Status::OK : Status::KEY_TOO_LONG;
   }
+  /// A put that found no space: others will find none either, for a while.
+  void note_refusal(Status status) {
+    if (status == Status::NO_SPACE || status == Status::INDEX_FULL)
+      refused_at_ns_.store(now_ns(), std::memory_order_relaxed);
+  }
+  bool refused_lately() const {
+    const uint64_t at_ns = refused_at_ns_.load(std::memory_order_relaxed);
+    return at_ns != 0 && now_ns() - at_ns < 1'000'000'000;
+  }
+  uint64_t now_ns() const { return access_.recency_ns(); }
+  /// Notes the speed of gets: a mean in which old ones count less and less. Small values say more
+  /// about look-ups than about copies.
+  void note_copied(uint64_t bytes, uint64_t ns) {
+    if (bytes < kSpeedBytes) return;
+    const uint64_t now = ns * kSpeedBytes / bytes, mean = ns_per_speed_bytes_;
+    ns_per_speed_bytes_.store(mean == 0 ? now : (7 * mean + now) / 8, std::memory_order_relaxed);
+  }
+  uint64_t copy_time_ns(uint64_t bytes) const {
+    const uint64_t mean = ns_per_speed_bytes_.load(std::memory_order_relaxed);
+    return bytes * (mean == 0 ? kSpeedNsAtFirst : mean) / kSpeedBytes;
+  }
+  Events& events() { return events_; }
   Error explain(Status status, const Key& key) {
     const bool asks_others = status == Status::NO_SPACE && superblock_.geometry.host_count > 1;
     if (asks_others)
@@ -445,6 +469,8 @@ class Pool::Impl {
   }
 
   static constexpr uint64_t kLookNs = 1'000'000'000;
+  static constexpr uint64_t kSpeedBytes = 64 * 1024;
+  static constexpr uint64_t kSpeedNsAtFirst = 13'000;  ///< 5 GB/s, until a get was measured
 
   bool marked_destroyed() const {
     return destroyed_.load(std::memory_order_relaxed) ||
@@ -494,10 +520,13 @@ class Pool::Impl {
   NativeAccess access_;
   core::Core<NativeAccess> core_;
   CodedStore coded_;
+  Events events_;
   uint32_t host_;
   bool attached_ = false;
   std::atomic<bool> destroyed_{false};
   std::atomic<uint64_t> looked_at_ns_{0};
+  std::atomic<uint64_t> refused_at_ns_{0};       ///< the last put that found no space; 0: none did
+  std::atomic<uint64_t> ns_per_speed_bytes_{0};  ///< of gets; 0: not measured yet
   std::atomic<bool> left_{false};
 
   // Only with several hosts. Two threads, so that no work delays the heartbeat.
@@ -715,16 +744,22 @@ Result<ValueFormat> Pool::value_format(NamespaceId ns) {
 }
 
 Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value,
-                 std::string_view user_metadata) {
+                 std::string_view user_metadata, const BlockAttributes& attributes) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.status();
-  return impl_->stored(
-      impl_->run([&] { return impl_->coded().put(Key(ns, key), value, user_metadata); }));
+  const Status status = impl_->run(
+      [&] { return impl_->coded().put(Key(ns, key), value, user_metadata, attributes); });
+  impl_->note_refusal(status);
+  return impl_->stored(status);
 }
 
 Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers,
                            std::string* user_metadata) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
-  return impl_->run([&] { return impl_->coded().get(Key(ns, key), buffers, user_metadata); });
+  const uint64_t begun_ns = impl_->now_ns();
+  auto length =
+      impl_->run([&] { return impl_->coded().get(Key(ns, key), buffers, user_metadata); });
+  if (length) impl_->note_copied(*length, impl_->now_ns() - begun_ns);
+  return length;
 }
 
 Result<PrefixRead> Pool::get_prefix(NamespaceId ns, std::string_view key, uint32_t planes,
@@ -801,10 +836,14 @@ Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
 }
 
 Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes,
-                                  std::string_view user_metadata) {
+                                  std::string_view user_metadata,
+                                  const BlockAttributes& attributes) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
-  return impl_->run(
-      [&] { return impl_->core().writing.reserve(Key(ns, key), length_bytes, user_metadata); });
+  auto reserved = impl_->run([&] {
+    return impl_->core().writing.reserve(Key(ns, key), length_bytes, user_metadata, attributes);
+  });
+  impl_->note_refusal(reserved.status());
+  return reserved;
 }
 
 Status Pool::commit(Reservation& reservation, const PayloadSum& sum) {
@@ -817,10 +856,14 @@ Status Pool::abort(Reservation& reservation) {
   return impl_->run([&] { return impl_->core().writing.abort(reservation); });
 }
 
+static Result<void> check_ttl(uint64_t ttl_ms) {
+  if (ttl_ms >= 1 && ttl_ms <= 600'000) return {};
+  return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
+}
+
 Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms, LeaseOf of) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
-  if (ttl_ms < 1 || ttl_ms > 600'000)
-    return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
+  if (auto ok = check_ttl(ttl_ms); !ok) return ok.error();
   return impl_->run([&] { return impl_->coded().acquire(Key(ns, key), ttl_ms, of); });
 }
 
@@ -869,6 +912,7 @@ Status Pool::put_batch(NamespaceId ns, std::span<PutItem> items) {
   if (auto ok = impl_->may_store(ns); !ok) return finish_batch(items, ok.status());
   return finish_batch(items, impl_->stored(impl_->run([&]() -> Status {
     for_each_part(items, [&](std::span<PutItem> part) { impl_->coded().put_all(ns, part); });
+    for (const PutItem& item : items) impl_->note_refusal(item.status);
     return Status::OK;
   })));
 }
@@ -877,7 +921,11 @@ Status Pool::get_batch(NamespaceId ns, std::span<GetItem> items) {
   for (GetItem& item : items) item.length_bytes = 0;
   if (auto ok = impl_->may_read(ns); !ok) return finish_batch(items, ok.status());
   const Status status = finish_batch(items, impl_->run([&]() -> Status {
+    const uint64_t begun_ns = impl_->now_ns();
     for_each_part(items, [&](std::span<GetItem> part) { impl_->coded().get_all(ns, part); });
+    uint64_t bytes = 0;
+    for (const GetItem& item : items) bytes += item.length_bytes;
+    impl_->note_copied(bytes, impl_->now_ns() - begun_ns);
     return Status::OK;
   }));
   if (status != Status::OK) {
@@ -911,6 +959,54 @@ Status Pool::remove_batch(NamespaceId ns, std::span<const std::string_view> keys
   if (status == Status::OK) status = impl_->stored(impl_->run(remove_all));
   if (status != Status::OK) std::ranges::fill(statuses, status);
   return status;
+}
+
+Result<Prefix> Pool::acquire_prefix(NamespaceId ns, std::span<const std::string_view> keys,
+                                    uint64_t ttl_ms, uint64_t group) {
+  if (group == 0 || keys.size() % group != 0)
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("{} keys are no whole number of groups of {}", keys.size(), group)};
+  if (auto ok = impl_->may_store(ns); !ok) return ok.error();
+  if (auto ok = check_ttl(ttl_ms); !ok) return ok.error();
+  const auto stored = longest_prefix(ns, keys);
+  if (!stored) return stored.error();
+  Prefix prefix;
+  Error stopped{Status::OK, {}};
+  for (const std::string_view key : keys.first(*stored / group * group)) {
+    auto lease = acquire(ns, key, ttl_ms, LeaseOf::STORED);
+    if (!lease) {
+      stopped = lease.error();
+      break;
+    }
+    prefix.leases.push_back(std::move(*lease));
+  }
+  for (; prefix.leases.size() % group != 0; prefix.leases.pop_back())
+    (void)release(prefix.leases.back());
+  const bool lost = stopped.status == Status::NOT_FOUND || stopped.status == Status::COPY_ONLY ||
+                    stopped.status == Status::UNSUPPORTED_CODEC;
+  if (prefix.leases.empty() && stopped.status != Status::OK && !lost) return stopped;
+  for (const Lease& lease : prefix.leases) {
+    prefix.length_bytes += lease.length_bytes;
+    prefix.stored_bytes += lease.stored_bytes;
+  }
+  prefix.restore_ns = impl_->copy_time_ns(prefix.length_bytes);
+  return prefix;
+}
+
+Result<std::shared_ptr<EventReader>> Pool::open_events(size_t capacity_bytes) {
+  if (impl_->forked()) return Status::FORKED;
+  return impl_->events().open(capacity_bytes);
+}
+
+Result<Pressure> Pool::pressure() {
+  if (const auto why = impl_->barred()) return *why;
+  return impl_->run([&]() -> Result<Pressure> {
+    if (const Status standing = impl_->core().membership.standing(); standing != Status::OK)
+      return standing;
+    const auto used = impl_->core().space.used();
+    return Pressure{static_cast<uint32_t>(used.space_permille),
+                    static_cast<uint32_t>(used.index_permille), impl_->refused_lately()};
+  });
 }
 
 Result<BlockInfo> Pool::describe(NamespaceId ns, std::string_view key) {

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "pool/events.h"
 #include "pool/media/media.h"
 #include "pool/types.h"
 
@@ -123,8 +124,8 @@ class Pool {
   Result<ValueFormat> value_format(NamespaceId ns);
 
   /// Stores a value (the concatenation of `value`). A key that is present already is success, and
-  /// the stored bytes stay as they are, its user metadata too: up to 512 bytes that the pool keeps
-  /// with the block and does not interpret. In a compressed namespace the calling thread encodes
+  /// the stored bytes stay as they are, its attributes and user metadata too: up to 512 bytes kept
+  /// with the block and not interpreted. In a compressed namespace the calling thread encodes
   /// it, and stores it plain where a frame would not take a smaller block. A put does not wait for
   /// other hosts: NO_SPACE means that this one has no space now; it asks another for some, which
   /// takes some heartbeats (docs/sharing.md): try again then. Returns KEY_TOO_LONG,
@@ -135,7 +136,7 @@ class Pool {
   /// removed; also from all methods that take a namespace, and commit()), FORKED, READ_ONLY (the
   /// handle only observes; also from all methods that store or lease).
   Status put(NamespaceId ns, std::string_view key, std::span<const ConstSpan> value,
-             std::string_view user_metadata = {});
+             std::string_view user_metadata = {}, const BlockAttributes& attributes = {});
 
   /// Copies a value into `buffers` (their concatenation, which may be longer than the value) and
   /// returns its length. All returned bytes were verified by the checksum of the value, in the
@@ -179,7 +180,8 @@ class Pool {
   /// free space is that of a host which died and may still write to it: put() can use that),
   /// HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY, INVALID_ARGUMENT (as put()).
   Result<Reservation> reserve(NamespaceId ns, std::string_view key, uint64_t length_bytes,
-                              std::string_view user_metadata = {});
+                              std::string_view user_metadata = {},
+                              const BlockAttributes& attributes = {});
 
   /// Ends a reservation and makes its block, which the caller has filled, visible. OK: the key is
   /// stored; if another process committed it meanwhile, that block stays. Every status but FORKED
@@ -225,12 +227,30 @@ class Pool {
   /// put(), get() and remove() of many keys, whose memory accesses overlap. Each item gets the
   /// status that the call for its key alone would return; a key may be repeated. OK: every item was
   /// tried. Any other status (FORKED, READ_ONLY, INVALID_ARGUMENT: no such namespace,
-  /// NAMESPACE_GONE, CLOSED, HOST_FENCED, MEDIA_ERROR) is also that of each item, whatever was done.
+  /// NAMESPACE_GONE, CLOSED, HOST_FENCED, MEDIA_ERROR) is also that of each item, whatever it did.
   /// remove_batch() returns INVALID_ARGUMENT, and does nothing, if the sizes differ.
   Status put_batch(NamespaceId ns, std::span<PutItem> items);
   Status get_batch(NamespaceId ns, std::span<GetItem> items);
   Status remove_batch(NamespaceId ns, std::span<const std::string_view> keys,
                       std::span<Status> statuses);
+
+  /// The leading keys that are stored without a gap, each leased for `ttl_ms`, in whatever codec;
+  /// they count as used, as by longest_prefix(). Ends before a key of which no lease can be had.
+  /// `group`: so many consecutive keys belong together, and only whole groups are leased. Returns
+  /// INVALID_ARGUMENT (ttl_ms is out of its range, or the group is 0 or does not divide the number
+  /// of keys), LIMIT_REACHED (the lease table is full before the first group), HOST_FENCED, FORKED,
+  /// READ_ONLY.
+  Result<Prefix> acquire_prefix(NamespaceId ns, std::span<const std::string_view> keys,
+                                uint64_t ttl_ms, uint64_t group = 1);
+
+  /// A reader of the events of this handle, with a buffer of so many bytes: blocks that its puts
+  /// stored, and blocks of this host that its calls and duties removed, evicted or found damaged.
+  /// What other processes and hosts do is reported to their readers. Returns SYSTEM, FORKED.
+  Result<std::shared_ptr<EventReader>> open_events(size_t capacity_bytes);
+
+  /// How full the space of this host is, and whether puts are refused. Costs a look at each extent.
+  /// Returns CLOSED, HOST_FENCED, HOST_ID_CONFLICT, FORKED, READ_ONLY.
+  Result<Pressure> pressure();
 
   /// Explains why put(), reserve() or remove() of a key has just returned NO_SPACE or BUSY, and
   /// what to do, by the present state of the pool. For other statuses, their sentence.

@@ -55,11 +55,30 @@ struct ConstSpan {
   size_t size = 0;
 };
 
+/// What can be changed about a block while it is stored: advice of its users to each other and to
+/// the pool. Eviction heeds pins and the time to live, and nothing else yet. Attributes may be lost
+/// when a process or a host dies.
+struct BlockAttributes {
+  uint8_t priority = 0;       ///< higher: to be kept longer
+  bool soft_pin = false;      ///< to be evicted only if nothing else can be
+  bool hard_pin = false;      ///< not to be evicted
+  uint16_t forks = 0;         ///< sequences that refer to the block
+  uint32_t parity_group = 0;  ///< blocks that one parity protects; 0: none
+  /// When its time to live ends; 0: never. Then the next put of the process that set it evicts it,
+  /// pinned or not.
+  uint32_t expires_unix_s = 0;
+  uint32_t next_use_unix_s = 0;  ///< when it is expected to be used next; 0: unknown
+  uint64_t group = 0;            ///< blocks that belong together, as a session; 0: none
+
+  bool operator==(const BlockAttributes&) const = default;
+};
+
 /// An item of Pool::put_batch().
 struct PutItem {
   std::string_view key;
   std::span<const ConstSpan> value;
   std::string_view user_metadata = {};
+  BlockAttributes attributes = {};
   Status status = Status::OK;  ///< output
 };
 
@@ -85,6 +104,7 @@ struct Reservation {
   NamespaceId namespace_id = 0;
   std::string key;
   std::string user_metadata;
+  BlockAttributes attributes;
 };
 
 /// The source of the checksum of a filled reservation.
@@ -118,6 +138,22 @@ struct Lease {
   const KvLayout* layout = nullptr;  ///< of the value, until the pool is closed
   std::optional<uint64_t> checksum;  ///< payload_checksum() of the stored bytes, if it has one
   std::string user_metadata;         ///< of the block; empty if it has none
+};
+
+/// The result of Pool::acquire_prefix().
+struct Prefix {
+  std::vector<Lease> leases;  ///< of the keys, in order
+  uint64_t length_bytes = 0;  ///< of the values together
+  uint64_t stored_bytes = 0;
+  /// Estimated time to get all of them, by the speed of the gets of this handle so far.
+  uint64_t restore_ns = 0;
+};
+
+/// The result of Pool::pressure().
+struct Pressure {
+  uint32_t used_permille = 0;   ///< of the extents of this host
+  uint32_t index_permille = 0;  ///< of the index entries that it can use
+  bool saturated = false;       ///< within the last second a put found no space or no index entry
 };
 
 /// Sums over all processes and hosts since the pool was created, and its present state.
@@ -221,21 +257,6 @@ struct CheckReport {
   uint64_t blocks_unverified = 0;  ///< committed without a checksum: nothing to verify them by
   std::vector<CheckFinding> findings;
   std::vector<std::string> not_checked;  ///< parts, and why, a sentence each
-};
-
-/// What can be changed about a block while it is stored: advice of its users to each other and to
-/// the pool, whose eviction does not heed it yet. It may be lost when a process or a host dies.
-struct BlockAttributes {
-  uint8_t priority = 0;          ///< higher: to be kept longer
-  bool soft_pin = false;         ///< to be evicted only if nothing else can be
-  bool hard_pin = false;         ///< not to be evicted
-  uint16_t forks = 0;            ///< sequences that refer to the block
-  uint32_t parity_group = 0;     ///< blocks that one parity protects; 0: none
-  uint32_t expires_unix_s = 0;   ///< when its time to live ends; 0: never
-  uint32_t next_use_unix_s = 0;  ///< when it is expected to be used next; 0: unknown
-  uint64_t group = 0;            ///< blocks that belong together, as a session; 0: none
-
-  bool operator==(const BlockAttributes&) const = default;
 };
 
 /// A block as list() shows it.

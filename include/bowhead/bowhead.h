@@ -295,6 +295,24 @@ typedef struct bh_const_iovec {
 bh_status bh_put(bh_pool* pool, bh_namespace_id ns, bh_key key, const bh_const_iovec* value,
                  size_t value_count);
 
+/** What can be changed about a block while it is stored: advice of its users to each other and to
+ * the pool. Eviction heeds pins and the time to live; the rest is kept for readers. It stays with a
+ * block that is moved or recompressed, and may be lost when a process or a host dies. */
+typedef struct bh_attributes {
+  uint32_t struct_bytes;   /**< sizeof */
+  uint32_t priority;       /**< 0 to 255; higher: to be kept longer */
+  uint32_t pins;           /**< BH_PIN_SOFT: to be evicted only if nothing else can be; BH_PIN_HARD:
+                                 not to be evicted */
+  uint32_t forks;          /**< sequences that refer to the block, at most 65,535 */
+  uint32_t parity_group;   /**< blocks that one parity protects; 0: none */
+  uint32_t expires_unix_s; /**< when its time to live ends; 0: never. The next put of the process
+                                that set it then evicts it, pinned or not; if that process has
+                                ended, it is evicted like any other block */
+  uint32_t next_use_unix_s; /**< when it is expected to be used next; 0: unknown */
+  uint32_t reserved;        /**< zero */
+  uint64_t group;           /**< blocks that belong together, as a session; 0: none */
+} bh_attributes;
+
 /** What may be stored with a value. */
 typedef struct bh_put_options {
   uint32_t struct_bytes;     /**< sizeof */
@@ -302,16 +320,18 @@ typedef struct bh_put_options {
   const void* user_metadata; /**< bytes that the pool keeps with the block and does not interpret;
                                   default: none */
   uint64_t user_bytes;       /**< of user_metadata, at most 512 */
+  const bh_attributes* attributes; /**< of the block; default: none */
 } bh_put_options;
 
-/** bh_put() with user metadata. If the key is already stored, its user metadata stay too.
+/** bh_put() with user metadata and attributes. If the key is already stored, its own stay.
  * @param pool the pool
  * @param ns its namespace
  * @param key its key
  * @param value its parts
  * @param value_count number of parts
- * @param options the user metadata
- * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes
+ * @param options user metadata and attributes
+ * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes, or an attribute is out
+ *     of its range
  * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know
  * @retval BH_KEY_TOO_LONG, BH_VALUE_TOO_LARGE, BH_NO_SPACE, BH_INDEX_FULL, BH_LIMIT_REACHED,
  *     BH_BUSY as for bh_put() */
@@ -523,6 +543,74 @@ bh_status bh_queue_drain(bh_queue* queue, uint64_t timeout_ms);
 void bh_queue_close(bh_queue* queue);
 
 /** @}
+ * @name Events
+ * Blocks that this handle stored, and blocks of this host that this handle removed, evicted or found
+ * damaged, in its calls or in its duties for the host. Other processes and hosts report their own.
+ * A reader that is slow loses events, and is told how many; no put waits for it. All functions of a
+ * reader may be called from any thread, except bh_events_close(), which must overlap no other call
+ * on it.
+ * @{ */
+
+/** A reader of events. */
+typedef struct bh_events bh_events;
+
+/** Settings of a reader. */
+typedef struct bh_events_options {
+  uint32_t struct_bytes;   /**< sizeof */
+  uint32_t reserved;       /**< zero */
+  uint64_t capacity_bytes; /**< of its buffer, 4 KiB to 1 GiB; default 4 MiB. An event takes 40
+                                bytes, its key and its user metadata */
+} bh_events_options;
+
+/** @name Kinds of events
+ * @{ */
+#define BH_EVENT_STORED 1u  /**< a put stored the block */
+#define BH_EVENT_REMOVED 2u /**< it was removed, alone or with its namespace */
+#define BH_EVENT_EVICTED 3u /**< it was evicted */
+#define BH_EVENT_DAMAGED 4u /**< it was found damaged, and was dropped */
+/** @} */
+
+/** An event. */
+typedef struct bh_event {
+  uint32_t struct_bytes;        /**< size of the struct that is passed */
+  uint32_t kind;                /**< BH_EVENT_* */
+  bh_namespace_id namespace_id; /**< of the key */
+  bh_key key;                   /**< valid during the call */
+  const void* user_metadata;    /**< of the block, as it was put; valid during the call */
+  uint64_t user_bytes;          /**< of user_metadata; 0: the block has none */
+  uint64_t length_bytes;        /**< of the value */
+  uint64_t stamp;               /**< of the block */
+} bh_event;
+
+/** Opens a reader, which gets the events from now on.
+ * @param pool the pool; close it after the reader
+ * @param options settings; NULL: the defaults
+ * @param out the reader, for bh_events_close()
+ * @retval BH_INVALID_ARGUMENT the capacity is out of its range
+ * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know */
+bh_status bh_events_open(bh_pool* pool, const bh_events_options* options, bh_events** out);
+
+/** The reader's eventfd: readable while there are events, or some were lost. Wait for it with poll()
+ * or epoll; do not read, write or close it. -1 if `events` is NULL. */
+int bh_events_fd(const bh_events* events);
+
+/** Calls `visit` for events, oldest first; a result other than 0 ends the call. Never waits for
+ * events.
+ * @param events the reader
+ * @param most number of events after which it ends
+ * @param visit its argument is valid during the call; must not call functions on this reader
+ * @param context passed to `visit`
+ * @param count number of events visited; may be NULL
+ * @param lost events that came after those visited and did not fit into the buffer; then the
+ *     router's picture is incomplete, and must be made anew (bh_pool_list_blocks()) */
+bh_status bh_events_read(bh_events* events, size_t most,
+                         int (*visit)(void* context, const bh_event* event), void* context,
+                         size_t* count, uint64_t* lost);
+
+/** Closes a reader. NULL is allowed. */
+void bh_events_close(bh_events* events);
+
+/** @}
  * @name Blocks in place
  * @{ */
 
@@ -550,14 +638,15 @@ typedef struct bh_reservation {
 bh_status bh_reserve(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
                      bh_reservation* out);
 
-/** bh_reserve() with user metadata, which bh_commit() stores with the block.
+/** bh_reserve() with user metadata and attributes, which bh_commit() stores with the block.
  * @param pool the pool
  * @param ns its namespace
  * @param key under which it will be stored
  * @param length_bytes of the value
  * @param options the user metadata, read during the call
  * @param out the reservation
- * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes
+ * @retval BH_INVALID_ARGUMENT the user metadata are longer than 512 bytes, or an attribute is out
+ *     of its range
  * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know
  * @retval BH_KEY_TOO_LONG, BH_VALUE_TOO_LARGE, BH_NO_SPACE, BH_BUSY as for bh_reserve() */
 bh_status bh_reserve_with(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_t length_bytes,
@@ -652,6 +741,34 @@ bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint6
  * @retval BH_HOST_FENCED as BH_LAPSED, because the handle has left the pool
  * @retval BH_CLOSED the lease, or a copy of it, has ended, or it belongs to another handle */
 bh_status bh_release(bh_pool* pool, bh_lease* lease);
+
+/** The blocks that bh_acquire_prefix() leased. */
+typedef struct bh_prefix {
+  uint32_t struct_bytes; /**< sizeof */
+  uint32_t reserved;     /**< zero */
+  uint64_t blocks;       /**< leases taken, of the first keys */
+  uint64_t length_bytes; /**< of their values together */
+  uint64_t stored_bytes; /**< the same as they are stored */
+  uint64_t restore_ns;   /**< estimated time to get the values, by the gets of this handle so far */
+} bh_prefix;
+
+/** Leases the leading keys that are stored without a gap, as bh_acquire_stored() does each. They
+ * count as used, the first most recently. Ends before a block that cannot be leased.
+ * @param pool the pool
+ * @param ns its namespace
+ * @param keys the keys, from the head of the prefix on
+ * @param key_count number of keys
+ * @param group_keys consecutive keys that belong together, such as the shares of several ranks:
+ *     only whole groups are leased. 1: each key alone
+ * @param ttl_ms time limit of the leases, 1 to 600,000
+ * @param leases key_count structs, of which the first out->blocks are leases afterwards, for
+ *     bh_release(). All have the struct_bytes of the first
+ * @param out what was leased
+ * @retval BH_INVALID_ARGUMENT the time limit is out of its range, or group_keys is 0 or does not
+ *     divide key_count
+ * @retval BH_LIMIT_REACHED the lease table of this host has no space for the first group */
+bh_status bh_acquire_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t key_count,
+                            size_t group_keys, uint64_t ttl_ms, bh_lease* leases, bh_prefix* out);
 
 /** @}
  * @name Compressed values
@@ -761,6 +878,22 @@ typedef struct bh_pool_info {
 /** Describes a pool. */
 bh_status bh_pool_get_info(bh_pool* pool, bh_pool_info* out);
 
+/** How full the pool is for this host. */
+typedef struct bh_pressure {
+  uint32_t struct_bytes;   /**< sizeof */
+  uint32_t saturated;      /**< 1: within the last second a put of this handle found no space
+                                (BH_NO_SPACE, BH_INDEX_FULL); stop offering values for a while */
+  uint32_t used_permille;  /**< of the space of this host */
+  uint32_t index_permille; /**< of the index entries that this host can use */
+} bh_pressure;
+
+/** Reports how full the pool is for this host. Costs a look at each extent.
+ * @param pool the pool
+ * @param out the answer
+ * @retval BH_READ_ONLY the handle is an observer
+ * @retval BH_CLOSED, BH_HOST_FENCED, BH_HOST_ID_CONFLICT as of functions that store */
+bh_status bh_pool_get_pressure(bh_pool* pool, bh_pressure* out);
+
 /** A host slot, as reported by bh_pool_list_hosts(). */
 typedef struct bh_host_info {
   uint32_t struct_bytes;    /**< size of the struct that is passed */
@@ -815,22 +948,6 @@ typedef struct bh_namespace_info {
 bh_status bh_pool_list_namespaces(bh_pool* pool,
                                   int (*visit)(void* context, const bh_namespace_info* ns),
                                   void* context);
-
-/** What can be changed about a block while it is stored: advice of its users to each other and to
- * the pool. Eviction does not heed it yet. It stays with a block that is moved or recompressed, and
- * may be lost when a process or a host dies. */
-typedef struct bh_attributes {
-  uint32_t struct_bytes;   /**< sizeof */
-  uint32_t priority;       /**< 0 to 255; higher: to be kept longer */
-  uint32_t pins;           /**< BH_PIN_SOFT: to be evicted only if nothing else can be; BH_PIN_HARD:
-                                 not to be evicted */
-  uint32_t forks;          /**< sequences that refer to the block, at most 65,535 */
-  uint32_t parity_group;   /**< blocks that one parity protects; 0: none */
-  uint32_t expires_unix_s; /**< when its time to live ends; 0: never */
-  uint32_t next_use_unix_s; /**< when it is expected to be used next; 0: unknown */
-  uint32_t reserved;        /**< zero */
-  uint64_t group;           /**< blocks that belong together, as a session; 0: none */
-} bh_attributes;
 
 /** Sets the attributes of a stored block, all of them.
  * @param pool the pool

@@ -7,6 +7,7 @@
 #include "base/coherence.h"
 #include "pool/core/layout.h"
 #include "pool/core/words.h"
+#include "pool/events.h"
 #include "pool/types.h"
 
 namespace bowhead::core {
@@ -31,6 +32,7 @@ struct Context {
   uint32_t host = 0;
   uint32_t incarnation = 0;
   uint32_t process = 0;
+  Events* events = nullptr;  ///< null: events are not published
 
   /// The pool has one host: the protocol between hosts is not needed.
   bool alone() const { return layout.geometry().host_count == 1; }

@@ -50,8 +50,8 @@ class Reading {
   template <class Sink>
   Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata = nullptr,
                               const Located* first = nullptr);
-  /// get_stored() for up to Lookup::kBatch keys, pipelined: sink_of(i) returns the sink of a key, or a
-  /// reference to it, and done(i, length) gets the result.
+  /// get_stored() for up to Lookup::kBatch keys, pipelined: sink_of(i) returns the sink of a key,
+  /// or a reference to it, and done(i, length) gets the result.
   template <class SinkOf, class Done>
   void get_all(uint64_t ns, std::span<const std::string_view> keys, SinkOf sink_of, Done done);
   /// Copies parts of a block: Status take(header, read) calls read(offset, buffer) as it likes, and

@@ -83,6 +83,7 @@ class Retirement {
     uint64_t retired_at_ns;
   };
   std::optional<Found> find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure);
+  void publish_end(uint64_t slot, const bh_block_header& header, uint32_t counter);
   uint64_t free_unnamed(const std::vector<Retired>& retired);
   uint64_t hazard_hosts() const;
 
@@ -176,10 +177,22 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
     usage_.subtract(header);
   else
     usage_.doubt();
+  if (is_read && c_.events != nullptr && c_.events->wanted()) publish_end(slot, header, counter);
   allocator_.finish_retire(slot);
   c_.count(counter);
   if (counter == BH_COUNTER_EVICTIONS && is_read) usage_.evicted(header.namespace_id);
   return true;
+}
+
+/// While the block is still held: its key lines are those of the header.
+template <class A>
+void Retirement<A>::publish_end(uint64_t slot, const bh_block_header& header, uint32_t counter) {
+  const std::string key = lookup_.read_key(slot, header.key_bytes);
+  const std::string user = lookup_.read_user(slot, header).value_or(std::string());
+  c_.events->publish({counter == BH_COUNTER_EVICTIONS  ? EventKind::EVICTED
+                      : counter == BH_COUNTER_REMOVALS ? EventKind::REMOVED
+                                                       : EventKind::DAMAGED,
+                      header.namespace_id, key, user, header.length_bytes, header.stamp});
 }
 
 template <class A>

@@ -62,16 +62,18 @@ uint64_t total_bytes(std::span<const Piece> pieces) {
   return bytes;
 }
 
-/// The content of a put: a value as it is, or coded in fewer bytes, and its user metadata.
+/// The content of a put: a value as it is, or coded in fewer bytes, and what is stored with it.
 struct Content {
   std::span<const ConstSpan> stored;  ///< the bytes that go into the pool
   uint64_t length_bytes = 0;          ///< of the value
   uint8_t codec = BH_CODEC_RAW;
   uint8_t profile = BH_PROFILE_NONE;
   std::string_view user_metadata = {};
+  BlockAttributes attributes = {};
 
-  static Content raw(std::span<const ConstSpan> value, std::string_view user_metadata = {}) {
-    return {value, total_bytes(value), BH_CODEC_RAW, BH_PROFILE_NONE, user_metadata};
+  static Content raw(std::span<const ConstSpan> value, std::string_view user_metadata = {},
+                     const BlockAttributes& attributes = {}) {
+    return {value, total_bytes(value), BH_CODEC_RAW, BH_PROFILE_NONE, user_metadata, attributes};
   }
   uint64_t stored_bytes() const { return total_bytes(stored); }
 };

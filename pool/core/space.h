@@ -63,6 +63,11 @@ class Space {
   /// of others. Evicts nothing. Waits once, for all moved blocks together.
   void compact(uint64_t count, uint64_t until_ns);
   FreeBlocks free_blocks() const;
+  /// Of the extents of this host, and of the index entries that it can use.
+  struct Used {
+    uint64_t space_permille, index_permille;
+  };
+  Used used() const;
   Clear clear_by() const {
     return settings_.evict_high_permille == 0 ? Clear::BY_MOVES : Clear::BY_EVICTION;
   }
@@ -73,18 +78,14 @@ class Space {
     uint64_t slot;
   };
   uint64_t evict(uint64_t bytes);
-  /// Of the extents of this host, and of the index entries that it can use.
-  struct Used {
-    uint64_t space_permille, index_permille;
-  };
-  Used used() const;
   bool evict_block(uint64_t slot);
+  void evict_expired();
   /// Without words for its blocks an extent is of no use here, and others may need it.
   void want_extent(uint64_t block_bytes) {
     if (!c_.alone() && extents_.has_words_for(block_bytes)) grants_.want_extents(1);
   }
   bool choose_victims();
-  void take_sample();
+  void take_sample(uint32_t except_pins);
   void list_slabs();
   uint64_t used_blocks(const Slab& slab) const {
     return slab.block_count - std::min(slab.block_count, extents_.free_blocks_hint(slab.head));
@@ -157,6 +158,7 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
 
 template <class A>
 void Space<A>::evict_by_watermark(uint64_t bytes_put) {
+  evict_expired();
   if (settings_.evict_high_permille == 0) return;
   const auto& g = c_.layout.geometry();
   if (evicting_ && unevicted_bytes_.fetch_add(4 * bytes_put) + 4 * bytes_put >= kBatch * bytes_put)
@@ -345,7 +347,24 @@ bool Space<A>::evict_block(uint64_t slot) {
   return named && retirement_.retire_entry(*named, BH_COUNTER_EVICTIONS);
 }
 
-/// Fills victims_ with the oldest 1/32 of a sample, oldest last. The sample has all blocks if they
+/// Evicts some blocks whose time to live is over.
+template <class A>
+void Space<A>::evict_expired() {
+  std::vector<uint64_t> retired;
+  while (retired.size() < kBatch) {
+    const auto expired = attributes_.next_expired();
+    if (!expired) break;
+    bh_block_header header;
+    if (lookup_.read_header(expired->slot, header) && header.stamp == expired->stamp &&
+        retirement_.retire(expired->slot, hash_of(header), header.stamp, BH_COUNTER_EVICTIONS,
+                           kShortLockWaitNs))
+      retired.push_back(expired->slot);
+  }
+  if (!retired.empty()) retirement_.reclaim(retired);
+}
+
+/// Fills victims_ with the oldest 1/32 of a sample, oldest last, without blocks that are pinned;
+/// with soft pins only if there are no others. The sample has all blocks if they
 /// are few, else groups of neighbours, whose words share lines. Of a sample, since blocks that were
 /// stored together lie together: a walk from one place to the next would look at nearly all blocks
 /// before it comes to the old ones.
@@ -353,17 +372,18 @@ template <class A>
 bool Space<A>::choose_victims() {
   const bool listed = slab_list_uses_ == 0;
   if (listed) list_slabs();
-  take_sample();
+  take_sample(BH_PIN_SOFT | BH_PIN_HARD);
   if (victims_.empty() && !listed) {
     list_slabs();
-    take_sample();
+    take_sample(BH_PIN_SOFT | BH_PIN_HARD);
   }
+  if (victims_.empty()) take_sample(BH_PIN_HARD);
   slab_list_uses_ = (slab_list_uses_ + 1) % 16;
   return !victims_.empty();
 }
 
 template <class A>
-void Space<A>::take_sample() {
+void Space<A>::take_sample(uint32_t except_pins) {
   constexpr uint64_t kGroups = 512, kGroup = 8;
   std::vector<Victim> sample;
   const uint64_t stride = std::max<uint64_t>(1, slab_blocks_ / (kGroups * kGroup)) * kGroup;
@@ -380,13 +400,18 @@ void Space<A>::take_sample() {
     before += slab.block_count;
   }
   const auto older = [](const Victim& a, const Victim& b) { return a.recency < b.recency; };
-  if (sample.size() > 64) {
-    const auto kept = sample.begin() + static_cast<std::ptrdiff_t>(sample.size() / 32);
-    std::nth_element(sample.begin(), kept, sample.end(), older);
-    sample.erase(kept, sample.end());
+  const size_t part = sample.size() > 64 ? sample.size() / 32 : sample.size();
+  victims_.clear();
+  for (auto from = sample.begin(); from != sample.end() && victims_.empty();) {
+    const auto to =
+        from + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(part), sample.end() - from);
+    if (to != sample.end()) std::nth_element(from, to, sample.end(), older);
+    std::copy_if(from, to, std::back_inserter(victims_), [&](const Victim& victim) {
+      return (attributes_.pins(victim.slot) & except_pins) == 0;
+    });
+    from = to;
   }
-  std::sort(sample.rbegin(), sample.rend(), older);
-  victims_ = std::move(sample);
+  std::sort(victims_.rbegin(), victims_.rend(), older);
 }
 
 /// Lists the slabs with blocks that may be evicted. The list may be out of date: evict() skips a
@@ -476,7 +501,9 @@ bool Space<A>::clear_slab(const Slab& slab, const std::vector<uint64_t>& named, 
     if (state == BH_BLOCK_FREE) continue;
     if (state == BH_BLOCK_COMMITTED) {
       emptied = !std::binary_search(named.begin(), named.end(), block.offset) &&
-                (move(block) || (by == Clear::BY_EVICTION && evict_block(block.slot)));
+                (move(block) ||
+                 (by == Clear::BY_EVICTION && (attributes_.pins(block.slot) & BH_PIN_HARD) == 0 &&
+                  evict_block(block.slot)));
     } else {
       emptied = state == BH_BLOCK_RETIRED;
     }

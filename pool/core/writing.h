@@ -7,10 +7,11 @@
 //   S6 A block that a host says it has removed is removed for all only if its life stood after that
 //      (Hosts::stands): then its successor reads an index that has no entry of the block.
 //
-// Owns: nothing. Calls: KeyLocks, Lookup, Namespaces, Reading (notes of use), Retirement, Space
-// (room for a block), Mail (removals of other hosts' blocks), Usage.
+// Owns: nothing. Calls: Attributes, KeyLocks, Lookup, Namespaces, Reading (notes of use),
+// Retirement, Space (room for a block), Mail (removals of other hosts' blocks), Usage.
 #pragma once
 
+#include "pool/core/attributes.h"
 #include "pool/core/namespaces.h"
 
 namespace bowhead::core {
@@ -26,6 +27,7 @@ class Writing {
         hosts_(rooms.hosts),
         locks_(rooms.locks),
         lookup_(rooms.lookup),
+        attributes_(rooms.attributes),
         usage_(rooms.usage),
         retirement_(rooms.retirement),
         reading_(rooms.reading),
@@ -57,7 +59,8 @@ class Writing {
     return core::room_for(c_.layout, header);
   }
   Result<Reservation> reserve(const Key& key, uint64_t length_bytes,
-                              std::string_view user_metadata = {});
+                              std::string_view user_metadata = {},
+                              const BlockAttributes& attributes = {});
   Status commit(Reservation& reservation, const PayloadSum& sum);
   Status abort(Reservation& reservation);
   /// Removes up to Lookup::kBatch keys. OK only after all blocks of a key are gone and, after that,
@@ -88,7 +91,7 @@ class Writing {
   }
   Status store(const Key& key, const Content& content, std::optional<Block> block);
   Status finish_put(const Key& key, const Block& block, bh_block_header header,
-                    std::string_view user_metadata);
+                    std::string_view user_metadata, const BlockAttributes& attributes);
   std::optional<Block> end_reservation(Reservation& reservation);
 
   Context<A>& c_;
@@ -98,6 +101,7 @@ class Writing {
   Hosts<A>& hosts_;
   KeyLocks<A>& locks_;
   Lookup<A>& lookup_;
+  Attributes<A>& attributes_;
   Usage<A>& usage_;
   Retirement<A>& retirement_;
   Reading<A>& reading_;
@@ -174,7 +178,7 @@ Status Writing<A>::store(const Key& key, const Content& content, std::optional<B
   }
   bh_block_header header = header_for(content);
   header.payload_checksum = c_.access.write_payload(block->offset, content.stored);
-  return finish_put(key, *block, header, content.user_metadata);
+  return finish_put(key, *block, header, content.user_metadata, content.attributes);
 }
 
 /// The put of a block has come to its end. Before that, a block of this host may not be in the
@@ -207,7 +211,8 @@ bool Writing<A>::put_present(const Key& key) {
 
 template <class A>
 Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes,
-                                        std::string_view user_metadata) {
+                                        std::string_view user_metadata,
+                                        const BlockAttributes& attributes) {
   if (Status status = check_value(key, length_bytes, user_metadata); status != Status::OK)
     return status;
   Reservation reservation;
@@ -215,6 +220,7 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes,
   reservation.namespace_id = key.namespace_id;
   reservation.key = std::string(key.bytes);
   reservation.user_metadata = std::string(user_metadata);
+  reservation.attributes = attributes;
   if (c_.ended()) return c_.gone();
   if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
   if (find_present(key)) {
@@ -264,7 +270,7 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
   }
   c_.access.publish(block->offset, reservation.length_bytes);
   return finish_put(Key(reservation.namespace_id, reservation.key), *block, header,
-                    reservation.user_metadata);
+                    reservation.user_metadata, reservation.attributes);
 }
 
 template <class A>
@@ -354,7 +360,7 @@ bh_index_entry Writing<A>::entry_for(const Block& block, const bh_block_header& 
 /// Writes key, header and entry, and commits: the payload of the RESERVED block is published (C1).
 template <class A>
 Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_header header,
-                              std::string_view user_metadata) {
+                              std::string_view user_metadata, const BlockAttributes& attributes) {
   if (c_.ended() || !retirement_.stamps_left()) {
     allocator_.release(block);
     return c_.ended() ? c_.gone() : Status::LIMIT_REACHED;
@@ -381,6 +387,7 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
     header.stamp = retirement_.next_stamp();
     write_key_lines(block.slot, key.bytes, user_metadata, header.stamp);
     c_.write_sealed(c_.layout.header(block.slot), to_line(header));  // with the tag
+    attributes_.set_new(block.slot, header.stamp, attributes);
     reading_.used_now(block.slot);
     index_.fill(*place, entry_for(block, header));
     gone = namespaces_.gone_after_store(key.namespace_id);  // N4
@@ -393,6 +400,9 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
   }
   c_.count(BH_COUNTER_PUTS);
   c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);
+  if (c_.events != nullptr && c_.events->wanted())
+    c_.events->publish({EventKind::STORED, key.namespace_id, key.bytes, user_metadata,
+                        header.length_bytes, header.stamp});
   space_.evict_by_watermark(block.block_bytes);
   return Status::OK;
 }

@@ -47,11 +47,13 @@ Items::Items(nb::handle items, const char* name) {
     items_ = nb::borrow(items);
   } else {
     const bool one = PyUnicode_Check(items.ptr()) || PyObject_CheckBuffer(items.ptr());
-    if (!one) items_ = nb::steal(PySequence_List(items.ptr()));
-    if (!items_.is_valid()) {
+    const nb::object iterator = one ? nb::object() : nb::steal(PyObject_GetIter(items.ptr()));
+    if (!iterator.is_valid()) {
       PyErr_Clear();
       raise_argument(PyExc_TypeError, name, kAlone, "is a " + type_of(items) + "; pass a list");
     }
+    items_ = nb::steal(PySequence_List(iterator.ptr()));
+    if (!items_.is_valid()) throw nb::python_error();  // of a generator
   }
   is_list_ = PyList_Check(items_.ptr());
   size_ = static_cast<size_t>(PyObject_Size(items_.ptr()));

@@ -67,6 +67,7 @@ struct Scene {
   bh_pool* closed_last = nullptr;  ///< owner of the reservations and leases, if it is not `pool`
   bh_namespace_id ns = 0;
   bh_queue* queue = nullptr;
+  bh_events* events = nullptr;
   std::vector<Props> of_cells;
   Props* own = nullptr;
   std::vector<std::string> faults;
@@ -378,6 +379,20 @@ void misuse_options(Scene& s, decltype(put_with)* call) {
     const auto longer = user_metadata("user", bytes);
     EXPECT_STATUS(call(s, s.pool, s.ns, s.new_key(), &longer), BH_INVALID_ARGUMENT);
   }
+  auto with_attributes = sized<bh_put_options>();
+  const auto call_with = [&](const bh_attributes* attributes) {
+    with_attributes.attributes = attributes;
+    return attributes == nullptr ? BH_INVALID_ARGUMENT
+                                 : call(s, s.pool, s.ns, s.new_key(), &with_attributes);
+  };
+  misuse_struct<bh_attributes>(s, call_with);
+  for (const auto& [member, value] :
+       {std::pair(&bh_attributes::priority, 256u), std::pair(&bh_attributes::pins, 4u),
+        std::pair(&bh_attributes::forks, 65536u)}) {
+    auto attributes = sized<bh_attributes>();
+    attributes.*member = value;
+    EXPECT_STATUS(call_with(&attributes), BH_INVALID_ARGUMENT);
+  }
 }
 
 void misuse_attributes(Scene& s) {
@@ -590,6 +605,59 @@ void misuse_queue_open(Scene& s) {
   auto options = sized<bh_queue_options>();
   options.reserved = 1;
   EXPECT_STATUS(bh_queue_open(s.pool, &options, &out), BH_NOT_SUPPORTED);
+}
+
+// ---- prefixes and events ----
+
+bh_status acquire_prefix(Scene& s, uint64_t ttl_ms, size_t group, bh_prefix* out) {
+  const bh_key keys[] = {s.key(), s.new_key()};
+  bh_lease leases[] = {sized<bh_lease>(), sized<bh_lease>()};
+  return bh_acquire_prefix(s.pool, s.ns, keys, 2, group, ttl_ms, leases, out);
+}
+
+void misuse_acquire_prefix(Scene& s) {
+  auto out = sized<bh_prefix>();
+  bh_lease leases[] = {sized<bh_lease>(), sized<bh_lease>()};
+  misuse_keys(s, [&](bh_pool* pool, bh_namespace_id ns, const bh_key* keys, size_t count) {
+    return bh_acquire_prefix(pool, ns, keys, count, 1, 1000, leases, &out);
+  });
+  misuse_struct<bh_prefix>(s, [&](auto* of) { return acquire_prefix(s, 1000, 1, of); });
+  misuse_struct<bh_lease>(s, [&](auto* of) {
+    const bh_key key = s.key();
+    return bh_acquire_prefix(s.pool, s.ns, &key, 1, 1, 1000, of, &out);
+  });
+  EXPECT_STATUS(acquire_prefix(s, 0, 1, &out), BH_INVALID_ARGUMENT);
+  for (const uint64_t huge : kHuge)
+    EXPECT_STATUS(acquire_prefix(s, huge, 1, &out), BH_INVALID_ARGUMENT);
+  EXPECT_STATUS(acquire_prefix(s, 1000, 0, &out), BH_INVALID_ARGUMENT);
+  EXPECT_STATUS(acquire_prefix(s, 1000, SIZE_MAX, &out), BH_INVALID_ARGUMENT);
+  EXPECT_STATUS(acquire_prefix(s, 1000, 2, &out), BH_OK);
+  s.expect("leases of half a group", out.blocks == 0 ? BH_OK : BH_DAMAGED, BH_OK);
+}
+
+int ignore_event(void*, const bh_event*) { return 0; }
+
+bh_status read_events(Scene& s) {
+  size_t count = 0;
+  uint64_t lost = 0;
+  return bh_events_read(s.events, 10, ignore_event, nullptr, &count, &lost);
+}
+
+void misuse_events_open(Scene& s) {
+  bh_events* out = nullptr;
+  EXPECT_INVALID(bh_events_open(nullptr, nullptr, &out));
+  EXPECT_INVALID(bh_events_open(s.pool, nullptr, nullptr));
+  misuse_struct<bh_events_options>(s, [&](auto* of) {
+    return of == nullptr ? BH_INVALID_ARGUMENT : bh_events_open(s.pool, of, &out);
+  });
+  auto options = sized<bh_events_options>();
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{4095}, (uint64_t{1} << 30) + 1, UINT64_MAX}) {
+    options.capacity_bytes = bytes;
+    EXPECT_STATUS(bh_events_open(s.pool, &options, &out), BH_INVALID_ARGUMENT);
+  }
+  options = sized<bh_events_options>();
+  options.reserved = 1;
+  EXPECT_STATUS(bh_events_open(s.pool, &options, &out), BH_NOT_SUPPORTED);
 }
 
 /// A list function. Each list has at least one entry; the first visit ends it.
@@ -831,6 +899,54 @@ const Function kFunctions[] = {
        });
        EXPECT_STATUS(remove_batch(s.pool, s.ns, s.new_key()), BH_NOT_FOUND);
      }},
+    {"bh_acquire_prefix",
+     [](Scene& s) {
+       auto out = sized<bh_prefix>();
+       const bh_status status = acquire_prefix(s, 60'000, 1, &out);
+       return status != BH_OK || (out.blocks == 1 && out.length_bytes == kBytes) ? status
+                                                                                 : BH_DAMAGED;
+     },
+     stores(BH_OK, BH_LIMIT_REACHED), misuse_acquire_prefix},
+    {"bh_pool_get_pressure",
+     [](Scene& s) {
+       auto out = sized<bh_pressure>();
+       const bh_status status = bh_pool_get_pressure(s.pool, &out);
+       return status != BH_OK || out.used_permille > 0 ? status : BH_DAMAGED;
+     },
+     stores(BH_OK),
+     [](Scene& s) {
+       auto out = sized<bh_pressure>();
+       EXPECT_INVALID(bh_pool_get_pressure(nullptr, &out));
+       misuse_struct<bh_pressure>(s, [&](auto* of) { return bh_pool_get_pressure(s.pool, of); });
+     }},
+    {"bh_events_open",
+     [](Scene& s) {
+       bh_events* events = nullptr;
+       const bh_status status = bh_events_open(s.pool, nullptr, &events);
+       bh_events_close(events);
+       return status;
+     },
+     but(same(BH_OK), FORKED, BH_FORKED), misuse_events_open},
+    {"bh_events_fd", [](Scene& s) { return (bh_events_fd(s.events) >= 0) ? BH_OK : BH_SYSTEM; },
+     same(BH_OK),
+     [](Scene& s) { s.expect("-1", bh_events_fd(nullptr) == -1 ? BH_OK : BH_SYSTEM, BH_OK); }},
+    {"bh_events_read", read_events, but(same(BH_OK), FORKED, BH_FORKED),
+     [](Scene& s) {
+       size_t count = 0;
+       uint64_t lost = 0;
+       EXPECT_INVALID(bh_events_read(nullptr, 1, ignore_event, nullptr, &count, &lost));
+       EXPECT_INVALID(bh_events_read(s.events, 1, nullptr, nullptr, &count, &lost));
+       EXPECT_INVALID(bh_events_read(s.events, 1, ignore_event, nullptr, &count, nullptr));
+       EXPECT_STATUS(bh_events_read(s.events, 0, ignore_event, nullptr, nullptr, &lost), BH_OK);
+       EXPECT_STATUS(bh_events_read(s.events, SIZE_MAX, ignore_event, nullptr, &count, &lost),
+                     BH_OK);
+     }},
+    {"bh_events_close",  // the last that uses the reader
+     [](Scene& s) {
+       bh_events_close(std::exchange(s.events, nullptr));
+       return BH_OK;
+     },
+     same(BH_OK), [](Scene&) { bh_events_close(nullptr); }},
     {"bh_queue_open",
      [](Scene& s) {
        bh_queue* queue = nullptr;
@@ -1295,7 +1411,8 @@ bool AbiStates::enter(std::vector<std::unique_ptr<Companion>>& companions) {
         return true;
     }
   };
-  return entered() && bh_queue_open(s.pool, nullptr, &s.queue) == BH_OK;
+  return entered() && bh_queue_open(s.pool, nullptr, &s.queue) == BH_OK &&
+         bh_events_open(s.pool, nullptr, &s.events) == BH_OK;
 }
 
 void AbiStates::run_cells(size_t first, int to) {

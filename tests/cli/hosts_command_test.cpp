@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line on pools of several hosts: --host, leave, fence, observing without joining,
 // replay as several hosts.
+#include <chrono>
+#include <csignal>
+#include <thread>
+
 #include "tests/cli/run.h"
 
 namespace bowhead::cli_test {
@@ -51,6 +55,41 @@ TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
       {"replay", "--pool", shm_locator(), "--host", "0", "--workers", "1", "--block-bytes", "16K"});
   EXPECT_TRUE(eventually(45, [&] { return as(1, {"rm", shm_locator(), "k"}).code == 0; }));
   EXPECT_EQ(run({"get", shm_locator(), "k"}).code, 1);
+}
+
+/// While `bowhead host` runs, the host outlives its engines; it ends with a signal, the pool or its
+/// own life.
+TEST_F(HostCommands, AResidentHostStaysWhileEnginesComeAndGo) {
+  create(shm_locator(), "32M", {"--hosts", "2", "--dead-ms", "1000"});
+  ASSERT_EQ(as(1, {"put", shm_locator(), "other"}, "value").code, 0);
+  Running resident({"host", shm_locator(), "--host", "0"});
+  ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 1; }));
+  const Running watcher({"host", shm_locator(), "--host", "1"});
+  ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // more than --dead-ms
+  EXPECT_EQ(host_info(0)["state"], "live");
+  EXPECT_EQ(as(1, {"rm", shm_locator(), "k"}).code, 0) << "its duties are done";
+  resident.signal(SIGTERM);
+  EXPECT_EQ(resident.wait(30), 0);
+  EXPECT_EQ(host_info(0)["processes_live"], 0);
+}
+
+TEST_F(HostCommands, AResidentHostLeavesIfItIsToldTo) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  Running resident({"host", shm_locator(), "--host", "1", "--leave"});
+  ASSERT_TRUE(eventually(45, [&] { return host_info(1)["state"] == "live"; }));
+  resident.signal(SIGINT);
+  EXPECT_EQ(resident.wait(30), 0);
+  EXPECT_EQ(host_info(1)["state"], "left");
+}
+
+TEST_F(HostCommands, AResidentHostEndsWithItsPool) {
+  create(shm_locator(), "32M");
+  Running resident({"host", shm_locator()});
+  ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 1; }));
+  ASSERT_EQ(run({"pool", "destroy", shm_locator(), "--force"}).code, 0);
+  EXPECT_EQ(resident.wait(30), 3);
+  EXPECT_EQ(run({"host", shm_locator()}).code, 3);
 }
 
 /// The block of a host that died, and may still write to it: nothing may be stored there.

@@ -388,7 +388,6 @@ void aim(Dice& random, Plan& plan, Focus focus) {
   uint64_t extents_each = 1;
   switch (focus) {
     case Focus::ANYTHING:
-    case Focus::BATCHES:
       return;
     case Focus::STOPPED:
       plan.shape.hosts = 1;

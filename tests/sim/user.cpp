@@ -47,7 +47,7 @@ struct StoredSink {
 };
 
 core::Content content(const Model::Stored& stored, std::span<const ConstSpan> bytes) {
-  return {bytes, stored.length, stored.codec, BH_PROFILE_NONE, stored.user_metadata};
+  return {bytes, stored.length, stored.codec, BH_PROFILE_NONE, stored.user_metadata, {}};
 }
 
 }  // namespace
@@ -438,14 +438,15 @@ namespace {
 BlockAttributes attributes_of(uint32_t k, uint64_t choice) {
   return {.priority = static_cast<uint8_t>(choice),
           .forks = static_cast<uint16_t>(k + 1),
-          .expires_unix_s = k + 1,
+          .expires_unix_s = UINT32_MAX - k,  // never, here
           .next_use_unix_s = static_cast<uint32_t>(choice),
           .group = uint64_t{k + 1} << 32 | choice};
 }
 
 bool name_key(const BlockAttributes& seen, uint32_t k) {
   return seen == BlockAttributes{} ||
-         (seen.forks == k + 1 && seen.expires_unix_s == k + 1 && seen.group >> 32 == k + 1);
+         (seen.forks == k + 1 && seen.expires_unix_s == UINT32_MAX - k &&
+          seen.group >> 32 == k + 1);
 }
 
 }  // namespace

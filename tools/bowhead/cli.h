@@ -18,6 +18,7 @@ ExitCode fail(const Pool& pool, const Error& error, const std::string& about = "
 
 void add_pool_commands(CLI::App& app, Action& action);
 void add_block_commands(CLI::App& app, Action& action);
+void add_host_command(CLI::App& app, Action& action);
 void add_namespace_commands(CLI::App& app, Action& action);
 /// `command_line` as typed, for reports.
 void add_replay_command(CLI::App& app, Action& action, const std::string& command_line);

@@ -25,6 +25,7 @@ void add_all_commands(CLI::App& app, Action& action, const std::string& command_
   add_pool_commands(app, action);
   add_block_commands(app, action);
   add_namespace_commands(app, action);
+  add_host_command(app, action);
   add_replay_command(app, action, command_line);
   add_codec_command(app, action);
   add_litmus_command(app, action);

@@ -132,6 +132,8 @@ def test_keys_may_be_any_iterable(ns):
     ns.put(b"1", b"value")
     assert ns.exists(key for key in [b"1", b"2"]) == [True, False]
     assert ns.exists({b"1": None}) == [True]
+    with pytest.raises(ZeroDivisionError):
+        ns.exists(bytes(1 // number) for number in [1, 0])
 
 
 @pytest.mark.parametrize(
