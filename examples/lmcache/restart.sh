@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Shows that LMCache's cache survives a restart of its server: vLLM fills a pool through LMCache, the
-# server is restarted, and another vLLM process is served from the pool.
+# Shows that LMCache's cache survives a restart of its server: vLLM fills a pool through LMCache,
+# the server is restarted, and another vLLM process is served from the pool.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 

@@ -393,8 +393,8 @@ bh_status bh_remove(bh_pool* pool, bh_namespace_id ns, bh_key key);
  *
  * Each item has a status of its own. A batch returns BH_OK once every item has been tried, however
  * many failed. Any other status is that of the whole batch, and the outputs of the items are
- * undefined. If an argument or an item is malformed (BH_INVALID_ARGUMENT, BH_NOT_SUPPORTED), nothing
- * was done. A key may be repeated within a batch.
+ * undefined. If an argument or an item is malformed (BH_INVALID_ARGUMENT, BH_NOT_SUPPORTED),
+ * nothing was done. A key may be repeated within a batch.
  * @{ */
 
 /** An item of bh_put_batch(). */
@@ -431,8 +431,8 @@ bh_status bh_put_batch(bh_pool* pool, bh_namespace_id ns, bh_put_item* items, si
  * @param item_count number of items */
 bh_status bh_get_batch(bh_pool* pool, bh_namespace_id ns, bh_get_item* items, size_t item_count);
 
-/** Removes blocks. Each key gets a status as for bh_remove(). Blocks of other hosts take a heartbeat
- * for some keys at a time, as bh_remove() takes for one.
+/** Removes blocks. Each key gets a status as for bh_remove(). For blocks of other hosts, some keys
+ * at a time take a heartbeat, as bh_remove() takes for one.
  * @param pool the pool
  * @param ns its namespace
  * @param keys the keys
@@ -544,11 +544,11 @@ void bh_queue_close(bh_queue* queue);
 
 /** @}
  * @name Events
- * Blocks that this handle stored, and blocks of this host that this handle removed, evicted or found
- * damaged, in its calls or in its duties for the host. Other processes and hosts report their own.
- * A reader that is slow loses events, and is told how many; no put waits for it. All functions of a
- * reader may be called from any thread, except bh_events_close(), which must overlap no other call
- * on it.
+ * Blocks that this handle stored, and blocks of this host that this handle removed, evicted or
+ * found damaged, in its calls or in its duties for the host. Other processes and hosts report their
+ * own. A reader that is slow loses events, and is told how many; no put waits for it. All functions
+ * of a reader may be called from any thread, except bh_events_close(), which must overlap no other
+ * call on it.
  * @{ */
 
 /** A reader of events. */
@@ -590,8 +590,8 @@ typedef struct bh_event {
  * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know */
 bh_status bh_events_open(bh_pool* pool, const bh_events_options* options, bh_events** out);
 
-/** The reader's eventfd: readable while there are events, or some were lost. Wait for it with poll()
- * or epoll; do not read, write or close it. -1 if `events` is NULL. */
+/** The reader's eventfd: readable while there are events, or some were lost. Wait for it with
+ * poll() or epoll; do not read, write or close it. -1 if `events` is NULL. */
 int bh_events_fd(const bh_events* events);
 
 /** Calls `visit` for events, oldest first; a result other than 0 ends the call. Never waits for

@@ -6,13 +6,17 @@ from typing import Any, Self, TypeAlias
 from typing_extensions import Buffer
 
 from bowhead_kv._types import (
+    Attributes,
     BlockInfo,
     Completion,
+    Event,
     GetResult,
     HostInfo,
     Layout,
     NamespaceInfo,
     PoolInfo,
+    Prefix,
+    Pressure,
     Status,
 )
 
@@ -87,12 +91,17 @@ class Pool:
         """Opens a queue whose jobs are executed by threads of its own. jobs_max: jobs that may be
         submitted and not reported."""
 
+    def events(self, *, capacity_bytes: int = 0) -> Events:
+        """Opens a reader, which gets the events from now on. capacity_bytes: of its buffer, 4 KiB
+        to 1 GiB; 0: 4 MiB."""
+
+    def pressure(self) -> Pressure: ...
     def leave(self) -> None:
         """Ends this host's membership, so that other hosts can take over its blocks at once.
         Close the pool afterwards."""
 
     def close(self) -> None:
-        """Closes the queues of the pool, then the pool. Waits for calls of other threads. Raises
+        """Closes queues and readers of events, then the pool. Waits for calls of other threads. Raises
         BufferError while memoryviews, arrays or tensors of leases exist, and closes nothing then.
         Does nothing if the pool is closed."""
 
@@ -117,8 +126,16 @@ class Namespace:
     def name(self) -> str: ...
     @property
     def pool(self) -> Pool: ...
-    def put(self, key: Buffer, value: _Buffers, *, user_metadata: Buffer = b"") -> None:
-        """Stores a value. If the key is stored already, its value stays, and this succeeds."""
+    def put(
+        self,
+        key: Buffer,
+        value: _Buffers,
+        *,
+        user_metadata: Buffer = b"",
+        attributes: Attributes | None = None,
+    ) -> None:
+        """Stores a value, with up to 512 bytes of user metadata that the pool keeps and events
+        carry. If the key is stored already, what is stored stays, and this succeeds."""
 
     def get(self, key: Buffer) -> bytes:
         """A copy of a value, verified. get_into() is faster for large values."""
@@ -148,8 +165,9 @@ class Namespace:
         values: Iterable[_Buffers],
         *,
         user_metadata: Iterable[Buffer] | None = None,
+        attributes: Attributes | None = None,
     ) -> list[Status]:
-        """put() for many keys, with a status for each."""
+        """put() for many keys, with a status for each. attributes: of all of them."""
 
     def get_batch(self, keys: Iterable[Buffer], buffers: Iterable[_Buffers]) -> list[GetResult]:
         """get_into() for many keys, with a result for each."""
@@ -159,6 +177,16 @@ class Namespace:
 
     def acquire(self, key: Buffer, ttl_ms: int = 10_000) -> Lease:
         """Leases an uncompressed block, to read it where it lies. ttl_ms: 1 to 600,000."""
+
+    def acquire_prefix(
+        self, keys: Iterable[Buffer], *, group_keys: int = 1, ttl_ms: int = 10_000
+    ) -> Prefix:
+        """Leases the leading keys that are stored without a gap; they count as used. group_keys:
+        consecutive keys that belong together, as the shares of several ranks; only whole groups are
+        leased. Leases of compressed blocks give the frame (Lease.coded)."""
+
+    def set_attributes(self, key: Buffer, attributes: Attributes) -> None:
+        """Sets the attributes of a stored block, all of them."""
 
     def describe(self, key: Buffer) -> BlockInfo:
         """Describes a block. Does not count as use."""
@@ -174,7 +202,13 @@ class Lease:
         Another call returns the same."""
 
     @property
-    def length_bytes(self) -> int: ...
+    def length_bytes(self) -> int:
+        """Of the value; that of the memory is len(lease)."""
+
+    @property
+    def coded(self) -> bool:
+        """The memory is a frame (docs/frame.md), not the value. Only for leases of a prefix."""
+
     @property
     def offset(self) -> int:
         """Of the memory in the mapping of the pool."""
@@ -209,6 +243,7 @@ class Queue:
         values: Iterable[_Buffers],
         *,
         user_metadata: Iterable[Buffer] | None = None,
+        attributes: Attributes | None = None,
         priority: int = 0,
     ) -> int: ...
     def submit_get(
@@ -244,6 +279,30 @@ class Queue:
         """Cancels the jobs that have not started, waits for the others and closes the queue.
         Nothing is reported any more."""
 
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+class Events:
+    """A reader of events: blocks that this pool object stored, and blocks of this host that it
+    removed, evicted or found damaged. Other processes and hosts report their own. A slow reader
+    loses events; nothing waits for it."""
+
+    def read(self, limit: int = 1024) -> tuple[list[Event], int]:
+        """Events, oldest first, and the number of those that came after them and were lost; after a
+        loss, what was built from the events must be built anew. Never waits."""
+
+    def fileno(self) -> int:
+        """An eventfd, readable while read() has something to report, for select, epoll or asyncio.
+        Do not read, write or close it."""
+
+    def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...
     def __enter__(self) -> Self: ...

@@ -5,9 +5,14 @@ The native module makes their instances, so each field has the name and the orde
 the C struct that it comes from (bowhead.h); python/tests/core/test_types.py compares them.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from bowhead_kv._native import Lease
 
 
 class Status(IntEnum):
@@ -104,6 +109,30 @@ class Completion(NamedTuple):
     """For "exists": whether each key is stored; else empty."""
 
 
+class EventKind(IntEnum):
+    """What happened to a block."""
+
+    STORED = 1
+    REMOVED = 2
+    """Alone or with its namespace."""
+    EVICTED = 3
+    DAMAGED = 4
+    """It was found damaged, and was dropped."""
+
+
+class Event(NamedTuple):
+    """A block that was stored, or that is stored no more."""
+
+    kind: EventKind
+    namespace_id: int
+    key: bytes
+    user_metadata: bytes
+    length_bytes: int
+    """Of the value."""
+    stamp: int
+    """Of the block."""
+
+
 class Profile(IntEnum):
     """How hard puts compress."""
 
@@ -161,7 +190,9 @@ class Pins(IntFlag):
 
     NONE = 0
     SOFT = 1
+    """It may evict it if nothing else can be evicted."""
     HARD = 2
+    """It must not evict it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,15 +224,21 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Attributes:
-    """What can be changed about a block while it is stored."""
+    """What can be changed about a block while it is stored. Eviction heeds pins and expires_unix_s;
+    the rest is kept for readers."""
 
     priority: int = 0
+    """0 to 255; higher: to be kept longer."""
     pins: int = Pins.NONE
     forks: int = 0
+    """Sequences that refer to the block, at most 65,535."""
     parity_group: int = 0
     expires_unix_s: int = 0
+    """When its time to live ends, in seconds since 1970; 0: never."""
     next_use_unix_s: int = 0
+    """When it is expected to be used next; 0: unknown."""
     group: int = 0
+    """Blocks that belong together, as a session; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +255,44 @@ class BlockInfo:
     """No other block ever has the same."""
     user_metadata: bytes
     attributes: Attributes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix:
+    """The leased blocks of a prefix. As a context manager it releases them at the end, and raises
+    Error LAPSED if one of them did not stay intact."""
+
+    leases: list[Lease]
+    """Of the first keys, in their order."""
+    length_bytes: int
+    """Of their values together."""
+    stored_bytes: int
+    restore_ns: int
+    """Estimated time to get the values, by the gets of this pool object so far."""
+
+    def release(self) -> bool:
+        """Ends the leases. False: one lapsed before."""
+        return all([lease.release() for lease in self.leases])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, type: object, value: object, traceback: object) -> None:
+        if not self.release() and value is None:
+            raise Error(Status.LAPSED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pressure:
+    """How full a pool is for this host."""
+
+    saturated: bool
+    """A put through this pool object found no space within the last second: stop offering values
+    for a while."""
+    used_permille: int
+    """Of the space of this host."""
+    index_permille: int
+    """Of the index entries that this host can use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +362,8 @@ class HostInfo:
 class NamespaceInfo:
     """A registered namespace and the space of its blocks."""
 
-    profile: Profile
+    profile: int
+    """A Profile."""
     id: int
     name: str
     description: str

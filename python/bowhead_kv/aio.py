@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from bowhead_kv._native import Namespace, Pool
-from bowhead_kv._types import Completion, Error, GetResult, Status
+from bowhead_kv._types import Attributes, Completion, Error, GetResult, Status
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -36,11 +36,18 @@ class AsyncQueue:
         values: Sequence[Buffer | Sequence[Buffer]],
         *,
         user_metadata: Sequence[Buffer] | None = None,
+        attributes: Attributes | None = None,
         priority: int = 0,
     ) -> list[Status]:
         """:meth:`Namespace.put_batch`."""
         ended = await self._run(
-            self._queue.submit_put, ns, keys, values, user_metadata=user_metadata, priority=priority
+            self._queue.submit_put,
+            ns,
+            keys,
+            values,
+            user_metadata=user_metadata,
+            attributes=attributes,
+            priority=priority,
         )
         return ended.statuses
 

@@ -2,6 +2,7 @@
 // The arguments and results of a batch, with all memory that they need. Calls and jobs share them.
 #pragma once
 
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -18,7 +19,8 @@ inline void check_length(const char* name, size_t length, size_t keys) {
 }
 
 struct PutBatch {
-  PutBatch(nb::handle keys_object, nb::handle values_object, nb::handle metadata_object);
+  PutBatch(nb::handle keys_object, nb::handle values_object, nb::handle metadata_object,
+           nb::handle attributes_of_all);
 
   nb::object statuses() const {
     return status_list(items.size(), [this](size_t i) { return items[i].status; });
@@ -27,7 +29,8 @@ struct PutBatch {
   Keys keys;
   Buffers<bh_const_iovec> values{"values"};
   Buffers<bh_const_iovec> metadata{"user_metadata"};
-  std::vector<bh_put_options> options;
+  std::optional<bh_attributes> attributes;
+  std::vector<bh_put_options> options;  // none, one for all items, or one for each
   std::vector<bh_put_item> items;
 };
 
@@ -68,7 +71,12 @@ struct ExistsBatch {
 
 using Job = std::variant<PutBatch, GetBatch, RemoveBatch, ExistsBatch>;
 
-/// An item of user metadata as options. `position` is that of the argument, for errors.
-bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item, size_t position);
+/// The options of a put: an item of user metadata, and attributes where there are any. `position`
+/// is that of the argument, for errors.
+bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item, size_t position,
+                           const std::optional<bh_attributes>& attributes);
+
+/// Attributes, unless the argument is None.
+std::optional<bh_attributes> attributes_argument(nb::handle attributes);
 
 }  // namespace bowhead::python

@@ -69,14 +69,6 @@ const Member<bh_namespace_info> namespace_members[] = {
 };
 #undef MEMBER
 
-#define MEMBER(member) BOWHEAD_MEMBER(bh_attributes, member)
-const Member<bh_attributes> attribute_members[] = {
-    MEMBER(priority),     MEMBER(pins),           MEMBER(forks),
-    MEMBER(parity_group), MEMBER(expires_unix_s), MEMBER(next_use_unix_s),
-    MEMBER(group),
-};
-#undef MEMBER
-
 #define MEMBER(member) BOWHEAD_MEMBER(bh_block_info, member)
 const Member<bh_block_info> block_members[] = {
     MEMBER(length_bytes),
@@ -109,6 +101,16 @@ std::vector<Info> collect(Pool& self, List&& list) {
         &found);
   }));
   return found;
+}
+
+nb::object pressure(Pool& self) {
+  bh_pressure from = {.struct_bytes = sizeof from};
+  check(self.run([&](bh_pool* pool) { return bh_pool_get_pressure(pool, &from); }));
+  nb::dict fields;
+  fields["saturated"] = from.saturated != 0;
+  fields["used_permille"] = from.used_permille;
+  fields["index_permille"] = from.index_permille;
+  return make("Pressure", fields);
 }
 
 nb::object hosts(Pool& self) {
@@ -152,12 +154,6 @@ nb::object namespaces(Pool& self) {
   return list;
 }
 
-nb::object attributes(const bh_attributes& from) {
-  nb::dict fields;
-  add_members(attribute_members, from, fields);
-  return make("Attributes", fields);
-}
-
 bh_block_info describe_block(const Namespace& ns, nb::handle key, void* user_metadata) {
   const Keys keys = Keys::one(key);
   bh_block_info block = {.struct_bytes = sizeof block};
@@ -171,9 +167,16 @@ nb::object describe(const Namespace& ns, nb::handle key) {
   const bh_block_info from = describe_block(ns, key, metadata.data());
   nb::dict fields;
   fields["user_metadata"] = nb::bytes(metadata.data(), from.user_bytes);
-  fields["attributes"] = attributes(from.attributes);
+  fields["attributes"] = attributes_object(from.attributes);
   add_members(block_members, from, fields);
   return make("BlockInfo", fields);
+}
+
+void set_attributes(const Namespace& ns, nb::handle key, nb::handle attributes) {
+  const Keys keys = Keys::one(key);
+  const bh_attributes from = attributes_struct(attributes);
+  check(
+      ns.pool->run([&](bh_pool* pool) { return bh_set_attributes(pool, ns.id, keys[0], &from); }));
 }
 
 uint64_t length(const Namespace& ns, nb::handle key) {
@@ -183,8 +186,13 @@ uint64_t length(const Namespace& ns, nb::handle key) {
 }  // namespace
 
 void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns) {
-  pool.def("info", &info).def("hosts", &hosts).def("namespaces", &namespaces);
-  ns.def("describe", &describe, any("key")).def("length", &length, any("key"));
+  pool.def("info", &info)
+      .def("hosts", &hosts)
+      .def("namespaces", &namespaces)
+      .def("pressure", &pressure);
+  ns.def("set_attributes", &set_attributes, any("key"), any("attributes"))
+      .def("describe", &describe, any("key"))
+      .def("length", &length, any("key"));
 }
 
 }  // namespace bowhead::python

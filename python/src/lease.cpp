@@ -2,6 +2,8 @@
 // Leases: read-only memory of blocks, by the buffer protocol and DLPack.
 #include <nanobind/stl/unique_ptr.h>
 
+#include <vector>
+
 #include "python/src/arguments.h"
 #include "python/src/pool.h"
 
@@ -55,12 +57,34 @@ std::unique_ptr<Lease> acquire(const Namespace& ns, nb::handle key, nb::handle t
   return std::make_unique<Lease>(ns, lease);
 }
 
+nb::object acquire_prefix(const Namespace& ns, nb::handle keys_object, nb::handle group_keys,
+                          nb::handle ttl_ms) {
+  const Keys keys(keys_object, "keys");
+  const auto group = number<size_t>("group_keys", group_keys);
+  const auto ttl = number<uint64_t>("ttl_ms", ttl_ms);
+  std::vector<bh_lease> leases(keys.size(), bh_lease{.struct_bytes = sizeof(bh_lease)});
+  bh_prefix prefix = {.struct_bytes = sizeof prefix};
+  check(ns.pool->run([&](bh_pool* pool) {
+    return bh_acquire_prefix(pool, ns.id, keys.data(), keys.size(), group, ttl, leases.data(),
+                             &prefix);
+  }));
+  nb::list list;
+  for (size_t i = 0; i < prefix.blocks; ++i)
+    list.append(nb::cast(std::make_unique<Lease>(ns, leases[i])));
+  nb::dict fields;
+  fields["leases"] = list;
+  fields["length_bytes"] = prefix.length_bytes;
+  fields["stored_bytes"] = prefix.stored_bytes;
+  fields["restore_ns"] = prefix.restore_ns;
+  return make("Prefix", fields);
+}
+
 /// Slots have C's calling convention: an exception becomes the Python error.
 int get_buffer(PyObject* self, Py_buffer* view, int flags) {
   try {
     const Lease& lease = *nb::inst_ptr<Lease>(self);
     void* data = const_cast<void*>(lease.data());
-    const auto size = static_cast<Py_ssize_t>(lease.lease().length_bytes);
+    const auto size = static_cast<Py_ssize_t>(lease.lease().stored_bytes);
     if (PyBuffer_FillInfo(view, self, data, size, /*readonly=*/1, flags) != 0) return -1;
     lease.pool().add_view();
     return 0;
@@ -88,7 +112,7 @@ nb::object tensor(nb::handle self) {
     const std::unique_ptr<Py_buffer> held(static_cast<Py_buffer*>(pointer));
     PyBuffer_Release(held.get());
   });
-  const size_t size = lease.lease().length_bytes;
+  const size_t size = lease.lease().stored_bytes;
   return nb::cast(nb::ndarray<nb::array_api, nb::ro, const uint8_t, nb::ndim<1>>(lease.lease().data,
                                                                                  {size}, owner));
 }
@@ -109,7 +133,8 @@ void bind_lease(nb::module_& module, nb::class_<Namespace>& ns) {
       .def_prop_ro("length_bytes", [](const Lease& self) { return self.lease().length_bytes; })
       .def_prop_ro("offset", [](const Lease& self) { return self.lease().offset; })
       .def_prop_ro("stamp", [](const Lease& self) { return self.lease().stamp; })
-      .def("__len__", [](const Lease& self) { return self.lease().length_bytes; })
+      .def_prop_ro("coded", [](const Lease& self) { return self.lease().codec != BH_CODEC_RAW; })
+      .def("__len__", [](const Lease& self) { return self.lease().stored_bytes; })
       .def("__dlpack__",
            [](nb::handle self, const nb::kwargs& arguments) {
              return tensor(self).attr("__dlpack__")(**arguments);
@@ -117,7 +142,9 @@ void bind_lease(nb::module_& module, nb::class_<Namespace>& ns) {
       .def("__dlpack_device__", [](const Lease&) { return nb::make_tuple(1, 0); })  // the CPU
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", &leave);
-  ns.def("acquire", &acquire, any("key"), any("ttl_ms") = 10'000);
+  ns.def("acquire", &acquire, any("key"), any("ttl_ms") = 10'000)
+      .def("acquire_prefix", &acquire_prefix, any("keys"), nb::kw_only(), any("group_keys") = 1,
+           any("ttl_ms") = 10'000);
 }
 
 }  // namespace bowhead::python

@@ -8,7 +8,6 @@
 #include <atomic>
 
 #include "python/src/arguments.h"
-#include "python/src/queue.h"
 
 namespace bowhead::python {
 namespace {
@@ -74,14 +73,16 @@ void Pool::close() {
                  locator_.c_str(), views_);
     throw nb::python_error();
   }
-  while (!queues_.empty()) (*queues_.begin())->close();
+  while (!parts_.empty()) (*parts_.begin())->close();
   bh_pool* handle = handle_.take();
   without_gil([&] { bh_pool_close(handle); });
 }
 
 void Pool::leave() {
-  if (!queues_.empty())
-    raise_error(BH_IN_USE, ("pool " + locator_ + " has open queues; close them to leave").c_str());
+  if (!parts_.empty())
+    raise_error(BH_IN_USE, ("pool " + locator_ + " has open queues or readers of events; close " +
+                            "them to leave")
+                               .c_str());
   check(handle_.run_alone([](bh_pool* pool) { return bh_pool_leave(pool); }));
 }
 
@@ -123,6 +124,7 @@ void bind_pool(nb::module_& module) {
   bind_values(ns);
   bind_lease(module, ns);
   bind_queue(module, pool);
+  bind_events(module, pool);
 }
 
 }  // namespace bowhead::python

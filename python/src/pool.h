@@ -105,7 +105,12 @@ class Guarded {
   std::condition_variable unused_;
 };
 
-class Queue;
+/// What must be closed before its pool: queues and readers of events.
+class PartOfPool {
+ public:
+  virtual ~PartOfPool() = default;
+  virtual void close() = 0;
+};
 
 class Pool {
  public:
@@ -135,14 +140,14 @@ class Pool {
   /// The pool is not closed before the result is destroyed.
   Guarded<bh_pool>::Use use() { return Guarded<bh_pool>::Use(handle_); }
 
-  void add_queue(Queue* queue) { queues_.insert(queue); }
-  void drop_queue(Queue* queue) { queues_.erase(queue); }
+  void add_part(PartOfPool* part) { parts_.insert(part); }
+  void drop_part(PartOfPool* part) { parts_.erase(part); }
 
  private:
   const std::string locator_;
   Guarded<bh_pool> handle_;
   size_t views_ = 0;
-  std::set<Queue*> queues_;  // open
+  std::set<PartOfPool*> parts_;  // open
 };
 
 /// A Python object of a pool, which keeps that alive.
@@ -170,5 +175,6 @@ void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns);
 void bind_values(nb::class_<Namespace>& ns);
 void bind_lease(nb::module_& module, nb::class_<Namespace>& ns);
 void bind_queue(nb::module_& module, nb::class_<Pool>& pool);
+void bind_events(nb::module_& module, nb::class_<Pool>& pool);
 
 }  // namespace bowhead::python

@@ -62,7 +62,7 @@ Queue::Queue(nb::object pool, uint32_t threads, uint32_t jobs_max)
   bh_queue* opened = nullptr;
   check(pool_->run([&](bh_pool* p) { return bh_queue_open(p, &options, &opened); }));
   handle_.set(opened);
-  pool_->add_queue(this);
+  pool_->add_part(this);
 }
 
 Queue::~Queue() { close(); }
@@ -133,7 +133,7 @@ bool Queue::drain(double timeout_s) {
 
 void Queue::close() {
   if (!handle_.is_open()) return;
-  pool_->drop_queue(this);
+  pool_->drop_part(this);
   const auto use = pool_->use();  // another thread may close the pool now, and must wait
   bh_queue* handle = handle_.take();
   without_gil([&] { bh_queue_close(handle); });
@@ -146,11 +146,13 @@ void bind_queue(nb::module_& module, nb::class_<Pool>& pool) {
       .def(
           "submit_put",
           [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle values,
-             nb::handle user_metadata, nb::handle priority) {
-            return self.submit(ns, job_of<PutBatch>(keys, values, user_metadata), priority);
+             nb::handle user_metadata, nb::handle attributes, nb::handle priority) {
+            return self.submit(ns, job_of<PutBatch>(keys, values, user_metadata, attributes),
+                               priority);
           },
           nb::arg("ns"), any("keys"), any("values"), nb::kw_only(),
-          nb::arg("user_metadata") = nb::none(), any("priority") = 0)
+          nb::arg("user_metadata") = nb::none(), nb::arg("attributes") = nb::none(),
+          any("priority") = 0)
       .def(
           "submit_get",
           [](Queue& self, const Namespace& ns, nb::handle keys, nb::handle buffers,

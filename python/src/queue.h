@@ -13,7 +13,7 @@ namespace bowhead::python {
 ///
 /// submit(), poll() and cancel() never wait, so they keep the GIL: a thread that releases it may
 /// have to wait for it longer than they take.
-class Queue {
+class Queue : public PartOfPool {
  public:
   Queue(nb::object pool, uint32_t threads, uint32_t jobs_max);
   ~Queue();
@@ -26,7 +26,7 @@ class Queue {
   nb::object poll(size_t limit);
   bool cancel(uint64_t job);
   bool drain(double timeout_s);
-  void close();
+  void close() override;
 
  private:
   OfPool pool_;

@@ -22,8 +22,10 @@ PyObject* types_module;
 PyObject* error_type;
 PyObject* get_result_type;
 PyObject* completion_type;
+PyObject* event_type;
 std::array<PyObject*, kStatusCount> statuses;
 std::array<PyObject*, BH_JOB_EXISTS + 1> operations;
+std::array<PyObject*, BH_EVENT_DAMAGED + 1> event_kinds;
 newfunc new_tuple;
 
 PyObject* attribute(const char* name) {
@@ -54,6 +56,27 @@ const Member<bh_kv_layout> layout_members[] = {
 };
 #undef LAYOUT
 
+#define ATTRIBUTE(member) BOWHEAD_MEMBER(bh_attributes, member)
+const Member<bh_attributes> attribute_members[] = {
+    ATTRIBUTE(priority),     ATTRIBUTE(pins),           ATTRIBUTE(forks),
+    ATTRIBUTE(parity_group), ATTRIBUTE(expires_unix_s), ATTRIBUTE(next_use_unix_s),
+    ATTRIBUTE(group),
+};
+#undef ATTRIBUTE
+
+/// The integer members of a dataclass as a C struct.
+template <class Struct, size_t count>
+Struct struct_of(const char* name, const char* type_name, const Member<Struct> (&members)[count],
+                 nb::handle object) {
+  const nb::object type = nb::steal(attribute(type_name));
+  if (!nb::isinstance(object, type))
+    raise_argument(PyExc_TypeError, name, kAlone,
+                   "is a " + type_of(object) + "; pass a bowhead_kv." + type_name);
+  Struct made = {};
+  for (const auto& member : members) member.set(made, object.attr(member.name));
+  return made;
+}
+
 }  // namespace
 
 void import_types() {
@@ -61,10 +84,14 @@ void import_types() {
   error_type = attribute("Error");
   get_result_type = attribute("GetResult");
   completion_type = attribute("Completion");
+  event_type = attribute("Event");
   const nb::object status_type = nb::steal(attribute("Status"));
   for (size_t i = 0; i < kStatusCount; ++i) statuses[i] = status_type(i).release().ptr();
   constexpr std::array names = {"", "put", "get", "remove", "exists"};
   for (size_t i = 0; i < names.size(); ++i) operations[i] = PyUnicode_InternFromString(names[i]);
+  const nb::object kind_type = nb::steal(attribute("EventKind"));
+  for (uint32_t i = BH_EVENT_STORED; i <= BH_EVENT_DAMAGED; ++i)
+    event_kinds[i] = kind_type(i).release().ptr();
   new_tuple = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
 }
 
@@ -115,14 +142,26 @@ nb::object layout_object(const bh_kv_layout& layout) {
 }
 
 bh_kv_layout layout_struct(nb::handle layout) {
-  const nb::object type = nb::steal(attribute("Layout"));
-  if (!nb::isinstance(layout, type)) {
-    raise_argument(PyExc_TypeError, "layout", kAlone,
-                   "is a " + type_of(layout) + "; pass a bowhead_kv.Layout");
-  }
-  bh_kv_layout made = {};
-  for (const auto& member : layout_members) member.set(made, layout.attr(member.name));
+  return struct_of("layout", "Layout", layout_members, layout);
+}
+
+nb::object attributes_object(const bh_attributes& attributes) {
+  nb::dict fields;
+  add_members(attribute_members, attributes, fields);
+  return make("Attributes", fields);
+}
+
+bh_attributes attributes_struct(nb::handle attributes) {
+  bh_attributes made = struct_of("attributes", "Attributes", attribute_members, attributes);
+  made.struct_bytes = sizeof made;
   return made;
+}
+
+nb::object event_object(uint32_t kind, bh_namespace_id ns, const nb::bytes& key,
+                        const nb::bytes& user_metadata, uint64_t length_bytes, uint64_t stamp) {
+  const nb::object items =
+      nb::make_tuple(nb::handle(event_kinds.at(kind)), ns, key, user_metadata, length_bytes, stamp);
+  return named_tuple(event_type, items);
 }
 
 }  // namespace bowhead::python

@@ -52,6 +52,14 @@ nb::object completion(const bh_completion& from, nb::object statuses, nb::object
 /// An instance of a dataclass of bowhead_kv._types.
 nb::object make(const char* type, const nb::dict& fields);
 
+/// A bowhead_kv.Event.
+nb::object event_object(uint32_t kind, bh_namespace_id ns, const nb::bytes& key,
+                        const nb::bytes& user_metadata, uint64_t length_bytes, uint64_t stamp);
+
+/// A bowhead_kv.Attributes, and back.
+nb::object attributes_object(const bh_attributes& attributes);
+bh_attributes attributes_struct(nb::handle attributes);
+
 /// A bowhead_kv.Layout, and back.
 nb::object layout_object(const bh_kv_layout& layout);
 bh_kv_layout layout_struct(nb::handle layout);

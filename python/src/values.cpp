@@ -44,21 +44,23 @@ uint64_t get_into(const Namespace& ns, nb::handle key, nb::handle buffers_object
   return length_bytes;
 }
 
-void put(const Namespace& ns, nb::handle key, nb::handle value_object, nb::handle user_metadata) {
+void put(const Namespace& ns, nb::handle key, nb::handle value_object, nb::handle user_metadata,
+         nb::handle attributes_object) {
   const Keys keys = Keys::one(key);
   Buffers<bh_const_iovec> value("value");
   value.append(value_object, kAlone);
   Buffers<bh_const_iovec> metadata("user_metadata");
   metadata.append(user_metadata, kAlone);
-  const bh_put_options options = put_options(metadata, 0, kAlone);
+  const std::optional<bh_attributes> attributes = attributes_argument(attributes_object);
+  const bh_put_options options = put_options(metadata, 0, kAlone, attributes);
   check(ns.pool->run([&](bh_pool* pool) {
     return bh_put_with(pool, ns.id, keys[0], value.parts(0), value.part_count(0), &options);
   }));
 }
 
 nb::object put_batch(const Namespace& ns, nb::handle keys, nb::handle values,
-                     nb::handle user_metadata) {
-  PutBatch batch(keys, values, user_metadata);
+                     nb::handle user_metadata, nb::handle attributes) {
+  PutBatch batch(keys, values, user_metadata, attributes);
   check(ns.pool->run([&](bh_pool* pool) {
     return bh_put_batch(pool, ns.id, batch.items.data(), batch.items.size());
   }));
@@ -114,17 +116,26 @@ void touch(const Namespace& ns, nb::handle keys_object) {
 
 }  // namespace
 
-bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item, size_t position) {
+bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item, size_t position,
+                           const std::optional<bh_attributes>& attributes) {
   if (metadata.part_count(item) != 1)
     raise_argument(PyExc_TypeError, "user_metadata", position, "is a list; pass one buffer");
   const bh_const_iovec& part = metadata.parts(item)[0];
   return {.struct_bytes = sizeof(bh_put_options),
           .user_metadata = part.size_bytes == 0 ? nullptr : part.data,
-          .user_bytes = part.size_bytes};
+          .user_bytes = part.size_bytes,
+          .attributes = attributes ? &*attributes : nullptr};
 }
 
-PutBatch::PutBatch(nb::handle keys_object, nb::handle values_object, nb::handle metadata_object)
+std::optional<bh_attributes> attributes_argument(nb::handle attributes) {
+  if (attributes.is_none()) return std::nullopt;
+  return attributes_struct(attributes);
+}
+
+PutBatch::PutBatch(nb::handle keys_object, nb::handle values_object, nb::handle metadata_object,
+                   nb::handle attributes_of_all)
     : keys(keys_object, "keys") {
+  attributes = attributes_argument(attributes_of_all);
   const Items value_items(values_object, "values");
   check_length("values", value_items.size(), keys.size());
   for (size_t i = 0; i < keys.size(); ++i) values.append(value_items[i], i);
@@ -133,15 +144,17 @@ PutBatch::PutBatch(nb::handle keys_object, nb::handle values_object, nb::handle 
     check_length("user_metadata", metadata_items.size(), keys.size());
     for (size_t i = 0; i < keys.size(); ++i) {
       metadata.append(metadata_items[i], i);
-      options.push_back(put_options(metadata, i, i));
+      options.push_back(put_options(metadata, i, i, attributes));
     }
+  } else if (attributes) {
+    options.push_back({.struct_bytes = sizeof(bh_put_options), .attributes = &*attributes});
   }
   items.reserve(keys.size());
   for (size_t i = 0; i < keys.size(); ++i)
     items.push_back({.key = keys[i],
                      .value = values.parts(i),
                      .value_count = values.part_count(i),
-                     .options = options.empty() ? nullptr : &options[i],
+                     .options = options.empty() ? nullptr : &options[options.size() == 1 ? 0 : i],
                      .status = BH_CANCELLED});
 }
 
@@ -177,7 +190,7 @@ nb::object GetBatch::results() const {
 
 void bind_values(nb::class_<Namespace>& ns) {
   ns.def("put", &put, any("key"), any("value"), nb::kw_only(),
-         any("user_metadata") = nb::bytes("", 0))
+         any("user_metadata") = nb::bytes("", 0), nb::arg("attributes") = nb::none())
       .def("get", &get, any("key"))
       .def("get_into", &get_into, any("key"), any("buffers"))
       .def("exists", &exists, any("keys"))
@@ -185,7 +198,7 @@ void bind_values(nb::class_<Namespace>& ns) {
       .def("touch", &touch, any("keys"))
       .def("remove", &remove, any("key"))
       .def("put_batch", &put_batch, any("keys"), any("values"), nb::kw_only(),
-           nb::arg("user_metadata") = nb::none())
+           nb::arg("user_metadata") = nb::none(), nb::arg("attributes") = nb::none())
       .def("get_batch", &get_batch, any("keys"), any("buffers"))
       .def("remove_batch", &remove_batch, any("keys"));
 }

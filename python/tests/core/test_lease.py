@@ -109,3 +109,48 @@ def test_the_time_limit_is_checked(stored):
     assert caught.value.status is Status.INVALID_ARGUMENT
     with pytest.raises(ValueError, match="ttl_ms is -1"):
         stored.acquire(b"key", ttl_ms=-1)
+
+
+def test_a_prefix(ns):
+    ns.put_batch([b"1", b"2", b"4"], [b"one", b"three", b"four"])
+    with ns.acquire_prefix([b"1", b"2", b"3", b"4"]) as prefix:
+        assert [bytes(memoryview(lease)) for lease in prefix.leases] == [b"one", b"three"]
+        assert prefix.length_bytes == prefix.stored_bytes == 8
+        assert prefix.restore_ns >= 0
+    assert ns.acquire_prefix([]).leases == []
+    assert ns.acquire_prefix([b"3", b"1"]).leases == []
+    with ns.acquire_prefix([b"1", b"2", b"4", b"3"], group_keys=2) as prefix:
+        assert len(prefix.leases) == 2
+    with pytest.raises(bk.Error) as caught:
+        ns.acquire_prefix([b"1", b"2"], group_keys=3)
+    assert caught.value.status is Status.INVALID_ARGUMENT
+    assert ns.pool.hosts()[0].leases_active == 0
+
+
+def test_a_prefix_that_lapsed(ns):
+    ns.put_batch([b"1", b"2"], [b"value"] * 2)
+    prefix = ns.acquire_prefix([b"1", b"2"])
+    ns.remove(b"1")
+    assert prefix.release() is False
+    assert ns.pool.hosts()[0].leases_active == 0
+    ns.put(b"1", b"value")
+    with pytest.raises(bk.Error) as caught:
+        with ns.acquire_prefix([b"1", b"2"]):
+            ns.remove(b"2")
+    assert caught.value.status is Status.LAPSED
+
+
+def test_a_compressed_block_of_a_prefix_is_its_frame(pool):
+    layout = bk.Layout(number_format=bk.NumberFormat.BF16, parts=2, layers=1, heads=2,
+                       key_channels=64, value_channels=64)
+    ns = pool.namespace("compressed", layout=layout, profile=bk.Profile.FAST)
+    value = np.zeros(2 * 2 * 64 * 64, dtype=np.uint16)
+    ns.put(b"1", value)
+    with ns.acquire_prefix([b"1"]) as prefix:
+        (lease,) = prefix.leases
+        assert lease.coded
+        assert lease.length_bytes == value.nbytes
+        assert len(lease) == len(memoryview(lease)) == prefix.stored_bytes < value.nbytes
+    ns.pool.namespace("plain").put(b"1", value)
+    with ns.pool.namespace("plain").acquire(b"1") as lease:
+        assert not lease.coded

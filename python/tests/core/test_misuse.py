@@ -79,7 +79,8 @@ def test_any_method_with_any_arguments(locator, seed):
             (lambda *a: queue.submit_put(ns, *a), 2), (lambda *a: queue.submit_get(ns, *a), 2),
             (lambda *a: queue.submit_remove(ns, *a), 1),
             (lambda *a: queue.submit_exists(ns, *a), 1), (queue.cancel, 1), (queue.poll, 1),
-            (pool.namespace, 2), (bk.checksum, 1), (lease.release, 0),
+            (pool.namespace, 2), (ns.acquire_prefix, 1), (ns.set_attributes, 2),
+            (bk.checksum, 1), (lease.release, 0),
         ]  # fmt: skip
         call, count = choose.choice(calls)
         try:

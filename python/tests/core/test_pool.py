@@ -165,7 +165,7 @@ def test_two_hosts(make_pool, until):
         until(lambda: reader.exists([b"key"]) == [True])
         assert reader.get(b"key") == b"value"
         assert second.info().hits_elsewhere > 0
-        with second.queue(), pytest.raises(bk.Error, match="open queues; close them"):
+        with second.queue(), pytest.raises(bk.Error, match="open queues or readers"):
             second.leave()
         second.leave()
         with refused(Status.HOST_FENCED):

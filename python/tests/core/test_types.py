@@ -41,6 +41,7 @@ def members(header: str, struct: str) -> list[str]:
         (bk.HostInfo, "bowhead.h", "bh_host_info", set()),
         (bk.NamespaceInfo, "bowhead.h", "bh_namespace_info", set()),
         (bk.Attributes, "bowhead.h", "bh_attributes", set()),
+        (bk.Pressure, "bowhead.h", "bh_pressure", set()),
         (bk.BlockInfo, "bowhead.h", "bh_block_info", {"namespace_id", "key", "user_bytes"}),
         (bk.Layout, "format/tensor.h", "bh_kv_layout", set()),
     ],
@@ -61,6 +62,7 @@ def test_settings_of_create_are_those_of_the_c_struct():
     ("enum", "prefix"),
     [
         (bk.Profile, "BH_PROFILE_"),
+        (bk.Pins, "BH_PIN_"),
         (bk.NumberFormat, "BH_NUMBER_"),
         (bk.Order, "BH_ORDER_"),
         (bk.ScalePlace, "BH_SCALES_"),
@@ -69,9 +71,15 @@ def test_settings_of_create_are_those_of_the_c_struct():
     ],
 )
 def test_numbers_are_those_of_the_c_header(enum, prefix):
-    text = (INCLUDE / "format" / "tensor.h").read_text()
+    text = "".join((INCLUDE / "format" / name).read_text() for name in ("tensor.h", "block.h"))
     for member in enum:
         assert re.search(rf"\b{prefix}{member.name} = {member.value}\b", text), member
+
+
+def test_kinds_of_events():
+    text = (INCLUDE / "bowhead.h").read_text()
+    found = dict(re.findall(r"#define BH_EVENT_(\w+) (\d+)u", text))
+    assert {kind.name: str(kind.value) for kind in bk.EventKind} == found
 
 
 def test_the_stub_lists_what_the_module_has():

@@ -67,10 +67,15 @@ def read_through_spec(locator: str, far: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
+def free_ports(count: int) -> list[int]:
+    """Different ports that no process uses."""
+    listeners = [socket.socket() for _ in range(count)]
+    for listener in listeners:
         listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
@@ -93,7 +98,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def server(log: Path, *specs: dict[str, Any]) -> Iterator[int]:
     """LMCache's server with these L2 adapters; its port."""
-    port, http_port = free_port(), free_port()
+    port, http_port = free_ports(2)
     command = [
         *(str(Path(sys.executable).with_name("lmcache")), "server"),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -175,7 +180,7 @@ def redis() -> Iterator[int]:
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed")
-    port = free_port()
+    (port,) = free_ports(1)
     process = subprocess.Popen(
         [program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"],
         stdout=subprocess.DEVNULL,
@@ -258,13 +263,14 @@ def test_engine_goes_on_when_the_pool_is_destroyed(
 
 
 def test_example_runs_as_it_stands(cold: list[list[int]]) -> None:
+    port, http_port = free_ports(2)
     done = subprocess.run(
         [str(EXAMPLES / "restart.sh"), str(MODEL), str(PROMPTS)],
         env={
             **os.environ,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "PORT": str(free_port()),
-            "HTTP_PORT": str(free_port()),
+            "PORT": str(port),
+            "HTTP_PORT": str(http_port),
         },
         capture_output=True,
         text=True,
