@@ -385,6 +385,7 @@ class BowheadConnector(KVConnectorBase_V1):
         self._link = PoolLink(
             config, namespace=namespace.name, description=namespace.description, log=log
         )
+        self._link.ns()  # opens the pool now, not when the first request waits for it
         self._scheduler: _Scheduler | None = None
         self._worker: _Worker | None = None
         parallel = vllm_config.parallel_config

@@ -28,7 +28,11 @@ class FileSystemTierManager(BowheadTier):
         digest = hashlib.sha256(root_dir.encode()).hexdigest()[:16]
         self._locator = f"shm:test-vllm-fs-{digest}"
         bk.create(self._locator, SIZE_BYTES, replace=True)
-        super().__init__(locator=self._locator, threads=n_read_threads, **rest)
+        try:
+            super().__init__(locator=self._locator, threads=n_read_threads, **rest)
+        except ValueError:
+            bk.destroy(self._locator)
+            raise
         self.file_mapper = SimpleNamespace(get_file_name=self._get_file_name)
         # The tests wait until a look-up in the background has ended; there is none here.
         pending = SimpleNamespace(empty=lambda: False)
