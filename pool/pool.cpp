@@ -403,6 +403,8 @@ class Pool::Impl {
     return at_ns != 0 && now_ns() - at_ns < 1'000'000'000;
   }
   uint64_t now_ns() const { return access_.recency_ns(); }
+  static constexpr uint64_t kSpeedBytes = 256 * 1024;  ///< that a measured get has at least
+  static constexpr uint64_t kSpeedNsAtFirst = 52'000;  ///< 5 GB/s, until a get was measured
   /// Notes the speed of gets: a mean in which old ones count less and less. Small values say more
   /// about look-ups than about copies.
   void note_copied(uint64_t bytes, uint64_t ns) {
@@ -469,8 +471,6 @@ class Pool::Impl {
   }
 
   static constexpr uint64_t kLookNs = 1'000'000'000;
-  static constexpr uint64_t kSpeedBytes = 64 * 1024;
-  static constexpr uint64_t kSpeedNsAtFirst = 13'000;  ///< 5 GB/s, until a get was measured
 
   bool marked_destroyed() const {
     return destroyed_.load(std::memory_order_relaxed) ||
@@ -755,10 +755,12 @@ Status Pool::put(NamespaceId ns, std::string_view key, std::span<const ConstSpan
 Result<uint64_t> Pool::get(NamespaceId ns, std::string_view key, std::span<const Span> buffers,
                            std::string* user_metadata) {
   if (auto ok = impl_->may_read(ns, key); !ok) return ok.error();
-  const uint64_t begun_ns = impl_->now_ns();
+  // Of small gets the clock would be a part that counts.
+  const bool timed = core::total_bytes(buffers) >= Impl::kSpeedBytes;
+  const uint64_t begun_ns = timed ? impl_->now_ns() : 0;
   auto length =
       impl_->run([&] { return impl_->coded().get(Key(ns, key), buffers, user_metadata); });
-  if (length) impl_->note_copied(*length, impl_->now_ns() - begun_ns);
+  if (length && timed) impl_->note_copied(*length, impl_->now_ns() - begun_ns);
   return length;
 }
 
