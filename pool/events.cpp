@@ -47,6 +47,8 @@ void EventReader::add(const Event& event) {
   if (lost_ > 0 || at + head.size() > capacity_bytes_) {
     ++lost_;
   } else {
+    if (events_.capacity() < at + head.size())
+      events_.reserve(std::min(capacity_bytes_, 2 * (at + head.size())));
     events_.resize(at + head.size());
     std::memcpy(events_.data() + at, &head, sizeof head);
     std::memcpy(events_.data() + at + sizeof head, event.key.data(), event.key.size());
@@ -54,6 +56,16 @@ void EventReader::add(const Event& event) {
       std::memcpy(events_.data() + at + sizeof head + event.key.size(), event.user_metadata.data(),
                   event.user_metadata.size());
   }
+  announce();
+}
+
+void EventReader::lose() {
+  const std::lock_guard lock(mutex_);
+  ++lost_;
+  announce();
+}
+
+void EventReader::announce() {
   const uint64_t one = 1;
   if (!std::exchange(announced_, true)) BOWHEAD_ASSERT(write(fd_, &one, sizeof one) == sizeof one);
 }
@@ -107,21 +119,6 @@ Result<std::shared_ptr<EventReader>> Events::open(size_t capacity_bytes) {
   readers_.push_back(reader);
   readers_count_ = readers_.size();
   return reader;
-}
-
-void Events::publish(const Event& event) {
-  const std::lock_guard lock(mutex_);
-  bool gone = false;
-  for (const auto& weak : readers_) {
-    const auto reader = weak.lock();
-    if (reader)
-      reader->add(event);
-    else
-      gone = true;
-  }
-  if (!gone) return;
-  std::erase_if(readers_, [](const auto& one) { return one.expired(); });
-  readers_count_ = readers_.size();
 }
 
 }  // namespace bowhead

@@ -48,6 +48,8 @@ class EventReader {
   friend class Events;
   explicit EventReader(size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
   void add(const Event& event);
+  void lose();
+  void announce();
 
   const size_t capacity_bytes_;
   int fd_ = -1;
@@ -66,12 +68,37 @@ class Events {
   Result<std::shared_ptr<EventReader>> open(size_t capacity_bytes);
   /// Whether there is a reader.
   bool wanted() const { return readers_count_.load(std::memory_order_relaxed) > 0; }
-  void publish(const Event& event);
+  void publish(const Event& event) {
+    for_each([&](EventReader& reader) { reader.add(event); });
+  }
+  /// For an event that nothing is known of: the readers are told that they lost one.
+  void lose() {
+    for_each([](EventReader& reader) { reader.lose(); });
+  }
 
  private:
+  template <class Visit>
+  void for_each(Visit visit);
+
   std::mutex mutex_;
   std::vector<std::weak_ptr<EventReader>> readers_;
   std::atomic<size_t> readers_count_{0};
 };
+
+template <class Visit>
+void Events::for_each(Visit visit) {
+  const std::lock_guard lock(mutex_);
+  bool gone = false;
+  for (const auto& weak : readers_) {
+    const auto reader = weak.lock();
+    if (reader)
+      visit(*reader);
+    else
+      gone = true;
+  }
+  if (!gone) return;
+  std::erase_if(readers_, [](const auto& one) { return one.expired(); });
+  readers_count_ = readers_.size();
+}
 
 }  // namespace bowhead

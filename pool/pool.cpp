@@ -850,7 +850,9 @@ Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t
 
 Status Pool::commit(Reservation& reservation, const PayloadSum& sum) {
   if (const auto why = impl_->barred()) return why->status;
-  return impl_->stored(impl_->run([&] { return impl_->core().writing.commit(reservation, sum); }));
+  const Status status = impl_->run([&] { return impl_->core().writing.commit(reservation, sum); });
+  impl_->note_refusal(status);
+  return impl_->stored(status);
 }
 
 Status Pool::abort(Reservation& reservation) {
@@ -991,6 +993,11 @@ Result<Prefix> Pool::acquire_prefix(NamespaceId ns, std::span<const std::string_
     prefix.length_bytes += lease.length_bytes;
     prefix.stored_bytes += lease.stored_bytes;
   }
+  // Each lease made its block the one used last.
+  std::vector<uint64_t> slots;
+  for (const Lease& lease : prefix.leases)
+    slots.push_back(impl_->core().context().layout.slot_of(lease.offset));
+  impl_->core().reading.touch_slots(slots);
   prefix.restore_ns = impl_->copy_time_ns(prefix.length_bytes);
   return prefix;
 }

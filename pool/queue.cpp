@@ -96,6 +96,8 @@ Status Queue::cancel(uint64_t number) {
   if (found == waiting_.end()) return Status::NOT_FOUND;
   const auto node = waiting_.extract(found);  // what it holds is destroyed without the lock
   end(node.mapped().job, number, {Status::CANCELLED});
+  // No worker is about to take the next job: they may all be busy for long.
+  if (quiet_ > 0) announce();
   lock.unlock();
   return Status::OK;
 }

@@ -8,8 +8,8 @@
 //   Q1 A job is in exactly one place: waiting, running, or ended. Its memory is the job's until
 //      poll() has reported it, or the queue is destroyed.
 //   Q2 The eventfd is readable if and only if ended jobs were announced and are not yet reported.
-//      An ended job that is not announced has a quick job after it, and fewer than kQuickMax such
-//      jobs before it: so its announcement is late by that many quick jobs at most.
+//      An ended job that is not announced was ended by a worker that takes a quick job next, and
+//      has fewer than kQuickMax such jobs before it: its announcement is late by these at most.
 #pragma once
 
 #include <chrono>

@@ -64,8 +64,8 @@ struct BlockAttributes {
   bool hard_pin = false;      ///< not to be evicted
   uint16_t forks = 0;         ///< sequences that refer to the block
   uint32_t parity_group = 0;  ///< blocks that one parity protects; 0: none
-  /// When its time to live ends; 0: never. Then the next put of the process that set it evicts it,
-  /// pinned or not.
+  /// When its time to live ends; 0: never. Then the next put of the process that set it, or has
+  /// moved the block since, evicts it, pinned or not, unless it is leased.
   uint32_t expires_unix_s = 0;
   uint32_t next_use_unix_s = 0;  ///< when it is expected to be used next; 0: unknown
   uint64_t group = 0;            ///< blocks that belong together, as a session; 0: none

@@ -306,8 +306,9 @@ typedef struct bh_attributes {
   uint32_t forks;          /**< sequences that refer to the block, at most 65,535 */
   uint32_t parity_group;   /**< blocks that one parity protects; 0: none */
   uint32_t expires_unix_s; /**< when its time to live ends; 0: never. The next put of the process
-                                that set it then evicts it, pinned or not; if that process has
-                                ended, it is evicted like any other block */
+                                that set it, or has moved the block since, then evicts it, pinned
+                                or not, unless it is leased; if that process has ended, it is
+                                evicted like any other block */
   uint32_t next_use_unix_s; /**< when it is expected to be used next; 0: unknown */
   uint32_t reserved;        /**< zero */
   uint64_t group;           /**< blocks that belong together, as a session; 0: none */
@@ -404,7 +405,7 @@ typedef struct bh_put_item {
   size_t value_count;            /**< number of parts */
   const bh_put_options* options; /**< NULL: none */
   bh_status status;              /**< output: as bh_put_with() returns */
-  uint32_t reserved;             /**< zero */
+  uint32_t reserved;             /**< not used */
 } bh_put_item;
 
 /** An item of bh_get_batch(). */
@@ -414,7 +415,7 @@ typedef struct bh_get_item {
   size_t buffer_count;     /**< number of buffers */
   uint64_t length_bytes;   /**< output: of the value, with BH_OK and BH_BUFFER_TOO_SMALL; else 0 */
   bh_status status;        /**< output: as bh_get() returns */
-  uint32_t reserved;       /**< zero */
+  uint32_t reserved;       /**< not used */
 } bh_get_item;
 
 /** Stores values. Each item gets a status as for bh_put_with().
@@ -490,7 +491,8 @@ typedef struct bh_job {
 typedef struct bh_completion {
   uint64_t job;       /**< its number */
   void* context;      /**< as in bh_job */
-  size_t failed;      /**< items whose status is not BH_OK; keys that are not stored */
+  size_t failed;      /**< if the status is BH_OK: items whose status is not, or keys that are not
+                           stored */
   bh_status status;   /**< of the batch; BH_CANCELLED: nothing was done */
   uint32_t operation; /**< as in bh_job */
 } bh_completion;
@@ -503,8 +505,9 @@ typedef struct bh_completion {
  * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know */
 bh_status bh_queue_open(bh_pool* pool, const bh_queue_options* options, bh_queue** out);
 
-/** The queue's eventfd: readable while jobs have ended that bh_queue_poll() has not reported. Wait
- * for it with poll() or epoll; do not read, write or close it. -1 if `queue` is NULL. */
+/** The queue's eventfd: readable while jobs have ended that bh_queue_poll() has not reported; of
+ * small jobs that follow each other, up to 16 may become readable together. Wait for it with poll()
+ * or epoll; do not read, write or close it. -1 if `queue` is NULL. */
 int bh_queue_fd(const bh_queue* queue);
 
 /** Submits a job. Never waits.
@@ -546,9 +549,11 @@ void bh_queue_close(bh_queue* queue);
  * @name Events
  * Blocks that this handle stored, and blocks of this host that this handle removed, evicted or
  * found damaged, in its calls or in its duties for the host. Other processes and hosts report their
- * own. A reader that is slow loses events, and is told how many; no put waits for it. All functions
- * of a reader may be called from any thread, except bh_events_close(), which must overlap no other
- * call on it.
+ * own; so a resident host (`bowhead host`), which does duties for engines, evicts unreported. The
+ * events of a key come in the order of its blocks. A move gives a block another stamp, and is no
+ * event. A reader that is slow loses events, and is told how many; no put waits for it. All
+ * functions of a reader may be called from any thread, except bh_events_close(), which must overlap
+ * no other call on it.
  * @{ */
 
 /** A reader of events. */

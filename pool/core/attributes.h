@@ -20,9 +20,10 @@
 // Owns: the blocks of this process whose time to live will end. Calls: KeyLocks, Lookup.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
+#include <compare>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "pool/core/key_locks.h"
@@ -48,11 +49,16 @@ class Attributes {
   }
   /// The BH_PIN_* of the block of a slot of this host, whichever it is.
   uint32_t pins(uint64_t slot) const;
-  /// A block of this process whose time to live is over, or was when it was set; each once.
+  /// Some blocks of this process whose time to live is over. The caller evicts them, or puts that
+  /// off.
   struct Expired {
     uint64_t slot, stamp;
   };
-  std::optional<Expired> next_expired();
+  std::vector<Expired> take_expired(size_t most);
+  void put_off(uint64_t slot, uint64_t stamp) {
+    const auto next_s = static_cast<uint32_t>(c_.access.unix_ns() / 1'000'000'000) + 1;
+    note_expiry({next_s, slot, stamp});
+  }
   /// For a block that is about to replace another one. The caller holds both, and the key's lock.
   void carry(uint64_t from_slot, uint64_t from_stamp, uint64_t to_slot, uint64_t to_stamp) {
     const BlockAttributes attributes = read(from_slot, from_stamp);
@@ -61,22 +67,20 @@ class Attributes {
 
  private:
   void write(uint64_t slot, uint64_t stamp, const BlockAttributes& attributes);
-  void note_expiry(uint64_t slot, uint64_t stamp, uint32_t expires_unix_s);
-  bool stands(const auto& expiry) const {
-    return read(expiry.slot, expiry.stamp).expires_unix_s == expiry.expires_unix_s;
-  }
 
-  /// The time to live of a block; the earliest is on top of the heap.
+  /// The time at which a block is to be evicted.
   struct Expiry {
-    uint32_t expires_unix_s;
-    uint64_t slot, stamp;
-    bool operator<(const Expiry& other) const { return expires_unix_s > other.expires_unix_s; }
+    uint32_t unix_s = 0;
+    uint64_t slot = 0, stamp = 0;
+    auto operator<=>(const Expiry&) const = default;
   };
-  static constexpr size_t kPurgeAtLeast = 65'536;
+  void note_expiry(const Expiry& expiry);
+  bool stands(const Expiry& expiry) const;
+
   typename A::Mutex expiries_mutex_;
-  std::vector<Expiry> expiries_;                          ///< a heap
-  size_t purge_at_ = kPurgeAtLeast;                       ///< its size when stale entries go
-  std::atomic<uint32_t> next_expiry_unix_s_{UINT32_MAX};  ///< UINT32_MAX: there is none
+  std::set<Expiry> expiries_;
+  Expiry purged_;                                  ///< the last one that was looked at
+  std::atomic<uint32_t> next_unix_s_{UINT32_MAX};  ///< the first; UINT32_MAX: there is none
 
   Context<A>& c_;
   Extents<A>& extents_;
@@ -122,7 +126,7 @@ void Attributes<A>::write(uint64_t slot, uint64_t stamp, const BlockAttributes& 
   c_.access.store(at + offsetof(bh_block_words, group), words.group);
   c_.access.store(at, stamp);
   c_.access.publish(at, sizeof words);
-  if (attributes.expires_unix_s != 0) note_expiry(slot, stamp, attributes.expires_unix_s);
+  if (attributes.expires_unix_s != 0) note_expiry({attributes.expires_unix_s, slot, stamp});
 }
 
 /// Most blocks have no pins: one load shows that. Words of an earlier block say nothing (M2).
@@ -136,37 +140,44 @@ uint32_t Attributes<A>::pins(uint64_t slot) const {
   return lookup_.read_header(slot, header) && c_.access.load(at) == header.stamp ? pins : 0;
 }
 
+/// Of a block that is gone, or whose time is another by now or none, the time does not stand.
 template <class A>
-void Attributes<A>::note_expiry(uint64_t slot, uint64_t stamp, uint32_t expires_unix_s) {
-  const std::lock_guard lock(expiries_mutex_);
-  expiries_.push_back({expires_unix_s, slot, stamp});
-  std::push_heap(expiries_.begin(), expiries_.end());
-  if (expiries_.size() >= purge_at_) {  // most are of blocks that are gone, or the next is far off
-    std::erase_if(expiries_, [&](const Expiry& one) { return !stands(one); });
-    std::make_heap(expiries_.begin(), expiries_.end());
-    purge_at_ = std::max(kPurgeAtLeast, 2 * expiries_.size());
-    if (expiries_.empty()) return next_expiry_unix_s_.store(UINT32_MAX, std::memory_order_relaxed);
-  }
-  next_expiry_unix_s_.store(expiries_.front().expires_unix_s, std::memory_order_relaxed);
+bool Attributes<A>::stands(const Expiry& expiry) const {
+  const uint32_t set_unix_s = read(expiry.slot, expiry.stamp).expires_unix_s;
+  return set_unix_s != 0 && set_unix_s <= expiry.unix_s &&
+         c_.access.load(c_.layout.header(expiry.slot)) == expiry.stamp;
 }
 
-/// Entries whose block has another time by now, or none, are passed over.
+/// For each time that is noted, looks at two others: so at most half of all are stale.
 template <class A>
-auto Attributes<A>::next_expired() -> std::optional<Expired> {
-  const uint32_t next = next_expiry_unix_s_.load(std::memory_order_relaxed);
-  if (next == UINT32_MAX) return std::nullopt;
-  const uint64_t now_s = c_.access.unix_ns() / 1'000'000'000;
-  if (next > now_s) return std::nullopt;
+void Attributes<A>::note_expiry(const Expiry& expiry) {
   const std::lock_guard lock(expiries_mutex_);
-  while (!expiries_.empty() && expiries_.front().expires_unix_s <= now_s) {
-    std::pop_heap(expiries_.begin(), expiries_.end());
-    const Expiry one = expiries_.back();
-    expiries_.pop_back();
-    next_expiry_unix_s_.store(expiries_.empty() ? UINT32_MAX : expiries_.front().expires_unix_s,
-                              std::memory_order_relaxed);
-    if (stands(one)) return Expired{one.slot, one.stamp};
+  if (!expiries_.insert(expiry).second) return;
+  for (int n = 0; n < 2; ++n) {
+    auto one = expiries_.upper_bound(purged_);
+    if (one == expiries_.end()) one = expiries_.begin();
+    purged_ = *one;
+    if (!stands(*one)) expiries_.erase(one);
   }
-  return std::nullopt;
+  next_unix_s_.store(expiries_.empty() ? UINT32_MAX : expiries_.begin()->unix_s,
+                     std::memory_order_relaxed);
+}
+
+template <class A>
+auto Attributes<A>::take_expired(size_t most) -> std::vector<Expired> {
+  std::vector<Expired> expired;
+  const uint32_t next_unix_s = next_unix_s_.load(std::memory_order_relaxed);
+  if (next_unix_s == UINT32_MAX) return expired;
+  const uint64_t now_s = c_.access.unix_ns() / 1'000'000'000;
+  if (next_unix_s > now_s) return expired;
+  const std::lock_guard lock(expiries_mutex_);
+  for (size_t n = 0; n < most && !expiries_.empty() && expiries_.begin()->unix_s <= now_s; ++n) {
+    const auto one = expiries_.extract(expiries_.begin()).value();
+    if (stands(one)) expired.push_back({one.slot, one.stamp});
+  }
+  next_unix_s_.store(expiries_.empty() ? UINT32_MAX : expiries_.begin()->unix_s,
+                     std::memory_order_relaxed);
+  return expired;
 }
 
 }  // namespace bowhead::core

@@ -28,6 +28,12 @@ class Lookup {
   /// The block that an entry names, if it is stored under the key. `fresh`: header and first key
   /// line were acquired.
   std::optional<Located> verify(const Found& found, const Key& key, bool fresh = false) const;
+  /// Whether a block that was found still has its stamp.
+  bool stands(const Located& located) const {
+    const uint64_t header_at = c_.layout.header(located.slot);
+    c_.acquire_from(writer_of(located.found.host, located.found.entry), header_at, BH_LINE_BYTES);
+    return c_.access.load(header_at) == located.header.stamp;
+  }
   /// Looks in the index of one host.
   std::optional<Located> locate_at(uint32_t host, const Key& key, Fresh fresh) const;
   /// Looks in the own index first, then in all others, whose first lines are invalidated under one

@@ -35,6 +35,7 @@ class Mail {
 
  private:
   static constexpr uint64_t kMailLines = BH_MAIL_AREA_BYTES / sizeof(bh_mail);
+  static constexpr size_t kRemovalsAtOnce = 16;  ///< of one call; other callers need lines too
   void read_mail_of(uint32_t host);
   void write_line(uint32_t peer, uint64_t index, const bh_mail& mail);
   void change_asked(uint32_t peer, bool asked);
@@ -66,10 +67,14 @@ void Mail<A>::ask_to_remove(Life owner, std::span<const Hash128> keys, Done done
     size_t key;
     uint64_t line, sequence, deadline_ns;
   };
-  std::array<Request, kMailLines> open;
+  std::array<Request, kRemovalsAtOnce> open;
   size_t open_count = 0, next = 0;
+  // Without any answer for so long the host is given up, whatever is left to ask.
+  uint64_t patience_ns = c_.access.now_ns() + kLockWaitNs;
+  bool gave_up = false;
   while (next < keys.size() || open_count > 0) {
-    while (next < keys.size() && open_count < open.size() && !c_.ended(owner)) {
+    const bool asks_on = !gave_up && !c_.ended(owner) && !c_.ended();
+    while (asks_on && next < keys.size() && open_count < open.size()) {
       bh_mail mail{};
       mail.kind = BH_MAIL_REMOVE;
       mail.key_hash[0] = keys[next].low;
@@ -78,8 +83,10 @@ void Mail<A>::ask_to_remove(Life owner, std::span<const Hash128> keys, Done done
       if (!line) break;
       open[open_count++] = {next++, *line, mail.sequence, c_.access.now_ns() + kLockWaitNs};
     }
-    if (open_count == 0) {  // no line is free, or the successor is about to take over
-      done(next++, Status::BUSY);
+    // The successor is about to take over, or no line was free for all that time.
+    if (open_count == 0 && (!asks_on || c_.access.now_ns() > patience_ns)) {
+      done(next++, c_.ended() ? c_.gone() : Status::BUSY);
+      gave_up = true;
       continue;
     }
     size_t kept = 0;
@@ -93,6 +100,8 @@ void Mail<A>::ask_to_remove(Life owner, std::span<const Hash128> keys, Done done
         continue;
       }
       withdraw(owner.host, one.line, one.sequence);
+      gave_up |= given_up && !answered;
+      if (answered) patience_ns = c_.access.now_ns() + kLockWaitNs;
       if (answered)
         done(one.key, hosts_.stands(owner) ? Status::OK : Status::BUSY);
       else
@@ -155,7 +164,9 @@ template <class A>
 std::optional<uint64_t> Mail<A>::post(uint32_t peer, bh_mail& mail) {
   const KeyLock lock(locks_, mail_lock(peer), kShortLockWaitNs);
   if (!lock.held()) return std::nullopt;
-  for (uint64_t i = 0; i < kMailLines; ++i) {
+  // Removals leave one line for a request for extents.
+  const uint64_t lines = mail.kind == BH_MAIL_WANT ? kMailLines : kMailLines - 1;
+  for (uint64_t i = 0; i < lines; ++i) {
     const bh_mail old = read_mail_line(c_.host, peer, i);
     if (asks(old)) continue;
     mail.incarnation = c_.incarnation;

@@ -83,7 +83,7 @@ class Retirement {
     uint64_t retired_at_ns;
   };
   std::optional<Found> find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure);
-  void publish_end(uint64_t slot, const bh_block_header& header, uint32_t counter);
+  void publish_end(uint64_t slot, const bh_block_header* header, uint32_t counter);
   uint64_t free_unnamed(const std::vector<Retired>& retired);
   uint64_t hazard_hosts() const;
 
@@ -172,22 +172,29 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
     // Before the lock is free: a removal that finds no entry says that the block is gone, and a
     // batch of look-ups may have a copy of the entry in its cache.
     retire_header(slot);
+    is_read = is_read && header.stamp == stamp;
+    // Under the lock too: so the events of a key come in the order of its blocks.
+    if (c_.events != nullptr && c_.events->wanted())
+      publish_end(slot, is_read ? &header : nullptr, counter);
   }
-  if (is_read && header.stamp == stamp)
+  if (is_read)
     usage_.subtract(header);
   else
     usage_.doubt();
-  if (is_read && c_.events != nullptr && c_.events->wanted()) publish_end(slot, header, counter);
   allocator_.finish_retire(slot);
   c_.count(counter);
   if (counter == BH_COUNTER_EVICTIONS && is_read) usage_.evicted(header.namespace_id);
   return true;
 }
 
-/// While the block is still held: its key lines are those of the header.
+/// While the block is still held: its key lines are those of the header, unless they are damaged or
+/// a zombie wrote them. Without a header (null) nothing can say which block ended: a lost event.
 template <class A>
-void Retirement<A>::publish_end(uint64_t slot, const bh_block_header& header, uint32_t counter) {
-  const std::string key = lookup_.read_key(slot, header.key_bytes);
+void Retirement<A>::publish_end(uint64_t slot, const bh_block_header* of, uint32_t counter) {
+  const std::string key = of == nullptr ? std::string() : lookup_.read_key(slot, of->key_bytes);
+  if (of == nullptr || hash128(key.data(), key.size(), of->namespace_id) != hash_of(*of))
+    return c_.events->lose();
+  const bh_block_header& header = *of;
   const std::string user = lookup_.read_user(slot, header).value_or(std::string());
   c_.events->publish({counter == BH_COUNTER_EVICTIONS  ? EventKind::EVICTED
                       : counter == BH_COUNTER_REMOVALS ? EventKind::REMOVED

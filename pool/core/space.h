@@ -20,7 +20,7 @@
 namespace bowhead::core {
 
 /// How blocks that are in the way may be cleared.
-enum class Clear { BY_MOVES, BY_EVICTION };
+enum class Clear { BY_MOVES, BY_EVICTION, BY_EVICTION_OF_PINNED };
 
 template <class A>
 class Space {
@@ -121,6 +121,7 @@ class Space {
 
   typename A::Mutex victims_mutex_;
   std::vector<Victim> victims_;  ///< oldest last
+  uint32_t kept_pins_ = 0;       ///< blocks with these pins are no victims
   std::vector<Slab> slabs_;      ///< that had blocks in use a few choices ago
   uint64_t slab_blocks_ = 0;
   uint32_t slab_list_uses_ = 0;
@@ -148,6 +149,8 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
     // Evicted blocks may leave no hole of this size; then whole extents are emptied instead.
     if (!made && settings_.evict_high_permille != 0 && round < 4) made = evict(step) > 0;
     if (!made) made = make_room(block_bytes, clear_by());
+    if (!made && settings_.evict_high_permille != 0)
+      made = make_room(block_bytes, Clear::BY_EVICTION_OF_PINNED);
     if (auto block = allocator_.reserve(block_bytes)) return block;
     if (!made) break;
   }
@@ -302,6 +305,8 @@ uint64_t Space<A>::evict(uint64_t bytes) {
     if (!slab || slab->block_bytes == 0) continue;
     const Block block = extents_.block_of(victim.slot, *slab);
     if (std::binary_search(named.begin(), named.end(), block.offset)) continue;
+    // It may have been pinned since it was chosen.
+    if ((attributes_.pins(victim.slot) & kept_pins_) != 0) continue;
     if (!evict_block(victim.slot)) continue;
     retired.push_back(victim.slot);
     freed_bytes += block.block_bytes;
@@ -347,18 +352,26 @@ bool Space<A>::evict_block(uint64_t slot) {
   return named && retirement_.retire_entry(*named, BH_COUNTER_EVICTIONS);
 }
 
-/// Evicts some blocks whose time to live is over.
+/// Evicts some blocks whose time to live is over. Those that cannot be evicted now have their turn
+/// again a second later.
 template <class A>
 void Space<A>::evict_expired() {
+  const auto expired = attributes_.take_expired(kBatch);
+  if (expired.empty()) return;
+  const std::vector<uint64_t> named = retirement_.named_blocks();
   std::vector<uint64_t> retired;
-  while (retired.size() < kBatch) {
-    const auto expired = attributes_.next_expired();
-    if (!expired) break;
+  for (const auto& [slot, stamp] : expired) {
     bh_block_header header;
-    if (lookup_.read_header(expired->slot, header) && header.stamp == expired->stamp &&
-        retirement_.retire(expired->slot, hash_of(header), header.stamp, BH_COUNTER_EVICTIONS,
-                           kShortLockWaitNs))
-      retired.push_back(expired->slot);
+    if (!lookup_.read_header(slot, header) || header.stamp != stamp) continue;
+    const auto slab = extents_.slab_of(c_.layout.extent_of_slot(slot));
+    const bool leased =
+        !slab || slab->block_bytes == 0 ||
+        std::binary_search(named.begin(), named.end(), extents_.block_of(slot, *slab).offset);
+    if (!leased &&
+        retirement_.retire(slot, hash_of(header), stamp, BH_COUNTER_EVICTIONS, kShortLockWaitNs))
+      retired.push_back(slot);
+    else
+      attributes_.put_off(slot, stamp);
   }
   if (!retired.empty()) retirement_.reclaim(retired);
 }
@@ -400,6 +413,7 @@ void Space<A>::take_sample(uint32_t except_pins) {
     before += slab.block_count;
   }
   const auto older = [](const Victim& a, const Victim& b) { return a.recency < b.recency; };
+  kept_pins_ = except_pins;
   const size_t part = sample.size() > 64 ? sample.size() / 32 : sample.size();
   victims_.clear();
   for (auto from = sample.begin(); from != sample.end() && victims_.empty();) {
@@ -494,16 +508,18 @@ bool Space<A>::empty_slab(const Slab& slab, const std::vector<uint64_t>& named, 
 template <class A>
 bool Space<A>::clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by,
                           std::vector<uint64_t>& retired) {
+  const uint32_t kept =
+      by == Clear::BY_EVICTION_OF_PINNED ? BH_PIN_HARD : BH_PIN_SOFT | BH_PIN_HARD;
   bool emptied = true;
   for (uint64_t i = 0; i < slab.block_count && emptied; ++i) {
     const Block block = extents_.block_of(extents_.slot_of(slab, i), slab);
     const uint32_t state = allocator_.word(block.slot).state;
     if (state == BH_BLOCK_FREE) continue;
     if (state == BH_BLOCK_COMMITTED) {
-      emptied = !std::binary_search(named.begin(), named.end(), block.offset) &&
-                (move(block) ||
-                 (by == Clear::BY_EVICTION && (attributes_.pins(block.slot) & BH_PIN_HARD) == 0 &&
-                  evict_block(block.slot)));
+      emptied =
+          !std::binary_search(named.begin(), named.end(), block.offset) &&
+          (move(block) || (by != Clear::BY_MOVES && (attributes_.pins(block.slot) & kept) == 0 &&
+                           evict_block(block.slot)));
     } else {
       emptied = state == BH_BLOCK_RETIRED;
     }

@@ -133,20 +133,23 @@ template <class A>
 template <class Raw, class Make, class Done>
 void Writing<A>::put_all(uint64_t ns, std::span<const std::string_view> keys, Raw raw, Make make,
                          Done done) {
-  std::array<uint64_t, Lookup<A>::kBatch> slots;
-  slots.fill(UINT64_MAX);
+  std::array<std::optional<Located>, Lookup<A>::kBatch> blocks;
   lookup_.locate_all(ns, keys, [&](uint32_t i, const Located& located) {
-    if (is_put(located)) slots[i] = located.slot;
+    if (is_put(located)) blocks[i] = located;
   });
   for (uint32_t i = 0; i < keys.size(); ++i) {
-    // As in put_present(): what a host finds after it was declared dead, it alone finds.
+    const Key key(ns, keys[i]);
+    // The puts before it may have evicted the block that was found.
     const auto present = [&] {
-      if (slots[i] == UINT64_MAX || c_.ended()) return false;
-      note_present(slots[i]);
+      if (!blocks[i]) return false;
+      if (!lookup_.stands(*blocks[i])) return put_present(key);
+      // As in put_present(): what a host finds after it was declared dead, it alone finds.
+      if (c_.ended()) return false;
+      note_present(blocks[i]->slot);
       return true;
     };
     const Content value = raw(i);
-    done(i, put_absent(Key(ns, keys[i]), value, present, [&] { return make(i, value); }));
+    done(i, put_absent(key, value, present, [&] { return make(i, value); }));
   }
 }
 
@@ -392,6 +395,10 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
     index_.fill(*place, entry_for(block, header));
     gone = namespaces_.gone_after_store(key.namespace_id);  // N4
     usage_.add(header);
+    // Before another process can retire it: its end is published after this.
+    if (c_.events != nullptr && c_.events->wanted())
+      c_.events->publish({EventKind::STORED, key.namespace_id, key.bytes, user_metadata,
+                          header.length_bytes, header.stamp});
     if (!allocator_.commit(block)) return c_.gone();
   }
   if (gone) {
@@ -400,9 +407,6 @@ Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_heade
   }
   c_.count(BH_COUNTER_PUTS);
   c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);
-  if (c_.events != nullptr && c_.events->wanted())
-    c_.events->publish({EventKind::STORED, key.namespace_id, key.bytes, user_metadata,
-                        header.length_bytes, header.stamp});
   space_.evict_by_watermark(block.block_bytes);
   return Status::OK;
 }

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <random>
+#include <thread>
 
 #include "pool/pool.h"
 #include "tests/support/hosts.h"
@@ -206,6 +207,41 @@ TEST_P(Batches, LargerThanThePoolEvict) {
   EXPECT_GT(pool->info()->evictions, 50u);
 }
 
+/// Keys that were stored when the batch began, and that its own puts evict before their turn.
+TEST_P(Batches, StoreAgainWhatTheyEvicted) {
+  pool_.reset();
+  ASSERT_TRUE(Pool::destroy(locator_, true));
+  CreateOptions options;
+  options.size_bytes = 32 << 20;
+  ASSERT_TRUE(Pool::create(locator_, options));
+  auto pool = Pool::open(locator_);
+  ASSERT_TRUE(pool);
+  const auto ns = pool->open_namespace({"batches", ""});
+  const std::string value = value_of(5, 200'000);
+  const ConstSpan piece = span_of(value);
+  std::vector<std::string> names;
+  for (int i = 0; i < 400; ++i) {
+    names.push_back(fmt::format("old {}", i));
+    ASSERT_EQ(pool->put(*ns, names.back(), {&piece, 1}), Status::OK);
+  }
+  std::vector<std::string_view> cold;
+  for (const std::string& name : names) {
+    uint8_t present = 0;
+    const std::string_view key = name;
+    if (*pool->exists(*ns, {&key, 1}, {&present, 1}) == 1 && cold.size() < 40) cold.push_back(key);
+  }
+  ASSERT_EQ(cold.size(), 40u);
+  std::vector<std::string> fresh;
+  for (int i = 0; i < 64; ++i) fresh.push_back(fmt::format("new {}", i));
+  std::vector<PutItem> puts;
+  for (const std::string& name : fresh) puts.push_back({name, {&piece, 1}});
+  for (const std::string_view key : cold) puts.push_back({key, {&piece, 1}});
+  ASSERT_EQ(pool->put_batch(*ns, puts), Status::OK);
+  for (const PutItem& put : puts) EXPECT_EQ(put.status, Status::OK);
+  std::vector<uint8_t> present(cold.size());
+  EXPECT_EQ(*pool->exists(*ns, cold, present), cold.size());
+}
+
 INSTANTIATE_TEST_SUITE_P(Of, Batches,
                          ::testing::Values(CompressionProfile::NONE, CompressionProfile::FAST),
                          [](const auto& of) {
@@ -263,6 +299,22 @@ TEST(BatchesOfHosts, CopyAndRemoveBlocksOfAnotherHost) {
   for (const Status status : statuses) ASSERT_EQ(status, Status::OK);
   std::vector<uint8_t> present(kCount);
   EXPECT_EQ(*writer->exists(*ns, views, present), 0u);
+
+  // Several callers at once share the lines of mail.
+  for (PutItem& put : puts) put.status = Status::OK;
+  ASSERT_EQ(writer->put_batch(*ns, puts), Status::OK);
+  ASSERT_TRUE(eventually([&] { return *reader->exists(*ns, views, present) == kCount; }));
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 5; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<Status> removed(kCount / 5);
+      EXPECT_EQ(
+          reader->remove_batch(*ns, std::span(views).subspan(t * kCount / 5, kCount / 5), removed),
+          Status::OK);
+      for (const Status status : removed) EXPECT_EQ(status, Status::OK);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   (void)Pool::destroy(locator, true);
 }
 

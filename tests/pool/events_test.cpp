@@ -249,6 +249,36 @@ TEST_F(PoolEvents, PinnedBlocksAreNotEvicted) {
   EXPECT_FALSE(stored("hard")) << "its pin is gone";
 }
 
+/// Victims are chosen some time before they are evicted.
+TEST_F(PoolEvents, PinsHoldFromTheMomentTheyAreSet) {
+  open(64 << 20, 980);
+  std::vector<std::string> names;
+  for (int i = 0; i < 5000; ++i) {
+    names.push_back(fmt::format("key {}", i));
+    ASSERT_EQ(put(names.back(), 16'000), Status::OK);
+  }
+  std::vector<std::string> pinned;
+  for (const std::string& name : names) {
+    if (pinned.size() < 300 && pool_->set_attributes(ns_, name, {.hard_pin = true}))
+      pinned.push_back(name);
+  }
+  ASSERT_EQ(pinned.size(), 300u);
+  for (int i = 0; i < 2000; ++i) ASSERT_EQ(put(fmt::format("more {}", i), 16'000), Status::OK);
+  for (const std::string& name : pinned) EXPECT_TRUE(stored(name)) << name;
+}
+
+/// Room for a large block is made of blocks without pins, as long as there are some.
+TEST_F(PoolEvents, SoftPinsHoldWhereWholeExtentsAreEmptied) {
+  open(64 << 20, 980);
+  std::vector<std::string> names;
+  for (int i = 0; i < 1000; ++i) names.push_back(fmt::format("soft {}", i));
+  for (const std::string& name : names)
+    ASSERT_EQ(put(name, 16'000, {}, {.soft_pin = true}), Status::OK);
+  for (int i = 0; i < 2500; ++i) ASSERT_EQ(put(fmt::format("free {}", i), 16'000), Status::OK);
+  for (int i = 0; i < 15; ++i) ASSERT_EQ(put(fmt::format("large {}", i), 1 << 20), Status::OK);
+  for (const std::string& name : names) EXPECT_TRUE(stored(name)) << name;
+}
+
 TEST_F(PoolEvents, SoftPinsGiveWayAndHardPinsDoNot) {
   open(32 << 20, 980);
   for (int i = 0; i < 300; ++i)
@@ -289,6 +319,43 @@ TEST_F(PoolEvents, TheNextPutEvictsBlocksWhoseTimeIsOver) {
   }
 }
 
+/// It is evicted a second or so after the lease ends, and its time is not forgotten.
+TEST_F(PoolEvents, ABlockWhoseTimeIsOverStaysWhileItIsLeased) {
+  open(64 << 20, 980);
+  const auto now_s = static_cast<uint32_t>(time(nullptr));
+  ASSERT_EQ(put("leased", 20'000, {}, {.expires_unix_s = now_s + 1}), Status::OK);
+  auto lease = pool_->acquire(ns_, "leased", 60'000);
+  ASSERT_TRUE(lease);
+  while (time(nullptr) <= now_s + 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ASSERT_EQ(put("next", 20'000), Status::OK);
+  EXPECT_TRUE(stored("leased"));
+  EXPECT_EQ(pool_->release(*lease), Status::OK);
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_EQ(put("another", 20'000), Status::OK);
+    (void)pool_->remove(ns_, "another");
+    return !stored("leased");
+  }));
+}
+
+/// Times that are set again and again, of blocks that are gone too, take no more memory, and none
+/// makes one put wait for all.
+TEST_F(PoolEvents, ManyTimesToLive) {
+  open(64 << 20, 980);
+  const auto soon_s = static_cast<uint32_t>(time(nullptr)) + 2;
+  ASSERT_EQ(put("same", 20'000), Status::OK);
+  for (int i = 0; i < 20'000; ++i)
+    ASSERT_TRUE(pool_->set_attributes(ns_, "same", {.expires_unix_s = soon_s + 3600}));
+  for (int i = 0; i < 3000; ++i)
+    ASSERT_EQ(put(fmt::format("key {}", i), 20'000, {}, {.expires_unix_s = soon_s}), Status::OK);
+  while (time(nullptr) <= soon_s) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_EQ(put("next", 20'000), Status::OK);
+    (void)pool_->remove(ns_, "next");
+    return pool_->info()->blocks == 1;
+  }));
+  EXPECT_TRUE(stored("same"));
+}
+
 TEST_F(PoolEvents, ATimeThatWasProlongedIsNotOver) {
   open(64 << 20, 980);
   const auto now_s = static_cast<uint32_t>(time(nullptr));
@@ -299,7 +366,61 @@ TEST_F(PoolEvents, ATimeThatWasProlongedIsNotOver) {
   EXPECT_TRUE(stored("prolonged"));
 }
 
+/// One thread puts a key, another removes it: no end of a block comes before its beginning.
+TEST_F(PoolEvents, ComeInTheOrderOfTheBlocks) {
+  open(64 << 20, 0);
+  std::atomic<bool> stop{false};
+  std::thread putter([&] {
+    while (!stop) (void)put("key", 5000);
+  });
+  std::thread remover([&] {
+    while (!stop) (void)pool_->remove(ns_, "key");
+  });
+  std::set<uint64_t> ended;
+  uint64_t wrong = 0, lost_all = 0;
+  for (int seen = 0; seen < 20'000;) {
+    uint64_t lost = 0;
+    seen += static_cast<int>(reader_->read(
+        1000,
+        [&](const Event& one) {
+          if (one.kind == EventKind::STORED)
+            wrong += ended.count(one.stamp);
+          else
+            ended.insert(one.stamp);
+          return true;
+        },
+        &lost));
+    lost_all += lost;
+  }
+  stop = true;
+  putter.join();
+  remover.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(lost_all, 0u);
+}
+
 // ---- prefixes ----
+
+/// Leased or not, eviction takes a prefix from its end.
+TEST_F(PoolEvents, APrefixThatWasLeasedIsEvictedFromItsEnd) {
+  open(64 << 20, 980);
+  std::vector<std::string> names;
+  for (int i = 0; i < 1000; ++i) names.push_back(fmt::format("block {}", i));
+  for (const std::string& name : names) ASSERT_EQ(put(name, 16'000), Status::OK);
+  const std::vector<std::string_view> keys(names.begin(), names.end());
+  auto prefix = pool_->acquire_prefix(ns_, keys, 60'000);
+  ASSERT_TRUE(prefix) << prefix.error().message();
+  ASSERT_EQ(prefix->leases.size(), 1000u);
+  for (Lease& lease : prefix->leases) ASSERT_EQ(pool_->release(lease), Status::OK);
+  const auto count = [&](size_t from, size_t to) {
+    size_t n = 0;
+    for (size_t i = from; i < to; ++i) n += stored(names[i]) ? 1 : 0;
+    return n;
+  };
+  for (int i = 0; count(0, 1000) > 500; ++i)
+    ASSERT_EQ(put(fmt::format("more {}", i), 16'000), Status::OK);
+  EXPECT_GT(count(0, 500), count(500, 1000) + 200);
+}
 
 TEST_F(PoolEvents, APrefixIsLeasedUpToTheFirstGap) {
   open(64 << 20, 0);

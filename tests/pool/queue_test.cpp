@@ -140,6 +140,22 @@ TEST(Queue, CancelsOnlyWhatHasNotStarted) {
   EXPECT_EQ(queue->drain(milliseconds(10'000)), Status::OK);
 }
 
+/// Though a quick job waits, no worker is about to take it.
+TEST(Queue, ACancelledJobIsAnnouncedWhileAllWorkersAreBusy) {
+  const auto queue = open_queue();
+  Gate gate;
+  ASSERT_TRUE(queue->submit(gate.job()));
+  gate.wait_for_start();
+  Job quick = nothing();
+  quick.quick = true;
+  const auto first = queue->submit(quick);
+  ASSERT_TRUE(queue->submit(quick));
+  EXPECT_EQ(queue->cancel(*first), Status::OK);
+  EXPECT_TRUE(readable(*queue));
+  gate.open();
+  EXPECT_EQ(queue->drain(milliseconds(10'000)), Status::OK);
+}
+
 TEST(Queue, DrainWaitsForEarlierJobsOnly) {
   const auto queue = open_queue({2, 16});
   Gate first, second;

@@ -12,36 +12,24 @@ namespace bowhead::cli {
 namespace {
 
 constexpr auto kStep = std::chrono::milliseconds(100);
-constexpr int kStepsToScavenge = 10;
+constexpr int kStepsToLook = 10;
 
 struct HostArguments {
   std::string locator;
   bool leave = false;
 };
 
-/// The slot that a handle acts as: the one in which this machine has a process more than before.
-std::string slot_text(const PoolInfo& info) {
-  if (info.hosts.size() <= 1) return "the only host";
-  if (chosen_host() != kAnyHost) return fmt::format("host {}", chosen_host());
-  for (const auto& host : info.hosts) {
-    if (host.processes_live > 0) return fmt::format("host {}", host.slot);
-  }
-  return "a host";
-}
-
 int run_host(const HostArguments& arguments) {
   Interruption interruption;
   auto pool = open_pool(arguments.locator);
   if (!pool) return fail(pool.error(), arguments.locator);
-  const auto info = pool->info();
-  if (!info) return fail(*pool, info.error(), arguments.locator);
-  print(fmt::format("{} of {} is up\n", slot_text(*info), arguments.locator));
+  print(fmt::format("{}: the host is up\n", arguments.locator));
   for (int step = 0; !interruption.came(); ++step) {
     std::this_thread::sleep_for(kStep);
+    if (step % kStepsToLook != 0) continue;
     // Ends when this life of the host is over, or the pool: a restart joins anew.
     if (const auto pressure = pool->pressure(); !pressure)
       return fail(*pool, pressure.error(), arguments.locator);
-    if (step % kStepsToScavenge != 0) continue;
     if (const auto found = pool->scavenge(); !found)
       return fail(*pool, found.error(), arguments.locator);
   }
