@@ -50,31 +50,30 @@ class BlockMetadata(NamedTuple):
 
     hash_bytes: int
     """The block's hash is that many leading bytes of its key."""
-    block_tokens: int
     group: int | None
     """The KV cache group, where the engine has several."""
     parent: bytes | None
     """The hash of the block before it; None: there is none, or token_ids is empty."""
     token_ids: list[int]
-    """Empty: they are not known, or did not fit."""
+    """All tokens of the block. Empty: they are not known, or did not fit."""
     lora_name: str | None
 
 
 def block_metadata(
     *,
     hash_bytes: int,
-    block_tokens: int,
     group: int | None = None,
     parent: bytes | None = None,
     token_ids: Sequence[int] = (),
     lora_name: str | None = None,
 ) -> bytes:
-    """The user metadata of a block, for put and put_batch. If token ids, parent and adapter do not
+    """The user metadata of a block, for put and put_batch. hash_bytes: the block's hash is that many
+    leading bytes of its key. parent: the hash of the block before it. If token ids, parent and adapter do not
     fit into USER_BYTES_MAX, it says only which part of the key is the hash: then the block is
     published when it is removed, but not when it is stored."""
     group_code = _NO_GROUP if group is None else group
-    plain = _HEADER.pack(_MAGIC, hash_bytes, 0, 0, 0, group_code, block_tokens)
-    if len(token_ids) != block_tokens or not block_tokens:
+    plain = _HEADER.pack(_MAGIC, hash_bytes, 0, 0, 0, group_code, 0)
+    if not token_ids:
         return plain
     # One plane for each byte of an id, as many as the largest id needs.
     tokens = array("I", token_ids).tobytes()
@@ -86,7 +85,7 @@ def block_metadata(
         return plain
     parent_bytes = len(parent or b"")
     header = _HEADER.pack(
-        _MAGIC, hash_bytes, parent_bytes, width, len(lora), group_code, block_tokens
+        _MAGIC, hash_bytes, parent_bytes, width, len(lora), group_code, len(token_ids)
     )
     return header + body
 
@@ -95,24 +94,22 @@ def parse_metadata(user_metadata: bytes) -> BlockMetadata | None:
     """What block_metadata() was given; None: the metadata is of another kind."""
     if len(user_metadata) < _HEADER.size or not user_metadata.startswith(_MAGIC):
         return None
-    _, hash_bytes, parent_bytes, width, lora_bytes, group_code, block_tokens = _HEADER.unpack_from(
+    _, hash_bytes, parent_bytes, width, lora_bytes, group_code, tokens = _HEADER.unpack_from(
         user_metadata
     )
     group = None if group_code == _NO_GROUP else group_code
     lora_at = _HEADER.size + parent_bytes
     tokens_at = lora_at + lora_bytes
-    if width > 4 or len(user_metadata) != tokens_at + width * block_tokens:
+    if width > 4 or len(user_metadata) != tokens_at + width * tokens:
         return None
-    token_ids: list[int] = []
-    if width:
-        tokens = bytearray(4 * block_tokens)
-        for plane in range(width):
-            start = tokens_at + plane * block_tokens
-            tokens[plane::4] = user_metadata[start : start + block_tokens]
-        token_ids = memoryview(tokens).cast("I").tolist()
+    ids = bytearray(4 * tokens)
+    for plane in range(width):
+        start = tokens_at + plane * tokens
+        ids[plane::4] = user_metadata[start : start + tokens]
+    token_ids = memoryview(ids).cast("I").tolist()
     lora = user_metadata[lora_at:tokens_at].decode(errors="replace")
     parent = user_metadata[_HEADER.size : lora_at]
-    return BlockMetadata(hash_bytes, block_tokens, group, parent or None, token_ids, lora or None)
+    return BlockMetadata(hash_bytes, group, parent or None, token_ids, lora or None)
 
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
@@ -338,7 +335,7 @@ class Publisher:
             "block_hashes": [block_hash],
             "parent_block_hash": block.parent and self._convert_hash(block.parent),
             "token_ids": block.token_ids,
-            "block_size": block.block_tokens,
+            "block_size": len(block.token_ids),
             "lora_id": None,
             "medium": self._medium,
             "lora_name": block.lora_name,

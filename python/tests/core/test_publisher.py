@@ -81,7 +81,7 @@ def router(endpoint: str, start: Start) -> Iterator[Subscriber]:
 
 def join(ns: bk.Namespace, router: Subscriber) -> None:
     """Waits until the subscription has arrived: before, ZeroMQ drops what is published."""
-    described = published.block_metadata(hash_bytes=4, block_tokens=1, token_ids=[0])
+    described = published.block_metadata(hash_bytes=4, token_ids=[0])
     while True:
         ns.put(b"join", b"value", user_metadata=described)
         ns.remove(b"join")
@@ -98,7 +98,6 @@ def hashed(number: int) -> bytes:
 def put(ns: bk.Namespace, number: int, value: bytes = b"value", **changes: Any) -> None:
     described = {
         "hash_bytes": 32,
-        "block_tokens": 4,
         "parent": hashed(number - 1) if number else None,
         "token_ids": [number, 1, 0, 150_000],
     }
@@ -112,13 +111,13 @@ def put(ns: bk.Namespace, number: int, value: bytes = b"value", **changes: Any) 
         {"token_ids": list(range(16))},
         {"token_ids": [0] * 16},
         {"token_ids": [2**32 - 1] * 16, "parent": b"p" * 32, "lora_name": "an adapter: ä"},
-        {"token_ids": [150_000] * 128, "parent": b"p" * 32, "block_tokens": 128, "group": 3},
-        {"token_ids": [65_535] * 200, "parent": b"p" * 32, "block_tokens": 200},
+        {"token_ids": [150_000] * 128, "parent": b"p" * 32, "group": 3},
+        {"token_ids": [65_535] * 200, "parent": b"p" * 32},
         {"group": 0},
     ],
 )
 def test_metadata_comes_back(described: dict[str, Any]) -> None:
-    described = {"hash_bytes": 32, "block_tokens": 16} | described
+    described = {"hash_bytes": 32} | described
     made = published.block_metadata(**described)
     assert len(made) <= 512
     block = published.parse_metadata(made)
@@ -130,19 +129,19 @@ def test_metadata_comes_back(described: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "described",
     [
-        {"token_ids": [150_000] * 256, "block_tokens": 256},
+        {"token_ids": [150_000] * 256},
         {"token_ids": [1] * 16, "lora_name": "x" * 256},
-        {"token_ids": [1] * 15},
+        {"token_ids": []},
     ],
 )
 def test_what_does_not_fit_is_left_out(described: dict[str, Any]) -> None:
-    described = {"hash_bytes": 32, "block_tokens": 16, "parent": b"p" * 32} | described
+    described = {"hash_bytes": 32, "parent": b"p" * 32} | described
     block = published.parse_metadata(published.block_metadata(**described))
-    assert block == (32, described["block_tokens"], None, None, [], None)
+    assert block == (32, None, None, [], None)
 
 
 def test_metadata_of_others_is_told_apart() -> None:
-    whole = published.block_metadata(hash_bytes=32, block_tokens=4, token_ids=[1, 2, 3, 4])
+    whole = published.block_metadata(hash_bytes=32, token_ids=[1, 2, 3, 4])
     for other in (b"", b"BHE1", whole[:-1], whole + b"x", b"BHE2" + whole[4:]):
         assert published.parse_metadata(other) is None
 
@@ -314,7 +313,7 @@ if os.fork() == 0:
     sys.exit(0)  # runs the exit handlers of the parent in the child
 os.wait()
 sys.stdin.read()
-metadata = block_metadata(hash_bytes=4, block_tokens=1, token_ids=[7])
+metadata = block_metadata(hash_bytes=4, token_ids=[7])
 for number in range(1000):
     ns.put(b"%04d" % number, b"value", user_metadata=metadata)
 """

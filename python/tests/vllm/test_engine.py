@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bowhead_kv as bk
+import msgspec
 import pytest
+import zmq
 from engine import BLOCK_TOKENS, Engine, connector, tier
 
 Tokens = list[list[int]]
