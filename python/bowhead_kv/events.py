@@ -10,7 +10,6 @@ Needs pyzmq and msgspec: pip install 'bowhead_kv[events]'.
 """
 
 import atexit
-import io
 import logging
 import os
 import struct
@@ -26,12 +25,16 @@ from bowhead_kv._types import Error, Event, EventKind
 
 USER_BYTES_MAX = 512
 """Of the user metadata of a block."""
-BATCH_EVENTS = 64
-"""At most in one message."""
-PAUSE_MS = 10
-"""Between two readings, so that events of one step of the engine share messages."""
-CHECK_MS = 500
-"""How soon a pool that was closed is noticed."""
+BATCH_EVENTS = 16
+"""At most in one message: few, because the engine's threads wait for Python meanwhile."""
+PERIOD_MS = 20
+"""Between two readings. Being woken by each event would cost the engine's puts more."""
+BUFFER_BYTES = 16 << 20
+"""Of events that were not yet read: some 60,000."""
+READ_MESSAGES = 10_000
+"""At most in one reading."""
+YIELD_S = 0.0001
+"""After each message, for the engine's threads that wait for Python."""
 LINGER_MS = 1000
 """How long the end of a publisher waits for its last messages to leave."""
 QUEUED_MESSAGES = 1000
@@ -90,14 +93,33 @@ def block_metadata(
     return header + body
 
 
-def parse_metadata(user_metadata: bytes) -> BlockMetadata | None:
-    """What block_metadata() was given; None: the metadata is of another kind."""
-    if len(user_metadata) < _HEADER.size or not user_metadata.startswith(_MAGIC):
+class _Header(NamedTuple):
+    hash_bytes: int
+    parent_bytes: int
+    width: int
+    lora_bytes: int
+    group: int | None
+    tokens: int
+
+
+def _parse_header(user_metadata: bytes) -> _Header | None:
+    if len(user_metadata) < _HEADER.size:
         return None
-    _, hash_bytes, parent_bytes, width, lora_bytes, group_code, tokens = _HEADER.unpack_from(
+    magic, hash_bytes, parent_bytes, width, lora_bytes, group_code, tokens = _HEADER.unpack_from(
         user_metadata
     )
+    if magic != _MAGIC:
+        return None
     group = None if group_code == _NO_GROUP else group_code
+    return _Header(hash_bytes, parent_bytes, width, lora_bytes, group, tokens)
+
+
+def parse_metadata(user_metadata: bytes) -> BlockMetadata | None:
+    """What block_metadata() was given; None: the metadata is of another kind."""
+    header = _parse_header(user_metadata)
+    if header is None:
+        return None
+    hash_bytes, parent_bytes, width, lora_bytes, group, tokens = header
     lora_at = _HEADER.size + parent_bytes
     tokens_at = lora_at + lora_bytes
     if width > 4 or len(user_metadata) != tokens_at + width * tokens:
@@ -129,8 +151,6 @@ class _Source(NamedTuple):
     """A reader of events, and what it reads of."""
 
     events: Events
-    ready: io.FileIO
-    """A duplicate of its eventfd, which stays open when the pool is closed."""
     namespace_id: int
     locator: str
 
@@ -212,9 +232,8 @@ class Publisher:
         """Publish the events of this namespace from now on, in place of an earlier one."""
         if self._pid != os.getpid():
             return
-        events = ns.pool.events()
-        ready = io.FileIO(os.dup(events.fileno()))
-        source = _Source(events, ready, ns.id, ns.pool.locator)
+        events = ns.pool.events(capacity_bytes=BUFFER_BYTES)
+        source = _Source(events, ns.id, ns.pool.locator)
         with self._lock:
             replaced, self._attached = self._attached, source
         if replaced is not None:
@@ -244,9 +263,14 @@ class Publisher:
     # The thread
 
     def _run(self) -> None:
+        poller = self._zmq.Poller()
+        poller.register(self._wake, self._zmq.POLLIN)
+        if self._replay_socket is not None:
+            poller.register(self._replay_socket, self._zmq.POLLIN)
         source: _Source | None = None
         while not self._closing:
-            self._wait(source)
+            if dict(poller.poll(None if source is None else PERIOD_MS)).get(self._wake):
+                os.eventfd_read(self._wake)
             with self._lock:
                 attached = self._attached
             if source is not attached:
@@ -258,27 +282,11 @@ class Publisher:
             self._serve_replay()
         if source is not None and self._publish(source):
             source.events.close()
-            source.ready.close()
         self._context.destroy()
-
-    def _wait(self, source: _Source | None) -> None:
-        poller = self._zmq.Poller()
-        poller.register(self._wake, self._zmq.POLLIN)
-        if self._replay_socket is not None:
-            poller.register(self._replay_socket, self._zmq.POLLIN)
-        if source is None:
-            poller.poll()
-        elif not poller.poll(PAUSE_MS):
-            poller.register(source.ready, self._zmq.POLLIN)
-            poller.poll(CHECK_MS)
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            pass
 
     def _publish(self, source: _Source) -> bool:
         """Publishes what there is to read; False: the pool was closed."""
-        while True:
+        for _ in range(READ_MESSAGES):
             try:
                 found, lost = source.events.read(BATCH_EVENTS)
             except Error as error:
@@ -298,10 +306,11 @@ class Publisher:
             if events:
                 self._send(events)
             if len(found) < BATCH_EVENTS:
-                return True
+                break
+            time.sleep(YIELD_S)
+        return True
 
     def _end(self, source: _Source, reason: str) -> None:
-        source.ready.close()
         self._send([{"type": "AllBlocksCleared"}])
         self._log.info(
             "pool %s: no more events (%s); routers were told to forget its blocks",
@@ -314,19 +323,21 @@ class Publisher:
         for event in found:
             if event.namespace_id != namespace_id:
                 continue
-            block = parse_metadata(event.user_metadata)
-            if block is None:
+            header = _parse_header(event.user_metadata)
+            if header is None:
                 self._warn(
                     "foreign",
                     "a block without the metadata of bowhead_kv.events is not published, nor are "
                     "others like it; it was stored by an older version or by another program",
                 )
                 continue
-            block_hash = self._convert_hash(event.key[: block.hash_bytes])
+            block_hash = self._convert_hash(event.key[: header.hash_bytes])
             if event.kind is not EventKind.STORED:
-                self._add_removed(messages, block_hash, block.group)
-            elif block.token_ids:
-                messages.append(self._stored(block_hash, block))
+                self._add_removed(messages, block_hash, header.group)
+            elif header.tokens:
+                block = parse_metadata(event.user_metadata)
+                if block is not None:
+                    messages.append(self._stored(block_hash, block))
         return messages
 
     def _stored(self, block_hash: bytes | int, block: BlockMetadata) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def test_loss_is_told(
         locator = ns.pool.locator
 
         @staticmethod
-        def events() -> bk.Events:
+        def events(*, capacity_bytes: int) -> bk.Events:
             return ns.pool.events(capacity_bytes=4096)
 
     class SmallNamespace:
