@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What publishing events costs: the same puts with and without a publisher, in turns.
+"""What events cost: the same puts without any, with a reader that only collects them, and with a
+publisher, in turns.
 
-Puts batches into a full pool as fast as one thread can, which therefore evicts as much: two events
-for each put. A process of its own subscribes. Prints medians, and the ratio of each pair of rounds.
+Puts batches into a full pool, which therefore evicts as much: two events for each put. A process of
+its own subscribes. Prints medians, and the median of the ratios to the first round of the same
+turn; that of "off again" says how much the machine disturbs.
 """
 
 import argparse
+import contextlib
 import logging
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -15,7 +19,7 @@ import tempfile
 import time
 
 import bowhead_kv as bk
-from bowhead_kv.events import Publisher, block_metadata
+from bowhead_kv.events import BUFFER_BYTES, Publisher, block_metadata
 
 BATCH = 32
 SUBSCRIBER = """
@@ -54,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--block-bytes", type=int, default=64 << 10)
     parser.add_argument("--puts", type=int, default=16_000, help="in a round")
-    parser.add_argument("--pairs", type=int, default=11)
+    parser.add_argument("--turns", type=int, default=11)
     parser.add_argument("--pause-ms", type=float, default=0, help="after a batch")
     options = parser.parse_args()
     logging.basicConfig()
@@ -69,35 +73,44 @@ def main() -> None:
 def measure(locator: str, options: argparse.Namespace) -> None:
     metadata = block_metadata(hash_bytes=32, parent=os.urandom(32), token_ids=range(30_000, 30_032))
     value = os.urandom(options.block_bytes)
-    with tempfile.TemporaryDirectory() as folder, bk.Pool(locator) as on, bk.Pool(locator) as off:
+    arguments = (value, metadata, options.puts, options.pause_ms / 1000)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        names = ("off", "off again", "reader", "publisher")
+        pools = [stack.enter_context(bk.Pool(locator)) for _ in names]
+        spaces = [pool.namespace("bench") for pool in pools]
+        reader = pools[2].events(capacity_bytes=BUFFER_BYTES)
         endpoint = f"ipc://{folder}/events"
-        ns_on, ns_off = on.namespace("bench"), off.namespace("bench")
-        publisher = Publisher(endpoint, log=logging.getLogger())
-        publisher.attach(ns_on)
+        publisher = stack.enter_context(Publisher(endpoint, log=logging.getLogger()))
+        publisher.attach(spaces[3])
         command = [sys.executable, "-c", SUBSCRIBER, endpoint]
         router = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert router.stdout is not None
-            router.stdout.readline()
-            time.sleep(1)  # the subscription arrives
-            arguments = (value, metadata, options.puts, options.pause_ms / 1000)
-            seconds(ns_off, *arguments)  # the pool is full from now on
-            pairs = []
-            for _ in range(options.pairs):
-                pairs.append((seconds(ns_off, *arguments), seconds(ns_on, *arguments)))
-                time.sleep(0.2)  # the publisher is idle in the rounds without it
-            ns_on.put(b"end", b"value", user_metadata=block_metadata(hash_bytes=3, token_ids=[0]))
-            publisher.close()
-            print(f"the subscriber got {router.communicate(timeout=60)[0].strip()}")
-        finally:
-            router.kill()
-    off_us, on_us = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
-    ratios = sorted(pair[0] / pair[1] for pair in pairs)
+        stack.callback(router.kill)
+        assert router.stdout is not None
+        router.stdout.readline()
+        time.sleep(1)  # the subscription arrives
+        for ns in spaces:
+            seconds(ns, value, metadata, 10_000, 0)  # the pool is full from now on
+        turns = []
+        for _ in range(options.turns):
+            turn = [0.0] * len(names)
+            for i in random.sample(range(len(names)), len(names)):
+                turn[i] = seconds(spaces[i], *arguments) / options.puts * 1e6
+                while reader.read()[0]:
+                    pass
+                time.sleep(0.2)  # the publisher catches up
+            turns.append(turn)
+        end = block_metadata(hash_bytes=3, token_ids=[0])
+        spaces[3].put(b"end", b"value", user_metadata=end)
+        publisher.close()
+        print(f"the subscriber got {router.communicate(timeout=60)[0].strip()}")
     print(
-        f"put of {options.block_bytes >> 10} KiB in batches of {BATCH}, pause {options.pause_ms} ms:"
-        f" off {off_us / options.puts * 1e6:.2f} us, on {on_us / options.puts * 1e6:.2f} us, ratio "
-        f"{statistics.median(ratios):.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f})"
+        f"put of {options.block_bytes >> 10} KiB, batches of {BATCH}, {options.pause_ms} ms between "
+        f"them, median of {options.turns}"
     )
+    for i, name in enumerate(names):
+        put_us = statistics.median(turn[i] for turn in turns)
+        ratio = statistics.median(turn[0] / turn[i] for turn in turns)
+        print(f"  {name:12}{put_us:8.2f} us{ratio:8.3f}")
 
 
 if __name__ == "__main__":

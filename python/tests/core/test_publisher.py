@@ -2,6 +2,7 @@
 """bowhead_kv.events against a ZeroMQ subscriber that decodes what docs/engines/events.md says."""
 
 import logging
+import re
 import subprocess
 import sys
 import time
@@ -297,6 +298,20 @@ def test_endpoints(endpoint: str, start: Start, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ImportError, match="zmq cannot be imported; pip install 'bow"):
         published.Publisher(endpoint, log=log)
+
+
+def test_program_of_the_page(endpoint: str, make_pool: Callable[..., str]) -> None:
+    page = (Path(__file__).parents[3] / "docs/engines/events.md").read_text()
+    program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    program = program.replace("shm:demo", make_pool(16 << 20)).replace("tcp://*:5557", endpoint)
+    program = program.replace("1 << 30", "64 << 20, replace=True")
+    router = Subscriber(endpoint)
+    wait = "    import time; time.sleep(1)  # the subscription arrives\n"
+    program = program.replace("    ns.put", wait + "    ns.put")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    (event,) = router.batch()
+    router.close()
+    assert (event["block_hashes"], event["token_ids"]) == ([b"12345"], [1, 2, 3, 4])
 
 
 PROCESS = """
