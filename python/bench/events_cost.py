@@ -104,8 +104,8 @@ def measure(locator: str, options: argparse.Namespace) -> None:
         publisher.close()
         print(f"the subscriber got {router.communicate(timeout=60)[0].strip()}")
     print(
-        f"put of {options.block_bytes >> 10} KiB, batches of {BATCH}, {options.pause_ms} ms between "
-        f"them, median of {options.turns}"
+        f"put of {options.block_bytes >> 10} KiB, batches of {BATCH}, {options.pause_ms} ms "
+        f"between them, median of {options.turns}"
     )
     for i, name in enumerate(names):
         put_us = statistics.median(turn[i] for turn in turns)

@@ -70,10 +70,10 @@ def block_metadata(
     token_ids: Sequence[int] = (),
     lora_name: str | None = None,
 ) -> bytes:
-    """The user metadata of a block, for put and put_batch. hash_bytes: the block's hash is that many
-    leading bytes of its key. parent: the hash of the block before it. If token ids, parent and adapter do not
-    fit into USER_BYTES_MAX, it says only which part of the key is the hash: then the block is
-    published when it is removed, but not when it is stored."""
+    """The user metadata of a block, for put and put_batch. hash_bytes: that many leading bytes of
+    its key are the block's hash. parent: the hash of the block before it. If token ids, parent and
+    adapter do not fit into USER_BYTES_MAX, it says only which part of the key is the hash: then the
+    block is published when it is removed, but not when it is stored."""
     group_code = _NO_GROUP if group is None else group
     plain = _HEADER.pack(_MAGIC, hash_bytes, 0, 0, 0, group_code, 0)
     if not token_ids:
@@ -341,7 +341,7 @@ class Publisher:
         return messages
 
     def _stored(self, block_hash: bytes | int, block: BlockMetadata) -> dict[str, Any]:
-        stored = {
+        stored: dict[str, Any] = {
             "type": "BlockStored",
             "block_hashes": [block_hash],
             "parent_block_hash": block.parent and self._convert_hash(block.parent),
@@ -363,7 +363,11 @@ class Publisher:
         if last.get("type") == "BlockRemoved" and last.get("group_idx") == group:
             last["block_hashes"].append(block_hash)
             return
-        removed = {"type": "BlockRemoved", "block_hashes": [block_hash], "medium": self._medium}
+        removed: dict[str, Any] = {
+            "type": "BlockRemoved",
+            "block_hashes": [block_hash],
+            "medium": self._medium,
+        }
         if group is not None:
             removed["group_idx"] = group
         messages.append(removed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long blocks are to be kept: from the plug-in's settings, and from vLLM's hints of a request."""
+"""How long blocks are to be kept: from a plug-in's settings, and from vLLM's hints of a request."""
 
 import logging
 import time

@@ -4,7 +4,7 @@
 import logging
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
 from bowhead_kv.events import Publisher, rank_endpoint
 
@@ -46,6 +46,6 @@ def open_publisher(
         topic=settings.get("events_topic", ""),
         replay_endpoint=rank_endpoint(replay, rank) if replay else None,
         data_parallel_rank=data_parallel_rank,
-        convert_hash=maybe_convert_block_hash,
+        convert_hash=lambda block_hash: maybe_convert_block_hash(BlockHash(block_hash)),
         log=log,
     )
