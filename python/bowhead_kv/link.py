@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from bowhead_kv._native import Namespace, Pool
 from bowhead_kv._types import Error, Layout, Status
@@ -57,14 +58,17 @@ class PoolLink:
         description: str,
         layout: Layout | None = None,
         log: logging.Logger,
+        on_open: Callable[[Namespace], None] | None = None,
     ) -> None:
         """`namespace` is the name if the configuration has none; `description` says all that
-        distinguishes the values, so that engines with others never meet in it."""
+        distinguishes the values, so that engines with others never meet in it. `on_open` is called
+        with the namespace each time the pool was opened, before anyone can use it."""
         self._config = config
         self._name = config.namespace or namespace
         self._description = description
         self._layout = layout
         self._log = log
+        self._on_open = on_open
         self._reset()
 
     def _reset(self) -> None:
@@ -102,6 +106,8 @@ class PoolLink:
             pool = Pool(self._config.locator, host=self._config.host)
             try:
                 ns = pool.namespace(self._name, self._description, layout=self._layout)
+                if self._on_open is not None:
+                    self._on_open(ns)
             except BaseException:
                 pool.close()
                 raise

@@ -13,7 +13,7 @@ reported that load as good, because a wrong page in one worker makes wrong pages
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, groupby
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
@@ -27,10 +27,13 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 import bowhead_kv as bk
 from bowhead_kv.config import load as load_config
+from bowhead_kv.events import Publisher, block_metadata
 from bowhead_kv.link import PoolLink
 from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
 from bowhead_kv.vllm._pages import Pages
+from bowhead_kv.vllm._publisher import open_publisher, take_event_settings
 from bowhead_kv.vllm._values import loaded, stored
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
+    from vllm.lora.request import LoRARequest
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -60,12 +64,20 @@ class Transfer:
 
 
 @dataclass
+class Stores(Transfer):
+    """Blocks to store, and what to store with them."""
+
+    user_metadata: list[bytes] = field(default_factory=list)
+    keep: list[Keep] = field(default_factory=list)
+
+
+@dataclass
 class StepMetadata(KVConnectorMetadata):
     """What the workers do in one step."""
 
     step: int
     loads: Transfer
-    stores: Transfer
+    stores: Stores
 
 
 @dataclass
@@ -146,8 +158,16 @@ class _Scheduler:
     """Decides what is loaded and stored. Every call is bounded: it reads the pool's index and
     waits for nothing."""
 
-    def __init__(self, link: PoolLink, block_tokens: int, hash_tokens: int, ranks: int) -> None:
+    def __init__(
+        self,
+        link: PoolLink,
+        block_tokens: int,
+        hash_tokens: int,
+        ranks: int,
+        keep: Keep = Keep(),
+    ) -> None:
         self._link = link
+        self._hints = Hints(keep, log)
         self._block_tokens = block_tokens
         self._hashes_per_block = block_tokens // hash_tokens
         self._ranks = range(ranks)
@@ -155,6 +175,7 @@ class _Scheduler:
         self._requests: dict[str, Request] = {}
         self._next_store: dict[str, int] = {}
         """For each request, its first block that was not yet considered for storing."""
+        self._keep: dict[str, Keep] = {}
         self._first_load: dict[str, int] = {}
         """For each request that was looked up, the first block that a load would fill."""
         self._loads = Transfer()
@@ -171,10 +192,12 @@ class _Scheduler:
     def add(self, request: "Request") -> None:
         self._requests[request.request_id] = request
         self._next_store[request.request_id] = 0
+        self._keep[request.request_id] = self._hints.of(request.kv_hints)
 
     def finish(self, request: "Request") -> None:
         self._requests.pop(request.request_id, None)
         self._next_store.pop(request.request_id, None)
+        self._keep.pop(request.request_id, None)
         self._first_load.pop(request.request_id, None)
 
     def _hashes(self, request: "Request", first: int, end: int) -> list[bytes]:
@@ -215,8 +238,8 @@ class _Scheduler:
             self._unconfirmed[self._step] = set(loads.block_ids)
         return StepMetadata(self._step, loads, self._stores(output))
 
-    def _stores(self, output: "SchedulerOutput") -> Transfer:
-        stores = Transfer()
+    def _stores(self, output: "SchedulerOutput") -> Stores:
+        stores = Stores()
         ns = self._link.ns()
         if ns is None:
             return stores
@@ -247,19 +270,37 @@ class _Scheduler:
                 if not all(present[i * ranks : (i + 1) * ranks]):
                     stores.hashes.append(block_hash)
                     stores.block_ids.append(block_ids[first + i])
-                    self._prepare_event(request, first + i, block_hash)
+                    stores.keep.append(self._keep[request_id])
+                    stores.user_metadata.append(self._describe(request, first + i, block_hash))
         return stores
 
-    def _prepare_event(self, request: "Request", block: int, block_hash: bytes) -> None:
-        if self._events is None:
-            return
+    def _describe(self, request: "Request", block: int, block_hash: bytes) -> bytes:
+        """The user metadata of a block that is stored; prepares its event too."""
         parent = self._hashes(request, block - 1, block)[0] if block else None
-        lora = request.lora_request
         start = block * self._block_tokens
+        token_ids = list(request.all_token_ids[start : start + self._block_tokens])
+        lora = request.lora_request
+        if self._events is not None:
+            self._prepare_event(block_hash, parent, token_ids, lora)
+        return block_metadata(
+            hash_bytes=len(block_hash),
+            parent=parent,
+            token_ids=token_ids,
+            lora_name=lora.name if lora else None,
+        )
+
+    def _prepare_event(
+        self,
+        block_hash: bytes,
+        parent: bytes | None,
+        token_ids: list[int],
+        lora: "LoRARequest | None",
+    ) -> None:
+        assert self._events is not None
         self._events.setdefault(self._step, {})[block_hash] = BlockStored(
             block_hashes=[maybe_convert_block_hash(block_hash)],
             parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
-            token_ids=list(request.all_token_ids[start : start + self._block_tokens]),
+            token_ids=token_ids,
             block_size=self._block_tokens,
             lora_id=lora.adapter_id if lora else None,
             medium=MEDIUM,
@@ -335,19 +376,29 @@ class _Worker:
         assert self._pages is not None
         return loaded(self._link, ns, keys, results, self._pages.block_bytes)
 
-    def store(self, step: int, transfer: Transfer) -> None:
+    def store(self, step: int, stores: Stores) -> None:
         report = self._reported(step)
         ns = self._link.ns()
         if ns is None:
             return
-        keys = rank_keys(transfer.hashes, [self._rank])
-        try:
-            statuses = ns.put_batch(keys, self._buffers(transfer))
-        except bk.Error as error:
-            self._link.fault(error, ns)
-            return
-        good = stored(self._link, ns, statuses)
-        report.stored.update(compress(transfer.hashes, good))
+        keys = rank_keys(stores.hashes, [self._rank])
+        buffers = self._buffers(stores)
+        # The blocks of requests with the same hints in one batch.
+        for keep, group in groupby(range(len(keys)), key=stores.keep.__getitem__):
+            part = list(group)
+            batch = slice(part[0], part[-1] + 1)
+            try:
+                statuses = ns.put_batch(
+                    keys[batch],
+                    buffers[batch],
+                    user_metadata=stores.user_metadata[batch],
+                    attributes=keep.attributes(),
+                )
+            except bk.Error as error:
+                self._link.fault(error, ns)
+                return
+            good = stored(self._link, ns, statuses)
+            report.stored.update(compress(stores.hashes[batch], good))
 
     def take_failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()
@@ -362,8 +413,10 @@ class BowheadConnector(KVConnectorBase_V1):
     """vLLM's KV cache on a Bowhead pool.
 
     Settings in ``kv_connector_extra_config``, all optional: those of ``bowhead_kv.config``
-    (``locator``, ``host``, ``namespace``), and ``model_id``, the name under which the model's
-    blocks are shared (default: the model's path or its name at Hugging Face).
+    (``locator``, ``host``, ``namespace``), ``model_id``, the name under which the model's blocks
+    are shared (default: the model's path or its name at Hugging Face), how blocks are kept
+    (``ttl_s``, ``pin``, ``priority``), and events for routers (``events_endpoint``,
+    ``events_topic``, ``events_replay_endpoint``).
     """
 
     @property
@@ -380,15 +433,30 @@ class BowheadConnector(KVConnectorBase_V1):
         check_config(vllm_config, kv_cache_config)
         settings = dict(self._kv_transfer_config.kv_connector_extra_config or {})
         model_id = settings.pop("model_id", None)
+        keep = take_keep(settings)
+        events = take_event_settings(settings)
         config = load_config(settings)
         namespace = engine_identity(vllm_config, kv_cache_config, model_id)
+        parallel = vllm_config.parallel_config
+        self._publisher: Publisher | None = None
+        if role == KVConnectorRole.WORKER:  # the process that stores and evicts
+            self._publisher = open_publisher(
+                events,
+                medium=MEDIUM,
+                rank=parallel.data_parallel_rank * parallel.world_size + parallel.rank,
+                data_parallel_rank=parallel.data_parallel_rank,
+                log=log,
+            )
         self._link = PoolLink(
-            config, namespace=namespace.name, description=namespace.description, log=log
+            config,
+            namespace=namespace.name,
+            description=namespace.description,
+            log=log,
+            on_open=self._publisher.attach if self._publisher else None,
         )
         self._link.ns()  # opens the pool now, not when the first request waits for it
         self._scheduler: _Scheduler | None = None
         self._worker: _Worker | None = None
-        parallel = vllm_config.parallel_config
         if role == KVConnectorRole.WORKER:
             self._worker = _Worker(self._link, parallel.rank)
             return
@@ -398,9 +466,10 @@ class BowheadConnector(KVConnectorBase_V1):
             block_tokens,
             kv_cache_config.hash_block_size or block_tokens,
             parallel.world_size,
+            keep,
         )
-        events = vllm_config.kv_events_config
-        if events is not None and events.enable_kv_cache_events:
+        vllm_events = vllm_config.kv_events_config
+        if vllm_events is not None and vllm_events.enable_kv_cache_events:
             self._scheduler.publish_events()
 
     # Worker
@@ -448,6 +517,8 @@ class BowheadConnector(KVConnectorBase_V1):
         return self._worker.take_report()
 
     def shutdown(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
         self._link.close()
 
     # Scheduler

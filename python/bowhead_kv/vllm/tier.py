@@ -22,15 +22,20 @@ from vllm.v1.kv_offload.base import (
     OffloadKey,
     ReqContext,
     RequestOffloadingContext,
+    get_offload_block_hash,
+    get_offload_group_idx,
 )
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import bowhead_kv as bk
 from bowhead_kv.config import load as load_config
+from bowhead_kv.events import block_metadata
 from bowhead_kv.link import PoolLink
 from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
+from bowhead_kv.vllm._publisher import open_publisher, take_event_settings
 from bowhead_kv.vllm._values import loaded, stored
 
 if TYPE_CHECKING:
@@ -77,7 +82,9 @@ class BowheadTier(SecondaryTierManager):
     """A Bowhead pool as a secondary tier.
 
     Settings of the tier in ``secondary_tiers``, all optional: those of ``bowhead_kv.config``
-    (``locator``, ``host``, ``namespace``), and the arguments of the constructor.
+    (``locator``, ``host``, ``namespace``, ``threads``), how rows are kept (``ttl_s``, ``pin``,
+    ``priority``), events for routers (``events_endpoint``, ``events_topic``,
+    ``events_replay_endpoint``), and the arguments of the constructor.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -104,10 +111,20 @@ class BowheadTier(SecondaryTierManager):
         self._rows = np.asarray(primary_kv_view)
         self._jobs_max = jobs_max
         self._row_bytes = row_bytes = self._rows[0].nbytes
+        self._hints = Hints(take_keep(settings), log)
+        events = take_event_settings(settings)
         self._config = config = load_config(settings)
         namespace = tier_identity(offloading_spec, row_bytes, model_id)
+        replica = offloading_spec.config.parallel.data_parallel_index
+        self._publisher = open_publisher(
+            events, medium=self.medium.value, rank=replica, data_parallel_rank=replica, log=log
+        )
         self._link = PoolLink(
-            config, namespace=namespace.name, description=namespace.description, log=log
+            config,
+            namespace=namespace.name,
+            description=namespace.description,
+            log=log,
+            on_open=self._publisher.attach if self._publisher else None,
         )
         self._queue: bk.Queue | None = None
         self._queue_ns: bk.Namespace | None = None
@@ -121,6 +138,7 @@ class BowheadTier(SecondaryTierManager):
             self._events = []
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        req_context.set_state(self._hints.of(req_context.kv_hints))
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -164,12 +182,25 @@ class BowheadTier(SecondaryTierManager):
             if is_load:
                 number = queue.submit_get(ns, keys, rows, priority=LOAD_PRIORITY)
             else:
-                number = queue.submit_put(ns, keys, rows)
+                keep = job.req_context.get_state(Keep) or self._hints.default
+                number = queue.submit_put(
+                    ns,
+                    keys,
+                    rows,
+                    user_metadata=[self._describe(key) for key in keys],
+                    attributes=keep.attributes(),
+                )
         except bk.Error as error:
             self._finish(entry, [])
             self._fault(error, ns)
             return
         self._jobs[number] = entry
+
+    def _describe(self, key: OffloadKey) -> bytes:
+        """The user metadata of a row. vLLM does not tell a tier the tokens."""
+        return block_metadata(
+            hash_bytes=len(get_offload_block_hash(key)), group=get_offload_group_idx(key)
+        )
 
     def _open_queue(self, ns: bk.Namespace) -> bk.Queue:
         if self._queue is None or self._queue_ns is not ns:
@@ -242,5 +273,7 @@ class BowheadTier(SecondaryTierManager):
             log.warning("still waiting for %d jobs of the pool's queue", len(self._jobs))
 
     def shutdown(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
         self._link.close()  # and with it the queue
         self._forget_queue()

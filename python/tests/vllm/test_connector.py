@@ -2,6 +2,7 @@
 """BowheadConnector's two halves without an engine: several workers, failures, layouts."""
 
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import vllm
 from bowhead_kv.config import Config
+from bowhead_kv.events import parse_metadata
 from bowhead_kv.link import PoolLink
 from bowhead_kv.vllm import _versions
 from bowhead_kv.vllm._identity import identity
@@ -26,6 +28,7 @@ from bowhead_kv.vllm.connector import (
 )
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
 BLOCK = 32
 BLOCKS = 16
@@ -53,6 +56,7 @@ class Request(SimpleNamespace):
             num_computed_tokens=0,
             block_hashes=[bytes(str(tokens[: (i + 1) * BLOCK]), "ascii") for i in range(blocks)],
             lora_request=None,
+            kv_hints=None,
             block_ids=block_ids,
         )
         self.block_hashes = [hash_of.rjust(32)[-200:] for hash_of in self.block_hashes]
@@ -262,6 +266,42 @@ def test_events(locator: str) -> None:
     (removed,) = other.scheduler.take_events()
     assert isinstance(removed, BlockRemoved)
     assert removed.block_hashes == [maybe_convert_block_hash(request.block_hashes[0])]
+
+
+def test_blocks_say_what_a_router_needs(locator: str) -> None:
+    engine = Engine(locator)
+    request = Request("a", tokens(2), [0, 1, 2])
+    request.lora_request = SimpleNamespace(name="adapter")
+    engine.add(request)
+    engine.step()
+    ns = link(locator).ns()
+    assert ns is not None
+    for rank in range(2):
+        for i, key in enumerate(rank_keys(request.block_hashes, [rank])):
+            block = parse_metadata(ns.describe(key).user_metadata)
+            assert block is not None
+            assert key[: block.hash_bytes] == request.block_hashes[i]
+            assert block.parent == (request.block_hashes[0] if i else None)
+            assert block.token_ids == tokens(2)[i * BLOCK : (i + 1) * BLOCK]
+            assert (block.group, block.lora_name) == (None, "adapter")
+
+
+def test_hints_become_attributes(locator: str) -> None:
+    engine = Engine(locator, workers=1)
+    first, second = Request("a", tokens(2), [0, 1, 2]), Request("b", tokens(1)[::-1], [3, 4])
+    action = KvHintAction("1", "bowhead.keep", "1", {"ttl_s": 60, "pin": "soft", "priority": 9})
+    first.kv_hints = KvHintsEnvelope("1", "message", [action])
+    engine.add(first)
+    engine.add(second)
+    engine.step()
+    ns = link(locator).ns()
+    assert ns is not None
+    for key in rank_keys(first.block_hashes, [0]):
+        found = ns.describe(key).attributes
+        assert (found.pins, found.priority) == (bk.Pins.SOFT, 9)
+        assert 30 < found.expires_unix_s - time.time() < 62
+    (key,) = rank_keys(second.block_hashes, [0])
+    assert ns.describe(key).attributes == bk.Attributes()
 
 
 @pytest.mark.parametrize(

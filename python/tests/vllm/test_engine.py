@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import bowhead_kv as bk
+import msgspec
 import pytest
+import zmq
+from bowhead_kv.events import block_metadata
 from engine import BLOCK_TOKENS, Engine, connector, tier
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent, KVEventBatch
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 Tokens = list[list[int]]
 
@@ -91,6 +96,55 @@ def test_second_process_is_served_from_the_pool(
         tokens, cached = second.generate(prompts)
         assert sum(cached) == full_blocks(prompts) * BLOCK_TOKENS
         assert tokens != cold
+
+
+def test_routers_hear_what_is_stored_and_dropped(
+    model: Path, locator: str, tmp_path: Path, prompts: list[list[int]], cold: Tokens
+) -> None:
+    endpoint = f"ipc://{tmp_path}/events"
+    router = zmq.Context()
+    socket = router.socket(zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"kv")
+    socket.connect(endpoint)
+    decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+
+    def published() -> list[KVCacheEvent]:
+        found: list[KVCacheEvent] = []
+        while socket.poll(2000):
+            topic, _, payload = socket.recv_multipart()
+            batch = decode(payload)
+            assert (topic, batch.data_parallel_rank) == (b"kv", 0)
+            found += batch.events
+        return found
+
+    transfer = connector(locator, events_endpoint=endpoint, events_topic="kv")
+    with Engine(model, tmp_path / "log", transfer) as engine:
+        assert engine.generate(prompts)[0] == cold
+        stored = published()
+        # The connector's own events, which vLLM publishes, say the same.
+        assert sorted(event.token_ids for event in stored) == sorted(
+            event["token_ids"] for event in engine.events()
+        )
+        own = {event["block_hashes"][0]: event for event in engine.events()}
+        for event in stored:
+            assert isinstance(event, BlockStored)
+            (block_hash,) = event.block_hashes
+            assert event.parent_block_hash == own[block_hash]["parent_block_hash"]
+            assert (event.block_size, event.medium) == (BLOCK_TOKENS, "BOWHEAD")
+
+        # A value that can never be loaded is dropped by the engine, and stored again.
+        key = engine.keys()[-1]
+        pool, ns = attack(locator)
+        with pool:
+            assert ns.remove(key)
+            ns.put(key, b"too short", user_metadata=block_metadata(hash_bytes=len(key) - 4))
+        assert engine.generate(prompts)[0] == cold
+        removed, *again = published()
+        lost = maybe_convert_block_hash(key[:-4])
+        assert removed == BlockRemoved(block_hashes=[lost], medium="BOWHEAD")
+        assert [event.block_hashes for event in again] == [[lost]]
+        assert engine.close() == 0
+    router.destroy(linger=0)
 
 
 def test_removed_blocks_are_computed(

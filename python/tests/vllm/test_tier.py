@@ -14,7 +14,9 @@ from typing import Any
 import bowhead_kv as bk
 import numpy as np
 import pytest
+from bowhead_kv.events import parse_metadata
 from bowhead_kv.vllm.tier import BowheadTier, tier_identity
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -248,6 +250,26 @@ def test_events_name_what_is_stored(make: Make) -> None:
     silent.submit_store(job(1, [key(5)], [0]))
     finish(silent)
     assert list(silent.take_events()) == []
+
+
+def test_rows_say_which_block_they_are_and_how_long_to_keep(make: Make, locator: str) -> None:
+    tier, _ = make(ttl_s=60, pin="soft")
+    hinted = ReqContext(req_id="hinted")
+    action = KvHintAction("1", "bowhead.keep", "1", {"ttl_s": None, "priority": 9})
+    hinted.kv_hints = KvHintsEnvelope("1", "message", [action])
+    tier.on_new_request(hinted)
+    tier.submit_store(job(1, [key(1)], [0]))
+    tier.submit_store(TransferJob(2, [key(2)], np.array([1]), False, hinted))
+    assert [result.success for result in finish(tier)] == [True, True]
+    pool, ns = attack(locator)
+    with pool:
+        blocks = [ns.describe(key(i)) for i in (1, 2)]
+    described = [parse_metadata(block.user_metadata) for block in blocks]
+    assert described == [(32, 0, None, [], None)] * 2
+    plain, asked = (block.attributes for block in blocks)
+    assert (plain.pins, plain.priority) == (bk.Pins.SOFT, 0)
+    assert 30 < plain.expires_unix_s - time.time() < 62
+    assert (asked.pins, asked.priority, asked.expires_unix_s) == (bk.Pins.SOFT, 9, 0)
 
 
 def test_unknown_setting_is_refused_by_name(make: Make) -> None:
