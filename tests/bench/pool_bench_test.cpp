@@ -85,6 +85,8 @@ TEST_F(PoolBench, PrintsEveryRowAsDocumented) {
   }
   std::set<std::string> documented = {"put",
                                       "get",
+                                      "put_batch",
+                                      "get_batch",
                                       "checksum_copy_in",
                                       "checksum_copy_out",
                                       "allocate_free_time",
