@@ -279,8 +279,11 @@ TEST(BatchesOfHosts, CopyAndRemoveBlocksOfAnotherHost) {
     room[i] = room_of(rooms[i]);
     gets[i] = {keys[i], {&room[i], 1}};
   }
+  puts[7].attributes = {.priority = 3, .hard_pin = true};
   ASSERT_EQ(writer->put_batch(*ns, puts), Status::OK);
   for (const PutItem& put : puts) ASSERT_EQ(put.status, Status::OK);
+  for (const size_t i : {6, 7})
+    EXPECT_EQ(writer->describe(*ns, keys[i])->attributes, puts[i].attributes);
   ASSERT_TRUE(eventually([&] {
     std::vector<uint8_t> present(kCount);
     return *reader->exists(*ns, views, present) == kCount;
