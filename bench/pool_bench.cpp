@@ -29,10 +29,11 @@ struct Row {
   Result<void> (*run)(Bench&);
 };
 // The last two share a large pool.
-constexpr Row kRows[] = {
-    {"copy", run_copy_rows},   {"alloc", run_alloc_rows},   {"space", run_space_rows},
-    {"rpc", run_rpc_rows},     {"share", run_share_rows},   {"lookup", run_lookup_rows},
-    {"evict", run_evict_rows}, {"exists", run_exists_rows}, {"open", run_open_rows}};
+constexpr Row kRows[] = {{"copy", run_copy_rows},     {"queue", run_queue_rows},
+                         {"alloc", run_alloc_rows},   {"space", run_space_rows},
+                         {"rpc", run_rpc_rows},       {"share", run_share_rows},
+                         {"lookup", run_lookup_rows}, {"evict", run_evict_rows},
+                         {"exists", run_exists_rows}, {"open", run_open_rows}};
 
 /// The whole benchmark; runs in the child.
 int measure(const PoolBenchOptions& options, const std::string& locator) {

@@ -20,7 +20,7 @@ struct PoolBenchOptions {
   std::string command;            ///< as typed, for the report
 };
 
-/// "copy", "alloc", "space", "rpc", "share", "exists", "open".
+/// "copy", "queue", "alloc", "space", "rpc", "share", "exists", "open".
 const std::vector<std::string>& pool_bench_rows();
 
 /// Runs in child processes, prints to stdout, shows progress on stderr if that is a terminal, and

@@ -95,6 +95,7 @@ Result<void> run_copy_rows(Bench& bench);
 Result<void> run_alloc_rows(Bench& bench);
 Result<void> run_evict_rows(Bench& bench);
 Result<void> run_exists_rows(Bench& bench);
+Result<void> run_queue_rows(Bench& bench);
 Result<void> run_space_rows(Bench& bench);
 Result<void> run_open_rows(Bench& bench);
 Result<void> run_rpc_rows(Bench& bench);

@@ -87,6 +87,7 @@ TEST_F(PoolBench, PrintsEveryRowAsDocumented) {
                                       "get",
                                       "put_batch",
                                       "get_batch",
+                                      "queue",
                                       "checksum_copy_in",
                                       "checksum_copy_out",
                                       "allocate_free_time",

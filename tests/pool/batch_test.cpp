@@ -248,6 +248,20 @@ INSTANTIATE_TEST_SUITE_P(Of, Batches,
                            return of.param == CompressionProfile::NONE ? "Plain" : "Compressed";
                          });
 
+void remove_by_threads(Pool& pool, NamespaceId ns, std::span<const std::string_view> keys) {
+  constexpr size_t kThreads = 5;
+  const size_t share = keys.size() / kThreads;
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<Status> removed(share);
+      EXPECT_EQ(pool.remove_batch(ns, keys.subspan(t * share, share), removed), Status::OK);
+      for (const Status status : removed) EXPECT_EQ(status, Status::OK);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 /// Blocks of another host: copied, and removed by more requests than there are lines of mail.
 TEST(BatchesOfHosts, CopyAndRemoveBlocksOfAnotherHost) {
   const std::string locator = unique_locator();
@@ -307,17 +321,7 @@ TEST(BatchesOfHosts, CopyAndRemoveBlocksOfAnotherHost) {
   for (PutItem& put : puts) put.status = Status::OK;
   ASSERT_EQ(writer->put_batch(*ns, puts), Status::OK);
   ASSERT_TRUE(eventually([&] { return *reader->exists(*ns, views, present) == kCount; }));
-  std::vector<std::thread> threads;
-  for (size_t t = 0; t < 5; ++t) {
-    threads.emplace_back([&, t] {
-      std::vector<Status> removed(kCount / 5);
-      EXPECT_EQ(
-          reader->remove_batch(*ns, std::span(views).subspan(t * kCount / 5, kCount / 5), removed),
-          Status::OK);
-      for (const Status status : removed) EXPECT_EQ(status, Status::OK);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  remove_by_threads(*reader, *ns, views);
   (void)Pool::destroy(locator, true);
 }
 
