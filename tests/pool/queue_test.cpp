@@ -36,7 +36,7 @@ Job nothing() {
   return {.run = [] { return JobResult{}; }};
 }
 
-/// A job that runs until it is let go.
+/// A job that runs until it is let go. Declared before the queue, which then ends before it.
 class Gate {
  public:
   Job job(uint32_t priority = 0) {
@@ -85,8 +85,8 @@ TEST(Queue, ReportsResultContextAndNumber) {
 }
 
 TEST(Queue, StartsHigherPrioritiesFirstAndEqualOnesInOrder) {
-  const auto queue = open_queue();
   Gate gate;
+  const auto queue = open_queue();
   ASSERT_TRUE(queue->submit(gate.job()));
   gate.wait_for_start();
   std::vector<int> order;
@@ -123,8 +123,8 @@ TEST(Queue, HasALimitUntilItsJobsAreReported) {
 }
 
 TEST(Queue, CancelsOnlyWhatHasNotStarted) {
-  const auto queue = open_queue();
   Gate gate;
+  const auto queue = open_queue();
   const auto running = queue->submit(gate.job());
   gate.wait_for_start();
   const auto waiting = queue->submit(nothing());
@@ -142,8 +142,8 @@ TEST(Queue, CancelsOnlyWhatHasNotStarted) {
 
 /// Though a quick job waits, no worker is about to take it.
 TEST(Queue, ACancelledJobIsAnnouncedWhileAllWorkersAreBusy) {
-  const auto queue = open_queue();
   Gate gate;
+  const auto queue = open_queue();
   ASSERT_TRUE(queue->submit(gate.job()));
   gate.wait_for_start();
   Job quick = nothing();
@@ -157,8 +157,8 @@ TEST(Queue, ACancelledJobIsAnnouncedWhileAllWorkersAreBusy) {
 }
 
 TEST(Queue, DrainWaitsForEarlierJobsOnly) {
-  const auto queue = open_queue({2, 16});
   Gate first, second;
+  const auto queue = open_queue({2, 16});
   ASSERT_TRUE(queue->submit(first.job()));
   first.wait_for_start();
   EXPECT_EQ(queue->drain(milliseconds(20)), Status::BUSY);
@@ -172,8 +172,8 @@ TEST(Queue, DrainWaitsForEarlierJobsOnly) {
 }
 
 TEST(Queue, ItsEndCancelsWaitingJobsAndWaitsForRunningOnes) {
-  auto queue = open_queue();
   Gate gate;
+  auto queue = open_queue();
   std::atomic<bool> ran{false};
   ASSERT_TRUE(queue->submit(gate.job()));
   gate.wait_for_start();
@@ -190,8 +190,8 @@ TEST(Queue, ItsEndCancelsWaitingJobsAndWaitsForRunningOnes) {
 
 /// Quick jobs are announced together, but no announcement waits for a job that is not quick (Q2).
 TEST(Queue, AnnouncesQuickJobsTogetherAndNoJobLate) {
-  const auto queue = open_queue();
   Gate before, after;
+  const auto queue = open_queue();
   ASSERT_TRUE(queue->submit(before.job()));
   before.wait_for_start();
   Job quick = nothing();
@@ -209,8 +209,8 @@ TEST(Queue, AnnouncesQuickJobsTogetherAndNoJobLate) {
 
 /// A job of a higher priority that comes between a quick job and the end before it.
 TEST(Queue, AnnouncesBeforeAJobThatOvertakesAQuickOne) {
-  const auto queue = open_queue();
   Gate before, overtaking;
+  const auto queue = open_queue();
   ASSERT_TRUE(queue->submit(before.job()));
   before.wait_for_start();
   Job quick = nothing();
