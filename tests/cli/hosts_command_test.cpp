@@ -60,13 +60,13 @@ TEST_F(HostCommands, ARemovalIsLeftToTheOwner) {
 /// While `bowhead host` runs, the host outlives its engines; it ends with a signal, the pool or its
 /// own life.
 TEST_F(HostCommands, AResidentHostStaysWhileEnginesComeAndGo) {
-  create(shm_locator(), "32M", {"--hosts", "2", "--dead-ms", "1000"});
+  create(shm_locator(), "32M", {"--hosts", "2"});
   ASSERT_EQ(as(1, {"put", shm_locator(), "other"}, "value").code, 0);
   Running resident({"host", shm_locator(), "--host", "0"});
   ASSERT_TRUE(eventually(45, [&] { return host_info(0)["processes_live"] == 1; }));
   const Running watcher({"host", shm_locator(), "--host", "1"});
   ASSERT_EQ(as(0, {"put", shm_locator(), "k"}, "value").code, 0);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // more than --dead-ms
+  std::this_thread::sleep_for(std::chrono::milliseconds(5000));  // more than the default --dead-ms
   EXPECT_EQ(host_info(0)["state"], "live");
   EXPECT_EQ(as(1, {"rm", shm_locator(), "k"}).code, 0) << "its duties are done";
   resident.signal(SIGTERM);
