@@ -29,9 +29,7 @@ bh_status bh_events_open(bh_pool* pool, const bh_events_options* options, bh_eve
     if (options != nullptr) {
       bh_events_options known;
       if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
-      if (known.reserved != 0)
-        return fail(BH_NOT_SUPPORTED, "{}: options->reserved is {}; set it to 0", current_function,
-                    known.reserved);
+      if (const bh_status bad = check_reserved("options", known.reserved); bad != BH_OK) return bad;
       if (known.capacity_bytes != 0) capacity_bytes = known.capacity_bytes;
     }
     if (capacity_bytes < 4096 || capacity_bytes > 1u << 30)

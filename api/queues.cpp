@@ -76,9 +76,7 @@ bh_status check_job(const bh_job& job) {
   if (job.priority > 255)
     return fail(BH_INVALID_ARGUMENT, "{}: job->priority is {}, and at most 255 is allowed",
                 current_function, job.priority);
-  if (job.reserved != 0)
-    return fail(BH_NOT_SUPPORTED, "{}: job->reserved is {}; set it to 0", current_function,
-                job.reserved);
+  if (const bh_status bad = check_reserved("job", job.reserved); bad != BH_OK) return bad;
   if (job.count == 0)
     return fail(BH_INVALID_ARGUMENT, "{}: job->count is 0: a job has items or keys",
                 current_function);
@@ -121,9 +119,7 @@ bh_status bh_queue_open(bh_pool* pool, const bh_queue_options* options, bh_queue
     if (options != nullptr) {
       bh_queue_options known;
       if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
-      if (known.reserved != 0)
-        return fail(BH_NOT_SUPPORTED, "{}: options->reserved is {}; set it to 0", current_function,
-                    known.reserved);
+      if (const bh_status bad = check_reserved("options", known.reserved); bad != BH_OK) return bad;
       if (known.threads != 0) settings.threads = known.threads;
       if (known.jobs_max != 0) settings.jobs_max = known.jobs_max;
     }

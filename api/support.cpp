@@ -80,9 +80,7 @@ bh_status bad_count(const char* argument, size_t count) {
 bh_status read_options(const bh_put_options* options, PutOptions& out) {
   bh_put_options known;
   if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
-  if (known.reserved != 0)
-    return fail(BH_NOT_SUPPORTED, "{}: options->reserved is {}; set it to 0", current_function,
-                known.reserved);
+  if (const bh_status bad = check_reserved("options", known.reserved); bad != BH_OK) return bad;
   if (known.user_metadata == nullptr && known.user_bytes > 0)
     return null_argument("options->user_metadata");
   if (known.user_bytes > BH_USER_BYTES_MAX)
@@ -96,9 +94,7 @@ bh_status read_options(const bh_put_options* options, PutOptions& out) {
 bh_status read_attributes(const bh_attributes* attributes, BlockAttributes& out) {
   bh_attributes given;
   if (const bh_status bad = read_struct(attributes, "attributes", given); bad != BH_OK) return bad;
-  if (given.reserved != 0)
-    return fail(BH_NOT_SUPPORTED, "{}: attributes->reserved is {}; set it to 0", current_function,
-                given.reserved);
+  if (const bh_status bad = check_reserved("attributes", given.reserved); bad != BH_OK) return bad;
   const struct {
     const char* name;
     uint32_t given, most;

@@ -116,6 +116,12 @@ bool countable(size_t count) {
 }
 bh_status bad_count(const char* argument, size_t count);
 
+/// For a member that must be zero: a later version may give it a meaning.
+inline bh_status check_reserved(const char* of, uint32_t given) {
+  if (given == 0) return BH_OK;
+  return fail(BH_NOT_SUPPORTED, "{}: {}->reserved is {}; set it to 0", current_function, of, given);
+}
+
 /// What is stored with a value.
 struct PutOptions {
   std::string_view user_metadata;

@@ -66,7 +66,8 @@ class Events {
  public:
   /// Returns SYSTEM.
   Result<std::shared_ptr<EventReader>> open(size_t capacity_bytes);
-  /// Whether there is a reader.
+  /// Whether there is a reader. Relaxed: a reader that was just opened may miss an event that is
+  /// published at the same time; the list itself is read under the mutex.
   bool wanted() const { return readers_count_.load(std::memory_order_relaxed) > 0; }
   void publish(const Event& event) {
     for_each([&](EventReader& reader) { reader.add(event); });

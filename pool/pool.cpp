@@ -25,6 +25,12 @@ using core::NativeAccess;
 namespace {
 
 constexpr uint64_t kPoolGrain = uint64_t{2} << 20;
+constexpr size_t kBatch = core::Lookup<NativeAccess>::kBatch;  ///< keys that the core takes at once
+
+Result<void> check_ttl(uint64_t ttl_ms) {
+  if (ttl_ms >= 1 && ttl_ms <= 600'000) return {};
+  return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
+}
 
 Error with_locator(const std::string& locator, const Error& error) {
   if (error.message().find(locator) != std::string::npos) return error;
@@ -525,6 +531,7 @@ class Pool::Impl {
   bool attached_ = false;
   std::atomic<bool> destroyed_{false};
   std::atomic<uint64_t> looked_at_ns_{0};
+  // Relaxed: estimates, which order nothing.
   std::atomic<uint64_t> refused_at_ns_{0};       ///< the last put that found no space; 0: none did
   std::atomic<uint64_t> ns_per_speed_bytes_{0};  ///< of gets; 0: not measured yet
   std::atomic<bool> left_{false};
@@ -792,7 +799,7 @@ Result<uint64_t> Pool::exists(NamespaceId ns, std::span<const std::string_view> 
   return impl_->run([&]() -> Result<uint64_t> {
     uint64_t count = 0;
     for (size_t at = 0; at < keys.size();) {
-      const size_t n = std::min<size_t>(core::Lookup<core::NativeAccess>::kBatch, keys.size() - at);
+      const size_t n = std::min(kBatch, keys.size() - at);
       count += impl_->core().lookup.exists(ns, keys.subspan(at, n), present.data() + at);
       at += n;
     }
@@ -803,7 +810,6 @@ Result<uint64_t> Pool::exists(NamespaceId ns, std::span<const std::string_view> 
 Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::string_view> keys) {
   if (auto ok = impl_->may_read(ns); !ok) return ok.error();
   return impl_->run([&]() -> Result<uint64_t> {
-    constexpr size_t kBatch = core::Lookup<core::NativeAccess>::kBatch;
     std::vector<uint64_t> slots;
     bool gap = false;
     while (!gap && slots.size() < keys.size()) {
@@ -824,7 +830,6 @@ Result<uint64_t> Pool::longest_prefix(NamespaceId ns, std::span<const std::strin
 Status Pool::touch(NamespaceId ns, std::span<const std::string_view> keys) {
   if (auto ok = impl_->may_store(ns); !ok) return ok.status();
   return impl_->run([&]() -> Status {
-    constexpr size_t kBatch = core::Lookup<core::NativeAccess>::kBatch;
     std::vector<uint64_t> slots(keys.size());
     for (size_t at = 0; at < keys.size();) {
       uint8_t present[kBatch];
@@ -860,11 +865,6 @@ Status Pool::abort(Reservation& reservation) {
   return impl_->run([&] { return impl_->core().writing.abort(reservation); });
 }
 
-static Result<void> check_ttl(uint64_t ttl_ms) {
-  if (ttl_ms >= 1 && ttl_ms <= 600'000) return {};
-  return Error{Status::INVALID_ARGUMENT, "a lease lasts from 1 to 600,000 ms"};
-}
-
 Result<Lease> Pool::acquire(NamespaceId ns, std::string_view key, uint64_t ttl_ms, LeaseOf of) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
   if (auto ok = check_ttl(ttl_ms); !ok) return ok.error();
@@ -887,8 +887,6 @@ Status Pool::remove(NamespaceId ns, std::string_view key) {
 }
 
 namespace {
-
-constexpr size_t kBatch = core::Lookup<NativeAccess>::kBatch;
 
 /// Calls part(items) for parts of a batch that the core takes at once. Items whose key no block can
 /// have get KEY_TOO_LONG and are left out: they are few, so parts end at them.

@@ -79,8 +79,10 @@ class Attributes {
 
   typename A::Mutex expiries_mutex_;
   std::set<Expiry> expiries_;
-  Expiry purged_;                                  ///< the last one that was looked at
-  std::atomic<uint32_t> next_unix_s_{UINT32_MAX};  ///< the first; UINT32_MAX: there is none
+  Expiry purged_;  ///< the last one that was looked at
+  /// The first; UINT32_MAX: there is none. Relaxed: it only says whether to look at the set, which
+  /// is read under the mutex; a put that sees an old value leaves the eviction to the next.
+  std::atomic<uint32_t> next_unix_s_{UINT32_MAX};
 
   Context<A>& c_;
   Extents<A>& extents_;

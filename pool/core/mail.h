@@ -100,12 +100,13 @@ void Mail<A>::ask_to_remove(Life owner, std::span<const Hash128> keys, Done done
         continue;
       }
       withdraw(owner.host, one.line, one.sequence);
-      gave_up |= given_up && !answered;
-      if (answered) patience_ns = c_.access.now_ns() + kLockWaitNs;
-      if (answered)
+      if (answered) {
+        patience_ns = c_.access.now_ns() + kLockWaitNs;
         done(one.key, hosts_.stands(owner) ? Status::OK : Status::BUSY);
-      else
+      } else {
+        gave_up = true;
         done(one.key, c_.ended() ? c_.gone() : Status::BUSY);
+      }
     }
     if (kept == open_count) c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 50'000);
     open_count = kept;

@@ -103,7 +103,7 @@ TEST(Events, AreNotWantedOnceTheReadersAreGone) {
   Events events;
   auto reader = *events.open(4096);
   reader.reset();
-  events.publish(event("nobody reads it"));
+  events.publish(event("after the last reader"));
   EXPECT_FALSE(events.wanted());
 }
 

@@ -232,8 +232,8 @@ TEST(Queue, AnnouncesBeforeAJobThatOvertakesAQuickOne) {
   EXPECT_EQ(queue->drain(milliseconds(10'000)), Status::OK);
 }
 
-/// Several submitters and several pollers: each job is reported once, and whoever waits for the
-/// eventfd never waits for ever.
+/// Several submitters and several pollers: each job is reported once, and no poller waits for the
+/// eventfd for ever.
 TEST(Queue, ReportsEachJobOnceToSeveralPollers) {
   constexpr int kSubmitters = 3, kPollers = 2, kJobs = 4000;
   const auto queue = open_queue({2, 64});
