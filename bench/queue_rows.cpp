@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gets by a queue beside gets by calls: 32 jobs of one 64 KiB block under way, executed by one
-// thread, submitted and reported by another that waits for the eventfd.
+// thread, submitted and reported by another that waits for the eventfd. Both have the one CPU that
+// the calls have.
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
@@ -23,7 +24,7 @@ constexpr uint32_t kPasses = 2;
 
 struct Plan {
   std::string locator;
-  std::vector<int> cpus;  ///< for both threads
+  int cpu;
   uint64_t block_count;
   uint32_t rounds;
 
@@ -110,9 +111,9 @@ class Getter {
 Result<void> measure(Member& me, const Plan& plan) {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
-  for (const int cpu : plan.cpus) CPU_SET(cpu, &cpus);
+  CPU_SET(plan.cpu, &cpus);
   if (sched_setaffinity(0, sizeof cpus, &cpus) != 0)
-    return Error{Status::SYSTEM, "the CPUs cannot be chosen"};
+    return Error{Status::SYSTEM, "the CPU cannot be chosen"};
   auto open = open_bench_pool(plan.locator);
   if (!open) return open.error();
   me.leave_text(media_text(open->pool));
@@ -141,7 +142,7 @@ Result<void> run_queue_rows(Bench& bench) {
       bench.options.quick
           ? 16u << 20
           : std::max<uint64_t>(256u << 20, bench.machine.last_level_cache_bytes * 4);
-  const Plan plan{bench.locator, bench.machine.cpus, walk_bytes / kBlockBytes,
+  const Plan plan{bench.locator, bench.machine.cpus[0], walk_bytes / kBlockBytes,
                   bench.options.rounds};
   bench.report.progress("gets by a queue");
   auto pool = BenchPool::create(bench.locator, walk_bytes + walk_bytes / 8 + (64u << 20), 16384);

@@ -17,11 +17,6 @@ namespace bowhead {
 namespace {
 
 constexpr uint32_t kPriorityMax = 255;
-constexpr uint32_t kNumberBits = 56;  // of a key of `waiting_`
-
-uint64_t waiting_key(uint32_t priority, uint64_t number) {
-  return uint64_t{kPriorityMax - priority} << kNumberBits | number;
-}
 
 }  // namespace
 
@@ -51,6 +46,7 @@ Queue::~Queue() {
     const std::lock_guard lock(mutex_);
     closing_ = true;
     waiting_.clear();
+    waiting_count_ = 0;
   }
   work_.notify_all();
   for (std::thread& thread : threads_) thread.join();
@@ -60,13 +56,17 @@ Queue::~Queue() {
 Result<uint64_t> Queue::submit(Job job) {
   BOWHEAD_ASSERT(job.priority <= kPriorityMax);
   const std::lock_guard lock(mutex_);
-  if (waiting_.size() + running_.size() + reports_.size() >= jobs_max_)
+  if (waiting_count_ + running_.size() + reports_.size() >= jobs_max_)
     return Error{Status::LIMIT_REACHED,
                  fmt::format("all {} jobs of the queue are submitted and not yet reported ({} of "
                              "them have ended): poll the queue, then submit again",
                              jobs_max_, reports_.size())};
   const uint64_t number = ++last_number_;
-  waiting_.emplace(waiting_key(job.priority, number), Waiting{std::move(job), number});
+  Jobs& jobs = waiting_[job.priority];
+  if (spare_.empty()) spare_.emplace_back();
+  jobs.splice(jobs.end(), spare_, spare_.begin());
+  jobs.back() = {std::move(job), number};
+  ++waiting_count_;
   if (idle_ > 0) work_.notify_one();
   return number;
 }
@@ -90,16 +90,19 @@ size_t Queue::poll(std::span<JobReport> out) {
 }
 
 Status Queue::cancel(uint64_t number) {
-  std::unique_lock lock(mutex_);
-  const auto found =
-      std::ranges::find_if(waiting_, [&](const auto& one) { return one.second.number == number; });
-  if (found == waiting_.end()) return Status::NOT_FOUND;
-  const auto node = waiting_.extract(found);  // what it holds is destroyed without the lock
-  end(node.mapped().job, number, {Status::CANCELLED});
-  // No worker is about to take the next job: they may all be busy for long.
-  if (quiet_ > 0) announce();
-  lock.unlock();
-  return Status::OK;
+  Jobs cancelled;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  for (auto& [priority, jobs] : waiting_) {
+    const auto found = std::ranges::find(jobs, number, &Numbered::number);
+    if (found == jobs.end()) continue;
+    cancelled.splice(cancelled.begin(), jobs, found);
+    --waiting_count_;
+    end(cancelled.front(), {Status::CANCELLED});
+    // No worker is about to take the next job: they may all be busy for long.
+    if (quiet_ > 0) announce();
+    return Status::OK;
+  }
+  return Status::NOT_FOUND;
 }
 
 Status Queue::drain(std::chrono::milliseconds timeout) {
@@ -115,36 +118,49 @@ Status Queue::drain(std::chrono::milliseconds timeout) {
 
 bool Queue::unfinished_up_to(uint64_t number) const {
   const auto is = [&](uint64_t one) { return one <= number; };
-  return std::ranges::any_of(running_, is) ||
-         std::ranges::any_of(waiting_, [&](const auto& one) { return is(one.second.number); });
+  return std::ranges::any_of(running_, is) || std::ranges::any_of(waiting_, [&](const auto& jobs) {
+           return std::ranges::any_of(jobs.second, is, &Numbered::number);
+         });
+}
+
+/// The jobs of which the first is to be started next; null: none waits.
+auto Queue::next() -> Jobs* {
+  const auto found = std::ranges::find_if(waiting_, [](auto& one) { return !one.second.empty(); });
+  return found == waiting_.end() ? nullptr : &found->second;
 }
 
 /// The body of a worker.
 void Queue::work() {
+  Jobs mine;
   std::unique_lock lock(mutex_);
   for (;;) {
     ++idle_;
-    work_.wait(lock, [&] { return closing_ || !waiting_.empty(); });
+    work_.wait(lock, [&] { return closing_ || waiting_count_ > 0; });
     --idle_;
     if (closing_) return;
-    const auto node = waiting_.extract(waiting_.begin());
+    Jobs& jobs = *next();
+    mine.splice(mine.begin(), jobs, jobs.begin());
+    --waiting_count_;
+    Numbered& one = mine.front();
     // A job that came since was started before the quick one that end() saw.
-    if (!node.mapped().job.quick && quiet_ > 0) announce();
-    const uint64_t number = node.mapped().number;
-    running_.push_back(number);
+    if (!one.job.quick && quiet_ > 0) announce();
+    running_.push_back(one.number);
     lock.unlock();
-    const JobResult result = node.mapped().job.run();
+    const JobResult result = one.job.run();
+    one.job.run = nullptr;  // what it holds is destroyed without the lock
     lock.lock();
-    std::erase(running_, number);
-    end(node.mapped().job, number, result);
+    std::erase(running_, one.number);
+    end(one, result);
+    spare_.splice(spare_.begin(), mine);
   }
 }
 
 /// With the mutex held.
-void Queue::end(const Job& job, uint64_t number, JobResult result) {
-  reports_.push_back({number, job.context, job.operation, result});
+void Queue::end(const Numbered& one, JobResult result) {
+  reports_.push_back({one.number, one.job.context, one.job.operation, result});
   ++quiet_;
-  const bool another_soon = !waiting_.empty() && waiting_.begin()->second.job.quick;
+  const Jobs* jobs = next();
+  const bool another_soon = jobs != nullptr && jobs->front().job.quick;
   if (!another_soon || quiet_ >= kQuickMax) announce();
   if (drainers_ > 0) ended_.notify_all();
 }

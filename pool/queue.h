@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -78,14 +79,16 @@ class Queue {
 
  private:
   static constexpr size_t kQuickMax = 16;
-  struct Waiting {
+  struct Numbered {
     Job job;
-    uint64_t number;
+    uint64_t number = 0;
   };
+  using Jobs = std::list<Numbered>;
 
   explicit Queue(uint32_t jobs_max) : jobs_max_(jobs_max) {}
   void work();
-  void end(const Job& job, uint64_t number, JobResult result);
+  Jobs* next();
+  void end(const Numbered& one, JobResult result);
   void announce();
   bool unfinished_up_to(uint64_t number) const;
 
@@ -93,12 +96,14 @@ class Queue {
   int fd_ = -1;
 
   std::mutex mutex_;
-  std::condition_variable work_;         ///< for workers: a job waits, or the queue closes
-  std::condition_variable ended_;        ///< for drain(): a job ended
-  std::map<uint64_t, Waiting> waiting_;  ///< by priority, highest first, then by number
-  std::vector<uint64_t> running_;        ///< numbers
-  std::deque<JobReport> reports_;        ///< of ended jobs
-  size_t quiet_ = 0;                     ///< ended jobs that were not announced
+  std::condition_variable work_;   ///< for workers: a job waits, or the queue closes
+  std::condition_variable ended_;  ///< for drain(): a job ended
+  std::map<uint32_t, Jobs, std::greater<>> waiting_;  ///< by priority, each in order
+  size_t waiting_count_ = 0;
+  Jobs spare_;                     ///< nodes of jobs that were started
+  std::vector<uint64_t> running_;  ///< numbers
+  std::deque<JobReport> reports_;  ///< of ended jobs
+  size_t quiet_ = 0;               ///< ended jobs that were not announced
   uint64_t last_number_ = 0;
   size_t idle_ = 0;      ///< workers that wait for a job
   size_t drainers_ = 0;  ///< callers in drain()
