@@ -133,8 +133,12 @@ void ChecksumCopy::end_piece() {
 }
 
 uint64_t ChecksumCopy::finish() {
-  if (piece_used_ > 0) end_piece();
   if (streaming_) streaming_fence();
+  return finish_unfenced();
+}
+
+uint64_t ChecksumCopy::finish_unfenced() {
+  if (piece_used_ > 0) end_piece();
   return combiner_.finish(length_);
 }
 

@@ -78,6 +78,8 @@ class ChecksumCopy {
   /// The checksum of all bytes appended, in order. Streaming stores are globally visible after it
   /// (sfence). Call once.
   uint64_t finish();
+  /// The same, but streaming stores are visible only after a fence of the caller.
+  uint64_t finish_unfenced();
 
  private:
   void end_piece();

@@ -148,10 +148,12 @@ uint64_t NativeAccess::write_payload(uint64_t to, std::span<const ConstSpan> val
     copy.append(base_ + at, part.data, part.size);
     at += part.size;
   }
-  const uint64_t checksum = copy.finish();
-  // Streamed lines are in no cache; the full fence orders them like flushed ones.
-  const uint64_t tail = streamed_whole(value) ? at / BH_LINE_BYTES * BH_LINE_BYTES : to;
-  publish(tail, at - tail);
+  // Streamed lines are in no cache, and the caller's fence orders them like flushed ones. Where
+  // lines were streamed in parts, these come before the flush.
+  const bool whole = streamed_whole(value);
+  const uint64_t checksum = whole ? copy.finish_unfenced() : copy.finish();
+  const uint64_t tail = whole ? at / BH_LINE_BYTES * BH_LINE_BYTES : to;
+  flush(tail, at - tail);
   return checksum;
 }
 
@@ -169,7 +171,9 @@ uint64_t NativeAccess::read_payload(uint64_t from, uint64_t bytes, std::span<con
 
 uint64_t NativeAccess::move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
   const ConstSpan value[] = {{base_ + from, bytes}};
-  return write_payload(to, value);
+  const uint64_t checksum = write_payload(to, value);
+  fence();
+  return checksum;
 }
 
 uint64_t NativeAccess::sum_payload(uint64_t from, uint64_t bytes) const {

@@ -69,7 +69,8 @@ class NativeAccess {
 
   // ---- payload ----
   // The copies and sum_payload() return the payload checksum of the bytes stored, or only read.
-  /// Copies into a block, past the caches, and publishes.
+  /// Copies into a block, past the caches, and starts to publish: a fence() later completes it, on
+  /// a pool of one host too.
   uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value);
   /// Copies out of a block, past the caches unless it is `used_soon`. Does not acquire: a stale
   /// copy has a wrong sum.

@@ -260,16 +260,20 @@ bool Allocator<A>::collect(Magazine& magazine, uint64_t head) {
   uint64_t index = magazine.index < slab.block_count ? magazine.index : 0;
   uint64_t extent = UINT64_MAX;  // looked at last
   bool is_part = false;
+  RunWord run;
   for (uint64_t seen = 0; seen < slab.block_count && magazine.count < magazine.hints.size();
        ++seen) {
     const uint64_t slot = extents_.slot_of(slab, index);
-    if (const SeenWord there = c_.see(slot); there.word.state == BH_BLOCK_FREE) {
+    if (c_.layout.extent_of_slot(slot) != extent) {
+      extent = c_.layout.extent_of_slot(slot);
       // If slab and extent disagree, try_reserve() would give every block back, again and again.
-      if (c_.layout.extent_of_slot(slot) != extent) {
-        extent = c_.layout.extent_of_slot(slot);
-        is_part = extents_.is_part_of(slab, extent);
-      }
-      if (is_part) magazine.hints[magazine.count++] = {slot, there.at};
+      is_part = extents_.is_part_of(slab, extent);
+      run = c_.load_run(extent);  // may change: try_reserve() reads it again
+    }
+    const uint64_t word = is_part ? c_.layout.word_index(run, slot) : Layout::kNoWord;
+    if (word != Layout::kNoWord) {
+      const uint64_t at = c_.own(BH_PART_BLOCKS, word);
+      if (c_.load_state(at).state == BH_BLOCK_FREE) magazine.hints[magazine.count++] = {slot, at};
     }
     if (++index == slab.block_count) index = 0;
   }

@@ -133,6 +133,8 @@ class Index {
   /// set is full. Then writes the entry there, with a full fence at the end: loads after it come
   /// after the entry (N4).
   std::optional<IndexPlace> claim(const Hash128& hash);
+  /// Asks for the lines that an insertion writes, and for that of the key's lock, some time before.
+  void expect_insert(const Hash128& hash) const;
   void fill(const IndexPlace& place, const bh_index_entry& entry);
   /// Both steps at once. False if the whole probe set is full.
   bool insert(const bh_index_entry& entry);
@@ -243,6 +245,16 @@ std::optional<IndexPlace> Index<A>::claim(const Hash128& hash) {
   }
   add_overflow(hash, BH_INDEX_PROBES, -1);
   return std::nullopt;
+}
+
+template <class A>
+void Index<A>::expect_insert(const Hash128& hash) const {
+  c_.access.prefetch_own(lock_at(hash));
+  const uint64_t bucket = primary_bucket(hash);
+  const Line words = c_.access.load_line(line_at(c_.host, bucket));
+  const auto empty = std::find(words.begin(), words.begin() + BH_INDEX_ENTRIES, 0u);
+  const auto index = static_cast<uint32_t>(empty - words.begin());
+  if (index < BH_INDEX_ENTRIES) c_.access.prefetch_own(entry_at(c_.host, bucket, index));
 }
 
 /// Entry and log under one fence: a reader that finds the log first finds the tag (X5) and, until

@@ -40,9 +40,10 @@ class Lookup {
   /// fence (protocol 5.2).
   std::optional<Located> locate(const Key& key);
   /// Looks up to kBatch keys up, pipelined: all lines of a step are fetched before the next step.
-  /// Calls found(i, located) once for each key that is stored.
+  /// Calls found(i, located) once for each key that is stored. `hashes` gets those of the keys.
   template <class Note>
-  void locate_all(uint64_t ns, std::span<const std::string_view> keys, Note note);
+  void locate_all(uint64_t ns, std::span<const std::string_view> keys, std::span<Hash128> hashes,
+                  Note note);
   /// present[i] for up to kBatch keys, and how many are. `slots`: their block slots.
   uint64_t exists(uint64_t ns, std::span<const std::string_view> keys, uint8_t* present,
                   uint64_t* slots = nullptr);
@@ -81,7 +82,7 @@ class Lookup {
     uint64_t ns;
     std::span<const std::string_view> keys;
     uint64_t hosts, mirrored;  ///< other ones that are searched; those that the mirror knows
-    Hash128 hashes[kBatch];
+    std::span<Hash128> hashes;
     uint64_t direct[kBatch];  ///< by key: those whose first directory line must be read
     uint64_t all_direct = 0;
     std::vector<Step> further;  ///< directory lines that must be read after the first
@@ -218,9 +219,11 @@ std::optional<Located> Lookup<A>::locate(const Key& key) {
 
 template <class A>
 template <class Note>
-void Lookup<A>::locate_all(uint64_t ns, std::span<const std::string_view> keys, Note note) {
-  BOWHEAD_ASSERT(keys.size() <= kBatch);
+void Lookup<A>::locate_all(uint64_t ns, std::span<const std::string_view> keys,
+                           std::span<Hash128> hashes, Note note) {
+  BOWHEAD_ASSERT(keys.size() <= kBatch && keys.size() <= hashes.size());
   Batch batch;
+  batch.hashes = hashes;
   batch.ns = ns;
   batch.keys = keys;
   batch.hosts = other_hosts();
@@ -264,7 +267,8 @@ uint64_t Lookup<A>::exists(uint64_t ns, std::span<const std::string_view> keys, 
   uint64_t count = 0;
   std::fill_n(present, keys.size(), uint8_t{0});
   if (slots != nullptr) std::fill_n(slots, keys.size(), UINT64_MAX);
-  locate_all(ns, keys, [&](uint32_t key, const Located& located) {
+  std::array<Hash128, kBatch> hashes;
+  locate_all(ns, keys, hashes, [&](uint32_t key, const Located& located) {
     present[key] = 1;
     ++count;
     if (slots != nullptr) slots[key] = located.slot;

@@ -123,8 +123,15 @@ template <class A>
 template <class SinkOf, class Done>
 void Reading<A>::get_all(uint64_t ns, std::span<const std::string_view> keys, SinkOf sink_of,
                          Done done) {
+  if (keys.size() == 1) {
+    auto&& sink = sink_of(0);
+    done(0, get_stored(Key(ns, keys[0]), sink));
+    return;
+  }
   std::array<std::optional<Located>, Lookup<A>::kBatch> blocks;
-  lookup_.locate_all(ns, keys, [&](uint32_t i, const Located& block) { blocks[i] = block; });
+  std::array<Hash128, Lookup<A>::kBatch> hashes;
+  lookup_.locate_all(ns, keys, hashes,
+                     [&](uint32_t i, const Located& block) { blocks[i] = block; });
   for (uint32_t i = 0; i < keys.size(); ++i) {
     for (uint32_t next = i == 0 ? 0 : i + kBlocksAhead; next <= i + kBlocksAhead; ++next) {
       if (next < keys.size() && blocks[next]) expect(*blocks[next]);
@@ -135,7 +142,7 @@ void Reading<A>::get_all(uint64_t ns, std::span<const std::string_view> keys, Si
       continue;
     }
     auto&& sink = sink_of(i);
-    const Key key(ns, keys[i], hash_of(blocks[i]->header));
+    const Key key(ns, keys[i], hashes[i]);
     done(i, get_stored(key, sink, nullptr, &*blocks[i]));
   }
 }

@@ -194,6 +194,7 @@ Status Space<A>::replace(const Located& old, const Content& content) {
   const auto target = reserve_in_passing(room);
   if (!target) return c_.ended() ? c_.gone() : Status::NO_SPACE;
   header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
+  c_.access.fence();
   const Block block{old.slot, old.found.entry.block_offset, slab->block_bytes};
   // A lease taken after this look lapses, as it would by an eviction.
   const std::vector<uint64_t> named = retirement_.named_blocks();

@@ -44,10 +44,7 @@ class Writing {
   /// The same for a value that takes work to encode: make() returns the content to store in place
   /// of `raw`, and is called only once the key is known not to be stored.
   template <class Make>
-  Status put_made(const Key& key, const Content& raw, Make make) {
-    return put_absent(
-        key, raw, [&] { return put_present(key); }, make);
-  }
+  Status put_made(const Key& key, const Content& raw, Make make);
   /// put_made() for up to Lookup::kBatch keys, pipelined: raw(i) returns the value of a key,
   /// make(i, raw) the content to store, and done(i, status) gets the result.
   template <class Raw, class Make, class Done>
@@ -80,8 +77,18 @@ class Writing {
 
  private:
   Status check_value(const Key& key, uint64_t bytes, std::string_view user_metadata) const;
-  template <class Present, class Make>
-  Status put_absent(const Key& key, const Content& raw, Present present, Make make);
+  /// A put that has a block.
+  struct Begun {
+    Key key;
+    Block block;
+    bh_block_header header;  ///< as header_for() describes the content
+    std::string_view user_metadata;
+    BlockAttributes attributes;
+  };
+  class Group;
+  template <class Present, class Make, class Reserve, class GoOn>
+  std::optional<Status> begin_put(const Key& key, const Content& raw, Present present, Make make,
+                                  Reserve reserve, GoOn go_on);
   bool is_put(const Located& located) const;
   std::optional<Located> find_present(const Key& key) const;
   bool put_present(const Key& key);
@@ -89,9 +96,14 @@ class Writing {
     reading_.used_now(slot);
     c_.count(BH_COUNTER_PUTS_PRESENT);
   }
-  Status store(const Key& key, const Content& content, std::optional<Block> block);
-  Status finish_put(const Key& key, const Block& block, bh_block_header header,
-                    std::string_view user_metadata, const BlockAttributes& attributes);
+  std::optional<Block> reserve_free(const Content& content, const Key& key) {
+    // Space where a host that was declared dead may still write comes last (Space::reserve_block).
+    return allocator_.reserve(room_for(content, key.bytes.size()), kSafe);
+  }
+  std::optional<Block> make_room(const Content& content, const Key& key);
+  Begun begun_with(const Key& key, const Content& content, const Block& block) const;
+  Status store(Begun put, std::span<const ConstSpan> value);
+  Status finish_put(const Begun& put);
   std::optional<Block> end_reservation(Reservation& reservation);
 
   Context<A>& c_;
@@ -120,25 +132,99 @@ Status Writing<A>::put(const Key& key, const Content& content) {
   if (namespaces_.gone(key.namespace_id)) return Status::NAMESPACE_GONE;
   // A block is reserved while the first line of the look-up comes from memory.
   c_.access.prefetch(index_.first_line(c_.host, key.hash));
-  // Space where a host that was declared dead may still write comes last (Space::reserve_block).
-  auto block = allocator_.reserve(room_for(content, key.bytes.size()), kSafe);
+  auto block = reserve_free(content, key);
   if (put_present(key)) {
     if (block) allocator_.release(*block);
     return Status::OK;
   }
-  return store(key, content, block);
+  if (!block) block = make_room(content, key);
+  if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
+  return store(begun_with(key, content, *block), content.stored);
 }
+
+template <class A>
+template <class Make>
+Status Writing<A>::put_made(const Key& key, const Content& raw, Make make) {
+  return *begin_put(
+      key, raw, [&] { return put_present(key); }, make,
+      [&](const Content& content) { return reserve_free(content, key); },
+      [&](const Begun& put, const Content& content) -> std::optional<Status> {
+        return store(put, content.stored);
+      });
+}
+
+/// Puts of a batch that are stored together: their payloads are copied one after the other, with
+/// one fence behind them, while the lines that finish_put() needs come from memory. The destructor
+/// gives the blocks of those back that were not stored.
+template <class A>
+class Writing<A>::Group {
+ public:
+  explicit Group(Writing& writing) : writing_(writing) { puts_.reserve(kMost); }
+  ~Group() {
+    for (size_t i = stored_; i < puts_.size(); ++i) writing_.allocator_.release(puts_[i].put.block);
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  bool empty() const { return puts_.empty(); }
+  bool full() const { return puts_.size() == kMost || bytes_ >= kMostBytes; }
+  /// A value that the next put of the batch may overwrite is copied at once.
+  void add(uint32_t i, const Begun& put, std::span<const ConstSpan> value, bool stays) {
+    puts_.push_back({i, put, value});
+    bytes_ += put.header.stored_bytes;
+    if (!stays) write(puts_.back());
+  }
+  /// Stores them all, and calls done(i, status) for each.
+  template <class Done>
+  void store(Done done) {
+    for (Item& item : puts_) write(item);
+    if (!puts_.empty()) writing_.c_.access.fence();
+    while (stored_ < puts_.size()) {
+      const Item& item = puts_[stored_++];
+      done(item.number, writing_.finish_put(item.put));
+    }
+    puts_.clear();
+    stored_ = bytes_ = 0;
+  }
+
+ private:
+  static constexpr size_t kMost = 16;
+  static constexpr uint64_t kMostBytes = 512 << 10;
+  struct Item {
+    uint32_t number;
+    Begun put;
+    std::span<const ConstSpan> value;  ///< empty: it was copied
+  };
+  void write(Item& item) {
+    if (item.value.empty() || writing_.c_.ended()) return;  // finish_put() returns why
+    item.put.header.payload_checksum =
+        writing_.c_.access.write_payload(item.put.block.offset, item.value);
+    item.value = {};
+  }
+
+  Writing& writing_;
+  std::vector<Item> puts_;
+  size_t stored_ = 0;
+  uint64_t bytes_ = 0;
+};
 
 template <class A>
 template <class Raw, class Make, class Done>
 void Writing<A>::put_all(uint64_t ns, std::span<const std::string_view> keys, Raw raw, Make make,
                          Done done) {
+  if (keys.size() == 1) {
+    const Content value = raw(0);
+    done(0, put_made(Key(ns, keys[0]), value, [&] { return make(0, value); }));
+    return;
+  }
   std::array<std::optional<Located>, Lookup<A>::kBatch> blocks;
-  lookup_.locate_all(ns, keys, [&](uint32_t i, const Located& located) {
+  std::array<Hash128, Lookup<A>::kBatch> hashes;
+  lookup_.locate_all(ns, keys, hashes, [&](uint32_t i, const Located& located) {
     if (is_put(located)) blocks[i] = located;
   });
+  Group group(*this);
   for (uint32_t i = 0; i < keys.size(); ++i) {
-    const Key key(ns, keys[i]);
+    const Key key(ns, keys[i], hashes[i]);
     // The puts before it may have evicted the block that was found.
     const auto present = [&] {
       if (!blocks[i]) return false;
@@ -148,15 +234,31 @@ void Writing<A>::put_all(uint64_t ns, std::span<const std::string_view> keys, Ra
       note_present(blocks[i]->slot);
       return true;
     };
+    const auto reserve = [&](const Content& content) {
+      auto block = reserve_free(content, key);
+      if (block || group.empty()) return block;
+      group.store(done);  // now they can be evicted or moved for this one
+      return reserve_free(content, key);
+    };
     const Content value = raw(i);
-    done(i, put_absent(key, value, present, [&] { return make(i, value); }));
+    const auto go_on = [&](const Begun& put, const Content& content) -> std::optional<Status> {
+      group.add(i, put, content.stored, content.stored.data() == value.stored.data());
+      return std::nullopt;
+    };
+    const auto status = begin_put(
+        key, value, present, [&] { return make(i, value); }, reserve, go_on);
+    if (status) done(i, *status);
+    if (group.full()) group.store(done);
   }
+  group.store(done);
 }
 
-/// Puts a value unless present() finds the key stored, and notes that use.
+/// Begins a put, unless present() finds the key stored, and notes that use; go_on(put, content)
+/// returns its status, if it has one yet.
 template <class A>
-template <class Present, class Make>
-Status Writing<A>::put_absent(const Key& key, const Content& raw, Present present, Make make) {
+template <class Present, class Make, class Reserve, class GoOn>
+std::optional<Status> Writing<A>::begin_put(const Key& key, const Content& raw, Present present,
+                                            Make make, Reserve reserve, GoOn go_on) {
   if (Status status = check_value(key, raw.length_bytes, raw.user_metadata); status != Status::OK)
     return status;
   if (c_.ended()) return c_.gone();
@@ -166,22 +268,39 @@ Status Writing<A>::put_absent(const Key& key, const Content& raw, Present presen
   BOWHEAD_ASSERT(content.length_bytes == raw.length_bytes &&
                  content.user_metadata == raw.user_metadata);
   if (c_.ended()) return c_.gone();  // making it takes a while
-  return store(key, content, allocator_.reserve(room_for(content, key.bytes.size()), kSafe));
+  auto block = reserve(content);
+  if (!block) block = make_room(content, key);
+  if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
+  return go_on(begun_with(key, content, *block), content);
 }
 
-/// Stores into `block` or, if there is none, into a block that Space makes room for.
+/// A block that Space makes room for; none if it cannot, or this life is over.
 template <class A>
-Status Writing<A>::store(const Key& key, const Content& content, std::optional<Block> block) {
-  const uint64_t room = room_for(content, key.bytes.size());
-  if (!block) block = space_.reserve_block(room);
-  if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
-  if (c_.ended()) {  // the search for room takes a while
-    allocator_.release(*block);
-    return c_.gone();
-  }
-  bh_block_header header = header_for(content);
-  header.payload_checksum = c_.access.write_payload(block->offset, content.stored);
-  return finish_put(key, *block, header, content.user_metadata, content.attributes);
+std::optional<Block> Writing<A>::make_room(const Content& content, const Key& key) {
+  auto block = space_.reserve_block(room_for(content, key.bytes.size()));
+  if (!block || !c_.ended()) return block;
+  allocator_.release(*block);
+  return std::nullopt;
+}
+
+/// Asks for the lines that finish_put() writes, which then come while payloads are copied.
+template <class A>
+auto Writing<A>::begun_with(const Key& key, const Content& content, const Block& block) const
+    -> Begun {
+  index_.expect_insert(key.hash);
+  const uint64_t header_at = c_.layout.header(block.slot);
+  c_.access.prefetch_own(header_at);
+  c_.access.prefetch_own(header_at + offsetof(bh_block_slot, key));
+  if (const uint64_t word = c_.word_index(block.slot); word != Layout::kNoWord)
+    c_.access.prefetch_own(c_.own(BH_PART_RECENCY, word));
+  return {key, block, header_for(content), content.user_metadata, content.attributes};
+}
+
+template <class A>
+Status Writing<A>::store(Begun put, std::span<const ConstSpan> value) {
+  put.header.payload_checksum = c_.access.write_payload(put.block.offset, value);
+  c_.access.fence();
+  return finish_put(put);
 }
 
 /// The put of a block has come to its end. Before that, a block of this host may not be in the
@@ -272,8 +391,8 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
     return c_.gone();
   }
   c_.access.publish(block->offset, reservation.length_bytes);
-  return finish_put(Key(reservation.namespace_id, reservation.key), *block, header,
-                    reservation.user_metadata, reservation.attributes);
+  return finish_put({Key(reservation.namespace_id, reservation.key), *block, header,
+                     reservation.user_metadata, reservation.attributes});
 }
 
 template <class A>
@@ -362,13 +481,14 @@ bh_index_entry Writing<A>::entry_for(const Block& block, const bh_block_header& 
 
 /// Writes key, header and entry, and commits: the payload of the RESERVED block is published (C1).
 template <class A>
-Status Writing<A>::finish_put(const Key& key, const Block& block, bh_block_header header,
-                              std::string_view user_metadata, const BlockAttributes& attributes) {
+Status Writing<A>::finish_put(const Begun& put) {
+  const auto& [key, block, described, user_metadata, attributes] = put;
   if (c_.ended() || !retirement_.stamps_left()) {
     allocator_.release(block);
     return c_.ended() ? c_.gone() : Status::LIMIT_REACHED;
   }
   const Publishing publishing(c_);
+  bh_block_header header = described;
   header.key_hash[0] = key.hash.low;
   header.key_hash[1] = key.hash.high;
   header.namespace_id = key.namespace_id;

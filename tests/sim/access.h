@@ -166,7 +166,9 @@ class SimAccess {
     return payload_checksum(copy.data(), copy.size());
   }
   uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
-    return write_bytes(to, read_bytes(from, bytes));
+    const uint64_t checksum = write_bytes(to, read_bytes(from, bytes));
+    fence();
+    return checksum;
   }
   uint64_t sum_payload(uint64_t from, uint64_t bytes) const {
     const std::vector<std::byte> copy = read_bytes(from, bytes);
@@ -309,7 +311,7 @@ class SimAccess {
   uint64_t write_bytes(uint64_t to, std::span<const std::byte> bytes) {
     model_.hold(world_, process_, to, bytes.size());
     const uint64_t checksum = store_bytes(to, bytes);
-    publish(to, bytes.size());
+    flush(to, bytes.size());
     return checksum;
   }
 
