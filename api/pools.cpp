@@ -126,8 +126,13 @@ bh_status bh_namespace_open_with(bh_pool* pool, const char* name, const char* de
   return guarded(__func__, [&]() -> bh_status {
     bh_namespace_options given;
     if (const bh_status bad = read_struct(options, "options", given); bad != BH_OK) return bad;
-    return open_namespace(pool, name, description,
-                          {given.layout, bowhead::CompressionProfile{given.profile}}, out);
+    if (const bh_status bad = check_reserved("options", given.reserved); bad != BH_OK) return bad;
+    if (given.wipe > 1)
+      return fail(BH_INVALID_ARGUMENT, "{}: options->wipe is {}; use 0 or 1", current_function,
+                  given.wipe);
+    return open_namespace(
+        pool, name, description,
+        {given.layout, bowhead::CompressionProfile{given.profile}, given.wipe != 0}, out);
   });
 }
 
@@ -148,6 +153,7 @@ bh_status bh_namespace_get_options(bh_pool* pool, bh_namespace_id ns, bh_namespa
     bh_namespace_options options{};
     options.profile = static_cast<uint32_t>(values->profile);
     options.layout = values->layout;
+    options.wipe = values->wipe;
     write_struct(options, out);
     return BH_OK;
   });

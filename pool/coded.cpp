@@ -75,9 +75,9 @@ struct CodedStore::Workspace {
     const auto size = encoder->encode(shape, contiguous(raw), frame.room(bound));
     if (!size || *size >= raw.length_bytes) return std::nullopt;
     coded = {reinterpret_cast<const std::byte*>(frame.room(bound).data()), *size};
-    return Content{{&coded, 1},       raw.length_bytes,
-                   BH_CODEC_FRAME,    static_cast<uint8_t>(profile),
-                   raw.user_metadata, raw.attributes};
+    return Content{
+        {&coded, 1},       raw.length_bytes, BH_CODEC_FRAME, static_cast<uint8_t>(profile),
+        raw.user_metadata, raw.attributes,   raw.wipe};
   }
 
   ConstBytes contiguous(const Content& raw) {
@@ -189,8 +189,9 @@ Content CodedStore::encode(const Known& ns, uint64_t key_bytes, const Content& r
 
 Status CodedStore::put(const Key& key, std::span<const ConstSpan> value,
                        std::string_view user_metadata, const BlockAttributes& attributes) {
-  const Content raw = Content::raw(value, user_metadata, attributes);
   const Known* ns = find(key.namespace_id);
+  const Content raw =
+      Content::raw(value, user_metadata, attributes, ns != nullptr && ns->format.wipe);
   if (ns == nullptr || !ns->token) return core_.writing.put(key, raw);
   Loan work(*this);
   return core_.writing.put_made(key, raw, [&] { return encode(*ns, key.bytes.size(), raw, work); });
@@ -200,12 +201,12 @@ void CodedStore::put_all(NamespaceId id, std::span<PutItem> items) {
   std::array<std::string_view, core::Lookup<core::NativeAccess>::kBatch> keys;
   for (size_t i = 0; i < items.size(); ++i) keys[i] = items[i].key;
   const Known* ns = find(id);
-  const bool coded = ns != nullptr && ns->token;
+  const bool coded = ns != nullptr && ns->token, wipe = ns != nullptr && ns->format.wipe;
   Loan work(*this);
   core_.writing.put_all(
       id, std::span(keys).first(items.size()),
       [&](uint32_t i) {
-        return Content::raw(items[i].value, items[i].user_metadata, items[i].attributes);
+        return Content::raw(items[i].value, items[i].user_metadata, items[i].attributes, wipe);
       },
       [&](uint32_t i, const Content& raw) {
         return coded ? encode(*ns, items[i].key.size(), raw, work) : raw;

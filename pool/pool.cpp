@@ -737,6 +737,10 @@ Result<void> Pool::fence(uint32_t host) {
 Result<NamespaceId> Pool::open_namespace(const NamespaceDescription& description) {
   if (impl_->forked()) return Status::FORKED;
   if (impl_->destroyed()) return impl_->closed();
+  if (description.values.wipe && (impl_->superblock().ro_compat & BH_FEATURE_WIPING) == 0)
+    return Error{Status::NOT_SUPPORTED,
+                 "the pool was made by a Bowhead that does not overwrite freed blocks: make a new "
+                 "pool for this namespace"};
   return impl_->run([&] { return impl_->coded().open_namespace(description); });
 }
 
@@ -847,7 +851,9 @@ Result<Reservation> Pool::reserve(NamespaceId ns, std::string_view key, uint64_t
                                   const BlockAttributes& attributes) {
   if (auto ok = impl_->may_store(ns, key); !ok) return ok.error();
   auto reserved = impl_->run([&] {
-    return impl_->core().writing.reserve(Key(ns, key), length_bytes, user_metadata, attributes);
+    const auto format = impl_->coded().format_of(ns);
+    return impl_->core().writing.reserve(Key(ns, key), length_bytes, user_metadata, attributes,
+                                         format && format->wipe);
   });
   impl_->note_refusal(reserved.status());
   return reserved;

@@ -107,7 +107,8 @@ class Pool {
                                                  const Progress& progress = {});
 
   /// Registers or finds a namespace. Returns INVALID_ARGUMENT and NOT_SUPPORTED (both also from
-  /// check_format()), NAMESPACE_MISMATCH (same name, other description or profile), LAYOUT_MISMATCH
+  /// check_format(); NOT_SUPPORTED: `wipe` in a pool of an earlier version), NAMESPACE_MISMATCH
+  /// (same name, other description or profile, or registered without `wipe`), LAYOUT_MISMATCH
   /// (same name, other layout: the sentence names the field), LIMIT_REACHED, BUSY (another host
   /// registers the name and stopped on the way).
   Result<NamespaceId> open_namespace(const NamespaceDescription& description);

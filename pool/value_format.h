@@ -21,6 +21,9 @@ struct ValueFormat {
   KvLayout layout = {};
   /// NONE where a namespace is opened: the registered profile.
   CompressionProfile profile = CompressionProfile::NONE;
+  /// The pool overwrites what it stored for the namespace before it frees the memory. False where a
+  /// namespace is opened: as registered.
+  bool wipe = false;
 };
 
 /// INVALID_ARGUMENT: no such layout or profile. NOT_SUPPORTED: a layout with a field that a later

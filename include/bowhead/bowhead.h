@@ -199,6 +199,12 @@ typedef struct bh_namespace_options {
                               Default: that of the namespace; for a new one, none */
   bh_kv_layout layout;   /**< of a value; a value whose length fits no number of tokens is opaque.
                               Default: that of the namespace; for a new one, opaque values */
+  uint32_t wipe;         /**< 1: the pool overwrites values, keys and user metadata before their
+                              memory is free for others, whether they are removed or evicted, or
+                              their put fails or its process dies. If a machine dies, what it had not
+                              overwritten stays until the memory is used again. Default: as the
+                              namespace is; a new one does not */
+  uint32_t reserved;     /**< zero */
 } bh_namespace_options;
 
 /** Registers a namespace, or finds a registered one.
@@ -221,15 +227,18 @@ bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* descrip
  * @param pool the pool
  * @param name 1 to 63 bytes
  * @param description up to 383 bytes
- * @param options layout and profile
+ * @param options layout, profile and wiping
  * @param out its id
  * @retval BH_INVALID_ARGUMENT the name is empty, the name or the description is too long, no value
- *     can have this layout (bh_last_error() names the field), or the profile is unknown
+ *     can have this layout (bh_last_error() names the field), the profile is unknown, or `wipe` is
+ *     neither 0 nor 1
  * @retval BH_LAYOUT_MISMATCH it is registered with another layout; bh_last_error() names the field
- * @retval BH_NAMESPACE_MISMATCH it is registered with another description or profile
+ * @retval BH_NAMESPACE_MISMATCH it is registered with another description or profile, or without
+ *     `wipe`
  * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
- * @retval BH_NOT_SUPPORTED values of this layout cannot be compressed, or `options` has a member
- *     set that this library does not know, a reserved byte of the layout included
+ * @retval BH_NOT_SUPPORTED values of this layout cannot be compressed, the pool was made by an
+ *     earlier version and cannot wipe, or `options` has a member set that this library does not
+ *     know, a reserved byte of the layout included
  * @retval BH_LIMIT_REACHED the table of namespaces is full
  * @retval BH_BUSY another process holds the table, or another host is registering the name: try
  *     again

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <mutex>
 #include <string>
@@ -155,6 +156,11 @@ uint64_t NativeAccess::write_payload(uint64_t to, std::span<const ConstSpan> val
   const uint64_t tail = whole ? at / BH_LINE_BYTES * BH_LINE_BYTES : to;
   flush(tail, at - tail);
   return checksum;
+}
+
+void NativeAccess::zero(uint64_t offset, uint64_t bytes) {
+  std::memset(base_ + offset, 0, bytes);
+  flush(offset, bytes);
 }
 
 uint64_t NativeAccess::read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers,

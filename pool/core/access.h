@@ -76,6 +76,8 @@ class NativeAccess {
   /// copy has a wrong sum.
   uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers,
                         bool used_soon = false) const;
+  /// Fills whole lines with zeros, and starts to publish in the same way.
+  void zero(uint64_t offset, uint64_t bytes);
   /// Copies from block to block and publishes.
   uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes);
   uint64_t sum_payload(uint64_t from, uint64_t bytes) const;

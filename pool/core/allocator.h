@@ -97,6 +97,17 @@ class Allocator {
     return true;
   }
 
+  /// RETIRED -> RESERVED (ours), on the same terms as free_retired(), for a block that is not to be
+  /// free yet.
+  std::optional<Block> hold_retired(uint64_t slot, const SeenWord& seen) {
+    BOWHEAD_ASSERT(seen.word.state == BH_BLOCK_RETIRED);
+    if (!c_.change(seen, seen.word.next(BH_BLOCK_RESERVED, c_.process))) return std::nullopt;
+    extents_.add_retired(c_.layout.extent_of_slot(slot), -1);
+    Block block = extents_.block_of(slot, extents_.held_slab(c_.layout.extent_of_slot(slot)));
+    block.word_at = seen.at;
+    return block;
+  }
+
   /// The word of the block that begins at the slot, or a smaller one before it has (begins_at()).
   StateWord word(uint64_t slot) const { return c_.see(slot).word; }
   /// Rebuild and adoption: FREE, or NONE while the extent is closed -> COMMITTED.

@@ -38,7 +38,8 @@
 namespace bowhead::core {
 
 inline ValueFormat format_in(const bh_namespace& entry) {
-  return {entry.layout, static_cast<CompressionProfile>(entry.profile)};
+  return {entry.layout, static_cast<CompressionProfile>(entry.profile),
+          (entry.flags & BH_NAMESPACE_WIPE) != 0};
 }
 
 /// The entry for a description, without id, epoch, writer and state. INVALID_ARGUMENT.
@@ -54,6 +55,7 @@ inline Result<bh_namespace> entry_of(const NamespaceDescription& d) {
   std::memcpy(entry.description, d.description.data(), d.description.size());
   entry.content_checksum = hash64(&entry.layout, BH_NAMESPACE_CONTENT_BYTES);
   entry.profile = static_cast<uint8_t>(d.values.profile);
+  if (d.values.wipe) entry.flags = BH_NAMESPACE_WIPE;
   return entry;
 }
 
@@ -96,6 +98,11 @@ inline Result<uint64_t> match(const bh_namespace& there, const bh_namespace& wan
                              "without a profile to take the one it has, or use another name",
                              d.name, profile_name(format_in(there).profile),
                              profile_name(d.values.profile))};
+  if (d.values.wipe && !format_in(there).wipe)
+    return Error{Status::NAMESPACE_MISMATCH,
+                 fmt::format("namespace '{}' was registered without overwriting freed blocks; use "
+                             "another name, or remove it first",
+                             d.name)};
   return uint64_t{there.id};
 }
 

@@ -6,6 +6,12 @@
 //   C2 A block is FREE only after its header shows no committed stamp (I2).
 //   C3 A block goes RETIRED -> FREE only after a look at all hazards that began after its retired
 //      stamp was published and fenced (I4).
+//   C5 A block whose header has BH_HEADER_WIPE is not FREE. So each process that would free a block
+//      looks at its header, and wipes the block first if the flag is there; the flag is published
+//      before the first byte of a payload that must not stay, and goes only with wipe(). If the
+//      process dies in between, the block is scavenged as any block that was held, becomes RETIRED,
+//      and is freed by the same way. What a machine that died had not wiped yet stays until the
+//      memory is used again.
 //
 // Owns: the retired blocks that this process has yet to free; stamps. Calls: KeyLocks, Lookup,
 // Usage.
@@ -71,6 +77,22 @@ class Retirement {
   uint64_t reclaim_some();
   /// Frees the blocks that reclaim() put off and that have settled; `wait`: waits until all have.
   uint64_t reap(bool wait);
+  /// For a block that this process has reserved and will write to, if that must not stay (C5).
+  void promise_wipe(const Block& block) {
+    bh_block_header header{};
+    header.stamp = stamp_retired(0);  // of no block
+    header.flags = BH_HEADER_WIPE;
+    c_.write_sealed(c_.layout.header(block.slot), to_line(header));
+  }
+  bool must_wipe(uint64_t slot) const {
+    bh_block_header header;
+    return lookup_.read_header(slot, header) && (header.flags & BH_HEADER_WIPE) != 0;
+  }
+  /// Frees a block that this process has reserved, and may have written to.
+  void give_back(const Block& block) {
+    if (must_wipe(block.slot) && !c_.ended()) wipe(block);
+    allocator_.release(block);
+  }
   /// Blocks named by leases of this host, and of every host whose life is not over, or was not a
   /// moment ago (protocol 5.5 (5)).
   std::vector<uint64_t> named_blocks();
@@ -85,6 +107,8 @@ class Retirement {
   std::optional<Found> find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure);
   void publish_end(uint64_t slot, const bh_block_header* header, uint32_t counter);
   uint64_t free_unnamed(const std::vector<Retired>& retired);
+  bool free_retired(const Retired& block);
+  void wipe(const Block& block);
   uint64_t hazard_hosts() const;
 
   Context<A>& c_;
@@ -209,6 +233,7 @@ void Retirement<A>::retire_header(uint64_t slot) {
   if (!lookup_.read_header(slot, header)) {
     header = {};
     header.stamp = next_stamp();
+    header.flags = BH_HEADER_WIPE;  // nothing says whose bytes it has
   }
   if (stamp_state(header.stamp) == BH_STAMP_RETIRED) {
     // The process that retired it may have died before it published this.
@@ -304,7 +329,7 @@ uint64_t Retirement<A>::free_unnamed(const std::vector<Retired>& retired) {
   for (const Retired& block : retired) {
     // The word is from before the look: if the block was reused since, the CAS fails.
     if (!std::binary_search(named.begin(), named.end(), block.offset))
-      freed += allocator_.free_retired(block.slot, block.seen);
+      freed += free_retired(block);
     else if (!c_.alone())
       waiting.push_back(block);
   }
@@ -313,6 +338,34 @@ uint64_t Retirement<A>::free_unnamed(const std::vector<Retired>& retired) {
     retired_.insert(retired_.end(), waiting.begin(), waiting.end());
   }
   return freed;
+}
+
+template <class A>
+bool Retirement<A>::free_retired(const Retired& block) {
+  if (!must_wipe(block.slot)) return allocator_.free_retired(block.slot, block.seen);
+  // Reserved meanwhile: else another process could free it, and a third store there.
+  const auto held = allocator_.hold_retired(block.slot, block.seen);
+  if (held) give_back(*held);
+  return held.has_value();
+}
+
+/// Overwrites payload, key and user metadata, and then the header. The caller holds the block.
+template <class A>
+void Retirement<A>::wipe(const Block& block) {
+  constexpr uint64_t kMostKeyBytes = BH_KEY_BYTES_MAX + BH_USER_BYTES_MAX + BH_USER_CHECK_BYTES;
+  constexpr uint64_t kMostKeyLines = (kMostKeyBytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES;
+  extents_.map_writable(c_.layout.extent_of_slot(block.slot), 1);
+  c_.access.zero(block.offset, block.block_bytes);
+  const uint64_t slots = std::min(kMostKeyLines, c_.layout.slots_in(block.block_bytes));
+  for (uint64_t slot = block.slot; slot < block.slot + slots; ++slot) {
+    const uint64_t at = c_.layout.header(slot) + offsetof(bh_block_slot, key);
+    c_.access.store_line(at, Line{});
+    c_.access.flush(at, BH_LINE_BYTES);
+  }
+  c_.access.fence();
+  bh_block_header header{};
+  header.stamp = stamp_retired(0);
+  c_.write_sealed(c_.layout.header(block.slot), to_line(header));
 }
 
 template <class A>

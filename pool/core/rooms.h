@@ -70,10 +70,12 @@ struct Content {
   uint8_t profile = BH_PROFILE_NONE;
   std::string_view user_metadata = {};
   BlockAttributes attributes = {};
+  bool wipe = false;  ///< before its block is free again
 
   static Content raw(std::span<const ConstSpan> value, std::string_view user_metadata = {},
-                     const BlockAttributes& attributes = {}) {
-    return {value, total_bytes(value), BH_CODEC_RAW, BH_PROFILE_NONE, user_metadata, attributes};
+                     const BlockAttributes& attributes = {}, bool wipe = false) {
+    return {value,         total_bytes(value), BH_CODEC_RAW, BH_PROFILE_NONE,
+            user_metadata, attributes,         wipe};
   }
   uint64_t stored_bytes() const { return total_bytes(stored); }
 };

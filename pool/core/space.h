@@ -193,13 +193,15 @@ Status Space<A>::replace(const Located& old, const Content& content) {
   if (!retirement_.stamps_left() || !slab || room >= slab->block_bytes) return Status::BUSY;
   const auto target = reserve_in_passing(room);
   if (!target) return c_.ended() ? c_.gone() : Status::NO_SPACE;
+  header.flags = old.header.flags;
+  if ((header.flags & BH_HEADER_WIPE) != 0) retirement_.promise_wipe(*target);
   header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
   c_.access.fence();
   const Block block{old.slot, old.found.entry.block_offset, slab->block_bytes};
   // A lease taken after this look lapses, as it would by an eviction.
   const std::vector<uint64_t> named = retirement_.named_blocks();
   if (std::binary_search(named.begin(), named.end(), block.offset)) {
-    allocator_.release(*target);
+    retirement_.give_back(*target);
     return Status::BUSY;
   }
   if (!supersede(block, old.header.stamp, *target, header, content.user_metadata))
@@ -548,6 +550,7 @@ bool Space<A>::move(const Block& block) {
   const auto target =
       retirement_.stamps_left() ? allocator_.reserve(block.block_bytes, terms) : std::nullopt;
   if (!target) return false;
+  if ((header.flags & BH_HEADER_WIPE) != 0) retirement_.promise_wipe(*target);
   uint64_t checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
   if (checked && checksum != header.payload_checksum && !c_.alone()) {
     // As in Reading::copy_out(): if the block was adopted, this host may have lines of an earlier
@@ -556,7 +559,7 @@ bool Space<A>::move(const Block& block) {
     checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
   }
   if (checked && checksum != header.payload_checksum) {
-    allocator_.release(*target);
+    retirement_.give_back(*target);
     return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   }
   if (!supersede(block, old_stamp, *target, header, *user_metadata)) return false;
@@ -582,14 +585,14 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
                          : index_.find_block(c_.host, hash, old.offset, old_stamp);
   // Retire before there are two entries: a scavenger then sees which block is to go.
   if (!entry || !allocator_.begin_retire(old.slot)) {
-    allocator_.release(target);
+    retirement_.give_back(target);
     return false;
   }
   const Publishing publishing(c_);
   const auto place = index_.claim(hash);
   if (!place) {
     allocator_.cancel_retire(old.slot);
-    allocator_.release(target);
+    retirement_.give_back(target);
     return false;
   }
   bh_block_header old_header{};

@@ -55,9 +55,10 @@ class Writing {
     header.key_bytes = static_cast<uint16_t>(key_bytes);
     return core::room_for(c_.layout, header);
   }
+  /// `wipe`: the block is not to be free before it was overwritten.
   Result<Reservation> reserve(const Key& key, uint64_t length_bytes,
                               std::string_view user_metadata = {},
-                              const BlockAttributes& attributes = {});
+                              const BlockAttributes& attributes = {}, bool wipe = false);
   Status commit(Reservation& reservation, const PayloadSum& sum);
   Status abort(Reservation& reservation);
   /// Removes up to Lookup::kBatch keys. OK only after all blocks of a key are gone and, after that,
@@ -101,7 +102,7 @@ class Writing {
     return allocator_.reserve(room_for(content, key.bytes.size()), kSafe);
   }
   std::optional<Block> make_room(const Content& content, const Key& key);
-  Begun begun_with(const Key& key, const Content& content, const Block& block) const;
+  Begun begun_with(const Key& key, const Content& content, const Block& block);
   Status store(Begun put, std::span<const ConstSpan> value);
   Status finish_put(const Begun& put);
   std::optional<Block> end_reservation(Reservation& reservation);
@@ -161,7 +162,8 @@ class Writing<A>::Group {
  public:
   explicit Group(Writing& writing) : writing_(writing) { puts_.reserve(kMost); }
   ~Group() {
-    for (size_t i = stored_; i < puts_.size(); ++i) writing_.allocator_.release(puts_[i].put.block);
+    for (size_t i = stored_; i < puts_.size(); ++i)
+      writing_.retirement_.give_back(puts_[i].put.block);
   }
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -285,14 +287,14 @@ std::optional<Block> Writing<A>::make_room(const Content& content, const Key& ke
 
 /// Asks for the lines that finish_put() writes, which then come while payloads are copied.
 template <class A>
-auto Writing<A>::begun_with(const Key& key, const Content& content, const Block& block) const
-    -> Begun {
+auto Writing<A>::begun_with(const Key& key, const Content& content, const Block& block) -> Begun {
   index_.expect_insert(key.hash);
   const uint64_t header_at = c_.layout.header(block.slot);
   c_.access.prefetch_own(header_at);
   c_.access.prefetch_own(header_at + offsetof(bh_block_slot, key));
   if (const uint64_t word = c_.word_index(block.slot); word != Layout::kNoWord)
     c_.access.prefetch_own(c_.own(BH_PART_RECENCY, word));
+  if (content.wipe) retirement_.promise_wipe(block);
   return {key, block, header_for(content), content.user_metadata, content.attributes};
 }
 
@@ -334,7 +336,7 @@ bool Writing<A>::put_present(const Key& key) {
 template <class A>
 Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes,
                                         std::string_view user_metadata,
-                                        const BlockAttributes& attributes) {
+                                        const BlockAttributes& attributes, bool wipe) {
   if (Status status = check_value(key, length_bytes, user_metadata); status != Status::OK)
     return status;
   Reservation reservation;
@@ -359,6 +361,7 @@ Result<Reservation> Writing<A>::reserve(const Key& key, uint64_t length_bytes,
     allocator_.release(*block);
     return Status::BUSY;
   }
+  if (wipe) retirement_.promise_wipe(*block);
   reservation.data = c_.access.payload(block->offset);
   reservation.offset = block->offset;
   reservation.handle = c_.instance;
@@ -373,11 +376,12 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
   const auto block = end_reservation(reservation);
   if (!block) return c_.ended() ? c_.gone() : Status::CLOSED;
   if (namespaces_.gone(reservation.namespace_id)) {
-    allocator_.release(*block);
+    retirement_.give_back(*block);
     return Status::NAMESPACE_GONE;
   }
   bh_block_header header{};
   header.length_bytes = header.stored_bytes = static_cast<uint32_t>(reservation.length_bytes);
+  if (retirement_.must_wipe(block->slot)) header.flags = BH_HEADER_WIPE;
   header.checksum_kind =
       sum.by == PayloadSum::By::NONE ? BH_CHECKSUM_NONE : BH_CHECKSUM_XXH3_TREE_4K;
   if (sum.by == PayloadSum::By::POOL)
@@ -387,7 +391,7 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
   // The pool sums the bytes that lie there: if this life was over before, they may be bytes that
   // the successor put there.
   if (!c_.alone() && hosts_.decided({c_.host, c_.incarnation})) {
-    allocator_.release(*block);
+    retirement_.give_back(*block);
     return c_.gone();
   }
   c_.access.publish(block->offset, reservation.length_bytes);
@@ -400,7 +404,7 @@ Status Writing<A>::abort(Reservation& reservation) {
   if (reservation.present) return Status::OK;
   const auto block = end_reservation(reservation);
   if (!block) return c_.ended() ? c_.gone() : Status::CLOSED;
-  allocator_.release(*block);
+  retirement_.give_back(*block);
   return Status::OK;
 }
 
@@ -461,6 +465,7 @@ bh_block_header Writing<A>::header_for(const Content& content) const {
   header.profile = content.profile;
   header.checksum_kind = BH_CHECKSUM_XXH3_TREE_4K;
   header.user_bytes = static_cast<uint16_t>(content.user_metadata.size());
+  if (content.wipe) header.flags = BH_HEADER_WIPE;
   return header;
 }
 
@@ -484,7 +489,7 @@ template <class A>
 Status Writing<A>::finish_put(const Begun& put) {
   const auto& [key, block, described, user_metadata, attributes] = put;
   if (c_.ended() || !retirement_.stamps_left()) {
-    allocator_.release(block);
+    retirement_.give_back(block);
     return c_.ended() ? c_.gone() : Status::LIMIT_REACHED;
   }
   const Publishing publishing(c_);
@@ -502,7 +507,7 @@ Status Writing<A>::finish_put(const Begun& put) {
     const auto place =
         lock.held() && !present && !c_.ended() ? index_.claim(key.hash) : std::nullopt;
     if (!place) {
-      allocator_.release(block);
+      retirement_.give_back(block);
       if (!lock.held()) return Status::BUSY;
       if (present) c_.count(BH_COUNTER_PUTS_PRESENT);
       return present ? Status::OK : c_.ended() ? c_.gone() : Status::INDEX_FULL;

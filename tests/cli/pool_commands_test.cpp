@@ -99,7 +99,7 @@ TEST_F(PoolCommands, InfoShowsTheRequestedSettings) {
   const auto info = json_of(run({"pool", "info", shm_locator(), "--json"}));
   EXPECT_EQ(info["size_bytes"], 64 << 20);
   EXPECT_EQ(info["max_bytes"], 1 << 30);
-  EXPECT_EQ(info["features"]["ro_compat"], 0);
+  EXPECT_EQ(info["features"]["ro_compat"], BH_FEATURE_WIPING);
   EXPECT_EQ(info["extent_bytes"], 4 << 20);
   EXPECT_EQ(info["min_block_bytes"], 8192);
   EXPECT_EQ(info["evict_high_permille"], 900);

@@ -186,6 +186,17 @@ class Aftermath {
     if (!empty_room_.empty() && room != empty_room_)
       fault("{} blocks fit in the emptied pool, {} in a new one", to_text(room),
             to_text(empty_room_));
+    for (const auto& [key, expected] : world_.expected) {
+      if (!is_secret(key)) continue;
+      const auto stays = [&](const void* bytes, size_t size) {
+        return memmem(world_.pool.base(), world_.pool.superblock().geometry.total_bytes, bytes,
+                      size) != nullptr;
+      };
+      for (size_t at = 0; at + 64 <= expected.value.size(); at += 4096) {
+        if (stays(expected.value.data() + at, 64)) fault("byte {} of {} stays", at, key);
+      }
+      if (stays(key.data(), key.size())) fault("{} stays", key);
+    }
   }
 
   void left_in_order() {

@@ -57,6 +57,9 @@ TEST(CrashPoints, PutThatCutsThreeExtents) {
 TEST(CrashPoints, PutUnderALongKey) {
   run_scenario(scenario_of_put("put under a long key", std::string(500, 'x'), 1000));
 }
+TEST(CrashPoints, PutThatIsToBeWiped) {
+  run_scenario(scenario_of_put("put that is to be wiped", "secret of a put", 20'000));
+}
 TEST(CrashPoints, PutOfAPresentKey) {
   run_scenario({.name = "put of a present key", .prepare = fill_some, .act = put_of("a5", 20'000)});
 }
@@ -276,6 +279,34 @@ Scenario scenario_of_remove(const char* name, const std::string& key) {
           .act = [=](CrashHandle& handle) { EXPECT_EQ(remove(handle.core(), key), Status::OK); }};
 }
 TEST(CrashPoints, Remove) { run_scenario(scenario_of_remove("remove", "a5")); }
+TEST(CrashPoints, RemoveAndWipe) {
+  Scenario scenario = scenario_of_remove("remove and wipe", "a5");
+  scenario.prepare = [](World& world) {
+    fill_some(world);
+    NativeHandle handle(world.pool);
+    ASSERT_TRUE(handle.attach());
+    ASSERT_EQ(world.put(handle.core(), "secret of a removal", 20'000), Status::OK);
+    handle.detach();
+    world.may_go("secret of a removal");
+  };
+  scenario.act = [](CrashHandle& handle) {
+    EXPECT_EQ(remove(handle.core(), "secret of a removal"), Status::OK);
+  };
+  run_scenario(scenario);
+}
+TEST(CrashPoints, AbortAndWipe) {
+  Scenario scenario = scenario_of_put("abort and wipe", "secret of an abort", 20'000);
+  scenario.act = [](CrashHandle& handle) {
+    auto& writing = handle.core().writing;
+    const std::string key = "secret of an abort";
+    auto reserved = writing.reserve(Key(kNamespace, key), 20'000, {}, {}, /*wipe=*/true);
+    ASSERT_TRUE(reserved);
+    const auto value = World::value(key, 20'000);
+    std::memcpy(reserved->data, value.data(), value.size());
+    EXPECT_EQ(writing.abort(*reserved), Status::OK);
+  };
+  run_scenario(scenario);
+}
 TEST(CrashPoints, RemoveOfALongKey) {
   run_scenario(scenario_of_remove("remove of a long key", "long" + std::string(400, 'k')));
 }

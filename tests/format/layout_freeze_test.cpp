@@ -171,13 +171,21 @@ TEST(LayoutFreeze, HostCounts) {
 
 TEST(LayoutFreeze, Namespace) {
   const std::vector<Field> fields = {
-      FIELD(bh_namespace, id, 0, 8),           FIELD(bh_namespace, content_checksum, 8, 8),
-      FIELD(bh_namespace, incarnation, 16, 4), FIELD(bh_namespace, profile, 20, 1),
-      FIELD(bh_namespace, reserved0, 21, 3),   FIELD(bh_namespace, epoch, 24, 4),
-      FIELD(bh_namespace, reserved1, 28, 4),   FIELD(bh_namespace, reserved, 32, 24),
-      FIELD(bh_namespace, seal, 56, 8),        FIELD(bh_namespace, layout, 64, 64),
-      FIELD(bh_namespace, name, 128, 64),      FIELD(bh_namespace, description, 192, 384),
-      FIELD(bh_namespace, state, 576, 8),      FIELD(bh_namespace, reserved2, 584, 56),
+      FIELD(bh_namespace, id, 0, 8),
+      FIELD(bh_namespace, content_checksum, 8, 8),
+      FIELD(bh_namespace, incarnation, 16, 4),
+      FIELD(bh_namespace, profile, 20, 1),
+      FIELD(bh_namespace, flags, 21, 1),
+      FIELD(bh_namespace, reserved0, 22, 2),
+      FIELD(bh_namespace, epoch, 24, 4),
+      FIELD(bh_namespace, reserved1, 28, 4),
+      FIELD(bh_namespace, reserved, 32, 24),
+      FIELD(bh_namespace, seal, 56, 8),
+      FIELD(bh_namespace, layout, 64, 64),
+      FIELD(bh_namespace, name, 128, 64),
+      FIELD(bh_namespace, description, 192, 384),
+      FIELD(bh_namespace, state, 576, 8),
+      FIELD(bh_namespace, reserved2, 584, 56),
   };
   expect_layout<bh_namespace>(640, fields);
 }
@@ -294,7 +302,7 @@ TEST(LayoutFreeze, BlockHeader) {
       FIELD(bh_block_header, codec, 50, 1),
       FIELD(bh_block_header, checksum_kind, 51, 1),
       FIELD(bh_block_header, profile, 52, 1),
-      FIELD(bh_block_header, reserved, 53, 1),
+      FIELD(bh_block_header, flags, 53, 1),
       FIELD(bh_block_header, user_bytes, 54, 2),
       FIELD(bh_block_header, seal, 56, 8),
   };
@@ -435,7 +443,10 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_SUPERBLOCK_COPIES, 2),
       NUMBER(BH_FEATURES_COMPAT, 0),
       NUMBER(BH_FEATURES_INCOMPAT, 0),
-      NUMBER(BH_FEATURES_RO_COMPAT, 0),
+      NUMBER(BH_FEATURES_RO_COMPAT, 2),
+      NUMBER(BH_FEATURE_WIPING, 2),
+      NUMBER(BH_HEADER_WIPE, 1),
+      NUMBER(BH_NAMESPACE_WIPE, 1),
       NUMBER(BH_CHECKSUM_NONE, 0),
       NUMBER(BH_CHECKSUM_XXH3_TREE_4K, 1),
       NUMBER(BH_PART_SLOT, 0),

@@ -177,6 +177,10 @@ class FuzzAccess {
     }
     return copy.finish();
   }
+  void zero(uint64_t offset, uint64_t bytes) {
+    std::memset(world_.payload(offset), 0, bytes);
+    publish(offset, bytes);
+  }
   uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
     const ConstSpan value[] = {{world_.payload(from), bytes}};
     return write_payload(to, value);

@@ -179,9 +179,10 @@ void check_read(const Copies& copies, uint64_t media_bytes) {
     return;
   }
   BOWHEAD_ASSERT(read->version == BH_FORMAT_VERSION && read->incompat == 0);
-  const bool newer = read->compat != 0 || read->ro_compat != 0;
+  const uint64_t unknown = read->ro_compat & ~BH_FEATURES_RO_COMPAT;
+  const bool newer = read->compat != 0 || unknown != 0;
   BOWHEAD_ASSERT(newer == core::has_newer_features(*read));
-  BOWHEAD_ASSERT(static_cast<bool>(core::check_writable(*read)) == (read->ro_compat == 0));
+  BOWHEAD_ASSERT(static_cast<bool>(core::check_writable(*read)) == (unknown == 0));
   const auto* reserved = std::begin(read->reserved);
   BOWHEAD_ASSERT(newer || std::all_of(reserved, std::end(read->reserved),
                                       [](uint8_t byte) { return byte == 0; }));

@@ -165,6 +165,7 @@ class SimAccess {
     }
     return payload_checksum(copy.data(), copy.size());
   }
+  void zero(uint64_t offset, uint64_t bytes) { write_bytes(offset, std::vector<std::byte>(bytes)); }
   uint64_t move_payload(uint64_t to, uint64_t from, uint64_t bytes) {
     const uint64_t checksum = write_bytes(to, read_bytes(from, bytes));
     fence();

@@ -101,7 +101,12 @@ class Auditor {
       if (seen.word.state == BH_BLOCK_COMMITTED) {
         ++result_.committed;
         committed_.insert(offset);
-      } else if (seen.word.state != BH_BLOCK_FREE) {
+      } else if (seen.word.state == BH_BLOCK_FREE) {
+        core::Line line;
+        if (c_.read_sealed(c_.layout.header(slot), line) &&
+            (core::from_line<bh_block_header>(line).flags & BH_HEADER_WIPE) != 0)
+          fault("block {} is free and was not wiped", slot);
+      } else {
         fault("the word of block {} is left in state {} of process {}", slot, seen.word.state,
               seen.word.process);
       }

@@ -151,11 +151,15 @@ using NativeHandle = Handle<core::NativeAccess>;
 
 inline constexpr uint64_t kNamespace = 77;  ///< the core takes any number
 
+/// Blocks of keys that begin with "secret" are put to be wiped.
+inline bool is_secret(std::string_view key) { return key.starts_with("secret"); }
+
 template <class A>
 Status put(core::Core<A>& core, std::string_view key, const std::vector<std::byte>& value,
            std::string_view user_metadata = {}) {
   const ConstSpan in[] = {{value.data(), value.size()}};
-  return core.writing.put(core::Key(kNamespace, key), core::Content::raw(in, user_metadata));
+  return core.writing.put(core::Key(kNamespace, key),
+                          core::Content::raw(in, user_metadata, {}, is_secret(key)));
 }
 
 /// The core knows no codec, so one for its tests suffices: it stores the first half of a value

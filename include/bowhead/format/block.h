@@ -36,6 +36,11 @@ enum {
  * the stamp of the block. So they are known to be those of this block, as a key is by key_hash. */
 #define BH_USER_CHECK_BYTES 8u
 
+/* Flags of a header. With BH_FEATURE_WIPING.
+ * WIPE: the block has, or had, bytes of a namespace that wants freed blocks overwritten: it is free
+ * only after that. Set before the first byte of a payload is stored. */
+#define BH_HEADER_WIPE 1u
+
 /* A sealed line (docs/format.md). The extent's owner writes all of it; it is immutable until the
  * block is retired. Before the first write it is all zero, which matches no seal. */
 typedef struct bh_block_header {
@@ -49,7 +54,7 @@ typedef struct bh_block_header {
   uint8_t codec;
   uint8_t checksum_kind;
   uint8_t profile;     /* BH_PROFILE_* that made the frame; NONE for BH_CODEC_RAW */
-  uint8_t reserved;    /* zero */
+  uint8_t flags;       /* BH_HEADER_* */
   uint16_t user_bytes; /* of the user metadata; 0: there are none, and no check of them */
   uint64_t seal;
 } bh_block_header;

@@ -147,6 +147,7 @@ BH_FORMAT_OFFSET(bh_mail, seal, 56);
 #define BH_NAMESPACE_NAME_BYTES 64u
 #define BH_NAMESPACE_TEXT_BYTES 384u
 #define BH_NAMESPACE_CONTENT_BYTES (64u + BH_NAMESPACE_NAME_BYTES + BH_NAMESPACE_TEXT_BYTES)
+#define BH_NAMESPACE_WIPE 1u
 typedef struct bh_namespace {
   uint64_t id;               /* XXH3-64 of layout, name and description, with epoch + 1 as seed; the
                                 lowest bit is set */
@@ -154,7 +155,8 @@ typedef struct bh_namespace {
   uint32_t incarnation;      /* of the writer */
   uint8_t profile;           /* BH_PROFILE_* (tensor.h) of puts. No part of the id: what is stored
                                 says itself how to read it */
-  uint8_t reserved0[3];
+  uint8_t flags; /* BH_NAMESPACE_WIPE: freed blocks are overwritten (block.h). No part of the id */
+  uint8_t reserved0[2];
   uint32_t epoch; /* higher than that of every namespace of the name that was removed */
   uint32_t reserved1;
   uint64_t reserved[3];

@@ -26,11 +26,14 @@
 /* Feature masks. A reader of an unknown bit: compat: ignores it; incompat: refuses to open;
  * ro_compat: may read, refuses to write. A number is given to one feature only, whichever mask it
  * is in, and is below 56, so that one word can state all features that a host knows
- * (bh_host_heartbeat.known). Version 2 defines none; incompat bit 0 is reserved for redundancy
- * inside a block. docs/format.md has the rules for new ones. */
+ * (bh_host_heartbeat.known). Incompat bit 0 is reserved for redundancy inside a block.
+ * docs/format.md has the rules for new ones.
+ * WIPING (ro_compat): writers overwrite the blocks of namespaces that ask for it before these are
+ * free (BH_HEADER_WIPE, BH_NAMESPACE_WIPE). */
+#define BH_FEATURE_WIPING (1ull << 1)
 #define BH_FEATURES_COMPAT 0ull
 #define BH_FEATURES_INCOMPAT 0ull
-#define BH_FEATURES_RO_COMPAT 0ull
+#define BH_FEATURES_RO_COMPAT BH_FEATURE_WIPING
 
 /* Kinds of payload checksums. Append only. */
 enum {
