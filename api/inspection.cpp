@@ -84,6 +84,7 @@ bh_namespace_info info_of(const PoolInfo::Namespace& from,
   bh_namespace_info info{};
   info.struct_bytes = sizeof info;
   info.profile = static_cast<uint32_t>(from.values.profile);
+  info.wipe = from.values.wipe;
   info.id = from.id;
   info.name = from.name.c_str();
   info.description = from.description.c_str();

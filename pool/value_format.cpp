@@ -42,9 +42,10 @@ std::optional<CompressionProfile> profile_named(std::string_view name) {
 }
 
 std::string to_text(const ValueFormat& format) {
-  const std::string profile = profile_name(format.profile);
-  if (!is_opaque(format.layout)) return profile + ", " + to_text(format.layout);
-  return profile;
+  std::string text = profile_name(format.profile);
+  if (format.wipe) text += ", wiped";
+  if (!is_opaque(format.layout)) text += ", " + to_text(format.layout);
+  return text;
 }
 
 }  // namespace bowhead

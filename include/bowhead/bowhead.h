@@ -950,6 +950,8 @@ typedef struct bh_namespace_info {
   uint64_t hits;           /**< gets and leases that found their block */
   uint64_t misses;         /**< gets and leases that did not find it */
   uint64_t evictions;      /**< of blocks */
+  uint32_t wipe;           /**< 1: freed blocks are overwritten (bh_namespace_options) */
+  uint32_t reserved;       /**< zero */
 } bh_namespace_info;
 
 /** Calls `visit` for every registered namespace; a result other than 0 ends the list. The counts

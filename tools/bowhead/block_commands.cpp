@@ -102,7 +102,7 @@ Result<std::string> read_value(const std::string& path) {
 struct ValueArguments {
   std::string profile, number;  // empty: not typed
   uint32_t layers = 0, heads = 0, channels = 0, value_channels = 0, block_tokens = 0;  // 0: as well
-  bool is_tokens_first = false, is_interleaved = false;
+  bool is_tokens_first = false, is_interleaved = false, wipe = false;
   double rope_base = 0;
   uint64_t rotary_dim = 0;  // 0: all channels, if there is a base
 };
@@ -112,6 +112,8 @@ void add_value_arguments(CLI::App& command, ValueArguments& arguments) {
       .add_option("--compress", arguments.profile,
                   "Compression profile for a new namespace: fast, balanced, or dense")
       ->check(CLI::IsMember({"none", "fast", "balanced", "dense"}));
+  command.add_flag("--wipe", arguments.wipe,
+                   "A new namespace whose blocks are overwritten before their memory is free");
   CLI::Option* number =
       command
           .add_option("--number", arguments.number,
@@ -159,6 +161,7 @@ Result<ValueFormat> opaque_format(const ValueArguments& a, const ValueFormat& fo
 
 Result<ValueFormat> format_of(const ValueArguments& a) {
   ValueFormat format;
+  format.wipe = a.wipe;
   if (!a.profile.empty()) format.profile = *profile_named(a.profile);
   if (a.number.empty()) return format;
   const NumberFormat number = *number_named(a.number);

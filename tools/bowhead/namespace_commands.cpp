@@ -70,10 +70,13 @@ Json usage_json(const NamespaceUsage& usage) {
 
 Json namespace_json(const PoolInfo::Namespace& ns, const Usage& all) {
   const NamespaceUsage usage = usage_of(all, ns.id);
-  Json json = {
-      {"id", fmt::format("{:016x}", ns.id)},     {"name", key_text(ns.name)},
-      {"description", key_text(ns.description)}, {"profile", profile_name(ns.values.profile)},
-      {"layout", layout_json(ns.values.layout)}, {"ratio", ratio_of(usage)}};
+  Json json = {{"id", fmt::format("{:016x}", ns.id)},
+               {"name", key_text(ns.name)},
+               {"description", key_text(ns.description)},
+               {"profile", profile_name(ns.values.profile)},
+               {"layout", layout_json(ns.values.layout)},
+               {"wipe", ns.values.wipe},
+               {"ratio", ratio_of(usage)}};
   json.update(usage_json(usage));
   return json;
 }
