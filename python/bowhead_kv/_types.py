@@ -153,6 +153,15 @@ class NumberFormat(IntEnum):
     FP32 = 7
 
 
+class Codec(IntEnum):
+    """How the stored bytes of a block encode its value."""
+
+    RAW = 0
+    """They are the value."""
+    FRAME = 1
+    """They are a frame (docs/frame.md)."""
+
+
 class Order(IntEnum):
     """The order of the rows of a layer's K or V; a row is one token of one head."""
 
@@ -245,6 +254,8 @@ class Attributes:
 class BlockInfo:
     """A stored block."""
 
+    namespace_id: int
+    key: bytes
     length_bytes: int
     """Of the value."""
     stored_bytes: int
@@ -255,6 +266,27 @@ class BlockInfo:
     """No other block ever has the same."""
     user_metadata: bytes
     attributes: Attributes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanesResult:
+    """What :meth:`Namespace.get_planes` copied."""
+
+    length_bytes: int
+    """Of the value."""
+    read_bytes: int
+    """Read from the pool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredResult:
+    """What :meth:`Namespace.get_stored` copied."""
+
+    stored_bytes: int
+    """Copied to the start of the buffer."""
+    length_bytes: int
+    """Of the value."""
+    codec: Codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,6 +372,50 @@ class PoolInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """What :meth:`Pool.check` found."""
+
+    findings: int
+    """Faults."""
+    data_lost: int
+    """Of those: stored blocks that cannot be returned."""
+    not_checked: int
+    """Parts that could not be checked from this process."""
+    blocks_checked: int
+    bytes_checked: int
+    """Of their payloads."""
+    blocks_unverified: int
+    """Committed without a checksum."""
+    finding_texts: list[str]
+    """A sentence for each fault."""
+    not_checked_texts: list[str]
+    """A sentence for each part that was not checked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecompressReport:
+    """What a pass of :meth:`Pool.recompress` did."""
+
+    cold_blocks: int
+    """Blocks that were tried."""
+    recompressed: int
+    """Of those: stored again in fewer bytes."""
+    before_bytes: int
+    """Stored bytes of the recompressed blocks, before."""
+    after_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping:
+    """Where the pool is mapped in this process, until it is closed."""
+
+    address: int
+    """Of its first byte. Memory that this host does not own is mapped read-only: a driver must pin
+    it as read-only memory, or not at all."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostInfo:
     """A host slot of a pool."""
 
@@ -356,6 +432,15 @@ class HostInfo:
     heartbeat: int
     features: int
     format_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceOptions:
+    """What a namespace was registered with."""
+
+    profile: int
+    """A Profile."""
+    layout: Layout
 
 
 @dataclass(frozen=True, kw_only=True)

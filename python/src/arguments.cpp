@@ -119,6 +119,13 @@ Buffers<Part>::~Buffers() {
 }
 
 template <class Part>
+const Part& Buffers<Part>::only_part(size_t i, size_t position) const {
+  if (part_count(i) != 1)
+    raise_argument(PyExc_TypeError, name_, position, "is a list; pass one buffer");
+  return parts(i)[0];
+}
+
+template <class Part>
 void Buffers<Part>::append(nb::handle item, size_t position) {
   if (is_sequence(item)) {
     const Items buffers(item, name_);

@@ -90,6 +90,8 @@ class Buffers {
   size_t size() const { return ends_.size(); }
   const Part* parts(size_t i) const { return parts_.data() + (i == 0 ? 0 : ends_[i - 1]); }
   size_t part_count(size_t i) const { return ends_[i] - (i == 0 ? 0 : ends_[i - 1]); }
+  /// The part of an item that must be one buffer; `position` is that of the argument, for errors.
+  const Part& only_part(size_t i, size_t position) const;
 
  private:
   static constexpr bool kWritten = std::is_same_v<Part, bh_iovec>;

@@ -55,9 +55,7 @@ void destroy(const std::string& locator, bool force) {
 uint64_t checksum(nb::handle buffer) {
   Buffers<bh_const_iovec> buffers("buffer");
   buffers.append(buffer, kAlone);
-  if (buffers.part_count(0) != 1)
-    raise_argument(PyExc_TypeError, "buffer", kAlone, "is a list; pass one buffer");
-  const bh_const_iovec& part = buffers.parts(0)[0];
+  const bh_const_iovec& part = buffers.only_part(0, kAlone);
   return without_gil([&] { return bh_checksum(part.data, part.size_bytes); });
 }
 

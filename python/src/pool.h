@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pool, Namespace, Lease and Queue of bowhead_kv.
+// Pool and Namespace of bowhead_kv, and what its other classes share.
 //
 // The GIL guards every member; it is released only while a function of the C ABI runs. Use counts
 // those calls, so that close() waits for them: closing must overlap no other call on a handle.
@@ -128,11 +128,11 @@ class Pool {
     return handle_.run(std::forward<Body>(body));
   }
 
-  /// Raises BufferError while the memory of a lease is in use.
+  /// Raises BufferError while memory of the pool is in use.
   void close();
   void leave();
 
-  /// Views of leases' memory, which closing would unmap.
+  /// Views of the memory of leases and reservations, which closing would unmap.
   void add_view() { ++views_; }
   void drop_view() { --views_; }
   bool has_views() const { return views_ != 0; }
@@ -144,6 +144,8 @@ class Pool {
   void drop_part(PartOfPool* part) { parts_.erase(part); }
 
  private:
+  void check_views(const char* what) const;
+
   const std::string locator_;
   Guarded<bh_pool> handle_;
   size_t views_ = 0;
@@ -171,9 +173,11 @@ struct Namespace {
 };
 
 void bind_pool(nb::module_& module);
-void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns);
+void bind_inspection(nb::module_& module, nb::class_<Pool>& pool, nb::class_<Namespace>& ns);
 void bind_values(nb::class_<Namespace>& ns);
 void bind_lease(nb::module_& module, nb::class_<Namespace>& ns);
+void bind_reservation(nb::module_& module, nb::class_<Namespace>& ns);
+void bind_care(nb::class_<Pool>& pool);
 void bind_queue(nb::module_& module, nb::class_<Pool>& pool);
 void bind_events(nb::module_& module, nb::class_<Pool>& pool);
 
