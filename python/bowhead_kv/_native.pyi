@@ -8,6 +8,7 @@ from typing_extensions import Buffer
 from bowhead_kv._types import (
     Attributes,
     BlockInfo,
+    BlockMetadata,
     CheckReport,
     Codec,
     Completion,
@@ -257,6 +258,30 @@ class Blocks:
     def __next__(self) -> BlockInfo: ...
     def __length_hint__(self) -> int:
         """How many are left."""
+
+class EventEncoder:
+    """Makes the messages of bowhead_kv.events about the blocks of a namespace, without the GIL. For
+    one thread at a time."""
+
+    def __init__(self, ns: Namespace, *, medium: str, int_hashes: bool, rank: int) -> None: ...
+    def read(self, events: Events, limit: int) -> tuple[bytes, int, int]:
+        """Reads at most limit events. Returns the message about them, how many were read, and how
+        many were lost after them. After a loss the message ends with AllBlocksCleared. A message
+        without events is empty."""
+
+    def stored(self, blocks: Blocks, limit: int) -> bytes:
+        """The message that tells of at most limit of the blocks that are left in a list, parents
+        first."""
+
+    def cleared(self) -> bytes:
+        """The message AllBlocksCleared."""
+
+    @property
+    def foreign(self) -> int:
+        """Events of blocks without the metadata of bowhead_kv.events, which are left out."""
+
+def parse_metadata(user_metadata: bytes) -> BlockMetadata | None:
+    """What block_metadata() of bowhead_kv.events was given; None: the metadata is of another kind."""
 
 class Lease:
     """The memory of a leased block, read-only: pass it to memoryview(), numpy.frombuffer() or

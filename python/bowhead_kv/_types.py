@@ -133,6 +133,20 @@ class Event(NamedTuple):
     """Of the block."""
 
 
+class BlockMetadata(NamedTuple):
+    """What the user metadata of a block says, if block_metadata() of bowhead_kv.events made it."""
+
+    hash_bytes: int
+    """The block's hash is that many leading bytes of its key."""
+    group: int | None
+    """The KV cache group, where the engine has several."""
+    parent: bytes | None
+    """The hash of the block before it; None: there is none, or token_ids is empty."""
+    token_ids: list[int]
+    """All tokens of the block. Empty: they are not known, or did not fit."""
+    lora_name: str | None
+
+
 class Profile(IntEnum):
     """How hard puts compress."""
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "python/src/arguments.h"
+#include "python/src/blocks.h"
 #include "python/src/members.h"
 #include "python/src/pool.h"
 
@@ -176,45 +177,11 @@ nb::object describe(const Namespace& ns, nb::handle key_object) {
   return block_object(describe_block(ns, keys, metadata.data()), keys[0].data, metadata.data());
 }
 
-/// The blocks that were stored when a list was made, each with its own copy of key and metadata. A
-/// pool has millions of them: their objects are made one at a time, when they are asked for.
-class Blocks {
- public:
-  Blocks(Pool& pool, std::optional<bh_namespace_id> ns) : ns_(ns) {
-    check(pool.run([this](bh_pool* handle) { return bh_pool_list_blocks(handle, &add, this); }));
-  }
-
-  size_t left() const { return blocks_.size() - next_; }
-
-  nb::object next() {
-    if (left() == 0) throw nb::stop_iteration();
-    const bh_block_info& block = blocks_[next_++];
-    const char* key = bytes_.data() + at_;
-    const char* user_metadata = key + block.key.size_bytes;
-    at_ += block.key.size_bytes + block.user_bytes;
-    return block_object(block, key, user_metadata);
-  }
-
- private:
-  static int add(void* context, const bh_block_info* block) {
-    Blocks& self = *static_cast<Blocks*>(context);
-    if (self.ns_ && block->namespace_id != *self.ns_) return 0;
-    self.blocks_.push_back(*block);
-    const auto append = [&](const void* data, size_t size) {
-      const char* from = static_cast<const char*>(data);
-      self.bytes_.insert(self.bytes_.end(), from, from + size);
-    };
-    append(block->key.data, block->key.size_bytes);
-    append(block->user_metadata, block->user_bytes);
-    return 0;
-  }
-
-  const std::optional<bh_namespace_id> ns_;
-  std::vector<bh_block_info> blocks_;
-  std::vector<char> bytes_;  // key and user metadata of each
-  size_t next_ = 0;
-  size_t at_ = 0;  // in bytes_
-};
+nb::object next_block(Blocks& blocks) {
+  if (blocks.left() == 0) throw nb::stop_iteration();
+  const bh_block_info& block = blocks.next();
+  return block_object(block, block.key.data, block.user_metadata);
+}
 
 void set_attributes(const Namespace& ns, nb::handle key, nb::handle attributes) {
   const Keys keys = Keys::one(key);
@@ -241,7 +208,7 @@ nb::object options(const Namespace& ns) {
 void bind_inspection(nb::module_& module, nb::class_<Pool>& pool, nb::class_<Namespace>& ns) {
   nb::class_<Blocks>(module, "Blocks")
       .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__next__", &Blocks::next)
+      .def("__next__", &next_block)
       .def("__length_hint__", &Blocks::left);
   pool.def("info", &info)
       .def("hosts", &hosts)

@@ -131,6 +131,7 @@ void bind_pool(nb::module_& module) {
   bind_reservation(module, ns);
   bind_queue(module, pool);
   bind_events(module, pool);
+  bind_encoder(module);
 }
 
 }  // namespace bowhead::python

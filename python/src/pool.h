@@ -180,5 +180,6 @@ void bind_reservation(nb::module_& module, nb::class_<Namespace>& ns);
 void bind_care(nb::class_<Pool>& pool);
 void bind_queue(nb::module_& module, nb::class_<Pool>& pool);
 void bind_events(nb::module_& module, nb::class_<Pool>& pool);
+void bind_encoder(nb::module_& module);
 
 }  // namespace bowhead::python
