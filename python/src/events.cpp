@@ -55,6 +55,7 @@ nb::object Events::read(size_t limit) {
 }
 
 void Events::close() {
+  const Guarded<bh_events>::Closing closing(handle_);
   if (!handle_.is_open()) return;
   pool_->drop_part(this);
   const auto use = pool_->use();  // another thread may close the pool now, and must wait

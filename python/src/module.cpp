@@ -61,7 +61,7 @@ uint64_t checksum(nb::handle buffer) {
 
 }  // namespace
 
-NB_MODULE(_native, module) {
+NB_MODULE(_native_of_main, module) {
   nb::set_leak_warnings(false);  // a process may end with pools open
   import_types();
   module.attr("__version__") = BOWHEAD_VERSION;
@@ -79,3 +79,13 @@ NB_MODULE(_native, module) {
 }
 
 }  // namespace bowhead::python
+
+/// What the import calls. A subinterpreter is refused before nanobind takes its types as those of
+/// the whole process, which would break the main interpreter.
+extern "C" NB_EXPORT PyObject* PyInit__native() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0)
+    return bowhead::python::PyInit__native_of_main();
+  PyErr_SetString(PyExc_ImportError,
+                  "bowhead_kv cannot be used in a subinterpreter; import it in the main one");
+  return nullptr;
+}

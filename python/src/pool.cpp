@@ -75,13 +75,17 @@ void Pool::check_views(const char* what) const {
 }
 
 void Pool::close() {
+  const Guarded<bh_pool>::Closing closing(handle_);
   check_views("closed");
-  while (!parts_.empty()) (*parts_.begin())->close();
+  // First no call is left that could add a part; then no part, nor one that another thread closes.
   bh_pool* handle = handle_.take();
+  while (!parts_.empty()) (*parts_.begin())->close();
+  handle_.wait_for_users();
   without_gil([&] { bh_pool_close(handle); });
 }
 
 void Pool::leave() {
+  const Guarded<bh_pool>::Closing closing(handle_);
   check_views("left");
   if (!parts_.empty())
     raise_error(BH_IN_USE, ("pool " + locator_ + " has open queues or readers of events; close " +

@@ -50,6 +50,20 @@ class Guarded {
     Guarded* const guarded_;
   };
 
+  /// While one exists, other threads that make one wait, without the GIL. So who finds a handle
+  /// closed knows that closing has ended, and an object that another thread closes is not destroyed
+  /// meanwhile. The first of them keeps the GIL.
+  class Closing {
+   public:
+    explicit Closing(Guarded& guarded) : mutex_(guarded.closing_, std::defer_lock) {
+      if (guarded.was_forked() || mutex_.try_lock()) return;
+      without_gil([this] { mutex_.lock(); });
+    }
+
+   private:
+    std::unique_lock<std::recursive_mutex> mutex_;  // closing may run Python code that closes
+  };
+
   explicit Guarded(std::string name) : name_(std::move(name)) {}
 
   void set(Handle* handle) { handle_ = handle; }
@@ -88,24 +102,30 @@ class Guarded {
   /// overlaps, and none will begin.
   Handle* take() {
     Handle* handle = std::exchange(handle_, nullptr);
-    if (handle == nullptr || users_ == 0 || was_forked()) return handle;
+    if (handle != nullptr) wait_for_users();
+    return handle;
+  }
+
+  void wait_for_users() {
+    if (users_ == 0 || was_forked()) return;
     without_gil([this] {
       std::unique_lock lock(mutex_);
       unused_.wait(lock, [this] { return users_ == 0; });
     });
-    return handle;
   }
 
  private:
   const std::string name_;
   const unsigned forks_ = forks();
   Handle* handle_ = nullptr;
+  std::recursive_mutex closing_;
   int users_ = 0;
   std::mutex mutex_;  // of users_: take() waits for it without the GIL
   std::condition_variable unused_;
 };
 
-/// What must be closed before its pool: queues and readers of events.
+/// What must be closed before its pool: queues and readers of events. close() calls drop_part()
+/// before it releases the GIL.
 class PartOfPool {
  public:
   virtual ~PartOfPool() = default;

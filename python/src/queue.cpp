@@ -132,6 +132,7 @@ bool Queue::drain(double timeout_s) {
 }
 
 void Queue::close() {
+  const Guarded<bh_queue>::Closing closing(handle_);
   if (!handle_.is_open()) return;
   pool_->drop_part(this);
   const auto use = pool_->use();  // another thread may close the pool now, and must wait
