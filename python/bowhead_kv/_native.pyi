@@ -8,16 +8,24 @@ from typing_extensions import Buffer
 from bowhead_kv._types import (
     Attributes,
     BlockInfo,
+    BlockMetadata,
+    CheckReport,
+    Codec,
     Completion,
     Event,
     GetResult,
     HostInfo,
     Layout,
+    Mapping,
     NamespaceInfo,
+    NamespaceOptions,
+    PlanesResult,
     PoolInfo,
     Prefix,
     Pressure,
+    RecompressReport,
     Status,
+    StoredResult,
 )
 
 # A value or a destination: a C-contiguous buffer, a CPU tensor with DLPack, or several of them,
@@ -96,14 +104,38 @@ class Pool:
         to 1 GiB; 0: 4 MiB."""
 
     def pressure(self) -> Pressure: ...
+    def blocks(self) -> Blocks:
+        """The blocks of all hosts and namespaces that are stored now, in no order."""
+
+    def check(self, *, payloads: bool = False) -> CheckReport:
+        """Checks all metadata, and changes nothing; the pool may be in use meanwhile. payloads: also
+        verifies every block, which takes as long as reading the pool."""
+
+    def recompress(self, cold_ms: int) -> RecompressReport:
+        """Recompresses blocks of this host, in compressed namespaces, that were not used for
+        cold_ms, into as few bytes as the codec can. Call it again until it recompresses nothing."""
+
+    def scavenge(self) -> int:
+        """Finishes or undoes now what dead processes left half done, instead of when it is needed;
+        returns the number of dead processes."""
+
+    def fence(self, host: int) -> None:
+        """Confirms that a host that was declared dead will not write to the memory again: its
+        machine is powered off or disconnected. Bowhead cannot check this. Raises Error BUSY if the
+        hosts have not declared it dead, IN_USE if a process of it runs on this machine."""
+
+    def mapping(self) -> Mapping:
+        """Where the pool is mapped, for device drivers."""
+
     def leave(self) -> None:
         """Ends this host's membership, so that other hosts can take over its blocks at once.
-        Close the pool afterwards."""
+        Close the pool afterwards. Raises BufferError while memoryviews, arrays or tensors of
+        leases or reservations exist."""
 
     def close(self) -> None:
-        """Closes queues and readers of events, then the pool. Waits for calls of other threads. Raises
-        BufferError while memoryviews, arrays or tensors of leases exist, and closes nothing then.
-        Does nothing if the pool is closed."""
+        """Closes queues and readers of events, then the pool. Waits for calls of other threads.
+        Raises BufferError while memoryviews, arrays or tensors of leases or reservations exist, and
+        closes nothing then. Does nothing if the pool is closed."""
 
     @property
     def closed(self) -> bool: ...
@@ -126,6 +158,9 @@ class Namespace:
     def name(self) -> str: ...
     @property
     def pool(self) -> Pool: ...
+    def options(self) -> NamespaceOptions:
+        """The layout and profile that it was registered with."""
+
     def put(
         self,
         key: Buffer,
@@ -143,6 +178,26 @@ class Namespace:
     def get_into(self, key: Buffer, buffers: _Buffers) -> int:
         """Copies a value into buffers, and verifies it; returns its length in bytes. After an error
         the content of the buffers is undefined."""
+
+    def get_planes(self, key: Buffer, planes: int, buffers: _Buffers) -> PlanesResult:
+        """get_into() at the precision of the first bit-planes, of which fewer bytes are read. 1: only
+        the signs; a number has at most 12, and more than it has means all. Values without planes
+        are returned exactly."""
+
+    def get_stored(self, key: Buffer, buffer: Buffer | Any) -> StoredResult:
+        """Copies the stored bytes, a frame if the value is compressed, into one buffer; the length
+        of the value always suffices."""
+
+    def reserve(
+        self,
+        key: Buffer,
+        length_bytes: int,
+        *,
+        user_metadata: Buffer = b"",
+        attributes: Attributes | None = None,
+    ) -> Reservation:
+        """Reserves space for a value that the caller writes in place, so that it needs no copy. It
+        is stored uncompressed, in compressed namespaces too."""
 
     def length(self, key: Buffer) -> int:
         """The length of a value in bytes. Does not count as use."""
@@ -175,21 +230,58 @@ class Namespace:
     def remove_batch(self, keys: Iterable[Buffer]) -> list[Status]:
         """remove() for many keys, with a status for each."""
 
-    def acquire(self, key: Buffer, ttl_ms: int = 10_000) -> Lease:
-        """Leases an uncompressed block, to read it where it lies. ttl_ms: 1 to 600,000."""
+    def acquire(self, key: Buffer, ttl_ms: int = 10_000, *, stored: bool = False) -> Lease:
+        """Leases an uncompressed block, to read it where it lies. ttl_ms: 1 to 600,000. stored: also
+        a compressed one; the memory is then its frame (Lease.codec)."""
 
     def acquire_prefix(
         self, keys: Iterable[Buffer], *, group_keys: int = 1, ttl_ms: int = 10_000
     ) -> Prefix:
         """Leases the leading keys that are stored without a gap; they count as used. group_keys:
         consecutive keys that belong together, as the shares of several ranks; only whole groups are
-        leased. Leases of compressed blocks give the frame (Lease.coded)."""
+        leased. Leases of compressed blocks give the frame (Lease.codec)."""
 
     def set_attributes(self, key: Buffer, attributes: Attributes) -> None:
         """Sets the attributes of a stored block, all of them."""
 
     def describe(self, key: Buffer) -> BlockInfo:
         """Describes a block. Does not count as use."""
+
+    def blocks(self) -> Blocks:
+        """The blocks of the namespace, of all hosts, that are stored now, in no order."""
+
+class Blocks:
+    """An iterator over the blocks that were stored when it was made. It holds some 150 bytes for
+    each, its key and its user metadata."""
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> BlockInfo: ...
+    def __length_hint__(self) -> int:
+        """How many are left."""
+
+class EventEncoder:
+    """Makes the messages of bowhead_kv.events about the blocks of a namespace, without the GIL. For
+    one thread at a time."""
+
+    def __init__(self, ns: Namespace, *, medium: str, int_hashes: bool, rank: int) -> None: ...
+    def read(self, events: Events, limit: int) -> tuple[bytes, int, int]:
+        """Reads at most limit events. Returns the message about them, how many were read, and how
+        many were lost after them. After a loss the message ends with AllBlocksCleared. A message
+        without events is empty."""
+
+    def stored(self, blocks: Blocks, limit: int) -> bytes:
+        """The message that tells of at most limit of the blocks that are left in a list, parents
+        first."""
+
+    def cleared(self) -> bytes:
+        """The message AllBlocksCleared."""
+
+    @property
+    def foreign(self) -> int:
+        """Events of blocks without the metadata of bowhead_kv.events, which are left out."""
+
+def parse_metadata(user_metadata: bytes) -> BlockMetadata | None:
+    """What block_metadata() of bowhead_kv.events was given; None: the metadata is of another kind."""
 
 class Lease:
     """The memory of a leased block, read-only: pass it to memoryview(), numpy.frombuffer() or
@@ -206,8 +298,16 @@ class Lease:
         """Of the value; that of the memory is len(lease)."""
 
     @property
-    def coded(self) -> bool:
-        """The memory is a frame (docs/frame.md), not the value. Only for leases of a prefix."""
+    def codec(self) -> Codec:
+        """FRAME: the memory is a frame (docs/frame.md), not the value."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of the value."""
+
+    @property
+    def checksum(self) -> int | None:
+        """checksum() of the memory; None: the block was committed without one."""
 
     @property
     def offset(self) -> int:
@@ -216,6 +316,47 @@ class Lease:
     @property
     def stamp(self) -> int:
         """Of the block: no other block ever has the same."""
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack__(self, **arguments: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+class Reservation:
+    """Writable memory of a block that is not stored yet: pass it to memoryview(),
+    numpy.frombuffer() or from_dlpack(), fill it, delete what was made from it, then commit. As a
+    context manager it commits at the end, and aborts if the body raised. One that is dropped is
+    aborted. commit, commit_unverified and abort raise BufferError while views of the memory exist,
+    and then end nothing."""
+
+    @property
+    def present(self) -> bool:
+        """The key is stored already: nothing was reserved, there is no memory, and nothing needs to
+        end. The context manager then does nothing."""
+
+    @property
+    def offset(self) -> int:
+        """Of the memory in the mapping of the pool."""
+
+    def commit(self, checksum: int | None = None) -> None:
+        """Stores the block. If the key was stored meanwhile, that block stays. checksum: that of the
+        whole value, if the writer computed it; if it is wrong, readers find the block damaged.
+        None: computes it. After an Error other than CLOSED or FORKED the reservation has ended too,
+        and nothing is stored."""
+
+    def commit_unverified(self) -> None:
+        """commit() without a checksum, for bytes that this CPU cannot read back: damage goes
+        undetected, and other hosts find the block some heartbeats later."""
+
+    def abort(self) -> None:
+        """Ends the reservation and stores nothing."""
 
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...

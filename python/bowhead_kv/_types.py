@@ -133,6 +133,20 @@ class Event(NamedTuple):
     """Of the block."""
 
 
+class BlockMetadata(NamedTuple):
+    """What the user metadata of a block says, if block_metadata() of bowhead_kv.events made it."""
+
+    hash_bytes: int
+    """The block's hash is that many leading bytes of its key."""
+    group: int | None
+    """The KV cache group, where the engine has several."""
+    parent: bytes | None
+    """The hash of the block before it; None: there is none, or token_ids is empty."""
+    token_ids: list[int]
+    """All tokens of the block. Empty: they are not known, or did not fit."""
+    lora_name: str | None
+
+
 class Profile(IntEnum):
     """How hard puts compress."""
 
@@ -151,6 +165,15 @@ class NumberFormat(IntEnum):
     BYTES = 6
     """Opaque values."""
     FP32 = 7
+
+
+class Codec(IntEnum):
+    """How the stored bytes of a block encode its value."""
+
+    RAW = 0
+    """They are the value."""
+    FRAME = 1
+    """They are a frame (docs/frame.md)."""
 
 
 class Order(IntEnum):
@@ -245,6 +268,8 @@ class Attributes:
 class BlockInfo:
     """A stored block."""
 
+    namespace_id: int
+    key: bytes
     length_bytes: int
     """Of the value."""
     stored_bytes: int
@@ -255,6 +280,27 @@ class BlockInfo:
     """No other block ever has the same."""
     user_metadata: bytes
     attributes: Attributes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanesResult:
+    """What :meth:`Namespace.get_planes` copied."""
+
+    length_bytes: int
+    """Of the value."""
+    read_bytes: int
+    """Read from the pool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredResult:
+    """What :meth:`Namespace.get_stored` copied."""
+
+    stored_bytes: int
+    """Copied to the start of the buffer."""
+    length_bytes: int
+    """Of the value."""
+    codec: Codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,6 +386,50 @@ class PoolInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """What :meth:`Pool.check` found."""
+
+    findings: int
+    """Faults."""
+    data_lost: int
+    """Of those: stored blocks that cannot be returned."""
+    not_checked: int
+    """Parts that could not be checked from this process."""
+    blocks_checked: int
+    bytes_checked: int
+    """Of their payloads."""
+    blocks_unverified: int
+    """Committed without a checksum."""
+    finding_texts: list[str]
+    """A sentence for each fault."""
+    not_checked_texts: list[str]
+    """A sentence for each part that was not checked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecompressReport:
+    """What a pass of :meth:`Pool.recompress` did."""
+
+    cold_blocks: int
+    """Blocks that were tried."""
+    recompressed: int
+    """Of those: stored again in fewer bytes."""
+    before_bytes: int
+    """Stored bytes of the recompressed blocks, before."""
+    after_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping:
+    """Where the pool is mapped in this process, until it is closed."""
+
+    address: int
+    """Of its first byte. Memory that this host does not own is mapped read-only: a driver must pin
+    it as read-only memory, or not at all."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostInfo:
     """A host slot of a pool."""
 
@@ -356,6 +446,15 @@ class HostInfo:
     heartbeat: int
     features: int
     format_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespaceOptions:
+    """What a namespace was registered with."""
+
+    profile: int
+    """A Profile."""
+    layout: Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ to vLLM understands them. What an event says beyond the key of a block comes fro
 metadata, which block_metadata() makes when the block is stored: so any process can tell what it
 evicts, also blocks that were stored before it started.
 
-Needs pyzmq and msgspec: pip install 'bowhead_kv[events]'.
+Reading and encoding are native code, which needs Python's lock for a moment in each message only.
+Needs pyzmq: pip install 'bowhead_kv[events]'.
 """
 
 import atexit
@@ -14,52 +15,39 @@ import logging
 import os
 import struct
 import threading
-import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bowhead_kv._native import Events, Namespace
-from bowhead_kv._types import Error, Event, EventKind
+from bowhead_kv._native import EventEncoder, Events, Namespace, parse_metadata
+from bowhead_kv._types import BlockMetadata, Error
+
+__all__ = ["BlockMetadata", "Publisher", "block_metadata", "parse_metadata", "rank_endpoint"]
 
 USER_BYTES_MAX = 512
 """Of the user metadata of a block."""
-BATCH_EVENTS = 16
-"""At most in one message: few, because the engine's threads wait for Python meanwhile."""
+MESSAGE_EVENTS = 512
+"""At most in one message."""
 PERIOD_MS = 20
 """Between two readings. Being woken by each event would cost the engine's puts more."""
 BUFFER_BYTES = 16 << 20
 """Of events that were not yet read: some 60,000."""
 READ_MESSAGES = 10_000
 """At most in one reading."""
-YIELD_S = 0.0001
-"""After each message, for the engine's threads that wait for Python."""
 LINGER_MS = 1000
 """How long the end of a publisher waits for its last messages to leave."""
 QUEUED_MESSAGES = 1000
 """For each subscriber; one that is slower loses messages, and sees a gap in their numbers."""
 REPLAY_MESSAGES = 1000
 """That are kept to be asked for again."""
+REPLAY_BYTES = 64 << 20
+"""Of these messages at most."""
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 _HEADER = struct.Struct("<4sBBBBHI")
 _MAGIC = b"BHE1"
 _NO_GROUP = 0xFFFF
-
-
-class BlockMetadata(NamedTuple):
-    """What the user metadata of a block says."""
-
-    hash_bytes: int
-    """The block's hash is that many leading bytes of its key."""
-    group: int | None
-    """The KV cache group, where the engine has several."""
-    parent: bytes | None
-    """The hash of the block before it; None: there is none, or token_ids is empty."""
-    token_ids: list[int]
-    """All tokens of the block. Empty: they are not known, or did not fit."""
-    lora_name: str | None
 
 
 def block_metadata(
@@ -93,47 +81,6 @@ def block_metadata(
     return header + body
 
 
-class _Header(NamedTuple):
-    hash_bytes: int
-    parent_bytes: int
-    width: int
-    lora_bytes: int
-    group: int | None
-    tokens: int
-
-
-def _parse_header(user_metadata: bytes) -> _Header | None:
-    if len(user_metadata) < _HEADER.size:
-        return None
-    magic, hash_bytes, parent_bytes, width, lora_bytes, group_code, tokens = _HEADER.unpack_from(
-        user_metadata
-    )
-    if magic != _MAGIC:
-        return None
-    group = None if group_code == _NO_GROUP else group_code
-    return _Header(hash_bytes, parent_bytes, width, lora_bytes, group, tokens)
-
-
-def parse_metadata(user_metadata: bytes) -> BlockMetadata | None:
-    """What block_metadata() was given; None: the metadata is of another kind."""
-    header = _parse_header(user_metadata)
-    if header is None:
-        return None
-    hash_bytes, parent_bytes, width, lora_bytes, group, tokens = header
-    lora_at = _HEADER.size + parent_bytes
-    tokens_at = lora_at + lora_bytes
-    if width > 4 or len(user_metadata) != tokens_at + width * tokens:
-        return None
-    ids = bytearray(4 * tokens)
-    for plane in range(width):
-        start = tokens_at + plane * tokens
-        ids[plane::4] = user_metadata[start : start + tokens]
-    token_ids = memoryview(ids).cast("I").tolist()
-    lora = user_metadata[lora_at:tokens_at].decode(errors="replace")
-    parent = user_metadata[_HEADER.size : lora_at]
-    return BlockMetadata(hash_bytes, group, parent or None, token_ids, lora or None)
-
-
 def rank_endpoint(endpoint: str, rank: int) -> str:
     """The endpoint of one of several processes that were given the same: tcp ports count up from
     it, other addresses get the rank as their end."""
@@ -148,11 +95,11 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
 
 
 class _Source(NamedTuple):
-    """A reader of events, and what it reads of."""
+    """A namespace whose blocks are published."""
 
+    ns: Namespace
     events: Events
-    namespace_id: int
-    locator: str
+    encoder: EventEncoder
 
 
 class Publisher:
@@ -167,29 +114,27 @@ class Publisher:
         topic: str = "",
         replay_endpoint: str | None = None,
         data_parallel_rank: int = 0,
-        convert_hash: Callable[[bytes], bytes | int] = bytes,
+        int_hashes: bool = False,
         log: logging.Logger,
     ) -> None:
         """endpoint: of ZeroMQ. One with * or :: and ipc:// are bound; to others it connects, as
         vLLM does. replay_endpoint: bound, where subscribers can ask for messages that they missed.
-        medium: where events say that the blocks are. convert_hash: the form of hashes in events.
+        medium: where events say that the blocks are. int_hashes: hashes are
+        integers, the last 8 bytes, big-endian, in place of bytes.
 
-        Raises ImportError if pyzmq or msgspec is missing, OSError if an endpoint cannot be used.
+        Raises ImportError if pyzmq is missing, OSError if an endpoint cannot be used.
         """
         try:
-            import msgspec
             import zmq
         except ImportError as error:
             raise ImportError(
-                f"events need pyzmq and msgspec, and {error.name} cannot be imported; "
-                "pip install 'bowhead_kv[events]'"
+                "events need pyzmq, which cannot be imported; pip install 'bowhead_kv[events]'"
             ) from error
         self._zmq = zmq
-        self._pack = msgspec.msgpack.Encoder().encode
         self._medium = medium
         self._topic = topic.encode()
         self._data_parallel_rank = data_parallel_rank
-        self._convert_hash = convert_hash
+        self._int_hashes = int_hashes
         self._log = log
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -197,7 +142,8 @@ class Publisher:
         self._closing = False
         self._warned: set[str] = set()
         self._sequence = 0
-        self._sent: deque[tuple[int, bytes]] = deque(maxlen=REPLAY_MESSAGES)
+        self._sent: deque[tuple[int, bytes]] = deque()
+        self._sent_bytes = 0
 
         self._context = zmq.Context()
         try:
@@ -229,11 +175,18 @@ class Publisher:
         return made
 
     def attach(self, ns: Namespace) -> None:
-        """Publish the events of this namespace from now on, in place of an earlier one."""
+        """Publish what is stored in this namespace, and what happens to its blocks from now on, in
+        place of an earlier one."""
         if self._pid != os.getpid():
             return
         events = ns.pool.events(capacity_bytes=BUFFER_BYTES)
-        source = _Source(events, ns.id, ns.pool.locator)
+        encoder = EventEncoder(
+            ns,
+            medium=self._medium,
+            int_hashes=self._int_hashes,
+            rank=self._data_parallel_rank,
+        )
+        source = _Source(ns, events, encoder)
         with self._lock:
             replaced, self._attached = self._attached, source
         if replaced is not None:
@@ -277,6 +230,8 @@ class Publisher:
                 if source is not None:
                     self._end(source, "another one was opened")
                 source = attached
+                if source is not None and not self._announce(source):
+                    source = None
             if source is not None and not self._publish(source):
                 source = None
             self._serve_replay()
@@ -284,99 +239,65 @@ class Publisher:
             source.events.close()
         self._context.destroy()
 
-    def _publish(self, source: _Source) -> bool:
-        """Publishes what there is to read; False: the pool was closed."""
-        for _ in range(READ_MESSAGES):
-            try:
-                found, lost = source.events.read(BATCH_EVENTS)
-            except Error as error:
-                with self._lock:
-                    if self._attached is source:
-                        self._attached = None
-                self._end(source, str(error))
-                return False
-            events = self._messages(found, source.namespace_id)
-            if lost:
-                events.append({"type": "AllBlocksCleared"})
-                self._warn(
-                    "lost",
-                    f"{lost} events of pool {source.locator} were lost, because this process was "
-                    "too busy to read them; routers were told to forget its blocks",
-                )
-            if events:
-                self._send(events)
-            if len(found) < BATCH_EVENTS:
-                break
-            time.sleep(YIELD_S)
+    def _announce(self, source: _Source) -> bool:
+        """Publishes what is stored now; what happens meanwhile waits in the reader, and follows.
+        False: the pool was closed."""
+        try:
+            blocks = source.ns.blocks()
+        except Error as error:
+            return self._end(source, str(error))
+        while blocks.__length_hint__():
+            self._send(source.encoder.stored(blocks, MESSAGE_EVENTS))
         return True
 
-    def _end(self, source: _Source, reason: str) -> None:
-        self._send([{"type": "AllBlocksCleared"}])
+    def _publish(self, source: _Source) -> bool:
+        """Publishes the events that there are to read; False: the pool was closed."""
+        for _ in range(READ_MESSAGES):
+            try:
+                payload, count, lost = source.encoder.read(source.events, MESSAGE_EVENTS)
+            except Error as error:
+                return self._end(source, str(error))
+            self._send(payload)
+            if lost:
+                self._warn(
+                    "lost",
+                    f"{lost} events of pool {source.ns.pool.locator} were lost, because this "
+                    "process was too busy to read them; routers were told what is stored instead",
+                )
+                if not self._announce(source):
+                    return False
+                continue
+            if count < MESSAGE_EVENTS:
+                break
+        if source.encoder.foreign:
+            self._warn(
+                "foreign",
+                "a block without the metadata of bowhead_kv.events is not published, nor are "
+                "others like it; it was stored by an older version or by another program",
+            )
+        return True
+
+    def _end(self, source: _Source, reason: str) -> bool:
+        with self._lock:
+            if self._attached is source:
+                self._attached = None
+        self._send(source.encoder.cleared())
         self._log.info(
             "pool %s: no more events (%s); routers were told to forget its blocks",
-            source.locator,
+            source.ns.pool.locator,
             reason,
         )
+        return False
 
-    def _messages(self, found: list[Event], namespace_id: int) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = []
-        for event in found:
-            if event.namespace_id != namespace_id:
-                continue
-            header = _parse_header(event.user_metadata)
-            if header is None:
-                self._warn(
-                    "foreign",
-                    "a block without the metadata of bowhead_kv.events is not published, nor are "
-                    "others like it; it was stored by an older version or by another program",
-                )
-                continue
-            block_hash = self._convert_hash(event.key[: header.hash_bytes])
-            if event.kind is not EventKind.STORED:
-                self._add_removed(messages, block_hash, header.group)
-            elif header.tokens:
-                block = parse_metadata(event.user_metadata)
-                if block is not None:
-                    messages.append(self._stored(block_hash, block))
-        return messages
-
-    def _stored(self, block_hash: bytes | int, block: BlockMetadata) -> dict[str, Any]:
-        stored: dict[str, Any] = {
-            "type": "BlockStored",
-            "block_hashes": [block_hash],
-            "parent_block_hash": block.parent and self._convert_hash(block.parent),
-            "token_ids": block.token_ids,
-            "block_size": len(block.token_ids),
-            "lora_id": None,
-            "medium": self._medium,
-            "lora_name": block.lora_name,
-        }
-        if block.group is not None:
-            stored["group_idx"] = block.group
-        return stored
-
-    def _add_removed(
-        self, messages: list[dict[str, Any]], block_hash: bytes | int, group: int | None
-    ) -> None:
-        """Adds a hash to the last message if that is of the same kind, else another message."""
-        last = messages[-1] if messages else {}
-        if last.get("type") == "BlockRemoved" and last.get("group_idx") == group:
-            last["block_hashes"].append(block_hash)
+    def _send(self, payload: bytes) -> None:
+        if not payload:
             return
-        removed: dict[str, Any] = {
-            "type": "BlockRemoved",
-            "block_hashes": [block_hash],
-            "medium": self._medium,
-        }
-        if group is not None:
-            removed["group_idx"] = group
-        messages.append(removed)
-
-    def _send(self, events: list[dict[str, Any]]) -> None:
-        payload = self._pack([time.time(), events, self._data_parallel_rank])
         sequence, self._sequence = self._sequence, self._sequence + 1
         if self._replay_socket is not None:
             self._sent.append((sequence, payload))
+            self._sent_bytes += len(payload)
+            while self._sent_bytes > REPLAY_BYTES or len(self._sent) > REPLAY_MESSAGES:
+                self._sent_bytes -= len(self._sent.popleft()[1])
         self._publish_socket.send_multipart([self._topic, sequence.to_bytes(8, "big"), payload])
 
     def _serve_replay(self) -> None:

@@ -74,11 +74,9 @@ Keys::Keys(nb::handle keys, const char* name) {
   point();
 }
 
-Keys Keys::one(nb::handle key) {
-  Keys keys;
-  keys.append(key, "key", kAlone);
-  keys.point();
-  return keys;
+Keys::Keys(nb::handle key) {
+  append(key, "key", kAlone);
+  point();
 }
 
 void Keys::append(nb::handle key, const char* name, size_t item) {
@@ -119,6 +117,13 @@ Buffers<Part>::~Buffers() {
 }
 
 template <class Part>
+const Part& Buffers<Part>::only_part(size_t i, size_t position) const {
+  if (part_count(i) != 1)
+    raise_argument(PyExc_TypeError, name_, position, "is a list; pass one buffer");
+  return parts(i)[0];
+}
+
+template <class Part>
 void Buffers<Part>::append(nb::handle item, size_t position) {
   if (is_sequence(item)) {
     const Items buffers(item, name_);
@@ -135,7 +140,7 @@ void Buffers<Part>::append_part(nb::handle buffer, size_t position) {
   const bool has_buffer = PyObject_CheckBuffer(buffer.ptr());
   if (has_buffer &&
       PyObject_GetBuffer(buffer.ptr(), &view, kWritten ? PyBUF_WRITABLE : PyBUF_SIMPLE) == 0) {
-    views_.push_back(view);
+    views_.push_front(view);
     parts_.push_back({view.buf, static_cast<size_t>(view.len)});
     return;
   }

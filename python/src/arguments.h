@@ -7,8 +7,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <deque>
+#include <array>
+#include <cstddef>
+#include <forward_list>
 #include <limits>
+#include <memory_resource>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -55,23 +58,37 @@ class Items {
   size_t size_;
 };
 
+/// Memory for arguments. Few of them need no allocation; the memory of all is freed together.
+template <size_t size_bytes>
+class Arena {
+ public:
+  std::pmr::memory_resource* get() { return &memory_; }
+
+ private:
+  std::array<std::byte, size_bytes> first_;
+  std::pmr::monotonic_buffer_resource memory_{first_.data(), first_.size()};
+};
+
 /// Keys, copied: the caller may change its list and its buffers meanwhile.
 class Keys {
  public:
   Keys(nb::handle keys, const char* name);
-  static Keys one(nb::handle key);
+  Keys(const Keys&) = delete;
+  Keys& operator=(const Keys&) = delete;
+  static Keys one(nb::handle key) { return Keys(key); }
 
   const bh_key* data() const { return keys_.data(); }
   size_t size() const { return keys_.size(); }
   const bh_key& operator[](size_t i) const { return keys_[i]; }
 
  private:
-  Keys() = default;
+  explicit Keys(nb::handle key);
   void append(nb::handle key, const char* name, size_t item);
   void point();
 
-  std::vector<char> bytes_;  // no string: a move must keep the addresses
-  std::vector<bh_key> keys_;
+  Arena<128> arena_;
+  std::pmr::vector<char> bytes_{arena_.get()};
+  std::pmr::vector<bh_key> keys_{arena_.get()};
 };
 
 /// Buffers of Python objects, held until this is destroyed, as parts of values: bh_const_iovec for
@@ -90,6 +107,8 @@ class Buffers {
   size_t size() const { return ends_.size(); }
   const Part* parts(size_t i) const { return parts_.data() + (i == 0 ? 0 : ends_[i - 1]); }
   size_t part_count(size_t i) const { return ends_[i] - (i == 0 ? 0 : ends_[i - 1]); }
+  /// The part of an item that must be one buffer; `position` is that of the argument, for errors.
+  const Part& only_part(size_t i, size_t position) const;
 
  private:
   static constexpr bool kWritten = std::is_same_v<Part, bh_iovec>;
@@ -100,9 +119,10 @@ class Buffers {
   bool append_tensor(nb::handle tensor);
 
   const char* name_;
-  std::vector<Part> parts_;
-  std::vector<size_t> ends_;     // by item: the end of its parts
-  std::deque<Py_buffer> views_;  // their addresses must not change
+  Arena<192> arena_;
+  std::pmr::vector<Part> parts_{arena_.get()};
+  std::pmr::vector<size_t> ends_{arena_.get()};            // by item: the end of its parts
+  std::pmr::forward_list<Py_buffer> views_{arena_.get()};  // their addresses must not change
   std::vector<Tensor> tensors_;
 };
 

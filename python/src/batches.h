@@ -3,7 +3,6 @@
 #pragma once
 
 #include <optional>
-#include <variant>
 #include <vector>
 
 #include "python/src/arguments.h"
@@ -68,8 +67,6 @@ struct ExistsBatch {
   Keys keys;
   std::vector<uint8_t> outputs;
 };
-
-using Job = std::variant<PutBatch, GetBatch, RemoveBatch, ExistsBatch>;
 
 /// The options of a put: an item of user metadata, and attributes where there are any. `position`
 /// is that of the argument, for errors.

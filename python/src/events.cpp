@@ -46,16 +46,7 @@ Events::~Events() { close(); }
 
 nb::object Events::read(size_t limit) {
   std::vector<EventCopy> found;
-  uint64_t lost = 0;
-  check(handle_.run([&](bh_events* events) {
-    return bh_events_read(
-        events, limit,
-        [](void* context, const bh_event* event) {
-          static_cast<std::vector<EventCopy>*>(context)->emplace_back(*event);
-          return 0;
-        },
-        &found, nullptr, &lost);
-  }));
+  const uint64_t lost = visit(limit, [&](const bh_event& event) { found.emplace_back(event); });
   nb::list list;
   for (const EventCopy& event : found)
     list.append(event_object(event.kind, event.namespace_id, bytes(event.key),
@@ -64,6 +55,7 @@ nb::object Events::read(size_t limit) {
 }
 
 void Events::close() {
+  const Guarded<bh_events>::Closing closing(handle_);
   if (!handle_.is_open()) return;
   pool_->drop_part(this);
   const auto use = pool_->use();  // another thread may close the pool now, and must wait

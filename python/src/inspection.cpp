@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Descriptions of pools, hosts, namespaces and blocks, as dataclasses of bowhead_kv._types.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 
 #include <array>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "python/src/arguments.h"
+#include "python/src/blocks.h"
 #include "python/src/members.h"
 #include "python/src/pool.h"
 
@@ -71,10 +75,7 @@ const Member<bh_namespace_info> namespace_members[] = {
 
 #define MEMBER(member) BOWHEAD_MEMBER(bh_block_info, member)
 const Member<bh_block_info> block_members[] = {
-    MEMBER(length_bytes),
-    MEMBER(stored_bytes),
-    MEMBER(offset),
-    MEMBER(stamp),
+    MEMBER(namespace_id), MEMBER(length_bytes), MEMBER(stored_bytes), MEMBER(offset), MEMBER(stamp),
 };
 #undef MEMBER
 
@@ -154,22 +155,32 @@ nb::object namespaces(Pool& self) {
   return list;
 }
 
-bh_block_info describe_block(const Namespace& ns, nb::handle key, void* user_metadata) {
-  const Keys keys = Keys::one(key);
+bh_block_info describe_block(const Namespace& ns, const Keys& keys, void* user_metadata) {
   bh_block_info block = {.struct_bytes = sizeof block};
   check(ns.pool->run(
       [&](bh_pool* pool) { return bh_describe(pool, ns.id, keys[0], user_metadata, &block); }));
   return block;
 }
 
-nb::object describe(const Namespace& ns, nb::handle key) {
-  std::array<char, BH_USER_BYTES_MAX> metadata;
-  const bh_block_info from = describe_block(ns, key, metadata.data());
+nb::object block_object(const bh_block_info& from, const void* key, const void* user_metadata) {
   nb::dict fields;
-  fields["user_metadata"] = nb::bytes(metadata.data(), from.user_bytes);
+  fields["key"] = nb::bytes(key, from.key.size_bytes);
+  fields["user_metadata"] = nb::bytes(user_metadata, from.user_bytes);
   fields["attributes"] = attributes_object(from.attributes);
   add_members(block_members, from, fields);
   return make("BlockInfo", fields);
+}
+
+nb::object describe(const Namespace& ns, nb::handle key_object) {
+  const Keys keys = Keys::one(key_object);
+  std::array<char, BH_USER_BYTES_MAX> metadata;
+  return block_object(describe_block(ns, keys, metadata.data()), keys[0].data, metadata.data());
+}
+
+nb::object next_block(Blocks& blocks) {
+  if (blocks.left() == 0) throw nb::stop_iteration();
+  const bh_block_info& block = blocks.next();
+  return block_object(block, block.key.data, block.user_metadata);
 }
 
 void set_attributes(const Namespace& ns, nb::handle key, nb::handle attributes) {
@@ -180,18 +191,34 @@ void set_attributes(const Namespace& ns, nb::handle key, nb::handle attributes) 
 }
 
 uint64_t length(const Namespace& ns, nb::handle key) {
-  return describe_block(ns, key, nullptr).length_bytes;
+  return describe_block(ns, Keys::one(key), nullptr).length_bytes;
+}
+
+nb::object options(const Namespace& ns) {
+  bh_namespace_options from = {.struct_bytes = sizeof from};
+  check(ns.pool->run([&](bh_pool* pool) { return bh_namespace_get_options(pool, ns.id, &from); }));
+  nb::dict fields;
+  fields["profile"] = from.profile;
+  fields["layout"] = layout_object(from.layout);
+  return make("NamespaceOptions", fields);
 }
 
 }  // namespace
 
-void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns) {
+void bind_inspection(nb::module_& module, nb::class_<Pool>& pool, nb::class_<Namespace>& ns) {
+  nb::class_<Blocks>(module, "Blocks")
+      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__next__", &next_block)
+      .def("__length_hint__", &Blocks::left);
   pool.def("info", &info)
       .def("hosts", &hosts)
       .def("namespaces", &namespaces)
-      .def("pressure", &pressure);
+      .def("pressure", &pressure)
+      .def("blocks", [](Pool& self) { return std::make_unique<Blocks>(self, std::nullopt); });
   ns.def("set_attributes", &set_attributes, any("key"), any("attributes"))
       .def("describe", &describe, any("key"))
+      .def("blocks", [](Namespace& self) { return std::make_unique<Blocks>(*self.pool, self.id); })
+      .def("options", &options)
       .def("length", &length, any("key"));
 }
 

@@ -55,15 +55,13 @@ void destroy(const std::string& locator, bool force) {
 uint64_t checksum(nb::handle buffer) {
   Buffers<bh_const_iovec> buffers("buffer");
   buffers.append(buffer, kAlone);
-  if (buffers.part_count(0) != 1)
-    raise_argument(PyExc_TypeError, "buffer", kAlone, "is a list; pass one buffer");
-  const bh_const_iovec& part = buffers.parts(0)[0];
+  const bh_const_iovec& part = buffers.only_part(0, kAlone);
   return without_gil([&] { return bh_checksum(part.data, part.size_bytes); });
 }
 
 }  // namespace
 
-NB_MODULE(_native, module) {
+NB_MODULE(_native_of_main, module) {
   nb::set_leak_warnings(false);  // a process may end with pools open
   import_types();
   module.attr("__version__") = BOWHEAD_VERSION;
@@ -81,3 +79,13 @@ NB_MODULE(_native, module) {
 }
 
 }  // namespace bowhead::python
+
+/// What the import calls. A subinterpreter is refused before nanobind takes its types as those of
+/// the whole process, which would break the main interpreter.
+extern "C" NB_EXPORT PyObject* PyInit__native() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0)
+    return bowhead::python::PyInit__native_of_main();
+  PyErr_SetString(PyExc_ImportError,
+                  "bowhead_kv cannot be used in a subinterpreter; import it in the main one");
+  return nullptr;
+}

@@ -65,20 +65,28 @@ Pool::~Pool() {
   without_gil([&] { bh_pool_close(handle); });
 }
 
+void Pool::check_views(const char* what) const {
+  if (views_ == 0 || !handle_.is_open()) return;
+  PyErr_Format(PyExc_BufferError,
+               "pool %s cannot be %s while views of its memory exist (%zu): delete the "
+               "memoryviews, arrays and tensors that were made from leases and reservations",
+               locator_.c_str(), what, views_);
+  throw nb::python_error();
+}
+
 void Pool::close() {
-  if (views_ != 0 && handle_.is_open()) {
-    PyErr_Format(PyExc_BufferError,
-                 "pool %s cannot be closed while views of its leases exist (%zu): delete the "
-                 "memoryviews, arrays and tensors that were made from them",
-                 locator_.c_str(), views_);
-    throw nb::python_error();
-  }
-  while (!parts_.empty()) (*parts_.begin())->close();
+  const Guarded<bh_pool>::Closing closing(handle_);
+  check_views("closed");
+  // First no call is left that could add a part; then no part, nor one that another thread closes.
   bh_pool* handle = handle_.take();
+  while (!parts_.empty()) (*parts_.begin())->close();
+  handle_.wait_for_users();
   without_gil([&] { bh_pool_close(handle); });
 }
 
 void Pool::leave() {
+  const Guarded<bh_pool>::Closing closing(handle_);
+  check_views("left");
   if (!parts_.empty())
     raise_error(BH_IN_USE, ("pool " + locator_ + " has open queues or readers of events; close " +
                             "them to leave")
@@ -120,11 +128,14 @@ void bind_pool(nb::module_& module) {
       .def("__repr__", [](const Namespace& self) {
         return "<bowhead_kv.Namespace " + self.name + " of " + self.pool->locator() + ">";
       });
-  bind_inspection(pool, ns);
+  bind_inspection(module, pool, ns);
+  bind_care(pool);
   bind_values(ns);
   bind_lease(module, ns);
+  bind_reservation(module, ns);
   bind_queue(module, pool);
   bind_events(module, pool);
+  bind_encoder(module);
 }
 
 }  // namespace bowhead::python

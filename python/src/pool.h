@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pool, Namespace, Lease and Queue of bowhead_kv.
+// Pool and Namespace of bowhead_kv, and what its other classes share.
 //
 // The GIL guards every member; it is released only while a function of the C ABI runs. Use counts
 // those calls, so that close() waits for them: closing must overlap no other call on a handle.
@@ -50,6 +50,20 @@ class Guarded {
     Guarded* const guarded_;
   };
 
+  /// While one exists, other threads that make one wait, without the GIL. So who finds a handle
+  /// closed knows that closing has ended, and an object that another thread closes is not destroyed
+  /// meanwhile. The first of them keeps the GIL.
+  class Closing {
+   public:
+    explicit Closing(Guarded& guarded) : mutex_(guarded.closing_, std::defer_lock) {
+      if (guarded.was_forked() || mutex_.try_lock()) return;
+      without_gil([this] { mutex_.lock(); });
+    }
+
+   private:
+    std::unique_lock<std::recursive_mutex> mutex_;  // closing may run Python code that closes
+  };
+
   explicit Guarded(std::string name) : name_(std::move(name)) {}
 
   void set(Handle* handle) { handle_ = handle; }
@@ -88,24 +102,30 @@ class Guarded {
   /// overlaps, and none will begin.
   Handle* take() {
     Handle* handle = std::exchange(handle_, nullptr);
-    if (handle == nullptr || users_ == 0 || was_forked()) return handle;
+    if (handle != nullptr) wait_for_users();
+    return handle;
+  }
+
+  void wait_for_users() {
+    if (users_ == 0 || was_forked()) return;
     without_gil([this] {
       std::unique_lock lock(mutex_);
       unused_.wait(lock, [this] { return users_ == 0; });
     });
-    return handle;
   }
 
  private:
   const std::string name_;
   const unsigned forks_ = forks();
   Handle* handle_ = nullptr;
+  std::recursive_mutex closing_;
   int users_ = 0;
   std::mutex mutex_;  // of users_: take() waits for it without the GIL
   std::condition_variable unused_;
 };
 
-/// What must be closed before its pool: queues and readers of events.
+/// What must be closed before its pool: queues and readers of events. close() calls drop_part()
+/// before it releases the GIL.
 class PartOfPool {
  public:
   virtual ~PartOfPool() = default;
@@ -128,11 +148,11 @@ class Pool {
     return handle_.run(std::forward<Body>(body));
   }
 
-  /// Raises BufferError while the memory of a lease is in use.
+  /// Raises BufferError while memory of the pool is in use.
   void close();
   void leave();
 
-  /// Views of leases' memory, which closing would unmap.
+  /// Views of the memory of leases and reservations, which closing would unmap.
   void add_view() { ++views_; }
   void drop_view() { --views_; }
   bool has_views() const { return views_ != 0; }
@@ -144,6 +164,8 @@ class Pool {
   void drop_part(PartOfPool* part) { parts_.erase(part); }
 
  private:
+  void check_views(const char* what) const;
+
   const std::string locator_;
   Guarded<bh_pool> handle_;
   size_t views_ = 0;
@@ -171,10 +193,13 @@ struct Namespace {
 };
 
 void bind_pool(nb::module_& module);
-void bind_inspection(nb::class_<Pool>& pool, nb::class_<Namespace>& ns);
+void bind_inspection(nb::module_& module, nb::class_<Pool>& pool, nb::class_<Namespace>& ns);
 void bind_values(nb::class_<Namespace>& ns);
 void bind_lease(nb::module_& module, nb::class_<Namespace>& ns);
+void bind_reservation(nb::module_& module, nb::class_<Namespace>& ns);
+void bind_care(nb::class_<Pool>& pool);
 void bind_queue(nb::module_& module, nb::class_<Pool>& pool);
 void bind_events(nb::module_& module, nb::class_<Pool>& pool);
+void bind_encoder(nb::module_& module);
 
 }  // namespace bowhead::python

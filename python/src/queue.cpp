@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 namespace bowhead::python {
 namespace {
@@ -31,26 +32,28 @@ bh_job describe(ExistsBatch& batch) {
           .present = batch.outputs.data()};
 }
 
-nb::object report(const bh_completion& ended, const Job& job) {
+nb::object report(const Job& job) {
   nb::object statuses = nb::list();
   nb::object lengths = nb::list();
   nb::object present = nb::list();
-  if (const auto* put = std::get_if<PutBatch>(&job)) statuses = put->statuses();
-  if (const auto* remove = std::get_if<RemoveBatch>(&job)) statuses = remove->statuses();
-  if (const auto* exists = std::get_if<ExistsBatch>(&job)) present = exists->present();
-  if (const auto* get = std::get_if<GetBatch>(&job)) {
+  if (const auto* put = std::get_if<PutBatch>(&job.batch)) statuses = put->statuses();
+  if (const auto* remove = std::get_if<RemoveBatch>(&job.batch)) statuses = remove->statuses();
+  if (const auto* exists = std::get_if<ExistsBatch>(&job.batch)) present = exists->present();
+  if (const auto* get = std::get_if<GetBatch>(&job.batch)) {
     statuses = get->statuses();
     lengths = get->lengths();
   }
-  return completion(ended, std::move(statuses), std::move(lengths), std::move(present));
+  return completion(job.ended, std::move(statuses), std::move(lengths), std::move(present));
 }
 
 template <class Batch, class... Args>
-std::unique_ptr<Job> job_of(Args&&... args) {
-  auto job = std::make_unique<Job>(std::in_place_type<Batch>, std::forward<Args>(args)...);
-  if (std::get<Batch>(*job).keys.size() == 0)
+Jobs job_of(Args&&... args) {
+  Jobs jobs;
+  Job& job = jobs.emplace_back(std::in_place_type<Batch>, std::forward<Args>(args)...);
+  if (std::get<Batch>(job.batch).keys.size() == 0)
     raise_argument(PyExc_ValueError, "keys", kAlone, "is empty; a job needs a key");
-  return job;
+  job.self = jobs.begin();
+  return jobs;
 }
 
 }  // namespace
@@ -69,43 +72,40 @@ Queue::~Queue() { close(); }
 
 int Queue::fileno() { return bh_queue_fd(handle_.get()); }
 
-uint64_t Queue::submit(const Namespace& ns, std::unique_ptr<Job> job, nb::handle priority) {
+uint64_t Queue::submit(const Namespace& ns, Jobs job, nb::handle priority) {
   if (&*ns.pool != &*pool_)
     raise_argument(PyExc_ValueError, "ns", kAlone,
                    "is of pool " + ns.pool->locator() + " opened elsewhere; pass a namespace of " +
                        "this queue's pool");
-  bh_job described = std::visit([](auto& batch) { return describe(batch); }, *job);
+  bh_job described = std::visit([](auto& batch) { return describe(batch); }, job.front().batch);
   described.struct_bytes = sizeof described;
   described.namespace_id = ns.id;
   described.priority = number<uint32_t>("priority", priority);
-  bh_queue* queue = handle_.get();
-  Job* const key = job.get();
-  described.context = key;
-  jobs_.emplace(key, std::move(job));  // before it can be reported
+  described.context = &job.front();
   uint64_t submitted = 0;
-  const bh_status status = bh_queue_submit(queue, &described, &submitted);
-  if (status != BH_OK) {
-    const std::string text = bh_last_error();
-    jobs_.erase(key);
-    raise_error(status, text.c_str());
-  }
+  check(bh_queue_submit(handle_.get(), &described, &submitted));
+  jobs_.splice(jobs_.end(), job);  // poll() cannot have reported it: it needs the GIL
   return submitted;
 }
 
 nb::object Queue::poll(size_t limit) {
-  nb::list list;
+  // First all jobs are taken: making an object may run any Python code, which may close the queue.
+  Jobs reported;
   while (limit != 0) {
     std::array<bh_completion, 64> ended;
     size_t count = 0;
     const size_t room = std::min(limit, ended.size());
     check(bh_queue_poll(handle_.get(), ended.data(), room, &count));
-    for (size_t i = 0; i < count; ++i) {
-      const auto job = jobs_.extract(static_cast<Job*>(ended[i].context));
-      list.append(report(ended[i], *job.mapped()));
+    for (const bh_completion& one : std::span(ended).first(count)) {
+      Job& job = *static_cast<Job*>(one.context);
+      job.ended = one;
+      reported.splice(reported.end(), jobs_, job.self);
     }
     if (count < room) break;
     limit -= count;
   }
+  nb::list list;
+  for (const Job& job : reported) list.append(report(job));
   return list;
 }
 
@@ -132,6 +132,7 @@ bool Queue::drain(double timeout_s) {
 }
 
 void Queue::close() {
+  const Guarded<bh_queue>::Closing closing(handle_);
   if (!handle_.is_open()) return;
   pool_->drop_part(this);
   const auto use = pool_->use();  // another thread may close the pool now, and must wait

@@ -1,13 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <memory>
-#include <unordered_map>
+#include <list>
+#include <utility>
+#include <variant>
 
 #include "python/src/batches.h"
 #include "python/src/pool.h"
 
 namespace bowhead::python {
+
+struct Job;
+using Jobs = std::list<Job>;
+
+struct Job {
+  template <class Batch, class... Args>
+  explicit Job(std::in_place_type_t<Batch> type, Args&&... args)
+      : batch(type, std::forward<Args>(args)...) {}
+
+  std::variant<PutBatch, GetBatch, RemoveBatch, ExistsBatch> batch;
+  Jobs::iterator self;
+  bh_completion ended = {};  // once it is reported
+};
 
 /// A queue and its jobs. A job keeps keys, buffers and results until it is reported.
 ///
@@ -22,7 +36,7 @@ class Queue : public PartOfPool {
 
   bool is_closed() const { return !handle_.is_open(); }
   int fileno();
-  uint64_t submit(const Namespace& ns, std::unique_ptr<Job> job, nb::handle priority);
+  uint64_t submit(const Namespace& ns, Jobs job, nb::handle priority);
   nb::object poll(size_t limit);
   bool cancel(uint64_t job);
   bool drain(double timeout_s);
@@ -31,7 +45,7 @@ class Queue : public PartOfPool {
  private:
   OfPool pool_;
   Guarded<bh_queue> handle_;
-  std::unordered_map<Job*, std::unique_ptr<Job>> jobs_;  // submitted and not reported
+  Jobs jobs_;  // submitted and not reported
 };
 
 }  // namespace bowhead::python

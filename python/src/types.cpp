@@ -135,6 +135,8 @@ nb::object make(const char* type, const nb::dict& fields) {
   return nb::steal(attribute(type))(**fields);
 }
 
+nb::object codec_object(uint32_t codec) { return nb::steal(attribute("Codec"))(codec); }
+
 nb::object layout_object(const bh_kv_layout& layout) {
   nb::dict fields;
   add_members(layout_members, layout, fields);

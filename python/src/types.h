@@ -60,6 +60,9 @@ nb::object event_object(uint32_t kind, bh_namespace_id ns, const nb::bytes& key,
 nb::object attributes_object(const bh_attributes& attributes);
 bh_attributes attributes_struct(nb::handle attributes);
 
+/// A bowhead_kv.Codec.
+nb::object codec_object(uint32_t codec);
+
 /// A bowhead_kv.Layout, and back.
 nb::object layout_object(const bh_kv_layout& layout);
 bh_kv_layout layout_struct(nb::handle layout);

@@ -44,6 +44,43 @@ uint64_t get_into(const Namespace& ns, nb::handle key, nb::handle buffers_object
   return length_bytes;
 }
 
+nb::object get_planes(const Namespace& ns, nb::handle key, nb::handle planes,
+                      nb::handle buffers_object) {
+  const Keys keys = Keys::one(key);
+  const auto count = number<uint32_t>("planes", planes);
+  Buffers<bh_iovec> buffers("buffers");
+  buffers.append(buffers_object, kAlone);
+  uint64_t length_bytes = 0;
+  uint64_t read_bytes = 0;
+  check(ns.pool->run([&](bh_pool* pool) {
+    return bh_get_planes(pool, ns.id, keys[0], count, buffers.parts(0), buffers.part_count(0),
+                         &length_bytes, &read_bytes);
+  }));
+  nb::dict fields;
+  fields["length_bytes"] = length_bytes;
+  fields["read_bytes"] = read_bytes;
+  return make("PlanesResult", fields);
+}
+
+nb::object get_stored(const Namespace& ns, nb::handle key, nb::handle buffer) {
+  const Keys keys = Keys::one(key);
+  Buffers<bh_iovec> buffers("buffer");
+  buffers.append(buffer, kAlone);
+  const bh_iovec& room = buffers.only_part(0, kAlone);
+  uint64_t stored_bytes = 0;
+  uint64_t length_bytes = 0;
+  uint32_t codec = 0;
+  check(ns.pool->run([&](bh_pool* pool) {
+    return bh_get_stored(pool, ns.id, keys[0], room.data, room.size_bytes, &stored_bytes,
+                         &length_bytes, &codec);
+  }));
+  nb::dict fields;
+  fields["stored_bytes"] = stored_bytes;
+  fields["length_bytes"] = length_bytes;
+  fields["codec"] = codec_object(codec);
+  return make("StoredResult", fields);
+}
+
 void put(const Namespace& ns, nb::handle key, nb::handle value_object, nb::handle user_metadata,
          nb::handle attributes_object) {
   const Keys keys = Keys::one(key);
@@ -118,9 +155,7 @@ void touch(const Namespace& ns, nb::handle keys_object) {
 
 bh_put_options put_options(const Buffers<bh_const_iovec>& metadata, size_t item, size_t position,
                            const std::optional<bh_attributes>& attributes) {
-  if (metadata.part_count(item) != 1)
-    raise_argument(PyExc_TypeError, "user_metadata", position, "is a list; pass one buffer");
-  const bh_const_iovec& part = metadata.parts(item)[0];
+  const bh_const_iovec& part = metadata.only_part(item, position);
   return {.struct_bytes = sizeof(bh_put_options),
           .user_metadata = part.size_bytes == 0 ? nullptr : part.data,
           .user_bytes = part.size_bytes,
@@ -193,6 +228,8 @@ void bind_values(nb::class_<Namespace>& ns) {
          any("user_metadata") = nb::bytes("", 0), nb::arg("attributes") = nb::none())
       .def("get", &get, any("key"))
       .def("get_into", &get_into, any("key"), any("buffers"))
+      .def("get_planes", &get_planes, any("key"), any("planes"), any("buffers"))
+      .def("get_stored", &get_stored, any("key"), any("buffer"))
       .def("exists", &exists, any("keys"))
       .def("longest_prefix", &longest_prefix, any("keys"))
       .def("touch", &touch, any("keys"))

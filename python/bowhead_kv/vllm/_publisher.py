@@ -46,6 +46,6 @@ def open_publisher(
         topic=settings.get("events_topic", ""),
         replay_endpoint=rank_endpoint(replay, rank) if replay else None,
         data_parallel_rank=data_parallel_rank,
-        convert_hash=lambda block_hash: maybe_convert_block_hash(BlockHash(block_hash)),
+        int_hashes=isinstance(maybe_convert_block_hash(BlockHash(bytes(32))), int),
         log=log,
     )

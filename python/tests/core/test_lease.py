@@ -21,6 +21,8 @@ def test_a_lease_is_read_only_memory(stored):
     assert len(lease) == lease.length_bytes == 100
     assert lease.stamp == stored.describe(b"key").stamp
     assert lease.offset == stored.describe(b"key").offset
+    assert lease.checksum == bk.checksum(view)
+    assert lease.layout == stored.options().layout == bk.Layout()
     del view
     assert lease.release() is True
     assert lease.release() is True
@@ -75,7 +77,7 @@ def test_a_pool_stays_open_while_its_memory_is_viewed(stored):
     pool = stored.pool
     for view in (memoryview, np.from_dlpack, lambda lease: np.frombuffer(lease, dtype=np.uint8)):
         seen = view(stored.acquire(b"key"))
-        with pytest.raises(BufferError, match="while views of its leases exist"):
+        with pytest.raises(BufferError, match="while views of its memory exist"):
             pool.close()
         assert not pool.closed
         assert bytes(seen) == bytes(range(100))
@@ -148,9 +150,9 @@ def test_a_compressed_block_of_a_prefix_is_its_frame(pool):
     ns.put(b"1", value)
     with ns.acquire_prefix([b"1"]) as prefix:
         (lease,) = prefix.leases
-        assert lease.coded
+        assert lease.codec is bk.Codec.FRAME
         assert lease.length_bytes == value.nbytes
         assert len(lease) == len(memoryview(lease)) == prefix.stored_bytes < value.nbytes
     ns.pool.namespace("plain").put(b"1", value)
     with ns.pool.namespace("plain").acquire(b"1") as lease:
-        assert not lease.coded
+        assert lease.codec is bk.Codec.RAW

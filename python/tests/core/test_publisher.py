@@ -2,6 +2,7 @@
 """bowhead_kv.events against a ZeroMQ subscriber that decodes what docs/engines/events.md says."""
 
 import logging
+import random
 import re
 import subprocess
 import sys
@@ -143,7 +144,10 @@ def test_what_does_not_fit_is_left_out(described: dict[str, Any]) -> None:
 
 def test_metadata_of_others_is_told_apart() -> None:
     whole = published.block_metadata(hash_bytes=32, token_ids=[1, 2, 3, 4])
-    for other in (b"", b"BHE1", whole[:-1], whole + b"x", b"BHE2" + whole[4:]):
+    endless = whole[:6] + b"\0\0" + whole[8:10] + b"\xff" * 4  # ids of no bytes each
+    broken = published.block_metadata(hash_bytes=32, token_ids=[1], lora_name="ä")
+    broken = broken.replace("ä".encode(), b"\xc3x")
+    for other in (b"", b"BHE1", whole[:-1], whole + b"x", b"BHE2" + whole[4:], endless, broken):
         assert published.parse_metadata(other) is None
 
 
@@ -205,39 +209,71 @@ def test_evictions_are_published(
         assert {key[:32] for key, is_there in zip(keys, ns.exists(keys)) if is_there} == present
 
 
+def test_what_is_stored_is_announced_with_parents_first(
+    start: Start, router: Subscriber, ns: bk.Namespace
+) -> None:
+    numbers = list(range(2000))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        put(ns, number)
+    put(ns, 5000, parent=hashed(5001))  # a circle
+    put(ns, 5001, parent=hashed(5000))
+    put(ns, 6000, parent=hashed(6000))
+    put(ns, 7000, token_ids=[])
+    ns.put(b"foreign", b"value")
+    other = ns.pool.namespace("other")
+    publisher = start()
+    publisher.attach(other)
+    join(other, router)
+    put(other, 8000)
+    publisher.attach(ns)
+    router.until("AllBlocksCleared")
+    seen: dict[bytes, bytes | None] = {}
+    while router.socket.poll(500):
+        for event in router.batch():
+            assert event["type"] == "BlockStored"
+            seen[event["block_hashes"][0]] = event["parent_block_hash"]
+    assert sorted(seen) == [hashed(number) for number in [*range(2000), 5000, 5001, 6000]]
+    order = list(seen)
+    assert order.index(hashed(0)) < order.index(hashed(1999))
+    before: set[bytes | None] = {None}
+    for block_hash, parent in seen.items():
+        assert parent in before or block_hash in (hashed(5000), hashed(5001), hashed(6000))
+        before.add(block_hash)
+
+
 def test_hashes_in_another_form(start: Start, router: Subscriber, ns: bk.Namespace) -> None:
-    start(convert_hash=lambda block_hash: block_hash[-1]).attach(ns)
+    start(int_hashes=True).attach(ns)
     join(ns, router)
-    put(ns, 5)
+    put(ns, 2**70 + 5, token_ids=[1])
     (event,) = router.batch()
     assert (event["block_hashes"], event["parent_block_hash"]) == ([5], 4)
 
 
-def test_loss_is_told(
-    start: Start, router: Subscriber, ns: bk.Namespace, caplog: pytest.LogCaptureFixture
+def test_a_router_is_filled_again_after_a_loss(
+    start: Start,
+    router: Subscriber,
+    ns: bk.Namespace,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Small:
-        """The pool with a reader that holds few events."""
-
-        locator = ns.pool.locator
-
-        @staticmethod
-        def events(*, capacity_bytes: int) -> bk.Events:
-            return ns.pool.events(capacity_bytes=4096)
-
-    class SmallNamespace:
-        id, pool = ns.id, Small
-
-    start().attach(SmallNamespace)  # type: ignore[arg-type]
+    monkeypatch.setattr(published, "BUFFER_BYTES", 4096)
+    start().attach(ns)
     join(ns, router)
+    for number in (12, 11, 10):
+        put(ns, number)
     while not any("were lost" in record.message for record in caplog.records):
         ns.put_batch([b"lost %d" % number for number in range(1000)], [b"value"] * 1000)
         ns.remove_batch([b"lost %d" % number for number in range(1000)])
-    assert {"type": "AllBlocksCleared"} in router.until("AllBlocksCleared")
+    put(ns, 13)
+    present: list[bytes] = []
     while router.socket.poll(500):
-        router.batch()
-    put(ns, 3)
-    assert router.until("BlockStored")[-1]["block_hashes"] == [hashed(3)]
+        for event in router.batch():
+            if event["type"] == "AllBlocksCleared":
+                present = []
+            elif event["type"] == "BlockStored" and event["block_hashes"][0] not in present:
+                present += event["block_hashes"]
+    assert present == [hashed(number) for number in (10, 11, 12, 13)]  # parents first
     assert sum("were lost" in record.message for record in caplog.records) == 1
 
 
@@ -263,6 +299,7 @@ def test_closed_pool_is_cleared_and_another_attached(
     while (again := link.ns()) is None:
         assert time.monotonic() < end_s
         time.sleep(0.05)
+    assert router.until("BlockStored")[-1]["block_hashes"] == [hashed(1)]
     put(again, 2)
     assert router.until("BlockStored")[-1]["block_hashes"] == [hashed(2)]
     link.close()
@@ -296,7 +333,7 @@ def test_endpoints(endpoint: str, start: Start, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OSError, match="cannot be published at ipc:///no such folder/kv"):
         published.Publisher("ipc:///no such folder/kv", log=log)
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(ImportError, match="zmq cannot be imported; pip install 'bow"):
+    with pytest.raises(ImportError, match="pyzmq, which cannot be imported; pip"):
         published.Publisher(endpoint, log=log)
 
 

@@ -257,3 +257,28 @@ def test_many_threads_use_one_queue(pool, ns):
             thread.join()
         assert sorted(reported) == sorted(submitted)
         assert pool.info().blocks == 800
+
+
+def test_close_returns_when_another_thread_has_closed(pool, ns):
+    ns.put(b"large", bytes(48 << 20))
+    for _ in range(5):
+        queue = pool.queue()
+        rooms = [bytearray(48 << 20) for _ in range(2)]
+        for room in rooms:
+            queue.submit_get(ns, [b"large"], [room])
+        failed = []
+
+        def close():
+            queue.close()
+            for room in rooms:
+                try:
+                    room.append(0)  # it is the caller's again
+                except BufferError as error:
+                    failed.append(error)
+
+        threads = [threading.Thread(target=close) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []

@@ -42,13 +42,21 @@ def members(header: str, struct: str) -> list[str]:
         (bk.NamespaceInfo, "bowhead.h", "bh_namespace_info", set()),
         (bk.Attributes, "bowhead.h", "bh_attributes", set()),
         (bk.Pressure, "bowhead.h", "bh_pressure", set()),
-        (bk.BlockInfo, "bowhead.h", "bh_block_info", {"namespace_id", "key", "user_bytes"}),
+        (bk.BlockInfo, "bowhead.h", "bh_block_info", {"user_bytes"}),
+        (bk.NamespaceOptions, "bowhead.h", "bh_namespace_options", set()),
+        (bk.RecompressReport, "bowhead.h", "bh_recompress_report", set()),
         (bk.Layout, "format/tensor.h", "bh_kv_layout", set()),
     ],
 )
 def test_fields_are_those_of_the_c_struct(type, header, struct, absent):
     expected = [name for name in members(header, struct) if name not in absent]
     assert [field.name for field in dataclasses.fields(type)] == expected
+
+
+def test_a_report_of_a_check_has_the_members_of_the_c_struct():
+    counts = members("bowhead.h", "bh_check_report")
+    texts = ["finding_texts", "not_checked_texts"]
+    assert [field.name for field in dataclasses.fields(bk.CheckReport)] == counts + texts
 
 
 def test_settings_of_create_are_those_of_the_c_struct():
@@ -63,6 +71,7 @@ def test_settings_of_create_are_those_of_the_c_struct():
     [
         (bk.Profile, "BH_PROFILE_"),
         (bk.Pins, "BH_PIN_"),
+        (bk.Codec, "BH_CODEC_"),
         (bk.NumberFormat, "BH_NUMBER_"),
         (bk.Order, "BH_ORDER_"),
         (bk.ScalePlace, "BH_SCALES_"),
