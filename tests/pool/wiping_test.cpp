@@ -178,12 +178,12 @@ TEST_F(Wiping, OfBlocksThatWereMoved) {
     if (pool_->remove(other_, fmt::format("other {}", i)) != Status::OK) break;
   }
   for (int i = 0; i < 40; ++i) ASSERT_EQ(put(secret_, fmt::format("{}", i)), Status::OK);
-  const uint64_t before = pool_->info()->counters[BH_COUNTER_MOVES];
+  const uint64_t before = pool_->info()->moves;
   const std::string large(4 << 20, 'x');
   const ConstSpan piece = span_of(large);
   for (int i = 0; i < 3; ++i)
     ASSERT_EQ(pool_->put(other_, fmt::format("large {}", i), {&piece, 1}), Status::OK);
-  ASSERT_GT(pool_->info()->counters[BH_COUNTER_MOVES], before);
+  ASSERT_GT(pool_->info()->moves, before);
   for (int i = 0; i < 40; ++i) ASSERT_EQ(pool_->remove(secret_, fmt::format("{}", i)), Status::OK);
   EXPECT_FALSE(secret_is_there());
 }
