@@ -83,11 +83,13 @@ class Pool:
         *,
         layout: Layout | None = None,
         profile: int | None = None,
+        wipe: bool = False,
     ) -> Namespace:
         """Registers a namespace, or finds a registered one. description: up to 383 bytes, all that
         distinguishes its keys. layout, profile: None: those that it is registered with; for a new
-        one, opaque values and no compression. Raises Error NAMESPACE_MISMATCH or LAYOUT_MISMATCH
-        if it is registered otherwise."""
+        one, opaque values and no compression. wipe: the pool overwrites values, keys and user
+        metadata before their memory is free. Raises Error NAMESPACE_MISMATCH or LAYOUT_MISMATCH if
+        it is registered otherwise, or without `wipe`."""
 
     def remove_namespace(self, name: str) -> None:
         """Removes a namespace with all its blocks."""
@@ -159,7 +161,7 @@ class Namespace:
     @property
     def pool(self) -> Pool: ...
     def options(self) -> NamespaceOptions:
-        """The layout and profile that it was registered with."""
+        """What it was registered with."""
 
     def put(
         self,

@@ -455,6 +455,8 @@ class NamespaceOptions:
     profile: int
     """A Profile."""
     layout: Layout
+    wipe: bool = False
+    """What it stored is overwritten before the memory is free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -467,6 +469,8 @@ class NamespaceInfo:
     name: str
     description: str
     layout: Layout
+    wipe: bool
+    """What it stored is overwritten before the memory is free."""
     blocks: int
     value_bytes: int
     stored_bytes: int

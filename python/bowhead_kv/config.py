@@ -22,16 +22,19 @@ class Config:
     """Name of the namespace; None: the plug-in chooses one."""
     threads: int = 1
     """Threads of a queue, which copy values."""
+    wipe: bool = False
+    """The pool overwrites what the namespace stored before the memory is free."""
 
 
-_TYPES = {"locator": str, "host": int, "namespace": str, "threads": int}
+_TYPES = {"locator": str, "host": int, "namespace": str, "threads": int, "wipe": bool}
 _RANGES = {"host": range(64), "threads": range(1, 65)}
 
 
 def load(overrides: Mapping[str, object] | None = None) -> Config:
     """The settings from `overrides`; what these lack, from the environment variables
-    BOWHEAD_LOCATOR, BOWHEAD_HOST, BOWHEAD_NAMESPACE and BOWHEAD_THREADS; what these lack, from
-    the TOML file that BOWHEAD_CONFIG names, which has the same names in lower case without prefix.
+    BOWHEAD_LOCATOR, BOWHEAD_HOST, BOWHEAD_NAMESPACE, BOWHEAD_THREADS and BOWHEAD_WIPE (0 or 1);
+    what these lack, from the TOML file that BOWHEAD_CONFIG names, which has the same names in lower
+    case without prefix.
 
     Raises ValueError, which names the setting and its source, if a setting is unknown or wrong.
     """
@@ -70,6 +73,10 @@ def _from_environment() -> dict[str, Any]:
                 value = int(text)
             except ValueError:
                 raise ValueError(f"{variable} is {text!r}; set it to an integer") from None
+        if _TYPES[field.name] is bool:
+            if text not in ("0", "1"):
+                raise ValueError(f"{variable} is {text!r}; set it to 0 or 1")
+            value = text == "1"
         settings[field.name] = _checked_value(field.name, value, variable)
     return settings
 
@@ -89,7 +96,7 @@ def _checked(settings: Mapping[str, object], source: str) -> dict[str, Any]:
 
 def _checked_value(name: str, value: object, source: str) -> object:
     expected = _TYPES[name]
-    if not isinstance(value, expected) or isinstance(value, bool):
+    if type(value) is not expected:
         raise ValueError(f"{source} is {value!r}; set it to a value of type {expected.__name__}")
     allowed = _RANGES.get(name)
     if allowed is not None and value not in allowed:

@@ -105,7 +105,9 @@ class PoolLink:
         try:
             pool = Pool(self._config.locator, host=self._config.host)
             try:
-                ns = pool.namespace(self._name, self._description, layout=self._layout)
+                ns = pool.namespace(
+                    self._name, self._description, layout=self._layout, wipe=self._config.wipe
+                )
                 if self._on_open is not None:
                     self._on_open(ns)
             except BaseException:

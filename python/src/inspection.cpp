@@ -149,6 +149,7 @@ nb::object namespaces(Pool& self) {
     fields["name"] = text(from.name_text);
     fields["description"] = text(from.description_text);
     fields["layout"] = layout_object(from.layout);
+    fields["wipe"] = from.wipe != 0;
     add_members<bh_namespace_info>(namespace_members, from, fields);
     list.append(make("NamespaceInfo", fields));
   }
@@ -200,6 +201,7 @@ nb::object options(const Namespace& ns) {
   nb::dict fields;
   fields["profile"] = from.profile;
   fields["layout"] = layout_object(from.layout);
+  fields["wipe"] = from.wipe != 0;
   return make("NamespaceOptions", fields);
 }
 

@@ -22,9 +22,9 @@ std::optional<uint32_t> host_argument(nb::handle host) {
 }
 
 Namespace open_namespace(nb::handle self, const std::string& name, const std::string& description,
-                         nb::handle layout, nb::handle profile) {
+                         nb::handle layout, nb::handle profile, bool wipe) {
   OfPool pool(nb::borrow(self));
-  bh_namespace_options options = {.struct_bytes = sizeof options};
+  bh_namespace_options options = {.struct_bytes = sizeof options, .wipe = wipe};
   if (!layout.is_none()) options.layout = layout_struct(layout);
   if (!profile.is_none()) options.profile = number<uint32_t>("profile", profile);
   bh_namespace_id id = 0;
@@ -105,7 +105,8 @@ void bind_pool(nb::module_& module) {
           nb::arg("locator"), nb::kw_only(), nb::arg("host") = nb::none(),
           nb::arg("observe") = false)
       .def("namespace", &open_namespace, nb::arg("name"), nb::arg("description") = "",
-           nb::kw_only(), nb::arg("layout") = nb::none(), nb::arg("profile") = nb::none())
+           nb::kw_only(), nb::arg("layout") = nb::none(), nb::arg("profile") = nb::none(),
+           nb::arg("wipe") = false)
       .def(
           "remove_namespace",
           [](Pool& self, const std::string& name) {

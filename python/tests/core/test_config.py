@@ -18,7 +18,8 @@ def test_the_environment(monkeypatch):
     monkeypatch.setenv("BOWHEAD_HOST", "3")
     monkeypatch.setenv("BOWHEAD_NAMESPACE", "llama")
     monkeypatch.setenv("BOWHEAD_THREADS", "2")
-    assert load() == Config(locator="shm:kv", host=3, namespace="llama", threads=2)
+    monkeypatch.setenv("BOWHEAD_WIPE", "1")
+    assert load() == Config(locator="shm:kv", host=3, namespace="llama", threads=2, wipe=True)
 
 
 def test_overrides_before_environment_before_file(monkeypatch, tmp_path):
@@ -44,6 +45,7 @@ def test_no_pool():
         ("BOWHEAD_HOST", "one", "BOWHEAD_HOST is 'one'; set it to an integer"),
         ("BOWHEAD_HOST", "64", "BOWHEAD_HOST is 64; set it to 0 to 63"),
         ("BOWHEAD_THREADS", "0", "BOWHEAD_THREADS is 0; set it to 1 to 64"),
+        ("BOWHEAD_WIPE", "yes", "BOWHEAD_WIPE is 'yes'; set it to 0 or 1"),
         ("BOWHEAD_CONFIG", "/no/such.toml", "BOWHEAD_CONFIG=/no/such.toml cannot be read"),
     ],
 )

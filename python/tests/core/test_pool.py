@@ -352,3 +352,17 @@ def test_a_process_ends_while_daemon_threads_are_in_calls(locator):
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", DAEMONS, locator], capture_output=True)
         assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_namespace_that_is_wiped(pool):
+    secret = b"the secret of a tenant"
+    for wipe in (False, True):
+        ns = pool.namespace(f"wipe {wipe}", wipe=wipe)
+        assert ns.options().wipe is wipe
+        ns.put(b"key", secret + bytes([wipe]), user_metadata=secret)
+        ns.remove(b"key")
+        there = secret + bytes([wipe]) in bytes(pool.mapping())
+        assert there is not wipe
+    assert {info.name: info.wipe for info in pool.namespaces()} >= {"wipe True": True}
+    with refused(Status.NAMESPACE_MISMATCH):
+        pool.namespace("wipe False", wipe=True)
