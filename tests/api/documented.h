@@ -9,8 +9,8 @@
 
 namespace bowhead::test {
 
-/// The statuses that a header of the ABI lists for each function, directly or by reference to another
-/// function.
+/// The statuses that a header of the ABI lists for each function, directly or by reference to
+/// another function.
 inline std::map<std::string, std::set<std::string>> documented_statuses(const std::string& header) {
   std::map<std::string, std::set<std::string>> of;
   const std::regex name("\\b(bh_[a-z_]+)\\($"), status("BH_[A-Z_]+");
