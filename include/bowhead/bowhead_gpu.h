@@ -36,9 +36,9 @@
  * The CPU device has the default stream only.
  *
  * Threads: every function may be called from any thread at any time, except that closing a handle
- * must not overlap another call on it. Calls on one bh_gpu_transfers and its jobs, and
- * bh_pool_close() on its pool, count as calls on the same handle here. Calls on one
- * bh_gpu_transfers take turns; a wait does not hold up the others.
+ * must not overlap another call on it, nor closing a pool a call on its bh_gpu_transfers. It may
+ * overlap calls on their jobs. Calls on a bh_gpu_transfers and its jobs take turns; a wait does not
+ * hold up the others.
  *
  * Order of closing: any order is allowed. A bh_gpu or bh_gpu_memory that others were opened with
  * stays open inside them. Closing the pool, or a bh_gpu_transfers, cancels its jobs and waits until

@@ -78,6 +78,7 @@ NB_MODULE(_native, module) {
   module.def("destroy", &destroy, nb::arg("locator"), nb::kw_only(), nb::arg("force") = false);
   module.def("checksum", &checksum, any("buffer"));
   bind_pool(module);
+  bind_gpu(module);
 }
 
 }  // namespace bowhead::python

@@ -105,7 +105,7 @@ class Guarded {
   std::condition_variable unused_;
 };
 
-/// What must be closed before its pool: queues and readers of events.
+/// What must be closed before its pool: queues, readers of events, transfers.
 class PartOfPool {
  public:
   virtual ~PartOfPool() = default;
@@ -176,5 +176,6 @@ void bind_values(nb::class_<Namespace>& ns);
 void bind_lease(nb::module_& module, nb::class_<Namespace>& ns);
 void bind_queue(nb::module_& module, nb::class_<Pool>& pool);
 void bind_events(nb::module_& module, nb::class_<Pool>& pool);
+void bind_gpu(nb::module_& module);
 
 }  // namespace bowhead::python
