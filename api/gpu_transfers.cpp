@@ -290,22 +290,36 @@ bh_status read_job_options(const bh_gpu_job_options* options, JobOptions& out, v
   return BH_OK;
 }
 
-bh_status read_blocks(const bh_gpu_block* blocks, size_t count, std::vector<BlockOfTokens>& out) {
+bh_status read_block(const bh_gpu_block& block, size_t i, bool spills, BlockOfTokens& out) {
+  if (block.key.data == nullptr && block.key.size_bytes > 0)
+    return fail(BH_INVALID_ARGUMENT, "{}: blocks[{}].key.data is NULL but its size is {} bytes",
+                current_function, i, block.key.size_bytes);
+  if (block.pages == nullptr || !countable<uint32_t>(block.page_count))
+    return fail(BH_INVALID_ARGUMENT, "{}: blocks[{}].pages is {}, of {} entries", current_function,
+                i, static_cast<const void*>(block.pages), block.page_count);
+  // A longer key is refused by the pool, whatever its bytes.
+  const size_t key_bytes = std::min<size_t>(block.key.size_bytes, BH_KEY_BYTES_MAX + 1);
+  out.key = view({block.key.data, key_bytes});
+  out.range = {{block.pages, block.page_count}, block.first_token, block.tokens};
+  if (block.options == nullptr) return BH_OK;
+  if (!spills)
+    return fail(BH_INVALID_ARGUMENT,
+                "{}: a restore does not use blocks[{}].options: set it to NULL", current_function,
+                i);
+  PutOptions options;
+  if (const bh_status bad = read_options(block.options, options); bad != BH_OK) return bad;
+  out.user_metadata = options.user_metadata;
+  out.attributes = options.attributes;
+  return BH_OK;
+}
+
+bh_status read_blocks(const bh_gpu_block* blocks, size_t count, bool spills,
+                      std::vector<BlockOfTokens>& out) {
   if (blocks == nullptr && count > 0) return null_argument("blocks");
   if (!countable<bh_gpu_block>(count)) return bad_count("blocks", count);
-  out.reserve(count);
   for (size_t i = 0; i < count; ++i) {
-    const bh_gpu_block& block = blocks[i];
-    if (block.key.data == nullptr && block.key.size_bytes > 0)
-      return fail(BH_INVALID_ARGUMENT, "{}: blocks[{}].key.data is NULL but its size is {} bytes",
-                  current_function, i, block.key.size_bytes);
-    if (block.pages == nullptr || !countable<uint32_t>(block.page_count))
-      return fail(BH_INVALID_ARGUMENT, "{}: blocks[{}].pages is {}, of {} entries",
-                  current_function, i, static_cast<const void*>(block.pages), block.page_count);
-    // A longer key is refused by the pool, whatever its bytes.
-    const size_t key_bytes = std::min<size_t>(block.key.size_bytes, BH_KEY_BYTES_MAX + 1);
-    out.push_back({std::string(view({block.key.data, key_bytes})),
-                   {{block.pages, block.page_count}, block.first_token, block.tokens}});
+    if (const bh_status bad = read_block(blocks[i], i, spills, out.emplace_back()); bad != BH_OK)
+      return bad;
   }
   return BH_OK;
 }
@@ -320,7 +334,7 @@ bh_status start_job(bh_gpu_transfers* transfers, bool spills, bh_namespace_id ns
   std::vector<BlockOfTokens> known;
   if (const bh_status bad = read_job_options(options, settings, job->context); bad != BH_OK)
     return bad;
-  if (const bh_status bad = read_blocks(blocks, count, known); bad != BH_OK) return bad;
+  if (const bh_status bad = read_blocks(blocks, count, spills, known); bad != BH_OK) return bad;
   if (const bh_status bad = transfers->shared->start(spills, ns, known, settings, job);
       bad != BH_OK)
     return bad;

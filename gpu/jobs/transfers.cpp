@@ -124,7 +124,7 @@ class Transfers::Impl {
   Status copy_unleased(NamespaceId ns, const std::string& key, bool is_frame, Moving& block);
   static Status check_length(uint64_t length_bytes, const Moving& block);
   static void decode_staged(Moving& block, uint64_t frame_bytes);
-  Status prepare_spill(NamespaceId ns, const std::string& key, Moving& block);
+  Status prepare_spill(NamespaceId ns, const BlockOfTokens& given, Moving& block);
   Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
                          Moving& block);
   Result<void> tell_parts();
@@ -236,8 +236,9 @@ Status Transfers::Impl::stage(Moving& block, bool on_device) {
 }
 
 /// OK without a payload: the key is stored, and there is nothing to do.
-Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Moving& block) {
-  auto reservation = pool_.reserve(ns, key, block.size_bytes);
+Status Transfers::Impl::prepare_spill(NamespaceId ns, const BlockOfTokens& given, Moving& block) {
+  auto reservation =
+      pool_.reserve(ns, given.key, block.size_bytes, given.user_metadata, given.attributes);
   if (!reservation) return reservation.status();
   if (reservation->present) return Status::OK;
   block.reservation = std::move(*reservation);
@@ -337,7 +338,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
     block.pages.assign(range.pages.begin() + first_page, range.pages.begin() + last_page + 1);
     block.range = {{}, range.first_token % cache_.page_tokens, range.tokens};
     block.size_bytes = cache_.payload_bytes(range.tokens);
-    const Status status = spills ? prepare_spill(ns, blocks[i].key, block)
+    const Status status = spills ? prepare_spill(ns, blocks[i], block)
                                  : prepare_restore(ns, blocks[i].key, options, block);
     if (status == Status::OK && block.payload != nullptr) {
       job->staging[i] = block.staged;

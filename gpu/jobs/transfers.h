@@ -53,7 +53,9 @@ namespace bowhead::gpu {
 /// A block: tokens of a sequence under a key.
 struct BlockOfTokens {
   std::string key;
-  PagedTokens range;  ///< its table may be gone when the job has been started
+  PagedTokens range;                ///< its table may be gone when the job has been started
+  std::string user_metadata = {};   ///< of a spill: stored with it, as by Pool::put()
+  BlockAttributes attributes = {};  ///< of a spill
 };
 
 struct JobOptions {

@@ -266,6 +266,8 @@ typedef struct bh_gpu_block {
   size_t page_count;     /**< entries of the table */
   uint32_t first_token;  /**< of the block, in the sequence */
   uint32_t tokens;       /**< in the block, at least 1 */
+  const bh_put_options* options; /**< of a spill: what is stored with the value, read during the
+                                      call; NULL: nothing. NULL in a restore */
 } bh_gpu_block;
 
 /** @name How bytes are moved
@@ -304,13 +306,13 @@ typedef struct bh_gpu_job bh_gpu_job;
  * @param options settings; NULL: the defaults
  * @param out the job, for bh_gpu_job_free()
  * @retval BH_INVALID_ARGUMENT a block has no tokens, is longer than 2 GiB, has tokens behind the
- *     end of its block table, or a page that the cache does not have; an option is out of its
- *     range; the stream is of another GPU, or a graph is being recorded from it
+ *     end of its block table, or a page that the cache does not have; an option of the job or of a
+ *     block is out of its range; the stream is of another GPU, or a graph is being recorded from it
  * @retval BH_LAYOUT_MISMATCH blocks of the namespace have another layout; bh_last_error() names
  *     the field
  * @retval BH_NAMESPACE_GONE the namespace was removed
  * @retval BH_NO_SPACE no memory is left for the job; other jobs may have it
- * @retval BH_NOT_SUPPORTED `options` has a member set that this library does not know
+ * @retval BH_NOT_SUPPORTED a struct has a member set that this library does not know
  * @retval BH_CLOSED the pool was closed */
 bh_status bh_gpu_spill(bh_gpu_transfers* transfers, bh_namespace_id ns, const bh_gpu_block* blocks,
                        size_t block_count, const bh_gpu_job_options* options, bh_gpu_job** out);

@@ -404,7 +404,7 @@ class Transfers:
     def spill(
         self,
         ns: Namespace,
-        blocks: Iterable[Block | tuple[Buffer, Sequence[int], int, int]],
+        blocks: Iterable[Block],
         *,
         after: int | None = None,
         urgent: bool = False,
@@ -419,7 +419,7 @@ class Transfers:
     def restore(
         self,
         ns: Namespace,
-        blocks: Iterable[Block | tuple[Buffer, Sequence[int], int, int]],
+        blocks: Iterable[Block],
         *,
         after: int | None = None,
         urgent: bool = False,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bowhead_kv import _native
 from bowhead_kv._native import Device, Job, Memory, Transfers
 from bowhead_kv._types import (
+    Attributes,
     BlockResult,
     DeviceInfo,
     Layout,
@@ -68,6 +69,10 @@ class Block(NamedTuple):
     first_token: int
     """Of the block, in the sequence."""
     tokens: int
+    user_metadata: bytes = b""
+    """Of a spill: stored with the value, as by :meth:`Namespace.put`; not for a restore."""
+    attributes: Attributes | None = None
+    """Of a spill."""
 
 
 class Part(NamedTuple):

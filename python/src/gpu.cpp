@@ -52,7 +52,8 @@ struct CacheArguments {
   bh_gpu_cache described = {};
 };
 
-/// Block tables and keys, copied. A table that several blocks share is copied once.
+/// Block tables, keys and what is stored with blocks, copied. A table that several blocks share is
+/// copied once.
 class BlockArguments {
  public:
   explicit BlockArguments(nb::handle blocks) {
@@ -61,17 +62,18 @@ class BlockArguments {
     for (size_t i = 0; i < items.size(); ++i) {
       const nb::object item = items[i];
       const Items fields(item, "blocks");
-      if (fields.size() != 4)
-        raise_argument(PyExc_ValueError, "blocks", i,
-                       "has " + std::to_string(fields.size()) +
-                           " fields; pass a key, a block table, the first token and the tokens");
+      if (fields.size() < 4 || fields.size() > 6)
+        raise_argument(
+            PyExc_ValueError, "blocks", i,
+            "has " + std::to_string(fields.size()) + " fields; pass a bowhead_kv.gpu.Block");
       keys_.push_back(Keys::one(fields[0]));
       const nb::object table = fields[1];
       if (!last_table.is_valid() || !table.is(last_table)) read_table(table);
       last_table = table;
       blocks_.push_back({keys_.back()[0], tables_.back().data(), tables_.back().size(),
                          number<uint32_t>("first_token", fields[2]),
-                         number<uint32_t>("tokens", fields[3])});
+                         number<uint32_t>("tokens", fields[3]), nullptr});
+      if (fields.size() > 4) read_options(fields);
     }
   }
 
@@ -79,6 +81,12 @@ class BlockArguments {
   size_t size() const { return blocks_.size(); }
 
  private:
+  struct Options {
+    nb::object metadata;
+    bh_attributes attributes;
+    bh_put_options options;
+  };
+
   void read_table(nb::handle table) {
     const nb::object list = nb::steal(PySequence_List(table.ptr()));
     if (!list.is_valid()) {
@@ -93,8 +101,32 @@ class BlockArguments {
       numbers.push_back(number<uint32_t>("pages", pages[i]));
   }
 
+  /// Of the last block.
+  void read_options(const Items& fields) {
+    const nb::object metadata = fields[4];
+    const nb::object attributes = fields.size() > 5 ? fields[5] : nb::none();
+    char* data = nullptr;
+    Py_ssize_t size = 0;
+    if (!PyBytes_Check(metadata.ptr()))
+      raise_argument(PyExc_TypeError, "user_metadata", kAlone,
+                     "is a " + type_of(metadata) + "; pass bytes");
+    PyBytes_AsStringAndSize(metadata.ptr(), &data, &size);
+    if (size == 0 && attributes.is_none()) return;
+    Options& kept = options_.emplace_back();
+    kept.metadata = metadata;
+    kept.options = {.struct_bytes = sizeof kept.options,
+                    .user_metadata = data,
+                    .user_bytes = static_cast<uint64_t>(size)};
+    if (!attributes.is_none()) {
+      kept.attributes = attributes_struct(attributes);
+      kept.options.attributes = &kept.attributes;
+    }
+    blocks_.back().options = &kept.options;
+  }
+
   std::deque<Keys> keys_;
   std::deque<std::vector<uint32_t>> tables_;
+  std::deque<Options> options_;
   std::vector<bh_gpu_block> blocks_;
 };
 

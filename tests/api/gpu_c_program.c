@@ -127,8 +127,8 @@ int main(void) {
   for (int i = 0; i < CACHE_BYTES; ++i) cache[i] = (unsigned char)(i * 31 + i / 251);
   memcpy(before, cache, CACHE_BYTES);
   for (int i = 0; i < BLOCKS; ++i) {
-    const bh_gpu_block block = {
-        {keys[i], 4}, spilled, 6, (uint32_t)(i * BLOCK_TOKENS), BLOCK_TOKENS};
+    const bh_gpu_block block = {{keys[i], 4}, spilled, 6, (uint32_t)(i * BLOCK_TOKENS),
+                                BLOCK_TOKENS, NULL};
     blocks[i] = block;
   }
   CHECK(bh_gpu_spill(transfers, ns, blocks, BLOCKS, NULL, &job) == BH_OK);

@@ -131,8 +131,12 @@ struct Blocks {
     const uint32_t tokens = std::max<uint32_t>(1, pages.tokens() / count);
     for (uint32_t i = 0; i < count; ++i) keys.push_back(name + " " + std::to_string(i));
     for (uint32_t i = 0; i < count; ++i)
-      all.push_back(
-          {{keys[i].data(), keys[i].size()}, table.data(), table.size(), i * tokens, tokens});
+      all.push_back({{keys[i].data(), keys[i].size()},
+                     table.data(),
+                     table.size(),
+                     i * tokens,
+                     tokens,
+                     nullptr});
   }
 
   std::vector<uint32_t> table;

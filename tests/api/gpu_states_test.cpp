@@ -151,6 +151,12 @@ void misuse_blocks(Scene& s, Start* call) {
   std::vector<uint32_t> pages(s.blocks[2].pages, s.blocks[2].pages + s.blocks[2].page_count);
   pages.back() = UINT32_MAX;
   EXPECT_STATUS(with([&](auto& of) { of.pages = pages.data(); }), INVALID_ARGUMENT);
+  auto put = sized<bh_put_options>();
+  put.user_bytes = 1;
+  EXPECT_STATUS(with([&](auto& of) { of.options = &put; }), INVALID_ARGUMENT);
+  put = sized<bh_put_options>();
+  const bh_status of_good_options = with([&](auto& of) { of.options = &put; });
+  s.expect("options", of_good_options, call == bh_gpu_spill ? BH_OK : BH_INVALID_ARGUMENT);
   // Keys that no block can have are the block's own fault, and read no further than a key goes.
   EXPECT_STATUS(with([](auto& of) { of.key.size_bytes = 0; }), OK);
   const std::string long_key(513, 'k');

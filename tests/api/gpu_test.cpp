@@ -316,6 +316,25 @@ TEST_F(GpuAbi, ThreadsShareTransfers) {
   EXPECT_LE(reported, 2 * kThreads * kRounds);  // others were freed first
 }
 
+TEST_F(GpuAbi, ASpilledBlockKeepsWhatIsStoredWithIt) {
+  Blocks blocks(random_, *pages_, 3, "options");
+  auto attributes = sized<bh_attributes>();
+  attributes.priority = 7;
+  auto options = sized<bh_put_options>();
+  options.user_metadata = "parent";
+  options.user_bytes = 6;
+  options.attributes = &attributes;
+  blocks.all[1].options = &options;
+  ASSERT_EQ(run(true, blocks.all), kOk3);
+  std::array<char, BH_USER_BYTES_MAX> metadata{};
+  auto info = sized<bh_block_info>();
+  ASSERT_OK(bh_describe(pool_, ns_, blocks.all[1].key, metadata.data(), &info));
+  EXPECT_EQ(std::string(metadata.data(), info.user_bytes), "parent");
+  EXPECT_EQ(info.attributes.priority, 7u);
+  ASSERT_OK(bh_describe(pool_, ns_, blocks.all[0].key, metadata.data(), &info));
+  EXPECT_EQ(info.user_bytes, 0u);
+}
+
 TEST_F(GpuAbi, StagedBlocksSayWhy) {
   bh_gpu_memory* memory = nullptr;
   bh_gpu_transfers* transfers = nullptr;

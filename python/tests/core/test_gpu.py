@@ -154,6 +154,20 @@ def test_failures_of_blocks(engine, ns):
     assert statuses(engine.transfers.spill(ns, [(b"", table, 0, 1)])) == [Status.KEY_TOO_LONG]
 
 
+def test_what_is_stored_with_a_block(engine, ns):
+    table = [0, 1]
+    keep = bk.Attributes(priority=9)
+    blocks = [gpu.Block(b"1", table, 0, 4, b"parent", keep), gpu.Block(b"2", table, 4, 4)]
+    assert statuses(engine.transfers.spill(ns, blocks)) == [Status.OK] * 2
+    assert ns.describe(b"1").user_metadata == b"parent"
+    assert ns.describe(b"1").attributes == keep
+    assert ns.describe(b"2").attributes == bk.Attributes()
+    with pytest.raises(bk.Error, match=r"blocks\[0\].options"):
+        engine.transfers.restore(ns, blocks)
+    with pytest.raises(TypeError, match="user_metadata is a str"):
+        engine.transfers.spill(ns, [gpu.Block(b"3", table, 0, 4, "parent")])
+
+
 def test_cancel(engine, ns):
     job = engine.transfers.spill(ns, blocks_of(list(range(6))), layers_at_once=1)
     job.layer_ready(0)
