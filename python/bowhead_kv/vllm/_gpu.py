@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker's KV cache in GPU memory: what of it a block is, and the transfers to and from a pool."""
+"""A worker's KV cache in GPU memory: what of it a block is, and transfers to and from a pool."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
