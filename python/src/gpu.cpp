@@ -58,6 +58,7 @@ class BlockArguments {
  public:
   explicit BlockArguments(nb::handle blocks) {
     const Items items(blocks, "blocks");
+    nb::list keys;
     nb::object last_table;
     for (size_t i = 0; i < items.size(); ++i) {
       const nb::object item = items[i];
@@ -66,15 +67,17 @@ class BlockArguments {
         raise_argument(
             PyExc_ValueError, "blocks", i,
             "has " + std::to_string(fields.size()) + " fields; pass a bowhead_kv.gpu.Block");
-      keys_.push_back(Keys::one(fields[0]));
+      keys.append(fields[0]);
       const nb::object table = fields[1];
       if (!last_table.is_valid() || !table.is(last_table)) read_table(table);
       last_table = table;
-      blocks_.push_back({keys_.back()[0], tables_.back().data(), tables_.back().size(),
+      blocks_.push_back({bh_key{}, tables_.back().data(), tables_.back().size(),
                          number<uint32_t>("first_token", fields[2]),
                          number<uint32_t>("tokens", fields[3]), nullptr});
       if (fields.size() > 4) read_options(fields);
     }
+    keys_.emplace(keys, "keys");
+    for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i].key = (*keys_)[i];
   }
 
   const bh_gpu_block* data() const { return blocks_.data(); }
@@ -124,7 +127,7 @@ class BlockArguments {
     blocks_.back().options = &kept.options;
   }
 
-  std::deque<Keys> keys_;
+  std::optional<Keys> keys_;
   std::deque<std::vector<uint32_t>> tables_;
   std::deque<Options> options_;
   std::vector<bh_gpu_block> blocks_;

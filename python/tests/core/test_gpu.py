@@ -182,7 +182,7 @@ def test_cancel(engine, ns):
         (5, TypeError, "blocks is a int"),
         ([b"key"], TypeError, "blocks is a bytes"),
         ([(b"key", [0], 0)], ValueError, r"blocks\[0\] has 3 fields"),
-        ([("key", [0], 0, 1)], TypeError, "key is a str"),
+        ([("key", [0], 0, 1)], TypeError, r"keys\[0\] is a str"),
         ([(b"key", 7, 0, 1)], TypeError, "pages is a int"),
         ([(b"key", [-1], 0, 1)], ValueError, "pages is -1"),
         ([(b"key", [0], 0, "1")], TypeError, "tokens is a str"),
