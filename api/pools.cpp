@@ -99,7 +99,9 @@ bh_status bh_pool_observe(const char* locator, bh_pool** out) {
 }
 
 void bh_pool_close(bh_pool* pool) {
-  if (pool == nullptr || pool->forks_at_open == forks()) {
+  if (pool == nullptr) return;
+  if (pool->forks_at_open == forks()) {
+    for (const auto& [of, end] : std::exchange(pool->ended_first, {})) end();
     delete pool;
   } else {
     // The table of reservations may be in the middle of a change by another thread of the parent.

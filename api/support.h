@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <span>
@@ -33,6 +34,8 @@ struct bh_pool {
   std::mutex mutex;
   /// A reservation's key must live until its commit, so the C handle is a number in this table.
   std::unordered_map<uint64_t, bowhead::Reservation> reservations;
+  /// What works on the pool on its own, by its address: bh_pool_close() ends it before the pool.
+  std::unordered_map<const void*, std::function<void()>> ended_first;
 };
 
 namespace bowhead::api {

@@ -371,6 +371,10 @@ class CpuDevice final : public Device {
     return {};
   }
 
+  Result<void> notify(Stream stream, std::function<void()> callee) override {
+    return with(stream, [&](CpuStream& queue) { queue.queue(std::move(callee)); });
+  }
+
   Result<void> copy(void* to, const void* from, size_t size_bytes, Stream stream) override {
     const CopyRun run = {to, from, size_bytes};
     return copy_batch({&run, 1}, stream);

@@ -299,6 +299,20 @@ class CudaDevice final : public Device {
     return call("cudaEventSynchronize", [&] { return cudaEventSynchronize(cuda_event(event)); });
   }
 
+  /// Not cudaLaunchHostFunc(), which calls nothing once the GPU is lost.
+  Result<void> notify(Stream stream, std::function<void()> callee) override {
+    auto owned = std::make_unique<std::function<void()>>(std::move(callee));
+    const auto run = [](cudaStream_t, cudaError_t, void* callee_at) {
+      const std::unique_ptr<std::function<void()>> of(
+          static_cast<std::function<void()>*>(callee_at));
+      (*of)();
+    };
+    auto called = call("cudaStreamAddCallback",
+                       [&] { return cudaStreamAddCallback(cuda(stream), run, owned.get(), 0); });
+    if (called) (void)owned.release();  // `run` has it
+    return called;
+  }
+
   Result<void> copy(void* to, const void* from, size_t size_bytes, Stream stream) override {
     const CopyRun run = {to, from, size_bytes};
     if (auto checked = check_run(run); !checked) return checked;

@@ -150,6 +150,10 @@ class Device {
   virtual Result<bool> is_done(Event event) = 0;
   /// The caller waits.
   virtual Result<void> synchronize(Event event) = 0;
+  /// Calls `callee` once, from a thread of the device's, when the work queued in `stream` so far is
+  /// done or the GPU lost. Later work of the stream waits for its return: it only wakes a thread,
+  /// and neither calls a Device nor waits for one.
+  virtual Result<void> notify(Stream stream, std::function<void()> callee) = 0;
 
   // ---- work: queued, done later ----
   //

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -109,6 +110,8 @@ class Transfers::Impl {
   Result<void> layer_ready(Job& job, uint32_t layer, Stream stream);
   bool poll(Job& job);
   void wait(Job& job);
+  void cancel(Job& job);
+  void notify_with(std::function<void()> notify) { notify_ = std::move(notify); }
   const KvCache& cache() const { return cache_; }
   const PathCosts& costs() const { return costs_; }
   const TransfersInfo& info() const { return info_; }
@@ -121,7 +124,7 @@ class Transfers::Impl {
   Status copy_unleased(NamespaceId ns, const std::string& key, bool is_frame, Moving& block);
   static Status check_length(uint64_t length_bytes, const Moving& block);
   static void decode_staged(Moving& block, uint64_t frame_bytes);
-  Status prepare_spill(NamespaceId ns, const std::string& key, Moving& block);
+  Status prepare_spill(NamespaceId ns, const BlockOfTokens& given, Moving& block);
   Status prepare_restore(NamespaceId ns, const std::string& key, const JobOptions& options,
                          Moving& block);
   Result<void> tell_parts();
@@ -134,6 +137,7 @@ class Transfers::Impl {
   MovePieces descriptor(const Job& job, uint32_t most_tokens) const;
   std::vector<CopyRun> copy_runs(const Job& job, uint32_t first_layer, uint32_t some_layers) const;
   Result<void> queue_layers(Job& job);
+  Result<void> announce(const Job& job);
   void finish(Job& job);
   Status end(Moving& block, bool spills, Status status);
   Status end_spill(Moving& block, Status status);
@@ -152,6 +156,7 @@ class Transfers::Impl {
   std::vector<std::unique_ptr<FrameDecoder>> decoders_;  ///< not in use by a job
   RunningJobs<Job> jobs_;
   TransfersInfo info_;
+  std::function<void()> notify_;  ///< may be empty
 };
 
 // ---- open and close ----
@@ -231,8 +236,9 @@ Status Transfers::Impl::stage(Moving& block, bool on_device) {
 }
 
 /// OK without a payload: the key is stored, and there is nothing to do.
-Status Transfers::Impl::prepare_spill(NamespaceId ns, const std::string& key, Moving& block) {
-  auto reservation = pool_.reserve(ns, key, block.size_bytes);
+Status Transfers::Impl::prepare_spill(NamespaceId ns, const BlockOfTokens& given, Moving& block) {
+  auto reservation =
+      pool_.reserve(ns, given.key, block.size_bytes, given.user_metadata, given.attributes);
   if (!reservation) return reservation.status();
   if (reservation->present) return Status::OK;
   block.reservation = std::move(*reservation);
@@ -332,7 +338,7 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
     block.pages.assign(range.pages.begin() + first_page, range.pages.begin() + last_page + 1);
     block.range = {{}, range.first_token % cache_.page_tokens, range.tokens};
     block.size_bytes = cache_.payload_bytes(range.tokens);
-    const Status status = spills ? prepare_spill(ns, blocks[i].key, block)
+    const Status status = spills ? prepare_spill(ns, blocks[i], block)
                                  : prepare_restore(ns, blocks[i].key, options, block);
     if (status == Status::OK && block.payload != nullptr) {
       job->staging[i] = block.staged;
@@ -346,7 +352,9 @@ Result<std::shared_ptr<Transfers::Job>> Transfers::Impl::start(
   }
   for (Moving& block : job->moving) block.range.pages = block.pages;
   jobs_.add(job);
-  if (auto queued = queue(*job, options); !queued) {
+  auto queued = queue(*job, options);
+  if (queued) queued = announce(*job);
+  if (!queued) {
     job->queue_status = queued.status();
     jobs_.abandon(*job, job->stream);
     return queued.error();
@@ -559,7 +567,20 @@ Result<void> Transfers::Impl::layer_ready(Job& job, uint32_t layer, Stream strea
   const auto marked = job.on_device.mark(device_, job.stream);
   if (queued) queued = marked;
   job.queue_status = queued.status();
+  if (const auto announced = announce(job); !announced) {
+    if (queued) queued = announced;
+    job.queue_status = queued.status();
+    notify_();
+  }
   return queued;
+}
+
+/// Notifies when the device is through with all of the job, unless more is to come.
+Result<void> Transfers::Impl::announce(const Job& job) {
+  if (!notify_ || job.waits_for_layers(layers_)) return {};
+  if (!job.moving.empty()) return device_.notify(job.stream, notify_);
+  notify_();
+  return {};
 }
 
 // ---- end ----
@@ -572,6 +593,13 @@ void Transfers::Impl::wait(Job& job) {
     if (job.on_device.is_through()) return;  // and goes on when layers are ready
   }
   jobs_.wait(job);
+}
+
+void Transfers::Impl::cancel(Job& job) {
+  const bool waited = job.waits_for_layers(layers_);
+  job.is_cancelled = true;
+  // Another job has announced itself.
+  if (waited && !announce(job)) notify_();
 }
 
 /// For a job that the device is through with: its stores, in the pool or as sums, are visible to
@@ -675,7 +703,8 @@ Result<void> Transfers::layer_ready(Job& job, uint32_t layer, Stream stream) {
 }
 bool Transfers::poll(Job& job) { return impl_->poll(job); }
 void Transfers::wait(Job& job) { impl_->wait(job); }
-void Transfers::cancel(Job& job) { job.is_cancelled = true; }
+void Transfers::cancel(Job& job) { impl_->cancel(job); }
+void Transfers::notify_with(std::function<void()> notify) { impl_->notify_with(std::move(notify)); }
 std::span<const Status> Transfers::results(const Job& job) const { return job.results; }
 std::span<const Staging> Transfers::staging(const Job& job) const { return job.staging; }
 const TransfersInfo& Transfers::info() const { return impl_->info(); }

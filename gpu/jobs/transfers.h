@@ -34,6 +34,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -52,7 +53,9 @@ namespace bowhead::gpu {
 /// A block: tokens of a sequence under a key.
 struct BlockOfTokens {
   std::string key;
-  PagedTokens range;  ///< its table may be gone when the job has been started
+  PagedTokens range;                ///< its table may be gone when the job has been started
+  std::string user_metadata = {};   ///< of a spill: stored with it, as by Pool::put()
+  BlockAttributes attributes = {};  ///< of a spill
 };
 
 struct JobOptions {
@@ -99,6 +102,12 @@ class Transfers {
   Transfers(Transfers&&) noexcept;
   Transfers& operator=(Transfers&&) noexcept;
   ~Transfers();  ///< cancels what runs, and waits until the device is through with it
+
+  /// From here on `notify` is called when a job may be done: the device is through with its work,
+  /// or lost. It may be called more often than that, from threads of the device's and from calls
+  /// of this object; on a lost device also after this object is gone. It only wakes a thread, and
+  /// neither calls this object nor waits. Set it before the first job.
+  void notify_with(std::function<void()> notify);
 
   const KvCache& cache() const;
   /// The costs by which paths are chosen; `assumed_because` says if and why they were not measured.

@@ -9,9 +9,11 @@ from bowhead_kv._types import (
     Attributes,
     BlockInfo,
     BlockMetadata,
+    BlockResult,
     CheckReport,
     Codec,
     Completion,
+    DeviceInfo,
     Event,
     GetResult,
     HostInfo,
@@ -26,7 +28,9 @@ from bowhead_kv._types import (
     RecompressReport,
     Status,
     StoredResult,
+    TransfersInfo,
 )
+from bowhead_kv.gpu import Block, Cache
 
 # A value or a destination: a C-contiguous buffer, a CPU tensor with DLPack, or several of them,
 # which are taken as one, in order.
@@ -455,3 +459,161 @@ class Events:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+def describe_tensor(
+    tensor: Any,
+) -> tuple[int, tuple[int, ...], tuple[int, ...], int, int, int]:
+    """The address, shape, strides in bytes, bytes of an element, DLPack device type and device id
+    of a tensor in memory of any device."""
+
+class Device:
+    """A GPU, or the CPU in its place, for development and tests without one. Memory and transfers
+    that were made with it keep it open inside them."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        """ordinal: of CUDA, of the GPUs that are visible to the process. Raises Error NOT_SUPPORTED
+        where this build or the machine has no CUDA, NOT_FOUND where it has no such GPU."""
+
+    @staticmethod
+    def cpu() -> Device: ...
+    def info(self) -> DeviceInfo: ...
+    def register_pool(self, pool: Pool, *, chunk_bytes: int = 0) -> Memory:
+        """Prepares the pool's memory for registration; a chunk is registered when a job first needs
+        it. One is enough for all GPUs of a process. chunk_bytes: registered at once, a multiple of
+        2 MiB; 0: 64 GiB."""
+
+    def register_memory(self, buffer: Buffer) -> Memory:
+        """Registers memory of the caller, such as a cache for the CPU device, and holds the buffer
+        until it is closed. Its address and size are multiples of 4 KiB (MISALIGNED)."""
+
+    def synchronize(self, stream: int = 0) -> None:
+        """Waits until the work that is queued in a stream now is done."""
+
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+class Memory:
+    """Memory that is registered for GPUs, chunk by chunk. Closing unregisters it once all transfers
+    that use it are closed."""
+
+    def ensure(self, offset: int, size_bytes: int) -> None:
+        """Waits until these bytes are registered; raises Error if they cannot be, and says why."""
+
+    def register_rest(self) -> None:
+        """Registers all of it in the background."""
+
+    def retry(self) -> None:
+        """Lets chunks that were refused with LIMIT_REACHED be tried again."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def registered_bytes(self) -> int: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+class Transfers:
+    """Moves blocks between a paged cache and a pool. All methods may be called from any thread. A
+    stream is the number of a cudaStream_t, such as torch.cuda.Stream.cuda_stream; 0: the default
+    stream. Closing the pool closes it."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        device: Device,
+        memory: Memory,
+        cache: Cache,
+        *,
+        pinned_bytes_max: int = 0,
+    ) -> None:
+        """memory: the pool's. pinned_bytes_max: pinned memory for jobs; 0: 1 GiB."""
+
+    def spill(
+        self,
+        ns: Namespace,
+        blocks: Iterable[Block],
+        *,
+        after: int | None = None,
+        urgent: bool = False,
+        path: int = 0,
+        layers_at_once: int = 0,
+    ) -> Job:
+        """Starts to store blocks under their keys; those whose keys are stored are done. after: a
+        stream whose work so far the job waits for. path: a Path. layers_at_once: not 0: it waits
+        until Job.layer_ready() has named each layer. The pages belong to the job until it is
+        done. Raises Error LAYOUT_MISMATCH if the namespace has another layout."""
+
+    def restore(
+        self,
+        ns: Namespace,
+        blocks: Iterable[Block],
+        *,
+        after: int | None = None,
+        urgent: bool = False,
+        path: int = 0,
+        layers_at_once: int = 0,
+        lease_ms: int = 30_000,
+    ) -> Job:
+        """Starts to fetch blocks into their pages. layers_at_once: not 0: so many layers at a time,
+        for Job.wait_layer(). lease_ms: longer than the restore takes, at most 600,000."""
+
+    def poll(self, limit: int = 256) -> list[Job]:
+        """Finishes jobs that the GPU is through with, and reports jobs that are done, each once.
+        Never waits. A job is kept alive until then, and cancelled when the transfers are closed."""
+
+    def fileno(self) -> int:
+        """An eventfd, readable when poll() may have jobs to report, for select, epoll or asyncio.
+        Do not read, write or close it."""
+
+    def info(self) -> TransfersInfo: ...
+    @property
+    def cache(self) -> Cache: ...
+    def close(self) -> None:
+        """Cancels all jobs, and waits until the GPU is through with them."""
+
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+class Job:
+    """Blocks that are spilled or restored together. Its methods also work when the transfers are
+    closed: all jobs are done then."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until it is done; False: it was not after that time, and continues. 0: looks."""
+
+    def results(self) -> list[BlockResult]:
+        """Of each block, once the job is done; before, raises Error BUSY. A restored block is valid
+        only if its status is OK."""
+
+    def cancel(self) -> None:
+        """Ends a job that is not done with CANCELLED; its pages are in use until it is done."""
+
+    def wait_layer(self, layer: int, stream: int = 0) -> None:
+        """Of a restore: work queued in the stream from here on waits until the layer is there."""
+
+    def layer_ready(self, layer: int, stream: int = 0) -> None:
+        """Of a spill with layers_at_once: this layer and those before it are in the pages when the
+        work queued in the stream now is done."""

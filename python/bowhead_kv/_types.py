@@ -478,3 +478,68 @@ class NamespaceInfo:
     hits: int
     misses: int
     evictions: int
+
+
+class Path(IntEnum):
+    """How a job moves bytes."""
+
+    CHOOSE = 0
+    """The way that is expected to be faster."""
+    KERNEL = 1
+    COPIES = 2
+    """By the copy engines."""
+
+
+class Staging(IntEnum):
+    """Why a block went through a pinned buffer."""
+
+    NONE = 0
+    """It did not; or it was not moved at all."""
+    NOT_YET = 1
+    """Its memory in the pool is being registered."""
+    NOT_REACHED = 2
+    """Its memory in the pool cannot be registered (TransfersInfo.refusal)."""
+    NO_LEASE = 3
+    """Its host died, or the lease table is full."""
+    COMPRESSED = 4
+
+
+class BlockResult(NamedTuple):
+    """The result of a block of a :class:`bowhead_kv.gpu.Job`."""
+
+    status: Status
+    staging: int
+    """A Staging."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceInfo:
+    """A GPU, or the CPU in its place."""
+
+    is_cpu: bool
+    memory_bytes: int
+    decodes_lz4: bool
+    registers_read_only: bool
+    """Memory that cannot be pinned for writing can be registered for restores."""
+    name: str
+    link: str
+    """To the host, such as "32.0 GT/s x16"."""
+    driver: str
+    """The newest CUDA that it knows, such as "13.0"."""
+    pin_fault: str
+    """Of the CPU device: why memory that it registers is not pinned; empty: it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransfersInfo:
+    """Blocks that were moved so far, by the way that they took."""
+
+    straight_blocks: int
+    not_yet_blocks: int
+    not_reached_blocks: int
+    no_lease_blocks: int
+    compressed_blocks: int
+    refusal: str
+    """Why the memory of the last block of NOT_REACHED is not registered; empty: there was none."""
+    costs_assumed: str
+    """Why the costs of kernels and copies could not be measured; empty: they were."""

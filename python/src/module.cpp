@@ -76,6 +76,7 @@ NB_MODULE(_native_of_main, module) {
   module.def("destroy", &destroy, nb::arg("locator"), nb::kw_only(), nb::arg("force") = false);
   module.def("checksum", &checksum, any("buffer"));
   bind_pool(module);
+  bind_gpu(module);
 }
 
 }  // namespace bowhead::python

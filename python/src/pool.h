@@ -124,8 +124,8 @@ class Guarded {
   std::condition_variable unused_;
 };
 
-/// What must be closed before its pool: queues and readers of events. close() calls drop_part()
-/// before it releases the GIL.
+/// What must be closed before its pool: queues, readers of events, transfers. close() calls
+/// drop_part() before it releases the GIL.
 class PartOfPool {
  public:
   virtual ~PartOfPool() = default;
@@ -201,5 +201,6 @@ void bind_care(nb::class_<Pool>& pool);
 void bind_queue(nb::module_& module, nb::class_<Pool>& pool);
 void bind_events(nb::module_& module, nb::class_<Pool>& pool);
 void bind_encoder(nb::module_& module);
+void bind_gpu(nb::module_& module);
 
 }  // namespace bowhead::python

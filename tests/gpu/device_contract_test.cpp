@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <random>
 
 #include "gpu/kernels/check.h"
@@ -338,6 +339,22 @@ TEST_P(DeviceContract, AnEventMeansItsLastRecord) {
   ASSERT_DONE(device().synchronize(after_wait));
 }
 
+TEST_P(DeviceContract, NotifiesOnceAllWorkBeforeIsDone) {
+  std::promise<void> promise;
+  std::future<void> called = promise.get_future();
+  keep_busy(stream_);
+  ASSERT_DONE(device().record(event_, stream_));
+  // A second call would throw, and end the test.
+  ASSERT_DONE(device().notify(stream_, [&] { promise.set_value(); }));
+  if (device().info().is_cpu) {
+    EXPECT_EQ(called.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  }
+  gate_->let_go();
+  ASSERT_EQ(called.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_TRUE(*device().is_done(event_));
+  finish();
+}
+
 TEST_P(DeviceContract, TakesAnyPriority) {
   for (const int priority : {0, -1, -100, 100}) {
     const Stream stream = make_stream(priority);
@@ -561,6 +578,7 @@ TEST(CpuDevice, AnswersEverythingWhenItIsLost) {
   EXPECT_EQ(cpu->is_done(*event).status(), Status::GPU_LOST);
   EXPECT_EQ(cpu->record(*event, *stream).status(), Status::GPU_LOST);
   EXPECT_EQ(cpu->wait(*stream, *event).status(), Status::GPU_LOST);
+  EXPECT_EQ(cpu->notify(*stream, [] {}).status(), Status::GPU_LOST);
   EXPECT_EQ(cpu->copy(bytes, bytes + 500, 1, *stream).status(), Status::GPU_LOST);
   EXPECT_EQ(cpu->launch({}, *stream).status(), Status::GPU_LOST);
   EXPECT_EQ(cpu->allocate(1).status(), Status::GPU_LOST);
@@ -577,6 +595,18 @@ TEST(CpuDevice, AnswersEverythingWhenItIsLost) {
   EXPECT_EQ(bytes[700], std::byte{0});
   cpu->destroy_event(*event);
   cpu->free(*memory);
+}
+
+TEST(CpuDevice, NotifiesAlsoWhenItIsLost) {
+  const auto gate = std::make_shared<Gate>();
+  gate->lose_from(gate->hold_next(1));
+  const auto cpu = gated_cpu_device(gate);
+  std::byte bytes[2] = {};
+  ASSERT_DONE(cpu->copy(bytes, bytes + 1, 1, nullptr));
+  std::promise<void> promise;
+  ASSERT_DONE(cpu->notify(nullptr, [&] { promise.set_value(); }));
+  gate->let_go();
+  EXPECT_EQ(promise.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
 }
 
 TEST(CpuDevice, FreesItsMemoryWhenItIsDestroyed) {

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -133,6 +134,9 @@ class WrappedDevice : public Device {
   Result<void> wait(Stream stream, Event event) override { return device_.wait(stream, event); }
   Result<bool> is_done(Event event) override { return device_.is_done(event); }
   Result<void> synchronize(Event event) override { return device_.synchronize(event); }
+  Result<void> notify(Stream stream, std::function<void()> callee) override {
+    return device_.notify(stream, std::move(callee));
+  }
   Result<void> copy(void* to, const void* from, size_t size_bytes, Stream stream) override {
     return device_.copy(to, from, size_bytes, stream);
   }

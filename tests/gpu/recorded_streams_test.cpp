@@ -58,6 +58,7 @@ TEST_P(RecordedStreams, AreRefusedByTheDevice) {
   const Event event = device().make_event().value();
   EXPECT_EQ(device().record(event, stream_).status(), Status::SYSTEM);
   EXPECT_EQ(device().wait(stream_, event).status(), Status::SYSTEM);
+  EXPECT_EQ(device().notify(stream_, [] {}).status(), Status::SYSTEM);
   device().destroy_event(event);
 }
 

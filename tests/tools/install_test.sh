@@ -27,10 +27,15 @@ mv "$work/first" "$work/moved"
 
 mkdir "$work/src"
 cat >"$work/src/main.c" <<'END'
-#include <bowhead/bowhead.h>
+#include <bowhead/bowhead_gpu.h>
 #include <stdio.h>
 int main(void) {
+  bh_gpu* gpu;
+  bh_gpu_info info = {.struct_bytes = sizeof info};
   printf("%u %s\n", bh_abi_version(), bh_status_name(BH_NO_SPACE));
+  if (bh_gpu_open_cpu(&gpu) != BH_OK || bh_gpu_get_info(gpu, &info) != BH_OK || !info.is_cpu)
+    return 1;
+  bh_gpu_close(gpu);
   return bh_abi_version() != BH_ABI_VERSION;
 }
 END

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of vLLM's blocks, as buffers that the pool can read and write."""
+"""The bytes of vLLM's blocks in CPU memory, as buffers that the pool can read and write."""
 
 import numpy as np
 import torch
@@ -9,8 +9,8 @@ def _rows(name: str, cache: torch.Tensor, blocks: int) -> np.ndarray:
     """A layer's cache as bytes, one row for each block, in the cache's own memory."""
     if cache.device.type != "cpu":
         raise NotImplementedError(
-            f"the KV cache of layer {name} is on {cache.device}: BowheadConnector moves pages "
-            "between CPU memory and the pool only. On a GPU use BowheadTier"
+            f"the KV cache of layer {name} is on {cache.device}, and vLLM says that it computes on "
+            "CPUs"
         )
     kernel_blocks, remainder = divmod(cache.shape[0], blocks)
     inner = zip(cache.shape[1:], cache.stride()[1:], strict=True)

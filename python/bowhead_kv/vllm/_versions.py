@@ -20,20 +20,41 @@ def check() -> None:
         )
 
 
+def is_cpu() -> bool:
+    """Whether vLLM computes on CPUs: its KV cache is in their memory then."""
+    from vllm.platforms import current_platform
+
+    return current_platform.device_type == "cpu"
+
+
+def stream() -> int:
+    """The CUDA stream of the forward pass."""
+    import torch
+
+    return torch.cuda.current_stream().cuda_stream
+
+
 def page_layout(cache: Any, kv_cache_layout: str | None, dtype: Any, head_size: int | None) -> str:
-    """What determines the order of the bytes in a page, beyond its shape. On a CPU the attention
+    """What determines the order of the bytes in a page of CPU memory, beyond its shape: attention
     kernels pack pages in an order that depends on the processor.
 
     cache: vLLM's CacheConfig. dtype: of the model, a torch.dtype."""
-    from vllm.platforms import current_platform
-
-    device = current_platform.device_type
-    if device != "cpu":
-        return f"{device} {kv_cache_layout}"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     isa = _get_attn_isa(dtype, cache.block_size, head_size, cache.cache_dtype)
     return f"cpu {isa} {kv_cache_layout}"
+
+
+def row_layout(config: Any, heads: int, channels: int) -> str:
+    """What determines the order of the bytes in a row of GPU memory, beyond its length: how the
+    attention backend has K and V in it.
+
+    config: vLLM's VllmConfig."""
+    from vllm.platforms import current_platform
+
+    backend = getattr(getattr(config, "attention_config", None), "backend", None)
+    kind = f"{current_platform.device_type} {current_platform.get_device_capability()}"
+    return f"{kind} {backend} rows {heads} x {channels}"
 
 
 def tier_page_layout(config: Any) -> str:

@@ -2,8 +2,8 @@
 """BowheadConnector: vLLM's KV cache on a Bowhead pool, without a copy in between.
 
 A value in the pool is one block of vLLM with all its layers, under vLLM's hash of the block and the
-worker's rank. The scheduler looks up the longest prefix; the workers copy pages from and to the
-pool before and after the forward pass.
+worker's rank. The scheduler looks up the longest prefix; the workers move pages from and to the
+pool: in CPU memory before and after the forward pass, in GPU memory layer by layer while it runs.
 
 A load that fails (evicted in the meantime, damaged, pool gone) is reported to vLLM, which computes
 the tokens instead. Blocks that were computed behind a load are stored only when every worker has
@@ -29,7 +29,9 @@ import bowhead_kv as bk
 from bowhead_kv.config import load as load_config
 from bowhead_kv.events import Publisher, block_metadata
 from bowhead_kv.link import PoolLink
+from bowhead_kv import gpu
 from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._gpu import GpuPages, layout_of
 from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
 from bowhead_kv.vllm._pages import Pages
@@ -53,6 +55,10 @@ log = logging.getLogger("vllm.bowhead")
 
 MEDIUM = "BOWHEAD"
 """The medium that the connector's KV cache events name."""
+
+
+END_S = 10.0
+"""The longest that a transfer may take behind a forward pass."""
 
 
 @dataclass
@@ -121,9 +127,13 @@ def check_config(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") ->
 
 
 def engine_identity(
-    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", model_id: str | None
+    vllm_config: "VllmConfig",
+    kv_cache_config: "KVCacheConfig",
+    model_id: str | None,
+    layout: bk.Layout | None,
 ) -> Identity:
-    """The namespace of an engine's blocks, the same in the scheduler and in every worker."""
+    """The namespace of an engine's blocks, the same in the scheduler and in every worker. layout:
+    of the values of a GPU."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     architecture = model.hf_config.to_dict()
     # Neither determines a byte, and both differ between hosts that run the same model.
@@ -140,7 +150,9 @@ def engine_identity(
             "block_tokens": kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
             "page": _versions.page_layout(
                 cache, kv_cache_config.kv_cache_layout, model.dtype, model.get_head_size()
-            ),
+            )
+            if layout is None
+            else _versions.row_layout(vllm_config, layout.heads, layout.key_channels),
             "ranks": vllm_config.parallel_config.world_size,
             "pipeline": vllm_config.parallel_config.pipeline_parallel_size,
             "hash": cache.prefix_caching_hash_algo,
@@ -330,7 +342,7 @@ class _Scheduler:
 
 
 class _Worker:
-    """Copies pages between vLLM's KV cache and the pool."""
+    """Copies pages between vLLM's KV cache in CPU memory and the pool."""
 
     def __init__(self, link: PoolLink, rank: int) -> None:
         self._link = link
@@ -341,6 +353,22 @@ class _Worker:
 
     def register(self, pages: Pages) -> None:
         self._pages = pages
+
+    def begin(self, metadata: StepMetadata) -> None:
+        """Before the forward pass."""
+        if metadata.loads.hashes:
+            self.load(metadata.step, metadata.loads)
+
+    def wait_layer(self, name: str) -> None:
+        """Before the attention of a layer: begin() has loaded all of them."""
+
+    def layer_ready(self, name: str, metadata: StepMetadata) -> None:
+        """Behind the attention of a layer: end() stores all of them."""
+
+    def end(self, metadata: StepMetadata) -> None:
+        """Behind the forward pass."""
+        if metadata.stores.hashes:
+            self.store(metadata.step, metadata.stores)
 
     def _reported(self, step: int) -> StepReport:
         if self._report is None:
@@ -353,8 +381,10 @@ class _Worker:
         return [self._pages.buffers(block_id) for block_id in transfer.block_ids]
 
     def load(self, step: int, transfer: Transfer) -> None:
+        self._take_loaded(step, transfer, self._get(transfer))
+
+    def _take_loaded(self, step: int, transfer: Transfer, good: list[bool]) -> None:
         report = self._reported(step)
-        good = self._get(transfer)
         for is_good, block_hash, block_id in zip(
             good, transfer.hashes, transfer.block_ids, strict=True
         ):
@@ -409,6 +439,133 @@ class _Worker:
         return report
 
 
+class _GpuWorker(_Worker):
+    """Moves pages between vLLM's KV cache in GPU memory and the pool, layer by layer while the
+    forward pass runs. A step's load has ended when vLLM asks for its failures, and its store at the
+    end of the step: vLLM may use their blocks otherwise then."""
+
+    def __init__(self, link: PoolLink, rank: int, pages: GpuPages) -> None:
+        super().__init__(link, rank)
+        self._gpu_pages = pages
+        self._load: tuple[StepMetadata, gpu.Job] | None = None
+        self._load_is_void = False
+        """A layer did not wait for the load: what was computed from it is wrong."""
+        self._store: tuple[StepMetadata, gpu.Job] | None = None
+
+    def begin(self, metadata: StepMetadata) -> None:
+        loads = metadata.loads
+        if not loads.hashes:
+            return
+        ns, job = self._link.ns(), None
+        if ns is not None:
+            keys = rank_keys(loads.hashes, [self._rank])
+            try:
+                job = self._gpu_pages.transfers(ns).restore(
+                    ns,
+                    list(map(self._gpu_pages.block, keys, loads.block_ids)),
+                    after=self._gpu_pages.stream(),
+                    urgent=True,
+                    layers_at_once=1,
+                )
+            except bk.Error as error:
+                self._link.fault(error, ns)
+        if job is None:
+            self._take_loaded(metadata.step, loads, [False] * len(loads.hashes))
+            return
+        self._load, self._load_is_void = (metadata, job), False
+
+    def wait_layer(self, name: str) -> None:
+        layer = self._gpu_pages.layer(name)
+        if self._load is None or layer is None:
+            return
+        try:
+            self._load[1].wait_layer(layer, self._gpu_pages.stream())
+        except bk.Error as error:
+            log.warning("layer %s does not wait for its load: %s", name, error)
+            self._load_is_void = True
+
+    def layer_ready(self, name: str, metadata: StepMetadata) -> None:
+        layer = self._gpu_pages.layer(name)
+        if layer is not None and metadata.stores.hashes:
+            self._store_layer(metadata, layer)
+
+    def _store_layer(self, metadata: StepMetadata, layer: int) -> None:
+        """This layer and those before it are in the pages, once the stream is here."""
+        if self._store is None or self._store[0] is not metadata:
+            self._store = self._start_store(metadata)
+        if self._store is None:
+            return
+        try:
+            self._store[1].layer_ready(layer, self._gpu_pages.stream())
+        except bk.Error as error:
+            log.warning("layer %d is not stored: %s", layer, error)
+            self._store[1].cancel()
+
+    def _start_store(self, metadata: StepMetadata) -> tuple[StepMetadata, gpu.Job] | None:
+        stores = metadata.stores
+        ns = self._link.ns()
+        if ns is None:
+            return None
+        keys = rank_keys(stores.hashes, [self._rank])
+        attributes = [keep.attributes() for keep in stores.keep]
+        blocks = map(
+            self._gpu_pages.block, keys, stores.block_ids, stores.user_metadata, attributes
+        )
+        try:
+            job = self._gpu_pages.transfers(ns).spill(ns, list(blocks), layers_at_once=1)
+        except bk.Error as error:
+            self._link.fault(error, ns)
+            return None
+        return metadata, job
+
+    def end(self, metadata: StepMetadata) -> None:
+        self._end_load()
+        if not metadata.stores.hashes:
+            return
+        # vLLM may have had no attention in a layer, or no forward pass.
+        self._store_layer(metadata, self._gpu_pages.last_layer)
+        report = self._reported(metadata.step)
+        store, self._store = self._store, None
+        ns = self._link.ns()
+        if store is None or ns is None:
+            return
+        good = stored(self._link, ns, self._results(store[1]))
+        report.stored.update(compress(metadata.stores.hashes, good))
+
+    def take_failed_blocks(self) -> set[int]:
+        self._end_load()
+        return super().take_failed_blocks()
+
+    def _end_load(self) -> None:
+        load, self._load = self._load, None
+        if load is None:
+            return
+        metadata, job = load
+        statuses = self._results(job)
+        good = [status is bk.Status.OK and not self._load_is_void for status in statuses]
+        ns = self._link.ns()
+        if ns is not None:
+            # A value that is too short: a get succeeds and finds another length.
+            results = [
+                (bk.Status.OK, 0) if status is bk.Status.INVALID_ARGUMENT
+                else (status, self._gpu_pages.block_bytes)
+                for status in statuses
+            ]
+            keys = rank_keys(metadata.loads.hashes, [self._rank])
+            loaded(self._link, ns, keys, results, self._gpu_pages.block_bytes)
+        self._take_loaded(metadata.step, metadata.loads, good)
+
+    def _results(self, job: gpu.Job) -> list[bk.Status]:
+        """Of the blocks of a job, once it is done: its pages are in use until then."""
+        if not job.wait(END_S):
+            log.warning("a transfer has not ended after %g s; it is cancelled", END_S)
+            job.cancel()
+            while not job.wait(END_S):
+                pass
+        self._gpu_pages.forget_done_jobs()
+        return [result.status for result in job.results()]
+
+
 class BowheadConnector(KVConnectorBase_V1):
     """vLLM's KV cache on a Bowhead pool.
 
@@ -423,6 +580,11 @@ class BowheadConnector(KVConnectorBase_V1):
     def requires_kv_delivery(self) -> bool:
         return False
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """A graph of the whole model would neither wait for layers nor report them."""
+        return not _versions.is_cpu()
+
     def __init__(
         self,
         vllm_config: "VllmConfig",
@@ -436,8 +598,11 @@ class BowheadConnector(KVConnectorBase_V1):
         keep = take_keep(settings)
         events = take_event_settings(settings)
         config = load_config(settings)
-        namespace = engine_identity(vllm_config, kv_cache_config, model_id)
+        # Of the values in GPU memory; on a CPU, kernels pack pages in an order of their own.
+        self._layout = None if _versions.is_cpu() else layout_of(kv_cache_config)
+        namespace = engine_identity(vllm_config, kv_cache_config, model_id, self._layout)
         parallel = vllm_config.parallel_config
+        self._rank = parallel.rank
         self._publisher: Publisher | None = None
         if role == KVConnectorRole.WORKER:  # the process that stores and evicts
             self._publisher = open_publisher(
@@ -451,6 +616,7 @@ class BowheadConnector(KVConnectorBase_V1):
             config,
             namespace=namespace.name,
             description=namespace.description,
+            layout=self._layout,
             log=log,
             on_open=self._publisher.attach if self._publisher else None,
         )
@@ -477,7 +643,15 @@ class BowheadConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: "dict[str, torch.Tensor]") -> None:
         assert self._worker is not None
         layers = self._kv_cache_config.kv_cache_groups[0].layer_names
-        self._worker.register(Pages(kv_caches, layers, self._kv_cache_config.num_blocks))
+        blocks = self._kv_cache_config.num_blocks
+        if self._layout is None:
+            self._worker.register(Pages(kv_caches, layers, blocks))
+            return
+        device = kv_caches[layers[0]].device
+        pages = GpuPages(
+            kv_caches, layers, blocks, self._layout, gpu.Device(device.index), _versions.stream
+        )
+        self._worker = _GpuWorker(self._link, self._rank, pages)
 
     def _step_metadata(self) -> StepMetadata:
         metadata = self._get_connector_metadata()
@@ -486,12 +660,11 @@ class BowheadConnector(KVConnectorBase_V1):
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         assert self._worker is not None
-        metadata = self._step_metadata()
-        if metadata.loads.hashes:
-            self._worker.load(metadata.step, metadata.loads)
+        self._worker.begin(self._step_metadata())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Does nothing: start_load_kv() has loaded all layers."""
+        assert self._worker is not None
+        self._worker.wait_layer(layer_name)
 
     def save_kv_layer(
         self,
@@ -500,13 +673,12 @@ class BowheadConnector(KVConnectorBase_V1):
         attn_metadata: "AttentionMetadata",
         **kwargs: Any,
     ) -> None:
-        """Does nothing: wait_for_save() stores all layers of a block as one value."""
+        assert self._worker is not None
+        self._worker.layer_ready(layer_name, self._step_metadata())
 
     def wait_for_save(self) -> None:
         assert self._worker is not None
-        metadata = self._step_metadata()
-        if metadata.stores.hashes:
-            self._worker.store(metadata.step, metadata.stores)
+        self._worker.end(self._step_metadata())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         assert self._worker is not None

@@ -10,7 +10,11 @@ import pytest
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "python.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-PRINTED = ["b'key 1' OK 10\nb'key 2' NOT_FOUND 0\nb'here'\n", "[True, False]\n"]
+PRINTED = [
+    "b'key 1' OK 10\nb'key 2' NOT_FOUND 0\nb'here'\n",
+    "True ['OK']\nTrue ['OK']\n",
+    "[True, False]\n",
+]
 
 
 @pytest.mark.parametrize(("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)))

@@ -8,7 +8,7 @@ import re
 
 import bowhead_kv as bk
 import pytest
-from bowhead_kv import _native
+from bowhead_kv import _native, gpu
 
 INCLUDE = pathlib.Path(__file__).parents[3] / "include" / "bowhead"
 PACKAGE = pathlib.Path(bk.__file__).parent
@@ -46,6 +46,8 @@ def members(header: str, struct: str) -> list[str]:
         (bk.NamespaceOptions, "bowhead.h", "bh_namespace_options", set()),
         (bk.RecompressReport, "bowhead.h", "bh_recompress_report", set()),
         (bk.Layout, "format/tensor.h", "bh_kv_layout", set()),
+        (gpu.DeviceInfo, "bowhead_gpu.h", "bh_gpu_info", set()),
+        (gpu.TransfersInfo, "bowhead_gpu.h", "bh_gpu_transfers_info", set()),
     ],
 )
 def test_fields_are_those_of_the_c_struct(type, header, struct, absent):
@@ -89,6 +91,13 @@ def test_kinds_of_events():
     text = (INCLUDE / "bowhead.h").read_text()
     found = dict(re.findall(r"#define BH_EVENT_(\w+) (\d+)u", text))
     assert {kind.name: str(kind.value) for kind in bk.EventKind} == found
+
+
+@pytest.mark.parametrize(("enum", "prefix"), [(gpu.Path, "PATH"), (gpu.Staging, "STAGING")])
+def test_numbers_of_jobs(enum, prefix):
+    text = (INCLUDE / "bowhead_gpu.h").read_text()
+    found = dict(re.findall(rf"#define BH_GPU_{prefix}_(\w+) (\d+)u", text))
+    assert {member.name: str(member.value) for member in enum} == found
 
 
 def test_the_stub_lists_what_the_module_has():
