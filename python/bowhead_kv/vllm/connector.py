@@ -10,7 +10,6 @@ the tokens instead. Blocks that were computed behind a load are stored only when
 reported that load as good, because a wrong page in one worker makes wrong pages in all of them.
 """
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import compress, groupby
@@ -23,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 
 import bowhead_kv as bk
 from bowhead_kv.config import load as load_config
@@ -33,6 +32,7 @@ from bowhead_kv.vllm import _versions
 from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
 from bowhead_kv.vllm._pages import Pages
+from bowhead_kv.vllm._pool import link_pool, log
 from bowhead_kv.vllm._publisher import open_publisher, take_event_settings
 from bowhead_kv.vllm._values import loaded, stored
 
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
-
-log = logging.getLogger("vllm.bowhead")
 
 MEDIUM = "BOWHEAD"
 """The medium that the connector's KV cache events name."""
@@ -131,6 +129,7 @@ def engine_identity(
         architecture.pop(key, None)
     return identity(
         {
+            "release": _versions.release(),
             "model": model_id or model.model,
             "revision": model.revision,
             "architecture": architecture,
@@ -192,7 +191,7 @@ class _Scheduler:
     def add(self, request: "Request") -> None:
         self._requests[request.request_id] = request
         self._next_store[request.request_id] = 0
-        self._keep[request.request_id] = self._hints.of(request.kv_hints)
+        self._keep[request.request_id] = self._hints.of(_versions.kv_hints(request))
 
     def finish(self, request: "Request") -> None:
         self._requests.pop(request.request_id, None)
@@ -447,13 +446,7 @@ class BowheadConnector(KVConnectorBase_V1):
                 data_parallel_rank=parallel.data_parallel_rank,
                 log=log,
             )
-        self._link = PoolLink(
-            config,
-            namespace=namespace.name,
-            description=namespace.description,
-            log=log,
-            on_open=self._publisher.attach if self._publisher else None,
-        )
+        self._link = link_pool(config, namespace, self._publisher)
         self._link.ns()  # opens the pool now, not when the first request waits for it
         self._scheduler: _Scheduler | None = None
         self._worker: _Worker | None = None
@@ -461,12 +454,9 @@ class BowheadConnector(KVConnectorBase_V1):
             self._worker = _Worker(self._link, parallel.rank)
             return
         block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         self._scheduler = _Scheduler(
-            self._link,
-            block_tokens,
-            kv_cache_config.hash_block_size or block_tokens,
-            parallel.world_size,
-            keep,
+            self._link, block_tokens, hash_tokens, parallel.world_size, keep
         )
         vllm_events = vllm_config.kv_events_config
         if vllm_events is not None and vllm_events.enable_kv_cache_events:

@@ -6,7 +6,6 @@ threads of a queue of the pool; vLLM's scheduler thread only submits and polls. 
 reported with the keys that did arrive, and vLLM computes the others.
 """
 
-import logging
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -25,23 +24,21 @@ from vllm.v1.kv_offload.base import (
     get_offload_block_hash,
     get_offload_group_idx,
 )
-from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import bowhead_kv as bk
 from bowhead_kv.config import load as load_config
 from bowhead_kv.events import block_metadata
-from bowhead_kv.link import PoolLink
 from bowhead_kv.vllm import _versions
 from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
+from bowhead_kv.vllm._pool import link_pool, log
 from bowhead_kv.vllm._publisher import open_publisher, take_event_settings
 from bowhead_kv.vllm._values import loaded, stored
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
-
-log = logging.getLogger("vllm.bowhead")
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
 LOAD_PRIORITY = 1
 """Above that of stores, 0: a request waits for a load, and nothing waits for a store."""
@@ -52,6 +49,7 @@ def tier_identity(spec: "OffloadingSpec", row_bytes: int, model_id: str | None) 
     config = spec.config
     parallel = config.parallel
     fields: dict[str, Any] = {
+        "release": _versions.release(),
         "model": model_id or config.model.name,
         "dtype": config.model.dtype,
         "hash_tokens": config.cache.tokens_per_hash,
@@ -94,7 +92,7 @@ class BowheadTier(SecondaryTierManager):
         offloading_spec: "OffloadingSpec",
         primary_kv_view: memoryview,
         tier_type: str,
-        backpressure_detector: BackpressureDetector | None = None,
+        backpressure_detector: "BackpressureDetector | None" = None,
         *,
         model_id: str | None = None,
         jobs_max: int = 1024,
@@ -106,7 +104,8 @@ class BowheadTier(SecondaryTierManager):
         path or its name at Hugging Face). jobs_max: jobs that may be under way; more fail at
         once. enable_kv_events: report stored blocks, where vLLM publishes events. locality: LOCAL
         or REMOTE, for such events and filters of tiers."""
-        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        further = _versions.tier_arguments(backpressure_detector)
+        super().__init__(offloading_spec, primary_kv_view, tier_type, **further)
         self.locality = Locality(locality) if locality is not None else None
         self._rows = np.asarray(primary_kv_view)
         self._jobs_max = jobs_max
@@ -119,13 +118,7 @@ class BowheadTier(SecondaryTierManager):
         self._publisher = open_publisher(
             events, medium=self.medium.value, rank=replica, data_parallel_rank=replica, log=log
         )
-        self._link = PoolLink(
-            config,
-            namespace=namespace.name,
-            description=namespace.description,
-            log=log,
-            on_open=self._publisher.attach if self._publisher else None,
-        )
+        self._link = link_pool(config, namespace, self._publisher)
         self._queue: bk.Queue | None = None
         self._queue_ns: bk.Namespace | None = None
         self._jobs: dict[int, _Job] = {}
@@ -138,7 +131,7 @@ class BowheadTier(SecondaryTierManager):
             self._events = []
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        req_context.set_state(self._hints.of(req_context.kv_hints))
+        req_context.set_state(self._hints.of(_versions.kv_hints(req_context)))
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -228,7 +221,7 @@ class BowheadTier(SecondaryTierManager):
         if good and not entry.is_load and self._events is not None:
             self._events.append(OffloadingEvent(good, self.medium, False, self.locality))
         self._finished.append(
-            JobResult(
+            _versions.job_result(
                 job_id=entry.job.job_id,
                 success=success,
                 successful_keys=tuple(good) if entry.is_load and good and not success else None,

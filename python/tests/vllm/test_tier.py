@@ -15,8 +15,9 @@ import bowhead_kv as bk
 import numpy as np
 import pytest
 from bowhead_kv.events import parse_metadata
+from bowhead_kv.vllm import _versions
 from bowhead_kv.vllm.tier import BowheadTier, tier_identity
-from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+from hint import envelope
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -124,7 +125,9 @@ def test_rows_come_back_in_another_engine(make: Make) -> None:
     assert first.lookup(key(1), REQUEST) == LookupResult.MISS
     first.submit_store(job(1, [key(1), key(2), key(3)], [0, 1, 2]))
     (result,) = finish(first)
-    assert (result.job_id, result.success, result.transfer_bytes) == (1, True, 3 * ROW_BYTES)
+    assert (result.job_id, result.success) == (1, True)
+    if _versions.release() != "0.30":  # which does not ask
+        assert result.transfer_bytes == 3 * ROW_BYTES
 
     second, other_memory = make()
     assert [second.lookup(key(i), REQUEST) for i in (1, 2, 3, 4)] == [LookupResult.HIT] * 3 + [
@@ -255,8 +258,7 @@ def test_events_name_what_is_stored(make: Make) -> None:
 def test_rows_say_which_block_they_are_and_how_long_to_keep(make: Make, locator: str) -> None:
     tier, _ = make(ttl_s=60, pin="soft")
     hinted = ReqContext(req_id="hinted")
-    action = KvHintAction("1", "bowhead.keep", "1", {"ttl_s": None, "priority": 9})
-    hinted.kv_hints = KvHintsEnvelope("1", "message", [action])
+    hinted.kv_hints = envelope({"ttl_s": None, "priority": 9})
     tier.on_new_request(hinted)
     tier.submit_store(job(1, [key(1)], [0]))
     tier.submit_store(TransferJob(2, [key(2)], np.array([1]), False, hinted))
