@@ -124,13 +124,14 @@ class BowheadTier(SecondaryTierManager):
         self._jobs: dict[int, _Job] = {}
         self._finished: list[JobResult] = []
         self._failed: dict[str, set[OffloadKey]] = {}
-        """For each request, the keys that it failed to load: misses, so that it cannot try for
-        ever."""
+        """For each running request, the keys that it failed to load: misses, so that it cannot
+        try for ever."""
         self._events: list[OffloadingEvent] | None = None
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        self._failed[req_context.req_id] = set()
         req_context.set_state(self._hints.of(_versions.kv_hints(req_context)))
         return RequestOffloadingContext()
 
@@ -216,8 +217,9 @@ class BowheadTier(SecondaryTierManager):
     def _finish(self, entry: _Job, good: list[OffloadKey]) -> None:
         success = len(good) == len(entry.keys)
         if entry.is_load and not success:
-            failed = self._failed.setdefault(entry.job.req_context.req_id, set())
-            failed.update(set(entry.keys).difference(good))
+            failed = self._failed.get(entry.job.req_context.req_id)
+            if failed is not None:  # the request has not finished meanwhile
+                failed.update(set(entry.keys).difference(good))
         if good and not entry.is_load and self._events is not None:
             self._events.append(OffloadingEvent(good, self.medium, False, self.locality))
         self._finished.append(

@@ -75,8 +75,10 @@ def key(number: int) -> Any:
     return make_offload_key(number.to_bytes(32, "big"), 0)
 
 
-def job(number: int, keys: list[Any], chunks: list[int]) -> TransferJob:
-    return TransferJob(number, keys, np.array(chunks), False, REQUEST)
+def job(
+    number: int, keys: list[Any], chunks: list[int], request: ReqContext = REQUEST
+) -> TransferJob:
+    return TransferJob(number, keys, np.array(chunks), False, request)
 
 
 def finish(tier: BowheadTier) -> list[JobResult]:
@@ -161,22 +163,36 @@ def test_value_of_another_length_fails_and_is_replaced(
     make: Make, locator: str, length_bytes: int
 ) -> None:
     tier, _ = make()
-    assert tier.lookup(key(1), REQUEST) == LookupResult.MISS
+    mine, other = ReqContext(req_id="mine"), ReqContext(req_id="other")
+    tier.on_new_request(mine)
+    assert tier.lookup(key(1), mine) == LookupResult.MISS
     pool, ns = attack(locator)
     with pool:
         ns.put(key(1), bytes(length_bytes))
-    assert tier.lookup(key(1), REQUEST) == LookupResult.HIT
-    tier.submit_load(job(1, [key(1)], [0]))
+    assert tier.lookup(key(1), mine) == LookupResult.HIT
+    tier.submit_load(job(1, [key(1)], [0], mine))
     (result,) = finish(tier)
     assert not result.success
-    assert tier.lookup(key(1), ReqContext(req_id="other")) == LookupResult.MISS
+    assert tier.lookup(key(1), other) == LookupResult.MISS
     tier.submit_store(job(2, [key(1)], [0]))
     assert finish(tier)[0].success
     # The request that failed to load it does not try again; others do.
-    assert tier.lookup(key(1), REQUEST) == LookupResult.MISS
-    assert tier.lookup(key(1), ReqContext(req_id="other")) == LookupResult.HIT
-    tier.on_request_finished(REQUEST)
-    assert tier.lookup(key(1), REQUEST) == LookupResult.HIT
+    assert tier.lookup(key(1), mine) == LookupResult.MISS
+    assert tier.lookup(key(1), other) == LookupResult.HIT
+    tier.on_request_finished(mine)
+    assert tier.lookup(key(1), mine) == LookupResult.HIT
+
+
+def test_load_that_fails_after_its_request_leaves_nothing(make: Make) -> None:
+    tier, _ = make()
+    mine = ReqContext(req_id="mine")
+    tier.on_new_request(mine)
+    tier.submit_load(job(1, [key(1)], [0], mine))
+    tier.on_request_finished(mine)
+    assert [result.success for result in finish(tier)] == [False]
+    tier.submit_store(job(2, [key(1)], [0]))
+    assert [result.success for result in finish(tier)] == [True]
+    assert tier.lookup(key(1), mine) == LookupResult.HIT
 
 
 def test_pool_that_disappears_is_a_miss(
@@ -261,7 +277,7 @@ def test_rows_say_which_block_they_are_and_how_long_to_keep(make: Make, locator:
     hinted.kv_hints = envelope({"ttl_s": None, "priority": 9})
     tier.on_new_request(hinted)
     tier.submit_store(job(1, [key(1)], [0]))
-    tier.submit_store(TransferJob(2, [key(2)], np.array([1]), False, hinted))
+    tier.submit_store(job(2, [key(2)], [1], hinted))
     assert [result.success for result in finish(tier)] == [True, True]
     pool, ns = attack(locator)
     with pool:
@@ -307,7 +323,7 @@ OF_FILES = (
     "invalid_path shutdown_discards without_o_direct wait_idle batch_lookup out_of_bounds "
     "removes_corrupt_file batched_partial batched_load_first transient_load mixed_job_results "
     "partially_failed_store events_disabled events_require cascade_store_emits cross_tp "
-    "factory_forwards"
+    "factory_forwards by_another_writer newer_probe"
 ).split()
 
 
