@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import compress, groupby
 from typing import TYPE_CHECKING, Any
 
+from vllm import envs
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -142,6 +143,7 @@ def engine_identity(
             ),
             "ranks": vllm_config.parallel_config.world_size,
             "pipeline": vllm_config.parallel_config.pipeline_parallel_size,
+            "stages": envs.VLLM_PP_LAYER_PARTITION,
             "hash": cache.prefix_caching_hash_algo,
         }
     )

@@ -13,6 +13,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from vllm import envs
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -57,12 +58,17 @@ def tier_identity(spec: "OffloadingSpec", row_bytes: int, model_id: str | None) 
         "groups": [[group.tokens_per_block, *group.layer_names] for group in config.groups],
         "page": _versions.tier_page_layout(config),
         "row_bytes": row_bytes,
-        "ranks": parallel.world_size,
     }
-    if not (parallel.is_parallelism_agnostic or config.replicated_layout):
+    # A row of copies that are all the same is one copy; vLLM's canonical page has all heads.
+    is_portable = config.replicated_layout or (
+        config.canonical_layout and parallel.is_parallelism_agnostic
+    )
+    if not is_portable:
+        fields["ranks"] = parallel.world_size
         fields["parallel"] = [
             parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.rank
         ]
+        fields["stages"] = envs.VLLM_PP_LAYER_PARTITION
     return identity(fields)
 
 

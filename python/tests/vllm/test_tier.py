@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import bowhead_kv as bk
@@ -17,58 +16,15 @@ import pytest
 from bowhead_kv.events import parse_metadata
 from bowhead_kv.vllm import _versions
 from bowhead_kv.vllm.tier import BowheadTier, tier_identity
+from driver import offloading_spec as spec
 from hint import envelope
-from vllm.v1.kv_offload.base import (
-    Locality,
-    LookupResult,
-    OffloadingKVEventsConfig,
-    ReqContext,
-    make_offload_key,
-)
-from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
+from vllm.v1.kv_offload.base import Locality, LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 CHUNKS = 8
 ROW_BYTES = 256 << 10
 REQUEST = ReqContext(req_id="request")
-
-
-def spec(model: str = "model", *, events: bool = True, **parallel: Any) -> Any:
-    config = OffloadingConfig(
-        groups=(OffloadingGroupConfig(32, ("layer.0", "layer.1"), 0),),
-        worker_kv_bytes_per_block=ROW_BYTES,
-        enable_kv_cache_events=events,
-        extra_config={},
-        engine_id="engine",
-        model=OffloadingModelConfig(name=model, dtype="float16"),
-        cache=OffloadingCacheConfig(tokens_per_hash=32, blocks_per_chunk=1),
-        parallel=OffloadingParallelConfig(
-            **{
-                "rank": 0,
-                "world_size": 1,
-                "tp_size": 1,
-                "pp_size": 1,
-                "pcp_size": 1,
-                "dcp_size": 1,
-                "data_parallel_index": 0,
-                "data_parallel_size": 1,
-                "data_parallel_rank_local": None,
-                "is_parallelism_agnostic": False,
-                **parallel,
-            }
-        ),
-        kv_cache_layout="LBHNC",
-    )
-    return SimpleNamespace(
-        config=config, kv_events_config=OffloadingKVEventsConfig(events, False)
-    )
 
 
 def key(number: int) -> Any:
