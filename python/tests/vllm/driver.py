@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -137,6 +138,15 @@ class Stopwatch:
         self.longest_s[name] = max(seconds, self.longest_s.get(name, 0.0))
 
 
+@dataclass
+class _Step:
+    """A step that is scheduled."""
+
+    metadata: Any
+    parts: list[tuple[Any, int, int]]
+    """Requests, and the tokens that the step computes of each: first, end."""
+
+
 class ConnectorDriver:
     """The scheduler and the workers of an engine, each with its connector. stages: the layers of
     each stage of pipeline parallelism."""
@@ -191,100 +201,110 @@ class ConnectorDriver:
             all_token_ids=list(prompt(number)),
             num_tokens=len(prompt(number)),
             num_computed_tokens=0,
+            loaded_tokens=None,
             block_hashes=block_hashes(number),
             lora_request=None,
             block_ids=block_ids,
         )
 
     def serve(self, numbers: list[int], chunk_blocks: int = 2) -> list[int]:
-        """Serves the prompts at once, to the end; the number of tokens that each loaded."""
+        """Serves the prompts at once, to the end, in two batches that are in flight at a time, as
+        with pipeline parallelism; the number of tokens that each loaded."""
         free = self._random.sample(range(BLOCKS), BLOCKS)
         requests = []
         for number in numbers:
             ids = [free.pop() for _ in range(PROMPT_BLOCKS + 1)]
             requests.append(self._request(number, ids))
-        found = [self._admit(request) for request in requests]
-        running = requests
-        while running:
-            self._step(running, chunk_blocks)
-            running = [each for each in running if each.num_computed_tokens < each.num_tokens]
+        batches = [requests[0::2], requests[1::2]]
+        flights: list[_Step | None] = [None, None]
+        while any(batches):
+            for i in range(2):
+                if flight := flights[i]:
+                    self._complete(flight)
+                    batches[i] = [
+                        each for each in batches[i] if each.num_computed_tokens < each.num_tokens
+                    ]
+                flights[i] = self._schedule(batches[i], chunk_blocks) if batches[i] else None
         for request in requests:
             self.time(self.scheduler.request_finished, request, request.block_ids)
             for rank, layers in enumerate(self.layers):
                 for layer in layers:
                     for block in range(PROMPT_BLOCKS):
                         self._compare(request, block, rank, layer, "served")
-        return found
+        return [request.loaded_tokens for request in requests]
 
-    def _admit(self, request: Any) -> int:
+    def _admit(self, request: Any) -> None:
         self.time(self.scheduler.on_new_request, request)
         tokens, is_async = self.time(self.scheduler.get_num_new_matched_tokens, request, 0)
         assert tokens % BLOCK_TOKENS == 0 and tokens < request.num_tokens and not is_async
         blocks = SimpleNamespace(get_block_ids=lambda: (request.block_ids,))
         self.time(self.scheduler.update_state_after_alloc, request, blocks, tokens)
-        request.num_computed_tokens = tokens
-        return int(tokens)
+        request.num_computed_tokens = request.loaded_tokens = tokens
 
-    def _step(self, running: list[Any], chunk_blocks: int) -> None:
-        by_id = {each.request_id: each for each in running}
-        scheduled = {
-            name: min(chunk_blocks * BLOCK_TOKENS, each.num_tokens - each.num_computed_tokens)
-            for name, each in by_id.items()
-        }
+    def _schedule(self, batch: list[Any], chunk_blocks: int) -> "_Step":
+        by_id = {each.request_id: each for each in batch}
+        parts = {}
+        for name, each in by_id.items():
+            if each.loaded_tokens is None:
+                self._admit(each)
+            start = each.num_computed_tokens
+            parts[name] = (each, start, min(start + chunk_blocks * BLOCK_TOKENS, each.num_tokens))
         output = SimpleNamespace(
-            num_scheduled_tokens=scheduled,
+            num_scheduled_tokens={name: end - start for name, (_, start, end) in parts.items()},
             kv_connector_block_state=SimpleNamespace(
                 resolve_block_ids=lambda name: (by_id[name].block_ids,)
             ),
         )
         metadata = self.time(self.scheduler.build_connector_meta, output)
+        for each, _, end in parts.values():
+            each.num_computed_tokens = end
+        return _Step(metadata, list(parts.values()))
+
+    def _complete(self, step: "_Step") -> None:
+        """Executes a step, and tells the scheduler of it."""
         failed: set[int] = set()
         report = None
         for rank, worker in enumerate(self.workers):
-            lost, own = self._execute(rank, worker, metadata, by_id, scheduled)
+            lost, own = self._execute(rank, worker, step)
             failed |= lost
             report = own if report is None else report.aggregate(own)
+        for request, _, _ in step.parts:
+            lost_blocks = [i for i, block in enumerate(request.block_ids) if block in failed]
+            if lost_blocks:  # vLLM computes from there
+                self.counts["recovered"] += 1
+                request.num_computed_tokens = lost_blocks[0] * BLOCK_TOKENS
         self.time(
             self.scheduler.update_connector_output,
             SimpleNamespace(kv_connector_worker_meta=report),
         )
         list(self.time(self.scheduler.take_events))
-        for name, each in by_id.items():
-            each.num_computed_tokens += scheduled[name]
-            lost_blocks = [i for i, block in enumerate(each.block_ids) if block in failed]
-            if lost_blocks:  # vLLM computes from there
-                self.counts["recovered"] += 1
-                each.num_computed_tokens = lost_blocks[0] * BLOCK_TOKENS
 
-    def _execute(
-        self, rank: int, worker: BowheadConnector, metadata: Any, by_id: Any, scheduled: Any
-    ) -> tuple[set[int], Any]:
+    def _execute(self, rank: int, worker: BowheadConnector, step: "_Step") -> tuple[set[int], Any]:
         """What a worker does in a step: the blocks that it failed to load, and its report."""
-        worker.bind_connector_metadata(metadata)
+        worker.bind_connector_metadata(step.metadata)
         self.time(worker.start_load_kv, None)
         failed = self.time(worker.get_block_ids_with_load_errors)
-        for request in by_id.values():
+        good = set(step.metadata.loads.block_ids) - failed
+        for request, start, end in step.parts:
             for block, block_id in enumerate(request.block_ids):
-                if block_id in metadata.loads.block_ids and block_id not in failed:
-                    for layer in self.layers[rank]:
-                        self._compare(request, block, rank, layer, "loaded")
-        for name, request in by_id.items():
-            self._forward(rank, request, scheduled[name])
+                for layer in self.layers[rank] if block_id in good else ():
+                    self._compare(request, block, rank, layer, "loaded")
+            for block in range(start // BLOCK_TOKENS, end // BLOCK_TOKENS):
+                self._forward(rank, request, block)
         self.time(worker.wait_for_save)
         report = self.time(worker.build_connector_worker_meta)
         worker.clear_connector_metadata()
         return failed, report
 
-    def _forward(self, rank: int, request: Any, tokens: int) -> None:
-        first = request.num_computed_tokens // BLOCK_TOKENS
-        end = (request.num_computed_tokens + tokens) // BLOCK_TOKENS
+    def _forward(self, rank: int, request: Any, block: int) -> None:
+        """Computes a block from the one before it, right or wrong."""
+        start = block * BLOCK_TOKENS
+        tokens = prompt(request.number)[start : start + BLOCK_TOKENS]
+        ids = request.block_ids
         for layer in self.layers[rank]:
-            for block in range(first, end):
-                ids = request.block_ids
-                before = self.page(rank, layer, ids[block - 1]).tobytes() if block else b""
-                start = block * BLOCK_TOKENS
-                page = compute(before, prompt(request.number)[start : start + BLOCK_TOKENS], layer)
-                self.page(rank, layer, ids[block])[:] = np.frombuffer(page, np.uint8)
+            before = self.page(rank, layer, ids[block - 1]).tobytes() if block else b""
+            page = compute(before, tokens, layer)
+            self.page(rank, layer, ids[block])[:] = np.frombuffer(page, np.uint8)
 
     def _compare(self, request: Any, block: int, rank: int, layer: str, kind: str) -> None:
         self.counts[kind] += 1
