@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several engines on two hosts of a pool, driven without a model. Engines are killed, blocks are
+"""Several engines on a pool of one or two hosts, driven without a model. Engines are killed, blocks are
 removed, damaged, replaced and evicted, and the pool is destroyed, missing, full, and made again:
 what is loaded is right, no call raises, and none waits long."""
 
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import bowhead_kv as bk
+import pytest
 from attack import KINDS, attack, memory_of
 from bowhead_kv.vllm.connector import rank_keys
 from driver import PROMPTS, ROW_KEYS, ConnectorDriver, TierDriver, block_hashes, row_key
 
 WORKER = Path(__file__).with_name("chaos_worker.py")
-SECONDS = 45
+SECONDS = 40
 POOL_BYTES = 16 << 20
 WAIT_BOUND_S = 5.0
 RANKS = 2
@@ -27,13 +28,15 @@ RANKS = 2
 class Chaos:
     """What happens to a pool and to its engines."""
 
-    def __init__(self, locator: str) -> None:
+    def __init__(self, locator: str, hosts: int) -> None:
         self.locator = locator
+        self.hosts = hosts
         self.random = random.Random(1)
         self.counts: Counter[str] = Counter()
         self.victims: list[subprocess.Popen[str]] = []
 
-    def start(self, host: int, seconds: int, seed: int) -> "subprocess.Popen[str]":
+    def start(self, seconds: int, seed: int) -> "subprocess.Popen[str]":
+        host = seed % self.hosts
         return subprocess.Popen(
             [sys.executable, str(WORKER), self.locator, str(host), str(seconds), str(seed)],
             stdout=subprocess.PIPE,
@@ -42,7 +45,7 @@ class Chaos:
         )
 
     def create(self, **options: Any) -> None:
-        bk.create(self.locator, POOL_BYTES, hosts=2, **options)
+        bk.create(self.locator, POOL_BYTES, hosts=self.hosts, **options)
 
     def destroy(self) -> None:
         bk.destroy(self.locator, force=True)
@@ -58,7 +61,7 @@ class Chaos:
         victim.kill()
         victim.communicate()
         self.counts["killed"] += 1
-        self.victims.append(self.start(self.counts["killed"] % 2, 600, self.counts["killed"]))
+        self.victims.append(self.start(600, self.counts["killed"]))
 
     def attack(self, seconds: float) -> None:
         """Attacks the blocks of all engines."""
@@ -80,12 +83,13 @@ class Chaos:
                 time.sleep(0.002)
 
 
-def test_survivors_load_the_right_bytes(locator: str) -> None:
-    chaos = Chaos(locator)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_survivors_load_the_right_bytes(locator: str, hosts: int) -> None:
+    chaos = Chaos(locator, hosts)
     chaos.destroy()
     chaos.create()
-    survivors = [chaos.start(host, SECONDS, 1000 + host) for host in (0, 1)]
-    chaos.victims = [chaos.start(i, 600, 2000 + i) for i in range(2)]
+    survivors = [chaos.start(SECONDS, seed) for seed in (1000, 1001)]
+    chaos.victims = [chaos.start(600, seed) for seed in (2000, 2001)]
     try:
         for worker in survivors:
             assert worker.stdout is not None
