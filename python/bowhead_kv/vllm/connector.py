@@ -26,15 +26,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 
 import bowhead_kv as bk
-from bowhead_kv.config import load as load_config
 from bowhead_kv.events import Publisher, block_metadata
 from bowhead_kv.link import PoolLink
 from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._hints import NAMES as KEEP_SETTINGS
 from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
 from bowhead_kv.vllm._pages import Pages
 from bowhead_kv.vllm._pool import link_pool, log
+from bowhead_kv.vllm._publisher import NAMES as EVENT_SETTINGS
 from bowhead_kv.vllm._publisher import open_publisher, take_event_settings
+from bowhead_kv.vllm._settings import check, check_names, pool_config
 from bowhead_kv.vllm._values import loaded, stored
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
 
 MEDIUM = "BOWHEAD"
 """The medium that the connector's KV cache events name."""
+
+PLACE = "kv_connector_extra_config of BowheadConnector"
+SETTINGS = ("locator", "host", "namespace", "model_id", *KEEP_SETTINGS, *EVENT_SETTINGS)
 
 
 @dataclass
@@ -433,10 +438,12 @@ class BowheadConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         check_config(vllm_config, kv_cache_config)
         settings = dict(self._kv_transfer_config.kv_connector_extra_config or {})
+        check_names(settings, SETTINGS, PLACE)
         model_id = settings.pop("model_id", None)
+        check("model_id", model_id, model_id is None or isinstance(model_id, str), "a text")
         keep = take_keep(settings)
         events = take_event_settings(settings)
-        config = load_config(settings)
+        config = pool_config(settings, PLACE)
         namespace = engine_identity(vllm_config, kv_cache_config, model_id)
         parallel = vllm_config.parallel_config
         self._publisher: Publisher | None = None

@@ -28,18 +28,27 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import bowhead_kv as bk
-from bowhead_kv.config import load as load_config
 from bowhead_kv.events import block_metadata
 from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._hints import NAMES as KEEP_SETTINGS
 from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
 from bowhead_kv.vllm._pool import link_pool, log
+from bowhead_kv.vllm._publisher import NAMES as EVENT_SETTINGS
 from bowhead_kv.vllm._publisher import open_publisher, take_event_settings
+from bowhead_kv.vllm._settings import OF_THE_POOL, check, check_names, pool_config
 from bowhead_kv.vllm._values import loaded, stored
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+
+PLACE = "the entry of BowheadTier in secondary_tiers"
+OWN_SETTINGS = ("model_id", "jobs_max", "enable_kv_events", "locality")
+SETTINGS = (*OF_THE_POOL, *OWN_SETTINGS, *KEEP_SETTINGS, *EVENT_SETTINGS)
+
+JOBS_MOST = 1 << 20
+"""Of a queue of the pool."""
 
 LOAD_PRIORITY = 1
 """Above that of stores, 0: a request waits for a load, and nothing waits for a store."""
@@ -112,13 +121,17 @@ class BowheadTier(SecondaryTierManager):
         or REMOTE, for such events and filters of tiers."""
         further = _versions.tier_arguments(backpressure_detector)
         super().__init__(offloading_spec, primary_kv_view, tier_type, **further)
+        check_names(settings, SETTINGS, PLACE)
+        check("model_id", model_id, model_id is None or isinstance(model_id, str), "a text")
+        good_jobs = isinstance(jobs_max, int) and 1 <= jobs_max <= JOBS_MOST
+        check("jobs_max", jobs_max, good_jobs, f"a number from 1 to {JOBS_MOST:,}")
         self.locality = Locality(locality) if locality is not None else None
         self._rows = np.asarray(primary_kv_view)
         self._jobs_max = jobs_max
         self._row_bytes = row_bytes = self._rows[0].nbytes
         self._hints = Hints(take_keep(settings), log)
         events = take_event_settings(settings)
-        self._config = config = load_config(settings)
+        self._config = config = pool_config(settings, PLACE)
         namespace = tier_identity(offloading_spec, row_bytes, model_id)
         replica = offloading_spec.config.parallel.data_parallel_index
         self._publisher = open_publisher(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several engines on a pool of one or two hosts, driven without a model. Engines are killed, blocks are
-removed, damaged, replaced and evicted, and the pool is destroyed, missing, full, and made again:
-what is loaded is right, no call raises, and none waits long."""
+"""Several engines on a pool of one or two hosts, driven without a model. Engines are killed,
+blocks are removed, damaged, replaced and evicted, and the pool is destroyed, missing, full, and
+made again: what is loaded is right, no call raises, and none waits long."""
 
 import json
 import random

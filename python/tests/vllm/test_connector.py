@@ -24,6 +24,7 @@ from bowhead_kv.vllm.connector import (
     check_config,
     rank_keys,
 )
+from driver import ConnectorDriver
 from hint import envelope
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
@@ -360,6 +361,29 @@ def test_configuration_that_cannot_be_served_is_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             check_config(*config(**changes))
+
+
+@pytest.mark.parametrize(
+    "settings, error",
+    [
+        (
+            {"locater": "shm:kv"},
+            "kv_connector_extra_config of BowheadConnector: unknown setting 'locater'; the "
+            "settings are locator, host, namespace, model_id, ttl_s, pin, priority, "
+            "events_endpoint, events_replay_endpoint, events_topic",
+        ),
+        (
+            {},
+            "kv_connector_extra_config of BowheadConnector, or what stands for it in the "
+            "environment or a file: no pool is configured",
+        ),
+        ({"locator": "shm:kv", "model_id": 5}, "model_id is 5; set it to a text"),
+        ({"locator": "shm:kv", "host": 64}, "host is 64; set it to 0 to 63"),
+    ],
+)
+def test_wrong_setting_is_refused_by_name(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        ConnectorDriver(settings, stages=[["layer"]])
 
 
 def test_namespace_names_and_describes_every_field(locator: str) -> None:

@@ -246,9 +246,29 @@ def test_rows_say_which_block_they_are_and_how_long_to_keep(make: Make, locator:
     assert (asked.pins, asked.priority, asked.expires_unix_s) == (bk.Pins.SOFT, 9, 0)
 
 
-def test_unknown_setting_is_refused_by_name(make: Make) -> None:
-    with pytest.raises(ValueError, match="colour"):
-        make(colour="red")
+@pytest.mark.parametrize(
+    "settings, error",
+    [
+        (
+            {"colour": "red"},
+            "the entry of BowheadTier in secondary_tiers: unknown setting 'colour'; the settings "
+            "are locator, host, namespace, threads, model_id, jobs_max, enable_kv_events, "
+            "locality, ttl_s, pin, priority, events_endpoint, events_replay_endpoint, "
+            "events_topic",
+        ),
+        ({"jobs_max": "64"}, "jobs_max is '64'; set it to a number from 1 to 1,048,576"),
+        ({"jobs_max": 0}, "jobs_max is 0; set it to a number from 1 to 1,048,576"),
+        ({"locality": "HERE"}, "'HERE' is not a valid Locality"),
+        ({"model_id": 5}, "model_id is 5; set it to a text"),
+        ({"pin": "herd"}, "pin is 'herd'; set it to one of none, soft, hard"),
+    ],
+)
+def test_wrong_setting_is_refused_by_name(
+    make: Make, settings: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        make(**settings)
+    assert str(refused.value) == error
 
 
 def test_another_model_or_layout_is_another_namespace(make: Make) -> None:
