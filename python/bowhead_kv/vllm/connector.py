@@ -86,18 +86,25 @@ class StepMetadata(KVConnectorMetadata):
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """What the workers did in a step that had loads or stores."""
+    """What the workers did since the last report. vLLM may ask for it before the stores of a step
+    are done; these are then in the next report."""
 
-    steps: set[int]
-    failed: set[bytes]
+    loaded_steps: set[int] = field(default_factory=set)
+    """Steps whose loads are done."""
+    failed: set[bytes] = field(default_factory=set)
     """Hashes whose load failed in some worker."""
-    stored: set[bytes]
+    stored_steps: set[int] = field(default_factory=set)
+    """Steps whose stores are done."""
+    stored: set[bytes] = field(default_factory=set)
     """Hashes that every worker stored."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
         assert isinstance(other, StepReport)
         return StepReport(
-            self.steps | other.steps, self.failed | other.failed, self.stored & other.stored
+            self.loaded_steps | other.loaded_steps,
+            self.failed | other.failed,
+            self.stored_steps | other.stored_steps,
+            self.stored & other.stored,
         )
 
 
@@ -315,7 +322,7 @@ class _Scheduler:
 
     def report(self, report: StepReport) -> None:
         """Takes in what the workers did."""
-        for step in report.steps:
+        for step in report.loaded_steps:
             self._unconfirmed.pop(step, None)
         if report.failed:
             # vLLM computes these blocks and those behind them. They are stored again where they
@@ -326,7 +333,7 @@ class _Scheduler:
         for block_hash in report.failed:
             removed = [maybe_convert_block_hash(block_hash)]
             self._ready_events.append(BlockRemoved(block_hashes=removed, medium=MEDIUM))
-        for step in report.steps:
+        for step in report.stored_steps:
             events = self._events.pop(step, {})
             self._ready_events += [event for h, event in events.items() if h in report.stored]
 
@@ -348,10 +355,9 @@ class _Worker:
     def register(self, pages: Pages) -> None:
         self._pages = pages
 
-    def _reported(self, step: int) -> StepReport:
+    def _next_report(self) -> StepReport:
         if self._report is None:
-            self._report = StepReport(set(), set(), set())
-        self._report.steps.add(step)
+            self._report = StepReport()
         return self._report
 
     def _buffers(self, transfer: Transfer) -> list[list[Any]]:
@@ -359,7 +365,8 @@ class _Worker:
         return [self._pages.buffers(block_id) for block_id in transfer.block_ids]
 
     def load(self, step: int, transfer: Transfer) -> None:
-        report = self._reported(step)
+        report = self._next_report()
+        report.loaded_steps.add(step)
         good = self._get(transfer)
         for is_good, block_hash, block_id in zip(
             good, transfer.hashes, transfer.block_ids, strict=True
@@ -383,7 +390,8 @@ class _Worker:
         return loaded(self._link, ns, keys, results, self._pages.block_bytes)
 
     def store(self, step: int, stores: Stores) -> None:
-        report = self._reported(step)
+        report = self._next_report()
+        report.stored_steps.add(step)
         ns = self._link.ns()
         if ns is None:
             return

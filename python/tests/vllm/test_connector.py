@@ -267,6 +267,30 @@ def test_events(locator: str) -> None:
     assert removed.block_hashes == [maybe_convert_block_hash(request.block_hashes[0])]
 
 
+def test_report_before_the_stores_of_a_step(locator: str) -> None:
+    """As vLLM asks for it where it drafts tokens: no event is lost, and nothing waits for ever."""
+    engine = Engine(locator, workers=1)
+    engine.scheduler.publish_events()
+    engine.add(Request("a", tokens(1), [0, 1]))
+    engine.step()
+    assert len(engine.scheduler.take_events()) == 1
+    second = Request("b", tokens(1), [2, 3])
+    third = Request("c", tokens(1)[::-1], [4, 5])
+    assert (engine.add(second), engine.add(third)) == (BLOCK, 0)
+    metadata = engine.schedule()
+    (worker,) = engine.workers
+    worker.load(metadata.step, metadata.loads)
+    early = worker.take_report()
+    worker.store(metadata.step, metadata.stores)
+    late = worker.take_report()
+    for report in (early, late):
+        assert report is not None
+        engine.scheduler.report(report)
+    (event,) = engine.scheduler.take_events()
+    assert isinstance(event, BlockStored)
+    assert event.block_hashes == [maybe_convert_block_hash(third.block_hashes[0])]
+
+
 def test_blocks_say_what_a_router_needs(locator: str) -> None:
     engine = Engine(locator)
     request = Request("a", tokens(2), [0, 1, 2])
