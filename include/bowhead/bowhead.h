@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /** @file bowhead/bowhead.h
- * The C ABI of Bowhead: the only symbols that libbowhead.so exports.
+ * The C ABI of Bowhead: pools, blocks, queues, events. With bowhead_gpu.h these are the only symbols
+ * that libbowhead.so exports.
  *
  * A pool holds blocks: values of 1 byte to 1 GiB under keys of 1 to 512 opaque bytes, in memory
  * that all processes and hosts of the pool map. A first program:
@@ -172,7 +173,8 @@ bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
  * returns BH_DAMAGED and drops nothing. Statuses as for bh_pool_open(). */
 bh_status bh_pool_observe(const char* locator, bh_pool** out);
 
-/** Closes a handle and ends its reservations and leases. NULL is allowed. */
+/** Closes a handle and ends its reservations and leases, and its transfers (bowhead_gpu.h), whose
+ * jobs end as cancelled. NULL is allowed. */
 void bh_pool_close(bh_pool* pool);
 
 /** Removes a pool.

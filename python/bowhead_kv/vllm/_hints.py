@@ -14,7 +14,7 @@ ACTION = "bowhead.keep"
 ACTION_VERSION = "1"
 
 _PINS = {"none": bk.Pins.NONE, "soft": bk.Pins.SOFT, "hard": bk.Pins.HARD}
-_NAMES = ("ttl_s", "pin", "priority")
+NAMES = ("ttl_s", "pin", "priority")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Keep:
 def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Raises ValueError, which names the setting, if one is unknown or wrong."""
     if not isinstance(asked, Mapping):
-        raise ValueError(f"{asked!r} is no object with the settings {', '.join(_NAMES)}")
+        raise ValueError(f"{asked!r} is no object with the settings {', '.join(NAMES)}")
     for name, value in asked.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == "ttl_s":
@@ -50,7 +50,7 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "priority":
             good, wanted = isinstance(value, int) and is_number and 0 <= value <= 255, "0 to 255"
         else:
-            raise ValueError(f"unknown setting {name!r}; the settings are {', '.join(_NAMES)}")
+            raise ValueError(f"unknown setting {name!r}; the settings are {', '.join(NAMES)}")
         if not good:
             raise ValueError(f"{name} is {value!r}; set it to {wanted}")
     return dict(asked)
@@ -58,7 +58,7 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def take_keep(settings: dict[str, Any]) -> Keep:
     """Takes the settings of a plug-in that are about keeping blocks out of its settings."""
-    return Keep(**_checked({name: settings.pop(name) for name in _NAMES if name in settings}))
+    return Keep(**_checked({name: settings.pop(name) for name in NAMES if name in settings}))
 
 
 class Hints:

@@ -9,13 +9,13 @@ from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from bowhead_kv.events import Publisher, rank_endpoint
 
 
-_NAMES = ("events_endpoint", "events_replay_endpoint", "events_topic")
+NAMES = ("events_endpoint", "events_replay_endpoint", "events_topic")
 
 
 def take_event_settings(settings: dict[str, Any]) -> dict[str, str]:
     """Takes the settings that are about events out of those of a plug-in. Raises ValueError, which
     names the setting, if one is wrong."""
-    found = {name: settings.pop(name) for name in _NAMES if name in settings}
+    found = {name: settings.pop(name) for name in NAMES if name in settings}
     for name, value in found.items():
         if not isinstance(value, str):
             raise ValueError(f"{name} is {value!r}; set it to a text")

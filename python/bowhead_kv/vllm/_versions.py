@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that depends on the version of vLLM; every other module is independent of it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-SUPPORTED = ("0.32",)
-"""The releases whose interfaces this package was written for and is tested with."""
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.tiering.base import JobResult
+
+SUPPORTED = ("0.30", "0.31", "0.32", "0.33")
+"""The releases whose interfaces this package was written for and is tested with. Older ones do not
+tell a connector which blocks a running request has."""
+
+
+def release() -> str:
+    """The release of the installed vLLM, such as 0.32."""
+    import vllm
+
+    return ".".join(vllm.__version__.split(".")[:2])
 
 
 def check() -> None:
     """Raises ImportError if the installed vLLM is not supported."""
     import vllm
 
-    release = ".".join(vllm.__version__.split(".")[:2])
-    if release not in SUPPORTED:
+    if release() not in SUPPORTED:
         raise ImportError(
             f"bowhead_kv.vllm does not support vLLM {vllm.__version__}: its interfaces for "
-            f"connectors change between releases. Install vLLM {' or '.join(SUPPORTED)}, or a "
-            "version of bowhead_kv that names yours"
+            f"connectors change between releases. Install vLLM {', '.join(SUPPORTED[:-1])} or "
+            f"{SUPPORTED[-1]}, or a version of bowhead_kv that names yours"
         )
 
 
@@ -69,3 +79,24 @@ def block_ids(scheduler_output: Any, request_id: str) -> list[int]:
     """The ids of all blocks of a request that is scheduled in this step."""
     (ids,) = scheduler_output.kv_connector_block_state.resolve_block_ids(request_id)
     return ids
+
+
+def kv_hints(asker: Any) -> Any:
+    """The hints of a request. asker: vLLM's Request or ReqContext, which 0.30 gives no hints."""
+    return getattr(asker, "kv_hints", None)
+
+
+def tier_arguments(backpressure_detector: Any) -> dict[str, Any]:
+    """Further arguments of SecondaryTierManager; 0.30 has no backpressure."""
+    if backpressure_detector is None:
+        return {}
+    return {"backpressure_detector": backpressure_detector}
+
+
+def job_result(*, transfer_bytes: int, **rest: Any) -> "JobResult":
+    """What a tier reports of a job; 0.30 does not ask for the bytes."""
+    from vllm.v1.kv_offload.tiering.base import JobResult
+
+    if "transfer_bytes" in JobResult.__dataclass_fields__:
+        rest["transfer_bytes"] = transfer_bytes
+    return JobResult(**rest)

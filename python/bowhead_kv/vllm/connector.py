@@ -10,12 +10,12 @@ the tokens instead. Blocks that were computed behind a load are stored only when
 reported that load as good, because a wrong page in one worker makes wrong pages in all of them.
 """
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import compress, groupby
 from typing import TYPE_CHECKING, Any
 
+from vllm import envs
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -23,19 +23,22 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash, resolve_kv_cache_block_sizes
 
 import bowhead_kv as bk
-from bowhead_kv.config import load as load_config
+from bowhead_kv import gpu
 from bowhead_kv.events import Publisher, block_metadata
 from bowhead_kv.link import PoolLink
-from bowhead_kv import gpu
 from bowhead_kv.vllm import _versions
 from bowhead_kv.vllm._gpu import GpuPages, layout_of
+from bowhead_kv.vllm._hints import NAMES as KEEP_SETTINGS
 from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
 from bowhead_kv.vllm._pages import Pages
+from bowhead_kv.vllm._pool import link_pool, log
+from bowhead_kv.vllm._publisher import NAMES as EVENT_SETTINGS
 from bowhead_kv.vllm._publisher import open_publisher, take_event_settings
+from bowhead_kv.vllm._settings import check, check_names, pool_config
 from bowhead_kv.vllm._values import loaded, stored
 
 if TYPE_CHECKING:
@@ -51,10 +54,11 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-log = logging.getLogger("vllm.bowhead")
-
 MEDIUM = "BOWHEAD"
 """The medium that the connector's KV cache events name."""
+
+PLACE = "kv_connector_extra_config of BowheadConnector"
+SETTINGS = ("locator", "host", "namespace", "wipe", "model_id", *KEEP_SETTINGS, *EVENT_SETTINGS)
 
 
 END_S = 10.0
@@ -88,18 +92,25 @@ class StepMetadata(KVConnectorMetadata):
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):
-    """What the workers did in a step that had loads or stores."""
+    """What the workers did since the last report. vLLM may ask for it before the stores of a step
+    are done; these are then in the next report."""
 
-    steps: set[int]
-    failed: set[bytes]
+    loaded_steps: set[int] = field(default_factory=set)
+    """Steps whose loads are done."""
+    failed: set[bytes] = field(default_factory=set)
     """Hashes whose load failed in some worker."""
-    stored: set[bytes]
+    stored_steps: set[int] = field(default_factory=set)
+    """Steps whose stores are done."""
+    stored: set[bytes] = field(default_factory=set)
     """Hashes that every worker stored."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
         assert isinstance(other, StepReport)
         return StepReport(
-            self.steps | other.steps, self.failed | other.failed, self.stored & other.stored
+            self.loaded_steps | other.loaded_steps,
+            self.failed | other.failed,
+            self.stored_steps | other.stored_steps,
+            self.stored & other.stored,
         )
 
 
@@ -141,6 +152,7 @@ def engine_identity(
         architecture.pop(key, None)
     return identity(
         {
+            "release": _versions.release(),
             "model": model_id or model.model,
             "revision": model.revision,
             "architecture": architecture,
@@ -155,6 +167,7 @@ def engine_identity(
             else _versions.row_layout(vllm_config, layout.heads, layout.key_channels),
             "ranks": vllm_config.parallel_config.world_size,
             "pipeline": vllm_config.parallel_config.pipeline_parallel_size,
+            "stages": envs.VLLM_PP_LAYER_PARTITION,
             "hash": cache.prefix_caching_hash_algo,
         }
     )
@@ -204,7 +217,7 @@ class _Scheduler:
     def add(self, request: "Request") -> None:
         self._requests[request.request_id] = request
         self._next_store[request.request_id] = 0
-        self._keep[request.request_id] = self._hints.of(request.kv_hints)
+        self._keep[request.request_id] = self._hints.of(_versions.kv_hints(request))
 
     def finish(self, request: "Request") -> None:
         self._requests.pop(request.request_id, None)
@@ -321,7 +334,7 @@ class _Scheduler:
 
     def report(self, report: StepReport) -> None:
         """Takes in what the workers did."""
-        for step in report.steps:
+        for step in report.loaded_steps:
             self._unconfirmed.pop(step, None)
         if report.failed:
             # vLLM computes these blocks and those behind them. They are stored again where they
@@ -332,7 +345,7 @@ class _Scheduler:
         for block_hash in report.failed:
             removed = [maybe_convert_block_hash(block_hash)]
             self._ready_events.append(BlockRemoved(block_hashes=removed, medium=MEDIUM))
-        for step in report.steps:
+        for step in report.stored_steps:
             events = self._events.pop(step, {})
             self._ready_events += [event for h, event in events.items() if h in report.stored]
 
@@ -370,10 +383,9 @@ class _Worker:
         if metadata.stores.hashes:
             self.store(metadata.step, metadata.stores)
 
-    def _reported(self, step: int) -> StepReport:
+    def _next_report(self) -> StepReport:
         if self._report is None:
-            self._report = StepReport(set(), set(), set())
-        self._report.steps.add(step)
+            self._report = StepReport()
         return self._report
 
     def _buffers(self, transfer: Transfer) -> list[list[Any]]:
@@ -384,7 +396,8 @@ class _Worker:
         self._take_loaded(step, transfer, self._get(transfer))
 
     def _take_loaded(self, step: int, transfer: Transfer, good: list[bool]) -> None:
-        report = self._reported(step)
+        report = self._next_report()
+        report.loaded_steps.add(step)
         for is_good, block_hash, block_id in zip(
             good, transfer.hashes, transfer.block_ids, strict=True
         ):
@@ -407,7 +420,8 @@ class _Worker:
         return loaded(self._link, ns, keys, results, self._pages.block_bytes)
 
     def store(self, step: int, stores: Stores) -> None:
-        report = self._reported(step)
+        report = self._next_report()
+        report.stored_steps.add(step)
         ns = self._link.ns()
         if ns is None:
             return
@@ -524,7 +538,8 @@ class _GpuWorker(_Worker):
             return
         # vLLM may have had no attention in a layer, or no forward pass.
         self._store_layer(metadata, self._gpu_pages.last_layer)
-        report = self._reported(metadata.step)
+        report = self._next_report()
+        report.stored_steps.add(metadata.step)
         store, self._store = self._store, None
         ns = self._link.ns()
         if store is None or ns is None:
@@ -594,10 +609,12 @@ class BowheadConnector(KVConnectorBase_V1):
         super().__init__(vllm_config, role, kv_cache_config)
         check_config(vllm_config, kv_cache_config)
         settings = dict(self._kv_transfer_config.kv_connector_extra_config or {})
+        check_names(settings, SETTINGS, PLACE)
         model_id = settings.pop("model_id", None)
+        check("model_id", model_id, model_id is None or isinstance(model_id, str), "a text")
         keep = take_keep(settings)
         events = take_event_settings(settings)
-        config = load_config(settings)
+        config = pool_config(settings, PLACE)
         # Of the values in GPU memory; on a CPU, kernels pack pages in an order of their own.
         self._layout = None if _versions.is_cpu() else layout_of(kv_cache_config)
         namespace = engine_identity(vllm_config, kv_cache_config, model_id, self._layout)
@@ -612,14 +629,7 @@ class BowheadConnector(KVConnectorBase_V1):
                 data_parallel_rank=parallel.data_parallel_rank,
                 log=log,
             )
-        self._link = PoolLink(
-            config,
-            namespace=namespace.name,
-            description=namespace.description,
-            layout=self._layout,
-            log=log,
-            on_open=self._publisher.attach if self._publisher else None,
-        )
+        self._link = link_pool(config, namespace, self._publisher, self._layout)
         self._link.ns()  # opens the pool now, not when the first request waits for it
         self._scheduler: _Scheduler | None = None
         self._worker: _Worker | None = None
@@ -627,12 +637,9 @@ class BowheadConnector(KVConnectorBase_V1):
             self._worker = _Worker(self._link, parallel.rank)
             return
         block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        _, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         self._scheduler = _Scheduler(
-            self._link,
-            block_tokens,
-            kv_cache_config.hash_block_size or block_tokens,
-            parallel.world_size,
-            keep,
+            self._link, block_tokens, hash_tokens, parallel.world_size, keep
         )
         vllm_events = vllm_config.kv_events_config
         if vllm_events is not None and vllm_events.enable_kv_cache_events:

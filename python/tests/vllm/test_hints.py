@@ -8,14 +8,9 @@ import bowhead_kv as bk
 import pytest
 from bowhead_kv.vllm._hints import Hints, Keep, take_keep
 from bowhead_kv.vllm._publisher import take_event_settings
-from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+from hint import envelope
 
 log = logging.getLogger("vllm.bowhead")
-
-
-def envelope(*payloads: Any, type_: str = "bowhead.keep", version: str = "1") -> KvHintsEnvelope:
-    actions = [KvHintAction("1", type_, version, payload) for payload in payloads]
-    return KvHintsEnvelope("1", "message", actions)
 
 
 def test_settings() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines that serve while the pool is attacked, and engines on several hosts."""
 
-import os
 import random
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import bowhead_kv as bk
 import numpy as np
 import pytest
+from attack import KINDS, attack, memory_of
 from engine import BLOCK_TOKENS, Engine, connector
 
 ROUNDS = 10
@@ -31,7 +31,7 @@ class Attacker:
     others until the pool evicts, in a thread of its own."""
 
     def __init__(self, locator: str, keys: list[bytes]) -> None:
-        self.counts = {"removed": 0, "damaged": 0, "replaced": 0, "fillers": 0}
+        self.counts = dict.fromkeys(KINDS, 0)
         self._locator, self._keys = locator, keys
         self._random = random.Random(1)
         self._stop = threading.Event()
@@ -50,32 +50,19 @@ class Attacker:
 
     def _run(self) -> None:
         try:
-            memory = f"/dev/shm/bowhead-{self._locator.removeprefix('shm:')}"
-            with bk.Pool(self._locator) as pool, open(memory, "r+b", buffering=0) as file:
+            with (
+                bk.Pool(self._locator) as pool,
+                open(memory_of(self._locator), "r+b", buffering=0) as memory,
+            ):
                 engine = next(each for each in pool.namespaces() if each.name.startswith("vllm"))
                 ns = pool.namespace(engine.name, engine.description)
                 filler = pool.namespace("filler", "values that make the pool evict")
                 while not self._stop.wait(0.002):
-                    self._attack(ns, filler, file.fileno())
+                    kind = attack(self._random, ns, filler, memory.fileno(), self._keys)
+                    if kind is not None:
+                        self.counts[kind] += 1
         except BaseException as error:
             self._error = error
-
-    def _attack(self, ns: bk.Namespace, filler: bk.Namespace, memory: int) -> None:
-        key = self._random.choice(self._keys)
-        kind = self._random.choice(list(self.counts))
-        try:
-            if kind == "fillers":
-                filler.put(self._random.randbytes(8), bytes(256 << 10))
-            elif kind == "damaged":
-                block = ns.describe(key)
-                os.pwrite(memory, b"\xa5" * 256, block.offset + block.stored_bytes // 2)
-            elif not ns.remove(key):
-                return
-            elif kind == "replaced":
-                ns.put(key, bytes(self._random.choice((10, 1 << 20))))
-            self.counts[kind] += 1
-        except bk.Error as error:
-            assert error.status in (bk.Status.NOT_FOUND, bk.Status.NO_SPACE), error
 
 
 def test_200_requests_under_attack(
@@ -160,7 +147,7 @@ def test_one_of_two_workers_fails_to_load(
         with bk.Pool(locator) as pool:
             (found,) = pool.namespaces()
             block = pool.namespace(found.name, found.description).describe(keys[3])
-        with open(f"/dev/shm/bowhead-{locator.removeprefix('shm:')}", "r+b") as memory:
+        with open(memory_of(locator), "r+b") as memory:
             memory.seek(block.offset + block.stored_bytes // 2)
             memory.write(b"\xa5" * 64)
         assert engine.generate(prompts)[0] == expected

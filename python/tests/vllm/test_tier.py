@@ -8,29 +8,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import bowhead_kv as bk
 import numpy as np
 import pytest
 from bowhead_kv.events import parse_metadata
+from bowhead_kv.vllm import _versions
 from bowhead_kv.vllm.tier import BowheadTier, tier_identity
-from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
-from vllm.v1.kv_offload.base import (
-    Locality,
-    LookupResult,
-    OffloadingKVEventsConfig,
-    ReqContext,
-    make_offload_key,
-)
-from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
+from driver import offloading_spec as spec
+from hint import envelope
+from vllm.v1.kv_offload.base import Locality, LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
@@ -39,43 +27,14 @@ ROW_BYTES = 256 << 10
 REQUEST = ReqContext(req_id="request")
 
 
-def spec(model: str = "model", *, events: bool = True, **parallel: Any) -> Any:
-    config = OffloadingConfig(
-        groups=(OffloadingGroupConfig(32, ("layer.0", "layer.1"), 0),),
-        worker_kv_bytes_per_block=ROW_BYTES,
-        enable_kv_cache_events=events,
-        extra_config={},
-        engine_id="engine",
-        model=OffloadingModelConfig(name=model, dtype="float16"),
-        cache=OffloadingCacheConfig(tokens_per_hash=32, blocks_per_chunk=1),
-        parallel=OffloadingParallelConfig(
-            **{
-                "rank": 0,
-                "world_size": 1,
-                "tp_size": 1,
-                "pp_size": 1,
-                "pcp_size": 1,
-                "dcp_size": 1,
-                "data_parallel_index": 0,
-                "data_parallel_size": 1,
-                "data_parallel_rank_local": None,
-                "is_parallelism_agnostic": False,
-                **parallel,
-            }
-        ),
-        kv_cache_layout="LBHNC",
-    )
-    return SimpleNamespace(
-        config=config, kv_events_config=OffloadingKVEventsConfig(events, False)
-    )
-
-
 def key(number: int) -> Any:
     return make_offload_key(number.to_bytes(32, "big"), 0)
 
 
-def job(number: int, keys: list[Any], chunks: list[int]) -> TransferJob:
-    return TransferJob(number, keys, np.array(chunks), False, REQUEST)
+def job(
+    number: int, keys: list[Any], chunks: list[int], request: ReqContext = REQUEST
+) -> TransferJob:
+    return TransferJob(number, keys, np.array(chunks), False, request)
 
 
 def finish(tier: BowheadTier) -> list[JobResult]:
@@ -124,7 +83,9 @@ def test_rows_come_back_in_another_engine(make: Make) -> None:
     assert first.lookup(key(1), REQUEST) == LookupResult.MISS
     first.submit_store(job(1, [key(1), key(2), key(3)], [0, 1, 2]))
     (result,) = finish(first)
-    assert (result.job_id, result.success, result.transfer_bytes) == (1, True, 3 * ROW_BYTES)
+    assert (result.job_id, result.success) == (1, True)
+    if _versions.release() != "0.30":  # which does not ask
+        assert result.transfer_bytes == 3 * ROW_BYTES
 
     second, other_memory = make()
     assert [second.lookup(key(i), REQUEST) for i in (1, 2, 3, 4)] == [LookupResult.HIT] * 3 + [
@@ -158,22 +119,36 @@ def test_value_of_another_length_fails_and_is_replaced(
     make: Make, locator: str, length_bytes: int
 ) -> None:
     tier, _ = make()
-    assert tier.lookup(key(1), REQUEST) == LookupResult.MISS
+    mine, other = ReqContext(req_id="mine"), ReqContext(req_id="other")
+    tier.on_new_request(mine)
+    assert tier.lookup(key(1), mine) == LookupResult.MISS
     pool, ns = attack(locator)
     with pool:
         ns.put(key(1), bytes(length_bytes))
-    assert tier.lookup(key(1), REQUEST) == LookupResult.HIT
-    tier.submit_load(job(1, [key(1)], [0]))
+    assert tier.lookup(key(1), mine) == LookupResult.HIT
+    tier.submit_load(job(1, [key(1)], [0], mine))
     (result,) = finish(tier)
     assert not result.success
-    assert tier.lookup(key(1), ReqContext(req_id="other")) == LookupResult.MISS
+    assert tier.lookup(key(1), other) == LookupResult.MISS
     tier.submit_store(job(2, [key(1)], [0]))
     assert finish(tier)[0].success
     # The request that failed to load it does not try again; others do.
-    assert tier.lookup(key(1), REQUEST) == LookupResult.MISS
-    assert tier.lookup(key(1), ReqContext(req_id="other")) == LookupResult.HIT
-    tier.on_request_finished(REQUEST)
-    assert tier.lookup(key(1), REQUEST) == LookupResult.HIT
+    assert tier.lookup(key(1), mine) == LookupResult.MISS
+    assert tier.lookup(key(1), other) == LookupResult.HIT
+    tier.on_request_finished(mine)
+    assert tier.lookup(key(1), mine) == LookupResult.HIT
+
+
+def test_load_that_fails_after_its_request_leaves_nothing(make: Make) -> None:
+    tier, _ = make()
+    mine = ReqContext(req_id="mine")
+    tier.on_new_request(mine)
+    tier.submit_load(job(1, [key(1)], [0], mine))
+    tier.on_request_finished(mine)
+    assert [result.success for result in finish(tier)] == [False]
+    tier.submit_store(job(2, [key(1)], [0]))
+    assert [result.success for result in finish(tier)] == [True]
+    assert tier.lookup(key(1), mine) == LookupResult.HIT
 
 
 def test_pool_that_disappears_is_a_miss(
@@ -255,11 +230,10 @@ def test_events_name_what_is_stored(make: Make) -> None:
 def test_rows_say_which_block_they_are_and_how_long_to_keep(make: Make, locator: str) -> None:
     tier, _ = make(ttl_s=60, pin="soft")
     hinted = ReqContext(req_id="hinted")
-    action = KvHintAction("1", "bowhead.keep", "1", {"ttl_s": None, "priority": 9})
-    hinted.kv_hints = KvHintsEnvelope("1", "message", [action])
+    hinted.kv_hints = envelope({"ttl_s": None, "priority": 9})
     tier.on_new_request(hinted)
     tier.submit_store(job(1, [key(1)], [0]))
-    tier.submit_store(TransferJob(2, [key(2)], np.array([1]), False, hinted))
+    tier.submit_store(job(2, [key(2)], [1], hinted))
     assert [result.success for result in finish(tier)] == [True, True]
     pool, ns = attack(locator)
     with pool:
@@ -272,9 +246,29 @@ def test_rows_say_which_block_they_are_and_how_long_to_keep(make: Make, locator:
     assert (asked.pins, asked.priority, asked.expires_unix_s) == (bk.Pins.SOFT, 9, 0)
 
 
-def test_unknown_setting_is_refused_by_name(make: Make) -> None:
-    with pytest.raises(ValueError, match="colour"):
-        make(colour="red")
+@pytest.mark.parametrize(
+    "settings, error",
+    [
+        (
+            {"colour": "red"},
+            "the entry of BowheadTier in secondary_tiers: unknown setting 'colour'; the settings "
+            "are locator, host, namespace, threads, model_id, jobs_max, enable_kv_events, "
+            "locality, ttl_s, pin, priority, events_endpoint, events_replay_endpoint, "
+            "events_topic",
+        ),
+        ({"jobs_max": "64"}, "jobs_max is '64'; set it to a number from 1 to 1,048,576"),
+        ({"jobs_max": 0}, "jobs_max is 0; set it to a number from 1 to 1,048,576"),
+        ({"locality": "HERE"}, "'HERE' is not a valid Locality"),
+        ({"model_id": 5}, "model_id is 5; set it to a text"),
+        ({"pin": "herd"}, "pin is 'herd'; set it to one of none, soft, hard"),
+    ],
+)
+def test_wrong_setting_is_refused_by_name(
+    make: Make, settings: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        make(**settings)
+    assert str(refused.value) == error
 
 
 def test_another_model_or_layout_is_another_namespace(make: Make) -> None:
@@ -305,7 +299,7 @@ OF_FILES = (
     "invalid_path shutdown_discards without_o_direct wait_idle batch_lookup out_of_bounds "
     "removes_corrupt_file batched_partial batched_load_first transient_load mixed_job_results "
     "partially_failed_store events_disabled events_require cascade_store_emits cross_tp "
-    "factory_forwards"
+    "factory_forwards by_another_writer newer_probe"
 ).split()
 
 
