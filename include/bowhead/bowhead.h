@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /** @file bowhead/bowhead.h
- * The C ABI of Bowhead: pools, blocks, queues, events. With bowhead_gpu.h these are the only symbols
- * that libbowhead.so exports.
+ * The C ABI of Bowhead: pools, blocks, queues, events. With bowhead_gpu.h these are the only
+ * symbols that libbowhead.so exports.
  *
  * A pool holds blocks: values of 1 byte to 1 GiB under keys of 1 to 512 opaque bytes, in memory
  * that all processes and hosts of the pool map. A first program:
@@ -203,8 +203,8 @@ typedef struct bh_namespace_options {
                               Default: that of the namespace; for a new one, opaque values */
   uint32_t wipe;         /**< 1: the pool overwrites values, keys and user metadata before their
                               memory is free for others, whether they are removed or evicted, or
-                              their put fails or its process dies. If a machine dies, what it had not
-                              overwritten stays until the memory is used again. Default: as the
+                              their put fails or its process dies. If a machine dies, what it had
+                              not overwritten stays until the memory is used again. Default: as the
                               namespace is; a new one does not */
   uint32_t reserved;     /**< zero */
 } bh_namespace_options;

@@ -36,8 +36,8 @@ struct AuditResult {
 
 /// Everything that is wrong: words left in transient states; claims, locks, leases and process
 /// slots without a holder; entries and blocks that do not match one to one; free blocks whose
-/// header shows a committed stamp, or that were to be wiped; wrong free counts, preferences, overflow counts and counters of
-/// namespaces.
+/// header shows a committed stamp, or that were to be wiped; wrong free counts, preferences,
+/// overflow counts and counters of namespaces.
 AuditResult audit(core::Core<core::NativeAccess>& core, const AuditOptions& options = {});
 
 }  // namespace bowhead::test
