@@ -94,6 +94,23 @@ bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out) {
   return guarded(__func__, [&] { return open_pool(locator, {.host = host}, out); });
 }
 
+bh_status bh_pool_open_with(const char* locator, uint32_t host, const bh_open_options* options,
+                            bh_pool** out) {
+  return guarded(__func__, [&]() -> bh_status {
+    bh_open_options given;
+    if (const bh_status bad = read_struct(options, "options", given); bad != BH_OK) return bad;
+    if (given.no_mirror > 1 || (given.no_mirror == 1 && given.mirror_bytes != 0))
+      return fail(
+          BH_INVALID_ARGUMENT,
+          "{}: options->no_mirror is {} and options->mirror_bytes is {}: set no_mirror to 1, "
+          "or to 0 for a mirror",
+          current_function, given.no_mirror, given.mirror_bytes);
+    bowhead::OpenOptions opened{.host = host};
+    if (given.no_mirror == 1 || given.mirror_bytes != 0) opened.mirror_bytes = given.mirror_bytes;
+    return open_pool(locator, opened, out);
+  });
+}
+
 bh_status bh_pool_observe(const char* locator, bh_pool** out) {
   return guarded(__func__, [&] { return open_pool(locator, {.observe = true}, out); });
 }

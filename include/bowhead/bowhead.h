@@ -168,6 +168,29 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options);
  * @retval BH_NOT_SUPPORTED this build has no such medium */
 bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
 
+/** Options of a handle. */
+typedef struct bh_open_options {
+  uint32_t struct_bytes; /**< sizeof */
+  uint32_t no_mirror; /**< 1: no memory for mirrors of other hosts' indexes, which make batches of
+                              look-ups faster: each reads the indexes themselves */
+  uint64_t
+      mirror_bytes; /**< memory that they may take; default 1 GiB. Taken when the first batch is
+                              looked up in a pool of several hosts, and only as much as is needed
+                              (docs/sharing.md) */
+} bh_open_options;
+
+/** bh_pool_open() with options.
+ * @param locator as for bh_pool_create()
+ * @param host a host slot, or BH_ANY_HOST
+ * @param options options
+ * @param out the handle, for bh_pool_close()
+ * @retval BH_INVALID_ARGUMENT the pool has no such host slot, no_mirror is neither 0 nor 1, or both
+ *     members are set
+ * @retval BH_NOT_SUPPORTED this build has no such medium, or `options` has a member set that this
+ *     library does not know. Other statuses as for bh_pool_open() */
+bh_status bh_pool_open_with(const char* locator, uint32_t host, const bh_open_options* options,
+                            bh_pool** out);
+
 /** Opens a pool as an observer: read permission suffices, and nothing is stored, not even a lock or
  * a count. Functions that store, lease or remove return BH_READ_ONLY. For a damaged block bh_get()
  * returns BH_DAMAGED and drops nothing. Statuses as for bh_pool_open(). */

@@ -84,8 +84,9 @@ inline Result<uint64_t> match(const bh_namespace& there, const bh_namespace& wan
                               const NamespaceDescription& d) {
   if (std::memcmp(there.description, wanted.description, BH_NAMESPACE_TEXT_BYTES) != 0)
     return Error{Status::NAMESPACE_MISMATCH,
-                 fmt::format("namespace '{}' is registered with another description: '{}'", d.name,
-                             there.description)};
+                 fmt::format("namespace '{}' is registered with another description: '{}'; use "
+                             "another name, or remove the namespace first",
+                             d.name, there.description)};
   if (d.values.layout.number_format != 0) {
     if (const auto differs = difference(there.layout, wanted.layout))
       return Error{

@@ -76,9 +76,18 @@ class Pool:
     """An open pool. All methods may be called from any thread, and release the GIL while they work
     on the pool. A child of a fork must open the pool again."""
 
-    def __init__(self, locator: str, *, host: int | None = None, observe: bool = False) -> None:
+    def __init__(
+        self,
+        locator: str,
+        *,
+        host: int | None = None,
+        observe: bool = False,
+        mirror_bytes: int | None = None,
+    ) -> None:
         """host: a host slot; None: that of this machine, or a free one. observe: opens for reading
-        only, and stores nothing in the pool, not even a count."""
+        only, and stores nothing in the pool, not even a count. mirror_bytes: memory that mirrors of
+        other hosts' indexes may take, which make look-ups of many keys faster; None: 1 GiB; 0:
+        there are none."""
 
     def namespace(
         self,

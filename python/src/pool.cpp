@@ -46,15 +46,19 @@ void end_with(Pool& self, const nb::args& raised) {
 
 unsigned forks() { return fork_count.load(std::memory_order_relaxed); }
 
-Pool::Pool(const std::string& locator, std::optional<uint32_t> host, bool observe)
+Pool::Pool(const std::string& locator, std::optional<uint32_t> host, bool observe,
+           std::optional<uint64_t> mirror_bytes)
     : locator_(locator), handle_("pool " + locator) {
   if (observe && host)
     raise_argument(PyExc_ValueError, "host", kAlone, "is set, but an observer has no host slot");
+  bh_open_options options = {.struct_bytes = sizeof options};
+  options.no_mirror = mirror_bytes == 0u;
+  options.mirror_bytes = mirror_bytes.value_or(0);
   bh_pool* opened = nullptr;
   const char* text = c_string("locator", locator);
   check(without_gil([&] {
     return observe ? bh_pool_observe(text, &opened)
-                   : bh_pool_open(text, host.value_or(BH_ANY_HOST), &opened);
+                   : bh_pool_open_with(text, host.value_or(BH_ANY_HOST), &options, &opened);
   }));
   handle_.set(opened);
 }
@@ -99,11 +103,14 @@ void bind_pool(nb::module_& module) {
   nb::class_<Namespace> ns(module, "Namespace", nb::is_weak_referenceable());
   pool.def(
           "__init__",
-          [](Pool* self, const std::string& locator, nb::handle host, bool observe) {
-            new (self) Pool(locator, host_argument(host), observe);
+          [](Pool* self, const std::string& locator, nb::handle host, bool observe,
+             nb::handle mirror_bytes) {
+            std::optional<uint64_t> bytes;
+            if (!mirror_bytes.is_none()) bytes = number<uint64_t>("mirror_bytes", mirror_bytes);
+            new (self) Pool(locator, host_argument(host), observe, bytes);
           },
           nb::arg("locator"), nb::kw_only(), nb::arg("host") = nb::none(),
-          nb::arg("observe") = false)
+          nb::arg("observe") = false, nb::arg("mirror_bytes") = nb::none())
       .def("namespace", &open_namespace, nb::arg("name"), nb::arg("description") = "",
            nb::kw_only(), nb::arg("layout") = nb::none(), nb::arg("profile") = nb::none(),
            nb::arg("wipe") = false)

@@ -134,7 +134,9 @@ class PartOfPool {
 
 class Pool {
  public:
-  Pool(const std::string& locator, std::optional<uint32_t> host, bool observe);
+  /// `mirror_bytes`: none: the default; 0: no mirror.
+  Pool(const std::string& locator, std::optional<uint32_t> host, bool observe,
+       std::optional<uint64_t> mirror_bytes);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;

@@ -715,6 +715,29 @@ const Function kFunctions[] = {
        EXPECT_STATUS(bh_pool_open("", 0, &out), BH_BAD_LOCATOR);
        EXPECT_STATUS(bh_pool_open("shm:no-such-pool", 0, &out), BH_NO_SUCH_POOL);
      }},
+    {"bh_pool_open_with",
+     [](Scene& s) {
+       bh_pool* another = nullptr;
+       const auto options = sized<bh_open_options>();
+       const bh_status status = bh_pool_open_with(s.locator.c_str(), 0, &options, &another);
+       if (status == BH_OK) bh_pool_close(another);
+       return status;
+     },
+     but(but(same(BH_OK), FENCED, BH_HOST_FENCED), DESTROYED, BH_NO_SUCH_POOL),
+     [](Scene& s) {
+       bh_pool* out = nullptr;
+       auto options = sized<bh_open_options>();
+       EXPECT_INVALID(bh_pool_open_with(nullptr, 0, &options, &out));
+       EXPECT_INVALID(bh_pool_open_with(s.locator.c_str(), 0, &options, nullptr));
+       misuse_struct<bh_open_options>(
+           s, [&](auto* given) { return bh_pool_open_with("shm:no-such-pool", 0, given, &out); });
+       options.no_mirror = 2;
+       EXPECT_INVALID(bh_pool_open_with(s.locator.c_str(), 0, &options, &out));
+       options.no_mirror = 1;
+       EXPECT_STATUS(bh_pool_open_with("shm:no-such-pool", 0, &options, &out), BH_NO_SUCH_POOL);
+       options.mirror_bytes = 1;
+       EXPECT_INVALID(bh_pool_open_with(s.locator.c_str(), 0, &options, &out));
+     }},
     {"bh_pool_observe",
      [](Scene& s) {
        bh_pool* another = nullptr;

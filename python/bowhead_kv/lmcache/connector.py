@@ -2,8 +2,8 @@
 """The connector that LMCache's L2 adapter type `native_plugin` loads.
 
 LMCache submits batches and reads completions when `event_fd()` is readable. Puts, gets, and
-deletes are jobs of a queue; exists() is answered at once, because the pool answers it without
-waiting. A batch of large values is split over the queue's threads.
+deletes are jobs of queues; exists() is answered at once, because the pool answers it without
+waiting. A batch of large values is split over a queue's threads.
 
 Invariants:
 - Every future that a submit returned is reported exactly once, unless the connector is closed.
@@ -31,10 +31,9 @@ _log = logging.getLogger(__name__)
 _NAMESPACE_DEFAULT = "lmcache"
 _PART_BYTES_MIN = 1 << 20  # a smaller part costs more to hand to another thread than to copy
 
-# A load is waited for by a request; a store and a delete are not.
+# A load is waited for by a request; a store is not.
 _PRIORITY_GET = 2
 _PRIORITY_PUT = 1
-_PRIORITY_REMOVE = 0
 
 Completion = tuple[int, bool, str, "list[bool] | None"]
 
@@ -51,7 +50,7 @@ class _Future:
 
 @dataclass
 class _Part:
-    """A job of the queue: the keys of a future from `start` on."""
+    """A job of a queue: the keys of a future from `start` on."""
 
     future: _Future
     start: int
@@ -81,12 +80,13 @@ class BowheadConnector:
         self._lock = threading.Lock()
         self._closed = False
         self._namespace: bk.Namespace | None = None
-        self._queue: bk.Queue | None = None
-        self._parts: dict[int, _Part] = {}  # by job number of the queue
+        # Removals wait for other hosts, so they have a queue of their own: no load waits for them.
+        self._queues: list[bk.Queue] = []  # of copies, of removals; empty while there is no pool
+        self._parts: dict[tuple[bk.Queue, int], _Part] = {}  # by queue and number of the job
         self._ended: list[Completion] = []
         self._future_last = 0
         # LMCache asks for the descriptor once. Queues come and go with the pool, so it gets an
-        # epoll descriptor that is readable when the queue's, or that of `_ended`, is.
+        # epoll descriptor that is readable when one of the queues', or that of `_ended`, is.
         self._ended_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._ended_fd, select.EPOLLIN)
@@ -131,15 +131,15 @@ class BowheadConnector:
         with self._lock:
             if self._closed:
                 return []
-            if self._queue is not None:
-                faults: set[bk.Error | bk.Status] = set()
+            faults: set[bk.Error | bk.Status] = set()
+            for queue in self._queues:
                 try:
-                    for completion in self._queue.poll():
-                        faults |= self._end_job(completion)
+                    for completion in queue.poll():
+                        faults |= self._end_job(queue, completion)
                 except bk.Error as error:
                     faults.add(error)
-                for fault in faults:
-                    self._fault(fault)
+            for fault in faults:
+                self._fault(fault)
             try:
                 os.eventfd_read(self._ended_fd)
             except BlockingIOError:
@@ -154,7 +154,7 @@ class BowheadConnector:
                 return
             self._closed = True
             self._epoll.close()
-            self._close_queue("closed")
+            self._close_queues("closed")
             self._link.close()
             os.close(self._ended_fd)
 
@@ -169,7 +169,7 @@ class BowheadConnector:
             future = self._new_future(len(keys), parts=len(bounds))
             namespace = self._open()
             for start, end in bounds:
-                if namespace is None or self._queue is None:
+                if namespace is None or not self._queues:
                     self._end_part(future, "no pool")
                     continue
                 part_buffers = buffers[start:end]
@@ -189,13 +189,13 @@ class BowheadConnector:
         namespace: bk.Namespace,
         keys: list[bytes],
         buffers: list[memoryview],
-    ) -> int:
-        assert self._queue is not None
+    ) -> tuple[bk.Queue, int]:
+        copies, removals = self._queues
         if operation == "put":
-            return self._queue.submit_put(namespace, keys, buffers, priority=_PRIORITY_PUT)
+            return copies, copies.submit_put(namespace, keys, buffers, priority=_PRIORITY_PUT)
         if operation == "get":
-            return self._queue.submit_get(namespace, keys, buffers, priority=_PRIORITY_GET)
-        return self._queue.submit_remove(namespace, keys, priority=_PRIORITY_REMOVE)
+            return copies, copies.submit_get(namespace, keys, buffers, priority=_PRIORITY_GET)
+        return removals, removals.submit_remove(namespace, keys)
 
     def _split(self, count: int, buffers: list[memoryview]) -> list[tuple[int, int]]:
         size_bytes = sum(buffer.nbytes for buffer in buffers)
@@ -207,7 +207,7 @@ class BowheadConnector:
         return _Future(self._future_last, [False] * count, parts)
 
     def _open(self) -> bk.Namespace | None:
-        """The namespace, with a queue on its pool, or None."""
+        """The namespace, with queues on its pool, or None."""
         if self._closed:
             return None
         namespace = self._link.ns()
@@ -215,39 +215,41 @@ class BowheadConnector:
             return None
         if namespace is not self._namespace:
             try:
-                self._queue = namespace.pool.queue(threads=self._threads)
+                self._queues = [namespace.pool.queue(threads=n) for n in (self._threads, 1)]
             except bk.Error as error:
                 self._link.fault(error, namespace)
                 return None
             self._namespace = namespace
-            self._epoll.register(self._queue.fileno(), select.EPOLLIN)
+            for queue in self._queues:
+                self._epoll.register(queue.fileno(), select.EPOLLIN)
         return namespace
 
-    def _close_queue(self, reason: str) -> None:
-        if self._queue is None:
-            return
-        self._queue.close()
-        self._queue = None
+    def _close_queues(self, reason: str) -> None:
+        queues, self._queues = self._queues, []
+        for queue in queues:
+            queue.close()
         self._namespace = None
         parts, self._parts = self._parts, {}
         for part in parts.values():
             self._end_part(part.future, reason)
 
     def _fault(self, fault: bk.Error | bk.Status) -> None:
-        """After a failed call or item: gives the queue up if its pool is gone."""
-        if self._queue is None:
+        """After a failed call or item: gives the queues up if their pool is gone."""
+        if not self._queues:
             return
-        # The link closes a lost pool, and with it the queue's descriptor.
-        fd = self._queue.fileno()
-        self._epoll.unregister(fd)
+        # The link closes a lost pool, and with it the queues' descriptors.
+        fds = [queue.fileno() for queue in self._queues]
+        for fd in fds:
+            self._epoll.unregister(fd)
         if self._link.fault(fault, self._namespace):
-            self._close_queue("the pool is gone")
+            self._close_queues("the pool is gone")
         else:
-            self._epoll.register(fd, select.EPOLLIN)
+            for fd in fds:
+                self._epoll.register(fd, select.EPOLLIN)
 
-    def _end_job(self, completion: bk.Completion) -> set[bk.Status]:
+    def _end_job(self, queue: bk.Queue, completion: bk.Completion) -> set[bk.Status]:
         """Takes a job's results; returns what it failed with."""
-        part = self._parts.pop(completion.job)
+        part = self._parts.pop((queue, completion.job))
         failed: set[bk.Status] = {completion.status}
         for i, status in enumerate(completion.statuses):
             if status == bk.Status.OK:

@@ -11,6 +11,7 @@ HEADERS = pathlib.Path(__file__).parents[3] / "include" / "bowhead"
 
 NOT_CALLED = {
     "bh_namespace_open": "bh_namespace_open_with() with the default options is the same",
+    "bh_pool_open": "bh_pool_open_with() with the default options is the same",
     "bh_put": "bh_put_with() with the default options is the same",
     "bh_reserve": "bh_reserve_with() with the default options is the same",
 }

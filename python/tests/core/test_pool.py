@@ -366,3 +366,12 @@ def test_a_namespace_that_is_wiped(pool):
     assert {info.name: info.wipe for info in pool.namespaces()} >= {"wipe True": True}
     with refused(Status.NAMESPACE_MISMATCH):
         pool.namespace("wipe False", wipe=True)
+
+
+def test_the_memory_of_mirrors(make_pool):
+    locator = make_pool(hosts=2)
+    for mirror_bytes in (None, 0, 1 << 20):
+        with bk.Pool(locator, host=0, mirror_bytes=mirror_bytes) as pool:
+            assert pool.namespace("mirrors").exists([b"key"]) == [False]
+    with pytest.raises((ValueError, OverflowError, TypeError)):
+        bk.Pool(locator, mirror_bytes=-1)

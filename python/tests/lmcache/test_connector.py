@@ -7,6 +7,9 @@ import importlib.metadata
 import logging
 import mmap
 import os
+import select
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -181,6 +184,52 @@ def test_too_long_key_fails_alone(connector: BowheadConnector, wait: Wait) -> No
     assert wait(connector, future) == (True, "", [True, False, True])
     assert wait(connector, connector.submit_batch_exists(keys))[2] == [True, False, True]
     assert wait(connector, connector.submit_batch_delete(keys))[2] == [True, False, True]
+
+
+STOPPED_HOST = """
+import os, signal, sys
+import bowhead_kv as bk
+
+ns = bk.Pool(sys.argv[1], host=1).namespace("lmcache", "")
+ns.put(sys.argv[2].encode(), b"of another host")
+print("stored", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_load_does_not_wait_for_a_delete(locator: str, create_pool: Callable[..., None]) -> None:
+    """The delete of a stopped host's object waits for that host; one thread copies."""
+    bk.destroy(locator)
+    create_pool(hosts=2, dead_ms=60_000, grace_ms=60_000)
+    connector = BowheadConnector(locator=locator, host=0, threads=1)
+    theirs, ours = KEYS[:2]
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED_HOST, locator, theirs], stdout=subprocess.PIPE
+    ) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"stored\n"
+            stored, loaded = values(1, 4096), buffers(1, 4096)
+            poll = select.poll()
+            poll.register(connector.event_fd(), select.POLLIN)
+
+            def ends(future: int) -> bool:
+                """The next future that ends is this one."""
+                assert poll.poll(10_000)
+                return [answer[0] for answer in connector.drain_completions()] == [future]
+
+            assert ends(connector.submit_batch_set([ours], stored))
+            found = False
+            while not found:  # look-ups see the other host a heartbeat later
+                connector.submit_batch_exists([theirs])
+                ((_, _, _, (found,)),) = connector.drain_completions()
+            deleted = connector.submit_batch_delete([theirs])
+            assert ends(connector.submit_batch_get([ours], loaded))
+            assert loaded == stored
+            assert ends(deleted)
+        finally:
+            other.kill()
+            connector.close()
 
 
 def test_evicted_objects_are_misses(connector: BowheadConnector, wait: Wait) -> None:
