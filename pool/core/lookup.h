@@ -53,6 +53,11 @@ class Lookup {
   /// The user metadata of the block of a header, verified (M1); empty if it has none. Nothing: they
   /// are damaged, or the slot has another block by now.
   std::optional<std::string> read_user(uint64_t slot, const bh_block_header& header) const;
+  /// Calls visit(key, user metadata) for the block of a header, both verified, with an empty text
+  /// for metadata that are damaged. Returns false, and does not call it, if the key is damaged, or
+  /// the slot has another block by now.
+  template <class Visit>
+  bool with_key_lines(uint64_t slot, const bh_block_header& header, Visit visit) const;
   /// The hash of the stored key, whatever hash the header states.
   Hash128 key_hash(uint64_t slot, const bh_block_header& header) const;
   uint64_t own_bit() const { return c_.observing() ? 0 : uint64_t{1} << c_.host; }
@@ -95,6 +100,8 @@ class Lookup {
     void add_unsure(uint32_t key, uint32_t host) { unsure[key] |= uint64_t{1} << host; }
   };
   bool key_matches(const Found& found, uint64_t slot, std::string_view key) const;
+  std::optional<std::string_view> user_in(std::string_view lines,
+                                          const bh_block_header& header) const;
   /// The first bytes of the key lines from a slot on, acquired.
   std::string read_key_lines(uint64_t slot, uint64_t bytes) const;
   void match_near(Batch& batch) const;
@@ -401,6 +408,7 @@ void Lookup<A>::look_at_others(Batch& batch) const {
 template <class A>
 std::string Lookup<A>::read_key_lines(uint64_t slot, uint64_t bytes) const {
   std::string text;
+  text.reserve(bytes);
   for (; text.size() < bytes && slot < c_.layout.slot_count(); ++slot) {
     const uint64_t at = c_.layout.header(slot) + offsetof(bh_block_slot, key);
     c_.access.acquire(at, BH_LINE_BYTES);
@@ -415,15 +423,34 @@ template <class A>
 std::optional<std::string> Lookup<A>::read_user(uint64_t slot,
                                                 const bh_block_header& header) const {
   if (header.user_bytes == 0) return std::string();
-  std::string text = read_key_lines(slot, Layout::key_line_bytes(header));
+  const std::string lines = read_key_lines(slot, Layout::key_line_bytes(header));
+  const auto user = user_in(lines, header);
+  return user ? std::optional<std::string>(*user) : std::nullopt;
+}
+
+/// The user metadata in the key lines of the block of a header, if they are whole.
+template <class A>
+std::optional<std::string_view> Lookup<A>::user_in(std::string_view lines,
+                                                   const bh_block_header& header) const {
+  if (header.user_bytes == 0) return std::string_view();
   const size_t end = size_t{header.key_bytes} + header.user_bytes;
-  if (header.user_bytes > BH_USER_BYTES_MAX || text.size() != end + BH_USER_CHECK_BYTES)
+  if (header.user_bytes > BH_USER_BYTES_MAX || lines.size() != end + BH_USER_CHECK_BYTES)
     return std::nullopt;
   uint64_t check = 0;
-  std::memcpy(&check, text.data() + end, sizeof check);
-  text = text.substr(header.key_bytes, header.user_bytes);
-  if (check != c_.sealer.user_check(text, header.stamp)) return std::nullopt;
-  return text;
+  std::memcpy(&check, lines.data() + end, sizeof check);
+  const std::string_view user = lines.substr(header.key_bytes, header.user_bytes);
+  if (check != c_.sealer.user_check(user, header.stamp)) return std::nullopt;
+  return user;
+}
+
+template <class A>
+template <class Visit>
+bool Lookup<A>::with_key_lines(uint64_t slot, const bh_block_header& header, Visit visit) const {
+  const std::string lines = read_key_lines(slot, Layout::key_line_bytes(header));
+  const std::string_view key = std::string_view(lines).substr(0, header.key_bytes);
+  if (hash128(key.data(), key.size(), header.namespace_id) != hash_of(header)) return false;
+  visit(key, user_in(lines, header).value_or(std::string_view()));
+  return true;
 }
 
 template <class A>

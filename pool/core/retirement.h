@@ -215,15 +215,13 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
 /// a zombie wrote them. Without a header (null) nothing can say which block ended: a lost event.
 template <class A>
 void Retirement<A>::publish_end(uint64_t slot, const bh_block_header* of, uint32_t counter) {
-  const std::string key = of == nullptr ? std::string() : lookup_.read_key(slot, of->key_bytes);
-  if (of == nullptr || hash128(key.data(), key.size(), of->namespace_id) != hash_of(*of))
-    return c_.events->lose();
-  const bh_block_header& header = *of;
-  const std::string user = lookup_.read_user(slot, header).value_or(std::string());
-  c_.events->publish({counter == BH_COUNTER_EVICTIONS  ? EventKind::EVICTED
-                      : counter == BH_COUNTER_REMOVALS ? EventKind::REMOVED
-                                                       : EventKind::DAMAGED,
-                      header.namespace_id, key, user, header.length_bytes, header.stamp});
+  const EventKind kind = counter == BH_COUNTER_EVICTIONS  ? EventKind::EVICTED
+                         : counter == BH_COUNTER_REMOVALS ? EventKind::REMOVED
+                                                          : EventKind::DAMAGED;
+  const auto publish = [&](std::string_view key, std::string_view user) {
+    c_.events->publish({kind, of->namespace_id, key, user, of->length_bytes, of->stamp});
+  };
+  if (of == nullptr || !lookup_.with_key_lines(slot, *of, publish)) c_.events->lose();
 }
 
 template <class A>
