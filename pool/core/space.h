@@ -45,8 +45,9 @@ class Space {
 
   using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
   std::optional<Block> reserve_block(uint64_t block_bytes);
-  /// Looks at the watermarks each time 1/1024 of the pool was put. While evicting, evicts four
-  /// times the bytes that were put, a few blocks at a time, so that no put pays for many.
+  /// Looks at the watermarks each time 1/1024 of the pool was put; in a pool of one host that is far
+  /// below them, after a small part of what is left. While evicting, evicts four times the bytes
+  /// that were put, a few blocks at a time, so that no put pays for many.
   void evict_by_watermark(uint64_t bytes_put);
   /// Replaces a block of this host by a smaller one with other content for the same value; its user
   /// metadata are those of the content, which the caller read from the block. BUSY:
@@ -126,6 +127,7 @@ class Space {
   uint64_t slab_blocks_ = 0;
   uint32_t slab_list_uses_ = 0;
   std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the last look at the watermarks
+  std::atomic<uint64_t> watch_after_{1};      ///< 1/1024ths of the pool until the next look
   std::atomic<uint64_t> unevicted_bytes_{0};  ///< to evict, for puts since the last batch
   std::atomic<bool> evicting_{false};  ///< above the high watermark, not yet below the low one
 };
@@ -167,10 +169,14 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   if (evicting_ && unevicted_bytes_.fetch_add(4 * bytes_put) + 4 * bytes_put >= kBatch * bytes_put)
     evict(unevicted_bytes_.exchange(0));
   const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
-  if (put < g.extent_count * g.extent_bytes / 1024) return;
+  if (put < watch_after_ * (g.extent_count * g.extent_bytes / 1024)) return;
   unwatched_bytes_ = 0;
   const Used now = used();
   const uint64_t most = std::max(now.space_permille, now.index_permille);
+  // Other processes put, too: each may put as much until it looks.
+  const uint64_t left =
+      settings_.evict_high_permille - std::min<uint64_t>(most, settings_.evict_high_permille);
+  watch_after_ = c_.alone() ? std::max<uint64_t>(1, left / 32) : 1;
   if (most >= settings_.evict_high_permille) evicting_ = true;
   if (most < settings_.evict_low_permille) evicting_ = false;
   // Extents are of no use without entries for their blocks.
