@@ -172,7 +172,7 @@ uint64_t NativeAccess::read_payload(uint64_t from, uint64_t bytes, std::span<con
     from += part;
     bytes -= part;
   }
-  return copy.finish();
+  return copy.finish_unfenced();
 }
 
 uint64_t NativeAccess::move_payload(uint64_t to, uint64_t from, uint64_t bytes) {

@@ -72,8 +72,8 @@ class NativeAccess {
   /// Copies into a block, past the caches, and starts to publish: a fence() later completes it, on
   /// a pool of one host too.
   uint64_t write_payload(uint64_t to, std::span<const ConstSpan> value);
-  /// Copies out of a block, past the caches unless it is `used_soon`. Does not acquire: a stale
-  /// copy has a wrong sum.
+  /// Copies out of a block, past the caches unless it is `used_soon`: other threads see the copy
+  /// after a fence() of the caller. Does not acquire: a stale copy has a wrong sum.
   uint64_t read_payload(uint64_t from, uint64_t bytes, std::span<const Span> buffers,
                         bool used_soon = false) const;
   /// Fills whole lines with zeros, and starts to publish in the same way.

@@ -24,6 +24,24 @@ class Lookup {
   Lookup& operator=(const Lookup&) = delete;
 
   static constexpr uint64_t kBatch = 128;  ///< keys that locate_all() takes at once
+  /// Blocks of a batch of keys.
+  class Blocks {
+   public:
+    explicit Blocks(size_t keys) { blocks_.reserve(keys); }
+    void add(uint32_t key, const Located& block) {
+      blocks_.push_back(block);
+      numbers_[key] = static_cast<uint8_t>(blocks_.size());
+    }
+    /// Null: none was added for the key.
+    const Located* of(uint32_t key) const {
+      return numbers_[key] == 0 ? nullptr : &blocks_[numbers_[key] - 1];
+    }
+
+   private:
+    static_assert(kBatch <= UINT8_MAX);
+    std::vector<Located> blocks_;
+    std::array<uint8_t, kBatch> numbers_{};  ///< by key, plus 1; 0: none
+  };
   bool read_header(uint64_t slot, bh_block_header& header) const;
   /// The block that an entry names, if it is stored under the key. `fresh`: header and first key
   /// line were acquired.

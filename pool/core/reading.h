@@ -45,11 +45,14 @@ class Reading {
   ///   Status take(const bh_block_header&)  gets verified bytes. DAMAGED: they are not a value all
   ///       the same, and the block is dropped like any damaged block.
   /// Header and bytes are private to this call; each method may be called several times.
-  /// `user_metadata`: unless null, also gets those of the block; undefined on failure. `first`: the
-  /// block, if it was looked up already.
+  /// `user_metadata`: unless null, also gets those of the block; undefined on failure.
   template <class Sink>
-  Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata = nullptr,
-                              const Located* first = nullptr);
+  Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata = nullptr) {
+    Hits hits;
+    auto length = get_stored(key, sink, user_metadata, nullptr, hits);
+    note(key.namespace_id, hits);
+    return length;
+  }
   /// get_stored() for up to Lookup::kBatch keys, pipelined: sink_of(i) returns the sink of a key,
   /// or a reference to it, and done(i, length) gets the result.
   template <class SinkOf, class Done>
@@ -90,7 +93,22 @@ class Reading {
   static constexpr uint64_t kBytesAhead = 1024;  ///< of each; the hardware reads on from there
   void expect(const Located& block) const;
   void touch_elsewhere(uint64_t slot);
-  uint64_t note_hit(const Located& located);
+  /// Blocks that gets of a namespace have found.
+  struct Hits {
+    std::array<uint64_t, Lookup<A>::kBatch> slots;
+    size_t count = 0;
+    uint64_t bytes = 0, elsewhere = 0;  ///< of their values; in other hosts' memory
+
+    void add(const Located& located, uint32_t host) {
+      slots[count++] = located.slot;
+      bytes += located.header.length_bytes;
+      elsewhere += located.found.host != host;
+    }
+  };
+  template <class Sink>
+  Result<uint64_t> get_stored(const Key& key, Sink& sink, std::string* user_metadata,
+                              const Located* first, Hits& hits);
+  void note(uint64_t ns, const Hits& hits);
   void note_miss(uint64_t ns) {
     c_.count(BH_COUNTER_MISSES);
     usage_.missed(ns);
@@ -128,23 +146,26 @@ void Reading<A>::get_all(uint64_t ns, std::span<const std::string_view> keys, Si
     done(0, get_stored(Key(ns, keys[0]), sink));
     return;
   }
-  std::array<std::optional<Located>, Lookup<A>::kBatch> blocks;
+  typename Lookup<A>::Blocks blocks(keys.size());
   std::array<Hash128, Lookup<A>::kBatch> hashes;
   lookup_.locate_all(ns, keys, hashes,
-                     [&](uint32_t i, const Located& block) { blocks[i] = block; });
+                     [&](uint32_t i, const Located& block) { blocks.add(i, block); });
+  // Counted together: each count is a locked instruction, which waits for the stores of a copy.
+  Hits hits;
   for (uint32_t i = 0; i < keys.size(); ++i) {
     for (uint32_t next = i == 0 ? 0 : i + kBlocksAhead; next <= i + kBlocksAhead; ++next) {
-      if (next < keys.size() && blocks[next]) expect(*blocks[next]);
+      if (next < keys.size() && blocks.of(next) != nullptr) expect(*blocks.of(next));
     }
-    if (!blocks[i]) {
+    if (blocks.of(i) == nullptr) {
       note_miss(ns);
       done(i, Result<uint64_t>(Status::NOT_FOUND));
       continue;
     }
     auto&& sink = sink_of(i);
     const Key key(ns, keys[i], hashes[i]);
-    done(i, get_stored(key, sink, nullptr, &*blocks[i]));
+    done(i, get_stored(key, sink, nullptr, blocks.of(i), hits));
   }
+  note(ns, hits);
 }
 
 /// Asks for the lines that copying a block begins with.
@@ -157,10 +178,11 @@ void Reading<A>::expect(const Located& block) const {
     c_.access.prefetch_own(c_.own(BH_PART_RECENCY, word));
 }
 
+/// `first`: the block, if it was looked up already.
 template <class A>
 template <class Sink>
 Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink, std::string* user_metadata,
-                                        const Located* first) {
+                                        const Located* first, Hits& hits) {
   std::optional<Located> damaged_block;
   for (int attempt = 0; attempt < 3; ++attempt) {
     const auto located =
@@ -172,7 +194,10 @@ Result<uint64_t> Reading<A>::get_stored(const Key& key, Sink& sink, std::string*
     if (copy_out(*located, *buffers, &damaged) &&
         (user_metadata == nullptr || copy_user(*located, *user_metadata, &damaged))) {
       const Status taken = sink.take(located->header);
-      if (taken == Status::OK) return note_hit(*located);
+      if (taken == Status::OK) {
+        hits.add(*located, c_.host);
+        return located->header.length_bytes;
+      }
       damaged = taken == Status::DAMAGED;
       if (!damaged) return taken;
     }
@@ -206,7 +231,10 @@ std::optional<uint64_t> Reading<A>::get_parts(const Key& key, Take take) {
   const uint64_t header_at = c_.layout.header(located->slot);
   c_.acquire_from(located->found.host, header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != entry.stamp || !vouched(*located)) return std::nullopt;
-  return note_hit(*located);
+  Hits hits;
+  hits.add(*located, c_.host);
+  note(key.namespace_id, hits);
+  return located->header.length_bytes;
 }
 
 template <class A>
@@ -269,6 +297,7 @@ Status Reading<A>::copy_leased(const Lease& lease, Span to) {
   const auto copied = [&] {
     const uint64_t sum =
         c_.access.read_payload(lease.offset, lease.stored_bytes, {&to, 1}, used_soon);
+    c_.access.fence();
     return !lease.checksum || sum == *lease.checksum;
   };
   if (copied()) return Status::OK;
@@ -321,15 +350,17 @@ void Reading<A>::touch_elsewhere(uint64_t slot) {
   if (c_.access.load_relaxed(touched_at) == 0) c_.access.store_relaxed(touched_at, 1);
 }
 
-/// Returns the length of the value.
+/// Counts them, and makes the copies visible to other threads.
 template <class A>
-uint64_t Reading<A>::note_hit(const Located& located) {
-  used_now(located.slot);
-  c_.count(BH_COUNTER_HITS);
-  usage_.hit(located.header.namespace_id);
-  c_.count(BH_COUNTER_BYTES_OUT, located.header.length_bytes);
-  if (located.found.host != c_.host) c_.count(BH_COUNTER_HITS_ELSEWHERE);
-  return located.header.length_bytes;
+void Reading<A>::note(uint64_t ns, const Hits& hits) {
+  if (hits.count == 0) return;
+  c_.access.fence();
+  const uint64_t recency = c_.access.recency_ns();
+  for (size_t i = 0; i < hits.count; ++i) used(hits.slots[i], recency);
+  c_.count(BH_COUNTER_HITS, hits.count);
+  usage_.hit(ns, hits.count);
+  c_.count(BH_COUNTER_BYTES_OUT, hits.bytes);
+  if (hits.elsewhere != 0) c_.count(BH_COUNTER_HITS_ELSEWHERE, hits.elsewhere);
 }
 
 template <class A>

@@ -41,7 +41,7 @@ class Usage {
   /// A block with this header becomes COMMITTED, or RETIRED (U1).
   void add(const bh_block_header& header) { change(header, 1); }
   void subtract(const bh_block_header& header) { change(header, uint64_t{0} - 1); }
-  void hit(uint64_t ns) { count(ns, offsetof(bh_usage, hits)); }
+  void hit(uint64_t ns, uint64_t times = 1) { count(ns, offsetof(bh_usage, hits), times); }
   void missed(uint64_t ns) { count(ns, offsetof(bh_usage, misses)); }
   void evicted(uint64_t ns) { count(ns, offsetof(bh_usage, evictions)); }
 
@@ -83,8 +83,8 @@ class Usage {
     if (slack_bytes != 0)
       c_.access.fetch_add(at + offsetof(bh_usage, slack_bytes), times * slack_bytes);
   }
-  void count(uint64_t ns, size_t counter) {
-    if (!c_.observing()) c_.access.fetch_add(line_of(ns) + counter, 1);
+  void count(uint64_t ns, size_t counter, uint64_t times = 1) {
+    if (!c_.observing()) c_.access.fetch_add(line_of(ns) + counter, times);
   }
 
   Context<A>& c_;

@@ -86,6 +86,11 @@ class Writing {
     std::string_view user_metadata;
     BlockAttributes attributes;
   };
+  /// Puts that were stored and are not counted yet.
+  struct Stored {
+    uint64_t recency_ns;  ///< of their blocks
+    uint64_t puts = 0, bytes = 0;
+  };
   class Group;
   template <class Present, class Make, class Reserve, class GoOn>
   std::optional<Status> begin_put(const Key& key, const Content& raw, Present present, Make make,
@@ -104,7 +109,19 @@ class Writing {
   std::optional<Block> make_room(const Content& content, const Key& key);
   Begun begun_with(const Key& key, const Content& content, const Block& block);
   Status store(Begun put, std::span<const ConstSpan> value);
-  Status finish_put(const Begun& put);
+  Status finish_put(const Begun& put, Stored& stored);
+  /// Of one put.
+  Status finish_put(const Begun& put) {
+    Stored stored{c_.access.recency_ns()};
+    const Status status = finish_put(put, stored);
+    count(stored);
+    return status;
+  }
+  void count(const Stored& stored) {
+    if (stored.puts == 0) return;
+    c_.count(BH_COUNTER_PUTS, stored.puts);
+    c_.count(BH_COUNTER_BYTES_IN, stored.bytes);
+  }
   std::optional<Block> end_reservation(Reservation& reservation);
 
   Context<A>& c_;
@@ -180,11 +197,14 @@ class Writing<A>::Group {
   template <class Done>
   void store(Done done) {
     for (Item& item : puts_) write(item);
-    if (!puts_.empty()) writing_.c_.access.fence();
+    if (puts_.empty()) return;
+    writing_.c_.access.fence();
+    Stored stored{writing_.c_.access.recency_ns()};
     while (stored_ < puts_.size()) {
       const Item& item = puts_[stored_++];
-      done(item.number, writing_.finish_put(item.put));
+      done(item.number, writing_.finish_put(item.put, stored));
     }
+    writing_.count(stored);
     puts_.clear();
     stored_ = bytes_ = 0;
   }
@@ -219,21 +239,22 @@ void Writing<A>::put_all(uint64_t ns, std::span<const std::string_view> keys, Ra
     done(0, put_made(Key(ns, keys[0]), value, [&] { return make(0, value); }));
     return;
   }
-  std::array<std::optional<Located>, Lookup<A>::kBatch> blocks;
+  typename Lookup<A>::Blocks blocks(0);
   std::array<Hash128, Lookup<A>::kBatch> hashes;
   lookup_.locate_all(ns, keys, hashes, [&](uint32_t i, const Located& located) {
-    if (is_put(located)) blocks[i] = located;
+    if (is_put(located)) blocks.add(i, located);
   });
   Group group(*this);
   for (uint32_t i = 0; i < keys.size(); ++i) {
     const Key key(ns, keys[i], hashes[i]);
     // The puts before it may have evicted the block that was found.
     const auto present = [&] {
-      if (!blocks[i]) return false;
-      if (!lookup_.stands(*blocks[i])) return put_present(key);
+      const Located* block = blocks.of(i);
+      if (block == nullptr) return false;
+      if (!lookup_.stands(*block)) return put_present(key);
       // As in put_present(): what a host finds after it was declared dead, it alone finds.
       if (c_.ended()) return false;
-      note_present(blocks[i]->slot);
+      note_present(block->slot);
       return true;
     };
     const auto reserve = [&](const Content& content) {
@@ -486,7 +507,7 @@ bh_index_entry Writing<A>::entry_for(const Block& block, const bh_block_header& 
 
 /// Writes key, header and entry, and commits: the payload of the RESERVED block is published (C1).
 template <class A>
-Status Writing<A>::finish_put(const Begun& put) {
+Status Writing<A>::finish_put(const Begun& put, Stored& stored) {
   const auto& [key, block, described, user_metadata, attributes] = put;
   if (c_.ended() || !retirement_.stamps_left()) {
     retirement_.give_back(block);
@@ -516,7 +537,7 @@ Status Writing<A>::finish_put(const Begun& put) {
     write_key_lines(block.slot, key.bytes, user_metadata, header.stamp);
     c_.write_sealed(c_.layout.header(block.slot), to_line(header));  // with the tag
     attributes_.set_new(block.slot, header.stamp, attributes);
-    reading_.used_now(block.slot);
+    c_.store_recency(block.slot, stored.recency_ns);
     index_.fill(*place, entry_for(block, header));
     gone = namespaces_.gone_after_store(key.namespace_id);  // N4
     usage_.add(header);
@@ -530,8 +551,8 @@ Status Writing<A>::finish_put(const Begun& put) {
     if (c_.alone()) namespaces_.sweep();  // else the duties retire the block
     return Status::NAMESPACE_GONE;
   }
-  c_.count(BH_COUNTER_PUTS);
-  c_.count(BH_COUNTER_BYTES_IN, header.length_bytes);
+  ++stored.puts;
+  stored.bytes += header.length_bytes;
   space_.evict_by_watermark(block.block_bytes);
   return Status::OK;
 }

@@ -160,6 +160,7 @@ FaultGuard::FaultGuard(void* base, uint64_t bytes, uint64_t page_bytes) : entry_
   entry_->page_bytes.store(page_bytes, std::memory_order_relaxed);
   entry_->begin.store(begin, std::memory_order_relaxed);
   entry_->end.store(begin + bytes, std::memory_order_release);
+  fault_ = &entry_->fault;
 }
 
 void FaultGuard::reset() {
@@ -167,10 +168,7 @@ void FaultGuard::reset() {
   entry_->end.store(0);
   entry_->used.store(false);
   entry_ = nullptr;
-}
-
-bool FaultGuard::failed() const {
-  return entry_ != nullptr && entry_->fault.load(std::memory_order_acquire) != 0;
+  fault_ = nullptr;
 }
 
 std::optional<MediaFault> FaultGuard::fault() const {

@@ -24,6 +24,7 @@
 // Lock-free, so that a child of a fork may open pools whatever other threads of the parent did.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -44,9 +45,12 @@ class FaultGuard {
   /// Guards [base, base + bytes), a shared mapping with pages of `page_bytes`, until it is
   /// destroyed, which must be before the mapping goes.
   FaultGuard(void* base, uint64_t bytes, uint64_t page_bytes);
-  FaultGuard(FaultGuard&& other) noexcept : entry_(std::exchange(other.entry_, nullptr)) {}
+  FaultGuard(FaultGuard&& other) noexcept
+      : entry_(std::exchange(other.entry_, nullptr)),
+        fault_(std::exchange(other.fault_, nullptr)) {}
   FaultGuard& operator=(FaultGuard&& other) noexcept {
     std::swap(entry_, other.entry_);
+    std::swap(fault_, other.fault_);
     return *this;
   }
   ~FaultGuard() { reset(); }
@@ -54,13 +58,14 @@ class FaultGuard {
   void reset();
 
   /// An access failed, and the mapping is no longer the medium's. One load.
-  bool failed() const;
+  bool failed() const { return fault_ != nullptr && fault_->load(std::memory_order_acquire) != 0; }
   std::optional<MediaFault> fault() const;
 
   struct Entry;
 
  private:
   Entry* entry_ = nullptr;
+  const std::atomic<uint64_t>* fault_ = nullptr;  ///< of the entry; 0: none
 };
 
 }  // namespace bowhead
