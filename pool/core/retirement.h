@@ -352,7 +352,9 @@ template <class A>
 void Retirement<A>::wipe(const Block& block) {
   constexpr uint64_t kMostKeyBytes = BH_KEY_BYTES_MAX + BH_USER_BYTES_MAX + BH_USER_CHECK_BYTES;
   constexpr uint64_t kMostKeyLines = (kMostKeyBytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES;
-  extents_.map_writable(c_.layout.extent_of_slot(block.slot), 1);
+  // Another process of this host may have stored it: not only the header is written here.
+  const Slab slab = extents_.held_slab(c_.layout.extent_of_slot(block.slot));
+  extents_.map_writable(slab.head, slab.extent_span);
   c_.access.zero(block.offset, block.block_bytes);
   const uint64_t slots = std::min(kMostKeyLines, c_.layout.slots_in(block.block_bytes));
   for (uint64_t slot = block.slot; slot < block.slot + slots; ++slot) {

@@ -260,5 +260,31 @@ TEST_F(Wiping, ByTheRemovalOfAnotherHost) {
   EXPECT_FALSE(there());
 }
 
+TEST_F(Wiping, OfLargeBlocksByAProcessThatDidNotStoreThem) {
+  const SharedPool shared(2);
+  const NamespaceDescription description{"secret", "", {.wipe = true}};
+  const int stored = in_child([&] {
+    auto pool = Pool::open(shared.locator(), {.host = 0});
+    if (!pool) return 1;
+    const auto ns = pool->open_namespace(description);
+    if (!ns) return 2;
+    const std::string value = secret_value(9 << 20);
+    const ConstSpan piece = span_of(value);
+    return pool->put(*ns, "key", {&piece, 1}) == Status::OK ? 0 : 3;
+  });
+  ASSERT_EQ(stored, 0);
+  auto pool = Pool::open(shared.locator(), {.host = 0});
+  ASSERT_TRUE(pool);
+  const auto ns = pool->open_namespace(description);
+  ASSERT_TRUE(ns);
+  const auto there = [&] {
+    const ConstSpan all = pool->mapping();
+    return memmem(all.data, all.size, kSecret, kSecretBytes) != nullptr;
+  };
+  EXPECT_TRUE(there());
+  ASSERT_EQ(pool->remove(*ns, "key"), Status::OK);
+  EXPECT_TRUE(eventually([&] { return !there(); }));
+}
+
 }  // namespace
 }  // namespace bowhead::test
