@@ -45,8 +45,8 @@ class Space {
 
   using FreeBlocks = std::map<uint64_t, uint64_t>;  ///< free blocks by block_bytes
   std::optional<Block> reserve_block(uint64_t block_bytes);
-  /// Looks at the watermarks each time 1/1024 of the pool was put; in a pool of one host that is far
-  /// below them, after a small part of what is left. While evicting, evicts four times the bytes
+  /// Looks at the watermarks each time 1/1024 of the pool was put; in a pool of one host, far below
+  /// them, after a small part of what is left. While evicting, evicts four times the bytes
   /// that were put, a few blocks at a time, so that no put pays for many.
   void evict_by_watermark(uint64_t bytes_put);
   /// Replaces a block of this host by a smaller one with other content for the same value; its user
