@@ -12,7 +12,7 @@
  * bh_gpu_cache cache = {.struct_bytes = sizeof cache, .page_tokens = 16, .pages = 4096,
  *                       .parts = parts, .part_count = 2 * layers, .layout = layout};
  * if (bh_gpu_open(0, &gpu) != BH_OK ||
- *     bh_gpu_register_pool(gpu, pool, NULL, &memory) != BH_OK ||
+ *     bh_gpu_register_pool(gpu, pool, 0, &memory) != BH_OK ||
  *     bh_gpu_memory_register_rest(memory) != BH_OK ||
  *     bh_gpu_transfers_open(pool, gpu, memory, &cache, NULL, &transfers) != BH_OK ||
  *     bh_gpu_restore(transfers, ns, blocks, block_count, NULL, &job) != BH_OK)
