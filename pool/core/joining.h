@@ -114,12 +114,14 @@ Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& 
   }
   Result<void> joined = join_host(/*take_over=*/false, progress);
   if (joined) joined = take_process_slot();
-  if (joined && !others_alive()) {
+  const bool first = joined && !others_alive();
+  if (first) {
     recovery_.scavenge_dead();
     if (usage_.doubted()) usage_.recount();  // U3
   }
   c_.access.unlock_host(c_.host);
   if (joined) recovery_.scavenge_dead();
+  if (first) retirement_.reclaim_some();  // no other process waits for what a rebuild retired
   if (joined && c_.alone()) namespaces_.sweep();  // no duties do so
   return joined;
 }

@@ -275,15 +275,17 @@ void Recovery<A>::restore_blocks(const std::function<void()>& half_done) {
     for (uint64_t slot = c_.layout.first_slot(extent); slot < end; ++slot) {
       const uint64_t stamp = c_.access.load(c_.layout.header(slot));
       if (stamp == 0) continue;
-      if (stamp_state(stamp) != BH_STAMP_COMMITTED) {
-        if (allocator_.word(slot).state == BH_BLOCK_FREE && extents_.begins_at(slot, slab) &&
-            retirement_.must_wipe(slot))
-          allocator_.restore_retired(slot);  // C5
-        continue;
+      const bool begins = extents_.begins_at(slot, slab);
+      if (stamp_state(stamp) == BH_STAMP_COMMITTED) {
+        if ((begins && allocator_.word(slot).state == BH_BLOCK_COMMITTED) ||
+            restore_unnamed(slot, damaged))
+          continue;
+        retirement_.retire_header(slot);
       }
-      const bool stands =
-          allocator_.word(slot).state == BH_BLOCK_COMMITTED && extents_.begins_at(slot, slab);
-      if (!stands && !restore_unnamed(slot, damaged)) retirement_.retire_header(slot);
+      if (!begins || allocator_.word(slot).state != BH_BLOCK_FREE) continue;
+      bh_block_header header;
+      if (!lookup_.read_header(slot, header)) retirement_.retire_header(slot);
+      if (retirement_.must_wipe(slot)) allocator_.restore_retired(slot);  // C5
     }
   }
   if (!c_.alone()) hold_leased();

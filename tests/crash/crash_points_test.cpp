@@ -307,6 +307,42 @@ TEST(CrashPoints, AbortAndWipe) {
   };
   run_scenario(scenario);
 }
+/// What a dead process left is wiped also if the machine goes down before another process looks.
+TEST(CrashPoints, RebootAfterADeathBeforeWiping) {
+  const auto put_secret = [](World& world) {
+    fill_some(world);
+    NativeHandle handle(world.pool);
+    ASSERT_TRUE(handle.attach());
+    ASSERT_EQ(world.put(handle.core(), "secret", 20'000), Status::OK);
+    handle.detach();
+    world.may_go("secret");
+  };
+  const auto prepare_put = [](World& world) {
+    fill_some(world);
+    world.may_come("secret", 20'000);
+  };
+  const Act remove_secret = [](CrashHandle& handle) {
+    EXPECT_EQ(remove(handle.core(), "secret"), Status::OK);
+  };
+  for (const bool removes : {false, true}) {
+    for (uint64_t permille = 0; permille < 1000; permille += 40) {
+      const auto prepare = [=](World& world) {
+        removes ? put_secret(world) : prepare_put(world);
+        die_together(world, {{.before = attach,
+                              .act = removes ? remove_secret : put_of("secret", 20'000),
+                              .at_permille = permille}});
+        world.pool.forget_boot();
+      };
+      run_scenario({.name = removes ? "open after a reboot, after a death in a removal"
+                                    : "open after a reboot, after a death in a put",
+                    .prepare = prepare,
+                    .before = {},
+                    .act = attach,
+                    .every = 97,
+                    .nexts = {Next::FRESH}});
+    }
+  }
+}
 TEST(CrashPoints, RemoveOfALongKey) {
   run_scenario(scenario_of_remove("remove of a long key", "long" + std::string(400, 'k')));
 }
