@@ -2,6 +2,7 @@
 // The code of the C ABI itself: arguments, handles, the text of the last error. The pool's
 // behaviour is tested with the pool; c_program.c is a program that uses all of it.
 #include <bowhead/bowhead.h>
+#include <bowhead/format/superblock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // pool create | info | check | destroy, the command line itself, and locators where something other
 // than a pool lies.
+#include <bowhead/format/superblock.h>
+
 #include <filesystem>
 
 #include "tests/cli/run.h"
