@@ -574,16 +574,21 @@ void Custody<A>::open_extent(uint64_t extent) {
       return;
     }
   }
+  std::vector<uint64_t> retired;
   for (uint64_t slot = c_.layout.first_slot(first); slot < c_.layout.first_slot(first + span);
        ++slot) {
     if (slab && allocator_.word(slot).state != BH_BLOCK_NONE && extents_.begins_at(slot, *slab))
       continue;
     const uint64_t stamp = c_.access.load(c_.layout.header(slot));
     if (stamp != 0 && stamp_state(stamp) == BH_STAMP_COMMITTED) retirement_.retire_header(slot);
+    if (!slab || !extents_.begins_at(slot, *slab) || !retirement_.must_wipe(slot)) continue;
+    allocator_.restore_retired(slot);  // C5
+    retired.push_back(slot);
   }
   // It may describe a slab that could not be restored.
   if (!extents_.carved(extent)) extents_.write_descriptor(extent, Slab{extent, 0, 0, 0});
   extents_.open(first, span);
+  retirement_.reclaim(retired);
 }
 
 }  // namespace bowhead::core

@@ -286,5 +286,31 @@ TEST_F(Wiping, OfLargeBlocksByAProcessThatDidNotStoreThem) {
   EXPECT_TRUE(eventually([&] { return !there(); }));
 }
 
+/// Its blocks are not imported, and no entry leads to them.
+TEST_F(Wiping, OfANamespaceThatIsRemovedBetweenADeathAndTheAdoption) {
+  const SharedPool shared(2);
+  const NamespaceDescription description{"secret", "", {.wipe = true}};
+  auto survivor = Pool::open(shared.locator(), {.host = 1});
+  ASSERT_TRUE(survivor);
+  ASSERT_TRUE(survivor->open_namespace(description));
+  const int stored = in_child([&] {
+    auto pool = Pool::open(shared.locator(), {.host = 0});
+    if (!pool) return 1;
+    const auto ns = pool->open_namespace(description);
+    if (!ns) return 2;
+    const std::string value = secret_value(20'000);
+    const ConstSpan piece = span_of(value);
+    _exit(pool->put(*ns, "key", {&piece, 1}, kSecret) == Status::OK ? 0 : 3);
+  });
+  ASSERT_EQ(stored, 0);
+  const auto there = [&] {
+    const ConstSpan all = survivor->mapping();
+    return memmem(all.data, all.size, kSecret, kSecretBytes) != nullptr;
+  };
+  EXPECT_TRUE(there());
+  ASSERT_TRUE(survivor->remove_namespace("secret"));
+  EXPECT_TRUE(eventually([&] { return !there(); }));
+}
+
 }  // namespace
 }  // namespace bowhead::test
