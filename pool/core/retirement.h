@@ -10,8 +10,8 @@
 //      looks at its header, and wipes the block first if the flag is there; the flag is published
 //      before the first byte of a payload that must not stay, and goes only with wipe(). If the
 //      process dies in between, the block is scavenged as any block that was held, becomes RETIRED,
-//      and is freed by the same way. What a machine that died had not wiped yet stays until the
-//      memory is used again.
+//      and is freed by the same way. A rebuild, and the host that adopts the extents of a dead one,
+//      make what they do not take over RETIRED, too.
 //
 // Owns: the retired blocks that this process has yet to free; stamps. Calls: KeyLocks, Lookup,
 // Usage.
