@@ -226,9 +226,9 @@ typedef struct bh_namespace_options {
                               Default: that of the namespace; for a new one, opaque values */
   uint32_t wipe;         /**< 1: the pool overwrites values, keys and user metadata before their
                               memory is free for others, whether they are removed or evicted, or
-                              their put fails or its process dies. If a machine dies, it happens when
-                              the machine opens the pool again or another host takes over. Default:
-                              as the namespace is; a new one does not */
+                              their put fails or its process dies. If a machine dies: when it opens
+                              the pool again, or another host takes over. Default: as the namespace
+                              is; a new one does not */
   uint32_t reserved;     /**< zero */
 } bh_namespace_options;
 
