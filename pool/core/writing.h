@@ -292,6 +292,8 @@ std::optional<Status> Writing<A>::begin_put(const Key& key, const Content& raw, 
                  content.user_metadata == raw.user_metadata);
   if (c_.ended()) return c_.gone();  // making it takes a while
   auto block = reserve(content);
+  // A put of the same batch may have stored it.
+  if (!block && put_present(key)) return Status::OK;
   if (!block) block = make_room(content, key);
   if (!block) return c_.ended() ? c_.gone() : Status::NO_SPACE;
   return go_on(begun_with(key, content, *block), content);

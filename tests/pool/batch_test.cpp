@@ -183,6 +183,21 @@ TEST_P(Batches, FailAsAWholeWhenTheHandleOrTheNamespaceDoes) {
 }
 
 /// A batch of values that are together larger than the pool: eviction takes turns with the puts.
+/// As a put that follows another one of the same key.
+TEST_P(Batches, FindWhatTheyStoredInAFullPool) {
+  const std::string value = value_of(1, 20'000);
+  const ConstSpan piece = span_of(value);
+  int stored = 0;
+  while (pool_->put(ns_, fmt::format("{}", stored), {&piece, 1}) == Status::OK) ++stored;
+  ASSERT_GT(stored, 1);
+  ASSERT_EQ(pool_->remove(ns_, "0"), Status::OK);
+  PutItem items[] = {{"new", {&piece, 1}}, {"other", {&piece, 1}}, {"new", {&piece, 1}}};
+  ASSERT_EQ(pool_->put_batch(ns_, items), Status::OK);
+  EXPECT_EQ(items[0].status, Status::OK);
+  EXPECT_EQ(items[1].status, Status::NO_SPACE);
+  EXPECT_EQ(items[2].status, Status::OK);
+}
+
 TEST_P(Batches, LargerThanThePoolEvict) {
   pool_.reset();
   ASSERT_TRUE(Pool::destroy(locator_, true));
