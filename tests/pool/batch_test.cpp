@@ -182,7 +182,6 @@ TEST_P(Batches, FailAsAWholeWhenTheHandleOrTheNamespaceDoes) {
   EXPECT_EQ(puts[0].status, Status::NAMESPACE_GONE);
 }
 
-/// A batch of values that are together larger than the pool: eviction takes turns with the puts.
 /// As a put that follows another one of the same key.
 TEST_P(Batches, FindWhatTheyStoredInAFullPool) {
   const std::string value = value_of(1, 20'000);
@@ -198,6 +197,7 @@ TEST_P(Batches, FindWhatTheyStoredInAFullPool) {
   EXPECT_EQ(items[2].status, Status::OK);
 }
 
+/// A batch of values that are together larger than the pool: eviction takes turns with the puts.
 TEST_P(Batches, LargerThanThePoolEvict) {
   pool_.reset();
   ASSERT_TRUE(Pool::destroy(locator_, true));
