@@ -45,6 +45,12 @@ Result<std::unique_ptr<Registration>> Registration::create(Device& device, Span 
                  fmt::format("registration: {} bytes at {}: both have to be multiples of 4 KiB",
                              memory.size, static_cast<const void*>(memory.data))};
   }
+  // Before there is a record of each chunk.
+  constexpr uint64_t kAddressesEnd = uint64_t{1} << 57;
+  if (memory.size > kAddressesEnd - reinterpret_cast<uintptr_t>(memory.data))
+    return Error{Status::INVALID_ARGUMENT,
+                 fmt::format("registration: {} bytes at {} are more than a process can map",
+                             memory.size, static_cast<const void*>(memory.data))};
   return std::unique_ptr<Registration>(new Registration(device, {}, memory, chunk_bytes));
 }
 

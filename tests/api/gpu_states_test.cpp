@@ -226,6 +226,7 @@ void misuse_register_memory(Scene& s) {
   EXPECT_STATUS(call(s.gpu, memory.data(), 0), INVALID_ARGUMENT);
   EXPECT_STATUS(call(s.gpu, memory.data() + 1, 4096), MISALIGNED);
   EXPECT_STATUS(call(s.gpu, memory.data(), 4097), MISALIGNED);
+  EXPECT_STATUS(call(s.gpu, memory.data(), uint64_t{0} - 4096), INVALID_ARGUMENT);
   EXPECT_STATUS(call(s.gpu, s.pages->memory->data(), 4096), INVALID_ARGUMENT);  // registered
   EXPECT_STATUS(bh_gpu_register_memory(s.gpu, memory.data(), 8192, nullptr), INVALID_ARGUMENT);
 }

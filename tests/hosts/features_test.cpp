@@ -215,12 +215,15 @@ TEST_F(Features, UnusedPartsAreZeroAndClearedByTheNextLife) {
 
 // ---- what hosts know ----
 
+constexpr uint64_t kKnownFeatures =
+    BH_FEATURES_COMPAT | BH_FEATURES_INCOMPAT | BH_FEATURES_RO_COMPAT;
+
 TEST_F(Features, LiveHostsSayWhatTheyKnow) {
   const Host host = pool_.open(1);
   const auto info = observe()->info();
   ASSERT_TRUE(info);
   EXPECT_EQ(info->hosts[1].format_version, BH_FORMAT_VERSION);
-  EXPECT_EQ(info->hosts[1].features, 0u);
+  EXPECT_EQ(info->hosts[1].features, kKnownFeatures);
   EXPECT_EQ(info->hosts[0].format_version, 0u);
 }
 
@@ -232,13 +235,14 @@ TEST_F(Features, AnOlderProcessLowersWhatItsHostKnows) {
     store(known_at(0), kVersion3 | 6);  // as if that process were of a later version
     const Host host = pool_.open(0);
     EXPECT_EQ(observe()->info()->hosts[0].format_version, BH_FORMAT_VERSION);
-    EXPECT_EQ(observe()->info()->hosts[0].features, 0u);
+    EXPECT_EQ(observe()->info()->hosts[0].features, kKnownFeatures);
   }
   {
     HostProcess older(pool_, 0, {});
     store(known_at(0), uint64_t{1} << BH_KNOWN_VERSION_SHIFT);
     const Host host = pool_.open(0);
     EXPECT_EQ(observe()->info()->hosts[0].format_version, 1u);
+    EXPECT_EQ(observe()->info()->hosts[0].features, 0u);
   }
   // No process of before is left: the life goes on, and knows what this one knows.
   const Host host = pool_.open(0);
