@@ -469,8 +469,6 @@ class NamespaceInfo:
     name: str
     description: str
     layout: Layout
-    wipe: bool
-    """What it stored is overwritten before the memory is free."""
     blocks: int
     value_bytes: int
     stored_bytes: int
@@ -478,6 +476,8 @@ class NamespaceInfo:
     hits: int
     misses: int
     evictions: int
+    wipe: bool
+    """What it stored is overwritten before the memory is free."""
 
 
 class Path(IntEnum):

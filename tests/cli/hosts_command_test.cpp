@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command line on pools of several hosts: --host, leave, fence, observing without joining,
 // replay as several hosts.
+#include <bowhead/format/superblock.h>
+
 #include <chrono>
 #include <csignal>
 #include <thread>
@@ -151,7 +153,7 @@ TEST_F(HostCommands, InfoShowsTheHosts) {
   EXPECT_EQ(info["hosts"][1]["state"], "live");
   EXPECT_EQ(info["hosts"][0]["format_version"], 0);
   EXPECT_EQ(info["hosts"][1]["format_version"], 2);
-  EXPECT_EQ(info["hosts"][1]["features"], 0);
+  EXPECT_EQ(info["hosts"][1]["features"], BH_FEATURE_WIPING);
   EXPECT_EQ(info["hosts"][0]["silent"], false) << "never used";
   EXPECT_EQ(info["hosts"][1]["silent"], true) << "its process ended without leaving";
   EXPECT_EQ(info["heartbeat_ms"], 100);

