@@ -39,7 +39,7 @@ constexpr SeededBug kSeededBugs[] = {
      .kind = Kind::REGION,
      .part = BH_PART_HEARTBEAT,
      .focus = Focus::LEASES,
-     .first_seed = 11400},
+     .first_seed = 27300},
     of_part(
         "slot-not-published", Lie::NO_FLUSH, BH_PART_SLOT, Focus::LEASES,
         "to join and at each heartbeat a host reads its slot line back from the memory; dropping "
@@ -148,7 +148,10 @@ constexpr SeededBug kSeededBugs[] = {
                          "is stored a second time, so the stamp shows each reuse "
                          "(release-trusts-entry-without-decisions is found)"},
     of_part("zombie-does-not-look", Lie::LOAD_ZERO, BH_PART_VIEW, Focus::ZOMBIES),
-    {.name = "claim-unseen", .lie = Lie::CLAIM_UNSEEN, .focus = Focus::GRANTS},
+    {.name = "claim-unseen",
+     .lie = Lie::CLAIM_UNSEEN,
+     .focus = Focus::GRANTS,
+     .first_seed = 10300},
     {.name = "lease-trusts-entry",
      .lie = Lie::EXPECTED_STAMP,
      .only_in = Operation::LEASE,
