@@ -54,7 +54,11 @@ constexpr SeededBug kSeededBugs[] = {
      .lie = Lie::NO_FLUSH,
      .kind = Kind::DESCRIPTOR,
      .least_bytes = 2 * BH_LINE_BYTES,
-     .focus = Focus::GRANTS},
+     .focus = Focus::GRANTS,
+     .harmless_because =
+         "whoever writes a line of a table publishes it; only a process that died in between left "
+         "one. Found until puts were finished in groups, not in 80,000 seeds since: open "
+         "(docs/engines/work.md)"},
     {.name = "given-payload-not-flushed",
      .lie = Lie::NO_FLUSH,
      .kind = Kind::PAYLOAD,
@@ -148,10 +152,7 @@ constexpr SeededBug kSeededBugs[] = {
                          "is stored a second time, so the stamp shows each reuse "
                          "(release-trusts-entry-without-decisions is found)"},
     of_part("zombie-does-not-look", Lie::LOAD_ZERO, BH_PART_VIEW, Focus::ZOMBIES),
-    {.name = "claim-unseen",
-     .lie = Lie::CLAIM_UNSEEN,
-     .focus = Focus::GRANTS,
-     .first_seed = 10300},
+    {.name = "claim-unseen", .lie = Lie::CLAIM_UNSEEN, .focus = Focus::GRANTS, .first_seed = 10300},
     {.name = "lease-trusts-entry",
      .lie = Lie::EXPECTED_STAMP,
      .only_in = Operation::LEASE,
