@@ -6,7 +6,7 @@
 //   A1 A job is in running_ until it is done, then in unreported_ until bh_gpu_poll() has reported
 //      it or its handle was freed.
 //   A2 The eventfd is readable if unreported_ is not empty, or the device may be through with a
-//      job of running_ that nobody looked at since.
+//      job of running_ that was not polled since.
 //   A3 No thread waits for the device under mutex_, but for close(), which no call overlaps.
 #pragma once
 

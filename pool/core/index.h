@@ -133,9 +133,9 @@ class Index {
   /// set is full. Then writes the entry there, with a full fence at the end: loads after it come
   /// after the entry (N4).
   std::optional<IndexPlace> claim(const Hash128& hash);
+  void fill(const IndexPlace& place, const bh_index_entry& entry);
   /// Asks for the lines that an insertion writes, and for that of the key's lock, some time before.
   void expect_insert(const Hash128& hash) const;
-  void fill(const IndexPlace& place, const bh_index_entry& entry);
   /// Both steps at once. False if the whole probe set is full.
   bool insert(const bh_index_entry& entry);
 

@@ -127,7 +127,8 @@ class Space {
   uint64_t slab_blocks_ = 0;
   uint32_t slab_list_uses_ = 0;
   std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the last look at the watermarks
-  std::atomic<uint64_t> watch_after_{1};      ///< 1/1024ths of the pool until the next look
+  /// 1/1024ths of the pool until the next look. A hint: an old value makes a look early or late.
+  std::atomic<uint64_t> watch_after_{1};
   std::atomic<uint64_t> unevicted_bytes_{0};  ///< to evict, for puts since the last batch
   std::atomic<bool> evicting_{false};  ///< above the high watermark, not yet below the low one
 };

@@ -56,7 +56,7 @@ constexpr SeededBug kSeededBugs[] = {
      .least_bytes = 2 * BH_LINE_BYTES,
      .focus = Focus::GRANTS,
      .harmless_because =
-         "whoever writes a line of a table publishes it; only a process that died in between left "
+         "each writer of a table line publishes it; only a process that died in between leaves "
          "one. Found until puts were finished in groups, not in 80,000 seeds since: open "
          "(docs/engines/work.md)"},
     {.name = "given-payload-not-flushed",
