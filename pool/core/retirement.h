@@ -227,11 +227,14 @@ void Retirement<A>::publish_end(uint64_t slot, const bh_block_header* of, uint32
 template <class A>
 void Retirement<A>::retire_header(uint64_t slot) {
   extents_.map_writable(c_.layout.extent_of_slot(slot), 1);
+  Line line;
   bh_block_header header{};
-  if (!lookup_.read_header(slot, header)) {
-    header = {};
+  if (c_.read_sealed(c_.layout.header(slot), line)) {
+    header = from_line<bh_block_header>(line);
+  } else {
     header.stamp = next_stamp();
-    header.flags = BH_HEADER_WIPE;  // nothing says whose bytes it has
+    // Nothing says whose bytes it has, except that zeros were never written: none that must go.
+    if (line != Line{}) header.flags = BH_HEADER_WIPE;
   }
   if (stamp_state(header.stamp) == BH_STAMP_RETIRED) {
     // The process that retired it may have died before it published this.

@@ -68,6 +68,20 @@ class Wiping : public ::testing::Test {
       if (pool_->put(other_, fmt::format("other {}", i), {&piece, 1}) != Status::OK) return;
     }
   }
+  /// A process has written to a block, of which no header says anything yet.
+  void die_with_open_reservation(const char* name) {
+    const int ended = in_child([&] {
+      auto pool = Pool::open(locator_);
+      if (!pool) return 1;
+      const auto ns = pool->open_namespace({name, "", {}});
+      if (!ns) return 2;
+      auto reservation = pool->reserve(*ns, "key", 20'000);
+      if (!reservation) return 3;
+      std::memcpy(reservation->data, secret_value(20'000).data(), 20'000);
+      _exit(0);
+    });
+    ASSERT_EQ(ended, 0);
+  }
   bool secret_is_there() const {
     const ConstSpan all = pool_->mapping();
     return memmem(all.data, all.size, kSecret, kSecretBytes) != nullptr;
@@ -205,20 +219,18 @@ TEST_F(Wiping, OfCompressedAndRecompressedValues) {
 
 TEST_F(Wiping, OfWhatADeadProcessLeft) {
   make();
-  const int ended = in_child([&] {
-    auto pool = Pool::open(locator_);
-    if (!pool) return 1;
-    const auto ns = pool->open_namespace({"secret", "", {}});
-    if (!ns) return 2;
-    auto reservation = pool->reserve(*ns, "key", 20'000);
-    if (!reservation) return 3;
-    std::memcpy(reservation->data, secret_value(20'000).data(), 20'000);
-    _exit(0);
-  });
-  ASSERT_EQ(ended, 0);
+  die_with_open_reservation("secret");
   EXPECT_TRUE(secret_is_there());
   ASSERT_TRUE(pool_->scavenge());
   EXPECT_FALSE(secret_is_there());
+}
+
+/// A large block that nobody asked to wipe would hold up who frees it.
+TEST_F(Wiping, NotOfWhatADeadProcessLeftWithoutBeingAsked) {
+  make();
+  die_with_open_reservation("other");
+  ASSERT_TRUE(pool_->scavenge());
+  EXPECT_TRUE(secret_is_there());
 }
 
 TEST_F(Wiping, IsAPropertyOfTheNamespace) {

@@ -54,11 +54,7 @@ constexpr SeededBug kSeededBugs[] = {
      .lie = Lie::NO_FLUSH,
      .kind = Kind::DESCRIPTOR,
      .least_bytes = 2 * BH_LINE_BYTES,
-     .focus = Focus::GRANTS,
-     .harmless_because =
-         "each writer of a table line publishes it; only a process that died in between leaves "
-         "one. Found until puts were finished in groups, not in 80,000 seeds since: open "
-         "(docs/engines/work.md)"},
+     .focus = Focus::GRANTS},
     {.name = "given-payload-not-flushed",
      .lie = Lie::NO_FLUSH,
      .kind = Kind::PAYLOAD,
