@@ -80,8 +80,11 @@ bh_status SharedTransfers::start(bool spills, bh_namespace_id ns,
   if (const auto format = pool_->pool.value_format(ns); !format)
     return finish(*pool_, format.status(), ns);
   // A job that has started is remembered without memory from anywhere.
-  running_.reserve(running_.size() + 1);
-  unreported_.reserve(unreported_.size() + running_.size() + 1);
+  const size_t jobs = running_.size() + unreported_.size() + 1;
+  if (running_.capacity() < jobs || unreported_.capacity() < jobs) {
+    running_.reserve(2 * jobs);
+    unreported_.reserve(2 * jobs);
+  }
   job->spills = spills;
   job->by_layers = options.layers_at_once != 0;
   job->results.resize(blocks.size());
@@ -264,18 +267,12 @@ bh_status read_job_options(const bh_gpu_job_options* options, JobOptions& out, v
   bh_gpu_job_options known;
   if (const bh_status bad = read_struct(options, "options", known); bad != BH_OK) return bad;
   if (const bh_status bad = check_reserved("options", known.reserved); bad != BH_OK) return bad;
-  const struct {
-    const char* name;
-    uint64_t given, most;
-  } bounded[] = {{"path", known.path, BH_GPU_PATH_COPIES},
-                 {"urgent", known.urgent, 1},
-                 {"after_stream", known.after_stream, 1},
-                 {"lease_ms", known.lease_ms, kMostLeaseMs}};
-  for (const auto& [name, given, most] : bounded) {
-    if (given > most)
-      return fail(BH_INVALID_ARGUMENT, "{}: options->{} is {}, and at most {} is allowed",
-                  current_function, name, given, most);
-  }
+  if (const bh_status bad = check_bounds("options", {{"path", known.path, BH_GPU_PATH_COPIES},
+                                                     {"urgent", known.urgent, 1},
+                                                     {"after_stream", known.after_stream, 1},
+                                                     {"lease_ms", known.lease_ms, kMostLeaseMs}});
+      bad != BH_OK)
+    return bad;
   if (known.after_stream == 0 && known.stream != nullptr)
     return fail(BH_INVALID_ARGUMENT,
                 "{}: options->stream is set, and options->after_stream is 0: set it to 1",

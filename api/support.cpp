@@ -91,21 +91,25 @@ bh_status read_options(const bh_put_options* options, PutOptions& out) {
   return known.attributes == nullptr ? BH_OK : read_attributes(known.attributes, out.attributes);
 }
 
+bh_status check_bounds(const char* of, std::initializer_list<Bounded> members) {
+  for (const auto& [member, value, most] : members) {
+    if (value > most)
+      return fail(BH_INVALID_ARGUMENT, "{}: {}->{} is {}, and at most {} is allowed",
+                  current_function, of, member, value, most);
+  }
+  return BH_OK;
+}
+
 bh_status read_attributes(const bh_attributes* attributes, BlockAttributes& out) {
   bh_attributes given;
   if (const bh_status bad = read_struct(attributes, "attributes", given); bad != BH_OK) return bad;
   if (const bh_status bad = check_reserved("attributes", given.reserved); bad != BH_OK) return bad;
-  const struct {
-    const char* name;
-    uint32_t given, most;
-  } bounded[] = {{"priority", given.priority, UINT8_MAX},
-                 {"pins", given.pins, BH_PIN_SOFT | BH_PIN_HARD},
-                 {"forks", given.forks, UINT16_MAX}};
-  for (const auto& [name, value, most] : bounded) {
-    if (value > most)
-      return fail(BH_INVALID_ARGUMENT, "{}: attributes->{} is {}, and at most {} is allowed",
-                  current_function, name, value, most);
-  }
+  if (const bh_status bad =
+          check_bounds("attributes", {{"priority", given.priority, UINT8_MAX},
+                                      {"pins", given.pins, BH_PIN_SOFT | BH_PIN_HARD},
+                                      {"forks", given.forks, UINT16_MAX}});
+      bad != BH_OK)
+    return bad;
   out = {.priority = static_cast<uint8_t>(given.priority),
          .soft_pin = (given.pins & BH_PIN_SOFT) != 0,
          .hard_pin = (given.pins & BH_PIN_HARD) != 0,

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <initializer_list>
 #include <mutex>
 #include <new>
 #include <span>
@@ -124,6 +125,14 @@ inline bh_status check_reserved(const char* of, uint32_t given) {
   if (given == 0) return BH_OK;
   return fail(BH_NOT_SUPPORTED, "{}: {}->reserved is {}; set it to 0", current_function, of, given);
 }
+
+/// A member of a structure whose values end at `most`.
+struct Bounded {
+  const char* member;
+  uint64_t value, most;
+};
+/// BH_INVALID_ARGUMENT, with the structure's name and the member's, if one is beyond.
+bh_status check_bounds(const char* of, std::initializer_list<Bounded> members);
 
 /// What is stored with a value.
 struct PutOptions {

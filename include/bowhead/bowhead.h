@@ -171,12 +171,11 @@ bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
 /** Options of a handle. */
 typedef struct bh_open_options {
   uint32_t struct_bytes; /**< sizeof */
-  uint32_t no_mirror; /**< 1: no memory for mirrors of other hosts' indexes, which make batches of
-                              look-ups faster: each reads the indexes themselves */
-  uint64_t
-      mirror_bytes; /**< memory that they may take; default 1 GiB. Taken when the first batch is
-                              looked up in a pool of several hosts, and only as much as is needed
-                              (docs/sharing.md) */
+  /** 1: no memory for mirrors of other hosts' indexes, which make batches of look-ups faster. */
+  uint32_t no_mirror;
+  /** Memory that they may take; default 1 GiB. Taken when the first batch is looked up in a pool of
+   * several hosts, and only as much as is needed (docs/sharing.md). */
+  uint64_t mirror_bytes;
 } bh_open_options;
 
 /** bh_pool_open() with options.

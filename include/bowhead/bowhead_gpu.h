@@ -368,8 +368,9 @@ bh_status bh_gpu_poll(bh_gpu_transfers* transfers, bh_gpu_completion* out, size_
                       size_t* count);
 
 /** The transfers' eventfd: readable when there may be jobs to report, also when the GPU is lost.
- * bh_gpu_poll() clears it once it has reported them all. Wait for it with poll() or epoll; do not
- * read, write or close it. -1 if `transfers` is NULL. */
+ * bh_gpu_poll() clears it once it has reported them all. It may stay readable after the pool was
+ * closed: do not wait for it once bh_gpu_poll() has returned BH_CLOSED. Wait with poll() or epoll;
+ * do not read, write or close it. -1 if `transfers` is NULL. */
 int bh_gpu_transfers_fd(const bh_gpu_transfers* transfers);
 
 /** Waits until a job is done. A spill with layers_at_once is not done before its last layer was
