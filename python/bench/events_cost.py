@@ -16,7 +16,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 
 import bowhead_kv as bk
 from bowhead_kv.events import BUFFER_BYTES, Publisher, block_metadata
@@ -75,41 +77,66 @@ def measure(locator: str, options: argparse.Namespace) -> None:
     value = os.urandom(options.block_bytes)
     arguments = (value, metadata, options.puts, options.pause_ms / 1000)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        names = ("off", "off again", "reader", "publisher")
-        pools = [stack.enter_context(bk.Pool(locator)) for _ in names]
-        spaces = [pool.namespace("bench") for pool in pools]
-        reader = pools[2].events(capacity_bytes=BUFFER_BYTES)
+        # One handle for all: each stores to parts of the pool of its own.
+        pool = stack.enter_context(bk.Pool(locator))
+        ns = pool.namespace("bench")
         endpoint = f"ipc://{folder}/events"
-        publisher = stack.enter_context(Publisher(endpoint, log=logging.getLogger()))
-        publisher.attach(spaces[3])
         command = [sys.executable, "-c", SUBSCRIBER, endpoint]
         router = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         stack.callback(router.kill)
         assert router.stdout is not None
         router.stdout.readline()
-        time.sleep(1)  # the subscription arrives
-        for ns in spaces:
-            seconds(ns, value, metadata, 10_000, 0)  # the pool is full from now on
+
+        @contextlib.contextmanager
+        def reader() -> Iterator[None]:
+            events = pool.events(capacity_bytes=BUFFER_BYTES)
+            stop = threading.Event()
+
+            def collect() -> None:
+                while not stop.wait(0.02):
+                    while events.read(1000)[0]:
+                        pass
+
+            thread = threading.Thread(target=collect)
+            thread.start()
+            yield
+            stop.set()
+            thread.join()
+            events.close()
+
+        @contextlib.contextmanager
+        def publisher() -> Iterator[None]:
+            with Publisher(endpoint, log=logging.getLogger()) as one:
+                one.attach(ns)
+                time.sleep(1)  # the subscription arrives
+                yield
+                time.sleep(0.2)  # it catches up
+
+        modes = {
+            "off": contextlib.nullcontext,
+            "off again": contextlib.nullcontext,
+            "reader": reader,
+            "publisher": publisher,
+        }
+        seconds(ns, value, metadata, (768 << 20) // options.block_bytes, 0)  # the pool is full
         turns = []
         for _ in range(options.turns):
-            turn = [0.0] * len(names)
-            for i in random.sample(range(len(names)), len(names)):
-                turn[i] = seconds(spaces[i], *arguments) / options.puts * 1e6
-                while reader.read()[0]:
-                    pass
-                time.sleep(0.2)  # the publisher catches up
+            turn = {}
+            for name in random.sample(list(modes), len(modes)):
+                with modes[name]():
+                    turn[name] = seconds(ns, *arguments) / options.puts * 1e6
             turns.append(turn)
-        end = block_metadata(hash_bytes=3, token_ids=[0])
-        spaces[3].put(b"end", b"value", user_metadata=end)
-        publisher.close()
+        with publisher():
+            end = block_metadata(hash_bytes=3, token_ids=[0])
+            ns.put(b"end", b"value", user_metadata=end)
         print(f"the subscriber got {router.communicate(timeout=60)[0].strip()}")
     print(
         f"put of {options.block_bytes >> 10} KiB, batches of {BATCH}, {options.pause_ms} ms "
         f"between them, median of {options.turns}"
     )
-    for i, name in enumerate(names):
-        put_us = statistics.median(turn[i] for turn in turns)
-        ratio = statistics.median(turn[0] / turn[i] for turn in turns)
+    for name in modes:
+        put_us = statistics.median(turn[name] for turn in turns)
+        ratio = statistics.median(turn["off"] / turn[name] for turn in turns)
         print(f"  {name:12}{put_us:8.2f} us{ratio:8.3f}")
 
 
