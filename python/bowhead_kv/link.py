@@ -113,7 +113,7 @@ class PoolLink:
             except BaseException:
                 pool.close()
                 raise
-        except Error as error:
+        except Exception as error:  # of any kind: the next try comes only after this one has ended
             self._failed_to_open(error)
             return
         with self._lock:
@@ -128,10 +128,11 @@ class PoolLink:
         elif was_lost:
             self._log.warning("pool %s is open again", self._config.locator)
 
-    def _failed_to_open(self, error: Error) -> None:
+    def _failed_to_open(self, error: Exception) -> None:
+        status = error.status if isinstance(error, Error) else None
         with self._lock:
             self._opening, self._tried_s = False, time.monotonic()
-            self._final = error.status in _FINAL
+            self._final = self._final or status in _FINAL
             warned, self._lost = self._lost, True
         if self._final:
             self._log.error("the pool will not be used: %s", error)
@@ -139,7 +140,7 @@ class PoolLink:
             self._log.warning(
                 "no pool: %s (%s). The engine goes on without; trying again once a second",
                 error,
-                error.status.name,
+                type(error).__name__ if status is None else status.name,
             )
 
     def fault(self, error: Error | Status, ns: Namespace | None = None) -> bool:

@@ -15,9 +15,13 @@ def connect(caplog):
     """Makes links that are closed after the test."""
     made = []
 
-    def make(locator: str, description: str = "of the tests", **settings) -> PoolLink:
+    def make(
+        locator: str, description: str = "of the tests", on_open=None, **settings
+    ) -> PoolLink:
         config = Config(locator=locator, **settings)
-        link = PoolLink(config, namespace="test", description=description, log=log)
+        link = PoolLink(
+            config, namespace="test", description=description, log=log, on_open=on_open
+        )
         made.append(link)
         return link
 
@@ -72,6 +76,20 @@ def test_a_pool_that_goes_and_comes_back(connect, locator, caplog, until):
         bk.create(locator, 64 << 20)
         until(link.ns)
         link.ns().put(b"key", b"value")
+
+
+def test_an_opening_that_fails_is_tried_again(connect, locator, caplog, until):
+    failures = [OSError(24, "Too many open files"), MemoryError()]
+
+    def on_open(ns: bk.Namespace) -> None:
+        if failures:
+            raise failures.pop(0)
+
+    link = connect(locator, on_open=on_open)
+    assert link.ns() is None
+    until(link.ns)
+    first, last = warnings(caplog)
+    assert "Too many open files (OSError)" in first and "is open again" in last
 
 
 def test_a_namespace_that_was_removed(connect, locator, until):
