@@ -176,7 +176,7 @@ class Publisher:
 
     def attach(self, ns: Namespace) -> None:
         """Publish what is stored in this namespace, and what happens to its blocks from now on, in
-        place of an earlier one."""
+        place of an earlier one. After close() it does nothing."""
         if self._pid != os.getpid():
             return
         events = ns.pool.events(capacity_bytes=BUFFER_BYTES)
@@ -188,10 +188,13 @@ class Publisher:
         )
         source = _Source(ns, events, encoder)
         with self._lock:
-            replaced, self._attached = self._attached, source
+            if self._closing:
+                replaced = source
+            else:
+                replaced, self._attached = self._attached, source
+                os.eventfd_write(self._wake, 1)
         if replaced is not None:
             replaced.events.close()
-        os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
         """Publishes what has happened so far, and ends. Takes at most about a second if a
@@ -202,8 +205,8 @@ class Publisher:
             if self._closing:
                 return
             self._closing = True
+            os.eventfd_write(self._wake, 1)
         atexit.unregister(self.close)
-        os.eventfd_write(self._wake, 1)
         self._thread.join()
         os.close(self._wake)
 

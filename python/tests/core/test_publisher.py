@@ -2,6 +2,7 @@
 """bowhead_kv.events against a ZeroMQ subscriber that decodes what docs/engines/events.md says."""
 
 import logging
+import os
 import random
 import re
 import subprocess
@@ -391,3 +392,18 @@ def test_process_that_publishes_ends_cleanly(locator: str, tmp_path: Path) -> No
         seen += [h for event in router.batch() for h in event["block_hashes"]]
     router.close()
     assert seen == [b"%04d" % number for number in range(1000)]
+
+
+def test_a_namespace_that_comes_after_the_end(start: Start, ns: bk.Namespace) -> None:
+    """Nobody may write to the number of a descriptor that is closed: it gets another use."""
+    publisher = start()
+    publisher.close()
+    counter = os.eventfd(0, os.EFD_NONBLOCK)
+    os.dup2(counter, publisher._wake)
+    try:
+        publisher.attach(ns)
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(counter)
+    finally:
+        os.close(counter)
+        os.close(publisher._wake)
