@@ -27,7 +27,9 @@ class AsyncQueue:
         self._queue = pool.queue(threads=threads, jobs_max=jobs_max)
         self._free = asyncio.Semaphore(jobs_max)
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
-        self._loop.add_reader(self._queue.fileno(), self._report)
+        self._closed = False
+        self._fd = self._queue.fileno()
+        self._loop.add_reader(self._fd, self._report)
 
     async def put(
         self,
@@ -76,10 +78,12 @@ class AsyncQueue:
         return (await self._run(self._queue.submit_exists, ns, keys, priority=priority)).present
 
     def close(self) -> None:
-        """Cancels the jobs that have not started, and waits for the others."""
-        if self._queue.closed:
+        """Cancels the jobs that have not started, and waits for the others. Awaits that have not
+        ended raise CancelledError. Close it before its pool."""
+        if self._closed:
             return
-        self._loop.remove_reader(self._queue.fileno())
+        self._closed = True
+        self._loop.remove_reader(self._fd)
         self._queue.close()
         for future in self._waiting.values():
             future.cancel()
@@ -109,7 +113,9 @@ class AsyncQueue:
 
     async def _end(self, job: int, future: asyncio.Future[Completion]) -> None:
         """Waits until the job uses its buffers no more, however often the task is cancelled."""
-        if not self._queue.closed:
+        if self._queue.closed:
+            self.close()  # the pool was closed first: nothing is reported any more
+        else:
             self._queue.cancel(job)
         while not future.done():
             try:

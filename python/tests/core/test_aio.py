@@ -107,3 +107,24 @@ def test_a_failed_job_raises_its_error(pool, ns, locator):
             assert caught.value.status is Status.CLOSED
 
     asyncio.run(main())
+
+
+def test_a_pool_that_is_closed_first(pool, ns, locator):
+    """The tasks that wait end, and the queue's descriptor is watched no more: it gets another
+    use."""
+
+    async def main():
+        queue = AsyncQueue(pool)
+        tasks = [asyncio.create_task(queue.exists(ns, [b"1"])) for _ in range(3)]
+        await asyncio.sleep(0)
+        pool.close()
+        tasks[0].cancel()
+        await asyncio.wait(tasks, timeout=10)
+        assert all(task.cancelled() for task in tasks)
+        with bk.Pool(locator) as again:
+            async with AsyncQueue(again) as other:
+                look = other.exists(again.namespace("test", "of the tests"), [b"1"])
+                assert await asyncio.wait_for(look, 10) == [False]
+        queue.close()
+
+    asyncio.run(main())
