@@ -28,6 +28,7 @@ class Config:
 
 _TYPES = {"locator": str, "host": int, "namespace": str, "threads": int, "wipe": bool}
 _RANGES = {"host": range(64), "threads": range(1, 65)}
+_NAMESPACE_BYTES_MAX = 63
 
 
 def load(overrides: Mapping[str, object] | None = None) -> Config:
@@ -55,7 +56,7 @@ def _from_file(path: str | None) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             found = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # also of bytes that are no UTF-8
         raise ValueError(f"{FILE_VARIABLE}={path} cannot be read: {error}") from error
     return _checked(found, path)
 
@@ -82,7 +83,7 @@ def _from_environment() -> dict[str, Any]:
 
 
 def _checked(settings: Mapping[str, object], source: str) -> dict[str, Any]:
-    unknown = sorted(set(settings) - set(_TYPES))
+    unknown = [name for name in settings if name not in _TYPES]
     if unknown:
         raise ValueError(
             f"{source}: unknown setting {unknown[0]!r}; the settings are {', '.join(_TYPES)}"
@@ -101,4 +102,8 @@ def _checked_value(name: str, value: object, source: str) -> object:
     allowed = _RANGES.get(name)
     if allowed is not None and value not in allowed:
         raise ValueError(f"{source} is {value}; set it to {allowed[0]} to {allowed[-1]}")
+    if isinstance(value, str) and not (value.isprintable() and value):
+        raise ValueError(f"{source} is {value!r}; set it to a text of printable characters")
+    if name == "namespace" and len(str(value).encode()) > _NAMESPACE_BYTES_MAX:
+        raise ValueError(f"{source} is {value!r}; set it to at most {_NAMESPACE_BYTES_MAX} bytes")
     return value

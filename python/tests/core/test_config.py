@@ -45,6 +45,8 @@ def test_no_pool():
         ("BOWHEAD_HOST", "one", "BOWHEAD_HOST is 'one'; set it to an integer"),
         ("BOWHEAD_HOST", "64", "BOWHEAD_HOST is 64; set it to 0 to 63"),
         ("BOWHEAD_THREADS", "0", "BOWHEAD_THREADS is 0; set it to 1 to 64"),
+        ("BOWHEAD_NAMESPACE", 64 * "n", "BOWHEAD_NAMESPACE is 'n+'; set it to at most 63 bytes"),
+        ("BOWHEAD_LOCATOR", "shm:kv\n", r"BOWHEAD_LOCATOR is 'shm:kv\\n'; set it to a text of"),
         ("BOWHEAD_WIPE", "yes", "BOWHEAD_WIPE is 'yes'; set it to 0 or 1"),
         ("BOWHEAD_CONFIG", "/no/such.toml", "BOWHEAD_CONFIG=/no/such.toml cannot be read"),
     ],
@@ -77,3 +79,13 @@ def test_a_wrong_file(monkeypatch, tmp_path, text, message):
 def test_a_wrong_override():
     with pytest.raises(ValueError, match="the overrides: unknown setting 'pool'"):
         load({"locator": "shm:kv", "pool": "shm:kv"})
+    with pytest.raises(ValueError, match="the overrides: namespace is ''; set it to a text of"):
+        load({"locator": "shm:kv", "namespace": ""})
+
+
+def test_a_file_that_is_no_text(monkeypatch, tmp_path):
+    file = tmp_path / "bowhead.toml"
+    file.write_bytes(b'locator = "shm:\xff"')
+    monkeypatch.setenv("BOWHEAD_CONFIG", str(file))
+    with pytest.raises(ValueError, match="bowhead.toml cannot be read"):
+        load()
