@@ -29,6 +29,7 @@ from bowhead_kv.lmcache import _versions
 _log = logging.getLogger(__name__)
 
 _NAMESPACE_DEFAULT = "lmcache"
+_DESCRIPTION_BYTES_MAX = 383
 _PART_BYTES_MIN = 1 << 20  # a smaller part costs more to hand to another thread than to copy
 
 # A load is waited for by a request; a store is not.
@@ -36,6 +37,11 @@ _PRIORITY_GET = 2
 _PRIORITY_PUT = 1
 
 Completion = tuple[int, bool, str, "list[bool] | None"]
+
+
+def _encoded(text: str) -> bytes:
+    """Never fails: the name of a model may be a path that is no UTF-8."""
+    return text.encode(errors="surrogatepass")
 
 
 @dataclass
@@ -65,7 +71,7 @@ class BowheadConnector:
     :param description: identifies model, data type, and layout. A namespace keeps the description
         that it was created with, and is refused to a connector with another one.
     :param settings: as for bowhead_kv.config.load(), which says where those that are not given
-        come from: locator, host, namespace (default "lmcache"), threads
+        come from: locator, host, namespace (default "lmcache"), threads, wipe
     :raises RuntimeError: this version of LMCache is not supported
     :raises ValueError: a setting is unknown or wrong, or no locator is configured
     """
@@ -73,6 +79,11 @@ class BowheadConnector:
     def __init__(self, *, description: str = "", **settings: Any) -> None:
         _versions.check()
         settings_all = config.load(settings)
+        if not isinstance(description, str) or len(_encoded(description)) > _DESCRIPTION_BYTES_MAX:
+            raise ValueError(
+                f"description is {description!r}; set it to a text of at most "
+                f"{_DESCRIPTION_BYTES_MAX} bytes"
+            )
         self._threads = settings_all.threads
         self._link = PoolLink(
             settings_all, namespace=_NAMESPACE_DEFAULT, description=description, log=_log
@@ -119,7 +130,7 @@ class BowheadConnector:
                 self._end_part(future, "no pool")
                 return future.number
             try:
-                future.results = namespace.exists([key.encode() for key in keys])
+                future.results = namespace.exists([_encoded(key) for key in keys])
                 self._end_part(future)
             except bk.Error as error:
                 self._end_part(future, str(error))
@@ -164,7 +175,7 @@ class BowheadConnector:
         self, operation: str, keys: list[str], buffers: list[memoryview]
     ) -> int:
         with self._lock:
-            encoded = [key.encode() for key in keys]
+            encoded = [_encoded(key) for key in keys]
             bounds = self._split(len(keys), buffers)
             future = self._new_future(len(keys), parts=len(bounds))
             namespace = self._open()

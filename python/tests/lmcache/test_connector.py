@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -289,6 +290,23 @@ def test_unknown_lmcache_is_refused(monkeypatch: pytest.MonkeyPatch, locator: st
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.0")
     with pytest.raises(RuntimeError, match=r"lmcache 0\.9\.0 is not supported.*0\.5\.6"):
         BowheadConnector(locator=locator)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [("description", 5), ("description", 384 * "d"), ("namespace", 64 * "n"), ("threads", "4")],
+)
+def test_wrong_parameter_is_refused_by_name(locator: str, parameter: str, value: object) -> None:
+    parameters: dict[str, Any] = {"locator": locator, parameter: value}
+    with pytest.raises(ValueError, match=f"{parameter} is .*; set it to"):
+        BowheadConnector(**parameters)
+
+
+def test_key_that_is_no_text(connector: BowheadConnector, wait: Wait) -> None:
+    """The name of a model can be a path that is no UTF-8."""
+    key = os.fsdecode(b"/models/\xff")
+    assert wait(connector, connector.submit_batch_set([key], values(1, 4096)))[0]
+    assert wait(connector, connector.submit_batch_exists([key]))[2] == [True]
 
 
 def test_unknown_parameter_is_refused_by_name(locator: str) -> None:
