@@ -15,6 +15,8 @@ ACTION_VERSION = "1"
 
 _PINS = {"none": bk.Pins.NONE, "soft": bk.Pins.SOFT, "hard": bk.Pins.HARD}
 NAMES = ("ttl_s", "pin", "priority")
+_TTL_MOST_S = 1 << 31
+"""68 years; the pool counts seconds since 1970 in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in asked.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name == "ttl_s":
-            good = value is None or (is_number and 0 < value < 2**31)
-            wanted = "a number of seconds above 0"
+            good = value is None or (is_number and 0 < value <= _TTL_MOST_S)
+            wanted = f"a number of seconds above 0, at most {_TTL_MOST_S:,}"
         elif name == "pin":
             good, wanted = isinstance(value, str) and value in _PINS, f"one of {', '.join(_PINS)}"
         elif name == "priority":

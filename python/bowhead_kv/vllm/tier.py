@@ -123,8 +123,12 @@ class BowheadTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, **further)
         check_names(settings, SETTINGS, PLACE)
         check("model_id", model_id, model_id is None or isinstance(model_id, str), "a text")
-        good_jobs = isinstance(jobs_max, int) and 1 <= jobs_max <= JOBS_MOST
+        good_jobs = type(jobs_max) is int and 1 <= jobs_max <= JOBS_MOST
         check("jobs_max", jobs_max, good_jobs, f"a number from 1 to {JOBS_MOST:,}")
+        is_flag = isinstance(enable_kv_events, bool)
+        check("enable_kv_events", enable_kv_events, is_flag, "true or false")
+        places = [place.value for place in Locality]
+        check("locality", locality, locality in (None, *places), f"one of {', '.join(places)}")
         self.locality = Locality(locality) if locality is not None else None
         self._rows = np.asarray(primary_kv_view)
         self._jobs_max = jobs_max

@@ -25,7 +25,9 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     "settings, error",
     [
-        ({"ttl_s": 0}, "ttl_s is 0; set it to a number of seconds above 0"),
+        ({"ttl_s": 0}, "ttl_s is 0; set it to a number of seconds above 0, at most 2,147,483,648"),
+        ({"ttl_s": float("nan")}, "ttl_s is nan; set it to"),
+        ({"ttl_s": 2**31 + 1}, "ttl_s is 2147483649; set it to"),
         ({"ttl_s": "60"}, "ttl_s is '60'"),
         ({"pin": True}, "pin is True; set it to one of none, soft, hard"),
         ({"priority": 256}, "priority is 256; set it to 0 to 255"),
