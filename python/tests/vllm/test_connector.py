@@ -393,7 +393,7 @@ def test_configuration_that_cannot_be_served_is_refused_by_name() -> None:
         (
             {"locater": "shm:kv"},
             "kv_connector_extra_config of BowheadConnector: unknown setting 'locater'; the "
-            "settings are locator, host, namespace, model_id, ttl_s, pin, priority, "
+            "settings are locator, host, namespace, wipe, model_id, ttl_s, pin, priority, "
             "events_endpoint, events_replay_endpoint, events_topic",
         ),
         (
