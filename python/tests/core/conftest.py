@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import bowhead_kv as bk
+import numpy as np
 import pytest
 
 _numbers = itertools.count()
@@ -43,6 +44,32 @@ def pool(locator: str) -> Iterator[bk.Pool]:
 @pytest.fixture
 def ns(pool: bk.Pool) -> bk.Namespace:
     return pool.namespace("test", "of the tests")
+
+
+@pytest.fixture
+def layout() -> bk.Layout:
+    """Of values that compress; `numbers` is one."""
+    return bk.Layout(
+        number_format=bk.NumberFormat.BF16,
+        parts=2,
+        layers=1,
+        heads=2,
+        key_channels=64,
+        value_channels=64,
+    )
+
+
+@pytest.fixture
+def coded(pool: bk.Pool, layout: bk.Layout) -> bk.Namespace:
+    """A compressed namespace."""
+    return pool.namespace("compressed", layout=layout, profile=bk.Profile.FAST)
+
+
+@pytest.fixture
+def numbers() -> np.ndarray:
+    """64 tokens in bfloat16."""
+    made = np.random.default_rng(1).normal(size=64 * 2 * 2 * 64).astype(np.float32)
+    return (made.view(np.uint32) >> 16).astype(np.uint16)
 
 
 @pytest.fixture

@@ -17,26 +17,6 @@ def refused(status: Status):
     return pytest.raises(bk.Error, check=lambda error: error.status is status)
 
 
-@pytest.fixture
-def coded(pool):
-    """A compressed namespace with a block under b"key"; its value is in `numbers`."""
-    layout = bk.Layout(
-        number_format=bk.NumberFormat.BF16,
-        parts=2,
-        layers=1,
-        heads=2,
-        key_channels=64,
-        value_channels=64,
-    )
-    return pool.namespace("compressed", layout=layout, profile=bk.Profile.FAST)
-
-
-@pytest.fixture
-def numbers():
-    made = np.random.default_rng(1).normal(size=2 * 2 * 64 * 64).astype(np.float32)
-    return (made.view(np.uint32) >> 16).astype(np.uint16)
-
-
 def test_blocks_are_listed(pool, ns):
     other = pool.namespace("other")
     attributes = bk.Attributes(priority=7)

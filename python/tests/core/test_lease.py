@@ -142,17 +142,14 @@ def test_a_prefix_that_lapsed(ns):
     assert caught.value.status is Status.LAPSED
 
 
-def test_a_compressed_block_of_a_prefix_is_its_frame(pool):
-    layout = bk.Layout(number_format=bk.NumberFormat.BF16, parts=2, layers=1, heads=2,
-                       key_channels=64, value_channels=64)
-    ns = pool.namespace("compressed", layout=layout, profile=bk.Profile.FAST)
-    value = np.zeros(2 * 2 * 64 * 64, dtype=np.uint16)
-    ns.put(b"1", value)
-    with ns.acquire_prefix([b"1"]) as prefix:
+def test_a_compressed_block_of_a_prefix_is_its_frame(pool, coded, numbers):
+    coded.put(b"1", numbers)
+    with coded.acquire_prefix([b"1"]) as prefix:
         (lease,) = prefix.leases
         assert lease.codec is bk.Codec.FRAME
-        assert lease.length_bytes == value.nbytes
-        assert len(lease) == len(memoryview(lease)) == prefix.stored_bytes < value.nbytes
-    ns.pool.namespace("plain").put(b"1", value)
-    with ns.pool.namespace("plain").acquire(b"1") as lease:
+        assert lease.length_bytes == numbers.nbytes
+        assert len(lease) == len(memoryview(lease)) == prefix.stored_bytes < numbers.nbytes
+    plain = pool.namespace("plain")
+    plain.put(b"1", numbers)
+    with plain.acquire(b"1") as lease:
         assert lease.codec is bk.Codec.RAW
