@@ -11,6 +11,7 @@ Needs pyzmq: pip install 'bowhead_kv[events]'.
 """
 
 import atexit
+import errno
 import logging
 import os
 import struct
@@ -39,6 +40,7 @@ LINGER_MS = 1000
 """How long the end of a publisher waits for its last messages to leave."""
 QUEUED_MESSAGES = 1000
 """For each subscriber; one that is slower loses messages, and sees a gap in their numbers."""
+PORT_MAX = 65535
 REPLAY_MESSAGES = 1000
 """That are kept to be asked for again."""
 REPLAY_BYTES = 64 << 20
@@ -72,9 +74,9 @@ def block_metadata(
     planes = [tokens[plane::4] for plane in range(width)]
     lora = (lora_name or "").encode()
     body = b"".join([parent or b"", lora, *planes])
-    if len(lora) > 255 or len(plain) + len(body) > USER_BYTES_MAX:
-        return plain
     parent_bytes = len(parent or b"")
+    if max(parent_bytes, len(lora)) > 255 or len(plain) + len(body) > USER_BYTES_MAX:
+        return plain
     header = _HEADER.pack(
         _MAGIC, hash_bytes, parent_bytes, width, len(lora), group_code, len(token_ids)
     )
@@ -160,6 +162,14 @@ class Publisher:
         atexit.register(self.close)
 
     def _open(self, kind: int, endpoint: str, *, bind: bool) -> Any:
+        port = endpoint.rpartition(":")[2]
+        if endpoint.startswith("tcp://") and port.isdigit() and not 1 <= int(port) <= PORT_MAX:
+            # ZeroMQ would take the port that is left of its lower 16 bits.
+            raise OSError(
+                errno.EINVAL,
+                f"events cannot be published at {endpoint}: set its port to 1 to {PORT_MAX}, less "
+                "the ranks that are added",
+            )
         made = self._context.socket(kind)
         made.set_hwm(QUEUED_MESSAGES)
         made.setsockopt(self._zmq.LINGER, LINGER_MS)
@@ -224,11 +234,12 @@ class Publisher:
         if self._replay_socket is not None:
             poller.register(self._replay_socket, self._zmq.POLLIN)
         source: _Source | None = None
-        while not self._closing:
+        closing = False
+        while not closing:
             if dict(poller.poll(None if source is None else PERIOD_MS)).get(self._wake):
                 os.eventfd_read(self._wake)
             with self._lock:
-                attached = self._attached
+                attached, closing = self._attached, self._closing
             if source is not attached:
                 if source is not None:
                     self._end(source, "another one was opened")
@@ -238,7 +249,7 @@ class Publisher:
             if source is not None and not self._publish(source):
                 source = None
             self._serve_replay()
-        if source is not None and self._publish(source):
+        if source is not None:
             source.events.close()
         self._context.destroy()
 

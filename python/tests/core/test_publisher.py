@@ -134,6 +134,7 @@ def test_metadata_comes_back(described: dict[str, Any]) -> None:
     [
         {"token_ids": [150_000] * 256},
         {"token_ids": [1] * 16, "lora_name": "x" * 256},
+        {"token_ids": [1], "parent": b"p" * 256},
         {"token_ids": []},
     ],
 )
@@ -333,6 +334,9 @@ def test_endpoints(endpoint: str, start: Start, monkeypatch: pytest.MonkeyPatch)
         published.rank_endpoint("tcp://host", 1)
     with pytest.raises(OSError, match="cannot be published at ipc:///no such folder/kv"):
         published.Publisher("ipc:///no such folder/kv", log=log)
+    for wrong in ("tcp://*:0", published.rank_endpoint("tcp://*:65535", 1), "tcp://host:99999"):
+        with pytest.raises(OSError, match="set its port to 1 to 65535"):
+            published.Publisher(wrong, log=log)
     monkeypatch.setitem(sys.modules, "zmq", None)
     with pytest.raises(ImportError, match="pyzmq, which cannot be imported; pip"):
         published.Publisher(endpoint, log=log)
@@ -407,3 +411,27 @@ def test_a_namespace_that_comes_after_the_end(start: Start, ns: bk.Namespace) ->
     finally:
         os.close(counter)
         os.close(publisher._wake)
+
+
+def test_a_short_life(
+    start: Start,
+    ns: bk.Namespace,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Callable[[Callable[[], object]], None],
+) -> None:
+    """What is stored just before the end is published, also if the thread begins only then."""
+    sent: list[bytes] = []
+    made: list[published.Publisher] = []
+    poller = zmq.Poller
+
+    def late() -> Any:
+        until(lambda: made and made[0]._closing)
+        return poller()
+
+    monkeypatch.setattr(zmq, "Poller", late)
+    monkeypatch.setattr(published.Publisher, "_send", lambda self, payload: sent.append(payload))
+    made.append(start())
+    made[0].attach(ns)
+    ns.put(b"last", b"value", user_metadata=published.block_metadata(hash_bytes=4, token_ids=[7]))
+    made[0].close()
+    assert b"BlockStored" in b"".join(sent)
