@@ -73,7 +73,7 @@ def test_namespace_of_the_connector_depends_on_ranks_but_not_on_the_replica() ->
     config = kv_cache_config(["layer.0"])
 
     def name(**parallel: int) -> str:
-        return engine_identity(vllm_config({}, **parallel), config, None).name
+        return engine_identity(vllm_config({}, **parallel), config, None, None).name
 
     assert name(data_parallel_rank=1) == name()
     assert name(rank=1, tensor=2) == name(rank=0, tensor=2)
