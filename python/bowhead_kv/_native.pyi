@@ -112,7 +112,7 @@ class Pool:
     def namespaces(self) -> list[NamespaceInfo]: ...
     def queue(self, *, threads: int = 1, jobs_max: int = 1024) -> Queue:
         """Opens a queue whose jobs are executed by threads of its own. jobs_max: jobs that may be
-        submitted and not reported."""
+        submitted and not reported. 0 for either: its default."""
 
     def events(self, *, capacity_bytes: int = 0) -> Events:
         """Opens a reader, which gets the events from now on. capacity_bytes: of its buffer, 4 KiB

@@ -145,7 +145,7 @@ void Buffers<Part>::append_part(nb::handle buffer, size_t position) {
     return;
   }
   PyErr_Clear();
-  if (append_tensor(buffer)) return;
+  if (append_tensor(buffer, position)) return;
   PyErr_Clear();
   const std::string type = type_of(buffer);
   if (has_buffer)
@@ -156,10 +156,29 @@ void Buffers<Part>::append_part(nb::handle buffer, size_t position) {
                  "is a " + type + "; pass a buffer, a C-contiguous CPU tensor, or a list of them");
 }
 
+nb::object export_tensor(nb::handle tensor, const char* name, size_t position) {
+  if (!nb::hasattr(tensor, "__dlpack__")) return nb::borrow(tensor);
+  const nb::object method = tensor.attr("__dlpack__");
+  try {
+    try {
+      return method();
+    } catch (nb::python_error& error) {
+      // Read-only memory has to say so, which needs a version.
+      if (!error.matches(PyExc_BufferError)) throw;
+      return method(nb::arg("max_version") = nb::make_tuple(1, 0));
+    }
+  } catch (nb::python_error& error) {
+    const std::string reason = nb::str(error.value()).c_str();
+    raise_argument(PyExc_BufferError, name, position,
+                   "is a " + type_of(tensor) + " that cannot be exported: " + reason);
+  }
+}
+
 template <class Part>
-bool Buffers<Part>::append_tensor(nb::handle tensor) {
+bool Buffers<Part>::append_tensor(nb::handle tensor, size_t position) {
+  const nb::object exported = export_tensor(tensor, name_, position);
   Tensor imported;
-  if (!nb::try_cast(tensor, imported, false)) return false;
+  if (!nb::try_cast(exported, imported, false)) return false;
   parts_.push_back(
       {const_cast<void*>(static_cast<const void*>(imported.data())), imported.nbytes()});
   tensors_.push_back(std::move(imported));

@@ -91,6 +91,11 @@ class Keys {
   std::pmr::vector<bh_key> keys_{arena_.get()};
 };
 
+/// What a tensor's `__dlpack__` returns; the object itself if it has none. Raises BufferError, which
+/// names the argument, if the tensor refuses: its memory is not its values then, as with a lazy
+/// negation. nanobind's own conversion goes on to an older function, which ignores that.
+nb::object export_tensor(nb::handle tensor, const char* name, size_t position);
+
 /// Buffers of Python objects, held until this is destroyed, as parts of values: bh_const_iovec for
 /// memory that is read, bh_iovec for memory that is written. An item is a buffer or a sequence of
 /// buffers; a buffer is an object with the buffer protocol or, failing that, DLPack on the CPU.
@@ -116,7 +121,7 @@ class Buffers {
                                     nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>>;
 
   void append_part(nb::handle buffer, size_t position);
-  bool append_tensor(nb::handle tensor);
+  bool append_tensor(nb::handle tensor, size_t position);
 
   const char* name_;
   Arena<192> arena_;

@@ -152,8 +152,9 @@ bh_gpu_job_options job_options(nb::handle after, bool urgent, nb::handle path,
 /// (address, shape, strides in bytes, bytes of an element, device type, device id) of a tensor in
 /// memory of any device, by DLPack or the buffer protocol.
 nb::tuple describe_tensor(nb::handle tensor) {
+  const nb::object exported = export_tensor(tensor, "tensor", kAlone);
   nb::ndarray<nb::ro> imported;
-  if (!nb::try_cast(tensor, imported, false)) {
+  if (!nb::try_cast(exported, imported, false)) {
     PyErr_Clear();
     raise_argument(PyExc_TypeError, "tensor", kAlone,
                    "is a " + type_of(tensor) + "; pass a tensor with DLPack");

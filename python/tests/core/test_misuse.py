@@ -3,6 +3,8 @@
 
 import gc
 import random
+import sys
+import types
 
 import bowhead_kv as bk
 import numpy as np
@@ -47,6 +49,16 @@ class Failing:
         raise RuntimeError("no memory")
 
 
+class Lazy(Tensor):
+    """As a tensor of torch with a lazy negation: memory that is not its values."""
+
+    def __dlpack__(self, **arguments):
+        raise BufferError("the negation is not resolved")
+
+
+Lazy.__module__ = "torch"
+
+
 def arguments(lease: bk.Lease) -> list:
     leaf = [
         b"", b"key", b"1", bytes(513), bytearray(8), bytearray(5), memoryview(b"key"),
@@ -59,6 +71,23 @@ def arguments(lease: bk.Lease) -> list:
         Shrinking([b"1", b"2"]), {b"1": 1}, iter([b"1", b"2"]), range(2), [[[b"1"]]],
     ]  # fmt: skip
     return leaf + lists
+
+
+def test_a_tensor_that_refuses_is_not_stored(locator, monkeypatch):
+    # torch has an older function, which exports the memory all the same.
+    older = types.ModuleType("torch.utils.dlpack")
+    older.to_dlpack = lambda tensor: tensor.memory.__dlpack__()
+    for name in ("torch", "torch.utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torch.utils.dlpack", older)
+    with bk.Pool(locator) as pool:
+        ns = pool.namespace("test")
+        with pytest.raises(BufferError, match="value.* is a .*Lazy.*the negation is not resolved"):
+            ns.put(b"key", Lazy())
+        with pytest.raises(BufferError, match="negation"):
+            ns.put_batch([b"key", b"other"], [b"value", Lazy()])
+        assert not any(ns.exists([b"key", b"other"]))
+        ns.put(b"key", Tensor())
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import bowhead_kv as bk
 import pytest
@@ -27,7 +27,10 @@ log = logging.getLogger("bowhead.test")
 class Subscriber:
     """A router: receives messages and checks their form."""
 
+    made: ClassVar[list["Subscriber"]] = []
+
     def __init__(self, endpoint: str, topic: bytes = b"") -> None:
+        self.made.append(self)
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.SUBSCRIBE, topic)
@@ -52,6 +55,14 @@ class Subscriber:
 
     def close(self) -> None:
         self.context.destroy(linger=0)
+
+
+@pytest.fixture(autouse=True)
+def _no_router_outlives_its_test() -> Iterator[None]:
+    """The end of a context waits for ever if a failed test has left a socket open."""
+    yield
+    while Subscriber.made:
+        Subscriber.made.pop().close()
 
 
 @pytest.fixture
