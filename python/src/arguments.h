@@ -91,9 +91,9 @@ class Keys {
   std::pmr::vector<bh_key> keys_{arena_.get()};
 };
 
-/// What a tensor's `__dlpack__` returns; the object itself if it has none. Raises BufferError, which
-/// names the argument, if the tensor refuses: its memory is not its values then, as with a lazy
-/// negation. nanobind's own conversion goes on to an older function, which ignores that.
+/// What a tensor's `__dlpack__` returns; the object itself if it has none. Raises BufferError,
+/// which names the argument, if the tensor refuses: its memory is not its values then, as with a
+/// lazy negation. nanobind's own conversion goes on to an older function, which ignores that.
 nb::object export_tensor(nb::handle tensor, const char* name, size_t position);
 
 /// Buffers of Python objects, held until this is destroyed, as parts of values: bh_const_iovec for
