@@ -128,7 +128,7 @@ class BowheadTier(SecondaryTierManager):
         is_flag = isinstance(enable_kv_events, bool)
         check("enable_kv_events", enable_kv_events, is_flag, "true or false")
         places = [place.value for place in Locality]
-        check("locality", locality, locality in (None, *places), f"one of {', '.join(places)}")
+        check("locality", locality, locality in (None, *places), f"a Locality: {', '.join(places)}")
         self.locality = Locality(locality) if locality is not None else None
         self._rows = np.asarray(primary_kv_view)
         self._jobs_max = jobs_max

@@ -260,7 +260,7 @@ def test_rows_say_which_block_they_are_and_how_long_to_keep(make: Make, locator:
         ({"jobs_max": 0}, "jobs_max is 0; set it to a number from 1 to 1,048,576"),
         ({"jobs_max": True}, "jobs_max is True; set it to a number from 1 to 1,048,576"),
         ({"enable_kv_events": "no"}, "enable_kv_events is 'no'; set it to true or false"),
-        ({"locality": "HERE"}, "locality is 'HERE'; set it to one of LOCAL, REMOTE"),
+        ({"locality": "HERE"}, "locality is 'HERE'; set it to a Locality: LOCAL, REMOTE"),
         ({"model_id": 5}, "model_id is 5; set it to a text"),
         ({"pin": "herd"}, "pin is 'herd'; set it to one of none, soft, hard"),
     ],
