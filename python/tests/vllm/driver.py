@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from bowhead_kv.vllm import _versions
 from bowhead_kv.vllm.connector import BowheadConnector, rank_keys
 from bowhead_kv.vllm.tier import BowheadTier
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -175,7 +177,9 @@ class ConnectorDriver:
                 pipeline=len(stages),
                 data_parallel_rank=data_parallel_rank,
             )
-            return BowheadConnector(config, role, kv_cache_config(self.layers[rank]))
+            # The pages are in CPU memory, also with a vLLM that is built for no device.
+            with patch.object(_versions, "is_cpu", return_value=True):
+                return BowheadConnector(config, role, kv_cache_config(self.layers[rank]))
 
         self.scheduler = connector(KVConnectorRole.SCHEDULER, 0)
         self.workers = [
