@@ -233,7 +233,8 @@ void Retirement<A>::retire_header(uint64_t slot) {
     header = from_line<bh_block_header>(line);
   } else {
     header.stamp = next_stamp();
-    // Nothing says whose bytes it has, except that zeros were never written: none that must go.
+    // A damaged header cannot tell whether the block must be wiped, so it is. A header of zeros was
+    // never written, so no wipe was promised.
     if (line != Line{}) header.flags = BH_HEADER_WIPE;
   }
   if (stamp_state(header.stamp) == BH_STAMP_RETIRED) {

@@ -68,7 +68,7 @@ class Wiping : public ::testing::Test {
       if (pool_->put(other_, fmt::format("other {}", i), {&piece, 1}) != Status::OK) return;
     }
   }
-  /// A process has written to a block, of which no header says anything yet.
+  /// A process writes to a reserved block and exits before the header is written.
   void die_with_open_reservation(const char* name) {
     const int ended = in_child([&] {
       auto pool = Pool::open(locator_);
@@ -225,7 +225,7 @@ TEST_F(Wiping, OfWhatADeadProcessLeft) {
   EXPECT_FALSE(secret_is_there());
 }
 
-/// A large block that nobody asked to wipe would hold up who frees it.
+/// Wiping a large block takes long; a namespace that did not ask for it must not pay.
 TEST_F(Wiping, NotOfWhatADeadProcessLeftWithoutBeingAsked) {
   make();
   die_with_open_reservation("other");

@@ -59,7 +59,7 @@ class Subscriber:
 
 @pytest.fixture(autouse=True)
 def _no_router_outlives_its_test() -> Iterator[None]:
-    """The end of a context waits for ever if a failed test has left a socket open."""
+    """Terminating a context blocks while a socket is open, as a failed test may leave one."""
     yield
     while Subscriber.made:
         Subscriber.made.pop().close()
@@ -410,7 +410,7 @@ def test_process_that_publishes_ends_cleanly(locator: str, tmp_path: Path) -> No
 
 
 def test_a_namespace_that_comes_after_the_end(start: Start, ns: bk.Namespace) -> None:
-    """Nobody may write to the number of a descriptor that is closed: it gets another use."""
+    """A closed descriptor is not written to: its number may belong to another file by then."""
     publisher = start()
     publisher.close()
     counter = os.eventfd(0, os.EFD_NONBLOCK)
@@ -430,7 +430,7 @@ def test_a_short_life(
     monkeypatch: pytest.MonkeyPatch,
     until: Callable[[Callable[[], object]], None],
 ) -> None:
-    """What is stored just before the end is published, also if the thread begins only then."""
+    """Blocks stored just before close() are published, even if the thread starts only then."""
     sent: list[bytes] = []
     made: list[published.Publisher] = []
     poller = zmq.Poller
