@@ -166,7 +166,7 @@ constexpr SeededBug kSeededBugs[] = {
      .part = BH_PART_DECIDE,
      .only_in = Operation::RELEASE,
      .focus = Focus::LAPSED,
-     .first_seed = 22200},
+     .first_seed = 27800},
     // Deciding wrongly.
     {.name = "done-too-early", .lie = Lie::DONE_TOO_EARLY, .focus = Focus::DECISIONS},
     {.name = "accepted-value-ignored", .lie = Lie::ACCEPTED_UNSEEN, .focus = Focus::DECISIONS},
