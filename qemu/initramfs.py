@@ -17,9 +17,9 @@ import packages
 
 TOOLS = ["busybox", "cxl", "daxctl", "ndctl", "numactl"]
 MODULES = ["cxl_acpi", "cxl_pci", "cxl_mem", "cxl_pmem", "cxl_port", "libnvdimm", "nd_pmem",
-           "device_dax", "dax_pmem", "dax_hmem", "dax_cxl", "uio", "uio_pci_generic", "virtio_pci",
-           "virtio_console", "virtio_blk"]
-MODULES_ON_DEMAND = ["kmem"]  # loaded earlier, it would turn CXL memory into system memory
+           "device_dax", "dax_pmem", "dax_hmem", "dax_cxl", "virtio_pci", "virtio_console"]
+# In /lib/modules for insmod. kmem, loaded earlier, would turn CXL memory into system memory.
+MODULES_ON_DEMAND = ["kmem", "uio", "uio_pci_generic", "virtio_blk"]
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LOADER = "usr/lib64/ld-linux-x86-64.so.2"
 HOST_FOLDER = "host"  # of the copied files, the command's working directory

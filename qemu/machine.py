@@ -114,6 +114,7 @@ class Guest:
         self.ready = False
         self.exit_code = None
         self.failure = None
+        self.panic = None  # the kernel's line
 
     def start(self, tree, arguments, inherited):
         """Starts QEMU of `tree`; `inherited` are descriptors that the arguments name."""
@@ -145,6 +146,8 @@ class Guest:
                 self.console_output(data)
             *lines, self.console_partial = (self.console_partial + data).split(b"\n")
             self.console.extend(lines)
+            self.panic = self.panic or next(
+                (line for line in lines if b"Kernel panic" in line), None)
         elif name == "errors":
             self.errors += data
         elif name == "control":
@@ -173,8 +176,12 @@ class Guest:
             errors = self.errors.decode(errors="replace").strip()
             self.fail(f"QEMU did not start (status {status}):\n   {errors}", common.NOT_STARTED)
         else:
-            how = f"signal {-status}" if status < 0 else f"status {status}"
-            self.fail(f"the guest ended without an exit code (QEMU: {how})", common.GUEST_DIED)
+            reason = f"QEMU ended with status {status}"
+            if self.panic:
+                reason = self.panic.decode(errors="replace").strip()
+            elif status < 0:
+                reason = f"signal {-status} ended QEMU"
+            self.fail(f"the guest ended without an exit code: {reason}", common.GUEST_DIED)
 
     def fail(self, reason, status):
         if self.failure:
