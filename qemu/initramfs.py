@@ -67,18 +67,22 @@ class Archive:
 
 
 def base(tree):
-    """The initramfs made of the packages in `tree`; made when it is missing."""
+    """The archive made of the packages in `tree`; kept there until this file changes."""
     source = pathlib.Path(__file__).read_bytes()
     path = tree / f"initramfs-{hashlib.sha256(source).hexdigest()[:12]}.cpio"
-    if not path.exists():
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
         common.say("making the guest's initramfs")
-        temporary = path.with_suffix(f".{os.getpid()}")
-        with open(temporary, "wb") as stream:
-            write_base(Archive(stream), tree)
-        for old in tree.glob("initramfs-*.cpio"):
-            old.unlink(missing_ok=True)
-        os.rename(temporary, path)
-    return path
+    stream = io.BytesIO()
+    write_base(Archive(stream), tree)
+    # Other runs may do the same: each writes a file of its own and renames it.
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(stream.getvalue())
+    for old in tree.glob("initramfs-*.cpio"):
+        old.unlink(missing_ok=True)
+    os.rename(temporary, path)
+    return stream.getvalue()
 
 
 def write_base(archive, tree):
@@ -111,14 +115,15 @@ def loaded(tree, *arguments):
     done = subprocess.run([tree / LOADER, "--library-path", tree / LIBRARIES, *arguments],
                           capture_output=True, text=True, check=False)
     if done.returncode:
-        raise common.Failure(f"{tree / LOADER} failed on {arguments}: {done.stderr.strip()}; delete "
-                             f"{tree}, so that the next run fetches it anew")
+        raise common.Failure(f"{tree / LOADER} failed on {arguments}: {done.stderr.strip()}; "
+                             f"delete {tree}, so that the next run fetches it anew")
     return done.stdout
 
 
 def libraries_of(tree, program):
     output = loaded(tree, "--list", tree / program)
-    return {f"{LIBRARIES}/{name}" for name in re.findall(r"(?m)^\s*([^\s/]+) => /\S+", output)}
+    names = re.findall(r"(?m)^\s*([^\s/]+) => /\S+", output)
+    return {f"{LIBRARIES}/{name}" for name in names}
 
 
 def kernel(tree):
@@ -130,7 +135,7 @@ def kernel(tree):
 
 
 def write_modules(archive, tree):
-    """Adds the modules, decompressed, and the list of those to load, in order of dependency."""
+    """Adds the decompressed modules, and the list of those to load, in order of dependency."""
     folder = next(tree.glob("usr/lib/modules/*/modules.builtin")).parent
     built_in = {module_name(line) for line in
                 (folder / "modules.builtin").read_text(encoding="utf-8").splitlines()}
@@ -146,8 +151,9 @@ def write_modules(archive, tree):
         if files[name].suffix == ".xz":
             data = lzma.decompress(data)
         depends = re.search(rb"\0depends=([^\0]*)\0", data)
-        for needed in depends.group(1).decode().split(",") if depends and depends.group(1) else []:
-            add(needed.replace("-", "_"))
+        for needed in depends.group(1).decode().split(",") if depends else []:
+            if needed:
+                add(module_name(needed))
         archive.file(f"usr/lib/modules/{name}.ko", data)
         order.append(name)
 
@@ -191,8 +197,14 @@ def copy(archive, here, there):
     """Adds a file or a folder; returns the shared libraries that its programs need."""
     if here.is_dir():
         archive.folder(there)
-        found = [copy(archive, path, f"{there}/{path.name}") for path in sorted(here.iterdir())]
-        return set().union(*found)
+        libraries = set()
+        for path in sorted(here.iterdir()):
+            name = f"{there}/{path.name}"
+            if path.is_symlink():
+                archive.link(name, os.readlink(path))
+            elif path.is_dir() or path.is_file():  # not a socket or a pipe
+                libraries |= copy(archive, path, name)
+        return libraries
     try:
         data = here.read_bytes()
     except OSError as error:

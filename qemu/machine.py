@@ -5,10 +5,8 @@ Nothing outlives the run: memory is in anonymous files, and the kernel kills QEM
 """
 
 import collections
-import ctypes
 import fcntl
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,16 +23,13 @@ ACCELERATORS = {"tcg": ["-accel", "tcg,thread=multi", "-cpu", "max,hypervisor=of
                 "kvm": ["-accel", "kvm", "-cpu", "host,hypervisor=off"]}
 # If QEMU knows that there can be one processor only, it does not make atomic operations atomic
 # against other processes; a second one that is absent is enough.
-MACHINE = ["-smp", "1,maxcpus=2", "-m", "1G", "-nodefaults", "-no-user-config",
-           "-display", "none", "-no-reboot", "-append", KERNEL_ARGUMENTS]
+# Only with slots for more memory does QEMU describe NUMA nodes, of which CXL memory is one.
+MACHINE = ["-smp", "1,maxcpus=2", "-m", "1G,slots=4,maxmem=8G", "-nodefaults",
+           "-no-user-config", "-display", "none", "-no-reboot", "-append", KERNEL_ARGUMENTS]
 PORTS = ("control", "stdout", "stderr")
 CONSOLE_LINES = 25  # shown of a guest that failed
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent():
-    """For a new child: the kernel kills it when this process ends, however it ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+# Before a command: the kernel kills it when this process ends, however it ends.
+DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"]
 
 
 def anonymous_file(name, data):
@@ -45,19 +40,17 @@ def anonymous_file(name, data):
 
 
 class Memory:
-    """Files with the memory of CXL devices: anonymous, or in the folder `state`, where they stay."""
+    """Files with the memory of CXL devices: anonymous, or kept in the folder `state`."""
 
     def __init__(self, sizes, state=None):
         self.descriptors = {}
-        if state:
-            self._lock(state)
-        for name, size in sizes.items():
+        try:
             if state:
-                descriptor = os.open(state / name, os.O_RDWR | os.O_CREAT, 0o600)
-            else:
-                descriptor = os.memfd_create(name)
-            os.ftruncate(descriptor, size)
-            self.descriptors[name] = descriptor
+                self._lock(state)
+            for name, size in sizes.items():
+                self.descriptors[name] = self._open(name, size, state)
+        except OSError as error:
+            raise common.Failure(f"--state {state}: {error.strerror}") from error
 
     def _lock(self, state):
         state.mkdir(parents=True, exist_ok=True)
@@ -66,6 +59,18 @@ class Memory:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise common.Failure(f"--state {state}: another run uses this folder") from None
+
+    @staticmethod
+    def _open(name, size, state):
+        if not state:
+            descriptor = os.memfd_create(name)
+        else:
+            descriptor = os.open(state / name, os.O_RDWR | os.O_CREAT, 0o600)
+            if os.fstat(descriptor).st_size not in (0, size):
+                raise common.Failure(f"--state {state}: {name} has another size than the {size} "
+                                     "bytes of this topology; use a folder for each topology")
+        os.ftruncate(descriptor, size)
+        return descriptor
 
     def paths(self):
         """Paths of the files, for processes that inherit the descriptors."""
@@ -127,14 +132,14 @@ class Guest:
             if name != "console":
                 channels += ["-device", f"virtserialport,chardev={name},name={name}"]
         libraries = tree / initramfs.LIBRARIES
-        command = [tree / initramfs.LOADER, "--library-path", libraries,
+        command = [*DIE_WITH_PARENT, tree / initramfs.LOADER, "--library-path", libraries,
                    tree / "usr/bin/qemu-system-x86_64", "-L", tree / "usr/share/qemu",
                    "-L", tree / "usr/share/seabios", *channels, *arguments]
         # A session of its own: Ctrl-C on the terminal is for this program alone.
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=theirs["errors"], stderr=theirs["errors"],
             pass_fds=[*inherited, *(end.fileno() for end in theirs.values())],
-            preexec_fn=die_with_parent, start_new_session=True,
+            start_new_session=True,
             env={**os.environ, "QEMU_MODULE_DIR": str(libraries / "qemu")})
         for end in theirs.values():
             end.close()

@@ -178,7 +178,8 @@ def configure(work, mirror):
 
 def apt_process(work, tool, *arguments, **options):
     environment = {**os.environ, "APT_CONFIG": str(work / "apt.conf"), "LC_ALL": "C.UTF-8"}
-    return subprocess.Popen([tool, *arguments], env=environment, stdin=subprocess.DEVNULL, **options)
+    return subprocess.Popen([tool, *arguments], env=environment, stdin=subprocess.DEVNULL,
+                            **options)
 
 
 def apt(work, mirror, *arguments, tool="apt-get"):
@@ -207,7 +208,7 @@ def resolve(work, mirror):
     found = re.findall(r"(?m)^'\S+' (([^\s_]+)_(\S+)_\w+\.deb) (\d+)", uris)
     if not found:
         raise common.Failure(f"apt found no packages for {' '.join(PACKAGES)} at {mirror}")
-    version = dict((name, text) for _, name, text, _ in found)["qemu-system-x86"]
+    version = {name: text for _, name, text, _ in found}["qemu-system-x86"]
     major = re.match(r"(?:\d+%3a)?(\d+)", version)
     if not major or int(major.group(1)) < QEMU_MAJOR:
         raise common.Failure(f"{mirror} has QEMU {version} at most; {QEMU_MAJOR} or later is "
@@ -243,8 +244,8 @@ def show_progress(status):
         if percent >= shown + (1 if terminal else 25):
             shown = percent
             line = f"== {percent} % downloaded"
-            print(f"\r{line}" if terminal else line, file=sys.stderr, end="" if terminal else "\n",
-                  flush=True)
+            print(f"\r{line}" if terminal else line, file=sys.stderr, flush=True,
+                  end="" if terminal else "\n")
     if terminal and shown:
         print(file=sys.stderr)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run: starts the guests and the host's command, serves them until they end, leaves nothing."""
 
+import contextlib
 import os
 import selectors
 import shlex
@@ -35,15 +36,15 @@ class Session:
         self.folder = None  # of the QMP sockets
 
     def run(self):
-        """Returns the exit status: the first that is not 0, of the guests and the host's command."""
+        """Returns the first exit status that is not 0, of the guests and the host's command."""
         tree = packages.ready()
-        initrd = initramfs.base(tree)
+        base = initramfs.base(tree)
         self.memory = machine.Memory(self.topology.memories, self.options.state)
         self.folder = tempfile.mkdtemp(prefix="bowhead-qemu.")
         terminal = None
         try:
             for number in range(self.topology.guests):
-                self._start_guest(number, tree, initrd.read_bytes())
+                self._start_guest(number, tree, base)
             if self.options.interactive:
                 terminal = self._attach_terminal()
             return self._serve()
@@ -124,9 +125,9 @@ class Session:
             del guest.channels[name]
             if not guest.channels:
                 guest.ended()
-        elif name == "control" and self.options.host and not self.host_process:
-            if all(each.ready for each in self.guests):
-                self._start_host_command()
+        elif self.options.host and not self.host_process and all(
+                each.ready for each in self.guests):
+            self._start_host_command()
 
     def _close(self, source):
         self.selector.unregister(source)
@@ -141,9 +142,8 @@ class Session:
         output = machine.Output(sys.stdout, "host: ")
         ours, theirs = socket.socketpair()
         self.host_process = subprocess.Popen(
-            ["/bin/sh", "-c", self.options.host], env=environment, stdin=subprocess.DEVNULL,
-            stdout=theirs, stderr=theirs, start_new_session=True,
-            preexec_fn=machine.die_with_parent)
+            [*machine.DIE_WITH_PARENT, "/bin/sh", "-c", self.options.host], env=environment,
+            stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True)
         theirs.close()
 
         def receive(source):
@@ -156,10 +156,8 @@ class Session:
 
     def _kill_host_command(self):
         if self.host_process:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.host_process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self.host_process.wait()
 
     def _attach_terminal(self):
@@ -170,6 +168,7 @@ class Session:
         def receive(_):
             data = os.read(sys.stdin.fileno(), 4096)
             if not data or ESCAPE in data:
+                guest.exit_code = 0
                 guest.kill()
             elif "console" in guest.channels:
                 guest.channels["console"].sendall(data)

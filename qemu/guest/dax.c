@@ -98,8 +98,10 @@ int main(int count, char** arguments) {
   const size_t offset = count > 3 ? strtoull(arguments[3], NULL, 0) : 0;
   if (strcmp(action, "check") != 0 && count != 5) {
     fprintf(stderr,
-            "Usage: dax check DEVICE | dax write DEVICE OFFSET TEXT | dax read DEVICE OFFSET "
-            "LENGTH\n");
+            "Usage: dax check DEVICE\n"
+            "       dax write DEVICE OFFSET TEXT\n"
+            "       dax read DEVICE OFFSET LENGTH\n"
+            "       dax add DEVICE OFFSET COUNT  # atomically adds 1, COUNT times\n");
     return 2;
   }
   uint8_t* memory = map(arguments[2], offset);
@@ -109,6 +111,13 @@ int main(int count, char** arguments) {
   if (strcmp(action, "check") == 0) {
     return check(memory);
   }
+  uint8_t* place = memory + offset % ALIGNMENT;
+  if (strcmp(action, "add") == 0) {
+    for (size_t left = strtoull(arguments[4], NULL, 0); left > 0; --left) {
+      __atomic_fetch_add((uint64_t*)place, 1, __ATOMIC_SEQ_CST);
+    }
+    return 0;
+  }
   const size_t length =
       strcmp(action, "read") == 0 ? strtoull(arguments[4], NULL, 0) : strlen(arguments[4]);
   if (offset % ALIGNMENT + length > ALIGNMENT) {
@@ -116,9 +125,9 @@ int main(int count, char** arguments) {
     return 2;
   }
   if (strcmp(action, "read") == 0) {
-    fwrite(memory + offset % ALIGNMENT, 1, length, stdout);
+    fwrite(place, 1, length, stdout);
   } else {
-    memcpy(memory + offset % ALIGNMENT, arguments[4], length);
+    memcpy(place, arguments[4], length);
   }
   return 0;
 }
