@@ -22,6 +22,7 @@ MODULES = ["cxl_acpi", "cxl_pci", "cxl_mem", "cxl_pmem", "cxl_port", "libnvdimm"
 MODULES_ON_DEMAND = ["kmem", "uio", "uio_pci_generic", "virtio_blk"]
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LOADER = "usr/lib64/ld-linux-x86-64.so.2"
+MERGED = ["bin", "sbin", "lib", "lib64"]  # links to the folders of that name in /usr
 HOST_FOLDER = "host"  # of the copied files, the command's working directory
 MACHINE_ID = "b0bea0b0bea0b0bea0b0bea0b0bea0b0"  # all guests are clones of one image
 
@@ -86,7 +87,7 @@ def base(tree):
 
 
 def write_base(archive, tree):
-    for name in ("bin", "sbin", "lib", "lib64"):
+    for name in MERGED:
         archive.folder(f"usr/{name}")
         archive.link(name, f"usr/{name}")
     for name in ("dev", "etc", "proc", "run", "sys", "tmp", "var", HOST_FOLDER):
@@ -183,14 +184,27 @@ def overlay(tree, copies, settings, command):
         archive.file("etc/command", f"exec {shlex.join(command)}\n".encode())
     libraries = set()
     for here, there in copies:
-        libraries |= copy(archive, here, there or f"{HOST_FOLDER}/{here.name}")
-    for library in sorted(libraries):
-        target = f"{LIBRARIES}/{library.name}"
-        # The guest's own are newer than Debian 12's, and compatible.
-        if not (tree / target).exists():
-            archive.file(target, library.read_bytes(), 0o755)
+        there = there or f"{HOST_FOLDER}/{here.name}"
+        if there.split("/")[0] in MERGED:
+            there = f"usr/{there}"  # a folder would replace the link
+        libraries |= copy(archive, here, there)
+    add_libraries(archive, tree, libraries)
     archive.end()
     return stream.getvalue()
+
+
+def add_libraries(archive, tree, host_paths):
+    """Adds the libraries of the guest's Debian in place of the host's, where it has them: they are
+    newer and compatible, and those of the C library must be of one version."""
+    of_guest = set()
+    for path in sorted(host_paths):
+        name = f"{LIBRARIES}/{path.name}"
+        if (tree / name).exists():
+            of_guest |= {name} | libraries_of(tree, name)
+        else:
+            archive.file(name, path.read_bytes(), 0o755)
+    for name in sorted(of_guest):
+        archive.file(name, (tree / name).read_bytes(), 0o755)
 
 
 def copy(archive, here, there):

@@ -16,7 +16,7 @@ import initramfs
 
 KERNEL_ARGUMENTS = ("console=ttyS0 quiet panic=-1 nokaslr mitigations=off raid=noautodetect "
                     "tsc=reliable no_timer_check random.trust_cpu=on rcupdate.rcu_expedited=1 "
-                    "audit=0 apparmor=0 nowatchdog")
+                    "audit=0 nowatchdog lsm=capability cryptomgr.notests=1")
 # Without hypervisor=off, kernels refuse to make regions: they cannot flush a virtual machine's
 # caches.
 ACCELERATORS = {"tcg": ["-accel", "tcg,thread=multi", "-cpu", "max,hypervisor=off"],
