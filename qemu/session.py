@@ -40,9 +40,9 @@ class Session:
         tree = packages.ready()
         base = initramfs.base(tree)
         self.memory = machine.Memory(self.topology.memories, self.options.state)
-        self.folder = tempfile.mkdtemp(prefix="bowhead-qemu.")
         terminal = None
         try:
+            self.folder = tempfile.mkdtemp(prefix="bowhead-qemu.")
             for number in range(self.topology.guests):
                 self._start_guest(number, tree, base)
             if self.options.interactive:
@@ -54,7 +54,8 @@ class Session:
             for guest in self.guests:
                 guest.kill()
             self._kill_host_command()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_guest(self, number, tree, base):
         prefix = f"guest{number}: " if self._has_several_sources() else ""
