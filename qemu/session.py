@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run: starts the guests and the host's command, serves them until they end, leaves nothing."""
+
+import contextlib
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+import tty
+
+import common
+import initramfs
+import machine
+import packages
+
+ESCAPE = b"\x1d"  # Ctrl-]
+
+
+class Session:
+    """`options` are those of qemu/run; see there."""
+
+    def __init__(self, topology, options):
+        self.topology = topology
+        self.options = options
+        self.selector = selectors.DefaultSelector()
+        self.guests = []
+        self.memory = None
+        self.host_process = None
+        self.folder = None  # of the QMP sockets
+
+    def run(self):
+        """Returns the first exit status that is not 0, of the guests and the host's command."""
+        tree = packages.ready()
+        base = initramfs.base(tree)
+        self.memory = machine.Memory(self.topology.memories, self.options.state)
+        terminal = None
+        try:
+            self.folder = tempfile.mkdtemp(prefix="bowhead-qemu.")
+            for number in range(self.topology.guests):
+                self._start_guest(number, tree, base)
+            if self.options.interactive:
+                terminal = self._attach_terminal()
+            return self._serve()
+        finally:
+            if terminal:
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, terminal)
+            for guest in self.guests:
+                guest.kill()
+            self._kill_host_command()
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start_guest(self, number, tree, base):
+        prefix = f"guest{number}: " if self._has_several_sources() else ""
+        guest = machine.Guest(number, {"stdout": machine.Output(sys.stdout, prefix),
+                                       "stderr": machine.Output(sys.stderr, prefix)})
+        self.guests.append(guest)
+        if self.options.verbose:
+            guest.console_output = machine.Output(sys.stderr, f"console{number}: ")
+        settings = {"GUEST": number, "GUESTS": self.topology.guests,
+                    "SETUP": self.topology.setup if self.options.setup else ""}
+        command = self.options.command
+        if self.options.interactive and number == 0:
+            size = shutil.get_terminal_size()
+            settings |= {"ROWS": size.lines, "COLUMNS": size.columns}
+            command = None
+        data = base + initramfs.overlay(tree, self.options.copy, settings, command)
+        archive = machine.anonymous_file("initramfs", data)
+        arguments = [*machine.ACCELERATORS[self.options.accelerator], *machine.MACHINE,
+                     "-kernel", initramfs.kernel(tree), "-initrd", f"/proc/self/fd/{archive}",
+                     "-qmp", f"unix:{self._qmp_path(number)},server=on,wait=off",
+                     *self.topology.arguments(self.memory.paths()), *self.options.qemu_args]
+        guest.start(tree, arguments, [archive, *self.memory.descriptors.values()])
+        os.close(archive)
+        for name, channel in guest.channels.items():
+            self.selector.register(channel, selectors.EVENT_READ,
+                                   lambda source, guest=guest, name=name:
+                                   self._receive(source, guest, name))
+
+    def _has_several_sources(self):
+        return self.topology.guests > 1 or bool(self.options.host)
+
+    def _qmp_path(self, number):
+        return os.path.join(self.folder, f"qmp{number}")
+
+    def _serve(self):
+        timeout = self.options.timeout
+        deadline = time.monotonic() + timeout if timeout else None
+        while self._is_running():
+            left = deadline - time.monotonic() if deadline else None
+            if left is not None and left <= 0:
+                return self._time_out(timeout)
+            for key, _ in self.selector.select(left):
+                key.data(key.fileobj)
+        codes = [guest.exit_code for guest in self.guests]
+        if self.host_process:
+            status = self.host_process.wait()
+            codes.append(status if status >= 0 else 128 - status)
+        return next((code for code in codes if code), 0)
+
+    def _is_running(self):
+        if self.options.interactive:
+            return self.guests[0].exit_code is None
+        return bool(self.selector.get_map())
+
+    def _time_out(self, timeout):
+        for guest in self.guests:
+            if guest.exit_code is None:
+                guest.fail(f"no exit code after {timeout:g} s (--timeout)", common.TIMED_OUT)
+        if self.host_process and self.host_process.poll() is None:
+            common.say(f"the host's command still runs after {timeout:g} s (--timeout)")
+        return common.TIMED_OUT
+
+    def _receive(self, source, guest, name):
+        data = read(source)
+        guest.receive(name, data)
+        if not data:
+            self._close(source)
+            del guest.channels[name]
+            if not guest.channels:
+                guest.ended()
+        elif self.options.host and not self.host_process and all(
+                each.ready for each in self.guests):
+            self._start_host_command()
+
+    def _close(self, source):
+        self.selector.unregister(source)
+        source.close()
+
+    def _start_host_command(self):
+        environment = dict(os.environ)
+        for name, path in self.memory.paths_for_others().items():
+            environment[name.upper()] = path
+        for guest in self.guests:
+            environment[f"QMP{guest.number}"] = self._qmp_path(guest.number)
+        output = machine.Output(sys.stdout, "host: ")
+        ours, theirs = socket.socketpair()
+        self.host_process = subprocess.Popen(
+            [*machine.DIE_WITH_PARENT, "/bin/sh", "-c", self.options.host], env=environment,
+            stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True)
+        theirs.close()
+
+        def receive(source):
+            data = read(source)
+            output(data)
+            if not data:
+                self._close(source)
+
+        self.selector.register(ours, selectors.EVENT_READ, receive)
+
+    def _kill_host_command(self):
+        if self.host_process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.host_process.pid, signal.SIGKILL)
+            self.host_process.wait()
+
+    def _attach_terminal(self):
+        """Connects the terminal to the console of guest 0; returns its attributes until then."""
+        guest = self.guests[0]
+        guest.console_output = machine.Output(sys.stdout)
+
+        def receive(_):
+            data = os.read(sys.stdin.fileno(), 4096)
+            if not data or ESCAPE in data:
+                guest.exit_code = 0
+                guest.kill()
+            elif "console" in guest.channels:
+                guest.channels["console"].sendall(data)
+
+        before = termios.tcgetattr(sys.stdin)
+        tty.setraw(sys.stdin)
+        self.selector.register(sys.stdin, selectors.EVENT_READ, receive)
+        return before
+
+
+def read(source):
+    try:
+        return source.recv(65536)
+    except ConnectionResetError:
+        return b""
+
+
+def split_arguments(text):
+    """The words of --qemu-args."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise common.Failure(f"--qemu-args {text!r}: {error}", common.USAGE) from error
