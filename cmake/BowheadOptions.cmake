@@ -54,3 +54,4 @@ function(bowhead_optional name module purpose)
 endfunction()
 
 bowhead_optional(LIBPMEM2 libpmem2 "file: media through libpmem2")
+bowhead_optional(LIBNUMA numa "numa: media through libnuma")

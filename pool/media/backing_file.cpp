@@ -101,6 +101,20 @@ bool in_group(gid_t gid) {
          std::find(groups.begin(), groups.begin() + count, gid) != groups.begin() + count;
 }
 
+}  // namespace
+
+Error system_error(const std::string& what, int error_number) {
+  const bool refused = error_number == EACCES || error_number == EPERM || error_number == EROFS;
+  return Error{Status::SYSTEM, fmt::format("{}: {}{}", what, std::strerror(error_number),
+                                           refused ? "; look at its owner and permissions" : "")};
+}
+
+Error medium_full(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes) {
+  return Error{Status::MEDIUM_FULL,
+               fmt::format("{}: {} MiB wanted, {} MiB free; ask for less or make room", path,
+                           wanted_bytes >> 20, free_bytes >> 20)};
+}
+
 // The owner of a file can read the bytes stored into it, and truncate it under a mapping. In
 // /dev/shm any user can put a file where a pool is expected.
 Result<void> check_trust(const std::string& path, const struct stat& info) {
@@ -117,30 +131,6 @@ Result<void> check_trust(const std::string& path, const struct stat& info) {
                            "run as that user, or share the pool through a group (`pool create "
                            "--mode 0660`)",
                            path, user_text(info.st_uid))};
-}
-
-}  // namespace
-
-Error system_error(const std::string& what, int error_number) {
-  const bool refused = error_number == EACCES || error_number == EPERM || error_number == EROFS;
-  return Error{Status::SYSTEM, fmt::format("{}: {}{}", what, std::strerror(error_number),
-                                           refused ? "; look at its owner and permissions" : "")};
-}
-
-Error medium_full(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes) {
-  return Error{Status::MEDIUM_FULL,
-               fmt::format("{}: {} MiB wanted, {} MiB free; ask for less or make room", path,
-                           wanted_bytes >> 20, free_bytes >> 20)};
-}
-
-Result<void> check_range(const Media& media, uint64_t offset, uint64_t size) {
-  if (offset % media.traits().page_bytes != 0 || size % media.traits().page_bytes != 0) {
-    return Status::MISALIGNED;
-  }
-  if (offset > media.size_bytes() || size > media.size_bytes() - offset) {
-    return Status::INVALID_ARGUMENT;
-  }
-  return {};
 }
 
 Result<uint64_t> free_bytes_of(const std::string& directory) {
@@ -175,13 +165,6 @@ Result<OpenedFile> open_backing_file(const std::string& path, MediaUse use) {
     if (Result<void> trusted = check_trust(path, info); !trusted) return trusted.error();
   }
   return OpenedFile{std::move(*fd), size_bytes, writable};
-}
-
-Result<UniqueFd> open_for_locks(int fd, bool writable) {
-  const std::string self = fmt::format("/proc/self/fd/{}", fd);
-  UniqueFd second = open_file(self, writable ? O_RDWR : O_RDONLY);
-  if (second.get() < 0) return system_error(self, errno);
-  return second;
 }
 
 bool backing_file_exists(const std::string& path) {
@@ -251,6 +234,12 @@ Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions
     return system_error(path, errno);
   }
   return file;
+}
+
+Result<UniqueFd> NewFile::open_again() const {
+  UniqueFd fd = open_file(fmt::format("/proc/self/fd/{}", this->fd()), O_RDWR);
+  if (fd.get() < 0) return system_error(path_, errno);
+  return fd;
 }
 
 // The old file keeps its name until the new one is whole, and is never overwritten: processes that

@@ -3,6 +3,7 @@
 // link in the last part of its path.
 #pragma once
 
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include <memory>
@@ -10,7 +11,7 @@
 #include <string>
 
 #include "base/unique_fd.h"
-#include "pool/media/media.h"
+#include "pool/media/medium.h"
 
 namespace bowhead {
 
@@ -27,10 +28,8 @@ struct OpenedFile {
 };
 Result<OpenedFile> open_backing_file(const std::string& path, MediaUse use);
 
-/// Opens the file behind `fd` once more, for locks: a mapping holds on to the open file that it was
-/// made through, and so does every forked child that inherits the mapping, for as long as it lives.
-/// Returns SYSTEM.
-Result<UniqueFd> open_for_locks(int fd, bool writable);
+/// Refuses (SYSTEM) what another user could read, or every user write. `path` is for people.
+Result<void> check_trust(const std::string& path, const struct stat& info);
 
 /// Whether an object exists at `path`.
 bool backing_file_exists(const std::string& path);
@@ -57,7 +56,8 @@ class NewFile {
   NewFile& operator=(NewFile&&) = delete;
   ~NewFile();
 
-  int fd() const { return fd_.get(); }
+  /// The file, to be mapped. Returns SYSTEM.
+  Result<UniqueFd> open_again() const;
 
   /// Allocates all of it in steps of whole huge pages, calls `prepare` (may be empty) before each
   /// and reports progress after it. Returns MEDIUM_FULL, NOT_SUPPORTED, CANCELLED, SYSTEM.
@@ -70,6 +70,7 @@ class NewFile {
 
  private:
   NewFile() = default;
+  int fd() const { return fd_.get(); }
   Result<void> look_at_old(const MediaCreateOptions& options, uint64_t free_bytes);
   Result<void> take_free_name();
   Result<void> take_name_of_old();
@@ -86,8 +87,5 @@ Result<uint64_t> free_bytes_of(const std::string& directory);
 
 /// A MEDIUM_FULL error with the numbers.
 Error medium_full(const std::string& path, uint64_t wanted_bytes, uint64_t free_bytes);
-
-/// Checks a range that Media::protect() or sync() was given.
-Result<void> check_range(const Media& media, uint64_t offset, uint64_t size);
 
 }  // namespace bowhead

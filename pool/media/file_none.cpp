@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stub of file.cpp for builds without libpmem2.
 
-#include "pool/media/drivers.h"
+#include "pool/media/medium.h"
 
 namespace bowhead {
 namespace {
@@ -13,13 +13,13 @@ Error not_built() {
 
 }  // namespace
 
-const MediaDriver kFileDriver = {
+const MediumDriver kFileDriver = {
     "file",
     "file:/PATH (not in this build)",
-    [](const std::string&, const MediaCreateOptions&) -> Result<std::unique_ptr<Media>> {
+    [](const std::string&, const MediaCreateOptions&) -> Result<std::unique_ptr<Medium>> {
       return not_built();
     },
-    [](const std::string&, MediaUse) -> Result<std::unique_ptr<Media>> { return not_built(); },
+    [](const std::string&, MediaUse) -> Result<std::unique_ptr<Medium>> { return not_built(); },
     [](const std::string&, const std::optional<MediaId>&) -> Result<void> { return not_built(); },
 };
 
