@@ -132,7 +132,7 @@ typedef struct bh_create_options {
 } bh_create_options;
 
 /** Creates a pool. It appears at its locator complete or not at all.
- * @param locator `shm:NAME` or `file:/PATH` (absolute)
+ * @param locator `shm:NAME`, `numa:NODE/NAME`, `dax:/dev/daxX.Y` or `file:/PATH` (absolute)
  * @param options size and settings
  * @retval BH_BAD_LOCATOR the locator is malformed
  * @retval BH_INVALID_ARGUMENT an option is out of its range, or does not fit the others

@@ -38,8 +38,8 @@ Result<Pool> open_pool(const std::string& locator, const Progress& progress = {}
 
 /// The help line that every command with a locator ends with.
 inline constexpr const char* kLocatorHelp =
-    "Where the pool is: shm:NAME (memory) or file:/PATH (a file, or a device with a DAX file "
-    "system)";
+    "Where the pool is: shm:NAME (memory), numa:NODE/NAME (memory of a NUMA node), "
+    "dax:/dev/daxX.Y (a device) or file:/PATH (a file, or a device with a DAX file system)";
 
 /// A progress line on standard error, if that is a terminal and the work lasts more than a second.
 /// Copies of the callback refer to this object.
