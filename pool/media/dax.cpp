@@ -221,7 +221,9 @@ Result<std::unique_ptr<Medium>> make_dax(const std::string& path,
   if (!medium) return medium.error();
   DaxMedium& device = **medium;
   if (options.size_bytes > device.size_bytes())
-    return medium_full(path, options.size_bytes, device.size_bytes());
+    return bad(Status::MEDIUM_FULL,
+               fmt::format("{} has {} MiB, and {} MiB are wanted: ask for less", path,
+                           device.size_bytes() >> 20, options.size_bytes >> 20));
   const bool exists = device.holds_pool();
   if (exists && !options.replace) return bad(Status::POOL_EXISTS, path + " holds a pool already");
   if (exists && options.old && device.id() != options.old)
