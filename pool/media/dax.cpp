@@ -94,11 +94,12 @@ Result<DaxDevice> look_at(const std::string& path, MediaUse use) {
   }
   device.page_bytes = read_value<uint64_t>(folder + "/align", 0);
   if (device.page_bytes < 4096 || kMediaGrainBytes % device.page_bytes != 0)
-    return bad(Status::MISALIGNED,
-               fmt::format("{} maps in pages of {} bytes, and a pool needs pages of 2 MiB or 4 KiB: "
-                           "make the device anew with an alignment of 2 MiB (`daxctl create-device "
-                           "--align=2M`, `ndctl create-namespace --mode=devdax --align=2M`)",
-                           path, device.page_bytes));
+    return bad(
+        Status::MISALIGNED,
+        fmt::format("{} maps in pages of {} bytes, and a pool needs pages of 2 MiB or 4 KiB: "
+                    "make the device anew with an alignment of 2 MiB (`daxctl create-device "
+                    "--align=2M`, `ndctl create-namespace --mode=devdax --align=2M`)",
+                    path, device.page_bytes));
   device.size_bytes =
       read_value<uint64_t>(folder + "/size", 0) / kMediaGrainBytes * kMediaGrainBytes;
   device.node = read_value<int>(folder + "/target_node", -1);
@@ -169,8 +170,8 @@ class DaxMedium final : public Medium {
     full_fence();
   }
 
-  /// Zeros in all of it, and in the memory itself: a line that stayed in this host's caches could be
-  /// written back over what another host stores later.
+  /// Zeros in all of it, and in the memory itself: a line that stays in a cache could be written
+  /// back over what another host stores later.
   Result<void> fill_with_zeros(const MediaCreateOptions& options) {
     const Result<MediaMapping> all = MediaMapping::map(*this, fd(), size_bytes_);
     if (!all) return all.error();
@@ -183,15 +184,15 @@ class DaxMedium final : public Medium {
       full_fence();
       at += bytes;
       if (const auto fault = guard.fault())
-        return bad(Status::MEDIA_ERROR,
-                   fmt::format("{}: bytes {} to {} cannot be stored; `cxl list --media-errors` "
-                               "names what is damaged",
-                               traits_.description, fault->offset,
-                               fault->offset + fault->bytes - 1));
+        return bad(
+            Status::MEDIA_ERROR,
+            fmt::format("{}: bytes {} to {} cannot be stored; `cxl list --media-errors` "
+                        "names what is damaged",
+                        traits_.description, fault->offset, fault->offset + fault->bytes - 1));
       if (options.progress && !options.progress(at, size_bytes_))
-        return bad(Status::CANCELLED,
-                   traits_.description + ": interrupted; no pool was made, and what was there is "
-                                         "overwritten in part");
+        return bad(Status::CANCELLED, traits_.description +
+                                          ": interrupted; no pool was made, and what was there is "
+                                          "overwritten in part");
     }
     return {};
   }
@@ -211,8 +212,9 @@ class DaxMedium final : public Medium {
 
 Error holds_none(const std::string& path) {
   return bad(Status::NO_SUCH_POOL,
-             path + " holds no pool; look for a slip in the locator, or make one with "
-                    "`bowhead pool create`");
+             path +
+                 " holds no pool; look for a slip in the locator, or make one with "
+                 "`bowhead pool create`");
 }
 
 Result<std::unique_ptr<Medium>> make_dax(const std::string& path,

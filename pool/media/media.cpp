@@ -74,8 +74,7 @@ Result<MediaMapping> MediaMapping::map(const Medium& medium, int fd, uint64_t si
   auto* first = static_cast<std::byte*>(reserved);
   const size_t gap = -reinterpret_cast<uintptr_t>(first) % kMediaGrainBytes;
   const int protection = medium.writable() ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* mapped =
-      mmap(first + gap, size_bytes, protection, medium.mmap_flags() | MAP_FIXED, fd, 0);
+  void* mapped = mmap(first + gap, size_bytes, protection, medium.mmap_flags() | MAP_FIXED, fd, 0);
   if (mapped == MAP_FAILED) {
     const int error_number = errno;
     munmap(reserved, reserved_bytes);

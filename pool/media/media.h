@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Media: where the bytes of a pool live. The pool knows this interface and no device.
 //
-// Locators: `shm:NAME` (tmpfs, or hugetlbfs when it has room), `numa:NODE/NAME` (the same, all of it
-// on one NUMA node), `dax:/dev/daxX.Y` (CXL or persistent memory as a device), `file:/PATH` (fsdax
-// or a regular file). Later: several joined with `+`.
+// Locators: `shm:NAME` (tmpfs, or hugetlbfs when it has room), `numa:NODE/NAME` (the same on one
+// NUMA node), `dax:/dev/daxX.Y` (CXL or persistent memory as a device), `file:/PATH` (fsdax or a
+// regular file). Later: several joined with `+`.
 #pragma once
 
 #include <cstddef>

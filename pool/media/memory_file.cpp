@@ -52,8 +52,8 @@ Result<MemoryName> parse_name(const std::string& name) {
       name.find_first_not_of(kAllowed) == std::string::npos) {
     return MemoryName{name};
   }
-  return Error{Status::BAD_LOCATOR, fmt::format("'{}': a name has 1 to {} of A-Z a-z 0-9 . _ -",
-                                                name, kNameBytesMax)};
+  return Error{Status::BAD_LOCATOR,
+               fmt::format("'{}': a name has 1 to {} of A-Z a-z 0-9 . _ -", name, kNameBytesMax)};
 }
 
 Result<MemoryName> parse_node_and_name(const std::string& rest) {
@@ -208,10 +208,9 @@ class MemoryFile final : public Medium {
     const bool huge = fstatfs(fd(), &info) == 0 && info.f_type == HUGETLBFS_MAGIC;
     traits_.kind = name.node ? "numa" : "shm";
     traits_.page_bytes = huge ? kHugePageBytes : static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    traits_.description =
-        fmt::format("{} on {}{}, gone after a reboot", path,
-                    huge ? "hugetlbfs (2 MiB pages)" : "tmpfs",
-                    name.node ? fmt::format(" in memory of NUMA node {}", *name.node) : "");
+    traits_.description = fmt::format(
+        "{} on {}{}, gone after a reboot", path, huge ? "hugetlbfs (2 MiB pages)" : "tmpfs",
+        name.node ? fmt::format(" in memory of NUMA node {}", *name.node) : "");
   }
 
   Result<void> allocate(const MemoryName& name, const MediaCreateOptions& options, NewFile& file) {

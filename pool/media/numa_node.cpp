@@ -44,20 +44,21 @@ Result<int> parse_node(const std::string& text) {
   int node = -1;
   const auto [end, bad] = std::from_chars(text.data(), text.data() + text.size(), node);
   if (bad != std::errc{} || end != text.data() + text.size() || node < 0)
-    return Error{Status::BAD_LOCATOR,
-                 fmt::format("'{}' is not the number of a NUMA node; a locator is numa:NODE/NAME",
-                             text)};
+    return Error{
+        Status::BAD_LOCATOR,
+        fmt::format("'{}' is not the number of a NUMA node; a locator is numa:NODE/NAME", text)};
   if (node > numa_max_node() || numa_node_size64(node, nullptr) <= 0)
-    return Error{Status::BAD_LOCATOR, fmt::format("NUMA node {} {}; nodes with memory: {}", node,
-                                                  access(folder_of(node).c_str(), F_OK) == 0
-                                                      ? "has no memory"
-                                                      : "does not exist",
-                                                  nodes_with_memory())};
+    return Error{
+        Status::BAD_LOCATOR,
+        fmt::format("NUMA node {} {}; nodes with memory: {}", node,
+                    access(folder_of(node).c_str(), F_OK) == 0 ? "has no memory" : "does not exist",
+                    nodes_with_memory())};
   if (!numa_bitmask_isbitset(numa_all_nodes_ptr, static_cast<unsigned>(node)))
-    return Error{Status::SYSTEM,
-                 fmt::format("this process may not use memory of NUMA node {}: its cpuset has other "
-                             "nodes (cpuset.mems)",
-                             node)};
+    return Error{
+        Status::SYSTEM,
+        fmt::format("this process may not use memory of NUMA node {}: its cpuset has other "
+                    "nodes (cpuset.mems)",
+                    node)};
   return node;
 }
 

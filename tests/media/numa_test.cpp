@@ -18,8 +18,8 @@ INSTANTIATE_TEST_SUITE_P(Numa, MediaContract, testing::Values(MediaUnderTest{"nu
                          [](const auto& media) { return media.param.name; });
 
 TEST(Numa, LocatorsAreChecked) {
-  for (const std::string rest : {"", "0", "0/", "/x", "x/y", "-1/x", "0x0/y", "0/a/b", "0/a b",
-                                 "99999999999/x", "4095/x"}) {
+  for (const std::string rest :
+       {"", "0", "0/", "/x", "x/y", "-1/x", "0x0/y", "0/a/b", "0/a b", "99999999999/x", "4095/x"}) {
     const std::string locator = "numa:" + rest;
     EXPECT_EQ(create_media(locator, {.size_bytes = 2 * kMiB}).status(), Status::BAD_LOCATOR)
         << rest;
