@@ -88,7 +88,7 @@ Result<DaxDevice> look_at(const std::string& path, MediaUse use) {
   if (device.fd.get() < 0) return cannot_open(path, errno);
   struct stat opened {};
   if (fstat(device.fd.get(), &opened) != 0) return system_error(path, errno);
-  if (opened.st_rdev != info.st_rdev) return bad(Status::BUSY, path + " was replaced meanwhile");
+  if (opened.st_rdev != info.st_rdev) return bad(Status::SYSTEM, path + " was replaced meanwhile");
   if (use == MediaUse::STORE) {
     if (auto trusted = check_trust(path, opened); !trusted) return trusted.error();
   }
@@ -220,6 +220,8 @@ Error holds_none(const std::string& path) {
 Result<std::unique_ptr<Medium>> make_dax(const std::string& path,
                                          const MediaCreateOptions& options) {
   auto medium = DaxMedium::open(path, MediaUse::STORE);
+  if (medium.status() == Status::NO_SUCH_POOL)  // the device itself is missing
+    return bad(Status::SYSTEM, medium.error().detail);
   if (!medium) return medium.error();
   DaxMedium& device = **medium;
   if (options.size_bytes > device.size_bytes())

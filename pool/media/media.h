@@ -98,8 +98,9 @@ class Media {
 /// fails for want of memory) and zero-filled, and maps it. The object stays when the mapping goes.
 /// Nothing is left behind on failure. Without `replace`, an existing object is POOL_EXISTS.
 /// Returns BAD_LOCATOR, NOT_SUPPORTED, POOL_EXISTS, TOO_SMALL, MISALIGNED, MEDIUM_FULL, CANCELLED,
-/// SYSTEM (also: `replace`, and the old object belongs to another user); the error names the path
-/// and says what to do.
+/// SYSTEM (also: `replace`, and the old object belongs to another user); of a device also IN_USE
+/// (processes have a former pool there open) and MEDIA_ERROR; the error names the path and says
+/// what to do. A device has no name: if this fails once it began, its former content is lost.
 Result<std::unique_ptr<Media>> create_media(const std::string& locator,
                                             const MediaCreateOptions& options);
 

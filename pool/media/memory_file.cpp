@@ -45,22 +45,28 @@ struct MemoryName {
   }
 };
 
-Result<MemoryName> parse_name(const std::string& name) {
+/// `locator` is for the message.
+Result<MemoryName> parse_name_of(const std::string& locator, const std::string& name) {
   constexpr std::string_view kAllowed =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
   if (!name.empty() && name.size() <= kNameBytesMax &&
       name.find_first_not_of(kAllowed) == std::string::npos) {
     return MemoryName{name};
   }
-  return Error{Status::BAD_LOCATOR,
-               fmt::format("'{}': a name has 1 to {} of A-Z a-z 0-9 . _ -", name, kNameBytesMax)};
+  return Error{Status::BAD_LOCATOR, fmt::format("'{}': a name has 1 to {} of A-Z a-z 0-9 . _ -",
+                                                locator, kNameBytesMax)};
+}
+
+Result<MemoryName> parse_name(const std::string& rest) {
+  return parse_name_of("shm:" + rest, rest);
 }
 
 Result<MemoryName> parse_node_and_name(const std::string& rest) {
+  const std::string locator = "numa:" + rest;
   const size_t slash = std::min(rest.find('/'), rest.size());
   Result<int> node = parse_node(rest.substr(0, slash));
-  if (!node) return node.error();
-  Result<MemoryName> name = parse_name(rest.substr(std::min(slash + 1, rest.size())));
+  if (!node) return Error{node.status(), fmt::format("'{}': {}", locator, node.error().detail)};
+  Result<MemoryName> name = parse_name_of(locator, rest.substr(std::min(slash + 1, rest.size())));
   if (name) name->node = *node;
   return name;
 }

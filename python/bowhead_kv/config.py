@@ -15,7 +15,7 @@ class Config:
     """The settings that the plug-ins for engines share."""
 
     locator: str
-    """Of the pool: "shm:NAME" or "file:/PATH"."""
+    """Of the pool, such as "shm:NAME", "dax:/dev/dax0.0" or "file:/PATH"."""
     host: int | None = None
     """The host slot; None: that of this machine, or a free one."""
     namespace: str | None = None

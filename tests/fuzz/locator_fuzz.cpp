@@ -2,7 +2,7 @@
 // Creates, opens and removes media at any locator.
 //
 // Paths of file: are put into a private folder, so that no input reaches a file that matters; valid
-// names of shm: get a prefix.
+// names of shm: and numa: get a prefix.
 #include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -55,6 +55,10 @@ std::string tamed(const std::string& locator, const std::string& folder) {
   }
   if (locator.starts_with("shm:") && valid_name(locator.substr(4)) && locator.size() < 150)
     return "shm:fuzz-" + std::to_string(getpid()) + "-" + locator.substr(4);
+  if (locator.starts_with("numa:0/") && valid_name(locator.substr(7)) && locator.size() < 150)
+    return "numa:0/fuzz-" + std::to_string(getpid()) + "-" + locator.substr(7);
+  // No input may reach a device.
+  if (locator.starts_with("dax:") && locator.find("dax", 4) != std::string::npos) return {};
   return locator;
 }
 
@@ -91,7 +95,7 @@ void check_locator(const std::string& locator, const std::string& folder) {
                    locator);
     return;
   }
-  BOWHEAD_ASSERT(shm ? valid_name(locator.substr(4)) : file);
+  BOWHEAD_ASSERT(shm ? valid_name(locator.substr(4)) : file || locator.starts_with("numa:0/"));
   BOWHEAD_ASSERT((*made)->size_bytes() == kMediumBytes);
   (*made)->base()[kMediumBytes - 1] = std::byte{7};
   auto opened = open_media(locator);

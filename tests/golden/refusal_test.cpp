@@ -349,7 +349,7 @@ void expect_not_created(const std::string& locator, Status status, const std::st
 }
 
 TEST(Locator, WithoutOrWithUnknownScheme) {
-  for (const char* locator : {"pool", "/dev/shm/pool", "dax:/dev/dax0.0", "shm", ""}) {
+  for (const char* locator : {"pool", "/dev/shm/pool", "cxl:/dev/dax0.0", "shm", ""}) {
     expect_refused_everywhere(locator, Status::BAD_LOCATOR, "a locator is shm:NAME");
     expect_not_created(locator, Status::BAD_LOCATOR, "a locator is shm:NAME");
   }

@@ -19,6 +19,8 @@ struct MediaUnderTest {
   std::string name;
   /// An unused locator; the tag distinguishes parallel runs.
   std::string (*locator)(const std::string& tag);
+  /// Why this machine cannot have such media; empty if it can.
+  std::string (*missing)() = [] { return std::string(); };
 };
 
 /// For GoogleTest's output.
@@ -45,6 +47,9 @@ class ScopedLocator {
 
 class MediaContract : public testing::TestWithParam<MediaUnderTest> {
  protected:
+  void SetUp() override {
+    if (const std::string why = GetParam().missing(); !why.empty()) GTEST_SKIP() << why;
+  }
   std::unique_ptr<Media> create(uint64_t size_bytes, bool replace = false) {
     Result<std::unique_ptr<Media>> media =
         create_media(locator(), {.size_bytes = size_bytes, .replace = replace});
