@@ -4,9 +4,9 @@
 // The device is the object: it is always there, has one size, and no name to lose. What makes it
 // a pool's are its bytes. So an object "exists" if the device starts with a superblock or with the
 // label of a medium, is removed by overwriting these, and is made by overwriting all of the device
-// with zeros. Processes that still have a former pool there mapped would find the new one under
-// their feet; make() is refused while any process of this kernel has locks on the device, and the
-// caller answers for other machines.
+// with zeros. A process that still maps the former pool would read and write the new one; so make()
+// is refused while a process of this machine has locks on the device, and the operator must stop
+// other machines first.
 //
 // Own mmap() and sysfs, and not libpmem2, which reads sources of volatile memory through null
 // pointers.
@@ -161,7 +161,8 @@ class DaxMedium final : public Medium {
     return fcntl(lock_fd(), F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
   }
 
-  /// Makes the superblocks invalid, so that processes that map the pool notice.
+  /// Makes the superblocks invalid, so that processes that map the pool notice: they load the same
+  /// word. The fence makes the flushes complete before zeros follow.
   void forget_pool() const {
     for (const uint64_t at : kCopies) {
       magic(at).store(BH_SUPERBLOCK_DESTROYED);

@@ -123,8 +123,9 @@ class FileMedium final : public Medium {
     return {};
   }
 
-  /// Else the filesystem may have the place of a new page in its memory only. It refuses where an
-  /// operator told libpmem2 what is true of a file (PMEM2_FORCE_GRANULARITY).
+  /// With MAP_SYNC the filesystem writes back where a page lies before a store can reach the page:
+  /// without it, flushed bytes could be lost with their place. A file that is on no DAX filesystem
+  /// refuses it, and comes here only if PMEM2_FORCE_GRANULARITY says that flushes suffice.
   void map_synchronously() {
     constexpr int kFlags = MAP_SHARED_VALIDATE | MAP_SYNC;
     void* const trial = mmap(nullptr, kMediaGrainBytes, PROT_READ, kFlags, fd(), 0);

@@ -118,7 +118,7 @@ std::optional<Error> Media::failure() const {
   const auto fault = guard_.fault();
   if (!fault) return std::nullopt;
   struct stat now {};
-  const bool cut = !fault->memory_error && fstat(lock_fd(), &now) == 0 &&
+  const bool cut = !fault->memory_error && fstat(lock_fd(), &now) == 0 && S_ISREG(now.st_mode) &&
                    static_cast<uint64_t>(now.st_size) < fault->offset + fault->bytes;
   return Error{
       Status::MEDIA_ERROR,
