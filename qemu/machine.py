@@ -5,6 +5,7 @@ Nothing outlives the run: memory is in anonymous files, and the kernel kills QEM
 """
 
 import collections
+import contextlib
 import fcntl
 import os
 import socket
@@ -117,6 +118,7 @@ class Guest:
         self.process = None
         self.channels = {}
         self.ready = False
+        self.awaited_by = None  # a connection, answered when the guest is ready, closed if it fails
         self.exit_code = None
         self.failure = None
         self.panic = None  # the kernel's line
@@ -165,6 +167,7 @@ class Guest:
     def _report(self, line):
         if line == "READY":
             self.ready = True
+            self._answer(b"+")
         elif line.startswith("EXITCODE="):
             self.exit_code = int(line.removeprefix("EXITCODE="))
             self.kill()
@@ -175,6 +178,7 @@ class Guest:
     def ended(self):
         """All channels are closed."""
         status = self.process.wait()
+        self._answer(b"")
         if self.exit_code is not None:
             return
         if status > 0 and not self.console and not self.ready:
@@ -187,6 +191,13 @@ class Guest:
             elif status < 0:
                 reason = f"signal {-status} ended QEMU"
             self.fail(f"the guest ended without an exit code: {reason}", common.GUEST_DIED)
+
+    def _answer(self, data):
+        if self.awaited_by:
+            with contextlib.suppress(OSError):  # it has gone
+                self.awaited_by.sendall(data)
+            self.awaited_by.close()
+            self.awaited_by = None
 
     def fail(self, reason, status):
         if self.failure:

@@ -21,6 +21,7 @@ import machine
 import packages
 
 ESCAPE = b"\x1d"  # Ctrl-]
+IDLE = ["sleep", "infinity"]  # guests that serve the host's command
 
 
 class Session:
@@ -30,21 +31,26 @@ class Session:
         self.topology = topology
         self.options = options
         self.selector = selectors.DefaultSelector()
+        self.tree = None  # of the packages
+        self.base = None  # the first part of all guests' initramfs
         self.guests = []
         self.memory = None
         self.host_process = None
-        self.folder = None  # of the QMP sockets
+        self.host_channel = None  # its output, until that ends
+        self.folder = None  # of the guests' sockets
 
     def run(self):
         """Returns the first exit status that is not 0, of the guests and the host's command."""
-        tree = packages.ready()
-        base = initramfs.base(tree)
+        self.tree = packages.ready()
+        self.base = initramfs.base(self.tree)
         self.memory = machine.Memory(self.topology.memories, self.options.state)
         terminal = None
         try:
             self.folder = tempfile.mkdtemp(prefix="bowhead-qemu.")
             for number in range(self.topology.guests):
-                self._start_guest(number, tree, base)
+                self.guests.append(self._start_guest(number))
+                if not self.options.command:
+                    self._offer_boot(number)
             if self.options.interactive:
                 terminal = self._attach_terminal()
             return self._serve()
@@ -57,38 +63,60 @@ class Session:
             if self.folder:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start_guest(self, number, tree, base):
+    def _start_guest(self, number):
         prefix = f"guest{number}: " if self._has_several_sources() else ""
         guest = machine.Guest(number, {"stdout": machine.Output(sys.stdout, prefix),
                                        "stderr": machine.Output(sys.stderr, prefix)})
-        self.guests.append(guest)
         if self.options.verbose:
             guest.console_output = machine.Output(sys.stderr, f"console{number}: ")
         settings = {"GUEST": number, "GUESTS": self.topology.guests,
                     "SETUP": self.topology.setup if self.options.setup else ""}
-        command = self.options.command
+        command = self.options.command or IDLE
         if self.options.interactive and number == 0:
             size = shutil.get_terminal_size()
             settings |= {"ROWS": size.lines, "COLUMNS": size.columns}
             command = None
-        data = base + initramfs.overlay(tree, self.options.copy, settings, command)
+        data = self.base + initramfs.overlay(self.tree, self.options.copy, settings, command)
         archive = machine.anonymous_file("initramfs", data)
         arguments = [*machine.ACCELERATORS[self.options.accelerator], *machine.MACHINE,
-                     "-kernel", initramfs.kernel(tree), "-initrd", f"/proc/self/fd/{archive}",
-                     "-qmp", f"unix:{self._qmp_path(number)},server=on,wait=off",
+                     "-kernel", initramfs.kernel(self.tree), "-initrd", f"/proc/self/fd/{archive}",
+                     "-qmp", f"unix:{self._socket('qmp', number)},server=on,wait=off",
+                     "-chardev", f"socket,id=commands,path={self._socket('exec', number)},"
+                     "server=on,wait=off", "-device", "virtserialport,chardev=commands,"
+                     "name=commands",
                      *self.topology.arguments(self.memory.paths()), *self.options.qemu_args]
-        guest.start(tree, arguments, [archive, *self.memory.descriptors.values()])
+        guest.start(self.tree, arguments, [archive, *self.memory.descriptors.values()])
         os.close(archive)
         for name, channel in guest.channels.items():
             self.selector.register(channel, selectors.EVENT_READ,
                                    lambda source, guest=guest, name=name:
                                    self._receive(source, guest, name))
+        return guest
+
+    def _offer_boot(self, number):
+        """Who connects to the socket boots the guest anew."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self._socket("boot", number))
+        listener.listen()
+        self.selector.register(listener, selectors.EVENT_READ,
+                               lambda source: self._boot_again(number, source.accept()[0]))
+
+    def _boot_again(self, number, connection):
+        old = self.guests[number]
+        old.kill()
+        for channel in old.channels.values():
+            self._close(channel)
+        for kind in ("qmp", "exec"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._socket(kind, number))
+        self.guests[number] = self._start_guest(number)
+        self.guests[number].awaited_by = connection
 
     def _has_several_sources(self):
         return self.topology.guests > 1 or bool(self.options.host)
 
-    def _qmp_path(self, number):
-        return os.path.join(self.folder, f"qmp{number}")
+    def _socket(self, kind, number):
+        return os.path.join(self.folder, f"{kind}{number}")
 
     def _serve(self):
         timeout = self.options.timeout
@@ -102,13 +130,18 @@ class Session:
         codes = [guest.exit_code for guest in self.guests]
         if self.host_process:
             status = self.host_process.wait()
-            codes.append(status if status >= 0 else 128 - status)
+            status = status if status >= 0 else 128 - status
+            codes = [*codes, status] if self.options.command else [status]
         return next((code for code in codes if code), 0)
 
     def _is_running(self):
         if self.options.interactive:
             return self.guests[0].exit_code is None
-        return bool(self.selector.get_map())
+        if self.options.command:
+            return bool(self.selector.get_map())
+        if self.host_process:
+            return self.host_channel is not None
+        return all(guest.exit_code is None for guest in self.guests)
 
     def _time_out(self, timeout):
         for guest in self.guests:
@@ -119,6 +152,8 @@ class Session:
         return common.TIMED_OUT
 
     def _receive(self, source, guest, name):
+        if source.fileno() < 0:  # closed since select() returned
+            return
         data = read(source)
         guest.receive(name, data)
         if not data:
@@ -139,7 +174,8 @@ class Session:
         for name, path in self.memory.paths_for_others().items():
             environment[name.upper()] = path
         for guest in self.guests:
-            environment[f"QMP{guest.number}"] = self._qmp_path(guest.number)
+            for kind in ("qmp", "exec", "boot"):
+                environment[f"{kind.upper()}{guest.number}"] = self._socket(kind, guest.number)
         output = machine.Output(sys.stdout, "host: ")
         ours, theirs = socket.socketpair()
         self.host_process = subprocess.Popen(
@@ -152,7 +188,9 @@ class Session:
             output(data)
             if not data:
                 self._close(source)
+                self.host_channel = None
 
+        self.host_channel = ours
         self.selector.register(ours, selectors.EVENT_READ, receive)
 
     def _kill_host_command(self):

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control of running guests by the sockets that qemu/run makes: QEMU's QMP, commands in the guest,
+and another boot. For qemu/qmp, qemu/exec, qemu/boot and tests."""
+
+import base64
+import json
+import os
+import socket
+import subprocess
+
+
+class Refused(Exception):
+    """QEMU refused a command of QMP."""
+
+
+def qmp(path, command, arguments=None):
+    """Returns what the command returns. Raises OSError if QEMU has ended."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.fspath(path))
+        stream = connection.makefile("rw", encoding="utf-8")
+        stream.readline()  # the greeting
+        for request in ({"execute": "qmp_capabilities"},
+                        {"execute": command, "arguments": arguments or {}}):
+            stream.write(json.dumps(request) + "\n")
+            stream.flush()
+            answer = {}
+            while not {"return", "error"} & answer.keys():  # others are events
+                line = stream.readline()
+                if not line and command == "quit":  # it ends QEMU, perhaps before it answers
+                    return {}
+                if not line:
+                    raise ConnectionResetError("QEMU ended before it answered")
+                answer = json.loads(line)
+    if "error" in answer:
+        raise Refused(f"{command}: {answer['error']['desc']}")
+    return answer["return"]
+
+
+def boot(path):
+    """Boots the guest anew, as if its power had failed for a moment, or after its end, and waits
+    until it is ready. Raises OSError if it ends before. A reset by QMP does not do: QEMU keeps the
+    decoders of CXL memory over it, and the kernel then makes no region."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.fspath(path))
+        if not connection.recv(1):
+            raise ConnectionResetError("the guest ended while it booted")
+
+
+class Shell:
+    """A connection to a guest that runs commands, one at a time; the guest serves one connection
+    at a time. It polls while there is none, so keep it. After an OSError it cannot be used."""
+
+    def __init__(self, path):
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.connect(os.fspath(path))
+        self.stream = self.connection.makefile("rb")
+
+    def execute(self, command, timeout_seconds=None):
+        """Runs a shell command once the guest has booted. Returns its exit code and output, as
+        bytes. Raises OSError if the guest ends or takes longer."""
+        self.connection.settimeout(timeout_seconds)
+        self.connection.sendall(base64.b64encode(command.encode()) + b"\n")
+        line = self.stream.readline()
+        if not line:
+            raise ConnectionResetError("the guest ended before the command did")
+        status, *sizes = map(int, line.split())
+        output, errors = (self.stream.read(size) for size in sizes)
+        return subprocess.CompletedProcess(command, status, output, errors)
+
+    def close(self):
+        self.stream.close()
+        self.connection.close()
