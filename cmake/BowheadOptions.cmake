@@ -55,3 +55,4 @@ endfunction()
 
 bowhead_optional(LIBPMEM2 libpmem2 "file: media through libpmem2")
 bowhead_optional(LIBNUMA numa "numa: media through libnuma")
+bowhead_optional(LIBCXL libcxl "health of CXL devices through libcxl")

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver-shim/inventory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+#include "base/unique_fd.h"
+
+namespace bowhead::shim {
+namespace {
+
+std::string cxl(const std::string& name) { return fmt::format("{}/{}", kCxlDevices, name); }
+
+MemoryKind kind_of(const std::string& text) {
+  if (text == "ram") return MemoryKind::VOLATILE;
+  if (text == "pmem") return MemoryKind::PERSISTENT;
+  return MemoryKind::NONE;
+}
+
+/// Nodes are written as decimal numbers, -1 for none.
+int node_of(const HostFiles& files, const std::string& path) {
+  const auto node = files.number(path);
+  return node && *node < 1 << 16 ? static_cast<int>(*node) : -1;
+}
+
+/// Memory device to endpoint.
+std::map<std::string, std::string> endpoints_of(const HostFiles& files) {
+  std::map<std::string, std::string> endpoints;
+  for (const std::string& endpoint : files.names(kCxlDevices, "endpoint"))
+    endpoints[files.link_name(cxl(endpoint) + "/uport")] = endpoint;
+  return endpoints;
+}
+
+MemoryDevice read_memory_device(const HostFiles& files, const std::string& name) {
+  const std::string folder = cxl(name);
+  MemoryDevice device{.name = name};
+  device.serial = files.number(folder + "/serial");
+  device.volatile_bytes = files.number(folder + "/ram/size").value_or(0);
+  device.persistent_bytes = files.number(folder + "/pmem/size").value_or(0);
+  const std::string place = files.resolved(folder);
+  const std::string parent = last_component(place.substr(0, place.rfind('/')));
+  if (files.exists("/sys/bus/pci/devices/" + parent)) device.pci_address = parent;
+  device.node = node_of(files, folder + "/numa_node");
+  device.firmware = files.text(folder + "/firmware_version").value_or("");
+  device.security = files.text(folder + "/security/state").value_or("");
+  return device;
+}
+
+DecoderLevel level_of(const std::string& devtype) {
+  if (devtype == "cxl_decoder_root") return DecoderLevel::ROOT;
+  return devtype == "cxl_decoder_endpoint" ? DecoderLevel::ENDPOINT : DecoderLevel::SWITCH;
+}
+
+Decoder read_decoder(const HostFiles& files, const std::string& name) {
+  const std::string folder = cxl(name);
+  Decoder decoder{.name = name};
+  decoder.level = level_of(files.text(folder + "/devtype").value_or(""));
+  const std::string place = files.resolved(folder);
+  decoder.port = last_component(place.substr(0, place.rfind('/')));
+  if (decoder.level == DecoderLevel::ENDPOINT)
+    decoder.device = files.link_name(cxl(decoder.port) + "/uport");
+  decoder.start = files.number(folder + "/start").value_or(0);
+  decoder.size_bytes = files.number(folder + "/size").value_or(0);
+  decoder.ways = files.number(folder + "/interleave_ways").value_or(1);
+  decoder.region = files.text(folder + "/region").value_or("");
+  decoder.mode = kind_of(files.text(folder + "/mode").value_or(""));
+  decoder.device_bytes = files.number(folder + "/dpa_size").value_or(0);
+  decoder.takes_volatile =
+      files.number(folder + "/cap_ram") == 1 && files.exists(folder + "/create_ram_region");
+  decoder.takes_persistent = files.number(folder + "/cap_pmem") == 1;
+  return decoder;
+}
+
+Region read_region(const HostFiles& files, const std::string& name,
+                   const std::vector<Decoder>& decoders) {
+  const std::string folder = cxl(name);
+  Region region{.name = name};
+  region.start = files.number(folder + "/resource").value_or(0);
+  region.size_bytes = files.number(folder + "/size").value_or(0);
+  region.ways = files.number(folder + "/interleave_ways").value_or(1);
+  region.granularity_bytes = files.number(folder + "/interleave_granularity").value_or(0);
+  region.committed = files.number(folder + "/commit") == 1;
+  region.driver = files.link_name(folder + "/driver");
+  region.kind = kind_of(files.text(folder + "/mode").value_or(""));
+  for (uint64_t way = 0; way < region.ways; ++way) {
+    const std::string target = files.text(fmt::format("{}/target{}", folder, way)).value_or("");
+    const auto decoder = std::find_if(decoders.begin(), decoders.end(), [&](const Decoder& d) {
+      return d.level == DecoderLevel::ENDPOINT && d.name == target;
+    });
+    if (decoder != decoders.end()) region.devices.push_back(decoder->device);
+  }
+  return region;
+}
+
+/// Tries to open the node, and says why if that fails.
+void try_to_open(const HostFiles& files, DaxDevice& device) {
+  struct stat info {};
+  if (stat(files.at(device.path).c_str(), &info) == 0) {
+    device.owner = info.st_uid;
+    device.group = info.st_gid;
+    device.permissions = info.st_mode & 07777;
+  }
+  if (device.mode != DaxMode::DEVICE) {
+    device.why_not = device.mode == DaxMode::SYSTEM
+                         ? fmt::format("it is system memory of NUMA node {}", device.node)
+                         : "it has no devdax driver";
+    return;
+  }
+  const UniqueFd fd = open_file(files.at(device.path), O_RDWR | O_NOFOLLOW | O_NOCTTY);
+  device.can_open = fd.get() >= 0;
+  if (!device.can_open) device.why_not = std::strerror(errno);
+}
+
+DaxMode mode_of(const std::string& driver) {
+  if (driver.empty()) return DaxMode::NONE;
+  if (driver == "device_dax") return DaxMode::DEVICE;
+  return driver == "kmem" ? DaxMode::SYSTEM : DaxMode::UNKNOWN;
+}
+
+DaxDevice read_dax_device(const HostFiles& files, const std::string& name) {
+  const std::string folder = fmt::format("{}/{}", kDaxDevices, name);
+  DaxDevice device{.name = name, .path = "/dev/" + name};
+  const std::string place = files.resolved(folder);
+  // Below a bus of libnvdimm there are regions of its own: theirs is the range of the CXL region.
+  device.persistent = !component_with_prefix(place, "ndbus").empty();
+  if (!device.persistent) device.region = component_with_prefix(place, "region");
+  device.start = files.number(folder + "/resource").value_or(0);
+  device.size_bytes = files.number(folder + "/size").value_or(0);
+  device.align_bytes = files.number(folder + "/align").value_or(0);
+  device.node = node_of(files, folder + "/target_node");
+  device.driver = files.link_name(folder + "/driver");
+  device.mode = mode_of(device.driver);
+  try_to_open(files, device);
+  return device;
+}
+
+/// "Node 1 MemTotal:  524288 kB" as bytes.
+uint64_t node_bytes(const std::string& meminfo, const std::string& name) {
+  const size_t at = meminfo.find(name);
+  if (at == std::string::npos) return 0;
+  return std::strtoull(meminfo.c_str() + at + name.size(), nullptr, 10) * 1024;
+}
+
+NumaNode read_node(const HostFiles& files, const std::string& name) {
+  const std::string folder = "/sys/devices/system/node/" + name;
+  NumaNode node{.number = static_cast<int>(parse_number(name.substr(4)).value_or(0))};
+  node.cpus = files.text(folder + "/cpulist").value_or("");
+  const std::string meminfo = files.text(folder + "/meminfo").value_or("");
+  node.size_bytes = node_bytes(meminfo, " MemTotal:");
+  node.free_bytes = node_bytes(meminfo, " MemFree:");
+  for (const std::string& block : files.names(folder, "memory")) {
+    if (files.text(fmt::format("{}/{}/state", folder, block)) != "online") continue;
+    ++node.blocks;
+    // Of a block that is online, the first of its valid zones is the one that it is in.
+    const auto zones = files.text(fmt::format("{}/{}/valid_zones", folder, block));
+    if (zones && zones->starts_with("Movable")) ++node.blocks_movable;
+  }
+  return node;
+}
+
+template <class List>
+auto find_named(const List& list, const std::string& name) {
+  const auto found =
+      std::find_if(list.begin(), list.end(), [&](const auto& item) { return item.name == name; });
+  return found == list.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+const MemoryDevice* Inventory::memory_device(const std::string& name) const {
+  return find_named(memory_devices, name);
+}
+
+const Region* Inventory::region(const std::string& name) const { return find_named(regions, name); }
+
+Inventory read_inventory(const HostFiles& files) {
+  Inventory found;
+  const auto endpoints = endpoints_of(files);
+  for (const std::string& name : files.names(kCxlDevices, "mem")) {
+    found.memory_devices.push_back(read_memory_device(files, name));
+    const auto endpoint = endpoints.find(name);
+    if (endpoint != endpoints.end()) found.memory_devices.back().endpoint = endpoint->second;
+  }
+  for (const std::string& name : files.names(kCxlDevices, "decoder"))
+    found.decoders.push_back(read_decoder(files, name));
+  for (const std::string& name : files.names(kCxlDevices, "region"))
+    found.regions.push_back(read_region(files, name, found.decoders));
+  for (const std::string& name : files.names(kDaxDevices, "dax"))
+    found.dax_devices.push_back(read_dax_device(files, name));
+  for (DaxDevice& device : found.dax_devices) {
+    for (const Region& region : found.regions) {
+      if (device.region.empty() && device.start - region.start < region.size_bytes &&
+          device.start >= region.start)
+        device.region = region.name;
+    }
+  }
+  for (const std::string& name : files.names("/sys/devices/system/node", "node"))
+    found.nodes.push_back(read_node(files, name));
+  return found;
+}
+
+const char* name_of(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::VOLATILE:
+      return "volatile";
+    case MemoryKind::PERSISTENT:
+      return "persistent";
+    case MemoryKind::NONE:
+      break;
+  }
+  return "none";
+}
+
+const char* name_of(DecoderLevel level) {
+  switch (level) {
+    case DecoderLevel::ROOT:
+      return "root";
+    case DecoderLevel::SWITCH:
+      return "switch";
+    case DecoderLevel::ENDPOINT:
+      break;
+  }
+  return "endpoint";
+}
+
+const char* name_of(DaxMode mode) {
+  switch (mode) {
+    case DaxMode::NONE:
+      return "none";
+    case DaxMode::DEVICE:
+      return "devdax";
+    case DaxMode::SYSTEM:
+      return "system-ram";
+    case DaxMode::UNKNOWN:
+      break;
+  }
+  return "unknown";
+}
+
+}  // namespace bowhead::shim
