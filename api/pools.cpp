@@ -105,7 +105,13 @@ bh_status bh_pool_open_with(const char* locator, uint32_t host, const bh_open_op
           "{}: options->no_mirror is {} and options->mirror_bytes is {}: set no_mirror to 1, "
           "or to 0 for a mirror",
           current_function, given.no_mirror, given.mirror_bytes);
-    bowhead::OpenOptions opened{.host = host};
+    if (given.no_prefault > 1)
+      return fail(BH_INVALID_ARGUMENT, "{}: options->no_prefault is {}: set it to 0 or 1",
+                  current_function, given.no_prefault);
+    if (given.reserved != 0)
+      return fail(BH_NOT_SUPPORTED, "{}: options->reserved is {}; set it to 0", current_function,
+                  given.reserved);
+    bowhead::OpenOptions opened{.host = host, .prefault = given.no_prefault == 0};
     if (given.no_mirror == 1 || given.mirror_bytes != 0) opened.mirror_bytes = given.mirror_bytes;
     return open_pool(locator, opened, out);
   });

@@ -55,7 +55,7 @@ Result<RawPool> open_raw_pool(const std::string& locator) {
   bool second_used = false;
   const auto superblock = core::read_superblock(
       {base, sizeof(bh_superblock)}, {base + BH_SUPERBLOCK_COPY_OFFSET, sizeof(bh_superblock)},
-      (*media)->size_bytes(), &second_used);
+      {(*media)->size_bytes(), (*media)->media_count(), (*media)->pool_id()}, &second_used);
   if (!superblock) return superblock.error();
   return RawPool{std::move(*media), *superblock};
 }

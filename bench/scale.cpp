@@ -189,7 +189,8 @@ Result<double> adopt(const Scale& scale) {
         core::DecideWord::unpack(access.load(layout.word(0, BH_PART_DECIDE, 1))).done)
       decided_ns = now_ns();
     bool all = decided_ns != 0;
-    for (uint64_t e = layout.first_extent_of(1); all && e < layout.first_extent_of(2); ++e)
+    for (uint64_t e = core::first_extent_of(layout, 1); all && e < core::first_extent_of(layout, 2);
+         ++e)
       all = core::own_state(access.load(layout.word(0, BH_PART_OWN, e))) == BH_OWN_OWN;
     if (all) return static_cast<double>(now_ns() - decided_ns) * 1e-9;
     usleep(1000);

@@ -179,7 +179,8 @@ class Watcher {
     return core::DecideWord::unpack(access_.load(layout_.word(0, BH_PART_DECIDE, 1))).done;
   }
   bool all_adopted() const {
-    for (uint64_t e = layout_.first_extent_of(1); e < layout_.first_extent_of(2); ++e) {
+    for (uint64_t e = core::first_extent_of(layout_, 1); e < core::first_extent_of(layout_, 2);
+         ++e) {
       if (core::own_state(access_.load(layout_.word(0, BH_PART_OWN, e))) != BH_OWN_OWN)
         return false;
     }

@@ -18,6 +18,7 @@
 include(GoogleTest)
 find_package(GTest REQUIRED)
 
+# The label qemu is for tests that add_test() makes: tests/qemu.
 set(BOWHEAD_TEST_LABELS unit contract crash fuzz e2e chaos sim)
 set(BOWHEAD_TEST_TIMEOUT_FACTOR 1 CACHE STRING "Multiplies TIMEOUT; sanitizer presets raise it")
 

@@ -347,9 +347,9 @@ Result<StoredValue> CodedStore::get_stored(const Key& key, Span buffer) {
 }
 
 Result<Lease> CodedStore::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
+  const Known* ns = find(key.namespace_id);  // first: it may fail for lack of memory
   auto lease = core_.reading.acquire(key, ttl_ms, of);
   if (!lease) return lease;
-  const Known* ns = find(key.namespace_id);
   lease->layout = ns == nullptr ? &kOpaqueLayout : &ns->format.layout;
   return lease;
 }

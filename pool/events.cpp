@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 #include "base/assert.h"
@@ -44,11 +45,9 @@ void EventReader::add(const Event& event) {
   const size_t at = events_.size();
   // Events that come after a lost one are lost too, until it is reported: so that the count comes
   // at the place of the gap.
-  if (lost_ > 0 || at + head.size() > capacity_bytes_) {
+  if (lost_ > 0 || !grow(at + head.size())) {
     ++lost_;
   } else {
-    if (events_.capacity() < at + head.size())
-      events_.reserve(std::min(capacity_bytes_, 2 * (at + head.size())));
     events_.resize(at + head.size());
     std::memcpy(events_.data() + at, &head, sizeof head);
     std::memcpy(events_.data() + at + sizeof head, event.key.data(), event.key.size());
@@ -57,6 +56,19 @@ void EventReader::add(const Event& event) {
                   event.user_metadata.size());
   }
   announce();
+}
+
+/// Makes space for so many bytes, if they fit. Events are published in the middle of puts, which
+/// must not fail there: without memory, the event is lost.
+bool EventReader::grow(size_t bytes) {
+  if (bytes > capacity_bytes_) return false;
+  if (bytes <= events_.capacity()) return true;
+  try {
+    events_.reserve(std::min(capacity_bytes_, 2 * bytes));
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
 }
 
 void EventReader::lose() {

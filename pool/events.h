@@ -48,6 +48,7 @@ class EventReader {
   friend class Events;
   explicit EventReader(size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
   void add(const Event& event);
+  bool grow(size_t bytes);
   void lose();
   void announce();
 

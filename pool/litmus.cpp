@@ -68,8 +68,10 @@ Result<OpenedPool> open_pool_below(const std::string& locator) {
     return {opened.media->base() + at, sizeof(bh_superblock)};
   };
   bool second_used = false;
-  auto superblock = core::read_superblock(copy(0), copy(BH_SUPERBLOCK_COPY_OFFSET),
-                                          opened.media->size_bytes(), &second_used);
+  auto superblock = core::read_superblock(
+      copy(0), copy(BH_SUPERBLOCK_COPY_OFFSET),
+      {opened.media->size_bytes(), opened.media->media_count(), opened.media->pool_id()},
+      &second_used);
   if (!superblock) return superblock.error();
   if (auto ok = core::check_writable(*superblock); !ok) return ok.error();
   opened.superblock = *superblock;

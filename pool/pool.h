@@ -7,12 +7,13 @@
 // share of the pool's memory and files, and leaves alone the objects that the parent's threads
 // used: some private memory of the child stays allocated.
 //
-// If the medium fails (its file is truncated, its filesystem is full, its device returns an error),
-// the process lives, and every method of the handle returns MEDIA_ERROR from then on, an operation
-// that is under way included, even where it had succeeded: nothing it stored after the failure has
-// reached the medium. Pointers of leases and reservations may be used until the handle is closed;
-// loads through them may return zeros, which release() reports. To other processes and hosts this
-// one has died.
+// If the medium fails (its file is truncated, its filesystem is full, its device returns an error,
+// the hardware reports a memory error in metadata), the process lives, and every method of the
+// handle returns MEDIA_ERROR from then on, an operation that is under way included, even where it
+// had succeeded: nothing it stored after the failure has reached the medium. Pointers of leases and
+// reservations may be used until the handle is closed; loads through them may return zeros, which
+// release() reports. To other processes and hosts this one has died. A memory error under a block
+// costs that block only: it is dropped as damaged, and this handle stores nothing there any more.
 //
 // A process may die at any instruction: its committed blocks stay, and its unfinished work is
 // undone by the next process that needs it.
@@ -39,8 +40,8 @@ struct CreateOptions {
   uint32_t hosts = 1;                ///< host slots, 1 to 64; each takes its share of the extents
   uint64_t extent_bytes = 0;         ///< power of two, 2 MiB to 64 MiB; 0: size / 1024 within those
   uint64_t min_block_bytes = 16384;  ///< power of two, 4 KiB to 1 MiB: smaller values take as much
-  /// Size to which the pool can grow later; 0: size_bytes. Its metadata keep space for the extents
-  /// to come, 80 bytes for each and host slot, which may take a tenth of the pool.
+  /// Size to which the pool can grow later, by grow(); 0: it cannot. Its metadata keep space for
+  /// the extents to come, 80 bytes for each and host slot, which may take a tenth of the pool.
   uint64_t max_bytes = 0;
   uint32_t evict_high_permille = 980;  ///< eviction starts above this share of use; 0: no eviction
   /// Eviction goes on until below this. 0: 20 below the high one, but at least half of it.
@@ -54,6 +55,27 @@ struct CreateOptions {
   std::function<bool()> cancelled = {};  ///< asked at least every 64 MiB; true: stop, CANCELLED
 };
 
+struct GrowOptions {
+  uint64_t size_bytes = 0;  ///< of the new media; rounded down to 2 MiB; 0: all of the devices
+  /// What is at the locator loses its name, or is overwritten on a device.
+  bool replace = false;
+  Progress progress = {};
+  std::function<bool()> cancelled = {};  ///< asked at least every 64 MiB; true: stop, CANCELLED
+};
+
+struct DrainOptions {
+  bool undo = false;                     ///< the set takes blocks again; does not wait
+  Progress progress = {};                ///< bytes that were moved, and that there are to move
+  std::function<bool()> cancelled = {};  ///< asked some times a second; true: stop, CANCELLED
+};
+
+struct RepairOptions {
+  bool take_over = false;  ///< accepts a pool that another machine did not leave in order
+  /// Sets of media that are missing are no part of the pool any more, and their blocks are lost.
+  bool give_up_missing = false;
+  Progress progress = {};
+};
+
 /// The host slot that this machine already has, or a free one.
 inline constexpr uint32_t kAnyHost = UINT32_MAX;
 
@@ -61,12 +83,18 @@ struct OpenOptions {
   uint32_t host = kAnyHost;  ///< host slot
   /// Only looks, unless `host` is given: nothing is stored, not even locks or counts, and read
   /// permission suffices. Methods that store, lease or register return READ_ONLY; get() of a
-  /// damaged block returns DAMAGED and drops nothing.
+  /// damaged block returns DAMAGED and drops nothing. Media by which the pool has grown, and that
+  /// cannot be mapped, are passed over until the pool is opened again: their blocks are absent, and
+  /// info() and check() say so.
   bool observe = false;
   /// Memory that this handle may use to mirror the indexes of other hosts, which makes look-ups of
   /// batches faster (docs/sharing.md). Taken when the first batch is looked up; 0, or too little
   /// for one: each look-up reads the indexes themselves.
   uint64_t mirror_bytes = kMirrorBytes;
+  /// Touches all pages of the pool in the background, so that no put or get pays for it: a page of
+  /// memory is zeroed at its first use on this machine, and mapped at the first use of each
+  /// process. Not done by observers, nor of files on a disk, which would be read.
+  bool prefault = true;
   Progress progress = {};
 };
 
@@ -84,12 +112,16 @@ class Pool {
 
   /// Opens a pool; undoes the unfinished work of dead processes and, after a reboot, rebuilds the
   /// allocator from the index. With several hosts two threads run while it is open: one keeps its
-  /// heartbeat, the other does its duties (docs/sharing.md). Returns NO_SUCH_POOL, NOT_A_POOL,
-  /// VERSION_UNKNOWN (it has features that this build does not know; an observer can open it if it
-  /// may be read without them), DAMAGED (both superblocks), BUSY (another process takes long to
-  /// open or replace it, or the hosts do not agree), LIMIT_REACHED (too many processes, no free
-  /// host slot), HOST_ID_IN_USE, HOST_FENCED (this host was declared dead and processes of it still
-  /// have the pool open), INVALID_ARGUMENT (host), and the statuses of open_media().
+  /// heartbeat, the other does its duties (docs/sharing.md). With one host there is a thread that
+  /// looks for changes of the media, if it can grow, and one that shows that this process lives, if
+  /// it lies on a device. Returns NO_SUCH_POOL, NOT_A_POOL, VERSION_UNKNOWN (it has features that
+  /// this build does not know; an observer can open it if it may be read without them), DAMAGED
+  /// (both superblocks), BUSY (another process takes long to open or replace it, or the hosts do
+  /// not agree), LIMIT_REACHED (too many processes, no free host slot), HOST_ID_IN_USE, IN_USE
+  /// (processes of this machine have it open by another device node, as in another container),
+  /// HOST_FENCED (this host was declared dead and processes of it still have the pool open),
+  /// INVALID_ARGUMENT (host), and the statuses of open_media(), also for the media by which the
+  /// pool has grown.
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
   /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
@@ -100,11 +132,37 @@ class Pool {
   static Result<void> destroy(const std::string& locator, bool force,
                               const std::string& only_id = {});
 
+  /// Adds media to a pool that was made to grow (CreateOptions::max_bytes), while any process of
+  /// any host uses it. They are a set of their own, of one medium or of several joined ones, and
+  /// take new blocks once all hosts have mapped them. Other hosts must reach them by the same
+  /// locator, or, if they are devices, by any (each has a label). The new extents are this host's;
+  /// others get them as they ask for space. Returns how many bytes of payload they have.
+  /// NOT_SUPPORTED (the pool cannot grow; or media that survive less than the pool's),
+  /// LIMIT_REACHED (beyond its maximum size), MISALIGNED (media that map in larger pages than the
+  /// pool's), BUSY (another host changes the media now; or a host does not map them: then nothing
+  /// was added), TOO_SMALL, and the statuses of create_media().
+  Result<uint64_t> grow(const std::string& locator, const GrowOptions& options = {});
+
+  /// Moves all blocks off a set of media (PoolInfo::sets): from now on it takes no new ones, and
+  /// each host moves those that it has there to other extents, which it may have to ask for, or
+  /// evicts them where the pool evicts. Returns when there are none left. NOT_FOUND (no such set),
+  /// BUSY (another host changes the media now, or a host does not answer), CANCELLED and NO_SPACE
+  /// (some blocks stay: there is no room for them elsewhere, or they are pinned or leased): the set
+  /// goes on to take no blocks, until `undo`.
+  Result<void> drain(uint32_t set, const DrainOptions& options = {});
+
+  /// Removes a set that was drained; its media are no part of the pool any more, and can be
+  /// unplugged. NOT_FOUND, INVALID_ARGUMENT (it was not drained), IN_USE (there are blocks on it),
+  /// BUSY (another host changes the media now; or the set is gone, but some host may still have it
+  /// mapped: then its objects stay, and the message says so), HOST_FENCED (this host was declared
+  /// dead meanwhile: the set may be part of the pool yet; also from grow() and drain()).
+  Result<void> shrink(uint32_t set);
+
   /// Repairs all that can be repaired without loss while no process has the pool open: a damaged
   /// superblock copy, allocator state, index directory; drops damaged blocks. Returns a sentence
-  /// for each repair. `take_over` accepts a pool that another machine did not leave in order.
-  static Result<std::vector<std::string>> repair(const std::string& locator, bool take_over,
-                                                 const Progress& progress = {});
+  /// for each repair. Returns IN_USE, BUSY, and the statuses of open().
+  static Result<std::vector<std::string>> repair(const std::string& locator,
+                                                 const RepairOptions& options = {});
 
   /// Registers or finds a namespace. Returns INVALID_ARGUMENT and NOT_SUPPORTED (both also from
   /// check_format(); NOT_SUPPORTED: `wipe` in a pool of an earlier version), NAMESPACE_MISMATCH
@@ -187,10 +245,11 @@ class Pool {
   /// Ends a reservation and makes its block, which the caller has filled, visible. OK: the key is
   /// stored; if another process committed it meanwhile, that block stays. Every status but FORKED
   /// ends the reservation: `data` must not be used any more, and after BUSY (the key's lock was
-  /// held for two seconds), INDEX_FULL, LIMIT_REACHED (see put()), HOST_FENCED and HOST_ID_CONFLICT
-  /// nothing is stored and the space is free again; reserve anew to try again. CLOSED: this or a
-  /// copy of it was ended before, or it is of another handle; nothing is changed. FORKED: it is the
-  /// parent's, where it stays open. If its key was `present`: OK, nothing is done.
+  /// held for two seconds), INDEX_FULL, LIMIT_REACHED (see put()), DAMAGED (memory of the block
+  /// failed), HOST_FENCED and HOST_ID_CONFLICT nothing is stored and the space is free again;
+  /// reserve anew to try again. CLOSED: this or a copy of it was ended before, or it is of another
+  /// handle; nothing is changed. FORKED: it is the parent's, where it stays open. If its key was
+  /// `present`: OK, nothing is done.
   Status commit(Reservation& reservation, const PayloadSum& sum = {});
 
   /// Ends a reservation without storing anything. Returns CLOSED and FORKED, as commit().
@@ -212,10 +271,10 @@ class Pool {
 
   /// Ends a lease. OK: everything read through it was the block's (also after its time was over, if
   /// no process needed the block, or a place in the lease table, yet). LAPSED: it was revoked, the
-  /// host was fenced, or the block was removed, evicted or moved: its bytes stay while the lease
-  /// holds, but its header no longer proves that they did. Discard all results computed from it.
-  /// CLOSED: ended before; for a copy of a released Lease, once another lease has its place in the
-  /// table, LAPSED.
+  /// host was fenced, memory of the block failed, or the block was removed, evicted or moved: its
+  /// bytes stay while the lease holds, but its header no longer proves that they did. Discard all
+  /// results computed from it. CLOSED: ended before; for a copy of a released Lease, once another
+  /// lease has its place in the table, LAPSED.
   Status release(Lease& lease);
 
   /// Removes the block of a key; its space is free once no lease holds it. OK: no reader gets that
@@ -322,10 +381,14 @@ class Pool {
   /// MEDIA_ERROR with the range that failed and the likely cause; empty while the medium is well.
   std::optional<Error> media_failure() const;
 
+  /// How much of the mapping was touched in the background (OpenOptions::prefault); all of it if
+  /// that is over, or not done.
+  uint64_t prefaulted_bytes() const;
   /// Base and length of the mapping, in which stores to memory that this host does not own fault.
   ConstSpan mapping() const;
   /// The pool mapped once more, all of it writable, for registration with devices
-  /// (gpu/jobs/registration.h; Media::map_again()). Returns FORKED, SYSTEM.
+  /// (gpu/jobs/registration.h; Media::map_again()). Returns FORKED, SYSTEM, NOT_SUPPORTED (a pool
+  /// that can grow).
   Result<MediaMapping> map_again() const;
 
  private:

@@ -32,6 +32,7 @@ Result<std::unique_ptr<Queue>> Queue::open(const QueueOptions& options) {
   if (queue->fd_ < 0)
     return Error{Status::SYSTEM,
                  fmt::format("eventfd: {}", std::generic_category().message(errno))};
+  queue->running_.reserve(options.threads);
   try {
     for (uint32_t i = 0; i < options.threads; ++i)
       queue->threads_.emplace_back([q = queue.get()] { q->work(); });
@@ -56,11 +57,11 @@ Queue::~Queue() {
 Result<uint64_t> Queue::submit(Job job) {
   BOWHEAD_ASSERT(job.priority <= kPriorityMax);
   const std::lock_guard lock(mutex_);
-  if (waiting_count_ + running_.size() + reports_.size() >= jobs_max_)
+  if (waiting_count_ + running_.size() + done_.size() >= jobs_max_)
     return Error{Status::LIMIT_REACHED,
                  fmt::format("all {} jobs of the queue are submitted and not yet reported ({} of "
                              "them have ended): poll the queue, then submit again",
-                             jobs_max_, reports_.size())};
+                             jobs_max_, done_.size())};
   const uint64_t number = ++last_number_;
   Jobs& jobs = waiting_[job.priority];
   if (spare_.empty()) spare_.emplace_back();
@@ -73,15 +74,16 @@ Result<uint64_t> Queue::submit(Job job) {
 
 size_t Queue::poll(std::span<JobReport> out) {
   const std::lock_guard lock(mutex_);
-  const size_t count = std::min(out.size(), reports_.size());
+  const size_t count = std::min(out.size(), done_.size());
   for (size_t i = 0; i < count; ++i) {
-    out[i] = reports_.front();
-    reports_.pop_front();
+    const Numbered& one = done_.front();
+    out[i] = {one.number, one.job.context, one.job.operation, one.result};
+    spare_.splice(spare_.begin(), done_, done_.begin());
   }
   // Jobs that were announced come first.
-  const size_t announced = reports_.size() + count - quiet_;
+  const size_t announced = done_.size() + count - quiet_;
   if (count >= announced) {
-    quiet_ = reports_.size();
+    quiet_ = done_.size();
     uint64_t ignored = 0;
     // EAGAIN: the caller has read the eventfd, which it should not.
     if (announced > 0 && read(fd_, &ignored, sizeof ignored) < 0) BOWHEAD_ASSERT(errno == EAGAIN);
@@ -90,14 +92,14 @@ size_t Queue::poll(std::span<JobReport> out) {
 }
 
 Status Queue::cancel(uint64_t number) {
-  Jobs cancelled;  // destroyed without the lock
+  std::function<JobResult()> cancelled;  // destroyed without the lock
   const std::lock_guard lock(mutex_);
   for (auto& [priority, jobs] : waiting_) {
     const auto found = std::ranges::find(jobs, number, &Numbered::number);
     if (found == jobs.end()) continue;
-    cancelled.splice(cancelled.begin(), jobs, found);
     --waiting_count_;
-    end(cancelled.front(), {Status::CANCELLED});
+    found->job.run.swap(cancelled);
+    end(jobs, found, {Status::CANCELLED});
     // No worker is about to take the next job: they may all be busy for long.
     if (quiet_ > 0) announce();
     return Status::OK;
@@ -150,14 +152,14 @@ void Queue::work() {
     one.job.run = nullptr;  // what it holds is destroyed without the lock
     lock.lock();
     std::erase(running_, one.number);
-    end(one, result);
-    spare_.splice(spare_.begin(), mine);
+    end(mine, mine.begin(), result);
   }
 }
 
 /// With the mutex held.
-void Queue::end(const Numbered& one, JobResult result) {
-  reports_.push_back({one.number, one.job.context, one.job.operation, result});
+void Queue::end(Jobs& from, Jobs::iterator one, JobResult result) {
+  one->result = result;
+  done_.splice(done_.end(), from, one);
   ++quiet_;
   const Jobs* jobs = next();
   const bool another_soon = jobs != nullptr && jobs->front().job.quick;
@@ -167,7 +169,7 @@ void Queue::end(const Numbered& one, JobResult result) {
 
 /// The eventfd counts announcements; poll() clears it with the last announced job.
 void Queue::announce() {
-  const bool readable = reports_.size() > quiet_;
+  const bool readable = done_.size() > quiet_;
   quiet_ = 0;
   const uint64_t one = 1;
   if (!readable) BOWHEAD_ASSERT(write(fd_, &one, sizeof one) == sizeof one);

@@ -7,6 +7,8 @@
 // Invariants, under the mutex
 //   Q1 A job is in exactly one place: waiting, running, or ended. Its memory is the job's until
 //      poll() has reported it, or the queue is destroyed.
+//   Q3 submit() makes all that a job needs until it is reported: from then on nothing is allocated,
+//      so a worker cannot fail.
 //   Q2 The eventfd is readable if and only if ended jobs were announced and are not yet reported.
 //      An ended job that is not announced was ended by a worker that takes a quick job next, and
 //      has fewer than kQuickMax such jobs before it: its announcement is late by these at most.
@@ -16,7 +18,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -82,13 +83,14 @@ class Queue {
   struct Numbered {
     Job job;
     uint64_t number = 0;
+    JobResult result = {};  ///< once it has ended
   };
   using Jobs = std::list<Numbered>;
 
   explicit Queue(uint32_t jobs_max) : jobs_max_(jobs_max) {}
   void work();
   Jobs* next();
-  void end(const Numbered& one, JobResult result);
+  void end(Jobs& from, Jobs::iterator one, JobResult result);
   void announce();
   bool unfinished_up_to(uint64_t number) const;
 
@@ -100,9 +102,9 @@ class Queue {
   std::condition_variable ended_;  ///< for drain(): a job ended
   std::map<uint32_t, Jobs, std::greater<>> waiting_;  ///< by priority, each in order
   size_t waiting_count_ = 0;
-  Jobs spare_;                     ///< nodes of jobs that were started
-  std::vector<uint64_t> running_;  ///< numbers
-  std::deque<JobReport> reports_;  ///< of ended jobs
+  Jobs spare_;                     ///< nodes of jobs that were reported
+  std::vector<uint64_t> running_;  ///< numbers; as many as there are threads fit (Q3)
+  Jobs done_;                      ///< ended jobs that are not reported
   size_t quiet_ = 0;               ///< ended jobs that were not announced
   uint64_t last_number_ = 0;
   size_t idle_ = 0;      ///< workers that wait for a job

@@ -195,6 +195,17 @@ struct PoolInfo {
   uint64_t compat, incompat, ro_compat;  ///< features of the pool (docs/format.md), a bit each
   uint64_t size_bytes, payload_bytes, metadata_bytes;
   uint64_t max_bytes;  ///< to which it can grow; size_bytes if it cannot
+  /// Media by which the pool has grown, which are part of size_bytes.
+  struct MediaSet {
+    uint32_t number = 0;  ///< 1 and up; 0 is what the pool was made on
+    /// "added" (not all hosts have mapped it yet), "used", "draining"; "missing": this handle, an
+    /// observer, could not map it, and goes without its blocks.
+    std::string state;
+    std::string locator;  ///< as the host that grew the pool named it
+    uint64_t bytes = 0, payload_bytes = 0;
+    std::string why_missing;
+  };
+  std::vector<MediaSet> sets;
   uint64_t extent_bytes, extent_count, min_block_bytes;
   uint32_t evict_high_permille, evict_low_permille;
   SharingTimes times;           ///< all 0: a pool of one host

@@ -46,11 +46,14 @@
  * - BH_FORKED: the handle was opened before fork(). The child must open the pool again; it may
  *   close the handle, which leaves the parent's reservations and leases open;
  * - BH_MEDIA_ERROR: the medium of the pool failed (its file was truncated, its filesystem is full,
- *   its device returned an error). From then on every function of the handle returns this status.
- *   The process continues: the library handles SIGBUS for the mappings of its pools, and passes any
+ *   its device returned an error, or the hardware reported a memory error in the pool's metadata).
+ *   From then on every function that reads or stores in the pool returns this status;
+ *   bh_pool_mapping() still works, and queues and readers of events can still be opened. The
+ *   process continues: the library handles SIGBUS for the mappings of its pools, and passes any
  *   other SIGBUS to the handler that was installed before the first pool was opened; a program that
  *   installs one later must call the previous one. Close the handle, repair the medium, open the
- *   pool again;
+ *   pool again. A memory error under a block costs that block only: it is dropped as one that is
+ *   damaged, and this handle stores nothing there any more;
  * - BH_HOST_FENCED: the handle has left (bh_pool_leave). It may only be closed, and
  *   bh_pool_mapping() still works;
  * - BH_SYSTEM: the operating system refused a request, such as for memory.
@@ -109,7 +112,8 @@ typedef struct bh_pool bh_pool;
 typedef struct bh_create_options {
   uint32_t struct_bytes;        /**< sizeof */
   uint32_t hosts;               /**< host slots, 1 to 64; default 1 */
-  uint64_t size_bytes;          /**< size of the whole pool, at least 16 MiB; required */
+  uint64_t size_bytes;          /**< size of the whole pool, at least 16 MiB; 0, with devices
+                                     only: all of them */
   uint64_t extent_bytes;        /**< default: size / 1024, within 2 MiB and 64 MiB */
   uint64_t min_block_bytes;     /**< smaller values occupy as much; default 16 KiB */
   uint32_t evict_high_permille; /**< eviction begins above this share of use; default 980 */
@@ -127,12 +131,13 @@ typedef struct bh_create_options {
                             confirms that it has stopped writing; default 60,000 */
   uint32_t no_reclaim; /**< 1: no reuse without that confirmation */
   uint32_t reserved;   /**< zero */
-  uint64_t max_bytes;  /**< size to which the pool can grow later, for which its metadata keep
-                            space: at most a tenth of size_bytes; default: size_bytes */
+  uint64_t max_bytes;  /**< size to which the pool can grow later (`bowhead pool grow`), for which
+                            its metadata keep space; default: it cannot grow */
 } bh_create_options;
 
 /** Creates a pool. It appears at its locator complete or not at all.
- * @param locator `shm:NAME`, `numa:NODE/NAME`, `dax:/dev/daxX.Y` or `file:/PATH` (absolute)
+ * @param locator `shm:NAME`, `numa:NODE/NAME`, `dax:/dev/daxX.Y` or `file:/PATH` (absolute), or
+ *                several of these joined by `+`: the pool lies on all of them in stripes
  * @param options size and settings
  * @retval BH_BAD_LOCATOR the locator is malformed
  * @retval BH_INVALID_ARGUMENT an option is out of its range, or does not fit the others
@@ -149,7 +154,9 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options);
 
 /** Opens a pool. Undoes what dead processes left half done, and after a reboot rebuilds the
  * allocator, which takes seconds for a pool of terabytes. In a pool of several hosts two threads
- * run while it is open: one for the host's heartbeat, one for its duties towards the others.
+ * run while it is open: one for the host's heartbeat, one for its duties towards the others. In one
+ * of a single host there is a thread that looks for changes of the media, if it can grow
+ * (max_bytes), and one that shows that this process lives, if it lies on a device.
  * @param locator as for bh_pool_create()
  * @param host a host slot, or BH_ANY_HOST
  * @param out the handle, for bh_pool_close()
@@ -164,6 +171,8 @@ bh_status bh_pool_create(const char* locator, const bh_create_options* options);
  *     try again
  * @retval BH_LIMIT_REACHED too many processes have it open, or no host slot is free
  * @retval BH_HOST_ID_IN_USE another machine uses this slot, or used it and did not leave
+ * @retval BH_IN_USE processes of this machine have it open by another device node, as in another
+ *     container: let them share one
  * @retval BH_HOST_FENCED this host was declared dead, and its processes still have the pool open
  * @retval BH_NOT_SUPPORTED this build has no such medium */
 bh_status bh_pool_open(const char* locator, uint32_t host, bh_pool** out);
@@ -176,6 +185,11 @@ typedef struct bh_open_options {
   /** Memory that they may take; default 1 GiB. Taken when the first batch is looked up in a pool of
    * several hosts, and only as much as is needed (docs/sharing.md). */
   uint64_t mirror_bytes;
+  /** 1: pages of the pool are not touched in the background. By default they are, except by
+   * observers and in files on a disk: a page of memory is zeroed at its first use on the machine,
+   * and mapped at the first use of each process, which else a put or a get pays for. */
+  uint32_t no_prefault;
+  uint32_t reserved; /**< zero */
 } bh_open_options;
 
 /** bh_pool_open() with options.
@@ -183,8 +197,8 @@ typedef struct bh_open_options {
  * @param host a host slot, or BH_ANY_HOST
  * @param options options
  * @param out the handle, for bh_pool_close()
- * @retval BH_INVALID_ARGUMENT the pool has no such host slot, no_mirror is neither 0 nor 1, or both
- *     members are set
+ * @retval BH_INVALID_ARGUMENT the pool has no such host slot, no_mirror or no_prefault is neither 0
+ *     nor 1, or no_mirror and mirror_bytes are both set
  * @retval BH_NOT_SUPPORTED this build has no such medium, or `options` has a member set that this
  *     library does not know. Other statuses as for bh_pool_open() */
 bh_status bh_pool_open_with(const char* locator, uint32_t host, const bh_open_options* options,
@@ -192,7 +206,9 @@ bh_status bh_pool_open_with(const char* locator, uint32_t host, const bh_open_op
 
 /** Opens a pool as an observer: read permission suffices, and nothing is stored, not even a lock or
  * a count. Functions that store, lease or remove return BH_READ_ONLY. For a damaged block bh_get()
- * returns BH_DAMAGED and drops nothing. Statuses as for bh_pool_open(). */
+ * returns BH_DAMAGED and drops nothing. Media by which the pool has grown, and that cannot be used,
+ * are passed over: their blocks are absent (`bowhead pool info` names them). Statuses as for
+ * bh_pool_open(). */
 bh_status bh_pool_observe(const char* locator, bh_pool** out);
 
 /** Closes a handle and ends its reservations and leases, and its transfers (bowhead_gpu.h), whose
@@ -239,7 +255,8 @@ typedef struct bh_namespace_options {
  * @retval BH_INVALID_ARGUMENT the name is empty, or the name or the description too long
  * @retval BH_NAMESPACE_MISMATCH it is registered with another description
  * @retval BH_NOT_FOUND the handle is an observer, and there is no such namespace
- * @retval BH_LIMIT_REACHED the table of namespaces is full
+ * @retval BH_LIMIT_REACHED this host's table of namespaces is full: it has 64 entries, or about one
+ *     for every 256 MiB of the pool, up to 4,096; those of removed namespaces count
  * @retval BH_BUSY another process holds the table, or another host is registering the name: try
  *     again
  * @retval BH_HOST_FENCED the other hosts declared this one dead */
@@ -263,7 +280,8 @@ bh_status bh_namespace_open(bh_pool* pool, const char* name, const char* descrip
  * @retval BH_NOT_SUPPORTED values of this layout cannot be compressed, the pool was made by an
  *     earlier version and cannot wipe, or `options` has a member set that this library does not
  *     know, a reserved byte of the layout included
- * @retval BH_LIMIT_REACHED the table of namespaces is full
+ * @retval BH_LIMIT_REACHED this host's table of namespaces is full: it has 64 entries, or about one
+ *     for every 256 MiB of the pool, up to 4,096; those of removed namespaces count
  * @retval BH_BUSY another process holds the table, or another host is registering the name: try
  *     again
  * @retval BH_HOST_FENCED the other hosts declared this one dead */
@@ -271,7 +289,8 @@ bh_status bh_namespace_open_with(bh_pool* pool, const char* name, const char* de
                                  const bh_namespace_options* options, bh_namespace_id* out);
 
 /** Removes a namespace with all its blocks, whichever host has them. The name can be registered
- * anew, with any description and layout, and gets another id. Calls with the old id return
+ * anew, with any description and layout, and gets another id and another entry of the host's table
+ * of namespaces: removed ones keep theirs for the life of the pool. Calls with the old id return
  * BH_NAMESPACE_GONE, on this host at once, on others within some heartbeats; until then they can
  * still read its blocks. Each host frees its blocks of the namespace in the background; a pool of
  * one host has freed them on return, but for those in use.
@@ -699,7 +718,8 @@ bh_status bh_reserve_with(bh_pool* pool, bh_namespace_id ns, bh_key key, uint64_
  *     its key was present
  * @retval BH_BUSY nothing is stored: another process holds the key
  * @retval BH_INDEX_FULL nothing is stored: the index of this host has no space for the key
- * @retval BH_LIMIT_REACHED nothing is stored: this host has used up its 2^40 stamps */
+ * @retval BH_LIMIT_REACHED nothing is stored: this host has used up its 2^40 stamps
+ * @retval BH_DAMAGED nothing is stored: memory of the block failed: reserve again */
 bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
 
 /** bh_commit() with a checksum that the writer computed while it wrote the bytes, as GPUs do. If it
@@ -707,14 +727,14 @@ bh_status bh_commit(bh_pool* pool, bh_reservation* reservation);
  * @param pool the pool
  * @param reservation the reservation
  * @param checksum bh_checksum() of the whole value
- * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED as for bh_commit() */
+ * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED, BH_DAMAGED as for bh_commit() */
 bh_status bh_commit_summed(bh_pool* pool, bh_reservation* reservation, uint64_t checksum);
 
 /** bh_commit() without a checksum, for bytes that this CPU cannot read back: damage goes
  * undetected, and other hosts find the block some heartbeats later.
  * @param pool the pool
  * @param reservation the reservation
- * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED as for bh_commit() */
+ * @retval BH_CLOSED, BH_BUSY, BH_INDEX_FULL, BH_LIMIT_REACHED, BH_DAMAGED as for bh_commit() */
 bh_status bh_commit_unverified(bh_pool* pool, bh_reservation* reservation);
 
 /** Ends a reservation and stores nothing.
@@ -772,10 +792,10 @@ bh_status bh_acquire_stored(bh_pool* pool, bh_namespace_id ns, bh_key key, uint6
 /** Ends a lease and reports whether the block is known to have been intact for the whole lease.
  * @param pool the pool
  * @param lease the lease
- * @retval BH_LAPSED it is not: the block was removed, evicted or moved, the lease expired and
- *     another process needed the block or the place in the lease table, or the other hosts declared
- *     this one dead. Discard all results computed from it. Also for a copy of a lease that has
- *     ended, after a later lease took its place in the table
+ * @retval BH_LAPSED it is not: the block was removed, evicted or moved, its memory failed, the
+ *     lease expired and another process needed the block or the place in the lease table, or the
+ *     other hosts declared this one dead. Discard all results computed from it. Also for a copy of
+ *     a lease that has ended, after a later lease took its place in the table
  * @retval BH_HOST_FENCED as BH_LAPSED, because the handle has left the pool
  * @retval BH_CLOSED the lease, or a copy of it, has ended, or it belongs to another handle */
 bh_status bh_release(bh_pool* pool, bh_lease* lease);
@@ -821,7 +841,7 @@ bh_status bh_acquire_prefix(bh_pool* pool, bh_namespace_id ns, const bh_key* key
  * @param planes number of planes, at least 1
  * @param buffers the destination, filled in order
  * @param buffer_count number of buffers
- * @param length_bytes of the value, on success
+ * @param length_bytes of the value, also with BH_BUFFER_TOO_SMALL
  * @param read_bytes bytes read from the pool; may be NULL
  * @retval BH_INVALID_ARGUMENT `planes` is 0
  * @retval BH_NOT_FOUND, BH_BUFFER_TOO_SMALL, BH_KEY_TOO_LONG, BH_UNSUPPORTED_CODEC, BH_DAMAGED as
@@ -838,7 +858,7 @@ bh_status bh_get_planes(bh_pool* pool, bh_namespace_id ns, bh_key key, uint32_t 
  * @param buffer the destination; the length of the value always suffices
  * @param buffer_bytes of buffer
  * @param stored_bytes bytes copied
- * @param length_bytes of the value
+ * @param length_bytes of the value, also with BH_BUFFER_TOO_SMALL
  * @param codec BH_CODEC_*
  * @retval BH_NOT_FOUND, BH_BUFFER_TOO_SMALL, BH_KEY_TOO_LONG, BH_UNSUPPORTED_CODEC, BH_DAMAGED as
  *     for bh_get() */
@@ -873,7 +893,7 @@ typedef struct bh_pool_info {
   uint32_t format_version;      /**< of the pool */
   char pool_id[40];             /**< unique; zero-terminated */
   uint64_t created_unix_ns;     /**< time of creation */
-  uint64_t size_bytes;          /**< of the whole pool */
+  uint64_t size_bytes;          /**< of the whole pool, with media by which it has grown */
   uint64_t payload_bytes;       /**< space for blocks */
   uint64_t metadata_bytes;      /**< all other space */
   uint64_t extent_bytes;        /**< of one extent */

@@ -123,11 +123,52 @@ NativeAccess::NativeAccess(Media& media, FlushKind flush)
       flush_(flush),
       lock_fd_(media.lock_fd()),
       canary_(LockDescriptors::get().canary()) {
-  LockDescriptors::get().add(lock_fd_);
+  for (size_t i = 0; i < media_.media_count(); ++i) LockDescriptors::get().add(media_.lock_fd(i));
 }
 
 NativeAccess::~NativeAccess() {
-  if (!forked()) LockDescriptors::get().remove(lock_fd_);
+  if (forked()) return;
+  for (size_t i = 0; i < media_.media_count(); ++i)
+    LockDescriptors::get().remove(media_.lock_fd(i));
+  for (const auto& [id, fds] : set_fds_) {
+    for (const int fd : fds) LockDescriptors::get().remove(fd);
+  }
+}
+
+namespace {
+
+/// Of a further medium of a pool that this process has open: so it is not replaced.
+void show_use(int lock_fd) {
+  auto shared = range_lock(F_RDLCK, kLockBase);
+  (void)fcntl(lock_fd, F_OFD_SETLK, &shared);
+}
+
+}  // namespace
+
+Result<void> NativeAccess::map_set(const SetName& name, const std::string& locator,
+                                   const std::vector<Range>& ranges,
+                                   const std::vector<Range>& own) {
+  auto set = open_media(locator, media_.writable() ? MediaUse::STORE : MediaUse::LOOK, name);
+  if (!set) return set.error();
+  std::vector<int> fds;
+  for (size_t i = 0; i < (*set)->media_count(); ++i) fds.push_back((*set)->lock_fd(i));
+  if (auto added = media_.add_set(*std::move(set), ranges); !added) return added;
+  for (const int fd : fds) {
+    LockDescriptors::get().add(fd);
+    show_use(fd);
+  }
+  set_fds_[name.id] = std::move(fds);
+  for (const Range& range : ranges) {
+    if (std::find(own.begin(), own.end(), range) == own.end())
+      set_writable(range.offset, range.bytes, false);
+  }
+  return {};
+}
+
+void NativeAccess::unmap_set(uint64_t id, const std::vector<Range>& ranges) {
+  for (const int fd : set_fds_[id]) LockDescriptors::get().remove(fd);
+  set_fds_.erase(id);
+  (void)media_.remove_set(ranges);
 }
 
 namespace {
@@ -253,6 +294,8 @@ uint64_t NativeAccess::pid_namespace() const {
 }
 
 LockResult NativeAccess::lock_process(uint32_t host, uint32_t process) {
+  // Shows at each further medium that its pool is in use (create_media).
+  for (size_t i = 1; i < media_.media_count(); ++i) show_use(media_.lock_fd(i));
   auto lock = range_lock(F_WRLCK, kLockBase + int64_t{host} * 4096 + process);
   return fcntl(lock_fd_, F_OFD_SETLK, &lock) == 0 ? LockResult::TAKEN : LockResult::HELD;
 }

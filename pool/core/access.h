@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <span>
 
@@ -87,6 +88,13 @@ class NativeAccess {
   /// Enforces rule R1 by the mapping: makes the whole pages of a range writable or read-only.
   void set_writable(uint64_t offset, uint64_t bytes, bool writable);
 
+  /// Maps a further set of the pool into its ranges; of these, `own` can be stored to, and the
+  /// others can when set_writable() says so. The statuses of open_media() and Media::add_set().
+  Result<void> map_set(const SetName& name, const std::string& locator,
+                       const std::vector<Range>& ranges, const std::vector<Range>& own);
+  /// Puts zeros in its place.
+  void unmap_set(uint64_t id, const std::vector<Range>& ranges);
+
   // ---- coherence (base/coherence.h) ----
   /// On return the range is visible beyond this host; in a pool of one host release order suffices.
   void publish(uint64_t offset, uint64_t bytes) {
@@ -119,6 +127,8 @@ class NativeAccess {
   /// The medium failed under this process (pool/media/fault_guard.h): its stores reach no other
   /// process any more, and its loads may return zeros.
   bool media_failed() const { return media_.failed(); }
+  /// Memory of a payload failed (Media::lost()). Asked after what was read or written there.
+  bool payload_lost(uint64_t offset, uint64_t bytes) const { return media_.lost(offset, bytes); }
 
   // ---- clock, randomness, waiting ----
   uint64_t now_ns() const;      ///< CLOCK_BOOTTIME: leases, waits
@@ -140,6 +150,8 @@ class NativeAccess {
   uint64_t boot_id() const;  ///< 0: it cannot be read
   uint64_t pid() const;
   uint64_t pid_namespace() const;
+  /// Containers with device nodes of their own do not see each other's locks (medium.h).
+  bool locks_by_node() const { return media_.traits().locks_by_node; }
   LockResult lock_process(uint32_t host, uint32_t process);
   void unlock_process(uint32_t host, uint32_t process);
   bool process_alive(uint32_t host, uint32_t process) const;
@@ -164,7 +176,8 @@ class NativeAccess {
   std::byte* base_;
   FlushKind flush_;
   int lock_fd_;
-  const volatile uint64_t* canary_;  ///< 1 here, wiped to 0 by the kernel in a child
+  const volatile uint64_t* canary_;               ///< 1 here, wiped to 0 by the kernel in a child
+  std::map<uint64_t, std::vector<int>> set_fds_;  ///< that hold locks, by the ids of further sets
 };
 
 }  // namespace bowhead::core

@@ -178,7 +178,8 @@ class Allocator {
                       ? extents_.block_of(slot, *slab)
                       : Block{};
     block.word_at = word_at;
-    if (block.block_bytes == 0 || c_.layout.slot_of(block.offset) != slot) {
+    if (block.block_bytes == 0 || c_.layout.slot_of(block.offset) != slot ||
+        c_.access.payload_lost(block.offset, block.block_bytes)) {
       leave(block, BH_BLOCK_FREE);
       return std::nullopt;
     }
@@ -221,7 +222,7 @@ bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
 
 template <class A>
 bool Allocator<A>::refill_from_slabs(Magazine& magazine, Terms terms, Candidates& candidates) {
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const uint64_t extents = c_.layout.extent_end();
   for (uint64_t i = 0; i < extents; ++i) {
     uint64_t e = magazine.head + i;
     if (e >= extents) e -= extents;
@@ -281,7 +282,10 @@ bool Allocator<A>::collect(Magazine& magazine, uint64_t head) {
       is_part = extents_.is_part_of(slab, extent);
       run = c_.load_run(extent);  // may change: try_reserve() reads it again
     }
-    const uint64_t word = is_part ? c_.layout.word_index(run, slot) : Layout::kNoWord;
+    // A block whose memory failed stays free: another process may find its memory well.
+    const uint64_t offset = c_.layout.extent_offset(slab.head) + index * slab.block_bytes;
+    const bool usable = is_part && !c_.access.payload_lost(offset, slab.block_bytes);
+    const uint64_t word = usable ? c_.layout.word_index(run, slot) : Layout::kNoWord;
     if (word != Layout::kNoWord) {
       const uint64_t at = c_.own(BH_PART_BLOCKS, word);
       if (c_.load_state(at).state == BH_BLOCK_FREE) magazine.hints[magazine.count++] = {slot, at};

@@ -7,7 +7,7 @@
 //
 //   blocks      lookup, mirror, reading, writing, attributes, usage, retirement,
 //               space; locks
-//   hosts       membership, holdings, grants, custody, mail
+//   hosts       membership, holdings, growth, grants, custody, mail
 //   lives       joining, recovery
 //   other       namespaces, inspection
 #pragma once
@@ -15,6 +15,7 @@
 #include "pool/core/attributes.h"
 #include "pool/core/custody.h"
 #include "pool/core/grants.h"
+#include "pool/core/growth.h"
 #include "pool/core/holdings.h"
 #include "pool/core/inspection.h"
 #include "pool/core/joining.h"
@@ -67,12 +68,15 @@ class Core {
         index_(context_),
         leases_(context_),
         hosts_(context_),
-        settings_{superblock.evict_high_permille, superblock.evict_low_permille, mirror_bytes,
-                  has_newer_features(superblock)},
-        rooms_{context_,   extents_, allocator_, index_,     leases_, hosts_,     settings_,
-               locks,      mirror,   lookup,     attributes, usage,   retirement, reading,
-               writing,    space,    namespaces, holdings,   mail,    grants,     custody,
-               membership, joining,  recovery,   inspection} {}
+        settings_{superblock.evict_high_permille,
+                  superblock.evict_low_permille,
+                  mirror_bytes,
+                  has_newer_features(superblock),
+                  {superblock.pool_id[0], superblock.pool_id[1]}},
+        rooms_{context_, extents_,   allocator_, index_,     leases_,   hosts_,     settings_,
+               locks,    mirror,     lookup,     attributes, usage,     retirement, reading,
+               writing,  space,      namespaces, holdings,   growth,    mail,       grants,
+               custody,  membership, joining,    recovery,   inspection} {}
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
@@ -94,6 +98,7 @@ class Core {
   Space<A> space{rooms_};
   Namespaces<A> namespaces{rooms_};
   Holdings<A> holdings{rooms_};
+  Growth<A> growth{rooms_};
   Mail<A> mail{rooms_};
   Grants<A> grants{rooms_};
   Custody<A> custody{rooms_};

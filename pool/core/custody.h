@@ -43,6 +43,7 @@ class Custody {
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         holdings_(rooms.holdings),
+        growth_(rooms.growth),
         grants_(rooms.grants),
         membership_(rooms.membership),
         recovery_(rooms.recovery) {}
@@ -110,6 +111,7 @@ class Custody {
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
+  Growth<A>& growth_;
   Grants<A>& grants_;
   Membership<A>& membership_;
   Recovery<A>& recovery_;
@@ -203,12 +205,13 @@ bool Custody<A>::run_job(bool locked) {
 template <class A>
 template <class Visit>
 bool Custody<A>::walk_index(Walk& walk, uint64_t until_ns, Visit visit) {
-  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
-  while (walk.bucket < buckets) {
-    index_.for_each_in(walk.host, walk.bucket++, visit);
-    if (walk.bucket % 16 == 0 && c_.access.now_ns() >= until_ns) break;
+  for (;;) {
+    const uint64_t bucket = c_.layout.next_bucket(walk.bucket);
+    if (bucket >= c_.layout.bucket_end()) return true;
+    if (bucket % 16 == 0 && walk.bucket != 0 && c_.access.now_ns() >= until_ns) return false;
+    index_.for_each_in(walk.host, bucket, visit);
+    walk.bucket = bucket + 1;
   }
-  return walk.bucket == buckets;
 }
 
 /// Reads the words of these hosts anew. Those of the others are as they were when they were last
@@ -220,8 +223,11 @@ void Custody<A>::survey(uint64_t now_ns, uint64_t hosts, const LivesOver& over) 
   std::map<Life, bool> mine;  // whether this host succeeds the life
   uint64_t holders = lookup_.own_bit();
   holdings_.reread_own_words(hosts);
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
+    if (!c_.layout.has_extent(e)) continue;
     const Holding now = holdings_.holding_of(e, over);
+    // Of a further set, before the words of the host that adds it were seen.
+    if (now.word.state == BH_OWN_NONE && e >= c_.layout.geometry().extent_count) continue;
     if (now.life.incarnation != 0) holders |= uint64_t{1} << now.life.host;
     if (now.life == self) {
       const bool to_ended =
@@ -270,10 +276,11 @@ template <class A>
 void Custody<A>::adopt(std::vector<std::pair<uint64_t, Holding>> inherited) {
   Adoption job;
   job.inherited = std::move(inherited);
+  growth_.unsay_drained();  // W5
   // It may have died while it counted a block that it imported, whose word names no process.
   const uint64_t busy = c_.access.load(c_.private_word(offsetof(bh_host_private, extents_busy)));
   if (busy != 0 && busy >> 48 != c_.process + 1) usage_.doubt();
-  job.extents.resize(c_.layout.geometry().extent_count);
+  job.extents.resize(c_.layout.extent_limit());
   for (const auto& [e, was] : job.inherited) {
     uncount_imports(e);
     if (!grants_.forget(e)) {
@@ -379,7 +386,7 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
 template <class A>
 void Custody<A>::confirm_adopted() {
   std::vector<uint64_t> adopted;
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
     const OwnWord word = extents_.own_word(e);
     if (word.state == BH_OWN_OWN && word.slot == BH_OWN_UNCONFIRMED &&
         word.incarnation == c_.incarnation)
@@ -466,10 +473,10 @@ void Custody<A>::open_custody(uint64_t now_ns) {
   custody_pending_ = false;
   retry_overwritten();
   Opening job{.began_ns = now_ns, .walk = {.host = c_.host}};
-  job.swept.resize(c_.layout.geometry().extent_count);
+  job.swept.resize(c_.layout.extent_limit());
   bool sweeps = false;
   std::map<Life, std::pair<bool, bool>> known;  // acked, fenced
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
     if (!extents_.holds(e)) continue;
     const OwnWord word = extents_.own_word(e);
     if (word.slot == BH_OWN_UNCONFIRMED) continue;  // S5

@@ -69,7 +69,7 @@ class Extents {
   explicit Extents(Context<A>& context)
       : c_(context),
         runs_(context),
-        writable_since_(c_.alone() ? 0 : c_.layout.geometry().extent_count) {}
+        writable_since_(c_.alone() ? 0 : c_.layout.geometry().extents_max) {}
   Extents(const Extents&) = delete;
   Extents& operator=(const Extents&) = delete;
 
@@ -77,10 +77,12 @@ class Extents {
   OwnWord own_word(uint64_t extent) const {
     return OwnWord::unpack(c_.access.load(c_.own(BH_PART_OWN, extent)));
   }
-  /// This host holds the extent, by its own word, in this life.
+  /// This host holds the extent, by its own word, in this life. A word may be left of a set that is
+  /// gone.
   bool holds(uint64_t extent) const {
     const auto word = own_word(extent);
-    return word.state == BH_OWN_OWN && (c_.alone() || word.incarnation == c_.incarnation);
+    return word.state == BH_OWN_OWN && (c_.alone() || word.incarnation == c_.incarnation) &&
+           c_.layout.has_extent(extent);
   }
   /// The same, and its lines may be written: it is not in READ_ONLY custody.
   bool writable(uint64_t extent) const {
@@ -88,7 +90,9 @@ class Extents {
   }
   /// A stale writer may still store into it: verified copies only.
   bool copy_only(uint64_t extent) const { return own_word(extent).custody != BH_CUSTODY_FULL; }
-  bool suits(uint64_t extent, Terms terms) const { return terms.in_custody || !copy_only(extent); }
+  bool suits(uint64_t extent, Terms terms) const {
+    return (terms.in_custody || !copy_only(extent)) && c_.layout.takes_blocks(extent);
+  }
 
   /// map_writable() comes before a store into an extent of this host, map_read_only() after it gave
   /// extents away: no other host's extent stays writable (rule R1). An extent comes back in a later
@@ -116,7 +120,7 @@ class Extents {
 
   // ---- how they are carved ----
   bool is_free(uint64_t extent) const {
-    return writable(extent) && !closed(extent) &&
+    return writable(extent) && !closed(extent) && c_.layout.takes_blocks(extent) &&
            c_.load_state(state(extent)).state == BH_EXTENT_FREE;
   }
   bool carved(uint64_t extent) const {
@@ -153,7 +157,7 @@ class Extents {
   /// Calls visit(slab) for every slab of the own host.
   template <class Visit>
   void for_each_slab(Visit visit) const {
-    const uint64_t extents = c_.layout.geometry().extent_count;
+    const uint64_t extents = c_.layout.extent_end();
     for (uint64_t e = 0; e < extents; ++e) {
       if (c_.load_state(state(e)).state != BH_EXTENT_SLAB) continue;
       if (const Slab slab = read_slab(e); slab.block_bytes != 0) visit(slab);
@@ -179,7 +183,7 @@ class Extents {
   /// which the block of the word begins, if the extent is part of a slab.
   template <class Visit>
   void for_each_word(Visit visit) const {
-    for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+    for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
       const Slab slab = held_slab(e);
       runs_.for_each_word(e, [&](uint64_t at, uint64_t slot) {
         if (slab.block_bytes != 0) {
@@ -251,7 +255,7 @@ class Extents {
     const auto words = [&](uint64_t bytes) {
       return c_.layout.run_words(c_.layout.run_shift(bytes));
     };
-    return c_.layout.has_all_words() || words(old_block_bytes) >= words(block_bytes);
+    return runs_.has_all_words() || words(old_block_bytes) >= words(block_bytes);
   }
   /// The words of the slab's blocks are its own.
   bool has_its_words(const Slab& slab) const {
@@ -322,7 +326,7 @@ class Extents {
   bool clear_words(uint64_t extent);
   void add(uint64_t extent, size_t count, int64_t delta) {
     const uint64_t head = field(extent, offsetof(bh_extent_state, head));
-    if (head >= c_.layout.geometry().extent_count) return;
+    if (head >= c_.layout.extent_end()) return;
     c_.access.fetch_add(state(head) + count, static_cast<uint64_t>(delta));
   }
   bool recount(const Slab& slab);
@@ -339,11 +343,12 @@ class Extents {
 template <class A>
 Slab Extents<A>::read_slab(uint64_t head) const {
   const auto& g = c_.layout.geometry();
-  if (head >= g.extent_count) return {};
+  const Set* set = c_.layout.set_of(head);
+  if (set == nullptr) return {};
   const uint64_t counts = field(head, offsetof(bh_extent_state, block_count));
   const Slab slab{head, field(head, offsetof(bh_extent_state, block_bytes)), counts & 0xFFFFFFFFu,
                   counts >> 32};
-  if (slab.extent_span < 1 || slab.extent_span > g.extent_count - head) return {head, 0, 0, 1};
+  if (slab.extent_span < 1 || slab.extent_span > set->extent_end() - head) return {head, 0, 0, 1};
   const uint64_t room = slab.extent_span * g.extent_bytes;
   if (slab.block_bytes < g.min_block_bytes || slab.block_bytes % BH_PAYLOAD_ALIGN != 0 ||
       static_cast<unsigned __int128>(slab.block_count) * slab.block_bytes > room)
@@ -362,8 +367,8 @@ std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
   for_each_slab([&](const Slab& slab) {
     if (slab.block_bytes == block_bytes) carved_already += slab.extent_span;
   });
-  const uint64_t most = std::max(
-      least, std::min({uint64_t{16}, c_.layout.geometry().extent_count / 16, carved_already + 1}));
+  const uint64_t most =
+      std::max(least, std::min({uint64_t{16}, c_.layout.extent_count() / 16, carved_already + 1}));
   uint64_t best = least;
   for (uint64_t span = least; span <= most; ++span) {
     const uint64_t waste = span * extent % block_bytes;
@@ -397,7 +402,7 @@ std::optional<uint64_t> Extents<A>::carve(uint64_t block_bytes, Terms terms) {
 /// extent that a late host may write to: its blocks are judged by the extent of their first slot.
 template <class A>
 std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms) {
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const uint64_t extents = c_.layout.extent_end();
   if (span > extents) return std::nullopt;
   uint64_t run = 0;
   for (uint64_t i = 0; i < extents; ++i) {
@@ -418,7 +423,7 @@ bool Extents<A>::claim_at(uint64_t first, uint64_t span) {
     const bool claimed = word.state == BH_EXTENT_FREE &&
                          c_.change(state(e), word, word.next(BH_EXTENT_CARVING, c_.process));
     // It is not given away from here on; it may have been just before.
-    if (claimed && writable(e) && !closed(e)) continue;
+    if (claimed && writable(e) && !closed(e) && c_.layout.takes_blocks(e)) continue;
     for (uint64_t back = first; back < e + (claimed ? 1 : 0); ++back)
       c_.store_state(state(back), c_.load_state(state(back)).next(BH_EXTENT_FREE));
     return false;
@@ -572,7 +577,7 @@ bool Extents<A>::recount(const Slab& slab) {
 template <class A>
 bool Extents<A>::recount_some() {
   constexpr uint64_t kMostExtents = 1024, kMostBlocks = 8192;
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const uint64_t extents = c_.layout.extent_end();
   bool wrong = false;
   uint64_t e = recount_next_ % extents, blocks = 0;
   for (uint64_t i = 0; i < std::min(extents, kMostExtents) && blocks < kMostBlocks; ++i) {
@@ -635,7 +640,7 @@ bool Extents<A>::clear_words(uint64_t extent) {
 template <class A>
 void Extents<A>::undo_carving(uint64_t extent) {
   const Slab slab = read_slab(extent);
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const uint64_t extents = c_.layout.extent_end();
   if (field(extent, offsetof(bh_extent_state, head)) == extent) {
     for (uint64_t e = extent + 1; e < std::min(extent + slab.extent_span, extents); ++e) {
       const StateWord word = c_.load_state(state(e));
@@ -657,7 +662,7 @@ void Extents<A>::undo_carving(uint64_t extent) {
 template <class A>
 uint64_t Extents<A>::scavenge(uint32_t dead) {
   uint64_t found = 0;
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
     uint64_t preferring = dead + 1;
     c_.access.cas(state(e) + offsetof(bh_extent_state, preferred), preferring, 0);
     const StateWord word = c_.load_state(state(e));
@@ -677,13 +682,15 @@ uint64_t Extents<A>::scavenge(uint32_t dead) {
 
 template <class A>
 void Extents<A>::reset(bool words_used) {
-  for (uint64_t i = 0; words_used && i < c_.layout.geometry().word_count; ++i) {
-    const uint64_t at = c_.own(BH_PART_BLOCKS, i);
-    const StateWord old = c_.load_state(at);
-    if (old.pack() != 0) c_.store_state(at, old.next(BH_BLOCK_NONE));
+  for (const Set& set : c_.layout.sets().list) {
+    for (uint64_t i = set.first_word; words_used && i < set.word_end(); ++i) {
+      const uint64_t at = c_.own(BH_PART_BLOCKS, i);
+      const StateWord old = c_.load_state(at);
+      if (old.pack() != 0) c_.store_state(at, old.next(BH_BLOCK_NONE));
+    }
   }
   runs_.reset();
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
     c_.store_state(state(e), c_.load_state(state(e)).next(BH_EXTENT_FREE));
     forget(e);
     set_field(e, offsetof(bh_extent_state, closed),

@@ -98,7 +98,7 @@ void Grants<A>::want_extents(uint64_t count) {
 template <class A>
 void Grants<A>::show_room() {
   c_.access.flush(c_.layout.part(c_.host, BH_PART_EXTENTS),
-                  sizeof(bh_extent_state) * c_.layout.geometry().extent_count);
+                  sizeof(bh_extent_state) * c_.layout.extent_end());
 }
 
 template <class A>
@@ -115,7 +115,7 @@ void Grants<A>::ask_for_extents() {
   asked_at_ns_ = now_ns;
   const auto& g = c_.layout.geometry();
   uint64_t live = 1, held = 0;
-  for (uint64_t e = 0; e < g.extent_count; ++e) held += extents_.holds(e);
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) held += extents_.holds(e);
   Room most;
   uint32_t richest = c_.host, next = c_.host;
   for (uint32_t i = 1; i <= hosts_.count(); ++i) {
@@ -129,12 +129,12 @@ void Grants<A>::ask_for_extents() {
     most = room;
     richest = h;
   }
-  const bool poor = (held + 1) * live <= g.extent_count && most.extents > held + 1;
+  const bool poor = (held + 1) * live <= c_.layout.extent_count() && most.extents > held + 1;
   if (richest == c_.host || (most.free_bytes < 2 * g.extent_bytes && !poor)) return;
   const bool in_turn = ++asked_ % 2 == 0;
   if (in_turn) asked_in_turn_ = next;
   const uint32_t to = in_turn ? next : richest;
-  mail_.ask_for_extents(to, g.extent_count);  // it gives half of its space at most
+  mail_.ask_for_extents(to, c_.layout.extent_count());  // it gives half of its space at most
 }
 
 template <class A>
@@ -151,7 +151,7 @@ void Grants<A>::give(uint64_t count, Life to) {
   }
   if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
   std::vector<uint64_t> given;
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const uint64_t extents = c_.layout.extent_end();
   for (uint64_t e = 0; e < extents && given.size() < count; ++e) {
     if (extents_.copy_only(e) || !extents_.claim(e)) continue;
     c_.access.flush(c_.layout.descriptor(e), c_.layout.geometry().table_bytes);
@@ -216,7 +216,7 @@ uint64_t Grants<A>::transfer_extents() const {
 template <class A>
 uint64_t Grants<A>::free_extents() const {
   uint64_t free = 0;
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) free += extents_.is_free(e);
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) free += extents_.is_free(e);
   return free;
 }
 
@@ -237,20 +237,24 @@ uint64_t Grants<A>::spare_extents() const {
 template <class A>
 auto Grants<A>::room_of(uint32_t host, uint32_t incarnation) const -> Room {
   const auto& g = c_.layout.geometry();
-  c_.access.acquire(c_.layout.part(host, BH_PART_EXTENTS),
-                    sizeof(bh_extent_state) * g.extent_count);
+  const uint64_t extents = c_.layout.extent_end();
+  c_.access.acquire(c_.layout.part(host, BH_PART_EXTENTS), sizeof(bh_extent_state) * extents);
   Room room;
-  for (uint64_t e = 0; e < g.extent_count; ++e) {
+  for (uint64_t e = 0; e < extents; ++e) {
     const OwnWord own = holdings_.own_of(host, e);
     if (own.state != BH_OWN_OWN || own.incarnation != incarnation) continue;
     room.extents += 1;
     const uint64_t at = c_.layout.extent_state(host, e);
     const uint32_t state = c_.load_state(at).state;
     if (state == BH_EXTENT_FREE) room.free_bytes += g.extent_bytes;
-    if (state != BH_EXTENT_SLAB || space_.clear_by() == Clear::BY_EVICTION) continue;
+    if (state != BH_EXTENT_SLAB) continue;
     const uint64_t blocks = c_.access.load(at + offsetof(bh_extent_state, free_blocks));
     const uint64_t block_bytes = c_.access.load(at + offsetof(bh_extent_state, block_bytes));
-    const uint64_t most = g.extent_count * g.extent_bytes;  // even if the words are damaged
+    const auto of =
+        static_cast<uint32_t>(c_.access.load(at + offsetof(bh_extent_state, block_count)));
+    // With eviction, holes are not to spare; a slab without any block is: give() coalesces it.
+    if (space_.clear_by() == Clear::BY_EVICTION && blocks < of) continue;
+    const uint64_t most = c_.layout.payload_bytes();  // even if the words are damaged
     if (block_bytes != 0 && blocks <= most / block_bytes) room.free_bytes += blocks * block_bytes;
   }
   return room;

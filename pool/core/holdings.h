@@ -98,7 +98,7 @@ template <class A>
 void Holdings<A>::reread_own_words(uint64_t hosts) const {
   for (uint32_t h = 0; h < hosts_.count(); ++h) {
     if ((hosts >> h & 1) != 0)
-      c_.invalidate_from(h, c_.layout.part(h, BH_PART_OWN), 8 * c_.layout.geometry().extent_count);
+      c_.invalidate_from(h, c_.layout.part(h, BH_PART_OWN), 8 * c_.layout.extent_end());
   }
   c_.access.coherence_fence();
 }
@@ -174,7 +174,7 @@ bool Holdings<A>::has_owner(uint64_t extent) const {
 
 template <class A>
 std::vector<uint32_t> Holdings<A>::writers_of_extents() const {
-  std::vector<uint32_t> writers(c_.layout.geometry().extent_count, 0);
+  std::vector<uint32_t> writers(c_.layout.extent_end(), 0);
   if (c_.alone()) return writers;
   const LivesOver over = refresh_own_words();
   for (uint64_t e = 0; e < writers.size(); ++e) writers[e] = holding_of(e, over).writer;

@@ -111,6 +111,8 @@ class Hosts {
   void forget_hosts_but(uint64_t holders);
   /// The heartbeat of a host moves while it is watched.
   bool heartbeat_moves(uint32_t host, uint64_t watch_ns) const;
+  /// The same within this machine, of a pool of one host (take_heartbeat()).
+  bool local_heartbeat_moves(uint64_t watch_ns) const;
   /// A fresh look: another machine has begun a life in this slot, or runs in this one.
   bool displaced() const;
   /// Another machine may be using the region of this host: nothing in it is ours any more.
@@ -427,6 +429,17 @@ bool Hosts<A>::heartbeat_moves(uint32_t host, uint64_t watch_ns) const {
     if (c_.access.load(at) != first) return true;
   } while (c_.access.now_ns() < until_ns);
   return false;
+}
+
+template <class A>
+bool Hosts<A>::local_heartbeat_moves(uint64_t watch_ns) const {
+  const uint64_t at = c_.private_word(offsetof(bh_host_private, heartbeat_at_ns));
+  const uint64_t first = c_.access.load(at), until_ns = c_.access.now_ns() + watch_ns;
+  while (c_.access.load(at) == first) {
+    if (c_.access.now_ns() >= until_ns) return false;
+    c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 250'000);
+  }
+  return true;
 }
 
 /// A view only grows: a process that was stopped after it read the decisions may come late, when

@@ -50,25 +50,60 @@ class Index {
  public:
   explicit Index(Context<A>& context) : c_(context), log_(context) {}
 
-  /// Buckets of a probe set: double hashing.
+  /// Buckets of a probe set: double hashing in the segment of a set of media.
   class Probes {
    public:
-    Probes(const Hash128& hash, uint64_t buckets)
-        : buckets_(buckets),
+    Probes(const Hash128& hash, uint64_t buckets, uint64_t first_bucket = 0)
+        : first_(first_bucket),
+          buckets_(buckets),
           bucket_(mul_high(hash.low, buckets)),
           step_(1 + mul_high(hash.high, buckets - 1)) {}
-    uint64_t bucket() const { return bucket_; }
+    uint64_t bucket() const { return first_ + bucket_; }
     void next() {
       bucket_ += step_;
       if (bucket_ >= buckets_) bucket_ -= buckets_;
     }
 
    private:
-    uint64_t buckets_, bucket_, step_;
+    uint64_t first_, buckets_, bucket_, step_;
   };
-  Probes probes(const Hash128& hash) const {
-    return Probes(hash, c_.layout.geometry().index_bucket_count);
+  Probes probes(const Hash128& hash, const Set& set) const {
+    return Probes(hash, set.bucket_count, set.first_bucket);
   }
+  /// The probe sets of a key in all segments, one after the other. An entry lies in the segment of
+  /// the set that its block lies on, so that a set can go with all that leads to it.
+  class Search {
+   public:
+    Search(const Hash128& hash, std::span<const Set> sets)
+        : hash_(hash), sets_(sets), probes_(begin()) {}
+    bool more() const { return !sets_.empty(); }
+    uint64_t bucket() const { return probes_.bucket(); }
+    /// Buckets of the probe set that come before this one.
+    uint32_t number() const { return number_; }
+    void next() {
+      if (++number_ < BH_INDEX_PROBES)
+        probes_.next();
+      else
+        leave_segment();
+    }
+    /// No entry of the key lies further on in this segment.
+    void leave_segment() {
+      sets_ = sets_.subspan(1);
+      number_ = 0;
+      if (more()) probes_ = begin();
+    }
+
+   private:
+    Probes begin() const {
+      return Probes(hash_, sets_.front().bucket_count, sets_.front().first_bucket);
+    }
+
+    Hash128 hash_;
+    std::span<const Set> sets_;
+    Probes probes_;
+    uint32_t number_ = 0;
+  };
+  Search search(const Hash128& hash) const { return Search(hash, c_.layout.sets().list); }
   uint64_t primary_bucket(const Hash128& hash) const {
     return mul_high(hash.low, c_.layout.geometry().index_bucket_count);
   }
@@ -103,11 +138,13 @@ class Index {
   /// Publishes an own entry and the words that lead to it: their writer may have died before. In
   /// any order under one fence, as the entry is sealed: a word that comes first leads to nothing.
   void publish(const Found& found) {
-    Probes probe = probes(hash_of(found.entry));
+    const Set* set = c_.layout.set_of_bucket(found.bucket);
+    if (set == nullptr) return;  // it is gone
+    Probes probe = probes(hash_of(found.entry), *set);
     for (uint32_t n = 0; n <= found.probe; ++n, probe.next())
       c_.access.flush(c_.layout.bucket(c_.host, probe.bucket()), BH_LINE_BYTES);
     c_.access.publish(entry_at(c_.host, found.bucket, found.index), BH_LINE_BYTES);
-    log_.publish(log_buckets(hash_of(found.entry), found.probe + 1));
+    log_.publish(log_buckets(hash_of(found.entry), *set, found.probe + 1));
   }
 
   /// Calls visit(entry) for each tag that matches in a directory line. True if entries of the
@@ -128,11 +165,11 @@ class Index {
     return entry;
   }
 
-  /// Inserts an entry into the own segment, in two steps, under the key's lock. First claims a
-  /// place and flushes the tag, which a fence of the caller publishes; nothing if the whole probe
-  /// set is full. Then writes the entry there, with a full fence at the end: loads after it come
-  /// after the entry (N4).
-  std::optional<IndexPlace> claim(const Hash128& hash);
+  /// Inserts an entry for the block of a slot into the own index, in two steps, under the key's
+  /// lock. First claims a place and flushes the tag, which a fence of the caller publishes; nothing
+  /// if the whole probe set is full. Then writes the entry there, with a full fence at the end:
+  /// loads after it come after the entry (N4).
+  std::optional<IndexPlace> claim(const Hash128& hash, uint64_t slot);
   void fill(const IndexPlace& place, const bh_index_entry& entry);
   /// Asks for the lines that an insertion writes, and for that of the key's lock, some time before.
   void expect_insert(const Hash128& hash) const;
@@ -150,8 +187,7 @@ class Index {
   /// Calls visit(Found) for every sealed entry of a host.
   template <class Visit>
   void for_each(uint32_t host, Visit visit) const {
-    for (uint64_t b = 0; b < c_.layout.geometry().index_bucket_count; ++b)
-      for_each_in(host, b, visit);
+    for_each_bucket([&](uint64_t b) { for_each_in(host, b, visit); });
   }
   /// The same for one bucket.
   template <class Visit>
@@ -170,16 +206,21 @@ class Index {
   /// order, that had a damaged entry: a line with a seal that is wrong.
   template <class Expect, class Keep>
   std::vector<uint64_t> rebuild(Expect expect, Keep keep);
-  /// The probe set of a key has one of these buckets, which are in order.
+  /// A probe set of a key has one of these buckets, which are in order.
   bool probes_any(const Hash128& hash, std::span<const uint64_t> buckets) const {
-    Probes probe = probes(hash);
-    for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
+    for (Search probe = search(hash); probe.more(); probe.next()) {
       if (std::binary_search(buckets.begin(), buckets.end(), probe.bucket())) return true;
     }
     return false;
   }
 
  private:
+  template <class Visit>
+  void for_each_bucket(Visit visit) const {
+    for (const Set& set : c_.layout.sets().list) {
+      for (uint64_t b = set.first_bucket; b < set.bucket_end(); ++b) visit(b);
+    }
+  }
   static uint64_t mul_high(uint64_t a, uint64_t b) {
     return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
   }
@@ -189,16 +230,18 @@ class Index {
   uint64_t lock_at(const Hash128& hash) const {
     return c_.own(BH_PART_LOCKS, primary_bucket(hash) & (c_.layout.geometry().lock_count - 1));
   }
-  void add_overflow(const Hash128& hash, uint32_t probe_count, int64_t delta);
+  void add_overflow(const Hash128& hash, const Set& set, uint32_t probe_count, int64_t delta);
   /// Notes that the first buckets of a probe set changed, so that all hosts see the entry. Returns
   /// what log_.publish() takes.
-  uint64_t log_buckets(const Hash128& hash, uint32_t probe_count) {
+  uint64_t log_buckets(const Hash128& hash, const Set& set, uint32_t probe_count) {
     uint64_t sequence = 0;
-    Probes probe = probes(hash);
+    Probes probe = probes(hash, set);
     for (uint32_t n = 0; n < probe_count; ++n, probe.next()) sequence = log_.append(probe.bucket());
     return sequence;
   }
   void clear_at(uint64_t bucket, uint32_t index);
+  template <class Expect, class Keep>
+  void rebuild(const Set& set, Expect expect, Keep keep, std::vector<uint64_t>& damaged);
 
   Context<A>& c_;
   ChangeLog<A> log_;
@@ -209,27 +252,32 @@ template <class Accept>
 std::optional<Found> Index<A>::find_if(uint32_t host, const Hash128& hash, Accept accept,
                                        Fresh fresh) const {
   const uint64_t tag = directory_tag(hash);
-  Probes probe = probes(hash);
-  for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
+  for (Search probe = search(hash); probe.more();) {
     const uint64_t line_at = c_.layout.bucket(host, probe.bucket());
-    if (fresh == Fresh::NOTHING || n > 0) c_.acquire_from(host, line_at, BH_LINE_BYTES);
+    if (fresh == Fresh::NOTHING) c_.acquire_from(host, line_at, BH_LINE_BYTES);
+    fresh = Fresh::NOTHING;
     const Line words = c_.access.load_line(line_at);
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
       if (directory_tag_of(words[i]) != tag) continue;
       const uint64_t at = entry_at(host, probe.bucket(), i);
       c_.acquire_from(host, at, BH_LINE_BYTES);
       const auto entry = read_entry(at, hash);
-      if (entry && accept(*entry)) return Found{*entry, host, probe.bucket(), i, n};
+      if (entry && accept(*entry)) return Found{*entry, host, probe.bucket(), i, probe.number()};
     }
-    if (words[7] == 0) break;
+    if (words[7] == 0)
+      probe.leave_segment();
+    else
+      probe.next();
   }
   return std::nullopt;
 }
 
 template <class A>
-std::optional<IndexPlace> Index<A>::claim(const Hash128& hash) {
+std::optional<IndexPlace> Index<A>::claim(const Hash128& hash, uint64_t slot) {
   const uint64_t claimed = directory_word(directory_tag(hash), c_.process + 1);
-  Probes probe = probes(hash);
+  const Set* set = c_.layout.set_of(c_.layout.extent_of_slot(slot));
+  if (set == nullptr) return std::nullopt;
+  Probes probe = probes(hash, *set);
   for (uint32_t n = 0; n < BH_INDEX_PROBES; ++n, probe.next()) {
     for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
       const uint64_t word = word_at(c_.host, probe.bucket(), i);
@@ -243,7 +291,7 @@ std::optional<IndexPlace> Index<A>::claim(const Hash128& hash) {
     c_.access.fetch_add(overflow, 1);
     c_.access.publish(overflow, 8);
   }
-  add_overflow(hash, BH_INDEX_PROBES, -1);
+  add_overflow(hash, *set, BH_INDEX_PROBES, -1);
   return std::nullopt;
 }
 
@@ -269,14 +317,16 @@ void Index<A>::fill(const IndexPlace& place, const bh_index_entry& entry) {
   c_.access.store_line(at, line);
   c_.access.store(word_at(c_.host, place.bucket, place.index),
                   directory_word(directory_tag(hash), 0));
-  const uint64_t sequence = log_buckets(hash, place.probe + 1);
+  const Set* set = c_.layout.set_of_bucket(place.bucket);
+  BOWHEAD_ASSERT(set != nullptr);
+  const uint64_t sequence = log_buckets(hash, *set, place.probe + 1);
   c_.access.flush(at, BH_LINE_BYTES);
   log_.publish(sequence);
 }
 
 template <class A>
 bool Index<A>::insert(const bh_index_entry& entry) {
-  const auto place = claim(hash_of(entry));
+  const auto place = claim(hash_of(entry), c_.layout.slot_of(entry.block_offset));
   if (!place) return false;
   c_.access.coherence_fence();  // the tag, before the log
   fill(*place, entry);
@@ -297,7 +347,8 @@ bool Index<A>::erase(const Found& found) {
     return false;
   }
   clear_at(found.bucket, found.index);
-  add_overflow(hash, found.probe, -1);
+  if (const Set* set = c_.layout.set_of_bucket(found.bucket); set != nullptr)
+    add_overflow(hash, *set, found.probe, -1);
   return true;
 }
 
@@ -317,8 +368,9 @@ void Index<A>::clear_at(uint64_t bucket, uint32_t index) {
 }
 
 template <class A>
-void Index<A>::add_overflow(const Hash128& hash, uint32_t probe_count, int64_t delta) {
-  Probes probe = probes(hash);
+void Index<A>::add_overflow(const Hash128& hash, const Set& set, uint32_t probe_count,
+                            int64_t delta) {
+  Probes probe = probes(hash, set);
   for (uint32_t n = 0; n < probe_count; ++n, probe.next()) {
     const uint64_t overflow = word_at(c_.host, probe.bucket(), BH_INDEX_ENTRIES);
     c_.access.fetch_add(overflow, static_cast<uint64_t>(delta));
@@ -362,19 +414,21 @@ void Index<A>::for_each_in(uint32_t host, uint64_t bucket, Visit visit) const {
 template <class A>
 uint64_t Index<A>::scavenge_claims(uint32_t dead) {
   uint64_t found = 0;
-  for (uint64_t b = 0; b < c_.layout.geometry().index_bucket_count; ++b) {
-    const Line words = c_.access.load_line(c_.layout.bucket(c_.host, b));
-    for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
-      if (directory_claimant(words[i]) != dead + 1) continue;
-      ++found;
-      Line line;
-      if (c_.read_sealed(entry_at(c_.host, b, i), line)) {
-        c_.access.publish(entry_at(c_.host, b, i), BH_LINE_BYTES);  // the dead one may not have
-        c_.access.store(word_at(c_.host, b, i), directory_word(directory_tag_of(words[i]), 0));
-        c_.access.publish(word_at(c_.host, b, i), 8);
-        log_.publish(log_buckets(hash_of(from_line<bh_index_entry>(line)), BH_INDEX_PROBES));
-      } else {
-        clear_at(b, i);
+  for (const Set& set : c_.layout.sets().list) {
+    for (uint64_t b = set.first_bucket; b < set.bucket_end(); ++b) {
+      const Line words = c_.access.load_line(c_.layout.bucket(c_.host, b));
+      for (uint32_t i = 0; i < BH_INDEX_ENTRIES; ++i) {
+        if (directory_claimant(words[i]) != dead + 1) continue;
+        ++found;
+        Line line;
+        if (c_.read_sealed(entry_at(c_.host, b, i), line)) {
+          c_.access.publish(entry_at(c_.host, b, i), BH_LINE_BYTES);  // the dead one may not have
+          c_.access.store(word_at(c_.host, b, i), directory_word(directory_tag_of(words[i]), 0));
+          c_.access.publish(word_at(c_.host, b, i), 8);
+          log_.publish(log_buckets(hash_of(from_line<bh_index_entry>(line)), set, BH_INDEX_PROBES));
+        } else {
+          clear_at(b, i);
+        }
       }
     }
   }
@@ -393,15 +447,25 @@ void Index<A>::release_locks(uint32_t dead) {
 template <class A>
 template <class Expect, class Keep>
 std::vector<uint64_t> Index<A>::rebuild(Expect expect, Keep keep) {
-  constexpr uint64_t kBucketsAhead = 8;
   std::vector<uint64_t> damaged;
-  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
-  for (uint64_t b = 0; b < buckets; ++b) {
+  for_each_bucket([&](uint64_t b) {
     const uint64_t passed_by = word_at(c_.host, b, BH_INDEX_ENTRIES);
     if (c_.access.load(passed_by) != 0) c_.access.store(passed_by, 0);
-  }
-  for (uint64_t b = 0; b < buckets; ++b) {
-    for (uint32_t i = 0; b + kBucketsAhead < buckets && i < BH_INDEX_ENTRIES; ++i) {
+  });
+  for (const Set& set : c_.layout.sets().list) rebuild(set, expect, keep, damaged);
+  for (const Set& set : c_.layout.sets().list)
+    c_.access.publish(c_.layout.bucket(c_.host, set.first_bucket),
+                      set.bucket_count * sizeof(bh_index_bucket));
+  log_.restart();
+  return damaged;
+}
+
+template <class A>
+template <class Expect, class Keep>
+void Index<A>::rebuild(const Set& set, Expect expect, Keep keep, std::vector<uint64_t>& damaged) {
+  constexpr uint64_t kBucketsAhead = 8;
+  for (uint64_t b = set.first_bucket; b < set.bucket_end(); ++b) {
+    for (uint32_t i = 0; b + kBucketsAhead < set.bucket_end() && i < BH_INDEX_ENTRIES; ++i) {
       const uint64_t offset = c_.access.load(entry_at(c_.host, b + kBucketsAhead, i) +
                                              offsetof(bh_index_entry, block_offset));
       if (offset != 0) expect(offset);
@@ -414,20 +478,17 @@ std::vector<uint64_t> Index<A>::rebuild(Expect expect, Keep keep) {
       if (!sealed && line[7] != 0 && (damaged.empty() || damaged.back() != b)) damaged.push_back(b);
       const auto entry = from_line<bh_index_entry>(line);
       const Hash128 hash = hash_of(entry);
-      Probes probe = probes(hash);
+      Probes probe = probes(hash, set);
       uint32_t n = 0;
       while (sealed && n < BH_INDEX_PROBES && probe.bucket() != b) ++n, probe.next();
       if (sealed && n < BH_INDEX_PROBES && keep(entry)) {
         c_.access.store(word, directory_word(directory_tag(hash), 0));
-        add_overflow(hash, n, 1);
+        add_overflow(hash, set, n, 1);
       } else if (old != 0 || line != Line{}) {
         clear_at(b, i);
       }
     }
   }
-  c_.access.publish(c_.layout.part(c_.host, BH_PART_INDEX), buckets * sizeof(bh_index_bucket));
-  log_.restart();
-  return damaged;
 }
 
 }  // namespace bowhead::core

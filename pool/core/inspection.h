@@ -39,7 +39,8 @@ class Inspection {
         attributes_(rooms.attributes),
         usage_(rooms.usage),
         namespaces_(rooms.namespaces),
-        holdings_(rooms.holdings) {}
+        holdings_(rooms.holdings),
+        growth_(rooms.growth) {}
   Inspection(const Inspection&) = delete;
   Inspection& operator=(const Inspection&) = delete;
 
@@ -54,6 +55,8 @@ class Inspection {
   /// Nothing if the pool does not have the key.
   std::optional<Writer> writer_of(const Key& key);
   void fill_info(PoolInfo& info);
+  /// Of all hosts, as the counts of others were some heartbeats ago.
+  uint64_t used_bytes_on(const Set& set) const;
   /// The pool may be in use. So a suspected fault is checked again when stores under way have
   /// arrived, and is a finding only if it is still there.
   CheckReport check(bool payload, const Progress& progress);
@@ -82,6 +85,7 @@ class Inspection {
   void check_blocks(const PrivateView& view, CheckReport& report);
   void check_slabs(const PrivateView& view, CheckReport& report);
   void check_words(const PrivateView& view, CheckReport& report);
+  void check_sets(CheckReport& report);
   void check_slots_and_extents(CheckReport& report);
   void check_namespaces(CheckReport& report);
   void check_unused_parts(CheckReport& report);
@@ -101,6 +105,7 @@ class Inspection {
   Usage<A>& usage_;
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
+  Growth<A>& growth_;
 };
 
 template <class A>
@@ -120,14 +125,50 @@ std::optional<typename Inspection<A>::Writer> Inspection<A>::writer_of(const Key
 }
 
 template <class A>
+uint64_t Inspection<A>::used_bytes_on(const Set& set) const {
+  const LivesOver over = c_.alone() ? LivesOver{} : holdings_.refresh_own_words();
+  uint64_t used_bytes = 0;
+  for (uint64_t e = set.first_extent; e < set.extent_end(); ++e) {
+    const uint32_t host = c_.alone() ? 0 : holdings_.holding_of(e, over).life.host;
+    const uint64_t at = c_.layout.extent_state(host, e);
+    c_.acquire_from(host, at, sizeof(bh_extent_state));
+    if (c_.load_state(at).state != BH_EXTENT_SLAB) continue;
+    const uint64_t free_blocks = c_.access.load(at + offsetof(bh_extent_state, free_blocks));
+    const uint64_t blocks =
+        static_cast<uint32_t>(c_.access.load(at + offsetof(bh_extent_state, block_count)));
+    used_bytes += (blocks - std::min(blocks, free_blocks)) *
+                  c_.access.load(at + offsetof(bh_extent_state, block_bytes));
+  }
+  return std::min(used_bytes, set.extent_count * c_.layout.geometry().extent_bytes);
+}
+
+template <class A>
 void Inspection<A>::fill_info(PoolInfo& info) {
   const auto& g = c_.layout.geometry();
   info.size_bytes = g.total_bytes;
+  info.payload_bytes = c_.layout.payload_bytes();
+  for (const bh_set& set : growth_.table().sets) {
+    if (set.state == BH_SET_NONE) continue;
+    static constexpr const char* kStates[] = {"", "added", "used", "draining"};
+    info.size_bytes += set.bytes;
+    info.sets.push_back({.number = set.number,
+                         .state = set.state < 4 ? kStates[set.state] : "damaged",
+                         .locator = {set.locator, strnlen(set.locator, sizeof set.locator)},
+                         .bytes = set.bytes,
+                         .payload_bytes = set.extent_count * g.extent_bytes});
+  }
+  for (const auto& lost : growth_.passed_over()) {
+    for (PoolInfo::MediaSet& set : info.sets) {
+      if (set.number != lost.set.number) continue;
+      set.state = "missing";
+      set.why_missing = lost.why.message();
+      info.payload_bytes += set.payload_bytes;
+    }
+  }
   info.max_bytes = g.max_bytes;
-  info.payload_bytes = g.extent_count * g.extent_bytes;
   info.metadata_bytes = info.size_bytes - info.payload_bytes;
   info.extent_bytes = g.extent_bytes;
-  info.extent_count = g.extent_count;
+  info.extent_count = c_.layout.extent_count();
   info.min_block_bytes = g.min_block_bytes;
   info.evict_high_permille = settings_.evict_high_permille;
   info.evict_low_permille = settings_.evict_low_permille;
@@ -213,6 +254,7 @@ CheckReport Inspection<A>::check(bool payload, const Progress& progress) {
     if (!why_not.empty())
       report.not_checked.push_back(fmt::format("the allocator of host {}: {}", host, why_not));
   }
+  check_sets(report);
   check_entries(views, report, payload, progress);
   for (const auto& view : views) {
     if (!view) continue;
@@ -372,11 +414,11 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
     if (!c_.alone() && slot->incarnation != 0 && hosts_.decided({host, slot->incarnation}))
       result.state = "ended";
   }
-  c_.acquire_from(host, c_.layout.part(host, BH_PART_OWN), 8 * g.extent_count);
+  c_.acquire_from(host, c_.layout.part(host, BH_PART_OWN), 8 * c_.layout.extent_end());
   c_.acquire_from(host, c_.layout.part(host, BH_PART_EXTENTS),
-                  sizeof(bh_extent_state) * g.extent_count);
+                  sizeof(bh_extent_state) * c_.layout.extent_end());
   const LivesOver over = c_.alone() ? LivesOver{} : holdings_.refresh_own_words();
-  for (uint64_t e = 0; e < g.extent_count; ++e) {
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
     const OwnWord own = holdings_.own_of(host, e);
     if (own.state != BH_OWN_OWN || (!c_.alone() && holdings_.holding_of(e, over).writer != host))
       continue;
@@ -563,14 +605,37 @@ void Inspection<A>::check_words(const PrivateView& view, CheckReport& report) {
 
 /// Checks the slot of every host, and that every extent has an owner.
 template <class A>
+void Inspection<A>::check_sets(CheckReport& report) {
+  for (const auto& lost : growth_.passed_over())
+    report.findings.push_back({fmt::format("{} is missing, and all blocks there: {}",
+                                           Growth<A>::describe(lost.set), lost.why.message()),
+                               true, c_.layout.set_table(0, 0)});
+  if (!growth_.possible()) return;
+  std::vector<std::pair<uint32_t, uint64_t>> unconfirmed;
+  for (uint32_t host = 0; host < hosts_.count(); ++host) {
+    for (const uint64_t copy : {0, 1}) {
+      if (growth_.copy_damaged(host, copy)) unconfirmed.emplace_back(host, copy);
+    }
+  }
+  if (!unconfirmed.empty()) c_.settle();
+  for (const auto& [host, copy] : unconfirmed) {
+    if (!growth_.copy_damaged(host, copy)) continue;  // it was being written
+    report.findings.push_back({fmt::format("a table of the sets of media, of host {}, is damaged; "
+                                           "`bowhead pool repair` drops it",
+                                           host),
+                               false, c_.layout.set_table(host, copy)});
+  }
+}
+
+template <class A>
 void Inspection<A>::check_slots_and_extents(CheckReport& report) {
   std::vector<uint32_t> unread;
   for (uint32_t host = 0; host < hosts_.count(); ++host) {
     if (!hosts_.read_slot(host)) unread.push_back(host);
   }
   std::vector<uint64_t> unowned;
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
-    if (!holdings_.has_owner(e)) unowned.push_back(e);
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
+    if (c_.layout.set_of(e) != nullptr && !holdings_.has_owner(e)) unowned.push_back(e);
   }
   if (!unread.empty() || !unowned.empty()) c_.settle();
   for (const uint32_t host : unread) {
@@ -614,6 +679,7 @@ void Inspection<A>::check_unused_parts(CheckReport& report) {
   for (uint32_t host = 0; host < hosts_.count(); ++host) {
     for (const auto& [part, name] :
          {std::pair{BH_PART_MEDIA, "words of media"}, std::pair{BH_PART_RINGS, "rings"}}) {
+      if (part == BH_PART_MEDIA && c_.layout.geometry().range_bytes != 0) continue;
       const uint64_t bytes = c_.layout.geometry().parts[part].bytes;
       c_.acquire_from(host, c_.layout.part(host, part), bytes);
       for (uint64_t i = 0; i < bytes / 8; ++i) {
@@ -680,11 +746,18 @@ std::optional<std::string> Inspection<A>::entry_fault(const Found& found, bool p
   if (!lookup_.read_user(slot, header)) return "the user metadata of a block are damaged";
   ++report.blocks_checked;
   if (header.checksum_kind == BH_CHECKSUM_NONE) ++report.blocks_unverified;
-  if (!payload || header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;
+  if (!payload) return std::nullopt;
   c_.access.acquire(entry.block_offset, header.stored_bytes);
+  // Also of a block without a checksum: whether its memory can be read.
+  const uint64_t sum = c_.access.sum_payload(entry.block_offset, header.stored_bytes);
+  if (c_.access.payload_lost(entry.block_offset, header.stored_bytes))
+    return fmt::format(
+        "the memory of block {} ({} bytes) failed: the hardware reports an "
+        "uncorrectable error there",
+        printable_key(lookup_.read_key(slot, header.key_bytes)), header.stored_bytes);
+  if (header.checksum_kind == BH_CHECKSUM_NONE) return std::nullopt;
   report.bytes_checked += header.stored_bytes;
-  if (c_.access.sum_payload(entry.block_offset, header.stored_bytes) == entry.payload_checksum)
-    return std::nullopt;
+  if (sum == entry.payload_checksum) return std::nullopt;
   return fmt::format("the payload of block {} ({} bytes) does not match its checksum",
                      printable_key(lookup_.read_key(slot, header.key_bytes)), header.stored_bytes);
 }

@@ -15,7 +15,7 @@
 //      does not become a life is passed over when it has stood for dead_ms without a heartbeat.
 //
 // Owns: how to start the heartbeat, and whether this process has left or repairs. Calls: Custody,
-// Holdings, Membership, Namespaces, Recovery, Retirement; for repair Inspection.
+// Growth, Holdings, Membership, Namespaces, Recovery, Retirement; for repair Inspection.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -39,6 +39,7 @@ class Joining {
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         holdings_(rooms.holdings),
+        growth_(rooms.growth),
         custody_(rooms.custody),
         membership_(rooms.membership),
         recovery_(rooms.recovery),
@@ -47,7 +48,8 @@ class Joining {
   Joining& operator=(const Joining&) = delete;
 
   /// Called once, in the middle of attach() or repair(), if the pool has several hosts: from then
-  /// on heartbeat() must be called by another thread, though the rest is still under way.
+  /// on heartbeat() must be called by another thread, though the rest is still under way. Also if
+  /// locks belong to device nodes: then, in a pool of one host, Hosts::take_heartbeat().
   using StartHeartbeat = std::function<void()>;
   /// BUSY, HOST_ID_IN_USE, HOST_FENCED, DAMAGED, LIMIT_REACHED, SYSTEM: each with a sentence.
   Result<void> attach(const Progress& progress, const StartHeartbeat& start_heartbeat = {});
@@ -57,12 +59,19 @@ class Joining {
   /// prevent it: until then the heartbeat goes on, however long this waits for a process that opens
   /// the pool (BUSY).
   Result<void> leave(const std::function<void()>& stop_heartbeat = {});
-  /// Exclusive: no process may have the pool open. Rebuilds as after a reboot.
+  /// Exclusive: no process may have the pool open. Rebuilds as after a reboot. `missing`: sets of
+  /// media; given up only once all hosts but this one were repaired.
+  using Missing = typename Growth<A>::Missing;
   Result<std::vector<std::string>> repair(bool take_over, const Progress& progress,
-                                          const StartHeartbeat& start_heartbeat = {});
+                                          const StartHeartbeat& start_heartbeat = {},
+                                          Missing missing = Missing::REFUSED);
 
  private:
   bool anybody_alive();
+  Result<void> take_ticket(const bh_host_slot& slot);
+  Result<void> check_ticket();
+  bool somebody_moves(uint32_t heartbeats) const;
+  Error opened_by_another_node() const;
   bool others_alive();
   void forget_own_process();
   Result<bh_host_slot> read_slot_line();
@@ -91,6 +100,7 @@ class Joining {
   Retirement<A>& retirement_;
   Namespaces<A>& namespaces_;
   Holdings<A>& holdings_;
+  Growth<A>& growth_;
   Custody<A>& custody_;
   Membership<A>& membership_;
   Recovery<A>& recovery_;
@@ -98,7 +108,10 @@ class Joining {
 
   StartHeartbeat start_heartbeat_;
   bool left_ = false;     ///< nothing may be stored any more
-  bool repairs_ = false;  ///< reads what was never used too
+  bool repairs_ = false;  ///< rebuilds, and reads what was never used too
+  Missing missing_ = Missing::REFUSED;
+  uint64_t ticket_ = 0;  ///< take_ticket(); 0: none
+  uint32_t dropped_tables_ = 0;
 };
 
 template <class A>
@@ -112,7 +125,8 @@ Result<void> Joining<A>::attach(const Progress& progress, const StartHeartbeat& 
                  "another process has been opening or replacing this pool for 10 seconds; "
                  "if it hangs, end it and try again"};
   }
-  Result<void> joined = join_host(/*take_over=*/false, progress);
+  Result<void> joined = growth_.heed_newest(Missing::REFUSED);
+  if (joined) joined = join_host(/*take_over=*/false, progress);
   if (joined) joined = take_process_slot();
   const bool first = joined && !others_alive();
   if (first) {
@@ -180,7 +194,8 @@ Result<void> Joining<A>::leave(const std::function<void()>& stop_heartbeat) {
 
 template <class A>
 Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progress& progress,
-                                                    const StartHeartbeat& start_heartbeat) {
+                                                    const StartHeartbeat& start_heartbeat,
+                                                    Missing missing) {
   std::vector<std::string> done;
   if (c_.access.lock_host(c_.host, kHostLockWaitMs) == LockResult::HELD)
     return Error{Status::BUSY, "another process is opening this pool"};
@@ -199,15 +214,23 @@ Result<std::vector<std::string>> Joining<A>::repair(bool take_over, const Progre
     hosts_.write_slot(line, BH_HOST_LEFT);
     done.push_back("wrote host slot " + std::to_string(c_.host) + " anew");
   }
-  // Forgetting the boot makes join_host() rebuild.
-  c_.access.store(
-      c_.layout.part(c_.host, BH_PART_PRIVATE) + offsetof(bh_host_private, recovered_boot_id), 0);
   start_heartbeat_ = start_heartbeat;
   repairs_ = true;
-  Result<void> joined = join_host(take_over, progress);
+  missing_ = missing;
+  Result<void> joined = growth_.heed_newest(missing);
+  const auto passed_over = growth_.passed_over();
+  if (joined) joined = join_host(take_over, progress);
   if (joined) joined = take_process_slot();
   c_.access.unlock_host(c_.host);
   if (!joined) return joined.error();
+  for (const auto& lost : passed_over) {
+    if (missing == Missing::GIVEN_UP)
+      done.push_back("gave up " + Growth<A>::describe(lost.set) +
+                     " with all blocks there: " + lost.why.message());
+  }
+  if (dropped_tables_ != 0)
+    done.push_back("dropped " + std::to_string(dropped_tables_) +
+                   " damaged table(s) of sets of media");
   done.push_back("rebuilt the allocator and the index directory from the stored blocks");
   const uint64_t dropped = drop_all_damaged(progress);
   if (dropped != 0) done.push_back("dropped " + std::to_string(dropped) + " damaged block(s)");
@@ -268,7 +291,8 @@ Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
                  "cannot read /proc/sys/kernel/random/boot_id, which tells a reboot from processes "
                  "that died: mount /proc so that this process sees it"};
   const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
-  const bool same_boot = slot->incarnation != 0 && slot->boot_id == boot &&
+  // A repair rebuilds. It stores nothing before it is known that nobody runs as this host.
+  const bool same_boot = !repairs_ && slot->incarnation != 0 && slot->boot_id == boot &&
                          c_.access.load(recovered) == boot &&
                          c_.access.load(recovered + 8) == slot->incarnation;
   c_.incarnation = slot->incarnation;
@@ -285,8 +309,13 @@ Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
                  "host " + std::to_string(c_.host) +
                      " was declared dead by the others, and processes of it still have the pool "
                      "open; end them, then open it again"};
+  // Of machines that begin a life, claim_slot() takes one, and nobody stores here before that.
+  if (!here && (c_.alone() || (same_boot && !over))) {
+    if (auto ok = take_ticket(*slot); !ok) return ok;
+  }
   if (!same_boot || over) return begin_life(*slot, same_boot, progress);
   if (slot->state != BH_HOST_LIVE) hosts_.write_slot(*slot, BH_HOST_LIVE);
+  if (auto ok = check_ticket(); !ok) return ok;
   if (!here && !c_.alone()) hosts_.begin_heartbeat(c_.access.now_ns());
   hosts_.state_known(/*others=*/here);
   membership_.go_live(*slot);
@@ -295,6 +324,50 @@ Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
     look_around();
   }
   return {};
+}
+
+/// Where locks belong to device nodes, processes with nodes of their own do not see each other. Of
+/// two that see nobody, each shows a ticket, looks at the slot and for a heartbeat, shows that the
+/// slot is taken, and looks whether its ticket still stands (check_ticket()). If the other one's
+/// ticket came before that last look, this one gives up. Else that one looks when this one has
+/// taken the slot, if it was left, and else for so long that it sees this one's heartbeat.
+template <class A>
+Result<void> Joining<A>::take_ticket(const bh_host_slot& slot) {
+  if (!c_.access.locks_by_node()) return {};
+  ticket_ = c_.access.random() | 1;
+  c_.access.store(c_.private_word(offsetof(bh_host_private, opener)), ticket_);
+  c_.access.fence();
+  const auto now = read_slot_line();
+  if (!now) return now.error();
+  const bool left = slot.incarnation == 0 || slot.state == BH_HOST_LEFT;
+  if (now->turn != slot.turn || (!left && somebody_moves(3))) return opened_by_another_node();
+  return {};
+}
+
+template <class A>
+Result<void> Joining<A>::check_ticket() {
+  c_.access.fence();
+  if (ticket_ != 0 && c_.access.load(c_.private_word(offsetof(bh_host_private, opener))) != ticket_)
+    return opened_by_another_node();
+  if (c_.alone() && c_.access.locks_by_node() && start_heartbeat_) start_heartbeat_();
+  return {};
+}
+
+/// Whether the heartbeat of this host moves, though this process has not begun it.
+template <class A>
+bool Joining<A>::somebody_moves(uint32_t heartbeats) const {
+  const uint64_t watch_ns = uint64_t{heartbeats} * c_.times.heartbeat_ms * 1'000'000;
+  return c_.alone() ? hosts_.local_heartbeat_moves(watch_ns)
+                    : hosts_.heartbeat_moves(c_.host, watch_ns);
+}
+
+template <class A>
+Error Joining<A>::opened_by_another_node() const {
+  if (!c_.alone()) return taken_in_this_moment();
+  return Error{Status::IN_USE,
+               "processes have this pool open by another node of the device, such as that of "
+               "another container, and would not see this one: let all containers share one node, "
+               "or make the pool for several hosts (`bowhead pool create --hosts`)"};
 }
 
 /// J1, where no process of this kernel has the pool open as this host.
@@ -319,6 +392,9 @@ Result<void> Joining<A>::check_nobody_runs_as_this_host(const bh_host_slot& slot
   if (!c_.alone() && (!left || claimed) && hosts_.heartbeat_moves(c_.host, watch_ms * 1'000'000))
     return Error{Status::HOST_ID_IN_USE, "another machine, or a copy of this one, runs as " + host +
                                              "; give each machine its own --host"};
+  // Longer, since nobody else notices that the process lives.
+  if (c_.alone() && !left && this_boot && c_.access.locks_by_node() && somebody_moves(10))
+    return opened_by_another_node();
   // The evidence that the last life has ended may come from the next one, which another machine
   // began meanwhile.
   const auto now = read_slot_line();
@@ -344,14 +420,21 @@ Error Joining<A>::taken_in_this_moment() const {
 
 template <class A>
 Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Progress& progress) {
+  if (c_.alone()) {
+    if (repairs_) dropped_tables_ = growth_.drop_damaged_copies();
+    growth_.forget_heeded();
+  }
   if (!c_.alone()) {
     const auto claimed = hosts_.claim_slot(slot);
     if (!claimed) return taken_in_this_moment();
     slot = *claimed;
     slot.claim = 0;
     // From here on this host's region is read as its own, that is, from the caches.
-    const auto& g = c_.layout.geometry();
-    c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
+    for (const Range& range : c_.layout.region(c_.host))
+      c_.access.acquire(range.offset, range.bytes);
+    if (repairs_) dropped_tables_ = growth_.drop_damaged_copies();
+    growth_.forget_heeded();
+    growth_.take_part();
   }
   if (slot.incarnation == UINT16_MAX)
     return Error{Status::LIMIT_REACHED,
@@ -372,6 +455,7 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
   slot.nonce = c_.access.random();
   hosts_.state_known(/*others=*/false);
   slot = hosts_.write_slot(slot, BH_HOST_JOINING);
+  if (auto ok = check_ticket(); !ok) return ok;
   if (c_.alone()) {
     c_.incarnation = slot.incarnation;
   } else {
@@ -379,6 +463,9 @@ Result<void> Joining<A>::begin_life(bh_host_slot slot, bool same_boot, const Pro
     c_.settle();
     hosts_.observe(c_.access.now_ns());
     if (c_.ended()) return declared_dead_while_joining();
+    // Sets may have been removed, with their media, before other hosts saw this life.
+    if (auto heeds = growth_.heed_newest(missing_); !heeds) return heeds;
+    growth_.take_part();
   }
   if (repairs_) usage_.clear();
   recovery_.rebuild(first, progress);
@@ -469,7 +556,7 @@ Result<void> Joining<A>::succeed_myself(Life& old) {
 template <class A>
 Result<void> Joining<A>::take_over_extents(Life old) {
   const uint64_t deadline_ns = c_.access.now_ns() + kJoinWaitNs;
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const uint64_t extents = c_.layout.extent_end();
   for (;;) {
     const LivesOver over = holdings_.refresh_own_words();
     if (hosts_.successor(old) == Life{c_.host, c_.incarnation}) {
@@ -478,7 +565,7 @@ Result<void> Joining<A>::take_over_extents(Life old) {
     }
     bool held = false;
     for (uint64_t e = 0; e < extents && !held; ++e)
-      held = holdings_.holding_of(e, over).life.host == c_.host;
+      held = c_.layout.has_extent(e) && holdings_.holding_of(e, over).life.host == c_.host;
     if (!held) return {};
     if (c_.access.now_ns() > deadline_ns || c_.ended())
       return Error{Status::BUSY, "another host is to take over what host " +
@@ -494,7 +581,7 @@ Result<void> Joining<A>::take_over_extents(Life old) {
 /// an extent.
 template <class A>
 void Joining<A>::relabel_extents(const LivesOver& over) {
-  for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) {
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
     OwnWord word = extents_.own_word(e);
     if ((word.state != BH_OWN_OWN && word.state != BH_OWN_CLAIM) ||
         holdings_.holding_of(e, over).writer != c_.host)
@@ -513,9 +600,9 @@ void Joining<A>::relabel_extents(const LivesOver& over) {
 template <class A>
 void Joining<A>::flush_own() {
   const auto& g = c_.layout.geometry();
-  c_.access.acquire(g.regions_offset + c_.host * g.region_bytes, g.region_bytes);
+  for (const Range& range : c_.layout.region(c_.host)) c_.access.acquire(range.offset, range.bytes);
   std::vector<uint64_t> own;
-  for (uint64_t e = 0; e < g.extent_count; ++e) {
+  for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
     const uint32_t state = extents_.own_word(e).state;
     if (state != BH_OWN_NONE && state != BH_OWN_GIVEN) own.push_back(e);
   }
@@ -533,6 +620,7 @@ template <class A>
 void Joining<A>::clear_unused_parts() {
   if (settings_.newer_features) return;
   for (const uint32_t part : {BH_PART_MEDIA, BH_PART_RINGS}) {
+    if (part == BH_PART_MEDIA && growth_.possible()) continue;
     for (uint64_t i = 0; i < c_.layout.geometry().parts[part].bytes / 8; ++i) {
       const uint64_t at = c_.own(part, i);
       if (c_.access.load(at) == 0) continue;
@@ -567,6 +655,8 @@ Result<void> Joining<A>::take_process_slot() {
       c_.access.store(at + offsetof(bh_process, mirror_bytes), BH_MIRROR_NONE);
       c_.access.store(at + offsetof(bh_process, mirrored), 0);
       if (take_dead) recovery_.undo_work_of(p);
+      growth_.take_part();
+      growth_.say_process_heeds();
       return {};
     }
   }

@@ -2,7 +2,7 @@
 // Key locks. A process that changes the index entries of a key, or a line of mail, holds one. The
 // locks lie in the private part of the host; each names the process that holds it.
 //
-// Owns: nothing in this process. Calls: Recovery, if a dead process holds one.
+// Owns: nothing in this process. Calls: Growth; Recovery, if a dead process holds one.
 #pragma once
 
 #include "pool/core/rooms.h"
@@ -16,17 +16,24 @@ template <class A>
 class KeyLocks {
  public:
   explicit KeyLocks(const Rooms<A>& rooms)
-      : c_(rooms.context), index_(rooms.index), recovery_(rooms.recovery) {}
+      : c_(rooms.context), index_(rooms.index), growth_(rooms.growth), recovery_(rooms.recovery) {}
   KeyLocks(const KeyLocks&) = delete;
   KeyLocks& operator=(const KeyLocks&) = delete;
 
   /// False if a live process kept the lock for all of `wait_ns`.
-  bool lock(const Hash128& hash, uint64_t wait_ns);
+  bool lock(const Hash128& hash, uint64_t wait_ns) {
+    const bool locked = take(hash, wait_ns);
+    if (locked) growth_.refresh();  // W4
+    return locked;
+  }
   void unlock(const Hash128& hash) { index_.unlock(hash); }
 
  private:
+  bool take(const Hash128& hash, uint64_t wait_ns);
+
   Context<A>& c_;
   Index<A>& index_;
+  Growth<A>& growth_;
   Recovery<A>& recovery_;
 };
 
@@ -50,7 +57,7 @@ class KeyLock {
 };
 
 template <class A>
-bool KeyLocks<A>::lock(const Hash128& hash, uint64_t wait_ns) {
+bool KeyLocks<A>::take(const Hash128& hash, uint64_t wait_ns) {
   uint32_t holder = 0;
   if (index_.try_lock(hash, &holder)) return true;
   const uint64_t deadline_ns = c_.access.now_ns() + wait_ns;

@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <iterator>
 #include <optional>
 
 #include "base/checksum.h"
+#include "pool/media/label.h"
 
 namespace bowhead::core {
 namespace {
@@ -38,16 +40,51 @@ uint64_t bucket_count_for(uint64_t count) {
 }
 static_assert(BH_INDEX_PROBES < 11, "the primes below it are 2, 3, 5 and 7");
 
-/// Fills in everything that depends on the number of extents; returns the end of the payload.
+/// A host may come to own more than its share, so with several hosts each index has room for twice
+/// that.
+uint64_t blocks_of_host(const bh_geometry& g, uint64_t extents) {
+  const uint64_t slots = extents * (g.extent_bytes / g.min_block_bytes);
+  return std::min(slots, slots / g.host_count * (g.host_count > 1 ? 2 : 1));
+}
+
+/// Of each host, for so many extents. 1.75 entries per block keep probe sets short
+/// (docs/format.md).
+uint64_t buckets_for(const bh_geometry& g, uint64_t extents) {
+  return bucket_count_for((blocks_of_host(g, extents) * 7 / 4) / BH_INDEX_ENTRIES + 16);
+}
+
+/// Of each host, for so many extents: four times its share. So a host that has adopted or been
+/// given that many extents can still carve them all, whatever the sizes of their blocks.
+uint64_t words_for(const bh_geometry& g, uint64_t extents) {
+  const uint64_t most = (4 * extents + g.host_count - 1) / g.host_count;
+  return std::min(extents, most) * (g.extent_bytes / g.min_block_bytes);
+}
+
+/// The first numbers of buckets and words of a set are multiples of these, so that what it has of
+/// each part begins with a range.
+uint64_t bucket_unit(const bh_geometry& g) { return g.range_bytes / sizeof(bh_index_bucket); }
+uint64_t word_unit(const bh_geometry& g) { return g.range_bytes / 8 * g.words_per_group; }
+
+/// Numbers of extents that lie between two sets at most: their tables lie in different ranges.
+uint64_t extents_between(const bh_geometry& g) { return g.range_bytes / g.table_bytes + 2; }
+
+/// Extents change owners one by one, so each table must be mapped on its own. With one host none
+/// changes its owner, and a coarse grain (2 MiB on huge pages) would waste most of each table.
+uint64_t table_bytes_of(const bh_geometry& g) {
+  const uint64_t slots_per_extent = g.extent_bytes / g.min_block_bytes;
+  return round_up(
+      sizeof(bh_block_slot) * (slots_per_extent + 1) + sizeof(bh_block_words) * slots_per_extent,
+      g.host_count > 1 ? g.region_align_bytes : kPage);
+}
+
+/// Fills in everything that depends on the number of extents; returns how many bytes set 0 takes.
 uint64_t place(bh_geometry& g) {
-  g.extents_max = g.extent_count + (g.max_bytes - g.total_bytes) / g.extent_bytes;
+  g.table_bytes = table_bytes_of(g);
+  g.extents_max = g.extent_count + (g.max_bytes - g.total_bytes) / g.extent_bytes +
+                  (g.range_bytes == 0 ? 0 : BH_SETS_MAX * extents_between(g));
   g.ring_bytes = kRingBytes;
   const uint64_t slots = g.extent_count * (g.extent_bytes / g.min_block_bytes);
-  // A host may come to own more than its share, so with several hosts each index has room for twice
-  // that. 1.75 entries per block keep probe sets short (docs/format.md).
-  const uint64_t blocks_of_host =
-      std::min(slots, slots / g.host_count * (g.host_count > 1 ? 2 : 1));
-  g.index_bucket_count = bucket_count_for((blocks_of_host * 7 / 4) / BH_INDEX_ENTRIES + 16);
+  g.index_bucket_count = buckets_for(g, g.extent_count);
   g.process_count = kProcesses;
   // One for each 256 MiB: less than 0.02 % of the largest pools with 64 hosts.
   g.namespace_count =
@@ -55,15 +92,14 @@ uint64_t place(bh_geometry& g) {
   g.lock_count = kLocks;
   g.touch_count = kTouches;
   // One word for each put since a reader's last look: enough for 1/64 of the blocks.
-  g.log_count = g.host_count == 1 ? 0
-                                  : static_cast<uint32_t>(std::clamp<uint64_t>(
-                                        std::bit_ceil(blocks_of_host / 64), 1024, 65536));
+  g.log_count = g.host_count == 1
+                    ? 0
+                    : static_cast<uint32_t>(std::clamp<uint64_t>(
+                          std::bit_ceil(blocks_of_host(g, g.extent_count) / 64), 1024, 65536));
   g.lease_count = static_cast<uint32_t>(std::clamp<uint64_t>(slots / 16, 1024, 65536));
-  // Four times its share: a host that has adopted or been given that many extents can still carve
-  // them all, whatever the sizes of their blocks.
   plan_words(g, (4 * g.extent_count + g.host_count - 1) / g.host_count);
-  g.regions_offset =
-      round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET, g.region_align_bytes);
+  g.regions_offset = round_up(BH_SUPERBLOCK_COPIES * BH_SUPERBLOCK_COPY_OFFSET,
+                              std::max(g.region_align_bytes, g.range_bytes));
   return place_parts(g, kExtentBytesMin);
 }
 
@@ -81,6 +117,17 @@ Result<void> check_growth(const GeometryChoice& c) {
                          "bytes, of which it may take a tenth: give a smaller maximum or larger "
                          "extents than {} bytes",
                          c.max_bytes, bytes, c.total_bytes, c.extent_bytes));
+}
+
+/// With several hosts each extent has whole grains for its table. Where these are coarse (2 MiB on
+/// devices and on huge pages), small extents would leave half of the pool to tables; but each host
+/// needs some extents, since each size of blocks needs one.
+uint64_t default_extent_bytes(const GeometryChoice& c) {
+  const uint64_t by_size =
+      std::clamp(std::bit_floor(c.total_bytes / 1024), kExtentBytesMin, kExtentBytesMax);
+  if (c.hosts <= 1 || c.align_bytes <= kPage) return by_size;
+  const uint64_t sixteen_each = std::bit_floor(c.total_bytes / c.hosts / 16);
+  return std::clamp(std::min(sixteen_each, 16 * c.align_bytes), by_size, kExtentBytesMax);
 }
 
 Result<void> check_choice(const GeometryChoice& c) {
@@ -151,37 +198,52 @@ Error unreadable(const bh_superblock& sb) {
 }
 
 /// If a further medium of a pool starts with these bytes: what it is.
-std::optional<Error> refuse_medium(std::span<const std::span<const std::byte>> copies) {
-  bool looks_like_label = false;
-  for (uint32_t i = 0; i < copies.size(); ++i) {
-    bh_medium_label label;
-    if (copies[i].size() < sizeof label) continue;
-    std::memcpy(&label, copies[i].data(), sizeof label);
-    if (label.magic != BH_MEDIUM_MAGIC) continue;
-    looks_like_label = true;
-    if (label.magic_end != BH_MEDIUM_MAGIC || label.copy != i || label.medium == 0 ||
-        label.medium >= BH_MEDIA_MAX ||
-        label.checksum != hash64(&label, offsetof(bh_medium_label, checksum)))
-      continue;
-    return bad(Status::NOT_A_POOL,
-               fmt::format("this is medium {} of pool {:016x}{:016x}, not a pool of its own: give "
-                           "the locator of the pool's first medium",
-                           label.medium, label.pool_id[0], label.pool_id[1]));
-  }
-  if (!looks_like_label) return std::nullopt;
-  return bad(Status::DAMAGED,
-             "this is a medium of a pool, but both copies of its label are damaged: restore it "
-             "from a copy");
+std::optional<Error> refuse_medium(std::span<const std::byte> first,
+                                   std::span<const std::byte> second) {
+  const Result<bh_medium_label> label = parse_label(first, second);
+  if (!label && label.status() == Status::NOT_A_POOL) return std::nullopt;
+  if (!label) return label.error();
+  return bad(Status::NOT_A_POOL,
+             fmt::format("this is medium {} of pool {:016x}{:016x}, not a pool of its own: give "
+                         "the locator of the pool's first medium",
+                         label->medium, label->pool_id[0], label->pool_id[1]));
 }
 
-template <size_t kSize>
-bool is_zero(const uint8_t (&bytes)[kSize]) {
-  return std::all_of(std::begin(bytes), std::end(bytes), [](uint8_t byte) { return byte == 0; });
+template <class T, size_t kSize>
+bool is_zero(const T (&bytes)[kSize]) {
+  return std::all_of(std::begin(bytes), std::end(bytes), [](T byte) { return byte == 0; });
 }
 
 /// Space kept for features to come is zero unless the pool has one.
 bool reserved_is_zero(const bh_superblock& sb) {
-  return has_newer_features(sb) || (sb.reserved0 == 0 && is_zero(sb.reserved));
+  return has_newer_features(sb) || is_zero(sb.reserved);
+}
+
+bool media_are_stated(const bh_superblock& sb) {
+  if ((sb.incompat & BH_FEATURE_JOINED) == 0)
+    return has_newer_features(sb) || (sb.media_count == 0 && is_zero(sb.joined_as));
+  return sb.media_count >= 2 && sb.media_count <= BH_MEDIA_MAX &&
+         sb.joined_as[sizeof sb.joined_as - 1] == '\0';
+}
+
+/// The pool lies on exactly the media that were opened for it.
+Result<void> check_media(const bh_superblock& sb, const MediaFound& found) {
+  const uint64_t stated = media_count(sb);
+  if (stated == found.count &&
+      (stated == 1 || (found.pool_id[0] == sb.pool_id[0] && found.pool_id[1] == sb.pool_id[1])))
+    return {};
+  if (stated == found.count)
+    return bad(Status::NOT_A_POOL,
+               fmt::format("the first medium is of pool {:016x}{:016x}, and the others are of pool "
+                           "{:016x}{:016x}: give media of one pool",
+                           sb.pool_id[0], sb.pool_id[1], found.pool_id[0], found.pool_id[1]));
+  const std::string_view created_as = sb.joined_as;
+  return bad(
+      Status::NOT_A_POOL,
+      fmt::format("the pool lies on {} {}, and the locator names {}: give all of them, in "
+                  "the order of `pool create`{}",
+                  stated, stated == 1 ? "medium" : "media", found.count,
+                  created_as.empty() ? "" : fmt::format(", which was told '{}'", created_as)));
 }
 
 /// The geometry must be exactly the one planned from its own choices; no other is accepted.
@@ -191,7 +253,8 @@ bool geometry_is_planned(const bh_geometry& g) {
                                               .hosts = g.host_count,
                                               .extent_bytes = g.extent_bytes,
                                               .min_block_bytes = g.min_block_bytes,
-                                              .max_bytes = g.max_bytes});
+                                              .max_bytes = g.max_bytes,
+                                              .grows = g.range_bytes != 0});
   return planned && std::memcmp(&planned.value(), &g, sizeof g) == 0;
 }
 
@@ -230,8 +293,15 @@ void plan_words(bh_geometry& g, uint64_t extents) {
   g.word_count = std::min(g.extent_count, extents) * slots_per_extent;
 }
 
-uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
-  const uint64_t slots_per_extent = g.extent_bytes / g.min_block_bytes;
+namespace {
+
+/// What each region has of a part: for set 0, and with room for the sets to come.
+struct PartBytes {
+  uint64_t set_0 = 0, all = 0;
+};
+
+std::array<PartBytes, BH_PART_COUNT> part_bytes(const bh_geometry& g) {
+  std::array<PartBytes, BH_PART_COUNT> parts;
   const uint64_t bytes[BH_PART_COUNT] = {
       2 * sizeof(bh_host_slot),
       sizeof(bh_host_heartbeat),
@@ -247,7 +317,8 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
       sizeof(bh_host_counts),
       sizeof(bh_usage) * BH_USAGE_SHARDS *
           std::clamp(2 * g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
-      8 * BH_MEDIA_MAX,
+      g.range_bytes == 0 ? 8 * uint64_t{BH_MEDIA_MAX}
+                         : 2 * sizeof(bh_set_table) + 8 * (uint64_t{g.process_count} + BH_SETS_MAX),
       g.ring_bytes,
       sizeof(bh_host_private),
       sizeof(bh_process) * g.process_count,
@@ -260,29 +331,204 @@ uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
       8 * g.word_count,
       8 * g.word_count,
   };
+  for (uint32_t i = 0; i < BH_PART_COUNT; ++i) parts[i] = {bytes[i], bytes[i]};
+  if (g.range_bytes == 0) return parts;
+  const uint64_t extents = g.extents_max - g.extent_count;
+  const uint64_t buckets =
+      g.index_bucket_count + buckets_for(g, extents) + BH_SETS_MAX * (bucket_unit(g) + 32);
+  const uint64_t words =
+      round_up(g.word_count + words_for(g, extents) +
+                   BH_SETS_MAX * (word_unit(g) + g.extent_bytes / g.min_block_bytes),
+               word_unit(g));
+  parts[BH_PART_INDEX].all = sizeof(bh_index_bucket) * buckets;
+  parts[BH_PART_GROUPS].all = 8 * (words / g.words_per_group);
+  parts[BH_PART_BLOCKS].all = parts[BH_PART_RECENCY].all = 8 * words;
+  return parts;
+}
+
+constexpr uint32_t kPartsOfSets[] = {BH_PART_INDEX, BH_PART_GROUPS, BH_PART_BLOCKS,
+                                     BH_PART_RECENCY};
+
+}  // namespace
+
+uint64_t place_parts(bh_geometry& g, uint64_t payload_align_bytes) {
   uint64_t offset = 0;
+  g.table_bytes = table_bytes_of(g);
+  const auto parts = part_bytes(g);
   for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
+    const bool in_sets = parts[i].all != parts[i].set_0;
     if (i == BH_PART_RINGS) offset = round_up(offset, kPage);
-    g.parts[i] = {offset, bytes[i]};
-    offset += round_up(bytes[i], BH_LINE_BYTES * 2);
+    if (in_sets) offset = round_up(offset, g.range_bytes);
+    g.parts[i] = {offset, parts[i].all};
+    offset += round_up(parts[i].all, in_sets ? g.range_bytes : BH_LINE_BYTES * 2);
   }
-  g.region_bytes = round_up(offset, g.region_align_bytes);
-  // Extents change owners one by one, so each table must be mapped on its own. With one host none
-  // changes its owner, and a coarse grain (2 MiB on huge pages) would waste most of each table.
-  g.table_bytes = round_up(
-      sizeof(bh_block_slot) * (slots_per_extent + 1) + sizeof(bh_block_words) * slots_per_extent,
-      g.host_count > 1 ? g.region_align_bytes : kPage);
+  const uint64_t tables = g.table_bytes * (g.range_bytes == 0 ? g.extent_count : g.extents_max);
+  g.region_bytes = round_up(offset, std::max(g.region_align_bytes, g.range_bytes));
   g.tables_offset = g.regions_offset + g.region_bytes * g.host_count;
-  g.payload_offset =
-      round_up(g.tables_offset + g.table_bytes * g.extent_count, payload_align_bytes);
-  return g.payload_offset + g.extent_count * g.extent_bytes;
+  g.payload_offset = round_up(g.tables_offset + tables, payload_align_bytes);
+  if (g.range_bytes == 0) return g.payload_offset + g.extent_count * g.extent_bytes;
+  return bytes_of(ranges_of(g, set_0(g)));
+}
+
+uint64_t offset_end(const bh_geometry& g) {
+  if (g.range_bytes == 0) return g.total_bytes;
+  return g.payload_offset + g.extents_max * g.extent_bytes;
+}
+
+Set set_0(const bh_geometry& g) {
+  return {.extent_count = g.extent_count,
+          .bucket_count = g.index_bucket_count,
+          .word_count = g.word_count};
+}
+
+std::vector<Range> ranges_of(const bh_geometry& g, const Set& set) {
+  if (g.range_bytes == 0) return {{0, g.total_bytes}};
+  std::vector<Range> ranges;
+  const auto add = [&](uint64_t begin, uint64_t end) {
+    begin = begin / g.range_bytes * g.range_bytes;
+    end = round_up(end, g.range_bytes);
+    if (!ranges.empty() && begin <= ranges.back().end())
+      ranges.back().bytes = end - ranges.back().offset;
+    else
+      ranges.push_back({begin, end - begin});
+  };
+  const bool first = set.first_extent == 0;
+  if (first) add(0, g.regions_offset);
+  for (uint32_t host = 0; host < g.host_count; ++host) {
+    const uint64_t region = g.regions_offset + host * g.region_bytes;
+    for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
+      const uint64_t at = region + g.parts[i].offset;
+      const auto add_part = [&](uint64_t element_bytes, uint64_t from, uint64_t count) {
+        add(at + element_bytes * from, at + element_bytes * (from + count));
+      };
+      const uint64_t group = g.words_per_group;
+      if (i == BH_PART_INDEX)
+        add_part(sizeof(bh_index_bucket), set.first_bucket, set.bucket_count);
+      else if (i == BH_PART_GROUPS)
+        add_part(8, set.first_word / group, (set.word_count + group - 1) / group);
+      else if (i == BH_PART_BLOCKS || i == BH_PART_RECENCY)
+        add_part(8, set.first_word, set.word_count);
+      else if (first)
+        add(at, at + g.parts[i].bytes);
+    }
+  }
+  const uint64_t tables = g.tables_offset + g.table_bytes * set.first_extent;
+  add(tables, tables + g.table_bytes * set.extent_count);
+  const uint64_t payload = g.payload_offset + g.extent_bytes * set.first_extent;
+  add(payload, payload + g.extent_bytes * set.extent_count);
+  return ranges;
+}
+
+namespace {
+
+/// What a set of so many extents has besides them.
+Set set_of(const bh_geometry& g, uint64_t extents) {
+  return {.extent_count = extents,
+          .bucket_count = buckets_for(g, extents),
+          .word_count = words_for(g, extents)};
+}
+
+/// The lowest multiple of `unit` from which on `count` numbers are of none of the others, which lie
+/// apart by the whole unit.
+uint64_t first_free(std::vector<std::pair<uint64_t, uint64_t>> others, uint64_t count,
+                    uint64_t unit) {
+  std::sort(others.begin(), others.end());
+  uint64_t first = 0;
+  for (const auto& [begin, end] : others) {
+    if (round_up(first + count, unit) <= begin) break;
+    first = std::max(first, round_up(end, unit));
+  }
+  return first;
+}
+
+/// Gives a set numbers that none of the others has.
+void number(const bh_geometry& g, std::span<const Set> others, Set& set) {
+  std::vector<std::pair<uint64_t, uint64_t>> extents, buckets, words;
+  for (const Set& other : others) {
+    extents.emplace_back(other.first_extent, other.extent_end() + extents_between(g));
+    buckets.emplace_back(other.first_bucket, other.bucket_end());
+    words.emplace_back(other.first_word, other.word_end());
+  }
+  set.first_extent = first_free(extents, set.extent_count + extents_between(g), 1);
+  set.first_bucket = first_free(buckets, set.bucket_count, bucket_unit(g));
+  set.first_word = first_free(words, set.word_count, word_unit(g));
+}
+
+bool has_room(const bh_geometry& g, const Set& set) {
+  return set.extent_end() <= g.extents_max &&
+         set.bucket_end() * sizeof(bh_index_bucket) <= g.parts[BH_PART_INDEX].bytes &&
+         set.word_end() * 8 <= g.parts[BH_PART_BLOCKS].bytes;
+}
+
+}  // namespace
+
+Result<Set> plan_set(const bh_geometry& g, std::span<const Set> sets, uint64_t bytes) {
+  const auto planned = [&](uint64_t extents) {
+    Set set = set_of(g, extents);
+    number(g, sets, set);
+    return set;
+  };
+  const auto fits = [&](uint64_t extents) {
+    return bytes_of(ranges_of(g, planned(extents))) <= bytes;
+  };
+  uint64_t low = 0, high = bytes / g.extent_bytes + 1;  // low fits, high does not
+  while (high - low > 1) {
+    const uint64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  // Where the first extent gets its number, its table may lie worse.
+  while (low > 0 && !fits(low)) --low;
+  if (low < g.host_count)
+    return bad(Status::TOO_SMALL,
+               fmt::format("{} bytes leave room for {} extents of {} bytes; {} host(s) need one "
+                           "each",
+                           bytes, low, g.extent_bytes, g.host_count));
+  uint64_t extents = low;
+  for (const Set& set : sets) extents += set.extent_count;
+  const Set set = planned(low);
+  if (sets.size() <= BH_SETS_MAX && has_room(g, set)) return set;
+  return bad(Status::LIMIT_REACHED,
+             fmt::format("the pool was made to grow to {} bytes on {} sets of media at most, and "
+                         "would have {} extents of {} bytes on {} sets",
+                         g.max_bytes, BH_SETS_MAX + 1, extents, g.extent_bytes, sets.size() + 1));
+}
+
+std::optional<Set> place_set(const bh_geometry& g, const bh_set& stored) {
+  const uint64_t most = g.extents_max;
+  if (stored.extent_count == 0 || stored.extent_count > most || stored.first_extent > most ||
+      stored.first_extent <= g.extent_count || stored.first_bucket % bucket_unit(g) != 0 ||
+      stored.first_word % word_unit(g) != 0 || stored.first_bucket > g.parts[BH_PART_INDEX].bytes ||
+      stored.first_word > g.parts[BH_PART_BLOCKS].bytes)
+    return std::nullopt;
+  Set set = set_of(g, stored.extent_count);
+  set.first_extent = stored.first_extent;
+  set.first_bucket = stored.first_bucket;
+  set.first_word = stored.first_word;
+  set.open = stored.state == BH_SET_USED;
+  set.drains = stored.state == BH_SET_DRAINING;
+  if (!has_room(g, set) || bytes_of(ranges_of(g, set)) > stored.bytes) return std::nullopt;
+  return set;
+}
+
+void Layout::use_sets(std::vector<Set> further) const {
+  auto sets = std::make_unique<Sets>();
+  sets->list = std::move(further);
+  sets->list.push_back(set_0(g_));
+  std::sort(sets->list.begin(), sets->list.end(),
+            [](const Set& a, const Set& b) { return a.first_extent < b.first_extent; });
+  for (const Set& set : sets->list) {
+    sets->extent_count += set.extent_count;
+    sets->bucket_count += set.bucket_count;
+    sets->extent_end = std::max(sets->extent_end, set.extent_end());
+    sets->bucket_end = std::max(sets->bucket_end, set.bucket_end());
+  }
+  sets_.store(sets.get(), std::memory_order_release);
+  all_sets_.push_back(std::move(sets));
 }
 
 Result<bh_geometry> plan_geometry(const GeometryChoice& choice) {
   GeometryChoice c = choice;
-  if (c.extent_bytes == 0)
-    c.extent_bytes =
-        std::clamp(std::bit_floor(c.total_bytes / 1024), kExtentBytesMin, kExtentBytesMax);
+  if (c.extent_bytes == 0) c.extent_bytes = default_extent_bytes(c);
   if (c.max_bytes == 0) c.max_bytes = c.total_bytes;
   if (auto ok = check_choice(c); !ok) return ok.error();
 
@@ -293,6 +539,7 @@ Result<bh_geometry> plan_geometry(const GeometryChoice& choice) {
   g.min_block_bytes = c.min_block_bytes;
   g.host_count = c.hosts;
   g.max_bytes = c.max_bytes;
+  g.range_bytes = c.grows ? BH_RANGE_BYTES : 0;
   uint64_t low = 0, high = c.total_bytes / c.extent_bytes + 1;  // low fits, high does not
   while (high - low > 1) {
     g.extent_count = low + (high - low) / 2;
@@ -305,6 +552,12 @@ Result<bh_geometry> plan_geometry(const GeometryChoice& choice) {
                            c.total_bytes, low, c.extent_bytes, c.hosts));
   g.extent_count = low;
   place(g);
+  if (offset_end(g) > kPoolBytesMax)
+    return bad(
+        Status::INVALID_ARGUMENT,
+        fmt::format("a pool that can grow to {} bytes would need offsets beyond 256 TiB: give "
+                    "a smaller maximum size",
+                    g.max_bytes));
   return g;
 }
 
@@ -319,7 +572,7 @@ Result<void> check_writable(const bh_superblock& sb) {
 }
 
 Result<bh_superblock> read_superblock(std::span<const std::byte> first,
-                                      std::span<const std::byte> second, uint64_t media_bytes,
+                                      std::span<const std::byte> second, const MediaFound& media,
                                       bool* second_used) {
   bh_superblock copies[BH_SUPERBLOCK_COPIES] = {};
   const std::span<const std::byte> sources[] = {first, second};
@@ -335,7 +588,7 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
     if (chosen == nullptr || !check_writable(copies[i])) chosen = &copies[i];
   }
   if (chosen == nullptr && !looks_like_pool) {
-    if (auto medium = refuse_medium(sources)) return *std::move(medium);
+    if (auto medium = refuse_medium(first, second)) return *std::move(medium);
     return bad(Status::NOT_A_POOL,
                "no Bowhead superblock at offset 0 or 64 KiB: check the locator");
   }
@@ -343,8 +596,10 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
     return bad(Status::DAMAGED,
                std::string("both copies of the superblock are damaged") + kRestore);
   if (newer != nullptr) return unreadable(*newer);
-  if (!geometry_is_planned(chosen->geometry) || chosen->checksum_kind != BH_CHECKSUM_XXH3_TREE_4K ||
-      chosen->seal_kind != 1 || !reserved_is_zero(*chosen))
+  if (!geometry_is_planned(chosen->geometry) ||
+      grows(*chosen) != (chosen->geometry.range_bytes != 0) ||
+      chosen->checksum_kind != BH_CHECKSUM_XXH3_TREE_4K || chosen->seal_kind != 1 ||
+      !reserved_is_zero(*chosen) || !media_are_stated(*chosen))
     return bad(Status::DAMAGED, std::string("the superblock is sealed but contradicts itself: not "
                                             "written by this program") +
                                     kRestore);
@@ -352,10 +607,11 @@ Result<bh_superblock> read_superblock(std::span<const std::byte> first,
     return bad(Status::DAMAGED, "the superblock is sealed but states settings that no pool has (" +
                                     ok.error().message() + "): not written by this program" +
                                     kRestore);
-  if (media_bytes < chosen->geometry.total_bytes)
+  if (auto ok = check_media(*chosen, media); !ok) return ok.error();
+  if (media.bytes < chosen->geometry.total_bytes)
     return bad(Status::DAMAGED, fmt::format("the pool has {} bytes but the medium only {}: it "
                                             "was cut short{}",
-                                            chosen->geometry.total_bytes, media_bytes, kRestore));
+                                            chosen->geometry.total_bytes, media.bytes, kRestore));
   *second_used = !copy_is_good(copies[0], 0);
   return *chosen;
 }

@@ -98,13 +98,13 @@ class Lookup {
   /// A directory line of a key's probe set.
   struct Step {
     uint32_t key, host;
-    uint32_t number;  ///< lines of the probe set that come before
-    typename Index<A>::Probes probe;
+    typename Index<A>::Search search;
   };
   struct Batch {
     uint64_t ns;
     std::span<const std::string_view> keys;
-    uint64_t hosts, mirrored;  ///< other ones that are searched; those that the mirror knows
+    std::span<const Set> sets;  ///< in whose segments it searches
+    uint64_t hosts, mirrored;   ///< other ones that are searched; those that the mirror knows
     std::span<Hash128> hashes;
     uint64_t direct[kBatch];  ///< by key: those whose first directory line must be read
     uint64_t all_direct = 0;
@@ -123,19 +123,23 @@ class Lookup {
   /// The first bytes of the key lines from a slot on, acquired.
   std::string read_key_lines(uint64_t slot, uint64_t bytes) const;
   void match_near(Batch& batch) const;
-  void match_line(Batch& batch, uint32_t key, uint32_t host, uint32_t number,
-                  typename Index<A>::Probes probe) const {
-    const Line words = c_.access.load_line(index_.line_at(host, probe.bucket()));
+  void match_line(Batch& batch, uint32_t key, uint32_t host,
+                  const typename Index<A>::Search& search) const {
+    const Line words = c_.access.load_line(index_.line_at(host, search.bucket()));
     const auto note = [&](uint32_t entry) {
-      const uint64_t at = index_.entry_at(host, probe.bucket(), entry);
+      const uint64_t at = index_.entry_at(host, search.bucket(), entry);
       batch.found.emplace_back(key, host, at, ~uint64_t{0});
     };
-    if (index_.for_each_match(directory_tag(batch.hashes[key]), words, note)) {
-      probe.next();
-      batch.further.push_back({key, host, number + 1, probe});
-    }
+    const bool further = index_.for_each_match(directory_tag(batch.hashes[key]), words, note);
+    if (!further && batch.sets.size() == 1) return;
+    typename Index<A>::Search rest = search;
+    if (further)
+      rest.next();
+    else
+      rest.leave_segment();
+    if (rest.more()) batch.further.push_back({key, host, rest});
   }
-  void match_mirrored(Batch& batch, uint32_t key) const;
+  void match_mirrored(Batch& batch, uint32_t key, typename Index<A>::Search search) const;
   void match_first_lines(Batch& batch) const;
   void match_further_lines(Batch& batch) const;
   void read_entries(Batch& batch) const;
@@ -175,7 +179,7 @@ bool Lookup<A>::read_header(uint64_t slot, bh_block_header& header) const {
 template <class A>
 bool Lookup<A>::key_matches(const Found& found, uint64_t slot, std::string_view key) const {
   for (uint64_t at = 0; at < key.size(); at += BH_LINE_BYTES, ++slot) {
-    if (slot >= c_.layout.slot_count()) return false;
+    if (slot >= c_.layout.slot_limit()) return false;
     const uint64_t offset = c_.layout.header(slot) + offsetof(bh_block_slot, key);
     if (at > 0) c_.acquire_from(writer_of(found.host, found.entry), offset, BH_LINE_BYTES);
     const Line line = c_.access.load_line(offset);
@@ -251,6 +255,7 @@ void Lookup<A>::locate_all(uint64_t ns, std::span<const std::string_view> keys,
   batch.hashes = hashes;
   batch.ns = ns;
   batch.keys = keys;
+  batch.sets = c_.layout.sets().list;
   batch.hosts = other_hosts();
   batch.mirrored = c_.alone() ? 0 : mirror_.catch_up(batch.hosts);
   batch.found.reserve(keys.size() + 16);
@@ -314,8 +319,9 @@ void Lookup<A>::match_near(Batch& batch) const {
   pipeline(batch.keys.size(), batch.mirrored != 0 ? 2 : 1, fetch, [&](uint32_t key) {
     batch.unsure[key] = 0;
     batch.direct[key] = batch.hosts & ~batch.mirrored;
-    if (own_bit() != 0) match_line(batch, key, c_.host, 0, index_.probes(batch.hashes[key]));
-    if (batch.mirrored != 0) match_mirrored(batch, key);
+    const typename Index<A>::Search search(batch.hashes[key], batch.sets);
+    if (own_bit() != 0) match_line(batch, key, c_.host, search);
+    if (batch.mirrored != 0) match_mirrored(batch, key, search);
     batch.all_direct |= batch.direct[key];
     for (uint64_t left = batch.direct[key]; left != 0; left &= left - 1) {
       const auto host = static_cast<uint32_t>(std::countr_zero(left));
@@ -325,20 +331,30 @@ void Lookup<A>::match_near(Batch& batch) const {
 }
 
 template <class A>
-void Lookup<A>::match_mirrored(Batch& batch, uint32_t key) const {
-  auto probe = index_.probes(batch.hashes[key]);
-  uint64_t open = batch.mirrored;  // hosts whose entry for the key may be in this bucket
-  for (uint32_t n = 0; n < BH_INDEX_PROBES && open != 0; ++n, probe.next()) {
+void Lookup<A>::match_mirrored(Batch& batch, uint32_t key, typename Index<A>::Search search) const {
+  uint64_t hosts = batch.mirrored;  // those that the mirror is enough for
+  uint64_t open = hosts;            // whose entry for the key may be in this bucket
+  bool first = true;                // of all segments
+  while (search.more() && hosts != 0) {
     const auto except = mirror_.match(
-        probe.bucket(), directory_tag(batch.hashes[key]), [&](uint32_t host, uint32_t entry) {
+        search.bucket(), directory_tag(batch.hashes[key]), [&](uint32_t host, uint32_t entry) {
           if ((open >> host & 1) == 0) return;
-          const uint64_t at = index_.entry_at(host, probe.bucket(), entry);
+          const uint64_t at = index_.entry_at(host, search.bucket(), entry);
           batch.found.emplace_back(key, host, at, mirror_.known_tag());
         });
-    if (n == 0) batch.direct[key] |= except.unread & open;
-    for (uint64_t left = n == 0 ? 0 : except.unread & open; left != 0; left &= left - 1)
-      batch.further.push_back({key, static_cast<uint32_t>(std::countr_zero(left)), n, probe});
-    open &= except.further & ~except.unread;
+    const uint64_t unread = except.unread & open;
+    if (first) batch.direct[key] |= unread;
+    for (uint64_t left = first ? 0 : unread; left != 0; left &= left - 1)
+      batch.further.push_back({key, static_cast<uint32_t>(std::countr_zero(left)), search});
+    hosts &= ~unread;  // their own lines are read from here on
+    open &= except.further & ~unread;
+    first = false;
+    if (open == 0 && batch.sets.size() == 1) return;
+    if (open != 0)
+      search.next();
+    else
+      search.leave_segment();
+    if (search.number() == 0) open = hosts;
   }
 }
 
@@ -357,8 +373,8 @@ void Lookup<A>::match_first_lines(Batch& batch) const {
   };
   const auto lines = static_cast<size_t>(std::popcount(batch.hosts & ~batch.mirrored));
   pipeline(batch.keys.size(), lines, fetch, [&](uint32_t key) {
-    const auto probe = index_.probes(batch.hashes[key]);
-    for_each_host(key, [&](uint32_t host) { match_line(batch, key, host, 0, probe); });
+    const auto search = typename Index<A>::Search(batch.hashes[key], batch.sets);
+    for_each_host(key, [&](uint32_t host) { match_line(batch, key, host, search); });
   });
 }
 
@@ -368,15 +384,14 @@ void Lookup<A>::match_further_lines(Batch& batch) const {
   while (!batch.further.empty()) {
     const std::vector<Step> steps = std::exchange(batch.further, {});
     const auto line_of = [&](const Step& step) {
-      return index_.line_at(step.host, step.probe.bucket());
+      return index_.line_at(step.host, step.search.bucket());
     };
     for (const Step& step : steps) c_.invalidate_from(step.host, line_of(step), BH_LINE_BYTES);
     c_.access.coherence_fence();
     const auto fetch = [&](uint32_t i) { c_.access.prefetch(line_of(steps[i])); };
     pipeline(steps.size(), 1, fetch, [&](uint32_t i) {
       const Step& step = steps[i];
-      if (step.number < BH_INDEX_PROBES)
-        match_line(batch, step.key, step.host, step.number, step.probe);
+      match_line(batch, step.key, step.host, step.search);
     });
   }
 }
@@ -427,7 +442,7 @@ template <class A>
 std::string Lookup<A>::read_key_lines(uint64_t slot, uint64_t bytes) const {
   std::string text;
   text.reserve(bytes);
-  for (; text.size() < bytes && slot < c_.layout.slot_count(); ++slot) {
+  for (; text.size() < bytes && slot < c_.layout.slot_limit(); ++slot) {
     const uint64_t at = c_.layout.header(slot) + offsetof(bh_block_slot, key);
     c_.access.acquire(at, BH_LINE_BYTES);
     const Line line = c_.access.load_line(at);

@@ -3,7 +3,7 @@
 // hosts, and the duties of a host for the others.
 //
 // Owns: the own slot line as this process knows it, the time since when this life is suspected, and
-// the touch words and their counts seen last. Calls: Custody, Grants, Lookup, Mail, Mirror,
+// the touch words and their counts seen last. Calls: Custody, Grants, Growth, Lookup, Mail, Mirror,
 // Namespaces, Retirement, Usage.
 #pragma once
 
@@ -23,7 +23,9 @@ class Membership {
         lookup_(rooms.lookup),
         usage_(rooms.usage),
         retirement_(rooms.retirement),
+        space_(rooms.space),
         namespaces_(rooms.namespaces),
+        growth_(rooms.growth),
         mail_(rooms.mail),
         grants_(rooms.grants),
         custody_(rooms.custody),
@@ -38,11 +40,13 @@ class Membership {
   Result<void> heartbeat();
   /// The other duties of the host: frees blocks that have settled, does the requests of other
   /// hosts, proposes successors of dead hosts, takes extents over. Every process calls it once per
-  /// times.heartbeat_ms, in a thread of its own; it may take several heartbeats. Returns the same
-  /// statuses as heartbeat().
+  /// times.heartbeat_ms, in a thread of its own; it may take several heartbeats. In a pool of one
+  /// host only changes of its media need it. Returns the same statuses as heartbeat().
   Result<void> work();
   /// Records the word of an operator that a host has stopped writing to the memory for good.
   Result<void> vouch_fenced(uint32_t host);
+  /// In a pool of one host, to processes of this machine that do not see its locks.
+  void show_life() { (void)hosts_.take_heartbeat(c_.access.now_ns()); }
   /// OK, or the reason why this process may store nothing any more.
   Status standing() const { return c_.ended() ? c_.gone() : Status::OK; }
   /// From here on heartbeat() checks that the slot line is still this one.
@@ -58,6 +62,7 @@ class Membership {
   Result<void> check_own_slot();
   Error fenced_error() const;
   Error end_by_conflict();
+  void drain_sets(uint64_t until_ns);
   void count_touches();
   void take_touches(uint64_t now_ns);
 
@@ -69,7 +74,9 @@ class Membership {
   Lookup<A>& lookup_;
   Usage<A>& usage_;
   Retirement<A>& retirement_;
+  Space<A>& space_;
   Namespaces<A>& namespaces_;
+  Growth<A>& growth_;
   Mail<A>& mail_;
   Grants<A>& grants_;
   Custody<A>& custody_;
@@ -106,11 +113,16 @@ Result<void> Membership<A>::heartbeat() {
 
 template <class A>
 Result<void> Membership<A>::work() {
-  if (c_.alone()) return {};
+  if (c_.alone()) {
+    growth_.refresh();
+    drain_sets(c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 250'000);
+    return {};
+  }
   if (c_.ended()) return fenced_error();
   retirement_.reap(/*wait=*/false);
   extents_.map_read_only();
   const uint64_t now_ns = c_.access.now_ns();
+  growth_.refresh();
   mirror_.keep_up(lookup_.other_hosts(), now_ns + uint64_t{c_.times.heartbeat_ms} * 250'000);
   if (!hosts_.take_duties(now_ns)) return {};
   if (now_ns - shown_at_ns_ >= uint64_t{c_.times.heartbeat_ms} * 5'000'000) {
@@ -118,6 +130,7 @@ Result<void> Membership<A>::work() {
     grants_.show_room();
     usage_.flush();
   }
+  growth_.work();
   grants_.note_wanted();
   take_touches(now_ns);
   mail_.read_mail();
@@ -125,6 +138,7 @@ Result<void> Membership<A>::work() {
   namespaces_.work(c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 62'500);
   if (custody_.settle_extents(now_ns, /*locked=*/false))
     hosts_.note_duties_done(c_.access.now_ns());
+  drain_sets(c_.access.now_ns() + uint64_t{c_.times.heartbeat_ms} * 250'000);
   return c_.ended() ? fenced_error() : Result<void>{};
 }
 
@@ -254,6 +268,20 @@ bool Membership<A>::suspected() {
   return true;
 }
 
+template <class A>
+void Membership<A>::drain_sets(uint64_t until_ns) {
+  for (const Set& set : c_.layout.sets().list) {
+    if (!set.drains) continue;
+    const auto may_say = growth_.may_say_drained(set);
+    const bool drained = space_.drain(set, until_ns);
+    if (!may_say) continue;
+    if (drained) growth_.clean_extents(set, *may_say);
+    if (c_.access.lock_host(c_.host, 0) == LockResult::HELD) return;
+    growth_.say_drained(*may_say, drained);
+    c_.access.unlock_host(c_.host);
+  }
+}
+
 /// Touches of this host's processes since the last call. They are flushed one by one.
 template <class A>
 void Membership<A>::count_touches() {
@@ -282,7 +310,7 @@ void Membership<A>::take_touches(uint64_t now_ns) {
       if (word == seen) continue;
       seen = word;
       const uint64_t slot = touch_slot(word);
-      if (slot < c_.layout.slot_count() && extents_.holds(c_.layout.extent_of_slot(slot)))
+      if (slot < c_.layout.slot_limit() && extents_.holds(c_.layout.extent_of_slot(slot)))
         c_.store_recency(slot, c_.access.recency_ns());
     }
   }

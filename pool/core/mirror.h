@@ -30,6 +30,9 @@
 //      item stays where it is, and a bit that is to be cleared is cleared after the items are
 //      there.
 //
+// Each set of media has rows of its own, which stay. A set that comes or goes begins the walks over
+// all indexes anew: until then the mirror knows no host.
+//
 // The memory belongs to the process, not to its host: no process can leave it half-written for
 // others by its death, and it lies on huge pages where the system has them.
 //
@@ -71,7 +74,7 @@ class Mirror {
   uint64_t known_tag() const { return (row_lines_ << tag_bits_) - 1; }
   /// Of a batch that has caught up with a host.
   void prefetch(uint64_t bucket, uint64_t tag) const {
-    prefetch_line(line_at(bucket, line_of(tag)));
+    if (const Rows* rows = rows_of(bucket)) prefetch_line(line_at(*rows, bucket, line_of(tag)));
   }
   /// Goes on reading the indexes of those of `hosts` that are not mirrored, and follows the logs of
   /// the others, so that the next batch has little to read; unless there was no batch for long. One
@@ -89,6 +92,11 @@ class Mirror {
   static constexpr uint64_t kLanes =  ///< the lowest bit of each item of a word
       uint64_t{1} | uint64_t{1} << kItemBits | uint64_t{1} << 2 * kItemBits;
 
+  /// Of the buckets of a set.
+  struct Rows {
+    uint64_t first_bucket = 0, bucket_count = 0;
+    PrivateMemory lines, marks;
+  };
   struct Mark {
     uint64_t bucket;
     uint64_t marked_at_ns;
@@ -120,8 +128,19 @@ class Mirror {
   }
   uint32_t host_of(uint32_t item) const { return (item & ((1u << kEntryShift) - 1)) >> tag_bits_; }
   uint64_t line_of(uint64_t tag) const { return tag >> tag_bits_ & (row_lines_ - 1); }
-  Word* line_at(uint64_t bucket, uint64_t line) const {
-    return reinterpret_cast<Word*>(lines_.data()) + 8 * (bucket * row_lines_ + line);
+  /// Null: the bucket is in no set that the mirror has rows for.
+  const Rows* rows_of(uint64_t bucket) const {
+    // Those of set 0 come first, and were there before any host was mirrored.
+    if (bucket < rows_[0].bucket_count) return &rows_[0];
+    const uint32_t count = rows_count_.load(std::memory_order_acquire);
+    for (uint32_t i = 1; i < count; ++i) {
+      if (bucket - rows_[i].first_bucket < rows_[i].bucket_count) return &rows_[i];
+    }
+    return nullptr;
+  }
+  Word* line_at(const Rows& rows, uint64_t bucket, uint64_t line) const {
+    return reinterpret_cast<Word*>(rows.lines.data()) +
+           8 * ((bucket - rows.first_bucket) * row_lines_ + line);
   }
   /// For `pool info`.
   void tell(size_t member, uint64_t value) {
@@ -132,12 +151,14 @@ class Mirror {
     tell(offsetof(bh_process, mirrored), hosts);
   }
   /// How often a bucket of a host is marked.
-  uint16_t& marks_of(uint32_t host, uint64_t bucket) const {
+  uint16_t& marks_of(const Rows& rows, uint32_t host, uint64_t bucket) const {
     return reinterpret_cast<uint16_t*>(
-        marks_.data())[host * c_.layout.geometry().index_bucket_count + bucket];
+        rows.marks.data())[host * rows.bucket_count + bucket - rows.first_bucket];
   }
   void prefetch_row(uint64_t bucket) const {
-    for (uint64_t i = 0; i < row_lines_; ++i) prefetch_line(line_at(bucket, i));
+    const Rows* rows = rows_of(bucket);
+    for (uint64_t i = 0; rows != nullptr && i < row_lines_; ++i)
+      prefetch_line(line_at(*rows, bucket, i));
   }
   /// The lanes of a word whose bits under `mask` are those of `value`: for each the bit `top`,
   /// which is the first above the mask.
@@ -157,6 +178,8 @@ class Mirror {
   bool follow(uint32_t host, uint64_t until_ns);
   bool walk(uint32_t host, uint64_t until_ns);
   bool have_memory();
+  bool add_rows(const Set& set);
+  bool knows_all_sets();
   uint64_t settle_ns() const { return uint64_t{c_.times.settle_ms} * 1'000'000; }
 
   Context<A>& c_;
@@ -167,9 +190,12 @@ class Mirror {
   std::atomic<uint32_t> rounds_wanted_{0};  ///< of keep_up(), since a batch has asked
   uint64_t row_lines_ = 0;                  ///< a power of two
   uint32_t tag_bits_ = 0;                   ///< of the tag, in an item
-  PrivateMemory lines_, marks_;
-  typename A::Mutex mutex_;  ///< guards what follows, and stores to the lines
-  uint64_t whole_ = 0;       ///< hosts, a bit each, that are mirrored
+  std::array<Rows, 2 * (BH_SETS_MAX + 1)> rows_;
+  std::atomic<uint32_t> rows_count_{0};
+  uint64_t bytes_ = 0;                  ///< of all rows
+  const Layout::Sets* sets_ = nullptr;  ///< those that the walks began with
+  typename A::Mutex mutex_;             ///< guards what follows, and stores to the lines
+  uint64_t whole_ = 0;                  ///< hosts, a bit each, that are mirrored
   std::array<Peer, BH_HOSTS_MAX> peers_;
   // Of the thread that reads indexes.
   std::array<Walk, BH_HOSTS_MAX> walks_;
@@ -180,7 +206,9 @@ class Mirror {
 template <class A>
 template <class Visit>
 auto Mirror<A>::match(uint64_t bucket, uint64_t tag, Visit visit) const -> Exceptions {
-  const Word* line = line_at(bucket, line_of(tag));
+  const Rows* rows = rows_of(bucket);
+  if (rows == nullptr) return {0, ~uint64_t{0}};  // a set that came just now
+  const Word* line = line_at(*rows, bucket, line_of(tag));
   // Acquire: a bit that was cleared is read before the items that made it needless (M5). What this
   // batch must see was stored before catch_up() released the mutex.
   const Exceptions exceptions{line[kFurther].load(std::memory_order_acquire),
@@ -202,6 +230,7 @@ uint64_t Mirror<A>::catch_up(uint64_t hosts) {
   if (rounds_wanted_.load(std::memory_order_relaxed) != kRoundsWanted)
     rounds_wanted_.store(kRoundsWanted, std::memory_order_relaxed);
   const std::lock_guard guard(mutex_);
+  if (whole_ != 0 && !knows_all_sets()) set_whole(0);
   hosts &= whole_;
   if (hosts == 0) return 0;
   std::array<uint64_t, BH_HOSTS_MAX> next_at;  // the places of their next words
@@ -232,7 +261,8 @@ template <class A>
 auto Mirror<A>::catch_up_with(uint32_t host) -> Caught {
   constexpr size_t kAtOnce = 64;
   Peer& peer = peers_[host];
-  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
+  const uint64_t buckets =
+      c_.layout.geometry().parts[BH_PART_INDEX].bytes / sizeof(bh_index_bucket);
   const uint64_t most = std::min(kMostWords, log_.count() / 2);
   std::array<uint64_t, kAtOnce> changed;
   for (uint64_t next = peer.position + 1, read = 0;;) {
@@ -271,12 +301,14 @@ auto Mirror<A>::catch_up_with(uint32_t host) -> Caught {
 template <class A>
 bool Mirror<A>::mark(uint32_t host, std::span<const uint64_t> buckets, uint64_t now_ns) {
   for (const uint64_t bucket : buckets) {
-    uint16_t& marks = marks_of(host, bucket);
+    const Rows* rows = rows_of(bucket);
+    if (rows == nullptr) continue;  // of a set that this process does not know yet, or any more
+    uint16_t& marks = marks_of(*rows, host, bucket);
     if (marks == UINT16_MAX) return false;
     peers_[host].marks.push_back({bucket, now_ns});
     if (++marks > 1) continue;
     for (uint64_t i = 0; i < row_lines_; ++i)
-      set_bit(line_at(bucket, i)[kUnread], uint64_t{1} << host, true);
+      set_bit(line_at(*rows, bucket, i)[kUnread], uint64_t{1} << host, true);
   }
   return true;
 }
@@ -301,8 +333,9 @@ void Mirror<A>::look_again(uint32_t host) {
         prefetch_row(marks[i].bucket);
       }
       // A bucket that was marked again is copied later.
-      if (i >= kAhead && --marks_of(host, marks[i - kAhead].bucket) == 0)
-        copy_line(host, marks[i - kAhead].bucket);
+      if (i < kAhead) continue;
+      const uint64_t bucket = marks[i - kAhead].bucket;
+      if (--marks_of(*rows_of(bucket), host, bucket) == 0) copy_line(host, bucket);
     }
     marks.erase(marks.begin(), marks.begin() + static_cast<ptrdiff_t>(ripe));
   }
@@ -312,9 +345,11 @@ void Mirror<A>::look_again(uint32_t host) {
 /// the line is read all the same.
 template <class A>
 void Mirror<A>::copy_line(uint32_t host, uint64_t bucket) {
+  const Rows* rows = rows_of(bucket);
+  if (rows == nullptr) return;
   const Line words = c_.access.load_line(c_.layout.bucket(host, bucket));
   const uint64_t bit = uint64_t{1} << host;
-  const bool marked = marks_of(host, bucket) != 0;
+  const bool marked = marks_of(*rows, host, bucket) != 0;
   for (uint64_t i = 0; i < row_lines_; ++i) {
     std::array<uint32_t, BH_INDEX_ENTRIES> items;
     size_t count = 0;
@@ -322,7 +357,7 @@ void Mirror<A>::copy_line(uint32_t host, uint64_t bucket) {
       const uint64_t tag = directory_tag_of(words[entry]);
       if (words[entry] != 0 && line_of(tag) == i) items[count++] = item(host, entry, tag);
     }
-    Word* line = line_at(bucket, i);
+    Word* line = line_at(*rows, bucket, i);
     const bool whole = store_items(line, host, {items.data(), count});
     set_bit(line[kFurther], bit, words[BH_INDEX_ENTRIES] != 0);
     set_bit(line[kUnread], bit, marked || !whole);
@@ -371,24 +406,49 @@ bool Mirror<A>::store_items(Word* line, uint32_t host, std::span<const uint32_t>
 
 template <class A>
 bool Mirror<A>::have_memory() {
-  if (lines_.data() != nullptr) return true;
-  const auto& g = c_.layout.geometry();
+  const Layout::Sets& sets = c_.layout.sets();
+  if (sets_ == &sets) return !no_memory_;
+  const uint32_t hosts = c_.layout.geometry().host_count;
+  const std::lock_guard guard(mutex_);
   // A line has room for 18 items; the index of a full pool has two per bucket and host, more where
   // a host has more than its share.
-  const uint64_t row_lines = std::max<uint64_t>(1, std::bit_ceil(g.host_count) / 4);
-  const uint64_t row_bytes = BH_LINE_BYTES * row_lines * g.index_bucket_count;
-  const uint64_t mark_bytes = sizeof(uint16_t) * g.host_count * g.index_bucket_count;
-  if (no_memory_) return false;
-  row_lines_ = row_lines;
-  tag_bits_ = kEntryShift - static_cast<uint32_t>(std::bit_width(g.host_count - 1));
-  if (row_bytes + mark_bytes <= most_bytes_) {
-    marks_ = PrivateMemory(mark_bytes);
-    if (marks_.data() != nullptr) lines_ = PrivateMemory(row_bytes);
-  }
-  no_memory_ = lines_.data() == nullptr;  // look-ups go on reading the indexes
-  tell(offsetof(bh_process, mirror_bytes),
-       no_memory_ ? uint64_t{BH_MIRROR_REFUSED} : row_bytes + mark_bytes);
+  row_lines_ = std::max<uint64_t>(1, std::bit_ceil(hosts) / 4);
+  tag_bits_ = kEntryShift - static_cast<uint32_t>(std::bit_width(hosts - 1));
+  sets_ = &sets;
+  if (whole_ != 0) set_whole(0);
+  for (Walk& walk : walks_) walk.begun = false;
+  no_memory_ = !std::all_of(sets.list.begin(), sets.list.end(),
+                            [&](const Set& set) { return add_rows(set); });
+  // Look-ups go on reading the indexes.
+  tell(offsetof(bh_process, mirror_bytes), no_memory_ ? uint64_t{BH_MIRROR_REFUSED} : bytes_);
   return !no_memory_;
+}
+
+/// False if there is no memory for them. A set that was there before may have had the same buckets.
+template <class A>
+bool Mirror<A>::add_rows(const Set& set) {
+  const uint32_t count = rows_count_.load(std::memory_order_relaxed);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (rows_[i].first_bucket == set.first_bucket) return rows_[i].bucket_count == set.bucket_count;
+  }
+  const uint64_t row_bytes = BH_LINE_BYTES * row_lines_ * set.bucket_count;
+  const uint64_t mark_bytes = sizeof(uint16_t) * c_.layout.geometry().host_count * set.bucket_count;
+  if (count == rows_.size() || bytes_ + row_bytes + mark_bytes > most_bytes_) return false;
+  Rows& rows = rows_[count];
+  rows.marks = PrivateMemory(mark_bytes);
+  if (rows.marks.data() != nullptr) rows.lines = PrivateMemory(row_bytes);
+  if (rows.lines.data() == nullptr) return false;
+  rows.first_bucket = set.first_bucket;
+  rows.bucket_count = set.bucket_count;
+  bytes_ += row_bytes + mark_bytes;
+  rows_count_.store(count + 1, std::memory_order_release);
+  return true;
+}
+
+/// Under the mutex.
+template <class A>
+bool Mirror<A>::knows_all_sets() {
+  return sets_ == &c_.layout.sets();
 }
 
 template <class A>
@@ -434,19 +494,21 @@ template <class A>
 bool Mirror<A>::walk(uint32_t host, uint64_t until_ns) {
   constexpr uint64_t kAtOnce = 16;  // buckets, for which batches may wait
   Walk& walk = walks_[host];
-  const uint64_t buckets = c_.layout.geometry().index_bucket_count;
+  const uint64_t buckets = c_.layout.bucket_end();
   if (!walk.begun) {
     c_.access.acquire(log_.word_at(host, 0), 8 * log_.count());
     const uint64_t position = log_.highest(host);
     walk = {true, c_.access.now_ns(), 0};
     const std::lock_guard guard(mutex_);
-    for (const Mark& mark : peers_[host].marks) marks_of(host, mark.bucket) = 0;
+    for (const Mark& mark : peers_[host].marks)
+      marks_of(*rows_of(mark.bucket), host, mark.bucket) = 0;
     peers_[host] = {position, {}};
   }
   // The lines of all words up to the first position have settled by then (M2).
   const bool settled = !c_.incoherent() || c_.access.now_ns() - walk.began_ns > settle_ns();
   for (;;) {
     if (c_.access.now_ns() >= until_ns) return false;
+    walk.bucket = c_.layout.next_bucket(walk.bucket);
     const uint64_t end = settled ? std::min(walk.bucket + kAtOnce, buckets) : walk.bucket;
     for (uint64_t b = walk.bucket; b < end; ++b)
       c_.access.invalidate(c_.layout.bucket(host, b), BH_LINE_BYTES);

@@ -675,9 +675,12 @@ bool Namespaces<A>::walk(Walk& walk, uint64_t until_ns) {
   gone(0);  // learns of the removals up to here
   c_.access.fence();
   std::vector<bh_index_entry> found;
-  const uint64_t buckets = any_gone() ? c_.layout.geometry().index_bucket_count : 0;
-  while (walk.bucket < buckets) {
-    index_.for_each_in(c_.host, walk.bucket++, [&](const Found& one) {
+  const bool any = any_gone();
+  for (;;) {
+    const uint64_t bucket = c_.layout.next_bucket(walk.bucket);
+    if (!any || bucket >= c_.layout.bucket_end()) break;
+    walk.bucket = bucket + 1;
+    index_.for_each_in(c_.host, bucket, [&](const Found& one) {
       if (listed(one.entry.namespace_id)) found.push_back(one.entry);
     });
     for (const bh_index_entry& entry : found) {

@@ -231,6 +231,7 @@ std::optional<uint64_t> Reading<A>::get_parts(const Key& key, Take take) {
   const uint64_t header_at = c_.layout.header(located->slot);
   c_.acquire_from(located->found.host, header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != entry.stamp || !vouched(*located)) return std::nullopt;
+  if (c_.access.payload_lost(entry.block_offset, entry.stored_bytes)) return std::nullopt;
   Hits hits;
   hits.add(*located, c_.host);
   note(key.namespace_id, hits);
@@ -259,10 +260,20 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
     if (header.codec != BH_CODEC_RAW && of == LeaseOf::PLAIN) return Status::CODED;
     const auto token = take_lease(entry, ttl_ms);
     if (!token) return lease_table_full();
+    /// Ends it unless the caller gets it, also if memory runs out.
+    struct Held {
+      Leases<A>& of;
+      uint64_t token;
+      ~Held() {
+        if (token != 0) of.end(token);
+      }
+    } held{leases_, *token};
     Status status = confirm(*located);
     std::string user_metadata;
     bool damaged = false;
-    if (status == Status::OK && !copy_user(*located, user_metadata, &damaged))
+    if (status == Status::OK && c_.access.payload_lost(entry.block_offset, entry.stored_bytes))
+      damaged = true;
+    if (status == Status::OK && (damaged || !copy_user(*located, user_metadata, &damaged)))
       status = Status::NOT_FOUND;
     if (status == Status::OK) {
       used_now(located->slot);
@@ -278,9 +289,10 @@ Result<Lease> Reading<A>::acquire(const Key& key, uint64_t ttl_ms, LeaseOf of) {
                   .codec = header.codec};
       if (header.checksum_kind != BH_CHECKSUM_NONE) lease.checksum = entry.payload_checksum;
       lease.user_metadata = std::move(user_metadata);
+      held.token = 0;
       return lease;
     }
-    leases_.end(*token);
+    leases_.end(std::exchange(held.token, 0));
     if (damaged) drop_damaged(*located);
     if (c_.ended()) return c_.gone();
     refused = status;
@@ -298,7 +310,8 @@ Status Reading<A>::copy_leased(const Lease& lease, Span to) {
     const uint64_t sum =
         c_.access.read_payload(lease.offset, lease.stored_bytes, {&to, 1}, used_soon);
     c_.access.fence();
-    return !lease.checksum || sum == *lease.checksum;
+    return lease.checksum ? sum == *lease.checksum
+                          : !c_.access.payload_lost(lease.offset, lease.stored_bytes);
   };
   if (copied()) return Status::OK;
   // acquire() invalidated its lines; a prefetch may have brought stale ones back since. The stamp
@@ -322,7 +335,8 @@ Status Reading<A>::release(Lease& lease) {
   if (!own) c_.access.invalidate(c_.layout.header(slot), BH_LINE_BYTES);
   const bool declared_dead = !c_.alone() && hosts_.decided({c_.host, c_.incarnation});
   const bool same = c_.access.load(c_.layout.header(slot)) == held.stamp;
-  const bool valid = leases_.end(lease.token) && same && !declared_dead && !c_.ended();
+  const bool lost = c_.access.payload_lost(lease.offset, lease.stored_bytes);
+  const bool valid = leases_.end(lease.token) && same && !declared_dead && !lost && !c_.ended();
   lease.token = 0;
   // A process that retired the block meanwhile could not free it because of this lease.
   if (own && allocator_.word(slot).state == BH_BLOCK_RETIRED) retirement_.reclaim({&slot, 1});
@@ -386,8 +400,8 @@ bool Reading<A>::copy_out(const Located& located, std::span<const Span> buffers,
   c_.acquire_from(writer_of(located.found.host, located.found.entry), header_at, BH_LINE_BYTES);
   if (c_.access.load(header_at) != located.header.stamp) return false;
   if (!checked && !vouched(located)) return false;
-  if (!checked) return true;
-  *damaged = checksum != located.found.entry.payload_checksum;
+  *damaged = checked ? checksum != located.found.entry.payload_checksum
+                     : c_.access.payload_lost(offset, bytes);
   return !*damaged;
 }
 

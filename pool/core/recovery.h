@@ -29,7 +29,8 @@ class Recovery {
         retirement_(rooms.retirement),
         namespaces_(rooms.namespaces),
         writing_(rooms.writing),
-        holdings_(rooms.holdings) {}
+        holdings_(rooms.holdings),
+        growth_(rooms.growth) {}
   Recovery(const Recovery&) = delete;
   Recovery& operator=(const Recovery&) = delete;
 
@@ -76,6 +77,7 @@ class Recovery {
   Namespaces<A>& namespaces_;
   Writing<A>& writing_;
   Holdings<A>& holdings_;
+  Growth<A>& growth_;
 };
 
 template <class A>
@@ -103,6 +105,7 @@ bool Recovery<A>::scavenge_process(uint32_t dead) {
       !c_.access.cas(at, seen, word.next(BH_PROCESS_SCAVENGING, c_.process + 1).pack()))
     return false;
 
+  growth_.refresh();  // the dead one may have stored in a set that came just now
   c_.count(BH_COUNTER_SCAVENGED, undo_work_of(dead));
   c_.access.store(at, ProcessWord::unpack(c_.access.load(at)).next(BH_PROCESS_FREE).pack());
   return true;
@@ -236,8 +239,10 @@ void Recovery<A>::rebuild(bool first_life, const Progress& progress) {
   c_.access.store(retirement_.sequence_at(), 0);
   if (!first_life) {
     // The clock of recency started again with the boot.
-    for (uint64_t i = 0; i < g.word_count; ++i)
-      c_.access.store_relaxed(c_.own(BH_PART_RECENCY, i), 0);
+    for (const Set& set : c_.layout.sets().list) {
+      for (uint64_t i = set.first_word; i < set.word_end(); ++i)
+        c_.access.store_relaxed(c_.own(BH_PART_RECENCY, i), 0);
+    }
   }
   std::vector<Slab> private_slabs;
   extents_.for_each_slab([&](const Slab& slab) { private_slabs.push_back(slab); });
@@ -265,7 +270,7 @@ void Recovery<A>::restore_blocks(const std::function<void()>& half_done) {
       [&](const bh_index_entry& entry) { return restore_entry(entry); });
   half_done();
   // A header whose block does not come back must not show a committed stamp (C2).
-  for (uint64_t extent = 0; extent < c_.layout.geometry().extent_count; ++extent) {
+  for (uint64_t extent = 0; extent < c_.layout.extent_end(); ++extent) {
     if (!extents_.writable(extent) || extents_.closed(extent)) continue;
     const Slab slab = extents_.held_slab(extent);
     // Never carved, so no header was ever written there.
@@ -309,10 +314,12 @@ void Recovery<A>::hold_leased() {
 /// Every extent has an owner (I5): if one has none, its word was lost; its first owner takes it.
 template <class A>
 void Recovery<A>::take_back_extents() {
-  for (uint64_t e = c_.layout.first_extent_of(c_.host); e < c_.layout.first_extent_of(c_.host + 1);
-       ++e) {
-    if (holdings_.has_owner(e)) continue;
-    holdings_.write_own(e, {BH_OWN_OWN, 1});
+  for (const Set& set : c_.layout.sets().list) {
+    const uint64_t end = c_.layout.first_extent_of(set, c_.host + 1);
+    for (uint64_t e = c_.layout.first_extent_of(set, c_.host); e < end; ++e) {
+      if (holdings_.has_owner(e)) continue;
+      holdings_.write_own(e, {BH_OWN_OWN, 1});
+    }
   }
 }
 
@@ -320,7 +327,12 @@ template <class A>
 template <class Ours>
 void Recovery<A>::restore_slabs(Ours ours) {
   const auto& g = c_.layout.geometry();
-  for (uint64_t e = 0; e < g.extent_count;) {
+  for (uint64_t e = 0; e < c_.layout.extent_end();) {
+    const Set* set = c_.layout.set_of(e);
+    if (set == nullptr) {
+      ++e;
+      continue;
+    }
     Line line;
     const uint64_t at = c_.layout.descriptor(e);
     c_.access.acquire(at, BH_LINE_BYTES);
@@ -328,7 +340,7 @@ void Recovery<A>::restore_slabs(Ours ours) {
     const auto d = from_line<bh_extent_descriptor>(line);
     bool good = sealed && d.block_bytes >= g.min_block_bytes &&
                 d.block_bytes % BH_PAYLOAD_ALIGN == 0 && d.extent_span >= 1 &&
-                d.extent_span <= g.extent_count - e && d.block_count >= 1 &&
+                d.extent_span <= set->extent_end() - e && d.block_count >= 1 &&
                 d.block_count == d.extent_span * g.extent_bytes / d.block_bytes;
     for (uint64_t part = e; good && part < e + d.extent_span; ++part) good = ours(part);
     if (good && !extents_.restore_slab(Slab{e, d.block_bytes, d.block_count, d.extent_span}) &&
@@ -412,7 +424,7 @@ bool Recovery<A>::restore_unnamed(uint64_t slot, std::span<const uint64_t> damag
 template <class A>
 uint32_t Recovery<A>::highest_incarnation() const {
   uint32_t highest = 0;
-  for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+  for (uint64_t slot = 0; slot < c_.layout.slot_limit(); ++slot) {
     bh_block_header header;
     if (!lookup_.read_header(slot, header) || header.stamp >> 58 != c_.host) continue;
     highest = std::max(highest, static_cast<uint32_t>(header.stamp >> 42) & 0xFFFFu);

@@ -70,7 +70,8 @@ class Retirement {
   /// Stamp -> retired, sealed and published (C2). An unreadable header is replaced.
   void retire_header(uint64_t slot);
   /// RETIRED -> FREE for blocks that no hazard names (protocol 5.5 (5), (6)): at once where stores
-  /// are seen at once, else when they have settled (reap()). Returns how many were freed.
+  /// are seen at once, else when they have settled (reap()). Returns how many were freed. Without
+  /// memory for that, they stay RETIRED, and reclaim_some() frees them.
   uint64_t reclaim(std::span<const uint64_t> slots);
   /// Reclaims RETIRED blocks that no process waits for, since a lease named them when they were
   /// retired or the process that retired them ended. Looks at some of them at a time.
@@ -88,10 +89,15 @@ class Retirement {
     bh_block_header header;
     return lookup_.read_header(slot, header) && (header.flags & BH_HEADER_WIPE) != 0;
   }
-  /// Frees a block that this process has reserved, and may have written to.
-  void give_back(const Block& block) {
-    if (must_wipe(block.slot) && !c_.ended()) wipe(block);
+  /// Frees a block that this process has reserved, and may have written to. If its memory failed,
+  /// and it must be wiped, the block is held until this process ends, and the next one tries (C5);
+  /// but not on media that go. False: it is held.
+  bool give_back(const Block& block) {
+    if (must_wipe(block.slot) && !c_.ended() && !wipe(block) &&
+        c_.layout.takes_blocks(c_.layout.extent_of_slot(block.slot)))
+      return false;
     allocator_.release(block);
+    return true;
   }
   /// Blocks named by leases of this host, and of every host whose life is not over, or was not a
   /// moment ago (protocol 5.5 (5)).
@@ -106,9 +112,10 @@ class Retirement {
   };
   std::optional<Found> find_own(const Hash128& hash, uint64_t wait_ns, bool* unsure);
   void publish_end(uint64_t slot, const bh_block_header* header, uint32_t counter);
+  uint64_t free_or_note(std::span<const uint64_t> slots);
   uint64_t free_unnamed(const std::vector<Retired>& retired);
   bool free_retired(const Retired& block);
-  void wipe(const Block& block);
+  bool wipe(const Block& block);
   uint64_t hazard_hosts() const;
 
   Context<A>& c_;
@@ -212,7 +219,8 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
 }
 
 /// While the block is still held: its key lines are those of the header, unless they are damaged or
-/// a zombie wrote them. Without a header (null) nothing can say which block ended: a lost event.
+/// a zombie wrote them. Without a header (null) nothing can say which block ended: a lost event, as
+/// without memory.
 template <class A>
 void Retirement<A>::publish_end(uint64_t slot, const bh_block_header* of, uint32_t counter) {
   const EventKind kind = counter == BH_COUNTER_EVICTIONS  ? EventKind::EVICTED
@@ -221,7 +229,15 @@ void Retirement<A>::publish_end(uint64_t slot, const bh_block_header* of, uint32
   const auto publish = [&](std::string_view key, std::string_view user) {
     c_.events->publish({kind, of->namespace_id, key, user, of->length_bytes, of->stamp});
   };
-  if (of == nullptr || !lookup_.with_key_lines(slot, *of, publish)) c_.events->lose();
+  // The block is between its states: an exception would leave it there.
+  const auto is_published = [&] {
+    try {
+      return of != nullptr && lookup_.with_key_lines(slot, *of, publish);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  };
+  if (!is_published()) c_.events->lose();
 }
 
 template <class A>
@@ -248,6 +264,15 @@ void Retirement<A>::retire_header(uint64_t slot) {
 
 template <class A>
 uint64_t Retirement<A>::reclaim(std::span<const uint64_t> slots) {
+  try {
+    return free_or_note(slots);
+  } catch (const std::bad_alloc&) {
+    return 0;  // reclaim_some() finds them again
+  }
+}
+
+template <class A>
+uint64_t Retirement<A>::free_or_note(std::span<const uint64_t> slots) {
   std::vector<Retired> retired;
   for (const uint64_t slot : slots) {
     const SeenWord seen = c_.see(slot);
@@ -268,7 +293,7 @@ uint64_t Retirement<A>::reclaim(std::span<const uint64_t> slots) {
 template <class A>
 uint64_t Retirement<A>::reclaim_some() {
   constexpr uint64_t kMostBlocks = 65536;
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const uint64_t extents = c_.layout.extent_end();
   std::vector<uint64_t> retired;
   uint64_t e = reclaim_next_ % extents, blocks = 0;
   for (uint64_t i = 0; i < extents && blocks < kMostBlocks; ++i) {
@@ -347,13 +372,13 @@ bool Retirement<A>::free_retired(const Retired& block) {
   if (!must_wipe(block.slot)) return allocator_.free_retired(block.slot, block.seen);
   // Reserved meanwhile: else another process could free it, and a third store there.
   const auto held = allocator_.hold_retired(block.slot, block.seen);
-  if (held) give_back(*held);
-  return held.has_value();
+  return held && give_back(*held);
 }
 
 /// Overwrites payload, key and user metadata, and then the header. The caller holds the block.
+/// False: its memory failed, and may still have what was to go.
 template <class A>
-void Retirement<A>::wipe(const Block& block) {
+bool Retirement<A>::wipe(const Block& block) {
   constexpr uint64_t kMostKeyBytes = BH_KEY_BYTES_MAX + BH_USER_BYTES_MAX + BH_USER_CHECK_BYTES;
   constexpr uint64_t kMostKeyLines = (kMostKeyBytes + BH_LINE_BYTES - 1) / BH_LINE_BYTES;
   // Another process of this host may have stored it: not only the header is written here.
@@ -367,9 +392,11 @@ void Retirement<A>::wipe(const Block& block) {
     c_.access.flush(at, BH_LINE_BYTES);
   }
   c_.access.fence();
+  if (c_.access.payload_lost(block.offset, block.block_bytes)) return false;
   bh_block_header header{};
   header.stamp = stamp_retired(0);
   c_.write_sealed(c_.layout.header(block.slot), to_line(header));
+  return true;
 }
 
 template <class A>

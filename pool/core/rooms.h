@@ -98,6 +98,7 @@ struct Settings {
   uint32_t evict_low_permille = 0;
   uint64_t mirror_bytes = kMirrorBytes;  ///< that the mirror of indexes may take at most
   bool newer_features = false;           ///< has_newer_features()
+  std::array<uint64_t, 2> pool_id = {};
 };
 
 /// The size of the block that a header needs.
@@ -130,6 +131,8 @@ template <class A>
 class Namespaces;
 template <class A>
 class Holdings;
+template <class A>
+class Growth;
 template <class A>
 class Mail;
 template <class A>
@@ -166,6 +169,7 @@ struct Rooms {
   Space<A>& space;
   Namespaces<A>& namespaces;
   Holdings<A>& holdings;
+  Growth<A>& growth;
   Mail<A>& mail;
   Grants<A>& grants;
   Custody<A>& custody;

@@ -33,6 +33,7 @@
 // Owns: the host's run words and owner words. Calls: nothing.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 
 #include "pool/core/context.h"
@@ -50,7 +51,9 @@ class Runs {
   /// no run is free.
   bool claim(uint64_t extent, uint64_t block_bytes) {
     const uint32_t shift = c_.layout.run_shift(block_bytes);
-    return find(extent, shift, [&](uint64_t first) { return claim_at(extent, shift, first); });
+    const Set* set = c_.layout.set_of(extent);
+    return set != nullptr && find(*set, extent, shift,
+                                  [&](uint64_t first) { return claim_at(extent, shift, first); });
   }
   /// A run for blocks of that size is free at this instant. Looks first where one was before, since
   /// puts ask.
@@ -59,10 +62,14 @@ class Runs {
     const uint64_t words = c_.layout.run_words(shift);
     const uint64_t seen = free_seen_.load(std::memory_order_relaxed) / words * words;
     if (is_free({BH_RUN_CHANGING, shift, seen})) return true;
-    return find(0, shift, [&](uint64_t first) {
-      free_seen_.store(first, std::memory_order_relaxed);
-      return true;
-    });
+    for (const Set& set : c_.layout.sets().list) {
+      const bool found = find(set, set.first_extent, shift, [&](uint64_t first) {
+        free_seen_.store(first, std::memory_order_relaxed);
+        return true;
+      });
+      if (found) return true;
+    }
+    return false;
   }
   /// Gives the run back; the words are NONE (E2). Can be repeated, and continues a claim or a
   /// release that a dead process began.
@@ -71,10 +78,16 @@ class Runs {
     if (run.pack() == 0) return;
     run.state = BH_RUN_CHANGING;
     c_.access.store(run_at(extent), run.pack());
-    for_each_group(run, [&](uint64_t at) {
+    for_each_group_of(run, [&](uint64_t at) {
       if (c_.access.load(at) == extent + 1) c_.access.store(at, 0);
     });
     c_.access.store(run_at(extent), 0);
+  }
+  /// The host has words for all slots of the pool at one time.
+  bool has_all_words() const {
+    const auto& sets = c_.layout.sets().list;
+    return std::all_of(sets.begin(), sets.end(),
+                       [&](const Set& set) { return c_.layout.has_all_words(set); });
   }
   /// The run of the extent serves blocks of that size, and is all its own (E1).
   bool serves(uint64_t extent, uint64_t block_bytes) const {
@@ -82,7 +95,7 @@ class Runs {
     const uint64_t last_slot = c_.layout.first_slot(extent + 1) - 1;
     bool own = run.shift == c_.layout.run_shift(block_bytes) &&
                c_.layout.word_index(run, last_slot) != Layout::kNoWord;
-    for_each_group(run, [&](uint64_t at) { own = own && c_.access.load(at) == extent + 1; });
+    for_each_group_of(run, [&](uint64_t at) { own = own && c_.access.load(at) == extent + 1; });
     return own;
   }
   /// Groups that no extent can claim, though none has them in its run (E1). Changes during the call
@@ -90,21 +103,20 @@ class Runs {
   uint64_t count_lost() const {
     const auto& g = c_.layout.geometry();
     uint64_t lost = 0;
-    for (uint64_t i = 0; i < c_.layout.group_count(); ++i) {
+    for_each_group([&](uint64_t i) {
       const uint64_t owner = c_.access.load(c_.own(BH_PART_GROUPS, i));
-      if (owner == 0) continue;
-      const RunWord run = owner <= g.extent_count ? c_.load_run(owner - 1) : RunWord{};
+      if (owner == 0) return;
+      const RunWord run = owner <= c_.layout.extent_end() ? c_.load_run(owner - 1) : RunWord{};
       const uint64_t first = run.first / g.words_per_group;
       const uint64_t groups = c_.layout.run_words(run.shift) / g.words_per_group;
       lost += run.state == BH_RUN_NONE || i - first >= groups;
-    }
+    });
     return lost;
   }
   /// For a rebuild: no extent has words.
   void reset() {
-    for (uint64_t e = 0; e < c_.layout.geometry().extent_count; ++e) c_.access.store(run_at(e), 0);
-    for (uint64_t i = 0; i < c_.layout.group_count(); ++i)
-      c_.access.store(c_.own(BH_PART_GROUPS, i), 0);
+    for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) c_.access.store(run_at(e), 0);
+    for_each_group([&](uint64_t i) { c_.access.store(c_.own(BH_PART_GROUPS, i), 0); });
   }
   /// Calls visit(offset of the allocator word, slot of the extent that it begins with) for each
   /// word of an extent.
@@ -121,29 +133,39 @@ class Runs {
 
  private:
   uint64_t run_at(uint64_t extent) const { return c_.own(BH_PART_RUNS, extent); }
+  /// Calls visit(number) for each group of all sets.
+  template <class Visit>
+  void for_each_group(Visit visit) const {
+    const uint64_t words = c_.layout.geometry().words_per_group;
+    for (const Set& set : c_.layout.sets().list) {
+      for (uint64_t i = set.first_word / words; i < set.word_end() / words; ++i) visit(i);
+    }
+  }
   /// Calls visit(offset of the owner word) for each group of a run, whatever the run word says.
   template <class Visit>
-  void for_each_group(RunWord run, Visit visit) const {
-    const uint64_t groups = c_.layout.group_count(), group = c_.layout.geometry().words_per_group;
+  void for_each_group_of(RunWord run, Visit visit) const {
+    const uint64_t groups = c_.layout.group_limit(), group = c_.layout.geometry().words_per_group;
     const uint64_t first = run.first / group;
     const uint64_t end = std::min(groups, first + c_.layout.run_words(run.shift) / group);
     for (uint64_t i = first; i < end; ++i) visit(c_.own(BH_PART_GROUPS, i));
   }
   bool is_free(RunWord run) const {
     bool free = true;
-    for_each_group(run, [&](uint64_t at) { free = free && c_.access.load(at) == 0; });
+    for_each_group_of(run, [&](uint64_t at) { free = free && c_.access.load(at) == 0; });
     return free;
   }
-  /// Calls take(first word) for the free runs until it returns true; false if it never does. Where
-  /// there are words for all slots, every extent has a place of its own, which is looked at first.
-  /// Else the first fit: so a rebuild, which frees nothing in between, loses none to gaps.
+  /// Calls take(first word) for the free runs of a set until it returns true; false if it never
+  /// does. Where there are words for all slots, every extent has a place of its own, which is
+  /// looked at first. Else the first fit: so a rebuild, which frees nothing in between, loses none
+  /// to gaps.
   template <class Take>
-  bool find(uint64_t extent, uint32_t shift, Take take) const {
-    const uint64_t count = c_.layout.geometry().word_count, words = c_.layout.run_words(shift);
-    uint64_t first = c_.layout.has_all_words() ? c_.layout.first_slot(extent) : 0;
-    for (uint64_t seen = 0; seen < count; seen += words) {
+  bool find(const Set& set, uint64_t extent, uint32_t shift, Take take) const {
+    const uint64_t words = c_.layout.run_words(shift);
+    uint64_t first = set.first_word;
+    if (c_.layout.has_all_words(set)) first += c_.layout.first_slot(extent - set.first_extent);
+    for (uint64_t seen = 0; seen < set.word_count; seen += words) {
       if (is_free({BH_RUN_CHANGING, shift, first}) && take(first)) return true;
-      first = first + words == count ? 0 : first + words;
+      first = first + words == set.word_end() ? set.first_word : first + words;
     }
     return false;
   }
@@ -151,7 +173,7 @@ class Runs {
     RunWord run{BH_RUN_CHANGING, shift, first};
     c_.access.store(run_at(extent), run.pack());
     bool claimed = true;
-    for_each_group(run, [&](uint64_t at) {
+    for_each_group_of(run, [&](uint64_t at) {
       uint64_t free = 0;
       claimed = claimed && c_.access.cas(at, free, extent + 1);
     });

@@ -63,6 +63,9 @@ class Space {
   /// Frees up to `count` extents by moving blocks of the emptiest slabs, of whatever span, to holes
   /// of others. Evicts nothing. Waits once, for all moved blocks together.
   void compact(uint64_t count, uint64_t until_ns);
+  /// Moves, or evicts, blocks off a set that takes no new ones. True if this host has none there
+  /// any more, of the extents that it may write to.
+  bool drain(const Set& set, uint64_t until_ns);
   FreeBlocks free_blocks() const;
   /// Of the extents of this host, and of the index entries that it can use.
   struct Used {
@@ -96,9 +99,14 @@ class Space {
   bool window_leaves_words(uint64_t first, uint64_t span, uint64_t block_bytes) const;
   bool empty_window(uint64_t first, uint64_t span, Clear by);
   bool empty_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by);
-  bool clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by,
+  /// Where blocks are moved to.
+  enum class Into {
+    HOLES,   ///< an extent carved for them would be one of those that are being emptied
+    EXTENTS  ///< also those
+  };
+  bool clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by, Into into,
                   std::vector<uint64_t>& retired);
-  bool move(const Block& block);
+  bool move(const Block& block, Into into);
   bool supersede(const Block& old, uint64_t old_stamp, const Block& target, bh_block_header header,
                  std::string_view user_metadata);
   std::optional<Block> reserve_in_passing(uint64_t block_bytes);
@@ -139,9 +147,8 @@ std::optional<Block> Space<A>::reserve_block(uint64_t block_bytes) {
   if (auto block = allocator_.reserve(block_bytes)) return block;
   if (auto block = allocator_.reserve_larger(block_bytes, block_bytes * 9 / 8)) return block;
   want_extent(block_bytes);
-  const auto& g = c_.layout.geometry();
   // Where evicted blocks are free only once they have settled, many wait for that together.
-  const uint64_t pool_step = g.extent_count * g.extent_bytes / 512;
+  const uint64_t pool_step = c_.layout.payload_bytes() / 512;
   const uint64_t step = std::max(
       4 * block_bytes, c_.incoherent() ? pool_step : std::min(pool_step, kBatch * block_bytes));
   for (int round = 0; round < 64; ++round) {
@@ -170,7 +177,7 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   if (evicting_ && unevicted_bytes_.fetch_add(4 * bytes_put) + 4 * bytes_put >= kBatch * bytes_put)
     evict(unevicted_bytes_.exchange(0));
   const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
-  if (put < watch_after_ * (g.extent_count * g.extent_bytes / 1024)) return;
+  if (put < watch_after_ * (c_.layout.payload_bytes() / 1024)) return;
   unwatched_bytes_ = 0;
   const Used now = used();
   const uint64_t most = std::max(now.space_permille, now.index_permille);
@@ -204,6 +211,10 @@ Status Space<A>::replace(const Located& old, const Content& content) {
   if ((header.flags & BH_HEADER_WIPE) != 0) retirement_.promise_wipe(*target);
   header.payload_checksum = c_.access.write_payload(target->offset, content.stored);
   c_.access.fence();
+  if (c_.access.payload_lost(target->offset, header.stored_bytes)) {
+    retirement_.give_back(*target);
+    return Status::BUSY;
+  }
   const Block block{old.slot, old.found.entry.block_offset, slab->block_bytes};
   // A lease taken after this look lapses, as it would by an eviction.
   const std::vector<uint64_t> named = retirement_.named_blocks();
@@ -238,7 +249,7 @@ void Space<A>::for_each_cold(uint64_t unused_ns, Visit visit) {
 template <class A>
 bool Space<A>::make_room(uint64_t block_bytes, Clear by) {
   const FreeBlocks free = free_blocks();
-  const uint64_t extents = c_.layout.geometry().extent_count;
+  const uint64_t extents = c_.layout.extent_end();
   const auto spans = extents_.spans_for(block_bytes);
   for (size_t i = 0; i < spans.size(); ++i) {
     const uint64_t span = spans[i];
@@ -281,12 +292,37 @@ void Space<A>::compact(uint64_t count, uint64_t until_ns) {
     const auto closing = extents_.begin_coalescing(slab.head);
     if (!closing) continue;
     holes -= slab.block_count;
-    if (clear_slab(*closing, named, Clear::BY_MOVES, retired)) emptied += closing->extent_span;
+    if (clear_slab(*closing, named, Clear::BY_MOVES, Into::HOLES, retired))
+      emptied += closing->extent_span;
     closed.push_back(*closing);
   }
   retirement_.reclaim(retired);
   if (c_.incoherent() && !retired.empty()) retirement_.reap(/*wait=*/true);
   for (const Slab& slab : closed) extents_.end_coalescing(slab);  // or opens it again
+}
+
+/// All that a slice of time allows is retired first: then one wait is enough for it.
+template <class A>
+bool Space<A>::drain(const Set& set, uint64_t until_ns) {
+  const std::vector<uint64_t> named = retirement_.named_blocks();
+  std::vector<uint64_t> retired;
+  std::vector<Slab> closed;
+  bool empty = true;
+  for (uint64_t e = set.first_extent; e < set.extent_end(); ++e) {
+    if (!extents_.holds(e)) continue;
+    const bool unused = extents_.writable(e) && !extents_.closed(e) && !extents_.carved(e);
+    empty = empty && unused;
+    if (unused || c_.access.now_ns() >= until_ns) continue;
+    const auto closing = extents_.writable(e) ? extents_.begin_coalescing(e) : std::nullopt;
+    if (!closing) continue;
+    if (!clear_slab(*closing, named, clear_by(), Into::EXTENTS, retired))
+      want_extent(closing->block_bytes);
+    closed.push_back(*closing);
+  }
+  retirement_.reclaim(retired);
+  if (c_.incoherent() && !retired.empty()) retirement_.reap(/*wait=*/true);
+  for (const Slab& slab : closed) extents_.end_coalescing(slab);  // or opens it again
+  return empty;
 }
 
 template <class A>
@@ -335,11 +371,11 @@ auto Space<A>::used() const -> Used {
   const auto& g = c_.layout.geometry();
   // About as many as twice the host's share of blocks need, for which the index is planned. With
   // more in use, the probe sets of some keys are full.
-  const uint64_t entries = g.index_bucket_count * BH_INDEX_ENTRIES * 3 / 5;
-  uint64_t extents = g.extent_count;
+  const uint64_t entries = c_.layout.bucket_count() * BH_INDEX_ENTRIES * 3 / 5;
+  uint64_t extents = c_.layout.extent_count();
   if (!c_.alone()) {
     extents = 0;
-    for (uint64_t e = 0; e < g.extent_count; ++e) extents += extents_.holds(e);
+    for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) extents += extents_.holds(e);
   }
   return {extents == 0 ? 1000 : used / (extents * g.extent_bytes / 1000), blocks * 1000 / entries};
 }
@@ -508,7 +544,7 @@ bool Space<A>::empty_window(uint64_t first, uint64_t span, Clear by) {
 template <class A>
 bool Space<A>::empty_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by) {
   std::vector<uint64_t> retired;
-  const bool emptied = clear_slab(slab, named, by, retired);
+  const bool emptied = clear_slab(slab, named, by, Into::HOLES, retired);
   retirement_.reclaim(retired);
   if (c_.incoherent() && !retired.empty()) retirement_.reap(/*wait=*/true);
   return emptied;
@@ -516,7 +552,7 @@ bool Space<A>::empty_slab(const Slab& slab, const std::vector<uint64_t>& named, 
 
 /// The same, but does not free the retired blocks: it adds their slots to `retired`.
 template <class A>
-bool Space<A>::clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by,
+bool Space<A>::clear_slab(const Slab& slab, const std::vector<uint64_t>& named, Clear by, Into into,
                           std::vector<uint64_t>& retired) {
   const uint32_t kept =
       by == Clear::BY_EVICTION_OF_PINNED ? BH_PIN_HARD : BH_PIN_SOFT | BH_PIN_HARD;
@@ -526,10 +562,10 @@ bool Space<A>::clear_slab(const Slab& slab, const std::vector<uint64_t>& named, 
     const uint32_t state = allocator_.word(block.slot).state;
     if (state == BH_BLOCK_FREE) continue;
     if (state == BH_BLOCK_COMMITTED) {
-      emptied =
-          !std::binary_search(named.begin(), named.end(), block.offset) &&
-          (move(block) || (by != Clear::BY_MOVES && (attributes_.pins(block.slot) & kept) == 0 &&
-                           evict_block(block.slot)));
+      emptied = !std::binary_search(named.begin(), named.end(), block.offset) &&
+                (move(block, into) ||
+                 (by != Clear::BY_MOVES && (attributes_.pins(block.slot) & kept) == 0 &&
+                  evict_block(block.slot)));
     } else {
       emptied = state == BH_BLOCK_RETIRED;
     }
@@ -540,7 +576,7 @@ bool Space<A>::clear_slab(const Slab& slab, const std::vector<uint64_t>& named, 
 
 /// Copies a block of a closed slab to another slab of its size, then retires the old one (C4).
 template <class A>
-bool Space<A>::move(const Block& block) {
+bool Space<A>::move(const Block& block, Into into) {
   bh_block_header header;
   if (!lookup_.read_header(block.slot, header) || stamp_state(header.stamp) != BH_STAMP_COMMITTED)
     return false;
@@ -552,8 +588,7 @@ bool Space<A>::move(const Block& block) {
                             block.block_bytes)
     return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
   const bool checked = header.checksum_kind != BH_CHECKSUM_NONE;
-  // Into holes only: a newly carved extent would be one of those that are being emptied.
-  const Terms terms{.may_carve = false, .in_custody = checked};
+  const Terms terms{.may_carve = into == Into::EXTENTS, .in_custody = checked};
   const auto target =
       retirement_.stamps_left() ? allocator_.reserve(block.block_bytes, terms) : std::nullopt;
   if (!target) return false;
@@ -565,9 +600,15 @@ bool Space<A>::move(const Block& block) {
     c_.access.acquire(block.offset, header.stored_bytes);
     checksum = c_.access.move_payload(target->offset, block.offset, header.stored_bytes);
   }
-  if (checked && checksum != header.payload_checksum) {
+  const bool whole = checked ? checksum == header.payload_checksum
+                             : !c_.access.payload_lost(block.offset, header.stored_bytes);
+  if (!whole) {
     retirement_.give_back(*target);
     return retirement_.retire(block.slot, hash, old_stamp, BH_COUNTER_DAMAGED);
+  }
+  if (c_.access.payload_lost(target->offset, header.stored_bytes)) {
+    retirement_.give_back(*target);
+    return move(block, into);  // to another one: this one is passed over now
   }
   if (!supersede(block, old_stamp, *target, header, *user_metadata)) return false;
   c_.count(BH_COUNTER_MOVES);
@@ -596,7 +637,7 @@ bool Space<A>::supersede(const Block& old, uint64_t old_stamp, const Block& targ
     return false;
   }
   const Publishing publishing(c_);
-  const auto place = index_.claim(hash);
+  const auto place = index_.claim(hash, target.slot);
   if (!place) {
     allocator_.cancel_retire(old.slot);
     retirement_.give_back(target);

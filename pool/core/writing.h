@@ -108,6 +108,7 @@ class Writing {
   }
   std::optional<Block> make_room(const Content& content, const Key& key);
   Begun begun_with(const Key& key, const Content& content, const Block& block);
+  void write_value(Begun& put, std::span<const ConstSpan> value);
   Status store(Begun put, std::span<const ConstSpan> value);
   Status finish_put(const Begun& put, Stored& stored);
   /// Of one put.
@@ -219,8 +220,7 @@ class Writing<A>::Group {
   };
   void write(Item& item) {
     if (item.value.empty() || writing_.c_.ended()) return;  // finish_put() returns why
-    item.put.header.payload_checksum =
-        writing_.c_.access.write_payload(item.put.block.offset, item.value);
+    writing_.write_value(item.put, item.value);
     item.value = {};
   }
 
@@ -321,9 +321,24 @@ auto Writing<A>::begun_with(const Key& key, const Content& content, const Block&
   return {key, block, header_for(content), content.user_metadata, content.attributes};
 }
 
+/// Copies the value into the block of a put; into another block if its memory fails. Where there is
+/// none, finish_put() says so.
+template <class A>
+void Writing<A>::write_value(Begun& put, std::span<const ConstSpan> value) {
+  for (;;) {
+    put.header.payload_checksum = c_.access.write_payload(put.block.offset, value);
+    if (!c_.access.payload_lost(put.block.offset, put.header.stored_bytes)) return;
+    const auto other = allocator_.reserve(put.block.block_bytes, kSafe);
+    if (!other) return;
+    retirement_.give_back(put.block);
+    put.block = *other;
+    if ((put.header.flags & BH_HEADER_WIPE) != 0) retirement_.promise_wipe(put.block);
+  }
+}
+
 template <class A>
 Status Writing<A>::store(Begun put, std::span<const ConstSpan> value) {
-  put.header.payload_checksum = c_.access.write_payload(put.block.offset, value);
+  write_value(put, value);
   c_.access.fence();
   return finish_put(put);
 }
@@ -418,6 +433,10 @@ Status Writing<A>::commit(Reservation& reservation, const PayloadSum& sum) {
     return c_.gone();
   }
   c_.access.publish(block->offset, reservation.length_bytes);
+  if (c_.access.payload_lost(block->offset, reservation.length_bytes)) {
+    retirement_.give_back(*block);
+    return Status::DAMAGED;
+  }
   return finish_put({Key(reservation.namespace_id, reservation.key), *block, header,
                      reservation.user_metadata, reservation.attributes});
 }
@@ -515,6 +534,10 @@ Status Writing<A>::finish_put(const Begun& put, Stored& stored) {
     retirement_.give_back(block);
     return c_.ended() ? c_.gone() : Status::LIMIT_REACHED;
   }
+  if (c_.access.payload_lost(block.offset, described.stored_bytes)) {
+    retirement_.give_back(block);
+    return Status::NO_SPACE;
+  }
   const Publishing publishing(c_);
   bh_block_header header = described;
   header.key_hash[0] = key.hash.low;
@@ -528,7 +551,7 @@ Status Writing<A>::finish_put(const Begun& put, Stored& stored) {
     // Other hosts may store the same key meanwhile; then there are two blocks, and either is right.
     const bool present = lock.held() && lookup_.locate_at(c_.host, key, Fresh::NOTHING).has_value();
     const auto place =
-        lock.held() && !present && !c_.ended() ? index_.claim(key.hash) : std::nullopt;
+        lock.held() && !present && !c_.ended() ? index_.claim(key.hash, block.slot) : std::nullopt;
     if (!place) {
       retirement_.give_back(block);
       if (!lock.held()) return Status::BUSY;
@@ -562,14 +585,15 @@ Status Writing<A>::finish_put(const Begun& put, Stored& stored) {
 template <class A>
 void Writing<A>::write_key_lines(uint64_t slot, std::string_view key,
                                  std::string_view user_metadata, uint64_t stamp) {
-  std::string joined;
+  // Not on the heap: no put may fail between here and its end, or its block would stay reserved.
+  std::array<char, BH_KEY_BYTES_MAX + BH_USER_BYTES_MAX + BH_USER_CHECK_BYTES> joined;
   std::string_view text = key;
   if (!user_metadata.empty()) {
     const uint64_t check = c_.sealer.user_check(user_metadata, stamp);
-    joined.reserve(key.size() + user_metadata.size() + sizeof check);
-    joined.append(key).append(user_metadata);
-    joined.append(reinterpret_cast<const char*>(&check), sizeof check);
-    text = joined;
+    char* end = std::ranges::copy(key, joined.begin()).out;
+    end = std::ranges::copy(user_metadata, end).out;
+    std::memcpy(end, &check, sizeof check);
+    text = {joined.data(), key.size() + user_metadata.size() + sizeof check};
   }
   for (uint64_t at = 0; at < text.size(); at += BH_LINE_BYTES, ++slot) {
     Line line{};

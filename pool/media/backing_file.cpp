@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <pwd.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -133,6 +134,13 @@ Result<void> check_trust(const std::string& path, const struct stat& info) {
                            path, user_text(info.st_uid))};
 }
 
+bool is_locked_by_any(int fd) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;  // all bytes
+  return fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
 Result<uint64_t> free_bytes_of(const std::string& directory) {
   struct statvfs info;
   if (statvfs(directory.c_str(), &info) != 0) return system_error(directory, errno);
@@ -215,6 +223,13 @@ Result<NewFile> NewFile::begin(const std::string& path, const MediaCreateOptions
   NewFile file;
   file.path_ = path;
   if (Result<void> ready = file.look_at_old(options, free_bytes); !ready) return ready.error();
+  // Beyond the limit the kernel would end the process (SIGXFSZ).
+  rlimit most{};
+  if (getrlimit(RLIMIT_FSIZE, &most) == 0 && options.size_bytes > most.rlim_cur)
+    return Error{Status::SYSTEM,
+                 fmt::format("{}: {} bytes are more than the limit of {} for a file of this user: "
+                             "raise it (`ulimit -f`), or ask for less",
+                             path, options.size_bytes, most.rlim_cur)};
   const std::string directory = directory_of(path);
   file.fd_ = open_file(directory, O_TMPFILE | O_RDWR, 0600);
   while (file.fd() < 0) {  // a filesystem without nameless files

@@ -82,6 +82,9 @@ class NewFile {
   UniqueFd fd_;
 };
 
+/// A process holds a lock of the file, through another open file; also true if the query fails.
+bool is_locked_by_any(int fd);
+
 /// Free bytes on the filesystem that holds `directory`; nothing on an error.
 Result<uint64_t> free_bytes_of(const std::string& directory);
 

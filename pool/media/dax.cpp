@@ -117,6 +117,7 @@ class DaxMedium final : public Medium {
     writable_ = device.writable;
     traits_.kind = "dax";
     traits_.page_bytes = device.page_bytes;
+    traits_.locks_by_node = true;
     traits_.survives_reboot = traits_.survives_power_loss = device.persistent;
     traits_.description = fmt::format(
         "{}{}, {}", path, device.node < 0 ? "" : fmt::format(" of NUMA node {}", device.node),
@@ -132,6 +133,11 @@ class DaxMedium final : public Medium {
     auto first = MediaMapping::map(*medium, medium->fd(), kMediaGrainBytes);
     if (!first) return first.error();
     medium->first_ = std::move(*first);
+    medium->guard_ =
+        FaultGuard(medium->first_.base(), kMediaGrainBytes, medium->traits_.page_bytes);
+    (void)medium->holds_pool();
+    if (medium->guard_.failed())
+      return bad(Status::MEDIA_ERROR, path + ": its first 2 MiB cannot be read");
     return medium;
   }
 
@@ -143,22 +149,24 @@ class DaxMedium final : public Medium {
     });
   }
 
-  /// A number of its own for each pool that the device has held.
+  /// Some of its first bytes are not zero.
+  bool has_data() const {
+    return std::any_of(first_.base(), first_.base() + first_.size_bytes(),
+                       [](std::byte byte) { return byte != std::byte{0}; });
+  }
+
+  /// A number of its own for each pool, or set of one, that the device has held.
   std::optional<MediaId> id() const override {
     bh_superblock copy;
     for (const uint64_t at : kCopies) {
       std::memcpy(&copy, first_.base() + at, sizeof copy);
       if (copy.magic == BH_SUPERBLOCK_MAGIC || copy.magic == BH_SUPERBLOCK_DESTROYED)
         return MediaId{number_, copy.pool_id[0]};
+      bh_medium_label label;
+      std::memcpy(&label, first_.base() + at, sizeof label);
+      if (label.magic == BH_MEDIUM_MAGIC) return MediaId{number_, label.pool_id[0] ^ label.set_id};
     }
     return MediaId{number_, 0};
-  }
-
-  bool is_locked() const {
-    struct flock lock {};
-    lock.l_type = F_WRLCK;
-    lock.l_whence = SEEK_SET;  // all bytes
-    return fcntl(lock_fd(), F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
   }
 
   /// Makes the superblocks invalid, so that processes that map the pool notice: they load the same
@@ -209,6 +217,7 @@ class DaxMedium final : public Medium {
 
   const uint64_t number_;
   MediaMapping first_;  ///< the page of the superblocks
+  FaultGuard guard_;    ///< of that page
 };
 
 Error holds_none(const std::string& path) {
@@ -233,8 +242,12 @@ Result<std::unique_ptr<Medium>> make_dax(const std::string& path,
   if (exists && !options.replace) return bad(Status::POOL_EXISTS, path + " holds a pool already");
   if (exists && options.old && device.id() != options.old)
     return bad(Status::POOL_EXISTS, path + ": another process made a pool there meanwhile");
+  if (!exists && !options.replace && device.traits().survives_reboot && device.has_data())
+    return bad(Status::POOL_EXISTS, path +
+                                        " is persistent memory and holds data that is no pool's: "
+                                        "to overwrite it, use `bowhead pool create --force`");
   // Who names the old pool has its locks.
-  if (!options.old && device.is_locked())
+  if (!options.old && is_locked_by_any(device.lock_fd()))
     return bad(Status::IN_USE,
                path + ": processes still have a former pool there open; end them first");
   if (exists) {
@@ -253,6 +266,24 @@ Result<std::unique_ptr<Medium>> open_dax(const std::string& path, MediaUse use) 
   return std::unique_ptr<Medium>(std::move(*medium));
 }
 
+Result<uint64_t> capacity_of(const std::string& path) {
+  const Result<DaxDevice> device = look_at(path, MediaUse::LOOK);
+  // The device itself is missing, and not a pool on it.
+  if (device.status() == Status::NO_SUCH_POOL) return bad(Status::SYSTEM, device.error().detail);
+  if (!device) return device.error();
+  return device->size_bytes;
+}
+
+/// Devices have the numbers in which this machine found them.
+std::vector<std::string> all_devices() {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/sys/bus/dax/devices", error))
+    paths.push_back("/dev/" + entry.path().filename().string());
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
 Result<void> remove_dax(const std::string& path, const std::optional<MediaId>& only) {
   auto medium = DaxMedium::open(path, MediaUse::REMOVE);
   if (!medium) return medium.error();
@@ -265,6 +296,7 @@ Result<void> remove_dax(const std::string& path, const std::optional<MediaId>& o
 
 }  // namespace
 
-const MediumDriver kDaxDriver = {"dax", "dax:/dev/daxX.Y", make_dax, open_dax, remove_dax};
+const MediumDriver kDaxDriver = {"dax",      "dax:/dev/daxX.Y", make_dax,   open_dax,
+                                 remove_dax, capacity_of,       all_devices};
 
 }  // namespace bowhead

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cerrno>
@@ -24,6 +25,11 @@ struct FaultGuard::Entry {
   std::atomic<uint64_t> page_bytes{0};
   std::atomic<uint64_t> fault{0};  ///< 0: none (packed below). Set once, before the replacement
   std::atomic<bool> stuck{false};  ///< could not be replaced: the previous handler decides
+  std::atomic<uint64_t> contained_offset{0};
+  std::atomic<uint64_t> contained_bytes{0};
+  /// Pages that were lost there (packed below); 0: none, or not noted yet, and then not replaced.
+  std::array<std::atomic<uint64_t>, kLossesMax> losses{};
+  std::atomic<uint32_t> loss_count{0};  ///< places of `losses` that were taken
   Entry* next = nullptr;
 };
 
@@ -57,6 +63,40 @@ Entry* find(uintptr_t address) {
   return nullptr;
 }
 
+// By the system call itself: concurrent loads and stores there are no race, but ThreadSanitizer
+// takes mmap() for a store to all of it.
+bool put_zeros(uintptr_t address, size_t bytes) {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  void* const start = reinterpret_cast<void*>(address);
+  return syscall(SYS_mmap, start, bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0) ==
+         static_cast<long>(address);
+}
+
+bool overlap(const MediaFault& loss, uint64_t offset, uint64_t bytes) {
+  return loss.offset < offset + bytes && offset < loss.offset + loss.bytes;
+}
+
+/// Zeros take the place of the pages of a memory error alone. False if they are not for values
+/// alone, or there were too many. Two threads may note the same pages, which does no harm.
+bool contain(Entry& entry, const MediaFault& loss) {
+  const uint64_t first = entry.contained_offset.load(std::memory_order_relaxed);
+  const uint64_t bytes = entry.contained_bytes.load(std::memory_order_relaxed);
+  if (loss.offset < first || loss.bytes > bytes || loss.offset - first > bytes - loss.bytes)
+    return false;
+  const uint64_t word = pack(loss);
+  const uint32_t count = entry.loss_count.load();
+  bool known = false;
+  for (uint32_t i = 0; i < count && !known; ++i) known = entry.losses[i].load() == word;
+  if (!known) {
+    uint32_t place = count;
+    do {
+      if (place == FaultGuard::kLossesMax) return false;
+    } while (!entry.loss_count.compare_exchange_weak(place, place + 1));
+    entry.losses[place].store(word);
+  }
+  return put_zeros(entry.begin.load(std::memory_order_relaxed) + loss.offset, loss.bytes);
+}
+
 /// True if the access shall be tried again.
 bool replace_mapping(const siginfo_t& info) {
   const bool memory_error = info.si_code == BUS_MCEERR_AR || info.si_code == BUS_MCEERR_AO;
@@ -68,19 +108,13 @@ bool replace_mapping(const siginfo_t& info) {
   uint64_t lost = entry->page_bytes.load(std::memory_order_relaxed);
   if (memory_error) lost = std::max(lost, uint64_t{1} << (info.si_addr_lsb & 63));
   uint64_t none = 0;
-  const uint64_t word = pack({(address - begin) / lost * lost, lost, memory_error});
-  const bool first = entry->fault.compare_exchange_strong(none, word);
+  const MediaFault fault{(address - begin) / lost * lost, lost, memory_error};
+  if (memory_error && contain(*entry, fault)) return true;
+  const bool first = entry->fault.compare_exchange_strong(none, pack(fault));
   // Another thread replaces the mapping, or has: the access waits, or completes. But a memory error
   // can also be one of the pages that took its place.
   if (!first && !memory_error) return true;
-  void* const start = reinterpret_cast<void*>(begin);
-  const size_t bytes = entry->end.load(std::memory_order_relaxed) - begin;
-  // By the system call itself: concurrent loads and stores there are no race, but ThreadSanitizer
-  // takes mmap() for a store to all of it.
-  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-  if (syscall(SYS_mmap, start, bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0) ==
-      static_cast<long>(begin))
-    return true;
+  if (put_zeros(begin, entry->end.load(std::memory_order_relaxed) - begin)) return true;
   entry->stuck.store(true);
   return false;
 }
@@ -157,10 +191,35 @@ FaultGuard::FaultGuard(void* base, uint64_t bytes, uint64_t page_bytes) : entry_
   const auto begin = reinterpret_cast<uintptr_t>(base);
   entry_->fault.store(0);
   entry_->stuck.store(false);
+  entry_->contained_bytes.store(0);
+  entry_->loss_count.store(0);
   entry_->page_bytes.store(page_bytes, std::memory_order_relaxed);
   entry_->begin.store(begin, std::memory_order_relaxed);
   entry_->end.store(begin + bytes, std::memory_order_release);
   fault_ = &entry_->fault;
+  losses_ = &entry_->loss_count;
+}
+
+void FaultGuard::contain(uint64_t offset, uint64_t bytes) {
+  entry_->contained_offset.store(offset, std::memory_order_relaxed);
+  entry_->contained_bytes.store(bytes, std::memory_order_relaxed);
+}
+
+bool FaultGuard::find_loss(uint64_t offset, uint64_t bytes) const {
+  const uint32_t count = entry_->loss_count.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint64_t word = entry_->losses[i].load(std::memory_order_acquire);
+    if (word != 0 && overlap(unpack(word), offset, bytes)) return true;
+  }
+  return false;
+}
+
+void FaultGuard::forget_losses(uint64_t offset, uint64_t bytes) {
+  const uint32_t count = entry_->loss_count.load();
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint64_t word = entry_->losses[i].load();
+    if (word != 0 && overlap(unpack(word), offset, bytes)) entry_->losses[i].store(0);
+  }
 }
 
 void FaultGuard::reset() {
@@ -169,6 +228,7 @@ void FaultGuard::reset() {
   entry_->used.store(false);
   entry_ = nullptr;
   fault_ = nullptr;
+  losses_ = nullptr;
 }
 
 std::optional<MediaFault> FaultGuard::fault() const {

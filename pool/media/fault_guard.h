@@ -13,6 +13,11 @@
 // a published one: failed() is true before the first zero can be read, and every operation checks
 // it before it reports success (Pool). For other processes this process has died.
 //
+// Of a range that holds values alone (contain()), the pages that a memory error took are replaced
+// by themselves: no code acts on what it reads there, and who reads or writes a value asks lost()
+// afterwards. They are noted before the first zero can be read, and the mapping goes as a whole
+// once there are more than kLossesMax.
+//
 // Why a handler, and not copies that cannot fault: leases and reservations hand out pointers, and
 // every word of the metadata is a load.
 //
@@ -47,15 +52,29 @@ class FaultGuard {
   FaultGuard(void* base, uint64_t bytes, uint64_t page_bytes);
   FaultGuard(FaultGuard&& other) noexcept
       : entry_(std::exchange(other.entry_, nullptr)),
-        fault_(std::exchange(other.fault_, nullptr)) {}
+        fault_(std::exchange(other.fault_, nullptr)),
+        losses_(std::exchange(other.losses_, nullptr)) {}
   FaultGuard& operator=(FaultGuard&& other) noexcept {
     std::swap(entry_, other.entry_);
     std::swap(fault_, other.fault_);
+    std::swap(losses_, other.losses_);
     return *this;
   }
   ~FaultGuard() { reset(); }
 
   void reset();
+
+  /// From now on memory errors in [offset, offset + bytes) of the mapping cost their pages only.
+  void contain(uint64_t offset, uint64_t bytes);
+  static constexpr uint32_t kLossesMax = 512;
+  /// Zeros that only this process has took the place of pages of the range, before this call or
+  /// during it. One load while there are none in the whole mapping.
+  bool lost(uint64_t offset, uint64_t bytes) const {
+    return losses_ != nullptr && losses_->load(std::memory_order_acquire) != 0 &&
+           find_loss(offset, bytes);
+  }
+  /// Other memory was mapped into the range.
+  void forget_losses(uint64_t offset, uint64_t bytes);
 
   /// An access failed, and the mapping is no longer the medium's. One load.
   bool failed() const { return fault_ != nullptr && fault_->load(std::memory_order_acquire) != 0; }
@@ -64,8 +83,11 @@ class FaultGuard {
   struct Entry;
 
  private:
+  bool find_loss(uint64_t offset, uint64_t bytes) const;
+
   Entry* entry_ = nullptr;
-  const std::atomic<uint64_t>* fault_ = nullptr;  ///< of the entry; 0: none
+  const std::atomic<uint64_t>* fault_ = nullptr;   ///< of the entry; 0: none
+  const std::atomic<uint32_t>* losses_ = nullptr;  ///< of the entry: how many
 };
 
 }  // namespace bowhead

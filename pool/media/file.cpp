@@ -72,16 +72,6 @@ class FileMedium final : public Medium {
     return std::unique_ptr<Medium>(std::move(*medium));
   }
 
-  // msync() and not pmem2's persist function, which has no way to report a failure of the disk.
-  Result<void> sync(std::byte* first, uint64_t bytes) const override {
-    if (traits_.survives_power_loss) return {};
-    const uint64_t before = reinterpret_cast<uintptr_t>(first) % traits_.page_bytes;
-    if (msync(first - before, before + bytes, MS_SYNC) != 0) {
-      return system_error("cannot write back " + traits_.description, errno);
-    }
-    return {};
-  }
-
   Result<void> keep(const MediaCreateOptions& options) override {
     Result<void> kept = in_making_->keep(options);
     in_making_.reset();

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/types.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -30,6 +32,9 @@ struct MediaTraits {
   std::string description;       ///< for people: path, page size, basis of its persistence
   uint64_t page_bytes = 4096;    ///< grain of protect() and of the mapping
   bool survives_reboot = false;  ///< bytes are there after a reboot in good order
+  /// Locks are those of the device node by which it was opened: processes that open it by another
+  /// node, as in another container, do not see them.
+  bool locks_by_node = false;
   /// Published bytes are there after a power loss (CPU flushes suffice). If false, but
   /// survives_reboot: only the bytes that sync() wrote.
   bool survives_power_loss = false;
@@ -42,13 +47,23 @@ struct MediaId {
   bool operator==(const MediaId&) const = default;
 };
 
+/// Which further set of a pool media are (format/medium.h).
+struct SetName {
+  std::array<uint64_t, 2> pool_id = {};
+  uint64_t id = 0;
+};
+
 struct MediaCreateOptions {
   uint64_t size_bytes = 0;  ///< a multiple of kMediaGrainBytes, one or more
   /// An existing object at the locator loses its name to the new one: when that is whole, or before
-  /// it is made if there is no room for both.
+  /// it is made if there is no room for both. Data on a persistent device may be overwritten.
   bool replace = false;
-  std::optional<MediaId> old = {};  ///< with `replace`: this object alone; another is POOL_EXISTS
-  mode_t mode = 0600;               ///< permission bits, whatever the umask
+  /// With `replace`: this object alone, of joined ones the first; another is POOL_EXISTS. The
+  /// caller has made sure that no process has a pool there open.
+  std::optional<MediaId> old = {};
+  mode_t mode = 0600;                    ///< permission bits, whatever the umask
+  std::array<uint64_t, 2> pool_id = {};  ///< for the labels of joined media
+  std::optional<SetName> set = {};       ///< a further set of a pool: all its media have labels
   /// Called at least every 64 MiB with (bytes done, bytes in all), and once more before the object
   /// gets its name. False: stop, CANCELLED.
   std::function<bool(uint64_t done_bytes, uint64_t total_bytes)> progress = {};
@@ -88,8 +103,6 @@ class Medium {
   bool writable() const { return writable_; }
 
   virtual std::optional<MediaId> id() const;
-  /// Makes [first, first + bytes) of a mapping survive as traits() promises. Returns SYSTEM.
-  virtual Result<void> sync(std::byte* first, uint64_t bytes) const;
   /// Gives an object in the making its name. Without this it goes with the Medium. Returns
   /// POOL_EXISTS (another process was faster), CANCELLED, SYSTEM.
   virtual Result<void> keep(const MediaCreateOptions& options) = 0;
@@ -117,6 +130,10 @@ struct MediumDriver {
                                           const MediaCreateOptions& options);
   Result<std::unique_ptr<Medium>> (*open)(const std::string& rest, MediaUse use);
   Result<void> (*remove)(const std::string& rest, const std::optional<MediaId>& only);
+  /// The size of the object, where one has a size before it is made. Null: it is made in any size.
+  Result<uint64_t> (*capacity)(const std::string& rest) = nullptr;
+  /// All objects of this machine, where machines may name one object differently. Null: one name.
+  std::vector<std::string> (*all)() = nullptr;
 };
 
 extern const MediumDriver kShmDriver;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A C11 program that uses libbowhead.so through its header only: one process puts blocks, another
- * gets them, by copy, in place and by lease. */
+ * gets them, by copy, one by one and in a batch, and by lease. */
 #define _POSIX_C_SOURCE 200809L
 
 #include <bowhead/bowhead.h>
@@ -102,6 +102,29 @@ static void read_by_copy(bh_pool* pool, bh_namespace_id ns) {
   free(got);
 }
 
+static void read_in_a_batch(bh_pool* pool, bh_namespace_id ns) {
+  unsigned char* expected = malloc(BLOCK_BYTES);
+  unsigned char* got = malloc((size_t)(BLOCK_COUNT + 1) * BLOCK_BYTES);
+  char texts[BLOCK_COUNT + 1][KEY_BYTES];
+  bh_iovec buffers[BLOCK_COUNT + 1];
+  bh_get_item items[BLOCK_COUNT + 1];
+  CHECK(expected != NULL && got != NULL);
+  for (int i = 0; i <= BLOCK_COUNT; ++i) {
+    buffers[i] = (bh_iovec){got + (size_t)i * BLOCK_BYTES, BLOCK_BYTES};
+    items[i] =
+        (bh_get_item){.key = make_key(texts[i], i), .buffers = &buffers[i], .buffer_count = 1};
+  }
+  CHECK(bh_get_batch(pool, ns, items, BLOCK_COUNT + 1) == BH_OK);
+  for (int i = 0; i < BLOCK_COUNT; ++i) {
+    fill(expected, i);
+    CHECK(items[i].status == BH_OK && items[i].length_bytes == BLOCK_BYTES);
+    CHECK(memcmp(buffers[i].data, expected, BLOCK_BYTES) == 0);
+  }
+  CHECK(items[BLOCK_COUNT].status == BH_NOT_FOUND);
+  free(expected);
+  free(got);
+}
+
 static void read_by_lease(bh_pool* pool, bh_namespace_id ns) {
   const void* base = NULL;
   uint64_t mapped_bytes = 0;
@@ -157,10 +180,12 @@ static void look_up(bh_pool* pool, bh_namespace_id ns) {
   CHECK(bh_namespace_open(pool, "other", "fp16", &other) == BH_NAMESPACE_MISMATCH);
 }
 
-int main(void) {
+/* The argument is the locator; without one, the pool lies in shared memory. */
+int main(int count, char** arguments) {
   CHECK(bh_abi_version() == BH_ABI_VERSION);
   CHECK(strcmp(bh_status_name(BH_NO_SPACE), "NO_SPACE") == 0);
   snprintf(locator, sizeof locator, "shm:bowhead-c-program-%ld", (long)getpid());
+  if (count > 1) snprintf(locator, sizeof locator, "%s", arguments[1]);
 
   bh_create_options options = {0};
   options.struct_bytes = sizeof options;
@@ -181,6 +206,7 @@ int main(void) {
   bh_namespace_id ns;
   bh_pool* pool = open_pool(&ns);
   read_by_copy(pool, ns);
+  read_in_a_batch(pool, ns);
   read_by_lease(pool, ns);
   look_up(pool, ns);
   let_a_lease_lapse(pool, ns);

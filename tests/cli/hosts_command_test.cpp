@@ -76,6 +76,17 @@ TEST_F(HostCommands, AResidentHostStaysWhileEnginesComeAndGo) {
   EXPECT_EQ(host_info(0)["processes_live"], 0);
 }
 
+/// Also into a file or a pipe, whose reader waits for it.
+TEST_F(HostCommands, AResidentHostSaysAtOnceThatItIsUp) {
+  create(shm_locator(), "32M", {"--hosts", "2"});
+  const std::string log = path("log");
+  const Outcome outcome =
+      shell("$B host " + shm_locator() + " >" + log + " & i=0; until grep -q 'is up' " + log +
+            " || [ $((i += 1)) = 450 ]; do sleep 0.1; done; kill $!; wait; "
+            "[ $i -lt 450 ]");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
 TEST_F(HostCommands, AResidentHostLeavesIfItIsToldTo) {
   create(shm_locator(), "32M", {"--hosts", "2"});
   Running resident({"host", shm_locator(), "--host", "1", "--leave"});
@@ -153,7 +164,8 @@ TEST_F(HostCommands, InfoShowsTheHosts) {
   EXPECT_EQ(info["hosts"][1]["state"], "live");
   EXPECT_EQ(info["hosts"][0]["format_version"], 0);
   EXPECT_EQ(info["hosts"][1]["format_version"], 2);
-  EXPECT_EQ(info["hosts"][1]["features"], BH_FEATURE_WIPING);
+  EXPECT_EQ(info["hosts"][1]["features"],
+            BH_FEATURES_COMPAT | BH_FEATURES_INCOMPAT | BH_FEATURES_RO_COMPAT);
   EXPECT_EQ(info["hosts"][0]["silent"], false) << "never used";
   EXPECT_EQ(info["hosts"][1]["silent"], true) << "its process ended without leaving";
   EXPECT_EQ(info["heartbeat_ms"], 100);

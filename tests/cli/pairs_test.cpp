@@ -97,6 +97,9 @@ const std::map<std::string, std::string> kSamples = {
     {"litmus --host", "A"},
     {"--host", "0"},
     {"slot", "1"},
+    {"media", "NEW"},
+    {"set", "1"},
+    {"device", "mem0"},
     {"--size", "16M"},
     {"--max-size", "32M"},
     {"--create", "16M"},
@@ -121,10 +124,13 @@ const std::map<std::string, Words> kAlways = {
     {"bench_ndp", {"--quick"}},
     {"bench_gpu", {"--quick", "--cpu-device"}},
     {"codec", {"--quick"}},
+    {"devices_setup", {"--dry-run"}},  // a test changes nothing on a host with CXL memory
 };
 
-/// Commands that cannot succeed here: they need another host, dead or running.
-const std::set<std::string> kNeedOthers = {"pool_fence", "litmus"};
+/// Commands that cannot succeed here: they need another host, dead or running, CXL memory, or a
+/// pool that can grow.
+const std::set<std::string> kNeedOthers = {"pool_fence", "litmus",     "devices_setup",
+                                           "pool_grow",  "pool_drain", "pool_shrink"};
 
 /// Number of options in one run, for commands that take long; for others each pair has its own run.
 const std::map<std::string, size_t> kTogether = {

@@ -157,6 +157,7 @@ std::vector<pid_t> Running::children() const {
 }
 
 bool eventually(double seconds, const std::function<bool()>& condition) {
+  seconds *= BOWHEAD_TEST_TIMEOUT_FACTOR;
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > end) return false;

@@ -50,7 +50,8 @@ class Running {
   bool ended_ = false;
 };
 
-/// True as soon as `condition` is; false if that takes more than `seconds`.
+/// True as soon as `condition` is; false if that takes more than `seconds`, or under a sanitizer
+/// several times as long.
 bool eventually(double seconds, const std::function<bool()>& condition);
 
 class CliTest : public testing::Test {

@@ -730,7 +730,7 @@ TEST(CrashPoints, ScavengeAScavenger) {
 /// False if there is none.
 bool reserve_in_a_cut(World& world) {
   const core::Layout layout = world.pool.layout();
-  for (uint64_t slot = 0; slot < layout.slot_count(); ++slot) {
+  for (uint64_t slot = 0; slot < layout.slot_limit(); ++slot) {
     const uint64_t extent = layout.extent_of_slot(slot);
     const auto state = core::StateWord::unpack(world.pool.load(layout.extent_state(0, extent)));
     const uint64_t at =

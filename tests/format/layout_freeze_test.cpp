@@ -89,7 +89,8 @@ TEST(LayoutFreeze, Geometry) {
       FIELD(bh_geometry, log_count, 116, 4),         FIELD(bh_geometry, word_count, 120, 8),
       FIELD(bh_geometry, words_per_group, 128, 8),   FIELD(bh_geometry, max_bytes, 136, 8),
       FIELD(bh_geometry, extents_max, 144, 8),       FIELD(bh_geometry, ring_bytes, 152, 8),
-      FIELD(bh_geometry, reserved, 160, 40),         FIELD(bh_geometry, parts, 200, 512),
+      FIELD(bh_geometry, range_bytes, 160, 8),       FIELD(bh_geometry, reserved, 168, 32),
+      FIELD(bh_geometry, parts, 200, 512),
   };
   expect_layout<bh_geometry>(712, fields);
 }
@@ -114,8 +115,9 @@ TEST(LayoutFreeze, Superblock) {
       FIELD(bh_superblock, grace_ms, 800, 4),
       FIELD(bh_superblock, settle_ms, 804, 4),
       FIELD(bh_superblock, reclaim_ms, 808, 4),
-      FIELD(bh_superblock, reserved0, 812, 4),
-      FIELD(bh_superblock, reserved, 816, 3264),
+      FIELD(bh_superblock, media_count, 812, 4),
+      FIELD(bh_superblock, joined_as, 816, 512),
+      FIELD(bh_superblock, reserved, 1328, 2752),
       FIELD(bh_superblock, checksum, 4080, 8),
       FIELD(bh_superblock, magic_end, 4088, 8),
   };
@@ -126,13 +128,36 @@ TEST(LayoutFreeze, MediumLabel) {
   const std::vector<Field> fields = {
       FIELD(bh_medium_label, magic, 0, 8),         FIELD(bh_medium_label, version, 8, 4),
       FIELD(bh_medium_label, copy, 12, 4),         FIELD(bh_medium_label, medium, 16, 4),
-      FIELD(bh_medium_label, reserved0, 20, 4),    FIELD(bh_medium_label, pool_id, 24, 16),
+      FIELD(bh_medium_label, set, 20, 4),          FIELD(bh_medium_label, pool_id, 24, 16),
       FIELD(bh_medium_label, pool_offset, 40, 8),  FIELD(bh_medium_label, bytes, 48, 8),
       FIELD(bh_medium_label, first_extent, 56, 8), FIELD(bh_medium_label, extent_count, 64, 8),
-      FIELD(bh_medium_label, reserved, 72, 4008),  FIELD(bh_medium_label, checksum, 4080, 8),
-      FIELD(bh_medium_label, magic_end, 4088, 8),
+      FIELD(bh_medium_label, stripe_bytes, 72, 8), FIELD(bh_medium_label, set_bytes, 80, 8),
+      FIELD(bh_medium_label, set_media, 88, 4),    FIELD(bh_medium_label, reserved0, 92, 4),
+      FIELD(bh_medium_label, set_id, 96, 8),       FIELD(bh_medium_label, reserved, 104, 3976),
+      FIELD(bh_medium_label, checksum, 4080, 8),   FIELD(bh_medium_label, magic_end, 4088, 8),
   };
   expect_layout<bh_medium_label>(4096, fields);
+}
+
+TEST(LayoutFreeze, Set) {
+  const std::vector<Field> fields = {
+      FIELD(bh_set, state, 0, 4),         FIELD(bh_set, number, 4, 4),
+      FIELD(bh_set, bytes, 8, 8),         FIELD(bh_set, first_extent, 16, 8),
+      FIELD(bh_set, extent_count, 24, 8), FIELD(bh_set, first_bucket, 32, 8),
+      FIELD(bh_set, first_word, 40, 8),   FIELD(bh_set, id, 48, 8),
+      FIELD(bh_set, since, 56, 8),        FIELD(bh_set, locator, 64, 448),
+  };
+  expect_layout<bh_set>(512, fields);
+}
+
+TEST(LayoutFreeze, SetTable) {
+  const std::vector<Field> fields = {
+      FIELD(bh_set_table, version, 0, 8),       FIELD(bh_set_table, highest_number, 8, 4),
+      FIELD(bh_set_table, reserved0, 12, 4),    FIELD(bh_set_table, versions_used, 16, 8),
+      FIELD(bh_set_table, reserved, 24, 40),    FIELD(bh_set_table, sets, 64, 8192),
+      FIELD(bh_set_table, reserved1, 8256, 56), FIELD(bh_set_table, checksum, 8312, 8),
+  };
+  expect_layout<bh_set_table>(8320, fields);
 }
 
 TEST(LayoutFreeze, HostSlot) {
@@ -155,16 +180,16 @@ TEST(LayoutFreeze, HostHeartbeat) {
       FIELD(bh_host_heartbeat, namespaces_used, 32, 8),
       FIELD(bh_host_heartbeat, namespaces_removed, 40, 8),
       FIELD(bh_host_heartbeat, known, 48, 8),
-      FIELD(bh_host_heartbeat, reserved, 56, 8),
+      FIELD(bh_host_heartbeat, sets, 56, 8),
   };
   expect_layout<bh_host_heartbeat>(64, fields);
 }
 
 TEST(LayoutFreeze, HostCounts) {
   const std::vector<Field> fields = {
-      FIELD(bh_host_counts, decisions, 0, 8),  FIELD(bh_host_counts, owns, 8, 8),
-      FIELD(bh_host_counts, touches, 16, 8),   FIELD(bh_host_counts, mails, 24, 8),
-      FIELD(bh_host_counts, reserved, 32, 32),
+      FIELD(bh_host_counts, decisions, 0, 8), FIELD(bh_host_counts, owns, 8, 8),
+      FIELD(bh_host_counts, touches, 16, 8),  FIELD(bh_host_counts, mails, 24, 8),
+      FIELD(bh_host_counts, growing, 32, 8),  FIELD(bh_host_counts, reserved, 40, 24),
   };
   expect_layout<bh_host_counts>(64, fields);
 }
@@ -240,7 +265,8 @@ TEST(LayoutFreeze, HostPrivate) {
       FIELD(bh_host_private, namespace_open, 152, 8),
       FIELD(bh_host_private, touched, 160, 8),
       FIELD(bh_host_private, usage_doubt, 168, 8),
-      FIELD(bh_host_private, pad1, 176, 16),
+      FIELD(bh_host_private, sets, 176, 8),
+      FIELD(bh_host_private, opener, 184, 8),
   };
   expect_layout<bh_host_private>(192, fields);
 }
@@ -387,6 +413,8 @@ std::vector<std::pair<size_t, size_t>> frozen_sizes() {
       {sizeof(bh_geometry), 712},
       {sizeof(bh_superblock), 4096},
       {sizeof(bh_medium_label), 4096},
+      {sizeof(bh_set), 512},
+      {sizeof(bh_set_table), 8320},
       {sizeof(bh_host_slot), 64},
       {sizeof(bh_host_heartbeat), 64},
       {sizeof(bh_host_counts), 64},
@@ -442,9 +470,11 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_SUPERBLOCK_COPY_OFFSET, 65536),
       NUMBER(BH_SUPERBLOCK_COPIES, 2),
       NUMBER(BH_FEATURES_COMPAT, 0),
-      NUMBER(BH_FEATURES_INCOMPAT, 0),
+      NUMBER(BH_FEATURES_INCOMPAT, 12),
       NUMBER(BH_FEATURES_RO_COMPAT, 2),
       NUMBER(BH_FEATURE_WIPING, 2),
+      NUMBER(BH_FEATURE_JOINED, 4),
+      NUMBER(BH_FEATURE_GROWTH, 8),
       NUMBER(BH_HEADER_WIPE, 1),
       NUMBER(BH_NAMESPACE_WIPE, 1),
       NUMBER(BH_CHECKSUM_NONE, 0),
@@ -477,6 +507,13 @@ TEST(NumberFreeze, Superblock) {
       NUMBER(BH_PART_COUNT, 25),
       NUMBER(BH_PART_PLACES, 32),
       NUMBER(BH_MEDIA_MAX, 64),
+      NUMBER(BH_SETS_MAX, 16),
+      NUMBER(BH_RANGE_BYTES, 2097152),
+      NUMBER(BH_SET_NONE, 0),
+      NUMBER(BH_SET_ADDED, 1),
+      NUMBER(BH_SET_USED, 2),
+      NUMBER(BH_SET_DRAINING, 3),
+      NUMBER(BH_LABEL_BYTES, 2097152),
       NUMBER(BH_MEDIUM_MAGIC, 0x314D444548574F42),
   };
   expect_numbers(numbers);

@@ -58,7 +58,8 @@ class World {
   /// From now on only memory of `host` can be written through FuzzAccess.
   void become(uint32_t host) {
     const auto& g = superblock.geometry;
-    const uint64_t first = layout.first_extent_of(host), last = layout.first_extent_of(host + 1);
+    const uint64_t first = core::first_extent_of(layout, host),
+                   last = core::first_extent_of(layout, host + 1);
     BOWHEAD_ASSERT(mprotect(base_, bytes(), PROT_READ) == 0);
     const std::pair<uint64_t, uint64_t> own[] = {
         {g.regions_offset + host * g.region_bytes, g.region_bytes},
@@ -190,6 +191,11 @@ class FuzzAccess {
   }
   std::byte* payload(uint64_t at) const { return world_.payload(at); }
 
+  Result<void> map_set(const SetName&, const std::string&, const std::vector<Range>&,
+                       const std::vector<Range>&) {
+    return {};
+  }
+  void unmap_set(uint64_t, const std::vector<Range>&) {}
   void set_writable(uint64_t, uint64_t, bool) {}
 
   void publish(uint64_t at, uint64_t size) {
@@ -206,6 +212,7 @@ class FuzzAccess {
   FlushKind flush_kind() const { return FlushKind::NONE; }
 
   bool media_failed() const { return false; }
+  bool payload_lost(uint64_t /*offset*/, uint64_t /*bytes*/) const { return false; }
   uint64_t now_ns() const { return world_.now_ns += 1000; }
   uint64_t recency_ns() const { return now_ns(); }
   uint64_t unix_ns() const { return now_ns(); }
@@ -225,6 +232,7 @@ class FuzzAccess {
   uint64_t boot_id() const { return machine_.boot; }
   uint64_t pid() const { return 1; }
   uint64_t pid_namespace() const { return 1; }
+  bool locks_by_node() const { return false; }
   core::LockResult lock_process(uint32_t host, uint32_t process) {
     return world_.alive.try_emplace({host, process}, this).second ? core::LockResult::TAKEN
                                                                   : core::LockResult::HELD;

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/assert.h"
 #include "pool/media/media.h"
@@ -47,7 +48,20 @@ bool valid_name(const std::string& name) {
   return true;
 }
 
-/// The locator made harmless; empty if it would leave the folder.
+/// The parts of a locator of joined media.
+std::vector<std::string> parts_of(const std::string& locator) {
+  std::vector<std::string> parts = {""};
+  for (size_t at = 0; at < locator.size(); ++at) {
+    const auto joins = [&](const char* scheme) { return locator.find(scheme, at) == at; };
+    if (joins("+shm:") || joins("+file:") || joins("+numa:") || joins("+dax:"))
+      parts.emplace_back();
+    else
+      parts.back() += locator[at];
+  }
+  return parts;
+}
+
+/// One medium's locator made harmless; empty if it would leave the folder.
 std::string tamed(const std::string& locator, const std::string& folder) {
   if (locator.starts_with("file:/")) {
     if ((locator + "/").find("/../") != std::string::npos) return {};
@@ -71,17 +85,31 @@ size_t entries_in(const std::string& folder) {
   return entries;
 }
 
+/// In quotes: the locator, or one of several that are joined.
+bool names(const std::string& text, const std::string& locator) {
+  for (size_t begin = 0; begin <= locator.size(); ++begin) {
+    if (begin > 0 && locator[begin - 1] != '+') continue;
+    for (size_t end = begin; end <= locator.size(); ++end) {
+      if (end < locator.size() && locator[end] != '+') continue;
+      if (text.find("'" + locator.substr(begin, end - begin) + "'") != std::string::npos)
+        return true;
+    }
+  }
+  return false;
+}
+
 void check_failed(const Error& error, const std::set<Status>& possible,
                   const std::string& locator) {
   BOWHEAD_ASSERT(possible.contains(error.status) && !error.detail.empty());
-  if (error.status == Status::BAD_LOCATOR)
-    BOWHEAD_ASSERT(error.detail.find("'" + locator + "'") != std::string::npos);
+  if (error.status == Status::BAD_LOCATOR) BOWHEAD_ASSERT(names(error.detail, locator));
 }
 
-void check_locator(const std::string& locator, const std::string& folder) {
-  const bool shm = locator.starts_with("shm:"), file = locator.starts_with("file:");
+void check_locator(const std::vector<std::string>& parts, const std::string& folder) {
+  std::string locator = parts.front();
+  for (size_t i = 1; i < parts.size(); ++i) locator += "+" + parts[i];
+  const uint64_t bytes = parts.size() * kMediumBytes;
   const size_t entries = entries_in(folder);
-  auto made = create_media(locator, {.size_bytes = kMediumBytes});
+  auto made = create_media(locator, {.size_bytes = bytes});
   if (!made) {
     check_failed(made.error(),
                  {Status::BAD_LOCATOR, Status::NOT_SUPPORTED, Status::POOL_EXISTS, Status::SYSTEM},
@@ -95,13 +123,15 @@ void check_locator(const std::string& locator, const std::string& folder) {
                    locator);
     return;
   }
-  BOWHEAD_ASSERT(shm ? valid_name(locator.substr(4)) : file || locator.starts_with("numa:0/"));
-  BOWHEAD_ASSERT((*made)->size_bytes() == kMediumBytes);
-  (*made)->base()[kMediumBytes - 1] = std::byte{7};
+  for (const std::string& part : parts)
+    BOWHEAD_ASSERT(part.starts_with("shm:")
+                       ? valid_name(part.substr(4))
+                       : part.starts_with("file:") || part.starts_with("numa:0/"));
+  BOWHEAD_ASSERT((*made)->size_bytes() == bytes);
+  (*made)->base()[bytes - 1] = std::byte{7};
   auto opened = open_media(locator);
-  BOWHEAD_ASSERT(opened && (*opened)->base()[kMediumBytes - 1] == std::byte{7});
-  BOWHEAD_ASSERT(create_media(locator, {.size_bytes = kMediumBytes}).status() ==
-                 Status::POOL_EXISTS);
+  BOWHEAD_ASSERT(opened && (*opened)->base()[bytes - 1] == std::byte{7});
+  BOWHEAD_ASSERT(create_media(locator, {.size_bytes = bytes}).status() == Status::POOL_EXISTS);
   BOWHEAD_ASSERT(remove_media(locator));
   BOWHEAD_ASSERT(open_media(locator).status() == Status::NO_SUCH_POOL);
   BOWHEAD_ASSERT(entries_in(folder) == entries);
@@ -113,8 +143,11 @@ void check_locator(const std::string& locator, const std::string& folder) {
 /// The locator.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const bowhead::Folder folder;
-  const std::string locator =
-      bowhead::tamed(std::string(reinterpret_cast<const char*>(data), size), folder.path());
-  if (!locator.empty()) bowhead::check_locator(locator, folder.path());
+  auto parts = bowhead::parts_of(std::string(reinterpret_cast<const char*>(data), size));
+  for (std::string& part : parts) {
+    part = bowhead::tamed(part, folder.path());
+    if (part.empty()) return 0;
+  }
+  bowhead::check_locator(parts, folder.path());
   return 0;
 }

@@ -44,7 +44,7 @@ void check_parts(const bh_geometry& g) {
       sizeof(bh_host_counts),
       Wide{sizeof(bh_usage)} * BH_USAGE_SHARDS *
           std::clamp<Wide>(Wide{2} * g.namespace_count, 2u, BH_USAGE_ENTRIES_MAX),
-      8 * BH_MEDIA_MAX,
+      g.range_bytes == 0 ? Wide{8 * BH_MEDIA_MAX} : Wide{2 * sizeof(bh_set_table)},
       g.ring_bytes,
       sizeof(bh_host_private),
       Wide{sizeof(bh_process)} * g.process_count,
@@ -60,7 +60,9 @@ void check_parts(const bh_geometry& g) {
   Wide end = 0;
   for (uint32_t i = 0; i < BH_PART_COUNT; ++i) {
     BOWHEAD_ASSERT(g.parts[i].offset >= end && g.parts[i].offset % BH_LINE_BYTES == 0);
-    BOWHEAD_ASSERT(g.parts[i].bytes == needed[i]);
+    // Where the pool can grow there is room for more.
+    BOWHEAD_ASSERT(g.range_bytes == 0 ? g.parts[i].bytes == needed[i]
+                                      : g.parts[i].bytes >= needed[i]);
     end = Wide{g.parts[i].offset} + g.parts[i].bytes;
   }
   BOWHEAD_ASSERT(end <= g.region_bytes);
@@ -86,7 +88,15 @@ void check_geometry(const bh_geometry& g) {
   BOWHEAD_ASSERT(g.table_bytes >=
                  (slots + 1) * sizeof(bh_block_slot) + slots * sizeof(bh_block_words));
   BOWHEAD_ASSERT(Wide{g.tables_offset} + Wide{g.table_bytes} * g.extent_count <= g.payload_offset);
-  BOWHEAD_ASSERT(Wide{g.payload_offset} + Wide{g.extent_bytes} * g.extent_count <= g.total_bytes);
+  BOWHEAD_ASSERT(Wide{g.payload_offset} + Wide{g.extent_bytes} * g.extent_count <=
+                 core::offset_end(g));
+  Wide taken = 0, end = 0;
+  for (const Range& range : core::ranges_of(g, core::set_0(g))) {
+    BOWHEAD_ASSERT(range.offset >= end);
+    end = Wide{range.offset} + range.bytes;
+    taken += range.bytes;
+  }
+  BOWHEAD_ASSERT(taken <= g.total_bytes && end <= core::offset_end(g));
   // Parts that can be made read-only separately must not share a grain (rule R1). With one host,
   // tables never change owners.
   for (const uint64_t at :
@@ -94,7 +104,7 @@ void check_geometry(const bh_geometry& g) {
     BOWHEAD_ASSERT(at % align == 0);
   BOWHEAD_ASSERT(g.host_count == 1 || g.table_bytes % align == 0);
   // Hazard words have 36 bits for a page.
-  BOWHEAD_ASSERT(g.max_bytes / BH_PAYLOAD_ALIGN <= uint64_t{1} << BH_HAZARD_PAGE_BITS);
+  BOWHEAD_ASSERT(core::offset_end(g) / BH_PAYLOAD_ALIGN <= uint64_t{1} << BH_HAZARD_PAGE_BITS);
 }
 
 /// Settings that the core divides by, waits for or compares with, without further checks.
@@ -119,6 +129,8 @@ bh_superblock plausible(Input& input) {
                               .extent_bytes = input.take<uint64_t>(),
                               .min_block_bytes = input.take<uint64_t>(),
                               .max_bytes = input.take<uint64_t>()};
+  choice.grows = choice.max_bytes % 4096 == 1;
+  if (choice.grows) sb.incompat = BH_FEATURE_GROWTH;
   if (auto planned = core::plan_geometry(choice)) {
     check_geometry(*planned);
     sb.geometry = *planned;
@@ -170,8 +182,8 @@ void check_read(const Copies& copies, uint64_t media_bytes) {
     return std::as_bytes(std::span(text.data(), text.size()));
   };
   bool second_used = false;
-  const auto read =
-      core::read_superblock(bytes(copies.first), bytes(copies.second), media_bytes, &second_used);
+  const auto read = core::read_superblock(bytes(copies.first), bytes(copies.second),
+                                          {.bytes = media_bytes}, &second_used);
   if (!read) {
     const std::set<Status> possible = {Status::NOT_A_POOL, Status::VERSION_UNKNOWN,
                                        Status::DAMAGED};

@@ -155,7 +155,7 @@ const std::vector<Case> kCases = {
      ""},
     {"GroupOfNoExtent",
      [](GoldenPool& g) {
-       const uint64_t last = g.layout().group_count() - 1;
+       const uint64_t last = g.layout().group_limit() - 1;
        std::memset(g.at(g.layout().word(0, BH_PART_GROUPS, last)), 0xFF, 8);
      },
      {{}, "allocator words belong to no extent"},
@@ -229,7 +229,7 @@ TEST_P(Damage, Repair) {
   golden_.open_and_close();
   const auto used_before = golden_.open()->info()->used_bytes;
   GetParam().damage(golden_);
-  const auto done = Pool::repair(golden_.locator(), /*take_over=*/false);
+  const auto done = Pool::repair(golden_.locator());
   ASSERT_TRUE(done) << done.error().message();
   const std::string said = fmt::format("{}", fmt::join(*done, "\n"));
   EXPECT_NE(said.find(GetParam().repair), std::string::npos) << said;
@@ -255,7 +255,7 @@ TEST_P(Damage, Repair) {
 
 TEST_P(Damage, RepairAfterReboot) {
   GetParam().damage(golden_);
-  const auto done = Pool::repair(golden_.locator(), /*take_over=*/false);
+  const auto done = Pool::repair(golden_.locator());
   ASSERT_TRUE(done) << done.error().message();
   auto pool = golden_.open();
   ASSERT_TRUE(pool) << pool.error().message();
@@ -274,7 +274,7 @@ TEST(DamageOfMany, IsRepairedAtOnce) {
   flip_header(golden, 3);
   golden.flip(golden.header_of(5) + offsetof(bh_block_slot, key));
   golden.flip(golden.entry_of(9) + 3);
-  auto done = Pool::repair(golden.locator(), /*take_over=*/false);
+  auto done = Pool::repair(golden.locator());
   ASSERT_TRUE(done) << done.error().message();
   EXPECT_NE(fmt::format("{}", fmt::join(*done, "\n")).find("dropped 3 damaged block(s)"),
             std::string::npos);

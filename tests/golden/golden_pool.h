@@ -77,7 +77,7 @@ class GoldenPool {
   // ---- where things are; the block must be whole ----
 
   uint64_t slot_of(size_t block) {
-    for (uint64_t slot = 0; slot < layout_->slot_count(); ++slot) {
+    for (uint64_t slot = 0; slot < layout_->slot_limit(); ++slot) {
       const auto header = read<bh_block_header>(layout_->header(slot));
       if (header.stamp == 0 || core::stamp_state(header.stamp) != BH_STAMP_COMMITTED) continue;
       const auto hash =

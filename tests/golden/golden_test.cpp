@@ -102,7 +102,7 @@ TEST(Golden, TwoHostsReadEachOther) {
 
 TEST(Golden, RepairOfAWholePoolLosesNothing) {
   GoldenPool golden("v2-one-host");
-  const auto done = Pool::repair(golden.locator(), /*take_over=*/false);
+  const auto done = Pool::repair(golden.locator());
   ASSERT_TRUE(done) << done.error().message();
   ASSERT_EQ(done->size(), 1u);
   EXPECT_NE(done->front().find("rebuilt"), std::string::npos);

@@ -195,7 +195,7 @@ TEST_P(Refused, ByOpenAndRepairWhichChangeNothing) {
   const auto opened = golden.open();
   ASSERT_FALSE(opened);
   expect_error(opened.error(), GetParam().status, golden.locator(), GetParam().advice);
-  const auto repaired = Pool::repair(golden.locator(), /*take_over=*/true);
+  const auto repaired = Pool::repair(golden.locator(), {.take_over = true});
   ASSERT_FALSE(repaired);
   expect_error(repaired.error(), GetParam().status, golden.locator(), GetParam().advice);
   EXPECT_EQ(Pool::destroy(golden.locator(), /*force=*/false).status(), GetParam().status);
@@ -211,7 +211,7 @@ TEST(Accepted, UnknownCompatBitWhichRepairKeeps) {
   GoldenPool golden("v2-one-host");
   change_superblock(golden, [](auto& sb) { sb.compat = 1ull << 40; });
   golden.flip(200);
-  ASSERT_TRUE(Pool::repair(golden.locator(), /*take_over=*/false));
+  ASSERT_TRUE(Pool::repair(golden.locator()));
   auto pool = golden.open();
   ASSERT_TRUE(pool) << pool.error().message();
   EXPECT_EQ(golden.lost_in(*pool), std::set<size_t>{});
@@ -243,7 +243,7 @@ TEST(Host, BothSlotCopiesDamaged) {
   const auto opened = golden.open();
   ASSERT_FALSE(opened);
   expect_error(opened.error(), Status::DAMAGED, golden.locator(), "`bowhead pool repair`");
-  const auto done = Pool::repair(golden.locator(), /*take_over=*/false);
+  const auto done = Pool::repair(golden.locator());
   ASSERT_TRUE(done) << done.error().message();
   EXPECT_NE(fmt::format("{}", fmt::join(*done, "\n")).find("wrote host slot 0 anew"),
             std::string::npos);
@@ -278,7 +278,7 @@ TEST(Host, LivesContinueAfterTheStamps) {
     for (const uint32_t copy : {0u, 1u})
       std::memset(golden.at(golden.layout().slot_line(0, copy)), zeros ? 0 : 1,
                   sizeof(bh_host_slot));
-    ASSERT_TRUE(Pool::repair(golden.locator(), /*take_over=*/false));
+    ASSERT_TRUE(Pool::repair(golden.locator()));
     auto pool = golden.open();
     ASSERT_TRUE(pool);
     const std::byte byte{};
@@ -309,10 +309,10 @@ TEST(Host, AnotherMachineLeftNotInOrder) {
   const auto opened = golden.open();
   ASSERT_FALSE(opened);
   expect_error(opened.error(), Status::HOST_ID_IN_USE, golden.locator(), "--take-over");
-  const auto refused = Pool::repair(golden.locator(), /*take_over=*/false);
+  const auto refused = Pool::repair(golden.locator());
   ASSERT_FALSE(refused);
   expect_error(refused.error(), Status::HOST_ID_IN_USE, golden.locator(), "--take-over");
-  ASSERT_TRUE(Pool::repair(golden.locator(), /*take_over=*/true));
+  ASSERT_TRUE(Pool::repair(golden.locator(), {.take_over = true}));
   auto pool = golden.open();
   ASSERT_TRUE(pool) << pool.error().message();
   EXPECT_EQ(golden.lost_in(*pool), std::set<size_t>{});
@@ -322,7 +322,7 @@ TEST(Host, RepairWhileTheOtherIsOpenIsRefused) {
   GoldenPool golden("v2-one-host");
   auto pool = golden.open();
   ASSERT_TRUE(pool);
-  const auto repaired = Pool::repair(golden.locator(), /*take_over=*/true);
+  const auto repaired = Pool::repair(golden.locator(), {.take_over = true});
   ASSERT_FALSE(repaired);
   expect_error(repaired.error(), Status::IN_USE, golden.locator(), "end them");
 }
@@ -334,7 +334,7 @@ void expect_refused_everywhere(const std::string& locator, Status status,
   const auto opened = Pool::open(locator);
   ASSERT_FALSE(opened);
   expect_error(opened.error(), status, locator, advice);
-  const auto repaired = Pool::repair(locator, /*take_over=*/false);
+  const auto repaired = Pool::repair(locator);
   ASSERT_FALSE(repaired);
   expect_error(repaired.error(), status, locator, advice);
   const auto destroyed = Pool::destroy(locator, /*force=*/false);

@@ -108,7 +108,7 @@ TEST_P(Beats, TakeAnExtentAtOnce) {
 }
 
 TEST_P(Beats, TakeAnExtentAfterAWhileIfItsCountIsLost) {
-  const uint64_t before = held_by_reader(), extent = pool_.layout().first_extent_of(1);
+  const uint64_t before = held_by_reader(), extent = core::first_extent_of(pool_.layout(), 1);
   const core::OwnWord own = own_word(1, extent);
   ASSERT_EQ(own.state, BH_OWN_OWN);
   const core::OwnWord given{BH_OWN_GIVEN, own.epoch + 1, 0, life_of(reader_).incarnation,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chaos among hosts: four hosts work in one pool while their processes are killed, stopped for
-// shorter or longer than it takes to be declared dead, leave, come back and are fenced. No byte
-// read may be wrong; in the end every extent has one owner and all space is back.
+// shorter or longer than it takes to be declared dead, leave, come back and are fenced; in one test
+// they also grow the pool, and drain and remove what it has grown by. No byte read may be wrong; in
+// the end every extent has one owner and all space is back.
 //
 // The seed is printed; BOWHEAD_CHAOS_SEED sets it, BOWHEAD_CHAOS_EVENTS the number of events. The
 // scheduler chooses the moments, so a seed repeats the choices, not the run.
@@ -304,24 +305,7 @@ std::vector<uint64_t> measure_room(const SharedPool& shared, std::vector<Host>& 
   EXPECT_TRUE(eventually([&] { return host.info_of(0).extents_owned == shared.extents(); }));
   EXPECT_TRUE(eventually([&] { return host.info_of(0).extents_custody == 0; }));
   sleep_ms(5 * kChaosTimes.heartbeat_ms);
-  std::vector<uint64_t> room;
-  for (const uint64_t size : {20'000, 200'000, 5'000'000}) {
-    std::vector<Reservation> taken;
-    for (int refusals = 0; refusals < 5;) {
-      auto reserved = host.pool().reserve(host.ns(), fmt::format("fill-{}", taken.size()), size);
-      if (reserved) {
-        taken.push_back(std::move(reserved).value());
-        refusals = 0;
-      } else {
-        EXPECT_EQ(reserved.status(), Status::NO_SPACE);
-        ++refusals;
-        sleep_ms(2 * kChaosTimes.heartbeat_ms);
-      }
-    }
-    for (Reservation& reservation : taken) EXPECT_EQ(host.pool().abort(reservation), Status::OK);
-    room.push_back(taken.size());
-  }
-  return room;
+  return test::measure_room(host);
 }
 
 std::vector<Host> rejoin_all(const std::string& locator) {
@@ -422,6 +406,20 @@ uint64_t expect_all_right(std::vector<Host>& hosts, const Board& board) {
   return present;
 }
 
+/// All media by which the pool has grown, when it has no blocks any more.
+void remove_sets(Pool& pool) {
+  const auto info = pool.info();
+  for (const PoolInfo::MediaSet& set : info->sets) {
+    std::string why;
+    EXPECT_TRUE(eventually([&] {
+      auto done = pool.drain(set.number);
+      if (done) done = pool.shrink(set.number);
+      if (!done) why = done.error().message();
+      return done || done.status() == Status::NOT_FOUND || done.status() == Status::HOST_FENCED;
+    })) << why;
+  }
+}
+
 void expect_whole(const SharedPool& shared, const Board& board, const std::vector<uint64_t>& room) {
   std::vector<Host> hosts = rejoin_all(shared.locator());
   std::string fault;
@@ -447,6 +445,7 @@ void expect_whole(const SharedPool& shared, const Board& board, const std::vecto
           eventually([&] { return hosts[n % kHosts].remove(chaos_key(n)) != Status::BUSY; }));
     }
   });
+  while_all_live(shared, hosts, [&] { remove_sets(hosts[0].pool()); });
   EXPECT_TRUE(eventually([&] { return hosts[0].pool().info()->blocks == 0; }))
       << hosts[0].pool().info()->blocks << " blocks are left";
   EXPECT_EQ(measure_room(shared, hosts), room);
@@ -470,24 +469,30 @@ void run(CreateOptions options, uint64_t events) {
   const auto room = room_of_new_pool(options);
   const SharedPool shared(kHosts, options, kChaosTimes);
   Chaos chaos(shared.locator(), seed);
+  const std::string media = fmt::format("shm:chaos-{}-", getpid());
+  if (options.max_bytes != 0) media.copy(chaos.board().media, sizeof Board::media - 1);
   chaos.run(events);
   const Board& board = chaos.board();
   fmt::print(
       "{}: {} puts ({} without space), {} gets, {} removals, {} leases ({} lapsed, {} refused "
       "COPY_ONLY), {} times busy, {} times fenced, {} opens, {} recompressed, {} read "
-      "in planes\n",
+      "in planes, {} times grown, {} times shrunk\n",
       chaos.counts(), board.stored.load(), board.refused.load(), board.read.load(),
       board.removed.load(), board.leased.load(), board.lapsed.load(), board.copy_only.load(),
       board.busy.load(), board.fenced.load(), board.opened.load(), board.recompressed.load(),
-      board.planes.load());
+      board.planes.load(), board.grown.load(), board.shrunk.load());
   if (events >= 100 && board.faults == 0) {
     EXPECT_TRUE(chaos.worked_through(events));
   }
   if (!testing::Test::HasFailure()) expect_whole(shared, board, room);
+  EXPECT_EQ(board.shrunk > 0, options.max_bytes != 0);
+  // Those of processes that were killed meanwhile.
+  for (uint64_t n = 0; n < board.media_made; ++n) (void)remove_media(fmt::format("{}{}", media, n));
 }
 
 TEST(Chaos, OfHostsWithEviction) { run({}, 300); }
 TEST(Chaos, OfHostsWithoutEviction) { run({.evict_high_permille = 0}, 100); }
+TEST(Chaos, OfHostsThatGrow) { run({.max_bytes = 1 << 30}, 100); }
 TEST(Chaos, OfHostsCompressed) {
   host_values = {keys_layout(NumberFormat::BF16, kChaosChannels), CompressionProfile::FAST};
   run({}, 150);

@@ -18,6 +18,7 @@ namespace bowhead::test {
 
 inline constexpr uint32_t kHosts = 4;
 inline constexpr uint64_t kKeys = 500;
+inline constexpr uint64_t kSetBytes = 64 << 20;  ///< of media by which the pool grows
 inline constexpr SharingTimes kChaosTimes{
     .heartbeat_ms = 20, .dead_ms = 400, .grace_ms = 150, .settle_ms = 5, .reclaim_ms = 600};
 
@@ -42,8 +43,12 @@ struct Board {
   std::atomic<bool> used[kHosts] = {};  ///< a process has opened the pool as that host
   Progress progress[16];
   std::atomic<uint64_t> version{0};
+  bool alone = true;  ///< no process with another board puts, so no version is higher
+  /// Media by which processes grow the pool: this, and a number. Empty: they do not.
+  char media[64] = {};
+  std::atomic<uint64_t> media_made{0};
   std::atomic<uint64_t> stored{0}, read{0}, removed{0}, leased{0}, lapsed{0}, refused{0}, busy{0},
-      copy_only{0}, fenced{0}, opened{0}, recompressed{0}, planes{0};
+      copy_only{0}, fenced{0}, opened{0}, recompressed{0}, planes{0}, grown{0}, shrunk{0};
   std::atomic<uint64_t> faults{0};
   char fault[kFaults][kFaultBytes] = {};
 
@@ -89,7 +94,7 @@ inline std::string fault_of(uint64_t n, const std::byte* data, size_t size, cons
   if (size < 16) return fmt::format("{} bytes only", size);
   std::memcpy(&stored_n, data, 8);
   std::memcpy(&version, data + 8, 8);
-  if (stored_n != n || version > board.version)
+  if (stored_n != n || (board.alone && version > board.version))
     return fmt::format("begins like key {:#x} version {:#x}", stored_n, version);
   const auto value = chaos_value(n, version);
   if (value.size() != size)
@@ -98,6 +103,28 @@ inline std::string fault_of(uint64_t n, const std::byte* data, size_t size, cons
     if (value[i] != data[i]) return fmt::format("version {} up to byte {} of {}", version, i, size);
   }
   return "";
+}
+
+/// The number of blocks of some sizes for which this host has space. Removes nothing.
+inline std::vector<uint64_t> measure_room(Host& host) {
+  std::vector<uint64_t> room;
+  for (const uint64_t size : {20'000, 200'000, 5'000'000}) {
+    std::vector<Reservation> taken;
+    for (int refusals = 0; refusals < 5;) {
+      auto reserved = host.pool().reserve(host.ns(), fmt::format("fill-{}", taken.size()), size);
+      if (reserved) {
+        taken.push_back(std::move(reserved).value());
+        refusals = 0;
+      } else {
+        EXPECT_EQ(reserved.status(), Status::NO_SPACE);
+        ++refusals;
+        sleep_ms(2 * kChaosTimes.heartbeat_ms);
+      }
+    }
+    for (Reservation& reservation : taken) EXPECT_EQ(host.pool().abort(reservation), Status::OK);
+    room.push_back(taken.size());
+  }
+  return room;
 }
 
 /// One process. Opens the pool, works in it, closes it, and repeats.
@@ -168,6 +195,7 @@ class ChaosWorker {
     for (uint64_t i = 0; i < steps && !over_ && !board_.stop; ++i) {
       if (board_.away[host_] == Away::ASKED) break;
       if (i % 16 == 0) vouch();
+      if (board_.media[0] != 0 && random_.below(200) == 0) change_media();
       step(random_.below(kKeys));
     }
     // Not always: closing undoes open operations.
@@ -352,6 +380,35 @@ class ChaosWorker {
     const auto done = pool_->recompress(/*cold_ms=*/random_.below(20));
     if (accept(done.status(), {Status::HOST_FENCED}, "recompress", 0))
       board_.recompressed += done->recompressed;
+  }
+
+  /// Adds a set of media, or drains one and removes it if that works soon.
+  void change_media() {
+    doing("change of media");
+    const auto refused = {
+        Status::BUSY,     Status::CANCELLED, Status::HOST_FENCED,     Status::IN_USE,
+        Status::NO_SPACE, Status::NOT_FOUND, Status::INVALID_ARGUMENT};
+    const auto info = pool_->info();
+    if (!accept(info.status(), {}, "info", 0)) return;
+    if (info->sets.size() < 3 && random_.below(2) == 0) {
+      const std::string name = fmt::format("{}{}", board_.media, board_.media_made++);
+      if (accept(pool_->grow(name, {.size_bytes = kSetBytes}).status(), refused, "grow by", 0))
+        ++board_.grown;
+      return;
+    }
+    if (info->sets.empty()) return;
+    const uint32_t set = info->sets[random_.below(info->sets.size())].number;
+    if (random_.below(4) == 0) {
+      accept(pool_->drain(set, {.undo = true}).status(), refused, "undo drain of", set);
+      return;
+    }
+    int left = 20;
+    const auto drained = pool_->drain(set, {.cancelled = [&] {
+                                        doing("drain");
+                                        return --left == 0 || board_.stop;
+                                      }});
+    if (!accept(drained.status(), refused, "drain of", set)) return;
+    if (accept(pool_->shrink(set).status(), refused, "shrink by", set)) ++board_.shrunk;
   }
 
   /// Acts for the operator.

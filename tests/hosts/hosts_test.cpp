@@ -460,6 +460,33 @@ TEST(Hosts, SpaceComesFromPartlyUsedExtents) {
   EXPECT_EQ(poor.info_of(0).extents_owned + poor.info_of(1).extents_owned, shared.extents());
 }
 
+/// Also in a pool that evicts: nothing there coalesces slabs whose blocks were all removed.
+TEST(Hosts, SpaceComesFromSlabsThatBecameEmpty) {
+  SharedPool shared(2, {.size_bytes = 96 << 20});
+  Host rich = shared.open(0), poor = shared.open(1);
+  ASSERT_TRUE(eventually([&] {
+    return rich.info_of(0).extents_owned + rich.info_of(1).extents_owned == shared.extents();
+  }));
+  // A slab for each size, as long as an extent is free: the share of the host, and no more.
+  uint64_t stored = 0;
+  while (rich.info_of(0).extents_free > 0 && stored < shared.extents()) {
+    ASSERT_EQ(rich.put(key("a", stored), Host::kSize + 16384 * stored), Status::OK) << stored;
+    ++stored;
+  }
+  ASSERT_EQ(rich.info_of(0).extents_free, 0u);
+  for (uint64_t n = 0; n < stored; ++n) ASSERT_EQ(rich.remove(key("a", n)), Status::OK) << n;
+  // Blocks that cannot be evicted, so that each needs space.
+  const auto value = bytes(Host::kSize, 1);
+  const ConstSpan in[] = {{value.data(), value.size()}};
+  const uint64_t wanted = room_of(shared, shared.extents() * 3 / 4);
+  for (uint64_t n = 0; n < wanted; ++n) {
+    ASSERT_TRUE(eventually([&] {
+      return poor.pool().put(poor.ns(), key("b", n), in, {}, {.hard_pin = true}) == Status::OK;
+    })) << n
+        << " of " << wanted;
+  }
+}
+
 // ---- leaving ----
 
 TEST(Hosts, AHostThatLeavesIsSucceededAtOnce) {
@@ -601,7 +628,7 @@ TEST(Hosts, SpaceInCustodyIsReusedLast) {
     first.kill_now();
   }
   Host second = shared.open(1);
-  const uint64_t taken = shared.layout().first_extent_of(1);
+  const uint64_t taken = core::first_extent_of(shared.layout(), 1);
   const auto custody_of = [&](uint64_t extent) {
     return core::OwnWord::unpack(
                shared.read<uint64_t>(shared.layout().word(1, BH_PART_OWN, extent)))

@@ -2,8 +2,8 @@
 // The identity of hosts: machines whose ids are equal, different or unknown, and machines that
 // another one declared dead. Two machines on one memory are two cores with stated ids that do not
 // see each other's locks.
-#include "pool/core/core.h"
 #include "tests/support/hosts.h"
+#include "tests/support/native_core.h"
 
 namespace bowhead::test {
 namespace {

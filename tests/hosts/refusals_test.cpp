@@ -3,8 +3,8 @@
 // says what to do; and a slot line that is damaged while its host runs.
 #include <thread>
 
-#include "pool/core/core.h"
 #include "tests/support/hosts.h"
+#include "tests/support/native_core.h"
 #include "tests/support/no_threads.h"
 
 namespace bowhead::test {
@@ -303,7 +303,7 @@ TEST(ReplacedMeanwhile, ARepairMendsNoOtherPool) {
       sleep_ms(round * 25);
       replace_by_one_host(shared.locator());
     });
-    const auto repaired = Pool::repair(shared.locator(), /*take_over=*/false);
+    const auto repaired = Pool::repair(shared.locator());
     replacer.join();
     if (!repaired) {
       const Status status = repaired.status();
@@ -350,7 +350,7 @@ TEST(Repaired, APoolHasNoHostAfterwards) {
   SharedPool shared(3);
   { ASSERT_EQ(shared.open(0).put("a"), Status::OK); }
   ASSERT_TRUE(shared.open(1).pool().leave());
-  const auto repaired = Pool::repair(shared.locator(), /*take_over=*/true);
+  const auto repaired = Pool::repair(shared.locator(), {.take_over = true});
   ASSERT_TRUE(repaired) << repaired.error().message();
   for (const uint32_t host : {0u, 1u}) EXPECT_EQ(shared.slot(host)->state, BH_HOST_LEFT) << host;
   Host other = shared.open(1);

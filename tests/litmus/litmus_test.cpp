@@ -50,7 +50,7 @@ TEST_F(Litmus, BothHostsReportTheSame) {
   bool second_used = false;
   const std::byte* base = (*media)->base();
   const auto superblock = core::read_superblock({base, sizeof(bh_superblock)}, {},
-                                                (*media)->size_bytes(), &second_used);
+                                                {.bytes = (*media)->size_bytes()}, &second_used);
   ASSERT_TRUE(superblock);
   const core::Layout layout(superblock->geometry);
   std::byte* const mail[] = {(*media)->base() + layout.mail(0, 1, 0),
@@ -107,7 +107,7 @@ TEST_F(Litmus, RefusesAPoolWhoseHeartbeatMoves) {
   ASSERT_TRUE(media);
   bool second_used = false;
   const auto superblock = core::read_superblock({(*media)->base(), sizeof(bh_superblock)}, {},
-                                                (*media)->size_bytes(), &second_used);
+                                                {.bytes = (*media)->size_bytes()}, &second_used);
   ASSERT_TRUE(superblock);
   const uint64_t at = core::Layout(superblock->geometry).part(1, BH_PART_HEARTBEAT);
   std::atomic<bool> stop{false};

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/assert.h"
@@ -90,6 +92,80 @@ TEST(FaultGuard, NoStoreAfterAFailureReachesTheFile) {
   EXPECT_EQ(mapping.in_file(0), 'a');
   EXPECT_EQ(mapping.in_file(7), 'b');
   EXPECT_EQ(mapping.guard.fault()->offset, 8 * kPage) << "the first one";
+}
+
+/// As the kernel reports it; `log2_bytes` of the memory that is lost.
+void fail_memory(volatile char& byte, short log2_bytes = 12) {
+  siginfo_t info{};
+  info.si_signo = SIGBUS;
+  info.si_code = BUS_MCEERR_AR;
+  info.si_addr = const_cast<char*>(&byte);
+  info.si_addr_lsb = log2_bytes;
+  BOWHEAD_ASSERT(syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGBUS, &info) == 0);
+}
+
+TEST(FaultGuard, AMemoryErrorAmongValuesCostsItsPages) {
+  Mapping mapping;
+  mapping.watch();
+  for (uint64_t page = 0; page < kPages; ++page) mapping.at(page) = 'a';
+  mapping.guard.contain(4 * kPage, 10 * kPage);
+  EXPECT_FALSE(mapping.guard.lost(0, kPages * kPage));
+  fail_memory(mapping.at(5, 100));
+  fail_memory(mapping.at(5, 200));  // once more
+  fail_memory(mapping.at(9), 13);
+  EXPECT_FALSE(mapping.guard.failed());
+  for (uint64_t page = 0; page < kPages; ++page) {
+    const bool lost = page == 5 || page == 8 || page == 9;
+    EXPECT_EQ(mapping.at(page), lost ? 0 : 'a') << page;
+    EXPECT_EQ(mapping.guard.lost(page * kPage, kPage), lost) << page;
+    EXPECT_EQ(mapping.guard.lost(page * kPage + 17, 1), lost) << page;
+    mapping.at(page) = 'b';
+    EXPECT_EQ(mapping.in_file(page), lost ? 'a' : 'b') << page;
+  }
+  EXPECT_TRUE(mapping.guard.lost(0, kPages * kPage));
+  EXPECT_FALSE(mapping.guard.lost(5 * kPage, 0)) << "no bytes";
+  mapping.guard.forget_losses(8 * kPage, kPage);
+  EXPECT_FALSE(mapping.guard.lost(8 * kPage, 2 * kPage));
+  EXPECT_TRUE(mapping.guard.lost(5 * kPage, kPage));
+}
+
+TEST(FaultGuard, AMemoryErrorThatTouchesAnythingElseEndsTheMapping) {
+  const std::pair<uint64_t, short> cases[] = {{3, 12}, {14, 12}, {4, 15}, {13, 13}, {0, 16}};
+  for (const auto& [page, log2_bytes] : cases) {
+    Mapping mapping;
+    mapping.watch();
+    for (uint64_t i = 0; i < kPages; ++i) mapping.at(i) = 'a';
+    mapping.guard.contain(4 * kPage, 9 * kPage);
+    fail_memory(mapping.at(page), log2_bytes);
+    EXPECT_TRUE(mapping.guard.failed()) << page << " " << log2_bytes;
+    EXPECT_EQ(mapping.at(15), 0) << page << " " << log2_bytes;
+  }
+}
+
+TEST(FaultGuard, TooManyLossesEndTheMapping) {
+  constexpr uint64_t kMany = 2 * (FaultGuard::kLossesMax + 2);
+  void* mapped =
+      mmap(nullptr, kMany * kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  {
+    const FaultGuard guard = [&] {
+      FaultGuard made(mapped, kMany * kPage, kPage);
+      made.contain(0, kMany * kPage);
+      return made;
+    }();
+    auto* bytes = static_cast<volatile char*>(mapped);
+    for (uint64_t i = 0; i < FaultGuard::kLossesMax; ++i) {
+      ASSERT_FALSE(guard.failed()) << i;
+      fail_memory(bytes[2 * i * kPage]);
+      ASSERT_TRUE(guard.lost(2 * i * kPage, 1)) << i;
+      ASSERT_FALSE(guard.lost((2 * i + 1) * kPage, 1)) << i;
+    }
+    fail_memory(bytes[4 * kPage]);
+    EXPECT_FALSE(guard.failed()) << "it is known already";
+    fail_memory(bytes[(kMany - 1) * kPage]);
+    EXPECT_TRUE(guard.failed());
+  }
+  munmap(mapped, kMany * kPage);
 }
 
 TEST(FaultGuard, OneMappingFailsAndTheOthersDoNot) {

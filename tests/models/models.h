@@ -32,11 +32,12 @@ void add_join(std::vector<Case>& cases);
 void add_succession(std::vector<Case>& cases);
 void add_settled(std::vector<Case>& cases);
 void add_namespaces(std::vector<Case>& cases);
+void add_turns(std::vector<Case>& cases);
 
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const auto add : {add_lease, add_hazard_limit, add_settled, add_adopter, add_channel,
-                         add_grant, add_claim, add_join, add_succession, add_namespaces})
+                         add_grant, add_claim, add_join, add_succession, add_namespaces, add_turns})
     add(cases);
   return cases;
 }

@@ -63,17 +63,20 @@ TEST_P(Destroyed, ANewPoolInItsPlaceIsAnotherOne) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, Destroyed,
-    testing::Values(Way{"destroy",
-                        [](const std::string& locator) {
-                          EXPECT_EQ(Pool::destroy(locator, false).status(), Status::IN_USE);
-                          EXPECT_TRUE(Pool::destroy(locator, true));
-                        },
-                        true},
-                    Way{"unlink",
-                        [](const std::string& locator) {
-                          EXPECT_EQ(unlink(("/dev/shm/bowhead-" + locator.substr(4)).c_str()), 0);
-                        },
-                        false}),
+    testing::Values(
+        Way{"destroy",
+            [](const std::string& locator) {
+              EXPECT_EQ(Pool::destroy(locator, false).status(), Status::IN_USE);
+              EXPECT_TRUE(Pool::destroy(locator, true));
+            },
+            true},
+        Way{"unlink",
+            [](const std::string& locator) {
+              EXPECT_EQ(
+                  unlink(("/dev/shm/bowhead-" + locator.substr(4, locator.find('+') - 4)).c_str()),
+                  0);
+            },
+            false}),
     [](const auto& at) { return std::string(at.param.name); });
 
 }  // namespace

@@ -30,6 +30,8 @@ std::string file_of(const std::string& locator) {
   return "/dev/shm/bowhead-" + locator.substr(std::string("shm:").size());
 }
 
+using Value = std::vector<std::byte>;
+
 std::string key(uint64_t n) { return "k" + std::to_string(n); }
 
 /// All that a handle can do, as statuses by name.
@@ -219,6 +221,195 @@ TEST(MediaFailure, ThreadsInTheMiddleOfOperationsContinue) {
   (void)t.pool().scavenge();
   for (uint64_t n = 0; n < 50; ++n) EXPECT_EQ(t.get(key(n)), bytes(kBytes, n));
   EXPECT_TRUE(t.check_clean());
+}
+
+// ---- memory errors ----
+
+/// Where the value of a key lies in the mapping.
+uint64_t offset_of(TestPool& t, const std::string& name) {
+  const auto block = t.pool().describe(t.ns(), name);
+  EXPECT_TRUE(block) << name;
+  return block ? block->offset : 0;
+}
+
+TEST(MemoryError, CostsTheBlocksThatItHits) {
+  TestPool t(32 << 20, {.evict_high_permille = 0});
+  for (uint64_t n = 0; n < 100; ++n) ASSERT_EQ(t.put(key(n), bytes(kBytes, n)), Status::OK);
+  const uint64_t lost = offset_of(t, key(5));
+  fail_memory(t.pool(), lost + kBytes - 1);
+  EXPECT_FALSE(t.pool().media_failure());
+  const auto report = t.pool().check(/*payload=*/true);
+  ASSERT_TRUE(report);
+  ASSERT_EQ(report->findings.size(), 1u);
+  EXPECT_NE(report->findings[0].what.find("the memory of block 'k5' (50000 bytes) failed"),
+            std::string::npos)
+      << report->findings[0].what;
+  for (uint64_t n = 0; n < 100; ++n)
+    EXPECT_EQ(t.get(key(n)), n == 5 ? Value{} : bytes(kBytes, n)) << n;
+  EXPECT_TRUE(t.check_clean()) << "the block was dropped";
+  // No block is stored there again, until there is no other space.
+  uint64_t stored = 100;
+  for (Status status = Status::OK; status == Status::OK; ++stored) {
+    status = t.put(key(stored), bytes(kBytes, stored));
+    EXPECT_TRUE(status == Status::OK || status == Status::NO_SPACE) << status_name(status);
+  }
+  --stored;
+  EXPECT_EQ(t.put(key(5), bytes(kBytes, 5)), Status::NO_SPACE);
+  ASSERT_EQ(t.pool().remove(t.ns(), key(6)), Status::OK);
+  EXPECT_EQ(t.put(key(5), bytes(kBytes, 5)), Status::OK);
+  for (uint64_t n = 0; n < stored; ++n) {
+    if (n == 6) continue;
+    EXPECT_EQ(t.get(key(n)), bytes(kBytes, n)) << n;
+    EXPECT_NE(offset_of(t, key(n)), lost) << n;
+  }
+  EXPECT_TRUE(t.check_clean());
+  TestPool other(t.locator());
+  for (uint64_t n = 0; n < stored; ++n) {
+    if (n == 6) continue;
+    EXPECT_EQ(other.get(key(n)), bytes(kBytes, n)) << n;
+  }
+  EXPECT_EQ(other.put("another", bytes(kBytes, 1)), Status::OK) << "its memory is well";
+}
+
+TEST(MemoryError, UnderALeaseAndAReservationIsReported) {
+  TestPool t(32 << 20);
+  for (uint64_t n = 0; n < 4; ++n) ASSERT_EQ(t.put(key(n), bytes(kBytes, n)), Status::OK);
+  auto lease = t.pool().acquire(t.ns(), key(0), 60'000);
+  auto whole = t.pool().acquire(t.ns(), key(1), 60'000);
+  auto reserved = t.pool().reserve(t.ns(), "reserved", kBytes);
+  auto unsummed = t.pool().reserve(t.ns(), "unsummed", kBytes);
+  ASSERT_TRUE(lease && whole && reserved && unsummed);
+  std::memset(reserved->data, 1, kBytes);
+  std::memset(unsummed->data, 2, kBytes);
+  ASSERT_EQ(t.pool().commit(*unsummed, {.by = PayloadSum::By::NONE}), Status::OK);
+  EXPECT_FALSE(t.get("unsummed").empty());
+  fail_memory(lease->data);
+  fail_memory(reserved->data + kPage);
+  fail_memory(t.pool(), offset_of(t, "unsummed"));
+  Value copy(kBytes);
+  EXPECT_EQ(t.pool().copy_leased(*lease, {copy.data(), copy.size()}), Status::DAMAGED);
+  EXPECT_EQ(t.pool().copy_leased(*whole, {copy.data(), copy.size()}), Status::OK);
+  EXPECT_EQ(t.pool().release(*lease), Status::LAPSED) << "what was read there may be zeros";
+  EXPECT_EQ(t.pool().release(*whole), Status::OK);
+  EXPECT_EQ(t.pool().commit(*reserved), Status::DAMAGED);
+  EXPECT_EQ(t.get_status("reserved"), Status::NOT_FOUND);
+  EXPECT_EQ(t.pool().acquire(t.ns(), "unsummed", 1000).status(), Status::NOT_FOUND);
+  EXPECT_EQ(t.get_status("unsummed"), Status::NOT_FOUND) << "no checksum shows it";
+  EXPECT_EQ(t.pool().acquire(t.ns(), key(0), 1000).status(), Status::NOT_FOUND);
+  EXPECT_EQ(t.put(key(0), bytes(kBytes, 0)), Status::OK);
+  EXPECT_EQ(t.get(key(0)), bytes(kBytes, 0));
+  EXPECT_TRUE(t.check_clean());
+  EXPECT_FALSE(t.pool().media_failure());
+}
+
+/// The source of a put, whose first load fails the memory of the target.
+void* source = nullptr;
+const void* target = nullptr;
+struct sigaction of_the_pool;  // if it has its handler already
+void fail_target(int signal, siginfo_t* info, void* context) {
+  if (info->si_addr < source || info->si_addr >= static_cast<std::byte*>(source) + kPage)
+    return of_the_pool.sa_sigaction(signal, info, context);
+  (void)syscall(SYS_mmap, source, kPage, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  fail_memory(target);  // when this handler has returned
+}
+
+/// True in a child that could try it.
+bool puts_go_elsewhere(bool batch) {
+  struct sigaction action {};
+  action.sa_sigaction = fail_target;
+  action.sa_flags = SA_SIGINFO;
+  if (sigaction(SIGBUS, &action, &of_the_pool) != 0) return false;
+  TestPool t(32 << 20, {.evict_high_permille = 0});
+  Value value = bytes(kBytes, 0);
+  for (uint64_t n = 0; n < 10; ++n) {
+    auto reserved = t.pool().reserve(t.ns(), "reserved", kBytes);
+    if (!reserved || t.pool().abort(*reserved) != Status::OK) return false;
+    target = t.pool().mapping().data + reserved->offset + kPage;
+    const int empty = memfd_create("source", MFD_CLOEXEC);
+    source = mmap(nullptr, kPage, PROT_READ, MAP_SHARED, empty, 0);
+    close(empty);
+    // All but the page that does not exist yet, and will be zeros.
+    const ConstSpan in[] = {{value.data(), kBytes - kPage},
+                            {static_cast<std::byte*>(source), kPage}};
+    std::memset(value.data() + kBytes - kPage, 0, kPage);
+    if (batch) {
+      const std::string first = "a" + key(n), second = "b" + key(n);
+      PutItem items[] = {{.key = first, .value = in}, {.key = second, .value = in}};
+      if (t.pool().put_batch(t.ns(), items) != Status::OK) return false;
+      if (items[0].status != Status::OK || items[1].status != Status::OK) return false;
+      if (t.get(first) != value || t.get(second) != value) return false;
+    } else {
+      if (t.pool().put(t.ns(), key(n), in) != Status::OK || t.get(key(n)) != value) return false;
+      if (offset_of(t, key(n)) == reserved->offset) return false;
+    }
+    munmap(source, kPage);
+  }
+  return !t.pool().media_failure() && t.check_clean() && TestPool(t.locator()).check_clean();
+}
+
+TEST(MemoryError, APutWhoseMemoryFailsGoesElsewhere) {
+  EXPECT_EQ(in_child([] { return puts_go_elsewhere(false) ? 0 : 1; }), 0);
+  EXPECT_EQ(in_child([] { return puts_go_elsewhere(true) ? 0 : 1; }), 0);
+}
+
+/// Threads work while memory fails here and there: nothing that is read is wrong, for them or for
+/// another process afterwards.
+TEST(MemoryError, AnywhereAtAnyTimeNoByteIsWrong) {
+  TestPool t(64 << 20);
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> wrong{0}, right{0};
+  std::vector<std::thread> threads;
+  for (uint64_t thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      Random random(thread);
+      while (!stop) {
+        const uint64_t n = random.below(400), kind = random.below(8);
+        const Value want = bytes(kBytes, n);
+        if (kind < 3) {
+          (void)t.put(key(n), want);
+        } else if (kind == 3) {
+          (void)t.pool().remove(t.ns(), key(n));
+        } else if (kind == 4) {
+          auto reserved = t.pool().reserve(t.ns(), key(n), kBytes);
+          if (!reserved || reserved->present) continue;
+          std::memcpy(reserved->data, want.data(), kBytes);
+          const auto by = random.below(2) == 0 ? PayloadSum::By::NONE : PayloadSum::By::POOL;
+          (void)t.pool().commit(*reserved, {.by = by});
+        } else if (kind == 5) {
+          auto lease = t.pool().acquire(t.ns(), key(n), 60'000);
+          if (!lease) continue;
+          const Value got(lease->data, lease->data + lease->stored_bytes);
+          if (t.pool().release(*lease) != Status::OK) continue;
+          ++(got == want ? right : wrong);
+        } else {
+          Value got(kBytes);
+          const Span to[] = {{got.data(), got.size()}};
+          if (!t.pool().get(t.ns(), key(n), to)) continue;
+          ++(got == want ? right : wrong);
+        }
+      }
+    });
+  }
+  Random random(9);
+  for (int i = 0; i < 300; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    // Of a stored block, or of its neighbour.
+    const auto block = t.pool().describe(t.ns(), key(random.below(400)));
+    if (block) fail_memory(t.pool(), block->offset + random.below(2 * kBytes));
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_GT(right, 100u);
+  EXPECT_FALSE(t.pool().media_failure());
+  TestPool other(t.locator());
+  for (uint64_t n = 0; n < 400; ++n) {
+    for (TestPool* one : {&t, &other}) {
+      const Value got = one->get(key(n));
+      EXPECT_TRUE(got.empty() || got == bytes(kBytes, n)) << n;
+    }
+  }
 }
 
 // ---- a full filesystem ----

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <string>
 #include <thread>
@@ -457,6 +458,52 @@ TEST(Pool, AListShowsOnlyWhatWasStored) {
   for (std::thread& writer : writers) writer.join();
   EXPECT_GT(listed, 0u);
   EXPECT_EQ(wrong, "");
+}
+
+/// The memory of a mapping that is in the page table of this process.
+uint64_t present_bytes(ConstSpan mapping) {
+  const auto begin = reinterpret_cast<uintptr_t>(mapping.data);
+  std::ifstream smaps("/proc/self/smaps");
+  uint64_t bytes = 0;
+  bool inside = false;
+  for (std::string line; std::getline(smaps, line);) {
+    unsigned long first = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &first, &end) == 2)
+      inside = first >= begin && end <= begin + mapping.size;
+    if (inside && line.starts_with("Rss:")) bytes += std::stoull(line.substr(4)) * 1024;
+  }
+  return bytes;
+}
+
+TEST(Prefault, TouchesAllPagesUnlessToldNotTo) {
+  const std::string locator = test::unique_locator();
+  ASSERT_TRUE(Pool::create(locator, {.size_bytes = 64 << 20}));
+  for (const bool wanted : {false, true}) {
+    const auto pool = Pool::open(locator, {.prefault = wanted});
+    ASSERT_TRUE(pool);
+    if (!wanted) {
+      EXPECT_EQ(pool->prefaulted_bytes(), pool->mapping().size);
+    }
+    for (int i = 0; i < 2000 && pool->prefaulted_bytes() < pool->mapping().size; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_EQ(pool->prefaulted_bytes(), pool->mapping().size);
+    const uint64_t present = present_bytes(pool->mapping());
+    EXPECT_EQ(present > pool->mapping().size / 4 * 3, wanted) << present;
+  }
+  EXPECT_TRUE(Pool::destroy(locator, false));
+}
+
+/// A pool that is closed, left or destroyed while its pages are touched.
+TEST(Prefault, EndsWithTheHandle) {
+  const std::string locator = test::unique_locator();
+  ASSERT_TRUE(Pool::create(locator, {.size_bytes = 512 << 20, .hosts = 2}));
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(Pool::open(locator));
+  {
+    auto pool = Pool::open(locator);
+    ASSERT_TRUE(pool);
+    EXPECT_TRUE(pool->leave());
+  }
+  EXPECT_TRUE(Pool::destroy(locator, false));
 }
 
 }  // namespace

@@ -25,11 +25,16 @@ struct HashLess {
   }
 };
 
-bh_index_entry entry_of(const Hash128& hash, uint64_t version) {
+uint64_t payload_offset_of(NativeHandle& handle) {
+  return handle.core().context().layout.geometry().payload_offset;
+}
+
+/// Its block lies in set 0.
+bh_index_entry entry_of(uint64_t payload_offset, const Hash128& hash, uint64_t version) {
   bh_index_entry entry{};
   entry.key_hash[0] = hash.low;
   entry.key_hash[1] = hash.high;
-  entry.block_offset = version * BH_PAYLOAD_ALIGN;
+  entry.block_offset = payload_offset;
   entry.stamp = version << 2;
   entry.namespace_id = kNamespace;
   return entry;
@@ -63,8 +68,8 @@ void expect_sound(core::Core<core::NativeAccess>& core, size_t entries) {
 /// A process that inserts, finds and erases keys that no other process uses.
 class Actor {
  public:
-  Actor(NativeIndex& index, std::vector<Hash128> keys, uint64_t seed)
-      : index_(index), keys_(std::move(keys)), random_(seed) {}
+  Actor(NativeIndex& index, uint64_t payload_offset, std::vector<Hash128> keys, uint64_t seed)
+      : index_(index), payload_offset_(payload_offset), keys_(std::move(keys)), random_(seed) {}
 
   /// "" or the fault.
   std::string step() {
@@ -89,7 +94,7 @@ class Actor {
 
  private:
   std::string insert(const Hash128& hash) {
-    const bh_index_entry entry = entry_of(hash, ++version_);
+    const bh_index_entry entry = entry_of(payload_offset_, hash, ++version_);
     lock(index_, hash);
     const bool done = index_.insert(entry);
     index_.unlock(hash);
@@ -110,6 +115,7 @@ class Actor {
   }
 
   NativeIndex& index_;
+  const uint64_t payload_offset_;
   const std::vector<Hash128> keys_;
   Random random_;
   std::map<Hash128, bh_index_entry, HashLess> model_;
@@ -128,7 +134,7 @@ TEST_P(IndexOfBuckets, AgreesWithAMap) {
     Random random(seed);
     // From half full to twice the capacity.
     const size_t keys = GetParam() * BH_INDEX_ENTRIES * (1 + seed % 4) / 2 + 1;
-    Actor actor(handle.core().index(), crowded_keys(random, keys), seed);
+    Actor actor(handle.core().index(), payload_offset_of(handle), crowded_keys(random, keys), seed);
     for (int i = 0; i < 20'000; ++i) {
       ASSERT_EQ(actor.step(), "") << i;
       if (i % 500 != 499) continue;
@@ -176,20 +182,22 @@ constexpr uint64_t kBuckets =
 constexpr size_t kPermanent = 30, kKeysPerActor = 40, kActors = 4;
 
 /// Keys that stay while others come and go around them; readers must never miss one.
-std::vector<Hash128> put_permanent(NativeIndex& index, Random& random) {
+std::vector<Hash128> put_permanent(NativeIndex& index, uint64_t payload_offset, Random& random) {
   auto keys = crowded_keys(random, kPermanent);
   for (size_t i = 0; i < keys.size(); ++i) {
     lock(index, keys[i]);
-    EXPECT_TRUE(index.insert(entry_of(keys[i], 1000 + i)));
+    EXPECT_TRUE(index.insert(entry_of(payload_offset, keys[i], 1000 + i)));
     index.unlock(keys[i]);
   }
   return keys;
 }
-std::string look_for(NativeIndex& index, const std::vector<Hash128>& keys) {
+std::string look_for(NativeIndex& index, uint64_t payload_offset,
+                     const std::vector<Hash128>& keys) {
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto found = index.find(0, keys[i], kNamespace);
     if (!found) return "a key that stays is not found";
-    if (!same(found->entry, entry_of(keys[i], 1000 + i))) return "a key that stays is wrong";
+    if (!same(found->entry, entry_of(payload_offset, keys[i], 1000 + i)))
+      return "a key that stays is wrong";
   }
   return {};
 }
@@ -199,21 +207,22 @@ TEST(Index, ThreadsWorkAroundEachOther) {
   NativeHandle handle(pool);
   ASSERT_TRUE(handle.attach());
   NativeIndex& index = handle.core().index();
+  const uint64_t payload_offset = payload_offset_of(handle);
   Random random(1);
   // The crowd comes first, so that the keys that stay lie further on.
-  Actor crowd(index, crowded_keys(random, 40), 9);
+  Actor crowd(index, payload_offset, crowded_keys(random, 40), 9);
   for (int i = 0; i < 200; ++i) ASSERT_EQ(crowd.step(), "");
-  const auto permanent = put_permanent(index, random);
+  const auto permanent = put_permanent(index, payload_offset, random);
   std::vector<Actor> actors;
   for (size_t i = 0; i < kActors; ++i)
-    actors.emplace_back(index, crowded_keys(random, kKeysPerActor), i);
+    actors.emplace_back(index, payload_offset, crowded_keys(random, kKeysPerActor), i);
   std::vector<std::string> faults(kActors);
   std::vector<std::thread> threads;
   for (size_t a = 0; a < kActors; ++a) {
     threads.emplace_back([&, a] {
       for (int i = 0; i < 100'000 && faults[a].empty(); ++i) {
         faults[a] = actors[a].step();
-        if (i % 8 == 0 && faults[a].empty()) faults[a] = look_for(index, permanent);
+        if (i % 8 == 0 && faults[a].empty()) faults[a] = look_for(index, payload_offset, permanent);
       }
     });
   }
@@ -233,9 +242,9 @@ TEST(Index, ProcessesWorkAroundEachOther) {
   NativeHandle handle(pool);
   ASSERT_TRUE(handle.attach());
   Random random(2);
-  Actor crowd(handle.core().index(), crowded_keys(random, 40), 9);
+  Actor crowd(handle.core().index(), payload_offset_of(handle), crowded_keys(random, 40), 9);
   for (int i = 0; i < 200; ++i) ASSERT_EQ(crowd.step(), "");
-  const auto permanent = put_permanent(handle.core().index(), random);
+  const auto permanent = put_permanent(handle.core().index(), payload_offset_of(handle), random);
   std::vector<pid_t> children;
   for (size_t a = 0; a < kActors; ++a) {
     const auto keys = crowded_keys(random, kKeysPerActor);
@@ -243,10 +252,10 @@ TEST(Index, ProcessesWorkAroundEachOther) {
     if (pid == 0) {
       NativeHandle own(pool);
       if (!own.attach()) _exit(2);
-      Actor actor(own.core().index(), keys, a);
+      Actor actor(own.core().index(), payload_offset_of(own), keys, a);
       for (int i = 0; i < 100'000; ++i) {
         std::string fault = actor.step();
-        if (fault.empty()) fault = look_for(own.core().index(), permanent);
+        if (fault.empty()) fault = look_for(own.core().index(), payload_offset_of(own), permanent);
         if (!fault.empty()) fmt::print(stderr, "{}\n", fault);
         if (!fault.empty()) _exit(1);
       }
@@ -261,7 +270,7 @@ TEST(Index, ProcessesWorkAroundEachOther) {
   }
   const size_t entries = audit_index(handle.core().context(), /*exact=*/true).entries.size();
   expect_sound(handle.core(), entries);
-  EXPECT_EQ(look_for(handle.core().index(), permanent), "");
+  EXPECT_EQ(look_for(handle.core().index(), payload_offset_of(handle), permanent), "");
   handle.core().recovery.scavenge_dead();
   handle.detach();
 }

@@ -19,6 +19,7 @@ namespace {
 using core::RunWord;
 using NativeRuns = core::Runs<core::NativeAccess>;
 
+constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kKiB = 1024;
 /// 256 slots an extent, in groups of 64; words for 6 extents of 32.
 constexpr TinyShape kFewWords = {.extent_bytes = 1024 * kKiB,
@@ -85,7 +86,7 @@ TEST_F(RunsOf, NeverOverlapAndAllWordsServe) {
 
 TEST_F(RunsOf, AreClaimedByOneOfManyThreads) {
   std::vector<std::thread> threads;
-  std::vector<std::atomic<uint32_t>> holders(c().layout.group_count());
+  std::vector<std::atomic<uint32_t>> holders(c().layout.group_limit());
   std::atomic<uint64_t> shared{0}, claimed{0};
   for (uint64_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
@@ -106,7 +107,7 @@ TEST_F(RunsOf, AreClaimedByOneOfManyThreads) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(shared, 0u);
   EXPECT_GT(claimed, 10'000u);
-  for (uint64_t i = 0; i < c().layout.group_count(); ++i)
+  for (uint64_t i = 0; i < c().layout.group_limit(); ++i)
     EXPECT_EQ(c().access.load(c().own(BH_PART_GROUPS, i)), 0u);
 }
 
@@ -182,7 +183,7 @@ TEST_F(RunsOf, DamageLeadsNowhere) {
                      random.below(2 * layout.geometry().word_count)}
                  .pack();
     c().access.store(c().own(BH_PART_RUNS, e), word);
-    c().access.store(c().own(BH_PART_GROUPS, random.below(layout.group_count())),
+    c().access.store(c().own(BH_PART_GROUPS, random.below(layout.group_limit())),
                      random.next() >> random.below(64));
     for (uint64_t slot = layout.first_slot(e); slot < layout.first_slot(e + 1); slot += 15) {
       const uint64_t at = c().see(slot).at;
@@ -208,7 +209,8 @@ TEST(Geometry, MetadataIsAtMostThreePercent) {
                                         .align_bytes = 4096,
                                         .hosts = hosts,
                                         .min_block_bytes = block_bytes,
-                                        .max_bytes = max_bytes});
+                                        .max_bytes = max_bytes,
+                                        .grows = max_bytes > bytes});
     EXPECT_TRUE(g);
     return 1 - static_cast<double>(g->extent_count * g->extent_bytes) / static_cast<double>(bytes);
   };
@@ -224,15 +226,158 @@ TEST(Geometry, MetadataIsAtMostThreePercent) {
   }
 }
 
+TEST(Geometry, SetsAreMostlyPayload) {
+  constexpr uint64_t kTiB = uint64_t{1} << 40;
+  for (const uint32_t hosts : {1u, 2u, 8u, 64u}) {
+    const auto g = core::plan_geometry({.total_bytes = kTiB,
+                                        .align_bytes = 4096,
+                                        .hosts = hosts,
+                                        .max_bytes = 8 * kTiB,
+                                        .grows = true});
+    ASSERT_TRUE(g);
+    const core::Set first = core::set_0(*g);
+    const auto set = core::plan_set(*g, {&first, 1}, kTiB);
+    ASSERT_TRUE(set) << set.error().message();
+    const double share =
+        static_cast<double>(set->extent_count * g->extent_bytes) / static_cast<double>(kTiB);
+    RecordProperty(fmt::format("payload_of_set_{}_hosts", hosts), fmt::format("{:.4f}", share));
+    EXPECT_GE(share, 0.97) << hosts;
+  }
+}
+
+/// Sets come and go in any order and size: no two have a byte of the pool in common, each has room
+/// for all that follows from its numbers, and what a table says of it leads to the same set.
+TEST(Geometry, SetsShareNothing) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    const auto hosts = static_cast<uint32_t>(1 + random.below(6));
+    const uint64_t total = (64 + random.below(400)) * kMiB;
+    const auto g = core::plan_geometry({.total_bytes = total / (2 * kMiB) * (2 * kMiB),
+                                        .align_bytes = random.below(2) == 0 ? 4096 : 2 * kMiB,
+                                        .hosts = hosts,
+                                        .min_block_bytes = uint64_t{4096} << random.below(6),
+                                        .max_bytes = total * 8,
+                                        .grows = true});
+    if (!g) continue;
+    std::vector<core::Set> sets = {core::set_0(*g)};
+    for (int step = 0; step < 40; ++step) {
+      if (sets.size() > 1 && random.below(3) == 0) {
+        sets.erase(sets.begin() + 1 + static_cast<ptrdiff_t>(random.below(sets.size() - 1)));
+        continue;
+      }
+      const uint64_t bytes = (2 + random.below(200)) * 2 * kMiB;
+      const auto set = core::plan_set(*g, sets, bytes);
+      if (!set) continue;
+      const bh_set stored{.state = BH_SET_USED,
+                          .bytes = bytes,
+                          .first_extent = set->first_extent,
+                          .extent_count = set->extent_count,
+                          .first_bucket = set->first_bucket,
+                          .first_word = set->first_word};
+      EXPECT_EQ(core::place_set(*g, stored), *set);
+      sets.push_back(*set);
+      std::vector<Range> all;
+      for (const core::Set& one : sets) {
+        const std::vector<Range> ranges = core::ranges_of(*g, one);
+        all.insert(all.end(), ranges.begin(), ranges.end());
+        EXPECT_LE(bytes_of(ranges), one.first_extent == 0 ? g->total_bytes : uint64_t{404} * kMiB);
+        const auto has = [&](uint64_t offset, uint64_t size) {
+          return std::any_of(ranges.begin(), ranges.end(), [&](const Range& range) {
+            return offset >= range.offset && offset + size <= range.end();
+          });
+        };
+        const core::Layout layout(*g);
+        for (uint32_t host = 0; host < hosts; ++host) {
+          EXPECT_TRUE(has(layout.bucket(host, one.first_bucket),
+                          one.bucket_count * sizeof(bh_index_bucket)));
+          EXPECT_TRUE(has(layout.word(host, BH_PART_BLOCKS, one.first_word), 8 * one.word_count));
+          EXPECT_TRUE(has(layout.word(host, BH_PART_RECENCY, one.first_word), 8 * one.word_count));
+          EXPECT_TRUE(has(layout.word(host, BH_PART_GROUPS, one.first_word / g->words_per_group),
+                          8 * (one.word_count / g->words_per_group)));
+        }
+        EXPECT_TRUE(has(layout.descriptor(one.first_extent), g->table_bytes * one.extent_count));
+        EXPECT_TRUE(
+            has(layout.extent_offset(one.first_extent), g->extent_bytes * one.extent_count));
+      }
+      std::sort(all.begin(), all.end(),
+                [](const Range& a, const Range& b) { return a.offset < b.offset; });
+      for (size_t i = 1; i < all.size(); ++i) ASSERT_GE(all[i].offset, all[i - 1].end()) << seed;
+      ASSERT_LE(all.back().end(), core::offset_end(*g));
+    }
+  }
+}
+
+/// Whatever a table of sets says, nothing outside of the pool's offsets is mapped.
+TEST(Geometry, StoredSetsLieInThePool) {
+  const auto g = core::plan_geometry({.total_bytes = 256 * kMiB,
+                                      .align_bytes = 4096,
+                                      .hosts = 3,
+                                      .max_bytes = 4096 * kMiB,
+                                      .grows = true});
+  ASSERT_TRUE(g);
+  const core::Set first = core::set_0(*g);
+  const auto good = core::plan_set(*g, {&first, 1}, 300 * kMiB);
+  ASSERT_TRUE(good);
+  Random random(1);
+  int placed = 0;
+  for (int i = 0; i < 200'000; ++i) {
+    const auto some = [&](uint64_t value) {
+      switch (random.below(4)) {
+        case 0:
+          return random.next() >> random.below(64);
+        case 1:
+          return value + random.below(8) * 4096;
+        default:
+          return value;
+      }
+    };
+    const bh_set stored{.state = BH_SET_USED,
+                        .bytes = some(300 * kMiB),
+                        .first_extent = some(good->first_extent),
+                        .extent_count = some(good->extent_count),
+                        .first_bucket = some(good->first_bucket),
+                        .first_word = some(good->first_word)};
+    const auto set = core::place_set(*g, stored);
+    if (!set) continue;
+    ++placed;
+    const std::vector<Range> ranges = core::ranges_of(*g, *set);
+    ASSERT_LE(bytes_of(ranges), stored.bytes);
+    ASSERT_GE(ranges.front().offset, g->regions_offset);
+    for (const Range& range : ranges) ASSERT_LE(range.end(), core::offset_end(*g));
+  }
+  EXPECT_GT(placed, 1000);
+}
+
+/// A table takes a whole grain where extents change owners: 2 MiB on devices and on huge pages.
+TEST(Geometry, CoarseGrainsLeaveMostOfAPoolToPayload) {
+  const auto payload = [](uint64_t bytes, uint32_t hosts) {
+    const auto g =
+        core::plan_geometry({.total_bytes = bytes, .align_bytes = 2 * kMiB, .hosts = hosts});
+    EXPECT_TRUE(g);
+    EXPECT_GE(g->extent_count, 8 * hosts) << bytes << " for " << hosts;
+    const double share =
+        static_cast<double>(g->extent_count * g->extent_bytes) / static_cast<double>(bytes);
+    RecordProperty(fmt::format("payload_{}_hosts_{}_mib", hosts, bytes >> 20),
+                   fmt::format("{:.4f}", share));
+    return share;
+  };
+  constexpr uint64_t kGiB = uint64_t{1} << 30;
+  for (const uint32_t hosts : {2u, 4u, 8u, 16u}) {
+    EXPECT_GE(payload(256 * kMiB * hosts, hosts), 0.75) << hosts;
+    EXPECT_GE(payload(kGiB * hosts, hosts), 0.88) << hosts;
+    EXPECT_GE(payload(64 * kGiB * hosts, hosts), 0.92) << hosts;
+  }
+}
+
 TEST(Geometry, WordsAreFourTimesTheShareOrAll) {
   for (const uint32_t hosts : {1u, 3u, 4u, 5u, 8u, 64u}) {
     const auto g = core::plan_geometry(
         {.total_bytes = uint64_t{64} << 30, .align_bytes = 4096, .hosts = hosts});
     ASSERT_TRUE(g);
     const core::Layout layout(*g);
-    EXPECT_EQ(layout.has_all_words(), hosts <= 4) << hosts;
-    EXPECT_GE(g->word_count * hosts, std::min<uint64_t>(4, hosts) * layout.slot_count());
-    EXPECT_LE((g->word_count - layout.slots_per_extent()) * hosts, 4 * layout.slot_count());
+    EXPECT_EQ(layout.has_all_words(core::set_0(*g)), hosts <= 4) << hosts;
+    EXPECT_GE(g->word_count * hosts, std::min<uint64_t>(4, hosts) * layout.slot_limit());
+    EXPECT_LE((g->word_count - layout.slots_per_extent()) * hosts, 4 * layout.slot_limit());
   }
 }
 

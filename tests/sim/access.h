@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/checksum.h"
@@ -49,7 +50,7 @@ class SimAccess {
   uint64_t load(uint64_t at) const {
     check_word(at);
     world_.step();
-    uint64_t value = world_.load(at);
+    uint64_t value = is_hole(at) ? 0 : world_.load(at);
     if (world_.has_bug()) [[unlikely]] {
       const uint64_t said = lie_about(at, value);
       if (said != value) world_.note_bug();
@@ -62,7 +63,7 @@ class SimAccess {
   void store(uint64_t at, uint64_t value) {
     check_word(at);
     world_.step();
-    if (left_out(Lie::NOT_STORED, at, 8)) return;
+    if (is_hole(at) || left_out(Lie::NOT_STORED, at, 8)) return;
     if (at != first_of_part(at) && left_out(Lie::ONLY_FIRST_STORED, at, 8)) return;
     // The holder commits a block or frees it by a store.
     if (const Place place = world_.check_writable(at); place.is_part(BH_PART_BLOCKS)) {
@@ -75,6 +76,7 @@ class SimAccess {
   }
   void store_relaxed(uint64_t at, uint64_t value) { store(at, value); }
   bool cas(uint64_t at, uint64_t& expected, uint64_t desired) {
+    if (is_hole(at)) return std::exchange(expected, 0) == 0;
     begin_locked(at);
     const uint64_t value = world_.load(at);
     if (left_out(Lie::NOT_STORED, at, 8)) return true;
@@ -103,6 +105,7 @@ class SimAccess {
     return same;
   }
   uint64_t fetch_add(uint64_t at, uint64_t delta) {
+    if (is_hole(at)) return 0;
     begin_locked(at);
     rules_.note_count(at);
     const uint64_t value = world_.load(at);
@@ -118,7 +121,8 @@ class SimAccess {
   // ---- lines ----
   core::Line load_line(uint64_t at) const {
     check_word(at);
-    core::Line line;
+    core::Line line{};
+    if (is_hole(at)) return line;
     if (world_.current().store_count == 0 && world_.steps_without_event(line.size())) {
       line = world_.line(at);
     } else {
@@ -177,6 +181,25 @@ class SimAccess {
   }
   /// In-place work here uses the offset.
   std::byte* payload(uint64_t) const { return nullptr; }
+  /// New media are all zero: the first process that maps a set has made them so.
+  Result<void> map_set(const SetName& name, const std::string&, const std::vector<Range>& ranges,
+                       const std::vector<Range>& own) {
+    const bool first = model_.note_set(name.id);
+    for (const Range& range : ranges) {
+      const bool stored_to = std::find(own.begin(), own.end(), range) != own.end();
+      for (uint64_t at = range.offset; at < range.end(); at += BH_LINE_BYTES) {
+        const uint64_t line = at / BH_LINE_BYTES;
+        if (first) {
+          world_.machine().cache.forget(line);
+          if (world_.memory().read(line) != core::Line{}) world_.memory().write(line, {});
+        }
+        if (!stored_to && !process_.mapped_writable.empty()) process_.mapped_writable[line] = 0;
+      }
+    }
+    process_.mapped_sets[name.id] = ranges;
+    return {};
+  }
+  void unmap_set(uint64_t id, const std::vector<Range>&) { process_.mapped_sets.erase(id); }
   void set_writable(uint64_t at, uint64_t bytes, bool writable) {
     for (uint64_t line = at / BH_LINE_BYTES; line < (at + bytes) / BH_LINE_BYTES; ++line)
       process_.mapped_writable[line] = writable;
@@ -228,6 +251,7 @@ class SimAccess {
 
   // ---- clock, randomness, waiting ----
   bool media_failed() const { return false; }
+  bool payload_lost(uint64_t /*offset*/, uint64_t /*bytes*/) const { return false; }
   uint64_t now_ns() const {
     const uint64_t now_ns = world_.host_now_ns();
     return world_.has_bug() ? lie_about_time(now_ns) : now_ns;
@@ -253,6 +277,7 @@ class SimAccess {
   }
   uint64_t pid() const { return 1 + process_.index; }
   uint64_t pid_namespace() const { return 1; }
+  bool locks_by_node() const { return false; }
   core::LockResult lock_process(uint32_t host, uint32_t process) {
     world_.step();
     BOWHEAD_ASSERT(host == process_.machine->host);
@@ -299,6 +324,7 @@ class SimAccess {
   World& world() { return world_; }
 
  private:
+  bool is_hole(uint64_t at) const { return process_.is_hole(world_.map(), at); }
   void check_word(uint64_t at) const {
     if (at % 8 != 0 || at / BH_LINE_BYTES >= world_.map().lines()) [[unlikely]]
       world_.fail("range", "a word outside the pool: " + std::to_string(at));
@@ -324,7 +350,7 @@ class SimAccess {
     const uint64_t group = index / layout.geometry().words_per_group;
     const uint64_t owner = world_.machine().cache.peek(layout.word(host, BH_PART_GROUPS, group));
     std::vector<uint64_t> offsets;
-    if (owner == 0 || owner > layout.geometry().extent_count) return offsets;
+    if (owner == 0 || owner > layout.extent_limit()) return offsets;
     const auto run = core::RunWord::unpack(
         world_.machine().cache.peek(layout.word(host, BH_PART_RUNS, owner - 1)));
     for (uint64_t slot = layout.first_slot(owner - 1); slot < layout.first_slot(owner); ++slot) {

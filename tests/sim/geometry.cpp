@@ -37,19 +37,36 @@ bh_geometry small_geometry(const Shape& shape) {
   core::plan_words(g, shape.worded);
   g.words_per_group = 2;
   g.log_count = shape.hosts > 1 ? 16 : 0;  // so small that it often runs over
-  g.regions_offset = kPage;                // the core gets the superblock directly
+  if (shape.growth != 0) {
+    constexpr uint64_t kBetween = 6;  // numbers that lie between two sets, and around them
+    g.range_bytes = kPage;
+    g.extents_max += kGrownSets * (shape.growth + kBetween);
+  }
+  g.regions_offset = kPage;  // the core gets the superblock directly
   g.total_bytes = core::place_parts(g, kPage);
-  g.max_bytes = g.total_bytes;
+  g.max_bytes = g.total_bytes + kGrownSets * grown_bytes(shape);
   return g;
 }
 
-Map::Map(const bh_geometry& g) : layout_(g), places_(g.total_bytes / BH_LINE_BYTES) {
+uint64_t grown_bytes(const Shape& shape) {
+  constexpr uint64_t kOfHost = 6 * kPage;  // index, groups, words, recency
+  return shape.growth * (kExtentBytes + kPage) + shape.hosts * kOfHost + kPage;
+}
+
+Map::Map(const bh_geometry& g) : layout_(g), places_(core::offset_end(g) / BH_LINE_BYTES) {
+  if (g.range_bytes != 0) {
+    further_.assign(places_.size(), true);
+    for (const Range& range : core::ranges_of(g, core::set_0(g))) {
+      for (uint64_t at = range.offset; at < range.end(); at += BH_LINE_BYTES)
+        further_[at / BH_LINE_BYTES] = false;
+    }
+  }
   for (uint32_t host = 0; host < g.host_count; ++host) {
     for (uint16_t part = 0; part < BH_PART_COUNT; ++part)
       mark(layout_.part(host, part), g.parts[part].bytes,
            {Kind::REGION, static_cast<uint8_t>(host), part});
   }
-  for (uint64_t e = 0; e < g.extent_count; ++e) {
+  for (uint64_t e = 0; e < layout_.extent_limit(); ++e) {
     const auto extent = static_cast<uint16_t>(e);
     mark(layout_.descriptor(e), BH_LINE_BYTES, {Kind::DESCRIPTOR, 0, extent});
     for (uint64_t slot = layout_.first_slot(e); slot < layout_.first_slot(e + 1); ++slot) {

@@ -24,9 +24,14 @@ struct Shape {
   uint32_t locks = 2;
   uint64_t worded = UINT64_MAX;  ///< extents for whose slots a host has words; at most all
   uint32_t namespaces = 1;
+  uint64_t growth = 0;  ///< extents of each set by which the pool grows; 0: it cannot
 };
 
+inline constexpr uint64_t kGrownSets = 3;  ///< that there is room for at once
+
 bh_geometry small_geometry(const Shape& shape);
+/// The size of media for `shape.growth` extents.
+uint64_t grown_bytes(const Shape& shape);
 
 enum class Kind : uint8_t { NOTHING, REGION, DESCRIPTOR, HEADER, KEY, WORDS, PAYLOAD };
 
@@ -50,12 +55,17 @@ class Map {
   /// "host 1 hazards[3]", "extent 2 header 1 word 0", for messages.
   std::string describe(uint64_t offset) const;
   const core::Layout& layout() const { return layout_; }
+  /// No part of set 0: there only while a process has mapped a further set.
+  bool in_further_set(uint64_t offset) const {
+    return !further_.empty() && further_[offset / BH_LINE_BYTES];
+  }
 
  private:
   void mark(uint64_t offset, uint64_t bytes, Place place);
 
   core::Layout layout_;
   std::vector<Place> places_;
+  std::vector<bool> further_;  ///< by line; empty: the pool cannot grow
 };
 
 }  // namespace bowhead::sim

@@ -108,6 +108,11 @@ class Cache {
 
   void fill(uint64_t line) { (void)here(line); }
   void drop(uint64_t line) { entries_[line].life = 0; }
+  /// Nor is it on the way to the memory any more.
+  void forget(uint64_t line) {
+    drop(line);
+    std::erase_if(on_the_way_, [&](const Posted& posted) { return posted.line == line; });
+  }
   void write_back(uint64_t line, uint64_t now_ns) {
     Entry& entry = entries_[line];
     entry.dirty = false;

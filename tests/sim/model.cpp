@@ -26,6 +26,7 @@ void Model::reset(const Plan& plan) {
   larger_from_ = plan.larger_from;
   late_ns_ = plan.weak ? kSettleNs : 0;
   keys_.clear();
+  sets_.clear();
   for (uint32_t k = 0; k < plan.keys; ++k) {
     std::string name = fmt::format("key-{}", k);
     if (k % 4 == 3 || (plan.long_keys && k > 0)) name += std::string(BH_LINE_BYTES, 'x');

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -23,6 +24,9 @@ class Model {
   static constexpr uint64_t kNamespace = 77;
 
   void reset(const Plan& plan);
+
+  /// A process maps a set of media. True if it is the first one that does.
+  bool note_set(uint64_t id) { return sets_.insert(id).second; }
 
   /// Some keys are so long that they need a larger block.
   const std::string& key(uint32_t index) const { return keys_[index].name; }
@@ -131,6 +135,7 @@ class Model {
   void end_lease(Process& process, uint64_t token);
 
  private:
+  std::set<uint64_t> sets_;  ///< that were mapped, by their ids
   struct Put {
     uint32_t host;
     bool refused;   ///< it failed: its bytes must never be returned

@@ -56,10 +56,11 @@ const char* since_name(Since since) {
 }
 
 constexpr std::string_view kFocusNames[] = {
-    "anything", "leases",  "slow",    "weak",      "alone", "retires", "pairs",    "long-keys",
-    "stopped",  "zombies", "lapsed",  "decisions", "keep",  "grants",  "contents", "custody",
-    "twins",    "late",    "returns", "words",     "many",  "spaces",  "logs",     "batches"};
-static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::BATCHES) + 1);
+    "anything",  "leases",  "slow",    "weak",   "alone",     "retires", "pairs",
+    "long-keys", "stopped", "zombies", "lapsed", "decisions", "keep",    "grants",
+    "contents",  "custody", "twins",   "late",   "returns",   "words",   "many",
+    "spaces",    "logs",    "batches", "growth"};
+static_assert(std::size(kFocusNames) == static_cast<size_t>(Focus::GROWTH) + 1);
 
 /// 1 to 2^bits - 1, all magnitudes equally likely.
 uint64_t any_magnitude(Dice& random, uint64_t bits) {
@@ -366,7 +367,22 @@ void aim_at_logs(Dice& random, Plan& plan) {
   }
 }
 
+/// A host or a process may be hit, in the middle of a change or of the moves that it leads to.
+void aim_at_growth(Dice& random, Plan& plan) {
+  plan.work = Work::GROWTH;
+  plan.operations = 30 + static_cast<uint32_t>(random.below(40));
+  plan.keys = 4 + static_cast<uint32_t>(random.below(8));
+  plan.shape.hosts = 1 + static_cast<uint32_t>(random.below(3));
+  plan.shape.growth = plan.shape.hosts + random.below(3);
+  plan.processes_per_host = 1 + static_cast<uint32_t>(random.below(2));
+  plan.think_ns = random.below(3) == 0 ? 0 : kHeartbeatNs >> random.below(4);
+  plan.eviction = random.below(3) == 0;
+  plan.steps_per_event = 8u << random.below(4);
+  for (uint64_t n = random.below(3); n > 0; --n) plan.faults.push_back(make_fault(random, plan));
+}
+
 void aim_at_hosts(Dice& random, Plan& plan, Focus focus) {
+  if (focus == Focus::GROWTH) aim_at_growth(random, plan);
   if (focus == Focus::LOGS) aim_at_logs(random, plan);
   if (focus == Focus::SPACES) aim_at_spaces(random, plan);
   if (focus == Focus::CUSTODY) aim_at_custody(random, plan);
@@ -375,8 +391,7 @@ void aim_at_hosts(Dice& random, Plan& plan, Focus focus) {
   if (focus == Focus::RETURNS) aim_at_returns(random, plan);
 }
 
-void aim(Dice& random, Plan& plan, Focus focus) {
-  const auto any_process = [&] { return static_cast<uint32_t>(random.below(plan.processes())); };
+void make_small(Dice& random, Plan& plan) {
   plan.flushes = true;
   plan.processes_per_host = 1;
   plan.keys = 2;
@@ -385,6 +400,11 @@ void aim(Dice& random, Plan& plan, Focus focus) {
   plan.steps_per_event = std::min(plan.steps_per_event, 8u);
   plan.cache_share = std::max(plan.cache_share, 4u);
   plan.shape.hosts = 2 + static_cast<uint32_t>(random.below(2));
+}
+
+void aim(Dice& random, Plan& plan, Focus focus) {
+  const auto any_process = [&] { return static_cast<uint32_t>(random.below(plan.processes())); };
+  make_small(random, plan);
   uint64_t extents_each = 1;
   switch (focus) {
     case Focus::ANYTHING:
@@ -424,6 +444,7 @@ void aim(Dice& random, Plan& plan, Focus focus) {
     case Focus::RETURNS:
     case Focus::SPACES:
     case Focus::LOGS:
+    case Focus::GROWTH:
       aim_at_hosts(random, plan, focus);
       extents_each = 2;
       break;
@@ -525,6 +546,7 @@ std::string Plan::describe() const {
       weak ? "weak memory" : "strong memory", store_buffer, steps_per_event, cache_share,
       switch_share, stall_share, operations, keys, batch, eviction ? ", eviction" : "",
       slow_duties ? ", slow duties" : "");
+  if (shape.growth != 0) text += fmt::format("  grows by sets of {} extents\n", shape.growth);
   if (twin != Twin::NONE)
     text += fmt::format("  {} of the last host's machine\n",
                         twin == Twin::CLONE ? "a clone" : "a machine from the image");

@@ -60,7 +60,8 @@ enum class Work : uint8_t {
   CONTENTS,  ///< contents are replaced and read in pieces, keys are removed and put again
   CUSTODY,   ///< the first host reads much and stores little, the others put and remove
   SPACES,    ///< namespaces are registered with several layouts, filled, and removed
-  BATCHES    ///< puts, replacements and removals, and batches of look-ups
+  BATCHES,   ///< puts, replacements and removals, and batches of look-ups
+  GROWTH     ///< sets of media come and go
 };
 
 /// A second machine that is to run as the same host as the last one.
@@ -147,7 +148,8 @@ enum class Focus : uint8_t {
   MANY,       ///< all host slots there can be, few of them or all in use
   SPACES,     ///< namespaces are registered and removed, and a host dies
   LOGS,       ///< indexes change fast, and others follow by the change log
-  BATCHES     ///< any plan, with puts, gets and removals of several keys at once
+  BATCHES,    ///< any plan, with puts, gets and removals of several keys at once
+  GROWTH      ///< the pool grows by sets of media, which are drained and removed
 };
 
 /// By name, in lower case; none if there is no such focus.

@@ -85,9 +85,13 @@ void Simulator::direct() {
   rest();
   // Who adopts an extent without words for it, or blocks without room in its index, drops blocks.
   const auto& shape = world_.plan().shape;
-  const bool room = world_.map().layout().has_all_words() &&
-                    shape.buckets * BH_INDEX_ENTRIES >= world_.plan().keys;
-  if (!world_.plan().eviction && !rules_.zombies() && (room || shape.hosts == 1)) {
+  const bool room =
+      world_.map().layout().has_all_words(core::set_0(world_.map().layout().geometry())) &&
+      shape.buckets * BH_INDEX_ENTRIES >= world_.plan().keys;
+  // A look-up may pass over a block that is being moved.
+  const bool moves =
+      std::any_of(users_.begin(), users_.end(), [](const auto& user) { return user->drains(); });
+  if (!world_.plan().eviction && !rules_.zombies() && !moves && (room || shape.hosts == 1)) {
     stage_->must_find = true;
     do_phase(Phase::LOOK);
     stage_->must_find = false;
@@ -253,7 +257,7 @@ uint64_t Simulator::most_blocks() const {
   const uint64_t extents = layout.geometry().extent_count;
   const uint64_t worded = layout.geometry().word_count / layout.slots_per_extent();
   uint64_t usable = extents;
-  if (!layout.has_all_words()) {
+  if (!layout.has_all_words(core::set_0(layout.geometry()))) {
     for (const uint32_t host : hosts) {
       uint64_t owned = 0, in_custody = 0;
       for (uint64_t e = 0; e < extents; ++e) {

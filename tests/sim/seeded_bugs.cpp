@@ -148,7 +148,7 @@ constexpr SeededBug kSeededBugs[] = {
                          "is stored a second time, so the stamp shows each reuse "
                          "(release-trusts-entry-without-decisions is found)"},
     of_part("zombie-does-not-look", Lie::LOAD_ZERO, BH_PART_VIEW, Focus::ZOMBIES),
-    {.name = "claim-unseen", .lie = Lie::CLAIM_UNSEEN, .focus = Focus::GRANTS, .first_seed = 10300},
+    {.name = "claim-unseen", .lie = Lie::CLAIM_UNSEEN, .focus = Focus::GRANTS, .first_seed = 1575},
     {.name = "lease-trusts-entry",
      .lie = Lie::EXPECTED_STAMP,
      .only_in = Operation::LEASE,
@@ -349,6 +349,9 @@ constexpr SeededBug kSeededBugs[] = {
     of_part("nothing-counted", Lie::NOT_STORED, BH_PART_COUNTS, Focus::ANYTHING,
             "a count is a hint: what must be seen in time is read without it, and the rest in turn "
             "or now and then (beats_test finds it)"),
+    // Sets of media.
+    of_part("change-of-sets-unseen", Lie::LOAD_ZERO, BH_PART_COUNTS, Focus::GROWTH),
+    of_part("sets-not-published", Lie::NO_FLUSH, BH_PART_MEDIA, Focus::GROWTH),
     // Attributes.
     {.name = "attributes-of-another-block", .lie = Lie::WORDS_OF_ANY_BLOCK},
     of_part("usage-not-counted", Lie::NOT_STORED, BH_PART_USAGE),

@@ -33,7 +33,8 @@ enum class Operation : uint8_t {
   LEAVE,
   PARTS,
   REPLACE,
-  MARK
+  MARK,
+  MEDIA  ///< a change of the sets
 };
 
 enum class Lie : uint8_t {

@@ -52,6 +52,26 @@ TEST_P(Seeds, Pass) {
 
 INSTANTIATE_TEST_SUITE_P(Ordinary, Seeds, testing::Range<uint64_t>(0, 20));
 
+/// The same while sets of media come and go.
+class Growing : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(Growing, Pass) {
+  Simulator simulator;
+  Counts counts{};
+  const uint64_t first = GetParam() * kSeedsPerTest;
+  for (uint64_t seed = first; seed < first + kSeedsPerTest && !HasFailure(); ++seed) {
+    const Plan plan = make_plan(seed, Focus::GROWTH);
+    const Outcome outcome = simulator.run(plan);
+    counts.add(outcome.counts);
+    if (outcome.failure) ADD_FAILURE() << text(plan, outcome);
+  }
+  fmt::print("{}\n", counts.text());
+  for (const uint64_t count : {counts.grown, counts.drained, counts.shrunk, counts.not_changed})
+    EXPECT_GT(count, kSeedsPerTest / 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sets, Growing, testing::Range<uint64_t>(0, 4));
+
 // ---- a run is a function of its seed ----
 
 TEST(Determinism, TheSameSeedTakesTheSameSteps) {

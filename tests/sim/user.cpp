@@ -65,10 +65,13 @@ std::string Counts::text() const {
       "room, {} "
       "busy; {} hits, {} of them on other hosts, {} misses, {} removals; {} leases: {} valid, {} "
       "lapsed; {} reservations; {} reads in pieces, {} refused; {} replacements, {} refused; "
-      "{} namespaces, {} refused, {} removed, {} puts into removed ones",
+      "{} namespaces, {} refused, {} removed, {} puts into removed ones; {} sets of media added, "
+      "{} "
+      "drained, {} removed, {} times refused",
       runs, steps, lives, fenced, left, puts, no_space, busy, hits, remote_hits, misses, removals,
       leases, leases_valid, leases_lapsed, reservations, parts, parts_refused, replacements,
-      not_replaced, spaces, spaces_refused, spaces_removed, spaces_gone);
+      not_replaced, spaces, spaces_refused, spaces_removed, spaces_gone, grown, drained, shrunk,
+      not_changed);
 }
 
 // ---- lives ----
@@ -76,7 +79,8 @@ std::string Counts::text() const {
 void User::begin() {
   ++stage_.counts.lives;
   phase_done_ = 0;
-  silent_ = in_heartbeat_ = serving_ = parking_ = keeps_heartbeat = false;
+  silent_ = in_heartbeat_ = serving_ = parking_ = changing_ = keeps_heartbeat = false;
+  mapped_sets.clear();
   second_thread_ = nullptr;
   for (Worker& worker : workers_) {
     worker.leases.clear();
@@ -177,7 +181,7 @@ void User::heartbeat() {
 void User::serve() {
   for (;;) {
     stage_.world.sleep(kHeartbeatNs);
-    if (silent_) continue;
+    if (silent_ || changing_) continue;
     serving_ = true;
     stage_.world.begin_operation(Operation::WORK);
     const auto worked = core_->membership.work();
@@ -235,6 +239,7 @@ bool User::ended_itself() const {
 // ---- operations ----
 
 void User::operate() {
+  core_->growth.refresh();
   if (stage_.world.plan().batch > 1 && below(2) == 0) {
     const uint64_t which = below(8);
     return which < 4 ? put_batch() : which < 6 ? get_batch() : remove_batch();
@@ -269,6 +274,10 @@ void User::operate() {
     case Work::BATCHES:
       if (machine->host != 0) return roll < 80 ? exists() : roll < 90 ? put() : remove();
       return roll < 50 ? put() : roll < 65 ? replace() : roll < 95 ? remove() : exists();
+    case Work::GROWTH:
+      if (roll < 8) return change_media();
+      if (roll < 30) return put();
+      return roll < 40 ? remove() : get();
     case Work::GREEDY:
       if (machine->host + 1 == stage_.world.plan().shape.hosts ||
           worker().operations_left % 16 == 8)
@@ -286,6 +295,62 @@ void User::operate() {
   if (roll < 91) return release();
   if (roll < 95) return reserve();
   finish_reservation();
+}
+
+/// Adds a set, begins or ends to drain one, or removes one. As Pool does it: under the host lock,
+/// while the thread with duties stands still.
+void User::change_media() {
+  core::Growth<SimAccess>& growth = core_->growth;
+  const Plan& plan = stage_.world.plan();
+  std::vector<bh_set> sets;
+  for (const bh_set& set : growth.newest_table().sets) {
+    if (set.state != BH_SET_NONE) sets.push_back(set);
+  }
+  const bool grows = sets.empty() || (sets.size() < kGrownSets - 1 && below(3) == 0);
+  const bh_set chosen = grows ? bh_set{} : sets[below(sets.size())];
+  while (changing_) stage_.world.sleep(kHeartbeatNs);  // the other worker
+  changing_ = true;
+  while (serving_) stage_.world.sleep(kHeartbeatNs / 8);
+  stage_.world.begin_operation(Operation::MEDIA, chosen.number, chosen.state);
+  Status status = Status::BUSY;
+  uint64_t* count = &stage_.counts.not_changed;
+  if (access_->lock_host(machine->host, 100) == core::LockResult::TAKEN) {
+    const auto duties = [&] { core_->membership.succeed_the_dead(/*locked=*/true); };
+    if (grows) {
+      bh_set set{};
+      set.id = stage_.world.random().next() | 1;
+      set.bytes = grown_bytes(plan.shape);
+      bool unused = false;
+      status = growth.add(set, &unused, duties).status();
+      count = &stage_.counts.grown;
+    } else if (chosen.state != BH_SET_DRAINING) {
+      status = growth.begin_drain(chosen.number, duties).status();
+      count = &stage_.counts.drained;
+    } else if (below(6) == 0) {
+      status = growth.end_drain(chosen.number, duties).status();
+    } else {
+      bool gone = false;
+      status = growth.remove(chosen.number, &gone, duties).status();
+      if (gone) count = &stage_.counts.shrunk;
+    }
+    access_->unlock_host(machine->host);
+  }
+  stage_.world.end_operation(static_cast<uint64_t>(status));
+  changing_ = false;
+  ++*count;
+  if (status != Status::OK && count != &stage_.counts.shrunk) {
+    --*count;
+    ++stage_.counts.not_changed;
+  }
+  expect("change of the media", status,
+         {Status::BUSY, Status::LIMIT_REACHED, Status::IN_USE, Status::NOT_FOUND,
+          Status::INVALID_ARGUMENT});
+}
+
+bool User::drains() const {
+  if (!alive || !joined || !core_) return false;
+  const auto& sets = core_->context().layout.sets().list;
+  return std::any_of(sets.begin(), sets.end(), [](const core::Set& set) { return set.drains; });
 }
 
 void User::put() {
@@ -794,6 +859,7 @@ void User::remove_space(uint32_t n) {
 // ---- phases ----
 
 void User::do_phase(Phase phase) {
+  core_->growth.refresh();
   if (phase == Phase::LEAVE) return leave();
   if (phase == Phase::LOOK) return look();
   if (!leads()) return;

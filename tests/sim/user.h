@@ -32,6 +32,7 @@ struct Counts {
   uint64_t leases, leases_valid, leases_lapsed, reservations;
   uint64_t parts, parts_refused, replacements, not_replaced;
   uint64_t spaces, spaces_refused, spaces_removed, spaces_gone;
+  uint64_t grown, drained, shrunk, not_changed;
 
   void add(const Counts& other);
   std::string text() const;
@@ -83,6 +84,9 @@ class User final : public Process {
     return alive && core_ ? core_->context().incarnation : 0;
   }
 
+  /// It knows of a set of media that blocks move off.
+  bool drains() const;
+
   uint64_t looked_at_ns = 0;  ///< begin of its last complete heartbeat
 
  private:
@@ -115,6 +119,7 @@ class User final : public Process {
   void attach();
   void operate();
   void leave_for(uint64_t duration_ns);
+  void change_media();
   void put();
   void get();
   void get_parts();
@@ -183,6 +188,7 @@ class User final : public Process {
   bool in_heartbeat_ = false, serving_ = false;
   bool silent_ = false;              ///< both are to stop
   bool parking_ = false;             ///< the second worker is to pause
+  bool changing_ = false;            ///< the media; no other duties are done
   Thread* second_thread_ = nullptr;  ///< none: there is one worker
   std::unique_ptr<SimAccess> access_;
   std::unique_ptr<core::Core<SimAccess>> core_;

@@ -524,7 +524,7 @@ std::string operation_text(uint64_t code) {
   static constexpr const char* kNames[] = {"",      "put",    "get",       "remove",  "exists",
                                            "lease", "read",   "release",   "reserve", "commit",
                                            "abort", "attach", "heartbeat", "work",    "detach",
-                                           "leave", "parts",  "replace",   "mark"};
+                                           "leave", "parts",  "replace",   "mark",    "media"};
   return fmt::format("{} key {}: {}", kNames[code >> 40], code >> 32 & 0xFF, code & 0xFFFFFFFF);
 }
 

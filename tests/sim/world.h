@@ -127,6 +127,17 @@ struct Process {
   uint32_t lives = 0;
   std::vector<Thread*> threads;
   std::vector<uint8_t> mapped_writable;  ///< by line, of tables and payload; empty: all
+  std::map<uint64_t, std::vector<Range>> mapped_sets;  ///< further ones, by their ids
+  /// What lies there cannot be seen by this process, and it loads zeros.
+  bool is_hole(const Map& map, uint64_t offset) const {
+    if (!map.in_further_set(offset)) return false;
+    for (const auto& [id, ranges] : mapped_sets) {
+      for (const Range& range : ranges) {
+        if (offset - range.offset < range.bytes) return false;
+      }
+    }
+    return true;
+  }
 };
 
 struct Failure {

@@ -122,7 +122,7 @@ class Auditor {
 
   /// E1: carved extents have the groups of their runs, and no other extent has any.
   void runs() {
-    std::vector<uint64_t> owners(c_.layout.group_count(), 0);
+    std::vector<uint64_t> owners(c_.layout.group_limit(), 0);
     for (uint64_t e = 0; e < g_.extent_count; ++e) {
       const core::RunWord run = c_.load_run(e);
       const bool carved = extent_state(e).state != BH_EXTENT_FREE;
@@ -159,7 +159,7 @@ class Auditor {
 
   /// C2: no header but that of a committed block shows a committed stamp.
   void headers() {
-    for (uint64_t slot = 0; slot < c_.layout.slot_count(); ++slot) {
+    for (uint64_t slot = 0; slot < c_.layout.slot_limit(); ++slot) {
       if (begins_.contains(slot) && committed_.contains(begins_[slot])) continue;
       const uint64_t stamp = load(c_.layout.header(slot));
       if (stamp != 0 && core::stamp_state(stamp) == BH_STAMP_COMMITTED)

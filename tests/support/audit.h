@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "pool/core/access.h"
-#include "pool/core/core.h"
+#include "tests/support/native_core.h"
 
 namespace bowhead::test {
 

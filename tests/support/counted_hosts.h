@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "pool/core/core.h"
 #include "tests/support/hosts.h"
+#include "tests/support/native_core.h"
 
 namespace bowhead::test {
 

@@ -127,6 +127,10 @@ class SharedPool {
     media_ = std::move(media).value();
     std::memcpy(&superblock_, media_->base(), sizeof superblock_);
     layout_.emplace(superblock_.geometry);
+    const bh_geometry& g = superblock_.geometry;
+    if (g.range_bytes != 0) {
+      EXPECT_TRUE(media_->spread(core::ranges_of(g, core::set_0(g)), core::offset_end(g)));
+    }
   }
   ~SharedPool() { (void)Pool::destroy(locator_, /*force=*/true); }
   SharedPool(const SharedPool&) = delete;

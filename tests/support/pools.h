@@ -3,12 +3,14 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -40,9 +42,11 @@ inline int in_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/// BOWHEAD_TEST_JOINED=1 in the environment: of joined media.
 inline std::string unique_locator() {
   static std::atomic<int> count{0};
-  return "shm:test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+  const std::string one = "shm:test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
+  return std::getenv("BOWHEAD_TEST_JOINED") != nullptr ? one + "+" + one + "-b" : one;
 }
 
 /// Makes every access to this page of the pool fail, for this handle only, as if the medium
@@ -56,6 +60,19 @@ inline void break_page(const Pool& pool, uint64_t offset) {
   ASSERT_EQ(syscall(SYS_mmap, at, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, empty, 0),
             reinterpret_cast<intptr_t>(at));
   close(empty);
+}
+
+/// Reports to this process that the memory of a page failed, as the kernel does.
+inline void fail_memory(const void* address) {
+  siginfo_t info{};
+  info.si_signo = SIGBUS;
+  info.si_code = BUS_MCEERR_AR;
+  info.si_addr = const_cast<void*>(address);
+  info.si_addr_lsb = 12;
+  ASSERT_EQ(syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGBUS, &info), 0);
+}
+inline void fail_memory(const Pool& pool, uint64_t offset) {
+  fail_memory(pool.mapping().data + offset);
 }
 
 class TestPool {
@@ -76,7 +93,9 @@ class TestPool {
 
   void open() {
     pool_.clear();
-    auto opened = Pool::open(locator_);
+    // Without the thread that touches pages: ThreadSanitizer takes a thread that a forked child
+    // makes for one of its parent.
+    auto opened = Pool::open(locator_, {.prefault = false});
     EXPECT_TRUE(opened) << opened.error().message();
     pool_.push_back(std::move(opened).value());
     ns_ = *pool().open_namespace({"test", "bytes"});

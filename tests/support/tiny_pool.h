@@ -14,9 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "pool/core/access.h"
-#include "pool/core/core.h"
 #include "pool/media/media.h"
+#include "tests/support/native_core.h"
 #include "tests/support/pools.h"
 
 namespace bowhead::test {

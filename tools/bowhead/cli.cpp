@@ -36,10 +36,12 @@ void add_host_option(CLI::App& command) {
 
 uint32_t chosen_host() { return host_option; }
 
-Result<Pool> open_pool(const std::string& locator, const Progress& progress, bool look) {
+Result<Pool> open_pool(const std::string& locator, const Progress& progress, bool look,
+                       bool prefault) {
   OpenOptions options;
   options.host = host_option;
   options.observe = look && host_option == kAnyHost;
+  options.prefault = prefault;
   options.progress = progress;
   Result<Pool> pool = Pool::open(locator, options);
   if (!pool) return pool;
@@ -49,6 +51,13 @@ Result<Pool> open_pool(const std::string& locator, const Progress& progress, boo
         fmt::format("{}: the first copy of the superblock is damaged and the second is in use; "
                     "`bowhead pool repair {}` restores it",
                     locator, locator));
+  }
+  if (info) {
+    for (const PoolInfo::MediaSet& set : info->sets) {
+      if (set.why_missing.empty()) continue;
+      say(fmt::format("{}: set {} of its media is missing, and all blocks there: {}", locator,
+                      set.number, set.why_missing));
+    }
   }
   return pool;
 }

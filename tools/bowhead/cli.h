@@ -23,6 +23,8 @@ void add_namespace_commands(CLI::App& app, Action& action);
 /// `command_line` as typed, for reports.
 void add_replay_command(CLI::App& app, Action& action, const std::string& command_line);
 void add_codec_command(CLI::App& app, Action& action);
+void add_devices_command(CLI::App& app, Action& action);
+void add_doctor_command(CLI::App& app, Action& action);
 void add_litmus_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 
@@ -32,14 +34,16 @@ void add_host_option(CLI::App& command);
 uint32_t chosen_host();
 
 /// Opens a pool as that host and warns if the second copy of the superblock is in use. `look`:
-/// without --host, opens as an observer, for which read permission suffices.
-Result<Pool> open_pool(const std::string& locator, const Progress& progress = {},
-                       bool look = false);
+/// without --host, opens as an observer, for which read permission suffices. Without `prefault`,
+/// since most commands touch few pages and end.
+Result<Pool> open_pool(const std::string& locator, const Progress& progress = {}, bool look = false,
+                       bool prefault = false);
 
 /// The help line that every command with a locator ends with.
 inline constexpr const char* kLocatorHelp =
     "Where the pool is: shm:NAME (memory), numa:NODE/NAME (memory of a NUMA node), "
-    "dax:/dev/daxX.Y (a device) or file:/PATH (a file, or a device with a DAX file system)";
+    "dax:/dev/daxX.Y (a device) or file:/PATH (a file, or a device with a DAX file system); "
+    "several joined by + form one pool, in stripes";
 
 /// A progress line on standard error, if that is a terminal and the work lasts more than a second.
 /// Copies of the callback refer to this object.

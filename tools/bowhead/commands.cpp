@@ -28,6 +28,8 @@ void add_all_commands(CLI::App& app, Action& action, const std::string& command_
   add_host_command(app, action);
   add_replay_command(app, action, command_line);
   add_codec_command(app, action);
+  add_devices_command(app, action);
+  add_doctor_command(app, action);
   add_litmus_command(app, action);
   add_bench_command(app, action);
 }

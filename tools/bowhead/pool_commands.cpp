@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <ctime>
 #include <memory>
@@ -69,7 +70,7 @@ int run_create(const CreateArguments& arguments) {
   }
   print(fmt::format("created {}: {}, of which {} hold payload\n", info->locator,
                     exact_bytes(info->size_bytes), exact_bytes(info->payload_bytes)));
-  if (info->size_bytes != options.size_bytes) {
+  if (options.size_bytes != 0 && info->size_bytes != options.size_bytes) {
     say(fmt::format("{} bytes were requested; the size of a pool is a multiple of 2 MiB",
                     grouped(options.size_bytes)));
   }
@@ -80,11 +81,10 @@ void add_create(CLI::App& parent, Action& action) {
   auto* command = parent.add_subcommand("create", "Create a pool");
   auto a = std::make_shared<CreateArguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
-  add_size(*command, "--size", a->options.size_bytes, "Size of the whole pool, such as 4G")
-      ->required();
+  add_size(*command, "--size", a->options.size_bytes,
+           "Size of the whole pool, such as 4G (devices: all of them by default)");
   add_size(*command, "--max-size", a->options.max_bytes,
-           "Size to which the pool can grow later, for which its metadata keep space (default: "
-           "--size)");
+           "Size to which the pool can grow later, by `pool grow` (default: it cannot grow)");
   add_number(*command, "--hosts", a->options.hosts, "Hosts that may share the pool, 1 to 64",
              {1, BH_HOSTS_MAX})
       ->capture_default_str();
@@ -133,6 +133,7 @@ Examples:
   bowhead pool create file:/mnt/pmem/kv --size 512G --extent 64M
   bowhead pool create shm:store --size 1G --no-evict
   bowhead pool create file:/mnt/cxl/kv --size 512G --hosts 8
+  bowhead pool create dax:/dev/dax0.0 --hosts 8 --max-size 4T
 
 All memory of the pool is allocated now, so that no later store can fail for lack of it. If the
 command is interrupted, it leaves no new pool behind. With --force the old pool stays until the new
@@ -166,6 +167,19 @@ Result<Silent> find_silent(const Pool& pool, const PoolInfo& info) {
   return silent;
 }
 
+Json sets_json(const PoolInfo& info) {
+  Json sets = Json::array();
+  for (const PoolInfo::MediaSet& set : info.sets) {
+    sets.push_back({{"set", set.number},
+                    {"state", set.state},
+                    {"locator", set.locator},
+                    {"size_bytes", set.bytes},
+                    {"payload_bytes", set.payload_bytes},
+                    {"why_missing", set.why_missing.empty() ? Json() : Json(set.why_missing)}});
+  }
+  return sets;
+}
+
 Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
   Json json = {{"locator", info.locator},
                {"pool_id", info.pool_id},
@@ -176,6 +190,7 @@ Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
                {"second_superblock_used", info.second_superblock_used},
                {"size_bytes", info.size_bytes},
                {"max_bytes", info.max_bytes},
+               {"sets", sets_json(info)},
                {"payload_bytes", info.payload_bytes},
                {"metadata_bytes", info.metadata_bytes},
                {"extent_bytes", info.extent_bytes},
@@ -230,6 +245,14 @@ Json info_json(const PoolInfo& info, const Usage& usage, const Silent& silent) {
                              {"features", host.features}});
   }
   return json;
+}
+
+std::string sets_text(const PoolInfo& info) {
+  Table sets({">SET", "STATE", ">SIZE", ">PAYLOAD", "MEDIA"});
+  for (const PoolInfo::MediaSet& set : info.sets)
+    sets.add({std::to_string(set.number), set.state, human_bytes(set.bytes),
+              human_bytes(set.payload_bytes), set.locator});
+  return sets.text();
 }
 
 /// How the processes of a host look up batches: by mirrors of the other hosts' indexes, or not.
@@ -295,6 +318,7 @@ std::string info_text(const PoolInfo& info, const Usage& usage, const Silent& si
   if (info.hosts.size() > 1) fields.add("got from other hosts", grouped(info.hits_elsewhere));
   std::string text = fields.text();
 
+  if (!info.sets.empty()) text += "\n" + sets_text(info);
   if (!info.namespaces.empty()) text += "\n" + namespaces_text(info, usage);
   Table hosts({">HOST", "STATE", ">INCARNATION", ">EXTENTS", ">FREE", ">CUSTODY", ">PROCESSES",
                ">LEASES", ">DUTIES LATE", ">MIRRORS"});
@@ -397,9 +421,14 @@ int run_check(const std::string& locator, bool payload, bool json) {
                     grouped(report->blocks_unverified)));
   }
   for (const std::string& what : report->not_checked) print("not checked: " + what + "\n");
-  if (!good)
-    print(fmt::format("`bowhead pool repair {}` repairs it and drops what is lost\n", locator));
-  return good ? kOk : kDamage;
+  if (good) return kOk;
+  const auto info = pool->info();
+  const bool missing =
+      info && std::any_of(info->sets.begin(), info->sets.end(),
+                          [](const PoolInfo::MediaSet& set) { return !set.why_missing.empty(); });
+  print(fmt::format("`bowhead pool repair{} {}` repairs it and drops what is lost\n",
+                    missing ? " --give-up-missing" : "", locator));
+  return kDamage;
 }
 
 void add_check(CLI::App& parent, Action& action) {
@@ -423,9 +452,10 @@ void add_check(CLI::App& parent, Action& action) {
       [a, &action] { action = [a] { return run_check(a->locator, a->payload, a->json); }; });
 }
 
-int run_repair(const std::string& locator, bool take_over) {
+int run_repair(const std::string& locator, RepairOptions options) {
   ProgressLine progress;
-  const auto done = Pool::repair(locator, take_over, progress.callback());
+  options.progress = progress.callback();
+  const auto done = Pool::repair(locator, options);
   progress.clear();
   if (!done) return fail(done.error(), locator);
   for (const std::string& what : *done) print(what + "\n");
@@ -435,19 +465,21 @@ int run_repair(const std::string& locator, bool take_over) {
 void add_repair(CLI::App& parent, Action& action) {
   struct Arguments {
     std::string locator;
-    bool take_over = false;
+    RepairOptions options;
   };
   auto* command =
       parent.add_subcommand("repair", "Repair what can be repaired; drop damaged blocks");
   auto a = std::make_shared<Arguments>();
   command->add_option("locator", a->locator, kLocatorHelp)->required();
-  command->add_flag("--take-over", a->take_over,
+  command->add_flag("--take-over", a->options.take_over,
                     "Accept a pool that another machine did not close cleanly");
+  command->add_flag("--give-up-missing", a->options.give_up_missing,
+                    "Go on without media that are missing, by which the pool had grown: the blocks "
+                    "there are lost");
   command->footer(
       "\nNo process may have the pool open meanwhile.\n\nExample:\n"
       "  bowhead pool repair file:/mnt/pmem/kv");
-  command->callback(
-      [a, &action] { action = [a] { return run_repair(a->locator, a->take_over); }; });
+  command->callback([a, &action] { action = [a] { return run_repair(a->locator, a->options); }; });
 }
 
 struct RecompressArguments {
@@ -584,6 +616,151 @@ Example:
   command->callback([locator, &action] { action = [locator] { return run_leave(*locator); }; });
 }
 
+struct GrowArguments {
+  std::string locator, media;
+  GrowOptions options;
+};
+
+int run_grow(const GrowArguments& arguments) {
+  const std::string media =
+      arguments.media.starts_with('+') ? arguments.media.substr(1) : arguments.media;
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error(), arguments.locator);
+  GrowOptions options = arguments.options;
+  Interruption interruption;
+  ProgressLine progress;
+  options.progress = progress.callback();
+  options.cancelled = [&] { return interruption.came(); };
+  const auto grown = pool->grow(media, options);
+  progress.clear();
+  if (grown.status() == Status::POOL_EXISTS && !options.replace)
+    return fail({Status::POOL_EXISTS, grown.error().message() + " (--force overwrites it)"}, media);
+  if (!grown) {
+    const int code = fail(*pool, grown.error(), arguments.locator);
+    return grown.status() == Status::CANCELLED ? interruption.exit_code() : code;
+  }
+  const auto info = pool->info();
+  if (!info) return fail(*pool, info.error(), arguments.locator);
+  print(fmt::format("grew {} by {}: {} more for payload, {} in all\n", arguments.locator, media,
+                    human_bytes(*grown), exact_bytes(info->size_bytes)));
+  return kOk;
+}
+
+void add_grow(CLI::App& parent, Action& action) {
+  auto* command = parent.add_subcommand("grow", "Add media to a pool that is in use");
+  auto a = std::make_shared<GrowArguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command
+      ->add_option("media", a->media, "The new media, as a locator; of several joined by + one set")
+      ->required();
+  add_size(*command, "--size", a->options.size_bytes,
+           "Size of the new media, such as 4G (devices: all of them by default)");
+  add_host_option(*command);
+  command->add_flag("--force", a->options.replace, "Overwrite what the new media hold");
+  command->footer(R"(
+The pool must have been made with --max-size. All processes of all hosts see the new space at once;
+each host must reach the media by the same locator. The new space is this host's: run the command
+where a process has the pool open as this host. Other hosts get parts of it as they need them. A set
+of media can be taken away again by `pool drain` and `pool shrink`; `pool info` lists the sets.
+
+Examples:
+  bowhead pool grow dax:/dev/dax0.0 dax:/dev/dax1.0
+  bowhead pool grow shm:demo shm:demo-2 --size 4G)");
+  command->callback([a, &action] { action = [a] { return run_grow(*a); }; });
+}
+
+/// The number of a set, which may be given by its locator too.
+Result<uint32_t> set_number(Pool& pool, const std::string& given) {
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), number);
+  if (error == std::errc{} && end == given.data() + given.size()) return number;
+  const auto info = pool.info();
+  if (!info) return info.error();
+  for (const PoolInfo::MediaSet& set : info->sets) {
+    if (set.locator == given) return set.number;
+  }
+  return Error{Status::NOT_FOUND,
+               fmt::format("no set of the pool has number or locator '{}'; `bowhead pool info` "
+                           "lists them",
+                           given)};
+}
+
+struct DrainArguments {
+  std::string locator, set;
+  bool undo = false;
+};
+
+int run_drain(const DrainArguments& arguments) {
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error(), arguments.locator);
+  const auto number = set_number(*pool, arguments.set);
+  if (!number) return fail(*pool, number.error(), arguments.locator);
+  Interruption interruption;
+  ProgressLine progress;
+  const auto drained = pool->drain(*number, {.undo = arguments.undo,
+                                             .progress = progress.callback(),
+                                             .cancelled = [&] { return interruption.came(); }});
+  progress.clear();
+  if (drained.status() == Status::CANCELLED) {
+    say(fmt::format(
+        "interrupted: set {} takes no new blocks, and hosts go on to move those that it "
+        "has; --undo lets it take blocks again",
+        *number));
+    return interruption.exit_code();
+  }
+  if (!drained) return fail(*pool, drained.error(), arguments.locator);
+  print(arguments.undo
+            ? fmt::format("set {} of {} takes blocks again\n", *number, arguments.locator)
+            : fmt::format("set {} of {} is empty: `bowhead pool shrink {} {}` removes it\n",
+                          *number, arguments.locator, arguments.locator, *number));
+  return kOk;
+}
+
+void add_drain(CLI::App& parent, Action& action) {
+  auto* command = parent.add_subcommand("drain", "Move all blocks off a set of media");
+  auto a = std::make_shared<DrainArguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_option("set", a->set, "Number or locator of the set, as `pool info` lists them")
+      ->required();
+  add_host_option(*command);
+  command->add_flag("--undo", a->undo, "Let the set take blocks again");
+  command->footer(R"(
+Each host moves its own blocks, while the pool is in use; a pool that evicts evicts those that find
+no room elsewhere. Blocks that are leased, or pinned and without room, keep the set from being
+drained.
+
+Example:
+  bowhead pool drain dax:/dev/dax0.0 1)");
+  command->callback([a, &action] { action = [a] { return run_drain(*a); }; });
+}
+
+int run_shrink(const DrainArguments& arguments) {
+  auto pool = open_pool(arguments.locator);
+  if (!pool) return fail(pool.error(), arguments.locator);
+  const auto number = set_number(*pool, arguments.set);
+  if (!number) return fail(*pool, number.error(), arguments.locator);
+  if (const auto shrunk = pool->shrink(*number); !shrunk)
+    return fail(*pool, shrunk.error(), arguments.locator);
+  print(fmt::format("removed set {} from {}\n", *number, arguments.locator));
+  return kOk;
+}
+
+void add_shrink(CLI::App& parent, Action& action) {
+  auto* command = parent.add_subcommand("shrink", "Remove a set of media that was drained");
+  auto a = std::make_shared<DrainArguments>();
+  command->add_option("locator", a->locator, kLocatorHelp)->required();
+  command->add_option("set", a->set, "Number or locator of the set, as `pool info` lists them")
+      ->required();
+  add_host_option(*command);
+  command->footer(R"(
+A process of a pool of one host lets go of the media at its next operation; of a pool of several
+hosts all do within some heartbeats.
+
+Example:
+  bowhead pool shrink dax:/dev/dax0.0 1)");
+  command->callback([a, &action] { action = [a] { return run_shrink(*a); }; });
+}
+
 int run_fence(const std::string& locator, uint32_t host) {
   auto pool = open_pool(locator);
   if (!pool) return fail(pool.error(), locator);
@@ -642,13 +819,16 @@ void add_destroy(CLI::App& parent, Action& action) {
 }  // namespace
 
 void add_pool_commands(CLI::App& app, Action& action) {
-  auto* pool = app.add_subcommand("pool", "Create, inspect, check, repair, and remove pools");
+  auto* pool = app.add_subcommand("pool", "Create, inspect, grow, check, repair, and remove pools");
   pool->require_subcommand(1);
   add_create(*pool, action);
   add_info(*pool, action);
   add_check(*pool, action);
   add_repair(*pool, action);
   add_recompress(*pool, action);
+  add_grow(*pool, action);
+  add_drain(*pool, action);
+  add_shrink(*pool, action);
   add_leave(*pool, action);
   add_fence(*pool, action);
   add_destroy(*pool, action);

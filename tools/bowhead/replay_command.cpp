@@ -154,6 +154,8 @@ void add_replay_command(CLI::App& app, Action& action, const std::string& comman
   auto* create = add_size(*command, "--create", a->create_bytes,
                           "Create the pool with this size, and destroy it afterwards");
   command->add_flag("--keep", a->keep, "Keep the pool that --create made")->needs(create);
+  command->add_flag("!--no-prefault", a->options.prefault,
+                    "Do not touch the pages of the pool in the background");
   command->add_flag("--self-test", a->options.self_test,
                     "Afterwards damage and replace stored blocks; each must be found");
   command->add_flag("--json", a->json, "Report as JSON");

@@ -46,7 +46,8 @@ typedef struct bh_host_heartbeat {
   uint64_t namespaces_removed; /* raised after an entry that says REMOVED is in the memory */
   uint64_t known; /* what every process of this life knows: highest format version:8 | features:56
                      (bits of the masks of the superblock), high to low; 0: not stated yet */
-  uint64_t reserved;
+  uint64_t sets;  /* with GROWTH: version of the table of sets (medium.h) that every operation that
+                     begins on this host heeds */
 } bh_host_heartbeat;
 #define BH_KNOWN_VERSION_SHIFT 56u
 BH_FORMAT_SIZE(bh_host_heartbeat, 64);
@@ -62,7 +63,9 @@ typedef struct bh_host_counts {
   uint64_t owns;      /* words of BH_PART_OWN */
   uint64_t touches;   /* words of BH_PART_TOUCH; raised once for many */
   uint64_t mails;     /* lines of BH_PART_MAIL */
-  uint64_t reserved[4];
+  uint64_t growing;   /* no count: the incarnation of this host in which it wants to write the next
+                         table of sets; 0: it does not */
+  uint64_t reserved[3];
 } bh_host_counts;
 BH_FORMAT_SIZE(bh_host_counts, 64);
 BH_FORMAT_OFFSET(bh_host_counts, mails, 24);
@@ -212,7 +215,8 @@ typedef struct bh_host_private {
   uint64_t pad0[2];
   uint64_t recovered_boot_id; /* boot for which the private parts below were rebuilt */
   uint64_t recovered_incarnation;
-  uint64_t heartbeat_at_ns;  /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap */
+  uint64_t heartbeat_at_ns;  /* CLOCK_BOOTTIME of the last heartbeat; changed by compare-and-swap;
+                                also in pools of one host on devices (joining.h) */
   uint64_t probed_hosts;     /* bit h: look-ups read the index of host h */
   uint64_t publish_phase;    /* parity: which counter of bh_process.publishing is in use */
   uint64_t wanted_extents;   /* a process found no space */
@@ -230,7 +234,10 @@ typedef struct bh_host_private {
   uint64_t touched; /* 1: a process touched a block of another host since the count of touches was
                             last raised */
   uint64_t usage_doubt; /* not 0: a count of blocks in BH_PART_USAGE may be wrong */
-  uint64_t pad1[2];
+  uint64_t sets;        /* version of the table of sets in this region (medium.h); raised before
+                           bh_host_heartbeat.sets */
+  uint64_t opener;      /* where locks belong to device nodes: the ticket of the last process that
+                           opened the pool and saw no other one (joining.h) */
 } bh_host_private;
 BH_FORMAT_SIZE(bh_host_private, 192);
 BH_FORMAT_OFFSET(bh_host_private, namespaces_gone, 136);

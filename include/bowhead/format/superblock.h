@@ -8,6 +8,10 @@
  *   regions_offset         host_count regions of region_bytes, one per host slot (host.h)
  *   tables_offset          extent_count tables of table_bytes: block headers and keys (block.h)
  *   payload_offset         extent_count extents of extent_bytes: payload and nothing else
+ *
+ * Offsets in a pool that can grow (BH_FEATURE_GROWTH) leave room for what its sets to come have,
+ * behind what set 0 has: in INDEX, GROUPS, BLOCKS and RECENCY of each region, in the tables and in
+ * the payload (medium.h). The room takes no memory: a set has its ranges one after the other.
  */
 #ifndef BOWHEAD_FORMAT_SUPERBLOCK_H
 #define BOWHEAD_FORMAT_SUPERBLOCK_H
@@ -29,10 +33,15 @@
  * (bh_host_heartbeat.known). Incompat bit 0 is reserved for redundancy inside a block.
  * docs/format.md has the rules for new ones.
  * WIPING (ro_compat): writers overwrite the blocks of namespaces that ask for it before these are
- * free (BH_HEADER_WIPE, BH_NAMESPACE_WIPE). */
+ * free (BH_HEADER_WIPE, BH_NAMESPACE_WIPE).
+ * JOINED (incompat): the pool lies on media_count media, in stripes (medium.h).
+ * GROWTH (incompat): the pool can have further sets of media (medium.h), up to max_bytes. Without
+ * it, max_bytes only keeps room for the words of extents. */
 #define BH_FEATURE_WIPING (1ull << 1)
+#define BH_FEATURE_JOINED (1ull << 2)
+#define BH_FEATURE_GROWTH (1ull << 3)
 #define BH_FEATURES_COMPAT 0ull
-#define BH_FEATURES_INCOMPAT 0ull
+#define BH_FEATURES_INCOMPAT (BH_FEATURE_JOINED | BH_FEATURE_GROWTH)
 #define BH_FEATURES_RO_COMPAT BH_FEATURE_WIPING
 
 /* Kinds of payload checksums. Append only. */
@@ -58,15 +67,18 @@ enum {
   BH_PART_LOG,        /* u64 x log_count: buckets of the index that changed (index.h) */
   BH_PART_COUNTS,     /* bh_host_counts: how often words of the other parts were written */
   BH_PART_USAGE,      /* bh_usage x BH_USAGE_SHARDS x lines of a shard: counters of namespaces */
-  BH_PART_MEDIA,      /* u64 x BH_MEDIA_MAX: states of the media (medium.h); zero */
-  BH_PART_RINGS,      /* ring_bytes, aligned to 4 KiB: queues of devices; zero */
-  BH_PART_PRIVATE,    /* bh_host_private: counters of the host */
-  BH_PART_PROCESSES,  /* bh_process x process_count */
-  BH_PART_LEASES,     /* bh_lease_slot x lease_count */
-  BH_PART_VIEW,       /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
-  BH_PART_LOCKS,      /* u64 x lock_count: index locks */
-  BH_PART_EXTENTS,    /* bh_extent_state x extents_max: how extents are carved */
-  BH_PART_RUNS,       /* u64 x extents_max: the words of an extent's blocks (BH_RUN_*, host.h) */
+  BH_PART_MEDIA,     /* u64 x BH_MEDIA_MAX, zero; with GROWTH bh_set_table x2 (medium.h), then u64 x
+                         process_count: the version that each process heeds, then u64 x BH_SETS_MAX:
+                         id + since of the drained set on which this host has no blocks, and will
+                         have none; by place in the table */
+  BH_PART_RINGS,     /* ring_bytes, aligned to 4 KiB: queues of devices; zero */
+  BH_PART_PRIVATE,   /* bh_host_private: counters of the host */
+  BH_PART_PROCESSES, /* bh_process x process_count */
+  BH_PART_LEASES,    /* bh_lease_slot x lease_count */
+  BH_PART_VIEW,      /* u64 x BH_HOSTS_MAX: which incarnations this host treats as ended */
+  BH_PART_LOCKS,     /* u64 x lock_count: index locks */
+  BH_PART_EXTENTS,   /* bh_extent_state x extents_max: how extents are carved */
+  BH_PART_RUNS,      /* u64 x extents_max: the words of an extent's blocks (BH_RUN_*, host.h) */
   BH_PART_GROUPS,  /* u64 x word_count / words_per_group: extent + 1 that has the group; 0: free */
   BH_PART_BLOCKS,  /* u64 x word_count: allocator words */
   BH_PART_RECENCY, /* u64 x word_count: when the block was last used */
@@ -107,7 +119,8 @@ typedef struct bh_geometry {
   uint64_t max_bytes;          /* size to which the pool can grow by further media */
   uint64_t extents_max;        /* extents that it then has at most */
   uint64_t ring_bytes;         /* per host; whole 4 KiB */
-  uint64_t reserved[5];        /* zero */
+  uint64_t range_bytes;        /* with GROWTH: BH_RANGE_BYTES; else 0 */
+  uint64_t reserved[4];        /* zero */
   bh_part parts[BH_PART_PLACES];
 } bh_geometry;
 BH_FORMAT_SIZE(bh_geometry, 712);
@@ -137,8 +150,10 @@ typedef struct bh_superblock {
   uint32_t grace_ms;
   uint32_t settle_ms;
   uint32_t reclaim_ms;    /* 0: never */
-  uint32_t reserved0;     /* zero */
-  uint8_t reserved[3264]; /* zero */
+  uint32_t media_count;   /* with JOINED: of set 0, two or more; else 0 */
+  char joined_as[512];    /* with JOINED: the locator at creation, for people; zero-filled; empty if
+                             it is longer */
+  uint8_t reserved[2752]; /* zero */
   uint64_t checksum;      /* XXH3-64 of all bytes before */
   uint64_t magic_end;     /* BH_SUPERBLOCK_MAGIC again: a truncated page is damage */
 } bh_superblock;
@@ -146,6 +161,7 @@ BH_FORMAT_SIZE(bh_superblock, 4096);
 BH_FORMAT_OFFSET(bh_superblock, pool_id, 40);
 BH_FORMAT_OFFSET(bh_superblock, checksum_kind, 64);
 BH_FORMAT_OFFSET(bh_superblock, geometry, 80);
+BH_FORMAT_OFFSET(bh_superblock, joined_as, 816);
 BH_FORMAT_OFFSET(bh_superblock, checksum, 4080);
 
 #endif

@@ -93,6 +93,7 @@ uint64_t staging_bytes(const Trace& trace, uint64_t block_bytes) {
 Result<Pool> open_as(const ReplayOptions& options, uint32_t worker) {
   OpenOptions open;
   open.host = options.hosts == 0 ? options.host : worker % options.hosts;
+  open.prefault = options.prefault;
   return Pool::open(options.locator, open);
 }
 

@@ -28,6 +28,7 @@ struct ReplayOptions {
   ValueFormat values = {};  ///< of the namespace
   uint64_t seed = 1;        ///< of the self-test's random choices
   bool self_test = false;
+  bool prefault = true;
   Progress progress;
 };
 
