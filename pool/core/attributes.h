@@ -150,12 +150,13 @@ bool Attributes<A>::stands(const Expiry& expiry) const {
          c_.access.load(c_.layout.header(expiry.slot)) == expiry.stamp;
 }
 
-/// For each time that is noted, looks at two others: so at most half of all are stale.
+/// For each time that is noted, looks at two others: so at most half of all are stale. The one just
+/// noted may be among them, and even that one may not stand, if the memory lost what was stored.
 template <class A>
 void Attributes<A>::note_expiry(const Expiry& expiry) {
   const std::lock_guard lock(expiries_mutex_);
   if (!expiries_.insert(expiry).second) return;
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < 2 && !expiries_.empty(); ++n) {
     auto one = expiries_.upper_bound(purged_);
     if (one == expiries_.end()) one = expiries_.begin();
     purged_ = *one;
