@@ -29,11 +29,11 @@ struct Row {
   Result<void> (*run)(Bench&);
 };
 // The last two share a large pool.
-constexpr Row kRows[] = {{"copy", run_copy_rows},     {"queue", run_queue_rows},
-                         {"alloc", run_alloc_rows},   {"space", run_space_rows},
-                         {"rpc", run_rpc_rows},       {"share", run_share_rows},
-                         {"lookup", run_lookup_rows}, {"evict", run_evict_rows},
-                         {"exists", run_exists_rows}, {"open", run_open_rows}};
+constexpr Row kRows[] = {
+    {"copy", run_copy_rows},     {"queue", run_queue_rows},   {"joined", run_joined_rows},
+    {"alloc", run_alloc_rows},   {"space", run_space_rows},   {"rpc", run_rpc_rows},
+    {"share", run_share_rows},   {"lookup", run_lookup_rows}, {"evict", run_evict_rows},
+    {"exists", run_exists_rows}, {"open", run_open_rows}};
 
 /// The whole benchmark; runs in the child.
 int measure(const PoolBenchOptions& options, const std::string& locator) {
@@ -99,6 +99,17 @@ Result<void> check_options(const PoolBenchOptions& options) {
   return {};
 }
 
+/// The pools that are removed at the end must be the benchmark's own.
+Result<void> check_unused(const std::string& locator) {
+  const auto media = open_media(locator);
+  if (media.status() == Status::NO_SUCH_POOL) return {};
+  if (!media) return media.error();
+  return Error{Status::POOL_EXISTS,
+               fmt::format("{} exists, but the benchmark creates its own pools: give an unused "
+                           "locator",
+                           locator)};
+}
+
 }  // namespace
 
 const std::vector<std::string>& pool_bench_rows() {
@@ -114,14 +125,11 @@ int run_pool_bench(const PoolBenchOptions& options) {
   if (auto result = check_options(options); !result) return complain(result.error());
   const std::string locator =
       options.locator.empty() ? fmt::format("shm:bench-{}", getpid()) : options.locator;
-  // The pool that is removed at the end must be the benchmark's own.
-  if (const auto media = open_media(locator); media.status() != Status::NO_SUCH_POOL) {
-    return complain(
-        media ? Error{Status::POOL_EXISTS,
-                      fmt::format("{} exists, but the benchmark creates its own pools: give "
-                                  "an unused locator",
-                                  locator)}
-              : media.error());
+  if (auto result = check_unused(locator); !result) return complain(result.error());
+  const std::string joined = joined_locator(locator);
+  if (joined != locator) {
+    if (auto result = check_unused(joined.substr(locator.size() + 1)); !result)
+      return complain(result.error());
   }
   sigset_t signals = cli::ending_signals();
   sigset_t before;
@@ -142,7 +150,9 @@ int run_pool_bench(const PoolBenchOptions& options) {
   } else {
     code = supervise(child, signals);
   }
-  (void)Pool::destroy(locator, true).status();  // exists only if the child was killed
+  // These exist only if the child was killed.
+  (void)Pool::destroy(joined, true).status();
+  (void)Pool::destroy(locator, true).status();
   prctl(PR_SET_CHILD_SUBREAPER, 0);
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return code;

@@ -101,6 +101,9 @@ Result<void> run_open_rows(Bench& bench);
 Result<void> run_rpc_rows(Bench& bench);
 Result<void> run_share_rows(Bench& bench);
 Result<void> run_lookup_rows(Bench& bench);
+Result<void> run_joined_rows(Bench& bench);
+/// The media of the joined pool: those of the locator, or a second one beside its only one.
+std::string joined_locator(const std::string& locator);
 
 /// A wrong byte or a wrong answer: no figure after it counts.
 inline Error wrong(std::string what) { return Error{Status::DAMAGED, std::move(what)}; }

@@ -87,6 +87,7 @@ TEST_F(PoolBench, PrintsEveryRowAsDocumented) {
                                       "get",
                                       "put_batch",
                                       "get_batch",
+                                      "get_joined",
                                       "queue",
                                       "checksum_copy_in",
                                       "checksum_copy_out",
@@ -133,6 +134,17 @@ TEST_F(PoolBench, LeavesAForeignPoolAlone) {
   EXPECT_EQ(run(), 3);
   EXPECT_TRUE(Pool::open(options_.locator));
   EXPECT_TRUE(Pool::destroy(options_.locator, false));
+}
+
+TEST_F(PoolBench, LeavesAForeignPoolAloneThatWouldBeJoined) {
+  const std::string second = options_.locator + "-2";
+  CreateOptions create;
+  create.size_bytes = 16u << 20;
+  ASSERT_TRUE(Pool::create(second, create));
+  EXPECT_EQ(run(), 3);
+  EXPECT_FALSE(pool_exists());
+  EXPECT_TRUE(Pool::open(second));
+  EXPECT_TRUE(Pool::destroy(second, false));
 }
 
 TEST_F(PoolBench, RefusesUnknownRows) {
