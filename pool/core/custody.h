@@ -77,7 +77,6 @@ class Custody {
     std::vector<std::pair<uint64_t, uint32_t>> extents;  ///< and the custody that each gets
     size_t acquired = 0, opened = 0;                     ///< how many of them
     std::vector<bool> swept;                             ///< the extents that the walk checks
-    std::vector<bh_index_entry> overwritten;
   };
   bool may_take_extents(uint64_t now_ns) const;
   void note_extents_busy(bool busy);
@@ -97,7 +96,9 @@ class Custody {
   bool may_open(Opening& job);
   void set_custody(uint64_t extent, uint32_t custody);
   bool is_overwritten(const bh_index_entry& entry, const std::vector<bool>& extents) const;
-  void retry_overwritten();
+  void retire_overwritten();
+  bool retire_overwritten(const bh_index_entry& entry);
+  std::vector<bool> unswept_extents() const;
   void open_extent(uint64_t extent);
 
   Context<A>& c_;
@@ -121,6 +122,8 @@ class Custody {
   uint64_t unread_ = 0;                     ///< hosts that wrote words since the last survey
   uint64_t sweep_due_ns_ = 0;
   std::variant<std::monostate, Adoption, Opening> job_;  ///< the job under way, if any
+  /// Overwritten, and not retired yet. Their extents stay closed or COPY_ONLY: if this process ends,
+  /// another one finds the entries.
   std::vector<bh_index_entry> unswept_;
   bool custody_pending_ = true;
 };
@@ -348,7 +351,7 @@ bool Custody<A>::continue_job(Adoption& job, uint64_t until_ns) {
 
 /// First extents that were READ_ONLY become writable; then blocks that their old owner overwrote
 /// are dropped; then free blocks come into use. An extent stays `closed`, or COPY_ONLY, to the end,
-/// so that another process starts over if this one dies.
+/// so that another process starts over if this one dies; and until no such block is left there.
 template <class A>
 bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
   const auto late = [&] { return c_.access.now_ns() >= until_ns; };
@@ -363,16 +366,15 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
     if (before == BH_CUSTODY_READ_ONLY) set_custody(e, custody);
   }
   const bool walked = walk_index(job.walk, until_ns, [&](const Found& found) {
-    if (is_overwritten(found.entry, job.swept)) job.overwritten.push_back(found.entry);
+    if (is_overwritten(found.entry, job.swept)) unswept_.push_back(found.entry);
   });
-  for (const bh_index_entry& entry : job.overwritten) {
-    if (!retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) unswept_.push_back(entry);
-  }
-  job.overwritten.clear();
+  retire_overwritten();
   if (!walked) return false;
+  const std::vector<bool> unswept = unswept_extents();
   for (; job.opened < job.extents.size(); ++job.opened) {
     if (late()) return false;
     const auto [e, custody] = job.extents[job.opened];
+    if (unswept[e]) continue;
     if (extents_.own_word(e).custody != custody) set_custody(e, custody);
     open_extent(e);
   }
@@ -471,7 +473,9 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
 template <class A>
 void Custody<A>::open_custody(uint64_t now_ns) {
   custody_pending_ = false;
-  retry_overwritten();
+  retire_overwritten();
+  custody_pending_ |= !unswept_.empty();
+  const std::vector<bool> unswept = unswept_extents();
   Opening job{.began_ns = now_ns, .walk = {.host = c_.host}};
   job.swept.resize(c_.layout.extent_limit());
   bool sweeps = false;
@@ -481,6 +485,7 @@ void Custody<A>::open_custody(uint64_t now_ns) {
     const OwnWord word = extents_.own_word(e);
     if (word.slot == BH_OWN_UNCONFIRMED) continue;  // S5
     if (word.custody == BH_CUSTODY_FULL && !extents_.closed(e)) continue;
+    if (unswept[e]) continue;
     bool acked = true, fenced = true;
     uint64_t since_ms = 0;
     for (const Life life : holdings_.predecessors(e)) {
@@ -557,14 +562,44 @@ bool Custody<A>::is_overwritten(const bh_index_entry& entry,
          lookup_.key_hash(slot, header) != hash_of(entry);
 }
 
-/// Retries entries whose key was locked, until they can be retired or are gone.
+/// Keeps the entries whose key is locked, or whose block another process holds.
 template <class A>
-void Custody<A>::retry_overwritten() {
-  std::erase_if(unswept_, [&](const bh_index_entry& entry) {
-    if (retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) return true;
-    return !index_.find_block(c_.host, hash_of(entry), entry.block_offset, entry.stamp);
-  });
-  custody_pending_ |= !unswept_.empty();
+void Custody<A>::retire_overwritten() {
+  std::erase_if(unswept_, [&](const bh_index_entry& entry) { return retire_overwritten(entry); });
+}
+
+/// False: try again. There may be no block, and even another one by now: the process that imported
+/// it died before the block was committed, or while it retired the block, and whoever undid its work
+/// did not find the entry by the header.
+template <class A>
+bool Custody<A>::retire_overwritten(const bh_index_entry& entry) {
+  if (retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) return true;
+  const Hash128 hash = hash_of(entry);
+  const KeyLock lock(locks_, hash, kShortLockWaitNs);
+  const auto found = index_.find_block(c_.host, hash, entry.block_offset, entry.stamp);
+  if (!found) return true;
+  const uint64_t slot = c_.layout.slot_of(entry.block_offset);
+  const uint32_t state = allocator_.word(slot).state;
+  bh_block_header header;
+  const bool another = state == BH_BLOCK_COMMITTED && lookup_.read_header(slot, header) &&
+                       header.stamp != entry.stamp && retirement_.is_of_this_life(header.stamp);
+  const bool none = state == BH_BLOCK_NONE || state == BH_BLOCK_FREE || state == BH_BLOCK_RETIRED;
+  if (!(none || another) || !lock.held() || c_.ended()) return false;
+  index_.erase(*found);
+  return true;
+}
+
+/// With all that come into use together with them.
+template <class A>
+std::vector<bool> Custody<A>::unswept_extents() const {
+  std::vector<bool> unswept(c_.layout.extent_limit());
+  for (const bh_index_entry& entry : unswept_) {
+    const uint64_t extent = c_.layout.extent_of_slot(c_.layout.slot_of(entry.block_offset));
+    const Slab slab = extents_.held_slab(extent);
+    for (uint64_t e = slab.head; e < slab.head + slab.extent_span; ++e) unswept[e] = true;
+    unswept[extent] = true;
+  }
+  return unswept;
 }
 
 /// Brings the free blocks of a writable extent into use, once all extents of its slab are writable.

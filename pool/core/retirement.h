@@ -58,8 +58,13 @@ class Retirement {
   /// False if the block is not (any more) the one of `stamp`, or its key's lock cannot be had.
   bool retire(uint64_t slot, const Hash128& hash, uint64_t stamp, uint32_t counter,
               uint64_t lock_wait_ns = kLockWaitNs, Proof proof = Proof::HEADER);
+  /// This life stored a block with that stamp: then no zombie wrote it.
+  bool is_of_this_life(uint64_t stamp) const {
+    return stamp_state(stamp) == BH_STAMP_COMMITTED && stamp_host(stamp) == c_.host &&
+           stamp_incarnation(stamp) == c_.incarnation;
+  }
   /// Retires the block of an own entry, whatever its header says: in custody a zombie may have
-  /// written the header.
+  /// written the header. False also if this life has stored another block there.
   bool retire_entry(const bh_index_entry& entry, uint32_t counter) {
     const uint64_t slot = c_.layout.slot_of(entry.block_offset);
     const bool retired =
@@ -187,7 +192,8 @@ bool Retirement<A>::retire(uint64_t slot, const Hash128& hash, uint64_t stamp, u
     // The block is ours now and its slab cannot change. Is it the block that was meant? A damaged
     // header cannot tell.
     is_read = lookup_.read_header(slot, header);
-    if (proof == Proof::HEADER && is_read && header.stamp != stamp) {
+    const bool another = is_read && header.stamp != stamp;
+    if (another && (proof == Proof::HEADER || is_of_this_life(header.stamp))) {
       allocator_.cancel_retire(slot);
       return false;
     }
