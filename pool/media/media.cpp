@@ -426,6 +426,11 @@ Result<void> Media::remove_set(const std::vector<Range>& ranges) {
   return {};
 }
 
+void Media::leave_change() {
+  const std::unique_lock lock(further_mutex_, std::try_to_lock);
+  if (!lock) (void)new std::vector<Further>(std::move(further_));
+}
+
 std::vector<Range> Media::ranges() const {
   std::vector<Range> all = ranges_;
   const std::lock_guard lock(further_mutex_);
@@ -509,7 +514,7 @@ Result<void> Media::sync(uint64_t offset, uint64_t size) {
   return {};
 }
 
-Result<MediaMapping> Media::map_again() const {
+Result<MediaMapping> Media::map_again(const Range& range) const {
   // Through open files of its own: one that a mapping holds on to keeps its locks.
   std::vector<UniqueFd> owners;
   std::vector<int> fds;
@@ -520,9 +525,19 @@ Result<MediaMapping> Media::map_again() const {
       return system_error("cannot open again " + medium->traits().description, errno);
     fds.push_back(owners.back().get());
   }
-  auto mapping = MediaMapping::map(parts(fds), size_bytes());
+  std::vector<MediaMapping::Part> inside;
+  for (MediaMapping::Part part : parts(fds)) {
+    const uint64_t begin = std::max(part.place, range.offset);
+    const uint64_t end = std::min(part.place + part.bytes, range.end());
+    if (begin >= end) continue;
+    part.offset += begin - part.place;
+    part.place = begin - range.offset;
+    part.bytes = end - begin;
+    inside.push_back(part);
+  }
+  auto mapping = MediaMapping::map(inside, range.bytes);
   if (!mapping) return mapping;
-  if (madvise(mapping->base(), size_bytes(), MADV_DONTFORK) != 0)
+  if (madvise(mapping->base(), range.bytes, MADV_DONTFORK) != 0)
     return system_error("cannot keep from children " + traits_.description, errno);
   return mapping;
 }

@@ -96,6 +96,9 @@ class Media {
   Result<void> add_set(std::unique_ptr<Media> set, const std::vector<Range>& ranges);
   /// Zeros take the place of a set that has these ranges. Returns SYSTEM.
   Result<void> remove_set(const std::vector<Range>& ranges);
+  /// In a forked child, before destruction: a thread of the parent may have been adding or removing
+  /// a set. Then the child keeps what it has of the sets, which nobody can destroy any more.
+  void leave_change();
   /// What is mapped of the media, in the order of offsets.
   std::vector<Range> ranges() const;
 
@@ -133,7 +136,9 @@ class Media {
   /// addresses, which forked children do not have. It is for drivers of devices, which pin pages
   /// and want them writable: they refuse pages that protect() closed. The caller guarantees what
   /// protect() would have guaranteed. May outlive this object. Returns SYSTEM.
-  Result<MediaMapping> map_again() const;
+  Result<MediaMapping> map_again() const { return map_again({0, size_bytes()}); }
+  /// Only this range; zeros where it lies on none of the media, or on a further set.
+  Result<MediaMapping> map_again(const Range& range) const;
 
   /// Makes [offset, offset+size) survive as traits() promises; does nothing where publishing does
   /// that already. Returns INVALID_ARGUMENT (out of range), SYSTEM.

@@ -3,11 +3,14 @@
 #include <bowhead/format/medium.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <thread>
 
 #include "pool/media/label.h"
 #include "pool/media/stripes.h"
@@ -251,6 +254,44 @@ TEST_F(JoinedMedia, APathMayContainAPlus) {
   std::string many = "shm:0";
   for (int i = 1; i <= 64; ++i) many += "+shm:" + std::to_string(i);
   EXPECT_EQ(open_media(many).status(), Status::BAD_LOCATOR);
+}
+
+// ---- further sets ----
+
+TEST(FurtherSets, AForkInTheMiddleOfAChangeHurtsNoChild) {
+  const std::string tag = "fork-" + std::to_string(getpid());
+  const std::string first = "shm:" + tag + "-a", further = "shm:" + tag + "-b";
+  const SetName name{{1, 2}, 3};
+  const std::vector<Range> places = {{8 * kGrain, kGrain}, {10 * kGrain, kGrain}};
+  auto media = create_media(first, {.size_bytes = 4 * kGrain});
+  ASSERT_TRUE(media) << media.error().message();
+  ASSERT_TRUE((*media)->spread({{0, 4 * kGrain}}, 16 * kGrain));
+  ASSERT_TRUE(
+      create_media(further, {.size_bytes = 2 * kGrain, .pool_id = name.pool_id, .set = name}));
+  std::atomic<bool> over{false};
+  std::thread changes([&] {
+    while (!over) {
+      auto set = open_media(further, MediaUse::STORE, name);
+      ASSERT_TRUE(set) << set.error().message();
+      EXPECT_TRUE((*media)->add_set(std::move(*set), places));
+      EXPECT_TRUE((*media)->remove_set(places));
+    }
+  });
+  for (int n = 0; n < 200; ++n) {
+    const pid_t child = fork();
+    if (child == 0) {
+      (*media)->leave_change();
+      media->reset();
+      _exit(0);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  over = true;
+  changes.join();
+  EXPECT_TRUE(remove_media(first));
+  EXPECT_TRUE(remove_media(further));
 }
 
 }  // namespace
