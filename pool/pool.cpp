@@ -465,14 +465,16 @@ uint64_t Pool::prefaulted_bytes() const { return impl_->prefaulted_bytes(); }
 
 ConstSpan Pool::mapping() const { return {impl_->media().base(), impl_->media().size_bytes()}; }
 
-Result<MediaMapping> Pool::map_again() const {
+Result<Pool::MappedAgain> Pool::map_again() const {
   if (impl_->forked()) return Status::FORKED;
-  if (impl_->core().growth.possible())
-    return Error{Status::NOT_SUPPORTED,
-                 impl_->locator() +
-                     ": a pool that can grow cannot be registered with a device yet: "
-                     "make it without a maximum size"};
-  return impl_->media().map_again();
+  Range range{0, impl_->media().size_bytes()};
+  if (impl_->core().growth.possible()) {
+    const bh_geometry& g = impl_->superblock().geometry;
+    range = {g.payload_offset, g.extent_bytes * core::set_0(g).extent_count};
+  }
+  auto mapping = impl_->media().map_again(range);
+  if (!mapping) return mapping.error();
+  return MappedAgain{std::move(*mapping), range.offset};
 }
 
 }  // namespace bowhead

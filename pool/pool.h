@@ -124,7 +124,9 @@ class Pool {
   /// pool has grown.
   static Result<Pool> open(const std::string& locator, const OpenOptions& options = {});
 
-  /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`).
+  /// Removes a pool. Returns NO_SUCH_POOL, NOT_A_POOL (unless `force`), IN_USE (unless `force`; of
+  /// a device also if another machine or container has the pool open, which takes dead_ms to find
+  /// out if a host did not leave).
   /// Processes that have it open keep their mapping: they can read on, and their methods that
   /// store, lease or remove return CLOSED: at once on this host, within a second on others, and
   /// also if the object was removed by other means than this. `only_id`: only the pool with this id
@@ -387,9 +389,13 @@ class Pool {
   /// Base and length of the mapping, in which stores to memory that this host does not own fault.
   ConstSpan mapping() const;
   /// The pool mapped once more, all of it writable, for registration with devices
-  /// (gpu/jobs/registration.h; Media::map_again()). Returns FORKED, SYSTEM, NOT_SUPPORTED (a pool
-  /// that can grow).
-  Result<MediaMapping> map_again() const;
+  /// (gpu/jobs/registration.h; Media::map_again()). Of a pool that can grow, only the payload on
+  /// the media on which it was made, since others may go. Returns FORKED, SYSTEM.
+  struct MappedAgain {
+    MediaMapping mapping;
+    uint64_t offset = 0;  ///< in the pool, of its first byte
+  };
+  Result<MappedAgain> map_again() const;
 
  private:
   class Impl;

@@ -29,9 +29,8 @@ Result<std::unique_ptr<Registration>> Registration::create(Device& device, const
   if (auto good = check_chunk_bytes(chunk_bytes); !good) return good.error();
   auto mapping = pool.map_again();
   if (!mapping) return mapping.error();
-  const Span memory = {mapping->base(), mapping->size_bytes()};
   return std::unique_ptr<Registration>(
-      new Registration(device, std::move(*mapping), memory, chunk_bytes));
+      new Registration(device, std::move(mapping->mapping), {}, mapping->offset, chunk_bytes));
 }
 
 Result<std::unique_ptr<Registration>> Registration::create(Device& device, Span memory,
@@ -51,14 +50,17 @@ Result<std::unique_ptr<Registration>> Registration::create(Device& device, Span 
     return Error{Status::INVALID_ARGUMENT,
                  fmt::format("registration: {} bytes at {} are more than a process can map",
                              memory.size, static_cast<const void*>(memory.data))};
-  return std::unique_ptr<Registration>(new Registration(device, {}, memory, chunk_bytes));
+  return std::unique_ptr<Registration>(new Registration(device, {}, memory, 0, chunk_bytes));
 }
 
-Registration::Registration(Device& device, MediaMapping mapping, Span memory, uint64_t chunk_bytes)
+/// Of a mapping, or of memory of the caller.
+Registration::Registration(Device& device, MediaMapping mapping, Span memory, uint64_t offset,
+                           uint64_t chunk_bytes)
     : device_(device),
       mapping_(std::move(mapping)),
-      base_(memory.data),
-      size_bytes_(memory.size),
+      base_(memory.data != nullptr ? memory.data : mapping_.base()),
+      size_bytes_(memory.data != nullptr ? memory.size : mapping_.size_bytes()),
+      offset_(offset),
       chunk_bytes_(chunk_bytes),
       chunks_(std::make_unique<Chunk[]>(chunk_count())) {}
 
@@ -78,7 +80,14 @@ Registration::~Registration() {
 // ---- asking ----
 
 Result<void> Registration::check_inside(uint64_t offset, uint64_t size_bytes) const {
-  if (offset <= size_bytes_ && size_bytes <= size_bytes_ - offset) return {};
+  const uint64_t at = offset - offset_;  // huge if it lies before
+  if (at <= size_bytes_ && size_bytes <= size_bytes_ - at) return {};
+  if (offset_ != 0)
+    return Error{Status::NOT_SUPPORTED,
+                 fmt::format("registration: {} bytes at {} lie on media by which the pool has "
+                             "grown, which may go, and are not registered: they are copied through "
+                             "pinned memory",
+                             size_bytes, offset)};
   return Error{Status::INVALID_ARGUMENT,
                fmt::format("registration: {} bytes at {} are not in the memory of {}", size_bytes,
                            offset, size_bytes_)};
@@ -113,7 +122,8 @@ Result<void*> Registration::reach(uint64_t offset, uint64_t size_bytes, DeviceAc
   if (auto inside = check_inside(offset, size_bytes); !inside) return inside.error();
   if (size_bytes == 0)
     return Error{Status::INVALID_ARGUMENT, "registration: no bytes are nowhere to be found"};
-  const uint64_t first = offset / chunk_bytes_, last = (offset + size_bytes - 1) / chunk_bytes_;
+  const uint64_t at = offset - offset_;
+  const uint64_t first = at / chunk_bytes_, last = (at + size_bytes - 1) / chunk_bytes_;
   bool have_all = true;
   for (uint64_t i = first; i <= last && have_all; ++i) have_all = has(i);
   if (!have_all) {
@@ -132,21 +142,22 @@ Result<void*> Registration::reach(uint64_t offset, uint64_t size_bytes, DeviceAc
     if (access == DeviceAccess::READ_AND_WRITE && chunks_[i].access == DeviceAccess::READ)
       return Error{Status::NOT_SUPPORTED,
                    fmt::format("registration: the chunk at {} is registered for reading only",
-                               i * chunk_bytes_)};
+                               offset_ + i * chunk_bytes_)};
     if (chunks_[i].device_address != begin + (i - first) * chunk_bytes_)
       return Error{Status::NOT_SUPPORTED,
                    fmt::format("registration: the device has the chunk at {} apart from the one "
                                "before it",
-                               i * chunk_bytes_)};
+                               offset_ + i * chunk_bytes_)};
   }
-  return begin + offset % chunk_bytes_;
+  return begin + at % chunk_bytes_;
 }
 
 Result<void> Registration::ensure(uint64_t offset, uint64_t size_bytes) {
   if (auto inside = check_inside(offset, size_bytes); !inside) return inside;
   if (size_bytes == 0) return {};
-  const uint64_t last = (offset + size_bytes - 1) / chunk_bytes_;
-  uint64_t index = offset / chunk_bytes_;
+  const uint64_t at = offset - offset_;
+  const uint64_t last = (at + size_bytes - 1) / chunk_bytes_;
+  uint64_t index = at / chunk_bytes_;
   while (index <= last && has(index)) ++index;
   if (index > last) return {};
 
@@ -160,9 +171,10 @@ Result<void> Registration::ensure(uint64_t offset, uint64_t size_bytes) {
 }
 
 Result<void*> Registration::device_address(uint64_t offset) const {
-  if (offset < size_bytes_ && has(offset / chunk_bytes_)) {
-    const Chunk& chunk = chunks_[offset / chunk_bytes_];
-    return static_cast<std::byte*>(chunk.device_address) + offset % chunk_bytes_;
+  const uint64_t at = offset - offset_;
+  if (at < size_bytes_ && has(at / chunk_bytes_)) {
+    const Chunk& chunk = chunks_[at / chunk_bytes_];
+    return static_cast<std::byte*>(chunk.device_address) + at % chunk_bytes_;
   }
   return Error{
       Status::INVALID_ARGUMENT,
@@ -234,7 +246,7 @@ void Registration::settle(uint64_t index, std::unique_lock<std::mutex>& lock) {
     // BUSY from reach() means that the chunk will be there; this one will not.
     chunk.refusal = Error{error.status == Status::BUSY ? Status::INVALID_ARGUMENT : error.status,
                           fmt::format("chunk of {} bytes at {}: {}", size_bytes,
-                                      index * chunk_bytes_, error.message())};
+                                      offset_ + index * chunk_bytes_, error.message())};
     chunk.state.store(State::REFUSED, std::memory_order_relaxed);
   }
   changed_.notify_all();

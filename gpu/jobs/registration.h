@@ -55,7 +55,8 @@ class Registration {
  public:
   /// For a pool, in chunks of `chunk_bytes`, a multiple of 2 MiB; the last may be shorter.
   /// Registers nothing yet. One is enough for all GPUs of a process (Device::register_host()); it
-  /// may outlive the pool. INVALID_ARGUMENT: chunk_bytes; the statuses of Pool::map_again().
+  /// may outlive the pool. Of a pool that can grow, the payload on the media on which it was made:
+  /// the others may go, and what lies there is moved through pinned memory. INVALID_ARGUMENT: chunk_bytes; the statuses of Pool::map_again().
   static Result<std::unique_ptr<Registration>> create(Device& device, const Pool& pool,
                                                       uint64_t chunk_bytes = kDefaultChunkBytes);
   /// For memory of the caller, which stays mapped; 4 KiB-aligned, a multiple of 4 KiB long.
@@ -72,7 +73,7 @@ class Registration {
   /// BUSY: some chunk is not registered yet; it is now requested, so try again later, or call
   /// ensure(). Else the error of the first refused chunk: LIMIT_REACHED (the driver has no more
   /// room: use other chunks, or copies through memory that is registered), NOT_SUPPORTED (not this
-  /// kind of memory; or it was registered for reading only, or the device has chunks apart from
+  /// kind of memory; media by which the pool has grown; or it was registered for reading only, or the device has chunks apart from
   /// each other), GPU_LOST, SYSTEM; INVALID_ARGUMENT (outside of the memory, or unmapped or
   /// registered by another caller since then). Without a lock if all are registered.
   Result<void*> reach(uint64_t offset, uint64_t size_bytes, DeviceAccess access);
@@ -104,7 +105,8 @@ class Registration {
   void for_chunks(uint64_t offset, uint64_t size_bytes, Each each) const {
     const uint64_t end = offset + size_bytes;
     while (offset < end) {
-      const uint64_t part = std::min(end - offset, chunk_bytes_ - offset % chunk_bytes_);
+      const uint64_t part =
+          std::min(end - offset, chunk_bytes_ - (offset - offset_) % chunk_bytes_);
       each(offset, part);
       offset += part;
     }
@@ -122,7 +124,8 @@ class Registration {
     Result<void> refusal;  ///< guarded by mutex_
   };
 
-  Registration(Device& device, MediaMapping mapping, Span memory, uint64_t chunk_bytes);
+  Registration(Device& device, MediaMapping mapping, Span memory, uint64_t offset,
+               uint64_t chunk_bytes);
 
   uint64_t chunk_count() const { return (size_bytes_ - 1) / chunk_bytes_ + 1; }
   uint64_t chunk_size_bytes(uint64_t index) const {
@@ -145,6 +148,7 @@ class Registration {
   const MediaMapping mapping_;  ///< of a pool's; else of nothing
   std::byte* const base_;
   const uint64_t size_bytes_;
+  const uint64_t offset_;  ///< in the pool, of the first byte
   const uint64_t chunk_bytes_;
   const std::unique_ptr<Chunk[]> chunks_;
   std::atomic<uint64_t> registered_bytes_ = 0;

@@ -121,7 +121,8 @@ typedef struct bh_gpu_memory bh_gpu_memory;
 
 /** Prepares a pool's memory for registration, and registers nothing yet: a chunk is registered in
  * the background when a job first needs it, or as bh_gpu_memory_ensure() and
- * bh_gpu_memory_register_rest() ask. One is enough for all GPUs of a process.
+ * bh_gpu_memory_register_rest() ask. One is enough for all GPUs of a process. Of a pool that can
+ * grow, it is the payload on the media on which the pool was made: others may go.
  * @param gpu the GPU whose driver pins
  * @param pool the pool
  * @param chunk_bytes of memory that is registered at once, a multiple of 2 MiB; 0: 64 GiB

@@ -4,6 +4,7 @@
 #include "gpu/jobs/transfers.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <memory>
@@ -301,6 +302,57 @@ TEST_P(TransfersTest, DecodeCompressedBlocks) {
   transfers.wait(**job);
   EXPECT_EQ(transfers.results(**job)[0], Status::BUFFER_TOO_SMALL);
   EXPECT_EQ(transfers.results(**job)[1], Status::INVALID_ARGUMENT);
+}
+
+/// What lies on the media on which a pool was made goes straight, what came later through pinned
+/// memory.
+TEST_P(TransfersTest, ReachBlocksOfAPoolThatHasGrown) {
+  constexpr uint64_t kMiB = 1 << 20;
+  CreateOptions options;
+  options.max_bytes = 512 * kMiB;
+  options.evict_high_permille = 0;
+  test::TestPool grown(64 * kMiB, options);
+  const std::string further = grown.locator() + "-further";
+  auto registered = Registration::create(device(), grown.pool(), 4 << 20);
+  ASSERT_DONE(registered);
+  Registration& registration = **registered;
+  ASSERT_DONE(registration.register_rest());
+  while (registration.registered_bytes() < registration.size_bytes()) usleep(1000);
+
+  EngineCache engine(device(), Layout::NHD, {}, RowOrder::HEADS_FIRST);
+  const auto before = engine.random_bytes(1);
+  engine.write(before);
+  grown.use_layout(engine.cache().layout);
+  auto opened = Transfers::open(grown.pool(), registration, device(), engine.cache());
+  ASSERT_DONE(opened);
+  const auto pages = shuffled(24, 1);
+  auto first = blocks_in(pages, 5), later = first;
+  for (auto& block : later) block.key += ", later";
+  const auto move = [&](bool spills, const std::vector<BlockOfTokens>& blocks, Path path) {
+    auto job = spills ? opened->spill(grown.ns(), blocks, {.path = path})
+                      : opened->restore(grown.ns(), blocks, {.path = path});
+    ASSERT_DONE(job);
+    opened->wait(**job);
+    for (const Status status : opened->results(**job)) ASSERT_EQ(status, Status::OK);
+  };
+  move(true, first, Path::KERNEL);
+  EXPECT_EQ(opened->info().blocks, (std::array<uint64_t, kStagings>{5, 0, 0, 0, 0}));
+  const auto filler = test::bytes(16384, 1);
+  for (uint64_t n = 0; grown.put("filler " + std::to_string(n), filler) == Status::OK;) ++n;
+  ASSERT_DONE(grown.pool().grow(further, {.size_bytes = 64 * kMiB}));
+  move(true, later, Path::KERNEL);
+  EXPECT_EQ(opened->info().blocks, (std::array<uint64_t, kStagings>{5, 0, 5, 0, 0}));
+  EXPECT_NE(opened->info().refusal.find("has grown"), std::string::npos) << opened->info().refusal;
+  for (const auto* blocks : {&first, &later}) {
+    for (const Path path : {Path::KERNEL, Path::COPIES}) {
+      engine.write(engine.random_bytes(2));
+      move(false, *blocks, path);
+      const auto after = engine.read();
+      for (const BlockOfTokens& block : *blocks)
+        ASSERT_EQ(engine.payload(after, block.range), engine.payload(before, block.range));
+    }
+  }
+  EXPECT_TRUE(grown.check_clean());
 }
 
 /// If the table of leases is full, blocks are copied.
