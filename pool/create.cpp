@@ -87,6 +87,9 @@ Result<void> destroy_once(const std::string& locator, bool force, const std::str
   if (!doomed &&
       !(force && doomed.status() != Status::NO_SUCH_POOL && doomed.status() != Status::BAD_LOCATOR))
     return doomed.error();
+  if (!force) {
+    if (auto unused = check_no_heartbeat(locator); !unused) return unused;
+  }
   if (!only_id.empty() && (!doomed || pool_id_text(doomed->opened.superblock) != only_id))
     return Error{Status::NO_SUCH_POOL,
                  locator + ": the pool that was here was replaced by another, which stays"};
@@ -132,6 +135,7 @@ Result<std::string> Pool::create(const std::string& locator, const CreateOptions
       return Error{Status::IN_USE,
                    locator + ": processes have this pool open; end them before you replace it"};
     if (!doomed && !no_pool) return doomed.error();
+    if (auto unused = check_no_heartbeat(locator); !unused) return unused.error();
     if (doomed) {
       old = std::move(doomed).value();
       further = further_media(locator, old->opened);

@@ -148,6 +148,23 @@ Result<Doomed> open_doomed(const std::string& locator, bool alone) {
   return always_replaced(locator);
 }
 
+Result<void> check_no_heartbeat(const std::string& locator) {
+  const auto opened = open_with_superblock(locator, MediaUse::LOOK);
+  // One that cannot be opened is reported by whoever removes it.
+  if (!opened || !opened->media->traits().locks_by_node) return {};
+  const bh_superblock& sb = opened->superblock;
+  NativeAccess access(*opened->media, choose_flush_kind(true));
+  const uint32_t hosts = sb.geometry.host_count;
+  core::Core<NativeAccess> core(access, sb, hosts == 1 ? 0 : hosts, 0);
+  const auto host = core.hosts().any_that_moves();
+  if (!host) return {};
+  return Error{Status::IN_USE,
+               fmt::format("{}: another machine, or a process by another node of the device, as in "
+                           "another container, has this pool open as host {}: its heartbeat moves; "
+                           "end it first",
+                           locator, *host)};
+}
+
 std::vector<Further> further_media(const std::string& locator, const OpenedMedia& doomed) {
   std::vector<Further> further;
   if (!core::grows(doomed.superblock)) return further;

@@ -56,6 +56,10 @@ struct Doomed {
 /// Opens a pool that is to be removed or replaced. `alone`: with all its locks, so that no process
 /// of this machine has it open, and none opens it, until the object goes; IN_USE otherwise.
 Result<Doomed> open_doomed(const std::string& locator, bool alone);
+/// For devices, which processes reach that this one's locks do not show (of other machines, or by
+/// other nodes): IN_USE if the heartbeat of a host moves. Takes dead_ms, or a second, if a host did
+/// not leave.
+Result<void> check_no_heartbeat(const std::string& locator);
 /// Reports a lost name to the processes that have the object mapped. If the medium is not writable,
 /// they learn it from the lost name itself (Pool::Impl::destroyed()).
 void mark_destroyed(const Media& media, core::NativeAccess& access);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <thread>
 
@@ -46,7 +47,11 @@ class Pool::Impl {
     worker_.reset();
     if (!alone) heartbeat_thread_.reset();  // in a pool of one host it shows that this one closes
     if (prefault_thread_.joinable()) {
-      prefault_stops_.store(true, std::memory_order_relaxed);
+      {
+        const std::lock_guard lock(prefault_mutex_);
+        prefault_stops_.store(true, std::memory_order_relaxed);
+      }
+      prefault_wakes_.notify_all();
       prefault_thread_.join();
     }
     // To the other processes this one is dead; they undo its unfinished work.
@@ -70,6 +75,7 @@ class Pool::Impl {
   void let_go() {
     // Orders what a thread of the parent read of them. If it held the lock, it is not here.
     const std::unique_lock lock(prefault_mutex_, std::try_to_lock);
+    media_->leave_change();
     media_.reset();
   }
 
@@ -91,18 +97,39 @@ class Pool::Impl {
     const MediaTraits& traits = media_->traits();
     if (observing() || (traits.survives_reboot && !traits.survives_power_loss)) return;
     prefaulted_bytes_.store(0, std::memory_order_relaxed);
-    auto thread = start_thread([this] {
-      for (const Range& range : ranges_to_touch()) {
-        if (!prefault(range)) break;
-      }
-      prefaulted_bytes_.store(UINT64_MAX, std::memory_order_relaxed);
-    });
+    auto thread = start_thread([this] { prefault_all(); });
     if (!thread) prefaulted_bytes_.store(UINT64_MAX, std::memory_order_relaxed);
     if (thread) prefault_thread_ = std::move(*thread);
+  }
+  /// Of a pool that can grow, also the media that come later.
+  void prefault_all() {
+    std::vector<Range> touched;
+    do {
+      const std::vector<Range> all = ranges_to_touch();
+      std::erase_if(touched, [&](const Range& one) { return !contains(all, one); });
+      for (const Range& range : all) {
+        if (contains(touched, range)) continue;
+        prefaulted_bytes_.store(bytes_of(touched), std::memory_order_relaxed);
+        if (!prefault(range)) break;
+        touched.push_back(range);
+      }
+      prefaulted_bytes_.store(UINT64_MAX, std::memory_order_relaxed);
+      if (touched.size() < all.size()) return;
+    } while (core_.growth.possible() && wait_to_touch());
+  }
+  static bool contains(const std::vector<Range>& ranges, const Range& range) {
+    return std::find(ranges.begin(), ranges.end(), range) != ranges.end();
   }
   std::vector<Range> ranges_to_touch() {
     const std::lock_guard lock(prefault_mutex_);
     return media_->ranges();
+  }
+  /// False: it is time to stop.
+  bool wait_to_touch() {
+    std::unique_lock lock(prefault_mutex_);
+    return !prefault_wakes_.wait_for(lock, std::chrono::seconds(1), [this] {
+      return prefault_stops_.load(std::memory_order_relaxed) || media_->failed();
+    });
   }
   /// Nothing: it is time to stop.
   std::byte* base_to_touch() {
@@ -401,6 +428,7 @@ class Pool::Impl {
   std::atomic<uint64_t> refused_at_ns_{0};       ///< the last put that found no space; 0: none did
   std::atomic<uint64_t> ns_per_speed_bytes_{0};  ///< of gets; 0: not measured yet
   std::atomic<bool> left_{false};
+  std::condition_variable prefault_wakes_;
   std::mutex prefault_mutex_;  ///< held while the thread below reads of the media, for let_go()
   std::atomic<bool> prefault_stops_{false};
   std::atomic<uint64_t> prefaulted_bytes_{UINT64_MAX};  ///< no less than all: it is over

@@ -111,6 +111,9 @@ class Hosts {
   void forget_hosts_but(uint64_t holders);
   /// The heartbeat of a host moves while it is watched.
   bool heartbeat_moves(uint32_t host, uint64_t watch_ns) const;
+  /// A host that has not left and whose heartbeat moves while all are watched for dead_ms; of a pool
+  /// of one host, whose heartbeat this machine alone sees, for ten heartbeats.
+  std::optional<uint32_t> any_that_moves() const;
   /// The same within this machine, of a pool of one host (take_heartbeat()).
   bool local_heartbeat_moves(uint64_t watch_ns) const;
   /// A fresh look: another machine has begun a life in this slot, or runs in this one.
@@ -429,6 +432,38 @@ bool Hosts<A>::heartbeat_moves(uint32_t host, uint64_t watch_ns) const {
     if (c_.access.load(at) != first) return true;
   } while (c_.access.now_ns() < until_ns);
   return false;
+}
+
+template <class A>
+std::optional<uint32_t> Hosts<A>::any_that_moves() const {
+  struct Watched {
+    uint32_t host;
+    uint64_t heartbeat;
+  };
+  std::vector<Watched> watched;
+  const auto sample = [&](uint32_t host) {
+    c_.access.acquire(heartbeat_at(host), sizeof(bh_host_heartbeat));
+    return c_.access.load(heartbeat_at(host) + offsetof(bh_host_heartbeat, heartbeat));
+  };
+  for (uint32_t host = 0; host < c_.layout.geometry().host_count; ++host) {
+    const auto slot = read_slot(host);
+    const bool left =
+        slot && slot->claim == 0 && (slot->incarnation == 0 || slot->state == BH_HOST_LEFT);
+    if (!left) watched.push_back({host, sample(host)});
+  }
+  if (watched.empty()) return std::nullopt;
+  if (c_.alone()) {
+    const bool moves = local_heartbeat_moves(uint64_t{10} * c_.times.heartbeat_ms * 1'000'000);
+    return moves ? std::optional<uint32_t>(0) : std::nullopt;
+  }
+  const uint64_t until_ns = c_.access.now_ns() + uint64_t{c_.times.dead_ms} * 1'000'000;
+  do {
+    c_.access.sleep_ns(uint64_t{c_.times.heartbeat_ms} * 250'000);
+    for (const Watched& one : watched) {
+      if (sample(one.host) != one.heartbeat) return one.host;
+    }
+  } while (c_.access.now_ns() < until_ns);
+  return std::nullopt;
 }
 
 template <class A>

@@ -536,6 +536,28 @@ TEST_F(Growth, OperationsGoOnMeanwhile) {
   }
 }
 
+/// As of a pool that was opened (pool_test.cpp), also of media that come later.
+TEST_F(Growth, PagesOfNewMediaAreTouched) {
+  SharedPool shared(1, options());
+  auto pool = Pool::open(shared.locator());
+  ASSERT_TRUE(pool);
+  const auto grown = pool->grow(further(0), {.size_bytes = 64 * kMiB});
+  ASSERT_TRUE(grown) << grown.error().message();
+  const auto present = [&] {
+    uint64_t bytes = 0;
+    std::ifstream smaps("/proc/self/smaps");
+    bool inside = false;
+    for (std::string line; std::getline(smaps, line);) {
+      if (line.find(" /dev/") != std::string::npos)
+        inside = line.find(path(0)) != std::string::npos;
+      if (inside && line.starts_with("Rss:")) bytes += std::stoull(line.substr(4)) * 1024;
+    }
+    return bytes;
+  };
+  for (int i = 0; i < 2000 && present() < 64 * kMiB; ++i) sleep_ms(10);
+  EXPECT_GE(present(), 64 * kMiB);
+}
+
 /// A set comes while all processes put and get, is drained, and goes, again and again.
 TEST_F(Growth, SetsComeAndGoUnderLoad) {
   SharedPool shared(2, options(2));

@@ -137,6 +137,9 @@ def containers_with_device_nodes_of_their_own(guest):
                           (f"bowhead host {other}", REFUSED),
                           (f"bowhead pool repair {other}", REFUSED)):
         assert "another node of the device" in guest.run(command, code)
+    for command in (f"bowhead pool destroy {other}",
+                    f"bowhead pool create {other} --size {POOL_BYTES} --force"):
+        assert "its heartbeat moves" in guest.run(command, REFUSED)
     guest.run(f"pool_worker put {DAX} --first 20 --count 5")
     # The one that came later keeps the pool as well as the one that opened it.
     guest.start("later", f"bowhead host {DAX}")
@@ -156,7 +159,9 @@ def containers_with_device_nodes_of_their_own(guest):
     guest.run(f"pool_worker put {other} --host 0", 1)
     guest.run(f"pool_worker put {other} --host 1 --count 20")
     guest.run(f"pool_worker get {DAX} --host 0 --count 20")
+    assert "as host 0: its heartbeat moves" in guest.run(f"bowhead pool destroy {other}", REFUSED)
     guest.end("first", "bowhead")
+    guest.run(f"bowhead pool destroy {other}")
 
 
 @scenario("one-volatile", "tests/qemu/pool_worker")
