@@ -337,7 +337,7 @@ TEST_P(TransfersTest, ReachBlocksOfAPoolThatHasGrown) {
   };
   move(true, first, Path::KERNEL);
   EXPECT_EQ(opened->info().blocks, (std::array<uint64_t, kStagings>{5, 0, 0, 0, 0}));
-  const auto filler = test::bytes(16384, 1);
+  const auto filler = test::bytes(engine.cache().payload_bytes(40), 1);
   for (uint64_t n = 0; grown.put("filler " + std::to_string(n), filler) == Status::OK;) ++n;
   ASSERT_DONE(grown.pool().grow(further, {.size_bytes = 64 * kMiB}));
   move(true, later, Path::KERNEL);
