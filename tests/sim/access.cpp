@@ -2,10 +2,7 @@
 // The accesses that a seeded bug falsifies.
 #include "tests/sim/access.h"
 
-#include <algorithm>
 #include <utility>
-
-#include "pool/core/key_locks.h"
 
 namespace bowhead::sim {
 
@@ -35,7 +32,6 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
     return 0;
   }
   if (world_.bug(Lie::GONE_IS_THERE) && place.is_part(BH_PART_BLOCKS)) return seems_there(value);
-  if (world_.bug(Lie::LOCKS_HELD) && place.is_part(BH_PART_LOCKS)) return seems_held(at, value);
   if (world_.bug(Lie::RUN_NOT_READ_AGAIN) && place.is_part(BH_PART_RUNS) && !foreign) {
     Thread& thread = world_.current();
     const auto seen = thread.runs.find(at);
@@ -71,20 +67,6 @@ uint64_t SimAccess::lie_about(uint64_t at, uint64_t value) const {
     world_.store_past_buffer(at, value);
   }
   return value;
-}
-
-/// By this process, which lives. Much longer than anybody waits who can also try later.
-uint64_t SimAccess::seems_held(uint64_t at, uint64_t value) const {
-  constexpr uint64_t kHeldNs = 4 * core::kShortLockWaitNs;
-  const auto word = core::StateWord::unpack(value);
-  if (word.state == 1 || world_.current().operation != Operation::WORK ||
-      (world_.now_ns() / kHeldNs + at / 8) % 2 == 0)
-    return value;
-  const auto& alive = process_.machine->process_locks;
-  const auto self = std::find(alive.begin(), alive.end(), &process_);
-  if (self == alive.end()) return value;
-  world_.note_bug();
-  return word.next(1, static_cast<uint32_t>(self - alive.begin())).pack();
 }
 
 uint64_t SimAccess::lie_about_log(uint64_t at, uint64_t value) const {

@@ -390,7 +390,6 @@ class SimAccess {
   void show_what_is_gone(uint64_t at, core::Line& line) const;
   void show_answer(uint64_t at, uint32_t host, core::Line& line) const;
   uint64_t lie_about(uint64_t at, uint64_t value) const;
-  uint64_t seems_held(uint64_t at, uint64_t value) const;
   uint64_t lie_about_log(uint64_t at, uint64_t value) const;
   uint64_t lie_about_time(uint64_t now_ns) const;
   void lie_about_line(uint64_t at, core::Line& line) const;

@@ -352,12 +352,6 @@ constexpr SeededBug kSeededBugs[] = {
     // Sets of media.
     of_part("change-of-sets-unseen", Lie::LOAD_ZERO, BH_PART_COUNTS, Focus::GROWTH),
     of_part("sets-not-published", Lie::NO_FLUSH, BH_PART_MEDIA, Focus::GROWTH),
-    // Locks of keys that others hold for long.
-    {.name = "key-locks-held",
-     .lie = Lie::LOCKS_HELD,
-     .focus = Focus::ZOMBIES,
-     .harmless_because = "duties try again, also in another process; until then an extent that "
-                         "they could not sweep stays closed"},
     // Attributes.
     {.name = "attributes-of-another-block", .lie = Lie::WORDS_OF_ANY_BLOCK},
     of_part("usage-not-counted", Lie::NOT_STORED, BH_PART_USAGE),

@@ -75,7 +75,6 @@ enum class Lie : uint8_t {
   LAPS_OF_ONE_BIT,         ///< of the laps in other hosts' logs only the lowest bit is known
   MARKS_SETTLE_AT_ONCE,    ///< between two batches of look-ups more than settle_ms seem to pass
   WALK_SETTLES_AT_ONCE,    ///< an index seems to be read settle_ms after its log
-  LOCKS_HELD,              ///< half of the time, duties find the locks of half of the keys held
   RETIRED_IS_THERE         ///< a retired header is that of the entry read last
 };
 
