@@ -56,7 +56,8 @@ class Registration {
   /// For a pool, in chunks of `chunk_bytes`, a multiple of 2 MiB; the last may be shorter.
   /// Registers nothing yet. One is enough for all GPUs of a process (Device::register_host()); it
   /// may outlive the pool. Of a pool that can grow, the payload on the media on which it was made:
-  /// the others may go, and what lies there is moved through pinned memory. INVALID_ARGUMENT: chunk_bytes; the statuses of Pool::map_again().
+  /// the others may go, and what lies there is moved through pinned memory. INVALID_ARGUMENT:
+  /// chunk_bytes; the statuses of Pool::map_again().
   static Result<std::unique_ptr<Registration>> create(Device& device, const Pool& pool,
                                                       uint64_t chunk_bytes = kDefaultChunkBytes);
   /// For memory of the caller, which stays mapped; 4 KiB-aligned, a multiple of 4 KiB long.
@@ -73,7 +74,8 @@ class Registration {
   /// BUSY: some chunk is not registered yet; it is now requested, so try again later, or call
   /// ensure(). Else the error of the first refused chunk: LIMIT_REACHED (the driver has no more
   /// room: use other chunks, or copies through memory that is registered), NOT_SUPPORTED (not this
-  /// kind of memory; media by which the pool has grown; or it was registered for reading only, or the device has chunks apart from
+  /// kind of memory; media by which the pool has grown; or it was registered for reading only, or
+  /// the device has chunks apart from
   /// each other), GPU_LOST, SYSTEM; INVALID_ARGUMENT (outside of the memory, or unmapped or
   /// registered by another caller since then). Without a lock if all are registered.
   Result<void*> reach(uint64_t offset, uint64_t size_bytes, DeviceAccess access);

@@ -122,8 +122,8 @@ class Custody {
   uint64_t unread_ = 0;                     ///< hosts that wrote words since the last survey
   uint64_t sweep_due_ns_ = 0;
   std::variant<std::monostate, Adoption, Opening> job_;  ///< the job under way, if any
-  /// Overwritten, and not retired yet. Their extents stay closed or COPY_ONLY: if this process ends,
-  /// another one finds the entries.
+  /// Overwritten, and not retired yet. Their extents stay closed or COPY_ONLY: if this process
+  /// ends, another one finds the entries.
   std::vector<bh_index_entry> unswept_;
   bool custody_pending_ = true;
 };
@@ -569,8 +569,8 @@ void Custody<A>::retire_overwritten() {
 }
 
 /// False: try again. There may be no block, and even another one by now: the process that imported
-/// it died before the block was committed, or while it retired the block, and whoever undid its work
-/// did not find the entry by the header.
+/// it died before the block was committed, or while it retired the block, and whoever undid its
+/// work did not find the entry by the header.
 template <class A>
 bool Custody<A>::retire_overwritten(const bh_index_entry& entry) {
   if (retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) return true;

@@ -111,8 +111,8 @@ class Hosts {
   void forget_hosts_but(uint64_t holders);
   /// The heartbeat of a host moves while it is watched.
   bool heartbeat_moves(uint32_t host, uint64_t watch_ns) const;
-  /// A host that has not left and whose heartbeat moves while all are watched for dead_ms; of a pool
-  /// of one host, whose heartbeat this machine alone sees, for ten heartbeats.
+  /// A host that has not left and whose heartbeat moves while all are watched for dead_ms; of a
+  /// pool of one host, whose heartbeat this machine alone sees, for ten heartbeats.
   std::optional<uint32_t> any_that_moves() const;
   /// The same within this machine, of a pool of one host (take_heartbeat()).
   bool local_heartbeat_moves(uint64_t watch_ns) const;
