@@ -150,7 +150,7 @@ Result<Doomed> open_doomed(const std::string& locator, bool alone) {
 
 Result<void> check_no_heartbeat(const std::string& locator) {
   const auto opened = open_with_superblock(locator, MediaUse::LOOK);
-  // One that cannot be opened is reported by whoever removes it.
+  // The caller reports a pool that cannot be opened.
   if (!opened || !opened->media->traits().locks_by_node) return {};
   const bh_superblock& sb = opened->superblock;
   NativeAccess access(*opened->media, choose_flush_kind(true));

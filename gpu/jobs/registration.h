@@ -75,9 +75,9 @@ class Registration {
   /// ensure(). Else the error of the first refused chunk: LIMIT_REACHED (the driver has no more
   /// room: use other chunks, or copies through memory that is registered), NOT_SUPPORTED (not this
   /// kind of memory; media by which the pool has grown; or it was registered for reading only, or
-  /// the device has chunks apart from
-  /// each other), GPU_LOST, SYSTEM; INVALID_ARGUMENT (outside of the memory, or unmapped or
-  /// registered by another caller since then). Without a lock if all are registered.
+  /// the device has chunks apart from each other), GPU_LOST, SYSTEM; INVALID_ARGUMENT (outside of
+  /// the memory, or unmapped or registered by another caller since then). Without a lock if all are
+  /// registered.
   Result<void*> reach(uint64_t offset, uint64_t size_bytes, DeviceAccess access);
 
   /// Waits until the chunks of those bytes are registered, for reading at least. Returns the

@@ -568,9 +568,9 @@ void Custody<A>::retire_overwritten() {
   std::erase_if(unswept_, [&](const bh_index_entry& entry) { return retire_overwritten(entry); });
 }
 
-/// False: try again. There may be no block, and even another one by now: the process that imported
-/// it died before the block was committed, or while it retired the block, and whoever undid its
-/// work did not find the entry by the header.
+/// False: try again. If a process died while it imported or retired the block, the entry can be
+/// left without a block, or its slot can hold a newer block: scavenging finds entries by headers,
+/// and this header was overwritten. Then only the entry is erased, under the lock of its key.
 template <class A>
 bool Custody<A>::retire_overwritten(const bh_index_entry& entry) {
   if (retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) return true;

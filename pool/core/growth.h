@@ -11,8 +11,8 @@
 //      published its wish (bh_host_counts.growing), that has settled, and after that it saw no wish
 //      of a life that is not over. Of two hosts, the one that looks later sees the other's wish and
 //      gives up, or knows that its life is over.
-//   W2 A table of a life that is over counts only for who copied it before: whoever reads a table
-//      looks after that, afresh, whether the life that wrote it is over. So a host that stood still
+//   W2 A table of a life that is over counts only for hosts that copied it before: after a host
+//      reads a table, it looks afresh whether the life that wrote it is over. So a host that stood still
 //      between its look (W1) and its table, and was given up meanwhile, changes nothing. Who
 //      copied it may be slow too, and publish the copy late: so each table has a version above
 //      those of all tables, also of lives that are over (tests/models/turns.cpp). The copy is
@@ -779,7 +779,7 @@ auto Growth<A>::may_say_drained(const Set& set) const -> std::optional<Drained> 
   for (uint32_t i = 0; i < BH_SETS_MAX; ++i) {
     const bh_set& stored = table_.sets[i];
     if (stored.state != BH_SET_DRAINING || stored.first_extent != set.first_extent) continue;
-    // A process of a pool of one host says what it heeds, and nobody sums that up.
+    // In a pool of one host each process says what it heeds; no word of the host states it for all.
     const bool heeded = c_.alone() ? all_processes_heed(stored.since)
                                    : c_.access.load(heeds_at(c_.host)) >= stored.since;
     if (heeded) return Drained{i, says_drained(stored)};

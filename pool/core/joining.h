@@ -291,7 +291,7 @@ Result<void> Joining<A>::join_host(bool take_over, const Progress& progress) {
                  "cannot read /proc/sys/kernel/random/boot_id, which tells a reboot from processes "
                  "that died: mount /proc so that this process sees it"};
   const uint64_t recovered = c_.private_word(offsetof(bh_host_private, recovered_boot_id));
-  // A repair rebuilds. It stores nothing before it is known that nobody runs as this host.
+  // A repair rebuilds, and stores nothing until it knows that no other machine runs as this host.
   const bool same_boot = !repairs_ && slot->incarnation != 0 && slot->boot_id == boot &&
                          c_.access.load(recovered) == boot &&
                          c_.access.load(recovered + 8) == slot->incarnation;

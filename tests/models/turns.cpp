@@ -33,7 +33,7 @@ struct Things {
   std::array<uint32_t, kVersions> heeded{};    ///< with which content
 };
 
-/// Of two tables of one version, whoever heeds the second breaks the rule.
+/// Two tables have one version: a host that heeds the second breaks the rule.
 Process::Step heed(Process& p, const Things& t, int found) {
   return p.note(t.heeded[static_cast<uint32_t>(found / kContents)], found % kContents);
 }
