@@ -12,8 +12,8 @@
 //      of a life that is not over. Of two hosts, the one that looks later sees the other's wish and
 //      gives up, or knows that its life is over.
 //   W2 A table of a life that is over counts only for hosts that copied it before: after a host
-//      reads a table, it looks afresh whether the life that wrote it is over. So a host that stood still
-//      between its look (W1) and its table, and was given up meanwhile, changes nothing. Who
+//      reads a table, it looks afresh whether the life that wrote it is over. So a host that stood
+//      still between its look (W1) and its table, and was given up meanwhile, changes nothing. Who
 //      copied it may be slow too, and publish the copy late: so each table has a version above
 //      those of all tables, also of lives that are over (tests/models/turns.cpp). The copy is
 //      older than the table that was written without it, and no two that are heeded have one
