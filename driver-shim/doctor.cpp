@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "driver-shim/advice.h"
+
 namespace bowhead::shim {
 namespace {
 
@@ -16,7 +18,8 @@ using Findings = std::vector<Finding>;
 
 constexpr uint64_t kGib = 1 << 30;
 constexpr const char* kUdevRule =
-    R"(echo 'SUBSYSTEM=="dax", KERNEL=="dax*", GROUP="GROUP", MODE="0660"' )"
+    R"(for the group that the engines run in, such as kv: )"
+    R"(echo 'SUBSYSTEM=="dax", KERNEL=="dax*", GROUP="kv", MODE="0660"' )"
     ">/etc/udev/rules.d/70-bowhead.rules && udevadm control --reload && udevadm trigger "
     "--subsystem-match=dax";
 
@@ -110,6 +113,41 @@ void examine_drivers(const Examination& host, Findings& findings) {
 
 // --- CXL memory ----------------------------------------------------------------------------------
 
+/// Of one kind of memory of a device, whether a region has it.
+void examine_part(const Examination& host, const MemoryDevice& device, MemoryKind kind,
+                  uint64_t part_bytes, Findings& findings) {
+  if (part_bytes == 0) return;
+  uint64_t bytes = 0;
+  std::vector<std::string> regions;
+  bool of_device = false;  // a region has memory of the other kind
+  for (const Decoder& decoder : host.inventory.decoders) {
+    if (decoder.device != device.name || decoder.region.empty()) continue;
+    of_device = true;
+    if (decoder.mode != kind) continue;
+    bytes += decoder.device_bytes;
+    regions.push_back(decoder.region);
+  }
+  const std::string memory = device.volatile_bytes > 0 && device.persistent_bytes > 0
+                                 ? fmt::format("the {} memory of {}", name_of(kind), device.name)
+                                 : device.name;
+  if (!regions.empty())
+    ok(findings, device.name, fmt::format("{} is in {}", memory, fmt::join(regions, ", ")));
+  // Regions are made of units of 256 MiB.
+  if (bytes + kRegionUnitBytes > part_bytes) return;
+  const std::string mend = kind == MemoryKind::PERSISTENT
+                               ? using_persistent(host.files, host.inventory, device)
+                           : of_device ? "its regions have to be made anew, the volatile one first"
+                                       : "bowhead devices setup " + device.name;
+  if (bytes > 0)
+    findings.push_back(
+        {Level::HINT, device.name,
+         fmt::format("{} MiB of {} are in no region", (part_bytes - bytes) >> 20, memory),
+         "no program can use them", mend});
+  else
+    findings.push_back({of_device ? Level::HINT : Level::PROBLEM, device.name,
+                        memory + " is in no region", "no program can use its memory", mend});
+}
+
 void examine_memory_device(const Examination& host, const MemoryDevice& device,
                            Findings& findings) {
   const std::string& name = device.name;
@@ -123,45 +161,56 @@ void examine_memory_device(const Examination& host, const MemoryDevice& device,
   if (device.security == "locked")
     findings.push_back({Level::PROBLEM, name, name + " is locked by a passphrase",
                         "its persistent memory cannot be read", "ndctl load-keys"});
-  std::string region;
-  for (const Decoder& decoder : host.inventory.decoders) {
-    if (decoder.device == name && !decoder.region.empty()) region = decoder.region;
+  if (device.volatile_bytes + device.persistent_bytes == 0) {
+    findings.push_back({Level::PROBLEM, name, name + " reports no memory",
+                        "no region can be made of it",
+                        "look at its maker's manual: its memory may have to be divided first; "
+                        "`dmesg | grep cxl` may have the reason"});
+    return;
   }
-  if (!region.empty()) return ok(findings, name, fmt::format("{} is in {}", name, region));
-  findings.push_back(
-      {Level::PROBLEM, name, name + " is in no region", "no program can use its memory",
-       device.volatile_bytes > 0
-           ? "bowhead devices setup " + name
-           : fmt::format("cxl create-region -t pmem {}; then ndctl create-namespace --mode=devdax",
-                         name)});
+  examine_part(host, device, MemoryKind::VOLATILE, device.volatile_bytes, findings);
+  examine_part(host, device, MemoryKind::PERSISTENT, device.persistent_bytes, findings);
 }
 
 void examine_region(const Examination& host, const Region& region, Findings& findings) {
-  if (!region.committed || region.driver.empty()) {
-    findings.push_back(
-        {Level::PROBLEM, region.name, region.name + " is not ready",
-         "it was begun and not completed: its devices are occupied and unusable",
-         fmt::format("cxl destroy-region -f {}; then bowhead devices setup", region.name)});
+  const std::string& name = region.name;
+  if (!region.committed) {
+    findings.push_back({Level::PROBLEM, name, name + " was begun and not completed",
+                        "its devices are occupied, and no program can use them",
+                        completing(region)});
     return;
   }
+  if (region.driver.empty()) {
+    findings.push_back({Level::PROBLEM, name, name + " has no driver",
+                        "no program can use its memory", completing(region)});
+    return;
+  }
+  if (region.system_memory)
+    return ok(
+        findings, name,
+        fmt::format("the firmware made {} system memory: {}", name, pools_of_node(region.node)));
   const auto has_dax = [&](const DaxDevice& dax) { return dax.region == region.name; };
   const auto& dax = host.inventory.dax_devices;
   if (std::any_of(dax.begin(), dax.end(), has_dax)) return;
-  findings.push_back({Level::PROBLEM, region.name, region.name + " has no dax device",
+  findings.push_back({Level::PROBLEM, name, name + " has no dax device",
                       "no pool can lie in its memory",
                       region.kind == MemoryKind::PERSISTENT
-                          ? "ndctl create-namespace --mode=devdax"
+                          ? "ndctl create-namespace --mode=devdax --region=" + name
                           : "modprobe dax_cxl; then bowhead devices setup"});
 }
 
 /// Who may open the node of a devdax.
 void examine_access(const DaxDevice& dax, Findings& findings) {
   if (!dax.can_open) {
+    // A container that was not given the device has no node, or may not use it.
+    const bool not_given =
+        dax.why_not == std::strerror(ENOENT) || dax.why_not == std::strerror(EPERM);
     findings.push_back({Level::PROBLEM, dax.path, "it cannot be opened: " + dax.why_not,
                         "no pool can lie there for this user",
-                        dax.why_not == std::strerror(EACCES)
-                            ? kUdevRule
-                            : "`fuser " + dax.path + "` and `dmesg` may have the reason"});
+                        dax.why_not == std::strerror(EACCES) ? kUdevRule
+                        : not_given ? "in a container: --device " + dax.path +
+                                          "; elsewhere: udevadm trigger --subsystem-match=dax"
+                                    : "`fuser " + dax.path + "` and `dmesg` may have the reason"});
     return;
   }
   const uint32_t permissions = dax.permissions.value_or(0);
@@ -181,10 +230,11 @@ void examine_dax(const DaxDevice& dax, Findings& findings) {
   switch (dax.mode) {
     case DaxMode::SYSTEM:
       return ok(findings, dax.path,
-                fmt::format("it is memory of NUMA node {0}, for pools as numa:{0}/NAME", dax.node));
+                fmt::format("it is memory of NUMA node {}: {}", dax.node, pools_of_node(dax.node)));
     case DaxMode::NONE:
-      findings.push_back({Level::PROBLEM, dax.path, dax.name + " has no driver",
-                          "it cannot be opened", "bowhead devices setup"});
+      findings.push_back(
+          {Level::PROBLEM, dax.path, dax.name + " has no driver", "it cannot be opened",
+           dax.persistent ? "daxctl enable-device " + dax.name : "bowhead devices setup"});
       return;
     case DaxMode::UNKNOWN:
       return not_known(findings, dax.path, fmt::format("its driver is {}", dax.driver),
@@ -192,16 +242,21 @@ void examine_dax(const DaxDevice& dax, Findings& findings) {
     case DaxMode::DEVICE:
       break;
   }
+  const std::string pages = fmt::format("it maps in pages of {} bytes", dax.align_bytes);
+  // The memory stays as it is; of a namespace, the alignment is a part of it.
+  const std::string align =
+      dax.persistent
+          ? "make its namespace anew, with a copy of its data elsewhere: `ndctl create-namespace "
+            "-f -e NAMESPACE --mode=devdax --align=2M`; `ndctl list -X` names it"
+          : fmt::format(
+                "daxctl disable-device {0} && echo 2097152 >{1}/{0}/align && daxctl enable-device "
+                "{0}",
+                dax.name, kDaxDevices);
   if (dax.align_bytes < 4096 || (2 << 20) % dax.align_bytes != 0) {
-    findings.push_back(
-        {Level::PROBLEM, dax.path, fmt::format("it maps in pages of {} bytes", dax.align_bytes),
-         "pools need 2 MiB or less",
-         fmt::format("daxctl reconfigure-device --align=2M {} (its content is lost)", dax.name)});
+    findings.push_back({Level::PROBLEM, dax.path, pages, "pools need 2 MiB or less", align});
   } else if (dax.align_bytes < 2 << 20) {
     findings.push_back(
-        {Level::HINT, dax.path, fmt::format("it maps in pages of {} bytes", dax.align_bytes),
-         "pages of 2 MiB need fewer entries of the TLB",
-         fmt::format("daxctl reconfigure-device --align=2M {} (its content is lost)", dax.name)});
+        {Level::HINT, dax.path, pages, "pages of 2 MiB need fewer entries of the TLB", align});
   }
   examine_access(dax, findings);
 }

@@ -65,7 +65,7 @@ Decoder read_decoder(const HostFiles& files, const std::string& name) {
   decoder.port = last_component(place.substr(0, place.rfind('/')));
   if (decoder.level == DecoderLevel::ENDPOINT)
     decoder.device = files.link_name(cxl(decoder.port) + "/uport");
-  decoder.start = files.number(folder + "/start").value_or(0);
+  decoder.start = files.number(folder + "/start");
   decoder.size_bytes = files.number(folder + "/size").value_or(0);
   decoder.ways = files.number(folder + "/interleave_ways").value_or(1);
   decoder.region = files.text(folder + "/region").value_or("");
@@ -77,17 +77,32 @@ Decoder read_decoder(const HostFiles& files, const std::string& name) {
   return decoder;
 }
 
+/// The node that has the memory at an address as a block; -1 if none has.
+int node_of_block(const HostFiles& files, uint64_t address) {
+  const std::string folder = "/sys/devices/system/memory";
+  const auto block_bytes =
+      parse_number("0x" + files.text(folder + "/block_size_bytes").value_or(""));
+  if (!block_bytes || *block_bytes == 0) return -1;
+  const auto nodes =
+      files.names(fmt::format("{}/memory{}", folder, address / *block_bytes), "node");
+  const auto node = nodes.empty() ? std::nullopt : parse_number(nodes.front().substr(4));
+  return node ? static_cast<int>(*node) : -1;
+}
+
 Region read_region(const HostFiles& files, const std::string& name,
                    const std::vector<Decoder>& decoders) {
   const std::string folder = cxl(name);
   Region region{.name = name};
-  region.start = files.number(folder + "/resource").value_or(0);
+  const std::string place = files.resolved(folder);
+  region.window = last_component(place.substr(0, place.rfind('/')));
+  region.start = files.number(folder + "/resource");
   region.size_bytes = files.number(folder + "/size").value_or(0);
   region.ways = files.number(folder + "/interleave_ways").value_or(1);
   region.granularity_bytes = files.number(folder + "/interleave_granularity").value_or(0);
   region.committed = files.number(folder + "/commit") == 1;
   region.driver = files.link_name(folder + "/driver");
-  region.kind = kind_of(files.text(folder + "/mode").value_or(""));
+  // Kernels that do not name the kind make persistent ones only.
+  region.kind = kind_of(files.text(folder + "/mode").value_or("pmem"));
   for (uint64_t way = 0; way < region.ways; ++way) {
     const std::string target = files.text(fmt::format("{}/target{}", folder, way)).value_or("");
     const auto decoder = std::find_if(decoders.begin(), decoders.end(), [&](const Decoder& d) {
@@ -95,6 +110,10 @@ Region read_region(const HostFiles& files, const std::string& name,
     });
     if (decoder != decoders.end()) region.devices.push_back(decoder->device);
   }
+  // Of volatile memory, cxl_region leaves out the device below if the kernel has it as its own.
+  region.system_memory =
+      region.ready() && region.kind == MemoryKind::VOLATILE && !files.exists(cxl("dax_" + name));
+  if (region.system_memory && region.start) region.node = node_of_block(files, *region.start);
   return region;
 }
 
@@ -127,10 +146,11 @@ DaxDevice read_dax_device(const HostFiles& files, const std::string& name) {
   const std::string folder = fmt::format("{}/{}", kDaxDevices, name);
   DaxDevice device{.name = name, .path = "/dev/" + name};
   const std::string place = files.resolved(folder);
-  // Below a bus of libnvdimm there are regions of its own: theirs is the range of the CXL region.
   device.persistent = !component_with_prefix(place, "ndbus").empty();
-  if (!device.persistent) device.region = component_with_prefix(place, "region");
-  device.start = files.number(folder + "/resource").value_or(0);
+  // Regions of libnvdimm have numbers of their own, but for those below a bridge to CXL.
+  if (!device.persistent || !component_with_prefix(place, "nvdimm-bridge").empty())
+    device.region = component_with_prefix(place, "region");
+  device.start = files.number(folder + "/resource");
   device.size_bytes = files.number(folder + "/size").value_or(0);
   device.align_bytes = files.number(folder + "/align").value_or(0);
   device.node = node_of(files, folder + "/target_node");
@@ -191,14 +211,10 @@ Inventory read_inventory(const HostFiles& files) {
     found.decoders.push_back(read_decoder(files, name));
   for (const std::string& name : files.names(kCxlDevices, "region"))
     found.regions.push_back(read_region(files, name, found.decoders));
-  for (const std::string& name : files.names(kDaxDevices, "dax"))
-    found.dax_devices.push_back(read_dax_device(files, name));
-  for (DaxDevice& device : found.dax_devices) {
-    for (const Region& region : found.regions) {
-      if (device.region.empty() && device.start - region.start < region.size_bytes &&
-          device.start >= region.start)
-        device.region = region.name;
-    }
+  for (const std::string& name : files.names(kDaxDevices, "dax")) {
+    DaxDevice device = read_dax_device(files, name);
+    // A region that can be divided keeps an empty device for the next part.
+    if (device.size_bytes > 0) found.dax_devices.push_back(std::move(device));
   }
   for (const std::string& name : files.names("/sys/devices/system/node", "node"))
     found.nodes.push_back(read_node(files, name));

@@ -37,7 +37,7 @@ struct Decoder {
   DecoderLevel level = DecoderLevel::SWITCH;
   std::string port;    ///< root0, port1, endpoint2
   std::string device;  ///< endpoint: the memory device
-  uint64_t start = 0;
+  std::optional<uint64_t> start;
   uint64_t size_bytes = 0;
   uint64_t ways = 1;
   std::string region;                  ///< "" none
@@ -50,13 +50,18 @@ struct Decoder {
 struct Region {
   std::string name;
   MemoryKind kind = MemoryKind::NONE;
-  uint64_t start = 0;
+  std::string window;             ///< the root decoder in whose addresses it lies
+  std::optional<uint64_t> start;  ///< addresses: only root may know them
   uint64_t size_bytes = 0;
   uint64_t ways = 1;
   uint64_t granularity_bytes = 0;  ///< of interleave
   bool committed = false;
   std::string driver;                ///< "" none
   std::vector<std::string> devices;  ///< memory devices, in the order of their decoders
+  bool system_memory = false;        ///< the firmware made it, and gave it to the kernel at boot
+  int node = -1;                     ///< of system memory; -1: not known
+
+  bool ready() const { return committed && !driver.empty(); }
 };
 
 enum class DaxMode {
@@ -73,7 +78,7 @@ struct DaxDevice {
   std::string driver;
   std::string region;  ///< of CXL; "" none: reserved by firmware, or other persistent memory
   bool persistent = false;
-  uint64_t start = 0;
+  std::optional<uint64_t> start;
   uint64_t size_bytes = 0;
   uint64_t align_bytes = 0;
   int node = -1;                                      ///< of its memory
@@ -102,7 +107,7 @@ struct Inventory {
   const Region* region(const std::string& name) const;
 };
 
-/// Reads all of it. Opens device nodes, and changes nothing.
+/// Reads all of it, but for dax devices without any memory. Opens device nodes, and changes nothing.
 Inventory read_inventory(const HostFiles& files);
 
 const char* name_of(MemoryKind kind);     ///< none, volatile, persistent

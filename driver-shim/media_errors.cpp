@@ -17,6 +17,13 @@ bool MediaErrors::is_known(const std::string& device) const {
                       [&](const Gap& gap) { return gap.device.empty() || gap.device == device; });
 }
 
+void MediaErrors::keep_unknown(const MediaErrors& before) {
+  for (const MediaError& error : before.found) {
+    if (!is_known(error.device) && std::find(found.begin(), found.end(), error) == found.end())
+      found.push_back(error);
+  }
+}
+
 std::optional<MediaError> media_error_of(const TraceEvent& event, const Inventory& inventory) {
   if (event.name != "cxl_poison" || event.field("trace_type") != "List") return std::nullopt;
   MediaError error{.device = event.field("memdev")};
@@ -26,11 +33,34 @@ std::optional<MediaError> media_error_of(const TraceEvent& event, const Inventor
   error.region = event.field("region");
   const uint64_t address = parse_number(event.field("hpa")).value_or(kNoAddress);
   for (const DaxDevice& dax : inventory.dax_devices) {
-    if (address < dax.start || address - dax.start >= dax.size_bytes) continue;
+    if (!dax.start || address < *dax.start || address - *dax.start >= dax.size_bytes) continue;
     error.dax = dax.name;
-    error.dax_offset = address - dax.start;
+    error.dax_offset = address - *dax.start;
   }
   return error;
+}
+
+void MediaErrors::take(const std::string& device, Tracing::Drained drained,
+                       const Inventory& inventory, std::vector<TraceEvent>* others) {
+  bool overflow = false;
+  for (TraceEvent& event : drained.events) {
+    auto error = media_error_of(event, inventory);
+    if (!error) {
+      if (others != nullptr) others->push_back(std::move(event));
+      continue;
+    }
+    overflow |=
+        error->device == device && event.field("flags").find("Overflow") != std::string::npos;
+    // Another program may have triggered the list as well.
+    if (std::find(found.begin(), found.end(), *error) == found.end())
+      found.push_back(std::move(*error));
+  }
+  if (overflow)
+    not_known.push_back({device, device + " has more media errors than its list holds"});
+  if (drained.lost > 0)
+    not_known.push_back({device, fmt::format("{} has more media errors than fit into the trace "
+                                             "buffer: events were lost",
+                                             device)});
 }
 
 MediaErrors read_media_errors(const HostFiles& files, const Inventory& inventory, Tracing& tracing,
@@ -44,19 +74,8 @@ MediaErrors read_media_errors(const HostFiles& files, const Inventory& inventory
     } else if (auto triggered = files.write(trigger, "1"); !triggered) {
       errors.not_known.push_back({device.name, triggered.error().message()});
     }
-  }
-  for (TraceEvent& event : tracing.drain()) {
-    auto error = media_error_of(event, inventory);
-    if (!error) {
-      if (others != nullptr) others->push_back(std::move(event));
-      continue;
-    }
-    if (event.field("flags").find("Overflow") != std::string::npos)
-      errors.not_known.push_back(
-          {error->device, error->device + " has more media errors than its list holds"});
-    // Another program may have triggered the list as well.
-    if (std::find(errors.found.begin(), errors.found.end(), *error) == errors.found.end())
-      errors.found.push_back(std::move(*error));
+    // After each device, so that the buffer has room for the whole list of one.
+    errors.take(device.name, tracing.drain(), inventory, others);
   }
   return errors;
 }

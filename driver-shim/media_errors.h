@@ -38,6 +38,12 @@ struct MediaErrors {
   std::vector<Gap> not_known;  ///< lists that could not be read, or not to their end
 
   bool is_known(const std::string& device) const;
+
+  /// Adds what was traced while the list of this device was read. Other events go to `others`.
+  void take(const std::string& device, Tracing::Drained drained, const Inventory& inventory,
+            std::vector<TraceEvent>* others);
+  /// Adds what an earlier look found of devices that are not known now.
+  void keep_unknown(const MediaErrors& before);
 };
 
 /// The entry of a poison list that an event reports; nullopt if it reports none.

@@ -1,21 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "driver-shim/setup.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <thread>
+
+#include "driver-shim/advice.h"
 
 namespace bowhead::shim {
 namespace {
 
-/// Regions are made of whole units of this size, times their ways.
-constexpr uint64_t kRegionUnitBytes = 256 << 20;
 constexpr auto kWaitMost = std::chrono::seconds(10);
 constexpr auto kWaitStep = std::chrono::milliseconds(20);
+constexpr int kMostNames = 10;
 constexpr const char* kAutoOnline = "/sys/devices/system/memory/auto_online_blocks";
+constexpr const char* kAutoProbe = "/sys/bus/dax/drivers_autoprobe";
 
 Error refuse(Status status, std::string text) { return Error{status, std::move(text)}; }
 
@@ -31,10 +37,12 @@ Step write(std::string path, std::string value) {
 /// The dax device in words: "dax0.0 in mode devdax".
 std::string dax_text(const DaxDevice& dax) {
   if (dax.mode == DaxMode::SYSTEM)
-    return fmt::format("{} is memory of NUMA node {}: pools can lie there as numa:{}/NAME",
-                       dax.name, dax.node, dax.node);
+    return fmt::format("{} is memory of NUMA node {}: {}", dax.name, dax.node,
+                       pools_of_node(dax.node));
   if (dax.mode == DaxMode::DEVICE)
     return fmt::format("{0} is a devdax: pools can lie there as dax:/dev/{0}", dax.name);
+  if (dax.mode == DaxMode::NONE)
+    return fmt::format("{0} has no driver: `daxctl enable-device {0}`", dax.name);
   return fmt::format("{} has the driver {}", dax.name, dax.driver);
 }
 
@@ -42,45 +50,22 @@ std::string dax_text(const DaxDevice& dax) {
 std::string why_region_stays(const Inventory& inventory, const std::string& device,
                              const std::string& name) {
   const Region* region = inventory.region(name);
-  if (region == nullptr || !region->committed || region->driver.empty())
-    return fmt::format(
-        "{0} is in {1}, which is not ready: another program may be making it. If none is, "
-        "`cxl destroy-region -f {1}` removes it",
-        device, name);
+  if (region == nullptr)
+    return fmt::format("{} is in {}, which comes or goes at this moment", device, name);
+  if (!region->ready())
+    return fmt::format("{} is in {}, which is not ready; {}", device, name, completing(*region));
+  if (region->system_memory)
+    return fmt::format("{} is in {}, which the firmware made and the kernel has as its memory: {}",
+                       device, name, pools_of_node(region->node));
   for (const DaxDevice& dax : inventory.dax_devices) {
     if (dax.region != name) continue;
     if (dax.mode == DaxMode::NONE && !dax.persistent) return "";
     return fmt::format("{} is in {} already; {}", device, name, dax_text(dax));
   }
-  return fmt::format(
-      "{0} is in {1}, which has no dax device: load dax_cxl (`modprobe dax_cxl`) for volatile "
-      "memory, or make a namespace (`ndctl create-namespace --mode=devdax`) of persistent memory",
-      device, name);
-}
-
-/// The part of the path below the root port, which the host bridge's port begins.
-std::string bridge_of(const HostFiles& files, const MemoryDevice& device) {
-  const std::string place = files.resolved(cxl(device.endpoint));  // .../root0/port1/endpoint2
-  const size_t root = place.rfind("/root");
-  if (root == std::string::npos) return "";
-  const size_t port = place.find('/', root + 1);
-  const std::string name =
-      port == std::string::npos ? "" : place.substr(port + 1, place.find('/', port + 1) - port - 1);
-  return files.link_name(cxl(name) + "/uport");
-}
-
-/// A window of physical addresses that leads to the device, and to no other host bridge.
-const Decoder* window_for(const HostFiles& files, const Inventory& inventory,
-                          const MemoryDevice& device) {
-  const std::string bridge = bridge_of(files, device);
-  for (const Decoder& decoder : inventory.decoders) {
-    if (decoder.level != DecoderLevel::ROOT || !decoder.takes_volatile || decoder.ways != 1)
-      continue;
-    const std::string target = files.text(cxl(decoder.name) + "/target_list").value_or("");
-    if (files.link_name(fmt::format("{}/dport{}", cxl(decoder.port), target)) == bridge)
-      return &decoder;
-  }
-  return nullptr;
+  return fmt::format("{} is in {}, which has no dax device: `{}` makes one", device, name,
+                     region->kind == MemoryKind::PERSISTENT
+                         ? "ndctl create-namespace --mode=devdax --region=" + name
+                         : "modprobe dax_cxl");
 }
 
 /// What a region of a device is made from.
@@ -90,9 +75,12 @@ struct Parts {
   uint64_t size_bytes = 0;
 };
 
-/// The parts, or IN_USE with the reason why there is nothing to make.
+/// By the name of a window.
+using PlannedBytes = std::map<std::string, uint64_t>;
+
+/// The parts, or IN_USE with the reason why there is nothing to make. `planned`: for other devices.
 Result<Parts> parts_for(const HostFiles& files, const Inventory& inventory,
-                        const MemoryDevice& device) {
+                        const MemoryDevice& device, const PlannedBytes& planned) {
   const std::string& name = device.name;
   const auto stays = [&](std::string why) { return refuse(Status::IN_USE, std::move(why)); };
   if (device.endpoint.empty())
@@ -115,46 +103,71 @@ Result<Parts> parts_for(const HostFiles& files, const Inventory& inventory,
                       decoder.name, name, decoder.device_bytes >> 20, name));
     if (parts.decoder == nullptr && decoder.size_bytes == 0) parts.decoder = &decoder;
   }
+  if (device.volatile_bytes == 0 && device.persistent_bytes == 0)
+    return stays(name + " reports no memory: its maker's tool may have to divide it first");
   if (device.volatile_bytes == 0)
-    return stays(fmt::format(
-        "{0} has persistent memory only, whose labels and data stay: `cxl create-region -t pmem "
-        "{0}` and then `ndctl create-namespace --mode=devdax` make a dax device of it",
-        name));
+    return stays(fmt::format("{} has persistent memory only, whose labels and data stay: {}", name,
+                             using_persistent(files, inventory, device)));
   if (parts.decoder == nullptr) return stays(name + " has no free decoder");
   parts.size_bytes = device.volatile_bytes / kRegionUnitBytes * kRegionUnitBytes;
   if (parts.size_bytes == 0)
     return stays(fmt::format("{} has {} MiB of volatile memory, and a region needs 256", name,
                              device.volatile_bytes >> 20));
-  parts.window = window_for(files, inventory, device);
-  if (parts.window == nullptr)
+  const auto windows = windows_for(files, inventory, device, MemoryKind::VOLATILE);
+  if (windows.empty())
     return stays(fmt::format(
         "no root decoder takes volatile memory of {} alone: the firmware has to describe a window "
         "for its host bridge (CFMWS; look for CXL memory in the BIOS), and the kernel must be "
         "Linux 6.3 or newer",
         name));
+  const auto room = [&](const Decoder* window) {
+    const auto taken = planned.find(window->name);
+    const uint64_t free = free_bytes(inventory, *window);
+    return free - std::min(free, taken == planned.end() ? 0 : taken->second);
+  };
+  parts.window =
+      *std::max_element(windows.begin(), windows.end(),
+                        [&](const Decoder* a, const Decoder* b) { return room(a) < room(b); });
+  if (room(parts.window) < parts.size_bytes)
+    return stays(fmt::format(
+        "no window of physical addresses has room for the {} MiB of {}: {} has {} MiB free",
+        parts.size_bytes >> 20, name, parts.window->name, room(parts.window) >> 20));
   return parts;
 }
 
 // --- Plans ---------------------------------------------------------------------------------------
 
-/// From a dax device without a driver, or one that a driver takes at once, to the mode.
+/// Steps from a dax device without a driver to the mode.
 void add_dax_steps(SetupPlan& plan, bool as_node) {
-  const std::string wanted = dax_driver(as_node ? "kmem" : "device_dax");
-  const std::string other = dax_driver(as_node ? "device_dax" : "kmem");
-  const std::string dax = fmt::format("{}/$dax", kDaxDevices);
-  plan.steps.push_back({Step::Kind::WAIT, dax, "", ""});
-  plan.steps.push_back({Step::Kind::WRITE_IF, other + "/unbind", "$dax", other + "/$dax"});
-  plan.steps.push_back(write(wanted + "/new_id", "$dax"));
-  plan.steps.push_back({Step::Kind::WAIT, wanted + "/$dax", "", ""});
+  const auto bind = [&](const std::string& driver) {
+    plan.steps.push_back(write(driver + "/new_id", "$dax"));
+    plan.steps.push_back({Step::Kind::WAIT, driver + "/$dax", "", ""});
+  };
+  const std::string devdax = dax_driver("device_dax");
+  plan.steps.push_back({Step::Kind::WAIT, fmt::format("{}/$dax", kDaxDevices), "", ""});
+  bind(devdax);
+  if (!as_node) return;
+  // Memory that hosts share may hold a pool of another one.
+  plan.steps.push_back({Step::Kind::WAIT, "/dev/$dax", "", ""});
+  plan.steps.push_back({Step::Kind::FIND_NO_POOL, "/dev/$dax", "", ""});
+  plan.steps.push_back(write(devdax + "/unbind", "$dax"));
+  plan.steps.push_back(write(devdax + "/remove_id", "$dax"));
+  bind(dax_driver("kmem"));
 }
 
-/// kmem takes a new dax device at once if it is loaded, and its memory becomes that of a node as
-/// this policy says. Online and not movable, it could never be taken back.
-void add_online_policy(SetupPlan& plan, const HostFiles& files, bool as_node) {
-  const auto policy = files.text(kAutoOnline);
-  if (!policy) return;
-  plan.steps.push_back(write(kAutoOnline, as_node ? "online_movable" : "offline"));
-  plan.at_end.push_back(write(kAutoOnline, *policy));
+/// A setting of the kernel for the time of the plan.
+void add_setting(SetupPlan& plan, const HostFiles& files, const char* path, const char* value) {
+  const auto former = files.text(path);
+  if (!former || *former == value) return;
+  plan.steps.push_back(write(path, value));
+  plan.at_end.push_back(write(path, *former));
+}
+
+/// New dax devices wait for the driver that is chosen: kmem, once loaded, would take them at once.
+/// Memory of a node is online as movable: otherwise it could never be taken back.
+void add_settings(SetupPlan& plan, const HostFiles& files, bool as_node) {
+  add_setting(plan, files, kAutoProbe, "0");
+  if (as_node) add_setting(plan, files, kAutoOnline, "online_movable");
 }
 
 SetupPlan plan_region(const HostFiles& files, const MemoryDevice& device, const Parts& parts,
@@ -167,21 +180,22 @@ SetupPlan plan_region(const HostFiles& files, const MemoryDevice& device, const 
   const std::string decoder = cxl(parts.decoder->name);
   const std::string size = fmt::format("0x{:x}", parts.size_bytes);
   const auto granularity = files.text(cxl(parts.window->name) + "/interleave_granularity");
-  add_online_policy(plan, files, as_node);
-  plan.steps.push_back({Step::Kind::READ_REGION, create, "", ""});
-  plan.steps.push_back(write(create, "$region"));
+  add_settings(plan, files, as_node);
+  // A region that goes leaves its decoder first.
+  plan.undo.push_back(
+      {plan.steps.size(),
+       {Step::Kind::WRITE_IF, cxl(parts.window->name) + "/delete_region", "$region", region}});
+  plan.steps.push_back({Step::Kind::MAKE_REGION, create, "", ""});
   plan.steps.push_back(write(region + "/interleave_granularity", granularity.value_or("256")));
   plan.steps.push_back(write(region + "/interleave_ways", "1"));
   plan.steps.push_back(write(decoder + "/mode", "ram"));
+  plan.undo.push_back({plan.steps.size(), write(decoder + "/dpa_size", "0")});
   plan.steps.push_back(write(decoder + "/dpa_size", size));
   plan.steps.push_back(write(region + "/size", size));
   plan.steps.push_back(write(region + "/target0", parts.decoder->name));
   plan.steps.push_back(write(region + "/commit", "1"));
   plan.keep = plan.steps.size();
   plan.steps.push_back(write("/sys/bus/cxl/drivers/cxl_region/bind", "$region"));
-  plan.undo = {
-      {Step::Kind::WRITE_IF, cxl(parts.window->name) + "/delete_region", "$region", region},
-      write(decoder + "/dpa_size", "0")};
   add_dax_steps(plan, as_node);
   return plan;
 }
@@ -190,7 +204,7 @@ SetupPlan plan_dax(const HostFiles& files, const DaxDevice& dax, bool as_node) {
   SetupPlan plan;
   plan.what = fmt::format("{}: {}", dax.name, as_node ? "memory of a NUMA node" : "a devdax");
   plan.dax = dax.name;
-  add_online_policy(plan, files, as_node);
+  add_settings(plan, files, as_node);
   add_dax_steps(plan, as_node);
   return plan;
 }
@@ -205,8 +219,8 @@ Result<void> check_drivers(const HostFiles& files, const SetupPlans& plans, bool
                                          [](const SetupPlan& plan) { return plan.dax.empty(); });
   std::vector<Driver> drivers;
   if (makes_regions) drivers.push_back({"/sys/bus/cxl/drivers/cxl_dax_region", "dax_cxl"});
-  drivers.push_back(as_node ? Driver{"/sys/bus/dax/drivers/kmem", "kmem"}
-                            : Driver{"/sys/bus/dax/drivers/device_dax", "device_dax"});
+  drivers.push_back({"/sys/bus/dax/drivers/device_dax", "device_dax"});
+  if (as_node) drivers.push_back({"/sys/bus/dax/drivers/kmem", "kmem"});
   for (const Driver& driver : drivers) {
     if (!files.exists(driver.folder))
       return refuse(Status::SYSTEM, fmt::format("the kernel module {0} is not loaded, or the "
@@ -256,9 +270,14 @@ struct Names {
   }
 };
 
-Result<void> wait_for(const HostFiles& files, const std::string& path) {
+Error interrupted(const std::string& what) {
+  return refuse(Status::CANCELLED, "interrupted before: " + what);
+}
+
+Result<void> wait_for(const HostFiles& files, const std::string& path, const SetupHooks& hooks) {
   const auto end = std::chrono::steady_clock::now() + kWaitMost;
   while (!files.exists(path)) {
+    if (hooks.interrupted()) return interrupted(path + " appeared");
     if (std::chrono::steady_clock::now() > end)
       return refuse(Status::SYSTEM, path + " did not appear within 10 s");
     std::this_thread::sleep_for(kWaitStep);
@@ -266,18 +285,42 @@ Result<void> wait_for(const HostFiles& files, const std::string& path) {
   return {};
 }
 
-Result<void> take(const HostFiles& files, const Step& step, Names& names) {
-  const std::string path = names.in(step.path);
-  switch (step.kind) {
-    case Step::Kind::READ_REGION: {
-      const auto name = files.text(path);
-      if (!name || !name->starts_with("region"))
-        return refuse(Status::SYSTEM, path + " does not name the next region");
+/// Another program may take the name between the two calls: then there is another.
+Result<void> make_region(const HostFiles& files, const std::string& path, Names& names) {
+  for (int attempt = 0;; ++attempt) {
+    const auto name = files.text(path);
+    if (!name || !name->starts_with("region"))
+      return refuse(Status::SYSTEM, path + " does not name the next region");
+    const Result<void> made = files.write(path, *name);
+    if (made) {
       names = {*name, fmt::format("dax{}.0", name->substr(6))};
       return {};
     }
+    if (attempt == kMostNames || files.text(path) == name) return made;
+  }
+}
+
+Result<void> find_no_pool(const std::string& path, const std::string& dax,
+                          const SetupHooks& hooks) {
+  const Result<bool> found = hooks.holds_pool(path);
+  if (!found) return found.error();
+  if (!*found) return {};
+  return refuse(Status::IN_USE,
+                fmt::format("{0} holds a pool, or a part of one, and a node would overwrite it: it "
+                            "stays a devdax. If nobody needs the pool: `bowhead pool destroy "
+                            "dax:/dev/{0}`, then `daxctl reconfigure-device --mode=system-ram {0}`",
+                            dax));
+}
+
+Result<void> take(const HostFiles& files, const Step& step, Names& names, const SetupHooks& hooks) {
+  const std::string path = names.in(step.path);
+  switch (step.kind) {
+    case Step::Kind::MAKE_REGION:
+      return make_region(files, path, names);
     case Step::Kind::WAIT:
-      return wait_for(files, path);
+      return wait_for(files, path, hooks);
+    case Step::Kind::FIND_NO_POOL:
+      return find_no_pool(path, names.dax, hooks);
     case Step::Kind::WRITE_IF:
       if (!files.exists(names.in(step.condition))) return {};
       break;
@@ -289,16 +332,23 @@ Result<void> take(const HostFiles& files, const Step& step, Names& names) {
 
 std::string line_of(const Step& step) {
   switch (step.kind) {
-    case Step::Kind::READ_REGION:
-      return fmt::format("region=$(cat {})\ndax=dax${{region#region}}.0\n", step.path);
+    case Step::Kind::MAKE_REGION:
+      return fmt::format(
+          "  region=$(cat {0})\n  echo $region >{0}\n  dax=dax${{region#region}}.0\n", step.path);
     case Step::Kind::WAIT:
-      return fmt::format("until [ -e {} ]; do sleep 0.1; done\n", step.path);
+      return fmt::format("  wait_for {}\n", step.path);
+    case Step::Kind::FIND_NO_POOL:
+      return fmt::format(
+          "  # A part of a pool on joined media is not found here.\n"
+          "  if bowhead pool info dax:{0} >/dev/null 2>&1; then\n"
+          "    echo \"{0} holds a pool\" >&2\n    exit 3\n  fi\n",
+          step.path);
     case Step::Kind::WRITE_IF:
-      return fmt::format("[ ! -e {} ] || echo {} >{}\n", step.condition, step.value, step.path);
+      return fmt::format("  [ ! -e {} ] || echo {} >{}\n", step.condition, step.value, step.path);
     case Step::Kind::WRITE:
       break;
   }
-  return fmt::format("echo {} >{}\n", step.value, step.path);
+  return fmt::format("  echo {} >{}\n", step.value, step.path);
 }
 
 /// All CXL functions that have their driver are linked.
@@ -320,6 +370,18 @@ void wait_for_probing(const HostFiles& files) {
     std::this_thread::sleep_for(kWaitStep);
 }
 
+Result<UniqueFd> lock_setup(const HostFiles& files) {
+  UniqueFd fd = open_file(files.at(kDaxDevices), O_RDONLY | O_DIRECTORY);
+  if (fd.get() < 0)
+    return refuse(Status::SYSTEM, fmt::format("cannot open {}: {}: the kernel has no dax devices",
+                                              kDaxDevices, std::strerror(errno)));
+  if (flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
+  if (errno == EWOULDBLOCK)
+    return refuse(Status::IN_USE, "another `bowhead devices setup` runs: wait until it has ended");
+  return refuse(Status::SYSTEM,
+                fmt::format("cannot lock {}: {}", kDaxDevices, std::strerror(errno)));
+}
+
 Result<SetupPlans> plan_setup(const HostFiles& files, const Inventory& inventory,
                               const SetupChoice& choice) {
   for (const std::string& name : choice.devices) {
@@ -333,10 +395,12 @@ Result<SetupPlans> plan_setup(const HostFiles& files, const Inventory& inventory
     if (dax.mode == DaxMode::NONE && !dax.persistent && is_chosen(choice, inventory, dax))
       plans.plans.push_back(plan_dax(files, dax, choice.as_node));
   }
+  PlannedBytes planned;
   for (const MemoryDevice* device : by_serial(inventory)) {
     if (!is_chosen(choice, device->name)) continue;
-    const Result<Parts> parts = parts_for(files, inventory, *device);
+    const Result<Parts> parts = parts_for(files, inventory, *device, planned);
     if (parts) {
+      planned[parts->window->name] += parts->size_bytes;
       plans.plans.push_back(plan_region(files, *device, *parts, choice.as_node));
     } else if (!parts.error().detail.empty()) {
       if (!choice.devices.empty()) return parts.error();
@@ -349,30 +413,47 @@ Result<SetupPlans> plan_setup(const HostFiles& files, const Inventory& inventory
 }
 
 std::string script_of(const SetupPlan& plan) {
-  std::string script = "# " + plan.what + "\n";
-  if (!plan.dax.empty()) script += fmt::format("dax={}\n", plan.dax);
-  for (const Step& step : plan.steps) script += line_of(step);
-  for (const Step& step : plan.at_end) script += line_of(step);
-  return script;
+  std::string script = fmt::format("# {}\n(\n  set -eu\n", plan.what);
+  script +=
+      "  wait_for() {\n"
+      "    for i in $(seq 100); do [ ! -e $1 ] || return 0; sleep 0.1; done\n"
+      "    echo \"$1 did not appear within 10 s\" >&2\n"
+      "    exit 1\n  }\n";
+  script += "  taken=0\n  finish() {\n    set +e\n";
+  for (const auto& [of, step] : plan.undo)
+    script += fmt::format("    [ $taken -le {} ] || [ $taken -ge {} ] || {}", of, plan.keep,
+                          line_of(step).substr(2));
+  for (const Step& step : plan.at_end) script += "  " + line_of(step);
+  script += "  }\n  trap finish EXIT\n  trap 'exit 130' INT TERM HUP\n";
+  if (!plan.dax.empty()) script += fmt::format("  dax={}\n", plan.dax);
+  for (size_t i = 0; i < plan.steps.size(); ++i)
+    script += line_of(plan.steps[i]) + fmt::format("  taken={}\n", i + 1);
+  return script + ")\n";
 }
 
-Result<std::string> carry_out(const HostFiles& files, const SetupPlan& plan) {
+Result<std::string> carry_out(const HostFiles& files, const SetupPlan& plan,
+                              const SetupHooks& hooks) {
   Names names{.region = "", .dax = plan.dax};
   Result<void> taken;
-  for (size_t i = 0; i < plan.steps.size() && taken; ++i) {
-    taken = take(files, plan.steps[i], names);
-    // Without a region nothing was begun, and its name stands for nothing.
-    if (taken || i >= plan.keep || names.region.empty()) continue;
-    for (const Step& step : plan.undo) (void)take(files, step, names);
+  size_t steps = 0;
+  for (const Step& step : plan.steps) {
+    taken = hooks.interrupted() ? interrupted(step.path) : take(files, step, names, hooks);
+    if (!taken) break;
+    ++steps;
+  }
+  if (!taken && steps < plan.keep) {
+    for (const auto& [of, step] : plan.undo)
+      if (of < steps) (void)take(files, step, names, hooks);
   }
   for (const Step& step : plan.at_end) {
-    const Result<void> restored = take(files, step, names);
+    const Result<void> restored = take(files, step, names, hooks);
     if (taken && !restored) taken = restored;
   }
-  if (!taken)
-    return refuse(taken.status(), fmt::format("{}: {}; `dmesg` may have the reason", plan.what,
-                                              taken.error().message()));
-  return names.dax;
+  if (taken) return names.dax;
+  return refuse(
+      taken.status(),
+      fmt::format("{}: {}{}", plan.what, taken.error().message(),
+                  taken.status() == Status::SYSTEM ? "; `dmesg` may have the reason" : ""));
 }
 
 }  // namespace bowhead::shim

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kTracing = "/sys/kernel/tracing";
 constexpr std::string_view kInstance = "bowhead-";
-constexpr const char* kBufferKib = "64";  // of each processor
+constexpr const char* kBufferKib = "1024";  // of each processor: some 5,000 entries of poison
 
 bool is_key(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
@@ -81,6 +81,13 @@ std::optional<TraceEvent> parse_trace_line(std::string_view line) {
   return event;
 }
 
+uint64_t lost_events(std::string_view line) {
+  constexpr std::string_view kLost = "[LOST ";
+  const size_t at = line.find(kLost);
+  if (!line.starts_with("CPU:") || at == std::string_view::npos) return 0;
+  return parse_number(std::string(line.substr(at + kLost.size()))).value_or(0);
+}
+
 Result<std::unique_ptr<Tracing>> Tracing::start(const HostFiles& files) {
   if (!files.exists(std::string(kTracing) + "/instances"))
     return Error{Status::NOT_SUPPORTED,
@@ -93,7 +100,11 @@ Result<std::unique_ptr<Tracing>> Tracing::start(const HostFiles& files) {
                  "than Linux 6.4"};
   remove_instances_of_dead_processes(files);
   const std::string folder = fmt::format("{}/instances/{}{}", kTracing, kInstance, getpid());
-  if (mkdir(files.at(folder).c_str(), 0700) != 0)
+  // One of this name that nobody uses is of a dead process that had this one's number.
+  int made = mkdir(files.at(folder).c_str(), 0700);
+  if (made != 0 && errno == EEXIST && rmdir(files.at(folder).c_str()) == 0)
+    made = mkdir(files.at(folder).c_str(), 0700);
+  if (made != 0)
     return Error{Status::SYSTEM, fmt::format("cannot make {}: {}", folder, std::strerror(errno))};
   std::unique_ptr<Tracing> tracing(new Tracing(files.at(folder)));
   if (auto set = files.write(folder + "/buffer_size_kb", kBufferKib); !set) return set.error();
@@ -110,8 +121,8 @@ Tracing::~Tracing() {
   rmdir(folder_.c_str());
 }
 
-std::vector<TraceEvent> Tracing::drain() {
-  std::vector<TraceEvent> events;
+Tracing::Drained Tracing::drain() {
+  Drained drained;
   std::array<char, 4096> buffer;
   for (;;) {
     const ssize_t got = read(pipe_.get(), buffer.data(), buffer.size());
@@ -119,12 +130,13 @@ std::vector<TraceEvent> Tracing::drain() {
     partial_.append(buffer.data(), static_cast<size_t>(got));
     size_t end;
     while ((end = partial_.find('\n')) != std::string::npos) {
-      if (auto event = parse_trace_line(std::string_view(partial_).substr(0, end)))
-        events.push_back(std::move(*event));
+      const std::string_view line = std::string_view(partial_).substr(0, end);
+      drained.lost += lost_events(line);
+      if (auto event = parse_trace_line(line)) drained.events.push_back(std::move(*event));
       partial_.erase(0, end + 1);
     }
   }
-  return events;
+  return drained;
 }
 
 }  // namespace bowhead::shim

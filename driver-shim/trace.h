@@ -2,6 +2,7 @@
 // Events that the kernel's CXL drivers trace: media events, errors of the link, poison lists.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +27,9 @@ struct TraceEvent {
 /// An event from a line of tracefs; nullopt if the line is none of cxl.
 std::optional<TraceEvent> parse_trace_line(std::string_view line);
 
+/// The number of a line such as "CPU:0 [LOST 3 EVENTS]"; 0 for others.
+uint64_t lost_events(std::string_view line);
+
 /// A trace buffer of this process's own, below instances/ of tracefs, which records the events of
 /// cxl while the object lives. Other users of tracefs are not disturbed.
 class Tracing {
@@ -37,9 +41,13 @@ class Tracing {
   Tracing(const Tracing&) = delete;
   Tracing& operator=(const Tracing&) = delete;
 
+  struct Drained {
+    std::vector<TraceEvent> events;
+    uint64_t lost = 0;  ///< events for which the buffer had no room
+  };
   /// The events since the last call, in their order. Does not wait. An event that the kernel traced
   /// before the call is among them.
-  std::vector<TraceEvent> drain();
+  Drained drain();
 
  private:
   explicit Tracing(std::string folder) : folder_(std::move(folder)) {}

@@ -127,7 +127,8 @@ std::vector<HostEvent> Watch::poll() {
   if (tracing_ && poison_is_due)
     errors = read_media_errors(files_, inventory_, *tracing_, &traced);
   else if (tracing_)
-    traced = tracing_->drain();
+    traced = tracing_->drain().events;
+  errors.keep_unknown(errors_);
   if (poison_is_due) next_poison_ = std::chrono::steady_clock::now() + kPoisonInterval;
   for (const TraceEvent& event : traced) {
     // A list that another program asked for: the next look has it.

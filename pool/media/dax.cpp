@@ -296,6 +296,12 @@ Result<void> remove_dax(const std::string& path, const std::optional<MediaId>& o
 
 }  // namespace
 
+Result<bool> device_holds_pool(const std::string& path) {
+  const auto medium = DaxMedium::open(path, MediaUse::LOOK);
+  if (!medium) return medium.error();
+  return (*medium)->holds_pool();
+}
+
 const MediumDriver kDaxDriver = {"dax",      "dax:/dev/daxX.Y", make_dax,   open_dax,
                                  remove_dax, capacity_of,       all_devices};
 

@@ -218,4 +218,8 @@ Result<std::optional<uint64_t>> media_capacity(const std::string& locator, bool 
 Result<void> remove_media(const std::string& locator,
                           const std::vector<std::optional<MediaId>>& only = {});
 
+/// Whether a pool, or a part of one, lies on the devdax /dev/daxX.Y, whatever is damaged in it.
+/// Returns MISALIGNED, MEDIA_ERROR, SYSTEM (also: it cannot be opened).
+Result<bool> device_holds_pool(const std::string& path);
+
 }  // namespace bowhead

@@ -105,7 +105,78 @@ TEST(Doctor, NamesARegionWithoutDax) {
   host.remove("/sys/bus/dax/devices/dax0.0");
   EXPECT_NE(find(findings_on(host), Level::PROBLEM, "region0", "no dax device"), nullptr);
   host.set("/sys/bus/cxl/devices/region0/commit", "0\n");
-  EXPECT_NE(find(findings_on(host), Level::PROBLEM, "region0", "not ready"), nullptr);
+  EXPECT_NE(find(findings_on(host), Level::PROBLEM, "region0", "not completed"), nullptr);
+}
+
+TEST(Doctor, TakesSystemMemoryOfTheFirmwareForOk) {
+  const RecordedHost host("node");
+  host.remove("/sys/bus/cxl/devices/dax_region0");
+  host.remove("/sys/bus/dax/devices/dax0.0");
+  const auto findings = findings_on(host);
+  EXPECT_EQ(count(findings, Level::PROBLEM), 0u);
+  EXPECT_NE(find(findings, Level::OK, "region0", "numa:1/NAME"), nullptr);
+  host.remove("/sys/bus/cxl/devices/region0/resource");  // this user may not read it
+  EXPECT_NE(find(findings_on(host), Level::OK, "region0", "numa:NODE/NAME"), nullptr);
+}
+
+TEST(Doctor, NeverAdvisesToDestroyWhatIsCompleteOrPersistent) {
+  for (const char* name : {"devdax", "persistent"}) {
+    const RecordedHost host(name);
+    host.remove("/sys/bus/cxl/devices/region0/driver");
+    const auto disabled = findings_on(host);
+    const Finding* problem = find(disabled, Level::PROBLEM, "region0", "no driver");
+    ASSERT_NE(problem, nullptr);
+    EXPECT_EQ(problem->mend, "cxl enable-region region0");
+    host.set("/sys/bus/cxl/devices/region0/commit", "0\n");
+    const auto begun = findings_on(host);
+    problem = find(begun, Level::PROBLEM, "region0", "not completed");
+    ASSERT_NE(problem, nullptr);
+    EXPECT_EQ(problem->mend.find("destroy-region") == std::string::npos, *name == 'p');
+  }
+}
+
+TEST(Doctor, SaysHowPersistentMemoryIsUsed) {
+  const RecordedHost host("persistent");
+  host.remove("/sys/bus/dax/devices/dax0.0");
+  auto findings = findings_on(host);
+  const Finding* problem = find(findings, Level::PROBLEM, "region0", "no dax device");
+  ASSERT_NE(problem, nullptr);
+  EXPECT_EQ(problem->mend, "ndctl create-namespace --mode=devdax --region=region0");
+  host.remove("/sys/bus/cxl/devices/region0");
+  const std::string endpoint = host.inventory().memory_device("mem0")->endpoint.substr(8);
+  host.set("/sys/bus/cxl/devices/decoder" + endpoint + ".0/region", "\n");
+  findings = findings_on(host);
+  problem = find(findings, Level::PROBLEM, "mem0", "no region");
+  ASSERT_NE(problem, nullptr);
+  EXPECT_NE(problem->mend.find("cxl create-region -m -t pmem -d decoder0.0 mem0"),
+            std::string::npos);
+}
+
+TEST(Doctor, JudgesEachKindOfMemoryOfADevice) {
+  const RecordedHost host("devdax");
+  host.set("/sys/bus/cxl/devices/mem0/pmem/size", "0x40000000\n");
+  auto findings = findings_on(host);
+  EXPECT_NE(find(findings, Level::OK, "mem0", "the volatile memory of mem0 is in region0"),
+            nullptr);
+  EXPECT_NE(find(findings, Level::HINT, "mem0", "the persistent memory of mem0 is in no region"),
+            nullptr);
+  EXPECT_EQ(count(findings, Level::PROBLEM), 0u);
+  host.set("/sys/bus/cxl/devices/mem0/pmem/size", "0x0\n");
+  host.set("/sys/bus/cxl/devices/mem0/ram/size", "0x40000000\n");
+  EXPECT_NE(find(findings_on(host), Level::HINT, "mem0", "512 MiB of mem0 are in no region"),
+            nullptr);
+  host.set("/sys/bus/cxl/devices/mem0/ram/size", "0x0\n");
+  EXPECT_NE(find(findings_on(host), Level::PROBLEM, "mem0", "no memory"), nullptr);
+}
+
+TEST(Doctor, FindsTheDaxDeviceOfARegionWithoutItsAddresses) {
+  for (const char* name : {"devdax", "persistent"}) {
+    const RecordedHost host(name);  // addresses are for root alone
+    host.remove("/sys/bus/cxl/devices/region0/resource");
+    host.remove("/sys/bus/dax/devices/dax0.0/resource");
+    EXPECT_EQ(count(findings_on(host), Level::PROBLEM), 0u) << name;
+    EXPECT_EQ(host.inventory().dax_devices.at(0).start, std::nullopt);
+  }
 }
 
 TEST(Doctor, JudgesAlignment) {

@@ -128,7 +128,7 @@ TEST(Inventory, OfAPersistentDevice) {
   EXPECT_TRUE(found.dax_devices[0].persistent);
   EXPECT_EQ(found.dax_devices[0].region, "region0");
   EXPECT_EQ(found.dax_devices[0].size_bytes, 502 * kMib);
-  EXPECT_GT(found.dax_devices[0].start, found.regions[0].start);
+  EXPECT_GT(found.dax_devices[0].start.value(), found.regions[0].start.value());
 }
 
 TEST(Inventory, OfMemoryThatIsANode) {

@@ -77,9 +77,11 @@ for node in /sys/devices/system/node/node*; do
     block=$(readlink -f "$block")
     file "$block/state"
     file "$block/valid_zones"
+    link "$block/${node##*/}"
   done
 done
 for path in /sys/devices/system/memory/auto_online_blocks \
+  /sys/devices/system/memory/block_size_bytes /sys/bus/dax/drivers_autoprobe \
   /sys/kernel/mm/transparent_hugepage/shmem_enabled \
   /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages \
   /sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages \

@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <fstream>
+
 #include "tests/driver-shim/recorded_host.h"
 
 namespace bowhead::shim_test {
@@ -13,6 +16,7 @@ namespace {
 using namespace shim;
 
 constexpr const char* kCreate = "/sys/bus/cxl/devices/decoder0.0/create_ram_region";
+constexpr const char* kProbe = "/sys/bus/dax/drivers_autoprobe";
 constexpr const char* kPolicy = "/sys/devices/system/memory/auto_online_blocks";
 
 Result<SetupPlans> plan(const RecordedHost& host, const SetupChoice& choice = {}) {
@@ -127,9 +131,17 @@ TEST(Setup, ANodeIsOnlineAsMovable) {
   ASSERT_TRUE(plans) << plans.error().message();
   const SetupPlan& made = plans->plans[0];
   EXPECT_EQ(value_written(made, kPolicy), "online_movable");
+  EXPECT_EQ(value_written(made, kProbe), "0");
   EXPECT_EQ(value_written(made, "/drivers/kmem/new_id"), "$dax");
-  ASSERT_EQ(made.at_end.size(), 1u);
-  EXPECT_EQ(made.at_end[0].value, "online");
+  ASSERT_EQ(made.at_end.size(), 2u);
+  EXPECT_EQ(made.at_end[0].value, "1");
+  EXPECT_EQ(made.at_end[1].value, "online");
+}
+
+/// What carry_out() finds on the devdax, and when a signal comes.
+SetupHooks hooks(bool holds_pool = false, const std::function<bool()>& interrupted = nullptr) {
+  return {.holds_pool = [=](const std::string&) { return Result<bool>(holds_pool); },
+          .interrupted = interrupted ? interrupted : [] { return false; }};
 }
 
 /// The files that the kernel would make of a new region, so that the writes have a place.
@@ -143,6 +155,11 @@ void prepare(const RecordedHost& host) {
   host.set("/sys/bus/dax/devices/dax0.0/size", "");
   host.set("/sys/bus/dax/drivers/device_dax/new_id", "");
   host.set("/sys/bus/dax/drivers/device_dax/dax0.0", "");
+  host.set("/sys/bus/dax/drivers/device_dax/unbind", "");
+  host.set("/sys/bus/dax/drivers/device_dax/remove_id", "");
+  host.set("/sys/bus/dax/drivers/kmem/new_id", "");
+  host.set("/sys/bus/dax/drivers/kmem/dax0.0", "");
+  host.set("/dev/dax0.0", "");
   host.set(kCreate, "region0\n");
 }
 
@@ -151,7 +168,7 @@ TEST(Setup, CarriesThePlanOut) {
   const auto plans = plan(host, {.devices = {"mem0"}});
   ASSERT_TRUE(plans) << plans.error().message();
   prepare(host);
-  const auto dax = carry_out(host.files(), plans->plans[0]);
+  const auto dax = carry_out(host.files(), plans->plans[0], hooks());
   ASSERT_TRUE(dax) << dax.error().message();
   EXPECT_EQ(*dax, "dax0.0");
   const auto text = [&](const std::string& path) { return host.files().text(path).value_or(""); };
@@ -160,7 +177,131 @@ TEST(Setup, CarriesThePlanOut) {
   EXPECT_EQ(text("/sys/bus/cxl/drivers/cxl_region/bind"), "region0");
   EXPECT_EQ(text("/sys/bus/dax/drivers/device_dax/new_id"), "dax0.0");
   EXPECT_EQ(text(kPolicy), "online");
+  EXPECT_EQ(text(kProbe), "1");
   EXPECT_EQ(text("/sys/bus/cxl/devices/decoder0.0/delete_region"), "");
+  EXPECT_EQ(text("/sys/bus/dax/drivers/device_dax/unbind"), "");
+}
+
+TEST(Setup, MakesANodeOnlyOfMemoryWithoutAPool) {
+  const RecordedHost host("unused");
+  host.set("/sys/bus/dax/drivers/kmem/new_id", "");
+  const auto plans = plan(host, {.devices = {"mem0"}, .as_node = true});
+  ASSERT_TRUE(plans) << plans.error().message();
+  const auto text = [&](const std::string& path) { return host.files().text(path).value_or(""); };
+  prepare(host);
+  const auto refused = carry_out(host.files(), plans->plans[0], hooks(true));
+  EXPECT_EQ(refused.status(), Status::IN_USE);
+  EXPECT_NE(refused.error().message().find("holds a pool"), std::string::npos);
+  EXPECT_EQ(text("/sys/bus/dax/drivers/device_dax/new_id"), "dax0.0");
+  EXPECT_EQ(text("/sys/bus/dax/drivers/kmem/new_id"), "");
+  EXPECT_EQ(text("/sys/bus/cxl/devices/decoder0.0/delete_region"), "");  // it stays a devdax
+  EXPECT_EQ(text(kPolicy), "online");
+  prepare(host);
+  EXPECT_TRUE(carry_out(host.files(), plans->plans[0], hooks(false)));
+  EXPECT_EQ(text("/sys/bus/dax/drivers/device_dax/unbind"), "dax0.0");
+  EXPECT_EQ(text("/sys/bus/dax/drivers/device_dax/remove_id"), "dax0.0");
+  EXPECT_EQ(text("/sys/bus/dax/drivers/kmem/new_id"), "dax0.0");
+}
+
+TEST(Setup, LeavesARegionOfAnotherProgramAlone) {
+  const RecordedHost host("unused");
+  const auto plans = plan(host, {.devices = {"mem0"}});
+  ASSERT_TRUE(plans) << plans.error().message();
+  prepare(host);
+  // The kernel refuses the name, since another program has made that region.
+  host.remove(kCreate);
+  std::filesystem::create_directories(host.files().at(kCreate));
+  EXPECT_EQ(carry_out(host.files(), plans->plans[0], hooks()).status(), Status::SYSTEM);
+  const std::string decoder = value_written(plans->plans[0], "/target0");
+  EXPECT_EQ(host.files().text("/sys/bus/cxl/devices/decoder0.0/delete_region"), "");
+  EXPECT_NE(host.files().text("/sys/bus/cxl/devices/" + decoder + "/dpa_size"), "0");
+  EXPECT_EQ(host.files().text(kProbe), "1");
+}
+
+TEST(Setup, AnInterruptedPlanLeavesNothing) {
+  const RecordedHost host("unused");
+  const auto plans = plan(host, {.devices = {"mem0"}});
+  ASSERT_TRUE(plans) << plans.error().message();
+  const SetupPlan& made = plans->plans[0];
+  const std::string deleted = "/sys/bus/cxl/devices/decoder0.0/delete_region";
+  for (size_t at = 0; at < made.keep; ++at) {
+    prepare(host);
+    size_t asked = 0;
+    const auto result = carry_out(host.files(), made, hooks(false, [&] { return asked++ == at; }));
+    EXPECT_EQ(result.status(), Status::CANCELLED) << at;
+    EXPECT_EQ(host.files().text(kProbe), "1") << at;
+    EXPECT_EQ(host.files().text(deleted), at > made.undo[0].of ? "region0" : "") << at;
+  }
+}
+
+TEST(Setup, ChoosesAWindowWithRoom) {
+  const RecordedHost host("unused");
+  const std::string window = "/sys/bus/cxl/devices/decoder0.0";
+  // Room for one of the two devices.
+  host.set(window + "/size", "0x20000000\n");
+  const auto one = plan(host);
+  ASSERT_TRUE(one) << one.error().message();
+  EXPECT_EQ(one->plans.size(), 1u);
+  ASSERT_EQ(one->left_alone.size(), 1u);
+  EXPECT_NE(one->left_alone[0].find("decoder0.0 has 0 MiB free"), std::string::npos)
+      << one->left_alone[0];
+  // A region that exists has it.
+  host.set(host.files().resolved(window) + "/region7/size", "0x10000000\n");
+  host.link("/sys/bus/cxl/devices/region7",
+            "../../../devices/platform/ACPI0017:00/root0/decoder0.0/region7");
+  const auto none = plan(host);
+  ASSERT_TRUE(none) << none.error().message();
+  EXPECT_TRUE(none->plans.empty());
+}
+
+TEST(Setup, CountsMemoryThatTheFirmwareGaveToTheKernel) {
+  const RecordedHost host("devdax");
+  host.remove("/sys/bus/cxl/devices/dax_region0");
+  host.remove("/sys/bus/dax/devices/dax0.0");
+  const auto plans = plan(host);
+  ASSERT_TRUE(plans) << plans.error().message();
+  EXPECT_TRUE(plans->plans.empty());
+  ASSERT_EQ(plans->left_alone.size(), 1u);
+  EXPECT_NE(plans->left_alone[0].find("the firmware made"), std::string::npos)
+      << plans->left_alone[0];
+}
+
+TEST(Setup, NeverAdvisesToDestroyWhatIsCompleteOrPersistent) {
+  const auto reason = [](const char* name, const char* file, const char* content) {
+    const RecordedHost host(name);
+    if (*content == 0)
+      host.remove(file);
+    else
+      host.set(file, content);
+    return plan(host, {.devices = {"mem0"}}).error().message();
+  };
+  const char* driver = "/sys/bus/cxl/devices/region0/driver";
+  const char* commit = "/sys/bus/cxl/devices/region0/commit";
+  for (const char* name : {"devdax", "persistent"}) {
+    const std::string disabled = reason(name, driver, "");
+    EXPECT_NE(disabled.find("cxl enable-region region0"), std::string::npos) << disabled;
+    EXPECT_EQ(disabled.find("destroy"), std::string::npos) << disabled;
+  }
+  EXPECT_NE(reason("devdax", commit, "0\n").find("cxl destroy-region"), std::string::npos);
+  EXPECT_EQ(reason("persistent", commit, "0\n").find("destroy"), std::string::npos);
+}
+
+TEST(Setup, PassesOverDaxDevicesWithoutMemory) {
+  const RecordedHost host("no-driver");
+  const std::string seed = "/sys/bus/dax/devices/dax0.1";
+  host.set(seed + "/size", "0\n");
+  EXPECT_EQ(plan(host)->plans.size(), 1u);
+  EXPECT_EQ(host.inventory().dax_devices.size(), 1u);
+}
+
+TEST(Setup, IsDoneByOneProcessAtATime) {
+  const RecordedHost host("devdax");
+  {
+    const auto first = lock_setup(host.files());
+    ASSERT_TRUE(first) << first.error().message();
+    EXPECT_EQ(lock_setup(host.files()).status(), Status::IN_USE);
+  }
+  EXPECT_TRUE(lock_setup(host.files()));
 }
 
 TEST(Setup, UndoesWhatItBeganIfAStepFails) {
@@ -169,7 +310,7 @@ TEST(Setup, UndoesWhatItBeganIfAStepFails) {
   ASSERT_TRUE(plans) << plans.error().message();
   prepare(host);
   host.remove("/sys/bus/cxl/devices/region0/commit");
-  const auto dax = carry_out(host.files(), plans->plans[0]);
+  const auto dax = carry_out(host.files(), plans->plans[0], hooks());
   EXPECT_EQ(dax.status(), Status::SYSTEM);
   EXPECT_NE(dax.error().message().find("region0/commit"), std::string::npos);
   const std::string decoder = value_written(plans->plans[0], "/target0");
@@ -179,16 +320,53 @@ TEST(Setup, UndoesWhatItBeganIfAStepFails) {
   EXPECT_EQ(host.files().text("/sys/bus/cxl/drivers/cxl_region/bind"), "");
 }
 
-TEST(Setup, TheScriptHasEveryStep) {
+/// Runs the script of a plan on the recorded host, and returns its exit status.
+int run_script(const RecordedHost& host, const SetupPlan& plan) {
+  std::string script = script_of(plan);
+  for (const std::string folder : {"/sys/", "/dev/d"}) {
+    for (size_t at = 0; (at = script.find(folder, at)) != script.npos;) {
+      if (script.compare(at, 9, "/dev/null") != 0) script.insert(at, host.files().at(""));
+      at += host.files().at("").size() + folder.size();
+    }
+  }
+  const std::string file = host.files().at("/script");
+  std::ofstream(file) << script;
+  return std::system(("sh " + file + " 2>" + file + ".err").c_str());
+}
+
+TEST(Setup, TheScriptDoesTheSame) {
   const RecordedHost host("unused");
   const auto plans = plan(host, {.devices = {"mem0"}});
   ASSERT_TRUE(plans) << plans.error().message();
-  const std::string script = script_of(plans->plans[0]);
-  size_t lines = 0;
-  for (const char c : script) lines += c == '\n';
-  // A line for each step, one more for the first, and the title.
-  EXPECT_EQ(lines, plans->plans[0].steps.size() + plans->plans[0].at_end.size() + 2);
-  EXPECT_NE(script.find("echo 1 >/sys/bus/cxl/devices/$region/commit\n"), std::string::npos);
+  prepare(host);
+  EXPECT_EQ(run_script(host, plans->plans[0]), 0);
+  const auto text = [&](const std::string& path) { return host.files().text(path).value_or(""); };
+  for (const Step& step : plans->plans[0].steps) {
+    if (step.kind != Step::Kind::WRITE || step.path == kProbe) continue;
+    std::string path = step.path, value = step.value;
+    if (const size_t at = path.find("$region"); at != path.npos) path.replace(at, 7, "region0");
+    if (value == "$region") value = "region0";
+    if (value == "$dax") value = "dax0.0";
+    EXPECT_EQ(text(path), value) << path;
+  }
+  EXPECT_EQ(text(kProbe), "1");
+  EXPECT_EQ(text("/sys/bus/cxl/devices/decoder0.0/delete_region"), "");
+}
+
+TEST(Setup, TheScriptUndoesWhatItBeganIfAStepFails) {
+  const RecordedHost host("unused");
+  const auto plans = plan(host, {.devices = {"mem0"}});
+  ASSERT_TRUE(plans) << plans.error().message();
+  prepare(host);
+  const std::string commit = "/sys/bus/cxl/devices/region0/commit";
+  host.remove(commit);
+  std::filesystem::create_directories(host.files().at(commit));
+  EXPECT_NE(run_script(host, plans->plans[0]), 0);
+  const std::string decoder = value_written(plans->plans[0], "/target0");
+  EXPECT_EQ(host.files().text("/sys/bus/cxl/devices/decoder0.0/delete_region"), "region0");
+  EXPECT_EQ(host.files().text("/sys/bus/cxl/devices/" + decoder + "/dpa_size"), "0");
+  EXPECT_EQ(host.files().text(kProbe), "1");
+  EXPECT_EQ(host.files().text("/sys/bus/cxl/drivers/cxl_region/bind"), "");
 }
 
 }  // namespace

@@ -68,6 +68,48 @@ TEST(MediaErrors, AreNotKnownWithoutTracing) {
   EXPECT_TRUE(read_media_errors(host.files(), {}).not_known.empty());  // no device: nothing to know
 }
 
+TraceEvent poison(const std::string& device, uint64_t offset, const std::string& flags = "") {
+  return {.name = "cxl_poison",
+          .fields = {{"memdev", device},
+                     {"trace_type", "List"},
+                     {"dpa", std::to_string(offset)},
+                     {"dpa_length", "64"},
+                     {"flags", flags}}};
+}
+
+TEST(MediaErrors, SayOnceForADeviceThatTheListIsNotComplete) {
+  const RecordedHost host("devdax");
+  MediaErrors errors;
+  errors.take("mem0",
+              {.events = {poison("mem0", 0, "Overflow"), poison("mem0", 64, "Overflow"),
+                          poison("mem0", 64, "Overflow")}},
+              host.inventory(), nullptr);
+  EXPECT_EQ(errors.found.size(), 2u);
+  EXPECT_EQ(errors.not_known.size(), 1u);
+  EXPECT_FALSE(errors.is_known("mem0"));
+  MediaErrors cut;
+  cut.take("mem1", {.events = {poison("mem1", 0)}, .lost = 3}, host.inventory(), nullptr);
+  EXPECT_EQ(cut.found.size(), 1u);
+  EXPECT_FALSE(cut.is_known("mem1"));
+  EXPECT_TRUE(cut.is_known("mem0"));
+  EXPECT_EQ(lost_events("CPU:0 [LOST 3 EVENTS]"), 3u);
+  EXPECT_EQ(lost_events(" sh-1 [000] ..... 1.0: cxl_poison: a='[LOST 3 EVENTS]'"), 0u);
+}
+
+TEST(MediaErrors, OfADeviceThatIsNotKnownNowStay) {
+  MediaErrors before, now;
+  before.found = {{.device = "mem0", .device_offset = 64, .size_bytes = 64},
+                  {.device = "mem1", .device_offset = 64, .size_bytes = 64}};
+  now.not_known = {{"mem0", "it is busy"}};
+  now.keep_unknown(before);
+  ASSERT_EQ(now.found.size(), 1u);
+  EXPECT_EQ(now.found[0].device, "mem0");
+  // Not reported again once it is known.
+  MediaErrors later;
+  later.found = {before.found[0]};
+  EXPECT_TRUE(compare(now, later).empty());
+}
+
 TEST(Watch, ReportsPartsThatComeAndGo) {
   const RecordedHost host("devdax");
   Watch watch(host.files());

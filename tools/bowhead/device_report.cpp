@@ -10,7 +10,12 @@ namespace {
 
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 std::string node_text(int node) { return node < 0 ? "-" : std::to_string(node); }
-std::string address_text(uint64_t address) { return fmt::format("0x{:x}", address); }
+std::string address_text(const std::optional<uint64_t>& address) {
+  return address ? fmt::format("0x{:x}", *address) : "not known";
+}
+Json address_or_null(const std::optional<uint64_t>& address) {
+  return address ? Json(*address) : Json(nullptr);
+}
 Json or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 Json node_or_null(int node) { return node < 0 ? Json(nullptr) : Json(node); }
 
@@ -63,6 +68,7 @@ std::string regions_text(const shim::Inventory& inventory) {
             : fmt::format("{} x {}", region.ways, human_bytes(region.granularity_bytes));
     const char* state = !region.committed       ? "not committed"
                         : region.driver.empty() ? "no driver"
+                        : region.system_memory  ? "system memory"
                                                 : "ready";
     table.add({region.name, shim::name_of(region.kind), human_bytes(region.size_bytes),
                address_text(region.start), interleave, or_dash(devices), state,
@@ -156,7 +162,7 @@ Json decoder_json(const shim::Decoder& decoder) {
   Json json = {{"name", decoder.name},
                {"level", shim::name_of(decoder.level)},
                {"port", decoder.port},
-               {"address", decoder.start},
+               {"address", address_or_null(decoder.start)},
                {"size_bytes", decoder.size_bytes},
                {"ways", decoder.ways},
                {"region", or_null(decoder.region)}};
@@ -171,11 +177,18 @@ Json decoder_json(const shim::Decoder& decoder) {
 }
 
 Json region_json(const shim::Region& region) {
-  return {{"name", region.name},           {"kind", shim::name_of(region.kind)},
-          {"address", region.start},       {"size_bytes", region.size_bytes},
-          {"ways", region.ways},           {"granularity_bytes", region.granularity_bytes},
-          {"committed", region.committed}, {"driver", or_null(region.driver)},
-          {"devices", region.devices}};
+  return {{"name", region.name},
+          {"kind", shim::name_of(region.kind)},
+          {"window", or_null(region.window)},
+          {"address", address_or_null(region.start)},
+          {"size_bytes", region.size_bytes},
+          {"ways", region.ways},
+          {"granularity_bytes", region.granularity_bytes},
+          {"committed", region.committed},
+          {"driver", or_null(region.driver)},
+          {"devices", region.devices},
+          {"system_memory", region.system_memory},
+          {"node", node_or_null(region.node)}};
 }
 
 Json dax_json(const shim::DaxDevice& dax) {
@@ -185,7 +198,7 @@ Json dax_json(const shim::DaxDevice& dax) {
           {"driver", or_null(dax.driver)},
           {"region", or_null(dax.region)},
           {"persistent", dax.persistent},
-          {"address", dax.start},
+          {"address", address_or_null(dax.start)},
           {"size_bytes", dax.size_bytes},
           {"align_bytes", dax.align_bytes},
           {"node", node_or_null(dax.node)},

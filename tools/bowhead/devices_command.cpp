@@ -11,6 +11,7 @@
 
 #include "driver-shim/setup.h"
 #include "driver-shim/watch.h"
+#include "pool/media/media.h"
 #include "tools/bowhead/cli.h"
 #include "tools/bowhead/device_report.h"
 
@@ -42,11 +43,13 @@ becomes a NUMA node, online as movable, for pools as numa:NODE/NAME. A dax devic
 is completed. All is done by writes to sysfs, which --dry-run prints as a shell script.
 
 What is in use is left alone, with the reason: devices that are in a region, memory of NUMA nodes,
-dax devices with a driver, and persistent memory, whose labels and data stay. If a step fails, what
-was begun for this device is undone. Nothing survives a reboot: run the command at each boot.
+dax devices with a driver, and persistent memory, whose labels and data stay. If a step fails or a
+signal comes, what was begun for this device is undone; after a failed step the next device follows.
+With --node, memory in which a pool of another host lies stays a devdax. Nothing survives a reboot:
+run the command at each boot.
 
-Exit code 0: there is a dax device that can be used. 3: there is none, or a device that was named
-cannot be set up.
+Exit code 0: there is memory that pools can use. 3: there is none, a step failed, or a device that
+was named cannot be set up.
 
 Examples:
   bowhead devices setup --dry-run
@@ -111,11 +114,13 @@ struct SetupArguments {
   bool json = false;
 };
 
-bool has_usable_dax(const shim::Inventory& inventory) {
-  return std::any_of(
-      inventory.dax_devices.begin(), inventory.dax_devices.end(), [](const shim::DaxDevice& dax) {
-        return dax.mode == shim::DaxMode::DEVICE || dax.mode == shim::DaxMode::SYSTEM;
-      });
+bool has_usable_memory(const shim::Inventory& inventory) {
+  const auto is_usable = [](const shim::DaxDevice& dax) {
+    return dax.mode == shim::DaxMode::DEVICE || dax.mode == shim::DaxMode::SYSTEM;
+  };
+  return std::any_of(inventory.dax_devices.begin(), inventory.dax_devices.end(), is_usable) ||
+         std::any_of(inventory.regions.begin(), inventory.regions.end(),
+                     [](const shim::Region& region) { return region.system_memory; });
 }
 
 int dry_run(const shim::SetupPlans& plans, bool json) {
@@ -128,26 +133,43 @@ int dry_run(const shim::SetupPlans& plans, bool json) {
   return kOk;
 }
 
+/// What fails with one device says nothing about the next.
 int carry_out_all(const shim::HostFiles& files, const shim::SetupPlans& plans, bool json) {
-  Json report = {{"done", Json::array()}, {"left_alone", plans.left_alone}};
+  Interruption interruption;
+  bool interrupted = false;
+  const shim::SetupHooks hooks = {.holds_pool = device_holds_pool, .interrupted = [&] {
+                                    return interrupted = interrupted || interruption.came();
+                                  }};
+  Json report = {
+      {"done", Json::array()}, {"failed", Json::array()}, {"left_alone", plans.left_alone}};
+  int code = kOk;
   for (const shim::SetupPlan& plan : plans.plans) {
-    const auto dax = shim::carry_out(files, plan);
-    if (!dax) return fail(dax.error());
-    report["done"].push_back({{"what", plan.what}, {"dax", *dax}});
-    if (!json) print(fmt::format("{}: {}\n", plan.what, *dax));
+    const auto dax = shim::carry_out(files, plan, hooks);
+    if (dax) {
+      report["done"].push_back({{"what", plan.what}, {"dax", *dax}});
+      if (!json) print(fmt::format("{}: {}\n", plan.what, *dax));
+      continue;
+    }
+    report["failed"].push_back({{"what", plan.what}, {"why", dax.error().message()}});
+    code = fail(dax.error());
+    if (interrupted) break;
   }
   if (json) print(json_text(report, 2) + "\n");
-  return kOk;
+  return interrupted ? interruption.exit_code() : code;
 }
 
 int setup(const SetupArguments& arguments) {
   const shim::HostFiles files;
   shim::wait_for_probing(files);
+  // Without dax devices nothing can be locked, nor set up.
+  Result<UniqueFd> lock = UniqueFd();
+  if (!arguments.dry_run && files.exists(shim::kDaxDevices)) lock = shim::lock_setup(files);
+  if (!lock) return fail(lock.error());
   const shim::Inventory inventory = shim::read_inventory(files);
   const auto plans = shim::plan_setup(files, inventory, arguments.choice);
   if (!plans) return fail(plans.error());
   for (const std::string& reason : plans->left_alone) say(reason);
-  if (plans->plans.empty() && !has_usable_dax(inventory)) {
+  if (plans->plans.empty() && !has_usable_memory(inventory)) {
     say(inventory.memory_devices.empty()
             ? "this host has no CXL memory device; `bowhead doctor` looks for the reason"
             : "there is nothing to set up, and no dax device to use");
@@ -182,7 +204,13 @@ void add_devices_command(CLI::App& app, Action& action) {
   command->footer(kFooter);
   add_setup_command(*command, action);
   command->callback([a, command, &action] {
-    if (!command->get_subcommands().empty()) return;  // that one's action is set
+    if (!command->get_subcommands().empty()) {  // that one's action is set
+      if (a->json || a->watch)
+        throw CLI::ValidationError(
+            "options of `devices` stand before `setup`; those of `setup` "
+            "stand after it: bowhead devices setup --json");
+      return;
+    }
     action = [a] { return a->watch ? watch(a->json) : show(a->json); };
   });
 }
