@@ -88,7 +88,7 @@ Result<void> destroy_once(const std::string& locator, bool force, const std::str
       !(force && doomed.status() != Status::NO_SUCH_POOL && doomed.status() != Status::BAD_LOCATOR))
     return doomed.error();
   if (!force) {
-    if (auto unused = check_no_heartbeat(locator); !unused) return unused;
+    if (auto unused = check_no_heartbeat(locator, *doomed); !unused) return unused;
   }
   if (!only_id.empty() && (!doomed || pool_id_text(doomed->opened.superblock) != only_id))
     return Error{Status::NO_SUCH_POOL,
@@ -135,8 +135,8 @@ Result<std::string> Pool::create(const std::string& locator, const CreateOptions
       return Error{Status::IN_USE,
                    locator + ": processes have this pool open; end them before you replace it"};
     if (!doomed && !no_pool) return doomed.error();
-    if (auto unused = check_no_heartbeat(locator); !unused) return unused.error();
     if (doomed) {
+      if (auto unused = check_no_heartbeat(locator, *doomed); !unused) return unused.error();
       old = std::move(doomed).value();
       further = further_media(locator, old->opened);
       media_options.old = old->opened.media->ids().front();

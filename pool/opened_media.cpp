@@ -148,10 +148,10 @@ Result<Doomed> open_doomed(const std::string& locator, bool alone) {
   return always_replaced(locator);
 }
 
-Result<void> check_no_heartbeat(const std::string& locator) {
+Result<void> check_no_heartbeat(const std::string& locator, const Doomed& doomed) {
+  if (!doomed.opened.media->traits().locks_by_node) return {};
   const auto opened = open_with_superblock(locator, MediaUse::LOOK);
-  // The caller reports a pool that cannot be opened.
-  if (!opened || !opened->media->traits().locks_by_node) return {};
+  if (!opened) return {};  // it goes at this moment
   const bh_superblock& sb = opened->superblock;
   NativeAccess access(*opened->media, choose_flush_kind(true));
   const uint32_t hosts = sb.geometry.host_count;

@@ -59,7 +59,7 @@ Result<Doomed> open_doomed(const std::string& locator, bool alone);
 /// For devices, which processes reach that this one's locks do not show (of other machines, or by
 /// other nodes): IN_USE if the heartbeat of a host moves. Takes dead_ms, or a second, if a host did
 /// not leave.
-Result<void> check_no_heartbeat(const std::string& locator);
+Result<void> check_no_heartbeat(const std::string& locator, const Doomed& doomed);
 /// Reports a lost name to the processes that have the object mapped. If the medium is not writable,
 /// they learn it from the lost name itself (Pool::Impl::destroyed()).
 void mark_destroyed(const Media& media, core::NativeAccess& access);
