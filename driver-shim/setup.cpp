@@ -426,8 +426,14 @@ std::string script_of(const SetupPlan& plan) {
   for (const Step& step : plan.at_end) script += "  " + line_of(step);
   script += "  }\n  trap finish EXIT\n  trap 'exit 130' INT TERM HUP\n";
   if (!plan.dax.empty()) script += fmt::format("  dax={}\n", plan.dax);
-  for (size_t i = 0; i < plan.steps.size(); ++i)
-    script += line_of(plan.steps[i]) + fmt::format("  taken={}\n", i + 1);
+  const auto matters = [&](size_t step) {
+    return step + 1 == plan.keep || std::any_of(plan.undo.begin(), plan.undo.end(),
+                                                [&](const auto& undo) { return undo.of == step; });
+  };
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    script += line_of(plan.steps[i]);
+    if (matters(i)) script += fmt::format("  taken={}\n", i + 1);
+  }
   return script + ")\n";
 }
 
