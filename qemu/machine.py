@@ -104,8 +104,8 @@ class Output:
 
 
 class Guest:
-    """One QEMU. `ready` and `exit_code` follow what the guest reports; `failure` says why there is
-    no exit code."""
+    """One QEMU. `ready` follows what the guest reports. `exit_code` is set when the guest has
+    reported it and all output has arrived, or else by fail(); then `failure` says why."""
 
     def __init__(self, number, outputs):
         self.number = number
@@ -114,7 +114,9 @@ class Guest:
         self.console_output = None  # called with all that the console shows
         self.errors = b""  # that QEMU printed
         self.outputs = outputs  # by port: called with what arrives
+        self.received = {name: 0 for name in outputs}  # bytes
         self.reports = b""
+        self.reported = None  # the exit code and, by port, the bytes sent
         self.process = None
         self.channels = {}
         self.ready = False
@@ -162,15 +164,27 @@ class Guest:
             for line in lines:
                 self._report(line.decode())
         else:
+            self.received[name] += len(data)
             self.outputs[name](data)
+        if self.reported and self.exit_code is None:
+            code, sent = self.reported
+            # More, if a process in the background went on writing.
+            if all(self.received[port] >= count for port, count in sent.items()):
+                self.exit_code = code
+                self.kill()
 
     def _report(self, line):
         if line == "READY":
             self.ready = True
             self._answer(b"+")
         elif line.startswith("EXITCODE="):
-            self.exit_code = int(line.removeprefix("EXITCODE="))
-            self.kill()
+            code, *sent = map(int, line.removeprefix("EXITCODE=").split())
+            if len(sent) == 2:
+                self.reported = code, dict(zip(("stdout", "stderr"), sent))
+            else:
+                self.fail("the guest could not count its output: the command unmounted debugfs",
+                          common.GUEST_DIED)
+                self.kill()
         elif line == "SETUP_FAILED":
             self.fail("the CXL memory could not be set up", common.NOT_STARTED)
             self.kill()
@@ -190,7 +204,8 @@ class Guest:
                 reason = self.panic.decode(errors="replace").strip()
             elif status < 0:
                 reason = f"signal {-status} ended QEMU"
-            self.fail(f"the guest ended without an exit code: {reason}", common.GUEST_DIED)
+            lost = "all of its output arrived" if self.reported else "it reported an exit code"
+            self.fail(f"the guest ended before {lost}: {reason}", common.GUEST_DIED)
 
     def _answer(self, data):
         if self.awaited_by:
