@@ -5,6 +5,7 @@ and another boot. For qemu/qmp, qemu/exec, qemu/boot and tests."""
 import base64
 import json
 import os
+import secrets
 import socket
 import subprocess
 
@@ -58,14 +59,17 @@ class Shell:
     def execute(self, command, timeout_seconds=None):
         """Runs a shell command once the guest has booted. Returns its exit code and output, as
         bytes. Raises OSError if the guest ends or takes longer."""
+        token = secrets.token_hex(8).encode()
         self.connection.settimeout(timeout_seconds)
-        self.connection.sendall(base64.b64encode(command.encode()) + b"\n")
-        line = self.stream.readline()
-        if not line:
-            raise ConnectionResetError("the guest ended before the command did")
-        status, *sizes = map(int, line.split())
-        output, errors = (self.stream.read(size) for size in sizes)
-        return subprocess.CompletedProcess(command, status, output, errors)
+        self.connection.sendall(token + b" " + base64.b64encode(command.encode()) + b"\n")
+        line = b""
+        while not line.startswith(token):  # answers to those that did not wait for them
+            line = self.stream.readline()
+            if not line.endswith(b"\n"):
+                raise ConnectionResetError("the guest ended before it had answered")
+        _, status, *outputs = line[:-1].split(b" ")
+        output, errors = map(base64.b64decode, outputs)
+        return subprocess.CompletedProcess(command, int(status), output, errors)
 
     def close(self):
         self.stream.close()
