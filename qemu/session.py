@@ -21,6 +21,7 @@ import machine
 import packages
 
 ESCAPE = b"\x1d"  # Ctrl-]
+PIPE_BYTES = 65536  # that a pipe can hold
 IDLE = ["sleep", "infinity"]  # guests that serve the host's command
 
 
@@ -36,7 +37,9 @@ class Session:
         self.guests = []
         self.memory = None
         self.host_process = None
-        self.host_channel = None  # its output, until that ends
+        self.host_output = None
+        self.host_pipe = None  # with that output, until its end
+        self.host_runs = False
         self.folder = None  # of the guests' sockets
 
     def run(self):
@@ -128,7 +131,8 @@ class Session:
             for key, _ in self.selector.select(left):
                 key.data(key.fileobj)
         codes = [guest.exit_code for guest in self.guests]
-        if self.host_process:
+        if self.host_process and not self.host_runs:  # qemu/shell does not wait for it
+            self._end_host_output()
             status = self.host_process.wait()
             status = status if status >= 0 else 128 - status
             codes = [*codes, status] if self.options.command else [status]
@@ -138,9 +142,9 @@ class Session:
         if self.options.interactive:
             return self.guests[0].exit_code is None
         if self.options.command:
-            return bool(self.selector.get_map())
+            return self.host_runs or any(guest.channels for guest in self.guests)
         if self.host_process:
-            return self.host_channel is not None
+            return self.host_runs
         return all(guest.exit_code is None for guest in self.guests)
 
     def _time_out(self, timeout):
@@ -176,22 +180,37 @@ class Session:
         for guest in self.guests:
             for kind in ("qmp", "exec", "boot"):
                 environment[f"{kind.upper()}{guest.number}"] = self._socket(kind, guest.number)
-        output = machine.Output(sys.stdout, "host: ")
-        ours, theirs = socket.socketpair()
+        self.host_output = machine.Output(sys.stdout, "host: ")
+        self.host_pipe, theirs = os.pipe()  # programs can open a pipe as /dev/stdout
+        os.set_blocking(self.host_pipe, False)
         self.host_process = subprocess.Popen(
             [*machine.DIE_WITH_PARENT, "/bin/sh", "-c", self.options.host], env=environment,
             stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True)
-        theirs.close()
+        os.close(theirs)
+        self.host_runs = True
+        self.selector.register(self.host_pipe, selectors.EVENT_READ, self._receive_from_host)
+        self.selector.register(os.pidfd_open(self.host_process.pid), selectors.EVENT_READ,
+                               self._end_host_command)
 
-        def receive(source):
-            data = read(source)
-            output(data)
-            if not data:
-                self._close(source)
-                self.host_channel = None
+    def _receive_from_host(self, pipe):
+        data = os.read(pipe, PIPE_BYTES)
+        self.host_output(data)
+        if not data:
+            self.selector.unregister(pipe)
+            os.close(pipe)
+            self.host_pipe = None
 
-        self.host_channel = ours
-        self.selector.register(ours, selectors.EVENT_READ, receive)
+    def _end_host_command(self, process):
+        """Its output may go on: from a process that it left behind."""
+        self.selector.unregister(process)
+        os.close(process)
+        self.host_runs = False
+
+    def _end_host_output(self):
+        if self.host_pipe is not None:
+            with contextlib.suppress(BlockingIOError):
+                self.host_output(os.read(self.host_pipe, PIPE_BYTES))
+            self.host_output(b"")
 
     def _kill_host_command(self):
         if self.host_process:
