@@ -176,10 +176,16 @@ def configure(work, mirror):
                 for suite in (SUITE, NEWER_SUITE)), encoding="utf-8")
 
 
+@contextlib.contextmanager
 def apt_process(work, tool, *arguments, **options):
     environment = {**os.environ, "APT_CONFIG": str(work / "apt.conf"), "LC_ALL": "C.UTF-8"}
-    return subprocess.Popen([tool, *arguments], env=environment, stdin=subprocess.DEVNULL,
-                            **options)
+    with subprocess.Popen([tool, *arguments], env=environment, stdin=subprocess.DEVNULL,
+                          **options) as process:
+        try:
+            yield process
+        except BaseException:
+            process.terminate()  # what ended this program may not end apt, and its end is awaited
+            raise
 
 
 def apt(work, mirror, *arguments, tool="apt-get"):

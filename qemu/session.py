@@ -22,6 +22,7 @@ import packages
 
 ESCAPE = b"\x1d"  # Ctrl-]
 PIPE_BYTES = 65536  # that a pipe can hold
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # end a run
 IDLE = ["sleep", "infinity"]  # guests that serve the host's command
 
 
@@ -58,13 +59,19 @@ class Session:
                 terminal = self._attach_terminal()
             return self._serve()
         finally:
-            if terminal:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            self._clean_up(terminal)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _clean_up(self, terminal):
+        if terminal:
+            with contextlib.suppress(termios.error):  # it has gone
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, terminal)
-            for guest in self.guests:
-                guest.kill()
-            self._kill_host_command()
-            if self.folder:
-                shutil.rmtree(self.folder, ignore_errors=True)
+        for guest in self.guests:
+            guest.kill()
+        self._kill_host_command()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_guest(self, number):
         prefix = f"guest{number}: " if self._has_several_sources() else ""
