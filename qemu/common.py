@@ -3,13 +3,15 @@
 
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 
 USAGE = 2  # wrong arguments
 TIMED_OUT = 124  # as timeout(1)
-NOT_STARTED = 125  # no guest ran: no packages, no space, QEMU refused its arguments
+NOT_STARTED = 125  # no packages, no space, QEMU refused its arguments, the system something else
 GUEST_DIED = 126  # a guest ended without an exit code: a kernel panic, QEMU killed
 
 
@@ -19,6 +21,33 @@ class Failure(Exception):
     def __init__(self, message, status=NOT_STARTED):
         super().__init__(message)
         self.status = status
+
+
+def exit_status(name, main):
+    """Calls main() of the program `name`. What it, or the system, refuses is one line."""
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status
+    except Failure as failure:
+        message, status = failure, failure.status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        message, status = explained(error), NOT_STARTED
+    except subprocess.CalledProcessError as error:
+        message, status = f"{error} {error.stderr or ''}".strip(), NOT_STARTED
+    print(f"{name}: {message}", file=sys.stderr)
+    return status
+
+
+def explained(error):
+    """The text of an OSError, without its number."""
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
 
 
 def say(message):

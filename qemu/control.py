@@ -27,9 +27,9 @@ def qmp(path, command, arguments=None):
             answer = {}
             while not {"return", "error"} & answer.keys():  # others are events
                 line = stream.readline()
-                if not line and command == "quit":  # it ends QEMU, perhaps before it answers
+                if not line.endswith("\n") and command == "quit":  # it ends QEMU, perhaps before it answers
                     return {}
-                if not line:
+                if not line.endswith("\n"):
                     raise ConnectionResetError("QEMU ended before it answered")
                 answer = json.loads(line)
     if "error" in answer:
