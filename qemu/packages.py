@@ -31,6 +31,11 @@ DEFAULT_MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 LISTS_BYTES = 150e6  # of two suites, and what apt makes of them
 
+# In apt's messages, if the mirror or a proxy was not reached.
+NO_NETWORK = re.compile(r"Temporary failure resolving|Could not (resolve|connect)|Unable to connect|"
+                        r"Cannot initiate the connection|Connection (refused|timed out|failed)|"
+                        r"Network is unreachable|No route to host|50[234] ")
+
 APT_CONFIGURATION = """
 Dir::State "{0}";
 Dir::State::lists "{0}/lists";
@@ -54,6 +59,11 @@ APT::Install-Recommends "false";
 APT::Sandbox::User "root";
 Debug::NoLocking "true";
 """
+
+
+class Unavailable(common.Failure):
+    """This host has no network, or guests cannot run on it: tests in guests are skipped. Any other
+    failure is a fault."""
 
 
 def ready():
@@ -87,13 +97,13 @@ def request():
 def check_host():
     for tool in ("apt-get", "apt-config", "dpkg-deb"):
         if not shutil.which(tool):
-            raise common.Failure(f"{tool} is missing: QEMU and the guest are made of Debian "
-                                 "packages; run this on Debian 12 or later")
+            raise Unavailable(f"{tool} is missing: QEMU and the guest are made of Debian packages; "
+                              "run this on Debian 12 or later")
     if os.uname().machine != "x86_64":
-        raise common.Failure(f"the guest runs on x86_64, not on {os.uname().machine}")
+        raise Unavailable(f"the guest runs on x86_64, not on {os.uname().machine}")
     if not os.path.exists(KEYRING):
-        raise common.Failure(f"{KEYRING} is missing, so signatures cannot be verified; run: "
-                             "apt-get install debian-archive-keyring")
+        raise Unavailable(f"{KEYRING} is missing, so signatures cannot be verified; run: "
+                          "apt-get install debian-archive-keyring")
 
 
 @contextlib.contextmanager
@@ -200,7 +210,8 @@ def apt(work, mirror, *arguments, tool="apt-get"):
 
 def apt_failure(mirror, action, errors):
     lines = [line for line in errors.splitlines() if line.startswith(("E:", "W:"))][-6:]
-    return common.Failure("\n  ".join(
+    kind = Unavailable if NO_NETWORK.search(errors) else common.Failure
+    return kind("\n  ".join(
         [f"apt-get {action} failed with {mirror}:", *lines])
         + "\nCheck the network and the mirror (apt's sources, or BOWHEAD_QEMU_MIRROR), then run "
         "this again: what was downloaded is kept.")
