@@ -181,13 +181,22 @@ def run_inside(name):
     ALL[name].function(*(Guest(number) for number in range(count)))
 
 
-def run(script, name, build):
-    """Boots the guests and runs the scenario; returns the exit status."""
+def fetch():
+    """Fetches the guests' packages if they are not there; returns the exit status."""
     try:
         packages.ready()
     except common.Failure as failure:
-        print(f"skipped: {failure}")
-        return SKIPPED
+        is_skip = isinstance(failure, packages.Unavailable)
+        print(f"{'skipped' if is_skip else 'failed'}: {failure}")
+        return SKIPPED if is_skip else failure.status
+    return 0
+
+
+def run(script, name, build):
+    """Boots the guests and runs the scenario; returns the exit status."""
+    status = fetch()
+    if status:
+        return status
     this = ALL[name]
     with tempfile.TemporaryDirectory(prefix="bowhead-qemu-test.") as folder:
         copies = []
