@@ -23,6 +23,7 @@ MODULES_ON_DEMAND = ["kmem", "uio", "uio_pci_generic", "virtio_blk"]
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LOADER = "usr/lib64/ld-linux-x86-64.so.2"
 MERGED = ["bin", "sbin", "lib", "lib64"]  # links to the folders of that name in /usr
+HIDDEN = ["dev", "proc", "run", "sys", "tmp"]  # guest/init mounts file systems there
 HOST_FOLDER = "host"  # of the copied files, the command's working directory
 MACHINE_ID = "b0bea0b0bea0b0bea0b0bea0b0bea0b0"  # all guests are clones of one image
 
@@ -90,7 +91,7 @@ def write_base(archive, tree):
     for name in MERGED:
         archive.folder(f"usr/{name}")
         archive.link(name, f"usr/{name}")
-    for name in ("dev", "etc", "proc", "run", "sys", "tmp", "var", HOST_FOLDER):
+    for name in (*HIDDEN, "etc", "var", HOST_FOLDER):
         archive.folder(name)
     archive.character_device("dev/console", 5, 1)  # the kernel opens it for /init
     archive.character_device("dev/null", 1, 3)
