@@ -27,9 +27,9 @@ def qmp(path, command, arguments=None):
             answer = {}
             while not {"return", "error"} & answer.keys():  # others are events
                 line = stream.readline()
-                if not line.endswith("\n") and command == "quit":  # it ends QEMU, perhaps before it answers
-                    return {}
                 if not line.endswith("\n"):
+                    if command == "quit":  # it ends QEMU, perhaps before it answers
+                        return {}
                     raise ConnectionResetError("QEMU ended before it answered")
                 answer = json.loads(line)
     if "error" in answer:
@@ -61,7 +61,7 @@ class Shell:
         bytes. Raises OSError if the guest ends or takes longer."""
         token = secrets.token_hex(8).encode()
         self.connection.settimeout(timeout_seconds)
-        self.connection.sendall(token + b" " + base64.b64encode(command.encode()) + b"\n")
+        self.connection.sendall(token + b" " + base64.b64encode(os.fsencode(command)) + b"\n")
         line = b""
         while not line.startswith(token):  # answers to those that did not wait for them
             line = self.stream.readline()

@@ -38,7 +38,7 @@ class Archive:
 
     def _entry(self, path, mode, data, device=(0, 0)):
         self.count += 1
-        name = path.encode() + b"\0"
+        name = os.fsencode(path) + b"\0"
         fields = [self.count, mode, 0, 0, 1, 0, len(data), 0, 0, *device, len(name), 0]
         header = b"070701" + b"".join(b"%08x" % field for field in fields) + name
         for part in (header, data):
@@ -182,7 +182,7 @@ def overlay(tree, copies, settings, command):
     lines = [f"{name}={shlex.quote(str(value))}\n" for name, value in settings.items()]
     archive.file("etc/guest", "".join(lines).encode())
     if command:
-        archive.file("etc/command", f"exec {shlex.join(command)}\n".encode())
+        archive.file("etc/command", os.fsencode(f"exec {shlex.join(command)}\n"))
     libraries = set()
     for here, there in copies:
         there = there or f"{HOST_FOLDER}/{here.name}"
@@ -234,4 +234,4 @@ def host_libraries(program):
     if missing:
         raise common.Failure(f"--copy {program}: this host lacks its shared libraries "
                              f"{', '.join(missing)}", common.USAGE)
-    return {pathlib.Path(path) for path in re.findall(r"(?m) => (/\S+) \(", done.stdout)}
+    return {pathlib.Path(path) for path in re.findall(r"(?m) => (/.+) \(", done.stdout)}

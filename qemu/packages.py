@@ -32,9 +32,10 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 LISTS_BYTES = 150e6  # of two suites, and what apt makes of them
 
 # In apt's messages, if the mirror or a proxy was not reached.
-NO_NETWORK = re.compile(r"Temporary failure resolving|Could not (resolve|connect)|Unable to connect|"
-                        r"Cannot initiate the connection|Connection (refused|timed out|failed)|"
-                        r"Network is unreachable|No route to host|50[234] ")
+NO_NETWORK = re.compile(
+    "Temporary failure resolving|Could not (resolve|connect)|Unable to connect|"
+    "Cannot initiate the connection|Connection (refused|timed out|failed)|Network is unreachable|"
+    "No route to host|50[234] ")
 
 APT_CONFIGURATION = """
 Dir::State "{0}";
@@ -77,6 +78,10 @@ def ready():
     except OSError as error:
         raise common.Failure(f"cannot make the cache folder {home}: {error.strerror}; set "
                              "XDG_CACHE_HOME to a folder that you can write") from error
+    if re.search(r'[:;"\n]', str(home)):
+        raise common.Failure(f"the cache folder {home} has a colon, a semicolon, a quote or a line "
+                             "feed in its path, which the loader and apt do not take; set "
+                             "XDG_CACHE_HOME to another one")
     with locked(home):
         if not is_ready(home):
             fetch(home)
@@ -146,7 +151,7 @@ def find_mirror():
     """The mirror that the host's apt uses for Debian itself."""
     mirror = os.environ.get("BOWHEAD_QEMU_MIRROR")
     if mirror:
-        return mirror.rstrip("/")
+        return mirror.rstrip("/").replace(" ", "%20")  # blanks end it in sources.list
     done = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)",
          "Created-By: Packages"], capture_output=True, text=True, check=False)

@@ -90,10 +90,10 @@ class Session:
         archive = machine.anonymous_file("initramfs", data)
         arguments = [*machine.ACCELERATORS[self.options.accelerator], *machine.MACHINE,
                      "-kernel", initramfs.kernel(self.tree), "-initrd", f"/proc/self/fd/{archive}",
-                     "-qmp", f"unix:{self._socket('qmp', number)},server=on,wait=off",
-                     "-chardev", f"socket,id=commands,path={self._socket('exec', number)},"
-                     "server=on,wait=off", "-device", "virtserialport,chardev=commands,"
-                     "name=commands",
+                     "-qmp", f"unix:{self._socket_value('qmp', number)},server=on,wait=off",
+                     "-chardev", "socket,id=commands,server=on,wait=off,"
+                     f"path={self._socket_value('exec', number)}",
+                     "-device", "virtserialport,chardev=commands,name=commands",
                      *self.topology.arguments(self.memory.paths()), *self.options.qemu_args]
         guest.start(self.tree, arguments, [archive, *self.memory.descriptors.values()])
         os.close(archive)
@@ -127,6 +127,10 @@ class Session:
 
     def _socket(self, kind, number):
         return os.path.join(self.folder, f"{kind}{number}")
+
+    def _socket_value(self, kind, number):
+        """As a value in QEMU's options, which commas separate."""
+        return self._socket(kind, number).replace(",", ",,")
 
     def _serve(self):
         timeout = self.options.timeout
