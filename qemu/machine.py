@@ -71,6 +71,8 @@ class Memory:
                 raise common.Failure(f"--state {state}: {name} has another size than the {size} "
                                      "bytes of this topology; use a folder for each topology")
         os.ftruncate(descriptor, size)
+        if state:
+            os.posix_fallocate(descriptor, 0, size)  # a full disk would be SIGBUS later, in QEMU
         return descriptor
 
     def paths(self):
@@ -196,8 +198,7 @@ class Guest:
         if self.exit_code is not None:
             return
         if status > 0 and not self.console and not self.ready:
-            errors = self.errors.decode(errors="replace").strip()
-            self.fail(f"QEMU did not start (status {status}):\n   {errors}", common.NOT_STARTED)
+            self.fail(f"QEMU did not start (status {status}){self._errors()}", common.NOT_STARTED)
         else:
             reason = f"QEMU ended with status {status}"
             if self.panic:
@@ -205,7 +206,13 @@ class Guest:
             elif status < 0:
                 reason = f"signal {-status} ended QEMU"
             lost = "all of its output arrived" if self.reported else "it reported an exit code"
-            self.fail(f"the guest ended before {lost}: {reason}", common.GUEST_DIED)
+            self.fail(f"the guest ended before {lost}: {reason}{self._errors()}",
+                      common.GUEST_DIED)
+
+    def _errors(self):
+        """What QEMU printed, on lines of its own."""
+        lines = self.errors.decode(errors="replace").splitlines()
+        return "".join(f"\n   {line}" for line in lines)
 
     def _answer(self, data):
         if self.awaited_by:
