@@ -24,7 +24,8 @@ class Failure(Exception):
 
 
 def exit_status(name, main):
-    """Calls main() of the program `name`. What it, or the system, refuses is one line."""
+    """Calls main() of the program `name`. Prints its failure, or the system's, without a
+    traceback."""
     try:
         status = main()
         sys.stdout.flush()

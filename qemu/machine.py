@@ -210,7 +210,7 @@ class Guest:
                       common.GUEST_DIED)
 
     def _errors(self):
-        """What QEMU printed, on lines of its own."""
+        """The lines that QEMU printed, each after a line feed."""
         lines = self.errors.decode(errors="replace").splitlines()
         return "".join(f"\n   {line}" for line in lines)
 

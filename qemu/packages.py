@@ -35,7 +35,7 @@ LISTS_BYTES = 150e6  # of two suites, and what apt makes of them
 NO_NETWORK = re.compile(
     "Temporary failure resolving|Could not (resolve|connect)|Unable to connect|"
     "Cannot initiate the connection|Connection (refused|timed out|failed)|Network is unreachable|"
-    "No route to host|50[234] ")
+    r"No route to host|\b50[234] +[A-Z]")
 
 APT_CONFIGURATION = """
 Dir::State "{0}";

@@ -240,7 +240,8 @@ class Session:
                 guest.exit_code = 0
                 guest.kill()
             elif "console" in guest.channels:
-                guest.channels["console"].sendall(data)
+                with contextlib.suppress(OSError):  # QEMU has ended
+                    guest.channels["console"].sendall(data)
 
         before = termios.tcgetattr(sys.stdin)
         tty.setraw(sys.stdin)
