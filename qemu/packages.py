@@ -31,11 +31,11 @@ DEFAULT_MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 LISTS_BYTES = 150e6  # of two suites, and what apt makes of them
 
-# In apt's messages, if the mirror or a proxy was not reached.
+# In apt's messages, if the mirror was not reached, a proxy refused to, or it lacks a suite.
 NO_NETWORK = re.compile(
     "Temporary failure resolving|Could not (resolve|connect)|Unable to connect|"
     "Cannot initiate the connection|Connection (refused|timed out|failed)|Network is unreachable|"
-    r"No route to host|\b50[234] +[A-Z]")
+    r"No route to host|does not have a Release file|\b(403|50[234]) +[A-Z]")
 
 APT_CONFIGURATION = """
 Dir::State "{0}";
@@ -63,8 +63,8 @@ Debug::NoLocking "true";
 
 
 class Unavailable(common.Failure):
-    """This host has no network, or guests cannot run on it: tests in guests are skipped. Any other
-    failure is a fault."""
+    """This host has no network or no mirror with the suites, or guests cannot run on it: tests in
+    guests are skipped. Any other failure is a fault."""
 
 
 def ready():

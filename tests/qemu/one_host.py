@@ -213,6 +213,27 @@ def devices_are_named_and_set_up(guest):
     assert [(one["device"], one["size_bytes"]) for one in errors] == [("mem0", 64)] * 2
 
 
+@scenario("one-volatile", "tests/qemu/pool_worker")
+def memory_with_a_pool_becomes_no_node(guest):
+    """The region is made anew, as on another host of shared memory, while kmem is loaded, which
+    would take the memory at once."""
+    def forget_region():
+        guest.run("daxctl disable-device dax0.0 && cxl disable-region region0 && "
+                  "cxl destroy-region region0")
+
+    guest.run(f"bowhead pool create {DAX} --size {POOL_BYTES}")
+    guest.run(f"pool_worker put {DAX}")
+    guest.run("insmod /lib/modules/kmem.ko")
+    forget_region()
+    assert "holds a pool" in guest.run("bowhead devices setup --node", REFUSED)
+    guest.run(f"pool_worker get {DAX}")
+    guest.run(f"bowhead pool destroy {DAX}")
+    forget_region()
+    guest.run("bowhead devices setup --node --dry-run >/tmp/setup.sh && sh /tmp/setup.sh")
+    guest.run("bowhead pool create numa:1/kv --size 400M")
+    guest.run("cd /sys/bus && [ $(cat dax/drivers_autoprobe) = 1 ]")
+
+
 @scenario("hot-plug", "tests/qemu/pool_worker")
 def plugged_device_grows_a_pool_in_use(guest):
     """A second device comes while two hosts use the pool, takes blocks, is drained, and goes."""
