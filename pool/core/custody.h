@@ -96,7 +96,7 @@ class Custody {
   bool may_open(Opening& job);
   void set_custody(uint64_t extent, uint32_t custody);
   bool is_overwritten(const bh_index_entry& entry, const std::vector<bool>& extents) const;
-  void retire_overwritten();
+  void retire_overwritten(size_t first);
   bool retire_overwritten(const bh_index_entry& entry);
   std::vector<bool> unswept_extents() const;
   void open_extent(uint64_t extent);
@@ -365,10 +365,11 @@ bool Custody<A>::continue_job(Opening& job, uint64_t until_ns) {
     }
     if (before == BH_CUSTODY_READ_ONLY) set_custody(e, custody);
   }
+  const size_t first = unswept_.size();
   const bool walked = walk_index(job.walk, until_ns, [&](const Found& found) {
     if (is_overwritten(found.entry, job.swept)) unswept_.push_back(found.entry);
   });
-  retire_overwritten();
+  retire_overwritten(first);  // once: waiting for held locks again would take up each slice
   if (!walked) return false;
   const std::vector<bool> unswept = unswept_extents();
   for (; job.opened < job.extents.size(); ++job.opened) {
@@ -473,7 +474,7 @@ bool Custody<A>::import_entry(bh_index_entry entry) {
 template <class A>
 void Custody<A>::open_custody(uint64_t now_ns) {
   custody_pending_ = false;
-  retire_overwritten();
+  retire_overwritten(0);
   custody_pending_ |= !unswept_.empty();
   const std::vector<bool> unswept = unswept_extents();
   Opening job{.began_ns = now_ns, .walk = {.host = c_.host}};
@@ -562,10 +563,15 @@ bool Custody<A>::is_overwritten(const bh_index_entry& entry,
          lookup_.key_hash(slot, header) != hash_of(entry);
 }
 
-/// Keeps the entries whose key is locked, or whose block another process holds.
+/// From the `first` of them on. Keeps the entries whose key is locked, or whose block another
+/// process holds.
 template <class A>
-void Custody<A>::retire_overwritten() {
-  std::erase_if(unswept_, [&](const bh_index_entry& entry) { return retire_overwritten(entry); });
+void Custody<A>::retire_overwritten(size_t first) {
+  const auto begin = unswept_.begin() + static_cast<std::ptrdiff_t>(first);
+  const auto kept = std::remove_if(begin, unswept_.end(), [&](const bh_index_entry& entry) {
+    return retire_overwritten(entry);
+  });
+  unswept_.erase(kept, unswept_.end());
 }
 
 /// False: try again. If a process died while it imported or retired the block, the entry can be
@@ -575,7 +581,7 @@ template <class A>
 bool Custody<A>::retire_overwritten(const bh_index_entry& entry) {
   if (retirement_.retire_entry(entry, BH_COUNTER_REMOVALS)) return true;
   const Hash128 hash = hash_of(entry);
-  const KeyLock lock(locks_, hash, kShortLockWaitNs);
+  const KeyLock lock(locks_, hash, /*wait_ns=*/0);  // it has waited already
   const auto found = index_.find_block(c_.host, hash, entry.block_offset, entry.stamp);
   if (!found) return true;
   const uint64_t slot = c_.layout.slot_of(entry.block_offset);
