@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks in custody that their old owner overwrote, and a death of the process that opens their
+// extents. The processes are cores in one thread; they do the duties of their host when the test
+// says so.
+#include <optional>
+
+#include "tests/support/hosts.h"
+#include "tests/support/native_core.h"
+
+namespace bowhead::test {
+namespace {
+
+/// Only the test declares a host dead, however slow the machine is; the extents of that host come
+/// into use when it is fenced.
+constexpr SharingTimes kNoTimeLimits{
+    .heartbeat_ms = 5, .dead_ms = 600'000, .grace_ms = 20, .settle_ms = 1, .reclaim_ms = 0};
+
+/// One that is destroyed was killed, as far as the others can see: it does not detach.
+struct Process {
+  Process(const SharedPool& shared, uint32_t host)
+      : media(*open_media(shared.locator())),
+        access(*media, choose_flush_kind(/*needed=*/true)),
+        core(access, shared.superblock(), host) {
+    const auto attached = core.joining.attach({});
+    EXPECT_TRUE(attached) << attached.error().message();
+  }
+
+  Status put(const core::Key& key) {
+    const auto value = value_of(key.bytes, Host::kSize);
+    const ConstSpan in[] = {{value.data(), value.size()}};
+    return core.writing.put(key, in);
+  }
+  /// Declares the first life of a host dead, and its own host the successor.
+  void succeed(uint32_t host) {
+    const core::Life self{core.context().host, core.context().incarnation};
+    EXPECT_EQ(core.hosts().decide({host, 1}, self.value()), core::Outcome::DECIDED);
+    core.hosts().observe(access.now_ns());
+  }
+  void work_until(const std::function<bool()>& condition) {
+    EXPECT_TRUE(eventually([&] {
+      EXPECT_TRUE(core.membership.heartbeat());
+      EXPECT_TRUE(core.membership.work());
+      return condition();
+    }));
+  }
+  /// All extents are in use, except maybe one.
+  bool all_open(std::optional<uint64_t> except = {}) {
+    for (uint64_t e = 0; e < core.context().layout.extent_end(); ++e) {
+      if (core.extents().closed(e) && e != except) return false;
+    }
+    return true;
+  }
+
+  std::unique_ptr<Media> media;
+  core::NativeAccess access;
+  core::Core<core::NativeAccess> core;
+};
+
+/// The process that opens the extents cannot retire the block, since the lock of its key is held
+/// all the time, and dies. The next one must find the block: nobody sweeps an extent that is in use
+/// without restriction.
+TEST(Custody, AnOverwrittenBlockIsRetiredAfterADeath) {
+  const SharedPool shared(2, {.evict_high_permille = 0}, kNoTimeLimits);
+  const core::Key key(1, "overwritten");
+  std::optional<Process> zombie(std::in_place, shared, 0);
+  ASSERT_EQ(zombie->put(key), Status::OK);
+  const auto located = zombie->core.lookup.locate(key);
+  ASSERT_TRUE(located);
+  const uint64_t extent = shared.layout().extent_of_slot(located->slot);
+
+  std::optional<Process> first(std::in_place, shared, 1);
+  Process second(shared, 1);
+  first->succeed(0);
+  first->work_until([&] { return first->core.extents().holds(extent); });
+  EXPECT_EQ(zombie->core.writing.remove(key), Status::BUSY) << "too late to say that it is removed";
+  zombie.reset();
+  ASSERT_TRUE(first->core.membership.vouch_fenced(0));
+
+  ASSERT_TRUE(second.core.locks.lock(key.hash, /*wait_ns=*/0));
+  ASSERT_FALSE(first->all_open(/*except=*/extent));
+  first->work_until([&] { return first->all_open(/*except=*/extent); });
+  first.reset();
+  second.core.locks.unlock(key.hash);
+
+  second.work_until([&] { return second.all_open(); });
+  const CheckReport report = second.core.inspection.check(/*payload=*/true, {});
+  for (const CheckFinding& finding : report.findings) ADD_FAILURE() << finding.what;
+  PoolInfo info;
+  second.core.inspection.fill_info(info);
+  EXPECT_EQ(info.blocks, 0) << "its space came back";
+}
+
+}  // namespace
+}  // namespace bowhead::test
