@@ -419,6 +419,7 @@ PoolInfo::Host Inspection<A>::host_info(uint32_t host) {
                   sizeof(bh_extent_state) * c_.layout.extent_end());
   const LivesOver over = c_.alone() ? LivesOver{} : holdings_.refresh_own_words();
   for (uint64_t e = 0; e < c_.layout.extent_end(); ++e) {
+    if (!c_.layout.has_extent(e)) continue;  // a word may be left of a set that is gone
     const OwnWord own = holdings_.own_of(host, e);
     if (own.state != BH_OWN_OWN || (!c_.alone() && holdings_.holding_of(e, over).writer != host))
       continue;

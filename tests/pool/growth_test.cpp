@@ -398,8 +398,13 @@ TEST_F(Growth, SetsAreDrainedAndGo) {
   TestPool pool(96 * kMiB, options());
   TestPool other(pool.locator());
   for (int round = 0; round < 3; ++round) {
+    const auto owned = [&] { return pool.info().hosts.at(0).extents_owned; };
+    const uint64_t without = owned();
     ASSERT_TRUE(pool.pool().grow(further(round), {.size_bytes = 64 * kMiB}));
+    const uint64_t with_first = owned();
+    EXPECT_GT(with_first, without);
     ASSERT_TRUE(pool.pool().grow(further(10 + round), {.size_bytes = 64 * kMiB}));
+    const uint64_t with_both = owned();
     const auto put = [&](const auto& key, const auto& value) { return pool.put(key, value); };
     const uint64_t all = fill(0, put);
     const uint32_t first = pool.info().sets[0].number, second = pool.info().sets[1].number;
@@ -414,6 +419,7 @@ TEST_F(Growth, SetsAreDrainedAndGo) {
     ASSERT_TRUE(shrunk) << shrunk.error().message();
     EXPECT_FALSE(exists(round));
     ASSERT_EQ(pool.info().sets.size(), 1u);
+    EXPECT_EQ(owned(), with_both - (with_first - without));
     for (uint64_t n = 0; n < all; ++n) {
       const auto expected = n % 2 == 0 ? std::vector<std::byte>{} : bytes(kValue, n);
       ASSERT_EQ(pool.get(key_of(n)), expected) << n;
