@@ -107,7 +107,7 @@ struct Inventory {
   const Region* region(const std::string& name) const;
 };
 
-/// Reads all of it, but for dax devices without any memory. Opens device nodes, and changes nothing.
+/// Reads all of it, but for dax devices without any memory. Opens device nodes; changes nothing.
 Inventory read_inventory(const HostFiles& files);
 
 const char* name_of(MemoryKind kind);     ///< none, volatile, persistent
