@@ -35,14 +35,23 @@ def exit_status(name, main):
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        end_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
+        end_output()
         message, status = explained(error), NOT_STARTED
     except subprocess.CalledProcessError as error:
         message, status = f"{error} {error.stderr or ''}".strip(), NOT_STARTED
     print(f"{name}: {message}", file=sys.stderr)
     return status
+
+
+def end_output():
+    """Writes what is left, or drops it: at the exit it would be an error once more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def explained(error):
