@@ -8,8 +8,6 @@
 namespace bowhead::shim {
 namespace {
 
-std::string cxl(const std::string& name) { return fmt::format("{}/{}", kCxlDevices, name); }
-
 /// The part of the path below the root port, which the host bridge's port begins.
 std::string bridge_of(const HostFiles& files, const MemoryDevice& device) {
   const std::string place = files.resolved(cxl(device.endpoint));  // .../root0/port1/endpoint2

@@ -132,7 +132,7 @@ void examine_part(const Examination& host, const MemoryDevice& device, MemoryKin
                                  : device.name;
   if (!regions.empty())
     ok(findings, device.name, fmt::format("{} is in {}", memory, fmt::join(regions, ", ")));
-  // Regions are made of units of 256 MiB.
+  // No region can be made of less.
   if (bytes + kRegionUnitBytes > part_bytes) return;
   const std::string mend = kind == MemoryKind::PERSISTENT
                                ? using_persistent(host.files, host.inventory, device)

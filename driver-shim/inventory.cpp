@@ -15,8 +15,6 @@
 namespace bowhead::shim {
 namespace {
 
-std::string cxl(const std::string& name) { return fmt::format("{}/{}", kCxlDevices, name); }
-
 MemoryKind kind_of(const std::string& text) {
   if (text == "ram") return MemoryKind::VOLATILE;
   if (text == "pmem") return MemoryKind::PERSISTENT;

@@ -117,5 +117,6 @@ const char* name_of(DaxMode mode);        ///< none, devdax, system-ram, unknown
 /// Where sysfs has them.
 inline constexpr const char* kCxlDevices = "/sys/bus/cxl/devices";
 inline constexpr const char* kDaxDevices = "/sys/bus/dax/devices";
+inline std::string cxl(const std::string& name) { return std::string(kCxlDevices) + "/" + name; }
 
 }  // namespace bowhead::shim

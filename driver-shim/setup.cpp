@@ -25,7 +25,6 @@ constexpr const char* kAutoProbe = "/sys/bus/dax/drivers_autoprobe";
 
 Error refuse(Status status, std::string text) { return Error{status, std::move(text)}; }
 
-std::string cxl(const std::string& name) { return fmt::format("{}/{}", kCxlDevices, name); }
 std::string dax_driver(const std::string& driver) { return "/sys/bus/dax/drivers/" + driver; }
 
 Step write(std::string path, std::string value) {
@@ -305,11 +304,12 @@ Result<void> find_no_pool(const std::string& path, const std::string& dax,
   const Result<bool> found = hooks.holds_pool(path);
   if (!found) return found.error();
   if (!*found) return {};
-  return refuse(Status::IN_USE,
-                fmt::format("{0} holds a pool, or a part of one, and a node would overwrite it: it "
-                            "stays a devdax. If nobody needs the pool: `bowhead pool destroy "
-                            "dax:/dev/{0}`, then `daxctl reconfigure-device --mode=system-ram {0}`",
-                            dax));
+  return refuse(
+      Status::IN_USE,
+      fmt::format("{0} holds a pool, or a part of one, which a node would overwrite, so it "
+                  "stays a devdax. To give the pool up: `bowhead pool destroy "
+                  "dax:/dev/{0}`, then `daxctl reconfigure-device --mode=system-ram {0}`",
+                  dax));
 }
 
 Result<void> take(const HostFiles& files, const Step& step, Names& names, const SetupHooks& hooks) {

@@ -41,12 +41,13 @@ std::string unquoted(std::string_view text) {
   return std::string(text);
 }
 
-/// A process that was killed leaves its instance behind.
+/// A process that was killed leaves its instance behind, and this one may have its number.
 void remove_instances_of_dead_processes(const HostFiles& files) {
   const std::string folder = std::string(kTracing) + "/instances";
   for (const std::string& name : files.names(folder, kInstance)) {
     const auto process = parse_number(name.substr(kInstance.size()));
-    if (process && kill(static_cast<pid_t>(*process), 0) != 0 && errno == ESRCH)
+    const auto pid = static_cast<pid_t>(process.value_or(0));
+    if (process && (pid == getpid() || (kill(pid, 0) != 0 && errno == ESRCH)))
       rmdir(files.at(folder + "/" + name).c_str());  // refused while it is in use
   }
 }
@@ -100,11 +101,7 @@ Result<std::unique_ptr<Tracing>> Tracing::start(const HostFiles& files) {
                  "than Linux 6.4"};
   remove_instances_of_dead_processes(files);
   const std::string folder = fmt::format("{}/instances/{}{}", kTracing, kInstance, getpid());
-  // One of this name that nobody uses is of a dead process that had this one's number.
-  int made = mkdir(files.at(folder).c_str(), 0700);
-  if (made != 0 && errno == EEXIST && rmdir(files.at(folder).c_str()) == 0)
-    made = mkdir(files.at(folder).c_str(), 0700);
-  if (made != 0)
+  if (mkdir(files.at(folder).c_str(), 0700) != 0)
     return Error{Status::SYSTEM, fmt::format("cannot make {}: {}", folder, std::strerror(errno))};
   std::unique_ptr<Tracing> tracing(new Tracing(files.at(folder)));
   if (auto set = files.write(folder + "/buffer_size_kb", kBufferKib); !set) return set.error();

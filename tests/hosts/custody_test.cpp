@@ -57,8 +57,8 @@ struct Process {
 };
 
 /// The process that opens the extents cannot retire the block, since the lock of its key is held
-/// all the time, and dies. The next one must find the block: nobody sweeps an extent that is in use
-/// without restriction.
+/// all the time, and dies. The next process must find the block before it opens the extent, since
+/// extents in FULL custody are not swept again.
 TEST(Custody, AnOverwrittenBlockIsRetiredAfterADeath) {
   const SharedPool shared(2, {.evict_high_permille = 0}, kNoTimeLimits);
   const core::Key key(1, "overwritten");

@@ -207,8 +207,8 @@ void add_devices_command(CLI::App& app, Action& action) {
     if (!command->get_subcommands().empty()) {  // that one's action is set
       if (a->json || a->watch)
         throw CLI::ValidationError(
-            "options of `devices` stand before `setup`; those of `setup` "
-            "stand after it: bowhead devices setup --json");
+            "before `setup`, --json and --watch are options of `devices` "
+            "alone; write: bowhead devices setup --json");
       return;
     }
     action = [a] { return a->watch ? watch(a->json) : show(a->json); };
