@@ -8,12 +8,13 @@
 //
 // extents.h says how slabs come and go, and why a held block keeps its slab as it is (A1 to A3).
 //
-// Owns in this process: the magazines, thread by thread. Calls: Extents. Lock-free within the host.
-// All methods may be called from any thread.
+// Owns in this process: the magazines, thread by thread, and the count of blocks that it freed.
+// Calls: Extents. Lock-free within the host. All methods may be called from any thread.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -55,6 +56,8 @@ class Allocator {
     Magazine& magazine = magazine_of(block.block_bytes);
     if (magazine.count < magazine.hints.size())
       magazine.hints[magazine.count++] = {block.slot, block.word_at};
+    else
+      frees_.fetch_add(1, std::memory_order_relaxed);
   }
 
   /// RESERVED (ours) -> RESERVED (ours), from exactly the word `seen`, of this slot: of all threads
@@ -94,6 +97,7 @@ class Allocator {
     if (!c_.change(seen, seen.word.next(BH_BLOCK_FREE))) return false;
     extents_.add_retired(c_.layout.extent_of_slot(slot), -1);
     extents_.add_free(c_.layout.extent_of_slot(slot), 1);
+    frees_.fetch_add(1, std::memory_order_relaxed);
     return true;
   }
 
@@ -126,6 +130,8 @@ class Allocator {
     uint64_t block_bytes = 0;
     uint64_t head = 0;   ///< slab looked at last
     uint64_t index = 0;  ///< block of it to look at next
+    uint64_t frees = 0;  ///< frees_ at the last walk
+    uint64_t carve = 0;  ///< extents to carve before the next walk
     uint32_t count = 0;
     std::array<Hint, 64> hints{};
   };
@@ -194,10 +200,19 @@ class Allocator {
 
   Context<A>& c_;
   Extents<A>& extents_;
+  std::atomic<uint64_t> frees_{0};  ///< blocks freed by this process that no magazine knows
 };
 
+/// A walk looks at all extents. After one that found nothing, and while this process frees nothing,
+/// 1/64 of the pool is carved before the next one: it would find only what other processes free.
 template <class A>
 bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
+  const uint64_t frees = frees_.load(std::memory_order_relaxed);
+  if (terms.may_carve && magazine.carve > 0 && magazine.frees == frees) {
+    --magazine.carve;
+    if (auto head = extents_.carve(magazine.block_bytes, terms)) return collect(magazine, *head);
+  }
+  magazine.carve = 0;
   Candidates candidates;
   if (refill_from_slabs(magazine, terms, candidates)) return true;
   if (candidates.shared) {
@@ -206,7 +221,11 @@ bool Allocator<A>::refill(Magazine& magazine, Terms terms) {
   }
   // A fresh extent before another process's slab: sharing one makes both slower.
   if (terms.may_carve) {
-    if (auto head = extents_.carve(magazine.block_bytes, terms)) return collect(magazine, *head);
+    if (auto head = extents_.carve(magazine.block_bytes, terms)) {
+      magazine.frees = frees;
+      magazine.carve = c_.layout.extent_end() / 64;
+      return collect(magazine, *head);
+    }
   }
   if (candidates.foreign && collect(magazine, *candidates.foreign)) return true;
   if (terms.may_carve && extents_.coalesce_empty_slabs(magazine.block_bytes)) {

@@ -338,6 +338,7 @@ class Extents {
   /// Epoch for which the mapping lets this process store into an extent; 0: it does not.
   std::vector<std::atomic<uint64_t>> writable_since_;
   std::atomic<uint64_t> recount_next_{0};  ///< extent at which recount_some() goes on
+  std::atomic<uint64_t> free_from_{0};     ///< lowest extent that may be free; a hint
 };
 
 template <class A>
@@ -362,6 +363,9 @@ template <class A>
 std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
   const uint64_t extent = c_.layout.geometry().extent_bytes;
   const uint64_t least = (block_bytes + extent - 1) / extent;
+  const auto waste = [&](uint64_t span) { return span * extent % block_bytes; };
+  const auto wastes_little = [&](uint64_t span) { return waste(span) * 64 <= span * extent; };
+  if (wastes_little(least)) return {least, least};
   // A size with few extents so far gets few more: as many as it has already, and one.
   uint64_t carved_already = 0;
   for_each_slab([&](const Slab& slab) {
@@ -370,10 +374,9 @@ std::array<uint64_t, 2> Extents<A>::spans_for(uint64_t block_bytes) const {
   const uint64_t most =
       std::max(least, std::min({uint64_t{16}, c_.layout.extent_count() / 16, carved_already + 1}));
   uint64_t best = least;
-  for (uint64_t span = least; span <= most; ++span) {
-    const uint64_t waste = span * extent % block_bytes;
-    if (waste * best < best * extent % block_bytes * span) best = span;
-    if (waste * 64 <= span * extent) break;
+  for (uint64_t span = least + 1; span <= most; ++span) {
+    if (waste(span) * best < waste(best) * span) best = span;
+    if (wastes_little(span)) break;
   }
   return {best, least};
 }
@@ -405,12 +408,16 @@ std::optional<uint64_t> Extents<A>::claim_run(uint64_t span, Terms terms) {
   const uint64_t extents = c_.layout.extent_end();
   if (span > extents) return std::nullopt;
   uint64_t run = 0;
+  const uint64_t from = span == 1 ? free_from_ % extents : 0;
   for (uint64_t i = 0; i < extents; ++i) {
-    const uint64_t e = span == 1 ? i : extents - 1 - i;
+    const uint64_t e = span == 1 ? (from + i) % extents : extents - 1 - i;
     const bool fits = span == 1 ? suits(e, terms) : !copy_only(e);
     run = is_free(e) && fits ? run + 1 : 0;
     if (run < span) continue;
-    if (claim_at(e, span)) return e;
+    if (claim_at(e, span)) {
+      if (span == 1) free_from_ = e + 1;
+      return e;
+    }
     run = 0;
   }
   return std::nullopt;
@@ -523,6 +530,7 @@ void Extents<A>::finish_coalescing(const Slab& slab) {
   }
   runs_.release(slab.head);
   c_.store_state(state(slab.head), c_.load_state(state(slab.head)).next(BH_EXTENT_FREE));
+  free_from_ = std::min<uint64_t>(free_from_, slab.head);
 }
 
 template <class A>
