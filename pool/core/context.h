@@ -85,17 +85,22 @@ struct Context {
     const SeenWord seen{at, load_state(at)};
     return access.load(run_at) == run ? seen : SeenWord{};
   }
-  /// Asks for the lines of a slot's header and allocator word, which the caller will read soon.
-  void prefetch_slot(uint64_t slot) const {
-    access.prefetch(layout.header(slot));
-    const auto run = RunWord::unpack(access.load(own(BH_PART_RUNS, layout.extent_of_slot(slot))));
-    if (const uint64_t index = layout.word_index(run, slot); index != Layout::kNoWord)
-      access.prefetch_own(own(BH_PART_BLOCKS, index));
-  }
   /// The same for a slot whose block the caller holds: its word does not change its place (E2).
   SeenWord see_held(uint64_t slot) const {
     const uint64_t at = word_at(slot);
     return at == 0 ? SeenWord{} : SeenWord{at, load_state(at)};
+  }
+  /// Asks for the lines of a slot's header and allocator word, which the caller will read soon.
+  void prefetch_slot(uint64_t slot) const {
+    access.prefetch(layout.header(slot));
+    if (const uint64_t at = word_at(slot); at != 0) access.prefetch_own(at);
+  }
+  /// The same for its allocator word and recency.
+  void prefetch_recency(uint64_t slot) const {
+    const uint64_t index = word_index(slot);
+    if (index == Layout::kNoWord) return;
+    access.prefetch_own(own(BH_PART_BLOCKS, index));
+    access.prefetch_own(own(BH_PART_RECENCY, index));
   }
   /// When the block of a slot was last used, as a number that may be lost or another block's.
   uint64_t load_recency(uint64_t slot) const {

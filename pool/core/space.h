@@ -89,8 +89,10 @@ class Space {
     if (!c_.alone() && extents_.has_words_for(block_bytes)) grants_.want_extents(1);
   }
   bool choose_victims();
-  void take_sample(uint32_t except_pins);
+  void gather(uint64_t groups);
+  void choose_from_sample(uint32_t except_pins);
   void list_slabs();
+  static uint64_t groups_in(const Slab& slab) { return (slab.block_count + kGroup - 1) / kGroup; }
   uint64_t used_blocks(const Slab& slab) const {
     return slab.block_count - std::min(slab.block_count, extents_.free_blocks_hint(slab.head));
   }
@@ -126,13 +128,19 @@ class Space {
   Grants<A>& grants_;
   Recovery<A>& recovery_;
 
-  static constexpr uint64_t kBatch = 64;  ///< blocks evicted at a time
+  static constexpr uint64_t kGroup = 8;    ///< neighbours in a sample, whose words share lines
+  static constexpr uint64_t kOldest = 32;  ///< one of so many in a sample is a victim
+  static constexpr uint64_t kBatch = 64;   ///< blocks evicted at a time
+  static constexpr uint64_t kPassing = 4;  ///< of those, by a put that has its space
 
   typename A::Mutex victims_mutex_;
-  std::vector<Victim> victims_;  ///< oldest last
-  uint32_t kept_pins_ = 0;       ///< blocks with these pins are no victims
-  std::vector<Slab> slabs_;      ///< that had blocks in use a few choices ago
-  uint64_t slab_blocks_ = 0;
+  std::vector<Victim> victims_;                           ///< oldest last
+  std::vector<Victim> sample_;                            ///< from which the next ones are chosen
+  bool gathering_ = false;                                ///< the sample is begun
+  uint64_t next_slab_ = 0, next_group_ = 0, stride_ = 1;  ///< where it goes on
+  uint32_t kept_pins_ = 0;                                ///< blocks with these pins are no victims
+  std::vector<Slab> slabs_;  ///< that had blocks in use a few choices ago
+  uint64_t slab_groups_ = 0;
   uint32_t slab_list_uses_ = 0;
   std::atomic<uint64_t> unwatched_bytes_{0};  ///< put since the last look at the watermarks
   /// 1/1024ths of the pool until the next look. A hint: an old value makes a look early or late.
@@ -174,7 +182,9 @@ void Space<A>::evict_by_watermark(uint64_t bytes_put) {
   evict_expired();
   if (settings_.evict_high_permille == 0) return;
   const auto& g = c_.layout.geometry();
-  if (evicting_ && unevicted_bytes_.fetch_add(4 * bytes_put) + 4 * bytes_put >= kBatch * bytes_put)
+  // Each batch reads the leases of all hosts: where those are far away, many blocks share that.
+  const uint64_t batch_bytes = (c_.incoherent() ? kBatch : kPassing) * bytes_put;
+  if (evicting_ && unevicted_bytes_.fetch_add(4 * bytes_put) + 4 * bytes_put >= batch_bytes)
     evict(unevicted_bytes_.exchange(0));
   const uint64_t put = unwatched_bytes_.fetch_add(bytes_put) + bytes_put;
   if (put < watch_after_ * (c_.layout.payload_bytes() / 1024)) return;
@@ -340,10 +350,12 @@ uint64_t Space<A>::evict(uint64_t bytes) {
   uint64_t freed_bytes = 0;
   const std::lock_guard guard(victims_mutex_);
   uint32_t choices = 0;  // some per call: that bounds the work
+  uint64_t taken = 0;
   while (freed_bytes < bytes) {
     if (victims_.empty() && (choices++ == 4 || !choose_victims())) break;
     const Victim victim = victims_.back();
     victims_.pop_back();
+    ++taken;
     if (allocator_.word(victim.slot).state != BH_BLOCK_COMMITTED ||
         c_.load_recency(victim.slot) != victim.recency)
       continue;
@@ -357,6 +369,8 @@ uint64_t Space<A>::evict(uint64_t bytes) {
     retired.push_back(victim.slot);
     freed_bytes += block.block_bytes;
   }
+  // So the next sample is there when these victims are used up, and no put pays for all of it.
+  gather(taken * kOldest / kGroup);
   const uint64_t freed = retirement_.reclaim(retired);
   return c_.incoherent() ? retired.size() : freed;
 }
@@ -429,43 +443,64 @@ void Space<A>::evict_expired() {
 /// before it comes to the old ones.
 template <class A>
 bool Space<A>::choose_victims() {
-  const bool listed = slab_list_uses_ == 0;
-  if (listed) list_slabs();
-  take_sample(BH_PIN_SOFT | BH_PIN_HARD);
-  if (victims_.empty() && !listed) {
-    list_slabs();
-    take_sample(BH_PIN_SOFT | BH_PIN_HARD);
+  for (int tries = 0; tries < 2; ++tries) {
+    gather(UINT64_MAX);
+    choose_from_sample(BH_PIN_SOFT | BH_PIN_HARD);
+    if (victims_.empty()) choose_from_sample(BH_PIN_HARD);
+    sample_.clear();
+    gathering_ = false;
+    if (!victims_.empty()) return true;
+    slab_list_uses_ = 0;  // it may be too old
   }
-  if (victims_.empty()) take_sample(BH_PIN_HARD);
-  slab_list_uses_ = (slab_list_uses_ + 1) % 16;
-  return !victims_.empty();
+  return false;
 }
 
+/// Adds some groups to the sample, if it is not complete.
 template <class A>
-void Space<A>::take_sample(uint32_t except_pins) {
-  constexpr uint64_t kGroups = 512, kGroup = 8;
-  std::vector<Victim> sample;
-  const uint64_t stride = std::max<uint64_t>(1, slab_blocks_ / (kGroups * kGroup)) * kGroup;
-  uint64_t next = stride == kGroup ? 0 : c_.access.random() % stride, before = 0;
-  for (const Slab& slab : slabs_) {
-    for (; next < before + slab.block_count; next += stride) {
-      const uint64_t end = std::min(next + kGroup - before, slab.block_count);
-      for (uint64_t block = next - before; block < end; ++block) {
-        const uint64_t slot = extents_.slot_of(slab, block);
-        if (allocator_.word(slot).state == BH_BLOCK_COMMITTED)
-          sample.push_back({c_.load_recency(slot), slot});
-      }
-    }
-    before += slab.block_count;
+void Space<A>::gather(uint64_t groups) {
+  constexpr uint64_t kGroups = 256;
+  if (groups == 0) return;
+  if (!gathering_) {
+    if (slab_list_uses_ == 0) list_slabs();
+    slab_list_uses_ = (slab_list_uses_ + 1) % 32;
+    stride_ = std::max<uint64_t>(1, slab_groups_ / kGroups);
+    next_slab_ = 0;
+    next_group_ = c_.access.random() % stride_;
+    gathering_ = true;
   }
+  // Nearly all of their words come from memory: all are asked for before the first is read.
+  std::vector<std::pair<const Slab*, uint64_t>> firsts;
+  while (firsts.size() < groups && next_slab_ < slabs_.size()) {
+    const Slab& slab = slabs_[next_slab_];
+    if (next_group_ < groups_in(slab)) {
+      firsts.emplace_back(&slab, next_group_ * kGroup);
+      c_.prefetch_recency(extents_.slot_of(slab, firsts.back().second));
+      next_group_ += stride_;
+    } else {
+      next_group_ -= groups_in(slab);
+      ++next_slab_;
+    }
+  }
+  for (const auto& [slab, first] : firsts) {
+    for (uint64_t i = first; i < std::min(first + kGroup, slab->block_count); ++i) {
+      const uint64_t slot = extents_.slot_of(*slab, i);
+      if (allocator_.word(slot).state == BH_BLOCK_COMMITTED)
+        sample_.push_back({c_.load_recency(slot), slot});
+    }
+  }
+}
+
+/// The oldest of the sample; of others only if all of those have the pins.
+template <class A>
+void Space<A>::choose_from_sample(uint32_t except_pins) {
   const auto older = [](const Victim& a, const Victim& b) { return a.recency < b.recency; };
   kept_pins_ = except_pins;
-  const size_t part = sample.size() > 64 ? sample.size() / 32 : sample.size();
+  const size_t part = sample_.size() > 2 * kOldest ? sample_.size() / kOldest : sample_.size();
   victims_.clear();
-  for (auto from = sample.begin(); from != sample.end() && victims_.empty();) {
+  for (auto from = sample_.begin(); from != sample_.end() && victims_.empty();) {
     const auto to =
-        from + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(part), sample.end() - from);
-    if (to != sample.end()) std::nth_element(from, to, sample.end(), older);
+        from + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(part), sample_.end() - from);
+    if (to != sample_.end()) std::nth_element(from, to, sample_.end(), older);
     std::copy_if(from, to, std::back_inserter(victims_), [&](const Victim& victim) {
       return (attributes_.pins(victim.slot) & except_pins) == 0;
     });
@@ -479,11 +514,11 @@ void Space<A>::take_sample(uint32_t except_pins) {
 template <class A>
 void Space<A>::list_slabs() {
   slabs_.clear();
-  slab_blocks_ = 0;
+  slab_groups_ = 0;
   extents_.for_each_slab([&](const Slab& slab) {
     if (used_blocks(slab) == 0 || !extents_.writable(slab.head)) return;
     slabs_.push_back(slab);
-    slab_blocks_ += slab.block_count;
+    slab_groups_ += groups_in(slab);
   });
 }
 
