@@ -254,7 +254,7 @@ def plugged_device_grows_a_pool_in_use(guest):
             guest.run(f"bowhead get {DAX} {name} --host 1 | cmp - /tmp/{name}")
 
     guest.run(f"bowhead pool create {DAX} --size 320M --max-size 4G --hosts 2 --no-evict "
-              "--dead-ms 30000")
+              "--dead-ms 10000")
     guest.keep_host(0)
     guest.start("second", f"bowhead host {DAX} --host 1")
     eventually(lambda: "is up" in guest.run("cat /tmp/second.log", quiet=True))
