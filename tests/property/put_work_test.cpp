@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a put does must not grow with the pool: no put looks at all block slots, whether it evicts,
-// finds no space, or finds space that a dead process left. The access policy of this test counts
-// the allocator words that are loaded.
+// finds no space, or finds space that a dead process left; and hardly one looks at all extents, or
+// pays for the evictions of many. The access policy of this test counts the words of one table that
+// are loaded.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,9 +22,9 @@ class CountingAccess : public core::NativeAccess {
     loads_ += offset - first_ < bytes_;
     return NativeAccess::load(offset);
   }
-  void watch(const bh_geometry& g) {
-    first_ = core::Layout(g).part(0, BH_PART_BLOCKS);
-    bytes_ = g.parts[BH_PART_BLOCKS].bytes;
+  void watch(const bh_geometry& g, uint32_t part = BH_PART_BLOCKS) {
+    first_ = core::Layout(g).part(0, part);
+    bytes_ = g.parts[part].bytes;
   }
   uint64_t take_loads() { return std::exchange(loads_, 0); }
 
@@ -47,20 +48,33 @@ class PutWork : public testing::Test {
     shape.evict_low_permille = eviction ? 900 : 0;
     return shape;
   }
-  /// Puts `count` blocks of one page; returns the most words that one of them loaded.
-  static uint64_t most_loads(Handle<CountingAccess>& handle, uint64_t first, uint64_t count,
-                             Status expected) {
-    uint64_t most = 0;
+  /// Puts `count` blocks of one page, and calls visit(words that it loaded) for each.
+  template <class Visit>
+  static void put_all(Handle<CountingAccess>& handle, uint64_t first, uint64_t count,
+                      Status expected, Visit visit) {
     for (uint64_t i = first; i < first + count; ++i) {
       handle.access().take_loads();
       const Status status = put(handle.core(), std::to_string(i), std::vector<std::byte>(64));
       EXPECT_EQ(status, expected) << i;
       if (status != expected) break;
-      most = std::max(most, handle.access().take_loads());
+      visit(handle.access().take_loads());
     }
+  }
+  /// The most words that one of them loaded.
+  static uint64_t most_loads(Handle<CountingAccess>& handle, uint64_t first, uint64_t count,
+                             Status expected) {
+    uint64_t most = 0;
+    put_all(handle, first, count, expected, [&](uint64_t loads) { most = std::max(most, loads); });
     return most;
   }
-  static constexpr uint64_t kSlots = 512 * 256;
+  /// How many of them loaded more than `limit` words.
+  static uint64_t count_above(uint64_t limit, Handle<CountingAccess>& handle, uint64_t first,
+                              uint64_t count) {
+    uint64_t above = 0;
+    put_all(handle, first, count, Status::OK, [&](uint64_t loads) { above += loads > limit; });
+    return above;
+  }
+  static constexpr uint64_t kExtents = 512, kSlots = kExtents * 256;
   static constexpr uint64_t kMost = 40'000;
 };
 
@@ -83,6 +97,26 @@ TEST_F(PutWork, IsBoundedWhereThereIsNoSpace) {
   handle.access().watch(pool.superblock().geometry);
   EXPECT_LT(most_loads(handle, 0, kSlots, Status::OK), kMost);
   EXPECT_LT(most_loads(handle, kSlots, 50, Status::NO_SPACE), kMost);
+  handle.detach();
+}
+
+/// Not each put that begins an extent: of all, one in 256.
+TEST_F(PutWork, FewLookAtAllExtents) {
+  const TinyPool pool(shape(/*eviction=*/false));
+  Handle<CountingAccess> handle(pool);
+  ASSERT_TRUE(handle.attach());
+  handle.access().watch(pool.superblock().geometry, BH_PART_EXTENTS);
+  EXPECT_LT(count_above(kExtents / 4, handle, 0, kSlots), 2 * 64 + 2);
+  handle.detach();
+}
+
+TEST_F(PutWork, EvictionIsSpreadOverPuts) {
+  const TinyPool pool(shape(/*eviction=*/true));
+  Handle<CountingAccess> handle(pool);
+  ASSERT_TRUE(handle.attach());
+  most_loads(handle, 0, kSlots, Status::OK);
+  handle.access().watch(pool.superblock().geometry);
+  EXPECT_LT(count_above(512, handle, kSlots, kSlots), kSlots / 1000);
   handle.detach();
 }
 
